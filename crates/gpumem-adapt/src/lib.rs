@@ -1,0 +1,2 @@
+//! Whole values to and from the GPU.
+pub use gpumem_array as array;

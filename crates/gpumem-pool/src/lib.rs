@@ -1,0 +1,2 @@
+//! Stream-ordered GPU memory.
+pub use gpumem_sys as sys;

@@ -1,0 +1,67 @@
+//! Fills the table from the vendor's library. Loaded once a process and never unloaded: the driver keeps threads and
+//! exit handlers of its own.
+
+use crate::driver::Driver;
+use crate::error::{DriverError, LoadError};
+use crate::table::Table;
+use crate::types::CUresult;
+use libloading::Library;
+use std::sync::{Mutex, PoisonError};
+
+#[cfg(windows)]
+const NAMES: &[&str] = &["nvcuda.dll"];
+#[cfg(not(windows))]
+const NAMES: &[&str] = &["libcuda.so.1", "libcuda.so"];
+
+/// Exported by this project's drop-in library, so that it is never taken for a GPU.
+const MARKER: &[u8] = b"gpumem_software_driver\0";
+
+/// The driver of this process. A failure is not remembered: a driver may be installed or a GPU freed meanwhile.
+pub(crate) fn driver() -> Result<Driver, LoadError> {
+    static DRIVER: Mutex<Option<Driver>> = Mutex::new(None);
+    let mut slot = DRIVER.lock().unwrap_or_else(PoisonError::into_inner);
+    if let Some(driver) = &*slot {
+        return Ok(driver.clone());
+    }
+    let driver = start(open()?)?;
+    *slot = Some(driver.clone());
+    Ok(driver)
+}
+
+fn open() -> Result<&'static Library, LoadError> {
+    let mut reasons = Vec::new();
+    for name in NAMES {
+        // SAFETY: loading the vendor's driver runs its initialisers, which every CUDA program does.
+        match unsafe { Library::new(*name) } {
+            Ok(library) => return Ok(Box::leak(Box::new(library))),
+            Err(error) => reasons.push(format!("{name}: {error}")),
+        }
+    }
+    Err(LoadError::NoLibrary { reason: reasons.join("; ") })
+}
+
+fn start(library: &'static Library) -> Result<Driver, LoadError> {
+    // SAFETY: only the symbol's presence is looked at.
+    if unsafe { library.get::<*const ()>(MARKER) }.is_ok() {
+        return Err(LoadError::Impostor);
+    }
+    // SAFETY: the library exports under these names the functions that `cuda.h` declares, and it is never unloaded.
+    let table = unsafe {
+        Table::load(|symbol| {
+            library
+                .get::<*const core::ffi::c_void>(symbol.name.as_bytes())
+                .map_or(core::ptr::null(), |found| *found)
+        })
+    };
+    let driver = Driver::loaded(table);
+    // SAFETY: `cuInit` may be called at any time, from any thread, any number of times.
+    match unsafe { driver.cuInit(0) } {
+        Ok(()) => Ok(driver),
+        Err(error) if is_without_gpu(&error) => Err(LoadError::NoDevice(error)),
+        Err(error) => Err(LoadError::Start(error)),
+    }
+}
+
+fn is_without_gpu(error: &DriverError) -> bool {
+    error.code() == CUresult::CUDA_ERROR_NO_DEVICE
+}

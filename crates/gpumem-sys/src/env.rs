@@ -1,0 +1,137 @@
+//! The environment variables of this project: the one list of their names, and how they are read.
+//!
+//! Only constructors named `from_env…` read them. Each reading first refuses names that are not on the list, so that
+//! a typing error is not a silent default. What a value means is decided by the layer that owns the variable.
+
+use std::ffi::OsStr;
+
+/// One variable: its name and what it is for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Variable {
+    /// The name.
+    pub name: &'static str,
+    /// Values and meaning, on one line.
+    pub meaning: &'static str,
+}
+
+/// Every variable that any layer reads.
+pub const VARIABLES: &[Variable] = &[
+    Variable { name: "GPUMEM_DRIVER", meaning: "cuda | sim: which driver `from_env` takes (default cuda)" },
+    Variable { name: "GPUMEM_POOL", meaning: "native | none: which backend a pool takes (default native)" },
+    Variable {
+        name: "GPUMEM_SOFT_LIMIT",
+        meaning: "100M, 1.5GiB, 50%, 10000: cached memory above it is given back",
+    },
+    Variable { name: "GPUMEM_HARD_LIMIT", meaning: "100M, 1.5GiB, 50%, 10000: the pool never holds more" },
+    Variable {
+        name: "GPUMEM_SIM_SEED",
+        meaning: "a number: the order in which the software driver runs queued work",
+    },
+    Variable {
+        name: "GPUMEM_SIM_DEVICES",
+        meaning: "a number: how many devices the software driver has (default 1)",
+    },
+    Variable { name: "GPUMEM_SIM_MEMORY", meaning: "8GiB: the memory of each of its devices" },
+];
+
+/// The environment holds something of ours that can't be used.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum EnvError {
+    /// A name that starts like ours but is none of ours.
+    #[error("unknown environment variable {name}{}; unset it or correct its name (known: {})", did_you_mean(.nearest), known())]
+    UnknownVariable {
+        /// The name found.
+        name: String,
+        /// A known name that is spelled almost like it.
+        nearest: Option<&'static str>,
+    },
+    /// A value that does not parse.
+    #[error("{name}={value:?} can't be used: {expected}")]
+    BadValue {
+        /// The variable.
+        name: &'static str,
+        /// Its value.
+        value: String,
+        /// What would be accepted.
+        expected: String,
+    },
+}
+
+fn did_you_mean(nearest: &Option<&'static str>) -> String {
+    nearest.map(|name| format!(", did you mean {name}?")).unwrap_or_default()
+}
+
+fn known() -> String {
+    VARIABLES.iter().map(|variable| variable.name).collect::<Vec<_>>().join(", ")
+}
+
+/// Reads one of our variables, after checking that no unknown `GPUMEM_…` name is set. Empty counts as unset.
+///
+/// # Errors
+///
+/// [`EnvError::UnknownVariable`] for any unknown name; [`EnvError::BadValue`] for a value that is not Unicode.
+pub fn read(name: &'static str) -> Result<Option<String>, EnvError> {
+    debug_assert!(VARIABLES.iter().any(|variable| variable.name == name), "{name} is not in the list");
+    check_names(std::env::vars_os().map(|(name, _)| name))?;
+    match std::env::var_os(name).filter(|value| !value.is_empty()).map(std::ffi::OsString::into_string) {
+        None => Ok(None),
+        Some(Ok(value)) => Ok(Some(value)),
+        Some(Err(value)) => Err(EnvError::BadValue {
+            name,
+            value: value.to_string_lossy().into_owned(),
+            expected: "it is not valid Unicode".into(),
+        }),
+    }
+}
+
+fn check_names(names: impl Iterator<Item = impl AsRef<OsStr>>) -> Result<(), EnvError> {
+    for name in names {
+        let name = name.as_ref().to_string_lossy();
+        if name.starts_with("GPUMEM_") && !VARIABLES.iter().any(|variable| variable.name == name) {
+            return Err(EnvError::UnknownVariable { nearest: nearest(&name), name: name.into_owned() });
+        }
+    }
+    Ok(())
+}
+
+/// The known name with the fewest edits, if they are few.
+fn nearest(name: &str) -> Option<&'static str> {
+    let ranked = VARIABLES.iter().map(|variable| (edits(name, variable.name), variable.name));
+    ranked.min().filter(|(edits, _)| *edits <= 3).map(|(_, name)| name)
+}
+
+/// Levenshtein's distance, one row at a time.
+fn edits(from: &str, to: &str) -> usize {
+    let to: Vec<char> = to.chars().collect();
+    let mut row: Vec<usize> = (0..=to.len()).collect();
+    for (i, a) in from.chars().enumerate() {
+        let mut diagonal = row[0];
+        row[0] = i + 1;
+        for (j, b) in to.iter().enumerate() {
+            let replaced = diagonal + usize::from(a != *b);
+            diagonal = row[j + 1];
+            row[j + 1] = replaced.min(row[j] + 1).min(diagonal + 1);
+        }
+    }
+    row[to.len()]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn known_and_foreign_names_pass() {
+        assert_eq!(check_names(["PATH", "GPUMEM_DRIVER", "GPUMEM_HARD_LIMIT"].iter()), Ok(()));
+    }
+
+    #[test]
+    fn an_unknown_name_is_refused_with_the_nearest_known_one() {
+        let error = check_names(["GPUMEM_HARDLIMIT"].iter()).unwrap_err();
+        let text = error.to_string();
+        assert!(text.contains("did you mean GPUMEM_HARD_LIMIT?"), "{text}");
+        let far = check_names(["GPUMEM_COFFEE_MACHINE"].iter()).unwrap_err().to_string();
+        assert!(!far.contains("did you mean") && far.contains("GPUMEM_POOL"), "{far}");
+    }
+}

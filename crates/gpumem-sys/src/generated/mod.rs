@@ -1,0 +1,16 @@
+//! What `cargo xtask bindgen` makes of `cuda.h`, checked in: types, the list of functions, the names of result codes.
+
+pub(crate) mod codes;
+mod functions;
+#[allow(
+    missing_docs,
+    non_camel_case_types,
+    non_snake_case,
+    non_upper_case_globals,
+    unreachable_pub,
+    unpredictable_function_pointer_comparisons,
+    unused_qualifications,
+    clippy::all,
+    clippy::undocumented_unsafe_blocks
+)]
+pub mod types;

@@ -1,0 +1,129 @@
+//! [`Table`]: one optional C function pointer for each function of the driver. The only seam in the project.
+//!
+//! The table does not know who fills it. The vendor's library, the software driver and a test's counting wrapper all
+//! come in through [`Table::load`] or by setting fields. A function that is absent is data: calling it through
+//! [`Driver`] gives [`DriverError::Missing`], never a panic.
+
+#![allow(non_snake_case, non_camel_case_types, clippy::too_many_arguments)]
+
+use crate::driver::Driver;
+use crate::error::{CudaVersion, DriverError};
+use crate::generated::types::*;
+use core::ffi::c_void;
+
+/// One function of the driver: the name under which its library exports it, and since when.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Symbol {
+    /// The exported name, revision suffix included (`cuMemAlloc_v2`).
+    pub name: &'static str,
+    /// The CUDA version that first had it.
+    pub since: CudaVersion,
+}
+
+macro_rules! table {
+    ($( [$since:literal] fn $name:ident($($arg:ident: $kind:ty),* $(,)?); )*) => {
+        /// The driver's functions, each present or not.
+        #[repr(C)]
+        #[derive(Clone, Copy, Default)]
+        #[allow(missing_docs)]
+        pub struct Table {
+            $(pub $name: Option<unsafe extern "C" fn($($kind),*) -> CUresult>,)*
+        }
+
+        impl Table {
+            /// Every function of the table, in the order of its fields.
+            pub const SYMBOLS: &'static [Symbol] =
+                &[$(Symbol { name: stringify!($name), since: CudaVersion($since) }),*];
+
+            /// Asks `find` for the address of each function; null means that it is absent.
+            ///
+            /// # Safety
+            ///
+            /// Every address that `find` returns is null or that of a function with the signature `cuda.h` gives for
+            /// the symbol, callable for as long as the table is used.
+            pub unsafe fn load(mut find: impl FnMut(&Symbol) -> *const c_void) -> Self {
+                let mut symbols = Self::SYMBOLS.iter();
+                let mut next = || symbols.next().map_or(core::ptr::null(), &mut find);
+                Self {
+                    $($name: {
+                        // SAFETY: the caller promises the signature; null becomes `None`, which has the same bits.
+                        unsafe {
+                            core::mem::transmute::<
+                                *const c_void,
+                                Option<unsafe extern "C" fn($($kind),*) -> CUresult>,
+                            >(next())
+                        }
+                    },)*
+                }
+            }
+
+            /// The functions that this table lacks.
+            pub fn missing(&self) -> impl Iterator<Item = &'static Symbol> {
+                let present = [$(self.$name.is_some()),*];
+                Self::SYMBOLS.iter().zip(present).filter(|(_, present)| !present).map(|(symbol, _)| symbol)
+            }
+        }
+
+        /// The driver's functions by their own names, with the result code as a `Result`.
+        ///
+        /// What each does, and what it asks of its caller, is on its page of the vendor's
+        /// [driver API](https://docs.nvidia.com/cuda/cuda-driver-api/).
+        impl Driver {
+            $(
+                #[doc = concat!("`", stringify!($name), "`")]
+                ///
+                /// # Errors
+                ///
+                /// The driver's result code, or [`DriverError::Missing`] where the driver has no such function.
+                ///
+                /// # Safety
+                ///
+                /// What the driver's documentation asks: valid handles, pointers to memory of the right size that
+                /// lives as long as the call (or the work it queues) needs it.
+                #[inline]
+                pub unsafe fn $name(&self, $($arg: $kind),*) -> Result<(), DriverError> {
+                    let Some(function) = self.table().$name else {
+                        return Err(DriverError::Missing {
+                            call: stringify!($name),
+                            since: CudaVersion($since),
+                        });
+                    };
+                    // SAFETY: the caller's promise is the one that this function asks for.
+                    let code = unsafe { function($($arg),*) };
+                    DriverError::check(stringify!($name), code)
+                }
+            )*
+        }
+    };
+}
+
+crate::for_each_driver_fn!(table!);
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn load_puts_each_address_into_the_field_of_its_symbol() {
+        // SAFETY: the addresses are never called.
+        let table = unsafe {
+            Table::load(|symbol| match symbol.name {
+                "cuInit" | "cuMemAlloc_v2" => core::ptr::without_provenance(16),
+                _ => core::ptr::null(),
+            })
+        };
+        assert!(table.cuInit.is_some() && table.cuMemAlloc_v2.is_some());
+        assert!(table.cuMemFree_v2.is_none());
+        assert_eq!(table.missing().count(), Table::SYMBOLS.len() - 2);
+        assert!(table.missing().all(|symbol| symbol.name != "cuInit"));
+    }
+
+    #[test]
+    fn symbols_carry_the_version_that_introduced_them() {
+        let since =
+            |name| Table::SYMBOLS.iter().find(|symbol| symbol.name == name).map(|symbol| symbol.since);
+        assert_eq!(since("cuMemAllocAsync"), Some(CudaVersion(11020)));
+        assert_eq!(since("cuMemAdvise_v2"), Some(CudaVersion(12020)));
+        assert_eq!(since("cuNoSuchFunction"), None);
+    }
+}

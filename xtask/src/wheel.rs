@@ -1,0 +1,37 @@
+//! Vendor files from the Python package index: fetched with pip, unpacked under `target/`, never committed.
+
+use anyhow::{Context, Result, ensure};
+use std::path::PathBuf;
+use std::process::Command;
+
+/// Fetches `package==version` (the x86-64 Linux build) and returns the folder that it was unpacked into.
+pub(crate) fn unpacked(package: &str, version: &str) -> Result<PathBuf> {
+    let home = crate::root().join("target/xtask/wheels");
+    let folder = home.join(format!("{package}-{version}"));
+    if folder.join("complete").exists() {
+        return Ok(folder);
+    }
+    let download = folder.join("download");
+    std::fs::create_dir_all(&download)?;
+    eprintln!("fetching {package} {version} from the Python package index");
+    let pip = ["-m", "pip", "download", "--quiet", "--no-deps", "--only-binary=:all:", "--dest"];
+    python(&pip, &[&download.display().to_string(), &format!("{package}=={version}")])
+        .with_context(|| format!("pip could not fetch {package}=={version}"))?;
+    for wheel in std::fs::read_dir(&download)? {
+        let wheel = wheel?.path().display().to_string();
+        python(&["-m", "zipfile", "-e"], &[&wheel, &folder.display().to_string()])?;
+    }
+    std::fs::remove_dir_all(&download)?;
+    std::fs::write(folder.join("complete"), "")?;
+    Ok(folder)
+}
+
+fn python(first: &[&str], rest: &[&str]) -> Result<()> {
+    let status = Command::new("python3")
+        .args(first)
+        .args(rest)
+        .status()
+        .context("python3 with pip is needed to fetch vendor files; or name them by hand, see --help")?;
+    ensure!(status.success(), "python3 {} {} failed", first.join(" "), rest.join(" "));
+    Ok(())
+}
