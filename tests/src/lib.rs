@@ -1,1 +1,9 @@
 //! Shared by the tests across layers.
+
+pub mod cases;
+pub mod seeds;
+
+pub use gpumem_adapt as adapt;
+pub use gpumem_adapt::array;
+pub use gpumem_adapt::array::pool;
+pub use gpumem_adapt::array::pool::sys;
