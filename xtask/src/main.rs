@@ -1,6 +1,7 @@
 //! `cargo xtask`: everything about this repository that is not the libraries themselves. One task a file.
 
 mod bindgen;
+mod kernels;
 mod wheel;
 
 use clap::{Parser, Subcommand};
@@ -16,11 +17,14 @@ struct Cli {
 enum Task {
     /// Generate the driver's types and function list from `cuda.h`
     Bindgen(bindgen::Args),
+    /// Compile the CUDA sources to the PTX that is checked in
+    Kernels(kernels::Args),
 }
 
 fn main() -> anyhow::Result<()> {
     match Cli::parse().task {
         Task::Bindgen(args) => bindgen::run(args),
+        Task::Kernels(args) => kernels::run(args),
     }
 }
 

@@ -1,0 +1,75 @@
+// What the kernels share: 16-byte loads, arithmetic that is defined for every input, and sums in a fixed order.
+//
+// Every kernel takes addresses and 64-bit counts, works for any grid (loops stride by the grid), and reads nothing that
+// the launch did not pass. Signed integers wrap; dividing an integer by zero gives zero. The Rust twins in
+// `src/kernel/twins` do the same.
+
+#pragma once
+
+typedef unsigned long long u64;
+
+// 16 bytes of elements: one load or store of the widest kind.
+template <class T> struct alignas(16) Pack {
+    static const unsigned count = 16 / sizeof(T);
+    T lane[count];
+};
+
+template <class T> __device__ bool is_aligned(const T *address) { return ((u64)address & 15) == 0; }
+
+template <class T> __device__ Pack<T> pack_of(T value) {
+    Pack<T> pack;
+#pragma unroll
+    for (unsigned k = 0; k < Pack<T>::count; k++) pack.lane[k] = value;
+    return pack;
+}
+
+__device__ inline float add(float a, float b) { return a + b; }
+__device__ inline double add(double a, double b) { return a + b; }
+__device__ inline int add(int a, int b) { return (int)((unsigned)a + (unsigned)b); }
+__device__ inline long long add(long long a, long long b) { return (long long)((u64)a + (u64)b); }
+
+__device__ inline float sub(float a, float b) { return a - b; }
+__device__ inline double sub(double a, double b) { return a - b; }
+__device__ inline int sub(int a, int b) { return (int)((unsigned)a - (unsigned)b); }
+__device__ inline long long sub(long long a, long long b) { return (long long)((u64)a - (u64)b); }
+
+__device__ inline float mul(float a, float b) { return a * b; }
+__device__ inline double mul(double a, double b) { return a * b; }
+__device__ inline int mul(int a, int b) { return (int)((unsigned)a * (unsigned)b); }
+__device__ inline long long mul(long long a, long long b) { return (long long)((u64)a * (u64)b); }
+
+__device__ inline float div(float a, float b) { return a / b; }
+__device__ inline double div(double a, double b) { return a / b; }
+// The least integer divided by -1 does not fit: it wraps, like the other operations.
+__device__ inline int div(int a, int b) { return b == 0 ? 0 : b == -1 ? sub(0, a) : a / b; }
+__device__ inline long long div(long long a, long long b) { return b == 0 ? 0 : b == -1 ? sub(0ll, a) : a / b; }
+
+// The sum over the lanes of a warp, in lane 0.
+template <class T> __device__ T warp_sum(T value) {
+#pragma unroll
+    for (unsigned distance = 16; distance > 0; distance /= 2)
+        value = add(value, __shfl_down_sync(0xffffffff, value, distance));
+    return value;
+}
+
+// The sum over a block of `THREADS` in thread 0. `slots` is shared memory with one element a warp; it may be used again
+// after the call by all threads.
+template <unsigned THREADS, class T> __device__ T block_sum(T value, unsigned thread, T *slots) {
+    value = warp_sum(value);
+    if (THREADS == 32) return value;
+    if (thread % 32 == 0) slots[thread / 32] = value;
+    __syncthreads();
+    if (thread < 32) value = warp_sum(thread < THREADS / 32 ? slots[thread] : T(0));
+    __syncthreads();
+    return value;
+}
+
+// A source that says ELEMENT_SUFFIX is compiled once for each numeric type, into a module of its own: a program pays for
+// the types that it uses. `ENTRY(name)` begins the kernel `gpumem_<name>_<suffix>`.
+#ifdef ELEMENT_SUFFIX
+typedef ELEMENT_TYPE Element;
+#define JOIN(name, suffix) gpumem_##name##_##suffix
+#define NAMED(name, suffix) JOIN(name, suffix)
+#define ENTRY(name) extern "C" __global__ void NAMED(name, ELEMENT_SUFFIX)
+#define ENTRY_OF(threads, name) extern "C" __global__ void __launch_bounds__(threads) NAMED(name, ELEMENT_SUFFIX)
+#endif
