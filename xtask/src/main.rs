@@ -1,13 +1,20 @@
 //! `cargo xtask`: everything about this repository that is not the libraries themselves. One task a file.
 
 mod bindgen;
+mod gpu_test;
 mod kernels;
+mod table;
 mod wheel;
 
 use clap::{Parser, Subcommand};
+use std::process::ExitCode;
 
 #[derive(Parser)]
-#[command(name = "cargo xtask", about = "Code generation, GPU tests, fuzzing and checks for gpumem")]
+#[command(
+    name = "cargo xtask",
+    bin_name = "cargo xtask",
+    about = "Code generation, GPU tests, fuzzing and checks for gpumem"
+)]
 struct Cli {
     #[command(subcommand)]
     task: Task,
@@ -17,13 +24,26 @@ struct Cli {
 enum Task {
     /// Generate the driver's types and function list from `cuda.h`
     Bindgen(bindgen::Args),
+    /// Run every test that can run on a GPU on this machine's, or bundle them for another machine
+    GpuTest(gpu_test::Args),
     /// Compile the CUDA sources to the PTX that is checked in
     Kernels(kernels::Args),
 }
 
-fn main() -> anyhow::Result<()> {
-    match Cli::parse().task {
+fn main() -> ExitCode {
+    match run(Cli::parse().task) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("error: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn run(task: Task) -> anyhow::Result<()> {
+    match task {
         Task::Bindgen(args) => bindgen::run(args),
+        Task::GpuTest(args) => gpu_test::run(args),
         Task::Kernels(args) => kernels::run(args),
     }
 }
