@@ -1,2 +1,59 @@
-//! Stream-ordered GPU memory.
+//! Stream-ordered GPU memory: devices, streams, events, and a pool that hands out blocks.
+//!
+//! A [`Pool`] gives a [`Block`] of device memory that belongs to a [`Stream`]: work queued on that stream may use it at
+//! once, and dropping it frees it in the stream's order, without waiting. Which bytes are free, on which stream and
+//! when, is this layer's business; what the bytes mean is not: the pool never reads or writes what it hands out.
+//!
+//! Everything here works on any thread, whatever CUDA context is current there, and leaves that context as it was.
+//!
+//! | module | noun |
+//! | --- | --- |
+//! | `device`, `context` | [`Device`], and [`Bound`]: its context, current on a thread for a while |
+//! | `stream`, `event` | [`Stream`], [`Event`]: the driver's objects, owned |
+//! | `block` | [`Block`]: what a user holds; drop gives it back in stream order |
+//! | `pool` | [`Pool`]: the front door, with `ledger` (the count behind the hard limit) |
+//! | `options`, `limit` | [`PoolBuilder`], [`BackendKind`], [`Limit`] |
+//! | `status`, `bytes`, `error` | what a pool says of itself |
+//! | `backend` | where the bytes come from: `native`, `none` |
+//!
+//! ```
+//! use gpumem_pool::{Device, Pool, Stream, sys::{Driver, SimConfig}};
+//!
+//! let device = Device::new(&Driver::sim(SimConfig::new())?, 0)?;
+//! let pool = Pool::builder(&device).hard_limit("50%".parse()?).build()?;
+//! let stream = Stream::new(&device)?;
+//!
+//! let block = pool.alloc(8 << 10, &stream)?;
+//! assert_eq!(pool.status()?.in_use_bytes, 8 << 10);
+//! drop(block);
+//! assert_eq!(pool.status()?.in_use_bytes, 0);
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
+
 pub use gpumem_sys as sys;
+
+mod backend;
+mod block;
+mod bytes;
+mod context;
+mod device;
+mod error;
+mod event;
+mod ledger;
+mod limit;
+mod options;
+mod pool;
+mod status;
+mod stream;
+
+pub use block::Block;
+pub use bytes::Bytes;
+pub use context::Bound;
+pub use device::{Device, MemoryInfo};
+pub use error::PoolError;
+pub use event::Event;
+pub use limit::Limit;
+pub use options::{BackendKind, PoolBuilder};
+pub use pool::Pool;
+pub use status::Status;
+pub use stream::{Stream, StreamId};

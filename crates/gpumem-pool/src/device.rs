@@ -1,0 +1,240 @@
+//! [`Device`]: one GPU and its primary context.
+//!
+//! The primary context is the one that the CUDA runtime, cudarc, PyTorch and every other library of the process use, so
+//! memory and streams can be shared with them. It is retained here and released with the last clone; whatever needs the
+//! context alive (streams, events, pools, blocks) holds a clone.
+
+use crate::bytes::Bytes;
+use crate::context::{Bound, Handle};
+use crate::error::PoolError;
+use core::ffi::{CStr, c_char, c_int};
+use core::fmt;
+use gpumem_sys::types::{CUcontext, CUctx_st, CUdevice, CUdevice_attribute};
+use gpumem_sys::{Driver, DriverError};
+use std::sync::Arc;
+
+/// One GPU, through its primary context. Clones share it.
+///
+/// ```
+/// use gpumem_pool::{Device, sys::{Driver, SimConfig}};
+///
+/// let driver = Driver::sim(SimConfig::new().memory_bytes(1 << 30))?;
+/// let device = Device::new(&driver, 0)?;
+/// assert_eq!(device.total_bytes(), 1 << 30);
+/// assert!(device.to_string().ends_with("(device 0, 1.0 GiB)"));
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+#[derive(Clone)]
+pub struct Device(Arc<Inner>);
+
+struct Inner {
+    driver: Driver,
+    ordinal: u32,
+    raw: CUdevice,
+    context: Handle<CUctx_st>,
+    name: String,
+    total_bytes: u64,
+    compute_capability: (u32, u32),
+}
+
+/// How much memory a device has, and how much of it is free, whoever uses the rest.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct MemoryInfo {
+    /// Free now.
+    pub free_bytes: u64,
+    /// All of it.
+    pub total_bytes: u64,
+}
+
+impl Device {
+    /// How many devices the driver has.
+    ///
+    /// # Errors
+    ///
+    /// What the driver says.
+    pub fn count(driver: &Driver) -> Result<u32, PoolError> {
+        let mut count: c_int = 0;
+        // SAFETY: `count` outlives the call.
+        unsafe { driver.cuDeviceGetCount(&mut count)? };
+        Ok(u32::try_from(count).unwrap_or(0))
+    }
+
+    /// Opens a device, counted from zero, and retains its primary context.
+    ///
+    /// The first opening of a device in a process creates the context, which takes the vendor's driver a tenth of a
+    /// second.
+    ///
+    /// # Errors
+    ///
+    /// [`PoolError::NoSuchDevice`], or what the driver says when the context can't be had.
+    pub fn new(driver: &Driver, ordinal: u32) -> Result<Self, PoolError> {
+        let count = Self::count(driver)?;
+        let index = c_int::try_from(ordinal).ok().filter(|_| ordinal < count);
+        let index = index.ok_or(PoolError::NoSuchDevice { ordinal, count })?;
+        let mut raw: CUdevice = 0;
+        // SAFETY: `raw` outlives the call.
+        unsafe { driver.cuDeviceGet(&mut raw, index)? };
+        let name = name(driver, raw)?;
+        let total_bytes = total_bytes(driver, raw)?;
+        let major = attribute(driver, raw, CUdevice_attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR)?;
+        let minor = attribute(driver, raw, CUdevice_attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR)?;
+        let compute_capability = (u32::try_from(major).unwrap_or(0), u32::try_from(minor).unwrap_or(0));
+
+        // Last, so that no failure above has a context to release.
+        let mut context = core::ptr::null_mut();
+        // SAFETY: `context` outlives the call; the release is in `Inner::drop`.
+        unsafe { driver.cuDevicePrimaryCtxRetain(&mut context, raw)? };
+        Ok(Self(Arc::new(Inner {
+            driver: driver.clone(),
+            ordinal,
+            raw,
+            context: Handle(context),
+            name,
+            total_bytes,
+            compute_capability,
+        })))
+    }
+
+    /// The number that the driver counts this device by.
+    #[must_use]
+    pub fn ordinal(&self) -> u32 {
+        self.0.ordinal
+    }
+
+    /// The vendor's name for it.
+    #[must_use]
+    pub fn name(&self) -> &str {
+        &self.0.name
+    }
+
+    /// All of its memory.
+    #[must_use]
+    pub fn total_bytes(&self) -> u64 {
+        self.0.total_bytes
+    }
+
+    /// Major and minor version of what it can run: (9, 0) for an H200.
+    #[must_use]
+    pub fn compute_capability(&self) -> (u32, u32) {
+        self.0.compute_capability
+    }
+
+    /// A number that the driver tells about the device.
+    ///
+    /// # Errors
+    ///
+    /// What the driver says.
+    pub fn attribute(&self, attribute: CUdevice_attribute) -> Result<i32, PoolError> {
+        Ok(self::attribute(self.driver(), self.raw(), attribute)?)
+    }
+
+    /// The driver that it was opened with.
+    #[must_use]
+    pub fn driver(&self) -> &Driver {
+        &self.0.driver
+    }
+
+    /// The driver's handle.
+    #[must_use]
+    pub fn raw(&self) -> CUdevice {
+        self.0.raw
+    }
+
+    /// The primary context, alive for as long as this device is.
+    #[must_use]
+    pub fn context(&self) -> CUcontext {
+        self.0.context.0
+    }
+
+    /// How much memory is free, as the driver sees it: other pools and other processes count.
+    ///
+    /// # Errors
+    ///
+    /// What the driver says.
+    pub fn memory_info(&self) -> Result<MemoryInfo, PoolError> {
+        let _bound = self.enter()?;
+        let (mut free, mut total) = (0_usize, 0_usize);
+        // SAFETY: both outlive the call.
+        unsafe { self.driver().cuMemGetInfo_v2(&mut free, &mut total)? };
+        Ok(MemoryInfo { free_bytes: free as u64, total_bytes: total as u64 })
+    }
+
+    /// Waits on the host until everything queued on the device so far is done.
+    ///
+    /// # Errors
+    ///
+    /// What the driver says, the failure of earlier work included.
+    pub fn synchronize(&self) -> Result<(), PoolError> {
+        let _bound = self.enter()?;
+        // SAFETY: the context is current and alive.
+        unsafe { self.driver().cuCtxSynchronize()? };
+        Ok(())
+    }
+
+    /// Makes the context current on this thread until the guard is dropped, which brings back what was current before.
+    ///
+    /// Only raw driver calls need it: everything in this crate does it by itself.
+    ///
+    /// # Errors
+    ///
+    /// What the driver says.
+    pub fn bind(&self) -> Result<Bound<'_>, PoolError> {
+        Ok(self.enter()?)
+    }
+
+    pub(crate) fn enter(&self) -> Result<Bound<'_>, DriverError> {
+        Bound::enter(self)
+    }
+}
+
+impl Drop for Inner {
+    fn drop(&mut self) {
+        let _guard = self.driver.teardown();
+        // SAFETY: the context was retained once for this value. There is nobody to tell of a failure, which means that
+        // the driver is shutting down or that the context is lost.
+        let _ = unsafe { self.driver.cuDevicePrimaryCtxRelease_v2(self.raw) };
+    }
+}
+
+/// Whether both are the same GPU in the same driver: they share one primary context.
+impl PartialEq for Device {
+    fn eq(&self, other: &Self) -> bool {
+        self.context() == other.context() && self.driver().kind() == other.driver().kind()
+    }
+}
+
+impl Eq for Device {}
+
+impl fmt::Debug for Device {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Device").field("ordinal", &self.0.ordinal).field("name", &self.0.name).finish()
+    }
+}
+
+impl fmt::Display for Device {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} (device {}, {:.1})", self.0.name, self.0.ordinal, Bytes(self.0.total_bytes))
+    }
+}
+
+fn name(driver: &Driver, raw: CUdevice) -> Result<String, DriverError> {
+    let mut text = [0_u8; 256];
+    // SAFETY: the buffer is as long as stated and outlives the call.
+    unsafe { driver.cuDeviceGetName(text.as_mut_ptr().cast::<c_char>(), text.len() as c_int, raw)? };
+    let text = CStr::from_bytes_until_nul(&text).unwrap_or_default();
+    Ok(text.to_string_lossy().into_owned())
+}
+
+fn total_bytes(driver: &Driver, raw: CUdevice) -> Result<u64, DriverError> {
+    let mut total = 0_usize;
+    // SAFETY: `total` outlives the call.
+    unsafe { driver.cuDeviceTotalMem_v2(&mut total, raw)? };
+    Ok(total as u64)
+}
+
+fn attribute(driver: &Driver, raw: CUdevice, attribute: CUdevice_attribute) -> Result<i32, DriverError> {
+    let mut value: c_int = 0;
+    // SAFETY: `value` outlives the call.
+    unsafe { driver.cuDeviceGetAttribute(&mut value, attribute, raw)? };
+    Ok(value)
+}

@@ -1,0 +1,189 @@
+//! [`PoolError`]: what a correct program can meet, and what it can do then.
+
+use crate::bytes::Bytes;
+use crate::device::Device;
+use crate::limit::FORMS;
+use crate::options::BackendKind;
+use gpumem_sys::env::EnvError;
+use gpumem_sys::types::CUresult;
+use gpumem_sys::{DriverError, LoadError};
+
+/// Something in this layer failed. The text says what to do next.
+#[derive(Clone, Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum PoolError {
+    /// The device is full now, after everything that could be given back was. Freeing something may help.
+    #[error(
+        "out of GPU memory: {} requested, {} in use and {} reserved by this pool, {} free of {} on the device; drop \
+         arrays, use smaller batches, or see with `nvidia-smi` who else uses the device",
+        Bytes(*.requested_bytes), Bytes(*.in_use_bytes), Bytes(*.reserved_bytes), Bytes(*.device_free_bytes),
+        Bytes(*.device_total_bytes)
+    )]
+    OutOfMemory {
+        /// What was asked for.
+        requested_bytes: u64,
+        /// In blocks of this pool.
+        in_use_bytes: u64,
+        /// Held from the device by this pool, blocks included.
+        reserved_bytes: u64,
+        /// Free on the device, as the driver sees it.
+        device_free_bytes: u64,
+        /// All the device has.
+        device_total_bytes: u64,
+    },
+    /// Larger than the device. Trying again never helps.
+    #[error(
+        "{} requested, more than the {} that the device has; split the data",
+        Bytes(*.requested_bytes), Bytes(*.device_bytes)
+    )]
+    TooLarge {
+        /// What was asked for.
+        requested_bytes: u64,
+        /// All the device has.
+        device_bytes: u64,
+    },
+    /// The pool's hard limit refused it. Freeing something, or raising the limit, helps.
+    #[error(
+        "the hard limit of {} refused {} with {} in use; drop arrays, or raise GPUMEM_HARD_LIMIT or \
+         PoolBuilder::hard_limit",
+        Bytes(*.limit_bytes), Bytes(*.requested_bytes), Bytes(*.in_use_bytes)
+    )]
+    LimitReached {
+        /// What was asked for.
+        requested_bytes: u64,
+        /// In blocks of this pool at that moment.
+        in_use_bytes: u64,
+        /// The hard limit.
+        limit_bytes: u64,
+    },
+    /// A limit that can't be read.
+    #[error("{value:?} is no memory limit: use {FORMS}")]
+    LimitSyntax {
+        /// What was given.
+        value: String,
+    },
+    /// A hard limit that nothing useful fits into.
+    #[error(
+        "a hard limit of {} leaves room for nothing: the least is {}; raise GPUMEM_HARD_LIMIT or \
+         PoolBuilder::hard_limit",
+        Bytes(*.limit_bytes), Bytes(*.minimum_bytes)
+    )]
+    LimitTooSmall {
+        /// What was given, in bytes of this device.
+        limit_bytes: u64,
+        /// The smallest that is accepted.
+        minimum_bytes: u64,
+    },
+    /// No backend has this name.
+    #[error("{name:?} names no backend of the pool; use `native` or `none`")]
+    UnknownBackend {
+        /// What was given.
+        name: String,
+    },
+    /// The backend exists, but this program was built without it.
+    #[error(
+        "this program was built without the backend `{backend}`; enable the feature `{feature}`, or use `none`"
+    )]
+    BackendNotBuilt {
+        /// What was asked for.
+        backend: BackendKind,
+        /// The cargo feature that builds it.
+        feature: &'static str,
+    },
+    /// The backend is built, but this device or its driver can't carry it.
+    #[error(
+        "the backend `{backend}` does not work here ({reason}); update the driver, or use the backend `none`"
+    )]
+    BackendUnsupported {
+        /// What was asked for.
+        backend: BackendKind,
+        /// What is missing.
+        reason: String,
+    },
+    /// The driver has fewer devices.
+    #[error(
+        "there is no device {ordinal}: the driver has {count}, counted from 0; check CUDA_VISIBLE_DEVICES"
+    )]
+    NoSuchDevice {
+        /// What was asked for.
+        ordinal: u32,
+        /// How many there are.
+        count: u32,
+    },
+    /// Two things that must be on one device are not.
+    #[error("{expected} was expected, and this belongs to {found}; make both from the same Device")]
+    WrongDevice {
+        /// Where it should have been.
+        expected: String,
+        /// Where it is.
+        found: String,
+    },
+    /// A time was asked of an event that keeps none.
+    #[error("this event keeps no time; make it with Event::with_timing")]
+    NotTimed,
+    /// The context is dead: a kernel failed, or the hardware did. Nothing on it can be used or freed any more.
+    #[error("the device's context is lost ({0}); nothing on it can be saved, restart the process")]
+    DeviceLost(DriverError),
+    /// A free failed earlier, so the pool's books and the driver's disagree. The block was leaked rather than reused.
+    #[error(
+        "this pool can't be used any more: freeing {} at {address:#x} failed ({cause}), and the block was leaked; make a \
+         new pool, and check what else frees or resets things on this device",
+        Bytes(*.size_bytes)
+    )]
+    Poisoned {
+        /// The block's address.
+        address: u64,
+        /// Its size.
+        size_bytes: u64,
+        /// What the driver said.
+        cause: DriverError,
+    },
+    /// There is no driver to use.
+    #[error(transparent)]
+    Load(#[from] LoadError),
+    /// The environment holds something of ours that can't be used.
+    #[error(transparent)]
+    Env(#[from] EnvError),
+    /// The driver refused a call.
+    #[error(transparent)]
+    Driver(DriverError),
+}
+
+impl PoolError {
+    pub(crate) fn wrong_device(expected: &Device, found: &Device) -> Self {
+        Self::WrongDevice {
+            expected: format!("{expected} of the {}", expected.driver().kind()),
+            found: format!("{found} of the {}", found.driver().kind()),
+        }
+    }
+}
+
+impl From<DriverError> for PoolError {
+    fn from(error: DriverError) -> Self {
+        if is_sticky(error.code()) { Self::DeviceLost(error) } else { Self::Driver(error) }
+    }
+}
+
+/// Whether the code stays with the context: every later call on it returns the same.
+pub(crate) fn is_sticky(code: CUresult) -> bool {
+    STICKY.contains(&code)
+}
+
+const STICKY: [CUresult; 16] = [
+    CUresult::CUDA_ERROR_ECC_UNCORRECTABLE,
+    CUresult::CUDA_ERROR_NVLINK_UNCORRECTABLE,
+    CUresult::CUDA_ERROR_CONTAINED,
+    CUresult::CUDA_ERROR_ILLEGAL_ADDRESS,
+    CUresult::CUDA_ERROR_LAUNCH_TIMEOUT,
+    CUresult::CUDA_ERROR_CONTEXT_IS_DESTROYED,
+    CUresult::CUDA_ERROR_ASSERT,
+    CUresult::CUDA_ERROR_HARDWARE_STACK_ERROR,
+    CUresult::CUDA_ERROR_ILLEGAL_INSTRUCTION,
+    CUresult::CUDA_ERROR_MISALIGNED_ADDRESS,
+    CUresult::CUDA_ERROR_INVALID_ADDRESS_SPACE,
+    CUresult::CUDA_ERROR_INVALID_PC,
+    CUresult::CUDA_ERROR_LAUNCH_FAILED,
+    CUresult::CUDA_ERROR_TENSOR_MEMORY_LEAK,
+    CUresult::CUDA_ERROR_MPS_CLIENT_TERMINATED,
+    CUresult::CUDA_ERROR_EXTERNAL_DEVICE,
+];

@@ -1,0 +1,153 @@
+//! [`Event`]: a mark in a stream, to wait for on the device or on the host.
+
+use crate::context::Handle;
+use crate::device::Device;
+use crate::error::PoolError;
+use crate::stream::{Stream, complete};
+use core::ffi::c_uint;
+use core::fmt;
+use gpumem_sys::DriverError;
+use gpumem_sys::types::{CUevent, CUevent_flags, CUevent_st};
+
+/// A mark that a stream passes when everything queued before it is done.
+///
+/// Dropping one that is waited for is safe: the wait stands.
+pub struct Event {
+    device: Device,
+    raw: Handle<CUevent_st>,
+    timed: bool,
+}
+
+impl Event {
+    /// An event that keeps no time, which is the cheaper kind.
+    ///
+    /// # Errors
+    ///
+    /// What the driver says.
+    pub fn new(device: &Device) -> Result<Self, PoolError> {
+        Ok(Self::untimed(device)?)
+    }
+
+    /// An event that remembers when it was passed; see [`Event::elapsed_ms_since`].
+    ///
+    /// # Errors
+    ///
+    /// What the driver says.
+    pub fn with_timing(device: &Device) -> Result<Self, PoolError> {
+        Ok(Self::create(device, true)?)
+    }
+
+    /// The device that it was made for.
+    #[must_use]
+    pub fn device(&self) -> &Device {
+        &self.device
+    }
+
+    /// The driver's handle, alive for as long as this event is.
+    #[must_use]
+    pub fn raw(&self) -> CUevent {
+        self.raw.0
+    }
+
+    /// Marks the point that `stream` has been filled to. A later record moves the mark.
+    ///
+    /// # Errors
+    ///
+    /// [`PoolError::WrongDevice`] when the stream is another device's, or what the driver says.
+    pub fn record(&self, stream: &Stream) -> Result<(), PoolError> {
+        if stream.device() != self.device() {
+            return Err(PoolError::wrong_device(self.device(), stream.device()));
+        }
+        Ok(self.queue_record(stream)?)
+    }
+
+    /// Whether the mark has been passed. True for one that was never recorded. Never waits.
+    ///
+    /// # Errors
+    ///
+    /// What the driver says, the failure of earlier work included.
+    pub fn is_complete(&self) -> Result<bool, PoolError> {
+        let _bound = self.device.enter()?;
+        // SAFETY: the event is alive.
+        complete(unsafe { self.device.driver().cuEventQuery(self.raw.0) })
+    }
+
+    /// Waits on the host until the mark has been passed.
+    ///
+    /// # Errors
+    ///
+    /// What the driver says, the failure of earlier work included.
+    pub fn synchronize(&self) -> Result<(), PoolError> {
+        let _bound = self.device.enter()?;
+        // SAFETY: the event is alive.
+        unsafe { self.device.driver().cuEventSynchronize(self.raw.0)? };
+        Ok(())
+    }
+
+    /// Milliseconds on the device from the other mark to this one; both must have been passed.
+    ///
+    /// # Errors
+    ///
+    /// [`PoolError::NotTimed`] for events made by [`Event::new`], [`PoolError::WrongDevice`] for those of two devices,
+    /// or what the driver says: `CUDA_ERROR_NOT_READY` when a mark is still ahead.
+    pub fn elapsed_ms_since(&self, start: &Event) -> Result<f32, PoolError> {
+        if !(self.timed && start.timed) {
+            return Err(PoolError::NotTimed);
+        }
+        if start.device != self.device {
+            return Err(PoolError::wrong_device(&self.device, &start.device));
+        }
+        let _bound = self.device.enter()?;
+        let driver = self.device.driver();
+        let mut elapsed_ms = 0.0;
+        // SAFETY: both events are alive, and `elapsed_ms` outlives the call.
+        unsafe {
+            if driver.table().cuEventElapsedTime_v2.is_some() {
+                driver.cuEventElapsedTime_v2(&mut elapsed_ms, start.raw.0, self.raw.0)?;
+            } else {
+                driver.cuEventElapsedTime(&mut elapsed_ms, start.raw.0, self.raw.0)?;
+            }
+        }
+        Ok(elapsed_ms)
+    }
+
+    pub(crate) fn untimed(device: &Device) -> Result<Self, DriverError> {
+        Self::create(device, false)
+    }
+
+    fn create(device: &Device, timed: bool) -> Result<Self, DriverError> {
+        let flags =
+            if timed { CUevent_flags::CU_EVENT_DEFAULT } else { CUevent_flags::CU_EVENT_DISABLE_TIMING };
+        let _bound = device.enter()?;
+        let mut raw = core::ptr::null_mut();
+        // SAFETY: `raw` outlives the call, and the context is current.
+        unsafe { device.driver().cuEventCreate(&mut raw, flags.0 as c_uint)? };
+        Ok(Self { device: device.clone(), raw: Handle(raw), timed })
+    }
+
+    pub(crate) fn queue_record(&self, stream: &Stream) -> Result<(), DriverError> {
+        let _bound = self.device.enter()?;
+        // SAFETY: both handles are alive.
+        unsafe { self.device.driver().cuEventRecord(self.raw.0, stream.raw()) }
+    }
+}
+
+impl Drop for Event {
+    fn drop(&mut self) {
+        // Without its context the event is gone already.
+        let Ok(_bound) = self.device.enter() else { return };
+        let _guard = self.device.driver().teardown();
+        // SAFETY: nobody passes the handle again; the driver keeps what pending waits need. There is nobody to tell of
+        // a failure.
+        let _ = unsafe { self.device.driver().cuEventDestroy_v2(self.raw.0) };
+    }
+}
+
+impl fmt::Debug for Event {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Event")
+            .field("device", &self.device.ordinal())
+            .field("timed", &self.timed)
+            .finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,129 @@
+//! How a pool is set up: [`PoolBuilder`], and [`BackendKind`], which names where the bytes come from.
+//!
+//! | option | builder | environment | default |
+//! | --- | --- | --- | --- |
+//! | backend | [`PoolBuilder::backend`] | `GPUMEM_POOL` | `native` where it is built and works, else `none` |
+//! | hard limit | [`PoolBuilder::hard_limit`] | `GPUMEM_HARD_LIMIT` | none |
+//! | soft limit | [`PoolBuilder::soft_limit`] | `GPUMEM_SOFT_LIMIT` | none |
+//!
+//! The builder wins over the environment, and the environment, which only `from_env` reads, over the default.
+
+use crate::device::Device;
+use crate::error::PoolError;
+use crate::limit::{FORMS, Limit};
+use crate::pool::Pool;
+use core::fmt;
+use core::str::FromStr;
+use gpumem_sys::env::{self, EnvError};
+
+/// Sets up a [`Pool`]; see [`Pool::builder`] and [`PoolBuilder::from_env`].
+#[derive(Clone, Debug)]
+#[must_use = "nothing happens before `build`"]
+pub struct PoolBuilder {
+    pub(crate) device: Device,
+    pub(crate) backend: Option<BackendKind>,
+    pub(crate) hard_limit: Option<Limit>,
+    pub(crate) soft_limit: Option<Limit>,
+}
+
+/// Where a pool's bytes come from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum BackendKind {
+    /// The driver's own stream-ordered pool. Feature `backend-native`.
+    Native,
+    /// `cuMemAlloc` and `cuMemFree`, with nothing kept: for debugging tools, and for drivers without pools. Freeing
+    /// waits for the device.
+    None,
+}
+
+impl PoolBuilder {
+    pub(crate) fn new(device: &Device) -> Self {
+        Self { device: device.clone(), backend: None, hard_limit: None, soft_limit: None }
+    }
+
+    /// Starts from `GPUMEM_POOL`, `GPUMEM_HARD_LIMIT` and `GPUMEM_SOFT_LIMIT`; what is set on the builder wins.
+    ///
+    /// # Errors
+    ///
+    /// [`PoolError::Env`] for an unknown `GPUMEM_…` variable or a value that can't be used.
+    pub fn from_env(device: &Device) -> Result<Self, PoolError> {
+        Self::from_variables(device, env::read)
+    }
+
+    fn from_variables(
+        device: &Device,
+        read: impl Fn(&'static str) -> Result<Option<String>, EnvError>,
+    ) -> Result<Self, PoolError> {
+        Ok(Self {
+            device: device.clone(),
+            backend: parse(&read, "GPUMEM_POOL", "use `native` or `none`")?,
+            hard_limit: parse(&read, "GPUMEM_HARD_LIMIT", &format!("use {FORMS}"))?,
+            soft_limit: parse(&read, "GPUMEM_SOFT_LIMIT", &format!("use {FORMS}"))?,
+        })
+    }
+
+    /// Chooses the backend. One that is not built in, or that the device can't carry, is an error of
+    /// [`PoolBuilder::build`]; left alone, the best that works is taken.
+    pub fn backend(mut self, backend: BackendKind) -> Self {
+        self.backend = Some(backend);
+        self
+    }
+
+    /// Never hands out more than this at a time.
+    pub fn hard_limit(mut self, limit: impl Into<Limit>) -> Self {
+        self.hard_limit = Some(limit.into());
+        self
+    }
+
+    /// Gives cached memory back at synchronisation points until no more than this is reserved. The backend `none`
+    /// caches nothing, so there it has no effect.
+    pub fn soft_limit(mut self, limit: impl Into<Limit>) -> Self {
+        self.soft_limit = Some(limit.into());
+        self
+    }
+
+    /// Makes the pool.
+    ///
+    /// # Errors
+    ///
+    /// [`PoolError::BackendNotBuilt`], [`PoolError::BackendUnsupported`], [`PoolError::LimitTooSmall`],
+    /// [`PoolError::LimitSyntax`] for a share that is none, or what the driver says.
+    pub fn build(self) -> Result<Pool, PoolError> {
+        Pool::build(self)
+    }
+}
+
+/// The variable's value, with its name in the error: who set it should find it.
+fn parse<T: FromStr>(
+    read: impl Fn(&'static str) -> Result<Option<String>, EnvError>,
+    name: &'static str,
+    expected: &str,
+) -> Result<Option<T>, EnvError> {
+    let Some(value) = read(name)? else { return Ok(None) };
+    match value.parse() {
+        Ok(parsed) => Ok(Some(parsed)),
+        Err(_) => Err(EnvError::BadValue { name, value, expected: expected.into() }),
+    }
+}
+
+impl FromStr for BackendKind {
+    type Err = PoolError;
+
+    fn from_str(name: &str) -> Result<Self, PoolError> {
+        match name.trim() {
+            "native" => Ok(Self::Native),
+            "none" => Ok(Self::None),
+            other => Err(PoolError::UnknownBackend { name: other.into() }),
+        }
+    }
+}
+
+impl fmt::Display for BackendKind {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(match self {
+            Self::Native => "native",
+            Self::None => "none",
+        })
+    }
+}

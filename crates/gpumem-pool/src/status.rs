@@ -1,0 +1,116 @@
+//! [`Status`]: what a pool says of itself, at one moment.
+
+use crate::bytes::Bytes;
+use crate::options::BackendKind;
+use core::fmt;
+
+/// A pool's numbers at one moment. Exact when no other thread is allocating or freeing meanwhile.
+///
+/// Printed, it reads:
+///
+/// ```text
+/// Effective GPU memory usage: 16.35% (2.575 GiB/15.744 GiB)
+/// Memory pool usage: 8.000 KiB (32.000 MiB reserved)
+/// Memory limit: hard = 4.000 GiB
+/// Memory pool backend: native on NVIDIA H200 (device 0)
+/// ```
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Status {
+    /// Where the bytes come from.
+    pub backend: BackendKind,
+    /// The vendor's name of the device.
+    pub device_name: String,
+    /// The number that the driver counts the device by.
+    pub device_ordinal: u32,
+    /// In blocks that are alive.
+    pub in_use_bytes: u64,
+    /// Held from the device: blocks, and what is kept for reuse.
+    pub reserved_bytes: u64,
+    /// Kept for reuse, frees that the device has not reached yet included.
+    pub cached_bytes: u64,
+    /// The most that was ever in use; an upper bound when threads allocate at the same moment.
+    pub in_use_peak_bytes: u64,
+    /// The most that was ever reserved.
+    pub reserved_peak_bytes: u64,
+    /// Blocks that are alive, empty ones not counted.
+    pub block_count: u64,
+    /// Blocks ever handed out, empty ones not counted.
+    pub allocation_count: u64,
+    /// What the pool never goes beyond, if it has such a limit.
+    pub hard_limit_bytes: Option<u64>,
+    /// The reserve down to which cached memory is given back, if it has such a limit.
+    pub soft_limit_bytes: Option<u64>,
+    /// In use on the whole device, by anyone.
+    pub device_used_bytes: u64,
+    /// All the device has.
+    pub device_total_bytes: u64,
+}
+
+impl fmt::Display for Status {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let share = match self.device_total_bytes {
+            0 => 0.0,
+            total => 100.0 * self.device_used_bytes as f64 / total as f64,
+        };
+        let (used, total) = (Bytes(self.device_used_bytes), Bytes(self.device_total_bytes));
+        writeln!(f, "Effective GPU memory usage: {share:.2}% ({used}/{total})")?;
+        let (in_use, reserved) = (Bytes(self.in_use_bytes), Bytes(self.reserved_bytes));
+        writeln!(f, "Memory pool usage: {in_use} ({reserved} reserved)")?;
+        match (self.soft_limit_bytes.map(Bytes), self.hard_limit_bytes.map(Bytes)) {
+            (Some(soft), Some(hard)) => writeln!(f, "Memory limit: soft = {soft}, hard = {hard}")?,
+            (Some(soft), None) => writeln!(f, "Memory limit: soft = {soft}")?,
+            (None, Some(hard)) => writeln!(f, "Memory limit: hard = {hard}")?,
+            (None, None) => {}
+        }
+        write!(
+            f,
+            "Memory pool backend: {} on {} (device {})",
+            self.backend, self.device_name, self.device_ordinal
+        )
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn seeds_status() -> Status {
+        Status {
+            backend: BackendKind::Native,
+            device_name: "Quadro RTX 5000".into(),
+            device_ordinal: 0,
+            in_use_bytes: 8 << 10,
+            reserved_bytes: 32 << 20,
+            cached_bytes: (32 << 20) - (8 << 10),
+            in_use_peak_bytes: 8 << 10,
+            reserved_peak_bytes: 32 << 20,
+            block_count: 1,
+            allocation_count: 1,
+            hard_limit_bytes: None,
+            soft_limit_bytes: None,
+            device_used_bytes: 2_764_885_200,
+            device_total_bytes: 16_904_991_277,
+        }
+    }
+
+    #[test]
+    fn it_reads_like_the_seed() {
+        let text = seeds_status().to_string();
+        let lines: Vec<&str> = text.lines().collect();
+        assert_eq!(lines[0], "Effective GPU memory usage: 16.36% (2.575 GiB/15.744 GiB)");
+        assert_eq!(lines[1], "Memory pool usage: 8.000 KiB (32.000 MiB reserved)");
+        assert_eq!(lines[2], "Memory pool backend: native on Quadro RTX 5000 (device 0)");
+        assert_eq!(lines.len(), 3);
+    }
+
+    #[test]
+    fn limits_are_named_where_there_are_any() {
+        let hard = Status { hard_limit_bytes: Some(4 << 30), ..seeds_status() };
+        assert!(hard.to_string().contains("\nMemory limit: hard = 4.000 GiB\n"));
+        let both = Status { soft_limit_bytes: Some(1 << 30), ..hard };
+        assert!(both.to_string().contains("\nMemory limit: soft = 1.000 GiB, hard = 4.000 GiB\n"));
+        let none = Status { in_use_bytes: 0, reserved_bytes: 0, device_total_bytes: 0, ..seeds_status() };
+        assert!(none.to_string().contains("Memory pool usage: 0 bytes (0 bytes reserved)"), "{none}");
+    }
+}
