@@ -3,7 +3,9 @@
 mod bindgen;
 mod gpu_test;
 mod kernels;
+mod layers;
 mod table;
+mod tidy;
 mod wheel;
 
 use clap::{Parser, Subcommand};
@@ -26,6 +28,8 @@ enum Task {
     Bindgen(bindgen::Args),
     /// Run every test that can run on a GPU on this machine's, or bundle them for another machine
     GpuTest(gpu_test::Args),
+    /// Check layers, headers, `unsafe`, kernels, documents and leftovers
+    Tidy,
     /// Compile the CUDA sources to the PTX that is checked in
     Kernels(kernels::Args),
 }
@@ -44,6 +48,7 @@ fn run(task: Task) -> anyhow::Result<()> {
     match task {
         Task::Bindgen(args) => bindgen::run(args),
         Task::GpuTest(args) => gpu_test::run(args),
+        Task::Tidy => tidy::run(),
         Task::Kernels(args) => kernels::run(args),
     }
 }

@@ -1,0 +1,158 @@
+//! The order of the layers and the features they promise, compared with what cargo makes of the manifests.
+
+use crate::tidy::Finding;
+use anyhow::Result;
+use cargo_metadata::{Dependency, DependencyKind, MetadataCommand, Package};
+use std::path::Path;
+
+/// Lowest first. A crate names only crates before it, in its tests too.
+pub(crate) const LAYERS: [&str; 4] = ["gpumem-sys", "gpumem-pool", "gpumem-array", "gpumem-adapt"];
+
+/// For examples and tools; a library has no command line and draws no bars.
+const NOT_FOR_LIBRARIES: [&str; 3] = ["anyhow", "clap", "indicatif"];
+
+/// Every feature there is, by package. The flag tells whether it may be empty, which in a manifest looks like a slip:
+/// these select code of their own package and need no dependency.
+const FEATURES: [(&str, &[(&str, bool)]); 6] = [
+    ("gpumem-sys", &[("sim", false)]),
+    ("gpumem-pool", &[("backend-native", true), ("sim", false)]),
+    ("gpumem-array", &[("backend-native", false), ("sim", false)]),
+    ("gpumem-adapt", &[("backend-native", false), ("sim", false)]),
+    ("gpumem-tests", &[("backend-native", false), ("gpu", true)]),
+    ("xtask", &[]),
+];
+
+/// Findings in the manifests below `root`.
+pub(crate) fn check(root: &Path) -> Result<Vec<Finding>> {
+    let metadata = MetadataCommand::new().manifest_path(root.join("Cargo.toml")).no_deps().exec()?;
+    let mut findings = Vec::new();
+    for package in &metadata.packages {
+        let path = package.manifest_path.strip_prefix(root).unwrap_or(&package.manifest_path);
+        let manifest =
+            Manifest { path: path.as_str(), text: &std::fs::read_to_string(&package.manifest_path)? };
+        let dependencies = package.dependencies.iter();
+        findings
+            .extend(dependencies.flat_map(|dependency| arrow(package.name.as_str(), dependency, &manifest)));
+        findings.extend(features(package, &manifest));
+    }
+    Ok(findings)
+}
+
+/// A manifest, to point into.
+struct Manifest<'a> {
+    path: &'a str,
+    text: &'a str,
+}
+
+impl Manifest<'_> {
+    fn finding(&self, key: &str, what: String, advice: &'static str) -> Finding {
+        let mut lines = self.text.lines();
+        let line = lines
+            .position(|line| line.strip_prefix(key).is_some_and(|rest| rest.starts_with(['.', ' ', '='])));
+        Finding::new(self.path, line.map_or(1, |index| index + 1), what, advice)
+    }
+}
+
+fn arrow(package: &str, dependency: &Dependency, manifest: &Manifest<'_>) -> Option<Finding> {
+    let name = dependency.name.as_str();
+    let own = LAYERS.iter().position(|layer| *layer == package)?;
+    let finding = |what: String, advice| Some(manifest.finding(name, what, advice));
+    if let Some(other) = LAYERS.iter().position(|layer| *layer == name) {
+        return match other < own {
+            false => finding(
+                format!("{package} names {name}, which is not below it"),
+                "take what you need as an argument or a callback; tests across layers live in tests/",
+            ),
+            true if dependency.uses_default_features => finding(
+                format!("{package} takes {name} with its default features"),
+                "use the workspace's entry, which turns them off, and forward features by name",
+            ),
+            true => None,
+        };
+    }
+    if dependency.path.is_some() {
+        return finding(
+            format!("{package} names {name}, which is no layer"),
+            "move what you need into a layer",
+        );
+    }
+    let for_users = dependency.kind != DependencyKind::Development;
+    if NOT_FOR_LIBRARIES.contains(&name) && (for_users || own + 1 < LAYERS.len()) {
+        return finding(format!("{package} depends on {name}"), "libraries leave that to examples and tools");
+    }
+    None
+}
+
+fn features(package: &Package, manifest: &Manifest<'_>) -> Vec<Finding> {
+    let name = package.name.as_str();
+    let known = FEATURES.iter().find(|(package, _)| *package == name).map(|(_, features)| *features);
+    let known = known.unwrap_or_default();
+    let mut findings = Vec::new();
+    for (feature, turns_on) in package.features.iter().filter(|(feature, _)| *feature != "default") {
+        let mut found = |what: String, advice| findings.push(manifest.finding(feature, what, advice));
+        match known.iter().find(|(known, _)| known == feature) {
+            None => {
+                found(format!("{name} has an unknown feature {feature}"), "list it in xtask/src/layers.rs")
+            }
+            Some((_, false)) if turns_on.is_empty() => {
+                found(
+                    format!("feature {feature} of {name} is empty"),
+                    "forward it, or remove it until it does something",
+                );
+            }
+            Some(_) => {}
+        }
+    }
+    for (feature, _) in known.iter().filter(|(feature, _)| !package.features.contains_key(*feature)) {
+        let what = format!("{name} lacks the feature {feature}");
+        findings.push(manifest.finding("[features]", what, "add it, or take it out of xtask/src/layers.rs"));
+    }
+    findings
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn dependency(name: &str, kind: &str, default_features: bool, path: Option<&str>) -> Dependency {
+        let json = serde_json::json!({
+            "name": name, "req": "*", "kind": kind, "optional": false, "features": [], "target": null,
+            "uses_default_features": default_features, "path": path, "rename": null, "registry": null,
+        });
+        serde_json::from_value(json).unwrap()
+    }
+
+    fn said(package: &str, dependency: &Dependency) -> Option<String> {
+        let text = format!("[dependencies]\n{}.workspace = true\n", dependency.name);
+        let finding = arrow(package, dependency, &Manifest { path: "crates/a/Cargo.toml", text: &text })?;
+        let text = finding.to_string();
+        assert!(text.starts_with("crates/a/Cargo.toml:2: "), "{text}");
+        Some(text)
+    }
+
+    #[test]
+    fn arrows_point_down_only() {
+        let below = dependency("gpumem-sys", "normal", false, Some("/x/sys"));
+        assert_eq!(said("gpumem-pool", &below), None);
+        for kind in ["normal", "dev", "build"] {
+            let above = dependency("gpumem-array", kind, false, Some("/x/array"));
+            assert!(said("gpumem-pool", &above).unwrap().contains("not below it"));
+        }
+        let tests = dependency("gpumem-tests", "dev", false, Some("/x/tests"));
+        assert!(said("gpumem-pool", &tests).unwrap().contains("no layer"));
+    }
+
+    #[test]
+    fn layers_below_come_without_their_defaults() {
+        let loud = dependency("gpumem-sys", "normal", true, Some("/x/sys"));
+        assert!(said("gpumem-pool", &loud).unwrap().contains("default features"));
+    }
+
+    #[test]
+    fn command_lines_are_for_the_topmost_example() {
+        assert_eq!(said("gpumem-adapt", &dependency("clap", "dev", true, None)), None);
+        assert!(said("gpumem-adapt", &dependency("clap", "normal", true, None)).is_some());
+        assert!(said("gpumem-pool", &dependency("indicatif", "dev", true, None)).is_some());
+        assert_eq!(said("xtask", &dependency("clap", "normal", true, None)), None);
+    }
+}

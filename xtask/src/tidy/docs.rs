@@ -1,0 +1,125 @@
+//! The documents: that the files they point at exist, and that they name the environment variables there are.
+
+use super::Finding;
+use gpumem_sys::env::VARIABLES;
+use pulldown_cmark::{Event, Parser, Tag};
+
+/// Relative links, and paths in code spans that look like one of ours, must lead to a file.
+pub(super) fn links(path: &str, text: &str, exists: impl Fn(&str) -> bool) -> Vec<Finding> {
+    let folder = path.rsplit_once('/').map(|(folder, _)| folder).unwrap_or_default();
+    let mut findings = Vec::new();
+    for (event, range) in Parser::new(text).into_offset_iter() {
+        let (target, from) = match &event {
+            Event::Start(Tag::Link { dest_url, .. } | Tag::Image { dest_url, .. }) => (dest_url, folder),
+            Event::Code(code) if is_repository_path(code) => (code, ""),
+            _ => continue,
+        };
+        let file = target.split(['#', '?']).next().unwrap_or_default();
+        if file.is_empty() || target.contains("://") || target.starts_with("mailto:") {
+            continue;
+        }
+        if !resolve(from, file).is_some_and(|file| exists(&file)) {
+            let line = text[..range.start].matches('\n').count() + 1;
+            findings.push(Finding::new(path, line, format!("{target} leads nowhere"), "correct it"));
+        }
+    }
+    findings
+}
+
+/// Code like `crates/gpumem-pool/src/block.rs`: a plain path from the root into one of the folders with sources.
+fn is_repository_path(code: &str) -> bool {
+    let plain = code.chars().all(|c| c.is_ascii_alphanumeric() || "-_./".contains(c));
+    plain
+        && ["crates/", "tests/", "xtask/", "docs/", ".ci/", ".cargo/"]
+            .iter()
+            .any(|start| code.starts_with(start))
+}
+
+/// `target` as seen from `folder`, `.` and `..` taken out; `None` above the root.
+fn resolve(folder: &str, target: &str) -> Option<String> {
+    let (folder, target) = target.strip_prefix('/').map_or((folder, target), |absolute| ("", absolute));
+    let mut parts = Vec::new();
+    for part in folder.split('/').chain(target.split('/')) {
+        match part {
+            "" | "." => {}
+            ".." => drop(parts.pop()?),
+            part => parts.push(part),
+        }
+    }
+    Some(parts.join("/"))
+}
+
+/// Names of ours must exist; and where the README has a table of them, it has them all.
+pub(super) fn variables(path: &str, text: &str) -> Vec<Finding> {
+    let mut findings = Vec::new();
+    let mut table = Vec::new();
+    for (index, line) in text.lines().enumerate() {
+        for name in names(line) {
+            if !VARIABLES.iter().any(|variable| variable.name == name) {
+                let what = format!("there is no variable {name}");
+                findings.push(Finding::new(path, index + 1, what, "see gpumem_sys::env::VARIABLES"));
+            }
+        }
+        let row = line.trim_start().strip_prefix('|').and_then(|row| names(row.split('|').next()?).next());
+        table.extend(row.map(|name| (index + 1, name)));
+    }
+    if let Some((line, _)) = table.first().filter(|_| path == "README.md") {
+        for variable in
+            VARIABLES.iter().filter(|variable| !table.iter().any(|(_, name)| *name == variable.name))
+        {
+            let what = format!("the table of variables lacks {}", variable.name);
+            findings.push(Finding::new(path, *line, what, "add a row for it"));
+        }
+    }
+    findings
+}
+
+/// The names of ours in a line; a bare prefix, as in `GPUMEM_…`, is none.
+fn names(line: &str) -> impl Iterator<Item = &str> {
+    let words = line.split(|c: char| !c.is_ascii_alphanumeric() && c != '_');
+    words.filter(|word| word.starts_with("GPUMEM_") && !word.ends_with('_'))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn found(path: &str, text: &str) -> Vec<(usize, String)> {
+        let exists = |file: &str| ["docs/testing.md", "README.md", "xtask/src"].contains(&file);
+        links(path, text, exists).into_iter().map(|finding| (finding.line, finding.what)).collect()
+    }
+
+    #[test]
+    fn links_are_followed_from_their_file() {
+        assert_eq!(found("README.md", "[a](docs/testing.md#top) [b](https://x.org) [c](#here)"), []);
+        assert_eq!(found("docs/a.md", "[a](testing.md) ![b](../README.md) [c](/README.md)"), []);
+        assert_eq!(
+            found("docs/a.md", "\n[a](docs/testing.md)"),
+            [(2, "docs/testing.md leads nowhere".into())]
+        );
+        assert_eq!(found("docs/a.md", "[a](../../b.md)"), [(1, "../../b.md leads nowhere".into())]);
+    }
+
+    #[test]
+    fn paths_in_code_are_followed_from_the_root() {
+        assert_eq!(found("docs/a.md", "`xtask/src`, `cargo xtask x`, `tests/*.rs`, `sim/mod.rs`"), []);
+        assert_eq!(found("a.md", "```\ncrates/in/a/block\n```"), []);
+        assert_eq!(found("a.md", "`xtask/gone.rs`"), [(1, "xtask/gone.rs leads nowhere".into())]);
+    }
+
+    #[test]
+    fn unknown_variables_are_found() {
+        assert_eq!(variables("docs/a.md", "`GPUMEM_DRIVER=sim`, any `GPUMEM_…` name\n"), []);
+        let findings = variables("docs/a.md", "\nset GPUMEM_DRIVR\n");
+        assert_eq!((findings.len(), findings[0].line), (1, 2));
+    }
+
+    #[test]
+    fn a_table_of_variables_is_complete_or_absent() {
+        let row = |name: &str| format!("| `{name}` | what it is for |\n");
+        let all: String = VARIABLES.iter().map(|variable| row(variable.name)).collect();
+        assert_eq!(variables("README.md", &all), []);
+        assert_eq!(variables("README.md", &row(VARIABLES[0].name)).len(), VARIABLES.len() - 1);
+        assert_eq!(variables("docs/a.md", &row(VARIABLES[0].name)), []);
+    }
+}

@@ -1,0 +1,90 @@
+//! What was meant to go before anyone else saw it: reminders, debugging, and one machine's folders.
+
+use super::Finding;
+use super::source::Source;
+
+const REMINDERS: [&str; 3] = [concat!("FIX", "ME"), concat!("XX", "X"), concat!("TO", "DO")];
+const MACROS: [&str; 3] = ["todo", "unimplemented", "dbg"];
+/// Spelled in halves, or this file would be its own finding.
+const MACHINE_FOLDERS: [&str; 5] = [
+    concat!("/ho", "me/"),
+    concat!("/ro", "ot/"),
+    concat!("/Us", "ers/"),
+    concat!("/wo", "rk/"),
+    concat!("/tmp/", "wt/"),
+];
+
+pub(super) fn in_rust(path: &str, source: &Source) -> Vec<Finding> {
+    let comments = source.lines.iter().enumerate().filter_map(|(index, line)| {
+        let word = reminder(&line.comment)?;
+        Some(Finding::new(path, index + 1, format!("{word} in a comment"), "do it, or open an issue"))
+    });
+    let macros = source.words().filter(|(_, word, after)| MACROS.contains(word) && after.starts_with('!'));
+    let macros = macros.map(|(index, word, _)| {
+        Finding::new(path, index + 1, format!("{word}! is left"), "finish the code, or take the line away")
+    });
+    comments.chain(macros).collect()
+}
+
+pub(super) fn in_text(path: &str, text: &str) -> Vec<Finding> {
+    let lines = text.lines().enumerate();
+    lines
+        .filter_map(|(index, line)| {
+            Some(Finding::new(
+                path,
+                index + 1,
+                format!("{} is left", reminder(line)?),
+                "do it, or open an issue",
+            ))
+        })
+        .collect()
+}
+
+fn reminder(text: &str) -> Option<&'static str> {
+    let mut words = text.split(|c: char| !c.is_alphanumeric());
+    words.find_map(|word| REMINDERS.into_iter().find(|reminder| *reminder == word))
+}
+
+/// Absolute paths that exist on somebody's machine only.
+pub(super) fn machine_paths(path: &str, text: &str) -> Vec<Finding> {
+    let begins_path = |before: &str| !before.ends_with(|c: char| c.is_alphanumeric() || "-_.~/}".contains(c));
+    let mut findings = Vec::new();
+    for (index, line) in text.lines().enumerate() {
+        for folder in MACHINE_FOLDERS {
+            if line.match_indices(folder).any(|(at, _)| begins_path(&line[..at])) {
+                let what = format!("{folder} is a folder of one machine");
+                findings.push(Finding::new(path, index + 1, what, "use a path from the repository's root"));
+            }
+        }
+    }
+    findings
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn reminders_are_found_in_comments_only() {
+        let text = format!("// {}: later\nlet a = \"{}\";\n", REMINDERS[0], REMINDERS[1]);
+        let found = in_rust("a.rs", &Source::parse(&text));
+        assert_eq!(found.len(), 1, "{found:?}");
+        assert_eq!(found[0].line, 1);
+        assert_eq!(in_text("a.sh", "mktemp XXXXXX\n"), []);
+        assert_eq!(in_text("a.sh", &format!("true # {}\n", REMINDERS[2])).len(), 1);
+    }
+
+    #[test]
+    fn debugging_is_found_in_code_only() {
+        let found =
+            in_rust("a.rs", &Source::parse("fn f() {\n    todo!()\n}\n// dbg!(x) prints\nlet dbg = 1;"));
+        assert_eq!(found.iter().map(|finding| finding.line).collect::<Vec<_>>(), [2]);
+    }
+
+    #[test]
+    fn folders_of_one_machine_are_found() {
+        let [home, ..] = MACHINE_FOLDERS;
+        assert_eq!(machine_paths("a", &format!("see {home}me/x\n")).len(), 1);
+        assert_eq!(machine_paths("a", &format!("see docs{home}x and https://a.org{home}\n")), []);
+    }
+}

@@ -1,0 +1,150 @@
+//! `cargo xtask tidy`: what a reviewer should not have to look for.
+//!
+//! Every check is a function from a path and a text to findings; this file feeds them the repository's files, tracked
+//! or new. A finding names a line, what is wrong there, and what to do about it.
+
+mod docs;
+mod leftovers;
+mod ptx;
+mod source;
+mod unsafety;
+
+use anyhow::{Context, Result, bail, ensure};
+use source::Source;
+use std::collections::BTreeMap;
+use std::fmt;
+use std::path::Path;
+use std::process::Command;
+
+/// Something to put right.
+#[derive(Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) struct Finding {
+    path: String,
+    line: usize,
+    what: String,
+    advice: &'static str,
+}
+
+impl Finding {
+    /// Lines count from 1.
+    pub(crate) fn new(path: &str, line: usize, what: impl Into<String>, advice: &'static str) -> Self {
+        Self { path: path.to_string(), line, what: what.into(), advice }
+    }
+}
+
+impl fmt::Display for Finding {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}:{}: {}; {}", self.path, self.line, self.what, self.advice)
+    }
+}
+
+pub(crate) fn run() -> Result<()> {
+    let files = files(&crate::root())?;
+    let mut findings = crate::layers::check(&crate::root())?;
+    findings.extend(check(&files));
+    findings.sort();
+    for finding in &findings {
+        println!("{finding}");
+    }
+    match findings.len() {
+        0 => println!("{} files are tidy", files.len()),
+        count => bail!("tidy has {count} findings"),
+    }
+    Ok(())
+}
+
+/// Every text file of the repository by its path from the root.
+type Files = BTreeMap<String, String>;
+
+fn check(files: &Files) -> Vec<Finding> {
+    let mut findings = Vec::new();
+    for (path, text) in files {
+        findings.extend(leftovers::machine_paths(path, text));
+        if path.ends_with(".rs") && !is_generated(text) {
+            let source = Source::parse(text);
+            findings.extend(header(path, text));
+            findings.extend(leftovers::in_rust(path, &source));
+            findings.extend(unsafety::check(path, &source));
+        } else if [".toml", ".sh", ".cu", ".yml"].iter().any(|end| path.ends_with(end)) {
+            findings.extend(leftovers::in_text(path, text));
+        } else if path.ends_with(".md") {
+            findings.extend(docs::links(path, text, |target| exists(files, target)));
+            findings.extend(docs::variables(path, text));
+        }
+    }
+    findings.extend(unsafety::layers_deny(files));
+    findings.extend(ptx::check(files));
+    findings
+}
+
+/// Generated sources are their generator's business.
+fn is_generated(text: &str) -> bool {
+    text.starts_with("// Made by ")
+}
+
+fn header(path: &str, text: &str) -> Option<Finding> {
+    let advice = "open the file with what it is about: the noun, who owns it, what the file does not do";
+    (!text.starts_with("//!")).then(|| Finding::new(path, 1, "no `//!` header", advice))
+}
+
+/// Whether a path from the root is a file, or a folder that holds one.
+fn exists(files: &Files, path: &str) -> bool {
+    let path = path.trim_end_matches('/');
+    path.is_empty() || files.contains_key(path) || files.keys().any(|file| is_below(file, path))
+}
+
+fn is_below(file: &str, folder: &str) -> bool {
+    file.strip_prefix(folder).is_some_and(|rest| rest.starts_with('/'))
+}
+
+/// What git tracks or would track. Files that are not text are kept by name, without content.
+fn files(root: &Path) -> Result<Files> {
+    let list = ["ls-files", "-z", "--cached", "--others", "--exclude-standard"];
+    let output =
+        Command::new("git").current_dir(root).args(list).output().context("tidy asks git for files")?;
+    ensure!(output.status.success(), "git ls-files: {}", String::from_utf8_lossy(&output.stderr).trim());
+    let paths = output.stdout.split(|byte| *byte == 0).filter(|path| !path.is_empty());
+    let mut files = Files::new();
+    for path in paths {
+        let path = String::from_utf8_lossy(path).into_owned();
+        let Ok(bytes) = std::fs::read(root.join(&path)) else { continue };
+        files.insert(path, String::from_utf8(bytes).unwrap_or_default());
+    }
+    Ok(files)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_file_without_a_header_is_found() {
+        assert_eq!(header("a.rs", "//! What it is.\n"), None);
+        let finding = header("a.rs", "use std::fmt;\n//! Too late.\n").unwrap();
+        assert!(finding.to_string().starts_with("a.rs:1: no `//!` header; open"), "{finding}");
+    }
+
+    #[test]
+    fn generated_sources_are_left_alone() {
+        let files = Files::from([("a.rs".into(), "// Made by `cargo xtask x`\nfn f() { todo!() }".into())]);
+        assert_eq!(check(&files), []);
+    }
+
+    #[test]
+    fn folders_exist_through_their_files() {
+        let files = Files::from([("docs/testing.md".into(), String::new())]);
+        assert!(exists(&files, "docs/testing.md") && exists(&files, "docs/") && exists(&files, "docs"));
+        assert!(!exists(&files, "doc") && !exists(&files, "docs/testing"));
+    }
+
+    #[test]
+    fn each_kind_of_file_gets_its_checks() {
+        let files = Files::from([
+            ("a.rs".into(), "fn f() { unsafe { g() } }\n".into()),
+            ("b.md".into(), "[gone](gone.md)\n".into()),
+            ("c.sh".into(), concat!("# FIX", "ME\n").into()),
+        ]);
+        let found = check(&files).iter().map(|finding| finding.path.clone()).collect::<Vec<_>>();
+        assert_eq!(found, ["a.rs", "a.rs", "b.md", "c.sh"]);
+    }
+}
