@@ -3,7 +3,7 @@
 //! [`cases!`](crate::cases!) turns each body into one test on the software driver (`sim::NAME`) and, with feature
 //! `gpu`, a second one on the vendor's (`cuda::NAME`). `cargo xtask gpu-test` runs what is under `cuda::`; there a
 //! missing driver is a failure, never a skip. What needs many schedules of the software driver is in
-//! [`seeds`](crate::seeds).
+//! [`seeds`].
 
 use crate::seeds::{self, Outcome, Suite};
 use crate::sys::Driver;

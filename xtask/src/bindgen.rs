@@ -26,6 +26,11 @@ pub(crate) struct Args {
     check: bool,
 }
 
+/// Whether what is checked in is what would be generated.
+pub(crate) fn check() -> Result<()> {
+    run(Args { cuda_include: None, libclang: None, check: true })
+}
+
 pub(crate) fn run(args: Args) -> Result<()> {
     let include = match args.cuda_include {
         Some(folder) => folder,

@@ -27,6 +27,11 @@ pub(crate) struct Args {
     nvrtc: Option<PathBuf>,
 }
 
+/// Whether what is checked in is what would be compiled.
+pub(crate) fn check() -> Result<()> {
+    run(Args { check: true, nvrtc: None })
+}
+
 pub(crate) fn run(args: Args) -> Result<()> {
     let library = match args.nvrtc {
         Some(library) => library,

@@ -1,6 +1,7 @@
 //! `cargo xtask`: everything about this repository that is not the libraries themselves. One task a file.
 
 mod bindgen;
+mod ci;
 mod gpu_test;
 mod kernels;
 mod layers;
@@ -28,6 +29,8 @@ enum Task {
     Bindgen(bindgen::Args),
     /// Run every test that can run on a GPU on this machine's, or bundle them for another machine
     GpuTest(gpu_test::Args),
+    /// Run what CI runs, or some of its steps
+    Ci(ci::Args),
     /// Check layers, headers, `unsafe`, kernels, documents and leftovers
     Tidy,
     /// Compile the CUDA sources to the PTX that is checked in
@@ -48,6 +51,7 @@ fn run(task: Task) -> anyhow::Result<()> {
     match task {
         Task::Bindgen(args) => bindgen::run(args),
         Task::GpuTest(args) => gpu_test::run(args),
+        Task::Ci(args) => ci::run(args),
         Task::Tidy => tidy::run(),
         Task::Kernels(args) => kernels::run(args),
     }

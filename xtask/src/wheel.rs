@@ -16,7 +16,7 @@ pub(crate) fn unpacked(package: &str, version: &str) -> Result<PathBuf> {
     eprintln!("fetching {package} {version} from the Python package index");
     let pip = ["-m", "pip", "download", "--quiet", "--no-deps", "--only-binary=:all:", "--dest"];
     python(&pip, &[&download.display().to_string(), &format!("{package}=={version}")])
-        .with_context(|| format!("pip could not fetch {package}=={version}"))?;
+        .with_context(|| Unreachable(format!("{package}=={version}")))?;
     for wheel in std::fs::read_dir(&download)? {
         let wheel = wheel?.path().display().to_string();
         python(&["-m", "zipfile", "-e"], &[&wheel, &folder.display().to_string()])?;
@@ -24,6 +24,16 @@ pub(crate) fn unpacked(package: &str, version: &str) -> Result<PathBuf> {
     std::fs::remove_dir_all(&download)?;
     std::fs::write(folder.join("complete"), "")?;
     Ok(folder)
+}
+
+/// A package could not be fetched, which says nothing about this repository.
+#[derive(Debug)]
+pub(crate) struct Unreachable(String);
+
+impl std::fmt::Display for Unreachable {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{} can't be had from the Python package index", self.0)
+    }
 }
 
 fn python(first: &[&str], rest: &[&str]) -> Result<()> {

@@ -2,6 +2,8 @@
 
 pub(crate) mod codes;
 mod functions;
+// As it was generated, or `cargo xtask bindgen --check` would see a difference.
+#[rustfmt::skip]
 #[allow(
     missing_docs,
     non_camel_case_types,

@@ -1,0 +1,70 @@
+//! The programs that the steps call: cargo, under the current toolchain or another.
+
+use anyhow::{Context, Result, ensure};
+use std::process::{Command, Stdio};
+
+/// A cargo command in the making.
+pub(super) struct Cargo {
+    command: Command,
+    shown: String,
+}
+
+/// `cargo ARGS` with the toolchain that runs this.
+pub(super) fn cargo(args: &str) -> Cargo {
+    Cargo::new(Command::new("cargo"), String::new(), args)
+}
+
+/// `cargo ARGS` with another toolchain.
+pub(super) fn cargo_of(toolchain: &str, args: &str) -> Cargo {
+    let mut command = Command::new("rustup");
+    command.args(["run", toolchain, "cargo"]);
+    Cargo::new(command, format!("+{toolchain} "), args)
+}
+
+impl Cargo {
+    fn new(mut command: Command, toolchain: String, args: &str) -> Self {
+        // Whoever calls may have set up our own variables for something else.
+        for (name, _) in std::env::vars().filter(|(name, _)| name.starts_with("GPUMEM_")) {
+            command.env_remove(name);
+        }
+        command.current_dir(crate::root()).args(args.split_whitespace()).stdin(Stdio::null());
+        Self { command, shown: format!("cargo {toolchain}{args}") }
+    }
+
+    pub(super) fn env(mut self, name: &str, value: &str) -> Self {
+        self.command.env(name, value);
+        self.shown = format!("{name}='{value}' {}", self.shown);
+        self
+    }
+
+    /// Runs it, its output passed on.
+    pub(super) fn run(mut self) -> Result<()> {
+        println!("$ {}", self.shown);
+        let status = self.command.status().context("cargo can't be started")?;
+        ensure!(status.success(), "`{}` failed ({status})", self.shown);
+        Ok(())
+    }
+}
+
+/// Runs rustup and returns what it printed; the error says why it could not.
+pub(super) fn rustup(args: &str) -> Result<String> {
+    let output = Command::new("rustup").args(args.split_whitespace()).stdin(Stdio::null()).output();
+    let output = output.context("rustup can't be started")?;
+    let error = String::from_utf8_lossy(&output.stderr);
+    let why = error.lines().rev().find(|line| !line.trim().is_empty()).unwrap_or_default();
+    ensure!(output.status.success(), "`rustup {args}`: {}", why.trim());
+    Ok(String::from_utf8_lossy(&output.stdout).into_owned())
+}
+
+/// Makes sure that a toolchain is there, with components (`-c NAME …`), installing what is missing.
+pub(super) fn toolchain(name: &str, components: &[&str]) -> Result<()> {
+    let has = |list: &str, wanted: &str| list.lines().any(|line| line.starts_with(wanted));
+    if !has(&rustup("toolchain list")?, name) {
+        rustup(&format!("toolchain install {name} --profile minimal --no-self-update"))?;
+    }
+    let installed = rustup(&format!("component list --toolchain {name} --installed"))?;
+    for component in components.iter().filter(|component| !has(&installed, component)) {
+        rustup(&format!("component add --toolchain {name} {component}"))?;
+    }
+    Ok(())
+}

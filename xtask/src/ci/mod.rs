@@ -1,0 +1,117 @@
+//! `cargo xtask ci`: what CI runs, in an order in which the cheap steps fail first.
+//!
+//! A step that needs something this machine can't have (a toolchain, a target, the Python package index) says so and
+//! counts as skipped; everything else that goes wrong ends the run. All steps share one target folder.
+
+mod command;
+mod steps;
+
+use anyhow::{Result, bail};
+use std::time::{Duration, Instant};
+use steps::STEPS;
+
+#[derive(clap::Args)]
+pub(crate) struct Args {
+    /// Run only these steps, in their usual order [default: all]
+    #[arg(value_name = "STEP", value_parser = step_names())]
+    steps: Vec<String>,
+    /// List the steps
+    #[arg(long)]
+    list: bool,
+    /// Go on after a step that failed
+    #[arg(long)]
+    keep_going: bool,
+}
+
+/// One thing that must hold.
+struct Step {
+    name: &'static str,
+    about: &'static str,
+    run: fn() -> Result<Outcome>,
+}
+
+/// How a step ends that does not fail.
+enum Outcome {
+    Passed,
+    /// With what this machine lacks.
+    Skipped(String),
+}
+
+fn step_names() -> clap::builder::PossibleValuesParser {
+    STEPS
+        .iter()
+        .map(|step| clap::builder::PossibleValue::new(step.name).help(step.about))
+        .collect::<Vec<_>>()
+        .into()
+}
+
+pub(crate) fn run(args: Args) -> Result<()> {
+    if args.list {
+        for step in STEPS {
+            println!("{:<12} {}", step.name, step.about);
+        }
+        return Ok(());
+    }
+    let chosen =
+        STEPS.iter().filter(|step| args.steps.is_empty() || args.steps.iter().any(|name| name == step.name));
+    let (start, mut rows, mut failed) = (Instant::now(), Vec::new(), Vec::new());
+    for step in chosen {
+        let (result, took) = match failed.is_empty() || args.keep_going {
+            true => run_step(step),
+            false => ("not run".to_string(), Duration::ZERO),
+        };
+        if result == FAILED {
+            failed.push(step.name);
+        }
+        rows.push([step.name.to_string(), seconds(took), result]);
+    }
+    rows.push(["total".to_string(), seconds(start.elapsed()), String::new()]);
+    println!("\n{}", crate::table::render(["step", "seconds", "result"], &rows));
+    if !failed.is_empty() {
+        bail!("failed: {0}; repeat with `cargo xtask ci {1}`", failed.join(", "), failed.join(" "));
+    }
+    Ok(())
+}
+
+const FAILED: &str = "FAILED";
+
+fn run_step(step: &Step) -> (String, Duration) {
+    println!("\n== {}: {} ==", step.name, step.about);
+    let start = Instant::now();
+    let result = match (step.run)() {
+        Ok(Outcome::Passed) => "passed".to_string(),
+        Ok(Outcome::Skipped(reason)) => format!("skipped: {reason}"),
+        Err(error) => {
+            println!("{}: {error:#}", step.name);
+            FAILED.to_string()
+        }
+    };
+    let took = start.elapsed();
+    println!("== {} {result}, {} s ==", step.name, seconds(took));
+    (result, took)
+}
+
+fn seconds(took: Duration) -> String {
+    format!("{:.1}", took.as_secs_f64())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_of_steps_are_distinct() {
+        let mut names: Vec<_> = STEPS.iter().map(|step| step.name).collect();
+        names.sort_unstable();
+        names.dedup();
+        assert_eq!(names.len(), STEPS.len());
+    }
+
+    #[test]
+    fn a_step_reports_how_it_ended() {
+        let step = |run| Step { name: "step", about: "for this test", run };
+        assert_eq!(run_step(&step(|| Ok(Outcome::Passed))).0, "passed");
+        assert_eq!(run_step(&step(|| Ok(Outcome::Skipped("no net".into())))).0, "skipped: no net");
+        assert_eq!(run_step(&step(|| bail!("broken"))).0, FAILED);
+    }
+}

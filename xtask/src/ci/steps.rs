@@ -1,0 +1,123 @@
+//! The steps themselves. Cheap ones and ones that fail often come first.
+
+use super::command::{cargo, cargo_of, rustup, toolchain};
+use super::{Outcome, Step};
+use crate::layers::LAYERS;
+use anyhow::{Context, Result};
+use cargo_metadata::MetadataCommand;
+
+#[rustfmt::skip]
+pub(super) const STEPS: &[Step] = &[
+    Step { name: "fmt", about: "the formatter agrees with every source", run: fmt },
+    Step { name: "tidy", about: "cargo xtask tidy", run: tidy },
+    Step { name: "clippy", about: "no warning in the workspace, with GPU cases and without", run: clippy },
+    Step { name: "features", about: "every promised combination of features builds; tests on backend none", run: features },
+    Step { name: "test", about: "the README's test command", run: test },
+    Step { name: "docs", about: "no warning in the documentation", run: docs },
+    Step { name: "bindgen", about: "the driver's types and functions are what bindgen makes", run: bindgen },
+    Step { name: "kernels", about: "the PTX is what the CUDA sources make", run: kernels },
+    Step { name: "alone", about: "each crate builds and tests without the others", run: alone },
+    Step { name: "train", about: "the README's main example", run: train },
+    Step { name: "oldest", about: "the stated Rust version compiles everything", run: oldest },
+    Step { name: "windows", about: "the crates compile for x86_64-pc-windows-gnu", run: || target("x86_64-pc-windows-gnu") },
+    Step { name: "aarch64", about: "the crates compile for aarch64-unknown-linux-gnu", run: || target("aarch64-unknown-linux-gnu") },
+    Step { name: "miri", about: "unsafe code that needs no driver, under miri", run: miri },
+];
+
+fn fmt() -> Result<Outcome> {
+    cargo("fmt --all --check").run()?;
+    Ok(Outcome::Passed)
+}
+
+fn tidy() -> Result<Outcome> {
+    crate::tidy::run()?;
+    Ok(Outcome::Passed)
+}
+
+fn clippy() -> Result<Outcome> {
+    cargo("clippy --workspace --all-targets -- -D warnings").run()?;
+    cargo("clippy --package gpumem-tests --all-targets --features gpu -- -D warnings").run()?;
+    Ok(Outcome::Passed)
+}
+
+/// Through the topmost crate, which forwards each feature down. All of them on is the default, and so every other step.
+fn features() -> Result<Outcome> {
+    for features in ["", "backend-native", "sim", "sim,backend-native"] {
+        let combination = format!("--package gpumem-adapt --lib --no-default-features --features={features}");
+        cargo(&format!("clippy {combination} -- -D warnings")).run()?;
+    }
+    let layers = LAYERS[1..].iter().map(|layer| format!("--package {layer} ")).collect::<String>();
+    cargo(&format!("test --quiet {layers}--no-default-features --features=sim")).run()?;
+    Ok(Outcome::Passed)
+}
+
+fn test() -> Result<Outcome> {
+    cargo("test --workspace").run()?;
+    Ok(Outcome::Passed)
+}
+
+fn docs() -> Result<Outcome> {
+    cargo("doc --workspace --no-deps").env("RUSTDOCFLAGS", "-D warnings").run()?;
+    Ok(Outcome::Passed)
+}
+
+fn bindgen() -> Result<Outcome> {
+    unless_unreachable(crate::bindgen::check())
+}
+
+fn kernels() -> Result<Outcome> {
+    unless_unreachable(crate::kernels::check())
+}
+
+/// Vendor files that can't be fetched are this machine's lack; anything else is a failure.
+fn unless_unreachable(result: Result<()>) -> Result<Outcome> {
+    match result {
+        Err(error) if error.is::<crate::wheel::Unreachable>() => Ok(Outcome::Skipped(format!("{error:#}"))),
+        result => result.map(|()| Outcome::Passed),
+    }
+}
+
+fn alone() -> Result<Outcome> {
+    for layer in LAYERS {
+        cargo(&format!("test --quiet --package {layer}")).run()?;
+    }
+    Ok(Outcome::Passed)
+}
+
+fn train() -> Result<Outcome> {
+    cargo("run --release --example train").run()?;
+    Ok(Outcome::Passed)
+}
+
+fn oldest() -> Result<Outcome> {
+    let manifest = crate::root().join("Cargo.toml");
+    let metadata = MetadataCommand::new().manifest_path(manifest).no_deps().exec()?;
+    let stated = metadata.packages.iter().find_map(|package| package.rust_version.as_ref());
+    let stated = stated.context("no package states a rust-version")?.to_string();
+    if let Err(error) = toolchain(&stated, &[]) {
+        return Ok(Outcome::Skipped(format!("no Rust {stated} here: {error:#}")));
+    }
+    cargo_of(&stated, "check --workspace --all-targets").run()?;
+    Ok(Outcome::Passed)
+}
+
+fn target(target: &str) -> Result<Outcome> {
+    if let Err(error) = rustup(&format!("target add {target}")) {
+        return Ok(Outcome::Skipped(format!("no {target} here: {error:#}")));
+    }
+    let layers = LAYERS.iter().map(|layer| format!("--package {layer} ")).collect::<String>();
+    cargo(&format!("check {layers}--target {target}")).run()?;
+    Ok(Outcome::Passed)
+}
+
+fn miri() -> Result<Outcome> {
+    if let Err(error) = toolchain("nightly", &["miri", "rust-src"]) {
+        return Ok(Outcome::Skipped(format!("no miri here: {error:#}")));
+    }
+    // Device addresses are numbers in the driver's interface, so some become pointers again.
+    let flags = "-Zmiri-permissive-provenance -Zmiri-disable-isolation";
+    cargo_of("nightly", "miri test --package gpumem-sys --package gpumem-pool --lib")
+        .env("MIRIFLAGS", flags)
+        .run()?;
+    Ok(Outcome::Passed)
+}
