@@ -1,57 +1,124 @@
 //! The software driver: simulated machines that fill the driver's table.
+//!
+//! # What a simulated machine is
+//!
+//! Devices with a stated memory, and everything that lives on them: contexts, streams, events, memory, pools,
+//! modules. [`Driver::sim`](crate::Driver::sim) starts one; its state is shared with no other, is found by the table
+//! that a call came through and never by the calling thread, and is gone with the last handle.
+//!
+//! **Queued work runs later.** A call that queues work returns at once; the work runs during later calls, in an order
+//! that the seed chooses among all that streams and events allow, and at the latest when somebody waits for it. A
+//! program that is wrong on a GPU because it did not wait is wrong here too, for some seed, and every time for that
+//! seed. (A thread that waits for the device without calling the driver, by watching memory, waits forever.)
+//!
+//! **Misuse is refused.** What the real driver can know at the call gets its return code. What only shows when work
+//! runs (memory that was freed, not yet allocated in stream order, too short) ends the context with a sticky error,
+//! and [`Sim::report`] says what happened to which allocation.
+//!
+//! **Memory costs what is touched.** A device of 141 GiB is mapped lazily, block by block. Device addresses lie where
+//! no host pointer can, so one that leaks into host code faults.
+//!
+//! # The parts
+//!
+//! `entry` decodes calls, `call` runs them under the instance's lock, `machine` is the state. `stream`, `event` and
+//! `operation` are what is queued, `schedule` decides what runs next, `execute` runs it. `memory` says which addresses
+//! are whose, seen by the host and by the device; `plain`, `pool` and `host` hand them out; `copy`, `module` and
+//! `launch` use them.
+//!
+//! ```
+//! use gpumem_sys::{Driver, SimConfig};
+//! use std::ptr::null_mut;
+//!
+//! let driver = Driver::sim(SimConfig::new().seed(3))?;
+//! let (mut context, mut address, mut bytes) = (null_mut(), 0, [0u8; 4]);
+//! // SAFETY: every pointer is to a local that outlives the call.
+//! unsafe {
+//!     driver.cuInit(0)?;
+//!     driver.cuDevicePrimaryCtxRetain(&mut context, 0)?;
+//!     driver.cuCtxSetCurrent(context)?;
+//!     driver.cuMemAlloc_v2(&mut address, 4)?;
+//!     driver.cuMemsetD8_v2(address, 7, 4)?;
+//!     driver.cuMemcpyDtoH_v2(bytes.as_mut_ptr().cast(), address, 4)?;
+//! }
+//! assert_eq!(bytes, [7; 4]);
+//! let report = driver.simulator().map(|sim| sim.report());
+//! assert_eq!(report.map(|report| report.allocations.len()), Some(1));
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
 
-use crate::env::EnvError;
+mod backing;
+mod call;
+mod codes;
+mod config;
+mod context;
+mod copy;
+mod cost;
+mod device;
+mod entry;
+mod event;
+mod execute;
+mod extents;
+mod handle;
+mod host;
+mod launch;
+mod machine;
+mod memory;
+mod module;
+mod operation;
+mod plain;
+mod pointer;
+mod pool;
+mod ptx;
+mod random;
+mod report;
+mod schedule;
+mod slot;
+mod stream;
+mod symbol;
+
+pub use config::{DEVICES_MAX, MEMORY_BYTES_MAX, SimConfig};
+pub use launch::{Kernel, KernelFault, Launch};
+pub use report::{AllocationKind, LiveAllocation, Report};
+
 use crate::table::Table;
+use core::fmt;
+use slot::Shared;
+use std::sync::Arc;
 
-/// What a simulated machine is made of.
-#[derive(Clone, Debug)]
-pub struct SimConfig {
-    pub(crate) seed: u64,
-    pub(crate) device_count: u32,
-    pub(crate) memory_bytes: u64,
-}
+/// A handle to a running simulated machine. Clones share it; it is gone with the last one.
+#[derive(Clone)]
+pub struct Sim(Arc<Shared>);
 
-impl SimConfig {
-    /// One device with 8 GiB, seed 0.
-    #[must_use]
-    pub fn new() -> Self {
-        Self { seed: 0, device_count: 1, memory_bytes: 8 << 30 }
+impl Sim {
+    /// Starts a machine; the table reaches it for as long as a handle lives.
+    pub(crate) fn start(config: SimConfig) -> Result<(Self, Table), SimError> {
+        let shared = slot::take(config)?;
+        let table = shared.table;
+        Ok((Self(shared), table))
     }
 
-    /// Chooses the order in which queued work runs, among all that streams and events allow.
-    #[must_use]
-    pub fn seed(mut self, seed: u64) -> Self {
-        self.seed = seed;
-        self
+    /// Makes kernels known, which modules loaded later or before then find by name. The last of a name counts.
+    pub fn register(&self, kernels: &'static [Kernel]) {
+        let mut machine = self.0.lock();
+        machine.kernels.extend(kernels.iter().map(|kernel| (kernel.name, *kernel)));
     }
 
-    /// How many devices there are; zero is a machine without a GPU.
+    /// The seed that decides the order of queued work.
     #[must_use]
-    pub fn devices(mut self, count: u32) -> Self {
-        self.device_count = count;
-        self
+    pub fn seed(&self) -> u64 {
+        self.0.lock().config.seed
     }
 
-    /// The memory of each device.
+    /// What the machine holds now.
     #[must_use]
-    pub fn memory_bytes(mut self, size_bytes: u64) -> Self {
-        self.memory_bytes = size_bytes;
-        self
-    }
-
-    /// What `GPUMEM_SIM_SEED`, `GPUMEM_SIM_DEVICES` and `GPUMEM_SIM_MEMORY` say, else the defaults.
-    ///
-    /// # Errors
-    ///
-    /// An unknown `GPUMEM_…` variable, or a value that does not parse.
-    pub fn from_env() -> Result<Self, EnvError> {
-        Ok(Self::new())
+    pub fn report(&self) -> Report {
+        self.0.lock().report()
     }
 }
 
-impl Default for SimConfig {
-    fn default() -> Self {
-        Self::new()
+impl fmt::Debug for Sim {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Sim").finish_non_exhaustive()
     }
 }
 
@@ -62,14 +129,16 @@ pub enum SimError {
     /// Every slot for an instance is taken.
     #[error("{0} software drivers are alive, which is as many as one process can hold; drop one first")]
     TooManyInstances(usize),
-}
-
-/// A handle to a running simulated machine. Clones share it.
-#[derive(Clone, Debug)]
-pub struct Sim {}
-
-impl Sim {
-    pub(crate) fn start(_config: SimConfig) -> Result<(Self, Table), SimError> {
-        Err(SimError::TooManyInstances(0))
-    }
+    /// More devices than a machine can have.
+    #[error("a software driver has at most {DEVICES_MAX} devices, not {count}")]
+    TooManyDevices {
+        /// The number asked for.
+        count: u32,
+    },
+    /// More memory than a device can have.
+    #[error("a device of the software driver has at most {MEMORY_BYTES_MAX} bytes, not {size_bytes}")]
+    TooMuchMemory {
+        /// The size asked for.
+        size_bytes: u64,
+    },
 }

@@ -1,0 +1,198 @@
+//! One call of the driver: from the slot of its table to the instance, under the instance's lock, and back to a code.
+//!
+//! Queued work runs only here: a little at the start of each call, as the seed's pace says, and as much as it takes
+//! where a call waits. Host functions run without the lock, so that they may wait for threads that call the driver;
+//! while one runs, its stream counts as busy, and a thread that needs what stands behind it sleeps until it is done.
+//! Kernels run under the lock. Neither may call the driver: such a call is refused.
+
+use super::codes::{Answer, DEINITIALIZED, NOT_PERMITTED, NOT_READY, UNKNOWN};
+use super::context::ThreadKey;
+use super::cost;
+use super::handle::Handle;
+use super::machine::Machine;
+use super::operation::HostCall;
+use super::schedule::Step;
+use super::slot::{self, Shared};
+use super::stream::Point;
+use crate::types::CUresult;
+use core::cell::Cell;
+use core::ops::{Deref, DerefMut};
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::{MutexGuard, PoisonError};
+
+/// A call in progress: the machine, locked, and who is calling.
+pub(super) struct Call<'a> {
+    shared: &'a Shared,
+    /// None only while a host function runs.
+    machine: Option<MutexGuard<'a, Machine>>,
+    pub(super) thread: ThreadKey,
+}
+
+/// Runs the body of an entry on the instance of a slot.
+pub(super) fn enter(slot: usize, body: impl FnOnce(&mut Call<'_>) -> Answer<()>) -> CUresult {
+    if Inside::is_inside() {
+        return NOT_PERMITTED;
+    }
+    let Some(shared) = slot::find(slot) else { return DEINITIALIZED };
+    // A panic would be a bug of ours; it may not unwind into the caller, who expects C.
+    let answer = catch_unwind(AssertUnwindSafe(|| {
+        let mut call = Call { machine: Some(shared.lock()), shared: &shared, thread: ThreadKey::current() };
+        call.host_ns += cost::CALL_NS;
+        call.progress()?;
+        body(&mut call)
+    }));
+    answer.unwrap_or(Err(UNKNOWN)).err().unwrap_or(CUresult::CUDA_SUCCESS)
+}
+
+impl Call<'_> {
+    /// The table that fills this instance's slot.
+    pub(super) fn table(&self) -> &crate::table::Table {
+        &self.shared.table
+    }
+
+    /// Lets some queued work run, as the seed's pace says.
+    fn progress(&mut self) -> Answer<()> {
+        for _ in 0..self.progress_count() {
+            if !self.step_if_any()? {
+                break;
+            }
+        }
+        Ok(())
+    }
+
+    /// Runs queued work until something has happened.
+    pub(super) fn wait_until(&mut self, is_done: impl Fn(&Machine) -> bool) -> Answer<()> {
+        while !is_done(self) {
+            match self.step() {
+                Step::Ran => {}
+                Step::Call(stream, call) => self.call_host(stream, call),
+                Step::Busy => self.sleep(),
+                // Every wait is for something queued before, so this is not reached.
+                Step::Idle => return Err(UNKNOWN),
+            }
+        }
+        Ok(())
+    }
+
+    /// Waits for a point, if there is one; afterwards its context may have failed.
+    pub(super) fn wait_for(&mut self, point: Option<Point>) -> Answer<()> {
+        let Some(point) = point else { return Ok(()) };
+        let context = self.streams.get(point.stream).map(|stream| stream.context);
+        self.wait_until(|machine| machine.is_done(point))?;
+        self.catch_up(point.stream);
+        context.map_or(Ok(()), |context| self.check_context(context))
+    }
+
+    /// Waits for all work of a context.
+    pub(super) fn wait_for_context(&mut self, context: Handle) -> Answer<()> {
+        self.wait_until(|machine| machine.is_context_idle(context))?;
+        self.check_context(context)
+    }
+
+    /// Waits for all work of a device.
+    pub(super) fn wait_for_device(&mut self, device: usize) -> Answer<()> {
+        self.wait_until(|machine| machine.is_device_idle(device))
+    }
+
+    /// Waits for all work there is.
+    pub(super) fn wait_for_all(&mut self) -> Answer<()> {
+        self.wait_until(|machine| machine.active.is_empty())
+    }
+
+    /// Whether something has happened; if not, some work may run, so that asking again and again ends.
+    pub(super) fn poll(&mut self, is_done: impl Fn(&Machine) -> bool) -> Answer<()> {
+        if is_done(self) {
+            return Ok(());
+        }
+        for _ in 0..self.poll_count() {
+            if !self.step_if_any()? {
+                break;
+            }
+        }
+        Err(NOT_READY)
+    }
+
+    /// A stream whose queue is full makes its caller wait.
+    pub(super) fn make_room(&mut self, stream: Handle) -> Answer<()> {
+        self.wait_until(|machine| !machine.is_full(stream))
+    }
+
+    /// The host has waited for a stream: its clock is at least as late.
+    fn catch_up(&mut self, stream: Handle) {
+        let stream_ns = self.streams.get(stream).map_or(0, |stream| stream.time_ns);
+        self.host_ns = self.host_ns.max(stream_ns);
+    }
+
+    fn step_if_any(&mut self) -> Answer<bool> {
+        match self.step() {
+            Step::Ran => Ok(true),
+            Step::Call(stream, call) => {
+                self.call_host(stream, call);
+                Ok(true)
+            }
+            Step::Busy | Step::Idle => Ok(false),
+        }
+    }
+
+    /// Runs a host function without the lock.
+    fn call_host(&mut self, stream: Handle, call: HostCall) {
+        self.machine = None;
+        {
+            let _inside = Inside::enter();
+            // SAFETY: the program asked for this call with this argument, and its turn in the stream has come.
+            unsafe { (call.run)(call.data) };
+        }
+        self.machine = Some(self.shared.lock());
+        self.call_returned(stream);
+        self.shared.returned.notify_all();
+    }
+
+    /// Gives the lock away until some thread's host function has returned.
+    fn sleep(&mut self) {
+        if let Some(machine) = self.machine.take() {
+            let woken = self.shared.returned.wait(machine);
+            self.machine = Some(woken.unwrap_or_else(PoisonError::into_inner));
+        }
+    }
+}
+
+impl Deref for Call<'_> {
+    type Target = Machine;
+
+    fn deref(&self) -> &Machine {
+        match &self.machine {
+            Some(machine) => machine,
+            None => unreachable!("the lock is given away only while nothing else runs in this call"),
+        }
+    }
+}
+
+impl DerefMut for Call<'_> {
+    fn deref_mut(&mut self) -> &mut Machine {
+        match &mut self.machine {
+            Some(machine) => machine,
+            None => unreachable!("the lock is given away only while nothing else runs in this call"),
+        }
+    }
+}
+
+/// Marks a thread that runs a kernel or a host function: it may not call the driver.
+pub(super) struct Inside(bool);
+
+impl Inside {
+    pub(super) fn enter() -> Self {
+        Self(INSIDE.replace(true))
+    }
+
+    pub(super) fn is_inside() -> bool {
+        INSIDE.get()
+    }
+}
+
+impl Drop for Inside {
+    fn drop(&mut self) {
+        INSIDE.set(self.0);
+    }
+}
+
+thread_local!(static INSIDE: Cell<bool> = const { Cell::new(false) });

@@ -1,0 +1,134 @@
+//! What a simulated machine is made of, and where that can be said.
+
+use crate::env::{self, EnvError};
+use bytesize::ByteSize;
+
+/// What a simulated machine is made of.
+///
+/// ```
+/// use gpumem_sys::{Driver, SimConfig};
+///
+/// let driver = Driver::sim(SimConfig::new().seed(42).devices(2).memory_bytes(1 << 30))?;
+/// # let _ = driver;
+/// # Ok::<(), gpumem_sys::LoadError>(())
+/// ```
+#[derive(Clone, Debug)]
+#[must_use]
+pub struct SimConfig {
+    pub(super) seed: u64,
+    pub(super) device_count: u32,
+    pub(super) memory_bytes: u64,
+}
+
+impl SimConfig {
+    /// One device with 8 GiB, seed 0.
+    pub fn new() -> Self {
+        Self { seed: 0, device_count: 1, memory_bytes: 8 << 30 }
+    }
+
+    /// Chooses the order in which queued work runs, among all that streams and events allow.
+    pub fn seed(mut self, seed: u64) -> Self {
+        self.seed = seed;
+        self
+    }
+
+    /// How many devices there are, at most [`DEVICES_MAX`]; zero is a machine without a GPU.
+    pub fn devices(mut self, count: u32) -> Self {
+        self.device_count = count;
+        self
+    }
+
+    /// The memory of each device, at most [`MEMORY_BYTES_MAX`]. It costs host memory only where it is touched.
+    pub fn memory_bytes(mut self, size_bytes: u64) -> Self {
+        self.memory_bytes = size_bytes;
+        self
+    }
+
+    /// What `GPUMEM_SIM_SEED`, `GPUMEM_SIM_DEVICES` and `GPUMEM_SIM_MEMORY` say, else the defaults.
+    ///
+    /// # Errors
+    ///
+    /// An unknown `GPUMEM_…` variable, or a value that does not parse.
+    pub fn from_env() -> Result<Self, EnvError> {
+        let mut config = Self::new();
+        if let Some(value) = env::read(SEED)? {
+            config.seed = parse_seed(value)?;
+        }
+        if let Some(value) = env::read(DEVICES)? {
+            config.device_count = parse_devices(value)?;
+        }
+        if let Some(value) = env::read(MEMORY)? {
+            config.memory_bytes = parse_memory(value)?;
+        }
+        Ok(config)
+    }
+}
+
+impl Default for SimConfig {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+/// As many devices as a simulated machine can have.
+pub const DEVICES_MAX: u32 = 64;
+
+/// As much memory as a simulated device can have: 4 TiB.
+pub const MEMORY_BYTES_MAX: u64 = super::memory::DEVICE_SPACE_BYTES / 2;
+
+const SEED: &str = "GPUMEM_SIM_SEED";
+const DEVICES: &str = "GPUMEM_SIM_DEVICES";
+const MEMORY: &str = "GPUMEM_SIM_MEMORY";
+
+fn parse_seed(value: String) -> Result<u64, EnvError> {
+    value.trim().parse().map_err(|_| bad(SEED, value, "use a whole number from 0 to 18446744073709551615"))
+}
+
+fn parse_devices(value: String) -> Result<u32, EnvError> {
+    let count = value.trim().parse().ok().filter(|count| *count <= DEVICES_MAX);
+    count.ok_or_else(|| bad(DEVICES, value, "use a whole number from 0 (no GPU) to 64"))
+}
+
+fn parse_memory(value: String) -> Result<u64, EnvError> {
+    let size = value.trim().parse::<ByteSize>().ok().map(|size| size.as_u64());
+    let size = size.filter(|size| (MEMORY_BYTES_MIN..=MEMORY_BYTES_MAX).contains(size));
+    size.ok_or_else(|| bad(MEMORY, value, "use a size from 2MiB to 4TiB, such as 8GiB, 500MB or 8589934592"))
+}
+
+fn bad(name: &'static str, value: String, expected: &str) -> EnvError {
+    EnvError::BadValue { name, value, expected: expected.into() }
+}
+
+const MEMORY_BYTES_MIN: u64 = super::plain::CHUNK_BYTES;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn values_that_parse() {
+        assert_eq!(parse_seed(" 18446744073709551615 ".into()), Ok(u64::MAX));
+        assert_eq!(parse_devices("0".into()), Ok(0));
+        assert_eq!(parse_memory("141GiB".into()), Ok(141 << 30));
+        assert_eq!(parse_memory("8589934592".into()), Ok(8 << 30));
+    }
+
+    #[test]
+    fn values_that_do_not_parse_say_what_would() {
+        let texts = [
+            parse_seed("-1".into()).unwrap_err(),
+            parse_devices("65".into()).unwrap_err(),
+            parse_memory("lots".into()).unwrap_err(),
+            parse_memory("1KiB".into()).unwrap_err(),
+        ]
+        .map(|error| error.to_string());
+        assert!(
+            texts[0].contains("GPUMEM_SIM_SEED=\"-1\"") && texts[0].contains("whole number"),
+            "{texts:?}"
+        );
+        assert!(
+            texts[1].contains("to 64") && texts[2].contains("8GiB") && texts[3].contains("2MiB"),
+            "{texts:?}"
+        );
+    }
+}

@@ -1,0 +1,231 @@
+//! Copies and memsets at the call: what the addresses are, whether they may be used, when the host may go on.
+//!
+//! Between host and device, pinned memory is read or written when the copy runs; pageable memory is read at the call
+//! (staged), and a copy into it is done when the call returns. Copies within and between devices, and memsets, are
+//! never waited for, not even by the calls without a stream: those only go through the null stream.
+
+use super::codes::{Answer, INVALID_CONTEXT, INVALID_HANDLE, INVALID_VALUE, NOT_SUPPORTED};
+use super::handle::Handle;
+use super::machine::Machine;
+use super::memory::{Allocation, Owner, is_device_address};
+use super::operation::{Copy2d, Fill, Operation, Route};
+use super::stream::Point;
+use crate::types::{CUDA_MEMCPY2D, CUmemorytype};
+
+/// Which directions a call allows.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Direction {
+    HostToDevice,
+    DeviceToHost,
+    DeviceToDevice,
+    /// Whatever the addresses say.
+    Any,
+}
+
+/// One end of a copy.
+#[derive(Clone, Copy, Debug)]
+enum End {
+    Device(Allocation),
+    Pinned,
+    Pageable,
+}
+
+impl Machine {
+    /// Queues a copy. The point is to be waited for before the call returns: pageable memory is its target, or
+    /// `is_blocking` and the host takes part.
+    pub(super) fn copy(
+        &mut self,
+        stream: Handle,
+        (target, source, size_bytes): (u64, u64, u64),
+        direction: Direction,
+        is_blocking: bool,
+    ) -> Answer<Option<Point>> {
+        if size_bytes == 0 {
+            return Ok(None);
+        }
+        let ends = (self.end(target, size_bytes)?, self.end(source, size_bytes)?);
+        check_direction(direction, ends)?;
+        let route = self.route(stream, ends)?;
+        let is_host_waiting = matches!(ends.0, End::Pageable) || is_blocking && route.touches_host();
+        let operation = match ends.1 {
+            End::Pageable => Operation::Staged { target, bytes: stage(source, size_bytes) },
+            _ => Operation::Copy { target, source, size_bytes, route },
+        };
+        let point = self.enqueue(stream, operation);
+        Ok(is_host_waiting.then_some(point))
+    }
+
+    /// A copy of rows. Pageable memory makes it blocking in either direction: rows are not staged.
+    pub(super) fn copy_2d(
+        &mut self,
+        stream: Handle,
+        copy: &CUDA_MEMCPY2D,
+        is_blocking: bool,
+    ) -> Answer<Option<Point>> {
+        let (width_bytes, height) = (copy.WidthInBytes as u64, copy.Height as u64);
+        if width_bytes == 0 || height == 0 {
+            return Ok(None);
+        }
+        let target = Plane {
+            base: base_of(copy.dstMemoryType, copy.dstHost.expose_provenance(), copy.dstDevice)?,
+            pitch: copy.dstPitch as u64,
+            x_bytes: copy.dstXInBytes as u64,
+            y: copy.dstY as u64,
+        };
+        let source = Plane {
+            base: base_of(copy.srcMemoryType, copy.srcHost.expose_provenance(), copy.srcDevice)?,
+            pitch: copy.srcPitch as u64,
+            x_bytes: copy.srcXInBytes as u64,
+            y: copy.srcY as u64,
+        };
+        let (target, target_pitch, target_bytes) = target.range(width_bytes, height)?;
+        let (source, source_pitch, source_bytes) = source.range(width_bytes, height)?;
+        let ends = (self.end(target, target_bytes)?, self.end(source, source_bytes)?);
+        let route = self.route(stream, ends)?;
+        let is_pageable = matches!(ends.0, End::Pageable) || matches!(ends.1, End::Pageable);
+        let rows = Copy2d { target, target_pitch, source, source_pitch, width_bytes, height, route };
+        let point = self.enqueue(stream, Operation::Copy2d(Box::new(rows)));
+        Ok((is_pageable || is_blocking && route.touches_host()).then_some(point))
+    }
+
+    /// Queues a memset. To be waited for where the target is host memory and the call is a blocking one.
+    pub(super) fn fill(&mut self, stream: Handle, fill: Fill, is_blocking: bool) -> Answer<Option<Point>> {
+        let row_bytes = fill.width.checked_mul(fill.pattern_bytes).ok_or(INVALID_VALUE)?;
+        if row_bytes == 0 || fill.height == 0 {
+            return Ok(None);
+        }
+        let is_pitch_bad =
+            fill.height > 1 && (fill.pitch < row_bytes || !fill.pitch.is_multiple_of(fill.pattern_bytes));
+        if !fill.target.is_multiple_of(fill.pattern_bytes) || is_pitch_bad {
+            return Err(INVALID_VALUE);
+        }
+        let plane = Plane { base: fill.target, pitch: fill.pitch, x_bytes: 0, y: 0 };
+        let (target, _, size_bytes) = plane.range(row_bytes, fill.height)?;
+        let end = self.end(target, size_bytes)?;
+        match end {
+            End::Device(allocation) => self.check_access(stream, &allocation)?,
+            End::Pinned => {}
+            End::Pageable => return Err(INVALID_VALUE),
+        }
+        let point = self.enqueue(stream, Operation::Fill(fill));
+        Ok((is_blocking && matches!(end, End::Pinned)).then_some(point))
+    }
+
+    /// What an address is to the program now. A device address has to be inside an allocation, with all its bytes.
+    fn end(&self, address: u64, size_bytes: u64) -> Answer<End> {
+        match self.memory.known(address, size_bytes) {
+            Some(allocation) if allocation.owner.is_host() => Ok(End::Pinned),
+            Some(allocation) => Ok(End::Device(*allocation)),
+            None if is_device_address(address) || address == 0 => Err(INVALID_VALUE),
+            None => Ok(End::Pageable),
+        }
+    }
+
+    fn route(&self, stream: Handle, ends: (End, End)) -> Answer<Route> {
+        let device = self.streams.get(stream).ok_or(INVALID_HANDLE)?.device;
+        match ends {
+            (End::Device(target), End::Device(source)) => {
+                for allocation in [&target, &source] {
+                    self.check_pool_access(device, allocation)?;
+                }
+                let direct =
+                    self.has_peer_access(stream, &target)? && self.has_peer_access(stream, &source)?;
+                let is_within = target.device == source.device;
+                Ok(if is_within { Route::Within } else { Route::Across { direct } })
+            }
+            (End::Device(_), _) => Ok(Route::Up),
+            (End::Pageable, _) => Ok(Route::DownPageable),
+            (End::Pinned, _) => Ok(Route::Down),
+        }
+    }
+
+    /// Whether a stream's device may use memory with its own engines: else `INVALID_VALUE`.
+    fn check_access(&self, stream: Handle, allocation: &Allocation) -> Answer<()> {
+        if self.has_peer_access(stream, allocation)? { Ok(()) } else { Err(INVALID_VALUE) }
+    }
+
+    /// Memory of another device's pool has to be shared before this device's streams may copy it; plain memory is
+    /// staged through the host instead.
+    fn check_pool_access(&self, device: usize, allocation: &Allocation) -> Answer<()> {
+        match allocation.owner {
+            Owner::Pool(pool) if allocation.device != device => {
+                let is_shared = self.pools.get(pool).is_some_and(|pool| pool.shared_with.contains(&device));
+                if is_shared { Ok(()) } else { Err(INVALID_VALUE) }
+            }
+            _ => Ok(()),
+        }
+    }
+
+    fn has_peer_access(&self, stream: Handle, allocation: &Allocation) -> Answer<bool> {
+        let context = self.streams.get(stream).ok_or(INVALID_HANDLE)?.context;
+        self.may_use(context, allocation).ok_or(INVALID_CONTEXT)
+    }
+
+    /// Whether kernels of a context reach an allocation.
+    pub(super) fn may_use(&self, context: Handle, allocation: &Allocation) -> Option<bool> {
+        let context = self.contexts.get(context)?;
+        Some(match allocation.owner {
+            _ if allocation.device == context.device => true,
+            Owner::Host { .. } | Owner::Registered { .. } => true,
+            Owner::Plain => context.peers.contains(&allocation.context),
+            Owner::Pool(pool) => self.pools.get(pool)?.shared_with.contains(&context.device),
+        })
+    }
+}
+
+impl Route {
+    fn touches_host(self) -> bool {
+        matches!(self, Self::Up | Self::Down | Self::DownPageable)
+    }
+}
+
+/// A rectangle of rows in memory.
+struct Plane {
+    base: u64,
+    pitch: u64,
+    x_bytes: u64,
+    y: u64,
+}
+
+impl Plane {
+    /// The first byte, the pitch, and the bytes from first to last.
+    fn range(&self, width_bytes: u64, height: u64) -> Answer<(u64, u64, u64)> {
+        let row_end_bytes = self.x_bytes.checked_add(width_bytes).ok_or(INVALID_VALUE)?;
+        if (height > 1 || self.y > 0) && self.pitch < row_end_bytes {
+            return Err(INVALID_VALUE);
+        }
+        let skipped_bytes =
+            self.pitch.checked_mul(self.y).and_then(|skipped| skipped.checked_add(self.x_bytes));
+        let first = skipped_bytes.and_then(|skipped| self.base.checked_add(skipped));
+        let rows_bytes = self.pitch.checked_mul(height - 1).and_then(|rows| rows.checked_add(width_bytes));
+        let (first, rows_bytes) = (first.ok_or(INVALID_VALUE)?, rows_bytes.ok_or(INVALID_VALUE)?);
+        Ok((first, self.pitch, rows_bytes))
+    }
+}
+
+fn base_of(kind: CUmemorytype, host: usize, device: u64) -> Answer<u64> {
+    match kind {
+        CUmemorytype::CU_MEMORYTYPE_HOST => Ok(host as u64),
+        CUmemorytype::CU_MEMORYTYPE_DEVICE | CUmemorytype::CU_MEMORYTYPE_UNIFIED => Ok(device),
+        CUmemorytype::CU_MEMORYTYPE_ARRAY => Err(NOT_SUPPORTED),
+        _ => Err(INVALID_VALUE),
+    }
+}
+
+fn check_direction(direction: Direction, (target, source): (End, End)) -> Answer<()> {
+    let is_device = |end| matches!(end, End::Device(_) | End::Pinned);
+    let is_host = |end| matches!(end, End::Pageable | End::Pinned);
+    let is_allowed = match direction {
+        Direction::HostToDevice => is_device(target) && is_host(source),
+        Direction::DeviceToHost => is_host(target) && is_device(source),
+        Direction::DeviceToDevice => is_device(target) && is_device(source),
+        Direction::Any => true,
+    };
+    if is_allowed { Ok(()) } else { Err(INVALID_VALUE) }
+}
+
+fn stage(source: u64, size_bytes: u64) -> Box<[u8]> {
+    let source = core::ptr::with_exposed_provenance::<u8>(source as usize);
+    // SAFETY: not a device address, so the program vouches for that many readable bytes, as the driver asks.
+    unsafe { core::slice::from_raw_parts(source, size_bytes as usize) }.into()
+}

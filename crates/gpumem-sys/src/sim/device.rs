@@ -1,0 +1,122 @@
+//! Devices: what they say about themselves, and what they own.
+//!
+//! A device of the simulator answers like an H200 whose memory has another size. Capabilities that the simulator
+//! does not have yet (virtual memory management, managed memory) answer 0, so that a program takes its other way.
+
+use super::extents::Extents;
+use super::handle::Handle;
+use super::memory::{DEVICE_SPACE_BYTES, device_space};
+use super::plain::Plain;
+use crate::types::CUdevice_attribute as Attribute;
+
+/// One device.
+pub(super) struct Device {
+    pub(super) total_bytes: u64,
+    /// Plain chunks and the pools' segments.
+    pub(super) reserved_bytes: u64,
+    /// Addresses without memory behind them.
+    pub(super) space: Extents,
+    pub(super) plain: Plain,
+    pub(super) primary: Option<Handle>,
+    pub(super) primary_count: u32,
+    pub(super) primary_flags: u32,
+    pub(super) default_pool: Handle,
+    /// The pool that `cuMemAllocAsync` takes from.
+    pub(super) pool: Handle,
+}
+
+impl Device {
+    pub(super) fn new(slot: usize, index: usize, total_bytes: u64, default_pool: Handle) -> Self {
+        let mut space = Extents::default();
+        space.give(device_space(slot, index), DEVICE_SPACE_BYTES);
+        Self {
+            total_bytes,
+            reserved_bytes: 0,
+            space,
+            plain: Plain::default(),
+            primary: None,
+            primary_count: 0,
+            primary_flags: 0,
+            default_pool,
+            pool: default_pool,
+        }
+    }
+
+    pub(super) fn free_bytes(&self) -> u64 {
+        self.total_bytes - self.reserved_bytes
+    }
+}
+
+/// What every device is called.
+pub(super) const NAME: &str = "gpumem software device";
+
+/// A number that tells a device of an instance from every other.
+pub(super) fn uuid(instance: u64, device: usize) -> [u8; 16] {
+    let mut bytes = *b"gpumem\0\0\0\0\0\0\0\0\0\0";
+    bytes[6..14].copy_from_slice(&instance.to_be_bytes());
+    bytes[14..].copy_from_slice(&(device as u16).to_be_bytes());
+    bytes
+}
+
+/// The shared memory a block may have without asking, and at most.
+pub(super) const SHARED_BYTES: i32 = 48 << 10;
+pub(super) const SHARED_BYTES_OPTIN: i32 = 227 << 10;
+
+/// The largest grid and block.
+pub(super) const GRID_MAX: [u32; 3] = [2_147_483_647, 65_535, 65_535];
+pub(super) const BLOCK_MAX: [u32; 3] = [1024, 1024, 64];
+pub(super) const BLOCK_THREADS_MAX: u64 = 1024;
+
+/// An attribute of any device; 0 for a capability that is missing, `None` for a number that is no attribute.
+pub(super) fn attribute(attribute: Attribute, ordinal: usize) -> Option<i32> {
+    if attribute.0 == 0 || attribute.0 >= Attribute::CU_DEVICE_ATTRIBUTE_MAX.0 {
+        return None;
+    }
+    if attribute == Attribute::CU_DEVICE_ATTRIBUTE_PCI_DEVICE_ID {
+        return Some(0);
+    }
+    if attribute == Attribute::CU_DEVICE_ATTRIBUTE_PCI_BUS_ID {
+        return Some(ordinal as i32 + 1);
+    }
+    let known = ATTRIBUTES.iter().find(|(known, _)| *known == attribute);
+    Some(known.map_or(0, |(_, value)| *value))
+}
+
+const ATTRIBUTES: &[(Attribute, i32)] = &[
+    (Attribute::CU_DEVICE_ATTRIBUTE_MAX_THREADS_PER_BLOCK, 1024),
+    (Attribute::CU_DEVICE_ATTRIBUTE_MAX_BLOCK_DIM_X, 1024),
+    (Attribute::CU_DEVICE_ATTRIBUTE_MAX_BLOCK_DIM_Y, 1024),
+    (Attribute::CU_DEVICE_ATTRIBUTE_MAX_BLOCK_DIM_Z, 64),
+    (Attribute::CU_DEVICE_ATTRIBUTE_MAX_GRID_DIM_X, 2_147_483_647),
+    (Attribute::CU_DEVICE_ATTRIBUTE_MAX_GRID_DIM_Y, 65_535),
+    (Attribute::CU_DEVICE_ATTRIBUTE_MAX_GRID_DIM_Z, 65_535),
+    (Attribute::CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK, SHARED_BYTES),
+    (Attribute::CU_DEVICE_ATTRIBUTE_TOTAL_CONSTANT_MEMORY, 65_536),
+    (Attribute::CU_DEVICE_ATTRIBUTE_WARP_SIZE, 32),
+    (Attribute::CU_DEVICE_ATTRIBUTE_MAX_PITCH, i32::MAX),
+    (Attribute::CU_DEVICE_ATTRIBUTE_MAX_REGISTERS_PER_BLOCK, 65_536),
+    (Attribute::CU_DEVICE_ATTRIBUTE_CLOCK_RATE, 1_980_000),
+    (Attribute::CU_DEVICE_ATTRIBUTE_TEXTURE_ALIGNMENT, 512),
+    (Attribute::CU_DEVICE_ATTRIBUTE_GPU_OVERLAP, 1),
+    (Attribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT, 132),
+    (Attribute::CU_DEVICE_ATTRIBUTE_CAN_MAP_HOST_MEMORY, 1),
+    (Attribute::CU_DEVICE_ATTRIBUTE_SURFACE_ALIGNMENT, 512),
+    (Attribute::CU_DEVICE_ATTRIBUTE_CONCURRENT_KERNELS, 1),
+    (Attribute::CU_DEVICE_ATTRIBUTE_ECC_ENABLED, 1),
+    (Attribute::CU_DEVICE_ATTRIBUTE_L2_CACHE_SIZE, 60 << 20),
+    (Attribute::CU_DEVICE_ATTRIBUTE_MAX_THREADS_PER_MULTIPROCESSOR, 2048),
+    (Attribute::CU_DEVICE_ATTRIBUTE_ASYNC_ENGINE_COUNT, 3),
+    (Attribute::CU_DEVICE_ATTRIBUTE_UNIFIED_ADDRESSING, 1),
+    (Attribute::CU_DEVICE_ATTRIBUTE_TEXTURE_PITCH_ALIGNMENT, 32),
+    (Attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR, 9),
+    (Attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR, 0),
+    (Attribute::CU_DEVICE_ATTRIBUTE_STREAM_PRIORITIES_SUPPORTED, 1),
+    (Attribute::CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_MULTIPROCESSOR, 228 << 10),
+    (Attribute::CU_DEVICE_ATTRIBUTE_MAX_REGISTERS_PER_MULTIPROCESSOR, 65_536),
+    (Attribute::CU_DEVICE_ATTRIBUTE_CAN_USE_HOST_POINTER_FOR_REGISTERED_MEM, 1),
+    (Attribute::CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN, SHARED_BYTES_OPTIN),
+    (Attribute::CU_DEVICE_ATTRIBUTE_HOST_REGISTER_SUPPORTED, 1),
+    (Attribute::CU_DEVICE_ATTRIBUTE_MAX_BLOCKS_PER_MULTIPROCESSOR, 32),
+    (Attribute::CU_DEVICE_ATTRIBUTE_READ_ONLY_HOST_REGISTER_SUPPORTED, 1),
+    (Attribute::CU_DEVICE_ATTRIBUTE_MEMORY_POOLS_SUPPORTED, 1),
+];

@@ -1,0 +1,88 @@
+//! The C functions of the table: decode the arguments, call the machine, encode the answer. No logic.
+//!
+//! Each file lists its functions once in `entries!`. From a line of the list come the body, which runs under the
+//! instance's lock, and a thunk for each slot, which only adds the slot's number.
+
+mod context;
+mod device;
+mod event;
+mod memory;
+mod module;
+mod pool;
+mod stream;
+mod symbol;
+mod transfer;
+
+use super::codes::{Answer, INVALID_VALUE};
+use crate::table::Table;
+
+/// The table whose functions reach the instance in a slot.
+pub(super) fn table<const SLOT: usize>() -> Table {
+    let mut table = Table::default();
+    device::install::<SLOT>(&mut table);
+    context::install::<SLOT>(&mut table);
+    stream::install::<SLOT>(&mut table);
+    event::install::<SLOT>(&mut table);
+    memory::install::<SLOT>(&mut table);
+    pool::install::<SLOT>(&mut table);
+    transfer::install::<SLOT>(&mut table);
+    module::install::<SLOT>(&mut table);
+    symbol::install::<SLOT>(&mut table);
+    table
+}
+
+/// Defines entries.
+macro_rules! entries {
+    ($( fn $name:ident($call:ident $(, $arg:ident: $kind:ty)* $(,)?) $body:block )*) => {
+        $(
+            #[allow(non_snake_case, clippy::too_many_arguments)]
+            unsafe fn $name(slot: usize, $($arg: $kind),*) -> CUresult {
+                crate::sim::call::enter(slot, |$call| {
+                    // SAFETY: whoever calls a driver function promises what its documentation asks, and that is all
+                    // that the body relies on: pointers are null or good for what the function reads and writes.
+                    #[allow(unused_unsafe)]
+                    unsafe { $body }
+                })
+            }
+        )*
+
+        pub(super) fn install<const SLOT: usize>(table: &mut Table) {
+            $( table.$name = Some({
+                #[allow(non_snake_case, clippy::too_many_arguments)]
+                unsafe extern "C" fn thunk<const SLOT: usize>($($arg: $kind),*) -> CUresult {
+                    // SAFETY: the caller's promise is the same.
+                    unsafe { $name(SLOT, $($arg),*) }
+                }
+                thunk::<SLOT>
+            }); )*
+        }
+    };
+}
+use entries;
+
+/// Writes an answer to where the caller wants it.
+///
+/// # Safety
+///
+/// The pointer is null or may be written.
+unsafe fn put<T>(target: *mut T, value: T) -> Answer<()> {
+    if target.is_null() {
+        return Err(INVALID_VALUE);
+    }
+    // SAFETY: not null, so the caller promises that it may be written.
+    unsafe { target.write_unaligned(value) };
+    Ok(())
+}
+
+/// Reads what a caller points to.
+///
+/// # Safety
+///
+/// The pointer is null or may be read as a `T`.
+unsafe fn take<T: Copy>(source: *const T) -> Answer<T> {
+    if source.is_null() {
+        return Err(INVALID_VALUE);
+    }
+    // SAFETY: not null, so the caller promises that it may be read.
+    Ok(unsafe { source.read_unaligned() })
+}

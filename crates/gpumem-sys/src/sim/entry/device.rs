@@ -1,0 +1,76 @@
+//! Starting the driver, and what devices say about themselves.
+//!
+//! A simulated machine is ready from its start, as the vendor's driver is once `Driver::cuda` has returned; `cuInit`
+//! only says whether there is a device.
+
+use super::{entries, put};
+use crate::sim::codes::{INVALID_VALUE, NO_DEVICE};
+use crate::sim::device;
+use crate::table::Table;
+use crate::types::{CUdevice, CUdevice_attribute, CUresult, CUuuid};
+use core::ffi::{c_char, c_int, c_uint};
+
+entries! {
+    fn cuInit(call, flags: c_uint) {
+        if flags != 0 {
+            return Err(INVALID_VALUE);
+        }
+        if call.devices.is_empty() {
+            return Err(NO_DEVICE);
+        }
+        Ok(())
+    }
+
+    fn cuDriverGetVersion(_call, version: *mut c_int) {
+        put(version, 13_000)
+    }
+
+    fn cuDeviceGetCount(call, count: *mut c_int) {
+        put(count, call.devices.len() as c_int)
+    }
+
+    fn cuDeviceGet(call, target: *mut CUdevice, ordinal: c_int) {
+        put(target, call.device_index(ordinal)? as CUdevice)
+    }
+
+    fn cuDeviceGetName(call, name: *mut c_char, len: c_int, device: CUdevice) {
+        call.device_index(device)?;
+        if name.is_null() || len <= 0 {
+            return Err(INVALID_VALUE);
+        }
+        let count = device::NAME.len().min(len as usize - 1);
+        core::ptr::copy_nonoverlapping(device::NAME.as_ptr().cast::<c_char>(), name, count);
+        put(name.add(count), 0)
+    }
+
+    fn cuDeviceTotalMem_v2(call, size_bytes: *mut usize, device: CUdevice) {
+        let device = call.device_index(device)?;
+        put(size_bytes, call.devices[device].total_bytes as usize)
+    }
+
+    fn cuDeviceGetAttribute(call, value: *mut c_int, attribute: CUdevice_attribute, device: CUdevice) {
+        let device = call.device_index(device)?;
+        put(value, device::attribute(attribute, device).ok_or(INVALID_VALUE)?)
+    }
+
+    fn cuDeviceComputeCapability(call, major: *mut c_int, minor: *mut c_int, device: CUdevice) {
+        call.device_index(device)?;
+        put(major, 9)?;
+        put(minor, 0)
+    }
+
+    fn cuDeviceGetUuid(call, uuid: *mut CUuuid, device: CUdevice) {
+        let device = call.device_index(device)?;
+        put(uuid, CUuuid { bytes: device::uuid(call.instance, device).map(|byte| byte as c_char) })
+    }
+
+    fn cuDeviceGetUuid_v2(call, uuid: *mut CUuuid, device: CUdevice) {
+        let device = call.device_index(device)?;
+        put(uuid, CUuuid { bytes: device::uuid(call.instance, device).map(|byte| byte as c_char) })
+    }
+
+    fn cuDeviceCanAccessPeer(call, can: *mut c_int, device: CUdevice, peer: CUdevice) {
+        let (device, peer) = (call.device_index(device)?, call.device_index(peer)?);
+        put(can, c_int::from(device != peer))
+    }
+}

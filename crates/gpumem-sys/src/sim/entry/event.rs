@@ -1,0 +1,62 @@
+//! Events.
+
+use super::{entries, put};
+use crate::sim::codes::INVALID_VALUE;
+use crate::sim::handle::Handle;
+use crate::table::Table;
+use crate::types::{CUevent, CUresult, CUstream};
+use core::ffi::c_uint;
+
+entries! {
+    fn cuEventCreate(call, target: *mut CUevent, flags: c_uint) {
+        let context = call.context(call.thread)?;
+        put(target, call.event_create(context, flags)?.to_ptr())
+    }
+
+    fn cuEventDestroy_v2(call, event: CUevent) {
+        call.event_destroy(Handle::from_ptr(event))
+    }
+
+    fn cuEventRecord(call, event: CUevent, stream: CUstream) {
+        let thread = call.thread;
+        let stream = call.stream(thread, Handle::from_ptr(stream))?;
+        call.make_room(stream)?;
+        call.event_record(Handle::from_ptr(event), stream)
+    }
+
+    fn cuEventRecordWithFlags(call, event: CUevent, stream: CUstream, flags: c_uint) {
+        let thread = call.thread;
+        let stream = call.stream(thread, Handle::from_ptr(stream))?;
+        if flags > 1 {
+            return Err(INVALID_VALUE);
+        }
+        call.make_room(stream)?;
+        call.event_record(Handle::from_ptr(event), stream)
+    }
+
+    fn cuEventQuery(call, event: CUevent) {
+        call.context(call.thread)?;
+        match call.event_point(Handle::from_ptr(event))? {
+            None => Ok(()),
+            Some(point) => call.poll(|machine| machine.is_done(point)),
+        }
+    }
+
+    fn cuEventSynchronize(call, event: CUevent) {
+        call.context(call.thread)?;
+        let point = call.event_point(Handle::from_ptr(event))?;
+        call.wait_for(point)?;
+        call.pools_synchronised();
+        Ok(())
+    }
+
+    fn cuEventElapsedTime(call, elapsed_ms: *mut f32, start: CUevent, end: CUevent) {
+        call.context(call.thread)?;
+        put(elapsed_ms, call.elapsed_ms(Handle::from_ptr(start), Handle::from_ptr(end))?)
+    }
+
+    fn cuEventElapsedTime_v2(call, elapsed_ms: *mut f32, start: CUevent, end: CUevent) {
+        call.context(call.thread)?;
+        put(elapsed_ms, call.elapsed_ms(Handle::from_ptr(start), Handle::from_ptr(end))?)
+    }
+}

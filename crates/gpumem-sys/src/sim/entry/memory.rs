@@ -1,0 +1,148 @@
+//! Device and pinned memory, and what an address is.
+
+use super::{entries, put, take};
+use crate::sim::codes::{INVALID_VALUE, NOT_SUPPORTED};
+use crate::sim::handle::Handle;
+use crate::sim::pointer::PointerValue;
+use crate::table::Table;
+use crate::types::{CUdeviceptr, CUpointer_attribute, CUresult, CUstream};
+use core::ffi::{c_uint, c_void};
+
+entries! {
+    fn cuMemGetInfo_v2(call, free: *mut usize, total: *mut usize) {
+        let context = call.context(call.thread)?;
+        let device = call.context_device(context)?;
+        put(free, call.devices[device].free_bytes() as usize)?;
+        put(total, call.devices[device].total_bytes as usize)
+    }
+
+    fn cuMemAlloc_v2(call, target: *mut CUdeviceptr, size_bytes: usize) {
+        let context = call.context(call.thread)?;
+        put(target, call.alloc(context, size_bytes as u64)?)
+    }
+
+    fn cuMemFree_v2(call, address: CUdeviceptr) {
+        if address == 0 {
+            return Ok(());
+        }
+        call.context(call.thread)?;
+        let found = call.device_allocation(address)?;
+        call.wait_for_device(found.device)?;
+        call.context(call.thread)?;
+        call.free(address)
+    }
+
+    fn cuMemAllocAsync(call, target: *mut CUdeviceptr, size_bytes: usize, stream: CUstream) {
+        let thread = call.thread;
+        let stream = call.stream(thread, Handle::from_ptr(stream))?;
+        call.make_room(stream)?;
+        let pool = call.pool_of_stream(stream)?;
+        put(target, call.alloc_async(pool, size_bytes as u64, stream)?)
+    }
+
+    fn cuMemFreeAsync(call, address: CUdeviceptr, stream: CUstream) {
+        let thread = call.thread;
+        let stream = call.stream(thread, Handle::from_ptr(stream))?;
+        call.make_room(stream)?;
+        call.free_async(address, stream)
+    }
+
+    fn cuMemHostAlloc(call, target: *mut *mut c_void, size_bytes: usize, flags: c_uint) {
+        let context = call.context(call.thread)?;
+        let base = call.host_alloc(context, size_bytes as u64, flags)?;
+        put(target, core::ptr::with_exposed_provenance_mut(base as usize))
+    }
+
+    fn cuMemAllocHost_v2(call, target: *mut *mut c_void, size_bytes: usize) {
+        let context = call.context(call.thread)?;
+        let base = call.host_alloc(context, size_bytes as u64, 0)?;
+        put(target, core::ptr::with_exposed_provenance_mut(base as usize))
+    }
+
+    fn cuMemFreeHost(call, host: *mut c_void) {
+        call.context(call.thread)?;
+        call.wait_for_all()?;
+        call.host_free(host.addr() as u64)
+    }
+
+    fn cuMemHostRegister_v2(call, host: *mut c_void, size_bytes: usize, flags: c_uint) {
+        let context = call.context(call.thread)?;
+        call.host_register(context, host.expose_provenance() as u64, size_bytes as u64, flags)
+    }
+
+    fn cuMemHostUnregister(call, host: *mut c_void) {
+        call.context(call.thread)?;
+        call.wait_for_all()?;
+        call.host_unregister(host.addr() as u64)
+    }
+
+    fn cuMemHostGetDevicePointer_v2(call, target: *mut CUdeviceptr, host: *mut c_void, flags: c_uint) {
+        call.context(call.thread)?;
+        if flags != 0 {
+            return Err(INVALID_VALUE);
+        }
+        call.host_flags(host.addr() as u64)?;
+        put(target, host.addr() as u64)
+    }
+
+    fn cuMemHostGetFlags(call, flags: *mut c_uint, host: *mut c_void) {
+        call.context(call.thread)?;
+        put(flags, call.host_flags(host.addr() as u64)?)
+    }
+
+    fn cuMemGetAddressRange_v2(
+        call,
+        base: *mut CUdeviceptr,
+        size_bytes: *mut usize,
+        address: CUdeviceptr,
+    ) {
+        call.context(call.thread)?;
+        let found = *call.memory.known(address, 1).ok_or(crate::sim::codes::NOT_FOUND)?;
+        if !base.is_null() {
+            put(base, found.base)?;
+        }
+        if size_bytes.is_null() { Ok(()) } else { put(size_bytes, found.size_bytes as usize) }
+    }
+
+    fn cuPointerGetAttribute(
+        call,
+        data: *mut c_void,
+        attribute: CUpointer_attribute,
+        address: CUdeviceptr,
+    ) {
+        let value = call.pointer_attribute(attribute, address)?;
+        put_pointer_value(data, value)
+    }
+
+    fn cuPointerGetAttributes(
+        call,
+        count: c_uint,
+        attributes: *mut CUpointer_attribute,
+        data: *mut *mut c_void,
+        address: CUdeviceptr,
+    ) {
+        for index in 0..count as usize {
+            let attribute = take(attributes.wrapping_add(index))?;
+            let target = take(data.wrapping_add(index))?;
+            put_pointer_value(target, call.pointer_attribute_or_zero(attribute, address)?)?;
+        }
+        Ok(())
+    }
+}
+
+/// Writes an attribute as wide as it is.
+///
+/// # Safety
+///
+/// The pointer is null or may be written with a value of the attribute's type.
+unsafe fn put_pointer_value(data: *mut c_void, value: PointerValue) -> crate::sim::codes::Answer<()> {
+    // SAFETY: the caller's promise.
+    unsafe {
+        match value {
+            PointerValue::Bool(value) => put(data.cast::<u8>(), u8::from(value)),
+            PointerValue::Int(value) => put(data.cast::<u32>(), value),
+            PointerValue::Long(value) => put(data.cast::<u64>(), value),
+            PointerValue::Unsupported => Err(NOT_SUPPORTED),
+        }
+    }
+}

@@ -1,0 +1,176 @@
+//! Modules, functions and launches.
+
+use super::{entries, put, take};
+use crate::sim::codes::{Answer, INVALID_VALUE, NOT_FOUND};
+use crate::sim::handle::Handle;
+use crate::sim::module::Shape;
+use crate::sim::ptx::Signature;
+use crate::table::Table;
+use crate::types::{CUfunction, CUfunction_attribute, CUjit_option, CUmodule, CUresult, CUstream};
+use core::ffi::{CStr, c_char, c_int, c_uint, c_void};
+
+entries! {
+    fn cuModuleLoadData(call, target: *mut CUmodule, image: *const c_void) {
+        let context = call.context(call.thread)?;
+        put(target, call.module_load(context, text(image.cast())?.to_bytes())?.to_ptr())
+    }
+
+    fn cuModuleLoadDataEx(
+        call,
+        target: *mut CUmodule,
+        image: *const c_void,
+        _option_count: c_uint,
+        _options: *mut CUjit_option,
+        _option_values: *mut *mut c_void,
+    ) {
+        let context = call.context(call.thread)?;
+        put(target, call.module_load(context, text(image.cast())?.to_bytes())?.to_ptr())
+    }
+
+    fn cuModuleUnload(call, module: CUmodule) {
+        call.context(call.thread)?;
+        call.module_unload(Handle::from_ptr(module))
+    }
+
+    fn cuModuleGetFunction(call, target: *mut CUfunction, module: CUmodule, name: *const c_char) {
+        call.context(call.thread)?;
+        let name = text(name)?.to_str().map_err(|_| NOT_FOUND)?;
+        put(target, call.module_function(Handle::from_ptr(module), name)?.to_ptr())
+    }
+
+    fn cuFuncGetAttribute(
+        call,
+        value: *mut c_int,
+        attribute: CUfunction_attribute,
+        function: CUfunction,
+    ) {
+        call.context(call.thread)?;
+        put(value, call.function_attribute(Handle::from_ptr(function), attribute)?)
+    }
+
+    fn cuFuncSetAttribute(
+        call,
+        function: CUfunction,
+        attribute: CUfunction_attribute,
+        value: c_int,
+    ) {
+        call.context(call.thread)?;
+        call.function_set_attribute(Handle::from_ptr(function), attribute, value)
+    }
+
+    fn cuFuncGetModule(call, target: *mut CUmodule, function: CUfunction) {
+        put(target, call.function(Handle::from_ptr(function))?.module.to_ptr())
+    }
+
+    fn cuFuncGetParamInfo(
+        call,
+        function: CUfunction,
+        index: usize,
+        offset_bytes: *mut usize,
+        size_bytes: *mut usize,
+    ) {
+        let signature = &call.function(Handle::from_ptr(function))?.signature;
+        let parameter = *signature.parameters.get(index).ok_or(INVALID_VALUE)?;
+        put(offset_bytes, parameter.offset_bytes)?;
+        if size_bytes.is_null() { Ok(()) } else { put(size_bytes, parameter.size_bytes) }
+    }
+
+    fn cuLaunchKernel(
+        call,
+        function: CUfunction,
+        grid_x: c_uint,
+        grid_y: c_uint,
+        grid_z: c_uint,
+        block_x: c_uint,
+        block_y: c_uint,
+        block_z: c_uint,
+        shared_bytes: c_uint,
+        stream: CUstream,
+        parameters: *mut *mut c_void,
+        extra: *mut *mut c_void,
+    ) {
+        let thread = call.thread;
+        let stream = call.stream(thread, Handle::from_ptr(stream))?;
+        let function = Handle::from_ptr(function);
+        let shape = Shape {
+            grid: [grid_x, grid_y, grid_z],
+            block: [block_x, block_y, block_z],
+            shared_bytes,
+        };
+        let signature = &call.function(function)?.signature;
+        let packed =
+            if extra.is_null() { pack(signature, parameters)? } else { unpack_extra(signature, extra)? };
+        call.make_room(stream)?;
+        call.launch(stream, function, shape, packed)
+    }
+}
+
+/// A C string of the caller's.
+///
+/// # Safety
+///
+/// The pointer is null or leads to a string that ends in NUL and outlives the call.
+unsafe fn text<'a>(source: *const c_char) -> Answer<&'a CStr> {
+    if source.is_null() {
+        return Err(INVALID_VALUE);
+    }
+    // SAFETY: not null, so the caller promises a string.
+    Ok(unsafe { CStr::from_ptr(source) })
+}
+
+/// Copies parameters that are given one pointer each.
+///
+/// # Safety
+///
+/// The pointer is null or leads to as many pointers as the signature has parameters, each to that parameter's bytes.
+unsafe fn pack(signature: &Signature, parameters: *mut *mut c_void) -> Answer<Box<[u8]>> {
+    let mut packed = vec![0; signature.size_bytes].into_boxed_slice();
+    for (index, parameter) in signature.parameters.iter().enumerate() {
+        if parameters.is_null() {
+            return Err(INVALID_VALUE);
+        }
+        // SAFETY: the caller promises one pointer for each parameter.
+        let source = unsafe { take(parameters.add(index))? };
+        if source.is_null() {
+            return Err(INVALID_VALUE);
+        }
+        let target = &mut packed[parameter.offset_bytes..][..parameter.size_bytes];
+        // SAFETY: the caller promises that it leads to the parameter's bytes; ours were just made.
+        unsafe { core::ptr::copy_nonoverlapping(source.cast(), target.as_mut_ptr(), target.len()) };
+    }
+    Ok(packed)
+}
+
+/// Copies parameters that are given packed in one buffer.
+///
+/// # Safety
+///
+/// The pointer leads to a list of keys and values that ends as the driver asks.
+unsafe fn unpack_extra(signature: &Signature, extra: *mut *mut c_void) -> Answer<Box<[u8]>> {
+    let (mut buffer, mut size_bytes) = (core::ptr::null::<u8>(), 0);
+    for index in (0..).step_by(2).take(EXTRA_PAIRS_MAX) {
+        // SAFETY: the list goes on until its end was read.
+        let (key, value) = unsafe { (take(extra.add(index))?.addr(), extra.add(index + 1)) };
+        match key {
+            EXTRA_END => break,
+            // SAFETY: a key other than the end has a value.
+            EXTRA_POINTER => buffer = unsafe { take(value)? }.cast(),
+            // SAFETY: as above; the value leads to the size.
+            EXTRA_SIZE => size_bytes = unsafe { take(take(value)?.cast::<usize>())? },
+            _ => return Err(INVALID_VALUE),
+        }
+    }
+    if size_bytes < signature.size_bytes || buffer.is_null() && signature.size_bytes > 0 {
+        return Err(INVALID_VALUE);
+    }
+    if signature.size_bytes == 0 {
+        return Ok(Box::default());
+    }
+    // SAFETY: the caller promises that many bytes there, of which these are the first.
+    Ok(unsafe { core::slice::from_raw_parts(buffer, signature.size_bytes) }.into())
+}
+
+const EXTRA_END: usize = 0;
+const EXTRA_POINTER: usize = 1;
+const EXTRA_SIZE: usize = 2;
+const EXTRA_PAIRS_MAX: usize = 3;

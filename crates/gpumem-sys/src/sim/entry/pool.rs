@@ -1,0 +1,106 @@
+//! Memory pools.
+
+use super::{entries, put, take};
+use crate::sim::codes::{INVALID_DEVICE, INVALID_VALUE};
+use crate::sim::handle::Handle;
+use crate::sim::machine::Machine;
+use crate::sim::pool::PoolValue;
+use crate::table::Table;
+use crate::types::{
+    CUdevice, CUdeviceptr, CUmemAccess_flags, CUmemAccessDesc, CUmemLocation, CUmemPool_attribute,
+    CUmemPoolProps, CUmemoryPool, CUresult, CUstream,
+};
+use core::ffi::c_void;
+
+entries! {
+    fn cuDeviceGetDefaultMemPool(call, target: *mut CUmemoryPool, device: CUdevice) {
+        let device = call.device_index(device)?;
+        put(target, call.devices[device].default_pool.to_ptr())
+    }
+
+    fn cuDeviceGetMemPool(call, target: *mut CUmemoryPool, device: CUdevice) {
+        let device = call.device_index(device)?;
+        put(target, call.devices[device].pool.to_ptr())
+    }
+
+    fn cuDeviceSetMemPool(call, device: CUdevice, pool: CUmemoryPool) {
+        let (device, pool) = (call.device_index(device)?, Handle::from_ptr(pool));
+        if call.pool(pool)?.device != device {
+            return Err(INVALID_VALUE);
+        }
+        call.devices[device].pool = pool;
+        Ok(())
+    }
+
+    fn cuMemPoolCreate(call, target: *mut CUmemoryPool, props: *const CUmemPoolProps) {
+        let props = take(props)?;
+        put(target, call.pool_create(&props)?.to_ptr())
+    }
+
+    fn cuMemPoolDestroy(call, pool: CUmemoryPool) {
+        call.pool_destroy(Handle::from_ptr(pool))
+    }
+
+    fn cuMemAllocFromPoolAsync(
+        call,
+        target: *mut CUdeviceptr,
+        size_bytes: usize,
+        pool: CUmemoryPool,
+        stream: CUstream,
+    ) {
+        let thread = call.thread;
+        let stream = call.stream(thread, Handle::from_ptr(stream))?;
+        call.make_room(stream)?;
+        put(target, call.alloc_async(Handle::from_ptr(pool), size_bytes as u64, stream)?)
+    }
+
+    fn cuMemPoolTrimTo(call, pool: CUmemoryPool, keep_bytes: usize) {
+        call.pool(Handle::from_ptr(pool))?;
+        call.pool_trim(Handle::from_ptr(pool), keep_bytes as u64);
+        Ok(())
+    }
+
+    fn cuMemPoolGetAttribute(
+        call,
+        pool: CUmemoryPool,
+        attribute: CUmemPool_attribute,
+        value: *mut c_void,
+    ) {
+        match call.pool_attribute(Handle::from_ptr(pool), attribute)? {
+            PoolValue::Int(int) => put(value.cast(), int),
+            PoolValue::Long(long) => put(value.cast(), long),
+        }
+    }
+
+    fn cuMemPoolSetAttribute(
+        call,
+        pool: CUmemoryPool,
+        attribute: CUmemPool_attribute,
+        value: *mut c_void,
+    ) {
+        let value = match Machine::is_policy(attribute) {
+            true => u64::from(take(value.cast::<u32>())?),
+            false => take(value.cast::<u64>())?,
+        };
+        call.pool_set_attribute(Handle::from_ptr(pool), attribute, value)
+    }
+
+    fn cuMemPoolSetAccess(call, pool: CUmemoryPool, map: *const CUmemAccessDesc, count: usize) {
+        for index in 0..count {
+            let wish = take(map.wrapping_add(index))?;
+            let device = call.device_index(wish.location.id)?;
+            call.pool_set_access(Handle::from_ptr(pool), device, wish.flags)?;
+        }
+        Ok(())
+    }
+
+    fn cuMemPoolGetAccess(
+        call,
+        flags: *mut CUmemAccess_flags,
+        pool: CUmemoryPool,
+        location: *mut CUmemLocation,
+    ) {
+        let device = usize::try_from(take(location)?.id).map_err(|_| INVALID_DEVICE)?;
+        put(flags, call.pool_access(Handle::from_ptr(pool), device)?)
+    }
+}

@@ -1,0 +1,95 @@
+//! Streams.
+
+use super::{entries, put};
+use crate::sim::codes::{INVALID_HANDLE, INVALID_VALUE};
+use crate::sim::handle::Handle;
+use crate::sim::operation::{HostCall, Operation};
+use crate::table::Table;
+use crate::types::{CUcontext, CUdevice, CUevent, CUhostFn, CUresult, CUstream, CUstreamCaptureStatus};
+use core::ffi::{c_int, c_uint, c_ulonglong, c_void};
+
+entries! {
+    fn cuStreamCreate(call, target: *mut CUstream, flags: c_uint) {
+        let context = call.context(call.thread)?;
+        put(target, call.stream_create(context, flags, 0)?.to_ptr())
+    }
+
+    fn cuStreamCreateWithPriority(call, target: *mut CUstream, flags: c_uint, priority: c_int) {
+        let context = call.context(call.thread)?;
+        put(target, call.stream_create(context, flags, priority)?.to_ptr())
+    }
+
+    fn cuStreamDestroy_v2(call, stream: CUstream) {
+        call.stream_destroy(Handle::from_ptr(stream))
+    }
+
+    fn cuStreamQuery(call, stream: CUstream) {
+        let thread = call.thread;
+        let stream = call.stream(thread, Handle::from_ptr(stream))?;
+        call.poll(|machine| machine.is_stream_idle(stream))
+    }
+
+    fn cuStreamSynchronize(call, stream: CUstream) {
+        let thread = call.thread;
+        let stream = call.stream(thread, Handle::from_ptr(stream))?;
+        let tail = call.tail(stream);
+        call.wait_for(tail)?;
+        call.pools_synchronised();
+        Ok(())
+    }
+
+    fn cuStreamWaitEvent(call, stream: CUstream, event: CUevent, flags: c_uint) {
+        let thread = call.thread;
+        let stream = call.stream(thread, Handle::from_ptr(stream))?;
+        if flags > 1 {
+            return Err(INVALID_VALUE);
+        }
+        call.make_room(stream)?;
+        call.stream_wait(stream, Handle::from_ptr(event))
+    }
+
+    fn cuStreamGetCtx(call, stream: CUstream, target: *mut CUcontext) {
+        let thread = call.thread;
+        let stream = call.stream(thread, Handle::from_ptr(stream))?;
+        put(target, call.streams.get(stream).ok_or(INVALID_HANDLE)?.context.to_ptr())
+    }
+
+    fn cuStreamGetDevice(call, stream: CUstream, target: *mut CUdevice) {
+        let thread = call.thread;
+        let stream = call.stream(thread, Handle::from_ptr(stream))?;
+        put(target, call.streams.get(stream).ok_or(INVALID_HANDLE)?.device as CUdevice)
+    }
+
+    fn cuStreamGetId(call, stream: CUstream, id: *mut c_ulonglong) {
+        let thread = call.thread;
+        let stream = call.stream(thread, Handle::from_ptr(stream))?;
+        put(id, stream.to_bits())
+    }
+
+    fn cuStreamGetFlags(call, stream: CUstream, flags: *mut c_uint) {
+        let thread = call.thread;
+        let stream = call.stream(thread, Handle::from_ptr(stream))?;
+        put(flags, call.streams.get(stream).ok_or(INVALID_HANDLE)?.flags)
+    }
+
+    fn cuStreamGetPriority(call, stream: CUstream, priority: *mut c_int) {
+        let thread = call.thread;
+        let stream = call.stream(thread, Handle::from_ptr(stream))?;
+        put(priority, call.streams.get(stream).ok_or(INVALID_HANDLE)?.priority)
+    }
+
+    fn cuStreamIsCapturing(call, stream: CUstream, status: *mut CUstreamCaptureStatus) {
+        let thread = call.thread;
+        call.stream(thread, Handle::from_ptr(stream))?;
+        put(status, CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE)
+    }
+
+    fn cuLaunchHostFunc(call, stream: CUstream, function: CUhostFn, data: *mut c_void) {
+        let thread = call.thread;
+        let stream = call.stream(thread, Handle::from_ptr(stream))?;
+        let run = function.ok_or(INVALID_VALUE)?;
+        call.make_room(stream)?;
+        call.enqueue(stream, Operation::Call(HostCall { run, data }));
+        Ok(())
+    }
+}

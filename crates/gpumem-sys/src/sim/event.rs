@@ -1,0 +1,92 @@
+//! Events: marks in a stream's order, and times on the virtual clock.
+//!
+//! An event stands for the point where it was last recorded; a wait takes that point at the call, so recording again
+//! later changes nothing for it. An event that was never recorded counts as done.
+
+use super::codes::{Answer, INVALID_CONTEXT, INVALID_HANDLE, INVALID_VALUE, NOT_READY};
+use super::handle::Handle;
+use super::machine::Machine;
+use super::operation::Operation;
+use super::stream::Point;
+
+/// One event of a context.
+pub(super) struct Event {
+    pub(super) context: Handle,
+    flags: u32,
+    /// Where it was last recorded.
+    pub(super) point: Option<Point>,
+    /// When the last recording that ran did so.
+    pub(super) time_ns: Option<u64>,
+}
+
+impl Machine {
+    pub(super) fn event_create(&mut self, context: Handle, flags: u32) -> Answer<Handle> {
+        let is_interprocess = flags & INTERPROCESS != 0;
+        if flags & !FLAGS_KNOWN != 0 || is_interprocess && flags & DISABLE_TIMING == 0 {
+            return Err(INVALID_VALUE);
+        }
+        Ok(self.events.insert(Event { context, flags, point: None, time_ns: None }))
+    }
+
+    pub(super) fn event_destroy(&mut self, event: Handle) -> Answer<()> {
+        self.events.remove(event).map(drop).ok_or(INVALID_HANDLE)
+    }
+
+    /// Records an event on a stream of the event's own context.
+    pub(super) fn event_record(&mut self, event: Handle, stream: Handle) -> Answer<()> {
+        let context = self.streams.get(stream).ok_or(INVALID_HANDLE)?.context;
+        if self.events.get(event).ok_or(INVALID_HANDLE)?.context != context {
+            return Err(INVALID_HANDLE);
+        }
+        let point = self.enqueue(stream, Operation::Record { event });
+        let event = self.events.get_mut(event).ok_or(INVALID_HANDLE)?;
+        (event.point, event.time_ns) = (Some(point), None);
+        Ok(())
+    }
+
+    /// Makes a stream wait for an event of any context.
+    pub(super) fn stream_wait(&mut self, stream: Handle, event: Handle) -> Answer<()> {
+        if let Some(point) = self.event_point(event)?
+            && point.stream != stream
+        {
+            self.enqueue(stream, Operation::Wait { point, event: Some(event) });
+        }
+        Ok(())
+    }
+
+    /// The point to wait for, unless it is done already.
+    pub(super) fn event_point(&self, event: Handle) -> Answer<Option<Point>> {
+        let event = self.events.get(event).ok_or(INVALID_HANDLE)?;
+        self.check_context(event.context)?;
+        Ok(event.point.filter(|&point| !self.is_done(point)))
+    }
+
+    /// The operation of a recording runs. A later recording of the same event has taken its place by then, or not.
+    pub(super) fn event_mark(&mut self, event: Handle, at: Point, time_ns: u64) {
+        if let Some(event) = self.events.get_mut(event).filter(|event| event.point == Some(at)) {
+            event.time_ns = Some(time_ns);
+        }
+    }
+
+    pub(super) fn elapsed_ms(&self, start: Handle, end: Handle) -> Answer<f32> {
+        let (start, end) = (self.timed(start)?, self.timed(end)?);
+        if start.context != end.context {
+            return Err(INVALID_HANDLE);
+        }
+        let (Some(start), Some(end)) = (start.time_ns, end.time_ns) else { return Err(NOT_READY) };
+        Ok((end as f64 - start as f64) as f32 / 1e6)
+    }
+
+    fn timed(&self, event: Handle) -> Answer<&Event> {
+        let event = self.events.get(event).ok_or(INVALID_HANDLE)?;
+        self.contexts.get(event.context).ok_or(INVALID_CONTEXT)?;
+        if event.flags & DISABLE_TIMING != 0 || event.point.is_none() {
+            return Err(INVALID_HANDLE);
+        }
+        Ok(event)
+    }
+}
+
+const DISABLE_TIMING: u32 = 2;
+const INTERPROCESS: u32 = 4;
+const FLAGS_KNOWN: u32 = 1 | DISABLE_TIMING | INTERPROCESS;

@@ -1,0 +1,146 @@
+//! What an operation does when its turn comes.
+//!
+//! Addresses are looked up here, in the device's view of memory. Work that touches what it may not ends its context:
+//! the fault is kept for the report, every later call on the context answers the error, and what is still queued
+//! there does nothing but keep the books (events, allocations, frees).
+
+use super::backing::Bytes;
+use super::codes::ILLEGAL_ADDRESS;
+use super::cost;
+use super::handle::Handle;
+use super::machine::Machine;
+use super::memory::is_device_address;
+use super::operation::{Copy2d, Fill, Operation};
+use super::stream::{Point, Queued};
+use crate::types::CUresult;
+
+/// Why work failed, and what its context answers from then on.
+pub(super) struct Fault {
+    pub(super) code: CUresult,
+    pub(super) text: String,
+}
+
+impl Machine {
+    /// Runs one operation of a stream and moves the stream's clock.
+    pub(super) fn execute(&mut self, handle: Handle, queued: Queued) {
+        let Some(stream) = self.streams.get(handle) else { return };
+        let context = stream.context;
+        let at = Point { stream: handle, position: stream.done_count + 1 };
+        let start_ns = stream.time_ns.max(queued.from_ns);
+        let is_lost = self.contexts.get(context).is_none_or(|context| context.error.is_some());
+        let end_ns = match queued.operation {
+            Operation::Record { event } => {
+                self.event_mark(event, at, start_ns);
+                start_ns + cost::MARK_NS
+            }
+            Operation::Wait { point, event } => start_ns.max(self.time_of(point, event)),
+            Operation::Alloc(allocation) => {
+                self.memory.born(allocation);
+                start_ns + cost::MARK_NS
+            }
+            Operation::Free { base } => {
+                self.release(base, Some(at));
+                start_ns + cost::MARK_NS
+            }
+            _ if is_lost => start_ns,
+            work => {
+                start_ns + self.execute_work(context, work).unwrap_or_else(|fault| self.fail(context, fault))
+            }
+        };
+        if let Some(stream) = self.streams.get_mut(handle) {
+            stream.time_ns = end_ns;
+        }
+    }
+
+    /// When a point was reached: the event's own time, if it still stands for that point, else its stream's clock.
+    fn time_of(&self, point: Point, event: Option<Handle>) -> u64 {
+        let event = event.and_then(|event| self.events.get(event)).filter(|event| event.point == Some(point));
+        let stream_ns = || self.streams.get(point.stream).map_or(0, |stream| stream.time_ns);
+        event.and_then(|event| event.time_ns).unwrap_or_else(stream_ns)
+    }
+
+    /// The work of an operation, and what it took.
+    fn execute_work(&mut self, context: Handle, operation: Operation) -> Result<u64, Fault> {
+        match operation {
+            Operation::Copy { target, source, size_bytes, route } => {
+                let source = self.reach("copy reads", source, size_bytes)?;
+                let target = self.reach("copy writes", target, size_bytes)?;
+                copy_bytes(source, target, size_bytes);
+                Ok(cost::copy_ns(route, size_bytes))
+            }
+            Operation::Staged { target, bytes } => {
+                let size_bytes = bytes.len() as u64;
+                let target = self.reach("copy writes", target, size_bytes)?;
+                copy_bytes(Bytes(bytes.as_ptr().cast_mut()), target, size_bytes);
+                Ok(cost::staged_ns(size_bytes))
+            }
+            Operation::Copy2d(copy) => self.execute_copy_2d(&copy),
+            Operation::Fill(fill) => self.execute_fill(&fill),
+            Operation::Launch(launch) => self.execute_launch(context, &launch),
+            // Host functions have run outside; the others have been dealt with.
+            _ => Ok(0),
+        }
+    }
+
+    fn execute_copy_2d(&mut self, copy: &Copy2d) -> Result<u64, Fault> {
+        for row in 0..copy.height {
+            let source = self.reach("copy reads", copy.source + row * copy.source_pitch, copy.width_bytes)?;
+            let target =
+                self.reach("copy writes", copy.target + row * copy.target_pitch, copy.width_bytes)?;
+            copy_bytes(source, target, copy.width_bytes);
+        }
+        Ok(cost::copy_ns(copy.route, copy.width_bytes * copy.height))
+    }
+
+    fn execute_fill(&mut self, fill: &Fill) -> Result<u64, Fault> {
+        for row in 0..fill.height {
+            let size_bytes = fill.width * fill.pattern_bytes;
+            let target = self.reach("memset writes", fill.target + row * fill.pitch, size_bytes)?;
+            fill_bytes(target, fill);
+        }
+        Ok(cost::fill_ns(fill))
+    }
+
+    /// The bytes behind an address: the device's as allocated now, the host's as they are.
+    fn reach(&self, what: &str, address: u64, size_bytes: u64) -> Result<Bytes, Fault> {
+        if !is_device_address(address) {
+            return Ok(Bytes(core::ptr::with_exposed_provenance_mut(address as usize)));
+        }
+        match self.memory.live(address, size_bytes) {
+            Some(allocation) => Ok(allocation.bytes_at(address)),
+            None => {
+                let text =
+                    format!("{what} {size_bytes} bytes: {}", self.memory.describe(address, size_bytes));
+                Err(Fault { code: ILLEGAL_ADDRESS, text })
+            }
+        }
+    }
+
+    /// The context is lost. Work that failed takes no time.
+    fn fail(&mut self, context: Handle, fault: Fault) -> u64 {
+        if let Some(context) = self.contexts.get_mut(context) {
+            context.error = Some(fault.code);
+        }
+        self.faults.push(fault.text);
+        0
+    }
+}
+
+fn copy_bytes(source: Bytes, target: Bytes, size_bytes: u64) {
+    // SAFETY: device ranges were found whole in a live mapping of this instance, host ranges are what the program
+    // promised the driver to keep until the copy is done; they may overlap, which `copy` allows.
+    unsafe { core::ptr::copy(source.0, target.0, size_bytes as usize) };
+}
+
+fn fill_bytes(target: Bytes, fill: &Fill) {
+    let len = fill.width as usize;
+    // SAFETY: the row was found whole in a live mapping of this instance, or is host memory that the program pinned
+    // and keeps; the call checked that the address is a multiple of the pattern's size, and mappings begin at pages.
+    unsafe {
+        match fill.pattern_bytes {
+            1 => target.0.write_bytes(fill.pattern as u8, len),
+            2 => core::slice::from_raw_parts_mut(target.0.cast::<u16>(), len).fill(fill.pattern as u16),
+            _ => core::slice::from_raw_parts_mut(target.0.cast::<u32>(), len).fill(fill.pattern),
+        }
+    }
+}

@@ -1,0 +1,227 @@
+//! Kernels: Rust functions that stand in for a module's entries, and what they see of their launch.
+//!
+//! A kernel runs once for a whole launch, not once a thread: it reads its parameters in the order of the PTX
+//! signature, asks for the ranges of device memory that they point to, and computes what the grid would have. Ranges
+//! are checked like everything that touches memory: alive at this moment, whole, aligned, within reach of the device.
+
+use super::call::Inside;
+use super::codes::ILLEGAL_ADDRESS;
+use super::cost;
+use super::execute::Fault;
+use super::handle::Handle;
+use super::machine::Machine;
+use super::module::Shape;
+use super::ptx::Signature;
+use crate::types::CUresult;
+use bytemuck::{AnyBitPattern, Pod};
+use core::cell::Cell;
+use core::fmt;
+use std::any::Any;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
+
+/// A Rust function that stands in for the entry of a module with its name.
+///
+/// ```
+/// use gpumem_sys::sim::{Kernel, KernelFault, Launch};
+///
+/// /// y[i] *= factor
+/// fn scale(launch: &mut Launch<'_>) -> Result<(), KernelFault> {
+///     let (y, factor, len) = (launch.arg::<u64>()?, launch.arg::<f32>()?, launch.arg::<u64>()?);
+///     for value in launch.write::<f32>(y, len as usize)? {
+///         value.set(value.get() * factor);
+///     }
+///     Ok(())
+/// }
+/// static KERNELS: [Kernel; 1] = [Kernel::new("scale", scale)];
+/// # let sim = gpumem_sys::Driver::sim(gpumem_sys::SimConfig::new())?;
+/// # if let Some(sim) = sim.simulator() { sim.register(&KERNELS) }
+/// # Ok::<(), gpumem_sys::LoadError>(())
+/// ```
+#[derive(Clone, Copy)]
+pub struct Kernel {
+    /// The name of the entry.
+    pub name: &'static str,
+    /// What it does.
+    pub run: fn(&mut Launch<'_>) -> Result<(), KernelFault>,
+}
+
+impl Kernel {
+    /// A kernel, for a `static` table of them.
+    #[must_use]
+    pub const fn new(name: &'static str, run: fn(&mut Launch<'_>) -> Result<(), KernelFault>) -> Self {
+        Self { name, run }
+    }
+}
+
+impl fmt::Debug for Kernel {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Kernel").field("name", &self.name).finish_non_exhaustive()
+    }
+}
+
+/// Why a kernel could not go on. Its context is lost.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{text}")]
+pub struct KernelFault {
+    code: CUresult,
+    text: String,
+}
+
+impl KernelFault {
+    /// A kernel's own reason to stop, as an assertion on the device would.
+    #[must_use]
+    pub fn new(text: impl Into<String>) -> Self {
+        Self { code: CUresult::CUDA_ERROR_ASSERT, text: text.into() }
+    }
+
+    /// What the context answers from then on.
+    #[must_use]
+    pub fn code(&self) -> CUresult {
+        self.code
+    }
+}
+
+/// One launch, as its kernel sees it.
+pub struct Launch<'a> {
+    machine: &'a Machine,
+    context: Handle,
+    queued: &'a QueuedLaunch,
+    next: usize,
+}
+
+/// A launch that waits for its turn.
+pub(super) struct QueuedLaunch {
+    pub(super) kernel: Kernel,
+    pub(super) signature: Arc<Signature>,
+    /// The parameters, packed as the signature says, copied at the call.
+    pub(super) parameters: Box<[u8]>,
+    pub(super) shape: Shape,
+}
+
+impl<'a> Launch<'a> {
+    /// The blocks in each direction.
+    #[must_use]
+    pub fn grid(&self) -> [u32; 3] {
+        self.queued.shape.grid
+    }
+
+    /// The threads of a block in each direction.
+    #[must_use]
+    pub fn block(&self) -> [u32; 3] {
+        self.queued.shape.block
+    }
+
+    /// The dynamic shared memory of a block.
+    #[must_use]
+    pub fn shared_bytes(&self) -> u32 {
+        self.queued.shape.shared_bytes
+    }
+
+    /// The next parameter.
+    ///
+    /// # Errors
+    ///
+    /// The entry has no more parameters, or the next one has another size.
+    pub fn arg<T: AnyBitPattern>(&mut self) -> Result<T, KernelFault> {
+        let index = self.next;
+        let parameters = &self.queued.signature.parameters;
+        let Some(parameter) = parameters.get(index) else {
+            return Err(KernelFault::new(format!(
+                "it has {} parameters and asks for more",
+                parameters.len()
+            )));
+        };
+        let end = parameter.offset_bytes + parameter.size_bytes;
+        let bytes = self.queued.parameters.get(parameter.offset_bytes..end).unwrap_or_default();
+        self.next += 1;
+        bytemuck::try_pod_read_unaligned(bytes).map_err(|_| {
+            KernelFault::new(format!(
+                "parameter {index} has {} bytes in the PTX and is read as {} ({} bytes)",
+                parameter.size_bytes,
+                core::any::type_name::<T>(),
+                size_of::<T>()
+            ))
+        })
+    }
+
+    /// `len` elements of device memory, to be read. Cells, because two parameters may name the same memory.
+    ///
+    /// # Errors
+    ///
+    /// They are not all in one allocation that is alive and that the device may use, or are misaligned.
+    pub fn read<T: Pod>(&self, address: u64, len: usize) -> Result<&'a [Cell<T>], KernelFault> {
+        self.range("reads", address, len)
+    }
+
+    /// `len` elements of device memory, to be written.
+    ///
+    /// # Errors
+    ///
+    /// As [`Launch::read`].
+    pub fn write<T: Pod>(&self, address: u64, len: usize) -> Result<&'a [Cell<T>], KernelFault> {
+        self.range("writes", address, len)
+    }
+
+    fn range<T: Pod>(&self, what: &str, address: u64, len: usize) -> Result<&'a [Cell<T>], KernelFault> {
+        if len == 0 {
+            return Ok(&[]);
+        }
+        let size_bytes = (len as u64).saturating_mul(size_of::<T>() as u64);
+        let refuse = |code, why: String| {
+            Err(KernelFault { code, text: format!("it {what} {size_bytes} bytes: {why}") })
+        };
+        let Some(allocation) = self.machine.memory.live(address, size_bytes) else {
+            return refuse(ILLEGAL_ADDRESS, self.machine.memory.describe(address, size_bytes));
+        };
+        if self.machine.may_use(self.context, allocation) != Some(true) {
+            return refuse(
+                ILLEGAL_ADDRESS,
+                format!("{address:#x} is another device's and not shared with this one"),
+            );
+        }
+        let bytes = allocation.bytes_at(address).0;
+        if !bytes.cast::<T>().is_aligned() {
+            let why = format!("{address:#x} is no multiple of {}", align_of::<T>());
+            return refuse(CUresult::CUDA_ERROR_MISALIGNED_ADDRESS, why);
+        }
+        // SAFETY: the range lies whole in an allocation that is alive for as long as the machine is borrowed: frees
+        // are queued work too and only one operation runs at a time. The type has no invalid bits, the address is
+        // aligned, and a cell allows others to name the same memory.
+        Ok(unsafe { core::slice::from_raw_parts(bytes.cast::<Cell<T>>(), len) })
+    }
+}
+
+impl fmt::Debug for Launch<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Launch")
+            .field("kernel", &self.queued.kernel.name)
+            .field("grid", &self.grid())
+            .field("block", &self.block())
+            .finish_non_exhaustive()
+    }
+}
+
+impl Machine {
+    pub(super) fn execute_launch(&mut self, context: Handle, queued: &QueuedLaunch) -> Result<u64, Fault> {
+        let mut launch = Launch { machine: self, context, queued, next: 0 };
+        let name = queued.kernel.name;
+        let _inside = Inside::enter();
+        // A panic may not leave the driver. What it leaves half done is device memory of a context that is lost.
+        match catch_unwind(AssertUnwindSafe(|| (queued.kernel.run)(&mut launch))) {
+            Ok(Ok(())) => Ok(cost::LAUNCH_NS),
+            Ok(Err(fault)) => {
+                Err(Fault { code: fault.code, text: format!("kernel `{name}` failed: {}", fault.text) })
+            }
+            Err(panic) => Err(Fault {
+                code: CUresult::CUDA_ERROR_LAUNCH_FAILED,
+                text: format!("kernel `{name}` panicked: {}", panic_text(&*panic)),
+            }),
+        }
+    }
+}
+
+fn panic_text(panic: &(dyn Any + Send)) -> &str {
+    let text = panic.downcast_ref::<&str>().copied();
+    text.or_else(|| panic.downcast_ref::<String>().map(String::as_str)).unwrap_or("no text")
+}

@@ -1,0 +1,84 @@
+//! [`Machine`]: everything that one instance is made of. Whoever holds its lock may change it.
+//!
+//! The parts are spread over the files beside this one, each with the methods of `Machine` that concern it. Nothing
+//! here waits: a call that has to wait for work does so in `call.rs`, a step at a time.
+
+use super::backing::Backing;
+use super::codes::{Answer, INVALID_DEVICE};
+use super::config::SimConfig;
+use super::context::{Context, ThreadKey};
+use super::device::Device;
+use super::event::Event;
+use super::handle::{Handle, Kind, Slab};
+use super::launch::Kernel;
+use super::memory::Memory;
+use super::module::{Function, Module};
+use super::pool::Pool;
+use super::schedule::Schedule;
+use super::stream::Stream;
+use std::collections::BTreeMap;
+
+/// The state of one instance.
+pub(super) struct Machine {
+    pub(super) config: SimConfig,
+    pub(super) instance: u64,
+    pub(super) devices: Vec<Device>,
+    pub(super) contexts: Slab<Context>,
+    /// Each thread's stack of contexts; the last one is current.
+    pub(super) current: BTreeMap<ThreadKey, Vec<Handle>>,
+    pub(super) streams: Slab<Stream>,
+    /// The streams that have work left.
+    pub(super) active: Vec<Handle>,
+    pub(super) events: Slab<Event>,
+    pub(super) pools: Slab<Pool>,
+    pub(super) modules: Slab<Module>,
+    pub(super) functions: Slab<Function>,
+    pub(super) kernels: BTreeMap<&'static str, Kernel>,
+    pub(super) memory: Memory,
+    /// The driver's own pinned memory.
+    pub(super) host: BTreeMap<u64, Backing>,
+    pub(super) schedule: Schedule,
+    /// The host's place on the virtual clock.
+    pub(super) host_ns: u64,
+    /// Pageable memory that queued copies hold.
+    pub(super) staged_bytes: u64,
+    /// What went wrong while work ran, in words.
+    pub(super) faults: Vec<String>,
+}
+
+impl Machine {
+    pub(super) fn new(config: SimConfig, slot: usize, instance: u64) -> Self {
+        let mut pools = Slab::new(Kind::Pool, instance);
+        let devices = (0..config.device_count as usize)
+            .map(|index| {
+                let pool = pools.insert(Pool::new(index, true, 0));
+                Device::new(slot, index, config.memory_bytes, pool)
+            })
+            .collect();
+        Self {
+            schedule: Schedule::new(config.seed),
+            config,
+            instance,
+            devices,
+            contexts: Slab::new(Kind::Context, instance),
+            current: BTreeMap::new(),
+            streams: Slab::new(Kind::Stream, instance),
+            active: Vec::new(),
+            events: Slab::new(Kind::Event, instance),
+            pools,
+            modules: Slab::new(Kind::Module, instance),
+            functions: Slab::new(Kind::Function, instance),
+            kernels: BTreeMap::new(),
+            memory: Memory::default(),
+            host: BTreeMap::new(),
+            host_ns: 0,
+            staged_bytes: 0,
+            faults: Vec::new(),
+        }
+    }
+
+    /// The device that a number names.
+    pub(super) fn device_index(&self, ordinal: i32) -> Answer<usize> {
+        usize::try_from(ordinal).ok().filter(|&index| index < self.devices.len()).ok_or(INVALID_DEVICE)
+    }
+}

@@ -1,0 +1,217 @@
+//! Memory: which addresses are allocated, seen from two sides, and the bytes behind them.
+//!
+//! The host's view ([`Memory::at_call`]) changes when the program calls: it says what may be passed to the driver.
+//! The device's view ([`Memory::at_run`]) changes when queued work runs: stream-ordered memory appears there when its
+//! allocation's turn comes and vanishes at its free's. Work looks addresses up in the second when it runs, so a use
+//! that nothing orders after the allocation, or before the free, is found out for some seed, and the same address can
+//! belong to an old block for work queued earlier and to a new one for work queued later.
+//!
+//! Device addresses start at [`DEVICE_SPACE`], where no host allocation can be. Host memory that the program pins
+//! has the same address on both sides.
+
+use super::backing::Bytes;
+use super::codes::{Answer, INVALID_VALUE};
+use super::handle::Handle;
+use super::machine::Machine;
+use super::stream::Point;
+use std::collections::{BTreeMap, VecDeque};
+
+/// Both views.
+#[derive(Default)]
+pub(super) struct Memory {
+    pub(super) at_call: BTreeMap<u64, Allocation>,
+    pub(super) at_run: BTreeMap<u64, Allocation>,
+    /// The last few that are gone, to name them in a report.
+    gone: VecDeque<Allocation>,
+}
+
+/// One allocation.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Allocation {
+    pub(super) base: u64,
+    pub(super) size_bytes: u64,
+    pub(super) bytes: Bytes,
+    pub(super) device: usize,
+    pub(super) context: Handle,
+    pub(super) owner: Owner,
+}
+
+/// Where an allocation came from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Owner {
+    /// `cuMemAlloc`.
+    Plain,
+    /// A memory pool.
+    Pool(Handle),
+    /// Pinned host memory of the driver's.
+    Host { flags: u32 },
+    /// The program's own memory, pinned.
+    Registered { flags: u32 },
+}
+
+impl Owner {
+    pub(super) fn is_host(self) -> bool {
+        matches!(self, Self::Host { .. } | Self::Registered { .. })
+    }
+}
+
+impl Allocation {
+    fn holds(&self, address: u64, size_bytes: u64) -> bool {
+        let offset_bytes = address - self.base;
+        offset_bytes <= self.size_bytes && size_bytes <= self.size_bytes - offset_bytes
+    }
+
+    /// Where an address inside it lies in this process.
+    pub(super) fn bytes_at(&self, address: u64) -> Bytes {
+        self.bytes.at(address - self.base)
+    }
+}
+
+impl Memory {
+    /// The allocation that a program may use these bytes of, as of now.
+    pub(super) fn known(&self, address: u64, size_bytes: u64) -> Option<&Allocation> {
+        find(&self.at_call, address, size_bytes)
+    }
+
+    /// The allocation that holds these bytes while work runs.
+    pub(super) fn live(&self, address: u64, size_bytes: u64) -> Option<&Allocation> {
+        find(&self.at_run, address, size_bytes)
+    }
+
+    /// Memory that is there for the host and the device at once.
+    pub(super) fn insert(&mut self, allocation: Allocation) {
+        self.at_call.insert(allocation.base, allocation);
+        self.at_run.insert(allocation.base, allocation);
+    }
+
+    /// Memory that both sides lose at once.
+    pub(super) fn remove(&mut self, base: u64) {
+        self.at_call.remove(&base);
+        self.free_now(base);
+    }
+
+    /// The device's side of an allocation in stream order.
+    pub(super) fn born(&mut self, allocation: Allocation) {
+        self.at_run.insert(allocation.base, allocation);
+    }
+
+    /// The device's side of a free.
+    pub(super) fn free_now(&mut self, base: u64) -> Option<Allocation> {
+        let allocation = self.at_run.remove(&base)?;
+        if self.gone.len() == GONE_MAX {
+            self.gone.pop_front();
+        }
+        self.gone.push_back(allocation);
+        Some(allocation)
+    }
+
+    /// What is at an address that work could not use, in words.
+    pub(super) fn describe(&self, address: u64, size_bytes: u64) -> String {
+        let covers = |allocation: &&Allocation| {
+            allocation.base <= address && address - allocation.base < allocation.size_bytes.max(1)
+        };
+        let name = |allocation: &Allocation| {
+            format!("the allocation of {} bytes at {:#x}", allocation.size_bytes, allocation.base)
+        };
+        if let Some(allocation) = below(&self.at_run, address).filter(|a| a.holds(address, 0)) {
+            let offset_bytes = address - allocation.base;
+            return format!(
+                "{size_bytes} bytes at {address:#x} run past the end of {} (offset {offset_bytes})",
+                name(allocation)
+            );
+        }
+        if let Some(allocation) = below(&self.at_call, address).filter(covers) {
+            return format!(
+                "{address:#x} is in {}, whose allocation on its stream nothing orders before this use",
+                name(allocation)
+            );
+        }
+        match self.gone.iter().rev().find(covers) {
+            Some(allocation) => format!("{address:#x} is in {}, which was freed", name(allocation)),
+            None => format!("{address:#x} is in no allocation"),
+        }
+    }
+}
+
+fn find(view: &BTreeMap<u64, Allocation>, address: u64, size_bytes: u64) -> Option<&Allocation> {
+    below(view, address).filter(|allocation| allocation.holds(address, size_bytes))
+}
+
+fn below(view: &BTreeMap<u64, Allocation>, address: u64) -> Option<&Allocation> {
+    view.range(..=address).next_back().map(|(_, allocation)| allocation)
+}
+
+impl Machine {
+    /// Takes away what a context owns, and with a primary context what its device's pools have handed out.
+    pub(super) fn memory_forget(&mut self, context: Handle, device: Option<usize>) {
+        let owned = |allocation: &&Allocation| match allocation.owner {
+            Owner::Pool(_) => Some(allocation.device) == device,
+            _ => allocation.context == context,
+        };
+        let bases: Vec<u64> = self.memory.at_call.values().filter(owned).map(|found| found.base).collect();
+        for base in bases {
+            // Each is known, so none can be refused.
+            let _ = self.free_any(base);
+        }
+    }
+
+    /// Frees device memory or pinned memory of either kind, once nothing uses it.
+    fn free_any(&mut self, base: u64) -> Answer<()> {
+        let owner = self.memory.at_call.get(&base).ok_or(INVALID_VALUE)?.owner;
+        match owner {
+            Owner::Plain | Owner::Pool(_) => self.free(base),
+            Owner::Host { .. } => self.host_free(base),
+            Owner::Registered { .. } => self.host_unregister(base),
+        }
+    }
+
+    /// Frees device memory for the host and the device at once. The device's work has run.
+    pub(super) fn free(&mut self, base: u64) -> Answer<()> {
+        self.device_allocation(base)?;
+        self.retire(base);
+        self.release(base, None);
+        Ok(())
+    }
+
+    /// The device memory that begins at an address.
+    pub(super) fn device_allocation(&self, base: u64) -> Answer<Allocation> {
+        let found = self.memory.at_call.get(&base).filter(|allocation| !allocation.owner.is_host());
+        found.copied().ok_or(INVALID_VALUE)
+    }
+
+    /// The host's side of a free: the address may not be passed to the driver any more.
+    pub(super) fn retire(&mut self, base: u64) {
+        let Some(allocation) = self.memory.at_call.remove(&base) else { return };
+        if let Owner::Pool(pool) = allocation.owner {
+            self.pool_retire(pool, allocation.size_bytes);
+        }
+    }
+
+    /// The device's side: the bytes may be handed out again. `at` is the point of a free in stream order.
+    pub(super) fn release(&mut self, base: u64, at: Option<Point>) {
+        let Some(allocation) = self.memory.free_now(base) else { return };
+        match allocation.owner {
+            Owner::Plain => self.plain_release(&allocation),
+            Owner::Pool(pool) => self.pool_release(pool, base, allocation.size_bytes, at),
+            Owner::Host { .. } | Owner::Registered { .. } => {}
+        }
+    }
+}
+
+/// The first device address: beyond what a host's pointer can be, and with the bit set that sends ARM processors
+/// (which ignore the top byte) into the kernel's half, so that following one faults everywhere.
+pub(super) const DEVICE_SPACE: u64 = 0x4080_0000_0000_0000;
+
+/// The addresses of one device, and so the most memory it can have (half of it, so that addresses never run out).
+pub(super) const DEVICE_SPACE_BYTES: u64 = 1 << 43;
+
+/// The first address of a device of an instance.
+pub(super) fn device_space(slot: usize, device: usize) -> u64 {
+    DEVICE_SPACE + ((slot as u64) << 49) + device as u64 * DEVICE_SPACE_BYTES
+}
+
+pub(super) fn is_device_address(address: u64) -> bool {
+    address >= DEVICE_SPACE
+}
+
+const GONE_MAX: usize = 256;

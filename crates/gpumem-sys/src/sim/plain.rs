@@ -1,0 +1,124 @@
+//! Plain device memory (`cuMemAlloc`): chunks of 2 MiB for small blocks, chunks of their own for large ones.
+//!
+//! Chunks are what counts against the device's capacity, like the pages of the real one. Between two chunks lies a
+//! gap of addresses: free ranges of different chunks never merge, and running off a chunk's end hits nothing.
+
+use super::backing::Backing;
+use super::codes::{Answer, INVALID_VALUE, OUT_OF_MEMORY};
+use super::device::Device;
+use super::extents::Extents;
+use super::handle::Handle;
+use super::machine::Machine;
+use super::memory::{Allocation, Owner};
+use std::collections::BTreeMap;
+
+/// The chunks of one device.
+#[derive(Default)]
+pub(super) struct Plain {
+    chunks: BTreeMap<u64, Chunk>,
+    /// What is free in the chunks for small blocks.
+    free: Extents,
+}
+
+struct Chunk {
+    backing: Backing,
+    size_bytes: u64,
+    is_shared: bool,
+}
+
+impl Plain {
+    fn chunk(&self, address: u64) -> Option<(u64, &Chunk)> {
+        self.chunks.range(..=address).next_back().map(|(&base, chunk)| (base, chunk))
+    }
+}
+
+impl Machine {
+    /// Device memory for any stream at once.
+    pub(super) fn alloc(&mut self, context: Handle, size_bytes: u64) -> Answer<u64> {
+        if size_bytes == 0 {
+            return Err(INVALID_VALUE);
+        }
+        let device = self.contexts.get(context).ok_or(INVALID_VALUE)?.device;
+        let base = self.plain_take(device, size_bytes)?;
+        let plain = &self.devices[device].plain;
+        let (chunk_base, chunk) = plain.chunk(base).ok_or(OUT_OF_MEMORY)?;
+        let bytes = chunk.backing.bytes().at(base - chunk_base);
+        self.memory.insert(Allocation { base, size_bytes, bytes, device, context, owner: Owner::Plain });
+        Ok(base)
+    }
+
+    fn plain_take(&mut self, device: usize, size_bytes: u64) -> Answer<u64> {
+        if size_bytes > SMALL_BYTES_MAX {
+            return self.chunk_create(device, round_up(size_bytes, CHUNK_BYTES)?, false);
+        }
+        let size_bytes = round_up(size_bytes, ALIGNMENT_BYTES)?;
+        if let Some(base) = self.devices[device].plain.free.take(size_bytes) {
+            return Ok(base);
+        }
+        let base = self.chunk_create(device, CHUNK_BYTES, true)?;
+        let free = &mut self.devices[device].plain.free;
+        free.give(base, CHUNK_BYTES);
+        free.take(size_bytes).ok_or(OUT_OF_MEMORY)
+    }
+
+    fn chunk_create(&mut self, device: usize, size_bytes: u64, is_shared: bool) -> Answer<u64> {
+        self.admit(device, size_bytes)?;
+        let device = &mut self.devices[device];
+        let (base, backing) = device.map(size_bytes)?;
+        device.plain.chunks.insert(base, Chunk { backing, size_bytes, is_shared });
+        Ok(base)
+    }
+
+    pub(super) fn plain_release(&mut self, allocation: &Allocation) {
+        let Device { plain, reserved_bytes, space, .. } = &mut self.devices[allocation.device];
+        let Some((base, chunk)) = plain.chunk(allocation.base) else { return };
+        let (size_bytes, is_shared) = (chunk.size_bytes, chunk.is_shared);
+        if is_shared {
+            plain.free.give(allocation.base, allocation.size_bytes.next_multiple_of(ALIGNMENT_BYTES));
+        }
+        if !is_shared || plain.free.take_whole(base, size_bytes) {
+            plain.chunks.remove(&base);
+            space.give(base, size_bytes + GAP_BYTES);
+            *reserved_bytes -= size_bytes;
+        }
+    }
+
+    /// Counts memory against a device's capacity, after the pools have given back what they hold for nothing if that
+    /// is what it takes.
+    pub(super) fn admit(&mut self, device: usize, size_bytes: u64) -> Answer<()> {
+        if self.devices[device].free_bytes() < size_bytes {
+            self.pools_trim(device);
+        }
+        let device = &mut self.devices[device];
+        if device.free_bytes() < size_bytes {
+            return Err(OUT_OF_MEMORY);
+        }
+        device.reserved_bytes += size_bytes;
+        Ok(())
+    }
+}
+
+impl Device {
+    /// Addresses with memory behind them; the caller has had them admitted.
+    pub(super) fn map(&mut self, size_bytes: u64) -> Answer<(u64, Backing)> {
+        let mapped = self.space.take(size_bytes + GAP_BYTES).ok_or(OUT_OF_MEMORY).and_then(|base| {
+            Backing::new(size_bytes)
+                .map(|backing| (base, backing))
+                .inspect_err(|_| self.space.give(base, size_bytes + GAP_BYTES))
+        });
+        mapped.inspect_err(|_| self.reserved_bytes -= size_bytes)
+    }
+}
+
+/// Rounds up to a multiple; beyond any device's size is out of memory.
+pub(super) fn round_up(size_bytes: u64, multiple: u64) -> Answer<u64> {
+    size_bytes.checked_next_multiple_of(multiple).filter(|&bytes| bytes < 1 << 60).ok_or(OUT_OF_MEMORY)
+}
+
+/// What the addresses of allocations are multiples of.
+pub(super) const ALIGNMENT_BYTES: u64 = 512;
+/// The unit in which a device's memory is counted.
+pub(super) const CHUNK_BYTES: u64 = 2 << 20;
+/// Addresses that stay unused behind each mapping.
+pub(super) const GAP_BYTES: u64 = CHUNK_BYTES;
+const SMALL_BYTES_MAX: u64 = 1 << 20;

@@ -1,0 +1,102 @@
+//! What an address is: the attributes of a pointer.
+
+use super::codes::{Answer, INVALID_CONTEXT, INVALID_DEVICE, INVALID_HANDLE, INVALID_VALUE};
+use super::handle::Handle;
+use super::machine::Machine;
+use super::memory::{Allocation, Owner};
+use crate::types::{CUmemorytype, CUpointer_attribute as Attribute};
+
+/// An attribute's value, as wide as the driver writes it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum PointerValue {
+    Bool(bool),
+    Int(u32),
+    Long(u64),
+    /// Asked for something that the simulator does not keep.
+    Unsupported,
+}
+
+impl Machine {
+    /// An attribute of a known address; of an unknown one, an error.
+    pub(super) fn pointer_attribute(&self, attribute: Attribute, address: u64) -> Answer<PointerValue> {
+        let found = self.memory.known(address, 1).ok_or(INVALID_VALUE)?;
+        match value(attribute, found, address)? {
+            // Host memory has no device's address and the other way round.
+            PointerValue::Long(0) if attribute == Attribute::CU_POINTER_ATTRIBUTE_HOST_POINTER => {
+                Err(INVALID_VALUE)
+            }
+            value => Ok(value),
+        }
+    }
+
+    /// The form that asks for several at once: an unknown address has zeros.
+    pub(super) fn pointer_attribute_or_zero(
+        &self,
+        attribute: Attribute,
+        address: u64,
+    ) -> Answer<PointerValue> {
+        match self.memory.known(address, 1) {
+            Some(found) => value(attribute, found, address),
+            None => Ok(zero(attribute)),
+        }
+    }
+
+    pub(super) fn context_device(&self, context: Handle) -> Answer<usize> {
+        Ok(self.contexts.get(context).ok_or(INVALID_CONTEXT)?.device)
+    }
+
+    /// The pool that `cuMemAllocAsync` takes from on a stream.
+    pub(super) fn pool_of_stream(&self, stream: Handle) -> Answer<Handle> {
+        let device = self.streams.get(stream).ok_or(INVALID_HANDLE)?.device;
+        Ok(self.devices.get(device).ok_or(INVALID_DEVICE)?.pool)
+    }
+}
+
+fn value(attribute: Attribute, found: &Allocation, address: u64) -> Answer<PointerValue> {
+    let is_host = found.owner.is_host();
+    Ok(match attribute {
+        // Memory of a pool belongs to no context.
+        Attribute::CU_POINTER_ATTRIBUTE_CONTEXT if matches!(found.owner, Owner::Pool(_)) => {
+            PointerValue::Long(0)
+        }
+        Attribute::CU_POINTER_ATTRIBUTE_CONTEXT => PointerValue::Long(found.context.to_bits()),
+        Attribute::CU_POINTER_ATTRIBUTE_MEMORY_TYPE if is_host => {
+            PointerValue::Int(CUmemorytype::CU_MEMORYTYPE_HOST.0)
+        }
+        Attribute::CU_POINTER_ATTRIBUTE_MEMORY_TYPE => {
+            PointerValue::Int(CUmemorytype::CU_MEMORYTYPE_DEVICE.0)
+        }
+        Attribute::CU_POINTER_ATTRIBUTE_DEVICE_POINTER => PointerValue::Long(address),
+        Attribute::CU_POINTER_ATTRIBUTE_HOST_POINTER => PointerValue::Long(if is_host { address } else { 0 }),
+        Attribute::CU_POINTER_ATTRIBUTE_IS_MANAGED => PointerValue::Bool(false),
+        Attribute::CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL => PointerValue::Int(found.device as u32),
+        Attribute::CU_POINTER_ATTRIBUTE_RANGE_START_ADDR => PointerValue::Long(found.base),
+        Attribute::CU_POINTER_ATTRIBUTE_RANGE_SIZE => PointerValue::Long(found.size_bytes),
+        Attribute::CU_POINTER_ATTRIBUTE_MAPPED => PointerValue::Bool(true),
+        Attribute::CU_POINTER_ATTRIBUTE_MEMPOOL_HANDLE => PointerValue::Long(match found.owner {
+            Owner::Pool(pool) => pool.to_bits(),
+            _ => 0,
+        }),
+        Attribute::CU_POINTER_ATTRIBUTE_BUFFER_ID => PointerValue::Long(found.base),
+        _ => PointerValue::Unsupported,
+    })
+}
+
+fn zero(attribute: Attribute) -> PointerValue {
+    match attribute {
+        Attribute::CU_POINTER_ATTRIBUTE_MEMORY_TYPE => PointerValue::Int(0),
+        // No device.
+        Attribute::CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL => PointerValue::Int(-2_i32 as u32),
+        Attribute::CU_POINTER_ATTRIBUTE_IS_MANAGED | Attribute::CU_POINTER_ATTRIBUTE_MAPPED => {
+            PointerValue::Bool(false)
+        }
+        Attribute::CU_POINTER_ATTRIBUTE_CONTEXT
+        | Attribute::CU_POINTER_ATTRIBUTE_DEVICE_POINTER
+        | Attribute::CU_POINTER_ATTRIBUTE_HOST_POINTER
+        | Attribute::CU_POINTER_ATTRIBUTE_RANGE_START_ADDR
+        | Attribute::CU_POINTER_ATTRIBUTE_RANGE_SIZE
+        | Attribute::CU_POINTER_ATTRIBUTE_MEMPOOL_HANDLE
+        | Attribute::CU_POINTER_ATTRIBUTE_BUFFER_ID => PointerValue::Long(0),
+        _ => PointerValue::Unsupported,
+    }
+}

@@ -1,0 +1,405 @@
+//! Memory pools: stream-ordered allocation, reuse, and when memory goes back to the device.
+//!
+//! A pool reserves segments of 32 MiB or more. A block that a stream frees can be handed to the *same* stream at once
+//! ([`Pool::pending`]): its next use is queued behind the free. Any other stream gets it only when the free has run,
+//! or, if nothing else is left, by being made to wait for it (the policy that the driver calls internal dependencies).
+//! That is a careful reading of the reuse policies: the real driver also hands a block over where an event already
+//! orders the two streams. A program can't rely on either, so the difference is in how much memory is reserved.
+//!
+//! Segments that are free whole go back at synchronisation, down to the release threshold, when the pool is trimmed,
+//! or when the device has no memory left for somebody else.
+
+use super::backing::{Backing, Bytes};
+use super::codes::{Answer, INVALID_DEVICE, INVALID_VALUE, NOT_SUPPORTED, OUT_OF_MEMORY};
+use super::extents::Extents;
+use super::handle::Handle;
+use super::machine::Machine;
+use super::memory::{Allocation, Owner};
+use super::operation::Operation;
+use super::plain::{ALIGNMENT_BYTES, CHUNK_BYTES, GAP_BYTES, round_up};
+use super::stream::Point;
+use crate::types::{
+    CUmemAccess_flags as Access, CUmemAllocationType, CUmemLocationType, CUmemPool_attribute as Attribute,
+    CUmemPoolProps,
+};
+use std::collections::{BTreeMap, BTreeSet};
+
+/// One pool of a device.
+pub(super) struct Pool {
+    pub(super) device: usize,
+    pub(super) is_default: bool,
+    is_closing: bool,
+    /// The most it may reserve.
+    bytes_max: u64,
+    segments: BTreeMap<u64, Segment>,
+    /// What any stream may have.
+    free: Extents,
+    pending: Pending,
+    pub(super) reserved: Gauge,
+    pub(super) used: Gauge,
+    release_threshold_bytes: u64,
+    reuse: [u32; 3],
+    /// The other devices that may use its memory.
+    pub(super) shared_with: BTreeSet<usize>,
+}
+
+struct Segment {
+    backing: Backing,
+    size_bytes: u64,
+}
+
+/// A number of bytes and the most that it has been.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Gauge {
+    pub(super) current: u64,
+    pub(super) high: u64,
+}
+
+/// Blocks whose free is queued and has not run, by address and by stream and size.
+#[derive(Default)]
+struct Pending {
+    by_base: BTreeMap<u64, (u64, Point)>,
+    by_size: BTreeSet<(Handle, u64, u64)>,
+}
+
+impl Gauge {
+    fn add(&mut self, bytes: u64) {
+        self.current += bytes;
+        self.high = self.high.max(self.current);
+    }
+}
+
+impl Pending {
+    fn insert(&mut self, base: u64, size_bytes: u64, freed: Point) {
+        self.by_base.insert(base, (size_bytes, freed));
+        self.by_size.insert((freed.stream, size_bytes, base));
+    }
+
+    fn remove(&mut self, base: u64) -> Option<(u64, Point)> {
+        let (size_bytes, freed) = self.by_base.remove(&base)?;
+        self.by_size.remove(&(freed.stream, size_bytes, base));
+        Some((size_bytes, freed))
+    }
+
+    /// The smallest block that a stream has freed itself.
+    fn of_stream(&self, stream: Handle, size_bytes: u64) -> Option<u64> {
+        let (owner, _, base) = self.by_size.range((stream, size_bytes, 0)..).next()?;
+        (*owner == stream).then_some(*base)
+    }
+
+    /// The first block that is large enough, whoever freed it.
+    fn of_any(&self, size_bytes: u64) -> Option<u64> {
+        self.by_base.iter().find(|(_, (found, _))| *found >= size_bytes).map(|(&base, _)| base)
+    }
+
+    /// Takes the front of a block; the rest stays.
+    fn split(&mut self, base: u64, size_bytes: u64) -> Option<Point> {
+        let (found_bytes, freed) = self.remove(base)?;
+        if found_bytes > size_bytes {
+            self.insert(base + size_bytes, found_bytes - size_bytes, freed);
+        }
+        Some(freed)
+    }
+}
+
+impl Pool {
+    pub(super) fn new(device: usize, is_default: bool, bytes_max: u64) -> Self {
+        Self {
+            device,
+            is_default,
+            is_closing: false,
+            bytes_max: if bytes_max == 0 { u64::MAX } else { bytes_max },
+            segments: BTreeMap::new(),
+            free: Extents::default(),
+            pending: Pending::default(),
+            reserved: Gauge::default(),
+            used: Gauge::default(),
+            release_threshold_bytes: 0,
+            reuse: [1; 3],
+            shared_with: BTreeSet::new(),
+        }
+    }
+
+    fn bytes_at(&self, address: u64) -> Option<Bytes> {
+        let (base, segment) = self.segments.range(..=address).next_back()?;
+        Some(segment.backing.bytes().at(address - base))
+    }
+
+    /// The segments that hold nothing, largest address first.
+    fn idle_segment(&self) -> Option<(u64, u64)> {
+        let idle = |&(&base, segment): &(&u64, &Segment)| self.free.is_whole(base, segment.size_bytes);
+        self.segments.iter().rev().find(idle).map(|(&base, segment)| (base, segment.size_bytes))
+    }
+}
+
+impl Machine {
+    pub(super) fn pool(&self, handle: Handle) -> Answer<&Pool> {
+        self.pools.get(handle).filter(|pool| !pool.is_closing).ok_or(INVALID_VALUE)
+    }
+
+    pub(super) fn pool_create(&mut self, props: &CUmemPoolProps) -> Answer<Handle> {
+        if props.allocType != CUmemAllocationType::CU_MEM_ALLOCATION_TYPE_PINNED {
+            return Err(INVALID_VALUE);
+        }
+        if props.handleTypes.0 != 0 || props.location.type_ != CUmemLocationType::CU_MEM_LOCATION_TYPE_DEVICE
+        {
+            return Err(NOT_SUPPORTED);
+        }
+        let device = usize::try_from(props.location.id).map_err(|_| INVALID_DEVICE)?;
+        self.devices.get(device).ok_or(INVALID_DEVICE)?;
+        Ok(self.pools.insert(Pool::new(device, false, props.maxSize as u64)))
+    }
+
+    /// The pool goes when the last of its blocks is back.
+    pub(super) fn pool_destroy(&mut self, handle: Handle) -> Answer<()> {
+        if self.pool(handle)?.is_default {
+            return Err(INVALID_VALUE);
+        }
+        for device in self.devices.iter_mut().filter(|device| device.pool == handle) {
+            device.pool = device.default_pool;
+        }
+        if let Some(pool) = self.pools.get_mut(handle) {
+            pool.is_closing = true;
+        }
+        self.pool_close_if_empty(handle);
+        Ok(())
+    }
+
+    fn pool_close_if_empty(&mut self, handle: Handle) {
+        if self.pools.get(handle).is_some_and(|pool| pool.is_closing) {
+            self.pool_trim(handle, 0);
+            if self.pools.get(handle).is_some_and(|pool| pool.segments.is_empty()) {
+                self.pools.remove(handle);
+            }
+        }
+    }
+
+    /// Memory in a stream's order.
+    pub(super) fn alloc_async(&mut self, pool: Handle, size_bytes: u64, stream: Handle) -> Answer<u64> {
+        let device = self.pool(pool)?.device;
+        if size_bytes == 0 {
+            return Ok(0);
+        }
+        let context = self.streams.get(stream).ok_or(INVALID_VALUE)?.context;
+        let rounded_bytes = round_up(size_bytes, ALIGNMENT_BYTES)?;
+        let base = self.pool_take(pool, rounded_bytes, stream)?;
+        let found = self.pools.get_mut(pool).ok_or(INVALID_VALUE)?;
+        let bytes = found.bytes_at(base).ok_or(OUT_OF_MEMORY)?;
+        found.used.add(rounded_bytes);
+        let allocation = Allocation { base, size_bytes, bytes, device, context, owner: Owner::Pool(pool) };
+        self.memory.at_call.insert(base, allocation);
+        self.enqueue(stream, Operation::Alloc(allocation));
+        Ok(base)
+    }
+
+    /// The ladder: this stream's own frees, what is free for all, new memory, another stream's frees with a wait.
+    fn pool_take(&mut self, handle: Handle, size_bytes: u64, stream: Handle) -> Answer<u64> {
+        let pool = self.pools.get_mut(handle).ok_or(INVALID_VALUE)?;
+        if let Some(base) = pool.pending.of_stream(stream, size_bytes) {
+            pool.pending.split(base, size_bytes);
+            return Ok(base);
+        }
+        if let Some(base) = pool.free.take(size_bytes) {
+            return Ok(base);
+        }
+        match self.pool_grow(handle, size_bytes) {
+            Ok(()) => {
+                let pool = self.pools.get_mut(handle).ok_or(INVALID_VALUE)?;
+                pool.free.take(size_bytes).ok_or(OUT_OF_MEMORY)
+            }
+            Err(error) => self.pool_take_waiting(handle, size_bytes, stream).ok_or(error),
+        }
+    }
+
+    fn pool_grow(&mut self, handle: Handle, size_bytes: u64) -> Answer<()> {
+        let wanted_bytes = round_up(size_bytes, SEGMENT_BYTES)?;
+        let least_bytes = round_up(size_bytes, CHUNK_BYTES)?;
+        self.pool_grow_by(handle, wanted_bytes).or_else(|error| {
+            if least_bytes < wanted_bytes { self.pool_grow_by(handle, least_bytes) } else { Err(error) }
+        })
+    }
+
+    fn pool_grow_by(&mut self, handle: Handle, size_bytes: u64) -> Answer<()> {
+        let pool = self.pools.get(handle).ok_or(INVALID_VALUE)?;
+        let (device, bytes_max) = (pool.device, pool.bytes_max);
+        if pool.reserved.current.saturating_add(size_bytes) > bytes_max {
+            self.pool_trim(handle, bytes_max.saturating_sub(size_bytes));
+        }
+        let reserved_bytes = self.pools.get(handle).ok_or(INVALID_VALUE)?.reserved.current;
+        if reserved_bytes.saturating_add(size_bytes) > bytes_max {
+            return Err(OUT_OF_MEMORY);
+        }
+        self.admit(device, size_bytes)?;
+        let (base, backing) = self.devices[device].map(size_bytes)?;
+        let pool = self.pools.get_mut(handle).ok_or(INVALID_VALUE)?;
+        pool.segments.insert(base, Segment { backing, size_bytes });
+        pool.free.give(base, size_bytes);
+        pool.reserved.add(size_bytes);
+        Ok(())
+    }
+
+    fn pool_take_waiting(&mut self, handle: Handle, size_bytes: u64, stream: Handle) -> Option<u64> {
+        let pool = self.pools.get_mut(handle).filter(|pool| pool.reuse[REUSE_WITH_A_WAIT] != 0)?;
+        let base = pool.pending.of_any(size_bytes)?;
+        let point = pool.pending.split(base, size_bytes)?;
+        self.enqueue(stream, Operation::Wait { point, event: None });
+        Some(base)
+    }
+
+    /// Frees device memory of any kind in a stream's order.
+    pub(super) fn free_async(&mut self, base: u64, stream: Handle) -> Answer<()> {
+        if base == 0 {
+            return Ok(());
+        }
+        let allocation = self.device_allocation(base)?;
+        self.retire(base);
+        let point = self.enqueue(stream, Operation::Free { base });
+        if let Owner::Pool(pool) = allocation.owner
+            && let Some(pool) = self.pools.get_mut(pool)
+        {
+            pool.pending.insert(base, allocation.size_bytes.next_multiple_of(ALIGNMENT_BYTES), point);
+        }
+        Ok(())
+    }
+
+    /// The program has given a block back, though its bytes may still be in use.
+    pub(super) fn pool_retire(&mut self, handle: Handle, size_bytes: u64) {
+        if let Some(pool) = self.pools.get_mut(handle) {
+            pool.used.current -= size_bytes.next_multiple_of(ALIGNMENT_BYTES);
+        }
+    }
+
+    /// A free has run: what its stream has not taken again meanwhile is free for all.
+    pub(super) fn pool_release(&mut self, handle: Handle, base: u64, size_bytes: u64, at: Option<Point>) {
+        let Some(pool) = self.pools.get_mut(handle) else { return };
+        let size_bytes = size_bytes.next_multiple_of(ALIGNMENT_BYTES);
+        match at {
+            None => pool.free.give(base, size_bytes),
+            Some(at) => {
+                let pieces = pool.pending.by_base.range(base..base + size_bytes);
+                let ours = pieces.filter(|(_, (_, freed))| *freed == at).map(|(&base, _)| base);
+                for piece in ours.collect::<Vec<_>>() {
+                    if let Some((piece_bytes, _)) = pool.pending.remove(piece) {
+                        pool.free.give(piece, piece_bytes);
+                    }
+                }
+            }
+        }
+        self.pool_close_if_empty(handle);
+    }
+
+    /// Gives idle segments back until no more than this is reserved, or none is idle.
+    pub(super) fn pool_trim(&mut self, handle: Handle, keep_bytes: u64) {
+        let Some(pool) = self.pools.get_mut(handle) else { return };
+        while pool.reserved.current > keep_bytes
+            && let Some((base, size_bytes)) = pool.idle_segment()
+        {
+            pool.free.take_whole(base, size_bytes);
+            pool.segments.remove(&base);
+            pool.reserved.current -= size_bytes;
+            let device = &mut self.devices[pool.device];
+            device.reserved_bytes -= size_bytes;
+            device.space.give(base, size_bytes + GAP_BYTES);
+        }
+    }
+
+    /// The device needs memory: every pool gives back what it can.
+    pub(super) fn pools_trim(&mut self, device: usize) {
+        for handle in self.pools.handles() {
+            if self.pools.get(handle).is_some_and(|pool| pool.device == device) {
+                self.pool_trim(handle, 0);
+            }
+        }
+    }
+
+    /// Somebody has synchronised: what exceeds the release thresholds goes back.
+    pub(super) fn pools_synchronised(&mut self) {
+        for handle in self.pools.handles() {
+            if let Some(keep_bytes) = self.pools.get(handle).map(|pool| pool.release_threshold_bytes) {
+                self.pool_trim(handle, keep_bytes);
+            }
+        }
+    }
+
+    /// Shares a pool with another device, or stops sharing it; its own device always has access.
+    pub(super) fn pool_set_access(&mut self, handle: Handle, device: usize, flags: Access) -> Answer<()> {
+        let owner = self.pool(handle)?.device;
+        let pool = self.pools.get_mut(handle).ok_or(INVALID_VALUE)?;
+        match flags {
+            Access::CU_MEM_ACCESS_FLAGS_PROT_READWRITE => {
+                pool.shared_with.insert(device);
+            }
+            Access::CU_MEM_ACCESS_FLAGS_PROT_NONE if device != owner => {
+                pool.shared_with.remove(&device);
+            }
+            _ => return Err(INVALID_VALUE),
+        }
+        Ok(())
+    }
+
+    pub(super) fn pool_access(&self, handle: Handle, device: usize) -> Answer<Access> {
+        let pool = self.pool(handle)?;
+        let has_access = pool.device == device || pool.shared_with.contains(&device);
+        Ok(if has_access {
+            Access::CU_MEM_ACCESS_FLAGS_PROT_READWRITE
+        } else {
+            Access::CU_MEM_ACCESS_FLAGS_PROT_NONE
+        })
+    }
+
+    /// An attribute of 32 bits (the policies) or 64.
+    pub(super) fn pool_attribute(&self, handle: Handle, attribute: Attribute) -> Answer<PoolValue> {
+        let pool = self.pool(handle)?;
+        Ok(match attribute {
+            Attribute::CU_MEMPOOL_ATTR_RELEASE_THRESHOLD => PoolValue::Long(pool.release_threshold_bytes),
+            Attribute::CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT => PoolValue::Long(pool.reserved.current),
+            Attribute::CU_MEMPOOL_ATTR_RESERVED_MEM_HIGH => PoolValue::Long(pool.reserved.high),
+            Attribute::CU_MEMPOOL_ATTR_USED_MEM_CURRENT => PoolValue::Long(pool.used.current),
+            Attribute::CU_MEMPOOL_ATTR_USED_MEM_HIGH => PoolValue::Long(pool.used.high),
+            policy => PoolValue::Int(pool.reuse[policy_index(policy)?]),
+        })
+    }
+
+    /// Whether an attribute is read and written as 32 bits.
+    pub(super) fn is_policy(attribute: Attribute) -> bool {
+        policy_index(attribute).is_ok()
+    }
+
+    pub(super) fn pool_set_attribute(
+        &mut self,
+        handle: Handle,
+        attribute: Attribute,
+        value: u64,
+    ) -> Answer<()> {
+        self.pool(handle)?;
+        let pool = self.pools.get_mut(handle).ok_or(INVALID_VALUE)?;
+        match attribute {
+            Attribute::CU_MEMPOOL_ATTR_RELEASE_THRESHOLD => pool.release_threshold_bytes = value,
+            // The two peaks may be reset, to zero only.
+            Attribute::CU_MEMPOOL_ATTR_RESERVED_MEM_HIGH if value == 0 => {
+                pool.reserved.high = pool.reserved.current;
+            }
+            Attribute::CU_MEMPOOL_ATTR_USED_MEM_HIGH if value == 0 => pool.used.high = pool.used.current,
+            policy => pool.reuse[policy_index(policy)?] = u32::from(value != 0),
+        }
+        Ok(())
+    }
+}
+
+/// An attribute's value, as wide as the driver writes it.
+pub(super) enum PoolValue {
+    Int(u32),
+    Long(u64),
+}
+
+fn policy_index(attribute: Attribute) -> Answer<usize> {
+    match attribute {
+        Attribute::CU_MEMPOOL_ATTR_REUSE_FOLLOW_EVENT_DEPENDENCIES => Ok(0),
+        Attribute::CU_MEMPOOL_ATTR_REUSE_ALLOW_OPPORTUNISTIC => Ok(1),
+        Attribute::CU_MEMPOOL_ATTR_REUSE_ALLOW_INTERNAL_DEPENDENCIES => Ok(REUSE_WITH_A_WAIT),
+        _ => Err(INVALID_VALUE),
+    }
+}
+
+const REUSE_WITH_A_WAIT: usize = 2;
+const SEGMENT_BYTES: u64 = 32 << 20;

@@ -1,0 +1,72 @@
+//! Slots: how a bare C function pointer finds its instance.
+//!
+//! A driver's entries are plain C functions without a user argument. Each exists once for every slot, the slot being a
+//! const parameter, so the function's own address says which instance is meant. A slot is taken by
+//! [`super::Sim::start`] and free again when the last handle to the instance is gone; an entry of a free slot
+//! answers that the driver is shut down.
+
+use super::SimError;
+use super::config::{DEVICES_MAX, MEMORY_BYTES_MAX, SimConfig};
+use super::entry;
+use super::machine::Machine;
+use crate::table::Table;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak};
+
+/// An instance, as its handles and its entries see it.
+pub(super) struct Shared {
+    machine: Mutex<Machine>,
+    /// Told whenever a host function has returned.
+    pub(super) returned: Condvar,
+    pub(super) table: Table,
+}
+
+impl Shared {
+    /// The state. A panic while it was held has been turned into an error; what it left is still consistent enough to
+    /// look at.
+    pub(super) fn lock(&self) -> MutexGuard<'_, Machine> {
+        self.machine.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Starts an instance in a free slot.
+pub(super) fn take(config: SimConfig) -> Result<Arc<Shared>, SimError> {
+    if config.device_count > DEVICES_MAX {
+        return Err(SimError::TooManyDevices { count: config.device_count });
+    }
+    if config.memory_bytes > MEMORY_BYTES_MAX {
+        return Err(SimError::TooMuchMemory { size_bytes: config.memory_bytes });
+    }
+    static NEXT_INSTANCE: AtomicU64 = AtomicU64::new(1);
+    for (slot, holder) in SLOTS.iter().enumerate() {
+        let mut holder = holder.lock().unwrap_or_else(PoisonError::into_inner);
+        if holder.strong_count() == 0 {
+            let instance = NEXT_INSTANCE.fetch_add(1, Ordering::Relaxed);
+            let shared = Arc::new(Shared {
+                machine: Mutex::new(Machine::new(config, slot, instance)),
+                returned: Condvar::new(),
+                table: TABLES[slot](),
+            });
+            *holder = Arc::downgrade(&shared);
+            return Ok(shared);
+        }
+    }
+    Err(SimError::TooManyInstances(SLOTS.len()))
+}
+
+/// The instance that holds a slot.
+pub(super) fn find(slot: usize) -> Option<Arc<Shared>> {
+    SLOTS.get(slot)?.lock().unwrap_or_else(PoisonError::into_inner).upgrade()
+}
+
+macro_rules! slots {
+    ($($slot:literal)*) => {
+        const TABLES: &[fn() -> Table] = &[$(entry::table::<$slot>),*];
+        static SLOTS: [Mutex<Weak<Shared>>; TABLES.len()] = [$({ const _: usize = $slot; Mutex::new(Weak::new()) }),*];
+    };
+}
+
+slots! {
+    0 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15 16 17 18 19 20 21 22 23 24 25 26 27 28 29 30 31
+    32 33 34 35 36 37 38 39 40 41 42 43 44 45 46 47 48 49 50 51 52 53 54 55 56 57 58 59 60 61 62 63
+}
