@@ -1,0 +1,250 @@
+//! Between host and device, and from one place on the device to another.
+//!
+//! Host memory here is always borrowed, so every copy to or from it waits until the device is done with it: the guard
+//! [`Settled`] exists before the copy is queued and waits when it goes, on an error and in a panic too.
+
+use crate::array::GpuArray;
+use crate::element::Element;
+use crate::error::ArrayError;
+use crate::layout::{Layout, Order};
+use crate::track::Access;
+use crate::view::{AsView, GpuView, GpuViewMut};
+use gpumem_pool::Stream;
+use ndarray::{Array, Dimension, Ix0, ShapeBuilder};
+
+impl<T: Element, D: Dimension> GpuView<'_, T, D> {
+    /// The elements by rows. Waits for everything queued on the stream so far.
+    ///
+    /// # Errors
+    ///
+    /// [`ArrayError::NotContiguous`] for a view with gaps; [`ArrayError::InvalidElement`]; or what the driver says, the
+    /// failure of earlier work included.
+    pub fn to_vec(&self) -> Result<Vec<T>, ArrayError> {
+        match self.layout().is_dense(Order::Row) {
+            true => download(self),
+            false => Ok(self.to_array()?.iter().copied().collect()),
+        }
+    }
+
+    /// The elements in their shape. Waits for everything queued on the stream so far.
+    ///
+    /// # Errors
+    ///
+    /// As [`GpuView::to_vec`].
+    pub fn to_array(&self) -> Result<Array<T, D>, ArrayError> {
+        let Some(order) = self.layout().order() else { return Err(gaps(self.layout(), "download")) };
+        let elements = download(self)?;
+        let shape = self.raw_dim().set_f(order == Order::Column);
+        Array::from_shape_vec(shape, elements)
+            .map_err(|_| ArrayError::TooManyElements { shape: self.shape().to_vec() })
+    }
+}
+
+impl<T: Element> GpuView<'_, T, Ix0> {
+    /// The only element. Waits for everything queued on the stream so far.
+    ///
+    /// # Errors
+    ///
+    /// As [`GpuView::to_vec`].
+    pub fn item(&self) -> Result<T, ArrayError> {
+        Ok(self.to_array()?.into_scalar())
+    }
+}
+
+impl<T: Element, D: Dimension> GpuArray<T, D> {
+    /// The elements by rows; see [`GpuView::to_vec`].
+    ///
+    /// # Errors
+    ///
+    /// As there.
+    pub fn to_vec(&self) -> Result<Vec<T>, ArrayError> {
+        self.view().to_vec()
+    }
+
+    /// The elements in their shape; see [`GpuView::to_array`].
+    ///
+    /// # Errors
+    ///
+    /// As there.
+    pub fn to_array(&self) -> Result<Array<T, D>, ArrayError> {
+        self.view().to_array()
+    }
+
+    /// Copies elements of the same shape over all of this array; see [`GpuViewMut::assign`].
+    ///
+    /// # Errors
+    ///
+    /// As there.
+    pub fn assign<A: AsView<Elem = T>>(&mut self, source: &A) -> Result<(), ArrayError> {
+        self.view_mut().assign(source)
+    }
+}
+
+impl<T: Element> GpuArray<T, Ix0> {
+    /// The only element; see [`GpuView::item`].
+    ///
+    /// # Errors
+    ///
+    /// As there.
+    pub fn item(&self) -> Result<T, ArrayError> {
+        self.view().item()
+    }
+}
+
+impl<T: Element, D: Dimension> GpuViewMut<'_, T, D> {
+    /// Copies elements of the same shape over all of this view, on the device.
+    ///
+    /// # Errors
+    ///
+    /// [`ArrayError::Shape`], [`ArrayError::WrongDevice`], or [`ArrayError::NotContiguous`] unless both lie side by side
+    /// in the same order.
+    pub fn assign<A: AsView<Elem = T>>(&mut self, source: &A) -> Result<(), ArrayError> {
+        let source = source.as_view();
+        same_shape("assign", self.layout(), source.layout())?;
+        if self.layout().common_order(source.layout()).is_none() {
+            return Err(gaps(source.layout(), "assign"));
+        }
+        let gpu = self.gpu();
+        gpu.check(self.storage().device())?;
+        gpu.check(source.storage().device())?;
+        if self.is_empty() {
+            return Ok(());
+        }
+        source.storage().order(gpu.stream(), Access::Read)?;
+        self.storage().order(gpu.stream(), Access::Write)?;
+        let _bound = gpu.device().bind()?;
+        // SAFETY: both lie side by side within their blocks, alive and on this device, and differ, since one is borrowed
+        // exclusively; the stream has been ordered after what conflicts.
+        unsafe {
+            gpu.device().driver().cuMemcpyDtoDAsync_v2(
+                self.address(),
+                source.address(),
+                self.len() * size_of::<T>(),
+                gpu.stream().raw(),
+            )?;
+        }
+        Ok(())
+    }
+
+    /// Copies a slice over all of this view, in the order of memory. Returns when the copy is done.
+    ///
+    /// # Errors
+    ///
+    /// [`ArrayError::Shape`] when the lengths differ, [`ArrayError::NotContiguous`] for a view with gaps, or what the
+    /// driver says.
+    pub fn copy_from_slice(&mut self, elements: &[T]) -> Result<(), ArrayError> {
+        upload(self, elements)
+    }
+}
+
+/// Copies host elements over a view.
+pub(crate) fn upload<T: Element, D: Dimension>(
+    target: &mut GpuViewMut<'_, T, D>,
+    elements: &[T],
+) -> Result<(), ArrayError> {
+    if elements.len() != target.len() {
+        return Err(ArrayError::Shape {
+            operation: "upload",
+            left: target.shape().to_vec(),
+            right: vec![elements.len()],
+            expected: "the slice must have as many elements as the array",
+        });
+    }
+    if target.layout().order().is_none() {
+        return Err(gaps(target.layout(), "upload"));
+    }
+    let gpu = target.gpu();
+    gpu.check(target.storage().device())?;
+    if elements.is_empty() {
+        return Ok(());
+    }
+    target.storage().order(gpu.stream(), Access::Write)?;
+    let _bound = gpu.device().bind()?;
+    let settled = Settled(gpu.stream());
+    // SAFETY: the target is as long as the slice, alive, and ordered after what conflicts; the slice is borrowed until
+    // the stream has been waited for, which `settled` does on every way out.
+    unsafe {
+        gpu.device().driver().cuMemcpyHtoDAsync_v2(
+            target.address(),
+            elements.as_ptr().cast(),
+            size_of_val(elements),
+            gpu.stream().raw(),
+        )?;
+    }
+    settled.wait()
+}
+
+/// The elements in the order of memory.
+fn download<T: Element, D: Dimension>(source: &GpuView<'_, T, D>) -> Result<Vec<T>, ArrayError> {
+    if source.layout().order().is_none() {
+        return Err(gaps(source.layout(), "download"));
+    }
+    let gpu = source.gpu();
+    gpu.check(source.storage().device())?;
+    let len = source.len();
+    let mut elements: Vec<T> = Vec::with_capacity(len);
+    if len == 0 {
+        return Ok(elements);
+    }
+    source.storage().order(gpu.stream(), Access::Read)?;
+    let _bound = gpu.device().bind()?;
+    let settled = Settled(gpu.stream());
+    // SAFETY: the vector has room for `len` elements and is neither moved nor freed before the stream has been waited
+    // for: `settled` is declared after it and so goes before it.
+    unsafe {
+        gpu.device().driver().cuMemcpyDtoHAsync_v2(
+            elements.as_mut_ptr().cast(),
+            source.address(),
+            len * size_of::<T>(),
+            gpu.stream().raw(),
+        )?;
+    }
+    settled.wait()?;
+    // SAFETY: the copy is done, so these bytes are initialised; as bytes they are valid whatever they are.
+    let bytes = unsafe { core::slice::from_raw_parts(elements.as_ptr().cast::<u8>(), len * size_of::<T>()) };
+    if let Some(index) = T::first_invalid(bytes) {
+        return Err(ArrayError::InvalidElement { index, kind: core::any::type_name::<T>() });
+    }
+    // SAFETY: `len` elements have been written and are valid values: an `Element` says so of all bytes but those that
+    // were just looked for.
+    unsafe { elements.set_len(len) };
+    Ok(elements)
+}
+
+/// Waits for the stream when dropped, so that the device is done with host memory whatever happens.
+struct Settled<'a>(&'a Stream);
+
+impl Settled<'_> {
+    /// Waits now, and says what came of it.
+    fn wait(self) -> Result<(), ArrayError> {
+        let result = self.0.synchronize();
+        core::mem::forget(self);
+        Ok(result?)
+    }
+}
+
+impl Drop for Settled<'_> {
+    fn drop(&mut self) {
+        // A failed wait means that the context is lost, and with it everything that was queued.
+        let _ = self.0.synchronize();
+    }
+}
+
+pub(crate) fn same_shape<D: Dimension, E: Dimension>(
+    operation: &'static str,
+    left: &Layout<D>,
+    right: &Layout<E>,
+) -> Result<(), ArrayError> {
+    if left.shape() == right.shape() {
+        return Ok(());
+    }
+    let (left, right) = (left.shape().to_vec(), right.shape().to_vec());
+    Err(ArrayError::Shape { operation, left, right, expected: "both must have the same shape" })
+}
+
+fn gaps<D: Dimension>(layout: &Layout<D>, operation: &'static str) -> ArrayError {
+    layout.not_contiguous(
+        operation,
+        "take whole rows (slices of the first axis), or slice and transpose on the host before uploading",
+    )
+}

@@ -1,0 +1,130 @@
+//! [`Module`] and [`Function`]: kernels that the driver has loaded, ours and the user's.
+//!
+//! A module is unloaded with the last of its clones and functions, after waiting for the device: a kernel that is still
+//! queued would lose its code.
+
+pub(crate) mod launch;
+pub(crate) mod library;
+#[cfg(feature = "sim")]
+mod twins;
+
+use crate::error::ArrayError;
+use crate::kernel::launch::{Launch, LaunchShape};
+use core::fmt;
+use gpumem_pool::sys::types::{CUfunc_st, CUfunction, CUmod_st, CUresult};
+use gpumem_pool::{Device, PoolError};
+use std::ffi::CString;
+use std::sync::Arc;
+
+/// Kernels loaded from one PTX text; see [`Gpu::module`](crate::Gpu::module). Clones share them.
+///
+/// Dropping the last clone, when no [`Function`] of it is left either, waits for the device.
+#[derive(Clone)]
+pub struct Module(Arc<Loaded>);
+
+struct Loaded {
+    device: Device,
+    raw: Handle<CUmod_st>,
+}
+
+/// One kernel of a [`Module`], which it keeps loaded.
+#[derive(Clone)]
+pub struct Function {
+    module: Module,
+    raw: Handle<CUfunc_st>,
+    name: Arc<str>,
+}
+
+impl Module {
+    pub(crate) fn load(device: &Device, ptx: &str) -> Result<Self, ArrayError> {
+        let ptx = CString::new(ptx).map_err(|_| ArrayError::ZeroByte { what: "the PTX" })?;
+        let _bound = device.bind()?;
+        let mut raw = core::ptr::null_mut();
+        // SAFETY: the text ends with a zero byte and outlives the call; the context is current.
+        unsafe { device.driver().cuModuleLoadData(&mut raw, ptx.as_ptr().cast())? };
+        Ok(Self(Arc::new(Loaded { device: device.clone(), raw: Handle(raw) })))
+    }
+
+    /// The kernel of this name.
+    ///
+    /// # Errors
+    ///
+    /// [`ArrayError::NoSuchKernel`]; on the software driver also when no twin is registered for it.
+    pub fn function(&self, name: &str) -> Result<Function, ArrayError> {
+        let text = CString::new(name).map_err(|_| ArrayError::ZeroByte { what: "the kernel's name" })?;
+        let Loaded { device, raw: module } = &*self.0;
+        let _bound = device.bind()?;
+        let mut raw = core::ptr::null_mut();
+        // SAFETY: the module is loaded, the name ends with a zero byte and outlives the call.
+        let found = unsafe { device.driver().cuModuleGetFunction(&mut raw, module.0, text.as_ptr()) };
+        match found {
+            Ok(()) => Ok(Function { module: self.clone(), raw: Handle(raw), name: name.into() }),
+            Err(error) if error.code() == CUresult::CUDA_ERROR_NOT_FOUND => {
+                Err(ArrayError::NoSuchKernel { name: name.into() })
+            }
+            Err(error) => Err(error.into()),
+        }
+    }
+}
+
+impl Function {
+    /// Begins a launch of this kernel; arguments follow in the order of its parameters.
+    pub fn launch(&self, shape: LaunchShape) -> Launch<'_> {
+        Launch::new(self, shape)
+    }
+
+    /// The name in the PTX.
+    #[must_use]
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    pub(crate) fn device(&self) -> &Device {
+        &self.module.0.device
+    }
+
+    pub(crate) fn raw(&self) -> CUfunction {
+        self.raw.0
+    }
+}
+
+impl Drop for Loaded {
+    fn drop(&mut self) {
+        // Without its context the module is gone already; with a lost one there is nobody to tell.
+        let unload = || -> Result<(), PoolError> {
+            let _bound = self.device.bind()?;
+            self.device.synchronize()?;
+            let _guard = self.device.driver().teardown();
+            // SAFETY: the last handle is going, and what used its code is done.
+            unsafe { self.device.driver().cuModuleUnload(self.raw.0)? };
+            Ok(())
+        };
+        let _ = unload();
+    }
+}
+
+impl fmt::Debug for Module {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Module").field("device", &self.0.device).finish_non_exhaustive()
+    }
+}
+
+impl fmt::Debug for Function {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Function").field("name", &self.name).finish_non_exhaustive()
+    }
+}
+
+/// A handle of the driver's, which any thread may pass to it.
+struct Handle<T>(*mut T);
+
+impl<T> Clone for Handle<T> {
+    fn clone(&self) -> Self {
+        Self(self.0)
+    }
+}
+
+// SAFETY: the pointer is a name that only the driver follows, and its functions take it on any thread.
+unsafe impl<T> Send for Handle<T> {}
+// SAFETY: as above; the driver locks what threads share.
+unsafe impl<T> Sync for Handle<T> {}

@@ -1,0 +1,231 @@
+//! [`Launch`]: the arguments of one launch of a user's kernel, checked and tracked like our own operations.
+
+use crate::element::Element;
+use crate::error::ArrayError;
+use crate::gpu::Gpu;
+use crate::kernel::{Function, library};
+use crate::track::{Access, Storage};
+use crate::uninit::UninitArray;
+use crate::view::{AsView, AsViewMut};
+use core::ffi::c_void;
+use ndarray::Dimension;
+
+/// How many threads a kernel runs on: a grid of blocks of threads.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct LaunchShape {
+    /// Blocks in each direction.
+    pub grid: [u32; 3],
+    /// Threads of a block in each direction.
+    pub block: [u32; 3],
+    /// Shared memory of a block beyond what the kernel declares.
+    pub shared_bytes: u32,
+}
+
+impl LaunchShape {
+    /// At least one thread for each of `len` elements, in blocks of 256; no launch at all for none.
+    ///
+    /// Beyond 2³¹ blocks the grid stays at that, so a kernel for such lengths has to stride by the grid.
+    #[must_use]
+    pub fn for_len(len: usize) -> Self {
+        let blocks = len.div_ceil(Self::THREADS as usize).min(GRID_MAX[0] as usize);
+        Self { grid: [blocks as u32, 1, 1], block: [Self::THREADS, 1, 1], shared_bytes: 0 }
+    }
+
+    const THREADS: u32 = 256;
+
+    fn check(&self) -> Result<(), ArrayError> {
+        let reason = if self.block.contains(&0) {
+            "a block has at least one thread in each direction"
+        } else if self.block.iter().zip(BLOCK_MAX).any(|(count, max)| *count > max) {
+            "a block has at most 1024, 1024 and 64 threads in the three directions"
+        } else if self.block.iter().product::<u32>() > BLOCK_MAX[0] {
+            "a block has at most 1024 threads"
+        } else if self.grid.iter().zip(GRID_MAX).any(|(count, max)| *count > max) {
+            "a grid has at most 2147483647, 65535 and 65535 blocks in the three directions"
+        } else {
+            return Ok(());
+        };
+        Err(ArrayError::LaunchShape { grid: self.grid, block: self.block, reason })
+    }
+}
+
+/// A launch in the making: arguments are added in the order of the kernel's parameters, then [`Launch::enqueue`].
+///
+/// ```
+/// use gpumem_array::{Gpu, GpuArray, LaunchShape, pool::{Device, Pool, sys::{Driver, SimConfig, sim}}};
+///
+/// // The kernel for a GPU (here without its instructions) and its twin for the software driver.
+/// const PTX: &str = "
+///     .version 7.8
+///     .target sm_70
+///     .address_size 64
+///     .visible .entry scale(.param .u64 y, .param .u64 x, .param .f32 factor, .param .u64 n) { ret; }";
+/// static TWIN: [sim::Kernel; 1] = [sim::Kernel::new("scale", |launch| {
+///     let (y, x) = (launch.arg::<u64>()?, launch.arg::<u64>()?);
+///     let (factor, n) = (launch.arg::<f32>()?, launch.arg::<u64>()? as usize);
+///     let (y, x) = (launch.write::<f32>(y, n)?, launch.read::<f32>(x, n)?);
+///     y.iter().zip(x).for_each(|(y, x)| y.set(factor * x.get()));
+///     Ok(())
+/// })];
+///
+/// let driver = Driver::sim(SimConfig::new())?;
+/// if let Some(sim) = driver.simulator() {
+///     sim.register(&TWIN);
+/// }
+/// let gpu = Gpu::new(&Pool::new(&Device::new(&driver, 0)?)?)?;
+/// let scale = gpu.module(PTX)?.function("scale")?;
+///
+/// let x = GpuArray::from_slice(&gpu, &[1.0_f32, 2.0])?;
+/// let mut y = GpuArray::<f32, _>::zeros(&gpu, x.len())?;
+/// let launch = scale.launch(LaunchShape::for_len(x.len()));
+/// let launch = launch.write(&mut y).read(&x).scalar(10.0_f32).scalar(x.len() as u64);
+/// // SAFETY: the arguments are those of the kernel, and it stays within `n` elements of both arrays.
+/// unsafe { launch.enqueue(&gpu)? };
+/// assert_eq!(y.to_vec()?, [10.0, 20.0]);
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+#[must_use = "nothing runs until `enqueue`"]
+pub struct Launch<'a> {
+    function: &'a Function,
+    shape: LaunchShape,
+    /// The arguments' bytes, each begun at a multiple of 8.
+    words: [u64; WORDS_MAX],
+    words_used: usize,
+    /// Where each argument begins.
+    starts: [u8; ARGUMENTS_MAX],
+    count: usize,
+    overflow: bool,
+    uses: Vec<(&'a Storage, Access)>,
+}
+
+impl<'a> Launch<'a> {
+    pub(crate) fn new(function: &'a Function, shape: LaunchShape) -> Self {
+        Self {
+            function,
+            shape,
+            words: [0; WORDS_MAX],
+            words_used: 0,
+            starts: [0; ARGUMENTS_MAX],
+            count: 0,
+            overflow: false,
+            uses: Vec::with_capacity(4),
+        }
+    }
+
+    /// The address of an array that the kernel reads: that of a view's first element.
+    pub fn read<A: AsView + ?Sized>(mut self, array: &'a A) -> Self {
+        let view = array.as_view();
+        self.uses.push((view.storage(), Access::Read));
+        self.scalar(view.address())
+    }
+
+    /// The address of an array that the kernel writes, and may read.
+    pub fn write<A: AsViewMut + ?Sized>(mut self, array: &'a mut A) -> Self {
+        let view = array.as_view_mut();
+        self.uses.push((view.storage(), Access::Write));
+        self.scalar(view.address())
+    }
+
+    /// The address of an array that the kernel writes for the first time.
+    pub fn write_uninit<T: Element, D: Dimension>(mut self, array: &'a mut UninitArray<T, D>) -> Self {
+        self.uses.push((array.storage(), Access::Write));
+        self.scalar(array.address())
+    }
+
+    /// A value, copied now. A struct of the user's goes this way too, once it is an [`Element`].
+    pub fn scalar<T: Element>(mut self, value: T) -> Self {
+        let words = size_of::<T>().div_ceil(8);
+        if self.count == ARGUMENTS_MAX || self.words_used + words > WORDS_MAX {
+            self.overflow = true;
+            return self;
+        }
+        let target = self.words[self.words_used..].as_mut_ptr().cast::<u8>();
+        // SAFETY: an element has no padding, so all its bytes can be read; `words` words are free at the target.
+        unsafe { core::ptr::copy_nonoverlapping((&raw const value).cast::<u8>(), target, size_of::<T>()) };
+        self.starts[self.count] = self.words_used as u8;
+        self.count += 1;
+        self.words_used += words;
+        self
+    }
+
+    /// Queues the kernel on the stream of `gpu`, which waits for exactly the uses of the arrays that it must. Returns at
+    /// once. A grid with a zero in it queues nothing.
+    ///
+    /// # Errors
+    ///
+    /// [`ArrayError::WrongDevice`], [`ArrayError::LaunchShape`], [`ArrayError::TooManyArguments`], or what the driver
+    /// says.
+    ///
+    /// # Safety
+    ///
+    /// - The arguments are those of the kernel, in number, order and type.
+    /// - The kernel touches no memory but that of its arguments, within their bounds, and writes only what was passed by
+    ///   [`Launch::write`] or [`Launch::write_uninit`].
+    /// - What it writes are valid values of the array's element type.
+    pub unsafe fn enqueue(self, gpu: &Gpu) -> Result<(), ArrayError> {
+        if self.overflow {
+            return Err(ArrayError::TooManyArguments { limit: ARGUMENTS_MAX, limit_bytes: 8 * WORDS_MAX });
+        }
+        self.shape.check()?;
+        gpu.check(self.function.device())?;
+        for (storage, _) in &self.uses {
+            gpu.check(storage.device())?;
+        }
+        if self.shape.grid.contains(&0) {
+            return Ok(());
+        }
+        for (storage, access) in &self.uses {
+            storage.order(gpu.stream(), *access)?;
+        }
+        let mut parameters = [core::ptr::null_mut::<c_void>(); ARGUMENTS_MAX];
+        for (parameter, start) in parameters.iter_mut().zip(&self.starts[..self.count]) {
+            *parameter = library::parameter(&self.words[usize::from(*start)]);
+        }
+        let LaunchShape { grid, block, shared_bytes } = self.shape;
+        // SAFETY: the parameters point into `self.words`, which outlives the call; the stream has been ordered after
+        // what conflicts; types, bounds and values are the caller's promise.
+        unsafe {
+            library::launch(gpu, self.function, (grid, block, shared_bytes), &mut parameters[..self.count])
+        }
+    }
+}
+
+const ARGUMENTS_MAX: usize = 32;
+const WORDS_MAX: usize = 64;
+const BLOCK_MAX: [u32; 3] = [1024, 1024, 64];
+const GRID_MAX: [u32; 3] = [i32::MAX as u32, 65_535, 65_535];
+
+impl core::fmt::Debug for Launch<'_> {
+    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+        f.debug_struct("Launch")
+            .field("function", &self.function.name())
+            .field("shape", &self.shape)
+            .field("arguments", &self.count)
+            .finish_non_exhaustive()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn impossible_shapes_are_refused_before_the_driver_sees_them() {
+        let fine = LaunchShape { grid: [1, 1, 1], block: [32, 32, 1], shared_bytes: 0 };
+        assert!(fine.check().is_ok());
+        for block in [[0, 1, 1], [1025, 1, 1], [32, 33, 1], [1, 1, 65], [u32::MAX, u32::MAX, u32::MAX]] {
+            assert!(LaunchShape { block, ..fine }.check().is_err(), "{block:?}");
+        }
+        for grid in [[u32::MAX, 1, 1], [1, 65_536, 1], [1, 1, 65_536]] {
+            assert!(LaunchShape { grid, ..fine }.check().is_err(), "{grid:?}");
+        }
+    }
+
+    #[test]
+    fn a_launch_for_a_length_has_a_thread_for_each_element() {
+        assert_eq!(LaunchShape::for_len(0).grid, [0, 1, 1]);
+        assert_eq!(LaunchShape::for_len(1).grid, [1, 1, 1]);
+        assert_eq!(LaunchShape::for_len(257).grid, [2, 1, 1]);
+        assert!(LaunchShape::for_len(usize::MAX).check().is_ok());
+    }
+}

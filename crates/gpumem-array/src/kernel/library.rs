@@ -1,0 +1,187 @@
+//! [`Library`]: this crate's own kernels on one device, loaded when they are first used.
+//!
+//! One module a family and element type, because a driver translates a whole module at once: a program pays for what it
+//! uses.
+
+use crate::element::Kind;
+use crate::error::ArrayError;
+use crate::gpu::Gpu;
+use crate::kernel::{Function, Module};
+use core::ffi::c_void;
+use gpumem_pool::Device;
+use std::sync::{Mutex, OnceLock, PoisonError};
+
+/// This crate's kernels on one device.
+pub(crate) struct Library {
+    device: Device,
+    /// Indexed by [`Kind`] and [`Kernel`].
+    functions: [[OnceLock<Function>; Kernel::ALL.len()]; Kind::ALL.len()],
+    fill: OnceLock<Function>,
+    modules: Mutex<[[Option<Module>; FAMILIES.len()]; Kind::ALL.len()]>,
+}
+
+/// A kernel that exists for each numeric type.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Kernel {
+    Add,
+    Sub,
+    Mul,
+    Div,
+    AddScalar,
+    SubScalar,
+    MulScalar,
+    DivScalar,
+    ScalarSub,
+    ScalarDiv,
+    Sum,
+    Dot,
+    RowsWarp,
+    RowsBlock,
+    Columns,
+    ColumnsSum,
+}
+
+impl Kernel {
+    /// In the order of the declaration, with the family and the name between `gpumem_` and the type.
+    const ALL: [(Self, usize, &'static str); 16] = [
+        (Self::Add, 0, "add"),
+        (Self::Sub, 0, "sub"),
+        (Self::Mul, 0, "mul"),
+        (Self::Div, 0, "div"),
+        (Self::AddScalar, 0, "add_scalar"),
+        (Self::SubScalar, 0, "sub_scalar"),
+        (Self::MulScalar, 0, "mul_scalar"),
+        (Self::DivScalar, 0, "div_scalar"),
+        (Self::ScalarSub, 0, "scalar_sub"),
+        (Self::ScalarDiv, 0, "scalar_div"),
+        (Self::Sum, 1, "sum"),
+        (Self::Dot, 1, "dot"),
+        (Self::RowsWarp, 2, "rows_warp"),
+        (Self::RowsBlock, 2, "rows_block"),
+        (Self::Columns, 2, "columns"),
+        (Self::ColumnsSum, 2, "columns_sum"),
+    ];
+}
+
+/// The PTX of each family, by [`Kind`].
+const FAMILIES: [[&str; 4]; 3] = [
+    [
+        include_str!("../../kernels/elementwise.f32.ptx"),
+        include_str!("../../kernels/elementwise.f64.ptx"),
+        include_str!("../../kernels/elementwise.i32.ptx"),
+        include_str!("../../kernels/elementwise.i64.ptx"),
+    ],
+    [
+        include_str!("../../kernels/reduce.f32.ptx"),
+        include_str!("../../kernels/reduce.f64.ptx"),
+        include_str!("../../kernels/reduce.i32.ptx"),
+        include_str!("../../kernels/reduce.i64.ptx"),
+    ],
+    [
+        include_str!("../../kernels/matvec.f32.ptx"),
+        include_str!("../../kernels/matvec.f64.ptx"),
+        include_str!("../../kernels/matvec.i32.ptx"),
+        include_str!("../../kernels/matvec.i64.ptx"),
+    ],
+];
+const FILL: &str = include_str!("../../kernels/fill.ptx");
+
+impl Library {
+    pub(crate) fn new(device: &Device) -> Self {
+        #[cfg(feature = "sim")]
+        if let Some(sim) = device.driver().simulator() {
+            super::twins::register(sim);
+        }
+        Self {
+            device: device.clone(),
+            functions: Default::default(),
+            fill: OnceLock::new(),
+            modules: Mutex::default(),
+        }
+    }
+
+    pub(crate) fn kernel(&self, kernel: Kernel, kind: Kind) -> Result<&Function, ArrayError> {
+        let slot = &self.functions[kind as usize][kernel as usize];
+        if let Some(function) = slot.get() {
+            return Ok(function);
+        }
+        let (_, family, name) = Kernel::ALL[kernel as usize];
+        let function = self.family(family, kind)?.function(&format!("gpumem_{name}_{}", kind.suffix()))?;
+        Ok(slot.get_or_init(|| function))
+    }
+
+    /// Sets 8-byte elements.
+    pub(crate) fn fill(&self) -> Result<&Function, ArrayError> {
+        if let Some(function) = self.fill.get() {
+            return Ok(function);
+        }
+        let function = Module::load(&self.device, FILL)?.function("gpumem_fill_u64")?;
+        Ok(self.fill.get_or_init(|| function))
+    }
+
+    /// The module, loaded now unless it is already. Threads that want the same one wait here for one loading.
+    fn family(&self, family: usize, kind: Kind) -> Result<Module, ArrayError> {
+        let mut modules = self.modules.lock().unwrap_or_else(PoisonError::into_inner);
+        let slot = &mut modules[kind as usize][family];
+        match slot {
+            Some(module) => Ok(module.clone()),
+            empty => Ok(empty.insert(Module::load(&self.device, FAMILIES[family][kind as usize])?).clone()),
+        }
+    }
+}
+
+/// The address of a kernel's parameter, as the driver takes it.
+pub(crate) fn parameter<T>(value: &T) -> *mut c_void {
+    core::ptr::from_ref(value).cast_mut().cast()
+}
+
+/// Queues a kernel on the stream of `gpu`.
+///
+/// # Safety
+///
+/// - `parameters` point to values of the types and in the order of the kernel's parameters, alive during the call.
+/// - What the kernel does with them is sound: addresses are of live memory of the device that is large enough, and the
+///   stream has been ordered after whatever conflicts.
+pub(crate) unsafe fn launch(
+    gpu: &Gpu,
+    function: &Function,
+    (grid, block, shared_bytes): ([u32; 3], [u32; 3], u32),
+    parameters: &mut [*mut c_void],
+) -> Result<(), ArrayError> {
+    let _bound = gpu.device().bind()?;
+    // SAFETY: the function and the stream are alive and of this device, whose context is current; the driver copies the
+    // parameters during the call; the rest is the caller's promise.
+    unsafe {
+        gpu.device().driver().cuLaunchKernel(
+            function.raw(),
+            grid[0],
+            grid[1],
+            grid[2],
+            block[0],
+            block[1],
+            block[2],
+            shared_bytes,
+            gpu.stream().raw(),
+            parameters.as_mut_ptr(),
+            core::ptr::null_mut(),
+        )?;
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_table_is_in_the_order_of_its_indices_and_the_ptx_has_every_kernel() {
+        for (index, (kernel, family, name)) in Kernel::ALL.into_iter().enumerate() {
+            assert_eq!(kernel as usize, index);
+            for (place, kind) in Kind::ALL.into_iter().enumerate() {
+                assert_eq!(kind as usize, place);
+                let entry = format!(".entry gpumem_{name}_{}(", kind.suffix());
+                assert!(FAMILIES[family][place].contains(&entry), "{entry}");
+            }
+        }
+    }
+}

@@ -1,0 +1,126 @@
+//! The kernels of this crate once more, in Rust, for the software driver: same names, parameters and results.
+//!
+//! Sums may be taken in another order than on a GPU, so floats agree within rounding; everything else agrees exactly.
+//! Elements come as cells because operands may be the same memory, and loops run over fixed numbers of lanes so that
+//! the compiler can make vector instructions of them.
+
+mod elementwise;
+mod matvec;
+mod reduce;
+
+use crate::kernel::twins::elementwise::{Add, Div, Mul, Sub, array_scalar, arrays, fill, scalar_array};
+use crate::kernel::twins::matvec::{columns, columns_sum, rows};
+use crate::kernel::twins::reduce::{dot, sum};
+use gpumem_pool::sys::Sim;
+use gpumem_pool::sys::sim::{Kernel, KernelFault, Launch};
+
+/// Makes the twins known to a simulator.
+pub(crate) fn register(sim: &Sim) {
+    sim.register(F32);
+    sim.register(F64);
+    sim.register(I32);
+    sim.register(I64);
+    sim.register(FILL);
+}
+
+static FILL: &[Kernel] = &[Kernel::new("gpumem_fill_u64", fill)];
+
+macro_rules! twins {
+    ($($table:ident: $type:ty, $suffix:literal;)*) => {
+        $(
+            static $table: &[Kernel] = &[
+                Kernel::new(concat!("gpumem_add_", $suffix), arrays::<$type, Add>),
+                Kernel::new(concat!("gpumem_sub_", $suffix), arrays::<$type, Sub>),
+                Kernel::new(concat!("gpumem_mul_", $suffix), arrays::<$type, Mul>),
+                Kernel::new(concat!("gpumem_div_", $suffix), arrays::<$type, Div>),
+                Kernel::new(concat!("gpumem_add_scalar_", $suffix), array_scalar::<$type, Add>),
+                Kernel::new(concat!("gpumem_sub_scalar_", $suffix), array_scalar::<$type, Sub>),
+                Kernel::new(concat!("gpumem_mul_scalar_", $suffix), array_scalar::<$type, Mul>),
+                Kernel::new(concat!("gpumem_div_scalar_", $suffix), array_scalar::<$type, Div>),
+                Kernel::new(concat!("gpumem_scalar_sub_", $suffix), scalar_array::<$type, Sub>),
+                Kernel::new(concat!("gpumem_scalar_div_", $suffix), scalar_array::<$type, Div>),
+                Kernel::new(concat!("gpumem_sum_", $suffix), sum::<$type>),
+                Kernel::new(concat!("gpumem_dot_", $suffix), dot::<$type>),
+                Kernel::new(concat!("gpumem_rows_warp_", $suffix), rows::<$type>),
+                Kernel::new(concat!("gpumem_rows_block_", $suffix), rows::<$type>),
+                Kernel::new(concat!("gpumem_columns_", $suffix), columns::<$type>),
+                Kernel::new(concat!("gpumem_columns_sum_", $suffix), columns_sum::<$type>),
+            ];
+        )*
+    };
+}
+
+twins! {
+    F32: f32, "f32";
+    F64: f64, "f64";
+    I32: i32, "i32";
+    I64: i64, "i64";
+}
+
+/// The arithmetic of `common.cuh`: integers wrap, and one divided by zero is zero.
+trait Number: bytemuck::Pod {
+    const ZERO: Self;
+    fn plus(self, other: Self) -> Self;
+    fn minus(self, other: Self) -> Self;
+    fn times(self, other: Self) -> Self;
+    fn over(self, other: Self) -> Self;
+}
+
+macro_rules! floats {
+    ($($type:ty),*) => {
+        $(
+            impl Number for $type {
+                const ZERO: Self = 0.0;
+                #[inline]
+                fn plus(self, other: Self) -> Self {
+                    self + other
+                }
+                #[inline]
+                fn minus(self, other: Self) -> Self {
+                    self - other
+                }
+                #[inline]
+                fn times(self, other: Self) -> Self {
+                    self * other
+                }
+                #[inline]
+                fn over(self, other: Self) -> Self {
+                    self / other
+                }
+            }
+        )*
+    };
+}
+floats!(f32, f64);
+
+macro_rules! integers {
+    ($($type:ty),*) => {
+        $(
+            impl Number for $type {
+                const ZERO: Self = 0;
+                #[inline]
+                fn plus(self, other: Self) -> Self {
+                    self.wrapping_add(other)
+                }
+                #[inline]
+                fn minus(self, other: Self) -> Self {
+                    self.wrapping_sub(other)
+                }
+                #[inline]
+                fn times(self, other: Self) -> Self {
+                    self.wrapping_mul(other)
+                }
+                #[inline]
+                fn over(self, other: Self) -> Self {
+                    if other == 0 { 0 } else { self.wrapping_div(other) }
+                }
+            }
+        )*
+    };
+}
+integers!(i32, i64);
+
+/// A parameter that counts elements.
+fn count(launch: &mut Launch<'_>) -> Result<usize, KernelFault> {
+    Ok(launch.arg::<u64>()? as usize)
+}

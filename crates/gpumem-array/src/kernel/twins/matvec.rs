@@ -1,0 +1,88 @@
+//! `matvec.cu`.
+
+use super::reduce::product_sum;
+use super::{Number, count};
+use gpumem_pool::sys::sim::{KernelFault, Launch};
+use std::cell::Cell;
+
+pub(super) fn rows<T: Number>(launch: &mut Launch<'_>) -> Result<(), KernelFault> {
+    let out: u64 = launch.arg()?;
+    let matrix = Matrix { address: launch.arg()?, row_step: count(launch)? };
+    let v: u64 = launch.arg()?;
+    let (row_count, column_count) = (count(launch)?, count(launch)?);
+    let x = matrix.cells::<T>(launch, row_count, column_count)?;
+    let (out, v) = (launch.write::<T>(out, row_count)?, launch.read::<T>(v, column_count)?);
+    for (row, out) in out.iter().enumerate() {
+        out.set(product_sum(&x[row * matrix.row_step..][..column_count], v));
+    }
+    Ok(())
+}
+
+pub(super) fn columns<T: Number>(launch: &mut Launch<'_>) -> Result<(), KernelFault> {
+    let out: u64 = launch.arg()?;
+    let matrix = Matrix { address: launch.arg()?, row_step: count(launch)? };
+    let v: u64 = launch.arg()?;
+    let (row_count, column_count, rows_a_part) = (count(launch)?, count(launch)?, count(launch)?);
+    let v = launch.read::<T>(v, row_count)?;
+    let sums = Parts { out, row_count, column_count, rows_a_part };
+    sums.write(launch, matrix, |row, x: T| x.times(v[row].get()))
+}
+
+pub(super) fn columns_sum<T: Number>(launch: &mut Launch<'_>) -> Result<(), KernelFault> {
+    let out: u64 = launch.arg()?;
+    let matrix = Matrix { address: launch.arg()?, row_step: count(launch)? };
+    let (row_count, column_count, rows_a_part) = (count(launch)?, count(launch)?, count(launch)?);
+    let sums = Parts { out, row_count, column_count, rows_a_part };
+    sums.write(launch, matrix, |_, x: T| x)
+}
+
+/// Contiguous rows, `row_step` elements apart.
+#[derive(Clone, Copy)]
+struct Matrix {
+    address: u64,
+    row_step: usize,
+}
+
+impl Matrix {
+    /// From the first element to the last.
+    fn cells<'a, T: Number>(
+        &self,
+        launch: &'a Launch<'_>,
+        row_count: usize,
+        column_count: usize,
+    ) -> Result<&'a [Cell<T>], KernelFault> {
+        launch.read::<T>(self.address, (row_count - 1) * self.row_step + column_count)
+    }
+}
+
+/// Where the sums along columns go: a row for each part of the matrix.
+struct Parts {
+    out: u64,
+    row_count: usize,
+    column_count: usize,
+    rows_a_part: usize,
+}
+
+impl Parts {
+    fn write<T: Number>(
+        &self,
+        launch: &Launch<'_>,
+        matrix: Matrix,
+        term: impl Fn(usize, T) -> T,
+    ) -> Result<(), KernelFault> {
+        let x = matrix.cells::<T>(launch, self.row_count, self.column_count)?;
+        let part_count = launch.grid()[1] as usize;
+        let out = launch.write::<T>(self.out, part_count * self.column_count)?;
+        let mut sums = vec![T::ZERO; self.column_count];
+        for (part, out) in out.chunks_exact(self.column_count).enumerate() {
+            sums.fill(T::ZERO);
+            let first = (part * self.rows_a_part).min(self.row_count);
+            for row in first..(first + self.rows_a_part).min(self.row_count) {
+                let line = &x[row * matrix.row_step..][..self.column_count];
+                sums.iter_mut().zip(line).for_each(|(sum, x)| *sum = sum.plus(term(row, x.get())));
+            }
+            out.iter().zip(&sums).for_each(|(out, sum)| out.set(*sum));
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,228 @@
+//! [`Layout`]: where the elements of a view lie: shape, strides and offset, all in elements.
+//!
+//! Shapes are `ndarray` dimensions, and slicing follows its rules. Sizes are checked when a shape is made, so that the
+//! arithmetic on layouts can't overflow afterwards.
+
+use crate::error::ArrayError;
+use ndarray::{Axis, Dimension, Slice};
+
+/// Shape, strides and the offset of the first element, in elements.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Layout<D> {
+    pub(crate) dim: D,
+    /// As `ndarray` keeps them: an `isize` in each `usize`.
+    strides: D,
+    pub(crate) offset: usize,
+}
+
+/// The order of elements that lie side by side.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Order {
+    /// The last index moves fastest.
+    Row,
+    /// The first index moves fastest.
+    Column,
+}
+
+impl<D: Dimension> Layout<D> {
+    /// Elements of `size_bytes` side by side.
+    pub(crate) fn dense(dim: D, order: Order, size_bytes: usize) -> Result<Self, ArrayError> {
+        let too_many = || ArrayError::TooManyElements { shape: dim.slice().to_vec() };
+        // Zero lengths do not excuse the others: strides are products of them.
+        let mut lens = dim.slice().iter().copied().filter(|len| *len > 0);
+        let bytes = lens.try_fold(size_bytes.max(1), usize::checked_mul);
+        bytes.filter(|bytes| isize::try_from(*bytes).is_ok()).ok_or_else(too_many)?;
+        let mut strides = D::zeros(dim.ndim());
+        if dim.slice().iter().all(|len| *len > 0) {
+            let mut step = 1;
+            let mut place = |(stride, len): (&mut usize, &usize)| {
+                *stride = step;
+                step *= len;
+            };
+            let pairs = strides.slice_mut().iter_mut().zip(dim.slice());
+            match order {
+                Order::Row => pairs.rev().for_each(&mut place),
+                Order::Column => pairs.for_each(&mut place),
+            }
+        }
+        Ok(Self { dim, strides, offset: 0 })
+    }
+
+    pub(crate) fn len(&self) -> usize {
+        self.dim.size()
+    }
+
+    pub(crate) fn shape(&self) -> &[usize] {
+        self.dim.slice()
+    }
+
+    pub(crate) fn strides(&self) -> impl DoubleEndedIterator<Item = isize> + ExactSizeIterator {
+        self.strides.slice().iter().map(|stride| stride.cast_signed())
+    }
+
+    /// The order of the elements if they lie side by side; one that fits both counts as by rows.
+    pub(crate) fn order(&self) -> Option<Order> {
+        [Order::Row, Order::Column].into_iter().find(|order| self.is_dense(*order))
+    }
+
+    /// Whether the elements lie side by side in this order.
+    pub(crate) fn is_dense(&self, order: Order) -> bool {
+        let axes = self.shape().iter().copied().zip(self.strides());
+        self.len() == 0
+            || match order {
+                Order::Row => side_by_side(axes.rev()),
+                Order::Column => side_by_side(axes),
+            }
+    }
+
+    /// An order in which both lie side by side.
+    pub(crate) fn common_order<E: Dimension>(&self, other: &Layout<E>) -> Option<Order> {
+        [Order::Row, Order::Column].into_iter().find(|order| self.is_dense(*order) && other.is_dense(*order))
+    }
+
+    pub(crate) fn not_contiguous(&self, operation: &'static str, hint: &'static str) -> ArrayError {
+        let (shape, strides) = (self.shape().to_vec(), self.strides().collect());
+        ArrayError::NotContiguous { operation, shape, strides, hint }
+    }
+
+    /// The axes in reverse order.
+    pub(crate) fn transposed(mut self) -> Self {
+        self.dim.slice_mut().reverse();
+        self.strides.slice_mut().reverse();
+        self
+    }
+
+    /// The elements that `slice` takes of `axis`, by `ndarray`'s rules: negative ends count from the back.
+    pub(crate) fn slice_axis(mut self, axis: Axis, slice: Slice) -> Result<Self, ArrayError> {
+        let refuse = |layout: &Self| ArrayError::Slice {
+            slice: format!("{slice:?}"),
+            axis: axis.index(),
+            shape: layout.shape().to_vec(),
+        };
+        let Some(&len) = self.shape().get(axis.index()) else { return Err(refuse(&self)) };
+        let Some((start, end)) = ends(slice, len) else { return Err(refuse(&self)) };
+        let count = end - start;
+        let step = slice.step.unsigned_abs();
+        let stride = self.strides.slice()[axis.index()].cast_signed();
+        if count > 0 {
+            let first = if slice.step < 0 { end - 1 } else { start };
+            // Inside the view, so the sum is the index of an element of the storage.
+            self.offset = self.offset.wrapping_add_signed(stride.wrapping_mul(first.cast_signed()));
+        }
+        let taken = count.div_ceil(step);
+        // With one element or none the stride is never used, and the product might not fit.
+        let stride = if taken > 1 { stride.wrapping_mul(slice.step) } else { 0 };
+        self.dim.slice_mut()[axis.index()] = taken;
+        self.strides.slice_mut()[axis.index()] = stride.cast_unsigned();
+        Ok(self)
+    }
+
+    /// The same elements with another shape, read by rows.
+    pub(crate) fn reshaped<E: Dimension>(&self, dim: E, size_bytes: usize) -> Result<Layout<E>, ArrayError> {
+        if !self.is_dense(Order::Row) {
+            return Err(self.not_contiguous("reshape", "reshape before slicing or transposing"));
+        }
+        let layout = Layout::dense(dim, Order::Row, size_bytes)?;
+        if layout.len() != self.len() {
+            return Err(ArrayError::Shape {
+                operation: "reshape",
+                left: self.shape().to_vec(),
+                right: layout.shape().to_vec(),
+                expected: "both must have the same number of elements",
+            });
+        }
+        Ok(Layout { offset: self.offset, ..layout })
+    }
+}
+
+/// Start and end from the front, or nothing when they lie outside.
+fn ends(slice: Slice, len: usize) -> Option<(usize, usize)> {
+    let from_front = |index: isize| match index < 0 {
+        true => len.checked_sub(index.unsigned_abs()),
+        false => Some(index.unsigned_abs()),
+    };
+    let start = from_front(slice.start)?;
+    let end = slice.end.map_or(Some(len), from_front)?.max(start);
+    (end <= len && slice.step != 0).then_some((start, end))
+}
+
+/// Whether each axis, from the fastest to the slowest, steps over all before it. An axis of one element may step
+/// anyhow.
+fn side_by_side(axes: impl Iterator<Item = (usize, isize)>) -> bool {
+    let mut expected = 1;
+    for (len, stride) in axes.filter(|(len, _)| *len != 1) {
+        if stride != expected {
+            return false;
+        }
+        expected *= len.cast_signed();
+    }
+    true
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use ndarray::{Array, IxDyn};
+    use proptest::prelude::*;
+
+    fn layout(shape: &[usize]) -> Layout<IxDyn> {
+        Layout::dense(IxDyn(shape), Order::Row, 1).unwrap()
+    }
+
+    fn slices() -> impl Strategy<Value = (isize, Option<isize>, isize)> {
+        (-7_isize..7, proptest::option::of(-7_isize..7), prop_oneof![-3_isize..0, 1_isize..4])
+    }
+
+    proptest! {
+        /// The offset and strides lead to the very elements that `ndarray` finds.
+        #[test]
+        fn slicing_agrees_with_ndarray(
+            shape in proptest::collection::vec(0_usize..6, 1..4),
+            axis in 0_usize..3,
+            (start, end, step) in slices(),
+            transpose in any::<bool>(),
+        ) {
+            let axis = axis % shape.len();
+            let count = shape.iter().product::<usize>();
+            let values: Vec<usize> = (0..count).collect();
+            let host = Array::from_shape_vec(IxDyn(&shape), values).unwrap();
+            let slice = Slice { start, end, step };
+            let len = shape[axis].cast_signed();
+            let inside = |index: isize| (-len..=len).contains(&index);
+            let ours = layout(&shape).slice_axis(Axis(axis), slice);
+            if !inside(start) || !end.is_none_or(inside) {
+                prop_assert!(matches!(ours, Err(ArrayError::Slice { .. })), "{ours:?}");
+                return Ok(());
+            }
+            let (mut ours, mut theirs) = (ours.unwrap(), host.slice_axis(Axis(axis), slice));
+            if transpose {
+                (ours, theirs) = (ours.transposed(), theirs.reversed_axes());
+            }
+            prop_assert_eq!(ours.shape(), theirs.shape());
+            for (index, value) in theirs.indexed_iter() {
+                let steps = ours.strides().zip(index.as_array_view().to_vec());
+                let place = steps.fold(ours.offset.cast_signed(), |at, (stride, i)| at + stride * i.cast_signed());
+                prop_assert_eq!(place.cast_unsigned(), *value);
+            }
+            prop_assert_eq!(ours.is_dense(Order::Row), theirs.is_standard_layout());
+        }
+    }
+
+    #[test]
+    fn sizes_that_overflow_are_refused() {
+        for shape in [vec![usize::MAX, 2], vec![usize::MAX / 2 + 1], vec![1 << 40, 1 << 40, 0]] {
+            let refused = Layout::dense(IxDyn(&shape), Order::Row, 4);
+            assert!(matches!(refused, Err(ArrayError::TooManyElements { .. })), "{shape:?}");
+        }
+        assert!(Layout::dense(IxDyn(&[0, 1 << 40]), Order::Row, 4).is_ok());
+    }
+
+    #[test]
+    fn a_reshape_keeps_the_number_of_elements() {
+        let flat = layout(&[2, 3]).reshaped(IxDyn(&[6]), 4).unwrap();
+        assert_eq!(flat.shape(), [6]);
+        assert!(matches!(layout(&[2, 3]).reshaped(IxDyn(&[7]), 4), Err(ArrayError::Shape { .. })));
+        let transposed = layout(&[2, 3]).transposed().reshaped(IxDyn(&[6]), 4);
+        assert!(matches!(transposed, Err(ArrayError::NotContiguous { .. })));
+    }
+}

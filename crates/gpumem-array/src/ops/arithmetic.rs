@@ -1,0 +1,353 @@
+//! Element-wise `+ - * /` of two arrays, and of an array and a number.
+//!
+//! Results live where the left operand does. An operand with one element stands for as many as the other has: that is
+//! how a sum, which stays on the device, is used without a download.
+
+use crate::array::GpuArray;
+use crate::element::{Element, Numeric};
+use crate::error::ArrayError;
+use crate::gpu::Gpu;
+use crate::kernel::library::{Kernel, launch, parameter};
+use crate::layout::{Layout, Order};
+use crate::ops::blocks;
+use crate::track::Access;
+use crate::view::{AsView, GpuView, GpuViewMut};
+use ndarray::Dimension;
+
+/// One of the four operations: the kernels that do it.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Operation {
+    name: &'static str,
+    arrays: Kernel,
+    scalar_right: Kernel,
+    /// Addition and multiplication do not care which side the scalar is on.
+    scalar_left: Kernel,
+}
+
+pub(crate) const ADD: Operation = Operation {
+    name: "add",
+    arrays: Kernel::Add,
+    scalar_right: Kernel::AddScalar,
+    scalar_left: Kernel::AddScalar,
+};
+pub(crate) const SUB: Operation = Operation {
+    name: "sub",
+    arrays: Kernel::Sub,
+    scalar_right: Kernel::SubScalar,
+    scalar_left: Kernel::ScalarSub,
+};
+pub(crate) const MUL: Operation = Operation {
+    name: "mul",
+    arrays: Kernel::Mul,
+    scalar_right: Kernel::MulScalar,
+    scalar_left: Kernel::MulScalar,
+};
+pub(crate) const DIV: Operation = Operation {
+    name: "div",
+    arrays: Kernel::Div,
+    scalar_right: Kernel::DivScalar,
+    scalar_left: Kernel::ScalarDiv,
+};
+
+macro_rules! methods {
+    ($($operation:ident $symbol:literal: $arrays:ident $scalar:ident $left:ident $assign:ident $assign_scalar:ident;)*) => {
+        impl<T: Numeric, D: Dimension> GpuView<'_, T, D> {
+            $(
+                #[doc = concat!("`self ", $symbol, " other`, element by element, with an operand of one element used for all.")]
+                ///
+                /// # Errors
+                ///
+                /// [`ArrayError::Shape`], [`ArrayError::NotContiguous`] unless both lie side by side in the same order,
+                /// [`ArrayError::WrongDevice`], out of memory, or what the driver says.
+                pub fn $arrays<B: AsView<Elem = T>>(&self, other: &B) -> Result<GpuArray<T, D>, ArrayError> {
+                    arrays($operation, self, &other.as_view())
+                }
+
+                #[doc = concat!("`self ", $symbol, " value`, element by element.")]
+                ///
+                /// # Errors
+                ///
+                /// [`ArrayError::NotContiguous`] for a view with gaps, out of memory, or what the driver says.
+                pub fn $scalar(&self, value: T) -> Result<GpuArray<T, D>, ArrayError> {
+                    scalar($operation, Side::Right, self, value)
+                }
+
+                #[doc = concat!("`value ", $symbol, " self`, element by element.")]
+                ///
+                /// # Errors
+                ///
+                /// [`ArrayError::NotContiguous`] for a view with gaps, out of memory, or what the driver says.
+                pub fn $left(&self, value: T) -> Result<GpuArray<T, D>, ArrayError> {
+                    scalar($operation, Side::Left, self, value)
+                }
+            )*
+        }
+
+        impl<T: Numeric, D: Dimension> GpuViewMut<'_, T, D> {
+            $(
+                #[doc = concat!("`self ", $symbol, "= other`, element by element, with an `other` of one element used for all.")]
+                ///
+                /// # Errors
+                ///
+                /// [`ArrayError::Shape`], [`ArrayError::NotContiguous`] unless both lie side by side in the same order,
+                /// [`ArrayError::WrongDevice`], or what the driver says.
+                pub fn $assign<B: AsView<Elem = T>>(&mut self, other: &B) -> Result<(), ArrayError> {
+                    arrays_in_place($operation, self, &other.as_view())
+                }
+
+                #[doc = concat!("`self ", $symbol, "= value`, element by element.")]
+                ///
+                /// # Errors
+                ///
+                /// [`ArrayError::NotContiguous`] for a view with gaps, or what the driver says.
+                pub fn $assign_scalar(&mut self, value: T) -> Result<(), ArrayError> {
+                    scalar_in_place($operation, Side::Right, self, value)
+                }
+            )*
+        }
+
+        impl<T: Numeric, D: Dimension> GpuArray<T, D> {
+            $(
+                #[doc = concat!("`self ", $symbol, " other`; see [`GpuView::", stringify!($arrays), "`].")]
+                ///
+                /// # Errors
+                ///
+                /// As there.
+                pub fn $arrays<B: AsView<Elem = T>>(&self, other: &B) -> Result<GpuArray<T, D>, ArrayError> {
+                    self.view().$arrays(other)
+                }
+
+                #[doc = concat!("`self ", $symbol, " value`; see [`GpuView::", stringify!($scalar), "`].")]
+                ///
+                /// # Errors
+                ///
+                /// As there.
+                pub fn $scalar(&self, value: T) -> Result<GpuArray<T, D>, ArrayError> {
+                    self.view().$scalar(value)
+                }
+
+                #[doc = concat!("`value ", $symbol, " self`; see [`GpuView::", stringify!($left), "`].")]
+                ///
+                /// # Errors
+                ///
+                /// As there.
+                pub fn $left(&self, value: T) -> Result<GpuArray<T, D>, ArrayError> {
+                    self.view().$left(value)
+                }
+
+                #[doc = concat!("`self ", $symbol, "= other`; see [`GpuViewMut::", stringify!($assign), "`].")]
+                ///
+                /// # Errors
+                ///
+                /// As there.
+                pub fn $assign<B: AsView<Elem = T>>(&mut self, other: &B) -> Result<(), ArrayError> {
+                    self.view_mut().$assign(other)
+                }
+
+                #[doc = concat!("`self ", $symbol, "= value`; see [`GpuViewMut::", stringify!($assign_scalar), "`].")]
+                ///
+                /// # Errors
+                ///
+                /// As there.
+                pub fn $assign_scalar(&mut self, value: T) -> Result<(), ArrayError> {
+                    self.view_mut().$assign_scalar(value)
+                }
+            )*
+        }
+    };
+}
+
+methods! {
+    ADD "+": try_add try_add_scalar try_scalar_add try_add_assign try_add_assign_scalar;
+    SUB "-": try_sub try_sub_scalar try_scalar_sub try_sub_assign try_sub_assign_scalar;
+    MUL "*": try_mul try_mul_scalar try_scalar_mul try_mul_assign try_mul_assign_scalar;
+    DIV "/": try_div try_div_scalar try_scalar_div try_div_assign try_div_assign_scalar;
+}
+
+/// Which side of an operation the scalar is on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Side {
+    Left,
+    Right,
+}
+
+fn arrays<T: Numeric, D: Dimension, E: Dimension>(
+    operation: Operation,
+    left: &GpuView<'_, T, D>,
+    right: &GpuView<'_, T, E>,
+) -> Result<GpuArray<T, D>, ArrayError> {
+    let (dim, order) = fit(operation, left, right)?;
+    let gpu = left.gpu();
+    gpu.check(left.storage().device())?;
+    gpu.check(right.storage().device())?;
+    let result = GpuArray::unwritten(gpu, Layout::dense(dim, order, size_of::<T>())?)?;
+    if result.is_empty() {
+        return Ok(result);
+    }
+    left.storage().order(gpu.stream(), Access::Read)?;
+    right.storage().order(gpu.stream(), Access::Read)?;
+    let operands = [Operand::of(left, result.len()), Operand::of(right, result.len())];
+    // SAFETY: `fit` has checked that each operand has as many elements as the result, or one; all are alive on this
+    // device, and the stream has been ordered.
+    unsafe { launch_arrays::<T>(gpu, operation, result.address(), operands, result.len())? };
+    Ok(result)
+}
+
+pub(crate) fn arrays_in_place<T: Numeric, D: Dimension, E: Dimension>(
+    operation: Operation,
+    target: &mut GpuViewMut<'_, T, D>,
+    right: &GpuView<'_, T, E>,
+) -> Result<(), ArrayError> {
+    let (dim, _) = fit(operation, &target.view(), right)?;
+    if dim != target.raw_dim() {
+        return Err(misfit(operation, target.shape(), right.shape(), "the left side can't grow"));
+    }
+    let gpu = target.gpu();
+    gpu.check(target.storage().device())?;
+    gpu.check(right.storage().device())?;
+    if target.is_empty() {
+        return Ok(());
+    }
+    right.storage().order(gpu.stream(), Access::Read)?;
+    target.storage().order(gpu.stream(), Access::Write)?;
+    let operands = [Operand { address: target.address(), step: 1 }, Operand::of(right, target.len())];
+    // SAFETY: as in `arrays`; each element of the target is read and then written by one thread.
+    unsafe { launch_arrays::<T>(gpu, operation, target.address(), operands, target.len()) }
+}
+
+fn scalar<T: Numeric, D: Dimension>(
+    operation: Operation,
+    side: Side,
+    array: &GpuView<'_, T, D>,
+    value: T,
+) -> Result<GpuArray<T, D>, ArrayError> {
+    let order = array.layout().order().ok_or_else(|| gaps(operation, array.layout()))?;
+    let gpu = array.gpu();
+    gpu.check(array.storage().device())?;
+    let result = GpuArray::unwritten(gpu, Layout::dense(array.raw_dim(), order, size_of::<T>())?)?;
+    if result.is_empty() {
+        return Ok(result);
+    }
+    array.storage().order(gpu.stream(), Access::Read)?;
+    // SAFETY: both lie side by side with as many elements, alive on this device, and the stream has been ordered.
+    unsafe { launch_scalar(gpu, operation, side, [result.address(), array.address()], value, result.len())? };
+    Ok(result)
+}
+
+pub(crate) fn scalar_in_place<T: Numeric, D: Dimension>(
+    operation: Operation,
+    side: Side,
+    target: &mut GpuViewMut<'_, T, D>,
+    value: T,
+) -> Result<(), ArrayError> {
+    if target.layout().order().is_none() {
+        return Err(gaps(operation, target.layout()));
+    }
+    let gpu = target.gpu();
+    gpu.check(target.storage().device())?;
+    if target.is_empty() {
+        return Ok(());
+    }
+    target.storage().order(gpu.stream(), Access::Write)?;
+    let address = target.address();
+    // SAFETY: as in `scalar`; each element of the target is read and then written by one thread.
+    unsafe { launch_scalar(gpu, operation, side, [address, address], value, target.len()) }
+}
+
+/// The shape and the order of the result.
+fn fit<T: Element, D: Dimension, E: Dimension>(
+    operation: Operation,
+    left: &GpuView<'_, T, D>,
+    right: &GpuView<'_, T, E>,
+) -> Result<(D, Order), ArrayError> {
+    let dense = |order: Option<Order>| order.ok_or_else(|| gaps(operation, right.layout()));
+    if left.shape() == right.shape() {
+        let order = left.layout().common_order(right.layout());
+        return Ok((left.raw_dim(), dense(order)?));
+    }
+    if right.len() == 1 {
+        let order = left.layout().order().ok_or_else(|| gaps(operation, left.layout()))?;
+        return Ok((left.raw_dim(), order));
+    }
+    if left.len() == 1 && left.ndim() == right.ndim() {
+        let mut dim = left.raw_dim();
+        dim.slice_mut().copy_from_slice(right.shape());
+        return Ok((dim, dense(right.layout().order())?));
+    }
+    let expected = "both must have the same shape, or one of them one element";
+    Err(misfit(operation, left.shape(), right.shape(), expected))
+}
+
+fn misfit(operation: Operation, left: &[usize], right: &[usize], expected: &'static str) -> ArrayError {
+    ArrayError::Shape { operation: operation.name, left: left.to_vec(), right: right.to_vec(), expected }
+}
+
+fn gaps<D: Dimension>(operation: Operation, layout: &Layout<D>) -> ArrayError {
+    layout.not_contiguous(operation.name, "give both operands whole rows in the same order of axes")
+}
+
+/// Where a kernel finds an operand: an element a step, or the same one with a step of zero.
+struct Operand {
+    address: u64,
+    step: u32,
+}
+
+impl Operand {
+    fn of<T: Element, D: Dimension>(view: &GpuView<'_, T, D>, len: usize) -> Self {
+        Self { address: view.address(), step: u32::from(view.len() == len) }
+    }
+}
+
+/// # Safety
+///
+/// `out` has room for `len` elements; the operands have that many, or one with a step of zero; all are alive on this
+/// device and ready to be used on the stream of `gpu`.
+unsafe fn launch_arrays<T: Numeric>(
+    gpu: &Gpu,
+    operation: Operation,
+    out: u64,
+    [left, right]: [Operand; 2],
+    len: usize,
+) -> Result<(), ArrayError> {
+    let n = len as u64;
+    let mut parameters = [
+        parameter(&out),
+        parameter(&left.address),
+        parameter(&left.step),
+        parameter(&right.address),
+        parameter(&right.step),
+        parameter(&n),
+    ];
+    let function = gpu.library().kernel(operation.arrays, T::KIND)?;
+    // SAFETY: these are the kernel's parameters; the rest is the caller's promise.
+    unsafe { launch(gpu, function, shape::<T>(len), &mut parameters) }
+}
+
+/// # Safety
+///
+/// Both addresses, of the result and of the array, have `len` elements, alive on this device and ready to be used on the
+/// stream of `gpu`.
+unsafe fn launch_scalar<T: Numeric>(
+    gpu: &Gpu,
+    operation: Operation,
+    side: Side,
+    [out, array]: [u64; 2],
+    value: T,
+    len: usize,
+) -> Result<(), ArrayError> {
+    let n = len as u64;
+    let kernel = if side == Side::Left { operation.scalar_left } else { operation.scalar_right };
+    let mut parameters = [parameter(&out), parameter(&array), parameter(&value), parameter(&n)];
+    // Kernels with the scalar on the left take it before the array.
+    if matches!(kernel, Kernel::ScalarSub | Kernel::ScalarDiv) {
+        parameters.swap(1, 2);
+    }
+    let function = gpu.library().kernel(kernel, T::KIND)?;
+    // SAFETY: these are the kernel's parameters; the rest is the caller's promise.
+    unsafe { launch(gpu, function, shape::<T>(len), &mut parameters) }
+}
+
+/// A thread for each 16 bytes.
+fn shape<T>(len: usize) -> ([u32; 3], [u32; 3], u32) {
+    ([blocks(len * size_of::<T>(), 16 * 256), 1, 1], [256, 1, 1], 0)
+}

@@ -1,0 +1,90 @@
+//! Setting every element to one value.
+//!
+//! The driver's own memset takes values of 1, 2 and 4 bytes; a kernel takes those of 8.
+
+use crate::array::GpuArray;
+use crate::copy;
+use crate::element::Element;
+use crate::error::ArrayError;
+use crate::kernel::library::{launch, parameter};
+use crate::ops::blocks;
+use crate::track::Access;
+use crate::view::GpuViewMut;
+use ndarray::Dimension;
+
+impl<T: Element, D: Dimension> GpuArray<T, D> {
+    /// Sets every element; see [`GpuViewMut::fill`].
+    ///
+    /// # Errors
+    ///
+    /// As there.
+    pub fn fill(&mut self, value: T) -> Result<(), ArrayError> {
+        self.view_mut().fill(value)
+    }
+}
+
+impl<T: Element, D: Dimension> GpuViewMut<'_, T, D> {
+    /// Sets every element.
+    ///
+    /// Elements of 1, 2, 4 and 8 bytes are set on the device; others are made on the host and uploaded.
+    ///
+    /// # Errors
+    ///
+    /// [`ArrayError::NotContiguous`] for a view with gaps, or what the driver says.
+    pub fn fill(&mut self, value: T) -> Result<(), ArrayError> {
+        // SAFETY: an element has no padding, so each of its bytes is initialised.
+        let bytes = unsafe { core::slice::from_raw_parts((&raw const value).cast::<u8>(), size_of::<T>()) };
+        let pattern = match *bytes {
+            [a] => Pattern::One(a),
+            [a, b] => Pattern::Two(u16::from_ne_bytes([a, b])),
+            [a, b, c, d] => Pattern::Four(u32::from_ne_bytes([a, b, c, d])),
+            [a, b, c, d, e, f, g, h] => Pattern::Eight(u64::from_ne_bytes([a, b, c, d, e, f, g, h])),
+            _ => return copy::upload(self, &vec![value; self.len()]),
+        };
+        self.set(pattern, self.len())
+    }
+
+    /// Sets every byte to zero.
+    pub(crate) fn zero(&mut self) -> Result<(), ArrayError> {
+        self.set(Pattern::One(0), self.len() * size_of::<T>())
+    }
+
+    /// Sets the first `count` patterns, which lie within the view.
+    fn set(&mut self, pattern: Pattern, count: usize) -> Result<(), ArrayError> {
+        if self.layout().order().is_none() {
+            return Err(self.layout().not_contiguous("fill", "fill whole rows: slices of the first axis"));
+        }
+        let gpu = self.gpu();
+        gpu.check(self.storage().device())?;
+        if count == 0 {
+            return Ok(());
+        }
+        self.storage().order(gpu.stream(), Access::Write)?;
+        let (driver, stream, address) = (gpu.device().driver(), gpu.stream().raw(), self.address());
+        let _bound = gpu.device().bind()?;
+        // SAFETY: the patterns lie within a live block of this device, aligned to their size as elements are; the stream
+        // has been ordered after what conflicts. The kernel's parameters are an address, a value and a count of 8 bytes.
+        unsafe {
+            match pattern {
+                Pattern::One(value) => driver.cuMemsetD8Async(address, value, count, stream)?,
+                Pattern::Two(value) => driver.cuMemsetD16Async(address, value, count, stream)?,
+                Pattern::Four(value) => driver.cuMemsetD32Async(address, value, count, stream)?,
+                Pattern::Eight(value) => {
+                    let n = count as u64;
+                    let mut parameters = [parameter(&address), parameter(&value), parameter(&n)];
+                    let shape = ([blocks(count, 256), 1, 1], [256, 1, 1], 0);
+                    launch(gpu, gpu.library().fill()?, shape, &mut parameters)?;
+                }
+            }
+        }
+        Ok(())
+    }
+}
+
+/// A value by its width in bytes.
+enum Pattern {
+    One(u8),
+    Two(u16),
+    Four(u32),
+    Eight(u64),
+}

@@ -1,0 +1,203 @@
+//! Matrix times vector, for matrices by rows and by columns.
+//!
+//! One kernel sums along contiguous rows, the other along columns. The second splits the rows into parts, so that there
+//! are enough blocks to fill the device, and adds up the parts in a second launch.
+
+use crate::array::GpuArray;
+use crate::element::Numeric;
+use crate::error::ArrayError;
+use crate::gpu::Gpu;
+use crate::kernel::library::{Kernel, launch, parameter};
+use crate::layout::{Layout, Order};
+use crate::ops::{blocks, reduce};
+use crate::track::Access;
+use crate::view::{AsView, GpuView};
+use ndarray::{Dimension, Ix1, Ix2};
+
+impl<T: Numeric> GpuView<'_, T, Ix2> {
+    /// The matrix times a vector. Both `x.dot(&w)` and `x.t().dot(&r)` read the matrix where it lies.
+    ///
+    /// Floats are summed in an order that depends on the shape alone; integers wrap.
+    ///
+    /// # Errors
+    ///
+    /// [`ArrayError::Shape`], [`ArrayError::NotContiguous`] when neither rows nor columns lie side by side or the vector
+    /// does not, [`ArrayError::WrongDevice`], out of memory, or what the driver says.
+    pub fn dot<B: AsView<Elem = T, Dim = Ix1>>(&self, vector: &B) -> Result<GpuArray<T, Ix1>, ArrayError> {
+        let vector = vector.as_view();
+        let (row_count, column_count) = self.raw_dim().into_pattern();
+        if vector.len() != column_count {
+            return Err(ArrayError::Shape {
+                operation: "dot",
+                left: self.shape().to_vec(),
+                right: vector.shape().to_vec(),
+                expected: "the vector must be as long as the matrix has columns",
+            });
+        }
+        if !vector.layout().is_dense(Order::Row) {
+            return Err(vector.layout().not_contiguous("dot", "take a slice of the vector with step 1"));
+        }
+        let gpu = self.gpu();
+        gpu.check(self.storage().device())?;
+        gpu.check(vector.storage().device())?;
+        if row_count == 0 || column_count == 0 {
+            return GpuArray::zeros(gpu, row_count);
+        }
+        let path = Path::of(self.layout())?;
+        self.storage().order(gpu.stream(), Access::Read)?;
+        vector.storage().order(gpu.stream(), Access::Read)?;
+        let (x, v) = (self.address(), vector.address());
+        // SAFETY: `path` describes where the matrix lies in live memory of this device, the vector lies side by side and
+        // has a factor for each column of the view; the stream has been ordered to read both.
+        unsafe {
+            match path {
+                Path::One => reduce::reduce(gpu, Kernel::Dot, &[x, v], column_count)?.into_shape(1),
+                Path::Rows { row_step } => along_rows(gpu, x, row_step, v, [row_count, column_count]),
+                Path::Columns { row_step } => along_columns(gpu, x, row_step, v, [column_count, row_count]),
+            }
+        }
+    }
+}
+
+impl<T: Numeric> GpuArray<T, Ix2> {
+    /// The matrix times a vector; see [`GpuView::dot`].
+    ///
+    /// # Errors
+    ///
+    /// As there.
+    pub fn dot<B: AsView<Elem = T, Dim = Ix1>>(&self, vector: &B) -> Result<GpuArray<T, Ix1>, ArrayError> {
+        self.view().dot(vector)
+    }
+}
+
+/// Which kernel reads a matrix where it lies. Steps are in elements.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Path {
+    /// A single contiguous row: a dot product.
+    One,
+    /// Rows lie side by side: each result is the sum along one.
+    Rows { row_step: u64 },
+    /// Columns lie side by side: they are the rows of the matrix in memory.
+    Columns { row_step: u64 },
+}
+
+impl Path {
+    /// For a matrix that is not empty.
+    fn of(layout: &Layout<Ix2>) -> Result<Self, ArrayError> {
+        let (row_count, column_count) = layout.dim.into_pattern();
+        let refuse =
+            || layout.not_contiguous("dot", "slice with step 1, so that rows or columns lie side by side");
+        // The step of an axis with one element does not matter.
+        let steps: Vec<Option<u64>> = (layout.shape().iter().zip(layout.strides()))
+            .map(|(len, stride)| if *len == 1 { Ok(None) } else { u64::try_from(stride).map(Some) })
+            .collect::<Result<_, _>>()
+            .map_err(|_| refuse())?;
+        match (steps[0], steps[1]) {
+            (None, None | Some(1)) => Ok(Self::One),
+            (Some(1), columns) => Ok(Self::Columns { row_step: columns.unwrap_or(row_count as u64) }),
+            (rows, None | Some(1)) => Ok(Self::Rows { row_step: rows.unwrap_or(column_count as u64) }),
+            (None, Some(columns)) => Ok(Self::Columns { row_step: columns }),
+            _ => Err(refuse()),
+        }
+    }
+}
+
+/// # Safety
+///
+/// `x` is the address of `row_count` contiguous rows of `column_count` elements, `row_step` apart, `v` that of
+/// `column_count` elements, all alive on this device and ready to be read on the stream of `gpu`.
+unsafe fn along_rows<T: Numeric>(
+    gpu: &Gpu,
+    x: u64,
+    row_step: u64,
+    v: u64,
+    [row_count, column_count]: [usize; 2],
+) -> Result<GpuArray<T, Ix1>, ArrayError> {
+    let result = GpuArray::unwritten(gpu, Layout::dense(Ix1(row_count), Order::Row, size_of::<T>())?)?;
+    let (out, rows, columns) = (result.address(), row_count as u64, column_count as u64);
+    let long = column_count > LONG_ROW || row_count < FEW_ROWS && column_count > SHORT_ROW;
+    let (kernel, grid, block) = match long {
+        true => (Kernel::RowsBlock, blocks(row_count, 1), [WIDE, 1, 1]),
+        false => (Kernel::RowsWarp, blocks(row_count, ROW_LANES as usize), [32, ROW_LANES, 1]),
+    };
+    let mut parameters = [
+        parameter(&out),
+        parameter(&x),
+        parameter(&row_step),
+        parameter(&v),
+        parameter(&rows),
+        parameter(&columns),
+    ];
+    let function = gpu.library().kernel(kernel, T::KIND)?;
+    // SAFETY: these are the kernel's parameters; the result has an element for each row; the rest is the caller's promise.
+    unsafe { launch(gpu, function, ([grid, 1, 1], block, 0), &mut parameters)? };
+    Ok(result)
+}
+
+/// # Safety
+///
+/// As [`along_rows`], but `v` is that of `row_count` elements.
+unsafe fn along_columns<T: Numeric>(
+    gpu: &Gpu,
+    x: u64,
+    row_step: u64,
+    v: u64,
+    [row_count, column_count]: [usize; 2],
+) -> Result<GpuArray<T, Ix1>, ArrayError> {
+    let column_blocks = column_count.div_ceil(32 * 16 / size_of::<T>());
+    let parts = row_count.div_ceil(ROWS_A_PART_MIN).min(BLOCKS_WANTED.div_ceil(column_blocks));
+    let rows_a_part = row_count.div_ceil(parts);
+    let parts = row_count.div_ceil(rows_a_part);
+    let partial = GpuArray::<T, _>::unwritten(
+        gpu,
+        Layout::dense(Ix2(parts, column_count), Order::Row, size_of::<T>())?,
+    )?;
+    let grid_columns = u32::try_from(column_blocks)
+        .map_err(|_| ArrayError::TooManyElements { shape: vec![column_count] })?;
+    let block = [32, ROW_LANES, 1];
+    let (out, rows, columns, step) =
+        (partial.address(), row_count as u64, column_count as u64, rows_a_part as u64);
+    let function = gpu.library().kernel(Kernel::Columns, T::KIND)?;
+    let mut parameters = [
+        parameter(&out),
+        parameter(&x),
+        parameter(&row_step),
+        parameter(&v),
+        parameter(&rows),
+        parameter(&columns),
+        parameter(&step),
+    ];
+    // SAFETY: these are the kernel's parameters; `partial` has a row for each part; the rest is the caller's promise.
+    unsafe { launch(gpu, function, ([grid_columns, parts as u32, 1], block, 0), &mut parameters)? };
+    if parts == 1 {
+        return partial.into_shape(column_count);
+    }
+    let result = GpuArray::unwritten(gpu, Layout::dense(Ix1(column_count), Order::Row, size_of::<T>())?)?;
+    let (sum, parts) = (result.address(), parts as u64);
+    let function = gpu.library().kernel(Kernel::ColumnsSum, T::KIND)?;
+    let mut parameters = [
+        parameter(&sum),
+        parameter(&out),
+        parameter(&columns),
+        parameter(&parts),
+        parameter(&columns),
+        parameter(&parts),
+    ];
+    // SAFETY: as above; the parts are read as contiguous rows on the stream that wrote them.
+    unsafe { launch(gpu, function, ([grid_columns, 1, 1], block, 0), &mut parameters)? };
+    Ok(result)
+}
+
+/// Rows a block of `rows_warp` works on, and row lanes of `columns`: the kernels are compiled for it.
+const ROW_LANES: u32 = 8;
+/// Threads on one row in `rows_block`.
+const WIDE: u32 = 256;
+/// From here on a whole block works on a row.
+const LONG_ROW: usize = 4096;
+/// With so few rows one warp each leaves the device idle, unless the rows are short.
+const FEW_ROWS: usize = 1024;
+const SHORT_ROW: usize = 512;
+/// Eight loads for each row lane.
+const ROWS_A_PART_MIN: usize = 64;
+/// About four blocks for each multiprocessor of a large GPU.
+const BLOCKS_WANTED: usize = 528;

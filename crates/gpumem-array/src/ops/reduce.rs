@@ -1,0 +1,142 @@
+//! Sums of one array and dot products of two, in an order that depends on the length alone.
+//!
+//! The result stays on the device, as an array without axes.
+
+use crate::array::GpuArray;
+use crate::copy::same_shape;
+use crate::element::Numeric;
+use crate::error::ArrayError;
+use crate::gpu::Gpu;
+use crate::kernel::library::{Kernel, launch, parameter};
+use crate::layout::{Layout, Order};
+use crate::track::Access;
+use crate::view::{AsView, GpuView};
+use ndarray::{Dimension, Ix0, Ix1};
+
+impl<T: Numeric, D: Dimension> GpuView<'_, T, D> {
+    /// The sum of all elements, on the device; zero for none. Integers wrap.
+    ///
+    /// # Errors
+    ///
+    /// [`ArrayError::NotContiguous`] for a view with gaps, out of memory, or what the driver says.
+    pub fn sum(&self) -> Result<GpuArray<T, Ix0>, ArrayError> {
+        if self.layout().order().is_none() {
+            return Err(self.layout().not_contiguous("sum", "sum whole rows: slices of the first axis"));
+        }
+        let gpu = self.gpu();
+        gpu.check(self.storage().device())?;
+        if self.is_empty() {
+            return GpuArray::zeros(gpu, ());
+        }
+        self.storage().order(gpu.stream(), Access::Read)?;
+        // SAFETY: the elements lie side by side in live memory of this device, and the stream has been ordered.
+        unsafe { reduce(gpu, Kernel::Sum, &[self.address()], self.len()) }
+    }
+}
+
+impl<T: Numeric, D: Dimension> GpuArray<T, D> {
+    /// The sum of all elements, on the device; see [`GpuView::sum`].
+    ///
+    /// # Errors
+    ///
+    /// As there.
+    pub fn sum(&self) -> Result<GpuArray<T, Ix0>, ArrayError> {
+        self.view().sum()
+    }
+}
+
+impl<T: Numeric> GpuView<'_, T, Ix1> {
+    /// The sum of the products of two vectors' elements, on the device.
+    ///
+    /// # Errors
+    ///
+    /// [`ArrayError::Shape`], [`ArrayError::NotContiguous`] for a vector with gaps, [`ArrayError::WrongDevice`], out of
+    /// memory, or what the driver says.
+    pub fn dot<B: AsView<Elem = T, Dim = Ix1>>(&self, other: &B) -> Result<GpuArray<T, Ix0>, ArrayError> {
+        let other = other.as_view();
+        same_shape("dot", self.layout(), other.layout())?;
+        for view in [self, &other] {
+            if !view.layout().is_dense(Order::Row) {
+                return Err(view.layout().not_contiguous("dot", "take a slice with step 1"));
+            }
+        }
+        let gpu = self.gpu();
+        gpu.check(self.storage().device())?;
+        gpu.check(other.storage().device())?;
+        if self.is_empty() {
+            return GpuArray::zeros(gpu, ());
+        }
+        self.storage().order(gpu.stream(), Access::Read)?;
+        other.storage().order(gpu.stream(), Access::Read)?;
+        // SAFETY: both vectors lie side by side in live memory of this device, and the stream has been ordered.
+        unsafe { reduce(gpu, Kernel::Dot, &[self.address(), other.address()], self.len()) }
+    }
+}
+
+impl<T: Numeric> GpuArray<T, Ix1> {
+    /// The sum of the products of two vectors' elements, on the device; see [`GpuView::dot`].
+    ///
+    /// # Errors
+    ///
+    /// As there.
+    pub fn dot<B: AsView<Elem = T, Dim = Ix1>>(&self, other: &B) -> Result<GpuArray<T, Ix0>, ArrayError> {
+        self.view().dot(other)
+    }
+}
+
+/// One launch for what a block does quickly, else one that leaves a sum for each block and one over those.
+///
+/// # Safety
+///
+/// `sources` are the addresses of the kernel's inputs, `len` elements each, alive on this device; the stream of `gpu` has
+/// been ordered to read them.
+pub(crate) unsafe fn reduce<T: Numeric>(
+    gpu: &Gpu,
+    kernel: Kernel,
+    sources: &[u64],
+    len: usize,
+) -> Result<GpuArray<T, Ix0>, ArrayError> {
+    let result = GpuArray::unwritten(gpu, Layout::dense(Ix0(), Order::Row, size_of::<T>())?)?;
+    if len <= ONE_BLOCK_MAX {
+        // SAFETY: the caller's promise; the result has room for the one sum.
+        unsafe { reduce_once::<T>(gpu, kernel, result.address(), sources, len, 1)? };
+        return Ok(result);
+    }
+    let blocks = len.div_ceil(ELEMENTS_A_BLOCK).min(BLOCKS_MAX);
+    let partial =
+        GpuArray::<T, Ix1>::unwritten(gpu, Layout::dense(Ix1(blocks), Order::Row, size_of::<T>())?)?;
+    // SAFETY: the caller's promise; `partial` has room for a sum of each block, and is read on the stream that wrote it.
+    unsafe {
+        reduce_once::<T>(gpu, kernel, partial.address(), sources, len, blocks as u32)?;
+        reduce_once::<T>(gpu, Kernel::Sum, result.address(), &[partial.address()], blocks, 1)?;
+    }
+    Ok(result)
+}
+
+/// # Safety
+///
+/// As [`reduce`]; `target` has room for `blocks` elements and is written by nothing else.
+unsafe fn reduce_once<T: Numeric>(
+    gpu: &Gpu,
+    kernel: Kernel,
+    target: u64,
+    sources: &[u64],
+    len: usize,
+    blocks: u32,
+) -> Result<(), ArrayError> {
+    let n = len as u64;
+    let sources = sources.iter().map(parameter);
+    let mut parameters: Vec<_> =
+        [parameter(&target)].into_iter().chain(sources).chain([parameter(&n)]).collect();
+    let shape = ([blocks, 1, 1], [THREADS, 1, 1], 0);
+    // SAFETY: target, inputs and count are the parameters of `sum` and `dot`; the rest is the caller's promise.
+    unsafe { launch(gpu, gpu.library().kernel(kernel, T::KIND)?, shape, &mut parameters) }
+}
+
+/// The kernels are compiled for this many.
+const THREADS: u32 = 256;
+/// Up to here a second launch costs more than it saves.
+const ONE_BLOCK_MAX: usize = 32 << 10;
+const ELEMENTS_A_BLOCK: usize = 8 << 10;
+/// Enough to keep every memory channel of a large GPU busy; their sums still take one block to add.
+const BLOCKS_MAX: usize = 1024;

@@ -1,0 +1,92 @@
+//! [`Storage`]: the memory of one array, and who has to wait for whom.
+//!
+//! It knows the stream that wrote last and the streams that read since. A stream about to use the memory waits, on the
+//! device, for what it must: a reader for the writer, a writer for the writer and all readers; readers never for each
+//! other. The event that is waited for is recorded at the crossing, not at each use, so a program with one stream makes
+//! no call to the driver here.
+//!
+//! Why it is enough that the event comes late: it covers whatever its stream holds by then, and a use that this crate
+//! has queued is held by then. Two uses of which one writes can't be queued at the same time, since writing borrows the
+//! array exclusively.
+
+use gpumem_pool::{Block, Device, PoolError, Stream};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+/// What work is about to do with memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Access {
+    Read,
+    /// Writing, and reading if it likes.
+    Write,
+}
+
+/// A block and its uses so far.
+pub(crate) struct Storage {
+    block: Block,
+    track: Mutex<Track>,
+}
+
+#[derive(Default)]
+struct Track {
+    /// The stream that wrote last; `None` is the block's home, on whose order the memory exists at all.
+    writer: Option<Stream>,
+    /// Streams other than the writer that have read since, each ordered after the write.
+    readers: Vec<Stream>,
+}
+
+impl Storage {
+    pub(crate) fn new(block: Block) -> Self {
+        Self { block, track: Mutex::default() }
+    }
+
+    pub(crate) fn address(&self) -> u64 {
+        self.block.address()
+    }
+
+    pub(crate) fn device(&self) -> &Device {
+        self.block.device()
+    }
+
+    /// Makes `stream` wait for what `access` needs, and notes the use. To be called before the work is queued, while the
+    /// array is borrowed: shared for reading, exclusively for writing.
+    pub(crate) fn order(&self, stream: &Stream, access: Access) -> Result<(), PoolError> {
+        if self.block.size_bytes() == 0 {
+            return Ok(());
+        }
+        let mut track = self.lock();
+        match access {
+            Access::Read => self.order_read(&mut track, stream),
+            Access::Write => self.order_write(&mut track, stream),
+        }
+    }
+
+    fn order_read(&self, track: &mut Track, stream: &Stream) -> Result<(), PoolError> {
+        let writer = track.writer.as_ref().unwrap_or(self.block.stream());
+        if writer == stream || track.readers.contains(stream) {
+            return Ok(());
+        }
+        stream.wait_for(writer)?;
+        self.block.record_use(stream);
+        track.readers.push(stream.clone());
+        Ok(())
+    }
+
+    fn order_write(&self, track: &mut Track, stream: &Stream) -> Result<(), PoolError> {
+        let writer = track.writer.as_ref().unwrap_or(self.block.stream());
+        if writer == stream && track.readers.is_empty() {
+            return Ok(());
+        }
+        // The writer may have read since it wrote, without being listed: it is waited for even by a listed reader.
+        for other in track.readers.iter().chain([writer]).filter(|other| *other != stream) {
+            stream.wait_for(other)?;
+        }
+        self.block.record_use(stream);
+        track.readers.clear();
+        track.writer = Some(stream.clone()).filter(|stream| stream != self.block.stream());
+        Ok(())
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Track> {
+        self.track.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}

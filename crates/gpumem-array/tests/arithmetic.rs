@@ -1,0 +1,148 @@
+//! Element-wise arithmetic, against `ndarray`.
+
+#![cfg(feature = "sim")]
+#![allow(clippy::unwrap_used)] // helpers of tests are tests too
+
+mod support;
+
+use gpumem_array::ndarray::{Array, Array2, Axis, Dim, Ix2, IxDyn, Slice, Zip, arr0, array};
+use gpumem_array::{ArrayError, GpuArray};
+use proptest::prelude::*;
+use support::gpu;
+
+/// Shapes with zero lengths and lengths of one, up to three axes.
+fn shapes() -> impl Strategy<Value = Vec<usize>> {
+    proptest::collection::vec(prop_oneof![4 => 1_usize..9, 1 => Just(0), 1 => Just(1)], 0..4)
+}
+
+fn filled(shape: &[usize], seed: i32) -> Array<i32, IxDyn> {
+    let mut next = seed;
+    Array::from_shape_simple_fn(shape, || {
+        next = next.wrapping_mul(1_103_515_245).wrapping_add(12_345);
+        if next % 7 == 0 { 0 } else { next >> 16 }
+    })
+}
+
+fn float(array: &Array<i32, IxDyn>) -> Array<f32, IxDyn> {
+    array.mapv(|value| value as f32 / 8.0)
+}
+
+/// Bit by bit, so that NaN equals itself.
+fn bits(array: &Array<f32, IxDyn>) -> (Vec<usize>, Vec<u32>) {
+    (array.shape().to_vec(), array.iter().map(|value| value.to_bits()).collect())
+}
+
+fn divide(a: i32, b: i32) -> i32 {
+    if b == 0 { 0 } else { a.wrapping_div(b) }
+}
+
+proptest! {
+    #[test]
+    fn arrays_of_one_shape(shape in shapes(), seeds in any::<(i32, i32)>(), by_columns in any::<bool>()) {
+        let gpu = gpu();
+        let (mut a, mut b) = (filled(&shape, seeds.0), filled(&shape, seeds.1));
+        if by_columns {
+            (a, b) = (a.reversed_axes(), b.reversed_axes());
+        }
+        let (x, y) = (GpuArray::from_array(&gpu, &a).unwrap(), GpuArray::from_array(&gpu, &b).unwrap());
+        let zip = |f: fn(i32, i32) -> i32| Zip::from(&a).and(&b).map_collect(|a, b| f(*a, *b));
+        prop_assert_eq!((&x + &y).to_array().unwrap(), zip(i32::wrapping_add));
+        prop_assert_eq!((&x - &y).to_array().unwrap(), zip(i32::wrapping_sub));
+        prop_assert_eq!((&x * &y).to_array().unwrap(), zip(i32::wrapping_mul));
+        prop_assert_eq!((&x / &y).to_array().unwrap(), zip(divide));
+
+        let (a, b) = (float(&a), float(&b));
+        let (x, y) = (GpuArray::from_array(&gpu, &a).unwrap(), GpuArray::from_array(&gpu, &b).unwrap());
+        prop_assert_eq!(bits(&(&x / &y).to_array().unwrap()), bits(&(&a / &b)));
+        prop_assert_eq!(bits(&(x - y).to_array().unwrap()), bits(&(&a - &b)));
+    }
+
+    #[test]
+    fn one_element_stands_for_all(shape in shapes(), seeds in any::<(i32, i32)>()) {
+        let gpu = gpu();
+        let (a, one) = (float(&filled(&shape, seeds.0)), (seeds.1 >> 16) as f32);
+        let x = GpuArray::from_array(&gpu, &a).unwrap();
+        let right = GpuArray::from_array(&gpu, &arr0(one)).unwrap();
+        prop_assert_eq!(bits(&(&x - &right).to_array().unwrap()), bits(&(&a - one)));
+        let left = GpuArray::full(&gpu, Dim(vec![1; shape.len()]), one).unwrap();
+        prop_assert_eq!(bits(&(&left / &x).to_array().unwrap()), bits(&(one / &a)));
+        prop_assert_eq!(bits(&(left / x).to_array().unwrap()), bits(&(one / &a)));
+    }
+
+    #[test]
+    fn scalars_on_both_sides(shape in shapes(), seed in any::<i32>(), s in -9_i32..9) {
+        let gpu = gpu();
+        let a = filled(&shape, seed);
+        let x = GpuArray::from_array(&gpu, &a).unwrap();
+        prop_assert_eq!((&x + s).to_array().unwrap(), a.mapv(|a| a.wrapping_add(s)));
+        prop_assert_eq!((s - &x).to_array().unwrap(), a.mapv(|a| s.wrapping_sub(a)));
+        prop_assert_eq!((s * x.view()).to_array().unwrap(), a.mapv(|a| a.wrapping_mul(s)));
+        prop_assert_eq!((x.view() / s).to_array().unwrap(), a.mapv(|a| divide(a, s)));
+        prop_assert_eq!((s / x.try_clone().unwrap()).to_array().unwrap(), a.mapv(|a| divide(s, a)));
+        let mut y = x - s;
+        y *= s;
+        prop_assert_eq!(y.to_array().unwrap(), a.mapv(|a| a.wrapping_sub(s).wrapping_mul(s)));
+    }
+
+    #[test]
+    fn in_place_on_part_of_an_array(rows in 1_usize..9, columns in 0_usize..9, from in 0_usize..9, seed in any::<i32>()) {
+        let gpu = gpu();
+        let from = from.min(rows);
+        let mut a = filled(&[rows, columns], seed).into_dimensionality::<Ix2>().unwrap();
+        let mut x = GpuArray::from_array(&gpu, &a).unwrap();
+        let other = filled(&[rows - from, columns], seed ^ 1);
+        let y = GpuArray::from_array(&gpu, &other).unwrap();
+        let mut part = x.slice_axis_mut(Axis(0), Slice::from(from..)).unwrap();
+        part += &y;
+        part -= 3;
+        let mut expected = a.slice_axis_mut(Axis(0), Slice::from(from..));
+        expected.zip_mut_with(&other.into_dimensionality::<Ix2>().unwrap(), |a, b| {
+            *a = a.wrapping_add(*b).wrapping_sub(3);
+        });
+        prop_assert_eq!(x.to_array().unwrap(), a);
+    }
+}
+
+#[test]
+fn integers_are_defined_for_every_input() {
+    let gpu = gpu();
+    let a = GpuArray::from_slice(&gpu, &[i64::MIN, i64::MAX, 7, -7]).unwrap();
+    let b = GpuArray::from_slice(&gpu, &[-1, 1, 0, 2]).unwrap();
+    assert_eq!((&a / &b).to_vec().unwrap(), [i64::MIN, i64::MAX, 0, -3]);
+    assert_eq!((&a + &b).to_vec().unwrap(), [i64::MAX, i64::MIN, 7, -5]);
+    assert_eq!((&a / 0).to_vec().unwrap(), [0; 4]);
+}
+
+#[test]
+fn expressions_read_like_ndarray() {
+    let gpu = gpu();
+    let a = GpuArray::from_array(&gpu, &array![[1.0_f64, 2.0], [3.0, 4.0]]).unwrap();
+    let mut b = &a * 2.0 - a.t().t() / &a + 1.0;
+    b -= &a;
+    b /= a.view();
+    assert_eq!(b.to_array().unwrap(), array![[1.0, 1.0], [1.0, 1.0]]);
+}
+
+#[test]
+fn what_does_not_fit_is_refused() {
+    let gpu = gpu();
+    let two = GpuArray::from_slice(&gpu, &[1, 2]).unwrap();
+    let three = GpuArray::from_slice(&gpu, &[1, 2, 3]).unwrap();
+    let shape = two.try_add(&three).unwrap_err();
+    assert!(matches!(shape, ArrayError::Shape { operation: "add", .. }), "{shape}");
+    let mut one = GpuArray::from_slice(&gpu, &[1]).unwrap();
+    assert!(matches!(one.try_add_assign(&three), Err(ArrayError::Shape { .. })), "the left side can't grow");
+
+    let square = GpuArray::from_array(&gpu, &Array2::<i32>::ones((3, 3))).unwrap();
+    let mixed = square.try_add(&square.t()).unwrap_err();
+    assert!(matches!(mixed, ArrayError::NotContiguous { .. }), "{mixed}");
+    let gaps = square.slice_axis(Axis(1), Slice::from(..2)).unwrap().try_add_scalar(1).unwrap_err();
+    assert!(gaps.to_string().contains("strides [3, 1]"), "{gaps}");
+}
+
+#[test]
+#[should_panic(expected = "add: shapes [2] and [3] do not fit")]
+fn operators_panic_with_the_error() {
+    let gpu = gpu();
+    let _ = GpuArray::from_slice(&gpu, &[1, 2]).unwrap() + GpuArray::from_slice(&gpu, &[1, 2, 3]).unwrap();
+}

@@ -1,0 +1,172 @@
+//! Host and device: what goes up comes back, whatever its type, shape and order.
+
+#![cfg(feature = "sim")]
+#![allow(clippy::unwrap_used)] // helpers of tests are tests too
+
+mod support;
+
+use gpumem_array::ndarray::{Array, Array2, Axis, Ix0, Ix2, IxDyn, Slice, arr0, array};
+use gpumem_array::pool::PoolError;
+use gpumem_array::pool::sys::SimConfig;
+use gpumem_array::{ArrayError, Element, Gpu, GpuArray, LaunchShape};
+use proptest::prelude::*;
+use support::{gpu, gpu_with};
+
+fn there_and_back<T: Element + PartialEq + std::fmt::Debug>(gpu: &Gpu, elements: &[T]) {
+    assert_eq!(GpuArray::from_slice(gpu, elements).unwrap().to_vec().unwrap(), elements);
+    assert_eq!(GpuArray::<T, _>::full(gpu, 5, elements[0]).unwrap().to_vec().unwrap(), [elements[0]; 5]);
+}
+
+#[test]
+fn every_element_type() {
+    let gpu = gpu();
+    there_and_back(&gpu, &[1.5_f32, -0.0]);
+    there_and_back(&gpu, &[1.5_f64, f64::MIN_POSITIVE]);
+    there_and_back(&gpu, &[i8::MIN, 1]);
+    there_and_back(&gpu, &[i16::MIN, 1]);
+    there_and_back(&gpu, &[i32::MIN, 1]);
+    there_and_back(&gpu, &[i64::MIN, 1]);
+    there_and_back(&gpu, &[u8::MAX, 1]);
+    there_and_back(&gpu, &[u16::MAX, 1]);
+    there_and_back(&gpu, &[u32::MAX, 1]);
+    there_and_back(&gpu, &[u64::MAX, 1]);
+    there_and_back(&gpu, &[true, false]);
+}
+
+/// An element of a user's, of a size that no memset takes.
+#[derive(Clone, Copy, Debug, PartialEq)]
+#[repr(C)]
+struct Point([f32; 3]);
+// SAFETY: three floats, no padding, every pattern of bytes is a value.
+unsafe impl Element for Point {}
+
+#[test]
+fn elements_of_the_users_own() {
+    there_and_back(&gpu(), &[Point([1.0, 2.0, 3.0]), Point([4.0, 5.0, 6.0])]);
+}
+
+proptest! {
+    #[test]
+    fn any_order_of_any_shape(shape in proptest::collection::vec(0_usize..6, 0..4), reverse in any::<bool>(), step in 1_isize..3) {
+        let gpu = gpu();
+        let count = shape.iter().product::<usize>() as i64;
+        let mut host = Array::from_shape_vec(IxDyn(&shape), (0..count).collect()).unwrap();
+        if reverse {
+            host = host.reversed_axes();
+        }
+        let device = GpuArray::from_array(&gpu, &host).unwrap();
+        prop_assert_eq!(&device.to_array().unwrap(), &host);
+        prop_assert_eq!(device.to_vec().unwrap(), host.iter().copied().collect::<Vec<_>>());
+        prop_assert_eq!(device.t().to_array().unwrap(), host.t());
+        prop_assert_eq!(&device.try_clone().unwrap().to_array().unwrap(), &host);
+        if !shape.is_empty() {
+            // A host view with gaps is gathered before it goes up.
+            let gaps = host.slice_axis(Axis(0), Slice::from(..).step_by(step));
+            prop_assert_eq!(GpuArray::from_array(&gpu, &gaps).unwrap().to_array().unwrap(), gaps);
+        }
+    }
+}
+
+#[test]
+fn arrays_without_elements_work_everywhere() {
+    let gpu = gpu();
+    let empty = GpuArray::<f32, _>::zeros(&gpu, (0, 3)).unwrap();
+    assert_eq!(empty.address(), 0);
+    assert_eq!((&empty + &empty).to_array().unwrap(), Array2::<f32>::zeros((0, 3)));
+    let three = GpuArray::<f32, _>::zeros(&gpu, 3).unwrap();
+    assert_eq!(empty.dot(&three).unwrap().to_vec().unwrap(), []);
+    let none = GpuArray::<f32, _>::from_slice(&gpu, &[]).unwrap();
+    assert_eq!(empty.t().dot(&none).unwrap().to_vec().unwrap(), [0.0; 3]);
+    assert_eq!(none.sum().unwrap().item().unwrap(), 0.0);
+    let mut target = none.try_clone().unwrap();
+    target.fill(1.0).unwrap();
+    target.assign(&none).unwrap();
+    assert!(target.into_shape((4, 0)).unwrap().is_empty());
+}
+
+#[test]
+fn parts_can_be_written_and_read() {
+    let gpu = gpu();
+    let mut table = GpuArray::<i32, _>::zeros(&gpu, (4, 2)).unwrap();
+    let rows = GpuArray::from_array(&gpu, &array![[1, 2], [3, 4]]).unwrap();
+    table.slice_axis_mut(Axis(0), Slice::from(1..3)).unwrap().assign(&rows).unwrap();
+    table.slice_axis_mut(Axis(0), Slice::from(3..)).unwrap().fill(9).unwrap();
+    table.slice_axis_mut(Axis(0), Slice::from(..1)).unwrap().copy_from_slice(&[7, 8]).unwrap();
+    assert_eq!(table.to_array().unwrap(), array![[7, 8], [1, 2], [3, 4], [9, 9]]);
+    assert_eq!(table.slice_axis(Axis(0), Slice::from(1..2)).unwrap().to_vec().unwrap(), [1, 2]);
+    assert_eq!(
+        table.reshape(8).unwrap().slice_axis(Axis(0), Slice::from(-1..)).unwrap().to_vec().unwrap(),
+        [9]
+    );
+    let column = table.slice_axis(Axis(1), Slice::from(..1)).unwrap();
+    assert!(matches!(column.to_vec(), Err(ArrayError::NotContiguous { .. })));
+}
+
+#[test]
+fn a_bool_that_is_none_does_not_reach_rust() {
+    let gpu = gpu();
+    let mut flags = GpuArray::from_slice(&gpu, &[true, false, true]).unwrap();
+    if let Some(sim) = gpu.device().driver().simulator() {
+        sim.register(&TWINS);
+    }
+    let poke = gpu.module(POKE).unwrap().function("poke").unwrap();
+    let launch = poke.launch(LaunchShape::for_len(1)).write(&mut flags).scalar(2_u8);
+    // SAFETY: it breaks the promise about values on purpose: nothing but the check below looks at them.
+    unsafe { launch.enqueue(&gpu).unwrap() };
+    let error = flags.to_vec().unwrap_err();
+    assert!(matches!(error, ArrayError::InvalidElement { index: 1, kind: "bool" }), "{error}");
+}
+
+const POKE: &str = "
+    .version 7.8
+    .target sm_70
+    .address_size 64
+    .visible .entry poke(.param .u64 bytes, .param .u8 value) { ret; }";
+
+static TWINS: [gpumem_array::pool::sys::sim::Kernel; 1] =
+    [gpumem_array::pool::sys::sim::Kernel::new("poke", |launch| {
+        let (bytes, value) = (launch.arg::<u64>()?, launch.arg::<u8>()?);
+        launch.write::<u8>(bytes + 1, 1)?[0].set(value);
+        Ok(())
+    })];
+
+#[test]
+fn scalars_come_back_as_items() {
+    let gpu = gpu();
+    let scalar: GpuArray<f64, Ix0> = GpuArray::from_array(&gpu, &arr0(2.5)).unwrap();
+    assert_eq!(scalar.item().unwrap(), 2.5);
+    assert_eq!(scalar.into_shape((1, 1)).unwrap().shape(), [1, 1]);
+}
+
+#[test]
+fn uninitialised_memory_is_written_before_it_is_read() {
+    let gpu = gpu();
+    let empty = || GpuArray::<u16, Ix2>::uninit(&gpu, (2, 2)).unwrap();
+    assert_eq!(empty().fill(3).unwrap().to_vec().unwrap(), [3; 4]);
+    assert_eq!(empty().copy_from_slice(&[1, 2, 3, 4]).unwrap().to_vec().unwrap(), [1, 2, 3, 4]);
+    assert!(matches!(empty().copy_from_slice(&[1]), Err(ArrayError::Shape { .. })));
+    let source = GpuArray::from_array(&gpu, &array![[5_u16, 6], [7, 8]]).unwrap();
+    assert_eq!(empty().assign(&source).unwrap().to_vec().unwrap(), [5, 6, 7, 8]);
+}
+
+#[test]
+fn a_full_device_is_an_error_and_room_comes_back() {
+    let gpu = gpu_with(SimConfig::new().memory_bytes(64 << 20));
+    let half = GpuArray::<u8, _>::zeros(&gpu, 40 << 20).unwrap();
+    let refused = GpuArray::<u8, _>::zeros(&gpu, 40 << 20).unwrap_err();
+    assert!(matches!(refused, ArrayError::Pool(PoolError::OutOfMemory { .. })), "{refused}");
+    let refused = half.try_clone().unwrap_err();
+    assert!(matches!(refused, ArrayError::Pool(PoolError::OutOfMemory { .. })), "{refused}");
+    drop(half);
+    assert!(GpuArray::<u8, _>::zeros(&gpu, 40 << 20).is_ok());
+    let never = GpuArray::<u64, _>::zeros(&gpu, usize::MAX / 4).unwrap_err();
+    assert!(matches!(never, ArrayError::TooManyElements { .. }), "{never}");
+}
+
+#[test]
+fn debug_needs_no_device() {
+    let gpu = gpu();
+    let array = GpuArray::from_slice(&gpu, &[1.0_f32, 2.0]).unwrap();
+    let text = format!("{array:?} {:?} {gpu:?}", array.view());
+    assert!(text.contains("shape: [2]") && text.contains("f32"), "{text}");
+}

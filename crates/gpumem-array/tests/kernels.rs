@@ -1,0 +1,145 @@
+//! Kernels of the user's own, and what goes wrong with them.
+
+#![cfg(feature = "sim")]
+#![allow(clippy::unwrap_used)] // helpers of tests are tests too
+
+mod support;
+
+use gpumem_array::pool::sys::sim::{Kernel, KernelFault, Launch};
+use gpumem_array::pool::sys::{Driver, SimConfig};
+use gpumem_array::pool::{Device, Pool, PoolError};
+use gpumem_array::{ArrayError, Function, Gpu, GpuArray, LaunchShape};
+use support::{gpu, gpu_with};
+
+const PTX: &str = "
+    .version 7.8
+    .target sm_70
+    .address_size 64
+    .visible .entry axpy(.param .u64 y, .param .f32 a, .param .u64 x, .param .u64 n) { ret; }
+    .visible .entry ramp(.param .u64 y, .param .u64 n) { ret; }
+    .visible .entry wild(.param .u64 y) { ret; }
+    .visible .entry no_twin() { ret; }";
+
+/// y += a * x
+fn axpy(launch: &mut Launch<'_>) -> Result<(), KernelFault> {
+    let (y, a, x) = (launch.arg::<u64>()?, launch.arg::<f32>()?, launch.arg::<u64>()?);
+    let n = launch.arg::<u64>()? as usize;
+    let (y, x) = (launch.write::<f32>(y, n)?, launch.read::<f32>(x, n)?);
+    y.iter().zip(x).for_each(|(y, x)| y.set(y.get() + a * x.get()));
+    Ok(())
+}
+
+/// y[i] = i
+fn ramp(launch: &mut Launch<'_>) -> Result<(), KernelFault> {
+    let (y, n) = (launch.arg::<u64>()?, launch.arg::<u64>()? as usize);
+    launch.write::<f32>(y, n)?.iter().enumerate().for_each(|(i, y)| y.set(i as f32));
+    Ok(())
+}
+
+/// Writes where nothing is.
+fn wild(launch: &mut Launch<'_>) -> Result<(), KernelFault> {
+    let y = launch.arg::<u64>()?;
+    launch.write::<u8>(y + (1 << 40), 1)?[0].set(1);
+    Ok(())
+}
+
+static TWINS: [Kernel; 3] = [Kernel::new("axpy", axpy), Kernel::new("ramp", ramp), Kernel::new("wild", wild)];
+
+fn function(gpu: &Gpu, name: &str) -> Result<Function, ArrayError> {
+    if let Some(sim) = gpu.device().driver().simulator() {
+        sim.register(&TWINS);
+    }
+    gpu.module(PTX)?.function(name)
+}
+
+#[test]
+fn launches_are_ordered_like_any_operation() {
+    for seed in 0..200 {
+        let home = gpu_with(SimConfig::new().seed(seed));
+        let other = home.fork().unwrap();
+        let (axpy, ramp) = (function(&home, "axpy").unwrap(), function(&home, "ramp").unwrap());
+        let n = 100;
+        let x = GpuArray::full(&home, n, 2.0_f32).unwrap();
+        let mut y = GpuArray::<f32, _>::uninit(&other, n).unwrap();
+        let launch = ramp.launch(LaunchShape::for_len(n)).write_uninit(&mut y).scalar(n as u64);
+        // SAFETY: the kernel's parameters, within the array; it writes all of it, so it is initialised after.
+        let mut y = unsafe {
+            launch.enqueue(&home).unwrap();
+            y.assume_init()
+        };
+        let launch = axpy.launch(LaunchShape::for_len(n));
+        let launch = launch.write(&mut y).scalar(10.0_f32).read(&x).scalar(n as u64);
+        // SAFETY: the kernel's parameters, within both arrays.
+        unsafe { launch.enqueue(&other).unwrap() };
+        drop(x);
+        let expected: Vec<f32> = (0..n).map(|i| i as f32 + 20.0).collect();
+        assert_eq!(y.on(&home).to_vec().unwrap(), expected, "replay: GPUMEM_SIM_SEED={seed}");
+    }
+}
+
+#[test]
+fn nothing_runs_for_a_length_of_zero() {
+    let gpu = gpu();
+    let wild = function(&gpu, "wild").unwrap();
+    let mut y = GpuArray::<u8, _>::zeros(&gpu, 0).unwrap();
+    // SAFETY: it is not launched.
+    unsafe { wild.launch(LaunchShape::for_len(0)).write(&mut y).enqueue(&gpu).unwrap() };
+    gpu.synchronize().unwrap();
+}
+
+#[test]
+fn what_can_not_run_is_refused() {
+    let gpu = gpu();
+    assert!(matches!(function(&gpu, "absent"), Err(ArrayError::NoSuchKernel { name }) if name == "absent"));
+    let twin = function(&gpu, "no_twin").unwrap_err();
+    assert!(twin.to_string().contains("register its twin"), "{twin}");
+    assert!(matches!(function(&gpu, "a\0b"), Err(ArrayError::ZeroByte { .. })));
+    assert!(gpu.module("this is no PTX").is_err());
+
+    let ramp = function(&gpu, "ramp").unwrap();
+    let shape = LaunchShape { grid: [1, 1, 1], block: [2048, 1, 1], shared_bytes: 0 };
+    // SAFETY: refused before the driver sees it.
+    let refused = unsafe { ramp.launch(shape).enqueue(&gpu) };
+    assert!(matches!(refused, Err(ArrayError::LaunchShape { .. })));
+    let many = (0..33).fold(ramp.launch(LaunchShape::for_len(1)), |launch, _| launch.scalar(0_u64));
+    // SAFETY: as above.
+    assert!(matches!(unsafe { many.enqueue(&gpu) }, Err(ArrayError::TooManyArguments { .. })));
+}
+
+#[test]
+fn a_kernel_that_goes_astray_loses_the_context() {
+    let gpu = gpu();
+    let wild = function(&gpu, "wild").unwrap();
+    let mut y = GpuArray::<u8, _>::zeros(&gpu, 8).unwrap();
+    // SAFETY: it breaks its promise on purpose, on a simulated device.
+    unsafe { wild.launch(LaunchShape::for_len(1)).write(&mut y).enqueue(&gpu).unwrap() };
+    let lost = y.to_vec().unwrap_err();
+    assert!(matches!(lost, ArrayError::Pool(PoolError::DeviceLost(_))), "{lost}");
+}
+
+#[test]
+fn devices_do_not_mix() {
+    let driver = Driver::sim(SimConfig::new().devices(2)).unwrap();
+    let gpu = |ordinal| Gpu::new(&Pool::new(&Device::new(&driver, ordinal).unwrap()).unwrap()).unwrap();
+    let (first, second) = (gpu(0), gpu(1));
+    let (mut a, b) =
+        (GpuArray::full(&first, 3, 1.0_f32).unwrap(), GpuArray::full(&second, 3, 1.0_f32).unwrap());
+    let wrong = |error: ArrayError| {
+        assert!(matches!(error, ArrayError::WrongDevice { .. }), "{error}");
+        assert!(error.to_string().contains("device 1"), "{error}");
+    };
+    wrong(a.try_add(&b).unwrap_err());
+    wrong(a.try_sub_assign(&b).unwrap_err());
+    wrong(a.assign(&b).unwrap_err());
+    wrong(a.dot(&b).unwrap_err());
+    wrong(a.on(&second).to_vec().unwrap_err());
+    wrong(a.on(&second).sum().unwrap_err());
+    wrong(a.on_mut(&second).fill(0.0).unwrap_err());
+    wrong(Gpu::with_stream(first.pool(), second.stream()).unwrap_err());
+    let ramp = function(&first, "ramp").unwrap();
+    // SAFETY: refused before the driver sees it.
+    wrong(unsafe { ramp.launch(LaunchShape::for_len(3)).read(&b).enqueue(&first).unwrap_err() });
+    assert_eq!(b.to_vec().unwrap(), [1.0; 3], "both devices still work");
+    assert_eq!(a.to_vec().unwrap(), [1.0; 3]);
+    assert!(a.into_gpu(&second).is_err());
+}

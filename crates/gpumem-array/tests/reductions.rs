@@ -1,0 +1,120 @@
+//! Sums and products, against `ndarray`. Values are small whole numbers, so that floats are exact in any order.
+
+#![cfg(feature = "sim")]
+#![allow(clippy::unwrap_used)] // helpers of tests are tests too
+
+mod support;
+
+use gpumem_array::ndarray::Ix2;
+use gpumem_array::ndarray::{Array1, Array2, ArrayView2, Axis, Slice};
+use gpumem_array::{ArrayError, Gpu, GpuArray, GpuView, Numeric};
+use proptest::prelude::*;
+use support::gpu;
+
+fn whole(seed: usize) -> impl Fn(usize) -> f32 {
+    move |index| ((index.wrapping_mul(2_654_435_761).wrapping_add(seed) >> 5) % 17) as f32 - 8.0
+}
+
+fn vector(len: usize, seed: usize) -> Array1<f32> {
+    Array1::from_shape_fn(len, whole(seed))
+}
+
+fn matrix(rows: usize, columns: usize, seed: usize) -> Array2<f32> {
+    let value = whole(seed);
+    Array2::from_shape_fn((rows, columns), |(row, column)| value(row * columns + column))
+}
+
+/// Lengths on both sides of the limit between one launch and two.
+fn lengths() -> impl Strategy<Value = usize> {
+    prop_oneof![0_usize..600, (32_usize << 10) - 3..(32 << 10) + 3, 90_000_usize..100_000]
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(64))]
+
+    #[test]
+    fn sums_and_dots_of_vectors(len in lengths(), from in 0_usize..4, seed in any::<usize>()) {
+        let gpu = gpu();
+        let (a, b) = (vector(len + from, seed), vector(len + from, !seed));
+        let (x, y) = (GpuArray::from_array(&gpu, &a).unwrap(), GpuArray::from_array(&gpu, &b).unwrap());
+        let part = Slice::from(from..);
+        let (x, y) = (x.slice_axis(Axis(0), part).unwrap(), y.slice_axis(Axis(0), part).unwrap());
+        let (a, b) = (a.slice_axis(Axis(0), part), b.slice_axis(Axis(0), part));
+        prop_assert_eq!(x.sum().unwrap().item().unwrap(), a.sum());
+        prop_assert_eq!(x.dot(&y).unwrap().item().unwrap(), a.dot(&b));
+    }
+
+    #[test]
+    fn matrix_times_vector_both_ways(
+        (rows, columns) in prop_oneof![(0_usize..40, 0_usize..40), (0_usize..3, 4000_usize..6000), (300_usize..700, 0_usize..5)],
+        // Rows and columns left out at the start of each axis, which spoils alignment and leaves gaps between rows.
+        (skip_rows, skip_columns) in (0_usize..3, 0_usize..5),
+        seed in any::<usize>(),
+    ) {
+        let gpu = gpu();
+        let m = matrix(rows + skip_rows, columns + skip_columns, seed);
+        let x = GpuArray::from_array(&gpu, &m).unwrap();
+        let (cut_rows, cut_columns) = (Slice::from(skip_rows..), Slice::from(skip_columns..));
+        let x = x.slice_axis(Axis(0), cut_rows).unwrap().slice_axis(Axis(1), cut_columns).unwrap();
+        let m = m.slice_axis(Axis(0), cut_rows);
+        let m = m.slice_axis(Axis(1), cut_columns);
+        check(&gpu, &x, m, seed)?;
+        check(&gpu, &x.t(), m.t(), seed)?;
+    }
+}
+
+fn check(
+    gpu: &Gpu,
+    x: &GpuView<'_, f32, Ix2>,
+    m: ArrayView2<'_, f32>,
+    seed: usize,
+) -> Result<(), TestCaseError> {
+    let v = vector(m.ncols(), seed ^ 5);
+    let w = GpuArray::from_array(gpu, &v).unwrap();
+    prop_assert_eq!(x.dot(&w).unwrap().to_array().unwrap(), m.dot(&v));
+    Ok(())
+}
+
+#[test]
+fn the_batch_of_the_main_job() {
+    let gpu = gpu();
+    let (m, v, r) = (matrix(2048, 1000, 1), vector(1000, 2), vector(2048, 3));
+    let x = GpuArray::from_array(&gpu, &m).unwrap();
+    let (w, residual) = (GpuArray::from_array(&gpu, &v).unwrap(), GpuArray::from_array(&gpu, &r).unwrap());
+    assert_eq!(x.dot(&w).unwrap().to_array().unwrap(), m.dot(&v));
+    assert_eq!(x.t().dot(&residual).unwrap().to_array().unwrap(), m.t().dot(&r));
+}
+
+#[test]
+fn every_numeric_type() {
+    fn check<T: Numeric + From<i8> + PartialEq + std::fmt::Debug>(gpu: &Gpu) {
+        let numbers: Vec<T> = (1..=6).map(T::from).collect();
+        let m = GpuArray::from_slice(gpu, &numbers).unwrap().into_shape((2, 3)).unwrap();
+        let v = GpuArray::from_slice(gpu, &[1, -1, 2].map(T::from)).unwrap();
+        let u = GpuArray::from_slice(gpu, &[10, 1].map(T::from)).unwrap();
+        assert_eq!(m.dot(&v).unwrap().to_vec().unwrap(), [5, 11].map(T::from));
+        assert_eq!(m.t().dot(&u).unwrap().to_vec().unwrap(), [14, 25, 36].map(T::from));
+        assert_eq!(v.dot(&v).unwrap().item().unwrap(), T::from(6));
+        assert_eq!(m.sum().unwrap().item().unwrap(), T::from(21));
+    }
+    let gpu = gpu();
+    check::<f32>(&gpu);
+    check::<f64>(&gpu);
+    check::<i32>(&gpu);
+    check::<i64>(&gpu);
+}
+
+#[test]
+fn what_does_not_fit_is_refused() {
+    let gpu = gpu();
+    let x = GpuArray::<f32, _>::zeros(&gpu, (4, 6)).unwrap();
+    let five = GpuArray::<f32, _>::zeros(&gpu, 5).unwrap();
+    assert!(matches!(x.dot(&five), Err(ArrayError::Shape { .. })));
+    let every_other = x.slice_axis(Axis(1), Slice::from(..).step_by(2)).unwrap();
+    let three = GpuArray::<f32, _>::zeros(&gpu, 3).unwrap();
+    assert!(matches!(every_other.dot(&three), Err(ArrayError::NotContiguous { .. })));
+    assert!(matches!(every_other.sum(), Err(ArrayError::NotContiguous { .. })));
+    let backwards = x.slice_axis(Axis(0), Slice::from(..).step_by(-1)).unwrap();
+    let six = GpuArray::<f32, _>::zeros(&gpu, 6).unwrap();
+    assert!(matches!(backwards.dot(&six), Err(ArrayError::NotContiguous { .. })));
+}

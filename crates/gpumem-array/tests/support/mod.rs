@@ -1,0 +1,17 @@
+//! A simulated GPU for each test.
+
+use gpumem_array::Gpu;
+use gpumem_array::pool::sys::{Driver, SimConfig};
+use gpumem_array::pool::{Device, Pool};
+
+/// On a machine of its own, whose work runs in the order that the seed chooses.
+pub(crate) fn gpu_with(config: SimConfig) -> Gpu {
+    let device = Device::new(&Driver::sim(config).unwrap(), 0).unwrap();
+    Gpu::new(&Pool::new(&device).unwrap()).unwrap()
+}
+
+/// As [`gpu_with`], with the defaults.
+#[allow(dead_code)] // not every test file needs both
+pub(crate) fn gpu() -> Gpu {
+    gpu_with(SimConfig::new())
+}

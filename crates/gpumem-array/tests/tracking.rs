@@ -1,0 +1,166 @@
+//! Several streams and threads, and nobody writes a synchronisation: results are right in every order of execution that
+//! the simulator's seeds choose.
+
+#![cfg(feature = "sim")]
+#![allow(clippy::unwrap_used)] // helpers of tests are tests too
+
+mod support;
+
+use gpumem_array::ndarray::Ix1;
+use gpumem_array::pool::sys::SimConfig;
+use gpumem_array::{Gpu, GpuArray};
+use support::{gpu, gpu_with};
+
+const SEEDS: u64 = 250;
+const LEN: usize = 40;
+
+/// A small generator, so that a program is a function of its seed.
+struct Choices(u64);
+
+impl Choices {
+    fn below(&mut self, end: usize) -> usize {
+        self.0 = self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        (self.0 >> 33) as usize % end
+    }
+}
+
+/// Arrays on a device and what they have to hold.
+struct Pair {
+    device: GpuArray<i64, Ix1>,
+    host: Vec<i64>,
+}
+
+fn step(pairs: &mut [Pair], gpu: &Gpu, choices: &mut Choices) {
+    let (target, source) = (choices.below(pairs.len()), choices.below(pairs.len()));
+    let number = choices.below(9) as i64 - 4;
+    match choices.below(6) {
+        // New memory replaces old memory, which is freed while it may be in use elsewhere.
+        0 => {
+            let device = pairs[source].device.on(gpu).try_mul(&pairs[target].device).unwrap();
+            let zip = pairs[source].host.iter().zip(&pairs[target].host);
+            let host = zip.map(|(a, b)| a.wrapping_mul(*b)).collect();
+            pairs[target] = Pair { device, host };
+        }
+        1 => {
+            pairs[target].device.on_mut(gpu).fill(number).unwrap();
+            pairs[target].host.fill(number);
+        }
+        2 => {
+            let device = pairs[source].device.on(gpu).sum().unwrap();
+            let sum = pairs[source].host.iter().fold(0, |sum: i64, value| sum.wrapping_add(*value));
+            pairs[target].device.on_mut(gpu).try_sub_assign(&device).unwrap();
+            pairs[target].host.iter_mut().for_each(|value| *value = value.wrapping_sub(sum));
+        }
+        3 if source != target => {
+            let [target, source] = pairs.get_disjoint_mut([target, source]).unwrap();
+            target.device.on_mut(gpu).assign(&source.device).unwrap();
+            target.host.clone_from(&source.host);
+        }
+        4 if source != target => {
+            let [target, source] = pairs.get_disjoint_mut([target, source]).unwrap();
+            target.device.on_mut(gpu).try_add_assign(&source.device).unwrap();
+            target.host.iter_mut().zip(&source.host).for_each(|(a, b)| *a = a.wrapping_add(*b));
+        }
+        _ => {
+            pairs[target].device.on_mut(gpu).try_mul_assign_scalar(number).unwrap();
+            pairs[target].host.iter_mut().for_each(|value| *value = value.wrapping_mul(number));
+        }
+    }
+}
+
+#[test]
+fn any_program_on_three_streams_is_right_in_every_order() {
+    for seed in 0..SEEDS {
+        let first = gpu_with(SimConfig::new().seed(seed));
+        let gpus = [first.clone(), first.fork().unwrap(), first.fork().unwrap()];
+        let mut choices = Choices(seed);
+        let mut pairs: Vec<Pair> = (0..4)
+            .map(|index| {
+                let host: Vec<i64> = (0..LEN as i64).map(|value| value * index - 3).collect();
+                Pair { device: GpuArray::from_slice(&gpus[index as usize % 3], &host).unwrap(), host }
+            })
+            .collect();
+        for _ in 0..30 {
+            let gpu = &gpus[choices.below(gpus.len())];
+            step(&mut pairs, gpu, &mut choices);
+        }
+        for (index, pair) in pairs.iter().enumerate() {
+            let found = pair.device.on(&gpus[choices.below(gpus.len())]).to_vec().unwrap();
+            assert_eq!(found, pair.host, "array {index}; replay: GPUMEM_SIM_SEED={seed}");
+        }
+    }
+}
+
+#[test]
+fn the_free_waits_for_a_stream_that_only_read() {
+    for seed in 0..SEEDS {
+        let home = gpu_with(SimConfig::new().seed(seed));
+        let reader = home.fork().unwrap();
+        let array = GpuArray::from_slice(&home, &[7_i32; LEN]).unwrap();
+        let result = array.on(&reader).try_mul_scalar(6).unwrap();
+        drop(array);
+        // The pool may well give the same memory again.
+        let other = GpuArray::full(&home, LEN, -1).unwrap();
+        assert_eq!(result.to_vec().unwrap(), [42; LEN], "replay: GPUMEM_SIM_SEED={seed}");
+        assert_eq!(other.to_vec().unwrap(), [-1; LEN]);
+    }
+}
+
+#[test]
+fn a_writer_that_read_after_writing_is_waited_for() {
+    for seed in 0..SEEDS {
+        let first = gpu_with(SimConfig::new().seed(seed));
+        let second = first.fork().unwrap();
+        let mut array = GpuArray::from_slice(&first, &[5_i32; LEN]).unwrap();
+        let early = array.on(&second).try_add_scalar(0).unwrap();
+        let late = array.try_add_scalar(1).unwrap(); // the writer's own stream, not listed as a reader
+        array.on_mut(&second).fill(0).unwrap();
+        assert_eq!(late.to_vec().unwrap(), [6; LEN], "replay: GPUMEM_SIM_SEED={seed}");
+        assert_eq!(early.to_vec().unwrap(), [5; LEN]);
+        assert_eq!(array.to_vec().unwrap(), [0; LEN]);
+    }
+}
+
+#[test]
+fn threads_share_what_they_read() {
+    let gpu = gpu();
+    let mut shared = GpuArray::from_slice(&gpu, &(0..LEN as i64).collect::<Vec<_>>()).unwrap();
+    for round in 0..5 {
+        std::thread::scope(|scope| {
+            for thread in 0..4 {
+                let (gpu, shared) = (gpu.fork().unwrap(), &shared);
+                scope.spawn(move || {
+                    for _ in 0..10 {
+                        let scaled = shared.on(&gpu).try_mul_scalar(thread).unwrap();
+                        let sum = (0..LEN as i64).sum::<i64>() + round * LEN as i64;
+                        assert_eq!(scaled.sum().unwrap().item().unwrap(), sum * thread);
+                    }
+                });
+            }
+        });
+        shared.try_add_assign_scalar(1).unwrap(); // no thread is left to read the old values, but streams may be
+    }
+}
+
+#[test]
+fn arrays_move_to_other_threads_and_end_there() {
+    let gpu = gpu();
+    let array = GpuArray::from_slice(&gpu, &[1.0_f32; LEN]).unwrap();
+    let doubled = std::thread::spawn(move || array * 2.0).join().unwrap();
+    drop(gpu);
+    assert_eq!(doubled.to_vec().unwrap(), [2.0; LEN]);
+}
+
+#[test]
+fn two_simulators_run_side_by_side() {
+    let threads = (0..2).map(|value| {
+        std::thread::spawn(move || {
+            let gpu = gpu_with(SimConfig::new().seed(value));
+            let array = GpuArray::full(&gpu, LEN, value as f64).unwrap();
+            (&array + 1.0).to_vec().unwrap()
+        })
+    });
+    let results: Vec<_> =
+        threads.collect::<Vec<_>>().into_iter().map(|thread| thread.join().unwrap()).collect();
+    assert_eq!(results, [[1.0; LEN], [2.0; LEN]]);
+}
