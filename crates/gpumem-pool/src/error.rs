@@ -12,12 +12,11 @@ use gpumem_sys::{DriverError, LoadError};
 #[derive(Clone, Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum PoolError {
-    /// The device is full now, after everything that could be given back was. Freeing something may help.
+    /// No memory now, after everything that could be given back was. Freeing something may help.
     #[error(
-        "out of GPU memory: {} requested, {} in use and {} reserved by this pool, {} free of {} on the device; drop \
-         arrays, use smaller batches, or see with `nvidia-smi` who else uses the device",
+        "out of GPU memory: {} requested, {} in use and {} reserved by this pool, {} free of {} on the device; {}",
         Bytes(*.requested_bytes), Bytes(*.in_use_bytes), Bytes(*.reserved_bytes), Bytes(*.device_free_bytes),
-        Bytes(*.device_total_bytes)
+        Bytes(*.device_total_bytes), advice(*.requested_bytes, *.device_free_bytes, *.hard_limit_bytes)
     )]
     OutOfMemory {
         /// What was asked for.
@@ -30,6 +29,8 @@ pub enum PoolError {
         device_free_bytes: u64,
         /// All the device has.
         device_total_bytes: u64,
+        /// The pool's hard limit, which also bounds what it reserves.
+        hard_limit_bytes: Option<u64>,
     },
     /// Larger than the device. Trying again never helps.
     #[error(
@@ -161,6 +162,17 @@ impl PoolError {
 impl From<DriverError> for PoolError {
     fn from(error: DriverError) -> Self {
         if is_sticky(error.code()) { Self::DeviceLost(error) } else { Self::Driver(error) }
+    }
+}
+
+fn advice(requested_bytes: u64, device_free_bytes: u64, hard_limit_bytes: Option<u64>) -> String {
+    match hard_limit_bytes {
+        Some(limit_bytes) if requested_bytes <= device_free_bytes => format!(
+            "the hard limit of {} keeps the pool from growing, and what it holds free is in smaller pieces: drop arrays, \
+             or raise GPUMEM_HARD_LIMIT or PoolBuilder::hard_limit",
+            Bytes(limit_bytes)
+        ),
+        _ => "drop arrays, use smaller batches, or see with `nvidia-smi` who else uses the device".into(),
     }
 }
 

@@ -210,6 +210,7 @@ impl State {
             reserved_bytes,
             device_free_bytes: info.free_bytes,
             device_total_bytes: info.total_bytes,
+            hard_limit_bytes: self.hard_limit_bytes,
         }
     }
 

@@ -4,7 +4,12 @@
 //! are ours alone. Allocations and frees are queued like any other work, and neither waits. The driver keeps freed
 //! memory reserved up to the release threshold, which is our soft limit, and looks at it whenever the host synchronises.
 //!
-//! The pool outlives this value where it must: the driver keeps a destroyed pool until its last queued free is done.
+//! A hard limit also bounds what the driver may reserve for the pool. Seen on an H200 with CUDA 13.0: the bound is
+//! rounded up to 32 MiB, one beyond the device's memory is refused as out of memory, and within it free memory is not
+//! moved together: a request that finds only smaller pieces fails although our own count has room for it. The driver
+//! rounds each block to 512 bytes. The piece that we add on top covers the rounding, not the scattering.
+//!
+//! The driver keeps a destroyed pool until its last queued free is done, so `Drop` waits for nothing.
 
 use super::{Reserved, Source};
 use crate::context::Handle;

@@ -1,0 +1,281 @@
+//! Blocks: sizes, contents, order of frees, order of drops.
+
+use crate::bench::{Bench, on_each_backend, small};
+use gpumem_pool::sys::SimConfig;
+use gpumem_pool::{Block, Device, Event, Pool, PoolError, Stream};
+
+#[test]
+fn a_block_is_memory_of_its_own() {
+    on_each_backend(&small(), |bench| {
+        let (pool, stream) = (bench.pool(), bench.stream());
+        let sizes = [1, 255, 256, 4096, (1 << 20) + 3];
+        let blocks: Vec<Block> = sizes.iter().map(|size| pool.alloc(*size, &stream).unwrap()).collect();
+        for (value, block) in blocks.iter().enumerate() {
+            assert_eq!(block.size_bytes(), sizes[value]);
+            assert_eq!(block.address() % 256, 0);
+            bench.fill(block, value as u8 + 1, &stream);
+        }
+        for (value, block) in blocks.iter().enumerate() {
+            assert!(bench.holds(block, value as u8 + 1, &stream), "{block:?}");
+        }
+    });
+}
+
+#[test]
+fn zero_bytes_are_a_block_and_nothing_to_the_books() {
+    on_each_backend(&small(), |bench| {
+        let (pool, stream) = (bench.pool(), bench.stream());
+        let empty = pool.alloc(0, &stream).unwrap();
+        assert_eq!((empty.address(), empty.size_bytes()), (0, 0));
+        empty.record_use(&bench.stream());
+        let status = pool.status().unwrap();
+        assert_eq!((status.block_count, status.allocation_count, status.in_use_bytes), (0, 0, 0));
+    });
+}
+
+#[test]
+fn what_can_never_fit_is_told_apart() {
+    on_each_backend(&small(), |bench| {
+        let (pool, stream) = (bench.pool(), bench.stream());
+        for size_bytes in [(1 << 30) + 1, 1 << 63, i64::MAX as u64, u64::MAX] {
+            match pool.alloc(size_bytes, &stream) {
+                Err(PoolError::TooLarge { requested_bytes, device_bytes }) => {
+                    assert_eq!((requested_bytes, device_bytes), (size_bytes, 1 << 30));
+                }
+                other => panic!("{size_bytes}: {other:?}"),
+            }
+        }
+        assert_eq!(pool.status().unwrap().in_use_peak_bytes, 0, "a refused request is not in the books");
+    });
+}
+
+#[test]
+fn a_full_device_says_so_and_recovers() {
+    on_each_backend(&small(), |bench| {
+        let (pool, stream) = (bench.pool(), bench.stream());
+        let held = pool.alloc(700 << 20, &stream).unwrap();
+        let error = pool.alloc(700 << 20, &stream).unwrap_err();
+        let PoolError::OutOfMemory { requested_bytes, in_use_bytes, device_total_bytes, .. } = error else {
+            panic!("{error:?}");
+        };
+        assert_eq!((requested_bytes, in_use_bytes), (700 << 20, 700 << 20));
+        assert_eq!(device_total_bytes, 1 << 30);
+        assert!(error.to_string().contains("drop arrays"), "{error}");
+        drop(held);
+        let again = pool.alloc(700 << 20, &stream).unwrap();
+        assert_eq!(pool.status().unwrap().in_use_bytes, 700 << 20);
+        drop(again);
+    });
+}
+
+/// A free that is only queued, or memory kept for another size, must not make the next request fail.
+#[test]
+fn memory_on_its_way_back_counts_as_there() {
+    on_each_backend(&small(), |bench| {
+        let pool = bench.pool();
+        for round in 0..8 {
+            let stream = bench.stream();
+            let block = pool.alloc((600 << 20) + (round << 20), &stream).unwrap();
+            for _ in 0..20 {
+                bench.fill(&block, round as u8, &stream);
+            }
+        }
+        let stream = bench.stream();
+        let small: Vec<Block> = (0..40).map(|_| pool.alloc(20 << 20, &stream).unwrap()).collect();
+        assert_eq!(pool.status().unwrap().in_use_bytes, (40 * 20) << 20);
+        drop(small);
+        drop(pool.alloc(1000 << 20, &bench.stream()).unwrap());
+    });
+}
+
+/// The heart of it: another stream still works on the block when it is dropped, and its memory goes to somebody else.
+#[test]
+fn a_free_waits_for_every_recorded_use() {
+    on_each_backend(&small(), |bench| {
+        let (pool, home, other) = (bench.pool(), bench.stream(), bench.stream());
+        for round in 0..20 {
+            let block = pool.alloc(1 << 16, &home).unwrap();
+            bench.fill(&block, 1, &home);
+            other.wait_for(&home).unwrap();
+            for _ in 0..4 {
+                bench.fill(&block, 2, &other);
+            }
+            block.record_use(&other);
+            block.record_use(&other);
+            drop(block);
+            let next = pool.alloc(1 << 16, &home).unwrap();
+            bench.fill(&next, 3, &home);
+            if round % 4 == 0 {
+                other.synchronize().unwrap();
+                assert!(bench.holds(&next, 3, &home), "a late write of the old block's user came through");
+            }
+        }
+        bench.device.synchronize().unwrap();
+    });
+}
+
+/// Work queued after `record_use` and before the drop is covered too.
+#[test]
+fn a_use_may_be_recorded_before_its_work_is_queued() {
+    on_each_backend(&small(), |bench| {
+        let (pool, home, other) = (bench.pool(), bench.stream(), bench.stream());
+        for _ in 0..8 {
+            let block = pool.alloc(1 << 16, &home).unwrap();
+            other.wait_for(&home).unwrap();
+            block.record_use(&other);
+            bench.fill(&block, 2, &other);
+            drop(block);
+        }
+        bench.device.synchronize().unwrap();
+    });
+}
+
+#[test]
+fn a_stream_may_be_dropped_before_its_blocks() {
+    on_each_backend(&small(), |bench| {
+        let pool = bench.pool();
+        let (home, other) = (bench.stream(), bench.stream());
+        let block = pool.alloc(1 << 16, &home).unwrap();
+        bench.fill(&block, 7, &home);
+        other.wait_for(&home).unwrap();
+        bench.fill(&block, 8, &other);
+        block.record_use(&other);
+        drop((home, other));
+        assert_eq!(block.stream().device(), &bench.device);
+        bench.device.synchronize().unwrap();
+        assert!(bench.holds(&block, 8, block.stream()));
+        drop(block);
+        assert_eq!(pool.status().unwrap().in_use_bytes, 0);
+    });
+}
+
+/// Every order in which the things a block needs can be dropped, with work still queued.
+#[test]
+fn any_order_of_drops_is_safe() {
+    on_each_backend(&small().devices(2), |bench| {
+        for order in permutations(5) {
+            // Nobody else holds the second device: its context goes with the last of these.
+            let device = Device::new(&bench.driver, 1).unwrap();
+            let pool = Pool::builder(&device).backend(bench.backend).build().unwrap();
+            let stream = Stream::new(&device).unwrap();
+            let event = Event::new(&device).unwrap();
+            let block = pool.alloc(1 << 12, &stream).unwrap();
+            bench.fill(&block, 1, &stream);
+            event.record(&stream).unwrap();
+            stream.wait(&event).unwrap();
+            let mut things: [Option<Box<dyn std::any::Any>>; 5] = [
+                Some(Box::new(device)),
+                Some(Box::new(pool)),
+                Some(Box::new(stream)),
+                Some(Box::new(event)),
+                Some(Box::new(block)),
+            ];
+            for index in order {
+                things[index] = None;
+            }
+        }
+        // What they held is back, late frees included.
+        let device = Device::new(&bench.driver, 1).unwrap();
+        device.synchronize().unwrap();
+        let info = device.memory_info().unwrap();
+        assert_eq!(info.free_bytes, info.total_bytes);
+    });
+}
+
+#[test]
+fn status_follows_blocks_and_peaks_stay() {
+    on_each_backend(&small(), |bench| {
+        let (pool, stream) = (bench.builder().soft_limit(16 << 20).build().unwrap(), bench.stream());
+        let (one, two) = (pool.alloc(8 << 10, &stream).unwrap(), pool.alloc(1 << 20, &stream).unwrap());
+        let both = pool.status().unwrap();
+        assert_eq!((both.in_use_bytes, both.block_count), ((8 << 10) + (1 << 20), 2));
+        assert!(both.reserved_bytes >= both.in_use_bytes);
+        assert_eq!(both.cached_bytes, both.reserved_bytes - both.in_use_bytes);
+        assert!(both.device_used_bytes >= both.reserved_bytes);
+        assert_eq!((both.backend, both.soft_limit_bytes), (bench.backend, Some(16 << 20)));
+        drop((one, two));
+        let none = pool.status().unwrap();
+        assert_eq!((none.in_use_bytes, none.block_count, none.allocation_count), (0, 0, 2));
+        assert_eq!(none.in_use_peak_bytes, both.in_use_bytes);
+        assert!(none.reserved_peak_bytes >= both.reserved_bytes);
+        assert!(none.to_string().contains("Memory limit: soft = 16.000 MiB"));
+    });
+}
+
+#[test]
+fn reclaiming_gives_back_what_no_block_holds() {
+    on_each_backend(&small(), |bench| {
+        let (pool, stream) = (bench.pool(), bench.stream());
+        let kept = pool.alloc(1 << 20, &stream).unwrap();
+        drop(pool.alloc(100 << 20, &stream).unwrap());
+        let before = pool.status().unwrap();
+        assert_eq!(before.cached_bytes > 0, caches(bench));
+        let given_back = pool.reclaim().unwrap();
+        let after = pool.status().unwrap();
+        assert_eq!(given_back, before.reserved_bytes - after.reserved_bytes);
+        assert!(after.reserved_bytes < 100 << 20 && after.reserved_bytes >= kept.size_bytes());
+        drop(kept);
+        pool.reclaim().unwrap();
+        assert_eq!(pool.status().unwrap().reserved_bytes, 0);
+        let info = bench.device.memory_info().unwrap();
+        assert_eq!(info.free_bytes, info.total_bytes);
+    });
+}
+
+#[test]
+fn trimming_keeps_what_it_is_told() {
+    on_each_backend(&small(), |bench| {
+        let (pool, stream) = (bench.pool(), bench.stream());
+        drop(pool.alloc(200 << 20, &stream).unwrap());
+        stream.synchronize().unwrap();
+        assert_eq!(pool.trim_to(u64::MAX).unwrap(), 0);
+        let given_back = pool.trim_to(0).unwrap();
+        assert_eq!(given_back > 0, caches(bench));
+        assert_eq!(pool.status().unwrap().reserved_bytes, 0);
+    });
+}
+
+#[test]
+fn cached_memory_stays_without_a_soft_limit_and_goes_with_one() {
+    on_each_backend(&small(), |bench| {
+        if !caches(bench) {
+            return;
+        }
+        let stream = bench.stream();
+        let (lavish, frugal) = (bench.pool(), bench.builder().soft_limit(0).build().unwrap());
+        drop((lavish.alloc(1 << 20, &stream).unwrap(), frugal.alloc(1 << 20, &stream).unwrap()));
+        bench.device.synchronize().unwrap();
+        assert!(lavish.status().unwrap().cached_bytes > 0);
+        assert_eq!(frugal.status().unwrap().cached_bytes, 0);
+    });
+}
+
+#[test]
+fn a_pool_outlives_its_handles_for_its_blocks() {
+    on_each_backend(&SimConfig::new(), |bench| {
+        let (pool, stream) = (bench.pool(), bench.stream());
+        let twin = pool.clone();
+        let block = pool.alloc(4096, &stream).unwrap();
+        drop(pool);
+        assert_eq!(twin.status().unwrap().block_count, 1);
+        drop(twin);
+        bench.fill(&block, 5, &stream);
+        assert!(bench.holds(&block, 5, &stream));
+    });
+}
+
+fn caches(bench: &Bench) -> bool {
+    bench.backend != gpumem_pool::BackendKind::None
+}
+
+fn permutations(count: usize) -> Vec<Vec<usize>> {
+    let Some(last) = count.checked_sub(1) else { return vec![Vec::new()] };
+    let insert = |order: Vec<usize>| {
+        (0..=last).map(move |place| {
+            let mut order = order.clone();
+            order.insert(place, last);
+            order
+        })
+    };
+    permutations(last).into_iter().flat_map(insert).collect()
+}

@@ -1,0 +1,109 @@
+//! The context of the calling thread: any or none, found as it was left.
+
+use crate::bench::{Bench, on_each_backend, small};
+use gpumem_pool::sys::Driver;
+use gpumem_pool::sys::types::CUcontext;
+use gpumem_pool::{Device, Event, Stream};
+
+/// Everything that this crate's public interface does.
+fn every_entry(bench: &Bench) {
+    let device = Device::new(&bench.driver, 0).unwrap();
+    device.memory_info().unwrap();
+    let (home, other) = (Stream::new(&device).unwrap(), Stream::new(&device).unwrap());
+    let (start, end) = (Event::with_timing(&device).unwrap(), Event::with_timing(&device).unwrap());
+    start.record(&home).unwrap();
+    let pool = bench.builder().hard_limit(64 << 20).build().unwrap();
+    let block = pool.alloc(4096, &home).unwrap();
+    other.wait_for(&home).unwrap();
+    other.wait(&start).unwrap();
+    block.record_use(&other);
+    end.record(&other).unwrap();
+    home.is_complete().unwrap();
+    end.is_complete().unwrap();
+    drop(block);
+    home.synchronize().unwrap();
+    end.synchronize().unwrap();
+    end.elapsed_ms_since(&start).unwrap();
+    pool.status().unwrap();
+    pool.trim_to(0).unwrap();
+    pool.reclaim().unwrap();
+    device.synchronize().unwrap();
+    drop((pool, home, other, start, end, device));
+}
+
+#[test]
+fn a_thread_without_a_context_stays_without() {
+    on_each_backend(&small(), |bench| {
+        assert!(current(&bench.driver).is_null());
+        every_entry(bench);
+        assert!(current(&bench.driver).is_null());
+    });
+}
+
+#[test]
+fn another_context_stays_current() {
+    on_each_backend(&small().devices(2), |bench| {
+        let other = Device::new(&bench.driver, 1).unwrap();
+        let bound = other.bind().unwrap();
+        every_entry(bench);
+        assert_eq!(current(&bench.driver), other.context());
+        drop(bound);
+        assert!(current(&bench.driver).is_null());
+    });
+}
+
+#[test]
+fn the_own_context_stays_current() {
+    on_each_backend(&small(), |bench| {
+        let _bound = bench.device.bind().unwrap();
+        every_entry(bench);
+        assert_eq!(current(&bench.driver), bench.device.context());
+    });
+}
+
+#[test]
+fn guards_nest() {
+    on_each_backend(&small().devices(2), |bench| {
+        let second = Device::new(&bench.driver, 1).unwrap();
+        let outer = bench.device.bind().unwrap();
+        let same = bench.device.bind().unwrap();
+        let inner = second.bind().unwrap();
+        assert_eq!(current(&bench.driver), second.context());
+        drop(inner);
+        assert_eq!(current(&bench.driver), bench.device.context());
+        drop(same);
+        assert_eq!(current(&bench.driver), bench.device.context());
+        drop(outer);
+        assert!(current(&bench.driver).is_null());
+    });
+}
+
+/// The last clone of everything may go on a thread that never had a context, or has another one.
+#[test]
+fn drops_on_other_threads_leave_their_context_alone() {
+    on_each_backend(&small().devices(2), |bench| {
+        let (pool, home, other) = (bench.pool(), bench.stream(), bench.stream());
+        for with_another in [false, true] {
+            let block = pool.alloc(4096, &home).unwrap();
+            block.record_use(&other);
+            std::thread::scope(|scope| {
+                scope.spawn(move || {
+                    let second = Device::new(&bench.driver, 1).unwrap();
+                    let bound = with_another.then(|| second.bind().unwrap());
+                    let before = current(&bench.driver);
+                    drop(block);
+                    assert_eq!(current(&bench.driver), before);
+                    drop(bound);
+                });
+            });
+        }
+        assert_eq!(pool.status().unwrap().block_count, 0);
+    });
+}
+
+fn current(driver: &Driver) -> CUcontext {
+    let mut context = std::ptr::null_mut();
+    // SAFETY: `context` outlives the call.
+    unsafe { driver.cuCtxGetCurrent(&mut context).unwrap() };
+    context
+}

@@ -1,0 +1,83 @@
+//! What the environment says: read by `from_env` alone, and beaten by the builder.
+//!
+//! A test process must not change its own environment while other tests run, so each case runs this program again with
+//! the variables set and only the test at the end selected.
+
+use gpumem_pool::sys::{Driver, SimConfig};
+use gpumem_pool::{BackendKind, Device, Pool, PoolBuilder};
+use std::process::Command;
+
+/// Runs [`child`] under the given variables and returns what it printed between the marks.
+fn under(variables: &[(&str, &str)]) -> String {
+    let mut command = Command::new(std::env::current_exe().unwrap());
+    command.args(["environment::child", "--exact", "--ignored", "--nocapture"]);
+    for name in ["GPUMEM_POOL", "GPUMEM_HARD_LIMIT", "GPUMEM_SOFT_LIMIT"] {
+        command.env_remove(name);
+    }
+    let output = command.envs(variables.iter().copied()).output().unwrap();
+    let text = String::from_utf8_lossy(&output.stdout).into_owned();
+    assert!(output.status.success(), "{text}");
+    text.split(MARK).nth(1).unwrap_or_else(|| panic!("no answer: {text}")).to_string()
+}
+
+const MARK: &str = "<answer>";
+
+#[test]
+#[ignore = "run by the tests of this file, under variables"]
+fn child() {
+    let device = Device::new(&Driver::sim(SimConfig::new().memory_bytes(1 << 30)).unwrap(), 0).unwrap();
+    let show = |pool: Pool| {
+        let status = pool.status().unwrap();
+        format!("{} {:?} {:?}", status.backend, status.hard_limit_bytes, status.soft_limit_bytes)
+    };
+    let from_env = Pool::from_env(&device).map_or_else(|error| error.to_string(), show);
+    let built = PoolBuilder::from_env(&device).and_then(|builder| {
+        builder.backend(BackendKind::None).hard_limit(8 << 20).soft_limit(4 << 20).build()
+    });
+    let built = built.map_or_else(|error| error.to_string(), show);
+    let plain = show(Pool::new(&device).unwrap());
+    println!("{MARK}{from_env}; {built}; {plain}{MARK}");
+}
+
+fn default_backend() -> &'static str {
+    if cfg!(feature = "backend-native") { "native" } else { "none" }
+}
+
+#[test]
+fn nothing_set_is_the_default() {
+    let default = default_backend();
+    let expected = format!("{default} None None; none Some(8388608) Some(4194304); {default} None None");
+    assert_eq!(under(&[]), expected);
+    assert_eq!(under(&[("GPUMEM_POOL", ""), ("GPUMEM_HARD_LIMIT", "")]), expected);
+}
+
+#[test]
+fn the_environment_is_read_by_from_env_and_beaten_by_the_builder() {
+    let default = default_backend();
+    let variables = [("GPUMEM_POOL", "none"), ("GPUMEM_HARD_LIMIT", "50%"), ("GPUMEM_SOFT_LIMIT", "100M")];
+    let from_env = "none Some(536870912) Some(100000000)";
+    assert_eq!(
+        under(&variables),
+        format!("{from_env}; none Some(8388608) Some(4194304); {default} None None")
+    );
+}
+
+#[test]
+fn mistakes_name_the_variable_and_what_it_takes() {
+    for (name, value, expected) in [
+        ("GPUMEM_HARD_LIMIT", "lots", "100M, 1.5GiB"),
+        ("GPUMEM_SOFT_LIMIT", "-1", "100M, 1.5GiB"),
+        ("GPUMEM_HARD_LIMIT", "120%", "50%"),
+        ("GPUMEM_POOL", "caching", "`native` or `none`"),
+    ] {
+        let text = under(&[(name, value)]);
+        assert!(text.contains(name) && text.contains(value) && text.contains(expected), "{text}");
+    }
+    let too_small = under(&[("GPUMEM_HARD_LIMIT", "1KiB")]);
+    assert!(too_small.contains("the least is 2.000 MiB"), "{too_small}");
+    let unknown = under(&[("GPUMEM_HARDLIMIT", "1GiB")]);
+    assert!(unknown.contains("did you mean GPUMEM_HARD_LIMIT?"), "{unknown}");
+    if !cfg!(feature = "backend-native") {
+        assert!(under(&[("GPUMEM_POOL", "native")]).contains("enable the feature `backend-native`"));
+    }
+}

@@ -1,0 +1,247 @@
+//! A driver that fails: what the pool says, and that its books stay right.
+
+use crate::bench::{Bench, on_each_backend_with, small, stand_in};
+use gpumem_pool::sys::types::CUresult;
+use gpumem_pool::sys::{DriverError, Table};
+use gpumem_pool::{BackendKind, Event, PoolError, Stream};
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+stand_in!(plain_alloc, cuMemAlloc_v2(address: *mut CUdeviceptr, size: usize));
+stand_in!(plain_free, cuMemFree_v2(address: CUdeviceptr));
+stand_in!(pool_alloc, cuMemAllocFromPoolAsync(address: *mut CUdeviceptr, size: usize, pool: CUmemoryPool, stream: CUstream));
+stand_in!(pool_free, cuMemFreeAsync(address: CUdeviceptr, stream: CUstream));
+stand_in!(pool_attribute, cuMemPoolSetAttribute(pool: CUmemoryPool, attribute: CUmemPool_attribute, value: *mut core::ffi::c_void));
+stand_in!(pool_create, cuMemPoolCreate(pool: *mut CUmemoryPool, props: *const CUmemPoolProps));
+stand_in!(pool_destroy, cuMemPoolDestroy(pool: CUmemoryPool));
+stand_in!(pool_trim, cuMemPoolTrimTo(pool: CUmemoryPool, keep: usize));
+stand_in!(wait, cuStreamWaitEvent(stream: CUstream, event: CUevent, flags: core::ffi::c_uint));
+stand_in!(finish, cuStreamSynchronize(stream: CUstream));
+stand_in!(context, cuCtxPushCurrent_v2(context: CUcontext));
+
+fn install(table: &mut Table) {
+    plain_alloc::install(table);
+    plain_free::install(table);
+    pool_alloc::install(table);
+    pool_free::install(table);
+    pool_attribute::install(table);
+    pool_create::install(table);
+    pool_destroy::install(table);
+    pool_trim::install(table);
+    wait::install(table);
+    finish::install(table);
+    context::install(table);
+}
+
+/// The stand-ins are shared by the tests of this file, which so run one after another.
+fn on_a_failing_driver(body: impl Fn(&Bench)) {
+    static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
+    let _turn: MutexGuard<'_, ()> = ONE_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner);
+    on_each_backend_with(&small(), install, body);
+}
+
+/// What the backend under test allocates or frees with.
+fn alloc_fault(bench: &Bench) -> &'static AtomicU32 {
+    match bench.backend {
+        BackendKind::None => &plain_alloc::FAIL_WITH,
+        _ => &pool_alloc::FAIL_WITH,
+    }
+}
+
+fn free_fault(bench: &Bench) -> &'static AtomicU32 {
+    match bench.backend {
+        BackendKind::None => &plain_free::FAIL_WITH,
+        _ => &pool_free::FAIL_WITH,
+    }
+}
+
+fn set(fault: &AtomicU32, code: CUresult) {
+    fault.store(code.0, Ordering::SeqCst);
+}
+
+#[test]
+fn a_refused_allocation_leaves_no_trace() {
+    on_a_failing_driver(|bench| {
+        let (pool, stream) = (bench.builder().hard_limit(4 << 20).build().unwrap(), bench.stream());
+        for code in [CUresult::CUDA_ERROR_INVALID_VALUE, CUresult::CUDA_ERROR_OUT_OF_MEMORY, CUresult(4242)] {
+            set(alloc_fault(bench), code);
+            let error = pool.alloc(3 << 20, &stream).unwrap_err();
+            match code {
+                CUresult::CUDA_ERROR_OUT_OF_MEMORY => {
+                    assert!(matches!(error, PoolError::OutOfMemory { in_use_bytes: 0, .. }), "{error:?}");
+                }
+                _ => assert!(matches!(error, PoolError::Driver(inner) if inner.code() == code), "{error:?}"),
+            }
+        }
+        set(alloc_fault(bench), CUresult::CUDA_SUCCESS);
+        drop(pool.alloc(4 << 20, &stream).unwrap());
+        let status = pool.status().unwrap();
+        assert_eq!((status.in_use_bytes, status.in_use_peak_bytes), (0, 4 << 20));
+        assert_eq!((status.block_count, status.allocation_count), (0, 1));
+    });
+}
+
+/// A full device is asked twice, with a trim between, by a backend that keeps memory; once by one that does not.
+#[test]
+fn a_full_device_is_asked_again_only_where_that_can_help() {
+    on_a_failing_driver(|bench| {
+        let (pool, stream) = (bench.pool(), bench.stream());
+        set(alloc_fault(bench), CUresult::CUDA_ERROR_OUT_OF_MEMORY);
+        assert!(matches!(pool.alloc(1 << 20, &stream), Err(PoolError::OutOfMemory { .. })));
+        let calls = [&plain_alloc::CALLS, &pool_alloc::CALLS, &pool_trim::CALLS];
+        let expected = match bench.backend {
+            BackendKind::None => [1, 0, 0],
+            _ => [0, 2, 1],
+        };
+        assert_eq!(calls.map(|count| count.load(Ordering::SeqCst)), expected);
+    });
+}
+
+#[test]
+fn a_failed_free_poisons_the_pool_and_leaks_the_block() {
+    on_a_failing_driver(|bench| {
+        let (pool, stream) = (bench.pool(), bench.stream());
+        let (bad, good) = (pool.alloc(1 << 20, &stream).unwrap(), pool.alloc(1 << 10, &stream).unwrap());
+        let bad_address = bad.address();
+        set(free_fault(bench), CUresult::CUDA_ERROR_INVALID_VALUE);
+        drop(bad);
+        set(free_fault(bench), CUresult::CUDA_SUCCESS);
+        for attempt in [
+            pool.alloc(1, &stream).map(drop),
+            pool.alloc(0, &stream).map(drop),
+            pool.reclaim().map(drop),
+            pool.trim_to(0).map(drop),
+        ] {
+            let error = attempt.unwrap_err();
+            let PoolError::Poisoned { address, size_bytes, cause } = error else { panic!("{error:?}") };
+            assert_eq!((address, size_bytes), (bad_address, 1 << 20));
+            assert_eq!(cause.code(), CUresult::CUDA_ERROR_INVALID_VALUE);
+            assert!(error.to_string().contains("make a new pool"), "{error}");
+        }
+        drop(good);
+        let status = pool.status().unwrap();
+        assert_eq!((status.in_use_bytes, status.block_count), (1 << 20, 1), "the leaked block stays counted");
+        drop(bench.pool().alloc(1 << 20, &stream).unwrap());
+    });
+}
+
+/// If home can't be made to wait for a use, the block must not be freed at all.
+#[test]
+fn a_wait_that_fails_keeps_the_block() {
+    on_a_failing_driver(|bench| {
+        let (pool, home, other) = (bench.pool(), bench.stream(), bench.stream());
+        let block = pool.alloc(1 << 20, &home).unwrap();
+        block.record_use(&other);
+        set(&wait::FAIL_WITH, CUresult::CUDA_ERROR_INVALID_HANDLE);
+        set(&finish::FAIL_WITH, CUresult::CUDA_ERROR_INVALID_HANDLE);
+        drop(block);
+        set(&wait::FAIL_WITH, CUresult::CUDA_SUCCESS);
+        set(&finish::FAIL_WITH, CUresult::CUDA_SUCCESS);
+        assert!(matches!(pool.alloc(1, &home), Err(PoolError::Poisoned { .. })));
+        let frees = plain_free::CALLS.load(Ordering::SeqCst) + pool_free::CALLS.load(Ordering::SeqCst);
+        assert_eq!(frees, 0);
+    });
+}
+
+#[test]
+fn a_driver_that_shuts_down_takes_the_memory_with_it() {
+    on_a_failing_driver(|bench| {
+        let (pool, stream) = (bench.pool(), bench.stream());
+        let block = pool.alloc(1 << 20, &stream).unwrap();
+        set(free_fault(bench), CUresult::CUDA_ERROR_DEINITIALIZED);
+        drop(block);
+        set(free_fault(bench), CUresult::CUDA_SUCCESS);
+        assert_eq!(pool.status().unwrap().in_use_bytes, 0);
+        drop(pool.alloc(1, &stream).unwrap());
+    });
+}
+
+#[test]
+fn a_dead_context_is_a_lost_device() {
+    on_a_failing_driver(|bench| {
+        let (pool, stream) = (bench.pool(), bench.stream());
+        let block = pool.alloc(1 << 20, &stream).unwrap();
+        for code in [
+            CUresult::CUDA_ERROR_ILLEGAL_ADDRESS,
+            CUresult::CUDA_ERROR_LAUNCH_FAILED,
+            CUresult::CUDA_ERROR_ECC_UNCORRECTABLE,
+        ] {
+            set(alloc_fault(bench), code);
+            let error = pool.alloc(1, &stream).unwrap_err();
+            assert!(matches!(error, PoolError::DeviceLost(inner) if inner.code() == code), "{error:?}");
+        }
+        set(alloc_fault(bench), CUresult::CUDA_SUCCESS);
+        set(free_fault(bench), CUresult::CUDA_ERROR_ILLEGAL_ADDRESS);
+        drop(block);
+        assert!(matches!(pool.alloc(1, &stream), Err(PoolError::DeviceLost(_))));
+    });
+}
+
+/// The real thing rather than a stand-in: work that goes astray kills the simulated context.
+#[test]
+fn work_that_goes_astray_is_met_by_every_entry() {
+    on_a_failing_driver(|bench| {
+        let (pool, stream, other) = (bench.pool(), bench.stream(), bench.stream());
+        let (block, kept) = (pool.alloc(4096, &stream).unwrap(), pool.alloc(4096, &stream).unwrap());
+        {
+            let _bound = bench.device.bind().unwrap();
+            // Nothing orders this after the allocation of a block that is on its way: free it underneath.
+            // SAFETY: wrong on purpose; the simulated driver finds it out.
+            let astray =
+                unsafe { bench.driver.cuMemsetD8Async(block.address() + (1 << 40), 1, 16, stream.raw()) };
+            if astray.is_err() {
+                return; // refused at the call: nothing went astray
+            }
+        }
+        let error = stream.synchronize().unwrap_err();
+        assert!(matches!(error, PoolError::DeviceLost(_)), "{error:?}");
+        assert!(matches!(pool.alloc(1, &other), Err(PoolError::DeviceLost(_))));
+        assert!(matches!(pool.reclaim(), Err(PoolError::DeviceLost(_))));
+        drop((block, kept));
+        assert!(matches!(pool.alloc(1, &other), Err(PoolError::DeviceLost(_))));
+    });
+}
+
+#[test]
+fn a_context_that_can_not_be_entered_breaks_nothing() {
+    on_a_failing_driver(|bench| {
+        let (pool, stream) = (bench.pool(), bench.stream());
+        let (block, event) = (pool.alloc(4096, &stream).unwrap(), Event::new(&bench.device).unwrap());
+        let spare = bench.stream();
+        set(&context::FAIL_WITH, CUresult::CUDA_ERROR_INVALID_CONTEXT);
+        assert!(Stream::new(&bench.device).is_err() && stream.synchronize().is_err());
+        assert!(pool.alloc(1, &stream).is_err() && pool.status().is_err() && pool.reclaim().is_err());
+        drop((block, event, spare));
+        set(&context::FAIL_WITH, CUresult::CUDA_SUCCESS);
+        assert!(matches!(pool.alloc(1, &stream), Err(PoolError::Poisoned { .. })));
+    });
+}
+
+#[test]
+fn a_driver_pool_that_can_not_be_set_up_is_taken_down_again() {
+    on_a_failing_driver(|bench| {
+        if bench.backend != BackendKind::Native {
+            return;
+        }
+        set(&pool_attribute::FAIL_WITH, CUresult::CUDA_ERROR_INVALID_VALUE);
+        assert!(matches!(bench.builder().build(), Err(PoolError::Driver(DriverError::Failed { .. }))));
+        set(&pool_attribute::FAIL_WITH, CUresult::CUDA_SUCCESS);
+        let counts = [&pool_create::CALLS, &pool_destroy::CALLS].map(|count| count.load(Ordering::SeqCst));
+        assert_eq!(counts, [1, 1]);
+    });
+}
+
+/// An old driver: `native` asked for is an error that names the way out, and by default `none` is taken.
+#[test]
+fn a_driver_without_pools_is_served_by_none() {
+    let without = |table: &mut Table| table.cuMemPoolCreate = None;
+    on_each_backend_with(&small(), without, |bench| {
+        let pool = gpumem_pool::Pool::new(&bench.device).unwrap();
+        assert_eq!(pool.backend(), BackendKind::None);
+        if bench.backend == BackendKind::Native {
+            let error = bench.builder().build().unwrap_err();
+            assert!(matches!(error, PoolError::BackendUnsupported { .. }), "{error:?}");
+            assert!(error.to_string().contains("use the backend `none`"), "{error}");
+        }
+    });
+}

@@ -1,0 +1,15 @@
+//! The pool through its public interface, on the software driver: every body on every backend that is built in, under
+//! several schedules.
+
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking, in its helpers too")]
+#![allow(clippy::print_stdout, clippy::print_stderr, reason = "libtest shows it with the failed test")]
+
+mod bench;
+mod blocks;
+mod contexts;
+mod devices;
+mod environment;
+mod faults;
+mod limits;
+mod objects;
+mod threads;

@@ -1,0 +1,112 @@
+//! Streams and events.
+
+use crate::bench::{on_each_backend, small};
+use gpumem_pool::{Block, Bound, Device, Event, Pool, PoolError, Stream};
+
+#[test]
+fn all_of_it_may_be_shared_by_threads() {
+    fn shared<T: Send + Sync + 'static>() {}
+    shared::<Device>();
+    shared::<Stream>();
+    shared::<Event>();
+    shared::<Pool>();
+    shared::<Block>();
+    shared::<PoolError>();
+}
+
+/// The driver's stack of contexts belongs to a thread: the guard must not leave it.
+#[test]
+fn a_bound_context_stays_on_its_thread() {
+    trait Otherwise {
+        const SENDS: bool = false;
+    }
+    impl<T> Otherwise for T {}
+    struct Asked<T>(core::marker::PhantomData<T>);
+    #[allow(dead_code, reason = "chosen over the trait's only where `T` is `Send`")]
+    impl<T: Send> Asked<T> {
+        const SENDS: bool = true;
+    }
+    const { assert!(Asked::<Device>::SENDS && !Asked::<Bound<'static>>::SENDS) };
+}
+
+#[test]
+fn streams_have_names_of_their_own() {
+    on_each_backend(&small(), |bench| {
+        let first = bench.stream();
+        let name = first.id();
+        assert_eq!(first, first.clone());
+        drop(first);
+        let second = bench.stream();
+        assert_ne!(second.id(), name, "a name is never used again");
+    });
+}
+
+#[test]
+fn an_event_marks_a_point() {
+    on_each_backend(&small(), |bench| {
+        let (pool, stream) = (bench.pool(), bench.stream());
+        let block = pool.alloc(1 << 20, &stream).unwrap();
+        let event = Event::new(&bench.device).unwrap();
+        assert!(event.is_complete().unwrap(), "nothing to wait for yet");
+        event.synchronize().unwrap();
+        stream.wait(&event).unwrap();
+        bench.fill(&block, 1, &stream);
+        event.record(&stream).unwrap();
+        event.synchronize().unwrap();
+        assert!(event.is_complete().unwrap());
+        stream.synchronize().unwrap();
+        assert!(stream.is_complete().unwrap());
+    });
+}
+
+#[test]
+fn work_waits_for_the_other_stream() {
+    on_each_backend(&small(), |bench| {
+        let (pool, home, other) = (bench.pool(), bench.stream(), bench.stream());
+        let block = pool.alloc(4096, &home).unwrap();
+        other.wait_for(&home).unwrap();
+        for value in 0..10 {
+            // Ping, with an event that is dropped while it is waited for; pong, with the stream's own fence.
+            bench.fill(&block, 2 * value, &other);
+            let event = Event::new(&bench.device).unwrap();
+            event.record(&other).unwrap();
+            home.wait(&event).unwrap();
+            drop(event);
+            bench.fill(&block, 2 * value + 1, &home);
+            other.wait_for(&home).unwrap();
+        }
+        home.wait_for(&home).unwrap();
+        assert!(bench.holds(&block, 19, &other));
+        block.record_use(&other);
+    });
+}
+
+#[test]
+fn only_timed_events_tell_time() {
+    on_each_backend(&small(), |bench| {
+        let stream = bench.stream();
+        let timed = [(); 2].map(|()| Event::with_timing(&bench.device).unwrap());
+        let untimed = Event::new(&bench.device).unwrap();
+        for event in [&timed[0], &timed[1], &untimed] {
+            event.record(&stream).unwrap();
+        }
+        stream.synchronize().unwrap();
+        assert!(timed[1].elapsed_ms_since(&timed[0]).unwrap() >= 0.0);
+        for (end, start) in [(&timed[0], &untimed), (&untimed, &timed[0])] {
+            assert!(matches!(end.elapsed_ms_since(start), Err(PoolError::NotTimed)));
+        }
+    });
+}
+
+#[test]
+fn debug_output_names_things_and_asks_nobody() {
+    on_each_backend(&small(), |bench| {
+        let (pool, stream) = (bench.pool(), bench.stream());
+        let block = pool.alloc(4096, &stream).unwrap();
+        let event = Event::new(&bench.device).unwrap();
+        let text = format!("{:?} {pool:?} {stream:?} {block:?} {event:?}", bench.device);
+        for part in ["Device", "Pool", "Stream", "Block", "Event", "4096", "in_use_bytes: 4096"] {
+            assert!(text.contains(part), "{part} is missing in {text}");
+        }
+    });
+}
