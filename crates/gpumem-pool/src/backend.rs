@@ -4,7 +4,9 @@
 //! answers in the driver's terms, so that the pool can tell a full device from a lost one.
 
 #[cfg(feature = "backend-native")]
+#[allow(unsafe_code)]
 mod native;
+#[allow(unsafe_code)]
 mod none;
 
 use crate::device::Device;

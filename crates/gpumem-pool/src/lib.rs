@@ -30,20 +30,27 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 
+// `unsafe` is calling the driver, in the modules that own one kind of its objects each.
+#![deny(unsafe_code)]
+
 pub use gpumem_sys as sys;
 
 mod backend;
 mod block;
 mod bytes;
+#[allow(unsafe_code)]
 mod context;
+#[allow(unsafe_code)]
 mod device;
 mod error;
+#[allow(unsafe_code)]
 mod event;
 mod ledger;
 mod limit;
 mod options;
 mod pool;
 mod status;
+#[allow(unsafe_code)]
 mod stream;
 
 pub use block::Block;
