@@ -17,10 +17,10 @@
 //! | `backend` | where the bytes come from: `native`, `none` |
 //!
 //! ```
-//! use gpumem_pool::{Device, Pool, Stream, sys::{Driver, SimConfig}};
+//! use gpumem_pool::{Device, Limit, Pool, Stream, sys::{Driver, SimConfig}};
 //!
 //! let device = Device::new(&Driver::sim(SimConfig::new())?, 0)?;
-//! let pool = Pool::builder(&device).hard_limit("50%".parse()?).build()?;
+//! let pool = Pool::builder(&device).hard_limit("50%".parse::<Limit>()?).build()?;
 //! let stream = Stream::new(&device)?;
 //!
 //! let block = pool.alloc(8 << 10, &stream)?;

@@ -75,10 +75,13 @@ fn memory_on_its_way_back_counts_as_there() {
         let pool = bench.pool();
         for round in 0..8 {
             let stream = bench.stream();
-            let block = pool.alloc((600 << 20) + (round << 20), &stream).unwrap();
+            let (block, busy) =
+                (pool.alloc((600 + round) << 20, &stream).unwrap(), pool.alloc(64, &stream).unwrap());
             for _ in 0..20 {
-                bench.fill(&block, round as u8, &stream);
+                bench.fill(&busy, 1, &stream);
             }
+            // Behind that work, and before the next stream's request.
+            drop(block);
         }
         let stream = bench.stream();
         let small: Vec<Block> = (0..40).map(|_| pool.alloc(20 << 20, &stream).unwrap()).collect();
