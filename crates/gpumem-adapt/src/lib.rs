@@ -1,2 +1,38 @@
-//! Whole values to and from the GPU.
+//! Whole values to and from the GPU, their type kept.
+//!
+//! [`Adapt`] rebuilds a value with its arrays moved to where they are asked for: `to` a [`Gpu`](array::Gpu), to the
+//! [`Host`] as `ndarray` arrays, or to [`HostVec`] as `Vec`s. Tuples, options, references, wrappers such as
+//! [`Diagonal`] and structs generic over their storage come out as what they were.
+//!
+//! ```
+//! use gpumem_adapt::array::pool::sys::{Driver, SimConfig};
+//! use gpumem_adapt::array::pool::{Device, Pool};
+//! use gpumem_adapt::array::{Gpu, GpuArray, ndarray::Ix1};
+//! use gpumem_adapt::{Adapt, Diagonal, HostVec};
+//!
+//! let device = Device::new(&Driver::sim(SimConfig::new())?, 0)?;
+//! let gpu = Gpu::new(&Pool::new(&device)?)?;
+//!
+//! let cpu = Diagonal::new(vec![1.0_f32, 2.0]);
+//! let on_gpu: Diagonal<GpuArray<f32, Ix1>> = cpu.adapt(&gpu)?;
+//! assert_eq!(on_gpu.to_string(), "2×2 Diagonal<GpuArray<f32, Ix1>>:\n 1.0   ⋅\n  ⋅   2.0");
+//! assert_eq!(on_gpu.adapt(&HostVec)?, cpu);
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
+//!
+//! Nothing here launches kernels or decides where memory comes from: that is [`array`] and its [`array::pool`].
+
+#![forbid(unsafe_code)]
+
+mod adapt;
+mod arrays;
+mod containers;
+mod error;
+mod storage;
+mod wrappers;
+
+pub use adapt::Adapt;
+pub use error::AdaptError;
 pub use gpumem_array as array;
+pub use storage::{Host, HostVec, Storage};
+pub use wrappers::Diagonal;

@@ -1,0 +1,121 @@
+//! This example's own kernels: how `kernels.cu` is launched, and the same functions in Rust for the software driver.
+
+use crate::adam::Rates;
+use crate::model::Dense;
+use anyhow::Result;
+use gpumem_adapt::array::ndarray::{Ix1, Ix2};
+use gpumem_adapt::array::{Function, Gpu, GpuArray, GpuView, LaunchShape};
+
+/// The loaded kernels.
+pub(crate) struct Kernels {
+    residual: Function,
+    adam: Function,
+}
+
+/// Threads of the one block that `residual` runs in: whole warps, at most 32 of them.
+const RESIDUAL_THREADS: u32 = 1024;
+
+impl Kernels {
+    /// Loads them for the device of `gpu`.
+    pub(crate) fn load(gpu: &Gpu) -> Result<Self> {
+        #[cfg(feature = "sim")]
+        if let Some(simulator) = gpu.device().driver().simulator() {
+            simulator.register(twins::KERNELS);
+        }
+        let module = gpu.module(include_str!("kernels.ptx"))?;
+        Ok(Self { residual: module.function("residual")?, adam: module.function("adam")? })
+    }
+
+    /// `prediction += bias - target`, in place. Returns its sum, and adds the sum of its squares to `losses[epoch]`.
+    pub(crate) fn residual(
+        &self,
+        gpu: &Gpu,
+        prediction: &mut GpuArray<f32, Ix1>,
+        target: &GpuView<'_, f32, Ix1>,
+        bias: &GpuArray<f32, Ix1>,
+        losses: &mut GpuArray<f64, Ix1>,
+        epoch: usize,
+    ) -> Result<GpuArray<f32, Ix1>> {
+        let rows = u32::try_from(prediction.len())?;
+        assert!(target.len() == prediction.len() && bias.len() == 1 && epoch < losses.len());
+        let mut sum = GpuArray::uninit(gpu, 1)?;
+        let shape = LaunchShape { grid: [1, 1, 1], block: [RESIDUAL_THREADS, 1, 1], shared_bytes: 0 };
+        let launch = self.residual.launch(shape).write(prediction).read(target).read(bias);
+        let launch = launch.write_uninit(&mut sum).write(losses).scalar(u32::try_from(epoch)?).scalar(rows);
+        // SAFETY: these are the kernel's parameters, and it stays within `rows` elements of `prediction` and `target`,
+        // one of `bias` and `sum`, and element `epoch` of `losses`: all checked above.
+        unsafe { launch.enqueue(gpu)? };
+        // SAFETY: the kernel writes its only element.
+        Ok(unsafe { sum.assume_init() })
+    }
+
+    /// One step for every parameter of `model`.
+    pub(crate) fn adam(
+        &self,
+        gpu: &Gpu,
+        model: &mut Dense<GpuArray<f32, Ix1>>,
+        moments: &mut GpuArray<f32, Ix2>,
+        sums: &Dense<GpuArray<f32, Ix1>>,
+        rates: &Rates,
+    ) -> Result<()> {
+        let columns = model.weight.len();
+        assert!(sums.weight.len() == columns && moments.shape() == [2, columns + 1]);
+        assert!(model.bias.len() == 1 && sums.bias.len() == 1);
+        let launch = self.adam.launch(LaunchShape::for_len(columns + 1));
+        let launch = launch.write(&mut model.weight).write(&mut model.bias).write(moments);
+        let launch = launch.read(&sums.weight).read(&sums.bias).scalar(u32::try_from(columns)?);
+        let launch = launch.scalar(rates.scale).scalar(rates.beta1).scalar(rates.beta2);
+        let launch = launch.scalar(rates.rate).scalar(rates.root_correction).scalar(rates.epsilon);
+        // SAFETY: these are the kernel's parameters, and it stays within `columns` elements of the weights, one of the
+        // biases and twice `columns + 1` of the moments: all checked above.
+        unsafe { launch.enqueue(gpu)? };
+        Ok(())
+    }
+}
+
+/// What the software driver runs under the kernels' names.
+#[cfg(feature = "sim")]
+mod twins {
+    use gpumem_adapt::array::pool::sys::sim::{Kernel, KernelFault, Launch};
+
+    pub(crate) const KERNELS: &[Kernel] = &[Kernel::new("residual", residual), Kernel::new("adam", adam)];
+
+    fn residual(launch: &mut Launch<'_>) -> Result<(), KernelFault> {
+        let (prediction, target): (u64, u64) = (launch.arg()?, launch.arg()?);
+        let (bias, bias_sum, losses): (u64, u64, u64) = (launch.arg()?, launch.arg()?, launch.arg()?);
+        let (epoch, rows): (u32, u32) = (launch.arg()?, launch.arg()?);
+        let prediction = launch.write::<f32>(prediction, rows as usize)?;
+        let target = launch.read::<f32>(target, rows as usize)?;
+        let bias = launch.read::<f32>(bias, 1)?[0].get();
+        let loss = &launch.write::<f64>(losses + 8 * u64::from(epoch), 1)?[0];
+        let (mut sum, mut squares) = (0.0, 0.0);
+        for (value, target) in prediction.iter().zip(target) {
+            let residual = value.get() + bias - target.get();
+            value.set(residual);
+            sum += residual;
+            squares += residual * residual;
+        }
+        launch.write::<f32>(bias_sum, 1)?[0].set(sum);
+        loss.set(loss.get() + f64::from(squares));
+        Ok(())
+    }
+
+    fn adam(launch: &mut Launch<'_>) -> Result<(), KernelFault> {
+        let (weight, bias, moments): (u64, u64, u64) = (launch.arg()?, launch.arg()?, launch.arg()?);
+        let (weight_sum, bias_sum): (u64, u64) = (launch.arg()?, launch.arg()?);
+        let columns = launch.arg::<u32>()? as usize;
+        let (scale, beta1, beta2): (f32, f32, f32) = (launch.arg()?, launch.arg()?, launch.arg()?);
+        let (rate, root_correction, epsilon): (f32, f32, f32) = (launch.arg()?, launch.arg()?, launch.arg()?);
+        let values = launch.write::<f32>(weight, columns)?.iter().chain(launch.write::<f32>(bias, 1)?);
+        let sums = launch.read::<f32>(weight_sum, columns)?.iter().chain(launch.read::<f32>(bias_sum, 1)?);
+        let (means, squares) = launch.write::<f32>(moments, 2 * (columns + 1))?.split_at(columns + 1);
+        for ((value, sum), (mean, square)) in values.zip(sums).zip(means.iter().zip(squares)) {
+            let gradient = scale * sum.get();
+            mean.set(beta1 * mean.get() + (1.0 - beta1) * gradient);
+            square.set(beta2 * square.get() + (1.0 - beta2) * gradient * gradient);
+            let step = rate * mean.get() / (square.get().sqrt() * root_correction + epsilon);
+            value.set(value.get() - step);
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,66 @@
+//! Fits a linear model with mini-batch Adam on the GPU, and holds the result against the same training on the host.
+//!
+//! `cargo run --release --example train` learns from the data set beside this file; `--synthetic 300000x1000
+//! --epochs 100 --batch 2048 --hard-limit 4GiB` from random numbers; `--help` lists the rest. Without a GPU it runs on
+//! the software driver, and says so.
+//!
+//! `options` what the user chose · `data` the table · `model` what is fitted · `device` the training, with `adam` and
+//! `kernels` · `reference` the same on the host · `report` what is printed.
+
+mod adam;
+mod data;
+mod device;
+mod kernels;
+mod model;
+mod options;
+mod reference;
+mod report;
+
+use anyhow::{Context, Result};
+use clap::Parser;
+use gpumem_adapt::array::Gpu;
+use model::Dense;
+use options::Options;
+use report::Report;
+use std::io::Write;
+use std::process::ExitCode;
+use std::time::Instant;
+
+fn main() -> ExitCode {
+    match run(&Options::parse()) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            // Nothing is left to do where even this can't be written.
+            let _ = writeln!(std::io::stderr(), "error: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn run(options: &Options) -> Result<()> {
+    let started = Instant::now();
+    let plan = options.plan()?;
+    let device = options.device()?;
+    let pool = options.pool(&device)?;
+    let gpu = Gpu::new(&pool)?;
+    let mut report = Report::to_stdout();
+    report.device(&device)?;
+    report.pool(&pool.status()?)?;
+
+    let table = options.table(&device, &report::progress("generating"))?;
+    let initial = Dense::new(table.columns(), plan.seed);
+    report.task(&table, &plan)?;
+
+    report.memory("before", &pool.status()?)?;
+    let training = device::train(&gpu, &table, &initial, &plan, &report::progress("training"))
+        .context("training on the device")?;
+    report.memory("during", &training.status)?;
+    report.memory("after", &pool.status()?)?;
+
+    let reference_started = Instant::now();
+    let reference = reference::train(&table, &initial, &plan, &report::progress("reference"));
+    let reference_time = reference_started.elapsed();
+    report.losses(&training)?;
+    report.times(&training, &plan, &table, reference_time, started.elapsed())?;
+    report.agreement(&table, &training, &reference)
+}

@@ -1,0 +1,113 @@
+//! What the user can choose, and the plan of a training run that follows from it.
+
+use crate::data::{Size, Table};
+use anyhow::{Result, ensure};
+use clap::Parser;
+use gpumem_adapt::array::pool::sys::Driver;
+use gpumem_adapt::array::pool::{BackendKind, Device, Limit, Pool, PoolBuilder};
+use indicatif::ProgressBar;
+use std::ops::Range;
+use std::path::PathBuf;
+
+/// Fits a linear model with mini-batch Adam on the GPU, or on the software driver where there is none,
+/// and holds the result against the same training done on the host.
+///
+/// GPUMEM_DRIVER=cuda|sim chooses the driver; GPUMEM_HARD_LIMIT and GPUMEM_POOL work as everywhere.
+#[derive(Debug, Parser)]
+#[command(name = "train")]
+pub(crate) struct Options {
+    /// Passes over the data.
+    #[arg(long, default_value_t = 200, value_parser = clap::value_parser!(u32).range(1..))]
+    epochs: u32,
+    /// Rows in each step.
+    #[arg(long, default_value_t = 64, value_parser = clap::value_parser!(u32).range(1..))]
+    batch: u32,
+    /// Adam's step size.
+    #[arg(long, default_value_t = 0.01, value_name = "RATE")]
+    learning_rate: f64,
+    /// A CSV file to learn from: a line of names, then numbers; the last column is the target.
+    #[arg(long, value_name = "FILE", conflicts_with = "synthetic")]
+    data: Option<PathBuf>,
+    /// Random numbers instead of a file, such as 300000x1000.
+    #[arg(long, value_name = "ROWSxCOLUMNS")]
+    synthetic: Option<Size>,
+    /// The pool never holds more: 100M, 1.5GiB, 50%.
+    #[arg(long, value_name = "LIMIT")]
+    hard_limit: Option<Limit>,
+    /// Where the pool takes memory from: native (the driver's stream-ordered pool) or none (plain allocations).
+    #[arg(long, value_name = "KIND")]
+    backend: Option<BackendKind>,
+    /// Decides the initial parameters and the random data.
+    #[arg(long, default_value_t = 1)]
+    seed: u64,
+}
+
+impl Options {
+    /// The first device of the driver.
+    pub(crate) fn device(&self) -> Result<Device> {
+        Ok(Device::new(&Driver::from_env_or_sim()?, 0)?)
+    }
+
+    /// A pool on it; what the environment says holds where no option was given.
+    pub(crate) fn pool(&self, device: &Device) -> Result<Pool> {
+        let mut builder = PoolBuilder::from_env(device)?;
+        if let Some(limit) = self.hard_limit {
+            builder = builder.hard_limit(limit);
+        }
+        if let Some(backend) = self.backend {
+            builder = builder.backend(backend);
+        }
+        Ok(builder.build()?)
+    }
+
+    /// The data to learn from, which has to fit on the device.
+    pub(crate) fn table(&self, device: &Device, progress: &ProgressBar) -> Result<Table> {
+        match (&self.data, self.synthetic) {
+            (Some(path), _) => Table::from_csv(path),
+            (None, None) => Table::diabetes(),
+            (None, Some(size)) => {
+                ensure!(
+                    size.bytes() <= device.total_bytes(),
+                    "{} × {} numbers take {} bytes and {device} is smaller; ask for fewer rows",
+                    size.rows,
+                    size.columns,
+                    size.bytes()
+                );
+                Table::synthetic(size, self.seed, progress)
+            }
+        }
+    }
+
+    pub(crate) fn plan(&self) -> Result<Plan> {
+        let usable = self.learning_rate.is_finite() && self.learning_rate > 0.0;
+        ensure!(usable, "--learning-rate {}: a number above zero is needed", self.learning_rate);
+        Ok(Plan {
+            epochs: self.epochs as usize,
+            batch: self.batch as usize,
+            learning_rate: self.learning_rate,
+            beta1: 0.9,
+            beta2: 0.999,
+            epsilon: 1e-8,
+            seed: self.seed,
+        })
+    }
+}
+
+/// What device and host both do: so many epochs over the same batches with the same Adam.
+#[derive(Clone, Debug)]
+pub(crate) struct Plan {
+    pub(crate) epochs: usize,
+    pub(crate) batch: usize,
+    pub(crate) learning_rate: f64,
+    pub(crate) beta1: f64,
+    pub(crate) beta2: f64,
+    pub(crate) epsilon: f64,
+    pub(crate) seed: u64,
+}
+
+impl Plan {
+    /// The rows of each batch, in order; the last one may be shorter.
+    pub(crate) fn batches(&self, rows: usize) -> impl Iterator<Item = Range<usize>> {
+        (0..rows).step_by(self.batch).map(move |start| start..rows.min(start.saturating_add(self.batch)))
+    }
+}

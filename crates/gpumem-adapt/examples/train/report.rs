@@ -1,0 +1,182 @@
+//! What is printed: a few lines on standard output, progress on a terminal only, and the verdict.
+
+use crate::data::Table;
+use crate::device::Training;
+use crate::model::Dense;
+use crate::options::Plan;
+use anyhow::{Result, ensure};
+use gpumem_adapt::array::ndarray::Array1;
+use gpumem_adapt::array::pool::sys::DriverKind;
+use gpumem_adapt::array::pool::{Device, Status};
+use indicatif::{HumanBytes, HumanCount, ProgressBar, ProgressStyle};
+use std::io::{Stdout, Write};
+use std::time::Duration;
+
+/// How far the last epoch's loss may be from the reference's, as a part of it, or of what a model that always says 0
+/// would lose where that is more. Both compute in `f32` but add up in different orders, and Adam carries the difference
+/// on: some 1e-6 is seen with 10 columns, 1e-5 with 1,000; a gradient that is wrong by a part shows far more.
+const LOSS_TOLERANCE: f64 = 1e-4;
+
+/// How far any weight may be from the reference's, as a part of the largest: a loss hardly depends on a single weight of
+/// many. The bias is left out. Where every batch is the whole of a standardised table, its gradient is nothing but
+/// rounding, and Adam makes full steps of that.
+const WEIGHT_TOLERANCE: f64 = 1e-3;
+
+/// Writes what a run has to say, one labelled line each.
+pub(crate) struct Report {
+    out: Stdout,
+}
+
+impl Report {
+    pub(crate) fn to_stdout() -> Self {
+        Self { out: std::io::stdout() }
+    }
+
+    fn line(&mut self, label: &str, text: &str) -> Result<()> {
+        Ok(writeln!(self.out, "{label:<10} {text}")?)
+    }
+
+    pub(crate) fn device(&mut self, device: &Device) -> Result<()> {
+        let kind = device.driver().kind();
+        let remark = match kind {
+            DriverKind::Sim => "; its times say nothing about a GPU's",
+            _ => "",
+        };
+        self.line("device", &format!("{device}, {kind}{remark}"))
+    }
+
+    pub(crate) fn task(&mut self, table: &Table, plan: &Plan) -> Result<()> {
+        let (rows, columns) = (table.rows(), table.columns());
+        let bytes = (table.inputs.len() + table.targets.len()) * size_of::<f32>();
+        let shape = format!("{} × {}", count(rows, "row"), count(columns, "column"));
+        self.line("data", &format!("{}: {shape}, {}", table.name, HumanBytes(bytes as u64)))?;
+        let steps = plan.epochs * plan.batches(rows).count();
+        let amount = format!(
+            "{}, {} of {}",
+            count(plan.epochs, "epoch"),
+            count(steps, "step"),
+            count(plan.batch, "row")
+        );
+        self.line("task", &format!("Dense {columns} → 1 with Adam at {}: {amount}", plan.learning_rate))
+    }
+
+    pub(crate) fn pool(&mut self, status: &Status) -> Result<()> {
+        let limit = status.hard_limit_bytes.map(|bytes| format!(", at most {}", HumanBytes(bytes)));
+        self.line("pool", &format!("{}{}", status.backend, limit.unwrap_or_default()))
+    }
+
+    pub(crate) fn memory(&mut self, when: &str, status: &Status) -> Result<()> {
+        let label = if when == "before" { "memory" } else { "" };
+        self.line(
+            label,
+            &format!(
+                "{when:<6}  {:>11} in use, {:>11} reserved; device {} of {}",
+                HumanBytes(status.in_use_bytes).to_string(),
+                HumanBytes(status.reserved_bytes).to_string(),
+                HumanBytes(status.device_used_bytes),
+                HumanBytes(status.device_total_bytes)
+            ),
+        )
+    }
+
+    pub(crate) fn losses(&mut self, training: &Training) -> Result<()> {
+        let losses = &training.losses;
+        let first = losses.first().copied().unwrap_or(f64::NAN);
+        self.line(
+            "loss",
+            &format!("{first:.6} {} {:.6} from the first epoch to the last", sparkline(losses), last(losses)),
+        )
+    }
+
+    pub(crate) fn times(
+        &mut self,
+        training: &Training,
+        plan: &Plan,
+        table: &Table,
+        reference: Duration,
+        total: Duration,
+    ) -> Result<()> {
+        let steps = plan.epochs * plan.batches(table.rows()).count();
+        let step = training.training_time.div_f64(steps as f64);
+        self.line(
+            "time",
+            &format!(
+                "upload {:.2?}, training {:.2?} ({step:.1?} a step), reference {reference:.2?}, all {total:.2?}",
+                training.upload_time, training.training_time
+            ),
+        )
+    }
+
+    /// The verdict: an error when device and host do not agree.
+    pub(crate) fn agreement(
+        &mut self,
+        table: &Table,
+        training: &Training,
+        (losses, model): &(Vec<f64>, Dense<Array1<f32>>),
+    ) -> Result<()> {
+        let (ours, expected) = (last(&training.losses), last(losses));
+        ensure!(
+            ours.is_finite() && expected.is_finite(),
+            "the loss is {ours} on the device and {expected} on the host: training diverged; lower --learning-rate"
+        );
+        let loss_of_zero =
+            table.targets.fold(0.0, |sum, target| sum + f64::from(*target).powi(2)) / table.rows() as f64;
+        let loss_error = (ours - expected).abs() / expected.max(loss_of_zero).max(f64::MIN_POSITIVE);
+        let weight_error = difference(&training.model.weight, &model.weight);
+        self.line("reference", &format!("{expected:.6} by ndarray on the host"))?;
+        self.line(
+            "difference",
+            &format!(
+                "loss {loss_error:.1e} (at most {LOSS_TOLERANCE:.0e}), weights {weight_error:.1e} (at most {WEIGHT_TOLERANCE:.0e})"
+            ),
+        )?;
+        ensure!(
+            loss_error <= LOSS_TOLERANCE && weight_error <= WEIGHT_TOLERANCE,
+            "device and host disagree; this is a fault in gpumem or its driver, please report it"
+        );
+        Ok(())
+    }
+}
+
+fn last(losses: &[f64]) -> f64 {
+    losses.last().copied().unwrap_or(f64::NAN)
+}
+
+/// `1 epoch`, `2,000 epochs`.
+fn count(number: usize, noun: &str) -> String {
+    format!("{} {noun}{}", HumanCount(number as u64), if number == 1 { "" } else { "s" })
+}
+
+/// A bar on standard error while something runs; nothing where that is no terminal.
+pub(crate) fn progress(what: &'static str) -> ProgressBar {
+    let bar = ProgressBar::new(0).with_message(what);
+    match ProgressStyle::with_template("{msg:<10} {wide_bar} {human_pos}/{human_len} {eta}") {
+        Ok(style) => bar.with_style(style),
+        Err(_) => bar,
+    }
+}
+
+/// The largest difference of two weights, as a part of the largest weight.
+fn difference(ours: &Array1<f32>, expected: &Array1<f32>) -> f64 {
+    let (mut apart, mut largest) = (0.0_f64, f64::MIN_POSITIVE);
+    for (ours, expected) in ours.iter().zip(expected) {
+        apart = apart.max(f64::from((ours - expected).abs()));
+        largest = largest.max(f64::from(expected.abs()));
+    }
+    apart / largest
+}
+
+/// The losses as a row of bars: the height says where between the lowest and the highest, on a scale of powers.
+fn sparkline(losses: &[f64]) -> String {
+    const BARS: [char; 8] = ['▁', '▂', '▃', '▄', '▅', '▆', '▇', '█'];
+    const WIDTH: usize = 32;
+    let logs: Vec<f64> = losses.iter().map(|loss| loss.max(f64::MIN_POSITIVE).ln()).collect();
+    let low = logs.iter().copied().fold(f64::INFINITY, f64::min);
+    let high = logs.iter().copied().fold(f64::NEG_INFINITY, f64::max);
+    let width = WIDTH.min(logs.len());
+    let bar = |place: usize| {
+        let log = logs[place * (logs.len() - 1) / (width - 1).max(1)];
+        BARS[((log - low) / (high - low).max(f64::MIN_POSITIVE) * 7.0).round() as usize]
+    };
+    (0..width).map(bar).collect()
+}

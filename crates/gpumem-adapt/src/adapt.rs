@@ -1,0 +1,62 @@
+//! [`Adapt`]: the one operation of this crate.
+
+use crate::AdaptError;
+
+/// Rebuilds a value with its arrays moved to `To`, its own type kept.
+///
+/// `To` is where the arrays go: a [`Gpu`](crate::array::Gpu), [`Host`](crate::Host) or [`HostVec`](crate::HostVec).
+/// Uploads and downloads have finished when the call returns. When a part of a value fails, the parts that were
+/// already moved are released and the error says which part it was.
+///
+/// A struct takes part by being generic over its storage, which a field of type `Vec<f32>` could never be:
+///
+/// ```
+/// use gpumem_adapt::array::pool::sys::{Driver, SimConfig};
+/// use gpumem_adapt::array::pool::{Device, Pool};
+/// use gpumem_adapt::array::{Gpu, GpuArray, ndarray::Ix1};
+/// use gpumem_adapt::{Adapt, AdaptError, HostVec};
+///
+/// struct Layer<A> {
+///     weight: A,
+///     bias: A,
+/// }
+///
+/// impl<To, A: Adapt<To>> Adapt<To> for Layer<A> {
+///     type Adapted = Layer<A::Adapted>;
+///
+///     fn adapt(&self, to: &To) -> Result<Self::Adapted, AdaptError> {
+///         Ok(Layer {
+///             weight: self.weight.adapt(to).map_err(|error| error.within("weight"))?,
+///             bias: self.bias.adapt(to).map_err(|error| error.within("bias"))?,
+///         })
+///     }
+/// }
+///
+/// let device = Device::new(&Driver::sim(SimConfig::new())?, 0)?;
+/// let gpu = Gpu::new(&Pool::new(&device)?)?;
+/// let layer = Layer { weight: vec![1.0_f32, 2.0], bias: vec![0.5] };
+/// let on_gpu: Layer<GpuArray<f32, Ix1>> = layer.adapt(&gpu)?;
+/// let back: Layer<Vec<f32>> = on_gpu.adapt(&HostVec)?;
+/// assert_eq!((back.weight, back.bias), (layer.weight, layer.bias));
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+pub trait Adapt<To> {
+    /// The same kind of value over the storage of `To`.
+    type Adapted;
+
+    /// The value with its arrays copied to `to`.
+    ///
+    /// # Errors
+    ///
+    /// [`AdaptError`], when an array can't be moved: no memory, or the driver refused.
+    fn adapt(&self, to: &To) -> Result<Self::Adapted, AdaptError>;
+}
+
+/// A reference stands for what it refers to: `(&inputs, &targets)` adapts without giving either away.
+impl<To, A: Adapt<To> + ?Sized> Adapt<To> for &A {
+    type Adapted = A::Adapted;
+
+    fn adapt(&self, to: &To) -> Result<Self::Adapted, AdaptError> {
+        (**self).adapt(to)
+    }
+}

@@ -1,0 +1,89 @@
+//! The rules for arrays themselves: slices, `Vec`s and `ndarray` arrays up, GPU arrays down.
+//!
+//! From host to host there are rules too, so that code generic over `To` works on either side.
+
+use crate::{Adapt, AdaptError, Host, HostVec};
+use gpumem_array::ndarray::{Array, Array1, ArrayBase, ArrayView1, Data, Dimension, Ix1};
+use gpumem_array::{Element, Gpu, GpuArray};
+
+impl<T: Element> Adapt<Gpu> for [T] {
+    type Adapted = GpuArray<T, Ix1>;
+
+    fn adapt(&self, to: &Gpu) -> Result<Self::Adapted, AdaptError> {
+        Ok(GpuArray::from_slice(to, self)?)
+    }
+}
+
+impl<T: Element> Adapt<Host> for [T] {
+    type Adapted = Array1<T>;
+
+    fn adapt(&self, _: &Host) -> Result<Self::Adapted, AdaptError> {
+        Ok(ArrayView1::from(self).to_owned())
+    }
+}
+
+impl<T: Element> Adapt<HostVec> for [T] {
+    type Adapted = Vec<T>;
+
+    fn adapt(&self, _: &HostVec) -> Result<Self::Adapted, AdaptError> {
+        Ok(self.to_vec())
+    }
+}
+
+/// What a slice does, done by everything that is one.
+macro_rules! like_slices {
+    ($([$($parameters:tt)*] $container:ty),*) => {$(
+        impl<To, T: Element, $($parameters)*> Adapt<To> for $container
+        where
+            [T]: Adapt<To>,
+        {
+            type Adapted = <[T] as Adapt<To>>::Adapted;
+
+            fn adapt(&self, to: &To) -> Result<Self::Adapted, AdaptError> {
+                self.as_slice().adapt(to)
+            }
+        }
+    )*};
+}
+
+like_slices!([] Vec<T>, [const N: usize] [T; N]);
+
+impl<T: Element, S: Data<Elem = T>, D: Dimension> Adapt<Gpu> for ArrayBase<S, D> {
+    type Adapted = GpuArray<T, D>;
+
+    fn adapt(&self, to: &Gpu) -> Result<Self::Adapted, AdaptError> {
+        Ok(GpuArray::from_array(to, self)?)
+    }
+}
+
+impl<T: Element, S: Data<Elem = T>, D: Dimension> Adapt<Host> for ArrayBase<S, D> {
+    type Adapted = Array<T, D>;
+
+    fn adapt(&self, _: &Host) -> Result<Self::Adapted, AdaptError> {
+        Ok(self.to_owned())
+    }
+}
+
+impl<T: Element, S: Data<Elem = T>> Adapt<HostVec> for ArrayBase<S, Ix1> {
+    type Adapted = Vec<T>;
+
+    fn adapt(&self, _: &HostVec) -> Result<Self::Adapted, AdaptError> {
+        Ok(self.to_vec())
+    }
+}
+
+impl<T: Element, D: Dimension> Adapt<Host> for GpuArray<T, D> {
+    type Adapted = Array<T, D>;
+
+    fn adapt(&self, _: &Host) -> Result<Self::Adapted, AdaptError> {
+        Ok(self.to_array()?)
+    }
+}
+
+impl<T: Element> Adapt<HostVec> for GpuArray<T, Ix1> {
+    type Adapted = Vec<T>;
+
+    fn adapt(&self, _: &HostVec) -> Result<Self::Adapted, AdaptError> {
+        Ok(self.to_vec()?)
+    }
+}

@@ -1,0 +1,81 @@
+//! Where arrays can be moved to on the host, and what a wrapper asks of the array inside it.
+
+use gpumem_array::ndarray::{Array1, ArrayView1, Ix1};
+use gpumem_array::{Element, GpuArray};
+
+/// The host, as `ndarray` arrays: a target of [`Adapt`](crate::Adapt).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Host;
+
+/// The host, as `Vec`s: a target of [`Adapt`](crate::Adapt) for one-dimensional arrays.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct HostVec;
+
+/// One-dimensional storage: what a wrapper such as [`Diagonal`](crate::Diagonal) asks of the array inside it.
+///
+/// Nothing here reads an element, so that it costs the same wherever they live.
+#[expect(clippy::len_without_is_empty, reason = "every storage has an `is_empty` of its own")]
+pub trait Storage {
+    /// What it holds.
+    type Elem;
+
+    /// How many of them.
+    fn len(&self) -> usize;
+
+    /// Its type as a reader would write it: `Vec<f32>`, `GpuArray<f32, Ix1>`.
+    fn type_name() -> String;
+}
+
+impl<T> Storage for Vec<T> {
+    type Elem = T;
+
+    fn len(&self) -> usize {
+        self.len()
+    }
+
+    fn type_name() -> String {
+        format!("Vec<{}>", short_name::<T>())
+    }
+}
+
+impl<T> Storage for Array1<T> {
+    type Elem = T;
+
+    fn len(&self) -> usize {
+        self.len()
+    }
+
+    fn type_name() -> String {
+        format!("Array1<{}>", short_name::<T>())
+    }
+}
+
+impl<T> Storage for ArrayView1<'_, T> {
+    type Elem = T;
+
+    fn len(&self) -> usize {
+        self.len()
+    }
+
+    fn type_name() -> String {
+        format!("ArrayView1<{}>", short_name::<T>())
+    }
+}
+
+impl<T: Element> Storage for GpuArray<T, Ix1> {
+    type Elem = T;
+
+    fn len(&self) -> usize {
+        self.len()
+    }
+
+    fn type_name() -> String {
+        format!("GpuArray<{}, Ix1>", short_name::<T>())
+    }
+}
+
+/// The last part of a type's path.
+fn short_name<T>() -> &'static str {
+    let path = std::any::type_name::<T>();
+    path.rsplit("::").next().unwrap_or(path)
+}

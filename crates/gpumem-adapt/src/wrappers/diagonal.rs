@@ -1,0 +1,95 @@
+//! [`Diagonal`]: a square matrix that is zero off its diagonal.
+
+use super::print;
+use crate::{Adapt, AdaptError, HostVec, Storage};
+use core::fmt;
+
+/// A square matrix of which only the diagonal is stored, as an array of any kind.
+///
+/// It prints as a matrix on either side; from the device, printing downloads the diagonal. Matrices of more than
+/// twelve rows are abridged, unless asked for in full (`{:#}`). `Debug` shows the storage and downloads nothing.
+///
+/// ```
+/// use gpumem_adapt::Diagonal;
+///
+/// let diagonal = Diagonal::new(vec![1_i32, 2]);
+/// assert_eq!(diagonal.to_string(), "2×2 Diagonal<Vec<i32>>:\n 1  ⋅\n ⋅  2");
+/// ```
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub struct Diagonal<A> {
+    diagonal: A,
+}
+
+impl<A> Diagonal<A> {
+    /// The matrix with this diagonal.
+    pub fn new(diagonal: A) -> Self {
+        Self { diagonal }
+    }
+
+    /// The array that holds the diagonal.
+    pub fn diagonal(&self) -> &A {
+        &self.diagonal
+    }
+
+    /// The array that holds the diagonal, to be changed.
+    pub fn diagonal_mut(&mut self) -> &mut A {
+        &mut self.diagonal
+    }
+
+    /// The array that held the diagonal.
+    #[must_use]
+    pub fn into_diagonal(self) -> A {
+        self.diagonal
+    }
+}
+
+impl<A: Storage> Diagonal<A> {
+    /// Rows and columns.
+    #[must_use]
+    pub fn shape(&self) -> [usize; 2] {
+        [self.diagonal.len(); 2]
+    }
+}
+
+impl<To, A: Adapt<To>> Adapt<To> for Diagonal<A> {
+    type Adapted = Diagonal<A::Adapted>;
+
+    fn adapt(&self, to: &To) -> Result<Self::Adapted, AdaptError> {
+        self.diagonal.adapt(to).map(Diagonal::new)
+    }
+}
+
+impl<A> fmt::Display for Diagonal<A>
+where
+    A: Storage + Adapt<HostVec, Adapted = Vec<<A as Storage>::Elem>>,
+    A::Elem: fmt::Debug,
+{
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let [rows, columns] = self.shape();
+        write!(f, "{rows}×{columns} Diagonal<{}>", A::type_name())?;
+        match self.diagonal.adapt(&HostVec) {
+            Ok(values) if values.is_empty() => Ok(()),
+            Ok(values) => {
+                let texts: Vec<String> = values.iter().map(|value| format!("{value:?}")).collect();
+                write!(f, ":{}", print::diagonal(&texts, f.alternate()))
+            }
+            // An error from here would make `to_string` panic.
+            Err(error) => write!(f, ", which can't be shown: {error}"),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use gpumem_array::ndarray::array;
+
+    #[test]
+    fn prints_as_a_matrix() {
+        let text = Diagonal::new(array![1.0_f32, 2.0]).to_string();
+        assert_eq!(text, "2×2 Diagonal<Array1<f32>>:\n 1.0   ⋅\n  ⋅   2.0");
+        let text = Diagonal::new(vec![true, false]).to_string();
+        assert_eq!(text, "2×2 Diagonal<Vec<bool>>:\n true      ⋅\n    ⋅  false");
+        assert_eq!(Diagonal::new(Vec::<u8>::new()).to_string(), "0×0 Diagonal<Vec<u8>>");
+    }
+}

@@ -1,0 +1,208 @@
+//! The example `train` as a user meets it: what it prints, what it refuses, and how it ends.
+//!
+//! These run the program that `cargo test` builds beside them, on the software driver, with few epochs.
+
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output};
+
+#[test]
+fn the_default_data_is_learned_on_the_software_driver() {
+    let run = train(&["--epochs", "4"], SIM);
+    let text = run.succeeded();
+    for part in
+        ["software driver (no GPU)", "442 rows", "before", "during", "after", "by ndarray on the host"]
+    {
+        assert!(text.contains(part), "{part:?} is missing in:\n{text}");
+    }
+    assert!(!text.contains(['\r', '\u{1b}']), "progress was printed where nobody sees it: {text:?}");
+    assert_eq!(run.stderr, "");
+}
+
+#[test]
+fn random_data_is_learned_within_a_limit_and_on_either_backend() {
+    for backend in ["native", "none"] {
+        let arguments = ["--synthetic", "300x20", "--epochs", "2", "--batch", "128", "--hard-limit", "64MiB"];
+        let run = train(&[&arguments[..], &["--backend", backend]].concat(), SIM);
+        assert!(run.succeeded().contains("300 rows × 20 columns"), "{}", run.stdout);
+    }
+}
+
+#[test]
+fn a_batch_larger_than_the_data_is_the_whole_data() {
+    train(&["--epochs", "2", "--batch", "4000000000"], SIM).succeeded();
+}
+
+#[test]
+fn the_losses_do_not_depend_on_the_order_of_completion() {
+    let loss = |seed| {
+        let run = train(&["--epochs", "3"], &[SIM[0], ("GPUMEM_SIM_SEED", seed)]);
+        run.succeeded().lines().find(|line| line.starts_with("loss")).map(str::to_owned)
+    };
+    assert!(loss("1").is_some());
+    assert_eq!(loss("1"), loss("2"));
+}
+
+#[test]
+fn an_environment_that_cannot_work_is_refused() {
+    let cases: &[(&str, &str, &[&str])] = &[
+        ("GPUMEM_DRIVER", "what", &["GPUMEM_DRIVER", "what", "sim"]),
+        ("GPUMEM_SIM_DEVICES", "0", &["device"]),
+        ("GPUMEM_SIM_MEMORY", "1KiB", &["GPUMEM_SIM_MEMORY", "1KiB"]),
+        ("GPUMEM_SIM_MEMORY", "lots", &["GPUMEM_SIM_MEMORY", "lots"]),
+        ("GPUMEM_HARD_LIMIT", "lots", &["GPUMEM_HARD_LIMIT", "lots"]),
+        ("GPUMEM_HARD_LIMIT", "1KiB", &["limit"]),
+        ("GPUMEM_POOL", "what", &["GPUMEM_POOL", "what", "native"]),
+        ("GPUMEM_HARDLIMIT", "1G", &["GPUMEM_HARDLIMIT", "GPUMEM_HARD_LIMIT"]),
+    ];
+    for (name, value, parts) in cases {
+        let run = train(&["--epochs", "1"], &[SIM[0], (name, value)]);
+        run.failed(&format!("{name}={value}"), parts);
+    }
+}
+
+#[test]
+fn a_device_too_small_for_the_data_is_refused() {
+    let memory = [SIM[0], ("GPUMEM_SIM_MEMORY", "2MiB")];
+    // The first is seen before a number is made, the second by the pool.
+    train(&["--synthetic", "1000x1000"], &memory).failed("more than the device", &["1000 × 1000"]);
+    train(&["--synthetic", "1000x523"], &memory).failed("all of the device", &["memory"]);
+}
+
+#[test]
+fn a_limit_that_the_data_exceeds_is_refused() {
+    let arguments = ["--synthetic", "1000x1000", "--epochs", "1", "--hard-limit", "1MiB"];
+    train(&arguments, SIM).failed("--hard-limit 1MiB", &["limit"]);
+}
+
+/// A machine with a GPU has a driver: there, training succeeds.
+#[test]
+fn no_driver_is_an_error_that_names_the_software_driver() {
+    let run = train(&["--epochs", "1"], &[("GPUMEM_DRIVER", "cuda")]);
+    if run.code != Some(0) {
+        run.failed("GPUMEM_DRIVER=cuda", &["GPUMEM_DRIVER=sim"]);
+    }
+}
+
+#[test]
+fn data_that_cannot_be_read_is_refused() {
+    let cases: &[(&str, &[u8], &[&str])] = &[
+        ("empty", b"", &["input"]),
+        ("names alone", b"a,b\n", &["0 rows"]),
+        ("one row", b"a,b\n1,2\n", &["1 rows"]),
+        ("no input", b"a\n1\n2\n", &["input"]),
+        ("a word", b"a,b\n1,2\n3,four\n", &["line 3", "four", "\"b\""]),
+        ("not finite", b"a,b\n1,2\nNaN,4\n", &["line 3", "NaN"]),
+        ("cut off", b"a,b,c\n1,2,3\n4,5", &["line: 3"]),
+        ("no text", b"a,b\n1,\xff\xfe\n", &["UTF-8"]),
+        ("all the same", b"a,b\n1,2\n2,2\n", &["same"]),
+    ];
+    for (what, bytes, parts) in cases {
+        let file = TemporaryFile::new(what, bytes);
+        train(&["--data", file.path()], SIM).failed(what, parts);
+    }
+    train(&["--data", "no/such/file.csv"], SIM).failed("no file", &["no/such/file.csv"]);
+}
+
+#[test]
+fn a_file_of_ones_own_is_learned() {
+    let file = TemporaryFile::new("own", b"# y = 2x\nx, y\n1, 2\n2, 4\n3, 6\n4, 8\n");
+    let run = train(&["--data", file.path(), "--epochs", "50", "--learning-rate", "0.1"], SIM);
+    assert!(run.succeeded().contains("4 rows × 1 column,"), "{}", run.stdout);
+}
+
+#[test]
+fn training_that_diverges_is_no_success() {
+    let run = train(&["--epochs", "3", "--learning-rate", "1e38"], SIM);
+    run.failed("--learning-rate 1e38", &["lower --learning-rate"]);
+}
+
+#[test]
+fn arguments_that_make_no_sense_are_refused() {
+    let cases: &[&[&str]] = &[
+        &["--batch", "0"],
+        &["--epochs", "0"],
+        &["--learning-rate", "0"],
+        &["--learning-rate", "NaN"],
+        &["--synthetic", "0x10"],
+        &["--synthetic", "10"],
+        &["--synthetic", "18446744073709551615x18446744073709551615"],
+        &["--synthetic", "4000000000x4000000"],
+        &["--hard-limit", "lots"],
+        &["--backend", "what"],
+        &["--data", "a.csv", "--synthetic", "2x2"],
+    ];
+    for arguments in cases {
+        let Run { code, stderr, .. } = train(arguments, SIM);
+        assert!(matches!(code, Some(1 | 2)), "{arguments:?} ended with {code:?}");
+        assert!(stderr.starts_with("error: ") && !stderr.contains("panicked"), "{arguments:?}: {stderr}");
+    }
+}
+
+const SIM: &[(&str, &str)] = &[("GPUMEM_DRIVER", "sim")];
+
+struct Run {
+    code: Option<i32>,
+    stdout: String,
+    stderr: String,
+}
+
+impl Run {
+    fn succeeded(&self) -> &str {
+        assert_eq!(self.code, Some(0), "{}\n{}", self.stdout, self.stderr);
+        &self.stdout
+    }
+
+    /// Exit code 1, no panic, and a message on standard error with all of `parts` in it.
+    fn failed(&self, what: &str, parts: &[&str]) {
+        assert_eq!(self.code, Some(1), "{what}: {}\n{}", self.stdout, self.stderr);
+        assert!(self.stderr.starts_with("error: "), "{what}: {}", self.stderr);
+        assert!(!self.stderr.contains("panicked"), "{what}: {}", self.stderr);
+        for part in parts {
+            assert!(self.stderr.contains(part), "{what}: {part:?} is missing in: {}", self.stderr);
+        }
+    }
+}
+
+/// Runs the example with nothing of ours in the environment but `environment`.
+fn train(arguments: &[&str], environment: &[(&str, &str)]) -> Run {
+    let mut command = Command::new(program());
+    for (name, _) in std::env::vars_os().filter(|(name, _)| name.to_string_lossy().starts_with("GPUMEM_")) {
+        command.env_remove(name);
+    }
+    let output = command.args(arguments).envs(environment.iter().copied()).output();
+    let Output { status, stdout, stderr } = output.expect("the example starts");
+    let text = |bytes| String::from_utf8(bytes).expect("it prints text");
+    Run { code: status.code(), stdout: text(stdout), stderr: text(stderr) }
+}
+
+/// `target/PROFILE/examples/train`: this test is `target/PROFILE/deps/train-…`.
+fn program() -> PathBuf {
+    let test = std::env::current_exe().expect("a running program has a path");
+    let profile = test.parent().and_then(Path::parent).expect("tests are built two folders down");
+    let program = profile.join("examples").join(format!("train{}", std::env::consts::EXE_SUFFIX));
+    assert!(program.exists(), "{} is missing: cargo build -p gpumem-adapt --examples", program.display());
+    program
+}
+
+/// A file that is gone when this is.
+struct TemporaryFile(PathBuf);
+
+impl TemporaryFile {
+    fn new(what: &str, bytes: &[u8]) -> Self {
+        let name = format!("gpumem-train-{}-{}.csv", std::process::id(), what.replace(' ', "-"));
+        let path = std::env::temp_dir().join(name);
+        std::fs::write(&path, bytes).expect("the temporary folder can be written to");
+        Self(path)
+    }
+
+    fn path(&self) -> &str {
+        self.0.to_str().expect("the temporary folder's name is text")
+    }
+}
+
+impl Drop for TemporaryFile {
+    fn drop(&mut self) {
+        // Left behind at worst: it is in the temporary folder.
+        let _ = std::fs::remove_file(&self.0);
+    }
+}
