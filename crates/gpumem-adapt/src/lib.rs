@@ -20,7 +20,7 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 //!
-//! Nothing here launches kernels or decides where memory comes from: that is [`array`] and its [`array::pool`].
+//! Nothing here launches kernels or decides where memory comes from: that is [`mod@array`] and its [`array::pool`].
 
 #![forbid(unsafe_code)]
 

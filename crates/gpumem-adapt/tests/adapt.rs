@@ -1,5 +1,7 @@
 //! Values of every kind that has a rule, up to the software driver and back.
 
+#![cfg(feature = "sim")]
+
 use gpumem_adapt::array::ndarray::{Array1, Array2, Array3, Axis, Ix1, Ix2, array, s};
 use gpumem_adapt::array::pool::sys::{Driver, SimConfig};
 use gpumem_adapt::array::pool::{Device, Pool, PoolError};
