@@ -1,0 +1,61 @@
+//! Forgetting to wait: wrong for some seed of the software driver, and always for that seed; right with the wait.
+
+use gpumem_adapt::array::pool::sys::Driver;
+use gpumem_adapt::array::pool::{Device, Event, Pool, Stream};
+use gpumem_tests::cases;
+
+const SIZE_BYTES: usize = 1 << 20;
+
+/// Fills on one stream, copies on another, and returns the last byte copied. With `wait`, the second stream waits.
+fn hand_over(driver: &Driver, wait: bool) -> u8 {
+    let device = Device::new(driver, 0).unwrap();
+    let pool = Pool::new(&device).unwrap();
+    let (producer, consumer) = (Stream::new(&device).unwrap(), Stream::new(&device).unwrap());
+    let source = pool.alloc(SIZE_BYTES as u64, &producer).unwrap();
+    let target = pool.alloc(SIZE_BYTES as u64, &consumer).unwrap();
+    source.record_use(&consumer);
+    let _bound = device.bind().unwrap();
+    let mut last = [0u8];
+    // SAFETY: both blocks are alive and that large. The missing wait makes the bytes wrong, not the memory.
+    unsafe {
+        driver.cuMemsetD8Async(source.address(), 1, SIZE_BYTES, producer.raw()).unwrap();
+        device.synchronize().unwrap();
+        driver.cuMemsetD8Async(source.address(), 2, SIZE_BYTES, producer.raw()).unwrap();
+        if wait {
+            let event = Event::new(&device).unwrap();
+            event.record(&producer).unwrap();
+            consumer.wait(&event).unwrap();
+        }
+        driver
+            .cuMemcpyDtoDAsync_v2(target.address(), source.address(), SIZE_BYTES, consumer.raw())
+            .unwrap();
+        consumer.synchronize().unwrap();
+        driver
+            .cuMemcpyDtoH_v2(last.as_mut_ptr().cast(), target.address() + SIZE_BYTES as u64 - 1, 1)
+            .unwrap();
+    }
+    last[0]
+}
+
+cases! {
+    /// With the wait, the consumer sees what the producer wrote.
+    fn waiting_sees_the_write(driver: &Driver) {
+        assert_eq!(hand_over(driver, true), 2);
+    }
+}
+
+/// With the wait, no seed sees the old bytes.
+#[test]
+fn no_seed_breaks_the_program_that_waits() {
+    gpumem_tests::for_each_seed!(1_000, |driver: &Driver, _| assert_eq!(hand_over(driver, true), 2));
+}
+
+/// Without the wait, some seed sees the old bytes, every time, and says how to see them again.
+#[test]
+fn some_seed_breaks_the_program_that_forgets() {
+    let found = gpumem_tests::find_failing_seed!(1_000, |driver: &Driver, _| {
+        assert_eq!(hand_over(driver, false), 2, "the copy saw old bytes");
+    });
+    assert!(found.message.contains("the copy saw old bytes"), "{found:?}");
+    assert!(found.command.starts_with(&format!("GPUMEM_SIM_SEED={} cargo test", found.seed)), "{found:?}");
+}
