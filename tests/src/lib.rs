@@ -1,9 +1,15 @@
 //! Shared by the tests across layers.
 
 pub mod cases;
+pub mod raw;
 pub mod seeds;
 
 pub use gpumem_adapt as adapt;
 pub use gpumem_adapt::array;
 pub use gpumem_adapt::array::pool;
 pub use gpumem_adapt::array::pool::sys;
+
+/// The README's example, as a doctest.
+#[cfg(doctest)]
+#[doc = include_str!("../../README.md")]
+pub struct Readme;
