@@ -86,9 +86,9 @@ cases! {
         let stream = raw.stream().unwrap();
         let mut address = 0;
         // SAFETY: pool, stream and out-pointer are live.
-        unsafe { driver.cuMemAllocFromPoolAsync(&mut address, 256, pool, stream).unwrap() };
+        unsafe { driver.cuMemAllocFromPoolAsync(&mut address, 257, pool, stream).unwrap() };
         assert_eq!(pool_attribute(driver, pool, Attribute::CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT), 32 << 20);
-        assert_eq!(pool_attribute(driver, pool, Attribute::CU_MEMPOOL_ATTR_USED_MEM_CURRENT), 256);
+        assert_eq!(pool_attribute(driver, pool, Attribute::CU_MEMPOOL_ATTR_USED_MEM_CURRENT), 257);
         // SAFETY: the address is live; the pool is empty when it is destroyed.
         unsafe {
             driver.cuMemFreeAsync(address, stream).unwrap();
@@ -97,12 +97,41 @@ cases! {
         // With the threshold at zero, a synchronisation gives everything back.
         assert_eq!(pool_attribute(driver, pool, Attribute::CU_MEMPOOL_ATTR_USED_MEM_CURRENT), 0);
         assert_eq!(pool_attribute(driver, pool, Attribute::CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT), 0);
-        assert_eq!(pool_attribute(driver, pool, Attribute::CU_MEMPOOL_ATTR_USED_MEM_HIGH), 256);
+        assert_eq!(pool_attribute(driver, pool, Attribute::CU_MEMPOOL_ATTR_USED_MEM_HIGH), 257);
         // SAFETY: nothing lives in the pool or on the stream.
         unsafe {
             driver.cuMemPoolDestroy(pool).unwrap();
             driver.cuStreamDestroy_v2(stream).unwrap();
         }
+    }
+
+    /// A pool's `maxSize` counts in pieces of 32 MiB, rounded up.
+    fn pool_max_size(driver: &Driver) {
+        let raw = Raw::new(driver).unwrap();
+        let stream = raw.stream().unwrap();
+        for (max_size, fits) in [(1 << 10, 32), (32 << 20, 32), (33 << 20, 64), (100 << 20, 128)] {
+            let pool = pool_of_at_most(&raw, max_size);
+            let mut addresses = Vec::new();
+            let refused = loop {
+                let mut address = 0;
+                // SAFETY: pool, stream and out-pointer are live.
+                match unsafe { driver.cuMemAllocFromPoolAsync(&mut address, MIB, pool, stream) } {
+                    Ok(()) => addresses.push(address),
+                    error => break error,
+                }
+                assert!(addresses.len() <= fits, "{max_size}");
+            };
+            assert_eq!(code(refused), CUresult::CUDA_ERROR_OUT_OF_MEMORY);
+            assert_eq!(addresses.len(), fits, "{max_size}");
+            // SAFETY: the addresses are live; the pool is empty when it is destroyed.
+            unsafe {
+                addresses.into_iter().for_each(|address| driver.cuMemFreeAsync(address, stream).unwrap());
+                driver.cuStreamSynchronize(stream).unwrap();
+                driver.cuMemPoolDestroy(pool).unwrap();
+            }
+        }
+        // SAFETY: nothing lives on the stream.
+        unsafe { driver.cuStreamDestroy_v2(stream).unwrap() };
     }
 
     /// A raised release threshold keeps what was freed, until it is trimmed.
@@ -135,10 +164,10 @@ cases! {
 
     /// Without a current context, calls that need one say so.
     fn no_current_context(driver: &Driver) {
-        let raw = Raw::new(driver).unwrap();
+        let _raw = Raw::new(driver).unwrap();
         std::thread::scope(|scope| {
             scope.spawn(|| {
-                let mut current = raw.context;
+                let mut current = std::ptr::without_provenance_mut(8);
                 let mut address = 0;
                 // SAFETY: out-pointers live through the calls.
                 unsafe {
@@ -316,27 +345,43 @@ cases! {
         let raw = Raw::new(driver).unwrap();
         let again = Raw::new(driver).unwrap();
         assert_eq!(raw.context, again.context);
-        let mut current = null_mut();
+        let mut popped = null_mut();
         // SAFETY: out-pointers live through the calls; what is popped was pushed.
         unsafe {
             driver.cuCtxPushCurrent_v2(raw.context).unwrap();
-            driver.cuCtxPopCurrent_v2(&mut current).unwrap();
-            assert_eq!(current, raw.context);
+            driver.cuCtxPopCurrent_v2(&mut popped).unwrap();
+            assert_eq!(popped, raw.context);
+            // Setting null pops: what was below comes up, until nothing is left.
             driver.cuCtxSetCurrent(null_mut()).unwrap();
-            driver.cuCtxGetCurrent(&mut current).unwrap();
-            assert!(current.is_null());
+            assert_eq!(current_context(driver), raw.context);
+            driver.cuCtxSetCurrent(null_mut()).unwrap();
+            assert!(current_context(driver).is_null());
+            assert_eq!(code(driver.cuCtxPopCurrent_v2(&mut popped)), CUresult::CUDA_ERROR_INVALID_CONTEXT);
             driver.cuCtxSetCurrent(raw.context).unwrap();
+            driver.cuCtxPushCurrent_v2(raw.context).unwrap();
         }
     }
 }
 
+fn current_context(driver: &Driver) -> CUcontext {
+    let mut current = null_mut();
+    // SAFETY: the out-pointer lives through the call.
+    unsafe { driver.cuCtxGetCurrent(&mut current).unwrap() };
+    current
+}
+
 /// A pool of one's own: other tests of this process use the device's default one.
 fn fresh_pool(raw: &Raw) -> CUmemoryPool {
+    pool_of_at_most(raw, 0)
+}
+
+fn pool_of_at_most(raw: &Raw, max_size: usize) -> CUmemoryPool {
     let mut pool = null_mut();
     let location = CUmemLocation { type_: CUmemLocationType::CU_MEM_LOCATION_TYPE_DEVICE, id: raw.device };
     let properties = CUmemPoolProps {
         allocType: CUmemAllocationType::CU_MEM_ALLOCATION_TYPE_PINNED,
         location,
+        maxSize: max_size,
         ..CUmemPoolProps::default()
     };
     // SAFETY: the properties live through the call.

@@ -4,14 +4,13 @@ use gpumem_adapt::array::pool::sys::Driver;
 use gpumem_adapt::array::pool::sys::types::*;
 use gpumem_adapt::array::pool::{BackendKind, Device, Event, Limit, Pool, PoolError, Stream};
 use gpumem_tests::cases;
-use serial_test::file_serial;
 use std::ptr::null_mut;
 
 const MIB: u64 = 1 << 20;
 
 fn backends() -> Vec<BackendKind> {
-    let all = [BackendKind::Native, BackendKind::None];
-    all.into_iter().filter(|kind| kind.is_built()).collect()
+    let native = cfg!(feature = "backend-native").then_some(BackendKind::Native);
+    native.into_iter().chain([BackendKind::None]).collect()
 }
 
 fn fill(pool: &Pool, address: CUdeviceptr, value: u8, size_bytes: u64, stream: &Stream) {
@@ -190,7 +189,7 @@ cases! {
     }
 
     /// A full device is an error that carries the numbers, and what is freed can be had again.
-    #[file_serial(gpumem_whole_device)]
+    #[serial_test::file_serial(gpumem_whole_device)]
     fn full_device(driver: &Driver) {
         let device = Device::new(driver, 0).unwrap();
         for backend in backends() {

@@ -26,9 +26,7 @@ fn hand_over(driver: &Driver, wait: bool) -> u8 {
             event.record(&producer).unwrap();
             consumer.wait(&event).unwrap();
         }
-        driver
-            .cuMemcpyDtoDAsync_v2(target.address(), source.address(), SIZE_BYTES, consumer.raw())
-            .unwrap();
+        driver.cuMemcpyDtoDAsync_v2(target.address(), source.address(), SIZE_BYTES, consumer.raw()).unwrap();
         consumer.synchronize().unwrap();
         driver
             .cuMemcpyDtoH_v2(last.as_mut_ptr().cast(), target.address() + SIZE_BYTES as u64 - 1, 1)

@@ -108,7 +108,7 @@ impl Pool {
             device,
             is_default,
             is_closing: false,
-            bytes_max: if bytes_max == 0 { u64::MAX } else { bytes_max },
+            bytes_max: reserve_max_bytes(bytes_max),
             segments: BTreeMap::new(),
             free: Extents::default(),
             pending: Pending::default(),
@@ -185,7 +185,7 @@ impl Machine {
         let base = self.pool_take(pool, rounded_bytes, stream)?;
         let found = self.pools.get_mut(pool).ok_or(INVALID_VALUE)?;
         let bytes = found.bytes_at(base).ok_or(OUT_OF_MEMORY)?;
-        found.used.add(rounded_bytes);
+        found.used.add(size_bytes);
         let allocation = Allocation { base, size_bytes, bytes, device, context, owner: Owner::Pool(pool) };
         self.memory.at_call.insert(base, allocation);
         self.enqueue(stream, Operation::Alloc(allocation));
@@ -265,7 +265,7 @@ impl Machine {
     /// The program has given a block back, though its bytes may still be in use.
     pub(super) fn pool_retire(&mut self, handle: Handle, size_bytes: u64) {
         if let Some(pool) = self.pools.get_mut(handle) {
-            pool.used.current -= size_bytes.next_multiple_of(ALIGNMENT_BYTES);
+            pool.used.current -= size_bytes;
         }
     }
 
@@ -398,6 +398,14 @@ fn policy_index(attribute: Attribute) -> Answer<usize> {
         Attribute::CU_MEMPOOL_ATTR_REUSE_ALLOW_OPPORTUNISTIC => Ok(1),
         Attribute::CU_MEMPOOL_ATTR_REUSE_ALLOW_INTERNAL_DEPENDENCIES => Ok(REUSE_WITH_A_WAIT),
         _ => Err(INVALID_VALUE),
+    }
+}
+
+/// The most that a pool reserves for a `maxSize`: whole segments, and 0 is no bound.
+fn reserve_max_bytes(max_size_bytes: u64) -> u64 {
+    match max_size_bytes {
+        0 => u64::MAX,
+        max => max.checked_next_multiple_of(SEGMENT_BYTES).unwrap_or(u64::MAX),
     }
 }
 
