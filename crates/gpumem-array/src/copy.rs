@@ -70,6 +70,15 @@ impl<T: Element, D: Dimension> GpuArray<T, D> {
         self.view().to_array()
     }
 
+    /// Copies a slice over all of this array; see [`GpuViewMut::copy_from_slice`].
+    ///
+    /// # Errors
+    ///
+    /// As there.
+    pub fn copy_from_slice(&mut self, elements: &[T]) -> Result<(), ArrayError> {
+        self.view_mut().copy_from_slice(elements)
+    }
+
     /// Copies elements of the same shape over all of this array; see [`GpuViewMut::assign`].
     ///
     /// # Errors

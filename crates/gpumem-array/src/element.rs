@@ -5,7 +5,7 @@
 /// # Safety
 ///
 /// - The type has no padding: every byte of a value is initialised.
-/// - Every pattern of bytes is a valid value, but for those that [`Element::first_invalid`] finds.
+/// - Every pattern of bytes is a valid value, but for those that [`Element::first_invalid`] finds. All zeros is valid.
 /// - Its size is not zero.
 /// - It holds no pointers or references into host memory that device code could follow.
 pub unsafe trait Element: Copy + Send + Sync + 'static {

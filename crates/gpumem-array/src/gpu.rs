@@ -13,6 +13,8 @@ use std::sync::Arc;
 
 /// A device's pool, a stream of it, and kernels. Clones are cheap and share all three.
 ///
+/// Arrays hold clones. When the last of a `Gpu` and its forks goes, the kernels are unloaded, which waits for the device.
+///
 /// ```
 /// use gpumem_array::{Gpu, GpuArray, pool::{Device, Pool, sys::{Driver, SimConfig}}};
 ///
@@ -29,7 +31,6 @@ use std::sync::Arc;
 pub struct Gpu(Arc<Inner>);
 
 struct Inner {
-    // Before the stream's own end of life: queued kernels are waited for when the last `Gpu` goes.
     library: Arc<Library>,
     pool: Pool,
     stream: Stream,

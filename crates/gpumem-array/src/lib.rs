@@ -30,18 +30,25 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 
+#![deny(unsafe_code)]
+
 pub use gpumem_pool as pool;
 pub use ndarray;
 
 mod array;
+#[allow(unsafe_code)] // queues copies to and from host memory
 mod copy;
+#[allow(unsafe_code)] // says which types are plain bytes
 mod element;
 mod error;
 mod gpu;
+#[allow(unsafe_code)] // loads and launches kernels
 mod kernel;
 mod layout;
+#[allow(unsafe_code)] // launches kernels with the addresses of arrays
 mod ops;
 mod track;
+#[allow(unsafe_code)] // `assume_init`
 mod uninit;
 mod view;
 

@@ -34,6 +34,16 @@ pub struct GpuView<'a, T, D> {
 }
 
 /// All or part of a [`GpuArray`], to read and write. There is no other view of the array meanwhile.
+///
+/// ```compile_fail,E0502
+/// # use gpumem_array::{ArrayError, GpuArray, ndarray::Ix1};
+/// fn twice(array: &mut GpuArray<f32, Ix1>) -> Result<(), ArrayError> {
+///     let old = array.view();
+///     array.fill(0.0)?;
+///     old.sum()?;
+///     Ok(())
+/// }
+/// ```
 pub struct GpuViewMut<'a, T, D> {
     view: GpuView<'a, T, D>,
     unique: PhantomData<&'a mut T>,

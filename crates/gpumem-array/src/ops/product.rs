@@ -9,7 +9,8 @@ use crate::error::ArrayError;
 use crate::gpu::Gpu;
 use crate::kernel::library::{Kernel, launch, parameter};
 use crate::layout::{Layout, Order};
-use crate::ops::{blocks, reduce};
+use crate::ops::blocks;
+use crate::ops::reduce::{Terms, reduce};
 use crate::track::Access;
 use crate::view::{AsView, GpuView};
 use ndarray::{Dimension, Ix1, Ix2};
@@ -51,7 +52,7 @@ impl<T: Numeric> GpuView<'_, T, Ix2> {
         // has a factor for each column of the view; the stream has been ordered to read both.
         unsafe {
             match path {
-                Path::One => reduce::reduce(gpu, Kernel::Dot, &[x, v], column_count)?.into_shape(1),
+                Path::One => reduce(gpu, Terms::Products(x, v), column_count)?.into_shape(1),
                 Path::Rows { row_step } => along_rows(gpu, x, row_step, v, [row_count, column_count]),
                 Path::Columns { row_step } => along_columns(gpu, x, row_step, v, [column_count, row_count]),
             }
@@ -88,11 +89,13 @@ impl Path {
         let refuse =
             || layout.not_contiguous("dot", "slice with step 1, so that rows or columns lie side by side");
         // The step of an axis with one element does not matter.
-        let steps: Vec<Option<u64>> = (layout.shape().iter().zip(layout.strides()))
-            .map(|(len, stride)| if *len == 1 { Ok(None) } else { u64::try_from(stride).map(Some) })
-            .collect::<Result<_, _>>()
-            .map_err(|_| refuse())?;
-        match (steps[0], steps[1]) {
+        let step = |(len, stride): (&usize, isize)| match len {
+            1 => Ok(None),
+            _ => u64::try_from(stride).map(Some).map_err(|_| refuse()),
+        };
+        let mut steps = layout.shape().iter().zip(layout.strides()).map(step);
+        let mut next = || steps.next().unwrap_or(Ok(None));
+        match (next()?, next()?) {
             (None, None | Some(1)) => Ok(Self::One),
             (Some(1), columns) => Ok(Self::Columns { row_step: columns.unwrap_or(row_count as u64) }),
             (rows, None | Some(1)) => Ok(Self::Rows { row_step: rows.unwrap_or(column_count as u64) }),

@@ -30,7 +30,7 @@ impl<T: Numeric, D: Dimension> GpuView<'_, T, D> {
         }
         self.storage().order(gpu.stream(), Access::Read)?;
         // SAFETY: the elements lie side by side in live memory of this device, and the stream has been ordered.
-        unsafe { reduce(gpu, Kernel::Sum, &[self.address()], self.len()) }
+        unsafe { reduce(gpu, Terms::Elements(self.address()), self.len()) }
     }
 }
 
@@ -69,7 +69,7 @@ impl<T: Numeric> GpuView<'_, T, Ix1> {
         self.storage().order(gpu.stream(), Access::Read)?;
         other.storage().order(gpu.stream(), Access::Read)?;
         // SAFETY: both vectors lie side by side in live memory of this device, and the stream has been ordered.
-        unsafe { reduce(gpu, Kernel::Dot, &[self.address(), other.address()], self.len()) }
+        unsafe { reduce(gpu, Terms::Products(self.address(), other.address()), self.len()) }
     }
 }
 
@@ -84,22 +84,27 @@ impl<T: Numeric> GpuArray<T, Ix1> {
     }
 }
 
+/// What is added up: addresses of as many elements each.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Terms {
+    Elements(u64),
+    Products(u64, u64),
+}
+
 /// One launch for what a block does quickly, else one that leaves a sum for each block and one over those.
 ///
 /// # Safety
 ///
-/// `sources` are the addresses of the kernel's inputs, `len` elements each, alive on this device; the stream of `gpu` has
-/// been ordered to read them.
+/// `terms` are addresses of `len` elements each, alive on this device; the stream of `gpu` has been ordered to read them.
 pub(crate) unsafe fn reduce<T: Numeric>(
     gpu: &Gpu,
-    kernel: Kernel,
-    sources: &[u64],
+    terms: Terms,
     len: usize,
 ) -> Result<GpuArray<T, Ix0>, ArrayError> {
     let result = GpuArray::unwritten(gpu, Layout::dense(Ix0(), Order::Row, size_of::<T>())?)?;
     if len <= ONE_BLOCK_MAX {
         // SAFETY: the caller's promise; the result has room for the one sum.
-        unsafe { reduce_once::<T>(gpu, kernel, result.address(), sources, len, 1)? };
+        unsafe { reduce_once::<T>(gpu, result.address(), terms, len, 1)? };
         return Ok(result);
     }
     let blocks = len.div_ceil(ELEMENTS_A_BLOCK).min(BLOCKS_MAX);
@@ -107,8 +112,8 @@ pub(crate) unsafe fn reduce<T: Numeric>(
         GpuArray::<T, Ix1>::unwritten(gpu, Layout::dense(Ix1(blocks), Order::Row, size_of::<T>())?)?;
     // SAFETY: the caller's promise; `partial` has room for a sum of each block, and is read on the stream that wrote it.
     unsafe {
-        reduce_once::<T>(gpu, kernel, partial.address(), sources, len, blocks as u32)?;
-        reduce_once::<T>(gpu, Kernel::Sum, result.address(), &[partial.address()], blocks, 1)?;
+        reduce_once::<T>(gpu, partial.address(), terms, len, blocks as u32)?;
+        reduce_once::<T>(gpu, result.address(), Terms::Elements(partial.address()), blocks, 1)?;
     }
     Ok(result)
 }
@@ -118,19 +123,26 @@ pub(crate) unsafe fn reduce<T: Numeric>(
 /// As [`reduce`]; `target` has room for `blocks` elements and is written by nothing else.
 unsafe fn reduce_once<T: Numeric>(
     gpu: &Gpu,
-    kernel: Kernel,
     target: u64,
-    sources: &[u64],
+    terms: Terms,
     len: usize,
     blocks: u32,
 ) -> Result<(), ArrayError> {
-    let n = len as u64;
-    let sources = sources.iter().map(parameter);
-    let mut parameters: Vec<_> =
-        [parameter(&target)].into_iter().chain(sources).chain([parameter(&n)]).collect();
-    let shape = ([blocks, 1, 1], [THREADS, 1, 1], 0);
+    let (n, shape) = (len as u64, ([blocks, 1, 1], [THREADS, 1, 1], 0));
+    let kernel = |kernel| gpu.library().kernel(kernel, T::KIND);
     // SAFETY: target, inputs and count are the parameters of `sum` and `dot`; the rest is the caller's promise.
-    unsafe { launch(gpu, gpu.library().kernel(kernel, T::KIND)?, shape, &mut parameters) }
+    unsafe {
+        match terms {
+            Terms::Elements(a) => {
+                let mut parameters = [parameter(&target), parameter(&a), parameter(&n)];
+                launch(gpu, kernel(Kernel::Sum)?, shape, &mut parameters)
+            }
+            Terms::Products(a, b) => {
+                let mut parameters = [parameter(&target), parameter(&a), parameter(&b), parameter(&n)];
+                launch(gpu, kernel(Kernel::Dot)?, shape, &mut parameters)
+            }
+        }
+    }
 }
 
 /// The kernels are compiled for this many.

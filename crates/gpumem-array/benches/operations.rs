@@ -1,0 +1,128 @@
+//! What an operation costs: host time of the call, and device time by events, for the sizes of the main job and for
+//! large ones. Runs on the driver that `GPUMEM_DRIVER` names, or on whichever there is; prints which it took.
+//!
+//! `cargo bench -p gpumem-array`
+
+#![allow(clippy::print_stdout)] // printing is what it is for
+
+use gpumem_array::ndarray::{Axis, Ix1, Ix2, Slice};
+use gpumem_array::pool::sys::{Driver, DriverKind};
+use gpumem_array::pool::{Device, Event, Pool};
+use gpumem_array::{ArrayError, Gpu, GpuArray};
+use std::error::Error;
+use std::time::Instant;
+
+fn main() -> Result<(), Box<dyn Error>> {
+    let driver = Driver::from_env_or_sim()?;
+    let device = Device::new(&driver, 0)?;
+    println!("{device}, {}", driver.kind());
+    let gpu = Gpu::new(&Pool::new(&device)?)?;
+    let rounds = if driver.kind() == DriverKind::Cuda { 2000 } else { 20 };
+    println!("{:<34} {:>9} {:>9} {:>9} {:>9}", "operation", "first ms", "host µs", "device µs", "GB/s");
+    main_job(&Bench { gpu: &gpu, rounds })?;
+    large(&Bench { gpu: &gpu, rounds: rounds / 20 })?;
+    crossing(&Bench { gpu: &gpu, rounds })
+}
+
+/// The shapes of a training step: 2048 rows of 1000, out of a table of many.
+fn main_job(bench: &Bench<'_>) -> Result<(), Box<dyn Error>> {
+    let gpu = bench.gpu;
+    let batches = if gpu.device().driver().kind() == DriverKind::Cuda { 64 } else { 4 };
+    let table = GpuArray::full(gpu, (2048 * batches, 1000), 0.5_f32)?;
+    let batch = |round: usize| {
+        let first = (round % batches * 2048).cast_signed();
+        table.slice_axis(Axis(0), Slice::from(first..first + 2048))
+    };
+    let w = GpuArray::full(gpu, 1000, 0.25_f32)?;
+    let r = GpuArray::full(gpu, 2048, 0.125_f32)?;
+    let bytes = 2048 * 1000 * 4;
+    bench.run("x · w, 2048 × 1000", bytes, |round| batch(round)?.dot(&w).map(drop))?;
+    bench.run("xᵀ · r, 2048 × 1000", bytes, |round| batch(round)?.t().dot(&r).map(drop))?;
+    bench.run("x · w, then xᵀ · r", 2 * bytes, |round| {
+        let batch = batch(round)?;
+        batch.dot(&w)?;
+        batch.t().dot(&r).map(drop)
+    })?;
+    bench.run("sum, 2048", 2048 * 4, |_| r.sum().map(drop))?;
+    bench.run("dot, 2048", 2048 * 8, |_| r.dot(&r).map(drop))?;
+    bench.run("a - b, 2048", 2048 * 12, |_| r.try_sub(&r).map(drop))?;
+    let mut t = r.try_clone()?;
+    bench.run("a += b, 2048", 2048 * 12, |_| t.try_add_assign(&r))?;
+    bench.run("fill, 2048", 2048 * 4, |_| t.fill(0.0))?;
+    bench.run("zeros, 2048", 2048 * 4, |_| GpuArray::<f32, Ix1>::zeros(gpu, 2048).map(drop))?;
+    Ok(())
+}
+
+/// Far beyond any cache.
+fn large(bench: &Bench<'_>) -> Result<(), Box<dyn Error>> {
+    let gpu = bench.gpu;
+    let n = if gpu.device().driver().kind() == DriverKind::Cuda { 1 << 28 } else { 1 << 22 };
+    let a = GpuArray::full(gpu, n, 0.5_f32)?;
+    let b = GpuArray::full(gpu, n, 0.25_f32)?;
+    let mut c = GpuArray::<f32, Ix1>::zeros(gpu, n)?;
+    bench.run("c += a, large", n * 12, |_| c.try_add_assign(&a))?;
+    bench.run("c *= 0.5, large", n * 8, |_| c.try_mul_assign_scalar(0.5))?;
+    bench.run("sum, large", n * 4, |_| a.sum().map(drop))?;
+    bench.run("dot, large", n * 8, |_| a.dot(&b).map(drop))?;
+    let x: GpuArray<f32, Ix2> = a.into_shape((n / 1024, 1024))?;
+    let v = GpuArray::full(gpu, 1024, 1.0_f32)?;
+    let u = GpuArray::full(gpu, n / 1024, 1.0_f32)?;
+    bench.run("x · v, large × 1024", n * 4, |_| x.dot(&v).map(drop))?;
+    bench.run("xᵀ · u, large × 1024", n * 4, |_| x.t().dot(&u).map(drop))?;
+    let wide: GpuArray<f32, Ix2> = x.into_shape((16, n / 16))?;
+    let v = GpuArray::full(gpu, n / 16, 1.0_f32)?;
+    let u = GpuArray::full(gpu, 16, 1.0_f32)?;
+    bench.run("x · v, 16 × large", n * 4, |_| wide.dot(&v).map(drop))?;
+    bench.run("xᵀ · u, 16 × large", n * 4, |_| wide.t().dot(&u).map(drop))?;
+    Ok(())
+}
+
+/// What tracking costs when two streams take turns, and what it costs when one stream is alone: nothing to see.
+fn crossing(bench: &Bench<'_>) -> Result<(), Box<dyn Error>> {
+    let (gpu, other) = (bench.gpu, bench.gpu.fork()?);
+    let mut a = GpuArray::full(gpu, 256, 1.0_f32)?;
+    bench.run("a += 1, one stream", 0, |_| a.try_add_assign_scalar(1.0))?;
+    bench.run("a += 1, two streams in turn", 0, |round| {
+        let gpu = if round % 2 == 0 { gpu } else { &other };
+        a.on_mut(gpu).try_add_assign_scalar(1.0)
+    })?;
+    Ok(())
+}
+
+struct Bench<'a> {
+    gpu: &'a Gpu,
+    rounds: usize,
+}
+
+impl Bench<'_> {
+    /// Prints the time of the first call, kernel loading included, then means over many.
+    fn run(
+        &self,
+        name: &str,
+        bytes: usize,
+        mut operation: impl FnMut(usize) -> Result<(), ArrayError>,
+    ) -> Result<(), Box<dyn Error>> {
+        let begin = Instant::now();
+        operation(0)?;
+        self.gpu.synchronize()?;
+        let first_ms = begin.elapsed().as_secs_f64() * 1e3;
+        for round in 0..self.rounds / 10 {
+            operation(round)?;
+        }
+        self.gpu.synchronize()?;
+
+        let (start, end) = (Event::with_timing(self.gpu.device())?, Event::with_timing(self.gpu.device())?);
+        start.record(self.gpu.stream())?;
+        let begin = Instant::now();
+        for round in 0..self.rounds {
+            operation(round)?;
+        }
+        let host_us = begin.elapsed().as_secs_f64() * 1e6 / self.rounds as f64;
+        end.record(self.gpu.stream())?;
+        end.synchronize()?;
+        let device_us = f64::from(end.elapsed_ms_since(&start)?) * 1e3 / self.rounds as f64;
+        let rate = bytes as f64 / device_us / 1e3;
+        println!("{name:<34} {first_ms:>9.2} {host_us:>9.2} {device_us:>9.2} {rate:>9.0}");
+        Ok(())
+    }
+}
