@@ -1,6 +1,6 @@
 //! One call of the driver: from the slot of its table to the instance, under the instance's lock, and back to a code.
 //!
-//! Queued work runs only here: a little at the start of each call, as the seed's pace says, and as much as it takes
+//! Queued work runs only here: a little at the end of each call, as the seed's pace says, and as much as it takes
 //! where a call waits. Host functions run without the lock, so that they may wait for threads that call the driver;
 //! while one runs, its stream counts as busy, and a thread that needs what stands behind it sleeps until it is done.
 //! Kernels run under the lock. Neither may call the driver: such a call is refused.
@@ -38,8 +38,9 @@ pub(super) fn enter(slot: usize, body: impl FnOnce(&mut Call<'_>) -> Answer<()>)
     let answer = catch_unwind(AssertUnwindSafe(|| {
         let mut call = Call { machine: Some(shared.lock()), shared: &shared, thread: ThreadKey::current() };
         call.host_ns += cost::CALL_NS;
-        call.progress()?;
-        body(&mut call)
+        let answer = body(&mut call);
+        call.progress();
+        answer
     }));
     answer.unwrap_or(Err(UNKNOWN)).err().unwrap_or(CUresult::CUDA_SUCCESS)
 }
@@ -51,13 +52,9 @@ impl Call<'_> {
     }
 
     /// Lets some queued work run, as the seed's pace says.
-    fn progress(&mut self) -> Answer<()> {
-        for _ in 0..self.progress_count() {
-            if !self.step_if_any()? {
-                break;
-            }
-        }
-        Ok(())
+    fn progress(&mut self) {
+        let count = self.progress_count();
+        self.step_up_to(count);
     }
 
     /// Runs queued work until something has happened.
@@ -79,13 +76,14 @@ impl Call<'_> {
         let Some(point) = point else { return Ok(()) };
         let context = self.streams.get(point.stream).map(|stream| stream.context);
         self.wait_until(|machine| machine.is_done(point))?;
-        self.catch_up(point.stream);
+        self.host_saw_stream(point.stream);
         context.map_or(Ok(()), |context| self.check_context(context))
     }
 
     /// Waits for all work of a context.
     pub(super) fn wait_for_context(&mut self, context: Handle) -> Answer<()> {
         self.wait_until(|machine| machine.is_context_idle(context))?;
+        self.host_saw_context(context);
         self.check_context(context)
     }
 
@@ -104,11 +102,8 @@ impl Call<'_> {
         if is_done(self) {
             return Ok(());
         }
-        for _ in 0..self.poll_count() {
-            if !self.step_if_any()? {
-                break;
-            }
-        }
+        let count = self.poll_count();
+        self.step_up_to(count);
         Err(NOT_READY)
     }
 
@@ -117,20 +112,13 @@ impl Call<'_> {
         self.wait_until(|machine| !machine.is_full(stream))
     }
 
-    /// The host has waited for a stream: its clock is at least as late.
-    fn catch_up(&mut self, stream: Handle) {
-        let stream_ns = self.streams.get(stream).map_or(0, |stream| stream.time_ns);
-        self.host_ns = self.host_ns.max(stream_ns);
-    }
-
-    fn step_if_any(&mut self) -> Answer<bool> {
-        match self.step() {
-            Step::Ran => Ok(true),
-            Step::Call(stream, call) => {
-                self.call_host(stream, call);
-                Ok(true)
+    fn step_up_to(&mut self, count: usize) {
+        for _ in 0..count {
+            match self.step() {
+                Step::Ran => {}
+                Step::Call(stream, call) => self.call_host(stream, call),
+                Step::Busy | Step::Idle => return,
             }
-            Step::Busy | Step::Idle => Ok(false),
         }
     }
 

@@ -44,9 +44,10 @@ impl Machine {
         Ok(())
     }
 
-    /// Makes a stream wait for an event of any context.
+    /// Makes a stream wait for an event of any context. Also when it is done already: the wait carries its time over.
     pub(super) fn stream_wait(&mut self, stream: Handle, event: Handle) -> Answer<()> {
-        if let Some(point) = self.event_point(event)?
+        self.event_point(event)?;
+        if let Some(point) = self.events.get(event).ok_or(INVALID_HANDLE)?.point
             && point.stream != stream
         {
             self.enqueue(stream, Operation::Wait { point, event: Some(event) });
@@ -66,6 +67,12 @@ impl Machine {
         if let Some(event) = self.events.get_mut(event).filter(|event| event.point == Some(at)) {
             event.time_ns = Some(time_ns);
         }
+    }
+
+    /// The host knows that an event is done: its clock is not earlier.
+    pub(super) fn host_saw_event(&mut self, event: Handle) {
+        let event_ns = self.events.get(event).and_then(|event| event.time_ns);
+        self.host_ns = self.host_ns.max(event_ns.unwrap_or(0));
     }
 
     pub(super) fn elapsed_ms(&self, start: Handle, end: Handle) -> Answer<f32> {

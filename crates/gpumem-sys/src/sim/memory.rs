@@ -153,6 +153,9 @@ impl Machine {
             // Each is known, so none can be refused.
             let _ = self.free_any(base);
         }
+        if let Some(device) = device {
+            self.pools_trim(device);
+        }
     }
 
     /// Frees device memory or pinned memory of either kind, once nothing uses it.

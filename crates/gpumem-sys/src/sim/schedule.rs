@@ -59,7 +59,7 @@ impl Schedule {
 }
 
 impl Machine {
-    /// How many operations should run at this call, before it does its own part.
+    /// How many operations run by themselves when a call has done its own part.
     pub(super) fn progress_count(&mut self) -> usize {
         if self.active.is_empty() { 0 } else { self.schedule.allowance() }
     }

@@ -154,6 +154,19 @@ impl Machine {
         self.streams.get(point.stream).is_none_or(|stream| stream.done_count >= point.position)
     }
 
+    /// The host knows that a stream has run dry: its clock is not earlier.
+    pub(super) fn host_saw_stream(&mut self, handle: Handle) {
+        let stream_ns = self.streams.get(handle).map_or(0, |stream| stream.time_ns);
+        self.host_ns = self.host_ns.max(stream_ns);
+    }
+
+    /// The host knows that every stream of a context has run dry.
+    pub(super) fn host_saw_context(&mut self, context: Handle) {
+        let of_context = self.streams.iter().filter(|(_, stream)| stream.context == context);
+        let latest_ns = of_context.map(|(_, stream)| stream.time_ns).max();
+        self.host_ns = self.host_ns.max(latest_ns.unwrap_or(0));
+    }
+
     pub(super) fn is_stream_idle(&self, handle: Handle) -> bool {
         self.streams.get(handle).is_none_or(Stream::is_idle)
     }

@@ -36,16 +36,21 @@ entries! {
 
     fn cuEventQuery(call, event: CUevent) {
         call.context(call.thread)?;
-        match call.event_point(Handle::from_ptr(event))? {
-            None => Ok(()),
-            Some(point) => call.poll(|machine| machine.is_done(point)),
+        let event = Handle::from_ptr(event);
+        if let Some(point) = call.event_point(event)? {
+            call.poll(|machine| machine.is_done(point))?;
         }
+        call.host_saw_event(event);
+        Ok(())
     }
 
     fn cuEventSynchronize(call, event: CUevent) {
         call.context(call.thread)?;
-        let point = call.event_point(Handle::from_ptr(event))?;
-        call.wait_for(point)?;
+        let event = Handle::from_ptr(event);
+        let point = call.event_point(event)?;
+        call.wait_until(|machine| point.is_none_or(|point| machine.is_done(point)))?;
+        call.event_point(event)?;
+        call.host_saw_event(event);
         call.pools_synchronised();
         Ok(())
     }

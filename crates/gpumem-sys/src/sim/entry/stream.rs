@@ -26,7 +26,9 @@ entries! {
     fn cuStreamQuery(call, stream: CUstream) {
         let thread = call.thread;
         let stream = call.stream(thread, Handle::from_ptr(stream))?;
-        call.poll(|machine| machine.is_stream_idle(stream))
+        call.poll(|machine| machine.is_stream_idle(stream))?;
+        call.host_saw_stream(stream);
+        Ok(())
     }
 
     fn cuStreamSynchronize(call, stream: CUstream) {
@@ -34,6 +36,7 @@ entries! {
         let stream = call.stream(thread, Handle::from_ptr(stream))?;
         let tail = call.tail(stream);
         call.wait_for(tail)?;
+        call.host_saw_stream(stream);
         call.pools_synchronised();
         Ok(())
     }

@@ -1,0 +1,247 @@
+//! Modules and kernels.
+#![allow(clippy::undocumented_unsafe_blocks)] // Every pointer is a local's; sizes are as the signatures say.
+
+use super::*;
+use gpumem_sys::sim::{Kernel, KernelFault, Launch};
+use std::ffi::CStr;
+
+const PTX: &CStr = c"
+.version 8.0
+.target sm_70
+.address_size 64
+.visible .entry axpy(
+    .param .u64 axpy_param_0, // y
+    .param .u64 axpy_param_1, // x
+    .param .f32 axpy_param_2,
+    .param .u32 axpy_param_3
+) { ret; }
+.visible .entry shape(.param .u64 shape_param_0) { ret; }
+.visible .entry broken() { ret; }
+.visible .entry greedy(.param .u32 greedy_param_0) { ret; }
+.visible .entry orphan() { ret; }
+";
+
+static KERNELS: [Kernel; 4] = [
+    Kernel::new("axpy", axpy),
+    Kernel::new("shape", shape),
+    Kernel::new("broken", |_| panic!("by design")),
+    Kernel::new("greedy", |launch| launch.arg::<u64>().map(drop)),
+];
+
+fn axpy(launch: &mut Launch<'_>) -> Result<(), KernelFault> {
+    let (y, x) = (launch.arg::<u64>()?, launch.arg::<u64>()?);
+    let (factor, len) = (launch.arg::<f32>()?, launch.arg::<u32>()?);
+    let (y, x) = (launch.write::<f32>(y, len as usize)?, launch.read::<f32>(x, len as usize)?);
+    for (y, x) in y.iter().zip(x) {
+        y.set(y.get() + factor * x.get());
+    }
+    Ok(())
+}
+
+fn shape(launch: &mut Launch<'_>) -> Result<(), KernelFault> {
+    let target = launch.arg::<u64>()?;
+    let [x, y, z] = launch.grid();
+    let numbers = [x, y, z, launch.block()[0], launch.shared_bytes()];
+    let cells = launch.write::<u32>(target, numbers.len())?;
+    cells.iter().zip(numbers).for_each(|(cell, number)| cell.set(number));
+    Ok(())
+}
+
+struct Kernels {
+    gpu: Machine,
+    module: CUmodule,
+    stream: CUstream,
+}
+
+fn kernels(seed: u64) -> Kernels {
+    let gpu = seeded(seed);
+    gpu.sim().register(&KERNELS);
+    let mut module = null_mut();
+    unsafe { gpu.cuModuleLoadData(&mut module, PTX.as_ptr().cast()).unwrap() };
+    let stream = gpu.stream();
+    Kernels { gpu, module, stream }
+}
+
+impl Kernels {
+    fn function(&self, name: &CStr) -> Result<CUfunction, DriverError> {
+        let mut function = null_mut();
+        unsafe { self.gpu.cuModuleGetFunction(&mut function, self.module, name.as_ptr())? };
+        Ok(function)
+    }
+
+    fn launch(
+        &self,
+        name: &CStr,
+        grid: [u32; 3],
+        block: [u32; 3],
+        shared_bytes: u32,
+        mut parameters: Vec<*mut c_void>,
+    ) -> Result<(), DriverError> {
+        let ([gx, gy, gz], [bx, by, bz]) = (grid, block);
+        let function = self.function(name)?;
+        unsafe {
+            let parameters = parameters.as_mut_ptr();
+            let stream = self.stream;
+            self.gpu.cuLaunchKernel(
+                function,
+                gx,
+                gy,
+                gz,
+                bx,
+                by,
+                bz,
+                shared_bytes,
+                stream,
+                parameters,
+                null_mut(),
+            )
+        }
+    }
+
+    fn axpy(&self, mut y: u64, mut x: u64, mut factor: f32, mut len: u32) -> Result<(), DriverError> {
+        let parameters =
+            vec![(&raw mut y).cast(), (&raw mut x).cast(), (&raw mut factor).cast(), (&raw mut len).cast()];
+        self.launch(c"axpy", [1; 3], [32, 1, 1], 0, parameters)
+    }
+}
+
+fn bytes(values: &[f32]) -> Vec<u8> {
+    values.iter().flat_map(|value| value.to_le_bytes()).collect()
+}
+
+#[test]
+fn a_kernel_computes_in_stream_order_with_parameters_copied_at_the_call() {
+    for seed in 0..100 {
+        let all = kernels(seed);
+        let (x, y) = (all.gpu.alloc(12), all.gpu.alloc(12));
+        all.gpu.upload(all.stream, x, &bytes(&[1.0, 2.0, 3.0]));
+        all.gpu.upload(all.stream, y, &bytes(&[10.0; 3]));
+        all.axpy(y, x, 2.0, 3).unwrap();
+        // Aliased operands are allowed: y += y.
+        all.axpy(y, y, 1.0, 3).unwrap();
+        assert_eq!(all.gpu.download(all.stream, y, 12), bytes(&[24.0, 28.0, 32.0]), "seed {seed}");
+    }
+}
+
+#[test]
+fn the_shape_of_a_launch_arrives() {
+    let all = kernels(1);
+    let mut target = all.gpu.alloc(20);
+    all.launch(c"shape", [2, 3, 4], [64, 1, 1], 1000, vec![(&raw mut target).cast()]).unwrap();
+    let numbers: Vec<u8> = [2u32, 3, 4, 64, 1000].iter().flat_map(|n| n.to_le_bytes()).collect();
+    assert_eq!(all.gpu.download(all.stream, target, 20), numbers);
+}
+
+#[test]
+fn packed_parameters() {
+    let all = kernels(2);
+    let target = all.gpu.alloc(20);
+    let function = all.function(c"shape").unwrap();
+    let mut extra: [*mut c_void; 5] = [
+        std::ptr::without_provenance_mut(1),
+        (&raw const target).cast_mut().cast(),
+        std::ptr::without_provenance_mut(2),
+        null_mut(),
+        null_mut(),
+    ];
+    let mut launch = |mut size_bytes: usize| unsafe {
+        extra[3] = (&raw mut size_bytes).cast();
+        let extra = extra.as_mut_ptr();
+        all.gpu.cuLaunchKernel(function, 5, 1, 1, 1, 1, 1, 0, all.stream, null_mut(), extra)
+    };
+    launch(8).unwrap();
+    assert_eq!(all.gpu.download(all.stream, target, 1), [5]);
+    assert_eq!(code(launch(7)), CUresult::CUDA_ERROR_INVALID_VALUE);
+}
+
+#[test]
+fn shapes_beyond_the_device_are_refused() {
+    let all = kernels(3);
+    let mut target = all.gpu.alloc(20);
+    let mut refused = |grid, block, shared_bytes| {
+        let parameters = vec![(&raw mut target).cast()];
+        code(all.launch(c"shape", grid, block, shared_bytes, parameters))
+            == CUresult::CUDA_ERROR_INVALID_VALUE
+    };
+    assert!(refused([0, 1, 1], [1; 3], 0) && refused([1; 3], [1, 0, 1], 0));
+    assert!(
+        refused([1; 3], [1025, 1, 1], 0) && refused([1; 3], [32, 32, 2], 0) && refused([1; 3], [1, 1, 65], 0)
+    );
+    assert!(refused([1, 65_536, 1], [1; 3], 0) && refused([1; 3], [1; 3], (48 << 10) + 1));
+    assert!(!refused([1; 3], [1024, 1, 1], 48 << 10));
+    let function = all.function(c"shape").unwrap();
+    let shared = CUfunction_attribute::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
+    unsafe { all.gpu.cuFuncSetAttribute(function, shared, 100 << 10).unwrap() };
+    assert!(!refused([1; 3], [1; 3], 100 << 10));
+}
+
+#[test]
+fn names_and_images_that_are_not_there() {
+    let all = kernels(4);
+    assert_eq!(code(all.function(c"nothing")), CUresult::CUDA_ERROR_NOT_FOUND);
+    // In the module, but no Rust function stands in for it.
+    assert_eq!(code(all.function(c"orphan")), CUresult::CUDA_ERROR_NOT_FOUND);
+    let mut module = null_mut();
+    unsafe {
+        let no_ptx = code(all.gpu.cuModuleLoadData(&mut module, c"no ptx".as_ptr().cast()));
+        assert_eq!(no_ptx, CUresult::CUDA_ERROR_INVALID_PTX);
+        let function = all.function(c"axpy").unwrap();
+        all.gpu.cuModuleUnload(all.module).unwrap();
+        let mut value = 0;
+        let gone = code(all.gpu.cuFuncGetAttribute(&mut value, CUfunction_attribute(0), function));
+        assert_eq!(gone, CUresult::CUDA_ERROR_INVALID_HANDLE);
+    }
+}
+
+#[track_caller]
+fn assert_lost(all: &Kernels, expected: CUresult, words: &[&str]) {
+    assert_eq!(code(all.gpu.try_sync(all.stream)), expected);
+    assert_eq!(code(all.gpu.try_alloc(1)), expected);
+    assert_eq!(code(unsafe { all.gpu.cuCtxSynchronize() }), expected);
+    let report = all.gpu.sim().report();
+    assert_eq!(report.faults.len(), 1, "{report}");
+    assert!(words.iter().all(|word| report.faults[0].contains(word)), "{report}");
+}
+
+#[test]
+fn a_kernel_that_leaves_its_memory_loses_the_context() {
+    let all = kernels(5);
+    let (x, y) = (all.gpu.alloc(12), all.gpu.alloc(12));
+    all.axpy(y, x, 1.0, 4).unwrap();
+    assert_lost(&all, CUresult::CUDA_ERROR_ILLEGAL_ADDRESS, &["`axpy`", "16 bytes", "past the end"]);
+}
+
+#[test]
+fn a_kernel_may_not_use_pageable_memory() {
+    let all = kernels(6);
+    let (host, y) = ([1.0f32; 3], all.gpu.alloc(12));
+    all.axpy(y, host.as_ptr() as u64, 1.0, 3).unwrap();
+    assert_lost(&all, CUresult::CUDA_ERROR_ILLEGAL_ADDRESS, &["in no allocation"]);
+}
+
+#[test]
+fn a_kernel_uses_pinned_memory() {
+    let all = kernels(7);
+    let (host, y) = (all.gpu.pinned(12), all.gpu.alloc(12));
+    write(host, &bytes(&[1.0, 2.0, 3.0]));
+    all.gpu.fill(all.stream, y, 0, 12);
+    all.axpy(y, host.as_ptr() as u64, 1.0, 3).unwrap();
+    assert_eq!(all.gpu.download(all.stream, y, 12), bytes_of(host));
+}
+
+#[test]
+fn a_misaligned_pointer_a_wrong_parameter_and_a_panic_each_lose_the_context() {
+    let all = kernels(8);
+    let y = all.gpu.alloc(16);
+    all.axpy(y, y + 1, 1.0, 1).unwrap();
+    assert_lost(&all, CUresult::CUDA_ERROR_MISALIGNED_ADDRESS, &["no multiple of 4"]);
+
+    let all = kernels(9);
+    let mut number = 1u32;
+    all.launch(c"greedy", [1; 3], [1; 3], 0, vec![(&raw mut number).cast()]).unwrap();
+    assert_lost(&all, CUresult::CUDA_ERROR_ASSERT, &["4 bytes in the PTX", "u64 (8 bytes)"]);
+
+    let all = kernels(10);
+    all.launch(c"broken", [1; 3], [1; 3], 0, vec![]).unwrap();
+    assert_lost(&all, CUresult::CUDA_ERROR_LAUNCH_FAILED, &["panicked: by design"]);
+}

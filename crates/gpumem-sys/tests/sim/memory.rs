@@ -1,0 +1,231 @@
+//! Capacity, bytes, and misuse of memory.
+#![allow(clippy::undocumented_unsafe_blocks)] // Addresses are checked by the driver; host memory outlives the calls.
+
+use super::*;
+
+#[test]
+fn capacity_is_counted_and_given_back() {
+    let gpu = machine(SimConfig::new().memory_bytes(64 << 20));
+    let free = || unsafe {
+        let (mut free, mut total) = (0, 0);
+        gpu.cuMemGetInfo_v2(&mut free, &mut total).unwrap();
+        assert_eq!(total, 64 << 20);
+        free
+    };
+    let blocks: Vec<u64> = (0..16).map(|_| gpu.alloc(4 << 20)).collect();
+    assert_eq!(free(), 0);
+    assert_eq!(code(gpu.try_alloc(1)), CUresult::CUDA_ERROR_OUT_OF_MEMORY);
+    for block in blocks {
+        unsafe { gpu.cuMemFree_v2(block).unwrap() };
+    }
+    assert_eq!(free(), 64 << 20);
+    // Small blocks share a chunk.
+    let small: Vec<u64> = (0..100).map(|_| gpu.alloc(512)).collect();
+    assert_eq!(free(), 62 << 20);
+    assert!(small.iter().all(|address| address % 512 == 0));
+    for block in small {
+        unsafe { gpu.cuMemFree_v2(block).unwrap() };
+    }
+    assert_eq!(free(), 64 << 20);
+}
+
+#[test]
+#[cfg(unix)]
+fn a_large_device_costs_what_is_touched() {
+    let gpu = machine(SimConfig::new().memory_bytes(141 << 30));
+    let stream = gpu.stream();
+    let (plain, pooled) = (gpu.alloc(100 << 30), gpu.alloc_on(stream, 40 << 30));
+    for address in [plain, plain + (50 << 30), plain + (100 << 30) - 1, pooled + (40 << 30) - 1] {
+        gpu.fill(stream, address, 1, 1);
+        assert_eq!(gpu.download(stream, address, 1), [1]);
+    }
+    assert_eq!(code(gpu.try_alloc(2 << 30)), CUresult::CUDA_ERROR_OUT_OF_MEMORY);
+}
+
+#[test]
+fn device_addresses_are_no_host_addresses() {
+    let gpu = machine(SimConfig::new().devices(2));
+    let address = gpu.alloc(1);
+    // Neither half of a 48- or 57-bit address space, and not so once the top byte is ignored.
+    assert!(address >> 56 != 0 && address >> 56 != 0xFF && address >> 55 & 1 == 1);
+    assert_ne!(address, seeded(0).alloc(1));
+}
+
+#[test]
+fn bytes_through_every_direction() {
+    let gpu = seeded(3);
+    let stream = gpu.stream();
+    let bytes: Vec<u8> = (0..=255).collect();
+    let (a, b) = (gpu.alloc(256), gpu.alloc_on(stream, 256));
+    let pinned = gpu.pinned(256);
+    unsafe {
+        gpu.cuMemcpyHtoD_v2(a, bytes.as_ptr().cast(), 256).unwrap();
+        gpu.copy(stream, b, a, 256);
+        gpu.download_to(stream, pinned, b);
+        gpu.sync(stream);
+        assert_eq!(bytes_of(pinned), bytes);
+        write(pinned, &bytes.iter().rev().copied().collect::<Vec<u8>>());
+        gpu.cuMemcpyAsync(a, pinned.as_ptr() as u64, 256, stream).unwrap();
+        gpu.sync(stream);
+        let mut back = vec![0; 256];
+        gpu.cuMemcpy(back.as_mut_ptr() as u64, a, 256).unwrap();
+        assert_eq!(back, bytes_of(pinned));
+        // Host to host, too.
+        gpu.cuMemcpy(back.as_mut_ptr() as u64, bytes.as_ptr() as u64, 256).unwrap();
+        assert_eq!(back, bytes);
+    }
+}
+
+#[test]
+fn memsets_of_each_width() {
+    let gpu = seeded(4);
+    let (stream, memory) = (gpu.stream(), gpu.alloc(16));
+    unsafe {
+        gpu.cuMemsetD32Async(memory, 0x0102_0304, 4, stream).unwrap();
+        gpu.cuMemsetD16Async(memory + 4, 0x0A0B, 2, stream).unwrap();
+        gpu.cuMemsetD8Async(memory + 15, 0xFF, 1, stream).unwrap();
+        let bytes = gpu.download(stream, memory, 16);
+        assert_eq!(bytes, [4, 3, 2, 1, 11, 10, 11, 10, 4, 3, 2, 1, 4, 3, 2, 255]);
+        let misaligned = code(gpu.cuMemsetD32Async(memory + 2, 0, 1, stream));
+        assert_eq!(misaligned, CUresult::CUDA_ERROR_INVALID_VALUE);
+        gpu.cuMemsetD2D8Async(memory, 4, 9, 2, 4, stream).unwrap();
+        assert_eq!(gpu.download(stream, memory, 8), [9, 9, 2, 1, 9, 9, 11, 10]);
+    }
+}
+
+#[test]
+fn rows_with_pitches() {
+    let gpu = seeded(5);
+    let stream = gpu.stream();
+    let rows: Vec<u8> = (0..12).collect();
+    let device = gpu.alloc(64);
+    unsafe {
+        gpu.cuMemsetD8Async(device, 0xEE, 64, stream).unwrap();
+        // Columns 1 and 2 of a 3 by 4 table, to rows of 8 bytes.
+        let up = CUDA_MEMCPY2D {
+            srcMemoryType: CUmemorytype::CU_MEMORYTYPE_HOST,
+            srcHost: rows.as_ptr().cast(),
+            srcPitch: 4,
+            srcXInBytes: 1,
+            dstMemoryType: CUmemorytype::CU_MEMORYTYPE_DEVICE,
+            dstDevice: device,
+            dstPitch: 8,
+            dstY: 1,
+            WidthInBytes: 2,
+            Height: 3,
+            ..Default::default()
+        };
+        gpu.cuMemcpy2DAsync_v2(&up, stream).unwrap();
+        let bytes = gpu.download(stream, device, 32);
+        let pick = |row: usize| [bytes[8 * row], bytes[8 * row + 1], bytes[8 * row + 2]];
+        assert_eq!(
+            [pick(0), pick(1), pick(2), pick(3)],
+            [[0xEE; 3], [1, 2, 0xEE], [5, 6, 0xEE], [9, 10, 0xEE]]
+        );
+        let too_narrow = CUDA_MEMCPY2D { srcPitch: 2, ..up };
+        assert_eq!(code(gpu.cuMemcpy2DAsync_v2(&too_narrow, stream)), CUresult::CUDA_ERROR_INVALID_VALUE);
+        let too_far = CUDA_MEMCPY2D { dstY: 7, ..up };
+        assert_eq!(code(gpu.cuMemcpy2DAsync_v2(&too_far, stream)), CUresult::CUDA_ERROR_INVALID_VALUE);
+    }
+}
+
+#[test]
+fn peers_copy_with_and_without_access() {
+    let gpu = machine(SimConfig::new().devices(2));
+    let other = primary(&gpu, 1);
+    let (here, stream) = (gpu.alloc(4), gpu.stream());
+    unsafe {
+        gpu.cuCtxSetCurrent(other).unwrap();
+        let there = gpu.alloc(4);
+        gpu.cuCtxSetCurrent(gpu.context).unwrap();
+        gpu.fill(stream, here, 6, 4);
+        gpu.cuMemcpyPeerAsync(there, other, here, gpu.context, 4, stream).unwrap();
+        assert_eq!(gpu.download(stream, there, 4), [6; 4]);
+        gpu.cuCtxEnablePeerAccess(other, 0).unwrap();
+        gpu.copy(stream, here, there, 4);
+        gpu.sync(stream);
+    }
+}
+
+#[test]
+fn ranges_that_leave_their_allocation_are_refused_at_the_call() {
+    let gpu = seeded(6);
+    let (stream, memory) = (gpu.stream(), gpu.alloc(100));
+    unsafe {
+        let past_the_end = code(gpu.cuMemsetD8Async(memory, 0, 101, stream));
+        assert_eq!(past_the_end, CUresult::CUDA_ERROR_INVALID_VALUE);
+        assert_eq!(code(gpu.try_download(stream, memory + 50, 51)), CUresult::CUDA_ERROR_INVALID_VALUE);
+        gpu.cuMemFree_v2(memory).unwrap();
+        assert_eq!(code(gpu.try_download(stream, memory, 1)), CUresult::CUDA_ERROR_INVALID_VALUE);
+    }
+    gpu.sync(stream);
+}
+
+/// Work that nothing orders before the free of what it uses.
+fn use_and_free_on_two_streams(seed: u64) -> (CUresult, Vec<String>) {
+    let gpu = seeded(seed);
+    let (user, owner) = (gpu.stream(), gpu.stream());
+    let memory = gpu.alloc_on(owner, 100);
+    gpu.sync(owner);
+    gpu.fill(user, memory, 1, 100);
+    gpu.free_on(owner, memory);
+    gpu.try_sync(owner).ok();
+    let end = code(gpu.try_sync(user));
+    if end != CUresult::CUDA_SUCCESS {
+        // The error stays until the context is gone.
+        assert_eq!(code(gpu.try_alloc(1)), end);
+        unsafe {
+            gpu.cuDevicePrimaryCtxReset_v2(0).unwrap();
+            gpu.cuCtxSetCurrent(primary(&gpu, 0)).unwrap();
+        }
+        gpu.alloc(1);
+    }
+    (end, gpu.sim().report().faults)
+}
+
+#[test]
+fn use_after_an_unordered_free_is_found_for_some_seed_and_named() {
+    let runs: Vec<_> = (0..200).map(use_and_free_on_two_streams).collect();
+    let lost: Vec<_> = runs.iter().filter(|(end, _)| *end != CUresult::CUDA_SUCCESS).collect();
+    assert!(!lost.is_empty() && lost.len() < runs.len(), "{} of {}", lost.len(), runs.len());
+    for (end, faults) in lost {
+        assert_eq!(*end, CUresult::CUDA_ERROR_ILLEGAL_ADDRESS);
+        assert!(faults[0].contains("100 bytes at 0x") && faults[0].contains("freed"), "{faults:?}");
+    }
+}
+
+#[test]
+fn use_before_an_unordered_allocation_is_found_for_some_seed_and_named() {
+    let faults: Vec<String> = (0..200)
+        .flat_map(|seed| {
+            let gpu = seeded(seed);
+            let (owner, user) = (gpu.stream(), gpu.stream());
+            let memory = gpu.alloc_on(owner, 100);
+            gpu.fill(user, memory, 1, 100);
+            gpu.try_sync(user).ok();
+            gpu.sim().report().faults
+        })
+        .collect();
+    assert!(!faults.is_empty() && faults.len() < 200);
+    assert!(faults.iter().all(|fault| fault.contains("nothing orders before this use")), "{faults:?}");
+}
+
+#[test]
+fn a_block_may_be_taken_again_while_its_old_work_is_queued() {
+    for seed in 0..300 {
+        let gpu = seeded(seed);
+        let stream = gpu.stream();
+        let out = gpu.alloc(2);
+        // The large block's last use is queued before the small block that takes its place.
+        let large = gpu.alloc_on(stream, 1 << 20);
+        gpu.fill(stream, large, 1, 1 << 20);
+        gpu.copy(stream, out, large + (1 << 20) - 1, 1);
+        gpu.free_on(stream, large);
+        let small = gpu.alloc_on(stream, 512);
+        assert_eq!(small, large);
+        gpu.fill(stream, small, 2, 512);
+        gpu.copy(stream, out + 1, small, 1);
+        gpu.free_on(stream, small);
+        assert_eq!(gpu.download(stream, out, 2), [1, 2], "seed {seed}");
+    }
+}
