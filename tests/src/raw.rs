@@ -82,9 +82,17 @@ impl Raw {
     /// # Errors
     ///
     /// Whatever the driver refuses.
-    pub fn alloc_async(&self, size_bytes: usize, stream: CUstream) -> Result<CUdeviceptr, DriverError> {
+    ///
+    /// # Safety
+    ///
+    /// The stream is alive.
+    pub unsafe fn alloc_async(
+        &self,
+        size_bytes: usize,
+        stream: CUstream,
+    ) -> Result<CUdeviceptr, DriverError> {
         let mut address = 0;
-        // SAFETY: as for `stream`.
+        // SAFETY: the out-pointer lives through the call; the caller vouches for the stream.
         unsafe { self.driver.cuMemAllocAsync(&mut address, size_bytes, stream)? };
         Ok(address)
     }

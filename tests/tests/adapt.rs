@@ -1,5 +1,7 @@
 //! Whole values to the device and back on either driver.
 
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+
 use gpumem_adapt::array::ndarray::{Ix1, arr1, arr2};
 use gpumem_adapt::array::pool::sys::Driver;
 use gpumem_adapt::array::pool::{Device, Pool};

@@ -1,6 +1,8 @@
 //! The behaviour of a driver that this project relies on: return codes, orderings, attributes. Each case is written
 //! once and holds on the software driver and on a GPU.
 
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+
 use gpumem_adapt::array::pool::sys::types::*;
 use gpumem_adapt::array::pool::sys::{CUresult, Driver};
 use gpumem_tests::cases;
@@ -15,9 +17,9 @@ cases! {
         let raw = Raw::new(driver).unwrap();
         let stream = raw.stream().unwrap();
         assert_eq!(code(raw.alloc(0).map(drop)), CUresult::CUDA_ERROR_INVALID_VALUE);
-        assert_eq!(raw.alloc_async(0, stream), Ok(0));
-        // SAFETY: null is what these calls accept as nothing.
+        // SAFETY: the stream is alive; null is what the frees accept as nothing.
         unsafe {
+            assert_eq!(raw.alloc_async(0, stream), Ok(0));
             assert_eq!(code(driver.cuMemFree_v2(0)), CUresult::CUDA_SUCCESS);
             driver.cuStreamDestroy_v2(stream).unwrap();
         }
@@ -32,7 +34,9 @@ cases! {
         unsafe { driver.cuMemGetInfo_v2(&mut free, &mut total).unwrap() };
         assert!(0 < free && free <= total);
         assert_eq!(code(raw.alloc(total + MIB).map(drop)), CUresult::CUDA_ERROR_OUT_OF_MEMORY);
-        assert_eq!(code(raw.alloc_async(total + MIB, stream).map(drop)), CUresult::CUDA_ERROR_OUT_OF_MEMORY);
+        // SAFETY: the stream is alive.
+        let refused = unsafe { raw.alloc_async(total + MIB, stream) };
+        assert_eq!(code(refused.map(drop)), CUresult::CUDA_ERROR_OUT_OF_MEMORY);
         let address = raw.alloc(MIB).unwrap();
         // SAFETY: allocated above, unused.
         unsafe {
@@ -61,9 +65,9 @@ cases! {
         let raw = Raw::new(driver).unwrap();
         let stream = raw.stream().unwrap();
         let plain = raw.alloc(MIB).unwrap();
-        let ordered = raw.alloc_async(MIB, stream).unwrap();
-        // SAFETY: both are live and unused.
+        // SAFETY: the stream is alive, and so are both allocations, which nothing uses.
         unsafe {
+            let ordered = raw.alloc_async(MIB, stream).unwrap();
             driver.cuStreamSynchronize(stream).unwrap();
             driver.cuMemFreeAsync(plain, stream).unwrap();
             driver.cuMemFree_v2(ordered).unwrap();

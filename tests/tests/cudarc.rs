@@ -1,6 +1,8 @@
 //! Beside another user of the driver in the same process: cudarc shares the device's context and finds it as it left
 //! it. On a GPU only; cudarc loads the vendor's library by itself.
 
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+
 use cudarc::driver::CudaContext;
 use gpumem_adapt::array::pool::sys::Driver;
 use gpumem_adapt::array::pool::{Device, Pool};

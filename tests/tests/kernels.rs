@@ -2,6 +2,8 @@
 //!
 //! On the GPU this holds PTX and twins to each other; on the software driver it holds the twins to the host.
 
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+
 use gpumem_adapt::array::ndarray::{Array1, Array2, Axis, Ix1, Slice};
 use gpumem_adapt::array::pool::sys::{Driver, SimConfig};
 use gpumem_adapt::array::pool::{Device, Pool};

@@ -1,5 +1,7 @@
 //! The pool as its users see it, on either driver and with either backend.
 
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+
 use gpumem_adapt::array::pool::sys::Driver;
 use gpumem_adapt::array::pool::sys::types::*;
 use gpumem_adapt::array::pool::{BackendKind, Device, Event, Limit, Pool, PoolError, Stream};
