@@ -3,7 +3,6 @@
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 use gpumem_adapt::array::ndarray::{Ix1, arr1, arr2};
-use gpumem_adapt::array::pool::sys::Driver;
 use gpumem_adapt::array::pool::{Device, Pool};
 use gpumem_adapt::array::{Gpu, GpuArray};
 use gpumem_adapt::{Adapt, Diagonal, Host, HostVec};

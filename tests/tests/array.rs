@@ -49,7 +49,7 @@ cases! {
         let mut x = GpuArray::<f32, Ix1>::zeros(&first, 1 << 20).unwrap();
         for round in 0..20 {
             x += 1.0;
-            let doubled = &x.on(&second) * 2.0;
+            let doubled = x.on(&second) * 2.0;
             x += 1.0;
             drop(x.try_clone().unwrap());
             let expected = (round * 2 + 1) as f32 * 2.0;
@@ -64,7 +64,7 @@ cases! {
         let sums: Vec<f64> = std::thread::scope(|scope| {
             let run = |i: usize| {
                 let (gpu, shared) = (gpu.fork().unwrap(), &shared);
-                scope.spawn(move || (&shared.on(&gpu) * i as f64).sum().unwrap().item().unwrap())
+                scope.spawn(move || (shared.on(&gpu) * i as f64).sum().unwrap().item().unwrap())
             };
             let threads: Vec<_> = (0..4).map(run).collect();
             threads.into_iter().map(|thread| thread.join().unwrap()).collect()

@@ -61,7 +61,8 @@ macro_rules! elementwise {
                     let zip = |f: fn($kind, $kind) -> $kind| -> Vec<$kind> {
                         host_a.iter().zip(&host_b).map(|(a, b)| f(*a, *b)).collect()
                     };
-                    let each = |f: &dyn Fn($kind) -> $kind| -> Vec<$kind> { host_a.iter().map(|a| f(*a)).collect() };
+                    let each =
+                        |f: &dyn Fn($kind) -> $kind| -> Vec<$kind> { host_a.iter().map(|a| f(*a)).collect() };
                     assert_eq!((&a + &b).to_vec().unwrap(), zip(|a, b| a + b), "{len}");
                     assert_eq!((&a - &b).to_vec().unwrap(), zip(|a, b| a - b), "{len}");
                     assert_eq!((&a * &b).to_vec().unwrap(), zip(|a, b| a * b), "{len}");
@@ -86,8 +87,11 @@ macro_rules! products {
     ($name:ident, $kind:ty) => {
         fn $name(driver: &Driver) {
             for gpu in &both(driver) {
-                for (rows, columns) in [(0, 3), (3, 0), (1, 1), (7, 5), (33, 64), (64, 33), (2048, 1000), (5, 4097), (20_011, 6)] {
-                    let host: Vec<$kind> = values(rows * columns, 4).map(<$kind as Sample>::from_small).collect();
+                for (rows, columns) in
+                    [(0, 3), (3, 0), (1, 1), (7, 5), (33, 64), (64, 33), (2048, 1000), (5, 4097), (20_011, 6)]
+                {
+                    let host: Vec<$kind> =
+                        values(rows * columns, 4).map(<$kind as Sample>::from_small).collect();
                     let host = Array2::from_shape_vec((rows, columns), host).unwrap();
                     let matrix = GpuArray::from_array(gpu, &host).unwrap();
                     let (right, host_right) = array::<$kind>(gpu, columns, 5);
@@ -96,7 +100,11 @@ macro_rules! products {
                     let expected = host.dot(&Array1::from(host_right)).to_vec();
                     assert_eq!(matrix.dot(&right).unwrap().to_vec().unwrap(), expected, "{rows}x{columns}");
                     let expected = host.t().dot(&Array1::from(host_left)).to_vec();
-                    assert_eq!(matrix.t().dot(&left).unwrap().to_vec().unwrap(), expected, "{rows}x{columns}");
+                    assert_eq!(
+                        matrix.t().dot(&left).unwrap().to_vec().unwrap(),
+                        expected,
+                        "{rows}x{columns}"
+                    );
                 }
             }
         }

@@ -2,7 +2,6 @@
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
-use gpumem_adapt::array::pool::sys::Driver;
 use gpumem_adapt::array::pool::sys::types::*;
 use gpumem_adapt::array::pool::{BackendKind, Device, Event, Limit, Pool, PoolError, Stream};
 use gpumem_tests::cases;
