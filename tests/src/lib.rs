@@ -1,6 +1,7 @@
 //! Shared by the tests across layers.
 
 pub mod cases;
+pub mod model;
 pub mod raw;
 pub mod seeds;
 

@@ -2,6 +2,7 @@
 
 mod bindgen;
 mod ci;
+mod fuzz;
 mod gpu_test;
 mod kernels;
 mod layers;
@@ -27,6 +28,8 @@ struct Cli {
 enum Task {
     /// Generate the driver's types and function list from `cuda.h`
     Bindgen(bindgen::Args),
+    /// Try random programs over the pool on the software driver, and shrink what fails
+    Fuzz(fuzz::Args),
     /// Run every test that can run on a GPU on this machine's, or bundle them for another machine
     GpuTest(gpu_test::Args),
     /// Run what CI runs, or some of its steps
@@ -50,6 +53,7 @@ fn main() -> ExitCode {
 fn run(task: Task) -> anyhow::Result<()> {
     match task {
         Task::Bindgen(args) => bindgen::run(args),
+        Task::Fuzz(args) => fuzz::run(args),
         Task::GpuTest(args) => gpu_test::run(args),
         Task::Ci(args) => ci::run(args),
         Task::Tidy => tidy::run(),

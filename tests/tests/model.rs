@@ -1,0 +1,82 @@
+//! Random programs over the pool against its twin; see `gpumem_tests::model`. `cargo xtask fuzz` does more of the same.
+
+use gpumem_tests::model::Search;
+use gpumem_tests::pool::BackendKind;
+use gpumem_tests::sys::CUresult;
+use gpumem_tests::sys::types::{CUdeviceptr, CUevent, CUstream};
+use std::ops::ControlFlow;
+
+#[test]
+fn random_programs_agree_with_the_twin() {
+    let coverage =
+        Search::seeds(0, 150).run(|_| ControlFlow::Continue(())).unwrap_or_else(|found| panic!("{found}"));
+    // The programs must reach what they are meant to try.
+    assert_eq!(coverage.seeds, 150);
+    assert!(coverage.operations > 5_000 && coverage.blocks > 1_000, "{coverage}");
+    assert!(
+        coverage.out_of_memory > 20 && coverage.limit_reached > 20 && coverage.too_large > 20,
+        "{coverage}"
+    );
+}
+
+/// A line of `regressions/pool.txt` is a backend, a seed and what was wrong.
+#[test]
+fn seeds_that_once_failed_pass() {
+    for line in include_str!("../regressions/pool.txt").lines().filter(|line| !line.starts_with('#')) {
+        let mut words = line.split_whitespace();
+        let backend: BackendKind = words.next().unwrap().parse().unwrap();
+        let seed = words.next().unwrap().parse().unwrap();
+        let mut search = Search::seeds(seed, 1);
+        search.backends.retain(|kind| *kind == backend);
+        search.run(|_| ControlFlow::Continue(())).unwrap_or_else(|found| panic!("{found}"));
+    }
+}
+
+#[test]
+fn a_seed_always_makes_the_same_program() {
+    let twice = [(); 2].map(|()| Search::seeds(7, 5).run(|_| ControlFlow::Continue(())).unwrap());
+    assert_eq!(twice[0], twice[1]);
+}
+
+#[test]
+fn a_search_stops_when_told() {
+    let coverage = Search::seeds(0, u64::MAX)
+        .run(|coverage| if coverage.seeds < 3 { ControlFlow::Continue(()) } else { ControlFlow::Break(()) })
+        .unwrap();
+    assert_eq!(coverage.seeds, 3);
+}
+
+/// The search has teeth: on a driver whose streams do not wait for one another it finds a short program.
+#[test]
+fn a_lost_wait_is_found_and_shrunk() {
+    extern "C" fn no_wait(_: CUstream, _: CUevent, _: core::ffi::c_uint) -> CUresult {
+        CUresult::CUDA_SUCCESS
+    }
+    let mut search = Search::seeds(0, 200);
+    search.sabotage = Some(|table| table.cuStreamWaitEvent = Some(no_wait));
+    let found = search.run(|_| ControlFlow::Continue(())).unwrap_err();
+    assert!(found.program.len() <= 12, "{found}");
+    assert!(found.to_string().ends_with(&found.command()), "{found}");
+    let again = Search { first_seed: found.seed, seed_count: Some(1), ..search }
+        .run(|_| ControlFlow::Continue(()))
+        .unwrap_err();
+    assert_eq!((again.what, again.program.len()), (found.what, found.program.len()));
+}
+
+/// A free that is lost is a leak, whatever the contents.
+#[test]
+fn a_lost_free_is_found() {
+    extern "C" fn no_free_async(_: CUdeviceptr, _: CUstream) -> CUresult {
+        CUresult::CUDA_SUCCESS
+    }
+    extern "C" fn no_free(_: CUdeviceptr) -> CUresult {
+        CUresult::CUDA_SUCCESS
+    }
+    let mut search = Search::seeds(0, 20);
+    search.sabotage = Some(|table| {
+        table.cuMemFreeAsync = Some(no_free_async);
+        table.cuMemFree_v2 = Some(no_free);
+    });
+    let found = search.run(|_| ControlFlow::Continue(())).unwrap_err();
+    assert!(found.program.len() <= 5, "{found}");
+}
