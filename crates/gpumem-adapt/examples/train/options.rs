@@ -22,9 +22,9 @@ pub(crate) struct Options {
     /// Rows in each step.
     #[arg(long, default_value_t = 64, value_parser = clap::value_parser!(u32).range(1..))]
     batch: u32,
-    /// Adam's step size.
-    #[arg(long, default_value_t = 0.01, value_name = "RATE")]
-    learning_rate: f64,
+    /// Adam's step size [default: 0.01, with --synthetic 0.001].
+    #[arg(long, value_name = "RATE")]
+    learning_rate: Option<f64>,
     /// A CSV file to learn from: a line of names, then numbers; the last column is the target.
     #[arg(long, value_name = "FILE", conflicts_with = "synthetic")]
     data: Option<PathBuf>,
@@ -79,12 +79,13 @@ impl Options {
     }
 
     pub(crate) fn plan(&self) -> Result<Plan> {
-        let usable = self.learning_rate.is_finite() && self.learning_rate > 0.0;
-        ensure!(usable, "--learning-rate {}: a number above zero is needed", self.learning_rate);
+        let learning_rate = self.learning_rate.unwrap_or(if self.synthetic.is_some() { 0.001 } else { 0.01 });
+        let usable = learning_rate.is_finite() && learning_rate > 0.0;
+        ensure!(usable, "--learning-rate {learning_rate}: a number above zero is needed");
         Ok(Plan {
             epochs: self.epochs as usize,
             batch: self.batch as usize,
-            learning_rate: self.learning_rate,
+            learning_rate,
             beta1: 0.9,
             beta2: 0.999,
             epsilon: 1e-8,

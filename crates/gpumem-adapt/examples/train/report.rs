@@ -130,9 +130,13 @@ impl Report {
                 "loss {loss_error:.1e} (at most {LOSS_TOLERANCE:.0e}), weights {weight_error:.1e} (at most {WEIGHT_TOLERANCE:.0e})"
             ),
         )?;
+        let since = training.losses.iter().zip(losses).position(|(ours, expected)| {
+            (ours - expected).abs() > LOSS_TOLERANCE * expected.max(loss_of_zero)
+        });
         ensure!(
             loss_error <= LOSS_TOLERANCE && weight_error <= WEIGHT_TOLERANCE,
-            "device and host disagree; this is a fault in gpumem or its driver, please report it"
+            "device and host disagree, {}; where the loss jumps about, lower --learning-rate, else please report it",
+            since.map_or("in the weights alone".to_owned(), |epoch| format!("from epoch {} on", epoch + 1))
         );
         Ok(())
     }
