@@ -4,7 +4,7 @@
 
 use crate::{Adapt, AdaptError, Host, HostVec};
 use gpumem_array::ndarray::{Array, Array1, ArrayBase, ArrayView1, Data, Dimension, Ix1};
-use gpumem_array::{Element, Gpu, GpuArray};
+use gpumem_array::{Element, Gpu, GpuArray, GpuView};
 
 impl<T: Element> Adapt<Gpu> for [T] {
     type Adapted = GpuArray<T, Ix1>;
@@ -72,18 +72,25 @@ impl<T: Element, S: Data<Elem = T>> Adapt<HostVec> for ArrayBase<S, Ix1> {
     }
 }
 
-impl<T: Element, D: Dimension> Adapt<Host> for GpuArray<T, D> {
-    type Adapted = Array<T, D>;
+/// Downloads, of whole arrays and of views.
+macro_rules! downloads {
+    ($([$($lifetime:lifetime)?] $storage:ident),*) => {$(
+        impl<T: Element, D: Dimension> Adapt<Host> for $storage<$($lifetime,)? T, D> {
+            type Adapted = Array<T, D>;
 
-    fn adapt(&self, _: &Host) -> Result<Self::Adapted, AdaptError> {
-        Ok(self.to_array()?)
-    }
+            fn adapt(&self, _: &Host) -> Result<Self::Adapted, AdaptError> {
+                Ok(self.to_array()?)
+            }
+        }
+
+        impl<T: Element> Adapt<HostVec> for $storage<$($lifetime,)? T, Ix1> {
+            type Adapted = Vec<T>;
+
+            fn adapt(&self, _: &HostVec) -> Result<Self::Adapted, AdaptError> {
+                Ok(self.to_vec()?)
+            }
+        }
+    )*};
 }
 
-impl<T: Element> Adapt<HostVec> for GpuArray<T, Ix1> {
-    type Adapted = Vec<T>;
-
-    fn adapt(&self, _: &HostVec) -> Result<Self::Adapted, AdaptError> {
-        Ok(self.to_vec()?)
-    }
-}
+downloads!([] GpuArray, ['_] GpuView);

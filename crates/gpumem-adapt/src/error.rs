@@ -11,12 +11,12 @@ pub enum AdaptError {
     #[error(transparent)]
     Array(#[from] ArrayError),
     /// A part of the value could not be moved.
-    #[error("{part}: {source}")]
+    #[error("{part}: {reason}")]
     Within {
         /// Which part, in the words of the value: a field, a place in a tuple.
         part: Cow<'static, str>,
-        /// What went wrong there.
-        source: Box<AdaptError>,
+        /// What went wrong there. The text above has it already, so it is no `source` that would be printed twice.
+        reason: Box<AdaptError>,
     },
 }
 
@@ -24,7 +24,7 @@ impl AdaptError {
     /// The same error, said of a part of a larger value; for implementations of [`Adapt`](crate::Adapt).
     #[must_use]
     pub fn within(self, part: impl Into<Cow<'static, str>>) -> Self {
-        Self::Within { part: part.into(), source: Box::new(self) }
+        Self::Within { part: part.into(), reason: Box::new(self) }
     }
 
     /// What the array layer said, whichever part it was: match on this to decide what to do.
@@ -32,7 +32,7 @@ impl AdaptError {
     pub fn cause(&self) -> &ArrayError {
         match self {
             Self::Array(error) => error,
-            Self::Within { source, .. } => source.cause(),
+            Self::Within { reason, .. } => reason.cause(),
         }
     }
 }

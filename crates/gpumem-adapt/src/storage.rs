@@ -1,7 +1,7 @@
 //! Where arrays can be moved to on the host, and what a wrapper asks of the array inside it.
 
 use gpumem_array::ndarray::{Array1, ArrayView1, Ix1};
-use gpumem_array::{Element, GpuArray};
+use gpumem_array::{Element, GpuArray, GpuView};
 
 /// The host, as `ndarray` arrays: a target of [`Adapt`](crate::Adapt).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -26,52 +26,28 @@ pub trait Storage {
     fn type_name() -> String;
 }
 
-impl<T> Storage for Vec<T> {
-    type Elem = T;
+macro_rules! storages {
+    ($([$($bound:ident)?] $storage:ty, $name:literal);* $(;)?) => {$(
+        impl<T $(: $bound)?> Storage for $storage {
+            type Elem = T;
 
-    fn len(&self) -> usize {
-        self.len()
-    }
+            fn len(&self) -> usize {
+                self.len()
+            }
 
-    fn type_name() -> String {
-        format!("Vec<{}>", short_name::<T>())
-    }
+            fn type_name() -> String {
+                format!($name, short_name::<T>())
+            }
+        }
+    )*};
 }
 
-impl<T> Storage for Array1<T> {
-    type Elem = T;
-
-    fn len(&self) -> usize {
-        self.len()
-    }
-
-    fn type_name() -> String {
-        format!("Array1<{}>", short_name::<T>())
-    }
-}
-
-impl<T> Storage for ArrayView1<'_, T> {
-    type Elem = T;
-
-    fn len(&self) -> usize {
-        self.len()
-    }
-
-    fn type_name() -> String {
-        format!("ArrayView1<{}>", short_name::<T>())
-    }
-}
-
-impl<T: Element> Storage for GpuArray<T, Ix1> {
-    type Elem = T;
-
-    fn len(&self) -> usize {
-        self.len()
-    }
-
-    fn type_name() -> String {
-        format!("GpuArray<{}, Ix1>", short_name::<T>())
-    }
+storages! {
+    [] Vec<T>, "Vec<{}>";
+    [] Array1<T>, "Array1<{}>";
+    [] ArrayView1<'_, T>, "ArrayView1<{}>";
+    [Element] GpuArray<T, Ix1>, "GpuArray<{}, Ix1>";
+    [Element] GpuView<'_, T, Ix1>, "GpuView<{}, Ix1>";
 }
 
 /// The last part of a type's path.

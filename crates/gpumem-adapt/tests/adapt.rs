@@ -98,6 +98,17 @@ fn a_diagonal_prints_the_same_on_either_side() {
 }
 
 #[test]
+fn a_part_of_an_array_on_the_device_is_downloaded_alone() {
+    let up = array![[1_i32, 2], [3, 4], [5, 6]].adapt(&gpu()).unwrap();
+    let rows = up.slice_axis(Axis(0), (1..).into()).unwrap();
+    assert_eq!(rows.adapt(&Host).unwrap(), array![[3, 4], [5, 6]]);
+    let up = vec![1_i32, 2, 3].adapt(&gpu()).unwrap();
+    let tail = Diagonal::new(up.slice_axis(Axis(0), (1..).into()).unwrap());
+    assert_eq!(tail.to_string(), "2×2 Diagonal<GpuView<i32, Ix1>>:\n 2  ⋅\n ⋅  3");
+    assert_eq!(tail.adapt(&HostVec).unwrap(), Diagonal::new(vec![2, 3]));
+}
+
+#[test]
 fn a_diagonal_that_cannot_be_downloaded_says_so() {
     let driver = Driver::sim(SimConfig::new()).unwrap();
     // SAFETY: taking functions away claims nothing about them.

@@ -6,7 +6,7 @@ use crate::data::Table;
 use crate::kernels::Kernels;
 use crate::model::Dense;
 use crate::options::Plan;
-use anyhow::Result;
+use anyhow::{Context, Result};
 use gpumem_adapt::array::ndarray::{Array1, Axis, Ix1, Ix2, Slice};
 use gpumem_adapt::array::pool::Status;
 use gpumem_adapt::array::{Gpu, GpuArray, GpuView};
@@ -37,8 +37,8 @@ pub(crate) fn train(
 ) -> Result<Training> {
     let kernels = Kernels::load(gpu)?;
     let upload_started = Instant::now();
-    let (inputs, targets) = (&table.inputs, &table.targets).adapt(gpu)?;
-    let mut model = initial.adapt(gpu)?;
+    let (inputs, targets) = (&table.inputs, &table.targets).adapt(gpu).context("uploading the table")?;
+    let mut model = initial.adapt(gpu).context("uploading the model")?;
     let upload_time = upload_started.elapsed();
 
     let training_started = Instant::now();

@@ -16,7 +16,7 @@ mod options;
 mod reference;
 mod report;
 
-use anyhow::{Context, Result};
+use anyhow::Result;
 use clap::Parser;
 use gpumem_adapt::array::Gpu;
 use model::Dense;
@@ -52,8 +52,7 @@ fn run(options: &Options) -> Result<()> {
     report.task(&table, &plan)?;
 
     report.memory("before", &pool.status()?)?;
-    let training = device::train(&gpu, &table, &initial, &plan, &report::progress("training"))
-        .context("training on the device")?;
+    let training = device::train(&gpu, &table, &initial, &plan, &report::progress("training"))?;
     report.memory("during", &training.status)?;
     report.memory("after", &pool.status()?)?;
 
