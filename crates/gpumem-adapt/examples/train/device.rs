@@ -20,8 +20,8 @@ pub(crate) struct Training {
     pub(crate) losses: Vec<f64>,
     /// The parameters at the end, back on the host.
     pub(crate) model: Dense<Array1<f32>>,
-    /// The memory in the middle of it.
-    pub(crate) status: Status,
+    /// The memory in the middle of it, a batch's gradient included.
+    pub(crate) status: Option<Status>,
     pub(crate) upload_time: Duration,
     /// From the first step until the losses were on the host.
     pub(crate) training_time: Duration,
@@ -45,13 +45,13 @@ pub(crate) fn train(
     let mut adam = Adam::new(gpu, plan, table.columns())?;
     let mut losses = GpuArray::<f64, Ix1>::zeros(gpu, plan.epochs)?;
     let batches = batches(&inputs, &targets, plan)?;
-    let mut status = gpu.pool().status()?;
+    let mut status = None;
     progress.set_length(plan.epochs as u64);
     for epoch in 0..plan.epochs {
         for batch in &batches {
             let gradient = gradient(gpu, &kernels, &model, batch, &mut losses, epoch)?;
-            if epoch == plan.epochs / 2 {
-                status = gpu.pool().status()?;
+            if status.is_none() && epoch == plan.epochs / 2 {
+                status = Some(gpu.pool().status()?);
             }
             adam.step(gpu, &kernels, &mut model, &gradient, batch.targets.len())?;
         }

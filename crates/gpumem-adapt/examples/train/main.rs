@@ -53,7 +53,9 @@ fn run(options: &Options) -> Result<()> {
 
     report.memory("before", &pool.status()?)?;
     let training = device::train(&gpu, &table, &initial, &plan, &report::progress("training"))?;
-    report.memory("during", &training.status)?;
+    if let Some(status) = &training.status {
+        report.memory("during", status)?;
+    }
     report.memory("after", &pool.status()?)?;
 
     let reference_started = Instant::now();
