@@ -3,7 +3,8 @@
 //! A seed fixes the order in which the software driver runs queued work, so a body that fails for one fails for it
 //! every time. Whatever fails here ends with the command that repeats it.
 
-use crate::sys::{Driver, SimConfig, env};
+use crate::sys::sim::Report;
+use crate::sys::{Driver, Sim, SimConfig, env};
 use std::any::Any;
 use std::fmt::Debug;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
@@ -81,9 +82,10 @@ pub fn for_each<R: Outcome>(suite: Suite, count: u64, body: impl Fn(&Driver, u64
 /// [`find_failing_seed!`](crate::find_failing_seed!) without the macro.
 pub fn find_failing<R: Outcome>(suite: Suite, count: u64, body: impl Fn(&Driver, u64) -> R) -> FailingSeed {
     for seed in 0..count {
-        let Err(first) = run(seed, &body) else { continue };
-        assert!(run(seed, &body).is_err(), "seed {seed} failed once, then passed: {}", first.message());
-        return FailingSeed { seed, message: first.message(), command: suite.repeat_command(seed) };
+        let Err(failed) = run(seed, &body) else { continue };
+        let message = failed.failure.message();
+        assert!(run(seed, &body).is_err(), "seed {seed} failed once, then passed: {message}");
+        return FailingSeed { seed, message, command: suite.repeat_command(seed) };
     }
     panic!("the body passed under every seed below {count}");
 }
@@ -91,29 +93,43 @@ pub fn find_failing<R: Outcome>(suite: Suite, count: u64, body: impl Fn(&Driver,
 /// Runs a body under one seed; a failure is printed with the command that repeats it, then raised again.
 #[expect(clippy::print_stderr, reason = "libtest shows it with the failed test")]
 pub(crate) fn run_or_explain<R: Outcome>(suite: Suite, seed: u64, body: &impl Fn(&Driver, u64) -> R) {
-    let Err(failure) = run(seed, body) else { return };
+    let Err(failed) = run(seed, body) else { return };
+    eprintln!("{}", failed.report);
     eprintln!("failed under seed {seed} of the software driver; repeat: {}", suite.repeat_command(seed));
-    match failure {
+    match failed.failure {
         Failure::Panic(payload) => resume_unwind(payload),
         Failure::Error(message) => panic!("{message}"),
     }
 }
 
-fn run<R: Outcome>(seed: u64, body: &impl Fn(&Driver, u64) -> R) -> Result<(), Failure> {
+/// A body that passes must also have given back all memory.
+fn run<R: Outcome>(seed: u64, body: &impl Fn(&Driver, u64) -> R) -> Result<(), Failed> {
     let config = SimConfig::from_env().unwrap_or_else(|error| panic!("{error}"));
     let driver = Driver::sim(config.seed(seed)).unwrap_or_else(|error| panic!("{error}"));
     // What the body captured is not looked at again when it has panicked, except to run it once more from the start.
-    match catch_unwind(AssertUnwindSafe(|| body(&driver, seed).failure())) {
-        Ok(None) => Ok(()),
-        Ok(Some(message)) => Err(Failure::Error(message)),
-        Err(payload) => Err(Failure::Panic(payload)),
-    }
+    let outcome = catch_unwind(AssertUnwindSafe(|| body(&driver, seed).failure()));
+    let Some(report) = driver.simulator().map(Sim::report) else {
+        panic!("a software driver has a simulator")
+    };
+    let failure = match outcome {
+        Err(payload) => Failure::Panic(payload),
+        Ok(Some(message)) => Failure::Error(message),
+        Ok(None) if !report.allocations.is_empty() => Failure::Error("memory was not given back".to_string()),
+        Ok(None) => return Ok(()),
+    };
+    Err(Failed { failure, report })
 }
 
 /// The seed in `GPUMEM_SIM_SEED`, if one is set.
 pub(crate) fn from_env() -> Option<u64> {
     let value = env::read("GPUMEM_SIM_SEED").unwrap_or_else(|error| panic!("{error}"))?;
     Some(value.trim().parse().unwrap_or_else(|_| panic!("GPUMEM_SIM_SEED={value:?} is not a number")))
+}
+
+/// A failure, and what the software driver held after it.
+struct Failed {
+    failure: Failure,
+    report: Report,
 }
 
 enum Failure {
@@ -207,6 +223,20 @@ mod tests {
         );
         let other = Suite { package: "gpumem-tests", program: "conformance" }.repeat_command(3);
         assert!(other.contains("-p gpumem-tests --test conformance "), "{other}");
+    }
+
+    #[test]
+    #[should_panic(expected = "memory was not given back")]
+    fn memory_that_is_not_given_back_is_a_failure() {
+        for_each(crate::suite!(), 1, |driver: &Driver, _| {
+            let (mut context, mut address) = (std::ptr::null_mut(), 0);
+            // SAFETY: what is written to outlives the calls, and device 0 exists.
+            unsafe {
+                driver.cuDevicePrimaryCtxRetain(&mut context, 0).unwrap();
+                driver.cuCtxSetCurrent(context).unwrap();
+                driver.cuMemAlloc_v2(&mut address, 4096).unwrap();
+            }
+        });
     }
 
     #[test]

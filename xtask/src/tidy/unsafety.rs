@@ -12,11 +12,13 @@ const CONTRACT: &str = "list the caller's duties under `# Safety`";
 
 pub(super) fn check(path: &str, source: &Source) -> Vec<Finding> {
     let mut findings = Vec::new();
+    let one_reason_for_all = path.contains("tests/") && has_one_reason(source);
     for (index, word, after) in source.words() {
         if word != "unsafe" {
             continue;
         }
         let (what, advice, explained) = match Use::of(source, index, after) {
+            Use::Block if one_reason_for_all => continue,
             Use::Block => ("`unsafe` block", REASON, explained(source, index, "SAFETY:")),
             Use::Impl => ("`unsafe impl`", REASON, explained(source, index, "SAFETY:")),
             Use::Item if is_promised_elsewhere(source, index) => continue,
@@ -52,6 +54,12 @@ impl Use {
             _ => Self::Other,
         }
     }
+}
+
+/// Tests of raw calls would say the same in every block; they turn clippy's lint off for the file, and say it there.
+fn has_one_reason(source: &Source) -> bool {
+    let lint = "#![allow(clippy::undocumented_unsafe_blocks)]";
+    source.lines.iter().any(|line| line.code.trim() == lint && line.comment.len() > "// ".len())
 }
 
 /// Whether a comment that belongs to the statement at `index` contains `sign`: on its line or the one below, or above
@@ -118,6 +126,16 @@ mod tests {
         assert_eq!(found("// SAFETY: it lives.\n\nunsafe { f() };"), [3]);
         assert_eq!(found("// It lives.\nunsafe\n{ f() };"), [2]);
         assert_eq!(found("unsafe impl Send for A {}"), [1]);
+    }
+
+    #[test]
+    fn a_file_of_tests_may_have_one_reason() {
+        let reason = "#![allow(clippy::undocumented_unsafe_blocks)] // Every pointer is a local's.";
+        let text = format!("{reason}\nfn f() {{\n    unsafe {{ g() }}\n}}\n");
+        assert_eq!(check("crates/a/tests/b.rs", &Source::parse(&text)), []);
+        assert_eq!(found(&text), [3]);
+        let silent = text.replace(" // Every pointer is a local's.", "");
+        assert_eq!(check("crates/a/tests/b.rs", &Source::parse(&silent)).len(), 1);
     }
 
     #[test]

@@ -1,12 +1,18 @@
 //! Host memory that stands in for a device's memory: reserved whole, paid for page by page as it is touched.
 
 use super::codes::{Answer, OUT_OF_MEMORY};
-use memmap2::{MmapMut, MmapOptions};
+#[cfg(not(miri))]
+use memmap2::{MmapMut as Map, MmapOptions};
+
+/// Miri knows no mappings of this kind, but an allocation of zeros is as good to it.
+#[cfg(miri)]
+#[derive(Debug)]
+struct Map(*mut u8, std::alloc::Layout);
 
 /// One mapping. Its bytes start as zeros and go back to the system with it.
 #[derive(Debug)]
 pub(super) struct Backing {
-    _map: MmapMut,
+    _map: Map,
     bytes: Bytes,
 }
 
@@ -30,8 +36,7 @@ impl Backing {
     /// `OUT_OF_MEMORY` where the host has no room, not even for the addresses.
     pub(super) fn new(size_bytes: u64) -> Answer<Self> {
         let len = usize::try_from(size_bytes).map_err(|_| OUT_OF_MEMORY)?;
-        // Without this the system refuses a mapping larger than its memory even if little of it is ever touched.
-        let mut map = MmapOptions::new().len(len).no_reserve_swap().map_anon().map_err(|_| OUT_OF_MEMORY)?;
+        let mut map = map(len)?;
         Ok(Self { bytes: Bytes(map.as_mut_ptr()), _map: map })
     }
 
@@ -39,3 +44,36 @@ impl Backing {
         self.bytes
     }
 }
+
+/// Without the reservation taken off, the system refuses more than its memory even if little is ever touched.
+#[cfg(not(miri))]
+fn map(len: usize) -> Answer<Map> {
+    MmapOptions::new().len(len).no_reserve_swap().map_anon().map_err(|_| OUT_OF_MEMORY)
+}
+
+#[cfg(miri)]
+fn map(len: usize) -> Answer<Map> {
+    const PAGE_BYTES: usize = 4096;
+    let layout = std::alloc::Layout::from_size_align(len.max(1), PAGE_BYTES).map_err(|_| OUT_OF_MEMORY)?;
+    // SAFETY: the size is not zero.
+    Ok(Map(unsafe { std::alloc::alloc_zeroed(layout) }, layout))
+}
+
+#[cfg(miri)]
+impl Map {
+    fn as_mut_ptr(&mut self) -> *mut u8 {
+        self.0
+    }
+}
+
+#[cfg(miri)]
+impl Drop for Map {
+    fn drop(&mut self) {
+        // SAFETY: it was allocated with this layout and is dropped once.
+        unsafe { std::alloc::dealloc(self.0, self.1) }
+    }
+}
+
+// SAFETY: as for `Bytes`, which is the same address.
+#[cfg(miri)]
+unsafe impl Send for Map {}

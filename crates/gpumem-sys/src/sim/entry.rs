@@ -35,6 +35,9 @@ pub(super) fn table<const SLOT: usize>() -> Table {
 macro_rules! entries {
     ($( fn $name:ident($call:ident $(, $arg:ident: $kind:ty)* $(,)?) $body:block )*) => {
         $(
+            /// # Safety
+            ///
+            /// What the driver's documentation asks of the caller of this function.
             #[allow(non_snake_case, clippy::too_many_arguments)]
             unsafe fn $name(slot: usize, $($arg: $kind),*) -> CUresult {
                 crate::sim::call::enter(slot, |$call| {
