@@ -1,5 +1,6 @@
 // A matrix, its rows contiguous and `row_step` elements apart, times a vector: along rows (`rows`) and along columns
-// (`columns`, the transposed product). Orders of summation depend on the sizes alone; nothing is added atomically.
+// (`columns`, the transposed product). Where that alone would leave a device idle, the work is split into parts, whose
+// sums a second kernel adds up. Orders of summation depend on the sizes alone; nothing is added atomically.
 
 #include "common.cuh"
 
@@ -7,11 +8,11 @@ const unsigned ROWS = 8;      // rows a block of `rows_warp` works on, and row l
 const unsigned WIDE = 256;    // threads on one row in `rows_block`
 const unsigned IN_FLIGHT = 8; // loads a thread issues before it uses the first
 
-// out[r] = sum over c of x[r][c] * v[c], with `WIDTH` threads a row.
-template <unsigned WIDTH, class T>
-__device__ void rows(T *out, const T *x, u64 row_step, const T *v, u64 row_count, u64 column_count) {
+// out[r * out_step] = sum over c of x[r][c] * v[c], with `WIDTH` threads a row; without v, of x[r][c] alone.
+template <unsigned WIDTH, bool WEIGHTED, class T>
+__device__ void rows(T *out, u64 out_step, const T *x, u64 row_step, const T *v, u64 row_count, u64 column_count) {
     __shared__ T slots[WIDTH / 32];
-    const bool packed = is_aligned(x) && is_aligned(v) && row_step % Pack<T>::count == 0;
+    const bool packed = is_aligned(x) && (!WEIGHTED || is_aligned(v)) && row_step % Pack<T>::count == 0;
     const u64 packs = packed ? column_count / Pack<T>::count : 0;
     const unsigned lane = threadIdx.x;
     for (u64 row = blockIdx.x * (u64)blockDim.y + threadIdx.y; row < row_count; row += gridDim.x * (u64)blockDim.y) {
@@ -30,20 +31,21 @@ __device__ void rows(T *out, const T *x, u64 row_step, const T *v, u64 row_count
             for (unsigned j = 0; j < IN_FLIGHT; j++) {
                 const u64 i = base + j * WIDTH;
                 if (i < packs) {
-                    const Pack<T> factor = v_packs[i];
+                    const Pack<T> factor = WEIGHTED ? v_packs[i] : pack_of(T(1));
 #pragma unroll
                     for (unsigned k = 0; k < Pack<T>::count; k++)
-                        sums.lane[k] = add(sums.lane[k], mul(loaded[j].lane[k], factor.lane[k]));
+                        sums.lane[k] =
+                            add(sums.lane[k], WEIGHTED ? mul(loaded[j].lane[k], factor.lane[k]) : loaded[j].lane[k]);
                 }
             }
         }
         for (u64 c = packs * Pack<T>::count + lane; c < column_count; c += WIDTH)
-            sums.lane[0] = add(sums.lane[0], mul(line[c], v[c]));
+            sums.lane[0] = add(sums.lane[0], WEIGHTED ? mul(line[c], v[c]) : line[c]);
         T sum = sums.lane[0];
 #pragma unroll
         for (unsigned k = 1; k < Pack<T>::count; k++) sum = add(sum, sums.lane[k]);
         sum = block_sum<WIDTH>(sum, lane, slots);
-        if (lane == 0) out[row] = sum;
+        if (lane == 0) out[row * out_step] = sum;
     }
 }
 
@@ -103,12 +105,20 @@ __device__ void columns(T *out, const T *x, u64 row_step, const T *v, u64 row_co
 // Compiled for each ELEMENT_SUFFIX.
 ENTRY_OF(32 * ROWS, rows_warp)
 (Element *out, const Element *x, u64 row_step, const Element *v, u64 row_count, u64 column_count) {
-    rows<32>(out, x, row_step, v, row_count, column_count);
+    rows<32, true>(out, 1, x, row_step, v, row_count, column_count);
 }
 
+// out[r][part] is the sum over `columns_a_part` columns; the part is the block's y index.
 ENTRY_OF(WIDE, rows_block)
-(Element *out, const Element *x, u64 row_step, const Element *v, u64 row_count, u64 column_count) {
-    rows<WIDE>(out, x, row_step, v, row_count, column_count);
+(Element *out, const Element *x, u64 row_step, const Element *v, u64 row_count, u64 column_count, u64 columns_a_part) {
+    const u64 first = blockIdx.y * columns_a_part;
+    const u64 count = first + columns_a_part < column_count ? columns_a_part : column_count - first;
+    rows<WIDE, true>(out + blockIdx.y, gridDim.y, x + first, row_step, v + first, row_count, count);
+}
+
+ENTRY_OF(32 * ROWS, rows_sum)
+(Element *out, const Element *x, u64 row_step, u64 row_count, u64 column_count) {
+    rows<32, false>(out, 1, x, row_step, (const Element *)0, row_count, column_count);
 }
 
 ENTRY_OF(32 * ROWS, columns)

@@ -37,13 +37,14 @@ pub(crate) enum Kernel {
     Dot,
     RowsWarp,
     RowsBlock,
+    RowsSum,
     Columns,
     ColumnsSum,
 }
 
 impl Kernel {
     /// In the order of the declaration, with the family and the name between `gpumem_` and the type.
-    const ALL: [(Self, usize, &'static str); 16] = [
+    const ALL: [(Self, usize, &'static str); 17] = [
         (Self::Add, 0, "add"),
         (Self::Sub, 0, "sub"),
         (Self::Mul, 0, "mul"),
@@ -58,6 +59,7 @@ impl Kernel {
         (Self::Dot, 1, "dot"),
         (Self::RowsWarp, 2, "rows_warp"),
         (Self::RowsBlock, 2, "rows_block"),
+        (Self::RowsSum, 2, "rows_sum"),
         (Self::Columns, 2, "columns"),
         (Self::ColumnsSum, 2, "columns_sum"),
     ];

@@ -9,7 +9,7 @@ mod matvec;
 mod reduce;
 
 use crate::kernel::twins::elementwise::{Add, Div, Mul, Sub, array_scalar, arrays, fill, scalar_array};
-use crate::kernel::twins::matvec::{columns, columns_sum, rows};
+use crate::kernel::twins::matvec::{columns, columns_sum, rows, rows_in_parts, rows_sum};
 use crate::kernel::twins::reduce::{dot, sum};
 use gpumem_pool::sys::Sim;
 use gpumem_pool::sys::sim::{Kernel, KernelFault, Launch};
@@ -42,7 +42,8 @@ macro_rules! twins {
                 Kernel::new(concat!("gpumem_sum_", $suffix), sum::<$type>),
                 Kernel::new(concat!("gpumem_dot_", $suffix), dot::<$type>),
                 Kernel::new(concat!("gpumem_rows_warp_", $suffix), rows::<$type>),
-                Kernel::new(concat!("gpumem_rows_block_", $suffix), rows::<$type>),
+                Kernel::new(concat!("gpumem_rows_block_", $suffix), rows_in_parts::<$type>),
+                Kernel::new(concat!("gpumem_rows_sum_", $suffix), rows_sum::<$type>),
                 Kernel::new(concat!("gpumem_columns_", $suffix), columns::<$type>),
                 Kernel::new(concat!("gpumem_columns_sum_", $suffix), columns_sum::<$type>),
             ];

@@ -1,7 +1,7 @@
 //! Matrix times vector, for matrices by rows and by columns.
 //!
-//! One kernel sums along contiguous rows, the other along columns. The second splits the rows into parts, so that there
-//! are enough blocks to fill the device, and adds up the parts in a second launch.
+//! Some kernels sum along contiguous rows, others along columns. Where that would make too few blocks to fill a device,
+//! the sums are split into parts, which a second launch adds up.
 
 use crate::array::GpuArray;
 use crate::element::Numeric;
@@ -116,13 +116,13 @@ unsafe fn along_rows<T: Numeric>(
     v: u64,
     [row_count, column_count]: [usize; 2],
 ) -> Result<GpuArray<T, Ix1>, ArrayError> {
-    let result = GpuArray::unwritten(gpu, Layout::dense(Ix1(row_count), Order::Row, size_of::<T>())?)?;
-    let (out, rows, columns) = (result.address(), row_count as u64, column_count as u64);
     let long = column_count > LONG_ROW || row_count < FEW_ROWS && column_count > SHORT_ROW;
-    let (kernel, grid, block) = match long {
-        true => (Kernel::RowsBlock, blocks(row_count, 1), [WIDE, 1, 1]),
-        false => (Kernel::RowsWarp, blocks(row_count, ROW_LANES as usize), [32, ROW_LANES, 1]),
-    };
+    if long {
+        // SAFETY: the caller's promise.
+        return unsafe { along_long_rows(gpu, x, row_step, v, [row_count, column_count]) };
+    }
+    let result = vector::<T>(gpu, row_count)?;
+    let (out, rows, columns) = (result.address(), row_count as u64, column_count as u64);
     let mut parameters = [
         parameter(&out),
         parameter(&x),
@@ -131,9 +131,55 @@ unsafe fn along_rows<T: Numeric>(
         parameter(&rows),
         parameter(&columns),
     ];
-    let function = gpu.library().kernel(kernel, T::KIND)?;
+    let function = gpu.library().kernel(Kernel::RowsWarp, T::KIND)?;
     // SAFETY: these are the kernel's parameters; the result has an element for each row; the rest is the caller's promise.
-    unsafe { launch(gpu, function, ([grid, 1, 1], block, 0), &mut parameters)? };
+    unsafe { launch(gpu, function, warp_a_row(row_count), &mut parameters)? };
+    Ok(result)
+}
+
+/// A block a row, or several where there are few rows.
+///
+/// # Safety
+///
+/// As [`along_rows`].
+unsafe fn along_long_rows<T: Numeric>(
+    gpu: &Gpu,
+    x: u64,
+    row_step: u64,
+    v: u64,
+    [row_count, column_count]: [usize; 2],
+) -> Result<GpuArray<T, Ix1>, ArrayError> {
+    let parts = BLOCKS_WANTED.div_ceil(row_count).min(column_count.div_ceil(COLUMNS_A_PART_MIN));
+    // A multiple of every pack, so that parts begin as aligned as rows do.
+    let columns_a_part = column_count.div_ceil(parts).next_multiple_of(16);
+    let parts = column_count.div_ceil(columns_a_part);
+    let partial = GpuArray::<T, Ix2>::unwritten(gpu, dense::<T, _>(Ix2(row_count, parts))?)?;
+    let (out, rows, columns, step) =
+        (partial.address(), row_count as u64, column_count as u64, columns_a_part as u64);
+    let mut parameters = [
+        parameter(&out),
+        parameter(&x),
+        parameter(&row_step),
+        parameter(&v),
+        parameter(&rows),
+        parameter(&columns),
+        parameter(&step),
+    ];
+    let function = gpu.library().kernel(Kernel::RowsBlock, T::KIND)?;
+    let shape = ([blocks(row_count, 1), parts as u32, 1], [WIDE, 1, 1], 0);
+    // SAFETY: these are the kernel's parameters; `partial` has an element for each row and part; the rest is the caller's
+    // promise.
+    unsafe { launch(gpu, function, shape, &mut parameters)? };
+    if parts == 1 {
+        return partial.into_shape(row_count);
+    }
+    let result = vector::<T>(gpu, row_count)?;
+    let (sum, parts) = (result.address(), parts as u64);
+    let mut parameters =
+        [parameter(&sum), parameter(&out), parameter(&parts), parameter(&rows), parameter(&parts)];
+    let function = gpu.library().kernel(Kernel::RowsSum, T::KIND)?;
+    // SAFETY: as above; the parts are read as contiguous rows on the stream that wrote them.
+    unsafe { launch(gpu, function, warp_a_row(row_count), &mut parameters)? };
     Ok(result)
 }
 
@@ -151,12 +197,9 @@ unsafe fn along_columns<T: Numeric>(
     let parts = row_count.div_ceil(ROWS_A_PART_MIN).min(BLOCKS_WANTED.div_ceil(column_blocks));
     let rows_a_part = row_count.div_ceil(parts);
     let parts = row_count.div_ceil(rows_a_part);
-    let partial = GpuArray::<T, _>::unwritten(
-        gpu,
-        Layout::dense(Ix2(parts, column_count), Order::Row, size_of::<T>())?,
-    )?;
-    let grid_columns = u32::try_from(column_blocks)
-        .map_err(|_| ArrayError::TooManyElements { shape: vec![column_count] })?;
+    let partial = GpuArray::<T, Ix2>::unwritten(gpu, dense::<T, _>(Ix2(parts, column_count))?)?;
+    let too_many = |_| ArrayError::TooManyElements { shape: vec![column_count] };
+    let grid_columns = u32::try_from(column_blocks).map_err(too_many)?;
     let block = [32, ROW_LANES, 1];
     let (out, rows, columns, step) =
         (partial.address(), row_count as u64, column_count as u64, rows_a_part as u64);
@@ -175,7 +218,7 @@ unsafe fn along_columns<T: Numeric>(
     if parts == 1 {
         return partial.into_shape(column_count);
     }
-    let result = GpuArray::unwritten(gpu, Layout::dense(Ix1(column_count), Order::Row, size_of::<T>())?)?;
+    let result = vector::<T>(gpu, column_count)?;
     let (sum, parts) = (result.address(), parts as u64);
     let function = gpu.library().kernel(Kernel::ColumnsSum, T::KIND)?;
     let mut parameters = [
@@ -191,6 +234,18 @@ unsafe fn along_columns<T: Numeric>(
     Ok(result)
 }
 
+fn vector<T: Numeric>(gpu: &Gpu, len: usize) -> Result<GpuArray<T, Ix1>, ArrayError> {
+    GpuArray::unwritten(gpu, dense::<T, _>(Ix1(len))?)
+}
+
+fn dense<T, D: Dimension>(dim: D) -> Result<Layout<D>, ArrayError> {
+    Layout::dense(dim, Order::Row, size_of::<T>())
+}
+
+fn warp_a_row(row_count: usize) -> ([u32; 3], [u32; 3], u32) {
+    ([blocks(row_count, ROW_LANES as usize), 1, 1], [32, ROW_LANES, 1], 0)
+}
+
 /// Rows a block of `rows_warp` works on, and row lanes of `columns`: the kernels are compiled for it.
 const ROW_LANES: u32 = 8;
 /// Threads on one row in `rows_block`.
@@ -200,6 +255,8 @@ const LONG_ROW: usize = 4096;
 /// With so few rows one warp each leaves the device idle, unless the rows are short.
 const FEW_ROWS: usize = 1024;
 const SHORT_ROW: usize = 512;
+/// Eight loads of four elements for each thread.
+const COLUMNS_A_PART_MIN: usize = 8192;
 /// Eight loads for each row lane.
 const ROWS_A_PART_MIN: usize = 64;
 /// About four blocks for each multiprocessor of a large GPU.

@@ -1,6 +1,6 @@
 //! `matvec.cu`.
 
-use super::reduce::product_sum;
+use super::reduce::{plain_sum, product_sum};
 use super::{Number, count};
 use gpumem_pool::sys::sim::{KernelFault, Launch};
 use std::cell::Cell;
@@ -14,6 +14,33 @@ pub(super) fn rows<T: Number>(launch: &mut Launch<'_>) -> Result<(), KernelFault
     let (out, v) = (launch.write::<T>(out, row_count)?, launch.read::<T>(v, column_count)?);
     for (row, out) in out.iter().enumerate() {
         out.set(product_sum(&x[row * matrix.row_step..][..column_count], v));
+    }
+    Ok(())
+}
+
+pub(super) fn rows_in_parts<T: Number>(launch: &mut Launch<'_>) -> Result<(), KernelFault> {
+    let out: u64 = launch.arg()?;
+    let matrix = Matrix { address: launch.arg()?, row_step: count(launch)? };
+    let v: u64 = launch.arg()?;
+    let (row_count, column_count, columns_a_part) = (count(launch)?, count(launch)?, count(launch)?);
+    let x = matrix.cells::<T>(launch, row_count, column_count)?;
+    let part_count = launch.grid()[1] as usize;
+    let (out, v) = (launch.write::<T>(out, row_count * part_count)?, launch.read::<T>(v, column_count)?);
+    for (row, out) in out.chunks_exact(part_count).enumerate() {
+        let line = &x[row * matrix.row_step..][..column_count];
+        let parts = line.chunks(columns_a_part).zip(v.chunks(columns_a_part));
+        out.iter().zip(parts).for_each(|(out, (x, v))| out.set(product_sum(x, v)));
+    }
+    Ok(())
+}
+
+pub(super) fn rows_sum<T: Number>(launch: &mut Launch<'_>) -> Result<(), KernelFault> {
+    let out: u64 = launch.arg()?;
+    let matrix = Matrix { address: launch.arg()?, row_step: count(launch)? };
+    let (row_count, column_count) = (count(launch)?, count(launch)?);
+    let x = matrix.cells::<T>(launch, row_count, column_count)?;
+    for (row, out) in launch.write::<T>(out, row_count)?.iter().enumerate() {
+        out.set(plain_sum(&x[row * matrix.row_step..][..column_count]));
     }
     Ok(())
 }

@@ -8,7 +8,7 @@ pub(super) fn sum<T: Number>(launch: &mut Launch<'_>) -> Result<(), KernelFault>
     let (out, a): (u64, u64) = (launch.arg()?, launch.arg()?);
     let n = count(launch)?;
     let a = launch.read::<T>(a, n)?;
-    blocks(launch, out, n, |stretch| lanes(&a[stretch], |cell| cell.get()))
+    blocks(launch, out, n, |stretch| plain_sum(&a[stretch]))
 }
 
 pub(super) fn dot<T: Number>(launch: &mut Launch<'_>) -> Result<(), KernelFault> {
@@ -31,16 +31,17 @@ pub(super) fn product_sum<T: Number>(a: &[Cell<T>], b: &[Cell<T>]) -> T {
     rest.map(|(a, b)| a.get().times(b.get())).chain(sums).fold(T::ZERO, T::plus)
 }
 
-fn lanes<T: Number>(cells: &[Cell<T>], value: impl Fn(&Cell<T>) -> T) -> T {
+/// The sum of a slice.
+pub(super) fn plain_sum<T: Number>(cells: &[Cell<T>]) -> T {
     let mut sums = [T::ZERO; LANES];
     let chunks = cells.chunks_exact(LANES);
     let rest = chunks.remainder().iter();
     for chunk in chunks {
         for lane in 0..LANES {
-            sums[lane] = sums[lane].plus(value(&chunk[lane]));
+            sums[lane] = sums[lane].plus(chunk[lane].get());
         }
     }
-    rest.map(value).chain(sums).fold(T::ZERO, T::plus)
+    rest.map(Cell::get).chain(sums).fold(T::ZERO, T::plus)
 }
 
 fn blocks<T: Number>(
