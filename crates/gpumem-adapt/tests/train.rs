@@ -31,6 +31,12 @@ fn random_data_is_learned_within_a_limit_and_on_either_backend() {
 }
 
 #[test]
+fn random_data_comes_in_batches_of_2048() {
+    let run = train(&["--synthetic", "5000x3", "--epochs", "2"], SIM);
+    assert!(run.succeeded().contains("2 epochs, 6 steps of 2,048 rows"), "{}", run.stdout);
+}
+
+#[test]
 fn a_batch_larger_than_the_data_is_the_whole_data() {
     train(&["--epochs", "2", "--batch", "4000000000"], SIM).succeeded();
 }

@@ -19,9 +19,9 @@ pub(crate) struct Options {
     /// Passes over the data.
     #[arg(long, default_value_t = 200, value_parser = clap::value_parser!(u32).range(1..))]
     epochs: u32,
-    /// Rows in each step.
-    #[arg(long, default_value_t = 64, value_parser = clap::value_parser!(u32).range(1..))]
-    batch: u32,
+    /// Rows in each step [default: 64, with --synthetic 2048].
+    #[arg(long, value_parser = clap::value_parser!(u32).range(1..))]
+    batch: Option<u32>,
     /// Adam's step size [default: 0.01, with --synthetic 0.001].
     #[arg(long, value_name = "RATE")]
     learning_rate: Option<f64>,
@@ -79,12 +79,14 @@ impl Options {
     }
 
     pub(crate) fn plan(&self) -> Result<Plan> {
-        let learning_rate = self.learning_rate.unwrap_or(if self.synthetic.is_some() { 0.001 } else { 0.01 });
+        let (batch, learning_rate) = if self.synthetic.is_some() { (2048, 0.001) } else { (64, 0.01) };
+        let (batch, learning_rate) =
+            (self.batch.unwrap_or(batch), self.learning_rate.unwrap_or(learning_rate));
         let usable = learning_rate.is_finite() && learning_rate > 0.0;
         ensure!(usable, "--learning-rate {learning_rate}: a number above zero is needed");
         Ok(Plan {
             epochs: self.epochs as usize,
-            batch: self.batch as usize,
+            batch: batch as usize,
             learning_rate,
             beta1: 0.9,
             beta2: 0.999,
