@@ -87,9 +87,18 @@ macro_rules! products {
     ($name:ident, $kind:ty) => {
         fn $name(driver: &Driver) {
             for gpu in &both(driver) {
-                for (rows, columns) in
-                    [(0, 3), (3, 0), (1, 1), (7, 5), (33, 64), (64, 33), (2048, 1000), (5, 4097), (20_011, 6)]
-                {
+                for (rows, columns) in [
+                    (0, 3),
+                    (3, 0),
+                    (1, 1),
+                    (7, 5),
+                    (33, 64),
+                    (64, 33),
+                    (2048, 1000),
+                    (5, 4097),
+                    (3, 60_001),
+                    (20_011, 6),
+                ] {
                     let host: Vec<$kind> =
                         values(rows * columns, 4).map(<$kind as Sample>::from_small).collect();
                     let host = Array2::from_shape_vec((rows, columns), host).unwrap();

@@ -3,6 +3,7 @@
 //! A clone is the same stream; [`Gpu::fork`] is another stream of the same pool. Everything queued through one `Gpu`
 //! runs in the order it was queued in.
 
+use crate::element::Numeric;
 use crate::error::ArrayError;
 use crate::kernel::Module;
 use crate::kernel::library::Library;
@@ -37,7 +38,7 @@ struct Inner {
 }
 
 impl Gpu {
-    /// The pool's device, with a new stream.
+    /// The pool's device, with a new stream and kernels of its own; [`Gpu::fork`] shares them.
     ///
     /// # Errors
     ///
@@ -116,6 +117,18 @@ impl Gpu {
     /// What the driver says of the text.
     pub fn module(&self, ptx: &str) -> Result<Module, ArrayError> {
         Module::load(self.device(), ptx)
+    }
+
+    /// Loads all of this crate's kernels for one element type, which otherwise happens piece by piece at their first use.
+    ///
+    /// The vendor's driver translates them for its device the first time on a machine, about a quarter of a second, and
+    /// keeps the result for later runs.
+    ///
+    /// # Errors
+    ///
+    /// What the driver says.
+    pub fn preload<T: Numeric>(&self) -> Result<(), ArrayError> {
+        self.library().preload(T::KIND)
     }
 
     pub(crate) fn library(&self) -> &Library {

@@ -6,10 +6,13 @@
 mod support;
 
 use gpumem_array::ndarray::{Array, Array2, Axis, Ix0, Ix2, IxDyn, Slice, arr0, array};
-use gpumem_array::pool::PoolError;
-use gpumem_array::pool::sys::SimConfig;
+use gpumem_array::pool::sys::types::{CUdeviceptr, CUresult, CUstream};
+use gpumem_array::pool::sys::{Driver, SimConfig};
+use gpumem_array::pool::{Device, Pool, PoolError};
 use gpumem_array::{ArrayError, Element, Gpu, GpuArray, LaunchShape};
 use proptest::prelude::*;
+use std::ffi::c_void;
+use std::sync::OnceLock;
 use support::{gpu, gpu_with};
 
 fn there_and_back<T: Element + PartialEq + std::fmt::Debug>(gpu: &Gpu, elements: &[T]) {
@@ -161,6 +164,45 @@ fn a_full_device_is_an_error_and_room_comes_back() {
     assert!(GpuArray::<u8, _>::zeros(&gpu, 40 << 20).is_ok());
     let never = GpuArray::<u64, _>::zeros(&gpu, usize::MAX / 4).unwrap_err();
     assert!(matches!(never, ArrayError::TooManyElements { .. }), "{never}");
+}
+
+/// The simulator's own copy, behind [`copy_and_complain`].
+static COPY: OnceLock<unsafe extern "C" fn(CUdeviceptr, *const c_void, usize, CUstream) -> CUresult> =
+    OnceLock::new();
+
+/// Queues the copy and says that it failed.
+unsafe extern "C" fn copy_and_complain(
+    target: CUdeviceptr,
+    source: *const c_void,
+    size_bytes: usize,
+    stream: CUstream,
+) -> CUresult {
+    if let Some(copy) = COPY.get() {
+        // SAFETY: the caller's promise, passed on.
+        unsafe { copy(target, source, size_bytes, stream) };
+    }
+    CUresult::CUDA_ERROR_UNKNOWN
+}
+
+#[test]
+fn borrowed_memory_is_let_go_of_even_when_the_copy_fails() {
+    for seed in 0..100 {
+        let driver = Driver::sim(SimConfig::new().seed(seed)).unwrap();
+        if let Some(copy) = driver.table().cuMemcpyHtoDAsync_v2 {
+            COPY.get_or_init(|| copy);
+        }
+        // SAFETY: the wrapper does what the driver documents, and returns one of its codes.
+        let failing =
+            unsafe { driver.with_table(|table| table.cuMemcpyHtoDAsync_v2 = Some(copy_and_complain)) };
+        let failing = Device::new(&failing, 0).unwrap();
+        let gpu = Gpu::new(&Pool::new(&failing).unwrap()).unwrap();
+        let mut array = GpuArray::<u8, _>::zeros(&gpu, 64).unwrap();
+        let mut host = vec![1; 64];
+        array.copy_from_slice(&host).unwrap_err();
+        // Were the copy still queued, it would read this.
+        host.fill(2);
+        assert_eq!(array.to_vec().unwrap(), [1; 64], "replay: GPUMEM_SIM_SEED={seed}");
+    }
 }
 
 #[test]

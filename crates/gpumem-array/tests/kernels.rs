@@ -78,6 +78,13 @@ fn launches_are_ordered_like_any_operation() {
 }
 
 #[test]
+fn our_own_kernels_can_be_loaded_ahead() {
+    let gpu = gpu();
+    gpu.preload::<f32>().unwrap();
+    gpu.preload::<i64>().unwrap();
+}
+
+#[test]
 fn nothing_runs_for_a_length_of_zero() {
     let gpu = gpu();
     let wild = function(&gpu, "wild").unwrap();

@@ -8,7 +8,7 @@ mod support;
 
 use gpumem_array::ndarray::Ix1;
 use gpumem_array::pool::sys::SimConfig;
-use gpumem_array::{Gpu, GpuArray};
+use gpumem_array::{Function, Gpu, GpuArray, GpuView, GpuViewMut, Module, UninitArray};
 use support::{gpu, gpu_with};
 
 const SEEDS: u64 = 250;
@@ -140,6 +140,18 @@ fn threads_share_what_they_read() {
         });
         shared.try_add_assign_scalar(1).unwrap(); // no thread is left to read the old values, but streams may be
     }
+}
+
+#[test]
+fn everything_may_cross_threads() {
+    fn check<T: Send + Sync>() {}
+    check::<Gpu>();
+    check::<GpuArray<bool, Ix1>>();
+    check::<UninitArray<f32, Ix1>>();
+    check::<GpuView<'_, f32, Ix1>>();
+    check::<GpuViewMut<'_, f32, Ix1>>();
+    check::<Module>();
+    check::<Function>();
 }
 
 #[test]

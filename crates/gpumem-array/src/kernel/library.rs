@@ -112,6 +112,12 @@ impl Library {
         Ok(slot.get_or_init(|| function))
     }
 
+    /// Loads every kernel of one type.
+    pub(crate) fn preload(&self, kind: Kind) -> Result<(), ArrayError> {
+        self.fill()?;
+        Kernel::ALL.iter().try_for_each(|(kernel, ..)| self.kernel(*kernel, kind).map(drop))
+    }
+
     /// Sets 8-byte elements.
     pub(crate) fn fill(&self) -> Result<&Function, ArrayError> {
         if let Some(function) = self.fill.get() {
