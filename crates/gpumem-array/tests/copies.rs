@@ -12,7 +12,7 @@ use gpumem_array::pool::{Device, Pool, PoolError};
 use gpumem_array::{ArrayError, Element, Gpu, GpuArray, LaunchShape};
 use proptest::prelude::*;
 use std::ffi::c_void;
-use std::sync::OnceLock;
+use std::sync::Mutex;
 use support::{gpu, gpu_with};
 
 fn there_and_back<T: Element + PartialEq + std::fmt::Debug>(gpu: &Gpu, elements: &[T]) {
@@ -166,9 +166,10 @@ fn a_full_device_is_an_error_and_room_comes_back() {
     assert!(matches!(never, ArrayError::TooManyElements { .. }), "{never}");
 }
 
-/// The simulator's own copy, behind [`copy_and_complain`].
-static COPY: OnceLock<unsafe extern "C" fn(CUdeviceptr, *const c_void, usize, CUstream) -> CUresult> =
-    OnceLock::new();
+type Copy = unsafe extern "C" fn(CUdeviceptr, *const c_void, usize, CUstream) -> CUresult;
+
+/// The driver's own copy, behind [`copy_and_complain`]. Each simulator has its own.
+static COPY: Mutex<Option<Copy>> = Mutex::new(None);
 
 /// Queues the copy and says that it failed.
 unsafe extern "C" fn copy_and_complain(
@@ -177,7 +178,7 @@ unsafe extern "C" fn copy_and_complain(
     size_bytes: usize,
     stream: CUstream,
 ) -> CUresult {
-    if let Some(copy) = COPY.get() {
+    if let Ok(Some(copy)) = COPY.lock().as_deref() {
         // SAFETY: the caller's promise, passed on.
         unsafe { copy(target, source, size_bytes, stream) };
     }
@@ -188,20 +189,25 @@ unsafe extern "C" fn copy_and_complain(
 fn borrowed_memory_is_let_go_of_even_when_the_copy_fails() {
     for seed in 0..100 {
         let driver = Driver::sim(SimConfig::new().seed(seed)).unwrap();
-        if let Some(copy) = driver.table().cuMemcpyHtoDAsync_v2 {
-            COPY.get_or_init(|| copy);
-        }
+        *COPY.lock().unwrap() = driver.table().cuMemcpyHtoDAsync_v2;
         // SAFETY: the wrapper does what the driver documents, and returns one of its codes.
-        let failing =
+        let driver =
             unsafe { driver.with_table(|table| table.cuMemcpyHtoDAsync_v2 = Some(copy_and_complain)) };
-        let failing = Device::new(&failing, 0).unwrap();
-        let gpu = Gpu::new(&Pool::new(&failing).unwrap()).unwrap();
+        let device = Device::new(&driver, 0).unwrap();
+        let gpu = Gpu::new(&Pool::new(&device).unwrap()).unwrap();
         let mut array = GpuArray::<u8, _>::zeros(&gpu, 64).unwrap();
-        let mut host = vec![1; 64];
+        let mut host = vec![1_u8; 64];
+        // Pinned memory is read when the copy's turn comes; the driver sets other memory aside during the call.
+        let address = host.as_mut_ptr().cast::<c_void>();
+        let _bound = device.bind().unwrap();
+        // SAFETY: the memory is the vector's, and unregistered before that goes.
+        unsafe { driver.cuMemHostRegister_v2(address, host.len(), 0).unwrap() };
         array.copy_from_slice(&host).unwrap_err();
         // Were the copy still queued, it would read this.
         host.fill(2);
         assert_eq!(array.to_vec().unwrap(), [1; 64], "replay: GPUMEM_SIM_SEED={seed}");
+        // SAFETY: registered above, and the device is done with it.
+        unsafe { driver.cuMemHostUnregister(address).unwrap() };
     }
 }
 
