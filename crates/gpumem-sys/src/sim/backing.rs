@@ -3,6 +3,7 @@
 use super::codes::{Answer, OUT_OF_MEMORY};
 #[cfg(not(miri))]
 use memmap2::{MmapMut as Map, MmapOptions};
+use std::collections::BTreeMap;
 
 /// Miri knows no mappings of this kind, but an allocation of zeros is as good to it.
 #[cfg(miri)]
@@ -13,7 +14,43 @@ struct Map(*mut u8, std::alloc::Layout);
 #[derive(Debug)]
 pub(super) struct Backing {
     _map: Map,
+    size_bytes: u64,
     bytes: Bytes,
+}
+
+/// A few mappings that a device has no use for now. Taking pages from the system costs far more than anything else
+/// here, and a pool whose threshold is 0 would do so after every synchronisation. What is taken again still holds its
+/// old bytes, as on a real device.
+#[derive(Default)]
+pub(super) struct Spares {
+    by_size: BTreeMap<u64, Vec<Backing>>,
+    kept_bytes: u64,
+}
+
+impl Spares {
+    /// A mapping of this size, used before or new.
+    ///
+    /// # Errors
+    ///
+    /// As [`Backing::new`].
+    pub(super) fn take(&mut self, size_bytes: u64) -> Answer<Backing> {
+        match self.by_size.get_mut(&size_bytes).and_then(Vec::pop) {
+            Some(backing) => {
+                self.kept_bytes -= size_bytes;
+                Ok(backing)
+            }
+            None => Backing::new(size_bytes),
+        }
+    }
+
+    /// Keeps a mapping, or gives it back to the system if enough are kept.
+    pub(super) fn give(&mut self, backing: Backing) {
+        let size_bytes = backing.size_bytes;
+        if self.kept_bytes + size_bytes <= SPARE_BYTES_MAX {
+            self.kept_bytes += size_bytes;
+            self.by_size.entry(size_bytes).or_default().push(backing);
+        }
+    }
 }
 
 /// Where some bytes begin. Says nothing about their number or whether they are still there: [`super::memory`] does.
@@ -37,7 +74,7 @@ impl Backing {
     pub(super) fn new(size_bytes: u64) -> Answer<Self> {
         let len = usize::try_from(size_bytes).map_err(|_| OUT_OF_MEMORY)?;
         let mut map = map(len)?;
-        Ok(Self { bytes: Bytes(map.as_mut_ptr()), _map: map })
+        Ok(Self { bytes: Bytes(map.as_mut_ptr()), _map: map, size_bytes })
     }
 
     pub(super) fn bytes(&self) -> Bytes {
@@ -77,3 +114,24 @@ impl Drop for Map {
 // SAFETY: as for `Bytes`, which is the same address.
 #[cfg(miri)]
 unsafe impl Send for Map {}
+
+/// The host memory that one device may keep without a use.
+const SPARE_BYTES_MAX: u64 = 128 << 20;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    #[cfg_attr(miri, ignore = "hundreds of MiB, all real there")]
+    fn a_mapping_is_taken_again_and_only_so_many_are_kept() {
+        let mut spares = Spares::default();
+        let backing = spares.take(64 << 20).unwrap();
+        let bytes = backing.bytes();
+        spares.give(backing);
+        assert_ne!(spares.take(2 << 20).unwrap().bytes(), bytes);
+        assert_eq!(spares.take(64 << 20).unwrap().bytes(), bytes);
+        (0..9).map(|_| Backing::new(32 << 20).unwrap()).for_each(|backing| spares.give(backing));
+        assert_eq!(spares.kept_bytes, SPARE_BYTES_MAX);
+    }
+}

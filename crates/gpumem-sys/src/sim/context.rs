@@ -147,6 +147,10 @@ impl Machine {
         Ok(handle)
     }
 
+    pub(super) fn context_device(&self, context: Handle) -> Answer<usize> {
+        Ok(self.contexts.get(context).ok_or(INVALID_CONTEXT)?.device)
+    }
+
     /// What a context that has failed answers to everything.
     pub(super) fn check_context(&self, handle: Handle) -> Answer<()> {
         self.contexts.get(handle).ok_or(INVALID_CONTEXT)?.error.map_or(Ok(()), Err)

@@ -3,6 +3,7 @@
 //! A device of the simulator answers like an H200 whose memory has another size. Capabilities that the simulator
 //! does not have yet (virtual memory management, managed memory) answer 0, so that a program takes its other way.
 
+use super::backing::Spares;
 use super::extents::Extents;
 use super::handle::Handle;
 use super::memory::{DEVICE_SPACE_BYTES, device_space};
@@ -16,6 +17,7 @@ pub(super) struct Device {
     pub(super) reserved_bytes: u64,
     /// Addresses without memory behind them.
     pub(super) space: Extents,
+    pub(super) spares: Spares,
     pub(super) plain: Plain,
     pub(super) primary: Option<Handle>,
     pub(super) primary_count: u32,
@@ -33,6 +35,7 @@ impl Device {
             total_bytes,
             reserved_bytes: 0,
             space,
+            spares: Spares::default(),
             plain: Plain::default(),
             primary: None,
             primary_count: 0,

@@ -9,7 +9,8 @@
 //! **Queued work runs later.** A call that queues work returns at once; the work runs during later calls, in an order
 //! that the seed chooses among all that streams and events allow, and at the latest when somebody waits for it. A
 //! program that is wrong on a GPU because it did not wait is wrong here too, for some seed, and every time for that
-//! seed. (A thread that waits for the device without calling the driver, by watching memory, waits forever.)
+//! seed. (A thread that waits for the device without calling the driver, by watching memory or for a host function to
+//! tell it, waits forever: something has to call the driver.)
 //!
 //! **Misuse is refused.** What the real driver can know at the call gets its return code. What only shows when work
 //! runs (memory that was freed, not yet allocated in stream order, too short) ends the context with a sticky error,
@@ -65,6 +66,7 @@ mod machine;
 mod memory;
 mod module;
 mod operation;
+mod pending;
 mod plain;
 mod pointer;
 mod pool;
@@ -109,7 +111,7 @@ impl Sim {
         self.0.lock().config.seed
     }
 
-    /// What the machine holds now.
+    /// What the machine holds now. Not to be asked by a kernel, which runs while the machine is locked.
     #[must_use]
     pub fn report(&self) -> Report {
         self.0.lock().report()

@@ -70,16 +70,17 @@ impl Machine {
     }
 
     pub(super) fn plain_release(&mut self, allocation: &Allocation) {
-        let Device { plain, reserved_bytes, space, .. } = &mut self.devices[allocation.device];
+        let device = &mut self.devices[allocation.device];
+        let plain = &mut device.plain;
         let Some((base, chunk)) = plain.chunk(allocation.base) else { return };
         let (size_bytes, is_shared) = (chunk.size_bytes, chunk.is_shared);
         if is_shared {
             plain.free.give(allocation.base, allocation.size_bytes.next_multiple_of(ALIGNMENT_BYTES));
         }
-        if !is_shared || plain.free.take_whole(base, size_bytes) {
-            plain.chunks.remove(&base);
-            space.give(base, size_bytes + GAP_BYTES);
-            *reserved_bytes -= size_bytes;
+        if (!is_shared || plain.free.take_whole(base, size_bytes))
+            && let Some(chunk) = plain.chunks.remove(&base)
+        {
+            device.unmap(base, size_bytes, chunk.backing);
         }
     }
 
@@ -102,11 +103,19 @@ impl Device {
     /// Addresses with memory behind them; the caller has had them admitted.
     pub(super) fn map(&mut self, size_bytes: u64) -> Answer<(u64, Backing)> {
         let mapped = self.space.take(size_bytes + GAP_BYTES).ok_or(OUT_OF_MEMORY).and_then(|base| {
-            Backing::new(size_bytes)
+            self.spares
+                .take(size_bytes)
                 .map(|backing| (base, backing))
                 .inspect_err(|_| self.space.give(base, size_bytes + GAP_BYTES))
         });
         mapped.inspect_err(|_| self.reserved_bytes -= size_bytes)
+    }
+
+    /// Gives back what [`Device::map`] gave, capacity included.
+    pub(super) fn unmap(&mut self, base: u64, size_bytes: u64, backing: Backing) {
+        self.space.give(base, size_bytes + GAP_BYTES);
+        self.reserved_bytes -= size_bytes;
+        self.spares.give(backing);
     }
 }
 

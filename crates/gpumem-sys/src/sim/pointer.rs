@@ -1,7 +1,6 @@
 //! What an address is: the attributes of a pointer.
 
-use super::codes::{Answer, INVALID_CONTEXT, INVALID_DEVICE, INVALID_HANDLE, INVALID_VALUE};
-use super::handle::Handle;
+use super::codes::{Answer, INVALID_VALUE};
 use super::machine::Machine;
 use super::memory::{Allocation, Owner};
 use crate::types::{CUmemorytype, CUpointer_attribute as Attribute};
@@ -39,16 +38,6 @@ impl Machine {
             Some(found) => value(attribute, found, address),
             None => Ok(zero(attribute)),
         }
-    }
-
-    pub(super) fn context_device(&self, context: Handle) -> Answer<usize> {
-        Ok(self.contexts.get(context).ok_or(INVALID_CONTEXT)?.device)
-    }
-
-    /// The pool that `cuMemAllocAsync` takes from on a stream.
-    pub(super) fn pool_of_stream(&self, stream: Handle) -> Answer<Handle> {
-        let device = self.streams.get(stream).ok_or(INVALID_HANDLE)?.device;
-        Ok(self.devices.get(device).ok_or(INVALID_DEVICE)?.pool)
     }
 }
 

@@ -10,13 +10,14 @@
 //! or when the device has no memory left for somebody else.
 
 use super::backing::{Backing, Bytes};
-use super::codes::{Answer, INVALID_DEVICE, INVALID_VALUE, NOT_SUPPORTED, OUT_OF_MEMORY};
+use super::codes::{Answer, INVALID_DEVICE, INVALID_HANDLE, INVALID_VALUE, NOT_SUPPORTED, OUT_OF_MEMORY};
 use super::extents::Extents;
 use super::handle::Handle;
 use super::machine::Machine;
 use super::memory::{Allocation, Owner};
 use super::operation::Operation;
-use super::plain::{ALIGNMENT_BYTES, CHUNK_BYTES, GAP_BYTES, round_up};
+use super::pending::Pending;
+use super::plain::{ALIGNMENT_BYTES, CHUNK_BYTES, round_up};
 use super::stream::Point;
 use crate::types::{
     CUmemAccess_flags as Access, CUmemAllocationType, CUmemLocationType, CUmemPool_attribute as Attribute,
@@ -55,50 +56,10 @@ pub(super) struct Gauge {
     pub(super) high: u64,
 }
 
-/// Blocks whose free is queued and has not run, by address and by stream and size.
-#[derive(Default)]
-struct Pending {
-    by_base: BTreeMap<u64, (u64, Point)>,
-    by_size: BTreeSet<(Handle, u64, u64)>,
-}
-
 impl Gauge {
     fn add(&mut self, bytes: u64) {
         self.current += bytes;
         self.high = self.high.max(self.current);
-    }
-}
-
-impl Pending {
-    fn insert(&mut self, base: u64, size_bytes: u64, freed: Point) {
-        self.by_base.insert(base, (size_bytes, freed));
-        self.by_size.insert((freed.stream, size_bytes, base));
-    }
-
-    fn remove(&mut self, base: u64) -> Option<(u64, Point)> {
-        let (size_bytes, freed) = self.by_base.remove(&base)?;
-        self.by_size.remove(&(freed.stream, size_bytes, base));
-        Some((size_bytes, freed))
-    }
-
-    /// The smallest block that a stream has freed itself.
-    fn of_stream(&self, stream: Handle, size_bytes: u64) -> Option<u64> {
-        let (owner, _, base) = self.by_size.range((stream, size_bytes, 0)..).next()?;
-        (*owner == stream).then_some(*base)
-    }
-
-    /// The first block that is large enough, whoever freed it.
-    fn of_any(&self, size_bytes: u64) -> Option<u64> {
-        self.by_base.iter().find(|(_, (found, _))| *found >= size_bytes).map(|(&base, _)| base)
-    }
-
-    /// Takes the front of a block; the rest stays.
-    fn split(&mut self, base: u64, size_bytes: u64) -> Option<Point> {
-        let (found_bytes, freed) = self.remove(base)?;
-        if found_bytes > size_bytes {
-            self.insert(base + size_bytes, found_bytes - size_bytes, freed);
-        }
-        Some(freed)
     }
 }
 
@@ -133,6 +94,12 @@ impl Pool {
 }
 
 impl Machine {
+    /// The pool that `cuMemAllocAsync` takes from on a stream.
+    pub(super) fn pool_of_stream(&self, stream: Handle) -> Answer<Handle> {
+        let device = self.streams.get(stream).ok_or(INVALID_HANDLE)?.device;
+        Ok(self.devices.get(device).ok_or(INVALID_DEVICE)?.pool)
+    }
+
     pub(super) fn pool(&self, handle: Handle) -> Answer<&Pool> {
         self.pools.get(handle).filter(|pool| !pool.is_closing).ok_or(INVALID_VALUE)
     }
@@ -276,12 +243,8 @@ impl Machine {
         match at {
             None => pool.free.give(base, size_bytes),
             Some(at) => {
-                let pieces = pool.pending.by_base.range(base..base + size_bytes);
-                let ours = pieces.filter(|(_, (_, freed))| *freed == at).map(|(&base, _)| base);
-                for piece in ours.collect::<Vec<_>>() {
-                    if let Some((piece_bytes, _)) = pool.pending.remove(piece) {
-                        pool.free.give(piece, piece_bytes);
-                    }
+                for (piece, piece_bytes) in pool.pending.take_freed(base, size_bytes, at) {
+                    pool.free.give(piece, piece_bytes);
                 }
             }
         }
@@ -295,11 +258,10 @@ impl Machine {
             && let Some((base, size_bytes)) = pool.idle_segment()
         {
             pool.free.take_whole(base, size_bytes);
-            pool.segments.remove(&base);
             pool.reserved.current -= size_bytes;
-            let device = &mut self.devices[pool.device];
-            device.reserved_bytes -= size_bytes;
-            device.space.give(base, size_bytes + GAP_BYTES);
+            if let Some(segment) = pool.segments.remove(&base) {
+                self.devices[pool.device].unmap(base, size_bytes, segment.backing);
+            }
         }
     }
 

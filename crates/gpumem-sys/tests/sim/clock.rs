@@ -1,5 +1,4 @@
 //! Elapsed times on the virtual clock.
-#![allow(clippy::undocumented_unsafe_blocks)] // Every pointer is a local's.
 
 use super::*;
 
@@ -8,6 +7,7 @@ fn a_copy_takes_as_long_as_on_the_device_it_was_measured_on() {
     let gpu = machine(SimConfig::new().memory_bytes(4 << 30));
     let (stream, host, device) = (gpu.stream(), gpu.pinned(64 << 20), gpu.alloc(64 << 20));
     let (mut start, mut end, mut elapsed_ms) = (null_mut(), null_mut(), 0.0);
+    // SAFETY: pointers are to locals and pinned memory that outlive the work.
     unsafe {
         gpu.cuEventCreate(&mut start, 0).unwrap();
         gpu.cuEventCreate(&mut end, 0).unwrap();
@@ -30,6 +30,7 @@ fn a_wait_carries_the_time_over_and_pending_events_have_none() {
         let gpu = seeded(seed);
         let (a, b, memory) = (gpu.stream(), gpu.stream(), gpu.alloc(1 << 20));
         let (mut start, mut end, mut elapsed_ms) = (null_mut(), null_mut(), 0.0);
+        // SAFETY: pointers are to locals and pinned memory that outlive the work.
         unsafe {
             gpu.cuEventCreate(&mut start, 0).unwrap();
             gpu.cuEventCreate(&mut end, 0).unwrap();

@@ -1,5 +1,4 @@
 //! Return codes and attributes, as measured on the real driver.
-#![allow(clippy::undocumented_unsafe_blocks)] // Bad arguments are the point; every pointer is a local's.
 
 use super::*;
 
@@ -26,6 +25,7 @@ fn sizes_of_zero() {
     let stream = gpu.stream();
     assert_eq!(code(gpu.try_alloc(0)), INVALID_VALUE);
     assert_eq!(gpu.alloc_on(stream, 0), 0);
+    // SAFETY: pointers are to locals that outlive the call; bad handles and addresses are refused, not followed.
     unsafe {
         assert_eq!(code(gpu.cuMemFree_v2(0)), SUCCESS);
         assert_eq!(code(gpu.cuMemFreeAsync(0, stream)), SUCCESS);
@@ -40,6 +40,7 @@ fn unknown_and_freed_pointers_are_refused_by_either_free() {
     let gpu = seeded(2);
     let stream = gpu.stream();
     let (plain, ordered) = (gpu.alloc(100), gpu.alloc_on(stream, 100));
+    // SAFETY: pointers are to locals that outlive the call; bad handles and addresses are refused, not followed.
     unsafe {
         for address in [0x1234, plain + 1, ordered + 4, u64::MAX] {
             assert_eq!(code(gpu.cuMemFree_v2(address)), INVALID_VALUE, "{address:#x}");
@@ -59,6 +60,7 @@ fn each_free_takes_the_other_kind_of_pointer() {
     let gpu = seeded(3);
     let stream = gpu.stream();
     let (plain, ordered) = (gpu.alloc(100), gpu.alloc_on(stream, 100));
+    // SAFETY: pointers are to locals that outlive the call; bad handles and addresses are refused, not followed.
     unsafe {
         gpu.cuMemFreeAsync(plain, stream).unwrap();
         gpu.cuMemFree_v2(ordered).unwrap();
@@ -71,6 +73,7 @@ fn each_free_takes_the_other_kind_of_pointer() {
 fn a_thread_without_a_context_is_told_so() {
     let gpu = seeded(4);
     let (stream, event) = (gpu.stream(), gpu.event());
+    // SAFETY: pointers are to locals that outlive the call; bad handles and addresses are refused, not followed.
     unsafe {
         gpu.cuCtxSetCurrent(null_mut()).unwrap();
         assert_eq!(code(gpu.try_alloc(4)), INVALID_CONTEXT);
@@ -89,6 +92,7 @@ fn a_thread_without_a_context_is_told_so() {
 fn handles_that_are_gone_or_were_never_made() {
     let gpu = seeded(5);
     let (stream, event) = (gpu.stream(), gpu.event());
+    // SAFETY: pointers are to locals that outlive the call; bad handles and addresses are refused, not followed.
     unsafe {
         gpu.cuStreamDestroy_v2(stream).unwrap();
         gpu.cuEventDestroy_v2(event).unwrap();
@@ -107,6 +111,7 @@ fn elapsed_time_needs_timing() {
     let gpu = seeded(6);
     let (stream, event) = (gpu.stream(), gpu.event());
     let mut elapsed_ms = 0.0;
+    // SAFETY: pointers are to locals that outlive the call; bad handles and addresses are refused, not followed.
     unsafe {
         gpu.cuEventRecord(event, stream).unwrap();
         assert_eq!(code(gpu.cuEventElapsedTime(&mut elapsed_ms, event, event)), INVALID_HANDLE);
@@ -118,6 +123,7 @@ fn two_devices() {
     let gpu = machine(SimConfig::new().devices(2));
     let other = primary(&gpu, 1);
     let (event, home, here) = (gpu.event(), gpu.alloc(64), gpu.stream());
+    // SAFETY: pointers are to locals that outlive the call; bad handles and addresses are refused, not followed.
     unsafe {
         let mut can = 0;
         gpu.cuDeviceCanAccessPeer(&mut can, 0, 1).unwrap();
@@ -156,6 +162,7 @@ fn two_devices() {
 #[test]
 fn attributes() {
     let gpu = seeded(7);
+    // SAFETY: pointers are to locals that outlive the call; bad handles and addresses are refused, not followed.
     let value = |attribute| unsafe {
         let mut value = -1;
         gpu.cuDeviceGetAttribute(&mut value, attribute, 0).unwrap();
@@ -167,6 +174,7 @@ fn attributes() {
     assert_eq!(value(CUdevice_attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR), 9);
     assert_eq!(value(CUdevice_attribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT), 132);
     assert_eq!(value(CUdevice_attribute::CU_DEVICE_ATTRIBUTE_TEXTURE_ALIGNMENT), 512);
+    // SAFETY: pointers are to locals that outlive the call; bad handles and addresses are refused, not followed.
     unsafe {
         let (mut value, mut version, mut total, mut name) = (0, 0, 0, [1 as std::ffi::c_char; 8]);
         assert_eq!(code(gpu.cuDeviceGetAttribute(&mut value, CUdevice_attribute(9_999), 0)), INVALID_VALUE);
@@ -184,6 +192,7 @@ fn attributes() {
 #[test]
 fn a_machine_without_devices() {
     let driver = Driver::sim(SimConfig::new().devices(0)).unwrap();
+    // SAFETY: pointers are to locals that outlive the call; bad handles and addresses are refused, not followed.
     unsafe {
         let (mut count, mut context) = (7, null_mut());
         assert_eq!(code(driver.cuInit(0)), CUresult::CUDA_ERROR_NO_DEVICE);
@@ -199,6 +208,7 @@ fn host_memory() {
     let gpu = seeded(8);
     let mut own = vec![0u8; 8192];
     let host: *mut c_void = own.as_mut_ptr().cast();
+    // SAFETY: pointers are to locals that outlive the call; bad handles and addresses are refused, not followed.
     unsafe {
         let (mut device, mut pinned, mut flags) = (0, null_mut(), 0);
         assert_eq!(code(gpu.cuMemHostGetDevicePointer_v2(&mut device, host, 0)), INVALID_VALUE);
@@ -226,10 +236,12 @@ fn pointer_attributes() {
     let stream = gpu.stream();
     let (plain, pooled) = (gpu.alloc(1000), gpu.alloc_on(stream, 1000));
     let pinned = gpu.pinned(64).as_ptr() as u64;
+    // SAFETY: pointers are to locals that outlive the call; bad handles and addresses are refused, not followed.
     let int = |attribute, address| unsafe {
         let mut value = 0u32;
         gpu.cuPointerGetAttribute((&raw mut value).cast(), attribute, address).map(|()| value)
     };
+    // SAFETY: pointers are to locals that outlive the call; bad handles and addresses are refused, not followed.
     let long = |attribute, address| unsafe {
         let mut value = 0u64;
         gpu.cuPointerGetAttribute((&raw mut value).cast(), attribute, address).map(|()| value)
@@ -245,6 +257,7 @@ fn pointer_attributes() {
     assert_eq!(code(long(host, plain)), INVALID_VALUE);
     assert!(long(pool, pooled).unwrap() != 0 && long(pool, plain).unwrap() == 0);
     assert_eq!(code(int(kind, plain + 1000)), INVALID_VALUE);
+    // SAFETY: pointers are to locals that outlive the call; bad handles and addresses are refused, not followed.
     unsafe {
         let (mut attributes, mut value) = ([kind], 9u32);
         let mut data: [*mut c_void; 1] = [(&raw mut value).cast()];
@@ -259,6 +272,7 @@ fn pointer_attributes() {
 #[test]
 fn what_is_absent_is_missing_and_what_is_null_is_refused() {
     let gpu = seeded(10);
+    // SAFETY: pointers are to locals that outlive the call; bad handles and addresses are refused, not followed.
     unsafe {
         let missing = gpu.cuMemAddressReserve(&mut 0, 2 << 20, 0, 0, 0);
         assert!(matches!(missing, Err(DriverError::Missing { .. })));
@@ -270,6 +284,7 @@ fn what_is_absent_is_missing_and_what_is_null_is_refused() {
 #[test]
 fn functions_by_name() {
     let gpu = seeded(11);
+    // SAFETY: pointers are to locals that outlive the call; bad handles and addresses are refused, not followed.
     unsafe {
         let mut function = null_mut();
         let mut status = CUdriverProcAddressQueryResult::CU_GET_PROC_ADDRESS_SYMBOL_NOT_FOUND;

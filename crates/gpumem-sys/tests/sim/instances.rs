@@ -1,5 +1,4 @@
 //! Instances: as many as there are slots, apart from each other, whatever threads do.
-#![allow(clippy::undocumented_unsafe_blocks)] // Every pointer is a local's; handles are checked.
 
 use super::*;
 use gpumem_sys::LoadError;
@@ -16,6 +15,7 @@ struct Owned {
 
 impl Drop for Owned {
     fn drop(&mut self) {
+        // SAFETY: pointers are to locals that outlive the call; handles are checked by the driver.
         unsafe {
             let mut before = null_mut();
             self.driver.cuCtxGetCurrent(&mut before).unwrap();
@@ -49,6 +49,7 @@ fn two_run_side_by_side_with_helpers_and_drops_on_other_threads() {
         }
         drop(sender);
         helper.join().unwrap();
+        // SAFETY: pointers are to locals that outlive the call; handles are checked by the driver.
         unsafe { gpu.cuCtxSynchronize().unwrap() };
         let report = gpu.sim().report();
         assert!(report.allocations.is_empty() && report.faults.is_empty(), "{report}");
@@ -64,6 +65,7 @@ fn two_run_side_by_side_with_helpers_and_drops_on_other_threads() {
 fn two_on_one_thread_do_not_see_each_other() {
     let (a, b) = (seeded(1), seeded(2));
     let (stream, memory) = (a.stream(), a.alloc(10));
+    // SAFETY: pointers are to locals that outlive the call; handles are checked by the driver.
     unsafe {
         let mut current = null_mut();
         a.cuCtxGetCurrent(&mut current).unwrap();
@@ -80,6 +82,7 @@ fn two_on_one_thread_do_not_see_each_other() {
 fn the_stack_of_contexts_is_the_threads_own() {
     let gpu = machine(SimConfig::new().devices(2));
     let other = primary(&gpu, 1);
+    // SAFETY: pointers are to locals that outlive the call; handles are checked by the driver.
     unsafe {
         let mut popped = null_mut();
         gpu.cuCtxPushCurrent_v2(other).unwrap();
@@ -106,6 +109,7 @@ fn a_thread_locals_destructor_may_call_the_driver() {
     let gpu = seeded(3);
     let block = owned(&gpu);
     thread::spawn(move || LAST.with(|last| *last.lock().unwrap() = Some(block))).join().unwrap();
+    // SAFETY: pointers are to locals that outlive the call; handles are checked by the driver.
     unsafe { gpu.cuCtxSynchronize().unwrap() };
     assert_eq!(gpu.sim().report().allocations, []);
 }
@@ -123,6 +127,7 @@ fn a_slot_is_free_again_when_the_last_handle_is_gone() {
 fn a_table_that_outlives_its_driver_says_so() {
     let table = *seeded(4).table();
     // The slot may be someone else's by now, whose devices would be counted.
+    // SAFETY: pointers are to locals that outlive the call; handles are checked by the driver.
     let code = unsafe { table.cuDeviceGetCount.unwrap()(&mut 0) };
     assert!(code == CUresult::CUDA_ERROR_DEINITIALIZED || code == CUresult::CUDA_SUCCESS);
 }
@@ -141,6 +146,7 @@ fn a_released_context_takes_everything_with_it() {
     gpu.fill(stream, gpu.alloc(100), 1, 100);
     gpu.alloc_on(stream, 100);
     gpu.pinned(100);
+    // SAFETY: pointers are to locals that outlive the call; handles are checked by the driver.
     unsafe {
         gpu.cuEventRecord(event, stream).unwrap();
         gpu.cuDevicePrimaryCtxRelease_v2(0).unwrap();

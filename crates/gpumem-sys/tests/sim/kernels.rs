@@ -1,5 +1,4 @@
 //! Modules and kernels.
-#![allow(clippy::undocumented_unsafe_blocks)] // Every pointer is a local's; sizes are as the signatures say.
 
 use super::*;
 use gpumem_sys::sim::{Kernel, KernelFault, Launch};
@@ -57,6 +56,7 @@ fn kernels(seed: u64) -> Kernels {
     let gpu = seeded(seed);
     gpu.sim().register(&KERNELS);
     let mut module = null_mut();
+    // SAFETY: pointers are to locals that outlive the call, as large as the signature says.
     unsafe { gpu.cuModuleLoadData(&mut module, PTX.as_ptr().cast()).unwrap() };
     let stream = gpu.stream();
     Kernels { gpu, module, stream }
@@ -65,6 +65,7 @@ fn kernels(seed: u64) -> Kernels {
 impl Kernels {
     fn function(&self, name: &CStr) -> Result<CUfunction, DriverError> {
         let mut function = null_mut();
+        // SAFETY: pointers are to locals that outlive the call, as large as the signature says.
         unsafe { self.gpu.cuModuleGetFunction(&mut function, self.module, name.as_ptr())? };
         Ok(function)
     }
@@ -79,6 +80,7 @@ impl Kernels {
     ) -> Result<(), DriverError> {
         let ([gx, gy, gz], [bx, by, bz]) = (grid, block);
         let function = self.function(name)?;
+        // SAFETY: pointers are to locals that outlive the call, as large as the signature says.
         unsafe {
             let parameters = parameters.as_mut_ptr();
             let stream = self.stream;
@@ -144,6 +146,7 @@ fn packed_parameters() {
         null_mut(),
         null_mut(),
     ];
+    // SAFETY: pointers are to locals that outlive the call, as large as the signature says.
     let mut launch = |mut size_bytes: usize| unsafe {
         extra[3] = (&raw mut size_bytes).cast();
         let extra = extra.as_mut_ptr();
@@ -171,6 +174,7 @@ fn shapes_beyond_the_device_are_refused() {
     assert!(!refused([1; 3], [1024, 1, 1], 48 << 10));
     let function = all.function(c"shape").unwrap();
     let shared = CUfunction_attribute::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
+    // SAFETY: pointers are to locals that outlive the call, as large as the signature says.
     unsafe { all.gpu.cuFuncSetAttribute(function, shared, 100 << 10).unwrap() };
     assert!(!refused([1; 3], [1; 3], 100 << 10));
 }
@@ -182,6 +186,7 @@ fn names_and_images_that_are_not_there() {
     // In the module, but no Rust function stands in for it.
     assert_eq!(code(all.function(c"orphan")), CUresult::CUDA_ERROR_NOT_FOUND);
     let mut module = null_mut();
+    // SAFETY: pointers are to locals that outlive the call, as large as the signature says.
     unsafe {
         let no_ptx = code(all.gpu.cuModuleLoadData(&mut module, c"no ptx".as_ptr().cast()));
         assert_eq!(no_ptx, CUresult::CUDA_ERROR_INVALID_PTX);
@@ -197,6 +202,7 @@ fn names_and_images_that_are_not_there() {
 fn assert_lost(all: &Kernels, expected: CUresult, words: &[&str]) {
     assert_eq!(code(all.gpu.try_sync(all.stream)), expected);
     assert_eq!(code(all.gpu.try_alloc(1)), expected);
+    // SAFETY: pointers are to locals that outlive the call, as large as the signature says.
     assert_eq!(code(unsafe { all.gpu.cuCtxSynchronize() }), expected);
     let report = all.gpu.sim().report();
     assert_eq!(report.faults.len(), 1, "{report}");

@@ -1,11 +1,11 @@
 //! Capacity, bytes, and misuse of memory.
-#![allow(clippy::undocumented_unsafe_blocks)] // Addresses are checked by the driver; host memory outlives the calls.
 
 use super::*;
 
 #[test]
 fn capacity_is_counted_and_given_back() {
     let gpu = machine(SimConfig::new().memory_bytes(64 << 20));
+    // SAFETY: addresses are checked by the driver; host memory outlives the calls.
     let free = || unsafe {
         let (mut free, mut total) = (0, 0);
         gpu.cuMemGetInfo_v2(&mut free, &mut total).unwrap();
@@ -16,6 +16,7 @@ fn capacity_is_counted_and_given_back() {
     assert_eq!(free(), 0);
     assert_eq!(code(gpu.try_alloc(1)), CUresult::CUDA_ERROR_OUT_OF_MEMORY);
     for block in blocks {
+        // SAFETY: addresses are checked by the driver; host memory outlives the calls.
         unsafe { gpu.cuMemFree_v2(block).unwrap() };
     }
     assert_eq!(free(), 64 << 20);
@@ -24,6 +25,7 @@ fn capacity_is_counted_and_given_back() {
     assert_eq!(free(), 62 << 20);
     assert!(small.iter().all(|address| address % 512 == 0));
     for block in small {
+        // SAFETY: addresses are checked by the driver; host memory outlives the calls.
         unsafe { gpu.cuMemFree_v2(block).unwrap() };
     }
     assert_eq!(free(), 64 << 20);
@@ -58,6 +60,7 @@ fn bytes_through_every_direction() {
     let bytes: Vec<u8> = (0..=255).collect();
     let (a, b) = (gpu.alloc(256), gpu.alloc_on(stream, 256));
     let pinned = gpu.pinned(256);
+    // SAFETY: addresses are checked by the driver; host memory outlives the calls.
     unsafe {
         gpu.cuMemcpyHtoD_v2(a, bytes.as_ptr().cast(), 256).unwrap();
         gpu.copy(stream, b, a, 256);
@@ -80,6 +83,7 @@ fn bytes_through_every_direction() {
 fn memsets_of_each_width() {
     let gpu = seeded(4);
     let (stream, memory) = (gpu.stream(), gpu.alloc(16));
+    // SAFETY: addresses are checked by the driver; host memory outlives the calls.
     unsafe {
         gpu.cuMemsetD32Async(memory, 0x0102_0304, 4, stream).unwrap();
         gpu.cuMemsetD16Async(memory + 4, 0x0A0B, 2, stream).unwrap();
@@ -99,6 +103,7 @@ fn rows_with_pitches() {
     let stream = gpu.stream();
     let rows: Vec<u8> = (0..12).collect();
     let device = gpu.alloc(64);
+    // SAFETY: addresses are checked by the driver; host memory outlives the calls.
     unsafe {
         gpu.cuMemsetD8Async(device, 0xEE, 64, stream).unwrap();
         // Columns 1 and 2 of a 3 by 4 table, to rows of 8 bytes.
@@ -134,6 +139,7 @@ fn peers_copy_with_and_without_access() {
     let gpu = machine(SimConfig::new().devices(2));
     let other = primary(&gpu, 1);
     let (here, stream) = (gpu.alloc(4), gpu.stream());
+    // SAFETY: addresses are checked by the driver; host memory outlives the calls.
     unsafe {
         gpu.cuCtxSetCurrent(other).unwrap();
         let there = gpu.alloc(4);
@@ -151,6 +157,7 @@ fn peers_copy_with_and_without_access() {
 fn ranges_that_leave_their_allocation_are_refused_at_the_call() {
     let gpu = seeded(6);
     let (stream, memory) = (gpu.stream(), gpu.alloc(100));
+    // SAFETY: addresses are checked by the driver; host memory outlives the calls.
     unsafe {
         let past_the_end = code(gpu.cuMemsetD8Async(memory, 0, 101, stream));
         assert_eq!(past_the_end, CUresult::CUDA_ERROR_INVALID_VALUE);
@@ -174,6 +181,7 @@ fn use_and_free_on_two_streams(seed: u64) -> (CUresult, Vec<String>) {
     if end != CUresult::CUDA_SUCCESS {
         // The error stays until the context is gone.
         assert_eq!(code(gpu.try_alloc(1)), end);
+        // SAFETY: addresses are checked by the driver; host memory outlives the calls.
         unsafe {
             gpu.cuDevicePrimaryCtxReset_v2(0).unwrap();
             gpu.cuCtxSetCurrent(primary(&gpu, 0)).unwrap();

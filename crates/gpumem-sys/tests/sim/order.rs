@@ -1,5 +1,4 @@
 //! What runs before what: everything that streams and events allow happens for some seed, and nothing else for any.
-#![allow(clippy::undocumented_unsafe_blocks)] // Handles and addresses are checked; host memory outlives the waits.
 
 use super::*;
 
@@ -112,6 +111,7 @@ fn the_null_stream_waits_for_blocking_streams_and_they_for_it() {
         gpu.fill(null_mut(), byte, 2, 1);
         gpu.copy(after, copies + 1, byte, 1);
         gpu.copy(free, copies + 2, byte, 1);
+        // SAFETY: handles and addresses are checked by the driver; host memory outlives the work on it.
         unsafe { gpu.cuCtxSynchronize().unwrap() };
         gpu.download(null_mut(), copies, 3)
     });
@@ -124,6 +124,7 @@ fn the_null_stream_waits_for_blocking_streams_and_they_for_it() {
 fn calls_without_a_stream_do_not_wait_within_the_device() {
     let seen = outcomes(|gpu| {
         let (other, source, target) = (gpu.stream(), gpu.alloc(1), gpu.alloc(1));
+        // SAFETY: handles and addresses are checked by the driver; host memory outlives the work on it.
         unsafe { gpu.cuMemsetD8_v2(source, 3, 1).unwrap() };
         gpu.copy(other, target, source, 1);
         gpu.download(other, target, 1)[0]
@@ -135,6 +136,7 @@ fn calls_without_a_stream_do_not_wait_within_the_device() {
 fn each_thread_has_its_own_default_stream() {
     let gpu = seeded(1);
     let per_thread: CUstream = std::ptr::without_provenance_mut(2);
+    // SAFETY: handles and addresses are checked by the driver; host memory outlives the work on it.
     let id = || unsafe {
         let mut id = 0;
         gpu.cuStreamGetId(per_thread, &mut id).unwrap();
@@ -143,6 +145,7 @@ fn each_thread_has_its_own_default_stream() {
     let context = gpu.context as usize;
     let here = id();
     let driver = gpu.driver.clone();
+    // SAFETY: handles and addresses are checked by the driver; host memory outlives the work on it.
     let there = std::thread::spawn(move || unsafe {
         let mut id = 0;
         driver.cuCtxSetCurrent(std::ptr::without_provenance_mut(context)).unwrap();
@@ -158,6 +161,7 @@ fn an_event_stands_for_its_last_recording_before_the_wait() {
     let seen = outcomes(|gpu| {
         let (a, b, byte, copy) = (gpu.stream(), gpu.stream(), gpu.alloc(1), gpu.alloc(1));
         let event = gpu.event();
+        // SAFETY: handles and addresses are checked by the driver; host memory outlives the work on it.
         unsafe {
             gpu.fill(a, byte, 1, 1);
             gpu.cuEventRecord(event, a).unwrap();
@@ -176,6 +180,7 @@ fn an_event_stands_for_its_last_recording_before_the_wait() {
 fn events_that_were_never_recorded_are_done() {
     let gpu = seeded(1);
     let (event, stream) = (gpu.event(), gpu.stream());
+    // SAFETY: handles and addresses are checked by the driver; host memory outlives the work on it.
     unsafe {
         gpu.cuEventQuery(event).unwrap();
         gpu.cuEventSynchronize(event).unwrap();
@@ -190,6 +195,7 @@ fn polling_ends_for_every_seed() {
         let (stream, byte, event) = (gpu.stream(), gpu.alloc(1), gpu.event());
         (0..20).for_each(|value| gpu.fill(stream, byte, value, 1));
         let mut polls = 0;
+        // SAFETY: handles and addresses are checked by the driver; host memory outlives the work on it.
         unsafe {
             gpu.cuEventRecord(event, stream).unwrap();
             while code(gpu.cuEventQuery(event)) == CUresult::CUDA_ERROR_NOT_READY {
@@ -207,6 +213,7 @@ fn a_destroyed_stream_finishes_its_work() {
         let (gone, stream, byte) = (gpu.stream(), gpu.stream(), gpu.alloc(1));
         gpu.fill(gone, byte, 9, 1);
         gpu.order(gone, stream);
+        // SAFETY: handles and addresses are checked by the driver; host memory outlives the work on it.
         unsafe { gpu.cuStreamDestroy_v2(gone).unwrap() };
         gpu.download(stream, byte, 1)[0]
     });
@@ -236,6 +243,7 @@ fn host_functions_run_in_order_and_may_not_call_the_driver() {
         let mut note = Note { driver: gpu.driver.clone(), code: CUresult::CUDA_SUCCESS, seen: 0, pinned };
         gpu.fill(stream, byte, 4, 1);
         gpu.download_to(stream, host, byte);
+        // SAFETY: handles and addresses are checked by the driver; host memory outlives the work on it.
         unsafe {
             gpu.cuLaunchHostFunc(stream, Some(look), (&raw mut note).cast()).unwrap();
         }
@@ -258,12 +266,14 @@ fn a_host_function_may_wait_for_a_thread_that_calls_the_driver() {
             let barrier = &barrier;
             scope.spawn(move || {
                 let context = std::ptr::without_provenance_mut(context);
+                // SAFETY: handles and addresses are checked by the driver; host memory outlives the work on it.
                 unsafe { driver.cuCtxSetCurrent(context).unwrap() };
                 let other = Machine { driver, context };
                 let stream = other.stream();
                 other.sync(stream);
                 barrier.wait();
             });
+            // SAFETY: handles and addresses are checked by the driver; host memory outlives the work on it.
             unsafe { gpu.cuLaunchHostFunc(stream, Some(wait), std::ptr::from_ref(barrier) as *mut c_void) }
                 .unwrap();
             gpu.fill(stream, byte, 8, 1);

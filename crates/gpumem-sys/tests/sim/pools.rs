@@ -1,5 +1,4 @@
 //! Memory pools: growth, thresholds, limits, reuse.
-#![allow(clippy::undocumented_unsafe_blocks)] // Every pointer is a local's.
 
 use super::*;
 
@@ -12,6 +11,7 @@ const THRESHOLD: CUmemPool_attribute = CUmemPool_attribute::CU_MEMPOOL_ATTR_RELE
 impl Machine {
     fn default_pool(&self) -> CUmemoryPool {
         let mut pool = null_mut();
+        // SAFETY: pointers are to locals that outlive the call, as wide as the attribute.
         unsafe { self.cuDeviceGetDefaultMemPool(&mut pool, 0).unwrap() };
         pool
     }
@@ -24,17 +24,20 @@ impl Machine {
             maxSize: bytes_max,
             ..Default::default()
         };
+        // SAFETY: pointers are to locals that outlive the call, as wide as the attribute.
         unsafe { self.cuMemPoolCreate(&mut pool, &props).unwrap() };
         pool
     }
 
     fn attribute(&self, pool: CUmemoryPool, attribute: CUmemPool_attribute) -> u64 {
         let mut value = 0u64;
+        // SAFETY: pointers are to locals that outlive the call, as wide as the attribute.
         unsafe { self.cuMemPoolGetAttribute(pool, attribute, (&raw mut value).cast()).unwrap() };
         value
     }
 
     fn set(&self, pool: CUmemoryPool, attribute: CUmemPool_attribute, mut value: u64) {
+        // SAFETY: pointers are to locals that outlive the call, as wide as the attribute.
         unsafe { self.cuMemPoolSetAttribute(pool, attribute, (&raw mut value).cast()).unwrap() };
     }
 
@@ -45,6 +48,7 @@ impl Machine {
         size_bytes: usize,
     ) -> Result<u64, DriverError> {
         let mut address = 0;
+        // SAFETY: pointers are to locals that outlive the call, as wide as the attribute.
         unsafe { self.cuMemAllocFromPoolAsync(&mut address, size_bytes, pool, stream)? };
         Ok(address)
     }
@@ -58,12 +62,14 @@ fn the_default_pool_starts_as_measured() {
     for policy in 1..=3 {
         let mut value = 7u32;
         let policy = CUmemPool_attribute(policy);
+        // SAFETY: pointers are to locals that outlive the call, as wide as the attribute.
         unsafe { gpu.cuMemPoolGetAttribute(pool, policy, (&raw mut value).cast()).unwrap() };
         assert_eq!(value, 1);
     }
     gpu.alloc_on(stream, 256);
     assert_eq!(gpu.attribute(pool, RESERVED), 33_554_432);
     assert_eq!(gpu.attribute(pool, USED), 256);
+    // SAFETY: pointers are to locals that outlive the call, as wide as the attribute.
     unsafe { assert_eq!(code(gpu.cuMemPoolDestroy(pool)), CUresult::CUDA_ERROR_INVALID_VALUE) };
 }
 
@@ -94,8 +100,10 @@ fn trimming_gives_back_what_is_free() {
     let (kept, freed) = (gpu.alloc_on(stream, 20 << 20), gpu.alloc_on(stream, 20 << 20));
     gpu.free_on(stream, freed);
     gpu.sync(stream);
+    // SAFETY: pointers are to locals that outlive the call, as wide as the attribute.
     unsafe { gpu.cuMemPoolTrimTo(pool, 64 << 20).unwrap() };
     assert_eq!(gpu.attribute(pool, RESERVED), 64 << 20);
+    // SAFETY: pointers are to locals that outlive the call, as wide as the attribute.
     unsafe { gpu.cuMemPoolTrimTo(pool, 0).unwrap() };
     assert_eq!(gpu.attribute(pool, RESERVED), 32 << 20);
     gpu.fill(stream, kept, 1, 20 << 20);
@@ -114,6 +122,7 @@ fn a_pool_stays_within_its_size() {
     gpu.free_on(stream, first);
     gpu.try_alloc_from(pool, stream, 4 << 20).unwrap();
     // The handle goes at once, the pool with its last block.
+    // SAFETY: pointers are to locals that outlive the call, as wide as the attribute.
     unsafe { gpu.cuMemPoolDestroy(pool).unwrap() };
     assert_eq!(code(gpu.try_alloc_from(pool, stream, 1)), CUresult::CUDA_ERROR_INVALID_VALUE);
     gpu.fill(stream, second, 1, 30 << 20);
@@ -125,10 +134,12 @@ fn a_pool_stays_within_its_size() {
 fn the_pool_of_a_device_can_be_replaced() {
     let gpu = seeded(4);
     let (pool, stream) = (gpu.pool_with(0), gpu.stream());
+    // SAFETY: pointers are to locals that outlive the call, as wide as the attribute.
     unsafe { gpu.cuDeviceSetMemPool(0, pool).unwrap() };
     gpu.alloc_on(stream, 100);
     assert_eq!(gpu.attribute(pool, RESERVED), 32 << 20);
     assert_eq!(gpu.attribute(gpu.default_pool(), RESERVED), 0);
+    // SAFETY: pointers are to locals that outlive the call, as wide as the attribute.
     unsafe { gpu.cuMemPoolDestroy(pool).unwrap() };
     gpu.alloc_on(stream, 100);
     assert_eq!(gpu.attribute(gpu.default_pool(), RESERVED), 32 << 20);
