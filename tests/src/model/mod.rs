@@ -10,9 +10,12 @@
 //! [`search`] makes cases out of seeds, shrinks what fails, and says how to repeat it. A case runs on one thread (drops
 //! on other threads are waited for), so a seed that fails once fails every time.
 
+mod contents;
 pub mod operation;
 mod refusal;
+mod requests;
 pub mod search;
+mod streams;
 pub mod twin;
 pub mod world;
 

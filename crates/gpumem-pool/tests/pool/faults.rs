@@ -125,6 +125,27 @@ fn a_failed_free_poisons_the_pool_and_leaks_the_block() {
     });
 }
 
+/// What a drop asks of the driver: once for each stream that used the block, and no wait of the host's where the backend
+/// promises none. The simulated `cuMemFree` waits by itself, so that a wait which `none` forgets would not show.
+#[test]
+fn a_drop_orders_the_free_behind_each_use_once() {
+    on_a_failing_driver(|bench| {
+        let (pool, home) = (bench.pool(), bench.stream());
+        let others = [bench.stream(), bench.stream()];
+        let block = pool.alloc(1 << 20, &home).unwrap();
+        for stream in [&others[0], &others[1], &home, &others[0]] {
+            block.record_use(stream);
+        }
+        drop(block);
+        let calls = [&wait::CALLS, &finish::CALLS].map(|count| count.load(Ordering::SeqCst));
+        let expected = match bench.backend {
+            BackendKind::None => [0, 3],
+            _ => [2, 0],
+        };
+        assert_eq!(calls, expected, "waits of streams, waits of the host");
+    });
+}
+
 /// If home can't be made to wait for a use, the block must not be freed at all.
 #[test]
 fn a_wait_that_fails_keeps_the_block() {
