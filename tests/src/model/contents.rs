@@ -4,7 +4,8 @@ use super::operation::{Pick, Wait};
 use super::streams::User;
 use super::twin::windows;
 use super::world::{Live, Step, World, text};
-use crate::pool::Stream;
+use crate::pool::{Device, PoolError, Stream};
+use crate::sys::Driver;
 
 impl World<'_> {
     pub(super) fn fill(
@@ -54,6 +55,42 @@ impl World<'_> {
         Ok(())
     }
 
+    pub(super) fn read(&mut self, block: Pick, stream: Pick, wait: Wait, said: &mut Vec<String>) -> Step {
+        let (Some(index), Some(stream)) = (block.of(self.blocks.len()), self.streams.pick(stream)) else {
+            return Ok(());
+        };
+        if self.twin.contents(self.blocks[index].block.address()).is_none() {
+            return Ok(());
+        }
+        let waits = self.order(index, &stream, false, wait)?;
+        said.push(format!("{waits}read(&b{}, &{})", self.blocks[index].name, self.streams.name(&stream)));
+        let block = &self.blocks[index].block;
+        let (_, length) = windows(block.size_bytes())[0];
+        let _bound = self.device.bind().map_err(text)?;
+        // SAFETY: the window is inside the block, which is alive and records this stream; the sink has room for it and
+        // is freed after the device was waited for.
+        unsafe {
+            let sink = self.sink.add(self.streams.place(&stream) * SINK_BYTES);
+            let (address, length) = (block.address(), length as usize);
+            self.driver.cuMemcpyDtoHAsync_v2(sink.cast(), address, length, stream.raw()).map_err(text)
+        }
+    }
+
+    /// Pinned memory that reads go to, a place for each stream there can be.
+    pub(super) fn open_sink(driver: &Driver, device: &Device) -> Result<*mut u8, PoolError> {
+        let _bound = device.bind()?;
+        let mut sink = std::ptr::null_mut();
+        // SAFETY: `sink` outlives the call.
+        unsafe { driver.cuMemHostAlloc(&mut sink, SINK_COUNT * SINK_BYTES, 0)? };
+        Ok(sink.cast())
+    }
+
+    pub(super) fn close_sink(&self) -> Step {
+        let _bound = self.device.bind().map_err(text)?;
+        // SAFETY: it came from `open_sink`, nothing that reads into it is queued any more, and it is used no more.
+        unsafe { self.driver.cuMemFreeHost(self.sink.cast()).map_err(text) }
+    }
+
     /// Makes a stream wait for what it must before it touches a block, and enters it in the block's lists.
     fn order(&mut self, index: usize, stream: &Stream, writes: bool, wait: Wait) -> Result<String, String> {
         let live = &mut self.blocks[index];
@@ -98,3 +135,7 @@ impl World<'_> {
         }
     }
 }
+
+/// As much as the largest window.
+const SINK_BYTES: usize = 8192;
+const SINK_COUNT: usize = 128;

@@ -18,6 +18,8 @@ pub struct Case {
     pub hard_limit_bytes: Option<u64>,
     /// The pool's soft limit.
     pub soft_limit_bytes: Option<u64>,
+    /// How many streams there are before the program starts.
+    pub stream_count: usize,
     /// The program.
     pub operations: Vec<Operation>,
 }
@@ -77,6 +79,15 @@ pub enum Operation {
         /// On which stream.
         stream: Pick,
         /// As for [`Operation::Fill`].
+        wait: Wait,
+    },
+    /// Reads a block into pinned memory. Readers do not wait for readers.
+    Read {
+        /// Which.
+        block: Pick,
+        /// On which stream.
+        stream: Pick,
+        /// How the stream is made to wait for the block's writer.
         wait: Wait,
     },
     /// Compares a block's contents with what they should be.
@@ -155,15 +166,11 @@ pub fn case() -> impl Strategy<Value = Case> {
         prop_oneof![2 => Just(None), 3 => prop_oneof![2 * MIB..=8 * MIB, 8 * MIB..=96 * MIB].prop_map(Some)];
     let soft_limit = prop_oneof![3 => Just(None), 1 => Just(Some(0)), 1 => (0..=64 * MIB).prop_map(Some)];
     let memory = prop_oneof![Just(64 * MIB), Just(128 * MIB), Just(1024 * MIB)];
-    (any::<u64>().no_shrink(), memory, hard_limit, soft_limit, vec(operation(), 1..=100)).prop_map(
-        |(sim_seed, memory_bytes, hard_limit_bytes, soft_limit_bytes, operations)| Case {
-            sim_seed,
-            memory_bytes,
-            hard_limit_bytes,
-            soft_limit_bytes,
-            operations,
-        },
-    )
+    let machine = (any::<u64>().no_shrink(), memory, hard_limit, soft_limit);
+    (machine, 1..=4_usize, vec(operation(), 1..=100)).prop_map(|(machine, stream_count, operations)| {
+        let (sim_seed, memory_bytes, hard_limit_bytes, soft_limit_bytes) = machine;
+        Case { sim_seed, memory_bytes, hard_limit_bytes, soft_limit_bytes, stream_count, operations }
+    })
 }
 
 fn operation() -> impl Strategy<Value = Operation> {
@@ -172,8 +179,9 @@ fn operation() -> impl Strategy<Value = Operation> {
         10 => (pick(), pick(), any::<u8>(), wait())
             .prop_map(|(block, stream, value, wait)| Operation::Fill { block, stream, value, wait }),
         8 => (pick(), any::<bool>()).prop_map(|(block, elsewhere)| Operation::Free { block, elsewhere }),
-        10 => (pick(), pick(), pick(), wait())
+        6 => (pick(), pick(), pick(), wait())
             .prop_map(|(source, target, stream, wait)| Operation::Copy { source, target, stream, wait }),
+        8 => (pick(), pick(), wait()).prop_map(|(block, stream, wait)| Operation::Read { block, stream, wait }),
         2 => pick().prop_map(|block| Operation::Check { block }),
         2 => Just(Operation::NewStream),
         1 => pick().prop_map(|stream| Operation::DropStream { stream }),

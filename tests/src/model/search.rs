@@ -19,7 +19,7 @@ pub struct Search {
     pub first_seed: u64,
     /// How many seeds; as many as there are, if not said.
     pub seed_count: Option<u64>,
-    /// How much work shrinking may be, in runs of a case.
+    /// How many smaller cases shrinking may try.
     pub shrink_runs_max: u32,
     /// Breaks the driver, to see that a search finds it.
     pub sabotage: Option<fn(&mut Table)>,
@@ -62,7 +62,7 @@ impl Search {
         let backends = vec![BackendKind::None, BackendKind::Native];
         let native = cfg!(feature = "backend-native");
         let backends = backends.into_iter().filter(|kind| native || *kind != BackendKind::Native).collect();
-        Self { backends, first_seed, seed_count: Some(seed_count), shrink_runs_max: 4096, sabotage: None }
+        Self { backends, first_seed, seed_count: Some(seed_count), shrink_runs_max: 1024, sabotage: None }
     }
 
     /// Tries seed after seed until one fails, they are used up, or `go_on` says to stop.
@@ -93,20 +93,27 @@ impl Search {
         let tree = case().new_tree(&mut runner).map_err(|reason| failed(reason.to_string(), Vec::new()))?;
         let first = tree.current();
         let Err(what) = self.try_case(&first, backend, coverage).0 else { return Ok(()) };
-        // Only now: the shrinker's runs are not part of what was covered.
-        let outcome = runner.run_one(tree, |case| {
-            self.try_case(&case, backend, &mut Coverage::default()).0.map_err(TestCaseError::fail)
+        let outcome = runner.run_one(tree, |case| match self.try_schedules(&case, backend) {
+            Some((what, _)) => Err(TestCaseError::fail(what)),
+            None => Ok(()),
         });
-        match outcome {
-            Err(TestError::Fail(_, smallest)) => {
-                let (outcome, program) = self.try_case(&smallest, backend, &mut Coverage::default());
-                Err(failed(outcome.err().unwrap_or(what), program))
-            }
-            _ => {
-                let program = self.try_case(&first, backend, &mut Coverage::default()).1;
-                Err(failed(format!("{what} (but not when the same case ran again)"), program))
-            }
-        }
+        let smallest = if let Err(TestError::Fail(_, smallest)) = outcome { smallest } else { first };
+        Err(match self.try_schedules(&smallest, backend) {
+            Some((what, program)) => failed(what, program),
+            None => failed(format!("{what} (but not when the same case ran again)"), Vec::new()),
+        })
+    }
+
+    /// Runs a case under its own schedule and some others: taking an operation out changes what the rest meets, so a
+    /// smaller program may fail under another schedule only. Not part of what was covered.
+    fn try_schedules(&self, case: &Case, backend: BackendKind) -> Option<(String, Vec<String>)> {
+        let mut case = case.clone();
+        let first_seed = case.sim_seed;
+        (0..SCHEDULE_COUNT).find_map(|more| {
+            case.sim_seed = first_seed.wrapping_add(more);
+            let (outcome, program) = self.try_case(&case, backend, &mut Coverage::default());
+            outcome.err().map(|what| (what, program))
+        })
     }
 
     /// Runs a case once. A panic of the pool's is a failure like any other.
@@ -120,6 +127,9 @@ impl Search {
 
 /// What came of running a case, and what was done.
 type Tried = (Result<(), String>, Vec<String>);
+
+/// How many schedules a case that is being shrunk is tried under.
+const SCHEDULE_COUNT: u64 = 32;
 
 fn rng(seed: u64) -> TestRng {
     let mut bytes = [0; 32];

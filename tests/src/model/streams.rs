@@ -22,8 +22,8 @@ pub(super) enum User {
 }
 
 impl Streams {
-    pub(super) fn new(first: Stream) -> Self {
-        Self { ids: vec![first.id()], live: vec![first] }
+    pub(super) fn new(live: Vec<Stream>) -> Self {
+        Self { ids: live.iter().map(Stream::id).collect(), live }
     }
 
     /// One more, unless there are many.
@@ -53,8 +53,12 @@ impl Streams {
 
     /// `s0` for the first that there was.
     pub(super) fn name(&self, stream: &Stream) -> String {
-        let place = self.ids.iter().position(|id| *id == stream.id());
-        place.map_or_else(|| stream.id().to_string(), |place| format!("s{place}"))
+        format!("s{}", self.place(stream))
+    }
+
+    /// Its number, below a hundred and some: a program is not longer.
+    pub(super) fn place(&self, stream: &Stream) -> usize {
+        self.ids.iter().position(|id| *id == stream.id()).unwrap_or(0)
     }
 
     /// The host waits for a user.

@@ -11,6 +11,7 @@ use super::search::Coverage;
 use super::streams::{Streams, User};
 use super::twin::Twin;
 use crate::pool::{BackendKind, Block, Device, Event, Pool, PoolError, Stream};
+use crate::sys::sim::AllocationKind;
 use crate::sys::{Driver, Sim, SimConfig, Table};
 use std::rc::Rc;
 
@@ -61,6 +62,8 @@ pub(super) struct World<'a> {
     pub(super) blocks: Vec<Live>,
     pub(super) twin: Twin,
     pub(super) next_name: u32,
+    /// Pinned memory that reads go to.
+    pub(super) sink: *mut u8,
 }
 
 pub(super) type Step = Result<(), String>;
@@ -69,7 +72,10 @@ impl<'a> World<'a> {
     fn new(case: &'a Case, backend: BackendKind, driver: &Driver) -> Result<Self, PoolError> {
         let device = Device::new(driver, 0)?;
         let pool = open(case, backend, &device)?;
-        let streams = Streams::new(Stream::new(&device)?);
+        let streams =
+            (0..case.stream_count.max(1)).map(|_| Stream::new(&device)).collect::<Result<_, _>>()?;
+        let streams = Streams::new(streams);
+        let sink = Self::open_sink(driver, &device)?;
         let mut twin = Twin::default();
         twin.open(case.hard_limit_bytes);
         let (blocks, marks) = (Vec::new(), Vec::new());
@@ -84,15 +90,17 @@ impl<'a> World<'a> {
             blocks,
             twin,
             next_name: 0,
+            sink,
         })
     }
 
     fn say_setup(&self, case: &Case, transcript: &mut Vec<String>) {
-        let Case { sim_seed, memory_bytes, hard_limit_bytes, soft_limit_bytes, .. } = case;
+        let Case { sim_seed, memory_bytes, hard_limit_bytes, soft_limit_bytes, stream_count, .. } = case;
         transcript.push(format!("SimConfig::new().seed({sim_seed}).memory_bytes({memory_bytes})"));
         transcript.push(format!(
-            "pool: {}, hard limit {hard_limit_bytes:?}, soft limit {soft_limit_bytes:?}; stream s0",
-            self.backend
+            "pool: {}, hard limit {hard_limit_bytes:?}, soft limit {soft_limit_bytes:?}; streams s0 to s{}",
+            self.backend,
+            stream_count - 1
         ));
     }
 
@@ -115,6 +123,7 @@ impl<'a> World<'a> {
             Operation::Copy { source, target, stream, wait } => {
                 self.copy((source, target, stream, wait), said)
             }
+            Operation::Read { block, stream, wait } => self.read(block, stream, wait, said),
             Operation::Check { block } => {
                 let Some(index) = block.of(self.blocks.len()) else { return Ok(()) };
                 said.push(format!("check(b{})", self.blocks[index].name));
@@ -192,8 +201,12 @@ impl<'a> World<'a> {
         let mut ours: Vec<(u64, u64)> =
             self.blocks.iter().map(|live| (live.block.address(), live.block.size_bytes())).collect();
         ours.sort_unstable();
-        let drivers: Vec<(u64, u64)> =
-            report.allocations.iter().map(|live| (live.address, live.size_bytes)).collect();
+        let drivers: Vec<(u64, u64)> = report
+            .allocations
+            .iter()
+            .filter(|live| live.kind != AllocationKind::Host)
+            .map(|live| (live.address, live.size_bytes))
+            .collect();
         if ours != drivers {
             return Err(format!("the blocks are {ours:x?}, and the driver's allocations {drivers:x?}"));
         }
@@ -223,6 +236,7 @@ impl<'a> World<'a> {
             self.twin.free(live.block.address());
         }
         self.compare(sim)?;
+        self.close_sink()?;
         self.pool.reclaim().map_err(text)?;
         let status = self.pool.status().map_err(text)?;
         if status.reserved_bytes != 0 {
