@@ -1,17 +1,16 @@
-//! A folder with everything that a machine with a GPU and no Rust needs: `run.sh`, this program as the runner, the
-//! test programs in `tests/` and the example in `examples/`.
+//! A folder with everything that a machine with a GPU and no Rust needs: `run.sh`, the runner, the test
+//! programs in `tests/` and the example in `examples/`.
 
-use super::suites::{Kind, Suite};
+use super::suite::{FOLDERS, Suite};
 use anyhow::{Context, Result, ensure};
 use std::path::Path;
 use std::process::Command;
 
 const RUNNER: &str = "gpu-test";
 const SCRIPT: &str = include_str!("run.sh");
-const FOLDERS: [(&str, Kind); 2] = [("tests", Kind::Tests), ("examples", Kind::Example)];
 
 /// Writes the bundle; what an earlier one left in the folder is replaced.
-pub(super) fn write(suites: &[Suite], folder: &Path) -> Result<()> {
+pub(super) fn write(suites: &[Suite], runner: &Path, folder: &Path) -> Result<()> {
     for (kind_folder, kind) in FOLDERS {
         let target = folder.join(kind_folder);
         if target.exists() {
@@ -22,7 +21,7 @@ pub(super) fn write(suites: &[Suite], folder: &Path) -> Result<()> {
             stripped_copy(&suite.program, &target.join(&suite.name))?;
         }
     }
-    stripped_copy(&std::env::current_exe()?, &folder.join(RUNNER))?;
+    stripped_copy(runner, &folder.join(RUNNER))?;
     let script = folder.join("run.sh");
     std::fs::write(&script, SCRIPT)?;
     make_executable(&script)?;
@@ -30,23 +29,6 @@ pub(super) fn write(suites: &[Suite], folder: &Path) -> Result<()> {
     println!("wrote {}: {} suites, {size_mib:.1} MiB", folder.display(), suites.len());
     println!("copy it to the machine with the GPU and start run.sh there");
     Ok(())
-}
-
-/// The suites of a bundle.
-pub(super) fn read(folder: &Path) -> Result<Vec<Suite>> {
-    let mut suites = Vec::new();
-    for (kind_folder, kind) in FOLDERS {
-        let source = folder.join(kind_folder);
-        let entries = std::fs::read_dir(&source)
-            .with_context(|| format!("{} is no bundle: it has no {kind_folder}/", folder.display()))?;
-        for entry in entries {
-            let entry = entry?;
-            let name = entry.file_name().to_string_lossy().into_owned();
-            suites.push(Suite { name, kind, program: entry.path() });
-        }
-    }
-    suites.sort_by(|a, b| (a.kind == Kind::Example, &a.name).cmp(&(b.kind == Kind::Example, &b.name)));
-    Ok(suites)
 }
 
 /// Symbols are most of a test program; a panic names its line without them.

@@ -7,7 +7,7 @@ use std::fmt::Write as _;
 use std::process::Command;
 
 /// One line for the driver and one for each device; an error when there is none.
-pub(super) fn describe() -> Result<String> {
+pub(crate) fn describe() -> Result<String> {
     let driver = Driver::cuda().context("gpu-test needs a GPU and takes no other driver")?;
     let (mut version, mut count) = (0, 0);
     // SAFETY: both numbers outlive the calls.

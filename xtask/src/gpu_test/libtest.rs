@@ -2,14 +2,14 @@
 
 /// The counts in the line `test result: ok. 3 passed; 0 failed; 1 ignored; 0 measured; 9 filtered out; …`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(super) struct Counts {
-    pub(super) passed: u64,
-    pub(super) failed: u64,
+pub(crate) struct Counts {
+    pub(crate) passed: u64,
+    pub(crate) failed: u64,
 }
 
 impl Counts {
     /// The counts, when `line` is that line.
-    pub(super) fn parse(line: &str) -> Option<Self> {
+    pub(crate) fn parse(line: &str) -> Option<Self> {
         let (_verdict, counts) = line.trim_end().strip_prefix("test result: ")?.split_once(". ")?;
         let of = |what: &str| {
             let mut fields = counts.split("; ").filter_map(|field| field.split_once(' '));
@@ -20,7 +20,7 @@ impl Counts {
 }
 
 /// Why a suite failed, if it did. `counts` is what it said of itself, `exit` how its process ended.
-pub(super) fn objection(counts: Option<Counts>, succeeded: bool, exit: &str) -> Option<String> {
+pub(crate) fn objection(counts: Option<Counts>, succeeded: bool, exit: &str) -> Option<String> {
     match counts {
         None => Some(format!("ended without a result ({exit})")),
         Some(Counts { failed, .. }) if failed > 0 => Some(format!("{failed} failed")),

@@ -5,4 +5,4 @@ set -eu
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 system=$(uname -sm)
 [ "$system" = "Linux x86_64" ] || { echo "this bundle is for Linux x86_64, this machine is $system" >&2; exit 1; }
-exec "$here/gpu-test" gpu-test --from "$here" "$@"
+exec "$here/gpu-test" "$@"

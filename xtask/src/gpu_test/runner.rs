@@ -1,20 +1,34 @@
 //! Runs the programs one after the other, shows what they say, and counts.
 
 use super::libtest::{Counts, objection};
-use super::suites::{Kind, Suite};
+use super::suite::{Kind, Suite, select};
+use super::{device, table};
 use anyhow::{Context, Result, ensure};
 use std::io::{BufRead, BufReader, Write};
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
-/// Runs every suite, whatever the others do, and fails when one did.
-pub(super) fn run(suites: &[Suite], libtest: &[String]) -> Result<()> {
-    let mut done = Vec::new();
-    for suite in suites {
+/// Which suites to run, and how.
+#[derive(clap::Args)]
+pub(crate) struct Choice {
+    /// Run only this suite; may be repeated
+    #[arg(long, value_name = "NAME")]
+    suite: Vec<String>,
+    /// Passed on to each test program (--nocapture, --skip NAME, …)
+    #[arg(last = true, value_name = "ARG")]
+    libtest: Vec<String>,
+}
+
+/// Runs every suite that is chosen, whatever the others do, and fails when one did.
+pub(crate) fn run(suites: impl FnOnce() -> Result<Vec<Suite>>, choice: &Choice) -> Result<()> {
+    // First, since getting the suites can take a build.
+    print!("{}", device::describe()?);
+    let (suites, mut done) = (select(suites()?, &choice.suite)?, Vec::new());
+    for suite in &suites {
         println!("\n== {} ==", suite.name);
-        done.push(run_suite(suite, libtest)?);
+        done.push(run_suite(suite, &choice.libtest)?);
     }
-    print!("\n{}", table(&done));
+    print!("\n{}", summary(&done));
     let failed: Vec<_> = done.iter().filter(|done| done.objection.is_some()).map(|done| done.name).collect();
     ensure!(failed.is_empty(), "failed on the GPU: {}", failed.join(", "));
     Ok(())
@@ -61,7 +75,7 @@ fn stream(command: &mut Command) -> Result<(Option<Counts>, std::process::ExitSt
     Ok((counts, child.wait().context(program)?))
 }
 
-fn table(done: &[Done<'_>]) -> String {
+fn summary(done: &[Done<'_>]) -> String {
     let row = |name: &str, counts: Counts, took: Duration, note: &str| {
         let seconds = format!("{:.1}", took.as_secs_f64());
         [name.to_string(), counts.passed.to_string(), counts.failed.to_string(), seconds, note.to_string()]
@@ -76,5 +90,49 @@ fn table(done: &[Done<'_>]) -> String {
     };
     let verdict = if done.iter().any(|done| done.objection.is_some()) { "FAILED" } else { "ok" };
     rows.push(row("total", total, done.iter().map(|done| done.took).sum(), verdict));
-    crate::table::render(["suite", "passed", "failed", "seconds", "verdict"], &rows)
+    table::render(["suite", "passed", "failed", "seconds", "verdict"], &rows)
+}
+
+#[cfg(all(test, unix))]
+mod tests {
+    use super::*;
+    use std::os::unix::fs::PermissionsExt as _;
+
+    /// Runs a shell script in a program's place.
+    fn objection_to(kind: Kind, script: &str) -> (Counts, Option<String>) {
+        static NEXT: std::sync::atomic::AtomicU32 = std::sync::atomic::AtomicU32::new(0);
+        let number = NEXT.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
+        let program = std::env::temp_dir().join(format!("gpumem-suite-{}-{number}", std::process::id()));
+        std::fs::write(&program, format!("#!/bin/sh\n{script}\n")).unwrap();
+        std::fs::set_permissions(&program, std::fs::Permissions::from_mode(0o755)).unwrap();
+        let suite = Suite { name: "suite".to_string(), kind, program };
+        let done = run_suite(&suite, &["--nocapture".to_string()]);
+        std::fs::remove_file(&suite.program).unwrap();
+        let done = done.unwrap();
+        (done.counts, done.objection)
+    }
+
+    #[test]
+    fn a_suite_is_asked_for_gpu_cases_on_the_real_driver() {
+        let script = r#"[ "$*" = "cuda:: --test-threads=1 --nocapture" ] && [ "$GPUMEM_DRIVER" = cuda ] || exit 7
+            echo "test a::cuda::b ... ok"; echo "test result: ok. 2 passed; 0 failed; 0 ignored""#;
+        assert_eq!(objection_to(Kind::Tests, script), (Counts { passed: 2, failed: 0 }, None));
+    }
+
+    #[test]
+    fn failures_crashes_and_silence_are_objected_to() {
+        let says = |script, part: &str| {
+            let (_, objection) = objection_to(Kind::Tests, script);
+            assert!(objection.as_ref().is_some_and(|text| text.contains(part)), "{script}: {objection:?}");
+        };
+        says(r#"echo "test result: FAILED. 2 passed; 1 failed; 0 ignored"; exit 101"#, "1 failed");
+        says(r#"echo "test result: ok. 0 passed; 0 failed; 0 ignored""#, "no GPU case");
+        says("kill -9 $$", "without a result (signal: 9");
+    }
+
+    #[test]
+    fn an_example_counts_by_its_exit_code() {
+        assert_eq!(objection_to(Kind::Example, "exit 0"), (Counts { passed: 1, failed: 0 }, None));
+        assert_eq!(objection_to(Kind::Example, "exit 1").0, Counts { passed: 0, failed: 1 });
+    }
 }

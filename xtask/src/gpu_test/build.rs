@@ -3,7 +3,8 @@
 //! Every test program must have GPU cases. One that can't is named in tests/Cargo.toml, under
 //! `[package.metadata.gpu-test]` as `simulator-only`, so that leaving GPU cases out is a decision.
 
-use anyhow::{Context, Result, bail, ensure};
+use super::suite::{Kind, Suite};
+use anyhow::{Context, Result, ensure};
 use cargo_metadata::{Message, MetadataCommand};
 use std::collections::BTreeSet;
 use std::io::BufReader;
@@ -13,23 +14,8 @@ use std::process::{Command, Stdio};
 const PACKAGE: &str = "gpumem-tests";
 const EXAMPLE: (&str, &str) = ("gpumem-adapt", "train");
 
-/// One program.
-pub(super) struct Suite {
-    pub(super) name: String,
-    pub(super) kind: Kind,
-    pub(super) program: PathBuf,
-}
-
-#[derive(Clone, Copy, PartialEq, Eq)]
-pub(super) enum Kind {
-    /// A libtest program, of which the cases under `cuda::` count.
-    Tests,
-    /// A program that checks its own result and says so by its exit code.
-    Example,
-}
-
 /// Builds every program.
-pub(super) fn build() -> Result<Vec<Suite>> {
+pub(super) fn suites() -> Result<Vec<Suite>> {
     let simulator_only = simulator_only()?;
     let tests = ["test", "--no-run", "--package", PACKAGE, "--lib", "--tests", "--features", "gpu"];
     let mut suites = cargo(&tests, Kind::Tests)?;
@@ -51,15 +37,10 @@ pub(super) fn build() -> Result<Vec<Suite>> {
     Ok(suites)
 }
 
-/// The suites of these names; all of them when no name is given.
-pub(super) fn select(mut suites: Vec<Suite>, names: &[String]) -> Result<Vec<Suite>> {
-    let known: Vec<String> = suites.iter().map(|suite| suite.name.clone()).collect();
-    if let Some(name) = names.iter().find(|name| !known.contains(name)) {
-        bail!("no suite is called {name}; there are: {}", known.join(", "));
-    }
-    suites.retain(|suite| names.is_empty() || names.contains(&suite.name));
-    ensure!(!suites.is_empty(), "there is no suite to run");
-    Ok(suites)
+/// Builds the runner of a bundle.
+pub(super) fn runner() -> Result<PathBuf> {
+    let mut built = cargo(&["build", "--package", "xtask", "--bin", "gpu-test"], Kind::Example)?;
+    Ok(built.pop().context("cargo reported no runner")?.program)
 }
 
 fn simulator_only() -> Result<BTreeSet<String>> {

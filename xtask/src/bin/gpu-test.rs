@@ -1,0 +1,60 @@
+//! The runner of a bundle: what is left of `cargo xtask gpu-test` where there is no cargo. It runs the programs that
+//! lie beside it.
+
+#[path = "../gpu_test/device.rs"]
+mod device;
+#[path = "../gpu_test/libtest.rs"]
+mod libtest;
+#[path = "../gpu_test/runner.rs"]
+mod runner;
+#[path = "../gpu_test/suite.rs"]
+mod suite;
+#[path = "../table.rs"]
+mod table;
+
+use anyhow::{Context, Result};
+use clap::Parser;
+use std::path::Path;
+use std::process::ExitCode;
+use suite::{FOLDERS, Kind, Suite};
+
+/// Run the GPU tests of this bundle on this machine
+#[derive(Parser)]
+#[command(name = "run.sh", bin_name = "run.sh")]
+struct Args {
+    #[command(flatten)]
+    choice: runner::Choice,
+}
+
+fn main() -> ExitCode {
+    match run(&Args::parse()) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("error: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn run(args: &Args) -> Result<()> {
+    let program = std::env::current_exe()?;
+    let folder = program.parent().context("this program lies in no folder")?;
+    runner::run(|| read(folder), &args.choice)
+}
+
+/// The suites of a bundle.
+fn read(folder: &Path) -> Result<Vec<Suite>> {
+    let mut suites = Vec::new();
+    for (kind_folder, kind) in FOLDERS {
+        let source = folder.join(kind_folder);
+        let entries = std::fs::read_dir(&source)
+            .with_context(|| format!("{} is no bundle: it has no {kind_folder}/", folder.display()))?;
+        for entry in entries {
+            let entry = entry?;
+            let name = entry.file_name().to_string_lossy().into_owned();
+            suites.push(Suite { name, kind, program: entry.path() });
+        }
+    }
+    suites.sort_by(|a, b| (a.kind == Kind::Example, &a.name).cmp(&(b.kind == Kind::Example, &b.name)));
+    Ok(suites)
+}

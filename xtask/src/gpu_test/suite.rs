@@ -1,0 +1,33 @@
+//! One program of those that `gpu-test` runs, and where a bundle keeps it.
+
+use anyhow::{Result, bail, ensure};
+use std::path::PathBuf;
+
+/// One program.
+pub(crate) struct Suite {
+    pub(crate) name: String,
+    pub(crate) kind: Kind,
+    pub(crate) program: PathBuf,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Kind {
+    /// A libtest program, of which the cases under `cuda::` count.
+    Tests,
+    /// A program that checks its own result and says so by its exit code.
+    Example,
+}
+
+/// The folders of a bundle, by what is in them.
+pub(crate) const FOLDERS: [(&str, Kind); 2] = [("tests", Kind::Tests), ("examples", Kind::Example)];
+
+/// The suites of these names; all of them when no name is given.
+pub(crate) fn select(mut suites: Vec<Suite>, names: &[String]) -> Result<Vec<Suite>> {
+    let known: Vec<String> = suites.iter().map(|suite| suite.name.clone()).collect();
+    if let Some(name) = names.iter().find(|name| !known.contains(name)) {
+        bail!("no suite is called {name}; there are: {}", known.join(", "));
+    }
+    suites.retain(|suite| names.is_empty() || names.contains(&suite.name));
+    ensure!(!suites.is_empty(), "there is no suite to run");
+    Ok(suites)
+}
