@@ -100,9 +100,10 @@ mod tests {
 
     /// Runs a shell script in a program's place.
     fn objection_to(kind: Kind, script: &str) -> (Counts, Option<String>) {
-        static NEXT: std::sync::atomic::AtomicU32 = std::sync::atomic::AtomicU32::new(0);
-        let number = NEXT.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
-        let program = std::env::temp_dir().join(format!("gpumem-suite-{}-{number}", std::process::id()));
+        // One at a time: a program that another thread's child still holds open for writing can't be started.
+        static TURN: std::sync::Mutex<()> = std::sync::Mutex::new(());
+        let _turn = TURN.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+        let program = std::env::temp_dir().join(format!("gpumem-suite-{}", std::process::id()));
         std::fs::write(&program, format!("#!/bin/sh\n{script}\n")).unwrap();
         std::fs::set_permissions(&program, std::fs::Permissions::from_mode(0o755)).unwrap();
         let suite = Suite { name: "suite".to_string(), kind, program };
