@@ -1,6 +1,7 @@
 //! A driver that fails: what the pool says, and that its books stay right.
 
 use crate::bench::{Bench, on_each_backend_with, small, stand_in};
+use gpumem_pool::sys::sim::Kernel;
 use gpumem_pool::sys::types::CUresult;
 use gpumem_pool::sys::{DriverError, Table};
 use gpumem_pool::{BackendKind, Event, PoolError, Stream};
@@ -204,23 +205,34 @@ fn work_that_goes_astray_is_met_by_every_entry() {
     on_a_failing_driver(|bench| {
         let (pool, stream, other) = (bench.pool(), bench.stream(), bench.stream());
         let (block, kept) = (pool.alloc(4096, &stream).unwrap(), pool.alloc(4096, &stream).unwrap());
-        {
-            let _bound = bench.device.bind().unwrap();
-            // Nothing orders this after the allocation of a block that is on its way: free it underneath.
-            // SAFETY: wrong on purpose; the simulated driver finds it out.
-            let astray =
-                unsafe { bench.driver.cuMemsetD8Async(block.address() + (1 << 40), 1, 16, stream.raw()) };
-            if astray.is_err() {
-                return; // refused at the call: nothing went astray
-            }
-        }
+        queue_a_fault(bench, &stream);
         let error = stream.synchronize().unwrap_err();
         assert!(matches!(error, PoolError::DeviceLost(_)), "{error:?}");
         assert!(matches!(pool.alloc(1, &other), Err(PoolError::DeviceLost(_))));
         assert!(matches!(pool.reclaim(), Err(PoolError::DeviceLost(_))));
+        assert!(matches!(Event::new(&bench.device), Err(PoolError::DeviceLost(_))));
         drop((block, kept));
         assert!(matches!(pool.alloc(1, &other), Err(PoolError::DeviceLost(_))));
     });
+}
+
+/// Queues a kernel that reads where nothing is.
+fn queue_a_fault(bench: &Bench, stream: &Stream) {
+    static KERNELS: &[Kernel] = &[Kernel::new("astray", |launch| launch.read::<u8>(8, 1).map(drop))];
+    bench.driver.simulator().unwrap().register(KERNELS);
+    let ptx = c".version 8.0\n.target sm_70\n.address_size 64\n.visible .entry astray()\n{ ret; }\n";
+    let (mut module, mut function) = (std::ptr::null_mut(), std::ptr::null_mut());
+    let none = std::ptr::null_mut::<std::ffi::c_void>();
+    let _bound = bench.device.bind().unwrap();
+    // SAFETY: both handles outlive the calls, and the kernel takes no parameters.
+    unsafe {
+        bench.driver.cuModuleLoadData(&mut module, ptx.as_ptr().cast()).unwrap();
+        bench.driver.cuModuleGetFunction(&mut function, module, c"astray".as_ptr()).unwrap();
+        bench
+            .driver
+            .cuLaunchKernel(function, 1, 1, 1, 1, 1, 1, 0, stream.raw(), none.cast(), none.cast())
+            .unwrap();
+    }
 }
 
 #[test]

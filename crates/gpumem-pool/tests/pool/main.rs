@@ -9,6 +9,7 @@ mod blocks;
 mod contexts;
 mod devices;
 mod environment;
+mod exit;
 mod faults;
 mod limits;
 mod objects;
