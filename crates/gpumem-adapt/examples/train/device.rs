@@ -36,6 +36,7 @@ pub(crate) fn train(
     progress: &ProgressBar,
 ) -> Result<Training> {
     let kernels = Kernels::load(gpu)?;
+    gpu.preload::<f32>()?;
     let upload_started = Instant::now();
     let (inputs, targets) = (&table.inputs, &table.targets).adapt(gpu).context("uploading the table")?;
     let mut model = initial.adapt(gpu).context("uploading the model")?;
