@@ -38,6 +38,8 @@ macro_rules! entries {
             /// # Safety
             ///
             /// What the driver's documentation asks of the caller of this function.
+            // Once, not once in the thunk of every slot.
+            #[inline(never)]
             #[allow(non_snake_case, clippy::too_many_arguments)]
             unsafe fn $name(slot: usize, $($arg: $kind),*) -> CUresult {
                 crate::sim::call::enter(slot, |$call| {
