@@ -76,7 +76,8 @@ impl Block {
     /// Call it once for each stream, at any time before the drop. Home need not be recorded. A stream of another driver
     /// can't reach this memory, so recording one does nothing.
     pub fn record_use(&self, stream: &Stream) {
-        if stream.id() == self.home.id() || stream.device().driver().kind() != self.device().driver().kind() {
+        if stream.id() == self.home.id() || !stream.device().driver().is_same_machine(self.device().driver())
+        {
             return;
         }
         let mut uses = self.uses.lock().unwrap_or_else(PoisonError::into_inner);

@@ -39,6 +39,7 @@ struct Inner {
 
 /// How much memory a device has, and how much of it is free, whoever uses the rest.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct MemoryInfo {
     /// Free now.
     pub free_bytes: u64,
@@ -199,7 +200,7 @@ impl Drop for Inner {
 /// Whether both are the same GPU in the same driver: they share one primary context.
 impl PartialEq for Device {
     fn eq(&self, other: &Self) -> bool {
-        self.context() == other.context() && self.driver().kind() == other.driver().kind()
+        self.context() == other.context() && self.driver().is_same_machine(other.driver())
     }
 }
 

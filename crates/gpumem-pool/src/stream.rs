@@ -191,10 +191,9 @@ pub(crate) fn complete(answer: Result<(), DriverError>) -> Result<bool, PoolErro
     }
 }
 
-/// A handle of the simulator's must never reach the vendor's driver, which would follow it. Two machines of the same
-/// kind are told apart by the driver itself.
+/// A handle of the simulator's must never reach the vendor's driver, which would follow it.
 fn check_driver(device: &Device, other: &Device) -> Result<(), PoolError> {
-    if device.driver().kind() == other.driver().kind() {
+    if device.driver().is_same_machine(other.driver()) {
         Ok(())
     } else {
         Err(PoolError::wrong_device(device, other))

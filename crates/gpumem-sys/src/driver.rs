@@ -16,7 +16,8 @@ pub struct Driver(Arc<Inner>);
 struct Inner {
     table: Table,
     source: Source,
-    teardown: Mutex<()>,
+    /// Shared with every table made from this one: they all take down the same objects.
+    teardown: Arc<Mutex<()>>,
 }
 
 enum Source {
@@ -114,7 +115,7 @@ impl Driver {
     }
 
     fn new(table: Table, source: Source) -> Self {
-        Self(Arc::new(Inner { table, source, teardown: Mutex::new(()) }))
+        Self(Arc::new(Inner { table, source, teardown: Arc::default() }))
     }
 
     /// Who fills the table.
@@ -160,11 +161,28 @@ impl Driver {
             #[cfg(feature = "sim")]
             Source::Sim(sim) => Source::Sim(sim.clone()),
         };
-        Self::new(table, source)
+        Self(Arc::new(Inner { table, source, teardown: Arc::clone(&self.0.teardown) }))
+    }
+
+    /// Whether both reach the same devices: the vendor's driver, or one software driver, through whatever table.
+    ///
+    /// A handle of one machine means nothing to another, and the vendor's driver would follow a foreign one.
+    #[must_use]
+    pub fn is_same_machine(&self, other: &Self) -> bool {
+        match (&self.0.source, &other.0.source) {
+            (Source::Cuda, Source::Cuda) => true,
+            #[cfg(feature = "sim")]
+            (Source::Sim(ours), Source::Sim(theirs)) => ours == theirs,
+            #[cfg(feature = "sim")]
+            _ => false,
+        }
     }
 
     /// Held around the destruction of streams, events and contexts: the vendor's driver crashes when several threads
     /// take things down at once.
+    ///
+    /// The lock is not reentrant: a stream or an event of the layers above that is dropped while its own thread holds
+    /// the guard waits forever.
     pub fn teardown(&self) -> MutexGuard<'_, ()> {
         self.0.teardown.lock().unwrap_or_else(PoisonError::into_inner)
     }

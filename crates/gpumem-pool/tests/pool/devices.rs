@@ -72,6 +72,23 @@ fn devices_must_not_be_mixed() {
     });
 }
 
+/// A stream of another machine is refused, or passed over where nothing is returned: it can't reach this memory.
+#[test]
+fn machines_must_not_be_mixed() {
+    on_each_backend(&small(), |bench| {
+        let elsewhere = Device::new(&Driver::sim(small()).unwrap(), 0).unwrap();
+        let stranger = Stream::new(&elsewhere).unwrap();
+        assert_ne!(bench.device, elsewhere);
+        let (pool, home) = (bench.pool(), bench.stream());
+        assert!(matches!(pool.alloc(4096, &stranger), Err(PoolError::WrongDevice { .. })));
+        assert!(matches!(home.wait_for(&stranger), Err(PoolError::WrongDevice { .. })));
+        let block = pool.alloc(4096, &home).unwrap();
+        block.record_use(&stranger);
+        drop(block);
+        drop(pool.alloc(4096, &home).unwrap());
+    });
+}
+
 /// Two machines in one process, each with threads of its own.
 #[test]
 fn machines_share_nothing() {

@@ -118,6 +118,15 @@ impl Sim {
     }
 }
 
+/// Whether both are handles to one machine.
+impl PartialEq for Sim {
+    fn eq(&self, other: &Self) -> bool {
+        Arc::ptr_eq(&self.0, &other.0)
+    }
+}
+
+impl Eq for Sim {}
+
 impl fmt::Debug for Sim {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Sim").finish_non_exhaustive()

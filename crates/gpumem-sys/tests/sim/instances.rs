@@ -163,3 +163,25 @@ fn a_released_context_takes_everything_with_it() {
     let report = gpu.sim().report();
     assert_eq!((report.allocations.len(), report.stream_count, report.event_count), (0, 0, 0));
 }
+
+/// A table with some functions replaced is another door to the same machine, behind the same lock.
+#[test]
+fn a_changed_table_reaches_the_same_machine() {
+    let driver = seeded(0).driver;
+    // SAFETY: nothing is changed.
+    let wrapped = unsafe { driver.with_table(|_| ()) };
+    assert!(wrapped != driver && wrapped.is_same_machine(&driver));
+    assert!(!wrapped.is_same_machine(&seeded(0).driver));
+
+    let guard = driver.teardown();
+    let (sender, receiver) = std::sync::mpsc::channel();
+    thread::scope(|scope| {
+        scope.spawn(|| {
+            let _guard = wrapped.teardown();
+            sender.send(()).unwrap();
+        });
+        receiver.recv_timeout(std::time::Duration::from_millis(50)).unwrap_err();
+        drop(guard);
+        receiver.recv().unwrap();
+    });
+}
