@@ -76,8 +76,11 @@ impl<T: Element, D: Dimension> GpuArray<T, D> {
         if let Some(elements) = array.t().as_slice() {
             return UninitArray::with_order(gpu, dim, Order::Column)?.copy_from_slice(elements);
         }
+        // First the device's memory: a view that repeats its elements can be larger than any memory, and the host's
+        // allocator would end the program over it.
+        let target = UninitArray::with_order(gpu, dim, Order::Row)?;
         let elements: Vec<T> = array.iter().copied().collect();
-        UninitArray::with_order(gpu, dim, Order::Row)?.copy_from_slice(&elements)
+        target.copy_from_slice(&elements)
     }
 
     /// All bytes zero: the number zero, or `false`.

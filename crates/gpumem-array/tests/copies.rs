@@ -71,6 +71,14 @@ proptest! {
 }
 
 #[test]
+fn a_view_that_repeats_one_element_is_too_large_before_it_is_gathered() {
+    let one = arr0(1.0_f32);
+    let repeated = one.broadcast((1 << 30, 1 << 29)).unwrap();
+    let error = GpuArray::from_array(&gpu(), &repeated).unwrap_err();
+    assert!(matches!(error, ArrayError::Pool(PoolError::TooLarge { .. })), "{error:?}");
+}
+
+#[test]
 fn arrays_without_elements_work_everywhere() {
     let gpu = gpu();
     let empty = GpuArray::<f32, _>::zeros(&gpu, (0, 3)).unwrap();
