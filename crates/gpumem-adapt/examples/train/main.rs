@@ -27,7 +27,15 @@ use std::process::ExitCode;
 use std::time::Instant;
 
 fn main() -> ExitCode {
-    match run(&Options::parse()) {
+    let options = match Options::try_parse() {
+        Ok(options) => options,
+        Err(answer) => {
+            // Arguments that make no sense end like everything else that fails: with 1, not with clap's 2.
+            let _ = answer.print();
+            return if answer.use_stderr() { ExitCode::FAILURE } else { ExitCode::SUCCESS };
+        }
+    };
+    match run(&options) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
             // Nothing is left to do where even this can't be written.

@@ -115,9 +115,10 @@ impl Report {
         (losses, model): &(Vec<f64>, Dense<Array1<f32>>),
     ) -> Result<()> {
         let (ours, expected) = (last(&training.losses), last(losses));
+        let mut parameters = training.model.weight.iter().chain(&training.model.bias);
         ensure!(
-            ours.is_finite() && expected.is_finite(),
-            "the loss is {ours} on the device and {expected} on the host: training diverged; lower --learning-rate"
+            ours.is_finite() && expected.is_finite() && parameters.all(|parameter| parameter.is_finite()),
+            "the loss is {ours} on the device and {expected} on the host, or a parameter is no number: training diverged; lower --learning-rate"
         );
         let loss_of_zero =
             table.targets.fold(0.0, |sum, target| sum + f64::from(*target).powi(2)) / table.rows() as f64;
