@@ -15,6 +15,7 @@ use core::str::FromStr;
 /// # Ok::<(), gpumem_pool::PoolError>(())
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq)]
+#[non_exhaustive]
 pub enum Limit {
     /// So many bytes.
     Bytes(u64),

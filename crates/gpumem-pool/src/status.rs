@@ -37,7 +37,7 @@ pub struct Status {
     pub block_count: u64,
     /// Blocks ever handed out, empty ones not counted.
     pub allocation_count: u64,
-    /// What the pool never goes beyond, if it has such a limit.
+    /// The most that blocks may hold together, if there is such a limit.
     pub hard_limit_bytes: Option<u64>,
     /// The reserve down to which cached memory is given back, if it has such a limit.
     pub soft_limit_bytes: Option<u64>,

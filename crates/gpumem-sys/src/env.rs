@@ -22,7 +22,10 @@ pub const VARIABLES: &[Variable] = &[
         name: "GPUMEM_SOFT_LIMIT",
         meaning: "100M, 1.5GiB, 50%, 10000: cached memory above it is given back",
     },
-    Variable { name: "GPUMEM_HARD_LIMIT", meaning: "100M, 1.5GiB, 50%, 10000: the pool never holds more" },
+    Variable {
+        name: "GPUMEM_HARD_LIMIT",
+        meaning: "100M, 1.5GiB, 50%, 10000: the pool never hands out more",
+    },
     Variable {
         name: "GPUMEM_SIM_SEED",
         meaning: "a number: the order in which the software driver runs queued work",

@@ -31,7 +31,7 @@ pub(crate) struct Options {
     /// Random numbers instead of a file, such as 300000x1000.
     #[arg(long, value_name = "ROWSxCOLUMNS")]
     synthetic: Option<Size>,
-    /// The pool never holds more: 100M, 1.5GiB, 50%.
+    /// The pool never hands out more: 100M, 1.5GiB, 50%.
     #[arg(long, value_name = "LIMIT")]
     hard_limit: Option<Limit>,
     /// Where the pool takes memory from: native (the driver's stream-ordered pool) or none (plain allocations).
