@@ -8,6 +8,9 @@ use std::path::Path;
 /// Lowest first. A crate names only crates before it, in its tests too.
 pub(crate) const LAYERS: [&str; 4] = ["gpumem-sys", "gpumem-pool", "gpumem-array", "gpumem-adapt"];
 
+/// Crates beside the layers that users get too, each with the topmost layer that it may name. No layer names them.
+const SATELLITES: [(&str, &str); 1] = [("gpumem-libcuda", "gpumem-sys")];
+
 /// For examples and tools; a library has no command line and draws no bars.
 const NOT_FOR_LIBRARIES: [&str; 3] = ["anyhow", "clap", "indicatif"];
 
@@ -55,9 +58,12 @@ impl Manifest<'_> {
 
 fn arrow(package: &str, dependency: &Dependency, manifest: &Manifest<'_>) -> Option<Finding> {
     let name = dependency.name.as_str();
-    let own = LAYERS.iter().position(|layer| *layer == package)?;
+    let place = |name: &str| LAYERS.iter().position(|layer| *layer == name);
+    let satellite = SATELLITES.iter().find(|(satellite, _)| *satellite == package);
+    // A satellite stands right above the topmost layer that it may name.
+    let own = satellite.map_or_else(|| place(package), |(_, topmost)| Some(place(topmost)? + 1))?;
     let finding = |what: String, advice| Some(manifest.finding(name, what, advice));
-    if let Some(other) = LAYERS.iter().position(|layer| *layer == name) {
+    if let Some(other) = place(name) {
         return match other < own {
             false => finding(
                 format!("{package} names {name}, which is not below it"),
@@ -140,6 +146,15 @@ mod tests {
         }
         let tests = dependency("gpumem-tests", "dev", false, Some("/x/tests"));
         assert!(said("gpumem-pool", &tests).unwrap().contains("no layer"));
+    }
+
+    #[test]
+    fn satellites_name_layers_and_no_layer_names_them() {
+        assert_eq!(said("gpumem-libcuda", &dependency("gpumem-sys", "normal", false, Some("/x/sys"))), None);
+        let pool = dependency("gpumem-pool", "normal", false, Some("/x/pool"));
+        assert!(said("gpumem-libcuda", &pool).unwrap().contains("not below it"));
+        let satellite = dependency("gpumem-libcuda", "dev", true, Some("/x/libcuda"));
+        assert!(said("gpumem-adapt", &satellite).unwrap().contains("no layer"));
     }
 
     #[test]

@@ -1,0 +1,26 @@
+//! gpumem's software driver as a drop-in for NVIDIA's `libcuda.so.1`, for programs that know nothing of gpumem.
+//!
+//! The library exports every function of the driver API. Each forwards to one software driver of the process, made by
+//! the first call from the variables `GPUMEM_SIM_SEED`, `GPUMEM_SIM_DEVICES` and `GPUMEM_SIM_MEMORY`. A function that
+//! the software driver lacks answers `CUDA_ERROR_NOT_SUPPORTED`. Kernels have no Rust twins here: modules load, but no
+//! function is found in them (`CUDA_ERROR_NOT_FOUND`), so that nothing pretends to have computed.
+//!
+//! `cargo xtask drop-in DIR` lays the library out under the names that programs look for:
+//!
+//! ```sh
+//! cargo xtask drop-in target/drop-in
+//! LD_LIBRARY_PATH=$PWD/target/drop-in GPUMEM_SIM_SEED=7 GPUMEM_SIM_DEVICES=2 some-cuda-program
+//! ```
+//!
+//! This crate decides nothing. Behaviour belongs to the simulator in `gpumem-sys`; Rust code that can take a driver as
+//! an argument is better tested with that crate. Programs built on it recognise this library by
+//! [`gpumem_software_driver`] and refuse to take it for a GPU.
+
+mod export;
+mod process;
+
+pub use export::*;
+
+/// Marks the library: gpumem's loader never takes one that has this symbol for the vendor's.
+#[unsafe(no_mangle)]
+pub extern "C" fn gpumem_software_driver() {}

@@ -1,0 +1,194 @@
+//! The library as other programs meet it: opened by name from the library path, in a process of its own.
+//!
+//! Most tests here start this program again with the library laid out on its path, to run one of the `child` tests.
+
+#![cfg(target_os = "linux")]
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+use gpumem_sys::types::CUdevice_attribute;
+use gpumem_sys::{CUresult, Driver, LoadError, Table};
+use std::path::PathBuf;
+use std::process::{Command, Output};
+
+#[test]
+fn every_function_is_exported() {
+    // SAFETY: the library does nothing when it is loaded.
+    let library = unsafe { libloading::Library::new(laid_out().join("libcuda.so")).unwrap() };
+    for symbol in Table::SYMBOLS {
+        // SAFETY: only the symbol's presence is looked at.
+        let found = unsafe { library.get::<*const ()>(symbol.name.as_bytes()) };
+        assert!(found.is_ok(), "{} is missing", symbol.name);
+    }
+    // SAFETY: as above.
+    assert!(unsafe { library.get::<*const ()>(b"gpumem_software_driver\0") }.is_ok());
+}
+
+#[test]
+fn forwards_to_the_machine_that_the_environment_describes() {
+    passes(run("child::sees_three_devices", &[("GPUMEM_SIM_DEVICES", "3"), ("GPUMEM_SIM_MEMORY", "141GiB")]));
+}
+
+#[test]
+fn a_function_that_the_simulator_lacks_is_not_supported() {
+    passes(run("child::calls_what_is_lacking", &[]));
+}
+
+#[test]
+fn gpumem_does_not_take_it_for_a_gpu() {
+    passes(run("child::is_refused_by_gpumem", &[]));
+}
+
+#[test]
+fn a_machine_that_cannot_be_set_up_is_explained_once() {
+    let output = run("child::is_not_initialized", &[("GPUMEM_SIM_MEMORY", "lots")]);
+    let stderr = String::from_utf8_lossy(&output.stderr);
+    let lines: Vec<_> = stderr.lines().filter(|line| line.contains("can't start")).collect();
+    assert_eq!(lines.len(), 1, "{stderr}");
+    assert!(lines[0].contains("GPUMEM_SIM_MEMORY=\"lots\""), "{stderr}");
+    passes(output);
+}
+
+/// Whatever is alive: threads in the middle of calls, memory, streams, and thread-locals that call while they die.
+#[test]
+fn the_process_exits_cleanly() {
+    for _ in 0..20 {
+        let output = run("child::exits_while_threads_call", &[]);
+        assert_eq!(output.status.code(), Some(EXIT_CODE), "{output:?}");
+    }
+}
+
+/// Not zero, which the test harness would answer too.
+const EXIT_CODE: i32 = 43;
+
+mod child {
+    use super::*;
+
+    #[test]
+    #[ignore = "needs the library on the path; its parent starts it"]
+    fn sees_three_devices() {
+        let table = table();
+        let (mut count, mut bytes, mut warp) = (0, 0, 0);
+        // SAFETY: the out-pointers live through the calls.
+        unsafe {
+            assert_eq!(table.cuInit.unwrap()(0), CUresult::CUDA_SUCCESS);
+            assert_eq!(table.cuDeviceGetCount.unwrap()(&mut count), CUresult::CUDA_SUCCESS);
+            assert_eq!(table.cuDeviceTotalMem_v2.unwrap()(&mut bytes, 2), CUresult::CUDA_SUCCESS);
+            let attribute = CUdevice_attribute::CU_DEVICE_ATTRIBUTE_WARP_SIZE;
+            assert_eq!(table.cuDeviceGetAttribute.unwrap()(&mut warp, attribute, 0), CUresult::CUDA_SUCCESS);
+        }
+        assert_eq!((count, bytes, warp), (3, 141 << 30, 32));
+    }
+
+    #[test]
+    #[ignore = "needs the library on the path; its parent starts it"]
+    fn calls_what_is_lacking() {
+        // SAFETY: nothing is done with the pointer.
+        let code = unsafe { table().cuCheckpointProcessLock.unwrap()(0, std::ptr::null_mut()) };
+        assert_eq!(code, CUresult::CUDA_ERROR_NOT_SUPPORTED);
+    }
+
+    #[test]
+    #[ignore = "needs the library on the path; its parent starts it"]
+    fn is_refused_by_gpumem() {
+        for driver in [Driver::cuda(), Driver::cuda_or_sim()] {
+            assert!(matches!(driver, Err(LoadError::Impostor)), "{driver:?}");
+        }
+    }
+
+    #[test]
+    #[ignore = "needs the library on the path; its parent starts it"]
+    fn is_not_initialized() {
+        let table = table();
+        for _ in 0..2 {
+            // SAFETY: `cuInit` may be called at any time.
+            assert_eq!(unsafe { table.cuInit.unwrap()(0) }, CUresult::CUDA_ERROR_NOT_INITIALIZED);
+        }
+    }
+
+    #[test]
+    #[ignore = "needs the library on the path; its parent starts it"]
+    fn exits_while_threads_call() {
+        let table = table();
+        let (ready, is_ready) = std::sync::mpsc::channel();
+        for _ in 0..4 {
+            let ready = ready.clone();
+            std::thread::spawn(move || {
+                work(&table);
+                ready.send(()).unwrap();
+                loop {
+                    work(&table);
+                }
+            });
+        }
+        is_ready.iter().take(4).for_each(drop);
+        LATE.set(Some(CallsLate(table)));
+        std::process::exit(EXIT_CODE);
+    }
+
+    thread_local!(static LATE: std::cell::Cell<Option<CallsLate>> = const { std::cell::Cell::new(None) });
+
+    /// Calls the driver when its thread's storage is taken down.
+    struct CallsLate(Table);
+
+    impl Drop for CallsLate {
+        fn drop(&mut self) {
+            work(&self.0);
+        }
+    }
+
+    /// Leaves a stream with work in its queue.
+    fn work(table: &Table) {
+        let (mut context, mut stream, mut address) = (std::ptr::null_mut(), std::ptr::null_mut(), 0);
+        // SAFETY: the out-pointers live through the calls; the handles are the driver's own.
+        unsafe {
+            assert_eq!(table.cuInit.unwrap()(0), CUresult::CUDA_SUCCESS);
+            assert_eq!(table.cuDevicePrimaryCtxRetain.unwrap()(&mut context, 0), CUresult::CUDA_SUCCESS);
+            assert_eq!(table.cuCtxSetCurrent.unwrap()(context), CUresult::CUDA_SUCCESS);
+            assert_eq!(table.cuStreamCreate.unwrap()(&mut stream, 1), CUresult::CUDA_SUCCESS);
+            assert_eq!(table.cuMemAllocAsync.unwrap()(&mut address, 4096, stream), CUresult::CUDA_SUCCESS);
+            assert_eq!(table.cuMemsetD8Async.unwrap()(address, 1, 4096, stream), CUresult::CUDA_SUCCESS);
+            assert_eq!(table.cuMemFreeAsync.unwrap()(address, stream), CUresult::CUDA_SUCCESS);
+        }
+    }
+}
+
+/// The library that the loader finds under the driver's name.
+fn table() -> Table {
+    // SAFETY: the library does nothing when it is loaded, and it is never unloaded.
+    let library = unsafe { libloading::Library::new("libcuda.so.1").unwrap() };
+    let library = Box::leak(Box::new(library));
+    // SAFETY: the library exports the driver's functions with the signatures that `cuda.h` gives.
+    unsafe {
+        Table::load(|symbol| library.get(symbol.name.as_bytes()).map_or(std::ptr::null(), |found| *found))
+    }
+}
+
+/// Runs one test of this program, the library on its path and nothing of ours in its environment but `variables`.
+fn run(test: &str, variables: &[(&str, &str)]) -> Output {
+    let mut command = Command::new(std::env::current_exe().unwrap());
+    for (name, _) in std::env::vars_os().filter(|(name, _)| name.to_string_lossy().starts_with("GPUMEM_")) {
+        command.env_remove(name);
+    }
+    command.args(["--ignored", "--exact", test, "--nocapture"]).env("LD_LIBRARY_PATH", laid_out());
+    command.envs(variables.iter().copied()).output().unwrap()
+}
+
+fn passes(output: Output) {
+    let said = String::from_utf8_lossy(&output.stdout);
+    assert!(output.status.success() && said.contains("1 passed"), "{output:?}");
+}
+
+/// A folder that holds the library under the driver's names, and that cargo puts on no path.
+fn laid_out() -> PathBuf {
+    let program = std::env::current_exe().unwrap();
+    let library = program.parent().unwrap().join("libgpumem_libcuda.so");
+    let folder = PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join("drop-in");
+    std::fs::create_dir_all(&folder).unwrap();
+    for name in ["libcuda.so.1", "libcuda.so"] {
+        match std::os::unix::fs::symlink(&library, folder.join(name)) {
+            Err(error) if error.kind() != std::io::ErrorKind::AlreadyExists => panic!("{error}"),
+            _ => {}
+        }
+    }
+    folder
+}
