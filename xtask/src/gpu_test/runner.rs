@@ -26,7 +26,7 @@ pub(crate) fn run(suites: impl FnOnce() -> Result<Vec<Suite>>, choice: &Choice) 
     let (suites, mut done) = (select(suites()?, &choice.suite)?, Vec::new());
     for suite in &suites {
         println!("\n== {} ==", suite.name);
-        done.push(run_suite(suite, &choice.libtest)?);
+        done.push(run_suite(suite, &choice.libtest, &mut std::io::stdout())?);
     }
     print!("\n{}", summary(&done));
     let failed: Vec<_> = done.iter().filter(|done| done.objection.is_some()).map(|done| done.name).collect();
@@ -41,12 +41,12 @@ struct Done<'a> {
     objection: Option<String>,
 }
 
-fn run_suite<'a>(suite: &'a Suite, libtest: &[String]) -> Result<Done<'a>> {
+fn run_suite<'a>(suite: &'a Suite, libtest: &[String], show: &mut dyn Write) -> Result<Done<'a>> {
     let mut command = Command::new(&suite.program);
     command.env("GPUMEM_DRIVER", "cuda");
     let start = Instant::now();
     let (counts, status) = match suite.kind {
-        Kind::Tests => stream(command.args(["cuda::", "--test-threads=1"]).args(libtest))?,
+        Kind::Tests => stream(command.args(["cuda::", "--test-threads=1"]).args(libtest), show)?,
         Kind::Example => {
             let status = command.status().with_context(|| suite.program.display().to_string())?;
             let failed = u64::from(!status.success());
@@ -62,13 +62,13 @@ fn run_suite<'a>(suite: &'a Suite, libtest: &[String]) -> Result<Done<'a>> {
 }
 
 /// Passes the program's output on as it comes and returns the counts of its last result line.
-fn stream(command: &mut Command) -> Result<(Option<Counts>, std::process::ExitStatus)> {
+fn stream(command: &mut Command, show: &mut dyn Write) -> Result<(Option<Counts>, std::process::ExitStatus)> {
     let program = command.get_program().display().to_string();
     let mut child = command.stdout(Stdio::piped()).spawn().with_context(|| program.clone())?;
     let mut output = BufReader::new(child.stdout.take().context("the program has no output")?);
     let (mut counts, mut line) = (None, Vec::new());
     while output.read_until(b'\n', &mut line)? > 0 {
-        std::io::stdout().write_all(&line)?;
+        show.write_all(&line)?;
         counts = Counts::parse(&String::from_utf8_lossy(&line)).or(counts);
         line.clear();
     }
@@ -107,7 +107,7 @@ mod tests {
         std::fs::write(&program, format!("#!/bin/sh\n{script}\n")).unwrap();
         std::fs::set_permissions(&program, std::fs::Permissions::from_mode(0o755)).unwrap();
         let suite = Suite { name: "suite".to_string(), kind, program };
-        let done = run_suite(&suite, &["--nocapture".to_string()]);
+        let done = run_suite(&suite, &["--nocapture".to_string()], &mut std::io::sink());
         std::fs::remove_file(&suite.program).unwrap();
         let done = done.unwrap();
         (done.counts, done.objection)
