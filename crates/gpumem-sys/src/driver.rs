@@ -76,10 +76,12 @@ impl Driver {
     /// # Errors
     ///
     /// What setting up the software driver can give. Of the vendor's driver, only [`LoadError::Impostor`] is an
-    /// error; anything else means that there is no GPU to use.
+    /// error; anything else means that there is no GPU to use. Without the feature `sim`, as [`Driver::cuda`].
     pub fn cuda_or_sim() -> Result<Self, LoadError> {
         match Self::cuda() {
-            Err(LoadError::NoLibrary { .. } | LoadError::NoDevice(_) | LoadError::Start(_)) => {
+            Err(LoadError::NoLibrary { .. } | LoadError::NoDevice(_) | LoadError::Start(_))
+                if cfg!(feature = "sim") =>
+            {
                 Self::named("sim")
             }
             other => other,
