@@ -6,7 +6,7 @@ use crate::error::{DriverError, LoadError};
 use crate::table::Table;
 use crate::types::CUresult;
 use libloading::Library;
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Mutex, OnceLock, PoisonError};
 
 #[cfg(windows)]
 const NAMES: &[&str] = &["nvcuda.dll"];
@@ -29,11 +29,15 @@ pub(crate) fn driver() -> Result<Driver, LoadError> {
 }
 
 fn open() -> Result<&'static Library, LoadError> {
+    static LIBRARY: OnceLock<Library> = OnceLock::new();
+    if let Some(library) = LIBRARY.get() {
+        return Ok(library);
+    }
     let mut reasons = Vec::new();
     for name in NAMES {
         // SAFETY: loading the vendor's driver runs its initialisers, which every CUDA program does.
         match unsafe { Library::new(*name) } {
-            Ok(library) => return Ok(Box::leak(Box::new(library))),
+            Ok(library) => return Ok(LIBRARY.get_or_init(|| library)),
             Err(error) => reasons.push(format!("{name}: {error}")),
         }
     }
@@ -62,6 +66,7 @@ fn start(library: &'static Library) -> Result<Driver, LoadError> {
     }
 }
 
+/// A stub is installed with a toolkit, on machines that only build.
 fn is_without_gpu(error: &DriverError) -> bool {
-    error.code() == CUresult::CUDA_ERROR_NO_DEVICE
+    matches!(error.code(), CUresult::CUDA_ERROR_NO_DEVICE | CUresult::CUDA_ERROR_STUB_LIBRARY)
 }

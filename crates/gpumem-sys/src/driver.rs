@@ -68,20 +68,19 @@ impl Driver {
         Self::named(env::read("GPUMEM_DRIVER")?.as_deref().unwrap_or("cuda"))
     }
 
-    /// The vendor's driver where it works, else a software driver set up by the `GPUMEM_SIM_…` variables.
+    /// The vendor's driver, or where there is none, or no GPU, a software driver set up by the `GPUMEM_SIM_…` variables.
     ///
     /// For tests, examples and tools, which print [`Driver::kind`]: nothing should run on a simulator unnoticed. A
     /// library takes a `Driver` from its caller instead.
     ///
     /// # Errors
     ///
-    /// What setting up the software driver can give. Of the vendor's driver, only [`LoadError::Impostor`] is an
-    /// error; anything else means that there is no GPU to use. Without the feature `sim`, as [`Driver::cuda`].
+    /// What setting up the software driver can give; [`LoadError::Start`] and [`LoadError::Impostor`], since a machine
+    /// whose driver is broken should not quietly become one without a GPU. Without the feature `sim`, as
+    /// [`Driver::cuda`].
     pub fn cuda_or_sim() -> Result<Self, LoadError> {
         match Self::cuda() {
-            Err(LoadError::NoLibrary { .. } | LoadError::NoDevice(_) | LoadError::Start(_))
-                if cfg!(feature = "sim") =>
-            {
+            Err(LoadError::NoLibrary { .. } | LoadError::NoDevice(_)) if cfg!(feature = "sim") => {
                 Self::named("sim")
             }
             other => other,
