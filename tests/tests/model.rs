@@ -60,7 +60,14 @@ fn a_lost_wait_is_found_and_shrunk() {
     let again = Search { first_seed: found.seed, seed_count: Some(1), ..search }
         .run(|_| ControlFlow::Continue(()))
         .unwrap_err();
-    assert_eq!((again.what, again.program.len()), (found.what, found.program.len()));
+    assert_eq!(without_addresses(&again.what), without_addresses(&found.what));
+    assert_eq!(again.program.len(), found.program.len());
+}
+
+/// Where a simulated machine's addresses begin depends on how many others are alive, and so on the tests beside this.
+fn without_addresses(text: &str) -> String {
+    let words = text.split(' ').map(|word| if word.starts_with("0x") { "(an address)" } else { word });
+    words.collect::<Vec<_>>().join(" ")
 }
 
 /// A free that is lost is a leak, whatever the contents.
