@@ -115,7 +115,7 @@ impl Machine {
     fn end(&self, address: u64, size_bytes: u64) -> Answer<End> {
         match self.memory.known(address, size_bytes) {
             Some(allocation) if allocation.owner.is_host() => Ok(End::Pinned),
-            Some(allocation) => Ok(End::Device(*allocation)),
+            Some(allocation) => Ok(End::Device(allocation)),
             None if is_device_address(address) || address == 0 => Err(INVALID_VALUE),
             None => Ok(End::Pageable),
         }
@@ -123,11 +123,13 @@ impl Machine {
 
     fn route(&self, stream: Handle, ends: (End, End)) -> Answer<Route> {
         let device = self.streams.get(stream).ok_or(INVALID_HANDLE)?.device;
+        for end in [ends.0, ends.1] {
+            if let End::Device(allocation) = end {
+                self.check_granted(device, &allocation)?;
+            }
+        }
         match ends {
             (End::Device(target), End::Device(source)) => {
-                for allocation in [&target, &source] {
-                    self.check_pool_access(device, allocation)?;
-                }
                 let direct =
                     self.has_peer_access(stream, &target)? && self.has_peer_access(stream, &source)?;
                 let is_within = target.device == source.device;
@@ -144,16 +146,17 @@ impl Machine {
         if self.has_peer_access(stream, allocation)? { Ok(()) } else { Err(INVALID_VALUE) }
     }
 
-    /// Memory of another device's pool has to be shared before this device's streams may copy it; plain memory is
-    /// staged through the host instead.
-    fn check_pool_access(&self, device: usize, allocation: &Allocation) -> Answer<()> {
-        match allocation.owner {
+    /// Memory of another device's pool has to be shared before this device's streams may copy it, and mapped memory
+    /// is for the devices that were given access; plain memory is staged through the host instead.
+    fn check_granted(&self, device: usize, allocation: &Allocation) -> Answer<()> {
+        let is_granted = match allocation.owner {
             Owner::Pool(pool) if allocation.device != device => {
-                let is_shared = self.pools.get(pool).is_some_and(|pool| pool.shared_with.contains(&device));
-                if is_shared { Ok(()) } else { Err(INVALID_VALUE) }
+                self.pools.get(pool).is_some_and(|pool| pool.shared_with.contains(&device))
             }
-            _ => Ok(()),
-        }
+            Owner::Mapped { devices, .. } => devices >> device & 1 == 1,
+            _ => true,
+        };
+        if is_granted { Ok(()) } else { Err(INVALID_VALUE) }
     }
 
     fn has_peer_access(&self, stream: Handle, allocation: &Allocation) -> Answer<bool> {
@@ -165,6 +168,7 @@ impl Machine {
     pub(super) fn may_use(&self, context: Handle, allocation: &Allocation) -> Option<bool> {
         let context = self.contexts.get(context)?;
         Some(match allocation.owner {
+            Owner::Mapped { devices, .. } => devices >> context.device & 1 == 1,
             _ if allocation.device == context.device => true,
             Owner::Host { .. } | Owner::Registered { .. } => true,
             Owner::Plain => context.peers.contains(&allocation.context),

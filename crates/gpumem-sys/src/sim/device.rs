@@ -1,12 +1,13 @@
 //! Devices: what they say about themselves, and what they own.
 //!
 //! A device of the simulator answers like an H200 whose memory has another size. Capabilities that the simulator
-//! does not have yet (virtual memory management, managed memory) answer 0, so that a program takes its other way.
+//! does not have yet (managed memory) answer 0, so that a program takes its other way.
 
 use super::backing::Spares;
 use super::extents::Extents;
 use super::handle::Handle;
 use super::memory::{DEVICE_SPACE_BYTES, device_space};
+use super::pages;
 use super::plain::Plain;
 use crate::types::CUdevice_attribute as Attribute;
 
@@ -80,6 +81,9 @@ pub(super) fn attribute(attribute: Attribute, ordinal: usize) -> Option<i32> {
     }
     if attribute == Attribute::CU_DEVICE_ATTRIBUTE_PCI_BUS_ID {
         return Some(ordinal as i32 + 1);
+    }
+    if attribute == Attribute::CU_DEVICE_ATTRIBUTE_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED {
+        return Some(i32::from(pages::IS_SUPPORTED));
     }
     let known = ATTRIBUTES.iter().find(|(known, _)| *known == attribute);
     Some(known.map_or(0, |(_, value)| *value))

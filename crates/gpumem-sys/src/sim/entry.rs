@@ -12,6 +12,7 @@ mod pool;
 mod stream;
 mod symbol;
 mod transfer;
+mod virtual_memory;
 
 use super::codes::{Answer, INVALID_VALUE};
 use crate::table::Table;
@@ -25,6 +26,7 @@ pub(super) fn table<const SLOT: usize>() -> Table {
     event::install::<SLOT>(&mut table);
     memory::install::<SLOT>(&mut table);
     pool::install::<SLOT>(&mut table);
+    virtual_memory::install::<SLOT>(&mut table);
     transfer::install::<SLOT>(&mut table);
     module::install::<SLOT>(&mut table);
     symbol::install::<SLOT>(&mut table);

@@ -63,56 +63,60 @@ impl Machine {
     fn execute_work(&mut self, context: Handle, operation: Operation) -> Result<u64, Fault> {
         match operation {
             Operation::Copy { target, source, size_bytes, route } => {
-                let source = self.reach("copy reads", source, size_bytes)?;
-                let target = self.reach("copy writes", target, size_bytes)?;
+                let source = self.reach(context, "copy reads", source, size_bytes)?;
+                let target = self.reach(context, "copy writes", target, size_bytes)?;
                 copy_bytes(source, target, size_bytes);
                 Ok(cost::copy_ns(route, size_bytes))
             }
             Operation::Staged { target, bytes } => {
                 let size_bytes = bytes.len() as u64;
-                let target = self.reach("copy writes", target, size_bytes)?;
+                let target = self.reach(context, "copy writes", target, size_bytes)?;
                 copy_bytes(Bytes(bytes.as_ptr().cast_mut()), target, size_bytes);
                 Ok(cost::staged_ns(size_bytes))
             }
-            Operation::Copy2d(copy) => self.execute_copy_2d(&copy),
-            Operation::Fill(fill) => self.execute_fill(&fill),
+            Operation::Copy2d(copy) => self.execute_copy_2d(context, &copy),
+            Operation::Fill(fill) => self.execute_fill(context, &fill),
             Operation::Launch(launch) => self.execute_launch(context, &launch),
             // Host functions have run outside; the others have been dealt with.
             _ => Ok(0),
         }
     }
 
-    fn execute_copy_2d(&mut self, copy: &Copy2d) -> Result<u64, Fault> {
+    fn execute_copy_2d(&mut self, context: Handle, copy: &Copy2d) -> Result<u64, Fault> {
         for row in 0..copy.height {
-            let source = self.reach("copy reads", copy.source + row * copy.source_pitch, copy.width_bytes)?;
+            let source =
+                self.reach(context, "copy reads", copy.source + row * copy.source_pitch, copy.width_bytes)?;
             let target =
-                self.reach("copy writes", copy.target + row * copy.target_pitch, copy.width_bytes)?;
+                self.reach(context, "copy writes", copy.target + row * copy.target_pitch, copy.width_bytes)?;
             copy_bytes(source, target, copy.width_bytes);
         }
         Ok(cost::copy_ns(copy.route, copy.width_bytes * copy.height))
     }
 
-    fn execute_fill(&mut self, fill: &Fill) -> Result<u64, Fault> {
+    fn execute_fill(&mut self, context: Handle, fill: &Fill) -> Result<u64, Fault> {
         for row in 0..fill.height {
             let size_bytes = fill.width * fill.pattern_bytes;
-            let target = self.reach("memset writes", fill.target + row * fill.pitch, size_bytes)?;
+            let target = self.reach(context, "memset writes", fill.target + row * fill.pitch, size_bytes)?;
             fill_bytes(target, fill);
         }
         Ok(cost::fill_ns(fill))
     }
 
     /// The bytes behind an address: the device's as allocated now, the host's as they are.
-    fn reach(&self, what: &str, address: u64, size_bytes: u64) -> Result<Bytes, Fault> {
+    fn reach(&self, context: Handle, what: &str, address: u64, size_bytes: u64) -> Result<Bytes, Fault> {
         if !is_device_address(address) {
             return Ok(Bytes(core::ptr::with_exposed_provenance_mut(address as usize)));
         }
+        let refuse = |why: String| {
+            Err(Fault { code: ILLEGAL_ADDRESS, text: format!("{what} {size_bytes} bytes: {why}") })
+        };
         match self.memory.live(address, size_bytes) {
-            Some(allocation) => Ok(allocation.bytes_at(address)),
-            None => {
-                let text =
-                    format!("{what} {size_bytes} bytes: {}", self.memory.describe(address, size_bytes));
-                Err(Fault { code: ILLEGAL_ADDRESS, text })
+            // Other memory may be copied by any device, staged through the host if need be.
+            Some(found) if found.is_mapped() && self.may_use(context, &found) != Some(true) => {
+                refuse(format!("{address:#x} is mapped, but this device has no access to all of it"))
             }
+            Some(found) => Ok(found.bytes_at(address)),
+            None => refuse(self.memory.describe(address, size_bytes)),
         }
     }
 

@@ -19,6 +19,11 @@ impl Handle {
         Self(handle.addr() as u64)
     }
 
+    /// The same for the handles that are numbers.
+    pub(super) fn from_bits(handle: u64) -> Self {
+        Self(handle)
+    }
+
     /// The form that the caller gets: a number in a pointer's clothes.
     pub(super) fn to_ptr<T>(self) -> *mut T {
         core::ptr::without_provenance_mut(self.0 as usize)
@@ -48,6 +53,7 @@ pub(super) enum Kind {
     Pool = 6,
     Module = 7,
     Function = 8,
+    Physical = 9,
 }
 
 /// The objects of one kind.

@@ -174,7 +174,7 @@ impl<'a> Launch<'a> {
         let Some(allocation) = self.machine.memory.live(address, size_bytes) else {
             return refuse(ILLEGAL_ADDRESS, self.machine.memory.describe(address, size_bytes));
         };
-        if self.machine.may_use(self.context, allocation) != Some(true) {
+        if self.machine.may_use(self.context, &allocation) != Some(true) {
             return refuse(
                 ILLEGAL_ADDRESS,
                 format!("{address:#x} is another device's and not shared with this one"),

@@ -16,6 +16,7 @@ use super::module::{Function, Module};
 use super::pool::Pool;
 use super::schedule::Schedule;
 use super::stream::Stream;
+use super::virtual_memory::VirtualMemory;
 use std::collections::BTreeMap;
 
 /// The state of one instance.
@@ -35,6 +36,7 @@ pub(super) struct Machine {
     pub(super) functions: Slab<Function>,
     pub(super) kernels: BTreeMap<&'static str, Kernel>,
     pub(super) memory: Memory,
+    pub(super) virtual_memory: VirtualMemory,
     /// The driver's own pinned memory.
     pub(super) host: BTreeMap<u64, Backing>,
     pub(super) schedule: Schedule,
@@ -70,6 +72,7 @@ impl Machine {
             functions: Slab::new(Kind::Function, instance),
             kernels: BTreeMap::new(),
             memory: Memory::default(),
+            virtual_memory: VirtualMemory::new(slot, instance),
             host: BTreeMap::new(),
             host_ns: 0,
             staged_bytes: 0,

@@ -47,6 +47,9 @@ pub(super) enum Owner {
     Host { flags: u32 },
     /// The program's own memory, pinned.
     Registered { flags: u32 },
+    /// A handle of virtual memory management, mapped at an address of the program's choice. One bit for each device
+    /// that has been given access.
+    Mapped { handle: Handle, devices: u64 },
 }
 
 impl Owner {
@@ -56,6 +59,14 @@ impl Owner {
 }
 
 impl Allocation {
+    pub(super) fn is_mapped(&self) -> bool {
+        matches!(self.owner, Owner::Mapped { .. })
+    }
+
+    pub(super) fn end(&self) -> u64 {
+        self.base + self.size_bytes
+    }
+
     fn holds(&self, address: u64, size_bytes: u64) -> bool {
         let offset_bytes = address - self.base;
         offset_bytes <= self.size_bytes && size_bytes <= self.size_bytes - offset_bytes
@@ -69,12 +80,12 @@ impl Allocation {
 
 impl Memory {
     /// The allocation that a program may use these bytes of, as of now.
-    pub(super) fn known(&self, address: u64, size_bytes: u64) -> Option<&Allocation> {
+    pub(super) fn known(&self, address: u64, size_bytes: u64) -> Option<Allocation> {
         find(&self.at_call, address, size_bytes)
     }
 
     /// The allocation that holds these bytes while work runs.
-    pub(super) fn live(&self, address: u64, size_bytes: u64) -> Option<&Allocation> {
+    pub(super) fn live(&self, address: u64, size_bytes: u64) -> Option<Allocation> {
         find(&self.at_run, address, size_bytes)
     }
 
@@ -133,8 +144,36 @@ impl Memory {
     }
 }
 
-fn find(view: &BTreeMap<u64, Allocation>, address: u64, size_bytes: u64) -> Option<&Allocation> {
-    below(view, address).filter(|allocation| allocation.holds(address, size_bytes))
+fn find(view: &BTreeMap<u64, Allocation>, address: u64, size_bytes: u64) -> Option<Allocation> {
+    let first = below(view, address)?;
+    if first.holds(address, size_bytes) {
+        Some(*first)
+    } else {
+        side_by_side(view, first, address, size_bytes)
+    }
+}
+
+/// Handles mapped side by side are one range of memory, in this process too. Devices reach it that reach all of it.
+fn side_by_side(
+    view: &BTreeMap<u64, Allocation>,
+    first: &Allocation,
+    address: u64,
+    size_bytes: u64,
+) -> Option<Allocation> {
+    let Owner::Mapped { handle, mut devices } = first.owner else { return None };
+    let mut whole = *first;
+    for next in view.range(first.end()..).map(|(_, next)| next) {
+        let Owner::Mapped { devices: also, .. } = next.owner else { break };
+        if next.base != whole.end() {
+            break;
+        }
+        devices &= also;
+        whole.size_bytes += next.size_bytes;
+        if whole.holds(address, size_bytes) {
+            return Some(Allocation { owner: Owner::Mapped { handle, devices }, ..whole });
+        }
+    }
+    None
 }
 
 fn below(view: &BTreeMap<u64, Allocation>, address: u64) -> Option<&Allocation> {
@@ -146,6 +185,8 @@ impl Machine {
     pub(super) fn memory_forget(&mut self, context: Handle, device: Option<usize>) {
         let owned = |allocation: &&Allocation| match allocation.owner {
             Owner::Pool(_) => Some(allocation.device) == device,
+            // Handles belong to no context.
+            Owner::Mapped { .. } => false,
             _ => allocation.context == context,
         };
         let bases: Vec<u64> = self.memory.at_call.values().filter(owned).map(|found| found.base).collect();
@@ -162,7 +203,7 @@ impl Machine {
     fn free_any(&mut self, base: u64) -> Answer<()> {
         let owner = self.memory.at_call.get(&base).ok_or(INVALID_VALUE)?.owner;
         match owner {
-            Owner::Plain | Owner::Pool(_) => self.free(base),
+            Owner::Plain | Owner::Pool(_) | Owner::Mapped { .. } => self.free(base),
             Owner::Host { .. } => self.host_free(base),
             Owner::Registered { .. } => self.host_unregister(base),
         }
@@ -176,10 +217,13 @@ impl Machine {
         Ok(())
     }
 
-    /// The device memory that begins at an address.
+    /// The device memory that begins at an address and can be freed there. What is mapped is unmapped instead.
     pub(super) fn device_allocation(&self, base: u64) -> Answer<Allocation> {
-        let found = self.memory.at_call.get(&base).filter(|allocation| !allocation.owner.is_host());
-        found.copied().ok_or(INVALID_VALUE)
+        let found = *self.memory.at_call.get(&base).ok_or(INVALID_VALUE)?;
+        match found.owner {
+            Owner::Plain | Owner::Pool(_) => Ok(found),
+            Owner::Host { .. } | Owner::Registered { .. } | Owner::Mapped { .. } => Err(INVALID_VALUE),
+        }
     }
 
     /// The host's side of a free: the address may not be passed to the driver any more.
@@ -196,7 +240,7 @@ impl Machine {
         match allocation.owner {
             Owner::Plain => self.plain_release(&allocation),
             Owner::Pool(pool) => self.pool_release(pool, base, allocation.size_bytes, at),
-            Owner::Host { .. } | Owner::Registered { .. } => {}
+            Owner::Host { .. } | Owner::Registered { .. } | Owner::Mapped { .. } => {}
         }
     }
 }
@@ -216,5 +260,13 @@ pub(super) fn device_space(slot: usize, device: usize) -> u64 {
 pub(super) fn is_device_address(address: u64) -> bool {
     address >= DEVICE_SPACE
 }
+
+/// The first address of the ranges that an instance's programs reserve, behind every device's.
+pub(super) fn reserved_space(slot: usize) -> u64 {
+    DEVICE_SPACE + (1 << 56) + ((slot as u64) << 49)
+}
+
+/// The addresses that an instance's programs can reserve.
+pub(super) const RESERVED_SPACE_BYTES: u64 = 1 << 49;
 
 const GONE_MAX: usize = 256;

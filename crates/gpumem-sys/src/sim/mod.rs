@@ -23,7 +23,7 @@
 //!
 //! `entry` decodes calls, `call` runs them under the instance's lock, `machine` is the state. `stream`, `event` and
 //! `operation` are what is queued, `schedule` decides what runs next, `execute` runs it. `memory` says which addresses
-//! are whose, seen by the host and by the device; `plain`, `pool` and `host` hand them out; `copy`, `module` and
+//! are whose, seen by the host and by the device; `plain`, `pool`, `virtual_memory` and `host` hand them out; `copy`, `module` and
 //! `launch` use them.
 //!
 //! ```
@@ -66,6 +66,7 @@ mod machine;
 mod memory;
 mod module;
 mod operation;
+mod pages;
 mod pending;
 mod plain;
 mod pointer;
@@ -77,6 +78,7 @@ mod schedule;
 mod slot;
 mod stream;
 mod symbol;
+mod virtual_memory;
 
 pub use config::{DEVICES_MAX, MEMORY_BYTES_MAX, SimConfig};
 pub use launch::{Kernel, KernelFault, Launch};

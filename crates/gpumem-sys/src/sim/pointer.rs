@@ -19,7 +19,7 @@ impl Machine {
     /// An attribute of a known address; of an unknown one, an error.
     pub(super) fn pointer_attribute(&self, attribute: Attribute, address: u64) -> Answer<PointerValue> {
         let found = self.memory.known(address, 1).ok_or(INVALID_VALUE)?;
-        match value(attribute, found, address)? {
+        match value(attribute, &found, address)? {
             // Host memory has no device's address and the other way round.
             PointerValue::Long(0) if attribute == Attribute::CU_POINTER_ATTRIBUTE_HOST_POINTER => {
                 Err(INVALID_VALUE)
@@ -35,7 +35,7 @@ impl Machine {
         address: u64,
     ) -> Answer<PointerValue> {
         match self.memory.known(address, 1) {
-            Some(found) => value(attribute, found, address),
+            Some(found) => value(attribute, &found, address),
             None => Ok(zero(attribute)),
         }
     }
@@ -44,8 +44,10 @@ impl Machine {
 fn value(attribute: Attribute, found: &Allocation, address: u64) -> Answer<PointerValue> {
     let is_host = found.owner.is_host();
     Ok(match attribute {
-        // Memory of a pool belongs to no context.
-        Attribute::CU_POINTER_ATTRIBUTE_CONTEXT if matches!(found.owner, Owner::Pool(_)) => {
+        // Memory of a pool belongs to no context, and neither does what is mapped.
+        Attribute::CU_POINTER_ATTRIBUTE_CONTEXT
+            if matches!(found.owner, Owner::Pool(_) | Owner::Mapped { .. }) =>
+        {
             PointerValue::Long(0)
         }
         Attribute::CU_POINTER_ATTRIBUTE_CONTEXT => PointerValue::Long(found.context.to_bits()),

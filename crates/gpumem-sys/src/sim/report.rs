@@ -16,6 +16,10 @@ pub struct Report {
     pub stream_count: usize,
     /// Events that the program made and did not destroy.
     pub event_count: usize,
+    /// Handles of physical memory that the program created or retained and did not release as often.
+    pub handle_count: usize,
+    /// Address ranges that the program reserved and did not free.
+    pub reservation_count: usize,
     /// Operations that have not run.
     pub queued_count: usize,
     /// What went wrong while queued work ran, oldest first.
@@ -48,6 +52,8 @@ pub enum AllocationKind {
     Host,
     /// The program's own host memory, registered.
     Registered,
+    /// A handle of virtual memory management, mapped.
+    Mapped,
 }
 
 impl Machine {
@@ -61,6 +67,7 @@ impl Machine {
                 Owner::Pool(_) => AllocationKind::Pool,
                 Owner::Host { .. } => AllocationKind::Host,
                 Owner::Registered { .. } => AllocationKind::Registered,
+                Owner::Mapped { .. } => AllocationKind::Mapped,
             },
         });
         Report {
@@ -68,6 +75,8 @@ impl Machine {
             allocations: allocations.collect(),
             stream_count: self.streams.iter().filter(|(_, stream)| stream.is_of_program()).count(),
             event_count: self.events.len(),
+            handle_count: self.virtual_memory.handle_count(),
+            reservation_count: self.virtual_memory.reservations.len(),
             queued_count: self.streams.iter().map(|(_, stream)| stream.queue.len()).sum(),
             faults: self.faults.clone(),
         }

@@ -251,3 +251,18 @@ fn a_misaligned_pointer_a_wrong_parameter_and_a_panic_each_lose_the_context() {
     all.launch(c"broken", [1; 3], [1; 3], 0, vec![]).unwrap();
     assert_lost(&all, CUresult::CUDA_ERROR_LAUNCH_FAILED, &["panicked: by design"]);
 }
+
+#[test]
+#[cfg(target_os = "linux")]
+fn a_kernel_goes_over_handles_side_by_side_and_not_past_them() {
+    use super::virtual_memory::{PIECE, mapped};
+    let all = kernels(5);
+    let (base, _) = mapped(&all.gpu, 2);
+    let (x, y) = (all.gpu.alloc(12), base + PIECE as u64 - 8);
+    all.gpu.upload(all.stream, x, &bytes(&[1.0, 2.0, 3.0]));
+    all.gpu.upload(all.stream, y, &bytes(&[10.0; 3]));
+    all.axpy(y, x, 2.0, 3).unwrap();
+    assert_eq!(all.gpu.download(all.stream, y, 12), bytes(&[12.0, 14.0, 16.0]));
+    all.axpy(base + 2 * PIECE as u64 - 8, x, 2.0, 3).unwrap();
+    assert_eq!(code(all.gpu.try_sync(all.stream)), CUresult::CUDA_ERROR_ILLEGAL_ADDRESS);
+}

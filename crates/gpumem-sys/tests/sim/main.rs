@@ -13,6 +13,7 @@ mod kernels;
 mod memory;
 mod order;
 mod pools;
+mod virtual_memory;
 
 use gpumem_sys::types::*;
 use gpumem_sys::{CUresult, Driver, DriverError, Sim, SimConfig};

@@ -97,7 +97,7 @@ entries! {
         address: CUdeviceptr,
     ) {
         call.context(call.thread)?;
-        let found = *call.memory.known(address, 1).ok_or(crate::sim::codes::NOT_FOUND)?;
+        let found = call.memory.known(address, 1).ok_or(crate::sim::codes::NOT_FOUND)?;
         if !base.is_null() {
             put(base, found.base)?;
         }

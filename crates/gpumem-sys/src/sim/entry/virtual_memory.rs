@@ -1,0 +1,133 @@
+//! Virtual memory management.
+
+use super::{entries, put, take};
+use crate::sim::codes::{INVALID_VALUE, NOT_SUPPORTED};
+use crate::sim::handle::Handle;
+use crate::sim::pages;
+use crate::sim::virtual_memory::GRANULARITY_BYTES;
+use crate::table::Table;
+use crate::types::{
+    CUdeviceptr, CUmemAccessDesc, CUmemAllocationGranularity_flags, CUmemAllocationProp,
+    CUmemGenericAllocationHandle, CUmemLocation, CUresult,
+};
+use core::ffi::{c_ulonglong, c_void};
+
+entries! {
+    fn cuMemGetAllocationGranularity(
+        call,
+        granularity_bytes: *mut usize,
+        properties: *const CUmemAllocationProp,
+        option: CUmemAllocationGranularity_flags,
+    ) {
+        call.check_properties(&take(properties)?)?;
+        match option {
+            CUmemAllocationGranularity_flags::CU_MEM_ALLOC_GRANULARITY_MINIMUM
+            | CUmemAllocationGranularity_flags::CU_MEM_ALLOC_GRANULARITY_RECOMMENDED => {
+                put(granularity_bytes, GRANULARITY_BYTES as usize)
+            }
+            _ => Err(INVALID_VALUE),
+        }
+    }
+
+    // The hint is no more than that: addresses are the simulator's choice.
+    fn cuMemAddressReserve(
+        call,
+        target: *mut CUdeviceptr,
+        size_bytes: usize,
+        alignment_bytes: usize,
+        _hint: CUdeviceptr,
+        flags: c_ulonglong,
+    ) {
+        if !pages::IS_SUPPORTED {
+            return Err(NOT_SUPPORTED);
+        }
+        if flags != 0 || target.is_null() {
+            return Err(INVALID_VALUE);
+        }
+        put(target, call.address_reserve(size_bytes as u64, alignment_bytes as u64)?)
+    }
+
+    fn cuMemAddressFree(call, base: CUdeviceptr, size_bytes: usize) {
+        call.address_free(base, size_bytes as u64)
+    }
+
+    fn cuMemCreate(
+        call,
+        target: *mut CUmemGenericAllocationHandle,
+        size_bytes: usize,
+        properties: *const CUmemAllocationProp,
+        flags: c_ulonglong,
+    ) {
+        if flags != 0 || target.is_null() {
+            return Err(INVALID_VALUE);
+        }
+        put(target, call.physical_create(size_bytes as u64, &take(properties)?)?.to_bits())
+    }
+
+    fn cuMemRelease(call, handle: CUmemGenericAllocationHandle) {
+        call.physical_release(Handle::from_bits(handle))
+    }
+
+    fn cuMemRetainAllocationHandle(
+        call,
+        target: *mut CUmemGenericAllocationHandle,
+        address: *mut c_void,
+    ) {
+        if target.is_null() {
+            return Err(INVALID_VALUE);
+        }
+        put(target, call.physical_retain(address.addr() as u64)?.to_bits())
+    }
+
+    fn cuMemGetAllocationPropertiesFromHandle(
+        call,
+        target: *mut CUmemAllocationProp,
+        handle: CUmemGenericAllocationHandle,
+    ) {
+        put(target, call.physical_properties(Handle::from_bits(handle))?)
+    }
+
+    fn cuMemMap(
+        call,
+        base: CUdeviceptr,
+        size_bytes: usize,
+        offset_bytes: usize,
+        handle: CUmemGenericAllocationHandle,
+        flags: c_ulonglong,
+    ) {
+        if offset_bytes != 0 {
+            return Err(NOT_SUPPORTED);
+        }
+        if flags != 0 {
+            return Err(INVALID_VALUE);
+        }
+        call.map(base, size_bytes as u64, Handle::from_bits(handle))
+    }
+
+    fn cuMemUnmap(call, base: CUdeviceptr, size_bytes: usize) {
+        call.unmap(base, size_bytes as u64)
+    }
+
+    fn cuMemSetAccess(
+        call,
+        base: CUdeviceptr,
+        size_bytes: usize,
+        wishes: *const CUmemAccessDesc,
+        count: usize,
+    ) {
+        if wishes.is_null() || count == 0 {
+            return Err(INVALID_VALUE);
+        }
+        let wishes = core::slice::from_raw_parts(wishes, count);
+        call.set_access(base, size_bytes as u64, wishes)
+    }
+
+    fn cuMemGetAccess(
+        call,
+        flags: *mut c_ulonglong,
+        location: *const CUmemLocation,
+        address: CUdeviceptr,
+    ) {
+        put(flags, c_ulonglong::from(call.access(address, &take(location)?)?.0))
+    }
+}
