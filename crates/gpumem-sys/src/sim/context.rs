@@ -48,7 +48,7 @@ impl ThreadKey {
 }
 
 impl Machine {
-    pub(super) fn context_create(&mut self, device: usize, is_primary: bool) -> Handle {
+    pub(super) fn context_create(&mut self, device: usize, is_primary: bool) -> Answer<Handle> {
         let context = Context {
             device,
             is_primary,
@@ -58,12 +58,13 @@ impl Machine {
             error: None,
             peers: BTreeSet::new(),
         };
-        let handle = self.contexts.insert(context);
+        let handle = self.contexts.insert(context)?;
         let legacy = self.streams.insert(Stream::new(handle, device, 0, 0, Role::Legacy));
+        let legacy = legacy.inspect_err(|_| drop(self.contexts.remove(handle)))?;
         if let Some(context) = self.contexts.get_mut(handle) {
             context.legacy = legacy;
         }
-        handle
+        Ok(handle)
     }
 
     /// Takes a context down with everything that it owns. Its work has run before.
@@ -86,7 +87,7 @@ impl Machine {
         let primary = self.devices.get(device).ok_or(INVALID_DEVICE)?.primary;
         let handle = match primary {
             Some(handle) => handle,
-            None => self.context_create(device, true),
+            None => self.context_create(device, true)?,
         };
         let device = &mut self.devices[device];
         device.primary = Some(handle);
@@ -174,7 +175,7 @@ impl Machine {
         if let Some(&stream) = context.of_thread.get(&thread) {
             return Ok(stream);
         }
-        let stream = self.streams.insert(Stream::new(handle, context.device, 0, 0, Role::OfThread));
+        let stream = self.streams.insert(Stream::new(handle, context.device, 0, 0, Role::OfThread))?;
         context.of_thread.insert(thread, stream);
         Ok(stream)
     }

@@ -22,6 +22,19 @@ pub(super) enum Direction {
     Any,
 }
 
+impl Direction {
+    /// What a copy of rows says of its ends.
+    fn of_types(source: CUmemorytype, target: CUmemorytype) -> Self {
+        use CUmemorytype as Type;
+        match (source, target) {
+            (Type::CU_MEMORYTYPE_HOST, Type::CU_MEMORYTYPE_DEVICE) => Self::HostToDevice,
+            (Type::CU_MEMORYTYPE_DEVICE, Type::CU_MEMORYTYPE_HOST) => Self::DeviceToHost,
+            (Type::CU_MEMORYTYPE_DEVICE, Type::CU_MEMORYTYPE_DEVICE) => Self::DeviceToDevice,
+            _ => Self::Any,
+        }
+    }
+}
+
 /// One end of a copy.
 #[derive(Clone, Copy, Debug)]
 enum End {
@@ -81,6 +94,7 @@ impl Machine {
         let (target, target_pitch, target_bytes) = target.range(width_bytes, height)?;
         let (source, source_pitch, source_bytes) = source.range(width_bytes, height)?;
         let ends = (self.end(target, target_bytes)?, self.end(source, source_bytes)?);
+        check_direction(Direction::of_types(copy.srcMemoryType, copy.dstMemoryType), ends)?;
         let route = self.route(stream, ends)?;
         let is_pageable = matches!(ends.0, End::Pageable) || matches!(ends.1, End::Pageable);
         let rows = Copy2d { target, target_pitch, source, source_pitch, width_bytes, height, route };
@@ -111,13 +125,18 @@ impl Machine {
         Ok((is_blocking && matches!(end, End::Pinned)).then_some(point))
     }
 
-    /// What an address is to the program now. A device address has to be inside an allocation, with all its bytes.
+    /// What an address is to the program now. A device address has to be inside an allocation, with all its bytes;
+    /// host memory ends before the devices' addresses begin.
     fn end(&self, address: u64, size_bytes: u64) -> Answer<End> {
         match self.memory.known(address, size_bytes) {
             Some(allocation) if allocation.owner.is_host() => Ok(End::Pinned),
             Some(allocation) => Ok(End::Device(allocation)),
-            None if is_device_address(address) || address == 0 => Err(INVALID_VALUE),
-            None => Ok(End::Pageable),
+            None if address != 0
+                && address.checked_add(size_bytes).is_some_and(|end| !is_device_address(end)) =>
+            {
+                Ok(End::Pageable)
+            }
+            None => Err(INVALID_VALUE),
         }
     }
 
@@ -208,12 +227,14 @@ impl Plane {
 }
 
 fn base_of(kind: CUmemorytype, host: usize, device: u64) -> Answer<u64> {
-    match kind {
-        CUmemorytype::CU_MEMORYTYPE_HOST => Ok(host as u64),
-        CUmemorytype::CU_MEMORYTYPE_DEVICE | CUmemorytype::CU_MEMORYTYPE_UNIFIED => Ok(device),
-        CUmemorytype::CU_MEMORYTYPE_ARRAY => Err(NOT_SUPPORTED),
-        _ => Err(INVALID_VALUE),
-    }
+    let base = match kind {
+        CUmemorytype::CU_MEMORYTYPE_HOST => host as u64,
+        CUmemorytype::CU_MEMORYTYPE_DEVICE | CUmemorytype::CU_MEMORYTYPE_UNIFIED => device,
+        CUmemorytype::CU_MEMORYTYPE_ARRAY => return Err(NOT_SUPPORTED),
+        _ => return Err(INVALID_VALUE),
+    };
+    // Null stays null, wherever the first row begins.
+    if base == 0 { Err(INVALID_VALUE) } else { Ok(base) }
 }
 
 fn check_direction(direction: Direction, (target, source): (End, End)) -> Answer<()> {

@@ -25,7 +25,7 @@ impl Machine {
         if flags & !FLAGS_KNOWN != 0 || is_interprocess && flags & DISABLE_TIMING == 0 {
             return Err(INVALID_VALUE);
         }
-        Ok(self.events.insert(Event { context, flags, point: None, time_ns: None }))
+        self.events.insert(Event { context, flags, point: None, time_ns: None })
     }
 
     pub(super) fn event_destroy(&mut self, event: Handle) -> Answer<()> {

@@ -9,7 +9,7 @@ use super::codes::ILLEGAL_ADDRESS;
 use super::cost;
 use super::handle::Handle;
 use super::machine::Machine;
-use super::memory::is_device_address;
+use super::memory::{Allocation, is_device_address};
 use super::operation::{Copy2d, Fill, Operation};
 use super::stream::{Point, Queued};
 use crate::types::CUresult;
@@ -35,11 +35,14 @@ impl Machine {
             }
             Operation::Wait { point, event } => start_ns.max(self.time_of(point, event)),
             Operation::Alloc(allocation) => {
-                self.memory.born(allocation);
+                self.memory.born(allocation, at);
                 start_ns + cost::MARK_NS
             }
-            Operation::Free { base } => {
-                self.release(base, Some(at));
+            Operation::Free(allocation) => {
+                if self.unborn(&allocation).is_some() && !is_lost {
+                    self.fail(context, freed_early(&allocation));
+                }
+                self.release(&allocation, Some(at));
                 start_ns + cost::MARK_NS
             }
             _ if is_lost => start_ns,
@@ -128,6 +131,14 @@ impl Machine {
         self.faults.push(fault.text);
         0
     }
+}
+
+fn freed_early(allocation: &Allocation) -> Fault {
+    let Allocation { base, size_bytes, .. } = allocation;
+    let text = format!(
+        "free of {base:#x}, of {size_bytes} bytes: nothing orders its allocation on its stream before this free"
+    );
+    Fault { code: ILLEGAL_ADDRESS, text }
 }
 
 fn copy_bytes(source: Bytes, target: Bytes, size_bytes: u64) {

@@ -1,9 +1,10 @@
 //! Handles, and the table behind each kind of them.
 //!
 //! What the driver hands out as `CUstream`, `CUevent` and so on is a number: kind, place in the table, generation,
-//! instance. A handle that was destroyed, is of another kind or belongs to another instance is not found, so it can
-//! be refused instead of followed. None equals the driver's pseudo handles (1 and 2) or null.
+//! instance. A handle that was destroyed, is of another kind or belongs to another instance that is alive is not
+//! found, so it can be refused instead of followed. None equals the driver's pseudo handles (1 and 2) or null.
 
+use super::codes::{Answer, OUT_OF_MEMORY};
 use core::fmt;
 
 /// One object of an instance. Never reused while the instance lives.
@@ -69,21 +70,29 @@ struct Entry<T> {
 }
 
 impl<T> Slab<T> {
+    /// Of the instance's number, the low byte goes into the handles.
     pub(super) fn new(kind: Kind, instance: u64) -> Self {
         let tag = kind as u64 | (instance << (KIND_BITS + INDEX_BITS + 32));
         Self { tag, entries: Vec::new(), vacant: Vec::new() }
     }
 
-    pub(super) fn insert(&mut self, value: T) -> Handle {
-        let index = self.vacant.pop().unwrap_or_else(|| {
-            self.entries.push(Entry { generation: 0, value: None });
-            self.entries.len() - 1
-        });
+    /// # Errors
+    ///
+    /// `OUT_OF_MEMORY` when there are as many as handles can tell apart.
+    pub(super) fn insert(&mut self, value: T) -> Answer<Handle> {
+        let index = match self.vacant.pop() {
+            Some(index) => index,
+            None if self.entries.len() > INDEX_MAX => return Err(OUT_OF_MEMORY),
+            None => {
+                self.entries.push(Entry { generation: 0, value: None });
+                self.entries.len() - 1
+            }
+        };
         let entry = &mut self.entries[index];
         entry.generation = entry.generation.wrapping_add(1).max(1);
         entry.value = Some(value);
         let generation = entry.generation;
-        self.handle(index, generation)
+        Ok(self.handle(index, generation))
     }
 
     pub(super) fn get(&self, handle: Handle) -> Option<&T> {
@@ -143,9 +152,9 @@ mod tests {
     #[test]
     fn a_removed_handle_stays_unknown_when_its_place_is_taken_again() {
         let mut slab = Slab::new(Kind::Event, 3);
-        let first = slab.insert("first");
+        let first = slab.insert("first").unwrap();
         assert_eq!(slab.remove(first), Some("first"));
-        let second = slab.insert("second");
+        let second = slab.insert("second").unwrap();
         assert_ne!(first, second);
         assert_eq!((slab.get(first), slab.get(second)), (None, Some(&"second")));
         assert_eq!(slab.remove(first), None);
@@ -153,11 +162,21 @@ mod tests {
     }
 
     #[test]
+    fn a_full_table_says_so_until_something_is_removed() {
+        let mut slab = Slab::new(Kind::Event, 3);
+        let first = slab.insert(0).unwrap();
+        (1..=INDEX_MAX).for_each(|value| assert_ne!(slab.insert(value), Ok(first)));
+        assert_eq!(slab.insert(0), Err(OUT_OF_MEMORY));
+        slab.remove(first);
+        assert!(slab.insert(0).is_ok());
+    }
+
+    #[test]
     fn handles_of_other_kinds_and_instances_are_unknown() {
         let mut events = Slab::new(Kind::Event, 3);
-        let event = events.insert(1);
+        let event = events.insert(1).unwrap();
         for mut other in [Slab::new(Kind::Stream, 3), Slab::new(Kind::Event, 4)] {
-            other.insert(2);
+            other.insert(2).unwrap();
             assert_eq!(other.get(event), None);
         }
         for bits in [0, 1, 2, u64::MAX] {

@@ -37,10 +37,11 @@ impl Machine {
         size_bytes: u64,
         flags: u32,
     ) -> Answer<()> {
-        if base == 0 || size_bytes == 0 || is_device_address(base) || flags & !REGISTER_FLAGS != 0 {
+        if base == 0 || size_bytes == 0 || flags & !REGISTER_FLAGS != 0 {
             return Err(INVALID_VALUE);
         }
-        let last = base.checked_add(size_bytes - 1).ok_or(INVALID_VALUE)?;
+        let last =
+            base.checked_add(size_bytes - 1).filter(|&last| !is_device_address(last)).ok_or(INVALID_VALUE)?;
         let before = self.memory.at_call.range(..=last).next_back();
         if before.is_some_and(|(_, found)| found.base + found.size_bytes > base) {
             return Err(HOST_MEMORY_ALREADY_REGISTERED);
@@ -70,7 +71,7 @@ impl Machine {
     fn pin(&mut self, context: Handle, base: u64, size_bytes: u64, owner: Owner) -> Answer<()> {
         let device = self.contexts.get(context).ok_or(INVALID_CONTEXT)?.device;
         let bytes = Bytes(core::ptr::with_exposed_provenance_mut(base as usize));
-        self.memory.insert(Allocation { base, size_bytes, bytes, device, context, owner });
+        self.memory.insert(Allocation { base, size_bytes, bytes, device, context, owner, born: None });
         Ok(())
     }
 }

@@ -53,7 +53,8 @@ impl Machine {
         let mut pools = Slab::new(Kind::Pool, instance);
         let devices = (0..config.device_count as usize)
             .map(|index| {
-                let pool = pools.insert(Pool::new(index, true, 0));
+                // There is room: devices are few.
+                let pool = pools.insert(Pool::new(index, true, 0)).unwrap_or(Handle::NONE);
                 Device::new(slot, index, config.memory_bytes, pool)
             })
             .collect();

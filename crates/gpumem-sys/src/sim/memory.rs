@@ -21,6 +21,8 @@ use std::collections::{BTreeMap, VecDeque};
 pub(super) struct Memory {
     pub(super) at_call: BTreeMap<u64, Allocation>,
     pub(super) at_run: BTreeMap<u64, Allocation>,
+    /// Allocations in stream order that were freed before their turn came, and so never appear.
+    stillborn: Vec<Point>,
     /// The last few that are gone, to name them in a report.
     gone: VecDeque<Allocation>,
 }
@@ -34,6 +36,8 @@ pub(super) struct Allocation {
     pub(super) device: usize,
     pub(super) context: Handle,
     pub(super) owner: Owner,
+    /// The end of its allocation in stream order; none where it was there at once.
+    pub(super) born: Option<Point>,
 }
 
 /// Where an allocation came from.
@@ -101,19 +105,21 @@ impl Memory {
         self.free_now(base);
     }
 
-    /// The device's side of an allocation in stream order.
-    pub(super) fn born(&mut self, allocation: Allocation) {
-        self.at_run.insert(allocation.base, allocation);
+    /// The device's side of an allocation in stream order, whose turn has come.
+    pub(super) fn born(&mut self, allocation: Allocation, at: Point) {
+        match self.stillborn.iter().position(|&stillborn| stillborn == at) {
+            Some(index) => drop(self.stillborn.swap_remove(index)),
+            None => drop(self.at_run.insert(allocation.base, allocation)),
+        }
     }
 
     /// The device's side of a free.
-    pub(super) fn free_now(&mut self, base: u64) -> Option<Allocation> {
-        let allocation = self.at_run.remove(&base)?;
+    fn free_now(&mut self, base: u64) {
+        let Some(allocation) = self.at_run.remove(&base) else { return };
         if self.gone.len() == GONE_MAX {
             self.gone.pop_front();
         }
         self.gone.push_back(allocation);
-        Some(allocation)
     }
 
     /// What is at an address that work could not use, in words.
@@ -211,9 +217,9 @@ impl Machine {
 
     /// Frees device memory for the host and the device at once. The device's work has run.
     pub(super) fn free(&mut self, base: u64) -> Answer<()> {
-        self.device_allocation(base)?;
+        let allocation = self.device_allocation(base)?;
         self.retire(base);
-        self.release(base, None);
+        self.release(&allocation, None);
         Ok(())
     }
 
@@ -234,12 +240,20 @@ impl Machine {
         }
     }
 
+    /// The point at which the device will have the memory, if it has not been there yet.
+    pub(super) fn unborn(&self, allocation: &Allocation) -> Option<Point> {
+        allocation.born.filter(|&born| !self.is_done(born))
+    }
+
     /// The device's side: the bytes may be handed out again. `at` is the point of a free in stream order.
-    pub(super) fn release(&mut self, base: u64, at: Option<Point>) {
-        let Some(allocation) = self.memory.free_now(base) else { return };
+    pub(super) fn release(&mut self, allocation: &Allocation, at: Option<Point>) {
+        match self.unborn(allocation) {
+            Some(born) => self.memory.stillborn.push(born),
+            None => self.memory.free_now(allocation.base),
+        }
         match allocation.owner {
-            Owner::Plain => self.plain_release(&allocation),
-            Owner::Pool(pool) => self.pool_release(pool, base, allocation.size_bytes, at),
+            Owner::Plain => self.plain_release(allocation),
+            Owner::Pool(pool) => self.pool_release(pool, allocation.base, allocation.size_bytes, at),
             Owner::Host { .. } | Owner::Registered { .. } | Owner::Mapped { .. } => {}
         }
     }

@@ -37,7 +37,7 @@ pub(super) struct Shape {
 impl Machine {
     pub(super) fn module_load(&mut self, context: Handle, image: &[u8]) -> Answer<Handle> {
         let ptx = Ptx::parse(image)?;
-        Ok(self.modules.insert(Module { context, ptx }))
+        self.modules.insert(Module { context, ptx })
     }
 
     pub(super) fn module_unload(&mut self, handle: Handle) -> Answer<()> {
@@ -63,7 +63,7 @@ impl Machine {
         }
         let (context, target) = (found.context, found.ptx.target);
         let shared_bytes_max = SHARED_BYTES;
-        Ok(self.functions.insert(Function { module, context, kernel, signature, shared_bytes_max, target }))
+        self.functions.insert(Function { module, context, kernel, signature, shared_bytes_max, target })
     }
 
     pub(super) fn function(&self, handle: Handle) -> Answer<&Function> {

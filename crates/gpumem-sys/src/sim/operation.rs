@@ -27,7 +27,7 @@ pub(super) enum Operation {
     /// Stream-ordered memory comes to life on the device.
     Alloc(Allocation),
     /// Stream-ordered memory dies on the device.
-    Free { base: u64 },
+    Free(Allocation),
 }
 
 /// Which engine moves the bytes; decides the price only.

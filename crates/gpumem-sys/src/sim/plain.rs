@@ -43,7 +43,8 @@ impl Machine {
         let plain = &self.devices[device].plain;
         let (chunk_base, chunk) = plain.chunk(base).ok_or(OUT_OF_MEMORY)?;
         let bytes = chunk.backing.bytes().at(base - chunk_base);
-        self.memory.insert(Allocation { base, size_bytes, bytes, device, context, owner: Owner::Plain });
+        let owner = Owner::Plain;
+        self.memory.insert(Allocation { base, size_bytes, bytes, device, context, owner, born: None });
         Ok(base)
     }
 

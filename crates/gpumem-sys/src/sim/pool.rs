@@ -114,7 +114,7 @@ impl Machine {
         }
         let device = usize::try_from(props.location.id).map_err(|_| INVALID_DEVICE)?;
         self.devices.get(device).ok_or(INVALID_DEVICE)?;
-        Ok(self.pools.insert(Pool::new(device, false, props.maxSize as u64)))
+        self.pools.insert(Pool::new(device, false, props.maxSize as u64))
     }
 
     /// The pool goes when the last of its blocks is back.
@@ -153,9 +153,10 @@ impl Machine {
         let found = self.pools.get_mut(pool).ok_or(INVALID_VALUE)?;
         let bytes = found.bytes_at(base).ok_or(OUT_OF_MEMORY)?;
         found.used.add(size_bytes);
-        let allocation = Allocation { base, size_bytes, bytes, device, context, owner: Owner::Pool(pool) };
-        self.memory.at_call.insert(base, allocation);
-        self.enqueue(stream, Operation::Alloc(allocation));
+        let owner = Owner::Pool(pool);
+        let allocation = Allocation { base, size_bytes, bytes, device, context, owner, born: None };
+        let born = Some(self.enqueue(stream, Operation::Alloc(allocation)));
+        self.memory.at_call.insert(base, Allocation { born, ..allocation });
         Ok(base)
     }
 
@@ -220,7 +221,7 @@ impl Machine {
         }
         let allocation = self.device_allocation(base)?;
         self.retire(base);
-        let point = self.enqueue(stream, Operation::Free { base });
+        let point = self.enqueue(stream, Operation::Free(allocation));
         if let Owner::Pool(pool) = allocation.owner
             && let Some(pool) = self.pools.get_mut(pool)
         {

@@ -37,11 +37,12 @@ pub(super) fn take(config: SimConfig) -> Result<Arc<Shared>, SimError> {
     if config.memory_bytes > MEMORY_BYTES_MAX {
         return Err(SimError::TooMuchMemory { size_bytes: config.memory_bytes });
     }
-    static NEXT_INSTANCE: AtomicU64 = AtomicU64::new(1);
+    static STARTED: AtomicU64 = AtomicU64::new(0);
     for (slot, holder) in SLOTS.iter().enumerate() {
         let mut holder = holder.lock().unwrap_or_else(PoisonError::into_inner);
         if holder.strong_count() == 0 {
-            let instance = NEXT_INSTANCE.fetch_add(1, Ordering::Relaxed);
+            // Handles keep only the low bits: with the slot in them, no two that are alive at once share their handles.
+            let instance = STARTED.fetch_add(1, Ordering::Relaxed) * SLOTS.len() as u64 + slot as u64;
             let shared = Arc::new(Shared {
                 machine: Mutex::new(Machine::new(config, slot, instance)),
                 returned: Condvar::new(),

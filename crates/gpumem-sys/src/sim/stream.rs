@@ -187,7 +187,7 @@ impl Machine {
         }
         let device = self.contexts.get(context).ok_or(INVALID_CONTEXT)?.device;
         let priority = priority.clamp(GREATEST_PRIORITY, LEAST_PRIORITY);
-        Ok(self.streams.insert(Stream::new(context, device, flags, priority, Role::Made)))
+        self.streams.insert(Stream::new(context, device, flags, priority, Role::Made))
     }
 
     /// Forgets the handle at once; the stream goes when what is queued has run.

@@ -210,7 +210,15 @@ impl Machine {
             physical.mapping_count += 1;
         }
         let owner = Owner::Mapped { handle, devices: 0 };
-        self.memory.insert(Allocation { base, size_bytes, bytes, device, context: Handle::NONE, owner });
+        self.memory.insert(Allocation {
+            base,
+            size_bytes,
+            bytes,
+            device,
+            context: Handle::NONE,
+            owner,
+            born: None,
+        });
         Ok(())
     }
 
@@ -294,7 +302,8 @@ impl VirtualMemory {
         let file_offset_bytes = self.pieces.take(size_bytes).ok_or(OUT_OF_MEMORY)?;
         let physical =
             Physical { device, size_bytes, file_offset_bytes, flags, holder_count: 1, mapping_count: 0 };
-        Ok(self.handles.insert(physical))
+        let room = self.handles.insert(physical);
+        room.inspect_err(|_| self.pieces.give(file_offset_bytes, size_bytes))
     }
 }
 

@@ -185,3 +185,11 @@ fn a_changed_table_reaches_the_same_machine() {
         receiver.recv().unwrap();
     });
 }
+
+#[test]
+fn handles_of_machines_that_are_alive_differ_however_many_have_been() {
+    let gpu = seeded(1);
+    for _ in 0..600 {
+        assert_ne!(seeded(1).context, gpu.context);
+    }
+}

@@ -182,6 +182,7 @@ fn use_and_free_on_two_streams(seed: u64) -> (CUresult, Vec<String>) {
         // The error stays until the context is gone.
         assert_eq!(code(gpu.try_alloc(1)), end);
         // SAFETY: addresses are checked by the driver; host memory outlives the calls.
+        // SAFETY: the context is retained anew.
         unsafe {
             gpu.cuDevicePrimaryCtxReset_v2(0).unwrap();
             gpu.cuCtxSetCurrent(primary(&gpu, 0)).unwrap();
@@ -235,5 +236,75 @@ fn a_block_may_be_taken_again_while_its_old_work_is_queued() {
         gpu.copy(stream, out + 1, small, 1);
         gpu.free_on(stream, small);
         assert_eq!(gpu.download(stream, out, 2), [1, 2], "seed {seed}");
+    }
+}
+
+/// The free runs first for some seed. The block is back either way, and its late allocation harms nobody.
+#[test]
+fn a_free_before_an_unordered_allocation_is_found_for_some_seed_and_named() {
+    let faults = (0..100).filter_map(|seed| {
+        let gpu = machine(SimConfig::new().seed(seed).memory_bytes(64 << 20));
+        let (home, other) = (gpu.stream(), gpu.stream());
+        let early = gpu.alloc_on(home, 40 << 20);
+        gpu.fill(home, early, 1, 100);
+        gpu.free_on(other, early);
+        // The same memory once more, given back to the device while the first allocation may still be queued.
+        if let Ok(again) = gpu.try_alloc_on(other, 40 << 20) {
+            // SAFETY: addresses are checked by the driver under test.
+            let _ = unsafe { gpu.cuMemFreeAsync(again, other) };
+        }
+        let (_, _) = (gpu.try_sync(other), gpu.try_sync(home));
+        // SAFETY: the context is retained anew.
+        unsafe {
+            gpu.cuDevicePrimaryCtxReset_v2(0).unwrap();
+            gpu.cuCtxSetCurrent(primary(&gpu, 0)).unwrap();
+        }
+        gpu.alloc(64 << 20);
+        gpu.sim().report().faults.pop()
+    });
+    let faults: Vec<String> = faults.collect();
+    assert!(
+        faults
+            .iter()
+            .any(|fault| fault.contains("nothing orders its allocation on its stream before this free")),
+        "{faults:?}"
+    );
+}
+
+#[test]
+fn rows_and_ranges_that_no_address_can_hold_are_refused_at_the_call() {
+    let gpu = seeded(1);
+    let address = gpu.alloc(4096);
+    let mut host = vec![0_u8; 4096];
+    let invalid = CUresult::CUDA_ERROR_INVALID_VALUE;
+    let to_host = CUDA_MEMCPY2D {
+        srcMemoryType: CUmemorytype::CU_MEMORYTYPE_DEVICE,
+        srcDevice: address,
+        srcPitch: 16,
+        dstMemoryType: CUmemorytype::CU_MEMORYTYPE_HOST,
+        dstHost: host.as_mut_ptr().cast(),
+        dstPitch: 16,
+        WidthInBytes: 1,
+        Height: 2,
+        ..Default::default()
+    };
+    // SAFETY: what does not fit is refused before it is touched, the one copy that does is within `host`.
+    unsafe {
+        for pitch in [usize::MAX, usize::MAX - 1, isize::MAX as usize] {
+            let copy = CUDA_MEMCPY2D { dstPitch: pitch, ..to_host };
+            assert_eq!(code(gpu.cuMemcpy2D_v2(&copy)), invalid, "{pitch:#x}");
+        }
+        let null_host = CUDA_MEMCPY2D { dstHost: null_mut(), dstXInBytes: 8, ..to_host };
+        let null_device = CUDA_MEMCPY2D { srcDevice: 0, srcXInBytes: 8, ..to_host };
+        let no_device = CUDA_MEMCPY2D { srcDevice: host.as_ptr() as u64, ..to_host };
+        for copy in [null_host, null_device, no_device] {
+            assert_eq!(code(gpu.cuMemcpy2D_v2(&copy)), invalid);
+        }
+        gpu.cuMemcpy2D_v2(&to_host).unwrap();
+        let pageable = host.as_mut_ptr();
+        assert_eq!(code(gpu.cuMemcpy(pageable as u64, pageable as u64, usize::MAX)), invalid);
+        let up_to_the_end = usize::MAX - pageable as usize;
+        assert_eq!(code(gpu.cuMemHostRegister_v2(pageable.cast(), up_to_the_end, 0)), invalid);
+        gpu.cuCtxSynchronize().unwrap();
     }
 }

@@ -48,7 +48,7 @@ entries! {
 
     fn cuCtxCreate_v2(call, target: *mut CUcontext, _flags: c_uint, device: CUdevice) {
         let device = call.device_index(device)?;
-        let context = call.context_create(device, false);
+        let context = call.context_create(device, false)?;
         let thread = call.thread;
         call.push_current(thread, context)?;
         put(target, context.to_ptr())
@@ -62,7 +62,7 @@ entries! {
         device: CUdevice,
     ) {
         let device = call.device_index(device)?;
-        let context = call.context_create(device, false);
+        let context = call.context_create(device, false)?;
         let thread = call.thread;
         call.push_current(thread, context)?;
         put(target, context.to_ptr())
