@@ -2,8 +2,10 @@
 
 mod bindgen;
 mod ci;
+mod drop_in;
 mod fuzz;
 mod gpu_test;
+mod interop;
 mod kernels;
 mod layers;
 mod table;
@@ -32,6 +34,10 @@ enum Task {
     Fuzz(fuzz::Args),
     /// Run every test that can run on a GPU on this machine's, or bundle them for another machine
     GpuTest(gpu_test::Args),
+    /// Lay the software driver out as libcuda.so.1, for programs that know nothing of gpumem
+    DropIn(drop_in::Args),
+    /// Run programs of others on the software driver
+    Interop(interop::Args),
     /// Run what CI runs, or some of its steps
     Ci(ci::Args),
     /// Check layers, headers, `unsafe`, kernels, documents and leftovers
@@ -55,6 +61,8 @@ fn run(task: Task) -> anyhow::Result<()> {
         Task::Bindgen(args) => bindgen::run(args),
         Task::Fuzz(args) => fuzz::run(args),
         Task::GpuTest(args) => gpu_test::run(args),
+        Task::DropIn(args) => drop_in::run(args),
+        Task::Interop(args) => interop::run(args),
         Task::Ci(args) => ci::run(args),
         Task::Tidy => tidy::run(),
         Task::Kernels(args) => kernels::run(args),

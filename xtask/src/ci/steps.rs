@@ -18,6 +18,7 @@ pub(super) const STEPS: &[Step] = &[
     Step { name: "kernels", about: "the PTX is what the CUDA sources make", run: kernels },
     Step { name: "alone", about: "each crate builds and tests without the others", run: alone },
     Step { name: "train", about: "the README's main example", run: train },
+    Step { name: "interop", about: "programs of others on the drop-in driver", run: interop },
     Step { name: "oldest", about: "the stated Rust version compiles everything", run: oldest },
     Step { name: "windows", about: "the crates compile for x86_64-pc-windows-gnu", run: || target("x86_64-pc-windows-gnu") },
     Step { name: "aarch64", about: "the crates compile for aarch64-unknown-linux-gnu", run: || target("aarch64-unknown-linux-gnu") },
@@ -26,6 +27,9 @@ pub(super) const STEPS: &[Step] = &[
 
 fn fmt() -> Result<Outcome> {
     cargo("fmt --all --check").run()?;
+    for manifest in crate::interop::manifests() {
+        cargo(&format!("fmt --check --manifest-path {manifest}")).run()?;
+    }
     Ok(Outcome::Passed)
 }
 
@@ -86,6 +90,14 @@ fn alone() -> Result<Outcome> {
 
 fn train() -> Result<Outcome> {
     cargo("run --release --example train").run()?;
+    Ok(Outcome::Passed)
+}
+
+fn interop() -> Result<Outcome> {
+    if !cfg!(target_os = "linux") {
+        return Ok(Outcome::Skipped("the drop-in driver is for Linux".into()));
+    }
+    crate::interop::check(&[], 8)?;
     Ok(Outcome::Passed)
 }
 

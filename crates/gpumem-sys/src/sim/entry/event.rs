@@ -35,7 +35,6 @@ entries! {
     }
 
     fn cuEventQuery(call, event: CUevent) {
-        call.context(call.thread)?;
         let event = Handle::from_ptr(event);
         if let Some(point) = call.event_point(event)? {
             call.poll(|machine| machine.is_done(point))?;
@@ -45,7 +44,6 @@ entries! {
     }
 
     fn cuEventSynchronize(call, event: CUevent) {
-        call.context(call.thread)?;
         let event = Handle::from_ptr(event);
         let point = call.event_point(event)?;
         call.wait_until(|machine| point.is_none_or(|point| machine.is_done(point)))?;

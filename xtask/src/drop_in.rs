@@ -1,0 +1,162 @@
+//! `cargo xtask drop-in DIR`: the software driver laid out as the library that CUDA programs look for.
+//!
+//! Only into a folder that nothing takes by itself: from cargo's own folders it would pose as the GPU of every program
+//! that cargo runs, and a real driver is never overwritten.
+
+use anyhow::{Context, Result, bail, ensure};
+use cargo_metadata::Message;
+use std::fs;
+use std::io::{BufReader, ErrorKind};
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+
+#[derive(clap::Args)]
+pub(crate) struct Args {
+    /// The folder to lay it out in; made if it does not exist
+    dir: PathBuf,
+}
+
+pub(crate) fn run(args: Args) -> Result<()> {
+    let folder = lay_out(&args.dir)?;
+    println!(
+        "libcuda.so and libcuda.so.1 in {0} are gpumem's software driver. To run a program on it:\n",
+        folder.display()
+    );
+    println!(
+        "    LD_LIBRARY_PATH={} GPUMEM_SIM_DEVICES=2 GPUMEM_SIM_MEMORY=8GiB GPUMEM_SIM_SEED=7 PROGRAM\n",
+        folder.display()
+    );
+    println!(
+        "The seed chooses the order in which queued work runs. Kernels are not run: no function is found in a module."
+    );
+    Ok(())
+}
+
+/// Builds the library and puts it into a folder; the folder's absolute path.
+pub(crate) fn lay_out(folder: &Path) -> Result<PathBuf> {
+    ensure!(cfg!(target_os = "linux"), "the drop-in driver is for Linux");
+    let folder = std::path::absolute(folder)?;
+    check_folder(&folder, std::env::var_os("LD_LIBRARY_PATH").unwrap_or_default().as_ref())?;
+    check_contents(&folder)?;
+    let library = build()?;
+    fs::create_dir_all(&folder).with_context(|| format!("{} can't be made", folder.display()))?;
+    // Beside and then over it: a program may have the old one mapped.
+    let (new, place) = (folder.join(".libcuda.so.1.new"), folder.join("libcuda.so.1"));
+    fs::copy(&library, &new).with_context(|| format!("{} can't be written", new.display()))?;
+    fs::rename(&new, &place)?;
+    // One file under both names: the loader would take two for two drivers.
+    link("libcuda.so.1", &folder.join("libcuda.so"))?;
+    Ok(folder)
+}
+
+/// Makes a symbolic link, or leaves one there as it is.
+pub(crate) fn link(target: &str, place: &Path) -> Result<()> {
+    #[cfg(unix)]
+    match std::os::unix::fs::symlink(target, place) {
+        Err(error) if error.kind() != ErrorKind::AlreadyExists => {
+            return Err(error).with_context(|| format!("{} can't be made", place.display()));
+        }
+        _ => {}
+    }
+    #[cfg(not(unix))]
+    bail!("{} can't link to {target} on this system", place.display());
+    #[cfg(unix)]
+    Ok(())
+}
+
+/// Refuses a folder that programs started by cargo look into.
+fn check_folder(folder: &Path, library_path: &Path) -> Result<()> {
+    if let Some(profile) = folder.ancestors().find(|ancestor| ancestor.join(".fingerprint").is_dir()) {
+        bail!(
+            "{} is cargo's: it puts it on the library path, and the software driver would pose as the GPU; choose another folder, such as target/drop-in",
+            profile.display()
+        );
+    }
+    let same = |entry: &PathBuf| match (entry.canonicalize(), folder.canonicalize()) {
+        (Ok(entry), Ok(folder)) => entry == folder,
+        _ => entry == folder,
+    };
+    if std::env::split_paths(library_path).any(|entry| same(&entry)) {
+        bail!(
+            "{} is on the library path that cargo runs programs with; choose another folder, or take it off LD_LIBRARY_PATH",
+            folder.display()
+        );
+    }
+    Ok(())
+}
+
+/// Refuses to replace a libcuda that is not ours.
+fn check_contents(folder: &Path) -> Result<()> {
+    for name in ["libcuda.so", "libcuda.so.1"] {
+        let file = folder.join(name);
+        let bytes = match fs::read(&file) {
+            Ok(bytes) => bytes,
+            Err(error) if error.kind() == ErrorKind::NotFound => continue,
+            Err(error) => return Err(error).with_context(|| format!("{} can't be read", file.display())),
+        };
+        ensure!(
+            bytes.windows(MARKER.len()).any(|window| window == MARKER),
+            "{} is a real driver; choose another folder",
+            file.display()
+        );
+    }
+    Ok(())
+}
+
+/// The symbol by which the library is known, as in its table of strings.
+const MARKER: &[u8] = b"gpumem_software_driver";
+
+fn build() -> Result<PathBuf> {
+    let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
+    let mut command = Command::new(cargo);
+    command.current_dir(crate::root()).args(["build", "--release", "--package", "gpumem-libcuda"]);
+    command.arg("--message-format=json-render-diagnostics").stdin(Stdio::null()).stdout(Stdio::piped());
+    let mut child = command.spawn().context("cargo can't be started")?;
+    let output = child.stdout.take().context("cargo has no output")?;
+    let mut library = None;
+    for message in Message::parse_stream(BufReader::new(output)) {
+        let Message::CompilerArtifact(artifact) = message? else { continue };
+        if artifact.target.name == "gpumem_libcuda" {
+            library = artifact.filenames.into_iter().find(|file| file.extension() == Some("so"));
+        }
+    }
+    ensure!(child.wait()?.success(), "cargo build --release --package gpumem-libcuda failed");
+    Ok(library.context("cargo reported no library")?.into())
+}
+
+#[cfg(all(test, target_os = "linux"))]
+mod tests {
+    use super::*;
+
+    fn folder(name: &str) -> PathBuf {
+        let folder = std::env::temp_dir().join(format!("gpumem-drop-in-{}-{name}", std::process::id()));
+        fs::create_dir_all(&folder).unwrap();
+        folder
+    }
+
+    #[test]
+    fn folders_on_cargos_library_path_are_refused() {
+        let own = std::env::current_exe().unwrap();
+        for place in own.ancestors().skip(1).take(2) {
+            let refused = check_folder(&place.join("drop-in"), Path::new("")).unwrap_err();
+            assert!(refused.to_string().contains("is cargo's"), "{refused}");
+        }
+        let free = folder("free");
+        check_folder(&free, Path::new("")).unwrap();
+        let path = PathBuf::from(format!("/usr/lib:{}/", free.display()));
+        let refused = check_folder(&free, &path).unwrap_err();
+        assert!(refused.to_string().contains("LD_LIBRARY_PATH"), "{refused}");
+        fs::remove_dir_all(free).unwrap();
+    }
+
+    #[test]
+    fn a_real_driver_is_left_alone() {
+        let folder = folder("real");
+        check_contents(&folder).unwrap();
+        fs::write(folder.join("libcuda.so.1"), "with gpumem_software_driver in it").unwrap();
+        check_contents(&folder).unwrap();
+        fs::write(folder.join("libcuda.so"), "somebody else's").unwrap();
+        assert!(check_contents(&folder).unwrap_err().to_string().contains("real driver"));
+        fs::remove_dir_all(folder).unwrap();
+    }
+}

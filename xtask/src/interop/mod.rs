@@ -1,0 +1,144 @@
+//! `cargo xtask interop`: programs of others on the software driver.
+//!
+//! Each lives in `interop/`, outside the workspace, since it wants a build or versions of its own. The drop-in is laid
+//! out in a folder of its own below `target/interop`; the programs are built beside it and started with nothing but
+//! that folder on the library path, once for each of a few seeds. They check what they compute and exit accordingly.
+
+mod process;
+mod suite;
+
+use crate::{drop_in, table};
+use anyhow::{Result, bail};
+use process::{Session, build};
+use std::path::{Path, PathBuf};
+use std::time::Instant;
+
+#[derive(clap::Args)]
+pub(crate) struct Args {
+    /// Only these [default: all]
+    #[arg(value_name = "NAME", value_parser = names())]
+    names: Vec<String>,
+    /// Start each program under this many seeds of the software driver
+    #[arg(long, default_value_t = 8)]
+    seeds: u64,
+}
+
+/// Something to build and run.
+struct Program {
+    name: &'static str,
+    about: &'static str,
+    /// Returns what to say of a success.
+    run: fn(&Layout, &str, u64) -> Result<String>,
+}
+
+const PROGRAMS: &[Program] = &[
+    Program { name: "cudarc", about: "cudarc's safe API", run: program },
+    Program { name: "cust", about: "cust, linked against the library", run: program },
+    Program { name: "cubecl", about: "cubecl's memory on CUDA (what burn runs on)", run: program },
+    Program { name: SUITE, about: "cudarc's own driver tests", run: suite::run },
+];
+
+/// The one that has no package of its own.
+const SUITE: &str = "cudarc-tests";
+
+fn names() -> clap::builder::PossibleValuesParser {
+    let value = |program: &Program| clap::builder::PossibleValue::new(program.name).help(program.about);
+    PROGRAMS.iter().map(value).collect::<Vec<_>>().into()
+}
+
+pub(crate) fn run(args: Args) -> Result<()> {
+    check(&args.names, args.seeds)
+}
+
+/// Builds and runs the programs named, or all of them.
+pub(crate) fn check(names: &[String], seeds: u64) -> Result<()> {
+    let layout = Layout::new()?;
+    let chosen =
+        PROGRAMS.iter().filter(|program| names.is_empty() || names.iter().any(|name| name == program.name));
+    let (mut rows, mut failed) = (Vec::new(), Vec::new());
+    for program in chosen {
+        println!("\n-- {}: {} --", program.name, program.about);
+        let start = Instant::now();
+        let result = (program.run)(&layout, program.name, seeds).unwrap_or_else(|error| {
+            println!("{}: {error:#}", program.name);
+            failed.push(program.name);
+            "FAILED".to_string()
+        });
+        rows.push([program.name.to_string(), format!("{:.1}", start.elapsed().as_secs_f64()), result]);
+    }
+    println!("\n{}", table::render(["program", "seconds", "result"], &rows));
+    if !failed.is_empty() {
+        bail!("failed: {}; repeat with `cargo xtask interop {}`", failed.join(", "), failed.join(" "));
+    }
+    Ok(())
+}
+
+/// The packages of ours, from the repository's root.
+pub(crate) fn manifests() -> impl Iterator<Item = String> {
+    let ours = PROGRAMS.iter().filter(|program| program.name != SUITE);
+    ours.map(|program| format!("interop/{}/Cargo.toml", program.name))
+}
+
+/// Where things are.
+struct Layout {
+    /// Holds the sources of the programs.
+    sources: PathBuf,
+    /// For what is made here.
+    made: PathBuf,
+    /// Holds the library.
+    drop_in: PathBuf,
+}
+
+impl Layout {
+    fn new() -> Result<Self> {
+        let made = crate::root().join("target/interop");
+        let drop_in = drop_in::lay_out(&made.join("drop-in"))?;
+        // What programs that link against the driver take for a toolkit.
+        let stubs = made.join("toolkit/lib64/stubs");
+        std::fs::create_dir_all(&stubs)?;
+        drop_in::link("../../../drop-in/libcuda.so", &stubs.join("libcuda.so"))?;
+        Ok(Self { sources: crate::root().join("interop"), made, drop_in })
+    }
+
+    fn toolkit(&self) -> PathBuf {
+        self.made.join("toolkit")
+    }
+
+    fn manifest(&self, name: &str) -> PathBuf {
+        self.sources.join(name).join("Cargo.toml")
+    }
+}
+
+/// A program of ours: it passes if it exits with success under every seed.
+fn program(layout: &Layout, name: &str, seeds: u64) -> Result<String> {
+    let built = build(layout, &layout.manifest(name), &["build", "--locked"])?;
+    for seed in 0..seeds {
+        let session = Session::new(layout, seed);
+        let ended = session.run(&built, &[])?;
+        if seed == 0 || !ended.is_success {
+            print!("{}", ended.output);
+        }
+        if !ended.is_success {
+            bail!("{} under seed {seed}; repeat with\n    {}", ended.how, session.shown(Path::new(&built)));
+        }
+    }
+    Ok(format!("passed under {seeds} seeds"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_program_of_ours_has_its_sources() {
+        for manifest in manifests() {
+            let lock = crate::root().join(manifest).with_extension("lock");
+            assert!(lock.is_file(), "{}", lock.display());
+        }
+        let folders = std::fs::read_dir(crate::root().join("interop"))
+            .unwrap()
+            .flatten()
+            .filter(|entry| entry.path().is_dir());
+        assert_eq!(folders.count(), manifests().count(), "a folder in interop/ that no program names");
+    }
+}

@@ -1,0 +1,114 @@
+//! Building a program with cargo, and running one on the drop-in: a clean environment, one seed, a deadline.
+
+use super::Layout;
+use anyhow::{Context, Result, anyhow, ensure};
+use cargo_metadata::Message;
+use std::io::{BufReader, Read};
+use std::path::{Path, PathBuf};
+use std::process::{Command, ExitStatus, Stdio};
+use std::time::{Duration, Instant};
+
+/// Runs cargo on a manifest and returns the one program that it built.
+pub(super) fn build(layout: &Layout, manifest: &Path, args: &[&str]) -> Result<PathBuf> {
+    let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
+    let mut command = Command::new(cargo);
+    command.args(args).arg("--manifest-path").arg(manifest);
+    command.arg("--message-format=json-render-diagnostics").stdin(Stdio::null()).stdout(Stdio::piped());
+    command.env("CARGO_TARGET_DIR", layout.made.join("build"));
+    command.env("CUDA_LIBRARY_PATH", layout.toolkit());
+    let mut child = command.spawn().context("cargo can't be started")?;
+    let output = child.stdout.take().context("cargo has no output")?;
+    let mut program = None;
+    for message in Message::parse_stream(BufReader::new(output)) {
+        if let Message::CompilerArtifact(artifact) = message? {
+            program = artifact.executable.or(program);
+        }
+    }
+    ensure!(
+        child.wait()?.success(),
+        "cargo {} --manifest-path {} failed",
+        args.join(" "),
+        manifest.display()
+    );
+    Ok(program.context("cargo reported no program")?.into())
+}
+
+/// The software driver that a program gets.
+pub(super) struct Session<'a> {
+    layout: &'a Layout,
+    seed: u64,
+}
+
+/// How a program ended.
+pub(super) struct Ended {
+    pub(super) is_success: bool,
+    /// In words.
+    pub(super) how: String,
+    /// What it printed, errors included.
+    pub(super) output: String,
+}
+
+impl<'a> Session<'a> {
+    pub(super) fn new(layout: &'a Layout, seed: u64) -> Self {
+        Self { layout, seed }
+    }
+
+    /// Runs a program to its end, or ends it when that takes too long.
+    pub(super) fn run(&self, program: &Path, args: &[&str]) -> Result<Ended> {
+        let (mut reader, writer) = std::io::pipe()?;
+        let mut command = Command::new(program);
+        for (name, _) in std::env::vars_os().filter(|(name, _)| name.to_string_lossy().starts_with("GPUMEM_"))
+        {
+            command.env_remove(name);
+        }
+        command.args(args).env("LD_LIBRARY_PATH", &self.layout.drop_in).envs(self.variables());
+        command.stdin(Stdio::null()).stdout(writer.try_clone()?).stderr(writer);
+        let mut child = command.spawn().with_context(|| format!("{} can't be started", program.display()))?;
+        // Holds the writing ends of the pipe, which has to be closed for its reader to end.
+        drop(command);
+        let printed = std::thread::spawn(move || {
+            let mut printed = Vec::new();
+            let read = reader.read_to_end(&mut printed);
+            read.map(|_| String::from_utf8_lossy(&printed).into_owned())
+        });
+        let deadline = Instant::now() + DEADLINE;
+        let status = loop {
+            match child.try_wait()? {
+                None if Instant::now() > deadline => {
+                    child.kill()?;
+                    child.wait()?;
+                    break None;
+                }
+                None => std::thread::sleep(Duration::from_millis(5)),
+                ended => break ended,
+            }
+        };
+        let output = printed.join().map_err(|_| anyhow!("the reader of its output panicked"))??;
+        Ok(Ended { is_success: status.is_some_and(|status| status.success()), how: how(status), output })
+    }
+
+    /// The command that does the same by hand.
+    pub(super) fn shown(&self, program: &Path) -> String {
+        let variables = self.variables().map(|(name, value)| format!("{name}={value} "));
+        format!(
+            "LD_LIBRARY_PATH={} {}{}",
+            self.layout.drop_in.display(),
+            variables.concat(),
+            program.display()
+        )
+    }
+
+    fn variables(&self) -> [(&'static str, String); 2] {
+        [("GPUMEM_SIM_DEVICES", "2".to_string()), ("GPUMEM_SIM_SEED", self.seed.to_string())]
+    }
+}
+
+fn how(status: Option<ExitStatus>) -> String {
+    match status {
+        Some(status) => format!("it ended with {status}"),
+        None => format!("it was not done after {} s", DEADLINE.as_secs()),
+    }
+}
+
+/// A program that takes longer hangs.
+const DEADLINE: Duration = Duration::from_secs(120);

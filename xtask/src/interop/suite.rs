@@ -1,0 +1,168 @@
+//! cudarc's own driver tests, from its published package, on the drop-in.
+//!
+//! `interop/cudarc/Cargo.toml` lists the tests that can't pass, with the reason. Any other test that fails is an
+//! error, and so is a listed one that passes: the list says what is true. Tests that compare the speed of the host
+//! with itself are run, but either result is accepted.
+
+use super::Layout;
+use super::process::{Session, build};
+use anyhow::{Context, Result, ensure};
+use cargo_metadata::{MetadataCommand, Package};
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::{Path, PathBuf};
+
+/// Those that need no other library of the vendor's.
+const FILTER: &str = "driver::";
+
+#[rustfmt::skip]
+const BUILD: &[&str] = &[
+    "test", "--no-run", "--lib", "--no-default-features",
+    "--features=std,driver,nvrtc,fallback-dynamic-loading,cuda-version-from-build-system,fallback-latest",
+];
+
+pub(super) fn run(layout: &Layout, _name: &str, _seeds: u64) -> Result<String> {
+    let metadata = MetadataCommand::new().manifest_path(layout.manifest("cudarc")).exec()?;
+    let find = |name: &str| metadata.packages.iter().find(|package| package.name == name);
+    let expected = Expected::read(find("interop-cudarc").context("interop/cudarc is no package")?)?;
+    let package = find("cudarc").context("interop/cudarc does not name cudarc")?;
+
+    let program = build(layout, &copy(layout, package)?, BUILD)?;
+    let mut results = BTreeMap::new();
+    // The second run is of the tests that ask to be run alone, or with two devices.
+    for args in [&[FILTER][..], &[FILTER, "--ignored", "--test-threads=1"]] {
+        let session = Session::new(layout, 0);
+        let ended = session.run(&program, args)?;
+        let found = parse(&ended.output);
+        let surprises = expected.surprises(&found);
+        if !surprises.is_empty() || !ended.output.contains("test result: ") {
+            println!("{}", ended.output);
+        }
+        ensure!(ended.output.contains("test result: "), "{} before the last test", ended.how);
+        ensure!(
+            surprises.is_empty(),
+            "{}\n(the list is in interop/cudarc/Cargo.toml; repeat with\n    {} {})",
+            surprises.join("\n"),
+            session.shown(&program),
+            args.join(" ")
+        );
+        results.extend(found);
+    }
+    let unknown = expected.names().filter(|name| !results.contains_key(*name)).collect::<Vec<_>>();
+    ensure!(
+        unknown.is_empty(),
+        "interop/cudarc/Cargo.toml lists tests that do not exist: {}",
+        unknown.join(", ")
+    );
+    let passed = results.values().filter(|passed| **passed).count();
+    Ok(format!("{passed} of {} pass, as listed", results.len()))
+}
+
+/// A copy of a package that can be built by itself: the registry's is not to be touched.
+fn copy(layout: &Layout, package: &Package) -> Result<PathBuf> {
+    let source = package.manifest_path.parent().context("a manifest lies in a folder")?;
+    let target = layout.made.join(format!("{}-{}", package.name, package.version));
+    let manifest = target.join("Cargo.toml");
+    if !manifest.is_file() {
+        copy_folder(source.as_std_path(), &target)?;
+        // Last, so that a copy that was interrupted is made again. Cargo must not look for a workspace above it.
+        let text = std::fs::read_to_string(&package.manifest_path)?;
+        std::fs::write(&manifest, format!("{text}\n[workspace]\n"))?;
+    }
+    Ok(manifest)
+}
+
+fn copy_folder(source: &Path, target: &Path) -> Result<()> {
+    std::fs::create_dir_all(target)?;
+    for entry in std::fs::read_dir(source)? {
+        let (path, name) = entry.map(|entry| (entry.path(), entry.file_name()))?;
+        match path.is_dir() {
+            true => copy_folder(&path, &target.join(name))?,
+            false if name != "Cargo.toml" => drop(std::fs::copy(&path, target.join(name))?),
+            false => {}
+        }
+    }
+    Ok(())
+}
+
+/// What is known of tests that do not simply pass.
+#[derive(Default)]
+struct Expected {
+    fails: BTreeSet<String>,
+    varies: BTreeSet<String>,
+}
+
+impl Expected {
+    /// `[[package.metadata.driver-tests]]`: each with a `reason`, its `tests`, and `varies = true` where it may pass.
+    fn read(package: &Package) -> Result<Self> {
+        let mut expected = Self::default();
+        let groups = package.metadata.get("driver-tests").and_then(|groups| groups.as_array());
+        for group in groups.into_iter().flatten() {
+            ensure!(group.get("reason").is_some_and(|reason| reason.is_string()), "a group without a reason");
+            let varies = group.get("varies").and_then(|varies| varies.as_bool()).unwrap_or_default();
+            let tests = group.get("tests").and_then(|tests| tests.as_array()).into_iter().flatten();
+            let tests = tests.filter_map(|test| test.as_str()).map(|test| format!("{FILTER}{test}"));
+            if varies { expected.varies.extend(tests) } else { expected.fails.extend(tests) }
+        }
+        Ok(expected)
+    }
+
+    fn names(&self) -> impl Iterator<Item = &str> {
+        self.fails.iter().chain(&self.varies).map(String::as_str)
+    }
+
+    fn surprises(&self, results: &BTreeMap<String, bool>) -> Vec<String> {
+        let results = results.iter().filter(|(name, _)| !self.varies.contains(*name));
+        let surprises = results.filter_map(|(name, passed)| match (passed, self.fails.contains(name)) {
+            (false, false) => {
+                Some(format!("{name} fails; correct the software driver, or list it with the reason"))
+            }
+            (true, true) => Some(format!("{name} passes; take it off the list")),
+            _ => None,
+        });
+        surprises.collect()
+    }
+}
+
+/// Which tests passed, from what libtest prints. Ignored ones are left out.
+fn parse(output: &str) -> BTreeMap<String, bool> {
+    let mut results = BTreeMap::new();
+    for line in output.lines() {
+        let Some((name, result)) = line.strip_prefix("test ").and_then(|line| line.rsplit_once(" ... "))
+        else {
+            continue;
+        };
+        let name = name.trim_end_matches(" - should panic");
+        match result {
+            "ok" => results.insert(name.to_string(), true),
+            "FAILED" => results.insert(name.to_string(), false),
+            _ => None,
+        };
+    }
+    results
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const OUTPUT: &str = "running 4 tests\ntest a::b ... ok\ntest a::c - should panic ... ok\n\
+        test a::d ... FAILED\ntest a::e ... ignored, slow\n\ntest result: FAILED. 2 passed\n";
+
+    #[test]
+    fn results_are_read_from_what_libtest_prints() {
+        let expected = [("a::b", true), ("a::c", true), ("a::d", false)];
+        assert_eq!(parse(OUTPUT), expected.map(|(name, passed)| (name.to_string(), passed)).into());
+    }
+
+    #[test]
+    fn a_failure_that_is_not_listed_and_a_pass_that_is_are_surprises() {
+        let set = |names: &[&str]| names.iter().map(|name| name.to_string()).collect::<BTreeSet<_>>();
+        let surprises = |fails: &[&str], varies: &[&str]| {
+            Expected { fails: set(fails), varies: set(varies) }.surprises(&parse(OUTPUT))
+        };
+        assert!(surprises(&["a::d"], &[]).is_empty());
+        assert!(surprises(&[], &["a::d"]).is_empty());
+        assert!(surprises(&[], &[])[0].starts_with("a::d fails"));
+        assert!(surprises(&["a::b", "a::d"], &[])[0].starts_with("a::b passes"));
+    }
+}
