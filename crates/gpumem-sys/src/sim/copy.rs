@@ -129,7 +129,10 @@ impl Machine {
     /// host memory ends before the devices' addresses begin.
     fn end(&self, address: u64, size_bytes: u64) -> Answer<End> {
         match self.memory.known(address, size_bytes) {
-            Some(allocation) if allocation.owner.is_host() => Ok(End::Pinned),
+            // Managed memory is as good as pinned to a copy, in either direction.
+            Some(allocation) if allocation.owner.is_host() || allocation.owner == Owner::Managed => {
+                Ok(End::Pinned)
+            }
             Some(allocation) => Ok(End::Device(allocation)),
             None if address != 0
                 && address.checked_add(size_bytes).is_some_and(|end| !is_device_address(end)) =>
@@ -187,6 +190,7 @@ impl Machine {
     pub(super) fn may_use(&self, context: Handle, allocation: &Allocation) -> Option<bool> {
         let context = self.contexts.get(context)?;
         Some(match allocation.owner {
+            Owner::Managed => true,
             Owner::Mapped { devices, .. } => devices >> context.device & 1 == 1,
             _ if allocation.device == context.device => true,
             Owner::Host { .. } | Owner::Registered { .. } => true,

@@ -1,7 +1,7 @@
 //! Devices: what they say about themselves, and what they own.
 //!
 //! A device of the simulator answers like an H200 whose memory has another size. Capabilities that the simulator
-//! does not have yet (managed memory) answer 0, so that a program takes its other way.
+//! does not have answer 0, so that a program takes its other way.
 
 use super::backing::Spares;
 use super::extents::Extents;
@@ -120,6 +120,8 @@ const ATTRIBUTES: &[(Attribute, i32)] = &[
     (Attribute::CU_DEVICE_ATTRIBUTE_STREAM_PRIORITIES_SUPPORTED, 1),
     (Attribute::CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_MULTIPROCESSOR, 228 << 10),
     (Attribute::CU_DEVICE_ATTRIBUTE_MAX_REGISTERS_PER_MULTIPROCESSOR, 65_536),
+    (Attribute::CU_DEVICE_ATTRIBUTE_MANAGED_MEMORY, 1),
+    (Attribute::CU_DEVICE_ATTRIBUTE_CONCURRENT_MANAGED_ACCESS, 1),
     (Attribute::CU_DEVICE_ATTRIBUTE_CAN_USE_HOST_POINTER_FOR_REGISTERED_MEM, 1),
     (Attribute::CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN, SHARED_BYTES_OPTIN),
     (Attribute::CU_DEVICE_ATTRIBUTE_HOST_REGISTER_SUPPORTED, 1),

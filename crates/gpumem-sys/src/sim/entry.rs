@@ -6,6 +6,7 @@
 mod context;
 mod device;
 mod event;
+mod managed;
 mod memory;
 mod module;
 mod pool;
@@ -25,6 +26,7 @@ pub(super) fn table<const SLOT: usize>() -> Table {
     stream::install::<SLOT>(&mut table);
     event::install::<SLOT>(&mut table);
     memory::install::<SLOT>(&mut table);
+    managed::install::<SLOT>(&mut table);
     pool::install::<SLOT>(&mut table);
     virtual_memory::install::<SLOT>(&mut table);
     transfer::install::<SLOT>(&mut table);

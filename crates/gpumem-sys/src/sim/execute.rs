@@ -47,7 +47,9 @@ impl Machine {
             }
             _ if is_lost => start_ns,
             work => {
-                start_ns + self.execute_work(context, work).unwrap_or_else(|fault| self.fail(context, fault))
+                let work_ns =
+                    self.execute_work(context, work).unwrap_or_else(|fault| self.fail(context, fault));
+                start_ns + work_ns + self.managed.take_fault_ns()
             }
         };
         if let Some(stream) = self.streams.get_mut(handle) {
@@ -79,6 +81,9 @@ impl Machine {
             }
             Operation::Copy2d(copy) => self.execute_copy_2d(context, &copy),
             Operation::Fill(fill) => self.execute_fill(context, &fill),
+            Operation::Prefetch { address, size_bytes, to } => {
+                Ok(self.execute_prefetch(address, size_bytes, to))
+            }
             Operation::Launch(launch) => self.execute_launch(context, &launch),
             // Host functions have run outside; the others have been dealt with.
             _ => Ok(0),
@@ -108,6 +113,7 @@ impl Machine {
     /// The bytes behind an address: the device's as allocated now, the host's as they are.
     fn reach(&self, context: Handle, what: &str, address: u64, size_bytes: u64) -> Result<Bytes, Fault> {
         if !is_device_address(address) {
+            self.managed_touch(context, address, size_bytes);
             return Ok(Bytes(core::ptr::with_exposed_provenance_mut(address as usize)));
         }
         let refuse = |why: String| {

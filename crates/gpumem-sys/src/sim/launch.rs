@@ -10,6 +10,7 @@ use super::cost;
 use super::execute::Fault;
 use super::handle::Handle;
 use super::machine::Machine;
+use super::memory::Owner;
 use super::module::Shape;
 use super::ptx::Signature;
 use crate::types::CUresult;
@@ -179,6 +180,9 @@ impl<'a> Launch<'a> {
                 ILLEGAL_ADDRESS,
                 format!("{address:#x} is another device's and not shared with this one"),
             );
+        }
+        if allocation.owner == Owner::Managed {
+            self.machine.managed_touch(self.context, address, size_bytes);
         }
         let bytes = allocation.bytes_at(address).0;
         if !bytes.cast::<T>().is_aligned() {

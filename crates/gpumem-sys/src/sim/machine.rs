@@ -11,6 +11,7 @@ use super::device::Device;
 use super::event::Event;
 use super::handle::{Handle, Kind, Slab};
 use super::launch::Kernel;
+use super::managed::Managed;
 use super::memory::Memory;
 use super::module::{Function, Module};
 use super::pool::Pool;
@@ -36,6 +37,7 @@ pub(super) struct Machine {
     pub(super) functions: Slab<Function>,
     pub(super) kernels: BTreeMap<&'static str, Kernel>,
     pub(super) memory: Memory,
+    pub(super) managed: Managed,
     pub(super) virtual_memory: VirtualMemory,
     /// The driver's own pinned memory.
     pub(super) host: BTreeMap<u64, Backing>,
@@ -60,6 +62,7 @@ impl Machine {
             .collect();
         Self {
             schedule: Schedule::new(config.seed),
+            managed: Managed::new(config.device_count),
             config,
             instance,
             devices,

@@ -51,6 +51,8 @@ pub(super) enum Owner {
     Host { flags: u32 },
     /// The program's own memory, pinned.
     Registered { flags: u32 },
+    /// Managed memory, which host and devices share.
+    Managed,
     /// A handle of virtual memory management, mapped at an address of the program's choice. One bit for each device
     /// that has been given access.
     Mapped { handle: Handle, devices: u64 },
@@ -209,7 +211,7 @@ impl Machine {
     fn free_any(&mut self, base: u64) -> Answer<()> {
         let owner = self.memory.at_call.get(&base).ok_or(INVALID_VALUE)?.owner;
         match owner {
-            Owner::Plain | Owner::Pool(_) | Owner::Mapped { .. } => self.free(base),
+            Owner::Plain | Owner::Pool(_) | Owner::Managed | Owner::Mapped { .. } => self.free(base),
             Owner::Host { .. } => self.host_free(base),
             Owner::Registered { .. } => self.host_unregister(base),
         }
@@ -227,7 +229,7 @@ impl Machine {
     pub(super) fn device_allocation(&self, base: u64) -> Answer<Allocation> {
         let found = *self.memory.at_call.get(&base).ok_or(INVALID_VALUE)?;
         match found.owner {
-            Owner::Plain | Owner::Pool(_) => Ok(found),
+            Owner::Plain | Owner::Pool(_) | Owner::Managed => Ok(found),
             Owner::Host { .. } | Owner::Registered { .. } | Owner::Mapped { .. } => Err(INVALID_VALUE),
         }
     }
@@ -254,6 +256,7 @@ impl Machine {
         match allocation.owner {
             Owner::Plain => self.plain_release(allocation),
             Owner::Pool(pool) => self.pool_release(pool, allocation.base, allocation.size_bytes, at),
+            Owner::Managed => self.managed_release(allocation.base),
             Owner::Host { .. } | Owner::Registered { .. } | Owner::Mapped { .. } => {}
         }
     }

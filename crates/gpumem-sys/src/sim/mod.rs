@@ -23,7 +23,7 @@
 //!
 //! `entry` decodes calls, `call` runs them under the instance's lock, `machine` is the state. `stream`, `event` and
 //! `operation` are what is queued, `schedule` decides what runs next, `execute` runs it. `memory` says which addresses
-//! are whose, seen by the host and by the device; `plain`, `pool`, `virtual_memory` and `host` hand them out; `copy`, `module` and
+//! are whose, seen by the host and by the device; `plain`, `pool`, `virtual_memory`, `managed` and `host` hand them out; `copy`, `module` and
 //! `launch` use them.
 //!
 //! ```
@@ -63,6 +63,8 @@ mod handle;
 mod host;
 mod launch;
 mod machine;
+mod managed;
+mod managed_range;
 mod memory;
 mod module;
 mod operation;

@@ -2,6 +2,7 @@
 
 use super::handle::Handle;
 use super::launch::QueuedLaunch;
+use super::managed::Place;
 use super::memory::Allocation;
 use super::stream::Point;
 use core::ffi::c_void;
@@ -24,6 +25,8 @@ pub(super) enum Operation {
     Record { event: Handle },
     /// Nothing behind it runs before the point is done. `event` says whose time counts, if one was named.
     Wait { point: Point, event: Option<Handle> },
+    /// Pages of managed memory move.
+    Prefetch { address: u64, size_bytes: u64, to: Place },
     /// Stream-ordered memory comes to life on the device.
     Alloc(Allocation),
     /// Stream-ordered memory dies on the device.

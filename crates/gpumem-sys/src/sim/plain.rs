@@ -87,15 +87,16 @@ impl Machine {
 
     /// Counts memory against a device's capacity, after the pools have given back what they hold for nothing if that
     /// is what it takes.
-    pub(super) fn admit(&mut self, device: usize, size_bytes: u64) -> Answer<()> {
-        if self.devices[device].free_bytes() < size_bytes {
-            self.pools_trim(device);
+    pub(super) fn admit(&mut self, index: usize, size_bytes: u64) -> Answer<()> {
+        if self.devices[index].free_bytes() < size_bytes {
+            self.pools_trim(index);
         }
-        let device = &mut self.devices[device];
+        let device = &mut self.devices[index];
         if device.free_bytes() < size_bytes {
             return Err(OUT_OF_MEMORY);
         }
         device.reserved_bytes += size_bytes;
+        self.managed_fit(index);
         Ok(())
     }
 }

@@ -42,7 +42,7 @@ impl Machine {
 }
 
 fn value(attribute: Attribute, found: &Allocation, address: u64) -> Answer<PointerValue> {
-    let is_host = found.owner.is_host();
+    let (is_host, is_managed) = (found.owner.is_host(), found.owner == Owner::Managed);
     Ok(match attribute {
         // Memory of a pool belongs to no context, and neither does what is mapped.
         Attribute::CU_POINTER_ATTRIBUTE_CONTEXT
@@ -58,8 +58,9 @@ fn value(attribute: Attribute, found: &Allocation, address: u64) -> Answer<Point
             PointerValue::Int(CUmemorytype::CU_MEMORYTYPE_DEVICE.0)
         }
         Attribute::CU_POINTER_ATTRIBUTE_DEVICE_POINTER => PointerValue::Long(address),
-        Attribute::CU_POINTER_ATTRIBUTE_HOST_POINTER => PointerValue::Long(if is_host { address } else { 0 }),
-        Attribute::CU_POINTER_ATTRIBUTE_IS_MANAGED => PointerValue::Bool(false),
+        Attribute::CU_POINTER_ATTRIBUTE_HOST_POINTER if is_host || is_managed => PointerValue::Long(address),
+        Attribute::CU_POINTER_ATTRIBUTE_HOST_POINTER => PointerValue::Long(0),
+        Attribute::CU_POINTER_ATTRIBUTE_IS_MANAGED => PointerValue::Bool(is_managed),
         Attribute::CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL => PointerValue::Int(found.device as u32),
         Attribute::CU_POINTER_ATTRIBUTE_RANGE_START_ADDR => PointerValue::Long(found.base),
         Attribute::CU_POINTER_ATTRIBUTE_RANGE_SIZE => PointerValue::Long(found.size_bytes),

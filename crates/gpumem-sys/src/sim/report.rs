@@ -52,6 +52,8 @@ pub enum AllocationKind {
     Host,
     /// The program's own host memory, registered.
     Registered,
+    /// Managed memory.
+    Managed,
     /// A handle of virtual memory management, mapped.
     Mapped,
 }
@@ -67,6 +69,7 @@ impl Machine {
                 Owner::Pool(_) => AllocationKind::Pool,
                 Owner::Host { .. } => AllocationKind::Host,
                 Owner::Registered { .. } => AllocationKind::Registered,
+                Owner::Managed => AllocationKind::Managed,
                 Owner::Mapped { .. } => AllocationKind::Mapped,
             },
         });

@@ -10,6 +10,7 @@ mod clock;
 mod codes;
 mod instances;
 mod kernels;
+mod managed;
 mod memory;
 mod order;
 mod pools;

@@ -12,7 +12,7 @@ entries! {
     fn cuMemGetInfo_v2(call, free: *mut usize, total: *mut usize) {
         let context = call.context(call.thread)?;
         let device = call.context_device(context)?;
-        put(free, call.devices[device].free_bytes() as usize)?;
+        put(free, call.reported_free_bytes(device) as usize)?;
         put(total, call.devices[device].total_bytes as usize)
     }
 
@@ -27,6 +27,9 @@ entries! {
         }
         call.context(call.thread)?;
         let found = call.device_allocation(address)?;
+        if call.is_managed(address) {
+            call.wait_for_all()?;
+        }
         call.wait_for_device(found.device)?;
         call.context(call.thread)?;
         call.free(address)
@@ -44,6 +47,12 @@ entries! {
         let thread = call.thread;
         let stream = call.stream(thread, Handle::from_ptr(stream))?;
         call.make_room(stream)?;
+        if call.is_managed(address) {
+            // The host may follow the address too, so it can't be taken away in a stream's order.
+            call.device_allocation(address)?;
+            call.wait_for_all()?;
+            return call.free(address);
+        }
         call.free_async(address, stream)
     }
 
