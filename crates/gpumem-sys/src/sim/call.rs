@@ -1,14 +1,15 @@
 //! One call of the driver: from the slot of its table to the instance, under the instance's lock, and back to a code.
 //!
 //! Queued work runs only here: a little at the end of each call, as the seed's pace says, and as much as it takes
-//! where a call waits. Host functions run without the lock, so that they may wait for threads that call the driver;
-//! while one runs, its stream counts as busy, and a thread that needs what stands behind it sleeps until it is done.
-//! Kernels run under the lock. Neither may call the driver: such a call is refused.
+//! where a call waits. Host functions run without the lock and on threads of their own, so that they may wait for
+//! threads that call the driver; while one runs, its stream counts as busy, and a thread that needs what stands behind
+//! it sleeps until it is done. Kernels run under the lock. Neither may call the driver: such a call is refused.
 
 use super::codes::{Answer, DEINITIALIZED, NOT_PERMITTED, NOT_READY, UNKNOWN};
 use super::context::ThreadKey;
 use super::cost;
 use super::handle::Handle;
+use super::host_call;
 use super::machine::Machine;
 use super::operation::HostCall;
 use super::schedule::Step;
@@ -18,11 +19,11 @@ use crate::types::CUresult;
 use core::cell::Cell;
 use core::ops::{Deref, DerefMut};
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::{MutexGuard, PoisonError};
+use std::sync::{Arc, MutexGuard, PoisonError};
 
 /// A call in progress: the machine, locked, and who is calling.
 pub(super) struct Call<'a> {
-    shared: &'a Shared,
+    shared: &'a Arc<Shared>,
     /// None only while a host function runs.
     machine: Option<MutexGuard<'a, Machine>>,
     pub(super) thread: ThreadKey,
@@ -124,15 +125,9 @@ impl Call<'_> {
 
     /// Runs a host function without the lock.
     fn call_host(&mut self, stream: Handle, call: HostCall) {
-        self.machine = None;
-        {
-            let _inside = Inside::enter();
-            // SAFETY: the program asked for this call with this argument, and its turn in the stream has come.
-            unsafe { (call.run)(call.data) };
+        if let Some(machine) = self.machine.take() {
+            self.machine = Some(host_call::run(self.shared, machine, stream, call));
         }
-        self.machine = Some(self.shared.lock());
-        self.call_returned(stream);
-        self.shared.returned.notify_all();
     }
 
     /// Gives the lock away until some thread's host function has returned.

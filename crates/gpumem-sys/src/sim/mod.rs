@@ -61,6 +61,7 @@ mod execute;
 mod extents;
 mod handle;
 mod host;
+mod host_call;
 mod launch;
 mod machine;
 mod managed;
