@@ -17,8 +17,8 @@ impl<T: Element, D: Dimension> GpuView<'_, T, D> {
     ///
     /// # Errors
     ///
-    /// [`ArrayError::NotContiguous`] for a view with gaps; [`ArrayError::InvalidElement`]; or what the driver says, the
-    /// failure of earlier work included.
+    /// [`ArrayError::NotContiguous`] for a view with gaps; [`ArrayError::InvalidElement`]; [`ArrayError::HostFull`]; or
+    /// what the driver says, the failure of earlier work included.
     pub fn to_vec(&self) -> Result<Vec<T>, ArrayError> {
         match self.layout().is_dense(Order::Row) {
             true => download(self),
@@ -191,10 +191,12 @@ fn download<T: Element, D: Dimension>(source: &GpuView<'_, T, D>) -> Result<Vec<
     let gpu = source.gpu();
     gpu.check(source.storage().device())?;
     let len = source.len();
-    let mut elements: Vec<T> = Vec::with_capacity(len);
+    let mut elements: Vec<T> = Vec::new();
     if len == 0 {
         return Ok(elements);
     }
+    let size_bytes = len * size_of::<T>();
+    elements.try_reserve_exact(len).map_err(|_| ArrayError::HostFull { size_bytes })?;
     source.storage().order(gpu.stream(), Access::Read)?;
     let _bound = gpu.device().bind()?;
     let settled = Settled(gpu.stream());
@@ -204,13 +206,13 @@ fn download<T: Element, D: Dimension>(source: &GpuView<'_, T, D>) -> Result<Vec<
         gpu.device().driver().cuMemcpyDtoHAsync_v2(
             elements.as_mut_ptr().cast(),
             source.address(),
-            len * size_of::<T>(),
+            size_bytes,
             gpu.stream().raw(),
         )?;
     }
     settled.wait()?;
     // SAFETY: the copy is done, so these bytes are initialised; as bytes they are valid whatever they are.
-    let bytes = unsafe { core::slice::from_raw_parts(elements.as_ptr().cast::<u8>(), len * size_of::<T>()) };
+    let bytes = unsafe { core::slice::from_raw_parts(elements.as_ptr().cast::<u8>(), size_bytes) };
     if let Some(index) = T::first_invalid(bytes) {
         return Err(ArrayError::InvalidElement { index, kind: core::any::type_name::<T>() });
     }

@@ -69,6 +69,12 @@ pub enum ArrayError {
         /// The element type.
         kind: &'static str,
     },
+    /// The host has no room for what the device holds.
+    #[error("the host has no room for {size_bytes} bytes; download the array in slices")]
+    HostFull {
+        /// What the elements take.
+        size_bytes: usize,
+    },
     /// A module has no kernel of this name.
     #[error(
         "no kernel {name:?} in this module; check the name (extern \"C\"), and on the software driver register its twin"
