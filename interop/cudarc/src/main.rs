@@ -1,7 +1,7 @@
 //! cudarc's safe API as its users call it, on whatever answers as libcuda: two devices, memory in every direction,
 //! streams, events, pinned and unified memory, peer copies, modules, graphs. A wrong result ends the program.
 
-use cudarc::driver::sys::{self, CUdevice_attribute, CUresult, CUstreamCaptureMode};
+use cudarc::driver::sys::{self, CUresult, CUstreamCaptureMode};
 use cudarc::driver::{CudaContext, CudaSlice, DriverError};
 use std::sync::Arc;
 
@@ -168,9 +168,6 @@ fn pinned() -> Checked {
 
 fn unified() -> Checked {
     let context = CudaContext::new(0)?;
-    if context.attribute(CUdevice_attribute::CU_DEVICE_ATTRIBUTE_MANAGED_MEMORY)? == 0 {
-        return Err(DriverError(CUresult::CUDA_ERROR_NOT_SUPPORTED));
-    }
     let stream = context.new_stream()?;
     // SAFETY: written before it is read.
     let mut slice = unsafe { context.alloc_unified::<u32>(100, true)? };

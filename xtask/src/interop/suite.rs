@@ -33,15 +33,17 @@ pub(super) fn run(layout: &Layout, _name: &str, _seeds: u64) -> Result<String> {
         let session = Session::new(layout, 0);
         let ended = session.run(&program, args)?;
         let found = parse(&ended.output);
+        ensure!(
+            ended.output.contains("test result: "),
+            "{}\n{} before the last test",
+            ended.output,
+            ended.how
+        );
         let surprises = expected.surprises(&found);
-        if !surprises.is_empty() || !ended.output.contains("test result: ") {
-            println!("{}", ended.output);
-        }
-        ensure!(ended.output.contains("test result: "), "{} before the last test", ended.how);
         ensure!(
             surprises.is_empty(),
-            "{}\n(the list is in interop/cudarc/Cargo.toml; repeat with\n    {} {})",
-            surprises.join("\n"),
+            "{}(the list is in interop/cudarc/Cargo.toml; repeat with\n    {} {})",
+            surprises.iter().map(|name| expected.explain(name, &ended.output)).collect::<String>(),
             session.shown(&program),
             args.join(" ")
         );
@@ -110,16 +112,27 @@ impl Expected {
         self.fails.iter().chain(&self.varies).map(String::as_str)
     }
 
+    /// The tests that did not end as they should.
     fn surprises(&self, results: &BTreeMap<String, bool>) -> Vec<String> {
         let results = results.iter().filter(|(name, _)| !self.varies.contains(*name));
-        let surprises = results.filter_map(|(name, passed)| match (passed, self.fails.contains(name)) {
-            (false, false) => {
-                Some(format!("{name} fails; correct the software driver, or list it with the reason"))
+        results
+            .filter(|(name, passed)| **passed == self.fails.contains(*name))
+            .map(|(name, _)| name.clone())
+            .collect()
+    }
+
+    /// What to do about a surprise, below what the test printed.
+    fn explain(&self, name: &str, output: &str) -> String {
+        match self.fails.contains(name) {
+            true => format!("{name} passes; take it off the list\n"),
+            false => {
+                let said = output
+                    .split("---- ")
+                    .find_map(|part| part.strip_prefix(&format!("{name} stdout ----\n")));
+                let said = said.unwrap_or_default().trim_end();
+                format!("{said}\n{name} fails; correct the software driver, or list it with the reason\n")
             }
-            (true, true) => Some(format!("{name} passes; take it off the list")),
-            _ => None,
-        });
-        surprises.collect()
+        }
     }
 }
 
@@ -162,7 +175,15 @@ mod tests {
         };
         assert!(surprises(&["a::d"], &[]).is_empty());
         assert!(surprises(&[], &["a::d"]).is_empty());
-        assert!(surprises(&[], &[])[0].starts_with("a::d fails"));
-        assert!(surprises(&["a::b", "a::d"], &[])[0].starts_with("a::b passes"));
+        assert_eq!(surprises(&[], &[]), ["a::d"]);
+        assert_eq!(surprises(&["a::b", "a::d"], &[]), ["a::b"]);
+    }
+
+    #[test]
+    fn a_surprise_is_explained_with_what_the_test_printed() {
+        let listed = Expected { fails: BTreeSet::from(["a::b".to_string()]), varies: BTreeSet::new() };
+        assert!(listed.explain("a::b", OUTPUT).starts_with("a::b passes; take it off"));
+        let output = "---- a::c stdout ----\nother\n\n---- a::d stdout ----\nwrong value\n\n";
+        assert!(listed.explain("a::d", output).starts_with("wrong value\na::d fails; correct"));
     }
 }
