@@ -108,9 +108,16 @@ impl Call<'_> {
         Err(NOT_READY)
     }
 
-    /// A stream whose queue is full makes its caller wait.
+    /// Before work is queued: a stream whose queue is full makes its caller wait, and a capture may refuse.
     pub(super) fn make_room(&mut self, stream: Handle) -> Answer<()> {
+        self.capture_check(stream)?;
         self.wait_until(|machine| !machine.is_full(stream))
+    }
+
+    /// Before a call that may wait for the device: a capture may refuse it.
+    pub(super) fn refuse_unsafe(&mut self) -> Answer<()> {
+        let thread = self.thread;
+        self.capture_check_unsafe(thread)
     }
 
     fn step_up_to(&mut self, count: usize) {

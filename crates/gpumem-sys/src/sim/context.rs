@@ -75,6 +75,7 @@ impl Machine {
                 self.streams.remove(stream);
             }
         }
+        self.captures_forget();
         self.events.retain(|event| event.context != handle);
         self.modules_forget(handle);
         self.memory_forget(handle, context.is_primary.then_some(context.device));

@@ -61,7 +61,10 @@ impl Machine {
         let route = self.route(stream, ends)?;
         let is_host_waiting = matches!(ends.0, End::Pageable) || is_blocking && route.touches_host();
         let operation = match ends.1 {
-            End::Pageable => Operation::Staged { target, bytes: stage(source, size_bytes) },
+            // A graph keeps no bytes: its copies read the source whenever they run.
+            End::Pageable if !self.is_capturing(stream) => {
+                Operation::Staged { target, bytes: stage(source, size_bytes) }
+            }
             _ => Operation::Copy { target, source, size_bytes, route },
         };
         let point = self.enqueue(stream, operation);
@@ -195,6 +198,7 @@ impl Machine {
             _ if allocation.device == context.device => true,
             Owner::Host { .. } | Owner::Registered { .. } => true,
             Owner::Plain => context.peers.contains(&allocation.context),
+            Owner::Graph => false,
             Owner::Pool(pool) => self.pools.get(pool)?.shared_with.contains(&context.device),
         })
     }

@@ -3,12 +3,16 @@
 //! Each file lists its functions once in `entries!`. From a line of the list come the body, which runs under the
 //! instance's lock, and a thunk for each slot, which only adds the slot's number.
 
+mod capture;
 mod context;
 mod device;
 mod event;
+mod exec;
+mod graph;
 mod managed;
 mod memory;
 mod module;
+mod node;
 mod pool;
 mod stream;
 mod symbol;
@@ -16,6 +20,7 @@ mod transfer;
 mod virtual_memory;
 
 use super::codes::{Answer, INVALID_VALUE};
+use super::handle::Handle;
 use crate::table::Table;
 
 /// The table whose functions reach the instance in a slot.
@@ -32,6 +37,10 @@ pub(super) fn table<const SLOT: usize>() -> Table {
     transfer::install::<SLOT>(&mut table);
     module::install::<SLOT>(&mut table);
     symbol::install::<SLOT>(&mut table);
+    capture::install::<SLOT>(&mut table);
+    graph::install::<SLOT>(&mut table);
+    node::install::<SLOT>(&mut table);
+    exec::install::<SLOT>(&mut table);
     table
 }
 
@@ -94,4 +103,18 @@ unsafe fn take<T: Copy>(source: *const T) -> Answer<T> {
     }
     // SAFETY: not null, so the caller promises that it may be read.
     Ok(unsafe { source.read_unaligned() })
+}
+
+/// Reads a list of handles.
+///
+/// # Safety
+///
+/// The pointer is null or leads to that many.
+unsafe fn handles<T>(source: *const *mut T, count: usize) -> Answer<Vec<Handle>> {
+    // SAFETY: the caller's promise; `wrapping_add` keeps null null only at 0, so null is refused first.
+    let take_one = |index| unsafe { take(source.wrapping_add(index)).map(Handle::from_ptr) };
+    if source.is_null() && count > 0 {
+        return Err(INVALID_VALUE);
+    }
+    (0..count).map(take_one).collect()
 }

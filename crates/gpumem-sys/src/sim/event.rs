@@ -3,6 +3,7 @@
 //! An event stands for the point where it was last recorded; a wait takes that point at the call, so recording again
 //! later changes nothing for it. An event that was never recorded counts as done.
 
+use super::capture::CapturedAt;
 use super::codes::{Answer, INVALID_CONTEXT, INVALID_HANDLE, INVALID_VALUE, NOT_READY};
 use super::handle::Handle;
 use super::machine::Machine;
@@ -17,6 +18,8 @@ pub(super) struct Event {
     pub(super) point: Option<Point>,
     /// When the last recording that ran did so.
     pub(super) time_ns: Option<u64>,
+    /// Where in a capture it was last recorded, if it was in one.
+    pub(super) captured: Option<CapturedAt>,
 }
 
 impl Machine {
@@ -25,7 +28,7 @@ impl Machine {
         if flags & !FLAGS_KNOWN != 0 || is_interprocess && flags & DISABLE_TIMING == 0 {
             return Err(INVALID_VALUE);
         }
-        self.events.insert(Event { context, flags, point: None, time_ns: None })
+        self.events.insert(Event { context, flags, point: None, time_ns: None, captured: None })
     }
 
     pub(super) fn event_destroy(&mut self, event: Handle) -> Answer<()> {
@@ -38,14 +41,20 @@ impl Machine {
         if self.events.get(event).ok_or(INVALID_HANDLE)?.context != context {
             return Err(INVALID_HANDLE);
         }
+        if self.is_capturing(stream) {
+            return self.capture_record(event, stream);
+        }
         let point = self.enqueue(stream, Operation::Record { event });
         let event = self.events.get_mut(event).ok_or(INVALID_HANDLE)?;
-        (event.point, event.time_ns) = (Some(point), None);
+        (event.point, event.time_ns, event.captured) = (Some(point), None, None);
         Ok(())
     }
 
     /// Makes a stream wait for an event of any context. Also when it is done already: the wait carries its time over.
     pub(super) fn stream_wait(&mut self, stream: Handle, event: Handle) -> Answer<()> {
+        if self.is_capturing(stream) || self.events.get(event).is_some_and(|event| event.captured.is_some()) {
+            return self.capture_wait(stream, event);
+        }
         self.event_point(event)?;
         if let Some(point) = self.events.get(event).ok_or(INVALID_HANDLE)?.point
             && point.stream != stream

@@ -55,6 +55,9 @@ pub(super) enum Kind {
     Module = 7,
     Function = 8,
     Physical = 9,
+    Graph = 12,
+    GraphNode = 13,
+    GraphExec = 14,
 }
 
 /// The objects of one kind.

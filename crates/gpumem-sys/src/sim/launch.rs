@@ -92,6 +92,7 @@ pub struct Launch<'a> {
 }
 
 /// A launch that waits for its turn.
+#[derive(Clone)]
 pub(super) struct QueuedLaunch {
     pub(super) kernel: Kernel,
     pub(super) signature: Arc<Signature>,

@@ -4,11 +4,13 @@
 //! here waits: a call that has to wait for work does so in `call.rs`, a step at a time.
 
 use super::backing::Backing;
+use super::capture::Captures;
 use super::codes::{Answer, INVALID_DEVICE};
 use super::config::SimConfig;
 use super::context::{Context, ThreadKey};
 use super::device::Device;
 use super::event::Event;
+use super::graph::Graphs;
 use super::handle::{Handle, Kind, Slab};
 use super::launch::Kernel;
 use super::managed::Managed;
@@ -32,6 +34,8 @@ pub(super) struct Machine {
     /// The streams that have work left.
     pub(super) active: Vec<Handle>,
     pub(super) events: Slab<Event>,
+    pub(super) captures: Captures,
+    pub(super) graphs: Graphs,
     pub(super) pools: Slab<Pool>,
     pub(super) modules: Slab<Module>,
     pub(super) functions: Slab<Function>,
@@ -71,6 +75,8 @@ impl Machine {
             streams: Slab::new(Kind::Stream, instance),
             active: Vec::new(),
             events: Slab::new(Kind::Event, instance),
+            captures: Captures::default(),
+            graphs: Graphs::new(instance),
             pools,
             modules: Slab::new(Kind::Module, instance),
             functions: Slab::new(Kind::Function, instance),

@@ -47,6 +47,8 @@ pub(super) enum Owner {
     Plain,
     /// A memory pool.
     Pool(Handle),
+    /// An allocation node of a graph.
+    Graph,
     /// Pinned host memory of the driver's.
     Host { flags: u32 },
     /// The program's own memory, pinned.
@@ -212,6 +214,10 @@ impl Machine {
         let owner = self.memory.at_call.get(&base).ok_or(INVALID_VALUE)?.owner;
         match owner {
             Owner::Plain | Owner::Pool(_) | Owner::Managed | Owner::Mapped { .. } => self.free(base),
+            Owner::Graph => {
+                self.graph_memory_remove(base);
+                Ok(())
+            }
             Owner::Host { .. } => self.host_free(base),
             Owner::Registered { .. } => self.host_unregister(base),
         }
@@ -230,12 +236,19 @@ impl Machine {
         let found = *self.memory.at_call.get(&base).ok_or(INVALID_VALUE)?;
         match found.owner {
             Owner::Plain | Owner::Pool(_) | Owner::Managed => Ok(found),
-            Owner::Host { .. } | Owner::Registered { .. } | Owner::Mapped { .. } => Err(INVALID_VALUE),
+            Owner::Graph if self.graph_memory_is_live(base) => Ok(found),
+            Owner::Host { .. } | Owner::Registered { .. } | Owner::Mapped { .. } | Owner::Graph => {
+                Err(INVALID_VALUE)
+            }
         }
     }
 
     /// The host's side of a free: the address may not be passed to the driver any more.
     pub(super) fn retire(&mut self, base: u64) {
+        // A graph keeps its addresses.
+        if self.memory.at_call.get(&base).is_some_and(|found| found.owner == Owner::Graph) {
+            return self.graph_memory_retire(base);
+        }
         let Some(allocation) = self.memory.at_call.remove(&base) else { return };
         if let Owner::Pool(pool) = allocation.owner {
             self.pool_retire(pool, allocation.size_bytes);
@@ -255,6 +268,7 @@ impl Machine {
         }
         match allocation.owner {
             Owner::Plain => self.plain_release(allocation),
+            Owner::Graph => self.graph_memory_released(allocation.base),
             Owner::Pool(pool) => self.pool_release(pool, allocation.base, allocation.size_bytes, at),
             Owner::Managed => self.managed_release(allocation.base),
             Owner::Host { .. } | Owner::Registered { .. } | Owner::Mapped { .. } => {}

@@ -23,8 +23,8 @@
 //!
 //! `entry` decodes calls, `call` runs them under the instance's lock, `machine` is the state. `stream`, `event` and
 //! `operation` are what is queued, `schedule` decides what runs next, `execute` runs it. `memory` says which addresses
-//! are whose, seen by the host and by the device; `plain`, `pool`, `virtual_memory`, `managed` and `host` hand them out; `copy`, `module` and
-//! `launch` use them.
+//! are whose, seen by the host and by the device; `plain`, `pool`, `virtual_memory`, `managed` and `host` hand them
+//! out; `copy`, `module` and `launch` use them. `capture` turns what is queued into the nodes of a `graph`.
 //!
 //! ```
 //! use gpumem_sys::{Driver, SimConfig};
@@ -49,6 +49,7 @@
 
 mod backing;
 mod call;
+mod capture;
 mod codes;
 mod config;
 mod context;
@@ -59,6 +60,7 @@ mod entry;
 mod event;
 mod execute;
 mod extents;
+mod graph;
 mod handle;
 mod host;
 mod host_call;

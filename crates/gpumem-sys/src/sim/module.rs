@@ -19,7 +19,7 @@ pub(super) struct Module {
 /// An entry of a module, with the Rust function that stands in for its body.
 pub(super) struct Function {
     pub(super) module: Handle,
-    context: Handle,
+    pub(super) context: Handle,
     kernel: Kernel,
     pub(super) signature: Arc<Signature>,
     shared_bytes_max: i32,

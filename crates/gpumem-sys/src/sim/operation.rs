@@ -8,7 +8,10 @@ use super::stream::Point;
 use core::ffi::c_void;
 
 /// One piece of queued work. Addresses are looked up when it runs, not when it is queued.
+#[derive(Clone)]
 pub(super) enum Operation {
+    /// A place in the order, to be waited for.
+    Nothing,
     /// Bytes from one place to another, either of them on a device or in host memory.
     Copy { target: u64, source: u64, size_bytes: u64, route: Route },
     /// Pageable host memory, read at the call, written when it runs.
@@ -49,6 +52,7 @@ pub(super) enum Route {
 }
 
 /// A copy of rows.
+#[derive(Clone)]
 pub(super) struct Copy2d {
     pub(super) target: u64,
     pub(super) target_pitch: u64,

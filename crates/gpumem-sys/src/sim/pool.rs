@@ -57,7 +57,7 @@ pub(super) struct Gauge {
 }
 
 impl Gauge {
-    fn add(&mut self, bytes: u64) {
+    pub(super) fn add(&mut self, bytes: u64) {
         self.current += bytes;
         self.high = self.high.max(self.current);
     }
@@ -144,6 +144,9 @@ impl Machine {
     /// Memory in a stream's order.
     pub(super) fn alloc_async(&mut self, pool: Handle, size_bytes: u64, stream: Handle) -> Answer<u64> {
         let device = self.pool(pool)?.device;
+        if self.is_capturing(stream) {
+            return self.capture_alloc(stream, device, size_bytes);
+        }
         if size_bytes == 0 {
             return Ok(0);
         }
@@ -218,6 +221,9 @@ impl Machine {
     pub(super) fn free_async(&mut self, base: u64, stream: Handle) -> Answer<()> {
         if base == 0 {
             return Ok(());
+        }
+        if self.is_capturing(stream) {
+            return self.capture_free(stream, base);
         }
         let allocation = self.device_allocation(base)?;
         self.retire(base);

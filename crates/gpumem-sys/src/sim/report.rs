@@ -1,7 +1,7 @@
 //! What an instance holds at a moment: live memory, queued work, faults. For tests to look at and to print.
 
 use super::machine::Machine;
-use super::memory::Owner;
+use super::memory::{Allocation, Owner};
 use core::fmt;
 
 /// What an instance holds. Printed when a test fails.
@@ -48,6 +48,8 @@ pub enum AllocationKind {
     Device,
     /// A memory pool.
     Pool,
+    /// An allocation node of a graph.
+    Graph,
     /// Pinned host memory.
     Host,
     /// The program's own host memory, registered.
@@ -60,13 +62,16 @@ pub enum AllocationKind {
 
 impl Machine {
     pub(super) fn report(&self) -> Report {
-        let allocations = self.memory.at_call.values().map(|found| LiveAllocation {
+        let is_live =
+            |found: &&Allocation| found.owner != Owner::Graph || self.graph_memory_is_live(found.base);
+        let allocations = self.memory.at_call.values().filter(is_live).map(|found| LiveAllocation {
             address: found.base,
             size_bytes: found.size_bytes,
             device: found.device as u32,
             kind: match found.owner {
                 Owner::Plain => AllocationKind::Device,
                 Owner::Pool(_) => AllocationKind::Pool,
+                Owner::Graph => AllocationKind::Graph,
                 Owner::Host { .. } => AllocationKind::Host,
                 Owner::Registered { .. } => AllocationKind::Registered,
                 Owner::Managed => AllocationKind::Managed,

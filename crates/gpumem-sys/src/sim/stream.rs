@@ -4,7 +4,9 @@
 //! queued there up to it. Since streams never overtake themselves, a point is done when that many are done; events,
 //! the legacy stream's implicit order and every wait of the host come down to points.
 
+use super::capture::Joined;
 use super::codes::{Answer, INVALID_CONTEXT, INVALID_HANDLE, INVALID_VALUE};
+use super::graph::Work;
 use super::handle::Handle;
 use super::machine::Machine;
 use super::operation::Operation;
@@ -26,6 +28,8 @@ pub(super) struct Stream {
     pub(super) is_busy: bool,
     /// Destroyed by the program; goes when its queue is empty.
     pub(super) is_closing: bool,
+    /// The capture that it is part of: what is queued becomes nodes of a graph.
+    pub(super) capture: Option<Box<Joined>>,
     /// The last point of the legacy stream that this one was made to wait for; in the legacy stream itself, unused.
     ordered_after_legacy: u64,
     /// The last point of this stream that the legacy stream was made to wait for.
@@ -41,6 +45,8 @@ pub(super) enum Role {
     OfThread,
     /// Any other: the program made it.
     Made,
+    /// The driver's own: the nodes of a graph run on it.
+    Lane,
 }
 
 /// An operation and the moment it was handed over, on the virtual clock.
@@ -70,13 +76,14 @@ impl Stream {
             time_ns: 0,
             is_busy: false,
             is_closing: false,
+            capture: None,
             ordered_after_legacy: 0,
             ordered_before_legacy: 0,
         }
     }
 
     /// Whether the legacy stream and this one wait for each other.
-    fn is_blocking(&self) -> bool {
+    pub(super) fn is_blocking(&self) -> bool {
         self.flags & NON_BLOCKING == 0
     }
 
@@ -91,8 +98,13 @@ impl Stream {
 }
 
 impl Machine {
-    /// Hands an operation over to a stream.
+    /// Hands an operation over to a stream, or to the graph that it captures; what is captured counts as done.
     pub(super) fn enqueue(&mut self, handle: Handle, operation: Operation) -> Point {
+        if self.is_capturing(handle) {
+            // The stream and its graph are there, so the node can be added.
+            let _ = self.capture_work(handle, Work::Queue(operation));
+            return Point { stream: handle, position: 0 };
+        }
         self.order_with_legacy(handle);
         self.push(handle, operation)
     }

@@ -89,7 +89,7 @@ mod tests {
         assert_eq!(address(c"cuMemAlloc", 13_000), alloc);
         assert_eq!(address(c"cuMemAllocAsync", 11_010), Found::TooNew);
         assert_eq!(address(c"cuMemA", 13_000), Found::Unknown);
-        assert_eq!(address(c"cuGraphLaunch", 13_000), Found::Unknown);
+        assert_eq!(address(c"cuGraphicsMapResources", 13_000), Found::Unknown);
     }
 
     #[test]

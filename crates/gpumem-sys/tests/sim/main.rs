@@ -8,6 +8,7 @@
 
 mod clock;
 mod codes;
+mod graphs;
 mod instances;
 mod kernels;
 mod managed;

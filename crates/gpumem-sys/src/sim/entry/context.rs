@@ -129,6 +129,7 @@ entries! {
 
     fn cuCtxSynchronize(call) {
         let context = call.context(call.thread)?;
+        call.capture_check_context(context)?;
         call.wait_for_context(context)?;
         call.pools_synchronised();
         Ok(())

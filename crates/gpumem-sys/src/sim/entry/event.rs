@@ -1,6 +1,7 @@
 //! Events.
 
 use super::{entries, put};
+use crate::sim::capture::EXTERNAL;
 use crate::sim::codes::INVALID_VALUE;
 use crate::sim::handle::Handle;
 use crate::table::Table;
@@ -27,15 +28,17 @@ entries! {
     fn cuEventRecordWithFlags(call, event: CUevent, stream: CUstream, flags: c_uint) {
         let thread = call.thread;
         let stream = call.stream(thread, Handle::from_ptr(stream))?;
-        if flags > 1 {
-            return Err(INVALID_VALUE);
-        }
         call.make_room(stream)?;
-        call.event_record(Handle::from_ptr(event), stream)
+        match flags {
+            0 => call.event_record(Handle::from_ptr(event), stream),
+            EXTERNAL => call.capture_external(Handle::from_ptr(event), stream, false),
+            _ => Err(INVALID_VALUE),
+        }
     }
 
     fn cuEventQuery(call, event: CUevent) {
-        let event = Handle::from_ptr(event);
+        let (event, thread) = (Handle::from_ptr(event), call.thread);
+        call.capture_check_event(event, thread)?;
         if let Some(point) = call.event_point(event)? {
             call.poll(|machine| machine.is_done(point))?;
         }
@@ -44,7 +47,8 @@ entries! {
     }
 
     fn cuEventSynchronize(call, event: CUevent) {
-        let event = Handle::from_ptr(event);
+        let (event, thread) = (Handle::from_ptr(event), call.thread);
+        call.capture_check_event(event, thread)?;
         let point = call.event_point(event)?;
         call.wait_until(|machine| point.is_none_or(|point| machine.is_done(point)))?;
         call.event_point(event)?;

@@ -18,6 +18,7 @@ entries! {
 
     fn cuMemAlloc_v2(call, target: *mut CUdeviceptr, size_bytes: usize) {
         let context = call.context(call.thread)?;
+        call.refuse_unsafe()?;
         put(target, call.alloc(context, size_bytes as u64)?)
     }
 
@@ -26,6 +27,7 @@ entries! {
             return Ok(());
         }
         call.context(call.thread)?;
+        call.refuse_unsafe()?;
         let found = call.device_allocation(address)?;
         if call.is_managed(address) {
             call.wait_for_all()?;
@@ -47,7 +49,7 @@ entries! {
         let thread = call.thread;
         let stream = call.stream(thread, Handle::from_ptr(stream))?;
         call.make_room(stream)?;
-        if call.is_managed(address) {
+        if call.is_managed(address) && !call.is_capturing(stream) {
             // The host may follow the address too, so it can't be taken away in a stream's order.
             call.device_allocation(address)?;
             call.wait_for_all()?;
@@ -58,29 +60,34 @@ entries! {
 
     fn cuMemHostAlloc(call, target: *mut *mut c_void, size_bytes: usize, flags: c_uint) {
         let context = call.context(call.thread)?;
+        call.refuse_unsafe()?;
         let base = call.host_alloc(context, size_bytes as u64, flags)?;
         put(target, core::ptr::with_exposed_provenance_mut(base as usize))
     }
 
     fn cuMemAllocHost_v2(call, target: *mut *mut c_void, size_bytes: usize) {
         let context = call.context(call.thread)?;
+        call.refuse_unsafe()?;
         let base = call.host_alloc(context, size_bytes as u64, 0)?;
         put(target, core::ptr::with_exposed_provenance_mut(base as usize))
     }
 
     fn cuMemFreeHost(call, host: *mut c_void) {
         call.context(call.thread)?;
+        call.refuse_unsafe()?;
         call.wait_for_all()?;
         call.host_free(host.addr() as u64)
     }
 
     fn cuMemHostRegister_v2(call, host: *mut c_void, size_bytes: usize, flags: c_uint) {
         let context = call.context(call.thread)?;
+        call.refuse_unsafe()?;
         call.host_register(context, host.expose_provenance() as u64, size_bytes as u64, flags)
     }
 
     fn cuMemHostUnregister(call, host: *mut c_void) {
         call.context(call.thread)?;
+        call.refuse_unsafe()?;
         call.wait_for_all()?;
         call.host_unregister(host.addr() as u64)
     }

@@ -1,6 +1,7 @@
 //! Modules, functions and launches.
 
 use super::{entries, put, take};
+use crate::sim::call::Call;
 use crate::sim::codes::{Answer, INVALID_VALUE, NOT_FOUND};
 use crate::sim::handle::Handle;
 use crate::sim::module::Shape;
@@ -97,9 +98,7 @@ entries! {
             block: [block_x, block_y, block_z],
             shared_bytes,
         };
-        let signature = &call.function(function)?.signature;
-        let packed =
-            if extra.is_null() { pack(signature, parameters)? } else { unpack_extra(signature, extra)? };
+        let packed = packed(call, function, parameters, extra)?;
         call.make_room(stream)?;
         call.launch(stream, function, shape, packed)
     }
@@ -116,6 +115,22 @@ unsafe fn text<'a>(source: *const c_char) -> Answer<&'a CStr> {
     }
     // SAFETY: not null, so the caller promises a string.
     Ok(unsafe { CStr::from_ptr(source) })
+}
+
+/// Copies the parameters of a kernel, given in either of the two forms.
+///
+/// # Safety
+///
+/// What `cuLaunchKernel` asks for.
+pub(super) unsafe fn packed(
+    call: &mut Call<'_>,
+    function: Handle,
+    parameters: *mut *mut c_void,
+    extra: *mut *mut c_void,
+) -> Answer<Box<[u8]>> {
+    let signature = &call.function(function)?.signature;
+    // SAFETY: the caller's promise.
+    unsafe { if extra.is_null() { pack(signature, parameters) } else { unpack_extra(signature, extra) } }
 }
 
 /// Copies parameters that are given one pointer each.

@@ -1,11 +1,12 @@
 //! Streams.
 
 use super::{entries, put};
+use crate::sim::capture::EXTERNAL;
 use crate::sim::codes::{INVALID_HANDLE, INVALID_VALUE};
 use crate::sim::handle::Handle;
 use crate::sim::operation::{HostCall, Operation};
 use crate::table::Table;
-use crate::types::{CUcontext, CUdevice, CUevent, CUhostFn, CUresult, CUstream, CUstreamCaptureStatus};
+use crate::types::{CUcontext, CUdevice, CUevent, CUhostFn, CUresult, CUstream};
 use core::ffi::{c_int, c_uint, c_ulonglong, c_void};
 
 entries! {
@@ -20,12 +21,14 @@ entries! {
     }
 
     fn cuStreamDestroy_v2(call, stream: CUstream) {
+        call.capture_check_destroyed(Handle::from_ptr(stream))?;
         call.stream_destroy(Handle::from_ptr(stream))
     }
 
     fn cuStreamQuery(call, stream: CUstream) {
         let thread = call.thread;
         let stream = call.stream(thread, Handle::from_ptr(stream))?;
+        call.capture_check_observed(stream, thread)?;
         call.poll(|machine| machine.is_stream_idle(stream))?;
         call.host_saw_stream(stream);
         Ok(())
@@ -34,6 +37,7 @@ entries! {
     fn cuStreamSynchronize(call, stream: CUstream) {
         let thread = call.thread;
         let stream = call.stream(thread, Handle::from_ptr(stream))?;
+        call.capture_check_observed(stream, thread)?;
         let tail = call.tail(stream);
         call.wait_for(tail)?;
         call.host_saw_stream(stream);
@@ -44,11 +48,12 @@ entries! {
     fn cuStreamWaitEvent(call, stream: CUstream, event: CUevent, flags: c_uint) {
         let thread = call.thread;
         let stream = call.stream(thread, Handle::from_ptr(stream))?;
-        if flags > 1 {
-            return Err(INVALID_VALUE);
-        }
         call.make_room(stream)?;
-        call.stream_wait(stream, Handle::from_ptr(event))
+        match flags {
+            0 => call.stream_wait(stream, Handle::from_ptr(event)),
+            EXTERNAL => call.capture_external(Handle::from_ptr(event), stream, true),
+            _ => Err(INVALID_VALUE),
+        }
     }
 
     fn cuStreamGetCtx(call, stream: CUstream, target: *mut CUcontext) {
@@ -79,12 +84,6 @@ entries! {
         let thread = call.thread;
         let stream = call.stream(thread, Handle::from_ptr(stream))?;
         put(priority, call.streams.get(stream).ok_or(INVALID_HANDLE)?.priority)
-    }
-
-    fn cuStreamIsCapturing(call, stream: CUstream, status: *mut CUstreamCaptureStatus) {
-        let thread = call.thread;
-        call.stream(thread, Handle::from_ptr(stream))?;
-        put(status, CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE)
     }
 
     fn cuLaunchHostFunc(call, stream: CUstream, function: CUhostFn, data: *mut c_void) {
