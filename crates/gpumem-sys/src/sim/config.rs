@@ -2,6 +2,7 @@
 
 use crate::env::{self, EnvError};
 use bytesize::ByteSize;
+use std::collections::BTreeSet;
 
 /// What a simulated machine is made of.
 ///
@@ -18,12 +19,14 @@ pub struct SimConfig {
     pub(super) seed: u64,
     pub(super) device_count: u32,
     pub(super) memory_bytes: u64,
+    /// Pairs of devices, the lesser first, that have no link.
+    pub(super) severed: BTreeSet<(u32, u32)>,
 }
 
 impl SimConfig {
     /// One device with 8 GiB, seed 0.
     pub fn new() -> Self {
-        Self { seed: 0, device_count: 1, memory_bytes: 8 << 30 }
+        Self { seed: 0, device_count: 1, memory_bytes: 8 << 30, severed: BTreeSet::new() }
     }
 
     /// Chooses the order in which queued work runs, among all that streams and events allow.
@@ -41,6 +44,26 @@ impl SimConfig {
     /// The memory of each device, at most [`MEMORY_BYTES_MAX`]. It costs host memory only where it is touched.
     pub fn memory_bytes(mut self, size_bytes: u64) -> Self {
         self.memory_bytes = size_bytes;
+        self
+    }
+
+    /// Takes the link between two devices away: neither can be given access to the other's memory, and copies between
+    /// them go through the host. Every two devices are linked unless this says otherwise.
+    ///
+    /// ```
+    /// # use gpumem_sys::{Driver, SimConfig};
+    /// let driver = Driver::sim(SimConfig::new().devices(3).without_link(0, 2))?;
+    /// let (mut near, mut far) = (0, 0);
+    /// // SAFETY: locals outlive the calls.
+    /// unsafe {
+    ///     driver.cuDeviceCanAccessPeer(&mut near, 0, 1)?;
+    ///     driver.cuDeviceCanAccessPeer(&mut far, 0, 2)?;
+    /// }
+    /// assert_eq!((near, far), (1, 0));
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    pub fn without_link(mut self, device: u32, peer: u32) -> Self {
+        self.severed.insert((device.min(peer), device.max(peer)));
         self
     }
 

@@ -3,10 +3,7 @@
 //! A thread's stack of contexts is kept here, under the thread's number, not in the thread: it dies with the
 //! instance, and a destructor of a thread-local may still call the driver.
 
-use super::codes::{
-    Answer, INVALID_CONTEXT, INVALID_DEVICE, INVALID_HANDLE, PEER_ACCESS_ALREADY_ENABLED,
-    PEER_ACCESS_NOT_ENABLED,
-};
+use super::codes::{Answer, INVALID_CONTEXT, INVALID_DEVICE, INVALID_HANDLE};
 use super::handle::Handle;
 use super::machine::Machine;
 use super::stream::{Role, Stream};
@@ -179,20 +176,5 @@ impl Machine {
         let stream = self.streams.insert(Stream::new(handle, context.device, 0, 0, Role::OfThread))?;
         context.of_thread.insert(thread, stream);
         Ok(stream)
-    }
-
-    pub(super) fn enable_peer(&mut self, current: Handle, peer: Handle) -> Answer<()> {
-        let peer_device = self.contexts.get(peer).ok_or(INVALID_CONTEXT)?.device;
-        let context = self.contexts.get_mut(current).ok_or(INVALID_CONTEXT)?;
-        if context.device == peer_device {
-            return Err(INVALID_DEVICE);
-        }
-        if context.peers.insert(peer) { Ok(()) } else { Err(PEER_ACCESS_ALREADY_ENABLED) }
-    }
-
-    pub(super) fn disable_peer(&mut self, current: Handle, peer: Handle) -> Answer<()> {
-        self.contexts.get(peer).ok_or(INVALID_CONTEXT)?;
-        let context = self.contexts.get_mut(current).ok_or(INVALID_CONTEXT)?;
-        if context.peers.remove(&peer) { Ok(()) } else { Err(PEER_ACCESS_NOT_ENABLED) }
     }
 }

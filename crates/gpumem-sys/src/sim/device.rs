@@ -14,8 +14,10 @@ use crate::types::CUdevice_attribute as Attribute;
 /// One device.
 pub(super) struct Device {
     pub(super) total_bytes: u64,
-    /// Plain chunks and the pools' segments.
+    /// Plain chunks, the pools' segments, handles, and what other processes have.
     pub(super) reserved_bytes: u64,
+    /// What other processes have.
+    others_bytes: u64,
     /// Addresses without memory behind them.
     pub(super) space: Extents,
     pub(super) spares: Spares,
@@ -35,6 +37,7 @@ impl Device {
         Self {
             total_bytes,
             reserved_bytes: 0,
+            others_bytes: 0,
             space,
             spares: Spares::default(),
             plain: Plain::default(),
@@ -48,6 +51,22 @@ impl Device {
 
     pub(super) fn free_bytes(&self) -> u64 {
         self.total_bytes - self.reserved_bytes
+    }
+
+    /// Another process takes what it can get of so much.
+    pub(super) fn take_for_others(&mut self, size_bytes: u64) -> u64 {
+        let taken_bytes = size_bytes.min(self.free_bytes());
+        self.others_bytes += taken_bytes;
+        self.reserved_bytes += taken_bytes;
+        taken_bytes
+    }
+
+    /// Another process gives back so much, if it has it.
+    pub(super) fn return_from_others(&mut self, size_bytes: u64) -> u64 {
+        let returned_bytes = size_bytes.min(self.others_bytes);
+        self.others_bytes -= returned_bytes;
+        self.reserved_bytes -= returned_bytes;
+        returned_bytes
     }
 }
 

@@ -72,6 +72,7 @@ mod memory;
 mod module;
 mod operation;
 mod pages;
+mod peers;
 mod pending;
 mod plain;
 mod pointer;
@@ -116,6 +117,34 @@ impl Sim {
     #[must_use]
     pub fn seed(&self) -> u64 {
         self.0.lock().config.seed
+    }
+
+    /// Another process takes free memory of a device, as much as there is of `size_bytes`. Says how much it got; of a
+    /// device that does not exist, nothing.
+    ///
+    /// ```
+    /// use gpumem_sys::{Driver, SimConfig};
+    ///
+    /// let driver = Driver::sim(SimConfig::new().memory_bytes(64 << 20))?;
+    /// let sim = driver.simulator().ok_or("not a simulator")?;
+    /// assert_eq!(sim.take_memory(0, 48 << 20), 48 << 20);
+    /// assert_eq!(sim.take_memory(0, 48 << 20), 16 << 20);
+    /// // From here on every allocation is out of memory, until
+    /// assert_eq!(sim.return_memory(0, u64::MAX), 64 << 20);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    pub fn take_memory(&self, device: u32, size_bytes: u64) -> u64 {
+        let mut machine = self.0.lock();
+        let Some(found) = machine.devices.get_mut(device as usize) else { return 0 };
+        let taken_bytes = found.take_for_others(size_bytes);
+        machine.managed_fit(device as usize);
+        taken_bytes
+    }
+
+    /// What [`Sim::take_memory`] took is free again, as much of it as there is of `size_bytes`. Says how much.
+    pub fn return_memory(&self, device: u32, size_bytes: u64) -> u64 {
+        let mut machine = self.0.lock();
+        machine.devices.get_mut(device as usize).map_or(0, |found| found.return_from_others(size_bytes))
     }
 
     /// What the machine holds now. Not to be asked by a kernel, which runs while the machine is locked.

@@ -293,6 +293,7 @@ impl Machine {
     /// Shares a pool with another device, or stops sharing it; its own device always has access.
     pub(super) fn pool_set_access(&mut self, handle: Handle, device: usize, flags: Access) -> Answer<()> {
         let owner = self.pool(handle)?.device;
+        self.check_reach(device, owner)?;
         let pool = self.pools.get_mut(handle).ok_or(INVALID_VALUE)?;
         match flags {
             Access::CU_MEM_ACCESS_FLAGS_PROT_READWRITE => {

@@ -249,7 +249,9 @@ impl Machine {
         let mappings = self.mappings(base, size_bytes)?;
         let (mut granted, mut withdrawn) = (0, 0);
         for wish in wishes {
-            let bit = 1 << self.location_device(&wish.location)?;
+            let device = self.location_device(&wish.location)?;
+            mappings.iter().try_for_each(|mapping| self.check_reach(device, mapping.device))?;
+            let bit = 1 << device;
             match wish.flags {
                 Access::CU_MEM_ACCESS_FLAGS_PROT_READWRITE => granted |= bit,
                 Access::CU_MEM_ACCESS_FLAGS_PROT_NONE => withdrawn |= bit,

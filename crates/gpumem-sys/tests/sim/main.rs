@@ -14,6 +14,7 @@ mod kernels;
 mod managed;
 mod memory;
 mod order;
+mod peers;
 mod pools;
 mod virtual_memory;
 

@@ -7,7 +7,7 @@ use super::{entries, put};
 use crate::sim::codes::{INVALID_VALUE, NO_DEVICE};
 use crate::sim::device;
 use crate::table::Table;
-use crate::types::{CUdevice, CUdevice_attribute, CUresult, CUuuid};
+use crate::types::{CUdevice, CUdevice_P2PAttribute, CUdevice_attribute, CUresult, CUuuid};
 use core::ffi::{c_char, c_int, c_uint};
 
 entries! {
@@ -71,6 +71,17 @@ entries! {
 
     fn cuDeviceCanAccessPeer(call, can: *mut c_int, device: CUdevice, peer: CUdevice) {
         let (device, peer) = (call.device_index(device)?, call.device_index(peer)?);
-        put(can, c_int::from(device != peer))
+        put(can, c_int::from(call.is_linked(device, peer)))
+    }
+
+    fn cuDeviceGetP2PAttribute(
+        call,
+        value: *mut c_int,
+        attribute: CUdevice_P2PAttribute,
+        device: CUdevice,
+        peer: CUdevice,
+    ) {
+        let (device, peer) = (call.device_index(device)?, call.device_index(peer)?);
+        put(value, call.peer_attribute(attribute, device, peer)?)
     }
 }
