@@ -3,7 +3,7 @@
 //! A seed fixes the order in which the software driver runs queued work, so a body that fails for one fails for it
 //! every time. Whatever fails here ends with the command that repeats it.
 
-use crate::sys::sim::Report;
+use crate::sys::sim::{Finding, Report};
 use crate::sys::{Driver, Sim, SimConfig, env};
 use std::any::Any;
 use std::fmt::Debug;
@@ -102,7 +102,7 @@ pub(crate) fn run_or_explain<R: Outcome>(suite: Suite, seed: u64, body: &impl Fn
     }
 }
 
-/// A body that passes must also have given back all memory.
+/// A body that passes must also have given back all memory, and no race may have been found.
 fn run<R: Outcome>(seed: u64, body: &impl Fn(&Driver, u64) -> R) -> Result<(), Failed> {
     let config = SimConfig::from_env().unwrap_or_else(|error| panic!("{error}"));
     let driver = Driver::sim(config.seed(seed)).unwrap_or_else(|error| panic!("{error}"));
@@ -114,8 +114,13 @@ fn run<R: Outcome>(seed: u64, body: &impl Fn(&Driver, u64) -> R) -> Result<(), F
     let failure = match outcome {
         Err(payload) => Failure::Panic(payload),
         Ok(Some(message)) => Failure::Error(message),
-        Ok(None) if !report.allocations.is_empty() => Failure::Error("memory was not given back".to_string()),
-        Ok(None) => return Ok(()),
+        Ok(None) => match report.silent_findings().first() {
+            Some(Finding::Leak { allocation }) => {
+                Failure::Error(format!("memory was not given back: {allocation}"))
+            }
+            Some(finding) => Failure::Error(finding.to_string()),
+            None => return Ok(()),
+        },
     };
     Err(Failed { failure, report })
 }

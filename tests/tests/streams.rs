@@ -55,7 +55,18 @@ fn no_seed_breaks_the_program_that_waits() {
 fn some_seed_breaks_the_program_that_forgets() {
     let found = gpumem_tests::find_failing_seed!(1_000, |driver: &Driver, _| {
         assert_eq!(hand_over(driver, false), 2, "the copy saw old bytes");
+        // Here it is the bytes that tell.
+        driver.simulator().unwrap().take_findings();
     });
     assert!(found.message.contains("the copy saw old bytes"), "{found:?}");
     assert!(found.command.starts_with(&format!("GPUMEM_SIM_SEED={} cargo test", found.seed)), "{found:?}");
+}
+
+/// Without the wait, the first seed tells, whatever it made of the bytes.
+#[test]
+fn the_program_that_forgets_is_found_out_at_once() {
+    let found = gpumem_tests::find_failing_seed!(1, |driver: &Driver, _| {
+        hand_over(driver, false);
+    });
+    assert!(found.message.starts_with("race between streams: "), "{found:?}");
 }

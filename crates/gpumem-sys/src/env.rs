@@ -34,6 +34,14 @@ pub const VARIABLES: &[Variable] = &[
         name: "GPUMEM_SIM_DEVICES",
         meaning: "a number: how many devices the software driver has (default 1)",
     },
+    Variable {
+        name: "GPUMEM_SIM_SCHEDULE",
+        meaning: "random | late | early | 0.2.1: in which of the allowed orders queued work runs (default random)",
+    },
+    Variable {
+        name: "GPUMEM_SIM_RULES",
+        meaning: "cuMemAlloc*#3=fail:OUT_OF_MEMORY;…: faults on purpose, in the software driver's calls",
+    },
     Variable { name: "GPUMEM_SIM_MEMORY", meaning: "8GiB: the memory of each of its devices" },
 ];
 

@@ -30,7 +30,7 @@ pub(super) struct Call<'a> {
 }
 
 /// Runs the body of an entry on the instance of a slot.
-pub(super) fn enter(slot: usize, body: impl FnOnce(&mut Call<'_>) -> Answer<()>) -> CUresult {
+pub(super) fn enter(slot: usize, name: &str, body: impl FnOnce(&mut Call<'_>) -> Answer<()>) -> CUresult {
     if Inside::is_inside() {
         return NOT_PERMITTED;
     }
@@ -39,7 +39,8 @@ pub(super) fn enter(slot: usize, body: impl FnOnce(&mut Call<'_>) -> Answer<()>)
     let answer = catch_unwind(AssertUnwindSafe(|| {
         let mut call = Call { machine: Some(shared.lock()), shared: &shared, thread: ThreadKey::current() };
         call.host_ns += cost::CALL_NS;
-        let answer = body(&mut call);
+        (call.call_count, call.caller) = (call.call_count + 1, call.thread);
+        let answer = call.offer(name).map_or_else(|| body(&mut call), Err);
         call.progress();
         answer
     }));
@@ -55,7 +56,9 @@ impl Call<'_> {
     /// Lets some queued work run, as the seed's pace says.
     fn progress(&mut self) {
         let count = self.progress_count();
+        self.schedule.set_may_stop(true);
         self.step_up_to(count);
+        self.schedule.set_may_stop(false);
     }
 
     /// Runs queued work until something has happened.
@@ -76,9 +79,17 @@ impl Call<'_> {
     pub(super) fn wait_for(&mut self, point: Option<Point>) -> Answer<()> {
         let Some(point) = point else { return Ok(()) };
         let context = self.streams.get(point.stream).map(|stream| stream.context);
-        self.wait_until(|machine| machine.is_done(point))?;
+        self.wait_for_point(point)?;
         self.host_saw_stream(point.stream);
         context.map_or(Ok(()), |context| self.check_context(context))
+    }
+
+    /// Waits for a point, and as much as that takes.
+    pub(super) fn wait_for_point(&mut self, point: Point) -> Answer<()> {
+        self.schedule.set_goal(Some(point.stream));
+        let answer = self.wait_until(|machine| machine.is_done(point));
+        self.schedule.set_goal(None);
+        answer
     }
 
     /// Waits for all work of a context.
@@ -90,12 +101,16 @@ impl Call<'_> {
 
     /// Waits for all work of a device.
     pub(super) fn wait_for_device(&mut self, device: usize) -> Answer<()> {
-        self.wait_until(|machine| machine.is_device_idle(device))
+        self.wait_until(|machine| machine.is_device_idle(device))?;
+        self.host_learns_device(device);
+        Ok(())
     }
 
     /// Waits for all work there is.
     pub(super) fn wait_for_all(&mut self) -> Answer<()> {
-        self.wait_until(|machine| machine.active.is_empty())
+        self.wait_until(|machine| machine.active.is_empty())?;
+        self.host_learns_all();
+        Ok(())
     }
 
     /// Whether something has happened; if not, some work may run, so that asking again and again ends.

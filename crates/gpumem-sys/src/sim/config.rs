@@ -1,5 +1,7 @@
 //! What a simulated machine is made of, and where that can be said.
 
+use super::choices::Schedule;
+use super::rules::Rule;
 use crate::env::{self, EnvError};
 use bytesize::ByteSize;
 use std::collections::BTreeSet;
@@ -21,17 +23,42 @@ pub struct SimConfig {
     pub(super) memory_bytes: u64,
     /// Pairs of devices, the lesser first, that have no link.
     pub(super) severed: BTreeSet<(u32, u32)>,
+    pub(super) is_looking_for_races: bool,
+    pub(super) is_unwritten_wanted: bool,
+    pub(super) schedule: Schedule,
+    pub(super) rules: Vec<Rule>,
 }
 
 impl SimConfig {
     /// One device with 8 GiB, seed 0.
     pub fn new() -> Self {
-        Self { seed: 0, device_count: 1, memory_bytes: 8 << 30, severed: BTreeSet::new() }
+        Self {
+            seed: 0,
+            device_count: 1,
+            memory_bytes: 8 << 30,
+            is_looking_for_races: true,
+            is_unwritten_wanted: false,
+            schedule: Schedule::Random,
+            rules: Vec::new(),
+            severed: BTreeSet::new(),
+        }
     }
 
     /// Chooses the order in which queued work runs, among all that streams and events allow.
     pub fn seed(mut self, seed: u64) -> Self {
         self.seed = seed;
+        self
+    }
+
+    /// In which of the orders that are allowed queued work runs; [`Schedule::Random`] unless this says otherwise.
+    pub fn schedule(mut self, schedule: Schedule) -> Self {
+        self.schedule = schedule;
+        self
+    }
+
+    /// Adds a fault on purpose.
+    pub fn rule(mut self, rule: Rule) -> Self {
+        self.rules.push(rule);
         self
     }
 
@@ -67,7 +94,20 @@ impl SimConfig {
         self
     }
 
-    /// What `GPUMEM_SIM_SEED`, `GPUMEM_SIM_DEVICES` and `GPUMEM_SIM_MEMORY` say, else the defaults.
+    /// Whether races are looked for, which they are unless this says no. It costs some speed.
+    pub fn races(mut self, is_looking: bool) -> Self {
+        self.is_looking_for_races = is_looking;
+        self
+    }
+
+    /// Whether reads of device memory that nobody has written are findings. Off unless asked: programs may copy
+    /// padding, and new memory reads as zeros or as old bytes on a GPU too. Needs races to be looked for.
+    pub fn uninitialised(mut self, is_looking: bool) -> Self {
+        self.is_unwritten_wanted = is_looking;
+        self
+    }
+
+    /// What the `GPUMEM_SIM_…` variables say, else the defaults.
     ///
     /// # Errors
     ///
@@ -82,6 +122,12 @@ impl SimConfig {
         }
         if let Some(value) = env::read(MEMORY)? {
             config.memory_bytes = parse_memory(value)?;
+        }
+        if let Some(value) = env::read(SCHEDULE)? {
+            config.schedule = value.parse().map_err(|()| bad(SCHEDULE, value, SCHEDULE_EXPECTED))?;
+        }
+        if let Some(value) = env::read(RULES)? {
+            config.rules = Rule::parse_list(&value).ok_or_else(|| bad(RULES, value, RULES_EXPECTED))?;
         }
         Ok(config)
     }
@@ -102,6 +148,12 @@ pub const MEMORY_BYTES_MAX: u64 = super::memory::DEVICE_SPACE_BYTES / 2;
 const SEED: &str = "GPUMEM_SIM_SEED";
 const DEVICES: &str = "GPUMEM_SIM_DEVICES";
 const MEMORY: &str = "GPUMEM_SIM_MEMORY";
+const SCHEDULE: &str = "GPUMEM_SIM_SCHEDULE";
+const RULES: &str = "GPUMEM_SIM_RULES";
+
+const SCHEDULE_EXPECTED: &str = "use random, late, early, or choices such as 0.2.1";
+const RULES_EXPECTED: &str =
+    "use rules such as cuMemAlloc*#3=fail:OUT_OF_MEMORY or cuLaunchKernel%0.01=lose, with ; between two";
 
 fn parse_seed(value: String) -> Result<u64, EnvError> {
     value.trim().parse().map_err(|_| bad(SEED, value, "use a whole number from 0 to 18446744073709551615"))

@@ -66,10 +66,13 @@ impl Machine {
 
     /// Takes a context down with everything that it owns. Its work has run before.
     pub(super) fn context_destroy(&mut self, handle: Handle) {
+        self.host_learns_context(handle);
         let Some(context) = self.contexts.remove(handle) else { return };
         for stream in self.streams.handles() {
-            if self.streams.get(stream).is_some_and(|stream| stream.context == handle) {
-                self.streams.remove(stream);
+            if self.streams.get(stream).is_some_and(|stream| stream.context == handle)
+                && let Some(stream) = self.streams.remove(stream)
+            {
+                self.clock_gone(&stream);
             }
         }
         self.captures_forget();

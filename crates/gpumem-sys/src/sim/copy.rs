@@ -58,7 +58,8 @@ impl Machine {
         }
         let ends = (self.end(target, size_bytes)?, self.end(source, size_bytes)?);
         check_direction(direction, ends)?;
-        let route = self.route(stream, ends)?;
+        let route = self.route(stream, ends);
+        let route = self.note_if_foreign(target, route)?;
         let is_host_waiting = matches!(ends.0, End::Pageable) || is_blocking && route.touches_host();
         let operation = match ends.1 {
             // A graph keeps no bytes: its copies read the source whenever they run.
@@ -120,7 +121,10 @@ impl Machine {
         let (target, _, size_bytes) = plane.range(row_bytes, fill.height)?;
         let end = self.end(target, size_bytes)?;
         match end {
-            End::Device(allocation) => self.check_access(stream, &allocation)?,
+            End::Device(allocation) => {
+                let answer = self.check_access(stream, &allocation);
+                self.note_if_foreign(target, answer)?;
+            }
             End::Pinned => {}
             End::Pageable => return Err(INVALID_VALUE),
         }

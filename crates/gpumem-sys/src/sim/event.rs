@@ -4,6 +4,7 @@
 //! later changes nothing for it. An event that was never recorded counts as done.
 
 use super::capture::CapturedAt;
+use super::clock::Mark;
 use super::codes::{Answer, INVALID_CONTEXT, INVALID_HANDLE, INVALID_VALUE, NOT_READY};
 use super::handle::Handle;
 use super::machine::Machine;
@@ -20,6 +21,8 @@ pub(super) struct Event {
     pub(super) time_ns: Option<u64>,
     /// Where in a capture it was last recorded, if it was in one.
     pub(super) captured: Option<CapturedAt>,
+    /// What the stream knows at that point, once it is there.
+    pub(super) mark: Option<Mark>,
 }
 
 impl Machine {
@@ -28,7 +31,7 @@ impl Machine {
         if flags & !FLAGS_KNOWN != 0 || is_interprocess && flags & DISABLE_TIMING == 0 {
             return Err(INVALID_VALUE);
         }
-        self.events.insert(Event { context, flags, point: None, time_ns: None, captured: None })
+        self.events.insert(Event { context, flags, point: None, time_ns: None, captured: None, mark: None })
     }
 
     pub(super) fn event_destroy(&mut self, event: Handle) -> Answer<()> {
@@ -45,8 +48,9 @@ impl Machine {
             return self.capture_record(event, stream);
         }
         let point = self.enqueue(stream, Operation::Record { event });
+        let mark = self.mark_at(point);
         let event = self.events.get_mut(event).ok_or(INVALID_HANDLE)?;
-        (event.point, event.time_ns, event.captured) = (Some(point), None, None);
+        (event.point, event.time_ns, event.captured, event.mark) = (Some(point), None, None, mark);
         Ok(())
     }
 
@@ -80,6 +84,7 @@ impl Machine {
 
     /// The host knows that an event is done: its clock is not earlier.
     pub(super) fn host_saw_event(&mut self, event: Handle) {
+        self.host_learns_event(event);
         let event_ns = self.events.get(event).and_then(|event| event.time_ns);
         self.host_ns = self.host_ns.max(event_ns.unwrap_or(0));
     }

@@ -7,6 +7,7 @@
 use super::backing::Bytes;
 use super::codes::ILLEGAL_ADDRESS;
 use super::cost;
+use super::finding::{Deed, FaultKind};
 use super::handle::Handle;
 use super::machine::Machine;
 use super::memory::{Allocation, is_device_address};
@@ -16,6 +17,7 @@ use crate::types::CUresult;
 
 /// Why work failed, and what its context answers from then on.
 pub(super) struct Fault {
+    pub(super) kind: FaultKind,
     pub(super) code: CUresult,
     pub(super) text: String,
 }
@@ -35,7 +37,10 @@ impl Machine {
             }
             Operation::Wait { point, event } => start_ns.max(self.time_of(point, event)),
             Operation::Alloc(allocation) => {
-                self.memory.born(allocation, at);
+                if self.memory.born(allocation, at) {
+                    let Allocation { base, size_bytes, bytes, .. } = allocation;
+                    self.note_write(Deed::Allocation, base, size_bytes, bytes);
+                }
                 start_ns + cost::MARK_NS
             }
             Operation::Free(allocation) => {
@@ -68,14 +73,14 @@ impl Machine {
     fn execute_work(&mut self, context: Handle, operation: Operation) -> Result<u64, Fault> {
         match operation {
             Operation::Copy { target, source, size_bytes, route } => {
-                let source = self.reach(context, "copy reads", source, size_bytes)?;
-                let target = self.reach(context, "copy writes", target, size_bytes)?;
+                let source = self.reach(context, Deed::CopyRead, source, size_bytes)?;
+                let target = self.reach(context, Deed::CopyWrite, target, size_bytes)?;
                 copy_bytes(source, target, size_bytes);
                 Ok(cost::copy_ns(route, size_bytes))
             }
             Operation::Staged { target, bytes } => {
                 let size_bytes = bytes.len() as u64;
-                let target = self.reach(context, "copy writes", target, size_bytes)?;
+                let target = self.reach(context, Deed::CopyWrite, target, size_bytes)?;
                 copy_bytes(Bytes(bytes.as_ptr().cast_mut()), target, size_bytes);
                 Ok(cost::staged_ns(size_bytes))
             }
@@ -93,9 +98,13 @@ impl Machine {
     fn execute_copy_2d(&mut self, context: Handle, copy: &Copy2d) -> Result<u64, Fault> {
         for row in 0..copy.height {
             let source =
-                self.reach(context, "copy reads", copy.source + row * copy.source_pitch, copy.width_bytes)?;
-            let target =
-                self.reach(context, "copy writes", copy.target + row * copy.target_pitch, copy.width_bytes)?;
+                self.reach(context, Deed::CopyRead, copy.source + row * copy.source_pitch, copy.width_bytes)?;
+            let target = self.reach(
+                context,
+                Deed::CopyWrite,
+                copy.target + row * copy.target_pitch,
+                copy.width_bytes,
+            )?;
             copy_bytes(source, target, copy.width_bytes);
         }
         Ok(cost::copy_ns(copy.route, copy.width_bytes * copy.height))
@@ -104,29 +113,42 @@ impl Machine {
     fn execute_fill(&mut self, context: Handle, fill: &Fill) -> Result<u64, Fault> {
         for row in 0..fill.height {
             let size_bytes = fill.width * fill.pattern_bytes;
-            let target = self.reach(context, "memset writes", fill.target + row * fill.pitch, size_bytes)?;
+            let target = self.reach(context, Deed::Memset, fill.target + row * fill.pitch, size_bytes)?;
             fill_bytes(target, fill);
         }
         Ok(cost::fill_ns(fill))
     }
 
     /// The bytes behind an address: the device's as allocated now, the host's as they are.
-    fn reach(&self, context: Handle, what: &str, address: u64, size_bytes: u64) -> Result<Bytes, Fault> {
+    fn reach(&mut self, context: Handle, deed: Deed, address: u64, size_bytes: u64) -> Result<Bytes, Fault> {
         if !is_device_address(address) {
             self.managed_touch(context, address, size_bytes);
-            return Ok(Bytes(core::ptr::with_exposed_provenance_mut(address as usize)));
         }
-        let refuse = |why: String| {
-            Err(Fault { code: ILLEGAL_ADDRESS, text: format!("{what} {size_bytes} bytes: {why}") })
-        };
-        match self.memory.live(address, size_bytes) {
+        let (kind, why) = match self.memory.live(address, size_bytes) {
             // Other memory may be copied by any device, staged through the host if need be.
             Some(found) if found.is_mapped() && self.may_use(context, &found) != Some(true) => {
-                refuse(format!("{address:#x} is mapped, but this device has no access to all of it"))
+                let why = format!("{address:#x} is mapped, but this device has no access to all of it");
+                (FaultKind::WrongDevice, why)
             }
-            Some(found) => Ok(found.bytes_at(address)),
-            None => refuse(self.memory.describe(address, size_bytes)),
-        }
+            Some(found) => {
+                let bytes = found.bytes_at(address);
+                match deed {
+                    Deed::CopyRead => self.note_read(deed, address, size_bytes, bytes),
+                    _ => self.note_write(deed, address, size_bytes, bytes),
+                }
+                return Ok(bytes);
+            }
+            None if !is_device_address(address) => {
+                return Ok(Bytes(core::ptr::with_exposed_provenance_mut(address as usize)));
+            }
+            None => self.memory.describe(address, size_bytes),
+        };
+        let what = match deed {
+            Deed::CopyRead => "copy reads",
+            Deed::CopyWrite => "copy writes",
+            _ => "memset writes",
+        };
+        Err(Fault { kind, code: ILLEGAL_ADDRESS, text: format!("{what} {size_bytes} bytes: {why}") })
     }
 
     /// The context is lost. Work that failed takes no time.
@@ -134,6 +156,7 @@ impl Machine {
         if let Some(context) = self.contexts.get_mut(context) {
             context.error = Some(fault.code);
         }
+        self.note_fault(fault.kind, fault.code, &fault.text);
         self.faults.push(fault.text);
         0
     }
@@ -144,7 +167,7 @@ fn freed_early(allocation: &Allocation) -> Fault {
     let text = format!(
         "free of {base:#x}, of {size_bytes} bytes: nothing orders its allocation on its stream before this free"
     );
-    Fault { code: ILLEGAL_ADDRESS, text }
+    Fault { kind: FaultKind::FreeBeforeAllocation, code: ILLEGAL_ADDRESS, text }
 }
 
 fn copy_bytes(source: Bytes, target: Bytes, size_bytes: u64) {

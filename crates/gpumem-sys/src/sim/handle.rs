@@ -131,6 +131,10 @@ impl<T> Slab<T> {
         })
     }
 
+    pub(super) fn values_mut(&mut self) -> impl Iterator<Item = &mut T> {
+        self.entries.iter_mut().filter_map(|entry| entry.value.as_mut())
+    }
+
     pub(super) fn handles(&self) -> Vec<Handle> {
         self.iter().map(|(handle, _)| handle).collect()
     }

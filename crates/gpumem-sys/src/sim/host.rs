@@ -25,6 +25,7 @@ impl Machine {
     /// The devices' work has run.
     pub(super) fn host_free(&mut self, base: u64) -> Answer<()> {
         self.host.get(&base).ok_or(INVALID_VALUE)?;
+        self.note_host_free(base);
         self.memory.remove(base);
         self.host.remove(&base);
         Ok(())
@@ -53,6 +54,7 @@ impl Machine {
     pub(super) fn host_unregister(&mut self, base: u64) -> Answer<()> {
         match self.memory.at_call.get(&base).map(|found| found.owner) {
             Some(Owner::Registered { .. }) => {
+                self.note_host_free(base);
                 self.memory.remove(base);
                 Ok(())
             }
@@ -72,6 +74,7 @@ impl Machine {
         let device = self.contexts.get(context).ok_or(INVALID_CONTEXT)?.device;
         let bytes = Bytes(core::ptr::with_exposed_provenance_mut(base as usize));
         self.memory.insert(Allocation { base, size_bytes, bytes, device, context, owner, born: None });
+        self.note_made(base);
         Ok(())
     }
 }

@@ -4,10 +4,12 @@
 //! signature, asks for the ranges of device memory that they point to, and computes what the grid would have. Ranges
 //! are checked like everything that touches memory: alive at this moment, whole, aligned, within reach of the device.
 
+use super::backing::Bytes;
 use super::call::Inside;
 use super::codes::ILLEGAL_ADDRESS;
 use super::cost;
 use super::execute::Fault;
+use super::finding::{Deed, FaultKind};
 use super::handle::Handle;
 use super::machine::Machine;
 use super::memory::Owner;
@@ -15,7 +17,7 @@ use super::module::Shape;
 use super::ptx::Signature;
 use crate::types::CUresult;
 use bytemuck::{AnyBitPattern, Pod};
-use core::cell::Cell;
+use core::cell::{Cell, RefCell};
 use core::fmt;
 use std::any::Any;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -65,6 +67,7 @@ impl fmt::Debug for Kernel {
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{text}")]
 pub struct KernelFault {
+    kind: FaultKind,
     code: CUresult,
     text: String,
 }
@@ -73,7 +76,7 @@ impl KernelFault {
     /// A kernel's own reason to stop, as an assertion on the device would.
     #[must_use]
     pub fn new(text: impl Into<String>) -> Self {
-        Self { code: CUresult::CUDA_ERROR_ASSERT, text: text.into() }
+        Self { kind: FaultKind::Kernel, code: CUresult::CUDA_ERROR_ASSERT, text: text.into() }
     }
 
     /// What the context answers from then on.
@@ -89,6 +92,17 @@ pub struct Launch<'a> {
     context: Handle,
     queued: &'a QueuedLaunch,
     next: usize,
+    /// What it has asked for so far.
+    touched: RefCell<Vec<Touch>>,
+}
+
+/// A range that a kernel asked for.
+#[derive(Clone, Copy)]
+struct Touch {
+    is_write: bool,
+    address: u64,
+    size_bytes: u64,
+    bytes: Bytes,
 }
 
 /// A launch that waits for its turn.
@@ -153,7 +167,7 @@ impl<'a> Launch<'a> {
     ///
     /// They are not all in one allocation that is alive and that the device may use, or are misaligned.
     pub fn read<T: Pod>(&self, address: u64, len: usize) -> Result<&'a [Cell<T>], KernelFault> {
-        self.range("reads", address, len)
+        self.range(false, address, len)
     }
 
     /// `len` elements of device memory, to be written.
@@ -162,22 +176,25 @@ impl<'a> Launch<'a> {
     ///
     /// As [`Launch::read`].
     pub fn write<T: Pod>(&self, address: u64, len: usize) -> Result<&'a [Cell<T>], KernelFault> {
-        self.range("writes", address, len)
+        self.range(true, address, len)
     }
 
-    fn range<T: Pod>(&self, what: &str, address: u64, len: usize) -> Result<&'a [Cell<T>], KernelFault> {
+    fn range<T: Pod>(&self, is_write: bool, address: u64, len: usize) -> Result<&'a [Cell<T>], KernelFault> {
         if len == 0 {
             return Ok(&[]);
         }
         let size_bytes = (len as u64).saturating_mul(size_of::<T>() as u64);
-        let refuse = |code, why: String| {
-            Err(KernelFault { code, text: format!("it {what} {size_bytes} bytes: {why}") })
+        let what = if is_write { "writes" } else { "reads" };
+        let refuse = |kind, code, why: String| {
+            Err(KernelFault { kind, code, text: format!("it {what} {size_bytes} bytes: {why}") })
         };
         let Some(allocation) = self.machine.memory.live(address, size_bytes) else {
-            return refuse(ILLEGAL_ADDRESS, self.machine.memory.describe(address, size_bytes));
+            let (kind, why) = self.machine.memory.describe(address, size_bytes);
+            return refuse(kind, ILLEGAL_ADDRESS, why);
         };
         if self.machine.may_use(self.context, &allocation) != Some(true) {
             return refuse(
+                FaultKind::WrongDevice,
                 ILLEGAL_ADDRESS,
                 format!("{address:#x} is another device's and not shared with this one"),
             );
@@ -188,8 +205,10 @@ impl<'a> Launch<'a> {
         let bytes = allocation.bytes_at(address).0;
         if !bytes.cast::<T>().is_aligned() {
             let why = format!("{address:#x} is no multiple of {}", align_of::<T>());
-            return refuse(CUresult::CUDA_ERROR_MISALIGNED_ADDRESS, why);
+            return refuse(FaultKind::Kernel, CUresult::CUDA_ERROR_MISALIGNED_ADDRESS, why);
         }
+        let touch = Touch { is_write, address, size_bytes, bytes: allocation.bytes_at(address) };
+        self.touched.borrow_mut().push(touch);
         // SAFETY: the range lies whole in an allocation that is alive for as long as the machine is borrowed: frees
         // are queued work too and only one operation runs at a time. The type has no invalid bits, the address is
         // aligned, and a cell allows others to name the same memory.
@@ -209,19 +228,37 @@ impl fmt::Debug for Launch<'_> {
 
 impl Machine {
     pub(super) fn execute_launch(&mut self, context: Handle, queued: &QueuedLaunch) -> Result<u64, Fault> {
-        let mut launch = Launch { machine: self, context, queued, next: 0 };
+        let touched = RefCell::default();
+        let mut launch = Launch { machine: self, context, queued, next: 0, touched };
         let name = queued.kernel.name;
         let _inside = Inside::enter();
         // A panic may not leave the driver. What it leaves half done is device memory of a context that is lost.
-        match catch_unwind(AssertUnwindSafe(|| (queued.kernel.run)(&mut launch))) {
+        let outcome = catch_unwind(AssertUnwindSafe(|| (queued.kernel.run)(&mut launch)));
+        let touched = launch.touched.into_inner();
+        self.note_touched(name, &touched);
+        match outcome {
             Ok(Ok(())) => Ok(cost::LAUNCH_NS),
             Ok(Err(fault)) => {
-                Err(Fault { code: fault.code, text: format!("kernel `{name}` failed: {}", fault.text) })
+                let text = format!("kernel `{name}` failed: {}", fault.text);
+                Err(Fault { kind: fault.kind, code: fault.code, text })
             }
             Err(panic) => Err(Fault {
+                kind: FaultKind::Kernel,
                 code: CUresult::CUDA_ERROR_LAUNCH_FAILED,
                 text: format!("kernel `{name}` panicked: {}", panic_text(&*panic)),
             }),
+        }
+    }
+}
+
+impl Machine {
+    /// Reads count before writes: a kernel that reads what it writes reads what was there before.
+    fn note_touched(&mut self, name: &'static str, touched: &[Touch]) {
+        for touch in touched.iter().filter(|touch| !touch.is_write) {
+            self.note_read(Deed::KernelRead(name), touch.address, touch.size_bytes, touch.bytes);
+        }
+        for touch in touched.iter().filter(|touch| touch.is_write) {
+            self.note_write(Deed::KernelWrite(name), touch.address, touch.size_bytes, touch.bytes);
         }
     }
 }

@@ -17,7 +17,9 @@ use super::managed::Managed;
 use super::memory::Memory;
 use super::module::{Function, Module};
 use super::pool::Pool;
-use super::schedule::Schedule;
+use super::races::{Findings, Races, Running};
+use super::rules::Rules;
+use super::schedule::Scheduler;
 use super::stream::Stream;
 use super::virtual_memory::VirtualMemory;
 use std::collections::BTreeMap;
@@ -45,11 +47,22 @@ pub(super) struct Machine {
     pub(super) virtual_memory: VirtualMemory,
     /// The driver's own pinned memory.
     pub(super) host: BTreeMap<u64, Backing>,
-    pub(super) schedule: Schedule,
+    pub(super) schedule: Scheduler,
+    pub(super) rules: Rules,
     /// The host's place on the virtual clock.
     pub(super) host_ns: u64,
     /// Pageable memory that queued copies hold.
     pub(super) staged_bytes: u64,
+    /// The detector of races, if it is on.
+    pub(super) races: Option<Races>,
+    pub(super) findings: Findings,
+    /// The operation that runs now.
+    pub(super) running: Option<Running>,
+    /// The calls so far, this one included, and the thread of this one.
+    pub(super) call_count: u64,
+    pub(super) caller: ThreadKey,
+    /// The streams that have been used.
+    pub(super) stream_number: u32,
     /// What went wrong while work ran, in words.
     pub(super) faults: Vec<String>,
 }
@@ -65,7 +78,14 @@ impl Machine {
             })
             .collect();
         Self {
-            schedule: Schedule::new(config.seed),
+            schedule: Scheduler::new(config.seed, config.schedule.clone()),
+            rules: Rules::new(&config.rules, config.seed),
+            races: config.is_looking_for_races.then(|| Races::new(config.is_unwritten_wanted)),
+            findings: Findings::default(),
+            running: None,
+            call_count: 0,
+            stream_number: 0,
+            caller: ThreadKey::current(),
             managed: Managed::new(config.device_count),
             config,
             instance,

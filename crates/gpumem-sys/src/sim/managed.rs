@@ -145,6 +145,7 @@ impl Machine {
             owner: Owner::Managed,
             born: None,
         });
+        self.note_made(base);
         Ok(base)
     }
 

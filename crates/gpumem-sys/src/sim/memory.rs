@@ -11,8 +11,10 @@
 
 use super::backing::Bytes;
 use super::codes::{Answer, INVALID_VALUE};
+use super::finding::FaultKind;
 use super::handle::Handle;
 use super::machine::Machine;
+use super::report::AllocationKind;
 use super::stream::Point;
 use std::collections::{BTreeMap, VecDeque};
 
@@ -61,6 +63,18 @@ pub(super) enum Owner {
 }
 
 impl Owner {
+    pub(super) fn kind(self) -> AllocationKind {
+        match self {
+            Self::Plain => AllocationKind::Device,
+            Self::Pool(_) => AllocationKind::Pool,
+            Self::Host { .. } => AllocationKind::Host,
+            Self::Registered { .. } => AllocationKind::Registered,
+            Self::Graph => AllocationKind::Graph,
+            Self::Managed => AllocationKind::Managed,
+            Self::Mapped { .. } => AllocationKind::Mapped,
+        }
+    }
+
     pub(super) fn is_host(self) -> bool {
         matches!(self, Self::Host { .. } | Self::Registered { .. })
     }
@@ -109,11 +123,17 @@ impl Memory {
         self.free_now(base);
     }
 
-    /// The device's side of an allocation in stream order, whose turn has come.
-    pub(super) fn born(&mut self, allocation: Allocation, at: Point) {
+    /// The device's side of an allocation in stream order, whose turn has come. Whether it was not freed before.
+    pub(super) fn born(&mut self, allocation: Allocation, at: Point) -> bool {
         match self.stillborn.iter().position(|&stillborn| stillborn == at) {
-            Some(index) => drop(self.stillborn.swap_remove(index)),
-            None => drop(self.at_run.insert(allocation.base, allocation)),
+            Some(index) => {
+                self.stillborn.swap_remove(index);
+                false
+            }
+            None => {
+                self.at_run.insert(allocation.base, allocation);
+                true
+            }
         }
     }
 
@@ -126,8 +146,14 @@ impl Memory {
         self.gone.push_back(allocation);
     }
 
+    /// The last that is gone of what held an address.
+    pub(super) fn gone_at(&self, address: u64) -> Option<Allocation> {
+        let covers = |gone: &&Allocation| gone.base <= address && gone.holds(address, 1);
+        self.gone.iter().rev().find(covers).copied()
+    }
+
     /// What is at an address that work could not use, in words.
-    pub(super) fn describe(&self, address: u64, size_bytes: u64) -> String {
+    pub(super) fn describe(&self, address: u64, size_bytes: u64) -> (FaultKind, String) {
         let covers = |allocation: &&Allocation| {
             allocation.base <= address && address - allocation.base < allocation.size_bytes.max(1)
         };
@@ -136,20 +162,25 @@ impl Memory {
         };
         if let Some(allocation) = below(&self.at_run, address).filter(|a| a.holds(address, 0)) {
             let offset_bytes = address - allocation.base;
-            return format!(
+            let text = format!(
                 "{size_bytes} bytes at {address:#x} run past the end of {} (offset {offset_bytes})",
                 name(allocation)
             );
+            return (FaultKind::OutOfBounds, text);
         }
         if let Some(allocation) = below(&self.at_call, address).filter(covers) {
-            return format!(
+            let text = format!(
                 "{address:#x} is in {}, whose allocation on its stream nothing orders before this use",
                 name(allocation)
             );
+            return (FaultKind::UseBeforeAllocation, text);
         }
         match self.gone.iter().rev().find(covers) {
-            Some(allocation) => format!("{address:#x} is in {}, which was freed", name(allocation)),
-            None => format!("{address:#x} is in no allocation"),
+            Some(allocation) => {
+                let text = format!("{address:#x} is in {}, which was freed", name(allocation));
+                (FaultKind::UseAfterFree, text)
+            }
+            None => (FaultKind::NoAllocation, format!("{address:#x} is in no allocation")),
         }
     }
 }
@@ -266,6 +297,7 @@ impl Machine {
             Some(born) => self.memory.stillborn.push(born),
             None => self.memory.free_now(allocation.base),
         }
+        self.note_free(allocation);
         match allocation.owner {
             Owner::Plain => self.plain_release(allocation),
             Owner::Graph => self.graph_memory_released(allocation.base),

@@ -50,6 +50,8 @@
 mod backing;
 mod call;
 mod capture;
+mod choices;
+mod clock;
 mod codes;
 mod config;
 mod context;
@@ -60,6 +62,7 @@ mod entry;
 mod event;
 mod execute;
 mod extents;
+mod finding;
 mod graph;
 mod handle;
 mod host;
@@ -78,17 +81,23 @@ mod plain;
 mod pointer;
 mod pool;
 mod ptx;
+mod races;
 mod random;
 mod report;
+mod rules;
 mod schedule;
+mod shadow;
 mod slot;
 mod stream;
 mod symbol;
 mod virtual_memory;
 
+pub use choices::{Choice, Schedule};
 pub use config::{DEVICES_MAX, MEMORY_BYTES_MAX, SimConfig};
+pub use finding::{Access, Deed, FaultKind, Finding, Misuse, Origin};
 pub use launch::{Kernel, KernelFault, Launch};
 pub use report::{AllocationKind, LiveAllocation, Report};
+pub use rules::{Effect, Rule};
 
 use crate::table::Table;
 use core::fmt;
@@ -162,6 +171,30 @@ impl PartialEq for Sim {
 }
 
 impl Eq for Sim {}
+
+impl Sim {
+    /// The choices that the schedule came to so far, under [`Schedule::Choices`].
+    #[must_use]
+    pub fn choices(&self) -> Vec<Choice> {
+        self.0.lock().schedule.choices().to_vec()
+    }
+
+    /// Takes the findings out of the report: for a test that is wrong on purpose.
+    pub fn take_findings(&self) -> Vec<Finding> {
+        self.0.lock().findings.take()
+    }
+
+    /// Says that the host reads memory that devices write, pinned memory say, which no call of the driver shows. A
+    /// copy into it that nothing orders before this is found as a race.
+    pub fn host_reads<T>(&self, memory: *const T, len: usize) {
+        self.0.lock().host_touches(Deed::HostRead, memory.addr(), len.saturating_mul(size_of::<T>()));
+    }
+
+    /// Says that the host writes memory that devices reach. As [`Sim::host_reads`].
+    pub fn host_writes<T>(&self, memory: *const T, len: usize) {
+        self.0.lock().host_touches(Deed::HostWrite, memory.addr(), len.saturating_mul(size_of::<T>()));
+    }
+}
 
 impl fmt::Debug for Sim {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

@@ -45,6 +45,7 @@ impl Machine {
         let bytes = chunk.backing.bytes().at(base - chunk_base);
         let owner = Owner::Plain;
         self.memory.insert(Allocation { base, size_bytes, bytes, device, context, owner, born: None });
+        self.note_made(base);
         Ok(base)
     }
 

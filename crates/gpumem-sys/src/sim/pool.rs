@@ -160,6 +160,7 @@ impl Machine {
         let allocation = Allocation { base, size_bytes, bytes, device, context, owner, born: None };
         let born = Some(self.enqueue(stream, Operation::Alloc(allocation)));
         self.memory.at_call.insert(base, Allocation { born, ..allocation });
+        self.note_made(base);
         Ok(base)
     }
 

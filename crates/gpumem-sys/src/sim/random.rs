@@ -22,6 +22,11 @@ impl Random {
         ((u128::from(self.next()) * bound as u128) >> 64) as usize
     }
 
+    /// A number from 0 up to but not 1.
+    pub(super) fn fraction(&mut self) -> f64 {
+        (self.next() >> 11) as f64 / (1u64 << 53) as f64
+    }
+
     /// True once in `n` times on average.
     pub(super) fn one_in(&mut self, n: usize) -> bool {
         self.below(n) == 0

@@ -1,15 +1,22 @@
 //! What an instance holds at a moment: live memory, queued work, faults. For tests to look at and to print.
 
+use super::choices::Schedule;
+use super::finding::{Finding, Origin};
 use super::machine::Machine;
 use super::memory::{Allocation, Owner};
+use super::rules::Rule;
 use core::fmt;
 
 /// What an instance holds. Printed when a test fails.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq)]
 #[non_exhaustive]
 pub struct Report {
     /// The seed that decides the order of queued work.
     pub seed: u64,
+    /// In which of the orders that are allowed queued work runs.
+    pub schedule: Schedule,
+    /// The faults on purpose.
+    pub rules: Vec<Rule>,
     /// What the program has allocated and not freed, by address.
     pub allocations: Vec<LiveAllocation>,
     /// Streams that the program made and did not destroy.
@@ -24,6 +31,11 @@ pub struct Report {
     pub queued_count: usize,
     /// What went wrong while queued work ran, oldest first.
     pub faults: Vec<String>,
+    /// What is wrong with the program, oldest first, as far as it was kept.
+    pub findings: Vec<Finding>,
+    /// How many more findings there were, of the same operations or beyond what is kept.
+    pub more_findings_count: usize,
+    leaks: Vec<Origin>,
 }
 
 /// Memory that the program has allocated and not freed.
@@ -60,6 +72,16 @@ pub enum AllocationKind {
     Mapped,
 }
 
+impl Report {
+    /// What nobody has told the program: races and the like, and, since this is asked at its end, what was not freed.
+    /// A test fails if there is any.
+    #[must_use]
+    pub fn silent_findings(&self) -> Vec<Finding> {
+        let leaks = self.leaks.iter().map(|allocation| Finding::Leak { allocation: allocation.clone() });
+        self.findings.iter().filter(|finding| finding.is_silent()).cloned().chain(leaks).collect()
+    }
+}
+
 impl Machine {
     pub(super) fn report(&self) -> Report {
         let is_live =
@@ -68,18 +90,12 @@ impl Machine {
             address: found.base,
             size_bytes: found.size_bytes,
             device: found.device as u32,
-            kind: match found.owner {
-                Owner::Plain => AllocationKind::Device,
-                Owner::Pool(_) => AllocationKind::Pool,
-                Owner::Graph => AllocationKind::Graph,
-                Owner::Host { .. } => AllocationKind::Host,
-                Owner::Registered { .. } => AllocationKind::Registered,
-                Owner::Managed => AllocationKind::Managed,
-                Owner::Mapped { .. } => AllocationKind::Mapped,
-            },
+            kind: found.owner.kind(),
         });
         Report {
             seed: self.config.seed,
+            schedule: self.config.schedule.clone(),
+            rules: self.config.rules.clone(),
             allocations: allocations.collect(),
             stream_count: self.streams.iter().filter(|(_, stream)| stream.is_of_program()).count(),
             event_count: self.events.len(),
@@ -87,6 +103,9 @@ impl Machine {
             reservation_count: self.virtual_memory.reservations.len(),
             queued_count: self.streams.iter().map(|(_, stream)| stream.queue.len()).sum(),
             faults: self.faults.clone(),
+            findings: self.findings.list().to_vec(),
+            more_findings_count: self.findings.more_count,
+            leaks: self.memory.at_call.values().filter(is_live).map(|found| self.origin_of(found)).collect(),
         }
     }
 }
@@ -96,13 +115,15 @@ impl fmt::Display for Report {
         let live_bytes: u64 = self.allocations.iter().map(|live| live.size_bytes).sum();
         writeln!(
             f,
-            "software driver, seed {}: {} allocations live ({live_bytes} bytes), {} streams, {} events, {} operations queued",
+            "software driver, seed {}, schedule {}: {} allocations live ({live_bytes} bytes), {} streams, {} events, {} operations queued",
             self.seed,
+            self.schedule,
             self.allocations.len(),
             self.stream_count,
             self.event_count,
             self.queued_count
         )?;
+        self.rules.iter().try_for_each(|rule| writeln!(f, "  rule: {rule}"))?;
         for live in self.allocations.iter().take(SHOWN_MAX) {
             let LiveAllocation { address, size_bytes, device, kind } = live;
             writeln!(f, "  {address:#x}: {size_bytes} bytes, {kind:?}, device {device}")?;
@@ -110,7 +131,11 @@ impl fmt::Display for Report {
         if self.allocations.len() > SHOWN_MAX {
             writeln!(f, "  and {} more", self.allocations.len() - SHOWN_MAX)?;
         }
-        self.faults.iter().try_for_each(|fault| writeln!(f, "  fault: {fault}"))
+        self.findings.iter().try_for_each(|finding| writeln!(f, "  {finding}"))?;
+        match self.more_findings_count {
+            0 => Ok(()),
+            count => writeln!(f, "  and {count} more findings"),
+        }
     }
 }
 

@@ -1,17 +1,28 @@
-//! Which queued operation runs next: any that streams and events allow, as the seed decides.
+//! Which queued operation runs next: any that streams and events allow, as the schedule decides.
 //!
-//! The seed draws two things. The *pace* is how much runs by itself at each call of the driver, from nothing (work is
+//! With [`Schedule::Random`] the seed draws two things. The *pace* is how much runs by itself at each call of the driver, from nothing (work is
 //! done only when somebody waits for it) to everything in sight. The *order* comes in bursts: a stream runs for a
 //! while before another is drawn, so that both fine interleavings and one stream far ahead of another are common. A
 //! queue is finite like the real one: a stream with [`QUEUE_MAX`] operations, or too much staged memory, runs some.
 
+use super::choices::{Choice, Schedule};
 use super::handle::Handle;
 use super::machine::Machine;
 use super::operation::{HostCall, Operation};
+use super::races::Running;
 use super::random::Random;
 
 /// What the seed decides, and where it stands.
-pub(super) struct Schedule {
+pub(super) struct Scheduler {
+    mode: Schedule,
+    /// What came of the choices so far.
+    choices: Vec<Choice>,
+    /// A call may end now, with work left to run.
+    may_stop: bool,
+    /// The stream that somebody waits for.
+    goal: Option<Handle>,
+    /// Streams that rules hold back, by number, and for how many operations.
+    delays: Vec<(u32, u64)>,
     random: Random,
     pace: Pace,
     burst: Option<Handle>,
@@ -39,15 +50,62 @@ pub(super) enum Step {
     Idle,
 }
 
-impl Schedule {
-    pub(super) fn new(seed: u64) -> Self {
+impl Scheduler {
+    pub(super) fn new(seed: u64, mode: Schedule) -> Self {
         let mut random = Random::new(seed);
         let pace = [Pace::Never, Pace::Seldom, Pace::Often, Pace::Always][random.below(4)];
-        Self { random, pace, burst: None, burst_left: 0 }
+        Self {
+            mode,
+            choices: Vec::new(),
+            may_stop: false,
+            goal: None,
+            delays: Vec::new(),
+            random,
+            pace,
+            burst: None,
+            burst_left: 0,
+        }
+    }
+
+    pub(super) fn choices(&self) -> &[Choice] {
+        &self.choices
+    }
+
+    /// Says which stream a wait is for, or that it is over.
+    pub(super) fn set_goal(&mut self, goal: Option<Handle>) {
+        self.goal = goal;
+    }
+
+    /// Says whether what runs next is up to nobody's wait.
+    pub(super) fn set_may_stop(&mut self, may_stop: bool) {
+        self.may_stop = may_stop;
+    }
+
+    pub(super) fn delay(&mut self, stream_number: u32, step_count: u64) {
+        self.delays.push((stream_number, step_count));
+    }
+
+    /// One of so many alternatives, as the list says.
+    fn choose(&mut self, count: usize) -> usize {
+        if count < 2 {
+            return 0;
+        }
+        let Schedule::Choices(list) = &self.mode else { return 0 };
+        let taken = list.get(self.choices.len()).map_or(0, |&taken| taken as usize).min(count - 1);
+        self.choices.push(Choice { taken: taken as u32, count: count as u32 });
+        taken
     }
 
     /// How many operations run by themselves at this call.
     fn allowance(&mut self) -> usize {
+        match self.mode {
+            Schedule::Random => self.allowance_of_pace(),
+            Schedule::Late => 0,
+            Schedule::Early | Schedule::Choices(_) => usize::MAX,
+        }
+    }
+
+    fn allowance_of_pace(&mut self) -> usize {
         match self.pace {
             Pace::Never => 0,
             Pace::Seldom if self.random.one_in(16) => 1 + self.random.below(4),
@@ -66,7 +124,10 @@ impl Machine {
 
     /// How many run when somebody asks whether work is done and it is not: sometimes one, so that polling ends.
     pub(super) fn poll_count(&mut self) -> usize {
-        self.schedule.random.below(3)
+        match self.schedule.mode {
+            Schedule::Random => self.schedule.random.below(3),
+            _ => 1,
+        }
     }
 
     /// Whether a stream has as much queued as it may.
@@ -87,8 +148,50 @@ impl Machine {
         Step::Ran
     }
 
-    /// A stream whose first operation is ready.
+    /// A stream whose first operation is ready; one that a rule holds back only if there is no other.
     fn draw(&mut self) -> Option<Handle> {
+        if self.schedule.delays.is_empty() {
+            return self.draw_any();
+        }
+        self.schedule.delays.retain_mut(|(_, step_count)| {
+            *step_count = step_count.saturating_sub(1);
+            *step_count > 0
+        });
+        self.draw_any().or_else(|| {
+            let delays = core::mem::take(&mut self.schedule.delays);
+            let drawn = self.draw_any();
+            self.schedule.delays = delays;
+            drawn
+        })
+    }
+
+    fn draw_any(&mut self) -> Option<Handle> {
+        match self.schedule.mode {
+            Schedule::Random => self.draw_at_random(),
+            Schedule::Early => self.active.iter().find_map(|&stream| self.runnable(stream)),
+            Schedule::Late => {
+                let goal = self.schedule.goal.filter(|&stream| !self.is_stream_idle(stream));
+                goal.into_iter()
+                    .chain(self.active.iter().rev().copied())
+                    .find_map(|stream| self.runnable(stream))
+            }
+            Schedule::Choices(_) => self.draw_by_choice(),
+        }
+    }
+
+    fn draw_by_choice(&mut self) -> Option<Handle> {
+        let mut ready: Vec<Handle> = self.active.iter().filter_map(|&stream| self.runnable(stream)).collect();
+        ready.sort();
+        ready.dedup();
+        let may_stop = usize::from(self.schedule.may_stop);
+        if ready.is_empty() {
+            return None;
+        }
+        let taken = self.schedule.choose(ready.len() + may_stop);
+        ready.get(taken.checked_sub(may_stop)?).copied()
+    }
+
+    fn draw_at_random(&mut self) -> Option<Handle> {
         if let Some(stream) = self.schedule.burst.filter(|_| self.schedule.burst_left > 0) {
             self.schedule.burst_left -= 1;
             if self.streams.get(stream).is_some_and(|stream| !stream.is_idle())
@@ -114,6 +217,9 @@ impl Machine {
             let stream = self.streams.get(at).filter(|stream| !stream.is_busy)?;
             match stream.queue.front()?.operation {
                 Operation::Wait { point, .. } if !self.is_done(point) => at = point.stream,
+                _ if self.schedule.delays.iter().any(|(number, _)| *number == stream.clock.number) => {
+                    return None;
+                }
                 _ => return Some(at),
             }
         }
@@ -135,14 +241,20 @@ impl Machine {
         if let Some(stream) = self.streams.get_mut(handle) {
             stream.is_busy = false;
         }
+        self.host_function_ran(handle);
         self.run_head(handle);
     }
 
     fn run_head(&mut self, handle: Handle) {
         let Some(stream) = self.streams.get_mut(handle) else { return };
-        let Some(queued) = stream.queue.pop_front() else { return };
+        let Some(mut queued) = stream.queue.pop_front() else { return };
         self.staged_bytes -= queued.operation.staged_bytes();
+        let position = stream.done_count + 1;
+        let order = self.order_before(handle, &mut queued);
+        self.running = Some(Running { stream: handle, position, call: order.call });
         self.execute(handle, queued);
+        self.running = None;
+        self.order_after(handle, &order);
         self.finish_head(handle);
     }
 

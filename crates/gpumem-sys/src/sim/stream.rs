@@ -5,6 +5,7 @@
 //! the legacy stream's implicit order and every wait of the host come down to points.
 
 use super::capture::Joined;
+use super::clock::{Order, StreamClock};
 use super::codes::{Answer, INVALID_CONTEXT, INVALID_HANDLE, INVALID_VALUE};
 use super::graph::Work;
 use super::handle::Handle;
@@ -34,6 +35,7 @@ pub(super) struct Stream {
     ordered_after_legacy: u64,
     /// The last point of this stream that the legacy stream was made to wait for.
     ordered_before_legacy: u64,
+    pub(super) clock: StreamClock,
 }
 
 /// What a stream is to its context.
@@ -53,6 +55,7 @@ pub(super) enum Role {
 pub(super) struct Queued {
     pub(super) operation: Operation,
     pub(super) from_ns: u64,
+    pub(super) order: Order,
 }
 
 /// A place in a stream: everything up to the operation that made it.
@@ -79,6 +82,7 @@ impl Stream {
             capture: None,
             ordered_after_legacy: 0,
             ordered_before_legacy: 0,
+            clock: StreamClock::default(),
         }
     }
 
@@ -112,11 +116,12 @@ impl Machine {
     fn push(&mut self, handle: Handle, operation: Operation) -> Point {
         let from_ns = self.host_ns;
         self.staged_bytes += operation.staged_bytes();
+        let order = self.order_of(handle, &operation);
         let Some(stream) = self.streams.get_mut(handle) else { return Point { stream: handle, position: 0 } };
         if stream.is_idle() {
             self.active.push(handle);
         }
-        stream.queue.push_back(Queued { operation, from_ns });
+        stream.queue.push_back(Queued { operation, from_ns, order });
         stream.queued_count += 1;
         Point { stream: handle, position: stream.queued_count }
     }
@@ -168,12 +173,14 @@ impl Machine {
 
     /// The host knows that a stream has run dry: its clock is not earlier.
     pub(super) fn host_saw_stream(&mut self, handle: Handle) {
+        self.host_learns_stream(handle);
         let stream_ns = self.streams.get(handle).map_or(0, |stream| stream.time_ns);
         self.host_ns = self.host_ns.max(stream_ns);
     }
 
     /// The host knows that every stream of a context has run dry.
     pub(super) fn host_saw_context(&mut self, context: Handle) {
+        self.host_learns_context(context);
         let of_context = self.streams.iter().filter(|(_, stream)| stream.context == context);
         let latest_ns = of_context.map(|(_, stream)| stream.time_ns).max();
         self.host_ns = self.host_ns.max(latest_ns.unwrap_or(0));
@@ -215,8 +222,10 @@ impl Machine {
     }
 
     pub(super) fn remove_if_drained(&mut self, handle: Handle) {
-        if self.streams.get(handle).is_some_and(|stream| stream.is_closing && stream.is_idle()) {
-            self.streams.remove(handle);
+        if self.streams.get(handle).is_some_and(|stream| stream.is_closing && stream.is_idle())
+            && let Some(stream) = self.streams.remove(handle)
+        {
+            self.clock_gone(&stream);
         }
     }
 }

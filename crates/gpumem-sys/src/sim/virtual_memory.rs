@@ -74,6 +74,11 @@ impl VirtualMemory {
         self.handles.get_mut(handle).filter(|physical| physical.holder_count > 0).ok_or(INVALID_VALUE)
     }
 
+    /// Where the bytes of a mapped handle lie in the file, which is the same for all its mappings.
+    pub(super) fn file_offset(&self, handle: Handle) -> Option<u64> {
+        self.handles.get(handle).map(|physical| physical.file_offset_bytes)
+    }
+
     /// The reservation that a range of addresses lies in, whole.
     fn reservation(&self, base: u64, size_bytes: u64) -> Answer<(u64, &Reservation)> {
         let (&start, found) = self.reservations.range(..=base).next_back().ok_or(INVALID_VALUE)?;
@@ -166,6 +171,7 @@ impl Machine {
         }
         all.pieces.give(physical.file_offset_bytes, physical.size_bytes);
         self.devices[physical.device].reserved_bytes -= physical.size_bytes;
+        self.note_physical_gone(physical.file_offset_bytes, physical.size_bytes);
     }
 
     /// The handle behind an address, with one holder more.
@@ -219,6 +225,7 @@ impl Machine {
             owner,
             born: None,
         });
+        self.note_made(base);
         Ok(())
     }
 
@@ -228,6 +235,7 @@ impl Machine {
         let (start, reservation) = self.virtual_memory.reservation(base, size_bytes)?;
         reservation.range.unmap(base - start, size_bytes)?;
         for mapping in mappings {
+            self.note_unmap(&mapping);
             self.memory.remove(mapping.base);
             let Owner::Mapped { handle, .. } = mapping.owner else { continue };
             if let Some(physical) = self.virtual_memory.handles.get_mut(handle) {

@@ -16,6 +16,9 @@ mod memory;
 mod order;
 mod peers;
 mod pools;
+mod races;
+mod rules;
+mod schedules;
 mod virtual_memory;
 
 use gpumem_sys::types::*;

@@ -172,3 +172,46 @@ fn thousands_of_handles_are_one_range() {
     // SAFETY: handles are checked by the driver under test.
     handles.into_iter().for_each(|handle| unsafe { gpu.cuMemRelease(handle).unwrap() });
 }
+
+#[test]
+fn aliases_are_the_same_bytes_to_the_race_detector() {
+    for seed in 0..50 {
+        let gpu = seeded(seed);
+        let (base, handles) = mapped(&gpu, 2);
+        let alias = reserve(&gpu, PIECE);
+        map(&gpu, alias, handles[1]).unwrap();
+        grant(&gpu, alias, PIECE, 0).unwrap();
+        let (a, b) = (gpu.stream(), gpu.stream());
+        gpu.fill(a, base, 1, 2 * PIECE);
+        gpu.order(a, b);
+        gpu.fill(b, alias, 2, 16);
+        gpu.sync(b);
+        assert!(gpu.sim().report().findings.is_empty());
+        gpu.fill(a, base + PIECE as u64 - 8, 3, 16);
+        gpu.sync(a);
+        assert!(gpu.sim().report().findings.is_empty());
+        gpu.fill(b, alias + 16, 4, 16);
+        gpu.fill(a, base + PIECE as u64, 5, 24);
+        gpu.sync(a);
+        gpu.sync(b);
+        let names: Vec<_> = gpu.sim().take_findings().iter().map(gpumem_sys::sim::Finding::name).collect();
+        assert_eq!(names, ["unordered use through an alias"], "seed {seed}");
+    }
+}
+
+#[test]
+fn a_mapping_that_goes_while_it_may_be_in_use_is_found() {
+    for seed in 0..50 {
+        let gpu = seeded(seed);
+        let (base, _) = mapped(&gpu, 1);
+        let stream = gpu.stream();
+        gpu.fill(stream, base, 1, 16);
+        unmap(&gpu, base, PIECE);
+        let _ = gpu.try_sync(stream);
+        let names: Vec<_> = gpu.sim().take_findings().iter().map(gpumem_sys::sim::Finding::name).collect();
+        assert!(
+            names == ["free not ordered after a use"] || names == ["use after free"],
+            "seed {seed}: {names:?}"
+        );
+    }
+}

@@ -50,7 +50,7 @@ entries! {
         let (event, thread) = (Handle::from_ptr(event), call.thread);
         call.capture_check_event(event, thread)?;
         let point = call.event_point(event)?;
-        call.wait_until(|machine| point.is_none_or(|point| machine.is_done(point)))?;
+        point.map_or(Ok(()), |point| call.wait_for_point(point))?;
         call.event_point(event)?;
         call.host_saw_event(event);
         call.pools_synchronised();

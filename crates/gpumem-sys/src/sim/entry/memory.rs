@@ -1,7 +1,8 @@
 //! Device and pinned memory, and what an address is.
 
 use super::{entries, put, take};
-use crate::sim::codes::{INVALID_VALUE, NOT_SUPPORTED};
+use crate::sim::call::Call;
+use crate::sim::codes::{Answer, INVALID_VALUE, NOT_SUPPORTED};
 use crate::sim::handle::Handle;
 use crate::sim::pointer::PointerValue;
 use crate::table::Table;
@@ -23,18 +24,8 @@ entries! {
     }
 
     fn cuMemFree_v2(call, address: CUdeviceptr) {
-        if address == 0 {
-            return Ok(());
-        }
-        call.context(call.thread)?;
-        call.refuse_unsafe()?;
-        let found = call.device_allocation(address)?;
-        if call.is_managed(address) {
-            call.wait_for_all()?;
-        }
-        call.wait_for_device(found.device)?;
-        call.context(call.thread)?;
-        call.free(address)
+        let answer = if address == 0 { Ok(()) } else { free(call, address) };
+        call.note_if_refused(address, answer)
     }
 
     fn cuMemAllocAsync(call, target: *mut CUdeviceptr, size_bytes: usize, stream: CUstream) {
@@ -47,15 +38,11 @@ entries! {
 
     fn cuMemFreeAsync(call, address: CUdeviceptr, stream: CUstream) {
         let thread = call.thread;
-        let stream = call.stream(thread, Handle::from_ptr(stream))?;
+        let stream = call.stream(thread, Handle::from_ptr(stream));
+        let stream = call.note_if_refused(address, stream)?;
         call.make_room(stream)?;
-        if call.is_managed(address) && !call.is_capturing(stream) {
-            // The host may follow the address too, so it can't be taken away in a stream's order.
-            call.device_allocation(address)?;
-            call.wait_for_all()?;
-            return call.free(address);
-        }
-        call.free_async(address, stream)
+        let answer = free_on(call, address, stream);
+        call.note_if_refused(address, answer)
     }
 
     fn cuMemHostAlloc(call, target: *mut *mut c_void, size_bytes: usize, flags: c_uint) {
@@ -146,12 +133,34 @@ entries! {
     }
 }
 
+fn free(call: &mut Call<'_>, address: CUdeviceptr) -> Answer<()> {
+    call.context(call.thread)?;
+    call.refuse_unsafe()?;
+    let found = call.device_allocation(address)?;
+    if call.is_managed(address) {
+        call.wait_for_all()?;
+    }
+    call.wait_for_device(found.device)?;
+    call.context(call.thread)?;
+    call.free(address)
+}
+
+fn free_on(call: &mut Call<'_>, address: CUdeviceptr, stream: Handle) -> Answer<()> {
+    if call.is_managed(address) && !call.is_capturing(stream) {
+        // The host may follow the address too, so it can't be taken away in a stream's order.
+        call.device_allocation(address)?;
+        call.wait_for_all()?;
+        return call.free(address);
+    }
+    call.free_async(address, stream)
+}
+
 /// Writes an attribute as wide as it is.
 ///
 /// # Safety
 ///
 /// The pointer is null or may be written with a value of the attribute's type.
-unsafe fn put_pointer_value(data: *mut c_void, value: PointerValue) -> crate::sim::codes::Answer<()> {
+unsafe fn put_pointer_value(data: *mut c_void, value: PointerValue) -> Answer<()> {
     // SAFETY: the caller's promise.
     unsafe {
         match value {

@@ -128,6 +128,7 @@ impl Machine {
             is_resident: false,
         };
         self.graphs.memory.insert(base, memory);
+        self.note_made(base);
         Ok(base)
     }
 

@@ -1,0 +1,367 @@
+//! Vector clocks: what has surely happened before what, whatever order the schedule chose.
+//!
+//! Each stream counts its operations; the host counts its calls. What a stream or the host *knows* is, for each
+//! stream, up to which operation that one's work is over, and up to which call the host was when it asked for work.
+//! An operation knows what its stream knew, what the host knew at the call that queued it, and what stood at the
+//! points it waited for; the host knows what it has synchronised with. An access is ordered before another if the
+//! other's stream knows it.
+//!
+//! All host threads share one clock, that is they count as ordered by the instance's lock. How threads of a program
+//! hand things over (channels, mutexes, joins) can't be seen from here, and a detector that cries wolf at each of
+//! them is switched off. What this misses is a race between two host threads' calls; what it never does is accuse a
+//! program whose threads are in order.
+//!
+//! Clocks are copied only where they change: a snapshot shares its numbers with the stream that it was taken of.
+
+use super::handle::Handle;
+use super::machine::Machine;
+use super::operation::Operation;
+use super::stream::{Point, Queued, Role, Stream};
+use std::sync::{Arc, OnceLock};
+
+/// A moment of a stream, or of the host.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Epoch {
+    pub(super) slot: u32,
+    pub(super) time: u64,
+}
+
+/// The host's place among the clocks; streams count from 0.
+pub(super) const HOST: u32 = u32::MAX;
+
+/// What a stream, an operation or the host knows to be over.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Knowledge {
+    /// By slot: up to which operation.
+    streams: Arc<Vec<u64>>,
+    /// Up to which call.
+    pub(super) host: u64,
+}
+
+impl Knowledge {
+    pub(super) fn covers(&self, epoch: Epoch) -> bool {
+        match epoch.slot {
+            HOST => self.host >= epoch.time,
+            slot => self.streams.get(slot as usize).is_some_and(|&time| time >= epoch.time),
+        }
+    }
+
+    /// Takes over what another knows; whether any of it about streams was news.
+    fn learn(&mut self, other: &Self) -> bool {
+        self.host = self.host.max(other.host);
+        let is_known =
+            |(slot, &time): (usize, &u64)| self.streams.get(slot).map_or(time == 0, |&own| own >= time);
+        if Arc::ptr_eq(&self.streams, &other.streams) || other.streams.iter().enumerate().all(is_known) {
+            return false;
+        }
+        let streams = Arc::make_mut(&mut self.streams);
+        if streams.len() < other.streams.len() {
+            streams.resize(other.streams.len(), 0);
+        }
+        streams.iter_mut().zip(other.streams.iter()).for_each(|(own, &other)| *own = (*own).max(other));
+        true
+    }
+
+    fn learn_epoch(&mut self, epoch: Epoch) -> bool {
+        if self.covers(epoch) {
+            return false;
+        }
+        let streams = Arc::make_mut(&mut self.streams);
+        if streams.len() <= epoch.slot as usize {
+            streams.resize(epoch.slot as usize + 1, 0);
+        }
+        streams[epoch.slot as usize] = epoch.time;
+        true
+    }
+
+    fn learn_snapshot(&mut self, snapshot: &Snapshot) -> bool {
+        let learned = self.learn(&snapshot.knows);
+        self.learn_epoch(snapshot.at) || learned
+    }
+}
+
+/// A stream at one of its points.
+#[derive(Clone, Debug)]
+pub(super) struct Snapshot {
+    knows: Knowledge,
+    at: Epoch,
+}
+
+/// Where a snapshot will be once the operation that it belongs to has run.
+pub(super) type Mark = Arc<OnceLock<Snapshot>>;
+
+/// What an operation carries to its turn.
+#[derive(Default)]
+pub(super) struct Order {
+    /// The call that queued it.
+    pub(super) call: u64,
+    /// What the host has learned since the last operation queued on the stream, and the legacy stream's order.
+    learns: Option<Box<Knowledge>>,
+    /// The point that it waits for.
+    waits_for: Option<Mark>,
+    /// Whoever waits for this operation.
+    mark: Option<Mark>,
+}
+
+/// A stream's clock.
+#[derive(Clone, Debug, Default)]
+pub(super) struct StreamClock {
+    /// Given with the first operation.
+    slot: Option<u32>,
+    /// Among the streams in the order of first use, from 1.
+    pub(super) number: u32,
+    /// The slot's time when the stream got it.
+    base: u64,
+    knows: Knowledge,
+    /// Which state of the host's knowledge the last operation queued here carries.
+    host_version: u64,
+    /// Up to which operation the legacy stream knows this one, and this one the legacy stream, while idle.
+    before_legacy: u64,
+    after_legacy: u64,
+}
+
+impl StreamClock {
+    /// Whether an access is ordered before what the stream does now.
+    pub(super) fn covers(&self, epoch: Epoch) -> bool {
+        self.slot == Some(epoch.slot) || self.knows.covers(epoch)
+    }
+
+    fn snapshot(&self, position: u64) -> Option<Snapshot> {
+        let at = self.epoch(position)?;
+        Some(Snapshot { knows: self.knows.clone(), at })
+    }
+
+    pub(super) fn epoch(&self, position: u64) -> Option<Epoch> {
+        Some(Epoch { slot: self.slot?, time: self.base + position })
+    }
+}
+
+impl Stream {
+    fn snapshot(&self) -> Option<Snapshot> {
+        self.clock.snapshot(self.done_count)
+    }
+}
+
+/// The clocks that are no stream's: the host's, and those of streams that are gone.
+#[derive(Default)]
+pub(super) struct Clocks {
+    pub(super) host: Knowledge,
+    host_version: u64,
+    /// Streams that were destroyed and that the host has not synchronised with since.
+    gone: Vec<Gone>,
+    /// Slots whose last owner is over for everybody, each with its time.
+    vacant: Vec<Epoch>,
+    slot_count: u32,
+}
+
+struct Gone {
+    context: Handle,
+    device: usize,
+    is_blocking: bool,
+    end: Snapshot,
+}
+
+impl Clocks {
+    fn host_learns(&mut self, snapshot: Option<Snapshot>) {
+        if snapshot.is_some_and(|snapshot| self.host.learn_snapshot(&snapshot)) {
+            self.host_version += 1;
+        }
+    }
+
+    /// A slot for a new stream: whatever its last owner did is known to the host, and so to all that it queues now.
+    fn slot(&mut self) -> Epoch {
+        let host = &self.host;
+        let vacant = &mut self.vacant;
+        self.gone.retain(|gone| {
+            let is_over = host.covers(gone.end.at);
+            if is_over {
+                vacant.push(gone.end.at);
+            }
+            !is_over
+        });
+        self.vacant.pop().unwrap_or_else(|| {
+            self.slot_count += 1;
+            Epoch { slot: self.slot_count - 1, time: 0 }
+        })
+    }
+}
+
+impl Machine {
+    /// What an operation that is queued now carries, with races looked for.
+    pub(super) fn order_of(&mut self, handle: Handle, operation: &Operation) -> Order {
+        self.number_stream(handle);
+        if self.races.is_none() {
+            return Order::default();
+        }
+        let waits_for = match operation {
+            Operation::Wait { event: Some(event), .. } => {
+                self.events.get(*event).and_then(|event| event.mark.clone())
+            }
+            Operation::Wait { point, .. } => self.lesson_of(*point),
+            _ => None,
+        };
+        let legacy = self.legacy_knowledge(handle);
+        let (Some(races), Some(stream)) = (&mut self.races, self.streams.get_mut(handle)) else {
+            return Order::default();
+        };
+        let clocks = &mut races.clocks;
+        if stream.clock.slot.is_none() {
+            let vacant = clocks.slot();
+            (stream.clock.slot, stream.clock.base) = (Some(vacant.slot), vacant.time);
+        }
+        let mut learns = legacy;
+        if stream.clock.host_version != clocks.host_version {
+            stream.clock.host_version = clocks.host_version;
+            learns.get_or_insert_default().learn(&clocks.host);
+        }
+        Order { call: self.call_count, learns: learns.map(Box::new), waits_for, mark: None }
+    }
+
+    /// Streams count from 1, in the order in which they are first used.
+    fn number_stream(&mut self, handle: Handle) {
+        if let Some(stream) = self.streams.get_mut(handle).filter(|stream| stream.clock.number == 0) {
+            self.stream_number += 1;
+            stream.clock.number = self.stream_number;
+        }
+    }
+
+    /// What the implicit order of the legacy stream says about streams that have nothing left to wait for.
+    fn legacy_knowledge(&mut self, handle: Handle) -> Option<Knowledge> {
+        let stream = self.streams.get(handle)?;
+        let (context, role, is_blocking) = (stream.context, stream.role, stream.is_blocking());
+        let mut knowledge = None;
+        if role == Role::Legacy {
+            for other in self.streams.values_mut() {
+                let is_news = other.is_idle() && other.clock.before_legacy < other.done_count;
+                if is_news && other.context == context && other.role != Role::Legacy && other.is_blocking() {
+                    other.clock.before_legacy = other.done_count;
+                    let snapshot = other.snapshot();
+                    snapshot.map(|snapshot| {
+                        knowledge.get_or_insert_with(Knowledge::default).learn_snapshot(&snapshot)
+                    });
+                }
+            }
+            let gone = self.races.as_ref().map_or(&[][..], |races| &races.clocks.gone);
+            for gone in gone.iter().filter(|gone| gone.context == context && gone.is_blocking) {
+                knowledge.get_or_insert_with(Knowledge::default).learn_snapshot(&gone.end);
+            }
+        } else if is_blocking {
+            let legacy = self.contexts.get(context)?.legacy;
+            let legacy = self.streams.get(legacy).filter(|legacy| legacy.is_idle())?;
+            let (done_count, snapshot) = (legacy.done_count, legacy.snapshot()?);
+            let stream = self.streams.get_mut(handle)?;
+            if stream.clock.after_legacy < done_count {
+                stream.clock.after_legacy = done_count;
+                knowledge.get_or_insert_with(Knowledge::default).learn_snapshot(&snapshot);
+            }
+        }
+        knowledge
+    }
+
+    /// What waiting for a point teaches. A point that was passed before anybody asked for it teaches what its stream
+    /// knows by now.
+    fn lesson_of(&mut self, point: Point) -> Option<Mark> {
+        self.mark_at(point).or_else(|| {
+            let snapshot = self.streams.get(point.stream)?.clock.snapshot(point.position)?;
+            Some(Arc::new(OnceLock::from(snapshot)))
+        })
+    }
+
+    /// The mark of an operation that is still queued.
+    pub(super) fn mark_at(&mut self, point: Point) -> Option<Mark> {
+        self.races.as_ref()?;
+        let stream = self.streams.get_mut(point.stream)?;
+        let index = point.position.checked_sub(stream.done_count + 1)?;
+        let queued = stream.queue.get_mut(usize::try_from(index).ok()?)?;
+        Some(queued.order.mark.get_or_insert_default().clone())
+    }
+
+    /// An operation's turn has come: its stream knows what it carries.
+    pub(super) fn order_before(&mut self, handle: Handle, queued: &mut Queued) -> Order {
+        let order = core::mem::take(&mut queued.order);
+        if self.races.is_none() {
+            return order;
+        }
+        let Some(stream) = self.streams.get_mut(handle) else { return order };
+        let knows = &mut stream.clock.knows;
+        knows.host = knows.host.max(order.call);
+        if let Some(learns) = &order.learns {
+            knows.learn(learns);
+        }
+        if let Some(snapshot) = order.waits_for.as_ref().and_then(|mark| mark.get()) {
+            knows.learn_snapshot(snapshot);
+        }
+        order
+    }
+
+    /// An operation has run: whoever waits for it may look.
+    pub(super) fn order_after(&mut self, handle: Handle, order: &Order) {
+        let Some(mark) = &order.mark else { return };
+        if let Some(stream) = self.streams.get(handle)
+            && let Some(snapshot) = stream.clock.snapshot(stream.done_count + 1)
+        {
+            // Set once: an operation runs once.
+            let _ = mark.set(snapshot);
+        }
+    }
+
+    /// A stream leaves; what it did has to be remembered until the host knows it.
+    pub(super) fn clock_gone(&mut self, stream: &Stream) {
+        let Some(races) = &mut self.races else { return };
+        if let Some(end) = stream.snapshot() {
+            let (context, device) = (stream.context, stream.device);
+            races.clocks.gone.push(Gone { context, device, is_blocking: stream.is_blocking(), end });
+        }
+    }
+
+    /// The host has seen all of a stream's work that has run.
+    pub(super) fn host_learns_stream(&mut self, handle: Handle) {
+        if let (Some(races), Some(stream)) = (&mut self.races, self.streams.get(handle)) {
+            races.clocks.host_learns(stream.snapshot());
+        }
+    }
+
+    pub(super) fn host_learns_event(&mut self, event: Handle) {
+        let mark = self.events.get(event).and_then(|event| event.mark.as_ref());
+        if let (Some(races), Some(mark)) = (&mut self.races, mark) {
+            races.clocks.host_learns(mark.get().cloned());
+        }
+    }
+
+    pub(super) fn host_learns_context(&mut self, context: Handle) {
+        self.host_learns_where(|stream| stream.context == context, |gone| gone.context == context);
+    }
+
+    pub(super) fn host_learns_device(&mut self, device: usize) {
+        self.host_learns_where(|stream| stream.device == device, |gone| gone.device == device);
+    }
+
+    pub(super) fn host_learns_all(&mut self) {
+        self.host_learns_where(|_| true, |_| true);
+    }
+
+    fn host_learns_where(
+        &mut self,
+        is_meant: impl Fn(&Stream) -> bool,
+        is_gone_meant: impl Fn(&Gone) -> bool,
+    ) {
+        let Some(races) = &mut self.races else { return };
+        for (_, stream) in self.streams.iter().filter(|(_, stream)| is_meant(stream)) {
+            races.clocks.host_learns(stream.snapshot());
+        }
+        let ends = races.clocks.gone.iter().filter(|gone| is_gone_meant(gone)).map(|gone| gone.end.clone());
+        for end in ends.collect::<Vec<_>>() {
+            races.clocks.host_learns(Some(end));
+        }
+    }
+
+    /// A host function of a stream has returned: it is host code that ran behind the stream's work and before the
+    /// rest of it, so each side knows what the other did.
+    pub(super) fn host_function_ran(&mut self, handle: Handle) {
+        let call_count = self.call_count;
+        let (Some(races), Some(stream)) = (&mut self.races, self.streams.get_mut(handle)) else { return };
+        stream.clock.knows.learn(&races.clocks.host);
+        stream.clock.knows.host = call_count;
+        races.clocks.host_learns(stream.clock.snapshot(stream.done_count + 1));
+    }
+}
