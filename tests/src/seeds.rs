@@ -189,7 +189,7 @@ impl Suite {
     fn repeat_command(self, seed: u64) -> String {
         let ours =
             std::env::vars().filter(|(name, _)| name.starts_with("GPUMEM_") && name != "GPUMEM_SIM_SEED");
-        let ours = ours.map(|(name, value)| format!("{name}={value} ")).collect::<String>();
+        let ours = ours.map(|(name, value)| format!("{name}={} ", quoted(&value))).collect::<String>();
         let target = match self.package.replace('-', "_") == self.program {
             true => "--lib".to_string(),
             false => format!("--test {}", self.program),
@@ -199,6 +199,16 @@ impl Suite {
         let test = thread.name().filter(|name| *name != "main");
         let test = test.map(|name| format!(" {name} -- --exact")).unwrap_or_default();
         format!("{ours}GPUMEM_SIM_SEED={seed} cargo test -p {} {target}{test}", self.package)
+    }
+}
+
+/// A value as a shell takes it.
+fn quoted(value: &str) -> String {
+    let is_plain = |c: char| c.is_ascii_alphanumeric() || "._-/%:,@+".contains(c);
+    if value.chars().all(is_plain) {
+        value.to_string()
+    } else {
+        format!("'{}'", value.replace('\'', "'\\''"))
     }
 }
 

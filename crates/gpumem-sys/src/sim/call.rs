@@ -30,7 +30,11 @@ pub(super) struct Call<'a> {
 }
 
 /// Runs the body of an entry on the instance of a slot.
-pub(super) fn enter(slot: usize, name: &str, body: impl FnOnce(&mut Call<'_>) -> Answer<()>) -> CUresult {
+pub(super) fn enter(
+    slot: usize,
+    name: &'static str,
+    body: impl FnOnce(&mut Call<'_>) -> Answer<()>,
+) -> CUresult {
     if Inside::is_inside() {
         return NOT_PERMITTED;
     }
@@ -39,8 +43,11 @@ pub(super) fn enter(slot: usize, name: &str, body: impl FnOnce(&mut Call<'_>) ->
     let answer = catch_unwind(AssertUnwindSafe(|| {
         let mut call = Call { machine: Some(shared.lock()), shared: &shared, thread: ThreadKey::current() };
         call.host_ns += cost::CALL_NS;
-        (call.call_count, call.caller) = (call.call_count + 1, call.thread);
+        (call.call_count, call.caller, call.call_name) = (call.call_count + 1, call.thread, name);
         let answer = call.offer(name).map_or_else(|| body(&mut call), Err);
+        if let Err(code) = answer {
+            call.note_if_capture_forbids(code);
+        }
         call.progress();
         answer
     }));

@@ -46,9 +46,11 @@ pub enum Finding {
     Refused {
         /// What was wrong.
         misuse: Misuse,
-        /// What the call answered.
+        /// The function that was called.
+        call: &'static str,
+        /// What it answered.
         code: CUresult,
-        /// The address passed.
+        /// The address passed, 0 where none is to blame.
         address: u64,
         /// The allocation that was or is there.
         allocation: Option<Origin>,
@@ -94,6 +96,8 @@ pub enum Misuse {
     FreeOnLostDevice,
     /// It used another device's memory without access.
     WrongDevice,
+    /// It is not allowed while a stream captures, or it broke the capture.
+    InsideCapture,
 }
 
 /// One access to memory.
@@ -213,6 +217,7 @@ impl Misuse {
             Self::ForeignFree => "free of no allocation",
             Self::FreeOnLostDevice => "free on a lost device",
             Self::WrongDevice => "use of another device's memory",
+            Self::InsideCapture => "use inside a capture",
         }
     }
 }
@@ -230,8 +235,8 @@ impl fmt::Display for Finding {
                 show_allocation(f, allocation)
             }
             Self::Fault { code, text, .. } => write!(f, "{text}; the context answers {}", code),
-            Self::Refused { code, address, allocation, .. } => {
-                write!(f, "{address:#x}, refused with {}", code)?;
+            Self::Refused { call, code, address, allocation, .. } => {
+                write!(f, "{call}({address:#x}) answered {code}")?;
                 show_allocation(f, allocation)
             }
             Self::Leak { allocation } => write!(f, "{allocation}"),

@@ -61,6 +61,7 @@ pub(super) struct Machine {
     /// The calls so far, this one included, and the thread of this one.
     pub(super) call_count: u64,
     pub(super) caller: ThreadKey,
+    pub(super) call_name: &'static str,
     /// The streams that have been used.
     pub(super) stream_number: u32,
     /// What went wrong while work ran, in words.
@@ -84,6 +85,7 @@ impl Machine {
             findings: Findings::default(),
             running: None,
             call_count: 0,
+            call_name: "",
             stream_number: 0,
             caller: ThreadKey::current(),
             managed: Managed::new(config.device_count),

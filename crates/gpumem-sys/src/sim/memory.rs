@@ -25,6 +25,8 @@ pub(super) struct Memory {
     pub(super) at_run: BTreeMap<u64, Allocation>,
     /// Allocations in stream order that were freed before their turn came, and so never appear.
     stillborn: Vec<Point>,
+    /// The addresses that the program has given back last.
+    pub(super) retired: VecDeque<u64>,
     /// The last few that are gone, to name them in a report.
     gone: VecDeque<Allocation>,
 }
@@ -281,6 +283,10 @@ impl Machine {
             return self.graph_memory_retire(base);
         }
         let Some(allocation) = self.memory.at_call.remove(&base) else { return };
+        if self.memory.retired.len() == GONE_MAX {
+            self.memory.retired.pop_front();
+        }
+        self.memory.retired.push_back(base);
         if let Owner::Pool(pool) = allocation.owner {
             self.pool_retire(pool, allocation.size_bytes);
         }

@@ -23,7 +23,7 @@ use super::machine::Machine;
 use super::memory::{Allocation, Owner};
 use super::shadow::{Conflict, Shadow, Trace};
 use crate::types::CUresult;
-use core::ops::Range;
+use core::ops::{Range, RangeInclusive};
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
@@ -231,12 +231,11 @@ impl Machine {
             Err(code) if address != 0 => *code,
             _ => return answer,
         };
-        let was_there = self.memory.gone_at(address).is_some_and(|gone| gone.base == address);
-        let is_there = self.memory.at_run.contains_key(&address);
+        let was_there = self.memory.retired.contains(&address);
         if self.contexts.iter().any(|(_, context)| context.error == Some(code)) {
             self.note_refused(Misuse::FreeOnLostDevice, code, address);
         } else if code == INVALID_VALUE && !self.memory.at_call.contains_key(&address) {
-            let misuse = if was_there || is_there { Misuse::DoubleFree } else { Misuse::ForeignFree };
+            let misuse = if was_there { Misuse::DoubleFree } else { Misuse::ForeignFree };
             self.note_refused(misuse, code, address);
         }
         answer
@@ -250,10 +249,18 @@ impl Machine {
         answer
     }
 
+    /// Says that a call is not allowed during a capture, if it was refused for that.
+    pub(super) fn note_if_capture_forbids(&mut self, code: CUresult) {
+        if CAPTURE_CODES.contains(&code.0) {
+            self.note_refused(Misuse::InsideCapture, code, 0);
+        }
+    }
+
     /// A call that was refused because it is wrong in itself.
     fn note_refused(&mut self, misuse: Misuse, code: CUresult, address: u64) {
         let allocation = self.origin(address);
-        self.findings.add(Finding::Refused { misuse, code, address, allocation });
+        let call = self.call_name;
+        self.findings.add(Finding::Refused { misuse, call, code, address, allocation });
     }
 
     fn trace(&self, deed: Deed, address: u64, range: &Range<u64>) -> Option<Trace> {
@@ -380,6 +387,10 @@ fn range_of(bytes: Bytes, size_bytes: u64) -> Range<u64> {
 /// Where the file of mapped handles begins among the places that bytes are remembered by: behind all that a process
 /// can hold.
 const FILE_SPACE: u64 = 1 << 62;
+
+/// What calls answer that a capture forbids or that break one.
+const CAPTURE_CODES: RangeInclusive<u32> =
+    CUresult::CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED.0..=CUresult::CUDA_ERROR_STREAM_CAPTURE_WRONG_THREAD.0;
 
 /// As many findings as are kept; the rest is counted.
 const FINDINGS_MAX: usize = 64;

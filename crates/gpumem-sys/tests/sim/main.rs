@@ -19,6 +19,7 @@ mod pools;
 mod races;
 mod rules;
 mod schedules;
+mod seeded_bugs;
 mod virtual_memory;
 
 use gpumem_sys::types::*;

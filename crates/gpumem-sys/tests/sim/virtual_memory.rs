@@ -17,6 +17,15 @@ pub(super) fn mapped(gpu: &Machine, handle_count: usize) -> (u64, Vec<u64>) {
     (base, handles)
 }
 
+/// One handle of device 0, mapped at two addresses.
+pub(super) fn aliased(gpu: &Machine) -> (u64, u64) {
+    let (base, handles) = mapped(gpu, 1);
+    let alias = reserve(gpu, PIECE);
+    map(gpu, alias, handles[0]).unwrap();
+    grant(gpu, alias, PIECE, 0).unwrap();
+    (base, alias)
+}
+
 fn reserve(gpu: &Machine, size_bytes: usize) -> u64 {
     let mut base = 0;
     // SAFETY: a local outlives the call.
