@@ -3,6 +3,7 @@
 pub mod cases;
 pub mod model;
 pub mod raw;
+pub mod schedules;
 pub mod seeds;
 
 pub use gpumem_adapt as adapt;

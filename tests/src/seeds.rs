@@ -3,8 +3,8 @@
 //! A seed fixes the order in which the software driver runs queued work, so a body that fails for one fails for it
 //! every time. Whatever fails here ends with the command that repeats it.
 
-use crate::sys::sim::{Finding, Report};
-use crate::sys::{Driver, Sim, SimConfig, env};
+use crate::sys::sim::{Choice, Finding, Report};
+use crate::sys::{Driver, SimConfig, env};
 use std::any::Any;
 use std::fmt::Debug;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
@@ -91,26 +91,41 @@ pub fn find_failing<R: Outcome>(suite: Suite, count: u64, body: impl Fn(&Driver,
 }
 
 /// Runs a body under one seed; a failure is printed with the command that repeats it, then raised again.
-#[expect(clippy::print_stderr, reason = "libtest shows it with the failed test")]
 pub(crate) fn run_or_explain<R: Outcome>(suite: Suite, seed: u64, body: &impl Fn(&Driver, u64) -> R) {
     let Err(failed) = run(seed, body) else { return };
+    explain(failed, &format!("seed {seed}"), &suite.repeat_command(seed));
+}
+
+/// Prints a failure with the command that repeats it, and raises it again.
+#[expect(clippy::print_stderr, reason = "libtest shows it with the failed test")]
+pub(crate) fn explain(failed: Failed, order: &str, command: &str) -> ! {
     eprintln!("{}", failed.report);
-    eprintln!("failed under seed {seed} of the software driver; repeat: {}", suite.repeat_command(seed));
+    eprintln!("failed under {order} of the software driver; repeat: {command}");
     match failed.failure {
         Failure::Panic(payload) => resume_unwind(payload),
         Failure::Error(message) => panic!("{message}"),
     }
 }
 
-/// A body that passes must also have given back all memory, and no race may have been found.
 fn run<R: Outcome>(seed: u64, body: &impl Fn(&Driver, u64) -> R) -> Result<(), Failed> {
     let config = SimConfig::from_env().unwrap_or_else(|error| panic!("{error}"));
-    let driver = Driver::sim(config.seed(seed)).unwrap_or_else(|error| panic!("{error}"));
+    run_on(config.seed(seed), &|driver: &Driver| body(driver, seed).failure()).1
+}
+
+/// Runs a body on one machine; what its schedule came to, and what was wrong. A body that passes must also have given
+/// back all memory, and no race may have been found.
+pub(crate) fn run_on(
+    config: SimConfig,
+    body: &impl Fn(&Driver) -> Option<String>,
+) -> (Vec<Choice>, Result<(), Failed>) {
+    let driver = Driver::sim(config).unwrap_or_else(|error| panic!("{error}"));
     // What the body captured is not looked at again when it has panicked, except to run it once more from the start.
-    let outcome = catch_unwind(AssertUnwindSafe(|| body(&driver, seed).failure()));
-    let Some(report) = driver.simulator().map(Sim::report) else {
-        panic!("a software driver has a simulator")
-    };
+    let outcome = catch_unwind(AssertUnwindSafe(|| body(&driver)));
+    let Some(simulator) = driver.simulator() else { panic!("a software driver has a simulator") };
+    (simulator.choices(), judge(outcome, simulator.report()))
+}
+
+fn judge(outcome: std::thread::Result<Option<String>>, report: Report) -> Result<(), Failed> {
     let failure = match outcome {
         Err(payload) => Failure::Panic(payload),
         Ok(Some(message)) => Failure::Error(message),
@@ -132,9 +147,9 @@ pub(crate) fn from_env() -> Option<u64> {
 }
 
 /// A failure, and what the software driver held after it.
-struct Failed {
+pub(crate) struct Failed {
     failure: Failure,
-    report: Report,
+    pub(crate) report: Report,
 }
 
 enum Failure {
@@ -187,8 +202,14 @@ pub struct Suite {
 impl Suite {
     /// The command that repeats the running test under `seed`, with whatever else of ours the environment sets.
     fn repeat_command(self, seed: u64) -> String {
-        let ours =
-            std::env::vars().filter(|(name, _)| name.starts_with("GPUMEM_") && name != "GPUMEM_SIM_SEED");
+        self.command(&[("GPUMEM_SIM_SEED", seed.to_string())])
+    }
+
+    /// The command that runs the same test with these variables, and with whatever else of ours the environment sets.
+    pub(crate) fn command(self, set: &[(&str, String)]) -> String {
+        let ours = std::env::vars()
+            .filter(|(name, _)| name.starts_with("GPUMEM_") && set.iter().all(|(also, _)| also != name));
+        let set = set.iter().map(|(name, value)| format!("{name}={value} ")).collect::<String>();
         let ours = ours.map(|(name, value)| format!("{name}={} ", quoted(&value))).collect::<String>();
         let target = match self.package.replace('-', "_") == self.program {
             true => "--lib".to_string(),
@@ -198,7 +219,7 @@ impl Suite {
         let thread = std::thread::current();
         let test = thread.name().filter(|name| *name != "main");
         let test = test.map(|name| format!(" {name} -- --exact")).unwrap_or_default();
-        format!("{ours}GPUMEM_SIM_SEED={seed} cargo test -p {} {target}{test}", self.package)
+        format!("{ours}{set}cargo test -p {} {target}{test}", self.package)
     }
 }
 
