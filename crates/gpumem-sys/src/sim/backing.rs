@@ -77,6 +77,10 @@ impl Backing {
         Ok(Self { bytes: Bytes(map.as_mut_ptr()), _map: map, size_bytes })
     }
 
+    pub(super) fn size_bytes(&self) -> u64 {
+        self.size_bytes
+    }
+
     pub(super) fn bytes(&self) -> Bytes {
         self.bytes
     }

@@ -5,9 +5,9 @@
 //! threads that call the driver; while one runs, its stream counts as busy, and a thread that needs what stands behind
 //! it sleeps until it is done. Kernels run under the lock. Neither may call the driver: such a call is refused.
 
+use super::call_cost::CallCost;
 use super::codes::{Answer, DEINITIALIZED, NOT_PERMITTED, NOT_READY, UNKNOWN};
 use super::context::ThreadKey;
-use super::cost;
 use super::handle::Handle;
 use super::host_call;
 use super::machine::Machine;
@@ -19,6 +19,7 @@ use crate::types::CUresult;
 use core::cell::Cell;
 use core::ops::{Deref, DerefMut};
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::atomic::Ordering;
 use std::sync::{Arc, MutexGuard, PoisonError};
 
 /// A call in progress: the machine, locked, and who is calling.
@@ -33,16 +34,18 @@ pub(super) struct Call<'a> {
 pub(super) fn enter(
     slot: usize,
     name: &'static str,
+    cost: CallCost,
     body: impl FnOnce(&mut Call<'_>) -> Answer<()>,
 ) -> CUresult {
     if Inside::is_inside() {
         return NOT_PERMITTED;
     }
     let Some(shared) = slot::find(slot) else { return DEINITIALIZED };
+    let other_threads = shared.threads.fetch_add(1, Ordering::Relaxed);
     // A panic would be a bug of ours; it may not unwind into the caller, who expects C.
     let answer = catch_unwind(AssertUnwindSafe(|| {
         let mut call = Call { machine: Some(shared.lock()), shared: &shared, thread: ThreadKey::current() };
-        call.host_ns += cost::CALL_NS;
+        call.charge_call(cost, other_threads);
         (call.call_count, call.caller, call.call_name) = (call.call_count + 1, call.thread, name);
         let answer = call.offer(name).map_or_else(|| body(&mut call), Err);
         if let Err(code) = answer {
@@ -51,6 +54,7 @@ pub(super) fn enter(
         call.progress();
         answer
     }));
+    shared.threads.fetch_sub(1, Ordering::Relaxed);
     answer.unwrap_or(Err(UNKNOWN)).err().unwrap_or(CUresult::CUDA_SUCCESS)
 }
 

@@ -1,6 +1,7 @@
 //! What a simulated machine is made of, and where that can be said.
 
 use super::choices::Schedule;
+use super::cost::Costs;
 use super::rules::Rule;
 use crate::env::{self, EnvError};
 use bytesize::ByteSize;
@@ -21,6 +22,7 @@ pub struct SimConfig {
     pub(super) seed: u64,
     pub(super) device_count: u32,
     pub(super) memory_bytes: u64,
+    pub(super) costs: Costs,
     /// Pairs of devices, the lesser first, that have no link.
     pub(super) severed: BTreeSet<(u32, u32)>,
     pub(super) is_looking_for_races: bool,
@@ -36,12 +38,30 @@ impl SimConfig {
             seed: 0,
             device_count: 1,
             memory_bytes: 8 << 30,
+            costs: Costs::h200(),
             is_looking_for_races: true,
             is_unwritten_wanted: false,
             schedule: Schedule::Random,
             rules: Vec::new(),
             severed: BTreeSet::new(),
         }
+    }
+
+    /// One device with as much memory as an H200 and its costs. Host memory is needed for what is touched only.
+    ///
+    /// ```
+    /// # use gpumem_sys::{Driver, SimConfig};
+    /// let driver = Driver::sim(SimConfig::h200())?;
+    /// # let _ = driver;
+    /// # Ok::<(), gpumem_sys::LoadError>(())
+    /// ```
+    pub fn h200() -> Self {
+        Self::new().memory_bytes(143_771 << 20).costs(Costs::h200())
+    }
+
+    /// One device with 64 MiB, which is soon full.
+    pub fn small() -> Self {
+        Self::new().memory_bytes(64 << 20)
     }
 
     /// Chooses the order in which queued work runs, among all that streams and events allow.
@@ -71,6 +91,12 @@ impl SimConfig {
     /// The memory of each device, at most [`MEMORY_BYTES_MAX`]. It costs host memory only where it is touched.
     pub fn memory_bytes(mut self, size_bytes: u64) -> Self {
         self.memory_bytes = size_bytes;
+        self
+    }
+
+    /// What work costs on the virtual clock, [`Costs::h200`] unless this says otherwise.
+    pub fn costs(mut self, costs: Costs) -> Self {
+        self.costs = costs;
         self
     }
 

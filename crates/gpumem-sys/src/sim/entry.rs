@@ -55,7 +55,8 @@ macro_rules! entries {
             #[inline(never)]
             #[allow(non_snake_case, clippy::too_many_arguments)]
             unsafe fn $name(slot: usize, $($arg: $kind),*) -> CUresult {
-                crate::sim::call::enter(slot, stringify!($name), |$call| {
+                const COST: crate::sim::call_cost::CallCost = crate::sim::call_cost::CallCost::of(stringify!($name));
+                crate::sim::call::enter(slot, stringify!($name), COST, |$call| {
                     // SAFETY: whoever calls a driver function promises what its documentation asks, and that is all
                     // that the body relies on: pointers are null or good for what the function reads and writes.
                     #[allow(unused_unsafe)]

@@ -6,7 +6,6 @@
 
 use super::backing::Bytes;
 use super::codes::ILLEGAL_ADDRESS;
-use super::cost;
 use super::finding::{Deed, FaultKind};
 use super::handle::Handle;
 use super::machine::Machine;
@@ -33,7 +32,7 @@ impl Machine {
         let end_ns = match queued.operation {
             Operation::Record { event } => {
                 self.event_mark(event, at, start_ns);
-                start_ns + cost::MARK_NS
+                start_ns + self.config.costs.mark_ns
             }
             Operation::Wait { point, event } => start_ns.max(self.time_of(point, event)),
             Operation::Alloc(allocation) => {
@@ -41,14 +40,14 @@ impl Machine {
                     let Allocation { base, size_bytes, bytes, .. } = allocation;
                     self.note_write(Deed::Allocation, base, size_bytes, bytes);
                 }
-                start_ns + cost::MARK_NS
+                start_ns + self.config.costs.mark_ns
             }
             Operation::Free(allocation) => {
                 if self.unborn(&allocation).is_some() && !is_lost {
                     self.fail(context, freed_early(&allocation));
                 }
                 self.release(&allocation, Some(at));
-                start_ns + cost::MARK_NS
+                start_ns + self.config.costs.mark_ns
             }
             _ if is_lost => start_ns,
             work => {
@@ -76,13 +75,13 @@ impl Machine {
                 let source = self.reach(context, Deed::CopyRead, source, size_bytes)?;
                 let target = self.reach(context, Deed::CopyWrite, target, size_bytes)?;
                 copy_bytes(source, target, size_bytes);
-                Ok(cost::copy_ns(route, size_bytes))
+                Ok(self.config.costs.of_copy(route, size_bytes))
             }
             Operation::Staged { target, bytes } => {
                 let size_bytes = bytes.len() as u64;
                 let target = self.reach(context, Deed::CopyWrite, target, size_bytes)?;
                 copy_bytes(Bytes(bytes.as_ptr().cast_mut()), target, size_bytes);
-                Ok(cost::staged_ns(size_bytes))
+                Ok(self.config.costs.of_staged(size_bytes))
             }
             Operation::Copy2d(copy) => self.execute_copy_2d(context, &copy),
             Operation::Fill(fill) => self.execute_fill(context, &fill),
@@ -107,7 +106,7 @@ impl Machine {
             )?;
             copy_bytes(source, target, copy.width_bytes);
         }
-        Ok(cost::copy_ns(copy.route, copy.width_bytes * copy.height))
+        Ok(self.config.costs.of_copy(copy.route, copy.width_bytes * copy.height))
     }
 
     fn execute_fill(&mut self, context: Handle, fill: &Fill) -> Result<u64, Fault> {
@@ -116,7 +115,7 @@ impl Machine {
             let target = self.reach(context, Deed::Memset, fill.target + row * fill.pitch, size_bytes)?;
             fill_bytes(target, fill);
         }
-        Ok(cost::fill_ns(fill))
+        Ok(self.config.costs.of_fill(fill))
     }
 
     /// The bytes behind an address: the device's as allocated now, the host's as they are.

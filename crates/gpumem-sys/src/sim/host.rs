@@ -3,6 +3,7 @@
 //! Both have one address for the host and the devices, of every context.
 
 use super::backing::{Backing, Bytes};
+use super::call_cost::{PIN_NS_PER_MIB, REGISTER_NS_PER_MIB, UNPIN_NS_PER_MIB, UNREGISTER_NS_PER_MIB};
 use super::codes::{
     Answer, HOST_MEMORY_ALREADY_REGISTERED, HOST_MEMORY_NOT_REGISTERED, INVALID_CONTEXT, INVALID_VALUE,
 };
@@ -19,12 +20,14 @@ impl Machine {
         let base = backing.bytes().0.expose_provenance() as u64;
         self.pin(context, base, size_bytes, Owner::Host { flags })?;
         self.host.insert(base, backing);
+        self.charge_pages(size_bytes, PIN_NS_PER_MIB);
         Ok(base)
     }
 
     /// The devices' work has run.
     pub(super) fn host_free(&mut self, base: u64) -> Answer<()> {
-        self.host.get(&base).ok_or(INVALID_VALUE)?;
+        let size_bytes = self.host.get(&base).ok_or(INVALID_VALUE)?.size_bytes();
+        self.charge_pages(size_bytes, UNPIN_NS_PER_MIB);
         self.note_host_free(base);
         self.memory.remove(base);
         self.host.remove(&base);
@@ -47,13 +50,15 @@ impl Machine {
         if before.is_some_and(|(_, found)| found.base + found.size_bytes > base) {
             return Err(HOST_MEMORY_ALREADY_REGISTERED);
         }
+        self.charge_pages(size_bytes, REGISTER_NS_PER_MIB);
         self.pin(context, base, size_bytes, Owner::Registered { flags })
     }
 
     /// The devices' work has run.
     pub(super) fn host_unregister(&mut self, base: u64) -> Answer<()> {
-        match self.memory.at_call.get(&base).map(|found| found.owner) {
-            Some(Owner::Registered { .. }) => {
+        match self.memory.at_call.get(&base).copied() {
+            Some(Allocation { owner: Owner::Registered { .. }, size_bytes, .. }) => {
+                self.charge_pages(size_bytes, UNREGISTER_NS_PER_MIB);
                 self.note_host_free(base);
                 self.memory.remove(base);
                 Ok(())

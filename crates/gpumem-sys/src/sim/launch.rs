@@ -7,7 +7,6 @@
 use super::backing::Bytes;
 use super::call::Inside;
 use super::codes::ILLEGAL_ADDRESS;
-use super::cost;
 use super::execute::Fault;
 use super::finding::{Deed, FaultKind};
 use super::handle::Handle;
@@ -237,7 +236,7 @@ impl Machine {
         let touched = launch.touched.into_inner();
         self.note_touched(name, &touched);
         match outcome {
-            Ok(Ok(())) => Ok(cost::LAUNCH_NS),
+            Ok(Ok(())) => Ok(self.config.costs.launch_ns),
             Ok(Err(fault)) => {
                 let text = format!("kernel `{name}` failed: {}", fault.text);
                 Err(Fault { kind: fault.kind, code: fault.code, text })

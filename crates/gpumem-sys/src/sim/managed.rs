@@ -8,7 +8,6 @@
 
 use super::backing::{Backing, Bytes};
 use super::codes::{Answer, INVALID_CONTEXT, INVALID_VALUE, NOT_SUPPORTED};
-use super::cost;
 use super::handle::Handle;
 use super::machine::Machine;
 use super::memory::{Allocation, Owner};
@@ -182,7 +181,7 @@ impl Machine {
             }
         }
         self.managed_fit(device);
-        self.managed.fault_ns.set(self.managed.fault_ns.get() + cost::fault_ns(moved_bytes));
+        self.managed.fault_ns.set(self.managed.fault_ns.get() + self.config.costs.of_faults(moved_bytes));
     }
 
     /// Queues a move.
@@ -207,7 +206,7 @@ impl Machine {
         if let Place::Device(device) = to {
             self.managed_fit(device);
         }
-        cost::prefetch_ns(to == Place::Host, moved_bytes)
+        self.config.costs.of_prefetch(to == Place::Host, moved_bytes)
     }
 
     /// Managed pages make room for everything else on a device.

@@ -49,6 +49,7 @@
 
 mod backing;
 mod call;
+mod call_cost;
 mod capture;
 mod choices;
 mod clock;
@@ -94,6 +95,7 @@ mod virtual_memory;
 
 pub use choices::{Choice, Schedule};
 pub use config::{DEVICES_MAX, MEMORY_BYTES_MAX, SimConfig};
+pub use cost::Costs;
 pub use finding::{Access, Deed, FaultKind, Finding, Misuse, Origin};
 pub use launch::{Kernel, KernelFault, Launch};
 pub use report::{AllocationKind, LiveAllocation, Report};

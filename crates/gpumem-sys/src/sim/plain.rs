@@ -65,6 +65,7 @@ impl Machine {
 
     fn chunk_create(&mut self, device: usize, size_bytes: u64, is_shared: bool) -> Answer<u64> {
         self.admit(device, size_bytes)?;
+        self.charge_chunk(size_bytes);
         let device = &mut self.devices[device];
         let (base, backing) = device.map(size_bytes)?;
         device.plain.chunks.insert(base, Chunk { backing, size_bytes, is_shared });
@@ -83,6 +84,7 @@ impl Machine {
             && let Some(chunk) = plain.chunks.remove(&base)
         {
             device.unmap(base, size_bytes, chunk.backing);
+            self.charge_chunk(size_bytes);
         }
     }
 

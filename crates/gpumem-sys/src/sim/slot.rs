@@ -19,6 +19,8 @@ pub(super) struct Shared {
     /// Told whenever a host function has returned.
     pub(super) returned: Condvar,
     pub(super) table: Table,
+    /// How many threads are in the driver, waiting for the lock included.
+    pub(super) threads: AtomicU64,
 }
 
 impl Shared {
@@ -47,6 +49,7 @@ pub(super) fn take(config: SimConfig) -> Result<Arc<Shared>, SimError> {
                 machine: Mutex::new(Machine::new(config, slot, instance)),
                 returned: Condvar::new(),
                 table: TABLES[slot](),
+                threads: AtomicU64::new(0),
             });
             *holder = Arc::downgrade(&shared);
             return Ok(shared);

@@ -5,6 +5,7 @@
 //! call on: mapping and unmapping wait for nothing, so work that is still queued for an address that is unmapped
 //! faults when it runs. A mapping belongs to no device until access is given.
 
+use super::call_cost::{ACCESS_NS_PER_HANDLE, CREATE_NS_PER_MIB, RELEASE_NS_PER_MIB, UNMAP_NS_PER_HANDLE};
 use super::codes::{Answer, INVALID_VALUE, NOT_SUPPORTED, OUT_OF_MEMORY};
 use super::extents::Extents;
 use super::handle::{Handle, Kind, Slab};
@@ -128,6 +129,7 @@ impl Machine {
         let device = self.check_properties(properties)?;
         check_size(size_bytes)?;
         self.admit(device, size_bytes)?;
+        self.charge_pages(size_bytes, CREATE_NS_PER_MIB);
         let created = self.virtual_memory.create(device, size_bytes, properties.allocFlags);
         created.inspect_err(|_| self.devices[device].reserved_bytes -= size_bytes)
     }
@@ -172,6 +174,7 @@ impl Machine {
         all.pieces.give(physical.file_offset_bytes, physical.size_bytes);
         self.devices[physical.device].reserved_bytes -= physical.size_bytes;
         self.note_physical_gone(physical.file_offset_bytes, physical.size_bytes);
+        self.charge_pages(physical.size_bytes, RELEASE_NS_PER_MIB);
     }
 
     /// The handle behind an address, with one holder more.
@@ -234,6 +237,7 @@ impl Machine {
         let mappings = self.mappings(base, size_bytes)?;
         let (start, reservation) = self.virtual_memory.reservation(base, size_bytes)?;
         reservation.range.unmap(base - start, size_bytes)?;
+        self.charge(UNMAP_NS_PER_HANDLE * (mappings.len() as u64 - 1));
         for mapping in mappings {
             self.note_unmap(&mapping);
             self.memory.remove(mapping.base);
@@ -267,6 +271,7 @@ impl Machine {
                 _ => return Err(INVALID_VALUE),
             }
         }
+        self.charge(ACCESS_NS_PER_HANDLE * (mappings.len() as u64 - 1));
         for mapping in mappings {
             if let Owner::Mapped { handle, devices } = mapping.owner {
                 let owner = Owner::Mapped { handle, devices: (devices | granted) & !withdrawn };

@@ -48,3 +48,82 @@ fn a_wait_carries_the_time_over_and_pending_events_have_none() {
     }
     assert!(pending > 0);
 }
+
+/// What the host's clock moves on while it does something, seen by two events on an idle stream.
+fn host_ns(gpu: &Machine, body: impl FnOnce()) -> f64 {
+    let (mut start, mut end, mut elapsed_ms, stream) = (null_mut(), null_mut(), 0.0, gpu.stream());
+    // SAFETY: locals outlive the calls.
+    unsafe {
+        gpu.cuEventCreate(&mut start, 0).unwrap();
+        gpu.cuEventCreate(&mut end, 0).unwrap();
+        gpu.cuEventRecord(start, stream).unwrap();
+        body();
+        gpu.cuEventRecord(end, stream).unwrap();
+        gpu.sync(stream);
+        gpu.cuEventElapsedTime_v2(&mut elapsed_ms, start, end).unwrap();
+    }
+    f64::from(elapsed_ms) * 1e6
+}
+
+#[test]
+fn calls_cost_the_host_what_they_cost_beside_a_gpu() {
+    let gpu = machine(SimConfig::h200());
+    let pairs_ns = host_ns(&gpu, || {
+        for _ in 0..1000 {
+            let address = gpu.alloc(2 << 20);
+            // SAFETY: nothing uses it.
+            unsafe { gpu.cuMemFree_v2(address).unwrap() };
+        }
+    });
+    assert!((44e6..48e6).contains(&pairs_ns), "{pairs_ns}");
+    let pinned_ns = host_ns(&gpu, || _ = gpu.pinned(64 << 20));
+    assert!((22e6..23e6).contains(&pinned_ns), "{pinned_ns}");
+}
+
+#[test]
+fn a_call_costs_more_while_another_thread_is_in_the_driver() {
+    extern "C" fn wait(barrier: *mut c_void) {
+        // SAFETY: the barrier outlives the stream's work.
+        let barrier = unsafe { &*barrier.cast::<std::sync::Barrier>() };
+        barrier.wait();
+        barrier.wait();
+    }
+    let gpu = machine(SimConfig::new());
+    let (context, waited) = (gpu.context as usize, gpu.stream() as usize);
+    let record = |count: usize| {
+        let (stream, event) = (gpu.stream(), gpu.event());
+        // SAFETY: handles are live.
+        host_ns(&gpu, || (0..count).for_each(|_| unsafe { gpu.cuEventRecord(event, stream).unwrap() }))
+    };
+    let alone_ns = record(1000);
+    let barrier = std::sync::Barrier::new(2);
+    std::thread::scope(|scope| {
+        let driver = gpu.driver.clone();
+        let at = (&raw const barrier) as usize;
+        scope.spawn(move || {
+            // SAFETY: handles are live, and the barrier outlives the thread.
+            unsafe {
+                driver.cuCtxSetCurrent(std::ptr::without_provenance_mut(context)).unwrap();
+                let stream = std::ptr::without_provenance_mut(waited);
+                let barrier = std::ptr::with_exposed_provenance_mut(at);
+                driver.cuLaunchHostFunc(stream, Some(wait), barrier).unwrap();
+                driver.cuStreamSynchronize(stream).unwrap();
+            }
+        });
+        // The other thread is inside its host function from here to the second wait.
+        barrier.wait();
+        let together_ns = record(1000);
+        barrier.wait();
+        assert!((together_ns / alone_ns) > 2.5, "{alone_ns} {together_ns}");
+    });
+}
+
+#[test]
+fn costs_can_be_changed() {
+    let mut costs = gpumem_sys::sim::Costs::h200();
+    costs.calls_percent = 0;
+    let gpu = machine(SimConfig::small().costs(costs));
+    let mark_ns = host_ns(&gpu, || _ = gpu.alloc(1 << 20));
+    assert!((99.9..100.1).contains(&mark_ns), "{mark_ns}");
+    assert_eq!(code(gpu.try_alloc(64 << 20)), CUresult::CUDA_ERROR_OUT_OF_MEMORY);
+}
