@@ -18,6 +18,7 @@ use super::stream::Point;
 use crate::types::CUresult;
 use core::cell::Cell;
 use core::ops::{Deref, DerefMut};
+use core::time::Duration;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, MutexGuard, PoisonError};
@@ -163,11 +164,12 @@ impl Call<'_> {
         }
     }
 
-    /// Gives the lock away until some thread's host function has returned.
+    /// Gives the lock away until some thread's host function has returned, or for a moment: a value that streams wait
+    /// for may be written by anybody.
     fn sleep(&mut self) {
         if let Some(machine) = self.machine.take() {
-            let woken = self.shared.returned.wait(machine);
-            self.machine = Some(woken.unwrap_or_else(PoisonError::into_inner));
+            let woken = self.shared.returned.wait_timeout(machine, MOMENT);
+            self.machine = Some(woken.unwrap_or_else(PoisonError::into_inner).0);
         }
     }
 }
@@ -210,5 +212,8 @@ impl Drop for Inside {
         INSIDE.set(self.0);
     }
 }
+
+/// How long a call sleeps before it looks again.
+const MOMENT: Duration = Duration::from_millis(1);
 
 thread_local!(static INSIDE: Cell<bool> = const { Cell::new(false) });

@@ -17,6 +17,7 @@ use super::handle::Handle;
 use super::machine::Machine;
 use super::operation::Operation;
 use super::stream::{Point, Queued, Role, Stream};
+use std::collections::BTreeMap;
 use std::sync::{Arc, OnceLock};
 
 /// A moment of a stream, or of the host.
@@ -152,6 +153,8 @@ pub(super) struct Clocks {
     /// Slots whose last owner is over for everybody, each with its time.
     vacant: Vec<Epoch>,
     slot_count: u32,
+    /// What the streams knew that last wrote the values in memory that others wait for.
+    values: BTreeMap<u64, Snapshot>,
 }
 
 struct Gone {
@@ -302,6 +305,29 @@ impl Machine {
         {
             // Set once: an operation runs once.
             let _ = mark.set(snapshot);
+        }
+    }
+
+    /// The operation that runs now writes a value that others may wait for.
+    pub(super) fn clock_tells_value(&mut self, address: u64) {
+        let Some(running) = self.running else { return };
+        let (Some(races), Some(stream)) = (&mut self.races, self.streams.get(running.stream)) else { return };
+        if let Some(snapshot) = stream.clock.snapshot(running.position) {
+            races.clocks.values.insert(address, snapshot);
+        }
+    }
+
+    /// The operation that runs now has waited for a value: a stream wrote it, or the host if it could.
+    pub(super) fn clock_learns_value(&mut self, address: u64, may_be_hosts: bool) {
+        let (Some(running), call_count) = (self.running, self.call_count) else { return };
+        let (Some(races), Some(stream)) = (&self.races, self.streams.get_mut(running.stream)) else { return };
+        let knows = &mut stream.clock.knows;
+        if let Some(snapshot) = races.clocks.values.get(&address) {
+            knows.learn_snapshot(snapshot);
+        }
+        if may_be_hosts {
+            knows.learn(&races.clocks.host);
+            knows.host = call_count;
         }
     }
 

@@ -17,6 +17,7 @@ mod pool;
 mod stream;
 mod symbol;
 mod transfer;
+mod value;
 mod virtual_memory;
 
 use super::codes::{Answer, INVALID_VALUE};
@@ -37,6 +38,7 @@ pub(super) fn table<const SLOT: usize>() -> Table {
     transfer::install::<SLOT>(&mut table);
     module::install::<SLOT>(&mut table);
     symbol::install::<SLOT>(&mut table);
+    value::install::<SLOT>(&mut table);
     capture::install::<SLOT>(&mut table);
     graph::install::<SLOT>(&mut table);
     node::install::<SLOT>(&mut table);

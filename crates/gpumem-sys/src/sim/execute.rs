@@ -88,6 +88,8 @@ impl Machine {
             Operation::Prefetch { address, size_bytes, to } => {
                 Ok(self.execute_prefetch(address, size_bytes, to))
             }
+            Operation::WaitValue(wish, _) => self.execute_value(&wish, false),
+            Operation::WriteValue(wish) => self.execute_value(&wish, true),
             Operation::Launch(launch) => self.execute_launch(context, &launch),
             // Host functions have run outside; the others have been dealt with.
             _ => Ok(0),

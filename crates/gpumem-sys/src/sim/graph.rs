@@ -384,6 +384,9 @@ impl Work {
             Self::Queue(Operation::Fill(_)) => NodeType::CU_GRAPH_NODE_TYPE_MEMSET,
             Self::Queue(Operation::Call(_)) => NodeType::CU_GRAPH_NODE_TYPE_HOST,
             Self::Queue(Operation::Nothing) => NodeType::CU_GRAPH_NODE_TYPE_EMPTY,
+            Self::Queue(Operation::WaitValue(..) | Operation::WriteValue(_)) => {
+                NodeType::CU_GRAPH_NODE_TYPE_BATCH_MEM_OP
+            }
             Self::Queue(_) => NodeType::CU_GRAPH_NODE_TYPE_MEMCPY,
             Self::Record(_) => NodeType::CU_GRAPH_NODE_TYPE_EVENT_RECORD,
             Self::Wait(_) => NodeType::CU_GRAPH_NODE_TYPE_WAIT_EVENT,

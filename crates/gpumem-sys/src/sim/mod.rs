@@ -91,6 +91,7 @@ mod shadow;
 mod slot;
 mod stream;
 mod symbol;
+mod value;
 mod virtual_memory;
 
 pub use choices::{Choice, Schedule};

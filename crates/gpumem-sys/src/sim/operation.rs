@@ -5,6 +5,7 @@ use super::launch::QueuedLaunch;
 use super::managed::Place;
 use super::memory::Allocation;
 use super::stream::Point;
+use super::value::{Condition, Value};
 use core::ffi::c_void;
 
 /// One piece of queued work. Addresses are looked up when it runs, not when it is queued.
@@ -28,6 +29,10 @@ pub(super) enum Operation {
     Record { event: Handle },
     /// Nothing behind it runs before the point is done. `event` says whose time counts, if one was named.
     Wait { point: Point, event: Option<Handle> },
+    /// Nothing behind it runs before a value in memory is as asked.
+    WaitValue(Value, Condition),
+    /// A value in memory.
+    WriteValue(Value),
     /// Pages of managed memory move.
     Prefetch { address: u64, size_bytes: u64, to: Place },
     /// Stream-ordered memory comes to life on the device.

@@ -44,7 +44,8 @@ pub(super) enum Step {
     Ran,
     /// A host function is due: the caller runs it without the lock, then says so.
     Call(Handle, HostCall),
-    /// Everything that is left stands behind a host function that another thread is running.
+    /// Everything that is left stands behind a host function that another thread is running, or behind a value that
+    /// is still to be written.
     Busy,
     /// Nothing is queued.
     Idle,
@@ -210,13 +211,16 @@ impl Machine {
     }
 
     /// This stream if its first operation is ready; else the one that it waits for, or that one's, which must come
-    /// first anyway. None if a host function is in the way.
+    /// first anyway. None if a host function is in the way, or a value that nobody has written.
     fn runnable(&self, stream: Handle) -> Option<Handle> {
         let mut at = stream;
         loop {
             let stream = self.streams.get(at).filter(|stream| !stream.is_busy)?;
-            match stream.queue.front()?.operation {
-                Operation::Wait { point, .. } if !self.is_done(point) => at = point.stream,
+            match &stream.queue.front()?.operation {
+                Operation::Wait { point, .. } if !self.is_done(*point) => at = point.stream,
+                Operation::WaitValue(wish, condition) if !self.value_is_met(at, wish, *condition) => {
+                    return None;
+                }
                 _ if self.schedule.delays.iter().any(|(number, _)| *number == stream.clock.number) => {
                     return None;
                 }

@@ -62,6 +62,37 @@ fn both_orders_of_two_branches_happen_and_neither_comes_before_the_fork() {
 }
 
 #[test]
+fn branches_that_nothing_orders_race_and_edges_order() {
+    for seed in 0..50 {
+        let gpu = machine(SimConfig::new().seed(seed).races(true));
+        fork(&gpu, 1, 2);
+        let findings = gpu.sim().report().findings;
+        assert_eq!(findings.len(), 1, "seed {seed}: {findings:?}");
+
+        let gpu = machine(SimConfig::new().seed(seed).races(true));
+        let (a, b, bytes) = (gpu.stream(), gpu.stream(), gpu.alloc(3));
+        gpu.begin(a);
+        let inner = gpu.alloc_on(a, 1);
+        gpu.fill(a, bytes, 1, 3);
+        gpu.order(a, b);
+        gpu.copy(b, inner, bytes, 1);
+        gpu.copy(a, bytes + 1, bytes, 1);
+        gpu.order(b, a);
+        gpu.copy(a, bytes + 2, inner, 1);
+        gpu.free_on(a, inner);
+        let exec = gpu.end(a);
+        gpu.launch(exec, a);
+        gpu.launch(exec, b);
+        gpu.order(b, a);
+        gpu.fill(a, bytes, 1, 3);
+        gpu.end_exec(exec);
+        gpu.sync(a);
+        let findings = gpu.sim().report().findings;
+        assert_eq!(findings, [], "seed {seed}");
+    }
+}
+
+#[test]
 fn edges_order_for_every_seed() {
     let seen = outcomes(|gpu| {
         let (a, b, bytes) = (gpu.stream(), gpu.stream(), gpu.alloc(4));

@@ -20,6 +20,7 @@ mod races;
 mod rules;
 mod schedules;
 mod seeded_bugs;
+mod values;
 mod virtual_memory;
 
 use gpumem_sys::types::*;
