@@ -9,6 +9,7 @@ type Checked = Result<(), DriverError>;
 
 const CHECKS: &[(&str, fn() -> Checked)] = &[
     ("devices", devices),
+    ("contexts", contexts),
     ("contexts on several threads", threads),
     ("copies", copies),
     ("views", views),
@@ -46,6 +47,23 @@ fn devices() -> Checked {
         assert!(free <= total && total == context.total_mem()?);
     }
     assert!(CudaContext::new(2).is_err_and(|error| error.0 == CUresult::CUDA_ERROR_INVALID_DEVICE));
+    Ok(())
+}
+
+fn contexts() -> Checked {
+    let context = CudaContext::new(0)?;
+    context.set_blocking_synchronize()?;
+    let limit = sys::CUlimit::CU_LIMIT_MALLOC_HEAP_SIZE;
+    let heap_bytes = context.get_limit(limit)?;
+    context.set_limit(limit, heap_bytes + (1 << 20))?;
+    assert!(context.get_limit(limit)? >= heap_bytes + (1 << 20));
+    context.set_cache_config(context.get_cache_config()?)?;
+
+    let own = CudaContext::new_non_primary(0, 0)?;
+    assert!(!own.is_primary() && own.cu_ctx() != context.cu_ctx());
+    assert_eq!(own.uuid()?.bytes, context.uuid()?.bytes);
+    let stream = own.new_stream_with_priority(-1)?;
+    assert_eq!(stream.clone_dtoh(&stream.clone_htod(&[3u8; 100])?)?, [3; 100]);
     Ok(())
 }
 

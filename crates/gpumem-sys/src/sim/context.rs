@@ -6,6 +6,7 @@
 use super::codes::{Answer, INVALID_CONTEXT, INVALID_DEVICE, INVALID_HANDLE};
 use super::handle::Handle;
 use super::machine::Machine;
+use super::settings::Settings;
 use super::stream::{Role, Stream};
 use crate::types::CUresult;
 use core::cell::Cell;
@@ -24,6 +25,7 @@ pub(super) struct Context {
     pub(super) error: Option<CUresult>,
     /// The contexts whose plain memory this one may use.
     pub(super) peers: BTreeSet<Handle>,
+    pub(super) settings: Settings,
 }
 
 /// A thread of the process.
@@ -54,6 +56,7 @@ impl Machine {
             of_thread: BTreeMap::new(),
             error: None,
             peers: BTreeSet::new(),
+            settings: Settings::default(),
         };
         let handle = self.contexts.insert(context)?;
         let legacy = self.streams.insert(Stream::new(handle, device, 0, 0, Role::Legacy));

@@ -14,6 +14,7 @@ mod memory;
 mod module;
 mod node;
 mod pool;
+mod settings;
 mod stream;
 mod symbol;
 mod transfer;
@@ -39,6 +40,7 @@ pub(super) fn table<const SLOT: usize>() -> Table {
     module::install::<SLOT>(&mut table);
     symbol::install::<SLOT>(&mut table);
     value::install::<SLOT>(&mut table);
+    settings::install::<SLOT>(&mut table);
     capture::install::<SLOT>(&mut table);
     graph::install::<SLOT>(&mut table);
     node::install::<SLOT>(&mut table);

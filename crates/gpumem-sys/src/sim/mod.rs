@@ -87,6 +87,7 @@ mod random;
 mod report;
 mod rules;
 mod schedule;
+mod settings;
 mod shadow;
 mod slot;
 mod stream;

@@ -103,11 +103,6 @@ entries! {
         put(target, call.contexts.get(context).ok_or(INVALID_CONTEXT)?.device as CUdevice)
     }
 
-    fn cuCtxGetFlags(call, flags: *mut c_uint) {
-        call.context(call.thread)?;
-        put(flags, 0)
-    }
-
     fn cuCtxGetApiVersion(call, context: CUcontext, version: *mut c_uint) {
         if !context.is_null() {
             call.contexts.get(Handle::from_ptr(context)).ok_or(INVALID_CONTEXT)?;

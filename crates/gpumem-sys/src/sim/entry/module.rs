@@ -2,7 +2,7 @@
 
 use super::{entries, put, take};
 use crate::sim::call::Call;
-use crate::sim::codes::{Answer, INVALID_VALUE, NOT_FOUND};
+use crate::sim::codes::{Answer, FILE_NOT_FOUND, INVALID_VALUE, NOT_FOUND};
 use crate::sim::handle::Handle;
 use crate::sim::module::Shape;
 use crate::sim::ptx::Signature;
@@ -11,6 +11,13 @@ use crate::types::{CUfunction, CUfunction_attribute, CUjit_option, CUmodule, CUr
 use core::ffi::{CStr, c_char, c_int, c_uint, c_void};
 
 entries! {
+    fn cuModuleLoad(call, target: *mut CUmodule, path: *const c_char) {
+        let context = call.context(call.thread)?;
+        let path = text(path)?.to_str().map_err(|_| INVALID_VALUE)?;
+        let image = std::fs::read(path).map_err(|_| FILE_NOT_FOUND)?;
+        put(target, call.module_load(context, &image)?.to_ptr())
+    }
+
     fn cuModuleLoadData(call, target: *mut CUmodule, image: *const c_void) {
         let context = call.context(call.thread)?;
         put(target, call.module_load(context, text(image.cast())?.to_bytes())?.to_ptr())
