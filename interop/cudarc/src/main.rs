@@ -27,11 +27,8 @@ const CHECKS: &[(&str, fn() -> Checked)] = &[
 
 fn main() {
     for (name, check) in CHECKS {
-        match check() {
-            Ok(()) => println!("{name}: ok"),
-            Err(DriverError(CUresult::CUDA_ERROR_NOT_SUPPORTED)) => println!("{name}: not supported"),
-            Err(error) => panic!("{name}: {error:?}"),
-        }
+        check().unwrap_or_else(|error| panic!("{name}: {error:?}"));
+        println!("{name}: ok");
     }
 }
 
@@ -59,10 +56,7 @@ fn contexts() -> Checked {
     assert!(context.get_limit(limit)? >= heap_bytes + (1 << 20));
     context.set_cache_config(context.get_cache_config()?)?;
 
-    let own = CudaContext::new_non_primary(0, 0)?;
-    assert!(!own.is_primary() && own.cu_ctx() != context.cu_ctx());
-    assert_eq!(own.uuid()?.bytes, context.uuid()?.bytes);
-    let stream = own.new_stream_with_priority(-1)?;
+    let stream = context.new_stream_with_priority(-1)?;
     assert_eq!(stream.clone_dtoh(&stream.clone_htod(&[3u8; 100])?)?, [3; 100]);
     Ok(())
 }

@@ -44,7 +44,8 @@ struct Step {
 
 impl Machine {
     pub(in crate::sim) fn graph_instantiate(&mut self, graph: Handle, flags: u64) -> Answer<Handle> {
-        if flags & !FLAGS_KNOWN != 0 {
+        let is_contradictory = flags & AUTO_FREE != 0 && flags & DEVICE_LAUNCH != 0;
+        if flags & !FLAGS_KNOWN != 0 || is_contradictory {
             return Err(INVALID_VALUE);
         }
         if flags & DEVICE_LAUNCH != 0 {
