@@ -1,9 +1,10 @@
 //! gpumem's software driver as a drop-in for NVIDIA's `libcuda.so.1`, for programs that know nothing of gpumem.
 //!
 //! The library exports every function of the driver API. Each forwards to one software driver of the process, made by
-//! the first call from the variables `GPUMEM_SIM_SEED`, `GPUMEM_SIM_DEVICES` and `GPUMEM_SIM_MEMORY`. A function that
+//! the first call from the `GPUMEM_SIM_…` variables. A function that
 //! the software driver lacks answers `CUDA_ERROR_NOT_SUPPORTED`. Kernels have no Rust twins here: modules load, but no
-//! function is found in them (`CUDA_ERROR_NOT_FOUND`), so that nothing pretends to have computed.
+//! function is found in them (`CUDA_ERROR_NOT_FOUND`), so that nothing pretends to have computed. When the process
+//! exits, the races and faults that the software driver has found are written to standard error.
 //!
 //! `cargo xtask drop-in DIR` lays the library out under the names that programs look for:
 //!

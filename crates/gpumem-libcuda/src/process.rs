@@ -1,13 +1,16 @@
 //! The one software driver of this process. It is never dropped: at exit the program's threads and static destructors
-//! may still be calling.
+//! may still be calling. What it has found against the program is said then, since nobody can ask for it.
 
+use gpumem_sys::sim::Finding;
 use gpumem_sys::{Driver, LoadError, SimConfig, Table};
-use std::io::Write;
+use std::fmt::Write as _;
+use std::io::Write as _;
 use std::sync::OnceLock;
+
+static DRIVER: OnceLock<Option<Driver>> = OnceLock::new();
 
 /// The driver's functions; `None` if it could not be set up, which has been said on standard error.
 pub(crate) fn table() -> Option<&'static Table> {
-    static DRIVER: OnceLock<Option<Driver>> = OnceLock::new();
     DRIVER.get_or_init(|| start().map_err(complain).ok()).as_ref().map(Driver::table)
 }
 
@@ -15,7 +18,41 @@ fn start() -> Result<Driver, LoadError> {
     Driver::sim(SimConfig::from_env()?)
 }
 
-/// A line on standard error, since the driver API has no other place for the reason; one that can't be written is lost.
 fn complain(error: LoadError) {
-    let _ = writeln!(std::io::stderr(), "gpumem's software driver (libcuda.so.1) can't start: {error}");
+    say(&format!("gpumem's software driver (libcuda.so.1) can't start: {error}\n"));
 }
+
+/// Called by the loader when the process exits, after everything that the program has registered for that.
+#[cfg(target_os = "linux")]
+#[used]
+#[unsafe(link_section = ".fini_array")]
+static AT_EXIT: extern "C" fn() = at_exit;
+
+#[cfg_attr(not(target_os = "linux"), allow(dead_code, reason = "nothing calls it there"))]
+extern "C" fn at_exit() {
+    let driver = DRIVER.get().and_then(Option::as_ref);
+    let Some(report) = driver.and_then(Driver::simulator).map(|sim| sim.report()) else { return };
+    let found = report.findings.iter().filter(|finding| is_worth_saying(finding));
+    let found = found.take(SHOWN_MAX).fold(String::new(), |mut text, finding| {
+        let _ = writeln!(text, "  {finding}");
+        text
+    });
+    if !found.is_empty() {
+        let (seed, schedule) = (report.seed, report.schedule);
+        say(&format!(
+            "gpumem's software driver has found, with GPUMEM_SIM_SEED={seed} GPUMEM_SIM_SCHEDULE={schedule}:\n{found}"
+        ));
+    }
+}
+
+/// A call that was refused has been told so, and at exit everything may be left to the driver.
+fn is_worth_saying(finding: &Finding) -> bool {
+    !matches!(finding, Finding::Refused { .. } | Finding::Leak { .. })
+}
+
+/// On standard error, since the driver API has no other place; what can't be written is lost.
+fn say(text: &str) {
+    let _ = std::io::stderr().write_all(text.as_bytes());
+}
+
+const SHOWN_MAX: usize = 20;

@@ -48,6 +48,16 @@ fn a_machine_that_cannot_be_set_up_is_explained_once() {
     passes(output);
 }
 
+#[test]
+fn what_was_found_is_said_at_exit() {
+    let output = run("child::writes_the_same_bytes_on_two_streams", &[("GPUMEM_SIM_SEED", "3")]);
+    let stderr = String::from_utf8_lossy(&output.stderr);
+    assert!(stderr.contains("has found, with GPUMEM_SIM_SEED=3") && stderr.contains("race"), "{stderr}");
+    let output =
+        run("child::sees_three_devices", &[("GPUMEM_SIM_DEVICES", "3"), ("GPUMEM_SIM_MEMORY", "141GiB")]);
+    assert_eq!(String::from_utf8_lossy(&output.stderr), "");
+}
+
 /// Whatever is alive: threads in the middle of calls, memory, streams, and thread-locals that call while they die.
 #[test]
 fn the_process_exits_cleanly() {
@@ -102,6 +112,29 @@ mod child {
         for _ in 0..2 {
             // SAFETY: `cuInit` may be called at any time.
             assert_eq!(unsafe { table.cuInit.unwrap()(0) }, CUresult::CUDA_ERROR_NOT_INITIALIZED);
+        }
+    }
+
+    #[test]
+    #[ignore = "needs the library on the path; its parent starts it"]
+    fn writes_the_same_bytes_on_two_streams() {
+        let table = table();
+        let (mut context, mut address) = (std::ptr::null_mut(), 0);
+        // SAFETY: the out-pointers live through the calls; the handles are the driver's own.
+        unsafe {
+            assert_eq!(table.cuInit.unwrap()(0), CUresult::CUDA_SUCCESS);
+            assert_eq!(table.cuDevicePrimaryCtxRetain.unwrap()(&mut context, 0), CUresult::CUDA_SUCCESS);
+            assert_eq!(table.cuCtxSetCurrent.unwrap()(context), CUresult::CUDA_SUCCESS);
+            assert_eq!(table.cuMemAlloc_v2.unwrap()(&mut address, 64), CUresult::CUDA_SUCCESS);
+            for value in [1, 2] {
+                let mut stream = std::ptr::null_mut();
+                assert_eq!(table.cuStreamCreate.unwrap()(&mut stream, 1), CUresult::CUDA_SUCCESS);
+                assert_eq!(
+                    table.cuMemsetD8Async.unwrap()(address, value, 64, stream),
+                    CUresult::CUDA_SUCCESS
+                );
+            }
+            assert_eq!(table.cuCtxSynchronize.unwrap()(), CUresult::CUDA_SUCCESS);
         }
     }
 
