@@ -5,7 +5,6 @@
 //! writes lasts forever, as it does on a GPU.
 
 use super::codes::{Answer, ILLEGAL_ADDRESS, INVALID_VALUE};
-use super::cost::MARK_NS;
 use super::execute::Fault;
 use super::handle::Handle;
 use super::machine::Machine;
@@ -118,7 +117,7 @@ impl Machine {
         };
         if !is_write {
             self.clock_learns_value(wish.address, found.owner.is_host());
-            return Ok(MARK_NS);
+            return Ok(self.config.costs.mark_ns);
         }
         self.clock_tells_value(wish.address);
         let bytes = found.bytes_at(wish.address).0;
@@ -130,7 +129,7 @@ impl Machine {
                 bytes.cast::<u32>().write_volatile(wish.value as u32);
             }
         }
-        Ok(MARK_NS)
+        Ok(self.config.costs.mark_ns)
     }
 }
 
