@@ -137,7 +137,7 @@ fn judge(outcome: std::thread::Result<Option<String>>, report: Report) -> Result
             None => return Ok(()),
         },
     };
-    Err(Failed { failure, report })
+    Err(Failed { failure, report: Box::new(report) })
 }
 
 /// The seed in `GPUMEM_SIM_SEED`, if one is set.
@@ -149,7 +149,7 @@ pub(crate) fn from_env() -> Option<u64> {
 /// A failure, and what the software driver held after it.
 pub(crate) struct Failed {
     failure: Failure,
-    pub(crate) report: Report,
+    pub(crate) report: Box<Report>,
 }
 
 enum Failure {
