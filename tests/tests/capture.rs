@@ -836,7 +836,7 @@ cases! {
         bench.free([memory]);
     }
 
-    /// A launch in a capture is a node.
+    /// A graph becomes part of another by hand, with a copy of its nodes.
     #[serial_test::serial]
     fn a_graph_in_a_graph(driver: &Driver) {
         let bench = Bench::new(driver);
@@ -844,20 +844,41 @@ cases! {
         bench.begin(GLOBAL);
         bench.fill(bench.stream, memory, 4);
         let inner = bench.end();
-        let inner_exec = bench.instantiate(inner);
-        bench.begin(GLOBAL);
-        bench.launch(inner_exec);
-        let outer = bench.end();
+        let (mut outer, mut node) = (null_mut(), null_mut());
+        // SAFETY: the inner graph is alive, and the out-pointers outlive the calls.
+        unsafe {
+            bench.cuGraphCreate(&mut outer, 0).unwrap();
+            bench.cuGraphAddChildGraphNode(&mut node, outer, null(), 0, inner).unwrap();
+        }
         assert_eq!(bench.types(outer), [CUgraphNodeType::CU_GRAPH_NODE_TYPE_GRAPH]);
+        bench.destroy(inner);
         let exec = bench.instantiate(outer);
         bench.launch(exec);
         bench.sync();
         assert_eq!(bench.byte(memory), 4);
         bench.destroy_exec(exec);
-        bench.destroy_exec(inner_exec);
         bench.destroy(outer);
-        bench.destroy(inner);
         bench.free([memory]);
+    }
+
+    /// A launch of a graph is refused in a capture of any mode, and breaks it.
+    #[serial_test::serial]
+    fn launching_a_graph(driver: &Driver) {
+        for mode in [GLOBAL, THREAD_LOCAL, RELAXED] {
+            let bench = Bench::new(driver);
+            let memory = bench.raw.alloc(1).unwrap();
+            bench.begin(mode);
+            bench.fill(bench.stream, memory, 4);
+            let graph = bench.end();
+            let exec = bench.instantiate(graph);
+            bench.begin(mode);
+            // SAFETY: executable and stream are alive.
+            assert_eq!(code(unsafe { bench.cuGraphLaunch(exec, bench.stream) }), UNSUPPORTED);
+            assert_eq!(bench.end_code(), INVALIDATED);
+            bench.destroy_exec(exec);
+            bench.destroy(graph);
+            bench.free([memory]);
+        }
     }
 
     /// An event recorded or waited for as external is a node, and ties the graph to work outside.

@@ -21,7 +21,7 @@ entries! {
     }
 
     fn cuStreamDestroy_v2(call, stream: CUstream) {
-        call.capture_check_destroyed(Handle::from_ptr(stream))?;
+        call.capture_check_outside(Handle::from_ptr(stream))?;
         call.stream_destroy(Handle::from_ptr(stream))
     }
 

@@ -7,9 +7,7 @@
 //! of other streams, and all that is known about streams holds for them. Launches of one executable never overlap.
 
 use super::Work;
-use crate::sim::codes::{
-    Answer, CAPTURE_UNSUPPORTED, GRAPH_EXEC_UPDATE_FAILURE, INVALID_HANDLE, INVALID_VALUE, NOT_SUPPORTED,
-};
+use crate::sim::codes::{Answer, GRAPH_EXEC_UPDATE_FAILURE, INVALID_HANDLE, INVALID_VALUE, NOT_SUPPORTED};
 use crate::sim::handle::Handle;
 use crate::sim::machine::Machine;
 use crate::sim::operation::Operation;
@@ -172,13 +170,11 @@ impl Machine {
         self.graph_memory_admit(&works)
     }
 
-    /// Queues the whole graph on a stream.
+    /// Queues the whole graph on a stream. One that captures refuses it: a graph in a graph is made by hand.
     pub(in crate::sim) fn exec_launch(&mut self, handle: Handle, stream: Handle) -> Answer<()> {
         let exec = self.graphs.execs.get(handle).ok_or(INVALID_VALUE)?;
         let (steps, lanes, last, flags) = (exec.steps.clone(), exec.lanes.clone(), exec.last, exec.flags);
-        if self.is_capturing(stream) {
-            return self.exec_capture(stream, &steps);
-        }
+        self.capture_check_outside(stream)?;
         let works: Vec<Work> = steps.iter().map(|step| step.work.clone()).collect();
         let stale = self.graph_memory_check(&works, flags & AUTO_FREE != 0)?;
         self.graph_memory_admit(&works)?;
@@ -238,23 +234,6 @@ impl Machine {
             self.graph_memory_born(base, point);
         }
         Ok(point)
-    }
-
-    /// A launch on a capturing stream: the graph becomes a node, as it was when it was made executable.
-    fn exec_capture(&mut self, stream: Handle, steps: &[Step]) -> Answer<()> {
-        if steps.iter().any(|step| matches!(step.work, Work::Alloc(_) | Work::Free(_))) {
-            return Err(CAPTURE_UNSUPPORTED);
-        }
-        let child = self.graph_create()?;
-        let mut nodes = Vec::with_capacity(steps.len());
-        for step in steps {
-            let after = step.after.iter().map(|&before| nodes[before]).collect();
-            nodes.push(self.graph_add(child, step.context, step.work.clone(), after)?);
-        }
-        if let Some(graph) = self.graphs.graphs.get_mut(child) {
-            graph.is_child = true;
-        }
-        self.capture_work(stream, Work::Child(child)).map(drop)
     }
 
     /// Replaces what an executable's nodes do by what those of a graph of the same form do.
