@@ -16,6 +16,10 @@
 //! runs (memory that was freed, not yet allocated in stream order, too short) ends the context with a sticky error,
 //! and [`Sim::report`] says what happened to which allocation.
 //!
+//! **Races are found.** Two accesses that nothing orders are reported with both, whatever order the schedule chose
+//! ([`Finding`]). The order itself is the seed's, or early, late, or every one there is ([`Schedule`]); faults happen
+//! where rules say so ([`Rule`]).
+//!
 //! **Memory costs what is touched.** A device of 141 GiB is mapped lazily, block by block. Device addresses lie where
 //! no host pointer can, so one that leaks into host code faults.
 //!
@@ -25,6 +29,7 @@
 //! `operation` are what is queued, `schedule` decides what runs next, `execute` runs it. `memory` says which addresses
 //! are whose, seen by the host and by the device; `plain`, `pool`, `virtual_memory`, `managed` and `host` hand them
 //! out; `copy`, `module` and `launch` use them. `capture` turns what is queued into the nodes of a `graph`.
+//! `races` holds what runs against what ran before, with `clock` and `shadow`; `rules` see every call first.
 //!
 //! ```
 //! use gpumem_sys::{Driver, SimConfig};
