@@ -8,9 +8,9 @@ use super::codes::{Answer, INVALID_CONTEXT, INVALID_HANDLE, INVALID_VALUE, NOT_S
 use super::handle::Handle;
 use super::machine::Machine;
 use super::memory::{Allocation, Owner, is_device_address};
-use super::operation::{Copy2d, Fill, Operation, Route};
+use super::operation::{CopyRows, Fill, Operation, Route};
 use super::stream::Point;
-use crate::types::{CUDA_MEMCPY2D, CUmemorytype};
+use crate::types::{CUDA_MEMCPY2D, CUDA_MEMCPY3D, CUmemorytype};
 
 /// Which directions a call allows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -72,37 +72,95 @@ impl Machine {
         Ok(is_host_waiting.then_some(point))
     }
 
-    /// A copy of rows. Pageable memory makes it blocking in either direction: rows are not staged.
+    /// A copy of rows.
     pub(super) fn copy_2d(
         &mut self,
         stream: Handle,
         copy: &CUDA_MEMCPY2D,
         is_blocking: bool,
     ) -> Answer<Option<Point>> {
-        let (width_bytes, height) = (copy.WidthInBytes as u64, copy.Height as u64);
-        if width_bytes == 0 || height == 0 {
+        let extent = [copy.WidthInBytes, copy.Height, 1];
+        if extent.contains(&0) {
             return Ok(None);
         }
-        let target = Plane {
+        let target = Volume {
             base: base_of(copy.dstMemoryType, copy.dstHost.expose_provenance(), copy.dstDevice)?,
             pitch: copy.dstPitch as u64,
             x_bytes: copy.dstXInBytes as u64,
             y: copy.dstY as u64,
+            ..Volume::default()
         };
-        let source = Plane {
+        let source = Volume {
             base: base_of(copy.srcMemoryType, copy.srcHost.expose_provenance(), copy.srcDevice)?,
             pitch: copy.srcPitch as u64,
             x_bytes: copy.srcXInBytes as u64,
             y: copy.srcY as u64,
+            ..Volume::default()
         };
-        let (target, target_pitch, target_bytes) = target.range(width_bytes, height)?;
-        let (source, source_pitch, source_bytes) = source.range(width_bytes, height)?;
-        let ends = (self.end(target, target_bytes)?, self.end(source, source_bytes)?);
-        check_direction(Direction::of_types(copy.srcMemoryType, copy.dstMemoryType), ends)?;
+        let direction = Direction::of_types(copy.srcMemoryType, copy.dstMemoryType);
+        self.copy_rows(stream, (target, source), extent, direction, is_blocking)
+    }
+
+    /// A copy of slices of rows.
+    pub(super) fn copy_3d(
+        &mut self,
+        stream: Handle,
+        copy: &CUDA_MEMCPY3D,
+        is_blocking: bool,
+    ) -> Answer<Option<Point>> {
+        let extent = [copy.WidthInBytes, copy.Height, copy.Depth];
+        if extent.contains(&0) {
+            return Ok(None);
+        }
+        let target = Volume {
+            base: base_of(copy.dstMemoryType, copy.dstHost.expose_provenance(), copy.dstDevice)?,
+            pitch: copy.dstPitch as u64,
+            slice_rows: copy.dstHeight as u64,
+            x_bytes: copy.dstXInBytes as u64,
+            y: copy.dstY as u64,
+            z: copy.dstZ as u64,
+        };
+        let source = Volume {
+            base: base_of(copy.srcMemoryType, copy.srcHost.expose_provenance(), copy.srcDevice)?,
+            pitch: copy.srcPitch as u64,
+            slice_rows: copy.srcHeight as u64,
+            x_bytes: copy.srcXInBytes as u64,
+            y: copy.srcY as u64,
+            z: copy.srcZ as u64,
+        };
+        let direction = Direction::of_types(copy.srcMemoryType, copy.dstMemoryType);
+        self.copy_rows(stream, (target, source), extent, direction, is_blocking)
+    }
+
+    /// Queues a copy of rows; there are some. Pageable memory makes it blocking in either direction: rows are not staged.
+    fn copy_rows(
+        &mut self,
+        stream: Handle,
+        (target, source): (Volume, Volume),
+        extent: [usize; 3],
+        direction: Direction,
+        is_blocking: bool,
+    ) -> Answer<Option<Point>> {
+        let [width_bytes, height, depth] = extent.map(|extent| extent as u64);
+        let (target_bytes, source_bytes) =
+            (target.range(width_bytes, height, depth)?, source.range(width_bytes, height, depth)?);
+        let ends = (self.end(target_bytes.0, target_bytes.1)?, self.end(source_bytes.0, source_bytes.1)?);
+        check_direction(direction, ends)?;
         let route = self.route(stream, ends)?;
         let is_pageable = matches!(ends.0, End::Pageable) || matches!(ends.1, End::Pageable);
-        let rows = Copy2d { target, target_pitch, source, source_pitch, width_bytes, height, route };
-        let point = self.enqueue(stream, Operation::Copy2d(Box::new(rows)));
+        let rows = CopyRows {
+            target: target_bytes.0,
+            target_pitch: target.pitch,
+            target_slice_bytes: target.slice_bytes(),
+            source: source_bytes.0,
+            source_pitch: source.pitch,
+            source_slice_bytes: source.slice_bytes(),
+            width_bytes,
+            height,
+            depth,
+            route,
+        };
+        let point = self.enqueue(stream, Operation::CopyRows(Box::new(rows)));
         Ok((is_pageable || is_blocking && route.touches_host()).then_some(point))
     }
 
@@ -117,8 +175,8 @@ impl Machine {
         if !fill.target.is_multiple_of(fill.pattern_bytes) || is_pitch_bad {
             return Err(INVALID_VALUE);
         }
-        let plane = Plane { base: fill.target, pitch: fill.pitch, x_bytes: 0, y: 0 };
-        let (target, _, size_bytes) = plane.range(row_bytes, fill.height)?;
+        let volume = Volume { base: fill.target, pitch: fill.pitch, ..Volume::default() };
+        let (target, size_bytes) = volume.range(row_bytes, fill.height, 1)?;
         let end = self.end(target, size_bytes)?;
         match end {
             End::Device(allocation) => {
@@ -214,27 +272,39 @@ impl Route {
     }
 }
 
-/// A rectangle of rows in memory.
-struct Plane {
+/// Where a box of rows begins in memory, and how rows and slices of rows follow each other.
+#[derive(Clone, Copy, Default)]
+struct Volume {
     base: u64,
     pitch: u64,
+    slice_rows: u64,
     x_bytes: u64,
     y: u64,
+    z: u64,
 }
 
-impl Plane {
-    /// The first byte, the pitch, and the bytes from first to last.
-    fn range(&self, width_bytes: u64, height: u64) -> Answer<(u64, u64, u64)> {
+impl Volume {
+    /// The first byte, and the bytes from first to last.
+    fn range(&self, width_bytes: u64, height: u64, depth: u64) -> Answer<(u64, u64)> {
         let row_end_bytes = self.x_bytes.checked_add(width_bytes).ok_or(INVALID_VALUE)?;
-        if (height > 1 || self.y > 0) && self.pitch < row_end_bytes {
+        let row_end = self.y.checked_add(height).ok_or(INVALID_VALUE)?;
+        let is_sliced = depth > 1 || self.z > 0;
+        if (row_end > 1 || is_sliced) && self.pitch < row_end_bytes || is_sliced && self.slice_rows < row_end
+        {
             return Err(INVALID_VALUE);
         }
-        let skipped_bytes =
-            self.pitch.checked_mul(self.y).and_then(|skipped| skipped.checked_add(self.x_bytes));
-        let first = skipped_bytes.and_then(|skipped| self.base.checked_add(skipped));
-        let rows_bytes = self.pitch.checked_mul(height - 1).and_then(|rows| rows.checked_add(width_bytes));
-        let (first, rows_bytes) = (first.ok_or(INVALID_VALUE)?, rows_bytes.ok_or(INVALID_VALUE)?);
-        Ok((first, self.pitch, rows_bytes))
+        let bytes_to = |slice: u64, row: u64, bytes: u64| {
+            let rows = self.slice_rows.checked_mul(slice)?.checked_add(row)?;
+            self.pitch.checked_mul(rows)?.checked_add(bytes)
+        };
+        let skipped_bytes = bytes_to(self.z, self.y, self.x_bytes).ok_or(INVALID_VALUE)?;
+        let first = self.base.checked_add(skipped_bytes).ok_or(INVALID_VALUE)?;
+        Ok((first, bytes_to(depth - 1, height - 1, width_bytes).ok_or(INVALID_VALUE)?))
+    }
+
+    /// From one slice to the next; of a single slice, anything.
+    fn slice_bytes(&self) -> u64 {
+        self.pitch.saturating_mul(self.slice_rows)
     }
 }
 

@@ -20,6 +20,7 @@ mod symbol;
 mod transfer;
 mod value;
 mod virtual_memory;
+mod volume;
 
 use super::codes::{Answer, INVALID_VALUE};
 use super::handle::Handle;
@@ -37,6 +38,7 @@ pub(super) fn table<const SLOT: usize>() -> Table {
     pool::install::<SLOT>(&mut table);
     virtual_memory::install::<SLOT>(&mut table);
     transfer::install::<SLOT>(&mut table);
+    volume::install::<SLOT>(&mut table);
     module::install::<SLOT>(&mut table);
     symbol::install::<SLOT>(&mut table);
     value::install::<SLOT>(&mut table);

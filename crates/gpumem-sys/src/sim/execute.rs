@@ -10,7 +10,7 @@ use super::finding::{Deed, FaultKind};
 use super::handle::Handle;
 use super::machine::Machine;
 use super::memory::{Allocation, is_device_address};
-use super::operation::{Copy2d, Fill, Operation};
+use super::operation::{CopyRows, Fill, Operation};
 use super::stream::{Point, Queued};
 use crate::types::CUresult;
 
@@ -83,7 +83,7 @@ impl Machine {
                 copy_bytes(Bytes(bytes.as_ptr().cast_mut()), target, size_bytes);
                 Ok(self.config.costs.of_staged(size_bytes))
             }
-            Operation::Copy2d(copy) => self.execute_copy_2d(context, &copy),
+            Operation::CopyRows(copy) => self.execute_copy_rows(context, &copy),
             Operation::Fill(fill) => self.execute_fill(context, &fill),
             Operation::Prefetch { address, size_bytes, to } => {
                 Ok(self.execute_prefetch(address, size_bytes, to))
@@ -96,19 +96,15 @@ impl Machine {
         }
     }
 
-    fn execute_copy_2d(&mut self, context: Handle, copy: &Copy2d) -> Result<u64, Fault> {
-        for row in 0..copy.height {
-            let source =
-                self.reach(context, Deed::CopyRead, copy.source + row * copy.source_pitch, copy.width_bytes)?;
-            let target = self.reach(
-                context,
-                Deed::CopyWrite,
-                copy.target + row * copy.target_pitch,
-                copy.width_bytes,
-            )?;
+    fn execute_copy_rows(&mut self, context: Handle, copy: &CopyRows) -> Result<u64, Fault> {
+        for (slice, row) in (0..copy.depth).flat_map(|slice| (0..copy.height).map(move |row| (slice, row))) {
+            let source = copy.source + slice * copy.source_slice_bytes + row * copy.source_pitch;
+            let target = copy.target + slice * copy.target_slice_bytes + row * copy.target_pitch;
+            let source = self.reach(context, Deed::CopyRead, source, copy.width_bytes)?;
+            let target = self.reach(context, Deed::CopyWrite, target, copy.width_bytes)?;
             copy_bytes(source, target, copy.width_bytes);
         }
-        Ok(self.config.costs.of_copy(copy.route, copy.width_bytes * copy.height))
+        Ok(self.config.costs.of_copy(copy.route, copy.width_bytes * copy.height * copy.depth))
     }
 
     fn execute_fill(&mut self, context: Handle, fill: &Fill) -> Result<u64, Fault> {

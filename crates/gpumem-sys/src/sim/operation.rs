@@ -17,8 +17,8 @@ pub(super) enum Operation {
     Copy { target: u64, source: u64, size_bytes: u64, route: Route },
     /// Pageable host memory, read at the call, written when it runs.
     Staged { target: u64, bytes: Box<[u8]> },
-    /// Rows with pitches.
-    Copy2d(Box<Copy2d>),
+    /// Rows with pitches, and slices of them.
+    CopyRows(Box<CopyRows>),
     /// A pattern of one, two or four bytes, over and over.
     Fill(Fill),
     /// A kernel.
@@ -56,15 +56,18 @@ pub(super) enum Route {
     Across { direct: bool },
 }
 
-/// A copy of rows.
+/// A copy of slices of rows.
 #[derive(Clone)]
-pub(super) struct Copy2d {
+pub(super) struct CopyRows {
     pub(super) target: u64,
     pub(super) target_pitch: u64,
+    pub(super) target_slice_bytes: u64,
     pub(super) source: u64,
     pub(super) source_pitch: u64,
+    pub(super) source_slice_bytes: u64,
     pub(super) width_bytes: u64,
     pub(super) height: u64,
+    pub(super) depth: u64,
     pub(super) route: Route,
 }
 

@@ -14,6 +14,7 @@ use core::ffi::{c_uint, c_void};
 entries! {
     fn cuMemAllocManaged(call, target: *mut CUdeviceptr, size_bytes: usize, flags: c_uint) {
         let context = call.context(call.thread)?;
+        call.refuse_unsafe()?;
         if target.is_null() {
             return Err(INVALID_VALUE);
         }
