@@ -340,6 +340,22 @@ cases! {
         }
     }
 
+    /// Attaching managed memory has no place in a graph.
+    #[serial_test::serial]
+    fn attaching_managed_memory(driver: &Driver) {
+        let raw = Raw::new(driver).unwrap();
+        let mut managed = 0;
+        // SAFETY: the local outlives the call.
+        unsafe { driver.cuMemAllocManaged(&mut managed, 1 << 16, 1).unwrap() };
+        breaks(driver, RELAXED, UNSUPPORTED, |bench| {
+            // SAFETY: stream and memory are alive.
+            code(unsafe { bench.cuStreamAttachMemAsync(bench.stream, managed, 0, 1) })
+        });
+        // SAFETY: nothing uses it.
+        unsafe { driver.cuMemFree_v2(managed).unwrap() };
+        drop(raw);
+    }
+
     /// Waiting for a context with a capturing stream in it.
     #[serial_test::serial]
     fn waiting_for_the_context(driver: &Driver) {

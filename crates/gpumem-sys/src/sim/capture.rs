@@ -382,7 +382,8 @@ impl Machine {
         Ok(before.unwrap_or(Mode::CU_STREAM_CAPTURE_MODE_GLOBAL))
     }
 
-    /// Before what no capturing stream takes (its end, a launch of a graph): refused, and the capture is broken.
+    /// Before what no capturing stream takes (its end, a launch of a graph, attaching memory): refused, and the capture
+    /// is broken.
     pub(super) fn capture_check_outside(&mut self, stream: Handle) -> Answer<()> {
         let own = self.streams.get(stream).and_then(|stream| stream.capture.as_ref()).map(|joined| joined.id);
         self.capture_refuse(own, CAPTURE_UNSUPPORTED)

@@ -226,6 +226,11 @@ impl Machine {
         found
     }
 
+    /// As many as the program may destroy.
+    pub(super) fn graph_count(&self) -> usize {
+        self.graphs.graphs.iter().filter(|(_, graph)| !graph.is_child).count()
+    }
+
     pub(super) fn graph_nodes(&self, graph: Handle) -> Answer<Vec<Handle>> {
         Ok(self.graph(graph)?.nodes.clone())
     }

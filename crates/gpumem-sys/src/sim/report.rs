@@ -23,6 +23,10 @@ pub struct Report {
     pub stream_count: usize,
     /// Events that the program made and did not destroy.
     pub event_count: usize,
+    /// Graphs that the program made, and did not destroy.
+    pub graph_count: usize,
+    /// Executable graphs that the program made, and did not destroy.
+    pub executable_graph_count: usize,
     /// Handles of physical memory that the program created or retained and did not release as often.
     pub handle_count: usize,
     /// Address ranges that the program reserved and did not free.
@@ -99,6 +103,8 @@ impl Machine {
             allocations: allocations.collect(),
             stream_count: self.streams.iter().filter(|(_, stream)| stream.is_of_program()).count(),
             event_count: self.events.len(),
+            graph_count: self.graph_count(),
+            executable_graph_count: self.exec_count(),
             handle_count: self.virtual_memory.handle_count(),
             reservation_count: self.virtual_memory.reservations.len(),
             queued_count: self.streams.iter().map(|(_, stream)| stream.queue.len()).sum(),

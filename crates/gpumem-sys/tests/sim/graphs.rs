@@ -263,11 +263,14 @@ fn memory_that_leaves_a_graph_outlives_it() {
         let left = gpu.alloc_on(stream, 512);
         gpu.fill(stream, left, 4, 512);
         let exec = gpu.end(stream);
-        assert_eq!(gpu.sim().report().allocations.len(), 0);
+        let report = gpu.sim().report();
+        assert_eq!((report.allocations.len(), report.graph_count, report.executable_graph_count), (0, 0, 1));
         gpu.launch(exec, stream);
         gpu.end_exec(exec);
         assert_eq!(gpu.sim().report().allocations.len(), 1);
         assert_eq!(gpu.download(stream, left, 1), [4]);
+        let report = gpu.sim().report();
+        assert_eq!((report.graph_count, report.executable_graph_count), (0, 0));
         gpu.free_on(stream, left);
         assert_eq!(gpu.sim().report().allocations.len(), 0);
         gpu.sync(stream);

@@ -18,6 +18,7 @@ entries! {
         if target.is_null() {
             return Err(INVALID_VALUE);
         }
+        call.refuse_unsafe()?;
         put(target, call.managed_alloc(context, size_bytes as u64, flags)?)
     }
 
@@ -30,7 +31,8 @@ entries! {
         flags: c_uint,
     ) {
         let thread = call.thread;
-        call.stream(thread, Handle::from_ptr(stream))?;
+        let stream = call.stream(thread, Handle::from_ptr(stream))?;
+        call.capture_check_outside(stream)?;
         if !matches!(flags, 1 | 2 | 4) {
             return Err(INVALID_VALUE);
         }

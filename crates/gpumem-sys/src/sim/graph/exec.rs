@@ -159,6 +159,10 @@ impl Machine {
         Ok(())
     }
 
+    pub(in crate::sim) fn exec_count(&self) -> usize {
+        self.graphs.execs.len()
+    }
+
     pub(in crate::sim) fn exec_flags(&self, handle: Handle) -> Answer<u64> {
         Ok(self.graphs.execs.get(handle).ok_or(INVALID_VALUE)?.flags)
     }
