@@ -9,7 +9,7 @@ use std::ffi::CString;
 use std::ptr::null_mut;
 
 cases! {
-    /// A limit is what it was set to, or rounded up; a limit that there is not is refused as such.
+    /// A limit is what it was set to, or rounded up; a limit that there is not is an invalid value.
     fn limits(driver: &Driver) {
         let _raw = Raw::new(driver).unwrap();
         let mut before = 0;
@@ -23,7 +23,7 @@ cases! {
             assert!(after >= before + (1 << 20), "{before} {after}");
             driver.cuCtxSetLimit(limit, before).unwrap();
             let unknown = driver.cuCtxGetLimit(&mut after, CUlimit(99));
-            assert_eq!(code(unknown), CUresult::CUDA_ERROR_UNSUPPORTED_LIMIT);
+            assert_eq!(code(unknown), CUresult::CUDA_ERROR_INVALID_VALUE);
         }
     }
 

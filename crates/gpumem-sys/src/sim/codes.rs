@@ -20,7 +20,6 @@ pub(super) const NOT_FOUND: CUresult = CUresult::CUDA_ERROR_NOT_FOUND;
 pub(super) const NOT_READY: CUresult = CUresult::CUDA_ERROR_NOT_READY;
 pub(super) const NOT_PERMITTED: CUresult = CUresult::CUDA_ERROR_NOT_PERMITTED;
 pub(super) const NOT_SUPPORTED: CUresult = CUresult::CUDA_ERROR_NOT_SUPPORTED;
-pub(super) const UNSUPPORTED_LIMIT: CUresult = CUresult::CUDA_ERROR_UNSUPPORTED_LIMIT;
 pub(super) const FILE_NOT_FOUND: CUresult = CUresult::CUDA_ERROR_FILE_NOT_FOUND;
 pub(super) const ILLEGAL_ADDRESS: CUresult = CUresult::CUDA_ERROR_ILLEGAL_ADDRESS;
 pub(super) const HOST_MEMORY_ALREADY_REGISTERED: CUresult =

@@ -1,6 +1,6 @@
 //! What a program may set a context to and read back. Nothing here behaves differently for it.
 
-use super::codes::{Answer, INVALID_VALUE, UNSUPPORTED_LIMIT};
+use super::codes::{Answer, INVALID_VALUE};
 use crate::types::{CUfunc_cache, CUlimit};
 
 /// The settings of a context.
@@ -14,14 +14,14 @@ pub(super) struct Settings {
 
 impl Settings {
     pub(super) fn limit(&self, limit: CUlimit) -> Answer<usize> {
-        self.limits.get(limit.0 as usize).copied().ok_or(UNSUPPORTED_LIMIT)
+        self.limits.get(limit.0 as usize).copied().ok_or(INVALID_VALUE)
     }
 
     pub(super) fn set_limit(&mut self, limit: CUlimit, value: usize) -> Answer<()> {
         if limit == CUlimit::CU_LIMIT_MAX_L2_FETCH_GRANULARITY && value > L2_FETCH_BYTES_MAX {
             return Err(INVALID_VALUE);
         }
-        *self.limits.get_mut(limit.0 as usize).ok_or(UNSUPPORTED_LIMIT)? = value;
+        *self.limits.get_mut(limit.0 as usize).ok_or(INVALID_VALUE)? = value;
         Ok(())
     }
 
