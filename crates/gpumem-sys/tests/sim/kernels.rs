@@ -253,7 +253,7 @@ fn a_misaligned_pointer_a_wrong_parameter_and_a_panic_each_lose_the_context() {
 }
 
 #[test]
-#[cfg(target_os = "linux")]
+#[cfg(all(target_os = "linux", not(miri)))] // miri maps no memory
 fn a_kernel_goes_over_handles_side_by_side_and_not_past_them() {
     use super::virtual_memory::{PIECE, mapped};
     let all = kernels(5);
