@@ -1,0 +1,7 @@
+//! Stream capture and graphs, on either driver.
+
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+mod bench;
+mod graphs;
+mod modes;
