@@ -229,7 +229,7 @@ impl Machine {
     }
 
     /// Whether a stream's device may use memory with its own engines: else `INVALID_VALUE`.
-    fn check_access(&self, stream: Handle, allocation: &Allocation) -> Answer<()> {
+    pub(super) fn check_access(&self, stream: Handle, allocation: &Allocation) -> Answer<()> {
         if self.has_peer_access(stream, allocation)? { Ok(()) } else { Err(INVALID_VALUE) }
     }
 

@@ -24,6 +24,7 @@ pub(super) struct Fault {
 impl Machine {
     /// Runs one operation of a stream and moves the stream's clock.
     pub(super) fn execute(&mut self, handle: Handle, queued: Queued) {
+        self.close_windows_if_many();
         let Some(stream) = self.streams.get(handle) else { return };
         let context = stream.context;
         let at = Point { stream: handle, position: stream.done_count + 1 };
@@ -133,6 +134,7 @@ impl Machine {
                     Deed::CopyRead => self.note_read(deed, address, size_bytes, bytes),
                     _ => self.note_write(deed, address, size_bytes, bytes),
                 }
+                self.open_windows(&found, address, size_bytes).map_err(Fault::of_host)?;
                 return Ok(bytes);
             }
             None if !is_device_address(address) => {
@@ -158,6 +160,16 @@ impl Machine {
         0
     }
 }
+
+impl Fault {
+    /// The process that stands in for the device has no room.
+    pub(super) fn of_host(code: CUresult) -> Self {
+        Self { kind: FaultKind::Host, code, text: HOST_IS_FULL.into() }
+    }
+}
+
+/// What a fault says that is nobody's but this process's.
+pub(super) const HOST_IS_FULL: &str = "this process can't map the memory that the work uses";
 
 fn freed_early(allocation: &Allocation) -> Fault {
     let Allocation { base, size_bytes, .. } = allocation;

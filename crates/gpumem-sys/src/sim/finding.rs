@@ -68,6 +68,8 @@ pub enum Finding {
 pub enum FaultKind {
     /// It used memory that was freed before.
     UseAfterFree,
+    /// It used an address that was unmapped before.
+    UseAfterUnmap,
     /// It used memory whose allocation, on another stream, had not run.
     UseBeforeAllocation,
     /// It freed memory whose allocation, on another stream, had not run.
@@ -82,6 +84,8 @@ pub enum FaultKind {
     Kernel,
     /// A rule took the device away.
     DeviceLost,
+    /// The process that stands in for the device has no room to go on.
+    Host,
 }
 
 /// What was wrong with a call.
@@ -136,6 +140,14 @@ pub enum Deed {
     Allocation,
     /// Memory was freed.
     Free,
+    /// A handle was mapped at an address.
+    Map,
+    /// A mapping was taken away.
+    Unmap,
+    /// A stream wrote a value.
+    ValueWrite,
+    /// A stream waited for a value.
+    ValueWait,
     /// The host read, as [`Sim::host_reads`](super::Sim::host_reads) was told.
     HostRead,
     /// The host wrote, as [`Sim::host_writes`](super::Sim::host_writes) was told.
@@ -184,6 +196,10 @@ fn race_name(first: &Access, second: &Access) -> &'static str {
     let deeds = [first.deed, second.deed];
     if deeds.contains(&Deed::Free) {
         "free not ordered after a use"
+    } else if deeds.contains(&Deed::Unmap) {
+        "unmapping not ordered after a use"
+    } else if deeds.contains(&Deed::Map) {
+        "use not ordered after the mapping"
     } else if deeds.contains(&Deed::Allocation) {
         "use not ordered after the allocation"
     } else if deeds.contains(&Deed::HostRead) || deeds.contains(&Deed::HostWrite) {
@@ -199,6 +215,7 @@ impl FaultKind {
     fn name(self) -> &'static str {
         match self {
             Self::UseAfterFree => "use after free",
+            Self::UseAfterUnmap => "use after unmap",
             Self::UseBeforeAllocation => "use before the allocation",
             Self::FreeBeforeAllocation => "free before the allocation",
             Self::OutOfBounds => "use out of bounds",
@@ -206,6 +223,7 @@ impl FaultKind {
             Self::WrongDevice => "use of another device's memory",
             Self::Kernel => "kernel failure",
             Self::DeviceLost => "lost device",
+            Self::Host => "no room in this process",
         }
     }
 }
@@ -277,6 +295,10 @@ impl fmt::Display for Deed {
             Self::KernelWrite(name) => write!(f, "kernel `{name}`'s write"),
             Self::Allocation => f.write_str("the allocation"),
             Self::Free => f.write_str("the free"),
+            Self::Map => f.write_str("the mapping"),
+            Self::Unmap => f.write_str("the unmapping"),
+            Self::ValueWrite => f.write_str("the writing of a value"),
+            Self::ValueWait => f.write_str("the wait for a value"),
             Self::HostRead => f.write_str("the host's read"),
             Self::HostWrite => f.write_str("the host's write"),
         }

@@ -7,7 +7,7 @@
 use super::backing::Bytes;
 use super::call::Inside;
 use super::codes::ILLEGAL_ADDRESS;
-use super::execute::Fault;
+use super::execute::{Fault, HOST_IS_FULL};
 use super::finding::{Deed, FaultKind};
 use super::handle::Handle;
 use super::machine::Machine;
@@ -200,6 +200,9 @@ impl<'a> Launch<'a> {
         }
         if allocation.owner == Owner::Managed {
             self.machine.managed_touch(self.context, address, size_bytes);
+        }
+        if let Err(code) = self.machine.open_windows(&allocation, address, size_bytes) {
+            return refuse(FaultKind::Host, code, HOST_IS_FULL.into());
         }
         let bytes = allocation.bytes_at(address).0;
         if !bytes.cast::<T>().is_aligned() {

@@ -179,8 +179,11 @@ impl Memory {
         }
         match self.gone.iter().rev().find(covers) {
             Some(allocation) => {
-                let text = format!("{address:#x} is in {}, which was freed", name(allocation));
-                (FaultKind::UseAfterFree, text)
+                let (kind, what) = match allocation.is_mapped() {
+                    true => (FaultKind::UseAfterUnmap, "unmapped"),
+                    false => (FaultKind::UseAfterFree, "freed"),
+                };
+                (kind, format!("{address:#x} is in {}, which was {what}", name(allocation)))
             }
             None => (FaultKind::NoAllocation, format!("{address:#x} is in no allocation")),
         }

@@ -29,7 +29,7 @@
 //! `operation` are what is queued, `schedule` decides what runs next, `execute` runs it. `memory` says which addresses
 //! are whose, seen by the host and by the device; `plain`, `pool`, `virtual_memory`, `managed` and `host` hand them
 //! out; `copy`, `module` and `launch` use them. `capture` turns what is queued into the nodes of a `graph`.
-//! `races` holds what runs against what ran before, with `clock` and `shadow`; `rules` see every call first.
+//! `races` holds what runs against what ran before, with `clock`, `shadow` and `usage`; `rules` see every call first.
 //!
 //! ```
 //! use gpumem_sys::{Driver, SimConfig};
@@ -97,8 +97,10 @@ mod shadow;
 mod slot;
 mod stream;
 mod symbol;
+mod usage;
 mod value;
 mod virtual_memory;
+mod window;
 
 pub use choices::{Choice, Schedule};
 pub use config::{DEVICES_MAX, MEMORY_BYTES_MAX, SimConfig};

@@ -11,7 +11,7 @@
 //! ends: that the pool hands them out again only when the free is behind the new owner's first use is the driver's
 //! affair, and orders nothing else.
 //!
-//! The parts: `clock` knows what is ordered, `shadow` who touched what, `finding` what is said about it.
+//! The parts: `clock` knows what is ordered, `shadow` who touched what, `usage` through which mapping, `finding` what is said about it.
 
 use super::backing::Bytes;
 use super::clock::{Clocks, Epoch, HOST};
@@ -20,8 +20,9 @@ use super::context::ThreadKey;
 use super::finding::{Access, Deed, FaultKind, Finding, Misuse, Origin};
 use super::handle::Handle;
 use super::machine::Machine;
-use super::memory::{Allocation, Owner};
+use super::memory::Allocation;
 use super::shadow::{Conflict, Shadow, Trace};
+use super::usage::Usage;
 use crate::types::CUresult;
 use core::ops::{Range, RangeInclusive};
 use std::collections::BTreeMap;
@@ -32,6 +33,7 @@ use std::sync::Arc;
 pub(super) struct Races {
     pub(super) clocks: Clocks,
     shadow: Shadow,
+    pub(super) usage: Usage,
     made: BTreeMap<u64, Made>,
     names: BTreeMap<ThreadKey, Arc<str>>,
     is_unwritten_wanted: bool,
@@ -102,7 +104,7 @@ impl Races {
 impl Machine {
     /// The operation that runs now reads device or pinned memory.
     pub(super) fn note_read(&mut self, deed: Deed, address: u64, size_bytes: u64, bytes: Bytes) {
-        self.each_piece(address, size_bytes, bytes, |machine, address, range| {
+        self.each_piece(deed, address, size_bytes, bytes, |machine, address, range| {
             machine.note_read_of(deed, address, range);
         });
     }
@@ -131,7 +133,7 @@ impl Machine {
 
     /// The operation that runs now writes device or pinned memory.
     pub(super) fn note_write(&mut self, deed: Deed, address: u64, size_bytes: u64, bytes: Bytes) {
-        self.each_piece(address, size_bytes, bytes, |machine, address, range| {
+        self.each_piece(deed, address, size_bytes, bytes, |machine, address, range| {
             machine.note_write_of(deed, address, range);
         });
     }
@@ -263,7 +265,7 @@ impl Machine {
         self.findings.add(Finding::Refused { misuse, call, code, address, allocation });
     }
 
-    fn trace(&self, deed: Deed, address: u64, range: &Range<u64>) -> Option<Trace> {
+    pub(super) fn trace(&self, deed: Deed, address: u64, range: &Range<u64>) -> Option<Trace> {
         let running = self.running?;
         self.races.as_ref().filter(|_| !range.is_empty())?;
         let clock = &self.streams.get(running.stream)?.clock;
@@ -282,6 +284,7 @@ impl Machine {
     /// process; what is mapped is remembered by its place in the file of handles, a piece for each handle.
     fn each_piece(
         &mut self,
+        deed: Deed,
         address: u64,
         size_bytes: u64,
         bytes: Bytes,
@@ -296,34 +299,15 @@ impl Machine {
         let mut at = address;
         while at < address + size_bytes
             && let Some(piece) = self.memory.live(at, 1)
-            && let Some(start) = self.file_place(&piece)
+            && let Some(start) = self.virtual_memory.file_offset_of(&piece)
         {
             let end = piece.end().min(address + size_bytes);
-            note(self, at, start + (at - piece.base)..start + (end - piece.base));
+            let start = FILE_SPACE + start;
+            let range = start + (at - piece.base)..start + (end - piece.base);
+            self.note_use(deed, at, piece.base, &range);
+            note(self, at, range);
             at = end;
         }
-    }
-
-    /// Where a mapping's bytes are remembered.
-    fn file_place(&self, mapping: &Allocation) -> Option<u64> {
-        let Owner::Mapped { handle, .. } = mapping.owner else { return None };
-        Some(FILE_SPACE + self.virtual_memory.file_offset(handle)?)
-    }
-
-    /// A mapping is about to go, at a call that waits for nothing: what was done through it has to be over. What other
-    /// mappings of the same memory are used for does not matter, and its history goes on.
-    pub(super) fn note_unmap(&mut self, mapping: &Allocation) {
-        let (call, start) = (self.call_count, self.file_place(mapping));
-        let (Some(races), Some(start)) = (&mut self.races, start) else { return };
-        let (epoch, shift) = (Epoch { slot: HOST, time: call }, mapping.base.wrapping_sub(start));
-        let trace =
-            Trace { epoch, deed: Deed::Free, stream: None, stream_number: 0, position: 0, call, shift };
-        let Races { clocks, shadow, .. } = races;
-        let mut conflicts = Vec::new();
-        let is_ordered = |epoch: Epoch| epoch.slot == HOST || clocks.host.covers(epoch);
-        shadow.check(start..start + mapping.size_bytes, is_ordered, &mut conflicts);
-        conflicts.retain(|(_, first)| first.shift == shift);
-        self.report_races(trace, &conflicts);
     }
 
     /// A handle's memory is the device's again.
@@ -334,7 +318,7 @@ impl Machine {
         }
     }
 
-    fn report_races(&mut self, second: Trace, conflicts: &[Conflict]) {
+    pub(super) fn report_races(&mut self, second: Trace, conflicts: &[Conflict]) {
         for (range, first) in conflicts {
             let address = range.start.wrapping_add(second.shift);
             self.findings.add(Finding::Race {

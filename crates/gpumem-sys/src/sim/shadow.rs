@@ -95,20 +95,6 @@ impl Shadow {
         self.merge_all(bytes);
     }
 
-    /// What is not ordered before somebody who is about to write these bytes, or to take them away.
-    pub(super) fn check(
-        &self,
-        bytes: Range<u64>,
-        is_ordered: impl Fn(Epoch) -> bool,
-        conflicts: &mut Vec<Conflict>,
-    ) {
-        let before =
-            self.ranges.range(..bytes.start).next_back().filter(|(_, history)| history.end > bytes.start);
-        for (&start, history) in before.into_iter().chain(self.ranges.range(bytes)) {
-            history.check(start, true, &is_ordered, conflicts);
-        }
-    }
-
     /// The end of the bytes, as far as their history goes: what was not ordered before goes to `conflicts`.
     pub(super) fn check_and_clear(
         &mut self,

@@ -6,6 +6,7 @@
 
 use super::codes::{Answer, ILLEGAL_ADDRESS, INVALID_VALUE};
 use super::execute::Fault;
+use super::finding::Deed;
 use super::handle::Handle;
 use super::machine::Machine;
 use super::operation::Operation;
@@ -67,22 +68,24 @@ impl Value {
 impl Machine {
     /// Queues a wait for a value.
     pub(super) fn value_wait(&mut self, stream: Handle, wish: Value, condition: Condition) -> Answer<()> {
-        self.value_check(&wish)?;
+        self.value_check(stream, &wish)?;
         self.enqueue(stream, Operation::WaitValue(wish, condition));
         Ok(())
     }
 
     /// Queues the writing of a value.
     pub(super) fn value_write(&mut self, stream: Handle, wish: Value) -> Answer<()> {
-        self.value_check(&wish)?;
+        self.value_check(stream, &wish)?;
         self.enqueue(stream, Operation::WriteValue(wish));
         Ok(())
     }
 
-    fn value_check(&self, wish: &Value) -> Answer<()> {
-        let is_aligned = wish.address.is_multiple_of(wish.size_bytes());
-        let is_known = self.memory.known(wish.address, wish.size_bytes()).is_some();
-        if is_aligned && is_known { Ok(()) } else { Err(INVALID_VALUE) }
+    fn value_check(&self, stream: Handle, wish: &Value) -> Answer<()> {
+        if !wish.address.is_multiple_of(wish.size_bytes()) {
+            return Err(INVALID_VALUE);
+        }
+        let found = self.memory.known(wish.address, wish.size_bytes()).ok_or(INVALID_VALUE)?;
+        self.check_access(stream, &found)
     }
 
     /// Whether a wait is over. One that can't be kept is over too: it fails when it runs.
@@ -92,6 +95,9 @@ impl Machine {
             return true;
         }
         let Some(found) = self.memory.live(wish.address, wish.size_bytes()) else { return true };
+        if self.open_windows(&found, wish.address, wish.size_bytes()).is_err() {
+            return true;
+        }
         let bytes = found.bytes_at(wish.address).0;
         // SAFETY: the range lies whole in memory that is alive; the program may write pinned memory at the same time,
         // so it is read at once and for real. The call checked that the address is a multiple of the size.
@@ -115,6 +121,9 @@ impl Machine {
             let text = format!("{what} of {size_bytes} bytes: {why}");
             return Err(Fault { kind, code: ILLEGAL_ADDRESS, text });
         };
+        self.open_windows(&found, wish.address, size_bytes).map_err(Fault::of_host)?;
+        let deed = if is_write { Deed::ValueWrite } else { Deed::ValueWait };
+        self.note_value(deed, wish.address, &found);
         if !is_write {
             self.clock_learns_value(wish.address, found.owner.is_host());
             return Ok(self.config.costs.mark_ns);

@@ -13,6 +13,7 @@ use super::machine::Machine;
 use super::memory::{Allocation, DEVICE_SPACE_BYTES, Memory, Owner, RESERVED_SPACE_BYTES, reserved_space};
 use super::pages::{self, AddressRange, PageFile};
 use super::plain::{CHUNK_BYTES, GAP_BYTES};
+use super::window::Windows;
 use crate::types::{
     CUmemAccess_flags as Access, CUmemAccessDesc, CUmemAllocationHandleType, CUmemAllocationProp,
     CUmemAllocationProp_st__bindgen_ty_1 as AllocationFlags, CUmemAllocationType, CUmemLocation,
@@ -27,15 +28,16 @@ pub(super) struct VirtualMemory {
     /// Addresses that are not reserved.
     space: Extents,
     /// Made with the first handle, as many bytes as `pieces` gives out.
-    file: Option<PageFile>,
+    pub(super) file: Option<PageFile>,
     /// What no handle has of the file.
     pieces: Extents,
+    pub(super) windows: Windows,
 }
 
 /// A range of addresses, the program's and this process's.
 pub(super) struct Reservation {
     size_bytes: u64,
-    range: AddressRange,
+    pub(super) range: AddressRange,
     /// What was taken from the space for it: more than it has, for its alignment and a gap behind it.
     taken: (u64, u64),
 }
@@ -62,6 +64,7 @@ impl VirtualMemory {
             space,
             file: None,
             pieces,
+            windows: Windows::default(),
         }
     }
 
@@ -75,13 +78,14 @@ impl VirtualMemory {
         self.handles.get_mut(handle).filter(|physical| physical.holder_count > 0).ok_or(INVALID_VALUE)
     }
 
-    /// Where the bytes of a mapped handle lie in the file, which is the same for all its mappings.
-    pub(super) fn file_offset(&self, handle: Handle) -> Option<u64> {
+    /// Where the bytes of a mapping lie in the file, which is the same for all mappings of its handle.
+    pub(super) fn file_offset_of(&self, mapping: &Allocation) -> Option<u64> {
+        let Owner::Mapped { handle, .. } = mapping.owner else { return None };
         self.handles.get(handle).map(|physical| physical.file_offset_bytes)
     }
 
     /// The reservation that a range of addresses lies in, whole.
-    fn reservation(&self, base: u64, size_bytes: u64) -> Answer<(u64, &Reservation)> {
+    pub(super) fn reservation(&self, base: u64, size_bytes: u64) -> Answer<(u64, &Reservation)> {
         let (&start, found) = self.reservations.range(..=base).next_back().ok_or(INVALID_VALUE)?;
         let end = base.checked_add(size_bytes).ok_or(INVALID_VALUE)?;
         if end <= start + found.size_bytes { Ok((start, found)) } else { Err(INVALID_VALUE) }
@@ -206,18 +210,13 @@ impl Machine {
             return Err(INVALID_VALUE);
         }
         let physical = self.virtual_memory.held(handle)?;
-        let (device, file_offset_bytes) = (physical.device, physical.file_offset_bytes);
+        let device = physical.device;
         if physical.size_bytes != size_bytes {
             return Err(INVALID_VALUE);
         }
-        let all = &mut self.virtual_memory;
-        let (start, reservation) = all.reservation(base, size_bytes)?;
-        let file = all.file.as_ref().ok_or(INVALID_VALUE)?;
-        reservation.range.map(base - start, size_bytes, file, file_offset_bytes)?;
+        let (start, reservation) = self.virtual_memory.reservation(base, size_bytes)?;
         let bytes = reservation.range.bytes().at(base - start);
-        if let Some(physical) = all.handles.get_mut(handle) {
-            physical.mapping_count += 1;
-        }
+        self.virtual_memory.held(handle)?.mapping_count += 1;
         let owner = Owner::Mapped { handle, devices: 0 };
         self.memory.insert(Allocation {
             base,
@@ -229,17 +228,17 @@ impl Machine {
             born: None,
         });
         self.note_made(base);
+        self.note_mapped(base);
         Ok(())
     }
 
     /// Takes whole mappings away, one or several in a row. What is queued for them faults when it runs.
     pub(super) fn unmap(&mut self, base: u64, size_bytes: u64) -> Answer<()> {
         let mappings = self.mappings(base, size_bytes)?;
-        let (start, reservation) = self.virtual_memory.reservation(base, size_bytes)?;
-        reservation.range.unmap(base - start, size_bytes)?;
+        self.close_windows(base, size_bytes)?;
         self.charge(UNMAP_NS_PER_HANDLE * (mappings.len() as u64 - 1));
         for mapping in mappings {
-            self.note_unmap(&mapping);
+            self.note_unmapped(&mapping);
             self.memory.remove(mapping.base);
             let Owner::Mapped { handle, .. } = mapping.owner else { continue };
             if let Some(physical) = self.virtual_memory.handles.get_mut(handle) {

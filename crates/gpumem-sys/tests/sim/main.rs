@@ -17,6 +17,7 @@ mod order;
 mod peers;
 mod pools;
 mod races;
+mod recycling;
 mod rules;
 mod schedules;
 mod seeded_bugs;

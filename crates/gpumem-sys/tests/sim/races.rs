@@ -8,7 +8,7 @@ const SEEDS: u64 = 300;
 /// The names of what is found, which must not depend on the seed. Which of several accesses of one stream is named
 /// depends on it, so a name counts once.
 #[track_caller]
-fn found(program: impl Fn(&Machine)) -> Vec<&'static str> {
+pub(super) fn found(program: impl Fn(&Machine)) -> Vec<&'static str> {
     let under = |seed| {
         let gpu = seeded(seed);
         program(&gpu);
@@ -24,8 +24,8 @@ fn found(program: impl Fn(&Machine)) -> Vec<&'static str> {
     first
 }
 
-const RACE: &str = "race between streams";
-const NOTHING: [&str; 0] = [];
+pub(super) const RACE: &str = "race between streams";
+pub(super) const NOTHING: [&str; 0] = [];
 
 #[test]
 fn a_forgotten_wait_is_found_under_every_seed() {

@@ -26,14 +26,14 @@ pub(super) fn aliased(gpu: &Machine) -> (u64, u64) {
     (base, alias)
 }
 
-fn reserve(gpu: &Machine, size_bytes: usize) -> u64 {
+pub(super) fn reserve(gpu: &Machine, size_bytes: usize) -> u64 {
     let mut base = 0;
     // SAFETY: a local outlives the call.
     unsafe { gpu.cuMemAddressReserve(&mut base, size_bytes, 0, 0, 0).unwrap() };
     base
 }
 
-fn create(gpu: &Machine, size_bytes: usize) -> Result<u64, DriverError> {
+pub(super) fn create(gpu: &Machine, size_bytes: usize) -> Result<u64, DriverError> {
     let mut handle = 0;
     let properties = CUmemAllocationProp {
         type_: CUmemAllocationType::CU_MEM_ALLOCATION_TYPE_PINNED,
@@ -45,7 +45,7 @@ fn create(gpu: &Machine, size_bytes: usize) -> Result<u64, DriverError> {
     Ok(handle)
 }
 
-fn map(gpu: &Machine, base: u64, handle: u64) -> Result<(), DriverError> {
+pub(super) fn map(gpu: &Machine, base: u64, handle: u64) -> Result<(), DriverError> {
     // SAFETY: addresses and handles are checked by the driver under test.
     unsafe { gpu.cuMemMap(base, PIECE, 0, handle, 0) }
 }
@@ -59,7 +59,7 @@ pub(super) fn grant(gpu: &Machine, base: u64, size_bytes: usize, id: i32) -> Res
     set_access(gpu, base, size_bytes, id, CUmemAccess_flags::CU_MEM_ACCESS_FLAGS_PROT_READWRITE)
 }
 
-fn set_access(
+pub(super) fn set_access(
     gpu: &Machine,
     base: u64,
     size_bytes: usize,
@@ -75,7 +75,7 @@ fn device(id: i32) -> CUmemLocation {
     CUmemLocation { type_: CUmemLocationType::CU_MEM_LOCATION_TYPE_DEVICE, id }
 }
 
-fn free_bytes(gpu: &Machine) -> usize {
+pub(super) fn free_bytes(gpu: &Machine) -> usize {
     let (mut free, mut total) = (0, 0);
     // SAFETY: locals outlive the call.
     unsafe { gpu.cuMemGetInfo_v2(&mut free, &mut total).unwrap() };
@@ -219,7 +219,7 @@ fn a_mapping_that_goes_while_it_may_be_in_use_is_found() {
         let _ = gpu.try_sync(stream);
         let names: Vec<_> = gpu.sim().take_findings().iter().map(gpumem_sys::sim::Finding::name).collect();
         assert!(
-            names == ["free not ordered after a use"] || names == ["use after free"],
+            names == ["unmapping not ordered after a use"] || names == ["use after unmap"],
             "seed {seed}: {names:?}"
         );
     }

@@ -1,0 +1,77 @@
+//! What each mapping of virtual memory has been used for: the uses that somebody who takes it away must know to be over.
+//!
+//! [`super::shadow`] remembers bytes, which are the same through every mapping of a handle, and forgets a use when a
+//! later one is ordered after it. For an unmapping that is too little: the later use may have come through another
+//! mapping. So each mapping has its own uses here, whole, since it goes whole; and the call that made it, so that work
+//! queued for what was at the address before is told from its own.
+
+use super::clock::{Epoch, HOST};
+use super::finding::Deed;
+use super::machine::Machine;
+use super::memory::Allocation;
+use super::shadow::Trace;
+use core::ops::Range;
+use std::collections::BTreeMap;
+
+/// The uses of all mappings, by base.
+#[derive(Default)]
+pub(super) struct Usage(BTreeMap<u64, MappingUse>);
+
+struct MappingUse {
+    made_by: Trace,
+    /// Those that no other here is ordered after.
+    uses: Vec<Trace>,
+}
+
+impl Machine {
+    /// A handle has been mapped.
+    pub(super) fn note_mapped(&mut self, base: u64) {
+        let made_by = self.host_trace(Deed::Map, base);
+        if let Some(races) = &mut self.races {
+            races.usage.0.insert(base, MappingUse { made_by, uses: Vec::new() });
+        }
+    }
+
+    /// The operation that runs now follows an address of a mapping to these bytes.
+    pub(super) fn note_use(&mut self, deed: Deed, address: u64, base: u64, bytes: &Range<u64>) {
+        let Some(trace) = self.trace(deed, address, bytes) else { return };
+        let stream = trace.stream.and_then(|stream| self.streams.get(stream));
+        let (Some(races), Some(stream)) = (&mut self.races, stream) else { return };
+        let Some(found) = races.usage.0.get_mut(&base) else { return };
+        found.uses.retain(|known| !stream.clock.covers(known.epoch));
+        found.uses.push(trace);
+        if !stream.clock.covers(found.made_by.epoch) {
+            let first = Trace { shift: trace.shift, ..found.made_by };
+            self.report_races(trace, &[(bytes.clone(), first)]);
+        }
+    }
+
+    /// The operation that runs now writes a value or has waited for one, which races with nothing but the end of a
+    /// mapping.
+    pub(super) fn note_value(&mut self, deed: Deed, address: u64, found: &Allocation) {
+        if found.is_mapped() {
+            self.note_use(deed, address, found.base, &(0..1));
+        }
+    }
+
+    /// A mapping is about to go, at a call that waits for nothing: what was done through it has to be over, as far as
+    /// the host knows. What other mappings of the same memory are used for does not matter, and its history goes on.
+    pub(super) fn note_unmapped(&mut self, mapping: &Allocation) {
+        let trace = self.host_trace(Deed::Unmap, mapping.base);
+        let Some(races) = &mut self.races else { return };
+        let Some(found) = races.usage.0.remove(&mapping.base) else { return };
+        let host = &races.clocks.host;
+        let open = found.uses.into_iter().filter(|known| !host.covers(known.epoch));
+        let range = 0..mapping.size_bytes;
+        let conflicts: Vec<_> =
+            open.map(|known| (range.clone(), Trace { shift: mapping.base, ..known })).collect();
+        self.report_races(trace, &conflicts);
+    }
+
+    /// A deed of the host at this call; the address stands for the byte 0.
+    fn host_trace(&self, deed: Deed, address: u64) -> Trace {
+        let call = self.call_count;
+        let epoch = Epoch { slot: HOST, time: call };
+        Trace { epoch, deed, stream: None, stream_number: 0, position: 0, call, shift: address }
+    }
+}
