@@ -101,12 +101,19 @@ pub(super) fn attribute(attribute: Attribute, ordinal: usize) -> Option<i32> {
     if attribute == Attribute::CU_DEVICE_ATTRIBUTE_PCI_BUS_ID {
         return Some(ordinal as i32 + 1);
     }
-    if attribute == Attribute::CU_DEVICE_ATTRIBUTE_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED {
+    if NEEDS_PAGES.contains(&attribute) {
         return Some(i32::from(pages::IS_SUPPORTED));
     }
     let known = ATTRIBUTES.iter().find(|(known, _)| *known == attribute);
     Some(known.map_or(0, |(_, value)| *value))
 }
+
+/// What stands or falls with what `pages` has. Of the ways to share a pool, descriptors are number 1; an H200 also has
+/// fabric handles.
+const NEEDS_PAGES: &[Attribute] = &[
+    Attribute::CU_DEVICE_ATTRIBUTE_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED,
+    Attribute::CU_DEVICE_ATTRIBUTE_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED,
+];
 
 const ATTRIBUTES: &[(Attribute, i32)] = &[
     (Attribute::CU_DEVICE_ATTRIBUTE_MAX_THREADS_PER_BLOCK, 1024),

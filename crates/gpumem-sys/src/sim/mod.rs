@@ -97,6 +97,7 @@ mod shadow;
 mod slot;
 mod stream;
 mod symbol;
+mod ticket;
 mod usage;
 mod value;
 mod virtual_memory;

@@ -3,8 +3,9 @@
 //!
 //! A piece mapped at two addresses is the same pages, so aliases are coherent as on a device; pieces mapped side by
 //! side are one slice, so a copy or a kernel goes over them as over any memory. Addresses cost nothing, and the file
-//! has the pages that were touched. Where the system lacks such files, programs are told that the device has no
-//! virtual memory management.
+//! has the pages that were touched. Memory that programs may hand to others is in files of its own, whose last bytes say
+//! what they hold: a descriptor of one is what is handed over. Where the system lacks such files, programs are told that
+//! the device has no virtual memory management and shares nothing.
 
 #[cfg(all(target_os = "linux", not(miri)))]
 pub(super) use linux::{AddressRange, PageFile};
@@ -17,13 +18,17 @@ pub(super) const IS_SUPPORTED: bool = cfg!(all(target_os = "linux", not(miri)));
 #[cfg(all(target_os = "linux", not(miri)))]
 mod linux {
     use crate::sim::backing::Bytes;
-    use crate::sim::codes::{Answer, OUT_OF_MEMORY};
+    use crate::sim::codes::{Answer, INVALID_VALUE, OUT_OF_MEMORY};
+    use crate::sim::ticket::{TICKET_BYTES, Ticket, TicketKind};
     use core::ffi::c_void;
     use core::ptr::null_mut;
-    use rustix::fs::{FallocateFlags, MemfdFlags, fallocate, ftruncate, memfd_create};
-    use rustix::io::Errno;
+    use rustix::fs::{
+        FallocateFlags, MemfdFlags, SealFlags, fallocate, fcntl_add_seals, fcntl_get_seals, fstat, ftruncate,
+        memfd_create,
+    };
+    use rustix::io::{Errno, fcntl_dupfd_cloexec, pread, pwrite};
     use rustix::mm::{MapFlags, ProtFlags, mmap, mmap_anonymous, munmap};
-    use std::os::fd::OwnedFd;
+    use std::os::fd::{BorrowedFd, IntoRawFd, OwnedFd};
 
     /// A file in memory, paid for where it was written.
     #[derive(Debug)]
@@ -34,6 +39,50 @@ mod linux {
             let file = memfd_create("gpumem", MemfdFlags::CLOEXEC).map_err(out_of_memory)?;
             ftruncate(&file, size_bytes).map_err(out_of_memory)?;
             Ok(Self(file))
+        }
+
+        /// A file for others to have, as large as its label says. Its size can't change any more, whoever has it: what
+        /// is mapped stays there.
+        pub(in crate::sim) fn labelled(label: &Ticket) -> Answer<Self> {
+            let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
+            let file = memfd_create("gpumem", flags).map_err(out_of_memory)?;
+            let size_bytes = label.size_bytes.checked_add(LABEL_BYTES).ok_or(OUT_OF_MEMORY)?;
+            ftruncate(&file, size_bytes).map_err(out_of_memory)?;
+            let written_bytes = pwrite(&file, &label.encode(), label.size_bytes).map_err(out_of_memory)?;
+            fcntl_add_seals(&file, SEALS).map_err(out_of_memory)?;
+            if written_bytes == TICKET_BYTES { Ok(Self(file)) } else { Err(OUT_OF_MEMORY) }
+        }
+
+        /// A file that somebody has handed over, with its label. The descriptor stays the caller's.
+        ///
+        /// # Errors
+        ///
+        /// `INVALID_VALUE` where the descriptor is closed, or not of such a file.
+        pub(in crate::sim) fn open(descriptor: i32, kind: TicketKind) -> Answer<(Self, Ticket)> {
+            if descriptor < 0 {
+                return Err(INVALID_VALUE);
+            }
+            // SAFETY: the borrow ends with the copy. A descriptor that is not open is no concern of the system's: it
+            // answers so.
+            let given = unsafe { BorrowedFd::borrow_raw(descriptor) };
+            let own = fcntl_dupfd_cloexec(given, 0).map_err(|_| INVALID_VALUE)?;
+            Self(own).checked(kind)
+        }
+
+        fn checked(self, kind: TicketKind) -> Answer<(Self, Ticket)> {
+            let is_sealed = fcntl_get_seals(&self.0).is_ok_and(|seals| seals.contains(SEALS));
+            let len = fstat(&self.0).map(|stat| stat.st_size as u64).unwrap_or(0);
+            let size_bytes = len.checked_sub(LABEL_BYTES).filter(|_| is_sealed).ok_or(INVALID_VALUE)?;
+            let mut bytes = [0; TICKET_BYTES];
+            let read_bytes = pread(&self.0, &mut bytes, size_bytes).map_err(|_| INVALID_VALUE)?;
+            let label = Ticket::decode_as(kind, &bytes)?;
+            let is_whole = read_bytes == TICKET_BYTES && label.size_bytes == size_bytes;
+            if is_whole { Ok((self, label)) } else { Err(INVALID_VALUE) }
+        }
+
+        /// A descriptor for the program to hand over and to close.
+        pub(in crate::sim) fn export(&self) -> Answer<i32> {
+            fcntl_dupfd_cloexec(&self.0, 0).map(IntoRawFd::into_raw_fd).map_err(out_of_memory)
         }
 
         /// Gives the pages of a piece back; it reads as zeros from then on.
@@ -109,6 +158,12 @@ mod linux {
         }
     }
 
+    /// What stays as it is in a file for others.
+    const SEALS: SealFlags = SealFlags::SHRINK.union(SealFlags::GROW).union(SealFlags::SEAL);
+
+    /// What a label takes at the end of a file: a page.
+    const LABEL_BYTES: u64 = 4096;
+
     fn out_of_memory(_: Errno) -> crate::types::CUresult {
         OUT_OF_MEMORY
     }
@@ -137,6 +192,37 @@ mod linux {
             assert_eq!(read(4 * PIECE), 0);
             assert_eq!(range.map(1 << 42, PIECE, &file, 0), Err(OUT_OF_MEMORY));
         }
+
+        #[test]
+        fn only_a_whole_file_of_the_kind_is_opened() {
+            let label = Ticket::new(TicketKind::Pool, 0, 0, 1 << 40);
+            let file = PageFile::labelled(&label).unwrap();
+            let own = file.export().unwrap();
+            assert_eq!(PageFile::open(own, TicketKind::Pool).unwrap().1, label);
+            assert_eq!(PageFile::open(own, TicketKind::Physical).err(), Some(INVALID_VALUE));
+            // SAFETY: `export` made it, and nobody else has it.
+            let own = unsafe { <OwnedFd as std::os::fd::FromRawFd>::from_raw_fd(own) };
+            assert_eq!(ftruncate(&own, 4096), Err(Errno::PERM));
+
+            // The same bytes in a file whose size may change.
+            let open = memfd_create("open", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING).unwrap();
+            let small = Ticket::new(TicketKind::Pool, 0, 0, 0);
+            pwrite(&open, &small.encode(), 0).unwrap();
+            ftruncate(&open, LABEL_BYTES).unwrap();
+            let open = open.into_raw_fd();
+            assert_eq!(PageFile::open(open, TicketKind::Pool).err(), Some(INVALID_VALUE));
+            // SAFETY: `into_raw_fd` gave it, and nobody else has it.
+            let open = unsafe { <OwnedFd as std::os::fd::FromRawFd>::from_raw_fd(open) };
+            fcntl_add_seals(&open, SEALS).unwrap();
+            let open = open.into_raw_fd();
+            assert_eq!(PageFile::open(open, TicketKind::Pool).unwrap().1, small);
+            // SAFETY: as before.
+            drop(unsafe { <OwnedFd as std::os::fd::FromRawFd>::from_raw_fd(open) });
+
+            for foreign in [-1, i32::MIN, i32::MAX, 1_000_000, 1] {
+                assert_eq!(PageFile::open(foreign, TicketKind::Pool).err(), Some(INVALID_VALUE));
+            }
+        }
     }
 }
 
@@ -144,6 +230,7 @@ mod linux {
 mod missing {
     use crate::sim::backing::Bytes;
     use crate::sim::codes::{Answer, NOT_SUPPORTED};
+    use crate::sim::ticket::{Ticket, TicketKind};
     use core::convert::Infallible;
 
     /// There are none.
@@ -153,6 +240,18 @@ mod missing {
     impl PageFile {
         pub(in crate::sim) fn new(_size_bytes: u64) -> Answer<Self> {
             Err(NOT_SUPPORTED)
+        }
+
+        pub(in crate::sim) fn labelled(_label: &Ticket) -> Answer<Self> {
+            Err(NOT_SUPPORTED)
+        }
+
+        pub(in crate::sim) fn open(_descriptor: i32, _kind: TicketKind) -> Answer<(Self, Ticket)> {
+            Err(NOT_SUPPORTED)
+        }
+
+        pub(in crate::sim) fn export(&self) -> Answer<i32> {
+            match self.0 {}
         }
 
         pub(in crate::sim) fn discard(&self, _offset_bytes: u64, _size_bytes: u64) {

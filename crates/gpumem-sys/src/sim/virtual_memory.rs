@@ -4,6 +4,10 @@
 //! it and no mapping is left. A mapping is an allocation like any other, in both views of [`super::memory`] from the
 //! call on: mapping and unmapping wait for nothing, so work that is still queued for an address that is unmapped
 //! faults when it runs. A mapping belongs to no device until access is given.
+//!
+//! Handles that are to be shared are in `shared`.
+
+mod shared;
 
 use super::call_cost::{ACCESS_NS_PER_HANDLE, CREATE_NS_PER_MIB, RELEASE_NS_PER_MIB, UNMAP_NS_PER_HANDLE};
 use super::codes::{Answer, INVALID_VALUE, NOT_SUPPORTED, OUT_OF_MEMORY};
@@ -15,10 +19,11 @@ use super::pages::{self, AddressRange, PageFile};
 use super::plain::{CHUNK_BYTES, GAP_BYTES};
 use super::window::Windows;
 use crate::types::{
-    CUmemAccess_flags as Access, CUmemAccessDesc, CUmemAllocationHandleType, CUmemAllocationProp,
-    CUmemAllocationProp_st__bindgen_ty_1 as AllocationFlags, CUmemAllocationType, CUmemLocation,
-    CUmemLocationType,
+    CUmemAccess_flags as Access, CUmemAccessDesc, CUmemAllocationHandleType as HandleType,
+    CUmemAllocationProp, CUmemAllocationProp_st__bindgen_ty_1 as AllocationFlags, CUmemAllocationType,
+    CUmemLocation, CUmemLocationType,
 };
+use shared::Shared;
 use std::collections::BTreeMap;
 
 /// What an instance has reserved and created.
@@ -28,7 +33,7 @@ pub(super) struct VirtualMemory {
     /// Addresses that are not reserved.
     space: Extents,
     /// Made with the first handle, as many bytes as `pieces` gives out.
-    pub(super) file: Option<PageFile>,
+    file: Option<PageFile>,
     /// What no handle has of the file.
     pieces: Extents,
     pub(super) windows: Windows,
@@ -46,7 +51,10 @@ pub(super) struct Reservation {
 struct Physical {
     device: usize,
     size_bytes: u64,
+    /// Its place in the instance's file; also of a handle whose bytes are elsewhere, so that no two have the same.
     file_offset_bytes: u64,
+    /// Its own file, if it is to be shared.
+    shared: Option<Shared>,
     flags: AllocationFlags,
     /// How often the program has to release it.
     holder_count: u32,
@@ -134,7 +142,12 @@ impl Machine {
         check_size(size_bytes)?;
         self.admit(device, size_bytes)?;
         self.charge_pages(size_bytes, CREATE_NS_PER_MIB);
-        let created = self.virtual_memory.create(device, size_bytes, properties.allocFlags);
+        let shared = match properties.requestedHandleTypes {
+            HandleType::CU_MEM_HANDLE_TYPE_NONE => Ok(None),
+            _ => Shared::new(self.instance, device, size_bytes).map(Some),
+        };
+        let all = &mut self.virtual_memory;
+        let created = shared.and_then(|shared| all.create(device, size_bytes, properties.allocFlags, shared));
         created.inspect_err(|_| self.devices[device].reserved_bytes -= size_bytes)
     }
 
@@ -143,8 +156,12 @@ impl Machine {
         if properties.type_ != CUmemAllocationType::CU_MEM_ALLOCATION_TYPE_PINNED {
             return Err(INVALID_VALUE);
         }
-        let no_handle = CUmemAllocationHandleType::CU_MEM_HANDLE_TYPE_NONE;
-        if properties.requestedHandleTypes != no_handle || !pages::IS_SUPPORTED {
+        let handle_types = properties.requestedHandleTypes;
+        let is_known = matches!(
+            handle_types,
+            HandleType::CU_MEM_HANDLE_TYPE_NONE | HandleType::CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR
+        );
+        if !is_known || !pages::IS_SUPPORTED {
             return Err(NOT_SUPPORTED);
         }
         self.location_device(&properties.location)
@@ -172,11 +189,13 @@ impl Machine {
             return;
         }
         let Some(physical) = all.handles.remove(handle) else { return };
-        if let Some(file) = &all.file {
+        if let (Some(file), None) = (&all.file, &physical.shared) {
             file.discard(physical.file_offset_bytes, physical.size_bytes);
         }
         all.pieces.give(physical.file_offset_bytes, physical.size_bytes);
-        self.devices[physical.device].reserved_bytes -= physical.size_bytes;
+        if !physical.shared.is_some_and(|shared| shared.is_imported) {
+            self.devices[physical.device].reserved_bytes -= physical.size_bytes;
+        }
         self.note_physical_gone(physical.file_offset_bytes, physical.size_bytes);
         self.charge_pages(physical.size_bytes, RELEASE_NS_PER_MIB);
     }
@@ -193,7 +212,7 @@ impl Machine {
         let physical = self.virtual_memory.held(handle)?;
         Ok(CUmemAllocationProp {
             type_: CUmemAllocationType::CU_MEM_ALLOCATION_TYPE_PINNED,
-            requestedHandleTypes: CUmemAllocationHandleType::CU_MEM_HANDLE_TYPE_NONE,
+            requestedHandleTypes: physical.handle_types(),
             location: CUmemLocation {
                 type_: CUmemLocationType::CU_MEM_LOCATION_TYPE_DEVICE,
                 id: physical.device as i32,
@@ -309,13 +328,26 @@ impl Machine {
 }
 
 impl VirtualMemory {
-    fn create(&mut self, device: usize, size_bytes: u64, flags: AllocationFlags) -> Answer<Handle> {
+    fn create(
+        &mut self,
+        device: usize,
+        size_bytes: u64,
+        flags: AllocationFlags,
+        shared: Option<Shared>,
+    ) -> Answer<Handle> {
         if self.file.is_none() {
             self.file = Some(PageFile::new(DEVICE_SPACE_BYTES)?);
         }
         let file_offset_bytes = self.pieces.take(size_bytes).ok_or(OUT_OF_MEMORY)?;
-        let physical =
-            Physical { device, size_bytes, file_offset_bytes, flags, holder_count: 1, mapping_count: 0 };
+        let physical = Physical {
+            device,
+            size_bytes,
+            file_offset_bytes,
+            shared,
+            flags,
+            holder_count: 1,
+            mapping_count: 0,
+        };
         let room = self.handles.insert(physical);
         room.inspect_err(|_| self.pieces.give(file_offset_bytes, size_bytes))
     }

@@ -59,8 +59,7 @@ impl Machine {
 impl super::virtual_memory::VirtualMemory {
     fn show(&self, mapping: &Allocation) -> Answer<()> {
         let (start, reservation) = self.reservation(mapping.base, mapping.size_bytes)?;
-        let file = self.file.as_ref().ok_or(INVALID_VALUE)?;
-        let file_offset_bytes = self.file_offset_of(mapping).ok_or(INVALID_VALUE)?;
+        let (file, file_offset_bytes) = self.pages_of(mapping).ok_or(INVALID_VALUE)?;
         reservation.range.map(mapping.base - start, mapping.size_bytes, file, file_offset_bytes)
     }
 

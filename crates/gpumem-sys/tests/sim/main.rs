@@ -21,6 +21,7 @@ mod recycling;
 mod rules;
 mod schedules;
 mod seeded_bugs;
+mod sharing;
 mod values;
 mod virtual_memory;
 

@@ -71,7 +71,7 @@ pub(super) fn set_access(
     unsafe { gpu.cuMemSetAccess(base, size_bytes, &wish, 1) }
 }
 
-fn device(id: i32) -> CUmemLocation {
+pub(super) fn device(id: i32) -> CUmemLocation {
     CUmemLocation { type_: CUmemLocationType::CU_MEM_LOCATION_TYPE_DEVICE, id }
 }
 

@@ -1,14 +1,14 @@
 //! Virtual memory management.
 
 use super::{entries, put, take};
-use crate::sim::codes::{INVALID_VALUE, NOT_SUPPORTED};
+use crate::sim::codes::{Answer, INVALID_VALUE, NOT_SUPPORTED};
 use crate::sim::handle::Handle;
 use crate::sim::pages;
 use crate::sim::virtual_memory::GRANULARITY_BYTES;
 use crate::table::Table;
 use crate::types::{
-    CUdeviceptr, CUmemAccessDesc, CUmemAllocationGranularity_flags, CUmemAllocationProp,
-    CUmemGenericAllocationHandle, CUmemLocation, CUresult,
+    CUdeviceptr, CUmemAccessDesc, CUmemAllocationGranularity_flags, CUmemAllocationHandleType,
+    CUmemAllocationProp, CUmemGenericAllocationHandle, CUmemLocation, CUresult,
 };
 use core::ffi::{c_ulonglong, c_void};
 
@@ -87,6 +87,33 @@ entries! {
         put(target, call.physical_properties(Handle::from_bits(handle))?)
     }
 
+    fn cuMemExportToShareableHandle(
+        call,
+        target: *mut c_void,
+        handle: CUmemGenericAllocationHandle,
+        handle_type: CUmemAllocationHandleType,
+        flags: c_ulonglong,
+    ) {
+        check_shareable(handle_type)?;
+        if flags != 0 || target.is_null() {
+            return Err(INVALID_VALUE);
+        }
+        put(target.cast::<i32>(), call.physical_export(Handle::from_bits(handle))?)
+    }
+
+    fn cuMemImportFromShareableHandle(
+        call,
+        target: *mut CUmemGenericAllocationHandle,
+        shareable: *mut c_void,
+        handle_type: CUmemAllocationHandleType,
+    ) {
+        check_shareable(handle_type)?;
+        if target.is_null() {
+            return Err(INVALID_VALUE);
+        }
+        put(target, call.physical_import(descriptor(shareable)?)?.to_bits())
+    }
+
     fn cuMemMap(
         call,
         base: CUdeviceptr,
@@ -130,4 +157,18 @@ entries! {
     ) {
         put(flags, c_ulonglong::from(call.access(address, &take(location)?)?.0))
     }
+}
+
+/// What there is of the ways to share memory.
+pub(super) fn check_shareable(handle_type: CUmemAllocationHandleType) -> Answer<()> {
+    match handle_type {
+        CUmemAllocationHandleType::CU_MEM_HANDLE_TYPE_NONE => Err(INVALID_VALUE),
+        CUmemAllocationHandleType::CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR if pages::IS_SUPPORTED => Ok(()),
+        _ => Err(NOT_SUPPORTED),
+    }
+}
+
+/// A descriptor, which the driver takes as a number in a pointer's clothes.
+pub(super) fn descriptor(shareable: *mut c_void) -> Answer<i32> {
+    i32::try_from(shareable.addr()).map_err(|_| INVALID_VALUE)
 }
