@@ -1,10 +1,13 @@
 //! Shared by the tests across layers.
 
 pub mod cases;
+pub mod gate;
 pub mod model;
+pub mod pattern;
 pub mod raw;
 pub mod schedules;
 pub mod seeds;
+pub mod vmm;
 
 pub use gpumem_adapt as adapt;
 pub use gpumem_adapt::array;

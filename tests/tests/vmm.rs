@@ -4,12 +4,11 @@
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 use gpumem_tests::cases;
-use gpumem_tests::raw::{Raw, code};
+use gpumem_tests::raw::code;
+use gpumem_tests::sys::CUresult;
 use gpumem_tests::sys::types::*;
-use gpumem_tests::sys::{CUresult, Driver, DriverError};
-use std::ops::Deref;
+use gpumem_tests::vmm::{PIECE, Vmm};
 
-const PIECE: usize = 2 << 20;
 const INVALID_VALUE: CUresult = CUresult::CUDA_ERROR_INVALID_VALUE;
 
 cases! {
@@ -47,7 +46,7 @@ cases! {
     /// Four TiB of addresses, and addresses at a wider alignment.
     fn reservations(driver: &Driver) {
         let Some(gpu) = Vmm::new(driver) else { return };
-        let large = gpu.reserve(4 << 40);
+        let large = gpu.reserve(4 << 40).unwrap();
         let mut aligned = 0;
         // SAFETY: a local outlives the call; both ranges hold nothing when they are freed.
         unsafe {
@@ -61,7 +60,7 @@ cases! {
     /// A handle goes whole to an address: not from an offset inside it on.
     fn offsets_inside_a_handle_are_not_supported(driver: &Driver) {
         let Some(gpu) = Vmm::new(driver) else { return };
-        let (base, handle) = (gpu.reserve(2 * PIECE), gpu.create(2 * PIECE).unwrap());
+        let (base, handle) = (gpu.reserve(2 * PIECE).unwrap(), gpu.create(2 * PIECE).unwrap());
         // SAFETY: the driver checks addresses and handles; that is what is tested.
         unsafe {
             let refused = driver.cuMemMap(base, PIECE, PIECE, handle, 0);
@@ -74,12 +73,12 @@ cases! {
     /// One of several handles in a row is unmapped by itself; a part of one is not.
     fn unmapping(driver: &Driver) {
         let Some(gpu) = Vmm::new(driver) else { return };
-        let base = gpu.reserve(4 * PIECE);
+        let base = gpu.reserve(4 * PIECE).unwrap();
         let handles = [PIECE, 2 * PIECE, PIECE].map(|size| gpu.create(size).unwrap());
         let [first, middle, last] = [base, base + PIECE as u64, base + 3 * PIECE as u64];
-        gpu.map(first, PIECE, handles[0]);
-        gpu.map(middle, 2 * PIECE, handles[1]);
-        gpu.map(last, PIECE, handles[2]);
+        gpu.map(first, PIECE, handles[0]).unwrap();
+        gpu.map(middle, 2 * PIECE, handles[1]).unwrap();
+        gpu.map(last, PIECE, handles[2]).unwrap();
         gpu.grant(base, 4 * PIECE).unwrap();
         // SAFETY: the driver checks addresses; nothing is queued for what is unmapped.
         unsafe {
@@ -99,10 +98,10 @@ cases! {
     /// Copies and memsets go over handles side by side as over any memory.
     fn handles_side_by_side(driver: &Driver) {
         let Some(gpu) = Vmm::new(driver) else { return };
-        let base = gpu.reserve(2 * PIECE);
+        let base = gpu.reserve(2 * PIECE).unwrap();
         let handles = [0, 1].map(|index| {
             let handle = gpu.create(PIECE).unwrap();
-            gpu.map(base + index * PIECE as u64, PIECE, handle);
+            gpu.map(base + index * PIECE as u64, PIECE, handle).unwrap();
             handle
         });
         gpu.grant(base, 2 * PIECE).unwrap();
@@ -122,9 +121,9 @@ cases! {
     fn aliases_are_coherent(driver: &Driver) {
         let Some(gpu) = Vmm::new(driver) else { return };
         let handle = gpu.create(PIECE).unwrap();
-        let (here, there) = (gpu.reserve(PIECE), gpu.reserve(PIECE));
+        let (here, there) = (gpu.reserve(PIECE).unwrap(), gpu.reserve(PIECE).unwrap());
         for base in [here, there] {
-            gpu.map(base, PIECE, handle);
+            gpu.map(base, PIECE, handle).unwrap();
             gpu.grant(base, PIECE).unwrap();
         }
         for (write, read, value) in [(here, there, 3), (there, here, 4)] {
@@ -146,8 +145,8 @@ cases! {
     /// A handle can be asked back from its address, also after the program has released it: the mapping keeps it.
     fn a_mapping_keeps_its_handle(driver: &Driver) {
         let Some(gpu) = Vmm::new(driver) else { return };
-        let (base, handle) = (gpu.reserve(PIECE), gpu.create(PIECE).unwrap());
-        gpu.map(base, PIECE, handle);
+        let (base, handle) = (gpu.reserve(PIECE).unwrap(), gpu.create(PIECE).unwrap());
+        gpu.map(base, PIECE, handle).unwrap();
         gpu.grant(base, PIECE).unwrap();
         // SAFETY: addresses are mapped and handles live where they are used.
         unsafe {
@@ -158,7 +157,7 @@ cases! {
             let address = std::ptr::without_provenance_mut(base as usize + 100);
             driver.cuMemRetainAllocationHandle(&mut again, address).unwrap();
             driver.cuMemUnmap(base, PIECE).unwrap();
-            gpu.map(base, PIECE, again);
+            gpu.map(base, PIECE, again).unwrap();
             gpu.grant(base, PIECE).unwrap();
             assert_eq!(gpu.read(base, 1).unwrap(), [6]);
             driver.cuMemUnmap(base, PIECE).unwrap();
@@ -170,14 +169,14 @@ cases! {
     /// Without access, an address is mapped and may not be used; the refusal leaves the context alone.
     fn access(driver: &Driver) {
         let Some(gpu) = Vmm::new(driver) else { return };
-        let (base, handle) = (gpu.reserve(PIECE), gpu.create(PIECE).unwrap());
-        gpu.map(base, PIECE, handle);
-        assert_eq!(gpu.access(base), CUmemAccess_flags::CU_MEM_ACCESS_FLAGS_PROT_NONE.0);
+        let (base, handle) = (gpu.reserve(PIECE).unwrap(), gpu.create(PIECE).unwrap());
+        gpu.map(base, PIECE, handle).unwrap();
+        assert_eq!(gpu.access(base), Ok(CUmemAccess_flags::CU_MEM_ACCESS_FLAGS_PROT_NONE));
         // SAFETY: the driver checks addresses; that is what is tested.
         unsafe {
             assert_eq!(code(driver.cuMemsetD8_v2(base, 1, PIECE)), INVALID_VALUE);
             gpu.grant(base, PIECE).unwrap();
-            assert_eq!(gpu.access(base), CUmemAccess_flags::CU_MEM_ACCESS_FLAGS_PROT_READWRITE.0);
+            assert_eq!(gpu.access(base), Ok(CUmemAccess_flags::CU_MEM_ACCESS_FLAGS_PROT_READWRITE));
             driver.cuMemsetD8_v2(base, 1, PIECE).unwrap();
             assert_eq!(gpu.read(base, 1).unwrap(), [1]);
             driver.cuMemUnmap(base, PIECE).unwrap();
@@ -189,86 +188,17 @@ cases! {
     /// An address that is reserved and not mapped is no memory, and neither can be freed as plain memory.
     fn what_is_not_mapped(driver: &Driver) {
         let Some(gpu) = Vmm::new(driver) else { return };
-        let base = gpu.reserve(PIECE);
+        let base = gpu.reserve(PIECE).unwrap();
         assert_eq!(code(gpu.grant(base, PIECE)), INVALID_VALUE);
         // SAFETY: the driver checks addresses; that is what is tested.
         unsafe {
             assert_eq!(code(driver.cuMemsetD8_v2(base, 1, PIECE)), INVALID_VALUE);
             let handle = gpu.create(PIECE).unwrap();
-            gpu.map(base, PIECE, handle);
+            gpu.map(base, PIECE, handle).unwrap();
             assert_eq!(code(driver.cuMemFree_v2(base)), INVALID_VALUE);
             driver.cuMemUnmap(base, PIECE).unwrap();
             driver.cuMemRelease(handle).unwrap();
             driver.cuMemAddressFree(base, PIECE).unwrap();
         }
-    }
-}
-
-/// Device 0 with its primary context current, for virtual memory management.
-struct Vmm(Raw);
-
-impl Deref for Vmm {
-    type Target = Raw;
-
-    fn deref(&self) -> &Raw {
-        &self.0
-    }
-}
-
-impl Vmm {
-    /// None where the device has no virtual memory management: a software driver on a system without what it needs.
-    fn new(driver: &Driver) -> Option<Self> {
-        let raw = Raw::new(driver).unwrap();
-        let attribute = CUdevice_attribute::CU_DEVICE_ATTRIBUTE_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED;
-        let mut supported = 0;
-        // SAFETY: a local outlives the call.
-        unsafe { driver.cuDeviceGetAttribute(&mut supported, attribute, raw.device).unwrap() };
-        assert!(supported == 1 || cfg!(not(target_os = "linux")));
-        (supported == 1).then_some(Self(raw))
-    }
-
-    fn location(&self) -> CUmemLocation {
-        CUmemLocation { type_: CUmemLocationType::CU_MEM_LOCATION_TYPE_DEVICE, id: self.device }
-    }
-
-    fn properties(&self) -> CUmemAllocationProp {
-        CUmemAllocationProp {
-            type_: CUmemAllocationType::CU_MEM_ALLOCATION_TYPE_PINNED,
-            location: self.location(),
-            ..Default::default()
-        }
-    }
-
-    fn reserve(&self, size_bytes: usize) -> u64 {
-        let mut base = 0;
-        // SAFETY: a local outlives the call.
-        unsafe { self.driver.cuMemAddressReserve(&mut base, size_bytes, 0, 0, 0).unwrap() };
-        base
-    }
-
-    fn create(&self, size_bytes: usize) -> Result<u64, DriverError> {
-        let mut handle = 0;
-        // SAFETY: locals outlive the call.
-        unsafe { self.driver.cuMemCreate(&mut handle, size_bytes, &self.properties(), 0)? };
-        Ok(handle)
-    }
-
-    fn map(&self, base: u64, size_bytes: usize, handle: u64) {
-        // SAFETY: the driver checks addresses and handles.
-        unsafe { self.driver.cuMemMap(base, size_bytes, 0, handle, 0).unwrap() };
-    }
-
-    fn grant(&self, base: u64, size_bytes: usize) -> Result<(), DriverError> {
-        let flags = CUmemAccess_flags::CU_MEM_ACCESS_FLAGS_PROT_READWRITE;
-        let wish = CUmemAccessDesc { location: self.location(), flags };
-        // SAFETY: a local outlives the call; the driver checks addresses.
-        unsafe { self.driver.cuMemSetAccess(base, size_bytes, &wish, 1) }
-    }
-
-    fn access(&self, base: u64) -> u32 {
-        let mut flags = 0;
-        // SAFETY: locals outlive the call.
-        unsafe { self.driver.cuMemGetAccess(&mut flags, &self.location(), base).unwrap() };
-        flags as u32
     }
 }

@@ -12,7 +12,7 @@ const NVRTC_FOLDER: &str = "nvidia/cuda_nvrtc/lib";
 /// Drivers refuse PTX that is newer than they are; 8.0 is that of CUDA 12.0.
 const PTX_VERSION_MAX: (u32, u32) = (8, 0);
 /// Folders that hold kernels, each searched with all folders in it.
-const FOLDERS: [&str; 2] = ["crates/gpumem-array/kernels", "crates/gpumem-adapt/examples"];
+const FOLDERS: [&str; 3] = ["crates/gpumem-array/kernels", "crates/gpumem-adapt/examples", "tests/kernels"];
 /// The numeric element types, as Rust and as CUDA name them.
 const ELEMENTS: [(&str, &str); 4] =
     [("f32", "float"), ("f64", "double"), ("i32", "int"), ("i64", "long long")];
