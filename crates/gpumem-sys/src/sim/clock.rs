@@ -342,12 +342,14 @@ impl Machine {
 
     /// The host has seen all of a stream's work that has run.
     pub(super) fn host_learns_stream(&mut self, handle: Handle) {
+        self.pools_seen(|seen, _| seen == handle);
         if let (Some(races), Some(stream)) = (&mut self.races, self.streams.get(handle)) {
             races.clocks.host_learns(stream.snapshot());
         }
     }
 
     pub(super) fn host_learns_event(&mut self, event: Handle) {
+        self.pools_seen_event(event);
         let mark = self.events.get(event).and_then(|event| event.mark.as_ref());
         if let (Some(races), Some(mark)) = (&mut self.races, mark) {
             races.clocks.host_learns(mark.get().cloned());
@@ -371,6 +373,7 @@ impl Machine {
         is_meant: impl Fn(&Stream) -> bool,
         is_gone_meant: impl Fn(&Gone) -> bool,
     ) {
+        self.pools_seen(|_, stream| is_meant(stream));
         let Some(races) = &mut self.races else { return };
         for (_, stream) in self.streams.iter().filter(|(_, stream)| is_meant(stream)) {
             races.clocks.host_learns(stream.snapshot());

@@ -3,6 +3,7 @@
 //! An event stands for the point where it was last recorded; a wait takes that point at the call, so recording again
 //! later changes nothing for it. An event that was never recorded counts as done.
 
+use super::behind::Behind;
 use super::capture::CapturedAt;
 use super::clock::Mark;
 use super::codes::{Answer, INVALID_CONTEXT, INVALID_HANDLE, INVALID_VALUE, NOT_READY};
@@ -21,6 +22,8 @@ pub(super) struct Event {
     pub(super) time_ns: Option<u64>,
     /// Where in a capture it was last recorded, if it was in one.
     pub(super) captured: Option<CapturedAt>,
+    /// What that point comes after.
+    pub(super) behind: Behind,
     /// What the stream knows at that point, once it is there.
     pub(super) mark: Option<Mark>,
 }
@@ -31,7 +34,15 @@ impl Machine {
         if flags & !FLAGS_KNOWN != 0 || is_interprocess && flags & DISABLE_TIMING == 0 {
             return Err(INVALID_VALUE);
         }
-        self.events.insert(Event { context, flags, point: None, time_ns: None, captured: None, mark: None })
+        self.events.insert(Event {
+            context,
+            flags,
+            point: None,
+            time_ns: None,
+            captured: None,
+            behind: Behind::default(),
+            mark: None,
+        })
     }
 
     pub(super) fn event_destroy(&mut self, event: Handle) -> Answer<()> {
@@ -49,8 +60,10 @@ impl Machine {
         }
         let point = self.enqueue(stream, Operation::Record { event });
         let mark = self.mark_at(point);
+        let behind = self.streams.get(stream).map(|stream| stream.behind.clone()).unwrap_or_default();
         let event = self.events.get_mut(event).ok_or(INVALID_HANDLE)?;
-        (event.point, event.time_ns, event.captured, event.mark) = (Some(point), None, None, mark);
+        (event.point, event.behind, event.mark) = (Some(point), behind, mark);
+        (event.time_ns, event.captured) = (None, None);
         Ok(())
     }
 

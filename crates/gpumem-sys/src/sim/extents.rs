@@ -54,6 +54,11 @@ impl Extents {
         self.by_base.get(&base) == Some(&size_bytes)
     }
 
+    /// How much of a range is free that no free range crosses the ends of.
+    pub(super) fn bytes_within(&self, base: u64, size_bytes: u64) -> u64 {
+        self.by_base.range(base..base + size_bytes).map(|(_, found)| found).sum()
+    }
+
     fn insert(&mut self, base: u64, size_bytes: u64) {
         self.by_base.insert(base, size_bytes);
         self.by_size.insert((size_bytes, base));

@@ -53,6 +53,7 @@
 //! ```
 
 mod backing;
+mod behind;
 mod call;
 mod call_cost;
 mod capture;

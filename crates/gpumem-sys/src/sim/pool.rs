@@ -1,13 +1,12 @@
 //! Memory pools: stream-ordered allocation, reuse, and when memory goes back to the device.
 //!
-//! A pool reserves segments of 32 MiB or more. A block that a stream frees can be handed to the *same* stream at once
-//! ([`Pool::pending`]): its next use is queued behind the free. Any other stream gets it only when the free has run,
-//! or, if nothing else is left, by being made to wait for it (the policy that the driver calls internal dependencies).
-//! That is a careful reading of the reuse policies: the real driver also hands a block over where an event already
-//! orders the two streams. A program can't rely on either, so the difference is in how much memory is reserved.
+//! A pool reserves segments of 32 MiB or more. Who may have a block again that was freed says `reuse`. A program can't
+//! rely on it, so all that it decides is how much memory is reserved, and what a missing wait does.
 //!
 //! Segments that are free whole go back at synchronisation, down to the release threshold, when the pool is trimmed,
 //! or when the device has no memory left for somebody else.
+
+mod reuse;
 
 use super::backing::{Backing, Bytes};
 use super::codes::{Answer, INVALID_DEVICE, INVALID_HANDLE, INVALID_VALUE, NOT_SUPPORTED, OUT_OF_MEMORY};
@@ -18,11 +17,11 @@ use super::memory::{Allocation, Owner};
 use super::operation::Operation;
 use super::pending::Pending;
 use super::plain::{ALIGNMENT_BYTES, CHUNK_BYTES, round_up};
-use super::stream::Point;
 use crate::types::{
     CUmemAccess_flags as Access, CUmemAllocationType, CUmemLocationType, CUmemPool_attribute as Attribute,
     CUmemPoolProps,
 };
+use reuse::Policies;
 use std::collections::{BTreeMap, BTreeSet};
 
 /// One pool of a device.
@@ -39,7 +38,7 @@ pub(super) struct Pool {
     pub(super) reserved: Gauge,
     pub(super) used: Gauge,
     release_threshold_bytes: u64,
-    reuse: [u32; 3],
+    policies: Policies,
     /// The other devices that may use its memory.
     pub(super) shared_with: BTreeSet<usize>,
 }
@@ -76,7 +75,7 @@ impl Pool {
             reserved: Gauge::default(),
             used: Gauge::default(),
             release_threshold_bytes: 0,
-            reuse: [1; 3],
+            policies: Policies::default(),
             shared_with: BTreeSet::new(),
         }
     }
@@ -134,7 +133,7 @@ impl Machine {
 
     fn pool_close_if_empty(&mut self, handle: Handle) {
         if self.pools.get(handle).is_some_and(|pool| pool.is_closing) {
-            self.pool_trim(handle, 0);
+            self.pool_trim_all(handle, 0);
             if self.pools.get(handle).is_some_and(|pool| pool.segments.is_empty()) {
                 self.pools.remove(handle);
             }
@@ -164,25 +163,6 @@ impl Machine {
         Ok(base)
     }
 
-    /// The ladder: this stream's own frees, what is free for all, new memory, another stream's frees with a wait.
-    fn pool_take(&mut self, handle: Handle, size_bytes: u64, stream: Handle) -> Answer<u64> {
-        let pool = self.pools.get_mut(handle).ok_or(INVALID_VALUE)?;
-        if let Some(base) = pool.pending.of_stream(stream, size_bytes) {
-            pool.pending.split(base, size_bytes);
-            return Ok(base);
-        }
-        if let Some(base) = pool.free.take(size_bytes) {
-            return Ok(base);
-        }
-        match self.pool_grow(handle, size_bytes) {
-            Ok(()) => {
-                let pool = self.pools.get_mut(handle).ok_or(INVALID_VALUE)?;
-                pool.free.take(size_bytes).ok_or(OUT_OF_MEMORY)
-            }
-            Err(error) => self.pool_take_waiting(handle, size_bytes, stream).ok_or(error),
-        }
-    }
-
     fn pool_grow(&mut self, handle: Handle, size_bytes: u64) -> Answer<()> {
         let wanted_bytes = round_up(size_bytes, SEGMENT_BYTES)?;
         let least_bytes = round_up(size_bytes, CHUNK_BYTES)?;
@@ -208,14 +188,6 @@ impl Machine {
         pool.free.give(base, size_bytes);
         pool.reserved.add(size_bytes);
         Ok(())
-    }
-
-    fn pool_take_waiting(&mut self, handle: Handle, size_bytes: u64, stream: Handle) -> Option<u64> {
-        let pool = self.pools.get_mut(handle).filter(|pool| pool.reuse[REUSE_WITH_A_WAIT] != 0)?;
-        let base = pool.pending.of_any(size_bytes)?;
-        let point = pool.pending.split(base, size_bytes)?;
-        self.enqueue(stream, Operation::Wait { point, event: None });
-        Some(base)
     }
 
     /// Frees device memory of any kind in a stream's order.
@@ -244,21 +216,6 @@ impl Machine {
         }
     }
 
-    /// A free has run: what its stream has not taken again meanwhile is free for all.
-    pub(super) fn pool_release(&mut self, handle: Handle, base: u64, size_bytes: u64, at: Option<Point>) {
-        let Some(pool) = self.pools.get_mut(handle) else { return };
-        let size_bytes = size_bytes.next_multiple_of(ALIGNMENT_BYTES);
-        match at {
-            None => pool.free.give(base, size_bytes),
-            Some(at) => {
-                for (piece, piece_bytes) in pool.pending.take_freed(base, size_bytes, at) {
-                    pool.free.give(piece, piece_bytes);
-                }
-            }
-        }
-        self.pool_close_if_empty(handle);
-    }
-
     /// Gives idle segments back until no more than this is reserved, or none is idle.
     pub(super) fn pool_trim(&mut self, handle: Handle, keep_bytes: u64) {
         let Some(pool) = self.pools.get_mut(handle) else { return };
@@ -273,11 +230,19 @@ impl Machine {
         }
     }
 
+    /// As [`Self::pool_trim`], with the segments that are idle but for the policies.
+    pub(super) fn pool_trim_all(&mut self, handle: Handle, keep_bytes: u64) {
+        if self.pools.get(handle).is_some_and(|pool| pool.reserved.current > keep_bytes) {
+            self.pool_clear_segments(handle);
+        }
+        self.pool_trim(handle, keep_bytes);
+    }
+
     /// The device needs memory: every pool gives back what it can.
     pub(super) fn pools_trim(&mut self, device: usize) {
         for handle in self.pools.handles() {
             if self.pools.get(handle).is_some_and(|pool| pool.device == device) {
-                self.pool_trim(handle, 0);
+                self.pool_trim_all(handle, 0);
             }
         }
     }
@@ -327,13 +292,13 @@ impl Machine {
             Attribute::CU_MEMPOOL_ATTR_RESERVED_MEM_HIGH => PoolValue::Long(pool.reserved.high),
             Attribute::CU_MEMPOOL_ATTR_USED_MEM_CURRENT => PoolValue::Long(pool.used.current),
             Attribute::CU_MEMPOOL_ATTR_USED_MEM_HIGH => PoolValue::Long(pool.used.high),
-            policy => PoolValue::Int(pool.reuse[policy_index(policy)?]),
+            policy => PoolValue::Int(u32::from(*{ pool.policies }.switch(policy)?)),
         })
     }
 
     /// Whether an attribute is read and written as 32 bits.
     pub(super) fn is_policy(attribute: Attribute) -> bool {
-        policy_index(attribute).is_ok()
+        Policies::default().switch(attribute).is_ok()
     }
 
     pub(super) fn pool_set_attribute(
@@ -351,7 +316,7 @@ impl Machine {
                 pool.reserved.high = pool.reserved.current;
             }
             Attribute::CU_MEMPOOL_ATTR_USED_MEM_HIGH if value == 0 => pool.used.high = pool.used.current,
-            policy => pool.reuse[policy_index(policy)?] = u32::from(value != 0),
+            policy => return self.pool_set_policy(handle, policy, value != 0),
         }
         Ok(())
     }
@@ -363,15 +328,6 @@ pub(super) enum PoolValue {
     Long(u64),
 }
 
-fn policy_index(attribute: Attribute) -> Answer<usize> {
-    match attribute {
-        Attribute::CU_MEMPOOL_ATTR_REUSE_FOLLOW_EVENT_DEPENDENCIES => Ok(0),
-        Attribute::CU_MEMPOOL_ATTR_REUSE_ALLOW_OPPORTUNISTIC => Ok(1),
-        Attribute::CU_MEMPOOL_ATTR_REUSE_ALLOW_INTERNAL_DEPENDENCIES => Ok(REUSE_WITH_A_WAIT),
-        _ => Err(INVALID_VALUE),
-    }
-}
-
 /// The most that a pool reserves for a `maxSize`: whole segments, and 0 is no bound.
 fn reserve_max_bytes(max_size_bytes: u64) -> u64 {
     match max_size_bytes {
@@ -380,5 +336,4 @@ fn reserve_max_bytes(max_size_bytes: u64) -> u64 {
     }
 }
 
-const REUSE_WITH_A_WAIT: usize = 2;
 const SEGMENT_BYTES: u64 = 32 << 20;

@@ -4,6 +4,7 @@
 //! queued there up to it. Since streams never overtake themselves, a point is done when that many are done; events,
 //! the legacy stream's implicit order and every wait of the host come down to points.
 
+use super::behind::Behind;
 use super::capture::Joined;
 use super::clock::{Order, StreamClock};
 use super::codes::{Answer, INVALID_CONTEXT, INVALID_HANDLE, INVALID_VALUE};
@@ -36,6 +37,7 @@ pub(super) struct Stream {
     /// The last point of this stream that the legacy stream was made to wait for.
     ordered_before_legacy: u64,
     pub(super) clock: StreamClock,
+    pub(super) behind: Behind,
 }
 
 /// What a stream is to its context.
@@ -83,6 +85,7 @@ impl Stream {
             ordered_after_legacy: 0,
             ordered_before_legacy: 0,
             clock: StreamClock::default(),
+            behind: Behind::default(),
         }
     }
 
@@ -117,6 +120,9 @@ impl Machine {
         let from_ns = self.host_ns;
         self.staged_bytes += operation.staged_bytes();
         let order = self.order_of(handle, &operation);
+        if let Operation::Wait { point, event } = operation {
+            self.behind_wait(handle, point, event);
+        }
         let Some(stream) = self.streams.get_mut(handle) else { return Point { stream: handle, position: 0 } };
         if stream.is_idle() {
             self.active.push(handle);
@@ -127,7 +133,7 @@ impl Machine {
     }
 
     /// Puts the legacy stream's implicit waits before what is queued next.
-    fn order_with_legacy(&mut self, handle: Handle) {
+    pub(super) fn order_with_legacy(&mut self, handle: Handle) {
         let Some(stream) = self.streams.get(handle) else { return };
         if stream.role == Role::Legacy {
             let context = stream.context;

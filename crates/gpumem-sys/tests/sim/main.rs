@@ -18,6 +18,7 @@ mod peers;
 mod pools;
 mod races;
 mod recycling;
+mod reuse;
 mod rules;
 mod schedules;
 mod seeded_bugs;

@@ -2,21 +2,21 @@
 
 use super::*;
 
-const RESERVED: CUmemPool_attribute = CUmemPool_attribute::CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT;
+pub(super) const RESERVED: CUmemPool_attribute = CUmemPool_attribute::CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT;
 const RESERVED_HIGH: CUmemPool_attribute = CUmemPool_attribute::CU_MEMPOOL_ATTR_RESERVED_MEM_HIGH;
 const USED: CUmemPool_attribute = CUmemPool_attribute::CU_MEMPOOL_ATTR_USED_MEM_CURRENT;
 const USED_HIGH: CUmemPool_attribute = CUmemPool_attribute::CU_MEMPOOL_ATTR_USED_MEM_HIGH;
-const THRESHOLD: CUmemPool_attribute = CUmemPool_attribute::CU_MEMPOOL_ATTR_RELEASE_THRESHOLD;
+pub(super) const THRESHOLD: CUmemPool_attribute = CUmemPool_attribute::CU_MEMPOOL_ATTR_RELEASE_THRESHOLD;
 
 impl Machine {
-    fn default_pool(&self) -> CUmemoryPool {
+    pub(super) fn default_pool(&self) -> CUmemoryPool {
         let mut pool = null_mut();
         // SAFETY: pointers are to locals that outlive the call, as wide as the attribute.
         unsafe { self.cuDeviceGetDefaultMemPool(&mut pool, 0).unwrap() };
         pool
     }
 
-    fn pool_with(&self, bytes_max: usize) -> CUmemoryPool {
+    pub(super) fn pool_with(&self, bytes_max: usize) -> CUmemoryPool {
         let mut pool = null_mut();
         let props = CUmemPoolProps {
             allocType: CUmemAllocationType::CU_MEM_ALLOCATION_TYPE_PINNED,
@@ -29,19 +29,19 @@ impl Machine {
         pool
     }
 
-    fn attribute(&self, pool: CUmemoryPool, attribute: CUmemPool_attribute) -> u64 {
+    pub(super) fn attribute(&self, pool: CUmemoryPool, attribute: CUmemPool_attribute) -> u64 {
         let mut value = 0u64;
         // SAFETY: pointers are to locals that outlive the call, as wide as the attribute.
         unsafe { self.cuMemPoolGetAttribute(pool, attribute, (&raw mut value).cast()).unwrap() };
         value
     }
 
-    fn set(&self, pool: CUmemoryPool, attribute: CUmemPool_attribute, mut value: u64) {
+    pub(super) fn set(&self, pool: CUmemoryPool, attribute: CUmemPool_attribute, mut value: u64) {
         // SAFETY: pointers are to locals that outlive the call, as wide as the attribute.
         unsafe { self.cuMemPoolSetAttribute(pool, attribute, (&raw mut value).cast()).unwrap() };
     }
 
-    fn try_alloc_from(
+    pub(super) fn try_alloc_from(
         &self,
         pool: CUmemoryPool,
         stream: CUstream,

@@ -56,7 +56,7 @@ entries! {
 
     fn cuMemPoolTrimTo(call, pool: CUmemoryPool, keep_bytes: usize) {
         call.pool(Handle::from_ptr(pool))?;
-        call.pool_trim(Handle::from_ptr(pool), keep_bytes as u64);
+        call.pool_trim_all(Handle::from_ptr(pool), keep_bytes as u64);
         Ok(())
     }
 
