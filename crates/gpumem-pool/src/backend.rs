@@ -3,6 +3,8 @@
 //! A backend asks the driver and does nothing else: the pool has checked the request and holds it to the limit. It
 //! answers in the driver's terms, so that the pool can tell a full device from a lost one.
 
+#[cfg(feature = "backend-caching")]
+mod caching;
 #[cfg(feature = "backend-native")]
 #[allow(unsafe_code)]
 mod native;

@@ -1,0 +1,184 @@
+//! Size classes of blocks up to 1 MiB: what a magazine keeps apart. Pure.
+//!
+//! | request | classes | waste within a block |
+//! | --- | --- | --- |
+//! | up to 2 KiB | every 256 bytes | below 256 bytes |
+//! | up to 64 KiB | 8 in a doubling | at most 12.5 % of the request |
+//! | up to 1 MiB | 32 in a doubling | at most 3.2 % of the request |
+//!
+//! Every class is a multiple of 256 bytes, so blocks that lie side by side keep the alignment. Small blocks are little of
+//! what programs hold; large ones are held to tighter classes because there waste counts.
+
+/// One size class. Orders by size.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) struct Class(u8);
+
+impl Class {
+    /// How many there are.
+    pub(super) const COUNT: usize = FINE_FIRST as usize + 4 * FINE_STEPS as usize;
+
+    /// The largest request that has a class.
+    pub(super) const SIZE_BYTES_MAX: u64 = 1 << 20;
+
+    /// The smallest class that a request fits in; `None` for nothing and for more than a mebibyte.
+    #[inline]
+    pub(super) const fn of(size_bytes: u64) -> Option<Self> {
+        let Some(last_byte) = size_bytes.checked_sub(1) else { return None };
+        if last_byte < LINEAR_BYTES {
+            Some(Self((last_byte / UNIT_BYTES) as u8))
+        } else if last_byte < FINE_BYTES {
+            let doubling = last_byte.ilog2();
+            let step = (last_byte >> (doubling - COARSE_BITS)) as u32;
+            Some(Self((COARSE_FIRST + (doubling - LINEAR_BITS) * COARSE_STEPS + step - COARSE_STEPS) as u8))
+        } else if last_byte < Self::SIZE_BYTES_MAX {
+            let doubling = last_byte.ilog2();
+            let step = (last_byte >> (doubling - FINE_BITS)) as u32;
+            Some(Self((FINE_FIRST + (doubling - FINE_DOUBLING) * FINE_STEPS + step - FINE_STEPS) as u8))
+        } else {
+            None
+        }
+    }
+
+    /// What a block of the class occupies.
+    #[inline]
+    pub(super) const fn size_bytes(self) -> u64 {
+        SIZES_BYTES[self.0 as usize] as u64
+    }
+
+    /// Its place among the classes, from 0.
+    #[inline]
+    pub(super) const fn index(self) -> usize {
+        self.0 as usize
+    }
+
+    /// The class at a place, counted from 0.
+    pub(super) fn at(index: usize) -> Option<Self> {
+        u8::try_from(index).ok().filter(|_| index < Self::COUNT).map(Self)
+    }
+
+    /// How many blocks move at once between a magazine and the depot.
+    pub(super) const fn batch_count(self) -> usize {
+        let fitting = (BATCH_BYTES / self.size_bytes()) as usize;
+        if fitting < BATCH_COUNT_MIN {
+            BATCH_COUNT_MIN
+        } else if fitting > BATCH_COUNT_MAX {
+            BATCH_COUNT_MAX
+        } else {
+            fitting
+        }
+    }
+}
+
+/// The step up to `LINEAR_BYTES`, and the alignment of every block.
+const UNIT_BYTES: u64 = 256;
+
+/// Up to here a class for every unit.
+const LINEAR_BYTES: u64 = 1 << LINEAR_BITS;
+const LINEAR_BITS: u32 = 11;
+
+/// From there on so many classes in a doubling.
+const COARSE_STEPS: u32 = 1 << COARSE_BITS;
+const COARSE_BITS: u32 = 3;
+const COARSE_FIRST: u32 = (LINEAR_BYTES / UNIT_BYTES) as u32;
+
+/// And from here on so many.
+const FINE_BYTES: u64 = 1 << FINE_DOUBLING;
+const FINE_DOUBLING: u32 = 16;
+const FINE_STEPS: u32 = 1 << FINE_BITS;
+const FINE_BITS: u32 = 5;
+const FINE_FIRST: u32 = COARSE_FIRST + (FINE_DOUBLING - LINEAR_BITS) * COARSE_STEPS;
+
+/// A batch is about this much, within the bounds on its count.
+const BATCH_BYTES: u64 = 1 << 20;
+const BATCH_COUNT_MIN: usize = 4;
+const BATCH_COUNT_MAX: usize = 32;
+
+/// What each class occupies: looked up on every allocation and free.
+static SIZES_BYTES: [u32; Class::COUNT] = {
+    let mut sizes_bytes = [0; Class::COUNT];
+    let mut index = 0;
+    while index < Class::COUNT {
+        sizes_bytes[index] = upper_bound_bytes(index as u32);
+        index += 1;
+    }
+    sizes_bytes
+};
+
+const fn upper_bound_bytes(index: u32) -> u32 {
+    let (first, steps, doubling, bits) = if index < COARSE_FIRST {
+        return (index + 1) * UNIT_BYTES as u32;
+    } else if index < FINE_FIRST {
+        (COARSE_FIRST, COARSE_STEPS, LINEAR_BITS, COARSE_BITS)
+    } else {
+        (FINE_FIRST, FINE_STEPS, FINE_DOUBLING, FINE_BITS)
+    };
+    let doubling = doubling + (index - first) / steps;
+    (steps + (index - first) % steps + 1) << (doubling - bits)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    /// The naive twin: the first class, counted upwards, that the request fits in.
+    fn first_fit(size_bytes: u64) -> Option<Class> {
+        let mut classes = (0..).map_while(Class::at);
+        classes.find(|class| class.size_bytes() >= size_bytes).filter(|_| size_bytes > 0)
+    }
+
+    #[test]
+    fn classes_grow_by_whole_units_from_256_bytes_to_a_mebibyte() {
+        let sizes_bytes: Vec<u64> = (0..).map_while(Class::at).map(Class::size_bytes).collect();
+        assert_eq!(sizes_bytes.len(), Class::COUNT);
+        assert_eq!((sizes_bytes[0], sizes_bytes[Class::COUNT - 1]), (256, 1 << 20));
+        assert!(sizes_bytes.iter().all(|size| size % UNIT_BYTES == 0));
+        assert!(sizes_bytes.is_sorted_by(|smaller, larger| smaller < larger));
+    }
+
+    #[test]
+    fn every_power_of_two_is_a_class_of_its_own() {
+        for power in 8..=20 {
+            let class = Class::of(1 << power).unwrap();
+            assert_eq!(class.size_bytes(), 1 << power);
+            assert_eq!(
+                Class::of((1 << power) + 1).map(Class::index),
+                Class::at(class.index() + 1).map(Class::index)
+            );
+        }
+    }
+
+    #[test]
+    fn batches_are_a_mebibyte_or_so() {
+        let count = |size_bytes| Class::of(size_bytes).unwrap().batch_count();
+        assert_eq!((count(256), count(32 << 10), count(64 << 10), count(1 << 20)), (32, 32, 16, 4));
+    }
+
+    proptest! {
+        #[test]
+        fn the_smallest_class_that_fits_is_found(size_bytes in 0..Class::SIZE_BYTES_MAX + 2) {
+            prop_assert_eq!(Class::of(size_bytes), first_fit(size_bytes));
+        }
+
+        #[test]
+        fn small_requests_too(size_bytes in 0_u64..80_000) {
+            prop_assert_eq!(Class::of(size_bytes), first_fit(size_bytes));
+        }
+
+        #[test]
+        fn waste_is_as_stated(size_bytes in 1..=Class::SIZE_BYTES_MAX) {
+            let waste_bytes = Class::of(size_bytes).unwrap().size_bytes() - size_bytes;
+            let allowed_bytes = match size_bytes {
+                ..=2048 => 255,
+                2049..=65536 => size_bytes / 8,
+                _ => size_bytes / 32,
+            };
+            prop_assert!(waste_bytes <= allowed_bytes, "{waste_bytes} of {size_bytes}");
+        }
+
+        #[test]
+        fn beyond_a_mebibyte_there_is_none(size_bytes in Class::SIZE_BYTES_MAX + 1..) {
+            prop_assert_eq!(Class::of(size_bytes), None);
+        }
+    }
+}

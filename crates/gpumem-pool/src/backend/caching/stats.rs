@@ -1,0 +1,81 @@
+//! [`Counters`]: what was handed out and came back, counted by whoever served it.
+//!
+//! Each magazine set and the heap count for themselves, under the lock that they hold anyway. A block may be handed out
+//! by one and come back to another, so a single count means little and wraps around zero; the sum of all is exact once no
+//! call is under way.
+
+use core::ops::Add;
+
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct Counters {
+    in_use_bytes: u64,
+    allocation_count: u64,
+    free_count: u64,
+}
+
+impl Counters {
+    /// A block of so many bytes was handed out.
+    #[inline]
+    pub(super) fn count_out(&mut self, size_bytes: u64) {
+        self.in_use_bytes = self.in_use_bytes.wrapping_add(size_bytes);
+        self.allocation_count += 1;
+    }
+
+    /// A block of so many bytes came back.
+    #[inline]
+    pub(super) fn count_in(&mut self, size_bytes: u64) {
+        self.in_use_bytes = self.in_use_bytes.wrapping_sub(size_bytes);
+        self.free_count += 1;
+    }
+
+    /// In blocks that are alive, as they were asked for.
+    pub(super) fn in_use_bytes(&self) -> u64 {
+        self.in_use_bytes
+    }
+
+    /// Blocks that are alive.
+    pub(super) fn block_count(&self) -> u64 {
+        self.allocation_count.wrapping_sub(self.free_count)
+    }
+
+    /// Blocks ever handed out.
+    pub(super) fn allocation_count(&self) -> u64 {
+        self.allocation_count
+    }
+
+    /// How often it was used: what has not moved since is idle.
+    pub(super) fn operation_count(&self) -> u64 {
+        self.allocation_count.wrapping_add(self.free_count)
+    }
+}
+
+impl Add for Counters {
+    type Output = Self;
+
+    fn add(self, other: Self) -> Self {
+        Self {
+            in_use_bytes: self.in_use_bytes.wrapping_add(other.in_use_bytes),
+            allocation_count: self.allocation_count.wrapping_add(other.allocation_count),
+            free_count: self.free_count.wrapping_add(other.free_count),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn blocks_that_wander_are_counted_once() {
+        let (mut producer, mut consumer) = (Counters::default(), Counters::default());
+        producer.count_out(300);
+        producer.count_out(700);
+        consumer.count_in(300);
+        let sum = producer + consumer;
+        assert_eq!((sum.in_use_bytes(), sum.block_count(), sum.allocation_count()), (700, 1, 2));
+        consumer.count_in(700);
+        assert_eq!((producer + consumer).in_use_bytes(), 0);
+        assert_eq!((producer + consumer).block_count(), 0);
+        assert_eq!(consumer.operation_count(), 2);
+    }
+}

@@ -1,0 +1,196 @@
+//! Which magazine set is this thread's for a stream: one look into a small table, without a destructor to ask about.
+//!
+//! The table is direct-mapped and holds bare pointers. Behind it this thread keeps each of its sets; when the thread
+//! ends, that map's destructor clears the table and hands the sets over: the pool lists them too, so nothing is lost with
+//! the thread. Later destructors of the same thread find neither, and their frees take the slow path.
+
+use super::magazine::Set;
+use core::cell::{Cell, RefCell};
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+/// Lets `work` have this thread's set for a front and a stream; `None` if the table does not have it.
+#[inline]
+pub(super) fn with_near<R>(front: u64, stream: u64, work: impl FnOnce(&Set) -> R) -> Option<R> {
+    NEAR.with(|near| {
+        let entry = near[place(front, stream)].get();
+        if entry.front != front || entry.stream != stream {
+            return None;
+        }
+        // SAFETY: an entry stands in the table only while this thread's map holds the set (`Sets::keep`, `Sets::purge`,
+        // `Drop`), and the map is not touched before `work` has returned: only `with_set` and the end of the thread do.
+        Some(work(unsafe { &*entry.set }))
+    })
+}
+
+/// As [`with_near`], but looks behind the table, and puts there what it finds. `adopt` finds a set that this thread does
+/// not have yet. `None` if it finds none, or if this thread is past keeping any.
+#[cold]
+pub(super) fn with_set<R>(
+    front: u64,
+    stream: u64,
+    adopt: impl FnOnce() -> Option<Arc<Set>>,
+    work: impl FnOnce(&Set) -> R,
+) -> Option<R> {
+    let set = SETS.try_with(|sets| {
+        let mut sets = sets.try_borrow_mut().ok()?;
+        let set = match sets.map.get(&(front, stream)).filter(|set| !set.is_closed()) {
+            Some(set) => Arc::clone(set),
+            None => sets.keep(front, stream, adopt()?),
+        };
+        NEAR.with(|near| {
+            near[place(front, stream)].set(Near { front, stream, set: Arc::as_ptr(&set) });
+        });
+        Some(set)
+    });
+    set.ok().flatten().map(|set| work(&set))
+}
+
+/// Shows all sets that this thread has of a front.
+pub(super) fn each_set(front: u64, mut work: impl FnMut(&Set)) {
+    // A thread past keeping any has handed them over.
+    let _ = SETS.try_with(|sets| {
+        if let Ok(sets) = sets.try_borrow() {
+            sets.map.range((front, 0)..=(front, u64::MAX)).for_each(|(_, set)| work(set));
+        }
+    });
+}
+
+#[derive(Clone, Copy)]
+struct Near {
+    front: u64,
+    stream: u64,
+    set: *const Set,
+}
+
+/// As many streams of pools as a thread works on at a time without a longer look.
+const NEAR_COUNT: usize = 16;
+
+/// No front has the number 0.
+const NOTHING: Near = Near { front: 0, stream: 0, set: core::ptr::null() };
+
+#[inline]
+fn place(front: u64, stream: u64) -> usize {
+    front.wrapping_mul(5).wrapping_add(stream) as usize % NEAR_COUNT
+}
+
+struct Sets {
+    map: BTreeMap<(u64, u64), Arc<Set>>,
+}
+
+impl Sets {
+    /// Adds a set, and lets go of those that have been closed: their pool or their stream is gone.
+    fn keep(&mut self, front: u64, stream: u64, set: Arc<Set>) -> Arc<Set> {
+        if self.map.values().any(|set| set.is_closed()) {
+            forget_near();
+            self.map.retain(|_, set| !set.is_closed());
+        }
+        self.map.insert((front, stream), Arc::clone(&set));
+        set
+    }
+}
+
+impl Drop for Sets {
+    fn drop(&mut self) {
+        forget_near();
+        self.map.values().for_each(|set| set.hand_over());
+    }
+}
+
+fn forget_near() {
+    NEAR.with(|near| near.iter().for_each(|entry| entry.set(NOTHING)));
+}
+
+thread_local! {
+    static NEAR: [Cell<Near>; NEAR_COUNT] = const { [const { Cell::new(NOTHING) }; NEAR_COUNT] };
+    static SETS: RefCell<Sets> = const { RefCell::new(Sets { map: BTreeMap::new() }) };
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::sync::atomic::{AtomicU64, Ordering};
+
+    /// Numbers of fronts that no other test uses.
+    fn front() -> u64 {
+        static NEXT: AtomicU64 = AtomicU64::new(1 << 40);
+        NEXT.fetch_add(1, Ordering::Relaxed)
+    }
+
+    fn made(stream: u64) -> impl FnOnce() -> Option<Arc<Set>> {
+        move || Some(Arc::new(Set::new(stream)))
+    }
+
+    #[test]
+    fn a_set_is_adopted_once_and_found_again() {
+        let front = front();
+        assert_eq!(with_near(front, 3, Set::stream), None);
+        assert_eq!(with_set(front, 3, made(3), Set::stream), Some(3));
+        assert_eq!(with_near(front, 3, Set::stream), Some(3));
+        assert_eq!(with_near(front, 4, Set::stream), None);
+        assert_eq!(with_set(front, 3, || unreachable!("it is there already"), Set::stream), Some(3));
+    }
+
+    #[test]
+    fn many_streams_share_the_table() {
+        let front = front();
+        for stream in 0..3 * NEAR_COUNT as u64 {
+            with_set(front, stream, made(stream), |_| ()).unwrap();
+        }
+        for stream in 0..3 * NEAR_COUNT as u64 {
+            assert_eq!(with_set(front, stream, || None, Set::stream), Some(stream));
+            assert_eq!(with_near(front, stream, Set::stream), Some(stream));
+        }
+        let mut streams = Vec::new();
+        each_set(front, |set| streams.push(set.stream()));
+        assert_eq!(streams, (0..3 * NEAR_COUNT as u64).collect::<Vec<_>>());
+    }
+
+    #[test]
+    fn a_closed_set_makes_way_for_a_new_one() {
+        let front = front();
+        let first = Arc::new(Set::new(3));
+        with_set(front, 3, || Some(Arc::clone(&first)), |_| ()).unwrap();
+        first.close(|_| ());
+        with_set(front, 3, made(3), |set| assert!(!set.is_closed())).unwrap();
+        with_near(front, 3, |set| assert!(!set.is_closed())).unwrap();
+        assert_eq!(Arc::strong_count(&first), 1);
+    }
+
+    #[test]
+    fn the_end_of_a_thread_hands_its_sets_over() {
+        let (front, set) = (front(), Arc::new(Set::new(3)));
+        std::thread::scope(|scope| {
+            scope.spawn(|| with_set(front, 3, || Some(Arc::clone(&set)), |set| assert!(!set.adopt())));
+        });
+        // A scope ends before its threads' destructors do.
+        while Arc::strong_count(&set) > 1 {
+            std::thread::yield_now();
+        }
+        assert!(set.adopt());
+    }
+
+    #[test]
+    fn a_thread_past_its_destructors_keeps_nothing() {
+        struct Late(u64, std::sync::mpsc::Sender<(bool, bool)>);
+        impl Drop for Late {
+            fn drop(&mut self) {
+                let is_near = with_near(self.0, 3, |_| ()).is_some();
+                let is_kept = with_set(self.0, 3, made(3), |_| ()).is_some();
+                let _ = self.1.send((is_near, is_kept));
+            }
+        }
+        thread_local!(static LATE: RefCell<Option<Late>> = const { RefCell::new(None) });
+        let (sender, receiver) = std::sync::mpsc::channel();
+        let front = front();
+        std::thread::spawn(move || {
+            // Destructors run in some order of their first uses: with one on either side, one of the two runs late.
+            LATE.with(|late| *late.borrow_mut() = Some(Late(front, sender)));
+            with_set(front, 3, made(3), |_| ()).unwrap();
+        })
+        .join()
+        .unwrap();
+        let (is_near, is_kept) = receiver.recv().unwrap();
+        assert_eq!(is_near, is_kept, "the table says what the map says");
+    }
+}
