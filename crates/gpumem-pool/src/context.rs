@@ -4,33 +4,34 @@
 //! dropped: whatever was current before, nothing included, is current again. Pushing rather than replacing means that
 //! the old context is never named again, so it does not matter if its owner destroyed it meanwhile.
 
-use crate::device::Device;
+use core::fmt;
 use core::marker::PhantomData;
-use gpumem_sys::DriverError;
+use gpumem_sys::types::{CUcontext, CUstreamCaptureMode};
+use gpumem_sys::{Driver, DriverError};
 
-/// A device's context is current on this thread for as long as this lives; see [`Device::bind`].
+/// A device's context is current on this thread for as long as this lives; see [`Device::bind`](crate::Device::bind).
 ///
 /// Guards nest like the driver's own stack: drop the inner one first.
-#[derive(Debug)]
 #[must_use = "the context is current only while this lives"]
 pub struct Bound<'a> {
-    device: &'a Device,
+    driver: &'a Driver,
     pushed: bool,
     /// The stack belongs to the thread: the guard stays on it.
     _thread: PhantomData<*const ()>,
 }
 
 impl<'a> Bound<'a> {
-    pub(crate) fn enter(device: &'a Device) -> Result<Self, DriverError> {
+    /// The caller keeps the context alive for as long as the guard lives.
+    pub(crate) fn enter(driver: &'a Driver, context: CUcontext) -> Result<Self, DriverError> {
         let mut current = core::ptr::null_mut();
         // SAFETY: `current` outlives the call.
-        unsafe { device.driver().cuCtxGetCurrent(&mut current)? };
-        let pushed = current != device.context();
+        unsafe { driver.cuCtxGetCurrent(&mut current)? };
+        let pushed = current != context;
         if pushed {
-            // SAFETY: the device retains its primary context for as long as it lives, and `self` borrows the device.
-            unsafe { device.driver().cuCtxPushCurrent_v2(device.context())? };
+            // SAFETY: the context is alive, as every caller promises.
+            unsafe { driver.cuCtxPushCurrent_v2(context)? };
         }
-        Ok(Self { device, pushed, _thread: PhantomData })
+        Ok(Self { driver, pushed, _thread: PhantomData })
     }
 }
 
@@ -39,7 +40,48 @@ impl Drop for Bound<'_> {
         if self.pushed {
             let mut popped = core::ptr::null_mut();
             // SAFETY: `popped` outlives the call. A failure means that the stack is gone, and so is what we pushed.
-            let _ = unsafe { self.device.driver().cuCtxPopCurrent_v2(&mut popped) };
+            let _ = unsafe { self.driver.cuCtxPopCurrent_v2(&mut popped) };
+        }
+    }
+}
+
+impl fmt::Debug for Bound<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Bound").field("pushed", &self.pushed).finish_non_exhaustive()
+    }
+}
+
+/// While this lives, the driver lets this thread do what a capture anywhere would else forbid, and be broken by: the
+/// pool asks about events and makes memory whatever its callers are doing.
+#[must_use = "it holds only while this lives"]
+pub(crate) struct Relaxed<'a> {
+    driver: &'a Driver,
+    /// What the thread had before; `None` for a driver that is older than capture.
+    before: Option<CUstreamCaptureMode>,
+    /// The mode belongs to the thread: the guard stays on it.
+    _thread: PhantomData<*const ()>,
+}
+
+impl<'a> Relaxed<'a> {
+    pub(crate) fn enter(driver: &'a Driver) -> Result<Self, DriverError> {
+        let mut mode = CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_RELAXED;
+        let before = match driver.table().cuThreadExchangeStreamCaptureMode {
+            None => None,
+            Some(_) => {
+                // SAFETY: `mode` outlives the call.
+                unsafe { driver.cuThreadExchangeStreamCaptureMode(&mut mode)? };
+                Some(mode)
+            }
+        };
+        Ok(Self { driver, before, _thread: PhantomData })
+    }
+}
+
+impl Drop for Relaxed<'_> {
+    fn drop(&mut self) {
+        if let Some(mut mode) = self.before {
+            // SAFETY: `mode` outlives the call. It was the thread's before, so the driver takes it back.
+            let _ = unsafe { self.driver.cuThreadExchangeStreamCaptureMode(&mut mode) };
         }
     }
 }

@@ -5,13 +5,14 @@
 //! context alive (streams, events, pools, blocks) holds a clone.
 
 use crate::bytes::Bytes;
+use crate::clock::Clocks;
 use crate::context::{Bound, Handle};
 use crate::error::PoolError;
 use core::ffi::{CStr, c_char, c_int};
 use core::fmt;
 use gpumem_sys::types::{CUcontext, CUctx_st, CUdevice, CUdevice_attribute};
 use gpumem_sys::{Driver, DriverError};
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 
 /// One GPU, through its primary context. Clones share it.
 ///
@@ -27,8 +28,15 @@ use std::sync::Arc;
 #[derive(Clone)]
 pub struct Device(Arc<Inner>);
 
+/// A device that may be gone.
+#[derive(Clone, Default)]
+pub(crate) struct WeakDevice(Weak<Inner>);
+
 struct Inner {
     driver: Driver,
+    /// Shared by all devices of the machine.
+    clocks: Arc<Clocks>,
+    own: WeakDevice,
     ordinal: u32,
     raw: CUdevice,
     context: Handle<CUctx_st>,
@@ -85,15 +93,20 @@ impl Device {
         let mut context = core::ptr::null_mut();
         // SAFETY: `context` outlives the call; the release is in `Inner::drop`.
         unsafe { driver.cuDevicePrimaryCtxRetain(&mut context, raw)? };
-        Ok(Self(Arc::new(Inner {
+        let clocks = Clocks::of(driver);
+        let device = Self(Arc::new_cyclic(|own| Inner {
             driver: driver.clone(),
+            clocks,
+            own: WeakDevice(own.clone()),
             ordinal,
             raw,
             context: Handle(context),
             name,
             total_bytes,
             compute_capability,
-        })))
+        }));
+        device.clocks().add_device(&device);
+        Ok(device)
     }
 
     /// The number that the driver counts this device by.
@@ -167,8 +180,10 @@ impl Device {
     /// What the driver says, the failure of earlier work included.
     pub fn synchronize(&self) -> Result<(), PoolError> {
         let _bound = self.enter()?;
+        let observation = self.clocks().observe_device(self);
         // SAFETY: the context is current and alive.
         unsafe { self.driver().cuCtxSynchronize()? };
+        self.clocks().saw_device(self, observation);
         Ok(())
     }
 
@@ -184,12 +199,32 @@ impl Device {
     }
 
     pub(crate) fn enter(&self) -> Result<Bound<'_>, DriverError> {
-        Bound::enter(self)
+        Bound::enter(self.driver(), self.context())
+    }
+
+    /// What is ordered and what is done, on all streams of the machine.
+    pub(crate) fn clocks(&self) -> &Arc<Clocks> {
+        &self.0.clocks
+    }
+
+    pub(crate) fn downgrade(&self) -> WeakDevice {
+        self.0.own.clone()
+    }
+}
+
+impl WeakDevice {
+    pub(crate) fn upgrade(&self) -> Option<Device> {
+        self.0.upgrade().map(Device)
+    }
+
+    pub(crate) fn is_same(&self, other: &Self) -> bool {
+        self.0.ptr_eq(&other.0)
     }
 }
 
 impl Drop for Inner {
     fn drop(&mut self) {
+        self.clocks.close_device(&self.own, self.context.0);
         let _guard = self.driver.teardown();
         // SAFETY: the context was retained once for this value. There is nobody to tell of a failure, which means that
         // the driver is shutting down or that the context is lost.

@@ -119,6 +119,15 @@ pub enum PoolError {
         /// Where it is.
         found: String,
     },
+    /// As many streams of this machine are alive, or have work left, as can be kept apart.
+    #[error(
+        "{limit} streams are alive or have work left, and more can't be kept apart; drop some, share them, or synchronize \
+         the device"
+    )]
+    TooManyStreams {
+        /// How many there may be.
+        limit: usize,
+    },
     /// A time was asked of an event that keeps none.
     #[error("this event keeps no time; make it with Event::with_timing")]
     NotTimed,

@@ -1,5 +1,6 @@
 //! [`Event`]: a mark in a stream, to wait for on the device or on the host.
 
+use crate::clock::{Clocks, Stamp};
 use crate::context::Handle;
 use crate::device::Device;
 use crate::error::PoolError;
@@ -8,6 +9,7 @@ use core::ffi::c_uint;
 use core::fmt;
 use gpumem_sys::DriverError;
 use gpumem_sys::types::{CUevent, CUevent_flags, CUevent_st};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 /// A mark that a stream passes when everything queued before it is done.
 ///
@@ -16,6 +18,9 @@ pub struct Event {
     device: Device,
     raw: Handle<CUevent_st>,
     timed: bool,
+    /// What is done once the mark has been passed, as the clocks have it; `None` before the first record and in a
+    /// capture. Locked from the driver's call to the note of it, so that the two belong together.
+    covered: Mutex<Option<Arc<[Stamp]>>>,
 }
 
 impl Event {
@@ -44,6 +49,9 @@ impl Event {
     }
 
     /// The driver's handle, alive for as long as this event is.
+    ///
+    /// Whoever hands it to the driver himself may wait for it and ask about it. Recording it is for [`Event::record`]
+    /// alone: the pool takes memory to be free where the last record that it saw has been waited for.
     #[must_use]
     pub fn raw(&self) -> CUevent {
         self.raw.0
@@ -68,8 +76,13 @@ impl Event {
     /// What the driver says, the failure of earlier work included.
     pub fn is_complete(&self) -> Result<bool, PoolError> {
         let _bound = self.device.enter()?;
+        let covered = self.covered();
         // SAFETY: the event is alive.
-        complete(unsafe { self.device.driver().cuEventQuery(self.raw.0) })
+        let is_complete = complete(unsafe { self.device.driver().cuEventQuery(self.raw.0) })?;
+        if let Some(covered) = covered.as_ref().filter(|_| is_complete) {
+            self.clocks().raise_complete(covered);
+        }
+        Ok(is_complete)
     }
 
     /// Waits on the host until the mark has been passed.
@@ -79,8 +92,16 @@ impl Event {
     /// What the driver says, the failure of earlier work included.
     pub fn synchronize(&self) -> Result<(), PoolError> {
         let _bound = self.device.enter()?;
+        let before = self.covered().clone();
         // SAFETY: the event is alive.
         unsafe { self.device.driver().cuEventSynchronize(self.raw.0)? };
+        // Recorded anew meanwhile, it may have been waited for at another mark than the one noted.
+        let after = self.covered();
+        if let (Some(before), Some(after)) = (before, after.as_ref())
+            && Arc::ptr_eq(&before, after)
+        {
+            self.clocks().raise_complete(after);
+        }
         Ok(())
     }
 
@@ -122,13 +143,28 @@ impl Event {
         let mut raw = core::ptr::null_mut();
         // SAFETY: `raw` outlives the call, and the context is current.
         unsafe { device.driver().cuEventCreate(&mut raw, flags.0 as c_uint)? };
-        Ok(Self { device: device.clone(), raw: Handle(raw), timed })
+        Ok(Self { device: device.clone(), raw: Handle(raw), timed, covered: Mutex::new(None) })
     }
 
     pub(crate) fn queue_record(&self, stream: &Stream) -> Result<(), DriverError> {
-        let _bound = self.device.enter()?;
-        // SAFETY: both handles are alive.
-        unsafe { self.device.driver().cuEventRecord(self.raw.0, stream.raw()) }
+        let mut covered = self.covered();
+        // If the record fails, there is no telling where the mark is.
+        *covered = None;
+        *covered = self.clocks().record(stream.slot(), self.raw.0)?.map(Arc::from);
+        Ok(())
+    }
+
+    pub(crate) fn make_wait(&self, stream: &Stream) -> Result<(), DriverError> {
+        let covered = self.covered();
+        self.clocks().queue_wait(stream.slot(), self.raw.0, covered.as_deref()).map(drop)
+    }
+
+    fn covered(&self) -> MutexGuard<'_, Option<Arc<[Stamp]>>> {
+        self.covered.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn clocks(&self) -> &Clocks {
+        self.device.clocks()
     }
 }
 

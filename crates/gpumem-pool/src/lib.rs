@@ -38,6 +38,8 @@ pub use gpumem_sys as sys;
 mod backend;
 mod block;
 mod bytes;
+#[allow(dead_code, reason = "what only the caching backend asks for")]
+mod clock;
 #[allow(unsafe_code)]
 mod context;
 #[allow(unsafe_code)]

@@ -3,15 +3,15 @@
 //! A stream is destroyed with its last clone. Blocks hold clones, so dropping "the" stream while blocks live on it is
 //! safe, and destroying one with work queued does not lose the work: the driver finishes it first.
 
+use crate::clock::{Clocks, Slot, StreamParts};
 use crate::context::Handle;
 use crate::device::Device;
 use crate::error::PoolError;
 use crate::event::Event;
 use core::fmt;
-use core::sync::atomic::{AtomicU64, Ordering};
 use gpumem_sys::DriverError;
 use gpumem_sys::types::{CUresult, CUstream, CUstream_flags, CUstream_st};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 
 /// A queue of work on a device. Clones share it.
 ///
@@ -33,14 +33,24 @@ struct Inner {
     device: Device,
     raw: Handle<CUstream_st>,
     id: StreamId,
-    /// What others wait for in [`Stream::wait_for`]: recorded anew each time, made on first use. A wait takes the state
-    /// of the event at the call, so recording it again later disturbs no earlier wait.
-    fence: Mutex<Option<Event>>,
 }
 
 /// Names a stream: unique in the process and never used again, unlike the driver's handle.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct StreamId(u64);
+pub struct StreamId(pub(crate) u64);
+
+impl StreamId {
+    /// The generation is never used again; the slot is, by another stream.
+    pub(crate) fn new(generation: u64, slot: Slot) -> Self {
+        Self(generation << SLOT_BITS | u64::from(slot.0))
+    }
+
+    /// Where the clocks keep what they know of it.
+    #[inline]
+    pub(crate) fn slot(self) -> Slot {
+        Slot(self.0 as u16)
+    }
+}
 
 impl Stream {
     /// A new stream, independent of the legacy default stream.
@@ -49,17 +59,18 @@ impl Stream {
     ///
     /// What the driver says.
     pub fn new(device: &Device) -> Result<Self, PoolError> {
-        static NEXT: AtomicU64 = AtomicU64::new(1);
         let _bound = device.enter()?;
         let mut raw = core::ptr::null_mut();
         // SAFETY: `raw` outlives the call, and the context is current.
         unsafe { device.driver().cuStreamCreate(&mut raw, CUstream_flags::CU_STREAM_NON_BLOCKING.0)? };
-        Ok(Self(Arc::new(Inner {
-            device: device.clone(),
-            raw: Handle(raw),
-            id: StreamId(NEXT.fetch_add(1, Ordering::Relaxed)),
-            fence: Mutex::new(None),
-        })))
+        let parts = StreamParts { raw, is_ours: true, no_waits: false };
+        match device.clocks().open(device, &parts) {
+            Ok(id) => Ok(Self(Arc::new(Inner { device: device.clone(), raw: Handle(raw), id }))),
+            Err(error) => {
+                destroy(device, raw);
+                Err(error)
+            }
+        }
     }
 
     /// The device whose work it queues.
@@ -96,8 +107,13 @@ impl Stream {
     /// What the driver says, the failure of earlier work included.
     pub fn is_complete(&self) -> Result<bool, PoolError> {
         let _bound = self.device().enter()?;
+        let observation = self.clocks().observe(self.slot())?;
         // SAFETY: the stream is alive, and its context current.
-        complete(unsafe { self.device().driver().cuStreamQuery(self.raw()) })
+        let is_complete = complete(unsafe { self.device().driver().cuStreamQuery(self.raw()) })?;
+        if is_complete {
+            self.clocks().saw(observation);
+        }
+        Ok(is_complete)
     }
 
     /// Makes work queued on this stream from now on wait, on the device, for what the event marks. The host goes on.
@@ -109,7 +125,7 @@ impl Stream {
     /// [`PoolError::WrongDevice`] when the event belongs to another driver, or what the driver says.
     pub fn wait(&self, event: &Event) -> Result<(), PoolError> {
         check_driver(self.device(), event.device())?;
-        Ok(self.queue_wait(event)?)
+        Ok(event.make_wait(self)?)
     }
 
     /// Makes work queued on this stream from now on wait, on the device, for everything queued on the other so far.
@@ -124,38 +140,46 @@ impl Stream {
 
     pub(crate) fn finish(&self) -> Result<(), DriverError> {
         let _bound = self.device().enter()?;
+        let observation = self.clocks().observe(self.slot())?;
         // SAFETY: the stream is alive, and its context current.
-        unsafe { self.device().driver().cuStreamSynchronize(self.raw()) }
-    }
-
-    pub(crate) fn queue_wait(&self, event: &Event) -> Result<(), DriverError> {
-        let _bound = self.device().enter()?;
-        // SAFETY: both handles are alive; the driver keeps what it needs of the event beyond the call.
-        unsafe { self.device().driver().cuStreamWaitEvent(self.raw(), event.raw(), 0) }
+        unsafe { self.device().driver().cuStreamSynchronize(self.raw())? };
+        self.clocks().saw(observation);
+        Ok(())
     }
 
     pub(crate) fn queue_wait_for(&self, other: &Stream) -> Result<(), DriverError> {
-        if self.id() == other.id() {
+        if self.id() == other.id() || self.clocks().queue_wait_for(self.slot(), other.slot())? {
             return Ok(());
         }
-        let mut slot = other.0.fence.lock().unwrap_or_else(PoisonError::into_inner);
-        let fence = match &mut *slot {
-            Some(fence) => fence,
-            empty => empty.insert(Event::untimed(other.device())?),
-        };
+        // The other is being captured: the wait becomes part of that, or fails, as the driver has it.
+        let fence = Event::untimed(other.device())?;
         fence.queue_record(other)?;
-        self.queue_wait(fence)
+        fence.make_wait(self)
+    }
+
+    pub(crate) fn slot(&self) -> Slot {
+        self.id().slot()
+    }
+
+    pub(crate) fn clocks(&self) -> &Clocks {
+        self.device().clocks()
     }
 }
 
 impl Drop for Inner {
     fn drop(&mut self) {
-        // Without its context the stream is gone already.
-        let Ok(_bound) = self.device.enter() else { return };
-        let _guard = self.device.driver().teardown();
-        // SAFETY: this is the last clone, so nobody passes the handle again. There is nobody to tell of a failure.
-        let _ = unsafe { self.device.driver().cuStreamDestroy_v2(self.raw.0) };
+        self.device.clocks().retire(self.id);
+        destroy(&self.device, self.raw.0);
     }
+}
+
+/// Destroys a stream whose handle nobody passes again.
+fn destroy(device: &Device, raw: CUstream) {
+    // Without its context the stream is gone already.
+    let Ok(_bound) = device.enter() else { return };
+    let _guard = device.driver().teardown();
+    // SAFETY: the caller's promise. There is nobody to tell of a failure.
+    let _ = unsafe { device.driver().cuStreamDestroy_v2(raw) };
 }
 
 /// Whether both are clones of one stream.
@@ -199,3 +223,5 @@ fn check_driver(device: &Device, other: &Device) -> Result<(), PoolError> {
         Err(PoolError::wrong_device(device, other))
     }
 }
+
+const SLOT_BITS: u32 = 16;

@@ -1,0 +1,113 @@
+//! [`Clocks`]: which uses of memory are ordered before a stream's next operation, and which are done.
+//!
+//! A free asks the driver nothing: it takes a [`Stamp`], the stream's slot and its epoch. Whoever wants the memory later
+//! compares two numbers ([`Order`]). Marks in the streams, which make those numbers move, are made only when somebody
+//! needs them (a *tick*), and by everything in this crate that orders or observes streams anyway.
+//!
+//! One `Clocks` serves a machine: its devices and all threads share it, since streams of two devices may wait for each
+//! other. The pure part, with the rules, is [`epochs`](self); `lane` is a stream's side of it, which calls the driver;
+//! `slots` hands slots out and takes them back.
+//!
+//! *Steps, always in this order.* A tick closes the epoch, notes what is ordered before the stream, records the event,
+//! and lists it if that went well. A wait calls the driver, then raises what is ordered. A query or a wait of the host
+//! closes the epoch, calls the driver, and raises what is complete if the driver says so. In a capture nothing is raised:
+//! what is queued there runs when the graph does, if ever.
+//!
+//! *Locks.* Each lane has one, held around short calls to the driver; `Slots` has one that is taken before a lane's. A
+//! lane's lock is taken before the driver's teardown lock, and never inside it.
+
+mod epochs;
+#[allow(unsafe_code)]
+mod lane;
+#[allow(unsafe_code)]
+mod mark;
+#[allow(unsafe_code)]
+mod slots;
+mod stamp;
+mod wait;
+
+use crate::stream::StreamId;
+use core::sync::atomic::{AtomicUsize, Ordering};
+use epochs::Epochs;
+use gpumem_sys::Driver;
+use lane::Lanes;
+pub(crate) use lane::StreamParts;
+use slots::Slots;
+pub(crate) use stamp::{Order, Slot, Stamp};
+use std::sync::{Arc, Mutex, PoisonError, Weak};
+
+/// The clocks of one machine.
+pub(crate) struct Clocks {
+    driver: Driver,
+    epochs: Epochs,
+    lanes: Lanes,
+    slots: Mutex<Slots>,
+    live_count: AtomicUsize,
+    /// Slots below this were ever used.
+    slot_count: AtomicUsize,
+    /// Where the next poll begins.
+    cursor: AtomicUsize,
+}
+
+impl Clocks {
+    /// The one of the machine behind a driver, for as long as anybody holds it.
+    pub(crate) fn of(driver: &Driver) -> Arc<Self> {
+        static MACHINES: Mutex<Vec<Weak<Clocks>>> = Mutex::new(Vec::new());
+        let mut machines = MACHINES.lock().unwrap_or_else(PoisonError::into_inner);
+        let live: Vec<_> = machines.iter().filter_map(Weak::upgrade).collect();
+        let found = live.iter().find(|clocks| clocks.driver.is_same_machine(driver)).cloned();
+        let clocks = found.unwrap_or_else(|| Arc::new(Self::new(driver)));
+        machines.retain(|clocks| clocks.strong_count() > 0);
+        if !live.iter().any(|known| Arc::ptr_eq(known, &clocks)) {
+            machines.push(Arc::downgrade(&clocks));
+        }
+        // The last holder of another machine's may have let go meanwhile: its end must not find the list locked.
+        drop(machines);
+        clocks
+    }
+
+    fn new(driver: &Driver) -> Self {
+        Self {
+            driver: driver.clone(),
+            epochs: Epochs::new(),
+            lanes: Lanes::new(),
+            slots: Mutex::default(),
+            live_count: AtomicUsize::new(0),
+            slot_count: AtomicUsize::new(0),
+            cursor: AtomicUsize::new(0),
+        }
+    }
+
+    /// Stands for everything queued on the slot's stream by now.
+    #[inline]
+    pub(crate) fn stamp(&self, slot: Slot) -> Stamp {
+        self.epochs.stamp(slot)
+    }
+
+    /// The same by the stream's name, or [`Stamp::NONE`] if its slot has gone to another: then its work is complete.
+    #[inline]
+    pub(crate) fn stamp_of(&self, stream: StreamId) -> Stamp {
+        self.epochs.stamp_of(stream)
+    }
+
+    /// Streams that are alive. With only one, nothing ever needs a mark.
+    pub(crate) fn active_streams(&self) -> usize {
+        self.live_count.load(Ordering::Relaxed)
+    }
+}
+
+impl Order for Clocks {
+    #[inline]
+    fn is_ordered(&self, stamp: Stamp, before: Slot) -> bool {
+        self.epochs.is_ordered(stamp, before)
+    }
+
+    #[inline]
+    fn is_complete(&self, stamp: Stamp) -> bool {
+        self.epochs.is_complete(stamp)
+    }
+}
+
+#[cfg(all(test, feature = "sim", not(loom)))]
+#[allow(unsafe_code)]
+mod tests;

@@ -1,0 +1,80 @@
+//! [`Mark`]: an event in a stream, and what is done once it has been passed.
+
+use super::Stamp;
+use crate::context::Handle;
+use crate::device::{Device, WeakDevice};
+use gpumem_sys::types::{CUevent, CUevent_flags, CUevent_st, CUresult, CUstream};
+use gpumem_sys::{Driver, DriverError};
+
+/// A recorded event of the clocks' own, with what it covers: its stream's stamp first.
+pub(crate) struct Mark {
+    pub(super) event: MarkEvent,
+    pub(super) covered: Box<[Stamp]>,
+}
+
+impl Mark {
+    /// The last stamp of its stream that it covers.
+    pub(super) fn closed(&self) -> Stamp {
+        self.covered.first().copied().unwrap_or(Stamp::NONE)
+    }
+}
+
+/// An event that the clocks record in any stream of one device.
+pub(super) struct MarkEvent {
+    /// Not a clone: the device owns the clocks, and so this.
+    device: WeakDevice,
+    raw: Handle<CUevent_st>,
+}
+
+impl MarkEvent {
+    /// The device's context is current.
+    pub(super) fn create(device: &Device) -> Result<Self, DriverError> {
+        let mut raw = core::ptr::null_mut();
+        // SAFETY: `raw` outlives the call, and the caller made the context current.
+        unsafe { device.driver().cuEventCreate(&mut raw, CUevent_flags::CU_EVENT_DISABLE_TIMING.0)? };
+        Ok(Self { device: device.downgrade(), raw: Handle(raw) })
+    }
+
+    pub(super) fn raw(&self) -> CUevent {
+        self.raw.0
+    }
+
+    /// The context is current, and the stream one of its own and alive.
+    pub(super) fn record(&self, device: &Device, stream: CUstream) -> Result<(), DriverError> {
+        // SAFETY: the event is alive for as long as this is, and the stream by the caller's promise.
+        unsafe { device.driver().cuEventRecord(self.raw.0, stream) }
+    }
+
+    /// Whether it has been passed. The context is current.
+    pub(super) fn query(&self, device: &Device) -> Result<bool, DriverError> {
+        // SAFETY: the event is alive for as long as this is.
+        match unsafe { device.driver().cuEventQuery(self.raw.0) } {
+            Err(error) if error.code() == CUresult::CUDA_ERROR_NOT_READY => Ok(false),
+            other => other.map(|()| true),
+        }
+    }
+
+    /// Another holder of the same context takes it over.
+    pub(super) fn move_to(&mut self, heir: &Device) {
+        self.device = heir.downgrade();
+    }
+
+    /// For the end of the device, which can't be held any more. The context is current.
+    pub(super) fn destroy(self, driver: &Driver) {
+        let _guard = driver.teardown();
+        // SAFETY: nobody passes the handle again. There is nobody to tell of a failure.
+        let _ = unsafe { driver.cuEventDestroy_v2(self.raw.0) };
+        // What is dropped here finds no device, and leaves it at that.
+    }
+}
+
+impl Drop for MarkEvent {
+    fn drop(&mut self) {
+        let Some(device) = self.device.upgrade() else { return };
+        let Ok(_bound) = device.enter() else { return };
+        let _guard = device.driver().teardown();
+        // SAFETY: nobody passes the handle again; the driver keeps what pending waits need. There is nobody to tell of
+        // a failure.
+        let _ = unsafe { device.driver().cuEventDestroy_v2(self.raw.0) };
+    }
+}

@@ -1,0 +1,130 @@
+//! Who has which slot: streams that come and go, and devices that end.
+//!
+//! A stream that ends leaves its last mark behind. Its slot goes to another stream once that mark has been passed, so
+//! that no stamp of the former stream can be taken for work of the new one that is still queued.
+//!
+//! No `Device` is let go of while a lock is held here: its end takes the locks again.
+
+use super::mark::MarkEvent;
+use super::{Clocks, Order, Slot, Stamp, StreamParts};
+use crate::context::Bound;
+use crate::device::{Device, WeakDevice};
+use crate::error::PoolError;
+use crate::stream::StreamId;
+use core::sync::atomic::{AtomicU64, Ordering};
+use gpumem_sys::types::CUcontext;
+use std::sync::{MutexGuard, PoisonError};
+
+/// What is known of slots and devices as a whole.
+#[derive(Default)]
+pub(super) struct Slots {
+    /// Their streams are gone; lowest first.
+    retired: Vec<Slot>,
+    devices: Vec<WeakDevice>,
+}
+
+impl Clocks {
+    pub(crate) fn add_device(&self, device: &Device) {
+        self.slots().devices.push(device.downgrade());
+    }
+
+    /// Gives a new stream its slot and name. It is alive until [`Clocks::retire`].
+    ///
+    /// # Errors
+    ///
+    /// [`PoolError::TooManyStreams`].
+    pub(crate) fn open(&self, device: &Device, parts: &StreamParts) -> Result<StreamId, PoolError> {
+        static NEXT: AtomicU64 = AtomicU64::new(1);
+        let slot = self.free_slot()?;
+        let stream = StreamId::new(NEXT.fetch_add(1, Ordering::Relaxed), slot);
+        self.epochs.open(stream);
+        let former = self.lanes.guard(slot).open(device, parts);
+        drop(former);
+        self.live_count.fetch_add(1, Ordering::Relaxed);
+        Ok(stream)
+    }
+
+    /// The stream is about to end: makes its last mark. From here on nobody else touches it.
+    ///
+    /// Nobody is there to tell of a failure. Without the mark, what the stream has queued counts as complete once the
+    /// device has been waited for.
+    pub(crate) fn retire(&self, stream: StreamId) {
+        let slot = stream.slot();
+        if let Some(mut lane) = self.lanes.lock(slot) {
+            let device = lane.device.clone();
+            match device.enter() {
+                Ok(_bound) => lane.finish(slot, &self.epochs),
+                Err(_) => lane.forget(),
+            }
+        }
+        self.live_count.fetch_sub(1, Ordering::Relaxed);
+        let mut slots = self.slots();
+        let at = slots.retired.partition_point(|other| *other < slot);
+        slots.retired.insert(at, slot);
+    }
+
+    /// The lowest that can be had: low slots are cheap to name in a block.
+    fn free_slot(&self) -> Result<Slot, PoolError> {
+        if let Some(slot) = self.take_complete() {
+            return Ok(slot);
+        }
+        let retired: Vec<Slot> = self.slots().retired.iter().copied().take(POLL_COUNT).collect();
+        for slot in retired {
+            // What can't be asked now stays where it is.
+            let _ = self.poll_lane(slot);
+        }
+        self.take_complete().map_or_else(|| self.fresh_slot(), Ok)
+    }
+
+    fn take_complete(&self) -> Option<Slot> {
+        let mut slots = self.slots();
+        let at = slots.retired.iter().position(|slot| self.is_complete(self.stamp(*slot)))?;
+        Some(slots.retired.remove(at))
+    }
+
+    fn fresh_slot(&self) -> Result<Slot, PoolError> {
+        let _one_at_a_time = self.slots();
+        let next = self.slot_count.load(Ordering::Relaxed);
+        if next == Slot::COUNT_MAX {
+            return Err(PoolError::TooManyStreams { limit: Slot::COUNT_MAX });
+        }
+        self.slot_count.store(next + 1, Ordering::Release);
+        Ok(Slot(next as u16))
+    }
+
+    /// The end of a device, before its context is released. What is pending on its streams goes to another holder of
+    /// the context; if there is none but the machine has other devices, whose pools may ask for it, it is waited for.
+    pub(crate) fn close_device(&self, ending: &WeakDevice, context: CUcontext) {
+        let others: Vec<Device> = {
+            let mut slots = self.slots();
+            slots.devices.retain(|device| !device.is_same(ending));
+            slots.devices.iter().filter_map(WeakDevice::upgrade).collect()
+        };
+        let own: Vec<Slot> = self.used_slots().filter(|slot| self.lanes.guard(*slot).is_of(ending)).collect();
+        if let Some(heir) = others.iter().find(|other| other.context() == context) {
+            own.iter().for_each(|slot| self.lanes.guard(*slot).move_to(heir));
+            return;
+        }
+        let Ok(_bound) = Bound::enter(&self.driver, context) else { return };
+        let pending: Vec<Stamp> =
+            own.iter().map(|slot| self.stamp(*slot)).filter(|stamp| !self.is_complete(*stamp)).collect();
+        // SAFETY: the context is current and alive.
+        if !pending.is_empty() && !others.is_empty() && unsafe { self.driver.cuCtxSynchronize() }.is_ok() {
+            self.epochs.raise_complete(&pending);
+        }
+        let events: Vec<MarkEvent> =
+            own.iter().flat_map(|slot| self.lanes.guard(*slot).take_events()).collect();
+        events.into_iter().for_each(|event| event.destroy(&self.driver));
+    }
+
+    pub(super) fn used_slots(&self) -> impl Iterator<Item = Slot> + use<> {
+        (0..self.slot_count.load(Ordering::Acquire)).map(|index| Slot(index as u16))
+    }
+
+    fn slots(&self) -> MutexGuard<'_, Slots> {
+        self.slots.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Gone streams that a new one asks the driver about.
+const POLL_COUNT: usize = 4;

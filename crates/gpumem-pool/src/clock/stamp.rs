@@ -1,0 +1,59 @@
+//! [`Slot`], [`Stamp`], and [`Order`], the two questions that may be asked of a stamp.
+
+use core::fmt;
+
+/// A small number that a stream has for its life, dense so that clocks are arrays. Another stream gets it only when
+/// everything that the former one queued is complete.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub(crate) struct Slot(pub(crate) u16);
+
+impl Slot {
+    /// Streams of a machine that may be alive, or have work left, at once.
+    pub(crate) const COUNT_MAX: usize = if cfg!(loom) { 4 } else { 4096 };
+}
+
+/// Everything queued on a slot's stream up to one moment: the slot, and its epoch then.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub(crate) struct Stamp(u64);
+
+impl Stamp {
+    /// Stands for nothing: always complete.
+    pub(crate) const NONE: Self = Self(0);
+
+    pub(crate) const EPOCH_MAX: u64 = (1 << EPOCH_BITS) - 1;
+
+    #[inline]
+    pub(crate) fn new(slot: Slot, epoch: u64) -> Self {
+        Self(u64::from(slot.0) << EPOCH_BITS | epoch & Self::EPOCH_MAX)
+    }
+
+    #[inline]
+    pub(crate) fn slot(self) -> Slot {
+        Slot((self.0 >> EPOCH_BITS) as u16)
+    }
+
+    #[inline]
+    pub(crate) fn epoch(self) -> u64 {
+        self.0 & Self::EPOCH_MAX
+    }
+}
+
+/// What the clocks answer. A trait, so that whoever asks can be tested without a driver.
+pub(crate) trait Order {
+    /// Whether what the stamp stands for is ordered before the next operation on `before`: there the memory may be used.
+    fn is_ordered(&self, stamp: Stamp, before: Slot) -> bool;
+
+    /// Whether what the stamp stands for is known to be done.
+    fn is_complete(&self, stamp: Stamp) -> bool;
+}
+
+impl fmt::Debug for Stamp {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match *self {
+            Self::NONE => f.write_str("complete"),
+            stamp => write!(f, "{}@{}", stamp.slot().0, stamp.epoch()),
+        }
+    }
+}
+
+const EPOCH_BITS: u32 = 48;

@@ -1,0 +1,311 @@
+//! The clocks on the software driver: what each call that orders or observes lets a reader know.
+
+use super::*;
+use crate::{Device, Event, Stream};
+use core::time::Duration;
+use gpumem_sys::types::{CUstreamCaptureMode, CUstreamCaptureStatus};
+use gpumem_sys::{DriverError, SimConfig};
+use std::time::Instant;
+
+/// A machine where nothing runs before somebody waits, unless a test asks for luck.
+struct Bench {
+    device: Device,
+    a: Stream,
+    b: Stream,
+    /// Scratch memory for work.
+    address: u64,
+}
+
+impl Bench {
+    fn new() -> Self {
+        let device = Device::new(&Driver::sim(SimConfig::new()).unwrap(), 0).unwrap();
+        let (a, b) = (Stream::new(&device).unwrap(), Stream::new(&device).unwrap());
+        let mut address = 0;
+        let bound = device.bind().unwrap();
+        // SAFETY: `address` outlives the call.
+        unsafe { device.driver().cuMemAlloc_v2(&mut address, 4096).unwrap() };
+        drop(bound);
+        Self { device, a, b, address }
+    }
+
+    fn clocks(&self) -> &Clocks {
+        self.device.clocks()
+    }
+
+    /// Queues work, so that a stream is not idle, and stamps it.
+    fn work(&self, stream: &Stream) -> Stamp {
+        let _bound = self.device.bind().unwrap();
+        // SAFETY: the memory is alive. Each test works on it with one stream at a time, or with none that matters.
+        unsafe { self.device.driver().cuMemsetD8Async(self.address, 0, 64, stream.raw()).unwrap() };
+        self.clocks().stamp(stream.slot())
+    }
+
+    /// Nothing that is queued on the stream from now on runs before [`Bench::let_go`].
+    fn hold_up(&self, stream: &Stream) {
+        let (driver, _bound) = (self.device.driver(), self.device.bind().unwrap());
+        // SAFETY: the memory is alive, and nothing else works on this part of it.
+        unsafe {
+            driver.cuMemsetD32_v2(self.address + 1024, 0, 1).unwrap();
+            driver.cuStreamWaitValue32_v2(stream.raw(), self.address + 1024, 1, 0).unwrap();
+        }
+    }
+
+    fn let_go(&self) {
+        let (driver, _bound) = (self.device.driver(), self.device.bind().unwrap());
+        // SAFETY: as above.
+        unsafe { driver.cuStreamWriteValue32_v2(self.b.raw(), self.address + 1024, 1, 0).unwrap() };
+        self.b.synchronize().unwrap();
+    }
+
+    fn begin_capture(&self, stream: &Stream) {
+        let _bound = self.device.bind().unwrap();
+        let mode = CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_GLOBAL;
+        // SAFETY: the stream is alive.
+        unsafe { self.device.driver().cuStreamBeginCapture_v2(stream.raw(), mode).unwrap() };
+    }
+
+    /// Ends a capture that nothing has broken.
+    fn end_capture(&self, stream: &Stream) {
+        let _bound = self.device.bind().unwrap();
+        let (mut graph, mut status) = (core::ptr::null_mut(), CUstreamCaptureStatus(0));
+        // SAFETY: the targets outlive the calls; the graph is destroyed once.
+        unsafe {
+            self.device.driver().cuStreamIsCapturing(stream.raw(), &mut status).unwrap();
+            assert_eq!(status, CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_ACTIVE);
+            self.device.driver().cuStreamEndCapture(stream.raw(), &mut graph).unwrap();
+            self.device.driver().cuGraphDestroy(graph).unwrap();
+        }
+    }
+}
+
+fn soon() -> Instant {
+    Instant::now() + Duration::from_secs(30)
+}
+
+#[test]
+fn a_stamp_is_ordered_on_its_own_stream_alone() {
+    let bench = Bench::new();
+    let stamp = bench.work(&bench.a);
+    assert!(bench.clocks().is_ordered(stamp, bench.a.slot()));
+    assert!(!bench.clocks().is_ordered(stamp, bench.b.slot()) && !bench.clocks().is_complete(stamp));
+}
+
+#[test]
+fn waiting_for_a_stream_orders_what_was_stamped_before() {
+    let bench = Bench::new();
+    let before = bench.work(&bench.a);
+    bench.b.wait_for(&bench.a).unwrap();
+    let after = bench.work(&bench.a);
+    assert!(bench.clocks().is_ordered(before, bench.b.slot()));
+    assert!(!bench.clocks().is_ordered(after, bench.b.slot()) && !bench.clocks().is_complete(before));
+}
+
+#[test]
+fn an_event_orders_what_was_stamped_before_its_record_and_goes_on_through_others() {
+    let bench = Bench::new();
+    let third = Stream::new(&bench.device).unwrap();
+    let (event, next) = (Event::new(&bench.device).unwrap(), Event::new(&bench.device).unwrap());
+    let stamp = bench.work(&bench.a);
+    event.record(&bench.a).unwrap();
+    let late = bench.work(&bench.a);
+    next.record(&bench.b).unwrap();
+    bench.b.wait(&event).unwrap();
+    third.wait(&next).unwrap();
+    assert!(!bench.clocks().is_ordered(stamp, third.slot()), "recorded before the wait");
+    next.record(&bench.b).unwrap();
+    third.wait(&next).unwrap();
+    assert!(bench.clocks().is_ordered(stamp, third.slot()) && !bench.clocks().is_ordered(late, third.slot()));
+    next.synchronize().unwrap();
+    assert!(bench.clocks().is_complete(stamp) && !bench.clocks().is_complete(late));
+}
+
+#[test]
+fn every_wait_of_the_host_completes_what_was_stamped_before() {
+    let waits: [fn(&Bench); 3] = [
+        |bench| bench.a.synchronize().unwrap(),
+        |bench| bench.device.synchronize().unwrap(),
+        |bench| while !bench.a.is_complete().unwrap() {},
+    ];
+    for wait in waits {
+        let bench = Bench::new();
+        let other = bench.work(&bench.b);
+        bench.a.wait_for(&bench.b).unwrap();
+        let stamp = bench.work(&bench.a);
+        wait(&bench);
+        assert!(bench.clocks().is_complete(stamp) && bench.clocks().is_complete(other));
+        assert!(!bench.clocks().is_complete(bench.work(&bench.a)));
+    }
+}
+
+#[test]
+fn a_tick_lets_a_poll_see() {
+    let bench = Bench::new();
+    let stamp = bench.work(&bench.a);
+    while bench.clocks().poll(Duration::from_millis(1)).unwrap() {}
+    assert!(!bench.clocks().is_complete(stamp), "nothing marks it");
+    assert!(bench.clocks().tick(bench.a.slot()).unwrap());
+    let late = bench.work(&bench.a);
+    assert!(!bench.clocks().poll(Duration::ZERO).unwrap(), "no time, no question");
+    while !bench.clocks().is_complete(stamp) {
+        bench.clocks().poll(Duration::from_millis(1)).unwrap();
+    }
+    assert!(!bench.clocks().is_complete(late));
+}
+
+/// The marks are thinned out; each stamp is still covered by one of those that stay.
+#[test]
+fn more_marks_than_are_kept_lose_nothing() {
+    let bench = Bench::new();
+    let mut stamps = Vec::new();
+    for _ in 0..100 {
+        stamps.push(bench.work(&bench.a));
+        assert!(bench.clocks().tick(bench.a.slot()).unwrap());
+    }
+    let epoch = bench.clocks().stamp(bench.a.slot());
+    assert!(bench.clocks().insert_wait(stamps[50], bench.b.slot()).unwrap());
+    assert_eq!(epoch, bench.clocks().stamp(bench.a.slot()), "a mark that is there is enough");
+    assert!(bench.clocks().is_ordered(stamps[50], bench.b.slot()));
+    assert!(!bench.clocks().is_ordered(stamps[90], bench.b.slot()), "and no more than needed");
+    assert!(bench.clocks().wait_on_host(&stamps, soon()).unwrap());
+    assert!(stamps.iter().all(|stamp| bench.clocks().is_complete(*stamp)));
+}
+
+#[test]
+fn a_wait_of_the_host_makes_the_marks_that_it_needs_and_ends_in_time() {
+    let bench = Bench::new();
+    let stamps = [bench.work(&bench.a), bench.work(&bench.b), Stamp::NONE];
+    assert!(bench.clocks().wait_on_host(&stamps, soon()).unwrap());
+    bench.hold_up(&bench.a);
+    let stamp = bench.work(&bench.a);
+    let deadline = Instant::now() + Duration::from_millis(5);
+    assert!(!bench.clocks().wait_on_host(&[stamp], deadline).unwrap());
+    assert!(!bench.clocks().is_complete(stamp));
+    bench.let_go();
+    assert!(bench.clocks().wait_on_host(&[stamp], soon()).unwrap());
+}
+
+#[test]
+fn a_stream_that_is_gone_leaves_a_mark_and_then_its_slot() {
+    let bench = Bench::new();
+    let other = bench.work(&bench.b);
+    bench.a.wait_for(&bench.b).unwrap();
+    let Bench { device, a, b, .. } = bench;
+    let (gone, clocks) = (a.id(), device.clocks());
+    let stamp = clocks.stamp(a.slot());
+    drop(a);
+    assert_eq!(clocks.stamp_of(gone), stamp, "frees that come later are covered too");
+    assert!(!clocks.tick(gone.slot()).unwrap());
+    assert!(clocks.insert_wait(stamp, b.slot()).unwrap() && clocks.is_ordered(stamp, b.slot()));
+    assert!(clocks.wait_on_host(&[stamp], soon()).unwrap());
+    assert!(clocks.is_complete(other), "the mark covers what the stream had waited for");
+    let next = Stream::new(&device).unwrap();
+    assert_eq!(next.slot(), gone.slot());
+    assert_ne!(next.id(), gone);
+    assert_eq!(clocks.stamp_of(gone), Stamp::NONE);
+    assert!(!clocks.is_complete(clocks.stamp(next.slot())) && clocks.is_complete(stamp));
+    let other = clocks.stamp(b.slot());
+    assert!(!clocks.is_ordered(other, next.slot()), "what the former stream knew is forgotten");
+}
+
+#[test]
+fn a_slot_with_work_left_is_not_given_away() {
+    let bench = Bench::new();
+    let mut used = vec![bench.a.slot(), bench.b.slot()];
+    for _ in 0..50 {
+        let stream = Stream::new(&bench.device).unwrap();
+        assert!(!used.contains(&stream.slot()) || bench.clocks().is_complete(Stamp::new(stream.slot(), 1)));
+        let stamp = bench.work(&stream);
+        used.push(stream.slot());
+        drop(stream);
+        let next = Stream::new(&bench.device).unwrap();
+        assert!(next.slot() != stamp.slot() || bench.clocks().is_complete(stamp));
+    }
+    assert!(bench.clocks().used_slots().count() < 20, "slots are used again");
+}
+
+#[test]
+fn a_failed_wait_raises_nothing() {
+    extern "C" fn refuse(
+        _: gpumem_sys::types::CUstream,
+        _: gpumem_sys::types::CUevent,
+        _: core::ffi::c_uint,
+    ) -> gpumem_sys::types::CUresult {
+        gpumem_sys::types::CUresult::CUDA_ERROR_INVALID_HANDLE
+    }
+    let driver = Driver::sim(SimConfig::new()).unwrap();
+    // SAFETY: refusing without doing anything is what the driver may do.
+    let driver = unsafe { driver.with_table(|table| table.cuStreamWaitEvent = Some(refuse)) };
+    let device = Device::new(&driver, 0).unwrap();
+    let (a, b) = (Stream::new(&device).unwrap(), Stream::new(&device).unwrap());
+    let stamp = device.clocks().stamp(a.slot());
+    assert!(b.wait_for(&a).is_err());
+    assert!(matches!(device.clocks().insert_wait(stamp, b.slot()), Err(DriverError::Failed { .. })));
+    assert!(!device.clocks().is_ordered(stamp, b.slot()));
+}
+
+/// A stream that is being captured is left alone, and so is the capture while the pool asks about other streams.
+#[test]
+fn a_capture_is_neither_broken_nor_believed() {
+    let bench = Bench::new();
+    let outside = bench.work(&bench.b);
+    assert!(bench.clocks().tick(bench.b.slot()).unwrap());
+    let event = Event::new(&bench.device).unwrap();
+    bench.begin_capture(&bench.a);
+    let captured = bench.work(&bench.a);
+    assert!(!bench.clocks().tick(bench.a.slot()).unwrap());
+    assert!(!bench.clocks().insert_wait(captured, bench.b.slot()).unwrap());
+    assert!(!bench.clocks().insert_wait(outside, bench.a.slot()).unwrap());
+    assert!(!bench.clocks().wait_on_host(&[captured], soon()).unwrap());
+    while !bench.clocks().is_complete(outside) {
+        bench.clocks().poll(Duration::from_millis(1)).unwrap();
+    }
+    event.record(&bench.a).unwrap();
+    let fork = Stream::new(&bench.device).unwrap();
+    fork.wait(&event).unwrap();
+    bench.a.wait_for(&fork).unwrap();
+    assert!(!bench.clocks().is_ordered(captured, fork.slot()) && !bench.clocks().is_complete(captured));
+    bench.end_capture(&bench.a);
+    assert!(bench.clocks().tick(bench.a.slot()).unwrap());
+}
+
+#[test]
+fn what_a_device_leaves_pending_goes_on_or_is_waited_for() {
+    let driver = Driver::sim(SimConfig::new().devices(2)).unwrap();
+    let (first, second) = (Device::new(&driver, 0).unwrap(), Device::new(&driver, 1).unwrap());
+    for ending in [Device::new(&driver, 0).unwrap(), second] {
+        let stream = Stream::new(&ending).unwrap();
+        let stamp = first.clocks().stamp(stream.slot());
+        drop(stream);
+        drop(ending);
+        assert!(first.clocks().wait_on_host(&[stamp], soon()).unwrap());
+    }
+}
+
+/// Marks from other threads in streams that come and go.
+#[test]
+fn streams_end_while_others_tick_and_poll_and_wait() {
+    let bench = Bench::new();
+    let stop = core::sync::atomic::AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        for _ in 0..3 {
+            scope.spawn(|| {
+                let own = Stream::new(&bench.device).unwrap();
+                while !stop.load(Ordering::Relaxed) {
+                    for slot in bench.clocks().used_slots().filter(|slot| *slot != own.slot()) {
+                        bench.clocks().tick(slot).unwrap();
+                        let stamp = bench.clocks().stamp(slot);
+                        bench.clocks().insert_wait(stamp, own.slot()).unwrap();
+                        bench.clocks().poll(Duration::from_micros(10)).unwrap();
+                    }
+                }
+            });
+        }
+        for _ in 0..200 {
+            let stream = Stream::new(&bench.device).unwrap();
+            let stamp = bench.clocks().stamp(stream.slot());
+            assert!(!bench.clocks().is_complete(stamp) || bench.clocks().stamp(stream.slot()) > stamp);
+        }
+        stop.store(true, Ordering::Relaxed);
+    });
+    assert_eq!(bench.clocks().active_streams(), 2);
+}

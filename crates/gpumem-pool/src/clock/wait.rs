@@ -1,0 +1,228 @@
+//! Everything that makes the clocks move: marks, waits of streams, queries and waits of the host.
+
+use super::lane::{Asker, Locked};
+use super::mark::Mark;
+use super::{Clocks, Order, Slot, Stamp};
+use crate::context::Relaxed;
+use crate::device::Device;
+use core::sync::atomic::Ordering;
+use core::time::Duration;
+use gpumem_sys::DriverError;
+use gpumem_sys::types::CUevent;
+use std::sync::Arc;
+use std::time::Instant;
+
+/// What a query or a wait of the host is about to show, noted before the driver is asked.
+#[must_use = "what was seen is reported with `Clocks::saw`"]
+pub(crate) struct Observation(Option<Box<[Stamp]>>);
+
+impl Clocks {
+    /// Makes a mark in a stream, for anyone who wants what was freed there. False if it may not be made now: the
+    /// stream is another's, is being captured, or is gone.
+    pub(crate) fn tick(&self, slot: Slot) -> Result<bool, DriverError> {
+        let _relaxed = Relaxed::enter(&self.driver)?;
+        self.with_lane(slot, |lane| Ok(lane.tick(slot, &self.epochs, Asker::Pool)?.is_some()))
+            .map(Option::unwrap_or_default)
+    }
+
+    /// The same by somebody who was handed the stream for this call, which allows it on another's too.
+    pub(crate) fn tick_by_user(&self, slot: Slot) -> Result<bool, DriverError> {
+        self.with_lane(slot, |lane| Ok(lane.tick(slot, &self.epochs, Asker::User)?.is_some()))
+            .map(Option::unwrap_or_default)
+    }
+
+    /// Asks the driver which marks have been passed, oldest first, stream by stream, until the time is over; no time is
+    /// no question. Says whether anything is complete that was not known to be.
+    pub(crate) fn poll(&self, budget: Duration) -> Result<bool, DriverError> {
+        let _relaxed = Relaxed::enter(&self.driver)?;
+        let (start, mut moved) = (Instant::now(), false);
+        let count = self.slot_count.load(Ordering::Acquire);
+        let first = self.cursor.load(Ordering::Relaxed);
+        for step in 0..count {
+            if start.elapsed() >= budget {
+                break;
+            }
+            let index = (first + step) % count;
+            moved |= self.poll_lane(Slot(index as u16))?;
+            self.cursor.store(index + 1, Ordering::Relaxed);
+        }
+        Ok(moved)
+    }
+
+    /// Asks about one lane's marks until one is still ahead. A lane that somebody else has is left to him.
+    pub(super) fn poll_lane(&self, slot: Slot) -> Result<bool, DriverError> {
+        let Some(mut lane) = self.lanes.try_lock(slot).filter(Locked::has_marks) else { return Ok(false) };
+        let device = lane.device.clone();
+        let _bound = device.enter()?;
+        lane.poll(&self.epochs)
+    }
+
+    /// Makes `waiter` wait, on the device, for what the stamp stands for: for the earliest mark that covers it, or a new
+    /// one. False if a stream forbids it.
+    pub(crate) fn insert_wait(&self, stamp: Stamp, waiter: Slot) -> Result<bool, DriverError> {
+        if self.is_ordered(stamp, waiter) {
+            return Ok(true);
+        }
+        let _relaxed = Relaxed::enter(&self.driver)?;
+        let allows = |lane: &Locked<'_>| lane.allows_waits() && !lane.is_capturing();
+        if self.with_lane(waiter, |lane| Ok(allows(lane)))? != Some(true) {
+            return Ok(false);
+        }
+        let Some((_device, mark)) = self.mark_for(stamp, |lane| lane.allows_waits())? else {
+            return Ok(false);
+        };
+        // Asked again: the lock was free meanwhile, and a capture may have begun.
+        let waited = self.with_lane(waiter, |lane| {
+            let counts = allows(lane) && lane.queue_wait(mark.event.raw())?;
+            if counts {
+                self.epochs.raise_order(waiter, &mark.covered);
+            }
+            Ok(counts)
+        });
+        waited.map(Option::unwrap_or_default)
+    }
+
+    /// Waits on the host for everything that the stamps stand for. False if the deadline came first, or if a stream
+    /// may not be marked now, so that there is nothing to wait for but the whole device.
+    pub(crate) fn wait_on_host(&self, stamps: &[Stamp], deadline: Instant) -> Result<bool, DriverError> {
+        let _relaxed = Relaxed::enter(&self.driver)?;
+        let pending = stamps.iter().filter(|stamp| !self.is_complete(**stamp));
+        let marks: Vec<_> = pending.map(|stamp| self.mark_for(*stamp, |_| true)).collect::<Result<_, _>>()?;
+        for mark in marks {
+            let Some((device, mark)) = mark else { return Ok(false) };
+            if !self.wait_for_mark(&device, mark, deadline)? {
+                return Ok(false);
+            }
+        }
+        Ok(stamps.iter().all(|stamp| self.is_complete(*stamp)))
+    }
+
+    /// The driver has no wait with an end: it is asked again and again, ever less often.
+    fn wait_for_mark(
+        &self,
+        device: &Device,
+        mark: Arc<Mark>,
+        deadline: Instant,
+    ) -> Result<bool, DriverError> {
+        let _bound = device.enter()?;
+        let mut pause = PAUSE_MIN;
+        while !self.is_complete(mark.closed()) {
+            if mark.event.query(device)? {
+                self.epochs.raise_complete(&mark.covered);
+            } else if Instant::now() >= deadline {
+                return Ok(false);
+            } else {
+                std::thread::sleep(pause);
+                pause = (pause * 2).min(PAUSE_MAX);
+            }
+        }
+        Ok(true)
+    }
+
+    /// The earliest mark that covers a stamp, or a new one; with the device that its event needs. `None` if there is
+    /// none and none may be made, or if the lane does not please.
+    fn mark_for(
+        &self,
+        stamp: Stamp,
+        pleases: impl Fn(&Locked<'_>) -> bool,
+    ) -> Result<Option<(Device, Arc<Mark>)>, DriverError> {
+        let found = self.with_lane(stamp.slot(), |lane| {
+            if !pleases(lane) {
+                return Ok(None);
+            }
+            let mark = match lane.mark_of(stamp) {
+                None => lane.tick(stamp.slot(), &self.epochs, Asker::Pool)?,
+                found => found,
+            };
+            Ok(mark.map(|mark| (lane.device.clone(), mark)))
+        });
+        found.map(Option::flatten)
+    }
+
+    /// Makes a stream wait for an event that is alive and covers these. Says whether the order counts.
+    pub(crate) fn queue_wait(
+        &self,
+        waiter: Slot,
+        event: CUevent,
+        covered: Option<&[Stamp]>,
+    ) -> Result<bool, DriverError> {
+        let raised = self.with_lane(waiter, |lane| {
+            let counts = lane.queue_wait(event)?;
+            if counts && let Some(covered) = covered {
+                self.epochs.raise_order(waiter, covered);
+            }
+            Ok(counts)
+        });
+        raised.map(Option::unwrap_or_default)
+    }
+
+    /// Makes a stream wait for everything queued so far on another that the caller has in his hands. False if the other
+    /// is being captured: then this is the user's own business.
+    pub(crate) fn queue_wait_for(&self, waiter: Slot, source: Slot) -> Result<bool, DriverError> {
+        let mark = self.with_lane(source, |lane| lane.tick(source, &self.epochs, Asker::User))?.flatten();
+        let Some(mark) = mark else { return Ok(false) };
+        self.queue_wait(waiter, mark.event.raw(), Some(&mark.covered))?;
+        Ok(true)
+    }
+
+    /// Records an event of the user's on a stream that he has in his hands. What it covers; `None` in a capture.
+    pub(crate) fn record(&self, slot: Slot, event: CUevent) -> Result<Option<Box<[Stamp]>>, DriverError> {
+        self.with_lane(slot, |lane| lane.record(slot, &self.epochs, event)).map(Option::flatten)
+    }
+
+    /// Before the driver is asked about a stream, by its user.
+    pub(crate) fn observe(&self, slot: Slot) -> Result<Observation, DriverError> {
+        let covered = self.with_lane(slot, |lane| Ok(lane.close(slot, &self.epochs, Asker::User)))?;
+        Ok(Observation(covered.flatten()))
+    }
+
+    /// Before the driver is asked about a whole device: its streams, and those that are gone.
+    pub(crate) fn observe_device(&self, device: &Device) -> Observation {
+        let mut all = Vec::new();
+        for slot in self.used_slots() {
+            let Some(mut lane) = self.lanes.lock(slot).filter(|lane| lane.device == *device) else {
+                continue;
+            };
+            if !lane.is_live() {
+                all.push(self.stamp(slot));
+            } else if let Some(covered) = lane.close_untouched(slot, &self.epochs) {
+                all.extend(covered);
+            }
+        }
+        Observation(Some(all.into()))
+    }
+
+    /// The driver has said that a device is done.
+    pub(crate) fn saw_device(&self, device: &Device, observation: Observation) {
+        self.saw(observation);
+        for slot in self.used_slots() {
+            let lane = self.lanes.lock(slot).filter(|lane| lane.device == *device);
+            lane.into_iter().for_each(|mut lane| lane.settle(&self.epochs));
+        }
+    }
+
+    /// The driver has said that it is done.
+    pub(crate) fn saw(&self, observation: Observation) {
+        self.raise_complete(&observation.0.unwrap_or_default());
+    }
+
+    /// A mark that covers these has been passed.
+    pub(crate) fn raise_complete(&self, covered: &[Stamp]) {
+        self.epochs.raise_complete(covered);
+    }
+
+    /// Works on a lane with its context current. `None` if the slot's device is gone.
+    fn with_lane<T>(
+        &self,
+        slot: Slot,
+        work: impl FnOnce(&mut Locked<'_>) -> Result<T, DriverError>,
+    ) -> Result<Option<T>, DriverError> {
+        let Some(mut lane) = self.lanes.lock(slot) else { return Ok(None) };
+        let device = lane.device.clone();
+        let _bound = device.enter()?;
+        work(&mut lane).map(Some)
+    }
+}
+
+const PAUSE_MIN: Duration = Duration::from_micros(1);
+const PAUSE_MAX: Duration = Duration::from_micros(100);
