@@ -1,5 +1,6 @@
 //! Shared by the tests across layers.
 
+pub mod backends;
 pub mod cases;
 pub mod gate;
 pub mod model;
@@ -7,6 +8,7 @@ pub mod pattern;
 pub mod raw;
 pub mod schedules;
 pub mod seeds;
+pub mod stress;
 pub mod vmm;
 
 pub use gpumem_adapt as adapt;

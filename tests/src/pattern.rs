@@ -212,6 +212,15 @@ pub struct Wrong {
     pub found: u64,
 }
 
+impl Wrong {
+    /// Both together.
+    #[must_use]
+    pub fn and(self, other: Self) -> Self {
+        let known = if self.word_count > 0 { self } else { other };
+        Self { word_count: self.word_count + other.word_count, ..known }
+    }
+}
+
 impl fmt::Display for Wrong {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { word_count, address, expected, found } = self;

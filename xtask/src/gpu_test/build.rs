@@ -1,4 +1,4 @@
-//! The programs to run: each test program of `gpumem-tests`, and the example `train`.
+//! The programs to run: each test program of `gpumem-tests`, and the examples that check themselves.
 //!
 //! Every test program must have GPU cases. One that can't is named in tests/Cargo.toml, under
 //! `[package.metadata.gpu-test]` as `simulator-only`, so that leaving GPU cases out is a decision.
@@ -12,7 +12,7 @@ use std::path::PathBuf;
 use std::process::{Command, Stdio};
 
 const PACKAGE: &str = "gpumem-tests";
-const EXAMPLE: (&str, &str) = ("gpumem-adapt", "train");
+const EXAMPLES: [(&str, &str); 2] = [("gpumem-adapt", "train"), (PACKAGE, "stress")];
 
 /// Builds every program.
 pub(super) fn suites() -> Result<Vec<Suite>> {
@@ -32,8 +32,10 @@ pub(super) fn suites() -> Result<Vec<Suite>> {
             suite.name
         );
     }
-    let example = ["build", "--release", "--package", EXAMPLE.0, "--example", EXAMPLE.1];
-    suites.extend(cargo(&example, Kind::Example)?);
+    for (package, example) in EXAMPLES {
+        let build = ["build", "--release", "--package", package, "--example", example];
+        suites.extend(cargo(&build, Kind::Example)?);
+    }
     Ok(suites)
 }
 

@@ -1,5 +1,5 @@
 //! A folder with everything that a machine with a GPU and no Rust needs: `run.sh`, the runner, the test
-//! programs in `tests/` and the example in `examples/`.
+//! programs in `tests/` and the examples in `examples/`.
 
 use super::suite::{FOLDERS, Suite};
 use anyhow::{Context, Result, ensure};

@@ -1,0 +1,124 @@
+//! The stress test for as long as wanted: many threads on many streams, each block filled and checked by kernels.
+//!
+//! Goes round over the backends, a fresh pool and other random choices each round, prints what each round did, and
+//! fails when a block held what it should not or the software driver found a race.
+
+#![allow(clippy::print_stdout, reason = "a program that says what it does")]
+
+use anyhow::{Context, Result, ensure};
+use clap::{Parser, ValueEnum};
+use gpumem_tests::backends::backends;
+use gpumem_tests::pattern::Wrong;
+use gpumem_tests::pool::{BackendKind, Device, Limit, Pool};
+use gpumem_tests::stress::{Done, Mistake, Plan, Until, run};
+use gpumem_tests::sys::{Driver, DriverKind};
+use std::time::{Duration, Instant};
+
+/// Stresses the pool with many threads and streams; on the software driver where there is no GPU.
+///
+/// GPUMEM_DRIVER=cuda|sim chooses the driver.
+#[derive(Parser)]
+#[command(name = "stress")]
+struct Options {
+    /// For how long, all backends together.
+    #[arg(long, default_value_t = 10.0)]
+    seconds: f64,
+    /// For how long at most on one pool.
+    #[arg(long, default_value_t = 10.0)]
+    round_seconds: f64,
+    /// Threads that allocate, use and free.
+    #[arg(long, default_value_t = 16)]
+    threads: usize,
+    /// Streams that they share.
+    #[arg(long, default_value_t = 16)]
+    streams: usize,
+    /// Only this backend [default: all that are built in, in turns].
+    #[arg(long)]
+    backend: Option<BackendKind>,
+    /// The largest block [default: 64MiB on a GPU, 1MiB on the software driver].
+    #[arg(long, value_name = "SIZE")]
+    size_max: Option<Limit>,
+    /// What blocks hold together at most [default: 8GiB on a GPU, 64MiB on the software driver].
+    #[arg(long, value_name = "SIZE")]
+    budget: Option<Limit>,
+    /// The pools' hard limit.
+    #[arg(long, value_name = "LIMIT")]
+    hard_limit: Option<Limit>,
+    /// Decides the random choices.
+    #[arg(long, default_value_t = 1)]
+    seed: u64,
+    /// What the program forgets on purpose; it fails then.
+    #[arg(long)]
+    mistake: Option<Forgotten>,
+}
+
+#[derive(Clone, Copy, ValueEnum)]
+enum Forgotten {
+    /// Waiting for the stream that used a block last.
+    Wait,
+    /// Telling a block which streams use it.
+    RecordUse,
+}
+
+fn main() -> Result<()> {
+    let options = Options::parse();
+    let driver = Driver::from_env_or_sim()?;
+    let device = Device::new(&driver, 0)?;
+    println!("{} driver, {device}", driver.kind());
+    let all = match options.backend {
+        Some(backend) => vec![backend],
+        None => backends(&device),
+    };
+    let (start, end) = (Instant::now(), Duration::from_secs_f64(options.seconds));
+    let share = Duration::from_secs_f64((options.seconds / all.len() as f64).min(options.round_seconds));
+    let mut sum = Done::default();
+    for round in 0_u64.. {
+        if start.elapsed() + share / 2 > end {
+            break;
+        }
+        let backend = all[round as usize % all.len()];
+        let done = options.round(&device, backend, round, share)?;
+        println!("{backend}, {done}");
+        sum = sum.and(done);
+        if let Some(sim) = driver.simulator() {
+            let findings = sim.take_findings();
+            ensure!(findings.is_empty(), "the software driver found: {}", findings[0]);
+        }
+        ensure!(
+            done.wrong == Wrong::default(),
+            "{backend} handed out memory that was in use: {}",
+            done.wrong
+        );
+    }
+    println!("all, {sum}");
+    Ok(())
+}
+
+impl Options {
+    fn round(&self, device: &Device, backend: BackendKind, round: u64, share: Duration) -> Result<Done> {
+        let (size_max, budget) = match device.driver().kind() {
+            DriverKind::Sim => (1 << 20, 64 << 20),
+            _ => (64 << 20, 8 << 30),
+        };
+        let bytes = |given: Option<Limit>, default| {
+            given.map_or(Ok(default), |limit| limit.resolve(device.total_bytes()))
+        };
+        let plan = Plan {
+            threads: self.threads,
+            streams: self.streams,
+            until: Until::Elapsed(share),
+            size_bytes_max: bytes(self.size_max, size_max)?,
+            budget_bytes: bytes(self.budget, budget)?,
+            seed: self.seed.wrapping_add(round),
+            mistake: self.mistake.map(|forgotten| match forgotten {
+                Forgotten::Wait => Mistake::NoWait,
+                Forgotten::RecordUse => Mistake::NoRecordUse,
+            }),
+        };
+        let mut builder = Pool::builder(device).backend(backend);
+        if let Some(limit) = self.hard_limit {
+            builder = builder.hard_limit(limit);
+        }
+        run(&builder.build()?, &plan).with_context(|| format!("{backend}, round {round}"))
+    }
+}

@@ -1,0 +1,88 @@
+//! The stress test, short; `cargo run --release -p gpumem-tests --example stress` runs it for as long as wanted.
+
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+use gpumem_tests::backends::backends;
+use gpumem_tests::cases;
+use gpumem_tests::pattern::Wrong;
+use gpumem_tests::pool::{Device, Pool, PoolError};
+use gpumem_tests::stress::{Mistake, Plan, Until, run};
+use gpumem_tests::sys::{Driver, DriverKind, SimConfig};
+use std::time::Duration;
+
+cases! {
+    /// No block ever holds what it should not, with each backend.
+    fn nothing_is_overwritten(driver: &Driver) -> Result<(), PoolError> {
+        let device = Device::new(driver, 0)?;
+        for backend in backends(&device) {
+            let pool = Pool::builder(&device).backend(backend).build()?;
+            let done = run(&pool, &plan(driver))?;
+            assert_eq!(done.wrong, Wrong::default(), "{backend}: {done}");
+            assert!(done.hand_overs > 0 && done.sent > 0 && done.refusals == 0, "{backend}: {done}");
+            let status = pool.status()?;
+            assert_eq!((status.in_use_bytes, status.block_count), (0, 0), "{backend}");
+            assert_eq!(status.allocation_count, done.blocks, "{backend}");
+        }
+        Ok(())
+    }
+
+    /// Nor when there is hardly enough memory.
+    fn nothing_is_overwritten_at_the_limit(driver: &Driver) -> Result<(), PoolError> {
+        let device = Device::new(driver, 0)?;
+        for backend in backends(&device) {
+            let plan = plan(driver);
+            let pool = Pool::builder(&device).backend(backend).hard_limit(plan.budget_bytes / 4).build()?;
+            let done = run(&pool, &plan)?;
+            assert_eq!(done.wrong, Wrong::default(), "{backend}: {done}");
+            assert!(done.refusals > 0 && done.blocks > done.refusals, "{backend}: {done}");
+        }
+        Ok(())
+    }
+}
+
+/// What a program forgets is found, whatever the backend makes of it.
+#[test]
+fn what_is_forgotten_is_found() {
+    for mistake in [Mistake::NoWait, Mistake::NoRecordUse] {
+        let machine = || {
+            let driver = Driver::sim(SimConfig::new()).unwrap();
+            let device = Device::new(&driver, 0).unwrap();
+            (driver, device)
+        };
+        for backend in backends(&machine().1) {
+            // A plain free waits for all work of the device by itself.
+            if backend.to_string() == "none" && mistake == Mistake::NoRecordUse {
+                continue;
+            }
+            let (driver, device) = machine();
+            let pool = Pool::builder(&device).backend(backend).build().unwrap();
+            let done = run(&pool, &Plan { mistake: Some(mistake), ..plan(&driver) });
+            let findings = driver.simulator().unwrap().take_findings();
+            let is_found = !findings.is_empty() || done.is_err();
+            assert!(is_found, "{backend} {mistake:?}");
+        }
+    }
+}
+
+fn plan(driver: &Driver) -> Plan {
+    match driver.kind() {
+        DriverKind::Sim => Plan {
+            threads: 4,
+            streams: 4,
+            until: Until::Steps(250),
+            size_bytes_max: 1 << 20,
+            budget_bytes: 32 << 20,
+            seed: 1,
+            mistake: None,
+        },
+        _ => Plan {
+            threads: 16,
+            streams: 16,
+            until: Until::Elapsed(Duration::from_secs(2)),
+            size_bytes_max: 64 << 20,
+            budget_bytes: 8 << 30,
+            seed: 1,
+            mistake: None,
+        },
+    }
+}
