@@ -108,6 +108,7 @@ impl Order for Clocks {
     }
 }
 
-#[cfg(all(test, feature = "sim", not(loom)))]
+#[cfg(test)]
+#[cfg(all(feature = "sim", not(loom)))]
 #[allow(unsafe_code)]
 mod tests;

@@ -161,5 +161,6 @@ impl Row {
 
 const CHUNK_LENGTH: usize = if cfg!(loom) { 4 } else { 64 };
 
-#[cfg(all(test, not(loom)))]
+#[cfg(test)]
+#[cfg(not(loom))]
 mod twin;
