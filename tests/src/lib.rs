@@ -3,12 +3,15 @@
 pub mod backends;
 pub mod cases;
 pub mod gate;
+pub mod meter;
 pub mod model;
 pub mod pattern;
 pub mod raw;
+pub mod replay;
 pub mod schedules;
 pub mod seeds;
 pub mod stress;
+pub mod trace;
 pub mod vmm;
 
 pub use gpumem_adapt as adapt;

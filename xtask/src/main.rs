@@ -8,6 +8,8 @@ mod gpu_test;
 mod interop;
 mod kernels;
 mod layers;
+mod release;
+mod replay;
 mod table;
 mod tidy;
 mod wheel;
@@ -32,6 +34,8 @@ enum Task {
     Bindgen(bindgen::Args),
     /// Try random programs over the pool on the software driver, and shrink what fails
     Fuzz(fuzz::Args),
+    /// Replay recorded traces of allocations through a pool, and say what it reserved and what that cost
+    Replay(replay::Args),
     /// Run every test that can run on a GPU on this machine's, or bundle them for another machine
     GpuTest(gpu_test::Args),
     /// Lay the software driver out as libcuda.so.1, for programs that know nothing of gpumem
@@ -60,6 +64,7 @@ fn run(task: Task) -> anyhow::Result<()> {
     match task {
         Task::Bindgen(args) => bindgen::run(args),
         Task::Fuzz(args) => fuzz::run(args),
+        Task::Replay(args) => release::optimised(|| replay::run(args)),
         Task::GpuTest(args) => gpu_test::run(args),
         Task::DropIn(args) => drop_in::run(args),
         Task::Interop(args) => interop::run(args),

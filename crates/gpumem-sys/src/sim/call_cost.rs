@@ -88,7 +88,8 @@ const CALLS: &[(&str, [u64; 3])] = &[
 impl Machine {
     /// A call begins, while so many other threads are in the driver.
     pub(super) fn charge_call(&mut self, cost: CallCost, other_threads: u64) {
-        let busy_ns = if self.active.is_empty() { 0 } else { cost.busy_ns };
+        let is_busy = self.config.costs.is_busy.unwrap_or(!self.active.is_empty());
+        let busy_ns = if is_busy { cost.busy_ns } else { 0 };
         self.charge(cost.alone_ns + busy_ns + cost.other_thread_ns * other_threads);
     }
 

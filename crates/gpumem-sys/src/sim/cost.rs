@@ -24,6 +24,8 @@ pub struct Costs {
     /// Calls of the driver, in percent of what they cost beside an H200: alone, while the device is busy, and with
     /// other threads in the driver.
     pub calls_percent: u64,
+    /// Whether calls cost what they cost beside a busy device: always, never, or (`None`) while any stream has work.
+    pub is_busy: Option<bool>,
     /// Starting a kernel. What it does inside is not priced.
     pub launch_ns: u64,
     /// Recording an event, waiting for one, allocating and freeing in stream order.
@@ -62,6 +64,7 @@ impl Costs {
     pub fn h200() -> Self {
         Self {
             calls_percent: 100,
+            is_busy: None,
             launch_ns: 2_700,
             mark_ns: 100,
             copy_ns: 2_540,

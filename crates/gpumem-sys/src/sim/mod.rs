@@ -114,6 +114,7 @@ pub use rules::{Effect, Rule};
 
 use crate::table::Table;
 use core::fmt;
+use core::time::Duration;
 use slot::Shared;
 use std::sync::Arc;
 
@@ -139,6 +140,24 @@ impl Sim {
     #[must_use]
     pub fn seed(&self) -> u64 {
         self.0.lock().config.seed
+    }
+
+    /// The host's place on the virtual clock: what all calls so far have cost it, and what it has waited for.
+    ///
+    /// ```
+    /// use gpumem_sys::{Driver, SimConfig};
+    ///
+    /// let driver = Driver::sim(SimConfig::new())?;
+    /// let sim = driver.simulator().ok_or("not a simulator")?;
+    /// let before = sim.host_time();
+    /// // SAFETY: initialising has no conditions.
+    /// unsafe { driver.cuInit(0)? };
+    /// assert_eq!((sim.host_time() - before).as_millis(), 208);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    #[must_use]
+    pub fn host_time(&self) -> Duration {
+        Duration::from_nanos(self.0.lock().host_ns)
     }
 
     /// Another process takes free memory of a device, as much as there is of `size_bytes`. Says how much it got; of a

@@ -1,0 +1,134 @@
+//! Counts and times the calls that reach a driver: every function of its table is wrapped.
+//!
+//! What is metered belongs to the thread that wrapped the driver: there the counts are kept, and only there may the
+//! wrapped driver be used. (What a C function pointer may know of is a thread's or everybody's, and tests run side by side.)
+
+use crate::sys::types::*;
+use crate::sys::{CUresult, Driver, Table};
+use core::time::Duration;
+use std::cell::RefCell;
+use std::time::Instant;
+
+/// The same driver with all calls counted and timed. One a thread: another takes its place.
+///
+/// A call from another thread than this one is refused as `NOT_INITIALIZED`.
+#[must_use]
+pub fn metered(driver: &Driver) -> Driver {
+    METER.set(Some(Box::new(Meter { real: *driver.table(), calls: Calls::default(), took: Duration::ZERO })));
+    // SAFETY: each function calls the one that it replaces, with the same arguments.
+    unsafe { driver.with_table(wrap) }
+}
+
+/// What has reached this thread's metered driver so far; nothing where there is none.
+#[must_use]
+pub fn reading() -> Reading {
+    METER.with_borrow(|meter| match meter {
+        Some(meter) => Reading { calls: meter.calls, took: meter.took },
+        None => Reading::default(),
+    })
+}
+
+/// Calls of a driver, and the time that they took on the host.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Reading {
+    /// How often each function was called.
+    pub calls: Calls,
+    /// How long the calls took, by the host's clock.
+    pub took: Duration,
+}
+
+impl Reading {
+    /// What came after an earlier reading.
+    #[must_use]
+    pub fn since(&self, earlier: &Self) -> Self {
+        Self { calls: self.calls.since(&earlier.calls), took: self.took - earlier.took }
+    }
+}
+
+struct Meter {
+    real: Table,
+    calls: Calls,
+    took: Duration,
+}
+
+thread_local!(static METER: RefCell<Option<Box<Meter>>> = const { RefCell::new(None) });
+
+macro_rules! meter {
+    ($( [$since:literal] fn $name:ident($($arg:ident: $kind:ty),* $(,)?); )*) => {
+        /// How often each function of a driver was called.
+        #[derive(Clone, Copy, Debug, Default)]
+        #[allow(missing_docs, non_snake_case)]
+        pub struct Calls {
+            $(pub $name: u64,)*
+        }
+
+        impl Calls {
+            /// All calls.
+            #[must_use]
+            pub fn total(&self) -> u64 {
+                0 $(+ self.$name)*
+            }
+
+            /// The functions that were called, by name.
+            #[must_use]
+            pub fn by_name(&self) -> Vec<(&'static str, u64)> {
+                let all = [$((stringify!($name), self.$name)),*];
+                all.into_iter().filter(|(_, count)| *count > 0).collect()
+            }
+
+            fn since(&self, earlier: &Self) -> Self {
+                Self { $($name: self.$name - earlier.$name,)* }
+            }
+        }
+
+        fn wrap(table: &mut Table) {
+            $(
+                #[allow(non_snake_case, clippy::too_many_arguments)]
+                unsafe extern "C" fn $name($($arg: $kind),*) -> CUresult {
+                    let real = METER.try_with(|meter| meter.borrow().as_ref().and_then(|meter| meter.real.$name));
+                    let Ok(Some(real)) = real else { return CUresult::CUDA_ERROR_NOT_INITIALIZED };
+                    let start = Instant::now();
+                    // SAFETY: the caller's promises are those of the function that this stands in for.
+                    let code = unsafe { real($($arg),*) };
+                    let took = start.elapsed();
+                    METER.with_borrow_mut(|meter| {
+                        if let Some(meter) = meter {
+                            meter.calls.$name += 1;
+                            meter.took += took;
+                        }
+                    });
+                    code
+                }
+                table.$name = table.$name.map(|_| $name as _);
+            )*
+        }
+    };
+}
+
+crate::sys::for_each_driver_fn!(meter!);
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::pool::{Device, Pool, Stream};
+    use crate::sys::SimConfig;
+
+    #[test]
+    fn every_call_is_counted_and_each_thread_has_its_own() {
+        let driver = metered(&Driver::sim(SimConfig::new()).unwrap());
+        let device = Device::new(&driver, 0).unwrap();
+        let (pool, stream) = (Pool::new(&device).unwrap(), Stream::new(&device).unwrap());
+        let before = reading();
+        stream.synchronize().unwrap();
+        let calls = reading().since(&before);
+        assert_eq!(calls.calls.cuStreamSynchronize, 1);
+        assert_eq!(calls.calls.total(), calls.calls.by_name().iter().map(|(_, count)| count).sum::<u64>());
+        assert!(calls.took > Duration::ZERO && calls.took < reading().took);
+        drop(pool);
+
+        let refused = std::thread::scope(|scope| {
+            scope.spawn(|| (Device::count(&driver).is_err(), reading().calls.total())).join().unwrap()
+        });
+        assert_eq!(refused, (true, 0));
+    }
+}

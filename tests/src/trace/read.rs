@@ -1,0 +1,206 @@
+//! Reads a trace: text or gzip, told apart by their first bytes. Nothing in a file makes it panic or grow without bound.
+
+use super::error::{Problem, TraceError};
+use super::{Builder, Header, Trace};
+use flate2::bufread::MultiGzDecoder;
+use std::collections::HashMap;
+use std::collections::hash_map::Entry;
+use std::fs::File;
+use std::io::{self, BufRead, BufReader, ErrorKind, Read};
+use std::path::Path;
+
+impl Trace {
+    /// Reads a file.
+    ///
+    /// # Errors
+    ///
+    /// [`TraceError`] with the line: the file can't be read or is damaged, is no trace of format 1, or its events
+    /// contradict each other.
+    pub fn read(path: impl AsRef<Path>) -> Result<Self, TraceError> {
+        let path = path.as_ref();
+        let at_start = |problem| TraceError { file: path.into(), line: 1, problem };
+        let file = File::open(path).map_err(|error| at_start(Problem::Io(error)))?;
+        Self::read_from(BufReader::with_capacity(1 << 16, file), path)
+    }
+
+    /// Reads what a file would hold; errors name `path`.
+    ///
+    /// # Errors
+    ///
+    /// As [`Trace::read`].
+    pub fn read_from(mut source: impl BufRead, path: impl AsRef<Path>) -> Result<Self, TraceError> {
+        let path = path.as_ref();
+        let mut line = 1;
+        let is_gzip = source.fill_buf().map(|bytes| bytes.starts_with(&GZIP_MAGIC));
+        let trace = match is_gzip {
+            Err(error) => Err(Problem::Io(error)),
+            Ok(true) => read(BufReader::new(MultiGzDecoder::new(source)), path, &mut line),
+            Ok(false) => read(source, path, &mut line),
+        };
+        trace.map_err(|problem| TraceError { file: path.into(), line, problem })
+    }
+}
+
+fn read(source: impl BufRead, path: &Path, line_number: &mut u64) -> Result<Trace, Problem> {
+    let mut lines = Lines { source, line: Vec::new() };
+    let first = lines.next(HEADER_BYTES_MAX)?.ok_or(Problem::NoHeader)?;
+    let header = Header::parse(first, stem(path))?;
+    let mut reader = Reader::default();
+    loop {
+        *line_number += 1;
+        let Some(line) = lines.next(LINE_BYTES_MAX)? else { break };
+        if reader.builder.events.len() == EVENT_COUNT_MAX {
+            return Err(Problem::TooManyEvents(EVENT_COUNT_MAX));
+        }
+        reader.event(line)?;
+    }
+    Ok(reader.builder.finish(header))
+}
+
+/// `x` of `some/x.csv.gz`.
+fn stem(path: &Path) -> &str {
+    let name = path.file_name().and_then(|name| name.to_str()).unwrap_or("trace");
+    name.split('.').next().unwrap_or(name)
+}
+
+/// Lines of a stated length at most.
+struct Lines<S> {
+    source: S,
+    line: Vec<u8>,
+}
+
+impl<S: BufRead> Lines<S> {
+    /// The next line without its end; `None` at the end of the file.
+    fn next(&mut self, size_bytes_max: usize) -> Result<Option<&[u8]>, Problem> {
+        self.line.clear();
+        let mut limited = self.source.by_ref().take(size_bytes_max as u64 + 1);
+        limited.read_until(b'\n', &mut self.line).map_err(problem_of)?;
+        if self.line.is_empty() {
+            return Ok(None);
+        }
+        if self.line.pop_if(|last| *last == b'\n').is_none() && self.line.len() > size_bytes_max {
+            return Err(Problem::TooLong(size_bytes_max));
+        }
+        self.line.pop_if(|last| *last == b'\r');
+        Ok(Some(&self.line))
+    }
+}
+
+fn problem_of(error: io::Error) -> Problem {
+    match error.kind() {
+        ErrorKind::UnexpectedEof | ErrorKind::InvalidInput | ErrorKind::InvalidData => {
+            Problem::Damaged(error)
+        }
+        _ => Problem::Io(error),
+    }
+}
+
+/// Holds each line against those before it.
+#[derive(Default)]
+struct Reader {
+    builder: Builder,
+    ids: HashMap<u64, Known>,
+    /// Streams as the file numbers them, in the order of first use.
+    streams: Vec<u64>,
+    live_bytes: u64,
+}
+
+/// The last block of an id.
+#[derive(Clone, Copy)]
+struct Known {
+    block: u32,
+    state: State,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum State {
+    Live,
+    Freed,
+    Completed,
+}
+
+impl Reader {
+    fn event(&mut self, line: &[u8]) -> Result<(), Problem> {
+        let mut fields = line.split(|byte| *byte == b',');
+        let all: [Option<&[u8]>; 5] = std::array::from_fn(|_| fields.next());
+        match all {
+            [Some(b"a"), Some(id), Some(size), Some(stream), None] => {
+                self.alloc(number(id)?, number(size)?, number(stream)?)
+            }
+            [Some(b"f"), Some(id), Some(stream), None, _] => self.free(number(id)?, number(stream)?),
+            [Some(b"c"), Some(id), None, ..] => self.complete(number(id)?),
+            _ => Err(Problem::Garbage(shown(line))),
+        }
+    }
+
+    fn alloc(&mut self, id: u64, size_bytes: u64, stream: u64) -> Result<(), Problem> {
+        let live_bytes = self.live_bytes.checked_add(size_bytes).ok_or(Problem::TooManyBytes)?;
+        let stream = self.stream(stream)?;
+        let entry = self.ids.entry(id);
+        if let Entry::Occupied(known) = &entry
+            && known.get().state == State::Live
+        {
+            return Err(Problem::AllocatedTwice(id));
+        }
+        let block = self.builder.alloc(size_bytes, stream);
+        entry.insert_entry(Known { block, state: State::Live });
+        self.live_bytes = live_bytes;
+        Ok(())
+    }
+
+    fn free(&mut self, id: u64, stream: u64) -> Result<(), Problem> {
+        let known = self.ids.get_mut(&id).ok_or(Problem::Unknown(id))?;
+        if known.state != State::Live {
+            return Err(Problem::FreedTwice(id));
+        }
+        let own = self.streams[usize::from(self.builder.blocks[known.block as usize].stream)];
+        if own != stream {
+            return Err(Problem::WrongStream { id, stream: own, other: stream });
+        }
+        known.state = State::Freed;
+        self.live_bytes -= self.builder.blocks[known.block as usize].size_bytes;
+        self.builder.free(known.block);
+        Ok(())
+    }
+
+    fn complete(&mut self, id: u64) -> Result<(), Problem> {
+        let known = self.ids.get_mut(&id).ok_or(Problem::Unknown(id))?;
+        if known.state != State::Freed {
+            return Err(Problem::NotFreed(id));
+        }
+        known.state = State::Completed;
+        self.builder.complete(known.block);
+        Ok(())
+    }
+
+    /// The streams are few, so a search is as good as a map.
+    fn stream(&mut self, stream: u64) -> Result<u16, Problem> {
+        let place = self.streams.iter().position(|known| *known == stream);
+        if place.is_none() && self.streams.len() == STREAM_COUNT_MAX {
+            return Err(Problem::TooManyStreams(STREAM_COUNT_MAX));
+        }
+        Ok(place.unwrap_or_else(|| {
+            self.streams.push(stream);
+            self.streams.len() - 1
+        }) as u16)
+    }
+}
+
+/// Digits only: no sign, no space.
+fn number(field: &[u8]) -> Result<u64, Problem> {
+    let text = std::str::from_utf8(field).ok().filter(|text| text.bytes().all(|byte| byte.is_ascii_digit()));
+    text.and_then(|text| text.parse().ok()).ok_or_else(|| Problem::Number(shown(field)))
+}
+
+/// As much of a line as an error needs.
+fn shown(line: &[u8]) -> String {
+    String::from_utf8_lossy(line).chars().take(60).collect()
+}
+
+const GZIP_MAGIC: [u8; 2] = [0x1f, 0x8b];
+/// A header lists where each step of the program began.
+const HEADER_BYTES_MAX: usize = 16 << 20;
+const LINE_BYTES_MAX: usize = 256;
+/// At 8 bytes while reading and 16 afterwards, and as much again for what is known of the blocks.
+const EVENT_COUNT_MAX: usize = 1 << 26;
+const STREAM_COUNT_MAX: usize = 1 << 10;

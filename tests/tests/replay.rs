@@ -1,0 +1,75 @@
+//! The beginnings of recorded traces, replayed through every backend on both drivers.
+
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+use gpumem_tests::pool::{BackendKind, Limit};
+use gpumem_tests::replay::{Outcome, Setup, replay};
+use gpumem_tests::sys::{Driver, SimConfig};
+use gpumem_tests::trace::{Event, Synthetic, Trace};
+
+gpumem_tests::cases! {
+    /// Three streams and deferred frees, of which the beginning has some.
+    fn the_beginning_of_a_trace_goes_through_every_backend(driver: &Driver) {
+        let trace = prefetch().prefix(6000);
+        assert!(trace.events().iter().any(|event| matches!(event, Event::Complete { .. })));
+        for &backend in BACKENDS {
+            let outcome = run(&trace, driver, backend);
+            assert_eq!((outcome.backend, outcome.operation_count), (backend, trace.operation_count()));
+            assert!(outcome.peak_reserved_bytes >= trace.peaks().live_incl_deferred_bytes, "{outcome:?}");
+            assert!(outcome.driver_time.as_nanos() > 0 && outcome.calls.total() > 0, "{outcome:?}");
+        }
+    }
+}
+
+const BACKENDS: &[BackendKind] = if cfg!(feature = "backend-native") {
+    &[BackendKind::None, BackendKind::Native]
+} else {
+    &[BackendKind::None]
+};
+
+fn run(trace: &Trace, driver: &Driver, backend: BackendKind) -> Outcome {
+    let setup = Setup { backend: Some(backend), ..Setup::default() };
+    replay(trace, driver, &setup, |_| ()).unwrap()
+}
+
+/// In the program itself, so that it is there on a machine that has nothing else.
+fn prefetch() -> Trace {
+    let bytes: &[u8] = include_bytes!("../traces/prefetch_record_stream.csv.gz");
+    Trace::read_from(bytes, "prefetch_record_stream.csv.gz").unwrap()
+}
+
+#[test]
+fn the_events_of_every_trace_bear_its_header_out() {
+    let folder = std::fs::read_dir(concat!(env!("CARGO_MANIFEST_DIR"), "/traces")).unwrap();
+    let files = folder.map(|entry| entry.unwrap().path()).filter(|path| path.extension().unwrap() == "gz");
+    let traces: Vec<Trace> = files.map(|file| Trace::read(file).unwrap()).collect();
+    assert_eq!(traces.len(), 6);
+    for trace in &traces {
+        assert_eq!(trace.disagreements(), Vec::<String>::new(), "{}", trace.name());
+        assert_eq!(trace.header().peers().count(), 3, "{}", trace.name());
+        assert!(trace.header().run_seconds.is_some(), "{}", trace.name());
+    }
+}
+
+#[test]
+fn what_a_limit_refuses_is_told_with_its_line() {
+    let driver = Driver::sim(SimConfig::h200().races(false)).unwrap();
+    let setup = Setup { backend: Some(BackendKind::None), hard_limit: Some(Limit::Bytes(64 << 20)) };
+    let error = replay(&Synthetic::Periodic.trace(0, 1), &driver, &setup, |_| ()).unwrap_err().to_string();
+    assert!(error.starts_with("periodic, line ") && error.contains("hard limit of 64.000 MiB"), "{error}");
+}
+
+/// The price of a call is that of a busy device where the machine is told so, and the virtual clock shows it.
+#[test]
+fn driver_time_is_the_virtual_clocks() {
+    let trace = Synthetic::Kv.trace(0, 2);
+    let at = |is_busy, calls_percent| {
+        let mut costs = gpumem_tests::sys::sim::Costs::h200();
+        (costs.is_busy, costs.calls_percent) = (Some(is_busy), calls_percent);
+        let driver = Driver::sim(SimConfig::h200().races(false).costs(costs)).unwrap();
+        run(&trace, &driver, BackendKind::None).driver_time
+    };
+    assert_eq!(at(false, 100), at(false, 100));
+    assert_eq!(at(false, 100) * 3, at(false, 300));
+    assert!(at(true, 100) >= at(false, 100));
+}

@@ -1,0 +1,134 @@
+//! `cargo xtask replay`: recorded traces through a pool, and what that came to.
+//!
+//! The replay itself is `gpumem_tests::replay`; this is its command line, the progress while it runs, and its words. It
+//! runs on the GPU if there is one, or where `GPUMEM_DRIVER` says, else on a software driver as large as an H200 and with
+//! its prices, which looks for no races: a replay touches no memory.
+
+mod report;
+
+use anyhow::{Result, ensure};
+use gpumem_sys::{Driver, DriverKind, SimConfig, env};
+use gpumem_tests::pool::{BackendKind, Limit};
+use gpumem_tests::replay::{Outcome, Setup, replay};
+use gpumem_tests::trace::{Synthetic, Trace};
+use indicatif::{ProgressBar, ProgressStyle};
+use std::path::{Path, PathBuf};
+
+#[derive(clap::Args)]
+pub(crate) struct Args {
+    /// Traces, as tests/traces/README.md describes them [default: those in tests/traces]
+    #[arg(value_name = "FILE")]
+    files: Vec<PathBuf>,
+    /// A made-up trace: periodic, varlen, kv, churn, dataframe or prefetch; may be repeated
+    #[arg(long, value_name = "NAME")]
+    synthetic: Vec<Synthetic>,
+    /// Which of the made-up traces of that name
+    #[arg(long, value_name = "S", default_value_t = 1)]
+    seed: u64,
+    /// How long made-up traces are: steps, tokens, tables, or thousands of blocks
+    #[arg(long, value_name = "N")]
+    rounds: Option<u32>,
+    /// The pool's backend: native or none [default: the pool's]
+    #[arg(long, value_name = "NAME")]
+    backend: Option<BackendKind>,
+    /// The pool's hard limit: 100M, 1.5GiB, 50% or 10000
+    #[arg(long, value_name = "SIZE")]
+    limit: Option<Limit>,
+    /// One JSON object a trace, a line each
+    #[arg(long)]
+    json: bool,
+}
+
+pub(crate) fn run(args: Args) -> Result<()> {
+    let setup = Setup { backend: args.backend, hard_limit: args.limit };
+    let traces = args.traces()?;
+    let machine = Machine::find()?;
+    if !args.json {
+        println!("{}", machine.describe());
+    }
+    let mut outcomes = Vec::new();
+    for trace in &traces {
+        for disagreement in trace.disagreements() {
+            eprintln!("warning: {}: {disagreement}", trace.name());
+        }
+        let outcome = watched(trace, &machine.driver()?, &setup)?;
+        if args.json {
+            println!("{}", report::json(trace, &outcome));
+        }
+        outcomes.push((trace, outcome));
+    }
+    if !args.json {
+        print!("{}", report::text(&outcomes, machine.kind));
+    }
+    Ok(())
+}
+
+impl Args {
+    fn traces(&self) -> Result<Vec<Trace>> {
+        let mut traces = Vec::new();
+        for file in &self.files {
+            traces.push(Trace::read(file)?);
+        }
+        for kind in &self.synthetic {
+            traces.push(kind.trace(self.seed, self.rounds.unwrap_or_else(|| kind.usual_round_count())));
+        }
+        if traces.is_empty() {
+            traces = recorded(&crate::root().join("tests/traces"))?;
+        }
+        Ok(traces)
+    }
+}
+
+/// The traces of a folder, by name.
+fn recorded(folder: &Path) -> Result<Vec<Trace>> {
+    let mut files = Vec::new();
+    for entry in std::fs::read_dir(folder)? {
+        files.push(entry?.path());
+    }
+    files.retain(|file| file.to_string_lossy().ends_with(".csv.gz"));
+    files.sort();
+    ensure!(!files.is_empty(), "{} holds no trace", folder.display());
+    files.iter().map(|file| Ok(Trace::read(file)?)).collect()
+}
+
+/// Replays with a bar on a terminal.
+fn watched(trace: &Trace, driver: &Driver, setup: &Setup) -> Result<Outcome> {
+    let progress = ProgressBar::new(trace.events().len() as u64);
+    progress.set_style(ProgressStyle::with_template("{prefix} {bar:40} {human_pos}/{human_len} {eta}")?);
+    progress.set_prefix(trace.name().to_string());
+    let outcome = replay(trace, driver, setup, |done_count| progress.set_position(done_count));
+    progress.finish_and_clear();
+    Ok(outcome?)
+}
+
+/// Where replays run: the vendor's driver, or a fresh software driver for each.
+struct Machine {
+    kind: DriverKind,
+}
+
+impl Machine {
+    fn find() -> Result<Self> {
+        Ok(Self { kind: Driver::from_env_or_sim()?.kind() })
+    }
+
+    fn driver(&self) -> Result<Driver> {
+        if self.kind == DriverKind::Cuda {
+            return Ok(Driver::cuda()?);
+        }
+        let mut config = SimConfig::from_env()?.races(false);
+        if env::read("GPUMEM_SIM_MEMORY")?.is_none() {
+            config = config.memory_bytes(H200_BYTES);
+        }
+        Ok(Driver::sim(config)?)
+    }
+
+    fn describe(&self) -> String {
+        match self.kind {
+            DriverKind::Cuda => "on the GPU: driver time is the host's, spent in its calls".into(),
+            _ => "on the software driver: driver time is its virtual clock's, at an H200's prices".into(),
+        }
+    }
+}
+
+/// What an H200 has.
+const H200_BYTES: u64 = 143_771 << 20;

@@ -1,0 +1,110 @@
+//! What replays came to, in a table and as JSON.
+
+use crate::table;
+use gpumem_sys::DriverKind;
+use gpumem_tests::pool::Bytes;
+use gpumem_tests::replay::Outcome;
+use gpumem_tests::trace::Trace;
+use serde_json::{Map, Value, json};
+use std::fmt::Write as _;
+
+/// One object for a trace.
+pub(super) fn json(trace: &Trace, outcome: &Outcome) -> Value {
+    let live = outcome.live;
+    let peers: Map<String, Value> = peers(trace, outcome).map(|(name, ratio)| (name, json!(ratio))).collect();
+    json!({
+        "name": trace.name(),
+        "backend": outcome.backend.to_string(),
+        "operations": outcome.operation_count,
+        "events": trace.events().len(),
+        "peak_live_bytes": live.live_bytes,
+        "peak_live_bytes_incl_deferred": live.live_incl_deferred_bytes,
+        "peak_reserved_bytes": outcome.peak_reserved_bytes,
+        "ratio": outcome.ratio(),
+        "peer_ratios": peers,
+        "driver_calls": outcome.calls.total(),
+        "driver_calls_by_name": outcome.calls.by_name().into_iter().collect::<std::collections::BTreeMap<_, _>>(),
+        "mapping_calls": mapping_calls(&outcome.calls),
+        "mapping_calls_second_half": mapping_calls(&outcome.late_calls),
+        "inserted_waits": outcome.calls.cuStreamWaitEvent,
+        "driver_ns": outcome.driver_time.as_nanos() as u64,
+        "driver_share_of_run": driver_share(trace, outcome),
+        "host_ns_per_op": outcome.host_ns_per_op(),
+    })
+}
+
+/// Two tables: the figures, and the calls that make up the driver's part of them.
+pub(super) fn text(outcomes: &[(&Trace, Outcome)], driver: DriverKind) -> String {
+    let headings = [
+        "trace",
+        "backend",
+        "operations",
+        "peak live",
+        "peak reserved",
+        "ratio",
+        "peers' ratios",
+        "driver ms",
+        "% of run",
+        "host ns/op",
+    ];
+    let rows = outcomes.iter().map(|(trace, outcome)| {
+        let peers = peers(trace, outcome).map(|(name, ratio)| format!("{name} {ratio:.3}"));
+        [
+            trace.name().to_string(),
+            outcome.backend.to_string(),
+            outcome.operation_count.to_string(),
+            Bytes(outcome.live.live_incl_deferred_bytes).to_string(),
+            Bytes(outcome.peak_reserved_bytes).to_string(),
+            format!("{:.3}", outcome.ratio()),
+            peers.collect::<Vec<_>>().join(", "),
+            format!("{:.2}", outcome.driver_time.as_secs_f64() * 1e3),
+            driver_share(trace, outcome).map_or("-".into(), |share| format!("{:.2}", share * 100.0)),
+            format!("{:.0}", outcome.host_ns_per_op()),
+        ]
+    });
+    let mut text = table::render(headings, &rows.collect::<Vec<_>>());
+    let clock = match driver {
+        DriverKind::Cuda => "the host's clock",
+        _ => "the virtual clock",
+    };
+    let _ = writeln!(
+        text,
+        "\npeak live counts deferred frees, and ratio is against it; driver ms by {clock}; host ns/op without the driver's \
+         calls\n"
+    );
+    let headings = ["trace", "calls", "create", "map", "access", "unmap", "release", "waits", "2nd half"];
+    let rows = outcomes.iter().map(|(trace, outcome)| {
+        let calls = &outcome.calls;
+        let counts = [
+            calls.total(),
+            calls.cuMemCreate,
+            calls.cuMemMap,
+            calls.cuMemSetAccess,
+            calls.cuMemUnmap,
+            calls.cuMemRelease,
+            calls.cuStreamWaitEvent,
+            mapping_calls(&outcome.late_calls),
+        ];
+        let mut cells = [const { String::new() }; 9];
+        cells[0] = trace.name().to_string();
+        cells[1..].iter_mut().zip(counts).for_each(|(cell, count)| *cell = count.to_string());
+        cells
+    });
+    text + &table::render(headings, &rows.collect::<Vec<_>>())
+        + "\nwaits: inserted between streams; 2nd half: create, map and unmap calls in the second half of the events\n"
+}
+
+/// The peers' peak reserved over the same peak live.
+pub(super) fn peers<'a>(trace: &'a Trace, outcome: &Outcome) -> impl Iterator<Item = (String, f64)> + 'a {
+    let live_bytes = outcome.live.live_incl_deferred_bytes.max(1);
+    trace.header().peers().map(move |peer| (peer.name, peer.peak_reserved_bytes as f64 / live_bytes as f64))
+}
+
+/// The driver's part of the time that the recorded program took.
+fn driver_share(trace: &Trace, outcome: &Outcome) -> Option<f64> {
+    trace.header().run_seconds.map(|seconds| outcome.driver_time.as_secs_f64() / seconds)
+}
+
+fn mapping_calls(calls: &gpumem_tests::meter::Calls) -> u64 {
+    calls.cuMemCreate + calls.cuMemMap + calls.cuMemUnmap
+}
