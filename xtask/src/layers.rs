@@ -18,7 +18,7 @@ const NOT_FOR_LIBRARIES: [&str; 3] = ["anyhow", "clap", "indicatif"];
 /// these select code of their own package and need no dependency.
 const FEATURES: [(&str, &[(&str, bool)]); 6] = [
     ("gpumem-sys", &[("sim", false)]),
-    ("gpumem-pool", &[("backend-native", true), ("sim", false)]),
+    ("gpumem-pool", &[("backend-caching", true), ("backend-native", true), ("sim", false)]),
     ("gpumem-array", &[("backend-native", false), ("sim", false)]),
     ("gpumem-adapt", &[("backend-native", false), ("sim", false)]),
     ("gpumem-tests", &[("backend-native", false), ("gpu", true)]),

@@ -20,5 +20,7 @@ mod lock;
 mod magazine;
 mod stats;
 mod sync;
+#[cfg(test)]
+mod tests;
 #[allow(unsafe_code)]
 mod thread;

@@ -1,0 +1,123 @@
+//! [`Set`]: stacks, room and allowance.
+
+use crate::backend::caching::class::Class;
+use crate::backend::caching::magazine::{Magazines, Piece, Set};
+
+fn class(size_bytes: u64) -> Class {
+    Class::of(size_bytes).unwrap()
+}
+
+fn piece(record: u32) -> Piece {
+    Piece { address: 0x1000 * u64::from(record), record }
+}
+
+/// A set that holds pieces 1 to `count` of a class, and has room for nothing more.
+fn filled(class: Class, count: u32) -> Set {
+    let set = Set::new(7);
+    for record in 1..=count {
+        set.with(|magazines| magazines.add_room(class.size_bytes())).unwrap();
+        assert!(set.with(|magazines| magazines.make_space(class)).unwrap().is_none());
+        assert!(set.put(class, 100, piece(record)));
+    }
+    set
+}
+
+#[test]
+fn the_piece_put_in_last_is_handed_out_first() {
+    let set = filled(class(4096), 3);
+    assert_eq!(set.take(class(4096), 4000), Some(piece(3)));
+    assert_eq!(set.take(class(4096), 4000), Some(piece(2)));
+    assert_eq!(set.take(class(8192), 8000), None);
+    let counters = set.with(|magazines| magazines.counters()).unwrap();
+    assert_eq!(counters.in_use_bytes(), 8000_u64.wrapping_sub(300));
+    assert_eq!(counters.operation_count(), 5);
+}
+
+#[test]
+fn nothing_goes_in_beyond_the_allowance() {
+    let set = filled(class(4096), 1);
+    assert!(!set.put(class(256), 256, piece(9)));
+    assert_eq!(set.take(class(4096), 4096), Some(piece(1)));
+    set.with(|magazines| magazines.make_space(class(256))).unwrap();
+    // What left makes room for others of the same bytes together.
+    assert!(set.put(class(256), 256, piece(9)));
+    assert_eq!(set.with(|magazines| magazines.room_bytes()), Some(4096 - 256));
+    assert_eq!(set.with(|magazines| magazines.held_bytes()), Some(256));
+}
+
+#[test]
+fn a_full_stack_gives_up_its_older_half_with_the_allowance() {
+    let largest = class(1 << 20);
+    let set = filled(largest, 8);
+    let batch = set.with(|magazines| magazines.make_space(largest)).unwrap().unwrap();
+    assert_eq!(batch, [piece(1), piece(2), piece(3), piece(4)]);
+    assert_eq!(set.with(|magazines| (magazines.room_bytes(), magazines.held_bytes())), Some((0, 4 << 20)));
+    set.with(|magazines| magazines.refill(largest, &batch)).unwrap();
+    assert_eq!(set.with(|magazines| magazines.held_bytes()), Some(8 << 20));
+}
+
+#[test]
+fn shrinking_gives_up_room_and_then_large_pieces() {
+    let set = filled(class(4096), 2);
+    set.with(|magazines| magazines.add_room(1 << 20)).unwrap();
+    set.with(|magazines| magazines.make_space(class(256))).unwrap();
+    assert!(set.put(class(256), 256, piece(9)));
+    let mut left = Vec::new();
+    let mut shrink = |keep_bytes| {
+        let given_bytes = set.with(|magazines| magazines.shrink(keep_bytes, |piece| left.push(piece.record)));
+        (given_bytes.unwrap(), core::mem::take(&mut left))
+    };
+    assert_eq!(shrink(10_000), ((1 << 20) + 8192 - 10_000, vec![]));
+    assert_eq!(shrink(5_000), (5_000, vec![2]));
+    assert_eq!(shrink(300), (4_700, vec![1]));
+    assert_eq!(shrink(0), (300, vec![9]));
+    assert_eq!(shrink(0), (0, vec![]));
+}
+
+#[test]
+fn use_is_noticed_once() {
+    let set = filled(class(256), 1);
+    assert_eq!(set.with(Magazines::was_used), Some(true));
+    assert_eq!(set.with(Magazines::was_used), Some(false));
+    set.take(class(256), 1).unwrap();
+    assert_eq!(set.with(Magazines::was_used), Some(true));
+}
+
+#[test]
+fn a_closed_set_takes_and_gives_nothing() {
+    let set = filled(class(256), 2);
+    set.take(class(256), 256).unwrap();
+    assert_eq!(set.close(|magazines| magazines.shrink(0, |_| ())), Some(512));
+    assert!(set.is_closed());
+    assert!(!set.put(class(256), 256, piece(2)));
+    assert_eq!(set.take(class(256), 256), None);
+    assert!(!set.count_in(1));
+}
+
+#[test]
+fn only_one_thread_adopts_what_another_left() {
+    let set = Set::new(7);
+    assert!(!set.adopt());
+    set.hand_over();
+    assert!(set.adopt());
+    assert!(!set.adopt());
+}
+
+#[test]
+fn two_threads_at_one_set_lose_nothing() {
+    let set = filled(class(256), 4);
+    std::thread::scope(|scope| {
+        for _ in 0..2 {
+            scope.spawn(|| {
+                for _ in 0..if cfg!(miri) { 30 } else { 50_000 } {
+                    let piece = set.take(class(256), 256).expect("two threads hold at most two of four");
+                    assert!(set.put(class(256), 256, piece));
+                }
+            });
+        }
+    });
+    let mut records = Vec::new();
+    set.close(|magazines| magazines.shrink(0, |piece| records.push(piece.record)));
+    records.sort_unstable();
+    assert_eq!(records, [1, 2, 3, 4]);
+}
