@@ -309,21 +309,25 @@ impl Machine {
     }
 
     /// The operation that runs now writes a value that others may wait for.
-    pub(super) fn clock_tells_value(&mut self, address: u64) {
+    pub(super) fn clock_tells_value(&mut self, place: u64) {
         let Some(running) = self.running else { return };
         let (Some(races), Some(stream)) = (&mut self.races, self.streams.get(running.stream)) else { return };
         if let Some(snapshot) = stream.clock.snapshot(running.position) {
-            races.clocks.values.insert(address, snapshot);
+            races.clocks.values.insert(place, snapshot);
         }
     }
 
-    /// The operation that runs now has waited for a value: a stream wrote it, or the host if it could.
-    pub(super) fn clock_learns_value(&mut self, address: u64, may_be_hosts: bool) {
+    /// The operation that runs now has waited for a value: a stream wrote it as such or with other work, or the host if
+    /// it could.
+    pub(super) fn clock_learns_value(&mut self, place: u64, may_be_hosts: bool) {
         let (Some(running), call_count) = (self.running, self.call_count) else { return };
         let (Some(races), Some(stream)) = (&self.races, self.streams.get_mut(running.stream)) else { return };
         let knows = &mut stream.clock.knows;
-        if let Some(snapshot) = races.clocks.values.get(&address) {
+        if let Some(snapshot) = races.clocks.values.get(&place) {
             knows.learn_snapshot(snapshot);
+        }
+        if let Some(writer) = races.shadow.last_writer(place).filter(|writer| writer.slot != HOST) {
+            knows.learn_epoch(writer);
         }
         if may_be_hosts {
             knows.learn(&races.clocks.host);

@@ -1,8 +1,10 @@
 //! Copies and memsets at the call: what the addresses are, whether they may be used, when the host may go on.
 //!
 //! Between host and device, pinned memory is read or written when the copy runs; pageable memory is read at the call
-//! (staged), and a copy into it is done when the call returns. Copies within and between devices, and memsets, are
-//! never waited for, not even by the calls without a stream: those only go through the null stream.
+//! (staged), and a copy into it is done when the call returns. The calls without a stream go through the null stream.
+//! They wait for copies that pinned memory takes part in; from pageable memory, only for what was queued there before,
+//! and return once the bytes are staged; copies within and between devices, and memsets, are never waited for. Copies
+//! from host memory to host memory are done when any call returns.
 
 use super::codes::{Answer, INVALID_CONTEXT, INVALID_HANDLE, INVALID_VALUE, NOT_SUPPORTED};
 use super::handle::Handle;
@@ -39,8 +41,15 @@ impl Direction {
 #[derive(Clone, Copy, Debug)]
 enum End {
     Device(Allocation),
+    Managed,
     Pinned,
     Pageable,
+}
+
+impl End {
+    fn is_host(self) -> bool {
+        matches!(self, Self::Pinned | Self::Pageable)
+    }
 }
 
 impl Machine {
@@ -60,16 +69,18 @@ impl Machine {
         check_direction(direction, ends)?;
         let route = self.route(stream, ends);
         let route = self.note_if_foreign(target, route)?;
-        let is_host_waiting = matches!(ends.0, End::Pageable) || is_blocking && route.touches_host();
+        let is_staged = matches!(ends.1, End::Pageable) && !self.is_capturing(stream);
+        let is_host_waiting = matches!(ends.0, End::Pageable)
+            || ends.0.is_host() && ends.1.is_host()
+            || is_blocking && route.touches_host() && !is_staged;
+        let before = self.tail(stream).filter(|_| is_blocking);
         let operation = match ends.1 {
             // A graph keeps no bytes: its copies read the source whenever they run.
-            End::Pageable if !self.is_capturing(stream) => {
-                Operation::Staged { target, bytes: stage(source, size_bytes) }
-            }
+            End::Pageable if is_staged => Operation::Staged { target, bytes: stage(source, size_bytes) },
             _ => Operation::Copy { target, source, size_bytes, route },
         };
         let point = self.enqueue(stream, operation);
-        Ok(is_host_waiting.then_some(point))
+        Ok(if is_host_waiting { Some(point) } else { before.filter(|_| is_staged) })
     }
 
     /// A copy of rows.
@@ -183,21 +194,19 @@ impl Machine {
                 let answer = self.check_access(stream, &allocation);
                 self.note_if_foreign(target, answer)?;
             }
-            End::Pinned => {}
+            End::Pinned | End::Managed => {}
             End::Pageable => return Err(INVALID_VALUE),
         }
         let point = self.enqueue(stream, Operation::Fill(fill));
-        Ok((is_blocking && matches!(end, End::Pinned)).then_some(point))
+        Ok((is_blocking && matches!(end, End::Pinned | End::Managed)).then_some(point))
     }
 
     /// What an address is to the program now. A device address has to be inside an allocation, with all its bytes;
     /// host memory ends before the devices' addresses begin.
     fn end(&self, address: u64, size_bytes: u64) -> Answer<End> {
         match self.memory.known(address, size_bytes) {
-            // Managed memory is as good as pinned to a copy, in either direction.
-            Some(allocation) if allocation.owner.is_host() || allocation.owner == Owner::Managed => {
-                Ok(End::Pinned)
-            }
+            Some(allocation) if allocation.owner.is_host() => Ok(End::Pinned),
+            Some(allocation) if allocation.owner == Owner::Managed => Ok(End::Managed),
             Some(allocation) => Ok(End::Device(allocation)),
             None if address != 0
                 && address.checked_add(size_bytes).is_some_and(|end| !is_device_address(end)) =>
@@ -224,7 +233,7 @@ impl Machine {
             }
             (End::Device(_), _) => Ok(Route::Up),
             (End::Pageable, _) => Ok(Route::DownPageable),
-            (End::Pinned, _) => Ok(Route::Down),
+            (End::Pinned | End::Managed, _) => Ok(Route::Down),
         }
     }
 
@@ -320,8 +329,9 @@ fn base_of(kind: CUmemorytype, host: usize, device: u64) -> Answer<u64> {
 }
 
 fn check_direction(direction: Direction, (target, source): (End, End)) -> Answer<()> {
-    let is_device = |end| matches!(end, End::Device(_) | End::Pinned);
-    let is_host = |end| matches!(end, End::Pageable | End::Pinned);
+    // Managed memory is as good as pinned to a copy, in either direction.
+    let is_device = |end| matches!(end, End::Device(_) | End::Managed | End::Pinned);
+    let is_host = |end| matches!(end, End::Pageable | End::Managed | End::Pinned);
     let is_allowed = match direction {
         Direction::HostToDevice => is_device(target) && is_host(source),
         Direction::DeviceToHost => is_host(target) && is_device(source),

@@ -99,6 +99,11 @@ unsafe fn put<T>(target: *mut T, value: T) -> Answer<()> {
     Ok(())
 }
 
+/// Before something is made whose handle a caller wants: there has to be a place for it.
+fn check_place<T>(target: *mut T) -> Answer<()> {
+    if target.is_null() { Err(INVALID_VALUE) } else { Ok(()) }
+}
+
 /// Reads what a caller points to.
 ///
 /// # Safety

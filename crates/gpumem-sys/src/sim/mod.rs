@@ -175,11 +175,7 @@ impl Sim {
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     pub fn take_memory(&self, device: u32, size_bytes: u64) -> u64 {
-        let mut machine = self.0.lock();
-        let Some(found) = machine.devices.get_mut(device as usize) else { return 0 };
-        let taken_bytes = found.take_for_others(size_bytes);
-        machine.managed_fit(device as usize);
-        taken_bytes
+        self.0.lock().take_memory(device, size_bytes)
     }
 
     /// What [`Sim::take_memory`] took is free again, as much of it as there is of `size_bytes`. Says how much.

@@ -21,6 +21,7 @@ use super::finding::{Access, Deed, FaultKind, Finding, Misuse, Origin};
 use super::handle::Handle;
 use super::machine::Machine;
 use super::memory::Allocation;
+use super::report::AllocationKind;
 use super::shadow::{Conflict, Shadow, Trace};
 use super::usage::Usage;
 use crate::types::CUresult;
@@ -32,7 +33,7 @@ use std::sync::Arc;
 #[derive(Default)]
 pub(super) struct Races {
     pub(super) clocks: Clocks,
-    shadow: Shadow,
+    pub(super) shadow: Shadow,
     pub(super) usage: Usage,
     made: BTreeMap<u64, Made>,
     names: BTreeMap<ThreadKey, Arc<str>>,
@@ -310,9 +311,18 @@ impl Machine {
         }
     }
 
+    /// Where the byte at an address is remembered.
+    pub(super) fn place_of(&self, address: u64, found: &Allocation) -> u64 {
+        match self.virtual_memory.file_offset_of(found) {
+            Some(start) => FILE_SPACE + start + (address - found.base),
+            None => found.bytes_at(address).0.addr() as u64,
+        }
+    }
+
     /// A handle's memory is the device's again.
-    pub(super) fn note_physical_gone(&mut self, file_offset_bytes: u64, size_bytes: u64) {
+    pub(super) fn note_physical_gone(&mut self, handle: Handle, file_offset_bytes: u64, size_bytes: u64) {
         if let Some(races) = &mut self.races {
+            races.made.remove(&handle.to_bits());
             let start = FILE_SPACE + file_offset_bytes;
             races.shadow.check_and_clear(start..start + size_bytes, |_| true, &mut Vec::new());
         }
@@ -338,12 +348,23 @@ impl Machine {
     }
 
     pub(super) fn origin_of(&self, found: &Allocation) -> Origin {
-        let made = self.races.as_ref().and_then(|races| races.made.get(&found.base));
+        self.origin_made(found.base, found.size_bytes, found.device, found.owner.kind())
+    }
+
+    /// What is known of an allocation, or of a handle by its number.
+    pub(super) fn origin_made(
+        &self,
+        address: u64,
+        size_bytes: u64,
+        device: usize,
+        kind: AllocationKind,
+    ) -> Origin {
+        let made = self.races.as_ref().and_then(|races| races.made.get(&address));
         Origin {
-            address: found.base,
-            size_bytes: found.size_bytes,
-            device: found.device as u32,
-            kind: found.owner.kind(),
+            address,
+            size_bytes,
+            device: device as u32,
+            kind,
             call: made.map_or(0, |made| made.call),
             thread: made.map_or_else(String::new, |made| made.thread.to_string()),
         }

@@ -74,6 +74,8 @@ pub enum AllocationKind {
     Managed,
     /// A handle of virtual memory management, mapped.
     Mapped,
+    /// A handle that is mapped nowhere; its number stands for the address.
+    Handle,
 }
 
 impl Report {
@@ -111,8 +113,19 @@ impl Machine {
             faults: self.faults.clone(),
             findings: self.findings.list().to_vec(),
             more_findings_count: self.findings.more_count,
-            leaks: self.memory.at_call.values().filter(is_live).map(|found| self.origin_of(found)).collect(),
+            leaks: self.leaks(),
         }
+    }
+
+    /// What was not given back: what is allocated or mapped, and handles that are mapped nowhere.
+    fn leaks(&self) -> Vec<Origin> {
+        let is_live =
+            |found: &&Allocation| found.owner != Owner::Graph || self.graph_memory_is_live(found.base);
+        let allocations = self.memory.at_call.values().filter(is_live).map(|found| self.origin_of(found));
+        let handles = self.virtual_memory.unmapped().map(|(handle, device, size_bytes)| {
+            self.origin_made(handle.to_bits(), size_bytes, device, AllocationKind::Handle)
+        });
+        allocations.chain(handles).collect()
     }
 }
 

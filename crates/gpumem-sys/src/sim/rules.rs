@@ -151,7 +151,7 @@ impl Machine {
         for effect in self.rules.effects(call) {
             match effect {
                 Effect::Fail(code) => verdict = verdict.or(Some(code)),
-                Effect::TakeMemory { device, size_bytes } => self.take_memory(device, size_bytes),
+                Effect::TakeMemory { device, size_bytes } => _ = self.take_memory(device, size_bytes),
                 Effect::LoseDevice { device, code } => self.lose_device(device, code),
                 Effect::Delay { stream_number, step_count } => {
                     self.schedule.delay(stream_number, step_count);
@@ -161,10 +161,12 @@ impl Machine {
         verdict
     }
 
-    fn take_memory(&mut self, device: u32, size_bytes: u64) {
-        if let Some(device) = self.devices.get_mut(device as usize) {
-            device.reserved_bytes += size_bytes.min(device.free_bytes());
-        }
+    /// Another process takes as much as there is of so many bytes; says how many.
+    pub(super) fn take_memory(&mut self, device: u32, size_bytes: u64) -> u64 {
+        let Some(found) = self.devices.get_mut(device as usize) else { return 0 };
+        let taken_bytes = found.take_for_others(size_bytes);
+        self.managed_fit(device as usize);
+        taken_bytes
     }
 
     fn lose_device(&mut self, device: u32, code: CUresult) {

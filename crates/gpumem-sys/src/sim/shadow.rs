@@ -95,6 +95,12 @@ impl Shadow {
         self.merge_all(bytes);
     }
 
+    /// Who wrote a byte last.
+    pub(super) fn last_writer(&self, byte: u64) -> Option<Epoch> {
+        let (_, history) = self.ranges.range(..=byte).next_back()?;
+        history.write.filter(|_| byte < history.end).map(|write| write.epoch)
+    }
+
     /// The end of the bytes, as far as their history goes: what was not ordered before goes to `conflicts`.
     pub(super) fn check_and_clear(
         &mut self,

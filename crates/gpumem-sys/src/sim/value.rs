@@ -125,10 +125,10 @@ impl Machine {
         let deed = if is_write { Deed::ValueWrite } else { Deed::ValueWait };
         self.note_value(deed, wish.address, &found);
         if !is_write {
-            self.clock_learns_value(wish.address, found.owner.is_host());
+            self.clock_learns_value(self.place_of(wish.address, &found), found.owner.is_host());
             return Ok(self.config.costs.mark_ns);
         }
-        self.clock_tells_value(wish.address);
+        self.clock_tells_value(self.place_of(wish.address, &found));
         let bytes = found.bytes_at(wish.address).0;
         // SAFETY: the range lies whole in memory that is alive; see `value_is_met`.
         unsafe {

@@ -81,6 +81,13 @@ impl VirtualMemory {
         self.handles.iter().filter(|(_, physical)| physical.holder_count > 0).count()
     }
 
+    /// The handles that the program has to release yet and that are mapped nowhere: device and size.
+    pub(super) fn unmapped(&self) -> impl Iterator<Item = (Handle, usize, u64)> {
+        let is_unmapped = |physical: &Physical| physical.holder_count > 0 && physical.mapping_count == 0;
+        let unmapped = self.handles.iter().filter(move |(_, physical)| is_unmapped(physical));
+        unmapped.map(|(handle, physical)| (handle, physical.device, physical.size_bytes))
+    }
+
     /// A handle that the program holds; one that only mappings keep is no longer its own.
     fn held(&mut self, handle: Handle) -> Answer<&mut Physical> {
         self.handles.get_mut(handle).filter(|physical| physical.holder_count > 0).ok_or(INVALID_VALUE)
@@ -148,7 +155,9 @@ impl Machine {
         };
         let all = &mut self.virtual_memory;
         let created = shared.and_then(|shared| all.create(device, size_bytes, properties.allocFlags, shared));
-        created.inspect_err(|_| self.devices[device].reserved_bytes -= size_bytes)
+        let handle = created.inspect_err(|_| self.devices[device].reserved_bytes -= size_bytes)?;
+        self.note_made(handle.to_bits());
+        Ok(handle)
     }
 
     /// The device that properties name; what they ask for otherwise has to be what there is.
@@ -196,7 +205,7 @@ impl Machine {
         if !physical.shared.is_some_and(|shared| shared.is_imported) {
             self.devices[physical.device].reserved_bytes -= physical.size_bytes;
         }
-        self.note_physical_gone(physical.file_offset_bytes, physical.size_bytes);
+        self.note_physical_gone(handle, physical.file_offset_bytes, physical.size_bytes);
         self.charge_pages(physical.size_bytes, RELEASE_NS_PER_MIB);
     }
 

@@ -300,3 +300,42 @@ fn functions_by_name() {
         assert_eq!(std::ffi::CStr::from_ptr(text), c"CUDA_ERROR_OUT_OF_MEMORY");
     }
 }
+
+#[test]
+fn nothing_is_made_where_there_is_no_place_for_its_handle() {
+    let gpu = seeded(0);
+    let properties = CUmemPoolProps {
+        allocType: CUmemAllocationType::CU_MEM_ALLOCATION_TYPE_PINNED,
+        location: CUmemLocation { type_: CUmemLocationType::CU_MEM_LOCATION_TYPE_DEVICE, id: 0 },
+        ..Default::default()
+    };
+    let (stream, mut pool) = (gpu.stream(), null_mut());
+    // SAFETY: null is what is tested; locals outlive the calls.
+    let codes = unsafe {
+        gpu.cuMemPoolCreate(&mut pool, &properties).unwrap();
+        [
+            code(gpu.cuDevicePrimaryCtxRetain(null_mut(), 0)),
+            code(gpu.cuCtxCreate_v2(null_mut(), 0, 0)),
+            code(gpu.cuCtxCreate_v4(null_mut(), null_mut(), 0, 0)),
+            code(gpu.cuStreamCreate(null_mut(), 0)),
+            code(gpu.cuStreamCreateWithPriority(null_mut(), 0, 0)),
+            code(gpu.cuEventCreate(null_mut(), 0)),
+            code(gpu.cuMemAlloc_v2(null_mut(), 1)),
+            code(gpu.cuMemAllocAsync(null_mut(), 1, stream)),
+            code(gpu.cuMemAllocFromPoolAsync(null_mut(), 1, pool, stream)),
+            code(gpu.cuMemHostAlloc(null_mut(), 1, 0)),
+            code(gpu.cuMemAllocHost_v2(null_mut(), 1)),
+            code(gpu.cuMemAllocManaged(null_mut(), 1, 1)),
+            code(gpu.cuMemPoolCreate(null_mut(), &properties)),
+        ]
+    };
+    assert_eq!(codes, [CUresult::CUDA_ERROR_INVALID_VALUE; 13]);
+    let report = gpu.sim().report();
+    assert_eq!((report.allocations.len(), report.stream_count, report.event_count), (0, 1, 0));
+    // SAFETY: the one holder gives the context back.
+    unsafe {
+        gpu.cuMemPoolDestroy(pool).unwrap();
+        gpu.cuDevicePrimaryCtxRelease_v2(0).unwrap();
+        assert!(gpu.cuDevicePrimaryCtxRelease_v2(0).is_err());
+    }
+}

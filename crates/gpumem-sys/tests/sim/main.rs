@@ -8,6 +8,7 @@
 
 mod clock;
 mod codes;
+mod correct;
 mod graphs;
 mod instances;
 mod kernels;

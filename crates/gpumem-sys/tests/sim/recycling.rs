@@ -6,7 +6,7 @@
 use super::races::{NOTHING, found};
 use super::virtual_memory::*;
 use super::*;
-use gpumem_sys::sim::{Effect, Finding, Rule};
+use gpumem_sys::sim::{AllocationKind, Effect, Finding, Rule};
 
 const ALIAS_RACE: &str = "unordered use through an alias";
 const UNMAPPED_IN_USE: &str = "unmapping not ordered after a use";
@@ -173,6 +173,22 @@ fn what_is_mapped_twice_counts_once_and_until_the_last_mapping_goes() {
     assert_eq!(free_bytes(&gpu), before - PIECE);
     unmap(&gpu, new, PIECE);
     assert_eq!(free_bytes(&gpu), before);
+}
+
+#[test]
+fn a_handle_that_is_mapped_nowhere_is_a_leak_until_it_is_released() {
+    let gpu = seeded(0);
+    let leaks = || gpu.sim().report().silent_findings();
+    let (base, handles) = mapped(&gpu, 1);
+    let [Finding::Leak { allocation: mapping, .. }] = &leaks()[..] else { panic!("{:?}", leaks()) };
+    assert_eq!((mapping.address, mapping.kind), (base, AllocationKind::Mapped));
+    unmap(&gpu, base, PIECE);
+    let [Finding::Leak { allocation: handle, .. }] = &leaks()[..] else { panic!("{:?}", leaks()) };
+    assert_eq!((handle.size_bytes, handle.kind), (PIECE as u64, AllocationKind::Handle));
+    assert!(0 < handle.call && handle.call < mapping.call, "{handle} {mapping}");
+    // SAFETY: handles are checked by the driver under test.
+    unsafe { gpu.cuMemRelease(handles[0]).unwrap() };
+    assert_eq!(leaks(), []);
 }
 
 #[test]

@@ -42,6 +42,8 @@ fn another_process_takes_memory() {
     assert_eq!(free_bytes(), (2 << 30, 8 << 30));
     assert_eq!(code(gpu.try_alloc(3 << 30)), OUT_OF_MEMORY);
     gpu.alloc(1 << 30);
+    assert_eq!(gpu.sim().return_memory(0, u64::MAX), 6 << 30);
+    gpu.alloc(6 << 30);
 }
 
 #[test]

@@ -1,6 +1,6 @@
 //! Contexts: the primary one of a device, others, and the calling thread's stack.
 
-use super::{entries, put};
+use super::{check_place, entries, put};
 use crate::sim::codes::{INVALID_CONTEXT, INVALID_VALUE};
 use crate::sim::handle::Handle;
 use crate::sim::stream::{GREATEST_PRIORITY, LEAST_PRIORITY};
@@ -11,6 +11,7 @@ use core::ptr::null_mut;
 
 entries! {
     fn cuDevicePrimaryCtxRetain(call, target: *mut CUcontext, device: CUdevice) {
+        check_place(target)?;
         let device = call.device_index(device)?;
         put(target, call.primary_retain(device)?.to_ptr())
     }
@@ -47,6 +48,7 @@ entries! {
     }
 
     fn cuCtxCreate_v2(call, target: *mut CUcontext, _flags: c_uint, device: CUdevice) {
+        check_place(target)?;
         let device = call.device_index(device)?;
         let context = call.context_create(device, false)?;
         let thread = call.thread;
@@ -61,6 +63,7 @@ entries! {
         _flags: c_uint,
         device: CUdevice,
     ) {
+        check_place(target)?;
         let device = call.device_index(device)?;
         let context = call.context_create(device, false)?;
         let thread = call.thread;

@@ -1,6 +1,6 @@
 //! Events.
 
-use super::{entries, put};
+use super::{check_place, entries, put};
 use crate::sim::capture::EXTERNAL;
 use crate::sim::codes::INVALID_VALUE;
 use crate::sim::handle::Handle;
@@ -10,6 +10,7 @@ use core::ffi::c_uint;
 
 entries! {
     fn cuEventCreate(call, target: *mut CUevent, flags: c_uint) {
+        check_place(target)?;
         let context = call.context(call.thread)?;
         put(target, call.event_create(context, flags)?.to_ptr())
     }

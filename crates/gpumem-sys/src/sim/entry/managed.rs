@@ -1,6 +1,6 @@
 //! Managed memory.
 
-use super::{entries, put, take};
+use super::{check_place, entries, put, take};
 use crate::sim::call::Call;
 use crate::sim::codes::{Answer, INVALID_VALUE};
 use crate::sim::handle::Handle;
@@ -13,11 +13,8 @@ use core::ffi::{c_uint, c_void};
 
 entries! {
     fn cuMemAllocManaged(call, target: *mut CUdeviceptr, size_bytes: usize, flags: c_uint) {
+        check_place(target)?;
         let context = call.context(call.thread)?;
-        call.refuse_unsafe()?;
-        if target.is_null() {
-            return Err(INVALID_VALUE);
-        }
         call.refuse_unsafe()?;
         put(target, call.managed_alloc(context, size_bytes as u64, flags)?)
     }

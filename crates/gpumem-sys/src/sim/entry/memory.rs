@@ -1,6 +1,6 @@
 //! Device and pinned memory, and what an address is.
 
-use super::{entries, put, take};
+use super::{check_place, entries, put, take};
 use crate::sim::call::Call;
 use crate::sim::codes::{Answer, INVALID_VALUE, NOT_SUPPORTED};
 use crate::sim::handle::Handle;
@@ -18,6 +18,7 @@ entries! {
     }
 
     fn cuMemAlloc_v2(call, target: *mut CUdeviceptr, size_bytes: usize) {
+        check_place(target)?;
         let context = call.context(call.thread)?;
         call.refuse_unsafe()?;
         put(target, call.alloc(context, size_bytes as u64)?)
@@ -29,6 +30,7 @@ entries! {
     }
 
     fn cuMemAllocAsync(call, target: *mut CUdeviceptr, size_bytes: usize, stream: CUstream) {
+        check_place(target)?;
         let thread = call.thread;
         let stream = call.stream(thread, Handle::from_ptr(stream))?;
         call.make_room(stream)?;
@@ -46,6 +48,7 @@ entries! {
     }
 
     fn cuMemHostAlloc(call, target: *mut *mut c_void, size_bytes: usize, flags: c_uint) {
+        check_place(target)?;
         let context = call.context(call.thread)?;
         call.refuse_unsafe()?;
         let base = call.host_alloc(context, size_bytes as u64, flags)?;
@@ -53,6 +56,7 @@ entries! {
     }
 
     fn cuMemAllocHost_v2(call, target: *mut *mut c_void, size_bytes: usize) {
+        check_place(target)?;
         let context = call.context(call.thread)?;
         call.refuse_unsafe()?;
         let base = call.host_alloc(context, size_bytes as u64, 0)?;

@@ -1,6 +1,6 @@
 //! Modules, functions and launches.
 
-use super::{entries, put, take};
+use super::{check_place, entries, put, take};
 use crate::sim::call::Call;
 use crate::sim::codes::{Answer, FILE_NOT_FOUND, INVALID_VALUE, NOT_FOUND};
 use crate::sim::handle::Handle;
@@ -12,6 +12,7 @@ use core::ffi::{CStr, c_char, c_int, c_uint, c_void};
 
 entries! {
     fn cuModuleLoad(call, target: *mut CUmodule, path: *const c_char) {
+        check_place(target)?;
         let context = call.context(call.thread)?;
         let path = text(path)?.to_str().map_err(|_| INVALID_VALUE)?;
         let image = std::fs::read(path).map_err(|_| FILE_NOT_FOUND)?;
@@ -19,6 +20,7 @@ entries! {
     }
 
     fn cuModuleLoadData(call, target: *mut CUmodule, image: *const c_void) {
+        check_place(target)?;
         let context = call.context(call.thread)?;
         put(target, call.module_load(context, text(image.cast())?.to_bytes())?.to_ptr())
     }
@@ -31,6 +33,7 @@ entries! {
         _options: *mut CUjit_option,
         _option_values: *mut *mut c_void,
     ) {
+        check_place(target)?;
         let context = call.context(call.thread)?;
         put(target, call.module_load(context, text(image.cast())?.to_bytes())?.to_ptr())
     }

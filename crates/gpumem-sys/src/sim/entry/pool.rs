@@ -1,6 +1,6 @@
 //! Memory pools.
 
-use super::{entries, put, take};
+use super::{check_place, entries, put, take};
 use crate::sim::codes::{INVALID_DEVICE, INVALID_VALUE};
 use crate::sim::handle::Handle;
 use crate::sim::machine::Machine;
@@ -33,6 +33,7 @@ entries! {
     }
 
     fn cuMemPoolCreate(call, target: *mut CUmemoryPool, props: *const CUmemPoolProps) {
+        check_place(target)?;
         let props = take(props)?;
         put(target, call.pool_create(&props)?.to_ptr())
     }
@@ -48,6 +49,7 @@ entries! {
         pool: CUmemoryPool,
         stream: CUstream,
     ) {
+        check_place(target)?;
         let thread = call.thread;
         let stream = call.stream(thread, Handle::from_ptr(stream))?;
         call.make_room(stream)?;

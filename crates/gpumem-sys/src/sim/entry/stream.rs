@@ -1,6 +1,6 @@
 //! Streams.
 
-use super::{entries, put};
+use super::{check_place, entries, put};
 use crate::sim::capture::EXTERNAL;
 use crate::sim::codes::{INVALID_HANDLE, INVALID_VALUE};
 use crate::sim::handle::Handle;
@@ -11,11 +11,13 @@ use core::ffi::{c_int, c_uint, c_ulonglong, c_void};
 
 entries! {
     fn cuStreamCreate(call, target: *mut CUstream, flags: c_uint) {
+        check_place(target)?;
         let context = call.context(call.thread)?;
         put(target, call.stream_create(context, flags, 0)?.to_ptr())
     }
 
     fn cuStreamCreateWithPriority(call, target: *mut CUstream, flags: c_uint, priority: c_int) {
+        check_place(target)?;
         let context = call.context(call.thread)?;
         put(target, call.stream_create(context, flags, priority)?.to_ptr())
     }

@@ -1,6 +1,6 @@
 //! Virtual memory management.
 
-use super::{entries, put, take};
+use super::{check_place, entries, put, take};
 use crate::sim::codes::{Answer, INVALID_VALUE, NOT_SUPPORTED};
 use crate::sim::handle::Handle;
 use crate::sim::pages;
@@ -41,7 +41,8 @@ entries! {
         if !pages::IS_SUPPORTED {
             return Err(NOT_SUPPORTED);
         }
-        if flags != 0 || target.is_null() {
+        check_place(target)?;
+        if flags != 0 {
             return Err(INVALID_VALUE);
         }
         put(target, call.address_reserve(size_bytes as u64, alignment_bytes as u64)?)
@@ -58,7 +59,8 @@ entries! {
         properties: *const CUmemAllocationProp,
         flags: c_ulonglong,
     ) {
-        if flags != 0 || target.is_null() {
+        check_place(target)?;
+        if flags != 0 {
             return Err(INVALID_VALUE);
         }
         put(target, call.physical_create(size_bytes as u64, &take(properties)?)?.to_bits())
@@ -73,9 +75,7 @@ entries! {
         target: *mut CUmemGenericAllocationHandle,
         address: *mut c_void,
     ) {
-        if target.is_null() {
-            return Err(INVALID_VALUE);
-        }
+        check_place(target)?;
         put(target, call.physical_retain(address.addr() as u64)?.to_bits())
     }
 
