@@ -8,9 +8,11 @@ use gpumem_tests::cases;
 use gpumem_tests::raw::{Raw, code};
 use gpumem_tests::sys::types::*;
 use gpumem_tests::sys::{CUresult, Driver, DriverError, DriverKind};
+use std::ffi::c_char;
 use std::ops::Deref;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::process::{Command, Stdio};
+use std::ptr::null_mut;
 
 const PIECE: usize = 2 << 20;
 const SUCCESS: CUresult = CUresult::CUDA_SUCCESS;
@@ -23,6 +25,11 @@ cases! {
         let gpu = Sharing::new(driver);
         let handles = CUdevice_attribute::CU_DEVICE_ATTRIBUTE_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED;
         assert_eq!(gpu.attribute(handles), 1);
+        let of_pools = gpu.attribute(CUdevice_attribute::CU_DEVICE_ATTRIBUTE_MEMPOOL_SUPPORTED_HANDLE_TYPES);
+        // A known difference: an H200 has fabric handles as well, the software driver has none.
+        let fabric = CUmemAllocationHandleType::CU_MEM_HANDLE_TYPE_FABRIC.0 as i32;
+        assert_eq!(of_pools & !fabric, POSIX.0 as i32);
+        assert_eq!(gpu.attribute(CUdevice_attribute::CU_DEVICE_ATTRIBUTE_IPC_EVENT_SUPPORTED), 1);
     }
 
     /// A handle that is imported where it was created is the same bytes, and is released by itself.
@@ -107,6 +114,220 @@ cases! {
         assert_eq!(gpu.read(base + PIECE as u64 / 2 - 1, 2).unwrap(), [2, 1]);
         gpu.take_away(base, handle);
     }
+
+    /// A pool that was not created for it is not exported, nor are its blocks, and what is no export is not imported.
+    fn refusals_of_pools(driver: &Driver) {
+        let gpu = Sharing::new(driver);
+        let (private, exporter) = (gpu.pool(NONE), gpu.pool(POSIX));
+        let stream = gpu.stream().unwrap();
+        assert_ne!(code(gpu.export_pool(private).map(drop)), SUCCESS);
+        let block = gpu.alloc_from(private, stream).unwrap();
+        assert_ne!(code(gpu.export_pointer(block).map(drop)), SUCCESS);
+        let file = std::fs::File::open(std::env::current_exe().unwrap()).unwrap();
+        assert_ne!(code(gpu.import_pool(file.as_raw_fd()).map(drop)), SUCCESS);
+        // SAFETY: the block and the handles are live, and nothing uses them any more.
+        unsafe {
+            driver.cuMemFreeAsync(block, stream).unwrap();
+            driver.cuStreamSynchronize(stream).unwrap();
+            driver.cuStreamDestroy_v2(stream).unwrap();
+            driver.cuMemPoolDestroy(private).unwrap();
+            driver.cuMemPoolDestroy(exporter).unwrap();
+        }
+    }
+
+    /// An imported pool allocates nothing and is no device's pool.
+    fn an_imported_pool_allocates_nothing(driver: &Driver) {
+        let gpu = Sharing::new(driver);
+        let exporter = gpu.pool(POSIX);
+        let importer = gpu.import_pool(gpu.export_pool(exporter).unwrap().as_raw_fd()).unwrap();
+        let stream = gpu.stream().unwrap();
+        assert_ne!(code(gpu.alloc_from(importer, stream).map(drop)), SUCCESS);
+        // SAFETY: the handles are live.
+        unsafe {
+            assert_ne!(code(driver.cuDeviceSetMemPool(gpu.device, importer)), SUCCESS);
+            driver.cuStreamDestroy_v2(stream).unwrap();
+            driver.cuMemPoolDestroy(importer).unwrap();
+            driver.cuMemPoolDestroy(exporter).unwrap();
+        }
+    }
+
+    /// A block that is imported where it was allocated is another address for the same bytes; the import goes first.
+    fn a_block_imported_at_home(driver: &Driver) {
+        let gpu = Sharing::new(driver);
+        let exporter = gpu.pool(POSIX);
+        let importer = gpu.import_pool(gpu.export_pool(exporter).unwrap().as_raw_fd()).unwrap();
+        let stream = gpu.stream().unwrap();
+        let block = gpu.alloc_from(exporter, stream).unwrap();
+        // SAFETY: the block is live, the import is freed before it, and all in one stream's order.
+        unsafe {
+            driver.cuMemsetD8Async(block, 3, PIECE, stream).unwrap();
+            driver.cuStreamSynchronize(stream).unwrap();
+            let alias = gpu.import_pointer(importer, gpu.export_pointer(block).unwrap()).unwrap();
+            driver.cuMemsetD8Async(alias, 4, PIECE / 2, stream).unwrap();
+            assert_eq!(gpu.read(block + PIECE as u64 / 2 - 1, 2).unwrap(), [4, 3]);
+            driver.cuMemFreeAsync(alias, stream).unwrap();
+            driver.cuMemFreeAsync(block, stream).unwrap();
+            driver.cuStreamSynchronize(stream).unwrap();
+            driver.cuStreamDestroy_v2(stream).unwrap();
+            driver.cuMemPoolDestroy(importer).unwrap();
+            driver.cuMemPoolDestroy(exporter).unwrap();
+        }
+    }
+
+    /// Another process writes into a block that it has imported through the pool, and frees its import first.
+    fn a_block_in_another_process(driver: &Driver) {
+        let gpu = Sharing::new(driver);
+        let stream = gpu.stream().unwrap();
+        if is_child() {
+            let pool = gpu.import_pool(0).unwrap();
+            let block = gpu.import_pointer(pool, CUmemPoolPtrExportData { reserved: child_bytes() }).unwrap();
+            assert_eq!(gpu.read(block + 5, 1).unwrap(), [1]);
+            // SAFETY: the import is live and freed once, when all is done.
+            unsafe {
+                driver.cuMemsetD8Async(block, 2, PIECE / 2, stream).unwrap();
+                driver.cuMemFreeAsync(block, stream).unwrap();
+                driver.cuStreamSynchronize(stream).unwrap();
+                driver.cuStreamDestroy_v2(stream).unwrap();
+                driver.cuMemPoolDestroy(pool).unwrap();
+            }
+            return;
+        }
+        let pool = gpu.pool(POSIX);
+        let block = gpu.alloc_from(pool, stream).unwrap();
+        // SAFETY: the block is live, and the other process is done with it before it is freed.
+        unsafe {
+            driver.cuMemsetD8Async(block, 1, PIECE, stream).unwrap();
+            driver.cuStreamSynchronize(stream).unwrap();
+            let data = gpu.export_pointer(block).unwrap().reserved;
+            run_child(driver, "a_block_in_another_process", gpu.export_pool(pool).unwrap(), &data);
+            assert_eq!(gpu.read(block + PIECE as u64 / 2 - 1, 2).unwrap(), [2, 1]);
+            driver.cuMemFreeAsync(block, stream).unwrap();
+            driver.cuStreamSynchronize(stream).unwrap();
+            driver.cuStreamDestroy_v2(stream).unwrap();
+            driver.cuMemPoolDestroy(pool).unwrap();
+        }
+    }
+
+    /// A handle of plain memory is for other processes: the one that made it is told that its context is the wrong one.
+    fn memory_handles_at_home(driver: &Driver) {
+        let gpu = Sharing::new(driver);
+        let memory = gpu.alloc(PIECE).unwrap();
+        let (mut handle, mut opened) = (CUipcMemHandle::default(), 0);
+        // SAFETY: locals outlive the calls; the memory is freed once.
+        unsafe {
+            driver.cuIpcGetMemHandle(&mut handle, memory).unwrap();
+            let refused = driver.cuIpcOpenMemHandle_v2(&mut opened, handle, LAZY_PEERS);
+            assert_eq!(code(refused), CUresult::CUDA_ERROR_INVALID_CONTEXT);
+            driver.cuMemFree_v2(memory).unwrap();
+        }
+    }
+
+    /// So is a handle of an event.
+    fn event_handles_at_home(driver: &Driver) {
+        let gpu = Sharing::new(driver);
+        let (event, mut opened) = (gpu.interprocess_event(), null_mut());
+        let mut handle = CUipcEventHandle::default();
+        // SAFETY: locals outlive the calls.
+        unsafe {
+            driver.cuIpcGetEventHandle(&mut handle, event).unwrap();
+            let refused = driver.cuIpcOpenEventHandle(&mut opened, handle);
+            assert_eq!(code(refused), CUresult::CUDA_ERROR_INVALID_CONTEXT);
+            driver.cuEventDestroy_v2(event).unwrap();
+        }
+    }
+
+    /// Memory of a pool, and events that were not made for it, have no handles for other processes; an event for them
+    /// has no time.
+    fn refusals_of_handles_for_processes(driver: &Driver) {
+        let gpu = Sharing::new(driver);
+        let (stream, event) = (gpu.stream().unwrap(), gpu.event().unwrap());
+        // SAFETY: the block is live until it is freed; the stream and locals outlive the calls.
+        unsafe {
+            let block = gpu.alloc_async(PIECE, stream).unwrap();
+            let of_pool = driver.cuIpcGetMemHandle(&mut CUipcMemHandle::default(), block);
+            assert_eq!(code(of_pool), CUresult::CUDA_ERROR_INVALID_VALUE);
+            let of_event = driver.cuIpcGetEventHandle(&mut CUipcEventHandle::default(), event);
+            assert_ne!(code(of_event), SUCCESS);
+            let timed = driver.cuEventCreate(&mut null_mut(), CUevent_flags::CU_EVENT_INTERPROCESS.0);
+            assert_eq!(code(timed), CUresult::CUDA_ERROR_INVALID_VALUE);
+            let nobody = driver.cuIpcOpenMemHandle_v2(&mut 0, CUipcMemHandle::default(), LAZY_PEERS);
+            assert_ne!(code(nobody), SUCCESS);
+            driver.cuMemFreeAsync(block, stream).unwrap();
+            driver.cuStreamSynchronize(stream).unwrap();
+            driver.cuEventDestroy_v2(event).unwrap();
+            driver.cuStreamDestroy_v2(stream).unwrap();
+        }
+    }
+
+    /// Another process opens plain memory and writes into it.
+    fn plain_memory_in_another_process(driver: &Driver) {
+        let gpu = Sharing::new(driver);
+        if is_child() {
+            let handle = CUipcMemHandle { reserved: child_bytes().map(|byte| byte as c_char) };
+            let (mut memory, mut again) = (0, 0);
+            // SAFETY: locals outlive the calls; the memory is open while it is used.
+            unsafe {
+                driver.cuIpcOpenMemHandle_v2(&mut memory, handle, LAZY_PEERS).unwrap();
+                driver.cuIpcOpenMemHandle_v2(&mut again, handle, LAZY_PEERS).unwrap();
+                assert_eq!(memory, again);
+                driver.cuIpcCloseMemHandle(again).unwrap();
+                assert_eq!(gpu.read(memory + 5, 1).unwrap(), [1]);
+                driver.cuMemsetD8_v2(memory, 2, PIECE / 2).unwrap();
+                driver.cuCtxSynchronize().unwrap();
+                driver.cuIpcCloseMemHandle(memory).unwrap();
+            }
+            return;
+        }
+        let memory = gpu.alloc(PIECE).unwrap();
+        let mut handle = CUipcMemHandle::default();
+        // SAFETY: a local outlives the call; the other process is done with the memory before it is freed.
+        unsafe {
+            driver.cuMemsetD8_v2(memory, 1, PIECE).unwrap();
+            driver.cuCtxSynchronize().unwrap();
+            driver.cuIpcGetMemHandle(&mut handle, memory).unwrap();
+            let bytes = handle.reserved.map(|byte| byte as u8);
+            run_child(driver, "plain_memory_in_another_process", Stdio::null(), &bytes);
+            assert_eq!(gpu.read(memory + PIECE as u64 / 2 - 1, 2).unwrap(), [2, 1]);
+            driver.cuMemFree_v2(memory).unwrap();
+        }
+    }
+
+    /// Another process waits for an event, on the host and on a stream, and records it.
+    fn an_event_in_another_process(driver: &Driver) {
+        let gpu = Sharing::new(driver);
+        let stream = gpu.stream().unwrap();
+        if is_child() {
+            let handle = CUipcEventHandle { reserved: child_bytes().map(|byte| byte as c_char) };
+            let mut event = null_mut();
+            // SAFETY: a local outlives the call; stream and event are live.
+            unsafe {
+                driver.cuIpcOpenEventHandle(&mut event, handle).unwrap();
+                driver.cuEventSynchronize(event).unwrap();
+                driver.cuStreamWaitEvent(stream, event, 0).unwrap();
+                driver.cuEventRecord(event, stream).unwrap();
+                driver.cuStreamSynchronize(stream).unwrap();
+                driver.cuEventQuery(event).unwrap();
+                driver.cuEventDestroy_v2(event).unwrap();
+                driver.cuStreamDestroy_v2(stream).unwrap();
+            }
+            return;
+        }
+        let (event, memory) = (gpu.interprocess_event(), gpu.alloc(PIECE).unwrap());
+        let mut handle = CUipcEventHandle::default();
+        // SAFETY: a local outlives the call; stream, event and memory are live.
+        unsafe {
+            driver.cuIpcGetEventHandle(&mut handle, event).unwrap();
+            driver.cuMemsetD8Async(memory, 1, PIECE, stream).unwrap();
+            driver.cuEventRecord(event, stream).unwrap();
+            let bytes = handle.reserved.map(|byte| byte as u8);
+            run_child(driver, "an_event_in_another_process", Stdio::null(), &bytes);
+            driver.cuEventSynchronize(event).unwrap();
+            driver.cuStreamSynchronize(stream).unwrap();
+            driver.cuEventDestroy_v2(event).unwrap();
+            driver.cuStreamDestroy_v2(stream).unwrap();
+            driver.cuMemFree_v2(memory).unwrap();
+        }
+    }
 }
 
 /// Runs a case once more, in a process that has a descriptor as its standard input and bytes in its environment.
@@ -127,7 +348,14 @@ fn is_child() -> bool {
     std::env::var_os(CHILD).is_some()
 }
 
+/// The bytes that this process was started with.
+fn child_bytes() -> [u8; 64] {
+    let text = std::env::var(CHILD).unwrap();
+    std::array::from_fn(|index| u8::from_str_radix(&text[2 * index..2 * index + 2], 16).unwrap())
+}
+
 const CHILD: &str = "SHARING_CHILD";
+const LAZY_PEERS: u32 = CUipcMem_flags::CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS.0;
 
 /// Device 0 with its primary context current, and memory of it to share.
 struct Sharing(Raw);
@@ -184,6 +412,69 @@ impl Sharing {
         // SAFETY: a local outlives the call.
         unsafe { self.driver.cuMemImportFromShareableHandle(&mut handle, shareable, POSIX)? };
         Ok(handle)
+    }
+
+    fn pool(&self, types: CUmemAllocationHandleType) -> CUmemoryPool {
+        let props = CUmemPoolProps {
+            allocType: CUmemAllocationType::CU_MEM_ALLOCATION_TYPE_PINNED,
+            handleTypes: types,
+            location: self.location(),
+            ..Default::default()
+        };
+        let mut pool = null_mut();
+        // SAFETY: locals outlive the call.
+        unsafe { self.driver.cuMemPoolCreate(&mut pool, &props).unwrap() };
+        pool
+    }
+
+    fn alloc_from(&self, pool: CUmemoryPool, stream: CUstream) -> Result<u64, DriverError> {
+        let mut address = 0;
+        // SAFETY: a local outlives the call; the handles are live.
+        unsafe { self.driver.cuMemAllocFromPoolAsync(&mut address, PIECE, pool, stream)? };
+        Ok(address)
+    }
+
+    fn export_pool(&self, pool: CUmemoryPool) -> Result<OwnedFd, DriverError> {
+        let mut descriptor = -1;
+        // SAFETY: a local outlives the call, and the descriptor is the caller's.
+        unsafe {
+            self.driver.cuMemPoolExportToShareableHandle((&raw mut descriptor).cast(), pool, POSIX, 0)?;
+            Ok(OwnedFd::from_raw_fd(descriptor))
+        }
+    }
+
+    fn import_pool(&self, descriptor: i32) -> Result<CUmemoryPool, DriverError> {
+        let mut pool = null_mut();
+        let shareable = std::ptr::without_provenance_mut(descriptor as usize);
+        // SAFETY: a local outlives the call.
+        unsafe { self.driver.cuMemPoolImportFromShareableHandle(&mut pool, shareable, POSIX, 0)? };
+        Ok(pool)
+    }
+
+    fn export_pointer(&self, address: u64) -> Result<CUmemPoolPtrExportData, DriverError> {
+        let mut data = CUmemPoolPtrExportData::default();
+        // SAFETY: a local outlives the call.
+        unsafe { self.driver.cuMemPoolExportPointer(&mut data, address)? };
+        Ok(data)
+    }
+
+    fn import_pointer(
+        &self,
+        pool: CUmemoryPool,
+        mut data: CUmemPoolPtrExportData,
+    ) -> Result<u64, DriverError> {
+        let mut address = 0;
+        // SAFETY: locals outlive the call; the pool is live.
+        unsafe { self.driver.cuMemPoolImportPointer(&mut address, pool, &mut data)? };
+        Ok(address)
+    }
+
+    fn interprocess_event(&self) -> CUevent {
+        let flags = CUevent_flags::CU_EVENT_INTERPROCESS.0 | CUevent_flags::CU_EVENT_DISABLE_TIMING.0;
+        let mut event = null_mut();
+        // SAFETY: a local outlives the call.
+        unsafe { self.driver.cuEventCreate(&mut event, flags).unwrap() };
+        event
     }
 
     /// Maps a handle at an address of its own.

@@ -1,6 +1,7 @@
 //! Host memory that stands in for a device's memory: reserved whole, paid for page by page as it is touched.
 
 use super::codes::{Answer, OUT_OF_MEMORY};
+use super::pages::PageFile;
 #[cfg(not(miri))]
 use memmap2::{MmapMut as Map, MmapOptions};
 use std::collections::BTreeMap;
@@ -16,6 +17,8 @@ pub(super) struct Backing {
     _map: Map,
     size_bytes: u64,
     bytes: Bytes,
+    /// Others may have it too.
+    is_shared: bool,
 }
 
 /// A few mappings that a device has no use for now. Taking pages from the system costs far more than anything else
@@ -43,10 +46,10 @@ impl Spares {
         }
     }
 
-    /// Keeps a mapping, or gives it back to the system if enough are kept.
+    /// Keeps a mapping, or gives it back to the system if enough are kept, or if others may have it too.
     pub(super) fn give(&mut self, backing: Backing) {
         let size_bytes = backing.size_bytes;
-        if self.kept_bytes + size_bytes <= SPARE_BYTES_MAX {
+        if !backing.is_shared && self.kept_bytes + size_bytes <= SPARE_BYTES_MAX {
             self.kept_bytes += size_bytes;
             self.by_size.entry(size_bytes).or_default().push(backing);
         }
@@ -74,7 +77,20 @@ impl Backing {
     pub(super) fn new(size_bytes: u64) -> Answer<Self> {
         let len = usize::try_from(size_bytes).map_err(|_| OUT_OF_MEMORY)?;
         let mut map = map(len)?;
-        Ok(Self { bytes: Bytes(map.as_mut_ptr()), _map: map, size_bytes })
+        Ok(Self { bytes: Bytes(map.as_mut_ptr()), _map: map, size_bytes, is_shared: false })
+    }
+
+    /// A piece of a file that others may have as well.
+    #[cfg(all(target_os = "linux", not(miri)))]
+    pub(super) fn of_file(mut map: Map, size_bytes: u64) -> Self {
+        Self { bytes: Bytes(map.as_mut_ptr()), _map: map, size_bytes, is_shared: true }
+    }
+
+    /// Makes it the memory of a file, where it is, with its bytes.
+    pub(super) fn share(&mut self, file: &PageFile) -> Answer<()> {
+        file.take_over(self.bytes, self.size_bytes)?;
+        self.is_shared = true;
+        Ok(())
     }
 
     pub(super) fn size_bytes(&self) -> u64 {

@@ -16,6 +16,7 @@ pub(super) const INVALID_IMAGE: CUresult = CUresult::CUDA_ERROR_INVALID_IMAGE;
 pub(super) const INVALID_PTX: CUresult = CUresult::CUDA_ERROR_INVALID_PTX;
 pub(super) const UNSUPPORTED_PTX_VERSION: CUresult = CUresult::CUDA_ERROR_UNSUPPORTED_PTX_VERSION;
 pub(super) const NO_BINARY_FOR_GPU: CUresult = CUresult::CUDA_ERROR_NO_BINARY_FOR_GPU;
+pub(super) const MAP_FAILED: CUresult = CUresult::CUDA_ERROR_MAP_FAILED;
 pub(super) const NOT_FOUND: CUresult = CUresult::CUDA_ERROR_NOT_FOUND;
 pub(super) const NOT_READY: CUresult = CUresult::CUDA_ERROR_NOT_READY;
 pub(super) const NOT_PERMITTED: CUresult = CUresult::CUDA_ERROR_NOT_PERMITTED;

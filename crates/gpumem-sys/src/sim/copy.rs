@@ -246,7 +246,7 @@ impl Machine {
     /// is for the devices that were given access; plain memory is staged through the host instead.
     fn check_granted(&self, device: usize, allocation: &Allocation) -> Answer<()> {
         let is_granted = match allocation.owner {
-            Owner::Pool(pool) if allocation.device != device => {
+            Owner::Pool(pool) | Owner::Imported(pool) if allocation.device != device => {
                 self.pools.get(pool).is_some_and(|pool| pool.shared_with.contains(&device))
             }
             Owner::Mapped { devices, .. } => devices >> device & 1 == 1,
@@ -261,16 +261,20 @@ impl Machine {
     }
 
     /// Whether kernels of a context reach an allocation.
-    pub(super) fn may_use(&self, context: Handle, allocation: &Allocation) -> Option<bool> {
-        let context = self.contexts.get(context)?;
+    pub(super) fn may_use(&self, handle: Handle, allocation: &Allocation) -> Option<bool> {
+        let context = self.contexts.get(handle)?;
         Some(match allocation.owner {
             Owner::Managed => true,
             Owner::Mapped { devices, .. } => devices >> context.device & 1 == 1,
             _ if allocation.device == context.device => true,
             Owner::Host { .. } | Owner::Registered { .. } => true,
             Owner::Plain => context.peers.contains(&allocation.context),
+            // Opening has given access, to whoever opened it.
+            Owner::Opened => allocation.context == handle,
             Owner::Graph => false,
-            Owner::Pool(pool) => self.pools.get(pool)?.shared_with.contains(&context.device),
+            Owner::Pool(pool) | Owner::Imported(pool) => {
+                self.pools.get(pool)?.shared_with.contains(&context.device)
+            }
         })
     }
 }

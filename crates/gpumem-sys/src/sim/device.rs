@@ -113,6 +113,8 @@ pub(super) fn attribute(attribute: Attribute, ordinal: usize) -> Option<i32> {
 const NEEDS_PAGES: &[Attribute] = &[
     Attribute::CU_DEVICE_ATTRIBUTE_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED,
     Attribute::CU_DEVICE_ATTRIBUTE_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED,
+    Attribute::CU_DEVICE_ATTRIBUTE_MEMPOOL_SUPPORTED_HANDLE_TYPES,
+    Attribute::CU_DEVICE_ATTRIBUTE_IPC_EVENT_SUPPORTED,
 ];
 
 const ATTRIBUTES: &[(Attribute, i32)] = &[

@@ -15,6 +15,7 @@ mod module;
 mod node;
 mod pool;
 mod settings;
+mod sharing;
 mod stream;
 mod symbol;
 mod transfer;
@@ -43,6 +44,7 @@ pub(super) fn table<const SLOT: usize>() -> Table {
     symbol::install::<SLOT>(&mut table);
     value::install::<SLOT>(&mut table);
     settings::install::<SLOT>(&mut table);
+    sharing::install::<SLOT>(&mut table);
     capture::install::<SLOT>(&mut table);
     graph::install::<SLOT>(&mut table);
     node::install::<SLOT>(&mut table);

@@ -15,7 +15,9 @@ use super::stream::Point;
 /// One event of a context.
 pub(super) struct Event {
     pub(super) context: Handle,
-    flags: u32,
+    pub(super) flags: u32,
+    /// Other processes know it.
+    pub(super) is_shared: bool,
     /// Where it was last recorded.
     pub(super) point: Option<Point>,
     /// When the last recording that ran did so.
@@ -41,6 +43,7 @@ impl Machine {
             time_ns: None,
             captured: None,
             behind: Behind::default(),
+            is_shared: false,
             mark: None,
         })
     }
@@ -121,6 +124,6 @@ impl Machine {
     }
 }
 
-const DISABLE_TIMING: u32 = 2;
-const INTERPROCESS: u32 = 4;
+pub(super) const DISABLE_TIMING: u32 = 2;
+pub(super) const INTERPROCESS: u32 = 4;
 const FLAGS_KNOWN: u32 = 1 | DISABLE_TIMING | INTERPROCESS;

@@ -12,6 +12,7 @@ use super::device::Device;
 use super::event::Event;
 use super::graph::Graphs;
 use super::handle::{Handle, Kind, Slab};
+use super::import::Import;
 use super::launch::Kernel;
 use super::managed::Managed;
 use super::memory::Memory;
@@ -45,6 +46,7 @@ pub(super) struct Machine {
     pub(super) memory: Memory,
     pub(super) managed: Managed,
     pub(super) virtual_memory: VirtualMemory,
+    pub(super) imports: BTreeMap<u64, Import>,
     /// The driver's own pinned memory.
     pub(super) host: BTreeMap<u64, Backing>,
     pub(super) schedule: Scheduler,
@@ -105,6 +107,7 @@ impl Machine {
             kernels: BTreeMap::new(),
             memory: Memory::default(),
             virtual_memory: VirtualMemory::new(slot, instance),
+            imports: BTreeMap::new(),
             host: BTreeMap::new(),
             host_ns: 0,
             staged_bytes: 0,

@@ -51,6 +51,10 @@ pub(super) enum Owner {
     Plain,
     /// A memory pool.
     Pool(Handle),
+    /// Another address of a pool's memory, one's own or another's: the pool that it was imported through.
+    Imported(Handle),
+    /// Plain memory of another process, opened by its handle.
+    Opened,
     /// An allocation node of a graph.
     Graph,
     /// Pinned host memory of the driver's.
@@ -69,6 +73,7 @@ impl Owner {
         match self {
             Self::Plain => AllocationKind::Device,
             Self::Pool(_) => AllocationKind::Pool,
+            Self::Imported(_) | Self::Opened => AllocationKind::Imported,
             Self::Host { .. } => AllocationKind::Host,
             Self::Registered { .. } => AllocationKind::Registered,
             Self::Graph => AllocationKind::Graph,
@@ -140,7 +145,7 @@ impl Memory {
     }
 
     /// The device's side of a free.
-    fn free_now(&mut self, base: u64) {
+    pub(super) fn free_now(&mut self, base: u64) {
         let Some(allocation) = self.at_run.remove(&base) else { return };
         if self.gone.len() == GONE_MAX {
             self.gone.pop_front();
@@ -170,7 +175,9 @@ impl Memory {
             );
             return (FaultKind::OutOfBounds, text);
         }
-        if let Some(allocation) = below(&self.at_call, address).filter(covers) {
+        // An import is there from its call on, until what it is of goes.
+        let is_unborn = |found: &&Allocation| covers(found) && !matches!(found.owner, Owner::Imported(_));
+        if let Some(allocation) = below(&self.at_call, address).filter(is_unborn) {
             let text = format!(
                 "{address:#x} is in {}, whose allocation on its stream nothing orders before this use",
                 name(allocation)
@@ -230,7 +237,7 @@ impl Machine {
     /// Takes away what a context owns, and with a primary context what its device's pools have handed out.
     pub(super) fn memory_forget(&mut self, context: Handle, device: Option<usize>) {
         let owned = |allocation: &&Allocation| match allocation.owner {
-            Owner::Pool(_) => Some(allocation.device) == device,
+            Owner::Pool(_) | Owner::Imported(_) => Some(allocation.device) == device,
             // Handles belong to no context.
             Owner::Mapped { .. } => false,
             _ => allocation.context == context,
@@ -249,7 +256,13 @@ impl Machine {
     fn free_any(&mut self, base: u64) -> Answer<()> {
         let owner = self.memory.at_call.get(&base).ok_or(INVALID_VALUE)?.owner;
         match owner {
-            Owner::Plain | Owner::Pool(_) | Owner::Managed | Owner::Mapped { .. } => self.free(base),
+            Owner::Plain | Owner::Pool(_) | Owner::Imported(_) | Owner::Managed | Owner::Mapped { .. } => {
+                self.free(base)
+            }
+            Owner::Opened => {
+                self.import_close(base);
+                Ok(())
+            }
             Owner::Graph => {
                 self.graph_memory_remove(base);
                 Ok(())
@@ -271,11 +284,13 @@ impl Machine {
     pub(super) fn device_allocation(&self, base: u64) -> Answer<Allocation> {
         let found = *self.memory.at_call.get(&base).ok_or(INVALID_VALUE)?;
         match found.owner {
-            Owner::Plain | Owner::Pool(_) | Owner::Managed => Ok(found),
+            Owner::Plain | Owner::Pool(_) | Owner::Imported(_) | Owner::Managed => Ok(found),
             Owner::Graph if self.graph_memory_is_live(base) => Ok(found),
-            Owner::Host { .. } | Owner::Registered { .. } | Owner::Mapped { .. } | Owner::Graph => {
-                Err(INVALID_VALUE)
-            }
+            Owner::Host { .. }
+            | Owner::Registered { .. }
+            | Owner::Mapped { .. }
+            | Owner::Opened
+            | Owner::Graph => Err(INVALID_VALUE),
         }
     }
 
@@ -310,7 +325,11 @@ impl Machine {
         match allocation.owner {
             Owner::Plain => self.plain_release(allocation),
             Owner::Graph => self.graph_memory_released(allocation.base),
-            Owner::Pool(pool) => self.pool_release(pool, allocation.base, allocation.size_bytes, at),
+            Owner::Pool(pool) => {
+                self.imports_lose(allocation);
+                self.pool_release(pool, allocation.base, allocation.size_bytes, at);
+            }
+            Owner::Imported(_) | Owner::Opened => self.import_release(allocation.base),
             Owner::Managed => self.managed_release(allocation.base),
             Owner::Host { .. } | Owner::Registered { .. } | Owner::Mapped { .. } => {}
         }

@@ -3,7 +3,8 @@
 //! # What a simulated machine is
 //!
 //! Devices with a stated memory, and everything that lives on them: contexts, streams, events, memory, pools,
-//! modules. [`Driver::sim`](crate::Driver::sim) starts one; its state is shared with no other, is found by the table
+//! modules. [`Driver::sim`](crate::Driver::sim) starts one; its state is shared with no other, but for memory that the
+//! program exports from one and imports into another, also of another process (on Linux). It is found by the table
 //! that a call came through and never by the calling thread, and is gone with the last handle.
 //!
 //! **Queued work runs later.** A call that queues work returns at once; the work runs during later calls, in an order
@@ -28,7 +29,8 @@
 //! `entry` decodes calls, `call` runs them under the instance's lock, `machine` is the state. `stream`, `event` and
 //! `operation` are what is queued, `schedule` decides what runs next, `execute` runs it. `memory` says which addresses
 //! are whose, seen by the host and by the device; `plain`, `pool`, `virtual_memory`, `managed` and `host` hand them
-//! out; `copy`, `module` and `launch` use them. `capture` turns what is queued into the nodes of a `graph`.
+//! out; `pool_file`, `import`, `ipc` and `ticket` hand them on, to other instances and processes. `copy`, `module` and
+//! `launch` use them. `capture` turns what is queued into the nodes of a `graph`.
 //! `races` holds what runs against what ran before, with `clock`, `shadow` and `usage`; `rules` see every call first.
 //!
 //! ```
@@ -74,6 +76,8 @@ mod graph;
 mod handle;
 mod host;
 mod host_call;
+mod import;
+mod ipc;
 mod launch;
 mod machine;
 mod managed;
@@ -87,6 +91,7 @@ mod pending;
 mod plain;
 mod pointer;
 mod pool;
+mod pool_file;
 mod ptx;
 mod races;
 mod random;

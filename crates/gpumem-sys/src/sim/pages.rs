@@ -17,18 +17,19 @@ pub(super) const IS_SUPPORTED: bool = cfg!(all(target_os = "linux", not(miri)));
 
 #[cfg(all(target_os = "linux", not(miri)))]
 mod linux {
-    use crate::sim::backing::Bytes;
+    use crate::sim::backing::{Backing, Bytes};
     use crate::sim::codes::{Answer, INVALID_VALUE, OUT_OF_MEMORY};
     use crate::sim::ticket::{TICKET_BYTES, Ticket, TicketKind};
     use core::ffi::c_void;
     use core::ptr::null_mut;
+    use memmap2::MmapOptions;
     use rustix::fs::{
         FallocateFlags, MemfdFlags, SealFlags, fallocate, fcntl_add_seals, fcntl_get_seals, fstat, ftruncate,
         memfd_create,
     };
     use rustix::io::{Errno, fcntl_dupfd_cloexec, pread, pwrite};
     use rustix::mm::{MapFlags, ProtFlags, mmap, mmap_anonymous, munmap};
-    use std::os::fd::{BorrowedFd, IntoRawFd, OwnedFd};
+    use std::os::fd::{AsRawFd, BorrowedFd, IntoRawFd, OwnedFd};
 
     /// A file in memory, paid for where it was written.
     #[derive(Debug)]
@@ -69,6 +70,13 @@ mod linux {
             Self(own).checked(kind)
         }
 
+        /// The same for a file that another process has open.
+        pub(in crate::sim) fn open_of_process(ticket: &Ticket, kind: TicketKind) -> Answer<(Self, Ticket)> {
+            let path = format!("/proc/{}/fd/{}", ticket.pid, ticket.descriptor);
+            let file = std::fs::OpenOptions::new().read(true).write(true).open(path);
+            Self(file.map_err(|_| INVALID_VALUE)?.into()).checked(kind)
+        }
+
         fn checked(self, kind: TicketKind) -> Answer<(Self, Ticket)> {
             let is_sealed = fcntl_get_seals(&self.0).is_ok_and(|seals| seals.contains(SEALS));
             let len = fstat(&self.0).map(|stat| stat.st_size as u64).unwrap_or(0);
@@ -83,6 +91,39 @@ mod linux {
         /// A descriptor for the program to hand over and to close.
         pub(in crate::sim) fn export(&self) -> Answer<i32> {
             fcntl_dupfd_cloexec(&self.0, 0).map(IntoRawFd::into_raw_fd).map_err(out_of_memory)
+        }
+
+        /// Where another process finds the file among what this one has open.
+        pub(in crate::sim) fn descriptor(&self) -> u32 {
+            self.0.as_raw_fd() as u32
+        }
+
+        /// A piece of the file at an address of this process.
+        pub(in crate::sim) fn backing(&self, offset_bytes: u64, size_bytes: u64) -> Answer<Backing> {
+            let len = usize::try_from(size_bytes).map_err(|_| OUT_OF_MEMORY)?;
+            // SAFETY: the piece is in the file, whose size is sealed. Its bytes are device memory, which others may
+            // write at any time: they are followed as raw addresses and never borrowed.
+            let map = unsafe { MmapOptions::new().offset(offset_bytes).len(len).map_mut(&self.0) };
+            Ok(Backing::of_file(map.map_err(|_| OUT_OF_MEMORY)?, size_bytes))
+        }
+
+        /// Takes a mapping's bytes over and puts the file in its place, at the same address.
+        pub(in crate::sim) fn take_over(&self, bytes: Bytes, size_bytes: u64) -> Answer<()> {
+            let len = usize::try_from(size_bytes).map_err(|_| OUT_OF_MEMORY)?;
+            // SAFETY: the caller has that many bytes mapped there, and holds the instance's lock: nothing writes them.
+            let old = unsafe { core::slice::from_raw_parts(bytes.0, len) };
+            for (index, page) in old.chunks(PAGE_BYTES).enumerate() {
+                // What is zero is so in the file, and costs nothing there.
+                if page.iter().any(|&byte| byte != 0) {
+                    let written_bytes = pwrite(&self.0, page, (index * PAGE_BYTES) as u64);
+                    written_bytes.ok().filter(|&written| written == page.len()).ok_or(OUT_OF_MEMORY)?;
+                }
+            }
+            let access = ProtFlags::READ | ProtFlags::WRITE;
+            let flags = MapFlags::SHARED | MapFlags::FIXED | MapFlags::NORESERVE;
+            // SAFETY: what is replaced is the caller's mapping, whole, by the same bytes; nothing borrows it.
+            let mapped = unsafe { mmap(bytes.0.cast(), len, access, flags, &self.0, 0) };
+            mapped.map(drop).map_err(out_of_memory)
         }
 
         /// Gives the pages of a piece back; it reads as zeros from then on.
@@ -161,8 +202,10 @@ mod linux {
     /// What stays as it is in a file for others.
     const SEALS: SealFlags = SealFlags::SHRINK.union(SealFlags::GROW).union(SealFlags::SEAL);
 
-    /// What a label takes at the end of a file: a page.
-    const LABEL_BYTES: u64 = 4096;
+    const PAGE_BYTES: usize = 4096;
+
+    /// What a label takes at the end of a file.
+    const LABEL_BYTES: u64 = PAGE_BYTES as u64;
 
     fn out_of_memory(_: Errno) -> crate::types::CUresult {
         OUT_OF_MEMORY
@@ -228,7 +271,7 @@ mod linux {
 
 #[cfg(not(all(target_os = "linux", not(miri))))]
 mod missing {
-    use crate::sim::backing::Bytes;
+    use crate::sim::backing::{Backing, Bytes};
     use crate::sim::codes::{Answer, NOT_SUPPORTED};
     use crate::sim::ticket::{Ticket, TicketKind};
     use core::convert::Infallible;
@@ -250,7 +293,23 @@ mod missing {
             Err(NOT_SUPPORTED)
         }
 
+        pub(in crate::sim) fn open_of_process(_: &Ticket, _kind: TicketKind) -> Answer<(Self, Ticket)> {
+            Err(NOT_SUPPORTED)
+        }
+
         pub(in crate::sim) fn export(&self) -> Answer<i32> {
+            match self.0 {}
+        }
+
+        pub(in crate::sim) fn descriptor(&self) -> u32 {
+            match self.0 {}
+        }
+
+        pub(in crate::sim) fn backing(&self, _offset_bytes: u64, _size_bytes: u64) -> Answer<Backing> {
+            match self.0 {}
+        }
+
+        pub(in crate::sim) fn take_over(&self, _bytes: Bytes, _size_bytes: u64) -> Answer<()> {
             match self.0 {}
         }
 

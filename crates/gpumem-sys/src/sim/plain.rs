@@ -3,13 +3,15 @@
 //! Chunks are what counts against the device's capacity, like the pages of the real one. Between two chunks lies a
 //! gap of addresses: free ranges of different chunks never merge, and running off a chunk's end hits nothing.
 
-use super::backing::Backing;
+use super::backing::{Backing, Spares};
 use super::codes::{Answer, INVALID_VALUE, OUT_OF_MEMORY};
 use super::device::Device;
 use super::extents::Extents;
 use super::handle::Handle;
 use super::machine::Machine;
 use super::memory::{Allocation, Owner};
+use super::pages::PageFile;
+use super::ticket::{Ticket, TicketKind};
 use std::collections::BTreeMap;
 
 /// The chunks of one device.
@@ -24,6 +26,8 @@ struct Chunk {
     backing: Backing,
     size_bytes: u64,
     is_shared: bool,
+    /// The file that other processes open, if they may.
+    file: Option<(PageFile, Ticket)>,
 }
 
 impl Plain {
@@ -68,8 +72,26 @@ impl Machine {
         self.charge_chunk(size_bytes);
         let device = &mut self.devices[device];
         let (base, backing) = device.map(size_bytes)?;
-        device.plain.chunks.insert(base, Chunk { backing, size_bytes, is_shared });
+        device.plain.chunks.insert(base, Chunk { backing, size_bytes, is_shared, file: None });
         Ok(base)
+    }
+
+    /// What names an allocation to other processes. Its chunk becomes a file that they can open.
+    pub(super) fn plain_export(&mut self, found: &Allocation) -> Answer<Ticket> {
+        let instance = self.instance;
+        let chunks = &mut self.devices[found.device].plain.chunks;
+        let (base, chunk) = chunks.range_mut(..=found.base).next_back().ok_or(INVALID_VALUE)?;
+        let (file, label) = match &chunk.file {
+            Some(known) => known,
+            None => {
+                let label = Ticket::new(TicketKind::Chunk, instance, found.device, chunk.size_bytes);
+                let file = PageFile::labelled(&label)?;
+                chunk.backing.share(&file)?;
+                chunk.file.insert((file, label))
+            }
+        };
+        let part = label.part(TicketKind::Plain, found.base - base, found.size_bytes);
+        Ok(Ticket { descriptor: file.descriptor(), ..part })
     }
 
     pub(super) fn plain_release(&mut self, allocation: &Allocation) {
@@ -107,9 +129,17 @@ impl Machine {
 impl Device {
     /// Addresses with memory behind them; the caller has had them admitted.
     pub(super) fn map(&mut self, size_bytes: u64) -> Answer<(u64, Backing)> {
+        self.map_with(size_bytes, |spares| spares.take(size_bytes))
+    }
+
+    /// The same with memory from elsewhere.
+    pub(super) fn map_with(
+        &mut self,
+        size_bytes: u64,
+        make: impl FnOnce(&mut Spares) -> Answer<Backing>,
+    ) -> Answer<(u64, Backing)> {
         let mapped = self.space.take(size_bytes + GAP_BYTES).ok_or(OUT_OF_MEMORY).and_then(|base| {
-            self.spares
-                .take(size_bytes)
+            make(&mut self.spares)
                 .map(|backing| (base, backing))
                 .inspect_err(|_| self.space.give(base, size_bytes + GAP_BYTES))
         });

@@ -3,6 +3,7 @@
 use super::codes::{Answer, INVALID_VALUE};
 use super::machine::Machine;
 use super::memory::{Allocation, Owner};
+use super::pages;
 use crate::types::{CUmemorytype, CUpointer_attribute as Attribute};
 
 /// An attribute's value, as wide as the driver writes it.
@@ -19,7 +20,7 @@ impl Machine {
     /// An attribute of a known address; of an unknown one, an error.
     pub(super) fn pointer_attribute(&self, attribute: Attribute, address: u64) -> Answer<PointerValue> {
         let found = self.memory.known(address, 1).ok_or(INVALID_VALUE)?;
-        match value(attribute, &found, address)? {
+        match self.pointer_value(attribute, &found, address)? {
             // Host memory has no device's address and the other way round.
             PointerValue::Long(0) if attribute == Attribute::CU_POINTER_ATTRIBUTE_HOST_POINTER => {
                 Err(INVALID_VALUE)
@@ -35,8 +36,25 @@ impl Machine {
         address: u64,
     ) -> Answer<PointerValue> {
         match self.memory.known(address, 1) {
-            Some(found) => value(attribute, &found, address),
+            Some(found) => self.pointer_value(attribute, &found, address),
             None => Ok(zero(attribute)),
+        }
+    }
+
+    fn pointer_value(&self, attribute: Attribute, found: &Allocation, address: u64) -> Answer<PointerValue> {
+        match attribute {
+            Attribute::CU_POINTER_ATTRIBUTE_ALLOWED_HANDLE_TYPES => {
+                let types = match found.owner {
+                    Owner::Pool(pool) => self.pools.get(pool).map(|pool| pool.sharing.handle_types()),
+                    Owner::Mapped { handle, .. } => Some(self.virtual_memory.handle_types(handle)),
+                    _ => None,
+                };
+                Ok(PointerValue::Long(types.map_or(0, |types| u64::from(types.0))))
+            }
+            Attribute::CU_POINTER_ATTRIBUTE_IS_LEGACY_CUDA_IPC_CAPABLE => {
+                Ok(PointerValue::Bool(pages::IS_SUPPORTED && found.owner == Owner::Plain))
+            }
+            _ => value(attribute, found, address),
         }
     }
 }
@@ -46,7 +64,7 @@ fn value(attribute: Attribute, found: &Allocation, address: u64) -> Answer<Point
     Ok(match attribute {
         // Memory of a pool belongs to no context, and neither does what is mapped.
         Attribute::CU_POINTER_ATTRIBUTE_CONTEXT
-            if matches!(found.owner, Owner::Pool(_) | Owner::Mapped { .. }) =>
+            if matches!(found.owner, Owner::Pool(_) | Owner::Imported(_) | Owner::Mapped { .. }) =>
         {
             PointerValue::Long(0)
         }
@@ -66,7 +84,7 @@ fn value(attribute: Attribute, found: &Allocation, address: u64) -> Answer<Point
         Attribute::CU_POINTER_ATTRIBUTE_RANGE_SIZE => PointerValue::Long(found.size_bytes),
         Attribute::CU_POINTER_ATTRIBUTE_MAPPED => PointerValue::Bool(true),
         Attribute::CU_POINTER_ATTRIBUTE_MEMPOOL_HANDLE => PointerValue::Long(match found.owner {
-            Owner::Pool(pool) => pool.to_bits(),
+            Owner::Pool(pool) | Owner::Imported(pool) => pool.to_bits(),
             _ => 0,
         }),
         Attribute::CU_POINTER_ATTRIBUTE_BUFFER_ID => PointerValue::Long(found.base),
@@ -79,15 +97,16 @@ fn zero(attribute: Attribute) -> PointerValue {
         Attribute::CU_POINTER_ATTRIBUTE_MEMORY_TYPE => PointerValue::Int(0),
         // No device.
         Attribute::CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL => PointerValue::Int(-2_i32 as u32),
-        Attribute::CU_POINTER_ATTRIBUTE_IS_MANAGED | Attribute::CU_POINTER_ATTRIBUTE_MAPPED => {
-            PointerValue::Bool(false)
-        }
+        Attribute::CU_POINTER_ATTRIBUTE_IS_MANAGED
+        | Attribute::CU_POINTER_ATTRIBUTE_MAPPED
+        | Attribute::CU_POINTER_ATTRIBUTE_IS_LEGACY_CUDA_IPC_CAPABLE => PointerValue::Bool(false),
         Attribute::CU_POINTER_ATTRIBUTE_CONTEXT
         | Attribute::CU_POINTER_ATTRIBUTE_DEVICE_POINTER
         | Attribute::CU_POINTER_ATTRIBUTE_HOST_POINTER
         | Attribute::CU_POINTER_ATTRIBUTE_RANGE_START_ADDR
         | Attribute::CU_POINTER_ATTRIBUTE_RANGE_SIZE
         | Attribute::CU_POINTER_ATTRIBUTE_MEMPOOL_HANDLE
+        | Attribute::CU_POINTER_ATTRIBUTE_ALLOWED_HANDLE_TYPES
         | Attribute::CU_POINTER_ATTRIBUTE_BUFFER_ID => PointerValue::Long(0),
         _ => PointerValue::Unsupported,
     }

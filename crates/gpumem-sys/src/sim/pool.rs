@@ -17,6 +17,7 @@ use super::memory::{Allocation, Owner};
 use super::operation::Operation;
 use super::pending::Pending;
 use super::plain::{ALIGNMENT_BYTES, CHUNK_BYTES, round_up};
+use super::pool_file::Sharing;
 use crate::types::{
     CUmemAccess_flags as Access, CUmemAllocationType, CUmemLocationType, CUmemPool_attribute as Attribute,
     CUmemPoolProps,
@@ -41,11 +42,14 @@ pub(super) struct Pool {
     policies: Policies,
     /// The other devices that may use its memory.
     pub(super) shared_with: BTreeSet<usize>,
+    pub(super) sharing: Sharing,
 }
 
 struct Segment {
     backing: Backing,
     size_bytes: u64,
+    /// Its place in the pool's file, if it has one.
+    file_offset_bytes: u64,
 }
 
 /// A number of bytes and the most that it has been.
@@ -77,12 +81,31 @@ impl Pool {
             release_threshold_bytes: 0,
             policies: Policies::default(),
             shared_with: BTreeSet::new(),
+            sharing: Sharing::Private,
         }
+    }
+
+    pub(super) fn shared(self, sharing: Sharing) -> Self {
+        Self { sharing, ..self }
     }
 
     fn bytes_at(&self, address: u64) -> Option<Bytes> {
         let (base, segment) = self.segments.range(..=address).next_back()?;
         Some(segment.backing.bytes().at(address - base))
+    }
+
+    /// Where an address of the pool lies in its file.
+    pub(super) fn file_offset_of(&self, address: u64) -> Option<u64> {
+        let (base, segment) = self.segments.range(..=address).next_back()?;
+        Some(segment.file_offset_bytes + (address - base))
+    }
+
+    /// The address of a place in the pool's file.
+    pub(super) fn address_at(&self, file_offset_bytes: u64) -> Option<u64> {
+        self.segments.iter().find_map(|(base, segment)| {
+            let offset_bytes = file_offset_bytes.checked_sub(segment.file_offset_bytes)?;
+            (offset_bytes < segment.size_bytes).then_some(base + offset_bytes)
+        })
     }
 
     /// The segments that hold nothing, largest address first.
@@ -103,17 +126,23 @@ impl Machine {
         self.pools.get(handle).filter(|pool| !pool.is_closing).ok_or(INVALID_VALUE)
     }
 
+    /// A pool that allocates, as one that was imported does not.
+    pub(super) fn pool_to_take_from(&self, handle: Handle) -> Answer<&Pool> {
+        self.pool(handle)
+            .and_then(|pool| if pool.sharing.is_imported() { Err(INVALID_VALUE) } else { Ok(pool) })
+    }
+
     pub(super) fn pool_create(&mut self, props: &CUmemPoolProps) -> Answer<Handle> {
         if props.allocType != CUmemAllocationType::CU_MEM_ALLOCATION_TYPE_PINNED {
             return Err(INVALID_VALUE);
         }
-        if props.handleTypes.0 != 0 || props.location.type_ != CUmemLocationType::CU_MEM_LOCATION_TYPE_DEVICE
-        {
+        if props.location.type_ != CUmemLocationType::CU_MEM_LOCATION_TYPE_DEVICE {
             return Err(NOT_SUPPORTED);
         }
         let device = usize::try_from(props.location.id).map_err(|_| INVALID_DEVICE)?;
         self.devices.get(device).ok_or(INVALID_DEVICE)?;
-        self.pools.insert(Pool::new(device, false, props.maxSize as u64))
+        let sharing = Sharing::new(props.handleTypes, self.instance, device)?;
+        self.pools.insert(Pool::new(device, false, props.maxSize as u64).shared(sharing))
     }
 
     /// The pool goes when the last of its blocks is back.
@@ -131,10 +160,11 @@ impl Machine {
         Ok(())
     }
 
-    fn pool_close_if_empty(&mut self, handle: Handle) {
+    pub(super) fn pool_close_if_empty(&mut self, handle: Handle) {
         if self.pools.get(handle).is_some_and(|pool| pool.is_closing) {
             self.pool_trim_all(handle, 0);
-            if self.pools.get(handle).is_some_and(|pool| pool.segments.is_empty()) {
+            let is_empty = |pool: &Pool| pool.segments.is_empty() && !self.has_imports(handle);
+            if self.pools.get(handle).is_some_and(is_empty) {
                 self.pools.remove(handle);
             }
         }
@@ -142,7 +172,7 @@ impl Machine {
 
     /// Memory in a stream's order.
     pub(super) fn alloc_async(&mut self, pool: Handle, size_bytes: u64, stream: Handle) -> Answer<u64> {
-        let device = self.pool(pool)?.device;
+        let device = self.pool_to_take_from(pool)?.device;
         if self.is_capturing(stream) {
             return self.capture_alloc(stream, device, size_bytes);
         }
@@ -182,9 +212,9 @@ impl Machine {
             return Err(OUT_OF_MEMORY);
         }
         self.admit(device, size_bytes)?;
-        let (base, backing) = self.devices[device].map(size_bytes)?;
         let pool = self.pools.get_mut(handle).ok_or(INVALID_VALUE)?;
-        pool.segments.insert(base, Segment { backing, size_bytes });
+        let (base, (backing, file_offset_bytes)) = pool.sharing.map(&mut self.devices[device], size_bytes)?;
+        pool.segments.insert(base, Segment { backing, size_bytes, file_offset_bytes });
         pool.free.give(base, size_bytes);
         pool.reserved.add(size_bytes);
         Ok(())
@@ -225,6 +255,7 @@ impl Machine {
             pool.free.take_whole(base, size_bytes);
             pool.reserved.current -= size_bytes;
             if let Some(segment) = pool.segments.remove(&base) {
+                pool.sharing.discard(segment.file_offset_bytes, size_bytes);
                 self.devices[pool.device].unmap(base, size_bytes, segment.backing);
             }
         }

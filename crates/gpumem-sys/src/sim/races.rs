@@ -20,7 +20,7 @@ use super::context::ThreadKey;
 use super::finding::{Access, Deed, FaultKind, Finding, Misuse, Origin};
 use super::handle::Handle;
 use super::machine::Machine;
-use super::memory::Allocation;
+use super::memory::{Allocation, Owner};
 use super::report::AllocationKind;
 use super::shadow::{Conflict, Shadow, Trace};
 use super::usage::Usage;
@@ -180,6 +180,7 @@ impl Machine {
         let Allocation { base, size_bytes, bytes, .. } = *allocation;
         let range = range_of(bytes, size_bytes);
         match self.trace(Deed::Free, base, &range) {
+            _ if self.is_alias(base) => self.note_import_gone(allocation),
             None => self.note_host(Deed::Free, base, size_bytes, bytes),
             Some(trace) => {
                 let stream = trace.stream.and_then(|stream| self.streams.get(stream));
@@ -294,8 +295,13 @@ impl Machine {
         if self.races.is_none() {
             return;
         }
-        if !self.memory.live(address, 1).is_some_and(|found| found.is_mapped()) {
-            return note(self, address, range_of(bytes, size_bytes));
+        let found = self.memory.live(address, 1);
+        if !found.is_some_and(|found| found.is_mapped()) {
+            let range = range_of(bytes, size_bytes);
+            if let Some(Allocation { owner: Owner::Imported(_), base, .. }) = found {
+                self.note_use(deed, address, base, &range);
+            }
+            return note(self, address, range);
         }
         let mut at = address;
         while at < address + size_bytes

@@ -64,6 +64,9 @@ pub enum AllocationKind {
     Device,
     /// A memory pool.
     Pool,
+    /// Another address of memory that was exported, one's own or another's: `cuMemPoolImportPointer`,
+    /// `cuIpcOpenMemHandle`.
+    Imported,
     /// An allocation node of a graph.
     Graph,
     /// Pinned host memory.

@@ -14,9 +14,9 @@ use std::sync::atomic::{AtomicU64, Ordering};
 pub(super) struct Ticket {
     pub(super) kind: TicketKind,
     /// Tells processes apart, also where their numbers repeat.
-    process: u64,
+    pub(super) process: u64,
     pub(super) pid: u32,
-    instance: u32,
+    pub(super) instance: u32,
     pub(super) device: u32,
     /// What the process numbers its shared things by, none twice.
     pub(super) id: u64,
@@ -59,6 +59,22 @@ impl Ticket {
             offset_bytes: 0,
             size_bytes,
         }
+    }
+
+    /// For a part of what this one names, told by its place in the file.
+    pub(super) fn part(&self, kind: TicketKind, offset_bytes: u64, size_bytes: u64) -> Self {
+        Self { kind, offset_bytes, size_bytes, ..*self }
+    }
+
+    /// Whether a part lies in the file that this one labels.
+    pub(super) fn has_part(&self, part: &Self) -> bool {
+        let end_bytes = part.offset_bytes.checked_add(part.size_bytes);
+        self.is_about(part) && part.size_bytes > 0 && end_bytes.is_some_and(|end| end <= self.size_bytes)
+    }
+
+    /// Whether an instance wrote it: this one, in this process, which a fork of it is not.
+    pub(super) fn is_of(&self, instance: u64) -> bool {
+        self.process == process() && self.pid == std::process::id() && self.instance == instance as u32
     }
 
     /// Whether both were written by one instance about one thing.
@@ -154,6 +170,7 @@ mod tests {
             let ticket = Ticket { descriptor: 7, offset_bytes: 1 << 42, ..Ticket::new(kind, 3, 5, 1 << 20) };
             assert_eq!(Ticket::decode(&ticket.encode()), Ok(ticket));
             assert_eq!(Ticket::decode_as(kind, &ticket.encode()), Ok(ticket));
+            assert!(ticket.is_of(3) && !ticket.is_of(4));
             assert!(ticket.is_about(&ticket) && !ticket.is_about(&Ticket::new(kind, 3, 5, 1 << 20)));
         }
         let event = Ticket::new(TicketKind::Event, 0, 0, 0).encode();

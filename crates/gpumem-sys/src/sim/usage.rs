@@ -68,6 +68,24 @@ impl Machine {
         self.report_races(trace, &conflicts);
     }
 
+    /// An import is about to go, at a call or in a stream's order: as for an unmapping, its own uses have to be over.
+    pub(super) fn note_import_gone(&mut self, import: &Allocation) {
+        let of_stream = self.trace(Deed::Free, import.base, &(0..1));
+        let trace = of_stream.unwrap_or_else(|| self.host_trace(Deed::Free, import.base));
+        let stream = trace.stream.and_then(|stream| self.streams.get(stream));
+        let Some(races) = &mut self.races else { return };
+        let Some(found) = races.usage.0.remove(&import.base) else { return };
+        let is_over = |epoch| match stream {
+            Some(stream) => stream.clock.covers(epoch),
+            None => races.clocks.host.covers(epoch),
+        };
+        let open = found.uses.into_iter().filter(|known| !is_over(known.epoch));
+        let range = 0..import.size_bytes;
+        let conflicts: Vec<_> =
+            open.map(|known| (range.clone(), Trace { shift: import.base, ..known })).collect();
+        self.report_races(trace, &conflicts);
+    }
+
     /// A deed of the host at this call; the address stands for the byte 0.
     fn host_trace(&self, deed: Deed, address: u64) -> Trace {
         let call = self.call_count;

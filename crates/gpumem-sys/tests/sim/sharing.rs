@@ -198,6 +198,8 @@ fn attributes_say_what_can_be_shared() {
         attribute(&gpu, Attribute::CU_DEVICE_ATTRIBUTE_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED),
         1
     );
-    // An H200 has fabric handles as well.
+    assert_eq!(attribute(&gpu, Attribute::CU_DEVICE_ATTRIBUTE_IPC_EVENT_SUPPORTED), 1);
+    // An H200 has fabric handles as well: 9.
+    assert_eq!(attribute(&gpu, Attribute::CU_DEVICE_ATTRIBUTE_MEMPOOL_SUPPORTED_HANDLE_TYPES), 1);
     assert_eq!(attribute(&gpu, Attribute::CU_DEVICE_ATTRIBUTE_HANDLE_TYPE_FABRIC_SUPPORTED), 0);
 }

@@ -1,8 +1,9 @@
 //! Events.
 
 use super::{check_place, entries, put};
+use crate::sim::call::Call;
 use crate::sim::capture::EXTERNAL;
-use crate::sim::codes::INVALID_VALUE;
+use crate::sim::codes::{Answer, INVALID_VALUE};
 use crate::sim::handle::Handle;
 use crate::table::Table;
 use crate::types::{CUevent, CUresult, CUstream};
@@ -23,7 +24,8 @@ entries! {
         let thread = call.thread;
         let stream = call.stream(thread, Handle::from_ptr(stream))?;
         call.make_room(stream)?;
-        call.event_record(Handle::from_ptr(event), stream)
+        call.event_record(Handle::from_ptr(event), stream)?;
+        run_if_shared(call, Handle::from_ptr(event))
     }
 
     fn cuEventRecordWithFlags(call, event: CUevent, stream: CUstream, flags: c_uint) {
@@ -31,7 +33,10 @@ entries! {
         let stream = call.stream(thread, Handle::from_ptr(stream))?;
         call.make_room(stream)?;
         match flags {
-            0 => call.event_record(Handle::from_ptr(event), stream),
+            0 => {
+                call.event_record(Handle::from_ptr(event), stream)?;
+                run_if_shared(call, Handle::from_ptr(event))
+            }
             EXTERNAL => call.capture_external(Handle::from_ptr(event), stream, false),
             _ => Err(INVALID_VALUE),
         }
@@ -67,4 +72,9 @@ entries! {
         call.context(call.thread)?;
         put(elapsed_ms, call.elapsed_ms(Handle::from_ptr(start), Handle::from_ptr(end))?)
     }
+}
+
+/// Runs what was recorded in an event that other processes can see.
+pub(super) fn run_if_shared(call: &mut Call<'_>, event: Handle) -> Answer<()> {
+    call.ipc_event_due(event).map_or(Ok(()), |point| call.wait_for_point(point))
 }

@@ -25,7 +25,7 @@ entries! {
 
     fn cuDeviceSetMemPool(call, device: CUdevice, pool: CUmemoryPool) {
         let (device, pool) = (call.device_index(device)?, Handle::from_ptr(pool));
-        if call.pool(pool)?.device != device {
+        if call.pool_to_take_from(pool)?.device != device {
             return Err(INVALID_VALUE);
         }
         call.devices[device].pool = pool;

@@ -57,6 +57,11 @@ impl VirtualMemory {
             None => Some((self.file.as_ref()?, physical.file_offset_bytes)),
         }
     }
+
+    /// In which forms a mapped handle can be exported.
+    pub(in crate::sim) fn handle_types(&self, handle: Handle) -> HandleType {
+        self.handles.get(handle).map_or(HandleType::CU_MEM_HANDLE_TYPE_NONE, Physical::handle_types)
+    }
 }
 
 impl Physical {

@@ -1,0 +1,113 @@
+//! Pools, plain memory and events that are handed to others.
+
+use super::event::run_if_shared;
+use super::virtual_memory::{check_shareable, descriptor};
+use super::{entries, put, take};
+use crate::sim::codes::{Answer, INVALID_VALUE, NOT_SUPPORTED};
+use crate::sim::handle::Handle;
+use crate::sim::pages;
+use crate::table::Table;
+use crate::types::{
+    CUdeviceptr, CUevent, CUipcEventHandle, CUipcMem_flags, CUipcMemHandle, CUmemAllocationHandleType,
+    CUmemPoolPtrExportData, CUmemoryPool, CUresult,
+};
+use core::ffi::{c_char, c_uint, c_ulonglong, c_void};
+
+entries! {
+    fn cuMemPoolExportToShareableHandle(
+        call,
+        target: *mut c_void,
+        pool: CUmemoryPool,
+        handle_type: CUmemAllocationHandleType,
+        flags: c_ulonglong,
+    ) {
+        check_shareable(handle_type)?;
+        if flags != 0 || target.is_null() {
+            return Err(INVALID_VALUE);
+        }
+        put(target.cast::<i32>(), call.pool_export(Handle::from_ptr(pool))?)
+    }
+
+    fn cuMemPoolImportFromShareableHandle(
+        call,
+        target: *mut CUmemoryPool,
+        shareable: *mut c_void,
+        handle_type: CUmemAllocationHandleType,
+        flags: c_ulonglong,
+    ) {
+        check_shareable(handle_type)?;
+        if flags != 0 || target.is_null() {
+            return Err(INVALID_VALUE);
+        }
+        put(target, call.pool_import(descriptor(shareable)?)?.to_ptr())
+    }
+
+    fn cuMemPoolExportPointer(call, target: *mut CUmemPoolPtrExportData, address: CUdeviceptr) {
+        put(target, CUmemPoolPtrExportData { reserved: call.pool_export_pointer(address)?.encode() })
+    }
+
+    fn cuMemPoolImportPointer(
+        call,
+        target: *mut CUdeviceptr,
+        pool: CUmemoryPool,
+        data: *mut CUmemPoolPtrExportData,
+    ) {
+        if target.is_null() {
+            return Err(INVALID_VALUE);
+        }
+        put(target, call.pool_import_pointer(Handle::from_ptr(pool), &take(data)?.reserved)?)
+    }
+
+    fn cuIpcGetMemHandle(call, target: *mut CUipcMemHandle, address: CUdeviceptr) {
+        check_processes()?;
+        call.context(call.thread)?;
+        put(target, CUipcMemHandle { reserved: call.ipc_export(address)?.encode().map(|byte| byte as c_char) })
+    }
+
+    fn cuIpcOpenMemHandle_v2(
+        call,
+        target: *mut CUdeviceptr,
+        handle: CUipcMemHandle,
+        flags: c_uint,
+    ) {
+        check_processes()?;
+        let context = call.context(call.thread)?;
+        if flags != CUipcMem_flags::CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS.0 || target.is_null() {
+            return Err(INVALID_VALUE);
+        }
+        put(target, call.ipc_open(context, &handle.reserved.map(|byte| byte as u8))?)
+    }
+
+    fn cuIpcCloseMemHandle(call, address: CUdeviceptr) {
+        check_processes()?;
+        call.context(call.thread)?;
+        call.refuse_unsafe()?;
+        if let Some(device) = call.ipc_unopen(address)? {
+            call.wait_for_device(device)?;
+            call.import_close(address);
+        }
+        Ok(())
+    }
+
+    fn cuIpcGetEventHandle(call, target: *mut CUipcEventHandle, event: CUevent) {
+        check_processes()?;
+        call.context(call.thread)?;
+        let ticket = call.ipc_export_event(Handle::from_ptr(event))?;
+        run_if_shared(call, Handle::from_ptr(event))?;
+        put(target, CUipcEventHandle { reserved: ticket.encode().map(|byte| byte as c_char) })
+    }
+
+    fn cuIpcOpenEventHandle(call, target: *mut CUevent, handle: CUipcEventHandle) {
+        check_processes()?;
+        let context = call.context(call.thread)?;
+        if target.is_null() {
+            return Err(INVALID_VALUE);
+        }
+        put(target, call.ipc_open_event(context, &handle.reserved.map(|byte| byte as u8))?.to_ptr())
+    }
+}
+
+/// Whether this system lets processes have each other's memory.
+fn check_processes() -> Answer<()> {
+    if pages::IS_SUPPORTED { Ok(()) } else { Err(NOT_SUPPORTED) }
+}
