@@ -6,6 +6,7 @@
 use super::backing::Spares;
 use super::extents::Extents;
 use super::handle::Handle;
+use super::machine::Machine;
 use super::memory::{DEVICE_SPACE_BYTES, device_space};
 use super::pages;
 use super::plain::Plain;
@@ -53,20 +54,33 @@ impl Device {
         self.total_bytes - self.reserved_bytes
     }
 
-    /// Another process takes what it can get of so much.
-    pub(super) fn take_for_others(&mut self, size_bytes: u64) -> u64 {
+    fn take_for_others(&mut self, size_bytes: u64) -> u64 {
         let taken_bytes = size_bytes.min(self.free_bytes());
         self.others_bytes += taken_bytes;
         self.reserved_bytes += taken_bytes;
         taken_bytes
     }
 
-    /// Another process gives back so much, if it has it.
-    pub(super) fn return_from_others(&mut self, size_bytes: u64) -> u64 {
+    fn return_from_others(&mut self, size_bytes: u64) -> u64 {
         let returned_bytes = size_bytes.min(self.others_bytes);
         self.others_bytes -= returned_bytes;
         self.reserved_bytes -= returned_bytes;
         returned_bytes
+    }
+}
+
+impl Machine {
+    /// Another process takes what it can get of so much of a device's memory.
+    pub(super) fn take_memory(&mut self, device: u32, size_bytes: u64) -> u64 {
+        let Some(found) = self.devices.get_mut(device as usize) else { return 0 };
+        let taken_bytes = found.take_for_others(size_bytes);
+        self.managed_fit(device as usize);
+        taken_bytes
+    }
+
+    /// Another process gives back so much, if it has it.
+    pub(super) fn return_memory(&mut self, device: u32, size_bytes: u64) -> u64 {
+        self.devices.get_mut(device as usize).map_or(0, |found| found.return_from_others(size_bytes))
     }
 }
 

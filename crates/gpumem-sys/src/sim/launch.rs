@@ -6,7 +6,7 @@
 
 use super::backing::Bytes;
 use super::call::Inside;
-use super::codes::ILLEGAL_ADDRESS;
+use super::codes::{ILLEGAL_ADDRESS, NOT_PERMITTED};
 use super::execute::{Fault, HOST_IS_FULL};
 use super::finding::{Deed, FaultKind};
 use super::handle::Handle;
@@ -14,6 +14,7 @@ use super::machine::Machine;
 use super::memory::Owner;
 use super::module::Shape;
 use super::ptx::Signature;
+use super::view::View;
 use crate::types::CUresult;
 use bytemuck::{AnyBitPattern, Pod};
 use core::cell::{Cell, RefCell};
@@ -76,6 +77,12 @@ impl KernelFault {
     #[must_use]
     pub fn new(text: impl Into<String>) -> Self {
         Self { kind: FaultKind::Kernel, code: CUresult::CUDA_ERROR_ASSERT, text: text.into() }
+    }
+
+    /// It asked for what a kernel may not do.
+    fn refused(call: &str) -> Self {
+        let text = format!("it called `Sim::{call}`, which changes the machine that runs it");
+        Self { kind: FaultKind::Kernel, code: NOT_PERMITTED, text }
     }
 
     /// What the context answers from then on.
@@ -234,9 +241,15 @@ impl Machine {
         let mut launch = Launch { machine: self, context, queued, next: 0, touched };
         let name = queued.kernel.name;
         let _inside = Inside::enter();
+        let view = View::open(self);
         // A panic may not leave the driver. What it leaves half done is device memory of a context that is lost.
         let outcome = catch_unwind(AssertUnwindSafe(|| (queued.kernel.run)(&mut launch)));
         let touched = launch.touched.into_inner();
+        let outcome = match view.refused() {
+            Some(call) => Ok(Err(KernelFault::refused(call))),
+            None => outcome,
+        };
+        drop(view);
         self.note_touched(name, &touched);
         match outcome {
             Ok(Ok(())) => Ok(self.config.costs.launch_ns),

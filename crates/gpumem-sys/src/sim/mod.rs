@@ -106,6 +106,7 @@ mod symbol;
 mod ticket;
 mod usage;
 mod value;
+mod view;
 mod virtual_memory;
 mod window;
 
@@ -120,10 +121,14 @@ pub use rules::{Effect, Rule};
 use crate::table::Table;
 use core::fmt;
 use core::time::Duration;
+use machine::Machine;
 use slot::Shared;
 use std::sync::Arc;
 
 /// A handle to a running simulated machine. Clones share it; it is gone with the last one.
+///
+/// A kernel of the machine may look at it ([`Sim::report`], [`Sim::choices`], [`Sim::seed`]). What would change it
+/// does nothing there, and the kernel fails with a text that says so.
 #[derive(Clone)]
 pub struct Sim(Arc<Shared>);
 
@@ -137,14 +142,14 @@ impl Sim {
 
     /// Makes kernels known, which modules loaded later or before then find by name. The last of a name counts.
     pub fn register(&self, kernels: &'static [Kernel]) {
-        let mut machine = self.0.lock();
-        machine.kernels.extend(kernels.iter().map(|kernel| (kernel.name, *kernel)));
+        let named = kernels.iter().map(|kernel| (kernel.name, *kernel));
+        self.0.change("register", |machine| machine.kernels.extend(named));
     }
 
     /// The seed that decides the order of queued work.
     #[must_use]
     pub fn seed(&self) -> u64 {
-        self.0.lock().config.seed
+        self.0.look(|machine| machine.config.seed)
     }
 
     /// The host's place on the virtual clock: what all calls so far have cost it, and what it has waited for.
@@ -162,7 +167,7 @@ impl Sim {
     /// ```
     #[must_use]
     pub fn host_time(&self) -> Duration {
-        Duration::from_nanos(self.0.lock().host_ns)
+        Duration::from_nanos(self.0.look(|machine| machine.host_ns))
     }
 
     /// Another process takes free memory of a device, as much as there is of `size_bytes`. Says how much it got; of a
@@ -180,19 +185,18 @@ impl Sim {
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     pub fn take_memory(&self, device: u32, size_bytes: u64) -> u64 {
-        self.0.lock().take_memory(device, size_bytes)
+        self.0.change("take_memory", |machine| machine.take_memory(device, size_bytes))
     }
 
     /// What [`Sim::take_memory`] took is free again, as much of it as there is of `size_bytes`. Says how much.
     pub fn return_memory(&self, device: u32, size_bytes: u64) -> u64 {
-        let mut machine = self.0.lock();
-        machine.devices.get_mut(device as usize).map_or(0, |found| found.return_from_others(size_bytes))
+        self.0.change("return_memory", |machine| machine.return_memory(device, size_bytes))
     }
 
-    /// What the machine holds now. Not to be asked by a kernel, which runs while the machine is locked.
+    /// What the machine holds now.
     #[must_use]
     pub fn report(&self) -> Report {
-        self.0.lock().report()
+        self.0.look(Machine::report)
     }
 }
 
@@ -209,23 +213,28 @@ impl Sim {
     /// The choices that the schedule came to so far, under [`Schedule::Choices`].
     #[must_use]
     pub fn choices(&self) -> Vec<Choice> {
-        self.0.lock().schedule.choices().to_vec()
+        self.0.look(|machine| machine.schedule.choices().to_vec())
     }
 
     /// Takes the findings out of the report: for a test that is wrong on purpose.
     pub fn take_findings(&self) -> Vec<Finding> {
-        self.0.lock().findings.take()
+        self.0.change("take_findings", |machine| machine.findings.take())
     }
 
     /// Says that the host reads memory that devices write, pinned memory say, which no call of the driver shows. A
     /// copy into it that nothing orders before this is found as a race.
     pub fn host_reads<T>(&self, memory: *const T, len: usize) {
-        self.0.lock().host_touches(Deed::HostRead, memory.addr(), len.saturating_mul(size_of::<T>()));
+        let size_bytes = len.saturating_mul(size_of::<T>());
+        self.0
+            .change("host_reads", |machine| machine.host_touches(Deed::HostRead, memory.addr(), size_bytes));
     }
 
     /// Says that the host writes memory that devices reach. As [`Sim::host_reads`].
     pub fn host_writes<T>(&self, memory: *const T, len: usize) {
-        self.0.lock().host_touches(Deed::HostWrite, memory.addr(), len.saturating_mul(size_of::<T>()));
+        let size_bytes = len.saturating_mul(size_of::<T>());
+        self.0.change("host_writes", |machine| {
+            machine.host_touches(Deed::HostWrite, memory.addr(), size_bytes)
+        });
     }
 }
 

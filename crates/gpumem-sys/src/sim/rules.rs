@@ -161,14 +161,6 @@ impl Machine {
         verdict
     }
 
-    /// Another process takes as much as there is of so many bytes; says how many.
-    pub(super) fn take_memory(&mut self, device: u32, size_bytes: u64) -> u64 {
-        let Some(found) = self.devices.get_mut(device as usize) else { return 0 };
-        let taken_bytes = found.take_for_others(size_bytes);
-        self.managed_fit(device as usize);
-        taken_bytes
-    }
-
     fn lose_device(&mut self, device: u32, code: CUresult) {
         for context in self.contexts.values_mut().filter(|context| context.device == device as usize) {
             context.error = context.error.or(Some(code));

@@ -16,6 +16,7 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak};
 /// An instance, as its handles and its entries see it.
 pub(super) struct Shared {
     machine: Mutex<Machine>,
+    pub(super) instance: u64,
     /// Told whenever a host function has returned.
     pub(super) returned: Condvar,
     pub(super) table: Table,
@@ -47,6 +48,7 @@ pub(super) fn take(config: SimConfig) -> Result<Arc<Shared>, SimError> {
             let instance = STARTED.fetch_add(1, Ordering::Relaxed) * SLOTS.len() as u64 + slot as u64;
             let shared = Arc::new(Shared {
                 machine: Mutex::new(Machine::new(config, slot, instance)),
+                instance,
                 returned: Condvar::new(),
                 table: TABLES[slot](),
                 threads: AtomicU64::new(0),

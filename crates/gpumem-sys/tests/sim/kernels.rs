@@ -18,14 +18,37 @@ const PTX: &CStr = c"
 .visible .entry broken() { ret; }
 .visible .entry greedy(.param .u32 greedy_param_0) { ret; }
 .visible .entry orphan() { ret; }
+.visible .entry curious() { ret; }
+.visible .entry meddling() { ret; }
 ";
 
-static KERNELS: [Kernel; 4] = [
+static KERNELS: [Kernel; 6] = [
     Kernel::new("axpy", axpy),
     Kernel::new("shape", shape),
     Kernel::new("broken", |_| panic!("by design")),
     Kernel::new("greedy", |launch| launch.arg::<u64>().map(drop)),
+    Kernel::new("curious", |_| {
+        let report = with_sim(|sim| (sim.report(), sim.seed()));
+        LOOKS.with_borrow_mut(|looks| looks.push(report));
+        Ok(())
+    }),
+    Kernel::new("meddling", |_| {
+        let taken_bytes = with_sim(|sim| sim.take_memory(0, 1));
+        assert_eq!(taken_bytes, 0);
+        Ok(())
+    }),
 ];
+
+// What the kernel that looks at its machine looks at, and what it has seen.
+thread_local! {
+    static SIM: std::cell::RefCell<Option<Sim>> = const { std::cell::RefCell::new(None) };
+    static LOOKS: std::cell::RefCell<Vec<(gpumem_sys::sim::Report, u64)>> =
+        const { std::cell::RefCell::new(Vec::new()) };
+}
+
+fn with_sim<T>(look: impl FnOnce(&Sim) -> T) -> T {
+    SIM.with_borrow(|sim| look(sim.as_ref().unwrap()))
+}
 
 fn axpy(launch: &mut Launch<'_>) -> Result<(), KernelFault> {
     let (y, x) = (launch.arg::<u64>()?, launch.arg::<u64>()?);
@@ -265,4 +288,23 @@ fn a_kernel_goes_over_handles_side_by_side_and_not_past_them() {
     assert_eq!(all.gpu.download(all.stream, y, 12), bytes(&[12.0, 14.0, 16.0]));
     all.axpy(base + 2 * PIECE as u64 - 8, x, 2.0, 3).unwrap();
     assert_eq!(code(all.gpu.try_sync(all.stream)), CUresult::CUDA_ERROR_ILLEGAL_ADDRESS);
+}
+
+#[test]
+fn a_kernel_may_look_at_its_machine_but_not_change_it() {
+    let kernels = kernels(7);
+    SIM.set(Some(kernels.gpu.sim().clone()));
+    let memory = kernels.gpu.alloc(100);
+    kernels.launch(c"curious", [1; 3], [1; 3], 0, vec![]).unwrap();
+    kernels.gpu.sync(kernels.stream);
+    let looks = LOOKS.take();
+    assert_eq!(looks.len(), 1);
+    assert_eq!((looks[0].0.allocations[0].address, looks[0].1), (memory, 7));
+    kernels.launch(c"meddling", [1; 3], [1; 3], 0, vec![]).unwrap();
+    assert_eq!(code(kernels.gpu.try_sync(kernels.stream)), CUresult::CUDA_ERROR_NOT_PERMITTED);
+    let faults = kernels.gpu.sim().report().faults;
+    assert!(faults[0].contains("`meddling`") && faults[0].contains("`Sim::take_memory`"), "{faults:?}");
+    // The machine itself goes on.
+    assert_eq!(kernels.gpu.sim().take_memory(0, 1), 1);
+    SIM.set(None);
 }
