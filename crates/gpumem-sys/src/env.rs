@@ -42,6 +42,10 @@ pub const VARIABLES: &[Variable] = &[
         name: "GPUMEM_SIM_RULES",
         meaning: "cuMemAlloc*#3=fail:OUT_OF_MEMORY;…: faults on purpose, in the software driver's calls",
     },
+    Variable {
+        name: "GPUMEM_SIM_BACKTRACES",
+        meaning: "1 | 0: whether its findings show the call stacks of allocations (default 0)",
+    },
     Variable { name: "GPUMEM_SIM_MEMORY", meaning: "8GiB: the memory of each of its devices" },
 ];
 

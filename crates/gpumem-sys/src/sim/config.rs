@@ -27,6 +27,7 @@ pub struct SimConfig {
     pub(super) severed: BTreeSet<(u32, u32)>,
     pub(super) is_looking_for_races: bool,
     pub(super) is_unwritten_wanted: bool,
+    pub(super) takes_backtraces: bool,
     pub(super) schedule: Schedule,
     pub(super) rules: Vec<Rule>,
 }
@@ -41,6 +42,7 @@ impl SimConfig {
             costs: Costs::h200(),
             is_looking_for_races: true,
             is_unwritten_wanted: false,
+            takes_backtraces: false,
             schedule: Schedule::Random,
             rules: Vec::new(),
             severed: BTreeSet::new(),
@@ -133,6 +135,13 @@ impl SimConfig {
         self
     }
 
+    /// Whether findings say where an allocation was made by the functions that the thread was in, besides the call's
+    /// number and the thread's name. Off unless asked: each allocation costs some microseconds more.
+    pub fn backtraces(mut self, takes: bool) -> Self {
+        self.takes_backtraces = takes;
+        self
+    }
+
     /// What the `GPUMEM_SIM_…` variables say, else the defaults.
     ///
     /// # Errors
@@ -155,6 +164,9 @@ impl SimConfig {
         if let Some(value) = env::read(RULES)? {
             config.rules = Rule::parse_list(&value).ok_or_else(|| bad(RULES, value, RULES_EXPECTED))?;
         }
+        if let Some(value) = env::read(BACKTRACES)? {
+            config.takes_backtraces = parse_backtraces(value)?;
+        }
         Ok(config)
     }
 }
@@ -176,6 +188,7 @@ const DEVICES: &str = "GPUMEM_SIM_DEVICES";
 const MEMORY: &str = "GPUMEM_SIM_MEMORY";
 const SCHEDULE: &str = "GPUMEM_SIM_SCHEDULE";
 const RULES: &str = "GPUMEM_SIM_RULES";
+const BACKTRACES: &str = "GPUMEM_SIM_BACKTRACES";
 
 const SCHEDULE_EXPECTED: &str = "use random, late, early, or choices such as 0.2.1";
 const RULES_EXPECTED: &str =
@@ -196,6 +209,14 @@ fn parse_memory(value: String) -> Result<u64, EnvError> {
     size.ok_or_else(|| bad(MEMORY, value, "use a size from 2MiB to 4TiB, such as 8GiB, 500MB or 8589934592"))
 }
 
+fn parse_backtraces(value: String) -> Result<bool, EnvError> {
+    match value.trim() {
+        "0" => Ok(false),
+        "1" => Ok(true),
+        _ => Err(bad(BACKTRACES, value, "use 1 or 0")),
+    }
+}
+
 fn bad(name: &'static str, value: String, expected: &str) -> EnvError {
     EnvError::BadValue { name, value, expected: expected.into() }
 }
@@ -210,6 +231,7 @@ mod tests {
     fn values_that_parse() {
         assert_eq!(parse_seed(" 18446744073709551615 ".into()), Ok(u64::MAX));
         assert_eq!(parse_devices("0".into()), Ok(0));
+        assert_eq!((parse_backtraces("1".into()), parse_backtraces("0".into())), (Ok(true), Ok(false)));
         assert_eq!(parse_memory("141GiB".into()), Ok(141 << 30));
         assert_eq!(parse_memory("8589934592".into()), Ok(8 << 30));
     }
@@ -221,6 +243,7 @@ mod tests {
             parse_devices("65".into()).unwrap_err(),
             parse_memory("lots".into()).unwrap_err(),
             parse_memory("1KiB".into()).unwrap_err(),
+            parse_backtraces("yes".into()).unwrap_err(),
         ]
         .map(|error| error.to_string());
         assert!(
@@ -228,7 +251,10 @@ mod tests {
             "{texts:?}"
         );
         assert!(
-            texts[1].contains("to 64") && texts[2].contains("8GiB") && texts[3].contains("2MiB"),
+            texts[4].contains("1 or 0")
+                && texts[1].contains("to 64")
+                && texts[2].contains("8GiB")
+                && texts[3].contains("2MiB"),
             "{texts:?}"
         );
     }

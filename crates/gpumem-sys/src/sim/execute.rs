@@ -6,7 +6,7 @@
 
 use super::backing::Bytes;
 use super::codes::ILLEGAL_ADDRESS;
-use super::finding::{Deed, FaultKind};
+use super::finding::{Deed, FaultKind, Origin};
 use super::handle::Handle;
 use super::machine::Machine;
 use super::memory::{Allocation, is_device_address};
@@ -19,6 +19,8 @@ pub(super) struct Fault {
     pub(super) kind: FaultKind,
     pub(super) code: CUresult,
     pub(super) text: String,
+    /// What is or was at the address in question.
+    pub(super) allocation: Option<Box<Origin>>,
 }
 
 impl Machine {
@@ -45,7 +47,7 @@ impl Machine {
             }
             Operation::Free(allocation) => {
                 if self.unborn(&allocation).is_some() && !is_lost {
-                    self.fail(context, freed_early(&allocation));
+                    self.fail(context, freed_early(self.origin_of(&allocation)));
                 }
                 self.release(&allocation, Some(at));
                 start_ns + self.config.costs.mark_ns
@@ -122,11 +124,11 @@ impl Machine {
         if !is_device_address(address) {
             self.managed_touch(context, address, size_bytes);
         }
-        let (kind, why) = match self.memory.live(address, size_bytes) {
+        let (kind, why, allocation) = match self.memory.live(address, size_bytes) {
             // Other memory may be copied by any device, staged through the host if need be.
             Some(found) if found.is_mapped() && self.may_use(context, &found) != Some(true) => {
                 let why = format!("{address:#x} is mapped, but this device has no access to all of it");
-                (FaultKind::WrongDevice, why)
+                (FaultKind::WrongDevice, why, Some(found))
             }
             Some(found) => {
                 let bytes = found.bytes_at(address);
@@ -147,7 +149,9 @@ impl Machine {
             Deed::CopyWrite => "copy writes",
             _ => "memset writes",
         };
-        Err(Fault { kind, code: ILLEGAL_ADDRESS, text: format!("{what} {size_bytes} bytes: {why}") })
+        let allocation = self.boxed_origin(allocation);
+        let text = format!("{what} {size_bytes} bytes: {why}");
+        Err(Fault { kind, code: ILLEGAL_ADDRESS, text, allocation })
     }
 
     /// The context is lost. Work that failed takes no time.
@@ -155,8 +159,8 @@ impl Machine {
         if let Some(context) = self.contexts.get_mut(context) {
             context.error = Some(fault.code);
         }
-        self.note_fault(fault.kind, fault.code, &fault.text);
-        self.faults.push(fault.text);
+        self.faults.push(fault.text.clone());
+        self.note_fault(fault);
         0
     }
 }
@@ -164,19 +168,20 @@ impl Machine {
 impl Fault {
     /// The process that stands in for the device has no room.
     pub(super) fn of_host(code: CUresult) -> Self {
-        Self { kind: FaultKind::Host, code, text: HOST_IS_FULL.into() }
+        Self { kind: FaultKind::Host, code, text: HOST_IS_FULL.into(), allocation: None }
     }
 }
 
 /// What a fault says that is nobody's but this process's.
 pub(super) const HOST_IS_FULL: &str = "this process can't map the memory that the work uses";
 
-fn freed_early(allocation: &Allocation) -> Fault {
-    let Allocation { base, size_bytes, .. } = allocation;
+fn freed_early(allocation: Origin) -> Fault {
+    let Origin { address: base, size_bytes, .. } = allocation;
     let text = format!(
         "free of {base:#x}, of {size_bytes} bytes: nothing orders its allocation on its stream before this free"
     );
-    Fault { kind: FaultKind::FreeBeforeAllocation, code: ILLEGAL_ADDRESS, text }
+    let (kind, allocation) = (FaultKind::FreeBeforeAllocation, Some(Box::new(allocation)));
+    Fault { kind, code: ILLEGAL_ADDRESS, text, allocation }
 }
 
 fn copy_bytes(source: Bytes, target: Bytes, size_bytes: u64) {

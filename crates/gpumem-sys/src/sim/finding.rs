@@ -1,5 +1,6 @@
 //! Findings: what the simulator has to say against a program, in a form that tests can look at and people can read.
 
+use super::origins::CallStack;
 use super::report::AllocationKind;
 use crate::types::CUresult;
 use core::fmt;
@@ -41,6 +42,8 @@ pub enum Finding {
         code: CUresult,
         /// What happened, to which allocation.
         text: String,
+        /// The allocation that is or was at the address in question.
+        allocation: Option<Origin>,
     },
     /// A call was wrong in itself, and its return code said so.
     Refused {
@@ -170,6 +173,8 @@ pub struct Origin {
     pub call: u64,
     /// The name of the thread that made it.
     pub thread: String,
+    /// What the thread was doing there, if [`SimConfig::backtraces`](super::SimConfig::backtraces) asked for it.
+    pub stack: Option<CallStack>,
 }
 
 impl Finding {
@@ -252,7 +257,10 @@ impl fmt::Display for Finding {
                 write!(f, "{access}; {size_bytes} bytes at {address:#x}")?;
                 show_allocation(f, allocation)
             }
-            Self::Fault { code, text, .. } => write!(f, "{text}; the context answers {}", code),
+            Self::Fault { code, text, allocation, .. } => {
+                write!(f, "{text}; the context answers {code}")?;
+                show_allocation(f, allocation)
+            }
             Self::Refused { call, code, address, allocation, .. } => {
                 write!(f, "{call}({address:#x}) answered {code}")?;
                 show_allocation(f, allocation)
@@ -268,9 +276,10 @@ fn show_allocation(f: &mut fmt::Formatter<'_>, allocation: &Option<Origin>) -> f
 
 impl fmt::Display for Origin {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { address, size_bytes, device, kind, call, thread } = self;
+        let Self { address, size_bytes, device, kind, call, thread, stack } = self;
         write!(f, "{size_bytes} bytes at {address:#x} ({kind:?}, device {device}), ")?;
-        write!(f, "made by call {call} on thread {thread:?}")
+        write!(f, "made by call {call} on thread {thread:?}")?;
+        stack.as_ref().map_or(Ok(()), |stack| write!(f, " in{stack}"))
     }
 }
 

@@ -78,8 +78,8 @@ impl Machine {
     fn pin(&mut self, context: Handle, base: u64, size_bytes: u64, owner: Owner) -> Answer<()> {
         let device = self.contexts.get(context).ok_or(INVALID_CONTEXT)?.device;
         let bytes = Bytes(core::ptr::with_exposed_provenance_mut(base as usize));
-        self.memory.insert(Allocation { base, size_bytes, bytes, device, context, owner, born: None });
-        self.note_made(base);
+        let call = self.made_here();
+        self.memory.insert(Allocation { base, size_bytes, bytes, device, context, owner, call, born: None });
         Ok(())
     }
 }

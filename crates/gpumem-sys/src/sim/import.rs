@@ -83,10 +83,10 @@ impl Machine {
             Source::Foreign(backing) => backing.bytes(),
         };
         let owner = if opened.is_some() { Owner::Opened } else { Owner::Imported(pool) };
-        self.memory.insert(Allocation { base, size_bytes, bytes, device, context, owner, born: None });
+        let call = self.made_here();
+        self.memory.insert(Allocation { base, size_bytes, bytes, device, context, owner, call, born: None });
         let opened = opened.map(|ticket| (ticket, 1));
         self.imports.insert(base, Import { pool, source, space_bytes, opened });
-        self.note_made(base);
         Ok(base)
     }
 

@@ -8,7 +8,7 @@ use super::backing::Bytes;
 use super::call::Inside;
 use super::codes::{ILLEGAL_ADDRESS, NOT_PERMITTED};
 use super::execute::{Fault, HOST_IS_FULL};
-use super::finding::{Deed, FaultKind};
+use super::finding::{Deed, FaultKind, Origin};
 use super::handle::Handle;
 use super::machine::Machine;
 use super::memory::Owner;
@@ -70,19 +70,25 @@ pub struct KernelFault {
     kind: FaultKind,
     code: CUresult,
     text: String,
+    allocation: Option<Box<Origin>>,
 }
 
 impl KernelFault {
     /// A kernel's own reason to stop, as an assertion on the device would.
     #[must_use]
     pub fn new(text: impl Into<String>) -> Self {
-        Self { kind: FaultKind::Kernel, code: CUresult::CUDA_ERROR_ASSERT, text: text.into() }
+        Self {
+            kind: FaultKind::Kernel,
+            code: CUresult::CUDA_ERROR_ASSERT,
+            text: text.into(),
+            allocation: None,
+        }
     }
 
     /// It asked for what a kernel may not do.
     fn refused(call: &str) -> Self {
         let text = format!("it called `Sim::{call}`, which changes the machine that runs it");
-        Self { kind: FaultKind::Kernel, code: NOT_PERMITTED, text }
+        Self { kind: FaultKind::Kernel, code: NOT_PERMITTED, text, allocation: None }
     }
 
     /// What the context answers from then on.
@@ -191,30 +197,28 @@ impl<'a> Launch<'a> {
         }
         let size_bytes = (len as u64).saturating_mul(size_of::<T>() as u64);
         let what = if is_write { "writes" } else { "reads" };
-        let refuse = |kind, code, why: String| {
-            Err(KernelFault { kind, code, text: format!("it {what} {size_bytes} bytes: {why}") })
+        let refuse = |kind, code, why: String, allocation| {
+            let text = format!("it {what} {size_bytes} bytes: {why}");
+            Err(KernelFault { kind, code, text, allocation: self.machine.boxed_origin(allocation) })
         };
         let Some(allocation) = self.machine.memory.live(address, size_bytes) else {
-            let (kind, why) = self.machine.memory.describe(address, size_bytes);
-            return refuse(kind, ILLEGAL_ADDRESS, why);
+            let (kind, why, allocation) = self.machine.memory.describe(address, size_bytes);
+            return refuse(kind, ILLEGAL_ADDRESS, why, allocation);
         };
         if self.machine.may_use(self.context, &allocation) != Some(true) {
-            return refuse(
-                FaultKind::WrongDevice,
-                ILLEGAL_ADDRESS,
-                format!("{address:#x} is another device's and not shared with this one"),
-            );
+            let why = format!("{address:#x} is another device's and not shared with this one");
+            return refuse(FaultKind::WrongDevice, ILLEGAL_ADDRESS, why, Some(allocation));
         }
         if allocation.owner == Owner::Managed {
             self.machine.managed_touch(self.context, address, size_bytes);
         }
         if let Err(code) = self.machine.open_windows(&allocation, address, size_bytes) {
-            return refuse(FaultKind::Host, code, HOST_IS_FULL.into());
+            return refuse(FaultKind::Host, code, HOST_IS_FULL.into(), None);
         }
         let bytes = allocation.bytes_at(address).0;
         if !bytes.cast::<T>().is_aligned() {
             let why = format!("{address:#x} is no multiple of {}", align_of::<T>());
-            return refuse(FaultKind::Kernel, CUresult::CUDA_ERROR_MISALIGNED_ADDRESS, why);
+            return refuse(FaultKind::Kernel, CUresult::CUDA_ERROR_MISALIGNED_ADDRESS, why, Some(allocation));
         }
         let touch = Touch { is_write, address, size_bytes, bytes: allocation.bytes_at(address) };
         self.touched.borrow_mut().push(touch);
@@ -255,12 +259,13 @@ impl Machine {
             Ok(Ok(())) => Ok(self.config.costs.launch_ns),
             Ok(Err(fault)) => {
                 let text = format!("kernel `{name}` failed: {}", fault.text);
-                Err(Fault { kind: fault.kind, code: fault.code, text })
+                Err(Fault { kind: fault.kind, code: fault.code, text, allocation: fault.allocation })
             }
             Err(panic) => Err(Fault {
                 kind: FaultKind::Kernel,
                 code: CUresult::CUDA_ERROR_LAUNCH_FAILED,
                 text: format!("kernel `{name}` panicked: {}", panic_text(&*panic)),
+                allocation: None,
             }),
         }
     }

@@ -17,6 +17,7 @@ use super::launch::Kernel;
 use super::managed::Managed;
 use super::memory::Memory;
 use super::module::{Function, Module};
+use super::origins::Origins;
 use super::pool::Pool;
 use super::races::{Findings, Races, Running};
 use super::rules::Rules;
@@ -80,6 +81,7 @@ impl Machine {
                 Device::new(slot, index, config.memory_bytes, pool)
             })
             .collect();
+        let origins = Origins::new(config.is_looking_for_races, config.takes_backtraces);
         Self {
             schedule: Scheduler::new(config.seed, config.schedule.clone()),
             rules: Rules::new(&config.rules, config.seed),
@@ -105,7 +107,7 @@ impl Machine {
             modules: Slab::new(Kind::Module, instance),
             functions: Slab::new(Kind::Function, instance),
             kernels: BTreeMap::new(),
-            memory: Memory::default(),
+            memory: Memory::new(origins),
             virtual_memory: VirtualMemory::new(slot, instance),
             imports: BTreeMap::new(),
             host: BTreeMap::new(),

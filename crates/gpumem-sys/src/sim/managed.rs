@@ -135,7 +135,9 @@ impl Machine {
         let bytes = Bytes(core::ptr::with_exposed_provenance_mut(base as usize));
         let groups = vec![Cell::default(); size_bytes.div_ceil(GROUP_BYTES) as usize];
         self.managed.allocations.insert(base, Pages { _backing: backing, groups });
+        let call = self.made_here();
         self.memory.insert(Allocation {
+            call,
             base,
             size_bytes,
             bytes,
@@ -144,7 +146,6 @@ impl Machine {
             owner: Owner::Managed,
             born: None,
         });
-        self.note_made(base);
         Ok(base)
     }
 

@@ -14,6 +14,7 @@ use super::codes::{Answer, INVALID_VALUE};
 use super::finding::FaultKind;
 use super::handle::Handle;
 use super::machine::Machine;
+use super::origins::Origins;
 use super::report::AllocationKind;
 use super::stream::Point;
 use std::collections::{BTreeMap, VecDeque};
@@ -29,6 +30,7 @@ pub(super) struct Memory {
     pub(super) retired: VecDeque<u64>,
     /// The last few that are gone, to name them in a report.
     gone: VecDeque<Allocation>,
+    pub(super) origins: Origins,
 }
 
 /// One allocation.
@@ -40,6 +42,8 @@ pub(super) struct Allocation {
     pub(super) device: usize,
     pub(super) context: Handle,
     pub(super) owner: Owner,
+    /// The call that made it.
+    pub(super) call: u64,
     /// The end of its allocation in stream order; none where it was there at once.
     pub(super) born: Option<Point>,
 }
@@ -108,6 +112,10 @@ impl Allocation {
 }
 
 impl Memory {
+    pub(super) fn new(origins: Origins) -> Self {
+        Self { origins, ..Self::default() }
+    }
+
     /// The allocation that a program may use these bytes of, as of now.
     pub(super) fn known(&self, address: u64, size_bytes: u64) -> Option<Allocation> {
         find(&self.at_call, address, size_bytes)
@@ -147,10 +155,13 @@ impl Memory {
     /// The device's side of a free.
     pub(super) fn free_now(&mut self, base: u64) {
         let Some(allocation) = self.at_run.remove(&base) else { return };
-        if self.gone.len() == GONE_MAX {
-            self.gone.pop_front();
-        }
         self.gone.push_back(allocation);
+        if self.gone.len() > GONE_MAX
+            && let Some(oldest) = self.gone.pop_front()
+            && self.at_call.get(&oldest.base).is_none_or(|found| found.call != oldest.call)
+        {
+            self.origins.forget(oldest.call);
+        }
     }
 
     /// The last that is gone of what held an address.
@@ -159,8 +170,8 @@ impl Memory {
         self.gone.iter().rev().find(covers).copied()
     }
 
-    /// What is at an address that work could not use, in words.
-    pub(super) fn describe(&self, address: u64, size_bytes: u64) -> (FaultKind, String) {
+    /// Why work could not use an address: the kind of fault, in words, and the allocation that is or was there.
+    pub(super) fn describe(&self, address: u64, size_bytes: u64) -> (FaultKind, String, Option<Allocation>) {
         let covers = |allocation: &&Allocation| {
             allocation.base <= address && address - allocation.base < allocation.size_bytes.max(1)
         };
@@ -173,7 +184,7 @@ impl Memory {
                 "{size_bytes} bytes at {address:#x} run past the end of {} (offset {offset_bytes})",
                 name(allocation)
             );
-            return (FaultKind::OutOfBounds, text);
+            return (FaultKind::OutOfBounds, text, Some(*allocation));
         }
         // An import is there from its call on, until what it is of goes.
         let is_unborn = |found: &&Allocation| covers(found) && !matches!(found.owner, Owner::Imported(_));
@@ -182,7 +193,7 @@ impl Memory {
                 "{address:#x} is in {}, whose allocation on its stream nothing orders before this use",
                 name(allocation)
             );
-            return (FaultKind::UseBeforeAllocation, text);
+            return (FaultKind::UseBeforeAllocation, text, Some(*allocation));
         }
         match self.gone.iter().rev().find(covers) {
             Some(allocation) => {
@@ -190,9 +201,10 @@ impl Memory {
                     true => (FaultKind::UseAfterUnmap, "unmapped"),
                     false => (FaultKind::UseAfterFree, "freed"),
                 };
-                (kind, format!("{address:#x} is in {}, which was {what}", name(allocation)))
+                let text = format!("{address:#x} is in {}, which was {what}", name(allocation));
+                (kind, text, Some(*allocation))
             }
-            None => (FaultKind::NoAllocation, format!("{address:#x} is in no allocation")),
+            None => (FaultKind::NoAllocation, format!("{address:#x} is in no allocation"), None),
         }
     }
 }

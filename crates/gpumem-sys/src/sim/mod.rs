@@ -85,6 +85,7 @@ mod managed_range;
 mod memory;
 mod module;
 mod operation;
+mod origins;
 mod pages;
 mod peers;
 mod pending;
@@ -115,6 +116,7 @@ pub use config::{DEVICES_MAX, MEMORY_BYTES_MAX, SimConfig};
 pub use cost::Costs;
 pub use finding::{Access, Deed, FaultKind, Finding, Misuse, Origin};
 pub use launch::{Kernel, KernelFault, Launch};
+pub use origins::CallStack;
 pub use report::{AllocationKind, LiveAllocation, Report};
 pub use rules::{Effect, Rule};
 

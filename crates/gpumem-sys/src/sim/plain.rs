@@ -48,8 +48,8 @@ impl Machine {
         let (chunk_base, chunk) = plain.chunk(base).ok_or(OUT_OF_MEMORY)?;
         let bytes = chunk.backing.bytes().at(base - chunk_base);
         let owner = Owner::Plain;
-        self.memory.insert(Allocation { base, size_bytes, bytes, device, context, owner, born: None });
-        self.note_made(base);
+        let call = self.made_here();
+        self.memory.insert(Allocation { base, size_bytes, bytes, device, context, owner, call, born: None });
         Ok(base)
     }
 

@@ -186,10 +186,10 @@ impl Machine {
         let bytes = found.bytes_at(base).ok_or(OUT_OF_MEMORY)?;
         found.used.add(size_bytes);
         let owner = Owner::Pool(pool);
-        let allocation = Allocation { base, size_bytes, bytes, device, context, owner, born: None };
+        let call = self.made_here();
+        let allocation = Allocation { base, size_bytes, bytes, device, context, owner, call, born: None };
         let born = Some(self.enqueue(stream, Operation::Alloc(allocation)));
         self.memory.at_call.insert(base, Allocation { born, ..allocation });
-        self.note_made(base);
         Ok(base)
     }
 

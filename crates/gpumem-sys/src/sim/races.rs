@@ -16,18 +16,15 @@
 use super::backing::Bytes;
 use super::clock::{Clocks, Epoch, HOST};
 use super::codes::{Answer, INVALID_VALUE};
-use super::context::ThreadKey;
-use super::finding::{Access, Deed, FaultKind, Finding, Misuse, Origin};
+use super::execute::Fault;
+use super::finding::{Access, Deed, Finding, Misuse};
 use super::handle::Handle;
 use super::machine::Machine;
 use super::memory::{Allocation, Owner};
-use super::report::AllocationKind;
 use super::shadow::{Conflict, Shadow, Trace};
 use super::usage::Usage;
 use crate::types::CUresult;
 use core::ops::{Range, RangeInclusive};
-use std::collections::BTreeMap;
-use std::sync::Arc;
 
 /// What the detector of one instance knows.
 #[derive(Default)]
@@ -35,16 +32,7 @@ pub(super) struct Races {
     pub(super) clocks: Clocks,
     pub(super) shadow: Shadow,
     pub(super) usage: Usage,
-    made: BTreeMap<u64, Made>,
-    names: BTreeMap<ThreadKey, Arc<str>>,
     is_unwritten_wanted: bool,
-}
-
-/// Where an allocation was made.
-#[derive(Clone)]
-struct Made {
-    call: u64,
-    thread: Arc<str>,
 }
 
 /// What has been found, up to a number that a person may read.
@@ -191,12 +179,6 @@ impl Machine {
                 self.report_races(trace, &conflicts);
             }
         }
-        // The address may be handed out again before the free has run: then this is the new owner's record.
-        if !self.memory.at_call.contains_key(&base)
-            && let Some(races) = &mut self.races
-        {
-            races.made.remove(&base);
-        }
     }
 
     /// Pinned memory is about to go at a call.
@@ -215,18 +197,10 @@ impl Machine {
         }
     }
 
-    /// Remembers which call made an allocation.
-    pub(super) fn note_made(&mut self, base: u64) {
-        let (call, caller) = (self.call_count, self.caller);
-        let Some(races) = &mut self.races else { return };
-        let name = || std::thread::current().name().unwrap_or("without a name").into();
-        let thread = races.names.entry(caller).or_insert_with(name).clone();
-        races.made.insert(base, Made { call, thread });
-    }
-
     /// A fault of queued work.
-    pub(super) fn note_fault(&mut self, kind: FaultKind, code: CUresult, text: &str) {
-        self.findings.add(Finding::Fault { kind, code, text: text.to_string() });
+    pub(super) fn note_fault(&mut self, fault: Fault) {
+        let Fault { kind, code, text, allocation } = fault;
+        self.findings.add(Finding::Fault { kind, code, text, allocation: allocation.map(|origin| *origin) });
     }
 
     /// Says what was wrong with a call that frees, if it was refused for that.
@@ -326,9 +300,8 @@ impl Machine {
     }
 
     /// A handle's memory is the device's again.
-    pub(super) fn note_physical_gone(&mut self, handle: Handle, file_offset_bytes: u64, size_bytes: u64) {
+    pub(super) fn note_physical_gone(&mut self, file_offset_bytes: u64, size_bytes: u64) {
         if let Some(races) = &mut self.races {
-            races.made.remove(&handle.to_bits());
             let start = FILE_SPACE + file_offset_bytes;
             races.shadow.check_and_clear(start..start + size_bytes, |_| true, &mut Vec::new());
         }
@@ -344,35 +317,6 @@ impl Machine {
                 size_bytes: range.end - range.start,
                 allocation: self.origin(address),
             });
-        }
-    }
-
-    /// The allocation that an address lies in.
-    fn origin(&self, address: u64) -> Option<Origin> {
-        let found = self.memory.live(address, 1).or_else(|| self.memory.gone_at(address));
-        found.map(|found| self.origin_of(&found))
-    }
-
-    pub(super) fn origin_of(&self, found: &Allocation) -> Origin {
-        self.origin_made(found.base, found.size_bytes, found.device, found.owner.kind())
-    }
-
-    /// What is known of an allocation, or of a handle by its number.
-    pub(super) fn origin_made(
-        &self,
-        address: u64,
-        size_bytes: u64,
-        device: usize,
-        kind: AllocationKind,
-    ) -> Origin {
-        let made = self.races.as_ref().and_then(|races| races.made.get(&address));
-        Origin {
-            address,
-            size_bytes,
-            device: device as u32,
-            kind,
-            call: made.map_or(0, |made| made.call),
-            thread: made.map_or_else(String::new, |made| made.thread.to_string()),
         }
     }
 }

@@ -125,8 +125,8 @@ impl Machine {
         let is_live =
             |found: &&Allocation| found.owner != Owner::Graph || self.graph_memory_is_live(found.base);
         let allocations = self.memory.at_call.values().filter(is_live).map(|found| self.origin_of(found));
-        let handles = self.virtual_memory.unmapped().map(|(handle, device, size_bytes)| {
-            self.origin_made(handle.to_bits(), size_bytes, device, AllocationKind::Handle)
+        let handles = self.virtual_memory.unmapped().map(|(handle, device, size_bytes, call)| {
+            self.origin_made(handle.to_bits(), size_bytes, (device, AllocationKind::Handle), call)
         });
         allocations.chain(handles).collect()
     }

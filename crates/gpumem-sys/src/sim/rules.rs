@@ -13,6 +13,7 @@
 //! Rules compose: several may meet one call, each counts for itself, and all their effects happen. Chance comes from
 //! the instance's seed, so a failure repeats with seed, schedule and rules.
 
+use super::execute::Fault;
 use super::finding::FaultKind;
 use super::machine::Machine;
 use super::random::Random;
@@ -165,7 +166,8 @@ impl Machine {
         for context in self.contexts.values_mut().filter(|context| context.device == device as usize) {
             context.error = context.error.or(Some(code));
         }
-        self.note_fault(FaultKind::DeviceLost, code, &format!("a rule took device {device} away"));
+        let text = format!("a rule took device {device} away");
+        self.note_fault(Fault { kind: FaultKind::DeviceLost, code, text, allocation: None });
     }
 }
 

@@ -117,9 +117,10 @@ impl Machine {
         let size_bytes = wish.size_bytes();
         let Some(found) = self.memory.live(wish.address, size_bytes) else {
             let what = if is_write { "write of a value" } else { "wait for a value" };
-            let (kind, why) = self.memory.describe(wish.address, size_bytes);
+            let (kind, why, allocation) = self.memory.describe(wish.address, size_bytes);
+            let allocation = self.boxed_origin(allocation);
             let text = format!("{what} of {size_bytes} bytes: {why}");
-            return Err(Fault { kind, code: ILLEGAL_ADDRESS, text });
+            return Err(Fault { kind, code: ILLEGAL_ADDRESS, text, allocation });
         };
         self.open_windows(&found, wish.address, size_bytes).map_err(Fault::of_host)?;
         let deed = if is_write { Deed::ValueWrite } else { Deed::ValueWait };

@@ -55,6 +55,8 @@ struct Physical {
     file_offset_bytes: u64,
     /// Its own file, if it is to be shared.
     shared: Option<Shared>,
+    /// The call that created it.
+    call: u64,
     flags: AllocationFlags,
     /// How often the program has to release it.
     holder_count: u32,
@@ -81,11 +83,12 @@ impl VirtualMemory {
         self.handles.iter().filter(|(_, physical)| physical.holder_count > 0).count()
     }
 
-    /// The handles that the program has to release yet and that are mapped nowhere: device and size.
-    pub(super) fn unmapped(&self) -> impl Iterator<Item = (Handle, usize, u64)> {
+    /// The handles that the program has to release yet and that are mapped nowhere: device, size, and the call
+    /// that created each.
+    pub(super) fn unmapped(&self) -> impl Iterator<Item = (Handle, usize, u64, u64)> {
         let is_unmapped = |physical: &Physical| physical.holder_count > 0 && physical.mapping_count == 0;
         let unmapped = self.handles.iter().filter(move |(_, physical)| is_unmapped(physical));
-        unmapped.map(|(handle, physical)| (handle, physical.device, physical.size_bytes))
+        unmapped.map(|(handle, physical)| (handle, physical.device, physical.size_bytes, physical.call))
     }
 
     /// A handle that the program holds; one that only mappings keep is no longer its own.
@@ -156,7 +159,10 @@ impl Machine {
         let all = &mut self.virtual_memory;
         let created = shared.and_then(|shared| all.create(device, size_bytes, properties.allocFlags, shared));
         let handle = created.inspect_err(|_| self.devices[device].reserved_bytes -= size_bytes)?;
-        self.note_made(handle.to_bits());
+        let call = self.made_here();
+        if let Some(physical) = self.virtual_memory.handles.get_mut(handle) {
+            physical.call = call;
+        }
         Ok(handle)
     }
 
@@ -205,7 +211,8 @@ impl Machine {
         if !physical.shared.is_some_and(|shared| shared.is_imported) {
             self.devices[physical.device].reserved_bytes -= physical.size_bytes;
         }
-        self.note_physical_gone(handle, physical.file_offset_bytes, physical.size_bytes);
+        self.memory.origins.forget(physical.call);
+        self.note_physical_gone(physical.file_offset_bytes, physical.size_bytes);
         self.charge_pages(physical.size_bytes, RELEASE_NS_PER_MIB);
     }
 
@@ -246,7 +253,9 @@ impl Machine {
         let bytes = reservation.range.bytes().at(base - start);
         self.virtual_memory.held(handle)?.mapping_count += 1;
         let owner = Owner::Mapped { handle, devices: 0 };
+        let call = self.made_here();
         self.memory.insert(Allocation {
+            call,
             base,
             size_bytes,
             bytes,
@@ -255,7 +264,6 @@ impl Machine {
             owner,
             born: None,
         });
-        self.note_made(base);
         self.note_mapped(base);
         Ok(())
     }
@@ -353,6 +361,7 @@ impl VirtualMemory {
             size_bytes,
             file_offset_bytes,
             shared,
+            call: 0,
             flags,
             holder_count: 1,
             mapping_count: 0,

@@ -16,6 +16,7 @@ mod kernels;
 mod managed;
 mod memory;
 mod order;
+mod origins;
 mod peers;
 mod pools;
 mod races;

@@ -113,8 +113,9 @@ impl Machine {
         let (base, backing) = owner.map(mapped_bytes)?;
         owner.reserved_bytes -= mapped_bytes;
         let bytes = backing.bytes();
+        let call = self.made_here();
         let allocation =
-            Allocation { base, size_bytes, bytes, device, context, owner: Owner::Graph, born: None };
+            Allocation { base, size_bytes, bytes, device, context, owner: Owner::Graph, call, born: None };
         self.memory.at_call.insert(base, allocation);
         let memory = GraphMemory {
             allocation,
@@ -128,7 +129,6 @@ impl Machine {
             is_resident: false,
         };
         self.graphs.memory.insert(base, memory);
-        self.note_made(base);
         Ok(base)
     }
 
