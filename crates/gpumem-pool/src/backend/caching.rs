@@ -5,6 +5,8 @@
 //! | `class` | size classes of blocks up to 1 MiB |
 //! | `thread`, `magazine`, `lock` | what a thread keeps at hand of a stream's freed blocks, behind a lock word |
 //! | `depot`, `budget` | batches that wander between threads; how much all of this may hold |
+//! | `heap` | all that is larger, and what the front is filled from: addresses, handles, windows |
+//! | `vmm`, `dials` | the driver's calls for physical memory; what the heap trades |
 //! | `front` | magazines and depot of one pool, put together |
 //! | `stats`, `sync` | counters; what the front needs of threads |
 
@@ -14,7 +16,9 @@
 mod budget;
 mod class;
 mod depot;
+mod dials;
 mod front;
+mod heap;
 #[allow(unsafe_code)]
 mod lock;
 mod magazine;
@@ -24,3 +28,4 @@ mod sync;
 mod tests;
 #[allow(unsafe_code)]
 mod thread;
+mod vmm;

@@ -1,0 +1,150 @@
+//! [`Heap::check`]: every invariant, as one walk.
+
+use super::Heap;
+use super::frames::{Frames, ones};
+use super::record::{Kind, NONE, Record, Records};
+use super::space::{FRAME_BYTES, FRAME_SHIFT, Space};
+use super::stamps::{Owner, Pending};
+use std::collections::BTreeMap;
+
+impl Heap {
+    /// Walks everything the heap knows and says the first thing that contradicts another.
+    pub(in super::super) fn check(&self) -> Result<(), String> {
+        let mut shares = BTreeMap::new();
+        let (mut record_count, mut live_bytes) = (0, 0);
+        for (index, space) in self.spaces.iter().enumerate() {
+            let ids = check_tiling(index, space, &self.records)?;
+            check_lists(index, space, &self.records, &ids)?;
+            for id in &ids {
+                let record = &self.records[*id];
+                check_memory(index, *id, record, &self.frames)?;
+                live_bytes += if record.kind == Kind::Live { record.size_bytes } else { 0 };
+                if record.kind == Kind::Free && record.owner == Owner::MIXED {
+                    *shares.entry(record.stamp).or_insert(0_u32) += 1;
+                }
+            }
+            record_count += ids.len();
+        }
+        expect(record_count == self.records.count(), || {
+            format!("{record_count} records tile, {} exist", self.records.count())
+        })?;
+        expect(live_bytes == self.used_bytes, || {
+            format!("{live_bytes} bytes are live, {} counted", self.used_bytes)
+        })?;
+        expect(self.used_bytes <= self.used_peak_bytes, || "more is used than ever".into())?;
+        for (set, count) in self.records.sets.shares().filter(|(_, count)| *count > 0) {
+            expect(shares.get(&set) == Some(&count), || {
+                format!("set {set:?} is counted {count} times, carried {:?}", shares.get(&set))
+            })?;
+        }
+        self.check_frames()
+    }
+
+    fn check_frames(&self) -> Result<(), String> {
+        let mut reserved_bytes = 0;
+        let mut window_count = 0;
+        for id in self.frames.handle_ids() {
+            let handle = self.frames.handle(id);
+            reserved_bytes += u64::from(handle.frame_count) << FRAME_SHIFT;
+            let mut resident = 0;
+            for window_id in self.frames.windows_of(id) {
+                window_count += 1;
+                let window = self.frames.window(window_id);
+                expect(window.handle == id, || format!("window {window_id} is not handle {id}'s"))?;
+                expect(resident & window.resident == 0, || {
+                    format!("a frame of handle {id} is resident twice")
+                })?;
+                resident |= window.resident;
+                for slot in u64::from(window.slot)..u64::from(window.slot + handle.frame_count) {
+                    let found = self.frames.window_at(usize::from(window.space), slot);
+                    expect(found == Some(window_id), || {
+                        format!("slot {slot} is window {found:?}, not {window_id}")
+                    })?;
+                }
+            }
+            let all = ones(0, handle.frame_count);
+            expect(resident == all, || {
+                format!("handle {id}: frames {resident:#b} of {all:#b} are resident")
+            })?;
+        }
+        expect(window_count == self.frames.window_count(), || "a window belongs to no handle".into())?;
+        expect(reserved_bytes == self.frames.reserved_bytes, || {
+            format!("{reserved_bytes} bytes of handles, {} counted", self.frames.reserved_bytes)
+        })?;
+        expect(self.reserved_bytes() <= self.reserved_peak_bytes, || "more is reserved than ever".into())
+    }
+}
+
+/// The records of a space follow each other without a break or an overlap, and none could be one with its neighbour.
+fn check_tiling(index: usize, space: &Space, records: &Records) -> Result<Vec<u32>, String> {
+    let mut ids: Vec<u32> = space.ids_backwards(records).collect();
+    ids.reverse();
+    let (mut place, mut prev) = (0, NONE);
+    let mut starts = vec![NONE; (space.end() >> FRAME_SHIFT) as usize];
+    for id in &ids {
+        let record = records.get(*id).ok_or_else(|| format!("record {id} tiles and is unused"))?;
+        expect(record.start == place && record.size_bytes > 0, || {
+            format!("record {id} starts at {}, not {place}", record.start)
+        })?;
+        expect(usize::from(record.space) == index, || format!("record {id} is of another space"))?;
+        expect(record.prev == prev, || format!("record {id} follows {}, not {prev}", record.prev))?;
+        expect(prev == NONE || records[prev].next == *id, || format!("record {prev} doesn't know {id}"))?;
+        expect(prev == NONE || !records[prev].joins(record), || {
+            format!("records {prev} and {id} should be one")
+        })?;
+        let first = &mut starts[(record.start >> FRAME_SHIFT) as usize];
+        *first = if *first == NONE { *id } else { *first };
+        (place, prev) = (record.end(), *id);
+    }
+    expect(place == space.end(), || format!("space {index} is tiled up to {place}, not {}", space.end()))?;
+    for (frame, id) in starts.iter().enumerate() {
+        let noted = space.start_in(frame);
+        expect(noted == *id, || format!("frame {frame} of space {index} starts with {id}, noted {noted}"))?;
+    }
+    Ok(ids)
+}
+
+/// Each free record is in its owner's list of its size, and nothing else is in any.
+fn check_lists(index: usize, space: &Space, records: &Records, ids: &[u32]) -> Result<(), String> {
+    let free = ids.iter().filter(|id| records[**id].kind == Kind::Free).count();
+    let mut listed = 0;
+    for (owner, fit) in space.fits_by_owner() {
+        expect(fit.is_consistent(records), || {
+            format!("lists of owner {owner} in space {index}: the bits are wrong")
+        })?;
+        for id in fit.ids(records, 0) {
+            listed += 1;
+            let record = records.get(id).ok_or_else(|| format!("record {id} is listed and unused"))?;
+            expect(record.kind == Kind::Free && record.owner.index() == owner, || {
+                format!("record {id} is in another's list")
+            })?;
+            expect(listed <= free, || format!("space {index} lists more than {free} records"))?;
+        }
+    }
+    expect(listed == free, || format!("space {index} has {free} free records, {listed} listed"))
+}
+
+/// Bytes that somebody may hold lie on frames that are resident there; gaps on frames that are not.
+fn check_memory(index: usize, id: u32, record: &Record, frames: &Frames) -> Result<(), String> {
+    let is_memory = record.kind != Kind::Gap;
+    for slot in record.start >> FRAME_SHIFT..record.end().div_ceil(FRAME_BYTES) {
+        let window = frames.window_at(index, slot).map(|window| frames.window(window));
+        let is_resident =
+            window.is_some_and(|window| window.resident >> (slot as u32 - window.slot) & 1 == 1);
+        expect(is_resident == is_memory, || {
+            format!("record {id} ({:?}) over slot {slot}: resident {is_resident}", record.kind)
+        })?;
+    }
+    let is_waiting = record.kind == Kind::Free && record.owner != Owner::READY;
+    let pending = Pending { owner: record.owner, stamp: record.stamp };
+    let is_right = match record.kind {
+        Kind::Free if pending.owner == Owner::READY => pending == Pending::READY,
+        Kind::Free if pending.owner != Owner::MIXED => Owner::of(pending.stamp.slot()) == pending.owner,
+        _ => true,
+    };
+    expect(is_right || !is_waiting, || format!("record {id} waits for {:?} of another stream", record.stamp))
+}
+
+fn expect(holds: bool, or: impl FnOnce() -> String) -> Result<(), String> {
+    if holds { Ok(()) } else { Err(or()) }
+}

@@ -1,0 +1,229 @@
+//! [`Frames`]: physical memory, and the addresses that it is reached by.
+//!
+//! A *handle* is 1 to 64 frames of 2 MiB, mapped whole or not at all. A *window* is one mapping of a handle; a handle may
+//! have many. Each frame is *resident* in at most one of its handle's windows: only there do records stand for its
+//! bytes, so no byte can be in two blocks. A frame moves to another window of its handle when nobody holds any of it;
+//! the window that it left stays mapped, and moving back costs no driver call. A window remembers what it was last used
+//! for, because the driver may unmap it only when that is complete.
+
+use super::record::{NONE, Records};
+use super::space::{FRAME_BYTES, FRAME_SHIFT, Space};
+use super::stamps::{Pending, join};
+use super::vmm::RawHandle;
+use crate::clock::Stamp;
+
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Handle {
+    pub(super) raw: RawHandle,
+    /// 1 to 64; 0 marks a name that is unused.
+    pub(super) frame_count: u32,
+    /// The newest of its windows.
+    pub(super) first_window: u32,
+}
+
+#[derive(Clone, Debug)]
+pub(super) struct Window {
+    pub(super) handle: u32,
+    /// The first of its frames of addresses.
+    pub(super) slot: u32,
+    /// Which of the handle's frames are resident here.
+    pub(super) resident: u64,
+    /// The last uses of what has moved away.
+    pub(super) departed: Vec<Stamp>,
+    /// The handle's next older window.
+    pub(super) next: u32,
+    pub(super) space: u8,
+}
+
+const _: () = assert!(size_of::<Window>() <= 56 && size_of::<Handle>() <= 16);
+
+#[derive(Debug)]
+pub(super) struct Frames {
+    pub(super) handles: Vec<Handle>,
+    unused_handles: Vec<u32>,
+    windows: Vec<Window>,
+    unused_windows: Vec<u32>,
+    /// Of each space, which window each frame of addresses belongs to.
+    slots: [Vec<u32>; 2],
+    pub(super) reserved_bytes: u64,
+}
+
+impl Frames {
+    pub(super) fn new() -> Self {
+        Self {
+            handles: Vec::new(),
+            unused_handles: Vec::new(),
+            windows: Vec::new(),
+            unused_windows: Vec::new(),
+            slots: [Vec::new(), Vec::new()],
+            reserved_bytes: 0,
+        }
+    }
+
+    pub(super) fn handle(&self, handle: u32) -> &Handle {
+        &self.handles[handle as usize]
+    }
+
+    pub(super) fn window(&self, window: u32) -> &Window {
+        &self.windows[window as usize]
+    }
+
+    pub(super) fn window_mut(&mut self, window: u32) -> &mut Window {
+        &mut self.windows[window as usize]
+    }
+
+    /// The names of the handles that there are.
+    pub(super) fn handle_ids(&self) -> impl Iterator<Item = u32> {
+        (0..self.handles.len() as u32).filter(|handle| self.handle(*handle).frame_count > 0)
+    }
+
+    /// A handle's windows, newest first.
+    pub(super) fn windows_of(&self, handle: u32) -> impl Iterator<Item = u32> {
+        let some = |window: u32| (window != NONE).then_some(window);
+        core::iter::successors(some(self.handle(handle).first_window), move |window| {
+            some(self.window(*window).next)
+        })
+    }
+
+    pub(super) fn window_count(&self) -> usize {
+        self.windows.len() - self.unused_windows.len()
+    }
+
+    /// The window at a frame of addresses.
+    pub(super) fn window_at(&self, space: usize, slot: u64) -> Option<u32> {
+        self.slots[space].get(slot as usize).copied().filter(|window| *window != NONE)
+    }
+
+    pub(super) fn add_handle(&mut self, raw: RawHandle, frame_count: u32) -> u32 {
+        self.reserved_bytes += u64::from(frame_count) << FRAME_SHIFT;
+        let handle = Handle { raw, frame_count, first_window: NONE };
+        match self.unused_handles.pop() {
+            Some(id) => {
+                self.handles[id as usize] = handle;
+                id
+            }
+            None => {
+                self.handles.push(handle);
+                (self.handles.len() - 1) as u32
+            }
+        }
+    }
+
+    /// A handle that is mapped nowhere and was given back to the driver.
+    pub(super) fn remove_handle(&mut self, id: u32) {
+        let handle = &mut self.handles[id as usize];
+        self.reserved_bytes -= u64::from(handle.frame_count) << FRAME_SHIFT;
+        handle.frame_count = 0;
+        self.unused_handles.push(id);
+    }
+
+    /// A handle has been mapped at `slot`; nothing is resident there yet.
+    pub(super) fn add_window(&mut self, handle: u32, space: u8, slot: u64) -> u32 {
+        let next = self.handle(handle).first_window;
+        let slot = slot as u32;
+        let window = Window { handle, slot, resident: 0, departed: Vec::new(), next, space };
+        let id = match self.unused_windows.pop() {
+            Some(id) => {
+                self.windows[id as usize] = window;
+                id
+            }
+            None => {
+                self.windows.push(window);
+                (self.windows.len() - 1) as u32
+            }
+        };
+        self.handles[handle as usize].first_window = id;
+        self.set_slots(id, id);
+        id
+    }
+
+    /// A window where nothing is resident has been unmapped.
+    pub(super) fn remove_window(&mut self, id: u32) {
+        self.set_slots(id, NONE);
+        let Window { handle, next, .. } = self.windows[id as usize];
+        let newer = self.windows_of(handle).find(|newer| self.window(*newer).next == id);
+        match newer {
+            Some(newer) => self.windows[newer as usize].next = next,
+            None => self.handles[handle as usize].first_window = next,
+        }
+        self.windows[id as usize].departed = Vec::new();
+        self.unused_windows.push(id);
+    }
+
+    fn set_slots(&mut self, id: u32, value: u32) {
+        let Window { handle, slot, space, .. } = self.windows[id as usize];
+        let slots = &mut self.slots[usize::from(space)];
+        let end = (slot + self.handles[handle as usize].frame_count) as usize;
+        if slots.len() < end {
+            slots.resize(end, NONE);
+        }
+        slots[slot as usize..end].fill(value);
+    }
+
+    /// The host memory that they take.
+    pub(super) fn size_bytes(&self) -> usize {
+        let slots: usize = self.slots.iter().map(|slots| slots.capacity() * size_of::<u32>()).sum();
+        let departed: usize =
+            self.windows.iter().map(|window| window.departed.capacity() * size_of::<Stamp>()).sum();
+        let names = (self.unused_handles.capacity() + self.unused_windows.capacity()) * size_of::<u32>();
+        self.handles.capacity() * size_of::<Handle>()
+            + self.windows.capacity() * size_of::<Window>()
+            + slots
+            + departed
+            + names
+    }
+}
+
+/// Moves frames that are free, whole, to another window of their handle: what they wait for goes along.
+pub(super) fn move_frames(
+    frames: &mut Frames,
+    spaces: &mut [Space; 2],
+    records: &mut Records,
+    to: u32,
+    mask: u64,
+) {
+    let mut moved: Vec<(u64, u64, Pending)> = Vec::new();
+    let ids: Vec<u32> = frames.windows_of(frames.window(to).handle).filter(|id| *id != to).collect();
+    for id in ids {
+        let window = frames.window_mut(id);
+        let leaving = window.resident & mask;
+        if leaving == 0 {
+            continue;
+        }
+        window.resident &= !leaving;
+        let base = u64::from(window.slot) << FRAME_SHIFT;
+        for (first, count) in runs(leaving) {
+            let start = base + u64::from(first) * FRAME_BYTES;
+            let end = start + u64::from(count) * FRAME_BYTES;
+            spaces[usize::from(window.space)].vacate(records, start, end, |records, start, end, pending| {
+                join(&mut window.departed, records.sets.stamps(&pending));
+                moved.push((start - base, end - base, pending));
+            });
+        }
+    }
+    let window = frames.window_mut(to);
+    window.resident |= mask;
+    let base = u64::from(window.slot) << FRAME_SHIFT;
+    for (start, end, pending) in moved {
+        spaces[usize::from(window.space)].occupy(records, base + start, base + end, pending);
+    }
+}
+
+/// The runs of ones in a word, lowest first: where each starts, and how long it is.
+pub(super) fn runs(mut mask: u64) -> impl Iterator<Item = (u32, u32)> {
+    core::iter::from_fn(move || {
+        if mask == 0 {
+            return None;
+        }
+        let first = mask.trailing_zeros();
+        let count = (mask >> first).trailing_ones();
+        mask &= !ones(first, count);
+        Some((first, count))
+    })
+}
+
+/// `count` ones from bit `first` on.
+pub(super) fn ones(first: u32, count: u32) -> u64 {
+    let ones = u64::MAX.checked_shr(64 - count).unwrap_or(0);
+    ones << first
+}
