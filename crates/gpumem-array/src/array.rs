@@ -245,7 +245,12 @@ impl<T: Element, D: Dimension> GpuArray<T, D> {
         // `Layout` has checked that the product fits.
         let size_bytes = (layout.len() * size_of::<T>()) as u64;
         let block = gpu.pool().alloc(size_bytes, gpu.stream())?;
-        Ok(Self { gpu: gpu.clone(), storage: Storage::new(block), layout, element: PhantomData })
+        Ok(Self {
+            gpu: gpu.clone(),
+            storage: Storage::new(block, gpu.stream()),
+            layout,
+            element: PhantomData,
+        })
     }
 
     pub(crate) fn storage(&self) -> &Storage {

@@ -23,20 +23,23 @@ pub(crate) enum Access {
 /// A block and its uses so far.
 pub(crate) struct Storage {
     block: Block,
+    /// Where the block was allocated, on whose order the memory exists at all.
+    home: Stream,
     track: Mutex<Track>,
 }
 
 #[derive(Default)]
 struct Track {
-    /// The stream that wrote last; `None` is the block's home, on whose order the memory exists at all.
+    /// The stream that wrote last; `None` is home.
     writer: Option<Stream>,
     /// Streams other than the writer that have read since, each ordered after the write.
     readers: Vec<Stream>,
 }
 
 impl Storage {
-    pub(crate) fn new(block: Block) -> Self {
-        Self { block, track: Mutex::default() }
+    /// `home` is the stream that the block was allocated on.
+    pub(crate) fn new(block: Block, home: &Stream) -> Self {
+        Self { block, home: home.clone(), track: Mutex::default() }
     }
 
     pub(crate) fn address(&self) -> u64 {
@@ -61,7 +64,7 @@ impl Storage {
     }
 
     fn order_read(&self, track: &mut Track, stream: &Stream) -> Result<(), PoolError> {
-        let writer = track.writer.as_ref().unwrap_or(self.block.stream());
+        let writer = track.writer.as_ref().unwrap_or(&self.home);
         if writer == stream || track.readers.contains(stream) {
             return Ok(());
         }
@@ -72,7 +75,7 @@ impl Storage {
     }
 
     fn order_write(&self, track: &mut Track, stream: &Stream) -> Result<(), PoolError> {
-        let writer = track.writer.as_ref().unwrap_or(self.block.stream());
+        let writer = track.writer.as_ref().unwrap_or(&self.home);
         if writer == stream && track.readers.is_empty() {
             return Ok(());
         }
@@ -82,7 +85,7 @@ impl Storage {
         }
         self.block.record_use(stream);
         track.readers.clear();
-        track.writer = Some(stream.clone()).filter(|stream| stream != self.block.stream());
+        track.writer = Some(stream.clone()).filter(|stream| *stream != self.home);
         Ok(())
     }
 

@@ -1,47 +1,106 @@
 //! Where a pool's bytes come from: one enum, and the trait that its variants share.
 //!
-//! A backend asks the driver and does nothing else: the pool has checked the request and holds it to the limit. It
-//! answers in the driver's terms, so that the pool can tell a full device from a lost one.
+//! The pool has checked a request before it comes here: the stream is the device's, and the size is neither zero nor
+//! beyond the device. Limits, the ladder on a miss and the counts are the backend's: `native` and `none`, which ask the
+//! driver for each block, share theirs in `direct`.
 
 #[cfg(feature = "backend-caching")]
 mod caching;
+mod direct;
 #[cfg(feature = "backend-native")]
 #[allow(unsafe_code)]
 mod native;
 #[allow(unsafe_code)]
 mod none;
 
+use crate::clock::{Clocks, Stamp};
 use crate::device::Device;
 use crate::error::PoolError;
+use crate::limit::Limits;
 use crate::options::BackendKind;
-use crate::stream::Stream;
+use crate::stream::{Stream, StreamId};
+use direct::Direct;
 use enum_dispatch::enum_dispatch;
 use gpumem_sys::DriverError;
 use gpumem_sys::types::CUdeviceptr;
 #[cfg(feature = "backend-native")]
-use native::NativeBackend;
-use none::NoneBackend;
+use native::NativeCalls;
+use none::NoneCalls;
 
 /// A source of device memory. Every method may be called by any threads at once, with any context current.
 #[enum_dispatch]
 pub(crate) trait Source {
     fn kind(&self) -> BackendKind;
 
-    /// Memory for work queued on `stream` from now on. `size_bytes` is not zero.
-    fn acquire(&self, size_bytes: u64, stream: &Stream) -> Result<CUdeviceptr, DriverError>;
+    /// Memory for work queued on `stream` from now on.
+    fn alloc(&self, size_bytes: u64, stream: &Stream) -> Result<Piece, PoolError>;
 
-    /// Takes back what [`Source::acquire`] gave on `home`, once everything queued so far on `home` and `uses` is done.
-    /// After an error nothing was freed.
-    fn release(&self, address: CUdeviceptr, home: &Stream, uses: &[Stream]) -> Result<(), DriverError>;
+    /// Takes back a block that is being dropped. Never waits and never panics, except that `none` waits.
+    fn free(&self, freed: &Freed) -> Taken;
 
-    /// Whether freed memory stays reserved, so that reclaiming can make room.
-    fn keeps_memory(&self) -> bool;
+    /// The pool has no handle any more, so that nobody allocates. Returns how many blocks are alive of those that the
+    /// backend counts; of each that is freed from here on it says [`Taken::counted`] is false. Called once.
+    fn close(&self) -> u64;
+
+    /// Whether the backend counts its blocks itself. If not, the pool counts each.
+    fn counts_blocks(&self) -> bool;
+
+    fn counts(&self) -> Counts;
 
     /// Gives back what is free beyond `keep_bytes`.
-    fn trim_to(&self, device: &Device, keep_bytes: u64) -> Result<(), DriverError>;
+    fn trim_to(&self, keep_bytes: u64) -> Result<(), PoolError>;
 
     /// What is held from the device; `None` where that is what the blocks hold.
-    fn reserved(&self, device: &Device) -> Result<Option<Reserved>, DriverError>;
+    fn reserved(&self) -> Result<Option<Reserved>, PoolError>;
+}
+
+/// What a backend hands out. `record` and `class` come back with the block and mean what the backend likes.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Piece {
+    pub(crate) address: CUdeviceptr,
+    pub(crate) record: u32,
+    pub(crate) class: u32,
+}
+
+/// A block that is being dropped, not empty.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Freed {
+    pub(crate) piece: Piece,
+    pub(crate) size_bytes: u64,
+    /// The stream that it was allocated on, which may be gone.
+    pub(crate) home: StreamId,
+    /// The other streams that used it, as [`Clocks::uses`] reads them.
+    pub(crate) uses: u64,
+    /// Whoever drops it knows that no work uses it any more.
+    pub(crate) is_complete: bool,
+}
+
+impl Freed {
+    /// The uses that are not known to be done, home's first.
+    pub(crate) fn stamps(&self, clocks: &Clocks) -> impl Iterator<Item = Stamp> {
+        let uses = (!self.is_complete).then(|| clocks.uses(self.home, self.uses));
+        uses.into_iter().flatten()
+    }
+}
+
+/// What became of a free.
+#[derive(Debug)]
+#[must_use = "a failure poisons the pool"]
+pub(crate) struct Taken {
+    /// After an error nothing was freed: the block is leaked, and was not counted.
+    pub(crate) result: Result<(), DriverError>,
+    /// Whether the backend counted the block off. Once this is true, the pool may be gone: it is not touched again.
+    pub(crate) counted: bool,
+}
+
+/// Exact when no other thread is allocating or freeing meanwhile.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Counts {
+    pub(crate) in_use_bytes: u64,
+    /// An upper bound when threads allocate at the same moment.
+    pub(crate) in_use_peak_bytes: u64,
+    pub(crate) block_count: u64,
+    pub(crate) allocation_count: u64,
 }
 
 /// What a backend holds from the device, for blocks and for reuse.
@@ -54,8 +113,8 @@ pub(crate) struct Reserved {
 #[enum_dispatch(Source)]
 pub(crate) enum Backend {
     #[cfg(feature = "backend-native")]
-    Native(NativeBackend),
-    None(NoneBackend),
+    Native(Direct<NativeCalls>),
+    None(Direct<NoneCalls>),
 }
 
 impl Backend {
@@ -63,15 +122,14 @@ impl Backend {
     pub(crate) fn new(
         asked: Option<BackendKind>,
         device: &Device,
-        hard_limit_bytes: Option<u64>,
-        soft_limit_bytes: Option<u64>,
+        limits: Limits,
     ) -> Result<Self, PoolError> {
         match asked {
-            Some(BackendKind::None) => Ok(NoneBackend.into()),
-            Some(BackendKind::Native) => native(device, hard_limit_bytes, soft_limit_bytes),
-            None => match native(device, hard_limit_bytes, soft_limit_bytes) {
+            Some(BackendKind::None) => Ok(none(device, limits)),
+            Some(BackendKind::Native) => native(device, limits),
+            None => match native(device, limits) {
                 Err(PoolError::BackendNotBuilt { .. } | PoolError::BackendUnsupported { .. }) => {
-                    Ok(NoneBackend.into())
+                    Ok(none(device, limits))
                 }
                 other => other,
             },
@@ -79,12 +137,16 @@ impl Backend {
     }
 }
 
+fn none(device: &Device, limits: Limits) -> Backend {
+    Direct::new(device, limits, NoneCalls).into()
+}
+
 #[cfg(feature = "backend-native")]
-fn native(device: &Device, hard: Option<u64>, soft: Option<u64>) -> Result<Backend, PoolError> {
-    Ok(NativeBackend::new(device, hard, soft)?.into())
+fn native(device: &Device, limits: Limits) -> Result<Backend, PoolError> {
+    Ok(Direct::new(device, limits, NativeCalls::new(device, limits)?).into())
 }
 
 #[cfg(not(feature = "backend-native"))]
-fn native(_: &Device, _: Option<u64>, _: Option<u64>) -> Result<Backend, PoolError> {
+fn native(_: &Device, _: Limits) -> Result<Backend, PoolError> {
     Err(PoolError::BackendNotBuilt { backend: BackendKind::Native, feature: "backend-native" })
 }

@@ -4,12 +4,16 @@
 //! allocation, and goes back in home's order. Whoever uses it on another stream does two things: makes that stream wait
 //! for home first ([`Stream::wait_for`]), and says so with [`Block::record_use`], so that the free waits for that stream.
 
+use crate::backend::{Freed, Piece};
+use crate::clock::Clocks;
 use crate::device::Device;
-use crate::pool::State;
+use crate::state::StateRef;
 use crate::stream::{Stream, StreamId};
 use core::fmt;
+use core::mem::ManuallyDrop;
+use core::sync::atomic::{AtomicU64, Ordering};
 use gpumem_sys::types::CUdeviceptr;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 
 /// Device memory from a [`Pool`](crate::Pool).
 ///
@@ -33,23 +37,24 @@ use std::sync::{Arc, Mutex, PoisonError};
 /// ```
 #[must_use = "dropping a block frees it"]
 pub struct Block {
-    address: CUdeviceptr,
+    piece: Piece,
     size_bytes: u64,
-    home: Stream,
-    /// The other streams that used it, each once.
-    uses: Mutex<Vec<Stream>>,
-    pool: Arc<State>,
+    home: StreamId,
+    /// The other streams that used it, by [`Clocks::use_bit`].
+    uses: AtomicU64,
+    pool: StateRef,
 }
 
 impl Block {
-    pub(crate) fn new(pool: &Arc<State>, address: CUdeviceptr, size_bytes: u64, home: &Stream) -> Self {
-        Self { address, size_bytes, home: home.clone(), uses: Mutex::new(Vec::new()), pool: Arc::clone(pool) }
+    /// The block is counted already, by the backend or by the pool.
+    pub(crate) fn new(pool: StateRef, piece: Piece, size_bytes: u64, home: StreamId) -> Self {
+        Self { piece, size_bytes, home, uses: AtomicU64::new(0), pool }
     }
 
     /// Where it starts in the device's address space; 0 for an empty block. At least 256-byte aligned.
     #[must_use]
     pub fn address(&self) -> CUdeviceptr {
-        self.address
+        self.piece.address
     }
 
     /// How many bytes were asked for.
@@ -58,16 +63,16 @@ impl Block {
         self.size_bytes
     }
 
-    /// The stream it was allocated on, in whose order it is freed.
+    /// The name of the stream it was allocated on, in whose order it is freed. That stream may be gone.
     #[must_use]
-    pub fn stream(&self) -> &Stream {
-        &self.home
+    pub fn stream_id(&self) -> StreamId {
+        self.home
     }
 
     /// The device that it is memory of.
     #[must_use]
     pub fn device(&self) -> &Device {
-        self.home.device()
+        self.pool.device()
     }
 
     /// Says that work queued on `stream` uses this block: the free will wait for all that is queued there by the time
@@ -76,35 +81,48 @@ impl Block {
     /// Call it once for each stream, at any time before the drop. Home need not be recorded. A stream of another driver
     /// can't reach this memory, so recording one does nothing.
     pub fn record_use(&self, stream: &Stream) {
-        if stream.id() == self.home.id() || !stream.device().driver().is_same_machine(self.device().driver())
-        {
+        if stream.id() == self.home || !Arc::ptr_eq(stream.device().clocks(), self.device().clocks()) {
             return;
         }
-        let mut uses = self.uses.lock().unwrap_or_else(PoisonError::into_inner);
-        if !uses.contains(stream) {
-            uses.push(stream.clone());
+        let bit = Clocks::use_bit(stream.slot());
+        if self.uses.load(Ordering::Relaxed) & bit == 0 {
+            // The drop comes after all calls by whoever owns the block: it needs no order of its own.
+            self.uses.fetch_or(bit, Ordering::Relaxed);
         }
+    }
+
+    /// Drops the block without waiting, on the device, for its uses: the next user may have the memory at once.
+    ///
+    /// # Safety
+    ///
+    /// All work that uses the block is done, and the caller knows it: he has waited for it on the host.
+    pub unsafe fn free_completed(self) {
+        ManuallyDrop::new(self).give_back(true);
+    }
+
+    fn give_back(&mut self, is_complete: bool) {
+        let Self { piece, size_bytes, home, ref mut uses, pool } = *self;
+        pool.free(&Freed { piece, size_bytes, home, uses: *uses.get_mut(), is_complete });
     }
 }
 
 impl Drop for Block {
+    #[inline]
     fn drop(&mut self) {
-        if self.size_bytes > 0 {
-            let uses = self.uses.get_mut().unwrap_or_else(PoisonError::into_inner);
-            self.pool.free(self.address, self.size_bytes, &self.home, uses);
-        }
+        self.give_back(false);
     }
 }
 
 impl fmt::Debug for Block {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let uses: Vec<StreamId> =
-            self.uses.lock().unwrap_or_else(PoisonError::into_inner).iter().map(Stream::id).collect();
         f.debug_struct("Block")
-            .field("address", &format_args!("{:#x}", self.address))
+            .field("address", &format_args!("{:#x}", self.address()))
             .field("size_bytes", &self.size_bytes)
-            .field("home", &self.home.id())
-            .field("uses", &uses)
+            .field("home", &self.home)
+            .field("uses", &format_args!("{:#b}", self.uses.load(Ordering::Relaxed)))
             .finish_non_exhaustive()
     }
 }
+
+// What a program holds by the thousand.
+const _: () = assert!(size_of::<Block>() <= 48);

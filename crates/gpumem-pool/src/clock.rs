@@ -90,6 +90,22 @@ impl Clocks {
         self.epochs.stamp_of(stream)
     }
 
+    /// The uses of a block that are not known to be done: home's, then those of the slots whose bits are set. The last
+    /// bit stands for all slots from its own on.
+    pub(crate) fn uses(&self, home: StreamId, bits: u64) -> impl Iterator<Item = Stamp> {
+        let named = (0..OTHERS_BIT).filter(move |bit| bits >> bit & 1 != 0).map(|bit| Slot(bit as u16));
+        let others =
+            self.used_slots().skip(if bits >> OTHERS_BIT == 0 { usize::MAX } else { OTHERS_BIT as usize });
+        let used = named.chain(others).map(|slot| self.stamp(slot));
+        core::iter::once(self.stamp_of(home)).chain(used).filter(|stamp| !self.is_complete(*stamp))
+    }
+
+    /// The bit by which [`Clocks::uses`] knows a slot.
+    #[inline]
+    pub(crate) fn use_bit(slot: Slot) -> u64 {
+        1 << u32::from(slot.0).min(OTHERS_BIT)
+    }
+
     /// Streams that are alive. With only one, nothing ever needs a mark.
     pub(crate) fn active_streams(&self) -> usize {
         self.live_count.load(Ordering::Relaxed)
@@ -107,6 +123,8 @@ impl Order for Clocks {
         self.epochs.is_complete(stamp)
     }
 }
+
+const OTHERS_BIT: u32 = 63;
 
 #[cfg(test)]
 #[cfg(all(feature = "sim", not(loom)))]

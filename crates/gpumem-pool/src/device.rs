@@ -179,12 +179,7 @@ impl Device {
     ///
     /// What the driver says, the failure of earlier work included.
     pub fn synchronize(&self) -> Result<(), PoolError> {
-        let _bound = self.enter()?;
-        let observation = self.clocks().observe_device(self);
-        // SAFETY: the context is current and alive.
-        unsafe { self.driver().cuCtxSynchronize()? };
-        self.clocks().saw_device(self, observation);
-        Ok(())
+        Ok(self.finish()?)
     }
 
     /// Makes the context current on this thread until the guard is dropped, which brings back what was current before.
@@ -200,6 +195,15 @@ impl Device {
 
     pub(crate) fn enter(&self) -> Result<Bound<'_>, DriverError> {
         Bound::enter(self.driver(), self.context())
+    }
+
+    pub(crate) fn finish(&self) -> Result<(), DriverError> {
+        let _bound = self.enter()?;
+        let observation = self.clocks().observe_device(self);
+        // SAFETY: the context is current and alive.
+        unsafe { self.driver().cuCtxSynchronize()? };
+        self.clocks().saw_device(self, observation);
+        Ok(())
     }
 
     /// What is ordered and what is done, on all streams of the machine.

@@ -30,7 +30,7 @@ impl Event {
     ///
     /// What the driver says.
     pub fn new(device: &Device) -> Result<Self, PoolError> {
-        Ok(Self::untimed(device)?)
+        Ok(Self::create(device, false)?)
     }
 
     /// An event that remembers when it was passed; see [`Event::elapsed_ms_since`].
@@ -130,10 +130,6 @@ impl Event {
             }
         }
         Ok(elapsed_ms)
-    }
-
-    pub(crate) fn untimed(device: &Device) -> Result<Self, DriverError> {
-        Self::create(device, false)
     }
 
     fn create(device: &Device, timed: bool) -> Result<Self, DriverError> {

@@ -11,7 +11,8 @@
 //! | `device`, `context` | [`Device`], and [`Bound`]: its context, current on a thread for a while |
 //! | `stream`, `event` | [`Stream`], [`Event`]: the driver's objects, owned |
 //! | `block` | [`Block`]: what a user holds; drop gives it back in stream order |
-//! | `pool` | [`Pool`]: the front door, with `ledger` (the count behind the hard limit) |
+//! | `pool`, `state` | [`Pool`]: the front door, and what is behind it for as long as a handle or a block lives |
+//! | `clock` | what is ordered and what is done: a free asks the driver nothing |
 //! | `options`, `limit` | [`PoolBuilder`], [`BackendKind`], [`Limit`] |
 //! | `status`, `bytes`, `error` | what a pool says of itself |
 //! | `backend` | where the bytes come from: `native`, `none` |
@@ -36,6 +37,7 @@
 pub use gpumem_sys as sys;
 
 mod backend;
+#[allow(unsafe_code)]
 mod block;
 mod bytes;
 #[allow(dead_code, reason = "what only the caching backend asks for")]
@@ -51,6 +53,8 @@ mod ledger;
 mod limit;
 mod options;
 mod pool;
+#[allow(unsafe_code)]
+mod state;
 mod status;
 #[allow(unsafe_code)]
 mod stream;

@@ -24,6 +24,13 @@ pub enum Limit {
 }
 
 /// The forms that a limit may take, for error texts.
+/// What limits come to on a device.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Limits {
+    pub(crate) hard_bytes: Option<u64>,
+    pub(crate) soft_bytes: Option<u64>,
+}
+
 pub(crate) const FORMS: &str =
     "a number of bytes (10000), with a unit (100M, 1.5GiB), or a share of the device's memory (50%)";
 

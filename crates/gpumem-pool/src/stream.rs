@@ -148,13 +148,10 @@ impl Stream {
     }
 
     pub(crate) fn queue_wait_for(&self, other: &Stream) -> Result<(), DriverError> {
-        if self.id() == other.id() || self.clocks().queue_wait_for(self.slot(), other.slot())? {
-            return Ok(());
+        if self.id() != other.id() {
+            self.clocks().queue_wait_for(self.slot(), other.slot())?;
         }
-        // The other is being captured: the wait becomes part of that, or fails, as the driver has it.
-        let fence = Event::untimed(other.device())?;
-        fence.queue_record(other)?;
-        fence.make_wait(self)
+        Ok(())
     }
 
     pub(crate) fn slot(&self) -> Slot {

@@ -52,7 +52,7 @@ impl World<'_> {
     }
 
     fn allocated(&mut self, block: Block, size_bytes: u64, stream: &Stream) -> Step {
-        if block.size_bytes() != size_bytes || block.stream() != stream {
+        if block.size_bytes() != size_bytes || block.stream_id() != stream.id() {
             return Err(format!("{block:?} is not what was asked for"));
         }
         if size_bytes == 0 {

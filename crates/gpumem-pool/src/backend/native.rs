@@ -11,10 +11,13 @@
 //!
 //! The driver keeps a destroyed pool until its last queued free is done, so `Drop` waits for nothing.
 
-use super::{Reserved, Source};
+use super::direct::Calls;
+use super::{Freed, Reserved};
+use crate::clock::Stamp;
 use crate::context::Handle;
 use crate::device::Device;
 use crate::error::PoolError;
+use crate::limit::Limits;
 use crate::options::BackendKind;
 use crate::stream::Stream;
 use core::ffi::{c_int, c_void};
@@ -23,28 +26,37 @@ use gpumem_sys::types::{
     CUmemLocationType, CUmemPool_attribute, CUmemPoolHandle_st, CUmemPoolProps, CUmemoryPool,
 };
 use gpumem_sys::{CudaVersion, DriverError};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
-pub(crate) struct NativeBackend {
+pub(crate) struct NativeCalls {
     device: Device,
     pool: Handle<CUmemPoolHandle_st>,
+    /// Frees what can't be freed in the order of its home; made on first use.
+    sweeper: Mutex<Option<Stream>>,
+    /// Looked at when memory is asked for or given back.
+    waiting: Mutex<Vec<Waiting>>,
 }
 
-impl NativeBackend {
-    pub(crate) fn new(
-        device: &Device,
-        hard_limit_bytes: Option<u64>,
-        soft_limit_bytes: Option<u64>,
-    ) -> Result<Self, PoolError> {
+/// Memory whose block is gone, and the uses that are not known to be done.
+struct Waiting {
+    address: CUdeviceptr,
+    stamps: Vec<Stamp>,
+}
+
+impl NativeCalls {
+    pub(super) fn new(device: &Device, limits: Limits) -> Result<Self, PoolError> {
         check_supported(device)?;
-        let reserve_max_bytes = match hard_limit_bytes {
+        let reserve_max_bytes = match limits.hard_bytes {
             Some(limit_bytes) if driver_version(device)? >= MAX_SIZE_SINCE => {
                 reserve_max_bytes(limit_bytes, device.total_bytes())
             }
             _ => 0,
         };
         // From here on `Drop` destroys the pool, whatever fails.
-        let backend = Self { device: device.clone(), pool: create(device, reserve_max_bytes)? };
-        let mut threshold_bytes = soft_limit_bytes.unwrap_or(u64::MAX);
+        let pool = create(device, reserve_max_bytes)?;
+        let backend =
+            Self { device: device.clone(), pool, sweeper: Mutex::default(), waiting: Mutex::default() };
+        let mut threshold_bytes = limits.soft_bytes.unwrap_or(u64::MAX);
         backend.set(CUmemPool_attribute::CU_MEMPOOL_ATTR_RELEASE_THRESHOLD, &mut threshold_bytes)?;
         for reuse in [
             CUmemPool_attribute::CU_MEMPOOL_ATTR_REUSE_FOLLOW_EVENT_DEPENDENCIES,
@@ -55,6 +67,66 @@ impl NativeBackend {
             backend.set(reuse, &mut on)?;
         }
         Ok(backend)
+    }
+
+    /// In the order of the stream that the block was allocated on. False if that is gone, or another's, or may not be
+    /// made to wait for the other uses.
+    fn free_at_home(&self, device: &Device, freed: &Freed) -> Result<bool, DriverError> {
+        let clocks = device.clocks();
+        for stamp in freed.stamps(clocks).filter(|stamp| stamp.slot() != freed.home.slot()) {
+            if !clocks.order_free(stamp, freed.home)? {
+                return Ok(false);
+            }
+        }
+        // SAFETY: the address came from `acquire` and its one block is being dropped; home has just been made to wait
+        // for every other stream that used it, and is alive during the call.
+        let free = |home| unsafe { device.driver().cuMemFreeAsync(freed.piece.address, home) };
+        Ok(clocks.with_open(freed.home, free)?.is_some())
+    }
+
+    /// In the order of a stream of the pool's own, which waits for all uses. False if one can't be waited for now.
+    fn sweep(&self, waiting: &Waiting) -> Result<bool, DriverError> {
+        let Some(sweeper) = self.sweeper()? else { return Ok(false) };
+        for stamp in &waiting.stamps {
+            if !self.device.clocks().order_free(*stamp, sweeper.id())? {
+                return Ok(false);
+            }
+        }
+        let _bound = self.device.enter()?;
+        // SAFETY: the address came from `acquire` and its one block is gone; the stream has just been made to wait for
+        // every stream that used it.
+        unsafe { self.device.driver().cuMemFreeAsync(waiting.address, sweeper.raw())? };
+        Ok(true)
+    }
+
+    /// Frees that had to wait for a stream that the pool may not touch.
+    fn sweep_waiting(&self) -> Result<(), DriverError> {
+        let mut waiting = self.lock_waiting();
+        let mut index = 0;
+        while let Some(block) = waiting.get(index) {
+            match self.sweep(block)? {
+                true => drop(waiting.swap_remove(index)),
+                false => index += 1,
+            }
+        }
+        Ok(())
+    }
+
+    /// `None` while there are too many streams.
+    fn sweeper(&self) -> Result<Option<Stream>, DriverError> {
+        let mut sweeper = self.sweeper.lock().unwrap_or_else(PoisonError::into_inner);
+        if sweeper.is_none() {
+            *sweeper = match Stream::new(&self.device) {
+                Ok(stream) => Some(stream),
+                Err(PoolError::Driver(cause) | PoolError::DeviceLost(cause)) => return Err(cause),
+                Err(_) => None,
+            };
+        }
+        Ok(sweeper.clone())
+    }
+
+    fn lock_waiting(&self) -> MutexGuard<'_, Vec<Waiting>> {
+        self.waiting.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// `T` is the type that the driver documents for the attribute: `u64` for bytes, `c_int` for switches.
@@ -73,12 +145,12 @@ impl NativeBackend {
     }
 }
 
-impl Source for NativeBackend {
-    fn kind(&self) -> BackendKind {
-        BackendKind::Native
-    }
+impl Calls for NativeCalls {
+    const KIND: BackendKind = BackendKind::Native;
+    const KEEPS_MEMORY: bool = true;
 
     fn acquire(&self, size_bytes: u64, stream: &Stream) -> Result<CUdeviceptr, DriverError> {
+        self.sweep_waiting()?;
         let device = stream.device();
         let _bound = device.enter()?;
         let mut address = 0;
@@ -94,20 +166,20 @@ impl Source for NativeBackend {
         Ok(address)
     }
 
-    fn release(&self, address: CUdeviceptr, home: &Stream, uses: &[Stream]) -> Result<(), DriverError> {
-        uses.iter().try_for_each(|stream| home.queue_wait_for(stream))?;
-        let device = home.device();
-        let _bound = device.enter()?;
-        // SAFETY: the address came from `acquire` and its one block is being dropped; home has just been made to wait
-        // for every other stream that used it.
-        unsafe { device.driver().cuMemFreeAsync(address, home.raw()) }
-    }
-
-    fn keeps_memory(&self) -> bool {
-        true
+    fn release(&self, device: &Device, freed: &Freed) -> Result<(), DriverError> {
+        if self.free_at_home(device, freed)? {
+            return Ok(());
+        }
+        let waiting =
+            Waiting { address: freed.piece.address, stamps: freed.stamps(device.clocks()).collect() };
+        if !self.sweep(&waiting)? {
+            self.lock_waiting().push(waiting);
+        }
+        Ok(())
     }
 
     fn trim_to(&self, device: &Device, keep_bytes: u64) -> Result<(), DriverError> {
+        self.sweep_waiting()?;
         let _bound = device.enter()?;
         let keep_bytes = usize::try_from(keep_bytes).unwrap_or(usize::MAX);
         // SAFETY: the pool is alive.
@@ -123,8 +195,10 @@ impl Source for NativeBackend {
     }
 }
 
-impl Drop for NativeBackend {
+impl Drop for NativeCalls {
     fn drop(&mut self) {
+        // What still waits here goes with the context.
+        let _ = self.sweep_waiting();
         // Without its context the pool is gone already.
         let Ok(_bound) = self.device.enter() else { return };
         let _guard = self.device.driver().teardown();

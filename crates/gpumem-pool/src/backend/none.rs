@@ -1,10 +1,12 @@
 //! `none`: every block is an allocation of its own, and nothing is kept.
 //!
 //! For debugging tools that watch allocations, for interfaces that refuse stream-ordered memory, and for drivers without
-//! pools. A free waits for the streams that used the block: the plain free has no place in any stream's order, and that
-//! it waits for the device by itself is what drivers do, not what they promise.
+//! pools. A free waits for the devices whose streams used the block: the plain free has no place in any stream's order,
+//! and that it waits for the device by itself is what drivers do, not what they promise.
 
-use super::{Reserved, Source};
+use super::direct::Calls;
+use super::{Freed, Reserved};
+use crate::clock::{Order, Stamp};
 use crate::device::Device;
 use crate::options::BackendKind;
 use crate::stream::Stream;
@@ -12,12 +14,11 @@ use gpumem_sys::DriverError;
 use gpumem_sys::types::CUdeviceptr;
 
 #[derive(Debug)]
-pub(crate) struct NoneBackend;
+pub(crate) struct NoneCalls;
 
-impl Source for NoneBackend {
-    fn kind(&self) -> BackendKind {
-        BackendKind::None
-    }
+impl Calls for NoneCalls {
+    const KIND: BackendKind = BackendKind::None;
+    const KEEPS_MEMORY: bool = false;
 
     fn acquire(&self, size_bytes: u64, stream: &Stream) -> Result<CUdeviceptr, DriverError> {
         let device = stream.device();
@@ -28,17 +29,20 @@ impl Source for NoneBackend {
         Ok(address)
     }
 
-    fn release(&self, address: CUdeviceptr, home: &Stream, uses: &[Stream]) -> Result<(), DriverError> {
-        home.finish()?;
-        uses.iter().try_for_each(Stream::finish)?;
-        let device = home.device();
+    fn release(&self, device: &Device, freed: &Freed) -> Result<(), DriverError> {
+        let clocks = device.clocks();
+        let stamps: Vec<Stamp> = freed.stamps(clocks).collect();
+        for stamp in stamps {
+            // One wait completes the stamps of all streams of a device.
+            if !clocks.is_complete(stamp)
+                && let Some(user) = clocks.device_of(stamp.slot())
+            {
+                user.finish()?;
+            }
+        }
         let _bound = device.enter()?;
         // SAFETY: the address came from `acquire`, its one block is being dropped, and every stream that used it is done.
-        unsafe { device.driver().cuMemFree_v2(address) }
-    }
-
-    fn keeps_memory(&self) -> bool {
-        false
+        unsafe { device.driver().cuMemFree_v2(freed.piece.address) }
     }
 
     fn trim_to(&self, _device: &Device, _keep_bytes: u64) -> Result<(), DriverError> {

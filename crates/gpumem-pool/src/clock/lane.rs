@@ -129,6 +129,16 @@ impl Locked<'_> {
         self.lane.stream.is_some()
     }
 
+    /// Whether the stream is alive, and anyone's to mark.
+    pub(super) fn is_ours(&self) -> bool {
+        self.lane.stream.as_ref().is_some_and(|stream| stream.is_ours)
+    }
+
+    /// The driver's handle, alive while the lane is locked if the stream is ours.
+    pub(super) fn raw(&self) -> Option<CUstream> {
+        self.lane.stream.as_ref().map(|stream| stream.raw.0)
+    }
+
     /// Whether there is anything to ask the driver about.
     pub(super) fn has_marks(&self) -> bool {
         !self.lane.ring.is_empty()
@@ -179,7 +189,7 @@ impl Locked<'_> {
         epochs: &Epochs,
         asker: Asker,
     ) -> Result<Option<Arc<Mark>>, DriverError> {
-        let Some(raw) = self.lane.stream.as_ref().map(|stream| stream.raw.0) else { return Ok(None) };
+        let Some(raw) = self.raw() else { return Ok(None) };
         if !self.may_mark(asker) {
             return Ok(None);
         }
@@ -278,6 +288,14 @@ impl Locked<'_> {
         Ok(!is_capturing)
     }
 
+    /// Records an event that stands for nothing but itself. `None` if the stream is gone.
+    pub(super) fn record_apart(&mut self) -> Result<Option<MarkEvent>, DriverError> {
+        let Some(raw) = self.raw() else { return Ok(None) };
+        let event = MarkEvent::create(&self.device)?;
+        event.record(&self.device, raw)?;
+        Ok(Some(event))
+    }
+
     /// Records an event of the user's. What it covers, unless it became part of a capture.
     pub(super) fn record(
         &mut self,
@@ -285,7 +303,7 @@ impl Locked<'_> {
         epochs: &Epochs,
         event: CUevent,
     ) -> Result<Option<Box<[Stamp]>>, DriverError> {
-        let Some(raw) = self.lane.stream.as_ref().map(|stream| stream.raw.0) else { return Ok(None) };
+        let Some(raw) = self.raw() else { return Ok(None) };
         let covered = self.close(slot, epochs, Asker::User);
         // SAFETY: the caller keeps the event alive; the stream is named by its user.
         unsafe { self.device.driver().cuEventRecord(event, raw)? };

@@ -5,10 +5,11 @@ use super::mark::Mark;
 use super::{Clocks, Order, Slot, Stamp};
 use crate::context::Relaxed;
 use crate::device::Device;
+use crate::stream::StreamId;
 use core::sync::atomic::Ordering;
 use core::time::Duration;
 use gpumem_sys::DriverError;
-use gpumem_sys::types::CUevent;
+use gpumem_sys::types::{CUevent, CUstream};
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -80,6 +81,56 @@ impl Clocks {
             Ok(counts)
         });
         waited.map(Option::unwrap_or_default)
+    }
+
+    /// The same for a free, which its user has asked for: a stream that allows no waits is waited for too. False if the
+    /// waiter is gone, another's or allows no waits, if the stamp's stream may not be marked now, or if one of the two is
+    /// being captured and the other is not.
+    pub(crate) fn order_free(&self, stamp: Stamp, waiter: StreamId) -> Result<bool, DriverError> {
+        let (source, slot) = (stamp.slot(), waiter.slot());
+        let Some(waiter_captures) = self.open_capture(waiter)? else { return Ok(false) };
+        let source_captures = self.with_lane(source, |lane| Ok(lane.is_ours() && lane.is_capturing()))?;
+        if waiter_captures || source_captures == Some(true) {
+            return Ok(waiter_captures && source_captures == Some(true) && self.queue_fork(slot, source)?);
+        }
+        if self.is_ordered(stamp, slot) {
+            return Ok(true);
+        }
+        let Some((_device, mark)) = self.mark_for(stamp, |_| true)? else { return Ok(false) };
+        self.queue_wait(slot, mark.event.raw(), Some(&mark.covered))?;
+        // Not if it ended meanwhile, and another stream has been made to wait.
+        Ok(self.open_capture(waiter)?.is_some())
+    }
+
+    /// Whether a stream that is ours, alive and allows waits is being captured; `None` if it is not all that.
+    fn open_capture(&self, stream: StreamId) -> Result<Option<bool>, DriverError> {
+        let is_capturing = self.with_lane(stream.slot(), |lane| {
+            let is_open = self.is_open(lane, stream) && lane.allows_waits();
+            Ok(is_open.then(|| lane.is_capturing()))
+        });
+        is_capturing.map(Option::flatten)
+    }
+
+    /// Calls the driver with a stream that is ours, which is alive meanwhile. `None` if it is gone, or another's.
+    pub(crate) fn with_open<T>(
+        &self,
+        stream: StreamId,
+        call: impl FnOnce(CUstream) -> Result<T, DriverError>,
+    ) -> Result<Option<T>, DriverError> {
+        let called = self.with_lane(stream.slot(), |lane| {
+            let raw = lane.raw().filter(|_| self.is_open(lane, stream));
+            raw.map(call).transpose()
+        });
+        called.map(Option::flatten)
+    }
+
+    fn is_open(&self, lane: &Locked<'_>, stream: StreamId) -> bool {
+        lane.is_ours() && self.epochs.stream_in(stream.slot()) == stream
+    }
+
+    /// The device that a slot's stream is of, or was.
+    pub(crate) fn device_of(&self, slot: Slot) -> Option<Device> {
+        self.lanes.lock(slot).map(|lane| lane.device.clone())
     }
 
     /// Waits on the host for everything that the stamps stand for. False if the deadline came first, or if a stream
@@ -156,12 +207,22 @@ impl Clocks {
         raised.map(Option::unwrap_or_default)
     }
 
-    /// Makes a stream wait for everything queued so far on another that the caller has in his hands. False if the other
-    /// is being captured: then this is the user's own business.
+    /// Makes a stream wait for everything queued so far on another that the caller has in his hands. False if that has
+    /// been retired.
     pub(crate) fn queue_wait_for(&self, waiter: Slot, source: Slot) -> Result<bool, DriverError> {
         let mark = self.with_lane(source, |lane| lane.tick(source, &self.epochs, Asker::User))?.flatten();
-        let Some(mark) = mark else { return Ok(false) };
+        let Some(mark) = mark else { return self.queue_fork(waiter, source) };
         self.queue_wait(waiter, mark.event.raw(), Some(&mark.covered))?;
+        Ok(true)
+    }
+
+    /// Makes a stream wait for another that is being captured, which raises nothing: the driver makes it part of the
+    /// capture, or refuses.
+    fn queue_fork(&self, waiter: Slot, source: Slot) -> Result<bool, DriverError> {
+        let Some(event) = self.with_lane(source, |lane| lane.record_apart())?.flatten() else {
+            return Ok(false);
+        };
+        self.queue_wait(waiter, event.raw(), None)?;
         Ok(true)
     }
 

@@ -143,10 +143,11 @@ fn a_stream_may_be_dropped_before_its_blocks() {
         other.wait_for(&home).unwrap();
         bench.fill(&block, 8, &other);
         block.record_use(&other);
+        let id = home.id();
         drop((home, other));
-        assert_eq!(block.stream().device(), &bench.device);
+        assert_eq!((block.stream_id(), block.device()), (id, &bench.device));
         bench.device.synchronize().unwrap();
-        assert!(bench.holds(&block, 8, block.stream()));
+        assert!(bench.holds(&block, 8, &bench.stream()));
         drop(block);
         assert_eq!(pool.status().unwrap().in_use_bytes, 0);
     });

@@ -16,10 +16,10 @@ fn blocks_cross_threads() {
                     for step in 0..30_u64 {
                         let block = pool.alloc(256 << (step % 6), &stream).unwrap();
                         bench.fill(&block, thread, &stream);
-                        shelf.lock().unwrap().push((block, thread));
+                        shelf.lock().unwrap().push((block, thread, stream.clone()));
                         let taken = if step % 2 == 0 { shelf.lock().unwrap().pop() } else { None };
-                        if let Some((block, value)) = taken {
-                            stream.wait_for(block.stream()).unwrap();
+                        if let Some((block, value, home)) = taken {
+                            stream.wait_for(&home).unwrap();
                             block.record_use(&stream);
                             assert!(bench.holds(&block, value, &stream));
                         }
@@ -31,9 +31,9 @@ fn blocks_cross_threads() {
         let status = pool.status().unwrap();
         assert_eq!(status.allocation_count, 8 * 30);
         assert_eq!(status.block_count, left.len() as u64);
-        assert_eq!(status.in_use_bytes, left.iter().map(|(block, _)| block.size_bytes()).sum::<u64>());
-        for (block, value) in &left {
-            assert!(bench.holds(block, *value, block.stream()));
+        assert_eq!(status.in_use_bytes, left.iter().map(|(block, ..)| block.size_bytes()).sum::<u64>());
+        for (block, value, home) in &left {
+            assert!(bench.holds(block, *value, home));
         }
         drop(left);
         assert_eq!(pool.status().unwrap().in_use_bytes, 0);

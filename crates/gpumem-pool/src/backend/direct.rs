@@ -1,0 +1,143 @@
+//! [`Direct`]: a backend that asks the driver for each block, with the count and the ladder that such backends share.
+//!
+//! The hard limit bounds what blocks hold. Every request is admitted before the driver is asked; a free counts from the
+//! moment it is dropped, so that waiting for it could not make room. When the device is full, what the driver keeps for
+//! reuse is given back once, which waits for the device; nothing else here waits.
+
+use super::{Counts, Freed, Piece, Reserved, Source, Taken};
+use crate::device::Device;
+use crate::error::PoolError;
+use crate::ledger::{Admission, Ledger};
+use crate::limit::Limits;
+use crate::options::BackendKind;
+use crate::stream::Stream;
+use gpumem_sys::DriverError;
+use gpumem_sys::types::{CUdeviceptr, CUresult};
+
+/// What a backend of this kind asks of the driver; it does nothing else, and answers in the driver's terms.
+pub(crate) trait Calls {
+    const KIND: BackendKind;
+
+    /// Whether freed memory stays reserved, so that giving it back can make room.
+    const KEEPS_MEMORY: bool;
+
+    /// Memory for work queued on `stream` from now on.
+    fn acquire(&self, size_bytes: u64, stream: &Stream) -> Result<CUdeviceptr, DriverError>;
+
+    /// Takes memory back once all uses of it are done, those queued by now included. After an error nothing was freed.
+    fn release(&self, device: &Device, freed: &Freed) -> Result<(), DriverError>;
+
+    /// Gives back what is free beyond `keep_bytes`.
+    fn trim_to(&self, device: &Device, keep_bytes: u64) -> Result<(), DriverError>;
+
+    /// What is held from the device; `None` where that is what the blocks hold.
+    fn reserved(&self, device: &Device) -> Result<Option<Reserved>, DriverError>;
+}
+
+pub(crate) struct Direct<C> {
+    device: Device,
+    ledger: Ledger,
+    hard_limit_bytes: Option<u64>,
+    calls: C,
+}
+
+impl<C: Calls> Direct<C> {
+    pub(super) fn new(device: &Device, limits: Limits, calls: C) -> Self {
+        let ledger = Ledger::new(limits.hard_bytes.unwrap_or(u64::MAX));
+        Self { device: device.clone(), ledger, hard_limit_bytes: limits.hard_bytes, calls }
+    }
+
+    fn admit(&self, size_bytes: u64) -> Result<Admission<'_>, PoolError> {
+        self.ledger.admit(size_bytes).map_err(|in_use_bytes| PoolError::LimitReached {
+            requested_bytes: size_bytes,
+            in_use_bytes,
+            limit_bytes: self.hard_limit_bytes.unwrap_or(u64::MAX),
+        })
+    }
+
+    /// The ladder: what is free now, then what giving back frees, then an error that explains.
+    fn acquire(&self, size_bytes: u64, stream: &Stream) -> Result<CUdeviceptr, PoolError> {
+        match self.calls.acquire(size_bytes, stream) {
+            Err(error) if is_full(&error) && C::KEEPS_MEMORY => {}
+            Err(error) if is_full(&error) => return Err(self.out_of_memory(error, size_bytes)),
+            other => return Ok(other?),
+        }
+        self.device.synchronize()?;
+        self.trim_to(0)?;
+        match self.calls.acquire(size_bytes, stream) {
+            Err(error) if is_full(&error) => Err(self.out_of_memory(error, size_bytes)),
+            other => Ok(other?),
+        }
+    }
+
+    fn out_of_memory(&self, error: DriverError, size_bytes: u64) -> PoolError {
+        let (Ok(info), Ok(reserved)) = (self.device.memory_info(), self.reserved()) else {
+            return error.into();
+        };
+        // This request is admitted, but nothing of it is in use.
+        let in_use_bytes = self.ledger.in_use_bytes().saturating_sub(size_bytes);
+        PoolError::OutOfMemory {
+            requested_bytes: size_bytes,
+            in_use_bytes,
+            reserved_bytes: reserved.map_or(in_use_bytes, |reserved| reserved.current_bytes),
+            device_free_bytes: info.free_bytes,
+            device_total_bytes: info.total_bytes,
+            hard_limit_bytes: self.hard_limit_bytes,
+        }
+    }
+}
+
+impl<C: Calls> Source for Direct<C> {
+    fn kind(&self) -> BackendKind {
+        C::KIND
+    }
+
+    fn alloc(&self, size_bytes: u64, stream: &Stream) -> Result<Piece, PoolError> {
+        let admission = self.admit(size_bytes)?;
+        let address = self.acquire(size_bytes, stream)?;
+        admission.settle();
+        Ok(Piece { address, record: 0, class: 0 })
+    }
+
+    fn free(&self, freed: &Freed) -> Taken {
+        let result = match self.calls.release(&self.device, freed) {
+            // The memory goes with the driver.
+            Err(cause) if cause.is_shutdown() => Ok(()),
+            other => other,
+        };
+        // What was not freed may still be in use: it stays counted.
+        if result.is_ok() {
+            self.ledger.give_back(freed.size_bytes);
+        }
+        Taken { result, counted: false }
+    }
+
+    fn close(&self) -> u64 {
+        0
+    }
+
+    fn counts_blocks(&self) -> bool {
+        false
+    }
+
+    fn counts(&self) -> Counts {
+        Counts {
+            in_use_bytes: self.ledger.in_use_bytes(),
+            in_use_peak_bytes: self.ledger.in_use_peak_bytes(),
+            block_count: self.ledger.block_count(),
+            allocation_count: self.ledger.allocation_count(),
+        }
+    }
+
+    fn trim_to(&self, keep_bytes: u64) -> Result<(), PoolError> {
+        Ok(self.calls.trim_to(&self.device, keep_bytes)?)
+    }
+
+    fn reserved(&self) -> Result<Option<Reserved>, PoolError> {
+        Ok(self.calls.reserved(&self.device)?)
+    }
+}
+
+fn is_full(error: &DriverError) -> bool {
+    error.code() == CUresult::CUDA_ERROR_OUT_OF_MEMORY
+}

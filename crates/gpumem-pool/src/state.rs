@@ -1,0 +1,223 @@
+//! [`State`]: what a pool is, and how long: until no handle and no block of it is left.
+//!
+//! Handles are counted one by one. Blocks are not, where the backend counts them anyway, thread by thread: nothing that
+//! all threads share is touched for a block while the pool has a handle. When the last handle goes, the backend closes
+//! its counters and says how many blocks are alive; from then on each one that is freed is counted here, and the last
+//! takes the state down.
+//!
+//! `remaining` begins far above any number of blocks, so that frees which are already counted here while others still
+//! go to the backend can't bring it to zero. Closing adds what is alive and takes that height away.
+
+use crate::backend::{Backend, Freed, Source};
+use crate::block::Block;
+use crate::device::Device;
+use crate::error::{PoolError, is_sticky};
+use crate::limit::Limits;
+use crate::status::Status;
+use crate::stream::Stream;
+use core::ops::Deref;
+use core::ptr::NonNull;
+use core::sync::atomic::{AtomicU64, AtomicUsize, Ordering, fence};
+use std::sync::OnceLock;
+
+/// What a pool is, for as long as a handle or a block lives.
+pub(crate) struct State {
+    device: Device,
+    backend: Backend,
+    limits: Limits,
+    poison: OnceLock<PoolError>,
+    handle_count: AtomicUsize,
+    /// Blocks that are counted here, above [`OPEN`] while there is a handle.
+    remaining: AtomicU64,
+}
+
+/// A pointer to a state that somebody keeps alive: a handle of the pool, or a block that is counted.
+#[derive(Clone, Copy)]
+pub(crate) struct StateRef(NonNull<State>);
+
+// SAFETY: a state may be used and taken down by any thread: all of it is `Send` and `Sync`, which `shared` checks.
+unsafe impl Send for StateRef {}
+// SAFETY: as above.
+unsafe impl Sync for StateRef {}
+
+const _: () = {
+    const fn shared<T: Send + Sync>() {}
+    shared::<State>();
+};
+
+impl StateRef {
+    /// A new state, with one handle.
+    pub(crate) fn new(device: Device, backend: Backend, limits: Limits) -> Self {
+        let state = State {
+            device,
+            backend,
+            limits,
+            poison: OnceLock::new(),
+            handle_count: AtomicUsize::new(1),
+            remaining: AtomicU64::new(OPEN),
+        };
+        Self(NonNull::from(Box::leak(Box::new(state))))
+    }
+
+    /// One more handle.
+    pub(crate) fn add_handle(self) -> Self {
+        self.handle_count.fetch_add(1, Ordering::Relaxed);
+        self
+    }
+
+    /// One handle less; it is not used again.
+    pub(crate) fn drop_handle(self) {
+        if self.handle_count.fetch_sub(1, Ordering::AcqRel) > 1 {
+            return;
+        }
+        // The state stays at least until the height is gone, which nobody else takes away.
+        let alive = self.backend.close();
+        self.remaining.fetch_add(alive, Ordering::Relaxed);
+        self.count_off(OPEN);
+    }
+
+    /// The last touch of whoever calls it, unless it takes the state down.
+    fn count_off(self, count: u64) {
+        if self.remaining.fetch_sub(count, Ordering::Release) == count {
+            // Everything that others did to the state before they counted comes before its end.
+            fence(Ordering::Acquire);
+            // SAFETY: it came from a box in `new`. No handle is left, and every block has been counted off, so this is
+            // the only pointer that is still used; nobody reaches zero twice.
+            drop(unsafe { Box::from_raw(self.0.as_ptr()) });
+        }
+    }
+
+    pub(crate) fn alloc(self, size_bytes: u64, stream: &Stream) -> Result<Block, PoolError> {
+        self.check_usable()?;
+        self.check_stream(stream)?;
+        if size_bytes == 0 {
+            self.remaining.fetch_add(1, Ordering::Relaxed);
+            return Ok(Block::new(self, Default::default(), 0, stream.id()));
+        }
+        self.check_size(size_bytes)?;
+        let piece = self.backend.alloc(size_bytes, stream)?;
+        if !self.backend.counts_blocks() {
+            self.remaining.fetch_add(1, Ordering::Relaxed);
+        }
+        Ok(Block::new(self, piece, size_bytes, stream.id()))
+    }
+
+    /// Called by a block's drop: has nobody to tell, so what fails is kept for the next call.
+    pub(crate) fn free(self, freed: &Freed) {
+        if freed.size_bytes == 0 {
+            return self.count_off(1);
+        }
+        let taken = self.backend.free(freed);
+        if let Err(cause) = taken.result {
+            let poison = match is_sticky(cause.code()) {
+                true => PoolError::DeviceLost(cause),
+                false => {
+                    PoolError::Poisoned { address: freed.piece.address, size_bytes: freed.size_bytes, cause }
+                }
+            };
+            let _first_counts = self.poison.set(poison);
+        }
+        if !taken.counted {
+            self.count_off(1);
+        }
+    }
+}
+
+impl Deref for StateRef {
+    type Target = State;
+
+    #[inline]
+    fn deref(&self) -> &State {
+        // SAFETY: whoever has the pointer is a handle or a block that has not been counted off, so the state is alive.
+        unsafe { self.0.as_ref() }
+    }
+}
+
+impl State {
+    pub(crate) fn device(&self) -> &Device {
+        &self.device
+    }
+
+    pub(crate) fn backend(&self) -> &Backend {
+        &self.backend
+    }
+
+    pub(crate) fn limits(&self) -> Limits {
+        self.limits
+    }
+
+    pub(crate) fn poison(&self) -> Option<&PoolError> {
+        self.poison.get()
+    }
+
+    fn check_usable(&self) -> Result<(), PoolError> {
+        self.poison.get().map_or(Ok(()), |poison| Err(poison.clone()))
+    }
+
+    fn check_stream(&self, stream: &Stream) -> Result<(), PoolError> {
+        if *stream.device() == self.device {
+            Ok(())
+        } else {
+            Err(PoolError::wrong_device(&self.device, stream.device()))
+        }
+    }
+
+    fn check_size(&self, size_bytes: u64) -> Result<(), PoolError> {
+        let device_bytes = self.device.total_bytes();
+        if size_bytes <= device_bytes {
+            Ok(())
+        } else {
+            Err(PoolError::TooLarge { requested_bytes: size_bytes, device_bytes })
+        }
+    }
+
+    pub(crate) fn reclaim(&self) -> Result<u64, PoolError> {
+        self.giving_back(|state| {
+            state.device.synchronize()?;
+            state.backend.trim_to(0)
+        })
+    }
+
+    pub(crate) fn trim_to(&self, keep_bytes: u64) -> Result<u64, PoolError> {
+        self.giving_back(|state| state.backend.trim_to(keep_bytes))
+    }
+
+    fn giving_back(&self, work: impl FnOnce(&Self) -> Result<(), PoolError>) -> Result<u64, PoolError> {
+        self.check_usable()?;
+        let before_bytes = self.reserved_bytes()?;
+        work(self)?;
+        Ok(before_bytes.saturating_sub(self.reserved_bytes()?))
+    }
+
+    /// A backend that reserves nothing beyond its blocks leaves this to its count.
+    fn reserved_bytes(&self) -> Result<u64, PoolError> {
+        let reserved = self.backend.reserved()?;
+        Ok(reserved.map_or_else(|| self.backend.counts().in_use_bytes, |reserved| reserved.current_bytes))
+    }
+
+    pub(crate) fn status(&self) -> Result<Status, PoolError> {
+        let device = self.device.memory_info()?;
+        let reserved = self.backend.reserved()?;
+        let counts = self.backend.counts();
+        let reserved_bytes = reserved.map_or(counts.in_use_bytes, |reserved| reserved.current_bytes);
+        Ok(Status {
+            backend: self.backend.kind(),
+            device_name: self.device.name().into(),
+            device_ordinal: self.device.ordinal(),
+            in_use_bytes: counts.in_use_bytes,
+            reserved_bytes,
+            cached_bytes: reserved_bytes.saturating_sub(counts.in_use_bytes),
+            in_use_peak_bytes: counts.in_use_peak_bytes,
+            reserved_peak_bytes: reserved.map_or(counts.in_use_peak_bytes, |reserved| reserved.peak_bytes),
+            block_count: counts.block_count,
+            allocation_count: counts.allocation_count,
+            hard_limit_bytes: self.limits.hard_bytes,
+            soft_limit_bytes: self.limits.soft_bytes,
+            device_used_bytes: device.total_bytes.saturating_sub(device.free_bytes),
+            device_total_bytes: device.total_bytes,
+        })
+    }
+}
+
+/// What `remaining` begins at.
+const OPEN: u64 = 1 << 62;
