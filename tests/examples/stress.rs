@@ -64,7 +64,7 @@ fn main() -> Result<()> {
     let options = Options::parse();
     let driver = Driver::from_env_or_sim()?;
     let device = Device::new(&driver, 0)?;
-    println!("{} driver, {device}", driver.kind());
+    println!("{}: {device}", driver.kind());
     let all = match options.backend {
         Some(backend) => vec![backend],
         None => backends(&device),

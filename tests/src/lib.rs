@@ -1,6 +1,7 @@
 //! Shared by the tests across layers.
 
 pub mod backends;
+pub mod bench;
 pub mod cases;
 pub mod gate;
 pub mod meter;

@@ -1,0 +1,158 @@
+//! Bugs of refusal: errors that said nothing, came too early, or broke what came after them.
+
+use gpumem_tests::backends::backends;
+use gpumem_tests::bench::{Bench, MIB};
+use gpumem_tests::cases;
+use gpumem_tests::pool::{BackendKind, Device, Pool, PoolError, Stream};
+use gpumem_tests::sys::sim::{Effect, Rule};
+use gpumem_tests::sys::{CUresult, Driver, DriverError, SimConfig};
+
+cases! {
+    /// rapidsai/rmm#1134, #813, NVIDIA/cudf-spark#1054: "out of memory", and nothing about how much was asked for.
+    /// JuliaGPU/CUDA.jl#2898: and the next call failed for it.
+    #[serial_test::file_serial(gpumem_whole_device)]
+    fn a_lack_of_memory_says_what_is_lacking(driver: &Driver) {
+        Bench::each(driver, |options| options, |bench| {
+            let stream = bench.stream();
+            let held = bench.filled(32 * MIB, 1, &stream);
+            let total_bytes = bench.device.total_bytes();
+            let error = bench.pool.alloc(total_bytes, &stream).unwrap_err();
+            let PoolError::OutOfMemory { requested_bytes, in_use_bytes, device_total_bytes, .. } = error else {
+                panic!("{error}");
+            };
+            assert_eq!((requested_bytes, in_use_bytes, device_total_bytes), (total_bytes, 32 * MIB, total_bytes));
+            bench.check(&held, 1, &stream);
+            drop(bench.filled(MIB, 2, &stream));
+        });
+    }
+
+    /// pytorch/pytorch's own case: more than an exbibyte; rmm's: a pebibyte.
+    fn absurd_sizes_are_refused(driver: &Driver) {
+        Bench::each(driver, |options| options, |bench| {
+            let stream = bench.stream();
+            for size_bytes in [1 << 50, 1 << 60, i64::MAX as u64, 1 << 63, u64::MAX - 255, u64::MAX - 1, u64::MAX] {
+                let error = bench.pool.alloc(size_bytes, &stream).unwrap_err();
+                assert!(matches!(error, PoolError::TooLarge { .. }), "{size_bytes}: {error}");
+            }
+            drop(bench.filled(MIB, 1, &stream));
+            assert_eq!(bench.pool.status().unwrap().in_use_bytes, 0);
+        });
+    }
+
+    /// JuliaGPU/CUDA.jl's D16: requests that would have fitted below the limit were refused for what was merely
+    /// reserved; and one that does not fit must leave no trace.
+    fn a_refused_request_leaves_no_trace(driver: &Driver) {
+        Bench::each(driver, |options| options.hard_limit(64 * MIB), |bench| {
+            let stream = bench.stream();
+            let held = bench.filled(40 * MIB, 1, &stream);
+            for _ in 0..50 {
+                let error = bench.pool.alloc(32 * MIB, &stream).unwrap_err();
+                assert!(matches!(error, PoolError::LimitReached { .. } | PoolError::OutOfMemory { .. }), "{error}");
+            }
+            let more = bench.filled(20 * MIB, 2, &stream);
+            bench.check(&held, 1, &stream);
+            drop((held, more));
+            drop(bench.filled(60 * MIB, 3, &stream));
+        });
+    }
+}
+
+/// pytorch/pytorch#188008, #187955: the third of five maps failed, and the process ended. Every call that an allocation
+/// makes fails once; what comes of it is memory or an error, and afterwards everything is as if it had not been asked.
+#[test]
+fn a_partial_failure_is_undone() {
+    let calls = [
+        "cuMemAddressReserve",
+        "cuMemCreate",
+        "cuMemMap",
+        "cuMemSetAccess",
+        "cuMemAllocFromPoolAsync",
+        "cuMemAlloc_v2",
+        "cuMemPoolTrimTo",
+        "cuCtxSynchronize",
+        "cuMemGetInfo_v2",
+    ];
+    for backend in built_backends() {
+        for call in calls {
+            for nth in 1..=6 {
+                let rule = Rule::new(call, Effect::Fail(CUresult::CUDA_ERROR_OUT_OF_MEMORY)).nth(nth);
+                meet_a_failure(backend, rule);
+            }
+        }
+    }
+}
+
+fn meet_a_failure(backend: BackendKind, rule: Rule) {
+    let text = format!("{backend}, {rule}");
+    let driver = Driver::sim(SimConfig::small().rule(rule)).unwrap();
+    let device = Device::new(&driver, 0).unwrap();
+    let stream = Stream::new(&device).unwrap();
+    let Ok(pool) = Pool::builder(&device).backend(backend).build() else { return };
+    let mut held = Vec::new();
+    for size_bytes in [300, 5 * MIB, 12 * MIB, 700, 20 * MIB, 3 * MIB, 16 * MIB, 9 * MIB] {
+        match pool.alloc(size_bytes, &stream) {
+            Ok(block) => held.push(block),
+            Err(PoolError::OutOfMemory { .. } | PoolError::Driver(_)) => drop(held.pop()),
+            Err(other) => panic!("{text}: {other}"),
+        }
+        let live_bytes: u64 = held.iter().map(|block| block.size_bytes()).sum();
+        match pool.status() {
+            Ok(status) => assert_eq!(status.in_use_bytes, live_bytes, "{text}"),
+            Err(error) => assert!(matches!(error, PoolError::Driver(_)), "{text}: {error}"),
+        }
+    }
+    drop(held);
+    // The rule has had its turn, or never will.
+    let again = pool.alloc(24 * MIB, &stream).or_else(|_| pool.alloc(24 * MIB, &stream));
+    assert!(again.is_ok(), "{text}: {again:?}");
+    drop((again, pool, stream, device));
+    let findings = driver.simulator().unwrap().report().silent_findings();
+    assert!(findings.is_empty(), "{text}: {}", findings[0]);
+}
+
+/// pytorch/pytorch#122068, #112569, #130486: asking for the numbers of the message failed, and that was all one heard.
+#[test]
+fn a_lack_of_memory_is_told_without_the_numbers() {
+    for backend in built_backends() {
+        let rule = Rule::new("cuMemGetInfo*", Effect::Fail(CUresult::CUDA_ERROR_UNKNOWN));
+        let driver = Driver::sim(SimConfig::small().rule(rule)).unwrap();
+        let device = Device::new(&driver, 0).unwrap();
+        let (stream, pool) =
+            (Stream::new(&device).unwrap(), Pool::builder(&device).backend(backend).build().unwrap());
+        let held = pool.alloc(40 * MIB, &stream).unwrap();
+        let error = pool.alloc(40 * MIB, &stream).unwrap_err();
+        let is_told = match &error {
+            PoolError::OutOfMemory { .. } => true,
+            PoolError::Driver(error) => is_full(error),
+            _ => false,
+        };
+        assert!(is_told, "{backend}: {error}");
+        drop(held);
+        drop(pool.alloc(40 * MIB, &stream).unwrap());
+    }
+}
+
+/// JuliaGPU/CUDA.jl#763, #851, #1175: another GPU's stream or memory, met by the driver, killed the session.
+#[test]
+fn another_devices_stream_is_refused_before_the_driver_sees_it() {
+    let driver = Driver::sim(SimConfig::new().devices(2)).unwrap();
+    let [near, far] = [0, 1].map(|ordinal| Device::new(&driver, ordinal).unwrap());
+    for backend in built_backends() {
+        let pool = Pool::builder(&near).backend(backend).build().unwrap();
+        let [home, away] = [&near, &far].map(|device| Stream::new(device).unwrap());
+        for size_bytes in [0, 100, MIB, 40 * MIB] {
+            let error = pool.alloc(size_bytes, &away).unwrap_err();
+            assert!(matches!(error, PoolError::WrongDevice { .. }), "{backend}: {error}");
+        }
+        drop(pool.alloc(MIB, &home).unwrap());
+    }
+    assert_eq!(driver.simulator().unwrap().report().faults, Vec::<String>::new());
+}
+
+fn built_backends() -> Vec<BackendKind> {
+    backends(&Device::new(&Driver::sim(SimConfig::new()).unwrap(), 0).unwrap())
+}
+
+fn is_full(error: &DriverError) -> bool {
+    error.code() == CUresult::CUDA_ERROR_OUT_OF_MEMORY
+}
