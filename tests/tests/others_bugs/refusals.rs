@@ -95,8 +95,7 @@ fn meet_a_failure(backend: BackendKind, rule: Rule) {
             Err(PoolError::OutOfMemory { .. } | PoolError::Driver(_)) => drop(held.pop()),
             Err(other) => panic!("{text}: {other}"),
         }
-        if let Err(PoolError::Poisoned { .. }) = pool.alloc(0, &stream) {
-            // It was a free that failed. Its block is leaked on purpose.
+        if is_poisoned(&pool, &stream) {
             return;
         }
         let live_bytes: u64 = held.iter().map(|block| block.size_bytes()).sum();
@@ -106,12 +105,20 @@ fn meet_a_failure(backend: BackendKind, rule: Rule) {
         }
     }
     drop(held);
+    if is_poisoned(&pool, &stream) {
+        return;
+    }
     // The rule has had its turn, or never will.
     let again = pool.alloc(24 * MIB, &stream).or_else(|_| pool.alloc(24 * MIB, &stream));
     assert!(again.is_ok(), "{text}: {again:?}");
     drop((again, pool, stream, device));
     let findings = driver.simulator().unwrap().report().silent_findings();
     assert!(findings.is_empty(), "{text}: {}", findings[0]);
+}
+
+/// Whether it was a free that failed: its block is leaked on purpose.
+fn is_poisoned(pool: &Pool, stream: &Stream) -> bool {
+    matches!(pool.alloc(0, stream), Err(PoolError::Poisoned { .. }))
 }
 
 /// pytorch/pytorch#122068, #112569, #130486: asking for the numbers of the message failed, and that was all one heard.
