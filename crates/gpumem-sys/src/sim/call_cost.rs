@@ -10,7 +10,7 @@ use super::machine::Machine;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct CallCost {
     alone_ns: u64,
-    /// More while any stream has work.
+    /// More while a device has work.
     busy_ns: u64,
     /// More for each other thread that is in the driver.
     other_thread_ns: u64,
@@ -88,7 +88,9 @@ const CALLS: &[(&str, [u64; 3])] = &[
 impl Machine {
     /// A call begins, while so many other threads are in the driver.
     pub(super) fn charge_call(&mut self, cost: CallCost, other_threads: u64) {
-        let is_busy = self.config.costs.is_busy.unwrap_or(!self.active.is_empty());
+        // Work may have run here already that is not over on the clock.
+        let has_work = !self.active.is_empty() || self.work_ns > self.host_ns;
+        let is_busy = self.config.costs.is_busy.unwrap_or(has_work);
         let busy_ns = if is_busy { cost.busy_ns } else { 0 };
         self.charge(cost.alone_ns + busy_ns + cost.other_thread_ns * other_threads);
     }
@@ -121,6 +123,8 @@ pub(super) const RELEASE_NS_PER_MIB: u64 = 200;
 /// Each handle after the first of a range.
 pub(super) const ACCESS_NS_PER_HANDLE: u64 = 22_000;
 pub(super) const UNMAP_NS_PER_HANDLE: u64 = 13_600;
+pub(super) const ACCESS_NS_PER_MIB: u64 = 25;
+pub(super) const UNMAP_NS_PER_MIB: u64 = 10;
 
 #[cfg(test)]
 mod tests {

@@ -56,7 +56,9 @@ impl Machine {
             work => {
                 let work_ns =
                     self.execute_work(context, work).unwrap_or_else(|fault| self.fail(context, fault));
-                start_ns + work_ns + self.managed.take_fault_ns()
+                let end_ns = start_ns + work_ns + self.managed.take_fault_ns();
+                self.work_ns = self.work_ns.max(end_ns);
+                end_ns
             }
         };
         if let Some(stream) = self.streams.get_mut(handle) {

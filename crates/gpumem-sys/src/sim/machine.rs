@@ -54,6 +54,8 @@ pub(super) struct Machine {
     pub(super) rules: Rules,
     /// The host's place on the virtual clock.
     pub(super) host_ns: u64,
+    /// The latest end of any work that has run, marks apart, there.
+    pub(super) work_ns: u64,
     /// Pageable memory that queued copies hold.
     pub(super) staged_bytes: u64,
     /// The detector of races, if it is on.
@@ -112,6 +114,7 @@ impl Machine {
             imports: BTreeMap::new(),
             host: BTreeMap::new(),
             host_ns: 0,
+            work_ns: 0,
             staged_bytes: 0,
             faults: Vec::new(),
         }

@@ -9,7 +9,10 @@
 
 mod shared;
 
-use super::call_cost::{ACCESS_NS_PER_HANDLE, CREATE_NS_PER_MIB, RELEASE_NS_PER_MIB, UNMAP_NS_PER_HANDLE};
+use super::call_cost::{
+    ACCESS_NS_PER_HANDLE, ACCESS_NS_PER_MIB, CREATE_NS_PER_MIB, RELEASE_NS_PER_MIB, UNMAP_NS_PER_HANDLE,
+    UNMAP_NS_PER_MIB,
+};
 use super::codes::{Answer, INVALID_VALUE, NOT_SUPPORTED, OUT_OF_MEMORY};
 use super::extents::Extents;
 use super::handle::{Handle, Kind, Slab};
@@ -273,6 +276,7 @@ impl Machine {
         let mappings = self.mappings(base, size_bytes)?;
         self.close_windows(base, size_bytes)?;
         self.charge(UNMAP_NS_PER_HANDLE * (mappings.len() as u64 - 1));
+        self.charge_pages(size_bytes, UNMAP_NS_PER_MIB);
         for mapping in mappings {
             self.note_unmapped(&mapping);
             self.memory.remove(mapping.base);
@@ -307,6 +311,7 @@ impl Machine {
             }
         }
         self.charge(ACCESS_NS_PER_HANDLE * (mappings.len() as u64 - 1));
+        self.charge_pages(size_bytes, ACCESS_NS_PER_MIB);
         for mapping in mappings {
             if let Owner::Mapped { handle, devices } = mapping.owner {
                 let owner = Owner::Mapped { handle, devices: (devices | granted) & !withdrawn };

@@ -1,6 +1,7 @@
 //! Elapsed times on the virtual clock.
 
 use super::*;
+use gpumem_sys::sim::Schedule;
 
 #[test]
 fn a_copy_takes_as_long_as_on_the_device_it_was_measured_on() {
@@ -126,4 +127,63 @@ fn costs_can_be_changed() {
     let mark_ns = host_ns(&gpu, || _ = gpu.alloc(1 << 20));
     assert!((99.9..100.1).contains(&mark_ns), "{mark_ns}");
     assert_eq!(code(gpu.try_alloc(64 << 20)), CUresult::CUDA_ERROR_OUT_OF_MEMORY);
+}
+
+/// Creating, mapping, giving access, unmapping and releasing so many handles, each in microseconds a handle. Access and
+/// unmapping are one call for all.
+#[cfg(target_os = "linux")]
+fn handle_us(gpu: &Machine, count: usize, size_bytes: usize) -> [f64; 5] {
+    use virtual_memory::{create, grant, reserve, unmap};
+    let (base, mut handles) = (reserve(gpu, count * size_bytes), Vec::new());
+    let created = host_ns(gpu, || handles = (0..count).map(|_| create(gpu, size_bytes).unwrap()).collect());
+    let at = |index: usize| base + (index * size_bytes) as u64;
+    let mapped = host_ns(gpu, || {
+        for (index, &handle) in handles.iter().enumerate() {
+            // SAFETY: addresses and handles are checked by the driver under test.
+            unsafe { gpu.cuMemMap(at(index), size_bytes, 0, handle, 0).unwrap() };
+        }
+    });
+    let granted = host_ns(gpu, || grant(gpu, base, count * size_bytes, 0).unwrap());
+    let unmapped = host_ns(gpu, || unmap(gpu, base, count * size_bytes));
+    let released = host_ns(gpu, || {
+        // SAFETY: handles are checked by the driver under test.
+        handles.iter().for_each(|&handle| unsafe { gpu.cuMemRelease(handle).unwrap() });
+    });
+    [created, mapped, granted, unmapped, released].map(|ns| ns / 1e3 / count as f64)
+}
+
+#[cfg(target_os = "linux")]
+#[test]
+fn handles_cost_what_they_cost_beside_a_gpu() {
+    let measured: [(usize, usize, [f64; 5]); 5] = [
+        (1, 2 << 20, [5.3, 0.4, 16.1, 11.4, 7.1]),
+        (1, 64 << 20, [6.3, 0.4, 17.3, 11.8, 21.1]),
+        (1, 1 << 30, [13.0, 0.4, 45.3, 22.6, 209.8]),
+        (512, 2 << 20, [5.3, 0.4, 22.6, 13.7, 7.1]),
+        (8, 128 << 20, [6.3, 0.4, 26.7, 16.1, 33.0]),
+    ];
+    for (count, size_bytes, measured) in measured {
+        let gpu = machine(SimConfig::h200().schedule(Schedule::Early));
+        for (found, measured) in handle_us(&gpu, count, size_bytes).into_iter().zip(measured) {
+            // The two events cost a little, too.
+            let is_near = (found - measured).abs() < measured * 0.2 + 0.5 / count as f64;
+            assert!(is_near, "{count} of {size_bytes}: {found} beside {measured}");
+        }
+    }
+}
+
+#[cfg(target_os = "linux")]
+#[test]
+fn handles_cost_more_while_the_device_is_busy_whenever_its_work_runs_here() {
+    for schedule in [Schedule::Early, Schedule::Late, Schedule::Random] {
+        let mut costs = gpumem_sys::sim::Costs::h200();
+        costs.fill_ns = 1_000_000_000;
+        let gpu = machine(SimConfig::h200().schedule(schedule).costs(costs));
+        gpu.fill(gpu.stream(), gpu.alloc(1), 1, 1);
+        let [created, mapped, granted, unmapped, released] = handle_us(&gpu, 1, 2 << 20);
+        assert!((25.0..27.0).contains(&created), "{created}");
+        assert!((46.0..49.0).contains(&(mapped + granted)), "{mapped} {granted}");
+        assert!((17.0..19.0).contains(&unmapped), "{unmapped}");
+        assert!((19.0..22.0).contains(&released), "{released}");
+    }
 }

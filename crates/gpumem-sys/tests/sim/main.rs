@@ -13,6 +13,7 @@ mod graphs;
 mod instances;
 mod ipc;
 mod kernels;
+mod losses;
 mod managed;
 mod memory;
 mod order;

@@ -44,8 +44,9 @@ entries! {
 
     fn cuEventQuery(call, event: CUevent) {
         let (event, thread) = (Handle::from_ptr(event), call.thread);
+        let point = call.event_point(event)?;
         call.capture_check_event(event, thread)?;
-        if let Some(point) = call.event_point(event)? {
+        if let Some(point) = point {
             call.poll(|machine| machine.is_done(point))?;
         }
         call.host_saw_event(event);
@@ -54,8 +55,8 @@ entries! {
 
     fn cuEventSynchronize(call, event: CUevent) {
         let (event, thread) = (Handle::from_ptr(event), call.thread);
-        call.capture_check_event(event, thread)?;
         let point = call.event_point(event)?;
+        call.capture_check_event(event, thread)?;
         point.map_or(Ok(()), |point| call.wait_for_point(point))?;
         call.event_point(event)?;
         call.host_saw_event(event);
