@@ -95,6 +95,11 @@ pub(super) fn uuid(instance: u64, device: usize) -> [u8; 16] {
     bytes
 }
 
+/// Where a device is on the bus, as its attributes say, in the form that tools print.
+pub(super) fn bus_name(ordinal: usize) -> String {
+    format!("0000:{:02X}:00.0", ordinal + 1)
+}
+
 /// The shared memory a block may have without asking, and at most.
 pub(super) const SHARED_BYTES: i32 = 48 << 10;
 pub(super) const SHARED_BYTES_OPTIN: i32 = 227 << 10;

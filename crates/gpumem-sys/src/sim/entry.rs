@@ -13,6 +13,7 @@ mod managed;
 mod memory;
 mod module;
 mod node;
+mod occupancy;
 mod pool;
 mod settings;
 mod sharing;
@@ -48,6 +49,7 @@ pub(super) fn table<const SLOT: usize>() -> Table {
     capture::install::<SLOT>(&mut table);
     graph::install::<SLOT>(&mut table);
     node::install::<SLOT>(&mut table);
+    occupancy::install::<SLOT>(&mut table);
     exec::install::<SLOT>(&mut table);
     table
 }

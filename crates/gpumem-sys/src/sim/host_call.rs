@@ -40,7 +40,7 @@ fn invoke(shared: &Shared, stream: Handle, call: HostCall, has_returned: &Atomic
     {
         let _inside = Inside::enter();
         // SAFETY: the program asked for this call with this argument, and its turn in the stream has come.
-        unsafe { (call.run)(call.data) };
+        unsafe { call.invoke() };
     }
     let mut machine = shared.lock();
     machine.call_returned(stream);

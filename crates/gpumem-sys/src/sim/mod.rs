@@ -84,6 +84,7 @@ mod managed;
 mod managed_range;
 mod memory;
 mod module;
+mod occupancy;
 mod operation;
 mod origins;
 mod pages;

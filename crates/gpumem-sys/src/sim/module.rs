@@ -16,13 +16,19 @@ pub(super) struct Module {
     ptx: Ptx,
 }
 
+impl Module {
+    pub(super) fn entry_count(&self) -> usize {
+        self.ptx.entries.len()
+    }
+}
+
 /// An entry of a module, with the Rust function that stands in for its body.
 pub(super) struct Function {
     pub(super) module: Handle,
     pub(super) context: Handle,
     kernel: Kernel,
     pub(super) signature: Arc<Signature>,
-    shared_bytes_max: i32,
+    pub(super) shared_bytes_max: i32,
     target: u32,
 }
 
@@ -74,7 +80,7 @@ impl Machine {
         let function = self.function(handle)?;
         match attribute {
             Attribute::CU_FUNC_ATTRIBUTE_MAX_THREADS_PER_BLOCK => Ok(BLOCK_THREADS_MAX as i32),
-            Attribute::CU_FUNC_ATTRIBUTE_NUM_REGS => Ok(32),
+            Attribute::CU_FUNC_ATTRIBUTE_NUM_REGS => Ok(REGISTERS_PER_THREAD),
             Attribute::CU_FUNC_ATTRIBUTE_PTX_VERSION => Ok(function.target as i32),
             Attribute::CU_FUNC_ATTRIBUTE_BINARY_VERSION => Ok(COMPUTE_CAPABILITY as i32),
             Attribute::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES => Ok(function.shared_bytes_max),
@@ -144,3 +150,6 @@ impl Shape {
         }
     }
 }
+
+/// What every kernel is said to need.
+pub(super) const REGISTERS_PER_THREAD: i32 = 32;

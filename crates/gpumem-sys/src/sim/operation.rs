@@ -6,6 +6,7 @@ use super::managed::Place;
 use super::memory::Allocation;
 use super::stream::Point;
 use super::value::{Condition, Value};
+use crate::types::{CUresult, CUstream};
 use core::ffi::c_void;
 
 /// One piece of queued work. Addresses are looked up when it runs, not when it is queued.
@@ -85,8 +86,32 @@ pub(super) struct Fill {
 /// A function that the program wants called in stream order.
 #[derive(Clone, Copy)]
 pub(super) struct HostCall {
-    pub(super) run: unsafe extern "C" fn(*mut c_void),
+    pub(super) run: HostFunction,
     pub(super) data: *mut c_void,
+}
+
+/// The two forms of such a function.
+#[derive(Clone, Copy)]
+pub(super) enum HostFunction {
+    /// Not called in a context that has failed.
+    Plain(unsafe extern "C" fn(*mut c_void)),
+    /// Told of the stream, as the program named it, and of what has become of its context.
+    Callback { run: unsafe extern "C" fn(CUstream, CUresult, *mut c_void), stream: Handle, status: CUresult },
+}
+
+impl HostCall {
+    /// # Safety
+    ///
+    /// The program asked for this call, and its turn in the stream has come.
+    pub(super) unsafe fn invoke(self) {
+        // SAFETY: the program promised that the function may be called then, with this argument.
+        unsafe {
+            match self.run {
+                HostFunction::Plain(run) => run(self.data),
+                HostFunction::Callback { run, stream, status } => run(stream.to_ptr(), status, self.data),
+            }
+        }
+    }
 }
 
 // SAFETY: the program handed function and data over to be called on a thread of the driver's choice.

@@ -8,7 +8,7 @@
 use super::choices::{Choice, Schedule};
 use super::handle::Handle;
 use super::machine::Machine;
-use super::operation::{HostCall, Operation};
+use super::operation::{HostCall, HostFunction, Operation};
 use super::races::Running;
 use super::random::Random;
 
@@ -229,12 +229,14 @@ impl Machine {
         }
     }
 
-    /// The host function at the head of a stream, which then counts as busy. Skipped in a context that has failed.
+    /// The host function at the head of a stream, which then counts as busy. Skipped in a context that has failed, but
+    /// for callbacks, which are told.
     fn due_call(&mut self, handle: Handle) -> Option<HostCall> {
         let stream = self.streams.get_mut(handle)?;
-        let Operation::Call(call) = stream.queue.front()?.operation else { return None };
-        if self.contexts.get(stream.context).is_some_and(|context| context.error.is_some()) {
-            return None;
+        let Operation::Call(mut call) = stream.queue.front()?.operation else { return None };
+        if let Some(error) = self.contexts.get(stream.context).and_then(|context| context.error) {
+            let HostFunction::Callback { status, .. } = &mut call.run else { return None };
+            *status = error;
         }
         stream.is_busy = true;
         Some(call)

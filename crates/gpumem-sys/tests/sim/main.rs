@@ -6,6 +6,7 @@
 #![cfg(feature = "sim")]
 #![allow(missing_docs, clippy::unwrap_used)] // Helpers outside of the test functions unwrap, too.
 
+mod calls;
 mod clock;
 mod codes;
 mod correct;

@@ -4,11 +4,11 @@
 //! only says whether there is a device.
 
 use super::{entries, put};
-use crate::sim::codes::{INVALID_VALUE, NO_DEVICE};
+use crate::sim::codes::{INVALID_DEVICE, INVALID_VALUE, NO_DEVICE};
 use crate::sim::device;
 use crate::table::Table;
 use crate::types::{CUdevice, CUdevice_P2PAttribute, CUdevice_attribute, CUresult, CUuuid};
-use core::ffi::{c_char, c_int, c_uint};
+use core::ffi::{CStr, c_char, c_int, c_uint};
 
 entries! {
     fn cuInit(call, flags: c_uint) {
@@ -67,6 +67,24 @@ entries! {
     fn cuDeviceGetUuid_v2(call, uuid: *mut CUuuid, device: CUdevice) {
         let device = call.device_index(device)?;
         put(uuid, CUuuid { bytes: device::uuid(call.instance, device).map(|byte| byte as c_char) })
+    }
+
+    fn cuDeviceGetPCIBusId(call, target: *mut c_char, len: c_int, device: CUdevice) {
+        let name = device::bus_name(call.device_index(device)?);
+        if target.is_null() || usize::try_from(len).map_or(true, |len| len <= name.len()) {
+            return Err(INVALID_VALUE);
+        }
+        core::ptr::copy_nonoverlapping(name.as_ptr().cast::<c_char>(), target, name.len());
+        put(target.add(name.len()), 0)
+    }
+
+    fn cuDeviceGetByPCIBusId(call, target: *mut CUdevice, name: *const c_char) {
+        if name.is_null() {
+            return Err(INVALID_VALUE);
+        }
+        let name = CStr::from_ptr(name).to_bytes();
+        let is_named = |&device: &usize| device::bus_name(device).as_bytes().eq_ignore_ascii_case(name);
+        put(target, (0..call.devices.len()).find(is_named).ok_or(INVALID_DEVICE)? as CUdevice)
     }
 
     fn cuDeviceCanAccessPeer(call, can: *mut c_int, device: CUdevice, peer: CUdevice) {

@@ -2,8 +2,9 @@
 
 use super::{check_place, entries, put, take};
 use crate::sim::call::Call;
-use crate::sim::codes::{Answer, INVALID_VALUE, NOT_SUPPORTED};
+use crate::sim::codes::{Answer, INVALID_VALUE, NOT_SUPPORTED, OUT_OF_MEMORY};
 use crate::sim::handle::Handle;
+use crate::sim::plain::{ALIGNMENT_BYTES, round_up};
 use crate::sim::pointer::PointerValue;
 use crate::table::Table;
 use crate::types::{CUdeviceptr, CUpointer_attribute, CUresult, CUstream};
@@ -22,6 +23,26 @@ entries! {
         let context = call.context(call.thread)?;
         call.refuse_unsafe()?;
         put(target, call.alloc(context, size_bytes as u64)?)
+    }
+
+    fn cuMemAllocPitch_v2(
+        call,
+        target: *mut CUdeviceptr,
+        pitch: *mut usize,
+        width_bytes: usize,
+        height: usize,
+        element_bytes: c_uint,
+    ) {
+        let context = call.context(call.thread)?;
+        call.refuse_unsafe()?;
+        check_place(target)?;
+        if !matches!(element_bytes, 4 | 8 | 16) {
+            return Err(INVALID_VALUE);
+        }
+        let pitch_bytes = round_up(width_bytes as u64, ALIGNMENT_BYTES)?;
+        let size_bytes = pitch_bytes.checked_mul(height as u64).ok_or(OUT_OF_MEMORY)?;
+        put(pitch, pitch_bytes as usize)?;
+        put(target, call.alloc(context, size_bytes)?)
     }
 
     fn cuMemFree_v2(call, address: CUdeviceptr) {

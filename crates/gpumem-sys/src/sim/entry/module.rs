@@ -2,13 +2,17 @@
 
 use super::{check_place, entries, put, take};
 use crate::sim::call::Call;
-use crate::sim::codes::{Answer, FILE_NOT_FOUND, INVALID_VALUE, NOT_FOUND};
+use crate::sim::codes::{Answer, FILE_NOT_FOUND, INVALID_HANDLE, INVALID_VALUE, NOT_FOUND, NOT_SUPPORTED};
 use crate::sim::handle::Handle;
 use crate::sim::module::Shape;
 use crate::sim::ptx::Signature;
 use crate::table::Table;
-use crate::types::{CUfunction, CUfunction_attribute, CUjit_option, CUmodule, CUresult, CUstream};
+use crate::types::{
+    CUfunction, CUfunction_attribute, CUfunctionLoadingState, CUjit_option, CUlaunchAttributeID,
+    CUlaunchConfig, CUmodule, CUmoduleLoadingMode, CUresult, CUstream,
+};
 use core::ffi::{CStr, c_char, c_int, c_uint, c_void};
+use core::ptr::null_mut;
 
 entries! {
     fn cuModuleLoad(call, target: *mut CUmodule, path: *const c_char) {
@@ -100,19 +104,103 @@ entries! {
         parameters: *mut *mut c_void,
         extra: *mut *mut c_void,
     ) {
-        let thread = call.thread;
-        let stream = call.stream(thread, Handle::from_ptr(stream))?;
-        let function = Handle::from_ptr(function);
         let shape = Shape {
             grid: [grid_x, grid_y, grid_z],
             block: [block_x, block_y, block_z],
             shared_bytes,
         };
-        let packed = packed(call, function, parameters, extra)?;
-        call.make_room(stream)?;
-        call.launch(stream, function, shape, packed)
+        launch(call, function, shape, stream, (parameters, extra))
+    }
+
+    // A kernel runs for its whole grid at once, so all its threads are there.
+    fn cuLaunchCooperativeKernel(
+        call,
+        function: CUfunction,
+        grid_x: c_uint,
+        grid_y: c_uint,
+        grid_z: c_uint,
+        block_x: c_uint,
+        block_y: c_uint,
+        block_z: c_uint,
+        shared_bytes: c_uint,
+        stream: CUstream,
+        parameters: *mut *mut c_void,
+    ) {
+        let shape = Shape {
+            grid: [grid_x, grid_y, grid_z],
+            block: [block_x, block_y, block_z],
+            shared_bytes,
+        };
+        launch(call, function, shape, stream, (parameters, null_mut()))
+    }
+
+    fn cuLaunchKernelEx(
+        call,
+        config: *const CUlaunchConfig,
+        function: CUfunction,
+        parameters: *mut *mut c_void,
+        extra: *mut *mut c_void,
+    ) {
+        let config = take(config)?;
+        for index in 0..config.numAttrs as usize {
+            let attribute = take(config.attrs.wrapping_add(index).cast::<CUlaunchAttributeID>())?;
+            if !WITHOUT_EFFECT.contains(&attribute) {
+                return Err(NOT_SUPPORTED);
+            }
+        }
+        let shape = Shape {
+            grid: [config.gridDimX, config.gridDimY, config.gridDimZ],
+            block: [config.blockDimX, config.blockDimY, config.blockDimZ],
+            shared_bytes: config.sharedMemBytes,
+        };
+        launch(call, function, shape, config.hStream, (parameters, extra))
+    }
+
+    fn cuModuleGetFunctionCount(call, count: *mut c_uint, module: CUmodule) {
+        let module = call.modules.get(Handle::from_ptr(module)).ok_or(INVALID_HANDLE)?;
+        put(count, module.entry_count() as c_uint)
+    }
+
+    fn cuModuleGetLoadingMode(_call, mode: *mut CUmoduleLoadingMode) {
+        put(mode, CUmoduleLoadingMode::CU_MODULE_EAGER_LOADING)
+    }
+
+    fn cuFuncLoad(call, function: CUfunction) {
+        call.function(Handle::from_ptr(function)).map(drop)
+    }
+
+    fn cuFuncIsLoaded(call, state: *mut CUfunctionLoadingState, function: CUfunction) {
+        call.function(Handle::from_ptr(function))?;
+        put(state, CUfunctionLoadingState::CU_FUNCTION_LOADING_STATE_LOADED)
     }
 }
+
+/// Queues a kernel.
+///
+/// # Safety
+///
+/// What `cuLaunchKernel` asks for.
+unsafe fn launch(
+    call: &mut Call<'_>,
+    function: CUfunction,
+    shape: Shape,
+    stream: CUstream,
+    (parameters, extra): (*mut *mut c_void, *mut *mut c_void),
+) -> Answer<()> {
+    let (thread, function) = (call.thread, Handle::from_ptr(function));
+    let stream = call.stream(thread, Handle::from_ptr(stream))?;
+    // SAFETY: the caller's promise.
+    let packed = unsafe { packed(call, function, parameters, extra)? };
+    call.make_room(stream)?;
+    call.launch(stream, function, shape, packed)
+}
+
+/// What a launch may ask for and get here as it is.
+const WITHOUT_EFFECT: [CUlaunchAttributeID; 3] = [
+    CUlaunchAttributeID::CU_LAUNCH_ATTRIBUTE_IGNORE,
+    CUlaunchAttributeID::CU_LAUNCH_ATTRIBUTE_COOPERATIVE,
+    CUlaunchAttributeID::CU_LAUNCH_ATTRIBUTE_PRIORITY,
+];
 
 /// A C string of the caller's.
 ///

@@ -8,7 +8,7 @@ use crate::sim::graph::Work;
 use crate::sim::handle::Handle;
 use crate::sim::machine::Machine;
 use crate::sim::module::Shape;
-use crate::sim::operation::{Fill, HostCall, Operation};
+use crate::sim::operation::{Fill, HostCall, HostFunction, Operation};
 use crate::table::Table;
 use crate::types::{
     CUDA_HOST_NODE_PARAMS, CUDA_KERNEL_NODE_PARAMS, CUDA_KERNEL_NODE_PARAMS_v1, CUDA_MEM_ALLOC_NODE_PARAMS,
@@ -336,7 +336,8 @@ pub(super) fn host(
     parameters: CUDA_HOST_NODE_PARAMS,
 ) -> Answer<(Handle, impl FnOnce(&mut Machine, Handle) -> Answer<()> + use<>)> {
     let context = call.context(call.thread)?;
-    let called = HostCall { run: parameters.fn_.ok_or(INVALID_VALUE)?, data: parameters.userData };
+    let run = HostFunction::Plain(parameters.fn_.ok_or(INVALID_VALUE)?);
+    let called = HostCall { run, data: parameters.userData };
     Ok((context, move |machine: &mut Machine, stream| {
         machine.enqueue(stream, Operation::Call(called));
         Ok(())

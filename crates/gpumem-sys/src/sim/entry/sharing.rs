@@ -2,7 +2,7 @@
 
 use super::event::run_if_shared;
 use super::virtual_memory::{check_shareable, descriptor};
-use super::{entries, put, take};
+use super::{check_place, entries, put, take};
 use crate::sim::codes::{Answer, INVALID_VALUE, NOT_SUPPORTED};
 use crate::sim::handle::Handle;
 use crate::sim::pages;
@@ -22,7 +22,8 @@ entries! {
         flags: c_ulonglong,
     ) {
         check_shareable(handle_type)?;
-        if flags != 0 || target.is_null() {
+        check_place(target)?;
+        if flags != 0 {
             return Err(INVALID_VALUE);
         }
         put(target.cast::<i32>(), call.pool_export(Handle::from_ptr(pool))?)
@@ -36,7 +37,8 @@ entries! {
         flags: c_ulonglong,
     ) {
         check_shareable(handle_type)?;
-        if flags != 0 || target.is_null() {
+        check_place(target)?;
+        if flags != 0 {
             return Err(INVALID_VALUE);
         }
         put(target, call.pool_import(descriptor(shareable)?)?.to_ptr())
@@ -52,14 +54,13 @@ entries! {
         pool: CUmemoryPool,
         data: *mut CUmemPoolPtrExportData,
     ) {
-        if target.is_null() {
-            return Err(INVALID_VALUE);
-        }
+        check_place(target)?;
         put(target, call.pool_import_pointer(Handle::from_ptr(pool), &take(data)?.reserved)?)
     }
 
     fn cuIpcGetMemHandle(call, target: *mut CUipcMemHandle, address: CUdeviceptr) {
         check_processes()?;
+        check_place(target)?;
         call.context(call.thread)?;
         put(target, CUipcMemHandle { reserved: call.ipc_export(address)?.encode().map(|byte| byte as c_char) })
     }
@@ -72,7 +73,8 @@ entries! {
     ) {
         check_processes()?;
         let context = call.context(call.thread)?;
-        if flags != CUipcMem_flags::CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS.0 || target.is_null() {
+        check_place(target)?;
+        if flags != CUipcMem_flags::CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS.0 {
             return Err(INVALID_VALUE);
         }
         put(target, call.ipc_open(context, &handle.reserved.map(|byte| byte as u8))?)
@@ -100,9 +102,7 @@ entries! {
     fn cuIpcOpenEventHandle(call, target: *mut CUevent, handle: CUipcEventHandle) {
         check_processes()?;
         let context = call.context(call.thread)?;
-        if target.is_null() {
-            return Err(INVALID_VALUE);
-        }
+        check_place(target)?;
         put(target, call.ipc_open_event(context, &handle.reserved.map(|byte| byte as u8))?.to_ptr())
     }
 }

@@ -4,9 +4,9 @@ use super::{check_place, entries, put};
 use crate::sim::capture::EXTERNAL;
 use crate::sim::codes::{INVALID_HANDLE, INVALID_VALUE};
 use crate::sim::handle::Handle;
-use crate::sim::operation::{HostCall, Operation};
+use crate::sim::operation::{HostCall, HostFunction, Operation};
 use crate::table::Table;
-use crate::types::{CUcontext, CUdevice, CUevent, CUhostFn, CUresult, CUstream};
+use crate::types::{CUcontext, CUdevice, CUevent, CUhostFn, CUresult, CUstream, CUstreamCallback};
 use core::ffi::{c_int, c_uint, c_ulonglong, c_void};
 
 entries! {
@@ -91,8 +91,29 @@ entries! {
     fn cuLaunchHostFunc(call, stream: CUstream, function: CUhostFn, data: *mut c_void) {
         let thread = call.thread;
         let stream = call.stream(thread, Handle::from_ptr(stream))?;
-        let run = function.ok_or(INVALID_VALUE)?;
+        let run = HostFunction::Plain(function.ok_or(INVALID_VALUE)?);
         call.make_room(stream)?;
+        call.enqueue(stream, Operation::Call(HostCall { run, data }));
+        Ok(())
+    }
+
+    // The older form, which a graph can't hold.
+    fn cuStreamAddCallback(
+        call,
+        stream: CUstream,
+        callback: CUstreamCallback,
+        data: *mut c_void,
+        flags: c_uint,
+    ) {
+        let (thread, named) = (call.thread, Handle::from_ptr(stream));
+        let stream = call.stream(thread, named)?;
+        let run = callback.ok_or(INVALID_VALUE)?;
+        if flags != 0 {
+            return Err(INVALID_VALUE);
+        }
+        call.capture_check_outside(stream)?;
+        call.make_room(stream)?;
+        let run = HostFunction::Callback { run, stream: named, status: CUresult::CUDA_SUCCESS };
         call.enqueue(stream, Operation::Call(HostCall { run, data }));
         Ok(())
     }

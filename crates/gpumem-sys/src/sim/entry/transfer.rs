@@ -133,6 +133,39 @@ entries! {
         fill(call, stream, row(target, value, 4, count), false)
     }
 
+    fn cuMemsetD2D8_v2(
+        call,
+        target: CUdeviceptr,
+        pitch: usize,
+        value: c_uchar,
+        width: usize,
+        height: usize,
+    ) {
+        fill(call, null_mut(), rows(row(target, value, 1, width), pitch, height), true)
+    }
+
+    fn cuMemsetD2D16_v2(
+        call,
+        target: CUdeviceptr,
+        pitch: usize,
+        value: c_ushort,
+        width: usize,
+        height: usize,
+    ) {
+        fill(call, null_mut(), rows(row(target, value, 2, width), pitch, height), true)
+    }
+
+    fn cuMemsetD2D32_v2(
+        call,
+        target: CUdeviceptr,
+        pitch: usize,
+        value: c_uint,
+        width: usize,
+        height: usize,
+    ) {
+        fill(call, null_mut(), rows(row(target, value, 4, width), pitch, height), true)
+    }
+
     fn cuMemsetD2D8Async(
         call,
         target: CUdeviceptr,

@@ -43,7 +43,12 @@ impl Machine {
             return known.ok_or(INVALID_VALUE);
         }
         let shared = Shared { file, label, is_imported: true };
-        all.create(device, label.size_bytes, AllocationFlags::default(), Some(shared))
+        let handle = all.create(device, label.size_bytes, AllocationFlags::default(), Some(shared))?;
+        let call = self.made_here();
+        if let Some(physical) = self.virtual_memory.handles.get_mut(handle) {
+            physical.call = call;
+        }
+        Ok(handle)
     }
 }
 
