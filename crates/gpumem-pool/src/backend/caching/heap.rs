@@ -24,6 +24,8 @@ mod stamps;
 mod survey;
 #[cfg(test)]
 mod tests;
+mod trim;
+mod waits;
 
 use super::dials::Dials;
 use super::vmm::{self, Backing};
@@ -192,7 +194,7 @@ impl Heap {
             return Ok(None);
         };
         let row = Row { parts, ..Row::default() };
-        let piece = self.build(index, (request.slot, size_bytes), start, &row, backing)?;
+        let piece = self.build(index, &Request { size_bytes, ..*request }, start, &row, backing)?;
         self.counts.recycled += u64::from(piece.is_some());
         Ok(piece)
     }
@@ -256,7 +258,7 @@ impl Heap {
                 None => return Ok(None),
             }
         };
-        let piece = self.build(index, (request.slot, size_bytes), tail.start, &row, backing)?;
+        let piece = self.build(index, &Request { size_bytes, ..*request }, tail.start, &row, backing)?;
         self.counts.grown += u64::from(piece.is_some());
         Ok(piece)
     }
@@ -336,20 +338,24 @@ impl Heap {
     fn build(
         &mut self,
         index: usize,
-        (slot, size_bytes): (Slot, u64),
+        request: &Request,
         start: u64,
         row: &Row,
         backing: &mut impl Backing,
     ) -> Result<Option<Piece>, DriverError> {
-        let row_start = self.spaces[index].end();
-        if !build::row(self, index, row, backing)? {
+        let end = self.spaces[index].end();
+        // What continues nothing may stand where something was unmapped.
+        let is_free = start == end && request.alignment <= FRAME_BYTES;
+        let hole = is_free.then(|| self.frames.hole(index, row.size_bytes(&self.frames) >> FRAME_SHIFT));
+        let row_start = hole.flatten().map_or(end, |slot| slot << FRAME_SHIFT);
+        if !build::row(self, (index, row_start), row, backing)? {
             return Ok(None);
         }
         self.reserved_peak_bytes = self.reserved_peak_bytes.max(self.reserved_bytes());
         // The first part may be the end of its handle: the block starts there.
         let skipped = row.parts.first().map_or(0, |part| u64::from(part.first) << FRAME_SHIFT);
-        let start = if start < row_start { start } else { start + skipped };
-        Ok(Some(self.claimed(index, start, size_bytes, slot)))
+        let start = if is_free { row_start + skipped } else { start };
+        Ok(Some(self.claimed(index, start, request.size_bytes, request.slot)))
     }
 
     fn claimed(&mut self, index: usize, start: u64, size_bytes: u64, slot: Slot) -> Piece {

@@ -1,4 +1,4 @@
-//! [`row`]: makes a row of windows at the end of a space, with the driver's help, or leaves everything as it was.
+//! [`row`]: makes a row of windows, with the driver's help, or leaves everything as it was.
 //!
 //! The driver is asked first, and what is known here changes only once all of it has succeeded. When it fails half way,
 //! what was done is undone. Where even that fails, what stays mapped or created counts as reserved for good and is
@@ -6,7 +6,7 @@
 
 use super::super::vmm::{Backing, RawHandle};
 use super::Heap;
-use super::frames::{move_frames, ones};
+use super::frames::{Frames, move_frames, ones};
 use super::plan::Part;
 use super::space::{FRAME_BYTES, FRAME_SHIFT};
 use super::stamps::Pending;
@@ -23,9 +23,11 @@ pub(super) struct Row {
 }
 
 impl Row {
-    fn frame_count(&self, sizes: impl Fn(u32) -> u32) -> u64 {
-        let known: u32 = self.parts.iter().chain(&self.last).map(|part| sizes(part.handle)).sum();
-        u64::from(known) + u64::from(self.new.iter().sum::<u32>())
+    /// What its windows take of a space.
+    pub(super) fn size_bytes(&self, frames: &Frames) -> u64 {
+        let known = self.parts.iter().chain(&self.last).map(|part| frames.handle(part.handle).frame_count);
+        let frame_count: u64 = known.chain(self.new.iter().copied()).map(u64::from).sum();
+        frame_count << FRAME_SHIFT
     }
 }
 
@@ -37,33 +39,40 @@ struct Done {
     mapped: Vec<(u64, u64)>,
 }
 
-/// Makes the windows and moves what the parts name into them. False when the space has no room.
+/// Makes the windows, from a place on that is a hole or the end of the space, and moves what the parts name into them.
+/// False when the space has no room.
 pub(super) fn row(
     heap: &mut Heap,
-    space: usize,
+    (space, start): (usize, u64),
     row: &Row,
     backing: &mut impl Backing,
 ) -> Result<bool, DriverError> {
-    let sizes = |handle| heap.frames.handle(handle).frame_count;
-    let size_bytes = row.frame_count(sizes) << FRAME_SHIFT;
-    if heap.spaces[space].room_bytes() < size_bytes {
-        return Ok(false);
-    }
+    let size_bytes = row.size_bytes(&heap.frames);
+    let is_extended = start == heap.spaces[space].end();
     if size_bytes == 0 {
         return Ok(true);
     }
-    let mut done = Done::default();
-    if let Err(error) = ask(heap, space, row, backing, &mut done) {
-        undo(heap, space, size_bytes, done, backing);
-        return Err(error);
+    if is_extended && heap.spaces[space].room_bytes() < size_bytes {
+        return Ok(false);
     }
-    commit(heap, space, row, &done.created, size_bytes);
-    Ok(true)
+    let mut done = Done::default();
+    let asked = ask(heap, heap.spaces[space].base + start, row, backing, &mut done);
+    let is_undone = asked.is_ok() || undo(heap, &done, backing);
+    if is_extended && (asked.is_ok() || !is_undone) {
+        heap.spaces[space].extend(&mut heap.records, size_bytes);
+    }
+    match asked {
+        Ok(()) => commit(heap, (space, start), row, &done.created),
+        // What could not be undone is no hole any more.
+        Err(_) if !is_undone => heap.frames.fill_hole(space, start >> FRAME_SHIFT, size_bytes >> FRAME_SHIFT),
+        Err(_) => {}
+    }
+    asked.map(|()| true)
 }
 
 fn ask(
     heap: &Heap,
-    space: usize,
+    base: u64,
     row: &Row,
     backing: &mut impl Backing,
     done: &mut Done,
@@ -71,7 +80,6 @@ fn ask(
     for frame_count in &row.new {
         done.created.push((backing.create(u64::from(*frame_count) << FRAME_SHIFT)?, *frame_count));
     }
-    let base = heap.spaces[space].base + heap.spaces[space].end();
     let mut address = base;
     let known = |part: &Part| {
         let handle = heap.frames.handle(part.handle);
@@ -93,26 +101,22 @@ fn ask(
     backing.set_access(base, address - base)
 }
 
-fn undo(heap: &mut Heap, space: usize, size_bytes: u64, done: Done, backing: &mut impl Backing) {
-    let unmapped = done
-        .mapped
-        .iter()
-        .fold(true, |all, (address, size_bytes)| backing.unmap(*address, *size_bytes).is_ok() && all);
-    for (raw, frame_count) in done.created {
-        if backing.release(raw).is_err() || !unmapped {
-            heap.lost_bytes += u64::from(frame_count) << FRAME_SHIFT;
+/// Whether nothing is left of it.
+fn undo(heap: &mut Heap, done: &Done, backing: &mut impl Backing) -> bool {
+    let unmaps = done.mapped.iter().map(|(address, size_bytes)| backing.unmap(*address, *size_bytes).is_ok());
+    let is_unmapped = unmaps.fold(true, |all, one| all && one);
+    for (raw, frame_count) in &done.created {
+        if backing.release(*raw).is_err() || !is_unmapped {
+            heap.lost_bytes += u64::from(*frame_count) << FRAME_SHIFT;
         }
     }
-    if !unmapped {
-        heap.spaces[space].extend(&mut heap.records, size_bytes);
-    }
+    is_unmapped
 }
 
-fn commit(heap: &mut Heap, space: usize, row: &Row, created: &[(RawHandle, u32)], size_bytes: u64) {
+fn commit(heap: &mut Heap, (space, start): (usize, u64), row: &Row, created: &[(RawHandle, u32)]) {
     let Heap { spaces, frames, records, .. } = heap;
-    let mut slot = spaces[space].end() >> FRAME_SHIFT;
-    spaces[space].extend(records, size_bytes);
-    let mut window = |frames: &mut super::frames::Frames, handle: u32| {
+    let mut slot = start >> FRAME_SHIFT;
+    let mut window = |frames: &mut Frames, handle: u32| {
         let window = frames.add_window(handle, space as u8, slot);
         slot += u64::from(frames.handle(handle).frame_count);
         window

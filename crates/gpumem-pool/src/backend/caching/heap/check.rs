@@ -37,7 +37,27 @@ impl Heap {
                 format!("set {set:?} is counted {count} times, carried {:?}", shares.get(&set))
             })?;
         }
+        self.check_holes()?;
         self.check_frames()
+    }
+
+    fn check_holes(&self) -> Result<(), String> {
+        for (index, space) in self.spaces.iter().enumerate() {
+            let end = space.end() >> FRAME_SHIFT;
+            let mut place = 0;
+            for (slot, count) in self.frames.holes(index) {
+                expect(*slot >= place && *count > 0, || {
+                    format!("hole {slot} of space {index} should be part of another")
+                })?;
+                place = slot + count + 1;
+                expect(slot + count <= end, || format!("hole {slot} lies behind the end of space {index}"))?;
+                let mapped = (*slot..slot + count).find(|slot| self.frames.window_at(index, *slot).is_some());
+                expect(mapped.is_none(), || {
+                    format!("slot {mapped:?} of space {index} is mapped and a hole")
+                })?;
+            }
+        }
+        Ok(())
     }
 
     fn check_frames(&self) -> Result<(), String> {

@@ -11,6 +11,7 @@ use super::space::{FRAME_BYTES, FRAME_SHIFT, Space};
 use super::stamps::{Pending, join};
 use super::vmm::RawHandle;
 use crate::clock::Stamp;
+use std::collections::BTreeMap;
 
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Handle {
@@ -32,6 +33,8 @@ pub(super) struct Window {
     pub(super) departed: Vec<Stamp>,
     /// The handle's next older window.
     pub(super) next: u32,
+    /// When the last frame moved away, counted in such events.
+    pub(super) emptied_at: u32,
     pub(super) space: u8,
 }
 
@@ -45,6 +48,9 @@ pub(super) struct Frames {
     unused_windows: Vec<u32>,
     /// Of each space, which window each frame of addresses belongs to.
     slots: [Vec<u32>; 2],
+    /// Of each space, the frames of addresses where a window was unmapped: first and count.
+    holes: [BTreeMap<u64, u64>; 2],
+    empty_count: u32,
     pub(super) reserved_bytes: u64,
 }
 
@@ -56,6 +62,8 @@ impl Frames {
             windows: Vec::new(),
             unused_windows: Vec::new(),
             slots: [Vec::new(), Vec::new()],
+            holes: [BTreeMap::new(), BTreeMap::new()],
+            empty_count: 0,
             reserved_bytes: 0,
         }
     }
@@ -119,9 +127,10 @@ impl Frames {
 
     /// A handle has been mapped at `slot`; nothing is resident there yet.
     pub(super) fn add_window(&mut self, handle: u32, space: u8, slot: u64) -> u32 {
+        self.fill_hole(usize::from(space), slot, u64::from(self.handle(handle).frame_count));
         let next = self.handle(handle).first_window;
         let slot = slot as u32;
-        let window = Window { handle, slot, resident: 0, departed: Vec::new(), next, space };
+        let window = Window { handle, slot, resident: 0, departed: Vec::new(), next, emptied_at: 0, space };
         let id = match self.unused_windows.pop() {
             Some(id) => {
                 self.windows[id as usize] = window;
@@ -146,8 +155,61 @@ impl Frames {
             Some(newer) => self.windows[newer as usize].next = next,
             None => self.handles[handle as usize].first_window = next,
         }
-        self.windows[id as usize].departed = Vec::new();
+        let window = &mut self.windows[id as usize];
+        window.departed = Vec::new();
+        let (space, slot) = (usize::from(window.space), u64::from(window.slot));
         self.unused_windows.push(id);
+        self.add_hole(space, slot, u64::from(self.handle(handle).frame_count));
+    }
+
+    /// Windows where nothing is resident, longest empty first.
+    pub(super) fn empty_windows(&self) -> Vec<u32> {
+        let windows = self.handle_ids().flat_map(|handle| self.windows_of(handle));
+        let mut empty: Vec<u32> = windows.filter(|id| self.window(*id).resident == 0).collect();
+        empty.sort_unstable_by_key(|id| self.window(*id).emptied_at.wrapping_sub(self.empty_count));
+        empty
+    }
+
+    /// So many frames of addresses that were in use and are not any more.
+    pub(super) fn hole(&self, space: usize, frame_count: u64) -> Option<u64> {
+        self.holes[space].iter().find(|(_, count)| **count >= frame_count).map(|(slot, _)| *slot)
+    }
+
+    pub(super) fn holes(&self, space: usize) -> &BTreeMap<u64, u64> {
+        &self.holes[space]
+    }
+
+    fn add_hole(&mut self, space: usize, mut slot: u64, mut count: u64) {
+        let holes = &mut self.holes[space];
+        if let Some(behind) = holes.remove(&(slot + count)) {
+            count += behind;
+        }
+        if let Some((before, before_count)) =
+            holes.range(..slot).next_back().map(|(slot, count)| (*slot, *count))
+            && before + before_count == slot
+        {
+            (slot, count) = (before, before_count + count);
+        }
+        holes.insert(slot, count);
+    }
+
+    pub(super) fn fill_hole(&mut self, space: usize, slot: u64, count: u64) {
+        let holes = &mut self.holes[space];
+        let Some((start, hole_count)) = holes.range(..=slot).next_back().map(|(slot, count)| (*slot, *count))
+        else {
+            return;
+        };
+        let (end, hole_end) = (slot + count, start + hole_count);
+        if end > hole_end {
+            return;
+        }
+        holes.remove(&start);
+        if start < slot {
+            holes.insert(start, slot - start);
+        }
+        if end < hole_end {
+            holes.insert(end, hole_end - end);
+        }
     }
 
     fn set_slots(&mut self, id: u32, value: u32) {
@@ -183,6 +245,7 @@ pub(super) fn move_frames(
     mask: u64,
 ) {
     let mut moved: Vec<(u64, u64, Pending)> = Vec::new();
+    let mut empty_count = frames.empty_count;
     let ids: Vec<u32> = frames.windows_of(frames.window(to).handle).filter(|id| *id != to).collect();
     for id in ids {
         let window = frames.window_mut(id);
@@ -191,6 +254,10 @@ pub(super) fn move_frames(
             continue;
         }
         window.resident &= !leaving;
+        if window.resident == 0 {
+            empty_count = empty_count.wrapping_add(1);
+            window.emptied_at = empty_count;
+        }
         let base = u64::from(window.slot) << FRAME_SHIFT;
         for (first, count) in runs(leaving) {
             let start = base + u64::from(first) * FRAME_BYTES;
@@ -201,6 +268,7 @@ pub(super) fn move_frames(
             });
         }
     }
+    frames.empty_count = empty_count;
     let window = frames.window_mut(to);
     window.resident |= mask;
     let base = u64::from(window.slot) << FRAME_SHIFT;

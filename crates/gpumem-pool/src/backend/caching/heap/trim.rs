@@ -1,0 +1,151 @@
+//! What the heap gives back: handles that nobody holds any of, and windows that nothing is resident in.
+//!
+//! The driver may unmap only what no work can touch any more, so both wait until uses are *complete*, not only ordered;
+//! and a handle's memory is free only when all of its windows are gone.
+
+use super::Heap;
+use super::frames::{move_frames, ones};
+use super::record::Kind;
+use super::space::{FRAME_BYTES, FRAME_SHIFT};
+use super::stamps::{Owner, Pending};
+use super::survey::{Survey, View};
+use crate::backend::caching::vmm::Backing;
+use crate::clock::{Order, Slot, Stamp};
+use gpumem_sys::DriverError;
+
+impl Heap {
+    /// Gives back handles that nobody holds any of, until no more than `keep_bytes` are reserved or no such handle is
+    /// left. Returns how many bytes that were.
+    ///
+    /// # Errors
+    ///
+    /// What the driver says. What had been given back until then stays so.
+    pub(in super::super) fn trim(
+        &mut self,
+        keep_bytes: u64,
+        order: &impl Order,
+        backing: &mut impl Backing,
+    ) -> Result<u64, DriverError> {
+        let before_bytes = self.reserved_bytes();
+        let mut handles = self.releasable(order);
+        handles.sort_unstable_by_key(|handle| self.frames.handle(*handle).frame_count);
+        while !handles.is_empty() && self.reserved_bytes() > keep_bytes {
+            let excess_bytes = self.reserved_bytes() - keep_bytes;
+            let size_bytes = |handle: &u32| u64::from(self.frames.handle(*handle).frame_count) << FRAME_SHIFT;
+            // The smallest that will do, else the largest.
+            let index =
+                handles.partition_point(|handle| size_bytes(handle) < excess_bytes).min(handles.len() - 1);
+            self.release(handles.remove(index), backing)?;
+        }
+        Ok(before_bytes - self.reserved_bytes())
+    }
+
+    /// Unmaps windows that nothing is resident in, the longest empty first, until `keep_count` are left or none may be
+    /// unmapped. Their addresses are used again. Returns how many those were.
+    ///
+    /// # Errors
+    ///
+    /// As [`Heap::trim`].
+    pub(in super::super) fn unmap_empty(
+        &mut self,
+        keep_count: usize,
+        order: &impl Order,
+        backing: &mut impl Backing,
+    ) -> Result<usize, DriverError> {
+        let empty = self.frames.empty_windows();
+        let excess = empty.len().saturating_sub(keep_count);
+        let complete = |stamps: &[Stamp]| stamps.iter().all(|stamp| order.is_complete(*stamp));
+        let old = empty.into_iter().filter(|id| complete(&self.frames.window(*id).departed));
+        let old: Vec<u32> = old.take(excess).collect();
+        old.iter().try_for_each(|window| self.unmap(*window, backing))?;
+        Ok(old.len())
+    }
+
+    /// What waits for streams that have come that far is ready for all from here on. Worth it after the clocks moved.
+    pub(in super::super) fn settle(&mut self, order: &impl Order) {
+        for space in &mut self.spaces {
+            let pending = space.fits_by_owner().filter(|(owner, _)| *owner != Owner::READY.index());
+            let ids: Vec<u32> = pending.flat_map(|(_, fit)| fit.ids(&self.records, 0)).collect();
+            for id in ids {
+                // A neighbour that it was merged into may have been settled before it.
+                let Some(record) = self.records.get(id).filter(|record| record.kind == Kind::Free).copied()
+                else {
+                    continue;
+                };
+                let pending = Pending { owner: record.owner, stamp: record.stamp };
+                if record.owner != Owner::READY && self.records.sets.is_complete(pending, order) {
+                    space.unlink(&mut self.records, id);
+                    self.records.sets.drop(pending);
+                    space.give(&mut self.records, id, Pending::READY);
+                }
+            }
+        }
+    }
+
+    /// The handles whose frames are all idle and whose last uses, through any window, are complete.
+    fn releasable(&self, order: &impl Order) -> Vec<u32> {
+        let complete = Complete(order);
+        let view = View { records: &self.records, slot: NOBODY, order: &complete, with_ready: true };
+        let survey = Survey::collect(&self.frames, &self.spaces, &view);
+        let whole = survey.idle.iter().filter(|idle| {
+            let windows = self.frames.windows_of(idle.handle).map(|id| self.frames.window(id));
+            idle.mask == ones(0, self.frames.handle(idle.handle).frame_count)
+                && windows.flat_map(|window| &window.departed).all(|stamp| order.is_complete(*stamp))
+        });
+        whole.map(|idle| idle.handle).collect()
+    }
+
+    /// Gives one back. Its frames come together in one window first, so that what fails leaves a heap that is whole.
+    fn release(&mut self, handle: u32, backing: &mut impl Backing) -> Result<(), DriverError> {
+        let Some(last) =
+            self.frames.windows_of(handle).max_by_key(|id| self.frames.window(*id).resident.count_ones())
+        else {
+            return Ok(());
+        };
+        let frame_count = self.frames.handle(handle).frame_count;
+        let away = ones(0, frame_count) & !self.frames.window(last).resident;
+        move_frames(&mut self.frames, &mut self.spaces, &mut self.records, last, away);
+        let others: Vec<u32> = self.frames.windows_of(handle).filter(|id| *id != last).collect();
+        others.into_iter().try_for_each(|window| self.unmap(window, backing))?;
+
+        self.ask_to_unmap(last, backing)?;
+        let window = self.frames.window(last);
+        let (space, start) = (usize::from(window.space), u64::from(window.slot) << FRAME_SHIFT);
+        let end = start + u64::from(frame_count) * FRAME_BYTES;
+        self.spaces[space]
+            .vacate(&mut self.records, start, end, |records, _, _, pending| records.sets.drop(pending));
+        self.frames.remove_window(last);
+        let raw = self.frames.handle(handle).raw;
+        self.frames.remove_handle(handle);
+        backing.release(raw).inspect_err(|_| self.lost_bytes += u64::from(frame_count) << FRAME_SHIFT)
+    }
+
+    fn unmap(&mut self, window: u32, backing: &mut impl Backing) -> Result<(), DriverError> {
+        self.ask_to_unmap(window, backing)?;
+        self.frames.remove_window(window);
+        Ok(())
+    }
+
+    fn ask_to_unmap(&self, window: u32, backing: &mut impl Backing) -> Result<(), DriverError> {
+        let window = self.frames.window(window);
+        let address = self.spaces[usize::from(window.space)].base + (u64::from(window.slot) << FRAME_SHIFT);
+        let frame_count = self.frames.handle(window.handle).frame_count;
+        backing.unmap(address, u64::from(frame_count) << FRAME_SHIFT)
+    }
+}
+
+/// An order in which only what is complete comes before anything.
+struct Complete<'a, O>(&'a O);
+
+impl<O: Order> Order for Complete<'_, O> {
+    fn is_ordered(&self, stamp: Stamp, _before: Slot) -> bool {
+        self.0.is_complete(stamp)
+    }
+
+    fn is_complete(&self, stamp: Stamp) -> bool {
+        self.0.is_complete(stamp)
+    }
+}
+
+/// No stream's slot.
+const NOBODY: Slot = Slot(u16::MAX);

@@ -1,0 +1,91 @@
+//! [`Heap::blockers`]: what a request would have to wait for.
+
+use super::record::Kind;
+use super::stamps::Pending;
+use super::survey::{Survey, View};
+use super::{Heap, Request, rounded, smallest_stretch, space_of};
+use crate::clock::{Order, Slot, Stamp};
+use std::collections::BTreeMap;
+
+impl Heap {
+    /// A small set of stamps after which the request is met from what is free already: one stream's, if one suffices,
+    /// and the earliest of its frees. Empty when waiting for all of them would not help.
+    pub(in super::super) fn blockers(&self, request: &Request, order: &impl Order) -> Vec<Stamp> {
+        let epochs = self.pending_epochs(request.slot, order);
+        let fits = |waits: &[Stamp]| self.would_fit(request, &After { order, waits });
+        let earliest = |slot: Slot, epochs: &[u64], others: &[Stamp]| {
+            let waits = |epoch: u64| [others, &[Stamp::new(slot, epoch)]].concat();
+            let first = epochs.partition_point(|epoch| !fits(&waits(*epoch)));
+            epochs.get(first).map(|epoch| (first, Stamp::new(slot, *epoch)))
+        };
+        let single = epochs.iter().filter_map(|(slot, epochs)| earliest(Slot(*slot), epochs, &[]));
+        if let Some((_, stamp)) = single.min_by_key(|(first, _)| *first) {
+            return vec![stamp];
+        }
+        let last =
+            |(slot, epochs): (&u16, &Vec<u64>)| epochs.last().map(|epoch| Stamp::new(Slot(*slot), *epoch));
+        let mut waits: Vec<Stamp> = epochs.iter().filter_map(last).collect();
+        if !fits(&waits) {
+            return Vec::new();
+        }
+        // Each stream in turn waits less, or not at all, as far as the others allow.
+        for (slot, epochs) in &epochs {
+            let others: Vec<Stamp> = waits.iter().copied().filter(|stamp| stamp.slot().0 != *slot).collect();
+            if fits(&others) {
+                waits = others;
+            } else if let Some((_, stamp)) = earliest(Slot(*slot), epochs, &others) {
+                waits = others;
+                waits.push(stamp);
+            }
+        }
+        waits
+    }
+
+    /// Of each stream whose frees the request may not have, their epochs, earliest first.
+    fn pending_epochs(&self, slot: Slot, order: &impl Order) -> BTreeMap<u16, Vec<u64>> {
+        let mut epochs: BTreeMap<u16, Vec<u64>> = BTreeMap::new();
+        let ids = self.spaces.iter().flat_map(|space| space.fits()).flat_map(|fit| fit.ids(&self.records, 0));
+        for record in ids.map(|id| &self.records[id]).filter(|record| record.kind == Kind::Free) {
+            let pending = Pending { owner: record.owner, stamp: record.stamp };
+            for stamp in
+                self.records.sets.stamps(&pending).iter().filter(|stamp| !order.is_ordered(**stamp, slot))
+            {
+                epochs.entry(stamp.slot().0).or_default().push(stamp.epoch());
+            }
+        }
+        for list in epochs.values_mut() {
+            list.sort_unstable();
+            list.dedup();
+        }
+        epochs
+    }
+
+    /// Whether what is free would do, perhaps under new addresses.
+    fn would_fit(&self, request: &Request, order: &impl Order) -> bool {
+        let Some(size_bytes) = rounded(request.size_bytes) else { return false };
+        let view = View { records: &self.records, slot: request.slot, order, with_ready: true };
+        let index = space_of(request);
+        if smallest_stretch(&self.spaces[index], size_bytes, request.alignment, &view).is_some() {
+            return true;
+        }
+        let survey = Survey::collect(&self.frames, &self.spaces, &view);
+        self.plan(index, (size_bytes, request.alignment), &survey, &view).is_some()
+    }
+}
+
+/// The order once some more has been waited for.
+struct After<'a, O> {
+    order: &'a O,
+    waits: &'a [Stamp],
+}
+
+impl<O: Order> Order for After<'_, O> {
+    fn is_ordered(&self, stamp: Stamp, before: Slot) -> bool {
+        self.waits.iter().any(|wait| wait.slot() == stamp.slot() && wait.epoch() >= stamp.epoch())
+            || self.order.is_ordered(stamp, before)
+    }
+
+    fn is_complete(&self, stamp: Stamp) -> bool {
+        self.order.is_complete(stamp)
+    }
+}
