@@ -8,8 +8,8 @@ mod gpu_test;
 mod interop;
 mod kernels;
 mod layers;
-mod release;
-mod replay;
+mod measure;
+mod programs;
 mod table;
 mod tidy;
 mod wheel;
@@ -35,7 +35,11 @@ enum Task {
     /// Try random programs over the pool on the software driver, and shrink what fails
     Fuzz(fuzz::Args),
     /// Replay recorded traces of allocations through a pool, and say what it reserved and what that cost
-    Replay(replay::Args),
+    #[command(disable_help_flag = true)]
+    Replay(measure::Args),
+    /// Run the benches, and print one table of their figures beside the peers'
+    #[command(disable_help_flag = true)]
+    Bench(measure::Args),
     /// Run every test that can run on a GPU on this machine's, or bundle them for another machine
     GpuTest(gpu_test::Args),
     /// Lay the software driver out as libcuda.so.1, for programs that know nothing of gpumem
@@ -64,7 +68,8 @@ fn run(task: Task) -> anyhow::Result<()> {
     match task {
         Task::Bindgen(args) => bindgen::run(args),
         Task::Fuzz(args) => fuzz::run(args),
-        Task::Replay(args) => release::optimised(|| replay::run(args)),
+        Task::Replay(args) => measure::replay(&args),
+        Task::Bench(args) => measure::bench(&args),
         Task::GpuTest(args) => gpu_test::run(args),
         Task::DropIn(args) => drop_in::run(args),
         Task::Interop(args) => interop::run(args),

@@ -1,7 +1,7 @@
 //! What an operation costs: host time of the call, and device time by events, for the sizes of the main job and for
 //! large ones. Runs on the driver that `GPUMEM_DRIVER` names, or on whichever there is; prints which it took.
 //!
-//! `cargo bench -p gpumem-array`
+//! `cargo bench -p gpumem-array`; with `-- --rows`, as `cargo xtask bench` reads it.
 
 #![allow(clippy::print_stdout)] // printing is what it is for
 
@@ -18,7 +18,9 @@ fn main() -> Result<(), Box<dyn Error>> {
     println!("{device}, {}", driver.kind());
     let gpu = Gpu::new(&Pool::new(&device)?)?;
     let rounds = if driver.kind() == DriverKind::Cuda { 2000 } else { 20 };
-    println!("{:<34} {:>9} {:>9} {:>9} {:>9}", "operation", "first ms", "host µs", "device µs", "GB/s");
+    if !is_for_rows() {
+        println!("{:<34} {:>9} {:>9} {:>9} {:>9}", "operation", "first ms", "host µs", "device µs", "GB/s");
+    }
     main_job(&Bench { gpu: &gpu, rounds })?;
     large(&Bench { gpu: &gpu, rounds: rounds / 20 })?;
     crossing(&Bench { gpu: &gpu, rounds })
@@ -122,7 +124,16 @@ impl Bench<'_> {
         end.synchronize()?;
         let device_us = f64::from(end.elapsed_ms_since(&start)?) * 1e3 / self.rounds as f64;
         let rate = bytes as f64 / device_us / 1e3;
-        println!("{name:<34} {first_ms:>9.2} {host_us:>9.2} {device_us:>9.2} {rate:>9.0}");
+        if is_for_rows() {
+            let name: String = name.chars().map(|letter| if letter == ' ' { '_' } else { letter }).collect();
+            println!("row\tarray/{name}/host\t{host_us}\tus\nrow\tarray/{name}/device\t{device_us}\tus");
+        } else {
+            println!("{name:<34} {first_ms:>9.2} {host_us:>9.2} {device_us:>9.2} {rate:>9.0}");
+        }
         Ok(())
     }
+}
+
+fn is_for_rows() -> bool {
+    std::env::args().any(|arg| arg == "--rows")
 }

@@ -1,6 +1,6 @@
 //! What the software driver makes of queued work: operations a second on one core, with races looked for and without.
 //!
-//! `cargo bench -p gpumem-sys --bench queue`
+//! `cargo bench -p gpumem-sys --bench queue`; with `-- --rows`, as `cargo xtask bench` reads it.
 
 #![allow(clippy::print_stdout)] // printing is what it is for
 
@@ -16,25 +16,28 @@ const STREAMS: usize = 4;
 const BLOCKS: usize = 64;
 
 fn main() -> Result<(), Box<dyn Error>> {
-    println!("{:<44} {:>12} {:>12}", "million operations a second", "races off", "races on");
-    row("memsets of 64 bytes, one stream", |gpu, i| gpu.fill(0, gpu.blocks[i % BLOCKS]))?;
-    row("memsets of 64 bytes, four streams", |gpu, i| {
+    if !is_for_rows() {
+        println!("{:<44} {:>12} {:>12}", "million operations a second", "races off", "races on");
+    }
+    row("fill", "memsets of 64 bytes, one stream", |gpu, i| gpu.fill(0, gpu.blocks[i % BLOCKS]))?;
+    row("fill_four_streams", "memsets of 64 bytes, four streams", |gpu, i| {
         gpu.fill(i % STREAMS, gpu.blocks[i % STREAMS * 16 + i % 16])
     })?;
-    row("copies of 64 bytes, one stream", |gpu, i| {
+    row("copy", "copies of 64 bytes, one stream", |gpu, i| {
         gpu.copy(0, gpu.blocks[i % BLOCKS], gpu.blocks[(i + 1) % BLOCKS])
     })?;
-    row("record, wait, memset: a block goes round", |gpu, i| match i % 3 {
+    row("handover", "record, wait, memset: a block goes round", |gpu, i| match i % 3 {
         0 => gpu.record(i / 3 % STREAMS),
         1 => gpu.wait((i / 3 + 1) % STREAMS),
         _ => gpu.fill((i / 3 + 1) % STREAMS, gpu.blocks[0]),
     })?;
-    row("allocate, memset, free in stream order", |gpu, i| gpu.churn(i))?;
+    row("allocate", "allocate, memset, free in stream order", |gpu, i| gpu.churn(i))?;
     Ok(())
 }
 
 /// One line: the same work on two machines.
 fn row(
+    name: &str,
     what: &str,
     mut work: impl FnMut(&mut Gpu, usize) -> Result<(), DriverError>,
 ) -> Result<(), Box<dyn Error>> {
@@ -53,8 +56,17 @@ fn row(
         assert_eq!(found, 0, "{what}");
         Ok(OPERATIONS as f64 / best.as_secs_f64() / 1e6)
     };
-    println!("{what:<44} {:>12.2} {:>12.2}", rate(false)?, rate(true)?);
+    let (off, on) = (rate(false)?, rate(true)?);
+    if is_for_rows() {
+        println!("row\tsim/{name}@races_off/1\t{off}\tMop/s\nrow\tsim/{name}/1\t{on}\tMop/s");
+    } else {
+        println!("{what:<44} {off:>12.2} {on:>12.2}");
+    }
     Ok(())
+}
+
+fn is_for_rows() -> bool {
+    std::env::args().any(|arg| arg == "--rows")
 }
 
 struct Gpu {

@@ -4,12 +4,11 @@
 //! `[package.metadata.gpu-test]` as `simulator-only`, so that leaving GPU cases out is a decision.
 
 use super::suite::{Kind, Suite};
+use crate::programs;
 use anyhow::{Context, Result, ensure};
-use cargo_metadata::{Message, MetadataCommand};
+use cargo_metadata::MetadataCommand;
 use std::collections::BTreeSet;
-use std::io::BufReader;
-use std::path::PathBuf;
-use std::process::{Command, Stdio};
+use std::process::Command;
 
 const PACKAGE: &str = "gpumem-tests";
 const EXAMPLES: [(&str, &str); 2] = [("gpumem-adapt", "train"), (PACKAGE, "stress")];
@@ -18,7 +17,7 @@ const EXAMPLES: [(&str, &str); 2] = [("gpumem-adapt", "train"), (PACKAGE, "stres
 pub(super) fn suites() -> Result<Vec<Suite>> {
     let simulator_only = simulator_only()?;
     let tests = ["test", "--no-run", "--package", PACKAGE, "--lib", "--tests", "--features", "gpu"];
-    let mut suites = cargo(&tests, Kind::Tests)?;
+    let mut suites = built(&tests, Kind::Tests)?;
     for name in &simulator_only {
         ensure!(
             suites.iter().any(|suite| suite.name == *name),
@@ -34,15 +33,16 @@ pub(super) fn suites() -> Result<Vec<Suite>> {
     }
     for (package, example) in EXAMPLES {
         let build = ["build", "--release", "--package", package, "--example", example];
-        suites.extend(cargo(&build, Kind::Example)?);
+        suites.extend(built(&build, Kind::Example)?);
     }
     Ok(suites)
 }
 
-/// Builds the runner of a bundle.
-pub(super) fn runner() -> Result<PathBuf> {
-    let mut built = cargo(&["build", "--package", "xtask", "--bin", "gpu-test"], Kind::Example)?;
-    Ok(built.pop().context("cargo reported no runner")?.program)
+/// Builds the two programs that start the others in a bundle: for tests, and, optimised, for figures.
+pub(super) fn runners() -> Result<Vec<programs::Built>> {
+    let mut runners = programs::build(&["build", "--package", "xtask", "--bin", "gpu-test"])?;
+    runners.extend(programs::build(&["build", "--release", "--package", "gpumem-measure"])?);
+    Ok(runners)
 }
 
 fn simulator_only() -> Result<BTreeSet<String>> {
@@ -60,22 +60,8 @@ fn has_gpu_cases(suite: &Suite) -> Result<bool> {
     Ok(String::from_utf8_lossy(&output.stdout).contains("cuda::"))
 }
 
-/// Runs cargo and collects the programs that it reports.
-fn cargo(args: &[&str], kind: Kind) -> Result<Vec<Suite>> {
-    let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
-    let mut command = Command::new(cargo);
-    command.current_dir(crate::root()).args(args).arg("--message-format=json-render-diagnostics");
-    let mut child = command.stdout(Stdio::piped()).spawn().context("cargo can't be started")?;
-    let output = child.stdout.take().context("cargo has no output")?;
-    let mut suites = Vec::new();
-    for message in Message::parse_stream(BufReader::new(output)) {
-        let Message::CompilerArtifact(artifact) = message? else { continue };
-        if let Some(program) = artifact.executable.filter(|_| artifact.profile.test || kind == Kind::Example)
-        {
-            suites.push(Suite { name: artifact.target.name, kind, program: program.into() });
-        }
-    }
-    ensure!(child.wait()?.success(), "cargo {} failed", args.join(" "));
-    suites.sort_by(|a, b| a.name.cmp(&b.name));
-    Ok(suites)
+/// Builds programs and takes those of a kind: cargo reports what they depend on as well.
+fn built(args: &[&str], kind: Kind) -> Result<Vec<Suite>> {
+    let programs = programs::build(args)?.into_iter().filter(|built| built.is_test || kind == Kind::Example);
+    Ok(programs.map(|built| Suite { name: built.name, kind, program: built.program }).collect())
 }

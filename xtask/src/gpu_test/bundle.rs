@@ -1,34 +1,56 @@
-//! A folder with everything that a machine with a GPU and no Rust needs: `run.sh`, the runner, the test
-//! programs in `tests/` and the examples in `examples/`.
+//! A folder with everything that a machine with a GPU and no Rust needs. For `run.sh`: the test programs in `tests/`
+//! and the examples in `examples/`. For `bench.sh` and `replay.sh`: the benches in `benches/`, the traces in `traces/`.
 
 use super::suite::{FOLDERS, Suite};
+use crate::measure;
+use crate::programs::Built;
 use anyhow::{Context, Result, ensure};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 
-const RUNNER: &str = "gpu-test";
-const SCRIPT: &str = include_str!("run.sh");
+const SCRIPTS: [(&str, &str); 3] = [
+    ("run.sh", include_str!("run.sh")),
+    ("bench.sh", include_str!("bench.sh")),
+    ("replay.sh", include_str!("replay.sh")),
+];
 
 /// Writes the bundle; what an earlier one left in the folder is replaced.
-pub(super) fn write(suites: &[Suite], runner: &Path, folder: &Path) -> Result<()> {
+pub(super) fn write(suites: &[Suite], benches: &[Built], runners: &[Built], folder: &Path) -> Result<()> {
     for (kind_folder, kind) in FOLDERS {
-        let target = folder.join(kind_folder);
-        if target.exists() {
-            std::fs::remove_dir_all(&target)?;
-        }
-        std::fs::create_dir_all(&target)?;
+        let target = empty(folder.join(kind_folder))?;
         for suite in suites.iter().filter(|suite| suite.kind == kind) {
             stripped_copy(&suite.program, &target.join(&suite.name))?;
         }
     }
-    stripped_copy(runner, &folder.join(RUNNER))?;
-    let script = folder.join("run.sh");
-    std::fs::write(&script, SCRIPT)?;
-    make_executable(&script)?;
+    let target = empty(folder.join("benches"))?;
+    for bench in benches {
+        stripped_copy(&bench.program, &target.join(&bench.name))?;
+    }
+    let target = empty(folder.join("traces"))?;
+    for entry in std::fs::read_dir(measure::traces())? {
+        let entry = entry?;
+        std::fs::copy(entry.path(), target.join(entry.file_name()))?;
+    }
+    for runner in runners {
+        stripped_copy(&runner.program, &folder.join(&runner.name))?;
+    }
+    for (name, text) in SCRIPTS {
+        std::fs::write(folder.join(name), text)?;
+        make_executable(&folder.join(name))?;
+    }
     let size_mib = size_bytes(folder)? as f64 / f64::from(1 << 20);
-    println!("wrote {}: {} suites, {size_mib:.1} MiB", folder.display(), suites.len());
-    println!("copy it to the machine with the GPU and start run.sh there");
+    let (suite_count, bench_count) = (suites.len(), benches.len());
+    println!("wrote {}: {suite_count} suites, {bench_count} benches, {size_mib:.1} MiB", folder.display());
+    println!("copy it to the machine with the GPU and start run.sh there, or bench.sh, or replay.sh");
     Ok(())
+}
+
+fn empty(folder: PathBuf) -> Result<PathBuf> {
+    if folder.exists() {
+        std::fs::remove_dir_all(&folder)?;
+    }
+    std::fs::create_dir_all(&folder)?;
+    Ok(folder)
 }
 
 /// Symbols are most of a test program; a panic names its line without them.

@@ -95,13 +95,13 @@ pub(super) fn text(outcomes: &[(&Trace, Outcome)], driver: DriverKind) -> String
 }
 
 /// The peers' peak reserved over the same peak live.
-pub(super) fn peers<'a>(trace: &'a Trace, outcome: &Outcome) -> impl Iterator<Item = (String, f64)> + 'a {
+fn peers<'a>(trace: &'a Trace, outcome: &Outcome) -> impl Iterator<Item = (String, f64)> + 'a {
     let live_bytes = outcome.live.live_incl_deferred_bytes.max(1);
     trace.header().peers().map(move |peer| (peer.name, peer.peak_reserved_bytes as f64 / live_bytes as f64))
 }
 
 /// The driver's part of the time that the recorded program took.
-fn driver_share(trace: &Trace, outcome: &Outcome) -> Option<f64> {
+pub(crate) fn driver_share(trace: &Trace, outcome: &Outcome) -> Option<f64> {
     trace.header().run_seconds.map(|seconds| outcome.driver_time.as_secs_f64() / seconds)
 }
 

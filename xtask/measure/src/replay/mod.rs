@@ -4,19 +4,19 @@
 //! runs on the GPU if there is one, or where `GPUMEM_DRIVER` says, else on a software driver as large as an H200 and with
 //! its prices, which looks for no races: a replay touches no memory.
 
-mod report;
+pub(crate) mod report;
 
-use anyhow::{Result, ensure};
+use anyhow::{Context, Result, ensure};
 use gpumem_sys::{Driver, DriverKind, SimConfig, env};
 use gpumem_tests::pool::{BackendKind, Limit};
 use gpumem_tests::replay::{Outcome, Setup, replay};
 use gpumem_tests::trace::{Synthetic, Trace};
 use indicatif::{ProgressBar, ProgressStyle};
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 #[derive(clap::Args)]
 pub(crate) struct Args {
-    /// Traces, as tests/traces/README.md describes them [default: those in tests/traces]
+    /// Traces, as tests/traces/README.md describes them [default: the recorded ones]
     #[arg(value_name = "FILE")]
     files: Vec<PathBuf>,
     /// A made-up trace: periodic, varlen, kv, churn, dataframe or prefetch; may be repeated
@@ -37,6 +37,16 @@ pub(crate) struct Args {
     /// One JSON object a trace, a line each
     #[arg(long)]
     json: bool,
+    #[command(flatten)]
+    recorded: Recorded,
+}
+
+/// Where the recorded traces lie.
+#[derive(clap::Args)]
+pub(crate) struct Recorded {
+    /// The folder of the recorded traces [default: traces/ beside this program]
+    #[arg(long = "recorded", value_name = "DIR", hide = true)]
+    folder: Option<PathBuf>,
 }
 
 pub(crate) fn run(args: Args) -> Result<()> {
@@ -73,26 +83,29 @@ impl Args {
             traces.push(kind.trace(self.seed, self.rounds.unwrap_or_else(|| kind.usual_round_count())));
         }
         if traces.is_empty() {
-            traces = recorded(&crate::root().join("tests/traces"))?;
+            traces = self.recorded.read()?;
         }
         Ok(traces)
     }
 }
 
-/// The traces of a folder, by name.
-fn recorded(folder: &Path) -> Result<Vec<Trace>> {
-    let mut files = Vec::new();
-    for entry in std::fs::read_dir(folder)? {
-        files.push(entry?.path());
+impl Recorded {
+    /// All of them, by name.
+    pub(crate) fn read(&self) -> Result<Vec<Trace>> {
+        let folder = self.folder.clone().map_or_else(|| crate::beside("traces"), Ok)?;
+        let mut files = Vec::new();
+        for entry in std::fs::read_dir(&folder).with_context(|| folder.display().to_string())? {
+            files.push(entry?.path());
+        }
+        files.retain(|file| file.to_string_lossy().ends_with(".csv.gz"));
+        files.sort();
+        ensure!(!files.is_empty(), "{} holds no trace", folder.display());
+        files.iter().map(|file| Ok(Trace::read(file)?)).collect()
     }
-    files.retain(|file| file.to_string_lossy().ends_with(".csv.gz"));
-    files.sort();
-    ensure!(!files.is_empty(), "{} holds no trace", folder.display());
-    files.iter().map(|file| Ok(Trace::read(file)?)).collect()
 }
 
 /// Replays with a bar on a terminal.
-fn watched(trace: &Trace, driver: &Driver, setup: &Setup) -> Result<Outcome> {
+pub(crate) fn watched(trace: &Trace, driver: &Driver, setup: &Setup) -> Result<Outcome> {
     let progress = ProgressBar::new(trace.events().len() as u64);
     progress.set_style(ProgressStyle::with_template("{prefix} {bar:40} {human_pos}/{human_len} {eta}")?);
     progress.set_prefix(trace.name().to_string());
@@ -102,16 +115,16 @@ fn watched(trace: &Trace, driver: &Driver, setup: &Setup) -> Result<Outcome> {
 }
 
 /// Where replays run: the vendor's driver, or a fresh software driver for each.
-struct Machine {
-    kind: DriverKind,
+pub(crate) struct Machine {
+    pub(crate) kind: DriverKind,
 }
 
 impl Machine {
-    fn find() -> Result<Self> {
+    pub(crate) fn find() -> Result<Self> {
         Ok(Self { kind: Driver::from_env_or_sim()?.kind() })
     }
 
-    fn driver(&self) -> Result<Driver> {
+    pub(crate) fn driver(&self) -> Result<Driver> {
         if self.kind == DriverKind::Cuda {
             return Ok(Driver::cuda()?);
         }

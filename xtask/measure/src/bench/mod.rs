@@ -1,0 +1,145 @@
+//! `cargo xtask bench`: every bench of the workspace and the replay of the recorded traces, in one table with the peers.
+//!
+//! A bench is a program that, asked with `--rows`, prints its figures as rows ([`row`]). A peer that ran in the same run
+//! gives its figures by `--peer-file`, or a bench measures it itself; the figures of those that did not run are the stored
+//! ones (`peers.csv`), and are marked: absolute times move from machine to machine.
+
+mod peers;
+mod report;
+mod row;
+
+use crate::replay::{Machine, Recorded, report::driver_share, watched};
+use anyhow::{Context, Result, bail, ensure};
+use gpumem_tests::replay::{Outcome, Setup};
+use gpumem_tests::trace::Trace;
+use peers::Figure;
+use row::Row;
+use std::io::{BufRead, BufReader};
+use std::path::PathBuf;
+use std::process::{Command, Stdio};
+
+#[derive(clap::Args)]
+pub(crate) struct Args {
+    /// Only this bench (a program's name, or `replay`); may be repeated [default: all]
+    #[arg(value_name = "NAME")]
+    names: Vec<String>,
+    /// Figures of peers from this same run: what bench_rmm, bench_torch or bench_cudarc printed; may be repeated
+    #[arg(long, value_name = "FILE")]
+    peer_file: Vec<PathBuf>,
+    /// One JSON object a row, a line each
+    #[arg(long)]
+    json: bool,
+    /// The folder of the benches [default: benches/ beside this program]
+    #[arg(long, value_name = "DIR", hide = true)]
+    benches: Option<PathBuf>,
+    #[command(flatten)]
+    recorded: Recorded,
+}
+
+/// One bench: a program, started with `--rows`.
+struct Program {
+    name: String,
+    path: PathBuf,
+}
+
+pub(crate) fn run(args: Args) -> Result<()> {
+    let mut figures = Vec::new();
+    for file in &args.peer_file {
+        let text = std::fs::read_to_string(file).with_context(|| file.display().to_string())?;
+        figures.extend(peers::measured(&text).with_context(|| file.display().to_string())?);
+    }
+    figures.extend(peers::stored()?);
+    let wanted = |name: &str| args.names.is_empty() || args.names.iter().any(|wanted| wanted == name);
+    let programs = programs(args.benches.clone().map_or_else(|| crate::beside("benches"), Ok)?)?;
+    if let Some(name) =
+        args.names.iter().find(|name| *name != REPLAY && !programs.iter().any(|known| known.name == **name))
+    {
+        let known: Vec<_> = programs.iter().map(|program| program.name.as_str()).collect();
+        bail!("no bench is called {name}; there are: {}, {REPLAY}", known.join(", "));
+    }
+    let (mut rows, mut failed) = (Vec::new(), Vec::new());
+    for program in programs.iter().filter(|program| wanted(&program.name)) {
+        eprintln!("{} …", program.name);
+        match rows_of(program) {
+            Ok(printed) => rows.extend(printed),
+            Err(error) => failed.push(format!("{}: {error:#}", program.name)),
+        }
+    }
+    if wanted(REPLAY) {
+        let (replayed, recorded) = replay(&args.recorded)?;
+        rows.extend(replayed);
+        figures.extend(recorded);
+    }
+    let lines = report::join(&rows, &figures);
+    print!("{}", if args.json { report::json(&lines) } else { report::text(&lines) });
+    ensure!(failed.is_empty(), "failed: {}", failed.join("; "));
+    Ok(())
+}
+
+/// Every file of a folder.
+fn programs(folder: PathBuf) -> Result<Vec<Program>> {
+    let mut programs = Vec::new();
+    for entry in std::fs::read_dir(&folder).with_context(|| folder.display().to_string())? {
+        let entry = entry?;
+        let name = entry.file_name().to_string_lossy().into_owned();
+        programs.push(Program { name, path: entry.path() });
+    }
+    programs.sort_by(|a, b| a.name.cmp(&b.name));
+    Ok(programs)
+}
+
+/// Starts a bench and takes its rows; what else it prints is shown.
+fn rows_of(program: &Program) -> Result<Vec<Row>> {
+    let mut command = Command::new(&program.path);
+    // As `cargo bench` starts them.
+    let mut child = command.args(["--bench", "--rows"]).stdout(Stdio::piped()).spawn()?;
+    let mut rows = Vec::new();
+    for line in BufReader::new(child.stdout.take().context("the program has no output")?).lines() {
+        let line = line?;
+        match Row::parse(&line)? {
+            Some(row) => rows.push(row),
+            None => eprintln!("  {line}"),
+        }
+    }
+    let status = child.wait()?;
+    ensure!(status.success(), "ended with {status}");
+    ensure!(!rows.is_empty(), "printed no row; it has to understand --rows");
+    Ok(rows)
+}
+
+/// The recorded traces through the pool as it comes, and the peers' part of their headers.
+fn replay(traces: &Recorded) -> Result<(Vec<Row>, Vec<Figure>)> {
+    let (machine, mut rows, mut figures) = (Machine::find()?, Vec::new(), Vec::new());
+    for trace in traces.read()? {
+        eprintln!("{REPLAY} {} …", trace.name());
+        let outcome = watched(&trace, &machine.driver()?, &Setup::default())?;
+        rows.extend(rows_of_replay(&trace, &outcome));
+        let live_bytes = outcome.live.live_incl_deferred_bytes.max(1) as f64;
+        figures.extend(trace.header().peers().map(|peer| Figure {
+            bench: format!("{REPLAY}/{}/ratio", trace.name()),
+            peer: peer.name,
+            value: peer.peak_reserved_bytes as f64 / live_bytes,
+            unit: "ratio".into(),
+            is_stored: true,
+        }));
+    }
+    Ok((rows, figures))
+}
+
+fn rows_of_replay(trace: &Trace, outcome: &Outcome) -> Vec<Row> {
+    let row = |what: &str, value: f64, unit: &str| Row {
+        bench: format!("{REPLAY}/{}/{what}", trace.name()),
+        value,
+        unit: unit.into(),
+        peer: None,
+    };
+    let mut rows = vec![
+        row("ratio", outcome.ratio(), "ratio"),
+        row("driver", outcome.driver_time.as_secs_f64() * 1e3, "ms"),
+        row("host", outcome.host_ns_per_op(), "ns"),
+    ];
+    rows.extend(driver_share(trace, outcome).map(|share| row("driver_share", share * 100.0, "%")));
+    rows
+}
+
+const REPLAY: &str = "replay";

@@ -1,0 +1,88 @@
+//! A row: one figure that a bench prints when it is asked with `--rows`, as tab-separated fields of a line.
+//!
+//!     row   BENCH   VALUE   UNIT            a figure of ours
+//!     row   BENCH   VALUE   UNIT   PEER     a peer's, measured by the same program
+//!
+//! `BENCH` is `AREA/WORKLOAD/…`, for the pool `pool/WORKLOAD/THREADS` with the names of workloads that RMM's bench uses;
+//! `WORKLOAD@VARIANT` is the same work in another setting, held against the same peers.
+
+use anyhow::{Context, Result, ensure};
+
+/// One figure.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct Row {
+    pub(crate) bench: String,
+    pub(crate) value: f64,
+    pub(crate) unit: String,
+    /// Whose figure it is; nobody is ours.
+    pub(crate) peer: Option<String>,
+}
+
+impl Row {
+    /// The row of a line; nothing if the line is not one.
+    pub(crate) fn parse(line: &str) -> Result<Option<Self>> {
+        let mut fields = line.split('\t');
+        if fields.next() != Some("row") {
+            return Ok(None);
+        }
+        let mut field = |what| fields.next().with_context(|| format!("{line:?} has no {what}"));
+        let (bench, value, unit) = (field("name")?.to_string(), field("value")?, field("unit")?.to_string());
+        let value = number(value).with_context(|| format!("{line:?} has no number"))?;
+        ensure!(is_known(&unit), "{line:?}: the unit is none of {} {}", LESS.join(" "), MORE.join(" "));
+        let peer = fields.next().map(str::to_string);
+        ensure!(fields.next().is_none(), "{line:?} has too many fields");
+        Ok(Some(Self { bench, value, unit, peer }))
+    }
+
+    /// The name under which peers are looked up: without the variant.
+    pub(crate) fn subject(&self) -> String {
+        let parts = self.bench.split('/').map(|part| part.split_once('@').map_or(part, |(part, _)| part));
+        parts.collect::<Vec<_>>().join("/")
+    }
+}
+
+/// A figure is finite.
+pub(crate) fn number(text: &str) -> Option<f64> {
+    text.trim().parse().ok().filter(|value: &f64| value.is_finite())
+}
+
+/// How many times better the first is; nothing where that has no meaning.
+pub(crate) fn times_better(ours: f64, peers: f64, unit: &str) -> Option<f64> {
+    let ratio = if MORE.contains(&unit) { ours / peers } else { peers / ours };
+    Some(ratio).filter(|ratio| ratio.is_finite())
+}
+
+fn is_known(unit: &str) -> bool {
+    LESS.contains(&unit) || MORE.contains(&unit)
+}
+
+/// Less is better, and more is.
+const LESS: [&str; 6] = ["ns", "us", "ms", "s", "ratio", "%"];
+const MORE: [&str; 2] = ["GB/s", "Mop/s"];
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn rows_are_told_from_other_lines() {
+        let row = Row::parse("row\tpool/churn@fast/8\t118.5\tns").unwrap().unwrap();
+        assert_eq!((row.bench.as_str(), row.value, row.peer.as_deref()), ("pool/churn@fast/8", 118.5, None));
+        assert_eq!(row.subject(), "pool/churn/8");
+        let peer = Row::parse("row\tpool/pair_1MiB/1\t432\tns\tcuMemAllocAsync").unwrap().unwrap();
+        assert_eq!(peer.peer.as_deref(), Some("cuMemAllocAsync"));
+        assert_eq!(Row::parse("device 0").unwrap(), None);
+        for broken in
+            ["row", "row\tx\t1", "row\tx\tfast\tns", "row\tx\tNaN\tns", "row\tx\t1\tm", "row\tx\t1\tns\ta\tb"]
+        {
+            assert!(Row::parse(broken).is_err(), "{broken:?}");
+        }
+    }
+
+    #[test]
+    fn better_is_less_time_or_more_throughput() {
+        assert_eq!(times_better(10.0, 300.0, "ns"), Some(30.0));
+        assert_eq!(times_better(50.0, 10.0, "GB/s"), Some(5.0));
+        assert_eq!(times_better(0.0, 10.0, "ns"), None);
+    }
+}

@@ -1,0 +1,50 @@
+//! What gpumem is measured with: benches and replays. `cargo xtask bench` and `cargo xtask replay` start it, and in a
+//! bundle it is what is left of them where there is no cargo: benches and traces lie beside it there.
+
+mod bench;
+mod replay;
+#[path = "../../src/table.rs"]
+mod table;
+
+use anyhow::{Context, Result};
+use clap::{Parser, Subcommand};
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+#[derive(Parser)]
+#[command(name = "measure", about = "Figures of gpumem on this machine")]
+struct Cli {
+    #[command(subcommand)]
+    task: Task,
+}
+
+#[derive(Subcommand)]
+enum Task {
+    /// Run the benches, and print one table of their figures beside the peers'
+    Bench(bench::Args),
+    /// Replay recorded traces of allocations through a pool, and say what it reserved and what that cost
+    Replay(replay::Args),
+}
+
+fn main() -> ExitCode {
+    match run(Cli::parse().task) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("error: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn run(task: Task) -> Result<()> {
+    match task {
+        Task::Bench(args) => bench::run(args),
+        Task::Replay(args) => replay::run(args),
+    }
+}
+
+/// A folder of the bundle that this program lies in.
+fn beside(name: &str) -> Result<PathBuf> {
+    let program = std::env::current_exe()?;
+    Ok(program.parent().context("this program lies in no folder")?.join(name))
+}
