@@ -170,7 +170,13 @@ impl<'a, F: FnMut(u64)> Run<'a, F> {
                 let block = self.pool.alloc(size_bytes, &self.streams[usize::from(stream)]);
                 self.blocks[slot as usize] = Some(block.map_err(|error| self.failed(error))?);
             }
-            Event::Free { slot } | Event::Complete { slot } => self.blocks[slot as usize] = None,
+            Event::Free { slot } => self.blocks[slot as usize] = None,
+            Event::Complete { slot } => {
+                if let Some(block) = self.blocks[slot as usize].take() {
+                    // SAFETY: nothing that uses a block is ever queued here.
+                    unsafe { block.free_completed() };
+                }
+            }
             // Nobody may have it yet, its own stream neither: it is kept until its `Complete`.
             Event::FreeUsed { .. } => {}
         }

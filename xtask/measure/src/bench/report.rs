@@ -74,7 +74,7 @@ pub(crate) fn text(lines: &[Line<'_>]) -> String {
     let rows: Vec<_> = rows.collect();
     let mut text = table::render(["figure", "ours", "peer", "peer's", "times better", "peer ran"], &rows);
     if lines.iter().any(|line| line.peer.as_ref().is_some_and(|peer| peer.is_stored)) {
-        text += "\nstored: the peer did not run here; its figure is of another run, on the machine that xtask/src/bench/peers.csv \
+        text += "\nstored: the peer did not run here; its figure is of another run, on the machine that xtask/measure/src/bench/peers.csv \
                  or the trace's header names\n";
     }
     text
