@@ -140,6 +140,39 @@ cases! {
             pair.driver.cuStreamDestroy_v2(home).unwrap();
         }
     }
+
+    /// A stream that has waited for an event of the other device sees what came before it there, every time.
+    fn waiting_for_the_other_device(driver: &Driver) {
+        let Some(pair) = Pair::new(driver) else { return };
+        let (source, target) = (pair.alloc(0), pair.alloc(1));
+        let away = pair.stream();
+        pair.enter(0);
+        let (home, mut event) = (pair.stream(), null_mut());
+        let disable_timing = CUevent_flags::CU_EVENT_DISABLE_TIMING.0;
+        let [near, far] = pair.contexts;
+        // SAFETY: handles are live, and so are the addresses until all work is done; a local outlives the call.
+        unsafe {
+            pair.driver.cuEventCreate(&mut event, disable_timing).unwrap();
+            for value in 1..=20 {
+                pair.enter(0);
+                pair.driver.cuMemsetD8Async(source, 0, MIB, home).unwrap();
+                pair.driver.cuMemsetD8Async(source, value, MIB, home).unwrap();
+                pair.driver.cuEventRecord(event, home).unwrap();
+                pair.enter(1);
+                pair.driver.cuStreamWaitEvent(away, event, 0).unwrap();
+                pair.driver.cuMemcpyPeerAsync(target, far, source, near, MIB, away).unwrap();
+                pair.driver.cuStreamSynchronize(away).unwrap();
+                assert_eq!(pair.last_byte(1, target), value);
+            }
+            pair.driver.cuMemFree_v2(target).unwrap();
+            pair.driver.cuStreamDestroy_v2(away).unwrap();
+            pair.enter(0);
+            pair.driver.cuStreamSynchronize(home).unwrap();
+            pair.driver.cuEventDestroy_v2(event).unwrap();
+            pair.driver.cuMemFree_v2(source).unwrap();
+            pair.driver.cuStreamDestroy_v2(home).unwrap();
+        }
+    }
 }
 
 fn access(id: i32) -> CUmemAccessDesc {

@@ -5,3 +5,4 @@
 mod bench;
 mod graphs;
 mod modes;
+mod nodes;

@@ -3,6 +3,7 @@
 //! Each file lists its functions once in `entries!`. From a line of the list come the body, which runs under the
 //! instance's lock, and a thunk for each slot, which only adds the slot's number.
 
+mod any_node;
 mod capture;
 mod context;
 mod device;
@@ -13,6 +14,7 @@ mod managed;
 mod memory;
 mod module;
 mod node;
+mod node_parameters;
 mod occupancy;
 mod pool;
 mod settings;
@@ -50,6 +52,8 @@ pub(super) fn table<const SLOT: usize>() -> Table {
     graph::install::<SLOT>(&mut table);
     node::install::<SLOT>(&mut table);
     occupancy::install::<SLOT>(&mut table);
+    node_parameters::install::<SLOT>(&mut table);
+    any_node::install::<SLOT>(&mut table);
     exec::install::<SLOT>(&mut table);
     table
 }

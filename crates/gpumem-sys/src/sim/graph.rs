@@ -4,8 +4,10 @@
 //! nodes make. Nodes come from a capture (`capture.rs`) or are added by hand; the second kind is made by capturing
 //! the one operation on a stream that exists for that moment, so both are checked alike.
 
+mod clone;
 mod exec;
 mod memory;
+mod parameters;
 
 pub(super) use exec::Exec;
 pub(super) use memory::{GraphMemory, MemoryUse};
@@ -17,6 +19,7 @@ use super::machine::Machine;
 use super::operation::Operation;
 use super::stream::{NON_BLOCKING, Role, Stream};
 use crate::types::CUgraphNodeType as NodeType;
+use parameters::Told;
 use std::collections::{BTreeMap, BTreeSet};
 
 /// Every graph of an instance, what they are made of and what was made of them.
@@ -48,6 +51,7 @@ struct Node {
     context: Handle,
     work: Work,
     after: Vec<Handle>,
+    told: Told,
 }
 
 /// What a node does.
@@ -149,7 +153,7 @@ impl Machine {
     ) -> Answer<Handle> {
         self.graph_check_nodes(graph, &after)?;
         let is_memory = matches!(work, Work::Alloc(_) | Work::Free(_));
-        let node = self.graphs.nodes.insert(Node { graph, context, work, after })?;
+        let node = self.graphs.nodes.insert(Node { graph, context, work, after, told: Told::default() })?;
         let graph = self.graphs.graphs.get_mut(graph).ok_or(INVALID_VALUE)?;
         graph.nodes.push(node);
         graph.has_memory |= is_memory;
@@ -290,61 +294,8 @@ impl Machine {
         Ok(())
     }
 
-    /// A copy of a graph that has no memory of its own.
-    pub(super) fn graph_clone(&mut self, original: Handle) -> Answer<Handle> {
-        if self.graph_has_memory(original)? {
-            return Err(NOT_SUPPORTED);
-        }
-        let clone = self.graph_create()?;
-        let mut clones = BTreeMap::new();
-        for node in self.graph_nodes(original)? {
-            let found = self.node(node)?;
-            let (context, work) = (found.context, found.work.clone());
-            let work = match work {
-                Work::Child(child) => self.graph_clone_as_child(child)?,
-                work => work,
-            };
-            clones.insert(node, self.graph_add(clone, context, work, Vec::new())?);
-        }
-        // By hand, edges may lead to a node that was added earlier.
-        for (&node, &twin) in &clones {
-            let after =
-                self.node(node)?.after.iter().filter_map(|after| clones.get(after)).copied().collect();
-            self.graphs.nodes.get_mut(twin).ok_or(INVALID_VALUE)?.after = after;
-        }
-        self.graphs.graphs.get_mut(clone).ok_or(INVALID_VALUE)?.clones = clones;
-        Ok(clone)
-    }
-
-    fn graph_clone_as_child(&mut self, graph: Handle) -> Answer<Work> {
-        let clone = self.graph_clone(graph)?;
-        self.graphs.graphs.get_mut(clone).ok_or(INVALID_VALUE)?.is_child = true;
-        Ok(Work::Child(clone))
-    }
-
-    /// Adds a copy of a graph as one node.
-    pub(super) fn graph_add_child(
-        &mut self,
-        graph: Handle,
-        context: Handle,
-        child: Handle,
-        after: Vec<Handle>,
-    ) -> Answer<Handle> {
-        self.graph_check_nodes(graph, &after)?;
-        let work = self.graph_clone_as_child(child)?;
-        self.graph_add(graph, context, work, after)
-    }
-
     fn graph_has_memory(&self, graph: Handle) -> Answer<bool> {
         Ok(self.graph(graph)?.has_memory)
-    }
-
-    /// The graph inside of a node.
-    pub(super) fn node_child(&self, node: Handle) -> Answer<Handle> {
-        match self.node(node)?.work {
-            Work::Child(child) => Ok(child),
-            _ => Err(INVALID_VALUE),
-        }
     }
 
     /// The event of a node that records or waits for one.
@@ -363,11 +314,6 @@ impl Machine {
         }
     }
 
-    /// The twin of a node in a clone of its graph.
-    pub(super) fn node_in_clone(&self, node: Handle, clone: Handle) -> Answer<Handle> {
-        self.graph(clone)?.clones.get(&node).copied().ok_or(INVALID_VALUE)
-    }
-
     /// A node that records an event or waits for one.
     pub(super) fn graph_add_event(
         &mut self,
@@ -383,6 +329,16 @@ impl Machine {
 }
 
 impl Work {
+    /// Another event for what records one, or waits for one.
+    fn set_event(&mut self, event: Handle, is_wait: bool) -> Answer<()> {
+        match self {
+            Self::Wait(given) if is_wait => *given = event,
+            Self::Record(given) if !is_wait => *given = event,
+            _ => return Err(INVALID_VALUE),
+        }
+        Ok(())
+    }
+
     pub(super) fn node_type(&self) -> NodeType {
         match self {
             Self::Queue(Operation::Launch(_)) => NodeType::CU_GRAPH_NODE_TYPE_KERNEL,

@@ -120,6 +120,7 @@ struct Touch {
 /// A launch that waits for its turn.
 #[derive(Clone)]
 pub(super) struct QueuedLaunch {
+    pub(super) function: Handle,
     pub(super) kernel: Kernel,
     pub(super) signature: Arc<Signature>,
     /// The parameters, packed as the signature says, copied at the call.

@@ -116,12 +116,13 @@ impl Machine {
         shape: Shape,
         parameters: Box<[u8]>,
     ) -> Answer<()> {
-        let function = self.function(function)?;
+        let (handle, function) = (function, self.function(function)?);
         if self.streams.get(stream).ok_or(INVALID_HANDLE)?.context != function.context {
             return Err(INVALID_HANDLE);
         }
         shape.check(function.shared_bytes_max)?;
         let launch = QueuedLaunch {
+            function: handle,
             kernel: function.kernel,
             signature: function.signature.clone(),
             parameters,

@@ -308,3 +308,35 @@ fn a_kernel_may_look_at_its_machine_but_not_change_it() {
     assert_eq!(kernels.gpu.sim().take_memory(0, 1), 1);
     SIM.set(None);
 }
+
+#[test]
+fn a_captured_kernel_says_what_it_was_given() {
+    let kernels = kernels(1);
+    let (gpu, memory) = (&kernels.gpu, kernels.gpu.alloc(20));
+    let (mut graph, mut node, mut count) = (null_mut(), null_mut(), 1);
+    // SAFETY: pointers are to locals that outlive the calls, as large as the signature says; what the driver tells is
+    // there until the graph goes.
+    unsafe {
+        gpu.cuStreamBeginCapture_v2(kernels.stream, CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_GLOBAL)
+            .unwrap();
+        let parameters = vec![(&raw const memory).cast_mut().cast()];
+        kernels.launch(c"shape", [3, 1, 1], [64, 1, 1], 16, parameters).unwrap();
+        gpu.cuStreamEndCapture(kernels.stream, &mut graph).unwrap();
+        gpu.cuGraphGetNodes(graph, &mut node, &mut count).unwrap();
+        let mut told = std::mem::zeroed::<CUDA_KERNEL_NODE_PARAMS>();
+        gpu.cuGraphKernelNodeGetParams_v2(node, &mut told).unwrap();
+        assert_eq!(told.func, kernels.function(c"shape").unwrap());
+        assert_eq!((told.gridDimX, told.blockDimX, told.sharedMemBytes), (3, 64, 16));
+        assert_eq!(**told.kernelParams.cast::<*mut u64>(), memory);
+        // It can be given back as it is.
+        told.gridDimX = 4;
+        gpu.cuGraphKernelNodeSetParams_v2(node, &told).unwrap();
+        let mut again = std::mem::zeroed::<CUDA_KERNEL_NODE_PARAMS_v1>();
+        gpu.cuGraphKernelNodeGetParams(node, &mut again).unwrap();
+        assert_eq!((again.gridDimX, **again.kernelParams.cast::<*mut u64>()), (4, memory));
+        assert_eq!(code(gpu.cuGraphMemcpyNodeGetParams(node, &mut CUDA_MEMCPY3D::default())), INVALID_VALUE);
+        gpu.cuGraphDestroy(graph).unwrap();
+    }
+}
+
+const INVALID_VALUE: CUresult = CUresult::CUDA_ERROR_INVALID_VALUE;

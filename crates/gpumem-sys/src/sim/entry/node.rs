@@ -1,4 +1,4 @@
-//! The nodes of graphs: adding them by hand, and what they do.
+//! The nodes of graphs: adding them by hand, each kind its own way, and giving them other work.
 
 use super::module::packed;
 use super::{entries, handles, put, take};
@@ -12,8 +12,8 @@ use crate::sim::operation::{Fill, HostCall, HostFunction, Operation};
 use crate::table::Table;
 use crate::types::{
     CUDA_HOST_NODE_PARAMS, CUDA_KERNEL_NODE_PARAMS, CUDA_KERNEL_NODE_PARAMS_v1, CUDA_MEM_ALLOC_NODE_PARAMS,
-    CUDA_MEMCPY2D, CUDA_MEMCPY3D, CUDA_MEMSET_NODE_PARAMS, CUcontext, CUdeviceptr, CUevent, CUgraph,
-    CUgraphNode, CUgraphNodeType, CUmemLocationType, CUresult,
+    CUDA_MEMCPY3D, CUDA_MEMSET_NODE_PARAMS, CUcontext, CUdeviceptr, CUevent, CUgraph, CUgraphNode,
+    CUmemAccessDesc, CUmemLocationType, CUmemPoolProps, CUresult,
 };
 use core::ptr::null_mut;
 
@@ -136,10 +136,6 @@ entries! {
         put(target, call.graph_add_child(graph, context, child, handles(after, count)?)?.to_ptr())
     }
 
-    fn cuGraphChildGraphNodeGetGraph(call, node: CUgraphNode, target: *mut CUgraph) {
-        put(target, call.node_child(Handle::from_ptr(node))?.to_ptr())
-    }
-
     fn cuGraphAddEventRecordNode(
         call,
         target: *mut CUgraphNode,
@@ -164,14 +160,12 @@ entries! {
         put(target, call.graph_add_event(graph, event, handles(after, count)?, true)?.to_ptr())
     }
 
-    fn cuGraphEventRecordNodeGetEvent(call, node: CUgraphNode, target: *mut CUevent) {
-        let kind = CUgraphNodeType::CU_GRAPH_NODE_TYPE_EVENT_RECORD;
-        put(target, call.node_event(Handle::from_ptr(node), kind)?.to_ptr())
+    fn cuGraphEventRecordNodeSetEvent(call, node: CUgraphNode, event: CUevent) {
+        call.node_set_event(Handle::from_ptr(node), Handle::from_ptr(event), false)
     }
 
-    fn cuGraphEventWaitNodeGetEvent(call, node: CUgraphNode, target: *mut CUevent) {
-        let kind = CUgraphNodeType::CU_GRAPH_NODE_TYPE_WAIT_EVENT;
-        put(target, call.node_event(Handle::from_ptr(node), kind)?.to_ptr())
+    fn cuGraphEventWaitNodeSetEvent(call, node: CUgraphNode, event: CUevent) {
+        call.node_set_event(Handle::from_ptr(node), Handle::from_ptr(event), true)
     }
 
     fn cuGraphAddMemAllocNode(
@@ -182,19 +176,8 @@ entries! {
         count: usize,
         parameters: *mut CUDA_MEM_ALLOC_NODE_PARAMS,
     ) {
-        let context = call.context(call.thread)?;
         let (mut wish, after) = (take(parameters)?, handles(after, count)?);
-        if wish.poolProps.location.type_ != CUmemLocationType::CU_MEM_LOCATION_TYPE_DEVICE {
-            return Err(INVALID_VALUE);
-        }
-        let device = call.device_index(wish.poolProps.location.id)?;
-        let is_own = (0..wish.accessDescCount)
-            .map(|index| take(wish.accessDescs.wrapping_add(index)))
-            .all(|wish| wish.is_ok_and(|wish| usize::try_from(wish.location.id) == Ok(device)));
-        if !is_own {
-            return Err(NOT_SUPPORTED);
-        }
-        let place = (device, context);
+        let place = alloc_place(call, &wish.poolProps, (wish.accessDescs, wish.accessDescCount))?;
         let (node, base) = call.graph_add_alloc(Handle::from_ptr(graph), place, wish.bytesize as u64, after)?;
         wish.dptr = base;
         put(parameters, wish)?;
@@ -213,10 +196,6 @@ entries! {
         let after = handles(after, count)?;
         put(target, call.graph_add_free(Handle::from_ptr(graph), context, address, after)?.to_ptr())
     }
-
-    fn cuGraphMemFreeNodeGetParams(call, node: CUgraphNode, target: *mut CUdeviceptr) {
-        put(target, call.node_memory(Handle::from_ptr(node), CUgraphNodeType::CU_GRAPH_NODE_TYPE_MEM_FREE)?)
-    }
 }
 
 /// Adds the node that some queueing is captured as.
@@ -228,7 +207,7 @@ unsafe fn add(
     call: &mut Call<'_>,
     target: *mut CUgraphNode,
     (graph, after, count): (CUgraph, *const CUgraphNode, usize),
-    (context, queue): (Handle, impl FnOnce(&mut Machine, Handle) -> Answer<()>),
+    (context, queue): Queue,
 ) -> Answer<()> {
     // SAFETY: the caller's promise.
     unsafe {
@@ -238,15 +217,40 @@ unsafe fn add(
     }
 }
 
+/// Where a node is to allocate: on a device, for that device.
+///
+/// # Safety
+///
+/// The descriptions are null or as many as is said.
+pub(super) unsafe fn alloc_place(
+    call: &Call<'_>,
+    props: &CUmemPoolProps,
+    (descriptions, count): (*const CUmemAccessDesc, usize),
+) -> Answer<(usize, Handle)> {
+    let context = call.context(call.thread)?;
+    if props.location.type_ != CUmemLocationType::CU_MEM_LOCATION_TYPE_DEVICE {
+        return Err(INVALID_VALUE);
+    }
+    let device = call.device_index(props.location.id)?;
+    for index in 0..count {
+        // SAFETY: the caller's promise.
+        let wish = unsafe { take(descriptions.wrapping_add(index))? };
+        if usize::try_from(wish.location.id) != Ok(device) {
+            return Err(NOT_SUPPORTED);
+        }
+    }
+    Ok((device, context))
+}
+
+/// The context of some work, and what queues it.
+pub(super) type Queue = (Handle, Box<dyn FnOnce(&mut Machine, Handle) -> Answer<()>>);
+
 /// The context of a kernel, and its launch.
 ///
 /// # Safety
 ///
 /// The parameters are what `cuLaunchKernel` asks for.
-pub(super) unsafe fn kernel(
-    call: &mut Call<'_>,
-    parameters: CUDA_KERNEL_NODE_PARAMS,
-) -> Answer<(Handle, impl FnOnce(&mut Machine, Handle) -> Answer<()> + use<>)> {
+pub(super) unsafe fn kernel(call: &mut Call<'_>, parameters: CUDA_KERNEL_NODE_PARAMS) -> Answer<Queue> {
     let function = Handle::from_ptr(parameters.func);
     let context = call.function(function)?.context;
     let shape = Shape {
@@ -256,7 +260,7 @@ pub(super) unsafe fn kernel(
     };
     // SAFETY: the caller's promise.
     let packed = unsafe { packed(call, function, parameters.kernelParams, parameters.extra)? };
-    Ok((context, move |machine: &mut Machine, stream| machine.launch(stream, function, shape, packed)))
+    Ok((context, Box::new(move |machine, stream| machine.launch(stream, function, shape, packed))))
 }
 
 pub(super) fn newest(parameters: CUDA_KERNEL_NODE_PARAMS_v1) -> CUDA_KERNEL_NODE_PARAMS {
@@ -277,35 +281,10 @@ pub(super) fn newest(parameters: CUDA_KERNEL_NODE_PARAMS_v1) -> CUDA_KERNEL_NODE
 }
 
 /// The context of a copy, and the copy.
-pub(super) fn memcpy(
-    call: &mut Call<'_>,
-    copy: CUDA_MEMCPY3D,
-    context: CUcontext,
-) -> Answer<(Handle, impl FnOnce(&mut Machine, Handle) -> Answer<()> + use<>)> {
+pub(super) fn memcpy(call: &mut Call<'_>, copy: CUDA_MEMCPY3D, context: CUcontext) -> Answer<Queue> {
     let context = Handle::from_ptr(context);
     call.contexts.get(context).ok_or(INVALID_CONTEXT)?;
-    if copy.Depth != 1 || copy.srcZ != 0 || copy.dstZ != 0 {
-        return Err(NOT_SUPPORTED);
-    }
-    let rows = CUDA_MEMCPY2D {
-        srcXInBytes: copy.srcXInBytes,
-        srcY: copy.srcY,
-        srcMemoryType: copy.srcMemoryType,
-        srcHost: copy.srcHost,
-        srcDevice: copy.srcDevice,
-        srcArray: copy.srcArray,
-        srcPitch: copy.srcPitch,
-        dstXInBytes: copy.dstXInBytes,
-        dstY: copy.dstY,
-        dstMemoryType: copy.dstMemoryType,
-        dstHost: copy.dstHost,
-        dstDevice: copy.dstDevice,
-        dstArray: copy.dstArray,
-        dstPitch: copy.dstPitch,
-        WidthInBytes: copy.WidthInBytes,
-        Height: copy.Height,
-    };
-    Ok((context, move |machine: &mut Machine, stream| machine.copy_2d(stream, &rows, false).map(drop)))
+    Ok((context, Box::new(move |machine, stream| machine.copy_3d(stream, &copy, false).map(drop))))
 }
 
 /// The context of a memset, and the memset.
@@ -313,7 +292,7 @@ pub(super) fn memset(
     call: &mut Call<'_>,
     parameters: CUDA_MEMSET_NODE_PARAMS,
     context: CUcontext,
-) -> Answer<(Handle, impl FnOnce(&mut Machine, Handle) -> Answer<()> + use<>)> {
+) -> Answer<Queue> {
     let context = Handle::from_ptr(context);
     call.contexts.get(context).ok_or(INVALID_CONTEXT)?;
     if !matches!(parameters.elementSize, 1 | 2 | 4) {
@@ -327,19 +306,19 @@ pub(super) fn memset(
         width: parameters.width as u64,
         height: parameters.height as u64,
     };
-    Ok((context, move |machine: &mut Machine, stream| machine.fill(stream, fill, false).map(drop)))
+    Ok((context, Box::new(move |machine, stream| machine.fill(stream, fill, false).map(drop))))
 }
 
 /// The context that a host function is put on, and the call.
-pub(super) fn host(
-    call: &mut Call<'_>,
-    parameters: CUDA_HOST_NODE_PARAMS,
-) -> Answer<(Handle, impl FnOnce(&mut Machine, Handle) -> Answer<()> + use<>)> {
+pub(super) fn host(call: &mut Call<'_>, parameters: CUDA_HOST_NODE_PARAMS) -> Answer<Queue> {
     let context = call.context(call.thread)?;
     let run = HostFunction::Plain(parameters.fn_.ok_or(INVALID_VALUE)?);
     let called = HostCall { run, data: parameters.userData };
-    Ok((context, move |machine: &mut Machine, stream| {
-        machine.enqueue(stream, Operation::Call(called));
-        Ok(())
-    }))
+    Ok((
+        context,
+        Box::new(move |machine, stream| {
+            machine.enqueue(stream, Operation::Call(called));
+            Ok(())
+        }),
+    ))
 }

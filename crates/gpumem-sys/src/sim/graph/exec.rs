@@ -290,12 +290,7 @@ impl Machine {
         is_wait: bool,
     ) -> Answer<()> {
         self.events.get(event).ok_or(INVALID_HANDLE)?;
-        match &mut self.exec_step(handle, node)?.work {
-            Work::Wait(given) if is_wait => *given = event,
-            Work::Record(given) if !is_wait => *given = event,
-            _ => return Err(INVALID_VALUE),
-        }
-        Ok(())
+        self.exec_step(handle, node)?.work.set_event(event, is_wait)
     }
 
     /// Makes a kernel, memset or copy of an executable do nothing, or something again.

@@ -3,8 +3,12 @@
 //!
 //! The address is known to the host for as long as the graph or an executable of it lives, so that other nodes can be
 //! made for it. The device's capacity is taken at the first launch, and kept for the next one until the device's
-//! graph memory is trimmed or the graph is gone. Every allocation has memory of its own: the real driver overlays
-//! those whose lives don't, so a graph takes less there.
+//! graph memory is trimmed or the graph is gone.
+//!
+//! A known difference: every allocation has an address and memory of its own. The real driver lays allocations of one
+//! graph over each other when one is freed before the other is made, and graphs over each other whose launches are in
+//! order, so a graph takes less there and addresses of different nodes may be equal. Here they never are, on purpose: a
+//! node that uses the first allocation after its free is found out instead of reading the second one's bytes.
 
 use super::Work;
 use crate::sim::backing::Backing;
