@@ -178,7 +178,8 @@ impl Heap {
         let index = space_of(request);
         let view = View { records: &self.records, slot: request.slot, order, with_ready };
         let survey = Survey::collect(&self.frames, &self.spaces, &view);
-        if survey.idle.is_empty() {
+        // The block's first and last frame need not be idle.
+        if survey.idle.is_empty() || survey.frame_count() + 2 < frames_in(size_bytes) {
             return Ok(None);
         }
         let place = (size_bytes, request.alignment);

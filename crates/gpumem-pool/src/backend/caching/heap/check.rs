@@ -87,6 +87,9 @@ impl Heap {
                 format!("handle {id}: frames {resident:#b} of {all:#b} are resident")
             })?;
         }
+        let by_place: Vec<u32> = (0..2).flat_map(|space| self.frames.windows_in(space)).copied().collect();
+        let placed = by_place.iter().map(|id| (self.frames.window(*id).space, self.frames.window(*id).slot));
+        expect(placed.is_sorted() && by_place.len() == window_count, || "windows are not in order".into())?;
         expect(window_count == self.frames.window_count(), || "a window belongs to no handle".into())?;
         expect(reserved_bytes == self.frames.reserved_bytes, || {
             format!("{reserved_bytes} bytes of handles, {} counted", self.frames.reserved_bytes)

@@ -48,6 +48,8 @@ pub(super) struct Frames {
     unused_windows: Vec<u32>,
     /// Of each space, which window each frame of addresses belongs to.
     slots: [Vec<u32>; 2],
+    /// Of each space, its windows by address.
+    by_place: [Vec<u32>; 2],
     /// Of each space, the frames of addresses where a window was unmapped: first and count.
     holes: [BTreeMap<u64, u64>; 2],
     empty_count: u32,
@@ -62,6 +64,7 @@ impl Frames {
             windows: Vec::new(),
             unused_windows: Vec::new(),
             slots: [Vec::new(), Vec::new()],
+            by_place: [Vec::new(), Vec::new()],
             holes: [BTreeMap::new(), BTreeMap::new()],
             empty_count: 0,
             reserved_bytes: 0,
@@ -91,6 +94,11 @@ impl Frames {
         core::iter::successors(some(self.handle(handle).first_window), move |window| {
             some(self.window(*window).next)
         })
+    }
+
+    /// A space's windows by address.
+    pub(super) fn windows_in(&self, space: usize) -> &[u32] {
+        &self.by_place[space]
     }
 
     pub(super) fn window_count(&self) -> usize {
@@ -143,6 +151,8 @@ impl Frames {
         };
         self.handles[handle as usize].first_window = id;
         self.set_slots(id, id);
+        let index = self.place_of(usize::from(space), slot);
+        self.by_place[usize::from(space)].insert(index, id);
         id
     }
 
@@ -159,6 +169,8 @@ impl Frames {
         window.departed = Vec::new();
         let (space, slot) = (usize::from(window.space), u64::from(window.slot));
         self.unused_windows.push(id);
+        let index = self.place_of(space, slot as u32);
+        self.by_place[space].remove(index);
         self.add_hole(space, slot, u64::from(self.handle(handle).frame_count));
     }
 
@@ -212,6 +224,11 @@ impl Frames {
         }
     }
 
+    /// How many of a space's windows lie before a frame of addresses.
+    fn place_of(&self, space: usize, slot: u32) -> usize {
+        self.by_place[space].partition_point(|id| self.window(*id).slot < slot)
+    }
+
     fn set_slots(&mut self, id: u32, value: u32) {
         let Window { handle, slot, space, .. } = self.windows[id as usize];
         let slots = &mut self.slots[usize::from(space)];
@@ -227,7 +244,9 @@ impl Frames {
         let slots: usize = self.slots.iter().map(|slots| slots.capacity() * size_of::<u32>()).sum();
         let departed: usize =
             self.windows.iter().map(|window| window.departed.capacity() * size_of::<Stamp>()).sum();
-        let names = (self.unused_handles.capacity() + self.unused_windows.capacity()) * size_of::<u32>();
+        let by_place: usize = self.by_place.iter().map(Vec::capacity).sum();
+        let names =
+            (self.unused_handles.capacity() + self.unused_windows.capacity() + by_place) * size_of::<u32>();
         self.handles.capacity() * size_of::<Handle>()
             + self.windows.capacity() * size_of::<Window>()
             + slots

@@ -3,7 +3,7 @@
 //! Windows stay mapped when their frames move away, so frames can come back for nothing. A program that repeats itself
 //! finds the windows that it made the last time, and asks the driver for no more.
 
-use super::frames::{Frames, ones, runs};
+use super::frames::{Frames, Window, ones, runs};
 use super::space::{FRAME_BYTES, FRAME_SHIFT, Space};
 use super::survey::{Survey, View};
 use crate::clock::Order;
@@ -34,46 +34,19 @@ pub(super) fn revival(
         }
     };
     let mut run = Run::new(frames);
-    for part in parts(survey, frames, index) {
-        for (first, count) in runs(part.mask) {
-            if !run.extend(&part, first, count) {
+    let idle = survey.by_handle(frames);
+    for id in frames.windows_in(index) {
+        let window = frames.window(*id);
+        for (first, count) in runs(idle[window.handle as usize]) {
+            if !run.extend(*id, window, first, count) {
                 consider(&run);
                 run.clear();
-                run.extend(&part, first, count);
+                run.extend(*id, window, first, count);
             }
         }
     }
     consider(&run);
     best.map(|(_, revival)| revival)
-}
-
-/// A window of a handle that has idle frames.
-#[derive(Clone, Copy)]
-struct Part {
-    slot: u32,
-    window: u32,
-    handle: u32,
-    /// The handle's idle frames, wherever they are resident.
-    mask: u64,
-    resident: u64,
-}
-
-/// By address.
-fn parts(survey: &Survey, frames: &Frames, space: usize) -> Vec<Part> {
-    let mut parts: Vec<Part> = Vec::new();
-    for idle in &survey.idle {
-        let windows = frames.windows_of(idle.handle).map(|id| (id, frames.window(id)));
-        let here = windows.filter(|(_, window)| usize::from(window.space) == space);
-        parts.extend(here.map(|(id, window)| Part {
-            slot: window.slot,
-            window: id,
-            handle: idle.handle,
-            mask: idle.mask,
-            resident: window.resident,
-        }));
-    }
-    parts.sort_unstable_by_key(|part| part.slot);
-    parts
 }
 
 /// Frames of addresses side by side whose memory is idle, each frame of memory once.
@@ -103,23 +76,23 @@ impl Run {
     }
 
     /// False when the piece is not the next, or when its memory is in the run already.
-    fn extend(&mut self, part: &Part, first: u32, count: u32) -> bool {
-        let slot = part.slot + first;
+    fn extend(&mut self, id: u32, window: &Window, first: u32, count: u32) -> bool {
+        let slot = window.slot + first;
         let mask = ones(first, count);
         if self.frames.is_empty() {
             self.first_slot = slot;
         } else if self.first_slot + self.frames.len() as u32 != slot {
             return false;
         }
-        let taken = &mut self.taken[part.handle as usize];
+        let taken = &mut self.taken[window.handle as usize];
         if *taken & mask != 0 {
             return false;
         }
         *taken |= mask;
-        self.handles.push(part.handle);
+        self.handles.push(window.handle);
         for bit in first..first + count {
-            self.frames.push((part.window, bit));
-            let is_away = part.resident >> bit & 1 == 0;
+            self.frames.push((id, bit));
+            let is_away = window.resident >> bit & 1 == 0;
             self.away.push(self.away[self.away.len() - 1] + u32::from(is_away));
         }
         true

@@ -71,6 +71,18 @@ impl Survey {
         Self { idle: masked.filter(|idle| idle.mask != 0).collect() }
     }
 
+    /// All of them together.
+    pub(super) fn frame_count(&self) -> u32 {
+        self.idle.iter().map(|idle| idle.mask.count_ones()).sum()
+    }
+
+    /// Of every handle, which of its frames are idle.
+    pub(super) fn by_handle(&self, frames: &Frames) -> Vec<u64> {
+        let mut masks = vec![0; frames.handles.len()];
+        self.idle.iter().for_each(|idle| masks[idle.handle as usize] = idle.mask);
+        masks
+    }
+
     fn add(&mut self, frames: &Frames, space: usize, start: u64, end: u64) {
         let mut slot = start.div_ceil(FRAME_BYTES);
         let end = end >> FRAME_SHIFT;

@@ -3,13 +3,13 @@
 //! The driver may unmap only what no work can touch any more, so both wait until uses are *complete*, not only ordered;
 //! and a handle's memory is free only when all of its windows are gone.
 
+use super::super::vmm::Backing;
 use super::Heap;
 use super::frames::{move_frames, ones};
 use super::record::Kind;
 use super::space::{FRAME_BYTES, FRAME_SHIFT};
 use super::stamps::{Owner, Pending};
 use super::survey::{Survey, View};
-use crate::backend::caching::vmm::Backing;
 use crate::clock::{Order, Slot, Stamp};
 use gpumem_sys::DriverError;
 
