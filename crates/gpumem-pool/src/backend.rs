@@ -13,12 +13,12 @@ mod native;
 #[allow(unsafe_code)]
 mod none;
 
-use crate::clock::{Clocks, Stamp};
+use crate::clock::{Clocks, Stamp, StreamId};
 use crate::device::Device;
 use crate::error::PoolError;
 use crate::limit::Limits;
 use crate::options::BackendKind;
-use crate::stream::{Stream, StreamId};
+use crate::stream::Stream;
 use direct::Direct;
 use enum_dispatch::enum_dispatch;
 use gpumem_sys::DriverError;
@@ -49,6 +49,9 @@ pub(crate) trait Source {
 
     /// Gives back what is free beyond `keep_bytes`.
     fn trim_to(&self, keep_bytes: u64) -> Result<(), PoolError>;
+
+    /// Waits for the device, then gives back all that no block holds.
+    fn reclaim(&self) -> Result<(), PoolError>;
 
     /// What is held from the device; `None` where that is what the blocks hold.
     fn reserved(&self) -> Result<Option<Reserved>, PoolError>;

@@ -5,10 +5,10 @@
 //! for home first ([`Stream::wait_for`]), and says so with [`Block::record_use`], so that the free waits for that stream.
 
 use crate::backend::{Freed, Piece};
-use crate::clock::Clocks;
+use crate::clock::{Clocks, StreamId};
 use crate::device::Device;
 use crate::state::StateRef;
-use crate::stream::{Stream, StreamId};
+use crate::stream::Stream;
 use core::fmt;
 use core::mem::ManuallyDrop;
 use core::sync::atomic::{AtomicU64, Ordering};

@@ -24,16 +24,18 @@ mod mark;
 #[allow(unsafe_code)]
 mod slots;
 mod stamp;
+mod sync;
 mod wait;
 
-use crate::stream::StreamId;
 use core::sync::atomic::{AtomicUsize, Ordering};
 use epochs::Epochs;
 use gpumem_sys::Driver;
 use lane::Lanes;
 pub(crate) use lane::StreamParts;
-use slots::Slots;
+use slots::{Name, Slots};
+pub use stamp::StreamId;
 pub(crate) use stamp::{Order, Slot, Stamp};
+use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 
 /// The clocks of one machine.
@@ -42,6 +44,8 @@ pub(crate) struct Clocks {
     epochs: Epochs,
     lanes: Lanes,
     slots: Mutex<Slots>,
+    /// By the driver's id.
+    names: Mutex<HashMap<u64, Name>>,
     live_count: AtomicUsize,
     /// Slots below this were ever used.
     slot_count: AtomicUsize,
@@ -72,6 +76,7 @@ impl Clocks {
             epochs: Epochs::new(),
             lanes: Lanes::new(),
             slots: Mutex::default(),
+            names: Mutex::default(),
             live_count: AtomicUsize::new(0),
             slot_count: AtomicUsize::new(0),
             cursor: AtomicUsize::new(0),
@@ -127,6 +132,6 @@ impl Order for Clocks {
 const OTHERS_BIT: u32 = 63;
 
 #[cfg(test)]
-#[cfg(all(feature = "sim", not(loom)))]
+#[cfg(feature = "sim")]
 #[allow(unsafe_code)]
 mod tests;

@@ -128,6 +128,12 @@ pub enum PoolError {
         /// How many there may be.
         limit: usize,
     },
+    /// The stream's owner was about to destroy it.
+    #[error("this stream was retired: its owner destroys it; wrap another one")]
+    StreamRetired,
+    /// A thread's own default stream, named on another thread.
+    #[error("this is another thread's default stream; use it there, or make a stream with Stream::new")]
+    WrongThread,
     /// A time was asked of an event that keeps none.
     #[error("this event keeps no time; make it with Event::with_timing")]
     NotTimed,

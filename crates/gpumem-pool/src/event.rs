@@ -61,8 +61,9 @@ impl Event {
     ///
     /// # Errors
     ///
-    /// [`PoolError::WrongDevice`] when the stream is another device's, or what the driver says.
+    /// [`PoolError::WrongDevice`] when the stream is another device's, else as [`Stream::synchronize`].
     pub fn record(&self, stream: &Stream) -> Result<(), PoolError> {
+        stream.check_usable()?;
         if stream.device() != self.device() {
             return Err(PoolError::wrong_device(self.device(), stream.device()));
         }

@@ -61,6 +61,7 @@ mod stream;
 
 pub use block::Block;
 pub use bytes::Bytes;
+pub use clock::StreamId;
 pub use context::Bound;
 pub use device::{Device, MemoryInfo};
 pub use error::PoolError;
@@ -69,4 +70,4 @@ pub use limit::Limit;
 pub use options::{BackendKind, PoolBuilder};
 pub use pool::Pool;
 pub use status::Status;
-pub use stream::{Stream, StreamId};
+pub use stream::{Stream, StreamBuilder};

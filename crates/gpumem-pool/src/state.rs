@@ -155,6 +155,7 @@ impl State {
     }
 
     fn check_stream(&self, stream: &Stream) -> Result<(), PoolError> {
+        stream.check_usable()?;
         if *stream.device() == self.device {
             Ok(())
         } else {
@@ -172,10 +173,7 @@ impl State {
     }
 
     pub(crate) fn reclaim(&self) -> Result<u64, PoolError> {
-        self.giving_back(|state| {
-            state.device.synchronize()?;
-            state.backend.trim_to(0)
-        })
+        self.giving_back(|state| state.backend.reclaim())
     }
 
     pub(crate) fn trim_to(&self, keep_bytes: u64) -> Result<u64, PoolError> {

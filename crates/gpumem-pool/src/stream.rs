@@ -1,17 +1,26 @@
 //! [`Stream`]: a queue of the device's, in whose order memory is allocated, used and freed.
 //!
-//! A stream is destroyed with its last clone. Blocks hold clones, so dropping "the" stream while blocks live on it is
-//! safe, and destroying one with work queued does not lose the work: the driver finishes it first.
+//! Most streams are this crate's own: made here, destroyed with the last clone. Blocks don't hold them: dropping "the"
+//! stream while blocks live on it is safe, and destroying one with work queued does not lose the work. A stream of
+//! somebody else's (`foreign`) is never destroyed here, and touched only in calls that name it.
 
-use crate::clock::{Clocks, Slot, StreamParts};
+mod builder;
+mod foreign;
+
+pub use builder::StreamBuilder;
+pub(crate) use foreign::WeakStream;
+
+use crate::clock::{Clocks, Slot, StreamId};
 use crate::context::Handle;
 use crate::device::Device;
 use crate::error::PoolError;
 use crate::event::Event;
 use core::fmt;
+use core::sync::atomic::{AtomicBool, Ordering};
 use gpumem_sys::DriverError;
-use gpumem_sys::types::{CUresult, CUstream, CUstream_flags, CUstream_st};
+use gpumem_sys::types::{CUresult, CUstream, CUstream_st};
 use std::sync::Arc;
+use std::thread::ThreadId;
 
 /// A queue of work on a device. Clones share it.
 ///
@@ -33,23 +42,21 @@ struct Inner {
     device: Device,
     raw: Handle<CUstream_st>,
     id: StreamId,
+    /// The driver's own name for it, which is never used again either; `None` for drivers before CUDA 12.0.
+    driver_id: Option<u64>,
+    kind: Kind,
+    is_retired: AtomicBool,
 }
 
-/// Names a stream: unique in the process and never used again, unlike the driver's handle.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct StreamId(pub(crate) u64);
-
-impl StreamId {
-    /// The generation is never used again; the slot is, by another stream.
-    pub(crate) fn new(generation: u64, slot: Slot) -> Self {
-        Self(generation << SLOT_BITS | u64::from(slot.0))
-    }
-
-    /// Where the clocks keep what they know of it.
-    #[inline]
-    pub(crate) fn slot(self) -> Slot {
-        Slot(self.0 as u16)
-    }
+/// Whose a stream is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Kind {
+    /// Made here, and destroyed with its last clone.
+    Owned,
+    /// Somebody else's, or the context's legacy stream.
+    Foreign,
+    /// Its handle means another stream on every other thread.
+    OfThread(ThreadId),
 }
 
 impl Stream {
@@ -57,20 +64,14 @@ impl Stream {
     ///
     /// # Errors
     ///
-    /// What the driver says.
+    /// [`PoolError::TooManyStreams`], or what the driver says.
     pub fn new(device: &Device) -> Result<Self, PoolError> {
-        let _bound = device.enter()?;
-        let mut raw = core::ptr::null_mut();
-        // SAFETY: `raw` outlives the call, and the context is current.
-        unsafe { device.driver().cuStreamCreate(&mut raw, CUstream_flags::CU_STREAM_NON_BLOCKING.0)? };
-        let parts = StreamParts { raw, is_ours: true, no_waits: false };
-        match device.clocks().open(device, &parts) {
-            Ok(id) => Ok(Self(Arc::new(Inner { device: device.clone(), raw: Handle(raw), id }))),
-            Err(error) => {
-                destroy(device, raw);
-                Err(error)
-            }
-        }
+        Self::builder(device).build()
+    }
+
+    /// Starts from what [`Stream::new`] makes.
+    pub fn builder(device: &Device) -> StreamBuilder {
+        StreamBuilder::new(device)
     }
 
     /// The device whose work it queues.
@@ -79,7 +80,7 @@ impl Stream {
         &self.0.device
     }
 
-    /// The driver's handle, alive for as long as a clone of this stream is.
+    /// The driver's handle. Of a stream that was made here it is alive for as long as a clone of this is.
     #[must_use]
     pub fn raw(&self) -> CUstream {
         self.0.raw.0
@@ -95,8 +96,10 @@ impl Stream {
     ///
     /// # Errors
     ///
-    /// What the driver says, the failure of earlier work included.
+    /// What the driver says, the failure of earlier work included; [`PoolError::StreamRetired`],
+    /// [`PoolError::WrongThread`].
     pub fn synchronize(&self) -> Result<(), PoolError> {
+        self.check_usable()?;
         Ok(self.finish()?)
     }
 
@@ -104,8 +107,9 @@ impl Stream {
     ///
     /// # Errors
     ///
-    /// What the driver says, the failure of earlier work included.
+    /// As [`Stream::synchronize`].
     pub fn is_complete(&self) -> Result<bool, PoolError> {
+        self.check_usable()?;
         let _bound = self.device().enter()?;
         let observation = self.clocks().observe(self.slot())?;
         // SAFETY: the stream is alive, and its context current.
@@ -122,8 +126,9 @@ impl Stream {
     ///
     /// # Errors
     ///
-    /// [`PoolError::WrongDevice`] when the event belongs to another driver, or what the driver says.
+    /// [`PoolError::WrongDevice`] when the event belongs to another driver, else as [`Stream::synchronize`].
     pub fn wait(&self, event: &Event) -> Result<(), PoolError> {
+        self.check_usable()?;
         check_driver(self.device(), event.device())?;
         Ok(event.make_wait(self)?)
     }
@@ -134,6 +139,8 @@ impl Stream {
     ///
     /// As [`Stream::wait`].
     pub fn wait_for(&self, other: &Stream) -> Result<(), PoolError> {
+        self.check_usable()?;
+        other.check_usable()?;
         check_driver(self.device(), other.device())?;
         Ok(self.queue_wait_for(other)?)
     }
@@ -154,6 +161,17 @@ impl Stream {
         Ok(())
     }
 
+    /// Whether this call may touch it: it has not been retired, and its handle means this stream on this thread.
+    #[inline]
+    pub(crate) fn check_usable(&self) -> Result<(), PoolError> {
+        match self.0.kind {
+            Kind::Owned => Ok(()),
+            _ if self.0.is_retired.load(Ordering::Acquire) => Err(PoolError::StreamRetired),
+            Kind::OfThread(thread) if thread != std::thread::current().id() => Err(PoolError::WrongThread),
+            _ => Ok(()),
+        }
+    }
+
     pub(crate) fn slot(&self) -> Slot {
         self.id().slot()
     }
@@ -165,18 +183,16 @@ impl Stream {
 
 impl Drop for Inner {
     fn drop(&mut self) {
-        self.device.clocks().retire(self.id);
-        destroy(&self.device, self.raw.0);
+        match self.kind {
+            Kind::Owned => {
+                self.device.clocks().retire(self.id, self.driver_id);
+                builder::destroy(&self.device, self.raw.0);
+            }
+            // What is queued there may not be marked any more: it counts as done once the device has been waited for.
+            _ if !*self.is_retired.get_mut() => self.device.clocks().abandon(self.id, self.driver_id),
+            _ => {}
+        }
     }
-}
-
-/// Destroys a stream whose handle nobody passes again.
-fn destroy(device: &Device, raw: CUstream) {
-    // Without its context the stream is gone already.
-    let Ok(_bound) = device.enter() else { return };
-    let _guard = device.driver().teardown();
-    // SAFETY: the caller's promise. There is nobody to tell of a failure.
-    let _ = unsafe { device.driver().cuStreamDestroy_v2(raw) };
 }
 
 /// Whether both are clones of one stream.
@@ -197,12 +213,6 @@ impl fmt::Debug for Stream {
     }
 }
 
-impl fmt::Display for StreamId {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "stream {}", self.0)
-    }
-}
-
 /// A query's answer: "not ready" is an answer, anything else that failed is an error.
 pub(crate) fn complete(answer: Result<(), DriverError>) -> Result<bool, PoolError> {
     match answer {
@@ -220,5 +230,3 @@ fn check_driver(device: &Device, other: &Device) -> Result<(), PoolError> {
         Err(PoolError::wrong_device(device, other))
     }
 }
-
-const SLOT_BITS: u32 = 16;

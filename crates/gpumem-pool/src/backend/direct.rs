@@ -27,6 +27,11 @@ pub(crate) trait Calls {
     /// Takes memory back once all uses of it are done, those queued by now included. After an error nothing was freed.
     fn release(&self, device: &Device, freed: &Freed) -> Result<(), DriverError>;
 
+    /// Queues what was freed but had to wait for something else than a stream. Says whether there was any.
+    fn sweep(&self) -> Result<bool, DriverError> {
+        Ok(false)
+    }
+
     /// Gives back what is free beyond `keep_bytes`.
     fn trim_to(&self, device: &Device, keep_bytes: u64) -> Result<(), DriverError>;
 
@@ -62,8 +67,7 @@ impl<C: Calls> Direct<C> {
             Err(error) if is_full(&error) => return Err(self.out_of_memory(error, size_bytes)),
             other => return Ok(other?),
         }
-        self.device.synchronize()?;
-        self.trim_to(0)?;
+        self.reclaim()?;
         match self.calls.acquire(size_bytes, stream) {
             Err(error) if is_full(&error) => Err(self.out_of_memory(error, size_bytes)),
             other => Ok(other?),
@@ -130,7 +134,16 @@ impl<C: Calls> Source for Direct<C> {
     }
 
     fn trim_to(&self, keep_bytes: u64) -> Result<(), PoolError> {
+        self.calls.sweep()?;
         Ok(self.calls.trim_to(&self.device, keep_bytes)?)
+    }
+
+    fn reclaim(&self) -> Result<(), PoolError> {
+        self.device.finish()?;
+        if self.calls.sweep()? {
+            self.device.finish()?;
+        }
+        Ok(self.calls.trim_to(&self.device, 0)?)
     }
 
     fn reserved(&self) -> Result<Option<Reserved>, PoolError> {

@@ -85,7 +85,7 @@ impl NativeCalls {
     }
 
     /// In the order of a stream of the pool's own, which waits for all uses. False if one can't be waited for now.
-    fn sweep(&self, waiting: &Waiting) -> Result<bool, DriverError> {
+    fn free_apart(&self, waiting: &Waiting) -> Result<bool, DriverError> {
         let Some(sweeper) = self.sweeper()? else { return Ok(false) };
         for stamp in &waiting.stamps {
             if !self.device.clocks().order_free(*stamp, sweeper.id())? {
@@ -97,19 +97,6 @@ impl NativeCalls {
         // every stream that used it.
         unsafe { self.device.driver().cuMemFreeAsync(waiting.address, sweeper.raw())? };
         Ok(true)
-    }
-
-    /// Frees that had to wait for a stream that the pool may not touch.
-    fn sweep_waiting(&self) -> Result<(), DriverError> {
-        let mut waiting = self.lock_waiting();
-        let mut index = 0;
-        while let Some(block) = waiting.get(index) {
-            match self.sweep(block)? {
-                true => drop(waiting.swap_remove(index)),
-                false => index += 1,
-            }
-        }
-        Ok(())
     }
 
     /// `None` while there are too many streams.
@@ -150,7 +137,11 @@ impl Calls for NativeCalls {
     const KEEPS_MEMORY: bool = true;
 
     fn acquire(&self, size_bytes: u64, stream: &Stream) -> Result<CUdeviceptr, DriverError> {
-        self.sweep_waiting()?;
+        if !self.lock_waiting().is_empty() {
+            // The stream is in its user's hands: what waits for it may go on.
+            stream.clocks().tick_by_user(stream.slot())?;
+            self.sweep()?;
+        }
         let device = stream.device();
         let _bound = device.enter()?;
         let mut address = 0;
@@ -172,14 +163,26 @@ impl Calls for NativeCalls {
         }
         let waiting =
             Waiting { address: freed.piece.address, stamps: freed.stamps(device.clocks()).collect() };
-        if !self.sweep(&waiting)? {
+        if !self.free_apart(&waiting)? {
             self.lock_waiting().push(waiting);
         }
         Ok(())
     }
 
+    /// Frees that had to wait for a stream that the pool may not touch.
+    fn sweep(&self) -> Result<bool, DriverError> {
+        let mut waiting = self.lock_waiting();
+        let (before_count, mut index) = (waiting.len(), 0);
+        while let Some(block) = waiting.get(index) {
+            match self.free_apart(block)? {
+                true => drop(waiting.swap_remove(index)),
+                false => index += 1,
+            }
+        }
+        Ok(waiting.len() < before_count)
+    }
+
     fn trim_to(&self, device: &Device, keep_bytes: u64) -> Result<(), DriverError> {
-        self.sweep_waiting()?;
         let _bound = device.enter()?;
         let keep_bytes = usize::try_from(keep_bytes).unwrap_or(usize::MAX);
         // SAFETY: the pool is alive.
@@ -198,7 +201,7 @@ impl Calls for NativeCalls {
 impl Drop for NativeCalls {
     fn drop(&mut self) {
         // What still waits here goes with the context.
-        let _ = self.sweep_waiting();
+        let _ = self.sweep();
         // Without its context the pool is gone already.
         let Ok(_bound) = self.device.enter() else { return };
         let _guard = self.device.driver().teardown();

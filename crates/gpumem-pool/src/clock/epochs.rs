@@ -9,14 +9,9 @@
 //! `complete[s] >= e`: everything stamped up to `e` on `s` is done. Neither ever goes back while a stream has the slot,
 //! and epochs never start over: what was known of a slot's former stream stays true.
 
-use super::{Order, Slot, Stamp};
-use crate::stream::StreamId;
+use super::sync::{AtomicU64, Ordering};
+use super::{Order, Slot, Stamp, StreamId};
 use std::sync::OnceLock;
-
-#[cfg(not(loom))]
-use core::sync::atomic::{AtomicU64, Ordering};
-#[cfg(loom)]
-use loom::sync::atomic::{AtomicU64, Ordering};
 
 /// The clocks of all slots of one machine. Rows are made when a slot is first used, so that reading needs no lock.
 pub(super) struct Epochs {
@@ -159,8 +154,7 @@ impl Row {
     }
 }
 
-const CHUNK_LENGTH: usize = if cfg!(loom) { 4 } else { 64 };
+const CHUNK_LENGTH: usize = 64;
 
 #[cfg(test)]
-#[cfg(not(loom))]
 mod twin;

@@ -9,7 +9,7 @@ use super::{Order, Slot, Stamp};
 use crate::context::Handle;
 use crate::device::{Device, WeakDevice};
 use gpumem_sys::DriverError;
-use gpumem_sys::types::{CUevent, CUstream, CUstream_st, CUstreamCaptureStatus};
+use gpumem_sys::types::{CUevent, CUstream, CUstream_st, CUstreamCaptureMode, CUstreamCaptureStatus};
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, TryLockError};
 
@@ -38,8 +38,6 @@ struct LaneStream {
     raw: Handle<CUstream_st>,
     is_ours: bool,
     no_waits: bool,
-    /// Set for a capture that was begun through this crate.
-    is_capturing: bool,
 }
 
 /// Who wants a mark made.
@@ -99,7 +97,7 @@ impl Lane {
     /// A new stream has the slot. What the former one leaves behind is complete, and is returned, to be dropped where no lock is held.
     pub(super) fn open(&mut self, device: &Device, parts: &StreamParts) -> Self {
         let StreamParts { raw, is_ours, no_waits } = *parts;
-        let stream = LaneStream { raw: Handle(raw), is_ours, no_waits, is_capturing: false };
+        let stream = LaneStream { raw: Handle(raw), is_ours, no_waits };
         let mut lane = Self { stream: Some(stream), device: device.downgrade(), ..Self::empty() };
         core::mem::swap(self, &mut lane);
         lane
@@ -158,9 +156,6 @@ impl Locked<'_> {
     /// Whether what is queued now becomes part of a graph. The context is current.
     pub(super) fn is_capturing(&self) -> bool {
         let Some(stream) = &self.lane.stream else { return false };
-        if stream.is_capturing {
-            return true;
-        }
         let driver = self.device.driver();
         if driver.table().cuStreamIsCapturing.is_none() {
             return false;
@@ -169,6 +164,12 @@ impl Locked<'_> {
         // SAFETY: `status` outlives the call; the stream is alive while the lane is locked, or named by its user.
         let answer = unsafe { driver.cuStreamIsCapturing(stream.raw.0, &mut status) };
         answer.is_err() || status != CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE
+    }
+
+    pub(super) fn begin_capture(&mut self, mode: CUstreamCaptureMode) -> Result<(), DriverError> {
+        let Some(raw) = self.raw() else { return Ok(()) };
+        // SAFETY: the stream is named by its user.
+        unsafe { self.device.driver().cuStreamBeginCapture_v2(raw, mode) }
     }
 
     /// Closes the epoch, if this asker may make a mark: what a call to the driver from now on covers.

@@ -6,13 +6,14 @@
 //! No `Device` is let go of while a lock is held here: its end takes the locks again.
 
 use super::mark::MarkEvent;
-use super::{Clocks, Order, Slot, Stamp, StreamParts};
+use super::{Clocks, Order, Slot, Stamp, StreamId, StreamParts};
 use crate::context::Bound;
 use crate::device::{Device, WeakDevice};
 use crate::error::PoolError;
-use crate::stream::StreamId;
+use crate::stream::{Stream, WeakStream};
 use core::sync::atomic::{AtomicU64, Ordering};
 use gpumem_sys::types::CUcontext;
+use std::collections::HashMap;
 use std::sync::{MutexGuard, PoisonError};
 
 /// What is known of slots and devices as a whole.
@@ -21,6 +22,12 @@ pub(super) struct Slots {
     /// Their streams are gone; lowest first.
     retired: Vec<Slot>,
     devices: Vec<WeakDevice>,
+}
+
+/// A stream by the driver's id: the wrap that is alive, or the slot that the last one had.
+pub(super) struct Name {
+    stream: WeakStream,
+    id: StreamId,
 }
 
 impl Clocks {
@@ -44,12 +51,73 @@ impl Clocks {
         Ok(stream)
     }
 
+    /// The stream that the driver knows by this id, if anyone holds it; else one that `make` makes of its slot and name.
+    /// One that was let go of without its last mark gets its former slot and name, if that is still to be had.
+    pub(crate) fn find_or_open(
+        &self,
+        device: &Device,
+        parts: &StreamParts,
+        driver_id: Option<u64>,
+        make: impl FnOnce(StreamId) -> Stream,
+    ) -> Result<Stream, PoolError> {
+        let Some(driver_id) = driver_id else { return self.open(device, parts).map(make) };
+        // Let go of after the lock: the end of a stream takes it.
+        let found;
+        let mut names = self.names();
+        let known = names.get(&driver_id);
+        found = known.and_then(|name| name.stream.upgrade());
+        if let Some(stream) = found.as_ref().filter(|stream| stream.check_usable().is_ok()) {
+            return Ok(stream.clone());
+        }
+        let adopted = known.filter(|name| self.adopt(name.id, device, parts)).map(|name| name.id);
+        let id = match adopted {
+            Some(id) => id,
+            None => self.open(device, parts)?,
+        };
+        let stream = make(id);
+        names.retain(|_, name| self.epochs.stream_in(name.id.slot()) == name.id);
+        names.insert(driver_id, Name { stream: stream.downgrade(), id });
+        Ok(stream)
+    }
+
+    /// Notes the driver's id of a stream that has been made here: somebody may come with its handle.
+    pub(crate) fn name(&self, driver_id: Option<u64>, stream: &Stream) {
+        if let Some(driver_id) = driver_id {
+            self.names().insert(driver_id, Name { stream: stream.downgrade(), id: stream.id() });
+        }
+    }
+
+    /// Takes a stream up again that has been abandoned, unless its slot has gone to another.
+    fn adopt(&self, stream: StreamId, device: &Device, parts: &StreamParts) -> bool {
+        let mut slots = self.slots();
+        let at = slots.retired.binary_search(&stream.slot());
+        let Some(at) = at.ok().filter(|_| self.epochs.stream_in(stream.slot()) == stream) else {
+            return false;
+        };
+        // What is queued from now on is not what waits of the host have seen meanwhile.
+        if self.epochs.close(stream.slot()).is_none() {
+            return false;
+        }
+        slots.retired.remove(at);
+        drop(slots);
+        let former = self.lanes.guard(stream.slot()).open(device, parts);
+        drop(former);
+        self.live_count.fetch_add(1, Ordering::Relaxed);
+        true
+    }
+
     /// The stream is about to end: makes its last mark. From here on nobody else touches it.
     ///
     /// Nobody is there to tell of a failure. Without the mark, what the stream has queued counts as complete once the
     /// device has been waited for.
-    pub(crate) fn retire(&self, stream: StreamId) {
+    pub(crate) fn retire(&self, stream: StreamId, driver_id: Option<u64>) {
         let slot = stream.slot();
+        if let Some(driver_id) = driver_id {
+            let mut names = self.names();
+            if names.get(&driver_id).is_some_and(|name| name.id == stream) {
+                names.remove(&driver_id);
+            }
+        }
         if let Some(mut lane) = self.lanes.lock(slot) {
             let device = lane.device.clone();
             match device.enter() {
@@ -57,6 +125,19 @@ impl Clocks {
                 Err(_) => lane.forget(),
             }
         }
+        self.give_up(slot);
+    }
+
+    /// Nobody holds the stream, whose owner may have destroyed it: it is not touched. It may come again.
+    pub(crate) fn abandon(&self, stream: StreamId, driver_id: Option<u64>) {
+        let _names = driver_id.map(|_| self.names());
+        if let Some(mut lane) = self.lanes.lock(stream.slot()) {
+            lane.forget();
+        }
+        self.give_up(stream.slot());
+    }
+
+    fn give_up(&self, slot: Slot) {
         self.live_count.fetch_sub(1, Ordering::Relaxed);
         let mut slots = self.slots();
         let at = slots.retired.partition_point(|other| *other < slot);
@@ -119,6 +200,11 @@ impl Clocks {
 
     pub(super) fn used_slots(&self) -> impl Iterator<Item = Slot> + use<> {
         (0..self.slot_count.load(Ordering::Acquire)).map(|index| Slot(index as u16))
+    }
+
+    /// Taken before the lock of the slots.
+    fn names(&self) -> MutexGuard<'_, HashMap<u64, Name>> {
+        self.names.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn slots(&self) -> MutexGuard<'_, Slots> {

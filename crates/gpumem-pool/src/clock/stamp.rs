@@ -1,4 +1,4 @@
-//! [`Slot`], [`Stamp`], and [`Order`], the two questions that may be asked of a stamp.
+//! [`Slot`], [`StreamId`], [`Stamp`], and [`Order`], the two questions that may be asked of a stamp.
 
 use core::fmt;
 
@@ -9,7 +9,24 @@ pub(crate) struct Slot(pub(crate) u16);
 
 impl Slot {
     /// Streams of a machine that may be alive, or have work left, at once.
-    pub(crate) const COUNT_MAX: usize = if cfg!(loom) { 4 } else { 4096 };
+    pub(crate) const COUNT_MAX: usize = 4096;
+}
+
+/// Names a stream: unique in the process and never used again, unlike the driver's handle.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct StreamId(pub(crate) u64);
+
+impl StreamId {
+    /// The generation is never used again; the slot is, by another stream.
+    pub(crate) fn new(generation: u64, slot: Slot) -> Self {
+        Self(generation << SLOT_BITS | u64::from(slot.0))
+    }
+
+    /// Where the clocks keep what they know of it.
+    #[inline]
+    pub(crate) fn slot(self) -> Slot {
+        Slot(self.0 as u16)
+    }
 }
 
 /// Everything queued on a slot's stream up to one moment: the slot, and its epoch then.
@@ -56,4 +73,11 @@ impl fmt::Debug for Stamp {
     }
 }
 
+impl fmt::Display for StreamId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "stream {}", self.0)
+    }
+}
+
+const SLOT_BITS: u32 = 16;
 const EPOCH_BITS: u32 = 48;

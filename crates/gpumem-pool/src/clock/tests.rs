@@ -58,10 +58,8 @@ impl Bench {
     }
 
     fn begin_capture(&self, stream: &Stream) {
-        let _bound = self.device.bind().unwrap();
         let mode = CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_GLOBAL;
-        // SAFETY: the stream is alive.
-        unsafe { self.device.driver().cuStreamBeginCapture_v2(stream.raw(), mode).unwrap() };
+        self.clocks().begin_capture(stream.slot(), mode).unwrap();
     }
 
     /// Ends a capture that nothing has broken.
@@ -308,4 +306,43 @@ fn streams_end_while_others_tick_and_poll_and_wait() {
         stop.store(true, Ordering::Relaxed);
     });
     assert_eq!(bench.clocks().active_streams(), 2);
+}
+
+/// Another's stream is marked only by who names it; without a last mark its slot waits for the device.
+#[test]
+fn a_stream_of_somebody_elses_is_left_alone() {
+    let bench = Bench::new();
+    let (device, clocks, mut raw) = (&bench.device, bench.clocks(), core::ptr::null_mut());
+    let _bound = device.bind().unwrap();
+    // SAFETY: `raw` outlives the call.
+    unsafe { device.driver().cuStreamCreate(&mut raw, 1).unwrap() };
+    // SAFETY: the stream is alive until the end of this test.
+    let wrap = || unsafe { Stream::from_raw(device, raw).unwrap() };
+    let foreign = wrap();
+    let stamp = bench.work(&foreign);
+    assert!(!clocks.tick(foreign.slot()).unwrap());
+    assert!(!clocks.insert_wait(stamp, bench.b.slot()).unwrap());
+    assert!(!clocks.wait_on_host(&[stamp], soon()).unwrap());
+    assert!(clocks.tick_by_user(foreign.slot()).unwrap());
+    assert!(clocks.wait_on_host(&[stamp], soon()).unwrap() && clocks.is_complete(stamp));
+
+    let (id, stamp) = (foreign.id(), bench.work(&foreign));
+    drop(foreign);
+    assert!(!clocks.wait_on_host(&[stamp], soon()).unwrap(), "nobody may mark it");
+    let foreign = wrap();
+    assert_eq!((foreign.id(), clocks.is_complete(stamp)), (id, false));
+    drop(foreign);
+    device.synchronize().unwrap();
+    assert!(clocks.is_complete(stamp));
+    let foreign = wrap();
+    assert!(foreign.id() == id && !clocks.is_complete(bench.work(&foreign)), "what comes now was not seen");
+
+    let stamp = bench.work(&foreign);
+    foreign.retire().unwrap();
+    assert!(clocks.wait_on_host(&[stamp], soon()).unwrap(), "the last mark");
+    let again = wrap();
+    assert_ne!(again.id(), id, "the handle is the same, the stream may not be");
+    assert_eq!(clocks.active_streams(), 3);
+    // SAFETY: nobody names it any more.
+    unsafe { device.driver().cuStreamDestroy_v2(raw).unwrap() };
 }

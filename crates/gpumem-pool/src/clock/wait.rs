@@ -2,14 +2,13 @@
 
 use super::lane::{Asker, Locked};
 use super::mark::Mark;
-use super::{Clocks, Order, Slot, Stamp};
+use super::{Clocks, Order, Slot, Stamp, StreamId};
 use crate::context::Relaxed;
 use crate::device::Device;
-use crate::stream::StreamId;
 use core::sync::atomic::Ordering;
 use core::time::Duration;
 use gpumem_sys::DriverError;
-use gpumem_sys::types::{CUevent, CUstream};
+use gpumem_sys::types::{CUevent, CUstream, CUstreamCaptureMode};
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -229,6 +228,11 @@ impl Clocks {
     /// Records an event of the user's on a stream that he has in his hands. What it covers; `None` in a capture.
     pub(crate) fn record(&self, slot: Slot, event: CUevent) -> Result<Option<Box<[Stamp]>>, DriverError> {
         self.with_lane(slot, |lane| lane.record(slot, &self.epochs, event)).map(Option::flatten)
+    }
+
+    /// Begins a capture of a stream while nobody is making a mark in it.
+    pub(crate) fn begin_capture(&self, slot: Slot, mode: CUstreamCaptureMode) -> Result<(), DriverError> {
+        self.with_lane(slot, |lane| lane.begin_capture(mode)).map(Option::unwrap_or_default)
     }
 
     /// Before the driver is asked about a stream, by its user.

@@ -13,4 +13,5 @@ mod exit;
 mod faults;
 mod limits;
 mod objects;
+mod streams;
 mod threads;

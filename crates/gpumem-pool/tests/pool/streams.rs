@@ -1,0 +1,178 @@
+//! Kinds of streams: with priority, without waits, somebody else's, the default ones; and pools whose streams are gone.
+
+use crate::bench::{Bench, on_each_backend, small};
+use gpumem_pool::sys::types::CUstream;
+use gpumem_pool::{BackendKind, Device, Event, PoolError, Stream};
+
+/// A stream that the library knows nothing of.
+fn make(bench: &Bench) -> CUstream {
+    let (_bound, mut raw) = (bench.device.bind().unwrap(), std::ptr::null_mut());
+    // SAFETY: `raw` outlives the call.
+    unsafe { bench.driver.cuStreamCreate(&mut raw, 1).unwrap() };
+    raw
+}
+
+fn destroy(bench: &Bench, raw: CUstream) {
+    let _bound = bench.device.bind().unwrap();
+    // SAFETY: each test destroys what it has made once, and names it no more.
+    unsafe { bench.driver.cuStreamDestroy_v2(raw).unwrap() };
+}
+
+fn wrap(bench: &Bench, raw: CUstream) -> Stream {
+    // SAFETY: each test keeps the stream until nothing names it any more.
+    unsafe { Stream::from_raw(&bench.device, raw).unwrap() }
+}
+
+#[test]
+fn a_priority_is_the_nearest_that_there_is() {
+    on_each_backend(&small(), |bench| {
+        for (asked, given) in [(0, 0), (-1, -1), (7, 0), (-100, -5)] {
+            let stream = Stream::builder(&bench.device).priority(asked).build().unwrap();
+            let (_bound, mut found) = (bench.device.bind().unwrap(), 1);
+            // SAFETY: the stream is alive, and `found` outlives the call.
+            unsafe { bench.driver.cuStreamGetPriority(stream.raw(), &mut found).unwrap() };
+            assert_eq!(found, given);
+        }
+    });
+}
+
+#[test]
+fn a_wrap_is_known_by_the_stream_and_not_by_its_handle() {
+    on_each_backend(&small().devices(2), |bench| {
+        let (own, raw) = (bench.stream(), make(bench));
+        let foreign = wrap(bench, raw);
+        assert_eq!((wrap(bench, raw), foreign.raw()), (foreign.clone(), raw));
+        assert_eq!(wrap(bench, own.raw()), own, "a handle of this crate's is its stream");
+        assert_eq!(wrap(bench, std::ptr::null_mut()), Stream::legacy(&bench.device).unwrap());
+        assert_eq!(wrap(bench, 1 as CUstream), Stream::legacy(&bench.device).unwrap());
+        assert_eq!(wrap(bench, 2 as CUstream), Stream::per_thread(&bench.device).unwrap());
+        let second = Device::new(&bench.driver, 1).unwrap();
+        // SAFETY: the stream is alive; that it is another device's is what is tried.
+        let elsewhere = unsafe { Stream::from_raw(&second, raw) };
+        assert!(matches!(elsewhere, Err(PoolError::WrongDevice { .. })));
+        drop(elsewhere);
+        foreign.retire().unwrap();
+        destroy(bench, raw);
+    });
+}
+
+#[test]
+fn nothing_names_a_stream_after_it_was_retired() {
+    on_each_backend(&small(), |bench| {
+        let (pool, raw, event) = (bench.pool(), make(bench), Event::new(&bench.device).unwrap());
+        let (foreign, own) = (wrap(bench, raw), bench.stream());
+        foreign.retire().unwrap();
+        own.retire().unwrap();
+        own.synchronize().unwrap();
+        destroy(bench, raw);
+        for refused in [
+            foreign.retire(),
+            foreign.synchronize(),
+            foreign.is_complete().map(drop),
+            foreign.wait(&event),
+            foreign.wait_for(&own),
+            own.wait_for(&foreign),
+            event.record(&foreign),
+            pool.alloc(1, &foreign).map(drop),
+            pool.alloc(0, &foreign).map(drop),
+        ] {
+            assert!(matches!(refused, Err(PoolError::StreamRetired)), "{refused:?}");
+        }
+    });
+}
+
+#[test]
+fn a_threads_own_stream_stays_on_its_thread() {
+    on_each_backend(&small(), |bench| {
+        let (pool, own) = (bench.pool(), Stream::per_thread(&bench.device).unwrap());
+        let block = pool.alloc(4096, &own).unwrap();
+        bench.fill(&block, 5, &own);
+        assert!(bench.holds(&block, 5, &own));
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                assert_ne!(Stream::per_thread(&bench.device).unwrap().id(), own.id());
+                assert!(matches!(own.synchronize(), Err(PoolError::WrongThread)));
+                assert!(matches!(pool.alloc(1, &own), Err(PoolError::WrongThread)));
+                drop(block);
+            });
+        });
+        assert_eq!(pool.status().unwrap().in_use_bytes, 0);
+        drop(own);
+        pool.reclaim().unwrap();
+        assert_eq!(pool.status().unwrap().reserved_bytes, 0);
+    });
+}
+
+/// A block freed on a stream that may be gone: `none` waits for the device, `native` keeps the memory until it may.
+#[test]
+fn memory_freed_on_another_s_stream_comes_back_when_that_is_safe() {
+    on_each_backend(&small(), |bench| {
+        for how in ["retired", "waited for", "destroyed"] {
+            let (pool, raw) = (bench.pool(), make(bench));
+            let foreign = wrap(bench, raw);
+            let block = pool.alloc(8 << 20, &foreign).unwrap();
+            bench.fill(&block, 1, &foreign);
+            drop(block);
+            assert_eq!(pool.status().unwrap().in_use_bytes, 0);
+            pool.trim_to(0).unwrap();
+            let kept_bytes = if bench.backend == BackendKind::None { 0 } else { 32 << 20 };
+            assert_eq!(pool.status().unwrap().reserved_bytes, kept_bytes, "nobody may mark the stream");
+            match how {
+                "retired" => foreign.retire().unwrap(),
+                "waited for" => foreign.synchronize().unwrap(),
+                _ => drop(foreign),
+            }
+            destroy(bench, raw);
+            pool.reclaim().unwrap();
+            assert_eq!(pool.status().unwrap().reserved_bytes, 0, "{how}");
+        }
+        assert_eq!(bench.driver.simulator().unwrap().report().silent_findings(), []);
+    });
+}
+
+#[test]
+fn a_stream_without_waits_is_never_made_to_wait_by_a_free() {
+    on_each_backend(&small(), |bench| {
+        let pool = bench.pool();
+        let home = Stream::builder(&bench.device).no_waits().build().unwrap();
+        let other = bench.stream();
+        for _ in 0..4 {
+            let block = pool.alloc(1 << 20, &home).unwrap();
+            bench.fill(&block, 1, &home);
+            other.wait_for(&home).unwrap();
+            bench.fill(&block, 2, &other);
+            block.record_use(&other);
+            drop(block);
+            let next = pool.alloc(1 << 20, &home).unwrap();
+            bench.fill(&next, 3, &home);
+            assert!(bench.holds(&next, 3, &home));
+        }
+        bench.device.synchronize().unwrap();
+        assert_eq!(pool.status().unwrap().in_use_bytes, 0);
+        assert_eq!(bench.driver.simulator().unwrap().report().findings, []);
+    });
+}
+
+/// More streams than have a bit of their own in a block.
+#[test]
+fn a_block_may_be_used_by_a_hundred_streams() {
+    on_each_backend(&small(), |bench| {
+        let (pool, home) = (bench.pool(), bench.stream());
+        let others: Vec<Stream> = (0..100).map(|_| bench.stream()).collect();
+        for _ in 0..2 {
+            let block = pool.alloc(1 << 16, &home).unwrap();
+            for (value, other) in others.iter().enumerate() {
+                other.wait_for(if value == 0 { &home } else { &others[value - 1] }).unwrap();
+                bench.fill(&block, value as u8, other);
+                block.record_use(other);
+            }
+            drop(block);
+            let next = pool.alloc(1 << 16, &home).unwrap();
+            bench.fill(&next, 200, &home);
+            assert!(bench.holds(&next, 200, &home));
+        }
+        drop(others);
+        bench.device.synchronize().unwrap();
+        assert_eq!(bench.driver.simulator().unwrap().report().findings, []);
+    });
+}
