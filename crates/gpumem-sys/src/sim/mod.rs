@@ -32,6 +32,7 @@
 //! out; `pool_file`, `import`, `ipc` and `ticket` hand them on, to other instances and processes. `copy`, `module` and
 //! `launch` use them. `capture` turns what is queued into the nodes of a `graph`.
 //! `races` holds what runs against what ran before, with `clock`, `shadow` and `usage`; `rules` see every call first.
+//! `behind` knows at the call what comes after what, for the pools, and `origins` where allocations were made.
 //!
 //! ```
 //! use gpumem_sys::{Driver, SimConfig};
