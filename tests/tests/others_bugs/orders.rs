@@ -125,6 +125,24 @@ cases! {
         });
     }
 
+    /// pytorch/pytorch#171771: who found no memory waited for every stream, however long it had still to run.
+    fn only_what_is_needed_is_waited_for(driver: &Driver) {
+        Bench::each(driver, |options| options.hard_limit(64 * MIB), |bench| {
+            if !bench.is("caching") {
+                // The others have the driver wait for the whole device.
+                return;
+            }
+            let [first, second, bystander] = [bench.stream(), bench.stream(), bench.stream()];
+            let gate = close(bench, &bystander);
+            drop(bench.filled(4 * MIB, 1, &bystander));
+            drop(bench.filled(56 * MIB, 2, &first));
+            let block = bench.filled(56 * MIB, 3, &second);
+            bench.check(&block, 3, &second);
+            second.synchronize().unwrap();
+            assert!(gate.open(), "it waited for a stream that had nothing to give");
+        });
+    }
+
     /// rapidsai/rmm#1333, #1342, rapidsai/raft#3077: one thread with pools on two devices mixed up their events, and
     /// what was destroyed with the other device current crashed.
     fn two_devices_in_one_thread(driver: &Driver) {
