@@ -4,7 +4,7 @@
 //! gives its figures by `--peer-file`, or a bench measures it itself; the figures of those that did not run are the stored
 //! ones (`peers.csv`), and are marked: absolute times move from machine to machine.
 
-mod peers;
+pub(crate) mod peers;
 mod report;
 mod row;
 

@@ -4,9 +4,11 @@
 //! runs on the GPU if there is one, or where `GPUMEM_DRIVER` says, else on a software driver as large as an H200 and with
 //! its prices, which looks for no races: a replay touches no memory.
 
+mod pareto;
 pub(crate) mod report;
 
 use anyhow::{Context, Result, ensure};
+use gpumem_sys::sim::Costs;
 use gpumem_sys::{Driver, DriverKind, SimConfig, env};
 use gpumem_tests::pool::{BackendKind, Limit};
 use gpumem_tests::replay::{Outcome, Setup, replay};
@@ -37,6 +39,9 @@ pub(crate) struct Args {
     /// One JSON object a trace, a line each
     #[arg(long)]
     json: bool,
+    /// Every setting of the pool against the peers, as Markdown, on the software driver
+    #[arg(long, conflicts_with_all = ["json", "backend", "limit"])]
+    pareto: bool,
     #[command(flatten)]
     recorded: Recorded,
 }
@@ -52,6 +57,10 @@ pub(crate) struct Recorded {
 pub(crate) fn run(args: Args) -> Result<()> {
     let setup = Setup { backend: args.backend, hard_limit: args.limit };
     let traces = args.traces()?;
+    if args.pareto {
+        print!("{}", pareto::markdown(&traces, &pareto::points())?);
+        return Ok(());
+    }
     let machine = Machine::find()?;
     if !args.json {
         println!("{}", machine.describe());
@@ -125,10 +134,14 @@ impl Machine {
     }
 
     pub(crate) fn driver(&self) -> Result<Driver> {
-        if self.kind == DriverKind::Cuda {
-            return Ok(Driver::cuda()?);
-        }
-        let mut config = SimConfig::from_env()?.races(false);
+        if self.kind == DriverKind::Cuda { Ok(Driver::cuda()?) } else { Self::simulated(None) }
+    }
+
+    /// A software driver, with the prices of an idle or a busy device, or those of what it does.
+    fn simulated(is_busy: Option<bool>) -> Result<Driver> {
+        let mut costs = Costs::h200();
+        costs.is_busy = is_busy;
+        let mut config = SimConfig::from_env()?.races(false).costs(costs);
         if env::read("GPUMEM_SIM_MEMORY")?.is_none() {
             config = config.memory_bytes(H200_BYTES);
         }

@@ -1,0 +1,172 @@
+//! `--pareto`: what each setting of the pool reserves against what it costs in the driver, beside the peers, as Markdown.
+//!
+//! Driver time is a matter of prices, so this runs on the software driver wherever it runs: once at the prices of an idle
+//! H200, once at those of a busy one. The peers' reserved memory is from the traces' headers, their driver time from
+//! the stored figures, at idle prices. A setting is *dominated* if a peer reserves no more and costs no more.
+
+use super::Machine;
+use crate::bench::peers::{Figure, stored};
+use anyhow::Result;
+use gpumem_tests::pool::BackendKind;
+use gpumem_tests::replay::{Outcome, Setup, replay};
+use gpumem_tests::trace::Trace;
+use indicatif::{ProgressBar, ProgressStyle};
+use std::fmt::Write as _;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::thread;
+
+/// A setting to try.
+pub(super) struct Point {
+    pub(super) label: String,
+    pub(super) setup: Setup,
+}
+
+/// Every backend.
+pub(super) fn points() -> Vec<Point> {
+    let backends = ["native", "none"].into_iter().filter_map(|name| name.parse().ok());
+    let point = |backend: BackendKind| Point {
+        label: backend.to_string(),
+        setup: Setup { backend: Some(backend), ..Setup::default() },
+    };
+    backends.map(point).collect()
+}
+
+/// A table for each trace.
+pub(super) fn markdown(traces: &[Trace], points: &[Point]) -> Result<String> {
+    let stored = stored()?;
+    let tasks: Vec<_> =
+        traces.iter().flat_map(|trace| points.iter().map(move |point| (trace, point))).collect();
+    let tried = all(&tasks)?;
+    let mut text = String::new();
+    for (trace, tried) in traces.iter().zip(tried.chunks(points.len())) {
+        table(&mut text, trace, tried, &peers(trace, &stored));
+    }
+    Ok(text)
+}
+
+/// A setting and what it came to; nothing where the device was too small for it.
+struct Tried<'a> {
+    point: &'a Point,
+    outcome: Outcome,
+    busy_ms: f64,
+}
+
+/// Everything on as many threads as there are cores, in the order of the tasks.
+fn all<'a>(tasks: &[(&Trace, &'a Point)]) -> Result<Vec<Tried<'a>>> {
+    let progress = ProgressBar::new(tasks.len() as u64);
+    progress.set_style(ProgressStyle::with_template("{bar:40} {pos}/{len} {eta}")?);
+    let next = AtomicUsize::new(0);
+    let work = || -> Result<Vec<(usize, Tried<'a>)>> {
+        let mut done = Vec::new();
+        loop {
+            let index = next.fetch_add(1, Ordering::Relaxed);
+            let Some((trace, point)) = tasks.get(index) else { return Ok(done) };
+            done.push((index, tried(trace, point)?));
+            progress.inc(1);
+        }
+    };
+    let thread_count = thread::available_parallelism().map_or(1, usize::from);
+    let mut done = thread::scope(|scope| {
+        let threads: Vec<_> = (0..thread_count).map(|_| scope.spawn(work)).collect();
+        let parts = threads.into_iter().map(|thread| match thread.join() {
+            Ok(part) => part,
+            Err(panic) => std::panic::resume_unwind(panic),
+        });
+        Ok::<_, anyhow::Error>(parts.collect::<Result<Vec<_>>>()?.into_iter().flatten().collect::<Vec<_>>())
+    })?;
+    progress.finish_and_clear();
+    done.sort_by_key(|(index, _)| *index);
+    Ok(done.into_iter().map(|(_, tried)| tried).collect())
+}
+
+fn tried<'a>(trace: &Trace, point: &'a Point) -> Result<Tried<'a>> {
+    let at = |is_busy| {
+        replay(trace, &Machine::simulated(Some(is_busy))?, &point.setup, |_| ()).map_err(anyhow::Error::from)
+    };
+    let (outcome, busy) = (at(false)?, at(true)?);
+    Ok(Tried { point, outcome, busy_ms: ms(&busy) })
+}
+
+/// A peer's place beside ours.
+struct PeerPoint {
+    name: String,
+    ratio: f64,
+    driver_ms: Option<f64>,
+}
+
+fn peers(trace: &Trace, stored: &[Figure]) -> Vec<PeerPoint> {
+    let live_bytes = trace.peaks().live_incl_deferred_bytes.max(1) as f64;
+    let bench = format!("replay/{}/driver", trace.name());
+    let point = |peer: gpumem_tests::trace::Peer| PeerPoint {
+        ratio: peer.peak_reserved_bytes as f64 / live_bytes,
+        driver_ms: stored
+            .iter()
+            .find(|figure| figure.bench == bench && figure.peer == peer.name)
+            .map(|figure| figure.value),
+        name: peer.name,
+    };
+    trace.header().peers().map(point).collect()
+}
+
+/// The peers that reserve no more than this and cost no more.
+fn dominating<'a>(ratio: f64, driver_ms: f64, peers: &'a [PeerPoint]) -> impl Iterator<Item = &'a str> {
+    let is_better = move |peer: &&PeerPoint| {
+        let Some(peer_ms) = peer.driver_ms else { return false };
+        peer.ratio <= ratio && peer_ms <= driver_ms && (peer.ratio < ratio || peer_ms < driver_ms)
+    };
+    peers.iter().filter(is_better).map(|peer| peer.name.as_str())
+}
+
+fn table(text: &mut String, trace: &Trace, tried: &[Tried<'_>], peers: &[PeerPoint]) {
+    let run_ms = trace.header().run_seconds.map(|seconds| seconds * 1e3);
+    let share = |ms: f64| run_ms.map_or("–".into(), |run_ms| format!("{:.2}", 100.0 * ms / run_ms));
+    let _ = writeln!(text, "### {}\n", trace.name());
+    let _ = writeln!(
+        text,
+        "| setting | reserved / live | driver ms, idle | % of run | driver ms, busy | waits | dominated by |"
+    );
+    let _ = writeln!(text, "| --- | ---: | ---: | ---: | ---: | ---: | --- |");
+    for peer in peers {
+        let driver =
+            peer.driver_ms.map_or(["–".into(), "–".into()], |ms| [format!("{ms:.1}"), share(ms)]);
+        let _ = writeln!(
+            text,
+            "| *{}* | {:.3} | {} | {} | – | – | |",
+            peer.name, peer.ratio, driver[0], driver[1]
+        );
+    }
+    for Tried { point, outcome, busy_ms } in tried {
+        let (ratio, idle_ms) = (outcome.ratio(), ms(outcome));
+        let by: Vec<&str> = dominating(ratio, idle_ms, peers).collect();
+        let _ = writeln!(
+            text,
+            "| {} | {ratio:.3} | {idle_ms:.1} | {} | {busy_ms:.1} | {} | {} |",
+            point.label,
+            share(idle_ms),
+            outcome.calls.cuStreamWaitEvent,
+            by.join(", ")
+        );
+    }
+    text.push('\n');
+}
+
+fn ms(outcome: &Outcome) -> f64 {
+    outcome.driver_time.as_secs_f64() * 1e3
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn who_reserves_less_and_costs_less_dominates() {
+        let peer = |name: &str, ratio, driver_ms| PeerPoint { name: name.into(), ratio, driver_ms };
+        let peers =
+            [peer("tight", 1.0, Some(90.0)), peer("fast", 1.3, Some(1.0)), peer("unknown", 1.0, None)];
+        let by = |ratio, driver_ms| dominating(ratio, driver_ms, &peers).collect::<Vec<_>>();
+        assert_eq!(by(1.1, 50.0), Vec::<&str>::new());
+        assert_eq!(by(1.1, 90.0), ["tight"]);
+        assert_eq!(by(1.0, 90.0), Vec::<&str>::new());
+        assert_eq!(by(1.4, 100.0), ["tight", "fast"]);
+    }
+}
