@@ -14,8 +14,20 @@ use std::time::Instant;
 /// A call from another thread than this one is refused as `NOT_INITIALIZED`.
 #[must_use]
 pub fn metered(driver: &Driver) -> Driver {
-    METER.set(Some(Box::new(Meter { real: *driver.table(), calls: Calls::default(), took: Duration::ZERO })));
-    // SAFETY: each function calls the one that it replaces, with the same arguments.
+    install(driver, false)
+}
+
+/// The same, and whoever asks whether work is over is told that it is not, as beside a device that is always behind.
+#[must_use]
+pub fn metered_and_busy(driver: &Driver) -> Driver {
+    install(driver, true)
+}
+
+fn install(driver: &Driver, hides_completion: bool) -> Driver {
+    let meter =
+        Meter { real: *driver.table(), calls: Calls::default(), took: Duration::ZERO, hides_completion };
+    METER.set(Some(Box::new(meter)));
+    // SAFETY: each function calls the one that it replaces, with the same arguments; and work may take as long as it likes.
     unsafe { driver.with_table(wrap) }
 }
 
@@ -49,7 +61,11 @@ struct Meter {
     real: Table,
     calls: Calls,
     took: Duration,
+    hides_completion: bool,
 }
+
+/// The functions that ask whether work is over.
+const QUERIES: [&str; 2] = ["cuEventQuery", "cuStreamQuery"];
 
 thread_local!(static METER: RefCell<Option<Box<Meter>>> = const { RefCell::new(None) });
 
@@ -92,12 +108,12 @@ macro_rules! meter {
                     let code = unsafe { real($($arg),*) };
                     let took = start.elapsed();
                     METER.with_borrow_mut(|meter| {
-                        if let Some(meter) = meter {
-                            meter.calls.$name += 1;
-                            meter.took += took;
-                        }
-                    });
-                    code
+                        let Some(meter) = meter else { return code };
+                        meter.calls.$name += 1;
+                        meter.took += took;
+                        let is_hidden = meter.hides_completion && QUERIES.contains(&stringify!($name));
+                        if is_hidden && code == CUresult::CUDA_SUCCESS { CUresult::CUDA_ERROR_NOT_READY } else { code }
+                    })
                 }
                 table.$name = table.$name.map(|_| $name as _);
             )*
@@ -130,5 +146,13 @@ mod tests {
             scope.spawn(|| (Device::count(&driver).is_err(), reading().calls.total())).join().unwrap()
         });
         assert_eq!(refused, (true, 0));
+    }
+
+    #[test]
+    fn a_busy_driver_never_says_that_work_is_over_and_still_waits_for_it() {
+        let driver = metered_and_busy(&Driver::sim(SimConfig::new()).unwrap());
+        let stream = Stream::new(&Device::new(&driver, 0).unwrap()).unwrap();
+        assert_eq!((stream.is_complete().unwrap(), reading().calls.cuStreamQuery), (false, 1));
+        stream.synchronize().unwrap();
     }
 }

@@ -1,7 +1,8 @@
 //! Replays a [`Trace`] through a pool and measures: what it reserved, what it asked of the driver, what it cost the host.
 //!
 //! The rule is that of [tests/traces](../traces/README.md). Nothing but allocations and frees reaches the pool, so a block
-//! goes to another stream only once its `c` line is passed, or behind a wait that the pool inserts and that is counted.
+//! goes to another stream only once its `c` line is passed, or behind a wait that the pool inserts and that is counted: a
+//! pool that asks the driver whether work is over hears that it is not. (What the driver's own pool finds out is its business.)
 //!
 //! Two clocks. *Driver time* is what the calls cost: on the software driver by its virtual clock, that is by the prices of
 //! an H200; on a GPU by the host's. *Host time* is the rest: the time that passes from the first event to the last, less
@@ -22,6 +23,8 @@ pub struct Setup {
     pub backend: Option<BackendKind>,
     /// The pool's hard limit.
     pub hard_limit: Option<Limit>,
+    /// Whether the pool may make a stream wait for another to get its memory. Such waits are counted.
+    pub may_wait: bool,
 }
 
 /// What a replay came to.
@@ -89,10 +92,13 @@ pub fn replay(
     setup: &Setup,
     told: impl FnMut(u64),
 ) -> Result<Outcome, ReplayError> {
-    let driver = meter::metered(driver);
+    let driver = meter::metered_and_busy(driver);
     let device = Device::new(&driver, 0)?;
-    let streams = (0..trace.stream_count()).map(|_| Stream::new(&device));
-    let streams = streams.collect::<Result<Vec<_>, _>>()?;
+    let stream = |_| match setup.may_wait {
+        true => Stream::new(&device),
+        false => Stream::builder(&device).no_waits().build(),
+    };
+    let streams = (0..trace.stream_count()).map(stream).collect::<Result<Vec<_>, _>>()?;
     let (before, begin) = (meter::reading(), virtual_time(&driver));
     let pool = build(&device, setup)?;
     let mut run = Run::new(trace, &pool, &streams, told);

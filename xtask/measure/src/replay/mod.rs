@@ -36,11 +36,14 @@ pub(crate) struct Args {
     /// The pool's hard limit: 100M, 1.5GiB, 50% or 10000
     #[arg(long, value_name = "SIZE")]
     limit: Option<Limit>,
+    /// Let the pool make a stream wait for another to get its memory; the waits are counted
+    #[arg(long)]
+    waits: bool,
     /// One JSON object a trace, a line each
     #[arg(long)]
     json: bool,
     /// Every setting of the pool against the peers, as Markdown, on the software driver
-    #[arg(long, conflicts_with_all = ["json", "backend", "limit"])]
+    #[arg(long, conflicts_with_all = ["json", "backend", "limit", "waits"])]
     pareto: bool,
     #[command(flatten)]
     recorded: Recorded,
@@ -55,7 +58,7 @@ pub(crate) struct Recorded {
 }
 
 pub(crate) fn run(args: Args) -> Result<()> {
-    let setup = Setup { backend: args.backend, hard_limit: args.limit };
+    let setup = Setup { backend: args.backend, hard_limit: args.limit, may_wait: args.waits };
     let traces = args.traces()?;
     if args.pareto {
         print!("{}", pareto::markdown(&traces, &pareto::points())?);

@@ -109,7 +109,7 @@ fn peers(trace: &Trace, stored: &[Figure]) -> Vec<PeerPoint> {
 }
 
 /// The peers that reserve no more than this and cost no more.
-fn dominating<'a>(ratio: f64, driver_ms: f64, peers: &'a [PeerPoint]) -> impl Iterator<Item = &'a str> {
+fn dominating(ratio: f64, driver_ms: f64, peers: &[PeerPoint]) -> impl Iterator<Item = &str> {
     let is_better = move |peer: &&PeerPoint| {
         let Some(peer_ms) = peer.driver_ms else { return false };
         peer.ratio <= ratio && peer_ms <= driver_ms && (peer.ratio < ratio || peer_ms < driver_ms)
