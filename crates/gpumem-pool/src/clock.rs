@@ -135,3 +135,6 @@ const OTHERS_BIT: u32 = 63;
 #[cfg(feature = "sim")]
 #[allow(unsafe_code)]
 mod tests;
+
+#[cfg(test)]
+mod twin;

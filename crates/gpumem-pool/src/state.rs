@@ -1,12 +1,7 @@
-//! [`State`]: what a pool is, and how long: until no handle and no block of it is left.
-//!
-//! Handles are counted one by one. Blocks are not, where the backend counts them anyway, thread by thread: nothing that
-//! all threads share is touched for a block while the pool has a handle. When the last handle goes, the backend closes
-//! its counters and says how many blocks are alive; from then on each one that is freed is counted here, and the last
-//! takes the state down.
-//!
-//! `remaining` begins far above any number of blocks, so that frees which are already counted here while others still
-//! go to the backend can't bring it to zero. Closing adds what is alive and takes that height away.
+//! [`State`]: what a pool is, and how long: until no handle and no block of it is left, as `lifetime` counts them.
+
+mod lifetime;
+mod sync;
 
 use crate::backend::{Backend, Freed, Source};
 use crate::block::Block;
@@ -17,7 +12,7 @@ use crate::status::Status;
 use crate::stream::Stream;
 use core::ops::Deref;
 use core::ptr::NonNull;
-use core::sync::atomic::{AtomicU64, AtomicUsize, Ordering, fence};
+use lifetime::Lifetime;
 use std::sync::OnceLock;
 
 /// What a pool is, for as long as a handle or a block lives.
@@ -26,9 +21,7 @@ pub(crate) struct State {
     backend: Backend,
     limits: Limits,
     poison: OnceLock<PoolError>,
-    handle_count: AtomicUsize,
-    /// Blocks that are counted here, above [`OPEN`] while there is a handle.
-    remaining: AtomicU64,
+    lifetime: Lifetime,
 }
 
 /// A pointer to a state that somebody keeps alive: a handle of the pool, or a block that is counted.
@@ -48,56 +41,48 @@ const _: () = {
 impl StateRef {
     /// A new state, with one handle.
     pub(crate) fn new(device: Device, backend: Backend, limits: Limits) -> Self {
-        let state = State {
-            device,
-            backend,
-            limits,
-            poison: OnceLock::new(),
-            handle_count: AtomicUsize::new(1),
-            remaining: AtomicU64::new(OPEN),
-        };
+        let state = State { device, backend, limits, poison: OnceLock::new(), lifetime: Lifetime::new() };
         Self(NonNull::from(Box::leak(Box::new(state))))
     }
 
     /// One more handle.
     pub(crate) fn add_handle(self) -> Self {
-        self.handle_count.fetch_add(1, Ordering::Relaxed);
+        self.lifetime.add_handle();
         self
     }
 
     /// One handle less; it is not used again.
     pub(crate) fn drop_handle(self) {
-        if self.handle_count.fetch_sub(1, Ordering::AcqRel) > 1 {
-            return;
+        if self.lifetime.drop_handle() && self.lifetime.close(self.backend.close()) {
+            self.take_down();
         }
-        // The state stays at least until the height is gone, which nobody else takes away.
-        let alive = self.backend.close();
-        self.remaining.fetch_add(alive, Ordering::Relaxed);
-        self.count_off(OPEN);
     }
 
-    /// The last touch of whoever calls it, unless it takes the state down.
-    fn count_off(self, count: u64) {
-        if self.remaining.fetch_sub(count, Ordering::Release) == count {
-            // Everything that others did to the state before they counted comes before its end.
-            fence(Ordering::Acquire);
-            // SAFETY: it came from a box in `new`. No handle is left, and every block has been counted off, so this is
-            // the only pointer that is still used; nobody reaches zero twice.
-            drop(unsafe { Box::from_raw(self.0.as_ptr()) });
+    /// One block less; it is not used again.
+    fn drop_block(self) {
+        if self.lifetime.count_off() {
+            self.take_down();
         }
+    }
+
+    /// Nobody is left.
+    fn take_down(self) {
+        // SAFETY: it came from a box in `new`. No handle is left, and every block has been counted off, so this is the
+        // only pointer that is still used; the lifetime says so once.
+        drop(unsafe { Box::from_raw(self.0.as_ptr()) });
     }
 
     pub(crate) fn alloc(self, size_bytes: u64, stream: &Stream) -> Result<Block, PoolError> {
         self.check_usable()?;
         self.check_stream(stream)?;
         if size_bytes == 0 {
-            self.remaining.fetch_add(1, Ordering::Relaxed);
+            self.lifetime.count_in();
             return Ok(Block::new(self, Default::default(), 0, stream.id()));
         }
         self.check_size(size_bytes)?;
         let piece = self.backend.alloc(size_bytes, stream)?;
         if !self.backend.counts_blocks() {
-            self.remaining.fetch_add(1, Ordering::Relaxed);
+            self.lifetime.count_in();
         }
         Ok(Block::new(self, piece, size_bytes, stream.id()))
     }
@@ -105,7 +90,7 @@ impl StateRef {
     /// Called by a block's drop: has nobody to tell, so what fails is kept for the next call.
     pub(crate) fn free(self, freed: &Freed) {
         if freed.size_bytes == 0 {
-            return self.count_off(1);
+            return self.drop_block();
         }
         let taken = self.backend.free(freed);
         if let Err(cause) = taken.result {
@@ -118,7 +103,7 @@ impl StateRef {
             let _first_counts = self.poison.set(poison);
         }
         if !taken.counted {
-            self.count_off(1);
+            self.drop_block();
         }
     }
 }
@@ -216,6 +201,3 @@ impl State {
         })
     }
 }
-
-/// What `remaining` begins at.
-const OPEN: u64 = 1 << 62;

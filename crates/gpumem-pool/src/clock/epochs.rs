@@ -155,6 +155,3 @@ impl Row {
 }
 
 const CHUNK_LENGTH: usize = 64;
-
-#[cfg(test)]
-mod twin;

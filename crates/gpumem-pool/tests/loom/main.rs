@@ -1,11 +1,14 @@
-//! The lock word, and the order of a stamp behind the pieces that it covers, in every interleaving that the memory model
-//! allows. These are the library's own sources, compiled over loom's threads.
+//! The lock word, the order of a stamp behind the pieces that it covers, the clocks, and the end of a pool, in every
+//! interleaving that the memory model allows. These are the library's own sources, compiled over loom's threads.
 
 #![allow(dead_code, reason = "the models use a part of what they compile")]
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
+#[allow(unreachable_pub, reason = "the library exports what this test does not")]
+mod clock;
 #[path = "../../src/backend/caching/lock.rs"]
 mod lock;
+mod state;
 mod sync;
 
 use lock::Locked;

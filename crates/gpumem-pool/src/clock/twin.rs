@@ -1,6 +1,7 @@
 //! The clocks against a naive twin: sets of operations instead of numbers.
 
-use super::*;
+use super::epochs::Epochs;
+use super::{Order, Slot, Stamp, StreamId};
 use proptest::prelude::*;
 use std::collections::BTreeSet;
 
