@@ -2,7 +2,8 @@
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
-use gpumem_tests::pool::{BackendKind, Limit};
+use gpumem_tests::backends::backends;
+use gpumem_tests::pool::{BackendKind, Device, Limit};
 use gpumem_tests::replay::{Outcome, Setup, replay};
 use gpumem_tests::sys::{Driver, SimConfig};
 use gpumem_tests::trace::{Event, Synthetic, Trace};
@@ -12,7 +13,7 @@ gpumem_tests::cases! {
     fn the_beginning_of_a_trace_goes_through_every_backend(driver: &Driver) {
         let trace = prefetch().prefix(6000);
         assert!(trace.events().iter().any(|event| matches!(event, Event::Complete { .. })));
-        for &backend in BACKENDS {
+        for backend in backends(&Device::new(driver, 0).unwrap()) {
             let outcome = run(&trace, driver, backend);
             assert_eq!((outcome.backend, outcome.operation_count), (backend, trace.operation_count()));
             assert!(outcome.peak_reserved_bytes >= trace.peaks().live_incl_deferred_bytes, "{outcome:?}");
@@ -20,12 +21,6 @@ gpumem_tests::cases! {
         }
     }
 }
-
-const BACKENDS: &[BackendKind] = if cfg!(feature = "backend-native") {
-    &[BackendKind::None, BackendKind::Native]
-} else {
-    &[BackendKind::None]
-};
 
 fn run(trace: &Trace, driver: &Driver, backend: BackendKind) -> Outcome {
     let setup = Setup { backend: Some(backend), ..Setup::default() };
@@ -54,7 +49,11 @@ fn the_events_of_every_trace_bear_its_header_out() {
 #[test]
 fn what_a_limit_refuses_is_told_with_its_line() {
     let driver = Driver::sim(SimConfig::h200().races(false)).unwrap();
-    let setup = Setup { backend: Some(BackendKind::None), hard_limit: Some(Limit::Bytes(64 << 20)) };
+    let setup = Setup {
+        backend: Some(BackendKind::None),
+        hard_limit: Some(Limit::Bytes(64 << 20)),
+        ..Setup::default()
+    };
     let error = replay(&Synthetic::Periodic.trace(0, 1), &driver, &setup, |_| ()).unwrap_err().to_string();
     assert!(error.starts_with("periodic, line ") && error.contains("hard limit of 64.000 MiB"), "{error}");
 }
