@@ -68,7 +68,7 @@ fn plan(driver: &Driver) -> Plan {
     match driver.kind() {
         DriverKind::Sim => Plan {
             threads: 4,
-            streams: 4,
+            streams: 8,
             until: Until::Steps(250),
             size_bytes_max: 1 << 20,
             budget_bytes: 32 << 20,

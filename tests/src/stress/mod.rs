@@ -102,7 +102,8 @@ struct Lane {
 pub fn run(pool: &Pool, plan: &Plan) -> Result<Done, PoolError> {
     let device = pool.device();
     let _bound = device.bind()?;
-    let lanes = (0..plan.streams.max(1)).map(|_| Lane::new(device)).collect::<Result<_, PoolError>>()?;
+    let lanes =
+        (0..plan.streams.max(1)).map(|number| Lane::new(device, number)).collect::<Result<_, PoolError>>()?;
     let (patterns, live_bytes) = (Patterns::load(device.driver())?, AtomicU64::new(0));
     let room = Room { pool, plan, start: Instant::now(), patterns, lanes, live_bytes };
     let outcome = on_threads(&room);
@@ -140,8 +141,14 @@ fn on_threads(room: &Room<'_>) -> Result<Done, PoolError> {
 }
 
 impl Lane {
-    fn new(device: &Device) -> Result<Self, PoolError> {
-        Ok(Self { stream: Stream::new(device)?, ledger: Ledger::new(device.driver())? })
+    /// Streams of all kinds that threads can share.
+    fn new(device: &Device, number: usize) -> Result<Self, PoolError> {
+        let stream = match number % 8 {
+            3 => Stream::builder(device).priority(-1).no_waits().build()?,
+            6 => Stream::legacy(device)?,
+            _ => Stream::new(device)?,
+        };
+        Ok(Self { stream, ledger: Ledger::new(device.driver())? })
     }
 }
 

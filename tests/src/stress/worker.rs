@@ -1,7 +1,9 @@
 //! One thread of the stress test.
 
 use super::{Done, Lane, Mistake, Room, Until};
-use crate::pool::{Block, Event, PoolError, Stream};
+use crate::pool::{Block, Device, Event, PoolError, Stream};
+use crate::sys::types::{CUstream, CUstream_flags};
+use std::ptr::null_mut;
 use std::sync::atomic::Ordering::Relaxed;
 use std::sync::mpsc::{Receiver, Sender};
 
@@ -189,25 +191,26 @@ impl<'a> Worker<'a> {
     fn outlive_a_stream(&mut self) -> Result<(), PoolError> {
         let room = self.room;
         let size_bytes = self.size_bytes().min(1 << 16);
-        let brief = Stream::new(room.pool.device())?;
-        let Ok(block) = room.pool.alloc(size_bytes, &brief) else { return Ok(()) };
+        let brief = Brief::new(room.pool.device(), self.random.below(4))?;
+        let made = room.pool.alloc(size_bytes, &brief.stream);
+        let Ok(block) = made else { return brief.end() };
         let key = self.key();
         // SAFETY: the block is alive, and its free comes behind this.
-        unsafe { room.patterns.write(block.address(), size_bytes as usize, key, brief.raw())? };
+        unsafe { room.patterns.write(block.address(), size_bytes as usize, key, brief.stream.raw())? };
         room.live_bytes.fetch_add(size_bytes, Relaxed);
         self.done.blocks += 1;
         self.done.bytes += size_bytes;
         if self.random.below(2) == 0 {
             // Stream first, block at once after it: the write is still queued.
-            drop(brief);
+            let ended = brief.end();
             self.free(Piece { block, key, lane: 0 });
-            return Ok(());
+            return ended;
         }
         let lane = self.some_lane();
-        self.lane(lane).stream.wait_for(&brief)?;
+        self.lane(lane).stream.wait_for(&brief.stream)?;
         block.record_use(&self.lane(lane).stream);
         self.held.push(Piece { block, key, lane });
-        Ok(())
+        brief.end()
     }
 
     fn look_around(&mut self) -> Result<(), PoolError> {
@@ -297,6 +300,39 @@ impl<'a> Worker<'a> {
         let octaves = u64::from(self.room.plan.size_bytes_max.max(512).ilog2() - SIZE_BYTES_MIN.ilog2());
         let base = SIZE_BYTES_MIN << self.random.below(octaves);
         base + self.random.below(base)
+    }
+}
+
+/// A stream for one block.
+struct Brief {
+    stream: Stream,
+    /// Of a stream that another library made, and destroys.
+    foreign: Option<CUstream>,
+}
+
+impl Brief {
+    fn new(device: &Device, kind: u64) -> Result<Self, PoolError> {
+        let mut raw = null_mut();
+        let stream = match kind {
+            // SAFETY: the local outlives the call; the stream is retired before it is destroyed, in `end`.
+            0 => unsafe {
+                device.driver().cuStreamCreate(&mut raw, CUstream_flags::CU_STREAM_NON_BLOCKING.0)?;
+                Stream::from_raw(device, raw)?
+            },
+            1 => Stream::per_thread(device)?,
+            _ => Stream::new(device)?,
+        };
+        Ok(Self { stream, foreign: (!raw.is_null()).then_some(raw) })
+    }
+
+    fn end(self) -> Result<(), PoolError> {
+        let Some(raw) = self.foreign else { return Ok(()) };
+        self.stream.retire()?;
+        let driver = self.stream.device().driver();
+        let _guard = driver.teardown();
+        // SAFETY: nobody uses it any more.
+        unsafe { driver.cuStreamDestroy_v2(raw)? };
+        Ok(())
     }
 }
 

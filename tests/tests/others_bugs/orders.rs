@@ -143,6 +143,25 @@ cases! {
         });
     }
 
+    /// cupy/cupy#5069: the threads' own default streams, all of which have one handle, shared what each had freed.
+    fn default_streams_of_threads_are_apart(driver: &Driver) {
+        Bench::each(driver, |options| options.hard_limit(48 * MIB), |bench| {
+            std::thread::scope(|scope| {
+                for thread in 0..4_u64 {
+                    scope.spawn(move || {
+                        let stream = Stream::per_thread(&bench.device).unwrap();
+                        for round in 0..20 {
+                            let key = thread << 32 | round;
+                            let block = bench.filled(9 * MIB + round * 256, key, &stream);
+                            bench.check(&block, key, &stream);
+                        }
+                        stream.synchronize().unwrap();
+                    });
+                }
+            });
+        });
+    }
+
     /// rapidsai/rmm#1333, #1342, rapidsai/raft#3077: one thread with pools on two devices mixed up their events, and
     /// what was destroyed with the other device current crashed.
     fn two_devices_in_one_thread(driver: &Driver) {
