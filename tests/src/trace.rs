@@ -105,6 +105,30 @@ impl Trace {
         self.peaks
     }
 
+    /// What the streams' own peaks add up to, deferred frees included: about the least that has to be reserved if no stream
+    /// ever waits for another. (What has passed its [`Event::Complete`] is everybody's, and could save a little of it.)
+    #[must_use]
+    pub fn floor_bytes(&self) -> u64 {
+        let mut blocks = vec![(0, 0); self.slot_count as usize];
+        let mut streams = vec![(0_u64, 0_u64); usize::from(self.stream_count)];
+        for event in &self.events {
+            match *event {
+                Event::Alloc { slot, stream, size_bytes } => {
+                    blocks[slot as usize] = (usize::from(stream), size_bytes);
+                    let (live_bytes, peak_bytes) = &mut streams[usize::from(stream)];
+                    *live_bytes = live_bytes.saturating_add(size_bytes);
+                    *peak_bytes = (*peak_bytes).max(*live_bytes);
+                }
+                Event::Free { slot } | Event::Complete { slot } => {
+                    let (stream, size_bytes) = blocks[slot as usize];
+                    streams[stream].0 = streams[stream].0.saturating_sub(size_bytes);
+                }
+                Event::FreeUsed { .. } => {}
+            }
+        }
+        streams.iter().fold(0, |sum: u64, (_, peak_bytes)| sum.saturating_add(*peak_bytes))
+    }
+
     /// The first events alone. What the header says of the whole is left as it is.
     #[must_use]
     pub fn prefix(mut self, event_count: usize) -> Self {

@@ -43,6 +43,9 @@ fn the_events_of_every_trace_bear_its_header_out() {
         assert_eq!(trace.disagreements(), Vec::<String>::new(), "{}", trace.name());
         assert_eq!(trace.header().peers().count(), 3, "{}", trace.name());
         assert!(trace.header().run_seconds.is_some(), "{}", trace.name());
+        let floor = trace.floor_bytes() as f64 / trace.peaks().live_incl_deferred_bytes as f64;
+        let expected = if trace.name() == "prefetch_record_stream" { 1.230 } else { 1.0 };
+        assert!((floor - expected).abs() < 0.0005, "{}: {floor}", trace.name());
     }
 }
 

@@ -19,6 +19,7 @@ pub(super) fn json(trace: &Trace, outcome: &Outcome) -> Value {
         "events": trace.events().len(),
         "peak_live_bytes": live.live_bytes,
         "peak_live_bytes_incl_deferred": live.live_incl_deferred_bytes,
+        "floor_bytes": trace.floor_bytes(),
         "peak_reserved_bytes": outcome.peak_reserved_bytes,
         "ratio": outcome.ratio(),
         "peer_ratios": peers,
@@ -42,6 +43,7 @@ pub(super) fn text(outcomes: &[(&Trace, Outcome)], driver: DriverKind) -> String
         "peak live",
         "peak reserved",
         "ratio",
+        "floor",
         "peers' ratios",
         "driver ms",
         "% of run",
@@ -56,6 +58,10 @@ pub(super) fn text(outcomes: &[(&Trace, Outcome)], driver: DriverKind) -> String
             Bytes(outcome.live.live_incl_deferred_bytes).to_string(),
             Bytes(outcome.peak_reserved_bytes).to_string(),
             format!("{:.3}", outcome.ratio()),
+            format!(
+                "{:.3}",
+                trace.floor_bytes() as f64 / outcome.live.live_incl_deferred_bytes.max(1) as f64
+            ),
             peers.collect::<Vec<_>>().join(", "),
             format!("{:.2}", outcome.driver_time.as_secs_f64() * 1e3),
             driver_share(trace, outcome).map_or("-".into(), |share| format!("{:.2}", share * 100.0)),
@@ -69,7 +75,7 @@ pub(super) fn text(outcomes: &[(&Trace, Outcome)], driver: DriverKind) -> String
     };
     let _ = writeln!(
         text,
-        "\npeak live counts deferred frees, and ratio is against it; driver ms by {clock}; host ns/op without the driver's \
+        "\npeak live counts deferred frees, and ratio is against it; floor: without any wait; driver ms by {clock}; host ns/op without the driver's \
          calls\n"
     );
     let headings = ["trace", "calls", "create", "map", "access", "unmap", "release", "waits", "2nd half"];
