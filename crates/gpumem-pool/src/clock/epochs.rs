@@ -6,8 +6,8 @@
 //! other way round, work queued behind the mark could still be stamped with the old count.
 //!
 //! `order[t][s] >= e`: everything stamped up to `e` on `s` is ordered before the next operation on `t`.
-//! `complete[s] >= e`: everything stamped up to `e` on `s` is done. Neither ever goes back while a stream has the slot,
-//! and epochs never start over: what was known of a slot's former stream stays true.
+//! `complete[s] >= e`: everything stamped up to `e` on `s` is done. Neither ever goes back, and
+//! epochs never start over: what was known of a slot's former stream stays true.
 
 use super::sync::{AtomicU64, Ordering};
 use super::{Order, Slot, Stamp, StreamId};
@@ -54,13 +54,11 @@ impl Epochs {
         StreamId(self.row(slot).stream.load(Ordering::Acquire))
     }
 
-    /// Gives a slot to a new stream: a new epoch, and nothing ordered before it. Only when all of it is complete.
+    /// Gives a slot to a new stream, in a new epoch, when all of the former one's work is complete. So is all that was
+    /// ordered before that, which therefore stays ordered before the new one.
     pub(super) fn open(&self, stream: StreamId) {
         let row = self.row(stream.slot());
         row.stream.store(stream.0, Ordering::Release);
-        for count in row.order.iter().filter_map(OnceLock::get).flat_map(|chunk| chunk.iter()) {
-            count.store(0, Ordering::Release);
-        }
         row.epoch.fetch_add(1, Ordering::AcqRel);
     }
 
