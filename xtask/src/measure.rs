@@ -3,7 +3,7 @@
 //! What it does is in xtask/measure, a program of its own that a bundle takes along.
 
 use crate::programs;
-use anyhow::{Context, Result, ensure};
+use anyhow::{Context, Result, bail};
 use std::ffi::{OsStr, OsString};
 use std::path::PathBuf;
 use std::process::Command;
@@ -37,14 +37,17 @@ pub(crate) fn traces() -> PathBuf {
     crate::root().join("tests/traces")
 }
 
-/// Stays in the folder that this was started in: files are named from there.
+/// Stays in the folder that this was started in: files are named from there. Ends as the program ends, which has said
+/// why if it failed.
 fn start(task: &str, args: &Args, more: &[&OsStr]) -> Result<()> {
-    let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
-    let mut command = Command::new(cargo);
-    command.args(["run", "--release", "--package", "gpumem-measure", "--manifest-path"]);
-    command.arg(crate::root().join("Cargo.toml")).args(["--", task]).args(more);
-    command.arg("--recorded").arg(traces()).args(&args.args);
-    let status = command.status().context("cargo can't be started")?;
-    ensure!(status.success(), "measuring ended with {status}");
-    Ok(())
+    let built = programs::build(&["build", "--release", "--package", "gpumem-measure"])?;
+    let program = &built.first().context("cargo reported no program")?.program;
+    let mut command = Command::new(program);
+    command.arg(task).args(more).arg("--recorded").arg(traces()).args(&args.args);
+    let status = command.status().with_context(|| program.display().to_string())?;
+    match status.code() {
+        Some(0) => Ok(()),
+        Some(code) => std::process::exit(code),
+        None => bail!("{} ended with {status}", program.display()),
+    }
 }

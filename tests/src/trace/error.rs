@@ -5,14 +5,18 @@ use std::path::PathBuf;
 
 /// A trace can't be read.
 #[derive(Debug, thiserror::Error)]
-#[error("{}:{line}: {problem}", .file.display())]
+#[error("{}{}: {problem}", .file.display(), at(*.line))]
 pub struct TraceError {
     /// The file.
     pub file: PathBuf,
-    /// The line, counted from 1.
+    /// The line, counted from 1; 0 where the file can't be opened.
     pub line: u64,
     /// What is wrong there.
     pub problem: Problem,
+}
+
+fn at(line: u64) -> String {
+    if line == 0 { String::new() } else { format!(":{line}") }
 }
 
 /// What is wrong with a line of a trace.

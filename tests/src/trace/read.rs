@@ -18,8 +18,8 @@ impl Trace {
     /// contradict each other.
     pub fn read(path: impl AsRef<Path>) -> Result<Self, TraceError> {
         let path = path.as_ref();
-        let at_start = |problem| TraceError { file: path.into(), line: 1, problem };
-        let file = File::open(path).map_err(|error| at_start(Problem::Io(error)))?;
+        let unopened = |error| TraceError { file: path.into(), line: 0, problem: Problem::Io(error) };
+        let file = File::open(path).map_err(unopened)?;
         Self::read_from(BufReader::with_capacity(1 << 16, file), path)
     }
 

@@ -12,7 +12,7 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 
 #[derive(Parser)]
-#[command(name = "measure", about = "Figures of gpumem on this machine")]
+#[command(name = "measure", bin_name = "cargo xtask", about = "Figures of gpumem on this machine")]
 struct Cli {
     #[command(subcommand)]
     task: Task,
