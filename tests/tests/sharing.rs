@@ -10,7 +10,7 @@ use gpumem_tests::sys::types::*;
 use gpumem_tests::sys::{CUresult, Driver, DriverError, DriverKind};
 use std::ffi::c_char;
 use std::ops::Deref;
-use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd};
 use std::process::{Command, Stdio};
 use std::ptr::null_mut;
 
@@ -89,6 +89,7 @@ cases! {
         assert_ne!(code(gpu.export(private).map(drop)), SUCCESS);
         let file = std::fs::File::open(std::env::current_exe().unwrap()).unwrap();
         assert_ne!(code(gpu.import(file.as_raw_fd()).map(drop)), SUCCESS);
+        assert_eq!(code(gpu.import(0).map(drop)), CUresult::CUDA_ERROR_INVALID_VALUE);
         // SAFETY: the handle is live.
         unsafe { driver.cuMemRelease(private).unwrap() };
     }
@@ -97,7 +98,7 @@ cases! {
     fn a_handle_in_another_process(driver: &Driver) {
         let gpu = Sharing::new(driver);
         if is_child() {
-            let handle = gpu.import(0).unwrap();
+            let handle = gpu.import(inherited().as_raw_fd()).unwrap();
             let base = gpu.place(handle);
             assert_eq!(gpu.read(base + 5, 1).unwrap(), [1]);
             // SAFETY: the address is mapped.
@@ -179,7 +180,7 @@ cases! {
         let gpu = Sharing::new(driver);
         let stream = gpu.stream().unwrap();
         if is_child() {
-            let pool = gpu.import_pool(0).unwrap();
+            let pool = gpu.import_pool(inherited().as_raw_fd()).unwrap();
             let block = gpu.import_pointer(pool, CUmemPoolPtrExportData { reserved: child_bytes() }).unwrap();
             assert_eq!(gpu.read(block + 5, 1).unwrap(), [1]);
             // SAFETY: the import is live and freed once, when all is done.
@@ -198,8 +199,11 @@ cases! {
         unsafe {
             driver.cuMemsetD8Async(block, 1, PIECE, stream).unwrap();
             driver.cuStreamSynchronize(stream).unwrap();
+            // A block has no name for others before its pool has one.
+            assert_eq!(code(gpu.export_pointer(block).map(drop)), CUresult::CUDA_ERROR_INVALID_VALUE);
+            let descriptor = gpu.export_pool(pool).unwrap();
             let data = gpu.export_pointer(block).unwrap().reserved;
-            run_child(driver, "a_block_in_another_process", gpu.export_pool(pool).unwrap(), &data);
+            run_child(driver, "a_block_in_another_process", descriptor, &data);
             assert_eq!(gpu.read(block + PIECE as u64 / 2 - 1, 2).unwrap(), [2, 1]);
             driver.cuMemFreeAsync(block, stream).unwrap();
             driver.cuStreamSynchronize(stream).unwrap();
@@ -342,6 +346,11 @@ fn run_child(driver: &Driver, case: &str, descriptor: impl Into<Stdio>, bytes: &
         .unwrap();
     let text = String::from_utf8_lossy(&child.stdout) + String::from_utf8_lossy(&child.stderr);
     assert!(child.status.success() && text.contains("1 passed"), "the other process: {text}");
+}
+
+/// The descriptor that this process was started with. Not as it is: to the driver, 0 is a null pointer.
+fn inherited() -> OwnedFd {
+    std::io::stdin().as_fd().try_clone_to_owned().unwrap()
 }
 
 fn is_child() -> bool {

@@ -31,6 +31,8 @@ pub(super) struct PoolFile {
     label: Ticket,
     /// What no segment has of it.
     pieces: Extents,
+    /// Before, nobody could have imported it, and its blocks have no names.
+    was_exported: bool,
 }
 
 impl Sharing {
@@ -41,7 +43,8 @@ impl Sharing {
                 let label = Ticket::new(TicketKind::Pool, instance, device, DEVICE_SPACE_BYTES);
                 let mut pieces = Extents::default();
                 pieces.give(0, DEVICE_SPACE_BYTES);
-                Ok(Self::Exportable(PoolFile { file: PageFile::labelled(&label)?, label, pieces }))
+                let file = PageFile::labelled(&label)?;
+                Ok(Self::Exportable(PoolFile { file, label, pieces, was_exported: false }))
             }
             _ => Err(NOT_SUPPORTED),
         }
@@ -80,10 +83,10 @@ impl Sharing {
         }
     }
 
-    /// The label of an exportable pool.
+    /// The label of a pool that has been exported.
     pub(super) fn exported_as(&self) -> Option<&Ticket> {
         match self {
-            Self::Exportable(PoolFile { label, .. }) => Some(label),
+            Self::Exportable(PoolFile { label, was_exported: true, .. }) => Some(label),
             _ => None,
         }
     }
@@ -91,9 +94,14 @@ impl Sharing {
 
 impl Machine {
     /// A descriptor of an exportable pool.
-    pub(super) fn pool_export(&self, pool: Handle) -> Answer<i32> {
-        match &self.pool(pool)?.sharing {
-            Sharing::Exportable(PoolFile { file, .. }) => file.export(),
+    pub(super) fn pool_export(&mut self, pool: Handle) -> Answer<i32> {
+        let found = self.pools.get_mut(pool).filter(|pool| !pool.is_closing).ok_or(INVALID_VALUE)?;
+        match &mut found.sharing {
+            Sharing::Exportable(PoolFile { file, was_exported, .. }) => {
+                let descriptor = file.export()?;
+                *was_exported = true;
+                Ok(descriptor)
+            }
             _ => Err(INVALID_VALUE),
         }
     }

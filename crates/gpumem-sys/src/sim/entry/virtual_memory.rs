@@ -168,7 +168,8 @@ pub(super) fn check_shareable(handle_type: CUmemAllocationHandleType) -> Answer<
     }
 }
 
-/// A descriptor, which the driver takes as a number in a pointer's clothes.
+/// A descriptor, which the driver takes as a number in a pointer's clothes: 0 is a null pointer to it.
 pub(super) fn descriptor(shareable: *mut c_void) -> Answer<i32> {
+    check_place(shareable)?;
     i32::try_from(shareable.addr()).map_err(|_| INVALID_VALUE)
 }
