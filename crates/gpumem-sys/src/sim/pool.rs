@@ -29,7 +29,7 @@ use std::collections::{BTreeMap, BTreeSet};
 pub(super) struct Pool {
     pub(super) device: usize,
     pub(super) is_default: bool,
-    is_closing: bool,
+    pub(super) is_closing: bool,
     /// The most it may reserve.
     bytes_max: u64,
     segments: BTreeMap<u64, Segment>,
