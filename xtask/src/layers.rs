@@ -19,9 +19,9 @@ const NOT_FOR_LIBRARIES: [&str; 3] = ["anyhow", "clap", "indicatif"];
 const FEATURES: [(&str, &[(&str, bool)]); 6] = [
     ("gpumem-sys", &[("sim", false)]),
     ("gpumem-pool", &[("backend-caching", true), ("backend-native", true), ("sim", false)]),
-    ("gpumem-array", &[("backend-native", false), ("sim", false)]),
-    ("gpumem-adapt", &[("backend-native", false), ("sim", false)]),
-    ("gpumem-tests", &[("backend-native", false), ("gpu", true)]),
+    ("gpumem-array", &[("backend-caching", false), ("backend-native", false), ("sim", false)]),
+    ("gpumem-adapt", &[("backend-caching", false), ("backend-native", false), ("sim", false)]),
+    ("gpumem-tests", &[("backend-caching", false), ("backend-native", false), ("gpu", true)]),
     ("xtask", &[]),
 ];
 

@@ -19,6 +19,8 @@ use crate::error::PoolError;
 use crate::limit::Limits;
 use crate::options::BackendKind;
 use crate::stream::Stream;
+#[cfg(feature = "backend-caching")]
+use caching::CachingBackend;
 use direct::Direct;
 use enum_dispatch::enum_dispatch;
 use gpumem_sys::DriverError;
@@ -35,8 +37,30 @@ pub(crate) trait Source {
     /// Memory for work queued on `stream` from now on.
     fn alloc(&self, size_bytes: u64, stream: &Stream) -> Result<Piece, PoolError>;
 
+    /// What [`Source::alloc`] gives, where it is at hand: no lock that threads share, and no driver call.
+    #[inline]
+    fn hit(&self, _size_bytes: u64, _stream: &Stream) -> Option<Piece> {
+        None
+    }
+
+    /// [`Source::free`] where it needs neither; false if it does. Once it is true, the pool may be gone.
+    #[inline]
+    fn put_back(&self, _freed: &Freed) -> bool {
+        false
+    }
+
     /// Takes back a block that is being dropped. Never waits and never panics, except that `none` waits.
     fn free(&self, freed: &Freed) -> Taken;
+
+    /// Holds at least so much from the device, if the backend keeps memory.
+    fn reserve(&self, _size_bytes: u64) -> Result<(), PoolError> {
+        Ok(())
+    }
+
+    /// Says the first thing that contradicts another, if the backend keeps books. Exact when nothing else uses the pool.
+    fn check(&self) -> Result<(), String> {
+        Ok(())
+    }
 
     /// The pool has no handle any more, so that nobody allocates. Returns how many blocks are alive of those that the
     /// backend counts; of each that is freed from here on it says [`Taken::counted`] is false. Called once.
@@ -58,11 +82,18 @@ pub(crate) trait Source {
 }
 
 /// What a backend hands out. `record` and `class` come back with the block and mean what the backend likes.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Piece {
     pub(crate) address: CUdeviceptr,
     pub(crate) record: u32,
     pub(crate) class: u32,
+}
+
+impl Piece {
+    /// No memory, and of no class.
+    pub(crate) const EMPTY: Self = Self { address: 0, record: 0, class: Self::NO_CLASS };
+
+    pub(crate) const NO_CLASS: u32 = u32::MAX;
 }
 
 /// A block that is being dropped, not empty.
@@ -111,10 +142,14 @@ pub(crate) struct Counts {
 pub(crate) struct Reserved {
     pub(crate) current_bytes: u64,
     pub(crate) peak_bytes: u64,
+    /// Host memory of the backend's own records.
+    pub(crate) record_bytes: u64,
 }
 
 #[enum_dispatch(Source)]
 pub(crate) enum Backend {
+    #[cfg(feature = "backend-caching")]
+    Caching(CachingBackend),
     #[cfg(feature = "backend-native")]
     Native(Direct<NativeCalls>),
     None(Direct<NoneCalls>),
@@ -128,16 +163,38 @@ impl Backend {
         limits: Limits,
     ) -> Result<Self, PoolError> {
         match asked {
-            Some(BackendKind::None) => Ok(none(device, limits)),
+            Some(BackendKind::Caching) => caching(device, limits),
             Some(BackendKind::Native) => native(device, limits),
-            None => match native(device, limits) {
-                Err(PoolError::BackendNotBuilt { .. } | PoolError::BackendUnsupported { .. }) => {
-                    Ok(none(device, limits))
+            Some(BackendKind::None) => Ok(none(device, limits)),
+            None => {
+                match caching(device, limits).or_else(|error| instead(error, || native(device, limits))) {
+                    Err(error) => instead(error, || Ok(none(device, limits))),
+                    other => other,
                 }
-                other => other,
-            },
+            }
         }
     }
+}
+
+/// The next best, where this one is not built in or the device can't carry it.
+fn instead(
+    error: PoolError,
+    next: impl FnOnce() -> Result<Backend, PoolError>,
+) -> Result<Backend, PoolError> {
+    match error {
+        PoolError::BackendNotBuilt { .. } | PoolError::BackendUnsupported { .. } => next(),
+        other => Err(other),
+    }
+}
+
+#[cfg(feature = "backend-caching")]
+fn caching(device: &Device, limits: Limits) -> Result<Backend, PoolError> {
+    Ok(CachingBackend::new(device, limits)?.into())
+}
+
+#[cfg(not(feature = "backend-caching"))]
+fn caching(_: &Device, _: Limits) -> Result<Backend, PoolError> {
+    Err(PoolError::BackendNotBuilt { backend: BackendKind::Caching, feature: "backend-caching" })
 }
 
 fn none(device: &Device, limits: Limits) -> Backend {

@@ -7,12 +7,13 @@
 use crate::bytes::Bytes;
 use crate::clock::Clocks;
 use crate::context::{Bound, Handle};
-use crate::error::PoolError;
+use crate::error::{PoolError, is_sticky};
+use crate::upkeep::Upkeep;
 use core::ffi::{CStr, c_char, c_int};
 use core::fmt;
 use gpumem_sys::types::{CUcontext, CUctx_st, CUdevice, CUdevice_attribute};
 use gpumem_sys::{Driver, DriverError};
-use std::sync::{Arc, Weak};
+use std::sync::{Arc, OnceLock, Weak};
 
 /// One GPU, through its primary context. Clones share it.
 ///
@@ -37,6 +38,9 @@ struct Inner {
     /// Shared by all devices of the machine.
     clocks: Arc<Clocks>,
     own: WeakDevice,
+    upkeep: Upkeep,
+    /// What killed the context, once that has been seen.
+    lost: OnceLock<DriverError>,
     ordinal: u32,
     raw: CUdevice,
     context: Handle<CUctx_st>,
@@ -98,6 +102,8 @@ impl Device {
             driver: driver.clone(),
             clocks,
             own: WeakDevice(own.clone()),
+            upkeep: Upkeep::default(),
+            lost: OnceLock::new(),
             ordinal,
             raw,
             context: Handle(context),
@@ -179,7 +185,11 @@ impl Device {
     ///
     /// What the driver says, the failure of earlier work included.
     pub fn synchronize(&self) -> Result<(), PoolError> {
-        Ok(self.finish()?)
+        let _bound = self.enter()?;
+        self.upkeep().before_wait();
+        self.finish()?;
+        self.after_wait();
+        Ok(())
     }
 
     /// Makes the context current on this thread until the guard is dropped, which brings back what was current before.
@@ -193,6 +203,12 @@ impl Device {
         Ok(self.enter()?)
     }
 
+    /// A quick look: two that are not clones of each other may still be equal.
+    #[inline]
+    pub(crate) fn is_same(&self, other: &Self) -> bool {
+        Arc::ptr_eq(&self.0, &other.0)
+    }
+
     pub(crate) fn enter(&self) -> Result<Bound<'_>, DriverError> {
         Bound::enter(self.driver(), self.context())
     }
@@ -201,9 +217,33 @@ impl Device {
         let _bound = self.enter()?;
         let observation = self.clocks().observe_device(self);
         // SAFETY: the context is current and alive.
-        unsafe { self.driver().cuCtxSynchronize()? };
+        self.noting(unsafe { self.driver().cuCtxSynchronize() })?;
         self.clocks().saw_device(self, observation);
         Ok(())
+    }
+
+    /// Keeps an error that says that the context is lost: what asks the driver for nothing would not see it.
+    pub(crate) fn noting<T>(&self, result: Result<T, DriverError>) -> Result<T, DriverError> {
+        result.inspect_err(|error| {
+            if is_sticky(error.code()) {
+                let _first_counts = self.0.lost.set(*error);
+            }
+        })
+    }
+
+    /// What killed the context, as far as this device's calls have seen.
+    #[inline]
+    pub(crate) fn lost(&self) -> Option<DriverError> {
+        self.0.lost.get().copied()
+    }
+
+    pub(crate) fn upkeep(&self) -> &Upkeep {
+        &self.0.upkeep
+    }
+
+    /// The host has waited for work of this device. The context is current.
+    pub(crate) fn after_wait(&self) {
+        self.0.upkeep.after_wait(self.driver(), self.raw(), self.clocks());
     }
 
     /// What is ordered and what is done, on all streams of the machine.
@@ -228,11 +268,26 @@ impl WeakDevice {
 
 impl Drop for Inner {
     fn drop(&mut self) {
+        self.give_back_what_is_left();
         self.clocks.close_device(&self.own, self.context.0);
         let _guard = self.driver.teardown();
         // SAFETY: the context was retained once for this value. There is nobody to tell of a failure, which means that
         // the driver is shutting down or that the context is lost.
         let _ = unsafe { self.driver.cuDevicePrimaryCtxRelease_v2(self.raw) };
+    }
+}
+
+impl Inner {
+    /// Of pools that ended while work was queued.
+    fn give_back_what_is_left(&self) {
+        if !self.upkeep.has_left() {
+            return;
+        }
+        let Ok(_bound) = Bound::enter(&self.driver, self.context.0) else { return };
+        // SAFETY: the context is current and alive.
+        if unsafe { self.driver.cuCtxSynchronize() }.is_ok() {
+            self.upkeep.finish(&self.driver, self.raw, &self.clocks);
+        }
     }
 }
 

@@ -76,7 +76,7 @@ pub enum PoolError {
         minimum_bytes: u64,
     },
     /// No backend has this name.
-    #[error("{name:?} names no backend of the pool; use `native` or `none`")]
+    #[error("{name:?} names no backend of the pool; use `caching`, `native` or `none`")]
     UnknownBackend {
         /// What was given.
         name: String,

@@ -79,7 +79,8 @@ impl Event {
         let _bound = self.device.enter()?;
         let covered = self.covered();
         // SAFETY: the event is alive.
-        let is_complete = complete(unsafe { self.device.driver().cuEventQuery(self.raw.0) })?;
+        let is_complete =
+            complete(self.device.noting(unsafe { self.device.driver().cuEventQuery(self.raw.0) }))?;
         if let Some(covered) = covered.as_ref().filter(|_| is_complete) {
             self.clocks().raise_complete(covered);
         }
@@ -93,9 +94,10 @@ impl Event {
     /// What the driver says, the failure of earlier work included.
     pub fn synchronize(&self) -> Result<(), PoolError> {
         let _bound = self.device.enter()?;
+        self.device.upkeep().before_wait();
         let before = self.covered().clone();
         // SAFETY: the event is alive.
-        unsafe { self.device.driver().cuEventSynchronize(self.raw.0)? };
+        self.device.noting(unsafe { self.device.driver().cuEventSynchronize(self.raw.0) })?;
         // Recorded anew meanwhile, it may have been waited for at another mark than the one noted.
         let after = self.covered();
         if let (Some(before), Some(after)) = (before, after.as_ref())
@@ -103,6 +105,8 @@ impl Event {
         {
             self.clocks().raise_complete(after);
         }
+        drop(after);
+        self.device.after_wait();
         Ok(())
     }
 

@@ -58,6 +58,7 @@ mod state;
 mod status;
 #[allow(unsafe_code)]
 mod stream;
+mod upkeep;
 
 pub use block::Block;
 pub use bytes::Bytes;

@@ -2,7 +2,7 @@
 //!
 //! | option | builder | environment | default |
 //! | --- | --- | --- | --- |
-//! | backend | [`PoolBuilder::backend`] | `GPUMEM_POOL` | `native` where it is built and works, else `none` |
+//! | backend | [`PoolBuilder::backend`] | `GPUMEM_POOL` | the first of `caching`, `native` and `none` that is built and works |
 //! | hard limit | [`PoolBuilder::hard_limit`] | `GPUMEM_HARD_LIMIT` | none |
 //! | soft limit | [`PoolBuilder::soft_limit`] | `GPUMEM_SOFT_LIMIT` | none |
 //!
@@ -30,6 +30,9 @@ pub struct PoolBuilder {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum BackendKind {
+    /// Our own heap over the driver's virtual memory, with caches that each thread has to itself. Feature
+    /// `backend-caching`.
+    Caching,
     /// The driver's own stream-ordered pool. Feature `backend-native`.
     Native,
     /// `cuMemAlloc` and `cuMemFree`, with nothing kept: for debugging tools, and for drivers without pools. Freeing
@@ -57,7 +60,7 @@ impl PoolBuilder {
     ) -> Result<Self, PoolError> {
         Ok(Self {
             device: device.clone(),
-            backend: parse(&read, "GPUMEM_POOL", "use `native` or `none`")?,
+            backend: parse(&read, "GPUMEM_POOL", "use `caching`, `native` or `none`")?,
             hard_limit: parse(&read, "GPUMEM_HARD_LIMIT", &format!("use {FORMS}"))?,
             soft_limit: parse(&read, "GPUMEM_SOFT_LIMIT", &format!("use {FORMS}"))?,
         })
@@ -112,6 +115,7 @@ impl FromStr for BackendKind {
 
     fn from_str(name: &str) -> Result<Self, PoolError> {
         match name.trim() {
+            "caching" => Ok(Self::Caching),
             "native" => Ok(Self::Native),
             "none" => Ok(Self::None),
             other => Err(PoolError::UnknownBackend { name: other.into() }),
@@ -122,6 +126,7 @@ impl FromStr for BackendKind {
 impl fmt::Display for BackendKind {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.pad(match self {
+            Self::Caching => "caching",
             Self::Native => "native",
             Self::None => "none",
         })

@@ -76,6 +76,7 @@ impl Pool {
     ///
     /// [`PoolError::OutOfMemory`], [`PoolError::TooLarge`], [`PoolError::LimitReached`]; [`PoolError::WrongDevice`] for
     /// another device's stream; [`PoolError::DeviceLost`] or [`PoolError::Poisoned`] after an earlier failure.
+    #[inline]
     pub fn alloc(&self, size_bytes: u64, stream: &Stream) -> Result<Block, PoolError> {
         self.0.alloc(size_bytes, stream)
     }
@@ -99,6 +100,27 @@ impl Pool {
     /// What the driver says.
     pub fn status(&self) -> Result<Status, PoolError> {
         self.0.status()
+    }
+
+    /// Makes the pool hold at least `size_bytes` from the device, so that blocks up to that sum need no driver call for
+    /// memory. Waits for nothing. The backend `caching` does it; `native` and `none` grow with their blocks alone.
+    ///
+    /// # Errors
+    ///
+    /// As [`Pool::alloc`], when so much can't be had.
+    pub fn reserve(&self, size_bytes: u64) -> Result<(), PoolError> {
+        self.0.reserve(size_bytes)
+    }
+
+    /// Compares everything the pool knows with everything else it knows, and says the first contradiction. For tests and
+    /// for debugging: it walks all of the pool's records, and is exact only while nothing else uses the pool. The backends
+    /// `native` and `none` keep no records of their own.
+    ///
+    /// # Errors
+    ///
+    /// What contradicts what, in words.
+    pub fn check(&self) -> Result<(), String> {
+        self.0.backend().check()
     }
 
     /// Waits for the device, then gives back all memory that no block holds. Returns how many bytes were given back.

@@ -3,7 +3,7 @@
 mod lifetime;
 mod sync;
 
-use crate::backend::{Backend, Freed, Source};
+use crate::backend::{Backend, Freed, Piece, Source};
 use crate::block::Block;
 use crate::device::Device;
 use crate::error::{PoolError, is_sticky};
@@ -72,12 +72,26 @@ impl StateRef {
         drop(unsafe { Box::from_raw(self.0.as_ptr()) });
     }
 
+    /// What needs no look at anything that threads share.
+    #[inline]
     pub(crate) fn alloc(self, size_bytes: u64, stream: &Stream) -> Result<Block, PoolError> {
+        if self.is_usable()
+            && stream.device().is_same(&self.device)
+            && stream.check_usable().is_ok()
+            && let Some(piece) = self.backend.hit(size_bytes, stream)
+        {
+            return Ok(Block::new(self, piece, size_bytes, stream.id()));
+        }
+        self.alloc_checked(size_bytes, stream)
+    }
+
+    #[inline(never)]
+    fn alloc_checked(self, size_bytes: u64, stream: &Stream) -> Result<Block, PoolError> {
         self.check_usable()?;
         self.check_stream(stream)?;
         if size_bytes == 0 {
             self.lifetime.count_in();
-            return Ok(Block::new(self, Default::default(), 0, stream.id()));
+            return Ok(Block::new(self, Piece::EMPTY, 0, stream.id()));
         }
         self.check_size(size_bytes)?;
         let piece = self.backend.alloc(size_bytes, stream)?;
@@ -88,7 +102,15 @@ impl StateRef {
     }
 
     /// Called by a block's drop: has nobody to tell, so what fails is kept for the next call.
+    #[inline]
     pub(crate) fn free(self, freed: &Freed) {
+        if !self.backend.put_back(freed) {
+            self.free_further(freed);
+        }
+    }
+
+    #[inline(never)]
+    fn free_further(self, freed: &Freed) {
         if freed.size_bytes == 0 {
             return self.drop_block();
         }
@@ -136,7 +158,16 @@ impl State {
     }
 
     fn check_usable(&self) -> Result<(), PoolError> {
-        self.poison.get().map_or(Ok(()), |poison| Err(poison.clone()))
+        match (self.poison.get(), self.device.lost()) {
+            (None, None) => Ok(()),
+            (Some(poison), _) => Err(poison.clone()),
+            (None, Some(cause)) => Err(PoolError::DeviceLost(cause)),
+        }
+    }
+
+    #[inline]
+    fn is_usable(&self) -> bool {
+        self.poison.get().is_none() && self.device.lost().is_none()
     }
 
     fn check_stream(&self, stream: &Stream) -> Result<(), PoolError> {
@@ -163,6 +194,12 @@ impl State {
 
     pub(crate) fn trim_to(&self, keep_bytes: u64) -> Result<u64, PoolError> {
         self.giving_back(|state| state.backend.trim_to(keep_bytes))
+    }
+
+    pub(crate) fn reserve(&self, size_bytes: u64) -> Result<(), PoolError> {
+        self.check_usable()?;
+        self.check_size(size_bytes)?;
+        self.backend.reserve(size_bytes)
     }
 
     fn giving_back(&self, work: impl FnOnce(&Self) -> Result<(), PoolError>) -> Result<u64, PoolError> {
@@ -192,6 +229,7 @@ impl State {
             cached_bytes: reserved_bytes.saturating_sub(counts.in_use_bytes),
             in_use_peak_bytes: counts.in_use_peak_bytes,
             reserved_peak_bytes: reserved.map_or(counts.in_use_peak_bytes, |reserved| reserved.peak_bytes),
+            record_bytes: reserved.map_or(0, |reserved| reserved.record_bytes),
             block_count: counts.block_count,
             allocation_count: counts.allocation_count,
             hard_limit_bytes: self.limits.hard_bytes,

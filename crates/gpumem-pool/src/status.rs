@@ -33,6 +33,8 @@ pub struct Status {
     pub in_use_peak_bytes: u64,
     /// The most that was ever reserved.
     pub reserved_peak_bytes: u64,
+    /// Host memory of the pool's own records.
+    pub record_bytes: u64,
     /// Blocks that are alive, empty ones not counted.
     pub block_count: u64,
     /// Blocks ever handed out, empty ones not counted.
@@ -85,6 +87,7 @@ mod tests {
             cached_bytes: (32 << 20) - (8 << 10),
             in_use_peak_bytes: 8 << 10,
             reserved_peak_bytes: 32 << 20,
+            record_bytes: 0,
             block_count: 1,
             allocation_count: 1,
             hard_limit_bytes: None,

@@ -75,6 +75,7 @@ impl Stream {
     }
 
     /// The device whose work it queues.
+    #[inline]
     #[must_use]
     pub fn device(&self) -> &Device {
         &self.0.device
@@ -87,6 +88,7 @@ impl Stream {
     }
 
     /// Its name, unique in the process.
+    #[inline]
     #[must_use]
     pub fn id(&self) -> StreamId {
         self.0.id
@@ -100,7 +102,11 @@ impl Stream {
     /// [`PoolError::WrongThread`].
     pub fn synchronize(&self) -> Result<(), PoolError> {
         self.check_usable()?;
-        Ok(self.finish()?)
+        let _bound = self.device().enter()?;
+        self.device().upkeep().before_wait();
+        self.finish()?;
+        self.device().after_wait();
+        Ok(())
     }
 
     /// Whether everything queued on this stream so far is done. Never waits.
@@ -113,7 +119,8 @@ impl Stream {
         let _bound = self.device().enter()?;
         let observation = self.clocks().observe(self.slot())?;
         // SAFETY: the stream is alive, and its context current.
-        let is_complete = complete(unsafe { self.device().driver().cuStreamQuery(self.raw()) })?;
+        let is_complete =
+            complete(self.device().noting(unsafe { self.device().driver().cuStreamQuery(self.raw()) }))?;
         if is_complete {
             self.clocks().saw(observation);
         }
@@ -149,7 +156,7 @@ impl Stream {
         let _bound = self.device().enter()?;
         let observation = self.clocks().observe(self.slot())?;
         // SAFETY: the stream is alive, and its context current.
-        unsafe { self.device().driver().cuStreamSynchronize(self.raw())? };
+        self.device().noting(unsafe { self.device().driver().cuStreamSynchronize(self.raw()) })?;
         self.clocks().saw(observation);
         Ok(())
     }

@@ -22,7 +22,7 @@ pub(super) const STEPS: &[Step] = &[
     Step { name: "oldest", about: "the stated Rust version compiles everything", run: oldest },
     Step { name: "windows", about: "the crates compile for x86_64-pc-windows-gnu", run: || target("x86_64-pc-windows-gnu") },
     Step { name: "aarch64", about: "the crates compile for aarch64-unknown-linux-gnu", run: || target("aarch64-unknown-linux-gnu") },
-    Step { name: "miri", about: "the driver table and the software driver, under miri", run: miri },
+    Step { name: "miri", about: "the driver table, the software driver and the front of the pool, under miri", run: miri },
 ];
 
 fn fmt() -> Result<Outcome> {
@@ -46,7 +46,11 @@ fn clippy() -> Result<Outcome> {
 
 /// Through the topmost crate, which forwards each feature down. All of them on is the default, and so every other step.
 fn features() -> Result<Outcome> {
-    for features in ["", "backend-native", "sim", "sim,backend-native"] {
+    // Each choice of backends, without the software driver and with it.
+    let backends = ["", "backend-caching", "backend-native", "backend-caching,backend-native"];
+    for features in
+        backends.into_iter().flat_map(|backends| [backends.to_string(), format!("sim,{backends}")])
+    {
         let combination = format!("--package gpumem-adapt --lib --no-default-features --features={features}");
         cargo(&format!("clippy {combination} -- -D warnings")).run()?;
     }
@@ -136,5 +140,13 @@ fn miri() -> Result<Outcome> {
             .env("MIRIFLAGS", flags)
             .run()?;
     }
+    // The lock word, the stacks behind it and the table of a thread's own; the rest of the front is safe code.
+    let front = "caching::thread caching::tests::magazine caching::tests::depot caching::tests::budget";
+    cargo_of(
+        "nightly",
+        &format!("miri test --package gpumem-pool --features backend-caching --lib -- {front}"),
+    )
+    .env("MIRIFLAGS", flags)
+    .run()?;
     Ok(Outcome::Passed)
 }

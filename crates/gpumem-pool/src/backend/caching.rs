@@ -1,17 +1,19 @@
-//! `caching`: our own heap over the driver's virtual memory.
+//! `caching`: our own heap over the driver's virtual memory, behind magazines that a thread has to itself.
+//!
+//! A block of up to 1 MiB comes from the calling thread's magazine of the stream, and goes back to the freeing thread's:
+//! two exchanges of a word that nobody contends for. All else is [`Shared`]'s: what a magazine lacks or has no room for,
+//! larger blocks, and blocks that other streams have used.
 //!
 //! | module | noun |
 //! | --- | --- |
+//! | `shared` | front and heap of one pool, put together |
 //! | `class` | size classes of blocks up to 1 MiB |
 //! | `thread`, `magazine`, `lock` | what a thread keeps at hand of a stream's freed blocks, behind a lock word |
 //! | `depot`, `budget` | batches that wander between threads; how much all of this may hold |
+//! | `front` | magazines and depot of one pool |
 //! | `heap` | all that is larger, and what the front is filled from: addresses, handles, windows |
 //! | `vmm`, `dials` | the driver's calls for physical memory; what the heap trades |
-//! | `front` | magazines and depot of one pool, put together |
 //! | `stats`, `sync` | counters; what the front needs of threads |
-
-// The parts stand before they are put together.
-#![allow(dead_code)]
 
 mod budget;
 mod class;
@@ -22,10 +24,111 @@ mod heap;
 #[allow(unsafe_code)]
 mod lock;
 mod magazine;
+mod shared;
 mod stats;
 mod sync;
 #[cfg(test)]
 mod tests;
 #[allow(unsafe_code)]
 mod thread;
+#[allow(unsafe_code)]
 mod vmm;
+
+use super::{Counts, Freed, Piece, Reserved, Source, Taken};
+use crate::device::Device;
+use crate::error::PoolError;
+use crate::limit::Limits;
+use crate::options::BackendKind;
+use crate::stream::Stream;
+use class::Class;
+use core::sync::atomic::{AtomicU64, Ordering};
+use shared::Shared;
+use std::sync::Arc;
+
+pub(crate) struct CachingBackend {
+    /// Never used again: what a thread remembers of a pool that is gone matches no other.
+    front: u64,
+    shared: Arc<Shared>,
+}
+
+impl CachingBackend {
+    pub(super) fn new(device: &Device, limits: Limits) -> Result<Self, PoolError> {
+        static NEXT: AtomicU64 = AtomicU64::new(1);
+        let front = NEXT.fetch_add(1, Ordering::Relaxed);
+        Ok(Self { front, shared: Shared::new(front, device, limits)? })
+    }
+}
+
+impl Source for CachingBackend {
+    fn kind(&self) -> BackendKind {
+        BackendKind::Caching
+    }
+
+    fn alloc(&self, size_bytes: u64, stream: &Stream) -> Result<Piece, PoolError> {
+        self.shared.alloc(size_bytes, stream)
+    }
+
+    #[inline]
+    fn hit(&self, size_bytes: u64, stream: &Stream) -> Option<Piece> {
+        let class = Class::of(size_bytes)?;
+        let near = thread::with_near(self.front, stream.id().0, |set| set.take(class, size_bytes));
+        near.flatten().map(|piece| of_class(class, piece))
+    }
+
+    #[inline]
+    fn put_back(&self, freed: &Freed) -> bool {
+        let Some(class) = Class::at(freed.piece.class as usize).filter(|_| freed.is_plain()) else {
+            return false;
+        };
+        let piece = magazine::Piece { address: freed.piece.address, record: freed.piece.record };
+        let put = |set: &magazine::Set| set.put(class, freed.size_bytes, piece);
+        thread::with_near(self.front, freed.home.0, put) == Some(true)
+    }
+
+    fn free(&self, freed: &Freed) -> Taken {
+        self.shared.free(freed)
+    }
+
+    fn reserve(&self, size_bytes: u64) -> Result<(), PoolError> {
+        self.shared.reserve(size_bytes)
+    }
+
+    fn check(&self) -> Result<(), String> {
+        self.shared.check()
+    }
+
+    fn close(&self) -> u64 {
+        self.shared.close()
+    }
+
+    fn counts_blocks(&self) -> bool {
+        true
+    }
+
+    fn counts(&self) -> Counts {
+        self.shared.counts()
+    }
+
+    fn trim_to(&self, keep_bytes: u64) -> Result<(), PoolError> {
+        self.shared.trim_to(keep_bytes)
+    }
+
+    fn reclaim(&self) -> Result<(), PoolError> {
+        self.shared.reclaim()
+    }
+
+    fn reserved(&self) -> Result<Option<Reserved>, PoolError> {
+        Ok(Some(self.shared.reserved()))
+    }
+}
+
+impl Freed {
+    /// Whether home's order is all there is to it.
+    fn is_plain(&self) -> bool {
+        self.uses == 0 && !self.is_complete
+    }
+}
+
+fn of_class(class: Class, piece: magazine::Piece) -> Piece {
+    Piece { address: piece.address, record: piece.record, class: class.index() as u32 }
+}

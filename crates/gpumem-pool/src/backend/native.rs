@@ -194,6 +194,7 @@ impl Calls for NativeCalls {
         Ok(Some(Reserved {
             current_bytes: self.bytes(CUmemPool_attribute::CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT)?,
             peak_bytes: self.bytes(CUmemPool_attribute::CU_MEMPOOL_ATTR_RESERVED_MEM_HIGH)?,
+            record_bytes: 0,
         }))
     }
 }

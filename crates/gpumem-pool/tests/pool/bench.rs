@@ -33,8 +33,9 @@ pub(crate) fn on_each_backend_with(config: &SimConfig, change: impl Fn(&mut Tabl
 }
 
 pub(crate) fn built_backends() -> Vec<BackendKind> {
-    let all = [BackendKind::None, BackendKind::Native];
-    all.into_iter().filter(|kind| cfg!(feature = "backend-native") || *kind == BackendKind::None).collect()
+    let caching = cfg!(feature = "backend-caching").then_some(BackendKind::Caching);
+    let native = cfg!(feature = "backend-native").then_some(BackendKind::Native);
+    [Some(BackendKind::None), native, caching].into_iter().flatten().collect()
 }
 
 /// One device of 1 GiB.

@@ -40,7 +40,11 @@ fn child() {
 }
 
 fn default_backend() -> &'static str {
-    if cfg!(feature = "backend-native") { "native" } else { "none" }
+    match () {
+        () if cfg!(feature = "backend-caching") => "caching",
+        () if cfg!(feature = "backend-native") => "native",
+        () => "none",
+    }
 }
 
 #[test]
@@ -68,7 +72,7 @@ fn mistakes_name_the_variable_and_what_it_takes() {
         ("GPUMEM_HARD_LIMIT", "lots", "100M, 1.5GiB"),
         ("GPUMEM_SOFT_LIMIT", "-1", "100M, 1.5GiB"),
         ("GPUMEM_HARD_LIMIT", "120%", "50%"),
-        ("GPUMEM_POOL", "caching", "`native` or `none`"),
+        ("GPUMEM_POOL", "cached", "`caching`, `native` or `none`"),
     ] {
         let text = under(&[(name, value)]);
         assert!(text.contains(name) && text.contains(value) && text.contains(expected), "{text}");
@@ -79,5 +83,8 @@ fn mistakes_name_the_variable_and_what_it_takes() {
     assert!(unknown.contains("did you mean GPUMEM_HARD_LIMIT?"), "{unknown}");
     if !cfg!(feature = "backend-native") {
         assert!(under(&[("GPUMEM_POOL", "native")]).contains("enable the feature `backend-native`"));
+    }
+    if !cfg!(feature = "backend-caching") {
+        assert!(under(&[("GPUMEM_POOL", "caching")]).contains("enable the feature `backend-caching`"));
     }
 }

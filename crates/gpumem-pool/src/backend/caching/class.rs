@@ -23,17 +23,12 @@ impl Class {
     /// The smallest class that a request fits in; `None` for nothing and for more than a mebibyte.
     #[inline]
     pub(super) const fn of(size_bytes: u64) -> Option<Self> {
-        let Some(last_byte) = size_bytes.checked_sub(1) else { return None };
-        if last_byte < LINEAR_BYTES {
-            Some(Self((last_byte / UNIT_BYTES) as u8))
-        } else if last_byte < FINE_BYTES {
-            let doubling = last_byte.ilog2();
-            let step = (last_byte >> (doubling - COARSE_BITS)) as u32;
-            Some(Self((COARSE_FIRST + (doubling - LINEAR_BITS) * COARSE_STEPS + step - COARSE_STEPS) as u8))
+        // Nothing becomes the largest number.
+        let last_byte = size_bytes.wrapping_sub(1);
+        if last_byte < FINE_BYTES {
+            Some(Self(BY_UNIT[(last_byte / UNIT_BYTES) as usize]))
         } else if last_byte < Self::SIZE_BYTES_MAX {
-            let doubling = last_byte.ilog2();
-            let step = (last_byte >> (doubling - FINE_BITS)) as u32;
-            Some(Self((FINE_FIRST + (doubling - FINE_DOUBLING) * FINE_STEPS + step - FINE_STEPS) as u8))
+            Some(Self(BY_FINE_UNIT[(last_byte / FINE_UNIT_BYTES) as usize]))
         } else {
             None
         }
@@ -52,6 +47,7 @@ impl Class {
     }
 
     /// The class at a place, counted from 0.
+    #[inline]
     pub(super) fn at(index: usize) -> Option<Self> {
         u8::try_from(index).ok().filter(|_| index < Self::COUNT).map(Self)
     }
@@ -93,7 +89,26 @@ const BATCH_BYTES: u64 = 1 << 20;
 const BATCH_COUNT_MIN: usize = 4;
 const BATCH_COUNT_MAX: usize = 32;
 
-/// What each class occupies: looked up on every allocation and free.
+/// The smallest step from there on.
+const FINE_UNIT_BYTES: u64 = FINE_BYTES / FINE_STEPS as u64;
+
+/// The class of each multiple of a unit, and of each of the larger units: an allocation looks once instead of counting.
+static BY_UNIT: [u8; (FINE_BYTES / UNIT_BYTES) as usize] = by_unit(UNIT_BYTES);
+static BY_FINE_UNIT: [u8; (Class::SIZE_BYTES_MAX / FINE_UNIT_BYTES) as usize] = by_unit(FINE_UNIT_BYTES);
+
+const fn by_unit<const COUNT: usize>(unit_bytes: u64) -> [u8; COUNT] {
+    let (mut classes, mut class, mut unit) = ([0; COUNT], 0, 0);
+    while unit < COUNT {
+        while (upper_bound_bytes(class) as u64) < (unit as u64 + 1) * unit_bytes {
+            class += 1;
+        }
+        classes[unit] = class as u8;
+        unit += 1;
+    }
+    classes
+}
+
+/// What each class occupies.
 static SIZES_BYTES: [u32; Class::COUNT] = {
     let mut sizes_bytes = [0; Class::COUNT];
     let mut index = 0;

@@ -85,6 +85,15 @@ impl<S> Depot<S> {
         }
     }
 
+    /// How many pieces lie here, and their bytes.
+    pub(super) fn held(&self) -> (u64, u64) {
+        let counts = self.shelves.iter().enumerate().filter_map(|(index, shelf)| {
+            let count: usize = shelf.lock().iter().map(|batch| batch.pieces.len()).sum();
+            Some((count as u64, count as u64 * Class::at(index)?.size_bytes()))
+        });
+        counts.fold((0, 0), |(count, bytes), (more, more_bytes)| (count + more, bytes + more_bytes))
+    }
+
     /// Empties all shelves.
     pub(super) fn drain(&self, mut leaves: impl FnMut(Class, Batch<S>)) {
         for (index, shelf) in self.shelves.iter().enumerate() {

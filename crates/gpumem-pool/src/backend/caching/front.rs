@@ -175,8 +175,28 @@ impl<S: Copy> Front<S> {
     }
 
     /// What the magazines and the depot hold, or may hold without asking.
+    #[cfg(test)]
     pub(super) fn granted_bytes(&self) -> u64 {
         self.budget.granted_bytes()
+    }
+
+    /// Compares what is held with what has been granted. Returns how many pieces are held.
+    pub(super) fn check(&self) -> Result<u64, String> {
+        let registry = self.lock();
+        let (mut piece_count, mut allowed_bytes) = self.depot.held();
+        for set in &registry.sets {
+            let held = |magazines: &mut Magazines| {
+                (magazines.piece_count(), magazines.held_bytes() + magazines.room_bytes())
+            };
+            let (count, bytes) = set.with(held).unwrap_or_default();
+            piece_count += count;
+            allowed_bytes += bytes;
+        }
+        let granted_bytes = self.budget.granted_bytes();
+        match allowed_bytes == granted_bytes {
+            true => Ok(piece_count),
+            false => Err(format!("the front may hold {allowed_bytes} bytes, {granted_bytes} are granted")),
+        }
     }
 
     fn grant(&self, set: &Set, class: Class) -> bool {

@@ -28,6 +28,7 @@ mod trim;
 mod waits;
 
 use super::dials::Dials;
+use super::magazine::Piece;
 use super::vmm::{self, Backing};
 use crate::clock::{Order, Slot, Stamp};
 use build::Row;
@@ -41,14 +42,6 @@ use shares::Shares;
 use space::{FRAME_BYTES, FRAME_SHIFT, Space};
 use stamps::Owner;
 use survey::{Idle, Survey, View, stretches};
-
-/// What the heap gives for a request.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Piece {
-    pub(super) address: u64,
-    /// What [`Heap::give`] takes back.
-    pub(super) record: u32,
-}
 
 /// What a block is asked for.
 #[derive(Clone, Copy, Debug)]
@@ -112,7 +105,12 @@ impl Heap {
     /// A piece that is free already. Asks the driver for nothing.
     pub(super) fn take_ready(&mut self, request: &Request, order: &impl Order) -> Option<Piece> {
         let with_ready = self.may_take_ready(request);
-        self.take_free(request, order, with_ready)
+        self.take_free(space_of(request), request, order, with_ready)
+    }
+
+    /// The same among the larger blocks, for a small one that would not be met otherwise.
+    pub(super) fn take_leftover(&mut self, request: &Request, order: &impl Order) -> Option<Piece> {
+        self.take_free(LARGE_SPACE, request, order, true)
     }
 
     fn may_take_ready(&self, request: &Request) -> bool {
@@ -121,8 +119,13 @@ impl Heap {
             || self.shares.may_take_ready(slot, size_bytes, self.dials.slack_per_mille, &self.spaces)
     }
 
-    fn take_free(&mut self, request: &Request, order: &impl Order, with_ready: bool) -> Option<Piece> {
-        let index = space_of(request);
+    fn take_free(
+        &mut self,
+        index: usize,
+        request: &Request,
+        order: &impl Order,
+        with_ready: bool,
+    ) -> Option<Piece> {
         let size_bytes = rounded(request.size_bytes)?;
         let space = &self.spaces[index];
         let find = |owner| {
@@ -161,7 +164,7 @@ impl Heap {
         if let Some(piece) = self.take_idle(request, order, backing, false)? {
             return Ok(Some(piece));
         }
-        match self.take_free(request, order, true) {
+        match self.take_free(space_of(request), request, order, true) {
             Some(piece) => Ok(Some(piece)),
             None => self.take_idle(request, order, backing, true),
         }
@@ -326,6 +329,7 @@ impl Heap {
         self.frames.window_count()
     }
 
+    #[allow(dead_code, reason = "for who tunes the dials")]
     pub(super) fn counts(&self) -> Counts {
         self.counts
     }
@@ -441,6 +445,7 @@ fn frames_in(size_bytes: u64) -> u32 {
     u32::try_from(size_bytes.div_ceil(FRAME_BYTES)).unwrap_or(u32::MAX)
 }
 
+const LARGE_SPACE: usize = 1;
 const SMALL_MAX_BYTES: u64 = 1 << 20;
 /// More than any device has; sums of a few such sizes fit a word.
 const SIZE_MAX_BYTES: u64 = 1 << 50;

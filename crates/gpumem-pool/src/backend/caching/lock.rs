@@ -22,36 +22,41 @@ impl<T> Locked<T> {
         Self { word: AtomicU32::new(FREE), value: UnsafeCell::new(value) }
     }
 
-    /// Lets `work` have the value to itself; `None` once it is closed. `work` must not come back to the same value.
+    /// Lets `work` have the value to itself; `None` if it is not free at this moment. `work` must not come back to the same
+    /// value.
     #[inline]
+    pub(super) fn try_with<R>(&self, work: impl FnOnce(&mut T) -> R) -> Option<R> {
+        // Acquire: what the last holder did to the value is seen here.
+        match self.word.compare_exchange(FREE, HELD, Ordering::Acquire, Ordering::Relaxed) {
+            Ok(_) => Some(self.hold(FREE, work)),
+            Err(_) => None,
+        }
+    }
+
+    /// The same after waiting until it is free; `None` once it is closed.
     pub(super) fn with<R>(&self, work: impl FnOnce(&mut T) -> R) -> Option<R> {
-        self.work(FREE, work)
+        self.wait().then(|| self.hold(FREE, work))
     }
 
     /// As [`Locked::with`], for the last time.
     pub(super) fn close<R>(&self, work: impl FnOnce(&mut T) -> R) -> Option<R> {
-        self.work(CLOSED, work)
+        self.wait().then(|| self.hold(CLOSED, work))
     }
 
     pub(super) fn is_closed(&self) -> bool {
         self.word.load(Ordering::Relaxed) == CLOSED
     }
 
+    /// For who has just made the word held.
     #[inline]
-    fn work<R>(&self, after: u32, work: impl FnOnce(&mut T) -> R) -> Option<R> {
-        // Acquire: what the last holder did to the value is seen here.
-        let taken = self.word.compare_exchange(FREE, HELD, Ordering::Acquire, Ordering::Relaxed);
-        if taken.is_err() && !self.wait() {
-            return None;
-        }
+    fn hold<R>(&self, after: u32, work: impl FnOnce(&mut T) -> R) -> R {
         let _held = Held { word: &self.word, after };
         // SAFETY: the word went from free to held by this thread's exchange, so until `_held` is dropped, which is after
         // `work`, no other thread's exchange succeeds, and nothing reaches the value but through one.
-        Some(self.value.with_mut(|value| work(unsafe { &mut *value })))
+        self.value.with_mut(|value| work(unsafe { &mut *value }))
     }
 
     /// Takes the word; false if it is closed.
-    #[cold]
     fn wait(&self) -> bool {
         for turn in 0.. {
             match self.word.compare_exchange(FREE, HELD, Ordering::Acquire, Ordering::Relaxed) {

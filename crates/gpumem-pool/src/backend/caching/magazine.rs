@@ -34,7 +34,15 @@ pub(super) struct Magazines {
     counters: Counters,
     /// The operations that [`Magazines::was_used`] has seen.
     seen_count: u64,
-    stacks: [Vec<Piece>; Class::COUNT],
+    stacks: [Stack; Class::COUNT],
+}
+
+/// The free pieces of one class.
+#[derive(Debug)]
+struct Stack {
+    pieces: Vec<Piece>,
+    /// The class's size, here because it is needed whenever the stack is.
+    size_bytes: u64,
 }
 
 impl Set {
@@ -44,7 +52,10 @@ impl Set {
             room_bytes: 0,
             counters: Counters::default(),
             seen_count: 0,
-            stacks: [const { Vec::new() }; Class::COUNT],
+            stacks: core::array::from_fn(|index| Stack {
+                pieces: Vec::new(),
+                size_bytes: Class::at(index).map_or(0, Class::size_bytes),
+            }),
         };
         Self { magazines: Locked::new(magazines), stream, is_owned: AtomicBool::new(true) }
     }
@@ -53,17 +64,17 @@ impl Set {
         self.stream
     }
 
-    /// Hands out a piece, and counts it; `None` if there is none of the class.
+    /// Hands out a piece, and counts it; `None` if there is none of the class, or if somebody else is at the set.
     #[inline]
     pub(super) fn take(&self, class: Class, size_bytes: u64) -> Option<Piece> {
-        self.magazines.with(|magazines| magazines.take(class, size_bytes)).flatten()
+        self.magazines.try_with(|magazines| magazines.take(class, size_bytes)).flatten()
     }
 
-    /// Takes a piece back, and counts it; false if there is no room. When it returns true, nothing of the pool is touched
-    /// any more: this may have been the pool's last block.
+    /// Takes a piece back, and counts it; false if there is no room, or if somebody else is at the set. When it returns
+    /// true, nothing of the pool is touched any more: this may have been the pool's last block.
     #[inline]
     pub(super) fn put(&self, class: Class, size_bytes: u64, piece: Piece) -> bool {
-        self.magazines.with(|magazines| magazines.put(class, size_bytes, piece)) == Some(true)
+        self.magazines.try_with(|magazines| magazines.put(class, size_bytes, piece)) == Some(true)
     }
 
     /// Counts a block in that went elsewhere; false if the set is closed.
@@ -99,21 +110,24 @@ impl Set {
 impl Magazines {
     #[inline]
     fn take(&mut self, class: Class, size_bytes: u64) -> Option<Piece> {
-        let piece = self.stacks[class.index()].pop()?;
-        self.room_bytes += class.size_bytes();
+        let stack = self.stacks.get_mut(class.index())?;
+        let piece = stack.pieces.pop()?;
+        self.room_bytes += stack.size_bytes;
         self.counters.count_out(size_bytes);
         Some(piece)
     }
 
     #[inline]
     fn put(&mut self, class: Class, size_bytes: u64, piece: Piece) -> bool {
-        let stack = &mut self.stacks[class.index()];
+        let Some(Stack { pieces, size_bytes: class_bytes }) = self.stacks.get_mut(class.index()) else {
+            return false;
+        };
         // A stack grows only in `make_space`: a push never allocates.
-        if self.room_bytes < class.size_bytes() || stack.len() == stack.capacity() {
+        if self.room_bytes < *class_bytes || pieces.len() == pieces.capacity() {
             return false;
         }
-        self.room_bytes -= class.size_bytes();
-        stack.push(piece);
+        self.room_bytes -= *class_bytes;
+        pieces.push(piece);
         self.counters.count_in(size_bytes);
         true
     }
@@ -121,7 +135,7 @@ impl Magazines {
     /// Makes space for one more piece in the class's stack. If that is as long as it may get, its older half leaves, and
     /// takes its allowance along.
     pub(super) fn make_space(&mut self, class: Class) -> Option<Vec<Piece>> {
-        let stack = &mut self.stacks[class.index()];
+        let stack = &mut self.stacks[class.index()].pieces;
         if stack.len() < stack.capacity() {
             return None;
         }
@@ -135,7 +149,7 @@ impl Magazines {
 
     /// Puts pieces in that bring their allowance along.
     pub(super) fn refill(&mut self, class: Class, pieces: &[Piece]) {
-        self.stacks[class.index()].extend_from_slice(pieces);
+        self.stacks[class.index()].pieces.extend_from_slice(pieces);
     }
 
     pub(super) fn room_bytes(&self) -> u64 {
@@ -153,9 +167,12 @@ impl Magazines {
         excess_bytes
     }
 
+    pub(super) fn piece_count(&self) -> u64 {
+        self.stacks.iter().map(|stack| stack.pieces.len() as u64).sum()
+    }
+
     pub(super) fn held_bytes(&self) -> u64 {
-        let classes = (0..).map_while(Class::at);
-        classes.map(|class| class.size_bytes() * self.stacks[class.index()].len() as u64).sum()
+        self.stacks.iter().map(|stack| stack.size_bytes * stack.pieces.len() as u64).sum()
     }
 
     /// Gives up allowance until no more than `keep_bytes` are left: unused room first, then pieces, large ones first.
@@ -163,12 +180,11 @@ impl Magazines {
     pub(super) fn shrink(&mut self, keep_bytes: u64, mut leaves: impl FnMut(Piece)) -> u64 {
         let mut held_bytes = self.held_bytes();
         let before_bytes = held_bytes + self.room_bytes;
-        for class in (0..Class::COUNT).rev().filter_map(Class::at) {
-            let stack = &mut self.stacks[class.index()];
+        for stack in self.stacks.iter_mut().rev() {
             while held_bytes > keep_bytes
-                && let Some(piece) = stack.pop()
+                && let Some(piece) = stack.pieces.pop()
             {
-                held_bytes -= class.size_bytes();
+                held_bytes -= stack.size_bytes;
                 leaves(piece);
             }
         }

@@ -12,19 +12,19 @@ use std::sync::Arc;
 /// Lets `work` have this thread's set for a front and a stream; `None` if the table does not have it.
 #[inline]
 pub(super) fn with_near<R>(front: u64, stream: u64, work: impl FnOnce(&Set) -> R) -> Option<R> {
-    NEAR.with(|near| {
-        let entry = near[place(front, stream)].get();
-        if entry.front != front || entry.stream != stream {
-            return None;
-        }
-        // SAFETY: an entry stands in the table only while this thread's map holds the set (`Sets::keep`, `Sets::purge`,
-        // `Drop`), and the map is not touched before `work` has returned: only `with_set` and the end of the thread do.
-        Some(work(unsafe { &*entry.set }))
-    })
+    let near = NEAR.with(core::ptr::from_ref);
+    // SAFETY: the table is this thread's, without a destructor, and so there for as long as this call.
+    let entry = unsafe { &*near }[place(front, stream)].get();
+    if entry.front != front || entry.stream != stream {
+        return None;
+    }
+    // SAFETY: an entry stands in the table only while this thread's map holds the set (`Sets::keep`, `Drop`), and the map
+    // changes only in `bring_near` and at the thread's end: no `work` is as far as either.
+    Some(work(unsafe { &*entry.set }))
 }
 
-/// As [`with_near`], but looks behind the table, and puts there what it finds. `adopt` finds a set that this thread does
-/// not have yet. `None` if it finds none, or if this thread is past keeping any.
+/// As [`with_near`], but looks behind the table if need be, and puts there what it finds. `adopt` finds a set that this
+/// thread does not have yet. `None` if it finds none, or if this thread is past keeping any.
 #[cold]
 pub(super) fn with_set<R>(
     front: u64,
@@ -32,18 +32,24 @@ pub(super) fn with_set<R>(
     adopt: impl FnOnce() -> Option<Arc<Set>>,
     work: impl FnOnce(&Set) -> R,
 ) -> Option<R> {
-    let set = SETS.try_with(|sets| {
+    if with_near(front, stream, Set::is_closed) != Some(false) {
+        bring_near(front, stream, adopt)?;
+    }
+    with_near(front, stream, work)
+}
+
+fn bring_near(front: u64, stream: u64, adopt: impl FnOnce() -> Option<Arc<Set>>) -> Option<()> {
+    let brought = SETS.try_with(|sets| {
         let mut sets = sets.try_borrow_mut().ok()?;
-        let set = match sets.map.get(&(front, stream)).filter(|set| !set.is_closed()) {
-            Some(set) => Arc::clone(set),
+        let known = sets.map.get(&(front, stream)).filter(|set| !set.is_closed());
+        let set = match known.map(Arc::as_ptr) {
+            Some(set) => set,
             None => sets.keep(front, stream, adopt()?),
         };
-        NEAR.with(|near| {
-            near[place(front, stream)].set(Near { front, stream, set: Arc::as_ptr(&set) });
-        });
-        Some(set)
+        NEAR.with(|near| near[place(front, stream)].set(Near { front, stream, set }));
+        Some(())
     });
-    set.ok().flatten().map(|set| work(&set))
+    brought.ok().flatten()
 }
 
 /// Shows all sets that this thread has of a front.
@@ -80,13 +86,14 @@ struct Sets {
 
 impl Sets {
     /// Adds a set, and lets go of those that have been closed: their pool or their stream is gone.
-    fn keep(&mut self, front: u64, stream: u64, set: Arc<Set>) -> Arc<Set> {
+    fn keep(&mut self, front: u64, stream: u64, set: Arc<Set>) -> *const Set {
         if self.map.values().any(|set| set.is_closed()) {
             forget_near();
             self.map.retain(|_, set| !set.is_closed());
         }
-        self.map.insert((front, stream), Arc::clone(&set));
-        set
+        let address = Arc::as_ptr(&set);
+        self.map.insert((front, stream), set);
+        address
     }
 }
 

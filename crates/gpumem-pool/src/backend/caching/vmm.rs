@@ -1,6 +1,10 @@
 //! The driver's calls for physical memory and addresses.
 
-use gpumem_sys::DriverError;
+use gpumem_sys::types::{
+    CUdevice, CUmemAccess_flags, CUmemAccessDesc, CUmemAllocationProp, CUmemAllocationType, CUmemLocation,
+    CUmemLocationType,
+};
+use gpumem_sys::{Driver, DriverError};
 
 /// The driver's name of some physical memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -13,4 +17,69 @@ pub(super) trait Backing {
     fn set_access(&mut self, address: u64, size_bytes: u64) -> Result<(), DriverError>;
     fn unmap(&mut self, address: u64, size_bytes: u64) -> Result<(), DriverError>;
     fn release(&mut self, handle: RawHandle) -> Result<(), DriverError>;
+}
+
+/// The driver itself, for one device. Its context is current.
+pub(super) struct Vmm<'a> {
+    driver: &'a Driver,
+    location: CUmemLocation,
+}
+
+impl<'a> Vmm<'a> {
+    pub(super) fn new(driver: &'a Driver, device: CUdevice) -> Self {
+        let location = CUmemLocation { type_: CUmemLocationType::CU_MEM_LOCATION_TYPE_DEVICE, id: device };
+        Self { driver, location }
+    }
+
+    /// Addresses for so many bytes, with nothing behind them.
+    pub(super) fn reserve(&self, size_bytes: u64) -> Result<u64, DriverError> {
+        let mut address = 0;
+        // SAFETY: `address` outlives the call.
+        unsafe { self.driver.cuMemAddressReserve(&mut address, size_bytes as usize, 0, 0, 0)? };
+        Ok(address)
+    }
+
+    /// Gives addresses back behind which nothing is mapped.
+    pub(super) fn free(&self, address: u64, size_bytes: u64) -> Result<(), DriverError> {
+        // SAFETY: the range came from `reserve`, and its heap is empty.
+        unsafe { self.driver.cuMemAddressFree(address, size_bytes as usize) }
+    }
+}
+
+impl Backing for Vmm<'_> {
+    fn create(&mut self, size_bytes: u64) -> Result<RawHandle, DriverError> {
+        let props = CUmemAllocationProp {
+            type_: CUmemAllocationType::CU_MEM_ALLOCATION_TYPE_PINNED,
+            location: self.location,
+            ..Default::default()
+        };
+        let mut handle = 0;
+        // SAFETY: both outlive the call.
+        unsafe { self.driver.cuMemCreate(&mut handle, size_bytes as usize, &props, 0)? };
+        Ok(RawHandle(handle))
+    }
+
+    fn map(&mut self, address: u64, size_bytes: u64, handle: RawHandle) -> Result<(), DriverError> {
+        // SAFETY: the heap has the addresses to itself and knows that nothing is mapped there; the handle is alive.
+        unsafe { self.driver.cuMemMap(address, size_bytes as usize, 0, handle.0, 0) }
+    }
+
+    fn set_access(&mut self, address: u64, size_bytes: u64) -> Result<(), DriverError> {
+        let access = CUmemAccessDesc {
+            location: self.location,
+            flags: CUmemAccess_flags::CU_MEM_ACCESS_FLAGS_PROT_READWRITE,
+        };
+        // SAFETY: `access` outlives the call; the heap has mapped the range.
+        unsafe { self.driver.cuMemSetAccess(address, size_bytes as usize, &access, 1) }
+    }
+
+    fn unmap(&mut self, address: u64, size_bytes: u64) -> Result<(), DriverError> {
+        // SAFETY: the heap has mapped the range, and all work that used it is complete.
+        unsafe { self.driver.cuMemUnmap(address, size_bytes as usize) }
+    }
+
+    fn release(&mut self, handle: RawHandle) -> Result<(), DriverError> {
+        // SAFETY: the handle was created here, and is not named again.
+        unsafe { self.driver.cuMemRelease(handle.0) }
+    }
 }

@@ -8,17 +8,20 @@ use super::stamps::{Owner, Pending};
 use std::collections::BTreeMap;
 
 impl Heap {
-    /// Walks everything the heap knows and says the first thing that contradicts another.
-    pub(in super::super) fn check(&self) -> Result<(), String> {
+    /// Walks everything the heap knows and says the first thing that contradicts another. Returns how many pieces are out.
+    pub(in super::super) fn check(&self) -> Result<u64, String> {
         let mut shares = BTreeMap::new();
-        let (mut record_count, mut live_bytes) = (0, 0);
+        let (mut record_count, mut live_count, mut live_bytes) = (0, 0, 0);
         for (index, space) in self.spaces.iter().enumerate() {
             let ids = check_tiling(index, space, &self.records)?;
             check_lists(index, space, &self.records, &ids)?;
             for id in &ids {
                 let record = &self.records[*id];
                 check_memory(index, *id, record, &self.frames)?;
-                live_bytes += if record.kind == Kind::Live { record.size_bytes } else { 0 };
+                if record.kind == Kind::Live {
+                    live_count += 1;
+                    live_bytes += record.size_bytes;
+                }
                 if record.kind == Kind::Free && record.owner == Owner::MIXED {
                     *shares.entry(record.stamp).or_insert(0_u32) += 1;
                 }
@@ -38,7 +41,8 @@ impl Heap {
             })?;
         }
         self.check_holes()?;
-        self.check_frames()
+        self.check_frames()?;
+        Ok(live_count)
     }
 
     fn check_holes(&self) -> Result<(), String> {

@@ -60,8 +60,4 @@ impl Shares {
         let others = self.list.iter().enumerate().filter(|(index, _)| *index != usize::from(slot.0));
         others.into_iter().any(|(_, share)| share.used_peak_bytes > 0)
     }
-
-    pub(super) fn used_bytes(&self) -> u64 {
-        self.list.iter().map(|share| share.used_bytes).sum()
-    }
 }

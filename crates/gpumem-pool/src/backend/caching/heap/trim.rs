@@ -12,6 +12,7 @@ use super::stamps::{Owner, Pending};
 use super::survey::{Survey, View};
 use crate::clock::{Order, Slot, Stamp};
 use gpumem_sys::DriverError;
+use std::collections::BTreeSet;
 
 impl Heap {
     /// Gives back handles that nobody holds any of, until no more than `keep_bytes` are reserved or no such handle is
@@ -59,6 +60,17 @@ impl Heap {
         let old: Vec<u32> = old.take(excess).collect();
         old.iter().try_for_each(|window| self.unmap(*window, backing))?;
         Ok(old.len())
+    }
+
+    /// The streams that free memory waits for.
+    pub(in super::super) fn pending_slots(&self) -> Vec<Slot> {
+        let ids = self.spaces.iter().flat_map(|space| space.fits()).flat_map(|fit| fit.ids(&self.records, 0));
+        let records = ids.map(|id| &self.records[id]).filter(|record| record.kind == Kind::Free);
+        let pending = records.map(|record| Pending { owner: record.owner, stamp: record.stamp });
+        let slots = pending.flat_map(|pending| {
+            self.records.sets.stamps(&pending).iter().map(|stamp| stamp.slot()).collect::<Vec<_>>()
+        });
+        slots.collect::<BTreeSet<_>>().into_iter().collect()
     }
 
     /// What waits for streams that have come that far is ready for all from here on. Worth it after the clocks moved.

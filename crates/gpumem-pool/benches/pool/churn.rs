@@ -1,0 +1,61 @@
+//! The workload of RMM's side of the comparison, number for number: blocks of log-uniform sizes, of which one at random is
+//! replaced at each step.
+
+/// What one thread does.
+pub(crate) struct Plan {
+    /// The blocks that are live at first.
+    pub(crate) initial_bytes: Vec<u64>,
+    /// Which of them is replaced, and by what size.
+    pub(crate) steps: Vec<(usize, u64)>,
+}
+
+impl Plan {
+    pub(crate) fn new(seed: u64, thread: u64, live_count: usize, step_count: usize) -> Self {
+        let mut random = Random(seed + 0x1000 * thread);
+        let initial_bytes = (0..live_count).map(|_| random.size_bytes()).collect();
+        let step = |_| ((random.next() % live_count as u64) as usize, random.size_bytes());
+        let steps = (0..step_count).map(step).collect();
+        Self { initial_bytes, steps }
+    }
+
+    /// Of all numbers in their order, as 64-bit words with the lowest byte first.
+    fn hash(&self) -> u64 {
+        let steps = self.steps.iter().flat_map(|(place, size_bytes)| [*place as u64, *size_bytes]);
+        let words = self.initial_bytes.iter().copied().chain(steps);
+        words
+            .flat_map(u64::to_le_bytes)
+            .fold(BASIS, |hash, byte| (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3))
+    }
+
+    /// Says whether this is the workload that the peers' figures are for.
+    pub(crate) fn check() -> Result<(), String> {
+        let plan = Self::new(42, 0, 1000, 20_000);
+        let first = &plan.initial_bytes[..3];
+        if first != [771, 404, 25_221_894] || plan.hash() != 0xc6e9_1e0c_b1df_8ac2 {
+            return Err(format!("not the peers' workload: {first:?}, {:#x}", plan.hash()));
+        }
+        Ok(())
+    }
+}
+
+/// What the peers' FNV-1a begins with; not the usual number.
+const BASIS: u64 = 0x1465_0fb0_739d_0383;
+
+/// splitmix64.
+struct Random(u64);
+
+impl Random {
+    fn next(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9E37_79B9_7F4A_7C15);
+        let mut mixed = self.0;
+        mixed = (mixed ^ (mixed >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
+        mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
+        mixed ^ (mixed >> 31)
+    }
+
+    /// One of the 18 doublings from 256 bytes to 64 MiB, and any size within it.
+    fn size_bytes(&mut self) -> u64 {
+        let least_bytes = 1 << (8 + self.next() % 18);
+        least_bytes + (self.next() & (least_bytes - 1))
+    }
+}

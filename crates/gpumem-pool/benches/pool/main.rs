@@ -1,0 +1,297 @@
+//! What an allocation and its free cost the host: pairs, pairs on many threads, churn, and hand-over between threads.
+//!
+//! Runs on the driver that `GPUMEM_DRIVER` names, or on whichever there is, and says which it took. Nothing is queued on
+//! the streams, so on the software driver the figures are the pool's own. Each figure is the best of some repeats; the
+//! median stands beside it.
+//!
+//! `cargo bench -p gpumem-pool --bench pool -- [--backend NAME] [--only TEXT] [--repeats N] [--json]`
+
+#![allow(clippy::print_stdout, clippy::print_stderr)] // printing is what it is for
+
+mod churn;
+mod meter;
+
+use churn::Plan;
+use gpumem_pool::sys::{Driver, Sim, SimConfig};
+use gpumem_pool::{BackendKind, Block, Device, Pool, PoolError, Stream};
+use std::error::Error;
+use std::sync::{Barrier, Mutex, PoisonError, mpsc};
+use std::time::{Duration, Instant};
+
+type Outcome<T> = Result<T, Box<dyn Error>>;
+
+fn main() -> Outcome<()> {
+    Plan::check()?;
+    let options = Options::parse(std::env::args().skip(1))?;
+    let driver = driver()?;
+    let device = Device::new(&meter::metered(&driver), 0)?;
+    let bench = Bench { device, simulator: driver.simulator().cloned(), options };
+    if !bench.options.as_json {
+        println!("{}, {}, backend {}", bench.device, driver.kind(), bench.pool()?.backend());
+        println!("{:<34} {:>10} {:>10}  a pair of operations", "", "best", "median");
+    }
+    bench.pairs()?;
+    bench.threads()?;
+    bench.hand_over()?;
+    bench.churn()
+}
+
+/// Whichever driver there is. The software driver's device is as large as an H200.
+fn driver() -> Outcome<Driver> {
+    if let Ok(driver) = Driver::cuda() {
+        return Ok(driver);
+    }
+    Ok(Driver::sim(SimConfig::new().memory_bytes(140 << 30).races(false))?)
+}
+
+struct Options {
+    backend: Option<BackendKind>,
+    only: String,
+    repeats: usize,
+    as_json: bool,
+}
+
+impl Options {
+    fn parse(mut words: impl Iterator<Item = String>) -> Outcome<Self> {
+        let mut options = Self { backend: None, only: String::new(), repeats: 15, as_json: false };
+        while let Some(word) = words.next() {
+            let mut value = || words.next().ok_or_else(|| format!("{word} needs a value"));
+            match word.as_str() {
+                "--backend" => options.backend = Some(value()?.parse()?),
+                "--only" => options.only = value()?,
+                "--repeats" => options.repeats = value()?.parse()?,
+                "--json" => options.as_json = true,
+                // Cargo says it to every bench.
+                "--bench" => {}
+                other => return Err(format!("unknown option {other}").into()),
+            }
+        }
+        Ok(options)
+    }
+}
+
+struct Bench {
+    device: Device,
+    simulator: Option<Sim>,
+    options: Options,
+}
+
+const SIZES: [(&str, u64); 5] =
+    [("256 B", 256), ("4 KiB", 4 << 10), ("64 KiB", 64 << 10), ("1 MiB", 1 << 20), ("64 MiB", 64 << 20)];
+
+impl Bench {
+    fn pool(&self) -> Result<Pool, PoolError> {
+        let mut builder = Pool::builder(&self.device);
+        if let Some(backend) = self.options.backend {
+            builder = builder.backend(backend);
+        }
+        builder.build()
+    }
+
+    fn streams(&self, count: usize) -> Result<Vec<Stream>, PoolError> {
+        (0..count).map(|_| Stream::new(&self.device)).collect()
+    }
+
+    fn is_asked(&self, name: &str) -> bool {
+        name.contains(&self.options.only)
+    }
+
+    /// One thread, one stream, nothing else alive.
+    fn pairs(&self) -> Outcome<()> {
+        let (pool, stream) = (self.pool()?, Stream::new(&self.device)?);
+        for (size, size_bytes) in SIZES {
+            self.row(&format!("pair {size}"), || {
+                // So short that most samples are not interrupted.
+                let (samples, pairs) = (100, 1000);
+                let mut best = Duration::MAX;
+                for _ in 0..samples {
+                    let start = Instant::now();
+                    for _ in 0..pairs {
+                        drop(pool.alloc(size_bytes, &stream)?);
+                    }
+                    best = best.min(start.elapsed());
+                }
+                Ok(per(best, pairs))
+            })?;
+        }
+        Ok(())
+    }
+
+    /// Threads with a stream each: what one of them sees.
+    fn threads(&self) -> Outcome<()> {
+        for (size, size_bytes) in [SIZES[3], SIZES[4]] {
+            for thread_count in [1, 2, 4, 8, 16] {
+                let (pool, streams) = (self.pool()?, self.streams(thread_count)?);
+                // Room for a mebibyte in each thread's magazine.
+                drop(pool.alloc(6 << 30, &streams[0])?);
+                let pairs = 400_000 / thread_count as u32;
+                let work = |thread: usize| {
+                    for _ in 0..pairs {
+                        drop(pool.alloc(size_bytes, &streams[thread])?);
+                    }
+                    Ok(())
+                };
+                self.row(&format!("pair {size}, {thread_count} threads"), || {
+                    Ok(per(together(thread_count, work)?, pairs))
+                })?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Allocated by one thread on its stream, freed by another.
+    fn hand_over(&self) -> Outcome<()> {
+        let (pool, stream) = (self.pool()?, Stream::new(&self.device)?);
+        let (batches, batch) = (400_u32, 250_u32);
+        self.row("hand-over 4 KiB, 2 threads", || {
+            let (sender, receiver) = mpsc::sync_channel::<Vec<Block>>(2);
+            // Hand-over itself is made cheap by the batch, and both sides are timed by themselves.
+            let consumer = std::thread::spawn(move || {
+                let mut spent = Duration::ZERO;
+                for blocks in receiver {
+                    let start = Instant::now();
+                    blocks.into_iter().for_each(drop);
+                    spent += start.elapsed();
+                }
+                spent
+            });
+            let mut spent = Duration::ZERO;
+            for _ in 0..batches {
+                let mut blocks = Vec::with_capacity(batch as usize);
+                let start = Instant::now();
+                for _ in 0..batch {
+                    blocks.push(pool.alloc(4 << 10, &stream)?);
+                }
+                spent += start.elapsed();
+                sender.send(blocks)?;
+            }
+            drop(sender);
+            spent += consumer.join().map_err(|_| "the consumer failed")?;
+            Ok(per(spent, batches * batch))
+        })
+    }
+
+    /// A thousand blocks of all sizes, of which one at random is replaced; by RMM's generator.
+    fn churn(&self) -> Outcome<()> {
+        for thread_count in [1, 8] {
+            let name = format!("churn, {thread_count} threads");
+            let (live_count, step_count) = (1000 / thread_count, 20_000 / thread_count);
+            let plans: Vec<Plan> = (0..thread_count)
+                .map(|thread| Plan::new(42, thread as u64, live_count, step_count))
+                .collect();
+            let mut driver = Vec::new();
+            self.row(&name, || {
+                let (pool, streams) = (self.pool()?, self.streams(thread_count)?);
+                let alloc =
+                    |thread: usize, size_bytes: &u64| pool.alloc(*size_bytes, &streams[thread]).map(Some);
+                let blocks: Vec<_> = plans.iter().map(|_| Mutex::new(Vec::new())).collect();
+                let of = |thread: usize| blocks[thread].lock().unwrap_or_else(PoisonError::into_inner);
+                together(thread_count, |thread| {
+                    let initial = plans[thread].initial_bytes.iter();
+                    *of(thread) =
+                        initial.map(|size_bytes| alloc(thread, size_bytes)).collect::<Result<_, _>>()?;
+                    Ok(())
+                })?;
+                let before = self.reading();
+                let took = together(thread_count, |thread| {
+                    let mut blocks = of(thread);
+                    for (place, size_bytes) in &plans[thread].steps {
+                        blocks[*place] = None;
+                        blocks[*place] = alloc(thread, size_bytes)?;
+                    }
+                    Ok(())
+                })?;
+                let reading = self.reading().since(&before);
+                driver.push(reading);
+                let in_driver = reading.spent / thread_count as u32;
+                Ok(per(took.saturating_sub(in_driver), step_count as u32))
+            })?;
+            if let Some(least) = driver.iter().min_by_key(|reading| reading.spent) {
+                let steps = (step_count * thread_count) as u32;
+                self.note(&format!("{name}: driver calls"), least.calls as f64 / f64::from(steps), "calls")?;
+                self.note(&format!("{name}: driver"), per(least.priced, steps), "ns")?;
+            }
+        }
+        Ok(())
+    }
+
+    fn reading(&self) -> Reading {
+        let (calls, spent) = meter::reading();
+        let priced = self.simulator.as_ref().map_or(spent, Sim::host_time);
+        Reading { calls, spent, priced }
+    }
+
+    fn row(&self, name: &str, mut once: impl FnMut() -> Outcome<f64>) -> Outcome<()> {
+        if !self.is_asked(name) {
+            return Ok(());
+        }
+        // The first one warms up.
+        once()?;
+        let mut figures = (0..self.options.repeats).map(|_| once()).collect::<Outcome<Vec<_>>>()?;
+        figures.sort_by(f64::total_cmp);
+        let (best, median) = (figures[0], figures[figures.len() / 2]);
+        if self.options.as_json {
+            println!(r#"{{"bench": "{name}", "value": {best:.2}, "unit": "ns", "median": {median:.2}}}"#);
+        } else {
+            println!("{name:<34} {best:>7.1} ns {median:>7.1} ns");
+        }
+        Ok(())
+    }
+
+    fn note(&self, name: &str, value: f64, unit: &str) -> Outcome<()> {
+        if self.options.as_json {
+            println!(r#"{{"bench": "{name}", "value": {value:.3}, "unit": "{unit}"}}"#);
+        } else {
+            println!("{name:<34} {value:>7.3} {unit}");
+        }
+        Ok(())
+    }
+}
+
+/// What the driver has been asked for.
+#[derive(Clone, Copy, Default)]
+struct Reading {
+    calls: u64,
+    /// The host's time in calls.
+    spent: Duration,
+    /// The same by the software driver's prices, where it is one.
+    priced: Duration,
+}
+
+impl Reading {
+    fn since(&self, earlier: &Self) -> Self {
+        Self {
+            calls: self.calls - earlier.calls,
+            spent: self.spent - earlier.spent,
+            priced: self.priced - earlier.priced,
+        }
+    }
+}
+
+/// Runs a body on so many threads that start together; the time from the first one's start to the last one's end.
+fn together(
+    thread_count: usize,
+    work: impl Fn(usize) -> Result<(), PoolError> + Sync,
+) -> Result<Duration, PoolError> {
+    let gate = Barrier::new(thread_count);
+    std::thread::scope(|scope| {
+        let run = |thread: usize| {
+            let (gate, work) = (&gate, &work);
+            scope.spawn(move || {
+                gate.wait();
+                let start = Instant::now();
+                work(thread).map(|()| (start, Instant::now()))
+            })
+        };
+        let threads: Vec<_> = (0..thread_count).map(run).collect();
+        let times = threads.into_iter().filter_map(|thread| thread.join().ok());
+        let times = times.collect::<Result<Vec<_>, _>>()?;
+        let start = times.iter().map(|(start, _)| *start).min();
+        let end = times.iter().map(|(_, end)| *end).max();
+        Ok(end.zip(start).map_or(Duration::ZERO, |(end, start)| end - start))
+    })
+}
+
+fn per(took: Duration, count: u32) -> f64 {
+    took.as_nanos() as f64 / f64::from(count)
+}

@@ -1,0 +1,95 @@
+//! [`Upkeep`]: what a device does for its pools when the host waits: soft limits are looked at, and memory that pools
+//! left behind is given back.
+//!
+//! A pool ends without waiting. What queued work may still use stays here, with the device, until that work is done; the
+//! end of the device, which has no pool any more, waits for the rest.
+
+use crate::clock::Clocks;
+use core::sync::atomic::{AtomicBool, Ordering};
+use gpumem_sys::Driver;
+use gpumem_sys::types::CUdevice;
+use std::sync::{Mutex, MutexGuard, PoisonError, Weak};
+
+#[derive(Default)]
+pub(crate) struct Upkeep {
+    work: Mutex<Work>,
+    /// Whether there is any: looked at after every wait.
+    is_needed: AtomicBool,
+}
+
+#[derive(Default)]
+struct Work {
+    pools: Vec<Weak<dyn Waiting>>,
+    left: Vec<Box<dyn Left>>,
+}
+
+/// A pool that wants to know when the host has waited.
+pub(crate) trait Waiting: Send + Sync {
+    /// The host is about to wait for a stream or the device.
+    fn before_wait(&self);
+
+    /// The host has waited for a stream or the device. The device's context is current.
+    fn after_wait(&self);
+}
+
+/// Memory of a pool that is gone.
+pub(crate) trait Left: Send {
+    /// Gives back what no work uses any more, as the clocks know, or all of it if all work is done. True once nothing is
+    /// left. The device's context is current.
+    fn give_back(&mut self, driver: &Driver, device: CUdevice, clocks: &Clocks, is_all_done: bool) -> bool;
+}
+
+impl Upkeep {
+    pub(crate) fn add_pool(&self, pool: Weak<dyn Waiting>) {
+        let mut work = self.work();
+        work.pools.retain(|other| other.strong_count() > 0);
+        work.pools.push(pool);
+        self.is_needed.store(true, Ordering::Relaxed);
+    }
+
+    /// The end of a pool.
+    pub(crate) fn add_left(&self, left: Box<dyn Left>) {
+        self.work().left.push(left);
+        self.is_needed.store(true, Ordering::Relaxed);
+    }
+
+    /// The host is about to wait.
+    pub(crate) fn before_wait(&self) {
+        if self.is_needed.load(Ordering::Relaxed) {
+            let pools: Vec<_> = self.work().pools.iter().filter_map(Weak::upgrade).collect();
+            pools.iter().for_each(|pool| pool.before_wait());
+        }
+    }
+
+    /// The host has waited. The device's context is current.
+    pub(crate) fn after_wait(&self, driver: &Driver, device: CUdevice, clocks: &Clocks) {
+        if !self.is_needed.load(Ordering::Relaxed) {
+            return;
+        }
+        let mut work = self.work();
+        work.left.retain_mut(|left| !left.give_back(driver, device, clocks, false));
+        let pools: Vec<_> = work.pools.iter().filter_map(Weak::upgrade).collect();
+        work.pools.retain(|pool| pool.strong_count() > 0);
+        self.is_needed.store(!(work.pools.is_empty() && work.left.is_empty()), Ordering::Relaxed);
+        // A pool may end here, if its last handle went meanwhile: that takes the lock.
+        drop(work);
+        pools.iter().for_each(|pool| pool.after_wait());
+    }
+
+    /// Whether a pool left memory behind.
+    pub(crate) fn has_left(&self) -> bool {
+        !self.work().left.is_empty()
+    }
+
+    /// The end of the device: all its work is done.
+    pub(crate) fn finish(&self, driver: &Driver, device: CUdevice, clocks: &Clocks) {
+        // What can't be given back goes with the context.
+        for mut left in self.work().left.drain(..) {
+            left.give_back(driver, device, clocks, true);
+        }
+    }
+
+    fn work(&self) -> MutexGuard<'_, Work> {
+        self.work.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
