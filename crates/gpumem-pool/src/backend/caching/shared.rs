@@ -36,6 +36,9 @@ pub(super) struct Shared {
     core: Mutex<Core>,
 }
 
+/// The driver's word for that it has no more memory, if that is what it said last.
+type Lack = Option<DriverError>;
+
 /// What the heap's lock protects.
 struct Core {
     heap: Heap,
@@ -184,13 +187,14 @@ impl Shared {
         type Rung = fn(&Shared, &Request) -> Result<(), DriverError>;
         let rungs: [Rung; 5] =
             [|_, _| Ok(()), Self::drain_for, Self::wait_on_device, Self::wait_on_host, Self::give_back];
+        let mut lack = None;
         for rung in rungs {
             rung(self, request)?;
-            if let Some(piece) = self.search(request, size_bytes)? {
+            if let Some(piece) = self.search(request, size_bytes, &mut lack)? {
                 return Ok(piece);
             }
         }
-        Err(self.refusal(size_bytes))
+        Err(self.refusal(size_bytes, lack))
     }
 
     fn drain_for(&self, _: &Request) -> Result<(), DriverError> {
@@ -219,9 +223,14 @@ impl Shared {
     }
 
     /// Everything that asks for no more than memory.
-    fn search(&self, request: &Request, size_bytes: u64) -> Result<Option<Piece>, DriverError> {
+    fn search(
+        &self,
+        request: &Request,
+        size_bytes: u64,
+        lack: &mut Lack,
+    ) -> Result<Option<Piece>, DriverError> {
         let mut core = self.core();
-        let piece = self.search_in(&mut core.heap, request)?;
+        let piece = self.search_in(&mut core.heap, request, lack)?;
         if piece.is_some() {
             core.count_out(size_bytes);
             self.front.set_cap(front_bytes(&core.heap));
@@ -234,7 +243,12 @@ impl Shared {
         Ok(piece)
     }
 
-    fn search_in(&self, heap: &mut Heap, request: &Request) -> Result<Option<Piece>, DriverError> {
+    fn search_in(
+        &self,
+        heap: &mut Heap,
+        request: &Request,
+        lack: &mut Lack,
+    ) -> Result<Option<Piece>, DriverError> {
         let (clocks, mut vmm) = (self.clocks(), Vmm::new(self.device.driver(), self.device.raw()));
         if let Some(piece) = heap.take_ready(request, clocks) {
             return Ok(Some(piece));
@@ -244,15 +258,15 @@ impl Shared {
         }
         let limit_bytes = self.limits.hard_bytes.unwrap_or(u64::MAX);
         match heap.take_grown(request, clocks, &mut vmm, limit_bytes) {
-            Ok(Some(piece)) => return Ok(Some(piece)),
-            Err(error) if error.code() != CUresult::CUDA_ERROR_OUT_OF_MEMORY => return Err(error),
-            _ => {}
+            Err(error) if error.code() == CUresult::CUDA_ERROR_OUT_OF_MEMORY => *lack = Some(error),
+            Ok(None) => *lack = None,
+            other => return other,
         }
         let is_small = request.size_bytes <= Class::SIZE_BYTES_MAX;
         Ok(if is_small { heap.take_leftover(request, clocks) } else { None })
     }
 
-    fn refusal(&self, size_bytes: u64) -> PoolError {
+    fn refusal(&self, size_bytes: u64, lack: Lack) -> PoolError {
         let (counts, reserved) = (self.counts(), self.reserved());
         if let Some(limit_bytes) = self.limits.hard_bytes
             && reserved.current_bytes.saturating_add(size_bytes) > limit_bytes
@@ -264,7 +278,7 @@ impl Shared {
             };
         }
         match self.device.memory_info() {
-            Err(error) => error,
+            Err(error) => lack.map_or(error, PoolError::from),
             Ok(info) => PoolError::OutOfMemory {
                 requested_bytes: size_bytes,
                 in_use_bytes: counts.in_use_bytes,
@@ -331,7 +345,7 @@ impl Shared {
             return Ok(());
         }
         drop(core);
-        Err(self.refusal(missing_bytes))
+        Err(self.refusal(missing_bytes, None))
     }
 
     /// Without a wait: marks tell what is done by now.
