@@ -4,7 +4,9 @@
 //! the streams, so on the software driver the figures are the pool's own. Each figure is the best of some repeats; the
 //! median stands beside it.
 //!
-//! `cargo bench -p gpumem-pool --bench pool -- [--backend NAME] [--only TEXT] [--repeats N] [--json]`
+//! `cargo bench -p gpumem-pool --bench pool -- [--backend NAME] [--only TEXT] [--repeats N] [--rows]`
+//!
+//! With `--rows` it prints what `cargo xtask bench` reads. Names of workloads are those of RMM's bench.
 
 #![allow(clippy::print_stdout, clippy::print_stderr)] // printing is what it is for
 
@@ -26,7 +28,7 @@ fn main() -> Outcome<()> {
     let driver = driver()?;
     let device = Device::new(&meter::metered(&driver), 0)?;
     let bench = Bench { device, simulator: driver.simulator().cloned(), options };
-    if !bench.options.as_json {
+    if !bench.options.as_rows {
         println!("{}, {}, backend {}", bench.device, driver.kind(), bench.pool()?.backend());
         println!("{:<34} {:>10} {:>10}  a pair of operations", "", "best", "median");
     }
@@ -48,19 +50,19 @@ struct Options {
     backend: Option<BackendKind>,
     only: String,
     repeats: usize,
-    as_json: bool,
+    as_rows: bool,
 }
 
 impl Options {
     fn parse(mut words: impl Iterator<Item = String>) -> Outcome<Self> {
-        let mut options = Self { backend: None, only: String::new(), repeats: 15, as_json: false };
+        let mut options = Self { backend: None, only: String::new(), repeats: 15, as_rows: false };
         while let Some(word) = words.next() {
             let mut value = || words.next().ok_or_else(|| format!("{word} needs a value"));
             match word.as_str() {
                 "--backend" => options.backend = Some(value()?.parse()?),
                 "--only" => options.only = value()?,
                 "--repeats" => options.repeats = value()?.parse()?,
-                "--json" => options.as_json = true,
+                "--rows" => options.as_rows = true,
                 // Cargo says it to every bench.
                 "--bench" => {}
                 other => return Err(format!("unknown option {other}").into()),
@@ -77,7 +79,7 @@ struct Bench {
 }
 
 const SIZES: [(&str, u64); 5] =
-    [("256 B", 256), ("4 KiB", 4 << 10), ("64 KiB", 64 << 10), ("1 MiB", 1 << 20), ("64 MiB", 64 << 20)];
+    [("256B", 256), ("4KiB", 4 << 10), ("64KiB", 64 << 10), ("1MiB", 1 << 20), ("64MiB", 64 << 20)];
 
 impl Bench {
     fn pool(&self) -> Result<Pool, PoolError> {
@@ -92,6 +94,12 @@ impl Bench {
         (0..count).map(|_| Stream::new(&self.device)).collect()
     }
 
+    /// A backend that was asked for is part of the name.
+    fn name(&self, work: &str, thread_count: usize) -> String {
+        let variant = self.options.backend.map(|backend| format!("@{backend}")).unwrap_or_default();
+        format!("pool/{work}{variant}/{thread_count}")
+    }
+
     fn is_asked(&self, name: &str) -> bool {
         name.contains(&self.options.only)
     }
@@ -100,7 +108,7 @@ impl Bench {
     fn pairs(&self) -> Outcome<()> {
         let (pool, stream) = (self.pool()?, Stream::new(&self.device)?);
         for (size, size_bytes) in SIZES {
-            self.row(&format!("pair {size}"), || {
+            self.row(&self.name(&format!("pair_{size}"), 1), || {
                 // So short that most samples are not interrupted.
                 let (samples, pairs) = (100, 1000);
                 let mut best = Duration::MAX;
@@ -120,7 +128,7 @@ impl Bench {
     /// Threads with a stream each: what one of them sees.
     fn threads(&self) -> Outcome<()> {
         for (size, size_bytes) in [SIZES[3], SIZES[4]] {
-            for thread_count in [1, 2, 4, 8, 16] {
+            for thread_count in [2, 4, 8, 16] {
                 let (pool, streams) = (self.pool()?, self.streams(thread_count)?);
                 // Room for a mebibyte in each thread's magazine.
                 drop(pool.alloc(6 << 30, &streams[0])?);
@@ -131,7 +139,7 @@ impl Bench {
                     }
                     Ok(())
                 };
-                self.row(&format!("pair {size}, {thread_count} threads"), || {
+                self.row(&self.name(&format!("pair_{size}"), thread_count), || {
                     Ok(per(together(thread_count, work)?, pairs))
                 })?;
             }
@@ -143,7 +151,7 @@ impl Bench {
     fn hand_over(&self) -> Outcome<()> {
         let (pool, stream) = (self.pool()?, Stream::new(&self.device)?);
         let (batches, batch) = (400_u32, 250_u32);
-        self.row("hand-over 4 KiB, 2 threads", || {
+        self.row(&self.name("handover_4KiB", 2), || {
             let (sender, receiver) = mpsc::sync_channel::<Vec<Block>>(2);
             // Hand-over itself is made cheap by the batch, and both sides are timed by themselves.
             let consumer = std::thread::spawn(move || {
@@ -174,7 +182,7 @@ impl Bench {
     /// A thousand blocks of all sizes, of which one at random is replaced; by RMM's generator.
     fn churn(&self) -> Outcome<()> {
         for thread_count in [1, 8] {
-            let name = format!("churn, {thread_count} threads");
+            let name = self.name("churn", thread_count);
             let (live_count, step_count) = (1000 / thread_count, 20_000 / thread_count);
             let plans: Vec<Plan> = (0..thread_count)
                 .map(|thread| Plan::new(42, thread as u64, live_count, step_count))
@@ -208,8 +216,9 @@ impl Bench {
             })?;
             if let Some(least) = driver.iter().min_by_key(|reading| reading.spent) {
                 let steps = (step_count * thread_count) as u32;
-                self.note(&format!("{name}: driver calls"), least.calls as f64 / f64::from(steps), "calls")?;
-                self.note(&format!("{name}: driver"), per(least.priced, steps), "ns")?;
+                let calls = least.calls as f64 / f64::from(steps);
+                self.note(&self.name("churn_driver_calls", thread_count), calls, "calls")?;
+                self.note(&self.name("churn_driver", thread_count), per(least.priced, steps), "ns")?;
             }
         }
         Ok(())
@@ -230,8 +239,8 @@ impl Bench {
         let mut figures = (0..self.options.repeats).map(|_| once()).collect::<Outcome<Vec<_>>>()?;
         figures.sort_by(f64::total_cmp);
         let (best, median) = (figures[0], figures[figures.len() / 2]);
-        if self.options.as_json {
-            println!(r#"{{"bench": "{name}", "value": {best:.2}, "unit": "ns", "median": {median:.2}}}"#);
+        if self.options.as_rows {
+            println!("row\t{name}\t{best:.2}\tns");
         } else {
             println!("{name:<34} {best:>7.1} ns {median:>7.1} ns");
         }
@@ -239,8 +248,8 @@ impl Bench {
     }
 
     fn note(&self, name: &str, value: f64, unit: &str) -> Outcome<()> {
-        if self.options.as_json {
-            println!(r#"{{"bench": "{name}", "value": {value:.3}, "unit": "{unit}"}}"#);
+        if self.options.as_rows {
+            println!("row\t{name}\t{value:.3}\t{unit}");
         } else {
             println!("{name:<34} {value:>7.3} {unit}");
         }

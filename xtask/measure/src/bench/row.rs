@@ -57,7 +57,7 @@ fn is_known(unit: &str) -> bool {
 }
 
 /// Less is better, and more is.
-const LESS: [&str; 6] = ["ns", "us", "ms", "s", "ratio", "%"];
+const LESS: [&str; 7] = ["ns", "us", "ms", "s", "ratio", "%", "calls"];
 const MORE: [&str; 2] = ["GB/s", "Mop/s"];
 
 #[cfg(test)]
