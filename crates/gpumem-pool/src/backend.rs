@@ -15,6 +15,7 @@ mod none;
 
 use crate::clock::{Clocks, Stamp, StreamId};
 use crate::device::Device;
+use crate::dials::Dials;
 use crate::error::PoolError;
 use crate::limit::Limits;
 use crate::options::BackendKind;
@@ -161,13 +162,16 @@ impl Backend {
         asked: Option<BackendKind>,
         device: &Device,
         limits: Limits,
+        dials: &Dials,
     ) -> Result<Self, PoolError> {
         match asked {
-            Some(BackendKind::Caching) => caching(device, limits),
+            Some(BackendKind::Caching) => caching(device, limits, dials),
             Some(BackendKind::Native) => native(device, limits),
             Some(BackendKind::None) => Ok(none(device, limits)),
             None => {
-                match caching(device, limits).or_else(|error| instead(error, || native(device, limits))) {
+                match caching(device, limits, dials)
+                    .or_else(|error| instead(error, || native(device, limits)))
+                {
                     Err(error) => instead(error, || Ok(none(device, limits))),
                     other => other,
                 }
@@ -188,12 +192,12 @@ fn instead(
 }
 
 #[cfg(feature = "backend-caching")]
-fn caching(device: &Device, limits: Limits) -> Result<Backend, PoolError> {
-    Ok(CachingBackend::new(device, limits)?.into())
+fn caching(device: &Device, limits: Limits, dials: &Dials) -> Result<Backend, PoolError> {
+    Ok(CachingBackend::new(device, limits, dials)?.into())
 }
 
 #[cfg(not(feature = "backend-caching"))]
-fn caching(_: &Device, _: Limits) -> Result<Backend, PoolError> {
+fn caching(_: &Device, _: Limits, _: &Dials) -> Result<Backend, PoolError> {
     Err(PoolError::BackendNotBuilt { backend: BackendKind::Caching, feature: "backend-caching" })
 }
 

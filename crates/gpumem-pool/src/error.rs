@@ -81,6 +81,12 @@ pub enum PoolError {
         /// What was given.
         name: String,
     },
+    /// No profile has this name.
+    #[error("{name:?} names no profile of the pool; use `fast`, `balanced` or `tight`")]
+    UnknownProfile {
+        /// What was given.
+        name: String,
+    },
     /// The backend exists, but this program was built without it.
     #[error(
         "this program was built without the backend `{backend}`; enable the feature `{feature}`, or use `none`"

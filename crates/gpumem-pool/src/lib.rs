@@ -13,7 +13,7 @@
 //! | `block` | [`Block`]: what a user holds; drop gives it back in stream order |
 //! | `pool`, `state` | [`Pool`]: the front door, and what is behind it for as long as a handle or a block lives |
 //! | `clock` | what is ordered and what is done: a free asks the driver nothing |
-//! | `options`, `limit` | [`PoolBuilder`], [`BackendKind`], [`Limit`] |
+//! | `options`, `limit`, `dials` | [`PoolBuilder`], [`BackendKind`], [`Limit`], [`Profile`] and [`Dials`] |
 //! | `status`, `bytes`, `error` | what a pool says of itself |
 //! | `backend` | where the bytes come from: `native`, `none` |
 //!
@@ -46,6 +46,11 @@ mod clock;
 mod context;
 #[allow(unsafe_code)]
 mod device;
+#[cfg_attr(
+    not(feature = "backend-caching"),
+    allow(dead_code, reason = "only the caching backend reads them")
+)]
+mod dials;
 mod error;
 #[allow(unsafe_code)]
 mod event;
@@ -65,6 +70,7 @@ pub use bytes::Bytes;
 pub use clock::StreamId;
 pub use context::Bound;
 pub use device::{Device, MemoryInfo};
+pub use dials::{Dials, Profile};
 pub use error::PoolError;
 pub use event::Event;
 pub use limit::Limit;

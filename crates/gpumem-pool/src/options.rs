@@ -3,12 +3,14 @@
 //! | option | builder | environment | default |
 //! | --- | --- | --- | --- |
 //! | backend | [`PoolBuilder::backend`] | `GPUMEM_POOL` | the first of `caching`, `native` and `none` that is built and works |
+//! | profile | [`PoolBuilder::profile`], dial by dial [`PoolBuilder::dials`] | `GPUMEM_PROFILE` | `balanced` |
 //! | hard limit | [`PoolBuilder::hard_limit`] | `GPUMEM_HARD_LIMIT` | none |
 //! | soft limit | [`PoolBuilder::soft_limit`] | `GPUMEM_SOFT_LIMIT` | none |
 //!
 //! The builder wins over the environment, and the environment, which only `from_env` reads, over the default.
 
 use crate::device::Device;
+use crate::dials::{Dials, Profile};
 use crate::error::PoolError;
 use crate::limit::{FORMS, Limit};
 use crate::pool::Pool;
@@ -24,6 +26,7 @@ pub struct PoolBuilder {
     pub(crate) backend: Option<BackendKind>,
     pub(crate) hard_limit: Option<Limit>,
     pub(crate) soft_limit: Option<Limit>,
+    pub(crate) dials: Dials,
 }
 
 /// Where a pool's bytes come from.
@@ -42,10 +45,17 @@ pub enum BackendKind {
 
 impl PoolBuilder {
     pub(crate) fn new(device: &Device) -> Self {
-        Self { device: device.clone(), backend: None, hard_limit: None, soft_limit: None }
+        Self {
+            device: device.clone(),
+            backend: None,
+            hard_limit: None,
+            soft_limit: None,
+            dials: Dials::default(),
+        }
     }
 
-    /// Starts from `GPUMEM_POOL`, `GPUMEM_HARD_LIMIT` and `GPUMEM_SOFT_LIMIT`; what is set on the builder wins.
+    /// Starts from `GPUMEM_POOL`, `GPUMEM_PROFILE`, `GPUMEM_HARD_LIMIT` and `GPUMEM_SOFT_LIMIT`; what is set on the
+    /// builder wins.
     ///
     /// # Errors
     ///
@@ -63,6 +73,8 @@ impl PoolBuilder {
             backend: parse(&read, "GPUMEM_POOL", "use `caching`, `native` or `none`")?,
             hard_limit: parse(&read, "GPUMEM_HARD_LIMIT", &format!("use {FORMS}"))?,
             soft_limit: parse(&read, "GPUMEM_SOFT_LIMIT", &format!("use {FORMS}"))?,
+            dials: parse(&read, "GPUMEM_PROFILE", "use `fast`, `balanced` or `tight`")?
+                .map_or_else(Dials::default, Dials::of),
         })
     }
 
@@ -83,6 +95,17 @@ impl PoolBuilder {
     /// caches nothing, so there it has no effect.
     pub fn soft_limit(mut self, limit: impl Into<Limit>) -> Self {
         self.soft_limit = Some(limit.into());
+        self
+    }
+
+    /// Chooses what the caching backend trades: memory, driver calls, time. Other backends have no such choice.
+    pub fn profile(self, profile: Profile) -> Self {
+        self.dials(Dials::of(profile))
+    }
+
+    /// The same dial by dial.
+    pub fn dials(mut self, dials: Dials) -> Self {
+        self.dials = dials;
         self
     }
 

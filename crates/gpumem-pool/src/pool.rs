@@ -40,7 +40,7 @@ impl Pool {
         Self::builder(device).build()
     }
 
-    /// A pool as `GPUMEM_POOL`, `GPUMEM_HARD_LIMIT` and `GPUMEM_SOFT_LIMIT` say.
+    /// A pool as `GPUMEM_POOL`, `GPUMEM_PROFILE`, `GPUMEM_HARD_LIMIT` and `GPUMEM_SOFT_LIMIT` say.
     ///
     /// # Errors
     ///
@@ -63,7 +63,7 @@ impl Pool {
             return Err(PoolError::LimitTooSmall { limit_bytes, minimum_bytes: HARD_LIMIT_MIN_BYTES });
         }
         let limits = Limits { hard_bytes: hard_limit_bytes, soft_bytes: soft_limit_bytes };
-        let backend = Backend::new(options.backend, &device, limits)?;
+        let backend = Backend::new(options.backend, &device, limits, &options.dials)?;
         Ok(Self(StateRef::new(device, backend, limits)))
     }
 

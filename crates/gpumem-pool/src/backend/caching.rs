@@ -12,15 +12,16 @@
 //! | `depot`, `budget` | batches that wander between threads; how much all of this may hold |
 //! | `front` | magazines and depot of one pool |
 //! | `heap` | all that is larger, and what the front is filled from: addresses, handles, windows |
-//! | `vmm`, `dials` | the driver's calls for physical memory; what the heap trades |
+//! | `ladder` | what an allocation does that found nothing at hand, rung by rung |
+//! | `vmm` | the driver's calls for physical memory |
 //! | `stats`, `sync` | counters; what the front needs of threads |
 
 mod budget;
 mod class;
 mod depot;
-mod dials;
 mod front;
 mod heap;
+mod ladder;
 #[allow(unsafe_code)]
 mod lock;
 mod magazine;
@@ -36,6 +37,7 @@ mod vmm;
 
 use super::{Counts, Freed, Piece, Reserved, Source, Taken};
 use crate::device::Device;
+use crate::dials::Dials;
 use crate::error::PoolError;
 use crate::limit::Limits;
 use crate::options::BackendKind;
@@ -52,10 +54,10 @@ pub(crate) struct CachingBackend {
 }
 
 impl CachingBackend {
-    pub(super) fn new(device: &Device, limits: Limits) -> Result<Self, PoolError> {
+    pub(super) fn new(device: &Device, limits: Limits, dials: &Dials) -> Result<Self, PoolError> {
         static NEXT: AtomicU64 = AtomicU64::new(1);
         let front = NEXT.fetch_add(1, Ordering::Relaxed);
-        Ok(Self { front, shared: Shared::new(front, device, limits)? })
+        Ok(Self { front, shared: Shared::new(front, device, limits, dials)? })
     }
 }
 

@@ -27,10 +27,10 @@ mod tests;
 mod trim;
 mod waits;
 
-use super::dials::Dials;
 use super::magazine::Piece;
 use super::vmm::{self, Backing};
 use crate::clock::{Order, Slot, Stamp};
+use crate::dials::Dials;
 use build::Row;
 use fit::{UNIT_BYTES, place};
 use frames::{Frames, move_frames};
@@ -78,6 +78,8 @@ pub(super) struct Heap {
     reserved_peak_bytes: u64,
     /// What the driver would not take back after a failure.
     lost_bytes: u64,
+    /// Windows that may yet be made anew before the heap grows instead, in thousandths.
+    window_credit: u32,
     counts: Counts,
 }
 
@@ -98,6 +100,7 @@ impl Heap {
             used_peak_bytes: 0,
             reserved_peak_bytes: 0,
             lost_bytes: 0,
+            window_credit: WINDOW_CREDIT_MAX,
             counts: Counts::default(),
         }
     }
@@ -116,7 +119,7 @@ impl Heap {
     fn may_take_ready(&self, request: &Request) -> bool {
         let Request { slot, size_bytes, .. } = *request;
         size_bytes <= SMALL_MAX_BYTES
-            || self.shares.may_take_ready(slot, size_bytes, self.dials.slack_per_mille, &self.spaces)
+            || self.shares.may_take_ready(slot, size_bytes, self.dials.growth_slack_per_mille, &self.spaces)
     }
 
     fn take_free(
@@ -164,6 +167,9 @@ impl Heap {
         if let Some(piece) = self.take_idle(request, order, backing, false)? {
             return Ok(Some(piece));
         }
+        if let Some(piece) = self.take_own_first(request, order, backing)? {
+            return Ok(Some(piece));
+        }
         match self.take_free(space_of(request), request, order, true) {
             Some(piece) => Ok(Some(piece)),
             None => self.take_idle(request, order, backing, true),
@@ -199,7 +205,38 @@ impl Heap {
         };
         let row = Row { parts, ..Row::default() };
         let piece = self.build(index, &Request { size_bytes, ..*request }, start, &row, backing)?;
-        self.counts.recycled += u64::from(piece.is_some());
+        self.count_recycled(&row, piece.is_some());
+        Ok(piece)
+    }
+
+    /// All that is the stream's own and idle, and of what is ready for all only the rest.
+    fn take_own_first(
+        &mut self,
+        request: &Request,
+        order: &impl Order,
+        backing: &mut impl Backing,
+    ) -> Result<Option<Piece>, DriverError> {
+        let Some(size_bytes) = rounded(request.size_bytes).filter(|_| request.alignment <= FRAME_BYTES)
+        else {
+            return Ok(None);
+        };
+        let own = View { records: &self.records, slot: request.slot, order, with_ready: false };
+        let own_idle = Survey::collect(&self.frames, &self.spaces, &own);
+        let all_idle = Survey::collect(&self.frames, &self.spaces, &View { with_ready: true, ..own });
+        let sizes = |handle| self.frames.handle(handle).frame_count;
+        let (mut parts, _) = plan::reach(&own_idle.idle, sizes, false);
+        let own_count: u32 = parts.iter().map(|part| part.count).sum();
+        let Some(rest) = frames_in(size_bytes).checked_sub(own_count).filter(|_| own_count > 0) else {
+            return Ok(None);
+        };
+        let Some(ready) = plan::plan(&all_idle.without(&own_idle).idle, sizes, rest, true) else {
+            return Ok(None);
+        };
+        parts.extend(ready);
+        let (index, end) = (space_of(request), self.spaces[space_of(request)].end());
+        let row = Row { parts, ..Row::default() };
+        let piece = self.build(index, &Request { size_bytes, ..*request }, end, &row, backing)?;
+        self.count_recycled(&row, piece.is_some());
         Ok(piece)
     }
 
@@ -284,6 +321,29 @@ impl Heap {
         })
     }
 
+    /// Makes new handles for so many bytes more, which are ready for all. False when that would reserve more than
+    /// `reserved_max_bytes`.
+    ///
+    /// # Errors
+    ///
+    /// What the driver says; nothing has changed then.
+    pub(super) fn reserve(
+        &mut self,
+        size_bytes: u64,
+        backing: &mut impl Backing,
+        reserved_max_bytes: u64,
+    ) -> Result<bool, DriverError> {
+        let frame_count = frames_in(size_bytes);
+        let room = reserved_max_bytes.saturating_sub(self.reserved_bytes()) >> FRAME_SHIFT;
+        if u64::from(frame_count) > room {
+            return Ok(false);
+        }
+        let row = Row { new: self.new_handles(frame_count), ..Row::default() };
+        let is_made = build::row(self, (LARGE_SPACE, self.spaces[LARGE_SPACE].end()), &row, backing)?;
+        self.reserved_peak_bytes = self.reserved_peak_bytes.max(self.reserved_bytes());
+        Ok(is_made)
+    }
+
     /// Takes back what a piece had: it waits for these uses, of which none are left when there are none.
     ///
     /// `uses` covers the stream that the piece was taken for, unless all work that was queued there before the piece was
@@ -322,11 +382,20 @@ impl Heap {
     /// How far the heap may grow for this request before anything dearer than a new handle is worth trying.
     pub(super) fn growth_target_bytes(&self, request: &Request) -> u64 {
         let used = self.used_bytes.saturating_add(request.size_bytes).max(self.used_peak_bytes);
-        used.saturating_add(used / 1000 * u64::from(self.dials.slack_per_mille))
+        let is_spent = self.window_credit < 1000;
+        let slack_per_mille =
+            if is_spent { self.dials.growth_slack_max_per_mille } else { self.dials.growth_slack_per_mille };
+        used.saturating_add((used / 1000).saturating_mul(u64::from(slack_per_mille)))
     }
 
+    #[cfg(test)]
     pub(super) fn window_count(&self) -> usize {
         self.frames.window_count()
+    }
+
+    /// Windows that nothing is resident in.
+    pub(super) fn empty_window_count(&self) -> usize {
+        self.frames.empty_count()
     }
 
     #[allow(dead_code, reason = "for who tunes the dials")]
@@ -363,6 +432,13 @@ impl Heap {
         Ok(Some(self.claimed(index, start, request.size_bytes, request.slot)))
     }
 
+    fn count_recycled(&mut self, row: &Row, is_built: bool) {
+        if is_built {
+            self.counts.recycled += 1;
+            self.window_credit = self.window_credit.saturating_sub(1000 * row.parts.len() as u32);
+        }
+    }
+
     fn claimed(&mut self, index: usize, start: u64, size_bytes: u64, slot: Slot) -> Piece {
         let id = self.spaces[index].claim(&mut self.records, start, size_bytes);
         self.taken(index, id, slot)
@@ -373,6 +449,10 @@ impl Heap {
         *owner = Owner::of(slot);
         let (start, size_bytes) = (*start, *size_bytes);
         self.shares.take(slot, size_bytes);
+        if index == LARGE_SPACE {
+            let credit = self.window_credit.saturating_add(self.dials.window_allowance_per_mille);
+            self.window_credit = credit.min(WINDOW_CREDIT_MAX);
+        }
         self.used_bytes += size_bytes;
         self.used_peak_bytes = self.used_peak_bytes.max(self.used_bytes);
         Piece { address: self.spaces[index].base + start, record }
@@ -445,6 +525,8 @@ fn frames_in(size_bytes: u64) -> u32 {
     u32::try_from(size_bytes.div_ceil(FRAME_BYTES)).unwrap_or(u32::MAX)
 }
 
+/// What a program may use up before its first large blocks have earned any.
+const WINDOW_CREDIT_MAX: u32 = 256 * 1000;
 const LARGE_SPACE: usize = 1;
 const SMALL_MAX_BYTES: u64 = 1 << 20;
 /// More than any device has; sums of a few such sizes fit a word.

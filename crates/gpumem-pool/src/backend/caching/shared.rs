@@ -4,9 +4,9 @@
 //! never taken while it is held.
 
 use super::class::Class;
-use super::dials::Dials;
 use super::front::{Front, Spill};
 use super::heap::{Heap, Request};
+use super::ladder;
 use super::magazine::{Piece, Set};
 use super::stats::Counters;
 use super::vmm::Vmm;
@@ -15,6 +15,7 @@ use crate::backend::{Counts, Freed, Piece as BlockPiece, Reserved, Taken};
 use crate::clock::{Clocks, Order, Slot, Stamp, StreamId};
 use crate::context::Relaxed;
 use crate::device::Device;
+use crate::dials::Dials;
 use crate::error::PoolError;
 use crate::limit::Limits;
 use crate::options::BackendKind;
@@ -28,7 +29,8 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 pub(super) struct Shared {
     /// The front's number, by which threads find their sets.
     id: u64,
-    device: Device,
+    pub(super) device: Device,
+    pub(super) dials: Dials,
     limits: Limits,
     /// The heap's addresses.
     ranges: [(u64, u64); 2],
@@ -37,11 +39,11 @@ pub(super) struct Shared {
 }
 
 /// The driver's word for that it has no more memory, if that is what it said last.
-type Lack = Option<DriverError>;
+pub(super) type Lack = Option<DriverError>;
 
 /// What the heap's lock protects.
-struct Core {
-    heap: Heap,
+pub(super) struct Core {
+    pub(super) heap: Heap,
     /// What the heap has handed out. What comes back is counted by the sets.
     counters: Counters,
     /// The most that the heap has had out; what magazines hold is part of it.
@@ -49,7 +51,12 @@ struct Core {
 }
 
 impl Shared {
-    pub(super) fn new(id: u64, device: &Device, limits: Limits) -> Result<Arc<Self>, PoolError> {
+    pub(super) fn new(
+        id: u64,
+        device: &Device,
+        limits: Limits,
+        dials: &Dials,
+    ) -> Result<Arc<Self>, PoolError> {
         check_supported(device)?;
         let range_bytes = (device.total_bytes() / RANGE_BYTES_MIN + 1) * RANGE_BYTES_MIN * RANGE_TIMES;
         let _bound = device.enter()?;
@@ -59,13 +66,14 @@ impl Shared {
             let _ = vmm.free(small, range_bytes);
         })?;
         let ranges = [(small, range_bytes), (large, range_bytes)];
-        let heap = Heap::new(Dials::default(), ranges);
+        let heap = Heap::new(dials.clone(), ranges);
         let shared = Arc::new(Self {
             id,
             device: device.clone(),
+            dials: dials.clone(),
             limits,
             ranges,
-            front: Front::new(FRONT_BYTES_MIN),
+            front: Front::new(dials.magazine_bytes(0)),
             core: Mutex::new(Core { heap, counters: Counters::default(), out_peak_bytes: 0 }),
         });
         if limits.soft_bytes.is_some() {
@@ -98,7 +106,11 @@ impl Shared {
     }
 
     fn alloc_large(&self, size_bytes: u64, stream: &Stream) -> Result<BlockPiece, PoolError> {
-        let request = Request { size_bytes, alignment: UNIT_BYTES, slot: stream.slot() };
+        let request = Request {
+            size_bytes: self.dials.rounded(size_bytes),
+            alignment: UNIT_BYTES,
+            slot: stream.slot(),
+        };
         let Piece { address, record } = self.climb(&request, size_bytes)?;
         Ok(BlockPiece { address, record, class: BlockPiece::NO_CLASS })
     }
@@ -170,100 +182,16 @@ impl Shared {
 
     #[cold]
     fn climb_further(&self, request: &Request, size_bytes: u64) -> Result<Piece, PoolError> {
-        // Small pieces are no part of a large block.
-        let drains: &[fn(&Self) -> bool] = match size_bytes <= Class::SIZE_BYTES_MAX {
-            true => &[Self::drain_own, Self::drain_all],
-            false => &[],
-        };
-        for drain in drains {
-            if drain(self)
-                && let Some(piece) = self.take_ready(request, size_bytes)
-            {
-                return Ok(piece);
-            }
-        }
-        let _relaxed = Relaxed::enter(self.device.driver())?;
-        let _bound = self.device.enter()?;
-        type Rung = fn(&Shared, &Request) -> Result<(), DriverError>;
-        let rungs: [Rung; 5] =
-            [|_, _| Ok(()), Self::drain_for, Self::wait_on_device, Self::wait_on_host, Self::give_back];
+        // A class is what it is; a large block may do without its rounding.
+        let least_bytes =
+            if request.size_bytes > Class::SIZE_BYTES_MAX { size_bytes } else { request.size_bytes };
         let mut lack = None;
-        for rung in rungs {
-            rung(self, request)?;
-            if let Some(piece) = self.search(request, size_bytes, &mut lack)? {
-                return Ok(piece);
-            }
-        }
-        Err(self.refusal(size_bytes, lack))
-    }
-
-    fn drain_for(&self, _: &Request) -> Result<(), DriverError> {
-        self.drain_all();
-        Ok(())
-    }
-
-    /// Makes the stream wait for what others have freed.
-    fn wait_on_device(&self, request: &Request) -> Result<(), DriverError> {
-        let blockers = self.core().heap.blockers(request, self.clocks());
-        blockers.into_iter().try_for_each(|stamp| self.clocks().insert_wait(stamp, request.slot).map(drop))
-    }
-
-    /// Waits for all work of the device; pools that are gone give back what they left.
-    fn wait_on_host(&self, _: &Request) -> Result<(), DriverError> {
-        self.drain_all();
-        self.device.finish()?;
-        self.device.after_wait();
-        self.core().heap.settle(self.clocks());
-        Ok(())
-    }
-
-    /// Handles that nobody holds make room for handles of other sizes.
-    fn give_back(&self, _: &Request) -> Result<(), DriverError> {
-        self.trim(0)
-    }
-
-    /// Everything that asks for no more than memory.
-    fn search(
-        &self,
-        request: &Request,
-        size_bytes: u64,
-        lack: &mut Lack,
-    ) -> Result<Option<Piece>, DriverError> {
+        let piece = ladder::climb(self, request, least_bytes, &mut lack)?;
+        let piece = piece.ok_or_else(|| self.refusal(size_bytes, lack))?;
         let mut core = self.core();
-        let piece = self.search_in(&mut core.heap, request, lack)?;
-        if piece.is_some() {
-            core.count_out(size_bytes);
-            self.front.set_cap(front_bytes(&core.heap));
-        }
-        if core.heap.window_count() > WINDOW_COUNT_MAX {
-            let mut vmm = Vmm::new(self.device.driver(), self.device.raw());
-            // What can't be unmapped now stays for the next time.
-            let _ = core.heap.unmap_empty(WINDOW_COUNT_MAX / 2, self.clocks(), &mut vmm);
-        }
+        core.count_out(size_bytes);
+        self.front.set_cap(self.dials.magazine_bytes(core.heap.reserved_bytes()));
         Ok(piece)
-    }
-
-    fn search_in(
-        &self,
-        heap: &mut Heap,
-        request: &Request,
-        lack: &mut Lack,
-    ) -> Result<Option<Piece>, DriverError> {
-        let (clocks, mut vmm) = (self.clocks(), Vmm::new(self.device.driver(), self.device.raw()));
-        if let Some(piece) = heap.take_ready(request, clocks) {
-            return Ok(Some(piece));
-        }
-        if let Some(piece) = heap.take_recycled(request, clocks, &mut vmm)? {
-            return Ok(Some(piece));
-        }
-        let limit_bytes = self.limits.hard_bytes.unwrap_or(u64::MAX);
-        match heap.take_grown(request, clocks, &mut vmm, limit_bytes) {
-            Err(error) if error.code() == CUresult::CUDA_ERROR_OUT_OF_MEMORY => *lack = Some(error),
-            Ok(None) => *lack = None,
-            other => return other,
-        }
-        let is_small = request.size_bytes <= Class::SIZE_BYTES_MAX;
-        Ok(if is_small { heap.take_leftover(request, clocks) } else { None })
     }
 
     fn refusal(&self, size_bytes: u64, lack: Lack) -> PoolError {
@@ -299,7 +227,7 @@ impl Shared {
     }
 
     /// Says whether there was anything.
-    fn drain_own(&self) -> bool {
+    pub(super) fn drain_own(&self) -> bool {
         let mut spill = Vec::new();
         thread::each_set(self.id, |set| {
             self.front.drain_set(set, |stream| self.stamp_of(stream), &mut spill)
@@ -307,7 +235,7 @@ impl Shared {
         self.give_all(spill)
     }
 
-    fn drain_all(&self) -> bool {
+    pub(super) fn drain_all(&self) -> bool {
         let mut spill = Vec::new();
         self.front.drain(|stream| self.stamp_of(stream), &mut spill);
         self.give_all(spill)
@@ -328,24 +256,19 @@ impl Shared {
         if missing_bytes == 0 {
             return Ok(());
         }
-        let request = Request { size_bytes: missing_bytes, alignment: UNIT_BYTES, slot: Slot(0) };
-        let limit_bytes = self.limits.hard_bytes.unwrap_or(u64::MAX);
         let _relaxed = Relaxed::enter(self.device.driver())?;
         let _bound = self.device.enter()?;
         let mut vmm = Vmm::new(self.device.driver(), self.device.raw());
         let mut core = self.core();
-        let grown = match core.heap.take_grown(&request, self.clocks(), &mut vmm, limit_bytes) {
+        match core.heap.reserve(missing_bytes, &mut vmm, self.limit_bytes()) {
+            Ok(true) => self.front.set_cap(self.dials.magazine_bytes(core.heap.reserved_bytes())),
             Err(error) if error.code() != CUresult::CUDA_ERROR_OUT_OF_MEMORY => return Err(error.into()),
-            grown => grown.ok().flatten(),
-        };
-        if let Some(piece) = grown {
-            // Nobody has used it.
-            core.heap.give(piece.record, &[]);
-            self.front.set_cap(front_bytes(&core.heap));
-            return Ok(());
+            _ => {
+                drop(core);
+                return Err(self.refusal(missing_bytes, None));
+            }
         }
-        drop(core);
-        Err(self.refusal(missing_bytes, None))
+        Ok(())
     }
 
     /// Without a wait: marks tell what is done by now.
@@ -372,7 +295,7 @@ impl Shared {
         let mut vmm = Vmm::new(self.device.driver(), self.device.raw());
         let mut core = self.core();
         core.heap.trim(keep_bytes, self.clocks(), &mut vmm)?;
-        self.front.set_cap(front_bytes(&core.heap));
+        self.front.set_cap(self.dials.magazine_bytes(core.heap.reserved_bytes()));
         Ok(())
     }
 
@@ -440,11 +363,16 @@ impl Shared {
         self.clocks().stamp_of(StreamId(stream))
     }
 
-    fn clocks(&self) -> &Clocks {
+    /// What may be reserved.
+    pub(super) fn limit_bytes(&self) -> u64 {
+        self.limits.hard_bytes.unwrap_or(u64::MAX)
+    }
+
+    pub(super) fn clocks(&self) -> &Clocks {
         self.device.clocks()
     }
 
-    fn core(&self) -> MutexGuard<'_, Core> {
+    pub(super) fn core(&self) -> MutexGuard<'_, Core> {
         self.core.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -535,11 +463,6 @@ fn check_supported(device: &Device) -> Result<(), PoolError> {
     }
 }
 
-/// What the front may hold beside such a heap.
-fn front_bytes(heap: &Heap) -> u64 {
-    FRONT_BYTES_MIN.max(heap.reserved_bytes() / FRONT_SHARE)
-}
-
 /// Addresses cost nothing: each of the two ranges has many times what the device has, rounded up.
 const RANGE_TIMES: u64 = 8;
 const RANGE_BYTES_MIN: u64 = 8 << 30;
@@ -547,12 +470,5 @@ const RANGE_BYTES_MIN: u64 = 8 << 30;
 /// Every block starts at a multiple of it, and each size class is one.
 const UNIT_BYTES: u64 = 256;
 
-/// Windows that nothing is resident in cost kernels nothing, and the driver little: as many as this were measured.
-const WINDOW_COUNT_MAX: usize = 2048;
-
 /// As long as a trim asks which marks have been passed.
 const POLL_MAX: Duration = Duration::from_millis(1);
-
-/// What the front may hold: this much, or a share of what is reserved.
-const FRONT_BYTES_MIN: u64 = 8 << 20;
-const FRONT_SHARE: u64 = 200;

@@ -128,7 +128,7 @@ fn commit(heap: &mut Heap, (space, start): (usize, u64), row: &Row, created: &[(
     for (raw, frame_count) in created {
         let handle = frames.add_handle(*raw, *frame_count);
         let id = window(frames, handle);
-        frames.window_mut(id).resident = ones(0, *frame_count);
+        frames.set_resident(id, ones(0, *frame_count));
         let start = u64::from(frames.window(id).slot) << FRAME_SHIFT;
         spaces[space].occupy(records, start, start + u64::from(*frame_count) * FRAME_BYTES, Pending::READY);
     }

@@ -66,13 +66,14 @@ impl Heap {
 
     fn check_frames(&self) -> Result<(), String> {
         let mut reserved_bytes = 0;
-        let mut window_count = 0;
+        let (mut window_count, mut empty_count) = (0, 0);
         for id in self.frames.handle_ids() {
             let handle = self.frames.handle(id);
             reserved_bytes += u64::from(handle.frame_count) << FRAME_SHIFT;
             let mut resident = 0;
             for window_id in self.frames.windows_of(id) {
                 window_count += 1;
+                empty_count += usize::from(self.frames.window(window_id).resident == 0);
                 let window = self.frames.window(window_id);
                 expect(window.handle == id, || format!("window {window_id} is not handle {id}'s"))?;
                 expect(resident & window.resident == 0, || {
@@ -94,6 +95,7 @@ impl Heap {
         let by_place: Vec<u32> = (0..2).flat_map(|space| self.frames.windows_in(space)).copied().collect();
         let placed = by_place.iter().map(|id| (self.frames.window(*id).space, self.frames.window(*id).slot));
         expect(placed.is_sorted() && by_place.len() == window_count, || "windows are not in order".into())?;
+        expect(empty_count == self.frames.empty_count(), || format!("{empty_count} windows are empty"))?;
         expect(window_count == self.frames.window_count(), || "a window belongs to no handle".into())?;
         expect(reserved_bytes == self.frames.reserved_bytes, || {
             format!("{reserved_bytes} bytes of handles, {} counted", self.frames.reserved_bytes)

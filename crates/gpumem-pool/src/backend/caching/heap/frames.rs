@@ -52,6 +52,8 @@ pub(super) struct Frames {
     by_place: [Vec<u32>; 2],
     /// Of each space, the frames of addresses where a window was unmapped: first and count.
     holes: [BTreeMap<u64, u64>; 2],
+    /// How often a window has been left empty.
+    emptied: u32,
     empty_count: u32,
     pub(super) reserved_bytes: u64,
 }
@@ -66,6 +68,7 @@ impl Frames {
             slots: [Vec::new(), Vec::new()],
             by_place: [Vec::new(), Vec::new()],
             holes: [BTreeMap::new(), BTreeMap::new()],
+            emptied: 0,
             empty_count: 0,
             reserved_bytes: 0,
         }
@@ -149,6 +152,7 @@ impl Frames {
                 (self.windows.len() - 1) as u32
             }
         };
+        self.empty_count += 1;
         self.handles[handle as usize].first_window = id;
         self.set_slots(id, id);
         let index = self.place_of(usize::from(space), slot);
@@ -168,6 +172,7 @@ impl Frames {
         let window = &mut self.windows[id as usize];
         window.departed = Vec::new();
         let (space, slot) = (usize::from(window.space), u64::from(window.slot));
+        self.empty_count -= 1;
         self.unused_windows.push(id);
         let index = self.place_of(space, slot as u32);
         self.by_place[space].remove(index);
@@ -178,8 +183,25 @@ impl Frames {
     pub(super) fn empty_windows(&self) -> Vec<u32> {
         let windows = self.handle_ids().flat_map(|handle| self.windows_of(handle));
         let mut empty: Vec<u32> = windows.filter(|id| self.window(*id).resident == 0).collect();
-        empty.sort_unstable_by_key(|id| self.window(*id).emptied_at.wrapping_sub(self.empty_count));
+        empty.sort_unstable_by_key(|id| self.window(*id).emptied_at.wrapping_sub(self.emptied));
         empty
+    }
+
+    pub(super) fn empty_count(&self) -> usize {
+        self.empty_count as usize
+    }
+
+    /// Frames of its handle become resident in a window, or leave it.
+    pub(super) fn set_resident(&mut self, id: u32, resident: u64) {
+        let window = &mut self.windows[id as usize];
+        if window.resident == 0 && resident != 0 {
+            self.empty_count -= 1;
+        } else if window.resident != 0 && resident == 0 {
+            self.empty_count += 1;
+            self.emptied = self.emptied.wrapping_add(1);
+            window.emptied_at = self.emptied;
+        }
+        window.resident = resident;
     }
 
     /// So many frames of addresses that were in use and are not any more.
@@ -264,19 +286,15 @@ pub(super) fn move_frames(
     mask: u64,
 ) {
     let mut moved: Vec<(u64, u64, Pending)> = Vec::new();
-    let mut empty_count = frames.empty_count;
     let ids: Vec<u32> = frames.windows_of(frames.window(to).handle).filter(|id| *id != to).collect();
     for id in ids {
-        let window = frames.window_mut(id);
-        let leaving = window.resident & mask;
+        let resident = frames.window(id).resident;
+        let leaving = resident & mask;
         if leaving == 0 {
             continue;
         }
-        window.resident &= !leaving;
-        if window.resident == 0 {
-            empty_count = empty_count.wrapping_add(1);
-            window.emptied_at = empty_count;
-        }
+        frames.set_resident(id, resident & !leaving);
+        let window = frames.window_mut(id);
         let base = u64::from(window.slot) << FRAME_SHIFT;
         for (first, count) in runs(leaving) {
             let start = base + u64::from(first) * FRAME_BYTES;
@@ -287,9 +305,8 @@ pub(super) fn move_frames(
             });
         }
     }
-    frames.empty_count = empty_count;
-    let window = frames.window_mut(to);
-    window.resident |= mask;
+    frames.set_resident(to, frames.window(to).resident | mask);
+    let window = frames.window(to);
     let base = u64::from(window.slot) << FRAME_SHIFT;
     for (start, end, pending) in moved {
         spaces[usize::from(window.space)].occupy(records, base + start, base + end, pending);

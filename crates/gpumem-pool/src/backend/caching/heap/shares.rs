@@ -48,12 +48,13 @@ impl Shares {
         spaces: &[Space; 2],
     ) -> bool {
         let share = self.list.get(usize::from(slot.0)).copied().unwrap_or_default();
-        let used_bytes = share.used_bytes + size_bytes;
+        let used_bytes = share.used_bytes.saturating_add(size_bytes);
         let pending = |space: &Space| space.fit(Owner::of(slot)).map_or(0, |fit: &Fit| fit.size_bytes);
         let pending_bytes: u64 = spaces.iter().map(pending).sum();
         let peak_bytes = share.used_peak_bytes.max(used_bytes);
-        let allowed_bytes = peak_bytes + peak_bytes / 1000 * u64::from(slack_per_mille);
-        used_bytes + pending_bytes <= allowed_bytes || !self.has_others(slot)
+        let allowed_bytes =
+            peak_bytes.saturating_add((peak_bytes / 1000).saturating_mul(u64::from(slack_per_mille)));
+        used_bytes.saturating_add(pending_bytes) <= allowed_bytes || !self.has_others(slot)
     }
 
     fn has_others(&self, slot: Slot) -> bool {

@@ -344,8 +344,8 @@ fn without(places: &[(u64, u64, u64)], taken: &(u64, u64, u64)) -> Vec<(u64, u64
 }
 
 fn dials() -> impl Strategy<Value = Dials> {
-    (0_u32..200, 1_u32..=8).prop_map(|(slack_per_mille, handle_max_frames)| Dials {
-        slack_per_mille,
+    (0_u32..200, 1_u32..=8).prop_map(|(growth_slack_per_mille, handle_max_frames)| Dials {
+        growth_slack_per_mille,
         handle_max_frames,
         ..Dials::default()
     })

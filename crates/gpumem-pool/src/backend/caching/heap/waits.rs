@@ -1,7 +1,7 @@
 //! [`Heap::blockers`]: what a request would have to wait for.
 
 use super::record::Kind;
-use super::stamps::Pending;
+use super::stamps::{Owner, Pending};
 use super::survey::{Survey, View};
 use super::{Heap, Request, rounded, smallest_stretch, space_of};
 use crate::clock::{Order, Slot, Stamp};
@@ -39,6 +39,18 @@ impl Heap {
             }
         }
         waits
+    }
+
+    /// Whether other streams' frees are about, in the space that the request looks in.
+    pub(in super::super) fn has_pending_of_others(&self, request: &Request) -> bool {
+        self.spaces[space_of(request)].has_pending_of_others(Owner::of(request.slot))
+    }
+
+    /// Of each stream whose frees the request may not have, the latest free's stamp.
+    pub(in super::super) fn latest_pending(&self, request: &Request, order: &impl Order) -> Vec<Stamp> {
+        let epochs = self.pending_epochs(request.slot, order);
+        let latest = |(slot, epochs): (u16, Vec<u64>)| Some(Stamp::new(Slot(slot), *epochs.last()?));
+        epochs.into_iter().filter_map(latest).collect()
     }
 
     /// Of each stream whose frees the request may not have, their epochs, earliest first.

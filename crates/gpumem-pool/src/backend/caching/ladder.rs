@@ -1,0 +1,223 @@
+//! The ladder: what an allocation does that found nothing at hand. Cheapest first, and a fresh search after each rung.
+//!
+//! | rung | where the memory comes from | what it costs |
+//! | --- | --- | --- |
+//! | `own_magazines`, `all_magazines` | what threads keep at hand, for small blocks | their next hits |
+//! | `completed` | other streams' frees whose marks have been passed | queries, within a budget |
+//! | `growth_to_target` | the driver, up to the most that was ever in use and the slack | a handle or a few |
+//! | `recycled` | idle memory, moved or mapped under other addresses | a mapping or a few |
+//! | `device_waits` | other streams' frees, behind waits that the device makes | concurrency of streams |
+//! | `growth_to_limit` | the driver, and all that is idle and fits beside it | memory |
+//! | `leftover` | for a small block, free memory between larger ones | larger blocks, later |
+//! | `host_wait` | the same frees, once the host has seen them done | the caller's time, up to a deadline |
+//! | `synchronised` | all that is free once the device is idle, given back and taken anew | everybody's time |
+//!
+//! No rung breaks a handle up: one that is idle can be mapped as it is, beside parts of others, and of one that is partly
+//! in use the driver gives nothing back. When the driver has less left than our limit allows, another has taken it: then
+//! growth stops where the driver does, and the rungs below it make do with what there is.
+
+use super::class::Class;
+use super::heap::Request;
+use super::magazine::Piece;
+use super::shared::{Lack, Shared};
+use super::vmm::Vmm;
+use crate::context::Relaxed;
+use crate::error::PoolError;
+use gpumem_sys::types::CUresult;
+use std::time::Instant;
+
+/// What a rung came to.
+enum Step {
+    Found(Piece),
+    /// Something may be free now that was not: to be looked for as far as this.
+    Look(Reach),
+    Nothing,
+}
+
+/// How far a search goes.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Reach {
+    Ready,
+    Recycled,
+    Limit,
+}
+
+type Rung = fn(&Shared, &Request, &mut Lack) -> Result<Step, PoolError>;
+
+/// As long as memory is to be had.
+const RUNGS: [Rung; 6] = [own_magazines, all_magazines, completed, growth_to_target, recycled, device_waits];
+
+/// When it is short: for the very bytes that were asked for, without rounding.
+const LAST_RUNGS: [Rung; 4] = [growth_to_limit, leftover, host_wait, synchronised];
+
+/// A piece for a request that nothing at hand was found for, or for so many bytes at least; `None` when all rungs have
+/// failed: `lack` is then what the driver said, if it had no more memory.
+#[cold]
+pub(super) fn climb(
+    shared: &Shared,
+    request: &Request,
+    least_bytes: u64,
+    lack: &mut Lack,
+) -> Result<Option<Piece>, PoolError> {
+    let _relaxed = Relaxed::enter(shared.device.driver())?;
+    let _bound = shared.device.enter()?;
+    let least = Request { size_bytes: least_bytes.min(request.size_bytes), ..*request };
+    let rungs = RUNGS.iter().map(|rung| (rung, request)).chain(LAST_RUNGS.iter().map(|rung| (rung, &least)));
+    for (rung, request) in rungs {
+        let found = match rung(shared, request, lack)? {
+            Step::Found(piece) => Some(piece),
+            Step::Look(reach) => search(shared, request, reach, lack)?,
+            Step::Nothing => None,
+        };
+        if found.is_some() {
+            return Ok(found);
+        }
+    }
+    Ok(None)
+}
+
+fn search(
+    shared: &Shared,
+    request: &Request,
+    reach: Reach,
+    lack: &mut Lack,
+) -> Result<Option<Piece>, PoolError> {
+    let ready = shared.core().heap.take_ready(request, shared.clocks());
+    if ready.is_some() || reach == Reach::Ready {
+        return Ok(ready);
+    }
+    let steps: &[Rung] =
+        if reach == Reach::Limit { &[recycled, growth_to_limit, leftover] } else { &[recycled] };
+    for step in steps {
+        if let Step::Found(piece) = step(shared, request, lack)? {
+            return Ok(Some(piece));
+        }
+    }
+    Ok(None)
+}
+
+/// Small pieces are no part of a large block.
+fn own_magazines(shared: &Shared, request: &Request, _: &mut Lack) -> Result<Step, PoolError> {
+    let is_worth_it = is_small(request) && shared.drain_own();
+    Ok(if is_worth_it { Step::Look(Reach::Ready) } else { Step::Nothing })
+}
+
+fn all_magazines(shared: &Shared, request: &Request, _: &mut Lack) -> Result<Step, PoolError> {
+    let is_worth_it = is_small(request) && shared.drain_all();
+    Ok(if is_worth_it { Step::Look(Reach::Ready) } else { Step::Nothing })
+}
+
+/// Asks what is complete. Where nothing new is, streams that hold what we could use get a mark, for the next time.
+fn completed(shared: &Shared, request: &Request, _: &mut Lack) -> Result<Step, PoolError> {
+    let (clocks, budget) = (shared.clocks(), shared.dials.poll_budget);
+    if budget.is_zero() || !shared.core().heap.has_pending_of_others(request) {
+        return Ok(Step::Nothing);
+    }
+    if clocks.poll(budget)? {
+        shared.core().heap.settle(clocks);
+        return Ok(Step::Look(Reach::Ready));
+    }
+    let pending = shared.core().heap.latest_pending(request, clocks);
+    for stamp in pending.into_iter().filter(|stamp| clocks.stamp(stamp.slot()) == *stamp) {
+        clocks.tick(stamp.slot())?;
+    }
+    Ok(Step::Nothing)
+}
+
+fn growth_to_target(shared: &Shared, request: &Request, lack: &mut Lack) -> Result<Step, PoolError> {
+    let target_bytes = shared.core().heap.growth_target_bytes(request);
+    grow(shared, request, target_bytes.min(shared.limit_bytes()), lack)
+}
+
+fn recycled(shared: &Shared, request: &Request, _: &mut Lack) -> Result<Step, PoolError> {
+    let (clocks, mut vmm) = (shared.clocks(), Vmm::new(shared.device.driver(), shared.device.raw()));
+    let kept_count = shared.dials.empty_windows_max as usize;
+    if shared.core().heap.empty_window_count() > kept_count {
+        if !shared.dials.poll_budget.is_zero() {
+            clocks.tick(request.slot)?;
+            clocks.poll(shared.dials.poll_budget)?;
+        }
+        shared.core().heap.unmap_empty(kept_count / 4 * 3, clocks, &mut vmm)?;
+    }
+    let piece = shared.core().heap.take_recycled(request, clocks, &mut vmm)?;
+    Ok(piece.map_or(Step::Nothing, Step::Found))
+}
+
+fn device_waits(shared: &Shared, request: &Request, _: &mut Lack) -> Result<Step, PoolError> {
+    if !shared.dials.inserted_waits {
+        return Ok(Step::Nothing);
+    }
+    let waits = shared.core().heap.blockers(request, shared.clocks());
+    for stamp in &waits {
+        if !shared.clocks().insert_wait(*stamp, request.slot)? {
+            return Ok(Step::Nothing);
+        }
+    }
+    Ok(if waits.is_empty() { Step::Nothing } else { Step::Look(Reach::Recycled) })
+}
+
+fn growth_to_limit(shared: &Shared, request: &Request, lack: &mut Lack) -> Result<Step, PoolError> {
+    let limit_bytes = shared.limit_bytes();
+    match grow(shared, request, limit_bytes, lack)? {
+        Step::Nothing => {}
+        found => return Ok(found),
+    }
+    // Others may have taken what the limit allows.
+    let Ok(info) = shared.device.memory_info() else { return Ok(Step::Nothing) };
+    let most_bytes = shared.core().heap.reserved_bytes().saturating_add(info.free_bytes);
+    if most_bytes >= limit_bytes { Ok(Step::Nothing) } else { grow(shared, request, most_bytes, lack) }
+}
+
+fn grow(
+    shared: &Shared,
+    request: &Request,
+    reserved_max_bytes: u64,
+    lack: &mut Lack,
+) -> Result<Step, PoolError> {
+    let mut vmm = Vmm::new(shared.device.driver(), shared.device.raw());
+    let grown = shared.core().heap.take_grown(request, shared.clocks(), &mut vmm, reserved_max_bytes);
+    match grown {
+        Ok(piece) => {
+            *lack = None;
+            Ok(piece.map_or(Step::Nothing, Step::Found))
+        }
+        Err(error) if error.code() == CUresult::CUDA_ERROR_OUT_OF_MEMORY => {
+            *lack = Some(error);
+            Ok(Step::Nothing)
+        }
+        Err(error) => Err(error.into()),
+    }
+}
+
+fn leftover(shared: &Shared, request: &Request, _: &mut Lack) -> Result<Step, PoolError> {
+    let piece =
+        is_small(request).then(|| shared.core().heap.take_leftover(request, shared.clocks())).flatten();
+    Ok(piece.map_or(Step::Nothing, Step::Found))
+}
+
+fn host_wait(shared: &Shared, request: &Request, _: &mut Lack) -> Result<Step, PoolError> {
+    shared.drain_all();
+    let clocks = shared.clocks();
+    let waits = shared.core().heap.blockers(request, clocks);
+    let deadline = Instant::now() + shared.dials.wait_deadline;
+    if waits.is_empty() || !clocks.wait_on_host(&waits, deadline)? {
+        return Ok(Step::Look(Reach::Limit));
+    }
+    shared.core().heap.settle(clocks);
+    Ok(Step::Look(Reach::Limit))
+}
+
+fn synchronised(shared: &Shared, _request: &Request, _: &mut Lack) -> Result<Step, PoolError> {
+    shared.device.finish()?;
+    shared.device.after_wait();
+    let (clocks, mut vmm) = (shared.clocks(), Vmm::new(shared.device.driver(), shared.device.raw()));
+    let mut core = shared.core();
+    core.heap.settle(clocks);
+    core.heap.unmap_empty(0, clocks, &mut vmm)?;
+    core.heap.trim(0, clocks, &mut vmm)?;
+    Ok(Step::Look(Reach::Limit))
+}
+
+fn is_small(request: &Request) -> bool {
+    request.size_bytes <= Class::SIZE_BYTES_MAX
+}

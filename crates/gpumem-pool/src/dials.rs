@@ -1,0 +1,262 @@
+//! [`Profile`] and [`Dials`]: what the caching backend trades, in one table.
+//!
+//! | dial | `fast` | `balanced` | `tight` | what it means | what more of it costs |
+//! | --- | ---: | ---: | ---: | --- | --- |
+//! | [`growth_slack`](Dials::growth_slack) | 100 ‰ | 3 ‰ | 0 ‰ | how far reserved memory may pass the most that was ever in use before idle memory is mapped anew instead | memory; less of it: driver calls |
+//! | [`growth_slack_max`](Dials::growth_slack_max) | 300 ‰ | 150 ‰ | 0 ‰ | the same for a program whose requests keep changing, once it has used up its windows | memory |
+//! | [`window_allowance`](Dials::window_allowance) | 20 ‰ | 45 ‰ | none | windows made over idle memory, of blocks beyond 1 MiB that are allocated | driver calls; less of it: memory |
+//! | [`handle_bytes_max`](Dials::handle_bytes_max) | 64 MiB | 32 MiB | 2 MiB | the largest piece of physical memory that is made at once | memory that is stuck beside what is in use; less of it: driver calls |
+//! | [`growth_divisor`](Dials::growth_divisor) | 64 | 512 | 2048 | the heap grows by at least this part of what it has | driver calls; less of it: memory |
+//! | [`rounding_divisor`](Dials::rounding_divisor) | 64 | 128 | 0 | blocks beyond 64 KiB are rounded to this part of their power of two; 0 rounds to 256 bytes only | fewer exact fits, so driver calls; less of it: memory |
+//! | [`magazine_share`](Dials::magazine_share) | 5 ‰ | 5 ‰ | 2 ‰ | what all threads may keep at hand of blocks up to 1 MiB, of what is reserved | memory; less of it: locks |
+//! | [`magazine_bytes_min`](Dials::magazine_bytes_min) | 8 MiB | 8 MiB | 1 MiB | and this much at least | memory in small heaps |
+//! | [`poll_budget`](Dials::poll_budget) | 20 µs | 20 µs | 20 µs | how long one allocation may ask the driver what is complete; zero never asks | time; less of it: memory that other streams have freed is had later |
+//! | [`inserted_waits`](Dials::inserted_waits) | off | on | on | whether one stream may be made to wait for another, on the device, rather than pass the slack | concurrency of streams; off: memory |
+//! | [`empty_windows_max`](Dials::empty_windows_max) | 4096 | 4096 | 16384 | mappings kept after their memory moved on, to which it can move back for nothing | host memory, some 100 bytes each; less of it: driver calls |
+//! | [`wait_deadline`](Dials::wait_deadline) | 10 s | 10 s | 10 s | how long an allocation may wait for running work when memory is out | time before an error |
+
+use core::fmt;
+use core::str::FromStr;
+use core::time::Duration;
+
+use crate::error::PoolError;
+
+/// A set of [`Dials`] for one aim.
+///
+/// ```
+/// use gpumem_pool::Profile;
+///
+/// assert_eq!("tight".parse::<Profile>()?, Profile::Tight);
+/// assert_eq!(Profile::default().to_string(), "balanced");
+/// # Ok::<(), gpumem_pool::PoolError>(())
+/// ```
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum Profile {
+    /// The fewest driver calls; reserves up to a tenth more than was ever in use.
+    Fast,
+    /// Hardly more than is in use, for hardly any driver time.
+    #[default]
+    Balanced,
+    /// As little as possible, whatever the driver calls cost.
+    Tight,
+}
+
+/// What the caching backend trades, dial by dial. Other backends have none of this.
+///
+/// ```
+/// use gpumem_pool::{Device, Dials, Pool, Profile, sys::{Driver, SimConfig}};
+///
+/// let device = Device::new(&Driver::sim(SimConfig::new())?, 0)?;
+/// let dials = Dials::of(Profile::Balanced).growth_slack(50).inserted_waits(false);
+/// let pool = Pool::builder(&device).dials(dials).build()?;
+/// # drop(pool);
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+#[must_use]
+pub struct Dials {
+    pub(crate) growth_slack_per_mille: u32,
+    pub(crate) growth_slack_max_per_mille: u32,
+    pub(crate) window_allowance_per_mille: u32,
+    pub(crate) handle_max_frames: u32,
+    pub(crate) growth_divisor: u32,
+    pub(crate) rounding_divisor: u32,
+    pub(crate) magazine_share_per_mille: u32,
+    pub(crate) magazine_bytes_min: u64,
+    pub(crate) poll_budget: Duration,
+    pub(crate) inserted_waits: bool,
+    pub(crate) empty_windows_max: u32,
+    pub(crate) wait_deadline: Duration,
+}
+
+impl Dials {
+    /// All of them as a profile has them.
+    pub fn of(profile: Profile) -> Self {
+        let balanced = Self {
+            growth_slack_per_mille: 3,
+            growth_slack_max_per_mille: 150,
+            window_allowance_per_mille: 45,
+            handle_max_frames: 16,
+            growth_divisor: 512,
+            rounding_divisor: 128,
+            magazine_share_per_mille: 5,
+            magazine_bytes_min: 8 << 20,
+            poll_budget: Duration::from_micros(20),
+            inserted_waits: true,
+            empty_windows_max: 4096,
+            wait_deadline: Duration::from_secs(10),
+        };
+        match profile {
+            Profile::Balanced => balanced,
+            Profile::Fast => Self {
+                growth_slack_per_mille: 100,
+                growth_slack_max_per_mille: 300,
+                window_allowance_per_mille: 20,
+                handle_max_frames: 32,
+                growth_divisor: 64,
+                rounding_divisor: 64,
+                inserted_waits: false,
+                ..balanced
+            },
+            Profile::Tight => Self {
+                growth_slack_per_mille: 0,
+                growth_slack_max_per_mille: 0,
+                handle_max_frames: 1,
+                growth_divisor: 2048,
+                rounding_divisor: 0,
+                magazine_share_per_mille: 2,
+                magazine_bytes_min: 1 << 20,
+                empty_windows_max: 16384,
+                ..balanced
+            },
+        }
+    }
+
+    /// In thousandths of the most that was ever in use.
+    pub fn growth_slack(mut self, per_mille: u32) -> Self {
+        self.growth_slack_per_mille = per_mille;
+        self
+    }
+
+    /// In thousandths of the most that was ever in use; takes the place of [`Dials::growth_slack`] while it applies.
+    pub fn growth_slack_max(mut self, per_mille: u32) -> Self {
+        self.growth_slack_max_per_mille = per_mille;
+        self
+    }
+
+    /// In thousandths: 40 is one window in 25 blocks. A program starts with 256 windows, and saves up no more.
+    pub fn window_allowance(mut self, per_mille: u32) -> Self {
+        self.window_allowance_per_mille = per_mille;
+        self
+    }
+
+    /// Rounded to 2 MiB, and to between 2 and 128 MiB.
+    pub fn handle_bytes_max(mut self, size_bytes: u64) -> Self {
+        self.handle_max_frames = (size_bytes >> 21).clamp(1, 64) as u32;
+        self
+    }
+
+    /// At least 1.
+    pub fn growth_divisor(mut self, divisor: u32) -> Self {
+        self.growth_divisor = divisor.max(1);
+        self
+    }
+
+    /// 0 for no rounding but to 256 bytes.
+    pub fn rounding_divisor(mut self, divisor: u32) -> Self {
+        self.rounding_divisor = divisor;
+        self
+    }
+
+    /// In thousandths of what is reserved.
+    pub fn magazine_share(mut self, per_mille: u32) -> Self {
+        self.magazine_share_per_mille = per_mille;
+        self
+    }
+
+    /// In bytes.
+    pub fn magazine_bytes_min(mut self, size_bytes: u64) -> Self {
+        self.magazine_bytes_min = size_bytes;
+        self
+    }
+
+    /// Zero never asks: then other streams' frees are had only where the program itself orders or observes streams.
+    pub fn poll_budget(mut self, budget: Duration) -> Self {
+        self.poll_budget = budget;
+        self
+    }
+
+    /// Streams that allow no waits are left alone either way.
+    pub fn inserted_waits(mut self, allowed: bool) -> Self {
+        self.inserted_waits = allowed;
+        self
+    }
+
+    /// Beyond it those that were left first are unmapped, as far as their last uses are known to be complete.
+    pub fn empty_windows_max(mut self, count: u32) -> Self {
+        self.empty_windows_max = count;
+        self
+    }
+
+    /// Zero never waits.
+    pub fn wait_deadline(mut self, deadline: Duration) -> Self {
+        self.wait_deadline = deadline;
+        self
+    }
+
+    /// What magazines and depot may hold together beside so much that is reserved.
+    pub(crate) fn magazine_bytes(&self, reserved_bytes: u64) -> u64 {
+        let share_bytes = (reserved_bytes / 1000).saturating_mul(u64::from(self.magazine_share_per_mille));
+        self.magazine_bytes_min.max(share_bytes)
+    }
+
+    /// What a large block takes.
+    pub(crate) fn rounded(&self, size_bytes: u64) -> u64 {
+        let step = match self.rounding_divisor {
+            0 => 1,
+            divisor => (1 << size_bytes.max(1).ilog2()) / u64::from(divisor),
+        };
+        size_bytes.checked_next_multiple_of(step.max(1)).unwrap_or(size_bytes)
+    }
+}
+
+impl Default for Dials {
+    fn default() -> Self {
+        Self::of(Profile::default())
+    }
+}
+
+impl FromStr for Profile {
+    type Err = PoolError;
+
+    fn from_str(name: &str) -> Result<Self, PoolError> {
+        match name.trim() {
+            "fast" => Ok(Self::Fast),
+            "balanced" => Ok(Self::Balanced),
+            "tight" => Ok(Self::Tight),
+            other => Err(PoolError::UnknownProfile { name: other.into() }),
+        }
+    }
+}
+
+impl fmt::Display for Profile {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(match self {
+            Self::Fast => "fast",
+            Self::Balanced => "balanced",
+            Self::Tight => "tight",
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn rounding_keeps_to_its_part_of_a_power_of_two() {
+        let dials = Dials::default();
+        assert_eq!(dials.rounded(1 << 20), 1 << 20);
+        assert_eq!(dials.rounded((1 << 20) + 1), (1 << 20) + (1 << 13));
+        assert_eq!(dials.clone().rounding_divisor(0).rounded(12_345_677), 12_345_677);
+        assert_eq!(dials.rounded(u64::MAX), u64::MAX);
+        assert_eq!((dials.rounded(0), dials.rounded(1)), (0, 1));
+    }
+
+    #[test]
+    fn dials_are_kept_to_what_works() {
+        let dials = Dials::default().handle_bytes_max(u64::MAX).growth_divisor(0);
+        assert_eq!((dials.handle_max_frames, dials.growth_divisor), (64, 1));
+        assert_eq!(dials.handle_bytes_max(0).handle_max_frames, 1);
+    }
+
+    #[test]
+    fn names_of_profiles_parse_as_they_print() {
+        for profile in [Profile::Fast, Profile::Balanced, Profile::Tight] {
+            assert_eq!(profile.to_string().parse::<Profile>().unwrap(), profile);
+        }
+        assert!("quick".parse::<Profile>().unwrap_err().to_string().contains("balanced"));
+    }
+}
