@@ -195,9 +195,13 @@ impl Drop for Inner {
                 self.device.clocks().retire(self.id, self.driver_id);
                 builder::destroy(&self.device, self.raw.0);
             }
-            // What is queued there may not be marked any more: it counts as done once the device has been waited for.
-            _ if !*self.is_retired.get_mut() => self.device.clocks().abandon(self.id, self.driver_id),
-            _ => {}
+            _ if *self.is_retired.get_mut() => {}
+            // Another's may not be marked any more: what is queued there counts as done once the device has been waited
+            // for. A thread's own is alive as long as the thread.
+            kind => {
+                let is_alive = kind == Kind::OfThread(std::thread::current().id());
+                self.device.clocks().abandon(self.id, self.driver_id, is_alive);
+            }
         }
     }
 }

@@ -101,6 +101,30 @@ cases! {
         });
     }
 
+    /// A thread's own default stream goes with the thread, and holds no memory that was freed on it: nobody has to wait
+    /// for the whole device, where another stream may never end.
+    fn default_streams_of_ended_threads_hold_nothing(driver: &Driver) {
+        Bench::each(driver, |options| options.hard_limit(48 * MIB), |bench| {
+            if bench.is("none") {
+                // A plain free waits for the device: that is the driver's.
+                return;
+            }
+            let (next, bystander) = (bench.stream(), bench.stream());
+            let gate = crate::close(bench, &bystander);
+            for round in 0..5 {
+                let block = std::thread::scope(|scope| {
+                    let work = || bench.filled(40 * MIB, round, &Stream::per_thread(&bench.device).unwrap());
+                    scope.spawn(work).join().unwrap()
+                });
+                drop(block);
+                let taken = bench.filled(40 * MIB, round + 100, &next);
+                bench.check(&taken, round + 100, &next);
+            }
+            next.synchronize().unwrap();
+            assert!(gate.open(), "it waited for the whole device");
+        });
+    }
+
     /// More threads than any table of them may hold at once, all with blocks.
     fn hundreds_of_threads(driver: &Driver) {
         Bench::each(driver, |options| options, |bench| {

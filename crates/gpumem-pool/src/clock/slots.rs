@@ -118,23 +118,29 @@ impl Clocks {
                 names.remove(&driver_id);
             }
         }
-        if let Some(mut lane) = self.lanes.lock(slot) {
-            let device = lane.device.clone();
-            match device.enter() {
-                Ok(_bound) => lane.finish(slot, &self.epochs),
-                Err(_) => lane.forget(),
-            }
-        }
+        self.last_mark(slot);
         self.give_up(slot);
     }
 
-    /// Nobody holds the stream, whose owner may have destroyed it: it is not touched. It may come again.
-    pub(crate) fn abandon(&self, stream: StreamId, driver_id: Option<u64>) {
+    /// Nobody holds the stream, whose owner may have destroyed it: it is not touched, unless the caller knows that it
+    /// is alive. It may come again.
+    pub(crate) fn abandon(&self, stream: StreamId, driver_id: Option<u64>, is_alive: bool) {
         let _names = driver_id.map(|_| self.names());
-        if let Some(mut lane) = self.lanes.lock(stream.slot()) {
+        if is_alive && !self.is_complete(self.stamp(stream.slot())) {
+            self.last_mark(stream.slot());
+        } else if let Some(mut lane) = self.lanes.lock(stream.slot()) {
             lane.forget();
         }
         self.give_up(stream.slot());
+    }
+
+    fn last_mark(&self, slot: Slot) {
+        let Some(mut lane) = self.lanes.lock(slot) else { return };
+        let device = lane.device.clone();
+        match device.enter() {
+            Ok(_bound) => lane.finish(slot, &self.epochs),
+            Err(_) => lane.forget(),
+        }
     }
 
     fn give_up(&self, slot: Slot) {
