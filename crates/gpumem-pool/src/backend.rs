@@ -38,6 +38,9 @@ pub(crate) trait Source {
     /// Memory for work queued on `stream` from now on.
     fn alloc(&self, size_bytes: u64, stream: &Stream) -> Result<Piece, PoolError>;
 
+    /// The same at an alignment of more than 256, a power of two.
+    fn alloc_aligned(&self, size_bytes: u64, alignment: u64, stream: &Stream) -> Result<Piece, PoolError>;
+
     /// What [`Source::alloc`] gives, where it is at hand: no lock that threads share, and no driver call.
     #[inline]
     fn hit(&self, _size_bytes: u64, _stream: &Stream) -> Option<Piece> {

@@ -48,7 +48,23 @@ pub struct Block {
 impl Block {
     /// The block is counted already, by the backend or by the pool.
     pub(crate) fn new(pool: StateRef, piece: Piece, size_bytes: u64, home: StreamId) -> Self {
-        Self { piece, size_bytes, home, uses: AtomicU64::new(0), pool }
+        Self::from_parts(piece, size_bytes, home, AtomicU64::new(0), pool)
+    }
+
+    pub(crate) fn from_parts(
+        piece: Piece,
+        size_bytes: u64,
+        home: StreamId,
+        uses: AtomicU64,
+        pool: StateRef,
+    ) -> Self {
+        Self { piece, size_bytes, home, uses, pool }
+    }
+
+    /// The same backwards. What they describe stays alive.
+    pub(crate) fn into_parts(self) -> (Piece, u64, StreamId, u64, StateRef) {
+        let block = ManuallyDrop::new(self);
+        (block.piece, block.size_bytes, block.home, block.uses.load(Ordering::Relaxed), block.pool)
     }
 
     /// Where it starts in the device's address space; 0 for an empty block. At least 256-byte aligned.

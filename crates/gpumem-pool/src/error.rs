@@ -57,6 +57,14 @@ pub enum PoolError {
         /// The hard limit.
         limit_bytes: u64,
     },
+    /// An alignment that no block can have.
+    #[error("{alignment} is no alignment: use a power of two up to {largest}")]
+    BadAlignment {
+        /// What was asked for.
+        alignment: u64,
+        /// The largest there is.
+        largest: u64,
+    },
     /// A limit that can't be read.
     #[error("{value:?} is no memory limit: use {FORMS}")]
     LimitSyntax {

@@ -10,7 +10,7 @@
 //! | --- | --- |
 //! | `device`, `context` | [`Device`], and [`Bound`]: its context, current on a thread for a while |
 //! | `stream`, `event` | [`Stream`], [`Event`]: the driver's objects, owned |
-//! | `block` | [`Block`]: what a user holds; drop gives it back in stream order |
+//! | `block`, `raw_block`, `alignment` | [`Block`]: what a user holds; drop gives it back in stream order |
 //! | `pool`, `state` | [`Pool`]: the front door, and what is behind it for as long as a handle or a block lives |
 //! | `clock` | what is ordered and what is done: a free asks the driver nothing |
 //! | `options`, `limit`, `dials` | [`PoolBuilder`], [`BackendKind`], [`Limit`], [`Profile`] and [`Dials`] |
@@ -36,6 +36,7 @@
 
 pub use gpumem_sys as sys;
 
+mod alignment;
 mod backend;
 #[allow(unsafe_code)]
 mod block;
@@ -59,6 +60,8 @@ mod limit;
 mod options;
 mod pool;
 #[allow(unsafe_code)]
+mod raw_block;
+#[allow(unsafe_code)]
 mod state;
 mod status;
 #[allow(unsafe_code)]
@@ -76,5 +79,6 @@ pub use event::Event;
 pub use limit::Limit;
 pub use options::{BackendKind, PoolBuilder};
 pub use pool::Pool;
+pub use raw_block::{BlockToken, RawBlock};
 pub use status::Status;
 pub use stream::{Stream, StreamBuilder};

@@ -28,7 +28,7 @@ use core::fmt;
 /// println!("{}", pool.status()?);
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
-pub struct Pool(StateRef);
+pub struct Pool(pub(crate) StateRef);
 
 impl Pool {
     /// A pool with the defaults; the environment is not read.

@@ -3,6 +3,7 @@
 mod lifetime;
 mod sync;
 
+use crate::alignment::ALIGNMENT_MIN;
 use crate::backend::{Backend, Freed, Piece, Source};
 use crate::block::Block;
 use crate::device::Device;
@@ -25,7 +26,8 @@ pub(crate) struct State {
 }
 
 /// A pointer to a state that somebody keeps alive: a handle of the pool, or a block that is counted.
-#[derive(Clone, Copy)]
+#[derive(Clone, Copy, Debug)]
+#[repr(transparent)]
 pub(crate) struct StateRef(NonNull<State>);
 
 // SAFETY: a state may be used and taken down by any thread: all of it is `Send` and `Sync`, which `shared` checks.
@@ -95,10 +97,32 @@ impl StateRef {
         }
         self.check_size(size_bytes)?;
         let piece = self.backend.alloc(size_bytes, stream)?;
+        Ok(self.counted(piece, size_bytes, stream))
+    }
+
+    /// At a power of two.
+    pub(crate) fn alloc_aligned(
+        self,
+        size_bytes: u64,
+        alignment: u64,
+        stream: &Stream,
+    ) -> Result<Block, PoolError> {
+        if size_bytes == 0 || alignment <= ALIGNMENT_MIN {
+            return self.alloc(size_bytes, stream);
+        }
+        self.check_usable()?;
+        self.check_stream(stream)?;
+        self.check_size(size_bytes)?;
+        let piece = self.backend.alloc_aligned(size_bytes, alignment, stream)?;
+        Ok(self.counted(piece, size_bytes, stream))
+    }
+
+    /// A block of this piece, which the backend has handed out.
+    fn counted(self, piece: Piece, size_bytes: u64, stream: &Stream) -> Block {
         if !self.backend.counts_blocks() {
             self.lifetime.count_in();
         }
-        Ok(Block::new(self, piece, size_bytes, stream.id()))
+        Block::new(self, piece, size_bytes, stream.id())
     }
 
     /// Called by a block's drop: has nobody to tell, so what fails is kept for the next call.

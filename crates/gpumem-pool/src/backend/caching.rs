@@ -70,6 +70,10 @@ impl Source for CachingBackend {
         self.shared.alloc(size_bytes, stream)
     }
 
+    fn alloc_aligned(&self, size_bytes: u64, alignment: u64, stream: &Stream) -> Result<Piece, PoolError> {
+        self.shared.alloc_from_heap(size_bytes, alignment, stream)
+    }
+
     #[inline]
     fn hit(&self, size_bytes: u64, stream: &Stream) -> Option<Piece> {
         let class = Class::of(size_bytes)?;

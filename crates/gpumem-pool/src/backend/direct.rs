@@ -5,6 +5,7 @@
 //! reuse is given back once, which waits for the device; nothing else here waits.
 
 use super::{Counts, Freed, Piece, Reserved, Source, Taken};
+use crate::alignment::ALIGNMENT_MIN;
 use crate::device::Device;
 use crate::error::PoolError;
 use crate::ledger::{Admission, Ledger};
@@ -103,7 +104,18 @@ impl<C: Calls> Source for Direct<C> {
         Ok(Piece { address, record: 0, class: 0 })
     }
 
+    fn alloc_aligned(&self, size_bytes: u64, alignment: u64, stream: &Stream) -> Result<Piece, PoolError> {
+        let whole = self.alloc(padded_bytes(size_bytes, alignment.ilog2()), stream)?;
+        let padding_bytes = whole.address.wrapping_neg() & (alignment - 1);
+        Ok(Piece {
+            address: whole.address + padding_bytes,
+            record: (padding_bytes / ALIGNMENT_MIN) as u32,
+            class: alignment.ilog2(),
+        })
+    }
+
     fn free(&self, freed: &Freed) -> Taken {
+        let freed = &whole(freed);
         let result = match self.calls.release(&self.device, freed) {
             // The memory goes with the driver.
             Err(cause) if cause.is_shutdown() => Ok(()),
@@ -149,6 +161,22 @@ impl<C: Calls> Source for Direct<C> {
     fn reserved(&self) -> Result<Option<Reserved>, PoolError> {
         Ok(self.calls.reserved(&self.device)?)
     }
+}
+
+/// What was asked of the driver for a block that may be aligned.
+fn whole(freed: &Freed) -> Freed {
+    let Piece { address, record, class } = freed.piece;
+    let address = address - u64::from(record) * ALIGNMENT_MIN;
+    Freed {
+        piece: Piece { address, ..freed.piece },
+        size_bytes: padded_bytes(freed.size_bytes, class),
+        ..*freed
+    }
+}
+
+/// Room for the size wherever the driver's block starts; an exponent of 0 says that any start will do.
+fn padded_bytes(size_bytes: u64, alignment_exponent: u32) -> u64 {
+    size_bytes.saturating_add((1_u64 << alignment_exponent).saturating_sub(ALIGNMENT_MIN))
 }
 
 fn is_full(error: &DriverError) -> bool {

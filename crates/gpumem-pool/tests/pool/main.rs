@@ -11,6 +11,7 @@ mod devices;
 mod environment;
 mod exit;
 mod faults;
+mod features;
 mod limits;
 mod objects;
 mod streams;

@@ -86,7 +86,7 @@ impl Shared {
     pub(super) fn alloc(&self, size_bytes: u64, stream: &Stream) -> Result<BlockPiece, PoolError> {
         match Class::of(size_bytes) {
             Some(class) => Ok(of_class(class, self.alloc_small(class, size_bytes, stream)?)),
-            None => self.alloc_large(size_bytes, stream),
+            None => self.alloc_from_heap(size_bytes, UNIT_BYTES, stream),
         }
     }
 
@@ -105,12 +105,14 @@ impl Shared {
         }
     }
 
-    fn alloc_large(&self, size_bytes: u64, stream: &Stream) -> Result<BlockPiece, PoolError> {
-        let request = Request {
-            size_bytes: self.dials.rounded(size_bytes),
-            alignment: UNIT_BYTES,
-            slot: stream.slot(),
-        };
+    /// What no magazine keeps: large blocks, and aligned ones.
+    pub(super) fn alloc_from_heap(
+        &self,
+        size_bytes: u64,
+        alignment: u64,
+        stream: &Stream,
+    ) -> Result<BlockPiece, PoolError> {
+        let request = Request { size_bytes: self.dials.rounded(size_bytes), alignment, slot: stream.slot() };
         let Piece { address, record } = self.climb(&request, size_bytes)?;
         Ok(BlockPiece { address, record, class: BlockPiece::NO_CLASS })
     }

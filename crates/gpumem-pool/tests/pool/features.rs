@@ -1,0 +1,114 @@
+//! Aligned blocks, and blocks as plain data.
+
+use crate::bench::{on_each_backend, small};
+use gpumem_pool::{Block, PoolError};
+
+#[test]
+fn a_block_starts_where_it_was_asked_to() {
+    on_each_backend(&small(), |bench| {
+        let (pool, stream) = (bench.pool(), bench.stream());
+        let mut blocks: Vec<(Block, u8)> = Vec::new();
+        for (index, exponent) in (0..=24).chain([8, 21, 12]).enumerate() {
+            let (alignment, size_bytes) = (1_u64 << exponent, 1 + 777 * index as u64);
+            let block = pool.alloc_aligned(size_bytes, alignment, &stream).unwrap();
+            assert_eq!((block.address() % alignment, block.size_bytes()), (0, size_bytes));
+            bench.fill(&block, index as u8 + 1, &stream);
+            blocks.push((block, index as u8 + 1));
+        }
+        let large = pool.alloc_aligned(3 << 20, 4 << 20, &stream).unwrap();
+        assert_eq!(large.address() % (4 << 20), 0);
+        for (block, value) in &blocks {
+            assert!(bench.holds(block, *value, &stream), "{block:?}");
+        }
+        let asked_bytes = blocks.iter().map(|(block, _)| block.size_bytes()).sum::<u64>() + (3 << 20);
+        assert!(pool.status().unwrap().in_use_bytes >= asked_bytes);
+        pool.check().unwrap();
+        drop((blocks, large));
+        let status = pool.status().unwrap();
+        assert_eq!((status.in_use_bytes, status.block_count), (0, 0));
+        pool.check().unwrap();
+        pool.reclaim().unwrap();
+        assert_eq!(pool.status().unwrap().reserved_bytes, 0);
+    });
+}
+
+#[test]
+fn what_is_no_alignment_is_told_apart() {
+    on_each_backend(&small(), |bench| {
+        let (pool, stream) = (bench.pool(), bench.stream());
+        for alignment in [0, 3, 100, 257, (1 << 30) + 1, 1 << 31, 1 << 63, u64::MAX] {
+            for size_bytes in [0, 1, 1 << 21, u64::MAX] {
+                let error = pool.alloc_aligned(size_bytes, alignment, &stream).unwrap_err();
+                assert!(
+                    matches!(error, PoolError::BadAlignment { alignment: asked, .. } if asked == alignment)
+                );
+            }
+        }
+        for size_bytes in [(1 << 30) + 1, 1 << 63, u64::MAX] {
+            let error = pool.alloc_aligned(size_bytes, 4096, &stream).unwrap_err();
+            assert!(matches!(error, PoolError::TooLarge { .. }), "{error:?}");
+        }
+        let empty = pool.alloc_aligned(0, 1 << 20, &stream).unwrap();
+        assert_eq!((empty.address(), empty.size_bytes()), (0, 0));
+        assert_eq!(pool.status().unwrap().allocation_count, 0);
+    });
+}
+
+#[test]
+fn aligned_blocks_count_against_the_limit() {
+    on_each_backend(&small(), |bench| {
+        let pool = bench.builder().hard_limit(8 << 20).build().unwrap();
+        let stream = bench.stream();
+        let mut blocks = Vec::new();
+        let error = loop {
+            match pool.alloc_aligned(300 << 10, 512 << 10, &stream) {
+                Ok(block) => blocks.push(block),
+                Err(error) => break error,
+            }
+        };
+        assert!(
+            matches!(error, PoolError::LimitReached { limit_bytes, .. } if limit_bytes == 8 << 20),
+            "{error}"
+        );
+        assert!(blocks.len() >= 8, "{}", blocks.len());
+        assert!(pool.status().unwrap().in_use_bytes <= 8 << 20);
+        blocks.pop();
+        blocks.push(pool.alloc_aligned(300 << 10, 512 << 10, &stream).unwrap());
+    });
+}
+
+#[test]
+fn a_block_as_plain_data_is_alive_and_keeps_its_pool() {
+    on_each_backend(&small(), |bench| {
+        let (pool, home, other) = (bench.pool(), bench.stream(), bench.stream());
+        let sizes = [0, 1, 4096, 3 << 20];
+        let raw: Vec<_> = sizes
+            .map(|size_bytes| {
+                let block = pool.alloc(size_bytes, &home).unwrap();
+                other.wait_for(&home).unwrap();
+                block.record_use(&other);
+                (block.address(), block.stream_id(), block.into_raw())
+            })
+            .into();
+        let status = pool.status().unwrap();
+        assert_eq!((status.in_use_bytes, status.block_count), (sizes.iter().sum(), 3));
+        drop(pool);
+        let carried = std::thread::spawn(move || {
+            // SAFETY: each came from `into_raw`, and is turned back once.
+            raw.into_iter()
+                .map(|(address, home, raw)| (address, home, unsafe { Block::from_raw(raw) }))
+                .collect()
+        });
+        let carried: Vec<(u64, _, Block)> = carried.join().unwrap();
+        for ((address, stream_id, block), size_bytes) in carried.iter().zip(sizes) {
+            assert_eq!(
+                (block.address(), block.size_bytes(), block.stream_id()),
+                (*address, size_bytes, *stream_id)
+            );
+            bench.fill(block, 7, &other);
+            assert!(bench.holds(block, 7, &other));
+        }
+        drop(carried);
+        drop((home, other));
+    });
+}
