@@ -73,6 +73,7 @@ fn mistakes_name_the_variable_and_what_it_takes() {
         ("GPUMEM_SOFT_LIMIT", "-1", "100M, 1.5GiB"),
         ("GPUMEM_HARD_LIMIT", "120%", "50%"),
         ("GPUMEM_POOL", "cached", "`caching`, `native` or `none`"),
+        ("GPUMEM_PROFILE", "quick", "`fast`, `balanced` or `tight`"),
     ] {
         let text = under(&[(name, value)]);
         assert!(text.contains(name) && text.contains(value) && text.contains(expected), "{text}");

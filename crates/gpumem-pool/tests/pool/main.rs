@@ -14,5 +14,7 @@ mod faults;
 mod features;
 mod limits;
 mod objects;
+#[cfg(feature = "backend-caching")]
+mod profiles;
 mod streams;
 mod threads;

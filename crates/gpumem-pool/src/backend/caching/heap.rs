@@ -80,6 +80,8 @@ pub(super) struct Heap {
     lost_bytes: u64,
     /// Windows that may yet be made anew before the heap grows instead, in thousandths.
     window_credit: u32,
+    /// How many windows have to be empty before those that could not be unmapped are tried again.
+    empty_retry: usize,
     counts: Counts,
 }
 
@@ -101,6 +103,7 @@ impl Heap {
             reserved_peak_bytes: 0,
             lost_bytes: 0,
             window_credit: WINDOW_CREDIT_MAX,
+            empty_retry: 0,
             counts: Counts::default(),
         }
     }
@@ -391,11 +394,6 @@ impl Heap {
     #[cfg(test)]
     pub(super) fn window_count(&self) -> usize {
         self.frames.window_count()
-    }
-
-    /// Windows that nothing is resident in.
-    pub(super) fn empty_window_count(&self) -> usize {
-        self.frames.empty_count()
     }
 
     #[allow(dead_code, reason = "for who tunes the dials")]

@@ -132,12 +132,12 @@ fn growth_to_target(shared: &Shared, request: &Request, lack: &mut Lack) -> Resu
 fn recycled(shared: &Shared, request: &Request, _: &mut Lack) -> Result<Step, PoolError> {
     let (clocks, mut vmm) = (shared.clocks(), Vmm::new(shared.device.driver(), shared.device.raw()));
     let kept_count = shared.dials.empty_windows_max as usize;
-    if shared.core().heap.empty_window_count() > kept_count {
+    if shared.core().heap.is_unmapping_due(kept_count) {
         if !shared.dials.poll_budget.is_zero() {
             clocks.tick(request.slot)?;
             clocks.poll(shared.dials.poll_budget)?;
         }
-        shared.core().heap.unmap_empty(kept_count / 4 * 3, clocks, &mut vmm)?;
+        shared.core().heap.unmap_empty(kept_count.saturating_sub(UNMAPPED_AT_ONCE), clocks, &mut vmm)?;
     }
     let piece = shared.core().heap.take_recycled(request, clocks, &mut vmm)?;
     Ok(piece.map_or(Step::Nothing, Step::Found))
@@ -221,3 +221,6 @@ fn synchronised(shared: &Shared, _request: &Request, _: &mut Lack) -> Result<Ste
 fn is_small(request: &Request) -> bool {
     request.size_bytes <= Class::SIZE_BYTES_MAX
 }
+
+/// So that no allocation pays for many others.
+const UNMAPPED_AT_ONCE: usize = 16;

@@ -58,8 +58,15 @@ impl Heap {
         let complete = |stamps: &[Stamp]| stamps.iter().all(|stamp| order.is_complete(*stamp));
         let old = empty.into_iter().filter(|id| complete(&self.frames.window(*id).departed));
         let old: Vec<u32> = old.take(excess).collect();
-        old.iter().try_for_each(|window| self.unmap(*window, backing))?;
-        Ok(old.len())
+        let unmapped = old.iter().try_for_each(|window| self.unmap(*window, backing));
+        let left = self.frames.empty_count();
+        self.empty_retry = if left <= keep_count { 0 } else { left + left / 8 };
+        unmapped.map(|()| old.len())
+    }
+
+    /// Whether more windows than so many are empty, and, if the last try left some, enough of them for another.
+    pub(in super::super) fn is_unmapping_due(&self, keep_count: usize) -> bool {
+        self.frames.empty_count() > keep_count.max(self.empty_retry)
     }
 
     /// The streams that free memory waits for.
