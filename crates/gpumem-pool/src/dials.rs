@@ -5,7 +5,7 @@
 //! | [`growth_slack`](Dials::growth_slack) | 100 ‰ | 3 ‰ | 0 ‰ | how far reserved memory may pass the most that was ever in use before idle memory is mapped anew instead | memory; less of it: driver calls |
 //! | [`growth_slack_max`](Dials::growth_slack_max) | 300 ‰ | 150 ‰ | 0 ‰ | the same for a program whose requests keep changing, once it has used up its windows | memory |
 //! | [`window_allowance`](Dials::window_allowance) | 20 ‰ | 45 ‰ | none | windows made over idle memory, of blocks beyond 1 MiB that are allocated | driver calls; less of it: memory |
-//! | [`handle_bytes_max`](Dials::handle_bytes_max) | 64 MiB | 32 MiB | 2 MiB | the largest piece of physical memory that is made at once | memory that is stuck beside what is in use; less of it: driver calls |
+//! | [`handle_bytes_max`](Dials::handle_bytes_max) | 64 MiB | 40 MiB | 2 MiB | the largest piece of physical memory that is made at once | memory that is stuck beside what is in use; less of it: driver calls |
 //! | [`growth_divisor`](Dials::growth_divisor) | 64 | 512 | 2048 | the heap grows by at least this part of what it has | driver calls; less of it: memory |
 //! | [`rounding_divisor`](Dials::rounding_divisor) | 64 | 128 | 0 | blocks beyond 64 KiB are rounded to this part of their power of two; 0 rounds to 256 bytes only | fewer exact fits, so driver calls; less of it: memory |
 //! | [`magazine_share`](Dials::magazine_share) | 5 ‰ | 5 ‰ | 2 ‰ | what all threads may keep at hand of blocks up to 1 MiB, of what is reserved | memory; less of it: locks |
@@ -78,7 +78,7 @@ impl Dials {
             growth_slack_per_mille: 3,
             growth_slack_max_per_mille: 150,
             window_allowance_per_mille: 45,
-            handle_max_frames: 16,
+            handle_max_frames: 20,
             growth_divisor: 512,
             rounding_divisor: 128,
             magazine_share_per_mille: 5,
@@ -126,7 +126,7 @@ impl Dials {
         self
     }
 
-    /// In thousandths: 40 is one window in 25 blocks. A program starts with 256 windows, and saves up no more.
+    /// In thousandths: 40 is one window in 25 blocks. A program starts with 512 windows, and saves up no more.
     pub fn window_allowance(mut self, per_mille: u32) -> Self {
         self.window_allowance_per_mille = per_mille;
         self

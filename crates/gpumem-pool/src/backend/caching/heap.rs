@@ -303,7 +303,10 @@ impl Heap {
             }
         };
         let piece = self.build(index, &Request { size_bytes, ..*request }, tail.start, &row, backing)?;
-        self.counts.grown += u64::from(piece.is_some());
+        if piece.is_some() {
+            self.counts.grown += 1;
+            self.spend_credit(&row);
+        }
         Ok(piece)
     }
 
@@ -433,8 +436,13 @@ impl Heap {
     fn count_recycled(&mut self, row: &Row, is_built: bool) {
         if is_built {
             self.counts.recycled += 1;
-            self.window_credit = self.window_credit.saturating_sub(1000 * row.parts.len() as u32);
+            self.spend_credit(row);
         }
+    }
+
+    fn spend_credit(&mut self, row: &Row) {
+        let window_count = row.parts.len() as u32 + u32::from(row.last.is_some());
+        self.window_credit = self.window_credit.saturating_sub(1000 * window_count);
     }
 
     fn claimed(&mut self, index: usize, start: u64, size_bytes: u64, slot: Slot) -> Piece {
@@ -524,7 +532,7 @@ fn frames_in(size_bytes: u64) -> u32 {
 }
 
 /// What a program may use up before its first large blocks have earned any.
-const WINDOW_CREDIT_MAX: u32 = 256 * 1000;
+const WINDOW_CREDIT_MAX: u32 = 512 * 1000;
 const LARGE_SPACE: usize = 1;
 const SMALL_MAX_BYTES: u64 = 1 << 20;
 /// More than any device has; sums of a few such sizes fit a word.
