@@ -10,8 +10,9 @@ use std::ptr::null_mut;
 const MIB: u64 = 1 << 20;
 
 fn backends() -> Vec<BackendKind> {
+    let caching = cfg!(feature = "backend-caching").then_some(BackendKind::Caching);
     let native = cfg!(feature = "backend-native").then_some(BackendKind::Native);
-    native.into_iter().chain([BackendKind::None]).collect()
+    [caching, native, Some(BackendKind::None)].into_iter().flatten().collect()
 }
 
 fn fill(pool: &Pool, address: CUdeviceptr, value: u8, size_bytes: u64, stream: &Stream) {

@@ -47,9 +47,10 @@ pub(crate) trait Source {
         None
     }
 
-    /// [`Source::free`] where it needs neither; false if it does. Once it is true, the pool may be gone.
+    /// [`Source::free`] of a block that only home has used, where it needs neither; false if it does. Once it is true, the
+    /// pool may be gone.
     #[inline]
-    fn put_back(&self, _freed: &Freed) -> bool {
+    fn put_back(&self, _piece: &Piece, _size_bytes: u64, _home: StreamId) -> bool {
         false
     }
 

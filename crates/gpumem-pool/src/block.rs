@@ -116,7 +116,17 @@ impl Block {
         ManuallyDrop::new(self).give_back(true);
     }
 
+    #[inline]
     fn give_back(&mut self, is_complete: bool) {
+        // Field by field, straight from the block: one that was made a moment ago is copied slowly in wider pieces.
+        let is_plain = *self.uses.get_mut() == 0 && !is_complete;
+        if !(is_plain && self.pool.put_back(&self.piece, self.size_bytes, self.home)) {
+            self.free(is_complete);
+        }
+    }
+
+    #[inline(never)]
+    fn free(&mut self, is_complete: bool) {
         let Self { piece, size_bytes, home, ref mut uses, pool } = *self;
         pool.free(&Freed { piece, size_bytes, home, uses: *uses.get_mut(), is_complete });
     }

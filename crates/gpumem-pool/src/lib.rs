@@ -15,7 +15,7 @@
 //! | `clock` | what is ordered and what is done: a free asks the driver nothing |
 //! | `options`, `limit`, `dials` | [`PoolBuilder`], [`BackendKind`], [`Limit`], [`Profile`] and [`Dials`] |
 //! | `status`, `bytes`, `error` | what a pool says of itself |
-//! | `backend` | where the bytes come from: `native`, `none` |
+//! | `backend` | where the bytes come from: `caching`, `native`, `none`; `upkeep`: what pools leave to their device |
 //!
 //! ```
 //! use gpumem_pool::{Device, Limit, Pool, Stream, sys::{Driver, SimConfig}};

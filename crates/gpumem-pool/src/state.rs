@@ -6,6 +6,7 @@ mod sync;
 use crate::alignment::ALIGNMENT_MIN;
 use crate::backend::{Backend, Freed, Piece, Source};
 use crate::block::Block;
+use crate::clock::StreamId;
 use crate::device::Device;
 use crate::error::{PoolError, is_sticky};
 use crate::limit::Limits;
@@ -74,8 +75,9 @@ impl StateRef {
         drop(unsafe { Box::from_raw(self.0.as_ptr()) });
     }
 
-    /// What needs no look at anything that threads share.
-    #[inline]
+    /// What needs no look at anything that threads share. Always part of its caller: a block that is returned through
+    /// memory is copied at once, which takes longer than all the rest.
+    #[inline(always)]
     pub(crate) fn alloc(self, size_bytes: u64, stream: &Stream) -> Result<Block, PoolError> {
         if self.is_usable()
             && stream.device().is_same(&self.device)
@@ -125,16 +127,15 @@ impl StateRef {
         Block::new(self, piece, size_bytes, stream.id())
     }
 
-    /// Called by a block's drop: has nobody to tell, so what fails is kept for the next call.
+    /// Called by a block's drop, when home's order is all there is to the free: false if it takes more than a look at what
+    /// the thread has.
     #[inline]
-    pub(crate) fn free(self, freed: &Freed) {
-        if !self.backend.put_back(freed) {
-            self.free_further(freed);
-        }
+    pub(crate) fn put_back(self, piece: &Piece, size_bytes: u64, home: StreamId) -> bool {
+        self.backend.put_back(piece, size_bytes, home)
     }
 
-    #[inline(never)]
-    fn free_further(self, freed: &Freed) {
+    /// Called by a block's drop: has nobody to tell, so what fails is kept for the next call.
+    pub(crate) fn free(self, freed: &Freed) {
         if freed.size_bytes == 0 {
             return self.drop_block();
         }

@@ -81,6 +81,9 @@ struct Bench {
 const SIZES: [(&str, u64); 5] =
     [("256B", 256), ("4KiB", 4 << 10), ("64KiB", 64 << 10), ("1MiB", 1 << 20), ("64MiB", 64 << 20)];
 
+/// What a pool of many blocks begins with, as the peers' pools do.
+const GROWN_BYTES: u64 = 24 << 30;
+
 impl Bench {
     fn pool(&self) -> Result<Pool, PoolError> {
         let mut builder = Pool::builder(&self.device);
@@ -131,7 +134,7 @@ impl Bench {
             for thread_count in [2, 4, 8, 16] {
                 let (pool, streams) = (self.pool()?, self.streams(thread_count)?);
                 // Room for a mebibyte in each thread's magazine.
-                drop(pool.alloc(6 << 30, &streams[0])?);
+                pool.reserve(GROWN_BYTES)?;
                 let pairs = 400_000 / thread_count as u32;
                 let work = |thread: usize| {
                     for _ in 0..pairs {
@@ -190,6 +193,7 @@ impl Bench {
             let mut driver = Vec::new();
             self.row(&name, || {
                 let (pool, streams) = (self.pool()?, self.streams(thread_count)?);
+                pool.reserve(GROWN_BYTES)?;
                 let alloc =
                     |thread: usize, size_bytes: &u64| pool.alloc(*size_bytes, &streams[thread]).map(Some);
                 let blocks: Vec<_> = plans.iter().map(|_| Mutex::new(Vec::new())).collect();

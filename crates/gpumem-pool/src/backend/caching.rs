@@ -36,6 +36,7 @@ mod thread;
 mod vmm;
 
 use super::{Counts, Freed, Piece, Reserved, Source, Taken};
+use crate::clock::StreamId;
 use crate::device::Device;
 use crate::dials::Dials;
 use crate::error::PoolError;
@@ -82,13 +83,12 @@ impl Source for CachingBackend {
     }
 
     #[inline]
-    fn put_back(&self, freed: &Freed) -> bool {
-        let Some(class) = Class::at(freed.piece.class as usize).filter(|_| freed.is_plain()) else {
-            return false;
+    fn put_back(&self, piece: &Piece, size_bytes: u64, home: StreamId) -> bool {
+        let Some(class) = Class::at(piece.class as usize) else { return false };
+        let put = |set: &magazine::Set| {
+            set.put(class, size_bytes, magazine::Piece { address: piece.address, record: piece.record })
         };
-        let piece = magazine::Piece { address: freed.piece.address, record: freed.piece.record };
-        let put = |set: &magazine::Set| set.put(class, freed.size_bytes, piece);
-        thread::with_near(self.front, freed.home.0, put) == Some(true)
+        thread::with_near(self.front, home.0, put) == Some(true)
     }
 
     fn free(&self, freed: &Freed) -> Taken {

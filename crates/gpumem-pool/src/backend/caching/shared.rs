@@ -198,9 +198,7 @@ impl Shared {
 
     fn refusal(&self, size_bytes: u64, lack: Lack) -> PoolError {
         let (counts, reserved) = (self.counts(), self.reserved());
-        if let Some(limit_bytes) = self.limits.hard_bytes
-            && reserved.current_bytes.saturating_add(size_bytes) > limit_bytes
-        {
+        if let (Some(limit_bytes), None) = (self.limits.hard_bytes, lack) {
             return PoolError::LimitReached {
                 requested_bytes: size_bytes,
                 in_use_bytes: counts.in_use_bytes,
@@ -279,9 +277,14 @@ impl Shared {
         let _relaxed = Relaxed::enter(self.device.driver())?;
         let _bound = self.device.enter()?;
         let pending = self.core().heap.pending_slots();
-        pending.into_iter().try_for_each(|slot| self.clocks().tick(slot).map(drop))?;
-        self.clocks().poll(POLL_MAX)?;
+        self.look(pending)?;
         Ok(self.trim(keep_bytes)?)
+    }
+
+    /// Marks streams, and sees which marks have been passed.
+    fn look(&self, slots: Vec<Slot>) -> Result<(), DriverError> {
+        slots.into_iter().try_for_each(|slot| self.clocks().tick(slot).map(drop))?;
+        self.clocks().poll(POLL_MAX).map(drop)
     }
 
     pub(super) fn reclaim(&self) -> Result<(), PoolError> {
@@ -409,6 +412,8 @@ impl Drop for Shared {
         // Without its context all of it is gone already.
         let Ok(_bound) = self.device.enter() else { return };
         let (driver, clocks) = (self.device.driver(), self.clocks());
+        // Nobody is there to tell of a failure: what is not known to be done stays.
+        let _ = self.look(left.heap.pending_slots());
         if !left.give_back(driver, self.device.raw(), clocks, false) {
             self.device.upkeep().add_left(Box::new(left));
         }
