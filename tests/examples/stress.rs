@@ -1,15 +1,15 @@
 //! The stress test for as long as wanted: many threads on many streams, each block filled and checked by kernels.
 //!
-//! Goes round over the backends, a fresh pool and other random choices each round, prints what each round did, and
+//! Goes round over the backends and their profiles, a fresh pool and other random choices each round, prints what each round did, and
 //! fails when a block held what it should not or the software driver found a race.
 
 #![allow(clippy::print_stdout, reason = "a program that says what it does")]
 
 use anyhow::{Context, Result, ensure};
 use clap::{Parser, ValueEnum};
-use gpumem_tests::backends::backends;
+use gpumem_tests::backends::{Setting, settings};
 use gpumem_tests::pattern::Wrong;
-use gpumem_tests::pool::{BackendKind, Device, Limit, Pool};
+use gpumem_tests::pool::{BackendKind, Device, Limit, Profile};
 use gpumem_tests::stress::{Done, Mistake, Plan, Until, run};
 use gpumem_tests::sys::{Driver, DriverKind};
 use std::time::{Duration, Instant};
@@ -20,7 +20,7 @@ use std::time::{Duration, Instant};
 #[derive(Parser)]
 #[command(name = "stress")]
 struct Options {
-    /// For how long, all backends together.
+    /// For how long, all together.
     #[arg(long, default_value_t = 10.0)]
     seconds: f64,
     /// For how long at most on one pool.
@@ -35,6 +35,9 @@ struct Options {
     /// Only this backend [default: all that are built in, in turns].
     #[arg(long)]
     backend: Option<BackendKind>,
+    /// Only this profile of the backend `caching` [default: all, in turns].
+    #[arg(long)]
+    profile: Option<Profile>,
     /// The largest block [default: 64MiB on a GPU, 1MiB on the software driver].
     #[arg(long, value_name = "SIZE")]
     size_max: Option<Limit>,
@@ -65,10 +68,12 @@ fn main() -> Result<()> {
     let driver = Driver::from_env_or_sim()?;
     let device = Device::new(&driver, 0)?;
     println!("{}: {device}", driver.kind());
-    let all = match options.backend {
-        Some(backend) => vec![backend],
-        None => backends(&device),
+    let is_wanted = |setting: &Setting| {
+        options.backend.is_none_or(|backend| backend == setting.backend)
+            && (options.profile.is_none() || options.profile == setting.profile)
     };
+    let all: Vec<Setting> = settings(&device).into_iter().filter(is_wanted).collect();
+    ensure!(!all.is_empty(), "no backend that is built in has that name and profile");
     let (start, end) = (Instant::now(), Duration::from_secs_f64(options.seconds));
     let share = Duration::from_secs_f64((options.seconds / all.len() as f64).min(options.round_seconds));
     let mut sum = Done::default();
@@ -76,9 +81,9 @@ fn main() -> Result<()> {
         if start.elapsed() + share / 2 > end {
             break;
         }
-        let backend = all[round as usize % all.len()];
-        let done = options.round(&device, backend, round, share)?;
-        println!("{backend}, {done}");
+        let setting = all[round as usize % all.len()];
+        let done = options.round(&device, setting, round, share)?;
+        println!("{setting}, {done}");
         sum = sum.and(done);
         if let Some(sim) = driver.simulator() {
             let findings = sim.take_findings();
@@ -86,7 +91,7 @@ fn main() -> Result<()> {
         }
         ensure!(
             done.wrong == Wrong::default(),
-            "{backend} handed out memory that was in use: {}",
+            "{setting} handed out memory that was in use: {}",
             done.wrong
         );
     }
@@ -95,7 +100,7 @@ fn main() -> Result<()> {
 }
 
 impl Options {
-    fn round(&self, device: &Device, backend: BackendKind, round: u64, share: Duration) -> Result<Done> {
+    fn round(&self, device: &Device, setting: Setting, round: u64, share: Duration) -> Result<Done> {
         let (size_max, budget) = match device.driver().kind() {
             DriverKind::Sim => (1 << 20, 64 << 20),
             _ => (64 << 20, 8 << 30),
@@ -115,10 +120,10 @@ impl Options {
                 Forgotten::RecordUse => Mistake::NoRecordUse,
             }),
         };
-        let mut builder = Pool::builder(device).backend(backend);
+        let mut builder = setting.builder(device);
         if let Some(limit) = self.hard_limit {
             builder = builder.hard_limit(limit);
         }
-        run(&builder.build()?, &plan).with_context(|| format!("{backend}, round {round}"))
+        run(&builder.build()?, &plan).with_context(|| format!("{setting}, round {round}"))
     }
 }

@@ -1,6 +1,6 @@
 //! A pool on one backend, with patterns to see what becomes of its blocks: what tests that hold for every backend share.
 
-use crate::backends::backends;
+use crate::backends::{Setting, settings};
 use crate::pattern::{Ledger, Patterns, Wrong};
 use crate::pool::{BackendKind, Block, Device, Pool, PoolBuilder, PoolError, Stream};
 use crate::sys::Driver;
@@ -19,16 +19,16 @@ pub struct Bench {
 }
 
 impl Bench {
-    /// Runs a body on device 0 with each backend that is built in, and then looks at what its checks have found.
+    /// Runs a body on device 0 with each backend that is built in, and each of its profiles, and then looks at what its checks have found.
     ///
     /// # Panics
     ///
     /// When the body does, or a check found wrong contents.
     pub fn each(driver: &Driver, options: impl Fn(PoolBuilder) -> PoolBuilder, body: impl Fn(&Self)) {
         let device = ok(Device::new(driver, 0));
-        for backend in backends(&device) {
-            let told = Told(backend);
-            let pool = ok(options(Pool::builder(&device).backend(backend)).build());
+        for setting in settings(&device) {
+            let told = Told(setting);
+            let pool = ok(options(setting.builder(&device)).build());
             let bench = Self::new(&pool);
             body(&bench);
             bench.finish();
@@ -120,8 +120,8 @@ fn ok<T, E: Into<PoolError>>(result: Result<T, E>) -> T {
     result.unwrap_or_else(|error| panic!("{}", error.into()))
 }
 
-/// Names the backend when a body panics.
-struct Told(BackendKind);
+/// Names the setting when a body panics.
+struct Told(Setting);
 
 impl Drop for Told {
     #[expect(clippy::print_stderr, reason = "libtest shows it with the failed test")]

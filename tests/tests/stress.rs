@@ -2,26 +2,26 @@
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
-use gpumem_tests::backends::backends;
+use gpumem_tests::backends::settings;
 use gpumem_tests::cases;
 use gpumem_tests::pattern::Wrong;
-use gpumem_tests::pool::{Device, Pool, PoolError};
+use gpumem_tests::pool::{Device, PoolError};
 use gpumem_tests::stress::{Mistake, Plan, Until, run};
 use gpumem_tests::sys::{Driver, DriverKind, SimConfig};
 use std::time::Duration;
 
 cases! {
-    /// No block ever holds what it should not, with each backend.
+    /// No block ever holds what it should not, with each backend and profile.
     fn nothing_is_overwritten(driver: &Driver) -> Result<(), PoolError> {
         let device = Device::new(driver, 0)?;
-        for backend in backends(&device) {
-            let pool = Pool::builder(&device).backend(backend).build()?;
+        for setting in settings(&device) {
+            let pool = setting.builder(&device).build()?;
             let done = run(&pool, &plan(driver))?;
-            assert_eq!(done.wrong, Wrong::default(), "{backend}: {done}");
-            assert!(done.hand_overs > 0 && done.sent > 0 && done.refusals == 0, "{backend}: {done}");
+            assert_eq!(done.wrong, Wrong::default(), "{setting}: {done}");
+            assert!(done.hand_overs > 0 && done.sent > 0 && done.refusals == 0, "{setting}: {done}");
             let status = pool.status()?;
-            assert_eq!((status.in_use_bytes, status.block_count), (0, 0), "{backend}");
-            assert_eq!(status.allocation_count, done.blocks, "{backend}");
+            assert_eq!((status.in_use_bytes, status.block_count), (0, 0), "{setting}");
+            assert_eq!(status.allocation_count, done.blocks, "{setting}");
         }
         Ok(())
     }
@@ -29,12 +29,12 @@ cases! {
     /// Nor when there is hardly enough memory.
     fn nothing_is_overwritten_at_the_limit(driver: &Driver) -> Result<(), PoolError> {
         let device = Device::new(driver, 0)?;
-        for backend in backends(&device) {
+        for setting in settings(&device) {
             let plan = plan(driver);
-            let pool = Pool::builder(&device).backend(backend).hard_limit(plan.budget_bytes / 4).build()?;
+            let pool = setting.builder(&device).hard_limit(plan.budget_bytes / 4).build()?;
             let done = run(&pool, &plan)?;
-            assert_eq!(done.wrong, Wrong::default(), "{backend}: {done}");
-            assert!(done.refusals > 0 && done.blocks > done.refusals, "{backend}: {done}");
+            assert_eq!(done.wrong, Wrong::default(), "{setting}: {done}");
+            assert!(done.refusals > 0 && done.blocks > done.refusals, "{setting}: {done}");
         }
         Ok(())
     }
@@ -49,17 +49,17 @@ fn what_is_forgotten_is_found() {
             let device = Device::new(&driver, 0).unwrap();
             (driver, device)
         };
-        for backend in backends(&machine().1) {
+        for setting in settings(&machine().1) {
             // A plain free waits for all work of the device by itself.
-            if backend.to_string() == "none" && mistake == Mistake::NoRecordUse {
+            if setting.to_string() == "none" && mistake == Mistake::NoRecordUse {
                 continue;
             }
             let (driver, device) = machine();
-            let pool = Pool::builder(&device).backend(backend).build().unwrap();
+            let pool = setting.builder(&device).build().unwrap();
             let done = run(&pool, &Plan { mistake: Some(mistake), ..plan(&driver) });
             let findings = driver.simulator().unwrap().take_findings();
             let is_found = !findings.is_empty() || done.is_err();
-            assert!(is_found, "{backend} {mistake:?}");
+            assert!(is_found, "{setting} {mistake:?}");
         }
     }
 }

@@ -1,9 +1,9 @@
 //! The context is lost: whatever was asked when it happened, nothing panics, nothing waits for ever, and everything
 //! afterwards says so.
 
-use gpumem_tests::backends::backends;
+use gpumem_tests::backends::{Setting, settings};
 use gpumem_tests::bench::MIB;
-use gpumem_tests::pool::{BackendKind, Device, Event, Pool, PoolError, Stream};
+use gpumem_tests::pool::{Device, Event, Pool, PoolError, Stream};
 use gpumem_tests::sys::sim::{Effect, Rule};
 use gpumem_tests::sys::{CUresult, Driver, SimConfig};
 
@@ -23,28 +23,28 @@ fn a_lost_context_is_met_by_every_entry() {
         "cuStreamSynchronize",
         "cuCtxSynchronize",
     ];
-    for backend in backends(&Device::new(&Driver::sim(SimConfig::new()).unwrap(), 0).unwrap()) {
+    for setting in settings(&Device::new(&Driver::sim(SimConfig::new()).unwrap(), 0).unwrap()) {
         for call in calls {
             for nth in [1, 2, 5] {
-                lose(backend, call, nth);
+                lose(setting, call, nth);
             }
         }
     }
 }
 
-fn lose(backend: BackendKind, call: &str, nth: u64) {
+fn lose(setting: Setting, call: &str, nth: u64) {
     let effect = Effect::LoseDevice { device: 0, code: CUresult::CUDA_ERROR_ILLEGAL_ADDRESS };
     let rules = [Rule::new(call, effect).nth(nth), Rule::new("cuCtxGetStreamPriorityRange", effect)];
     let driver = Driver::sim(rules.into_iter().fold(SimConfig::small(), SimConfig::rule)).unwrap();
     let device = Device::new(&driver, 0).unwrap();
     let (home, other) = (Stream::new(&device).unwrap(), Stream::new(&device).unwrap());
-    let Ok(pool) = Pool::builder(&device).backend(backend).build() else { return };
+    let Ok(pool) = setting.builder(&device).build() else { return };
     let mut kept = Vec::new();
     for round in 0..6 {
         match work(&pool, &home, &other, &mut kept, round) {
             Ok(()) => (),
             Err(PoolError::DeviceLost(_)) => break,
-            Err(error) => panic!("{backend}, {call} {nth}: {error}"),
+            Err(error) => panic!("{setting}, {call} {nth}: {error}"),
         }
     }
     // From here on it is lost for certain.
@@ -54,13 +54,13 @@ fn lose(backend: BackendKind, call: &str, nth: u64) {
         let _ = unsafe { driver.cuCtxGetStreamPriorityRange(&mut least, &mut greatest) };
     }
     for lost in [home.synchronize(), device.synchronize(), pool.reclaim().map(drop)] {
-        assert!(matches!(lost, Err(PoolError::DeviceLost(_))), "{backend}, {call} {nth}: {lost:?}");
+        assert!(matches!(lost, Err(PoolError::DeviceLost(_))), "{setting}, {call} {nth}: {lost:?}");
     }
     for size_bytes in [400, 70_000, 9 * MIB] {
         match pool.alloc(size_bytes, &home) {
             // What is cached may still be had: no call tells that it is worth nothing.
             Err(PoolError::DeviceLost(_)) | Ok(_) => (),
-            Err(error) => panic!("{backend}, {call} {nth}, afterwards: {error}"),
+            Err(error) => panic!("{setting}, {call} {nth}, afterwards: {error}"),
         }
     }
     drop(kept);

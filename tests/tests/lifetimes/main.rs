@@ -9,7 +9,7 @@ mod threads;
 use gpumem_tests::bench::{Bench, MIB};
 use gpumem_tests::cases;
 use gpumem_tests::gate::Gate;
-use gpumem_tests::pool::{Device, Pool, Stream};
+use gpumem_tests::pool::{Device, Stream};
 
 cases! {
     /// A stream goes while its blocks live and while what was freed on it waits for work that has not begun. Neither
@@ -38,8 +38,8 @@ cases! {
     /// A pool, its device and the stream go before their blocks, which go on another thread.
     fn pools_end_before_their_blocks(driver: &Driver) {
         let device = Device::new(driver, 0).unwrap();
-        for backend in gpumem_tests::backends::backends(&device) {
-            let bench = Bench::new(&Pool::builder(&device).backend(backend).build().unwrap());
+        for setting in gpumem_tests::backends::settings(&device) {
+            let bench = Bench::new(&setting.builder(&device).build().unwrap());
             let (home, other) = (bench.stream(), bench.stream());
             let blocks: Vec<_> = [300, 5000, MIB, 20 * MIB].map(|size| bench.filled(size, size, &home)).into();
             other.wait_for(&home).unwrap();
@@ -59,16 +59,16 @@ cases! {
         let device = Device::new(driver, 0).unwrap();
         let stream = Stream::new(&device).unwrap();
         let before = device.memory_info().unwrap().free_bytes;
-        for backend in gpumem_tests::backends::backends(&device) {
+        for setting in gpumem_tests::backends::settings(&device) {
             for _ in 0..10 {
-                let pool = Pool::builder(&device).backend(backend).build().unwrap();
+                let pool = setting.builder(&device).build().unwrap();
                 let blocks = [100, 70_000, 3 * MIB, 40 * MIB].map(|size| pool.alloc(size, &stream).unwrap());
                 drop(pool);
                 drop(blocks);
             }
             device.synchronize().unwrap();
             let after = device.memory_info().unwrap().free_bytes;
-            assert!(after + 32 * MIB >= before, "{backend}: {after} free, {before} before");
+            assert!(after + 32 * MIB >= before, "{setting}: {after} free, {before} before");
         }
     }
 

@@ -1,9 +1,9 @@
 //! Bugs of refusal: errors that said nothing, came too early, or broke what came after them.
 
-use gpumem_tests::backends::backends;
+use gpumem_tests::backends::{Setting, settings};
 use gpumem_tests::bench::{Bench, MIB};
 use gpumem_tests::cases;
-use gpumem_tests::pool::{BackendKind, Device, Pool, PoolError, Stream};
+use gpumem_tests::pool::{Device, Pool, PoolError, Stream};
 use gpumem_tests::sys::sim::{Effect, Rule};
 use gpumem_tests::sys::{CUresult, Driver, DriverError, SimConfig};
 
@@ -71,22 +71,22 @@ fn a_partial_failure_is_undone() {
         "cuMemPoolTrimTo",
         "cuMemGetInfo_v2",
     ];
-    for backend in built_backends() {
+    for setting in built() {
         for call in calls {
             for nth in 1..=6 {
                 let rule = Rule::new(call, Effect::Fail(CUresult::CUDA_ERROR_OUT_OF_MEMORY)).nth(nth);
-                meet_a_failure(backend, rule);
+                meet_a_failure(setting, rule);
             }
         }
     }
 }
 
-fn meet_a_failure(backend: BackendKind, rule: Rule) {
-    let text = format!("{backend}, {rule}");
+fn meet_a_failure(setting: Setting, rule: Rule) {
+    let text = format!("{setting}, {rule}");
     let driver = Driver::sim(SimConfig::small().rule(rule)).unwrap();
     let device = Device::new(&driver, 0).unwrap();
     let stream = Stream::new(&device).unwrap();
-    let Ok(pool) = Pool::builder(&device).backend(backend).build() else { return };
+    let Ok(pool) = setting.builder(&device).build() else { return };
     let mut held = Vec::new();
     for size_bytes in [300, 5 * MIB, 12 * MIB, 700, 20 * MIB, 3 * MIB, 16 * MIB, 9 * MIB] {
         match pool.alloc(size_bytes, &stream) {
@@ -123,12 +123,11 @@ fn is_poisoned(pool: &Pool, stream: &Stream) -> bool {
 /// pytorch/pytorch#122068, #112569, #130486: asking for the numbers of the message failed, and that was all one heard.
 #[test]
 fn a_lack_of_memory_is_told_without_the_numbers() {
-    for backend in built_backends() {
+    for setting in built() {
         let rule = Rule::new("cuMemGetInfo*", Effect::Fail(CUresult::CUDA_ERROR_UNKNOWN));
         let driver = Driver::sim(SimConfig::small().rule(rule)).unwrap();
         let device = Device::new(&driver, 0).unwrap();
-        let (stream, pool) =
-            (Stream::new(&device).unwrap(), Pool::builder(&device).backend(backend).build().unwrap());
+        let (stream, pool) = (Stream::new(&device).unwrap(), setting.builder(&device).build().unwrap());
         let held = pool.alloc(40 * MIB, &stream).unwrap();
         let error = pool.alloc(40 * MIB, &stream).unwrap_err();
         let is_told = match &error {
@@ -136,7 +135,7 @@ fn a_lack_of_memory_is_told_without_the_numbers() {
             PoolError::Driver(error) => is_full(error),
             _ => false,
         };
-        assert!(is_told, "{backend}: {error}");
+        assert!(is_told, "{setting}: {error}");
         drop(held);
         drop(pool.alloc(40 * MIB, &stream).unwrap());
     }
@@ -147,20 +146,20 @@ fn a_lack_of_memory_is_told_without_the_numbers() {
 fn another_devices_stream_is_refused_before_the_driver_sees_it() {
     let driver = Driver::sim(SimConfig::new().devices(2)).unwrap();
     let [near, far] = [0, 1].map(|ordinal| Device::new(&driver, ordinal).unwrap());
-    for backend in built_backends() {
-        let pool = Pool::builder(&near).backend(backend).build().unwrap();
+    for setting in built() {
+        let pool = setting.builder(&near).build().unwrap();
         let [home, away] = [&near, &far].map(|device| Stream::new(device).unwrap());
         for size_bytes in [0, 100, MIB, 40 * MIB] {
             let error = pool.alloc(size_bytes, &away).unwrap_err();
-            assert!(matches!(error, PoolError::WrongDevice { .. }), "{backend}: {error}");
+            assert!(matches!(error, PoolError::WrongDevice { .. }), "{setting}: {error}");
         }
         drop(pool.alloc(MIB, &home).unwrap());
     }
     assert_eq!(driver.simulator().unwrap().report().faults, Vec::<String>::new());
 }
 
-fn built_backends() -> Vec<BackendKind> {
-    backends(&Device::new(&Driver::sim(SimConfig::new()).unwrap(), 0).unwrap())
+fn built() -> Vec<Setting> {
+    settings(&Device::new(&Driver::sim(SimConfig::new()).unwrap(), 0).unwrap())
 }
 
 fn is_full(error: &DriverError) -> bool {

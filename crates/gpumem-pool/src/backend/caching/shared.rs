@@ -58,14 +58,14 @@ impl Shared {
         dials: &Dials,
     ) -> Result<Arc<Self>, PoolError> {
         check_supported(device)?;
-        let range_bytes = (device.total_bytes() / RANGE_BYTES_MIN + 1) * RANGE_BYTES_MIN * RANGE_TIMES;
+        let unit_bytes = (device.total_bytes() / RANGE_UNIT_BYTES + 1) * RANGE_UNIT_BYTES;
         let _bound = device.enter()?;
         let vmm = Vmm::new(device.driver(), device.raw());
-        let small = vmm.reserve(range_bytes)?;
-        let large = vmm.reserve(range_bytes).inspect_err(|_| {
-            let _ = vmm.free(small, range_bytes);
+        let small = reserve_range(&vmm, unit_bytes, SMALL_TIMES)?;
+        let large = reserve_range(&vmm, unit_bytes, LARGE_TIMES).inspect_err(|_| {
+            let _ = vmm.free(small.0, small.1);
         })?;
-        let ranges = [(small, range_bytes), (large, range_bytes)];
+        let ranges = [small, large];
         let heap = Heap::new(dials.clone(), ranges);
         let shared = Arc::new(Self {
             id,
@@ -470,9 +470,20 @@ fn check_supported(device: &Device) -> Result<(), PoolError> {
     }
 }
 
-/// Addresses cost nothing: each of the two ranges has many times what the device has, rounded up.
-const RANGE_TIMES: u64 = 8;
-const RANGE_BYTES_MIN: u64 = 8 << 30;
+/// So many times the device's memory, or less where other pools have the addresses: where a range begins, and its size.
+fn reserve_range(vmm: &Vmm<'_>, unit_bytes: u64, times: u64) -> Result<(u64, u64), DriverError> {
+    let size_bytes = unit_bytes * times;
+    match vmm.reserve(size_bytes) {
+        Err(_) if times > 1 => reserve_range(vmm, unit_bytes, times / 2),
+        reserved => Ok((reserved?, size_bytes)),
+    }
+}
+
+/// Addresses cost nothing but that there are 128 TiB of them, for all pools and whoever else is in the process.
+const SMALL_TIMES: u64 = 2;
+const LARGE_TIMES: u64 = 4;
+/// What the device has is rounded up to this.
+const RANGE_UNIT_BYTES: u64 = 8 << 30;
 
 /// Every block starts at a multiple of it, and each size class is one.
 const UNIT_BYTES: u64 = 256;
