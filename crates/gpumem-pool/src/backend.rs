@@ -18,7 +18,7 @@ use crate::device::Device;
 use crate::dials::Dials;
 use crate::error::PoolError;
 use crate::limit::Limits;
-use crate::options::BackendKind;
+use crate::options::{BackendKind, HandleUse};
 use crate::stream::Stream;
 #[cfg(feature = "backend-caching")]
 use caching::CachingBackend;
@@ -53,6 +53,12 @@ pub(crate) trait Source {
     fn put_back(&self, _piece: &Piece, _size_bytes: u64, _home: StreamId) -> bool {
         false
     }
+
+    /// Lets another device, which has a link to ours, use what was and will be handed out.
+    fn enable_peer_access(&self, peer: &Device) -> Result<(), PoolError>;
+
+    /// Keeps the physical memory of a live piece where it is.
+    fn pin(&self, piece: Piece) -> Result<(), PoolError>;
 
     /// Takes back a block that is being dropped. Never waits and never panics, except that `none` waits.
     fn free(&self, freed: &Freed) -> Taken;
@@ -167,19 +173,16 @@ impl Backend {
         device: &Device,
         limits: Limits,
         dials: &Dials,
+        handle_use: HandleUse,
     ) -> Result<Self, PoolError> {
+        let caching = || caching(device, limits, dials, handle_use);
+        let native = || native(device, limits, handle_use);
+        let none = || none(device, limits, handle_use);
         match asked {
-            Some(BackendKind::Caching) => caching(device, limits, dials),
-            Some(BackendKind::Native) => native(device, limits),
-            Some(BackendKind::None) => Ok(none(device, limits)),
-            None => {
-                match caching(device, limits, dials)
-                    .or_else(|error| instead(error, || native(device, limits)))
-                {
-                    Err(error) => instead(error, || Ok(none(device, limits))),
-                    other => other,
-                }
-            }
+            Some(BackendKind::Caching) => caching(),
+            Some(BackendKind::Native) => native(),
+            Some(BackendKind::None) => none(),
+            None => caching().or_else(|error| instead(error, native)).or_else(|error| instead(error, none)),
         }
     }
 }
@@ -190,31 +193,50 @@ fn instead(
     next: impl FnOnce() -> Result<Backend, PoolError>,
 ) -> Result<Backend, PoolError> {
     match error {
-        PoolError::BackendNotBuilt { .. } | PoolError::BackendUnsupported { .. } => next(),
+        PoolError::BackendNotBuilt { .. }
+        | PoolError::BackendUnsupported { .. }
+        | PoolError::NotWithBackend { .. } => next(),
         other => Err(other),
     }
 }
 
 #[cfg(feature = "backend-caching")]
-fn caching(device: &Device, limits: Limits, dials: &Dials) -> Result<Backend, PoolError> {
-    Ok(CachingBackend::new(device, limits, dials)?.into())
+fn caching(
+    device: &Device,
+    limits: Limits,
+    dials: &Dials,
+    handle_use: HandleUse,
+) -> Result<Backend, PoolError> {
+    Ok(CachingBackend::new(device, limits, dials, handle_use)?.into())
 }
 
 #[cfg(not(feature = "backend-caching"))]
-fn caching(_: &Device, _: Limits, _: &Dials) -> Result<Backend, PoolError> {
+fn caching(_: &Device, _: Limits, _: &Dials, _: HandleUse) -> Result<Backend, PoolError> {
     Err(PoolError::BackendNotBuilt { backend: BackendKind::Caching, feature: "backend-caching" })
 }
 
-fn none(device: &Device, limits: Limits) -> Backend {
-    Direct::new(device, limits, NoneCalls).into()
+fn none(device: &Device, limits: Limits, handle_use: HandleUse) -> Result<Backend, PoolError> {
+    check_not_exported(BackendKind::None, handle_use)?;
+    Ok(Direct::new(device, limits, NoneCalls).into())
+}
+
+fn check_not_exported(backend: BackendKind, handle_use: HandleUse) -> Result<(), PoolError> {
+    match handle_use.exportable {
+        true => Err(PoolError::NotWithBackend { backend, what: "export blocks", instead: "`caching`" }),
+        false => Ok(()),
+    }
 }
 
 #[cfg(feature = "backend-native")]
-fn native(device: &Device, limits: Limits) -> Result<Backend, PoolError> {
+fn native(device: &Device, limits: Limits, handle_use: HandleUse) -> Result<Backend, PoolError> {
+    check_not_exported(BackendKind::Native, handle_use)?;
+    if handle_use.rdma {
+        return Err(native::cannot_pin());
+    }
     Ok(Direct::new(device, limits, NativeCalls::new(device, limits)?).into())
 }
 
 #[cfg(not(feature = "backend-native"))]
-fn native(_: &Device, _: Limits) -> Result<Backend, PoolError> {
+fn native(_: &Device, _: Limits, _: HandleUse) -> Result<Backend, PoolError> {
     Err(PoolError::BackendNotBuilt { backend: BackendKind::Native, feature: "backend-native" })
 }

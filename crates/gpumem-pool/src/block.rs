@@ -116,6 +116,14 @@ impl Block {
         ManuallyDrop::new(self).give_back(true);
     }
 
+    pub(crate) fn piece(&self) -> Piece {
+        self.piece
+    }
+
+    pub(crate) fn state(&self) -> StateRef {
+        self.pool
+    }
+
     #[inline]
     fn give_back(&mut self, is_complete: bool) {
         // Field by field, straight from the block: one that was made a moment ago is copied slowly in wider pieces.

@@ -65,6 +65,24 @@ pub enum PoolError {
         /// The largest there is.
         largest: u64,
     },
+    /// This backend has no way to do it; another one has.
+    #[error("the backend `{backend}` can't {what}; use the backend {instead}")]
+    NotWithBackend {
+        /// The pool's backend.
+        backend: BackendKind,
+        /// What was asked for.
+        what: &'static str,
+        /// The backends that can.
+        instead: &'static str,
+    },
+    /// Nothing connects the two devices so that one could use the other's memory.
+    #[error("{peer} can't use the memory of {device}: they have no link; copy through the host")]
+    NoPeerAccess {
+        /// Whose memory it is.
+        device: String,
+        /// Who was to use it.
+        peer: String,
+    },
     /// A limit that can't be read.
     #[error("{value:?} is no memory limit: use {FORMS}")]
     LimitSyntax {

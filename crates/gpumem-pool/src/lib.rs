@@ -10,8 +10,8 @@
 //! | --- | --- |
 //! | `device`, `context` | [`Device`], and [`Bound`]: its context, current on a thread for a while |
 //! | `stream`, `event` | [`Stream`], [`Event`]: the driver's objects, owned |
-//! | `block`, `raw_block`, `alignment` | [`Block`]: what a user holds; drop gives it back in stream order |
-//! | `pool`, `state` | [`Pool`]: the front door, and what is behind it for as long as a handle or a block lives |
+//! | `block`, `raw_block`, `alignment`, `pinning` | [`Block`]: what a user holds; drop gives it back in stream order |
+//! | `pool`, `state`, `peers` | [`Pool`]: the front door, and what is behind it for as long as a handle or a block lives |
 //! | `clock` | what is ordered and what is done: a free asks the driver nothing |
 //! | `options`, `limit`, `dials` | [`PoolBuilder`], [`BackendKind`], [`Limit`], [`Profile`] and [`Dials`] |
 //! | `status`, `bytes`, `error` | what a pool says of itself |
@@ -58,6 +58,9 @@ mod event;
 mod ledger;
 mod limit;
 mod options;
+#[allow(unsafe_code)]
+mod peers;
+mod pinning;
 mod pool;
 #[allow(unsafe_code)]
 mod raw_block;

@@ -27,6 +27,15 @@ pub struct PoolBuilder {
     pub(crate) hard_limit: Option<Limit>,
     pub(crate) soft_limit: Option<Limit>,
     pub(crate) dials: Dials,
+    pub(crate) peers: Vec<Device>,
+    pub(crate) handle_use: HandleUse,
+}
+
+/// What physical memory is made for, beside being used here.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct HandleUse {
+    pub(crate) exportable: bool,
+    pub(crate) rdma: bool,
 }
 
 /// Where a pool's bytes come from.
@@ -51,6 +60,8 @@ impl PoolBuilder {
             hard_limit: None,
             soft_limit: None,
             dials: Dials::default(),
+            peers: Vec::new(),
+            handle_use: HandleUse::default(),
         }
     }
 
@@ -75,6 +86,8 @@ impl PoolBuilder {
             soft_limit: parse(&read, "GPUMEM_SOFT_LIMIT", &format!("use {FORMS}"))?,
             dials: parse(&read, "GPUMEM_PROFILE", "use `fast`, `balanced` or `tight`")?
                 .map_or_else(Dials::default, Dials::of),
+            peers: Vec::new(),
+            handle_use: HandleUse::default(),
         })
     }
 
@@ -109,12 +122,34 @@ impl PoolBuilder {
         self
     }
 
+    /// Lets the streams of these devices use the pool's blocks; see [`Pool::enable_peer_access`].
+    pub fn peer_access(mut self, peers: &[Device]) -> Self {
+        self.peers = peers.to_vec();
+        self
+    }
+
+    /// Makes memory that can be handed to other processes as file descriptors
+    /// (`cuMemExportToShareableHandle`). Only the backend `caching` can; see [`Block::pin_backing`](crate::Block::pin_backing).
+    pub fn exportable(mut self) -> Self {
+        self.handle_use.exportable = true;
+        self
+    }
+
+    /// Makes memory that network cards can reach by themselves, once it is pinned; see
+    /// [`Block::pin_backing`](crate::Block::pin_backing). The backend `none` does so anyway, `native` can't, and
+    /// `caching` can where the device's driver can.
+    pub fn rdma(mut self) -> Self {
+        self.handle_use.rdma = true;
+        self
+    }
+
     /// Makes the pool.
     ///
     /// # Errors
     ///
     /// [`PoolError::BackendNotBuilt`], [`PoolError::BackendUnsupported`], [`PoolError::LimitTooSmall`],
-    /// [`PoolError::LimitSyntax`] for a share that is none, or what the driver says.
+    /// [`PoolError::LimitSyntax`] for a share that is none, [`PoolError::NoPeerAccess`], [`PoolError::NotWithBackend`], or
+    /// what the driver says.
     pub fn build(self) -> Result<Pool, PoolError> {
         Pool::build(self)
     }

@@ -63,8 +63,10 @@ impl Pool {
             return Err(PoolError::LimitTooSmall { limit_bytes, minimum_bytes: HARD_LIMIT_MIN_BYTES });
         }
         let limits = Limits { hard_bytes: hard_limit_bytes, soft_bytes: soft_limit_bytes };
-        let backend = Backend::new(options.backend, &device, limits, &options.dials)?;
-        Ok(Self(StateRef::new(device, backend, limits)))
+        let backend = Backend::new(options.backend, &device, limits, &options.dials, options.handle_use)?;
+        let pool = Self(StateRef::new(device, backend, limits));
+        options.peers.iter().try_for_each(|peer| pool.enable_peer_access(peer))?;
+        Ok(pool)
     }
 
     /// Allocates on `stream`: work queued there from now on may use the memory, whose contents are whatever they were.

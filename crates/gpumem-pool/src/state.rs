@@ -182,7 +182,7 @@ impl State {
         self.poison.get()
     }
 
-    fn check_usable(&self) -> Result<(), PoolError> {
+    pub(crate) fn check_usable(&self) -> Result<(), PoolError> {
         match (self.poison.get(), self.device.lost()) {
             (None, None) => Ok(()),
             (Some(poison), _) => Err(poison.clone()),

@@ -13,9 +13,10 @@
 //! | `front` | magazines and depot of one pool |
 //! | `heap` | all that is larger, and what the front is filled from: addresses, handles, windows |
 //! | `ladder` | what an allocation does that found nothing at hand, rung by rung |
-//! | `vmm` | the driver's calls for physical memory |
+//! | `vmm`, `access` | the driver's calls for physical memory; who may use it |
 //! | `stats`, `sync` | counters; what the front needs of threads |
 
+mod access;
 mod budget;
 mod class;
 mod depot;
@@ -41,7 +42,7 @@ use crate::device::Device;
 use crate::dials::Dials;
 use crate::error::PoolError;
 use crate::limit::Limits;
-use crate::options::BackendKind;
+use crate::options::{BackendKind, HandleUse};
 use crate::stream::Stream;
 use class::Class;
 use core::sync::atomic::{AtomicU64, Ordering};
@@ -55,10 +56,15 @@ pub(crate) struct CachingBackend {
 }
 
 impl CachingBackend {
-    pub(super) fn new(device: &Device, limits: Limits, dials: &Dials) -> Result<Self, PoolError> {
+    pub(super) fn new(
+        device: &Device,
+        limits: Limits,
+        dials: &Dials,
+        handle_use: HandleUse,
+    ) -> Result<Self, PoolError> {
         static NEXT: AtomicU64 = AtomicU64::new(1);
         let front = NEXT.fetch_add(1, Ordering::Relaxed);
-        Ok(Self { front, shared: Shared::new(front, device, limits, dials)? })
+        Ok(Self { front, shared: Shared::new(front, device, limits, dials, handle_use)? })
     }
 }
 
@@ -101,6 +107,15 @@ impl Source for CachingBackend {
 
     fn check(&self) -> Result<(), String> {
         self.shared.check()
+    }
+
+    fn enable_peer_access(&self, peer: &Device) -> Result<(), PoolError> {
+        self.shared.enable_peer_access(peer)
+    }
+
+    fn pin(&self, piece: Piece) -> Result<(), PoolError> {
+        self.shared.pin(piece.record);
+        Ok(())
     }
 
     fn close(&self) -> u64 {

@@ -33,6 +33,12 @@ pub(crate) trait Calls {
         Ok(false)
     }
 
+    /// Lets another device use the memory that was and will be acquired.
+    fn enable_peer_access(&self, device: &Device, peer: &Device) -> Result<(), DriverError>;
+
+    /// Keeps acquired memory where it is.
+    fn pin(&self) -> Result<(), PoolError>;
+
     /// Gives back what is free beyond `keep_bytes`.
     fn trim_to(&self, device: &Device, keep_bytes: u64) -> Result<(), DriverError>;
 
@@ -126,6 +132,14 @@ impl<C: Calls> Source for Direct<C> {
             self.ledger.give_back(freed.size_bytes);
         }
         Taken { result, counted: false }
+    }
+
+    fn enable_peer_access(&self, peer: &Device) -> Result<(), PoolError> {
+        Ok(self.calls.enable_peer_access(&self.device, peer)?)
+    }
+
+    fn pin(&self, _: Piece) -> Result<(), PoolError> {
+        self.calls.pin()
     }
 
     fn close(&self) -> u64 {

@@ -22,8 +22,9 @@ use crate::options::BackendKind;
 use crate::stream::Stream;
 use core::ffi::{c_int, c_void};
 use gpumem_sys::types::{
-    CUdevice_attribute, CUdeviceptr, CUmemAllocationHandleType, CUmemAllocationType, CUmemLocation,
-    CUmemLocationType, CUmemPool_attribute, CUmemPoolHandle_st, CUmemPoolProps, CUmemoryPool,
+    CUdevice_attribute, CUdeviceptr, CUmemAccess_flags, CUmemAccessDesc, CUmemAllocationHandleType,
+    CUmemAllocationType, CUmemLocation, CUmemLocationType, CUmemPool_attribute, CUmemPoolHandle_st,
+    CUmemPoolProps, CUmemoryPool,
 };
 use gpumem_sys::{CudaVersion, DriverError};
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -182,6 +183,19 @@ impl Calls for NativeCalls {
         Ok(waiting.len() < before_count)
     }
 
+    fn enable_peer_access(&self, device: &Device, peer: &Device) -> Result<(), DriverError> {
+        let access = CUmemAccessDesc {
+            location: CUmemLocation { type_: CUmemLocationType::CU_MEM_LOCATION_TYPE_DEVICE, id: peer.raw() },
+            flags: CUmemAccess_flags::CU_MEM_ACCESS_FLAGS_PROT_READWRITE,
+        };
+        // SAFETY: the pool is alive, and `access` outlives the call.
+        unsafe { device.driver().cuMemPoolSetAccess(self.pool.0, &access, 1) }
+    }
+
+    fn pin(&self) -> Result<(), PoolError> {
+        Err(cannot_pin())
+    }
+
     fn trim_to(&self, device: &Device, keep_bytes: u64) -> Result<(), DriverError> {
         let _bound = device.enter()?;
         let keep_bytes = usize::try_from(keep_bytes).unwrap_or(usize::MAX);
@@ -209,6 +223,15 @@ impl Drop for NativeCalls {
         // SAFETY: no handle and no block of the pool is left, so nobody passes it again. There is nobody to tell of a
         // failure.
         let _ = unsafe { self.device.driver().cuMemPoolDestroy(self.pool.0) };
+    }
+}
+
+/// The driver's pool takes memory from handles that nobody else can name.
+pub(super) fn cannot_pin() -> PoolError {
+    PoolError::NotWithBackend {
+        backend: BackendKind::Native,
+        what: "pin the memory under a block",
+        instead: "`caching` or `none`",
     }
 }
 

@@ -8,10 +8,11 @@ use super::direct::Calls;
 use super::{Freed, Reserved};
 use crate::clock::{Order, Stamp};
 use crate::device::Device;
+use crate::error::PoolError;
 use crate::options::BackendKind;
 use crate::stream::Stream;
 use gpumem_sys::DriverError;
-use gpumem_sys::types::CUdeviceptr;
+use gpumem_sys::types::{CUdeviceptr, CUresult};
 
 #[derive(Debug)]
 pub(crate) struct NoneCalls;
@@ -43,6 +44,21 @@ impl Calls for NoneCalls {
         let _bound = device.enter()?;
         // SAFETY: the address came from `acquire`, its one block is being dropped, and every stream that used it is done.
         unsafe { device.driver().cuMemFree_v2(freed.piece.address) }
+    }
+
+    fn enable_peer_access(&self, device: &Device, peer: &Device) -> Result<(), DriverError> {
+        let _bound = peer.enter()?;
+        // SAFETY: the peer's context is current, and the other one alive.
+        let enabled = unsafe { device.driver().cuCtxEnablePeerAccess(device.context(), 0) };
+        match enabled {
+            Err(error) if error.code() == CUresult::CUDA_ERROR_PEER_ACCESS_ALREADY_ENABLED => Ok(()),
+            other => other,
+        }
+    }
+
+    /// The driver never moves what `cuMemAlloc` has given.
+    fn pin(&self) -> Result<(), PoolError> {
+        Ok(())
     }
 
     fn trim_to(&self, _device: &Device, _keep_bytes: u64) -> Result<(), DriverError> {

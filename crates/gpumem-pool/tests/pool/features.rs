@@ -1,7 +1,8 @@
-//! Aligned blocks, and blocks as plain data.
+//! Aligned blocks, blocks as plain data, and memory that stays where it is.
 
-use crate::bench::{on_each_backend, small};
-use gpumem_pool::{Block, PoolError};
+use crate::bench::{on_each_backend, on_each_backend_with, small, stand_in};
+use gpumem_pool::{BackendKind, Block, PoolError};
+use std::sync::atomic::Ordering;
 
 #[test]
 fn a_block_starts_where_it_was_asked_to() {
@@ -112,3 +113,96 @@ fn a_block_as_plain_data_is_alive_and_keeps_its_pool() {
         drop((home, other));
     });
 }
+
+#[test]
+fn what_is_pinned_is_neither_moved_nor_mapped_elsewhere() {
+    on_each_backend(&small(), |bench| {
+        let pool = bench.builder().hard_limit(256 << 20).build().unwrap();
+        let stream = bench.stream();
+        let pinned = pool.alloc(3 << 20, &stream).unwrap();
+        match pinned.pin_backing() {
+            Err(PoolError::NotWithBackend { backend, .. }) => {
+                return assert_eq!(backend, BackendKind::Native);
+            }
+            other => other.unwrap(),
+        }
+        bench.fill(&pinned, 5, &stream);
+        pool.alloc(0, &stream).unwrap().pin_backing().unwrap();
+        pool.alloc(100, &stream).unwrap().pin_backing().unwrap();
+        let mut rng = bench.seed.wrapping_mul(2).wrapping_add(1);
+        let mut blocks: Vec<Block> = Vec::new();
+        for _ in 0..200 {
+            rng = rng.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+            let size_bytes = 1 + (rng >> 33) % (40 << 20);
+            match pool.alloc(size_bytes, &stream) {
+                Ok(block) => blocks.push(block),
+                Err(_) => drop(blocks.split_off(blocks.len() / 2)),
+            }
+            if blocks.len() > 6 {
+                drop(blocks.swap_remove((rng >> 20) as usize % blocks.len()));
+            }
+            pool.check().unwrap();
+        }
+        drop(blocks);
+        assert!(bench.holds(&pinned, 5, &stream));
+        drop(pinned);
+        pool.reclaim().unwrap();
+        assert_eq!(pool.status().unwrap().reserved_bytes, 0, "what is pinned goes back once nobody holds it");
+        pool.check().unwrap();
+    });
+}
+
+#[test]
+fn a_pinned_handle_is_mapped_once() {
+    on_each_backend_with(&small(), map::install, |bench| {
+        if bench.backend != BackendKind::Caching {
+            return;
+        }
+        for is_pinned in [false, true] {
+            let pool = bench.builder().hard_limit(64 << 20).build().unwrap();
+            let stream = bench.stream();
+            pool.reserve(64 << 20).unwrap();
+            let [first, second, third, last] = [(); 4].map(|()| pool.alloc(16 << 20, &stream).unwrap());
+            if is_pinned {
+                second.pin_backing().unwrap();
+                third.pin_backing().unwrap();
+            }
+            drop((first, last));
+            let before = map::CALLS.load(Ordering::SeqCst);
+            // The end of the memory and its start, side by side.
+            let joined = pool.alloc(30 << 20, &stream);
+            let maps = map::CALLS.load(Ordering::SeqCst) - before;
+            assert_eq!((joined.is_err(), maps == 0), (is_pinned, is_pinned), "{joined:?}, {maps} maps");
+            drop(joined);
+            drop([(); 2].map(|()| pool.alloc(16 << 20, &stream).unwrap()));
+            pool.check().unwrap();
+        }
+    });
+}
+
+#[test]
+fn memory_for_others_is_asked_for_or_refused() {
+    on_each_backend(&small(), |bench| {
+        let stream = bench.stream();
+        match bench.builder().exportable().build() {
+            Ok(pool) => {
+                assert_eq!(bench.backend, BackendKind::Caching);
+                let block = pool.alloc(4096, &stream).unwrap();
+                bench.fill(&block, 3, &stream);
+                assert!(bench.holds(&block, 3, &stream));
+            }
+            Err(error) => {
+                assert_ne!(bench.backend, BackendKind::Caching);
+                assert!(matches!(error, PoolError::NotWithBackend { .. }), "{error}");
+            }
+        }
+        match (bench.backend, bench.builder().rdma().build()) {
+            (BackendKind::Native, result) => assert!(matches!(result, Err(PoolError::NotWithBackend { .. }))),
+            (BackendKind::None, result) => drop(result.unwrap()),
+            // As the device says.
+            (_, result) => assert!(matches!(result, Ok(_) | Err(PoolError::BackendUnsupported { .. }))),
+        }
+    });
+}
+
+stand_in!(map, cuMemMap(address: CUdeviceptr, size: usize, offset: usize, handle: CUmemGenericAllocationHandle, flags: u64));

@@ -14,6 +14,7 @@ mod faults;
 mod features;
 mod limits;
 mod objects;
+mod peers;
 #[cfg(feature = "backend-caching")]
 mod profiles;
 mod streams;

@@ -15,6 +15,7 @@ mod build;
 mod check;
 mod fit;
 mod frames;
+mod pinning;
 mod plan;
 mod record;
 mod revival;
@@ -189,7 +190,7 @@ impl Heap {
         let Some(size_bytes) = rounded(request.size_bytes) else { return Ok(None) };
         let index = space_of(request);
         let view = View { records: &self.records, slot: request.slot, order, with_ready };
-        let survey = Survey::collect(&self.frames, &self.spaces, &view);
+        let survey = Survey::movable(&self.frames, &self.spaces, &view);
         // The block's first and last frame need not be idle.
         if survey.idle.is_empty() || survey.frame_count() + 2 < frames_in(size_bytes) {
             return Ok(None);
@@ -224,8 +225,8 @@ impl Heap {
             return Ok(None);
         };
         let own = View { records: &self.records, slot: request.slot, order, with_ready: false };
-        let own_idle = Survey::collect(&self.frames, &self.spaces, &own);
-        let all_idle = Survey::collect(&self.frames, &self.spaces, &View { with_ready: true, ..own });
+        let own_idle = Survey::movable(&self.frames, &self.spaces, &own);
+        let all_idle = Survey::movable(&self.frames, &self.spaces, &View { with_ready: true, ..own });
         let sizes = |handle| self.frames.handle(handle).frame_count;
         let (mut parts, _) = plan::reach(&own_idle.idle, sizes, false);
         let own_count: u32 = parts.iter().map(|part| part.count).sum();
@@ -295,7 +296,7 @@ impl Heap {
                 .min(u32::try_from(room.min(target)).unwrap_or(u32::MAX));
             Row { new: self.new_handles(frame_count), ..Row::default() }
         } else {
-            let survey = Survey::collect(&self.frames, &self.spaces, &view);
+            let survey = Survey::movable(&self.frames, &self.spaces, &view);
             let from_start = tail.start != self.spaces[index].end() || request.alignment > FRAME_BYTES;
             match self.mixed_row(&survey.without(&tail.survey).idle, missing, room, from_start) {
                 Some(row) => row,

@@ -20,7 +20,6 @@ use super::class::Class;
 use super::heap::Request;
 use super::magazine::Piece;
 use super::shared::{Lack, Shared};
-use super::vmm::Vmm;
 use crate::context::Relaxed;
 use crate::error::PoolError;
 use gpumem_sys::types::CUresult;
@@ -130,7 +129,7 @@ fn growth_to_target(shared: &Shared, request: &Request, lack: &mut Lack) -> Resu
 }
 
 fn recycled(shared: &Shared, request: &Request, _: &mut Lack) -> Result<Step, PoolError> {
-    let (clocks, mut vmm) = (shared.clocks(), Vmm::new(shared.device.driver(), shared.device.raw()));
+    let (clocks, mut vmm) = (shared.clocks(), shared.vmm());
     let kept_count = shared.dials.empty_windows_max as usize;
     if shared.core().heap.is_unmapping_due(kept_count) {
         if !shared.dials.poll_budget.is_zero() {
@@ -174,7 +173,7 @@ fn grow(
     reserved_max_bytes: u64,
     lack: &mut Lack,
 ) -> Result<Step, PoolError> {
-    let mut vmm = Vmm::new(shared.device.driver(), shared.device.raw());
+    let mut vmm = shared.vmm();
     let grown = shared.core().heap.take_grown(request, shared.clocks(), &mut vmm, reserved_max_bytes);
     match grown {
         Ok(piece) => {
@@ -210,7 +209,7 @@ fn host_wait(shared: &Shared, request: &Request, _: &mut Lack) -> Result<Step, P
 fn synchronised(shared: &Shared, _request: &Request, _: &mut Lack) -> Result<Step, PoolError> {
     shared.device.finish()?;
     shared.device.after_wait();
-    let (clocks, mut vmm) = (shared.clocks(), Vmm::new(shared.device.driver(), shared.device.raw()));
+    let (clocks, mut vmm) = (shared.clocks(), shared.vmm());
     let mut core = shared.core();
     core.heap.settle(clocks);
     core.heap.unmap_empty(0, clocks, &mut vmm)?;

@@ -3,6 +3,7 @@
 //! *Locks.* The heap has one, `core`. Whoever holds it calls the driver at most for physical memory. The front's locks are
 //! never taken while it is held.
 
+use super::access::{Access, all_of, none_of};
 use super::class::Class;
 use super::front::{Front, Spill};
 use super::heap::{Heap, Request};
@@ -18,7 +19,7 @@ use crate::device::Device;
 use crate::dials::Dials;
 use crate::error::PoolError;
 use crate::limit::Limits;
-use crate::options::BackendKind;
+use crate::options::{BackendKind, HandleUse};
 use crate::stream::Stream;
 use crate::upkeep::{Left, Waiting};
 use core::time::Duration;
@@ -32,6 +33,7 @@ pub(super) struct Shared {
     pub(super) device: Device,
     pub(super) dials: Dials,
     limits: Limits,
+    access: Access,
     /// The heap's addresses.
     ranges: [(u64, u64); 2],
     front: Front<Stamp>,
@@ -56,11 +58,13 @@ impl Shared {
         device: &Device,
         limits: Limits,
         dials: &Dials,
+        handle_use: HandleUse,
     ) -> Result<Arc<Self>, PoolError> {
-        check_supported(device)?;
+        check_supported(device, handle_use)?;
         let unit_bytes = (device.total_bytes() / RANGE_UNIT_BYTES + 1) * RANGE_UNIT_BYTES;
         let _bound = device.enter()?;
-        let vmm = Vmm::new(device.driver(), device.raw());
+        let access = Access::new(device.raw(), handle_use);
+        let vmm = Vmm::new(device.driver(), &access);
         let small = reserve_range(&vmm, unit_bytes, SMALL_TIMES)?;
         let large = reserve_range(&vmm, unit_bytes, LARGE_TIMES).inspect_err(|_| {
             let _ = vmm.free(small.0, small.1);
@@ -72,6 +76,7 @@ impl Shared {
             device: device.clone(),
             dials: dials.clone(),
             limits,
+            access,
             ranges,
             front: Front::new(dials.magazine_bytes(0)),
             core: Mutex::new(Core { heap, counters: Counters::default(), out_peak_bytes: 0 }),
@@ -258,7 +263,7 @@ impl Shared {
         }
         let _relaxed = Relaxed::enter(self.device.driver())?;
         let _bound = self.device.enter()?;
-        let mut vmm = Vmm::new(self.device.driver(), self.device.raw());
+        let mut vmm = self.vmm();
         let mut core = self.core();
         match core.heap.reserve(missing_bytes, &mut vmm, self.limit_bytes()) {
             Ok(true) => self.front.set_cap(self.dials.magazine_bytes(core.heap.reserved_bytes())),
@@ -297,7 +302,7 @@ impl Shared {
     }
 
     fn trim(&self, keep_bytes: u64) -> Result<(), DriverError> {
-        let mut vmm = Vmm::new(self.device.driver(), self.device.raw());
+        let mut vmm = self.vmm();
         let mut core = self.core();
         core.heap.trim(keep_bytes, self.clocks(), &mut vmm)?;
         self.front.set_cap(self.dials.magazine_bytes(core.heap.reserved_bytes()));
@@ -360,6 +365,33 @@ impl Shared {
         }
     }
 
+    /// Over what is mapped, and from now on over what will be.
+    pub(super) fn enable_peer_access(&self, peer: &Device) -> Result<(), PoolError> {
+        let _relaxed = Relaxed::enter(self.device.driver())?;
+        let _bound = self.device.enter()?;
+        let (core, vmm) = (self.core(), self.vmm());
+        if self.access.is_granted(peer.raw()) {
+            return Ok(());
+        }
+        let mappings: Vec<(u64, u64)> = core.heap.mappings().collect();
+        for (index, (address, size_bytes)) in mappings.iter().enumerate() {
+            if let Err(error) = vmm.set_access_of(*address, *size_bytes, &all_of(peer.raw())) {
+                for (address, size_bytes) in &mappings[..index] {
+                    // Where even this fails, the peer may use what nobody gives it.
+                    let _ = vmm.set_access_of(*address, *size_bytes, &none_of(peer.raw()));
+                }
+                return Err(error.into());
+            }
+        }
+        self.access.grant(peer.raw());
+        Ok(())
+    }
+
+    /// The memory under a live piece stays under its addresses alone.
+    pub(super) fn pin(&self, record: u32) {
+        self.core().heap.pin(record);
+    }
+
     fn soft_bytes(&self) -> u64 {
         self.limits.soft_bytes.unwrap_or(u64::MAX)
     }
@@ -371,6 +403,10 @@ impl Shared {
     /// What may be reserved.
     pub(super) fn limit_bytes(&self) -> u64 {
         self.limits.hard_bytes.unwrap_or(u64::MAX)
+    }
+
+    pub(super) fn vmm(&self) -> Vmm<'_> {
+        Vmm::new(self.device.driver(), &self.access)
     }
 
     pub(super) fn clocks(&self) -> &Clocks {
@@ -429,7 +465,9 @@ struct Remains {
 impl Left for Remains {
     fn give_back(&mut self, driver: &Driver, device: CUdevice, clocks: &Clocks, is_all_done: bool) -> bool {
         let Ok(_relaxed) = Relaxed::enter(driver) else { return false };
-        let mut vmm = Vmm::new(driver, device);
+        // Nothing is mapped any more.
+        let access = Access::new(device, HandleUse::default());
+        let mut vmm = Vmm::new(driver, &access);
         let trimmed = match is_all_done {
             true => self.heap.trim(0, &AllDone, &mut vmm),
             false => self.heap.trim(0, clocks, &mut vmm),
@@ -454,7 +492,7 @@ impl Order for AllDone {
     }
 }
 
-fn check_supported(device: &Device) -> Result<(), PoolError> {
+fn check_supported(device: &Device, handle_use: HandleUse) -> Result<(), PoolError> {
     let unsupported =
         |reason: String| PoolError::BackendUnsupported { backend: BackendKind::Caching, reason };
     let table = device.driver().table();
@@ -464,10 +502,19 @@ fn check_supported(device: &Device) -> Result<(), PoolError> {
         ));
     }
     let attribute = CUdevice_attribute::CU_DEVICE_ATTRIBUTE_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED;
-    match device.attribute(attribute)? {
-        0 => Err(unsupported(format!("{device} has no virtual memory management"))),
-        _ => Ok(()),
+    let rdma = CUdevice_attribute::CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_WITH_CUDA_VMM_SUPPORTED;
+    let export = CUdevice_attribute::CU_DEVICE_ATTRIBUTE_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED;
+    let needed = [
+        (true, attribute, "has no virtual memory management"),
+        (handle_use.rdma, rdma, "has no virtual memory that network cards can reach"),
+        (handle_use.exportable, export, "has no memory that file descriptors can stand for"),
+    ];
+    for (_, attribute, lack) in needed.into_iter().filter(|(is_needed, ..)| *is_needed) {
+        if device.attribute(attribute)? == 0 {
+            return Err(unsupported(format!("{device} {lack}")));
+        }
     }
+    Ok(())
 }
 
 /// So many times the device's memory, or less where other pools have the addresses: where a range begins, and its size.

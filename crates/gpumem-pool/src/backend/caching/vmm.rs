@@ -1,9 +1,7 @@
 //! The driver's calls for physical memory and addresses.
 
-use gpumem_sys::types::{
-    CUdevice, CUmemAccess_flags, CUmemAccessDesc, CUmemAllocationProp, CUmemAllocationType, CUmemLocation,
-    CUmemLocationType,
-};
+use super::access::Access;
+use gpumem_sys::types::CUmemAccessDesc;
 use gpumem_sys::{Driver, DriverError};
 
 /// The driver's name of some physical memory.
@@ -22,13 +20,23 @@ pub(super) trait Backing {
 /// The driver itself, for one device. Its context is current.
 pub(super) struct Vmm<'a> {
     driver: &'a Driver,
-    location: CUmemLocation,
+    access: &'a Access,
 }
 
 impl<'a> Vmm<'a> {
-    pub(super) fn new(driver: &'a Driver, device: CUdevice) -> Self {
-        let location = CUmemLocation { type_: CUmemLocationType::CU_MEM_LOCATION_TYPE_DEVICE, id: device };
-        Self { driver, location }
+    pub(super) fn new(driver: &'a Driver, access: &'a Access) -> Self {
+        Self { driver, access }
+    }
+
+    /// For one device, the others keep what they have.
+    pub(super) fn set_access_of(
+        &self,
+        address: u64,
+        size_bytes: u64,
+        access: &CUmemAccessDesc,
+    ) -> Result<(), DriverError> {
+        // SAFETY: `access` outlives the call; the heap has mapped the range.
+        unsafe { self.driver.cuMemSetAccess(address, size_bytes as usize, access, 1) }
     }
 
     /// Addresses for so many bytes, with nothing behind them.
@@ -48,11 +56,7 @@ impl<'a> Vmm<'a> {
 
 impl Backing for Vmm<'_> {
     fn create(&mut self, size_bytes: u64) -> Result<RawHandle, DriverError> {
-        let props = CUmemAllocationProp {
-            type_: CUmemAllocationType::CU_MEM_ALLOCATION_TYPE_PINNED,
-            location: self.location,
-            ..Default::default()
-        };
+        let props = self.access.props();
         let mut handle = 0;
         // SAFETY: both outlive the call.
         unsafe { self.driver.cuMemCreate(&mut handle, size_bytes as usize, &props, 0)? };
@@ -65,12 +69,13 @@ impl Backing for Vmm<'_> {
     }
 
     fn set_access(&mut self, address: u64, size_bytes: u64) -> Result<(), DriverError> {
-        let access = CUmemAccessDesc {
-            location: self.location,
-            flags: CUmemAccess_flags::CU_MEM_ACCESS_FLAGS_PROT_READWRITE,
+        let set = |granted: &[CUmemAccessDesc]| {
+            // SAFETY: `granted` outlives the call; the heap has mapped the range.
+            unsafe {
+                self.driver.cuMemSetAccess(address, size_bytes as usize, granted.as_ptr(), granted.len())
+            }
         };
-        // SAFETY: `access` outlives the call; the heap has mapped the range.
-        unsafe { self.driver.cuMemSetAccess(address, size_bytes as usize, &access, 1) }
+        self.access.with(set)
     }
 
     fn unmap(&mut self, address: u64, size_bytes: u64) -> Result<(), DriverError> {

@@ -11,7 +11,7 @@ use super::space::{FRAME_BYTES, FRAME_SHIFT, Space};
 use super::stamps::{Pending, join};
 use super::vmm::RawHandle;
 use crate::clock::Stamp;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Handle {
@@ -54,6 +54,8 @@ pub(super) struct Frames {
     holes: [BTreeMap<u64, u64>; 2],
     /// How often a window has been left empty.
     emptied: u32,
+    /// Handles that are mapped in no more windows than they are, and move to none.
+    pinned: BTreeSet<u32>,
     empty_count: u32,
     pub(super) reserved_bytes: u64,
 }
@@ -69,6 +71,7 @@ impl Frames {
             by_place: [Vec::new(), Vec::new()],
             holes: [BTreeMap::new(), BTreeMap::new()],
             emptied: 0,
+            pinned: BTreeSet::new(),
             empty_count: 0,
             reserved_bytes: 0,
         }
@@ -128,11 +131,21 @@ impl Frames {
         }
     }
 
+    /// For as long as there is the handle.
+    pub(super) fn pin(&mut self, handle: u32) {
+        self.pinned.insert(handle);
+    }
+
+    pub(super) fn is_pinned(&self, handle: u32) -> bool {
+        self.pinned.contains(&handle)
+    }
+
     /// A handle that is mapped nowhere and was given back to the driver.
     pub(super) fn remove_handle(&mut self, id: u32) {
         let handle = &mut self.handles[id as usize];
         self.reserved_bytes -= u64::from(handle.frame_count) << FRAME_SHIFT;
         handle.frame_count = 0;
+        self.pinned.remove(&id);
         self.unused_handles.push(id);
     }
 

@@ -55,6 +55,13 @@ impl Survey {
         survey
     }
 
+    /// The same without what is pinned to its place.
+    pub(super) fn movable(frames: &Frames, spaces: &[Space; 2], view: &View<impl Order>) -> Self {
+        let mut survey = Self::collect(frames, spaces, view);
+        survey.idle.retain(|idle| !frames.is_pinned(idle.handle));
+        survey
+    }
+
     /// The idle frames of one stretch.
     pub(super) fn of_stretch(frames: &Frames, space: usize, start: u64, end: u64) -> Self {
         let mut survey = Self::default();

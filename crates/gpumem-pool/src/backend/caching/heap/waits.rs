@@ -80,7 +80,7 @@ impl Heap {
         if smallest_stretch(&self.spaces[index], size_bytes, request.alignment, &view).is_some() {
             return true;
         }
-        let survey = Survey::collect(&self.frames, &self.spaces, &view);
+        let survey = Survey::movable(&self.frames, &self.spaces, &view);
         self.plan(index, (size_bytes, request.alignment), &survey, &view).is_some()
     }
 }

@@ -1,0 +1,68 @@
+//! [`Access`]: which devices may use a pool's memory, and what its handles are made for.
+
+use crate::options::HandleUse;
+use gpumem_sys::types::{
+    CUdevice, CUmemAccess_flags, CUmemAccessDesc, CUmemAllocationHandleType, CUmemAllocationProp,
+    CUmemAllocationProp_st__bindgen_ty_1, CUmemAllocationType, CUmemLocation, CUmemLocationType,
+};
+use std::sync::{PoisonError, RwLock};
+
+pub(super) struct Access {
+    device: CUdevice,
+    handle_use: HandleUse,
+    /// The device's own first. It grows only under the lock of the heap, so that no mapping misses a change.
+    granted: RwLock<Vec<CUmemAccessDesc>>,
+}
+
+impl Access {
+    pub(super) fn new(device: CUdevice, handle_use: HandleUse) -> Self {
+        Self { device, handle_use, granted: RwLock::new(vec![all_of(device)]) }
+    }
+
+    pub(super) fn grant(&self, peer: CUdevice) {
+        self.granted.write().unwrap_or_else(PoisonError::into_inner).push(all_of(peer));
+    }
+
+    pub(super) fn is_granted(&self, peer: CUdevice) -> bool {
+        self.with(|granted| granted.iter().any(|access| access.location.id == peer))
+    }
+
+    pub(super) fn with<R>(&self, work: impl FnOnce(&[CUmemAccessDesc]) -> R) -> R {
+        work(&self.granted.read().unwrap_or_else(PoisonError::into_inner))
+    }
+
+    /// What a handle is made with.
+    pub(super) fn props(&self) -> CUmemAllocationProp {
+        let requested = match self.handle_use.exportable {
+            true => CUmemAllocationHandleType::CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR,
+            false => CUmemAllocationHandleType::CU_MEM_HANDLE_TYPE_NONE,
+        };
+        CUmemAllocationProp {
+            type_: CUmemAllocationType::CU_MEM_ALLOCATION_TYPE_PINNED,
+            requestedHandleTypes: requested,
+            location: location(self.device),
+            allocFlags: CUmemAllocationProp_st__bindgen_ty_1 {
+                gpuDirectRDMACapable: u8::from(self.handle_use.rdma),
+                ..Default::default()
+            },
+            ..Default::default()
+        }
+    }
+}
+
+/// Reading and writing.
+pub(super) fn all_of(device: CUdevice) -> CUmemAccessDesc {
+    CUmemAccessDesc {
+        location: location(device),
+        flags: CUmemAccess_flags::CU_MEM_ACCESS_FLAGS_PROT_READWRITE,
+    }
+}
+
+/// Neither.
+pub(super) fn none_of(device: CUdevice) -> CUmemAccessDesc {
+    CUmemAccessDesc { location: location(device), flags: CUmemAccess_flags::CU_MEM_ACCESS_FLAGS_PROT_NONE }
+}
+
+fn location(device: CUdevice) -> CUmemLocation {
+    CUmemLocation { type_: CUmemLocationType::CU_MEM_LOCATION_TYPE_DEVICE, id: device }
+}

@@ -1,0 +1,31 @@
+//! What others know of the heap's physical memory: where it is mapped, and what must stay there.
+
+use super::Heap;
+use super::record::Record;
+use super::space::{FRAME_BYTES, FRAME_SHIFT};
+
+impl Heap {
+    /// The handles under a live piece, for as long as they are kept: nothing of them moves to other windows, and no new
+    /// window is made of them. They are given back as others are, when nobody holds any of them.
+    pub(in super::super) fn pin(&mut self, record: u32) {
+        let Some(Record { start, size_bytes, space, .. }) = self.records.get(record).copied() else { return };
+        let frames = start >> FRAME_SHIFT..(start + size_bytes).div_ceil(FRAME_BYTES);
+        for slot in frames {
+            if let Some(window) = self.frames.window_at(usize::from(space), slot) {
+                self.frames.pin(self.frames.window(window).handle);
+            }
+        }
+    }
+
+    /// All stretches of addresses that handles are mapped at: each with its size.
+    pub(in super::super) fn mappings(&self) -> impl Iterator<Item = (u64, u64)> {
+        self.spaces.iter().enumerate().flat_map(|(index, space)| {
+            self.frames.windows_in(index).iter().map(|id| {
+                let window = self.frames.window(*id);
+                let frame_count = self.frames.handle(window.handle).frame_count;
+                let address = space.base + (u64::from(window.slot) << FRAME_SHIFT);
+                (address, u64::from(frame_count) << FRAME_SHIFT)
+            })
+        })
+    }
+}

@@ -1,0 +1,62 @@
+//! [`Pool::enable_peer_access`]: memory of one device that others may use.
+
+use crate::backend::Source;
+use crate::device::Device;
+use crate::error::PoolError;
+use crate::pool::Pool;
+use core::ffi::c_int;
+
+impl Pool {
+    /// Lets the streams of another device use the blocks of this pool, those that there are and those to come. It can't
+    /// be taken back. Each growth of the pool costs the driver's call for one device more.
+    ///
+    /// Such a stream is one more user of a block: make it wait for the block's home first, and record its use.
+    /// With the backend `none` the other device may use all plain memory of this one from here on, whoever allocates it:
+    /// the driver has no narrower way.
+    ///
+    /// ```
+    /// use gpumem_pool::{Device, Pool, PoolError, Stream, sys::{Driver, SimConfig}};
+    ///
+    /// let driver = Driver::sim(SimConfig::new().devices(3).without_link(0, 2))?;
+    /// let device = Device::new(&driver, 0)?;
+    /// let (peer, far) = (Device::new(&driver, 1)?, Device::new(&driver, 2)?);
+    /// let pool = Pool::builder(&device).peer_access(&[peer.clone()]).build()?;
+    /// let (home, other) = (Stream::new(&device)?, Stream::new(&peer)?);
+    ///
+    /// let block = pool.alloc(4096, &home)?;
+    /// other.wait_for(&home)?;
+    /// // … queue work that uses `block.address()` on `other` …
+    /// block.record_use(&other);
+    ///
+    /// assert!(matches!(pool.enable_peer_access(&far), Err(PoolError::NoPeerAccess { .. })));
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// [`PoolError::NoPeerAccess`] for a device without a link to this one, or of another driver;
+    /// [`PoolError::DeviceLost`] or [`PoolError::Poisoned`] after an earlier failure; or what the driver says. After an
+    /// error the other device has no access that it did not have before.
+    pub fn enable_peer_access(&self, peer: &Device) -> Result<(), PoolError> {
+        self.0.check_usable()?;
+        let device = self.device();
+        if peer == device {
+            return Ok(());
+        }
+        if !can_reach(device, peer)? {
+            return Err(PoolError::NoPeerAccess { device: device.to_string(), peer: peer.to_string() });
+        }
+        self.0.backend().enable_peer_access(peer)
+    }
+}
+
+/// Whether the driver has a way for `peer` to use the memory of `device`.
+fn can_reach(device: &Device, peer: &Device) -> Result<bool, PoolError> {
+    if !device.driver().is_same_machine(peer.driver()) {
+        return Ok(false);
+    }
+    let mut can: c_int = 0;
+    // SAFETY: `can` outlives the call.
+    unsafe { device.driver().cuDeviceCanAccessPeer(&mut can, peer.raw(), device.raw())? };
+    Ok(can != 0)
+}
