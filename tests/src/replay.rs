@@ -10,7 +10,7 @@
 //! reading the clock around each driver call (some 50 ns a call).
 
 use crate::meter::{self, Calls, Reading};
-use crate::pool::{BackendKind, Block, Device, Limit, Pool, PoolError, Stream};
+use crate::pool::{BackendKind, Block, Device, Dials, Limit, Pool, PoolError, Stream};
 use crate::sys::{Driver, Sim};
 use crate::trace::{Event, Peaks, Trace};
 use core::time::Duration;
@@ -21,6 +21,8 @@ use std::time::Instant;
 pub struct Setup {
     /// The pool's backend; its default, if none is given.
     pub backend: Option<BackendKind>,
+    /// What the backend `caching` trades.
+    pub dials: Dials,
     /// The pool's hard limit.
     pub hard_limit: Option<Limit>,
     /// Whether the pool may make a stream wait for another to get its memory. Such waits are counted.
@@ -124,7 +126,7 @@ pub fn replay(
 }
 
 fn build(device: &Device, setup: &Setup) -> Result<Pool, PoolError> {
-    let mut builder = Pool::builder(device);
+    let mut builder = Pool::builder(device).dials(setup.dials.clone());
     if let Some(backend) = setup.backend {
         builder = builder.backend(backend);
     }

@@ -10,7 +10,7 @@ pub(crate) mod report;
 use anyhow::{Context, Result, ensure};
 use gpumem_sys::sim::Costs;
 use gpumem_sys::{Driver, DriverKind, SimConfig, env};
-use gpumem_tests::pool::{BackendKind, Limit};
+use gpumem_tests::pool::{BackendKind, Dials, Limit, Profile};
 use gpumem_tests::replay::{Outcome, Setup, replay};
 use gpumem_tests::trace::{Synthetic, Trace};
 use indicatif::{ProgressBar, ProgressStyle};
@@ -30,9 +30,12 @@ pub(crate) struct Args {
     /// How long made-up traces are: steps, tokens, tables, or thousands of blocks
     #[arg(long, value_name = "N")]
     rounds: Option<u32>,
-    /// The pool's backend: native or none [default: the pool's]
+    /// The pool's backend: caching, native or none [default: the pool's]
     #[arg(long, value_name = "NAME")]
     backend: Option<BackendKind>,
+    /// What the backend `caching` trades: fast, balanced or tight [default: balanced]
+    #[arg(long, value_name = "NAME")]
+    profile: Option<Profile>,
     /// The pool's hard limit: 100M, 1.5GiB, 50% or 10000
     #[arg(long, value_name = "SIZE")]
     limit: Option<Limit>,
@@ -43,7 +46,7 @@ pub(crate) struct Args {
     #[arg(long)]
     json: bool,
     /// Every setting of the pool against the peers, as Markdown, on the software driver
-    #[arg(long, conflicts_with_all = ["json", "backend", "limit", "waits"])]
+    #[arg(long, conflicts_with_all = ["json", "backend", "profile", "limit", "waits"])]
     pareto: bool,
     #[command(flatten)]
     recorded: Recorded,
@@ -58,10 +61,15 @@ pub(crate) struct Recorded {
 }
 
 pub(crate) fn run(args: Args) -> Result<()> {
-    let setup = Setup { backend: args.backend, hard_limit: args.limit, may_wait: args.waits };
+    let setup = Setup {
+        backend: args.backend,
+        dials: Dials::of(args.profile.unwrap_or_default()).inserted_waits(args.waits),
+        hard_limit: args.limit,
+        may_wait: args.waits,
+    };
     let traces = args.traces()?;
     if args.pareto {
-        print!("{}", pareto::markdown(&traces, &pareto::points())?);
+        print!("{}", pareto::markdown(&traces)?);
         return Ok(());
     }
     let machine = Machine::find()?;

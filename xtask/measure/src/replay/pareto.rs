@@ -7,7 +7,7 @@
 use super::Machine;
 use crate::bench::peers::{Figure, stored};
 use anyhow::Result;
-use gpumem_tests::pool::BackendKind;
+use gpumem_tests::pool::{BackendKind, Dials, Profile};
 use gpumem_tests::replay::{Outcome, Setup, replay};
 use gpumem_tests::trace::Trace;
 use indicatif::{ProgressBar, ProgressStyle};
@@ -16,35 +16,55 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread;
 
 /// A setting to try.
-pub(super) struct Point {
-    pub(super) label: String,
-    pub(super) setup: Setup,
+struct Point {
+    label: String,
+    setup: Setup,
 }
 
-/// Every backend.
-pub(super) fn points() -> Vec<Point> {
-    let backends = ["native", "none"].into_iter().filter_map(|name| name.parse().ok());
-    let point = |backend: BackendKind| Point {
-        label: backend.to_string(),
-        setup: Setup { backend: Some(backend), ..Setup::default() },
-    };
-    backends.map(point).collect()
+/// The profiles, with inserted waits and without; handle sizes and slack between them; the other backends.
+fn points(trace: &Trace) -> Vec<Point> {
+    let mut points = Vec::new();
+    for profile in [Profile::Fast, Profile::Balanced, Profile::Tight] {
+        points.push(Point::new(format!("**{profile}**"), BackendKind::Caching, Dials::of(profile), false));
+        // One stream has nobody to wait for.
+        if trace.stream_count() > 1 {
+            points.push(Point::new(format!("**{profile}**, waits"), BackendKind::Caching, Dials::of(profile), true));
+        }
+    }
+    for handle_mib in [2, 8, 32, 128] {
+        for slack in [0, 3, 10, 30, 50, 100, 200] {
+            let dials = Dials::default().handle_bytes_max(handle_mib << 20).growth_slack(slack);
+            let label = format!("handles to {handle_mib} MiB, slack {}.{} %", slack / 10, slack % 10);
+            points.push(Point::new(label, BackendKind::Caching, dials, false));
+        }
+    }
+    let others = [BackendKind::Native, BackendKind::None];
+    points.extend(others.map(|backend| Point::new(backend.to_string(), backend, Dials::default(), false)));
+    points
+}
+
+impl Point {
+    fn new(label: String, backend: BackendKind, dials: Dials, may_wait: bool) -> Self {
+        let dials = dials.inserted_waits(may_wait);
+        Self { label, setup: Setup { backend: Some(backend), dials, may_wait, ..Setup::default() } }
+    }
 }
 
 /// A table for each trace.
-pub(super) fn markdown(traces: &[Trace], points: &[Point]) -> Result<String> {
+pub(super) fn markdown(traces: &[Trace]) -> Result<String> {
     let stored = stored()?;
-    let tasks: Vec<_> =
-        traces.iter().flat_map(|trace| points.iter().map(move |point| (trace, point))).collect();
-    let tried = all(&tasks)?;
+    let points: Vec<Vec<Point>> = traces.iter().map(points).collect();
+    let tasks = traces.iter().zip(&points).flat_map(|(trace, points)| points.iter().map(move |point| (trace, point)));
+    let mut tried = all(&tasks.collect::<Vec<_>>())?.into_iter();
     let mut text = String::new();
-    for (trace, tried) in traces.iter().zip(tried.chunks(points.len())) {
-        table(&mut text, trace, tried, &peers(trace, &stored));
+    for (trace, points) in traces.iter().zip(&points) {
+        let tried: Vec<_> = tried.by_ref().take(points.len()).collect();
+        table(&mut text, trace, &tried, &peers(trace, &stored));
     }
     Ok(text)
 }
 
-/// A setting and what it came to; nothing where the device was too small for it.
+/// A setting and what it came to.
 struct Tried<'a> {
     point: &'a Point,
     outcome: Outcome,
