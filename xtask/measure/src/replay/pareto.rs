@@ -2,7 +2,8 @@
 //!
 //! Driver time is a matter of prices, so this runs on the software driver wherever it runs: once at the prices of an idle
 //! H200, once at those of a busy one. The peers' reserved memory is from the traces' headers, their driver time from
-//! the stored figures, at idle prices. A setting is *dominated* if a peer reserves no more and costs no more.
+//! the stored figures, at idle prices. A setting is *dominated* if a peer reserves no more and costs no more. Of the many
+//! combinations of handle size and slack, those are shown that none of the others dominates.
 
 use super::Machine;
 use crate::bench::peers::{Figure, stored};
@@ -18,35 +19,46 @@ use std::thread;
 /// A setting to try.
 struct Point {
     label: String,
+    /// Shown only if no other of its kind is better.
+    is_dial: bool,
     setup: Setup,
 }
 
-/// The profiles, with inserted waits and without; handle sizes and slack between them; the other backends.
+/// The profiles, with inserted waits and without; handle sizes and slack around `balanced`; the driver's own pool, as the
+/// software driver models it.
 fn points(trace: &Trace) -> Vec<Point> {
     let mut points = Vec::new();
     for profile in [Profile::Fast, Profile::Balanced, Profile::Tight] {
         points.push(Point::new(format!("**{profile}**"), BackendKind::Caching, Dials::of(profile), false));
         // One stream has nobody to wait for.
         if trace.stream_count() > 1 {
-            points.push(Point::new(format!("**{profile}**, waits"), BackendKind::Caching, Dials::of(profile), true));
+            points.push(Point::new(
+                format!("**{profile}**, waits"),
+                BackendKind::Caching,
+                Dials::of(profile),
+                true,
+            ));
         }
     }
     for handle_mib in [2, 8, 32, 128] {
         for slack in [0, 3, 10, 30, 50, 100, 200] {
             let dials = Dials::default().handle_bytes_max(handle_mib << 20).growth_slack(slack);
             let label = format!("handles to {handle_mib} MiB, slack {}.{} %", slack / 10, slack % 10);
-            points.push(Point::new(label, BackendKind::Caching, dials, false));
+            points.push(Point { is_dial: true, ..Point::new(label, BackendKind::Caching, dials, false) });
         }
     }
-    let others = [BackendKind::Native, BackendKind::None];
-    points.extend(others.map(|backend| Point::new(backend.to_string(), backend, Dials::default(), false)));
+    points.push(Point::new("native".into(), BackendKind::Native, Dials::default(), false));
     points
 }
 
 impl Point {
     fn new(label: String, backend: BackendKind, dials: Dials, may_wait: bool) -> Self {
         let dials = dials.inserted_waits(may_wait);
-        Self { label, setup: Setup { backend: Some(backend), dials, may_wait, ..Setup::default() } }
+        Self {
+            label,
+            is_dial: false,
+            setup: Setup { backend: Some(backend), dials, may_wait, ..Setup::default() },
+        }
     }
 }
 
@@ -54,7 +66,8 @@ impl Point {
 pub(super) fn markdown(traces: &[Trace]) -> Result<String> {
     let stored = stored()?;
     let points: Vec<Vec<Point>> = traces.iter().map(points).collect();
-    let tasks = traces.iter().zip(&points).flat_map(|(trace, points)| points.iter().map(move |point| (trace, point)));
+    let tasks =
+        traces.iter().zip(&points).flat_map(|(trace, points)| points.iter().map(move |point| (trace, point)));
     let mut tried = all(&tasks.collect::<Vec<_>>())?.into_iter();
     let mut text = String::new();
     for (trace, points) in traces.iter().zip(&points) {
@@ -137,6 +150,15 @@ fn dominating(ratio: f64, driver_ms: f64, peers: &[PeerPoint]) -> impl Iterator<
     peers.iter().filter(is_better).map(|peer| peer.name.as_str())
 }
 
+fn is_shown(one: &Tried<'_>, tried: &[Tried<'_>]) -> bool {
+    let place = |tried: &Tried<'_>| (tried.outcome.peak_reserved_bytes, tried.outcome.driver_time);
+    let (bytes, time) = place(one);
+    let beats = |(other_bytes, other_time)| {
+        other_bytes <= bytes && other_time <= time && (other_bytes, other_time) != (bytes, time)
+    };
+    !one.point.is_dial || !tried.iter().any(|other| other.point.is_dial && beats(place(other)))
+}
+
 fn table(text: &mut String, trace: &Trace, tried: &[Tried<'_>], peers: &[PeerPoint]) {
     let run_ms = trace.header().run_seconds.map(|seconds| seconds * 1e3);
     let share = |ms: f64| run_ms.map_or("–".into(), |run_ms| format!("{:.2}", 100.0 * ms / run_ms));
@@ -155,7 +177,7 @@ fn table(text: &mut String, trace: &Trace, tried: &[Tried<'_>], peers: &[PeerPoi
             peer.name, peer.ratio, driver[0], driver[1]
         );
     }
-    for Tried { point, outcome, busy_ms } in tried {
+    for Tried { point, outcome, busy_ms } in tried.iter().filter(|one| is_shown(one, tried)) {
         let (ratio, idle_ms) = (outcome.ratio(), ms(outcome));
         let by: Vec<&str> = dominating(ratio, idle_ms, peers).collect();
         let _ = writeln!(
