@@ -3,7 +3,7 @@
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 use gpumem_tests::backends::backends;
-use gpumem_tests::pool::{BackendKind, Device, Limit};
+use gpumem_tests::pool::{BackendKind, Device, Dials, Limit, Profile};
 use gpumem_tests::replay::{Outcome, Setup, replay};
 use gpumem_tests::sys::{Driver, SimConfig};
 use gpumem_tests::trace::{Event, Synthetic, Trace};
@@ -46,6 +46,19 @@ fn the_events_of_every_trace_bear_its_header_out() {
         let floor = trace.floor_bytes() as f64 / trace.peaks().live_incl_deferred_bytes as f64;
         let expected = if trace.name() == "prefetch_record_stream" { 1.230 } else { 1.0 };
         assert!((floor - expected).abs() < 0.0005, "{}: {floor}", trace.name());
+    }
+}
+
+/// The second half of a periodic program needs no memory of the driver. (`tight` takes more rounds to come to that.)
+#[test]
+fn a_program_that_repeats_itself_comes_to_rest() {
+    let driver = Driver::sim(SimConfig::h200().races(false)).unwrap();
+    for profile in [Profile::Fast, Profile::Balanced] {
+        let setup = Setup { dials: Dials::of(profile), ..Setup::default() };
+        let outcome = replay(&Synthetic::Periodic.trace(0, 8), &driver, &setup, |_| ()).unwrap();
+        let late = outcome.late_calls;
+        assert_eq!((late.cuMemCreate, late.cuMemMap, late.cuMemUnmap), (0, 0, 0), "{profile}");
+        assert!(outcome.ratio() < 1.02, "{profile}: {}", outcome.ratio());
     }
 }
 
