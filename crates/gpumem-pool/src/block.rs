@@ -94,16 +94,24 @@ impl Block {
     /// Says that work queued on `stream` uses this block: the free will wait for all that is queued there by the time
     /// the block is dropped.
     ///
-    /// Call it once for each stream, at any time before the drop. Home need not be recorded. A stream of another driver
+    /// Call it once for each stream, at any time before the drop. Home need not be recorded, except in a capture: there a
+    /// use on any stream says that the block stays for the graph; see [`Graph`](crate::Graph). A stream of another driver
     /// can't reach this memory, so recording one does nothing.
     pub fn record_use(&self, stream: &Stream) {
+        if stream.clocks().holds().is_open() {
+            self.note_use(stream);
+        }
         if stream.id() == self.home || !Arc::ptr_eq(stream.device().clocks(), self.device().clocks()) {
             return;
         }
-        let bit = Clocks::use_bit(stream.slot());
-        if self.uses.load(Ordering::Relaxed) & bit == 0 {
+        self.add_uses(Clocks::use_bit(stream.slot()));
+    }
+
+    #[inline]
+    pub(crate) fn add_uses(&self, bits: u64) {
+        if self.uses.load(Ordering::Relaxed) & bits != bits {
             // The drop comes after all calls by whoever owns the block: it needs no order of its own.
-            self.uses.fetch_or(bit, Ordering::Relaxed);
+            self.uses.fetch_or(bits, Ordering::Relaxed);
         }
     }
 

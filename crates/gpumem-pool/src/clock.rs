@@ -16,6 +16,8 @@
 //! *Locks.* Each lane has one, held around short calls to the driver; `Slots` has one that is taken before a lane's. A
 //! lane's lock is taken before the driver's teardown lock, and never inside it.
 
+#[allow(unsafe_code)]
+mod capture;
 mod epochs;
 #[allow(unsafe_code)]
 mod lane;
@@ -27,6 +29,8 @@ mod stamp;
 mod sync;
 mod wait;
 
+use crate::graph::Holds;
+pub(crate) use capture::Part;
 use core::sync::atomic::{AtomicUsize, Ordering};
 use epochs::Epochs;
 use gpumem_sys::Driver;
@@ -51,6 +55,8 @@ pub(crate) struct Clocks {
     slot_count: AtomicUsize,
     /// Where the next poll begins.
     cursor: AtomicUsize,
+    /// What captures, and graphs made by them, keep from being used otherwise.
+    holds: Holds,
 }
 
 impl Clocks {
@@ -80,6 +86,7 @@ impl Clocks {
             live_count: AtomicUsize::new(0),
             slot_count: AtomicUsize::new(0),
             cursor: AtomicUsize::new(0),
+            holds: Holds::default(),
         }
     }
 
@@ -98,10 +105,7 @@ impl Clocks {
     /// The uses of a block that are not known to be done: home's, then those of the slots whose bits are set. The last
     /// bit stands for all slots from its own on.
     pub(crate) fn uses(&self, home: StreamId, bits: u64) -> impl Iterator<Item = Stamp> {
-        let named = (0..OTHERS_BIT).filter(move |bit| bits >> bit & 1 != 0).map(|bit| Slot(bit as u16));
-        let others =
-            self.used_slots().skip(if bits >> OTHERS_BIT == 0 { usize::MAX } else { OTHERS_BIT as usize });
-        let used = named.chain(others).map(|slot| self.stamp(slot));
+        let used = self.used(bits).map(|slot| self.stamp(slot));
         core::iter::once(self.stamp_of(home)).chain(used).filter(|stamp| !self.is_complete(*stamp))
     }
 
@@ -109,6 +113,18 @@ impl Clocks {
     #[inline]
     pub(crate) fn use_bit(slot: Slot) -> u64 {
         1 << u32::from(slot.0).min(OTHERS_BIT)
+    }
+
+    /// The slots that the bits stand for.
+    pub(crate) fn used(&self, bits: u64) -> impl Iterator<Item = Slot> + use<> {
+        let named = (0..OTHERS_BIT).filter(move |bit| bits >> bit & 1 != 0).map(|bit| Slot(bit as u16));
+        let first = if bits >> OTHERS_BIT & 1 == 0 { usize::MAX } else { OTHERS_BIT as usize };
+        named.chain(self.used_slots().skip(first))
+    }
+
+    #[inline]
+    pub(crate) fn holds(&self) -> &Holds {
+        &self.holds
     }
 
     /// Streams that are alive. With only one, nothing ever needs a mark.
@@ -129,7 +145,10 @@ impl Order for Clocks {
     }
 }
 
-const OTHERS_BIT: u32 = 63;
+/// A use that makes the block a graph's business; see [`Holds`].
+pub(crate) const GRAPH_BIT: u64 = 1 << 63;
+
+const OTHERS_BIT: u32 = 62;
 
 #[cfg(test)]
 #[cfg(feature = "sim")]

@@ -185,11 +185,8 @@ impl Device {
     ///
     /// What the driver says, the failure of earlier work included.
     pub fn synchronize(&self) -> Result<(), PoolError> {
-        let _bound = self.enter()?;
-        self.upkeep().before_wait();
-        self.finish()?;
-        self.after_wait();
-        Ok(())
+        self.check_runs("waiting for the device")?;
+        Ok(self.finish_with_upkeep()?)
     }
 
     /// Makes the context current on this thread until the guard is dropped, which brings back what was current before.
@@ -213,7 +210,20 @@ impl Device {
         Bound::enter(self.driver(), self.context())
     }
 
+    /// The same, for pools: what they want to do at such a wait is done.
+    pub(crate) fn finish_with_upkeep(&self) -> Result<(), DriverError> {
+        let _bound = self.enter()?;
+        self.upkeep().before_wait();
+        self.finish()?;
+        self.after_wait();
+        Ok(())
+    }
+
+    /// While streams of this device capture, those that do not, and that are ours, are all that can be waited for.
     pub(crate) fn finish(&self) -> Result<(), DriverError> {
+        if self.clocks().holds().captures_on(self) {
+            return self.clocks().finish_streams(self);
+        }
         let _bound = self.enter()?;
         let observation = self.clocks().observe_device(self);
         // SAFETY: the context is current and alive.

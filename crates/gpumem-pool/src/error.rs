@@ -166,6 +166,24 @@ pub enum PoolError {
     /// A thread's own default stream, named on another thread.
     #[error("this is another thread's default stream; use it there, or make a stream with Stream::new")]
     WrongThread,
+    /// It can't be part of a graph, and a capture goes on. The capture is as it was.
+    #[error("{operation} can't be part of a graph; do it before the capture begins or after it ends")]
+    NotInCapture {
+        /// What was asked for.
+        operation: &'static str,
+    },
+    /// A call that can't be part of a graph was made in the capture, and broke it.
+    #[error(
+        "this capture is broken: something was called in it that can't be part of a graph; end it, and capture again \
+         without that call"
+    )]
+    CaptureBroken,
+    /// A stream joined the capture and was not waited for before its end.
+    #[error(
+        "this capture gave no graph: a stream that joined it has work that nothing waits for; make the stream that \
+         captures wait for it before the end"
+    )]
+    CaptureUnjoined,
     /// A time was asked of an event that keeps none.
     #[error("this event keeps no time; make it with Event::with_timing")]
     NotTimed,

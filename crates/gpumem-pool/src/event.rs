@@ -1,12 +1,13 @@
 //! [`Event`]: a mark in a stream, to wait for on the device or on the host.
 
 use crate::clock::{Clocks, Stamp};
-use crate::context::Handle;
+use crate::context::{Handle, Relaxed};
 use crate::device::Device;
 use crate::error::PoolError;
 use crate::stream::{Stream, complete};
 use core::ffi::c_uint;
 use core::fmt;
+use core::sync::atomic::{AtomicBool, Ordering};
 use gpumem_sys::DriverError;
 use gpumem_sys::types::{CUevent, CUevent_flags, CUevent_st};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -21,6 +22,8 @@ pub struct Event {
     /// What is done once the mark has been passed, as the clocks have it; `None` before the first record and in a
     /// capture. Locked from the driver's call to the note of it, so that the two belong together.
     covered: Mutex<Option<Arc<[Stamp]>>>,
+    /// Whether it was last recorded in a capture. The driver would break that if it were asked about the event.
+    is_captured: AtomicBool,
 }
 
 impl Event {
@@ -76,7 +79,9 @@ impl Event {
     ///
     /// What the driver says, the failure of earlier work included.
     pub fn is_complete(&self) -> Result<bool, PoolError> {
+        self.check_runs("asking whether a mark has been passed")?;
         let _bound = self.device.enter()?;
+        let _relaxed = Relaxed::enter(self.device.driver())?;
         let covered = self.covered();
         // SAFETY: the event is alive.
         let is_complete =
@@ -93,8 +98,10 @@ impl Event {
     ///
     /// What the driver says, the failure of earlier work included.
     pub fn synchronize(&self) -> Result<(), PoolError> {
+        self.check_runs("waiting for a mark on the host")?;
         let _bound = self.device.enter()?;
         self.device.upkeep().before_wait();
+        let _relaxed = Relaxed::enter(self.device.driver())?;
         let before = self.covered().clone();
         // SAFETY: the event is alive.
         self.device.noting(unsafe { self.device.driver().cuEventSynchronize(self.raw.0) })?;
@@ -144,7 +151,13 @@ impl Event {
         let mut raw = core::ptr::null_mut();
         // SAFETY: `raw` outlives the call, and the context is current.
         unsafe { device.driver().cuEventCreate(&mut raw, flags.0 as c_uint)? };
-        Ok(Self { device: device.clone(), raw: Handle(raw), timed, covered: Mutex::new(None) })
+        Ok(Self {
+            device: device.clone(),
+            raw: Handle(raw),
+            timed,
+            covered: Mutex::new(None),
+            is_captured: AtomicBool::new(false),
+        })
     }
 
     pub(crate) fn queue_record(&self, stream: &Stream) -> Result<(), DriverError> {
@@ -152,12 +165,25 @@ impl Event {
         // If the record fails, there is no telling where the mark is.
         *covered = None;
         *covered = self.clocks().record(stream.slot(), self.raw.0)?.map(Arc::from);
+        self.is_captured.store(covered.is_none(), Ordering::Release);
         Ok(())
     }
 
     pub(crate) fn make_wait(&self, stream: &Stream) -> Result<(), DriverError> {
         let covered = self.covered();
         self.clocks().queue_wait(stream.slot(), self.raw.0, covered.as_deref()).map(drop)
+    }
+
+    fn check_runs(&self, operation: &'static str) -> Result<(), PoolError> {
+        match self.is_captured.load(Ordering::Acquire) && self.clocks().holds().is_open() {
+            true => Err(PoolError::NotInCapture { operation }),
+            false => Ok(()),
+        }
+    }
+
+    /// The last stamp that it covers, unless it was never recorded, or in a capture.
+    pub(crate) fn mark(&self) -> Option<Stamp> {
+        self.covered().as_ref().and_then(|covered| covered.first().copied())
     }
 
     fn covered(&self) -> MutexGuard<'_, Option<Arc<[Stamp]>>> {

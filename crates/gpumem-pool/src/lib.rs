@@ -13,6 +13,7 @@
 //! | `block`, `raw_block`, `alignment`, `pinning` | [`Block`]: what a user holds; drop gives it back in stream order |
 //! | `pool`, `state`, `peers` | [`Pool`]: the front door, and what is behind it for as long as a handle or a block lives |
 //! | `clock` | what is ordered and what is done: a free asks the driver nothing |
+//! | `graph` | [`Capture`], [`Graph`], [`GraphExec`]: work recorded once and launched often, with its memory |
 //! | `options`, `limit`, `dials` | [`PoolBuilder`], [`BackendKind`], [`Limit`], [`Profile`] and [`Dials`] |
 //! | `status`, `bytes`, `error` | what a pool says of itself |
 //! | `backend` | where the bytes come from: `caching`, `native`, `none`; `upkeep`: what pools leave to their device |
@@ -55,6 +56,8 @@ mod dials;
 mod error;
 #[allow(unsafe_code)]
 mod event;
+#[allow(unsafe_code)]
+mod graph;
 mod ledger;
 mod limit;
 mod options;
@@ -79,6 +82,7 @@ pub use device::{Device, MemoryInfo};
 pub use dials::{Dials, Profile};
 pub use error::PoolError;
 pub use event::Event;
+pub use graph::{Capture, CaptureMode, Graph, GraphExec};
 pub use limit::Limit;
 pub use options::{BackendKind, PoolBuilder};
 pub use pool::Pool;

@@ -6,7 +6,7 @@ mod sync;
 use crate::alignment::ALIGNMENT_MIN;
 use crate::backend::{Backend, Freed, Piece, Source};
 use crate::block::Block;
-use crate::clock::StreamId;
+use crate::clock::{GRAPH_BIT, StreamId};
 use crate::device::Device;
 use crate::error::{PoolError, is_sticky};
 use crate::limit::Limits;
@@ -27,7 +27,7 @@ pub(crate) struct State {
 }
 
 /// A pointer to a state that somebody keeps alive: a handle of the pool, or a block that is counted.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(transparent)]
 pub(crate) struct StateRef(NonNull<State>);
 
@@ -80,6 +80,7 @@ impl StateRef {
     #[inline(always)]
     pub(crate) fn alloc(self, size_bytes: u64, stream: &Stream) -> Result<Block, PoolError> {
         if self.is_usable()
+            && !self.has_captures()
             && stream.device().is_same(&self.device)
             && stream.check_usable().is_ok()
             && let Some(piece) = self.backend.hit(size_bytes, stream)
@@ -98,6 +99,11 @@ impl StateRef {
             return Ok(Block::new(self, Piece::EMPTY, 0, stream.id()));
         }
         self.check_size(size_bytes)?;
+        if self.has_captures()
+            && let Some(block) = self.alloc_captured(size_bytes, ALIGNMENT_MIN, stream)?
+        {
+            return Ok(block);
+        }
         let piece = self.backend.alloc(size_bytes, stream)?;
         Ok(self.counted(piece, size_bytes, stream))
     }
@@ -115,6 +121,11 @@ impl StateRef {
         self.check_usable()?;
         self.check_stream(stream)?;
         self.check_size(size_bytes)?;
+        if self.has_captures()
+            && let Some(block) = self.alloc_captured(size_bytes, alignment, stream)?
+        {
+            return Ok(block);
+        }
         let piece = self.backend.alloc_aligned(size_bytes, alignment, stream)?;
         Ok(self.counted(piece, size_bytes, stream))
     }
@@ -131,7 +142,7 @@ impl StateRef {
     /// the thread has.
     #[inline]
     pub(crate) fn put_back(self, piece: &Piece, size_bytes: u64, home: StreamId) -> bool {
-        self.backend.put_back(piece, size_bytes, home)
+        !self.has_captures() && self.backend.put_back(piece, size_bytes, home)
     }
 
     /// Called by a block's drop: has nobody to tell, so what fails is kept for the next call.
@@ -139,6 +150,16 @@ impl StateRef {
         if freed.size_bytes == 0 {
             return self.drop_block();
         }
+        if freed.uses & GRAPH_BIT != 0 || self.has_captures() {
+            if let Some(freed) = self.free_captured(*freed) {
+                self.free_to_backend(&freed);
+            }
+            return;
+        }
+        self.free_to_backend(freed);
+    }
+
+    fn free_to_backend(self, freed: &Freed) {
         let taken = self.backend.free(freed);
         if let Err(cause) = taken.result {
             let poison = match is_sticky(cause.code()) {
@@ -193,6 +214,12 @@ impl State {
     #[inline]
     fn is_usable(&self) -> bool {
         self.poison.get().is_none() && self.device.lost().is_none()
+    }
+
+    /// Whether streams have to be asked first what they do.
+    #[inline]
+    fn has_captures(&self) -> bool {
+        self.device.clocks().holds().is_open()
     }
 
     fn check_stream(&self, stream: &Stream) -> Result<(), PoolError> {

@@ -11,7 +11,7 @@ pub use builder::StreamBuilder;
 pub(crate) use foreign::WeakStream;
 
 use crate::clock::{Clocks, Slot, StreamId};
-use crate::context::Handle;
+use crate::context::{Handle, Relaxed};
 use crate::device::Device;
 use crate::error::PoolError;
 use crate::event::Event;
@@ -102,6 +102,7 @@ impl Stream {
     /// [`PoolError::WrongThread`].
     pub fn synchronize(&self) -> Result<(), PoolError> {
         self.check_usable()?;
+        self.check_runs("waiting on the host")?;
         let _bound = self.device().enter()?;
         self.device().upkeep().before_wait();
         self.finish()?;
@@ -116,7 +117,9 @@ impl Stream {
     /// As [`Stream::synchronize`].
     pub fn is_complete(&self) -> Result<bool, PoolError> {
         self.check_usable()?;
+        self.check_runs("asking whether it is done")?;
         let _bound = self.device().enter()?;
+        let _relaxed = Relaxed::enter(self.device().driver())?;
         let observation = self.clocks().observe(self.slot())?;
         // SAFETY: the stream is alive, and its context current.
         let is_complete =
@@ -137,6 +140,9 @@ impl Stream {
     pub fn wait(&self, event: &Event) -> Result<(), PoolError> {
         self.check_usable()?;
         check_driver(self.device(), event.device())?;
+        if self.defers_wait(event)? {
+            return Ok(());
+        }
         Ok(event.make_wait(self)?)
     }
 
@@ -149,11 +155,15 @@ impl Stream {
         self.check_usable()?;
         other.check_usable()?;
         check_driver(self.device(), other.device())?;
+        if self.defers_wait_for(other)? {
+            return Ok(());
+        }
         Ok(self.queue_wait_for(other)?)
     }
 
     pub(crate) fn finish(&self) -> Result<(), DriverError> {
         let _bound = self.device().enter()?;
+        let _relaxed = Relaxed::enter(self.device().driver())?;
         let observation = self.clocks().observe(self.slot())?;
         // SAFETY: the stream is alive, and its context current.
         self.device().noting(unsafe { self.device().driver().cuStreamSynchronize(self.raw()) })?;

@@ -7,6 +7,7 @@
 use super::direct::Calls;
 use super::{Freed, Reserved};
 use crate::clock::{Order, Stamp};
+use crate::context::Relaxed;
 use crate::device::Device;
 use crate::error::PoolError;
 use crate::options::BackendKind;
@@ -24,6 +25,7 @@ impl Calls for NoneCalls {
     fn acquire(&self, size_bytes: u64, stream: &Stream) -> Result<CUdeviceptr, DriverError> {
         let device = stream.device();
         let _bound = device.enter()?;
+        let _relaxed = Relaxed::enter(device.driver())?;
         let mut address = 0;
         // SAFETY: `address` outlives the call, and the context is current.
         unsafe { device.driver().cuMemAlloc_v2(&mut address, size_bytes as usize)? };
@@ -42,6 +44,7 @@ impl Calls for NoneCalls {
             }
         }
         let _bound = device.enter()?;
+        let _relaxed = Relaxed::enter(device.driver())?;
         // SAFETY: the address came from `acquire`, its one block is being dropped, and every stream that used it is done.
         unsafe { device.driver().cuMemFree_v2(freed.piece.address) }
     }

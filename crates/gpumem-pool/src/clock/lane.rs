@@ -9,7 +9,7 @@ use super::{Order, Slot, Stamp};
 use crate::context::Handle;
 use crate::device::{Device, WeakDevice};
 use gpumem_sys::DriverError;
-use gpumem_sys::types::{CUevent, CUstream, CUstream_st, CUstreamCaptureMode, CUstreamCaptureStatus};
+use gpumem_sys::types::{CUevent, CUstream, CUstream_st, CUstreamCaptureStatus};
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, TryLockError};
 
@@ -164,12 +164,6 @@ impl Locked<'_> {
         // SAFETY: `status` outlives the call; the stream is alive while the lane is locked, or named by its user.
         let answer = unsafe { driver.cuStreamIsCapturing(stream.raw.0, &mut status) };
         answer.is_err() || status != CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE
-    }
-
-    pub(super) fn begin_capture(&mut self, mode: CUstreamCaptureMode) -> Result<(), DriverError> {
-        let Some(raw) = self.raw() else { return Ok(()) };
-        // SAFETY: the stream is named by its user.
-        unsafe { self.device.driver().cuStreamBeginCapture_v2(raw, mode) }
     }
 
     /// Closes the epoch, if this asker may make a mark: what a call to the driver from now on covers.

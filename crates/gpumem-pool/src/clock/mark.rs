@@ -54,6 +54,12 @@ impl MarkEvent {
         }
     }
 
+    /// Waits on the host until it has been passed. The context is current.
+    pub(super) fn synchronize(&self, device: &Device) -> Result<(), DriverError> {
+        // SAFETY: the event is alive for as long as this is.
+        unsafe { device.driver().cuEventSynchronize(self.raw.0) }
+    }
+
     /// Another holder of the same context takes it over.
     pub(super) fn move_to(&mut self, heir: &Device) {
         self.device = heir.downgrade();

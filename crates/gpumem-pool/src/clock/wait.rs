@@ -8,7 +8,7 @@ use crate::device::Device;
 use core::sync::atomic::Ordering;
 use core::time::Duration;
 use gpumem_sys::DriverError;
-use gpumem_sys::types::{CUevent, CUstream, CUstreamCaptureMode};
+use gpumem_sys::types::{CUevent, CUstream};
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -171,7 +171,7 @@ impl Clocks {
 
     /// The earliest mark that covers a stamp, or a new one; with the device that its event needs. `None` if there is
     /// none and none may be made, or if the lane does not please.
-    fn mark_for(
+    pub(super) fn mark_for(
         &self,
         stamp: Stamp,
         pleases: impl Fn(&Locked<'_>) -> bool,
@@ -230,11 +230,6 @@ impl Clocks {
         self.with_lane(slot, |lane| lane.record(slot, &self.epochs, event)).map(Option::flatten)
     }
 
-    /// Begins a capture of a stream while nobody is making a mark in it.
-    pub(crate) fn begin_capture(&self, slot: Slot, mode: CUstreamCaptureMode) -> Result<(), DriverError> {
-        self.with_lane(slot, |lane| lane.begin_capture(mode)).map(Option::unwrap_or_default)
-    }
-
     /// Before the driver is asked about a stream, by its user.
     pub(crate) fn observe(&self, slot: Slot) -> Result<Observation, DriverError> {
         let covered = self.with_lane(slot, |lane| Ok(lane.close(slot, &self.epochs, Asker::User)))?;
@@ -277,7 +272,7 @@ impl Clocks {
     }
 
     /// Works on a lane with its context current. `None` if the slot's device is gone.
-    fn with_lane<T>(
+    pub(super) fn with_lane<T>(
         &self,
         slot: Slot,
         work: impl FnOnce(&mut Locked<'_>) -> Result<T, DriverError>,

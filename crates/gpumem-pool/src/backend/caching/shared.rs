@@ -295,7 +295,7 @@ impl Shared {
     pub(super) fn reclaim(&self) -> Result<(), PoolError> {
         // First: what is freed into the heap later is known to be done only later.
         self.drain_all();
-        self.device.synchronize()?;
+        self.device.finish_with_upkeep()?;
         let _relaxed = Relaxed::enter(self.device.driver())?;
         let _bound = self.device.enter()?;
         Ok(self.trim(0)?)

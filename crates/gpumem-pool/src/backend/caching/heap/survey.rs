@@ -118,8 +118,10 @@ impl Survey {
 /// The stretches of free records that the same work may touch, each as long as it goes; those that are shorter than
 /// `size_bytes` may be left out.
 pub(super) fn stretches(space: &Space, size_bytes: u64, view: &View<impl Order>) -> Vec<(u64, u64)> {
-    // With one list only, neighbours are merged already.
-    let is_merged = space.fits().filter(|fit| !fit.is_empty()).count() <= 1;
+    // With one list only, neighbours are merged already, unless it is that of different sets.
+    let mut lists = space.fits_by_owner().filter(|(_, fit)| !fit.is_empty());
+    let is_merged =
+        lists.next().is_none_or(|(owner, _)| owner != Owner::MIXED.index()) && lists.next().is_none();
     let seed_bytes = if is_merged { size_bytes } else { size_bytes / SEEDS };
     let records = view.records;
     let seeds =

@@ -476,6 +476,19 @@ fn what_nobody_holds_goes_back_once_it_is_complete() {
 }
 
 #[test]
+fn neighbours_that_waited_for_several_streams_go_back_together() {
+    let mut pair = Pair::new(Dials::default());
+    let request = Request { size_bytes: 1 << 20, alignment: 256, slot: Slot(0) };
+    let halves = [0, 1].map(|_| pair.climb(&request).unwrap());
+    for half in halves {
+        pair.heap.give(half.record, &[Stamp::new(Slot(0), 1), Stamp::new(Slot(1), 1)]);
+    }
+    [0, 1].into_iter().for_each(|stream| pair.known.observe(stream));
+    let reserved_bytes = pair.heap.reserved_bytes();
+    assert_eq!(pair.heap.trim(0, &pair.known, &mut pair.driver), Ok(reserved_bytes));
+}
+
+#[test]
 fn addresses_that_were_unmapped_are_used_again() {
     let mut pair = Pair::new(Dials::default());
     let mut reached = Vec::new();

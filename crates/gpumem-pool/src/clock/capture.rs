@@ -1,0 +1,139 @@
+//! Captures, as a stream's lane sees them: begun and ended under its lock, so that nobody makes a mark in between.
+
+use super::lane::Locked;
+use super::{Clocks, Order, Slot, Stamp};
+use crate::context::Relaxed;
+use crate::device::Device;
+use gpumem_sys::DriverError;
+use gpumem_sys::types::{CUgraph, CUresult, CUstreamCaptureMode, CUstreamCaptureStatus as Status};
+
+/// What a stream does with what is queued on it now.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Part {
+    /// It runs.
+    Runs,
+    /// It becomes part of a capture, of which this is the driver's number.
+    In(u64),
+    /// Nothing can be queued: the capture is broken, and has not been ended yet.
+    Broken,
+}
+
+impl Clocks {
+    /// Begins a capture on a stream that the caller has in his hands; the driver's number for it. `None` if the stream
+    /// is gone.
+    pub(crate) fn begin_capture(
+        &self,
+        slot: Slot,
+        mode: CUstreamCaptureMode,
+    ) -> Result<Option<u64>, DriverError> {
+        self.with_lane(slot, |lane| {
+            let Some(raw) = lane.raw() else { return Ok(None) };
+            // SAFETY: the stream is alive: its user names it.
+            unsafe { lane.device.driver().cuStreamBeginCapture_v2(raw, mode)? };
+            match lane.part() {
+                Ok(Part::In(id)) => Ok(Some(id)),
+                other => {
+                    // Nobody would end it otherwise.
+                    lane.end_capture().and_then(|graph| destroy(lane, graph))?;
+                    other.map(|_| None)
+                }
+            }
+        })
+        .map(Option::flatten)
+    }
+
+    /// Ends the capture that was begun on a stream. Whatever comes of it, the stream runs its work again, unless this is
+    /// the wrong thread.
+    pub(crate) fn end_capture(&self, slot: Slot) -> Result<CUgraph, DriverError> {
+        let ended = self.with_lane(slot, |lane| lane.end_capture())?;
+        Ok(ended.unwrap_or(core::ptr::null_mut()))
+    }
+
+    /// What a stream does now. For one that is not ours only inside a call that names it.
+    pub(crate) fn part(&self, slot: Slot) -> Result<Part, DriverError> {
+        self.with_lane(slot, |lane| lane.part()).map(|part| part.unwrap_or(Part::Runs))
+    }
+
+    /// The same from anywhere: of a stream that is not ours nothing is known.
+    pub(crate) fn own_part(&self, slot: Slot) -> Option<Part> {
+        self.with_lane(slot, |lane| if lane.is_ours() { lane.part().map(Some) } else { Ok(None) })
+            .unwrap_or_default()
+            .flatten()
+    }
+
+    /// Makes a stream that the caller has in his hands wait for what the stamp stands for. False if its stream can't be
+    /// marked now.
+    pub(crate) fn order_launch(&self, stamp: Stamp, waiter: Slot) -> Result<bool, DriverError> {
+        if self.is_ordered(stamp, waiter) {
+            return Ok(true);
+        }
+        let Some((_device, mark)) = self.mark_for(stamp, |_| true)? else { return Ok(false) };
+        self.queue_wait(waiter, mark.event.raw(), Some(&mark.covered)).map(|_| true)
+    }
+
+    /// A stamp for everything queued so far on a stream that the caller has in his hands, with a mark that covers it.
+    /// `None` if it can't be marked now.
+    pub(crate) fn marked(&self, slot: Slot) -> Result<Option<Stamp>, DriverError> {
+        let stamp = self.stamp(slot);
+        Ok(self.tick_by_user(slot)?.then_some(stamp))
+    }
+
+    /// Waits on the host for every stream of a device that is ours and runs its work: while others capture, the device
+    /// itself may not be waited for.
+    pub(crate) fn finish_streams(&self, device: &Device) -> Result<(), DriverError> {
+        let _relaxed = Relaxed::enter(&self.driver)?;
+        for slot in self.used_slots() {
+            let Some(lane) = self.lanes.lock(slot).filter(|lane| lane.device == *device) else { continue };
+            let (held, _) = (lane.device.clone(), drop(lane));
+            let stamp = self.stamp(slot);
+            if self.is_complete(stamp) || self.own_part(slot) != Some(Part::Runs) {
+                continue;
+            }
+            if let Some((_device, mark)) = self.mark_for(stamp, |_| true)? {
+                let _bound = held.enter()?;
+                held.noting(mark.event.synchronize(&held))?;
+                self.raise_complete(&mark.covered);
+            }
+        }
+        Ok(())
+    }
+}
+
+impl Locked<'_> {
+    /// What the stream does now, by the driver. The context is current.
+    pub(super) fn part(&self) -> Result<Part, DriverError> {
+        let Some(raw) = self.raw() else { return Ok(Part::Runs) };
+        if self.device.driver().table().cuStreamGetCaptureInfo.is_none() {
+            return Ok(Part::Runs);
+        }
+        let (mut status, mut id) = (Status::CU_STREAM_CAPTURE_STATUS_NONE, 0);
+        // SAFETY: both outlive the call; the stream is alive while the lane is locked, or named by its user.
+        match unsafe { self.device.driver().cuStreamGetCaptureInfo(raw, &mut status, &mut id) } {
+            // The null stream, which captures nothing, while a stream that it waits for does.
+            Err(error) if error.code() == CUresult::CUDA_ERROR_STREAM_CAPTURE_IMPLICIT => Ok(Part::Runs),
+            answer => answer.map(|()| match status {
+                Status::CU_STREAM_CAPTURE_STATUS_NONE => Part::Runs,
+                Status::CU_STREAM_CAPTURE_STATUS_ACTIVE => Part::In(id),
+                _ => Part::Broken,
+            }),
+        }
+    }
+
+    /// The context is current. The graph is the caller's.
+    fn end_capture(&self) -> Result<CUgraph, DriverError> {
+        let mut graph = core::ptr::null_mut();
+        if let Some(raw) = self.raw() {
+            // SAFETY: `graph` outlives the call; the stream is alive: its user names it.
+            unsafe { self.device.driver().cuStreamEndCapture(raw, &mut graph)? };
+        }
+        Ok(graph)
+    }
+}
+
+fn destroy(lane: &Locked<'_>, graph: CUgraph) -> Result<(), DriverError> {
+    if graph.is_null() {
+        return Ok(());
+    }
+    // SAFETY: the graph has just been made, and nobody else knows it.
+    unsafe { lane.device.driver().cuGraphDestroy(graph) }
+}

@@ -1,0 +1,302 @@
+//! [`Holds`]: what captures, and the graphs made by them, keep from being used otherwise.
+//!
+//! A capture has a number, the driver's; the graph that it becomes and every executable of that go by the same. Kept
+//! under it, until the last of them is gone:
+//!
+//! - *Chunks*: memory that was allocated while the stream captured. Each is an ordinary block of its pool, allocated on a
+//!   stream that never captures; what the program holds are parts of it, whose bits say [`GRAPH_BIT`]. Parts that are
+//!   dropped during the capture serve later allocations of the same stream in the same capture. A part may outlive the
+//!   graph: then the chunk goes with its last part.
+//! - *Outside* blocks that were used in the capture, or dropped while one of their streams was part of it. While the
+//!   program has one, only its address is noted here; dropped, the block itself is kept.
+//!
+//! What goes, goes with the marks of all streams that the graph was launched on: bits, as in a block.
+//!
+//! One lock, under which neither the driver nor a pool is called: what is to be freed is handed out first.
+
+use crate::backend::Freed;
+use crate::block::Block;
+use crate::clock::{Clocks, GRAPH_BIT, Slot, Stamp, StreamId};
+use crate::device::{Device, WeakDevice};
+use crate::graph::chunk::Chunk;
+use crate::state::StateRef;
+use crate::stream::Stream;
+use core::sync::atomic::{AtomicUsize, Ordering};
+use gpumem_sys::types::CUdeviceptr;
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+/// What captures and graphs of one machine keep.
+#[derive(Default)]
+pub(crate) struct Holds {
+    /// Captures that go on. While there is none, nothing here is asked about a stream.
+    open_count: AtomicUsize,
+    table: Mutex<Table>,
+}
+
+#[derive(Default)]
+struct Table {
+    graphs: BTreeMap<u64, Held>,
+    /// By address, as are the two kinds of memory below: what is alive has one of its own, on the whole machine.
+    chunks: BTreeMap<CUdeviceptr, Chunk>,
+    outside: BTreeMap<CUdeviceptr, Outside>,
+}
+
+/// A capture, and then a graph with its executables.
+#[derive(Default)]
+struct Held {
+    handle_count: usize,
+    is_open: bool,
+    device: WeakDevice,
+    /// Streams that are known to be part of the capture.
+    members: BTreeSet<Slot>,
+    /// What launches come after.
+    after: Vec<Stamp>,
+    /// Where chunks are allocated.
+    source: Option<Stream>,
+    /// The streams that it has been launched on, as bits.
+    launched: u64,
+    kept: Vec<Kept>,
+}
+
+/// A block that the program has dropped.
+struct Kept {
+    pool: StateRef,
+    freed: Freed,
+}
+
+/// A block that graphs use, and that the program or one of those graphs has.
+#[derive(Default)]
+struct Outside {
+    graphs: Vec<u64>,
+    /// Where graphs that are gone have been launched.
+    uses: u64,
+}
+
+/// What nobody keeps any more. Dropping it frees it, with no lock held.
+#[derive(Default)]
+#[must_use = "to be dropped when the lock is free"]
+struct Released {
+    chunks: Vec<Chunk>,
+    kept: Vec<Kept>,
+    source: Option<Stream>,
+}
+
+impl Holds {
+    /// Whether any capture goes on that was begun through this crate.
+    #[inline]
+    pub(crate) fn is_open(&self) -> bool {
+        self.open_count.load(Ordering::Acquire) != 0
+    }
+
+    /// A capture is about to begin: from now on streams are asked about.
+    pub(crate) fn announce(&self) {
+        self.open_count.fetch_add(1, Ordering::AcqRel);
+    }
+
+    /// It was announced, and did not begin or has ended.
+    pub(crate) fn withdraw(&self) {
+        self.open_count.fetch_sub(1, Ordering::AcqRel);
+    }
+
+    /// A capture has begun. One handle, to be given back by [`Holds::let_go`].
+    pub(crate) fn begin(&self, graph: u64, origin: Slot, device: &Device) {
+        let members = BTreeSet::from([origin]);
+        let device = device.downgrade();
+        let held = Held { handle_count: 1, is_open: true, device, members, ..Held::default() };
+        self.table().graphs.insert(graph, held);
+    }
+
+    /// The capture has ended.
+    pub(crate) fn end(&self, graph: u64) {
+        self.with(graph, |held| held.is_open = false);
+        self.withdraw();
+    }
+
+    pub(crate) fn add_handle(&self, graph: u64) {
+        self.with(graph, |held| held.handle_count += 1);
+    }
+
+    /// One handle less; with the last, what only this graph keeps is freed.
+    pub(crate) fn let_go(&self, graph: u64) {
+        let released = self.table().let_go(graph);
+        drop(released);
+    }
+
+    /// Whether it is a capture that goes on and was begun through this crate.
+    pub(crate) fn knows(&self, graph: u64) -> bool {
+        self.table().graphs.get(&graph).is_some_and(|held| held.is_open)
+    }
+
+    /// Whether a capture goes on that began on this device.
+    pub(crate) fn captures_on(&self, device: &Device) -> bool {
+        if !self.is_open() {
+            return false;
+        }
+        // Let go of after the lock: the end of a device takes others.
+        let open: Vec<_> = self
+            .table()
+            .graphs
+            .values()
+            .filter(|held| held.is_open)
+            .map(|held| held.device.clone())
+            .collect();
+        open.iter().filter_map(WeakDevice::upgrade).any(|other| other == *device)
+    }
+
+    /// A capture that a stream belongs to, by what is noted of it. For a broken one that nobody knows of, any that goes
+    /// on: what it keeps too long it gives back in the end.
+    pub(crate) fn capture_of(&self, slot: Slot, is_broken: bool) -> Option<u64> {
+        let table = self.table();
+        let mut open = table.graphs.iter().filter(|(_, held)| held.is_open);
+        let member = open.clone().find(|(_, held)| held.members.contains(&slot));
+        member.or_else(|| open.next().filter(|_| is_broken)).map(|(graph, _)| *graph)
+    }
+
+    /// Launches come after this.
+    pub(crate) fn add_after(&self, graph: u64, stamps: impl IntoIterator<Item = Stamp>) {
+        self.with(graph, |held| held.after.extend(stamps));
+    }
+
+    /// Notes a launch that is about to be made; what it comes after.
+    pub(crate) fn launch(&self, graph: u64, on: Slot, clocks: &Clocks) -> Vec<Stamp> {
+        let noted = self.with(graph, |held| {
+            held.launched |= Clocks::use_bit(on);
+            let source = held.source.as_ref().map(|source| clocks.stamp(source.slot()));
+            held.after.iter().copied().chain(source).collect()
+        });
+        noted.unwrap_or_default()
+    }
+
+    /// The stream that a capture's chunks are allocated on, once one has been put there.
+    pub(crate) fn source(&self, graph: u64) -> Option<Stream> {
+        self.with(graph, |held| held.source.clone()).flatten()
+    }
+
+    /// Puts one there, unless another thread has been faster; the one that counts.
+    pub(crate) fn set_source(&self, graph: u64, source: Stream) -> Stream {
+        let kept = self.with(graph, |held| held.source.get_or_insert_with(|| source.clone()).clone());
+        kept.unwrap_or(source)
+    }
+
+    /// A part that was dropped in the same capture on the same stream.
+    pub(crate) fn take_part(
+        &self,
+        graph: u64,
+        pool: StateRef,
+        size_bytes: u64,
+        home: StreamId,
+    ) -> Option<CUdeviceptr> {
+        let mut table = self.table();
+        table.graphs.get_mut(&graph)?.members.insert(home.slot());
+        let chunks = table.chunks.values_mut().filter(|chunk| chunk.serves(graph, pool, home));
+        let fitting = chunks.filter_map(|chunk| Some((chunk.best_fit(size_bytes)?, chunk)));
+        let (_, chunk) = fitting.min_by_key(|((free_bytes, _), _)| *free_bytes)?;
+        chunk.take(size_bytes)
+    }
+
+    /// A new chunk, all of which is handed out.
+    pub(crate) fn add_chunk(&self, graph: u64, pool: StateRef, block: Block, home: StreamId) {
+        let mut table = self.table();
+        if let Some(held) = table.graphs.get_mut(&graph) {
+            held.members.insert(home.slot());
+        }
+        table.chunks.insert(block.address(), Chunk::new(graph, pool, block, home));
+    }
+
+    /// A block is used in a capture: its memory stays for the graph.
+    pub(crate) fn note_use(&self, graph: u64, address: CUdeviceptr, slot: Slot) {
+        let mut table = self.table();
+        let Some(held) = table.graphs.get_mut(&graph) else { return };
+        held.members.insert(slot);
+        let graphs = match table.chunk_at(address) {
+            Some(chunk) => &mut chunk.graphs,
+            None => &mut table.outside.entry(address).or_default().graphs,
+        };
+        if !graphs.contains(&graph) {
+            graphs.push(graph);
+        }
+    }
+
+    /// A block with [`GRAPH_BIT`] has been dropped. What is left to be freed in the pool's way, if no graph has a say.
+    pub(crate) fn drop_noted(&self, pool: StateRef, freed: Freed) -> Option<Freed> {
+        let mut table = self.table();
+        if let Some(chunk) = table.chunk_at(freed.piece.address) {
+            chunk.drop_part(&freed);
+            let (base, is_over) = (chunk.address(), chunk.is_over());
+            let released = is_over.then(|| table.chunks.remove(&base));
+            drop(table);
+            drop(released);
+            return None;
+        }
+        table.drop_outside(pool, freed)
+    }
+
+    /// A block is dropped whose streams are in captures: it stays for their graphs.
+    pub(crate) fn keep(&self, graphs: &[u64], pool: StateRef, mut freed: Freed) -> Option<Freed> {
+        let mut table = self.table();
+        let known = graphs.iter().filter(|graph| table.graphs.contains_key(graph)).copied().collect();
+        freed.uses |= GRAPH_BIT;
+        table.outside.insert(freed.piece.address, Outside { graphs: known, uses: 0 });
+        table.drop_outside(pool, freed)
+    }
+
+    fn with<T>(&self, graph: u64, work: impl FnOnce(&mut Held) -> T) -> Option<T> {
+        self.table().graphs.get_mut(&graph).map(work)
+    }
+
+    fn table(&self) -> MutexGuard<'_, Table> {
+        self.table.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Table {
+    fn chunk_at(&mut self, address: CUdeviceptr) -> Option<&mut Chunk> {
+        let (_, chunk) = self.chunks.range_mut(..=address).next_back()?;
+        Some(chunk).filter(|chunk| chunk.contains(address))
+    }
+
+    /// To the first of the graphs that use it, or out of here.
+    fn drop_outside(&mut self, pool: StateRef, freed: Freed) -> Option<Freed> {
+        let outside = self.outside.get(&freed.piece.address);
+        let holder = outside.and_then(|outside| outside.graphs.first());
+        if let Some(held) = holder.and_then(|graph| self.graphs.get_mut(graph)) {
+            // Who says that all work on it is done does not speak of launches to come.
+            held.kept.push(Kept { pool, freed: Freed { is_complete: false, ..freed } });
+            return None;
+        }
+        let uses = self.outside.remove(&freed.piece.address).map_or(0, |outside| outside.uses);
+        Some(Freed { uses: freed.uses & !GRAPH_BIT | uses, ..freed })
+    }
+
+    fn let_go(&mut self, graph: u64) -> Released {
+        let Some(held) = self.graphs.get_mut(&graph) else { return Released::default() };
+        held.handle_count -= 1;
+        if held.handle_count > 0 {
+            return Released::default();
+        }
+        let Some(held) = self.graphs.remove(&graph) else { return Released::default() };
+        self.chunks.values_mut().for_each(|chunk| chunk.let_go(graph, held.launched));
+        let over: Vec<_> =
+            self.chunks.iter().filter(|(_, chunk)| chunk.is_over()).map(|(base, _)| *base).collect();
+        let chunks = over.iter().filter_map(|base| self.chunks.remove(base)).collect();
+        for outside in self.outside.values_mut() {
+            if let Some(at) = outside.graphs.iter().position(|other| *other == graph) {
+                outside.graphs.remove(at);
+                outside.uses |= held.launched;
+            }
+        }
+        Released { chunks, kept: held.kept, source: held.source }
+    }
+}
+
+impl Drop for Released {
+    fn drop(&mut self) {
+        self.chunks.clear();
+        for Kept { pool, freed } in self.kept.drain(..) {
+            // As if it were dropped now: another graph may use it too.
+            pool.free(&freed);
+        }
+        self.source = None;
+    }
+}

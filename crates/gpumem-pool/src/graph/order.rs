@@ -1,0 +1,74 @@
+//! Waits and queries while streams capture. A captured stream waits for nothing outside of its capture: what it is asked
+//! to wait for there, each launch waits for instead.
+
+use crate::clock::Part;
+use crate::context::Relaxed;
+use crate::device::Device;
+use crate::error::PoolError;
+use crate::event::Event;
+use crate::stream::Stream;
+
+impl Stream {
+    /// What is done now with what is queued on it; the caller has it in his hands.
+    pub(crate) fn part(&self) -> Result<Part, PoolError> {
+        Ok(self.clocks().part(self.slot())?)
+    }
+
+    /// Refuses what the driver would break a capture for.
+    pub(crate) fn check_runs(&self, operation: &'static str) -> Result<(), PoolError> {
+        if !self.clocks().holds().is_open() {
+            return Ok(());
+        }
+        match self.part()? {
+            Part::Runs => Ok(()),
+            Part::In(_) => Err(PoolError::NotInCapture { operation }),
+            Part::Broken => Err(PoolError::CaptureBroken),
+        }
+    }
+
+    /// Whether a wait for another stream has been left to the launches.
+    pub(crate) fn defers_wait_for(&self, other: &Stream) -> Result<bool, PoolError> {
+        if !self.clocks().holds().is_open() || self == other {
+            return Ok(false);
+        }
+        let holds = self.clocks().holds();
+        match (self.part()?, other.part()?) {
+            (Part::Broken, _) | (_, Part::Broken) => Err(PoolError::CaptureBroken),
+            (Part::In(graph), Part::Runs) if holds.knows(graph) => {
+                let _relaxed = Relaxed::enter(self.device().driver())?;
+                holds.add_after(graph, self.clocks().marked(other.slot())?);
+                Ok(true)
+            }
+            (Part::In(graph), Part::In(other)) if graph != other => {
+                Err(PoolError::NotInCapture { operation: "waiting for another capture" })
+            }
+            _ => Ok(false),
+        }
+    }
+
+    /// Whether a wait for an event has been left to the launches.
+    pub(crate) fn defers_wait(&self, event: &Event) -> Result<bool, PoolError> {
+        let holds = self.clocks().holds();
+        if !holds.is_open() {
+            return Ok(false);
+        }
+        match (self.part()?, event.mark()) {
+            (Part::Broken, _) => Err(PoolError::CaptureBroken),
+            (Part::In(graph), Some(mark)) if holds.knows(graph) => {
+                holds.add_after(graph, [mark]);
+                Ok(true)
+            }
+            _ => Ok(false),
+        }
+    }
+}
+
+impl Device {
+    /// Refuses what the driver would break captures of this device for.
+    pub(crate) fn check_runs(&self, operation: &'static str) -> Result<(), PoolError> {
+        match self.clocks().holds().captures_on(self) {
+            true => Err(PoolError::NotInCapture { operation }),
+            false => Ok(()),
+        }
+    }
+}
