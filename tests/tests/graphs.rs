@@ -2,11 +2,12 @@
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
+use gpumem_tests::array::{Gpu, GpuArray};
 use gpumem_tests::backends::backends;
 use gpumem_tests::cases;
 use gpumem_tests::pool::{Block, CaptureMode, Device, Event, GraphExec, Pool, PoolError, Stream};
-use gpumem_tests::sys::Driver;
-use gpumem_tests::sys::sim::Finding;
+use gpumem_tests::sys::sim::{Effect, Finding, Rule};
+use gpumem_tests::sys::{CUresult, Driver, SimConfig};
 
 const MODES: [CaptureMode; 3] = [CaptureMode::Global, CaptureMode::ThreadLocal, CaptureMode::Relaxed];
 const SIZE_BYTES: u64 = 1 << 20;
@@ -286,6 +287,33 @@ cases! {
         });
     }
 
+    /// Arrays compute in a capture what they compute outside; what needs the host is refused and breaks nothing.
+    fn arrays_in_a_capture(driver: &Driver) {
+        let device = Device::new(driver, 0).unwrap();
+        for backend in backends(&device) {
+            let pool = Pool::builder(&device).backend(backend).build().unwrap();
+            let gpu = Gpu::new(&pool).unwrap();
+            gpu.preload::<f32>().unwrap();
+            let mut x = GpuArray::from_slice(&gpu, &[1.0_f32, 2.0, 3.0]).unwrap();
+            // Written elsewhere: launches wait for that.
+            let other = gpu.fork().unwrap();
+            let y = x.on(&other).try_mul_scalar(10.0).unwrap();
+            let capture = gpu.stream().begin_capture(CaptureMode::Global).unwrap();
+            let sum = x.on(&gpu).try_add(&y).unwrap();
+            let result = sum.try_mul_scalar(2.0).unwrap();
+            drop((sum, y));
+            assert!(result.to_vec().is_err() && x.copy_from_slice(&[0.0; 3]).is_err());
+            let exec = capture.end().unwrap().instantiate().unwrap();
+            for round in 1..=3 {
+                x.copy_from_slice(&[round as f32; 3]).unwrap();
+                // SAFETY: the stream of the arrays orders all uses.
+                unsafe { exec.launch(gpu.stream()).unwrap() };
+                let round = round as f32;
+                assert_eq!(result.to_vec().unwrap(), [10.0, 20.0, 30.0].map(|y| 2.0 * (round + y)), "{backend}");
+            }
+        }
+    }
+
     /// A capture that somebody else's call has broken says so, and its memory comes back.
     fn a_broken_capture(driver: &Driver) {
         each_bench_with(driver, 2, |bench| {
@@ -376,6 +404,32 @@ cases! {
             bench.fill(&block, 2, &bench.stream);
             assert_eq!(bench.read(&block, &bench.stream), 2);
         });
+    }
+}
+
+/// Whatever call for memory fails in a capture, the capture goes on, and nothing stays behind.
+#[test]
+fn allocations_that_fail() {
+    let calls = ["cuMemAlloc_v2", "cuMemAllocFromPoolAsync", "cuMemCreate", "cuMemMap", "cuMemSetAccess"];
+    for (call, code) in calls.iter().flat_map(|call| {
+        [CUresult::CUDA_ERROR_OUT_OF_MEMORY, CUresult::CUDA_ERROR_UNKNOWN].map(|code| (*call, code))
+    }) {
+        let rule = Rule::new(call, Effect::Fail(code)).nth(1);
+        let driver = Driver::sim(SimConfig::new().rule(rule)).unwrap();
+        each_bench(&driver, |bench| {
+            let capture = bench.stream.begin_capture(CaptureMode::Global).unwrap();
+            let first = bench.pool.alloc(SIZE_BYTES, &bench.stream);
+            let second = bench.alloc();
+            bench.fill(&second, 1, &bench.stream);
+            let exec = capture.end().unwrap().instantiate().unwrap();
+            // SAFETY: the same stream orders all uses.
+            unsafe { exec.launch(&bench.stream).unwrap() };
+            assert_eq!(bench.read(&second, &bench.stream), 1);
+            drop((first, second, exec));
+            assert_eq!(bench.in_use_bytes(), 0, "{call}");
+        });
+        let report = driver.simulator().unwrap().report();
+        assert!(report.allocations.is_empty() && report.stream_count == 0, "{call}: {report}");
     }
 }
 

@@ -9,7 +9,7 @@ use crate::error::ArrayError;
 use crate::layout::{Layout, Order};
 use crate::track::Access;
 use crate::view::{AsView, GpuView, GpuViewMut};
-use gpumem_pool::Stream;
+use gpumem_pool::{PoolError, Stream};
 use ndarray::{Array, Dimension, Ix0, ShapeBuilder};
 
 impl<T: Element, D: Dimension> GpuView<'_, T, D> {
@@ -167,6 +167,7 @@ pub(crate) fn upload<T: Element, D: Dimension>(
     if elements.is_empty() {
         return Ok(());
     }
+    check_runs(gpu.stream(), "an upload from borrowed memory")?;
     target.storage().order(gpu.stream(), Access::Write)?;
     let _bound = gpu.device().bind()?;
     let settled = Settled(gpu.stream());
@@ -196,6 +197,7 @@ fn download<T: Element, D: Dimension>(source: &GpuView<'_, T, D>) -> Result<Vec<
         return Ok(elements);
     }
     let size_bytes = len * size_of::<T>();
+    check_runs(gpu.stream(), "a download")?;
     elements.try_reserve_exact(len).map_err(|_| ArrayError::HostFull { size_bytes })?;
     source.storage().order(gpu.stream(), Access::Read)?;
     let _bound = gpu.device().bind()?;
@@ -222,22 +224,38 @@ fn download<T: Element, D: Dimension>(source: &GpuView<'_, T, D>) -> Result<Vec<
     Ok(elements)
 }
 
+/// A graph would touch the host's memory at every launch, long after this call.
+fn check_runs(stream: &Stream, operation: &'static str) -> Result<(), PoolError> {
+    if stream.is_capturing()? { Err(PoolError::NotInCapture { operation }) } else { Ok(()) }
+}
+
 /// Waits for the stream when dropped, so that the device is done with host memory whatever happens.
 struct Settled<'a>(&'a Stream);
 
 impl Settled<'_> {
     /// Waits now, and says what came of it.
     fn wait(self) -> Result<(), ArrayError> {
-        let result = self.0.synchronize();
+        let result = self.settle();
         core::mem::forget(self);
         Ok(result?)
+    }
+
+    fn settle(&self) -> Result<(), PoolError> {
+        let result = self.0.synchronize();
+        if let Err(PoolError::NotInCapture { .. }) = result {
+            // A capture began after `check_runs`, on another thread, and has the copy. It must never become a graph.
+            let _bound = self.0.device().bind()?;
+            // SAFETY: the stream is alive. The call breaks the capture, which is what it is for.
+            let _ = unsafe { self.0.device().driver().cuStreamSynchronize(self.0.raw()) };
+        }
+        result
     }
 }
 
 impl Drop for Settled<'_> {
     fn drop(&mut self) {
         // A failed wait means that the context is lost, and with it everything that was queued.
-        let _ = self.0.synchronize();
+        let _ = self.settle();
     }
 }
 

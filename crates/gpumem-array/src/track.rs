@@ -56,6 +56,10 @@ impl Storage {
         if self.block.size_bytes() == 0 {
             return Ok(());
         }
+        if stream.is_capturing()? {
+            // The graph keeps the memory, also where no wait is needed.
+            self.block.record_use(stream);
+        }
         let mut track = self.lock();
         match access {
             Access::Read => self.order_read(&mut track, stream),

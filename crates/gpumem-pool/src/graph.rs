@@ -23,6 +23,7 @@ mod order;
 
 pub(crate) use holds::Holds;
 
+use crate::clock::Part;
 use crate::context::Handle;
 use crate::device::Device;
 use crate::error::PoolError;
@@ -127,7 +128,7 @@ impl Stream {
     /// As [`Stream::synchronize`].
     pub fn is_capturing(&self) -> Result<bool, PoolError> {
         self.check_usable()?;
-        Ok(self.clocks().holds().is_open() && self.part()? != crate::clock::Part::Runs)
+        Ok(self.clocks().holds().is_open() && self.part()? != Part::Runs)
     }
 }
 
@@ -148,8 +149,7 @@ impl Capture {
     ///
     /// [`PoolError::CaptureBroken`], [`PoolError::CaptureUnjoined`], or what the driver says.
     pub fn end(mut self) -> Result<Graph, PoolError> {
-        let raw = self.finish()?;
-        Ok(Graph { raw: Mutex::new(Handle(raw)), hold: self.hold.clone() })
+        self.finish()
     }
 
     /// The stream on which it began.
@@ -158,13 +158,23 @@ impl Capture {
         &self.stream
     }
 
-    fn finish(&mut self) -> Result<CUgraph, PoolError> {
+    fn finish(&mut self) -> Result<Graph, PoolError> {
         self.is_ended = true;
-        let ended = self.stream.clocks().end_capture(self.stream.slot());
-        self.stream.clocks().holds().end(self.hold.graph);
+        let clocks = self.stream.clocks();
+        let ended = clocks.end_capture(self.stream.slot());
+        let waits = clocks.holds().end(self.hold.graph);
+        let ours = waits
+            .into_iter()
+            .filter(|(slot, _)| *slot == self.stream.slot() || clocks.own_part(*slot) == Some(Part::Runs));
+        let waited =
+            ours.map(|(slot, stamp)| clocks.order_launch(stamp, slot)).collect::<Result<Vec<_>, _>>();
         match ended {
             Ok(raw) if raw.is_null() => Err(PoolError::CaptureBroken),
-            Ok(raw) => Ok(raw),
+            Ok(raw) => {
+                let graph = Graph { raw: Mutex::new(Handle(raw)), hold: self.hold.clone() };
+                waited?;
+                Ok(graph)
+            }
             Err(error) => Err(match error.code() {
                 CUresult::CUDA_ERROR_STREAM_CAPTURE_INVALIDATED => PoolError::CaptureBroken,
                 CUresult::CUDA_ERROR_STREAM_CAPTURE_UNJOINED => PoolError::CaptureUnjoined,
@@ -176,10 +186,8 @@ impl Capture {
 
 impl Drop for Capture {
     fn drop(&mut self) {
-        if !self.is_ended
-            && let Ok(raw) = self.finish()
-        {
-            drop(Graph { raw: Mutex::new(Handle(raw)), hold: self.hold.clone() });
+        if !self.is_ended {
+            drop(self.finish());
         }
     }
 }

@@ -50,8 +50,8 @@ struct Held {
     device: WeakDevice,
     /// Streams that are known to be part of the capture.
     members: BTreeSet<Slot>,
-    /// What launches come after.
-    after: Vec<Stamp>,
+    /// What launches come after; and the streams, which come after it too once they run again.
+    after: Vec<(Slot, Stamp)>,
     /// Where chunks are allocated.
     source: Option<Stream>,
     /// The streams that it has been launched on, as bits.
@@ -107,10 +107,14 @@ impl Holds {
         self.table().graphs.insert(graph, held);
     }
 
-    /// The capture has ended.
-    pub(crate) fn end(&self, graph: u64) {
-        self.with(graph, |held| held.is_open = false);
+    /// The capture has ended. Its streams still have to wait for what they were asked to wait for meanwhile.
+    pub(crate) fn end(&self, graph: u64) -> Vec<(Slot, Stamp)> {
+        let after = self.with(graph, |held| {
+            held.is_open = false;
+            held.after.clone()
+        });
         self.withdraw();
+        after.unwrap_or_default()
     }
 
     pub(crate) fn add_handle(&self, graph: u64) {
@@ -153,9 +157,9 @@ impl Holds {
         member.or_else(|| open.next().filter(|_| is_broken)).map(|(graph, _)| *graph)
     }
 
-    /// Launches come after this.
-    pub(crate) fn add_after(&self, graph: u64, stamps: impl IntoIterator<Item = Stamp>) {
-        self.with(graph, |held| held.after.extend(stamps));
+    /// A stream of the capture is to come after this: launches do, and the stream itself once it runs again.
+    pub(crate) fn add_after(&self, graph: u64, slot: Slot, stamps: impl IntoIterator<Item = Stamp>) {
+        self.with(graph, |held| held.after.extend(stamps.into_iter().map(|stamp| (slot, stamp))));
     }
 
     /// Notes a launch that is about to be made; what it comes after.
@@ -163,7 +167,7 @@ impl Holds {
         let noted = self.with(graph, |held| {
             held.launched |= Clocks::use_bit(on);
             let source = held.source.as_ref().map(|source| clocks.stamp(source.slot()));
-            held.after.iter().copied().chain(source).collect()
+            held.after.iter().map(|(_, stamp)| *stamp).chain(source).collect()
         });
         noted.unwrap_or_default()
     }

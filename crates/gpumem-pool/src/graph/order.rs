@@ -1,5 +1,5 @@
 //! Waits and queries while streams capture. A captured stream waits for nothing outside of its capture: what it is asked
-//! to wait for there, each launch waits for instead.
+//! to wait for there, each launch waits for instead, and the stream itself once the capture has ended.
 
 use crate::clock::Part;
 use crate::context::Relaxed;
@@ -36,7 +36,7 @@ impl Stream {
             (Part::Broken, _) | (_, Part::Broken) => Err(PoolError::CaptureBroken),
             (Part::In(graph), Part::Runs) if holds.knows(graph) => {
                 let _relaxed = Relaxed::enter(self.device().driver())?;
-                holds.add_after(graph, self.clocks().marked(other.slot())?);
+                holds.add_after(graph, self.slot(), self.clocks().marked(other.slot())?);
                 Ok(true)
             }
             (Part::In(graph), Part::In(other)) if graph != other => {
@@ -55,7 +55,7 @@ impl Stream {
         match (self.part()?, event.mark()) {
             (Part::Broken, _) => Err(PoolError::CaptureBroken),
             (Part::In(graph), Some(mark)) if holds.knows(graph) => {
-                holds.add_after(graph, [mark]);
+                holds.add_after(graph, self.slot(), [mark]);
                 Ok(true)
             }
             _ => Ok(false),
