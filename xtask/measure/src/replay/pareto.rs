@@ -69,13 +69,28 @@ pub(super) fn markdown(traces: &[Trace]) -> Result<String> {
     let tasks =
         traces.iter().zip(&points).flat_map(|(trace, points)| points.iter().map(move |point| (trace, point)));
     let mut tried = all(&tasks.collect::<Vec<_>>())?.into_iter();
-    let mut text = String::new();
+    let mut text = String::from(PREFACE);
     for (trace, points) in traces.iter().zip(&points) {
         let tried: Vec<_> = tried.by_ref().take(points.len()).collect();
         table(&mut text, trace, &tried, &peers(trace, &stored));
     }
-    Ok(text)
+    text.truncate(text.trim_end().len());
+    Ok(text + "\n")
 }
+
+const PREFACE: &str = "\
+# Memory against driver time
+
+What the caching backend reserves for each recorded trace and what that costs in the driver, over its profiles and dials,
+beside PyTorch's allocators in the same program. Made by `cargo xtask replay --pareto > docs/pareto.md`.
+
+Reserved and live are peaks; live counts deferred frees. Driver time is the software driver's virtual clock, at the prices of
+an idle and of a busy H200. The peers (in italics) reserved what the traces' headers say; their driver time is that of
+[peers.csv](../xtask/measure/src/bench/peers.csv). `native` is the driver's own pool as the software driver models it.
+*Dominated by* names the peers that reserve no more and cost no more. Handle size and slack are varied around `balanced`, and
+shown where none of the others is better. Only *waits* lets the pool make one stream wait for another; how often is counted.
+
+";
 
 /// A setting and what it came to.
 struct Tried<'a> {
@@ -162,7 +177,7 @@ fn is_shown(one: &Tried<'_>, tried: &[Tried<'_>]) -> bool {
 fn table(text: &mut String, trace: &Trace, tried: &[Tried<'_>], peers: &[PeerPoint]) {
     let run_ms = trace.header().run_seconds.map(|seconds| seconds * 1e3);
     let share = |ms: f64| run_ms.map_or("–".into(), |run_ms| format!("{:.2}", 100.0 * ms / run_ms));
-    let _ = writeln!(text, "### {}\n", trace.name());
+    let _ = writeln!(text, "## {}\n", trace.name());
     let _ = writeln!(
         text,
         "| setting | reserved / live | driver ms, idle | % of run | driver ms, busy | waits | dominated by |"
