@@ -60,6 +60,11 @@ pub(crate) trait Source {
     /// Keeps the physical memory of a live piece where it is.
     fn pin(&self, piece: Piece) -> Result<(), PoolError>;
 
+    /// Blocks that grow in place, if the backend has them.
+    fn growing(&self) -> Option<&dyn Growing> {
+        None
+    }
+
     /// Takes back a block that is being dropped. Never waits and never panics, except that `none` waits.
     fn free(&self, freed: &Freed) -> Taken;
 
@@ -90,6 +95,21 @@ pub(crate) trait Source {
 
     /// What is held from the device; `None` where that is what the blocks hold.
     fn reserved(&self) -> Result<Option<Reserved>, PoolError>;
+}
+
+/// Stretches of addresses whose memory grows and shrinks at their end, each by its number.
+pub(crate) trait Growing {
+    /// Addresses for so many bytes, not zero: their number and where they start.
+    fn add(&self, max_bytes: u64) -> Result<(u64, CUdeviceptr), PoolError>;
+
+    /// Memory up to a size within the addresses, or no change.
+    fn grow_to(&self, id: u64, size_bytes: u64) -> Result<(), PoolError>;
+
+    /// No memory behind a size, once these uses are done.
+    fn shrink_to(&self, id: u64, size_bytes: u64, uses: &[Stamp]) -> Result<(), PoolError>;
+
+    /// Neither memory nor addresses, once these uses are done.
+    fn remove(&self, id: u64, uses: &[Stamp]);
 }
 
 /// What a backend hands out. `record` and `class` come back with the block and mean what the backend likes.

@@ -65,6 +65,17 @@ pub enum PoolError {
         /// The largest there is.
         largest: u64,
     },
+    /// A growable block was made for less.
+    #[error(
+        "{} requested of a growable block that was made for {}; ask Pool::growable for more addresses, which cost nothing",
+        Bytes(*.requested_bytes), Bytes(*.maximum_bytes)
+    )]
+    BeyondMaximum {
+        /// What was asked for.
+        requested_bytes: u64,
+        /// What it was made for.
+        maximum_bytes: u64,
+    },
     /// This backend has no way to do it; another one has.
     #[error("the backend `{backend}` can't {what}; use the backend {instead}")]
     NotWithBackend {

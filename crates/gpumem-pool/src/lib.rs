@@ -11,6 +11,7 @@
 //! | `device`, `context` | [`Device`], and [`Bound`]: its context, current on a thread for a while |
 //! | `stream`, `event` | [`Stream`], [`Event`]: the driver's objects, owned |
 //! | `block`, `raw_block`, `alignment`, `pinning` | [`Block`]: what a user holds; drop gives it back in stream order |
+//! | `growable` | [`GrowableBlock`]: one that grows in place |
 //! | `pool`, `state`, `peers` | [`Pool`]: the front door, and what is behind it for as long as a handle or a block lives |
 //! | `clock` | what is ordered and what is done: a free asks the driver nothing |
 //! | `graph` | [`Capture`], [`Graph`], [`GraphExec`]: work recorded once and launched often, with its memory |
@@ -58,6 +59,7 @@ mod error;
 mod event;
 #[allow(unsafe_code)]
 mod graph;
+mod growable;
 mod ledger;
 mod limit;
 mod options;
@@ -83,6 +85,7 @@ pub use dials::{Dials, Profile};
 pub use error::PoolError;
 pub use event::Event;
 pub use graph::{Capture, CaptureMode, Graph, GraphExec};
+pub use growable::GrowableBlock;
 pub use limit::Limit;
 pub use options::{BackendKind, PoolBuilder};
 pub use pool::Pool;

@@ -118,9 +118,7 @@ impl StateRef {
         if size_bytes == 0 || alignment <= ALIGNMENT_MIN {
             return self.alloc(size_bytes, stream);
         }
-        self.check_usable()?;
-        self.check_stream(stream)?;
-        self.check_size(size_bytes)?;
+        self.check_request(size_bytes, stream)?;
         if self.has_captures()
             && let Some(block) = self.alloc_captured(size_bytes, alignment, stream)?
         {
@@ -229,6 +227,13 @@ impl State {
         } else {
             Err(PoolError::wrong_device(&self.device, stream.device()))
         }
+    }
+
+    /// What any request is looked at for.
+    pub(crate) fn check_request(&self, size_bytes: u64, stream: &Stream) -> Result<(), PoolError> {
+        self.check_usable()?;
+        self.check_stream(stream)?;
+        self.check_size(size_bytes)
     }
 
     fn check_size(&self, size_bytes: u64) -> Result<(), PoolError> {

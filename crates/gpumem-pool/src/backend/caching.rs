@@ -13,6 +13,7 @@
 //! | `front` | magazines and depot of one pool |
 //! | `heap` | all that is larger, and what the front is filled from: addresses, handles, windows |
 //! | `ladder` | what an allocation does that found nothing at hand, rung by rung |
+//! | `extent` | blocks that grow in place |
 //! | `vmm`, `access` | the driver's calls for physical memory; who may use it |
 //! | `stats`, `sync` | counters; what the front needs of threads |
 
@@ -20,6 +21,7 @@ mod access;
 mod budget;
 mod class;
 mod depot;
+mod extent;
 mod front;
 mod heap;
 mod ladder;
@@ -36,7 +38,7 @@ mod thread;
 #[allow(unsafe_code)]
 mod vmm;
 
-use super::{Counts, Freed, Piece, Reserved, Source, Taken};
+use super::{Counts, Freed, Growing, Piece, Reserved, Source, Taken};
 use crate::clock::StreamId;
 use crate::device::Device;
 use crate::dials::Dials;
@@ -116,6 +118,10 @@ impl Source for CachingBackend {
     fn pin(&self, piece: Piece) -> Result<(), PoolError> {
         self.shared.pin(piece.record);
         Ok(())
+    }
+
+    fn growing(&self) -> Option<&dyn Growing> {
+        Some(&*self.shared)
     }
 
     fn close(&self) -> u64 {

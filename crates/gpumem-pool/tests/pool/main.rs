@@ -12,6 +12,7 @@ mod environment;
 mod exit;
 mod faults;
 mod features;
+mod growable;
 mod limits;
 mod objects;
 mod peers;

@@ -79,6 +79,8 @@ pub(super) struct Heap {
     reserved_peak_bytes: u64,
     /// What the driver would not take back after a failure.
     lost_bytes: u64,
+    /// What others hold under the same limit.
+    outside_bytes: u64,
     /// Windows that may yet be made anew before the heap grows instead, in thousandths.
     window_credit: u32,
     /// How many windows have to be empty before those that could not be unmapped are tried again.
@@ -103,6 +105,7 @@ impl Heap {
             used_peak_bytes: 0,
             reserved_peak_bytes: 0,
             lost_bytes: 0,
+            outside_bytes: 0,
             window_credit: WINDOW_CREDIT_MAX,
             empty_retry: 0,
             counts: Counts::default(),
@@ -375,7 +378,13 @@ impl Heap {
 
     /// Physical memory that the driver has made for this heap and that it has not got back.
     pub(super) fn reserved_bytes(&self) -> u64 {
-        self.frames.reserved_bytes + self.lost_bytes
+        self.frames.reserved_bytes + self.lost_bytes + self.outside_bytes
+    }
+
+    /// Physical memory that the caller holds beside the heap: it counts as reserved too.
+    pub(super) fn set_outside_bytes(&mut self, size_bytes: u64) {
+        self.outside_bytes = size_bytes;
+        self.reserved_peak_bytes = self.reserved_peak_bytes.max(self.reserved_bytes());
     }
 
     pub(super) fn reserved_peak_bytes(&self) -> u64 {

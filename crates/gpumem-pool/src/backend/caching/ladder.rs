@@ -209,6 +209,7 @@ fn host_wait(shared: &Shared, request: &Request, _: &mut Lack) -> Result<Step, P
 fn synchronised(shared: &Shared, _request: &Request, _: &mut Lack) -> Result<Step, PoolError> {
     shared.device.finish()?;
     shared.device.after_wait();
+    shared.settle_extents()?;
     let (clocks, mut vmm) = (shared.clocks(), shared.vmm());
     let mut core = shared.core();
     core.heap.settle(clocks);

@@ -5,6 +5,7 @@
 
 use super::access::{Access, all_of, none_of};
 use super::class::Class;
+use super::extent::Extents;
 use super::front::{Front, Spill};
 use super::heap::{Heap, Request};
 use super::ladder;
@@ -46,6 +47,7 @@ pub(super) type Lack = Option<DriverError>;
 /// What the heap's lock protects.
 pub(super) struct Core {
     pub(super) heap: Heap,
+    pub(super) extents: Extents,
     /// What the heap has handed out. What comes back is counted by the sets.
     counters: Counters,
     /// The most that the heap has had out; what magazines hold is part of it.
@@ -79,7 +81,12 @@ impl Shared {
             access,
             ranges,
             front: Front::new(dials.magazine_bytes(0)),
-            core: Mutex::new(Core { heap, counters: Counters::default(), out_peak_bytes: 0 }),
+            core: Mutex::new(Core {
+                heap,
+                extents: Extents::default(),
+                counters: Counters::default(),
+                out_peak_bytes: 0,
+            }),
         });
         if limits.soft_bytes.is_some() {
             let waiting: Weak<Self> = Arc::downgrade(&shared);
@@ -201,7 +208,7 @@ impl Shared {
         Ok(piece)
     }
 
-    fn refusal(&self, size_bytes: u64, lack: Lack) -> PoolError {
+    pub(super) fn refusal(&self, size_bytes: u64, lack: Lack) -> PoolError {
         let (counts, reserved) = (self.counts(), self.reserved());
         if let (Some(limit_bytes), None) = (self.limits.hard_bytes, lack) {
             return PoolError::LimitReached {
@@ -281,13 +288,13 @@ impl Shared {
         self.drain_all();
         let _relaxed = Relaxed::enter(self.device.driver())?;
         let _bound = self.device.enter()?;
-        let pending = self.core().heap.pending_slots();
+        let pending = self.core().pending_slots();
         self.look(pending)?;
         Ok(self.trim(keep_bytes)?)
     }
 
     /// Marks streams, and sees which marks have been passed.
-    fn look(&self, slots: Vec<Slot>) -> Result<(), DriverError> {
+    pub(super) fn look(&self, slots: Vec<Slot>) -> Result<(), DriverError> {
         slots.into_iter().try_for_each(|slot| self.clocks().tick(slot).map(drop))?;
         self.clocks().poll(POLL_MAX).map(drop)
     }
@@ -302,6 +309,7 @@ impl Shared {
     }
 
     fn trim(&self, keep_bytes: u64) -> Result<(), DriverError> {
+        self.settle_extents()?;
         let mut vmm = self.vmm();
         let mut core = self.core();
         core.heap.trim(keep_bytes, self.clocks(), &mut vmm)?;
@@ -321,7 +329,7 @@ impl Shared {
         let (front, core) = (self.front.counters(), self.core());
         let sum = front + core.counters;
         // While others allocate and free, some of what they do is seen and some is not.
-        let in_use_bytes = sum.in_use_bytes().min(core.heap.used_bytes());
+        let in_use_bytes = sum.in_use_bytes().min(core.heap.used_bytes()) + core.extents.size_bytes();
         Counts {
             in_use_bytes,
             in_use_peak_bytes: core.out_peak_bytes.max(in_use_bytes),
@@ -373,7 +381,7 @@ impl Shared {
         if self.access.is_granted(peer.raw()) {
             return Ok(());
         }
-        let mappings: Vec<(u64, u64)> = core.heap.mappings().collect();
+        let mappings: Vec<(u64, u64)> = core.heap.mappings().chain(core.extents.mappings()).collect();
         for (index, (address, size_bytes)) in mappings.iter().enumerate() {
             if let Err(error) = vmm.set_access_of(*address, *size_bytes, &all_of(peer.raw())) {
                 for (address, size_bytes) in &mappings[..index] {
@@ -421,7 +429,16 @@ impl Shared {
 impl Core {
     fn count_out(&mut self, size_bytes: u64) {
         self.counters.count_out(size_bytes);
-        self.out_peak_bytes = self.out_peak_bytes.max(self.heap.used_bytes());
+        self.note_peak();
+    }
+
+    fn pending_slots(&self) -> Vec<Slot> {
+        self.heap.pending_slots().into_iter().chain(self.extents.pending_slots()).collect()
+    }
+
+    pub(super) fn note_peak(&mut self) {
+        let out_bytes = self.heap.used_bytes() + self.extents.size_bytes();
+        self.out_peak_bytes = self.out_peak_bytes.max(out_bytes);
     }
 }
 
@@ -443,13 +460,16 @@ impl Waiting for Shared {
 impl Drop for Shared {
     fn drop(&mut self) {
         let core = self.core.get_mut().unwrap_or_else(PoisonError::into_inner);
+        let pending = core.pending_slots();
         let heap = core::mem::replace(&mut core.heap, Heap::new(Dials::default(), [(0, 0); 2]));
-        let mut left = Remains { heap, ranges: self.ranges };
+        let extents = core::mem::take(&mut core.extents);
+        let mut left = Remains { heap, extents, ranges: self.ranges };
+        left.heap.set_outside_bytes(0);
         // Without its context all of it is gone already.
         let Ok(_bound) = self.device.enter() else { return };
         let (driver, clocks) = (self.device.driver(), self.clocks());
         // Nobody is there to tell of a failure: what is not known to be done stays.
-        let _ = self.look(left.heap.pending_slots());
+        let _ = self.look(pending);
         if !left.give_back(driver, self.device.raw(), clocks, false) {
             self.device.upkeep().add_left(Box::new(left));
         }
@@ -459,6 +479,7 @@ impl Drop for Shared {
 /// The heap of a pool that is gone, and its addresses.
 struct Remains {
     heap: Heap,
+    extents: Extents,
     ranges: [(u64, u64); 2],
 }
 
@@ -468,11 +489,16 @@ impl Left for Remains {
         // Nothing is mapped any more.
         let access = Access::new(device, HandleUse::default());
         let mut vmm = Vmm::new(driver, &access);
+        let settled = match is_all_done {
+            true => self.extents.settle(&AllDone, &mut vmm),
+            false => self.extents.settle(clocks, &mut vmm),
+        };
         let trimmed = match is_all_done {
             true => self.heap.trim(0, &AllDone, &mut vmm),
             false => self.heap.trim(0, clocks, &mut vmm),
         };
-        if trimmed.is_err() || self.heap.reserved_bytes() > 0 {
+        if settled.is_err() || !self.extents.is_empty() || trimmed.is_err() || self.heap.reserved_bytes() > 0
+        {
             return false;
         }
         self.ranges.into_iter().all(|(address, size_bytes)| vmm.free(address, size_bytes).is_ok())

@@ -1,0 +1,263 @@
+//! [`Extents`]: stretches of addresses whose memory grows and shrinks at their end. Under the lock of the heap, beside
+//! it: they share its limit and nothing else.
+//!
+//! An extent is mapped from its start on, handle by handle. What lies behind its size stays mapped until the work that
+//! used it is complete, which is looked at whenever an extent changes and whenever the pool gives memory back.
+
+use super::shared::Shared;
+use super::vmm::{Backing, RawHandle, Vmm};
+use crate::backend::Growing;
+use crate::clock::{Order, Slot, Stamp};
+use crate::context::Relaxed;
+use crate::error::PoolError;
+use gpumem_sys::DriverError;
+use gpumem_sys::types::CUresult;
+use std::collections::BTreeMap;
+
+#[derive(Default)]
+pub(super) struct Extents {
+    by_id: BTreeMap<u64, Extent>,
+    last_id: u64,
+    /// What the driver would not take back after a failure.
+    lost_bytes: u64,
+}
+
+struct Extent {
+    address: u64,
+    addresses_bytes: u64,
+    /// Side by side from the start: each with its size.
+    handles: Vec<(RawHandle, u64)>,
+    mapped_bytes: u64,
+    /// How far devices have access.
+    open_bytes: u64,
+    size_bytes: u64,
+    /// The last uses of what lies behind the size.
+    cut: Vec<Stamp>,
+    is_gone: bool,
+}
+
+impl Extents {
+    fn add(&mut self, address: u64, addresses_bytes: u64) -> u64 {
+        self.last_id += 1;
+        let extent = Extent {
+            address,
+            addresses_bytes,
+            handles: Vec::new(),
+            mapped_bytes: 0,
+            open_bytes: 0,
+            size_bytes: 0,
+            cut: Vec::new(),
+            is_gone: false,
+        };
+        self.by_id.insert(self.last_id, extent);
+        self.last_id
+    }
+
+    /// What the driver has made for them and has not got back.
+    pub(super) fn reserved_bytes(&self) -> u64 {
+        self.lost_bytes + self.by_id.values().map(|extent| extent.mapped_bytes).sum::<u64>()
+    }
+
+    pub(super) fn size_bytes(&self) -> u64 {
+        self.by_id.values().map(|extent| extent.size_bytes).sum()
+    }
+
+    /// Where they are mapped, and how far.
+    pub(super) fn mappings(&self) -> impl Iterator<Item = (u64, u64)> {
+        let mapped = self.by_id.values().filter(|extent| extent.mapped_bytes > 0);
+        mapped.map(|extent| (extent.address, extent.mapped_bytes))
+    }
+
+    /// Gives back what lies behind their sizes and is not used any more, and the addresses of those that are gone.
+    /// After an error what had been given back stays so.
+    pub(super) fn settle(&mut self, order: &impl Order, vmm: &mut Vmm<'_>) -> Result<(), DriverError> {
+        let Self { by_id, lost_bytes, .. } = self;
+        for extent in by_id.values_mut().filter(|extent| extent.is_settled(order)) {
+            extent.cut.clear();
+            extent.unmap_behind(extent.size_bytes, lost_bytes, vmm)?;
+        }
+        let is_over = |extent: &Extent| extent.is_gone && extent.mapped_bytes == 0;
+        while let Some((id, extent)) = by_id.iter().find(|(_, extent)| is_over(extent)) {
+            let (id, freed) = (*id, vmm.free(extent.address, extent.addresses_bytes));
+            by_id.remove(&id);
+            freed?;
+        }
+        Ok(())
+    }
+
+    /// The streams that they wait for.
+    pub(super) fn pending_slots(&self) -> impl Iterator<Item = Slot> {
+        self.by_id.values().flat_map(|extent| &extent.cut).map(|stamp| stamp.slot())
+    }
+
+    pub(super) fn is_empty(&self) -> bool {
+        self.by_id.is_empty()
+    }
+}
+
+impl Extent {
+    fn is_settled(&self, order: &impl Order) -> bool {
+        self.cut.iter().all(|stamp| order.is_complete(*stamp))
+    }
+
+    /// Maps new handles up to a size, or leaves everything as it was.
+    fn map_up_to(
+        &mut self,
+        end_bytes: u64,
+        lost_bytes: &mut u64,
+        vmm: &mut Vmm<'_>,
+    ) -> Result<(), DriverError> {
+        let (start_bytes, open_bytes) = (self.mapped_bytes, self.open_bytes);
+        let handle_bytes = (end_bytes / HANDLE_SHARE).clamp(FRAME_BYTES, HANDLE_MAX_BYTES);
+        let handle_bytes = 1_u64 << handle_bytes.ilog2();
+        let mut asked = Ok(());
+        while asked.is_ok() && self.mapped_bytes < end_bytes {
+            let size_bytes = handle_bytes.min(end_bytes - self.mapped_bytes);
+            asked = self.map_one(size_bytes, lost_bytes, vmm);
+        }
+        let asked =
+            asked.and_then(|()| vmm.set_access(self.address + open_bytes, self.mapped_bytes - open_bytes));
+        match asked {
+            Ok(()) => self.open_bytes = self.mapped_bytes,
+            // What can't be undone stays mapped and counted, for the next time.
+            Err(_) => self.unmap_behind(start_bytes, lost_bytes, vmm).unwrap_or(()),
+        }
+        asked
+    }
+
+    fn map_one(
+        &mut self,
+        size_bytes: u64,
+        lost_bytes: &mut u64,
+        vmm: &mut Vmm<'_>,
+    ) -> Result<(), DriverError> {
+        let handle = vmm.create(size_bytes)?;
+        let mapped = vmm.map(self.address + self.mapped_bytes, size_bytes, handle);
+        match mapped {
+            Ok(()) => {
+                self.handles.push((handle, size_bytes));
+                self.mapped_bytes += size_bytes;
+            }
+            Err(_) if vmm.release(handle).is_err() => *lost_bytes += size_bytes,
+            Err(_) => {}
+        }
+        mapped
+    }
+
+    /// Gives back the handles that lie behind `size_bytes` as a whole.
+    fn unmap_behind(
+        &mut self,
+        size_bytes: u64,
+        lost_bytes: &mut u64,
+        vmm: &mut Vmm<'_>,
+    ) -> Result<(), DriverError> {
+        while let Some((handle, handle_bytes)) = self.handles.last().copied()
+            && self.mapped_bytes - handle_bytes >= size_bytes
+        {
+            vmm.unmap(self.address + self.mapped_bytes - handle_bytes, handle_bytes)?;
+            self.handles.pop();
+            self.mapped_bytes -= handle_bytes;
+            self.open_bytes = self.open_bytes.min(self.mapped_bytes);
+            vmm.release(handle).inspect_err(|_| *lost_bytes += handle_bytes)?;
+        }
+        Ok(())
+    }
+
+    fn cut_to(&mut self, size_bytes: u64, uses: &[Stamp]) {
+        self.size_bytes = size_bytes;
+        self.cut.retain(|old| !uses.iter().any(|new| new.slot() == old.slot() && *new >= *old));
+        self.cut.extend(uses);
+    }
+}
+
+impl Growing for Shared {
+    fn add(&self, max_bytes: u64) -> Result<(u64, u64), PoolError> {
+        let _relaxed = Relaxed::enter(self.device.driver())?;
+        let _bound = self.device.enter()?;
+        let addresses_bytes = max_bytes.next_multiple_of(FRAME_BYTES);
+        let address = self.vmm().reserve(addresses_bytes)?;
+        Ok((self.core().extents.add(address, addresses_bytes), address))
+    }
+
+    fn grow_to(&self, id: u64, size_bytes: u64) -> Result<(), PoolError> {
+        let _relaxed = Relaxed::enter(self.device.driver())?;
+        let _bound = self.device.enter()?;
+        match self.try_grow(id, size_bytes)? {
+            Ok(()) => return Ok(()),
+            Err(_) => self.reclaim()?,
+        }
+        self.try_grow(id, size_bytes)?.map_err(|lack| self.refusal(size_bytes, lack))
+    }
+
+    fn shrink_to(&self, id: u64, size_bytes: u64, uses: &[Stamp]) -> Result<(), PoolError> {
+        let _relaxed = Relaxed::enter(self.device.driver())?;
+        let _bound = self.device.enter()?;
+        if let Some(extent) = self.core().extents.by_id.get_mut(&id) {
+            extent.cut_to(size_bytes, uses);
+        }
+        // What is done by now goes back at once.
+        self.look(uses.iter().map(|stamp| stamp.slot()).collect())?;
+        Ok(self.settle_extents()?)
+    }
+
+    fn remove(&self, id: u64, uses: &[Stamp]) {
+        if let Some(extent) = self.core().extents.by_id.get_mut(&id) {
+            extent.cut_to(0, uses);
+            extent.is_gone = true;
+        }
+        // What can't be given back now waits for the next time.
+        let Ok(_relaxed) = Relaxed::enter(self.device.driver()) else { return };
+        let Ok(_bound) = self.device.enter() else { return };
+        let _ = self.look(uses.iter().map(|stamp| stamp.slot()).collect());
+        let _ = self.settle_extents();
+    }
+}
+
+impl Shared {
+    /// The inner error says that limit or driver have no room; it is the driver's, if that was asked.
+    fn try_grow(&self, id: u64, size_bytes: u64) -> Result<Result<(), Option<DriverError>>, PoolError> {
+        let limit_bytes = self.limit_bytes();
+        let mut core = self.core();
+        let core = &mut *core;
+        core.extents.settle(self.clocks(), &mut self.vmm())?;
+        core.heap.set_outside_bytes(core.extents.reserved_bytes());
+        let Extents { by_id, lost_bytes, .. } = &mut core.extents;
+        let Some(extent) = by_id.get_mut(&id) else { return Ok(Ok(())) };
+        let end_bytes = size_bytes.next_multiple_of(FRAME_BYTES);
+        if end_bytes > extent.open_bytes {
+            let missing_bytes = end_bytes.saturating_sub(extent.mapped_bytes);
+            if core.heap.reserved_bytes().saturating_add(missing_bytes) > limit_bytes {
+                return Ok(Err(None));
+            }
+            let mapped = extent.map_up_to(end_bytes, lost_bytes, &mut self.vmm());
+            core.heap.set_outside_bytes(core.extents.reserved_bytes());
+            match mapped {
+                Err(error) if error.code() == CUresult::CUDA_ERROR_OUT_OF_MEMORY => {
+                    return Ok(Err(Some(error)));
+                }
+                other => other?,
+            }
+        }
+        if let Some(extent) = core.extents.by_id.get_mut(&id) {
+            extent.size_bytes = size_bytes;
+        }
+        core.note_peak();
+        Ok(Ok(()))
+    }
+
+    /// The device's context is current.
+    pub(super) fn settle_extents(&self) -> Result<(), DriverError> {
+        let mut core = self.core();
+        let core = &mut *core;
+        let settled = core.extents.settle(self.clocks(), &mut self.vmm());
+        core.heap.set_outside_bytes(core.extents.reserved_bytes());
+        settled
+    }
+}
+
+/// Physical memory comes in pieces of this.
+const FRAME_BYTES: u64 = 2 << 20;
+
+/// A handle is this part of the extent, so that little stays when it shrinks.
+const HANDLE_SHARE: u64 = 16;
+const HANDLE_MAX_BYTES: u64 = 64 << 20;

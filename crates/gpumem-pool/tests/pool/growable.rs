@@ -1,0 +1,157 @@
+//! Blocks that grow in place.
+
+use crate::bench::{Bench, on_each_backend, on_each_backend_with, small, stand_in};
+use gpumem_pool::sys::types::CUresult;
+use gpumem_pool::{GrowableBlock, Pool, PoolError, Stream};
+use std::sync::atomic::Ordering;
+
+const MIB: u64 = 1 << 20;
+
+fn on_caching(body: impl Fn(&Bench)) {
+    on_each_backend(&small(), |bench| {
+        if bench.backend.to_string() == "caching" {
+            body(bench);
+        }
+    });
+}
+
+fn fill(bench: &Bench, block: &GrowableBlock, range: std::ops::Range<u64>, value: u8, stream: &Stream) {
+    let _bound = stream.device().bind().unwrap();
+    let (address, count) = (block.address() + range.start, (range.end - range.start) as usize);
+    // SAFETY: the block has these bytes until the stream is done.
+    unsafe { bench.driver.cuMemsetD8Async(address, value, count, stream.raw()).unwrap() };
+}
+
+fn byte(bench: &Bench, block: &GrowableBlock, at: u64, stream: &Stream) -> u8 {
+    stream.synchronize().unwrap();
+    let _bound = stream.device().bind().unwrap();
+    let mut value = 0_u8;
+    // SAFETY: `value` has room for the byte.
+    unsafe { bench.driver.cuMemcpyDtoH_v2((&raw mut value).cast(), block.address() + at, 1).unwrap() };
+    value
+}
+
+fn reserved(pool: &Pool) -> u64 {
+    pool.check().unwrap();
+    pool.status().unwrap().reserved_bytes
+}
+
+#[test]
+fn only_one_backend_has_them() {
+    on_each_backend(&small(), |bench| {
+        let (pool, stream) = (bench.pool(), bench.stream());
+        match pool.growable(MIB, &stream) {
+            Ok(block) => assert_eq!((pool.backend().to_string(), block.size_bytes()), ("caching".into(), 0)),
+            Err(error) => assert!(matches!(error, PoolError::NotWithBackend { .. }), "{error}"),
+        }
+        for size_bytes in [(1 << 30) + 1, 1 << 63, u64::MAX] {
+            assert!(matches!(pool.growable(size_bytes, &stream), Err(PoolError::TooLarge { .. })));
+        }
+    });
+}
+
+#[test]
+fn it_grows_in_place_and_keeps_what_it_holds() {
+    on_caching(|bench| {
+        let (pool, stream) = (bench.pool(), bench.stream());
+        let mut block = pool.growable(512 * MIB, &stream).unwrap();
+        assert_eq!(reserved(&pool), 0);
+        let (address, mut end) = (block.address(), 0);
+        for (index, size_bytes) in [1, 5000, 3 * MIB, 3 * MIB + 1, 100 * MIB].into_iter().enumerate() {
+            block.grow_to(size_bytes).unwrap();
+            assert_eq!((block.address(), block.size_bytes()), (address, size_bytes));
+            fill(bench, &block, end..size_bytes, index as u8 + 1, &stream);
+            end = size_bytes;
+            let status = pool.status().unwrap();
+            assert_eq!(status.in_use_bytes, size_bytes);
+            assert_eq!(status.reserved_bytes, size_bytes.next_multiple_of(2 * MIB));
+        }
+        let held = [0, 4999, 5000, 3 * MIB, 100 * MIB - 1].map(|at| byte(bench, &block, at, &stream));
+        assert_eq!(held, [1, 2, 3, 4, 5]);
+        block.grow_to(10).unwrap();
+        assert_eq!(block.size_bytes(), 100 * MIB, "growing never shrinks");
+        assert!(matches!(block.grow_to(513 * MIB), Err(PoolError::BeyondMaximum { .. })));
+        assert!(matches!(block.grow_to(u64::MAX), Err(PoolError::BeyondMaximum { .. })));
+        drop(block);
+        stream.synchronize().unwrap();
+        pool.reclaim().unwrap();
+        let status = pool.status().unwrap();
+        assert_eq!((status.in_use_bytes, status.reserved_bytes), (0, 0));
+        assert_eq!((status.in_use_peak_bytes, status.reserved_peak_bytes), (100 * MIB, 100 * MIB));
+    });
+}
+
+#[test]
+fn what_it_leaves_waits_for_all_who_used_it() {
+    on_caching(|bench| {
+        let (pool, home, other) = (bench.pool(), bench.stream(), bench.stream());
+        let mut block = pool.growable(64 * MIB, &home).unwrap();
+        block.grow_to(64 * MIB).unwrap();
+        other.wait_for(&home).unwrap();
+        fill(bench, &block, 0..64 * MIB, 1, &other);
+        block.record_use(&other);
+        block.shrink_to(10 * MIB).unwrap();
+        block.shrink_to(20 * MIB).unwrap();
+        assert_eq!((block.size_bytes(), pool.status().unwrap().in_use_bytes), (10 * MIB, 10 * MIB));
+        bench.device.synchronize().unwrap();
+        pool.trim_to(0).unwrap();
+        assert!((10 * MIB..=14 * MIB).contains(&reserved(&pool)), "{}", reserved(&pool));
+        assert_eq!(byte(bench, &block, 10 * MIB - 1, &other), 1);
+        block.grow_to(40 * MIB).unwrap();
+        fill(bench, &block, 10 * MIB..40 * MIB, 2, &home);
+        assert_eq!(byte(bench, &block, 40 * MIB - 1, &home), 2);
+        assert_eq!(byte(bench, &block, 0, &home), 1);
+        fill(bench, &block, 0..40 * MIB, 3, &home);
+        // The pool's last handle is the block's own; queued work goes on.
+        drop(pool);
+        drop(block);
+        home.synchronize().unwrap();
+    });
+}
+
+#[test]
+fn it_counts_against_the_limit_with_the_pools_blocks() {
+    on_caching(|bench| {
+        let pool = bench.builder().hard_limit(64 * MIB).build().unwrap();
+        let stream = bench.stream();
+        let mut block = pool.growable(256 * MIB, &stream).unwrap();
+        let plain = pool.alloc(30 * MIB, &stream).unwrap();
+        block.grow_to(20 * MIB).unwrap();
+        assert!(matches!(block.grow_to(60 * MIB), Err(PoolError::LimitReached { .. })));
+        assert_eq!(block.size_bytes(), 20 * MIB);
+        assert!(matches!(pool.alloc(20 * MIB, &stream), Err(PoolError::LimitReached { .. })));
+        drop(plain);
+        block.grow_to(60 * MIB).unwrap();
+        assert!(reserved(&pool) <= 64 * MIB);
+        block.shrink_to(0).unwrap();
+        stream.synchronize().unwrap();
+        let plain = pool.alloc(60 * MIB, &stream).unwrap();
+        assert_eq!(plain.size_bytes(), 60 * MIB);
+        pool.check().unwrap();
+    });
+}
+
+stand_in!(map, cuMemMap(address: CUdeviceptr, size: usize, offset: usize, handle: CUmemGenericAllocationHandle, flags: u64));
+
+#[test]
+fn a_refused_growth_is_undone() {
+    on_each_backend_with(&small(), map::install, |bench| {
+        if bench.backend.to_string() != "caching" {
+            return;
+        }
+        let (pool, stream) = (bench.pool(), bench.stream());
+        let mut block = pool.growable(128 * MIB, &stream).unwrap();
+        block.grow_to(4 * MIB).unwrap();
+        let before = reserved(&pool);
+        for code in [CUresult::CUDA_ERROR_INVALID_VALUE, CUresult::CUDA_ERROR_OUT_OF_MEMORY] {
+            map::FAIL_WITH.store(code.0, Ordering::SeqCst);
+            let error = block.grow_to(100 * MIB).unwrap_err();
+            assert!(matches!(error, PoolError::Driver(_) | PoolError::OutOfMemory { .. }), "{error}");
+            map::FAIL_WITH.store(0, Ordering::SeqCst);
+            assert_eq!((block.size_bytes(), reserved(&pool)), (4 * MIB, before));
+        }
+        block.grow_to(100 * MIB).unwrap();
+        fill(bench, &block, 0..100 * MIB, 9, &stream);
+        assert_eq!(byte(bench, &block, 100 * MIB - 1, &stream), 9);
+    });
+}
