@@ -51,6 +51,7 @@ impl Block {
         Self::from_parts(piece, size_bytes, home, AtomicU64::new(0), pool)
     }
 
+    #[inline]
     pub(crate) fn from_parts(
         piece: Piece,
         size_bytes: u64,

@@ -14,6 +14,7 @@ use crate::status::Status;
 use crate::stream::Stream;
 use core::ops::Deref;
 use core::ptr::NonNull;
+use core::sync::atomic::AtomicU64;
 use lifetime::Lifetime;
 use std::sync::OnceLock;
 
@@ -75,37 +76,41 @@ impl StateRef {
         drop(unsafe { Box::from_raw(self.0.as_ptr()) });
     }
 
-    /// What needs no look at anything that threads share. Always part of its caller: a block that is returned through
-    /// memory is copied at once, which takes longer than all the rest.
+    /// What is at hand needs no look at anything that threads share. Always part of its caller, which so has the block's
+    /// fields where it wants them: a block that comes back through memory is copied in wider pieces than it was written in,
+    /// and the processor waits for that longer than for all the rest.
     #[inline(always)]
     pub(crate) fn alloc(self, size_bytes: u64, stream: &Stream) -> Result<Block, PoolError> {
-        if self.is_usable()
-            && !self.has_captures()
-            && stream.device().is_same(&self.device)
-            && stream.check_usable().is_ok()
-            && let Some(piece) = self.backend.hit(size_bytes, stream)
-        {
-            return Ok(Block::new(self, piece, size_bytes, stream.id()));
-        }
-        self.alloc_checked(size_bytes, stream)
+        let at_hand = match self.is_usable() && self.is_ours(stream) && !self.has_captures() {
+            true => self.backend.hit(size_bytes, stream),
+            false => None,
+        };
+        let (piece, uses) = match at_hand {
+            Some(piece) => (piece, 0),
+            None => self.piece(size_bytes, stream)?,
+        };
+        Ok(Block::from_parts(piece, size_bytes, stream.id(), AtomicU64::new(uses), self))
     }
 
+    /// What a block is made of, and the uses that it begins with.
     #[inline(never)]
-    fn alloc_checked(self, size_bytes: u64, stream: &Stream) -> Result<Block, PoolError> {
+    fn piece(self, size_bytes: u64, stream: &Stream) -> Result<(Piece, u64), PoolError> {
         self.check_usable()?;
         self.check_stream(stream)?;
         if size_bytes == 0 {
             self.lifetime.count_in();
-            return Ok(Block::new(self, Piece::EMPTY, 0, stream.id()));
+            return Ok((Piece::EMPTY, 0));
         }
         self.check_size(size_bytes)?;
         if self.has_captures()
             && let Some(block) = self.alloc_captured(size_bytes, ALIGNMENT_MIN, stream)?
         {
-            return Ok(block);
+            let (piece, _, _, uses, _) = block.into_parts();
+            return Ok((piece, uses));
         }
         let piece = self.backend.alloc(size_bytes, stream)?;
-        Ok(self.counted(piece, size_bytes, stream))
+        self.count();
+        Ok((piece, 0))
     }
 
     /// At a power of two.
@@ -125,15 +130,15 @@ impl StateRef {
             return Ok(block);
         }
         let piece = self.backend.alloc_aligned(size_bytes, alignment, stream)?;
-        Ok(self.counted(piece, size_bytes, stream))
+        self.count();
+        Ok(Block::new(self, piece, size_bytes, stream.id()))
     }
 
-    /// A block of this piece, which the backend has handed out.
-    fn counted(self, piece: Piece, size_bytes: u64, stream: &Stream) -> Block {
+    /// The backend has handed out a piece.
+    fn count(self) {
         if !self.backend.counts_blocks() {
             self.lifetime.count_in();
         }
-        Block::new(self, piece, size_bytes, stream.id())
     }
 
     /// Called by a block's drop, when home's order is all there is to the free: false if it takes more than a look at what
@@ -218,6 +223,12 @@ impl State {
     #[inline]
     fn has_captures(&self) -> bool {
         self.device.clocks().holds().is_open()
+    }
+
+    /// A quick look: false does not mean much.
+    #[inline]
+    fn is_ours(&self, stream: &Stream) -> bool {
+        stream.device().is_same(&self.device) && stream.check_usable().is_ok()
     }
 
     fn check_stream(&self, stream: &Stream) -> Result<(), PoolError> {
