@@ -38,7 +38,7 @@ pub struct Function {
 impl Module {
     pub(crate) fn load(device: &Device, ptx: &str) -> Result<Self, ArrayError> {
         let ptx = CString::new(ptx).map_err(|_| ArrayError::ZeroByte { what: "the PTX" })?;
-        let _bound = device.bind()?;
+        let (_bound, _relaxed) = (device.bind()?, device.relax()?);
         let mut raw = core::ptr::null_mut();
         // SAFETY: the text ends with a zero byte and outlives the call; the context is current.
         unsafe { device.driver().cuModuleLoadData(&mut raw, ptx.as_ptr().cast())? };
@@ -53,7 +53,7 @@ impl Module {
     pub fn function(&self, name: &str) -> Result<Function, ArrayError> {
         let text = CString::new(name).map_err(|_| ArrayError::ZeroByte { what: "the kernel's name" })?;
         let Loaded { device, raw: module } = &*self.0;
-        let _bound = device.bind()?;
+        let (_bound, _relaxed) = (device.bind()?, device.relax()?);
         let mut raw = core::ptr::null_mut();
         // SAFETY: the module is loaded, the name ends with a zero byte and outlives the call.
         let found = unsafe { device.driver().cuModuleGetFunction(&mut raw, module.0, text.as_ptr()) };

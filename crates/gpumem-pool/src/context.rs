@@ -52,9 +52,11 @@ impl fmt::Debug for Bound<'_> {
 }
 
 /// While this lives, the driver lets this thread do what a capture anywhere would else forbid, and be broken by: the
-/// pool asks about events and makes memory whatever its callers are doing.
+/// pool asks about events and makes memory whatever its callers are doing. See [`Device::relax`](crate::Device::relax).
+///
+/// Guards nest: drop the inner one first.
 #[must_use = "it holds only while this lives"]
-pub(crate) struct Relaxed<'a> {
+pub struct Relaxed<'a> {
     driver: &'a Driver,
     /// What the thread had before; `None` for a driver that is older than capture.
     before: Option<CUstreamCaptureMode>,
@@ -74,6 +76,12 @@ impl<'a> Relaxed<'a> {
             }
         };
         Ok(Self { driver, before, _thread: PhantomData })
+    }
+}
+
+impl fmt::Debug for Relaxed<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Relaxed").field("before", &self.before).finish_non_exhaustive()
     }
 }
 

@@ -6,7 +6,7 @@
 
 use crate::bytes::Bytes;
 use crate::clock::Clocks;
-use crate::context::{Bound, Handle};
+use crate::context::{Bound, Handle, Relaxed};
 use crate::error::{PoolError, is_sticky};
 use crate::upkeep::Upkeep;
 use core::ffi::{CStr, c_char, c_int};
@@ -198,6 +198,18 @@ impl Device {
     /// What the driver says.
     pub fn bind(&self) -> Result<Bound<'_>, PoolError> {
         Ok(self.enter()?)
+    }
+
+    /// Until the guard is dropped, this thread's calls to the driver break no capture by waiting for the device behind the
+    /// program's back: allocating, loading kernels.
+    ///
+    /// Only raw driver calls need it: everything in this crate does it by itself.
+    ///
+    /// # Errors
+    ///
+    /// What the driver says.
+    pub fn relax(&self) -> Result<Relaxed<'_>, PoolError> {
+        Ok(Relaxed::enter(self.driver())?)
     }
 
     /// A quick look: two that are not clones of each other may still be equal.

@@ -235,7 +235,7 @@ impl GraphExec {
     ///
     /// As for queueing the work by hand: what it does to memory is ordered before and after whatever conflicts with it,
     /// on this stream or by waits. Only for waits that were asked for during the capture, for streams and events outside,
-    /// it is enough that the launch follows.
+    /// it is enough that the launch follows. Memory of others than a pool, and kernels, are still there.
     pub unsafe fn launch(&self, stream: &Stream) -> Result<(), PoolError> {
         let device = &self.hold.device;
         stream.check_usable()?;

@@ -79,7 +79,7 @@ mod upkeep;
 pub use block::Block;
 pub use bytes::Bytes;
 pub use clock::StreamId;
-pub use context::Bound;
+pub use context::{Bound, Relaxed};
 pub use device::{Device, MemoryInfo};
 pub use dials::{Dials, Profile};
 pub use error::PoolError;
