@@ -120,7 +120,8 @@ impl Block {
     ///
     /// # Safety
     ///
-    /// All work that uses the block is done, and the caller knows it: he has waited for it on the host.
+    /// All work that uses the block is done, and so is all that was queued on its home stream before it was allocated,
+    /// and the caller knows it: he has waited for it on the host.
     pub unsafe fn free_completed(self) {
         ManuallyDrop::new(self).give_back(true);
     }

@@ -105,7 +105,9 @@ impl Clocks {
     /// The uses of a block that are not known to be done: home's, then those of the slots whose bits are set. The last
     /// bit stands for all slots from its own on.
     pub(crate) fn uses(&self, home: StreamId, bits: u64) -> impl Iterator<Item = Stamp> {
-        let used = self.used(bits).map(|slot| self.stamp(slot));
+        // A slot that is just being given to its first stream has no work yet, and nothing that could be waited for.
+        let had_stream = |slot: &Slot| self.epochs.stream_in(*slot) != StreamId(0);
+        let used = self.used(bits).filter(had_stream).map(|slot| self.stamp(slot));
         core::iter::once(self.stamp_of(home)).chain(used).filter(|stamp| !self.is_complete(*stamp))
     }
 

@@ -44,9 +44,10 @@ impl Clocks {
         static NEXT: AtomicU64 = AtomicU64::new(1);
         let slot = self.free_slot()?;
         let stream = StreamId::new(NEXT.fetch_add(1, Ordering::Relaxed), slot);
-        self.epochs.open(stream);
         let former = self.lanes.guard(slot).open(device, parts);
         drop(former);
+        // From here on the slot has stamps that are not complete: whoever finds one also finds the lane to mark.
+        self.epochs.open(stream);
         self.live_count.fetch_add(1, Ordering::Relaxed);
         Ok(stream)
     }
