@@ -15,10 +15,9 @@ mod none;
 
 use crate::clock::{Clocks, Stamp, StreamId};
 use crate::device::Device;
-use crate::dials::Dials;
 use crate::error::PoolError;
 use crate::limit::Limits;
-use crate::options::{BackendKind, HandleUse};
+use crate::options::{BackendKind, HandleUse, PoolBuilder};
 use crate::stream::Stream;
 #[cfg(feature = "backend-caching")]
 use caching::CachingBackend;
@@ -188,17 +187,11 @@ pub(crate) enum Backend {
 
 impl Backend {
     /// The one that was asked for, else the best that is built and that the device can carry.
-    pub(crate) fn new(
-        asked: Option<BackendKind>,
-        device: &Device,
-        limits: Limits,
-        dials: &Dials,
-        handle_use: HandleUse,
-    ) -> Result<Self, PoolError> {
-        let caching = || caching(device, limits, dials, handle_use);
-        let native = || native(device, limits, handle_use);
-        let none = || none(device, limits, handle_use);
-        match asked {
+    pub(crate) fn new(options: &PoolBuilder, limits: Limits) -> Result<Self, PoolError> {
+        let caching = || caching(options, limits);
+        let native = || native(options, limits);
+        let none = || none(options, limits);
+        match options.backend {
             Some(BackendKind::Caching) => caching(),
             Some(BackendKind::Native) => native(),
             Some(BackendKind::None) => none(),
@@ -221,23 +214,18 @@ fn instead(
 }
 
 #[cfg(feature = "backend-caching")]
-fn caching(
-    device: &Device,
-    limits: Limits,
-    dials: &Dials,
-    handle_use: HandleUse,
-) -> Result<Backend, PoolError> {
-    Ok(CachingBackend::new(device, limits, dials, handle_use)?.into())
+fn caching(options: &PoolBuilder, limits: Limits) -> Result<Backend, PoolError> {
+    Ok(CachingBackend::new(options, limits)?.into())
 }
 
 #[cfg(not(feature = "backend-caching"))]
-fn caching(_: &Device, _: Limits, _: &Dials, _: HandleUse) -> Result<Backend, PoolError> {
+fn caching(_: &PoolBuilder, _: Limits) -> Result<Backend, PoolError> {
     Err(PoolError::BackendNotBuilt { backend: BackendKind::Caching, feature: "backend-caching" })
 }
 
-fn none(device: &Device, limits: Limits, handle_use: HandleUse) -> Result<Backend, PoolError> {
-    check_not_exported(BackendKind::None, handle_use)?;
-    Ok(Direct::new(device, limits, NoneCalls).into())
+fn none(options: &PoolBuilder, limits: Limits) -> Result<Backend, PoolError> {
+    check_not_exported(BackendKind::None, options.handle_use)?;
+    Ok(Direct::new(options, limits, NoneCalls).into())
 }
 
 fn check_not_exported(backend: BackendKind, handle_use: HandleUse) -> Result<(), PoolError> {
@@ -248,15 +236,15 @@ fn check_not_exported(backend: BackendKind, handle_use: HandleUse) -> Result<(),
 }
 
 #[cfg(feature = "backend-native")]
-fn native(device: &Device, limits: Limits, handle_use: HandleUse) -> Result<Backend, PoolError> {
-    check_not_exported(BackendKind::Native, handle_use)?;
-    if handle_use.rdma {
+fn native(options: &PoolBuilder, limits: Limits) -> Result<Backend, PoolError> {
+    check_not_exported(BackendKind::Native, options.handle_use)?;
+    if options.handle_use.rdma {
         return Err(native::cannot_pin());
     }
-    Ok(Direct::new(device, limits, NativeCalls::new(device, limits)?).into())
+    Ok(Direct::new(options, limits, NativeCalls::new(&options.device, limits)?).into())
 }
 
 #[cfg(not(feature = "backend-native"))]
-fn native(_: &Device, _: Limits, _: HandleUse) -> Result<Backend, PoolError> {
+fn native(_: &PoolBuilder, _: Limits) -> Result<Backend, PoolError> {
     Err(PoolError::BackendNotBuilt { backend: BackendKind::Native, feature: "backend-native" })
 }

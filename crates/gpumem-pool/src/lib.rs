@@ -12,7 +12,7 @@
 //! | `stream`, `event` | [`Stream`], [`Event`]: the driver's objects, owned |
 //! | `block`, `raw_block`, `alignment`, `pinning` | [`Block`]: what a user holds; drop gives it back in stream order |
 //! | `growable` | [`GrowableBlock`]: one that grows in place |
-//! | `pool`, `state`, `peers` | [`Pool`]: the front door, and what is behind it for as long as a handle or a block lives |
+//! | `pool`, `state`, `peers`, `private`, `family` | [`Pool`]: the front door, and what is behind it for as long as a handle or a block lives |
 //! | `clock` | what is ordered and what is done: a free asks the driver nothing |
 //! | `graph` | [`Capture`], [`Graph`], [`GraphExec`]: work recorded once and launched often, with its memory |
 //! | `options`, `limit`, `dials` | [`PoolBuilder`], [`BackendKind`], [`Limit`], [`Profile`] and [`Dials`] |
@@ -57,6 +57,11 @@ mod dials;
 mod error;
 #[allow(unsafe_code)]
 mod event;
+#[cfg_attr(
+    not(feature = "backend-caching"),
+    allow(dead_code, reason = "what only the caching backend asks for")
+)]
+mod family;
 #[allow(unsafe_code)]
 mod graph;
 mod growable;
@@ -67,6 +72,7 @@ mod options;
 mod peers;
 mod pinning;
 mod pool;
+mod private;
 #[allow(unsafe_code)]
 mod raw_block;
 #[allow(unsafe_code)]
@@ -74,6 +80,10 @@ mod state;
 mod status;
 #[allow(unsafe_code)]
 mod stream;
+#[cfg_attr(
+    not(feature = "backend-caching"),
+    allow(dead_code, reason = "what only the caching backend asks for")
+)]
 mod upkeep;
 
 pub use block::Block;

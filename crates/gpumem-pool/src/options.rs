@@ -12,11 +12,13 @@
 use crate::device::Device;
 use crate::dials::{Dials, Profile};
 use crate::error::PoolError;
+use crate::family::Family;
 use crate::limit::{FORMS, Limit};
 use crate::pool::Pool;
 use core::fmt;
 use core::str::FromStr;
 use gpumem_sys::env::{self, EnvError};
+use std::sync::Arc;
 
 /// Sets up a [`Pool`]; see [`Pool::builder`] and [`PoolBuilder::from_env`].
 #[derive(Clone, Debug)]
@@ -29,6 +31,8 @@ pub struct PoolBuilder {
     pub(crate) dials: Dials,
     pub(crate) peers: Vec<Device>,
     pub(crate) handle_use: HandleUse,
+    /// What the pool's memory counts against, beside its own limit.
+    pub(crate) family: Option<Arc<Family>>,
 }
 
 /// What physical memory is made for, beside being used here.
@@ -62,6 +66,7 @@ impl PoolBuilder {
             dials: Dials::default(),
             peers: Vec::new(),
             handle_use: HandleUse::default(),
+            family: None,
         }
     }
 
@@ -88,6 +93,7 @@ impl PoolBuilder {
                 .map_or_else(Dials::default, Dials::of),
             peers: Vec::new(),
             handle_use: HandleUse::default(),
+            family: None,
         })
     }
 

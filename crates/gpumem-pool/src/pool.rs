@@ -5,6 +5,7 @@ use crate::backend::{Backend, Source};
 use crate::block::Block;
 use crate::device::Device;
 use crate::error::PoolError;
+use crate::family::Family;
 use crate::limit::Limits;
 use crate::options::{BackendKind, PoolBuilder};
 use crate::state::StateRef;
@@ -54,8 +55,8 @@ impl Pool {
         PoolBuilder::new(device)
     }
 
-    pub(crate) fn build(options: PoolBuilder) -> Result<Self, PoolError> {
-        let device = options.device;
+    pub(crate) fn build(mut options: PoolBuilder) -> Result<Self, PoolError> {
+        let device = &options.device;
         let resolve = |limit: crate::Limit| limit.resolve(device.total_bytes());
         let soft_limit_bytes = options.soft_limit.map(resolve).transpose()?;
         let hard_limit_bytes = options.hard_limit.map(resolve).transpose()?;
@@ -63,9 +64,12 @@ impl Pool {
             return Err(PoolError::LimitTooSmall { limit_bytes, minimum_bytes: HARD_LIMIT_MIN_BYTES });
         }
         let limits = Limits { hard_bytes: hard_limit_bytes, soft_bytes: soft_limit_bytes };
-        let backend = Backend::new(options.backend, &device, limits, &options.dials, options.handle_use)?;
-        let pool = Self(StateRef::new(device, backend, limits));
-        options.peers.iter().try_for_each(|peer| pool.enable_peer_access(peer))?;
+        let above = options.family.take();
+        options.family = hard_limit_bytes.map(|limit_bytes| Family::new(limit_bytes, above));
+        let backend = Backend::new(&options, limits)?;
+        let peers = options.peers.clone();
+        let pool = Self(StateRef::new(options, backend, limits));
+        peers.iter().try_for_each(|peer| pool.enable_peer_access(peer))?;
         Ok(pool)
     }
 

@@ -10,6 +10,7 @@ use crate::clock::{GRAPH_BIT, StreamId};
 use crate::device::Device;
 use crate::error::{PoolError, is_sticky};
 use crate::limit::Limits;
+use crate::options::PoolBuilder;
 use crate::status::Status;
 use crate::stream::Stream;
 use core::ops::Deref;
@@ -21,6 +22,8 @@ use std::sync::OnceLock;
 /// What a pool is, for as long as a handle or a block lives.
 pub(crate) struct State {
     device: Device,
+    /// How it was built.
+    setup: PoolBuilder,
     backend: Backend,
     limits: Limits,
     poison: OnceLock<PoolError>,
@@ -44,8 +47,10 @@ const _: () = {
 
 impl StateRef {
     /// A new state, with one handle.
-    pub(crate) fn new(device: Device, backend: Backend, limits: Limits) -> Self {
-        let state = State { device, backend, limits, poison: OnceLock::new(), lifetime: Lifetime::new() };
+    pub(crate) fn new(setup: PoolBuilder, backend: Backend, limits: Limits) -> Self {
+        let device = setup.device.clone();
+        let state =
+            State { device, setup, backend, limits, poison: OnceLock::new(), lifetime: Lifetime::new() };
         Self(NonNull::from(Box::leak(Box::new(state))))
     }
 
@@ -196,6 +201,10 @@ impl State {
 
     pub(crate) fn backend(&self) -> &Backend {
         &self.backend
+    }
+
+    pub(crate) fn setup(&self) -> &PoolBuilder {
+        &self.setup
     }
 
     pub(crate) fn limits(&self) -> Limits {

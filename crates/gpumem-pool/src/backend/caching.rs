@@ -41,10 +41,9 @@ mod vmm;
 use super::{Counts, Freed, Growing, Piece, Reserved, Source, Taken};
 use crate::clock::StreamId;
 use crate::device::Device;
-use crate::dials::Dials;
 use crate::error::PoolError;
 use crate::limit::Limits;
-use crate::options::{BackendKind, HandleUse};
+use crate::options::{BackendKind, PoolBuilder};
 use crate::stream::Stream;
 use class::Class;
 use core::sync::atomic::{AtomicU64, Ordering};
@@ -58,15 +57,10 @@ pub(crate) struct CachingBackend {
 }
 
 impl CachingBackend {
-    pub(super) fn new(
-        device: &Device,
-        limits: Limits,
-        dials: &Dials,
-        handle_use: HandleUse,
-    ) -> Result<Self, PoolError> {
+    pub(super) fn new(options: &PoolBuilder, limits: Limits) -> Result<Self, PoolError> {
         static NEXT: AtomicU64 = AtomicU64::new(1);
         let front = NEXT.fetch_add(1, Ordering::Relaxed);
-        Ok(Self { front, shared: Shared::new(front, device, limits, dials, handle_use)? })
+        Ok(Self { front, shared: Shared::new(front, options, limits)? })
     }
 }
 

@@ -8,12 +8,14 @@ use super::{Counts, Freed, Piece, Reserved, Source, Taken};
 use crate::alignment::ALIGNMENT_MIN;
 use crate::device::Device;
 use crate::error::PoolError;
+use crate::family::Family;
 use crate::ledger::{Admission, Ledger};
 use crate::limit::Limits;
-use crate::options::BackendKind;
+use crate::options::{BackendKind, PoolBuilder};
 use crate::stream::Stream;
 use gpumem_sys::DriverError;
 use gpumem_sys::types::{CUdeviceptr, CUresult};
+use std::sync::Arc;
 
 /// What a backend of this kind asks of the driver; it does nothing else, and answers in the driver's terms.
 pub(crate) trait Calls {
@@ -50,13 +52,15 @@ pub(crate) struct Direct<C> {
     device: Device,
     ledger: Ledger,
     hard_limit_bytes: Option<u64>,
+    family: Option<Arc<Family>>,
     calls: C,
 }
 
 impl<C: Calls> Direct<C> {
-    pub(super) fn new(device: &Device, limits: Limits, calls: C) -> Self {
+    pub(super) fn new(options: &PoolBuilder, limits: Limits, calls: C) -> Self {
         let ledger = Ledger::new(limits.hard_bytes.unwrap_or(u64::MAX));
-        Self { device: device.clone(), ledger, hard_limit_bytes: limits.hard_bytes, calls }
+        let (device, family) = (options.device.clone(), options.family.clone());
+        Self { device, ledger, hard_limit_bytes: limits.hard_bytes, family, calls }
     }
 
     fn admit(&self, size_bytes: u64) -> Result<Admission<'_>, PoolError> {
@@ -65,6 +69,21 @@ impl<C: Calls> Direct<C> {
             in_use_bytes,
             limit_bytes: self.hard_limit_bytes.unwrap_or(u64::MAX),
         })
+    }
+
+    fn admit_to_family(&self, size_bytes: u64) -> Result<(), PoolError> {
+        let Some(family) = &self.family else { return Ok(()) };
+        family.admit(size_bytes).map_err(|limit_bytes| PoolError::LimitReached {
+            requested_bytes: size_bytes,
+            in_use_bytes: self.ledger.in_use_bytes().saturating_sub(size_bytes),
+            limit_bytes,
+        })
+    }
+
+    fn leave_family(&self, size_bytes: u64) {
+        if let Some(family) = &self.family {
+            family.give_back(size_bytes);
+        }
     }
 
     /// The ladder: what is free now, then what giving back frees, then an error that explains.
@@ -105,7 +124,9 @@ impl<C: Calls> Source for Direct<C> {
 
     fn alloc(&self, size_bytes: u64, stream: &Stream) -> Result<Piece, PoolError> {
         let admission = self.admit(size_bytes)?;
-        let address = self.acquire(size_bytes, stream)?;
+        self.admit_to_family(size_bytes)?;
+        let acquired = self.acquire(size_bytes, stream);
+        let address = acquired.inspect_err(|_| self.leave_family(size_bytes))?;
         admission.settle();
         Ok(Piece { address, record: 0, class: 0 })
     }
@@ -130,6 +151,7 @@ impl<C: Calls> Source for Direct<C> {
         // What was not freed may still be in use: it stays counted.
         if result.is_ok() {
             self.ledger.give_back(freed.size_bytes);
+            self.leave_family(freed.size_bytes);
         }
         Taken { result, counted: false }
     }

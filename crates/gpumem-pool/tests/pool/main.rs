@@ -16,6 +16,7 @@ mod growable;
 mod limits;
 mod objects;
 mod peers;
+mod private;
 #[cfg(feature = "backend-caching")]
 mod profiles;
 mod streams;

@@ -1,22 +1,29 @@
-//! [`Access`]: which devices may use a pool's memory, and what its handles are made for.
+//! [`Access`]: which devices may use a pool's memory, what its handles are made for, and what they count against.
 
+use crate::family::Family;
 use crate::options::HandleUse;
 use gpumem_sys::types::{
     CUdevice, CUmemAccess_flags, CUmemAccessDesc, CUmemAllocationHandleType, CUmemAllocationProp,
     CUmemAllocationProp_st__bindgen_ty_1, CUmemAllocationType, CUmemLocation, CUmemLocationType,
 };
-use std::sync::{PoisonError, RwLock};
+use std::sync::{Arc, PoisonError, RwLock};
 
 pub(super) struct Access {
     device: CUdevice,
     handle_use: HandleUse,
+    family: Option<Arc<Family>>,
     /// The device's own first. It grows only under the lock of the heap, so that no mapping misses a change.
     granted: RwLock<Vec<CUmemAccessDesc>>,
 }
 
 impl Access {
-    pub(super) fn new(device: CUdevice, handle_use: HandleUse) -> Self {
-        Self { device, handle_use, granted: RwLock::new(vec![all_of(device)]) }
+    pub(super) fn new(device: CUdevice, handle_use: HandleUse, family: Option<Arc<Family>>) -> Self {
+        Self { device, handle_use, family, granted: RwLock::new(vec![all_of(device)]) }
+    }
+
+    /// What handles count against.
+    pub(super) fn family(&self) -> Option<&Arc<Family>> {
+        self.family.as_ref()
     }
 
     pub(super) fn grant(&self, peer: CUdevice) {

@@ -138,7 +138,7 @@ impl Extent {
                 self.handles.push((handle, size_bytes));
                 self.mapped_bytes += size_bytes;
             }
-            Err(_) if vmm.release(handle).is_err() => *lost_bytes += size_bytes,
+            Err(_) if vmm.release(handle, size_bytes).is_err() => *lost_bytes += size_bytes,
             Err(_) => {}
         }
         mapped
@@ -158,7 +158,7 @@ impl Extent {
             self.handles.pop();
             self.mapped_bytes -= handle_bytes;
             self.open_bytes = self.open_bytes.min(self.mapped_bytes);
-            vmm.release(handle).inspect_err(|_| *lost_bytes += handle_bytes)?;
+            vmm.release(handle, handle_bytes).inspect_err(|_| *lost_bytes += handle_bytes)?;
         }
         Ok(())
     }
@@ -186,6 +186,7 @@ impl Growing for Shared {
             Ok(()) => return Ok(()),
             Err(_) => self.reclaim()?,
         }
+        self.clear_family();
         self.try_grow(id, size_bytes)?.map_err(|lack| self.refusal(size_bytes, lack))
     }
 
@@ -216,11 +217,11 @@ impl Growing for Shared {
 impl Shared {
     /// The inner error says that limit or driver have no room; it is the driver's, if that was asked.
     fn try_grow(&self, id: u64, size_bytes: u64) -> Result<Result<(), Option<DriverError>>, PoolError> {
-        let limit_bytes = self.limit_bytes();
         let mut core = self.core();
         let core = &mut *core;
         core.extents.settle(self.clocks(), &mut self.vmm())?;
         core.heap.set_outside_bytes(core.extents.reserved_bytes());
+        let limit_bytes = self.limit_bytes(&core.heap);
         let Extents { by_id, lost_bytes, .. } = &mut core.extents;
         let Some(extent) = by_id.get_mut(&id) else { return Ok(Ok(())) };
         let end_bytes = size_bytes.next_multiple_of(FRAME_BYTES);

@@ -124,8 +124,11 @@ fn completed(shared: &Shared, request: &Request, _: &mut Lack) -> Result<Step, P
 }
 
 fn growth_to_target(shared: &Shared, request: &Request, lack: &mut Lack) -> Result<Step, PoolError> {
-    let target_bytes = shared.core().heap.growth_target_bytes(request);
-    grow(shared, request, target_bytes.min(shared.limit_bytes()), lack)
+    let most_bytes = {
+        let heap = &shared.core().heap;
+        heap.growth_target_bytes(request).min(shared.limit_bytes(heap))
+    };
+    grow(shared, request, most_bytes, lack)
 }
 
 fn recycled(shared: &Shared, request: &Request, _: &mut Lack) -> Result<Step, PoolError> {
@@ -156,7 +159,7 @@ fn device_waits(shared: &Shared, request: &Request, _: &mut Lack) -> Result<Step
 }
 
 fn growth_to_limit(shared: &Shared, request: &Request, lack: &mut Lack) -> Result<Step, PoolError> {
-    let limit_bytes = shared.limit_bytes();
+    let limit_bytes = shared.limit_bytes(&shared.core().heap);
     match grow(shared, request, limit_bytes, lack)? {
         Step::Nothing => {}
         found => return Ok(found),
@@ -210,6 +213,7 @@ fn synchronised(shared: &Shared, _request: &Request, _: &mut Lack) -> Result<Ste
     shared.device.finish()?;
     shared.device.after_wait();
     shared.settle_extents()?;
+    shared.clear_family();
     let (clocks, mut vmm) = (shared.clocks(), shared.vmm());
     let mut core = shared.core();
     core.heap.settle(clocks);

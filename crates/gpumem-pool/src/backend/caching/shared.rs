@@ -19,8 +19,9 @@ use crate::context::Relaxed;
 use crate::device::Device;
 use crate::dials::Dials;
 use crate::error::PoolError;
+use crate::family::{Family, Member};
 use crate::limit::Limits;
-use crate::options::{BackendKind, HandleUse};
+use crate::options::{BackendKind, HandleUse, PoolBuilder};
 use crate::stream::Stream;
 use crate::upkeep::{Left, Waiting};
 use core::time::Duration;
@@ -55,17 +56,12 @@ pub(super) struct Core {
 }
 
 impl Shared {
-    pub(super) fn new(
-        id: u64,
-        device: &Device,
-        limits: Limits,
-        dials: &Dials,
-        handle_use: HandleUse,
-    ) -> Result<Arc<Self>, PoolError> {
-        check_supported(device, handle_use)?;
+    pub(super) fn new(id: u64, options: &PoolBuilder, limits: Limits) -> Result<Arc<Self>, PoolError> {
+        let PoolBuilder { device, dials, handle_use, family, .. } = options;
+        check_supported(device, *handle_use)?;
         let unit_bytes = (device.total_bytes() / RANGE_UNIT_BYTES + 1) * RANGE_UNIT_BYTES;
         let _bound = device.enter()?;
-        let access = Access::new(device.raw(), handle_use);
+        let access = Access::new(device.raw(), *handle_use, family.clone());
         let vmm = Vmm::new(device.driver(), &access);
         let small = reserve_range(&vmm, unit_bytes, SMALL_TIMES)?;
         let large = reserve_range(&vmm, unit_bytes, LARGE_TIMES).inspect_err(|_| {
@@ -91,6 +87,10 @@ impl Shared {
         if limits.soft_bytes.is_some() {
             let waiting: Weak<Self> = Arc::downgrade(&shared);
             device.upkeep().add_pool(waiting);
+        }
+        if let Some(family) = family {
+            let member: Weak<Self> = Arc::downgrade(&shared);
+            family.add_member(member);
         }
         Ok(shared)
     }
@@ -210,7 +210,8 @@ impl Shared {
 
     pub(super) fn refusal(&self, size_bytes: u64, lack: Lack) -> PoolError {
         let (counts, reserved) = (self.counts(), self.reserved());
-        if let (Some(limit_bytes), None) = (self.limits.hard_bytes, lack) {
+        let passed = self.access.family().and_then(|family| family.full_for(size_bytes));
+        if let (Some(limit_bytes), None) = (passed.or(self.limits.hard_bytes), lack) {
             return PoolError::LimitReached {
                 requested_bytes: size_bytes,
                 in_use_bytes: counts.in_use_bytes,
@@ -272,7 +273,8 @@ impl Shared {
         let _bound = self.device.enter()?;
         let mut vmm = self.vmm();
         let mut core = self.core();
-        match core.heap.reserve(missing_bytes, &mut vmm, self.limit_bytes()) {
+        let most_bytes = self.limit_bytes(&core.heap);
+        match core.heap.reserve(missing_bytes, &mut vmm, most_bytes) {
             Ok(true) => self.front.set_cap(self.dials.magazine_bytes(core.heap.reserved_bytes())),
             Err(error) if error.code() != CUresult::CUDA_ERROR_OUT_OF_MEMORY => return Err(error.into()),
             _ => {
@@ -408,9 +410,20 @@ impl Shared {
         self.clocks().stamp_of(StreamId(stream))
     }
 
-    /// What may be reserved.
-    pub(super) fn limit_bytes(&self) -> u64 {
-        self.limits.hard_bytes.unwrap_or(u64::MAX)
+    /// What may be reserved now, by our own limit and those that we share.
+    pub(super) fn limit_bytes(&self, heap: &Heap) -> u64 {
+        let room_bytes = self.access.family().map_or(u64::MAX, |family| family.room_bytes());
+        heap.reserved_bytes().saturating_add(room_bytes).min(self.limits.hard_bytes.unwrap_or(u64::MAX))
+    }
+
+    /// All that other pools keep unused under a limit that keeps this one from growing. The device's context is current.
+    pub(super) fn clear_family(&self) {
+        let short = self.access.family().filter(|family| family.is_short_of_others());
+        for member in short.map(|family| family.members()).into_iter().flatten() {
+            if !core::ptr::addr_eq(Arc::as_ptr(&member), self) {
+                member.give_back_all();
+            }
+        }
     }
 
     pub(super) fn vmm(&self) -> Vmm<'_> {
@@ -457,13 +470,22 @@ impl Waiting for Shared {
     }
 }
 
+impl Member for Shared {
+    fn give_back_all(&self) {
+        self.drain_all();
+        // What can't be given back now is not to be had.
+        let _ = self.trim(0);
+    }
+}
+
 impl Drop for Shared {
     fn drop(&mut self) {
         let core = self.core.get_mut().unwrap_or_else(PoisonError::into_inner);
         let pending = core.pending_slots();
         let heap = core::mem::replace(&mut core.heap, Heap::new(Dials::default(), [(0, 0); 2]));
         let extents = core::mem::take(&mut core.extents);
-        let mut left = Remains { heap, extents, ranges: self.ranges };
+        let family = self.access.family().cloned();
+        let mut left = Remains { family, heap, extents, ranges: self.ranges };
         left.heap.set_outside_bytes(0);
         // Without its context all of it is gone already.
         let Ok(_bound) = self.device.enter() else { return };
@@ -478,6 +500,7 @@ impl Drop for Shared {
 
 /// The heap of a pool that is gone, and its addresses.
 struct Remains {
+    family: Option<Arc<Family>>,
     heap: Heap,
     extents: Extents,
     ranges: [(u64, u64); 2],
@@ -487,7 +510,7 @@ impl Left for Remains {
     fn give_back(&mut self, driver: &Driver, device: CUdevice, clocks: &Clocks, is_all_done: bool) -> bool {
         let Ok(_relaxed) = Relaxed::enter(driver) else { return false };
         // Nothing is mapped any more.
-        let access = Access::new(device, HandleUse::default());
+        let access = Access::new(device, HandleUse::default(), self.family.clone());
         let mut vmm = Vmm::new(driver, &access);
         let settled = match is_all_done {
             true => self.extents.settle(&AllDone, &mut vmm),

@@ -1,7 +1,7 @@
 //! The driver's calls for physical memory and addresses.
 
 use super::access::Access;
-use gpumem_sys::types::CUmemAccessDesc;
+use gpumem_sys::types::{CUmemAccessDesc, CUresult};
 use gpumem_sys::{Driver, DriverError};
 
 /// The driver's name of some physical memory.
@@ -14,7 +14,8 @@ pub(super) trait Backing {
     fn map(&mut self, address: u64, size_bytes: u64, handle: RawHandle) -> Result<(), DriverError>;
     fn set_access(&mut self, address: u64, size_bytes: u64) -> Result<(), DriverError>;
     fn unmap(&mut self, address: u64, size_bytes: u64) -> Result<(), DriverError>;
-    fn release(&mut self, handle: RawHandle) -> Result<(), DriverError>;
+    /// Of the size that it was created with.
+    fn release(&mut self, handle: RawHandle, size_bytes: u64) -> Result<(), DriverError>;
 }
 
 /// The driver itself, for one device. Its context is current.
@@ -39,6 +40,19 @@ impl<'a> Vmm<'a> {
         unsafe { self.driver.cuMemSetAccess(address, size_bytes as usize, access, 1) }
     }
 
+    /// To the limits that the pool shares: beyond them there is no memory, as far as the heap can tell.
+    fn admit(&self, size_bytes: u64) -> Result<(), DriverError> {
+        let admitted = self.access.family().map_or(Ok(()), |family| family.admit(size_bytes));
+        let full = DriverError::Failed { call: "cuMemCreate", code: CUresult::CUDA_ERROR_OUT_OF_MEMORY };
+        admitted.map_err(|_| full)
+    }
+
+    fn withdraw(&self, size_bytes: u64) {
+        if let Some(family) = self.access.family() {
+            family.give_back(size_bytes);
+        }
+    }
+
     /// Addresses for so many bytes, with nothing behind them.
     pub(super) fn reserve(&self, size_bytes: u64) -> Result<u64, DriverError> {
         let mut address = 0;
@@ -58,8 +72,10 @@ impl Backing for Vmm<'_> {
     fn create(&mut self, size_bytes: u64) -> Result<RawHandle, DriverError> {
         let props = self.access.props();
         let mut handle = 0;
+        self.admit(size_bytes)?;
         // SAFETY: both outlive the call.
-        unsafe { self.driver.cuMemCreate(&mut handle, size_bytes as usize, &props, 0)? };
+        let created = unsafe { self.driver.cuMemCreate(&mut handle, size_bytes as usize, &props, 0) };
+        created.inspect_err(|_| self.withdraw(size_bytes))?;
         Ok(RawHandle(handle))
     }
 
@@ -83,8 +99,10 @@ impl Backing for Vmm<'_> {
         unsafe { self.driver.cuMemUnmap(address, size_bytes as usize) }
     }
 
-    fn release(&mut self, handle: RawHandle) -> Result<(), DriverError> {
+    fn release(&mut self, handle: RawHandle, size_bytes: u64) -> Result<(), DriverError> {
         // SAFETY: the handle was created here, and is not named again.
-        unsafe { self.driver.cuMemRelease(handle.0) }
+        unsafe { self.driver.cuMemRelease(handle.0)? };
+        self.withdraw(size_bytes);
+        Ok(())
     }
 }

@@ -106,7 +106,7 @@ fn undo(heap: &mut Heap, done: &Done, backing: &mut impl Backing) -> bool {
     let unmap = |(address, size_bytes): &(u64, u64)| backing.unmap(*address, *size_bytes).is_err();
     let is_unmapped = done.mapped.iter().map(unmap).filter(|is_refused| *is_refused).count() == 0;
     for (raw, frame_count) in &done.created {
-        if backing.release(*raw).is_err() || !is_unmapped {
+        if backing.release(*raw, u64::from(*frame_count) << FRAME_SHIFT).is_err() || !is_unmapped {
             heap.lost_bytes += u64::from(*frame_count) << FRAME_SHIFT;
         }
     }

@@ -88,7 +88,7 @@ impl Backing for Twin {
         Ok(())
     }
 
-    fn release(&mut self, handle: RawHandle) -> Result<(), DriverError> {
+    fn release(&mut self, handle: RawHandle, _: u64) -> Result<(), DriverError> {
         assert!(self.created.remove(&handle.0).is_some(), "released once");
         Ok(())
     }

@@ -137,7 +137,8 @@ impl Heap {
         self.frames.remove_window(last);
         let raw = self.frames.handle(handle).raw;
         self.frames.remove_handle(handle);
-        backing.release(raw).inspect_err(|_| self.lost_bytes += u64::from(frame_count) << FRAME_SHIFT)
+        let size_bytes = u64::from(frame_count) << FRAME_SHIFT;
+        backing.release(raw, size_bytes).inspect_err(|_| self.lost_bytes += size_bytes)
     }
 
     fn unmap(&mut self, window: u32, backing: &mut impl Backing) -> Result<(), DriverError> {

@@ -1,0 +1,121 @@
+//! [`Family`]: the limit that a pool and its private pools keep together. Pure.
+//!
+//! Each pool that has a limit has a node; a private pool's hangs below that of the pool it was made from. What a pool
+//! takes is admitted by its own node and by all above, each in one atomic step, so that no threads can pass any limit.
+
+use core::fmt;
+use core::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError, Weak};
+
+pub(crate) struct Family {
+    limit_bytes: u64,
+    held_bytes: AtomicU64,
+    above: Option<Arc<Family>>,
+    /// The pools that keep memory, of the topmost node.
+    members: Mutex<Vec<Weak<dyn Member>>>,
+}
+
+/// A pool that keeps memory which no block holds.
+pub(crate) trait Member: Send + Sync {
+    /// Gives it back, as far as it is known to be unused. The device's context is current.
+    fn give_back_all(&self);
+}
+
+impl fmt::Debug for Family {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Family")
+            .field("limit_bytes", &self.limit_bytes)
+            .field("held_bytes", &self.held_bytes)
+            .field("above", &self.above)
+            .finish_non_exhaustive()
+    }
+}
+
+impl Family {
+    pub(crate) fn new(limit_bytes: u64, above: Option<Arc<Self>>) -> Arc<Self> {
+        Arc::new(Self { limit_bytes, held_bytes: AtomicU64::new(0), above, members: Mutex::default() })
+    }
+
+    /// Counts the bytes as held, or says which limit does not allow it.
+    pub(crate) fn admit(&self, size_bytes: u64) -> Result<(), u64> {
+        let sum = |held: u64| held.checked_add(size_bytes).filter(|sum| *sum <= self.limit_bytes);
+        // Acquire pairs with the release in `give_back`: the driver has taken back what makes room for this.
+        let admitted = self.held_bytes.fetch_update(Ordering::AcqRel, Ordering::Acquire, sum);
+        admitted.map_err(|_| self.limit_bytes)?;
+        let Some(above) = &self.above else { return Ok(()) };
+        above.admit(size_bytes).inspect_err(|_| {
+            self.held_bytes.fetch_sub(size_bytes, Ordering::AcqRel);
+        })
+    }
+
+    /// After the driver has taken them back.
+    pub(crate) fn give_back(&self, size_bytes: u64) {
+        self.held_bytes.fetch_sub(size_bytes, Ordering::AcqRel);
+        if let Some(above) = &self.above {
+            above.give_back(size_bytes);
+        }
+    }
+
+    /// How much more may be held.
+    pub(crate) fn room_bytes(&self) -> u64 {
+        let own_bytes = self.limit_bytes.saturating_sub(self.held_bytes.load(Ordering::Relaxed));
+        self.above.as_ref().map_or(own_bytes, |above| own_bytes.min(above.room_bytes()))
+    }
+
+    /// Whether more may be held once others of the family hold less.
+    pub(crate) fn is_short_of_others(&self) -> bool {
+        let own_bytes = self.limit_bytes.saturating_sub(self.held_bytes.load(Ordering::Relaxed));
+        self.above.as_ref().is_none_or(|above| above.room_bytes() < own_bytes)
+    }
+
+    /// The limit that so many bytes more would pass, if there is one.
+    pub(crate) fn full_for(&self, size_bytes: u64) -> Option<u64> {
+        let held_bytes = self.held_bytes.load(Ordering::Relaxed);
+        match held_bytes.saturating_add(size_bytes) > self.limit_bytes {
+            true => Some(self.limit_bytes),
+            false => self.above.as_ref()?.full_for(size_bytes),
+        }
+    }
+
+    pub(crate) fn add_member(&self, member: Weak<dyn Member>) {
+        if let Some(above) = &self.above {
+            return above.add_member(member);
+        }
+        let mut members = self.members.lock().unwrap_or_else(PoisonError::into_inner);
+        members.retain(|other| other.strong_count() > 0);
+        members.push(member);
+    }
+
+    /// All of the whole family.
+    pub(crate) fn members(&self) -> Vec<Arc<dyn Member>> {
+        match &self.above {
+            Some(above) => above.members(),
+            None => {
+                let members = self.members.lock().unwrap_or_else(PoisonError::into_inner);
+                members.iter().filter_map(Weak::upgrade).collect()
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_limit_above_holds_and_a_refusal_counts_nothing() {
+        let root = Family::new(100, None);
+        let (left, right) =
+            (Family::new(70, Some(Arc::clone(&root))), Family::new(70, Some(Arc::clone(&root))));
+        assert_eq!(left.admit(71), Err(70));
+        assert_eq!(left.admit(60), Ok(()));
+        assert_eq!((right.full_for(41), right.full_for(71), right.full_for(40)), (Some(100), Some(70), None));
+        assert_eq!(right.admit(41), Err(100));
+        assert_eq!(right.admit(40), Ok(()));
+        assert_eq!(root.admit(1), Err(100));
+        left.give_back(60);
+        assert_eq!(right.admit(30), Ok(()));
+        assert_eq!(right.admit(u64::MAX), Err(70));
+        assert_eq!(root.admit(30), Ok(()));
+    }
+}

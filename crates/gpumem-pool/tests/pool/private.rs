@@ -1,0 +1,126 @@
+//! Pools within a pool's limit.
+
+use crate::bench::{on_each_backend, small};
+use gpumem_pool::{Block, Limit, Pool, PoolError};
+
+const MIB: u64 = 1 << 20;
+
+fn is_refused_by(result: Result<Block, PoolError>, limit_bytes: u64) -> bool {
+    matches!(result, Err(PoolError::LimitReached { limit_bytes: limit, .. }) if limit == limit_bytes)
+}
+
+fn held(pool: &Pool) -> u64 {
+    pool.check().unwrap();
+    let status = pool.status().unwrap();
+    assert!(status.in_use_bytes <= status.reserved_bytes);
+    match pool.backend().to_string().as_str() {
+        "caching" => status.reserved_bytes,
+        _ => status.in_use_bytes,
+    }
+}
+
+#[test]
+fn a_quota_is_its_own_and_part_of_the_whole() {
+    on_each_backend(&small(), |bench| {
+        let pool = bench.builder().hard_limit(64 * MIB).build().unwrap();
+        let (left, right) = (pool.private(40 * MIB).unwrap(), pool.private(Limit::Percent(90.0)).unwrap());
+        let stream = bench.stream();
+        assert_eq!(
+            (left.backend(), left.status().unwrap().hard_limit_bytes),
+            (pool.backend(), Some(40 * MIB))
+        );
+        assert_eq!(right.status().unwrap().hard_limit_bytes, Some(64 * MIB), "cut down to the whole");
+
+        let a = left.alloc(30 * MIB, &stream).unwrap();
+        assert!(is_refused_by(left.alloc(20 * MIB, &stream), 40 * MIB));
+        assert!(is_refused_by(pool.alloc(40 * MIB, &stream), 64 * MIB));
+        let b = pool.alloc(20 * MIB, &stream).unwrap();
+        assert!(is_refused_by(right.alloc(20 * MIB, &stream), 64 * MIB));
+        let c = right.alloc(10 * MIB, &stream).unwrap();
+        let statuses = [&pool, &left, &right].map(|pool| pool.status().unwrap().in_use_bytes);
+        assert_eq!(statuses, [20 * MIB, 30 * MIB, 10 * MIB], "each counts its own");
+        assert!(held(&pool) + held(&left) + held(&right) <= 64 * MIB);
+        for (value, block) in [&a, &b, &c].into_iter().enumerate() {
+            bench.fill(block, value as u8, &stream);
+        }
+        for (value, block) in [&a, &b, &c].into_iter().enumerate() {
+            assert!(bench.holds(block, value as u8, &stream));
+        }
+        // What one keeps for reuse is no obstacle to another.
+        drop((a, b));
+        let d = right.alloc(50 * MIB, &stream).unwrap();
+        assert!(held(&pool) + held(&left) + held(&right) <= 64 * MIB);
+        drop((c, d));
+    });
+}
+
+#[test]
+fn whoever_ends_leaves_room() {
+    on_each_backend(&small(), |bench| {
+        let pool = bench.builder().hard_limit(32 * MIB).build().unwrap();
+        let stream = bench.stream();
+        for round in 0..5 {
+            let inner = pool.private(32 * MIB).unwrap().private(24 * MIB).unwrap();
+            let block = inner.alloc(24 * MIB, &stream).unwrap();
+            bench.fill(&block, round, &stream);
+            assert!(is_refused_by(inner.alloc(MIB, &stream), 24 * MIB));
+            assert!(is_refused_by(pool.alloc(16 * MIB, &stream), 32 * MIB));
+            drop(inner);
+            drop(block);
+            bench.device.synchronize().unwrap();
+            drop(pool.alloc(30 * MIB, &stream).unwrap());
+        }
+        let inner = pool.private(16 * MIB).unwrap();
+        drop(pool);
+        drop(inner.alloc(16 * MIB, &stream).unwrap());
+    });
+}
+
+#[test]
+fn a_pool_without_a_limit_has_private_pools_too() {
+    on_each_backend(&small(), |bench| {
+        let pool = bench.pool();
+        let inner = pool.private(8 * MIB).unwrap();
+        let stream = bench.stream();
+        assert!(is_refused_by(inner.alloc(9 * MIB, &stream), 8 * MIB));
+        drop(pool.alloc(512 * MIB, &stream).unwrap());
+        drop(inner.alloc(8 * MIB, &stream).unwrap());
+        assert!(matches!(pool.private(1), Err(PoolError::LimitTooSmall { .. })));
+        assert!(matches!(pool.private(Limit::Percent(101.0)), Err(PoolError::LimitSyntax { .. })));
+    });
+}
+
+#[test]
+fn threads_can_not_pass_the_shared_limit() {
+    on_each_backend(&small(), |bench| {
+        let pool = bench.builder().hard_limit(48 * MIB).build().unwrap();
+        let members = [pool.clone(), pool.private(32 * MIB).unwrap(), pool.private(32 * MIB).unwrap()];
+        std::thread::scope(|scope| {
+            for (number, member) in members.iter().enumerate() {
+                let stream = bench.stream();
+                scope.spawn(move || {
+                    for round in 0..30 {
+                        let size_bytes = (3 + (number as u64 * 7 + round * 5) % 20) * MIB;
+                        let block = member.alloc(size_bytes, &stream);
+                        assert!(
+                            block.is_ok()
+                                || matches!(
+                                    block,
+                                    Err(PoolError::LimitReached { .. } | PoolError::OutOfMemory { .. })
+                                )
+                        );
+                    }
+                });
+            }
+        });
+        assert!(members.iter().map(held).sum::<u64>() <= 48 * MIB);
+        members.iter().for_each(|member| member.reclaim().map(drop).unwrap());
+        let all = [(); 3].map(|()| bench.stream());
+        let blocks: Vec<Block> = members
+            .iter()
+            .zip(&all)
+            .map(|(member, stream)| member.alloc(16 * MIB, stream).unwrap())
+            .collect();
+        drop(blocks);
+    });
+}
