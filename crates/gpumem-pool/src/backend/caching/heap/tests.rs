@@ -105,6 +105,16 @@ struct Known {
 }
 
 impl Known {
+    /// A stream waits for another, and so for what that has waited for.
+    fn wait(&mut self, waiter: usize, on: usize) {
+        let seen = self.ordered[on];
+        for (mine, seen) in self.ordered[waiter].iter_mut().zip(seen) {
+            *mine = (*mine).max(seen);
+        }
+        self.ordered[waiter][on] = self.epoch[on];
+        self.epoch[on] += 1;
+    }
+
     /// The host has waited for a stream.
     fn observe(&mut self, stream: usize) {
         self.complete[stream] = self.epoch[stream];
@@ -225,14 +235,7 @@ impl Pair {
                 self.give(index % self.live.len(), uses, complete)
             }
             Step::Give { .. } => {}
-            Step::Wait { waiter, on } => {
-                let seen = self.known.ordered[on];
-                for (mine, seen) in self.known.ordered[waiter].iter_mut().zip(seen) {
-                    *mine = (*mine).max(seen);
-                }
-                self.known.ordered[waiter][on] = self.known.epoch[on];
-                self.known.epoch[on] += 1;
-            }
+            Step::Wait { waiter, on } => self.known.wait(waiter, on),
             Step::Complete { stream } => self.known.observe(stream),
             Step::Fail { calls } => self.driver.fails_in = Some(calls),
             Step::Trim { keep_bytes } => {
@@ -294,8 +297,7 @@ impl Pair {
         let waits = heap.blockers(request, known);
         if !waits.is_empty() && request.size_bytes.is_multiple_of(3) {
             for stamp in &waits {
-                let ordered = &mut known.ordered[usize::from(request.slot.0)][usize::from(stamp.slot().0)];
-                *ordered = (*ordered).max(stamp.epoch());
+                known.wait(usize::from(request.slot.0), usize::from(stamp.slot().0));
             }
             let piece =
                 heap.take_ready(request, known).or(heap.take_recycled(request, known, driver).ok()?);
