@@ -18,11 +18,17 @@ const NOT_FOR_LIBRARIES: [&str; 3] = ["anyhow", "clap", "indicatif"];
 /// these select code of their own package and need no dependency.
 const FEATURES: [(&str, &[(&str, bool)]); 6] = [
     ("gpumem-sys", &[("sim", false)]),
-    ("gpumem-pool", &[("backend-caching", true), ("backend-native", true), ("sim", false)]),
+    (
+        "gpumem-pool",
+        &[("backend-caching", true), ("backend-native", true), ("planted-bugs", true), ("sim", false)],
+    ),
     ("gpumem-array", &[("backend-caching", false), ("backend-native", false), ("sim", false)]),
     ("gpumem-adapt", &[("backend-caching", false), ("backend-native", false), ("sim", false)]),
-    ("gpumem-tests", &[("backend-caching", false), ("backend-native", false), ("gpu", true)]),
-    ("xtask", &[]),
+    (
+        "gpumem-tests",
+        &[("backend-caching", false), ("backend-native", false), ("gpu", true), ("planted-bugs", false)],
+    ),
+    ("xtask", &[("planted-bugs", false)]),
 ];
 
 /// Findings in the manifests below `root`.

@@ -71,6 +71,10 @@ mod options;
 #[allow(unsafe_code)]
 mod peers;
 mod pinning;
+#[cfg(feature = "planted-bugs")]
+#[doc(hidden)]
+#[allow(unsafe_code)]
+pub mod planted;
 mod pool;
 mod private;
 #[allow(unsafe_code)]

@@ -189,6 +189,11 @@ impl Locked<'_> {
             return Ok(None);
         }
         let event = self.event()?;
+        #[cfg(feature = "planted-bugs")]
+        if crate::planted::has(crate::planted::Bug::EventBeforeEpoch) {
+            event.record(&self.device, raw)?;
+            return Ok(epochs.close(slot).map(|covered| self.keep(event, covered)));
+        }
         let Some(covered) = epochs.close(slot) else { return Ok(None) };
         self.mark(event, covered, raw).map(Some)
     }
@@ -221,12 +226,16 @@ impl Locked<'_> {
         raw: CUstream,
     ) -> Result<Arc<Mark>, DriverError> {
         event.record(&self.device, raw)?;
+        Ok(self.keep(event, covered))
+    }
+
+    fn keep(&mut self, event: MarkEvent, covered: Box<[Stamp]>) -> Arc<Mark> {
         if self.lane.ring.len() >= RING_LENGTH_MAX {
             self.thin_out();
         }
         let mark = Arc::new(Mark { event, covered });
         self.lane.ring.push_back(Arc::clone(&mark));
-        Ok(mark)
+        mark
     }
 
     /// Every other mark goes: the next one covers what it did, only later.

@@ -8,6 +8,10 @@
 mod clock;
 #[path = "../../src/backend/caching/lock.rs"]
 mod lock;
+#[cfg(feature = "planted-bugs")]
+#[allow(unreachable_pub, reason = "the library exports what this test does not")]
+#[path = "../../src/planted.rs"]
+mod planted;
 mod state;
 mod sync;
 

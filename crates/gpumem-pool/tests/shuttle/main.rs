@@ -16,6 +16,10 @@ mod front;
 mod lock;
 #[path = "../../src/backend/caching/magazine.rs"]
 mod magazine;
+#[cfg(feature = "planted-bugs")]
+#[allow(unreachable_pub, reason = "the library exports what this test does not")]
+#[path = "../../src/planted.rs"]
+mod planted;
 #[path = "../../src/backend/caching/stats.rs"]
 mod stats;
 mod sync;

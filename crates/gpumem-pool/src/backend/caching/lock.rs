@@ -35,6 +35,11 @@ impl<T> Locked<T> {
 
     /// The same after waiting until it is free; `None` once it is closed.
     pub(super) fn with<R>(&self, work: impl FnOnce(&mut T) -> R) -> Option<R> {
+        #[cfg(feature = "planted-bugs")]
+        if crate::planted::has(crate::planted::Bug::UnlockedDrain) && !self.is_closed() {
+            // SAFETY: none. That is the mistake.
+            return Some(self.value.with_mut(|value| work(unsafe { &mut *value })));
+        }
         self.wait().then(|| self.hold(FREE, work))
     }
 

@@ -412,6 +412,10 @@ impl Shared {
 
     /// What may be reserved now, by our own limit and those that we share.
     pub(super) fn limit_bytes(&self, heap: &Heap) -> u64 {
+        #[cfg(feature = "planted-bugs")]
+        if crate::planted::has(crate::planted::Bug::LimitOffByOne) {
+            return self.limits.hard_bytes.unwrap_or(u64::MAX).saturating_add(2 << 20);
+        }
         let room_bytes = self.access.family().map_or(u64::MAX, |family| family.room_bytes());
         heap.reserved_bytes().saturating_add(room_bytes).min(self.limits.hard_bytes.unwrap_or(u64::MAX))
     }

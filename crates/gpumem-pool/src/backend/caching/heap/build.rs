@@ -110,6 +110,7 @@ fn undo(heap: &mut Heap, done: &Done, backing: &mut impl Backing) -> bool {
             heap.lost_bytes += u64::from(*frame_count) << FRAME_SHIFT;
         }
     }
+    heap.reserved_peak_bytes = heap.reserved_peak_bytes.max(heap.reserved_bytes());
     is_unmapped
 }
 

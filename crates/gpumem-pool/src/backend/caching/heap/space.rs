@@ -76,6 +76,10 @@ impl Space {
         let record = &mut records[id];
         (record.kind, record.owner, record.stamp) = (Kind::Free, pending.owner, pending.stamp);
         let (prev, next) = (record.prev, record.next);
+        #[cfg(feature = "planted-bugs")]
+        if crate::planted::has(crate::planted::Bug::MissedCoalescing) {
+            return self.link(records, id);
+        }
         if next != NONE && records[id].joins(&records[next]) {
             self.unlink(records, next);
             self.absorb_next(records, id);

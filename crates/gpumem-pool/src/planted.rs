@@ -1,0 +1,48 @@
+//! Mistakes on purpose, one at a time: whoever looks for mistakes must find them. Only with the feature `planted-bugs`.
+
+use core::sync::atomic::{AtomicU8, Ordering};
+
+/// A mistake in the caching backend or in the clocks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u8)]
+pub enum Bug {
+    /// A stream is taken to be behind what it is not behind.
+    InvertedClocks = 1,
+    /// Free neighbours stay apart.
+    MissedCoalescing,
+    /// A frame more than the limit allows.
+    LimitOffByOne,
+    /// An event is recorded, and only then the epoch is closed that it stands for.
+    EventBeforeEpoch,
+    /// A window is unmapped whose last uses are not known to be over.
+    EarlyUnmap,
+    /// Magazines are drained without their lock words.
+    UnlockedDrain,
+}
+
+impl Bug {
+    /// All of them, with the names by which they are asked for.
+    pub const NAMES: [(&str, Self); 6] = [
+        ("inverted-clocks", Self::InvertedClocks),
+        ("missed-coalescing", Self::MissedCoalescing),
+        ("limit-off-by-one", Self::LimitOffByOne),
+        ("event-before-epoch", Self::EventBeforeEpoch),
+        ("early-unmap", Self::EarlyUnmap),
+        ("unlocked-drain", Self::UnlockedDrain),
+    ];
+}
+
+/// From here on this process has the mistake.
+///
+/// # Safety
+///
+/// The pool keeps none of its promises any more: blocks may overlap, and threads may race.
+pub unsafe fn plant(bug: Bug) {
+    PLANTED.store(bug as u8, Ordering::Relaxed);
+}
+
+pub(crate) fn has(bug: Bug) -> bool {
+    PLANTED.load(Ordering::Relaxed) == bug as u8
+}
+
+static PLANTED: AtomicU8 = AtomicU8::new(0);
