@@ -1,7 +1,6 @@
 //! Random programs over the pool against its twin; see `gpumem_tests::model`. `cargo xtask fuzz` does more of the same.
 
-use gpumem_tests::model::Search;
-use gpumem_tests::pool::BackendKind;
+use gpumem_tests::model::{Search, Subject};
 use gpumem_tests::sys::CUresult;
 use gpumem_tests::sys::types::{CUdeviceptr, CUevent, CUstream};
 use std::ops::ControlFlow;
@@ -17,17 +16,21 @@ fn random_programs_agree_with_the_twin() {
         coverage.out_of_memory > 20 && coverage.limit_reached > 20 && coverage.too_large > 20,
         "{coverage}"
     );
+    assert!(coverage.refused * 2 < coverage.operations && coverage.faults > 50, "{coverage}");
+    for (rung, count) in coverage.rungs_by_name() {
+        assert!(count > 0, "no allocation came to this: {rung}");
+    }
 }
 
-/// A line of `regressions/pool.txt` is a backend, a seed and what was wrong.
+/// A line of `regressions/pool.txt` is a subject, a seed and what was wrong.
 #[test]
 fn seeds_that_once_failed_pass() {
     for line in include_str!("../regressions/pool.txt").lines().filter(|line| !line.starts_with('#')) {
         let mut words = line.split_whitespace();
-        let backend: BackendKind = words.next().unwrap().parse().unwrap();
+        let subject: Subject = words.next().unwrap().parse().unwrap();
         let seed = words.next().unwrap().parse().unwrap();
         let mut search = Search::seeds(seed, 1);
-        search.backends.retain(|kind| *kind == backend);
+        search.subjects.retain(|built| *built == subject);
         search.run(|_| ControlFlow::Continue(())).unwrap_or_else(|found| panic!("{found}"));
     }
 }

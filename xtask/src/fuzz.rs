@@ -3,8 +3,7 @@
 //! The search itself is `gpumem_tests::model`; this is its command line, and the progress while it runs.
 
 use anyhow::{Result, bail};
-use gpumem_tests::model::{Coverage, Search};
-use gpumem_tests::pool::BackendKind;
+use gpumem_tests::model::{Coverage, Failure, Search, Subject};
 use indicatif::{ProgressBar, ProgressStyle};
 use std::collections::hash_map::RandomState;
 use std::hash::{BuildHasher, Hasher};
@@ -22,12 +21,23 @@ pub(crate) struct Args {
     /// Stop after so many seeds
     #[arg(long, value_name = "N")]
     cases: Option<u64>,
-    /// Only this backend: native or none
+    /// How many seeds at a time (one for each core, if not given)
+    #[arg(long, value_name = "J")]
+    jobs: Option<usize>,
+    /// Only this: native, none, caching/fast, caching/balanced or caching/tight
     #[arg(long, value_name = "NAME")]
-    backend: Option<BackendKind>,
+    subject: Option<Subject>,
+    /// Plants a mistake in the pool, and fails unless it is found
+    #[arg(long, value_name = "MISTAKE")]
+    plant: Option<String>,
 }
 
 pub(crate) fn run(args: Args) -> Result<()> {
+    if let Some(name) = &args.plant
+        && !planted::plant(name)?
+    {
+        return planted::run_again();
+    }
     let search = args.search();
     let limit = args.limit();
     let progress = ProgressBar::new_spinner();
@@ -40,25 +50,45 @@ pub(crate) fn run(args: Args) -> Result<()> {
         if over { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
     });
     progress.finish_and_clear();
-    match outcome {
-        Ok(coverage) => {
+    let seconds = start.elapsed().as_secs_f64();
+    match (outcome, &args.plant) {
+        (Ok(coverage), None) => {
             println!("{}", summary(&search, &coverage, start.elapsed()));
             Ok(())
         }
-        Err(found) => {
+        (Ok(coverage), Some(name)) => bail!("{name} was not found in {seconds:.1} s: {coverage}"),
+        (Err(found), None) => {
             println!("{found}");
-            println!("keep: {} {} in tests/regressions/pool.txt", found.backend, found.seed);
-            bail!("the pool failed after {:.1} s", start.elapsed().as_secs_f64())
+            println!("{}", keep(&found)?);
+            bail!("the pool failed after {seconds:.1} s")
+        }
+        (Err(found), Some(name)) => {
+            println!("{found}\nfound: {name}, after {seconds:.1} s with shrinking");
+            Ok(())
         }
     }
+}
+
+/// Writes a failure's seed down, for `tests/model.rs` to try again each time.
+fn keep(found: &Failure) -> Result<String> {
+    let path = crate::root().join("tests/regressions/pool.txt");
+    let what = found.what.lines().next().unwrap_or_default();
+    let line = format!("{} {} {what}", found.subject, found.seed);
+    let before = std::fs::read_to_string(&path)?;
+    if !before.lines().any(|kept| kept == line) {
+        std::fs::write(&path, format!("{before}{line}\n"))?;
+    }
+    Ok("kept in tests/regressions/pool.txt".into())
 }
 
 impl Args {
     fn search(&self) -> Search {
         let first_seed = self.seed.unwrap_or_else(drawn_seed);
         let mut search = Search::seeds(first_seed, self.cases.unwrap_or(u64::MAX));
-        if let Some(backend) = self.backend {
-            search.backends = vec![backend];
+        search.jobs =
+            self.jobs.unwrap_or_else(|| std::thread::available_parallelism().map_or(1, usize::from));
+        if let Some(subject) = self.subject {
+            search.subjects = vec![subject];
         }
         search
     }
@@ -75,14 +105,67 @@ fn drawn_seed() -> u64 {
 }
 
 fn summary(search: &Search, coverage: &Coverage, elapsed: Duration) -> String {
-    let backends: Vec<String> = search.backends.iter().map(ToString::to_string).collect();
+    let subjects: Vec<String> = search.subjects.iter().map(ToString::to_string).collect();
     let last = search.first_seed.saturating_add(coverage.seeds).saturating_sub(1);
+    let rungs: Vec<String> =
+        coverage.rungs_by_name().map(|(name, count)| format!("{name} {count}")).collect();
     format!(
-        "clean: {coverage}\nbackends {}, seeds {} to {last}, {:.1} s",
-        backends.join(" and "),
+        "clean: {coverage}\nallocations of caching: {}\n{}; seeds {} to {last}, {:.1} s",
+        rungs.join(", "),
+        subjects.join(", "),
         search.first_seed,
         elapsed.as_secs_f64()
     )
+}
+
+/// Mistakes on purpose, which only a build with the feature can have.
+#[cfg(feature = "planted-bugs")]
+mod planted {
+    use anyhow::{Context, Result};
+    use gpumem_tests::pool::planted::{Bug, plant as plant_bug};
+
+    /// Whether it is there now.
+    pub(super) fn plant(name: &str) -> Result<bool> {
+        let known: Vec<&str> = Bug::NAMES.iter().map(|(name, _)| *name).collect();
+        let bug = Bug::NAMES.iter().find(|(known, _)| *known == name);
+        let (_, bug) = bug.with_context(|| format!("{name} is none of {}", known.join(", ")))?;
+        // SAFETY: what the pool breaks from here on is the software driver's memory, and this program is there for that.
+        unsafe { plant_bug(*bug) };
+        Ok(true)
+    }
+
+    pub(super) fn run_again() -> Result<()> {
+        Ok(())
+    }
+}
+
+#[cfg(not(feature = "planted-bugs"))]
+mod planted {
+    use anyhow::{Result, ensure};
+    use std::process::Command;
+
+    pub(super) fn plant(_: &str) -> Result<bool> {
+        Ok(false)
+    }
+
+    /// The same command by a build that has the mistakes, which is kept apart from others.
+    pub(super) fn run_again() -> Result<()> {
+        let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
+        let build = [
+            "run",
+            "-q",
+            "-p",
+            "xtask",
+            "--features",
+            "planted-bugs",
+            "--target-dir",
+            "target/planted",
+            "--",
+        ];
+        let status = Command::new(cargo).args(build).args(std::env::args_os().skip(1)).status()?;
+        ensure!(status.success(), "the build with the mistake says so: {status}");
+        Ok(())
+    }
 }
 
 #[cfg(test)]
@@ -112,13 +195,13 @@ mod tests {
     fn the_printed_command_is_understood() {
         let found = gpumem_tests::model::Failure {
             seed: 8113,
-            backend: BackendKind::None,
+            subject: "none".parse().unwrap(),
             what: String::new(),
             program: Vec::new(),
         };
         let command = found.command();
         let search = args(command.strip_prefix("cargo xtask ").unwrap()).search();
         assert_eq!((search.first_seed, search.seed_count), (8113, Some(1)));
-        assert_eq!(search.backends, [BackendKind::None]);
+        assert_eq!(search.subjects, [found.subject]);
     }
 }

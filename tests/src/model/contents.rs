@@ -4,7 +4,7 @@ use super::operation::{Pick, Wait};
 use super::streams::User;
 use super::twin::windows;
 use super::world::{Live, Step, World, text};
-use crate::pool::{Device, PoolError, Stream};
+use crate::pool::{Block, Device, PoolError, Stream};
 use crate::sys::Driver;
 
 impl World<'_> {
@@ -23,15 +23,25 @@ impl World<'_> {
             self.streams.name(&stream)
         ));
         let block = &self.blocks[index].block;
-        let _bound = self.device.bind().map_err(text)?;
+        Self::fill_all(&self.driver, &self.device, block, value, &stream)?;
+        self.twin.fill(block.address(), value);
+        Ok(())
+    }
+
+    /// Fills what is followed of a block.
+    pub(super) fn fill_all(
+        driver: &Driver,
+        device: &Device,
+        block: &Block,
+        value: u8,
+        stream: &Stream,
+    ) -> Step {
+        let _bound = device.bind().map_err(text)?;
         for (offset, length) in windows(block.size_bytes()) {
             let address = block.address() + offset;
             // SAFETY: the window is inside the block, which is alive and records this stream.
-            unsafe {
-                self.driver.cuMemsetD8Async(address, value, length as usize, stream.raw()).map_err(text)?
-            };
+            unsafe { driver.cuMemsetD8Async(address, value, length as usize, stream.raw()).map_err(text)? };
         }
-        self.twin.fill(block.address(), value);
         Ok(())
     }
 
@@ -92,7 +102,13 @@ impl World<'_> {
     }
 
     /// Makes a stream wait for what it must before it touches a block, and enters it in the block's lists.
-    fn order(&mut self, index: usize, stream: &Stream, writes: bool, wait: Wait) -> Result<String, String> {
+    pub(super) fn order(
+        &mut self,
+        index: usize,
+        stream: &Stream,
+        writes: bool,
+        wait: Wait,
+    ) -> Result<String, String> {
         let live = &mut self.blocks[index];
         let mut said = String::new();
         let readers = if writes { std::mem::take(&mut live.readers) } else { Vec::new() };

@@ -11,13 +11,19 @@
 //! on other threads are waited for), so a seed that fails once fails every time.
 
 mod contents;
+mod coverage;
+pub mod faults;
 pub mod operation;
-mod refusal;
+pub mod places;
 mod requests;
 pub mod search;
 mod streams;
+mod subject;
+mod threads;
 pub mod twin;
 pub mod world;
 
+pub use coverage::Coverage;
 pub use operation::{Case, Operation};
-pub use search::{Coverage, Failure, Search};
+pub use search::{Failure, Search};
+pub use subject::Subject;

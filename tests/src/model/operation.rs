@@ -4,7 +4,10 @@
 //! runs. So any list of operations is a program, whatever shrinking takes out of it; what has nothing to act on is
 //! skipped.
 
+use super::faults::{Call, Fault};
+use super::places::Place;
 use proptest::collection::vec;
+use proptest::option::weighted;
 use proptest::prelude::*;
 
 /// One program and the machine that it runs on.
@@ -18,6 +21,10 @@ pub struct Case {
     pub hard_limit_bytes: Option<u64>,
     /// The pool's soft limit.
     pub soft_limit_bytes: Option<u64>,
+    /// Whether the pool may ask what is complete. It asks for as long as it likes: a clock would make cases differ.
+    pub polls: bool,
+    /// How many empty windows the pool keeps, if not as many as its profile says.
+    pub empty_windows_max: Option<u32>,
     /// How many streams there are before the program starts.
     pub stream_count: usize,
     /// The program.
@@ -28,11 +35,16 @@ pub struct Case {
 #[derive(Clone, Debug)]
 pub enum Operation {
     /// Makes a stream.
-    NewStream,
-    /// Drops a stream's handle; blocks may live on it.
+    NewStream {
+        /// What kind.
+        kind: Kind,
+    },
+    /// Drops a stream's handle, and destroys the stream if it is somebody else's; blocks may live on it.
     DropStream {
         /// Which.
         stream: Pick,
+        /// Whether somebody else's is retired before.
+        retires: bool,
     },
     /// Makes a pool and drops the old one's handle; its blocks live on.
     NewPool,
@@ -42,23 +54,36 @@ pub enum Operation {
         stream: Pick,
         /// How much.
         size: Size,
-    },
-    /// The driver refuses the next requests for memory as a full device would; then as [`Operation::Allocate`].
-    AllocateRefused {
-        /// On which stream.
-        stream: Pick,
-        /// How much.
-        size: Size,
-        /// How often.
-        count: u32,
+        /// On which thread.
+        place: Place,
+        /// What the driver refuses meanwhile.
+        fault: Option<Fault>,
     },
     /// Drops a block.
     Free {
         /// Which.
         block: Pick,
-        /// On a thread of its own.
-        elsewhere: bool,
+        /// On which thread.
+        place: Place,
     },
+    /// Waits for all work that uses a block, and frees it as complete.
+    FreeCompleted {
+        /// Which.
+        block: Pick,
+    },
+    /// While a stream is marked, by an event or by whoever waits for it, another thread fills a block there and drops it.
+    FreeMeanwhile {
+        /// Which block.
+        block: Pick,
+        /// The stream that is marked.
+        stream: Pick,
+        /// The stream that waits for it, if none is the same.
+        other: Pick,
+        /// With what the block is filled.
+        value: u8,
+    },
+    /// The thread that others' operations run on ends; there will be another.
+    EndThread,
     /// Fills a block with a value.
     Fill {
         /// Which.
@@ -99,6 +124,8 @@ pub enum Operation {
     Mark {
         /// On which stream.
         stream: Pick,
+        /// What the driver refuses meanwhile.
+        fault: Option<Fault>,
     },
     /// Makes a stream wait for an event that was kept, which nothing needs.
     Wait {
@@ -106,21 +133,70 @@ pub enum Operation {
         stream: Pick,
         /// For which event.
         mark: Pick,
+        /// What the driver refuses meanwhile.
+        fault: Option<Fault>,
+    },
+    /// Asks whether an event that was kept has been passed, or waits for it on the host.
+    AskMark {
+        /// Which event.
+        mark: Pick,
+        /// Whether to wait.
+        waits: bool,
+    },
+    /// Asks whether a stream has come to its end.
+    Ask {
+        /// Which.
+        stream: Pick,
     },
     /// Waits for a stream.
     Synchronize {
         /// Which.
         stream: Pick,
+        /// What the driver refuses meanwhile.
+        fault: Option<Fault>,
     },
     /// Waits for the device.
-    SynchronizeDevice,
+    SynchronizeDevice {
+        /// What the driver refuses meanwhile.
+        fault: Option<Fault>,
+    },
     /// Gives everything back that can be.
-    Reclaim,
+    Reclaim {
+        /// What the driver refuses meanwhile.
+        fault: Option<Fault>,
+    },
     /// Gives back down to a size.
     Trim {
         /// The size.
         keep_bytes: u64,
+        /// What the driver refuses meanwhile.
+        fault: Option<Fault>,
     },
+    /// Warms the pool up.
+    Reserve {
+        /// The size.
+        size_bytes: u64,
+        /// What the driver refuses meanwhile.
+        fault: Option<Fault>,
+    },
+    /// Another process takes free memory of the device.
+    TakeMemory {
+        /// How much.
+        size_bytes: u64,
+    },
+    /// It gives all of it back.
+    ReturnMemory,
+}
+
+/// Whose a stream is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Kind {
+    /// The crate's own.
+    Own,
+    /// The crate's own, which the pool does not make wait.
+    NoWaits,
+    /// Somebody else's.
+    Foreign,
 }
 
 /// How much is asked for.
@@ -166,44 +242,103 @@ pub fn case() -> impl Strategy<Value = Case> {
         prop_oneof![2 => Just(None), 3 => prop_oneof![2 * MIB..=8 * MIB, 8 * MIB..=96 * MIB].prop_map(Some)];
     let soft_limit = prop_oneof![3 => Just(None), 1 => Just(Some(0)), 1 => (0..=64 * MIB).prop_map(Some)];
     let memory = prop_oneof![Just(64 * MIB), Just(128 * MIB), Just(1024 * MIB)];
-    let machine = (any::<u64>().no_shrink(), memory, hard_limit, soft_limit);
+    let dials = (any::<bool>(), weighted(0.3, 0..=2_u32));
+    let machine = (any::<u64>().no_shrink(), memory, hard_limit, soft_limit, dials);
     (machine, 1..=4_usize, vec(operation(), 1..=100)).prop_map(|(machine, stream_count, operations)| {
-        let (sim_seed, memory_bytes, hard_limit_bytes, soft_limit_bytes) = machine;
-        Case { sim_seed, memory_bytes, hard_limit_bytes, soft_limit_bytes, stream_count, operations }
+        let (sim_seed, memory_bytes, hard_limit_bytes, soft_limit_bytes, (polls, empty_windows_max)) =
+            machine;
+        Case {
+            sim_seed,
+            memory_bytes,
+            hard_limit_bytes,
+            soft_limit_bytes,
+            polls,
+            empty_windows_max,
+            stream_count,
+            operations,
+        }
     })
 }
 
 fn operation() -> impl Strategy<Value = Operation> {
+    prop_oneof![36 => memory(), 30 => work(), 15 => order()]
+}
+
+/// Asking for memory and giving it back.
+fn memory() -> impl Strategy<Value = Operation> {
     prop_oneof![
-        12 => (pick(), size()).prop_map(|(stream, size)| Operation::Allocate { stream, size }),
+        36 => (pick(), size(), place(), fault())
+            .prop_map(|(stream, size, place, fault)| Operation::Allocate { stream, size, place, fault }),
+        22 => (pick(), place()).prop_map(|(block, place)| Operation::Free { block, place }),
+        2 => pick().prop_map(|block| Operation::FreeCompleted { block }),
+        6 => (pick(), pick(), pick(), any::<u8>()).prop_map(|(block, stream, other, value)| {
+            Operation::FreeMeanwhile { block, stream, other, value }
+        }),
+        1 => Just(Operation::NewPool),
+        1 => Just(Operation::EndThread),
+        3 => fault().prop_map(|fault| Operation::Reclaim { fault }),
+        3 => (0..=64 * MIB, fault())
+            .prop_map(|(keep_bytes, fault)| Operation::Trim { keep_bytes, fault }),
+        1 => (0..=48 * MIB, fault())
+            .prop_map(|(size_bytes, fault)| Operation::Reserve { size_bytes, fault }),
+        1 => (0..=48 * MIB).prop_map(|size_bytes| Operation::TakeMemory { size_bytes }),
+        1 => Just(Operation::ReturnMemory),
+    ]
+}
+
+/// Work that uses it.
+fn work() -> impl Strategy<Value = Operation> {
+    prop_oneof![
         10 => (pick(), pick(), any::<u8>(), wait())
             .prop_map(|(block, stream, value, wait)| Operation::Fill { block, stream, value, wait }),
-        8 => (pick(), any::<bool>()).prop_map(|(block, elsewhere)| Operation::Free { block, elsewhere }),
         6 => (pick(), pick(), pick(), wait())
             .prop_map(|(source, target, stream, wait)| Operation::Copy { source, target, stream, wait }),
         8 => (pick(), pick(), wait()).prop_map(|(block, stream, wait)| Operation::Read { block, stream, wait }),
         2 => pick().prop_map(|block| Operation::Check { block }),
-        2 => Just(Operation::NewStream),
-        1 => pick().prop_map(|stream| Operation::DropStream { stream }),
-        1 => Just(Operation::NewPool),
-        1 => (pick(), size(), 1_u32..=2)
-            .prop_map(|(stream, size, count)| Operation::AllocateRefused { stream, size, count }),
-        1 => pick().prop_map(|stream| Operation::Mark { stream }),
-        1 => (pick(), pick()).prop_map(|(stream, mark)| Operation::Wait { stream, mark }),
-        1 => pick().prop_map(|stream| Operation::Synchronize { stream }),
-        1 => Just(Operation::SynchronizeDevice),
-        1 => Just(Operation::Reclaim),
-        1 => (0..=64 * MIB).prop_map(|keep_bytes| Operation::Trim { keep_bytes }),
     ]
+}
+
+/// Streams, and what orders and observes them.
+fn order() -> impl Strategy<Value = Operation> {
+    prop_oneof![
+        3 => kind().prop_map(|kind| Operation::NewStream { kind }),
+        2 => (pick(), any::<bool>()).prop_map(|(stream, retires)| Operation::DropStream { stream, retires }),
+        3 => (pick(), fault()).prop_map(|(stream, fault)| Operation::Mark { stream, fault }),
+        3 => (pick(), pick(), fault())
+            .prop_map(|(stream, mark, fault)| Operation::Wait { stream, mark, fault }),
+        2 => (pick(), any::<bool>()).prop_map(|(mark, waits)| Operation::AskMark { mark, waits }),
+        2 => pick().prop_map(|stream| Operation::Ask { stream }),
+        2 => (pick(), fault()).prop_map(|(stream, fault)| Operation::Synchronize { stream, fault }),
+        1 => fault().prop_map(|fault| Operation::SynchronizeDevice { fault }),
+    ]
+}
+
+fn kind() -> impl Strategy<Value = Kind> {
+    prop_oneof![3 => Just(Kind::Own), 1 => Just(Kind::NoWaits), 1 => Just(Kind::Foreign)]
+}
+
+fn place() -> impl Strategy<Value = Place> {
+    prop_oneof![6 => Just(Place::Here), 2 => Just(Place::Other), 1 => Just(Place::OfItsOwn)]
+}
+
+/// Now and then a refusal, mostly of the first such call.
+fn fault() -> impl Strategy<Value = Option<Fault>> {
+    let call = (0..Call::ALL.len()).prop_map(|index| Call::ALL[index]);
+    let skip = prop_oneof![3 => Just(0), 1 => 1..=4_u32];
+    let fault = (call, skip, 1..=2_u32, any::<bool>())
+        .prop_map(|(call, skip, count, is_out_of_memory)| Fault { call, skip, count, is_out_of_memory });
+    weighted(0.25, fault)
 }
 
 /// Mostly small, so that much fits and contents are cheap to follow; sometimes what fills the device, nothing, what no
 /// device has, or what is left to the byte.
 fn size() -> impl Strategy<Value = Size> {
+    let even_by_logarithm =
+        (0..=20_u32, any::<u64>()).prop_map(|(power, rest)| (1 << power) + rest % (1 << power));
     let plain = prop_oneof![
-        8 => 1_u64..=8192,
-        3 => 8193_u64..=MIB,
-        3 => MIB..=48 * MIB,
+        6 => 1_u64..=8192,
+        6 => even_by_logarithm,
+        4 => MIB..=48 * MIB,
         1 => Just(0),
         1 => prop_oneof![Just(1024 * MIB + 1), Just(u64::MAX), 64 * MIB..=u64::MAX],
     ];

@@ -1,45 +1,34 @@
 //! Cases out of seeds, one after another; the first that fails is shrunk and told as a short program.
 
+use super::coverage::Coverage;
 use super::operation::{Case, case};
+use super::subject::Subject;
+use super::threads;
 use super::world;
-use crate::pool::{BackendKind, Block, PoolError};
 use crate::sys::Table;
 use proptest::strategy::{Strategy, ValueTree};
 use proptest::test_runner::{Config, RngAlgorithm, TestCaseError, TestError, TestRng, TestRunner};
 use std::cell::RefCell;
 use std::fmt;
 use std::ops::ControlFlow;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::mpsc::sync_channel;
 
 /// Which seeds to try, on which backends.
 #[derive(Clone, Debug)]
 pub struct Search {
     /// Each seed is tried on each of them.
-    pub backends: Vec<BackendKind>,
+    pub subjects: Vec<Subject>,
     /// Seeds count up from here.
     pub first_seed: u64,
     /// How many seeds; as many as there are, if not said.
     pub seed_count: Option<u64>,
+    /// How many seeds are tried at a time.
+    pub jobs: usize,
     /// How many smaller cases shrinking may try.
     pub shrink_runs_max: u32,
     /// Breaks the driver, to see that a search finds it.
     pub sabotage: Option<fn(&mut Table)>,
-}
-
-/// What a search has been through.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Coverage {
-    /// Seeds that were tried.
-    pub seeds: u64,
-    /// Operations that were carried out.
-    pub operations: u64,
-    /// Blocks that were handed out.
-    pub blocks: u64,
-    /// Requests that met a full device.
-    pub out_of_memory: u64,
-    /// Requests that met the limit.
-    pub limit_reached: u64,
-    /// Requests beyond the device's size.
-    pub too_large: u64,
 }
 
 /// A case that fails, shrunk.
@@ -47,8 +36,8 @@ pub struct Coverage {
 pub struct Failure {
     /// The seed that made it.
     pub seed: u64,
-    /// The backend under test.
-    pub backend: BackendKind,
+    /// What was under test.
+    pub subject: Subject,
     /// What the pool did wrong.
     pub what: String,
     /// The shrunk case, as a program.
@@ -56,70 +45,139 @@ pub struct Failure {
 }
 
 impl Search {
-    /// Some seeds on every backend that is built in.
+    /// Some seeds on every backend that is built in, with every profile.
     #[must_use]
     pub fn seeds(first_seed: u64, seed_count: u64) -> Self {
-        let backends = vec![BackendKind::None, BackendKind::Native];
-        let native = cfg!(feature = "backend-native");
-        let backends = backends.into_iter().filter(|kind| native || *kind != BackendKind::Native).collect();
-        Self { backends, first_seed, seed_count: Some(seed_count), shrink_runs_max: 1024, sabotage: None }
+        let subjects = Subject::all();
+        Self {
+            subjects,
+            first_seed,
+            seed_count: Some(seed_count),
+            jobs: 1,
+            shrink_runs_max: 1024,
+            sabotage: None,
+        }
     }
 
-    /// Tries seed after seed until one fails, they are used up, or `go_on` says to stop.
+    /// Tries seed after seed until one fails, they are used up, or `go_on`, which is asked after each, says to stop.
     ///
     /// # Errors
     ///
     /// The first failure, shrunk. It is boxed because it carries a program.
     pub fn run(&self, mut go_on: impl FnMut(&Coverage) -> ControlFlow<()>) -> Result<Coverage, Box<Failure>> {
-        let mut coverage = Coverage::default();
         let end = self.seed_count.map_or(u64::MAX, |count| self.first_seed.saturating_add(count));
-        for seed in self.first_seed..end {
-            for backend in &self.backends {
-                self.try_seed(seed, *backend, &mut coverage)?;
+        let (next, is_over) = (AtomicU64::new(self.first_seed), AtomicBool::new(false));
+        let next_seed = || {
+            let seed = next.fetch_add(1, Ordering::Relaxed);
+            (seed < end && !is_over.load(Ordering::Relaxed)).then_some(seed)
+        };
+        let mut sum = Coverage::default();
+        std::thread::scope(|scope| {
+            let (results, outcomes) = sync_channel(0);
+            for _ in 0..self.jobs.max(1) {
+                let (results, is_over, next_seed) = (results.clone(), &is_over, &next_seed);
+                scope.spawn(move || {
+                    while let Some(seed) = next_seed() {
+                        let outcome = self.try_subjects(seed, is_over);
+                        if results.send(outcome).is_err() {
+                            return;
+                        }
+                    }
+                });
             }
-            coverage.seeds += 1;
-            if go_on(&coverage).is_break() {
-                break;
+            drop(results);
+            // Dropped at the end of this, which ends the threads.
+            for outcome in outcomes {
+                sum.add(outcome?);
+                if go_on(&sum).is_break() {
+                    is_over.store(true, Ordering::Relaxed);
+                    break;
+                }
             }
+            Ok::<(), Box<Failure>>(())
+        })?;
+        Ok(sum)
+    }
+
+    /// One seed on each subject.
+    fn try_subjects(&self, seed: u64, is_over: &AtomicBool) -> Result<Coverage, Box<Failure>> {
+        let mut coverage = Coverage { seeds: 1, ..Coverage::default() };
+        for subject in &self.subjects {
+            self.try_seed(seed, *subject, &mut coverage, is_over)?;
         }
         Ok(coverage)
     }
 
-    fn try_seed(&self, seed: u64, backend: BackendKind, coverage: &mut Coverage) -> Result<(), Box<Failure>> {
-        let failed = |what: String, program: Vec<String>| Box::new(Failure { seed, backend, what, program });
+    fn try_seed(
+        &self,
+        seed: u64,
+        subject: Subject,
+        coverage: &mut Coverage,
+        is_over: &AtomicBool,
+    ) -> Result<(), Box<Failure>> {
+        let failed = |what: String, program: Vec<String>| Box::new(Failure { seed, subject, what, program });
         let config =
             Config { max_shrink_iters: self.shrink_runs_max, failure_persistence: None, ..Config::default() };
         let mut runner = TestRunner::new_with_rng(config, rng(seed));
         let tree = case().new_tree(&mut runner).map_err(|reason| failed(reason.to_string(), Vec::new()))?;
         let first = tree.current();
-        let Err(what) = self.try_case(&first, backend, coverage).0 else { return Ok(()) };
-        let outcome = runner.run_one(tree, |case| match self.try_schedules(&case, backend) {
+        let Err(what) = self.try_case(&first, subject, coverage).0 else {
+            return self.try_threads(seed, subject, coverage, is_over);
+        };
+        is_over.store(true, Ordering::Relaxed);
+        let outcome = runner.run_one(tree, |case| match self.try_schedules(&case, subject) {
             Some((what, _)) => Err(TestCaseError::fail(what)),
             None => Ok(()),
         });
         let smallest = if let Err(TestError::Fail(_, smallest)) = outcome { smallest } else { first };
-        Err(match self.try_schedules(&smallest, backend) {
+        Err(match self.try_schedules(&smallest, subject) {
             Some((what, program)) => failed(what, program),
             None => failed(format!("{what} (but not when the same case ran again)"), Vec::new()),
         })
     }
 
+    /// Now and then, threads at once.
+    fn try_threads(
+        &self,
+        seed: u64,
+        subject: Subject,
+        coverage: &mut Coverage,
+        is_over: &AtomicBool,
+    ) -> Result<(), Box<Failure>> {
+        if !subject.is_caching() || self.sabotage.is_some() || !seed.is_multiple_of(SEEDS_BETWEEN_THREADS) {
+            return Ok(());
+        }
+        match std::panic::catch_unwind(|| threads::run(seed, subject)) {
+            Ok(Ok(count)) => {
+                coverage.blocks_of_threads += count;
+                Ok(())
+            }
+            outcome => {
+                is_over.store(true, Ordering::Relaxed);
+                let what =
+                    outcome.unwrap_or_else(|_| Err("the pool panicked".into())).err().unwrap_or_default();
+                let program = vec!["threads that allocate, pass on, free and drain".into()];
+                Err(Box::new(Failure { seed, subject, what, program }))
+            }
+        }
+    }
+
     /// Runs a case under its own schedule and some others: taking an operation out changes what the rest meets, so a
     /// smaller program may fail under another schedule only. Not part of what was covered.
-    fn try_schedules(&self, case: &Case, backend: BackendKind) -> Option<(String, Vec<String>)> {
+    fn try_schedules(&self, case: &Case, subject: Subject) -> Option<(String, Vec<String>)> {
         let mut case = case.clone();
         let first_seed = case.sim_seed;
         (0..SCHEDULE_COUNT).find_map(|more| {
             case.sim_seed = first_seed.wrapping_add(more);
-            let (outcome, program) = self.try_case(&case, backend, &mut Coverage::default());
+            let (outcome, program) = self.try_case(&case, subject, &mut Coverage::default());
             outcome.err().map(|what| (what, program))
         })
     }
 
     /// Runs a case once. A panic of the pool's is a failure like any other.
-    fn try_case(&self, case: &Case, backend: BackendKind, coverage: &mut Coverage) -> Tried {
+    fn try_case(&self, case: &Case, subject: Subject, coverage: &mut Coverage) -> Tried {
         let transcript = RefCell::new(Vec::new());
-        let run = || world::run(case, backend, self.sabotage, coverage, &mut transcript.borrow_mut());
+        let run = || world::run(case, subject, self.sabotage, coverage, &mut transcript.borrow_mut());
         let outcome = std::panic::catch_unwind(std::panic::AssertUnwindSafe(run));
         (outcome.unwrap_or_else(|_| Err("the pool panicked".into())), transcript.into_inner())
     }
@@ -127,6 +185,9 @@ impl Search {
 
 /// What came of running a case, and what was done.
 type Tried = (Result<(), String>, Vec<String>);
+
+/// Threads take as long as some cases.
+const SEEDS_BETWEEN_THREADS: u64 = 8;
 
 /// How many schedules a case that is being shrunk is tried under.
 const SCHEDULE_COUNT: u64 = 32;
@@ -137,41 +198,17 @@ fn rng(seed: u64) -> TestRng {
     TestRng::from_seed(RngAlgorithm::ChaCha, &bytes)
 }
 
-impl Coverage {
-    /// Counts what came of a request.
-    pub(super) fn count(&mut self, outcome: &Result<Block, PoolError>) {
-        match outcome {
-            Ok(_) => self.blocks += 1,
-            Err(PoolError::OutOfMemory { .. }) => self.out_of_memory += 1,
-            Err(PoolError::LimitReached { .. }) => self.limit_reached += 1,
-            Err(PoolError::TooLarge { .. }) => self.too_large += 1,
-            Err(_) => {}
-        }
-    }
-}
-
 impl Failure {
     /// The shell command that finds this failure again.
     #[must_use]
     pub fn command(&self) -> String {
-        format!("cargo xtask fuzz --backend {} --seed {} --cases 1", self.backend, self.seed)
-    }
-}
-
-impl fmt::Display for Coverage {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { seeds, operations, blocks, out_of_memory, limit_reached, too_large } = self;
-        write!(
-            f,
-            "{seeds} seeds, {operations} operations, {blocks} blocks; refused: {out_of_memory} by a full device, \
-             {limit_reached} by the limit, {too_large} beyond the device"
-        )
+        format!("cargo xtask fuzz --subject {} --seed {} --cases 1", self.subject, self.seed)
     }
 }
 
 impl fmt::Display for Failure {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        writeln!(f, "seed {} on the backend {}: {}", self.seed, self.backend, self.what)?;
+        writeln!(f, "seed {} on {}: {}", self.seed, self.subject, self.what)?;
         for line in &self.program {
             writeln!(f, "    {line}")?;
         }

@@ -1,8 +1,9 @@
 //! The streams of a running case: their names, who of them used a block, and how one waits for another.
 
-use super::operation::{Pick, Wait};
+use super::operation::{Kind, Pick, Wait};
 use super::world::text;
-use crate::pool::{Device, Event, Stream, StreamId};
+use crate::pool::{Device, Event, PoolError, Stream, StreamId};
+use crate::sys::types::CUstream_flags;
 use std::rc::Rc;
 
 /// The streams that the user still has, and the names of all that there were.
@@ -10,6 +11,9 @@ pub(super) struct Streams {
     live: Vec<Stream>,
     /// In the order in which they were made.
     ids: Vec<StreamId>,
+    /// Those that somebody else made.
+    foreign: Vec<StreamId>,
+    had_foreign: bool,
 }
 
 /// What a block's users are waited for by.
@@ -23,16 +27,25 @@ pub(super) enum User {
 
 impl Streams {
     pub(super) fn new(live: Vec<Stream>) -> Self {
-        Self { ids: live.iter().map(Stream::id).collect(), live }
+        Self { ids: live.iter().map(Stream::id).collect(), live, foreign: Vec::new(), had_foreign: false }
     }
 
     /// One more, unless there are many.
-    pub(super) fn make(&mut self, device: &Device) -> Result<Option<Stream>, String> {
+    pub(super) fn make(&mut self, kind: Kind, device: &Device) -> Result<Option<Stream>, String> {
         if self.live.len() >= STREAMS_MAX {
             return Ok(None);
         }
-        let stream = Stream::new(device).map_err(text)?;
+        let stream = match kind {
+            Kind::Own => Stream::new(device),
+            Kind::NoWaits => Stream::builder(device).no_waits().build(),
+            Kind::Foreign => foreign(device),
+        };
+        let stream = stream.map_err(text)?;
         self.ids.push(stream.id());
+        if kind == Kind::Foreign {
+            self.foreign.push(stream.id());
+            self.had_foreign = true;
+        }
         self.live.push(stream.clone());
         Ok(Some(stream))
     }
@@ -43,8 +56,29 @@ impl Streams {
         Some(self.live.remove(index))
     }
 
-    pub(super) fn keep_one(&mut self) {
-        self.live.truncate(1);
+    /// Drops a stream that is not in the list any more; its maker destroys it. Says whether it was retired.
+    pub(super) fn end(&mut self, stream: Stream, retires: bool) -> Result<bool, String> {
+        let Some(index) = self.foreign.iter().position(|id| *id == stream.id()) else { return Ok(false) };
+        self.foreign.swap_remove(index);
+        if retires {
+            stream.retire().map_err(text)?;
+        }
+        let (device, raw) = (stream.device().clone(), stream.raw());
+        drop(stream);
+        let _bound = device.bind().map_err(text)?;
+        // SAFETY: it was made in `foreign`, and nobody names it from here on.
+        unsafe { device.driver().cuStreamDestroy_v2(raw).map_err(text)? };
+        Ok(retires)
+    }
+
+    /// Whether there ever was one that somebody else made.
+    pub(super) fn had_foreign(&self) -> bool {
+        self.had_foreign
+    }
+
+    pub(super) fn end_all(&mut self) -> Result<(), String> {
+        let live = std::mem::take(&mut self.live);
+        live.into_iter().try_for_each(|stream| self.end(stream, true).map(drop))
     }
 
     pub(super) fn pick(&self, pick: Pick) -> Option<Stream> {
@@ -102,6 +136,17 @@ impl Streams {
 impl User {
     pub(super) fn is(&self, stream: &Stream) -> bool {
         matches!(self, Self::Stream(id) if *id == stream.id())
+    }
+}
+
+/// A stream as another library makes it.
+fn foreign(device: &Device) -> Result<Stream, PoolError> {
+    let _bound = device.bind()?;
+    let mut raw = std::ptr::null_mut();
+    // SAFETY: `raw` outlives the call; the stream is destroyed in `end`, when no clone is left.
+    unsafe {
+        device.driver().cuStreamCreate(&mut raw, CUstream_flags::CU_STREAM_NON_BLOCKING.0)?;
+        Stream::from_raw(device, raw)
     }
 }
 

@@ -76,6 +76,12 @@ impl Twin {
         Ok(())
     }
 
+    /// Whether the pool that a block is of still has a handle.
+    #[must_use]
+    pub fn is_of_newest_pool(&self, address: u64) -> bool {
+        self.place(address).is_some_and(|place| self.blocks[place].pool + 1 == self.pools.len())
+    }
+
     /// A block was dropped.
     pub fn free(&mut self, address: u64) {
         if let Some(place) = self.place(address) {

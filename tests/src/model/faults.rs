@@ -1,0 +1,187 @@
+//! The driver with the calls of the pool's paths wrapped: they are counted, refused, or have something happen behind them.
+//!
+//! All of it concerns one thread: what it asks for while it is in [`observed`]. A thread that is not there meets the
+//! driver as it is.
+
+use crate::sys::types::{
+    CUdeviceptr, CUevent, CUmemAccessDesc, CUmemAllocationProp, CUmemGenericAllocationHandle, CUmemoryPool,
+    CUstream,
+};
+use crate::sys::{CUresult, Driver, Table};
+use std::cell::{Cell, RefCell};
+
+/// A call that fails.
+#[derive(Clone, Copy, Debug)]
+pub struct Fault {
+    /// Which.
+    pub call: Call,
+    /// How many of these calls go well before.
+    pub skip: u32,
+    /// How many fail.
+    pub count: u32,
+    /// With "out of memory", or else with an error that has no other meaning.
+    pub is_out_of_memory: bool,
+}
+
+/// What a thread asked of the driver.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Seen {
+    /// A bit for each [`Call`].
+    calls: u16,
+    /// The call that was refused.
+    refused: Option<Call>,
+}
+
+/// Runs `work`, while what `fault` says fails on this thread, and says what was asked for.
+pub(super) fn observed<R>(table: &Table, fault: Option<Fault>, work: impl FnOnce() -> R) -> (R, Seen) {
+    REAL.set(Some(*table));
+    FAULT.set(fault);
+    SEEN.set(Seen::default());
+    let result = work();
+    FAULT.set(None);
+    (result, SEEN.replace(Seen::default()))
+}
+
+/// Has something happen behind the next event that this thread records; right away if it records none in `work`.
+pub(super) fn behind_record<R>(
+    table: &Table,
+    happens: impl FnOnce() + 'static,
+    work: impl FnOnce() -> R,
+) -> R {
+    REAL.set(Some(*table));
+    BEHIND.replace(Some(Box::new(happens)));
+    let result = work();
+    if let Some(happens) = BEHIND.take() {
+        happens();
+    }
+    result
+}
+
+impl Seen {
+    pub(super) fn has(self, call: Call) -> bool {
+        self.calls >> call as u16 & 1 != 0
+    }
+
+    /// The call that was refused, if one was.
+    pub(super) fn refused(self) -> Option<Call> {
+        self.refused
+    }
+
+    /// Whether anything was asked for.
+    pub(super) fn is_empty(self) -> bool {
+        self.calls == 0
+    }
+}
+
+thread_local! {
+    /// Machines differ in their tables.
+    static REAL: Cell<Option<Table>> = const { Cell::new(None) };
+    static FAULT: Cell<Option<Fault>> = const { Cell::new(None) };
+    static SEEN: Cell<Seen> = const { Cell::new(Seen { calls: 0, refused: None }) };
+    static BEHIND: RefCell<Option<Box<dyn FnOnce()>>> = const { RefCell::new(None) };
+}
+
+/// Counts a call, and refuses it if that is its fate.
+fn admit(call: Call) -> Result<(), CUresult> {
+    let mut seen = SEEN.get();
+    seen.calls |= 1 << call as u16;
+    let mut fault = FAULT.get().filter(|fault| fault.call == call && fault.count > 0);
+    let code = match &mut fault {
+        None => None,
+        Some(Fault { skip: skip @ 1.., .. }) => {
+            *skip -= 1;
+            None
+        }
+        Some(Fault { count, is_out_of_memory, .. }) => {
+            *count -= 1;
+            seen.refused = Some(call);
+            let other = CUresult::CUDA_ERROR_OPERATING_SYSTEM;
+            Some(if *is_out_of_memory { CUresult::CUDA_ERROR_OUT_OF_MEMORY } else { other })
+        }
+    };
+    SEEN.set(seen);
+    if fault.is_some() {
+        FAULT.set(fault);
+    }
+    code.map_or(Ok(()), Err)
+}
+
+fn done(call: Call) {
+    if call == Call::EventRecord
+        && let Some(happens) = BEHIND.take()
+    {
+        happens();
+    }
+}
+
+macro_rules! wrapped {
+    ($($call:ident: $field:ident($($name:ident: $type:ty),*);)*) => {
+        /// A function of the driver that the pool calls on its way to memory.
+        #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+        pub enum Call {
+            $(#[doc = stringify!($field)] $call,)*
+        }
+
+        impl Call {
+            /// All of them.
+            pub const ALL: &[Self] = &[$(Self::$call),*];
+
+            /// As the driver calls it.
+            #[must_use]
+            pub fn name(self) -> &'static str {
+                match self {
+                    $(Self::$call => stringify!($field),)*
+                }
+            }
+        }
+
+        /// The driver with its functions wrapped, unless it is sabotaged too.
+        pub(super) fn wrap(driver: &Driver, sabotage: Option<fn(&mut Table)>) -> Driver {
+            let change = |table: &mut Table| {
+                $(table.$field = table.$field.map(|_| stand_in::$field as _);)*
+                if let Some(sabotage) = sabotage {
+                    sabotage(table);
+                }
+            };
+            // SAFETY: the stand-ins call what they replace, or fail with a code that the driver uses for that. Sabotage
+            // breaks the driver on purpose, and the software driver bears it.
+            unsafe { driver.with_table(change) }
+        }
+
+        #[allow(non_snake_case, reason = "the driver's names")]
+        mod stand_in {
+            use super::*;
+
+            $(pub(super) unsafe extern "C" fn $field($($name: $type),*) -> CUresult {
+                if let Err(code) = admit(Call::$call) {
+                    return code;
+                }
+                let Some(real) = REAL.get().and_then(|table| table.$field) else {
+                    return CUresult::CUDA_ERROR_NOT_INITIALIZED;
+                };
+                // SAFETY: the caller's promises are those of the function that this stands in for.
+                let code = unsafe { real($($name),*) };
+                done(Call::$call);
+                code
+            })*
+        }
+    };
+}
+
+wrapped! {
+    Alloc: cuMemAlloc_v2(address: *mut CUdeviceptr, size_bytes: usize);
+    AllocAsync: cuMemAllocFromPoolAsync(address: *mut CUdeviceptr, size_bytes: usize, pool: CUmemoryPool, stream: CUstream);
+    Create: cuMemCreate(handle: *mut CUmemGenericAllocationHandle, size_bytes: usize, prop: *const CUmemAllocationProp, flags: core::ffi::c_ulonglong);
+    Map: cuMemMap(address: CUdeviceptr, size_bytes: usize, offset: usize, handle: CUmemGenericAllocationHandle, flags: core::ffi::c_ulonglong);
+    SetAccess: cuMemSetAccess(address: CUdeviceptr, size_bytes: usize, access: *const CUmemAccessDesc, count: usize);
+    Unmap: cuMemUnmap(address: CUdeviceptr, size_bytes: usize);
+    Release: cuMemRelease(handle: CUmemGenericAllocationHandle);
+    EventCreate: cuEventCreate(event: *mut CUevent, flags: core::ffi::c_uint);
+    EventRecord: cuEventRecord(event: CUevent, stream: CUstream);
+    EventQuery: cuEventQuery(event: CUevent);
+    EventSynchronize: cuEventSynchronize(event: CUevent);
+    StreamWaitEvent: cuStreamWaitEvent(stream: CUstream, event: CUevent, flags: core::ffi::c_uint);
+    StreamQuery: cuStreamQuery(stream: CUstream);
+    StreamSynchronize: cuStreamSynchronize(stream: CUstream);
+    ContextSynchronize: cuCtxSynchronize();
+}

@@ -1,0 +1,134 @@
+//! Threads on one pool at once: they allocate, free each other's blocks, and drain what the others keep at hand.
+//!
+//! The seed decides what each of them does, and the machine in which order; so a failure here need not come again.
+
+use super::subject::Subject;
+use super::world::text;
+use crate::pool::{Block, Device, Pool, Stream};
+use crate::sys::{Driver, SimConfig};
+use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Mutex, PoisonError};
+
+/// Runs threads for a moment. Returns how many blocks there were.
+pub(super) fn run(seed: u64, subject: Subject) -> Result<u64, String> {
+    let config = SimConfig::new().seed(seed).memory_bytes(1 << 30);
+    let device = Device::new(&Driver::sim(config).map_err(text)?, 0).map_err(text)?;
+    let pool = subject.open_plain(&device).map_err(text)?;
+    let shared = Shared {
+        pool: &pool,
+        claims: Mutex::default(),
+        passed_on: Mutex::default(),
+        running_count: AtomicUsize::new(THREAD_COUNT),
+    };
+    std::thread::scope(|scope| {
+        let users = (0..THREAD_COUNT as u64).map(|index| {
+            let (shared, stream) = (&shared, Stream::new(&device));
+            scope.spawn(move || {
+                let outcome =
+                    stream.map_err(text).and_then(|stream| shared.work(seed ^ index << 32, &stream));
+                shared.running_count.fetch_sub(1, Ordering::Relaxed);
+                outcome
+            })
+        });
+        let users: Vec<_> = users.collect();
+        let drainer = scope.spawn(|| shared.drain());
+        let outcomes = users.into_iter().chain([drainer]).map(|thread| thread.join());
+        outcomes.collect::<Vec<_>>().into_iter().try_for_each(|outcome| match outcome {
+            Ok(result) => result,
+            Err(_) => Err("a thread panicked".into()),
+        })
+    })?;
+    shared.let_go()?;
+    pool.check()?;
+    pool.reclaim().map_err(text)?;
+    let status = pool.status().map_err(text)?;
+    match (status.block_count, status.in_use_bytes, status.reserved_bytes) {
+        (0, 0, 0) => Ok(status.allocation_count),
+        _ => Err(format!("nothing is allocated any more, but {status:?}")),
+    }
+}
+
+struct Shared<'a> {
+    pool: &'a Pool,
+    /// The addresses that somebody has, and how far.
+    claims: Mutex<BTreeMap<u64, u64>>,
+    /// Blocks that another thread frees.
+    passed_on: Mutex<Vec<Block>>,
+    running_count: AtomicUsize,
+}
+
+impl Shared<'_> {
+    fn work(&self, seed: u64, stream: &Stream) -> Result<(), String> {
+        let mut random = Random(seed | 1);
+        let mut blocks: Vec<Block> = Vec::new();
+        for _ in 0..STEP_COUNT {
+            match random.below(8) {
+                0..=3 if blocks.len() < BLOCKS_MAX => blocks.push(self.take(random.below(4096) + 1, stream)?),
+                6 if !blocks.is_empty() => self.pass_on(blocks.pop()),
+                7 => {
+                    let other = self.passed_on.lock().unwrap_or_else(PoisonError::into_inner).pop();
+                    other.into_iter().try_for_each(|block| self.free(block))?;
+                }
+                _ => blocks.pop().into_iter().try_for_each(|block| self.free(block))?,
+            }
+        }
+        blocks.into_iter().try_for_each(|block| self.free(block))
+    }
+
+    fn take(&self, size_bytes: u64, stream: &Stream) -> Result<Block, String> {
+        let block = self.pool.alloc(size_bytes, stream).map_err(text)?;
+        let (start, end) = (block.address(), block.address() + size_bytes);
+        let mut claims = self.claims.lock().unwrap_or_else(PoisonError::into_inner);
+        let clash = claims.range(..end).next_back().filter(|(_, other_end)| **other_end > start);
+        if let Some((other, other_end)) = clash {
+            let found =
+                format!("{start:#x} to {end:#x} was handed out, and {other:#x} to {other_end:#x} is in use");
+            // It is somebody else's too: freed twice it would only blur the trace.
+            std::mem::forget(block);
+            return Err(found);
+        }
+        claims.insert(start, end);
+        Ok(block)
+    }
+
+    fn free(&self, block: Block) -> Result<(), String> {
+        let claim = self.claims.lock().unwrap_or_else(PoisonError::into_inner).remove(&block.address());
+        drop(block);
+        claim.map(drop).ok_or_else(|| "a block was freed that nobody had".into())
+    }
+
+    fn pass_on(&self, block: Option<Block>) {
+        self.passed_on.lock().unwrap_or_else(PoisonError::into_inner).extend(block);
+    }
+
+    /// Takes everything out of all magazines, over and over.
+    fn drain(&self) -> Result<(), String> {
+        while self.running_count.load(Ordering::Relaxed) > 0 {
+            self.pool.trim_to(u64::MAX).map_err(text)?;
+            std::thread::yield_now();
+        }
+        Ok(())
+    }
+
+    fn let_go(&self) -> Result<(), String> {
+        let rest = std::mem::take(&mut *self.passed_on.lock().unwrap_or_else(PoisonError::into_inner));
+        rest.into_iter().try_for_each(|block| self.free(block))
+    }
+}
+
+/// Numbers that are random enough (xorshift).
+struct Random(u64);
+
+impl Random {
+    fn below(&mut self, end: u64) -> u64 {
+        self.0 ^= self.0 << 13;
+        self.0 ^= self.0 >> 7;
+        self.0 ^= self.0 << 17;
+        (self.0 >> 16) % end
+    }
+}
+
+const THREAD_COUNT: usize = 3;
+const STEP_COUNT: usize = 5000;
+const BLOCKS_MAX: usize = 32;
