@@ -9,7 +9,8 @@ impl Pool {
     /// As [`Pool::alloc`], with the start of the block at a multiple of `alignment`, a power of two up to 1 GiB. Every
     /// block has 256 anyway; a smaller alignment changes nothing.
     ///
-    /// `caching` finds such a place; `native` and `none` have to ask the driver for as much more, which counts as in use.
+    /// `caching` finds such a place, and beyond 2 MiB may reserve memory in front of it, which other blocks then use;
+    /// `native` and `none` have to ask the driver for as much more, which counts as in use.
     ///
     /// ```
     /// use gpumem_pool::{Device, Pool, PoolError, Stream, sys::{Driver, SimConfig}};
