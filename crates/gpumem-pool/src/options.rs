@@ -134,8 +134,9 @@ impl PoolBuilder {
         self
     }
 
-    /// Makes memory that can be handed to other processes as file descriptors
-    /// (`cuMemExportToShareableHandle`). Only the backend `caching` can; see [`Block::pin_backing`](crate::Block::pin_backing).
+    /// Makes memory that can be handed to other processes as file descriptors: the driver names the handle under a
+    /// block's address (`cuMemRetainAllocationHandle`) and exports it (`cuMemExportToShareableHandle`), with all blocks that
+    /// lie in it. Only the backend `caching` can; see [`Block::pin_backing`](crate::Block::pin_backing).
     pub fn exportable(mut self) -> Self {
         self.handle_use.exportable = true;
         self

@@ -1,7 +1,9 @@
 //! Aligned blocks, blocks as plain data, and memory that stays where it is.
 
 use crate::bench::{on_each_backend, on_each_backend_with, small, stand_in};
+use gpumem_pool::sys::types::CUmemAllocationHandleType;
 use gpumem_pool::{BackendKind, Block, PoolError};
+use std::os::fd::FromRawFd;
 use std::sync::atomic::Ordering;
 
 #[test]
@@ -190,6 +192,19 @@ fn memory_for_others_is_asked_for_or_refused() {
                 let block = pool.alloc(4096, &stream).unwrap();
                 bench.fill(&block, 3, &stream);
                 assert!(bench.holds(&block, 3, &stream));
+                block.pin_backing().unwrap();
+                let (mut handle, mut descriptor) = (0, -1_i32);
+                let _bound = bench.device.bind().unwrap();
+                // SAFETY: locals outlive the calls; the block is alive, and the handle is given back once.
+                unsafe {
+                    let address = block.address() as *mut std::ffi::c_void;
+                    bench.driver.cuMemRetainAllocationHandle(&mut handle, address).unwrap();
+                    let kind = CUmemAllocationHandleType::CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR;
+                    let place = (&raw mut descriptor).cast();
+                    bench.driver.cuMemExportToShareableHandle(place, handle, kind, 0).unwrap();
+                    bench.driver.cuMemRelease(handle).unwrap();
+                    drop(std::os::fd::OwnedFd::from_raw_fd(descriptor));
+                }
             }
             Err(error) => {
                 assert_ne!(bench.backend, BackendKind::Caching);
