@@ -64,6 +64,7 @@ fn it_grows_in_place_and_keeps_what_it_holds() {
             end = size_bytes;
             let status = pool.status().unwrap();
             assert_eq!(status.in_use_bytes, size_bytes);
+            pool.check().unwrap();
             assert_eq!(status.reserved_bytes, size_bytes.next_multiple_of(2 * MIB));
         }
         let held = [0, 4999, 5000, 3 * MIB, 100 * MIB - 1].map(|at| byte(bench, &block, at, &stream));

@@ -4,6 +4,7 @@
 //! An extent is mapped from its start on, handle by handle. What lies behind its size stays mapped until the work that
 //! used it is complete, which is looked at whenever an extent changes and whenever the pool gives memory back.
 
+use super::heap::Heap;
 use super::shared::Shared;
 use super::vmm::{Backing, RawHandle, Vmm};
 use crate::backend::Growing;
@@ -83,6 +84,23 @@ impl Extents {
             freed?;
         }
         Ok(())
+    }
+
+    /// Says the first thing that contradicts another.
+    pub(super) fn check(&self, heap: &Heap) -> Result<(), String> {
+        for (id, extent) in &self.by_id {
+            let handles_bytes: u64 = extent.handles.iter().map(|(_, size_bytes)| size_bytes).sum();
+            let sizes = [extent.size_bytes, extent.open_bytes, extent.mapped_bytes, extent.addresses_bytes];
+            if handles_bytes != extent.mapped_bytes || !sizes.is_sorted() {
+                return Err(format!("extent {id} has {sizes:?} bytes, and handles of {handles_bytes}"));
+            }
+        }
+        match heap.outside_bytes() == self.reserved_bytes() {
+            true => Ok(()),
+            false => {
+                Err(format!("{} bytes in extents, {} counted", self.reserved_bytes(), heap.outside_bytes()))
+            }
+        }
     }
 
     /// The streams that they wait for.

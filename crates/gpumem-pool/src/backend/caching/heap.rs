@@ -387,6 +387,10 @@ impl Heap {
         self.reserved_peak_bytes = self.reserved_peak_bytes.max(self.reserved_bytes());
     }
 
+    pub(super) fn outside_bytes(&self) -> u64 {
+        self.outside_bytes
+    }
+
     pub(super) fn reserved_peak_bytes(&self) -> u64 {
         self.reserved_peak_bytes
     }

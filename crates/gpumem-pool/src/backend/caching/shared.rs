@@ -355,6 +355,7 @@ impl Shared {
         let counters = self.front.counters();
         let core = self.core();
         let out_count = core.heap.check()?;
+        core.extents.check(&core.heap)?;
         let sum = counters + core.counters;
         if sum.block_count() + held_count != out_count {
             let block_count = sum.block_count();
