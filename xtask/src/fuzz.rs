@@ -63,7 +63,9 @@ pub(crate) fn run(args: Args) -> Result<()> {
             bail!("the pool failed after {seconds:.1} s")
         }
         (Err(found), Some(name)) => {
-            println!("{found}\nfound: {name}, after {seconds:.1} s with shrinking");
+            println!(
+                "{found}\nfound: {name}, after {seconds:.1} s with shrinking; the command to repeat it needs --plant {name} too"
+            );
             Ok(())
         }
     }
@@ -148,20 +150,10 @@ mod planted {
         Ok(false)
     }
 
-    /// The same command by a build that has the mistakes, which is kept apart from others.
+    /// The same command by a build that has the mistakes.
     pub(super) fn run_again() -> Result<()> {
         let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
-        let build = [
-            "run",
-            "-q",
-            "-p",
-            "xtask",
-            "--features",
-            "planted-bugs",
-            "--target-dir",
-            "target/planted",
-            "--",
-        ];
+        let build = ["run", "-q", "-p", "xtask", "--features", "planted-bugs", "--"];
         let status = Command::new(cargo).args(build).args(std::env::args_os().skip(1)).status()?;
         ensure!(status.success(), "the build with the mistake says so: {status}");
         Ok(())

@@ -27,6 +27,8 @@ impl Heap {
         order: &impl Order,
         backing: &mut impl Backing,
     ) -> Result<u64, DriverError> {
+        // Small pieces of several streams would hide a handle that is idle as a whole.
+        self.settle(order);
         let before_bytes = self.reserved_bytes();
         let mut handles = self.releasable(order);
         handles.sort_unstable_by_key(|handle| self.frames.handle(*handle).frame_count);
