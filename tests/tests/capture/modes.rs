@@ -2,6 +2,7 @@
 
 use crate::bench::*;
 use gpumem_tests::cases;
+use gpumem_tests::sys::DriverError;
 
 cases! {
     /// Captured work runs at a launch, once for each, and not before.
@@ -96,6 +97,34 @@ cases! {
         let memory = bench.raw.alloc(1).unwrap();
         bench.destroy(bench.end());
         bench.free([memory]);
+    }
+
+    /// So is allocation in the order of a stream outside of the capture.
+    #[serial_test::serial]
+    fn allocating_on_another_stream(driver: &Driver) {
+        for mode in [GLOBAL, THREAD_LOCAL] {
+            breaks(driver, mode, UNSUPPORTED, |bench| code(alloc_on_other(bench).map(drop)));
+        }
+        passes(driver, RELAXED, |bench| {
+            let memory = alloc_on_other(bench).unwrap();
+            // SAFETY: nobody uses the memory, and it is freed once.
+            unsafe { bench.cuMemFreeAsync(memory, bench.other).unwrap() };
+        });
+    }
+
+    /// And looking at a pool, or trimming it.
+    #[serial_test::serial]
+    fn asking_a_pool(driver: &Driver) {
+        for mode in [GLOBAL, THREAD_LOCAL] {
+            breaks(driver, mode, UNSUPPORTED, |bench| code(used_bytes(bench).map(drop)));
+            // SAFETY: the pool is the device's own.
+            breaks(driver, mode, UNSUPPORTED, |bench| code(unsafe { bench.cuMemPoolTrimTo(pool(bench), 0) }));
+        }
+        passes(driver, RELAXED, |bench| {
+            used_bytes(bench).unwrap();
+            // SAFETY: the pool is the device's own.
+            unsafe { bench.cuMemPoolTrimTo(pool(bench), 0).unwrap() };
+        });
     }
 
     /// Asking for the state of a stream outside of the capture.
@@ -401,4 +430,25 @@ cases! {
         bench.destroy(graph);
         bench.free([memory]);
     }
+}
+
+fn alloc_on_other(bench: &Bench) -> Result<u64, DriverError> {
+    let mut memory = 0;
+    // SAFETY: a local outlives the call, and the stream is alive.
+    unsafe { bench.cuMemAllocAsync(&mut memory, 1 << 20, bench.other)? };
+    Ok(memory)
+}
+
+fn pool(bench: &Bench) -> CUmemoryPool {
+    let mut pool = std::ptr::null_mut();
+    // SAFETY: a local outlives the call.
+    unsafe { bench.cuDeviceGetMemPool(&mut pool, bench.raw.device).unwrap() };
+    pool
+}
+
+fn used_bytes(bench: &Bench) -> Result<u64, DriverError> {
+    let (mut value, attribute) = (0_u64, CUmemPool_attribute::CU_MEMPOOL_ATTR_USED_MEM_CURRENT);
+    // SAFETY: the value is as wide as the attribute.
+    unsafe { bench.cuMemPoolGetAttribute(pool(bench), attribute, (&raw mut value).cast())? };
+    Ok(value)
 }

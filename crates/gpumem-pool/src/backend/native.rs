@@ -14,7 +14,7 @@
 use super::direct::Calls;
 use super::{Freed, Reserved};
 use crate::clock::Stamp;
-use crate::context::Handle;
+use crate::context::{Handle, Relaxed};
 use crate::device::Device;
 use crate::error::PoolError;
 use crate::limit::Limits;
@@ -57,6 +57,7 @@ impl NativeCalls {
         let pool = create(device, reserve_max_bytes)?;
         let backend =
             Self { device: device.clone(), pool, sweeper: Mutex::default(), waiting: Mutex::default() };
+        let _relaxed = Relaxed::enter(device.driver())?;
         let mut threshold_bytes = limits.soft_bytes.unwrap_or(u64::MAX);
         backend.set(CUmemPool_attribute::CU_MEMPOOL_ATTR_RELEASE_THRESHOLD, &mut threshold_bytes)?;
         for reuse in [
@@ -94,6 +95,7 @@ impl NativeCalls {
             }
         }
         let _bound = self.device.enter()?;
+        let _relaxed = Relaxed::enter(self.device.driver())?;
         // SAFETY: the address came from `acquire` and its one block is gone; the stream has just been made to wait for
         // every stream that used it.
         unsafe { self.device.driver().cuMemFreeAsync(waiting.address, sweeper.raw())? };
@@ -145,6 +147,7 @@ impl Calls for NativeCalls {
         }
         let device = stream.device();
         let _bound = device.enter()?;
+        let _relaxed = Relaxed::enter(device.driver())?;
         let mut address = 0;
         // SAFETY: `address` outlives the call; pool and stream are alive.
         unsafe {
@@ -198,6 +201,7 @@ impl Calls for NativeCalls {
 
     fn trim_to(&self, device: &Device, keep_bytes: u64) -> Result<(), DriverError> {
         let _bound = device.enter()?;
+        let _relaxed = Relaxed::enter(device.driver())?;
         let keep_bytes = usize::try_from(keep_bytes).unwrap_or(usize::MAX);
         // SAFETY: the pool is alive.
         unsafe { device.driver().cuMemPoolTrimTo(self.pool.0, keep_bytes) }
@@ -205,6 +209,7 @@ impl Calls for NativeCalls {
 
     fn reserved(&self, device: &Device) -> Result<Option<Reserved>, DriverError> {
         let _bound = device.enter()?;
+        let _relaxed = Relaxed::enter(device.driver())?;
         Ok(Some(Reserved {
             current_bytes: self.bytes(CUmemPool_attribute::CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT)?,
             peak_bytes: self.bytes(CUmemPool_attribute::CU_MEMPOOL_ATTR_RESERVED_MEM_HIGH)?,
@@ -219,6 +224,7 @@ impl Drop for NativeCalls {
         let _ = self.sweep();
         // Without its context the pool is gone already.
         let Ok(_bound) = self.device.enter() else { return };
+        let Ok(_relaxed) = Relaxed::enter(self.device.driver()) else { return };
         let _guard = self.device.driver().teardown();
         // SAFETY: no handle and no block of the pool is left, so nobody passes it again. There is nobody to tell of a
         // failure.
@@ -263,6 +269,7 @@ fn create(device: &Device, reserve_max_bytes: u64) -> Result<Handle<CUmemPoolHan
         ..Default::default()
     };
     let _bound = device.enter()?;
+    let _relaxed = Relaxed::enter(device.driver())?;
     let mut pool: CUmemoryPool = core::ptr::null_mut();
     // SAFETY: both outlive the call.
     unsafe { device.driver().cuMemPoolCreate(&mut pool, &props)? };

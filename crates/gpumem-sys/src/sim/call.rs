@@ -147,6 +147,11 @@ impl Call<'_> {
         self.capture_check_unsafe(thread)
     }
 
+    /// The same for a call that a capture takes as a node when it names a stream of its own.
+    pub(super) fn refuse_outside_capture(&mut self, stream: Handle) -> Answer<()> {
+        if self.is_capturing(stream) { Ok(()) } else { self.refuse_unsafe() }
+    }
+
     fn step_up_to(&mut self, count: usize) {
         for _ in 0..count {
             match self.step() {

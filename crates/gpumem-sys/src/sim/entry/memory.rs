@@ -54,6 +54,7 @@ entries! {
         check_place(target)?;
         let thread = call.thread;
         let stream = call.stream(thread, Handle::from_ptr(stream))?;
+        call.refuse_outside_capture(stream)?;
         call.make_room(stream)?;
         let pool = call.pool_of_stream(stream)?;
         put(target, call.alloc_async(pool, size_bytes as u64, stream)?)

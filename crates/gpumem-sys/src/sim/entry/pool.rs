@@ -52,12 +52,14 @@ entries! {
         check_place(target)?;
         let thread = call.thread;
         let stream = call.stream(thread, Handle::from_ptr(stream))?;
+        call.refuse_outside_capture(stream)?;
         call.make_room(stream)?;
         put(target, call.alloc_async(Handle::from_ptr(pool), size_bytes as u64, stream)?)
     }
 
     fn cuMemPoolTrimTo(call, pool: CUmemoryPool, keep_bytes: usize) {
         call.pool(Handle::from_ptr(pool))?;
+        call.refuse_unsafe()?;
         call.pool_trim_all(Handle::from_ptr(pool), keep_bytes as u64);
         Ok(())
     }
@@ -68,6 +70,7 @@ entries! {
         attribute: CUmemPool_attribute,
         value: *mut c_void,
     ) {
+        call.refuse_unsafe()?;
         match call.pool_attribute(Handle::from_ptr(pool), attribute)? {
             PoolValue::Int(int) => put(value.cast(), int),
             PoolValue::Long(long) => put(value.cast(), long),
