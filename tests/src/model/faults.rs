@@ -1,6 +1,6 @@
 //! The driver with the calls of the pool's paths wrapped: they are counted, refused, or have something happen behind them.
 //!
-//! All of it concerns one thread: what it asks for while it is in [`observed`]. A thread that is not there meets the
+//! All of it concerns one thread: what it asks for while it is in `observed`. A thread that is not there meets the
 //! driver as it is.
 
 use crate::sys::types::{

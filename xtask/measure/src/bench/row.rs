@@ -1,7 +1,9 @@
 //! A row: one figure that a bench prints when it is asked with `--rows`, as tab-separated fields of a line.
 //!
-//!     row   BENCH   VALUE   UNIT            a figure of ours
-//!     row   BENCH   VALUE   UNIT   PEER     a peer's, measured by the same program
+//! ```text
+//! row   BENCH   VALUE   UNIT            a figure of ours
+//! row   BENCH   VALUE   UNIT   PEER     a peer's, measured by the same program
+//! ```
 //!
 //! `BENCH` is `AREA/WORKLOAD/…`, for the pool `pool/WORKLOAD/THREADS` with the names of workloads that RMM's bench uses;
 //! `WORKLOAD@VARIANT` is the same work in another setting, held against the same peers.
