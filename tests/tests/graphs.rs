@@ -1,4 +1,5 @@
-//! The pool while streams capture, and the memory of graphs: on either driver, with every backend.
+//! The pool while streams capture, and the memory of graphs: on either driver, with every backend. One case at a time: on
+//! a GPU they share a process, and what one asks the driver for would break another's capture.
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
@@ -14,6 +15,7 @@ const SIZE_BYTES: u64 = 1 << 20;
 
 cases! {
     /// What was captured runs at each launch, in memory of the graph's own, in every mode.
+    #[serial_test::serial]
     fn a_graph_runs_at_every_launch(driver: &Driver) {
         for mode in MODES {
             each_bench(driver, |bench| {
@@ -35,6 +37,7 @@ cases! {
     }
 
     /// A graph's memory goes to nobody else while the graph or an executable lives, and back to the pool after that.
+    #[serial_test::serial]
     fn memory_stays_for_the_graph(driver: &Driver) {
         each_bench(driver, |bench| {
             let before = bench.in_use_bytes();
@@ -60,6 +63,7 @@ cases! {
     }
 
     /// What a capture drops it has again, in pieces and together, and only on the same stream.
+    #[serial_test::serial]
     fn a_capture_reuses_what_it_drops(driver: &Driver) {
         each_bench(driver, |bench| {
             let capture = bench.stream.begin_capture(CaptureMode::Relaxed).unwrap();
@@ -82,6 +86,7 @@ cases! {
     }
 
     /// A block that another stream of the capture used is not had again by its own.
+    #[serial_test::serial]
     fn a_forked_use_keeps_a_block(driver: &Driver) {
         each_bench(driver, |bench| {
             let capture = bench.stream.begin_capture(CaptureMode::Global).unwrap();
@@ -107,6 +112,7 @@ cases! {
     }
 
     /// Blocks from outside that are dropped in a capture, or used in it and dropped later, stay for the graph.
+    #[serial_test::serial]
     fn outside_blocks_stay(driver: &Driver) {
         each_bench(driver, |bench| {
             let before = bench.in_use_bytes();
@@ -141,6 +147,7 @@ cases! {
     }
 
     /// A block of the capture may outlive the graph, and is the program's until it drops it.
+    #[serial_test::serial]
     fn a_block_outlives_its_graph(driver: &Driver) {
         each_bench(driver, |bench| {
             let before = bench.in_use_bytes();
@@ -161,6 +168,7 @@ cases! {
     }
 
     /// The last block of a graph may be the last of its pool.
+    #[serial_test::serial]
     fn a_block_outlives_graph_and_pool(driver: &Driver) {
         each_bench(driver, |bench| {
             let capture = bench.stream.begin_capture(CaptureMode::Global).unwrap();
@@ -174,6 +182,7 @@ cases! {
     }
 
     /// A block that two graphs use stays for both.
+    #[serial_test::serial]
     fn a_block_of_two_graphs(driver: &Driver) {
         each_bench(driver, |bench| {
             let before = bench.in_use_bytes();
@@ -197,6 +206,7 @@ cases! {
     }
 
     /// One graph's memory is used in another's capture.
+    #[serial_test::serial]
     fn a_block_of_one_graph_in_another(driver: &Driver) {
         each_bench(driver, |bench| {
             let before = bench.in_use_bytes();
@@ -220,6 +230,7 @@ cases! {
     }
 
     /// Dropped unfinished, a capture leaves the stream as it was, and gives back what it had.
+    #[serial_test::serial]
     fn an_unfinished_capture(driver: &Driver) {
         each_bench(driver, |bench| {
             let before = bench.in_use_bytes();
@@ -237,6 +248,7 @@ cases! {
     }
 
     /// What can't be captured is refused, and the capture goes on.
+    #[serial_test::serial]
     fn refusals_leave_a_capture_whole(driver: &Driver) {
         each_bench(driver, |bench| {
             let event = Event::new(&bench.device).unwrap();
@@ -264,6 +276,7 @@ cases! {
     }
 
     /// Waits for what is outside become waits of the launches.
+    #[serial_test::serial]
     fn waits_for_the_outside(driver: &Driver) {
         each_bench(driver, |bench| {
             let (input, output) = (bench.alloc(), bench.alloc());
@@ -288,6 +301,7 @@ cases! {
     }
 
     /// Arrays compute in a capture what they compute outside; what needs the host is refused and breaks nothing.
+    #[serial_test::serial]
     fn arrays_in_a_capture(driver: &Driver) {
         let device = Device::new(driver, 0).unwrap();
         for backend in backends(&device) {
@@ -315,6 +329,7 @@ cases! {
     }
 
     /// A capture that somebody else's call has broken says so, and its memory comes back.
+    #[serial_test::serial]
     fn a_broken_capture(driver: &Driver) {
         each_bench_with(driver, 2, |bench| {
             let before = bench.in_use_bytes();
@@ -338,6 +353,7 @@ cases! {
     }
 
     /// A stream that joined must be waited for before the end.
+    #[serial_test::serial]
     fn an_unjoined_capture(driver: &Driver) {
         each_bench_with(driver, 1, |bench| {
             let block = bench.alloc();
@@ -353,6 +369,7 @@ cases! {
     }
 
     /// Other threads allocate, use, free and wait as ever while one captures, in every mode.
+    #[serial_test::serial]
     fn other_threads_go_on(driver: &Driver) {
         for mode in MODES {
             each_bench(driver, |bench| {
@@ -382,6 +399,7 @@ cases! {
     }
 
     /// An executable is launched on several streams, and its memory comes back behind all of them.
+    #[serial_test::serial]
     fn launches_on_several_streams(driver: &Driver) {
         each_bench(driver, |bench| {
             let before = bench.in_use_bytes();

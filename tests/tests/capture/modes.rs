@@ -440,7 +440,7 @@ fn alloc_on_other(bench: &Bench) -> Result<u64, DriverError> {
 }
 
 fn pool(bench: &Bench) -> CUmemoryPool {
-    let mut pool = std::ptr::null_mut();
+    let mut pool = null_mut();
     // SAFETY: a local outlives the call.
     unsafe { bench.cuDeviceGetMemPool(&mut pool, bench.raw.device).unwrap() };
     pool
