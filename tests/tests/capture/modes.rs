@@ -107,9 +107,21 @@ cases! {
         }
         passes(driver, RELAXED, |bench| {
             let memory = alloc_on_other(bench).unwrap();
-            // SAFETY: nobody uses the memory, and it is freed once.
-            unsafe { bench.cuMemFreeAsync(memory, bench.other).unwrap() };
+            free_on_other(bench, memory).unwrap();
         });
+    }
+
+    /// And a free.
+    #[serial_test::serial]
+    fn freeing_on_another_stream(driver: &Driver) {
+        for mode in [GLOBAL, THREAD_LOCAL] {
+            let bench = Bench::new(driver);
+            let memory = alloc_on_other(&bench).unwrap();
+            bench.begin(mode);
+            assert_eq!(code(free_on_other(&bench, memory)), UNSUPPORTED);
+            assert_eq!(bench.end_code(), INVALIDATED);
+            free_on_other(&bench, memory).unwrap();
+        }
     }
 
     /// And looking at a pool, or trimming it.
@@ -437,6 +449,11 @@ fn alloc_on_other(bench: &Bench) -> Result<u64, DriverError> {
     // SAFETY: a local outlives the call, and the stream is alive.
     unsafe { bench.cuMemAllocAsync(&mut memory, 1 << 20, bench.other)? };
     Ok(memory)
+}
+
+fn free_on_other(bench: &Bench, memory: u64) -> Result<(), DriverError> {
+    // SAFETY: nobody uses the memory, and it is freed once.
+    unsafe { bench.cuMemFreeAsync(memory, bench.other) }
 }
 
 fn pool(bench: &Bench) -> CUmemoryPool {

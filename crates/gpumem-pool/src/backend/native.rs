@@ -80,6 +80,7 @@ impl NativeCalls {
                 return Ok(false);
             }
         }
+        let _relaxed = Relaxed::enter(device.driver())?;
         // SAFETY: the address came from `acquire` and its one block is being dropped; home has just been made to wait
         // for every other stream that used it, and is alive during the call.
         let free = |home| unsafe { device.driver().cuMemFreeAsync(freed.piece.address, home) };

@@ -327,7 +327,7 @@ fn a_captured_kernel_says_what_it_was_given() {
         gpu.cuGraphKernelNodeGetParams_v2(node, &mut told).unwrap();
         assert_eq!(told.func, kernels.function(c"shape").unwrap());
         assert_eq!((told.gridDimX, told.blockDimX, told.sharedMemBytes), (3, 64, 16));
-        assert_eq!(**told.kernelParams.cast::<*mut u64>(), memory);
+        assert_eq!(told.kernelParams.cast::<*mut u64>().read().read_unaligned(), memory);
         // It can be given back as it is.
         told.gridDimX = 4;
         gpu.cuGraphKernelNodeSetParams_v2(node, &told).unwrap();

@@ -64,6 +64,7 @@ entries! {
         let thread = call.thread;
         let stream = call.stream(thread, Handle::from_ptr(stream));
         let stream = call.note_if_refused(address, stream)?;
+        call.refuse_outside_capture(stream)?;
         call.make_room(stream)?;
         let answer = free_on(call, address, stream);
         call.note_if_refused(address, answer)
