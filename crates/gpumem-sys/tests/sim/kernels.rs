@@ -333,7 +333,10 @@ fn a_captured_kernel_says_what_it_was_given() {
         gpu.cuGraphKernelNodeSetParams_v2(node, &told).unwrap();
         let mut again = std::mem::zeroed::<CUDA_KERNEL_NODE_PARAMS_v1>();
         gpu.cuGraphKernelNodeGetParams(node, &mut again).unwrap();
-        assert_eq!((again.gridDimX, **again.kernelParams.cast::<*mut u64>()), (4, memory));
+        assert_eq!(
+            (again.gridDimX, again.kernelParams.cast::<*mut u64>().read().read_unaligned()),
+            (4, memory)
+        );
         assert_eq!(code(gpu.cuGraphMemcpyNodeGetParams(node, &mut CUDA_MEMCPY3D::default())), INVALID_VALUE);
         gpu.cuGraphDestroy(graph).unwrap();
     }
