@@ -55,17 +55,6 @@ pub(super) struct Request {
     pub(super) slot: Slot,
 }
 
-/// What the heap has been asked for and has asked for.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(super) struct Counts {
-    /// Blocks that needed no driver call, although memory had to move back to their addresses.
-    pub(super) revived: u64,
-    /// Blocks in new windows over memory that was there.
-    pub(super) recycled: u64,
-    /// Blocks that the heap grew for.
-    pub(super) grown: u64,
-}
-
 #[derive(Debug)]
 pub(super) struct Heap {
     spaces: [Space; 2],
@@ -85,7 +74,6 @@ pub(super) struct Heap {
     window_credit: u32,
     /// How many windows have to be empty before those that could not be unmapped are tried again.
     empty_retry: usize,
-    counts: Counts,
 }
 
 impl Heap {
@@ -108,7 +96,6 @@ impl Heap {
             outside_bytes: 0,
             window_credit: WINDOW_CREDIT_MAX,
             empty_retry: 0,
-            counts: Counts::default(),
         }
     }
 
@@ -204,7 +191,6 @@ impl Heap {
             for (window, mask) in found.moves {
                 move_frames(&mut self.frames, &mut self.spaces, &mut self.records, window, mask);
             }
-            self.counts.revived += 1;
             return Ok(Some(self.claimed(index, found.start, size_bytes, request.slot)));
         }
         let Some((start, parts)) = self.plan(index, (size_bytes, request.alignment), &survey, &view) else {
@@ -308,7 +294,6 @@ impl Heap {
         };
         let piece = self.build(index, &Request { size_bytes, ..*request }, tail.start, &row, backing)?;
         if piece.is_some() {
-            self.counts.grown += 1;
             self.spend_credit(&row);
         }
         Ok(piece)
@@ -413,11 +398,6 @@ impl Heap {
         self.frames.window_count()
     }
 
-    #[allow(dead_code, reason = "for who tunes the dials")]
-    pub(super) fn counts(&self) -> Counts {
-        self.counts
-    }
-
     /// The host memory of all records.
     pub(super) fn record_bytes(&self) -> usize {
         let tables: usize = self.spaces.iter().map(Space::table_bytes).sum();
@@ -449,7 +429,6 @@ impl Heap {
 
     fn count_recycled(&mut self, row: &Row, is_built: bool) {
         if is_built {
-            self.counts.recycled += 1;
             self.spend_credit(row);
         }
     }
