@@ -141,7 +141,7 @@ impl Magazines {
         }
         let (batch_count, longest) = (class.batch_count(), 2 * class.batch_count());
         if stack.len() < longest {
-            stack.reserve_exact((3 * stack.len()).clamp(4, longest - stack.len()));
+            stack.reserve_exact((3 * stack.len()).max(4).min(longest - stack.len()));
             return None;
         }
         Some(stack.drain(..batch_count).collect())

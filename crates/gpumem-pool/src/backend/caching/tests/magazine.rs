@@ -56,6 +56,21 @@ fn a_full_stack_gives_up_its_older_half_with_the_allowance() {
     assert_eq!(set.with(|magazines| magazines.held_bytes()), Some(8 << 20));
 }
 
+/// A batch need not be full, so a stack may come to any length.
+#[test]
+fn a_stack_that_is_a_little_short_of_its_longest_grows_by_that_little() {
+    let largest = class(1 << 20);
+    let set = Set::new(7);
+    let pieces: Vec<Piece> = (1..=6).map(piece).collect();
+    set.with(|magazines| magazines.refill(largest, &pieces)).unwrap();
+    for record in 7..=8 {
+        set.with(|magazines| magazines.add_room(largest.size_bytes())).unwrap();
+        assert!(set.with(|magazines| magazines.make_space(largest)).unwrap().is_none());
+        assert!(set.put(largest, 100, piece(record)));
+    }
+    assert_eq!(set.with(|magazines| magazines.held_bytes()), Some(8 << 20));
+}
+
 #[test]
 fn shrinking_gives_up_room_and_then_large_pieces() {
     let set = filled(class(4096), 2);
