@@ -40,6 +40,8 @@ pub struct Outcome {
     pub live: Peaks,
     /// The most that the pool held from the device.
     pub peak_reserved_bytes: u64,
+    /// The host memory of the pool's records at the end.
+    pub record_bytes: u64,
     /// The driver's calls, from before the pool was made to the last event.
     pub calls: Calls,
     /// Those of them in the second half of the events.
@@ -113,11 +115,13 @@ pub fn replay(
         (Some(begin), Some(end)) => end - begin,
         _ => end.since(&before).took,
     };
+    let status = pool.status()?;
     Ok(Outcome {
         backend: pool.backend(),
         operation_count: trace.operation_count(),
         live: trace.peaks(),
-        peak_reserved_bytes: pool.status()?.reserved_peak_bytes,
+        peak_reserved_bytes: status.reserved_peak_bytes,
+        record_bytes: status.record_bytes,
         calls: end.since(&before).calls,
         late_calls: end.since(&middle).calls,
         driver_time,

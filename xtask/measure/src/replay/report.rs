@@ -21,6 +21,7 @@ pub(super) fn json(trace: &Trace, outcome: &Outcome) -> Value {
         "peak_live_bytes_incl_deferred": live.live_incl_deferred_bytes,
         "floor_bytes": trace.floor_bytes(),
         "peak_reserved_bytes": outcome.peak_reserved_bytes,
+        "record_bytes": outcome.record_bytes,
         "ratio": outcome.ratio(),
         "peer_ratios": peers,
         "driver_calls": outcome.calls.total(),

@@ -1,15 +1,16 @@
-//! [`row`]: makes a row of windows, with the driver's help, or leaves everything as it was.
+//! [`make`]: makes a row of windows, with the driver's help, or leaves everything as it was.
 //!
 //! The driver is asked first, and what is known here changes only once all of it has succeeded. When it fails half way,
 //! what was done is undone. Where even that fails, what stays mapped or created counts as reserved for good and is
 //! never touched again: its addresses are not used twice.
 
+use super::super::magazine::Piece;
 use super::super::vmm::{Backing, RawHandle};
-use super::Heap;
 use super::frames::{Frames, move_frames, ones};
 use super::plan::Part;
 use super::space::{FRAME_BYTES, FRAME_SHIFT};
 use super::stamps::Pending;
+use super::{Heap, Request};
 use gpumem_sys::DriverError;
 
 /// A row of windows to be made, from left to right.
@@ -31,6 +32,38 @@ impl Row {
     }
 }
 
+impl Heap {
+    /// A piece over a row of windows, which continues what is free before the end of the space, or nothing.
+    pub(super) fn build(
+        &mut self,
+        index: usize,
+        request: &Request,
+        start: u64,
+        row: &Row,
+        backing: &mut impl Backing,
+    ) -> Result<Option<Piece>, DriverError> {
+        let end = self.spaces[index].end();
+        // What continues nothing may stand where something was unmapped.
+        let is_free = start == end && request.alignment <= FRAME_BYTES;
+        let hole = is_free.then(|| self.frames.hole(index, row.size_bytes(&self.frames) >> FRAME_SHIFT));
+        let row_start = hole.flatten().map_or(end, |slot| slot << FRAME_SHIFT);
+        if !make(self, (index, row_start), row, backing)? {
+            return Ok(None);
+        }
+        self.spend_credit(row);
+        self.reserved_peak_bytes = self.reserved_peak_bytes.max(self.reserved_bytes());
+        // The first part may be the end of its handle: the block starts there.
+        let skipped = row.parts.first().map_or(0, |part| u64::from(part.first) << FRAME_SHIFT);
+        let start = if is_free { row_start + skipped } else { start };
+        Ok(Some(self.claimed(index, start, request.size_bytes, request.slot)))
+    }
+
+    fn spend_credit(&mut self, row: &Row) {
+        let window_count = row.parts.len() as u32 + u32::from(row.last.is_some());
+        self.window_credit = self.window_credit.saturating_sub(1000 * window_count);
+    }
+}
+
 /// What the driver has been asked for, in case it has to be undone.
 #[derive(Default)]
 struct Done {
@@ -41,7 +74,7 @@ struct Done {
 
 /// Makes the windows, from a place on that is a hole or the end of the space, and moves what the parts name into them.
 /// False when the space has no room.
-pub(super) fn row(
+pub(super) fn make(
     heap: &mut Heap,
     (space, start): (usize, u64),
     row: &Row,

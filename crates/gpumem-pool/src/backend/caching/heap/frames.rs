@@ -6,10 +6,10 @@
 //! the window that it left stays mapped, and moving back costs no driver call. A window remembers what it was last used
 //! for, because the driver may unmap it only when that is complete.
 
+use super::super::vmm::RawHandle;
 use super::record::{NONE, Records};
 use super::space::{FRAME_BYTES, FRAME_SHIFT, Space};
 use super::stamps::{Pending, join};
-use super::vmm::RawHandle;
 use crate::clock::Stamp;
 use std::collections::{BTreeMap, BTreeSet};
 

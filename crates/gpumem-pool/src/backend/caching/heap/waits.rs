@@ -1,9 +1,10 @@
 //! [`Heap::blockers`]: what a request would have to wait for.
 
+use super::ready::smallest_stretch;
 use super::record::Kind;
 use super::stamps::{Owner, Pending};
 use super::survey::{Survey, View};
-use super::{Heap, Request, rounded, smallest_stretch, space_of};
+use super::{Heap, Request, rounded, space_of};
 use crate::clock::{Order, Slot, Stamp};
 use std::collections::BTreeMap;
 
