@@ -1,0 +1,74 @@
+//! What is free already: a request that finds its place here asks the driver for nothing.
+
+use super::super::magazine::Piece;
+use super::fit::place;
+use super::space::Space;
+use super::stamps::Owner;
+use super::survey::{View, stretches};
+use super::{Heap, LARGE_SPACE, Request, SMALL_MAX_BYTES, rounded, space_of};
+use crate::clock::Order;
+
+impl Heap {
+    /// A piece that is free already. Asks the driver for nothing.
+    pub(in super::super) fn take_ready(&mut self, request: &Request, order: &impl Order) -> Option<Piece> {
+        let with_ready = self.may_take_ready(request);
+        self.take_free(space_of(request), request, order, with_ready)
+    }
+
+    /// The same among the larger blocks, for a small one that would not be met otherwise.
+    pub(in super::super) fn take_leftover(&mut self, request: &Request, order: &impl Order) -> Option<Piece> {
+        self.take_free(LARGE_SPACE, request, order, true)
+    }
+
+    pub(super) fn may_take_ready(&self, request: &Request) -> bool {
+        let Request { slot, size_bytes, .. } = *request;
+        size_bytes <= SMALL_MAX_BYTES
+            || self.shares.may_take_ready(slot, size_bytes, self.dials.growth_slack_per_mille, &self.spaces)
+    }
+
+    pub(super) fn take_free(
+        &mut self,
+        index: usize,
+        request: &Request,
+        order: &impl Order,
+        with_ready: bool,
+    ) -> Option<Piece> {
+        let size_bytes = rounded(request.size_bytes)?;
+        let space = &self.spaces[index];
+        let find = |owner| {
+            let id = space.fit(owner)?.find(&self.records, size_bytes, space.base, request.alignment)?;
+            Some((self.records[id].size_bytes, id))
+        };
+        let ready = if with_ready { find(Owner::READY) } else { None };
+        let found = match (find(Owner::of(request.slot)), ready) {
+            (Some(own), Some(ready)) => Some(if own.0 <= ready.0 { own } else { ready }),
+            (own, ready) => own.or(ready),
+        };
+        if let Some((_, id)) = found {
+            let start = place(&self.records[id], size_bytes, space.base, request.alignment)?;
+            let id = self.spaces[index].take(&mut self.records, id, start, size_bytes);
+            return Some(self.taken(index, id, request.slot));
+        }
+        let view = View { records: &self.records, slot: request.slot, order, with_ready };
+        let start = smallest_stretch(space, size_bytes, request.alignment, &view)?;
+        Some(self.claimed(index, start, size_bytes, request.slot))
+    }
+}
+
+/// The smallest stretch of neighbours that wait for different streams, all ordered before the request.
+pub(super) fn smallest_stretch(
+    space: &Space,
+    size_bytes: u64,
+    alignment: u64,
+    view: &View<impl Order>,
+) -> Option<u64> {
+    if !space.has_pending_of_others(Owner::READY) {
+        return None;
+    }
+    let align = |start: u64| Some((space.base + start).checked_next_multiple_of(alignment)? - space.base);
+    let found = stretches(space, size_bytes, view).into_iter().filter_map(|(start, end)| {
+        let place = align(start)?;
+        (place.checked_add(size_bytes)? <= end).then_some((end - start, place))
+    });
+    found.min().map(|(_, start)| start)
+}
