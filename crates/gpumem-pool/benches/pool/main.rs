@@ -15,9 +15,9 @@ mod meter;
 
 use churn::Plan;
 use gpumem_pool::sys::{Driver, Sim, SimConfig};
-use gpumem_pool::{BackendKind, Block, Device, Pool, PoolError, Stream};
+use gpumem_pool::{BackendKind, Block, Device, Pool, PoolBuilder, PoolError, Stream};
 use std::error::Error;
-use std::sync::{Barrier, Mutex, PoisonError, mpsc};
+use std::sync::{Barrier, mpsc};
 use std::time::{Duration, Instant};
 
 type Outcome<T> = Result<T, Box<dyn Error>>;
@@ -85,12 +85,16 @@ const SIZES: [(&str, u64); 5] =
 const GROWN_BYTES: u64 = 24 << 30;
 
 impl Bench {
-    fn pool(&self) -> Result<Pool, PoolError> {
-        let mut builder = Pool::builder(&self.device);
-        if let Some(backend) = self.options.backend {
-            builder = builder.backend(backend);
+    fn builder(&self) -> PoolBuilder {
+        let builder = Pool::builder(&self.device);
+        match self.options.backend {
+            Some(backend) => builder.backend(backend),
+            None => builder,
         }
-        builder.build()
+    }
+
+    fn pool(&self) -> Result<Pool, PoolError> {
+        self.builder().build()
     }
 
     fn streams(&self, count: usize) -> Result<Vec<Stream>, PoolError> {
@@ -180,52 +184,6 @@ impl Bench {
             spent += consumer.join().map_err(|_| "the consumer failed")?;
             Ok(per(spent, batches * batch))
         })
-    }
-
-    /// A thousand blocks of all sizes, of which one at random is replaced; by RMM's generator.
-    fn churn(&self) -> Outcome<()> {
-        for thread_count in [1, 8] {
-            let name = self.name("churn", thread_count);
-            let (live_count, step_count) = (1000 / thread_count, 20_000 / thread_count);
-            let plans: Vec<Plan> = (0..thread_count)
-                .map(|thread| Plan::new(42, thread as u64, live_count, step_count))
-                .collect();
-            let mut driver = Vec::new();
-            self.row(&name, || {
-                let (pool, streams) = (self.pool()?, self.streams(thread_count)?);
-                pool.reserve(GROWN_BYTES)?;
-                let alloc =
-                    |thread: usize, size_bytes: &u64| pool.alloc(*size_bytes, &streams[thread]).map(Some);
-                let blocks: Vec<_> = plans.iter().map(|_| Mutex::new(Vec::new())).collect();
-                let of = |thread: usize| blocks[thread].lock().unwrap_or_else(PoisonError::into_inner);
-                together(thread_count, |thread| {
-                    let initial = plans[thread].initial_bytes.iter();
-                    *of(thread) =
-                        initial.map(|size_bytes| alloc(thread, size_bytes)).collect::<Result<_, _>>()?;
-                    Ok(())
-                })?;
-                let before = self.reading();
-                let took = together(thread_count, |thread| {
-                    let mut blocks = of(thread);
-                    for (place, size_bytes) in &plans[thread].steps {
-                        blocks[*place] = None;
-                        blocks[*place] = alloc(thread, size_bytes)?;
-                    }
-                    Ok(())
-                })?;
-                let reading = self.reading().since(&before);
-                driver.push(reading);
-                let in_driver = reading.spent / thread_count as u32;
-                Ok(per(took.saturating_sub(in_driver), step_count as u32))
-            })?;
-            if let Some(least) = driver.iter().min_by_key(|reading| reading.spent) {
-                let steps = (step_count * thread_count) as u32;
-                let calls = least.calls as f64 / f64::from(steps);
-                self.note(&self.name("churn_driver_calls", thread_count), calls, "calls")?;
-                self.note(&self.name("churn_driver", thread_count), per(least.priced, steps), "ns")?;
-            }
-        }
-        Ok(())
     }
 
     fn reading(&self) -> Reading {
