@@ -5,7 +5,7 @@
 //! the software driver where it is one, and is no part of the first figure; a wait for another thread's call is.
 
 use crate::{Bench, GROWN_BYTES, Outcome, Reading, per, together};
-use gpumem_pool::{BackendKind, PoolBuilder, PoolError, Profile};
+use gpumem_pool::{BackendKind, PoolBuilder, Profile};
 use std::sync::{Mutex, PoisonError};
 
 impl Bench {

@@ -15,6 +15,7 @@
 //! | `ladder` | what an allocation does that found nothing at hand, rung by rung |
 //! | `extent` | blocks that grow in place |
 //! | `vmm`, `access` | the driver's calls for physical memory; who may use it |
+//! | `gate` | the heap's lock |
 //! | `stats`, `sync` | counters; what the front needs of threads |
 
 mod access;
@@ -23,6 +24,7 @@ mod class;
 mod depot;
 mod extent;
 mod front;
+mod gate;
 mod heap;
 mod ladder;
 #[allow(unsafe_code)]

@@ -1,0 +1,79 @@
+//! What a pool says of itself: its sums, whether they agree, and why it refused.
+
+use super::{Lack, Shared};
+use crate::backend::{Counts, Reserved};
+use crate::error::PoolError;
+
+impl Shared {
+    pub(in super::super) fn counts(&self) -> Counts {
+        let (front, core) = (self.front.counters(), self.core());
+        let sum = front + core.counters;
+        // While others allocate and free, some of what they do is seen and some is not.
+        let in_use_bytes = sum.in_use_bytes().min(core.heap.used_bytes()) + core.extents.size_bytes();
+        Counts {
+            in_use_bytes,
+            in_use_peak_bytes: core.out_peak_bytes.max(in_use_bytes),
+            block_count: sum.block_count(),
+            allocation_count: sum.allocation_count(),
+        }
+    }
+
+    pub(in super::super) fn reserved(&self) -> Reserved {
+        let core = self.core();
+        Reserved {
+            current_bytes: core.heap.reserved_bytes(),
+            peak_bytes: core.heap.reserved_peak_bytes(),
+            record_bytes: core.heap.record_bytes() as u64,
+        }
+    }
+
+    /// As [`Source::check`](crate::backend::Source::check).
+    pub(in super::super) fn check(&self) -> Result<(), String> {
+        let held_count = self.front.check()?;
+        let counters = self.front.counters();
+        let core = self.core();
+        let out_count = core.heap.check()?;
+        core.extents.check(&core.heap)?;
+        let sum = counters + core.counters;
+        if sum.block_count() + held_count != out_count {
+            let block_count = sum.block_count();
+            return Err(format!("{block_count} blocks and {held_count} pieces at hand, {out_count} are out"));
+        }
+        if sum.in_use_bytes() > core.heap.used_bytes() {
+            return Err(format!(
+                "{} bytes in blocks, {} are out",
+                sum.in_use_bytes(),
+                core.heap.used_bytes()
+            ));
+        }
+        match self.limits.hard_bytes.filter(|limit_bytes| core.heap.reserved_bytes() > *limit_bytes) {
+            Some(limit_bytes) => {
+                Err(format!("{} bytes reserved, {limit_bytes} allowed", core.heap.reserved_bytes()))
+            }
+            None => Ok(()),
+        }
+    }
+
+    pub(in super::super) fn refusal(&self, size_bytes: u64, lack: Lack) -> PoolError {
+        let (counts, reserved) = (self.counts(), self.reserved());
+        let passed = self.access.family().and_then(|family| family.full_for(size_bytes));
+        if let (Some(limit_bytes), None) = (passed.or(self.limits.hard_bytes), lack) {
+            return PoolError::LimitReached {
+                requested_bytes: size_bytes,
+                in_use_bytes: counts.in_use_bytes,
+                limit_bytes,
+            };
+        }
+        match self.device.memory_info() {
+            Err(error) => lack.map_or(error, PoolError::from),
+            Ok(info) => PoolError::OutOfMemory {
+                requested_bytes: size_bytes,
+                in_use_bytes: counts.in_use_bytes,
+                reserved_bytes: reserved.current_bytes,
+                device_free_bytes: info.free_bytes,
+                device_total_bytes: info.total_bytes,
+                hard_limit_bytes: self.limits.hard_bytes,
+            },
+        }
+    }
+}

@@ -1,0 +1,31 @@
+//! [`Core`]: what the heap's lock protects.
+
+use crate::backend::caching::extent::Extents;
+use crate::backend::caching::heap::Heap;
+use crate::backend::caching::stats::Counters;
+use crate::clock::Slot;
+
+pub(in super::super) struct Core {
+    pub(in super::super) heap: Heap,
+    pub(in super::super) extents: Extents,
+    /// What the heap has handed out. What comes back is counted by the sets.
+    pub(super) counters: Counters,
+    /// The most that the heap has had out; what magazines hold is part of it.
+    pub(super) out_peak_bytes: u64,
+}
+
+impl Core {
+    pub(super) fn count_out(&mut self, size_bytes: u64) {
+        self.counters.count_out(size_bytes);
+        self.note_peak();
+    }
+
+    pub(super) fn pending_slots(&self) -> Vec<Slot> {
+        self.heap.pending_slots().into_iter().chain(self.extents.pending_slots()).collect()
+    }
+
+    pub(in super::super) fn note_peak(&mut self) {
+        let out_bytes = self.heap.used_bytes() + self.extents.size_bytes();
+        self.out_peak_bytes = self.out_peak_bytes.max(out_bytes);
+    }
+}

@@ -1,0 +1,121 @@
+//! How a pool takes memory before it is asked for, and gives back what nobody needs.
+
+use super::Shared;
+use crate::backend::caching::heap::Heap;
+use crate::clock::Slot;
+use crate::context::Relaxed;
+use crate::error::PoolError;
+use crate::family::Member;
+use crate::upkeep::Waiting;
+use core::time::Duration;
+use gpumem_sys::DriverError;
+use gpumem_sys::types::CUresult;
+use std::sync::Arc;
+
+impl Shared {
+    /// Grows until so much is reserved, as large blocks will want it: in few handles, side by side.
+    pub(in super::super) fn reserve(&self, size_bytes: u64) -> Result<(), PoolError> {
+        let missing_bytes = size_bytes.saturating_sub(self.reserved().current_bytes);
+        if missing_bytes == 0 {
+            return Ok(());
+        }
+        let _relaxed = Relaxed::enter(self.device.driver())?;
+        let _bound = self.device.enter()?;
+        let mut vmm = self.vmm();
+        let mut core = self.core();
+        let most_bytes = self.limit_bytes(&core.heap);
+        match core.heap.reserve(missing_bytes, &mut vmm, most_bytes) {
+            Ok(true) => self.front.set_cap(self.dials.magazine_bytes(core.heap.reserved_bytes())),
+            Err(error) if error.code() != CUresult::CUDA_ERROR_OUT_OF_MEMORY => return Err(error.into()),
+            _ => {
+                drop(core);
+                return Err(self.refusal(missing_bytes, None));
+            }
+        }
+        Ok(())
+    }
+
+    /// Without a wait: marks tell what is done by now.
+    pub(in super::super) fn trim_to(&self, keep_bytes: u64) -> Result<(), PoolError> {
+        self.drain_all();
+        let _relaxed = Relaxed::enter(self.device.driver())?;
+        let _bound = self.device.enter()?;
+        let pending = self.core().pending_slots();
+        self.look(pending)?;
+        Ok(self.trim(keep_bytes)?)
+    }
+
+    /// Marks streams, and sees which marks have been passed.
+    pub(in super::super) fn look(&self, slots: Vec<Slot>) -> Result<(), DriverError> {
+        slots.into_iter().try_for_each(|slot| self.clocks().tick(slot).map(drop))?;
+        self.clocks().poll(POLL_MAX).map(drop)
+    }
+
+    pub(in super::super) fn reclaim(&self) -> Result<(), PoolError> {
+        // First: what is freed into the heap later is known to be done only later.
+        self.drain_all();
+        self.device.finish_with_upkeep()?;
+        let _relaxed = Relaxed::enter(self.device.driver())?;
+        let _bound = self.device.enter()?;
+        Ok(self.trim(0)?)
+    }
+
+    fn trim(&self, keep_bytes: u64) -> Result<(), DriverError> {
+        self.settle_extents()?;
+        let mut vmm = self.vmm();
+        let mut core = self.core();
+        core.heap.trim(keep_bytes, self.clocks(), &mut vmm)?;
+        self.front.set_cap(self.dials.magazine_bytes(core.heap.reserved_bytes()));
+        Ok(())
+    }
+
+    /// What may be reserved now, by our own limit and those that we share.
+    pub(in super::super) fn limit_bytes(&self, heap: &Heap) -> u64 {
+        #[cfg(feature = "planted-bugs")]
+        if crate::planted::has(crate::planted::Bug::LimitOffByOne) {
+            return self.limits.hard_bytes.unwrap_or(u64::MAX).saturating_add(2 << 20);
+        }
+        let room_bytes = self.access.family().map_or(u64::MAX, |family| family.room_bytes());
+        heap.reserved_bytes().saturating_add(room_bytes).min(self.limits.hard_bytes.unwrap_or(u64::MAX))
+    }
+
+    /// All that other pools keep unused under a limit that keeps this one from growing. The device's context is current.
+    pub(in super::super) fn clear_family(&self) {
+        let short = self.access.family().filter(|family| family.is_short_of_others());
+        for member in short.map(|family| family.members()).into_iter().flatten() {
+            if !core::ptr::addr_eq(Arc::as_ptr(&member), self) {
+                member.give_back_all();
+            }
+        }
+    }
+
+    fn soft_bytes(&self) -> u64 {
+        self.limits.soft_bytes.unwrap_or(u64::MAX)
+    }
+}
+
+impl Waiting for Shared {
+    fn before_wait(&self) {
+        if self.reserved().current_bytes > self.soft_bytes() {
+            self.drain_all();
+        }
+    }
+
+    fn after_wait(&self) {
+        if self.reserved().current_bytes > self.soft_bytes() {
+            // What can't be given back now stays for the next time; a failure comes back at the next call of the user's.
+            let _ = self.trim(self.soft_bytes());
+        }
+    }
+}
+
+impl Member for Shared {
+    fn give_back_all(&self) {
+        self.drain_all();
+        // What can't be given back now is not to be had.
+        let _ = self.trim(0);
+    }
+}
+
+/// As long as a trim asks which marks have been passed.
+const POLL_MAX: Duration = Duration::from_millis(1);

@@ -1,0 +1,36 @@
+//! Who may use a pool's memory beyond its own device, and what must stay where it is for them.
+
+use super::Shared;
+use crate::backend::caching::access::{all_of, none_of};
+use crate::context::Relaxed;
+use crate::device::Device;
+use crate::error::PoolError;
+
+impl Shared {
+    /// Over what is mapped, and from now on over what will be.
+    pub(in super::super) fn enable_peer_access(&self, peer: &Device) -> Result<(), PoolError> {
+        let _relaxed = Relaxed::enter(self.device.driver())?;
+        let _bound = self.device.enter()?;
+        let (core, vmm) = (self.core(), self.vmm());
+        if self.access.is_granted(peer.raw()) {
+            return Ok(());
+        }
+        let mappings: Vec<(u64, u64)> = core.heap.mappings().chain(core.extents.mappings()).collect();
+        for (index, (address, size_bytes)) in mappings.iter().enumerate() {
+            if let Err(error) = vmm.set_access_of(*address, *size_bytes, &all_of(peer.raw())) {
+                for (address, size_bytes) in &mappings[..index] {
+                    // Where even this fails, the peer may use what nobody gives it.
+                    let _ = vmm.set_access_of(*address, *size_bytes, &none_of(peer.raw()));
+                }
+                return Err(error.into());
+            }
+        }
+        self.access.grant(peer.raw());
+        Ok(())
+    }
+
+    /// The memory under a live piece stays under its addresses alone.
+    pub(in super::super) fn pin(&self, record: u32) {
+        self.core().heap.pin(record);
+    }
+}
