@@ -4,6 +4,7 @@ use crate::bytes::Bytes;
 use crate::device::Device;
 use crate::limit::FORMS;
 use crate::options::BackendKind;
+use crate::out_of_memory::OutOfMemory;
 use gpumem_sys::env::EnvError;
 use gpumem_sys::types::CUresult;
 use gpumem_sys::{DriverError, LoadError};
@@ -12,26 +13,10 @@ use gpumem_sys::{DriverError, LoadError};
 #[derive(Clone, Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum PoolError {
-    /// No memory now, after everything that could be given back was. Freeing something may help.
-    #[error(
-        "out of GPU memory: {} requested, {} in use and {} reserved by this pool, {} free of {} on the device; {}",
-        Bytes(*.requested_bytes), Bytes(*.in_use_bytes), Bytes(*.reserved_bytes), Bytes(*.device_free_bytes),
-        Bytes(*.device_total_bytes), advice(*.requested_bytes, *.device_free_bytes, *.hard_limit_bytes)
-    )]
-    OutOfMemory {
-        /// What was asked for.
-        requested_bytes: u64,
-        /// In blocks of this pool.
-        in_use_bytes: u64,
-        /// Held from the device by this pool, blocks included.
-        reserved_bytes: u64,
-        /// Free on the device, as the driver sees it.
-        device_free_bytes: u64,
-        /// All the device has.
-        device_total_bytes: u64,
-        /// The pool's hard limit, which also bounds what it reserves.
-        hard_limit_bytes: Option<u64>,
-    },
+    /// The device is full, after everything that could be given back was. Freeing something, here or elsewhere, may help;
+    /// the report says what most likely does.
+    #[error("{0}")]
+    OutOfMemory(Box<OutOfMemory>),
     /// Larger than the device. Trying again never helps.
     #[error(
         "{} requested, more than the {} that the device has; split the data",
@@ -43,20 +28,10 @@ pub enum PoolError {
         /// All the device has.
         device_bytes: u64,
     },
-    /// The pool's hard limit refused it. Freeing something, or raising the limit, helps.
-    #[error(
-        "the hard limit of {} refused {} with {} in use; drop arrays, or raise GPUMEM_HARD_LIMIT or \
-         PoolBuilder::hard_limit",
-        Bytes(*.limit_bytes), Bytes(*.requested_bytes), Bytes(*.in_use_bytes)
-    )]
-    LimitReached {
-        /// What was asked for.
-        requested_bytes: u64,
-        /// In blocks of this pool at that moment.
-        in_use_bytes: u64,
-        /// The hard limit.
-        limit_bytes: u64,
-    },
+    /// A hard limit refused it, after everything that could be given back was. Freeing something, or raising the limit,
+    /// helps.
+    #[error("{0}")]
+    LimitReached(Box<OutOfMemory>),
     /// An alignment that no block can have.
     #[error("{alignment} is no alignment: use a power of two up to {largest}")]
     BadAlignment {
@@ -227,6 +202,23 @@ pub enum PoolError {
 }
 
 impl PoolError {
+    /// By whom the request was refused that this report is of.
+    pub(crate) fn refused(report: OutOfMemory) -> Self {
+        match report.limit_bytes {
+            Some(_) => Self::LimitReached(Box::new(report)),
+            None => Self::OutOfMemory(Box::new(report)),
+        }
+    }
+
+    /// The report of a request that was refused for want of memory; nothing for any other error.
+    #[must_use]
+    pub fn out_of_memory(&self) -> Option<&OutOfMemory> {
+        match self {
+            Self::OutOfMemory(report) | Self::LimitReached(report) => Some(report),
+            _ => None,
+        }
+    }
+
     pub(crate) fn wrong_device(expected: &Device, found: &Device) -> Self {
         Self::WrongDevice {
             expected: format!("{expected} of the {}", expected.driver().kind()),
@@ -238,17 +230,6 @@ impl PoolError {
 impl From<DriverError> for PoolError {
     fn from(error: DriverError) -> Self {
         if is_sticky(error.code()) { Self::DeviceLost(error) } else { Self::Driver(error) }
-    }
-}
-
-fn advice(requested_bytes: u64, device_free_bytes: u64, hard_limit_bytes: Option<u64>) -> String {
-    match hard_limit_bytes {
-        Some(limit_bytes) if requested_bytes <= device_free_bytes => format!(
-            "the hard limit of {} keeps the pool from growing, and what it holds free is in smaller pieces: drop arrays, \
-             or raise GPUMEM_HARD_LIMIT or PoolBuilder::hard_limit",
-            Bytes(limit_bytes)
-        ),
-        _ => "drop arrays, use smaller batches, or see with `nvidia-smi` who else uses the device".into(),
     }
 }
 

@@ -129,7 +129,7 @@ impl GrowableBlock {
             });
         }
         if size_bytes > self.size_bytes {
-            self.pool.growing()?.grow_to(self.id, size_bytes)?;
+            self.pool.0.explained(self.pool.growing()?.grow_to(self.id, size_bytes))?;
             self.size_bytes = size_bytes;
         }
         Ok(())

@@ -16,7 +16,7 @@
 //! | `clock` | what is ordered and what is done: a free asks the driver nothing |
 //! | `graph` | [`Capture`], [`Graph`], [`GraphExec`]: work recorded once and launched often, with its memory |
 //! | `options`, `limit`, `dials` | [`PoolBuilder`], [`BackendKind`], [`Limit`], [`Profile`] and [`Dials`] |
-//! | `status`, `bytes`, `error` | what a pool says of itself |
+//! | `status`, `bytes`, `error` | what a pool says of itself; `out_of_memory`: why it refused, with advice |
 //! | `backend` | where the bytes come from: `caching`, `native`, `none`; `upkeep`: what pools leave to their device |
 //!
 //! ```
@@ -68,6 +68,7 @@ mod growable;
 mod ledger;
 mod limit;
 mod options;
+mod out_of_memory;
 #[allow(unsafe_code)]
 mod peers;
 mod pinning;
@@ -102,6 +103,7 @@ pub use graph::{Capture, CaptureMode, Graph, GraphExec};
 pub use growable::GrowableBlock;
 pub use limit::Limit;
 pub use options::{BackendKind, PoolBuilder};
+pub use out_of_memory::{Advice, Attempt, Growth, Holder, OutOfMemory};
 pub use pool::Pool;
 pub use raw_block::{BlockToken, RawBlock};
 pub use status::Status;

@@ -14,6 +14,7 @@ use crate::dials::{Dials, Profile};
 use crate::error::PoolError;
 use crate::family::Family;
 use crate::limit::{FORMS, Limit};
+use crate::out_of_memory::{Observer, OutOfMemory};
 use crate::pool::Pool;
 use core::fmt;
 use core::str::FromStr;
@@ -33,6 +34,7 @@ pub struct PoolBuilder {
     pub(crate) handle_use: HandleUse,
     /// What the pool's memory counts against, beside its own limit.
     pub(crate) family: Option<Arc<Family>>,
+    pub(crate) observer: Option<Observer>,
 }
 
 /// What physical memory is made for, beside being used here.
@@ -67,6 +69,7 @@ impl PoolBuilder {
             peers: Vec::new(),
             handle_use: HandleUse::default(),
             family: None,
+            observer: None,
         }
     }
 
@@ -94,6 +97,7 @@ impl PoolBuilder {
             peers: Vec::new(),
             handle_use: HandleUse::default(),
             family: None,
+            observer: None,
         })
     }
 
@@ -147,6 +151,13 @@ impl PoolBuilder {
     /// `caching` can where the device's driver can.
     pub fn rdma(mut self) -> Self {
         self.handle_use.rdma = true;
+        self
+    }
+
+    /// Calls `observer` with the report of every request that is refused for want of memory, on the thread that asks, before
+    /// the request returns. No lock is held: it may look at the pool, and free what it has of it.
+    pub fn on_out_of_memory(mut self, observer: impl Fn(&OutOfMemory) + Send + Sync + 'static) -> Self {
+        self.observer = Some(Observer(Arc::new(observer)));
         self
     }
 

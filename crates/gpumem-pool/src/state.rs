@@ -113,7 +113,7 @@ impl StateRef {
             let (piece, _, _, uses, _) = block.into_parts();
             return Ok((piece, uses));
         }
-        let piece = self.backend.alloc(size_bytes, stream)?;
+        let piece = self.explained(self.backend.alloc(size_bytes, stream))?;
         self.count();
         Ok((piece, 0))
     }
@@ -134,7 +134,7 @@ impl StateRef {
         {
             return Ok(block);
         }
-        let piece = self.backend.alloc_aligned(size_bytes, alignment, stream)?;
+        let piece = self.explained(self.backend.alloc_aligned(size_bytes, alignment, stream))?;
         self.count();
         Ok(Block::new(self, piece, size_bytes, stream.id()))
     }
@@ -276,7 +276,16 @@ impl State {
     pub(crate) fn reserve(&self, size_bytes: u64) -> Result<(), PoolError> {
         self.check_usable()?;
         self.check_size(size_bytes)?;
-        self.backend.reserve(size_bytes)
+        self.explained(self.backend.reserve(size_bytes))
+    }
+
+    /// Shows a refusal for want of memory to the observer.
+    pub(crate) fn explained<T>(&self, result: Result<T, PoolError>) -> Result<T, PoolError> {
+        result.inspect_err(|error| {
+            if let (Some(report), Some(observer)) = (error.out_of_memory(), &self.setup.observer) {
+                (observer.0)(report);
+            }
+        })
     }
 
     fn giving_back(&self, work: impl FnOnce(&Self) -> Result<(), PoolError>) -> Result<u64, PoolError> {

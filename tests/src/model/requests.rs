@@ -94,20 +94,21 @@ impl World<'_> {
                 let right = (requested_bytes, device_bytes) == (asked_bytes, self.case.memory_bytes);
                 if right && asked_bytes > self.case.memory_bytes { Ok(()) } else { Err(wrong) }
             }
-            PoolError::LimitReached { requested_bytes, in_use_bytes, limit_bytes } => {
-                if (requested_bytes, in_use_bytes, Some(limit_bytes)) != (asked_bytes, in_use, limit) {
+            PoolError::LimitReached(report) => {
+                if (report.requested_bytes, report.in_use_bytes, report.limit_bytes)
+                    != (asked_bytes, in_use, limit)
+                {
                     return Err(wrong);
                 }
                 match self.twin.admits(asked_bytes) {
                     false => Ok(()),
-                    // What is reserved counts there, and it may be in pieces.
-                    true if self.subject.is_caching() => self.refusal_is_true(asked_bytes, stream, seen),
-                    true => Err(wrong),
+                    // What is reserved counts, and it may be in pieces.
+                    true => self.refusal_is_true(asked_bytes, stream, seen),
                 }
             }
-            PoolError::OutOfMemory { requested_bytes, in_use_bytes, .. } => {
-                if (requested_bytes, in_use_bytes) != (asked_bytes, in_use) || !self.twin.admits(asked_bytes)
-                {
+            PoolError::OutOfMemory(report) => {
+                let told = (report.requested_bytes, report.in_use_bytes);
+                if told != (asked_bytes, in_use) || !self.twin.admits(asked_bytes) {
                     return Err(wrong);
                 }
                 self.refusal_is_true(asked_bytes, stream, seen)

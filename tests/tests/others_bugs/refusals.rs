@@ -17,10 +17,9 @@ cases! {
             let held = bench.filled(32 * MIB, 1, &stream);
             let total_bytes = bench.device.total_bytes();
             let error = bench.pool.alloc(total_bytes, &stream).unwrap_err();
-            let PoolError::OutOfMemory { requested_bytes, in_use_bytes, device_total_bytes, .. } = error else {
-                panic!("{error}");
-            };
-            assert_eq!((requested_bytes, in_use_bytes, device_total_bytes), (total_bytes, 32 * MIB, total_bytes));
+            let PoolError::OutOfMemory(report) = error else { panic!("{error}") };
+            assert_eq!((report.requested_bytes, report.in_use_bytes), (total_bytes, 32 * MIB));
+            assert_eq!((report.device_total_bytes, report.limit_bytes), (total_bytes, None));
             bench.check(&held, 1, &stream);
             drop(bench.filled(MIB, 2, &stream));
         });

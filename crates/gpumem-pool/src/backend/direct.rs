@@ -12,10 +12,12 @@ use crate::family::Family;
 use crate::ledger::{Admission, Ledger};
 use crate::limit::Limits;
 use crate::options::{BackendKind, PoolBuilder};
+use crate::out_of_memory::{Attempt, GrowthLog, OutOfMemory, Sample};
 use crate::stream::Stream;
 use gpumem_sys::DriverError;
 use gpumem_sys::types::{CUdeviceptr, CUresult};
 use std::sync::Arc;
+use std::time::Instant;
 
 /// What a backend of this kind asks of the driver; it does nothing else, and answers in the driver's terms.
 pub(crate) trait Calls {
@@ -53,6 +55,7 @@ pub(crate) struct Direct<C> {
     ledger: Ledger,
     hard_limit_bytes: Option<u64>,
     family: Option<Arc<Family>>,
+    growth: GrowthLog,
     calls: C,
 }
 
@@ -60,23 +63,21 @@ impl<C: Calls> Direct<C> {
     pub(super) fn new(options: &PoolBuilder, limits: Limits, calls: C) -> Self {
         let ledger = Ledger::new(limits.hard_bytes.unwrap_or(u64::MAX));
         let (device, family) = (options.device.clone(), options.family.clone());
-        Self { device, ledger, hard_limit_bytes: limits.hard_bytes, family, calls }
+        let growth = GrowthLog::default();
+        Self { device, ledger, hard_limit_bytes: limits.hard_bytes, family, growth, calls }
     }
 
     fn admit(&self, size_bytes: u64) -> Result<Admission<'_>, PoolError> {
-        self.ledger.admit(size_bytes).map_err(|in_use_bytes| PoolError::LimitReached {
-            requested_bytes: size_bytes,
-            in_use_bytes,
-            limit_bytes: self.hard_limit_bytes.unwrap_or(u64::MAX),
-        })
+        let limit_bytes = self.hard_limit_bytes.unwrap_or(u64::MAX);
+        let admitted = self.ledger.admit(size_bytes);
+        admitted.map_err(|in_use_bytes| self.refusal(size_bytes, in_use_bytes, Some(limit_bytes), Vec::new()))
     }
 
     fn admit_to_family(&self, size_bytes: u64) -> Result<(), PoolError> {
         let Some(family) = &self.family else { return Ok(()) };
-        family.admit(size_bytes).map_err(|limit_bytes| PoolError::LimitReached {
-            requested_bytes: size_bytes,
-            in_use_bytes: self.ledger.in_use_bytes().saturating_sub(size_bytes),
-            limit_bytes,
+        family.admit(size_bytes).map_err(|limit_bytes| {
+            let in_use_bytes = self.ledger.in_use_bytes().saturating_sub(size_bytes);
+            self.refusal(size_bytes, in_use_bytes, Some(limit_bytes), Vec::new())
         })
     }
 
@@ -89,30 +90,68 @@ impl<C: Calls> Direct<C> {
     /// The ladder: what is free now, then what giving back frees, then an error that explains.
     fn acquire(&self, size_bytes: u64, stream: &Stream) -> Result<CUdeviceptr, PoolError> {
         match self.calls.acquire(size_bytes, stream) {
-            Err(error) if is_full(&error) && C::KEEPS_MEMORY => {}
-            Err(error) if is_full(&error) => return Err(self.out_of_memory(error, size_bytes)),
+            Err(error) if is_full(&error) => {}
             other => return Ok(other?),
         }
-        self.reclaim()?;
-        match self.calls.acquire(size_bytes, stream) {
-            Err(error) if is_full(&error) => Err(self.out_of_memory(error, size_bytes)),
-            other => Ok(other?),
+        let mut attempts = Vec::new();
+        if C::KEEPS_MEMORY {
+            attempts.push(self.reclaim_watched()?);
+            match self.calls.acquire(size_bytes, stream) {
+                Err(error) if is_full(&error) => {}
+                other => return Ok(other?),
+            }
         }
-    }
-
-    fn out_of_memory(&self, error: DriverError, size_bytes: u64) -> PoolError {
-        let (Ok(info), Ok(reserved)) = (self.device.memory_info(), self.reserved()) else {
-            return error.into();
-        };
         // This request is admitted, but nothing of it is in use.
         let in_use_bytes = self.ledger.in_use_bytes().saturating_sub(size_bytes);
-        PoolError::OutOfMemory {
-            requested_bytes: size_bytes,
+        Err(self.refusal(size_bytes, in_use_bytes, None, attempts))
+    }
+
+    fn reclaim_watched(&self) -> Result<Attempt, PoolError> {
+        let reserved_bytes =
+            || Ok::<_, PoolError>(self.reserved()?.map_or(0, |reserved| reserved.current_bytes));
+        let (start, before_bytes) = (Instant::now(), reserved_bytes()?);
+        self.reclaim()?;
+        let gained_bytes = before_bytes.saturating_sub(reserved_bytes()?);
+        Ok(Attempt { name: "wait for the device and trim", gained_bytes, took: start.elapsed() })
+    }
+
+    fn refusal(
+        &self,
+        requested_bytes: u64,
+        in_use_bytes: u64,
+        limit_bytes: Option<u64>,
+        attempts: Vec<Attempt>,
+    ) -> PoolError {
+        let (info, reserved) = match (self.device.memory_info(), self.reserved()) {
+            (Ok(info), Ok(reserved)) => (info, reserved),
+            (Err(error), _) | (_, Err(error)) => return error,
+        };
+        let reserved_bytes = reserved.map_or(in_use_bytes, |reserved| reserved.current_bytes);
+        // Where the device has room, the driver's pool has refused, whose own limit counts what it reserves.
+        let is_full = |limit_bytes: &u64| {
+            info.free_bytes >= requested_bytes
+                && reserved_bytes.saturating_add(requested_bytes) > *limit_bytes
+        };
+        let pools_limit = || self.hard_limit_bytes.filter(is_full);
+        PoolError::refused(OutOfMemory {
+            requested_bytes,
+            limit_bytes: limit_bytes.or_else(pools_limit),
             in_use_bytes,
-            reserved_bytes: reserved.map_or(in_use_bytes, |reserved| reserved.current_bytes),
+            block_count: self.ledger.block_count(),
+            reserved_bytes,
             device_free_bytes: info.free_bytes,
             device_total_bytes: info.total_bytes,
-            hard_limit_bytes: self.hard_limit_bytes,
+            attempts,
+            growth: self.growth.steady(),
+            ..OutOfMemory::default()
+        })
+    }
+
+    fn note_growth(&self) {
+        let in_use_bytes = self.ledger.in_use_bytes();
+        if self.growth.is_due(in_use_bytes) {
+            let (block_count, allocation_count) = (self.ledger.block_count(), self.ledger.allocation_count());
+            self.growth.add(Sample { in_use_bytes, block_count, allocation_count });
         }
     }
 }
@@ -128,6 +167,7 @@ impl<C: Calls> Source for Direct<C> {
         let acquired = self.acquire(size_bytes, stream);
         let address = acquired.inspect_err(|_| self.leave_family(size_bytes))?;
         admission.settle();
+        self.note_growth();
         Ok(Piece { address, record: 0, class: 0 })
     }
 

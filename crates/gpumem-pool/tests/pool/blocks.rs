@@ -55,11 +55,9 @@ fn a_full_device_says_so_and_recovers() {
         let (pool, stream) = (bench.pool(), bench.stream());
         let held = pool.alloc(700 << 20, &stream).unwrap();
         let error = pool.alloc(700 << 20, &stream).unwrap_err();
-        let PoolError::OutOfMemory { requested_bytes, in_use_bytes, device_total_bytes, .. } = error else {
-            panic!("{error:?}");
-        };
-        assert_eq!((requested_bytes, in_use_bytes), (700 << 20, 700 << 20));
-        assert_eq!(device_total_bytes, 1 << 30);
+        let PoolError::OutOfMemory(report) = &error else { panic!("{error:?}") };
+        assert_eq!((report.requested_bytes, report.in_use_bytes), (700 << 20, 700 << 20));
+        assert_eq!(report.device_total_bytes, 1 << 30);
         assert!(error.to_string().contains("drop arrays"), "{error}");
         drop(held);
         let again = pool.alloc(700 << 20, &stream).unwrap();

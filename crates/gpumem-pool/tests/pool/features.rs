@@ -70,7 +70,7 @@ fn aligned_blocks_count_against_the_limit() {
             }
         };
         assert!(
-            matches!(error, PoolError::LimitReached { limit_bytes, .. } if limit_bytes == 8 << 20),
+            matches!(&error, PoolError::LimitReached(report) if report.limit_bytes == Some(8 << 20)),
             "{error}"
         );
         assert!(blocks.len() >= 8, "{}", blocks.len());

@@ -10,10 +10,9 @@ fn the_limit_is_exact() {
         let (pool, stream) = (bench.builder().hard_limit(4 << 20).build().unwrap(), bench.stream());
         let held = pool.alloc(3 << 20, &stream).unwrap();
         let error = pool.alloc((1 << 20) + 1, &stream).unwrap_err();
-        let PoolError::LimitReached { requested_bytes, in_use_bytes, limit_bytes } = error else {
-            panic!("{error:?}");
-        };
-        assert_eq!((requested_bytes, in_use_bytes, limit_bytes), ((1 << 20) + 1, 3 << 20, 4 << 20));
+        let PoolError::LimitReached(report) = &error else { panic!("{error:?}") };
+        assert_eq!((report.requested_bytes, report.in_use_bytes), ((1 << 20) + 1, 3 << 20));
+        assert_eq!((report.limit_bytes, report.block_count), (Some(4 << 20), 1));
         assert!(error.to_string().contains("GPUMEM_HARD_LIMIT"), "{error}");
         let rest = pool.alloc(1 << 20, &stream).unwrap();
         assert!(matches!(pool.alloc(1, &stream), Err(PoolError::LimitReached { .. })));
@@ -92,8 +91,8 @@ fn sixteen_threads_never_pass_the_limit() {
                     for step in 0..40 {
                         match pool.alloc((1 + (thread * 7 + step * 13) % 5) << 20, &stream) {
                             Ok(block) => held.push(block),
-                            Err(PoolError::LimitReached { in_use_bytes, .. }) => {
-                                assert!(in_use_bytes <= LIMIT_BYTES);
+                            Err(PoolError::LimitReached(report)) => {
+                                assert!(report.in_use_bytes <= LIMIT_BYTES);
                                 refused.store(true, Ordering::Relaxed);
                                 held.clear();
                             }

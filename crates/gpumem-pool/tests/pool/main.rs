@@ -15,6 +15,7 @@ mod features;
 mod growable;
 mod limits;
 mod objects;
+mod out_of_memory;
 mod peers;
 mod private;
 #[cfg(feature = "backend-caching")]

@@ -6,7 +6,7 @@ use gpumem_pool::{Block, Limit, Pool, PoolError};
 const MIB: u64 = 1 << 20;
 
 fn is_refused_by(result: Result<Block, PoolError>, limit_bytes: u64) -> bool {
-    matches!(result, Err(PoolError::LimitReached { limit_bytes: limit, .. }) if limit == limit_bytes)
+    matches!(result, Err(PoolError::LimitReached(report)) if report.limit_bytes == Some(limit_bytes))
 }
 
 fn held(pool: &Pool) -> u64 {

@@ -29,9 +29,10 @@ fn stored_figure(line: &str) -> Result<Figure> {
     Ok(Figure { bench: bench.into(), peer: peer.into(), value, unit: unit.into(), is_stored: true })
 }
 
-/// What a peer's program printed: lines `impl,workload,threads,ns_per_op` (bench_rmm, bench_torch), or bench_cudarc's text.
+/// What peers' programs printed, one or several into the same file: lines `impl,workload,threads,ns_per_op` (bench_rmm,
+/// bench_torch), and bench_cudarc's text.
 pub(crate) fn measured(text: &str) -> Result<Vec<Figure>> {
-    let figures = if text.contains("event tracking ") { cudarc(text) } else { lines(text) };
+    let figures: Vec<Figure> = lines(text).into_iter().chain(cudarc(text)).collect();
     ensure!(!figures.is_empty(), "no figure of a peer is in it");
     Ok(figures)
 }
@@ -131,6 +132,8 @@ mod tests {
         assert_eq!(found(&figures, "pool/churn/1", "PyTorch"), Some(599.0));
         let cudarc = "event tracking true\n  alloc+drop pair 4096: 800 ns\n  pair 1 MiB, 16 threads: 60873 ns\n\
                       event tracking false\n  alloc+drop pair 256: 445 ns\n  upload 1 GiB from a Vec: 10.4 GB/s\n";
+        let all = measured(&format!("{torch}{cudarc}{rmm}")).unwrap();
+        assert_eq!(all.len(), 7);
         let figures = measured(cudarc).unwrap();
         assert_eq!(figures.len(), 3);
         assert_eq!(found(&figures, "pool/pair_4KiB/1", "cudarc"), Some(800.0));

@@ -5,7 +5,7 @@
 //! used it is complete, which is looked at whenever an extent changes and whenever the pool gives memory back.
 
 use super::heap::Heap;
-use super::shared::Shared;
+use super::shared::{Lack, Shared};
 use super::vmm::{Backing, RawHandle, Vmm};
 use crate::backend::Growing;
 use crate::clock::{Order, Slot, Stamp};
@@ -205,7 +205,8 @@ impl Growing for Shared {
             Err(_) => self.reclaim()?,
         }
         self.clear_family();
-        self.try_grow(id, size_bytes)?.map_err(|lack| self.refusal(size_bytes, lack))
+        self.try_grow(id, size_bytes)?
+            .map_err(|said| self.refusal(size_bytes, Lack { said, ..Lack::default() }))
     }
 
     fn shrink_to(&self, id: u64, size_bytes: u64, uses: &[Stamp]) -> Result<(), PoolError> {

@@ -28,6 +28,7 @@ mod space;
 mod stamps;
 mod survey;
 mod tail;
+mod tally;
 #[cfg(test)]
 mod tests;
 mod trim;

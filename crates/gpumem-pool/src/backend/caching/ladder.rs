@@ -22,6 +22,7 @@ use super::magazine::Piece;
 use super::shared::{Lack, Shared};
 use crate::context::Relaxed;
 use crate::error::PoolError;
+use crate::out_of_memory::Attempt;
 use gpumem_sys::types::CUresult;
 use std::time::Instant;
 
@@ -44,13 +45,25 @@ enum Reach {
 type Rung = fn(&Shared, &Request, &mut Lack) -> Result<Step, PoolError>;
 
 /// As long as memory is to be had.
-const RUNGS: [Rung; 6] = [own_magazines, all_magazines, completed, growth_to_target, recycled, device_waits];
+const RUNGS: [(&str, Rung); 6] = [
+    ("drain this thread's magazines", own_magazines),
+    ("drain all magazines", all_magazines),
+    ("ask which frees are complete", completed),
+    ("grow to the target", growth_to_target),
+    ("map idle memory anew", recycled),
+    ("make the stream wait for others", device_waits),
+];
 
 /// When it is short: for the very bytes that were asked for, without rounding.
-const LAST_RUNGS: [Rung; 4] = [growth_to_limit, leftover, host_wait, synchronised];
+const LAST_RUNGS: [(&str, Rung); 4] = [
+    ("grow to the limit", growth_to_limit),
+    ("use what large blocks left over", leftover),
+    ("wait for other streams' frees", host_wait),
+    ("wait for the device and trim", synchronised),
+];
 
 /// A piece for a request that nothing at hand was found for, or for so many bytes at least; `None` when all rungs have
-/// failed: `lack` is then what the driver said, if it had no more memory.
+/// failed: `lack` says then what was tried.
 #[cold]
 pub(super) fn climb(
     shared: &Shared,
@@ -62,10 +75,18 @@ pub(super) fn climb(
     let _bound = shared.device.enter()?;
     let least = Request { size_bytes: least_bytes.min(request.size_bytes), ..*request };
     let rungs = RUNGS.iter().map(|rung| (rung, request)).chain(LAST_RUNGS.iter().map(|rung| (rung, &least)));
-    for (rung, request) in rungs {
+    let mut free_bytes = shared.core().heap.free_bytes(request.slot);
+    for ((name, rung), request) in rungs {
+        let start = Instant::now();
         let found = match rung(shared, request, lack)? {
             Step::Found(piece) => Some(piece),
-            Step::Look(reach) => search(shared, request, reach, lack)?,
+            Step::Look(reach) => {
+                let before_bytes =
+                    core::mem::replace(&mut free_bytes, shared.core().heap.free_bytes(request.slot));
+                let gained_bytes = free_bytes.saturating_sub(before_bytes).max(0).unsigned_abs();
+                lack.attempts.push(Attempt { name, gained_bytes, took: start.elapsed() });
+                search(shared, request, reach, lack)?
+            }
             Step::Nothing => None,
         };
         if found.is_some() {
@@ -180,11 +201,11 @@ fn grow(
     let grown = shared.core().heap.take_grown(request, shared.clocks(), &mut vmm, reserved_max_bytes);
     match grown {
         Ok(piece) => {
-            *lack = None;
+            lack.said = None;
             Ok(piece.map_or(Step::Nothing, Step::Found))
         }
         Err(error) if error.code() == CUresult::CUDA_ERROR_OUT_OF_MEMORY => {
-            *lack = Some(error);
+            lack.said = Some(error);
             Ok(Step::Nothing)
         }
         Err(error) => Err(error.into()),

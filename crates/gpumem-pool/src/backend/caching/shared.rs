@@ -4,6 +4,7 @@
 //! | --- | --- |
 //! | `guarded` | what the heap's lock guards |
 //! | `books` | what the pool says of itself |
+//! | `refusal` | why an allocation failed |
 //! | `relief` | taking memory before it is asked for, and giving it back |
 //! | `users` | other devices, and what stays in its place for them |
 //! | `addresses` | the heap's addresses |
@@ -15,6 +16,7 @@
 mod addresses;
 mod books;
 mod guarded;
+mod refusal;
 mod relief;
 mod remains;
 mod users;
@@ -37,9 +39,10 @@ use crate::dials::Dials;
 use crate::error::PoolError;
 use crate::limit::Limits;
 use crate::options::PoolBuilder;
+use crate::out_of_memory::GrowthLog;
 use crate::stream::Stream;
-use gpumem_sys::DriverError;
 pub(super) use guarded::Core;
+pub(super) use refusal::Lack;
 use std::sync::{Arc, Weak};
 
 pub(super) struct Shared {
@@ -49,14 +52,12 @@ pub(super) struct Shared {
     pub(super) dials: Dials,
     limits: Limits,
     access: Access,
+    growth: GrowthLog,
     /// The heap's addresses.
     ranges: [(u64, u64); 2],
     front: Front<Stamp>,
     core: Gate<Core>,
 }
-
-/// The driver's word for that it has no more memory, if that is what it said last.
-pub(super) type Lack = Option<DriverError>;
 
 impl Shared {
     pub(super) fn new(id: u64, options: &PoolBuilder, limits: Limits) -> Result<Arc<Self>, PoolError> {
@@ -72,6 +73,7 @@ impl Shared {
             dials: dials.clone(),
             limits,
             access,
+            growth: GrowthLog::default(),
             ranges,
             front: Front::new(dials.magazine_bytes(0)),
             core: Gate::new(Core {
@@ -196,12 +198,15 @@ impl Shared {
         // A class is what it is; a large block may do without its rounding.
         let least_bytes =
             if request.size_bytes > Class::SIZE_BYTES_MAX { size_bytes } else { request.size_bytes };
-        let mut lack = None;
+        let mut lack = Lack::default();
         let piece = ladder::climb(self, request, least_bytes, &mut lack)?;
         let piece = piece.ok_or_else(|| self.refusal(size_bytes, lack))?;
         let mut core = self.core();
         core.count_out(size_bytes);
         self.front.set_cap(self.dials.magazine_bytes(core.heap.reserved_bytes()));
+        let in_use_bytes = core.heap.used_bytes();
+        drop(core);
+        self.note_growth(in_use_bytes);
         Ok(piece)
     }
 

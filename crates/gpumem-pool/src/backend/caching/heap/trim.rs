@@ -160,7 +160,7 @@ impl Heap {
 }
 
 /// An order in which only what is complete comes before anything.
-struct Complete<'a, O>(&'a O);
+pub(super) struct Complete<'a, O>(pub(super) &'a O);
 
 impl<O: Order> Order for Complete<'_, O> {
     fn is_ordered(&self, stamp: Stamp, _before: Slot) -> bool {
@@ -173,7 +173,7 @@ impl<O: Order> Order for Complete<'_, O> {
 }
 
 /// No stream's slot.
-const NOBODY: Slot = Slot(u16::MAX);
+pub(super) const NOBODY: Slot = Slot(u16::MAX);
 
 /// Never, unless that is the mistake on purpose.
 #[inline]

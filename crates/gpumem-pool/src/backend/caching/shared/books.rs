@@ -1,8 +1,7 @@
-//! What a pool says of itself: its sums, whether they agree, and why it refused.
+//! What a pool says of itself: its sums, and whether they agree.
 
-use super::{Lack, Shared};
+use super::Shared;
 use crate::backend::{Counts, Reserved};
-use crate::error::PoolError;
 
 impl Shared {
     pub(in super::super) fn counts(&self) -> Counts {
@@ -51,29 +50,6 @@ impl Shared {
                 Err(format!("{} bytes reserved, {limit_bytes} allowed", core.heap.reserved_bytes()))
             }
             None => Ok(()),
-        }
-    }
-
-    pub(in super::super) fn refusal(&self, size_bytes: u64, lack: Lack) -> PoolError {
-        let (counts, reserved) = (self.counts(), self.reserved());
-        let passed = self.access.family().and_then(|family| family.full_for(size_bytes));
-        if let (Some(limit_bytes), None) = (passed.or(self.limits.hard_bytes), lack) {
-            return PoolError::LimitReached {
-                requested_bytes: size_bytes,
-                in_use_bytes: counts.in_use_bytes,
-                limit_bytes,
-            };
-        }
-        match self.device.memory_info() {
-            Err(error) => lack.map_or(error, PoolError::from),
-            Ok(info) => PoolError::OutOfMemory {
-                requested_bytes: size_bytes,
-                in_use_bytes: counts.in_use_bytes,
-                reserved_bytes: reserved.current_bytes,
-                device_free_bytes: info.free_bytes,
-                device_total_bytes: info.total_bytes,
-                hard_limit_bytes: self.limits.hard_bytes,
-            },
         }
     }
 }

@@ -1,6 +1,6 @@
 //! How a pool takes memory before it is asked for, and gives back what nobody needs.
 
-use super::Shared;
+use super::{Lack, Shared};
 use crate::backend::caching::heap::Heap;
 use crate::clock::Slot;
 use crate::context::Relaxed;
@@ -29,7 +29,7 @@ impl Shared {
             Err(error) if error.code() != CUresult::CUDA_ERROR_OUT_OF_MEMORY => return Err(error.into()),
             _ => {
                 drop(core);
-                return Err(self.refusal(missing_bytes, None));
+                return Err(self.refusal(missing_bytes, Lack::default()));
             }
         }
         Ok(())

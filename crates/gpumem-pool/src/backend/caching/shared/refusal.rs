@@ -1,0 +1,52 @@
+//! Why an allocation failed, and how use came to be what it is.
+
+use super::Shared;
+use crate::backend::Counts;
+use crate::error::PoolError;
+use crate::out_of_memory::{Attempt, OutOfMemory, Sample};
+use gpumem_sys::DriverError;
+
+/// Why the ladder ended in nothing.
+#[derive(Default)]
+pub(in super::super) struct Lack {
+    /// The driver's word for that it has no more memory, if that is what it said last.
+    pub(in super::super) said: Option<DriverError>,
+    pub(in super::super) attempts: Vec<Attempt>,
+}
+
+impl Shared {
+    pub(in super::super) fn refusal(&self, requested_bytes: u64, lack: Lack) -> PoolError {
+        let info = match self.device.memory_info() {
+            Ok(info) => info,
+            Err(error) => return lack.said.map_or(error, PoolError::from),
+        };
+        let passed = self.access.family().and_then(|family| family.full_for(requested_bytes));
+        let (counts, reserved) = (self.counts(), self.reserved());
+        let (pending_bytes, largest_free_bytes) = {
+            let heap = &self.core().heap;
+            (heap.pending_bytes(), heap.largest_free_bytes(self.clocks()))
+        };
+        PoolError::refused(OutOfMemory {
+            requested_bytes,
+            limit_bytes: passed.or(self.limits.hard_bytes).filter(|_| lack.said.is_none()),
+            in_use_bytes: counts.in_use_bytes,
+            block_count: counts.block_count,
+            reserved_bytes: reserved.current_bytes,
+            pending_bytes,
+            largest_free_bytes: Some(largest_free_bytes),
+            device_free_bytes: info.free_bytes,
+            device_total_bytes: info.total_bytes,
+            attempts: lack.attempts,
+            growth: self.growth.steady(),
+            ..OutOfMemory::default()
+        })
+    }
+
+    /// Of what the heap has out; what magazines hold is part of it, and little.
+    pub(super) fn note_growth(&self, in_use_bytes: u64) {
+        if self.growth.is_due(in_use_bytes) {
+            let Counts { block_count, allocation_count, .. } = self.counts();
+            self.growth.add(Sample { in_use_bytes, block_count, allocation_count });
+        }
+    }
+}

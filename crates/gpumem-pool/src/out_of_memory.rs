@@ -1,0 +1,148 @@
+//! [`OutOfMemory`]: a refused request in numbers, as a short table, and with one line of advice.
+
+mod advice;
+mod growth;
+
+use crate::bytes::Bytes;
+pub use advice::Advice;
+use core::fmt;
+use core::time::Duration;
+pub use growth::Growth;
+pub(crate) use growth::{GrowthLog, Sample};
+use std::sync::Arc;
+
+/// Why a request was refused, at the moment of its refusal: after everything that could be given back was.
+///
+/// Printed, it is a table that ends with [`OutOfMemory::advice`]:
+///
+/// ```
+/// use gpumem_pool::{Advice, Device, Pool, PoolError, Stream, sys::{Driver, SimConfig}};
+///
+/// let device = Device::new(&Driver::sim(SimConfig::new())?, 0)?;
+/// let pool = Pool::builder(&device).hard_limit(64 << 20).build()?;
+/// let stream = Stream::new(&device)?;
+///
+/// let held = pool.alloc(48 << 20, &stream)?;
+/// let Err(PoolError::LimitReached(report)) = pool.alloc(32 << 20, &stream) else { unreachable!() };
+/// assert_eq!((report.requested_bytes, report.in_use_bytes), (32 << 20, 48 << 20));
+/// assert_eq!(report.advice(), Advice::RaiseTheLimit);
+/// eprintln!("{report}");
+/// # drop(held);
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct OutOfMemory {
+    /// What was asked for.
+    pub requested_bytes: u64,
+    /// The limit that refused: the pool's, or one that it shares. Nothing if the device did.
+    pub limit_bytes: Option<u64>,
+    /// In blocks of this pool.
+    pub in_use_bytes: u64,
+    /// How many those are.
+    pub block_count: u64,
+    /// Held from the device by this pool, blocks included.
+    pub reserved_bytes: u64,
+    /// Free in the pool, but waiting for work that the device has not done.
+    pub pending_bytes: u64,
+    /// The largest block that what is free in the pool would have made. Nothing where the driver keeps that to itself.
+    pub largest_free_bytes: Option<u64>,
+    /// Free on the device, as the driver sees it.
+    pub device_free_bytes: u64,
+    /// All the device has.
+    pub device_total_bytes: u64,
+    /// What was tried before giving up, in this order.
+    pub attempts: Vec<Attempt>,
+    /// The largest holders, by tag; untagged blocks have none.
+    pub holders: Vec<Holder>,
+    /// How use has grown, if it has in the way of a program that leaks.
+    pub growth: Option<Growth>,
+}
+
+/// Something that could have made room.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Attempt {
+    /// What was done.
+    pub name: &'static str,
+    /// What it gave back: to the pool's free memory, or to the device.
+    pub gained_bytes: u64,
+    /// How long it took.
+    pub took: Duration,
+}
+
+/// What the blocks of one tag hold.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Holder {
+    /// Whose they are.
+    pub tag: String,
+    /// What they hold.
+    pub in_use_bytes: u64,
+    /// How many they are.
+    pub block_count: u64,
+}
+
+impl OutOfMemory {
+    /// Reserved, and in no block.
+    #[must_use]
+    pub fn cached_bytes(&self) -> u64 {
+        self.reserved_bytes.saturating_sub(self.in_use_bytes)
+    }
+
+    /// In use on the device by anybody but this pool: other processes, other pools and libraries of this one, and what the
+    /// driver itself takes. The driver tells no more than the sum.
+    #[must_use]
+    pub fn others_bytes(&self) -> u64 {
+        self.device_total_bytes.saturating_sub(self.device_free_bytes).saturating_sub(self.reserved_bytes)
+    }
+}
+
+impl fmt::Display for OutOfMemory {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let requested = Bytes(self.requested_bytes);
+        match self.limit_bytes.map(Bytes) {
+            Some(limit) => writeln!(f, "out of GPU memory: the limit of {limit} refused {requested}")?,
+            None => writeln!(f, "out of GPU memory: the device refused {requested}")?,
+        }
+        let mut row = |name: &str, bytes: u64, more: &str| {
+            let text = format!("  {name:<11} {:>14}  {more}", Bytes(bytes));
+            writeln!(f, "{}", text.trim_end())
+        };
+        row("in use", self.in_use_bytes, &blocks(self.block_count))?;
+        for holder in &self.holders {
+            let name = format!("  {}", holder.tag);
+            row(&name, holder.in_use_bytes, &blocks(holder.block_count))?;
+        }
+        let largest = self.largest_free_bytes.map(|largest| format!("the largest piece {}", Bytes(largest)));
+        row("cached", self.cached_bytes(), &largest.unwrap_or_default())?;
+        if self.pending_bytes > 0 {
+            row("  pending", self.pending_bytes, "freed, and waiting for the device")?;
+        }
+        row("reserved", self.reserved_bytes, "")?;
+        row("others", self.others_bytes(), "other pools, libraries and processes")?;
+        row("device free", self.device_free_bytes, &format!("of {}", Bytes(self.device_total_bytes)))?;
+        for attempt in &self.attempts {
+            let Attempt { name, gained_bytes, took } = attempt;
+            writeln!(f, "  tried: {name}: {} in {took:.1?}", Bytes(*gained_bytes))?;
+        }
+        if let Some(growth) = &self.growth {
+            writeln!(f, "  {growth}")?;
+        }
+        write!(f, "  → {}", self.advice().of(self))
+    }
+}
+
+fn blocks(count: u64) -> String {
+    if count == 1 { "in 1 block".into() } else { format!("in {count} blocks") }
+}
+
+/// Who is told of a refusal before the request returns.
+#[derive(Clone)]
+pub(crate) struct Observer(pub(crate) Arc<dyn Fn(&OutOfMemory) + Send + Sync>);
+
+impl fmt::Debug for Observer {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Observer")
+    }
+}

@@ -1,0 +1,129 @@
+//! What a refused request says: five programs that run out of memory for five reasons, each with its own advice.
+
+use crate::bench::{Bench, on_each_backend, small};
+use gpumem_pool::sys::SimConfig;
+use gpumem_pool::{Advice, BackendKind, Block, OutOfMemory, Pool, PoolError, Profile, Stream};
+use std::sync::{Arc, Mutex};
+
+const MIB: u64 = 1 << 20;
+
+/// The report of the first refusal of the program, which the observer was shown too; as text, it is the snapshot's.
+fn refused(bench: &Bench, name: &str, error: &PoolError, seen: &Mutex<Vec<OutOfMemory>>) -> Advice {
+    let report = error.out_of_memory().expect("it is about memory");
+    assert_eq!(seen.lock().unwrap().last(), Some(report), "the observer is shown what is returned");
+    assert_eq!(error.to_string(), report.to_string());
+    // One schedule of many: only how long things took differs.
+    if bench.seed == 0 {
+        let mut settings = insta::Settings::clone_current();
+        settings.set_prepend_module_to_snapshot(false);
+        settings.add_filter(r"in [0-9.]+(ns|µs|ms|s)\n", "in TIME\n");
+        settings.bind(|| insta::assert_snapshot!(format!("{name}_{}", bench.backend), report));
+    }
+    report.advice()
+}
+
+fn observed(bench: &Bench) -> (gpumem_pool::PoolBuilder, Arc<Mutex<Vec<OutOfMemory>>>) {
+    let seen = Arc::new(Mutex::new(Vec::new()));
+    let told = Arc::clone(&seen);
+    (bench.builder().on_out_of_memory(move |report| told.lock().unwrap().push(report.clone())), seen)
+}
+
+fn until_refused(pool: &Pool, size_bytes: u64, stream: &Stream) -> (Vec<Block>, PoolError) {
+    let mut held = Vec::new();
+    loop {
+        match pool.alloc(size_bytes, stream) {
+            Ok(block) => held.push(block),
+            Err(error) => return (held, error),
+        }
+    }
+}
+
+#[test]
+fn a_limit_that_is_too_low() {
+    on_each_backend(&small(), |bench| {
+        let (options, seen) = observed(bench);
+        let (pool, stream) = (options.hard_limit(288 * MIB).build().unwrap(), bench.stream());
+        let (_held, error) = until_refused(&pool, 64 * MIB, &stream);
+        assert!(matches!(error, PoolError::LimitReached(_)));
+        assert_eq!(refused(bench, "limit_too_low", &error, &seen), Advice::RaiseTheLimit);
+    });
+}
+
+#[test]
+fn another_process() {
+    on_each_backend(&small(), |bench| {
+        let (options, seen) = observed(bench);
+        let (pool, stream) = (options.build().unwrap(), bench.stream());
+        bench.driver.simulator().unwrap().take_memory(0, 700 * MIB);
+        let (_held, error) = until_refused(&pool, 100 * MIB, &stream);
+        assert!(matches!(error, PoolError::OutOfMemory(_)));
+        assert_eq!(refused(bench, "another_process", &error, &seen), Advice::FreeTheDevice);
+    });
+}
+
+/// Small blocks that stay keep the memory between them from becoming a large one.
+#[test]
+fn fragmentation() {
+    on_each_backend(&small(), |bench| {
+        if bench.backend != BackendKind::Caching {
+            return;
+        }
+        let (options, seen) = observed(bench);
+        let pool = options.profile(Profile::Tight).hard_limit(256 * MIB).build().unwrap();
+        let stream = bench.stream();
+        let (mut blocks, _) = until_refused(&pool, MIB, &stream);
+        let mut index = 0;
+        blocks.retain(|_| {
+            index += 1;
+            index % 2 == 0
+        });
+        let error = pool.alloc(64 * MIB, &stream).unwrap_err();
+        assert_eq!(refused(bench, "fragmentation", &error, &seen), Advice::Defragment);
+    });
+}
+
+/// A loop that frees what it allocates, but for a little.
+#[test]
+fn a_leak() {
+    on_each_backend(&small(), |bench| {
+        let (options, seen) = observed(bench);
+        let (pool, stream) = (options.hard_limit(256 * MIB).build().unwrap(), bench.stream());
+        let mut kept = Vec::new();
+        let step = |kept: &mut Vec<Block>| {
+            let work: Result<Vec<_>, _> = (1..=4).map(|size| pool.alloc(size * MIB, &stream)).collect();
+            kept.push(pool.alloc(2 * MIB, &stream)?);
+            work.map(drop)
+        };
+        let error = loop {
+            if let Err(error) = step(&mut kept) {
+                break error;
+            }
+        };
+        assert_eq!(refused(bench, "leak", &error, &seen), Advice::FindTheLeak);
+    });
+}
+
+#[test]
+fn a_program_that_wants_too_much() {
+    on_each_backend(&small(), |bench| {
+        let (options, seen) = observed(bench);
+        let (pool, stream) = (options.build().unwrap(), bench.stream());
+        let (_held, error) = until_refused(&pool, 300 * MIB, &stream);
+        assert_eq!(refused(bench, "too_much", &error, &seen), Advice::NeedLess);
+    });
+}
+
+/// Whoever is told may free what is in the way: the request has failed, the next one has not.
+#[test]
+fn the_observer_may_use_the_pool() {
+    on_each_backend(&SimConfig::new().memory_bytes(1 << 30), |bench| {
+        let cache: Arc<Mutex<Vec<Block>>> = Arc::default();
+        let dropped = Arc::clone(&cache);
+        let options = bench.builder().hard_limit(64 * MIB);
+        let pool = options.on_out_of_memory(move |_| dropped.lock().unwrap().clear()).build().unwrap();
+        let stream = bench.stream();
+        cache.lock().unwrap().push(pool.alloc(40 * MIB, &stream).unwrap());
+        assert!(pool.alloc(40 * MIB, &stream).is_err());
+        drop(pool.alloc(40 * MIB, &stream).unwrap());
+    });
+}
