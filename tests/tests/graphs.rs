@@ -6,7 +6,7 @@
 use gpumem_tests::array::{Gpu, GpuArray};
 use gpumem_tests::backends::backends;
 use gpumem_tests::cases;
-use gpumem_tests::pool::{Block, CaptureMode, Device, Event, GraphExec, Pool, PoolError, Stream};
+use gpumem_tests::pool::{Block, Capture, CaptureMode, Device, Event, GraphExec, Pool, PoolError, Stream};
 use gpumem_tests::sys::sim::{Effect, Finding, Rule};
 use gpumem_tests::sys::{CUresult, Driver, SimConfig};
 
@@ -25,7 +25,7 @@ cases! {
                 bench.copy(&input, &scratch, &bench.stream);
                 bench.copy(&scratch, &output, &bench.stream);
                 drop(scratch);
-                let exec = capture.end().unwrap().instantiate().unwrap();
+                let exec = executable(capture);
                 for round in 1..=3 {
                     bench.fill(&input, round, &bench.stream);
                     // SAFETY: the same stream orders all uses.
@@ -41,7 +41,7 @@ cases! {
     fn memory_stays_for_the_graph(driver: &Driver) {
         each_bench(driver, |bench| {
             let before = bench.in_use_bytes();
-            let capture = bench.stream.begin_capture(CaptureMode::Global).unwrap();
+            let capture = bench.capture();
             let scratch = bench.alloc();
             let address = scratch.address();
             bench.fill(&scratch, 7, &bench.stream);
@@ -89,7 +89,7 @@ cases! {
     #[serial_test::serial]
     fn a_forked_use_keeps_a_block(driver: &Driver) {
         each_bench(driver, |bench| {
-            let capture = bench.stream.begin_capture(CaptureMode::Global).unwrap();
+            let capture = bench.capture();
             let first = bench.alloc();
             bench.fill(&first, 1, &bench.stream);
             bench.other.wait_for(&bench.stream).unwrap();
@@ -102,7 +102,7 @@ cases! {
             assert_ne!(second.address(), address);
             bench.fill(&second, 3, &bench.stream);
             bench.stream.wait_for(&bench.other).unwrap();
-            let exec = capture.end().unwrap().instantiate().unwrap();
+            let exec = executable(capture);
             assert!(!bench.other.is_capturing().unwrap());
             // SAFETY: the graph uses its own memory only.
             unsafe { exec.launch(&bench.other).unwrap() };
@@ -117,7 +117,7 @@ cases! {
         each_bench(driver, |bench| {
             let before = bench.in_use_bytes();
             let (dropped, used, forked) = (bench.alloc(), bench.alloc(), bench.alloc());
-            let capture = bench.stream.begin_capture(CaptureMode::Global).unwrap();
+            let capture = bench.capture();
             bench.fill(&dropped, 1, &bench.stream);
             bench.copy(&dropped, &used, &bench.stream);
             used.record_use(&bench.stream);
@@ -151,10 +151,10 @@ cases! {
     fn a_block_outlives_its_graph(driver: &Driver) {
         each_bench(driver, |bench| {
             let before = bench.in_use_bytes();
-            let capture = bench.stream.begin_capture(CaptureMode::Global).unwrap();
+            let capture = bench.capture();
             let result = bench.alloc();
             bench.fill(&result, 5, &bench.stream);
-            let exec = capture.end().unwrap().instantiate().unwrap();
+            let exec = executable(capture);
             // SAFETY: the same stream orders all uses.
             unsafe { exec.launch(&bench.stream).unwrap() };
             drop(exec);
@@ -171,7 +171,7 @@ cases! {
     #[serial_test::serial]
     fn a_block_outlives_graph_and_pool(driver: &Driver) {
         each_bench(driver, |bench| {
-            let capture = bench.stream.begin_capture(CaptureMode::Global).unwrap();
+            let capture = bench.capture();
             let block = bench.alloc();
             drop(capture.end().unwrap());
             let Bench { pool, stream, .. } = bench;
@@ -188,7 +188,7 @@ cases! {
             let before = bench.in_use_bytes();
             let block = bench.alloc();
             let graphs = [1, 2].map(|value| {
-                let capture = bench.stream.begin_capture(CaptureMode::Global).unwrap();
+                let capture = bench.capture();
                 bench.fill(&block, value, &bench.stream);
                 block.record_use(&bench.stream);
                 capture.end().unwrap()
@@ -210,11 +210,11 @@ cases! {
     fn a_block_of_one_graph_in_another(driver: &Driver) {
         each_bench(driver, |bench| {
             let before = bench.in_use_bytes();
-            let capture = bench.stream.begin_capture(CaptureMode::Global).unwrap();
+            let capture = bench.capture();
             let block = bench.alloc();
             bench.fill(&block, 1, &bench.stream);
             let first = capture.end().unwrap();
-            let capture = bench.stream.begin_capture(CaptureMode::Global).unwrap();
+            let capture = bench.capture();
             bench.fill(&block, 2, &bench.stream);
             block.record_use(&bench.stream);
             drop(block);
@@ -234,7 +234,7 @@ cases! {
     fn an_unfinished_capture(driver: &Driver) {
         each_bench(driver, |bench| {
             let before = bench.in_use_bytes();
-            let capture = bench.stream.begin_capture(CaptureMode::Global).unwrap();
+            let capture = bench.capture();
             let block = bench.alloc();
             bench.fill(&block, 1, &bench.stream);
             drop(block);
@@ -253,7 +253,7 @@ cases! {
         each_bench(driver, |bench| {
             let event = Event::new(&bench.device).unwrap();
             let warm = bench.capture_of_nothing();
-            let capture = bench.stream.begin_capture(CaptureMode::Global).unwrap();
+            let capture = bench.capture();
             let block = bench.alloc();
             bench.fill(&block, 4, &bench.stream);
             refused(bench.stream.synchronize());
@@ -268,7 +268,7 @@ cases! {
             let elsewhere = bench.other.begin_capture(CaptureMode::Global).unwrap();
             refused(bench.stream.wait_for(&bench.other));
             drop(elsewhere);
-            let exec = capture.end().unwrap().instantiate().unwrap();
+            let exec = executable(capture);
             // SAFETY: the same stream orders all uses.
             unsafe { exec.launch(&bench.stream).unwrap() };
             assert_eq!(bench.read(&block, &bench.stream), 4);
@@ -285,13 +285,13 @@ cases! {
             for uses_event in [false, true] {
                 bench.fill(&input, 40 + u8::from(uses_event), &bench.other);
                 event.record(&bench.other).unwrap();
-                let capture = bench.stream.begin_capture(CaptureMode::Global).unwrap();
+                let capture = bench.capture();
                 match uses_event {
                     true => bench.stream.wait(&event).unwrap(),
                     false => bench.stream.wait_for(&bench.other).unwrap(),
                 }
                 bench.copy(&input, &output, &bench.stream);
-                let exec = capture.end().unwrap().instantiate().unwrap();
+                let exec = executable(capture);
                 // SAFETY: the graph waits for the fill, and the same stream orders the rest.
                 unsafe { exec.launch(&bench.stream).unwrap() };
                 assert_eq!(bench.read(&output, &bench.stream), 40 + u8::from(uses_event));
@@ -317,7 +317,7 @@ cases! {
             let result = sum.try_mul_scalar(2.0).unwrap();
             drop((sum, y));
             assert!(result.to_vec().is_err() && x.copy_from_slice(&[0.0; 3]).is_err());
-            let exec = capture.end().unwrap().instantiate().unwrap();
+            let exec = executable(capture);
             for round in 1..=3 {
                 x.copy_from_slice(&[round as f32; 3]).unwrap();
                 // SAFETY: the stream of the arrays orders all uses.
@@ -334,7 +334,7 @@ cases! {
         each_bench_with(driver, 2, |bench| {
             let before = bench.in_use_bytes();
             let outside = bench.alloc();
-            let capture = bench.stream.begin_capture(CaptureMode::Global).unwrap();
+            let capture = bench.capture();
             let inside = bench.alloc();
             let bound = bench.device.bind().unwrap();
             // SAFETY: the stream is alive.
@@ -357,7 +357,7 @@ cases! {
     fn an_unjoined_capture(driver: &Driver) {
         each_bench_with(driver, 1, |bench| {
             let block = bench.alloc();
-            let capture = bench.stream.begin_capture(CaptureMode::Global).unwrap();
+            let capture = bench.capture();
             bench.fill(&block, 1, &bench.stream);
             bench.other.wait_for(&bench.stream).unwrap();
             bench.fill(&block, 2, &bench.other);
@@ -390,7 +390,7 @@ cases! {
                     }
                 });
                 bench.fill(&inside, 8, &bench.stream);
-                let exec = capture.end().unwrap().instantiate().unwrap();
+                let exec = executable(capture);
                 // SAFETY: the same stream orders all uses.
                 unsafe { exec.launch(&bench.stream).unwrap() };
                 assert_eq!(bench.read(&inside, &bench.stream), 8);
@@ -403,11 +403,11 @@ cases! {
     fn launches_on_several_streams(driver: &Driver) {
         each_bench(driver, |bench| {
             let before = bench.in_use_bytes();
-            let capture = bench.stream.begin_capture(CaptureMode::Global).unwrap();
+            let capture = bench.capture();
             let block = bench.alloc();
             bench.fill(&block, 1, &bench.stream);
             drop(block);
-            let exec = capture.end().unwrap().instantiate().unwrap();
+            let exec = executable(capture);
             let streams: Vec<_> = (0..3).map(|_| Stream::new(&bench.device).unwrap()).collect();
             for (index, stream) in streams.iter().enumerate() {
                 if let Some(former) = index.checked_sub(1) {
@@ -435,11 +435,11 @@ fn allocations_that_fail() {
         let rule = Rule::new(call, Effect::Fail(code)).nth(1);
         let driver = Driver::sim(SimConfig::new().rule(rule)).unwrap();
         each_bench(&driver, |bench| {
-            let capture = bench.stream.begin_capture(CaptureMode::Global).unwrap();
+            let capture = bench.capture();
             let first = bench.pool.alloc(SIZE_BYTES, &bench.stream);
             let second = bench.alloc();
             bench.fill(&second, 1, &bench.stream);
-            let exec = capture.end().unwrap().instantiate().unwrap();
+            let exec = executable(capture);
             // SAFETY: the same stream orders all uses.
             unsafe { exec.launch(&bench.stream).unwrap() };
             assert_eq!(bench.read(&second, &bench.stream), 1);
@@ -539,7 +539,14 @@ impl Bench {
     }
 
     fn capture_of_nothing(&self) -> GraphExec {
-        let capture = self.stream.begin_capture(CaptureMode::Global).unwrap();
-        capture.end().unwrap().instantiate().unwrap()
+        executable(self.capture())
     }
+
+    fn capture(&self) -> Capture {
+        self.stream.begin_capture(CaptureMode::Global).unwrap()
+    }
+}
+
+fn executable(capture: Capture) -> GraphExec {
+    capture.end().unwrap().instantiate().unwrap()
 }

@@ -13,6 +13,7 @@ use crate::ops::blocks;
 use crate::ops::reduce::{Terms, reduce};
 use crate::track::Access;
 use crate::view::{AsView, GpuView};
+use core::ffi::c_void;
 use ndarray::{Dimension, Ix1, Ix2};
 
 impl<T: Numeric> GpuView<'_, T, Ix2> {
@@ -123,17 +124,11 @@ unsafe fn along_rows<T: Numeric>(
     }
     let result = vector::<T>(gpu, row_count)?;
     let (out, rows, columns) = (result.address(), row_count as u64, column_count as u64);
-    let mut parameters = [
-        parameter(&out),
-        parameter(&x),
-        parameter(&row_step),
-        parameter(&v),
-        parameter(&rows),
-        parameter(&columns),
-    ];
+    let words = [out, x, row_step, v, rows, columns];
     let function = gpu.library().kernel(Kernel::RowsWarp, T::KIND)?;
-    // SAFETY: these are the kernel's parameters; the result has an element for each row; the rest is the caller's promise.
-    unsafe { launch(gpu, function, warp_a_row(row_count), &mut parameters)? };
+    // SAFETY: these are the kernel's parameters, all of them words; the result has an element for each row; the rest is the
+    // caller's promise.
+    unsafe { launch(gpu, function, warp_a_row(row_count), &mut parameters(&words))? };
     Ok(result)
 }
 
@@ -156,30 +151,22 @@ unsafe fn along_long_rows<T: Numeric>(
     let partial = GpuArray::<T, Ix2>::unwritten(gpu, dense::<T, _>(Ix2(row_count, parts))?)?;
     let (out, rows, columns, step) =
         (partial.address(), row_count as u64, column_count as u64, columns_a_part as u64);
-    let mut parameters = [
-        parameter(&out),
-        parameter(&x),
-        parameter(&row_step),
-        parameter(&v),
-        parameter(&rows),
-        parameter(&columns),
-        parameter(&step),
-    ];
+    let words = [out, x, row_step, v, rows, columns, step];
     let function = gpu.library().kernel(Kernel::RowsBlock, T::KIND)?;
     let shape = ([blocks(row_count, 1), parts as u32, 1], [WIDE, 1, 1], 0);
-    // SAFETY: these are the kernel's parameters; `partial` has an element for each row and part; the rest is the caller's
+    // SAFETY: these are the kernel's parameters, all of them words; `partial` has an element for each row and part; the rest is
+    // the caller's
     // promise.
-    unsafe { launch(gpu, function, shape, &mut parameters)? };
+    unsafe { launch(gpu, function, shape, &mut parameters(&words))? };
     if parts == 1 {
         return partial.into_shape(row_count);
     }
     let result = vector::<T>(gpu, row_count)?;
     let (sum, parts) = (result.address(), parts as u64);
-    let mut parameters =
-        [parameter(&sum), parameter(&out), parameter(&parts), parameter(&rows), parameter(&parts)];
+    let words = [sum, out, parts, rows, parts];
     let function = gpu.library().kernel(Kernel::RowsSum, T::KIND)?;
     // SAFETY: as above; the parts are read as contiguous rows on the stream that wrote them.
-    unsafe { launch(gpu, function, warp_a_row(row_count), &mut parameters)? };
+    unsafe { launch(gpu, function, warp_a_row(row_count), &mut parameters(&words))? };
     Ok(result)
 }
 
@@ -204,34 +191,24 @@ unsafe fn along_columns<T: Numeric>(
     let (out, rows, columns, step) =
         (partial.address(), row_count as u64, column_count as u64, rows_a_part as u64);
     let function = gpu.library().kernel(Kernel::Columns, T::KIND)?;
-    let mut parameters = [
-        parameter(&out),
-        parameter(&x),
-        parameter(&row_step),
-        parameter(&v),
-        parameter(&rows),
-        parameter(&columns),
-        parameter(&step),
-    ];
-    // SAFETY: these are the kernel's parameters; `partial` has a row for each part; the rest is the caller's promise.
-    unsafe { launch(gpu, function, ([grid_columns, parts as u32, 1], block, 0), &mut parameters)? };
+    let words = [out, x, row_step, v, rows, columns, step];
+    // SAFETY: these are the kernel's parameters, all of them words; `partial` has a row for each part; the rest is the caller's promise.
+    unsafe { launch(gpu, function, ([grid_columns, parts as u32, 1], block, 0), &mut parameters(&words))? };
     if parts == 1 {
         return partial.into_shape(column_count);
     }
     let result = vector::<T>(gpu, column_count)?;
     let (sum, parts) = (result.address(), parts as u64);
     let function = gpu.library().kernel(Kernel::ColumnsSum, T::KIND)?;
-    let mut parameters = [
-        parameter(&sum),
-        parameter(&out),
-        parameter(&columns),
-        parameter(&parts),
-        parameter(&columns),
-        parameter(&parts),
-    ];
+    let words = [sum, out, columns, parts, columns, parts];
     // SAFETY: as above; the parts are read as contiguous rows on the stream that wrote them.
-    unsafe { launch(gpu, function, ([grid_columns, 1, 1], block, 0), &mut parameters)? };
+    unsafe { launch(gpu, function, ([grid_columns, 1, 1], block, 0), &mut parameters(&words))? };
     Ok(result)
+}
+
+/// Of a kernel whose parameters are all words.
+fn parameters<const COUNT: usize>(words: &[u64; COUNT]) -> [*mut c_void; COUNT] {
+    words.each_ref().map(parameter)
 }
 
 fn vector<T: Numeric>(gpu: &Gpu, len: usize) -> Result<GpuArray<T, Ix1>, ArrayError> {
