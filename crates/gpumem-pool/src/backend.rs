@@ -12,6 +12,8 @@ mod direct;
 mod native;
 #[allow(unsafe_code)]
 mod none;
+#[allow(unsafe_code)]
+mod plain;
 
 use crate::clock::{Clocks, Stamp, StreamId};
 use crate::device::Device;
@@ -85,6 +87,11 @@ pub(crate) trait Source {
     fn counts_blocks(&self) -> bool;
 
     fn counts(&self) -> Counts;
+
+    /// Whether it keeps memory in plain segments, for want of virtual memory or because that was asked for.
+    fn has_plain_segments(&self) -> bool {
+        false
+    }
 
     /// Gives back what is free beyond `keep_bytes`.
     fn trim_to(&self, keep_bytes: u64) -> Result<(), PoolError>;

@@ -61,6 +61,15 @@ pub enum PoolError {
         /// The backends that can.
         instead: &'static str,
     },
+    /// The pool is over plain segments, because the driver has no virtual memory or because that was asked for.
+    #[error(
+        "a pool over plain segments can't {what}: that takes virtual memory management; use a driver and a device that \
+         have it, and no PoolBuilder::plain_segments"
+    )]
+    NeedsVirtualMemory {
+        /// What was asked for.
+        what: &'static str,
+    },
     /// Nothing connects the two devices so that one could use the other's memory.
     #[error("{peer} can't use the memory of {device}: they have no link; copy through the host")]
     NoPeerAccess {

@@ -56,7 +56,8 @@ impl Pool {
     ///
     /// # Errors
     ///
-    /// [`PoolError::NotWithBackend`] unless the backend is `caching`; [`PoolError::TooLarge`] for more than the device
+    /// [`PoolError::NotWithBackend`] unless the backend is `caching`; [`PoolError::NeedsVirtualMemory`] where that is over
+    /// plain segments; [`PoolError::TooLarge`] for more than the device
     /// has; [`PoolError::WrongDevice`] for another device's stream; or what the driver says.
     pub fn growable(&self, max_bytes: u64, stream: &Stream) -> Result<GrowableBlock, PoolError> {
         self.0.check_request(max_bytes, stream)?;
@@ -73,10 +74,13 @@ impl Pool {
     }
 
     fn growing(&self) -> Result<&dyn Growing, PoolError> {
-        self.0.backend().growing().ok_or_else(|| PoolError::NotWithBackend {
-            backend: self.backend(),
-            what: "grow a block in place",
-            instead: "`caching`",
+        self.0.backend().growing().ok_or_else(|| match self.0.backend().has_plain_segments() {
+            false => PoolError::NotWithBackend {
+                backend: self.backend(),
+                what: "grow a block in place",
+                instead: "`caching`",
+            },
+            true => PoolError::NeedsVirtualMemory { what: "grow a block in place" },
         })
     }
 }

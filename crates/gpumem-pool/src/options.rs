@@ -32,6 +32,7 @@ pub struct PoolBuilder {
     pub(crate) dials: Dials,
     pub(crate) peers: Vec<Device>,
     pub(crate) handle_use: HandleUse,
+    pub(crate) plain_segments: bool,
     /// What the pool's memory counts against, beside its own limit.
     pub(crate) family: Option<Arc<Family>>,
     pub(crate) observer: Option<Observer>,
@@ -48,8 +49,8 @@ pub(crate) struct HandleUse {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum BackendKind {
-    /// Our own heap over the driver's virtual memory, with caches that each thread has to itself. Feature
-    /// `backend-caching`.
+    /// Our own heap over the driver's virtual memory, or over plain segments where there is none, with caches that each
+    /// thread has to itself. Feature `backend-caching`.
     Caching,
     /// The driver's own stream-ordered pool. Feature `backend-native`.
     Native,
@@ -68,6 +69,7 @@ impl PoolBuilder {
             dials: Dials::default(),
             peers: Vec::new(),
             handle_use: HandleUse::default(),
+            plain_segments: false,
             family: None,
             observer: None,
         }
@@ -88,16 +90,12 @@ impl PoolBuilder {
         read: impl Fn(&'static str) -> Result<Option<String>, EnvError>,
     ) -> Result<Self, PoolError> {
         Ok(Self {
-            device: device.clone(),
             backend: parse(&read, "GPUMEM_POOL", "use `caching`, `native` or `none`")?,
             hard_limit: parse(&read, "GPUMEM_HARD_LIMIT", &format!("use {FORMS}"))?,
             soft_limit: parse(&read, "GPUMEM_SOFT_LIMIT", &format!("use {FORMS}"))?,
             dials: parse(&read, "GPUMEM_PROFILE", "use `fast`, `balanced` or `tight`")?
                 .map_or_else(Dials::default, Dials::of),
-            peers: Vec::new(),
-            handle_use: HandleUse::default(),
-            family: None,
-            observer: None,
+            ..Self::new(device)
         })
     }
 
@@ -158,6 +156,30 @@ impl PoolBuilder {
     /// the request returns. No lock is held: it may look at the pool, and free what it has of it.
     pub fn on_out_of_memory(mut self, observer: impl Fn(&OutOfMemory) + Send + Sync + 'static) -> Self {
         self.observer = Some(Observer(Arc::new(observer)));
+        self
+    }
+
+    /// Lets the backend `caching` take its memory in plain segments (`cuMemAlloc`) even where it could map handles: for
+    /// what can't deal with mapped memory, such as `cuIpcGetMemHandle` or older tools. It does so by itself where virtual
+    /// memory management is missing or refused; [`Status::plain_segments`](crate::Status::plain_segments) says.
+    ///
+    /// Nothing is mapped elsewhere then, so what is free between blocks stays there, and only a segment that is free as a
+    /// whole goes back to the driver, whose plain free waits for the device: so may [`Pool::trim_to`] and the end of the
+    /// pool.
+    ///
+    /// ```
+    /// use gpumem_pool::{BackendKind, Device, Pool, Stream, sys::{Driver, SimConfig}};
+    ///
+    /// # #[cfg(feature = "backend-caching")] {
+    /// let device = Device::new(&Driver::sim(SimConfig::new())?, 0)?;
+    /// let pool = Pool::builder(&device).backend(BackendKind::Caching).plain_segments().build()?;
+    /// let block = pool.alloc(5 << 20, &Stream::new(&device)?)?;
+    /// assert!(pool.status()?.to_string().contains("caching (plain segments)"));
+    /// # }
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    pub fn plain_segments(mut self) -> Self {
+        self.plain_segments = true;
         self
     }
 

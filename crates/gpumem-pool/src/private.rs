@@ -1,5 +1,6 @@
 //! [`Pool::private`]: a pool within a pool's limit.
 
+use crate::backend::Source;
 use crate::error::PoolError;
 use crate::limit::Limit;
 use crate::pool::Pool;
@@ -34,6 +35,8 @@ impl Pool {
     pub fn private(&self, quota: impl Into<Limit>) -> Result<Self, PoolError> {
         let quota_bytes = quota.into().resolve(self.device().total_bytes())?;
         let quota_bytes = self.0.limits().hard_bytes.map_or(quota_bytes, |limit| limit.min(quota_bytes));
-        self.0.setup().clone().backend(self.backend()).hard_limit(quota_bytes).build()
+        let mut builder = self.0.setup().clone().backend(self.backend()).hard_limit(quota_bytes);
+        builder.plain_segments |= self.0.backend().has_plain_segments();
+        builder.build()
     }
 }

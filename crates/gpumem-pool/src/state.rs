@@ -308,6 +308,7 @@ impl State {
         let reserved_bytes = reserved.map_or(counts.in_use_bytes, |reserved| reserved.current_bytes);
         Ok(Status {
             backend: self.backend.kind(),
+            plain_segments: self.backend.has_plain_segments(),
             device_name: self.device.name().into(),
             device_ordinal: self.device.ordinal(),
             in_use_bytes: counts.in_use_bytes,

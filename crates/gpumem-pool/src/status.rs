@@ -19,6 +19,9 @@ use core::fmt;
 pub struct Status {
     /// Where the bytes come from.
     pub backend: BackendKind,
+    /// Whether the backend `caching` has its memory in plain segments, for want of virtual memory or because that was
+    /// asked for ([`PoolBuilder::plain_segments`](crate::PoolBuilder::plain_segments)).
+    pub plain_segments: bool,
     /// The vendor's name of the device.
     pub device_name: String,
     /// The number that the driver counts the device by.
@@ -65,9 +68,10 @@ impl fmt::Display for Status {
             (None, Some(hard)) => writeln!(f, "Memory limit: hard = {hard}")?,
             (None, None) => {}
         }
+        let segments = if self.plain_segments { " (plain segments)" } else { "" };
         write!(
             f,
-            "Memory pool backend: {} on {} (device {})",
+            "Memory pool backend: {}{segments} on {} (device {})",
             self.backend, self.device_name, self.device_ordinal
         )
     }
@@ -80,6 +84,7 @@ mod tests {
     fn seeds_status() -> Status {
         Status {
             backend: BackendKind::Native,
+            plain_segments: false,
             device_name: "Quadro RTX 5000".into(),
             device_ordinal: 0,
             in_use_bytes: 8 << 10,

@@ -117,7 +117,7 @@ impl Source for CachingBackend {
     }
 
     fn growing(&self) -> Option<&dyn Growing> {
-        Some(&*self.shared)
+        if self.shared.has_plain_segments() { None } else { Some(&*self.shared) }
     }
 
     fn close(&self) -> u64 {
@@ -130,6 +130,10 @@ impl Source for CachingBackend {
 
     fn counts(&self) -> Counts {
         self.shared.counts()
+    }
+
+    fn has_plain_segments(&self) -> bool {
+        self.shared.has_plain_segments()
     }
 
     fn trim_to(&self, keep_bytes: u64) -> Result<(), PoolError> {

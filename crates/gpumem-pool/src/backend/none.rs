@@ -5,7 +5,7 @@
 //! and that it waits for the device by itself is what drivers do, not what they promise.
 
 use super::direct::Calls;
-use super::{Freed, Reserved};
+use super::{Freed, Reserved, plain};
 use crate::clock::{Order, Stamp};
 use crate::context::Relaxed;
 use crate::device::Device;
@@ -13,7 +13,7 @@ use crate::error::PoolError;
 use crate::options::BackendKind;
 use crate::stream::Stream;
 use gpumem_sys::DriverError;
-use gpumem_sys::types::{CUdeviceptr, CUresult};
+use gpumem_sys::types::CUdeviceptr;
 
 #[derive(Debug)]
 pub(crate) struct NoneCalls;
@@ -26,10 +26,7 @@ impl Calls for NoneCalls {
         let device = stream.device();
         let _bound = device.enter()?;
         let _relaxed = Relaxed::enter(device.driver())?;
-        let mut address = 0;
-        // SAFETY: `address` outlives the call, and the context is current.
-        unsafe { device.driver().cuMemAlloc_v2(&mut address, size_bytes as usize)? };
-        Ok(address)
+        plain::acquire(device.driver(), size_bytes)
     }
 
     fn release(&self, device: &Device, freed: &Freed) -> Result<(), DriverError> {
@@ -46,17 +43,11 @@ impl Calls for NoneCalls {
         let _bound = device.enter()?;
         let _relaxed = Relaxed::enter(device.driver())?;
         // SAFETY: the address came from `acquire`, its one block is being dropped, and every stream that used it is done.
-        unsafe { device.driver().cuMemFree_v2(freed.piece.address) }
+        unsafe { plain::release(device.driver(), freed.piece.address) }
     }
 
     fn enable_peer_access(&self, device: &Device, peer: &Device) -> Result<(), DriverError> {
-        let _bound = peer.enter()?;
-        // SAFETY: the peer's context is current, and the other one alive.
-        let enabled = unsafe { device.driver().cuCtxEnablePeerAccess(device.context(), 0) };
-        match enabled {
-            Err(error) if error.code() == CUresult::CUDA_ERROR_PEER_ACCESS_ALREADY_ENABLED => Ok(()),
-            other => other,
-        }
+        plain::enable_peer_access(device, peer)
     }
 
     /// The driver never moves what `cuMemAlloc` has given.

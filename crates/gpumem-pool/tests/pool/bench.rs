@@ -8,6 +8,8 @@ pub(crate) struct Bench {
     pub(crate) driver: Driver,
     pub(crate) device: Device,
     pub(crate) backend: BackendKind,
+    /// Over plain segments, where the backend has the choice.
+    pub(crate) plain_segments: bool,
     pub(crate) seed: u64,
 }
 
@@ -18,13 +20,15 @@ pub(crate) fn on_each_backend(config: &SimConfig, body: impl Fn(&Bench)) {
 
 /// The same with some functions of the driver changed by `change`, which is called once for each machine.
 pub(crate) fn on_each_backend_with(config: &SimConfig, change: impl Fn(&mut Table), body: impl Fn(&Bench)) {
-    for backend in built_backends() {
+    let over_segments = built_backends().into_iter().filter(|backend| *backend == BackendKind::Caching);
+    let subjects = built_backends().into_iter().map(|backend| (backend, false));
+    for (backend, plain_segments) in subjects.chain(over_segments.map(|backend| (backend, true))) {
         for seed in 0..SEED_COUNT {
             let driver = Driver::sim(config.clone().seed(seed)).unwrap();
             // SAFETY: what the tests put in calls the function that it replaces, or fails without doing anything.
             let driver = unsafe { driver.with_table(&change) };
             let device = Device::new(&driver, 0).unwrap();
-            let bench = Bench { driver, device, backend, seed };
+            let bench = Bench { driver, device, backend, plain_segments, seed };
             let told = Told(&bench);
             body(&bench);
             drop(told);
@@ -47,7 +51,13 @@ const SEED_COUNT: u64 = 6;
 
 impl Bench {
     pub(crate) fn builder(&self) -> PoolBuilder {
-        Pool::builder(&self.device).backend(self.backend)
+        let builder = Pool::builder(&self.device).backend(self.backend);
+        if self.plain_segments { builder.plain_segments() } else { builder }
+    }
+
+    /// Whether pools map handles.
+    pub(crate) fn maps(&self) -> bool {
+        self.backend == BackendKind::Caching && !self.plain_segments
     }
 
     pub(crate) fn pool(&self) -> Pool {
@@ -92,7 +102,8 @@ struct Told<'a>(&'a Bench);
 impl Drop for Told<'_> {
     fn drop(&mut self) {
         if std::thread::panicking() {
-            eprintln!("backend {}, seed {}", self.0.backend, self.0.seed);
+            let Bench { backend, plain_segments, seed, .. } = self.0;
+            eprintln!("backend {backend}, plain segments {plain_segments}, seed {seed}");
         }
     }
 }

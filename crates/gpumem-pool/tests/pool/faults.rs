@@ -47,6 +47,7 @@ fn on_a_failing_driver(body: impl Fn(&Bench)) {
 fn alloc_fault(bench: &Bench) -> &'static AtomicU32 {
     match bench.backend {
         BackendKind::None => &plain_alloc::FAIL_WITH,
+        BackendKind::Caching if bench.plain_segments => &plain_alloc::FAIL_WITH,
         BackendKind::Caching => &memory_create::FAIL_WITH,
         _ => &pool_alloc::FAIL_WITH,
     }
@@ -100,14 +101,14 @@ fn a_full_device_is_asked_again_only_where_that_can_help() {
         let (pool, stream) = (bench.pool(), bench.stream());
         set(alloc_fault(bench), CUresult::CUDA_ERROR_OUT_OF_MEMORY);
         assert!(matches!(pool.alloc(1 << 20, &stream), Err(PoolError::OutOfMemory { .. })));
-        let calls = [&plain_alloc::CALLS, &pool_alloc::CALLS, &pool_trim::CALLS];
-        let expected = match bench.backend {
-            BackendKind::None => [1, 0, 0],
-            BackendKind::Caching => [0, 0, 0],
-            _ => [0, 2, 1],
-        };
-        assert_eq!(memory_create::CALLS.load(Ordering::SeqCst) > 1, bench.backend == BackendKind::Caching);
-        assert_eq!(calls.map(|count| count.load(Ordering::SeqCst)), expected);
+        let calls = [&plain_alloc::CALLS, &pool_alloc::CALLS, &pool_trim::CALLS, &memory_create::CALLS];
+        let [plain, pool, trim, create] = calls.map(|count| count.load(Ordering::SeqCst));
+        match bench.backend {
+            BackendKind::None => assert_eq!([plain, pool, trim, create], [1, 0, 0, 0]),
+            BackendKind::Caching if bench.plain_segments => assert!(plain > 1 && create == 0),
+            BackendKind::Caching => assert!(create > 1 && plain == 0),
+            _ => assert_eq!([plain, pool, trim, create], [0, 2, 1, 0]),
+        }
     });
 }
 
@@ -287,7 +288,7 @@ fn a_driver_pool_that_can_not_be_set_up_is_taken_down_again() {
     });
 }
 
-/// An old driver: `native` asked for is an error that names the way out, and by default `none` is taken.
+/// An old driver: `native` asked for is an error that names the way out, and by default the best that works is taken.
 #[test]
 fn a_driver_that_lacks_something_is_served_by_the_next_backend() {
     let without = |table: &mut Table| {
@@ -296,8 +297,10 @@ fn a_driver_that_lacks_something_is_served_by_the_next_backend() {
     };
     on_each_backend_with(&small(), without, |bench| {
         let pool = gpumem_pool::Pool::new(&bench.device).unwrap();
-        assert_eq!(pool.backend(), BackendKind::None);
-        if bench.backend != BackendKind::None {
+        let has_caching = cfg!(feature = "backend-caching");
+        assert_eq!(pool.backend(), if has_caching { BackendKind::Caching } else { BackendKind::None });
+        assert_eq!(pool.status().unwrap().plain_segments, has_caching);
+        if bench.backend == BackendKind::Native {
             let error = bench.builder().build().unwrap_err();
             assert!(matches!(error, PoolError::BackendUnsupported { .. }), "{error:?}");
             assert!(error.to_string().contains("use the backend `none`"), "{error}");

@@ -20,5 +20,7 @@ mod peers;
 mod private;
 #[cfg(feature = "backend-caching")]
 mod profiles;
+#[cfg(feature = "backend-caching")]
+mod segments;
 mod streams;
 mod threads;

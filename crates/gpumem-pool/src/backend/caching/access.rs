@@ -1,4 +1,4 @@
-//! [`Access`]: which devices may use a pool's memory, what its handles are made for, and what they count against.
+//! [`Access`]: how a pool has its memory and for what, which devices may use it, and what it counts against.
 
 use crate::family::Family;
 use crate::options::HandleUse;
@@ -8,7 +8,17 @@ use gpumem_sys::types::{
 };
 use std::sync::{Arc, PoisonError, RwLock};
 
+/// How a heap has its memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Memory {
+    /// Handles, mapped where they are needed.
+    Virtual,
+    /// Plain segments, each where the driver puts it.
+    Plain,
+}
+
 pub(super) struct Access {
+    memory: Memory,
     device: CUdevice,
     handle_use: HandleUse,
     family: Option<Arc<Family>>,
@@ -17,8 +27,17 @@ pub(super) struct Access {
 }
 
 impl Access {
-    pub(super) fn new(device: CUdevice, handle_use: HandleUse, family: Option<Arc<Family>>) -> Self {
-        Self { device, handle_use, family, granted: RwLock::new(vec![all_of(device)]) }
+    pub(super) fn new(
+        memory: Memory,
+        device: CUdevice,
+        handle_use: HandleUse,
+        family: Option<Arc<Family>>,
+    ) -> Self {
+        Self { memory, device, handle_use, family, granted: RwLock::new(vec![all_of(device)]) }
+    }
+
+    pub(super) fn memory(&self) -> Memory {
+        self.memory
     }
 
     /// What handles count against.

@@ -9,6 +9,8 @@
 //! 3. a new window over idle parts of handles (both `take_recycled`);
 //! 4. new handles, up to the bytes that the caller allows (`take_grown`).
 //!
+//! Where there is no virtual memory, the spaces are filled with segments instead (`segments`), and 2 and 3 find nothing.
+//!
 //! Nothing here knows a driver: the calls go through [`Backing`](super::vmm::Backing), and what streams
 //! have done is asked of [`Order`](crate::clock::Order).
 
@@ -23,6 +25,7 @@ mod ready;
 mod record;
 mod recycle;
 mod revival;
+mod segments;
 mod shares;
 mod space;
 mod stamps;
@@ -40,6 +43,7 @@ use crate::dials::Dials;
 use fit::UNIT_BYTES;
 use frames::Frames;
 use record::{Kind, Record, Records};
+use segments::Segments;
 use shares::Shares;
 use space::{FRAME_BYTES, Space};
 use stamps::Owner;
@@ -59,6 +63,8 @@ pub(super) struct Request {
 pub(super) struct Heap {
     spaces: [Space; 2],
     frames: Frames,
+    /// Instead of handles and windows, where there is no virtual memory.
+    segments: Option<Segments>,
     records: Records,
     dials: Dials,
     shares: Shares,
@@ -86,6 +92,7 @@ impl Heap {
         Self {
             spaces: [space(0), space(1)],
             frames: Frames::new(),
+            segments: None,
             records: Records::new(),
             dials,
             shares: Shares::default(),
@@ -97,6 +104,11 @@ impl Heap {
             window_credit: WINDOW_CREDIT_MAX,
             empty_retry: 0,
         }
+    }
+
+    /// A heap without addresses of its own: the driver says with each segment where it is.
+    pub(super) fn of_segments(dials: Dials) -> Self {
+        Self { segments: Some(Segments::default()), ..Self::new(dials, [(0, SEGMENT_SPACE_BYTES); 2]) }
     }
 
     /// Takes back what a piece had: it waits for these uses, of which none are left when there are none.
@@ -123,7 +135,8 @@ impl Heap {
 
     /// Physical memory that the driver has made for this heap and that it has not got back.
     pub(super) fn reserved_bytes(&self) -> u64 {
-        self.frames.reserved_bytes + self.lost_bytes + self.outside_bytes
+        let segments_bytes = self.segments.as_ref().map_or(0, |segments| segments.reserved_bytes);
+        self.frames.reserved_bytes + segments_bytes + self.lost_bytes + self.outside_bytes
     }
 
     /// Physical memory that the caller holds beside the heap: it counts as reserved too.
@@ -152,7 +165,8 @@ impl Heap {
     /// The host memory of all records.
     pub(super) fn record_bytes(&self) -> usize {
         let tables: usize = self.spaces.iter().map(Space::table_bytes).sum();
-        self.records.size_bytes() + self.frames.size_bytes() + tables
+        let segments = self.segments.as_ref().map_or(0, Segments::size_bytes);
+        self.records.size_bytes() + self.frames.size_bytes() + segments + tables
     }
 
     fn claimed(&mut self, index: usize, start: u64, size_bytes: u64, slot: Slot) -> Piece {
@@ -171,7 +185,11 @@ impl Heap {
         }
         self.used_bytes += size_bytes;
         self.used_peak_bytes = self.used_peak_bytes.max(self.used_bytes);
-        Piece { address: self.spaces[index].base + start, record }
+        let address = match &self.segments {
+            None => self.spaces[index].base + start,
+            Some(segments) => segments.address(index, start).unwrap_or_default(),
+        };
+        Piece { address, record }
     }
 }
 
@@ -188,6 +206,8 @@ fn frames_in(size_bytes: u64) -> u32 {
     u32::try_from(size_bytes.div_ceil(FRAME_BYTES)).unwrap_or(u32::MAX)
 }
 
+/// Offsets cost nothing; there are more of them than any device has bytes.
+const SEGMENT_SPACE_BYTES: u64 = 1 << 50;
 /// What a program may use up before its first large blocks have earned any.
 const WINDOW_CREDIT_MAX: u32 = 512 * 1000;
 const LARGE_SPACE: usize = 1;

@@ -7,7 +7,7 @@
 //! | `refusal` | why an allocation failed |
 //! | `relief` | taking memory before it is asked for, and giving it back |
 //! | `users` | other devices, and what stays in its place for them |
-//! | `addresses` | the heap's addresses |
+//! | `addresses` | the heap's addresses, or that it has none of its own |
 //! | `remains` | the heap of a pool that is gone |
 //!
 //! *Locks.* The heap has one, `core`. Whoever holds it calls the driver at most for physical memory. The front's locks are
@@ -21,7 +21,7 @@ mod relief;
 mod remains;
 mod users;
 
-use super::access::Access;
+use super::access::{Access, Memory};
 use super::class::Class;
 use super::extent::Extents;
 use super::front::{Front, Spill};
@@ -62,11 +62,13 @@ pub(super) struct Shared {
 impl Shared {
     pub(super) fn new(id: u64, options: &PoolBuilder, limits: Limits) -> Result<Arc<Self>, PoolError> {
         let PoolBuilder { device, dials, handle_use, family, .. } = options;
-        addresses::check_supported(device, *handle_use)?;
         let _bound = device.enter()?;
-        let access = Access::new(device.raw(), *handle_use, family.clone());
-        let ranges = addresses::reserve(device, &Vmm::new(device.driver(), &access))?;
-        let heap = Heap::new(dials.clone(), ranges);
+        let (memory, ranges) = addresses::choose(options)?;
+        let access = Access::new(memory, device.raw(), *handle_use, family.clone());
+        let heap = match memory {
+            Memory::Virtual => Heap::new(dials.clone(), ranges),
+            Memory::Plain => Heap::of_segments(dials.clone()),
+        };
         let shared = Arc::new(Self {
             id,
             device: device.clone(),
@@ -109,11 +111,11 @@ impl Shared {
             let refilled = || self.front.refill(set, class, may_have).then(|| set.take(class, size_bytes))?;
             set.take(class, size_bytes).or_else(refilled)
         });
-        match near.flatten() {
-            Some(piece) => Ok(piece),
-            None => self
-                .climb(&Request { size_bytes: class.size_bytes(), alignment: UNIT_BYTES, slot }, size_bytes),
+        if let Some(piece) = near.flatten() {
+            return Ok(piece);
         }
+        let class_bytes = class.size_bytes();
+        self.climb(&Request { size_bytes: class_bytes, alignment: UNIT_BYTES, slot }, class_bytes, size_bytes)
     }
 
     /// What no magazine keeps: large blocks, and aligned ones.
@@ -123,8 +125,19 @@ impl Shared {
         alignment: u64,
         stream: &Stream,
     ) -> Result<BlockPiece, PoolError> {
-        let request = Request { size_bytes: self.dials.rounded(size_bytes), alignment, slot: stream.slot() };
-        let Piece { address, record } = self.climb(&request, size_bytes)?;
+        // The heap doesn't know where the driver will put a segment: there has to be room for the alignment.
+        let (padding_bytes, heap_alignment) = match self.access.memory() {
+            Memory::Virtual => (0, alignment),
+            Memory::Plain => (alignment - UNIT_BYTES, UNIT_BYTES),
+        };
+        let least_bytes = size_bytes.saturating_add(padding_bytes);
+        let request = Request {
+            size_bytes: self.dials.rounded(least_bytes),
+            alignment: heap_alignment,
+            slot: stream.slot(),
+        };
+        let Piece { address, record } = self.climb(&request, least_bytes, size_bytes)?;
+        let address = address.next_multiple_of(alignment);
         Ok(BlockPiece { address, record, class: BlockPiece::NO_CLASS })
     }
 
@@ -185,19 +198,22 @@ impl Shared {
         thread::with_set(self.id, stream.0, adopt, work)
     }
 
-    /// The ladder: what is free, cheapest first, with a fresh search after each rung.
-    fn climb(&self, request: &Request, size_bytes: u64) -> Result<Piece, PoolError> {
+    /// The ladder: what is free, cheapest first, with a fresh search after each rung. Of the request, so many bytes would
+    /// do; the block is given `size_bytes`.
+    fn climb(&self, request: &Request, least_bytes: u64, size_bytes: u64) -> Result<Piece, PoolError> {
         if let Some(piece) = self.take_ready(request, size_bytes) {
             return Ok(piece);
         }
-        self.climb_further(request, size_bytes)
+        self.climb_further(request, least_bytes, size_bytes)
     }
 
     #[cold]
-    fn climb_further(&self, request: &Request, size_bytes: u64) -> Result<Piece, PoolError> {
-        // A class is what it is; a large block may do without its rounding.
-        let least_bytes =
-            if request.size_bytes > Class::SIZE_BYTES_MAX { size_bytes } else { request.size_bytes };
+    fn climb_further(
+        &self,
+        request: &Request,
+        least_bytes: u64,
+        size_bytes: u64,
+    ) -> Result<Piece, PoolError> {
         let mut lack = Lack::default();
         let piece = ladder::climb(self, request, least_bytes, &mut lack)?;
         let piece = piece.ok_or_else(|| self.refusal(size_bytes, lack))?;

@@ -1,14 +1,15 @@
 //! The driver's calls for physical memory and addresses.
 
-use super::access::Access;
+use super::access::{Access, Memory};
+use crate::backend::plain;
 use gpumem_sys::types::{CUmemAccessDesc, CUresult};
 use gpumem_sys::{Driver, DriverError};
 
-/// The driver's name of some physical memory.
+/// The driver's name of some physical memory: of a handle, or a plain segment's address.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct RawHandle(pub(super) u64);
 
-/// What a heap asks of the driver.
+/// What a heap asks of the driver; one over plain segments only creates and releases.
 pub(super) trait Backing {
     fn create(&mut self, size_bytes: u64) -> Result<RawHandle, DriverError>;
     fn map(&mut self, address: u64, size_bytes: u64, handle: RawHandle) -> Result<(), DriverError>;
@@ -53,6 +54,14 @@ impl<'a> Vmm<'a> {
         }
     }
 
+    fn create_handle(&self, size_bytes: u64) -> Result<u64, DriverError> {
+        let props = self.access.props();
+        let mut handle = 0;
+        // SAFETY: both outlive the call.
+        unsafe { self.driver.cuMemCreate(&mut handle, size_bytes as usize, &props, 0)? };
+        Ok(handle)
+    }
+
     /// Addresses for so many bytes, with nothing behind them.
     pub(super) fn reserve(&self, size_bytes: u64) -> Result<u64, DriverError> {
         let mut address = 0;
@@ -70,13 +79,12 @@ impl<'a> Vmm<'a> {
 
 impl Backing for Vmm<'_> {
     fn create(&mut self, size_bytes: u64) -> Result<RawHandle, DriverError> {
-        let props = self.access.props();
-        let mut handle = 0;
         self.admit(size_bytes)?;
-        // SAFETY: both outlive the call.
-        let created = unsafe { self.driver.cuMemCreate(&mut handle, size_bytes as usize, &props, 0) };
-        created.inspect_err(|_| self.withdraw(size_bytes))?;
-        Ok(RawHandle(handle))
+        let created = match self.access.memory() {
+            Memory::Virtual => self.create_handle(size_bytes),
+            Memory::Plain => plain::acquire(self.driver, size_bytes),
+        };
+        created.map(RawHandle).inspect_err(|_| self.withdraw(size_bytes))
     }
 
     fn map(&mut self, address: u64, size_bytes: u64, handle: RawHandle) -> Result<(), DriverError> {
@@ -100,8 +108,12 @@ impl Backing for Vmm<'_> {
     }
 
     fn release(&mut self, handle: RawHandle, size_bytes: u64) -> Result<(), DriverError> {
-        // SAFETY: the handle was created here, and is not named again.
-        unsafe { self.driver.cuMemRelease(handle.0)? };
+        match self.access.memory() {
+            // SAFETY: the handle was created here, and is not named again.
+            Memory::Virtual => unsafe { self.driver.cuMemRelease(handle.0)? },
+            // SAFETY: as above; the heap knows that all uses are complete.
+            Memory::Plain => unsafe { plain::release(self.driver, handle.0)? },
+        }
         self.withdraw(size_bytes);
         Ok(())
     }

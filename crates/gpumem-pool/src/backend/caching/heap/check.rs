@@ -1,8 +1,9 @@
 //! [`Heap::check`]: every invariant, as one walk.
 
 use super::Heap;
-use super::frames::{Frames, ones};
+use super::frames::ones;
 use super::record::{Kind, NONE, Record, Records};
+use super::segments::Segments;
 use super::space::{FRAME_BYTES, FRAME_SHIFT, Space};
 use super::stamps::{Owner, Pending};
 use std::collections::BTreeMap;
@@ -17,7 +18,7 @@ impl Heap {
             check_lists(index, space, &self.records, &ids)?;
             for id in &ids {
                 let record = &self.records[*id];
-                check_memory(index, *id, record, &self.frames)?;
+                self.check_memory(index, *id, record)?;
                 if record.kind == Kind::Live {
                     live_count += 1;
                     live_bytes += record.size_bytes;
@@ -55,7 +56,9 @@ impl Heap {
                 })?;
                 place = slot + count + 1;
                 expect(slot + count <= end, || format!("hole {slot} lies behind the end of space {index}"))?;
-                let mapped = (*slot..slot + count).find(|slot| self.frames.window_at(index, *slot).is_some());
+                let mapped = (*slot..slot + count).find(|slot| {
+                    self.frames.window_at(index, *slot).is_some() || self.is_resident(index, *slot)
+                });
                 expect(mapped.is_none(), || {
                     format!("slot {mapped:?} of space {index} is mapped and a hole")
                 })?;
@@ -100,7 +103,36 @@ impl Heap {
         expect(reserved_bytes == self.frames.reserved_bytes, || {
             format!("{reserved_bytes} bytes of handles, {} counted", self.frames.reserved_bytes)
         })?;
+        expect(self.segments.iter().all(Segments::is_consistent), || "segments touch, or their sum".into())?;
         expect(self.reserved_bytes() <= self.reserved_peak_bytes, || "more is reserved than ever".into())
+    }
+
+    /// Whether there is memory behind a frame of addresses.
+    fn is_resident(&self, index: usize, slot: u64) -> bool {
+        let window = self.frames.window_at(index, slot).map(|window| self.frames.window(window));
+        window.is_some_and(|window| window.resident >> (slot as u32 - window.slot) & 1 == 1)
+            || self.segments.as_ref().is_some_and(|segments| segments.has(index, slot))
+    }
+
+    /// Bytes that somebody may hold lie on frames that are resident there; gaps on frames that are not.
+    fn check_memory(&self, index: usize, id: u32, record: &Record) -> Result<(), String> {
+        let is_memory = record.kind != Kind::Gap;
+        for slot in record.start >> FRAME_SHIFT..record.end().div_ceil(FRAME_BYTES) {
+            let is_resident = self.is_resident(index, slot);
+            expect(is_resident == is_memory, || {
+                format!("record {id} ({:?}) over slot {slot}: resident {is_resident}", record.kind)
+            })?;
+        }
+        let is_waiting = record.kind == Kind::Free && record.owner != Owner::READY;
+        let pending = Pending { owner: record.owner, stamp: record.stamp };
+        let is_right = match record.kind {
+            Kind::Free if pending.owner == Owner::READY => pending == Pending::READY,
+            Kind::Free if pending.owner != Owner::MIXED => Owner::of(pending.stamp.slot()) == pending.owner,
+            _ => true,
+        };
+        expect(is_right || !is_waiting, || {
+            format!("record {id} waits for {:?} of another stream", record.stamp)
+        })
     }
 }
 
@@ -151,27 +183,6 @@ fn check_lists(index: usize, space: &Space, records: &Records, ids: &[u32]) -> R
         }
     }
     expect(listed == free, || format!("space {index} has {free} free records, {listed} listed"))
-}
-
-/// Bytes that somebody may hold lie on frames that are resident there; gaps on frames that are not.
-fn check_memory(index: usize, id: u32, record: &Record, frames: &Frames) -> Result<(), String> {
-    let is_memory = record.kind != Kind::Gap;
-    for slot in record.start >> FRAME_SHIFT..record.end().div_ceil(FRAME_BYTES) {
-        let window = frames.window_at(index, slot).map(|window| frames.window(window));
-        let is_resident =
-            window.is_some_and(|window| window.resident >> (slot as u32 - window.slot) & 1 == 1);
-        expect(is_resident == is_memory, || {
-            format!("record {id} ({:?}) over slot {slot}: resident {is_resident}", record.kind)
-        })?;
-    }
-    let is_waiting = record.kind == Kind::Free && record.owner != Owner::READY;
-    let pending = Pending { owner: record.owner, stamp: record.stamp };
-    let is_right = match record.kind {
-        Kind::Free if pending.owner == Owner::READY => pending == Pending::READY,
-        Kind::Free if pending.owner != Owner::MIXED => Owner::of(pending.stamp.slot()) == pending.owner,
-        _ => true,
-    };
-    expect(is_right || !is_waiting, || format!("record {id} waits for {:?} of another stream", record.stamp))
 }
 
 fn expect(holds: bool, or: impl FnOnce() -> String) -> Result<(), String> {

@@ -226,7 +226,7 @@ impl Frames {
         &self.holes[space]
     }
 
-    fn add_hole(&mut self, space: usize, mut slot: u64, mut count: u64) {
+    pub(super) fn add_hole(&mut self, space: usize, mut slot: u64, mut count: u64) {
         let holes = &mut self.holes[space];
         if let Some(behind) = holes.remove(&(slot + count)) {
             count += behind;

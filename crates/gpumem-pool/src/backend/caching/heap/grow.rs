@@ -23,6 +23,9 @@ impl Heap {
         backing: &mut impl Backing,
         reserved_max_bytes: u64,
     ) -> Result<Option<Piece>, DriverError> {
+        if self.segments.is_some() {
+            return self.take_of_new_segment(request, backing, reserved_max_bytes);
+        }
         let Some(size_bytes) = rounded(request.size_bytes) else { return Ok(None) };
         let index = space_of(request);
         let room = reserved_max_bytes.saturating_sub(self.reserved_bytes()) >> FRAME_SHIFT;
@@ -83,6 +86,9 @@ impl Heap {
         if u64::from(frame_count) > room {
             return Ok(false);
         }
+        if self.segments.is_some() {
+            return Ok(self.add_segment(LARGE_SPACE, u64::from(frame_count), backing)?.is_some());
+        }
         let row = Row { new: self.new_handles(frame_count), ..Row::default() };
         let is_made = build::make(self, (LARGE_SPACE, self.spaces[LARGE_SPACE].end()), &row, backing)?;
         self.reserved_peak_bytes = self.reserved_peak_bytes.max(self.reserved_bytes());
@@ -95,7 +101,10 @@ impl Heap {
         let is_spent = self.window_credit < 1000;
         let slack_per_mille =
             if is_spent { self.dials.growth_slack_max_per_mille } else { self.dials.growth_slack_per_mille };
-        used.saturating_add((used / 1000).saturating_mul(u64::from(slack_per_mille)))
+        let slack_bytes = (used / 1000).saturating_mul(u64::from(slack_per_mille));
+        // Where nothing can be mapped elsewhere, there has to be room for what is left over.
+        let piece_frames = self.segments.as_ref().map_or(0, |_| self.segment_frames(space_of(request)));
+        used.saturating_add(slack_bytes).saturating_add(piece_frames << FRAME_SHIFT)
     }
 
     /// How much a space grows by at least: few handles for a large heap, little waste in a small one.

@@ -30,6 +30,7 @@ impl Heap {
         // Small pieces of several streams would hide a handle that is idle as a whole.
         self.settle(order);
         let before_bytes = self.reserved_bytes();
+        self.trim_segments(keep_bytes, order, backing)?;
         let mut handles = self.releasable(order);
         handles.sort_unstable_by_key(|handle| self.frames.handle(*handle).frame_count);
         while !handles.is_empty() && self.reserved_bytes() > keep_bytes {

@@ -1,37 +1,65 @@
-//! The heap's addresses, and what a device must offer for a heap.
+//! The heap's addresses: of virtual memory where the driver has it; plain segments bring their own where it is missing or
+//! refused.
 
-use crate::backend::caching::vmm::Vmm;
+use crate::backend::caching::access::{Access, Memory};
+use crate::backend::caching::vmm::{Backing, Vmm};
 use crate::device::Device;
 use crate::error::PoolError;
-use crate::options::{BackendKind, HandleUse};
+use crate::options::{BackendKind, PoolBuilder};
 use gpumem_sys::DriverError;
-use gpumem_sys::types::CUdevice_attribute;
+use gpumem_sys::types::{CUdevice_attribute, CUresult};
 
-/// Two ranges: for small blocks and for others. The device's context is current.
-pub(super) fn reserve(device: &Device, vmm: &Vmm<'_>) -> Result<[(u64, u64); 2], DriverError> {
-    let unit_bytes = (device.total_bytes() / RANGE_UNIT_BYTES + 1) * RANGE_UNIT_BYTES;
-    let small = reserve_range(vmm, unit_bytes, SMALL_TIMES)?;
-    let large = reserve_range(vmm, unit_bytes, LARGE_TIMES).inspect_err(|_| {
-        let _ = vmm.free(small.0, small.1);
-    })?;
-    Ok([small, large])
+/// Where two ranges of addresses begin, for small blocks and for others, and their sizes.
+type Ranges = [(u64, u64); 2];
+
+/// How the pool has its memory, and the addresses reserved for it. The device's context is current.
+pub(super) fn choose(options: &PoolBuilder) -> Result<(Memory, Ranges), PoolError> {
+    let found = if options.plain_segments { Err(ASKED_FOR.into()) } else { virtual_memory(options)? };
+    match found {
+        Ok(ranges) => Ok((Memory::Virtual, ranges)),
+        Err(_) if !options.handle_use.exportable => Ok((Memory::Plain, Ranges::default())),
+        Err(lack) => Err(unsupported(format!("{lack}, and nothing else can be exported as descriptors"))),
+    }
 }
 
-/// What virtual memory, and this use of it, need.
-pub(super) fn check_supported(device: &Device, handle_use: HandleUse) -> Result<(), PoolError> {
-    let unsupported =
-        |reason: String| PoolError::BackendUnsupported { backend: BackendKind::Caching, reason };
+/// The inner error says why there is none. A device may claim to have it, and refuse all the same.
+fn virtual_memory(options: &PoolBuilder) -> Result<Result<Ranges, String>, PoolError> {
+    let device = &options.device;
     let table = device.driver().table();
     if table.cuMemCreate.is_none() || table.cuMemAddressReserve.is_none() {
-        return Err(unsupported(
-            "the driver is older than CUDA 10.2, which introduced virtual memory".into(),
-        ));
+        return Ok(Err("the driver is older than CUDA 10.2, which introduced virtual memory".into()));
     }
     let attribute = CUdevice_attribute::CU_DEVICE_ATTRIBUTE_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED;
+    if device.attribute(attribute)? == 0 {
+        return Ok(Err(format!("{device} has no virtual memory management")));
+    }
+    check_handle_use(options)?;
+    let access = Access::new(Memory::Virtual, device.raw(), options.handle_use, options.family.clone());
+    let mut vmm = Vmm::new(device.driver(), &access);
+    if let Some(refusal) = refusal_to_create(&mut vmm)? {
+        return Ok(Err(format!("{device} refuses virtual memory ({refusal})")));
+    }
+    let ranges = reserve_ranges(device, &vmm);
+    ranges.map(Ok).or_else(|error| match error.code() {
+        NOT_SUPPORTED | NOT_PERMITTED | OUT_OF_MEMORY => Ok(Err(format!("no addresses are left ({error})"))),
+        _ => Err(error.into()),
+    })
+}
+
+/// Makes the smallest handle, and gives it back. One that there is no memory for is no refusal.
+fn refusal_to_create(vmm: &mut Vmm<'_>) -> Result<Option<DriverError>, DriverError> {
+    match vmm.create(HANDLE_BYTES_MIN) {
+        Ok(handle) => vmm.release(handle, HANDLE_BYTES_MIN).map(|()| None),
+        Err(error) if matches!(error.code(), NOT_SUPPORTED | NOT_PERMITTED) => Ok(Some(error)),
+        Err(_) => Ok(None),
+    }
+}
+
+fn check_handle_use(options: &PoolBuilder) -> Result<(), PoolError> {
+    let (device, handle_use) = (&options.device, options.handle_use);
     let rdma = CUdevice_attribute::CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_WITH_CUDA_VMM_SUPPORTED;
     let export = CUdevice_attribute::CU_DEVICE_ATTRIBUTE_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED;
     let needed = [
-        (true, attribute, "has no virtual memory management"),
         (handle_use.rdma, rdma, "has no virtual memory that network cards can reach"),
         (handle_use.exportable, export, "has no memory that file descriptors can stand for"),
     ];
@@ -43,6 +71,19 @@ pub(super) fn check_supported(device: &Device, handle_use: HandleUse) -> Result<
     Ok(())
 }
 
+fn unsupported(reason: String) -> PoolError {
+    PoolError::BackendUnsupported { backend: BackendKind::Caching, reason }
+}
+
+fn reserve_ranges(device: &Device, vmm: &Vmm<'_>) -> Result<Ranges, DriverError> {
+    let unit_bytes = (device.total_bytes() / RANGE_UNIT_BYTES + 1) * RANGE_UNIT_BYTES;
+    let small = reserve_range(vmm, unit_bytes, SMALL_TIMES)?;
+    let large = reserve_range(vmm, unit_bytes, LARGE_TIMES).inspect_err(|_| {
+        let _ = vmm.free(small.0, small.1);
+    })?;
+    Ok([small, large])
+}
+
 /// So many times the device's memory, or less where other pools have the addresses: where a range begins, and its size.
 fn reserve_range(vmm: &Vmm<'_>, unit_bytes: u64, times: u64) -> Result<(u64, u64), DriverError> {
     let size_bytes = unit_bytes * times;
@@ -52,6 +93,13 @@ fn reserve_range(vmm: &Vmm<'_>, unit_bytes: u64, times: u64) -> Result<(u64, u64
     }
 }
 
+const ASKED_FOR: &str = "the pool was asked for plain segments";
+
+const NOT_SUPPORTED: CUresult = CUresult::CUDA_ERROR_NOT_SUPPORTED;
+const NOT_PERMITTED: CUresult = CUresult::CUDA_ERROR_NOT_PERMITTED;
+const OUT_OF_MEMORY: CUresult = CUresult::CUDA_ERROR_OUT_OF_MEMORY;
+
+const HANDLE_BYTES_MIN: u64 = 2 << 20;
 /// Addresses cost nothing but that there are 128 TiB of them, for all pools and whoever else is in the process.
 const SMALL_TIMES: u64 = 2;
 const LARGE_TIMES: u64 = 4;

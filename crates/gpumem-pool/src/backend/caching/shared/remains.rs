@@ -1,7 +1,7 @@
 //! [`Remains`]: the heap of a pool that is gone while work was queued.
 
 use super::Shared;
-use crate::backend::caching::access::Access;
+use crate::backend::caching::access::{Access, Memory};
 use crate::backend::caching::extent::Extents;
 use crate::backend::caching::heap::Heap;
 use crate::backend::caching::vmm::Vmm;
@@ -22,7 +22,8 @@ impl Drop for Shared {
         let heap = core::mem::replace(&mut core.heap, Heap::new(Dials::default(), [(0, 0); 2]));
         let extents = core::mem::take(&mut core.extents);
         let family = self.access.family().cloned();
-        let mut left = Remains { family, heap, extents, ranges: self.ranges };
+        let memory = self.access.memory();
+        let mut left = Remains { memory, family, heap, extents, ranges: self.ranges };
         left.heap.set_outside_bytes(0);
         // Without its context all of it is gone already.
         let Ok(_bound) = self.device.enter() else { return };
@@ -37,6 +38,7 @@ impl Drop for Shared {
 
 /// The heap of a pool that is gone, and its addresses.
 struct Remains {
+    memory: Memory,
     family: Option<Arc<Family>>,
     heap: Heap,
     extents: Extents,
@@ -47,7 +49,7 @@ impl Left for Remains {
     fn give_back(&mut self, driver: &Driver, device: CUdevice, clocks: &Clocks, is_all_done: bool) -> bool {
         let Ok(_relaxed) = Relaxed::enter(driver) else { return false };
         // Nothing is mapped any more.
-        let access = Access::new(device, HandleUse::default(), self.family.clone());
+        let access = Access::new(self.memory, device, HandleUse::default(), self.family.clone());
         let mut vmm = Vmm::new(driver, &access);
         let settled = match is_all_done {
             true => self.extents.settle(&AllDone, &mut vmm),
@@ -61,7 +63,8 @@ impl Left for Remains {
         {
             return false;
         }
-        self.ranges.into_iter().all(|(address, size_bytes)| vmm.free(address, size_bytes).is_ok())
+        self.memory == Memory::Plain
+            || self.ranges.into_iter().all(|(address, size_bytes)| vmm.free(address, size_bytes).is_ok())
     }
 }
 

@@ -1,7 +1,8 @@
 //! Who may use a pool's memory beyond its own device, and what must stay where it is for them.
 
 use super::Shared;
-use crate::backend::caching::access::{all_of, none_of};
+use crate::backend::caching::access::{Memory, all_of, none_of};
+use crate::backend::plain;
 use crate::context::Relaxed;
 use crate::device::Device;
 use crate::error::PoolError;
@@ -10,6 +11,9 @@ impl Shared {
     /// Over what is mapped, and from now on over what will be.
     pub(in super::super) fn enable_peer_access(&self, peer: &Device) -> Result<(), PoolError> {
         let _relaxed = Relaxed::enter(self.device.driver())?;
+        if self.has_plain_segments() {
+            return Ok(plain::enable_peer_access(&self.device, peer)?);
+        }
         let _bound = self.device.enter()?;
         let (core, vmm) = (self.core(), self.vmm());
         if self.access.is_granted(peer.raw()) {
@@ -27,6 +31,10 @@ impl Shared {
         }
         self.access.grant(peer.raw());
         Ok(())
+    }
+
+    pub(in super::super) fn has_plain_segments(&self) -> bool {
+        self.access.memory() == Memory::Plain
     }
 
     /// The memory under a live piece stays under its addresses alone.

@@ -1,0 +1,174 @@
+//! The caching backend without virtual memory: when it falls back, and what it does then.
+
+use crate::bench::{Bench, on_each_backend, small};
+use gpumem_pool::sys::sim::{Effect, Rule};
+use gpumem_pool::sys::types::{CUdevice, CUdevice_attribute, CUresult};
+use gpumem_pool::sys::{Driver, SimConfig, Table};
+use gpumem_pool::{BackendKind, Device, Pool, PoolError, Profile, Stream};
+use std::ffi::c_int;
+use std::sync::Mutex;
+
+const MIB: u64 = 1 << 20;
+
+type GetAttribute = unsafe extern "C" fn(*mut c_int, CUdevice_attribute, CUdevice) -> CUresult;
+
+/// The driver's own, for [`without_attribute`].
+static GET_ATTRIBUTE: Mutex<Option<GetAttribute>> = Mutex::new(None);
+
+/// Says that there is no virtual memory management.
+unsafe extern "C" fn without_attribute(
+    value: *mut c_int,
+    attribute: CUdevice_attribute,
+    device: CUdevice,
+) -> CUresult {
+    let real = GET_ATTRIBUTE.lock().unwrap().unwrap();
+    // SAFETY: the caller's promises are those of the function that is replaced.
+    let code = unsafe { real(value, attribute, device) };
+    if attribute == CUdevice_attribute::CU_DEVICE_ATTRIBUTE_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED {
+        // SAFETY: as above.
+        unsafe { *value = 0 };
+    }
+    code
+}
+
+/// Every way in which a driver can lack virtual memory.
+fn lacks() -> Vec<(&'static str, Driver)> {
+    let refusing = |name: &str, code| {
+        let rule = Rule::new(name, Effect::Fail(code));
+        Driver::sim(SimConfig::new().rule(rule)).unwrap()
+    };
+    // SAFETY: what is missing or replaced does what it replaces, or nothing.
+    let changed =
+        |change: fn(&mut Table)| unsafe { Driver::sim(SimConfig::new()).unwrap().with_table(change) };
+    let hide = |table: &mut Table| {
+        *GET_ATTRIBUTE.lock().unwrap() = table.cuDeviceGetAttribute;
+        table.cuDeviceGetAttribute = Some(without_attribute);
+    };
+    vec![
+        ("no cuMemCreate", changed(|table| table.cuMemCreate = None)),
+        ("no cuMemAddressReserve", changed(|table| table.cuMemAddressReserve = None)),
+        ("attribute 0", changed(hide)),
+        ("handles are refused", refusing("cuMemCreate", CUresult::CUDA_ERROR_NOT_SUPPORTED)),
+        ("handles are forbidden", refusing("cuMemCreate", CUresult::CUDA_ERROR_NOT_PERMITTED)),
+        ("addresses are refused", refusing("cuMemAddressReserve", CUresult::CUDA_ERROR_NOT_SUPPORTED)),
+        ("addresses are used up", refusing("cuMemAddressReserve", CUresult::CUDA_ERROR_OUT_OF_MEMORY)),
+    ]
+}
+
+#[test]
+fn a_driver_without_virtual_memory_is_met_with_plain_segments() {
+    for (lack, driver) in lacks() {
+        let device = Device::new(&driver, 0).unwrap();
+        let (pool, stream) = (Pool::new(&device).unwrap(), Stream::new(&device).unwrap());
+        let blocks: Vec<_> =
+            [300, MIB, 5 * MIB, 700 * MIB].map(|size_bytes| pool.alloc(size_bytes, &stream).unwrap()).into();
+        let status = pool.status().unwrap();
+        assert_eq!((status.backend, status.plain_segments), (BackendKind::Caching, true), "{lack}");
+        assert!(status.to_string().contains("caching (plain segments)"), "{lack}: {status}");
+        pool.check().unwrap();
+
+        let private = pool.private(8 * MIB).unwrap();
+        assert!(private.status().unwrap().plain_segments, "{lack}");
+        assert!(matches!(private.alloc(9 * MIB, &stream), Err(PoolError::LimitReached { .. })), "{lack}");
+
+        let error = pool.growable(MIB, &stream).unwrap_err();
+        assert!(error.to_string().contains("virtual memory management"), "{lack}: {error}");
+        let error = Pool::builder(&device).backend(BackendKind::Caching).exportable().build().unwrap_err();
+        assert!(matches!(&error, PoolError::BackendUnsupported { .. }), "{lack}: {error}");
+
+        drop(blocks);
+        stream.synchronize().unwrap();
+        assert!(pool.reclaim().unwrap() >= 706 * MIB, "{lack}");
+        assert_eq!(pool.status().unwrap().reserved_bytes, 0, "{lack}");
+    }
+}
+
+#[test]
+fn virtual_memory_is_taken_where_there_is_some() {
+    let full = Rule::new("cuMemCreate", Effect::Fail(CUresult::CUDA_ERROR_OUT_OF_MEMORY));
+    for config in [small(), small().rule(full)] {
+        let device = Device::new(&Driver::sim(config).unwrap(), 0).unwrap();
+        let pool = Pool::builder(&device).backend(BackendKind::Caching).build().unwrap();
+        assert!(!pool.status().unwrap().plain_segments);
+    }
+}
+
+fn on_segments(body: impl Fn(&Bench)) {
+    on_each_backend(&small(), |bench| {
+        if bench.plain_segments {
+            body(bench);
+        }
+    });
+}
+
+/// Segments are whole or not at all: one that holds a block stays, however small that is.
+#[test]
+fn a_segment_goes_back_once_nothing_holds_it() {
+    on_segments(|bench| {
+        let (pool, stream) = (bench.builder().profile(Profile::Tight).build().unwrap(), bench.stream());
+        pool.reserve(32 * MIB).unwrap();
+        assert_eq!(pool.status().unwrap().reserved_bytes, 32 * MIB);
+        let [first, second] = [(); 2].map(|()| pool.alloc(12 * MIB, &stream).unwrap());
+        let apart = pool.alloc(20 * MIB, &stream).unwrap();
+        assert_eq!(pool.status().unwrap().reserved_bytes, 52 * MIB);
+        drop((first, apart));
+        stream.synchronize().unwrap();
+        assert_eq!((pool.trim_to(0).unwrap(), pool.check()), (20 * MIB, Ok(())));
+        bench.fill(&second, 7, &stream);
+        assert!(bench.holds(&second, 7, &stream));
+        drop(second);
+        stream.synchronize().unwrap();
+        assert_eq!((pool.trim_to(0).unwrap(), pool.check()), (32 * MIB, Ok(())));
+        // Their places are used again.
+        drop(pool.alloc(30 * MIB, &stream).unwrap());
+        assert_eq!((pool.status().unwrap().reserved_bytes, pool.check()), (30 * MIB, Ok(())));
+    });
+}
+
+/// No block goes across the end of a segment, though the driver puts them side by side.
+#[test]
+fn blocks_lie_in_one_segment_each() {
+    on_segments(|bench| {
+        let (pool, stream) = (bench.builder().profile(Profile::Tight).build().unwrap(), bench.stream());
+        drop([(); 4].map(|()| pool.alloc(4 * MIB, &stream).unwrap()));
+        assert_eq!(pool.status().unwrap().reserved_bytes, 16 * MIB);
+        let larger = pool.alloc(6 * MIB, &stream).unwrap();
+        assert_eq!(pool.status().unwrap().reserved_bytes, 22 * MIB);
+        bench.fill(&larger, 1, &stream);
+        assert!(bench.holds(&larger, 1, &stream));
+    });
+}
+
+/// At the limit what is free in pieces that are too small makes way.
+#[test]
+fn small_segments_make_way_for_a_large_block() {
+    on_segments(|bench| {
+        let (pool, stream) = (bench.builder().hard_limit(16 * MIB).build().unwrap(), bench.stream());
+        drop([(); 4].map(|()| pool.alloc(4 * MIB, &stream).unwrap()));
+        drop(pool.alloc(16 * MIB, &stream).unwrap());
+        let status = pool.status().unwrap();
+        assert_eq!((status.reserved_bytes, status.reserved_peak_bytes), (16 * MIB, 16 * MIB));
+        pool.check().unwrap();
+    });
+}
+
+#[test]
+fn alignment_needs_no_help_from_the_driver() {
+    on_segments(|bench| {
+        let (pool, stream) = (bench.pool(), bench.stream());
+        let mut held = Vec::new();
+        for alignment in [512, 4096, 2 * MIB, 16 * MIB] {
+            for size_bytes in [1, 3000, 5 * MIB] {
+                let block = pool.alloc_aligned(size_bytes, alignment, &stream).unwrap();
+                assert!(block.address().is_multiple_of(alignment), "{size_bytes} bytes at {alignment}");
+                bench.fill(&block, held.len() as u8, &stream);
+                held.push(block);
+            }
+        }
+        pool.check().unwrap();
+        assert!(held.iter().enumerate().all(|(value, block)| bench.holds(block, value as u8, &stream)));
+        drop(held);
+        pool.reclaim().unwrap();
+        assert_eq!((pool.status().unwrap().reserved_bytes, pool.check()), (0, Ok(())));
+    });
+}
