@@ -10,12 +10,15 @@ pub struct Setting {
     pub backend: BackendKind,
     /// What it trades.
     pub profile: Option<Profile>,
+    /// Over plain segments, where the backend has the choice.
+    pub plain_segments: bool,
 }
 
 impl Setting {
     /// Starts a pool of this kind.
     pub fn builder(self, device: &Device) -> PoolBuilder {
         let builder = Pool::builder(device).backend(self.backend);
+        let builder = if self.plain_segments { builder.plain_segments() } else { builder };
         match self.profile {
             Some(profile) => builder.profile(profile),
             None => builder,
@@ -25,23 +28,29 @@ impl Setting {
 
 impl fmt::Display for Setting {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let segments = if self.plain_segments { " (plain segments)" } else { "" };
         match self.profile {
-            Some(profile) => write!(f, "{} {profile}", self.backend),
-            None => write!(f, "{}", self.backend),
+            Some(profile) => write!(f, "{}{segments} {profile}", self.backend),
+            None => write!(f, "{}{segments}", self.backend),
         }
     }
 }
 
-/// Every backend that is built in, with every profile it has.
+/// Every backend that is built in, with every profile it has, and over plain segments where it has the choice.
 #[must_use]
 pub fn settings(device: &Device) -> Vec<Setting> {
-    let profiles = |backend: &BackendKind| match backend.to_string().as_str() {
-        "caching" => [Profile::Fast, Profile::Balanced, Profile::Tight].map(Some).to_vec(),
-        _ => vec![None],
+    let of = |backend| match backend {
+        BackendKind::Caching => [
+            (Some(Profile::Fast), false),
+            (Some(Profile::Balanced), false),
+            (Some(Profile::Tight), false),
+            (Some(Profile::Balanced), true),
+        ]
+        .to_vec(),
+        _ => vec![(None, false)],
     };
-    let all = backends(device).into_iter();
-    all.flat_map(|backend| profiles(&backend).into_iter().map(move |profile| Setting { backend, profile }))
-        .collect()
+    let setting = |backend| move |(profile, plain_segments)| Setting { backend, profile, plain_segments };
+    backends(device).into_iter().flat_map(|backend| of(backend).into_iter().map(setting(backend))).collect()
 }
 
 /// Every backend by name; one that is not built in is left out below, and one that is new joins here.

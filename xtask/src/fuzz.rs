@@ -24,7 +24,7 @@ pub(crate) struct Args {
     /// How many seeds at a time (one for each core, if not given)
     #[arg(long, value_name = "J")]
     jobs: Option<usize>,
-    /// Only this: native, none, caching/fast, caching/balanced or caching/tight
+    /// Only this: native, none, caching/fast, caching/balanced, caching/tight or caching/segments
     #[arg(long, value_name = "NAME")]
     subject: Option<Subject>,
     /// Plants a mistake in the pool, and fails unless it is found
