@@ -146,6 +146,21 @@ cases! {
         });
     }
 
+    /// Streams come and go beside a capture, which stays whole.
+    #[serial_test::serial]
+    fn streams_come_and_go_beside_a_capture(driver: &Driver) {
+        each_bench(driver, |bench| {
+            for mode in MODES {
+                let capture = bench.stream.begin_capture(mode).unwrap();
+                for _ in 0..3 {
+                    let stream = Stream::new(&bench.device).unwrap();
+                    drop(bench.pool.alloc(SIZE_BYTES, &stream).unwrap());
+                }
+                drop(capture.end().unwrap());
+            }
+        });
+    }
+
     /// A block of the capture may outlive the graph, and is the program's until it drops it.
     #[serial_test::serial]
     fn a_block_outlives_its_graph(driver: &Driver) {

@@ -17,6 +17,9 @@ pub(crate) struct Family {
 
 /// A pool that keeps memory which no block holds.
 pub(crate) trait Member: Send + Sync {
+    /// Before the device is waited for: puts what threads keep at hand where the wait counts for it.
+    fn before_giving(&self);
+
     /// Gives it back, as far as it is known to be unused. The device's context is current.
     fn give_back_all(&self);
 }

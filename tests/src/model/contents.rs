@@ -1,8 +1,7 @@
 //! Work that writes, copies and compares what blocks hold, ordered as a correct user must and no more.
 
 use super::operation::{Pick, Wait};
-use super::streams::User;
-use super::twin::windows;
+use super::twin::{copyable_bytes, windows};
 use super::world::{Live, Step, World, text};
 use crate::pool::{Block, Device, PoolError, Stream};
 use crate::sys::Driver;
@@ -16,15 +15,17 @@ impl World<'_> {
         let (Some(index), Some(stream)) = (block.of(self.blocks.len()), self.streams.pick(stream)) else {
             return Ok(());
         };
+        if self.streams.is_captured(stream.id()) {
+            return self.captured_fill((index, value, wait), &stream, said);
+        }
+        if !self.can_use(index, &stream) {
+            return Ok(());
+        }
         let waits = self.order(index, &stream, true, wait)?;
-        said.push(format!(
-            "{waits}fill(&b{}, {value}, &{})",
-            self.blocks[index].name,
-            self.streams.name(&stream)
-        ));
-        let block = &self.blocks[index].block;
+        let Live { name, block, .. } = &self.blocks[index];
+        said.push(format!("{waits}fill(&b{name}, {value}, &{})", self.streams.name(&stream)));
         Self::fill_all(&self.driver, &self.device, block, value, &stream)?;
-        self.twin.fill(block.address(), value);
+        self.twin.fill(*name, value);
         Ok(())
     }
 
@@ -53,23 +54,35 @@ impl World<'_> {
         else {
             return Ok(());
         };
-        let (from, to) = (self.blocks[source].block.address(), self.blocks[target].block.address());
-        let Some(count) = self.twin.copyable_bytes(from, to) else { return Ok(()) };
+        if self.streams.is_captured(stream.id()) {
+            return self.captured_copy((source, target, wait), &stream, said);
+        }
+        let known = |index: usize| {
+            let Live { name, block, .. } = &self.blocks[index];
+            (block.size_bytes(), self.twin.contents(*name).is_some())
+        };
+        let can_use = source != target && self.can_use(source, &stream) && self.can_use(target, &stream);
+        let Some(count) = copyable_bytes(known(source), known(target)).filter(|_| can_use) else {
+            return Ok(());
+        };
         let waits = self.order(source, &stream, false, wait)? + &self.order(target, &stream, true, wait)?;
-        let (source, target) = (self.blocks[source].name, self.blocks[target].name);
-        said.push(format!("{waits}copy(&b{source}, &b{target}, {count}, &{})", self.streams.name(&stream)));
+        let (from, to) = (&self.blocks[source], &self.blocks[target]);
+        let on = self.streams.name(&stream);
+        said.push(format!("{waits}copy(&b{}, &b{}, {count}, &{on})", from.name, to.name));
+        self.twin.copy(from.name, to.name, count);
+        let (from, to) = (from.block.address(), to.block.address());
         let _bound = self.device.bind().map_err(text)?;
         // SAFETY: both blocks are alive, at least this long, and record this stream.
-        unsafe { self.driver.cuMemcpyDtoDAsync_v2(to, from, count as usize, stream.raw()).map_err(text)? };
-        self.twin.copy(from, to, count);
-        Ok(())
+        unsafe { self.driver.cuMemcpyDtoDAsync_v2(to, from, count as usize, stream.raw()).map_err(text) }
     }
 
     pub(super) fn read(&mut self, block: Pick, stream: Pick, wait: Wait, said: &mut Vec<String>) -> Step {
         let (Some(index), Some(stream)) = (block.of(self.blocks.len()), self.streams.pick(stream)) else {
             return Ok(());
         };
-        if self.twin.contents(self.blocks[index].block.address()).is_none() {
+        let is_known = self.twin.contents(self.blocks[index].name).is_some();
+        // A graph would read into the same place at each launch.
+        if !is_known || self.streams.is_captured(stream.id()) || !self.can_use(index, &stream) {
             return Ok(());
         }
         let waits = self.order(index, &stream, false, wait)?;
@@ -101,6 +114,14 @@ impl World<'_> {
         unsafe { self.driver.cuMemFreeHost(self.sink.cast()).map_err(text) }
     }
 
+    /// Whether a stream that runs its work can touch a block now. What a capture has allocated is there once its graph
+    /// has been launched.
+    pub(super) fn can_use(&self, index: usize, stream: &Stream) -> bool {
+        let live = &self.blocks[index];
+        let is_there = live.part_of.is_none() || live.uses.writer.is_some();
+        is_there && self.streams.can_order(&live.uses, stream)
+    }
+
     /// Makes a stream wait for what it must before it touches a block, and enters it in the block's lists.
     pub(super) fn order(
         &mut self,
@@ -110,34 +131,22 @@ impl World<'_> {
         wait: Wait,
     ) -> Result<String, String> {
         let live = &mut self.blocks[index];
-        let mut said = String::new();
-        let readers = if writes { std::mem::take(&mut live.readers) } else { Vec::new() };
-        for user in readers.into_iter().chain([live.writer.clone()]) {
-            said += &self.streams.order(stream, &user, wait)?;
-        }
-        live.block.record_use(stream);
-        match writes {
-            true => live.writer = User::Stream(stream.id()),
-            false => live.readers.push(User::Stream(stream.id())),
-        }
+        let said = self.streams.order_uses(&mut live.uses, stream, writes, wait)?;
+        live.record(stream, None);
         Ok(said)
     }
 
     /// Compares a block's contents with the twin's, once its last writer is done.
     pub(super) fn check(&self, index: usize) -> Step {
-        let Live { name, block, writer, .. } = &self.blocks[index];
-        let Some(expected) = self.twin.contents(block.address()) else { return Ok(()) };
-        self.streams.finish(writer)?;
-        let _bound = self.device.bind().map_err(text)?;
+        let Live { name, block, uses, .. } = &self.blocks[index];
+        let Some(expected) = self.twin.contents(*name) else { return Ok(()) };
+        if !self.streams.can_finish(uses) {
+            return Ok(());
+        }
+        uses.writer.iter().try_for_each(|writer| self.streams.finish(writer))?;
         let mut found = Vec::with_capacity(expected.len());
         for (offset, length) in windows(block.size_bytes()) {
-            let mut bytes = vec![0_u8; length as usize];
-            // SAFETY: the window is inside the block, and the buffer is as long as the window.
-            unsafe {
-                let address = block.address() + offset;
-                self.driver.cuMemcpyDtoH_v2(bytes.as_mut_ptr().cast(), address, bytes.len()).map_err(text)?;
-            }
-            found.extend(bytes);
+            found.extend(self.read_now(block.address() + offset, length as usize)?);
         }
         match expected.iter().zip(&found).position(|(expected, found)| expected != found) {
             None => Ok(()),
@@ -149,6 +158,16 @@ impl World<'_> {
                 expected[at]
             )),
         }
+    }
+
+    /// What lies somewhere; nothing that writes there is queued.
+    pub(super) fn read_now(&self, address: u64, length: usize) -> Result<Vec<u8>, String> {
+        let mut bytes = vec![0_u8; length];
+        let _bound = self.device.bind().map_err(text)?;
+        let _relaxed = self.device.relax().map_err(text)?;
+        // SAFETY: the bytes are those of a block that is alive, and the buffer is as long.
+        unsafe { self.driver.cuMemcpyDtoH_v2(bytes.as_mut_ptr().cast(), address, length).map_err(text)? };
+        Ok(bytes)
     }
 }
 

@@ -19,6 +19,12 @@ pub struct Coverage {
     pub blocks: u64,
     /// Blocks that were handed out to threads at once.
     pub blocks_of_threads: u64,
+    /// Blocks that were handed out in captures.
+    pub parts: u64,
+    /// Graphs that captures have become.
+    pub graphs: u64,
+    /// Launches of them.
+    pub launches: u64,
     /// Requests that met a full device.
     pub out_of_memory: u64,
     /// Requests that met the limit.
@@ -84,6 +90,9 @@ impl Coverage {
         self.refused += other.refused;
         self.blocks += other.blocks;
         self.blocks_of_threads += other.blocks_of_threads;
+        self.parts += other.parts;
+        self.graphs += other.graphs;
+        self.launches += other.launches;
         self.out_of_memory += other.out_of_memory;
         self.limit_reached += other.limit_reached;
         self.too_large += other.too_large;
@@ -96,11 +105,12 @@ impl Coverage {
 impl fmt::Display for Coverage {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { seeds, operations, refused, blocks, faults, .. } = self;
-        let Self { blocks_of_threads, out_of_memory, limit_reached, too_large, .. } = self;
+        let Self { blocks_of_threads, parts, graphs, launches, .. } = self;
+        let Self { out_of_memory, limit_reached, too_large, .. } = self;
         write!(
             f,
             "{seeds} seeds, {operations} operations ({refused} refused), {blocks} blocks, {blocks_of_threads} of \
-             threads, {faults} faults, {} states; \
+             threads, {parts} in captures, {graphs} graphs, {launches} launches, {faults} faults, {} states; \
              refused: {out_of_memory} by a full device, {limit_reached} by the limit, {too_large} beyond the device",
             self.states.len()
         )

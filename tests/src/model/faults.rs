@@ -4,8 +4,8 @@
 //! driver as it is.
 
 use crate::sys::types::{
-    CUdeviceptr, CUevent, CUmemAccessDesc, CUmemAllocationProp, CUmemGenericAllocationHandle, CUmemoryPool,
-    CUstream,
+    CUdeviceptr, CUevent, CUgraph, CUgraphExec, CUmemAccessDesc, CUmemAllocationProp,
+    CUmemGenericAllocationHandle, CUmemoryPool, CUstream, CUstreamCaptureMode, CUstreamCaptureStatus,
 };
 use crate::sys::{CUresult, Driver, Table};
 use std::cell::{Cell, RefCell};
@@ -27,7 +27,7 @@ pub struct Fault {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Seen {
     /// A bit for each [`Call`].
-    calls: u16,
+    calls: u32,
     /// The call that was refused.
     refused: Option<Call>,
 }
@@ -59,7 +59,7 @@ pub(super) fn behind_record<R>(
 
 impl Seen {
     pub(super) fn has(self, call: Call) -> bool {
-        self.calls >> call as u16 & 1 != 0
+        self.calls >> call as u32 & 1 != 0
     }
 
     /// The call that was refused, if one was.
@@ -84,7 +84,7 @@ thread_local! {
 /// Counts a call, and refuses it if that is its fate.
 fn admit(call: Call) -> Result<(), CUresult> {
     let mut seen = SEEN.get();
-    seen.calls |= 1 << call as u16;
+    seen.calls |= 1 << call as u32;
     let mut fault = FAULT.get().filter(|fault| fault.call == call && fault.count > 0);
     let code = match &mut fault {
         None => None,
@@ -184,4 +184,10 @@ wrapped! {
     StreamQuery: cuStreamQuery(stream: CUstream);
     StreamSynchronize: cuStreamSynchronize(stream: CUstream);
     ContextSynchronize: cuCtxSynchronize();
+    AddressReserve: cuMemAddressReserve(address: *mut CUdeviceptr, size_bytes: usize, alignment: usize, wanted: CUdeviceptr, flags: core::ffi::c_ulonglong);
+    AddressFree: cuMemAddressFree(address: CUdeviceptr, size_bytes: usize);
+    BeginCapture: cuStreamBeginCapture_v2(stream: CUstream, mode: CUstreamCaptureMode);
+    CaptureInfo: cuStreamGetCaptureInfo(stream: CUstream, status: *mut CUstreamCaptureStatus, id: *mut u64);
+    Instantiate: cuGraphInstantiateWithFlags(exec: *mut CUgraphExec, graph: CUgraph, flags: core::ffi::c_ulonglong);
+    Launch: cuGraphLaunch(exec: CUgraphExec, stream: CUstream);
 }

@@ -10,9 +10,12 @@
 //! [`search`] makes cases out of seeds, shrinks what fails, and says how to repeat it. A case runs on one thread (drops
 //! on other threads are waited for), so a seed that fails once fails every time.
 
+mod compare;
 mod contents;
 mod coverage;
 pub mod faults;
+mod graphs;
+mod growing;
 pub mod operation;
 pub mod places;
 mod requests;

@@ -6,6 +6,7 @@
 
 use super::faults::{Call, Fault};
 use super::places::Place;
+use crate::pool::CaptureMode;
 use proptest::collection::vec;
 use proptest::option::weighted;
 use proptest::prelude::*;
@@ -48,10 +49,21 @@ pub enum Operation {
     },
     /// Makes a pool and drops the old one's handle; its blocks live on.
     NewPool,
+    /// Makes a private pool with a quota.
+    NewPrivate {
+        /// The quota.
+        quota_bytes: u64,
+    },
+    /// Drops a private pool's handle; its blocks live on.
+    DropPrivate,
     /// Allocates.
     Allocate {
+        /// From which pool: the first, or a private one.
+        pool: Pick,
         /// On which stream.
         stream: Pick,
+        /// At a multiple of which power of two; of 256 in any case.
+        exponent: u32,
         /// How much.
         size: Size,
         /// On which thread.
@@ -64,6 +76,13 @@ pub enum Operation {
         /// Which.
         block: Pick,
         /// On which thread.
+        place: Place,
+    },
+    /// Takes a block apart and makes one of it again.
+    Carry {
+        /// Which.
+        block: Pick,
+        /// On which thread it is made again.
         place: Place,
     },
     /// Waits for all work that uses a block, and frees it as complete.
@@ -114,6 +133,94 @@ pub enum Operation {
         stream: Pick,
         /// How the stream is made to wait for the block's writer.
         wait: Wait,
+    },
+    /// Makes a block that grows.
+    NewGrowable {
+        /// On which stream.
+        stream: Pick,
+        /// How far it can grow.
+        max_bytes: u64,
+        /// What the driver refuses meanwhile.
+        fault: Option<Fault>,
+    },
+    /// Makes one larger or smaller.
+    Resize {
+        /// Which.
+        growable: Pick,
+        /// To how much of what it can have, in thousandths.
+        per_mille: u64,
+        /// What the driver refuses meanwhile.
+        fault: Option<Fault>,
+    },
+    /// Fills one with a value.
+    FillGrowable {
+        /// Which.
+        growable: Pick,
+        /// On which stream.
+        stream: Pick,
+        /// With what.
+        value: u8,
+        /// As for [`Operation::Fill`].
+        wait: Wait,
+    },
+    /// Compares the contents of one with what they should be.
+    CheckGrowable {
+        /// Which.
+        growable: Pick,
+    },
+    /// Drops one.
+    DropGrowable {
+        /// Which.
+        growable: Pick,
+    },
+    /// Begins a capture, unless one goes on.
+    BeginCapture {
+        /// On which stream.
+        stream: Pick,
+        /// What others may do meanwhile.
+        mode: CaptureMode,
+        /// What the driver refuses meanwhile.
+        fault: Option<Fault>,
+    },
+    /// Makes a stream part of the capture that goes on.
+    Fork {
+        /// Which.
+        stream: Pick,
+    },
+    /// Ends the capture that goes on.
+    EndCapture {
+        /// With a graph, or by a drop.
+        is_wanted: bool,
+        /// Whether the streams that joined are waited for before.
+        joins: bool,
+    },
+    /// Makes a graph ready to be launched.
+    Instantiate {
+        /// Which.
+        graph: Pick,
+        /// What the driver refuses meanwhile.
+        fault: Option<Fault>,
+    },
+    /// Launches a graph.
+    Launch {
+        /// Which of its executables.
+        exec: Pick,
+        /// On which stream.
+        stream: Pick,
+        /// How the stream is made to wait for those that used what the graph uses.
+        wait: Wait,
+        /// What the driver refuses meanwhile.
+        fault: Option<Fault>,
+    },
+    /// Drops a graph; its executables stay.
+    DropGraph {
+        /// Which.
+        graph: Pick,
+    },
+    /// Drops an executable.
+    DropExec {
+        /// Which.
+        exec: Pick,
     },
     /// Compares a block's contents with what they should be.
     Check {
@@ -197,6 +304,10 @@ pub enum Kind {
     NoWaits,
     /// Somebody else's.
     Foreign,
+    /// The context's default stream.
+    Legacy,
+    /// The default stream of the program's first thread.
+    OfThread,
 }
 
 /// How much is asked for.
@@ -261,15 +372,21 @@ pub fn case() -> impl Strategy<Value = Case> {
 }
 
 fn operation() -> impl Strategy<Value = Operation> {
-    prop_oneof![36 => memory(), 30 => work(), 15 => order()]
+    prop_oneof![40 => memory(), 30 => work(), 15 => order(), 6 => growing(), 16 => graphs()]
 }
 
 /// Asking for memory and giving it back.
 fn memory() -> impl Strategy<Value = Operation> {
     prop_oneof![
-        36 => (pick(), size(), place(), fault())
-            .prop_map(|(stream, size, place, fault)| Operation::Allocate { stream, size, place, fault }),
+        36 => (pool(), pick(), exponent(), size(), place(), fault()).prop_map(
+            |(pool, stream, exponent, size, place, fault)| {
+                Operation::Allocate { pool, stream, exponent, size, place, fault }
+            }
+        ),
         22 => (pick(), place()).prop_map(|(block, place)| Operation::Free { block, place }),
+        1 => (pick(), place()).prop_map(|(block, place)| Operation::Carry { block, place }),
+        1 => (2 * MIB..=64 * MIB).prop_map(|quota_bytes| Operation::NewPrivate { quota_bytes }),
+        1 => Just(Operation::DropPrivate),
         2 => pick().prop_map(|block| Operation::FreeCompleted { block }),
         6 => (pick(), pick(), pick(), any::<u8>()).prop_map(|(block, stream, other, value)| {
             Operation::FreeMeanwhile { block, stream, other, value }
@@ -298,6 +415,44 @@ fn work() -> impl Strategy<Value = Operation> {
     ]
 }
 
+/// Blocks that grow.
+fn growing() -> impl Strategy<Value = Operation> {
+    let max_bytes = prop_oneof![1 => 0..=MIB, 4 => MIB..=64 * MIB, 1 => 64 * MIB..=1024 * MIB];
+    prop_oneof![
+        2 => (pick(), max_bytes, fault())
+            .prop_map(|(stream, max_bytes, fault)| Operation::NewGrowable { stream, max_bytes, fault }),
+        5 => (pick(), 0..=1000_u64, fault())
+            .prop_map(|(growable, per_mille, fault)| Operation::Resize { growable, per_mille, fault }),
+        4 => (pick(), pick(), any::<u8>(), wait()).prop_map(|(growable, stream, value, wait)| {
+            Operation::FillGrowable { growable, stream, value, wait }
+        }),
+        1 => pick().prop_map(|growable| Operation::CheckGrowable { growable }),
+        2 => pick().prop_map(|growable| Operation::DropGrowable { growable }),
+    ]
+}
+
+/// Captures, and the graphs that come of them.
+fn graphs() -> impl Strategy<Value = Operation> {
+    let mode = prop_oneof![
+        2 => Just(CaptureMode::Global),
+        1 => Just(CaptureMode::ThreadLocal),
+        1 => Just(CaptureMode::Relaxed)
+    ];
+    prop_oneof![
+        5 => (pick(), mode, fault())
+            .prop_map(|(stream, mode, fault)| Operation::BeginCapture { stream, mode, fault }),
+        2 => pick().prop_map(|stream| Operation::Fork { stream }),
+        4 => (weighted(0.1, Just(())), weighted(0.1, Just(()))).prop_map(|(unwanted, alone)| {
+            Operation::EndCapture { is_wanted: unwanted.is_none(), joins: alone.is_none() }
+        }),
+        6 => (pick(), fault()).prop_map(|(graph, fault)| Operation::Instantiate { graph, fault }),
+        12 => (pick(), pick(), wait(), fault())
+            .prop_map(|(exec, stream, wait, fault)| Operation::Launch { exec, stream, wait, fault }),
+        1 => pick().prop_map(|graph| Operation::DropGraph { graph }),
+        1 => pick().prop_map(|exec| Operation::DropExec { exec }),
+    ]
+}
+
 /// Streams, and what orders and observes them.
 fn order() -> impl Strategy<Value = Operation> {
     prop_oneof![
@@ -314,7 +469,23 @@ fn order() -> impl Strategy<Value = Operation> {
 }
 
 fn kind() -> impl Strategy<Value = Kind> {
-    prop_oneof![3 => Just(Kind::Own), 1 => Just(Kind::NoWaits), 1 => Just(Kind::Foreign)]
+    prop_oneof![
+        6 => Just(Kind::Own),
+        2 => Just(Kind::NoWaits),
+        2 => Just(Kind::Foreign),
+        1 => Just(Kind::Legacy),
+        1 => Just(Kind::OfThread)
+    ]
+}
+
+/// Mostly the first.
+fn pool() -> impl Strategy<Value = Pick> {
+    prop_oneof![3 => Just(Pick(1)), 1 => pick()]
+}
+
+/// Mostly none.
+fn exponent() -> impl Strategy<Value = u32> {
+    prop_oneof![10 => Just(0), 2 => 0..=22_u32, 1 => 0..=26_u32]
 }
 
 fn place() -> impl Strategy<Value = Place> {

@@ -2,34 +2,60 @@
 
 use super::coverage::Coverage;
 use super::faults::{self, Call, Fault, Seen};
+use super::graphs::Kept;
 use super::operation::{Pick, Size, Wait};
 use super::places::{self, Place};
-use super::streams::User;
+use super::streams::Uses;
+use super::twin::{Fate, NewBlock};
 use super::world::{Live, Step, World, text};
 use crate::pool::{Block, PoolError, Stream};
 use std::cell::RefCell;
 use std::rc::Rc;
 
+/// What is asked of a pool.
+pub(super) struct Request {
+    /// Its place among those of the world.
+    pool: usize,
+    stream: Stream,
+    size_bytes: u64,
+    /// At a multiple of this; of 256 in any case.
+    alignment: u64,
+    is_elsewhere: bool,
+}
+
 impl World<'_> {
     pub(super) fn allocate(
         &mut self,
-        (pick, size, place, fault): (Pick, Size, Place, Option<Fault>),
+        (pool, pick, exponent, size, place, fault): (Pick, Pick, u32, Size, Place, Option<Fault>),
         coverage: &mut Coverage,
         said: &mut Vec<String>,
     ) -> Step {
         let Some(stream) = self.streams.pick(pick).filter(|_| self.blocks.len() < BLOCKS_MAX) else {
             return Ok(());
         };
-        let size_bytes = self.bytes(size);
-        let name = self.streams.name(&stream);
-        said.push(format!("let b{} = pool.alloc({size_bytes}, &{name}){}", self.next_name, at(place)));
-        let (pool, on) = (self.pool.clone(), stream.clone());
-        let (outcome, seen) = self.at(place, fault, move || pool.alloc(size_bytes, &on))?;
+        let pool = pool.of(self.pools.len()).unwrap_or(0);
+        let size_bytes = self.bytes(pool, size);
+        let is_elsewhere = place != Place::Here;
+        let request = Request { pool, stream, size_bytes, alignment: 1 << exponent, is_elsewhere };
+        let name = self.streams.name(&request.stream);
+        let from = if pool == 0 { "pool".into() } else { format!("private{pool}") };
+        let aligned = if exponent == 0 { String::new() } else { format!("_aligned(2^{exponent})") };
+        said.push(format!(
+            "let b{} = {from}.alloc{aligned}({size_bytes}, &{name}){}",
+            self.next_name,
+            at(place)
+        ));
+        let (asked, on, alignment) =
+            (self.pools[pool].pool.clone(), request.stream.clone(), request.alignment);
+        let (outcome, seen) = self.at(place, fault, move || match exponent {
+            0 => asked.alloc(size_bytes, &on),
+            _ => asked.alloc_aligned(size_bytes, alignment, &on),
+        })?;
         coverage.count_block(self.subject, &outcome, seen);
         self.note(&outcome, seen, said);
         match outcome {
-            Ok(block) => self.allocated(block, size_bytes, &stream),
-            Err(error) => self.refused(error, size_bytes, &stream, seen),
+            Ok(block) => self.allocated(block, &request, coverage),
+            Err(error) => self.refused(error, &request, seen),
         }
     }
 
@@ -50,110 +76,181 @@ impl World<'_> {
     }
 
     /// What a pool may hand out when nothing else is allocated.
-    fn room_bytes(&self) -> u64 {
-        let whole_bytes = self.case.hard_limit_bytes.unwrap_or(u64::MAX).min(self.case.memory_bytes);
+    fn room_bytes(&self, pool: usize) -> u64 {
+        let limit_bytes = self.twin.limit_bytes(self.pools[pool].books);
+        let whole_bytes = limit_bytes.unwrap_or(u64::MAX).min(self.case.memory_bytes);
         // Our own heap has it in pieces of this.
         if self.subject.is_caching() { whole_bytes & !((2 << 20) - 1) } else { whole_bytes }
     }
 
-    fn bytes(&self, size: Size) -> u64 {
+    fn bytes(&self, pool: usize, size: Size) -> u64 {
         match size {
             Size::Bytes(count) => count,
             Size::Room(more) => {
-                let in_use_bytes = self.twin.pools.last().map_or(0, |books| books.in_use_bytes);
-                let whole_bytes = self.case.hard_limit_bytes.unwrap_or(self.case.memory_bytes);
-                whole_bytes.saturating_sub(in_use_bytes).saturating_add_signed(more)
+                let books = &self.twin.pools[self.pools[pool].books];
+                let whole_bytes = books.limit_bytes.unwrap_or(self.case.memory_bytes);
+                whole_bytes.saturating_sub(books.in_use_bytes).saturating_add_signed(more)
             }
         }
     }
 
-    fn allocated(&mut self, block: Block, size_bytes: u64, stream: &Stream) -> Step {
+    /// What the backend counts for a block.
+    fn counted_bytes(&self, request: &Request) -> u64 {
+        let padding_bytes = if self.subject.is_caching() { 0 } else { request.alignment.saturating_sub(256) };
+        request.size_bytes.saturating_add(padding_bytes)
+    }
+
+    fn allocated(&mut self, block: Block, request: &Request, coverage: &mut Coverage) -> Step {
+        let Request { pool, ref stream, size_bytes, alignment, .. } = *request;
         if block.size_bytes() != size_bytes || block.stream_id() != stream.id() {
             return Err(format!("{block:?} is not what was asked for"));
         }
         if size_bytes == 0 {
             return if block.address() == 0 { Ok(()) } else { Err(format!("{block:?} is not empty")) };
         }
-        if size_bytes > self.case.memory_bytes || !self.twin.admits(size_bytes) {
+        let (books, counted_bytes) = (self.pools[pool].books, self.counted_bytes(request));
+        if size_bytes > self.case.memory_bytes || !self.twin.admits(books, counted_bytes) {
             return Err(format!("{size_bytes} bytes were handed out beyond the device or the limit"));
         }
-        self.twin.allocate(block.address(), size_bytes)?;
-        let writer = User::Stream(stream.id());
-        self.blocks.push(Live { name: self.next_name, block, writer, readers: Vec::new() });
+        let (name, address) = (self.next_name, block.address());
+        let part_of = self.open_graph().filter(|_| self.streams.is_captured(stream.id()));
+        // A part counts as no more than it holds: what its chunk takes is the pool's business.
+        let counted_bytes = if part_of.is_some() { size_bytes } else { counted_bytes };
+        let made = NewBlock { name, address, size_bytes, counted_bytes, alignment, pool: books, part_of };
+        self.twin.allocate(made)?;
+        coverage.parts += u64::from(part_of.is_some());
+        let uses = if part_of.is_some() { Uses::default() } else { Uses::of(stream) };
+        let (recorded, graphs) = (Vec::new(), part_of.into_iter().collect());
+        self.blocks.push(Live { name, block, uses, recorded, graphs, part_of });
         self.next_name += 1;
         Ok(())
     }
 
     /// Whether an error was the right one.
-    fn refused(&mut self, error: PoolError, asked_bytes: u64, stream: &Stream, seen: Seen) -> Step {
-        let in_use = self.twin.pools.last().map_or(0, |books| books.in_use_bytes);
-        let limit = self.case.hard_limit_bytes;
-        let wrong = format!("{asked_bytes} bytes with {in_use} in use: {error:?}");
+    fn refused(&mut self, error: PoolError, request: &Request, seen: Seen) -> Step {
+        let Request { pool, ref stream, size_bytes, .. } = *request;
+        let (place, counted_bytes) = (self.pools[pool].books, self.counted_bytes(request));
+        let books = &self.twin.pools[place];
+        let in_use = books.in_use_bytes..=books.in_use_bytes + books.spare_bytes;
+        // In a capture the pool asks for whole units.
+        let is_size = |bytes: u64| {
+            [size_bytes, counted_bytes]
+                .iter()
+                .any(|asked| (*asked..=asked.saturating_add(255)).contains(&bytes))
+        };
+        let wrong = format!("{counted_bytes} bytes with {in_use:?} in use: {error:?}");
+        let wrong = |is_right: bool| if is_right { Ok(()) } else { Err(wrong.clone()) };
         match error {
             PoolError::TooLarge { requested_bytes, device_bytes } => {
-                let right = (requested_bytes, device_bytes) == (asked_bytes, self.case.memory_bytes);
-                if right && asked_bytes > self.case.memory_bytes { Ok(()) } else { Err(wrong) }
+                wrong(is_size(requested_bytes) && device_bytes == self.case.memory_bytes)?;
+                wrong(size_bytes.saturating_add(255) > self.case.memory_bytes)
             }
             PoolError::LimitReached(report) => {
-                if (report.requested_bytes, report.in_use_bytes, report.limit_bytes)
-                    != (asked_bytes, in_use, limit)
-                {
-                    return Err(wrong);
-                }
-                match self.twin.admits(asked_bytes) {
+                wrong(is_size(report.requested_bytes) && in_use.contains(&report.in_use_bytes))?;
+                wrong(report.limit_bytes.is_some_and(|limit| self.twin.limits(place).contains(&limit)))?;
+                match self.twin.surely_admits(place, counted_bytes.saturating_add(255)) {
                     false => Ok(()),
                     // What is reserved counts, and it may be in pieces.
-                    true => self.refusal_is_true(asked_bytes, stream, seen),
+                    true => self.refusal_is_true(request, seen),
                 }
             }
             PoolError::OutOfMemory(report) => {
-                let told = (report.requested_bytes, report.in_use_bytes);
-                if told != (asked_bytes, in_use) || !self.twin.admits(asked_bytes) {
-                    return Err(wrong);
-                }
-                self.refusal_is_true(asked_bytes, stream, seen)
+                wrong(is_size(report.requested_bytes) && in_use.contains(&report.in_use_bytes))?;
+                wrong(self.twin.admits(place, counted_bytes))?;
+                self.refusal_is_true(request, seen)
             }
-            PoolError::Driver(cause)
-                if seen.refused().is_some_and(|call| cause.to_string().contains(call.name())) =>
-            {
-                Ok(())
+            PoolError::WrongThread => wrong(request.is_elsewhere && self.streams.is_default(stream.id())),
+            PoolError::Driver(cause) => {
+                wrong(seen.refused().is_some_and(|call| cause.to_string().contains(call.name())))
             }
-            _ => Err(wrong),
+            _ => wrong(false),
         }
     }
 
     /// What a pool says it can't have it must not get after a reclaim by hand, unless the driver was made to refuse.
-    fn refusal_is_true(&mut self, asked_bytes: u64, stream: &Stream, seen: Seen) -> Step {
-        if seen.refused().is_some() {
+    fn refusal_is_true(&mut self, request: &Request, seen: Seen) -> Step {
+        let Request { pool, ref stream, size_bytes, alignment, is_elsewhere } = *request;
+        let is_own = is_elsewhere && self.streams.is_default(stream.id());
+        if seen.refused().is_some() || self.capturing.is_some() || is_own {
             return Ok(());
         }
         // What other backends could not free on a stream of somebody else's stays until they look again.
         let waits = !self.subject.is_caching() && self.streams.had_foreign();
-        let is_alone = self.blocks.is_empty() && self.taken_bytes == 0 && !self.has_lost && !waits;
-        if is_alone && asked_bytes <= self.room_bytes() {
-            return Err(format!("{asked_bytes} bytes were refused, and nothing is allocated"));
+        let is_plain = alignment <= 2 << 20 && self.twin.is_empty() && self.growing.is_empty();
+        let is_alone = is_plain && self.pools.len() == 1 && self.taken_bytes == 0 && !self.has_lost && !waits;
+        if is_alone && self.counted_bytes(request) <= self.room_bytes(pool) {
+            return Err(format!("{size_bytes} bytes were refused, and nothing is allocated"));
         }
-        self.pool.reclaim().map_err(text)?;
-        match self.pool.alloc(asked_bytes, stream) {
+        let pool = &self.pools[pool].pool;
+        pool.reclaim().map_err(text)?;
+        match pool.alloc_aligned(size_bytes, alignment, stream) {
             Err(PoolError::OutOfMemory { .. } | PoolError::LimitReached { .. }) => Ok(()),
-            other => Err(format!("{asked_bytes} bytes were refused, but after a reclaim by hand: {other:?}")),
+            other => Err(format!("{size_bytes} bytes were refused, but after a reclaim by hand: {other:?}")),
         }
     }
 
     pub(super) fn free(&mut self, pick: Pick, place: Place, said: &mut Vec<String>) -> Step {
         let Some(index) = pick.of(self.blocks.len()) else { return Ok(()) };
-        let Live { name, block, .. } = self.blocks.swap_remove(index);
-        said.push(format!("drop(b{name}){}", at(place)));
-        self.twin.free(block.address());
+        let live = self.blocks.swap_remove(index);
+        said.push(format!("drop(b{}){}", live.name, at(place)));
+        let block = self.freed(live);
         self.at(place, None, move || drop(block)).map(drop)
+    }
+
+    /// Counts a block off, which is about to be dropped, unless a graph keeps it.
+    pub(super) fn freed(&mut self, live: Live) -> Block {
+        let Live { name, block, uses, recorded, mut graphs, .. } = live;
+        let mut is_unsure = false;
+        if let Some(open) = self.open_graph().filter(|open| !graphs.contains(open)) {
+            let captured = self.streams.captured();
+            let users = || recorded.iter().copied().chain([block.stream_id()]);
+            if users()
+                .any(|user| captured.contains(&user) && (self.streams.is_ours(user) || user == captured[0]))
+            {
+                graphs.push(open);
+            } else {
+                // Another's stream is not asked; and the place of one that is gone may be a captured one's.
+                is_unsure = users().any(|user| captured.contains(&user) || self.streams.is_gone(user));
+            }
+        }
+        let fate = match (graphs.is_empty(), is_unsure) {
+            (true, true) => Fate::Unsure,
+            (true, false) => Fate::Free,
+            (false, _) => Fate::Kept,
+        };
+        self.twin.free(block.address(), fate);
+        if !graphs.is_empty() {
+            self.kept.push(Kept { name, uses, graphs });
+        }
+        block
+    }
+
+    /// Takes a block apart, and makes one of it again.
+    pub(super) fn carry(&mut self, pick: Pick, place: Place, said: &mut Vec<String>) -> Step {
+        let Some(index) = pick.of(self.blocks.len()) else { return Ok(()) };
+        let Live { name, block, uses, recorded, graphs, part_of } = self.blocks.swap_remove(index);
+        said.push(format!("let b{name} = Block::from_raw(b{name}.into_raw()){}", at(place)));
+        let raw = block.into_raw();
+        // SAFETY: it comes from `into_raw`, and is turned back once.
+        let (block, _) = self.at(place, None, move || unsafe { Block::from_raw(raw) })?;
+        if (block.address(), block.size_bytes()) != (raw.address, raw.size_bytes) {
+            return Err(format!("{raw:?} became {block:?}"));
+        }
+        self.blocks.push(Live { name, block, uses, recorded, graphs, part_of });
+        Ok(())
     }
 
     pub(super) fn free_completed(&mut self, pick: Pick, said: &mut Vec<String>) -> Step {
         let Some(index) = pick.of(self.blocks.len()) else { return Ok(()) };
-        let Live { name, block, writer, readers } = self.blocks.swap_remove(index);
+        let Live { block, uses, .. } = &self.blocks[index];
+        if !self.streams.can_finish(uses) || self.streams.is_captured(block.stream_id()) {
+            return Ok(());
+        }
+        let live = self.blocks.swap_remove(index);
+        let name = live.name;
         said.push(format!("the host waits for all that uses b{name}; b{name}.free_completed()"));
-        readers.iter().chain([&writer]).try_for_each(|user| self.streams.finish(user))?;
-        self.twin.free(block.address());
+        self.streams.finish_uses(&live.uses)?;
+        let block = self.freed(live);
         // SAFETY: everything that has used it is in these lists, or comes before what is, and was waited for.
         unsafe { block.free_completed() };
         Ok(())
@@ -171,18 +268,22 @@ impl World<'_> {
             return Ok(());
         };
         // The other backends' frees ask the driver, and so does the end of a pool: that waits for the mark.
+        let books = self.twin.pool_of(self.blocks[index].block.address());
         let asks_nothing =
-            self.subject.is_caching() && self.twin.is_of_newest_pool(self.blocks[index].block.address());
-        if !asks_nothing || stream.id() == other.id() {
+            self.subject.is_caching() && self.pools.iter().any(|handle| Some(handle.books) == books);
+        // In a capture the mark is part of it; and another thread's own stream is not this one's.
+        let is_plain = self.capturing.is_none() && !self.streams.is_default(stream.id());
+        if !asks_nothing || !is_plain || stream.id() == other.id() || !self.can_use(index, &stream) {
             return Ok(());
         }
         let waits = self.order(index, &stream, true, Wait::Fence)?;
-        let Live { name, block, .. } = self.blocks.swap_remove(index);
+        let live = self.blocks.swap_remove(index);
+        let name = live.name;
         let (on, by) = (self.streams.name(&stream), self.streams.name(&other));
         said.push(format!(
             "{waits}{by}.wait_for(&{on}), and on another thread behind the event: fill(&b{name}, {value}, &{on}), drop(b{name})"
         ));
-        self.twin.free(block.address());
+        let block = self.freed(live);
         let (driver, device, on) = (self.driver.clone(), self.device.clone(), stream.clone());
         let table = self.real;
         let fill = move || {
@@ -210,7 +311,7 @@ impl World<'_> {
         if let Some(call) = seen.refused() {
             line.push_str(&format!(" // the driver refuses {}", call.name()));
             // The driver keeps what it does not take back.
-            self.has_lost |= matches!(call, Call::Release | Call::Unmap);
+            self.has_lost |= matches!(call, Call::Release | Call::Unmap | Call::AddressFree);
         }
         if let Err(error) = outcome {
             line.push_str(&format!(" // {}", summary(error)));

@@ -13,7 +13,20 @@ pub(super) struct Streams {
     ids: Vec<StreamId>,
     /// Those that somebody else made.
     foreign: Vec<StreamId>,
+    /// The thread's own, and the context's: nobody destroys them.
+    defaults: Vec<StreamId>,
+    /// Those that are part of the capture which goes on.
+    captured: Vec<StreamId>,
     had_foreign: bool,
+}
+
+/// Who used some memory last: the next writer waits for all of them, the next reader for the writer.
+#[derive(Clone, Default)]
+pub(super) struct Uses {
+    pub(super) writer: Option<User>,
+    pub(super) readers: Vec<User>,
+    /// How many uses there have been.
+    pub(super) count: u32,
 }
 
 /// What a block's users are waited for by.
@@ -27,7 +40,9 @@ pub(super) enum User {
 
 impl Streams {
     pub(super) fn new(live: Vec<Stream>) -> Self {
-        Self { ids: live.iter().map(Stream::id).collect(), live, foreign: Vec::new(), had_foreign: false }
+        let ids = live.iter().map(Stream::id).collect();
+        let (foreign, defaults, captured) = (Vec::new(), Vec::new(), Vec::new());
+        Self { live, ids, foreign, defaults, captured, had_foreign: false }
     }
 
     /// One more, unless there are many.
@@ -39,36 +54,84 @@ impl Streams {
             Kind::Own => Stream::new(device),
             Kind::NoWaits => Stream::builder(device).no_waits().build(),
             Kind::Foreign => foreign(device),
+            Kind::Legacy => Stream::legacy(device),
+            Kind::OfThread => Stream::per_thread(device),
         };
         let stream = stream.map_err(text)?;
-        self.ids.push(stream.id());
-        if kind == Kind::Foreign {
-            self.foreign.push(stream.id());
-            self.had_foreign = true;
+        if self.live.contains(&stream) {
+            return Ok(None);
         }
+        self.ids.push(stream.id());
+        match kind {
+            Kind::Own | Kind::NoWaits => {}
+            Kind::Foreign => self.foreign.push(stream.id()),
+            Kind::Legacy | Kind::OfThread => self.defaults.push(stream.id()),
+        }
+        self.had_foreign |= !matches!(kind, Kind::Own | Kind::NoWaits);
         self.live.push(stream.clone());
         Ok(Some(stream))
     }
 
-    /// One less, unless it is the last.
+    /// One less, unless it is the last, or part of a capture.
     pub(super) fn take(&mut self, pick: Pick) -> Option<Stream> {
         let index = pick.of(self.live.len()).filter(|_| self.live.len() > 1)?;
-        Some(self.live.remove(index))
+        (!self.is_captured(self.live[index].id())).then(|| self.live.remove(index))
     }
 
     /// Drops a stream that is not in the list any more; its maker destroys it. Says whether it was retired.
     pub(super) fn end(&mut self, stream: Stream, retires: bool) -> Result<bool, String> {
-        let Some(index) = self.foreign.iter().position(|id| *id == stream.id()) else { return Ok(false) };
-        self.foreign.swap_remove(index);
+        let place = self.foreign.iter().position(|id| *id == stream.id());
+        let is_default = self.is_default(stream.id());
+        if place.is_none() && !is_default {
+            return Ok(false);
+        }
         if retires {
             stream.retire().map_err(text)?;
         }
+        if is_default {
+            self.defaults.retain(|id| *id != stream.id());
+            return Ok(retires);
+        }
+        self.foreign.retain(|id| *id != stream.id());
         let (device, raw) = (stream.device().clone(), stream.raw());
         drop(stream);
         let _bound = device.bind().map_err(text)?;
         // SAFETY: it was made in `foreign`, and nobody names it from here on.
         unsafe { device.driver().cuStreamDestroy_v2(raw).map_err(text)? };
         Ok(retires)
+    }
+
+    /// Whether it is the thread's own or the context's.
+    pub(super) fn is_default(&self, stream: StreamId) -> bool {
+        self.defaults.contains(&stream)
+    }
+
+    /// Whether the pool may make marks in it at any time.
+    pub(super) fn is_ours(&self, stream: StreamId) -> bool {
+        !self.is_default(stream) && !self.foreign.contains(&stream)
+    }
+
+    /// Whether its user has let go of it.
+    pub(super) fn is_gone(&self, stream: StreamId) -> bool {
+        self.find(stream).is_err()
+    }
+
+    /// Those that are part of the capture which goes on, the first in front.
+    pub(super) fn captured(&self) -> &[StreamId] {
+        &self.captured
+    }
+
+    pub(super) fn set_captured(&mut self, captured: Vec<StreamId>) {
+        self.captured = captured;
+    }
+
+    /// One more is part of the capture.
+    pub(super) fn join_capture(&mut self, stream: StreamId) {
+        self.captured.push(stream);
+    }
+
+    pub(super) fn is_captured(&self, stream: StreamId) -> bool {
+        self.captured.contains(&stream)
     }
 
     /// Whether there ever was one that somebody else made.
@@ -103,6 +166,41 @@ impl Streams {
         }
     }
 
+    /// Whether a stream can wait for those who used the memory, without becoming part of a capture.
+    pub(super) fn can_order(&self, uses: &Uses, stream: &Stream) -> bool {
+        let is_captured =
+            |user: &User| matches!(user, User::Stream(id) if self.is_captured(*id) && *id != stream.id());
+        !uses.readers.iter().chain(&uses.writer).any(is_captured)
+    }
+
+    /// Whether the host can wait for them.
+    pub(super) fn can_finish(&self, uses: &Uses) -> bool {
+        let is_captured = |user: &User| matches!(user, User::Stream(id) if self.is_captured(*id));
+        !uses.readers.iter().chain(&uses.writer).any(is_captured)
+    }
+
+    /// Makes a stream wait for what it must before it touches memory, and enters it there. Says what was done.
+    pub(super) fn order_uses(
+        &self,
+        uses: &mut Uses,
+        stream: &Stream,
+        writes: bool,
+        wait: Wait,
+    ) -> Result<String, String> {
+        let mut said = String::new();
+        let readers: &[User] = if writes { &uses.readers } else { &[] };
+        for user in readers.iter().chain(&uses.writer) {
+            said += &self.order(stream, user, wait)?;
+        }
+        uses.enter(stream, writes);
+        Ok(said)
+    }
+
+    /// The host waits for all who used the memory.
+    pub(super) fn finish_uses(&self, uses: &Uses) -> Result<(), String> {
+        uses.readers.iter().chain(&uses.writer).try_for_each(|user| self.finish(user))
+    }
+
     /// Makes a stream wait for a user; nothing where the order is there already. Says what was done.
     pub(super) fn order(&self, stream: &Stream, user: &User, wait: Wait) -> Result<String, String> {
         let other = match user {
@@ -128,14 +226,35 @@ impl Streams {
         Ok(format!("{} waits for {} ({wait:?}); ", self.name(stream), self.name(other)))
     }
 
-    fn find(&self, id: StreamId) -> Result<&Stream, String> {
+    pub(super) fn find(&self, id: StreamId) -> Result<&Stream, String> {
         self.live.iter().find(|stream| stream.id() == id).ok_or_else(|| format!("{id} is not in the list"))
     }
 }
 
-impl User {
-    pub(super) fn is(&self, stream: &Stream) -> bool {
-        matches!(self, Self::Stream(id) if *id == stream.id())
+impl Uses {
+    /// Memory that was allocated on a stream.
+    pub(super) fn of(stream: &Stream) -> Self {
+        Self { writer: Some(User::Stream(stream.id())), ..Self::default() }
+    }
+
+    /// One more use.
+    pub(super) fn enter(&mut self, stream: &Stream, writes: bool) {
+        self.count += 1;
+        if writes {
+            self.readers.clear();
+            self.writer = Some(User::Stream(stream.id()));
+        } else {
+            self.readers.push(User::Stream(stream.id()));
+        }
+    }
+
+    /// A stream is let go of; the event tells when its work is done.
+    pub(super) fn replace(&mut self, stream: &Stream, event: &Rc<Event>) {
+        for user in self.readers.iter_mut().chain(&mut self.writer) {
+            if matches!(user, User::Stream(id) if *id == stream.id()) {
+                *user = User::Gone(Rc::clone(event));
+            }
+        }
     }
 }
 

@@ -7,13 +7,14 @@
 
 use super::coverage::Coverage;
 use super::faults::{self, Fault};
+use super::graphs::{Built, Capturing, Kept};
+use super::growing::Growing;
 use super::operation::{Case, Kind, Operation, Pick};
 use super::places::Other;
-use super::streams::{Streams, User};
+use super::streams::{Streams, Uses};
 use super::subject::Subject;
 use super::twin::Twin;
-use crate::pool::{Block, Device, Event, Pool, PoolError, Stream};
-use crate::sys::sim::AllocationKind;
+use crate::pool::{Block, Device, Event, Pool, PoolError, Stream, StreamId};
 use crate::sys::{Driver, Sim, SimConfig, Table};
 use std::rc::Rc;
 
@@ -50,8 +51,29 @@ pub fn run(
 pub(super) struct Live {
     pub(super) name: u32,
     pub(super) block: Block,
-    pub(super) writer: User,
-    pub(super) readers: Vec<User>,
+    pub(super) uses: Uses,
+    /// The streams that it has been told of.
+    pub(super) recorded: Vec<StreamId>,
+    /// Graphs that it has been told of and that are not gone, and the one whose capture allocated it.
+    pub(super) graphs: Vec<u32>,
+    /// The capture that it was allocated in.
+    pub(super) part_of: Option<u32>,
+}
+
+/// A pool, and the place of its books.
+pub(super) struct Handle {
+    pub(super) pool: Pool,
+    pub(super) books: usize,
+}
+
+impl Live {
+    /// Tells the block of a use, in a capture if one is named.
+    pub(super) fn record(&mut self, stream: &Stream, graph: Option<u32>) {
+        self.block.record_use(stream);
+        self.recorded.push(stream.id());
+        let is_new = |graph: &u32| !self.graphs.contains(graph);
+        self.graphs.extend(graph.filter(is_new));
+    }
 }
 
 /// The real things, and the twin.
@@ -63,10 +85,15 @@ pub(super) struct World<'a> {
     sim: Sim,
     pub(super) driver: Driver,
     pub(super) device: Device,
-    pub(super) pool: Pool,
+    /// The first, and private pools.
+    pub(super) pools: Vec<Handle>,
     pub(super) streams: Streams,
-    marks: Vec<Event>,
+    pub(super) marks: Vec<Event>,
     pub(super) blocks: Vec<Live>,
+    pub(super) growing: Vec<Growing>,
+    pub(super) capturing: Option<Capturing>,
+    pub(super) graphs: Vec<Built>,
+    pub(super) kept: Vec<Kept>,
     pub(super) twin: Twin,
     pub(super) next_name: u32,
     /// Pinned memory that reads go to.
@@ -88,14 +115,13 @@ impl<'a> World<'a> {
         real: Table,
     ) -> Result<Self, PoolError> {
         let device = Device::new(driver, 0)?;
-        let pool = subject.open(case, &device)?;
+        let pools = vec![Handle { pool: subject.open(case, &device)?, books: 0 }];
         let streams =
             (0..case.stream_count.max(1)).map(|_| Stream::new(&device)).collect::<Result<_, _>>()?;
         let streams = Streams::new(streams);
         let sink = Self::open_sink(driver, &device)?;
         let mut twin = Twin::default();
-        twin.open(case.hard_limit_bytes);
-        let (blocks, marks) = (Vec::new(), Vec::new());
+        twin.open(case.hard_limit_bytes, None);
         Ok(Self {
             case,
             subject,
@@ -103,10 +129,14 @@ impl<'a> World<'a> {
             sim: sim.clone(),
             driver: driver.clone(),
             device,
-            pool,
+            pools,
             streams,
-            marks,
-            blocks,
+            marks: Vec::new(),
+            blocks: Vec::new(),
+            growing: Vec::new(),
+            capturing: None,
+            graphs: Vec::new(),
+            kept: Vec::new(),
             twin,
             next_name: 0,
             sink,
@@ -134,13 +164,51 @@ impl<'a> World<'a> {
             Operation::DropStream { stream, retires } => self.drop_stream(stream, retires, said),
             Operation::NewPool => {
                 said.push("pool = a new pool with the same options".into());
-                self.pool = self.subject.open(self.case, &self.device).map_err(text)?;
-                self.twin.open(self.case.hard_limit_bytes);
+                let pool = self.subject.open(self.case, &self.device).map_err(text)?;
+                let books = self.twin.open(self.case.hard_limit_bytes, None);
+                self.pools[0] = Handle { pool, books };
                 Ok(())
             }
-            Operation::Allocate { stream, size, place, fault } => {
-                self.allocate((stream, size, place, fault), coverage, said)
+            Operation::NewPrivate { quota_bytes } => self.new_private(quota_bytes, said),
+            Operation::DropPrivate => {
+                if self.pools.len() > 1 {
+                    said.push(format!("drop(private{})", self.pools.len() - 1));
+                    self.pools.pop();
+                }
+                Ok(())
             }
+            Operation::Allocate { pool, stream, exponent, size, place, fault } => {
+                self.allocate((pool, stream, exponent, size, place, fault), coverage, said)
+            }
+            Operation::Carry { block, place } => self.carry(block, place, said),
+            Operation::NewGrowable { stream, max_bytes, fault } => {
+                self.new_growable((stream, max_bytes, fault), coverage, said)
+            }
+            Operation::Resize { growable, per_mille, fault } => {
+                self.resize((growable, per_mille, fault), coverage, said)
+            }
+            Operation::FillGrowable { growable, stream, value, wait } => {
+                self.fill_growable((growable, stream, value, wait), said)
+            }
+            Operation::CheckGrowable { growable } => {
+                let Some(index) = growable.of(self.growing.len()) else { return Ok(()) };
+                said.push(format!("check(growable {index})"));
+                self.check_growable(index)
+            }
+            Operation::DropGrowable { growable } => self.drop_growable(growable, said),
+            Operation::BeginCapture { stream, mode, fault } => {
+                self.begin_capture((stream, mode, fault), coverage, said)
+            }
+            Operation::Fork { stream } => self.fork(stream, said),
+            Operation::EndCapture { is_wanted, joins } => {
+                self.end_capture((is_wanted, joins), coverage, said)
+            }
+            Operation::Instantiate { graph, fault } => self.instantiate((graph, fault), coverage, said),
+            Operation::Launch { exec, stream, wait, fault } => {
+                self.launch((exec, stream, wait, fault), coverage, said)
+            }
+            Operation::DropGraph { graph } => self.drop_graph(graph, said),
+            Operation::DropExec { exec } => self.drop_exec(exec, said),
             Operation::Free { block, place } => self.free(block, place, said),
             Operation::FreeCompleted { block } => self.free_completed(block, said),
             Operation::FreeMeanwhile { block, stream, other, value } => {
@@ -168,7 +236,8 @@ impl<'a> World<'a> {
             Operation::Ask { stream } => {
                 let Some(stream) = self.streams.pick(stream) else { return Ok(()) };
                 said.push(format!("{}.is_complete()", self.streams.name(&stream)));
-                stream.is_complete().map(drop).map_err(text)
+                let outcome = stream.is_complete().map(drop);
+                self.unless_captured(outcome)
             }
             Operation::Synchronize { stream, fault } => {
                 let Some(stream) = self.streams.pick(stream) else { return Ok(()) };
@@ -181,11 +250,11 @@ impl<'a> World<'a> {
             }
             Operation::Reclaim { fault } => {
                 said.push("pool.reclaim()".into());
-                self.refusable("reclaim", fault, coverage, said, |world| world.pool.reclaim()).map(drop)
+                self.refusable("reclaim", fault, coverage, said, |world| world.pool().reclaim()).map(drop)
             }
             Operation::Trim { keep_bytes, fault } => {
                 said.push(format!("pool.trim_to({keep_bytes})"));
-                self.refusable("trim", fault, coverage, said, |world| world.pool.trim_to(keep_bytes))
+                self.refusable("trim", fault, coverage, said, |world| world.pool().trim_to(keep_bytes))
                     .map(drop)
             }
             Operation::Reserve { size_bytes, fault } => self.reserve(size_bytes, fault, coverage, said),
@@ -218,8 +287,34 @@ impl<'a> World<'a> {
         match outcome {
             Ok(value) => Ok(Some(value)),
             Err(PoolError::Driver(_)) if seen.refused().is_some() => Ok(None),
-            Err(error) => Err(error.to_string()),
+            Err(error) => self.unless_captured(Err(error)).map(|()| None),
         }
+    }
+
+    /// While a capture goes on, what waits may be refused.
+    fn unless_captured(&self, outcome: Result<(), PoolError>) -> Step {
+        match outcome {
+            Err(PoolError::NotInCapture { .. }) if self.capturing.is_some() => Ok(()),
+            other => other.map_err(text),
+        }
+    }
+
+    /// The first.
+    pub(super) fn pool(&self) -> &Pool {
+        &self.pools[0].pool
+    }
+
+    fn new_private(&mut self, quota_bytes: u64, said: &mut Vec<String>) -> Step {
+        if self.pools.len() > PRIVATE_MAX {
+            return Ok(());
+        }
+        said.push(format!("let private{} = pool.private({quota_bytes})", self.pools.len()));
+        let above = self.pools[0].books;
+        let pool = self.pool().private(quota_bytes).map_err(text)?;
+        let limit_bytes = self.case.hard_limit_bytes.map_or(quota_bytes, |limit| limit.min(quota_bytes));
+        let books = self.twin.open(Some(limit_bytes), Some(above));
+        self.pools.push(Handle { pool, books });
+        Ok(())
     }
 
     fn reserve(
@@ -230,12 +325,12 @@ impl<'a> World<'a> {
         said: &mut Vec<String>,
     ) -> Step {
         said.push(format!("pool.reserve({size_bytes})"));
-        let (outcome, seen) = faults::observed(&self.real, fault, || self.pool.reserve(size_bytes));
+        let (outcome, seen) = faults::observed(&self.real, fault, || self.pool().reserve(size_bytes));
         coverage.count("reserve", seen, outcome.is_ok());
         self.note(&outcome, seen, said);
         match outcome {
             Ok(()) => {
-                let reserved_bytes = self.pool.status().map_err(text)?.reserved_bytes;
+                let reserved_bytes = self.pool().status().map_err(text)?.reserved_bytes;
                 match self.subject.is_caching() && reserved_bytes < size_bytes {
                     true => Err(format!("{reserved_bytes} bytes are reserved, not {size_bytes}")),
                     false => Ok(()),
@@ -249,7 +344,7 @@ impl<'a> World<'a> {
         }
     }
 
-    fn return_memory(&mut self) {
+    pub(super) fn return_memory(&mut self) {
         self.sim.return_memory(0, u64::MAX);
         self.taken_bytes = 0;
     }
@@ -267,12 +362,9 @@ impl<'a> World<'a> {
         let event = Event::new(&self.device).map_err(text)?;
         event.record(&stream).map_err(text)?;
         let event = Rc::new(event);
-        for live in &mut self.blocks {
-            let users = live.readers.iter_mut().chain([&mut live.writer]);
-            for user in users.filter(|user| user.is(&stream)) {
-                *user = User::Gone(Rc::clone(&event));
-            }
-        }
+        self.blocks.iter_mut().for_each(|live| live.uses.replace(&stream, &event));
+        self.kept.iter_mut().for_each(|kept| kept.uses.replace(&stream, &event));
+        self.growing.iter_mut().for_each(|growing| growing.uses.replace(&stream, &event));
         let retired = if self.streams.end(stream, retires)? { " // retired before" } else { "" };
         said.push(format!("drop({name}){retired}"));
         Ok(())
@@ -288,6 +380,10 @@ impl<'a> World<'a> {
         let Some(stream) = self.streams.pick(pick).filter(|_| self.marks.len() < MARKS_MAX) else {
             return Ok(());
         };
+        // An event of a capture's stands for nothing outside.
+        if self.streams.is_captured(stream.id()) {
+            return Ok(());
+        }
         let event = Event::new(&self.device).map_err(text)?;
         said.push(format!("let e{} = an event recorded on {}", self.marks.len(), self.streams.name(&stream)));
         if self.refusable("record", fault, coverage, said, |_| event.record(&stream))?.is_some() {
@@ -315,97 +411,6 @@ impl<'a> World<'a> {
         let event = &self.marks[mark];
         if waits { event.synchronize() } else { event.is_complete().map(drop) }.map_err(text)
     }
-
-    /// Everything that must hold after every step.
-    fn compare(&self, sim: &Sim) -> Step {
-        let report = sim.report();
-        if !report.faults.is_empty() {
-            return Err("work went astray".into());
-        }
-        if let Some(finding) = report.findings.iter().find(|finding| finding.is_silent()) {
-            return Err(finding.to_string());
-        }
-        let mut ours: Vec<(u64, u64)> =
-            self.blocks.iter().map(|live| (live.block.address(), live.block.size_bytes())).collect();
-        ours.sort_unstable();
-        let found = report.allocations.iter().filter(|live| live.kind != AllocationKind::Host);
-        let drivers: Vec<(u64, u64)> = found.map(|live| (live.address, live.size_bytes)).collect();
-        // Frees on streams of others wait for the device.
-        let keeps_more = self.subject.is_caching() || self.streams.had_foreign();
-        let is_there = match keeps_more {
-            true => ours.iter().all(|block| is_covered(*block, &drivers)),
-            false => ours == drivers,
-        };
-        if !is_there {
-            return Err(format!("the blocks are {ours:x?}, and the driver's allocations {drivers:x?}"));
-        }
-        self.pool.check()?;
-        self.compare_status()
-    }
-
-    fn compare_status(&self) -> Step {
-        let status = self.pool.status().map_err(text)?;
-        let Some(books) = self.twin.pools.last() else { return Ok(()) };
-        let expected = (books.in_use_bytes, books.block_count, books.allocation_count);
-        let found = (status.in_use_bytes, status.block_count, status.allocation_count);
-        if expected != found {
-            return Err(format!("in use, blocks, allocations are {expected:?}, status says {found:?}"));
-        }
-        let peak_bytes = status.in_use_peak_bytes;
-        let is_peak = match self.subject.is_caching() {
-            true => peak_bytes >= books.peak_bytes && peak_bytes <= status.reserved_peak_bytes,
-            false => peak_bytes == books.peak_bytes,
-        };
-        let sums = is_peak
-            && status.cached_bytes == status.reserved_bytes.saturating_sub(status.in_use_bytes)
-            && status.reserved_bytes >= status.in_use_bytes
-            && status.reserved_peak_bytes >= status.reserved_bytes
-            && status.device_used_bytes >= status.reserved_bytes
-            && status.hard_limit_bytes.is_none_or(|limit| status.in_use_peak_bytes <= limit);
-        if sums { Ok(()) } else { Err(format!("the sums do not add up: {status:?}, {books:?}")) }
-    }
-
-    /// Every block's contents, then everything is let go, and nothing may be left.
-    fn finish(mut self, sim: &Sim) -> Step {
-        (0..self.blocks.len()).try_for_each(|index| self.check(index))?;
-        self.return_memory();
-        self.device.synchronize().map_err(text)?;
-        self.marks.clear();
-        self.streams.end_all()?;
-        for live in self.blocks.drain(..) {
-            self.twin.free(live.block.address());
-        }
-        self.compare(sim)?;
-        self.close_sink()?;
-        self.other.end()?;
-        self.pool.reclaim().map_err(text)?;
-        let status = self.pool.status().map_err(text)?;
-        if status.reserved_bytes != 0 && !self.has_lost {
-            return Err(format!("{} bytes are reserved for nothing", status.reserved_bytes));
-        }
-        // What the driver's own pool could not free on a stream of somebody else's goes with the context.
-        let keeps_some = !self.subject.is_caching() && self.streams.had_foreign();
-        let (device, may_keep) = (self.device.clone(), self.has_lost || keeps_some);
-        drop(self);
-        device.synchronize().map_err(text)?;
-        let (info, report) = (device.memory_info().map_err(text)?, sim.report());
-        let is_memory_left = info.free_bytes != info.total_bytes || report.reservation_count > 0;
-        if is_memory_left && !may_keep || report.stream_count + report.event_count > 0 {
-            return Err(format!("something is left: {info:?}\n{report}"));
-        }
-        Ok(())
-    }
-}
-
-/// Whether allocations that follow each other have all of a block.
-fn is_covered((start, size_bytes): (u64, u64), sorted: &[(u64, u64)]) -> bool {
-    let mut place = start;
-    for (from, length) in sorted {
-        if *from <= place && place < from + length {
-            place = from + length;
-        }
-    }
-    place >= start + size_bytes
 }
 
 fn faults(sim: &Sim) -> String {
@@ -417,3 +422,4 @@ pub(super) fn text(error: impl std::fmt::Display) -> String {
 }
 
 const MARKS_MAX: usize = 8;
+const PRIVATE_MAX: usize = 2;

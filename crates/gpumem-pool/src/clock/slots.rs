@@ -7,7 +7,7 @@
 
 use super::mark::MarkEvent;
 use super::{Clocks, Order, Slot, Stamp, StreamId, StreamParts};
-use crate::context::Bound;
+use crate::context::{Bound, Relaxed};
 use crate::device::{Device, WeakDevice};
 use crate::error::PoolError;
 use crate::stream::{Stream, WeakStream};
@@ -157,6 +157,8 @@ impl Clocks {
             return Ok(slot);
         }
         let retired: Vec<Slot> = self.slots().retired.iter().copied().take(POLL_COUNT).collect();
+        // A query would break captures that go on.
+        let _relaxed = Relaxed::enter(&self.driver)?;
         for slot in retired {
             // What can't be asked now stays where it is.
             let _ = self.poll_lane(slot);

@@ -54,6 +54,19 @@ fn a_quota_is_its_own_and_part_of_the_whole() {
     });
 }
 
+/// What a thread keeps at hand of one pool is given back for another, too.
+#[test]
+fn small_blocks_of_one_make_room_for_another() {
+    on_each_backend(&small(), |bench| {
+        let pool = bench.builder().hard_limit(2 * MIB).build().unwrap();
+        let (inner, stream) = (pool.private(2 * MIB).unwrap(), bench.stream());
+        for _ in 0..3 {
+            drop(inner.alloc(1000, &stream).unwrap());
+            drop(pool.alloc(1000, &stream).unwrap());
+        }
+    });
+}
+
 #[test]
 fn whoever_ends_leaves_room() {
     on_each_backend(&small(), |bench| {

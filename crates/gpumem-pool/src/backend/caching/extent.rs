@@ -200,11 +200,12 @@ impl Growing for Shared {
     fn grow_to(&self, id: u64, size_bytes: u64) -> Result<(), PoolError> {
         let _relaxed = Relaxed::enter(self.device.driver())?;
         let _bound = self.device.enter()?;
-        match self.try_grow(id, size_bytes)? {
-            Ok(()) => return Ok(()),
-            Err(_) => self.reclaim()?,
+        if self.try_grow(id, size_bytes)?.is_ok() {
+            return Ok(());
         }
-        self.clear_family();
+        let others = self.short_family();
+        self.reclaim()?;
+        others.iter().for_each(|other| other.give_back_all());
         self.try_grow(id, size_bytes)?
             .map_err(|said| self.refusal(size_bytes, Lack { said, ..Lack::default() }))
     }

@@ -231,10 +231,11 @@ fn host_wait(shared: &Shared, request: &Request, _: &mut Lack) -> Result<Step, P
 }
 
 fn synchronised(shared: &Shared, _request: &Request, _: &mut Lack) -> Result<Step, PoolError> {
+    let others = shared.short_family();
     shared.device.finish()?;
     shared.device.after_wait();
     shared.settle_extents()?;
-    shared.clear_family();
+    others.iter().for_each(|other| other.give_back_all());
     let (clocks, mut vmm) = (shared.clocks(), shared.vmm());
     let mut core = shared.core();
     core.heap.settle(clocks);

@@ -79,14 +79,14 @@ impl Shared {
         heap.reserved_bytes().saturating_add(room_bytes).min(self.limits.hard_bytes.unwrap_or(u64::MAX))
     }
 
-    /// All that other pools keep unused under a limit that keeps this one from growing. The device's context is current.
-    pub(in super::super) fn clear_family(&self) {
+    /// Other pools under a limit that keeps this one from growing, ready to give back what they keep unused once the
+    /// device has been waited for.
+    pub(in super::super) fn short_family(&self) -> Vec<Arc<dyn Member>> {
         let short = self.access.family().filter(|family| family.is_short_of_others());
-        for member in short.map(|family| family.members()).into_iter().flatten() {
-            if !core::ptr::addr_eq(Arc::as_ptr(&member), self) {
-                member.give_back_all();
-            }
-        }
+        let mut members = short.map(|family| family.members()).unwrap_or_default();
+        members.retain(|member| !core::ptr::addr_eq(Arc::as_ptr(member), self));
+        members.iter().for_each(|member| member.before_giving());
+        members
     }
 
     fn soft_bytes(&self) -> u64 {
@@ -110,8 +110,11 @@ impl Waiting for Shared {
 }
 
 impl Member for Shared {
-    fn give_back_all(&self) {
+    fn before_giving(&self) {
         self.drain_all();
+    }
+
+    fn give_back_all(&self) {
         // What can't be given back now is not to be had.
         let _ = self.trim(0);
     }

@@ -1,0 +1,142 @@
+//! What must hold after every step, and at the end.
+
+use super::operation::Pick;
+use super::twin::Fate;
+use super::world::{Step, World, text};
+use crate::pool::{Pool, Status};
+use crate::sys::Sim;
+use crate::sys::sim::AllocationKind;
+
+impl World<'_> {
+    /// Everything that must hold after every step.
+    pub(super) fn compare(&self, sim: &Sim) -> Step {
+        let report = sim.report();
+        if !report.faults.is_empty() {
+            return Err("work went astray".into());
+        }
+        if let Some(finding) = report.findings.iter().find(|finding| finding.is_silent()) {
+            return Err(finding.to_string());
+        }
+        let growing = self.growing.iter().map(|growing| &growing.block);
+        let blocks = self.blocks.iter().map(|live| (live.block.address(), live.block.size_bytes()));
+        let ours = blocks.chain(growing.map(|block| (block.address(), block.size_bytes())));
+        let ours: Vec<(u64, u64)> = ours.filter(|(_, size_bytes)| *size_bytes > 0).collect();
+        let found = report.allocations.iter().filter(|live| live.kind != AllocationKind::Host);
+        let drivers: Vec<(u64, u64)> = found.map(|live| (live.address, live.size_bytes)).collect();
+        // Frees on streams of others wait for the device; graphs keep what they use.
+        let keeps_more = self.subject.is_caching() || self.streams.had_foreign() || self.has_captured();
+        let are_there = ours.iter().all(|block| is_covered(*block, &drivers));
+        if !are_there || !keeps_more && ours.len() != drivers.len() {
+            return Err(format!("the blocks are {ours:x?}, and the driver's allocations {drivers:x?}"));
+        }
+        for handle in &self.pools {
+            handle.pool.check()?;
+            self.compare_status(&handle.pool, handle.books)?;
+        }
+        self.compare_family()
+    }
+
+    /// Whether there ever was a capture that something was allocated or dropped in.
+    fn has_captured(&self) -> bool {
+        !self.kept.is_empty() || self.twin.pools.iter().any(|books| books.part_count > 0)
+    }
+
+    fn compare_status(&self, pool: &Pool, place: usize) -> Step {
+        let status = pool.status().map_err(text)?;
+        let books = &self.twin.pools[place];
+        let (chunks_min, chunks_max) = self.twin.chunk_counts(place);
+        let is_within = |found: u64, known: u64, more: u64| found >= known && found - known <= more;
+        let counts = is_within(status.in_use_bytes, books.in_use_bytes, books.spare_bytes)
+            && is_within(status.block_count, books.block_count + chunks_min, chunks_max - chunks_min)
+            && is_within(status.allocation_count, books.allocation_count, books.part_count);
+        if !counts {
+            return Err(format!(
+                "the books say {books:?}, chunks {chunks_min} to {chunks_max}; status {status:?}"
+            ));
+        }
+        if self.sums_add_up(&status, books.peak_bytes) {
+            Ok(())
+        } else {
+            Err(format!("the sums do not add up: {status:?}, {books:?}"))
+        }
+    }
+
+    fn sums_add_up(&self, status: &Status, (peak_bytes, peak_most_bytes): (u64, u64)) -> bool {
+        let found_bytes = status.in_use_peak_bytes;
+        let is_peak = match self.subject.is_caching() {
+            true => found_bytes >= peak_bytes && found_bytes <= status.reserved_peak_bytes,
+            false => (peak_bytes..=peak_most_bytes).contains(&found_bytes),
+        };
+        is_peak
+            && status.cached_bytes == status.reserved_bytes.saturating_sub(status.in_use_bytes)
+            && status.reserved_bytes >= status.in_use_bytes
+            && status.reserved_peak_bytes >= status.reserved_bytes
+            && status.device_used_bytes >= status.reserved_bytes
+            && status.hard_limit_bytes.is_none_or(|limit| status.in_use_peak_bytes <= limit)
+    }
+
+    /// A pool and its private pools keep its limit together.
+    fn compare_family(&self) -> Step {
+        let Some(limit_bytes) = self.twin.pools[self.pools[0].books].limit_bytes else { return Ok(()) };
+        let family = self.pools.iter().filter(|handle| self.twin.is_under(handle.books, self.pools[0].books));
+        let statuses: Result<Vec<Status>, _> = family.map(|handle| handle.pool.status()).collect();
+        let held = |status: &Status| {
+            if self.subject.is_caching() { status.reserved_bytes } else { status.in_use_bytes }
+        };
+        let held_bytes: u64 = statuses.map_err(text)?.iter().map(held).sum();
+        match held_bytes <= limit_bytes {
+            true => Ok(()),
+            false => Err(format!("{held_bytes} bytes are held by pools that may have {limit_bytes}")),
+        }
+    }
+
+    /// Every block's contents, then everything is let go, and nothing may be left.
+    pub(super) fn finish(mut self, sim: &Sim) -> Step {
+        self.end_graphs();
+        self.compare(sim)?;
+        (0..self.blocks.len()).try_for_each(|index| self.check(index))?;
+        (0..self.growing.len()).try_for_each(|index| self.check_growable(index))?;
+        self.return_memory();
+        self.device.synchronize().map_err(text)?;
+        self.marks.clear();
+        self.streams.end_all()?;
+        for live in self.blocks.drain(..) {
+            self.twin.free(live.block.address(), Fate::Free);
+        }
+        while !self.growing.is_empty() {
+            self.drop_growable(Pick(0), &mut Vec::new())?;
+        }
+        self.compare(sim)?;
+        self.close_sink()?;
+        self.other.end()?;
+        for handle in &self.pools {
+            handle.pool.reclaim().map_err(text)?;
+            let status = handle.pool.status().map_err(text)?;
+            if status.reserved_bytes != 0 && !self.has_lost {
+                return Err(format!("{} bytes are reserved for nothing", status.reserved_bytes));
+            }
+        }
+        // What the driver's own pool could not free on a stream of somebody else's goes with the context.
+        let keeps_some = !self.subject.is_caching() && self.streams.had_foreign();
+        let (device, may_keep) = (self.device.clone(), self.has_lost || keeps_some);
+        drop(self);
+        device.synchronize().map_err(text)?;
+        let (info, report) = (device.memory_info().map_err(text)?, sim.report());
+        let is_memory_left = info.free_bytes != info.total_bytes || report.reservation_count > 0;
+        if is_memory_left && !may_keep || report.stream_count + report.event_count > 0 {
+            return Err(format!("something is left: {info:?}\n{report}"));
+        }
+        Ok(())
+    }
+}
+
+/// Whether allocations that follow each other have all of a block.
+fn is_covered((start, size_bytes): (u64, u64), sorted: &[(u64, u64)]) -> bool {
+    let mut place = start;
+    for (from, length) in sorted {
+        if *from <= place && place < from + length {
+            place = from + length;
+        }
+    }
+    place >= start + size_bytes
+}
