@@ -42,9 +42,10 @@ pub(crate) trait Source {
     /// The same at an alignment of more than 256, a power of two.
     fn alloc_aligned(&self, size_bytes: u64, alignment: u64, stream: &Stream) -> Result<Piece, PoolError>;
 
-    /// What [`Source::alloc`] gives, where it is at hand: no lock that threads share, and no driver call.
+    /// What [`Source::alloc`] gives, where it is at hand: no lock that threads share, and no driver call. Of a stream that
+    /// this thread has not been seen to use with this pool, nothing is.
     #[inline]
-    fn hit(&self, _size_bytes: u64, _stream: &Stream) -> Option<Piece> {
+    fn hit(&self, _size_bytes: u64, _near_id: u64) -> Option<Piece> {
         None
     }
 

@@ -212,12 +212,6 @@ impl Device {
         Ok(Relaxed::enter(self.driver())?)
     }
 
-    /// A quick look: two that are not clones of each other may still be equal.
-    #[inline]
-    pub(crate) fn is_same(&self, other: &Self) -> bool {
-        Arc::ptr_eq(&self.0, &other.0)
-    }
-
     pub(crate) fn enter(&self) -> Result<Bound<'_>, DriverError> {
         Bound::enter(self.driver(), self.context())
     }
@@ -249,12 +243,12 @@ impl Device {
         result.inspect_err(|error| {
             if is_sticky(error.code()) {
                 let _first_counts = self.0.lost.set(*error);
+                self.clocks().holds().attention().add_lost();
             }
         })
     }
 
     /// What killed the context, as far as this device's calls have seen.
-    #[inline]
     pub(crate) fn lost(&self) -> Option<DriverError> {
         self.0.lost.get().copied()
     }

@@ -39,6 +39,7 @@
 pub use gpumem_sys as sys;
 
 mod alignment;
+mod attention;
 mod backend;
 #[allow(unsafe_code)]
 mod block;

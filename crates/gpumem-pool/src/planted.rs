@@ -16,7 +16,7 @@ pub enum Bug {
     EventBeforeEpoch,
     /// A window is unmapped whose last uses are not known to be over.
     EarlyUnmap,
-    /// Magazines are drained without their lock words.
+    /// Magazines are drained without being claimed.
     UnlockedDrain,
 }
 

@@ -6,7 +6,7 @@ mod sync;
 use crate::alignment::ALIGNMENT_MIN;
 use crate::backend::{Backend, Freed, Piece, Source};
 use crate::block::Block;
-use crate::clock::{GRAPH_BIT, StreamId};
+use crate::clock::{Clocks, GRAPH_BIT, StreamId};
 use crate::device::Device;
 use crate::error::{PoolError, is_sticky};
 use crate::limit::Limits;
@@ -15,13 +15,17 @@ use crate::status::Status;
 use crate::stream::Stream;
 use core::ops::Deref;
 use core::ptr::NonNull;
-use core::sync::atomic::AtomicU64;
+use core::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use lifetime::Lifetime;
-use std::sync::OnceLock;
+use std::sync::{Arc, OnceLock};
 
 /// What a pool is, for as long as a handle or a block lives.
 pub(crate) struct State {
     device: Device,
+    /// The device's.
+    clocks: Arc<Clocks>,
+    /// False once something concerns every block of this pool.
+    goes_short_way: AtomicBool,
     /// How it was built.
     setup: PoolBuilder,
     backend: Backend,
@@ -49,8 +53,16 @@ impl StateRef {
     /// A new state, with one handle.
     pub(crate) fn new(setup: PoolBuilder, backend: Backend, limits: Limits) -> Self {
         let device = setup.device.clone();
-        let state =
-            State { device, setup, backend, limits, poison: OnceLock::new(), lifetime: Lifetime::new() };
+        let state = State {
+            clocks: Arc::clone(device.clocks()),
+            device,
+            goes_short_way: AtomicBool::new(true),
+            setup,
+            backend,
+            limits,
+            poison: OnceLock::new(),
+            lifetime: Lifetime::new(),
+        };
         Self(NonNull::from(Box::leak(Box::new(state))))
     }
 
@@ -86,8 +98,8 @@ impl StateRef {
     /// and the processor waits for that longer than for all the rest.
     #[inline(always)]
     pub(crate) fn alloc(self, size_bytes: u64, stream: &Stream) -> Result<Block, PoolError> {
-        let at_hand = match self.is_usable() && self.is_ours(stream) && !self.has_captures() {
-            true => self.backend.hit(size_bytes, stream),
+        let at_hand = match self.is_undisturbed() {
+            true => self.backend.hit(size_bytes, stream.near_id()),
             false => None,
         };
         let (piece, uses) = match at_hand {
@@ -150,7 +162,7 @@ impl StateRef {
     /// the thread has.
     #[inline]
     pub(crate) fn put_back(self, piece: &Piece, size_bytes: u64, home: StreamId) -> bool {
-        !self.has_captures() && self.backend.put_back(piece, size_bytes, home)
+        self.is_undisturbed() && self.backend.put_back(piece, size_bytes, home)
     }
 
     /// Called by a block's drop: has nobody to tell, so what fails is kept for the next call.
@@ -177,6 +189,7 @@ impl StateRef {
                 }
             };
             let _first_counts = self.poison.set(poison);
+            self.goes_short_way.store(false, Ordering::Relaxed);
         }
         if !taken.counted {
             self.drop_block();
@@ -223,21 +236,15 @@ impl State {
         }
     }
 
+    /// Whether what is at hand may be handed out, and what comes back may be laid there, without a further look.
     #[inline]
-    fn is_usable(&self) -> bool {
-        self.poison.get().is_none() && self.device.lost().is_none()
+    fn is_undisturbed(&self) -> bool {
+        self.goes_short_way.load(Ordering::Relaxed) && self.clocks.holds().attention().is_none()
     }
 
     /// Whether streams have to be asked first what they do.
-    #[inline]
     fn has_captures(&self) -> bool {
-        self.device.clocks().holds().is_open()
-    }
-
-    /// A quick look: false does not mean much.
-    #[inline]
-    fn is_ours(&self, stream: &Stream) -> bool {
-        stream.device().is_same(&self.device) && stream.check_usable().is_ok()
+        self.clocks.holds().is_open()
     }
 
     fn check_stream(&self, stream: &Stream) -> Result<(), PoolError> {

@@ -16,7 +16,7 @@ use crate::device::Device;
 use crate::error::PoolError;
 use crate::event::Event;
 use core::fmt;
-use core::sync::atomic::{AtomicBool, Ordering};
+use core::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use gpumem_sys::DriverError;
 use gpumem_sys::types::{CUresult, CUstream, CUstream_st};
 use std::sync::Arc;
@@ -46,6 +46,8 @@ struct Inner {
     driver_id: Option<u64>,
     kind: Kind,
     is_retired: AtomicBool,
+    /// The id, as long as a look at it is all that an allocation needs; else 0.
+    near_id: AtomicU64,
 }
 
 /// Whose a stream is.
@@ -179,7 +181,6 @@ impl Stream {
     }
 
     /// Whether this call may touch it: it has not been retired, and its handle means this stream on this thread.
-    #[inline]
     pub(crate) fn check_usable(&self) -> Result<(), PoolError> {
         match self.0.kind {
             Kind::Owned => Ok(()),
@@ -187,6 +188,12 @@ impl Stream {
             Kind::OfThread(thread) if thread != std::thread::current().id() => Err(PoolError::WrongThread),
             _ => Ok(()),
         }
+    }
+
+    /// Its id's number, if any thread may name it now; else 0, which then says nothing.
+    #[inline]
+    pub(crate) fn near_id(&self) -> u64 {
+        self.0.near_id.load(Ordering::Relaxed)
     }
 
     pub(crate) fn slot(&self) -> Slot {

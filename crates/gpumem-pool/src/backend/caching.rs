@@ -1,14 +1,14 @@
 //! `caching`: our own heap over the driver's virtual memory, behind magazines that a thread has to itself.
 //!
 //! A block of up to 1 MiB comes from the calling thread's magazine of the stream, and goes back to the freeing thread's:
-//! two exchanges of a word that nobody contends for. All else is [`Shared`]'s: what a magazine lacks or has no room for,
+//! plain reads and writes of what nobody else touches. All else is [`Shared`]'s: what a magazine lacks or has no room for,
 //! larger blocks, and blocks that other streams have used.
 //!
 //! | module | noun |
 //! | --- | --- |
 //! | `shared` | front and heap of one pool, put together |
 //! | `class` | size classes of blocks up to 1 MiB |
-//! | `thread`, `magazine`, `lock` | what a thread keeps at hand of a stream's freed blocks, behind a lock word |
+//! | `thread`, `magazine`, `lock`, `barrier` | what a thread keeps at hand of a stream's freed blocks, ; how others get at it |
 //! | `depot`, `budget` | batches that wander between threads; how much all of this may hold |
 //! | `front` | magazines and depot of one pool |
 //! | `heap` | all that is larger, and what the front is filled from: addresses, handles, windows |
@@ -19,6 +19,7 @@
 //! | `stats`, `sync` | counters; what the front needs of threads |
 
 mod access;
+mod barrier;
 mod budget;
 mod class;
 mod depot;
@@ -29,6 +30,7 @@ mod heap;
 mod ladder;
 #[allow(unsafe_code)]
 mod lock;
+#[allow(unsafe_code)]
 mod magazine;
 mod shared;
 mod stats;
@@ -80,16 +82,16 @@ impl Source for CachingBackend {
     }
 
     #[inline]
-    fn hit(&self, size_bytes: u64, stream: &Stream) -> Option<Piece> {
+    fn hit(&self, size_bytes: u64, near_id: u64) -> Option<Piece> {
         let class = Class::of(size_bytes)?;
-        let near = thread::with_near(self.front, stream.id().0, |set| set.take(class, size_bytes));
+        let near = thread::with_near(self.front, near_id, |set| set.take(class, size_bytes));
         near.flatten().map(|piece| of_class(class, piece))
     }
 
     #[inline]
     fn put_back(&self, piece: &Piece, size_bytes: u64, home: StreamId) -> bool {
         let Some(class) = Class::at(piece.class as usize) else { return false };
-        let put = |set: &magazine::Set| {
+        let put = |set: magazine::Own<'_>| {
             set.put(class, size_bytes, magazine::Piece { address: piece.address, record: piece.record })
         };
         thread::with_near(self.front, home.0, put) == Some(true)

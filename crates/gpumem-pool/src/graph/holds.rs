@@ -14,6 +14,7 @@
 //!
 //! One lock, under which neither the driver nor a pool is called: what is to be freed is handed out first.
 
+use crate::attention::Attention;
 use crate::backend::Freed;
 use crate::block::Block;
 use crate::clock::{Clocks, GRAPH_BIT, Slot, Stamp, StreamId};
@@ -21,7 +22,6 @@ use crate::device::{Device, WeakDevice};
 use crate::graph::chunk::Chunk;
 use crate::state::StateRef;
 use crate::stream::Stream;
-use core::sync::atomic::{AtomicUsize, Ordering};
 use gpumem_sys::types::CUdeviceptr;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -29,8 +29,8 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 /// What captures and graphs of one machine keep.
 #[derive(Default)]
 pub(crate) struct Holds {
-    /// Captures that go on. While there is none, nothing here is asked about a stream.
-    open_count: AtomicUsize,
+    /// Counts the captures that go on. While there is none, nothing here is asked about a stream.
+    attention: Attention,
     table: Mutex<Table>,
 }
 
@@ -86,17 +86,23 @@ impl Holds {
     /// Whether any capture goes on that was begun through this crate.
     #[inline]
     pub(crate) fn is_open(&self) -> bool {
-        self.open_count.load(Ordering::Acquire) != 0
+        self.attention.has_captures()
+    }
+
+    /// The machine's.
+    #[inline]
+    pub(crate) fn attention(&self) -> &Attention {
+        &self.attention
     }
 
     /// A capture is about to begin: from now on streams are asked about.
     pub(crate) fn announce(&self) {
-        self.open_count.fetch_add(1, Ordering::AcqRel);
+        self.attention.add_capture();
     }
 
     /// It was announced, and did not begin or has ended.
     pub(crate) fn withdraw(&self) {
-        self.open_count.fetch_sub(1, Ordering::AcqRel);
+        self.attention.remove_capture();
     }
 
     /// A capture has begun. One handle, to be given back by [`Holds::let_go`].

@@ -5,7 +5,7 @@ use crate::clock::StreamParts;
 use crate::context::Handle;
 use crate::device::Device;
 use crate::error::PoolError;
-use core::sync::atomic::AtomicBool;
+use core::sync::atomic::{AtomicBool, AtomicU64};
 use gpumem_sys::types::{CUstream, CUstream_flags};
 use std::sync::Arc;
 
@@ -69,6 +69,7 @@ impl StreamBuilder {
             driver_id,
             kind: Kind::Owned,
             is_retired: AtomicBool::new(false),
+            near_id: AtomicU64::new(id.0),
         }));
         device.clocks().name(driver_id, &stream);
         Ok(stream)

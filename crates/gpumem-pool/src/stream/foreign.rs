@@ -9,7 +9,7 @@ use crate::clock::{StreamId, StreamParts};
 use crate::context::Handle;
 use crate::device::Device;
 use crate::error::PoolError;
-use core::sync::atomic::{AtomicBool, Ordering};
+use core::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use gpumem_sys::DriverError;
 use gpumem_sys::types::CUstream;
 use std::sync::{Arc, Weak};
@@ -85,6 +85,7 @@ impl Stream {
     pub fn retire(&self) -> Result<(), PoolError> {
         self.check_usable()?;
         if self.0.kind != Kind::Owned && !self.0.is_retired.swap(true, Ordering::AcqRel) {
+            self.0.near_id.store(0, Ordering::Relaxed);
             self.clocks().retire(self.id(), self.0.driver_id);
         }
         Ok(())
@@ -97,8 +98,9 @@ impl Stream {
         let parts = StreamParts { raw, is_ours: false, no_waits: true };
         let make = |id: StreamId| {
             let is_retired = AtomicBool::new(false);
+            let near_id = AtomicU64::new(if kind == Kind::Foreign { id.0 } else { 0 });
             let device = device.clone();
-            Self(Arc::new(Inner { device, raw: Handle(raw), id, driver_id, kind, is_retired }))
+            Self(Arc::new(Inner { device, raw: Handle(raw), id, driver_id, kind, is_retired, near_id }))
         };
         device.clocks().find_or_open(device, &parts, driver_id, make)
     }

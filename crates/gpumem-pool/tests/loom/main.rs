@@ -1,4 +1,4 @@
-//! The lock word, the order of a stamp behind the pieces that it covers, the clocks, and the end of a pool, in every
+//! The lock of a thread's magazines, the order of a stamp behind the pieces that it covers, the clocks, and the end of a pool, in every
 //! interleaving that the memory model allows. These are the library's own sources, compiled over loom's threads.
 
 #![allow(dead_code, reason = "the models use a part of what they compile")]
@@ -15,31 +15,109 @@ mod planted;
 mod state;
 mod sync;
 
-use lock::Locked;
+use lock::{Locked, claim_all};
 use loom::sync::Arc;
 use loom::sync::atomic::{AtomicU64, Ordering};
 use loom::thread;
+use sync::{MISSING, Missing};
 
-#[test]
-fn nobody_sees_half_a_change() {
+/// The owner's way to the value; one thread of a test is it, at any time.
+#[allow(unsafe_code)]
+fn own<T, R>(locked: &Locked<T>, work: impl FnOnce(&mut T) -> R) -> Option<R> {
+    // SAFETY: each test has one thread that calls this, and others only when that has ended.
+    unsafe { locked.own(work) }
+}
+
+/// The same without waiting.
+#[allow(unsafe_code)]
+fn try_own<T, R>(locked: &Locked<T>, work: impl FnOnce(&mut T) -> R) -> Option<R> {
+    // SAFETY: as in `own`.
+    unsafe { locked.try_own(work) }
+}
+
+fn claim<T, R>(locked: &Locked<T>, work: impl FnOnce(&mut T) -> R) -> Option<R> {
+    claim_all([((), locked)]).pop().map(|((), claimed)| claimed.with(work))
+}
+
+fn close<T, R>(locked: &Locked<T>, work: impl FnOnce(&mut T) -> R) -> Option<R> {
+    claim_all([((), locked)]).pop().map(|((), claimed)| claimed.close(work))
+}
+
+/// An owner and another at one value.
+fn an_owner_and_another() {
     loom::model(|| {
         let pair = Arc::new(Locked::new((0, 0)));
         let owner = thread::spawn({
             let pair = Arc::clone(&pair);
             move || {
-                for _ in 0..2 {
-                    pair.with(|(left, right)| {
-                        *left += 1;
-                        *right += 1;
-                    });
-                }
+                let raised = |(left, right): &mut (u32, u32)| {
+                    *left += 1;
+                    *right += 1;
+                };
+                [(); 2].map(|()| try_own(&pair, raised)).iter().flatten().count() as u32
             }
         });
-        let drained = pair.with(core::mem::take).unwrap();
-        owner.join().unwrap();
-        let rest = pair.with(|pair| *pair).unwrap();
+        let drained = claim(&pair, core::mem::take).unwrap();
+        let count = owner.join().unwrap();
+        let rest = own(&pair, |pair| *pair).unwrap();
         assert_eq!(drained.0, drained.1);
-        assert_eq!((drained.0 + rest.0, rest.1 - rest.0), (2, 0));
+        assert_eq!((drained.0 + rest.0, rest.0), (count, rest.1));
+    });
+}
+
+#[test]
+fn nobody_sees_half_a_change() {
+    an_owner_and_another();
+}
+
+/// Loom sees two threads at one value.
+#[test]
+#[should_panic(expected = "Causality violation")]
+fn without_the_light_barrier_both_are_at_the_value() {
+    MISSING.set(Missing::Light);
+    an_owner_and_another();
+}
+
+#[test]
+#[should_panic(expected = "Causality violation")]
+fn without_the_heavy_barrier_both_are_at_the_value() {
+    MISSING.set(Missing::Heavy);
+    an_owner_and_another();
+}
+
+#[test]
+fn one_barrier_does_for_several() {
+    loom::model(|| {
+        let counts = [(); 2].map(|()| Arc::new(Locked::new(0)));
+        let owner = thread::spawn({
+            let counts = counts.clone();
+            move || counts.each_ref().map(|count| u32::from(try_own(count, |count| *count += 1).is_some()))
+        });
+        for (_, claimed) in claim_all(counts.iter().map(|count| ((), &**count))) {
+            claimed.with(|count| *count += 1);
+        }
+        let raised = owner.join().unwrap();
+        assert_eq!(counts.map(|count| own(&count, |count| *count).unwrap()), raised.map(|raised| raised + 1));
+    });
+}
+
+/// A value goes from one owner to the next while another takes it away for a moment.
+#[test]
+fn an_owner_after_another() {
+    loom::model(|| {
+        let count = Arc::new(Locked::new(0));
+        let drainer = thread::spawn({
+            let count = Arc::clone(&count);
+            move || claim(&count, core::mem::take).unwrap()
+        });
+        let first = thread::spawn({
+            let count = Arc::clone(&count);
+            move || own(&count, |count| *count += 1)
+        });
+        first.join().unwrap();
+        own(&count, |count| *count += 1).unwrap();
+        let drained = drainer.join().unwrap();
+        assert_eq!(drained + own(&count, |count| *count).unwrap(), 2);
     });
 }
 
@@ -49,11 +127,11 @@ fn what_was_put_in_before_the_close_is_found_by_the_close_and_nothing_comes_late
         let count = Arc::new(Locked::new(0));
         let owner = thread::spawn({
             let count = Arc::clone(&count);
-            move || [(); 2].map(|()| count.with(|count| *count += 1)).iter().flatten().count()
+            move || [(); 2].map(|()| own(&count, |count| *count += 1)).iter().flatten().count()
         });
-        let closed_with = count.close(|count| *count).unwrap();
+        let closed_with = close(&count, |count| *count).unwrap();
         assert_eq!(owner.join().unwrap(), closed_with);
-        assert!(count.is_closed() && count.with(|_| ()).is_none());
+        assert!(count.is_closed() && claim(&count, |_| ()).is_none() && own(&count, |_| ()).is_none());
     });
 }
 
@@ -70,7 +148,7 @@ fn a_stamp_read_after_the_piece_has_left_covers_the_work_before_its_free() {
             move || {
                 // The driver serialises what is queued on a stream.
                 queued.fetch_add(1, Ordering::SeqCst);
-                set.with(|piece| *piece = Some(1));
+                own(&set, |piece| *piece = Some(1));
             }
         });
         let tick = thread::spawn({
@@ -82,7 +160,7 @@ fn a_stamp_read_after_the_piece_has_left_covers_the_work_before_its_free() {
                 closes
             }
         });
-        let drained = set.with(Option::take).unwrap();
+        let drained = claim(&set, Option::take).unwrap();
         let stamp = epoch.load(Ordering::SeqCst);
         free.join().unwrap();
         let closes = tick.join().unwrap();

@@ -1,5 +1,6 @@
 //! Loom's threads in the place of `backend/caching/sync.rs`.
 
+use loom::sync::atomic::fence;
 pub(crate) use loom::sync::atomic::{AtomicU32, Ordering};
 
 #[derive(Debug)]
@@ -12,6 +13,35 @@ impl<T> UnsafeCell<T> {
 
     pub(crate) fn with_mut<R>(&self, work: impl FnOnce(*mut T) -> R) -> R {
         self.0.with_mut(work)
+    }
+}
+
+pub(crate) fn prepare() {}
+
+/// Loom knows only barriers of one kind: both are full fences, unless a test leaves one out.
+pub(crate) fn light() {
+    unless(Missing::Light);
+}
+
+pub(crate) fn heavy() {
+    unless(Missing::Heavy);
+}
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Missing {
+    Nothing,
+    Light,
+    Heavy,
+}
+
+std::thread_local! {
+    /// Loom runs all threads of a model on the thread that asked for it.
+    pub(crate) static MISSING: core::cell::Cell<Missing> = const { core::cell::Cell::new(Missing::Nothing) };
+}
+
+fn unless(missing: Missing) {
+    if MISSING.get() != missing {
+        fence(Ordering::SeqCst);
     }
 }
 

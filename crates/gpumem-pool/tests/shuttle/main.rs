@@ -26,7 +26,7 @@ mod sync;
 
 use class::Class;
 use front::{Front, Spill};
-use magazine::{Piece, Set};
+use magazine::{Own, Piece, Set};
 use shuttle::scheduler::RandomScheduler;
 use shuttle::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use shuttle::sync::{Arc, Mutex};
@@ -58,7 +58,7 @@ impl World {
         Arc::new(Self { front: Front::new(CAP_BYTES), next_record, in_hand, back })
     }
 
-    fn take(&self, set: &Set, class: Class) -> Piece {
+    fn take(&self, set: Own<'_>, class: Class) -> Piece {
         let may_have = |stamp: &u64| *stamp == set.stream();
         let near = set.take(class, class.size_bytes());
         let again =
@@ -74,7 +74,7 @@ impl World {
         piece
     }
 
-    fn put(&self, set: &Set, class: Class, piece: Piece) {
+    fn put(&self, set: Own<'_>, class: Class, piece: Piece) {
         assert!(self.in_hand[piece.record as usize].swap(false, Ordering::SeqCst));
         let mut spill = Vec::new();
         let size_bytes = class.size_bytes();
@@ -83,7 +83,7 @@ impl World {
                 && set.put(class, size_bytes, piece));
         if !is_in {
             spill.push((piece, set.stream()));
-            let counted = set.count_in(size_bytes) || self.front.common().count_in(size_bytes);
+            let counted = set.count_in(size_bytes) || self.front.count_in(size_bytes);
             assert!(counted, "nobody closes the front here");
         }
         self.back.lock().unwrap().extend(spill);
@@ -111,6 +111,13 @@ impl World {
     }
 }
 
+/// The calling thread's view of a set that it has adopted.
+#[allow(unsafe_code)]
+fn own(set: &Set) -> Own<'_> {
+    // SAFETY: each thread here uses the sets that it has adopted itself, until it hands them over.
+    unsafe { set.own() }
+}
+
 fn class(size_bytes: u64) -> Class {
     Class::of(size_bytes).unwrap()
 }
@@ -124,8 +131,8 @@ fn threads_that_cycle_while_another_drains() {
             thread::spawn(move || {
                 let set = world.front.adopt(7).unwrap();
                 for _ in 0..6 {
-                    let pieces = [(); 2].map(|()| world.take(&set, class(size_bytes)));
-                    pieces.into_iter().for_each(|piece| world.put(&set, class(size_bytes), piece));
+                    let pieces = [(); 2].map(|()| world.take(own(&set), class(size_bytes)));
+                    pieces.into_iter().for_each(|piece| world.put(own(&set), class(size_bytes), piece));
                 }
                 set.hand_over();
             })
@@ -146,12 +153,12 @@ fn a_producer_and_a_consumer() {
             let world = Arc::clone(&world);
             move || {
                 let set = world.front.adopt(7).unwrap();
-                (0..24).for_each(|_| sender.send(world.take(&set, size)).unwrap());
+                (0..24).for_each(|_| sender.send(world.take(own(&set), size)).unwrap());
             }
         });
         let set = world.front.adopt(7).unwrap();
         for piece in receiver.iter() {
-            world.put(&set, size, piece);
+            world.put(own(&set), size, piece);
             assert!(world.front.granted_bytes() <= CAP_BYTES);
         }
         producer.join().unwrap();
@@ -165,15 +172,16 @@ fn frees_while_the_front_closes() {
     check(|| {
         let world = World::new();
         let (set, size) = (world.front.adopt(7).unwrap(), class(256));
-        let pieces: Vec<Piece> = (0..4).map(|_| world.take(&set, size)).collect();
+        let pieces: Vec<Piece> = (0..4).map(|_| world.take(own(&set), size)).collect();
         let worker = thread::spawn({
             let world = Arc::clone(&world);
             move || {
+                let set = own(&set);
                 let counted = |piece: &Piece| {
                     let is_in = set.put(size, 256, *piece)
-                        || (world.front.make_way(&set, size, |stream| stream, &mut Vec::new())
+                        || (world.front.make_way(set, size, |stream| stream, &mut Vec::new())
                             && set.put(size, 256, *piece));
-                    is_in || set.count_in(256) || world.front.common().count_in(256)
+                    is_in || set.count_in(256) || world.front.count_in(256)
                 };
                 pieces.iter().filter(|piece| counted(piece)).count() as u64
             }
@@ -195,8 +203,8 @@ fn threads_that_come_and_go() {
             thread::spawn(move || {
                 for stream in [7, 8] {
                     let set = world.front.adopt(stream).unwrap();
-                    let piece = world.take(&set, class(256));
-                    world.put(&set, class(256), piece);
+                    let piece = world.take(own(&set), class(256));
+                    world.put(own(&set), class(256), piece);
                     set.hand_over();
                 }
             })

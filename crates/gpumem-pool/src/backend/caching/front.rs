@@ -17,7 +17,7 @@
 use super::budget::Budget;
 use super::class::Class;
 use super::depot::{Batch, Depot};
-use super::magazine::{Magazines, Piece, Set};
+use super::magazine::{Own, Piece, Set, close_all, visit_all};
 use super::stats::Counters;
 use super::sync::{Arc, AtomicU32, Mutex, MutexGuard, Ordering};
 
@@ -26,8 +26,8 @@ pub(super) struct Front<S> {
     budget: Budget,
     depot: Depot<S>,
     registry: Mutex<Registry>,
-    /// Counts where no thread's set is at hand: a thread past its destructors, a stream that is gone.
-    common: Set,
+    /// Counts where no thread's set is at hand: a thread past its destructors, a stream that is gone. `None` once closed.
+    common: Mutex<Option<Counters>>,
     refusal_count: AtomicU32,
 }
 
@@ -53,7 +53,7 @@ impl<S: Copy> Front<S> {
                 retired: Counters::default(),
                 is_closed: false,
             }),
-            common: Set::new(0),
+            common: Mutex::new(Some(Counters::default())),
             refusal_count: AtomicU32::new(0),
         }
     }
@@ -80,7 +80,7 @@ impl<S: Copy> Front<S> {
 
     /// Fills the class's empty stack from the depot; false if nothing there may be had. A set that runs empty allocates
     /// more than it frees, so it gives up most of its room: pieces that are handed out leave theirs behind.
-    pub(super) fn refill(&self, set: &Set, class: Class, may_have: impl Fn(&S) -> bool) -> bool {
+    pub(super) fn refill(&self, set: Own<'_>, class: Class, may_have: impl Fn(&S) -> bool) -> bool {
         let kept_bytes = ROOM_KEPT_BYTES.max(class.size_bytes());
         self.budget.give_back(set.with(|magazines| magazines.give_up_room(kept_bytes)).unwrap_or(0));
         let Some(batch) = self.depot.take(class, may_have) else { return false };
@@ -95,7 +95,7 @@ impl<S: Copy> Front<S> {
     /// Makes way in a set for one more piece of a class, if the allowances permit. The piece itself is put in last.
     pub(super) fn make_way(
         &self,
-        set: &Set,
+        set: Own<'_>,
         class: Class,
         stamp: impl Fn(u64) -> S,
         spill: &mut Spill<S>,
@@ -120,14 +120,17 @@ impl<S: Copy> Front<S> {
     }
 
     /// Takes all pieces out of a set, and its allowance.
-    pub(super) fn drain_set(&self, set: &Set, stamp: impl Fn(u64) -> S, spill: &mut Spill<S>) {
-        self.shrink(set, 0, stamp, spill);
+    pub(super) fn drain_own(&self, set: Own<'_>, stamp: impl Fn(u64) -> S, spill: &mut Spill<S>) {
+        let mut pieces = Vec::new();
+        let given_bytes = set.with(|magazines| magazines.shrink(0, |piece| pieces.push(piece)));
+        self.budget.give_back(given_bytes.unwrap_or(0));
+        stamped(&set, pieces, stamp, spill);
     }
 
     /// Takes all pieces out of all sets and the depot, whatever their threads are doing.
     pub(super) fn drain(&self, stamp: impl Fn(u64) -> S, spill: &mut Spill<S>) {
         let registry = self.lock();
-        registry.sets.iter().for_each(|set| self.shrink(set, 0, &stamp, spill));
+        self.shrink(registry.sets.iter().map(|set| (&**set, 0)), stamp, spill);
         self.drain_depot(spill);
     }
 
@@ -139,15 +142,9 @@ impl<S: Copy> Front<S> {
         spill: &mut Spill<S>,
     ) {
         let mut registry = self.lock();
-        let mut retired = registry.retired;
-        registry.sets.retain(|set| {
-            let is_gone = is_gone(set.stream());
-            if is_gone {
-                retired = retired + self.close_set(set, &stamp, spill);
-            }
-            !is_gone
-        });
-        registry.retired = retired;
+        let is_gone = |set: &mut Arc<Set>| is_gone(set.stream());
+        let gone: Vec<_> = registry.sets.extract_if(.., is_gone).collect();
+        registry.retired = registry.retired + self.close_sets(&gone, stamp, spill);
     }
 
     /// Drains everything for good. From now on nothing is counted here; returns the sum of what was.
@@ -155,23 +152,21 @@ impl<S: Copy> Front<S> {
         let mut registry = self.lock();
         registry.is_closed = true;
         let sets = core::mem::take(&mut registry.sets);
-        let sets = sets.iter().map(|set| self.close_set(set, &stamp, spill));
-        let sum = sets.fold(registry.retired, |sum, counters| sum + counters);
+        let sum = registry.retired + self.close_sets(&sets, stamp, spill);
         self.drain_depot(spill);
-        sum + self.close_set(&self.common, stamp, spill)
+        sum + self.common().take().unwrap_or_default()
     }
 
     /// The sum of what all sets have counted.
     pub(super) fn counters(&self) -> Counters {
         let registry = self.lock();
-        let sets = registry.sets.iter().map(|set| &**set).chain([&self.common]);
-        let counters = sets.filter_map(|set| set.with(|magazines| magazines.counters()));
-        counters.fold(registry.retired, |sum, counters| sum + counters)
+        let elsewhere = registry.retired + self.common().unwrap_or_default();
+        registry.sets.iter().fold(elsewhere, |sum, set| sum + set.counters())
     }
 
-    /// The set for threads that have none.
-    pub(super) fn common(&self) -> &Set {
-        &self.common
+    /// Counts a block in for a thread that has no set; false once closed.
+    pub(super) fn count_in(&self, size_bytes: u64) -> bool {
+        self.common().as_mut().map(|counters| counters.count_in(size_bytes)).is_some()
     }
 
     /// What the magazines and the depot hold, or may hold without asking.
@@ -184,14 +179,10 @@ impl<S: Copy> Front<S> {
     pub(super) fn check(&self) -> Result<u64, String> {
         let registry = self.lock();
         let (mut piece_count, mut allowed_bytes) = self.depot.held();
-        for set in &registry.sets {
-            let held = |magazines: &mut Magazines| {
-                (magazines.piece_count(), magazines.held_bytes() + magazines.room_bytes())
-            };
-            let (count, bytes) = set.with(held).unwrap_or_default();
-            piece_count += count;
-            allowed_bytes += bytes;
-        }
+        visit_all(registry.sets.iter().map(|set| (&**set, ())), |_, (), magazines| {
+            piece_count += magazines.piece_count();
+            allowed_bytes += magazines.counted_bytes() + magazines.room_bytes();
+        });
         let granted_bytes = self.budget.granted_bytes();
         match allowed_bytes == granted_bytes {
             true => Ok(piece_count),
@@ -199,7 +190,7 @@ impl<S: Copy> Front<S> {
         }
     }
 
-    fn grant(&self, set: &Set, class: Class) -> bool {
+    fn grant(&self, set: Own<'_>, class: Class) -> bool {
         let needed_bytes = class.size_bytes();
         let granted_bytes = self.budget.grant(needed_bytes, GRANT_BYTES.max(needed_bytes));
         if granted_bytes > 0 && set.with(|magazines| magazines.add_room(granted_bytes)).is_none() {
@@ -211,39 +202,47 @@ impl<S: Copy> Front<S> {
 
     /// Takes allowance back: all of it from sets that were not used since the last time, and from the others what exceeds
     /// an equal share. The depot gives up the oldest batch of each shelf.
-    fn rebalance(&self, asking: &Set, stamp: impl Fn(u64) -> S, spill: &mut Spill<S>) {
+    fn rebalance(&self, asking: Own<'_>, stamp: impl Fn(u64) -> S, spill: &mut Spill<S>) {
         // Whoever holds it is here already, or changes the sets anyway.
         let Ok(registry) = self.registry.try_lock() else { return };
-        let others = registry.sets.iter().filter(|set| !core::ptr::eq(&***set, asking));
-        let others: Vec<_> = others.map(|set| (set, set.with(Magazines::was_used) == Some(true))).collect();
+        let others = registry.sets.iter().filter(|set| !core::ptr::eq(&***set, &*asking));
+        let others: Vec<_> = others.map(|set| (&**set, set.was_used())).collect();
         let used_count = others.iter().filter(|(_, was_used)| *was_used).count() as u64;
         let share_bytes = self.budget.cap_bytes() / (used_count + 1);
-        for (set, was_used) in others {
-            self.shrink(set, if was_used { share_bytes } else { 0 }, &stamp, spill);
-        }
+        let shares = others.into_iter().map(|(set, was_used)| (set, if was_used { share_bytes } else { 0 }));
+        self.shrink(shares, stamp, spill);
         self.depot.age(|class, batch| self.leave(class, batch, spill));
     }
 
-    fn shrink(&self, set: &Set, keep_bytes: u64, stamp: impl Fn(u64) -> S, spill: &mut Spill<S>) {
-        let mut pieces = Vec::new();
-        if let Some(given_bytes) =
-            set.with(|magazines| magazines.shrink(keep_bytes, |piece| pieces.push(piece)))
-        {
-            self.budget.give_back(given_bytes);
-            stamped(set, pieces, stamp, spill);
-        }
+    /// Takes from each set what it may hold beyond so many bytes. By who has the registry, one caller at a time.
+    fn shrink<'a>(
+        &self,
+        sets: impl Iterator<Item = (&'a Set, u64)>,
+        stamp: impl Fn(u64) -> S,
+        spill: &mut Spill<S>,
+    ) {
+        // One that is being granted more at this moment is left alone, as if it were a moment later.
+        let above = sets.filter(|(set, keep_bytes)| set.allowance_bytes() > *keep_bytes);
+        let mut left = Vec::new();
+        visit_all(above, |set, keep_bytes, magazines| {
+            let mut pieces = Vec::new();
+            self.budget.give_back(magazines.shrink(keep_bytes, |piece| pieces.push(piece)));
+            left.push((set, pieces));
+        });
+        left.into_iter().for_each(|(set, pieces)| stamped(set, pieces, &stamp, spill));
     }
 
-    fn close_set(&self, set: &Set, stamp: impl Fn(u64) -> S, spill: &mut Spill<S>) -> Counters {
-        let mut pieces = Vec::new();
-        let last = set.close(|magazines| {
-            let given_bytes = magazines.shrink(0, |piece| pieces.push(piece));
-            (given_bytes, magazines.counters())
+    /// Returns what they counted.
+    fn close_sets(&self, sets: &[Arc<Set>], stamp: impl Fn(u64) -> S, spill: &mut Spill<S>) -> Counters {
+        let (mut left, mut sum) = (Vec::new(), Counters::default());
+        close_all(sets.iter().map(|set| &**set), |set, magazines| {
+            let mut pieces = Vec::new();
+            self.budget.give_back(magazines.shrink(0, |piece| pieces.push(piece)));
+            sum = sum + set.counters();
+            left.push((set, pieces));
         });
-        let (given_bytes, counters) = last.unwrap_or_default();
-        self.budget.give_back(given_bytes);
-        stamped(set, pieces, stamp, spill);
-        counters
+        left.into_iter().for_each(|(set, pieces)| stamped(set, pieces, &stamp, spill));
+        sum
     }
 
     /// Lays a batch into the depot; what does not fit leaves.
@@ -260,6 +259,10 @@ impl<S: Copy> Front<S> {
     fn leave(&self, class: Class, batch: Batch<S>, spill: &mut Spill<S>) {
         self.budget.give_back(class.size_bytes() * batch.pieces.len() as u64);
         spill.extend(batch.pieces.into_iter().map(|piece| (piece, batch.stamp)));
+    }
+
+    fn common(&self) -> MutexGuard<'_, Option<Counters>> {
+        self.common.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
     }
 
     fn lock(&self) -> MutexGuard<'_, Registry> {

@@ -1,70 +1,99 @@
-//! [`Locked`]: a value behind one word that its owner nearly always finds free.
+//! [`Locked`]: a value that its owner reaches with plain reads and writes, and anyone else by taking it away for a moment.
 //!
-//! One thread owns the value and takes the word with one exchange that nobody contends for; anyone else may take the
-//! same word for a moment, to drain what a parked or dying owner left, or to read. Whoever holds the word does a few
-//! loads and stores and never waits for anything, so waiting for it is short. A closed value stays closed.
+//! There are two words. `held` is the owner's: he writes that he is at the value, looks whether somebody else has claimed
+//! it, and goes to the value if not. `claim` is for all others: whoever has claimed it waits until the owner is not at it.
+//! Between the write and the look each makes a barrier, so that one of them sees the other; the owner's costs nothing, the
+//! others' all the more, so those who want several values claim all of them and make one barrier ([`claim_all`]).
+//!
+//! Whoever is at the value does a few loads and stores and waits for nobody, so waiting for it is short. A closed value
+//! stays closed.
 
-use super::sync::{AtomicU32, Ordering, UnsafeCell, pause};
+use super::sync::{AtomicU32, Ordering, UnsafeCell, heavy, light, pause, prepare};
 
 #[derive(Debug)]
 pub(super) struct Locked<T> {
-    word: AtomicU32,
+    /// Written by the owner alone.
+    held: AtomicU32,
+    claim: AtomicU32,
     value: UnsafeCell<T>,
 }
 
-/// The states of the word.
+/// The states of both words; only claims are closed.
 const FREE: u32 = 0;
-const HELD: u32 = 1;
+const TAKEN: u32 = 1;
 const CLOSED: u32 = 2;
+
+/// A value taken from its owner until this is dropped.
+#[derive(Debug)]
+pub(super) struct Claimed<'a, T> {
+    locked: &'a Locked<T>,
+    after: u32,
+}
 
 impl<T> Locked<T> {
     pub(super) fn new(value: T) -> Self {
-        Self { word: AtomicU32::new(FREE), value: UnsafeCell::new(value) }
+        prepare();
+        Self { held: AtomicU32::new(FREE), claim: AtomicU32::new(FREE), value: UnsafeCell::new(value) }
     }
 
-    /// Lets `work` have the value to itself; `None` if it is not free at this moment. `work` must not come back to the same
-    /// value.
+    /// Lets `work` have the value to itself; `None` if somebody else has claimed it, or if it is closed.
+    ///
+    /// # Safety
+    ///
+    /// One thread at a time is the value's owner, and each comes after all that the one before did. The calling thread is
+    /// it, and not within the `work` of an earlier call.
     #[inline]
-    pub(super) fn try_with<R>(&self, work: impl FnOnce(&mut T) -> R) -> Option<R> {
-        // Acquire: what the last holder did to the value is seen here.
-        match self.word.compare_exchange(FREE, HELD, Ordering::Acquire, Ordering::Relaxed) {
-            Ok(_) => Some(self.hold(FREE, work)),
-            Err(_) => None,
+    pub(super) unsafe fn try_own<R>(&self, work: impl FnOnce(&mut T) -> R) -> Option<R> {
+        debug_assert_eq!(self.held.load(Ordering::Relaxed), FREE, "one owner, and no work within work");
+        self.held.store(TAKEN, Ordering::Relaxed);
+        let _held = Word { word: &self.held, after: FREE };
+        light();
+        // Acquire: what the last claimer did to the value is seen here.
+        match self.claim.load(Ordering::Acquire) {
+            // SAFETY: the barriers are made in between, so a claimer whose claim was not seen here sees that the value is
+            // held, and waits until `_held` is dropped. Other owners there are none, by the caller's promise.
+            FREE => Some(self.value.with_mut(|value| work(unsafe { &mut *value }))),
+            _ => None,
         }
     }
 
-    /// The same after waiting until it is free; `None` once it is closed.
-    pub(super) fn with<R>(&self, work: impl FnOnce(&mut T) -> R) -> Option<R> {
-        #[cfg(feature = "planted-bugs")]
-        if crate::planted::has(crate::planted::Bug::UnlockedDrain) && !self.is_closed() {
-            // SAFETY: none. That is the mistake.
-            return Some(self.value.with_mut(|value| work(unsafe { &mut *value })));
+    /// The same after waiting until nobody else has it; `None` once it is closed.
+    ///
+    /// # Safety
+    ///
+    /// As [`Locked::try_own`].
+    pub(super) unsafe fn own<R>(&self, work: impl FnOnce(&mut T) -> R) -> Option<R> {
+        let mut work = Some(work);
+        for turn in 0.. {
+            match self.claim.load(Ordering::Relaxed) {
+                FREE => {}
+                CLOSED => return None,
+                _ => {
+                    pause(turn);
+                    continue;
+                }
+            }
+            // SAFETY: the caller's promise.
+            let done = unsafe { self.try_own(|value| work.take().map(|work| work(value))) };
+            if let Some(result) = done {
+                return result;
+            }
         }
-        self.wait().then(|| self.hold(FREE, work))
-    }
-
-    /// As [`Locked::with`], for the last time.
-    pub(super) fn close<R>(&self, work: impl FnOnce(&mut T) -> R) -> Option<R> {
-        self.wait().then(|| self.hold(CLOSED, work))
+        None
     }
 
     pub(super) fn is_closed(&self) -> bool {
-        self.word.load(Ordering::Relaxed) == CLOSED
+        self.claim.load(Ordering::Relaxed) == CLOSED
     }
 
-    /// For who has just made the word held.
-    #[inline]
-    fn hold<R>(&self, after: u32, work: impl FnOnce(&mut T) -> R) -> R {
-        let _held = Held { word: &self.word, after };
-        // SAFETY: the word went from free to held by this thread's exchange, so until `_held` is dropped, which is after
-        // `work`, no other thread's exchange succeeds, and nothing reaches the value but through one.
-        self.value.with_mut(|value| work(unsafe { &mut *value }))
-    }
-
-    /// Takes the word; false if it is closed.
-    fn wait(&self) -> bool {
+    /// To be followed by a heavy barrier; false if it is closed.
+    fn claim(&self) -> bool {
+        if is_unlocked() && !self.is_closed() {
+            return true;
+        }
         for turn in 0.. {
-            match self.word.compare_exchange(FREE, HELD, Ordering::Acquire, Ordering::Relaxed) {
+            // Acquire: what the last claimer did to the value is seen here.
+            match self.claim.compare_exchange(FREE, TAKEN, Ordering::Acquire, Ordering::Relaxed) {
                 Ok(_) => return true,
                 Err(CLOSED) => return false,
                 Err(_) => pause(turn),
@@ -74,19 +103,73 @@ impl<T> Locked<T> {
     }
 }
 
+/// Claims all values that are not closed, each with its key, for one barrier. Who claims more than one keeps others who
+/// do so away meanwhile: two might wait for each other.
+pub(super) fn claim_all<'a, K, T>(
+    values: impl IntoIterator<Item = (K, &'a Locked<T>)>,
+) -> Vec<(K, Claimed<'a, T>)> {
+    let claimed =
+        |(key, locked): (K, &'a Locked<T>)| locked.claim().then(|| (key, Claimed { locked, after: FREE }));
+    let claimed: Vec<_> = values.into_iter().filter_map(claimed).collect();
+    if !claimed.is_empty() {
+        heavy();
+    }
+    claimed
+}
+
+impl<T> Claimed<'_, T> {
+    /// Lets `work` have the value to itself, once the owner is not at it. Then it is the owner's again.
+    pub(super) fn with<R>(self, work: impl FnOnce(&mut T) -> R) -> R {
+        // Acquire: what the owner did to the value is seen here.
+        for turn in 0.. {
+            if self.locked.held.load(Ordering::Acquire) == FREE || is_unlocked() {
+                break;
+            }
+            pause(turn);
+        }
+        // SAFETY: the claim is taken until `self` is dropped, which is after `work`, so no other claim succeeds. The barriers
+        // were made in between, so an owner who did not see the claim was seen above, and waited for; and one who comes now
+        // sees it.
+        self.locked.value.with_mut(|value| work(unsafe { &mut *value }))
+    }
+
+    /// As [`Claimed::with`]; then it is nobody's any more.
+    pub(super) fn close<R>(mut self, work: impl FnOnce(&mut T) -> R) -> R {
+        self.after = CLOSED;
+        self.with(work)
+    }
+}
+
+impl<T> Drop for Claimed<'_, T> {
+    fn drop(&mut self) {
+        if !is_unlocked() || self.after == CLOSED {
+            drop(Word { word: &self.locked.claim, after: self.after });
+        }
+    }
+}
+
 // SAFETY: the value is reached by one thread at a time, which is what moving it between them amounts to.
 unsafe impl<T: Send> Sync for Locked<T> {}
 
-/// Frees the word when dropped, also by a panic.
-struct Held<'a> {
+/// Lets go of a word when dropped, also by a panic.
+struct Word<'a> {
     word: &'a AtomicU32,
     after: u32,
 }
 
-impl Drop for Held<'_> {
+impl Drop for Word<'_> {
     #[inline]
     fn drop(&mut self) {
-        // Release: the next holder sees what was done to the value.
+        // Release: the next one at the value sees what was done to it.
         self.word.store(self.after, Ordering::Release);
     }
+}
+
+/// Whether claims are a mistake on purpose: nobody is kept away by them.
+#[inline]
+fn is_unlocked() -> bool {
+    #[cfg(feature = "planted-bugs")]
+    return crate::planted::has(crate::planted::Bug::UnlockedDrain);
+    #[cfg(not(feature = "planted-bugs"))]
+    false
 }

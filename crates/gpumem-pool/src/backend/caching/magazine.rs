@@ -1,16 +1,18 @@
 //! [`Set`]: what one thread keeps at hand of one stream's freed blocks, a stack for each size class.
 //!
 //! Everything in a set was freed on its stream, or was ready for it, so an allocation on that stream takes any of it
-//! without a further look. The thread that owns the set works on it through its lock word; so does anyone who drains it,
-//! reads its counters or takes its allowance back.
+//! without a further look. The thread that owns the set works on it as [`Own`]; others take it away for a moment, to drain
+//! it or to take its allowance back. Its counters, and what it may hold, anyone reads as they are.
 //!
-//! *Allowance*: the bytes that a set may hold, granted by the device's [`Budget`](super::budget::Budget). A set keeps
-//! only the part that is unused, its room: putting a piece in takes from the room, taking one out adds to it.
+//! *Allowance*: the bytes that a set may hold, granted by the device's [`Budget`](super::budget::Budget). Part of it is
+//! unused, its room: putting a piece in takes from the room, taking one out adds to it.
 
 use super::class::Class;
-use super::lock::Locked;
-use super::stats::Counters;
-use super::sync::{AtomicBool, Ordering};
+use super::lock::{Locked, claim_all};
+use super::stats::{Counters, Tally};
+use super::sync::{AtomicBool, AtomicU64, Ordering};
+use core::marker::PhantomData;
+use core::ops::Deref;
 
 /// Some device memory, and the heap's record of it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -24,16 +26,27 @@ pub(crate) struct Piece {
 #[repr(align(128))]
 pub(super) struct Set {
     magazines: Locked<Magazines>,
+    /// What was handed out and came back here. Written by whoever is at the magazines.
+    tally: Tally,
+    /// As the magazines say since the last change.
+    allowance_bytes: AtomicU64,
+    /// The operations that [`Set::was_used`] has seen.
+    seen_count: AtomicU64,
     stream: u64,
     is_owned: AtomicBool,
+}
+
+/// A set as the thread has it that owns it.
+#[derive(Clone, Copy)]
+pub(super) struct Own<'a> {
+    set: &'a Set,
+    _thread: PhantomData<*const ()>,
 }
 
 #[derive(Debug)]
 pub(super) struct Magazines {
     room_bytes: u64,
-    counters: Counters,
-    /// The operations that [`Magazines::was_used`] has seen.
-    seen_count: u64,
+    allowance_bytes: u64,
     stacks: [Stack; Class::COUNT],
 }
 
@@ -50,50 +63,55 @@ impl Set {
     pub(super) fn new(stream: u64) -> Self {
         let magazines = Magazines {
             room_bytes: 0,
-            counters: Counters::default(),
-            seen_count: 0,
+            allowance_bytes: 0,
             stacks: core::array::from_fn(|index| Stack {
                 pieces: Vec::new(),
                 size_bytes: Class::at(index).map_or(0, Class::size_bytes),
             }),
         };
-        Self { magazines: Locked::new(magazines), stream, is_owned: AtomicBool::new(true) }
+        Self {
+            magazines: Locked::new(magazines),
+            tally: Tally::default(),
+            allowance_bytes: AtomicU64::new(0),
+            seen_count: AtomicU64::new(0),
+            stream,
+            is_owned: AtomicBool::new(true),
+        }
     }
 
     pub(super) fn stream(&self) -> u64 {
         self.stream
     }
 
-    /// Hands out a piece, and counts it; `None` if there is none of the class, or if somebody else is at the set.
-    #[inline]
-    pub(super) fn take(&self, class: Class, size_bytes: u64) -> Option<Piece> {
-        self.magazines.try_with(|magazines| magazines.take(class, size_bytes)).flatten()
-    }
-
-    /// Takes a piece back, and counts it; false if there is no room, or if somebody else is at the set. When it returns
-    /// true, nothing of the pool is touched any more: this may have been the pool's last block.
-    #[inline]
-    pub(super) fn put(&self, class: Class, size_bytes: u64, piece: Piece) -> bool {
-        self.magazines.try_with(|magazines| magazines.put(class, size_bytes, piece)) == Some(true)
-    }
-
-    /// Counts a block in that went elsewhere; false if the set is closed.
-    pub(super) fn count_in(&self, size_bytes: u64) -> bool {
-        self.with(|magazines| magazines.counters.count_in(size_bytes)).is_some()
-    }
-
-    /// As [`Locked::with`].
-    pub(super) fn with<R>(&self, work: impl FnOnce(&mut Magazines) -> R) -> Option<R> {
-        self.magazines.with(work)
-    }
-
-    /// As [`Locked::close`].
-    pub(super) fn close<R>(&self, work: impl FnOnce(&mut Magazines) -> R) -> Option<R> {
-        self.magazines.close(work)
-    }
-
     pub(super) fn is_closed(&self) -> bool {
         self.magazines.is_closed()
+    }
+
+    /// What was counted here. While the owner is at it, a moment old.
+    pub(super) fn counters(&self) -> Counters {
+        self.tally.counters()
+    }
+
+    /// What it may hold, as it was a moment ago.
+    pub(super) fn allowance_bytes(&self) -> u64 {
+        self.allowance_bytes.load(Ordering::Relaxed)
+    }
+
+    /// Whether anything was handed out or came back since the last time that this was asked.
+    pub(super) fn was_used(&self) -> bool {
+        let now_count = self.counters().operation_count();
+        self.seen_count.swap(now_count, Ordering::Relaxed) != now_count
+    }
+
+    /// The calling thread's view of it.
+    ///
+    /// # Safety
+    ///
+    /// The calling thread owns it: it made it or adopted it, and has not handed it over since, nor does before the last
+    /// use of the view. Within `work` that it gives to the view, it does not use it.
+    #[inline]
+    pub(super) unsafe fn own(&self) -> Own<'_> {
+        Own { set: self, _thread: PhantomData }
     }
 
     /// Its thread ends: what it holds stays, for the next thread that works on the stream or for whoever drains it.
@@ -105,30 +123,113 @@ impl Set {
     pub(super) fn adopt(&self) -> bool {
         self.is_owned.compare_exchange(false, true, Ordering::Acquire, Ordering::Relaxed).is_ok()
     }
+
+    fn noting<R>(&self, magazines: &mut Magazines, work: impl FnOnce(&mut Magazines) -> R) -> R {
+        let result = work(magazines);
+        self.allowance_bytes.store(magazines.allowance_bytes, Ordering::Relaxed);
+        result
+    }
+}
+
+/// Takes all that are not closed from their owners, in turn, for one barrier. One caller at a time.
+pub(super) fn visit_all<'a, K>(
+    sets: impl IntoIterator<Item = (&'a Set, K)>,
+    mut visit: impl FnMut(&'a Set, K, &mut Magazines),
+) {
+    for ((set, key), claimed) in claim_all(sets.into_iter().map(keyed)) {
+        claimed.with(|magazines| set.noting(magazines, |magazines| visit(set, key, magazines)));
+    }
+}
+
+/// The same for the last time: they are closed then.
+pub(super) fn close_all<'a>(
+    sets: impl IntoIterator<Item = &'a Set>,
+    mut visit: impl FnMut(&'a Set, &mut Magazines),
+) {
+    for ((set, ()), claimed) in claim_all(sets.into_iter().map(|set| keyed((set, ())))) {
+        claimed.close(|magazines| set.noting(magazines, |magazines| visit(set, magazines)));
+    }
+}
+
+fn keyed<K>((set, key): (&Set, K)) -> ((&Set, K), &Locked<Magazines>) {
+    ((set, key), &set.magazines)
+}
+
+impl Own<'_> {
+    /// Hands out a piece, and counts it; `None` if there is none of the class, or if somebody else is at the set.
+    #[inline]
+    pub(super) fn take(self, class: Class, size_bytes: u64) -> Option<Piece> {
+        self.try_with(|magazines| {
+            let piece = magazines.take(class)?;
+            self.tally.count_out(size_bytes);
+            Some(piece)
+        })?
+    }
+
+    /// Takes a piece back, and counts it; false if there is no room, or if somebody else is at the set. When it returns
+    /// true, nothing of the pool is touched any more: this may have been the pool's last block.
+    #[inline]
+    pub(super) fn put(self, class: Class, size_bytes: u64, piece: Piece) -> bool {
+        let put = self.try_with(|magazines| {
+            let is_in = magazines.put(class, piece);
+            if is_in {
+                self.tally.count_in(size_bytes);
+            }
+            is_in
+        });
+        put == Some(true)
+    }
+
+    /// Counts a block in that went elsewhere; false if the set is closed.
+    pub(super) fn count_in(self, size_bytes: u64) -> bool {
+        self.with(|_| self.tally.count_in(size_bytes)).is_some()
+    }
+
+    /// As [`Locked::own`].
+    pub(super) fn with<R>(self, work: impl FnOnce(&mut Magazines) -> R) -> Option<R> {
+        // SAFETY: as whoever made the view has promised.
+        unsafe { self.magazines.own(|magazines| self.noting(magazines, work)) }
+    }
+
+    #[inline]
+    fn try_with<R>(self, work: impl FnOnce(&mut Magazines) -> R) -> Option<R> {
+        // SAFETY: as whoever made the view has promised.
+        unsafe { self.magazines.try_own(work) }
+    }
+}
+
+impl Deref for Own<'_> {
+    type Target = Set;
+
+    #[inline]
+    fn deref(&self) -> &Set {
+        self.set
+    }
 }
 
 impl Magazines {
     #[inline]
-    fn take(&mut self, class: Class, size_bytes: u64) -> Option<Piece> {
+    fn take(&mut self, class: Class) -> Option<Piece> {
         let stack = self.stacks.get_mut(class.index())?;
         let piece = stack.pieces.pop()?;
         self.room_bytes += stack.size_bytes;
-        self.counters.count_out(size_bytes);
         Some(piece)
     }
 
     #[inline]
-    fn put(&mut self, class: Class, size_bytes: u64, piece: Piece) -> bool {
+    fn put(&mut self, class: Class, piece: Piece) -> bool {
         let Some(Stack { pieces, size_bytes: class_bytes }) = self.stacks.get_mut(class.index()) else {
             return false;
         };
-        // A stack grows only in `make_space`: a push never allocates.
-        if self.room_bytes < *class_bytes || pieces.len() == pieces.capacity() {
+        let (count, Some(room_bytes)) = (pieces.len(), self.room_bytes.checked_sub(*class_bytes)) else {
             return false;
-        }
-        self.room_bytes -= *class_bytes;
-        pieces.push(piece);
-        self.counters.count_in(size_bytes);
+        };
+        // A stack grows only in `make_space`.
+        let Some(place) = pieces.spare_capacity_mut().first_mut() else { return false };
+        place.write(piece);
+        // SAFETY: one more has just been written behind them.
+        unsafe { pieces.set_len(count + 1) };
+        self.room_bytes = room_bytes;
         true
     }
 
@@ -144,11 +245,13 @@ impl Magazines {
             stack.reserve_exact((3 * stack.len()).max(4).min(longest - stack.len()));
             return None;
         }
+        self.allowance_bytes -= class.size_bytes() * batch_count as u64;
         Some(stack.drain(..batch_count).collect())
     }
 
     /// Puts pieces in that bring their allowance along.
     pub(super) fn refill(&mut self, class: Class, pieces: &[Piece]) {
+        self.allowance_bytes += class.size_bytes() * pieces.len() as u64;
         self.stacks[class.index()].pieces.extend_from_slice(pieces);
     }
 
@@ -158,12 +261,14 @@ impl Magazines {
 
     pub(super) fn add_room(&mut self, granted_bytes: u64) {
         self.room_bytes += granted_bytes;
+        self.allowance_bytes += granted_bytes;
     }
 
     /// Gives up room beyond `keep_bytes`. Returns how much.
     pub(super) fn give_up_room(&mut self, keep_bytes: u64) -> u64 {
         let excess_bytes = self.room_bytes.saturating_sub(keep_bytes);
         self.room_bytes -= excess_bytes;
+        self.allowance_bytes -= excess_bytes;
         excess_bytes
     }
 
@@ -171,15 +276,21 @@ impl Magazines {
         self.stacks.iter().map(|stack| stack.pieces.len() as u64).sum()
     }
 
+    /// What its pieces come to.
     pub(super) fn held_bytes(&self) -> u64 {
+        self.allowance_bytes - self.room_bytes
+    }
+
+    /// The same, counted.
+    pub(super) fn counted_bytes(&self) -> u64 {
         self.stacks.iter().map(|stack| stack.size_bytes * stack.pieces.len() as u64).sum()
     }
 
     /// Gives up allowance until no more than `keep_bytes` are left: unused room first, then pieces, large ones first.
     /// Returns how much.
     pub(super) fn shrink(&mut self, keep_bytes: u64, mut leaves: impl FnMut(Piece)) -> u64 {
+        let before_bytes = self.allowance_bytes;
         let mut held_bytes = self.held_bytes();
-        let before_bytes = held_bytes + self.room_bytes;
         for stack in self.stacks.iter_mut().rev() {
             while held_bytes > keep_bytes
                 && let Some(piece) = stack.pieces.pop()
@@ -189,16 +300,7 @@ impl Magazines {
             }
         }
         self.room_bytes = self.room_bytes.min(keep_bytes.saturating_sub(held_bytes));
-        before_bytes - held_bytes - self.room_bytes
-    }
-
-    /// Whether anything was handed out or came back since the last time that this was asked.
-    pub(super) fn was_used(&mut self) -> bool {
-        let seen_count = core::mem::replace(&mut self.seen_count, self.counters.operation_count());
-        seen_count != self.seen_count
-    }
-
-    pub(super) fn counters(&self) -> Counters {
-        self.counters
+        self.allowance_bytes = held_bytes + self.room_bytes;
+        before_bytes - self.allowance_bytes
     }
 }

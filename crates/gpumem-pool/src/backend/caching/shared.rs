@@ -28,7 +28,7 @@ use super::front::{Front, Spill};
 use super::gate::{Entered, Gate};
 use super::heap::{Heap, Request};
 use super::ladder;
-use super::magazine::{Piece, Set};
+use super::magazine::{Own, Piece};
 use super::stats::Counters;
 use super::vmm::Vmm;
 use super::{of_class, thread};
@@ -157,7 +157,7 @@ impl Shared {
     fn free_small(&self, class: Class, freed: &Freed) -> bool {
         let mut spill = Vec::new();
         let make_way =
-            |set: &Set| self.front.make_way(set, class, |stream| self.stamp_of(stream), &mut spill);
+            |set: Own<'_>| self.front.make_way(set, class, |stream| self.stamp_of(stream), &mut spill);
         let is_made = self.with_set(freed.home, make_way) == Some(true);
         self.give_all(spill);
         let piece = Piece { address: freed.piece.address, record: freed.piece.record };
@@ -179,12 +179,12 @@ impl Shared {
 
     /// The last touch, if it says true.
     fn count_in(&self, freed: &Freed) -> bool {
-        let count = |set: &Set| set.count_in(freed.size_bytes);
-        self.with_set(freed.home, count) == Some(true) || count(self.front.common())
+        let count = |set: Own<'_>| set.count_in(freed.size_bytes);
+        self.with_set(freed.home, count) == Some(true) || self.front.count_in(freed.size_bytes)
     }
 
     /// This thread's set for a stream, unless the stream is long gone or the thread at its end.
-    fn with_set<R>(&self, stream: StreamId, work: impl FnOnce(&Set) -> R) -> Option<R> {
+    fn with_set<R>(&self, stream: StreamId, work: impl FnOnce(Own<'_>) -> R) -> Option<R> {
         let adopt = || {
             let is_gone = |stream| self.stamp_of(stream) == Stamp::NONE;
             if is_gone(stream.0) {
@@ -238,7 +238,7 @@ impl Shared {
     pub(super) fn drain_own(&self) -> bool {
         let mut spill = Vec::new();
         thread::each_set(self.id, |set| {
-            self.front.drain_set(set, |stream| self.stamp_of(stream), &mut spill)
+            self.front.drain_own(set, |stream| self.stamp_of(stream), &mut spill)
         });
         self.give_all(spill)
     }

@@ -2,8 +2,9 @@
 //!
 //! Each magazine set and the heap count for themselves, under the lock that they hold anyway. A block may be handed out
 //! by one and come back to another, so a single count means little and wraps around zero; the sum of all is exact once no
-//! call is under way.
+//! call is under way. A set's are a [`Tally`], which is read without its lock.
 
+use super::sync::{AtomicU64, Ordering};
 use core::ops::Add;
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -13,16 +14,59 @@ pub(super) struct Counters {
     free_count: u64,
 }
 
-impl Counters {
+/// Counters that one thread at a time writes and that anyone reads.
+#[derive(Debug)]
+pub(super) struct Tally {
+    in_use_bytes: AtomicU64,
+    allocation_count: AtomicU64,
+    free_count: AtomicU64,
+}
+
+impl Tally {
     /// A block of so many bytes was handed out.
     #[inline]
+    pub(super) fn count_out(&self, size_bytes: u64) {
+        raise(&self.in_use_bytes, size_bytes);
+        raise(&self.allocation_count, 1);
+    }
+
+    /// A block of so many bytes came back.
+    #[inline]
+    pub(super) fn count_in(&self, size_bytes: u64) {
+        raise(&self.in_use_bytes, size_bytes.wrapping_neg());
+        raise(&self.free_count, 1);
+    }
+
+    pub(super) fn counters(&self) -> Counters {
+        Counters {
+            in_use_bytes: self.in_use_bytes.load(Ordering::Relaxed),
+            allocation_count: self.allocation_count.load(Ordering::Relaxed),
+            free_count: self.free_count.load(Ordering::Relaxed),
+        }
+    }
+}
+
+impl Default for Tally {
+    fn default() -> Self {
+        let [in_use_bytes, allocation_count, free_count] = [(); 3].map(|()| AtomicU64::new(0));
+        Self { in_use_bytes, allocation_count, free_count }
+    }
+}
+
+/// By the only thread that writes it at this time: no exchange.
+#[inline]
+fn raise(count: &AtomicU64, by: u64) {
+    count.store(count.load(Ordering::Relaxed).wrapping_add(by), Ordering::Relaxed);
+}
+
+impl Counters {
+    /// A block of so many bytes was handed out.
     pub(super) fn count_out(&mut self, size_bytes: u64) {
         self.in_use_bytes = self.in_use_bytes.wrapping_add(size_bytes);
         self.allocation_count += 1;
     }
 
     /// A block of so many bytes came back.
-    #[inline]
     pub(super) fn count_in(&mut self, size_bytes: u64) {
         self.in_use_bytes = self.in_use_bytes.wrapping_sub(size_bytes);
         self.free_count += 1;

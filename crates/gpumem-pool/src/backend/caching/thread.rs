@@ -4,14 +4,14 @@
 //! ends, that map's destructor clears the table and hands the sets over: the pool lists them too, so nothing is lost with
 //! the thread. Later destructors of the same thread find neither, and their frees take the slow path.
 
-use super::magazine::Set;
+use super::magazine::{Own, Set};
 use core::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
 /// Lets `work` have this thread's set for a front and a stream; `None` if the table does not have it.
 #[inline]
-pub(super) fn with_near<R>(front: u64, stream: u64, work: impl FnOnce(&Set) -> R) -> Option<R> {
+pub(super) fn with_near<R>(front: u64, stream: u64, work: impl FnOnce(Own<'_>) -> R) -> Option<R> {
     let near = NEAR.with(core::ptr::from_ref);
     // SAFETY: the table is this thread's, without a destructor, and so there for as long as this call.
     let entry = unsafe { &*near }[place(front, stream)].get();
@@ -19,8 +19,9 @@ pub(super) fn with_near<R>(front: u64, stream: u64, work: impl FnOnce(&Set) -> R
         return None;
     }
     // SAFETY: an entry stands in the table only while this thread's map holds the set (`Sets::keep`, `Drop`), and the map
-    // changes only in `bring_near` and at the thread's end: no `work` is as far as either.
-    Some(work(unsafe { &*entry.set }))
+    // changes only in `bring_near` and at the thread's end: no `work` is as far as either. What it holds, the thread has
+    // adopted, and hands over when the map ends; and no `work` that a view is given comes back here.
+    Some(work(unsafe { (*entry.set).own() }))
 }
 
 /// As [`with_near`], but looks behind the table if need be, and puts there what it finds. `adopt` finds a set that this
@@ -30,9 +31,9 @@ pub(super) fn with_set<R>(
     front: u64,
     stream: u64,
     adopt: impl FnOnce() -> Option<Arc<Set>>,
-    work: impl FnOnce(&Set) -> R,
+    work: impl FnOnce(Own<'_>) -> R,
 ) -> Option<R> {
-    if with_near(front, stream, Set::is_closed) != Some(false) {
+    if with_near(front, stream, |set| set.is_closed()) != Some(false) {
         bring_near(front, stream, adopt)?;
     }
     with_near(front, stream, work)
@@ -53,11 +54,13 @@ fn bring_near(front: u64, stream: u64, adopt: impl FnOnce() -> Option<Arc<Set>>)
 }
 
 /// Shows all sets that this thread has of a front.
-pub(super) fn each_set(front: u64, mut work: impl FnMut(&Set)) {
+pub(super) fn each_set(front: u64, mut work: impl FnMut(Own<'_>)) {
     // A thread past keeping any has handed them over.
     let _ = SETS.try_with(|sets| {
         if let Ok(sets) = sets.try_borrow() {
-            sets.map.range((front, 0)..=(front, u64::MAX)).for_each(|(_, set)| work(set));
+            let own = sets.map.range((front, 0)..=(front, u64::MAX));
+            // SAFETY: as in `with_near`.
+            own.for_each(|(_, set)| work(unsafe { set.own() }));
         }
     });
 }
@@ -116,6 +119,7 @@ thread_local! {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::backend::caching::magazine::close_all;
     use std::sync::atomic::{AtomicU64, Ordering};
 
     /// Numbers of fronts that no other test uses.
@@ -131,11 +135,11 @@ mod tests {
     #[test]
     fn a_set_is_adopted_once_and_found_again() {
         let front = front();
-        assert_eq!(with_near(front, 3, Set::stream), None);
-        assert_eq!(with_set(front, 3, made(3), Set::stream), Some(3));
-        assert_eq!(with_near(front, 3, Set::stream), Some(3));
-        assert_eq!(with_near(front, 4, Set::stream), None);
-        assert_eq!(with_set(front, 3, || unreachable!("it is there already"), Set::stream), Some(3));
+        assert_eq!(with_near(front, 3, |set| set.stream()), None);
+        assert_eq!(with_set(front, 3, made(3), |set| set.stream()), Some(3));
+        assert_eq!(with_near(front, 3, |set| set.stream()), Some(3));
+        assert_eq!(with_near(front, 4, |set| set.stream()), None);
+        assert_eq!(with_set(front, 3, || unreachable!("it is there already"), |set| set.stream()), Some(3));
     }
 
     #[test]
@@ -145,8 +149,8 @@ mod tests {
             with_set(front, stream, made(stream), |_| ()).unwrap();
         }
         for stream in 0..3 * NEAR_COUNT as u64 {
-            assert_eq!(with_set(front, stream, || None, Set::stream), Some(stream));
-            assert_eq!(with_near(front, stream, Set::stream), Some(stream));
+            assert_eq!(with_set(front, stream, || None, |set| set.stream()), Some(stream));
+            assert_eq!(with_near(front, stream, |set| set.stream()), Some(stream));
         }
         let mut streams = Vec::new();
         each_set(front, |set| streams.push(set.stream()));
@@ -158,7 +162,7 @@ mod tests {
         let front = front();
         let first = Arc::new(Set::new(3));
         with_set(front, 3, || Some(Arc::clone(&first)), |_| ()).unwrap();
-        first.close(|_| ());
+        close_all([&*first], |_, _| ());
         with_set(front, 3, made(3), |set| assert!(!set.is_closed())).unwrap();
         with_near(front, 3, |set| assert!(!set.is_closed())).unwrap();
         assert_eq!(Arc::strong_count(&first), 1);

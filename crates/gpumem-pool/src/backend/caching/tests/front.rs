@@ -3,6 +3,7 @@
 use crate::backend::caching::class::Class;
 use crate::backend::caching::front::{Front, REFUSALS_BETWEEN_REBALANCES, Spill};
 use crate::backend::caching::magazine::{Piece, Set};
+use crate::backend::caching::tests::own;
 use proptest::prelude::*;
 use std::sync::Arc;
 
@@ -27,7 +28,7 @@ impl World {
     }
 
     fn take(&mut self, set: usize, class: Class) -> Piece {
-        let set = &self.sets[set];
+        let set = own(&self.sets[set]);
         let near = set.take(class, class.size_bytes());
         if let Some(piece) = near {
             return piece;
@@ -41,7 +42,7 @@ impl World {
     }
 
     fn put(&mut self, set: usize, class: Class, piece: Piece) {
-        let set = &self.sets[set];
+        let set = own(&self.sets[set]);
         if set.put(class, class.size_bytes(), piece) {
             return;
         }
@@ -55,11 +56,8 @@ impl World {
     }
 
     fn held_bytes(&self) -> u64 {
-        let mut held_bytes = 0;
-        for set in &self.sets {
-            held_bytes += set.with(|magazines| magazines.held_bytes()).unwrap_or(0);
-        }
-        held_bytes
+        let held = |set: &Arc<Set>| own(set).with(|magazines| magazines.held_bytes());
+        self.sets.iter().filter_map(held).sum()
     }
 
     /// The numbers of all pieces that have come back to the heap.
@@ -134,7 +132,7 @@ fn a_set_that_a_thread_left_is_adopted_with_what_is_in_it() {
     let piece = world.take(0, class(256));
     world.put(0, class(256), piece);
     world.sets.remove(0).hand_over();
-    assert!(world.front.adopt(8).unwrap().take(class(256), 256).is_none());
+    assert!(own(&world.front.adopt(8).unwrap()).take(class(256), 256).is_none());
     world.sets.push(world.front.adopt(7).unwrap());
     assert_eq!(world.take(0, class(256)), piece);
 }
@@ -149,7 +147,7 @@ fn sets_of_a_stream_that_is_gone_are_closed_and_their_counts_kept() {
     world.front.purge(|stream| stream == 7, |stream| stream, &mut world.spill);
     assert!(world.sets[0].is_closed() && !world.sets[1].is_closed());
     assert_eq!(world.front.counters(), before);
-    assert!(!world.front.make_way(&world.sets[0], class(256), |stream| stream, &mut world.spill));
+    assert!(!world.front.make_way(own(&world.sets[0]), class(256), |stream| stream, &mut world.spill));
 }
 
 #[test]
@@ -161,7 +159,7 @@ fn a_closed_front_has_counted_everything_and_adopts_nobody() {
     assert_eq!(world.front.close(|stream| stream, &mut world.spill), open);
     assert_eq!(world.spill, [(pieces[0], 8)]);
     assert!(world.front.adopt(7).is_none());
-    assert!(!world.front.common().count_in(512));
+    assert!(!world.front.count_in(512));
     assert_eq!(world.front.granted_bytes(), 0);
 }
 

@@ -1,7 +1,8 @@
 //! [`Set`]: stacks, room and allowance.
 
 use crate::backend::caching::class::Class;
-use crate::backend::caching::magazine::{Magazines, Piece, Set};
+use crate::backend::caching::magazine::{Piece, Set, close_all, visit_all};
+use crate::backend::caching::tests::own;
 
 fn class(size_bytes: u64) -> Class {
     Class::of(size_bytes).unwrap()
@@ -15,9 +16,9 @@ fn piece(record: u32) -> Piece {
 fn filled(class: Class, count: u32) -> Set {
     let set = Set::new(7);
     for record in 1..=count {
-        set.with(|magazines| magazines.add_room(class.size_bytes())).unwrap();
-        assert!(set.with(|magazines| magazines.make_space(class)).unwrap().is_none());
-        assert!(set.put(class, 100, piece(record)));
+        own(&set).with(|magazines| magazines.add_room(class.size_bytes())).unwrap();
+        assert!(own(&set).with(|magazines| magazines.make_space(class)).unwrap().is_none());
+        assert!(own(&set).put(class, 100, piece(record)));
     }
     set
 }
@@ -25,10 +26,10 @@ fn filled(class: Class, count: u32) -> Set {
 #[test]
 fn the_piece_put_in_last_is_handed_out_first() {
     let set = filled(class(4096), 3);
-    assert_eq!(set.take(class(4096), 4000), Some(piece(3)));
-    assert_eq!(set.take(class(4096), 4000), Some(piece(2)));
-    assert_eq!(set.take(class(8192), 8000), None);
-    let counters = set.with(|magazines| magazines.counters()).unwrap();
+    assert_eq!(own(&set).take(class(4096), 4000), Some(piece(3)));
+    assert_eq!(own(&set).take(class(4096), 4000), Some(piece(2)));
+    assert_eq!(own(&set).take(class(8192), 8000), None);
+    let counters = set.counters();
     assert_eq!(counters.in_use_bytes(), 8000_u64.wrapping_sub(300));
     assert_eq!(counters.operation_count(), 5);
 }
@@ -36,24 +37,27 @@ fn the_piece_put_in_last_is_handed_out_first() {
 #[test]
 fn nothing_goes_in_beyond_the_allowance() {
     let set = filled(class(4096), 1);
-    assert!(!set.put(class(256), 256, piece(9)));
-    assert_eq!(set.take(class(4096), 4096), Some(piece(1)));
-    set.with(|magazines| magazines.make_space(class(256))).unwrap();
+    assert!(!own(&set).put(class(256), 256, piece(9)));
+    assert_eq!(own(&set).take(class(4096), 4096), Some(piece(1)));
+    own(&set).with(|magazines| magazines.make_space(class(256))).unwrap();
     // What left makes room for others of the same bytes together.
-    assert!(set.put(class(256), 256, piece(9)));
-    assert_eq!(set.with(|magazines| magazines.room_bytes()), Some(4096 - 256));
-    assert_eq!(set.with(|magazines| magazines.held_bytes()), Some(256));
+    assert!(own(&set).put(class(256), 256, piece(9)));
+    assert_eq!(own(&set).with(|magazines| magazines.room_bytes()), Some(4096 - 256));
+    assert_eq!(own(&set).with(|magazines| magazines.held_bytes()), Some(256));
 }
 
 #[test]
 fn a_full_stack_gives_up_its_older_half_with_the_allowance() {
     let largest = class(1 << 20);
     let set = filled(largest, 8);
-    let batch = set.with(|magazines| magazines.make_space(largest)).unwrap().unwrap();
+    let batch = own(&set).with(|magazines| magazines.make_space(largest)).unwrap().unwrap();
     assert_eq!(batch, [piece(1), piece(2), piece(3), piece(4)]);
-    assert_eq!(set.with(|magazines| (magazines.room_bytes(), magazines.held_bytes())), Some((0, 4 << 20)));
-    set.with(|magazines| magazines.refill(largest, &batch)).unwrap();
-    assert_eq!(set.with(|magazines| magazines.held_bytes()), Some(8 << 20));
+    assert_eq!(
+        own(&set).with(|magazines| (magazines.room_bytes(), magazines.held_bytes())),
+        Some((0, 4 << 20))
+    );
+    own(&set).with(|magazines| magazines.refill(largest, &batch)).unwrap();
+    assert_eq!(own(&set).with(|magazines| magazines.held_bytes()), Some(8 << 20));
 }
 
 /// A batch need not be full, so a stack may come to any length.
@@ -62,24 +66,25 @@ fn a_stack_that_is_a_little_short_of_its_longest_grows_by_that_little() {
     let largest = class(1 << 20);
     let set = Set::new(7);
     let pieces: Vec<Piece> = (1..=6).map(piece).collect();
-    set.with(|magazines| magazines.refill(largest, &pieces)).unwrap();
+    own(&set).with(|magazines| magazines.refill(largest, &pieces)).unwrap();
     for record in 7..=8 {
-        set.with(|magazines| magazines.add_room(largest.size_bytes())).unwrap();
-        assert!(set.with(|magazines| magazines.make_space(largest)).unwrap().is_none());
-        assert!(set.put(largest, 100, piece(record)));
+        own(&set).with(|magazines| magazines.add_room(largest.size_bytes())).unwrap();
+        assert!(own(&set).with(|magazines| magazines.make_space(largest)).unwrap().is_none());
+        assert!(own(&set).put(largest, 100, piece(record)));
     }
-    assert_eq!(set.with(|magazines| magazines.held_bytes()), Some(8 << 20));
+    assert_eq!(own(&set).with(|magazines| magazines.held_bytes()), Some(8 << 20));
 }
 
 #[test]
 fn shrinking_gives_up_room_and_then_large_pieces() {
     let set = filled(class(4096), 2);
-    set.with(|magazines| magazines.add_room(1 << 20)).unwrap();
-    set.with(|magazines| magazines.make_space(class(256))).unwrap();
-    assert!(set.put(class(256), 256, piece(9)));
+    own(&set).with(|magazines| magazines.add_room(1 << 20)).unwrap();
+    own(&set).with(|magazines| magazines.make_space(class(256))).unwrap();
+    assert!(own(&set).put(class(256), 256, piece(9)));
     let mut left = Vec::new();
     let mut shrink = |keep_bytes| {
-        let given_bytes = set.with(|magazines| magazines.shrink(keep_bytes, |piece| left.push(piece.record)));
+        let given_bytes =
+            own(&set).with(|magazines| magazines.shrink(keep_bytes, |piece| left.push(piece.record)));
         (given_bytes.unwrap(), core::mem::take(&mut left))
     };
     assert_eq!(shrink(10_000), ((1 << 20) + 8192 - 10_000, vec![]));
@@ -92,21 +97,21 @@ fn shrinking_gives_up_room_and_then_large_pieces() {
 #[test]
 fn use_is_noticed_once() {
     let set = filled(class(256), 1);
-    assert_eq!(set.with(Magazines::was_used), Some(true));
-    assert_eq!(set.with(Magazines::was_used), Some(false));
-    set.take(class(256), 1).unwrap();
-    assert_eq!(set.with(Magazines::was_used), Some(true));
+    assert!(set.was_used());
+    assert!(!set.was_used());
+    own(&set).take(class(256), 1).unwrap();
+    assert!(set.was_used());
 }
 
 #[test]
 fn a_closed_set_takes_and_gives_nothing() {
     let set = filled(class(256), 2);
-    set.take(class(256), 256).unwrap();
-    assert_eq!(set.close(|magazines| magazines.shrink(0, |_| ())), Some(512));
+    own(&set).take(class(256), 256).unwrap();
+    close_all([&set], |_, magazines| assert_eq!(magazines.shrink(0, |_| ()), 512));
     assert!(set.is_closed());
-    assert!(!set.put(class(256), 256, piece(2)));
-    assert_eq!(set.take(class(256), 256), None);
-    assert!(!set.count_in(1));
+    assert!(!own(&set).put(class(256), 256, piece(2)));
+    assert_eq!(own(&set).take(class(256), 256), None);
+    assert!(!own(&set).count_in(1));
 }
 
 #[test]
@@ -118,23 +123,45 @@ fn only_one_thread_adopts_what_another_left() {
     assert!(!set.adopt());
 }
 
+/// The owner hands out and takes back, while another takes all away again and again.
 #[test]
-fn two_threads_at_one_set_lose_nothing() {
+fn an_owner_and_a_drainer_lose_nothing() {
     let set = filled(class(256), 4);
+    let (rounds, count) = if cfg!(miri) { (3, 10) } else { (300, 1_000) };
     std::thread::scope(|scope| {
-        for _ in 0..2 {
-            scope.spawn(|| {
-                for _ in 0..if cfg!(miri) { 30 } else { 50_000 } {
-                    // It fails only while the other thread is at the set.
-                    let piece =
-                        std::iter::repeat_with(|| set.take(class(256), 256)).flatten().next().unwrap();
-                    while !set.put(class(256), 256, piece) {}
+        let drainer = scope.spawn(|| {
+            let mut drained = Vec::new();
+            for _ in 0..rounds {
+                visit_all([(&set, ())], |_, (), magazines| {
+                    magazines.shrink(0, |piece| drained.push(piece.record));
+                });
+                std::thread::yield_now();
+            }
+            drained
+        });
+        let set = own(&set);
+        let mut kept = Vec::new();
+        let mut next = 5;
+        while !drainer.is_finished() {
+            for _ in 0..count {
+                // It fails while the other is at the set, and when all is gone.
+                let piece = set.take(class(256), 256).unwrap_or_else(|| {
+                    next += 1;
+                    piece(next - 1)
+                });
+                set.with(|magazines| {
+                    magazines.add_room(256);
+                    magazines.make_space(class(256))
+                });
+                if !set.put(class(256), 256, piece) {
+                    kept.push(piece.record);
                 }
-            });
+            }
         }
+        let mut records = drainer.join().unwrap();
+        set.with(|magazines| magazines.shrink(0, |piece| records.push(piece.record)));
+        records.extend(kept);
+        records.sort_unstable();
+        assert_eq!(records, (1..next).collect::<Vec<_>>());
     });
-    let mut records = Vec::new();
-    set.close(|magazines| magazines.shrink(0, |piece| records.push(piece.record)));
-    records.sort_unstable();
-    assert_eq!(records, [1, 2, 3, 4]);
 }

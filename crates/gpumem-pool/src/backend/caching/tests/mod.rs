@@ -7,3 +7,12 @@ mod depot;
 mod front;
 mod magazine;
 mod stats;
+
+use super::magazine::{Own, Set};
+
+/// The test's view of a set of its own.
+#[allow(unsafe_code)]
+fn own(set: &Set) -> Own<'_> {
+    // SAFETY: a test uses each of its sets on one thread, and not within the work that it gives to a view.
+    unsafe { set.own() }
+}
