@@ -33,10 +33,15 @@ impl Pool {
         alignment: u64,
         stream: &Stream,
     ) -> Result<Block, PoolError> {
-        if !alignment.is_power_of_two() || alignment > ALIGNMENT_MAX {
-            return Err(PoolError::BadAlignment { alignment, largest: ALIGNMENT_MAX });
-        }
+        check_alignment(alignment)?;
         self.0.alloc_aligned(size_bytes, alignment, stream)
+    }
+}
+
+pub(crate) fn check_alignment(alignment: u64) -> Result<(), PoolError> {
+    match alignment.is_power_of_two() && alignment <= ALIGNMENT_MAX {
+        true => Ok(()),
+        false => Err(PoolError::BadAlignment { alignment, largest: ALIGNMENT_MAX }),
     }
 }
 

@@ -126,6 +126,11 @@ impl Block {
         ManuallyDrop::new(self).give_back(true);
     }
 
+    /// Whether it has been used on another stream, or in a capture.
+    pub(crate) fn is_recorded(&self) -> bool {
+        self.uses.load(Ordering::Relaxed) != 0
+    }
+
     pub(crate) fn piece(&self) -> Piece {
         self.piece
     }

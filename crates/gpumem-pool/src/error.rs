@@ -32,6 +32,29 @@ pub enum PoolError {
     /// helps.
     #[error("{0}")]
     LimitReached(Box<OutOfMemory>),
+    /// The budget of an adaptor refused it. Freeing something, or raising the budget, helps.
+    #[error(
+        "a budget of {} refused {} with {} in use; drop arrays, or raise it with Budget::set_limit",
+        Bytes(*.limit_bytes), Bytes(*.requested_bytes), Bytes(*.in_use_bytes)
+    )]
+    OverBudget {
+        /// What was asked for, rounded up as it is counted.
+        requested_bytes: u64,
+        /// Counted against the budget at that moment.
+        in_use_bytes: u64,
+        /// The budget.
+        limit_bytes: u64,
+    },
+    /// An adaptor refused it.
+    #[error("the adaptor `{adaptor}` refused {}: it {reason}", Bytes(*.requested_bytes))]
+    Refused {
+        /// The adaptor's name.
+        adaptor: String,
+        /// What was asked of it.
+        requested_bytes: u64,
+        /// What it did, as the end of a sentence.
+        reason: String,
+    },
     /// An alignment that no block can have.
     #[error("{alignment} is no alignment: use a power of two up to {largest}")]
     BadAlignment {

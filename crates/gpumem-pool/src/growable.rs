@@ -1,5 +1,6 @@
 //! [`GrowableBlock`]: contiguous addresses whose memory grows and shrinks at the end.
 
+use crate::adaptor::Change;
 use crate::backend::{Growing, Source};
 use crate::clock::{Clocks, Stamp, StreamId};
 use crate::device::Device;
@@ -133,7 +134,10 @@ impl GrowableBlock {
             });
         }
         if size_bytes > self.size_bytes {
-            self.pool.0.explained(self.pool.growing()?.grow_to(self.id, size_bytes))?;
+            let growing = self.pool.growing()?;
+            let change = self.change(self.size_bytes, size_bytes);
+            let grown = self.pool.0.adapt_growth(&change, || growing.grow_to(self.id, size_bytes));
+            self.pool.0.explained(grown)?;
             self.size_bytes = size_bytes;
         }
         Ok(())
@@ -150,6 +154,7 @@ impl GrowableBlock {
         if size_bytes >= self.size_bytes {
             return Ok(());
         }
+        self.pool.0.adapt_shrinkage(&self.change(self.size_bytes, size_bytes));
         self.size_bytes = size_bytes;
         self.pool.growing()?.shrink_to(self.id, size_bytes, &self.stamps())
     }
@@ -161,6 +166,11 @@ impl GrowableBlock {
         }
     }
 
+    fn change(&self, from_bytes: u64, to_bytes: u64) -> Change<'_> {
+        let Self { address, ref pool, .. } = *self;
+        Change { address, from_bytes, to_bytes, device: pool.device(), pool: pool.0.adapted_id() }
+    }
+
     fn stamps(&self) -> Vec<Stamp> {
         self.device().clocks().uses(self.home, self.uses.load(Ordering::Relaxed)).collect()
     }
@@ -168,6 +178,7 @@ impl GrowableBlock {
 
 impl Drop for GrowableBlock {
     fn drop(&mut self) {
+        self.pool.0.adapt_shrinkage(&self.change(self.size_bytes, 0));
         if let Ok(growing) = self.pool.growing() {
             growing.remove(self.id, &self.stamps());
         }

@@ -9,6 +9,7 @@
 //!
 //! The builder wins over the environment, and the environment, which only `from_env` reads, over the default.
 
+use crate::adaptor::Adaptor;
 use crate::device::Device;
 use crate::dials::{Dials, Profile};
 use crate::error::PoolError;
@@ -33,6 +34,8 @@ pub struct PoolBuilder {
     pub(crate) peers: Vec<Device>,
     pub(crate) handle_use: HandleUse,
     pub(crate) plain_segments: bool,
+    /// Innermost first.
+    pub(crate) adaptors: Vec<Arc<dyn Adaptor>>,
     /// What the pool's memory counts against, beside its own limit.
     pub(crate) family: Option<Arc<Family>>,
     pub(crate) observer: Option<Observer>,
@@ -70,6 +73,7 @@ impl PoolBuilder {
             peers: Vec::new(),
             handle_use: HandleUse::default(),
             plain_segments: false,
+            adaptors: Vec::new(),
             family: None,
             observer: None,
         }
@@ -180,6 +184,28 @@ impl PoolBuilder {
     /// ```
     pub fn plain_segments(mut self) -> Self {
         self.plain_segments = true;
+        self
+    }
+
+    /// Puts an adaptor around the pool, and around those that were put there before: the last one is asked first. See
+    /// [`adaptor`](crate::adaptor).
+    ///
+    /// ```
+    /// use gpumem_pool::{Device, Pool, PoolError, Stream, adaptor::Budget, sys::{Driver, SimConfig}};
+    /// use std::sync::Arc;
+    ///
+    /// let device = Device::new(&Driver::sim(SimConfig::new())?, 0)?;
+    /// let budget = Arc::new(Budget::new(1 << 20));
+    /// let pool = Pool::builder(&device).adaptor(budget.clone()).build()?;
+    /// let stream = Stream::new(&device)?;
+    /// let block = pool.alloc(600 << 10, &stream)?;
+    /// assert!(matches!(pool.alloc(600 << 10, &stream), Err(PoolError::OverBudget { .. })));
+    /// assert_eq!(budget.in_use_bytes(), 600 << 10);
+    /// # drop(block);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    pub fn adaptor(mut self, adaptor: Arc<dyn Adaptor>) -> Self {
+        self.adaptors.push(adaptor);
         self
     }
 

@@ -1,6 +1,5 @@
 //! [`Block::pin_backing`]: memory that others know by its physical place.
 
-use crate::backend::Source;
 use crate::block::Block;
 use crate::error::PoolError;
 
@@ -32,7 +31,7 @@ impl Block {
     pub fn pin_backing(&self) -> Result<(), PoolError> {
         match self.size_bytes() {
             0 => Ok(()),
-            _ => self.state().backend().pin(self.piece()),
+            _ => self.state().pin(self.piece()),
         }
     }
 }

@@ -1,8 +1,10 @@
 //! [`State`]: what a pool is, and how long: until no handle and no block of it is left, as `lifetime` counts them.
 
+mod adapted;
 mod lifetime;
 mod sync;
 
+use crate::adaptor::Stack;
 use crate::alignment::ALIGNMENT_MIN;
 use crate::backend::{Backend, Freed, Piece, Source};
 use crate::block::Block;
@@ -24,12 +26,14 @@ pub(crate) struct State {
     device: Device,
     /// The device's.
     clocks: Arc<Clocks>,
-    /// False once something concerns every block of this pool.
+    /// False if something concerns every block of this pool: adaptors, a failure.
     goes_short_way: AtomicBool,
     /// How it was built.
     setup: PoolBuilder,
     backend: Backend,
     limits: Limits,
+    /// What stands around the backend, if anything does.
+    stack: Option<Stack>,
     poison: OnceLock<PoolError>,
     lifetime: Lifetime,
 }
@@ -53,13 +57,15 @@ impl StateRef {
     /// A new state, with one handle.
     pub(crate) fn new(setup: PoolBuilder, backend: Backend, limits: Limits) -> Self {
         let device = setup.device.clone();
+        let stack = Stack::new(&setup.adaptors);
         let state = State {
             clocks: Arc::clone(device.clocks()),
             device,
-            goes_short_way: AtomicBool::new(true),
+            goes_short_way: AtomicBool::new(stack.is_none()),
             setup,
             backend,
             limits,
+            stack,
             poison: OnceLock::new(),
             lifetime: Lifetime::new(),
         };
@@ -74,7 +80,13 @@ impl StateRef {
 
     /// One handle less; it is not used again.
     pub(crate) fn drop_handle(self) {
-        if self.lifetime.drop_handle() && self.lifetime.close(self.backend.close()) {
+        if !self.lifetime.drop_handle() {
+            return;
+        }
+        if let Some(stack) = &self.stack {
+            stack.close();
+        }
+        if self.lifetime.close(self.backend.close()) {
             self.take_down();
         }
     }
@@ -118,16 +130,39 @@ impl StateRef {
             self.lifetime.count_in();
             return Ok((Piece::EMPTY, 0));
         }
-        self.check_size(size_bytes)?;
         if self.has_captures()
             && let Some(block) = self.alloc_captured(size_bytes, ALIGNMENT_MIN, stream)?
         {
             let (piece, _, _, uses, _) = block.into_parts();
             return Ok((piece, uses));
         }
-        let piece = self.explained(self.backend.alloc(size_bytes, stream))?;
-        self.count();
-        Ok((piece, 0))
+        Ok((self.alloc_anyhow(size_bytes, ALIGNMENT_MIN, stream)?, 0))
+    }
+
+    /// Through the adaptors if there are any, else from the backend.
+    fn alloc_anyhow(self, size_bytes: u64, alignment: u64, stream: &Stream) -> Result<Piece, PoolError> {
+        self.explained(match &self.stack {
+            Some(stack) => self.alloc_adapted(stack, size_bytes, alignment, stream),
+            None => self.alloc_own(size_bytes, alignment, stream),
+        })
+    }
+
+    /// A block of the backend's, which is counted.
+    pub(crate) fn alloc_own(
+        self,
+        size_bytes: u64,
+        alignment: u64,
+        stream: &Stream,
+    ) -> Result<Piece, PoolError> {
+        self.check_size(size_bytes)?;
+        let piece = match alignment <= ALIGNMENT_MIN {
+            true => self.backend.alloc(size_bytes, stream),
+            false => self.backend.alloc_aligned(size_bytes, alignment, stream),
+        }?;
+        if !self.backend.counts_blocks() {
+            self.lifetime.count_in();
+        }
+        Ok(piece)
     }
 
     /// At a power of two.
@@ -140,22 +175,15 @@ impl StateRef {
         if size_bytes == 0 || alignment <= ALIGNMENT_MIN {
             return self.alloc(size_bytes, stream);
         }
-        self.check_request(size_bytes, stream)?;
+        self.check_usable()?;
+        self.check_stream(stream)?;
         if self.has_captures()
             && let Some(block) = self.alloc_captured(size_bytes, alignment, stream)?
         {
             return Ok(block);
         }
-        let piece = self.explained(self.backend.alloc_aligned(size_bytes, alignment, stream))?;
-        self.count();
+        let piece = self.alloc_anyhow(size_bytes, alignment, stream)?;
         Ok(Block::new(self, piece, size_bytes, stream.id()))
-    }
-
-    /// The backend has handed out a piece.
-    fn count(self) {
-        if !self.backend.counts_blocks() {
-            self.lifetime.count_in();
-        }
     }
 
     /// Called by a block's drop, when home's order is all there is to the free: false if it takes more than a look at what
@@ -172,11 +200,19 @@ impl StateRef {
         }
         if freed.uses & GRAPH_BIT != 0 || self.has_captures() {
             if let Some(freed) = self.free_captured(*freed) {
-                self.free_to_backend(&freed);
+                self.free_anyhow(&freed);
             }
             return;
         }
-        self.free_to_backend(freed);
+        self.free_anyhow(freed);
+    }
+
+    /// Past the adaptors if there are any, else to the backend.
+    fn free_anyhow(self, freed: &Freed) {
+        match &self.stack {
+            Some(stack) => self.free_adapted(stack, freed),
+            None => self.free_to_backend(freed),
+        }
     }
 
     fn free_to_backend(self, freed: &Freed) {

@@ -4,6 +4,7 @@
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking, in its helpers too")]
 #![allow(clippy::print_stdout, clippy::print_stderr, reason = "libtest shows it with the failed test")]
 
+mod adaptors;
 mod bench;
 mod blocks;
 mod contexts;

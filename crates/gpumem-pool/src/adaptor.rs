@@ -1,0 +1,291 @@
+//! [`Adaptor`]: one behaviour around what a pool hands out, such as a limit of its own, a record, or bytes that guard a
+//! block's ends. Any number of them stand one around the other, and the innermost around the backend.
+//!
+//! A request goes inwards, adaptor by adaptor, as a [`Request`] that each may change; what the backend grants comes back
+//! outwards as a [`Grant`] that each may narrow, or replace by memory of another pool. What leaves the outermost becomes an
+//! ordinary [`Block`]. When that is dropped, each adaptor hears of it from the outside in, as a [`Release`], before the
+//! backend gets the memory back.
+//!
+//! *What an adaptor can't do.* None of this is `unsafe`, and no adaptor, however wrong, can hand out memory that somebody
+//! else has: a [`Grant`] is owned and comes from the pool alone, a [`Release`] is only looked at, and the pool compares what
+//! an adaptor returns with what was asked of it: pool, stream, size and alignment. What does not fit is an error that names
+//! the adaptor. A wrong one can refuse everything, keep memory for ever, or wait; a panic in an allocation is the caller's,
+//! one in a drop ends there.
+//!
+//! *What they see.* Every block but empty ones, in the order of the calls. Memory that is allocated while its stream captures
+//! is a part of a chunk that the graph keeps: adaptors see the chunk when it is allocated, on a stream that never captures,
+//! and when it goes with its graph, and not its parts; nothing that they queue becomes part of a graph. Outside blocks that a
+//! graph keeps go when the graph does. Blocks that grow are asked about before they do ([`Adaptor::grow`]). A private pool has
+//! the very adaptors of the pool that it was made from. Which pool something belongs to, each can be asked ([`PoolId`]).
+//!
+//! A pool without adaptors has none of this: it looks at a flag that it looks at anyway.
+
+mod failures;
+mod grant;
+mod limit;
+mod stack;
+
+pub use failures::Failures;
+pub use grant::{Grant, Release};
+pub use limit::Budget;
+pub use stack::Next;
+pub(crate) use stack::Stack;
+
+use crate::alignment::ALIGNMENT_MIN;
+use crate::backend::{Freed, Piece};
+#[cfg(doc)]
+use crate::block::Block;
+use crate::device::Device;
+use crate::error::PoolError;
+use crate::state::StateRef;
+use crate::stream::Stream;
+use core::fmt;
+
+/// One behaviour around what a pool hands out; see [`PoolBuilder::adaptor`](crate::PoolBuilder::adaptor) and the ones that
+/// are there: [`Budget`], [`Failures`].
+///
+/// Hooks are called by any threads at once, `free` inside of drops. They may use this crate in any way, other pools
+/// included; using the very pool that calls them calls them again.
+///
+/// ```
+/// use gpumem_pool::{Device, Pool, PoolError, Stream, sys::{Driver, SimConfig}};
+/// use gpumem_pool::adaptor::{Adaptor, Grant, Next, Release, Request};
+/// use std::sync::{Arc, atomic::{AtomicU64, Ordering}};
+///
+/// /// Counts the blocks that are larger than a megabyte.
+/// #[derive(Default)]
+/// struct Large(AtomicU64);
+///
+/// impl Adaptor for Large {
+///     fn name(&self) -> &str {
+///         "large"
+///     }
+///
+///     fn alloc(&self, request: &Request<'_>, next: Next<'_>) -> Result<Grant, PoolError> {
+///         let grant = next.alloc(request)?;
+///         self.0.fetch_add(u64::from(grant.size_bytes() > 1 << 20), Ordering::Relaxed);
+///         Ok(grant)
+///     }
+///
+///     fn free(&self, release: &Release<'_>) {
+///         self.0.fetch_sub(u64::from(release.size_bytes() > 1 << 20), Ordering::Relaxed);
+///     }
+/// }
+///
+/// let device = Device::new(&Driver::sim(SimConfig::new())?, 0)?;
+/// let large = Arc::new(Large::default());
+/// let pool = Pool::builder(&device).adaptor(large.clone()).build()?;
+/// let stream = Stream::new(&device)?;
+/// let blocks = [pool.alloc(100, &stream)?, pool.alloc(2 << 20, &stream)?];
+/// assert_eq!(large.0.load(Ordering::Relaxed), 1);
+/// drop(blocks);
+/// assert_eq!(large.0.load(Ordering::Relaxed), 0);
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+pub trait Adaptor: Send + Sync {
+    /// What errors and `Debug` call it.
+    fn name(&self) -> &str {
+        core::any::type_name::<Self>()
+    }
+
+    /// Memory for a request: from `next`, usually, or from another pool ([`Grant::from_block`]).
+    ///
+    /// # Errors
+    ///
+    /// Whatever it refuses, [`PoolError::Refused`] if nothing else fits. What it was granted and does not return is freed.
+    fn alloc(&self, request: &Request<'_>, next: Next<'_>) -> Result<Grant, PoolError> {
+        next.alloc(request)
+    }
+
+    /// Memory that it returned from [`Adaptor::alloc`] is about to be given back. Books are changed here, so before somebody
+    /// else can have the same address. Must not wait.
+    fn free(&self, release: &Release<'_>) {
+        let _ = release;
+    }
+
+    /// A block that grows is about to have more memory.
+    ///
+    /// # Errors
+    ///
+    /// Whatever it refuses. Those that had agreed before hear of [`Adaptor::shrink`] then.
+    fn grow(&self, change: &Change<'_>) -> Result<(), PoolError> {
+        let _ = change;
+        Ok(())
+    }
+
+    /// A block that grows has less memory, or has not become as large as it was to be; in the end it has none.
+    fn shrink(&self, change: &Change<'_>) {
+        let _ = change;
+    }
+
+    /// The last handle of a pool goes. Its blocks that are still there are freed later.
+    fn close(&self, pool: PoolId) {
+        let _ = pool;
+    }
+}
+
+impl fmt::Debug for dyn Adaptor {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
+/// Names a pool: unique in the process, and never used again.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct PoolId(u64);
+
+impl PoolId {
+    /// Of a pool without adaptors, which nobody asks.
+    pub(crate) const NONE: Self = Self(0);
+}
+
+impl fmt::Display for PoolId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "pool {}", self.0)
+    }
+}
+
+/// What is asked of an adaptor, and what it asks of the next.
+#[derive(Clone, Copy)]
+pub struct Request<'a> {
+    size_bytes: u64,
+    alignment: u64,
+    stream: &'a Stream,
+    pool: PoolId,
+}
+
+impl<'a> Request<'a> {
+    /// How many bytes, more than zero.
+    #[must_use]
+    pub fn size_bytes(&self) -> u64 {
+        self.size_bytes
+    }
+
+    /// At a multiple of this: a power of two, 256 or more.
+    #[must_use]
+    pub fn alignment(&self) -> u64 {
+        self.alignment
+    }
+
+    /// The stream whose work may use it.
+    #[must_use]
+    pub fn stream(&self) -> &'a Stream {
+        self.stream
+    }
+
+    /// The pool's device.
+    #[must_use]
+    pub fn device(&self) -> &'a Device {
+        self.stream.device()
+    }
+
+    /// The pool that is asked.
+    #[must_use]
+    pub fn pool(&self) -> PoolId {
+        self.pool
+    }
+
+    /// The same for another size. Zero is one byte.
+    #[must_use]
+    pub fn with_size(self, size_bytes: u64) -> Self {
+        Self { size_bytes: size_bytes.max(1), ..self }
+    }
+
+    /// The same at another alignment; [`Next::alloc`] refuses one that is none.
+    #[must_use]
+    pub fn with_alignment(self, alignment: u64) -> Self {
+        Self { alignment: alignment.max(ALIGNMENT_MIN), ..self }
+    }
+
+    pub(crate) fn new(size_bytes: u64, alignment: u64, stream: &'a Stream, pool: PoolId) -> Self {
+        Self { size_bytes, alignment: alignment.max(ALIGNMENT_MIN), stream, pool }
+    }
+}
+
+impl fmt::Debug for Request<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Request")
+            .field("size_bytes", &self.size_bytes)
+            .field("alignment", &self.alignment)
+            .field("stream", &self.stream.id())
+            .finish_non_exhaustive()
+    }
+}
+
+/// How the memory of a [`GrowableBlock`](crate::GrowableBlock) changes.
+#[derive(Clone, Copy)]
+pub struct Change<'a> {
+    pub(crate) address: u64,
+    pub(crate) from_bytes: u64,
+    pub(crate) to_bytes: u64,
+    pub(crate) device: &'a Device,
+    pub(crate) pool: PoolId,
+}
+
+impl<'a> Change<'a> {
+    /// Where it starts, for as long as it lives.
+    #[must_use]
+    pub fn address(&self) -> u64 {
+        self.address
+    }
+
+    /// Its size before.
+    #[must_use]
+    pub fn from_bytes(&self) -> u64 {
+        self.from_bytes
+    }
+
+    /// Its size afterwards.
+    #[must_use]
+    pub fn to_bytes(&self) -> u64 {
+        self.to_bytes
+    }
+
+    /// The pool's device.
+    #[must_use]
+    pub fn device(&self) -> &'a Device {
+        self.device
+    }
+
+    /// The pool that it is of.
+    #[must_use]
+    pub fn pool(&self) -> PoolId {
+        self.pool
+    }
+
+    /// Backwards.
+    pub(crate) fn undone(self) -> Self {
+        Self { from_bytes: self.to_bytes, to_bytes: self.from_bytes, ..self }
+    }
+}
+
+impl fmt::Debug for Change<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Change")
+            .field("address", &format_args!("{:#x}", self.address))
+            .field("from_bytes", &self.from_bytes)
+            .field("to_bytes", &self.to_bytes)
+            .finish_non_exhaustive()
+    }
+}
+
+impl StateRef {
+    /// Memory through all adaptors, for a request that has been looked at.
+    pub(crate) fn alloc_adapted(
+        self,
+        stack: &Stack,
+        size_bytes: u64,
+        alignment: u64,
+        stream: &Stream,
+    ) -> Result<Piece, PoolError> {
+        let request = Request::new(size_bytes, alignment, stream, stack.id());
+        let grant = Next::outermost(stack, self, stream).alloc(&request)?;
+        Ok(stack.hand_out(grant, size_bytes))
+    }
+
+    /// A block of a pool with adaptors is dropped. The pool may be gone afterwards.
+    pub(crate) fn free_adapted(self, stack: &Stack, freed: &Freed) {
+        let holding = stack.take_back(freed);
+        self.release(holding, 0, freed.uses, freed.is_complete);
+    }
+}

@@ -1,0 +1,155 @@
+//! [`Stack`]: a pool's adaptors, outermost first, and what it has to know of blocks that are no plain pieces of its backend.
+
+use super::grant::{Grant, Holding, Source};
+use super::{Adaptor, Change, PoolId, Request};
+use crate::alignment::check_alignment;
+use crate::backend::{Freed, Piece};
+use crate::error::PoolError;
+use crate::state::StateRef;
+use crate::stream::Stream;
+use core::fmt;
+use core::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use gpumem_sys::types::CUdeviceptr;
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+pub(crate) struct Stack {
+    id: PoolId,
+    adaptors: Box<[Arc<dyn Adaptor>]>,
+    /// By the block's address: what is alive has one of its own.
+    special: Mutex<HashMap<CUdeviceptr, Holding>>,
+    /// How many there are, so that a pool without any does not look.
+    special_count: AtomicUsize,
+}
+
+/// The adaptors inside of one, and the backend.
+#[derive(Clone, Copy)]
+pub struct Next<'a> {
+    stack: &'a Stack,
+    pool: StateRef,
+    stream: &'a Stream,
+    level: usize,
+}
+
+impl Next<'_> {
+    /// Asks the next. May be called as often as one likes: what is not returned is given back.
+    ///
+    /// # Errors
+    ///
+    /// As [`Pool::alloc`](crate::Pool::alloc); [`PoolError::BadAlignment`]; what an adaptor says, or
+    /// [`PoolError::Refused`] for one that returns what does not fit.
+    pub fn alloc(&self, request: &Request<'_>) -> Result<Grant, PoolError> {
+        let Self { stack, pool, stream, level } = *self;
+        // The stream and the pool are those of the call: the request's may be of another one.
+        let request = Request::new(request.size_bytes(), request.alignment(), stream, stack.id);
+        check_alignment(request.alignment())?;
+        let Some(adaptor) = stack.adaptors.get(level) else {
+            let piece = pool.alloc_own(request.size_bytes(), request.alignment(), stream)?;
+            return Ok(Grant::own(pool, piece, request.size_bytes(), stream.id(), level));
+        };
+        let mut grant = adaptor.alloc(&request, Next { level: level + 1, ..*self })?;
+        if let Some(reason) = grant.mismatch(&request, pool, level) {
+            return Err(PoolError::Refused {
+                adaptor: adaptor.name().into(),
+                requested_bytes: request.size_bytes(),
+                reason: reason.into(),
+            });
+        }
+        grant.pass(pool, level);
+        Ok(grant)
+    }
+}
+
+impl<'a> Next<'a> {
+    pub(super) fn outermost(stack: &'a Stack, pool: StateRef, stream: &'a Stream) -> Self {
+        Self { stack, pool, stream, level: 0 }
+    }
+}
+
+impl fmt::Debug for Next<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_list().entries(self.stack.adaptors.iter().skip(self.level)).finish()
+    }
+}
+
+impl Stack {
+    /// `None` where there are no adaptors; they were added innermost first.
+    pub(crate) fn new(added: &[Arc<dyn Adaptor>]) -> Option<Self> {
+        static POOL_COUNT: AtomicU64 = AtomicU64::new(0);
+        if added.is_empty() {
+            return None;
+        }
+        Some(Self {
+            id: PoolId(POOL_COUNT.fetch_add(1, Ordering::Relaxed) + 1),
+            adaptors: added.iter().rev().cloned().collect(),
+            special: Mutex::default(),
+            special_count: AtomicUsize::new(0),
+        })
+    }
+
+    pub(crate) fn id(&self) -> PoolId {
+        self.id
+    }
+
+    pub(super) fn adaptors(&self) -> &[Arc<dyn Adaptor>] {
+        &self.adaptors
+    }
+
+    /// The last handle goes.
+    pub(crate) fn close(&self) {
+        self.adaptors.iter().for_each(|adaptor| adaptor.close(self.id));
+    }
+
+    /// A grant leaves for a block of this size: what that is made of.
+    pub(super) fn hand_out(&self, grant: Grant, size_bytes: u64) -> Piece {
+        let holding = grant.into_holding();
+        if let Some(piece) = holding.plain_piece(size_bytes) {
+            return piece;
+        }
+        let address = holding.address;
+        self.special().insert(address, holding);
+        self.special_count.fetch_add(1, Ordering::Relaxed);
+        Piece { address, ..Piece::EMPTY }
+    }
+
+    /// A block comes back.
+    pub(super) fn take_back(&self, freed: &Freed) -> Holding {
+        let special = match self.special_count.load(Ordering::Relaxed) {
+            0 => None,
+            _ => self.special().remove(&freed.piece.address),
+        };
+        if special.is_some() {
+            self.special_count.fetch_sub(1, Ordering::Relaxed);
+        }
+        special
+            .unwrap_or_else(|| Holding::plain(freed.piece, freed.size_bytes, freed.home, self.adaptors.len()))
+    }
+
+    /// What is behind a live block, if that is no plain piece: the pool and the piece there.
+    pub(crate) fn behind(&self, pool: StateRef, address: CUdeviceptr) -> Option<(StateRef, Piece)> {
+        self.special().get(&address).map(|holding| match &holding.source {
+            Source::Own { piece, .. } => (pool, *piece),
+            Source::Other(block) => (block.state(), block.piece()),
+        })
+    }
+
+    /// Asks all whether a block may grow.
+    pub(crate) fn grow(&self, change: &Change<'_>) -> Result<(), PoolError> {
+        for (level, adaptor) in self.adaptors.iter().enumerate() {
+            if let Err(error) = adaptor.grow(change) {
+                self.adaptors[..level].iter().for_each(|adaptor| adaptor.shrink(&change.undone()));
+                return Err(error);
+            }
+        }
+        Ok(())
+    }
+
+    /// Tells all that a block has shrunk.
+    pub(crate) fn shrink(&self, change: &Change<'_>) {
+        self.adaptors.iter().for_each(|adaptor| adaptor.shrink(change));
+    }
+
+    fn special(&self) -> MutexGuard<'_, HashMap<CUdeviceptr, Holding>> {
+        self.special.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}

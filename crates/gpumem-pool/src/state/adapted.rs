@@ -1,0 +1,76 @@
+//! The state of a pool with adaptors: what stands between them and the backend.
+
+use super::{State, StateRef};
+use crate::adaptor::{Change, PoolId, Stack};
+use crate::backend::{Freed, Piece, Source};
+use crate::block::Block;
+use crate::clock::StreamId;
+use crate::error::PoolError;
+
+impl StateRef {
+    /// Past all adaptors, a piece of the backend's.
+    pub(crate) fn free_own(
+        self,
+        piece: Piece,
+        size_bytes: u64,
+        home: StreamId,
+        uses: u64,
+        is_complete: bool,
+    ) {
+        self.free_to_backend(&Freed { piece, size_bytes, home, uses, is_complete });
+    }
+
+    /// Another pool's block, which one of ours was.
+    pub(crate) fn free_other(self, block: Block, uses: u64, is_complete: bool) {
+        block.add_uses(uses);
+        match is_complete {
+            // SAFETY: whoever dropped our block has promised it, and this was its memory.
+            true => unsafe { block.free_completed() },
+            false => drop(block),
+        }
+        self.drop_block();
+    }
+
+    /// A block of another pool becomes one of ours.
+    pub(crate) fn count_other(self) {
+        self.lifetime.count_in();
+    }
+
+    /// Keeps the physical memory of a live block where it is.
+    pub(crate) fn pin(self, piece: Piece) -> Result<(), PoolError> {
+        match self.stack.as_ref().and_then(|stack| stack.behind(self, piece.address)) {
+            None => self.backend.pin(piece),
+            Some((pool, piece)) if pool == self => pool.backend.pin(piece),
+            Some((other, piece)) => other.pin(piece),
+        }
+    }
+}
+
+impl State {
+    pub(crate) fn stack(&self) -> Option<&Stack> {
+        self.stack.as_ref()
+    }
+
+    /// By what name adaptors know the pool.
+    pub(crate) fn adapted_id(&self) -> PoolId {
+        self.stack.as_ref().map_or(PoolId::NONE, Stack::id)
+    }
+
+    /// Grows a block that grows, if all adaptors agree.
+    pub(crate) fn adapt_growth(
+        &self,
+        change: &Change<'_>,
+        grow: impl FnOnce() -> Result<(), PoolError>,
+    ) -> Result<(), PoolError> {
+        let Some(stack) = &self.stack else { return grow() };
+        stack.grow(change)?;
+        grow().inspect_err(|_| stack.shrink(&change.undone()))
+    }
+
+    /// Such a block has shrunk.
+    pub(crate) fn adapt_shrinkage(&self, change: &Change<'_>) {
+        if let Some(stack) = self.stack.as_ref().filter(|_| change.from_bytes != change.to_bytes) {
+            stack.shrink(change);
+        }
+    }
+}

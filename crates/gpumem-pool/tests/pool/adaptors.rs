@@ -1,0 +1,443 @@
+//! What stands around a pool, and what a wrong adaptor can't do.
+
+use crate::bench::{Bench, on_each_backend, small};
+use gpumem_pool::adaptor::{Adaptor, Budget, Change, Failures, Grant, Next, PoolId, Release, Request};
+use gpumem_pool::{Block, CaptureMode, Pool, PoolError, Stream};
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
+
+const MIB: u64 = 1 << 20;
+
+/// Writes down what it hears.
+struct Ear(&'static str, Arc<Mutex<Vec<String>>>);
+
+impl Ear {
+    fn pair() -> (Vec<Arc<Self>>, Arc<Mutex<Vec<String>>>) {
+        let heard = Arc::new(Mutex::new(Vec::new()));
+        (["inner", "outer"].map(|name| Arc::new(Self(name, heard.clone()))).into(), heard)
+    }
+
+    fn note(&self, what: &str, size_bytes: u64) {
+        self.1.lock().unwrap().push(format!("{} {what} {size_bytes}", self.0));
+    }
+}
+
+impl Adaptor for Ear {
+    fn name(&self) -> &str {
+        self.0
+    }
+
+    fn alloc(&self, request: &Request<'_>, next: Next<'_>) -> Result<Grant, PoolError> {
+        self.note("asked", request.size_bytes());
+        let grant = next.alloc(&request.with_size(request.size_bytes() + 512));
+        self.note("has", grant.as_ref().map_or(0, Grant::size_bytes));
+        let mut grant = grant?;
+        assert!(!grant.narrow(500, request.size_bytes() + 13) && !grant.narrow(1, 0));
+        assert!(grant.narrow(128, request.size_bytes() + 300) && grant.narrow(128, request.size_bytes()));
+        Ok(grant)
+    }
+
+    fn free(&self, release: &Release<'_>) {
+        self.note("gives", release.size_bytes());
+        assert_eq!(release.whole(), release.address() - 256..release.address() + release.size_bytes() + 256);
+    }
+
+    fn grow(&self, change: &Change<'_>) -> Result<(), PoolError> {
+        self.note("grows", change.to_bytes() - change.from_bytes());
+        Ok(())
+    }
+
+    fn shrink(&self, change: &Change<'_>) {
+        self.note("shrinks", change.from_bytes() - change.to_bytes());
+    }
+
+    fn close(&self, _: PoolId) {
+        self.note("closes", 0);
+    }
+}
+
+#[test]
+fn the_last_that_is_added_is_asked_first() {
+    on_each_backend(&small(), |bench| {
+        let (ears, heard) = Ear::pair();
+        let builder = ears.iter().fold(bench.builder(), |builder, ear| builder.adaptor(ear.clone()));
+        let (pool, stream) = (builder.build().unwrap(), bench.stream());
+        let block = pool.alloc(1000, &stream).unwrap();
+        assert_eq!((block.size_bytes(), block.address() % 256), (1000, 0));
+        assert_eq!(pool.status().unwrap().in_use_bytes, 2024, "what the backend was asked for");
+        bench.fill(&block, 7, &stream);
+        assert!(bench.holds(&block, 7, &stream));
+        drop(pool.alloc(0, &stream).unwrap());
+        drop(pool);
+        drop(block);
+        let expected = [
+            "outer asked 1000",
+            "inner asked 1512",
+            "inner has 2024",
+            "outer has 1512",
+            "outer closes 0",
+            "inner closes 0",
+            "outer gives 1000",
+            "inner gives 1512",
+        ];
+        assert_eq!(*heard.lock().unwrap(), expected);
+    });
+}
+
+/// Blocks are asked for and given back in every way there is.
+#[test]
+fn every_way_leads_through_the_adaptors() {
+    on_each_backend(&small(), |bench| {
+        let budget = Arc::new(Budget::new(100 * MIB));
+        let (ears, _) = Ear::pair();
+        let builder = bench.builder().adaptor(ears[0].clone()).adaptor(budget.clone());
+        let pool = builder.adaptor(ears[1].clone()).build().unwrap();
+        let (home, other) = (bench.stream(), bench.stream());
+        for size_bytes in [1, 5000, 3 * MIB] {
+            let aligned = pool.alloc_aligned(size_bytes, 256, &home).unwrap();
+            assert_eq!(aligned.address() % 256, 0);
+            aligned.record_use(&other);
+            let raw = pool.alloc(size_bytes, &home).unwrap().into_raw();
+            assert!(budget.in_use_bytes() >= 2 * (size_bytes + 512));
+            // SAFETY: it came from `into_raw`, and is turned back once.
+            drop(unsafe { Block::from_raw(raw) });
+            let pinned = pool.alloc(size_bytes, &other).unwrap();
+            assert_eq!(pinned.pin_backing().is_ok(), bench.backend.to_string() != "native");
+            home.synchronize().unwrap();
+            other.synchronize().unwrap();
+            // SAFETY: nothing was ever queued that uses it, and both streams are done.
+            unsafe { pinned.free_completed() };
+            std::thread::scope(|scope| scope.spawn(move || drop(aligned)).join().unwrap());
+            assert_eq!(budget.in_use_bytes(), 0);
+            pool.check().unwrap();
+        }
+        assert_eq!((pool.status().unwrap().block_count, pool.status().unwrap().in_use_bytes), (0, 0));
+    });
+}
+
+/// Above an adaptor that asks for what the user asked, at the user's alignment, nothing is remembered of a block.
+#[test]
+fn alignment_passes() {
+    on_each_backend(&small(), |bench| {
+        let pool = bench.builder().adaptor(Arc::new(Budget::new(1 << 30))).build().unwrap();
+        let stream = bench.stream();
+        let block = pool.alloc_aligned(3000, MIB, &stream).unwrap();
+        assert_eq!((block.address() % MIB, block.size_bytes()), (0, 3000));
+        assert!(matches!(pool.alloc_aligned(3000, 3, &stream), Err(PoolError::BadAlignment { .. })));
+        for size_bytes in [(1 << 30) + 1, 1 << 63, u64::MAX] {
+            let error = pool.alloc(size_bytes, &stream).unwrap_err();
+            assert!(matches!(error, PoolError::OverBudget { .. }), "{error}");
+        }
+    });
+}
+
+/// Memory of a graph is seen as the chunk that it is, from before the capture's end until the graph is gone.
+#[test]
+fn graphs_count_until_they_are_gone() {
+    on_each_backend(&small(), |bench| {
+        let budget = Arc::new(Budget::new(64 * MIB));
+        let (pool, stream) = (bench.builder().adaptor(budget.clone()).build().unwrap(), bench.stream());
+        let outside = pool.alloc(MIB, &stream).unwrap();
+        let capture = stream.begin_capture(CaptureMode::ThreadLocal).unwrap();
+        let part = pool.alloc(8 * MIB, &stream).unwrap();
+        assert_eq!(budget.in_use_bytes(), 9 * MIB);
+        assert!(matches!(pool.alloc(56 * MIB, &stream), Err(PoolError::OverBudget { .. })));
+        bench.fill(&part, 3, &stream);
+        outside.record_use(&stream);
+        drop((part, outside));
+        let graph = capture.end().unwrap();
+        let exec = graph.instantiate().unwrap();
+        drop(graph);
+        assert_eq!(budget.in_use_bytes(), 9 * MIB, "the graph has it");
+        // SAFETY: all it uses is its own.
+        unsafe { exec.launch(&stream).unwrap() };
+        drop(exec);
+        assert_eq!(budget.in_use_bytes(), 0);
+        stream.synchronize().unwrap();
+    });
+}
+
+#[test]
+fn blocks_that_grow_are_asked_about() {
+    on_each_backend(&small(), |bench| {
+        let budget = Arc::new(Budget::new(10 * MIB));
+        let (ears, heard) = Ear::pair();
+        let builder = bench.builder().adaptor(budget.clone()).adaptor(ears[1].clone());
+        let (pool, stream) = (builder.build().unwrap(), bench.stream());
+        let Ok(mut block) = pool.growable(64 * MIB, &stream) else { return };
+        block.grow_to(6 * MIB).unwrap();
+        assert!(matches!(block.grow_to(11 * MIB), Err(PoolError::OverBudget { .. })));
+        assert_eq!((block.size_bytes(), budget.in_use_bytes()), (6 * MIB, 6 * MIB));
+        block.shrink_to(2 * MIB).unwrap();
+        assert_eq!(budget.in_use_bytes(), 2 * MIB);
+        drop(block);
+        assert_eq!(budget.in_use_bytes(), 0);
+        let all = ["grows 6", "grows 5", "shrinks 5", "shrinks 4", "shrinks 2"];
+        let expected = all.map(|what| {
+            let (verb, mib) = what.split_once(' ').unwrap();
+            format!("outer {verb} {}", mib.parse::<u64>().unwrap() * MIB)
+        });
+        assert_eq!(*heard.lock().unwrap(), expected);
+    });
+}
+
+/// A private pool has the same adaptors: one budget for both.
+#[test]
+fn private_pools_share_them() {
+    on_each_backend(&small(), |bench| {
+        let budget = Arc::new(Budget::new(8 * MIB));
+        let pool = bench.builder().adaptor(budget.clone()).build().unwrap();
+        let (inner, stream) = (pool.private(64 * MIB).unwrap(), bench.stream());
+        let block = inner.alloc(6 * MIB, &stream).unwrap();
+        assert!(matches!(pool.alloc(3 * MIB, &stream), Err(PoolError::OverBudget { .. })));
+        drop(inner);
+        drop(block);
+        drop(pool.alloc(8 * MIB, &stream).unwrap());
+        assert_eq!((budget.in_use_bytes(), budget.in_use_peak_bytes()), (0, 8 * MIB));
+    });
+}
+
+/// An adaptor that hands out what a function makes.
+struct Wrong<F>(F);
+
+impl<F> Adaptor for Wrong<F>
+where
+    F: Fn(&Request<'_>, Next<'_>) -> Result<Grant, PoolError> + Send + Sync,
+{
+    fn name(&self) -> &str {
+        "wrong"
+    }
+
+    fn alloc(&self, request: &Request<'_>, next: Next<'_>) -> Result<Grant, PoolError> {
+        (self.0)(request, next)
+    }
+}
+
+/// How it is refused, beneath an adaptor whose books must come out even.
+fn refusal<F>(bench: &Bench, stream: &Stream, wrong: F) -> String
+where
+    F: Fn(&Request<'_>, Next<'_>) -> Result<Grant, PoolError> + Send + Sync + 'static,
+{
+    let (below, above) = (Arc::new(Budget::new(1 << 30)), Arc::new(Budget::new(1 << 30)));
+    let builder = bench.builder().adaptor(below.clone()).adaptor(Arc::new(Wrong(wrong)));
+    let pool = builder.adaptor(above.clone()).build().unwrap();
+    let error = pool.alloc_aligned(4096, 4096, stream).unwrap_err();
+    assert_eq!((below.in_use_bytes(), above.in_use_bytes()), (0, 0));
+    assert_eq!(pool.status().unwrap().in_use_bytes, 0);
+    error.to_string()
+}
+
+#[test]
+fn what_does_not_fit_is_refused_and_given_back() {
+    on_each_backend(&small(), |bench| {
+        let (home, other) = (bench.stream(), bench.stream());
+        let says = |text: String, what: &str| {
+            assert_eq!(text, format!("the adaptor `wrong` refused 4.000 KiB: it {what}"));
+        };
+        says(
+            refusal(bench, &home, |request, next| next.alloc(&request.with_size(4095))),
+            "returned less than was asked for",
+        );
+        let shifted = |request: &Request<'_>, next: Next<'_>| {
+            let mut grant = next.alloc(&request.with_size(8192))?;
+            assert!(grant.narrow(256, 4096));
+            Ok(grant)
+        };
+        says(refusal(bench, &home, shifted), "returned memory that is not aligned");
+        let text = refusal(bench, &home, |request, next| next.alloc(&request.with_alignment(257)));
+        assert!(text.starts_with("257 is no alignment"), "{text}");
+
+        let pool = bench.pool();
+        let theirs = other.clone();
+        let elsewhere = pool.clone();
+        says(
+            refusal(bench, &home, move |_, _| {
+                Ok(Grant::from_block(elsewhere.alloc_aligned(4096, 4096, &theirs)?))
+            }),
+            "returned memory of another stream",
+        );
+        let elsewhere = pool.clone();
+        says(
+            refusal(bench, &home, move |request, _| {
+                let block = elsewhere.alloc_aligned(4096, 4096, request.stream())?;
+                block.record_use(&other);
+                Ok(Grant::from_block(block))
+            }),
+            "returned a block that other streams use",
+        );
+        let text = refusal(bench, &home, |request, next| {
+            drop(next.alloc(request)?);
+            let reason = "would rather not".into();
+            Err(PoolError::Refused { adaptor: "wrong".into(), requested_bytes: 1, reason })
+        });
+        assert!(text.ends_with("would rather not"), "{text}");
+        assert_eq!(pool.status().unwrap().block_count, 0);
+    });
+}
+
+/// Kept memory may be handed out once, to whom it was granted; what is left of it ends with the adaptor.
+#[test]
+fn what_an_adaptor_keeps_is_safe() {
+    on_each_backend(&small(), |bench| {
+        let kept = Arc::new(Mutex::new(Vec::new()));
+        let hoard = Arc::clone(&kept);
+        let miser = Wrong(move |request: &Request<'_>, next: Next<'_>| {
+            let mut hoard = hoard.lock().unwrap();
+            if hoard.is_empty() {
+                hoard.push(next.alloc(request)?);
+                return next.alloc(request);
+            }
+            Ok(hoard.remove(0))
+        });
+        let miser = Arc::new(miser);
+        let budget = Arc::new(Budget::new(1 << 30));
+        let pool = bench.builder().adaptor(budget.clone()).adaptor(miser.clone()).build().unwrap();
+        let (home, other) = (bench.stream(), bench.stream());
+        let first = pool.alloc(4096, &home).unwrap();
+        let second = pool.alloc(4096, &home).unwrap();
+        assert_ne!(first.address(), second.address());
+        let third = pool.alloc(4096, &home).unwrap();
+        let error = pool.alloc(4096, &other).unwrap_err().to_string();
+        assert!(error.contains("memory of another stream"), "{error}");
+        let fourth = pool.alloc(4096, &home).unwrap();
+        let private = pool.private(64 * MIB).unwrap();
+        let error = private.alloc(4096, &home).unwrap_err().to_string();
+        assert!(error.contains("another pool's adaptors"), "{error}");
+        drop((first, second, third, fourth));
+        assert_eq!(budget.in_use_bytes(), 0);
+        drop(pool.alloc(4096, &home).unwrap());
+        drop((pool, private, miser));
+        assert_eq!(budget.in_use_bytes(), 4096);
+        kept.lock().unwrap().clear();
+        assert_eq!(budget.in_use_bytes(), 0);
+    });
+}
+
+/// Memory of another pool lives in ours as any: counted there, freed behind our uses.
+#[test]
+fn another_pools_blocks_pass_for_ours() {
+    on_each_backend(&small(), |bench| {
+        let other_pool = bench.pool();
+        let lender = other_pool.clone();
+        let borrow = Wrong(move |request: &Request<'_>, _: Next<'_>| {
+            let block = lender.alloc_aligned(request.size_bytes(), request.alignment(), request.stream())?;
+            Ok(Grant::from_block(block))
+        });
+        let (inner, outer) = (Arc::new(Budget::new(1 << 30)), Arc::new(Budget::new(1 << 30)));
+        let builder = bench.builder().adaptor(inner.clone()).adaptor(Arc::new(borrow));
+        let pool = builder.adaptor(outer.clone()).build().unwrap();
+        let (home, user) = (bench.stream(), bench.stream());
+        let block = pool.alloc(MIB, &home).unwrap();
+        assert_eq!(pool.status().unwrap().in_use_bytes, 0);
+        assert_eq!(other_pool.status().unwrap().in_use_bytes, MIB);
+        assert_eq!((inner.in_use_bytes(), outer.in_use_bytes()), (0, MIB));
+        assert_eq!(block.pin_backing().is_ok(), bench.backend.to_string() != "native");
+        user.wait_for(&home).unwrap();
+        bench.fill(&block, 1, &user);
+        block.record_use(&user);
+        drop(pool);
+        drop(block);
+        assert_eq!((outer.in_use_bytes(), other_pool.status().unwrap().in_use_bytes), (0, 0));
+        // The races that the simulator reports would be between this and the fill.
+        let again = other_pool.alloc(MIB, &home).unwrap();
+        bench.fill(&again, 2, &home);
+        assert!(bench.holds(&again, 2, &home));
+    });
+}
+
+/// A panic in an allocation is the caller's, one in a drop ends there; the books come out even.
+#[test]
+fn a_panic_breaks_nothing() {
+    struct Bomb;
+    impl Adaptor for Bomb {
+        fn alloc(&self, request: &Request<'_>, next: Next<'_>) -> Result<Grant, PoolError> {
+            let grant = next.alloc(request)?;
+            assert!(request.size_bytes() != 666, "on purpose");
+            Ok(grant)
+        }
+
+        fn free(&self, release: &Release<'_>) {
+            assert!(release.size_bytes() != 777, "on purpose");
+        }
+    }
+    on_each_backend(&small(), |bench| {
+        let budget = Arc::new(Budget::new(1 << 30));
+        let builder = bench.builder().adaptor(budget.clone()).adaptor(Arc::new(Bomb));
+        let (pool, stream) = (builder.build().unwrap(), bench.stream());
+        assert!(catch_unwind(AssertUnwindSafe(|| pool.alloc(666, &stream))).is_err());
+        drop(pool.alloc(777, &stream).unwrap());
+        assert_eq!((budget.in_use_bytes(), pool.status().unwrap().in_use_bytes), (0, 0));
+        drop(pool.alloc(888, &stream).unwrap());
+    });
+}
+
+#[test]
+fn failures_come_when_they_are_due() {
+    on_each_backend(&small(), |bench| {
+        let stream = bench.stream();
+        let fails = |failures: Failures| -> (Vec<usize>, Pool) {
+            let pool = bench.builder().adaptor(Arc::new(failures)).build().unwrap();
+            let asked = (1..=12).filter(|size_bytes| pool.alloc(*size_bytes as u64, &stream).is_err());
+            (asked.collect(), pool)
+        };
+        assert_eq!(fails(Failures::nth(3)).0, [3]);
+        assert_eq!(fails(Failures::every(5)).0, [5, 10]);
+        assert_eq!(fails(Failures::every(0)).0, [0; 0]);
+        assert_eq!(fails(Failures::above(9)).0, [10, 11, 12]);
+        assert_eq!(fails(Failures::when(|request| request.size_bytes() % 4 == 1)).0, [1, 5, 9]);
+        assert_eq!(fails(Failures::share(0.0, 1)).0, [0; 0]);
+        assert_eq!(fails(Failures::share(1.0, 1)).0.len(), 12);
+        let half = fails(Failures::share(0.5, 7)).0;
+        assert_eq!(fails(Failures::share(0.5, 7)).0, half);
+        assert!((2..=10).contains(&half.len()), "{half:?}");
+
+        let chosen = Failures::nth(1)
+            .with_error(|requested_bytes| PoolError::TooLarge { requested_bytes, device_bytes: 0 });
+        let pool = bench.builder().adaptor(Arc::new(chosen)).build().unwrap();
+        assert!(matches!(pool.alloc(5, &stream), Err(PoolError::TooLarge { requested_bytes: 5, .. })));
+        assert_eq!(pool.status().unwrap().allocation_count, 0);
+    });
+}
+
+#[test]
+fn a_budget_is_exact_for_any_number_of_threads() {
+    on_each_backend(&small(), |bench| {
+        let budget = Arc::new(Budget::new(8 * MIB));
+        let pool = bench.builder().adaptor(budget.clone()).build().unwrap();
+        let held_bytes = AtomicU64::new(0);
+        std::thread::scope(|scope| {
+            for thread in 0..4_u64 {
+                let (pool, held_bytes, stream) = (&pool, &held_bytes, bench.stream());
+                scope.spawn(move || {
+                    let mut held: Vec<Block> = Vec::new();
+                    for step in 0..60 {
+                        match pool.alloc((1 + (thread * 7 + step * 13) % 5) << 19, &stream) {
+                            Ok(block) => {
+                                let before_bytes = held_bytes.fetch_add(block.size_bytes(), Ordering::SeqCst);
+                                assert!(before_bytes + block.size_bytes() <= 8 * MIB);
+                                held.push(block);
+                            }
+                            Err(PoolError::OverBudget { .. }) => {
+                                let sum = held.iter().map(Block::size_bytes).sum();
+                                held_bytes.fetch_sub(sum, Ordering::SeqCst);
+                                held.clear();
+                            }
+                            Err(other) => panic!("{other}"),
+                        }
+                    }
+                    held_bytes.fetch_sub(held.iter().map(Block::size_bytes).sum(), Ordering::SeqCst);
+                });
+            }
+        });
+        assert_eq!(budget.in_use_bytes(), 0);
+        assert!(budget.in_use_peak_bytes() > 4 * MIB && budget.in_use_peak_bytes() <= 8 * MIB);
+        let stream = bench.stream();
+        let block = pool.alloc(100, &stream).unwrap();
+        assert_eq!(budget.in_use_bytes(), 256);
+        budget.set_limit(255);
+        let error = pool.alloc(1, &stream).unwrap_err();
+        assert!(error.to_string().contains("a budget of 255 bytes refused 256 bytes"), "{error}");
+        drop(block);
+    });
+}
