@@ -87,7 +87,7 @@ const FINE_FIRST: u32 = COARSE_FIRST + (FINE_DOUBLING - LINEAR_BITS) * COARSE_ST
 /// A batch is about this much, within the bounds on its count.
 const BATCH_BYTES: u64 = 1 << 20;
 const BATCH_COUNT_MIN: usize = 4;
-const BATCH_COUNT_MAX: usize = 32;
+const BATCH_COUNT_MAX: usize = 128;
 
 /// The smallest step from there on.
 const FINE_UNIT_BYTES: u64 = FINE_BYTES / FINE_STEPS as u64;

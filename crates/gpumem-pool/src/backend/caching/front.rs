@@ -82,9 +82,18 @@ impl<S: Copy> Front<S> {
     /// more than it frees, so it gives up most of its room: pieces that are handed out leave theirs behind.
     pub(super) fn refill(&self, set: Own<'_>, class: Class, may_have: impl Fn(&S) -> bool) -> bool {
         let kept_bytes = ROOM_KEPT_BYTES.max(class.size_bytes());
-        self.budget.give_back(set.with(|magazines| magazines.give_up_room(kept_bytes)).unwrap_or(0));
-        let Some(batch) = self.depot.take(class, may_have) else { return false };
-        if set.with(|magazines| magazines.refill(class, &batch.pieces)).is_some() {
+        let given = set.with(|magazines| (magazines.give_up_room(kept_bytes), magazines.take_spare()));
+        let (given_bytes, mut spare) = given.unwrap_or_default();
+        self.budget.give_back(given_bytes);
+        let Some(mut batch) = self.depot.take(class, may_have, &mut spare) else {
+            set.with(|magazines| magazines.keep_spare(spare));
+            return false;
+        };
+        let filled = set.with(|magazines| {
+            magazines.refill(class, &mut batch.pieces);
+            magazines.keep_spare(core::mem::take(&mut batch.pieces));
+        });
+        if filled.is_some() {
             return true;
         }
         // Closed: the stream is gone. The shelf may have filled up, by others' work, so this can make it one too long.
@@ -105,10 +114,14 @@ impl<S: Copy> Front<S> {
         else {
             return false;
         };
+        let mut wanted_bytes = GRANT_BYTES;
         if let Some(pieces) = batch {
-            self.shelve(class, Batch { stamp: stamp(set.stream()), pieces }, spill);
+            // It frees more than it allocates, and so will want room for as much again.
+            wanted_bytes = class.size_bytes() * pieces.len() as u64;
+            let spare = self.shelve(class, Batch { stamp: stamp(set.stream()), pieces }, spill);
+            set.with(|magazines| magazines.keep_spare(spare));
         }
-        if room_bytes >= class.size_bytes() || self.grant(set, class) {
+        if room_bytes >= class.size_bytes() || self.grant(set, class, wanted_bytes) {
             return true;
         }
         // Looking at all sets takes a while: one refusal of many does it.
@@ -116,7 +129,7 @@ impl<S: Copy> Front<S> {
             return false;
         }
         self.rebalance(set, stamp, spill);
-        self.grant(set, class)
+        self.grant(set, class, GRANT_BYTES)
     }
 
     /// Takes all pieces out of a set, and its allowance.
@@ -190,9 +203,9 @@ impl<S: Copy> Front<S> {
         }
     }
 
-    fn grant(&self, set: Own<'_>, class: Class) -> bool {
+    fn grant(&self, set: Own<'_>, class: Class, wanted_bytes: u64) -> bool {
         let needed_bytes = class.size_bytes();
-        let granted_bytes = self.budget.grant(needed_bytes, GRANT_BYTES.max(needed_bytes));
+        let granted_bytes = self.budget.grant(needed_bytes, wanted_bytes.max(needed_bytes));
         if granted_bytes > 0 && set.with(|magazines| magazines.add_room(granted_bytes)).is_none() {
             self.budget.give_back(granted_bytes);
             return false;
@@ -245,11 +258,12 @@ impl<S: Copy> Front<S> {
         sum
     }
 
-    /// Lays a batch into the depot; what does not fit leaves.
-    fn shelve(&self, class: Class, batch: Batch<S>, spill: &mut Spill<S>) {
-        if let Err(batch) = self.depot.add(class, batch) {
+    /// Lays a batch into the depot; what does not fit leaves. Returns an empty list for the next one.
+    fn shelve(&self, class: Class, batch: Batch<S>, spill: &mut Spill<S>) -> Vec<Piece> {
+        self.depot.add(class, batch).unwrap_or_else(|batch| {
             self.leave(class, batch, spill);
-        }
+            Vec::new()
+        })
     }
 
     fn drain_depot(&self, spill: &mut Spill<S>) {

@@ -47,6 +47,8 @@ pub(super) struct Own<'a> {
 pub(super) struct Magazines {
     room_bytes: u64,
     allowance_bytes: u64,
+    /// An empty list, of or for a batch.
+    spare: Vec<Piece>,
     stacks: [Stack; Class::COUNT],
 }
 
@@ -64,6 +66,7 @@ impl Set {
         let magazines = Magazines {
             room_bytes: 0,
             allowance_bytes: 0,
+            spare: Vec::new(),
             stacks: core::array::from_fn(|index| Stack {
                 pieces: Vec::new(),
                 size_bytes: Class::at(index).map_or(0, Class::size_bytes),
@@ -246,13 +249,27 @@ impl Magazines {
             return None;
         }
         self.allowance_bytes -= class.size_bytes() * batch_count as u64;
-        Some(stack.drain(..batch_count).collect())
+        let mut batch = core::mem::take(&mut self.spare);
+        batch.extend(stack.drain(..batch_count));
+        Some(batch)
     }
 
-    /// Puts pieces in that bring their allowance along.
-    pub(super) fn refill(&mut self, class: Class, pieces: &[Piece]) {
+    /// Takes pieces out of a list, which bring their allowance along.
+    pub(super) fn refill(&mut self, class: Class, pieces: &mut Vec<Piece>) {
         self.allowance_bytes += class.size_bytes() * pieces.len() as u64;
-        self.stacks[class.index()].pieces.extend_from_slice(pieces);
+        self.stacks[class.index()].pieces.append(pieces);
+    }
+
+    /// The empty list that it has, if any.
+    pub(super) fn take_spare(&mut self) -> Vec<Piece> {
+        core::mem::take(&mut self.spare)
+    }
+
+    /// Keeps an empty list for the next batch.
+    pub(super) fn keep_spare(&mut self, list: Vec<Piece>) {
+        if list.capacity() > self.spare.capacity() {
+            self.spare = list;
+        }
     }
 
     pub(super) fn room_bytes(&self) -> u64 {

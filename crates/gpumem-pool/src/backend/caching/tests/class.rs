@@ -33,7 +33,7 @@ fn every_power_of_two_is_a_class_of_its_own() {
 #[test]
 fn batches_are_a_mebibyte_or_so() {
     let count = |size_bytes| Class::of(size_bytes).unwrap().batch_count();
-    assert_eq!((count(256), count(32 << 10), count(64 << 10), count(1 << 20)), (32, 32, 16, 4));
+    assert_eq!((count(256), count(32 << 10), count(64 << 10), count(1 << 20)), (128, 32, 16, 4));
 }
 
 proptest! {

@@ -18,11 +18,11 @@ fn the_latest_batch_that_may_be_had_is_taken() {
     for stamp in 1..=4 {
         depot.add(class(256), batch(stamp)).unwrap();
     }
-    assert_eq!(depot.take(class(512), |_| true), None);
-    assert_eq!(depot.take(class(256), |stamp| stamp % 2 == 1), Some(batch(3)));
-    assert_eq!(depot.take(class(256), |stamp| stamp % 2 == 1), Some(batch(1)));
-    assert_eq!(depot.take(class(256), |stamp| stamp % 2 == 1), None);
-    assert_eq!(depot.take(class(256), |_| true), Some(batch(4)));
+    assert_eq!(depot.take(class(512), |_| true, &mut Vec::new()), None);
+    assert_eq!(depot.take(class(256), |stamp| stamp % 2 == 1, &mut Vec::new()), Some(batch(3)));
+    assert_eq!(depot.take(class(256), |stamp| stamp % 2 == 1, &mut Vec::new()), Some(batch(1)));
+    assert_eq!(depot.take(class(256), |stamp| stamp % 2 == 1, &mut Vec::new()), None);
+    assert_eq!(depot.take(class(256), |_| true, &mut Vec::new()), Some(batch(4)));
 }
 
 #[test]
@@ -37,5 +37,5 @@ fn a_full_shelf_gives_the_batch_back() {
     depot.drain(|class, batch| drained.push((class.size_bytes(), batch.stamp)));
     assert_eq!(drained.len(), SHELF_COUNT_MAX + 1);
     assert_eq!(drained.last(), Some(&(512, 99)));
-    assert_eq!(depot.take(class(256), |_| true), None);
+    assert_eq!(depot.take(class(256), |_| true, &mut Vec::new()), None);
 }

@@ -50,13 +50,13 @@ fn nothing_goes_in_beyond_the_allowance() {
 fn a_full_stack_gives_up_its_older_half_with_the_allowance() {
     let largest = class(1 << 20);
     let set = filled(largest, 8);
-    let batch = own(&set).with(|magazines| magazines.make_space(largest)).unwrap().unwrap();
+    let mut batch = own(&set).with(|magazines| magazines.make_space(largest)).unwrap().unwrap();
     assert_eq!(batch, [piece(1), piece(2), piece(3), piece(4)]);
     assert_eq!(
         own(&set).with(|magazines| (magazines.room_bytes(), magazines.held_bytes())),
         Some((0, 4 << 20))
     );
-    own(&set).with(|magazines| magazines.refill(largest, &batch)).unwrap();
+    own(&set).with(|magazines| magazines.refill(largest, &mut batch)).unwrap();
     assert_eq!(own(&set).with(|magazines| magazines.held_bytes()), Some(8 << 20));
 }
 
@@ -65,8 +65,8 @@ fn a_full_stack_gives_up_its_older_half_with_the_allowance() {
 fn a_stack_that_is_a_little_short_of_its_longest_grows_by_that_little() {
     let largest = class(1 << 20);
     let set = Set::new(7);
-    let pieces: Vec<Piece> = (1..=6).map(piece).collect();
-    own(&set).with(|magazines| magazines.refill(largest, &pieces)).unwrap();
+    let mut pieces: Vec<Piece> = (1..=6).map(piece).collect();
+    own(&set).with(|magazines| magazines.refill(largest, &mut pieces)).unwrap();
     for record in 7..=8 {
         own(&set).with(|magazines| magazines.add_room(largest.size_bytes())).unwrap();
         assert!(own(&set).with(|magazines| magazines.make_space(largest)).unwrap().is_none());
