@@ -146,6 +146,29 @@ cases! {
         });
     }
 
+    /// A block that one graph uses, and that is dropped in the capture of another, stays for both.
+    #[serial_test::serial]
+    fn a_block_of_a_graph_dropped_in_another_capture(driver: &Driver) {
+        each_bench(driver, |bench| {
+            let outside = bench.alloc();
+            let capture = bench.stream.begin_capture(CaptureMode::Global).unwrap();
+            let part = bench.alloc();
+            outside.record_use(&bench.stream);
+            let first = capture.end().unwrap();
+            let capture = bench.stream.begin_capture(CaptureMode::Global).unwrap();
+            bench.fill(&outside, 7, &bench.stream);
+            bench.fill(&part, 7, &bench.stream);
+            drop((outside, part));
+            let exec = capture.end().unwrap().instantiate().unwrap();
+            drop(first);
+            let others: Vec<_> = (0..8).map(|_| bench.alloc()).collect();
+            others.iter().for_each(|other| bench.fill(other, 1, &bench.stream));
+            // SAFETY: the same stream orders all uses.
+            unsafe { exec.launch(&bench.stream).unwrap() };
+            assert!(others.iter().all(|other| bench.read(other, &bench.stream) == 1));
+        });
+    }
+
     /// Streams come and go beside a capture, which stays whole.
     #[serial_test::serial]
     fn streams_come_and_go_beside_a_capture(driver: &Driver) {

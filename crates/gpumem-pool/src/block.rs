@@ -5,7 +5,7 @@
 //! for home first ([`Stream::wait_for`]), and says so with [`Block::record_use`], so that the free waits for that stream.
 
 use crate::backend::{Freed, Piece};
-use crate::clock::{Clocks, StreamId};
+use crate::clock::{StreamId, uses};
 use crate::device::Device;
 use crate::state::StateRef;
 use crate::stream::Stream;
@@ -40,7 +40,7 @@ pub struct Block {
     piece: Piece,
     size_bytes: u64,
     home: StreamId,
-    /// The other streams that used it, by [`Clocks::use_bit`].
+    /// The other streams that used it, in the form of [`uses`].
     uses: AtomicU64,
     pool: StateRef,
 }
@@ -105,15 +105,12 @@ impl Block {
         if stream.id() == self.home || !Arc::ptr_eq(stream.device().clocks(), self.device().clocks()) {
             return;
         }
-        self.add_uses(Clocks::use_bit(stream.slot()));
+        self.add_uses(uses::with(0, stream.slot()));
     }
 
     #[inline]
-    pub(crate) fn add_uses(&self, bits: u64) {
-        if self.uses.load(Ordering::Relaxed) & bits != bits {
-            // The drop comes after all calls by whoever owns the block: it needs no order of its own.
-            self.uses.fetch_or(bits, Ordering::Relaxed);
-        }
+    pub(crate) fn add_uses(&self, more: u64) {
+        uses::add(&self.uses, more);
     }
 
     /// Drops the block without waiting, on the device, for its uses: the next user may have the memory at once.

@@ -27,6 +27,7 @@ mod mark;
 mod slots;
 mod stamp;
 mod sync;
+pub(crate) mod uses;
 mod wait;
 
 use crate::graph::Holds;
@@ -41,6 +42,7 @@ pub use stamp::StreamId;
 pub(crate) use stamp::{Order, Slot, Stamp};
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError, Weak};
+pub(crate) use uses::GRAPH_BIT;
 
 /// The clocks of one machine.
 pub(crate) struct Clocks {
@@ -102,26 +104,17 @@ impl Clocks {
         self.epochs.stamp_of(stream)
     }
 
-    /// The uses of a block that are not known to be done: home's, then those of the slots whose bits are set. The last
-    /// bit stands for all slots from its own on.
-    pub(crate) fn uses(&self, home: StreamId, bits: u64) -> impl Iterator<Item = Stamp> {
+    /// The uses of a block that are not known to be done: home's, then those of the slots that are told of.
+    pub(crate) fn uses(&self, home: StreamId, uses: u64) -> impl Iterator<Item = Stamp> {
         // A slot that is just being given to its first stream has no work yet, and nothing that could be waited for.
         let had_stream = |slot: &Slot| self.epochs.stream_in(*slot) != StreamId(0);
-        let used = self.used(bits).filter(had_stream).map(|slot| self.stamp(slot));
+        let used = self.used(uses).filter(had_stream).map(|slot| self.stamp(slot));
         core::iter::once(self.stamp_of(home)).chain(used).filter(|stamp| !self.is_complete(*stamp))
     }
 
-    /// The bit by which [`Clocks::uses`] knows a slot.
-    #[inline]
-    pub(crate) fn use_bit(slot: Slot) -> u64 {
-        1 << u32::from(slot.0).min(OTHERS_BIT)
-    }
-
-    /// The slots that the bits stand for.
-    pub(crate) fn used(&self, bits: u64) -> impl Iterator<Item = Slot> + use<> {
-        let named = (0..OTHERS_BIT).filter(move |bit| bits >> bit & 1 != 0).map(|bit| Slot(bit as u16));
-        let first = if bits >> OTHERS_BIT & 1 == 0 { usize::MAX } else { OTHERS_BIT as usize };
-        named.chain(self.used_slots().skip(first))
+    /// The slots that [`uses`] tells of.
+    pub(crate) fn used(&self, uses: u64) -> impl Iterator<Item = Slot> + use<> {
+        uses::slots(uses, self.slot_count.load(Ordering::Acquire))
     }
 
     #[inline]
@@ -150,11 +143,6 @@ impl Order for Clocks {
         self.epochs.is_complete(stamp)
     }
 }
-
-/// A use that makes the block a graph's business; see [`Holds`].
-pub(crate) const GRAPH_BIT: u64 = 1 << 63;
-
-const OTHERS_BIT: u32 = 62;
 
 #[cfg(test)]
 #[cfg(feature = "sim")]

@@ -162,7 +162,7 @@ impl Capture {
         self.is_ended = true;
         let clocks = self.stream.clocks();
         let ended = clocks.end_capture(self.stream.slot());
-        let waits = clocks.holds().end(self.hold.graph);
+        let waits = clocks.holds().end(self.hold.graph, clocks);
         let ours = waits
             .into_iter()
             .filter(|(slot, _)| *slot == self.stream.slot() || clocks.own_part(*slot) == Some(Part::Runs));

@@ -2,7 +2,7 @@
 
 use crate::adaptor::Change;
 use crate::backend::{Growing, Source};
-use crate::clock::{Clocks, Stamp, StreamId};
+use crate::clock::{Stamp, StreamId, uses};
 use crate::device::Device;
 use crate::error::PoolError;
 use crate::pool::Pool;
@@ -48,7 +48,7 @@ pub struct GrowableBlock {
     size_bytes: u64,
     max_bytes: u64,
     home: StreamId,
-    /// The other streams that used it, by [`Clocks::use_bit`].
+    /// The other streams that used it, in the form of [`uses`].
     uses: AtomicU64,
 }
 
@@ -162,7 +162,7 @@ impl GrowableBlock {
     /// Says that work queued on `stream` uses it, as [`Block::record_use`](crate::Block::record_use) does.
     pub fn record_use(&self, stream: &Stream) {
         if stream.id() != self.home && Arc::ptr_eq(stream.device().clocks(), self.device().clocks()) {
-            self.uses.fetch_or(Clocks::use_bit(stream.slot()), Ordering::Relaxed);
+            uses::add(&self.uses, uses::with(0, stream.slot()));
         }
     }
 

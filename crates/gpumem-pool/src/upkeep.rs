@@ -5,6 +5,7 @@
 //! end of the device, which has no pool any more, waits for the rest.
 
 use crate::clock::Clocks;
+use crate::context::Relaxed;
 use core::sync::atomic::{AtomicBool, Ordering};
 use gpumem_sys::Driver;
 use gpumem_sys::types::CUdevice;
@@ -66,6 +67,8 @@ impl Upkeep {
         if !self.is_needed.load(Ordering::Relaxed) {
             return;
         }
+        // What is given back here must break no capture.
+        let Ok(_relaxed) = Relaxed::enter(driver) else { return };
         let mut work = self.work();
         work.left.retain_mut(|left| !left.give_back(driver, device, clocks, false));
         let pools: Vec<_> = work.pools.iter().filter_map(Weak::upgrade).collect();

@@ -114,8 +114,8 @@ impl World<'_> {
         unsafe { self.driver.cuMemFreeHost(self.sink.cast()).map_err(text) }
     }
 
-    /// Whether a stream that runs its work can touch a block now. What a capture has allocated is there once its graph
-    /// has been launched.
+    /// Whether a stream that runs its work can touch a block now. What a capture has allocated is there once it has
+    /// ended.
     pub(super) fn can_use(&self, index: usize, stream: &Stream) -> bool {
         let live = &self.blocks[index];
         let is_there = live.part_of.is_none() || live.uses.writer.is_some();

@@ -8,7 +8,7 @@
 use super::coverage::Coverage;
 use super::faults::{self, Fault};
 use super::operation::{Pick, Wait};
-use super::streams::Uses;
+use super::streams::{User, Uses};
 use super::twin::copyable_bytes;
 use super::world::{Step, World, text};
 use crate::pool::{Capture, CaptureMode, Graph, GraphExec, PoolError, Stream, StreamId};
@@ -179,7 +179,7 @@ impl World<'_> {
     ) -> Result<Option<String>, String> {
         let Some(capturing) = &mut self.capturing else { return Ok(None) };
         let live = &mut self.blocks[index];
-        // A part of a graph that has not been launched is there for that graph alone.
+        // A part of a stream of somebody else's is there for its graph alone until that has been launched.
         if live.part_of.is_some_and(|graph| graph != capturing.name) && live.uses.writer.is_none() {
             return Ok(None);
         }
@@ -249,6 +249,7 @@ impl World<'_> {
         });
         coverage.count("end_capture", seen, outcome.is_ok());
         self.note(&outcome, seen, said);
+        self.own_parts(name);
         self.streams.set_captured(Vec::new());
         self.twin.end_capture();
         let graph = match outcome {
@@ -260,6 +261,17 @@ impl World<'_> {
         self.graphs.push(Built { name, graph, execs: Vec::new(), deeds: deeds.into(), awaited });
         self.settle_graphs();
         Ok(())
+    }
+
+    /// What a capture has allocated is there in its streams' order once it has ended.
+    fn own_parts(&mut self, graph: u32) {
+        let captured = self.streams.captured();
+        for live in self.blocks.iter_mut().filter(|live| live.part_of == Some(graph)) {
+            let home = live.block.stream_id();
+            if captured.contains(&home) && (self.streams.is_ours(home) || captured[0] == home) {
+                live.uses.writer = Some(User::Stream(home));
+            }
+        }
     }
 
     pub(super) fn instantiate(

@@ -176,7 +176,9 @@ impl World<'_> {
         }
         // What other backends could not free on a stream of somebody else's stays until they look again.
         let waits = !self.subject.is_caching() && self.streams.had_foreign();
-        let is_plain = alignment <= 2 << 20 && self.twin.is_empty() && self.growing.is_empty();
+        // Where nothing is mapped, an alignment takes room in front.
+        let alignment_max = if self.subject.grows() { 2 << 20 } else { 256 };
+        let is_plain = alignment <= alignment_max && self.twin.is_empty() && self.growing.is_empty();
         let is_alone = is_plain && self.pools.len() == 1 && self.taken_bytes == 0 && !self.has_lost && !waits;
         if is_alone && self.counted_bytes(request) <= self.room_bytes(pool) {
             return Err(format!("{size_bytes} bytes were refused, and nothing is allocated"));

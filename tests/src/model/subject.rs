@@ -53,6 +53,11 @@ impl Subject {
         self.backend == BackendKind::Caching
     }
 
+    /// Whether it has blocks that grow.
+    pub(super) fn grows(self) -> bool {
+        self.is_caching() && !self.plain_segments
+    }
+
     /// A pool without limits.
     pub(super) fn open_plain(self, device: &Device) -> Result<Pool, PoolError> {
         let dials = self.profile.map_or_else(Dials::default, Dials::of);

@@ -3,7 +3,7 @@
 use crate::alignment::ALIGNMENT_MIN;
 use crate::backend::Freed;
 use crate::block::Block;
-use crate::clock::{Clocks, GRAPH_BIT, StreamId};
+use crate::clock::{GRAPH_BIT, Slot, StreamId, uses};
 use crate::state::StateRef;
 use gpumem_sys::types::CUdeviceptr;
 use std::collections::BTreeMap;
@@ -20,7 +20,7 @@ pub(super) struct Chunk {
     /// Sizes by address. Neighbours have been merged.
     free: BTreeMap<CUdeviceptr, u64>,
     part_count: usize,
-    /// Streams on which it was used outside of captures, as bits.
+    /// Streams on which it was used outside of captures, in the form of [`uses`].
     uses: u64,
 }
 
@@ -41,6 +41,11 @@ impl Chunk {
     /// Nobody has a part, and no graph may use it.
     pub(super) fn is_over(&self) -> bool {
         self.part_count == 0 && self.graphs.is_empty()
+    }
+
+    /// The stream that had it made, if that was in this capture.
+    pub(super) fn home_in(&self, capture: u64) -> Option<Slot> {
+        (self.maker == capture).then(|| self.home.slot())
     }
 
     /// Whether what is free in it may be handed out on this stream in this capture.
@@ -70,7 +75,7 @@ impl Chunk {
     pub(super) fn drop_part(&mut self, freed: &Freed) {
         self.part_count -= 1;
         let others = freed.uses & !GRAPH_BIT;
-        self.uses |= others | Clocks::use_bit(freed.home.slot());
+        self.uses = uses::with(uses::joined(self.uses, others), freed.home.slot());
         if others == 0 && self.graphs == [self.maker] {
             self.merge(freed.piece.address, rounded(freed.size_bytes));
         }
@@ -93,7 +98,7 @@ impl Chunk {
     pub(super) fn let_go(&mut self, graph: u64, launched: u64) {
         if let Some(at) = self.graphs.iter().position(|other| *other == graph) {
             self.graphs.remove(at);
-            self.uses |= launched;
+            self.uses = uses::joined(self.uses, launched);
         }
     }
 }

@@ -17,7 +17,7 @@
 use crate::attention::Attention;
 use crate::backend::Freed;
 use crate::block::Block;
-use crate::clock::{Clocks, GRAPH_BIT, Slot, Stamp, StreamId};
+use crate::clock::{Clocks, GRAPH_BIT, Slot, Stamp, StreamId, uses};
 use crate::device::{Device, WeakDevice};
 use crate::graph::chunk::Chunk;
 use crate::state::StateRef;
@@ -54,7 +54,7 @@ struct Held {
     after: Vec<(Slot, Stamp)>,
     /// Where chunks are allocated.
     source: Option<Stream>,
-    /// The streams that it has been launched on, as bits.
+    /// The streams that it has been launched on, in the form of [`uses`].
     launched: u64,
     kept: Vec<Kept>,
 }
@@ -113,14 +113,21 @@ impl Holds {
         self.table().graphs.insert(graph, held);
     }
 
-    /// The capture has ended. Its streams still have to wait for what they were asked to wait for meanwhile.
-    pub(crate) fn end(&self, graph: u64) -> Vec<(Slot, Stamp)> {
-        let after = self.with(graph, |held| {
+    /// The capture has ended. Its streams still have to wait for what they were asked to wait for meanwhile, and for
+    /// the memory that they have allocated.
+    pub(crate) fn end(&self, graph: u64, clocks: &Clocks) -> Vec<(Slot, Stamp)> {
+        let ended = self.with(graph, |held| {
             held.is_open = false;
-            held.after.clone()
+            (held.after.clone(), held.source.as_ref().map(|source| clocks.stamp(source.slot())))
         });
         self.withdraw();
-        after.unwrap_or_default()
+        let (mut after, made) = ended.unwrap_or_default();
+        if let Some(made) = made {
+            let homes: BTreeSet<Slot> =
+                self.table().chunks.values().filter_map(|chunk| chunk.home_in(graph)).collect();
+            after.extend(homes.into_iter().map(|home| (home, made)));
+        }
+        after
     }
 
     pub(crate) fn add_handle(&self, graph: u64) {
@@ -171,7 +178,7 @@ impl Holds {
     /// Notes a launch that is about to be made; what it comes after.
     pub(crate) fn launch(&self, graph: u64, on: Slot, clocks: &Clocks) -> Vec<Stamp> {
         let noted = self.with(graph, |held| {
-            held.launched |= Clocks::use_bit(on);
+            held.launched = uses::with(held.launched, on);
             let source = held.source.as_ref().map(|source| clocks.stamp(source.slot()));
             held.after.iter().map(|(_, stamp)| *stamp).chain(source).collect()
         });
@@ -215,10 +222,10 @@ impl Holds {
     }
 
     /// A block is used in a capture: its memory stays for the graph.
-    pub(crate) fn note_use(&self, graph: u64, address: CUdeviceptr, slot: Slot) {
+    pub(crate) fn note_use(&self, graph: u64, address: CUdeviceptr, slot: Option<Slot>) {
         let mut table = self.table();
         let Some(held) = table.graphs.get_mut(&graph) else { return };
-        held.members.insert(slot);
+        held.members.extend(slot);
         let graphs = match table.chunk_at(address) {
             Some(chunk) => &mut chunk.graphs,
             None => &mut table.outside.entry(address).or_default().graphs,
@@ -228,8 +235,12 @@ impl Holds {
         }
     }
 
-    /// A block with [`GRAPH_BIT`] has been dropped. What is left to be freed in the pool's way, if no graph has a say.
-    pub(crate) fn drop_noted(&self, pool: StateRef, freed: Freed) -> Option<Freed> {
+    /// A block with [`GRAPH_BIT`] has been dropped, and its streams are in these captures. What is left to be freed in the
+    /// pool's way, if no graph has a say.
+    pub(crate) fn drop_noted(&self, graphs: &[u64], pool: StateRef, freed: Freed) -> Option<Freed> {
+        for graph in graphs {
+            self.note_use(*graph, freed.piece.address, None);
+        }
         let mut table = self.table();
         if let Some(chunk) = table.chunk_at(freed.piece.address) {
             chunk.drop_part(&freed);
@@ -276,7 +287,7 @@ impl Table {
             return None;
         }
         let uses = self.outside.remove(&freed.piece.address).map_or(0, |outside| outside.uses);
-        Some(Freed { uses: freed.uses & !GRAPH_BIT | uses, ..freed })
+        Some(Freed { uses: uses::joined(freed.uses & !GRAPH_BIT, uses), ..freed })
     }
 
     fn let_go(&mut self, graph: u64) -> Released {
@@ -293,7 +304,7 @@ impl Table {
         for outside in self.outside.values_mut() {
             if let Some(at) = outside.graphs.iter().position(|other| *other == graph) {
                 outside.graphs.remove(at);
-                outside.uses |= held.launched;
+                outside.uses = uses::joined(outside.uses, held.launched);
             }
         }
         Released { chunks, kept: held.kept, source: held.source }

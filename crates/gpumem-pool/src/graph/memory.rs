@@ -50,12 +50,12 @@ impl StateRef {
         let device = self.device().clone();
         let holds = device.clocks().holds();
         let is_noted = freed.uses & GRAPH_BIT != 0;
-        let freed = if is_noted { holds.drop_noted(self, freed)? } else { freed };
-        if !holds.is_open() {
-            return Some(freed);
+        let graphs = if holds.is_open() { captures_of(device.clocks(), &freed) } else { Vec::new() };
+        match (is_noted, graphs.is_empty()) {
+            (true, _) => holds.drop_noted(&graphs, self, freed),
+            (false, true) => Some(freed),
+            (false, false) => holds.keep(&graphs, self, freed),
         }
-        let graphs = captures_of(device.clocks(), &freed);
-        if graphs.is_empty() { Some(freed) } else { holds.keep(&graphs, self, freed) }
     }
 }
 
@@ -68,7 +68,7 @@ impl Block {
             && self.size_bytes() > 0
         {
             self.add_uses(GRAPH_BIT);
-            stream.clocks().holds().note_use(graph, self.address(), stream.slot());
+            stream.clocks().holds().note_use(graph, self.address(), Some(stream.slot()));
         }
     }
 }

@@ -180,3 +180,39 @@ fn a_block_may_be_used_by_a_hundred_streams() {
         assert_eq!(bench.driver.simulator().unwrap().report().findings, []);
     });
 }
+
+/// With a hundred streams about, a block still waits for those alone that have used it: the others stand still here.
+#[test]
+fn however_many_streams_there_are_a_free_waits_for_its_users_alone() {
+    on_each_backend(&small(), |bench| {
+        // Its free waits for the whole device.
+        if bench.backend == BackendKind::None {
+            return;
+        }
+        let pool = bench.builder().hard_limit(4 << 20).build().unwrap();
+        let streams: Vec<Stream> = (0..130).map(|_| bench.stream()).collect();
+        let gate = pool.alloc(4, &streams[0]).unwrap();
+        bench.fill(&gate, 0, &streams[0]);
+        streams[0].synchronize().unwrap();
+        let (driver, address) = (&bench.driver, gate.address());
+        for still in &streams[60..100] {
+            let _bound = bench.device.bind().unwrap();
+            // SAFETY: the memory is alive until all streams have passed.
+            unsafe { driver.cuStreamWaitValue32_v2(still.raw(), address, 1, 0).unwrap() };
+        }
+        let users = [&streams[0], &streams[110], &streams[120], &streams[0]];
+        for (value, pair) in users.windows(2).enumerate() {
+            let block = pool.alloc(2 << 20, pair[0]).unwrap();
+            pair[1].wait_for(pair[0]).unwrap();
+            bench.fill(&block, value as u8, pair[1]);
+            block.record_use(pair[1]);
+            drop(block);
+            pair[1].synchronize().unwrap();
+            pair[0].synchronize().unwrap();
+        }
+        let _bound = bench.device.bind().unwrap();
+        // SAFETY: as above.
+        unsafe { driver.cuStreamWriteValue32_v2(streams[0].raw(), address, 1, 0).unwrap() };
+        bench.device.synchronize().unwrap();
+    });
+}
