@@ -9,6 +9,7 @@
 //! | `shared` | front and heap of one pool, put together |
 //! | `class` | size classes of blocks up to 1 MiB |
 //! | `thread`, `magazine`, `lock`, `barrier` | what a thread keeps at hand of a stream's freed blocks, ; how others get at it |
+//! | `recent` | the last few larger blocks that came back |
 //! | `depot`, `budget` | batches that wander between threads; how much all of this may hold |
 //! | `front` | magazines and depot of one pool |
 //! | `heap` | all that is larger, and what the front is filled from: addresses, handles, windows |
@@ -32,6 +33,7 @@ mod ladder;
 mod lock;
 #[allow(unsafe_code)]
 mod magazine;
+mod recent;
 mod shared;
 mod stats;
 mod sync;
@@ -68,6 +70,19 @@ impl CachingBackend {
     }
 }
 
+impl CachingBackend {
+    #[inline(never)]
+    fn hit_large(&self, size_bytes: u64, near_id: u64) -> Option<Piece> {
+        thread::with_near(self.front, near_id, |set| set.take_large(size_bytes)).flatten().map(of_heap)
+    }
+
+    #[inline(never)]
+    fn put_back_large(&self, piece: &Piece, size_bytes: u64, home: StreamId) -> bool {
+        let Some(large) = self.shared.large(piece, size_bytes, home) else { return false };
+        thread::with_near(self.front, home.0, |set| set.put_large(large)) == Some(true)
+    }
+}
+
 impl Source for CachingBackend {
     fn kind(&self) -> BackendKind {
         BackendKind::Caching
@@ -83,14 +98,16 @@ impl Source for CachingBackend {
 
     #[inline]
     fn hit(&self, size_bytes: u64, near_id: u64) -> Option<Piece> {
-        let class = Class::of(size_bytes)?;
+        let Some(class) = Class::of(size_bytes) else { return self.hit_large(size_bytes, near_id) };
         let near = thread::with_near(self.front, near_id, |set| set.take(class, size_bytes));
         near.flatten().map(|piece| of_class(class, piece))
     }
 
     #[inline]
     fn put_back(&self, piece: &Piece, size_bytes: u64, home: StreamId) -> bool {
-        let Some(class) = Class::at(piece.class as usize) else { return false };
+        let Some(class) = Class::at(piece.class as usize) else {
+            return self.put_back_large(piece, size_bytes, home);
+        };
         let put = |set: magazine::Own<'_>| {
             set.put(class, size_bytes, magazine::Piece { address: piece.address, record: piece.record })
         };
@@ -160,4 +177,8 @@ impl Freed {
 
 fn of_class(class: Class, piece: magazine::Piece) -> Piece {
     Piece { address: piece.address, record: piece.record, class: class.index() as u32 }
+}
+
+fn of_heap(piece: magazine::Piece) -> Piece {
+    Piece { address: piece.address, record: piece.record, class: Piece::NO_CLASS }
 }

@@ -55,6 +55,21 @@ impl Stamp {
     }
 }
 
+/// The word that keeps it.
+impl From<Stamp> for u64 {
+    #[inline]
+    fn from(stamp: Stamp) -> Self {
+        stamp.0
+    }
+}
+
+impl From<u64> for Stamp {
+    #[inline]
+    fn from(word: u64) -> Self {
+        Self(word)
+    }
+}
+
 /// What the clocks answer. A trait, so that whoever asks can be tested without a driver.
 pub(crate) trait Order {
     /// Whether what the stamp stands for is ordered before the next operation on `before`: there the memory may be used.

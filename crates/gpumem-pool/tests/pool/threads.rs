@@ -1,6 +1,7 @@
 //! Threads: a pool, its streams and its blocks in use by many at once.
 
 use crate::bench::{on_each_backend, small};
+use gpumem_pool::sys::SimConfig;
 use std::sync::Mutex;
 
 #[test]
@@ -82,5 +83,31 @@ fn many_threads_wait_for_one_stream() {
                 });
             }
         });
+    });
+}
+
+#[test]
+fn large_blocks_that_a_thread_has_just_freed_are_nobody_elses_lack() {
+    let memory_bytes = 64 << 20;
+    on_each_backend(&SimConfig::new().memory_bytes(memory_bytes), |bench| {
+        let (pool, stream) = (bench.pool(), bench.stream());
+        let most_bytes = memory_bytes / 4 * 3;
+        let block = pool.alloc(most_bytes, &stream).unwrap();
+        std::thread::scope(|scope| scope.spawn(|| drop(block)).join().unwrap());
+        // Of another size, so that it is nobody's last.
+        let block = pool.alloc(most_bytes - (1 << 20), &stream).unwrap();
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                for _ in 0..20 {
+                    // Freed here again and again while the other thread has its own.
+                    drop(pool.alloc(2 << 20, &bench.stream()).unwrap());
+                }
+            });
+            drop(block);
+            let other = bench.stream();
+            drop(pool.alloc(most_bytes, &other).unwrap());
+        });
+        assert_eq!(pool.status().unwrap().in_use_bytes, 0);
+        pool.check().unwrap();
     });
 }

@@ -20,6 +20,8 @@ mod magazine;
 #[allow(unreachable_pub, reason = "the library exports what this test does not")]
 #[path = "../../src/planted.rs"]
 mod planted;
+#[path = "../../src/backend/caching/recent.rs"]
+mod recent;
 #[path = "../../src/backend/caching/stats.rs"]
 mod stats;
 mod sync;

@@ -5,6 +5,8 @@
 //! put:  this thread's set ── full ───▶ its older half to the depot ── no allowance ──▶ the caller gives to the heap
 //! ```
 //!
+//! Of larger blocks each set keeps the last few ([`Recent`]).
+//!
 //! What leaves the front for the heap is collected in a [`Spill`], each piece with its stamp. `S` is the stamp: the front
 //! asks for one when pieces leave a set, and passes it on.
 //!
@@ -18,6 +20,7 @@ use super::budget::Budget;
 use super::class::Class;
 use super::depot::{Batch, Depot};
 use super::magazine::{Own, Piece, Set, close_all, visit_all};
+use super::recent::Recent;
 use super::stats::Counters;
 use super::sync::{Arc, AtomicU32, Mutex, MutexGuard, Ordering};
 
@@ -43,7 +46,7 @@ struct Registry {
 /// Pieces on their way to the heap, each free once its stamp is.
 pub(super) type Spill<S> = Vec<(Piece, S)>;
 
-impl<S: Copy> Front<S> {
+impl<S: Copy + From<u64>> Front<S> {
     pub(super) fn new(cap_bytes: u64) -> Self {
         Self {
             budget: Budget::new(cap_bytes),
@@ -135,8 +138,11 @@ impl<S: Copy> Front<S> {
     /// Takes all pieces out of a set, and its allowance.
     pub(super) fn drain_own(&self, set: Own<'_>, stamp: impl Fn(u64) -> S, spill: &mut Spill<S>) {
         let mut pieces = Vec::new();
-        let given_bytes = set.with(|magazines| magazines.shrink(0, |piece| pieces.push(piece)));
-        self.budget.give_back(given_bytes.unwrap_or(0));
+        let emptied =
+            set.with(|magazines| (magazines.shrink(0, |piece| pieces.push(piece)), magazines.take_recent()));
+        let (given_bytes, recent) = emptied.unwrap_or((0, Recent::new()));
+        self.budget.give_back(given_bytes);
+        leave_recent(&recent, spill);
         stamped(&set, pieces, stamp, spill);
     }
 
@@ -145,6 +151,13 @@ impl<S: Copy> Front<S> {
         let registry = self.lock();
         self.shrink(registry.sets.iter().map(|set| (&**set, 0)), stamp, spill);
         self.drain_depot(spill);
+    }
+
+    /// Takes what is beyond the classes out of all sets.
+    pub(super) fn drain_recent(&self, spill: &mut Spill<S>) {
+        let registry = self.lock();
+        let having = registry.sets.iter().filter(|set| set.has_recent()).map(|set| (&**set, ()));
+        visit_all(having, |_, (), magazines| leave_recent(&magazines.take_recent(), spill));
     }
 
     /// Drains and forgets the sets of streams that are gone.
@@ -235,11 +248,16 @@ impl<S: Copy> Front<S> {
         spill: &mut Spill<S>,
     ) {
         // One that is being granted more at this moment is left alone, as if it were a moment later.
-        let above = sets.filter(|(set, keep_bytes)| set.allowance_bytes() > *keep_bytes);
+        let above = sets.filter(|(set, keep_bytes)| {
+            set.allowance_bytes() > *keep_bytes || (*keep_bytes == 0 && set.has_recent())
+        });
         let mut left = Vec::new();
         visit_all(above, |set, keep_bytes, magazines| {
             let mut pieces = Vec::new();
             self.budget.give_back(magazines.shrink(keep_bytes, |piece| pieces.push(piece)));
+            if keep_bytes == 0 {
+                leave_recent(&magazines.take_recent(), spill);
+            }
             left.push((set, pieces));
         });
         left.into_iter().for_each(|(set, pieces)| stamped(set, pieces, &stamp, spill));
@@ -251,6 +269,7 @@ impl<S: Copy> Front<S> {
         close_all(sets.iter().map(|set| &**set), |set, magazines| {
             let mut pieces = Vec::new();
             self.budget.give_back(magazines.shrink(0, |piece| pieces.push(piece)));
+            leave_recent(&magazines.take_recent(), spill);
             sum = sum + set.counters();
             left.push((set, pieces));
         });
@@ -283,6 +302,11 @@ impl<S: Copy> Front<S> {
         // Nothing here panics half way through a change.
         self.registry.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
     }
+}
+
+/// With the stamps that they have.
+fn leave_recent<S: From<u64>>(recent: &Recent, spill: &mut Spill<S>) {
+    spill.extend(recent.as_slice().iter().map(|large| (large.piece, S::from(large.stamp))));
 }
 
 /// Reads the stamp, now that the pieces have left the set.

@@ -2,7 +2,7 @@
 //!
 //! | rung | where the memory comes from | what it costs |
 //! | --- | --- | --- |
-//! | `own_magazines`, `all_magazines` | what threads keep at hand, for small blocks | their next hits |
+//! | `own_magazines`, `all_magazines` | what threads keep at hand: for a large block, of large ones only | their next hits |
 //! | `completed` | other streams' frees whose marks have been passed | queries, within a budget |
 //! | `growth_to_target` | the driver, up to the most that was ever in use and the slack | a handle or a few |
 //! | `recycled` | idle memory, moved or mapped under other addresses | a mapping or a few |
@@ -118,12 +118,12 @@ fn search(
 
 /// Small pieces are no part of a large block.
 fn own_magazines(shared: &Shared, request: &Request, _: &mut Lack) -> Result<Step, PoolError> {
-    let is_worth_it = is_small(request) && shared.drain_own();
+    let is_worth_it = if is_small(request) { shared.drain_own() } else { shared.drain_own_recent() };
     Ok(if is_worth_it { Step::Look(Reach::Ready) } else { Step::Nothing })
 }
 
 fn all_magazines(shared: &Shared, request: &Request, _: &mut Lack) -> Result<Step, PoolError> {
-    let is_worth_it = is_small(request) && shared.drain_all();
+    let is_worth_it = if is_small(request) { shared.drain_all() } else { shared.drain_all_recent() };
     Ok(if is_worth_it { Step::Look(Reach::Ready) } else { Step::Nothing })
 }
 

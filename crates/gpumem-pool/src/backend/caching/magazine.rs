@@ -5,12 +5,13 @@
 //! it or to take its allowance back. Its counters, and what it may hold, anyone reads as they are.
 //!
 //! *Allowance*: the bytes that a set may hold, granted by the device's [`Budget`](super::budget::Budget). Part of it is
-//! unused, its room: putting a piece in takes from the room, taking one out adds to it.
+//! unused, its room: putting a piece in takes from the room, taking one out adds to it. [`Recent`] needs none.
 
 use super::class::Class;
 use super::lock::{Locked, claim_all};
+use super::recent::{Large, Recent};
 use super::stats::{Counters, Tally};
-use super::sync::{AtomicBool, AtomicU64, Ordering};
+use super::sync::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use core::marker::PhantomData;
 use core::ops::Deref;
 
@@ -30,6 +31,8 @@ pub(super) struct Set {
     tally: Tally,
     /// As the magazines say since the last change.
     allowance_bytes: AtomicU64,
+    /// How many are recent, likewise.
+    recent_count: AtomicU32,
     /// The operations that [`Set::was_used`] has seen.
     seen_count: AtomicU64,
     stream: u64,
@@ -49,6 +52,7 @@ pub(super) struct Magazines {
     allowance_bytes: u64,
     /// An empty list, of or for a batch.
     spare: Vec<Piece>,
+    recent: Recent,
     stacks: [Stack; Class::COUNT],
 }
 
@@ -67,6 +71,7 @@ impl Set {
             room_bytes: 0,
             allowance_bytes: 0,
             spare: Vec::new(),
+            recent: Recent::new(),
             stacks: core::array::from_fn(|index| Stack {
                 pieces: Vec::new(),
                 size_bytes: Class::at(index).map_or(0, Class::size_bytes),
@@ -76,6 +81,7 @@ impl Set {
             magazines: Locked::new(magazines),
             tally: Tally::default(),
             allowance_bytes: AtomicU64::new(0),
+            recent_count: AtomicU32::new(0),
             seen_count: AtomicU64::new(0),
             stream,
             is_owned: AtomicBool::new(true),
@@ -98,6 +104,11 @@ impl Set {
     /// What it may hold, as it was a moment ago.
     pub(super) fn allowance_bytes(&self) -> u64 {
         self.allowance_bytes.load(Ordering::Relaxed)
+    }
+
+    /// Whether it had any large blocks a moment ago.
+    pub(super) fn has_recent(&self) -> bool {
+        self.recent_count.load(Ordering::Relaxed) > 0
     }
 
     /// Whether anything was handed out or came back since the last time that this was asked.
@@ -130,7 +141,13 @@ impl Set {
     fn noting<R>(&self, magazines: &mut Magazines, work: impl FnOnce(&mut Magazines) -> R) -> R {
         let result = work(magazines);
         self.allowance_bytes.store(magazines.allowance_bytes, Ordering::Relaxed);
+        self.note_recent(magazines);
         result
+    }
+
+    #[inline]
+    fn note_recent(&self, magazines: &Magazines) {
+        self.recent_count.store(magazines.recent.as_slice().len() as u32, Ordering::Relaxed);
     }
 }
 
@@ -181,6 +198,41 @@ impl Own<'_> {
             is_in
         });
         put == Some(true)
+    }
+
+    /// As [`Own::take`], of what is beyond the classes.
+    #[inline]
+    pub(super) fn take_large(self, size_bytes: u64) -> Option<Piece> {
+        self.try_with(|magazines| {
+            let piece = magazines.recent.take(size_bytes)?;
+            self.note_recent(magazines);
+            self.tally.count_out(size_bytes);
+            Some(piece)
+        })?
+    }
+
+    /// As [`Own::put`], of what is beyond the classes.
+    #[inline]
+    pub(super) fn put_large(self, large: Large) -> bool {
+        let put = self.try_with(|magazines| {
+            let is_in = magazines.recent.put(large);
+            if is_in {
+                self.note_recent(magazines);
+                self.tally.count_in(large.size_bytes);
+            }
+            is_in
+        });
+        put == Some(true)
+    }
+
+    /// Takes out all that is beyond the classes.
+    pub(super) fn take_recent(self) -> Recent {
+        self.with(Magazines::take_recent).unwrap_or(Recent::new())
+    }
+
+    /// The heap has handed out a block that is beyond the classes.
+    pub(super) fn note_out(self, record: u32) {
+        self.with(|magazines| magazines.recent.note_out(record));
     }
 
     /// Counts a block in that went elsewhere; false if the set is closed.
@@ -234,6 +286,10 @@ impl Magazines {
         unsafe { pieces.set_len(count + 1) };
         self.room_bytes = room_bytes;
         true
+    }
+
+    pub(super) fn take_recent(&mut self) -> Recent {
+        self.recent.empty()
     }
 
     /// Makes space for one more piece in the class's stack. If that is as long as it may get, its older half leaves, and
@@ -290,7 +346,8 @@ impl Magazines {
     }
 
     pub(super) fn piece_count(&self) -> u64 {
-        self.stacks.iter().map(|stack| stack.pieces.len() as u64).sum()
+        let small_count: u64 = self.stacks.iter().map(|stack| stack.pieces.len() as u64).sum();
+        small_count + self.recent.as_slice().len() as u64
     }
 
     /// What its pieces come to.

@@ -29,9 +29,10 @@ use super::gate::{Entered, Gate};
 use super::heap::{Heap, Request};
 use super::ladder;
 use super::magazine::{Own, Piece};
+use super::recent::{Large, Recent};
 use super::stats::Counters;
 use super::vmm::Vmm;
-use super::{of_class, thread};
+use super::{of_class, of_heap, thread};
 use crate::backend::{Freed, Piece as BlockPiece, Taken};
 use crate::clock::{Clocks, Order, Stamp, StreamId};
 use crate::device::Device;
@@ -115,7 +116,8 @@ impl Shared {
             return Ok(piece);
         }
         let class_bytes = class.size_bytes();
-        self.climb(&Request { size_bytes: class_bytes, alignment: UNIT_BYTES, slot }, class_bytes, size_bytes)
+        let request = Request { size_bytes: class_bytes, alignment: UNIT_BYTES, slot };
+        self.climb(&request, class_bytes, size_bytes, &Recent::new())
     }
 
     /// What no magazine keeps: large blocks, and aligned ones.
@@ -136,16 +138,18 @@ impl Shared {
             alignment: heap_alignment,
             slot: stream.slot(),
         };
-        let Piece { address, record } = self.climb(&request, least_bytes, size_bytes)?;
-        let address = address.next_multiple_of(alignment);
-        Ok(BlockPiece { address, record, class: BlockPiece::NO_CLASS })
+        let recent = thread::with_near(self.id, stream.id().0, |set| set.take_recent());
+        let piece = self.climb(&request, least_bytes, size_bytes, &recent.unwrap_or(Recent::new()))?;
+        thread::with_near(self.id, stream.id().0, |set| set.note_out(piece.record));
+        Ok(of_heap(Piece { address: piece.address.next_multiple_of(alignment), ..piece }))
     }
 
     /// What the thread's magazine had no room for, and blocks that don't go there.
     pub(super) fn free(&self, freed: &Freed) -> Taken {
-        let counted = match Class::at(freed.piece.class as usize).filter(|_| freed.is_plain()) {
+        let counted = match Class::at(freed.piece.class as usize) {
+            _ if !freed.is_plain() => false,
             Some(class) => self.free_small(class, freed),
-            None => false,
+            None => self.free_large(freed),
         };
         if counted {
             return Taken { result: Ok(()), counted };
@@ -165,6 +169,31 @@ impl Shared {
         is_made
             && thread::with_near(self.id, freed.home.0, |set| set.put(class, freed.size_bytes, piece))
                 == Some(true)
+    }
+
+    /// The last few make way.
+    fn free_large(&self, freed: &Freed) -> bool {
+        let Some(large) = self.large(&freed.piece, freed.size_bytes, freed.home) else { return false };
+        if let Some(recent) = self.with_set(freed.home, |set| set.take_recent()) {
+            self.give_recent(&recent);
+        }
+        // Last of all: it counts.
+        thread::with_near(self.id, freed.home.0, |set| set.put_large(large)) == Some(true)
+    }
+
+    /// What a set keeps of a block beyond the classes that only home has used; `None` if it is not one, or if home is gone.
+    #[inline]
+    pub(super) fn large(&self, piece: &BlockPiece, size_bytes: u64, home: StreamId) -> Option<Large> {
+        let stamp = self.clocks().stamp_of(home);
+        let BlockPiece { address, record, .. } = *piece;
+        let large = Large { piece: Piece { address, record }, size_bytes, stamp: stamp.into() };
+        (size_bytes > Class::SIZE_BYTES_MAX && stamp != Stamp::NONE).then_some(large)
+    }
+
+    fn give_recent(&self, recent: &Recent) {
+        if !recent.as_slice().is_empty() {
+            self.core().give_recent(recent);
+        }
     }
 
     fn give(&self, freed: &Freed) {
@@ -198,12 +227,22 @@ impl Shared {
         thread::with_set(self.id, stream.0, adopt, work)
     }
 
-    /// The ladder: what is free, cheapest first, with a fresh search after each rung. Of the request, so many bytes would
-    /// do; the block is given `size_bytes`.
-    fn climb(&self, request: &Request, least_bytes: u64, size_bytes: u64) -> Result<Piece, PoolError> {
-        if let Some(piece) = self.take_ready(request, size_bytes) {
+    /// The ladder: what is free, with what the stream has freed most recently, cheapest first, and a fresh search after
+    /// each rung. Of the request, so many bytes would do; the block is given `size_bytes`.
+    fn climb(
+        &self,
+        request: &Request,
+        least_bytes: u64,
+        size_bytes: u64,
+        recent: &Recent,
+    ) -> Result<Piece, PoolError> {
+        let mut core = self.core();
+        core.give_recent(recent);
+        if let Some(piece) = core.heap.take_ready(request, self.clocks()) {
+            core.count_out(size_bytes);
             return Ok(piece);
         }
+        drop(core);
         self.climb_further(request, least_bytes, size_bytes)
     }
 
@@ -226,20 +265,30 @@ impl Shared {
         Ok(piece)
     }
 
-    #[inline]
-    fn take_ready(&self, request: &Request, size_bytes: u64) -> Option<Piece> {
-        let mut core = self.core();
-        let piece = core.heap.take_ready(request, self.clocks())?;
-        core.count_out(size_bytes);
-        Some(piece)
-    }
-
     /// Says whether there was anything.
     pub(super) fn drain_own(&self) -> bool {
         let mut spill = Vec::new();
         thread::each_set(self.id, |set| {
             self.front.drain_own(set, |stream| self.stamp_of(stream), &mut spill)
         });
+        self.give_all(spill)
+    }
+
+    /// The same, of blocks beyond the classes only.
+    pub(super) fn drain_own_recent(&self) -> bool {
+        let mut is_any = false;
+        thread::each_set(self.id, |set| {
+            let recent = set.take_recent();
+            is_any |= !recent.as_slice().is_empty();
+            self.give_recent(&recent);
+        });
+        is_any
+    }
+
+    /// The same, of all threads.
+    pub(super) fn drain_all_recent(&self) -> bool {
+        let mut spill = Vec::new();
+        self.front.drain_recent(&mut spill);
         self.give_all(spill)
     }
 

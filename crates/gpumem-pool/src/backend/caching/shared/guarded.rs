@@ -2,6 +2,7 @@
 
 use crate::backend::caching::extent::Extents;
 use crate::backend::caching::heap::Heap;
+use crate::backend::caching::recent::Recent;
 use crate::backend::caching::stats::Counters;
 use crate::clock::Slot;
 
@@ -15,6 +16,12 @@ pub(in super::super) struct Core {
 }
 
 impl Core {
+    pub(super) fn give_recent(&mut self, recent: &Recent) {
+        for large in recent.as_slice() {
+            self.heap.give(large.piece.record, &[large.stamp.into()]);
+        }
+    }
+
     pub(super) fn count_out(&mut self, size_bytes: u64) {
         self.counters.count_out(size_bytes);
         self.note_peak();

@@ -6,6 +6,7 @@ mod class;
 mod depot;
 mod front;
 mod magazine;
+mod recent;
 mod stats;
 
 use super::magazine::{Own, Set};
