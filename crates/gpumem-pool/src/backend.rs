@@ -233,7 +233,7 @@ fn caching(_: &PoolBuilder, _: Limits) -> Result<Backend, PoolError> {
 
 fn none(options: &PoolBuilder, limits: Limits) -> Result<Backend, PoolError> {
     check_not_exported(BackendKind::None, options.handle_use)?;
-    Ok(Direct::new(options, limits, NoneCalls).into())
+    Ok(Direct::new(options, limits, NoneCalls(options.kind)).into())
 }
 
 fn check_not_exported(backend: BackendKind, handle_use: HandleUse) -> Result<(), PoolError> {
@@ -245,6 +245,14 @@ fn check_not_exported(backend: BackendKind, handle_use: HandleUse) -> Result<(),
 
 #[cfg(feature = "backend-native")]
 fn native(options: &PoolBuilder, limits: Limits) -> Result<Backend, PoolError> {
+    if options.kind.is_host_accessible() {
+        let what = "keep memory of other kinds than the device's";
+        return Err(PoolError::NotWithBackend {
+            backend: BackendKind::Native,
+            what,
+            instead: "`caching` or `none`",
+        });
+    }
     check_not_exported(BackendKind::Native, options.handle_use)?;
     if options.handle_use.rdma {
         return Err(native::cannot_pin());

@@ -4,6 +4,7 @@
 //! memory and streams can be shared with them. It is retained here and released with the last clone; whatever needs the
 //! context alive (streams, events, pools, blocks) holds a clone.
 
+use crate::account::Account;
 use crate::bytes::Bytes;
 use crate::clock::Clocks;
 use crate::context::{Bound, Handle, Relaxed};
@@ -39,6 +40,7 @@ struct Inner {
     clocks: Arc<Clocks>,
     own: WeakDevice,
     upkeep: Upkeep,
+    account: Arc<Account>,
     /// What killed the context, once that has been seen.
     lost: OnceLock<DriverError>,
     ordinal: u32,
@@ -103,6 +105,7 @@ impl Device {
             clocks,
             own: WeakDevice(own.clone()),
             upkeep: Upkeep::default(),
+            account: Arc::new(Account::new(total_bytes)),
             lost: OnceLock::new(),
             ordinal,
             raw,
@@ -253,13 +256,18 @@ impl Device {
         self.0.lost.get().copied()
     }
 
+    /// What its pools hold.
+    pub(crate) fn account(&self) -> &Arc<Account> {
+        &self.0.account
+    }
+
     pub(crate) fn upkeep(&self) -> &Upkeep {
         &self.0.upkeep
     }
 
     /// The host has waited for work of this device. The context is current.
     pub(crate) fn after_wait(&self) {
-        self.0.upkeep.after_wait(self.driver(), self.raw(), self.clocks());
+        self.0.upkeep.after_wait(self.driver(), self.clocks());
     }
 
     /// What is ordered and what is done, on all streams of the machine.
@@ -302,7 +310,7 @@ impl Inner {
         let Ok(_bound) = Bound::enter(&self.driver, self.context.0) else { return };
         // SAFETY: the context is current and alive.
         if unsafe { self.driver.cuCtxSynchronize() }.is_ok() {
-            self.upkeep.finish(&self.driver, self.raw, &self.clocks);
+            self.upkeep.finish(&self.driver, &self.clocks);
         }
     }
 }

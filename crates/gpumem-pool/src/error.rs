@@ -2,7 +2,8 @@
 
 use crate::bytes::Bytes;
 use crate::device::Device;
-use crate::limit::FORMS;
+use crate::kind::MemoryKind;
+use crate::limit::{FORMS, Limit};
 use crate::options::BackendKind;
 use crate::out_of_memory::OutOfMemory;
 use gpumem_sys::env::EnvError;
@@ -92,6 +93,49 @@ pub enum PoolError {
     NeedsVirtualMemory {
         /// What was asked for.
         what: &'static str,
+    },
+    /// Memory of this kind has no such thing.
+    #[error("memory of the kind `{kind}` can't {what}; use a pool of the kind {instead}")]
+    NotWithKind {
+        /// The pool's kind.
+        kind: MemoryKind,
+        /// What was asked for.
+        what: &'static str,
+        /// The kinds that can.
+        instead: &'static str,
+    },
+    /// This device or its driver has no memory of the kind.
+    #[error("there is no memory of the kind `{kind}` here ({reason}); use `device` or `host`")]
+    KindUnsupported {
+        /// What was asked for.
+        kind: MemoryKind,
+        /// What is missing.
+        reason: String,
+    },
+    /// No kind of memory has this name.
+    #[error("{name:?} names no kind of memory; use `device`, `unified` or `host`")]
+    UnknownKind {
+        /// What was given.
+        name: String,
+    },
+    /// A limit of host memory that is a share.
+    #[error(
+        "{limit} is no limit for host memory, which is no part of the device's: use bytes (10000), with or without a unit \
+         (100M, 1.5GiB)"
+    )]
+    ShareOfHost {
+        /// What was given.
+        limit: Limit,
+    },
+    /// A part of a block that is not within it.
+    #[error("bytes {start} to {end} are not within the {size_bytes} bytes of the block")]
+    OutOfBounds {
+        /// Where the part was to start.
+        start: u64,
+        /// Where it was to end.
+        end: u64,
+        /// What the block has.
+        size_bytes: u64,
     },
     /// Nothing connects the two devices so that one could use the other's memory.
     #[error("{peer} can't use the memory of {device}: they have no link; copy through the host")]
@@ -234,6 +278,11 @@ pub enum PoolError {
 }
 
 impl PoolError {
+    /// Of something that only the device's own memory has.
+    pub(crate) fn not_with_kind(kind: MemoryKind, what: &'static str) -> Self {
+        Self::NotWithKind { kind, what, instead: "`device`" }
+    }
+
     /// By whom the request was refused that this report is of.
     pub(crate) fn refused(report: OutOfMemory) -> Self {
         match report.limit_bytes {

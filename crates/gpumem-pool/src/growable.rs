@@ -5,6 +5,7 @@ use crate::backend::{Growing, Source};
 use crate::clock::{Stamp, StreamId, uses};
 use crate::device::Device;
 use crate::error::PoolError;
+use crate::kind::MemoryKind;
 use crate::pool::Pool;
 use crate::stream::Stream;
 use core::fmt;
@@ -58,7 +59,7 @@ impl Pool {
     /// # Errors
     ///
     /// [`PoolError::NotWithBackend`] unless the backend is `caching`; [`PoolError::NeedsVirtualMemory`] where that is over
-    /// plain segments; [`PoolError::TooLarge`] for more than the device
+    /// plain segments, [`PoolError::NotWithKind`] for unified and host memory; [`PoolError::TooLarge`] for more than the device
     /// has; [`PoolError::WrongDevice`] for another device's stream; or what the driver says.
     pub fn growable(&self, max_bytes: u64, stream: &Stream) -> Result<GrowableBlock, PoolError> {
         self.0.check_request(max_bytes, stream)?;
@@ -75,13 +76,13 @@ impl Pool {
     }
 
     fn growing(&self) -> Result<&dyn Growing, PoolError> {
-        self.0.backend().growing().ok_or_else(|| match self.0.backend().has_plain_segments() {
-            false => PoolError::NotWithBackend {
-                backend: self.backend(),
-                what: "grow a block in place",
-                instead: "`caching`",
-            },
-            true => PoolError::NeedsVirtualMemory { what: "grow a block in place" },
+        let what = "grow a block in place";
+        self.0.backend().growing().ok_or_else(|| match (self.kind(), self.0.backend().has_plain_segments()) {
+            (MemoryKind::Device, false) => {
+                PoolError::NotWithBackend { backend: self.backend(), what, instead: "`caching`" }
+            }
+            (MemoryKind::Device, true) => PoolError::NeedsVirtualMemory { what },
+            (kind, _) => PoolError::not_with_kind(kind, what),
         })
     }
 }

@@ -39,6 +39,11 @@
 
 pub use gpumem_sys as sys;
 
+#[cfg_attr(
+    not(feature = "backend-caching"),
+    allow(dead_code, reason = "what only the caching backend asks for")
+)]
+mod account;
 #[allow(unsafe_code)]
 pub mod adaptor;
 mod alignment;
@@ -58,6 +63,11 @@ mod device;
     allow(dead_code, reason = "only the caching backend reads them")
 )]
 mod dials;
+#[cfg_attr(
+    not(feature = "backend-caching"),
+    allow(dead_code, reason = "what only the caching backend asks for")
+)]
+mod dues;
 mod error;
 #[allow(unsafe_code)]
 mod event;
@@ -69,6 +79,7 @@ mod family;
 #[allow(unsafe_code)]
 mod graph;
 mod growable;
+mod kind;
 mod ledger;
 mod limit;
 mod options;
@@ -105,6 +116,7 @@ pub use error::PoolError;
 pub use event::Event;
 pub use graph::{Capture, CaptureMode, Graph, GraphExec};
 pub use growable::GrowableBlock;
+pub use kind::MemoryKind;
 pub use limit::Limit;
 pub use options::{BackendKind, PoolBuilder};
 pub use out_of_memory::{Advice, Attempt, Growth, Holder, OutOfMemory};

@@ -1,6 +1,8 @@
 //! [`Limit`]: an amount of device memory as people write it, `1.5GiB` or `50%`. Pure.
 
+use crate::device::Device;
 use crate::error::PoolError;
+use crate::kind::MemoryKind;
 use core::fmt;
 use core::str::FromStr;
 
@@ -48,6 +50,16 @@ impl Limit {
                 Ok(((total_bytes as f64 * (share / 100.0)) as u64).min(total_bytes))
             }
             Self::Percent(_) => Err(PoolError::LimitSyntax { value: self.to_string() }),
+        }
+    }
+}
+
+impl Limit {
+    /// The same for a pool of a kind: host memory is no part of the device's.
+    pub(crate) fn resolve_for(self, kind: MemoryKind, device: &Device) -> Result<u64, PoolError> {
+        match (self, kind) {
+            (Self::Percent(_), MemoryKind::Host) => Err(PoolError::ShareOfHost { limit: self }),
+            _ => self.resolve(device.total_bytes()),
         }
     }
 }

@@ -2,6 +2,9 @@
 //!
 //! | option | builder | environment | default |
 //! | --- | --- | --- | --- |
+//! | kind of memory | [`PoolBuilder::kind`] | `GPUMEM_KIND` | `device` |
+//! | unified memory beyond the margin | [`PoolBuilder::oversubscribe`] | | no |
+//! | plain segments | [`PoolBuilder::plain_segments`] | | where there is no virtual memory |
 //! | backend | [`PoolBuilder::backend`] | `GPUMEM_POOL` | the first of `caching`, `native` and `none` that is built and works |
 //! | profile | [`PoolBuilder::profile`], dial by dial [`PoolBuilder::dials`] | `GPUMEM_PROFILE` | `balanced` |
 //! | hard limit | [`PoolBuilder::hard_limit`] | `GPUMEM_HARD_LIMIT` | none |
@@ -14,6 +17,7 @@ use crate::device::Device;
 use crate::dials::{Dials, Profile};
 use crate::error::PoolError;
 use crate::family::Family;
+use crate::kind::MemoryKind;
 use crate::limit::{FORMS, Limit};
 use crate::out_of_memory::{Observer, OutOfMemory};
 use crate::pool::Pool;
@@ -27,6 +31,7 @@ use std::sync::Arc;
 #[must_use = "nothing happens before `build`"]
 pub struct PoolBuilder {
     pub(crate) device: Device,
+    pub(crate) kind: MemoryKind,
     pub(crate) backend: Option<BackendKind>,
     pub(crate) hard_limit: Option<Limit>,
     pub(crate) soft_limit: Option<Limit>,
@@ -36,6 +41,9 @@ pub struct PoolBuilder {
     pub(crate) plain_segments: bool,
     /// Innermost first.
     pub(crate) adaptors: Vec<Arc<dyn Adaptor>>,
+    pub(crate) oversubscribes: bool,
+    /// Whether the host may use the memory, as the device says.
+    pub(crate) is_for_host: bool,
     /// What the pool's memory counts against, beside its own limit.
     pub(crate) family: Option<Arc<Family>>,
     pub(crate) observer: Option<Observer>,
@@ -66,6 +74,7 @@ impl PoolBuilder {
     pub(crate) fn new(device: &Device) -> Self {
         Self {
             device: device.clone(),
+            kind: MemoryKind::default(),
             backend: None,
             hard_limit: None,
             soft_limit: None,
@@ -74,13 +83,15 @@ impl PoolBuilder {
             handle_use: HandleUse::default(),
             plain_segments: false,
             adaptors: Vec::new(),
+            oversubscribes: false,
+            is_for_host: false,
             family: None,
             observer: None,
         }
     }
 
-    /// Starts from `GPUMEM_POOL`, `GPUMEM_PROFILE`, `GPUMEM_HARD_LIMIT` and `GPUMEM_SOFT_LIMIT`; what is set on the
-    /// builder wins.
+    /// Starts from `GPUMEM_KIND`, `GPUMEM_POOL`, `GPUMEM_PROFILE`, `GPUMEM_HARD_LIMIT` and `GPUMEM_SOFT_LIMIT`; what is set
+    /// on the builder wins.
     ///
     /// # Errors
     ///
@@ -94,6 +105,7 @@ impl PoolBuilder {
         read: impl Fn(&'static str) -> Result<Option<String>, EnvError>,
     ) -> Result<Self, PoolError> {
         Ok(Self {
+            kind: parse(&read, "GPUMEM_KIND", "use `device`, `unified` or `host`")?.unwrap_or_default(),
             backend: parse(&read, "GPUMEM_POOL", "use `caching`, `native` or `none`")?,
             hard_limit: parse(&read, "GPUMEM_HARD_LIMIT", &format!("use {FORMS}"))?,
             soft_limit: parse(&read, "GPUMEM_SOFT_LIMIT", &format!("use {FORMS}"))?,
@@ -103,6 +115,21 @@ impl PoolBuilder {
         })
     }
 
+    /// Chooses whose memory the pool hands out. The backends `caching` and `none` have all kinds, `native` the device's
+    /// alone.
+    pub fn kind(mut self, kind: MemoryKind) -> Self {
+        self.kind = kind;
+        self
+    }
+
+    /// Lets the pool's memory pass the margin that unified memory keeps to: without this, unified memory and all that
+    /// pools of the same [`Device`] hold stay below 15/16 of the device's memory, together. Beyond what the device has free,
+    /// pages move back and forth, and a program that uses them all at once may stand still.
+    pub fn oversubscribe(mut self) -> Self {
+        self.oversubscribes = true;
+        self
+    }
+
     /// Chooses the backend. One that is not built in, or that the device can't carry, is an error of
     /// [`PoolBuilder::build`]; left alone, the best that works is taken.
     pub fn backend(mut self, backend: BackendKind) -> Self {
@@ -110,7 +137,8 @@ impl PoolBuilder {
         self
     }
 
-    /// Never hands out more than this at a time.
+    /// Never hands out more than this at a time. Each pool has its own limit, for its own kind of memory; one of host
+    /// memory is in bytes, since a share would be one of the device's.
     pub fn hard_limit(mut self, limit: impl Into<Limit>) -> Self {
         self.hard_limit = Some(limit.into());
         self
@@ -213,8 +241,8 @@ impl PoolBuilder {
     ///
     /// # Errors
     ///
-    /// [`PoolError::BackendNotBuilt`], [`PoolError::BackendUnsupported`], [`PoolError::LimitTooSmall`],
-    /// [`PoolError::LimitSyntax`] for a share that is none, [`PoolError::NoPeerAccess`], [`PoolError::NotWithBackend`], or
+    /// [`PoolError::BackendNotBuilt`], [`PoolError::BackendUnsupported`], [`PoolError::KindUnsupported`],
+    /// [`PoolError::LimitTooSmall`], [`PoolError::LimitSyntax`] for a share that is none, [`PoolError::ShareOfHost`], [`PoolError::NoPeerAccess`], [`PoolError::NotWithBackend`], or
     /// what the driver says.
     pub fn build(self) -> Result<Pool, PoolError> {
         Pool::build(self)

@@ -6,7 +6,8 @@ use crate::block::Block;
 use crate::device::Device;
 use crate::error::PoolError;
 use crate::family::Family;
-use crate::limit::Limits;
+use crate::kind::MemoryKind;
+use crate::limit::{Limit, Limits};
 use crate::options::{BackendKind, PoolBuilder};
 use crate::state::StateRef;
 use crate::status::Status;
@@ -41,7 +42,7 @@ impl Pool {
         Self::builder(device).build()
     }
 
-    /// A pool as `GPUMEM_POOL`, `GPUMEM_PROFILE`, `GPUMEM_HARD_LIMIT` and `GPUMEM_SOFT_LIMIT` say.
+    /// A pool as `GPUMEM_KIND`, `GPUMEM_POOL`, `GPUMEM_PROFILE`, `GPUMEM_HARD_LIMIT` and `GPUMEM_SOFT_LIMIT` say.
     ///
     /// # Errors
     ///
@@ -57,7 +58,8 @@ impl Pool {
 
     pub(crate) fn build(mut options: PoolBuilder) -> Result<Self, PoolError> {
         let device = &options.device;
-        let resolve = |limit: crate::Limit| limit.resolve(device.total_bytes());
+        options.is_for_host = options.kind.check_supported(device)?;
+        let resolve = |limit: Limit| limit.resolve_for(options.kind, device);
         let soft_limit_bytes = options.soft_limit.map(resolve).transpose()?;
         let hard_limit_bytes = options.hard_limit.map(resolve).transpose()?;
         if let Some(limit_bytes) = hard_limit_bytes.filter(|limit| *limit < HARD_LIMIT_MIN_BYTES) {
@@ -93,7 +95,13 @@ impl Pool {
         self.0.backend().kind()
     }
 
-    /// The device whose memory it hands out.
+    /// Whose memory it hands out.
+    #[must_use]
+    pub fn kind(&self) -> MemoryKind {
+        self.0.setup().kind
+    }
+
+    /// The device whose memory it hands out, or which uses it.
     #[must_use]
     pub fn device(&self) -> &Device {
         self.0.device()

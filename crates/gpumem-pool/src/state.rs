@@ -11,6 +11,7 @@ use crate::block::Block;
 use crate::clock::{Clocks, GRAPH_BIT, StreamId};
 use crate::device::Device;
 use crate::error::{PoolError, is_sticky};
+use crate::kind::MemoryKind;
 use crate::limit::Limits;
 use crate::options::PoolBuilder;
 use crate::status::Status;
@@ -301,7 +302,7 @@ impl State {
 
     fn check_size(&self, size_bytes: u64) -> Result<(), PoolError> {
         let device_bytes = self.device.total_bytes();
-        if size_bytes <= device_bytes {
+        if size_bytes <= device_bytes || self.setup.kind == MemoryKind::Host {
             Ok(())
         } else {
             Err(PoolError::TooLarge { requested_bytes: size_bytes, device_bytes })
@@ -351,6 +352,7 @@ impl State {
         let reserved_bytes = reserved.map_or(counts.in_use_bytes, |reserved| reserved.current_bytes);
         Ok(Status {
             backend: self.backend.kind(),
+            kind: self.setup.kind,
             plain_segments: self.backend.has_plain_segments(),
             device_name: self.device.name().into(),
             device_ordinal: self.device.ordinal(),

@@ -1,6 +1,7 @@
 //! [`Status`]: what a pool says of itself, at one moment.
 
 use crate::bytes::Bytes;
+use crate::kind::MemoryKind;
 use crate::options::BackendKind;
 use core::fmt;
 
@@ -19,6 +20,8 @@ use core::fmt;
 pub struct Status {
     /// Where the bytes come from.
     pub backend: BackendKind,
+    /// Whose bytes they are.
+    pub kind: MemoryKind,
     /// Whether the backend `caching` has its memory in plain segments, for want of virtual memory or because that was
     /// asked for ([`PoolBuilder::plain_segments`](crate::PoolBuilder::plain_segments)).
     pub plain_segments: bool,
@@ -68,10 +71,15 @@ impl fmt::Display for Status {
             (None, Some(hard)) => writeln!(f, "Memory limit: hard = {hard}")?,
             (None, None) => {}
         }
+        let kind = match self.kind {
+            MemoryKind::Device => "",
+            MemoryKind::Unified => " of unified memory",
+            MemoryKind::Host => " of host memory",
+        };
         let segments = if self.plain_segments { " (plain segments)" } else { "" };
         write!(
             f,
-            "Memory pool backend: {}{segments} on {} (device {})",
+            "Memory pool backend: {}{segments}{kind} on {} (device {})",
             self.backend, self.device_name, self.device_ordinal
         )
     }
@@ -84,6 +92,7 @@ mod tests {
     fn seeds_status() -> Status {
         Status {
             backend: BackendKind::Native,
+            kind: MemoryKind::Device,
             plain_segments: false,
             device_name: "Quadro RTX 5000".into(),
             device_ordinal: 0,

@@ -8,7 +8,6 @@ use crate::clock::Clocks;
 use crate::context::Relaxed;
 use core::sync::atomic::{AtomicBool, Ordering};
 use gpumem_sys::Driver;
-use gpumem_sys::types::CUdevice;
 use std::sync::{Mutex, MutexGuard, PoisonError, Weak};
 
 #[derive(Default)]
@@ -37,7 +36,7 @@ pub(crate) trait Waiting: Send + Sync {
 pub(crate) trait Left: Send {
     /// Gives back what no work uses any more, as the clocks know, or all of it if all work is done. True once nothing is
     /// left. The device's context is current.
-    fn give_back(&mut self, driver: &Driver, device: CUdevice, clocks: &Clocks, is_all_done: bool) -> bool;
+    fn give_back(&mut self, driver: &Driver, clocks: &Clocks, is_all_done: bool) -> bool;
 }
 
 impl Upkeep {
@@ -63,14 +62,14 @@ impl Upkeep {
     }
 
     /// The host has waited. The device's context is current.
-    pub(crate) fn after_wait(&self, driver: &Driver, device: CUdevice, clocks: &Clocks) {
+    pub(crate) fn after_wait(&self, driver: &Driver, clocks: &Clocks) {
         if !self.is_needed.load(Ordering::Relaxed) {
             return;
         }
         // What is given back here must break no capture.
         let Ok(_relaxed) = Relaxed::enter(driver) else { return };
         let mut work = self.work();
-        work.left.retain_mut(|left| !left.give_back(driver, device, clocks, false));
+        work.left.retain_mut(|left| !left.give_back(driver, clocks, false));
         let pools: Vec<_> = work.pools.iter().filter_map(Weak::upgrade).collect();
         work.pools.retain(|pool| pool.strong_count() > 0);
         self.is_needed.store(!(work.pools.is_empty() && work.left.is_empty()), Ordering::Relaxed);
@@ -85,10 +84,10 @@ impl Upkeep {
     }
 
     /// The end of the device: all its work is done.
-    pub(crate) fn finish(&self, driver: &Driver, device: CUdevice, clocks: &Clocks) {
+    pub(crate) fn finish(&self, driver: &Driver, clocks: &Clocks) {
         // What can't be given back goes with the context.
         for mut left in self.work().left.drain(..) {
-            left.give_back(driver, device, clocks, true);
+            left.give_back(driver, clocks, true);
         }
     }
 

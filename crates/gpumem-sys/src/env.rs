@@ -19,6 +19,10 @@ pub const VARIABLES: &[Variable] = &[
     Variable { name: "GPUMEM_DRIVER", meaning: "cuda | sim: which driver `from_env` takes (default cuda)" },
     Variable { name: "GPUMEM_POOL", meaning: "native | none: which backend a pool takes (default native)" },
     Variable {
+        name: "GPUMEM_KIND",
+        meaning: "device | unified | host: whose memory a pool hands out (default device)",
+    },
+    Variable {
         name: "GPUMEM_PROFILE",
         meaning: "fast | balanced | tight: what the caching backend trades (default balanced)",
     },

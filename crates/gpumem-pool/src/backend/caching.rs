@@ -136,7 +136,7 @@ impl Source for CachingBackend {
     }
 
     fn growing(&self) -> Option<&dyn Growing> {
-        if self.shared.has_plain_segments() { None } else { Some(&*self.shared) }
+        if self.shared.can_map() { Some(&*self.shared) } else { None }
     }
 
     fn close(&self) -> u64 {

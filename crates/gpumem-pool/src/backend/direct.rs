@@ -7,8 +7,8 @@
 use super::{Counts, Freed, Piece, Reserved, Source, Taken};
 use crate::alignment::ALIGNMENT_MIN;
 use crate::device::Device;
+use crate::dues::Dues;
 use crate::error::PoolError;
-use crate::family::Family;
 use crate::ledger::{Admission, Ledger};
 use crate::limit::Limits;
 use crate::options::{BackendKind, PoolBuilder};
@@ -16,7 +16,6 @@ use crate::out_of_memory::{Attempt, GrowthLog, OutOfMemory, Sample};
 use crate::stream::Stream;
 use gpumem_sys::DriverError;
 use gpumem_sys::types::{CUdeviceptr, CUresult};
-use std::sync::Arc;
 use std::time::Instant;
 
 /// What a backend of this kind asks of the driver; it does nothing else, and answers in the driver's terms.
@@ -54,7 +53,7 @@ pub(crate) struct Direct<C> {
     device: Device,
     ledger: Ledger,
     hard_limit_bytes: Option<u64>,
-    family: Option<Arc<Family>>,
+    dues: Dues,
     growth: GrowthLog,
     calls: C,
 }
@@ -62,9 +61,9 @@ pub(crate) struct Direct<C> {
 impl<C: Calls> Direct<C> {
     pub(super) fn new(options: &PoolBuilder, limits: Limits, calls: C) -> Self {
         let ledger = Ledger::new(limits.hard_bytes.unwrap_or(u64::MAX));
-        let (device, family) = (options.device.clone(), options.family.clone());
+        let (device, dues) = (options.device.clone(), Dues::new(options));
         let growth = GrowthLog::default();
-        Self { device, ledger, hard_limit_bytes: limits.hard_bytes, family, growth, calls }
+        Self { device, ledger, hard_limit_bytes: limits.hard_bytes, dues, growth, calls }
     }
 
     fn admit(&self, size_bytes: u64) -> Result<Admission<'_>, PoolError> {
@@ -73,18 +72,11 @@ impl<C: Calls> Direct<C> {
         admitted.map_err(|in_use_bytes| self.refusal(size_bytes, in_use_bytes, Some(limit_bytes), Vec::new()))
     }
 
-    fn admit_to_family(&self, size_bytes: u64) -> Result<(), PoolError> {
-        let Some(family) = &self.family else { return Ok(()) };
-        family.admit(size_bytes).map_err(|limit_bytes| {
+    fn admit_to_others(&self, size_bytes: u64) -> Result<(), PoolError> {
+        self.dues.admit(size_bytes).map_err(|limit_bytes| {
             let in_use_bytes = self.ledger.in_use_bytes().saturating_sub(size_bytes);
             self.refusal(size_bytes, in_use_bytes, Some(limit_bytes), Vec::new())
         })
-    }
-
-    fn leave_family(&self, size_bytes: u64) {
-        if let Some(family) = &self.family {
-            family.give_back(size_bytes);
-        }
     }
 
     /// The ladder: what is free now, then what giving back frees, then an error that explains.
@@ -163,9 +155,9 @@ impl<C: Calls> Source for Direct<C> {
 
     fn alloc(&self, size_bytes: u64, stream: &Stream) -> Result<Piece, PoolError> {
         let admission = self.admit(size_bytes)?;
-        self.admit_to_family(size_bytes)?;
+        self.admit_to_others(size_bytes)?;
         let acquired = self.acquire(size_bytes, stream);
-        let address = acquired.inspect_err(|_| self.leave_family(size_bytes))?;
+        let address = acquired.inspect_err(|_| self.dues.give_back(size_bytes))?;
         admission.settle();
         self.note_growth();
         Ok(Piece { address, record: 0, class: 0 })
@@ -191,7 +183,7 @@ impl<C: Calls> Source for Direct<C> {
         // What was not freed may still be in use: it stays counted.
         if result.is_ok() {
             self.ledger.give_back(freed.size_bytes);
-            self.leave_family(freed.size_bytes);
+            self.dues.give_back(freed.size_bytes);
         }
         Taken { result, counted: false }
     }

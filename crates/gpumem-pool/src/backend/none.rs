@@ -10,13 +10,14 @@ use crate::clock::{Order, Stamp};
 use crate::context::Relaxed;
 use crate::device::Device;
 use crate::error::PoolError;
+use crate::kind::MemoryKind;
 use crate::options::BackendKind;
 use crate::stream::Stream;
 use gpumem_sys::DriverError;
 use gpumem_sys::types::CUdeviceptr;
 
 #[derive(Debug)]
-pub(crate) struct NoneCalls;
+pub(crate) struct NoneCalls(pub(super) MemoryKind);
 
 impl Calls for NoneCalls {
     const KIND: BackendKind = BackendKind::None;
@@ -26,7 +27,7 @@ impl Calls for NoneCalls {
         let device = stream.device();
         let _bound = device.enter()?;
         let _relaxed = Relaxed::enter(device.driver())?;
-        plain::acquire(device.driver(), size_bytes)
+        plain::acquire(device.driver(), self.0, size_bytes)
     }
 
     fn release(&self, device: &Device, freed: &Freed) -> Result<(), DriverError> {
@@ -43,11 +44,11 @@ impl Calls for NoneCalls {
         let _bound = device.enter()?;
         let _relaxed = Relaxed::enter(device.driver())?;
         // SAFETY: the address came from `acquire`, its one block is being dropped, and every stream that used it is done.
-        unsafe { plain::release(device.driver(), freed.piece.address) }
+        unsafe { plain::release(device.driver(), self.0, freed.piece.address) }
     }
 
     fn enable_peer_access(&self, device: &Device, peer: &Device) -> Result<(), DriverError> {
-        plain::enable_peer_access(device, peer)
+        plain::enable_peer_access(device, self.0, peer)
     }
 
     /// The driver never moves what `cuMemAlloc` has given.

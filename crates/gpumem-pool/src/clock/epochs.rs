@@ -115,6 +115,9 @@ impl Epochs {
     }
 
     fn ordered_epoch(&self, slot: Slot, before: Slot) -> u64 {
+        if before == Slot::NOBODY {
+            return 0;
+        }
         let chunk = self.row(before).order[usize::from(slot.0) / CHUNK_LENGTH].get();
         chunk.map_or(0, |chunk| chunk[usize::from(slot.0) % CHUNK_LENGTH].load(Ordering::Acquire))
     }

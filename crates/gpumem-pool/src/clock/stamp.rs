@@ -10,6 +10,10 @@ pub(crate) struct Slot(pub(crate) u16);
 impl Slot {
     /// Streams of a machine that may be alive, or have work left, at once.
     pub(crate) const COUNT_MAX: usize = 4096;
+
+    /// No stream's: only what is complete is ordered before it. It stands for the host, which waits for no stream by
+    /// itself.
+    pub(crate) const NOBODY: Self = Self(u16::MAX);
 }
 
 /// Names a stream: unique in the process and never used again, unlike the driver's handle.

@@ -1,7 +1,7 @@
 //! What the tests share: a simulated machine with one backend to try, and driver functions that count and fail.
 
 use gpumem_pool::sys::{Driver, SimConfig, Table};
-use gpumem_pool::{BackendKind, Block, Device, Pool, PoolBuilder, Stream};
+use gpumem_pool::{BackendKind, Block, Device, MemoryKind, Pool, PoolBuilder, Stream};
 
 /// One simulated machine, its first device, and the backend under test.
 pub(crate) struct Bench {
@@ -10,30 +10,58 @@ pub(crate) struct Bench {
     pub(crate) backend: BackendKind,
     /// Over plain segments, where the backend has the choice.
     pub(crate) plain_segments: bool,
+    pub(crate) kind: MemoryKind,
     pub(crate) seed: u64,
 }
 
-/// Runs a body for each backend under several schedules. A failure says which.
+/// Runs a body for each backend, and each kind of memory that it has, under several schedules. A failure says which.
 pub(crate) fn on_each_backend(config: &SimConfig, body: impl Fn(&Bench)) {
+    on_each_of(subjects(), config, |_| (), body);
+}
+
+/// The same for the device's own memory alone.
+pub(crate) fn on_device_memory(config: &SimConfig, body: impl Fn(&Bench)) {
     on_each_backend_with(config, |_| (), body);
 }
 
-/// The same with some functions of the driver changed by `change`, which is called once for each machine.
+/// That with some functions of the driver changed by `change`, which is called once for each machine.
 pub(crate) fn on_each_backend_with(config: &SimConfig, change: impl Fn(&mut Table), body: impl Fn(&Bench)) {
-    let over_segments = built_backends().into_iter().filter(|backend| *backend == BackendKind::Caching);
-    let subjects = built_backends().into_iter().map(|backend| (backend, false));
-    for (backend, plain_segments) in subjects.chain(over_segments.map(|backend| (backend, true))) {
-        for seed in 0..SEED_COUNT {
+    let subjects = subjects().into_iter().filter(|(.., kind)| *kind == MemoryKind::Device).collect();
+    on_each_of(subjects, config, change, body);
+}
+
+fn on_each_of(
+    subjects: Vec<(BackendKind, bool, MemoryKind)>,
+    config: &SimConfig,
+    change: impl Fn(&mut Table),
+    body: impl Fn(&Bench),
+) {
+    for (backend, plain_segments, kind) in subjects {
+        // The same code runs for all kinds: one schedule shows what differs.
+        for seed in 0..if kind == MemoryKind::Device { SEED_COUNT } else { 1 } {
             let driver = Driver::sim(config.clone().seed(seed)).unwrap();
             // SAFETY: what the tests put in calls the function that it replaces, or fails without doing anything.
             let driver = unsafe { driver.with_table(&change) };
             let device = Device::new(&driver, 0).unwrap();
-            let bench = Bench { driver, device, backend, plain_segments, seed };
+            let bench = Bench { driver, device, backend, plain_segments, kind, seed };
             let told = Told(&bench);
             body(&bench);
             drop(told);
         }
     }
+}
+
+/// Each backend, over plain segments where it has the choice, and with the other kinds of memory that it has.
+fn subjects() -> Vec<(BackendKind, bool, MemoryKind)> {
+    let of = |backend| {
+        let kinds: &[MemoryKind] = match backend {
+            BackendKind::Native => &[MemoryKind::Device],
+            _ => &[MemoryKind::Device, MemoryKind::Unified, MemoryKind::Host],
+        };
+        let plain = (backend == BackendKind::Caching).then_some((backend, true, MemoryKind::Device));
+        kinds.iter().map(move |kind| (backend, false, *kind)).chain(plain).collect::<Vec<_>>()
+    };
+    built_backends().into_iter().flat_map(of).collect()
 }
 
 pub(crate) fn built_backends() -> Vec<BackendKind> {
@@ -51,13 +79,13 @@ const SEED_COUNT: u64 = 6;
 
 impl Bench {
     pub(crate) fn builder(&self) -> PoolBuilder {
-        let builder = Pool::builder(&self.device).backend(self.backend);
+        let builder = Pool::builder(&self.device).backend(self.backend).kind(self.kind);
         if self.plain_segments { builder.plain_segments() } else { builder }
     }
 
     /// Whether pools map handles.
     pub(crate) fn maps(&self) -> bool {
-        self.backend == BackendKind::Caching && !self.plain_segments
+        self.backend == BackendKind::Caching && !self.plain_segments && self.kind == MemoryKind::Device
     }
 
     pub(crate) fn pool(&self) -> Pool {
@@ -102,8 +130,8 @@ struct Told<'a>(&'a Bench);
 impl Drop for Told<'_> {
     fn drop(&mut self) {
         if std::thread::panicking() {
-            let Bench { backend, plain_segments, seed, .. } = self.0;
-            eprintln!("backend {backend}, plain segments {plain_segments}, seed {seed}");
+            let Bench { backend, plain_segments, kind, seed, .. } = self.0;
+            eprintln!("backend {backend}, plain segments {plain_segments}, {kind} memory, seed {seed}");
         }
     }
 }

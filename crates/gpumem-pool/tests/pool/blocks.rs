@@ -1,6 +1,6 @@
 //! Blocks: sizes, contents, order of frees, order of drops.
 
-use crate::bench::{Bench, on_each_backend, small};
+use crate::bench::{Bench, on_device_memory, on_each_backend, small};
 use gpumem_pool::sys::SimConfig;
 use gpumem_pool::{Block, Device, Event, Pool, PoolError, Stream};
 
@@ -35,7 +35,7 @@ fn zero_bytes_are_a_block_and_nothing_to_the_books() {
 
 #[test]
 fn what_can_never_fit_is_told_apart() {
-    on_each_backend(&small(), |bench| {
+    on_device_memory(&small(), |bench| {
         let (pool, stream) = (bench.pool(), bench.stream());
         for size_bytes in [(1 << 30) + 1, 1 << 63, i64::MAX as u64, u64::MAX] {
             match pool.alloc(size_bytes, &stream) {
@@ -51,7 +51,7 @@ fn what_can_never_fit_is_told_apart() {
 
 #[test]
 fn a_full_device_says_so_and_recovers() {
-    on_each_backend(&small(), |bench| {
+    on_device_memory(&small(), |bench| {
         let (pool, stream) = (bench.pool(), bench.stream());
         let held = pool.alloc(700 << 20, &stream).unwrap();
         let error = pool.alloc(700 << 20, &stream).unwrap_err();
@@ -69,7 +69,7 @@ fn a_full_device_says_so_and_recovers() {
 /// A free that is only queued, or memory kept for another size, must not make the next request fail.
 #[test]
 fn memory_on_its_way_back_counts_as_there() {
-    on_each_backend(&small(), |bench| {
+    on_device_memory(&small(), |bench| {
         let pool = bench.pool();
         for round in 0..8 {
             let stream = bench.stream();
@@ -186,7 +186,7 @@ fn any_order_of_drops_is_safe() {
 
 #[test]
 fn status_follows_blocks_and_peaks_stay() {
-    on_each_backend(&small(), |bench| {
+    on_device_memory(&small(), |bench| {
         let (pool, stream) = (bench.builder().soft_limit(16 << 20).build().unwrap(), bench.stream());
         let (one, two) = (pool.alloc(8 << 10, &stream).unwrap(), pool.alloc(1 << 20, &stream).unwrap());
         let both = pool.status().unwrap();

@@ -4,14 +4,14 @@
 //! the variables set and only the test at the end selected.
 
 use gpumem_pool::sys::{Driver, SimConfig};
-use gpumem_pool::{BackendKind, Device, Pool, PoolBuilder};
+use gpumem_pool::{BackendKind, Device, MemoryKind, Pool, PoolBuilder};
 use std::process::Command;
 
 /// Runs [`child`] under the given variables and returns what it printed between the marks.
 fn under(variables: &[(&str, &str)]) -> String {
     let mut command = Command::new(std::env::current_exe().unwrap());
     command.args(["environment::child", "--exact", "--ignored", "--nocapture"]);
-    for name in ["GPUMEM_POOL", "GPUMEM_HARD_LIMIT", "GPUMEM_SOFT_LIMIT"] {
+    for name in ["GPUMEM_POOL", "GPUMEM_KIND", "GPUMEM_HARD_LIMIT", "GPUMEM_SOFT_LIMIT"] {
         command.env_remove(name);
     }
     let output = command.envs(variables.iter().copied()).output().unwrap();
@@ -28,7 +28,9 @@ fn child() {
     let device = Device::new(&Driver::sim(SimConfig::new().memory_bytes(1 << 30)).unwrap(), 0).unwrap();
     let show = |pool: Pool| {
         let status = pool.status().unwrap();
-        format!("{} {:?} {:?}", status.backend, status.hard_limit_bytes, status.soft_limit_bytes)
+        let kind =
+            if status.kind == MemoryKind::Device { String::new() } else { format!("{} ", status.kind) };
+        format!("{kind}{} {:?} {:?}", status.backend, status.hard_limit_bytes, status.soft_limit_bytes)
     };
     let from_env = Pool::from_env(&device).map_or_else(|error| error.to_string(), show);
     let built = PoolBuilder::from_env(&device).and_then(|builder| {
@@ -53,6 +55,19 @@ fn nothing_set_is_the_default() {
     let expected = format!("{default} None None; none Some(8388608) Some(4194304); {default} None None");
     assert_eq!(under(&[]), expected);
     assert_eq!(under(&[("GPUMEM_POOL", ""), ("GPUMEM_HARD_LIMIT", "")]), expected);
+}
+
+#[test]
+fn the_kind_of_memory_is_read_from_the_environment() {
+    for kind in ["device", "unified", "host"] {
+        let shown = under(&[("GPUMEM_KIND", kind), ("GPUMEM_POOL", "none")]);
+        let said = if kind == "device" { String::new() } else { format!("{kind} ") };
+        assert!(shown.starts_with(&format!("{said}none None None; {said}none Some")), "{shown}");
+    }
+    let shown = under(&[("GPUMEM_KIND", "managed")]);
+    assert!(shown.contains("GPUMEM_KIND=\"managed\"") && shown.contains("unified"), "{shown}");
+    let shown = under(&[("GPUMEM_KIND", "host"), ("GPUMEM_HARD_LIMIT", "50%"), ("GPUMEM_POOL", "none")]);
+    assert!(shown.contains("no limit for host memory"), "{shown}");
 }
 
 #[test]

@@ -1,6 +1,6 @@
 //! Aligned blocks, blocks as plain data, and memory that stays where it is.
 
-use crate::bench::{on_each_backend, on_each_backend_with, small, stand_in};
+use crate::bench::{on_device_memory, on_each_backend, on_each_backend_with, small, stand_in};
 use gpumem_pool::sys::types::CUmemAllocationHandleType;
 use gpumem_pool::{BackendKind, Block, PoolError};
 use std::os::fd::FromRawFd;
@@ -37,7 +37,7 @@ fn a_block_starts_where_it_was_asked_to() {
 
 #[test]
 fn what_is_no_alignment_is_told_apart() {
-    on_each_backend(&small(), |bench| {
+    on_device_memory(&small(), |bench| {
         let (pool, stream) = (bench.pool(), bench.stream());
         for alignment in [0, 3, 100, 257, (1 << 30) + 1, 1 << 31, 1 << 63, u64::MAX] {
             for size_bytes in [0, 1, 1 << 21, u64::MAX] {
@@ -184,7 +184,7 @@ fn a_pinned_handle_is_mapped_once() {
 
 #[test]
 fn memory_for_others_is_asked_for_or_refused() {
-    on_each_backend(&small(), |bench| {
+    on_device_memory(&small(), |bench| {
         let stream = bench.stream();
         match bench.builder().exportable().build() {
             Ok(pool) => {

@@ -43,10 +43,12 @@ fn only_one_backend_has_them() {
         match pool.growable(MIB, &stream) {
             Ok(block) => assert_eq!((pool.backend().to_string(), block.size_bytes()), ("caching".into(), 0)),
             Err(PoolError::NeedsVirtualMemory { .. }) => assert!(bench.plain_segments),
+            Err(PoolError::NotWithKind { kind, .. }) => assert_eq!(kind, bench.kind),
             Err(error) => assert!(matches!(error, PoolError::NotWithBackend { .. }), "{error}"),
         }
         for size_bytes in [(1 << 30) + 1, 1 << 63, u64::MAX] {
-            assert!(matches!(pool.growable(size_bytes, &stream), Err(PoolError::TooLarge { .. })));
+            let refused = pool.growable(size_bytes, &stream);
+            assert!(matches!(refused, Err(PoolError::TooLarge { .. } | PoolError::NotWithKind { .. })));
         }
     });
 }

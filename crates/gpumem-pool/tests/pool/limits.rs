@@ -1,6 +1,6 @@
 //! The hard limit: exact, for any number of threads, and never in the way of memory that is only on its way back.
 
-use crate::bench::{on_each_backend, on_each_backend_with, small};
+use crate::bench::{on_device_memory, on_each_backend, on_each_backend_with, small};
 use gpumem_pool::{Limit, PoolError};
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -27,7 +27,7 @@ fn the_limit_is_exact() {
 
 #[test]
 fn a_share_is_of_the_device() {
-    on_each_backend(&small(), |bench| {
+    on_device_memory(&small(), |bench| {
         let pool = bench.builder().hard_limit(Limit::Percent(50.0)).build().unwrap();
         assert_eq!(pool.status().unwrap().hard_limit_bytes, Some(512 << 20));
         let stream = bench.stream();
@@ -38,7 +38,7 @@ fn a_share_is_of_the_device() {
 
 #[test]
 fn a_limit_that_nothing_fits_into_is_a_mistake() {
-    on_each_backend(&small(), |bench| {
+    on_device_memory(&small(), |bench| {
         for limit in
             [Limit::Bytes(0), Limit::Bytes((2 << 20) - 1), Limit::Percent(0.0), "1KiB".parse().unwrap()]
         {

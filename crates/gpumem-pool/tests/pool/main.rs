@@ -14,6 +14,7 @@ mod exit;
 mod faults;
 mod features;
 mod growable;
+mod kinds;
 mod limits;
 mod objects;
 mod out_of_memory;

@@ -1,6 +1,6 @@
 //! What a refused request says: five programs that run out of memory for five reasons, each with its own advice.
 
-use crate::bench::{Bench, on_each_backend, small};
+use crate::bench::{Bench, on_device_memory, on_each_backend, small};
 use gpumem_pool::sys::SimConfig;
 use gpumem_pool::{Advice, BackendKind, Block, OutOfMemory, Pool, PoolError, Profile, Stream};
 use std::sync::{Arc, Mutex};
@@ -41,7 +41,7 @@ fn until_refused(pool: &Pool, size_bytes: u64, stream: &Stream) -> (Vec<Block>, 
 
 #[test]
 fn a_limit_that_is_too_low() {
-    on_each_backend(&small(), |bench| {
+    on_device_memory(&small(), |bench| {
         let (options, seen) = observed(bench);
         let (pool, stream) = (options.hard_limit(288 * MIB).build().unwrap(), bench.stream());
         let (_held, error) = until_refused(&pool, 64 * MIB, &stream);
@@ -52,7 +52,7 @@ fn a_limit_that_is_too_low() {
 
 #[test]
 fn another_process() {
-    on_each_backend(&small(), |bench| {
+    on_device_memory(&small(), |bench| {
         let (options, seen) = observed(bench);
         let (pool, stream) = (options.build().unwrap(), bench.stream());
         bench.driver.simulator().unwrap().take_memory(0, 700 * MIB);
@@ -65,7 +65,7 @@ fn another_process() {
 /// Small blocks that stay keep the memory between them from becoming a large one.
 #[test]
 fn fragmentation() {
-    on_each_backend(&small(), |bench| {
+    on_device_memory(&small(), |bench| {
         if bench.backend != BackendKind::Caching {
             return;
         }
@@ -86,7 +86,7 @@ fn fragmentation() {
 /// A loop that frees what it allocates, but for a little.
 #[test]
 fn a_leak() {
-    on_each_backend(&small(), |bench| {
+    on_device_memory(&small(), |bench| {
         let (options, seen) = observed(bench);
         let (pool, stream) = (options.hard_limit(256 * MIB).build().unwrap(), bench.stream());
         let mut kept = Vec::new();
@@ -106,7 +106,7 @@ fn a_leak() {
 
 #[test]
 fn a_program_that_wants_too_much() {
-    on_each_backend(&small(), |bench| {
+    on_device_memory(&small(), |bench| {
         let (options, seen) = observed(bench);
         let (pool, stream) = (options.build().unwrap(), bench.stream());
         let (_held, error) = until_refused(&pool, 300 * MIB, &stream);

@@ -1,6 +1,6 @@
 //! Memory of one device that another may use.
 
-use crate::bench::{Bench, on_each_backend, on_each_backend_with, small, stand_in};
+use crate::bench::{Bench, on_device_memory, on_each_backend, on_each_backend_with, small, stand_in};
 use gpumem_pool::sys::SimConfig;
 use gpumem_pool::sys::types::CUresult;
 use gpumem_pool::{Block, Device, PoolError, Stream};
@@ -24,7 +24,7 @@ fn may_write(bench: &Bench, block: &Block, home: &Stream, stream: &Stream) -> bo
 
 #[test]
 fn a_peer_may_use_what_is_there_and_what_comes() {
-    on_each_backend(&pair(), |bench| {
+    on_device_memory(&pair(), |bench| {
         let (pool, home) = (bench.pool(), bench.stream());
         let peer = Device::new(&bench.driver, 1).unwrap();
         let other = Stream::new(&peer).unwrap();
@@ -64,7 +64,7 @@ fn a_pool_can_be_open_from_the_start() {
 
 #[test]
 fn a_device_without_a_link_is_refused() {
-    on_each_backend(&pair(), |bench| {
+    on_device_memory(&pair(), |bench| {
         let far = Device::new(&bench.driver, 2).unwrap();
         let pool = bench.pool();
         assert!(matches!(pool.enable_peer_access(&far), Err(PoolError::NoPeerAccess { .. })));

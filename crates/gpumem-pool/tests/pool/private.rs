@@ -1,6 +1,6 @@
 //! Pools within a pool's limit.
 
-use crate::bench::{on_each_backend, small};
+use crate::bench::{on_device_memory, on_each_backend, small};
 use gpumem_pool::{Block, Limit, Pool, PoolError};
 
 const MIB: u64 = 1 << 20;
@@ -21,7 +21,7 @@ fn held(pool: &Pool) -> u64 {
 
 #[test]
 fn a_quota_is_its_own_and_part_of_the_whole() {
-    on_each_backend(&small(), |bench| {
+    on_device_memory(&small(), |bench| {
         let pool = bench.builder().hard_limit(64 * MIB).build().unwrap();
         let (left, right) = (pool.private(40 * MIB).unwrap(), pool.private(Limit::Percent(90.0)).unwrap());
         let stream = bench.stream();
@@ -91,7 +91,7 @@ fn whoever_ends_leaves_room() {
 
 #[test]
 fn a_pool_without_a_limit_has_private_pools_too() {
-    on_each_backend(&small(), |bench| {
+    on_device_memory(&small(), |bench| {
         let pool = bench.pool();
         let inner = pool.private(8 * MIB).unwrap();
         let stream = bench.stream();

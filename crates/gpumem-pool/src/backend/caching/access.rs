@@ -1,48 +1,65 @@
 //! [`Access`]: how a pool has its memory and for what, which devices may use it, and what it counts against.
 
-use crate::family::Family;
-use crate::options::HandleUse;
+use crate::dues::Dues;
+use crate::kind::MemoryKind;
+use crate::options::{HandleUse, PoolBuilder};
 use gpumem_sys::types::{
     CUdevice, CUmemAccess_flags, CUmemAccessDesc, CUmemAllocationHandleType, CUmemAllocationProp,
     CUmemAllocationProp_st__bindgen_ty_1, CUmemAllocationType, CUmemLocation, CUmemLocationType,
 };
-use std::sync::{Arc, PoisonError, RwLock};
+use std::sync::{PoisonError, RwLock};
 
 /// How a heap has its memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Memory {
     /// Handles, mapped where they are needed.
     Virtual,
-    /// Plain segments, each where the driver puts it.
-    Plain,
+    /// Segments, each where the driver puts it.
+    Segments(MemoryKind),
+}
+
+impl Memory {
+    pub(super) fn kind(self) -> MemoryKind {
+        match self {
+            Self::Virtual => MemoryKind::Device,
+            Self::Segments(kind) => kind,
+        }
+    }
 }
 
 pub(super) struct Access {
     memory: Memory,
     device: CUdevice,
     handle_use: HandleUse,
-    family: Option<Arc<Family>>,
+    dues: Dues,
     /// The device's own first. It grows only under the lock of the heap, so that no mapping misses a change.
     granted: RwLock<Vec<CUmemAccessDesc>>,
 }
 
 impl Access {
-    pub(super) fn new(
-        memory: Memory,
-        device: CUdevice,
-        handle_use: HandleUse,
-        family: Option<Arc<Family>>,
-    ) -> Self {
-        Self { memory, device, handle_use, family, granted: RwLock::new(vec![all_of(device)]) }
+    pub(super) fn new(memory: Memory, options: &PoolBuilder) -> Self {
+        let device = options.device.raw();
+        Self {
+            memory,
+            device,
+            handle_use: options.handle_use,
+            dues: Dues::new(options),
+            granted: RwLock::new(vec![all_of(device)]),
+        }
+    }
+
+    /// What counts the same once the pool is gone, and nothing else.
+    pub(super) fn remains(&self) -> Self {
+        Self { dues: self.dues.clone(), granted: RwLock::default(), ..*self }
     }
 
     pub(super) fn memory(&self) -> Memory {
         self.memory
     }
 
-    /// What handles count against.
-    pub(super) fn family(&self) -> Option<&Arc<Family>> {
-        self.family.as_ref()
+    /// What its memory counts against.
+    pub(super) fn dues(&self) -> &Dues {
+        &self.dues
     }
 
     pub(super) fn grant(&self, peer: CUdevice) {

@@ -34,7 +34,7 @@ use super::stats::Counters;
 use super::vmm::Vmm;
 use super::{of_class, of_heap, thread};
 use crate::backend::{Freed, Piece as BlockPiece, Taken};
-use crate::clock::{Clocks, Order, Stamp, StreamId};
+use crate::clock::{Clocks, Order, Slot, Stamp, StreamId};
 use crate::device::Device;
 use crate::dials::Dials;
 use crate::error::PoolError;
@@ -62,13 +62,16 @@ pub(super) struct Shared {
 
 impl Shared {
     pub(super) fn new(id: u64, options: &PoolBuilder, limits: Limits) -> Result<Arc<Self>, PoolError> {
-        let PoolBuilder { device, dials, handle_use, family, .. } = options;
+        let PoolBuilder { device, family, .. } = options;
+        let mut dials = options.dials.clone();
+        // No stream waits in place of the host.
+        dials.inserted_waits &= !options.kind.is_host_accessible();
         let _bound = device.enter()?;
         let (memory, ranges) = addresses::choose(options)?;
-        let access = Access::new(memory, device.raw(), *handle_use, family.clone());
+        let access = Access::new(memory, options);
         let heap = match memory {
             Memory::Virtual => Heap::new(dials.clone(), ranges),
-            Memory::Plain => Heap::of_segments(dials.clone()),
+            Memory::Segments(_) => Heap::of_segments(dials.clone()),
         };
         let shared = Arc::new(Self {
             id,
@@ -98,7 +101,8 @@ impl Shared {
     }
 
     pub(super) fn alloc(&self, size_bytes: u64, stream: &Stream) -> Result<BlockPiece, PoolError> {
-        match Class::of(size_bytes) {
+        // Magazines and depot know what is ordered, and not what is complete.
+        match Class::of(size_bytes).filter(|_| !self.is_for_host()) {
             Some(class) => Ok(of_class(class, self.alloc_small(class, size_bytes, stream)?)),
             None => self.alloc_from_heap(size_bytes, UNIT_BYTES, stream),
         }
@@ -130,13 +134,13 @@ impl Shared {
         // The heap doesn't know where the driver will put a segment: there has to be room for the alignment.
         let (padding_bytes, heap_alignment) = match self.access.memory() {
             Memory::Virtual => (0, alignment),
-            Memory::Plain => (alignment - UNIT_BYTES, UNIT_BYTES),
+            Memory::Segments(_) => (alignment - UNIT_BYTES, UNIT_BYTES),
         };
         let least_bytes = size_bytes.saturating_add(padding_bytes);
         let request = Request {
             size_bytes: self.dials.rounded(least_bytes),
             alignment: heap_alignment,
-            slot: stream.slot(),
+            slot: if self.is_for_host() { Slot::NOBODY } else { stream.slot() },
         };
         let recent = thread::with_near(self.id, stream.id().0, |set| set.take_recent());
         let piece = self.climb(&request, least_bytes, size_bytes, &recent.unwrap_or(Recent::new()))?;

@@ -41,17 +41,10 @@ impl<'a> Vmm<'a> {
         unsafe { self.driver.cuMemSetAccess(address, size_bytes as usize, access, 1) }
     }
 
-    /// To the limits that the pool shares: beyond them there is no memory, as far as the heap can tell.
+    /// Beyond the limits that the pool shares there is no memory, as far as the heap can tell.
     fn admit(&self, size_bytes: u64) -> Result<(), DriverError> {
-        let admitted = self.access.family().map_or(Ok(()), |family| family.admit(size_bytes));
         let full = DriverError::Failed { call: "cuMemCreate", code: CUresult::CUDA_ERROR_OUT_OF_MEMORY };
-        admitted.map_err(|_| full)
-    }
-
-    fn withdraw(&self, size_bytes: u64) {
-        if let Some(family) = self.access.family() {
-            family.give_back(size_bytes);
-        }
+        self.access.dues().admit(size_bytes).map_err(|_| full)
     }
 
     fn create_handle(&self, size_bytes: u64) -> Result<u64, DriverError> {
@@ -82,9 +75,9 @@ impl Backing for Vmm<'_> {
         self.admit(size_bytes)?;
         let created = match self.access.memory() {
             Memory::Virtual => self.create_handle(size_bytes),
-            Memory::Plain => plain::acquire(self.driver, size_bytes),
+            Memory::Segments(kind) => plain::acquire(self.driver, kind, size_bytes),
         };
-        created.map(RawHandle).inspect_err(|_| self.withdraw(size_bytes))
+        created.map(RawHandle).inspect_err(|_| self.access.dues().give_back(size_bytes))
     }
 
     fn map(&mut self, address: u64, size_bytes: u64, handle: RawHandle) -> Result<(), DriverError> {
@@ -112,9 +105,9 @@ impl Backing for Vmm<'_> {
             // SAFETY: the handle was created here, and is not named again.
             Memory::Virtual => unsafe { self.driver.cuMemRelease(handle.0)? },
             // SAFETY: as above; the heap knows that all uses are complete.
-            Memory::Plain => unsafe { plain::release(self.driver, handle.0)? },
+            Memory::Segments(kind) => unsafe { plain::release(self.driver, kind, handle.0)? },
         }
-        self.withdraw(size_bytes);
+        self.access.dues().give_back(size_bytes);
         Ok(())
     }
 }

@@ -11,9 +11,9 @@ use super::record::Records;
 use super::space::{FRAME_BYTES, FRAME_SHIFT};
 use super::stamps::Pending;
 use super::survey::View;
-use super::trim::{Complete, NOBODY};
+use super::trim::Complete;
 use super::{Heap, LARGE_SPACE, Request, frames_in, rounded, space_of};
-use crate::clock::Order;
+use crate::clock::{Order, Slot};
 use gpumem_sys::DriverError;
 use std::collections::BTreeMap;
 
@@ -146,7 +146,7 @@ impl Heap {
     /// Those that are free from start to end, their last uses complete.
     fn idle_segments(&self, order: &impl Order) -> Vec<(usize, u64, Segment)> {
         let complete = Complete(order);
-        let view = View { records: &self.records, slot: NOBODY, order: &complete, with_ready: true };
+        let view = View { records: &self.records, slot: Slot::NOBODY, order: &complete, with_ready: true };
         let is_idle = |(index, slot, segment): &(usize, u64, Segment)| {
             let (space, start) = (&self.spaces[*index], slot << FRAME_SHIFT);
             let id = space.at(&self.records, start);

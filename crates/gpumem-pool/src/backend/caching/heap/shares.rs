@@ -24,6 +24,9 @@ pub(super) struct Shares {
 
 impl Shares {
     pub(super) fn take(&mut self, slot: Slot, size_bytes: u64) {
+        if slot == Slot::NOBODY {
+            return;
+        }
         let index = usize::from(slot.0);
         if self.list.len() <= index {
             self.list.resize(index + 1, Share::default());

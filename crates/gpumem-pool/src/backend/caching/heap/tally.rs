@@ -4,7 +4,7 @@ use super::Heap;
 use super::space::FRAME_BYTES;
 use super::stamps::Owner;
 use super::survey::{Survey, View, stretches};
-use super::trim::{Complete, NOBODY};
+use super::trim::Complete;
 use crate::clock::{Order, Slot};
 
 impl Heap {
@@ -26,7 +26,7 @@ impl Heap {
     /// The largest block that needs no wait and nothing new from the driver but mappings.
     pub(in super::super) fn largest_free_bytes(&self, order: &impl Order) -> u64 {
         let complete = Complete(order);
-        let view = View { records: &self.records, slot: NOBODY, order: &complete, with_ready: true };
+        let view = View { records: &self.records, slot: Slot::NOBODY, order: &complete, with_ready: true };
         let stretches = self.spaces.iter().flat_map(|space| stretches(space, 0, &view));
         let longest = stretches.map(|(start, end)| end - start).max().unwrap_or(0);
         let movable = Survey::movable(&self.frames, &self.spaces, &view).frame_count();

@@ -108,7 +108,7 @@ impl Heap {
     /// The handles whose frames are all idle and whose last uses, through any window, are complete.
     fn releasable(&self, order: &impl Order) -> Vec<u32> {
         let complete = Complete(order);
-        let view = View { records: &self.records, slot: NOBODY, order: &complete, with_ready: true };
+        let view = View { records: &self.records, slot: Slot::NOBODY, order: &complete, with_ready: true };
         let survey = Survey::collect(&self.frames, &self.spaces, &view);
         let whole = survey.idle.iter().filter(|idle| {
             let windows = self.frames.windows_of(idle.handle).map(|id| self.frames.window(id));
@@ -172,9 +172,6 @@ impl<O: Order> Order for Complete<'_, O> {
         self.0.is_complete(stamp)
     }
 }
-
-/// No stream's slot.
-pub(super) const NOBODY: Slot = Slot(u16::MAX);
 
 /// Never, unless that is the mistake on purpose.
 #[inline]

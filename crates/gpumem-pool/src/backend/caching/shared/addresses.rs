@@ -1,10 +1,11 @@
 //! The heap's addresses: of virtual memory where the driver has it; plain segments bring their own where it is missing or
-//! refused.
+//! refused, and so does memory of other kinds.
 
 use crate::backend::caching::access::{Access, Memory};
 use crate::backend::caching::vmm::{Backing, Vmm};
 use crate::device::Device;
 use crate::error::PoolError;
+use crate::kind::MemoryKind;
 use crate::options::{BackendKind, PoolBuilder};
 use gpumem_sys::DriverError;
 use gpumem_sys::types::{CUdevice_attribute, CUresult};
@@ -14,10 +15,17 @@ type Ranges = [(u64, u64); 2];
 
 /// How the pool has its memory, and the addresses reserved for it. The device's context is current.
 pub(super) fn choose(options: &PoolBuilder) -> Result<(Memory, Ranges), PoolError> {
+    let no_ranges = Ranges::default();
+    if options.kind != MemoryKind::Device {
+        return match options.handle_use.exportable {
+            true => Err(PoolError::not_with_kind(options.kind, "be exported as descriptors")),
+            false => Ok((Memory::Segments(options.kind), no_ranges)),
+        };
+    }
     let found = if options.plain_segments { Err(ASKED_FOR.into()) } else { virtual_memory(options)? };
     match found {
         Ok(ranges) => Ok((Memory::Virtual, ranges)),
-        Err(_) if !options.handle_use.exportable => Ok((Memory::Plain, Ranges::default())),
+        Err(_) if !options.handle_use.exportable => Ok((Memory::Segments(MemoryKind::Device), no_ranges)),
         Err(lack) => Err(unsupported(format!("{lack}, and nothing else can be exported as descriptors"))),
     }
 }
@@ -34,7 +42,7 @@ fn virtual_memory(options: &PoolBuilder) -> Result<Result<Ranges, String>, PoolE
         return Ok(Err(format!("{device} has no virtual memory management")));
     }
     check_handle_use(options)?;
-    let access = Access::new(Memory::Virtual, device.raw(), options.handle_use, options.family.clone());
+    let access = Access::new(Memory::Virtual, options);
     let mut vmm = Vmm::new(device.driver(), &access);
     if let Some(refusal) = refusal_to_create(&mut vmm)? {
         return Ok(Err(format!("{device} refuses virtual memory ({refusal})")));

@@ -20,7 +20,7 @@ impl Shared {
             Ok(info) => info,
             Err(error) => return lack.said.map_or(error, PoolError::from),
         };
-        let passed = self.access.family().and_then(|family| family.full_for(requested_bytes));
+        let passed = self.access.dues().full_for(requested_bytes);
         let (counts, reserved) = (self.counts(), self.reserved());
         let (pending_bytes, largest_free_bytes) = {
             let heap = &self.core().heap;

@@ -75,14 +75,14 @@ impl Shared {
         if crate::planted::has(crate::planted::Bug::LimitOffByOne) {
             return self.limits.hard_bytes.unwrap_or(u64::MAX).saturating_add(2 << 20);
         }
-        let room_bytes = self.access.family().map_or(u64::MAX, |family| family.room_bytes());
+        let room_bytes = self.access.dues().room_bytes();
         heap.reserved_bytes().saturating_add(room_bytes).min(self.limits.hard_bytes.unwrap_or(u64::MAX))
     }
 
     /// Other pools under a limit that keeps this one from growing, ready to give back what they keep unused once the
     /// device has been waited for.
     pub(in super::super) fn short_family(&self) -> Vec<Arc<dyn Member>> {
-        let short = self.access.family().filter(|family| family.is_short_of_others());
+        let short = self.access.dues().family().filter(|family| family.is_short_of_others());
         let mut members = short.map(|family| family.members()).unwrap_or_default();
         members.retain(|member| !core::ptr::addr_eq(Arc::as_ptr(member), self));
         members.iter().for_each(|member| member.before_giving());

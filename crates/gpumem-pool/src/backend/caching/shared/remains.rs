@@ -8,12 +8,8 @@ use crate::backend::caching::vmm::Vmm;
 use crate::clock::{Clocks, Order, Slot, Stamp};
 use crate::context::Relaxed;
 use crate::dials::Dials;
-use crate::family::Family;
-use crate::options::HandleUse;
 use crate::upkeep::Left;
 use gpumem_sys::Driver;
-use gpumem_sys::types::CUdevice;
-use std::sync::Arc;
 
 impl Drop for Shared {
     fn drop(&mut self) {
@@ -21,16 +17,14 @@ impl Drop for Shared {
         let pending = core.pending_slots();
         let heap = core::mem::replace(&mut core.heap, Heap::new(Dials::default(), [(0, 0); 2]));
         let extents = core::mem::take(&mut core.extents);
-        let family = self.access.family().cloned();
-        let memory = self.access.memory();
-        let mut left = Remains { memory, family, heap, extents, ranges: self.ranges };
+        let mut left = Remains { access: self.access.remains(), heap, extents, ranges: self.ranges };
         left.heap.set_outside_bytes(0);
         // Without its context all of it is gone already.
         let Ok(_bound) = self.device.enter() else { return };
         let (driver, clocks) = (self.device.driver(), self.clocks());
         // Nobody is there to tell of a failure: what is not known to be done stays.
         let _ = self.look(pending);
-        if !left.give_back(driver, self.device.raw(), clocks, false) {
+        if !left.give_back(driver, clocks, false) {
             self.device.upkeep().add_left(Box::new(left));
         }
     }
@@ -38,19 +32,17 @@ impl Drop for Shared {
 
 /// The heap of a pool that is gone, and its addresses.
 struct Remains {
-    memory: Memory,
-    family: Option<Arc<Family>>,
+    access: Access,
     heap: Heap,
     extents: Extents,
     ranges: [(u64, u64); 2],
 }
 
 impl Left for Remains {
-    fn give_back(&mut self, driver: &Driver, device: CUdevice, clocks: &Clocks, is_all_done: bool) -> bool {
+    fn give_back(&mut self, driver: &Driver, clocks: &Clocks, is_all_done: bool) -> bool {
         let Ok(_relaxed) = Relaxed::enter(driver) else { return false };
         // Nothing is mapped any more.
-        let access = Access::new(self.memory, device, HandleUse::default(), self.family.clone());
-        let mut vmm = Vmm::new(driver, &access);
+        let mut vmm = Vmm::new(driver, &self.access);
         let settled = match is_all_done {
             true => self.extents.settle(&AllDone, &mut vmm),
             false => self.extents.settle(clocks, &mut vmm),
@@ -63,7 +55,7 @@ impl Left for Remains {
         {
             return false;
         }
-        self.memory == Memory::Plain
+        self.access.memory() != Memory::Virtual
             || self.ranges.into_iter().all(|(address, size_bytes)| vmm.free(address, size_bytes).is_ok())
     }
 }

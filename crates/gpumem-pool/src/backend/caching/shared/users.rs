@@ -6,13 +6,14 @@ use crate::backend::plain;
 use crate::context::Relaxed;
 use crate::device::Device;
 use crate::error::PoolError;
+use crate::kind::MemoryKind;
 
 impl Shared {
     /// Over what is mapped, and from now on over what will be.
     pub(in super::super) fn enable_peer_access(&self, peer: &Device) -> Result<(), PoolError> {
         let _relaxed = Relaxed::enter(self.device.driver())?;
-        if self.has_plain_segments() {
-            return Ok(plain::enable_peer_access(&self.device, peer)?);
+        if let Memory::Segments(kind) = self.access.memory() {
+            return Ok(plain::enable_peer_access(&self.device, kind, peer)?);
         }
         let _bound = self.device.enter()?;
         let (core, vmm) = (self.core(), self.vmm());
@@ -34,7 +35,16 @@ impl Shared {
     }
 
     pub(in super::super) fn has_plain_segments(&self) -> bool {
-        self.access.memory() == Memory::Plain
+        self.access.memory() == Memory::Segments(MemoryKind::Device)
+    }
+
+    /// Whether the host may use what is handed out: then only what is complete is free.
+    pub(in super::super) fn is_for_host(&self) -> bool {
+        self.access.memory().kind().is_host_accessible()
+    }
+
+    pub(in super::super) fn can_map(&self) -> bool {
+        self.access.memory() == Memory::Virtual
     }
 
     /// The memory under a live piece stays under its addresses alone.

@@ -1,0 +1,228 @@
+//! Unified and pinned host memory: what sets it apart from the device's own.
+
+use crate::bench::{Bench, on_each_backend, small};
+use gpumem_pool::sys::sim::Schedule;
+use gpumem_pool::sys::types::{CUdevice_attribute, CUresult};
+use gpumem_pool::sys::{Driver, SimConfig};
+use gpumem_pool::{BackendKind, Block, Device, Limit, MemoryKind, Pool, PoolError, Stream};
+
+const MIB: u64 = 1 << 20;
+
+/// On a machine that runs work only when somebody waits for it.
+fn on_host_memory(body: impl Fn(&Bench)) {
+    on_each_backend(&small().schedule(Schedule::Late), |bench| {
+        if bench.kind.is_host_accessible() {
+            body(bench);
+        }
+    });
+}
+
+/// Writes on the host, at once.
+fn write(block: &Block, value: u8) {
+    // SAFETY: the block has these bytes to itself, and nothing was queued for it.
+    unsafe { block.host_ptr().unwrap().write_bytes(value, block.size_bytes() as usize) };
+}
+
+/// What the host sees.
+fn holds(block: &Block, value: u8) -> bool {
+    // SAFETY: as above; what was queued for it is done.
+    let bytes = unsafe {
+        std::slice::from_raw_parts(block.host_ptr().unwrap().as_ptr(), block.size_bytes() as usize)
+    };
+    bytes.iter().all(|byte| *byte == value)
+}
+
+#[test]
+fn a_block_says_whose_memory_it_is() {
+    on_each_backend(&small(), |bench| {
+        let (pool, stream) = (bench.pool(), bench.stream());
+        let block = pool.alloc(5000, &stream).unwrap();
+        assert_eq!(
+            (pool.kind(), block.kind(), pool.status().unwrap().kind),
+            (bench.kind, bench.kind, bench.kind)
+        );
+        assert_eq!(block.host_ptr().is_some(), bench.kind.is_host_accessible());
+        if let Some(host) = block.host_ptr() {
+            assert_eq!(host.as_ptr().expose_provenance() as u64, block.address());
+        }
+        assert!(pool.alloc(0, &stream).unwrap().host_ptr().is_none());
+        assert!(pool.private(16 * MIB).unwrap().alloc(1, &stream).unwrap().kind() == bench.kind);
+        let text = pool.status().unwrap().to_string();
+        assert_eq!(text.contains("memory on"), bench.kind.is_host_accessible(), "{text}");
+    });
+}
+
+/// The host's write is in no stream's order: a block that queued work still uses must not be handed out, to the same stream
+/// neither.
+#[test]
+fn memory_comes_again_when_every_use_is_complete() {
+    on_host_memory(|bench| {
+        let (pool, stream) = (bench.pool(), bench.stream());
+        for (round, size_bytes) in [300, 70_000, 3 * MIB, 50 * MIB].into_iter().enumerate() {
+            let mut held = Vec::new();
+            for step in 0..4_u8 {
+                let used = pool.alloc(size_bytes, &stream).unwrap();
+                bench.fill(&used, 100 + step, &stream);
+                drop(used);
+                let block = pool.alloc(size_bytes, &stream).unwrap();
+                write(&block, step);
+                held.push(block);
+            }
+            stream.synchronize().unwrap();
+            for (step, block) in held.iter().enumerate() {
+                assert!(holds(block, step as u8), "round {round}, step {step}");
+            }
+            pool.check().unwrap();
+        }
+    });
+}
+
+/// What is complete comes again, known by a wait or by a question.
+#[test]
+fn what_is_complete_needs_no_growth() {
+    on_host_memory(|bench| {
+        let (pool, stream) = (bench.pool(), bench.stream());
+        drop(pool.alloc(20 * MIB, &stream).unwrap());
+        let peak_bytes = pool.status().unwrap().reserved_peak_bytes;
+        for step in 0..20 {
+            stream.synchronize().unwrap();
+            let block = pool.alloc(20 * MIB, &stream).unwrap();
+            write(&block, step);
+            bench.fill(&block, 9, &stream);
+        }
+        assert_eq!(pool.status().unwrap().reserved_peak_bytes, peak_bytes);
+    });
+}
+
+/// At the limit the host waits for what is in the way.
+#[test]
+fn at_the_limit_the_host_waits() {
+    on_host_memory(|bench| {
+        let pool = bench.builder().hard_limit(32 * MIB).build().unwrap();
+        let (stream, other) = (bench.stream(), bench.stream());
+        for step in 0..10_u8 {
+            let block = pool.alloc(24 * MIB, if step % 3 == 0 { &other } else { &stream }).unwrap();
+            write(&block, step);
+            other.wait_for(&stream).unwrap();
+            bench.fill(&block, 200, &other);
+            block.record_use(&other);
+        }
+        assert!(matches!(pool.alloc(33 * MIB, &stream), Err(PoolError::LimitReached { .. })));
+        assert!(pool.status().unwrap().reserved_peak_bytes <= 32 * MIB);
+        pool.check().unwrap();
+    });
+}
+
+/// Each pool has a limit of its own, and host memory one that has nothing to do with the device.
+#[test]
+fn each_kind_has_its_own_budget() {
+    on_host_memory(|bench| {
+        let stream = bench.stream();
+        let pools = [(); 2].map(|()| bench.builder().hard_limit(64 * MIB).build().unwrap());
+        let held = pools.each_ref().map(|pool| pool.alloc(64 * MIB, &stream).unwrap());
+        assert!(pools.iter().all(|pool| pool.alloc(1, &stream).is_err()));
+        drop(held);
+        let share = bench.builder().hard_limit(Limit::Percent(25.0)).build();
+        match bench.kind {
+            MemoryKind::Host => {
+                let error = share.unwrap_err();
+                assert!(matches!(&error, PoolError::ShareOfHost { .. }), "{error}");
+                assert!(error.to_string().contains("25%") && error.to_string().contains("1.5GiB"), "{error}");
+            }
+            _ => assert_eq!(share.unwrap().status().unwrap().hard_limit_bytes, Some(256 * MIB)),
+        }
+    });
+}
+
+#[test]
+fn host_memory_may_be_more_than_the_device_has() {
+    let device = Device::new(&Driver::sim(SimConfig::small()).unwrap(), 0).unwrap();
+    let stream = Stream::new(&device).unwrap();
+    for backend in
+        crate::bench::built_backends().into_iter().filter(|backend| *backend != BackendKind::Native)
+    {
+        let pool = Pool::builder(&device).backend(backend).kind(MemoryKind::Host).build().unwrap();
+        let held = [(); 3].map(|()| pool.alloc(40 * MIB, &stream).unwrap());
+        let free_bytes = device.memory_info().unwrap().free_bytes;
+        assert!(free_bytes >= 62 * MIB, "{backend}: {free_bytes}");
+        drop(held);
+        for size_bytes in [1 << 51, 1 << 63, u64::MAX - 100] {
+            assert!(pool.alloc(size_bytes, &stream).is_err(), "{backend}: {size_bytes}");
+        }
+    }
+}
+
+/// Unified memory and what pools hold of the device stay below it together, unless somebody asks.
+#[test]
+fn unified_memory_leaves_the_device_a_margin() {
+    for backend in
+        crate::bench::built_backends().into_iter().filter(|backend| *backend != BackendKind::Native)
+    {
+        let device = Device::new(&Driver::sim(small()).unwrap(), 0).unwrap();
+        let stream = Stream::new(&device).unwrap();
+        let builder = || Pool::builder(&device).backend(backend);
+        let (own, unified) =
+            (builder().build().unwrap(), builder().kind(MemoryKind::Unified).build().unwrap());
+        let held = own.alloc(600 * MIB, &stream).unwrap();
+        let first = unified.alloc(300 * MIB, &stream).unwrap();
+        let error = unified.alloc(100 * MIB, &stream).unwrap_err();
+        assert!(
+            matches!(&error, PoolError::LimitReached(report) if report.limit_bytes == Some(960 * MIB)),
+            "{error}"
+        );
+        let error = own.alloc(100 * MIB, &stream).unwrap_err();
+        assert!(
+            matches!(&error, PoolError::LimitReached(report) if report.limit_bytes == Some(960 * MIB)),
+            "{error}"
+        );
+        let more = builder().kind(MemoryKind::Unified).oversubscribe().build().unwrap();
+        drop(more.alloc(500 * MIB, &stream).unwrap());
+        drop(first);
+        stream.synchronize().unwrap();
+        for pool in [&unified, &more] {
+            pool.reclaim().unwrap();
+        }
+        drop((own.alloc(400 * MIB, &stream).unwrap(), held));
+    }
+}
+
+#[test]
+fn what_a_kind_or_a_backend_can_not_do_is_said() {
+    let device = Device::new(&Driver::sim(small()).unwrap(), 0).unwrap();
+    #[cfg(feature = "backend-native")]
+    {
+        let native = Pool::builder(&device).backend(BackendKind::Native).kind(MemoryKind::Host).build();
+        assert!(matches!(native, Err(PoolError::NotWithBackend { .. })));
+    }
+    #[cfg(feature = "backend-caching")]
+    {
+        let exported =
+            Pool::builder(&device).backend(BackendKind::Caching).kind(MemoryKind::Host).exportable().build();
+        assert!(matches!(exported, Err(PoolError::NotWithKind { kind: MemoryKind::Host, .. })));
+    }
+    // Where nothing is asked of the backend, one is taken that can.
+    let pool = Pool::builder(&device).kind(MemoryKind::Unified).build().unwrap();
+    assert_ne!(pool.backend(), BackendKind::Native);
+
+    // SAFETY: a function that is missing is not called.
+    let old = unsafe { Driver::sim(small()).unwrap().with_table(|table| table.cuMemAllocManaged = None) };
+    let error = Pool::builder(&Device::new(&old, 0).unwrap()).kind(MemoryKind::Unified).build().unwrap_err();
+    assert!(matches!(error, PoolError::KindUnsupported { kind: MemoryKind::Unified, .. }), "{error}");
+}
+
+/// A device on which host and device can't use managed memory at once has it all the same; the host is kept away.
+#[test]
+fn without_concurrent_access_the_host_is_kept_away() {
+    unsafe extern "C" fn none(value: *mut i32, attribute: CUdevice_attribute, _: i32) -> CUresult {
+        let has = attribute != CUdevice_attribute::CU_DEVICE_ATTRIBUTE_CONCURRENT_MANAGED_ACCESS;
+        // SAFETY: whoever asks has a place for the answer.
+        unsafe { *value = i32::from(has) };
+        CUresult::CUDA_SUCCESS
+    }
+    let driver = Driver::sim(small()).unwrap();
+    // SAFETY: the stand-in answers as the driver would, of another device.
+    let driver = unsafe { driver.with_table(|table| table.cuDeviceGetAttribute = Some(none)) };
+    let device = Device::new(&driver, 0).unwrap();
+    let pool = Pool::builder(&device).kind(MemoryKind::Unified).build().unwrap();
+    assert!(pool.alloc(100, &Stream::new(&device).unwrap()).unwrap().host_ptr().is_none());
+}
