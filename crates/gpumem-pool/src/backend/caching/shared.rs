@@ -185,13 +185,14 @@ impl Shared {
         thread::with_near(self.id, freed.home.0, |set| set.put_large(large)) == Some(true)
     }
 
-    /// What a set keeps of a block beyond the classes that only home has used; `None` if it is not one, or if home is gone.
+    /// What a set keeps of a block beyond the classes that only home has used; `None` if it is not one, if home is gone, or
+    /// if the host may use it, who follows no stream's order.
     #[inline]
     pub(super) fn large(&self, piece: &BlockPiece, size_bytes: u64, home: StreamId) -> Option<Large> {
         let stamp = self.clocks().stamp_of(home);
         let BlockPiece { address, record, .. } = *piece;
         let large = Large { piece: Piece { address, record }, size_bytes, stamp: stamp.into() };
-        (size_bytes > Class::SIZE_BYTES_MAX && stamp != Stamp::NONE).then_some(large)
+        (size_bytes > Class::SIZE_BYTES_MAX && stamp != Stamp::NONE && !self.is_for_host()).then_some(large)
     }
 
     fn give_recent(&self, recent: &Recent) {
