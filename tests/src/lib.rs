@@ -24,3 +24,8 @@ pub use gpumem_adapt::array::pool::sys;
 #[cfg(doctest)]
 #[doc = include_str!("../../README.md")]
 pub struct Readme;
+
+/// The page on adaptors.
+#[cfg(doctest)]
+#[doc = include_str!("../../docs/adaptors.md")]
+pub struct Adaptors;

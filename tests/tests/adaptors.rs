@@ -4,14 +4,14 @@
 
 use gpumem_tests::backends::backends;
 use gpumem_tests::cases;
-use gpumem_tests::pool::adaptor::{Adaptor, Budget, Failures};
+use gpumem_tests::pool::adaptor::{Adaptor, Budget, Failures, Fallback, Fill, Guard, Side, Tracking};
 use gpumem_tests::pool::{Device, Pool, PoolError, Stream};
 use std::sync::Arc;
 
 const MIB: u64 = 1 << 20;
 
 /// A pool for every backend, with these around it.
-fn pools(device: &Device, adaptors: &[Arc<dyn Adaptor>]) -> impl Iterator<Item = Pool> {
+fn pools(device: &Device, adaptors: Vec<Arc<dyn Adaptor>>) -> impl Iterator<Item = Pool> {
     backends(device).into_iter().map(move |backend| {
         let builder = Pool::builder(device).backend(backend);
         adaptors.iter().cloned().fold(builder, |builder, adaptor| builder.adaptor(adaptor)).build().unwrap()
@@ -27,12 +27,24 @@ fn write(address: u64, value: u8, size_bytes: u64, stream: &Stream) {
     }
 }
 
+fn read(address: u64, size_bytes: u64, stream: &Stream) -> Vec<u8> {
+    stream.synchronize().unwrap();
+    let _bound = stream.device().bind().unwrap();
+    let mut bytes = vec![0_u8; size_bytes as usize];
+    // SAFETY: the buffer is as long as what is copied.
+    unsafe {
+        let driver = stream.device().driver();
+        driver.cuMemcpyDtoH_v2(bytes.as_mut_ptr().cast(), address, bytes.len()).unwrap();
+    }
+    bytes
+}
+
 cases! {
     /// One budget for blocks, whatever becomes of them, and for private pools.
     fn a_budget_holds(driver: &Driver) {
         let device = Device::new(driver, 0).unwrap();
         let budget = Arc::new(Budget::new(48 * MIB));
-        for pool in pools(&device, &[budget.clone()]) {
+        for pool in pools(&device, vec![budget.clone()]) {
             let (home, other) = (Stream::new(&device).unwrap(), Stream::new(&device).unwrap());
             let private = pool.private(64 * MIB).unwrap();
             let block = pool.alloc(30 * MIB, &home).unwrap();
@@ -55,7 +67,7 @@ cases! {
         let device = Device::new(driver, 0).unwrap();
         let (budget, failures) = (Arc::new(Budget::new(1 << 30)), Arc::new(Failures::share(0.5, 3)));
         let stream = Stream::new(&device).unwrap();
-        for pool in pools(&device, &[failures.clone(), budget.clone()]) {
+        for pool in pools(&device, vec![failures.clone(), budget.clone()]) {
             let blocks: Vec<_> = (1..50).filter_map(|step| pool.alloc(step * 10_000, &stream).ok()).collect();
             let live_bytes: u64 = blocks.iter().map(|block| block.size_bytes()).sum();
             assert_eq!(pool.status().unwrap().block_count, blocks.len() as u64);
@@ -64,5 +76,76 @@ cases! {
             assert_eq!(budget.in_use_bytes(), 0);
         }
         assert!(failures.failed_count() > 10 && failures.failed_count() < failures.seen_count() - 10);
+    }
+
+    /// Nobody sees another's bytes, whichever end they are set at.
+    fn bytes_are_zeroed(driver: &Driver) {
+        let device = Device::new(driver, 0).unwrap();
+        for fill in [Fill::zero_on_alloc(), Fill::zero_on_free()] {
+            let fill = Arc::new(fill);
+            for pool in pools(&device, vec![fill.clone()]) {
+                let streams = [(); 2].map(|()| Stream::new(&device).unwrap());
+                for round in 0..8 {
+                    let (home, other) = (&streams[round % 2], &streams[(round + 1) % 2]);
+                    let block = pool.alloc(3 * MIB + 5, home).unwrap();
+                    if round > 1 {
+                        assert!(read(block.address(), 3 * MIB + 5, home).iter().all(|byte| *byte == 0));
+                    }
+                    other.wait_for(home).unwrap();
+                    write(block.address(), 0x77, block.size_bytes(), other);
+                    block.record_use(other);
+                }
+            }
+            assert!(!fill.has_missed());
+        }
+    }
+
+    /// One byte too many, at either end, is found.
+    fn guards_see_a_byte(driver: &Driver) {
+        let device = Device::new(driver, 0).unwrap();
+        let guard = Arc::new(Guard::new());
+        for pool in pools(&device, vec![guard.clone()]) {
+            let (home, other) = (Stream::new(&device).unwrap(), Stream::new(&device).unwrap());
+            for (at, side) in [(-1, Side::Before), (5000, Side::Behind)] {
+                let block = pool.alloc(5000, &home).unwrap();
+                let whole = pool.alloc(5000, &home).unwrap();
+                write(whole.address(), 1, whole.size_bytes(), &home);
+                other.wait_for(&home).unwrap();
+                write(block.address().wrapping_add_signed(at), 0x42, 1, &other);
+                block.record_use(&other);
+                drop((block, whole));
+                device.synchronize().unwrap();
+                let found = guard.settle();
+                assert_eq!(found.len(), 1);
+                assert_eq!((found[0].side, found[0].distance_bytes, found[0].found), (side, 0, 0x42));
+            }
+        }
+        assert_eq!(guard.unchecked_count(), 0);
+    }
+
+    /// A second pool serves what the first refuses, and both are known of.
+    fn another_pool_helps_out(driver: &Driver) {
+        let device = Device::new(driver, 0).unwrap();
+        for spare in pools(&device, vec![]) {
+            let (tracking, budget) = (Arc::new(Tracking::new()), Arc::new(Budget::new(4 * MIB)));
+            let fallback = Arc::new(Fallback::new(&spare));
+            let adaptors: Vec<Arc<dyn Adaptor>> = vec![budget, fallback.clone(), tracking.clone()];
+            for pool in pools(&device, adaptors.clone()) {
+                let home = Stream::new(&device).unwrap();
+                let blocks = [3 * MIB, 2 * MIB, 8 * MIB].map(|size_bytes| pool.alloc(size_bytes, &home).unwrap());
+                for (value, block) in [1, 2, 3].into_iter().zip(&blocks) {
+                    write(block.address(), value, block.size_bytes(), &home);
+                }
+                for (value, block) in [1, 2, 3].into_iter().zip(&blocks) {
+                    assert!(read(block.address(), block.size_bytes(), &home).iter().all(|byte| *byte == value));
+                }
+                assert_eq!(spare.status().unwrap().in_use_bytes, 10 * MIB);
+                assert_eq!(tracking.live().size_bytes(), 13 * MIB);
+                drop(pool);
+                drop(blocks);
+                assert!(tracking.live().blocks.is_empty());
+            }
+            assert_eq!(spare.status().unwrap().block_count, 0);
+        }
     }
 }

@@ -21,15 +21,23 @@
 //! A pool without adaptors has none of this: it looks at a flag that it looks at anyway.
 
 mod failures;
+mod fallback;
+mod fill;
 mod grant;
+mod guard;
 mod limit;
 mod stack;
+mod tracking;
 
 pub use failures::Failures;
+pub use fallback::Fallback;
+pub use fill::Fill;
 pub use grant::{Grant, Release};
+pub use guard::{Damage, Guard, Side};
 pub use limit::Budget;
 pub use stack::Next;
 pub(crate) use stack::Stack;
+pub use tracking::{LiveBlock, LiveBlocks, Tracking};
 
 use crate::alignment::ALIGNMENT_MIN;
 use crate::backend::{Freed, Piece};
@@ -42,7 +50,7 @@ use crate::stream::Stream;
 use core::fmt;
 
 /// One behaviour around what a pool hands out; see [`PoolBuilder::adaptor`](crate::PoolBuilder::adaptor) and the ones that
-/// are there: [`Budget`], [`Failures`].
+/// are there: [`Budget`], [`Failures`], [`Guard`], [`Fill`], [`Tracking`], [`Fallback`].
 ///
 /// Hooks are called by any threads at once, `free` inside of drops. They may use this crate in any way, other pools
 /// included; using the very pool that calls them calls them again.

@@ -1,5 +1,6 @@
 //! [`PoolError`]: what a correct program can meet, and what it can do then.
 
+use crate::adaptor::Damage;
 use crate::bytes::Bytes;
 use crate::device::Device;
 use crate::kind::MemoryKind;
@@ -46,6 +47,11 @@ pub enum PoolError {
         /// The budget.
         limit_bytes: u64,
     },
+    /// Somebody wrote past an end of a block that has been freed since. Nothing is wrong with this request.
+    #[error(
+        "{0}; look for the kernel or copy that did it, with compute-sanitizer or `Guard::settle` after each"
+    )]
+    Damaged(Damage),
     /// An adaptor refused it.
     #[error("the adaptor `{adaptor}` refused {}: it {reason}", Bytes(*.requested_bytes))]
     Refused {

@@ -17,7 +17,7 @@
 //! | `graph` | [`Capture`], [`Graph`], [`GraphExec`]: work recorded once and launched often, with its memory |
 //! | `options`, `limit`, `dials` | [`PoolBuilder`], [`BackendKind`], [`Limit`], [`Profile`] and [`Dials`] |
 //! | `status`, `bytes`, `error` | what a pool says of itself; `out_of_memory`: why it refused, with advice |
-//! | [`adaptor`] | behaviour around a pool: budgets, failures on purpose, … |
+//! | [`adaptor`] | behaviour around a pool: budgets, failures on purpose, guards, fills, tracking, another pool |
 //! | `backend` | where the bytes come from: `caching`, `native`, `none`; `upkeep`: what pools leave to their device |
 //!
 //! ```

@@ -10,10 +10,12 @@ use crate::block::Block;
 use crate::clock::StreamId;
 use crate::device::Device;
 use crate::state::StateRef;
+use core::cell::Cell;
 use core::fmt;
 use core::mem::ManuallyDrop;
 use core::ops::Range;
-use gpumem_sys::types::CUdeviceptr;
+use gpumem_sys::types::{CUdeviceptr, CUstream};
+use gpumem_sys::{Driver, DriverError};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
 /// Memory that an adaptor has from the next, or from elsewhere, and hands on. Dropped, it is given back.
@@ -174,6 +176,9 @@ pub struct Release<'a> {
     level: usize,
     pool: PoolId,
     device: &'a Device,
+    uses: u64,
+    /// False from where an adaptor has queued work of its own on it.
+    is_complete: &'a Cell<bool>,
 }
 
 impl<'a> Release<'a> {
@@ -216,6 +221,26 @@ impl<'a> Release<'a> {
     pub fn pool(&self) -> PoolId {
         self.pool
     }
+
+    /// Queues work behind all uses of the memory, on its home stream, whose context is current in the call. False if that
+    /// can't be done without waiting: home is gone, another library's or captures, or may not wait for one of the others.
+    pub(super) fn queue(&self, work: impl FnOnce(&Driver, CUstream) -> Result<(), DriverError>) -> bool {
+        let clocks = self.device.clocks();
+        let uses = (!self.is_complete.get()).then(|| clocks.uses(self.holding.home, self.uses));
+        let call = |home| work(self.device.driver(), home);
+        // What the driver refuses has not been done either.
+        let queued =
+            clocks.queue_behind(uses.into_iter().flatten(), self.holding.home, call).unwrap_or(false);
+        if queued {
+            self.set_used();
+        }
+        queued
+    }
+
+    /// The device still works on it, whatever its last user knew.
+    pub(super) fn set_used(&self) {
+        self.is_complete.set(false);
+    }
 }
 
 impl fmt::Debug for Release<'_> {
@@ -255,11 +280,13 @@ impl Holding {
 impl StateRef {
     /// Tells the adaptors from `level` inwards, and gives the memory back. The pool may be gone afterwards.
     pub(super) fn release(self, mut holding: Holding, level: usize, uses: u64, is_complete: bool) {
+        let is_complete = Cell::new(is_complete);
         if let Some(stack) = self.stack() {
             for (level, adaptor) in stack.adaptors().iter().enumerate().take(holding.depth).skip(level) {
                 holding.widen_to(level);
                 let (pool, device) = (stack.id(), self.device());
-                let release = Release { holding: &holding, level, pool, device };
+                let (holding, is_complete) = (&holding, &is_complete);
+                let release = Release { holding, level, pool, device, uses, is_complete };
                 // A drop does not panic. The panic has been told of where it began.
                 let _ = catch_unwind(AssertUnwindSafe(|| adaptor.free(&release)));
             }
@@ -267,9 +294,9 @@ impl StateRef {
         // No adaptor is at work from here on: with this, the pool and they may end.
         match holding.source {
             Source::Own { piece, size_bytes } => {
-                self.free_own(piece, size_bytes, holding.home, uses, is_complete);
+                self.free_own(piece, size_bytes, holding.home, uses, is_complete.get());
             }
-            Source::Other(block) => self.free_other(block, uses, is_complete),
+            Source::Other(block) => self.free_other(block, uses, is_complete.get()),
         }
     }
 }

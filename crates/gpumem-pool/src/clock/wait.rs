@@ -123,6 +123,27 @@ impl Clocks {
         called.map(Option::flatten)
     }
 
+    /// Queues work on a stream behind what the stamps stand for. False if it is gone, another's or captures, or can't be
+    /// made to wait for one of them.
+    pub(crate) fn queue_behind(
+        &self,
+        stamps: impl Iterator<Item = Stamp>,
+        stream: StreamId,
+        call: impl FnOnce(CUstream) -> Result<(), DriverError>,
+    ) -> Result<bool, DriverError> {
+        let _relaxed = Relaxed::enter(&self.driver)?;
+        for stamp in stamps.filter(|stamp| stamp.slot() != stream.slot()) {
+            if self.open_capture(stream)? != Some(false) || !self.order_free(stamp, stream)? {
+                return Ok(false);
+            }
+        }
+        let queued = self.with_lane(stream.slot(), |lane| {
+            let raw = lane.raw().filter(|_| self.is_open(lane, stream) && !lane.is_capturing());
+            raw.map(call).transpose()
+        });
+        Ok(queued?.flatten().is_some())
+    }
+
     fn is_open(&self, lane: &Locked<'_>, stream: StreamId) -> bool {
         lane.is_ours() && self.epochs.stream_in(stream.slot()) == stream
     }

@@ -1,10 +1,14 @@
 //! What stands around a pool, and what a wrong adaptor can't do.
 
+mod bytes;
+mod orders;
+mod refusals;
+mod tracking;
+
 use crate::bench::{Bench, on_each_backend, small};
-use gpumem_pool::adaptor::{Adaptor, Budget, Change, Failures, Grant, Next, PoolId, Release, Request};
-use gpumem_pool::{Block, CaptureMode, Pool, PoolError, Stream};
+use gpumem_pool::adaptor::{Adaptor, Budget, Change, Grant, Next, PoolId, Release, Request};
+use gpumem_pool::{Block, CaptureMode, PoolError, Stream};
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 
 const MIB: u64 = 1 << 20;
@@ -369,75 +373,5 @@ fn a_panic_breaks_nothing() {
         drop(pool.alloc(777, &stream).unwrap());
         assert_eq!((budget.in_use_bytes(), pool.status().unwrap().in_use_bytes), (0, 0));
         drop(pool.alloc(888, &stream).unwrap());
-    });
-}
-
-#[test]
-fn failures_come_when_they_are_due() {
-    on_each_backend(&small(), |bench| {
-        let stream = bench.stream();
-        let fails = |failures: Failures| -> (Vec<usize>, Pool) {
-            let pool = bench.builder().adaptor(Arc::new(failures)).build().unwrap();
-            let asked = (1..=12).filter(|size_bytes| pool.alloc(*size_bytes as u64, &stream).is_err());
-            (asked.collect(), pool)
-        };
-        assert_eq!(fails(Failures::nth(3)).0, [3]);
-        assert_eq!(fails(Failures::every(5)).0, [5, 10]);
-        assert_eq!(fails(Failures::every(0)).0, [0; 0]);
-        assert_eq!(fails(Failures::above(9)).0, [10, 11, 12]);
-        assert_eq!(fails(Failures::when(|request| request.size_bytes() % 4 == 1)).0, [1, 5, 9]);
-        assert_eq!(fails(Failures::share(0.0, 1)).0, [0; 0]);
-        assert_eq!(fails(Failures::share(1.0, 1)).0.len(), 12);
-        let half = fails(Failures::share(0.5, 7)).0;
-        assert_eq!(fails(Failures::share(0.5, 7)).0, half);
-        assert!((2..=10).contains(&half.len()), "{half:?}");
-
-        let chosen = Failures::nth(1)
-            .with_error(|requested_bytes| PoolError::TooLarge { requested_bytes, device_bytes: 0 });
-        let pool = bench.builder().adaptor(Arc::new(chosen)).build().unwrap();
-        assert!(matches!(pool.alloc(5, &stream), Err(PoolError::TooLarge { requested_bytes: 5, .. })));
-        assert_eq!(pool.status().unwrap().allocation_count, 0);
-    });
-}
-
-#[test]
-fn a_budget_is_exact_for_any_number_of_threads() {
-    on_each_backend(&small(), |bench| {
-        let budget = Arc::new(Budget::new(8 * MIB));
-        let pool = bench.builder().adaptor(budget.clone()).build().unwrap();
-        let held_bytes = AtomicU64::new(0);
-        std::thread::scope(|scope| {
-            for thread in 0..4_u64 {
-                let (pool, held_bytes, stream) = (&pool, &held_bytes, bench.stream());
-                scope.spawn(move || {
-                    let mut held: Vec<Block> = Vec::new();
-                    for step in 0..60 {
-                        match pool.alloc((1 + (thread * 7 + step * 13) % 5) << 19, &stream) {
-                            Ok(block) => {
-                                let before_bytes = held_bytes.fetch_add(block.size_bytes(), Ordering::SeqCst);
-                                assert!(before_bytes + block.size_bytes() <= 8 * MIB);
-                                held.push(block);
-                            }
-                            Err(PoolError::OverBudget { .. }) => {
-                                let sum = held.iter().map(Block::size_bytes).sum();
-                                held_bytes.fetch_sub(sum, Ordering::SeqCst);
-                                held.clear();
-                            }
-                            Err(other) => panic!("{other}"),
-                        }
-                    }
-                    held_bytes.fetch_sub(held.iter().map(Block::size_bytes).sum(), Ordering::SeqCst);
-                });
-            }
-        });
-        assert_eq!(budget.in_use_bytes(), 0);
-        assert!(budget.in_use_peak_bytes() > 4 * MIB && budget.in_use_peak_bytes() <= 8 * MIB);
-        let stream = bench.stream();
-        let block = pool.alloc(100, &stream).unwrap();
-        assert_eq!(budget.in_use_bytes(), 256);
-        budget.set_limit(255);
-        let error = pool.alloc(1, &stream).unwrap_err();
-        assert!(error.to_string().contains("a budget of 255 bytes refused 256 bytes"), "{error}");
-        drop(block);
     });
 }

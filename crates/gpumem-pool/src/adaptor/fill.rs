@@ -1,0 +1,119 @@
+//! [`Fill`]: bytes of every block set to a value, when it is handed out or when it comes back.
+
+use super::{Adaptor, Grant, Next, Release, Request};
+use crate::error::PoolError;
+use crate::stream::Stream;
+use core::fmt;
+use core::sync::atomic::{AtomicBool, Ordering};
+use gpumem_sys::types::{CUdeviceptr, CUstream};
+use gpumem_sys::{Driver, DriverError};
+
+/// Sets the bytes of blocks, in stream order: when they are handed out, before whatever their stream does next; when they
+/// come back, after all that used them.
+///
+/// | | sets | for |
+/// | --- | --- | --- |
+/// | [`Fill::zero_on_alloc`] | what is handed out to 0 | one tenant must not read another's bytes, the driver's included |
+/// | [`Fill::zero_on_free`] | what comes back to 0 | the same among the pool's own tenants, with the time paid at the free |
+/// | [`Fill::debug`] | one to 0xA5, the other to 0x5A | reads of what was never written, or not any more |
+///
+/// A free sets them where its home stream can be made to: that stream is this crate's own, is alive, and may wait for the
+/// other users. The first that can't be, makes the adaptor set all blocks from then on when they are handed out, too, so
+/// that no block ever shows what another left. Memory that is fresh from the driver it leaves as the driver gives it.
+///
+/// A graph's memory is set when it is allocated and when it goes with the graph: not between the launches, nor between the
+/// parts that a capture makes of it. Blocks that grow are left alone: their memory comes from the driver, and goes there.
+#[derive(Default)]
+pub struct Fill {
+    on_alloc: Option<u8>,
+    on_free: Option<u8>,
+    /// Whether a block has come back that could not be set.
+    has_missed: AtomicBool,
+}
+
+impl Fill {
+    /// Zeroes what is handed out.
+    #[must_use]
+    pub fn zero_on_alloc() -> Self {
+        Self { on_alloc: Some(0), ..Self::default() }
+    }
+
+    /// Zeroes what comes back.
+    #[must_use]
+    pub fn zero_on_free() -> Self {
+        Self { on_free: Some(0), ..Self::default() }
+    }
+
+    /// Sets both, to bytes that are seen at once.
+    #[must_use]
+    pub fn debug() -> Self {
+        Self { on_alloc: Some(0xA5), on_free: Some(0x5A), ..Self::default() }
+    }
+
+    /// Whether all blocks are set when they are handed out because one could not be when it came back.
+    #[must_use]
+    pub fn has_missed(&self) -> bool {
+        self.has_missed.load(Ordering::Relaxed)
+    }
+
+    fn value_on_alloc(&self) -> Option<u8> {
+        self.on_alloc.or_else(|| self.on_free.filter(|_| self.has_missed()))
+    }
+}
+
+impl Adaptor for Fill {
+    fn name(&self) -> &str {
+        "fill"
+    }
+
+    fn alloc(&self, request: &Request<'_>, next: Next<'_>) -> Result<Grant, PoolError> {
+        let grant = next.alloc(request)?;
+        if let Some(value) = self.value_on_alloc() {
+            set_now(request.stream(), grant.address(), value, grant.size_bytes())?;
+        }
+        Ok(grant)
+    }
+
+    fn free(&self, release: &Release<'_>) {
+        // What was set when it was handed out may still be on its way, whatever its user knows of his own work.
+        release.set_used();
+        let Some(value) = self.on_free else { return };
+        let set = |driver: &Driver, home| set(driver, release.address(), value, release.size_bytes(), home);
+        if !release.queue(set) {
+            self.has_missed.store(true, Ordering::Relaxed);
+        }
+    }
+}
+
+impl fmt::Debug for Fill {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Fill")
+            .field("on_alloc", &self.on_alloc)
+            .field("on_free", &self.on_free)
+            .field("has_missed", &self.has_missed())
+            .finish()
+    }
+}
+
+/// On a stream that the caller has in his hands, for memory that was just allocated there.
+pub(super) fn set_now(
+    stream: &Stream,
+    address: CUdeviceptr,
+    value: u8,
+    size_bytes: u64,
+) -> Result<(), PoolError> {
+    let _bound = stream.device().enter()?;
+    Ok(set(stream.device().driver(), address, value, size_bytes, stream.raw())?)
+}
+
+/// The memory is granted or about to be released, and so nobody else's; the stream is alive, and its context current.
+fn set(
+    driver: &Driver,
+    address: CUdeviceptr,
+    value: u8,
+    size_bytes: u64,
+    stream: CUstream,
+) -> Result<(), DriverError> {
+    // SAFETY: the caller's promises, as above: the range is all granted, and given back behind this.
+    unsafe { driver.cuMemsetD8Async(address, value, size_bytes as usize, stream) }
+}

@@ -1,0 +1,249 @@
+//! [`Guard`]: bytes before and behind each block that nobody may write, looked at when the block comes back.
+//!
+//! ```text
+//! granted: [ front: 256, or the alignment ][ the block ][ to the next 256, and 256 more ]
+//! ```
+//!
+//! The drop of a block may not wait. So it queues copies of the edges behind all uses, into a slot of pinned host memory, and
+//! gives the block back behind those. Whoever allocates next, or asks, looks at the slots whose copies are done.
+
+mod slots;
+
+use super::fill::set_now;
+use super::{Adaptor, Grant, Next, PoolId, Release, Request};
+use crate::alignment::ALIGNMENT_MIN;
+use crate::bytes::Bytes;
+use crate::clock::StreamId;
+use crate::error::PoolError;
+use core::fmt;
+use core::sync::atomic::{AtomicU64, Ordering};
+use gpumem_sys::types::CUdeviceptr;
+pub(super) use slots::Edges;
+use slots::Slots;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+/// Finds writes past the ends of blocks, up to 256 bytes in front and as many behind, to the byte.
+///
+/// What it finds is told to the observer ([`Guard::on_damage`]); without one it is the error of the next allocation,
+/// [`PoolError::Damaged`], once for each block. It is found once the device has got to the end of the block's uses, so call
+/// [`Guard::settle`] after waiting for the device to hear of everything.
+///
+/// Blocks cost 512 bytes more and their alignment, which the pool counts as in use, four small calls of the driver and, at a
+/// free, a mark in the stream. A block is not looked at where its home stream is gone, another library's or captures when it
+/// is freed, or can't wait for the block's other users, nor while 1024 looks are under way
+/// ([`Guard::unchecked_count`]). A graph's memory is looked at as a whole when the graph is gone. Blocks that grow have no guard.
+///
+/// ```
+/// use gpumem_pool::{Device, Pool, Stream, adaptor::{Guard, Side}, sys::{Driver, SimConfig}};
+/// use std::sync::{Arc, Mutex};
+///
+/// let device = Device::new(&Driver::sim(SimConfig::new())?, 0)?;
+/// let guard = Arc::new(Guard::new());
+/// let pool = Pool::builder(&device).adaptor(guard.clone()).build()?;
+/// let stream = Stream::new(&device)?;
+///
+/// let block = pool.alloc(1000, &stream)?;
+/// let _bound = device.bind()?;
+/// // SAFETY: it is not: one byte too many, which is the guard's.
+/// unsafe { device.driver().cuMemsetD8Async(block.address(), 7, 1001, stream.raw())? };
+/// drop(block);
+/// device.synchronize()?;
+/// let damage = &guard.settle()[0];
+/// assert_eq!((damage.side, damage.distance_bytes, damage.found), (Side::Behind, 0, 7));
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+#[derive(Default)]
+pub struct Guard {
+    slots: Slots,
+    found: Mutex<Vec<Damage>>,
+    on_damage: Option<Box<Tell>>,
+    unchecked_count: AtomicU64,
+    checked_count: AtomicU64,
+}
+
+type Tell = dyn Fn(&Damage) + Send + Sync;
+
+/// Somebody wrote past an end of a block.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Damage {
+    /// Where the block started.
+    pub address: CUdeviceptr,
+    /// How large it was.
+    pub size_bytes: u64,
+    /// The stream that it was of.
+    pub stream: StreamId,
+    /// The pool that it was of.
+    pub pool: PoolId,
+    /// At which end.
+    pub side: Side,
+    /// How many bytes lie between the block and the nearest byte that was written.
+    pub distance_bytes: u64,
+    /// How many of the guard's bytes were written.
+    pub count: u64,
+    /// What the nearest one holds.
+    pub found: u8,
+}
+
+/// An end of a block.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Side {
+    /// Its first byte's.
+    Before,
+    /// Its last byte's.
+    Behind,
+}
+
+impl Guard {
+    /// Without an observer.
+    #[must_use]
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// Calls this for every damage instead of failing an allocation. On the thread that finds it, with no lock held.
+    #[must_use]
+    pub fn on_damage(mut self, tell: impl Fn(&Damage) + Send + Sync + 'static) -> Self {
+        self.on_damage = Some(Box::new(tell));
+        self
+    }
+
+    /// Looks at what the device is done with, without waiting, and takes what was found since the last time. With an observer
+    /// there is nothing to take: it has heard it all.
+    #[must_use]
+    pub fn settle(&self) -> Vec<Damage> {
+        self.look();
+        core::mem::take(&mut *self.found())
+    }
+
+    /// Blocks that were found to be as they should, or not.
+    #[must_use]
+    pub fn checked_count(&self) -> u64 {
+        self.checked_count.load(Ordering::Relaxed)
+    }
+
+    /// Blocks that could not be looked at.
+    #[must_use]
+    pub fn unchecked_count(&self) -> u64 {
+        self.unchecked_count.load(Ordering::Relaxed)
+    }
+
+    fn look(&self) {
+        for (edges, front, back) in self.slots.done() {
+            self.checked_count.fetch_add(1, Ordering::Relaxed);
+            // Nearest first: the front backwards.
+            let front = front.iter().rev();
+            for damage in [edges.damage(Side::Before, front), edges.damage(Side::Behind, back.iter())] {
+                match (damage, &self.on_damage) {
+                    (Some(damage), Some(tell)) => tell(&damage),
+                    (Some(damage), None) => self.found().push(damage),
+                    (None, _) => {}
+                }
+            }
+        }
+    }
+
+    fn found(&self) -> MutexGuard<'_, Vec<Damage>> {
+        self.found.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Adaptor for Guard {
+    fn name(&self) -> &str {
+        "guard"
+    }
+
+    fn alloc(&self, request: &Request<'_>, next: Next<'_>) -> Result<Grant, PoolError> {
+        self.look();
+        if let Some(damage) = self.found().pop() {
+            return Err(PoolError::Damaged(damage));
+        }
+        self.slots.prepare(request.device())?;
+        let (front_bytes, back_bytes) = (request.alignment(), back_bytes(request.size_bytes()));
+        let more_bytes = front_bytes.saturating_add(back_bytes);
+        let whole = request.with_size(request.size_bytes().saturating_add(more_bytes));
+        let mut grant = next.alloc(&whole)?;
+        if !grant.narrow(front_bytes, request.size_bytes()) {
+            // A pool of more than 2^63 bytes.
+            return Err(PoolError::TooLarge {
+                requested_bytes: whole.size_bytes(),
+                device_bytes: request.device().total_bytes(),
+            });
+        }
+        let (start, end) = (grant.address(), grant.address() + grant.size_bytes());
+        set_now(request.stream(), start - FRONT_BYTES, PATTERN, FRONT_BYTES)?;
+        set_now(request.stream(), end, PATTERN, back_bytes)?;
+        Ok(grant)
+    }
+
+    fn free(&self, release: &Release<'_>) {
+        // What was set when it was handed out may still be on its way.
+        release.set_used();
+        self.look_later(release);
+    }
+}
+
+impl Guard {
+    fn look_later(&self, release: &Release<'_>) {
+        let (address, size_bytes) = (release.address(), release.size_bytes());
+        let (stream, pool) = (release.stream_id(), release.pool());
+        let edges = Edges { address, size_bytes, stream, pool };
+        if !self.slots.fill(release, edges) {
+            self.unchecked_count.fetch_add(1, Ordering::Relaxed);
+        }
+    }
+}
+
+impl Edges {
+    /// The guard's bytes at one side, the nearest first.
+    fn damage<'a>(
+        &self,
+        side: Side,
+        mut bytes: impl ExactSizeIterator<Item = &'a u8> + Clone,
+    ) -> Option<Damage> {
+        let count = bytes.clone().filter(|byte| **byte != PATTERN).count() as u64;
+        let distance_bytes = bytes.clone().position(|byte| *byte != PATTERN)?;
+        let found = *bytes.nth(distance_bytes)?;
+        let Self { address, size_bytes, stream, pool } = *self;
+        let distance_bytes = distance_bytes as u64;
+        Some(Damage { address, size_bytes, stream, pool, side, distance_bytes, count, found })
+    }
+}
+
+impl fmt::Debug for Guard {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Guard")
+            .field("checked_count", &self.checked_count())
+            .field("unchecked_count", &self.unchecked_count())
+            .finish_non_exhaustive()
+    }
+}
+
+impl fmt::Display for Damage {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { address, size_bytes, stream, distance_bytes, count, found, .. } = *self;
+        let side = match self.side {
+            Side::Before => "before",
+            Side::Behind => "behind",
+        };
+        write!(
+            f,
+            "{count} bytes {side} a block of {} at {address:#x}, of {stream}, were written: the nearest is \
+             {distance_bytes} bytes from it and holds {found:#04x}",
+            Bytes(size_bytes)
+        )
+    }
+}
+
+/// Up to where the block's own unit ends, and one more.
+fn back_bytes(size_bytes: u64) -> u64 {
+    (size_bytes.wrapping_neg() & (ALIGNMENT_MIN - 1)) + ALIGNMENT_MIN
+}
+
+/// What is set and looked at in front of a block, whatever its alignment.
+const FRONT_BYTES: u64 = ALIGNMENT_MIN;
+
+const BACK_BYTES_MAX: u64 = 2 * ALIGNMENT_MIN;
+
+/// What the guards hold: not what memory usually does.
+const PATTERN: u8 = 0xFB;

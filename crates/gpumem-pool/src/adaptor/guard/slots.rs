@@ -1,0 +1,170 @@
+//! [`Slots`]: pinned host memory that the edges of dropped blocks are copied to.
+//!
+//! Each device has a slab of its own. A slot of it is taken by a drop, filled by the device, and free again once it has been
+//! looked at. A guard that ends leaves its slabs to their devices, which free them when nothing is copied any more.
+
+use super::{BACK_BYTES_MAX, FRONT_BYTES, PoolId, back_bytes};
+use crate::adaptor::Release;
+use crate::clock::{Clocks, Order, Stamp, StreamId};
+use crate::context::{Handle, Relaxed};
+use crate::device::{Device, WeakDevice};
+use crate::error::PoolError;
+use crate::upkeep::Left;
+use core::ffi::c_void;
+use core::time::Duration;
+use gpumem_sys::Driver;
+use gpumem_sys::types::{CUdevice, CUdeviceptr};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+#[derive(Default)]
+pub(super) struct Slots(Mutex<Vec<Slab>>);
+
+/// A block that is gone, whose edges are being copied.
+#[derive(Clone, Copy)]
+pub(crate) struct Edges {
+    pub(super) address: CUdeviceptr,
+    pub(super) size_bytes: u64,
+    pub(super) stream: StreamId,
+    pub(super) pool: PoolId,
+}
+
+struct Slab {
+    device: WeakDevice,
+    memory: Handle<c_void>,
+    free: Vec<usize>,
+    filling: Vec<Filling>,
+}
+
+struct Filling {
+    slot: usize,
+    /// Covers the copies.
+    stamp: Stamp,
+    edges: Edges,
+}
+
+/// A block, and what its guard holds in front and behind.
+pub(super) type Done = (Edges, Vec<u8>, Vec<u8>);
+
+impl Slots {
+    /// A slab for the device, unless it has one.
+    pub(super) fn prepare(&self, device: &Device) -> Result<(), PoolError> {
+        let mut slabs = self.lock();
+        if !slabs.iter().any(|slab| slab.is_of(device)) {
+            slabs.push(Slab::new(device)?);
+        }
+        Ok(())
+    }
+
+    /// Queues copies of a block's edges behind its uses. False if that can't be done now.
+    pub(super) fn fill(&self, release: &Release<'_>, edges: Edges) -> bool {
+        let mut slabs = self.lock();
+        let Some(slab) = slabs.iter_mut().find(|slab| slab.is_of(release.device())) else { return false };
+        let Some(slot) = slab.free.pop() else { return false };
+        let (start, end) = (edges.address, edges.address + edges.size_bytes);
+        let (front, back) = (slab.at(slot), slab.at(slot).wrapping_byte_add(FRONT_BYTES as usize));
+        let mut is_tried = false;
+        let queued = release.queue(|driver, home| {
+            is_tried = true;
+            // SAFETY: the slot is as long as both together and stays where it is until the copies are known to be done;
+            // the block's edges are granted, and given back behind this.
+            unsafe {
+                driver.cuMemcpyDtoHAsync_v2(front, start - FRONT_BYTES, FRONT_BYTES as usize, home)?;
+                driver.cuMemcpyDtoHAsync_v2(back, end, back_bytes(edges.size_bytes) as usize, home)
+            }
+        });
+        if !queued {
+            // After a failed try one of the copies may be under way: the slot is not used again.
+            slab.free.extend((!is_tried).then_some(slot));
+            return false;
+        }
+        let clocks = release.device().clocks();
+        let stamp = clocks.stamp_of(edges.stream);
+        slab.filling.push(Filling { slot, stamp, edges });
+        // Without a mark the copies are known to be done when the stream or the device has been waited for.
+        let _ = clocks.tick(edges.stream.slot());
+        true
+    }
+
+    /// Those whose copies are done.
+    pub(super) fn done(&self) -> Vec<Done> {
+        let mut slabs = self.lock();
+        slabs.iter_mut().flat_map(Slab::done).collect()
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Vec<Slab>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Slab {
+    fn new(device: &Device) -> Result<Self, PoolError> {
+        let _bound = device.enter()?;
+        let _relaxed = Relaxed::enter(device.driver())?;
+        let mut memory = core::ptr::null_mut();
+        // SAFETY: `memory` outlives the call, and the context is current.
+        unsafe { device.driver().cuMemHostAlloc(&mut memory, SLOT_COUNT * SLOT_BYTES, 0)? };
+        let (device, memory) = (device.downgrade(), Handle(memory));
+        Ok(Self { device, memory, free: (0..SLOT_COUNT).collect(), filling: Vec::new() })
+    }
+
+    fn is_of(&self, device: &Device) -> bool {
+        self.device.is_same(&device.downgrade())
+    }
+
+    fn at(&self, slot: usize) -> *mut c_void {
+        self.memory.0.wrapping_byte_add(slot * SLOT_BYTES)
+    }
+
+    fn done(&mut self) -> Vec<Done> {
+        if self.filling.is_empty() {
+            return Vec::new();
+        }
+        let Some(device) = self.device.upgrade() else { return Vec::new() };
+        // A driver that does not answer has not finished anything either.
+        let _ = device.clocks().poll(POLL_TIME);
+        let is_complete = |filling: &mut Filling| device.clocks().is_complete(filling.stamp);
+        let done: Vec<Filling> = self.filling.extract_if(.., is_complete).collect();
+        let done = done.into_iter().map(|Filling { slot, edges, .. }| {
+            let read = |offset_bytes: u64, size_bytes: u64| -> Vec<u8> {
+                let bytes: *const u8 = self.at(slot).wrapping_byte_add(offset_bytes as usize).cast();
+                // SAFETY: the copies into the slot are done, and nothing else writes it; it is as long as that.
+                unsafe { core::slice::from_raw_parts(bytes, size_bytes as usize).to_vec() }
+            };
+            let edge_bytes = (read(0, FRONT_BYTES), read(FRONT_BYTES, back_bytes(edges.size_bytes)));
+            self.free.push(slot);
+            (edges, edge_bytes.0, edge_bytes.1)
+        });
+        done.collect()
+    }
+}
+
+impl Left for Slab {
+    fn give_back(&mut self, driver: &Driver, _: CUdevice, clocks: &Clocks, is_all_done: bool) -> bool {
+        let is_complete = |filling: &mut Filling| clocks.is_complete(filling.stamp);
+        let done = self.filling.extract_if(.., is_complete).map(|filling| filling.slot);
+        self.free.extend(done);
+        if !(is_all_done || self.free.len() == SLOT_COUNT) {
+            return false;
+        }
+        // SAFETY: no copy is under way, and nobody has the memory's address. There is nobody to tell of a failure.
+        let _ = unsafe { driver.cuMemFreeHost(self.memory.0) };
+        true
+    }
+}
+
+impl Drop for Slots {
+    fn drop(&mut self) {
+        for slab in self.lock().drain(..) {
+            // Without its context it is gone already.
+            if let Some(device) = slab.device.upgrade() {
+                device.upkeep().add_left(Box::new(slab));
+            }
+        }
+    }
+}
+
+const SLOT_BYTES: usize = (FRONT_BYTES + BACK_BYTES_MAX) as usize;
+const SLOT_COUNT: usize = 1024;
+
+/// How long to ask the driver about copies, at an allocation.
+const POLL_TIME: Duration = Duration::from_micros(20);

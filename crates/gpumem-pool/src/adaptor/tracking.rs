@@ -1,0 +1,209 @@
+//! [`Tracking`]: which blocks are alive, and where they come from.
+
+use super::{Adaptor, Change, Grant, Next, PoolId, Release, Request};
+use crate::bytes::Bytes;
+use crate::clock::StreamId;
+use crate::error::PoolError;
+use core::fmt;
+use gpumem_sys::types::CUdeviceptr;
+use std::backtrace::Backtrace;
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+/// Knows every block that is alive, with the thread that asked for it and, if wanted, the calls that led there.
+///
+/// ```
+/// use gpumem_pool::{Device, Pool, Stream, adaptor::Tracking, sys::{Driver, SimConfig}};
+/// use std::sync::Arc;
+///
+/// let device = Device::new(&Driver::sim(SimConfig::new())?, 0)?;
+/// let tracking = Arc::new(Tracking::new().with_backtraces().on_end(|live| eprintln!("left alive: {live}")));
+/// let pool = Pool::builder(&device).adaptor(tracking.clone()).build()?;
+/// let block = pool.alloc(5 << 20, &Stream::new(&device)?)?;
+/// let live = tracking.live();
+/// assert_eq!(live.blocks[0].address, block.address());
+/// println!("{live}");
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+#[derive(Default)]
+pub struct Tracking {
+    books: Mutex<Books>,
+    has_backtraces: bool,
+    on_end: Option<Box<Tell>>,
+}
+
+type Tell = dyn Fn(&LiveBlocks) + Send + Sync;
+
+#[derive(Default)]
+struct Books {
+    live: BTreeMap<CUdeviceptr, LiveBlock>,
+    count: u64,
+}
+
+/// Blocks that are alive, the largest first. Printed, a list of the first ones with what is known of them.
+#[derive(Clone, Debug, Default)]
+pub struct LiveBlocks {
+    /// All of them.
+    pub blocks: Vec<LiveBlock>,
+}
+
+/// A block that is alive.
+#[derive(Clone, Debug)]
+#[non_exhaustive]
+pub struct LiveBlock {
+    /// Its number among all that were tracked, from 1.
+    pub number: u64,
+    /// Where it starts.
+    pub address: CUdeviceptr,
+    /// How large it is. For one that grows, how large it is now.
+    pub size_bytes: u64,
+    /// The stream that it is of; none is known for one that grows.
+    pub stream: Option<StreamId>,
+    /// The pool that it is of.
+    pub pool: PoolId,
+    /// The thread that asked for it, if it has a name.
+    pub thread: Option<Arc<str>>,
+    /// The calls that led there, if those are wanted.
+    pub backtrace: Option<Arc<Backtrace>>,
+}
+
+impl Tracking {
+    /// Without backtraces.
+    #[must_use]
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// Keeps the calls that led to each allocation, which takes microseconds each. Names of functions are looked up when
+    /// they are printed.
+    #[must_use]
+    pub fn with_backtraces(mut self) -> Self {
+        self.has_backtraces = true;
+        self
+    }
+
+    /// Calls this with the blocks of a pool that are alive when its last handle goes, if there are any. They keep the pool's
+    /// memory until they are dropped.
+    #[must_use]
+    pub fn on_end(mut self, tell: impl Fn(&LiveBlocks) + Send + Sync + 'static) -> Self {
+        self.on_end = Some(Box::new(tell));
+        self
+    }
+
+    /// All that are alive now.
+    #[must_use]
+    pub fn live(&self) -> LiveBlocks {
+        LiveBlocks::of(self.books().live.values().cloned().collect())
+    }
+
+    fn add(&self, address: CUdeviceptr, size_bytes: u64, stream: Option<StreamId>, pool: PoolId) {
+        let thread = std::thread::current().name().map(Arc::from);
+        let backtrace = self.has_backtraces.then(|| Arc::new(Backtrace::force_capture()));
+        let mut books = self.books();
+        books.count += 1;
+        let number = books.count;
+        let block = LiveBlock { number, address, size_bytes, stream, pool, thread, backtrace };
+        books.live.insert(address, block);
+    }
+
+    fn books(&self) -> MutexGuard<'_, Books> {
+        self.books.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl LiveBlocks {
+    fn of(mut blocks: Vec<LiveBlock>) -> Self {
+        blocks.sort_by_key(|block| (core::cmp::Reverse(block.size_bytes), block.number));
+        Self { blocks }
+    }
+
+    /// What they hold together.
+    #[must_use]
+    pub fn size_bytes(&self) -> u64 {
+        self.blocks.iter().map(|block| block.size_bytes).sum()
+    }
+}
+
+impl Adaptor for Tracking {
+    fn name(&self) -> &str {
+        "tracking"
+    }
+
+    fn alloc(&self, request: &Request<'_>, next: Next<'_>) -> Result<Grant, PoolError> {
+        let grant = next.alloc(request)?;
+        self.add(grant.address(), grant.size_bytes(), Some(request.stream().id()), request.pool());
+        Ok(grant)
+    }
+
+    fn free(&self, release: &Release<'_>) {
+        self.books().live.remove(&release.address());
+    }
+
+    fn grow(&self, change: &Change<'_>) -> Result<(), PoolError> {
+        if change.from_bytes() == 0 {
+            self.add(change.address(), change.to_bytes(), None, change.pool());
+        } else if let Some(block) = self.books().live.get_mut(&change.address()) {
+            block.size_bytes = change.to_bytes();
+        }
+        Ok(())
+    }
+
+    fn shrink(&self, change: &Change<'_>) {
+        let mut books = self.books();
+        match (change.to_bytes(), books.live.get_mut(&change.address())) {
+            (0, Some(_)) => drop(books.live.remove(&change.address())),
+            (to_bytes, Some(block)) => block.size_bytes = to_bytes,
+            (_, None) => {}
+        }
+    }
+
+    fn close(&self, pool: PoolId) {
+        let Some(tell) = &self.on_end else { return };
+        let of_pool: Vec<_> =
+            self.books().live.values().filter(|block| block.pool == pool).cloned().collect();
+        if !of_pool.is_empty() {
+            tell(&LiveBlocks::of(of_pool));
+        }
+    }
+}
+
+impl fmt::Debug for Tracking {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Tracking")
+            .field("live_count", &self.books().live.len())
+            .field("has_backtraces", &self.has_backtraces)
+            .finish_non_exhaustive()
+    }
+}
+
+impl fmt::Display for LiveBlocks {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} in {} blocks", Bytes(self.size_bytes()), self.blocks.len())?;
+        for block in self.blocks.iter().take(SHOWN_COUNT) {
+            write!(f, "\n  {block}")?;
+        }
+        match self.blocks.len().saturating_sub(SHOWN_COUNT) {
+            0 => Ok(()),
+            more => write!(f, "\n  and {more} more"),
+        }
+    }
+}
+
+impl fmt::Display for LiveBlock {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} at {:#x}, number {}", Bytes(self.size_bytes), self.address, self.number)?;
+        if let Some(stream) = self.stream {
+            write!(f, ", {stream}")?;
+        }
+        if let Some(thread) = &self.thread {
+            write!(f, ", thread {thread:?}")?;
+        }
+        match &self.backtrace {
+            Some(backtrace) => write!(f, "\n{backtrace}"),
+            None => Ok(()),
+        }
+    }
+}
+
+/// How many a printed list has.
+const SHOWN_COUNT: usize = 20;

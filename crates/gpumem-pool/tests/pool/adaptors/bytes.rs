@@ -1,0 +1,284 @@
+//! Adaptors that write and read the bytes of blocks.
+
+use super::MIB;
+use crate::bench::{Bench, on_each_backend, on_each_backend_with, small, stand_in};
+use gpumem_pool::adaptor::{Fill, Guard, Side};
+use gpumem_pool::sys::types::CUresult;
+use gpumem_pool::{Block, CaptureMode, PoolError, Stream};
+use std::sync::atomic::Ordering;
+use std::sync::{Arc, Mutex};
+
+/// Writes around a block: `at` counts from its start.
+fn poke(bench: &Bench, block: &Block, at: i64, value: u8, stream: &Stream) {
+    let _bound = stream.device().bind().unwrap();
+    let address = block.address().wrapping_add_signed(at);
+    // SAFETY: the guard's bytes are granted with the block.
+    unsafe { bench.driver.cuMemsetD8Async(address, value, 1, stream.raw()).unwrap() };
+}
+
+/// Blocks of many sizes, again and again, on two streams that hand memory to each other.
+fn nobody_sees_anothers_bytes(bench: &Bench, fill: Fill) {
+    let fill = Arc::new(fill);
+    let pool = bench.builder().adaptor(fill.clone()).build().unwrap();
+    let streams = [bench.stream(), bench.stream()];
+    for round in 0..6_u64 {
+        for (index, size_bytes) in [256, 5000, MIB, 3 * MIB].into_iter().enumerate() {
+            let (home, other) =
+                (&streams[(round as usize + index) % 2], &streams[(round as usize + index + 1) % 2]);
+            let block = pool.alloc(size_bytes, home).unwrap();
+            let is_fresh = round == 0;
+            assert!(is_fresh || bench.holds(&block, 0, home), "round {round}, {size_bytes} bytes");
+            bench.fill(&block, 0x77, home);
+            if round % 2 == 0 {
+                other.wait_for(home).unwrap();
+                bench.fill(&block, 0x66, other);
+                block.record_use(other);
+            }
+            if round == 3 {
+                other.synchronize().unwrap();
+                home.synchronize().unwrap();
+                // SAFETY: both streams are done.
+                unsafe { block.free_completed() };
+            }
+        }
+    }
+    assert!(!fill.has_missed());
+}
+
+#[test]
+fn zeroes_on_alloc() {
+    on_each_backend(&small(), |bench| nobody_sees_anothers_bytes(bench, Fill::zero_on_alloc()));
+}
+
+#[test]
+fn zeroes_on_free() {
+    on_each_backend(&small(), |bench| nobody_sees_anothers_bytes(bench, Fill::zero_on_free()));
+}
+
+/// A promise that all work is done does not cover what the adaptor queued.
+#[test]
+fn what_was_queued_on_allocation_is_behind_the_free() {
+    on_each_backend(&small(), |bench| {
+        let pool = bench.builder().adaptor(Arc::new(Fill::zero_on_alloc())).build().unwrap();
+        let (home, other) = (bench.stream(), bench.stream());
+        for _ in 0..4 {
+            let block = pool.alloc(MIB, &home).unwrap();
+            // SAFETY: nothing has used it.
+            unsafe { block.free_completed() };
+            let block = pool.alloc(MIB, &other).unwrap();
+            bench.fill(&block, 9, &other);
+            assert!(bench.holds(&block, 9, &other));
+        }
+    });
+}
+
+/// A free that can't be followed by work on its stream is made up for at the next allocations.
+#[test]
+fn what_can_not_be_set_at_the_free_is_set_later() {
+    on_each_backend(&small(), |bench| {
+        let fill = Arc::new(Fill::zero_on_free());
+        let pool = bench.builder().adaptor(fill.clone()).build().unwrap();
+        let home = bench.stream();
+        let legacy = Stream::legacy(&bench.device).unwrap();
+        let block = pool.alloc(MIB, &legacy).unwrap();
+        bench.fill(&block, 5, &legacy);
+        drop(block);
+        assert!(fill.has_missed());
+        bench.device.synchronize().unwrap();
+        for stream in [&legacy, &home] {
+            let block = pool.alloc(MIB, stream).unwrap();
+            assert!(bench.holds(&block, 0, stream));
+            bench.fill(&block, 5, stream);
+        }
+        // A stream that is gone, too.
+        let short = bench.stream();
+        let block = pool.alloc(3 * MIB, &short).unwrap();
+        bench.fill(&block, 6, &short);
+        drop(short);
+        drop(block);
+        bench.device.synchronize().unwrap();
+        let block = pool.alloc(3 * MIB, &home).unwrap();
+        assert!(bench.holds(&block, 0, &home));
+    });
+}
+
+#[test]
+fn debug_bytes_are_seen() {
+    on_each_backend(&small(), |bench| {
+        let (pool, stream) =
+            (bench.builder().adaptor(Arc::new(Fill::debug())).build().unwrap(), bench.stream());
+        let block = pool.alloc(5000, &stream).unwrap();
+        assert!(bench.holds(&block, 0xA5, &stream));
+        let capture = stream.begin_capture(CaptureMode::Relaxed).unwrap();
+        let part = pool.alloc(5000, &stream).unwrap();
+        let exec = capture.end().unwrap().instantiate().unwrap();
+        // SAFETY: there is nothing in it.
+        unsafe { exec.launch(&stream).unwrap() };
+        assert!(bench.holds(&part, 0xA5, &stream), "the chunk was filled before the launch");
+        drop((block, exec));
+    });
+}
+
+#[test]
+fn a_guard_says_what_was_written() {
+    on_each_backend(&small(), |bench| {
+        let guard = Arc::new(Guard::new());
+        let (pool, home) = (bench.builder().adaptor(guard.clone()).build().unwrap(), bench.stream());
+        let other = bench.stream();
+        for size_bytes in [1, 255, 256, 1000, 3 * MIB] {
+            let behind = size_bytes as i64;
+            for (at, side, distance_bytes) in [
+                (-1, Side::Before, 0),
+                (-256, Side::Before, 255),
+                (behind, Side::Behind, 0),
+                (behind + 255, Side::Behind, 255),
+            ] {
+                let block = pool.alloc(size_bytes, &home).unwrap();
+                assert_eq!((block.address() % 256, block.size_bytes()), (0, size_bytes));
+                bench.fill(&block, 3, &home);
+                other.wait_for(&home).unwrap();
+                poke(bench, &block, at, 0x42, &other);
+                block.record_use(&other);
+                let (address, stream) = (block.address(), block.stream_id());
+                drop(block);
+                bench.device.synchronize().unwrap();
+                let found = guard.settle();
+                assert_eq!(found.len(), 1, "{size_bytes} {at}");
+                let damage = found[0];
+                assert_eq!((damage.address, damage.size_bytes, damage.stream), (address, size_bytes, stream));
+                assert_eq!((damage.side, damage.distance_bytes), (side, distance_bytes));
+                assert_eq!((damage.count, damage.found), (1, 0x42));
+            }
+        }
+        assert_eq!((guard.checked_count(), guard.unchecked_count()), (20, 0));
+        let aligned = pool.alloc_aligned(700, 4096, &home).unwrap();
+        assert_eq!(aligned.address() % 4096, 0);
+        bench.fill(&aligned, 3, &home);
+        drop(aligned);
+        bench.device.synchronize().unwrap();
+        assert_eq!((guard.settle(), guard.checked_count()), (Vec::new(), 21));
+        pool.check().unwrap();
+    });
+}
+
+/// It is the error of the next allocation, once, or the observer's business.
+#[test]
+fn damage_is_told() {
+    on_each_backend(&small(), |bench| {
+        let heard = Arc::new(Mutex::new(Vec::new()));
+        let ear = heard.clone();
+        let told = Arc::new(Guard::new().on_damage(move |damage| ear.lock().unwrap().push(*damage)));
+        let home = bench.stream();
+        for guard in [Arc::new(Guard::new()), told.clone()] {
+            let pool = bench.builder().adaptor(guard).build().unwrap();
+            let block = pool.alloc(1000, &home).unwrap();
+            poke(bench, &block, 1001, 0x42, &home);
+            drop(block);
+            home.synchronize().unwrap();
+            let next = pool.alloc(1000, &home);
+            match heard.lock().unwrap().len() {
+                0 => {
+                    let error = next.unwrap_err();
+                    assert!(matches!(error, PoolError::Damaged(damage) if damage.distance_bytes == 1));
+                    let text = error.to_string();
+                    assert!(text.starts_with("1 bytes behind a block of 1000 bytes at 0x"), "{text}");
+                    assert!(text.contains("1 bytes from it and holds 0x42"), "{text}");
+                    drop(pool.alloc(1000, &home).unwrap());
+                }
+                _ => drop(next.unwrap()),
+            }
+        }
+        assert_eq!(heard.lock().unwrap().len(), 1);
+        assert!(told.settle().is_empty());
+    });
+}
+
+/// Threads' blocks, a graph's, those of streams that are gone or another's, and more at once than there are slots.
+#[test]
+fn guards_look_at_what_they_can() {
+    on_each_backend(&small(), |bench| {
+        if bench.seed > 1 {
+            return;
+        }
+        let guard = Arc::new(Guard::new());
+        let (pool, home) = (bench.builder().adaptor(guard.clone()).build().unwrap(), bench.stream());
+        let capture = home.begin_capture(CaptureMode::Relaxed).unwrap();
+        let part = pool.alloc(1024, &home).unwrap();
+        bench.fill(&part, 1, &home);
+        poke(bench, &part, 1024, 0x42, &home);
+        drop(part);
+        let exec = capture.end().unwrap().instantiate().unwrap();
+        // SAFETY: what it writes too much is the guard's.
+        unsafe { exec.launch(&home).unwrap() };
+        home.synchronize().unwrap();
+        assert_eq!(guard.checked_count(), 0);
+        drop(exec);
+        bench.device.synchronize().unwrap();
+        assert_eq!(guard.settle().len(), 1, "at the end of the graph, behind its launches");
+
+        let legacy = Stream::legacy(&bench.device).unwrap();
+        drop(pool.alloc(1000, &legacy).unwrap());
+        let short = bench.stream();
+        let block = pool.alloc(1000, &short).unwrap();
+        drop(short);
+        drop(block);
+        assert_eq!(guard.unchecked_count(), 2);
+
+        let blocks: Vec<_> = (0..1100).map(|_| pool.alloc(256, &home).unwrap()).collect();
+        drop(blocks);
+        bench.device.synchronize().unwrap();
+        assert!(guard.settle().is_empty());
+        assert_eq!(guard.checked_count() + guard.unchecked_count(), 1 + 2 + 1100);
+        let late = pool.alloc(256, &home).unwrap();
+        poke(bench, &late, -1, 1, &home);
+        drop((pool, late));
+        bench.device.synchronize().unwrap();
+        assert_eq!(guard.settle().len(), 1, "the pool is gone, and the guard is not");
+    });
+}
+
+stand_in!(fills, cuMemsetD8Async(address: CUdeviceptr, value: u8, count: usize, stream: CUstream));
+stand_in!(copies, cuMemcpyDtoHAsync_v2(target: *mut core::ffi::c_void, source: CUdeviceptr, count: usize, stream: CUstream));
+stand_in!(host, cuMemHostAlloc(target: *mut *mut core::ffi::c_void, count: usize, flags: core::ffi::c_uint));
+
+/// Each call that an adaptor makes may fail: an allocation says so and leaves nothing, a drop does what it can.
+#[test]
+fn what_the_driver_refuses_is_told_or_made_up_for() {
+    let install = |table: &mut gpumem_pool::sys::Table| {
+        fills::install(table);
+        copies::install(table);
+        host::install(table);
+    };
+    on_each_backend_with(&small(), install, |bench| {
+        let refusal = CUresult::CUDA_ERROR_NOT_PERMITTED.0;
+        let guard = Arc::new(Guard::new());
+        let fill = Arc::new(Fill::zero_on_free());
+        let builder = bench.builder().adaptor(guard.clone()).adaptor(fill.clone());
+        let (pool, stream) = (builder.build().unwrap(), bench.stream());
+        let refused = |switch: &std::sync::atomic::AtomicU32| {
+            switch.store(refusal, Ordering::SeqCst);
+            let error = pool.alloc(1000, &stream).unwrap_err();
+            switch.store(0, Ordering::SeqCst);
+            assert!(matches!(error, PoolError::Driver(cause) if cause.code().0 == refusal), "{error}");
+            assert_eq!(pool.status().unwrap().block_count, 0);
+        };
+        refused(&host::FAIL_WITH);
+        refused(&fills::FAIL_WITH);
+
+        let (first, second) = (pool.alloc(1000, &stream).unwrap(), pool.alloc(1000, &stream).unwrap());
+        copies::FAIL_WITH.store(refusal, Ordering::SeqCst);
+        let before = guard.unchecked_count();
+        drop(first);
+        copies::FAIL_WITH.store(0, Ordering::SeqCst);
+        assert_eq!((guard.unchecked_count() - before, fill.has_missed()), (1, false));
+        bench.fill(&second, 4, &stream);
+        fills::FAIL_WITH.store(refusal, Ordering::SeqCst);
+        drop(second);
+        fills::FAIL_WITH.store(0, Ordering::SeqCst);
+        assert!(fill.has_missed());
+        let third = pool.alloc(1000, &stream).unwrap();
+        assert!(bench.holds(&third, 0, &stream));
+        drop(third);
+        pool.check().unwrap();
+    });
+}

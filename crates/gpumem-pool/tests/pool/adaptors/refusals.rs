@@ -1,0 +1,134 @@
+//! Adaptors that refuse, and the one that knows where else to ask.
+
+use super::MIB;
+use crate::bench::{on_each_backend, small};
+use gpumem_pool::adaptor::{Budget, Failures, Fallback};
+use gpumem_pool::{Block, CaptureMode, Pool, PoolError};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+#[test]
+fn failures_come_when_they_are_due() {
+    on_each_backend(&small(), |bench| {
+        let stream = bench.stream();
+        let fails = |failures: Failures| -> (Vec<usize>, Pool) {
+            let pool = bench.builder().adaptor(Arc::new(failures)).build().unwrap();
+            let asked = (1..=12).filter(|size_bytes| pool.alloc(*size_bytes as u64, &stream).is_err());
+            (asked.collect(), pool)
+        };
+        assert_eq!(fails(Failures::nth(3)).0, [3]);
+        assert_eq!(fails(Failures::every(5)).0, [5, 10]);
+        assert_eq!(fails(Failures::every(0)).0, [0; 0]);
+        assert_eq!(fails(Failures::above(9)).0, [10, 11, 12]);
+        assert_eq!(fails(Failures::when(|request| request.size_bytes() % 4 == 1)).0, [1, 5, 9]);
+        assert_eq!(fails(Failures::share(0.0, 1)).0, [0; 0]);
+        assert_eq!(fails(Failures::share(1.0, 1)).0.len(), 12);
+        let half = fails(Failures::share(0.5, 7)).0;
+        assert_eq!(fails(Failures::share(0.5, 7)).0, half);
+        assert!((2..=10).contains(&half.len()), "{half:?}");
+
+        let chosen = Failures::nth(1)
+            .with_error(|requested_bytes| PoolError::TooLarge { requested_bytes, device_bytes: 0 });
+        let pool = bench.builder().adaptor(Arc::new(chosen)).build().unwrap();
+        assert!(matches!(pool.alloc(5, &stream), Err(PoolError::TooLarge { requested_bytes: 5, .. })));
+        assert_eq!(pool.status().unwrap().allocation_count, 0);
+    });
+}
+
+#[test]
+fn a_budget_is_exact_for_any_number_of_threads() {
+    on_each_backend(&small(), |bench| {
+        let budget = Arc::new(Budget::new(8 * MIB));
+        let pool = bench.builder().adaptor(budget.clone()).build().unwrap();
+        let held_bytes = AtomicU64::new(0);
+        std::thread::scope(|scope| {
+            for thread in 0..4_u64 {
+                let (pool, held_bytes, stream) = (&pool, &held_bytes, bench.stream());
+                scope.spawn(move || {
+                    let mut held: Vec<Block> = Vec::new();
+                    for step in 0..60 {
+                        match pool.alloc((1 + (thread * 7 + step * 13) % 5) << 19, &stream) {
+                            Ok(block) => {
+                                let before_bytes = held_bytes.fetch_add(block.size_bytes(), Ordering::SeqCst);
+                                assert!(before_bytes + block.size_bytes() <= 8 * MIB);
+                                held.push(block);
+                            }
+                            Err(PoolError::OverBudget { .. }) => {
+                                let sum = held.iter().map(Block::size_bytes).sum();
+                                held_bytes.fetch_sub(sum, Ordering::SeqCst);
+                                held.clear();
+                            }
+                            Err(other) => panic!("{other}"),
+                        }
+                    }
+                    held_bytes.fetch_sub(held.iter().map(Block::size_bytes).sum(), Ordering::SeqCst);
+                });
+            }
+        });
+        assert_eq!(budget.in_use_bytes(), 0);
+        assert!(budget.in_use_peak_bytes() > 4 * MIB && budget.in_use_peak_bytes() <= 8 * MIB);
+        let stream = bench.stream();
+        let block = pool.alloc(100, &stream).unwrap();
+        assert_eq!(budget.in_use_bytes(), 256);
+        budget.set_limit(255);
+        let error = pool.alloc(1, &stream).unwrap_err();
+        assert!(error.to_string().contains("a budget of 255 bytes refused 256 bytes"), "{error}");
+        drop(block);
+    });
+}
+
+#[test]
+fn a_fallback_is_asked_when_there_is_no_memory() {
+    on_each_backend(&small(), |bench| {
+        let spare = bench.builder().hard_limit(16 * MIB).build().unwrap();
+        let fallback = Arc::new(Fallback::new(&spare));
+        let pool = bench.builder().hard_limit(8 * MIB).adaptor(fallback.clone()).build().unwrap();
+        let (home, other) = (bench.stream(), bench.stream());
+        let own = pool.alloc(6 * MIB, &home).unwrap();
+        let lent = pool.alloc_aligned(6 * MIB, MIB, &home).unwrap();
+        assert_eq!(lent.address() % MIB, 0);
+        assert_eq!((fallback.taken_count(), pool.status().unwrap().block_count), (1, 1));
+        let error = pool.alloc(20 * MIB, &home).unwrap_err();
+        assert!(error.out_of_memory().unwrap().limit_bytes == Some(8 * MIB), "the first refusal: {error}");
+        let error = pool.alloc(2 << 30, &home).unwrap_err();
+        assert!(matches!(error, PoolError::TooLarge { .. }), "{error}");
+        bench.fill(&own, 1, &home);
+        other.wait_for(&home).unwrap();
+        bench.fill(&lent, 2, &other);
+        lent.record_use(&other);
+        assert!(bench.holds(&own, 1, &home) && bench.holds(&lent, 2, &other));
+        drop(pool);
+        drop((own, lent));
+        assert_eq!(spare.status().unwrap().in_use_bytes, 0);
+        spare.check().unwrap();
+    });
+}
+
+/// The pool that is asked next may be another backend's, and its block goes through plain data, captures and threads.
+#[test]
+fn a_lent_block_is_like_any_other() {
+    on_each_backend(&small(), |bench| {
+        let spare = Pool::builder(&bench.device).backend(gpumem_pool::BackendKind::None).build().unwrap();
+        let budget = Arc::new(Budget::new(MIB));
+        let fallback = Arc::new(Fallback::new(&spare));
+        let pool = bench.builder().adaptor(budget.clone()).adaptor(fallback).build().unwrap();
+        let stream = bench.stream();
+        let raw = pool.alloc(2 * MIB, &stream).unwrap().into_raw();
+        // SAFETY: it came from `into_raw`, and is turned back once.
+        let block = unsafe { Block::from_raw(raw) };
+        block.pin_backing().unwrap();
+        let capture = stream.begin_capture(CaptureMode::Relaxed).unwrap();
+        let part = pool.alloc(2 * MIB, &stream).unwrap();
+        bench.fill(&part, 1, &stream);
+        bench.fill(&block, 1, &stream);
+        block.record_use(&stream);
+        drop((part, block));
+        let exec = capture.end().unwrap().instantiate().unwrap();
+        assert_eq!((budget.in_use_bytes(), spare.status().unwrap().block_count), (0, 2));
+        // SAFETY: all it uses is kept for it.
+        unsafe { exec.launch(&stream).unwrap() };
+        stream.synchronize().unwrap();
+        drop(exec);
+        assert_eq!(spare.status().unwrap().block_count, 0);
+    });
+}
