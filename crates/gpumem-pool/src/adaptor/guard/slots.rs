@@ -13,7 +13,7 @@ use crate::upkeep::Left;
 use core::ffi::c_void;
 use core::time::Duration;
 use gpumem_sys::Driver;
-use gpumem_sys::types::{CUdevice, CUdeviceptr};
+use gpumem_sys::types::CUdeviceptr;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 #[derive(Default)]
@@ -139,7 +139,7 @@ impl Slab {
 }
 
 impl Left for Slab {
-    fn give_back(&mut self, driver: &Driver, _: CUdevice, clocks: &Clocks, is_all_done: bool) -> bool {
+    fn give_back(&mut self, driver: &Driver, clocks: &Clocks, is_all_done: bool) -> bool {
         let is_complete = |filling: &mut Filling| clocks.is_complete(filling.stamp);
         let done = self.filling.extract_if(.., is_complete).map(|filling| filling.slot);
         self.free.extend(done);
