@@ -192,6 +192,12 @@ impl Dials {
         self.magazine_bytes_min.max(share_bytes)
     }
 
+    /// Whether the slack is more than what magazines hold, so that the heap takes it from them only after growing so far.
+    #[cfg(feature = "backend-caching")]
+    pub(crate) fn spares_magazines(&self) -> bool {
+        self.growth_slack_per_mille > self.magazine_share_per_mille
+    }
+
     /// What a large block takes.
     pub(crate) fn rounded(&self, size_bytes: u64) -> u64 {
         let step = match self.rounding_divisor {

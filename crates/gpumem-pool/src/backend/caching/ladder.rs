@@ -6,6 +6,7 @@
 //! | `completed` | other streams' frees whose marks have been passed | queries, within a budget |
 //! | `growth_to_target` | the driver, up to the most that was ever in use and the slack | a handle or a few |
 //! | `recycled` | idle memory, moved or mapped under other addresses | a mapping or a few |
+//! | `spared_magazines` | the first two for a small block, where the slack is more than they hold | their next hits |
 //! | `device_waits` | other streams' frees, behind waits that the device makes | concurrency of streams |
 //! | `growth_to_limit` | the driver, and all that is idle and fits beside it | memory |
 //! | `leftover` | for a small block, free memory between larger ones | larger blocks, later |
@@ -45,12 +46,13 @@ enum Reach {
 type Rung = fn(&Shared, &Request, &mut Lack) -> Result<Step, PoolError>;
 
 /// As long as memory is to be had.
-const RUNGS: [(&str, Rung); 6] = [
+const RUNGS: [(&str, Rung); 7] = [
     ("drain this thread's magazines", own_magazines),
     ("drain all magazines", all_magazines),
     ("ask which frees are complete", completed),
     ("grow to the target", growth_to_target),
     ("map idle memory anew", recycled),
+    ("drain spared magazines", spared_magazines),
     ("make the stream wait for others", device_waits),
 ];
 
@@ -118,13 +120,25 @@ fn search(
 
 /// Small pieces are no part of a large block.
 fn own_magazines(shared: &Shared, request: &Request, _: &mut Lack) -> Result<Step, PoolError> {
-    let is_worth_it = if is_small(request) { shared.drain_own() } else { shared.drain_own_recent() };
-    Ok(if is_worth_it { Step::Look(Reach::Ready) } else { Step::Nothing })
+    Ok(ready_if(match is_small(request) {
+        true => !shared.dials.spares_magazines() && shared.drain_own(),
+        false => shared.drain_own_recent(),
+    }))
 }
 
 fn all_magazines(shared: &Shared, request: &Request, _: &mut Lack) -> Result<Step, PoolError> {
-    let is_worth_it = if is_small(request) { shared.drain_all() } else { shared.drain_all_recent() };
-    Ok(if is_worth_it { Step::Look(Reach::Ready) } else { Step::Nothing })
+    Ok(ready_if(match is_small(request) {
+        true => !shared.dials.spares_magazines() && shared.drain_all(),
+        false => shared.drain_all_recent(),
+    }))
+}
+
+fn spared_magazines(shared: &Shared, request: &Request, _: &mut Lack) -> Result<Step, PoolError> {
+    Ok(ready_if(is_small(request) && shared.dials.spares_magazines() && shared.drain_all()))
+}
+
+fn ready_if(is_any: bool) -> Step {
+    if is_any { Step::Look(Reach::Ready) } else { Step::Nothing }
 }
 
 /// Asks what is complete. Where nothing new is, streams that hold what we could use get a mark, for the next time.

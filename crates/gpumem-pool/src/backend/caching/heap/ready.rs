@@ -23,7 +23,14 @@ impl Heap {
     pub(super) fn may_take_ready(&self, request: &Request) -> bool {
         let Request { slot, size_bytes, .. } = *request;
         size_bytes <= SMALL_MAX_BYTES
+            || self.has_plenty()
             || self.shares.may_take_ready(slot, size_bytes, self.dials.growth_slack_per_mille, &self.spaces)
+    }
+
+    /// Whether more is ready than was ever in use at once: then nobody needs to be sparing with it.
+    fn has_plenty(&self) -> bool {
+        let ready = self.spaces[LARGE_SPACE].fit(Owner::READY);
+        ready.is_some_and(|fit| fit.size_bytes > self.used_peak_bytes)
     }
 
     pub(super) fn take_free(

@@ -5,12 +5,19 @@ use super::super::vmm::Backing;
 use super::build::Row;
 use super::frames::move_frames;
 use super::plan::{self, Part};
-use super::revival::revival;
+use super::revival::{Revival, revival};
 use super::space::FRAME_BYTES;
 use super::survey::{Survey, View};
-use super::{Heap, Request, frames_in, rounded, space_of};
+use super::{Heap, LARGE_SPACE, Request, frames_in, rounded, space_of};
 use crate::clock::Order;
 use gpumem_sys::DriverError;
+
+/// Where memory that is idle elsewhere could come to.
+enum Found {
+    Revived(Revival),
+    /// Where it would start, and the windows that it takes.
+    Planned(u64, Vec<Part>),
+}
 
 impl Heap {
     /// A piece of memory that is free under other addresses: it moves back where it has been before, or is mapped anew.
@@ -47,26 +54,57 @@ impl Heap {
         with_ready: bool,
     ) -> Result<Option<Piece>, DriverError> {
         let Some(size_bytes) = rounded(request.size_bytes) else { return Ok(None) };
-        let index = space_of(request);
         let view = View { records: &self.records, slot: request.slot, order, with_ready };
         let survey = Survey::movable(&self.frames, &self.spaces, &view);
-        // The block's first and last frame need not be idle.
-        if survey.idle.is_empty() || survey.frame_count() + 2 < frames_in(size_bytes) {
-            return Ok(None);
-        }
-        let place = (size_bytes, request.alignment);
-        let found = revival(&survey, &self.frames, (index, &self.spaces[index]), place, &view);
-        if let Some(found) = found {
-            for (window, mask) in found.moves {
-                move_frames(&mut self.frames, &mut self.spaces, &mut self.records, window, mask);
+        let ahead_bytes = self.ahead_bytes(space_of(request)).max(size_bytes);
+        for moved_bytes in [ahead_bytes, size_bytes] {
+            // The block's first and last frame need not be idle.
+            if survey.idle.is_empty() || survey.frame_count() + 2 < frames_in(moved_bytes) {
+                continue;
             }
-            return Ok(Some(self.claimed(index, found.start, size_bytes, request.slot)));
+            match self.find_idle(request, moved_bytes, order, with_ready, &survey) {
+                Some(Found::Revived(found)) => {
+                    for (window, mask) in found.moves {
+                        move_frames(&mut self.frames, &mut self.spaces, &mut self.records, window, mask);
+                    }
+                    let index = space_of(request);
+                    return Ok(Some(self.claimed(index, found.start, size_bytes, request.slot)));
+                }
+                Some(Found::Planned(start, parts)) => {
+                    let row = Row { parts, ..Row::default() };
+                    let request = Request { size_bytes, ..*request };
+                    return self.build(space_of(&request), &request, start, &row, backing);
+                }
+                None if moved_bytes == size_bytes => break,
+                None => {}
+            }
         }
-        let Some((start, parts)) = self.plan(index, (size_bytes, request.alignment), &survey, &view) else {
-            return Ok(None);
-        };
-        let row = Row { parts, ..Row::default() };
-        self.build(index, &Request { size_bytes, ..*request }, start, &row, backing)
+        Ok(None)
+    }
+
+    /// A place for so many bytes of memory that is idle elsewhere.
+    fn find_idle(
+        &self,
+        request: &Request,
+        size_bytes: u64,
+        order: &impl Order,
+        with_ready: bool,
+        survey: &Survey,
+    ) -> Option<Found> {
+        let index = space_of(request);
+        let view = View { records: &self.records, slot: request.slot, order, with_ready };
+        let place = (size_bytes, request.alignment);
+        let found = revival(survey, &self.frames, (index, &self.spaces[index]), place, &view);
+        found.map(Found::Revived).or_else(|| {
+            let (start, parts) = self.plan(index, place, survey, &view)?;
+            Some(Found::Planned(start, parts))
+        })
+    }
+
+    /// What small blocks take over at a time, as far as there is slack: the next ones then find it ready.
+    fn ahead_bytes(&self, index: usize) -> u64 {
+        let share_bytes = self.spaces[index].end() / 1000 * u64::from(self.dials.growth_slack_per_mille);
+        if index == LARGE_SPACE { 0 } else { share_bytes / FRAME_BYTES * FRAME_BYTES }
     }
 
     /// All that is the stream's own and idle, and of what is ready for all only the rest.
