@@ -69,7 +69,7 @@ impl Adaptor for Fill {
     fn alloc(&self, request: &Request<'_>, next: Next<'_>) -> Result<Grant, PoolError> {
         let grant = next.alloc(request)?;
         if let Some(value) = self.value_on_alloc() {
-            set_now(request.stream(), grant.address(), value, grant.size_bytes())?;
+            set_now(request.stream(), &grant, grant.address(), value, grant.size_bytes())?;
         }
         Ok(grant)
     }
@@ -95,13 +95,21 @@ impl fmt::Debug for Fill {
     }
 }
 
-/// On a stream that the caller has in his hands, for memory that was just allocated there.
+/// Bytes of memory that was just granted on a stream, which the caller has in his hands.
 pub(super) fn set_now(
     stream: &Stream,
+    grant: &Grant,
     address: CUdeviceptr,
     value: u8,
     size_bytes: u64,
 ) -> Result<(), PoolError> {
+    if grant.is_for_host() {
+        let host: *mut u8 = core::ptr::with_exposed_provenance_mut(address as usize);
+        // SAFETY: the range is granted, and what used it before is done; the host has it at the same address. Its user may
+        // write there as soon as he has it, so this may not be left to the stream.
+        unsafe { host.write_bytes(value, size_bytes as usize) };
+        return Ok(());
+    }
     let _bound = stream.device().enter()?;
     Ok(set(stream.device().driver(), address, value, size_bytes, stream.raw())?)
 }

@@ -98,6 +98,15 @@ impl Grant {
         true
     }
 
+    /// Whether the host may use it from now on: nothing that used it before is under way.
+    pub(super) fn is_for_host(&self) -> bool {
+        let pool = match &self.holding.source {
+            Source::Own { .. } => self.pool,
+            Source::Other(block) => Some(block.state()),
+        };
+        pool.is_some_and(|pool| pool.setup().is_for_host)
+    }
+
     /// Straight from the backend, below `depth` adaptors.
     pub(super) fn own(pool: StateRef, piece: Piece, size_bytes: u64, home: StreamId, depth: usize) -> Self {
         let source = Source::Own { piece, size_bytes };
@@ -124,6 +133,9 @@ impl Grant {
             }
             (None, Source::Other(block)) if block.is_recorded() => {
                 Some("returned a block that other streams use")
+            }
+            _ if pool.setup().is_for_host && !self.is_for_host() => {
+                Some("returned memory that the host can't use")
             }
             _ if *home != request.stream().id() => Some("returned memory of another stream"),
             _ if *size_bytes < request.size_bytes() => Some("returned less than was asked for"),

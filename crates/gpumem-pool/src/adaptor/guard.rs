@@ -171,8 +171,8 @@ impl Adaptor for Guard {
             });
         }
         let (start, end) = (grant.address(), grant.address() + grant.size_bytes());
-        set_now(request.stream(), start - FRONT_BYTES, PATTERN, FRONT_BYTES)?;
-        set_now(request.stream(), end, PATTERN, back_bytes)?;
+        set_now(request.stream(), &grant, start - FRONT_BYTES, PATTERN, FRONT_BYTES)?;
+        set_now(request.stream(), &grant, end, PATTERN, back_bytes)?;
         Ok(grant)
     }
 

@@ -7,7 +7,7 @@ mod tracking;
 
 use crate::bench::{Bench, on_each_backend, small};
 use gpumem_pool::adaptor::{Adaptor, Budget, Change, Grant, Next, PoolId, Release, Request};
-use gpumem_pool::{Block, CaptureMode, PoolError, Stream};
+use gpumem_pool::{Block, CaptureMode, MemoryKind, Pool, PoolError, Stream};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Mutex};
 
@@ -270,6 +270,15 @@ fn what_does_not_fit_is_refused_and_given_back() {
             }),
             "returned a block that other streams use",
         );
+        if bench.kind != MemoryKind::Device {
+            let device_pool = Pool::new(&bench.device).unwrap();
+            says(
+                refusal(bench, &home, move |request, _| {
+                    Ok(Grant::from_block(device_pool.alloc_aligned(4096, 4096, request.stream())?))
+                }),
+                "returned memory that the host can't use",
+            );
+        }
         let text = refusal(bench, &home, |request, next| {
             drop(next.alloc(request)?);
             let reason = "would rather not".into();
