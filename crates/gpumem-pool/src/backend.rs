@@ -26,7 +26,7 @@ use caching::CachingBackend;
 use direct::Direct;
 use enum_dispatch::enum_dispatch;
 use gpumem_sys::DriverError;
-use gpumem_sys::types::CUdeviceptr;
+use gpumem_sys::types::{CUdeviceptr, CUmemGenericAllocationHandle};
 #[cfg(feature = "backend-native")]
 use native::NativeCalls;
 use none::NoneCalls;
@@ -61,6 +61,11 @@ pub(crate) trait Source {
 
     /// Keeps the physical memory of a live piece where it is.
     fn pin(&self, piece: Piece) -> Result<(), PoolError>;
+
+    /// What a live piece lies in, if that can be named to other processes.
+    fn backing(&self, _piece: Piece) -> Option<Underlying> {
+        None
+    }
 
     /// Blocks that grow in place, if the backend has them.
     fn growing(&self) -> Option<&dyn Growing> {
@@ -117,6 +122,14 @@ pub(crate) trait Growing {
 
     /// Neither memory nor addresses, once these uses are done.
     fn remove(&self, id: u64, uses: &[Stamp]);
+}
+
+/// Physical memory under a piece: handles side by side, by the driver's names, each with its size.
+#[derive(Clone, Debug)]
+pub(crate) struct Underlying {
+    pub(crate) handles: Vec<(CUmemGenericAllocationHandle, u64)>,
+    /// Where in the first of them the piece starts.
+    pub(crate) offset_bytes: u64,
 }
 
 /// What a backend hands out. `record` and `class` come back with the block and mean what the backend likes.

@@ -133,6 +133,21 @@ pub enum PoolError {
         /// What was given.
         limit: Limit,
     },
+    /// The device has no way to use the program's own memory like that.
+    #[error("{device} {what}; use {instead}, or copy")]
+    NoHostAccess {
+        /// Which.
+        device: String,
+        /// What it lacks.
+        what: &'static str,
+        /// What it may have.
+        instead: &'static str,
+    },
+    /// The block's pool was not made for other processes.
+    #[error(
+        "this block can't be exported: make its pool with PoolBuilder::exportable, and the backend `caching`"
+    )]
+    NotExportable,
     /// A part of a block that is not within it.
     #[error("bytes {start} to {end} are not within the {size_bytes} bytes of the block")]
     OutOfBounds {

@@ -79,6 +79,8 @@ mod family;
 #[allow(unsafe_code)]
 mod graph;
 mod growable;
+#[allow(unsafe_code)]
+mod host_memory;
 mod kind;
 mod ledger;
 mod limit;
@@ -95,11 +97,16 @@ mod pool;
 mod private;
 #[allow(unsafe_code)]
 mod raw_block;
+#[cfg(unix)]
+#[allow(unsafe_code)]
+mod sharing;
 #[allow(unsafe_code)]
 mod state;
 mod status;
 #[allow(unsafe_code)]
 mod stream;
+#[allow(unsafe_code)]
+mod unified;
 #[cfg_attr(
     not(feature = "backend-caching"),
     allow(dead_code, reason = "what only the caching backend asks for")
@@ -116,11 +123,15 @@ pub use error::PoolError;
 pub use event::Event;
 pub use graph::{Capture, CaptureMode, Graph, GraphExec};
 pub use growable::GrowableBlock;
+pub use host_memory::HostMemory;
 pub use kind::MemoryKind;
 pub use limit::Limit;
 pub use options::{BackendKind, PoolBuilder};
 pub use out_of_memory::{Advice, Attempt, Growth, Holder, OutOfMemory};
 pub use pool::Pool;
 pub use raw_block::{BlockToken, RawBlock};
+#[cfg(unix)]
+pub use sharing::{ExportedBlock, ExportedHandle, ImportedBlock};
 pub use status::Status;
 pub use stream::{Stream, StreamBuilder};
+pub use unified::{Expectation, Location};

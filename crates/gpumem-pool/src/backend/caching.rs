@@ -44,7 +44,7 @@ mod thread;
 #[allow(unsafe_code)]
 mod vmm;
 
-use super::{Counts, Freed, Growing, Piece, Reserved, Source, Taken};
+use super::{Counts, Freed, Growing, Piece, Reserved, Source, Taken, Underlying};
 use crate::clock::StreamId;
 use crate::device::Device;
 use crate::error::PoolError;
@@ -133,6 +133,10 @@ impl Source for CachingBackend {
     fn pin(&self, piece: Piece) -> Result<(), PoolError> {
         self.shared.pin(piece.record);
         Ok(())
+    }
+
+    fn backing(&self, piece: Piece) -> Option<Underlying> {
+        self.shared.backing(&piece)
     }
 
     fn growing(&self) -> Option<&dyn Growing> {

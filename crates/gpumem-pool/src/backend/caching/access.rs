@@ -53,6 +53,10 @@ impl Access {
         Self { dues: self.dues.clone(), granted: RwLock::default(), ..*self }
     }
 
+    pub(super) fn is_exportable(&self) -> bool {
+        self.handle_use.exportable
+    }
+
     pub(super) fn memory(&self) -> Memory {
         self.memory
     }

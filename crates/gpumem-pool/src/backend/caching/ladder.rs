@@ -21,6 +21,7 @@ use super::class::Class;
 use super::heap::Request;
 use super::magazine::Piece;
 use super::shared::{Lack, Shared};
+use crate::clock::Slot;
 use crate::context::Relaxed;
 use crate::error::PoolError;
 use crate::out_of_memory::Attempt;
@@ -147,15 +148,25 @@ fn completed(shared: &Shared, request: &Request, _: &mut Lack) -> Result<Step, P
     if budget.is_zero() || !shared.core().heap.has_pending_of_others(request) {
         return Ok(Step::Nothing);
     }
+    // The host has no stream of its own to turn to, and the driver's other memory is dear: what is idle now is seen now.
+    if request.slot == Slot::NOBODY {
+        mark_pending(shared, request)?;
+    }
     if clocks.poll(budget)? {
         shared.core().heap.settle(clocks);
         return Ok(Step::Look(Reach::Ready));
     }
+    mark_pending(shared, request)?;
+    Ok(Step::Nothing)
+}
+
+fn mark_pending(shared: &Shared, request: &Request) -> Result<(), PoolError> {
+    let clocks = shared.clocks();
     let pending = shared.core().heap.latest_pending(request, clocks);
     for stamp in pending.into_iter().filter(|stamp| clocks.stamp(stamp.slot()) == *stamp) {
         clocks.tick(stamp.slot())?;
     }
-    Ok(Step::Nothing)
+    Ok(())
 }
 
 fn growth_to_target(shared: &Shared, request: &Request, lack: &mut Lack) -> Result<Step, PoolError> {

@@ -3,6 +3,7 @@
 use super::Heap;
 use super::record::Record;
 use super::space::{FRAME_BYTES, FRAME_SHIFT};
+use crate::backend::Underlying;
 
 impl Heap {
     /// The handles under a live piece, for as long as they are kept: nothing of them moves to other windows, and no new
@@ -15,6 +16,23 @@ impl Heap {
                 self.frames.pin(self.frames.window(window).handle);
             }
         }
+    }
+
+    /// The handles under a live piece, which pins them: from left to right, and where in the first of them its address is.
+    pub(in super::super) fn backing(&mut self, record: u32, address: u64) -> Option<Underlying> {
+        self.pin(record);
+        let Record { start, size_bytes, space, .. } = self.records.get(record).copied()?;
+        let space = usize::from(space);
+        let first = self.frames.window(self.frames.window_at(space, start >> FRAME_SHIFT)?);
+        let (mut slot, mut handles) = (u64::from(first.slot), Vec::new());
+        let offset_bytes = address - self.spaces[space].base - (slot << FRAME_SHIFT);
+        while slot << FRAME_SHIFT < start + size_bytes {
+            let window = self.frames.window(self.frames.window_at(space, slot)?);
+            let handle = self.frames.handle(window.handle);
+            handles.push((handle.raw.0, u64::from(handle.frame_count) << FRAME_SHIFT));
+            slot += u64::from(handle.frame_count);
+        }
+        Some(Underlying { handles, offset_bytes })
     }
 
     /// All stretches of addresses that handles are mapped at: each with its size.

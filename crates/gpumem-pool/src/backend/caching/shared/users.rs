@@ -2,7 +2,7 @@
 
 use super::Shared;
 use crate::backend::caching::access::{Memory, all_of, none_of};
-use crate::backend::plain;
+use crate::backend::{Piece, Underlying, plain};
 use crate::context::Relaxed;
 use crate::device::Device;
 use crate::error::PoolError;
@@ -32,6 +32,12 @@ impl Shared {
         }
         self.access.grant(peer.raw());
         Ok(())
+    }
+
+    /// What a live piece lies in, where handles were made to be exported.
+    pub(in super::super) fn backing(&self, piece: &Piece) -> Option<Underlying> {
+        let mut core = self.core();
+        self.access.is_exportable().then(|| core.heap.backing(piece.record, piece.address))?
     }
 
     pub(in super::super) fn has_plain_segments(&self) -> bool {

@@ -1,0 +1,136 @@
+//! Where the pages of unified memory are: [`Block::prefetch`] and [`Block::advise`].
+
+use crate::block::Block;
+use crate::device::Device;
+use crate::error::PoolError;
+use crate::kind::MemoryKind;
+use crate::stream::Stream;
+use core::ops::Range;
+use gpumem_sys::types::{CUdevice, CUdeviceptr, CUmem_advise};
+
+/// Where pages of unified memory can be.
+#[derive(Clone, Copy, Debug)]
+#[non_exhaustive]
+pub enum Location<'a> {
+    /// In the host's memory.
+    Host,
+    /// In a device's.
+    Device(&'a Device),
+}
+
+/// What to expect of some unified memory; see [`Block::advise`].
+#[derive(Clone, Copy, Debug)]
+#[non_exhaustive]
+pub enum Expectation<'a> {
+    /// It is mostly read, so that each reader may have a copy; or no more.
+    ReadMostly(bool),
+    /// It is best kept there, whoever uses it; or nowhere in particular.
+    PreferredLocation(Option<Location<'a>>),
+    /// It is used from there, so that a way to it is kept wherever it is; or no more.
+    AccessedBy(Location<'a>, bool),
+}
+
+impl Block {
+    /// Moves the pages of a part of the block (bytes from its start) to where they will be used, as work on `stream`: in
+    /// its order, without waiting here. Where a page is changes no contents. It counts as a use of the block on `stream`.
+    ///
+    /// ```
+    /// use gpumem_pool::{Device, Location, MemoryKind, Pool, Stream, sys::{Driver, SimConfig}};
+    ///
+    /// let device = Device::new(&Driver::sim(SimConfig::new())?, 0)?;
+    /// let pool = Pool::builder(&device).kind(MemoryKind::Unified).build()?;
+    /// let stream = Stream::new(&device)?;
+    ///
+    /// let block = pool.alloc(4 << 20, &stream)?;
+    /// block.prefetch(0..1 << 20, Location::Device(&device), &stream)?;
+    /// assert!(block.prefetch(0..(4 << 20) + 1, Location::Host, &stream).is_err());
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// [`PoolError::NotWithKind`] unless it is unified memory; [`PoolError::OutOfBounds`]; [`PoolError::WrongDevice`] for a
+    /// stream or a device of another driver; or what the driver says, where pages can't be moved on purpose.
+    pub fn prefetch(&self, part: Range<u64>, to: Location<'_>, stream: &Stream) -> Result<(), PoolError> {
+        let Some((address, size)) = self.pages(part, "be prefetched")? else { return Ok(()) };
+        self.check_machine(stream.device())?;
+        let to = self.place(to)?;
+        let _bound = stream.device().enter()?;
+        self.record_use(stream);
+        let driver = stream.device().driver();
+        // SAFETY: the block has these bytes, and its free will wait for the stream, whose context is current.
+        Ok(unsafe { driver.cuMemPrefetchAsync(address, size, to, stream.raw())? })
+    }
+
+    /// Says how a part of the block (bytes from its start) will be used. That changes nothing but times.
+    ///
+    /// It is about whole pages, which neighbouring blocks may share, and stays with them when the block is dropped: take back
+    /// what should not hold for the next one there.
+    ///
+    /// ```
+    /// use gpumem_pool::{Device, Expectation, MemoryKind, Pool, Stream, sys::{Driver, SimConfig}};
+    ///
+    /// let device = Device::new(&Driver::sim(SimConfig::new())?, 0)?;
+    /// let pool = Pool::builder(&device).kind(MemoryKind::Unified).build()?;
+    ///
+    /// let block = pool.alloc(4 << 20, &Stream::new(&device)?)?;
+    /// block.advise(0..4 << 20, Expectation::ReadMostly(true))?;
+    /// // … many devices read it …
+    /// block.advise(0..4 << 20, Expectation::ReadMostly(false))?;
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// As [`Block::prefetch`].
+    pub fn advise(&self, part: Range<u64>, expectation: Expectation<'_>) -> Result<(), PoolError> {
+        let Some((address, size)) = self.pages(part, "be advised on")? else { return Ok(()) };
+        let own = Location::Device(self.device());
+        let (advice, place) = match expectation {
+            Expectation::ReadMostly(true) => (CUmem_advise::CU_MEM_ADVISE_SET_READ_MOSTLY, own),
+            Expectation::ReadMostly(false) => (CUmem_advise::CU_MEM_ADVISE_UNSET_READ_MOSTLY, own),
+            Expectation::PreferredLocation(Some(place)) => {
+                (CUmem_advise::CU_MEM_ADVISE_SET_PREFERRED_LOCATION, place)
+            }
+            Expectation::PreferredLocation(None) => {
+                (CUmem_advise::CU_MEM_ADVISE_UNSET_PREFERRED_LOCATION, own)
+            }
+            Expectation::AccessedBy(place, true) => (CUmem_advise::CU_MEM_ADVISE_SET_ACCESSED_BY, place),
+            Expectation::AccessedBy(place, false) => (CUmem_advise::CU_MEM_ADVISE_UNSET_ACCESSED_BY, place),
+        };
+        let place = self.place(place)?;
+        let _bound = self.device().enter()?;
+        // SAFETY: the block has these bytes, and its context is current.
+        Ok(unsafe { self.device().driver().cuMemAdvise(address, size, advice, place)? })
+    }
+
+    /// The address and size of a part; nothing if it is empty.
+    fn pages(&self, part: Range<u64>, what: &'static str) -> Result<Option<(CUdeviceptr, usize)>, PoolError> {
+        if self.kind() != MemoryKind::Unified {
+            return Err(PoolError::NotWithKind { kind: self.kind(), what, instead: "`unified`" });
+        }
+        let Range { start, end } = part;
+        if start > end || end > self.size_bytes() {
+            return Err(PoolError::OutOfBounds { start, end, size_bytes: self.size_bytes() });
+        }
+        Ok((start < end).then(|| (self.address() + start, (end - start) as usize)))
+    }
+
+    /// As the driver numbers devices, the host before them.
+    fn place(&self, location: Location<'_>) -> Result<CUdevice, PoolError> {
+        match location {
+            Location::Host => Ok(HOST),
+            Location::Device(device) => self.check_machine(device).map(|()| device.raw()),
+        }
+    }
+
+    fn check_machine(&self, device: &Device) -> Result<(), PoolError> {
+        match device.driver().is_same_machine(self.device().driver()) {
+            true => Ok(()),
+            false => Err(PoolError::wrong_device(self.device(), device)),
+        }
+    }
+}
+
+/// The driver's number for the host.
+const HOST: CUdevice = -1;

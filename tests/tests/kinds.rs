@@ -1,0 +1,208 @@
+//! Unified and pinned host memory from a pool, and the program's own: on either driver, in small sizes. More managed memory
+//! than a card has free can bring a machine to a stand, so what asks for much here is refused before the driver is asked.
+
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+use gpumem_tests::backends::backends;
+use gpumem_tests::cases;
+use gpumem_tests::gate::Gate;
+use gpumem_tests::pool::{
+    BackendKind, Block, Device, Expectation, HostMemory, Location, MemoryKind, Pool, PoolError, Stream,
+};
+use gpumem_tests::sys::types::CUdevice_attribute;
+
+const MIB: u64 = 1 << 20;
+const FOR_HOST: [MemoryKind; 2] = [MemoryKind::Unified, MemoryKind::Host];
+
+/// Each backend that has other kinds than the device's, with each of these.
+fn pools(device: &Device) -> Vec<Pool> {
+    let backends = backends(device).into_iter().filter(|backend| *backend != BackendKind::Native);
+    let of = |backend| {
+        FOR_HOST.map(|kind| {
+            let pool = Pool::builder(device).backend(backend).kind(kind).hard_limit(64 * MIB);
+            pool.build().unwrap()
+        })
+    };
+    backends.flat_map(of).collect()
+}
+
+fn fill(address: u64, value: u8, size_bytes: u64, stream: &Stream) {
+    let _bound = stream.device().bind().unwrap();
+    let driver = stream.device().driver();
+    // SAFETY: who owns the bytes waits for the stream before he gives them back.
+    unsafe { driver.cuMemsetD8Async(address, value, size_bytes as usize, stream.raw()).unwrap() };
+}
+
+fn host_write(block: &Block, value: u8) {
+    // SAFETY: nothing that was queued uses the block.
+    unsafe { block.host_ptr().unwrap().write_bytes(value, block.size_bytes() as usize) };
+}
+
+fn host_sees(block: &Block, value: u8) -> bool {
+    let host = block.host_ptr().unwrap().as_ptr();
+    // SAFETY: what was queued for the block is done.
+    let bytes = unsafe { std::slice::from_raw_parts(host, block.size_bytes() as usize) };
+    bytes.iter().all(|byte| *byte == value)
+}
+
+/// What the device reads from an address.
+fn device_sees(address: u64, stream: &Stream) -> u8 {
+    let pool = Pool::builder(stream.device()).backend(BackendKind::None).build().unwrap();
+    let copy = pool.alloc(1, stream).unwrap();
+    let _bound = stream.device().bind().unwrap();
+    let (driver, mut byte) = (stream.device().driver(), 0_u8);
+    // SAFETY: both are alive until the stream has been waited for, and the local is.
+    unsafe {
+        driver.cuMemcpyDtoDAsync_v2(copy.address(), address, 1, stream.raw()).unwrap();
+        stream.synchronize().unwrap();
+        driver.cuMemcpyDtoH_v2((&raw mut byte).cast(), copy.address(), 1).unwrap();
+    }
+    byte
+}
+
+cases! {
+    /// Both sides use a block at one address.
+    fn host_and_device_share_a_block(driver: &Driver) {
+        let device = Device::new(driver, 0).unwrap();
+        let stream = Stream::new(&device).unwrap();
+        for pool in pools(&device) {
+            for (value, size_bytes) in [(1, 300), (2, MIB), (3, 3 * MIB + 1)] {
+                let block = pool.alloc(size_bytes, &stream).unwrap();
+                host_write(&block, value);
+                assert_eq!(device_sees(block.address() + size_bytes - 1, &stream), value, "{pool:?}");
+                fill(block.address(), value + 100, size_bytes, &stream);
+                stream.synchronize().unwrap();
+                assert!(host_sees(&block, value + 100), "{pool:?}");
+            }
+            pool.check().unwrap();
+        }
+    }
+
+    /// While a stream has yet to use what was freed, nobody gets it, the same stream neither.
+    fn what_queued_work_uses_is_not_handed_out(driver: &Driver) {
+        let device = Device::new(driver, 0).unwrap();
+        let stream = Stream::new(&device).unwrap();
+        for pool in pools(&device) {
+            // A free waits there.
+            if pool.backend() == BackendKind::None {
+                continue;
+            }
+            // The place is known, and idle.
+            drop(pool.alloc(2 * MIB, &stream).unwrap());
+            stream.synchronize().unwrap();
+            let bound = device.bind().unwrap();
+            // SAFETY: the stream is alive, and its context current.
+            let gate = unsafe { Gate::close(driver, stream.raw()).unwrap() };
+            drop(bound);
+            let used = pool.alloc(2 * MIB, &stream).unwrap();
+            fill(used.address(), 9, 2 * MIB, &stream);
+            drop(used);
+            let block = pool.alloc(2 * MIB, &stream).unwrap();
+            host_write(&block, 1);
+            assert!(gate.open(), "something waited for the stream");
+            stream.synchronize().unwrap();
+            assert!(host_sees(&block, 1), "{pool:?}");
+            drop(block);
+            stream.synchronize().unwrap();
+            let reserved_bytes = pool.status().unwrap().reserved_bytes;
+            drop([(); 2].map(|()| pool.alloc(2 * MIB, &stream).unwrap()));
+            assert_eq!(pool.status().unwrap().reserved_bytes, reserved_bytes, "{pool:?}");
+        }
+    }
+
+    /// Pages move on purpose, within bounds, and only where there are pages.
+    fn pages_move_and_are_advised_on(driver: &Driver) {
+        let device = Device::new(driver, 0).unwrap();
+        let stream = Stream::new(&device).unwrap();
+        for pool in pools(&device) {
+            let block = pool.alloc(4 * MIB, &stream).unwrap();
+            host_write(&block, 5);
+            if pool.kind() == MemoryKind::Host {
+                let refused = block.prefetch(0..MIB, Location::Host, &stream);
+                assert!(matches!(refused, Err(PoolError::NotWithKind { .. })), "{refused:?}");
+                assert!(block.advise(0..MIB, Expectation::ReadMostly(true)).is_err());
+                continue;
+            }
+            let here = Location::Device(&device);
+            block.prefetch(0..4 * MIB, here, &stream).unwrap();
+            assert_eq!(device_sees(block.address() + MIB, &stream), 5);
+            for expectation in [
+                Expectation::ReadMostly(true),
+                Expectation::ReadMostly(false),
+                Expectation::PreferredLocation(Some(Location::Host)),
+                Expectation::PreferredLocation(Some(here)),
+                Expectation::PreferredLocation(None),
+                Expectation::AccessedBy(here, true),
+                Expectation::AccessedBy(here, false),
+                Expectation::AccessedBy(Location::Host, true),
+                Expectation::AccessedBy(Location::Host, false),
+            ] {
+                block.advise(MIB..3 * MIB, expectation).unwrap();
+            }
+            block.prefetch(MIB..2 * MIB, Location::Host, &stream).unwrap();
+            stream.synchronize().unwrap();
+            assert!(host_sees(&block, 5));
+            for part in [0..4 * MIB + 1, 4 * MIB + 1..4 * MIB + 1, 0..u64::MAX] {
+                let refused = block.prefetch(part.clone(), here, &stream);
+                assert!(matches!(refused, Err(PoolError::OutOfBounds { size_bytes, .. }) if size_bytes == 4 * MIB));
+                assert!(block.advise(part, Expectation::ReadMostly(true)).is_err());
+            }
+            block.prefetch(4 * MIB..4 * MIB, here, &stream).unwrap();
+        }
+    }
+
+    /// The margin below what the device has is kept before the driver is asked for anything.
+    fn unified_memory_leaves_a_margin(driver: &Driver) {
+        let device = Device::new(driver, 0).unwrap();
+        let stream = Stream::new(&device).unwrap();
+        for backend in backends(&device).into_iter().filter(|backend| *backend != BackendKind::Native) {
+            let pool = Pool::builder(&device).backend(backend).kind(MemoryKind::Unified).build().unwrap();
+            let most_bytes = device.total_bytes() - device.total_bytes() / 16;
+            for size_bytes in [most_bytes + 1, device.total_bytes()] {
+                let Err(PoolError::LimitReached(report)) = pool.alloc(size_bytes, &stream) else {
+                    panic!("{size_bytes} bytes should have been refused")
+                };
+                assert_eq!(report.limit_bytes, Some(most_bytes));
+            }
+            assert_eq!(pool.status().unwrap().reserved_bytes, 0);
+        }
+    }
+
+    /// The program's own memory, pinned: the device writes it, and it is the program's again.
+    fn a_slice_is_registered(driver: &Driver) {
+        let device = Device::new(driver, 0).unwrap();
+        let stream = Stream::new(&device).unwrap();
+        let mut table = vec![1_u32; 300_000];
+        {
+            let shared = HostMemory::register(&device, &mut table).unwrap();
+            assert_eq!(shared.size_bytes(), 1_200_000);
+            assert_eq!(device_sees(shared.address(), &stream), 1);
+            fill(shared.address(), 2, shared.size_bytes(), &stream);
+            // No wait: the drop has to.
+        }
+        assert!(table.iter().all(|value| *value == 0x0202_0202));
+        // It is the program's own again, and can be pinned again.
+        drop(HostMemory::register(&device, &mut table).unwrap());
+        assert_eq!(HostMemory::<u8>::register(&device, &mut []).unwrap().address(), 0);
+        match HostMemory::register_read_only(&device, &table) {
+            Ok(shared) => assert_eq!((device_sees(shared.address() + 4, &stream), table[1]), (2, 0x0202_0202)),
+            Err(error) => assert!(matches!(error, PoolError::NoHostAccess { .. }), "{error}"),
+        }
+    }
+
+    /// Memory as it is, where the device follows the host's addresses; a clear word where it does not.
+    fn a_slice_as_it_is(driver: &Driver) {
+        let device = Device::new(driver, 0).unwrap();
+        let stream = Stream::new(&device).unwrap();
+        let mut table = vec![1_u8; 100_000];
+        let can = device.attribute(CUdevice_attribute::CU_DEVICE_ATTRIBUTE_PAGEABLE_MEMORY_ACCESS).unwrap() != 0;
+        let shared = HostMemory::pageable(&device, &mut table);
+        match shared.map(|shared| fill(shared.address(), 3, shared.size_bytes(), &stream)) {
+            Ok(()) => assert!(can && table.iter().all(|value| *value == 3)),
+            Err(error) => {
+                assert!(!can && matches!(error, PoolError::NoHostAccess { .. }), "{error}");
+                assert!(error.to_string().contains("HostMemory::register"), "{error}");
+            }
+        }
+    }
+}
