@@ -186,7 +186,7 @@ impl ImportedBlock {
         };
         let size = self.addresses_bytes as usize;
         // SAFETY: `access` outlives the call, and all of the addresses are mapped.
-        Ok(unsafe { self.device.driver().cuMemSetAccess(self.base, size, &access, 1)? })
+        unsafe { self.device.driver().cuMemSetAccess(self.base, size, &access, 1) }.map_err(PoolError::from)
     }
 
     /// Where the block starts in this process; 0 for an empty one.

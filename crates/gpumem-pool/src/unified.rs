@@ -59,7 +59,7 @@ impl Block {
         self.record_use(stream);
         let driver = stream.device().driver();
         // SAFETY: the block has these bytes, and its free will wait for the stream, whose context is current.
-        Ok(unsafe { driver.cuMemPrefetchAsync(address, size, to, stream.raw())? })
+        unsafe { driver.cuMemPrefetchAsync(address, size, to, stream.raw()) }.map_err(PoolError::from)
     }
 
     /// Says how a part of the block (bytes from its start) will be used. That changes nothing but times.
@@ -101,7 +101,7 @@ impl Block {
         let place = self.place(place)?;
         let _bound = self.device().enter()?;
         // SAFETY: the block has these bytes, and its context is current.
-        Ok(unsafe { self.device().driver().cuMemAdvise(address, size, advice, place)? })
+        unsafe { self.device().driver().cuMemAdvise(address, size, advice, place) }.map_err(PoolError::from)
     }
 
     /// The address and size of a part; nothing if it is empty.
