@@ -99,6 +99,16 @@ pub(crate) trait Source {
         false
     }
 
+    /// Whether the hard limit may become this.
+    fn check_hard_limit(&self, _limit_bytes: u64) -> Result<(), PoolError> {
+        Ok(())
+    }
+
+    /// The soft limit has changed, or more is held than a changed hard limit allows.
+    fn limits_changed(&self) -> Result<(), PoolError> {
+        Ok(())
+    }
+
     /// Gives back what is free beyond `keep_bytes`.
     fn trim_to(&self, keep_bytes: u64) -> Result<(), PoolError>;
 
@@ -208,7 +218,7 @@ pub(crate) enum Backend {
 
 impl Backend {
     /// The one that was asked for, else the best that is built and that the device can carry.
-    pub(crate) fn new(options: &PoolBuilder, limits: Limits) -> Result<Self, PoolError> {
+    pub(crate) fn new(options: &PoolBuilder, limits: &Limits) -> Result<Self, PoolError> {
         let caching = || caching(options, limits);
         let native = || native(options, limits);
         let none = || none(options, limits);
@@ -235,16 +245,16 @@ fn instead(
 }
 
 #[cfg(feature = "backend-caching")]
-fn caching(options: &PoolBuilder, limits: Limits) -> Result<Backend, PoolError> {
+fn caching(options: &PoolBuilder, limits: &Limits) -> Result<Backend, PoolError> {
     Ok(CachingBackend::new(options, limits)?.into())
 }
 
 #[cfg(not(feature = "backend-caching"))]
-fn caching(_: &PoolBuilder, _: Limits) -> Result<Backend, PoolError> {
+fn caching(_: &PoolBuilder, _: &Limits) -> Result<Backend, PoolError> {
     Err(PoolError::BackendNotBuilt { backend: BackendKind::Caching, feature: "backend-caching" })
 }
 
-fn none(options: &PoolBuilder, limits: Limits) -> Result<Backend, PoolError> {
+fn none(options: &PoolBuilder, limits: &Limits) -> Result<Backend, PoolError> {
     check_not_exported(BackendKind::None, options.handle_use)?;
     Ok(Direct::new(options, limits, NoneCalls(options.kind)).into())
 }
@@ -257,7 +267,7 @@ fn check_not_exported(backend: BackendKind, handle_use: HandleUse) -> Result<(),
 }
 
 #[cfg(feature = "backend-native")]
-fn native(options: &PoolBuilder, limits: Limits) -> Result<Backend, PoolError> {
+fn native(options: &PoolBuilder, limits: &Limits) -> Result<Backend, PoolError> {
     if options.kind.is_host_accessible() {
         let what = "keep memory of other kinds than the device's";
         return Err(PoolError::NotWithBackend {
@@ -274,6 +284,6 @@ fn native(options: &PoolBuilder, limits: Limits) -> Result<Backend, PoolError> {
 }
 
 #[cfg(not(feature = "backend-native"))]
-fn native(_: &PoolBuilder, _: Limits) -> Result<Backend, PoolError> {
+fn native(_: &PoolBuilder, _: &Limits) -> Result<Backend, PoolError> {
     Err(PoolError::BackendNotBuilt { backend: BackendKind::Native, feature: "backend-native" })
 }

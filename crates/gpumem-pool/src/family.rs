@@ -1,14 +1,17 @@
 //! [`Family`]: the limit that a pool and its private pools keep together. Pure.
 //!
-//! Each pool that has a limit has a node; a private pool's hangs below that of the pool it was made from. What a pool
+//! Each pool has a node, with its limit; a private pool's hangs below that of the pool it was made from. What a pool
 //! takes is admitted by its own node and by all above, each in one atomic step, so that no threads can pass any limit.
 
 use core::fmt;
-use core::sync::atomic::{AtomicU64, Ordering};
+use core::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 
 pub(crate) struct Family {
-    limit_bytes: u64,
+    /// `u64::MAX` is no limit.
+    limit_bytes: AtomicU64,
+    /// Whether it has ever been set below what was held.
+    was_lowered: AtomicBool,
     held_bytes: AtomicU64,
     above: Option<Arc<Family>>,
     /// The pools that keep memory, of the topmost node.
@@ -36,19 +39,51 @@ impl fmt::Debug for Family {
 
 impl Family {
     pub(crate) fn new(limit_bytes: u64, above: Option<Arc<Self>>) -> Arc<Self> {
-        Arc::new(Self { limit_bytes, held_bytes: AtomicU64::new(0), above, members: Mutex::default() })
+        Arc::new(Self {
+            limit_bytes: AtomicU64::new(limit_bytes),
+            was_lowered: AtomicBool::new(false),
+            held_bytes: AtomicU64::new(0),
+            above,
+            members: Mutex::default(),
+        })
     }
 
     /// Counts the bytes as held, or says which limit does not allow it.
     pub(crate) fn admit(&self, size_bytes: u64) -> Result<(), u64> {
-        let sum = |held: u64| held.checked_add(size_bytes).filter(|sum| *sum <= self.limit_bytes);
+        let sum = |held: u64| held.checked_add(size_bytes).filter(|sum| *sum <= self.limit_bytes());
         // Acquire pairs with the release in `give_back`: the driver has taken back what makes room for this.
-        let admitted = self.held_bytes.fetch_update(Ordering::AcqRel, Ordering::Acquire, sum);
-        admitted.map_err(|_| self.limit_bytes)?;
+        let admitted = self.held_bytes.fetch_update(Ordering::SeqCst, Ordering::SeqCst, sum);
+        let held_bytes = admitted.map_err(|_| self.limit_bytes())? + size_bytes;
+        // The limit may have become a lower one after it was looked at. Either this sees it, or what was counted above was
+        // held before it was set.
+        if held_bytes > self.limit_bytes() {
+            self.held_bytes.fetch_sub(size_bytes, Ordering::AcqRel);
+            return Err(self.limit_bytes());
+        }
         let Some(above) = &self.above else { return Ok(()) };
         above.admit(size_bytes).inspect_err(|_| {
             self.held_bytes.fetch_sub(size_bytes, Ordering::AcqRel);
         })
+    }
+
+    /// The limit of this node.
+    pub(crate) fn limit_bytes(&self) -> u64 {
+        self.limit_bytes.load(Ordering::SeqCst)
+    }
+
+    /// From now on nothing is admitted beyond this. Says how much more than that is held.
+    pub(crate) fn set_limit_bytes(&self, limit_bytes: u64) -> u64 {
+        self.limit_bytes.store(limit_bytes, Ordering::SeqCst);
+        let excess_bytes = self.held_bytes.load(Ordering::SeqCst).saturating_sub(limit_bytes);
+        if excess_bytes > 0 {
+            self.was_lowered.store(true, Ordering::Relaxed);
+        }
+        excess_bytes
+    }
+
+    /// Whether so much may be held, as far as this node goes: also what was held before the limit became a lower one.
+    pub(crate) fn allows(&self, held_bytes: u64) -> bool {
+        held_bytes <= self.limit_bytes() || self.was_lowered.load(Ordering::Relaxed)
     }
 
     /// After the driver has taken them back.
@@ -61,21 +96,21 @@ impl Family {
 
     /// How much more may be held.
     pub(crate) fn room_bytes(&self) -> u64 {
-        let own_bytes = self.limit_bytes.saturating_sub(self.held_bytes.load(Ordering::Relaxed));
+        let own_bytes = self.limit_bytes().saturating_sub(self.held_bytes.load(Ordering::Relaxed));
         self.above.as_ref().map_or(own_bytes, |above| own_bytes.min(above.room_bytes()))
     }
 
     /// Whether more may be held once others of the family hold less.
     pub(crate) fn is_short_of_others(&self) -> bool {
-        let own_bytes = self.limit_bytes.saturating_sub(self.held_bytes.load(Ordering::Relaxed));
+        let own_bytes = self.limit_bytes().saturating_sub(self.held_bytes.load(Ordering::Relaxed));
         self.above.as_ref().is_none_or(|above| above.room_bytes() < own_bytes)
     }
 
     /// The limit that so many bytes more would pass, if there is one.
     pub(crate) fn full_for(&self, size_bytes: u64) -> Option<u64> {
         let held_bytes = self.held_bytes.load(Ordering::Relaxed);
-        match held_bytes.saturating_add(size_bytes) > self.limit_bytes {
-            true => Some(self.limit_bytes),
+        match held_bytes.saturating_add(size_bytes) > self.limit_bytes() {
+            true => Some(self.limit_bytes()),
             false => self.above.as_ref()?.full_for(size_bytes),
         }
     }
@@ -120,5 +155,76 @@ mod tests {
         assert_eq!(right.admit(30), Ok(()));
         assert_eq!(right.admit(u64::MAX), Err(70));
         assert_eq!(root.admit(30), Ok(()));
+    }
+
+    #[test]
+    fn a_lower_limit_holds_for_what_comes() {
+        let family = Family::new(u64::MAX, None);
+        assert_eq!(family.admit(100), Ok(()));
+        assert_eq!(family.set_limit_bytes(60), 40);
+        assert_eq!((family.room_bytes(), family.admit(1)), (0, Err(60)));
+        family.give_back(50);
+        assert_eq!((family.admit(11), family.admit(10)), (Err(60), Ok(())));
+        assert_eq!(family.set_limit_bytes(70), 0);
+        assert_eq!(family.admit(10), Ok(()));
+    }
+
+    /// Threads take and give back while the limit goes down and up. As long as it is down, nobody has what it forbids.
+    #[test]
+    fn a_limit_that_changes_is_exact() {
+        let family = Family::new(16, None);
+        // Odd from when the limit has been set to 3 until it is about to be raised.
+        let phase = AtomicU64::new(0);
+        let rounds = if cfg!(miri) { 5 } else { 100 };
+        std::thread::scope(|scope| {
+            for size_bytes in [4, 5, 1, 2] {
+                let (family, phase) = (&family, &phase);
+                scope.spawn(move || {
+                    while phase.load(Ordering::SeqCst) < 2 * rounds {
+                        let before = phase.load(Ordering::SeqCst);
+                        if family.admit(size_bytes).is_ok() {
+                            let was_low = before % 2 == 1 && phase.load(Ordering::SeqCst) == before;
+                            assert!(size_bytes <= 3 || !was_low);
+                            family.give_back(size_bytes);
+                        }
+                    }
+                });
+            }
+            for _ in 0..rounds {
+                family.set_limit_bytes(3);
+                phase.fetch_add(1, Ordering::SeqCst);
+                std::thread::yield_now();
+                phase.fetch_add(1, Ordering::SeqCst);
+                family.set_limit_bytes(16);
+            }
+        });
+        assert_eq!(family.held_bytes.load(Ordering::Relaxed), 0);
+    }
+
+    #[test]
+    fn sums_beyond_a_word_are_refused() {
+        let family = Family::new(u64::MAX, None);
+        assert_eq!(family.admit(u64::MAX - 1), Ok(()));
+        assert_eq!(family.admit(2), Err(u64::MAX));
+    }
+
+    #[test]
+    fn sixteen_threads_never_pass_the_limit() {
+        let (family, held_bytes) = (Family::new(10, None), AtomicU64::new(0));
+        std::thread::scope(|scope| {
+            for size_bytes in 1..=16 {
+                let (family, held_bytes) = (&family, &held_bytes);
+                scope.spawn(move || {
+                    for _ in 0..if cfg!(miri) { 20 } else { 2_000 } {
+                        if family.admit(size_bytes).is_ok() {
+                            assert!(held_bytes.fetch_add(size_bytes, Ordering::AcqRel) + size_bytes <= 10);
+                            held_bytes.fetch_sub(size_bytes, Ordering::AcqRel);
+                            family.give_back(size_bytes);
+                        }
+                    }
+                });
+            }
+        });
+        assert_eq!(family.room_bytes(), 10);
     }
 }

@@ -2,9 +2,12 @@
 
 use crate::device::Device;
 use crate::error::PoolError;
+use crate::family::Family;
 use crate::kind::MemoryKind;
 use core::fmt;
 use core::str::FromStr;
+use core::sync::atomic::{AtomicU64, Ordering};
+use std::sync::Arc;
 
 /// An amount of memory: a number of bytes, or a share of the device.
 ///
@@ -25,14 +28,62 @@ pub enum Limit {
     Percent(f64),
 }
 
-/// The forms that a limit may take, for error texts.
-/// What limits come to on a device.
-#[derive(Clone, Copy, Debug, Default)]
+/// The limits of one pool as they are now. Clones are the same limits.
+#[derive(Clone, Debug)]
 pub(crate) struct Limits {
-    pub(crate) hard_bytes: Option<u64>,
-    pub(crate) soft_bytes: Option<u64>,
+    /// Keeps the hard one.
+    family: Arc<Family>,
+    soft_bytes: Arc<AtomicU64>,
 }
 
+impl Limits {
+    /// What an option comes to on a device; nothing is no limit.
+    pub(crate) fn resolve(limit: Option<Limit>, kind: MemoryKind, device: &Device) -> Result<u64, PoolError> {
+        limit.map_or(Ok(NO_LIMIT), |limit| limit.resolve_for(kind, device))
+    }
+
+    /// As [`Limits::resolve`], where some memory has to be allowed.
+    pub(crate) fn resolve_hard(
+        limit: Option<Limit>,
+        kind: MemoryKind,
+        device: &Device,
+    ) -> Result<u64, PoolError> {
+        match Self::resolve(limit, kind, device)? {
+            limit_bytes if limit_bytes < HARD_LIMIT_MIN_BYTES => {
+                Err(PoolError::LimitTooSmall { limit_bytes, minimum_bytes: HARD_LIMIT_MIN_BYTES })
+            }
+            limit_bytes => Ok(limit_bytes),
+        }
+    }
+
+    pub(crate) fn new(family: Arc<Family>, soft_bytes: u64) -> Self {
+        Self { family, soft_bytes: Arc::new(AtomicU64::new(soft_bytes)) }
+    }
+
+    pub(crate) fn family(&self) -> &Arc<Family> {
+        &self.family
+    }
+
+    pub(crate) fn hard_bytes(&self) -> Option<u64> {
+        Some(self.family.limit_bytes()).filter(|limit_bytes| *limit_bytes != NO_LIMIT)
+    }
+
+    pub(crate) fn soft_bytes(&self) -> Option<u64> {
+        Some(self.soft_bytes.load(Ordering::Relaxed)).filter(|limit_bytes| *limit_bytes != NO_LIMIT)
+    }
+
+    pub(crate) fn set_soft_bytes(&self, limit_bytes: u64) {
+        self.soft_bytes.store(limit_bytes, Ordering::Relaxed);
+    }
+}
+
+/// As many bytes as this are no limit.
+const NO_LIMIT: u64 = u64::MAX;
+
+/// The driver hands out physical memory in pieces of 2 MiB: below that, a limit leaves room for nothing.
+const HARD_LIMIT_MIN_BYTES: u64 = 2 << 20;
+
+/// The forms that a limit may take, for error texts.
 pub(crate) const FORMS: &str =
     "a number of bytes (10000), with a unit (100M, 1.5GiB), or a share of the device's memory (50%)";
 

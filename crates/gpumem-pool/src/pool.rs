@@ -13,6 +13,7 @@ use crate::state::StateRef;
 use crate::status::Status;
 use crate::stream::Stream;
 use core::fmt;
+use std::sync::Arc;
 
 /// Hands out [`Block`]s of one device's memory. Clones share it; blocks keep it alive.
 ///
@@ -59,16 +60,12 @@ impl Pool {
     pub(crate) fn build(mut options: PoolBuilder) -> Result<Self, PoolError> {
         let device = &options.device;
         options.is_for_host = options.kind.check_supported(device)?;
-        let resolve = |limit: Limit| limit.resolve_for(options.kind, device);
-        let soft_limit_bytes = options.soft_limit.map(resolve).transpose()?;
-        let hard_limit_bytes = options.hard_limit.map(resolve).transpose()?;
-        if let Some(limit_bytes) = hard_limit_bytes.filter(|limit| *limit < HARD_LIMIT_MIN_BYTES) {
-            return Err(PoolError::LimitTooSmall { limit_bytes, minimum_bytes: HARD_LIMIT_MIN_BYTES });
-        }
-        let limits = Limits { hard_bytes: hard_limit_bytes, soft_bytes: soft_limit_bytes };
-        let above = options.family.take();
-        options.family = hard_limit_bytes.map(|limit_bytes| Family::new(limit_bytes, above));
-        let backend = Backend::new(&options, limits)?;
+        let soft_limit_bytes = Limits::resolve(options.soft_limit, options.kind, device)?;
+        let hard_limit_bytes = Limits::resolve_hard(options.hard_limit, options.kind, device)?;
+        let family = Family::new(hard_limit_bytes, options.family.take());
+        options.family = Some(Arc::clone(&family));
+        let limits = Limits::new(family, soft_limit_bytes);
+        let backend = Backend::new(&options, &limits)?;
         let peers = options.peers.clone();
         let pool = Self(StateRef::new(options, backend, limits));
         peers.iter().try_for_each(|peer| pool.enable_peer_access(peer))?;
@@ -148,6 +145,47 @@ impl Pool {
         self.0.reclaim()
     }
 
+    /// Changes the hard limit, which [`PoolBuilder::hard_limit`] describes, for all clones and all threads: once this
+    /// returns, nothing is added beyond it. `Limit::Bytes(u64::MAX)` is no limit any more. A share of the device is what
+    /// PyTorch calls the fraction of a process's memory.
+    ///
+    /// When the pool has more than that already, what no block holds is given back: now as far as that goes without waiting,
+    /// and later, when more has been freed, whenever the host waits. Until then the pool does not grow.
+    ///
+    /// ```
+    /// use gpumem_pool::{Device, Limit, Pool, PoolError, Stream, sys::{Driver, SimConfig}};
+    ///
+    /// let device = Device::new(&Driver::sim(SimConfig::new().memory_bytes(1 << 30))?, 0)?;
+    /// let (pool, stream) = (Pool::new(&device)?, Stream::new(&device)?);
+    /// let block = pool.alloc(48 << 20, &stream)?;
+    /// pool.set_hard_limit("6.25%".parse::<Limit>()?)?;
+    /// assert_eq!(pool.status()?.hard_limit_bytes, Some(64 << 20));
+    /// assert!(matches!(pool.alloc(32 << 20, &stream), Err(PoolError::LimitReached { .. })));
+    /// pool.set_hard_limit(512 << 20)?;
+    /// let more = pool.alloc(32 << 20, &stream)?;
+    /// # drop((block, more));
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// [`PoolError::LimitTooSmall`], [`PoolError::LimitSyntax`] for a share that is none; [`PoolError::NotWithBackend`] for
+    /// more than a pool was built with whose backend is `native`: there the driver keeps the limit too. What the driver
+    /// says: the limit holds then, and what could be given back may still be there.
+    pub fn set_hard_limit(&self, limit: impl Into<Limit>) -> Result<(), PoolError> {
+        self.0.set_hard_limit(limit.into())
+    }
+
+    /// Changes the soft limit, which [`PoolBuilder::soft_limit`] describes. What is cached beyond it is given back now as far
+    /// as that goes without waiting, and later whenever the host waits. `Limit::Bytes(u64::MAX)` is no limit any more.
+    ///
+    /// # Errors
+    ///
+    /// [`PoolError::LimitSyntax`] for a share that is none, or what the driver says.
+    pub fn set_soft_limit(&self, limit: impl Into<Limit>) -> Result<(), PoolError> {
+        self.0.set_soft_limit(limit.into())
+    }
+
     /// Gives back memory that no block holds until `keep_bytes` are reserved, or as near to it as blocks, and frees
     /// that the device has not reached yet, allow. Does not wait. Returns how many bytes were given back.
     ///
@@ -182,6 +220,3 @@ impl fmt::Debug for Pool {
             .finish()
     }
 }
-
-/// The driver hands out physical memory in pieces of 2 MiB: below that, a limit leaves room for nothing.
-const HARD_LIMIT_MIN_BYTES: u64 = 2 << 20;

@@ -34,7 +34,7 @@ impl Pool {
     /// As [`PoolBuilder::build`](crate::PoolBuilder::build).
     pub fn private(&self, quota: impl Into<Limit>) -> Result<Self, PoolError> {
         let quota_bytes = quota.into().resolve_for(self.kind(), self.device())?;
-        let quota_bytes = self.0.limits().hard_bytes.map_or(quota_bytes, |limit| limit.min(quota_bytes));
+        let quota_bytes = self.0.limits().hard_bytes().map_or(quota_bytes, |limit| limit.min(quota_bytes));
         let mut builder = self.0.setup().clone().backend(self.backend()).hard_limit(quota_bytes);
         builder.plain_segments |= self.0.backend().has_plain_segments();
         builder.build()

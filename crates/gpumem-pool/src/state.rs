@@ -12,7 +12,7 @@ use crate::clock::{Clocks, GRAPH_BIT, StreamId};
 use crate::device::Device;
 use crate::error::{PoolError, is_sticky};
 use crate::kind::MemoryKind;
-use crate::limit::Limits;
+use crate::limit::{Limit, Limits};
 use crate::options::PoolBuilder;
 use crate::status::Status;
 use crate::stream::Stream;
@@ -257,8 +257,8 @@ impl State {
         &self.setup
     }
 
-    pub(crate) fn limits(&self) -> Limits {
-        self.limits
+    pub(crate) fn limits(&self) -> &Limits {
+        &self.limits
     }
 
     pub(crate) fn poison(&self) -> Option<&PoolError> {
@@ -323,6 +323,30 @@ impl State {
         self.explained(self.backend.reserve(size_bytes))
     }
 
+    pub(crate) fn set_hard_limit(&self, limit: Limit) -> Result<(), PoolError> {
+        self.check_usable()?;
+        let limit_bytes = Limits::resolve_hard(Some(limit), self.setup.kind, &self.device)?;
+        self.backend.check_hard_limit(limit_bytes)?;
+        let excess_bytes = self.limits.family().set_limit_bytes(limit_bytes);
+        if excess_bytes > 0 {
+            self.backend.limits_changed()?;
+            let keep_bytes = self.reserved_bytes()?.saturating_sub(excess_bytes);
+            self.backend.trim_to(keep_bytes)?;
+        }
+        Ok(())
+    }
+
+    pub(crate) fn set_soft_limit(&self, limit: Limit) -> Result<(), PoolError> {
+        self.check_usable()?;
+        let limit_bytes = limit.resolve_for(self.setup.kind, &self.device)?;
+        self.limits.set_soft_bytes(limit_bytes);
+        self.backend.limits_changed()?;
+        match self.reserved_bytes()? > limit_bytes {
+            true => self.backend.trim_to(limit_bytes),
+            false => Ok(()),
+        }
+    }
+
     /// Shows a refusal for want of memory to the observer.
     pub(crate) fn explained<T>(&self, result: Result<T, PoolError>) -> Result<T, PoolError> {
         result.inspect_err(|error| {
@@ -364,8 +388,8 @@ impl State {
             record_bytes: reserved.map_or(0, |reserved| reserved.record_bytes),
             block_count: counts.block_count,
             allocation_count: counts.allocation_count,
-            hard_limit_bytes: self.limits.hard_bytes,
-            soft_limit_bytes: self.limits.soft_bytes,
+            hard_limit_bytes: self.limits.hard_bytes(),
+            soft_limit_bytes: self.limits.soft_bytes(),
             device_used_bytes: device.total_bytes.saturating_sub(device.free_bytes),
             device_total_bytes: device.total_bytes,
         })

@@ -63,7 +63,7 @@ pub(crate) struct CachingBackend {
 }
 
 impl CachingBackend {
-    pub(super) fn new(options: &PoolBuilder, limits: Limits) -> Result<Self, PoolError> {
+    pub(super) fn new(options: &PoolBuilder, limits: &Limits) -> Result<Self, PoolError> {
         static NEXT: AtomicU64 = AtomicU64::new(1);
         let front = NEXT.fetch_add(1, Ordering::Relaxed);
         Ok(Self { front, shared: Shared::new(front, options, limits)? })
@@ -141,6 +141,11 @@ impl Source for CachingBackend {
 
     fn growing(&self) -> Option<&dyn Growing> {
         if self.shared.can_map() { Some(&*self.shared) } else { None }
+    }
+
+    fn limits_changed(&self) -> Result<(), PoolError> {
+        self.shared.hear_of_waits();
+        Ok(())
     }
 
     fn close(&self) -> u64 {

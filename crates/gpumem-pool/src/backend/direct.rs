@@ -39,6 +39,16 @@ pub(crate) trait Calls {
     /// Lets another device use the memory that was and will be acquired.
     fn enable_peer_access(&self, device: &Device, peer: &Device) -> Result<(), DriverError>;
 
+    /// Whether the hard limit may become this.
+    fn check_hard_limit(&self, _limit_bytes: u64) -> Result<(), PoolError> {
+        Ok(())
+    }
+
+    /// From now on what is kept beyond this is given back when the host waits.
+    fn set_soft_limit(&self, _limit_bytes: Option<u64>) -> Result<(), DriverError> {
+        Ok(())
+    }
+
     /// Keeps acquired memory where it is.
     fn pin(&self) -> Result<(), PoolError>;
 
@@ -52,31 +62,23 @@ pub(crate) trait Calls {
 pub(crate) struct Direct<C> {
     device: Device,
     ledger: Ledger,
-    hard_limit_bytes: Option<u64>,
     dues: Dues,
+    limits: Limits,
     growth: GrowthLog,
     calls: C,
 }
 
 impl<C: Calls> Direct<C> {
-    pub(super) fn new(options: &PoolBuilder, limits: Limits, calls: C) -> Self {
-        let ledger = Ledger::new(limits.hard_bytes.unwrap_or(u64::MAX));
-        let (device, dues) = (options.device.clone(), Dues::new(options));
-        let growth = GrowthLog::default();
-        Self { device, ledger, hard_limit_bytes: limits.hard_bytes, dues, growth, calls }
+    pub(super) fn new(options: &PoolBuilder, limits: &Limits, calls: C) -> Self {
+        let (device, dues, limits) = (options.device.clone(), Dues::new(options), limits.clone());
+        Self { device, ledger: Ledger::default(), dues, limits, growth: GrowthLog::default(), calls }
     }
 
     fn admit(&self, size_bytes: u64) -> Result<Admission<'_>, PoolError> {
-        let limit_bytes = self.hard_limit_bytes.unwrap_or(u64::MAX);
-        let admitted = self.ledger.admit(size_bytes);
-        admitted.map_err(|in_use_bytes| self.refusal(size_bytes, in_use_bytes, Some(limit_bytes), Vec::new()))
-    }
-
-    fn admit_to_others(&self, size_bytes: u64) -> Result<(), PoolError> {
-        self.dues.admit(size_bytes).map_err(|limit_bytes| {
-            let in_use_bytes = self.ledger.in_use_bytes().saturating_sub(size_bytes);
-            self.refusal(size_bytes, in_use_bytes, Some(limit_bytes), Vec::new())
-        })
+        let refused =
+            |limit_bytes| self.refusal(size_bytes, self.ledger.in_use_bytes(), Some(limit_bytes), Vec::new());
+        self.dues.admit(size_bytes).map_err(refused)?;
+        Ok(self.ledger.admit(size_bytes))
     }
 
     /// The ladder: what is free now, then what giving back frees, then an error that explains.
@@ -124,7 +126,7 @@ impl<C: Calls> Direct<C> {
             info.free_bytes >= requested_bytes
                 && reserved_bytes.saturating_add(requested_bytes) > *limit_bytes
         };
-        let pools_limit = || self.hard_limit_bytes.filter(is_full);
+        let pools_limit = || self.limits.hard_bytes().filter(is_full);
         PoolError::refused(OutOfMemory {
             requested_bytes,
             limit_bytes: limit_bytes.or_else(pools_limit),
@@ -155,7 +157,6 @@ impl<C: Calls> Source for Direct<C> {
 
     fn alloc(&self, size_bytes: u64, stream: &Stream) -> Result<Piece, PoolError> {
         let admission = self.admit(size_bytes)?;
-        self.admit_to_others(size_bytes)?;
         let acquired = self.acquire(size_bytes, stream);
         let address = acquired.inspect_err(|_| self.dues.give_back(size_bytes))?;
         admission.settle();
@@ -194,6 +195,14 @@ impl<C: Calls> Source for Direct<C> {
 
     fn pin(&self, _: Piece) -> Result<(), PoolError> {
         self.calls.pin()
+    }
+
+    fn check_hard_limit(&self, limit_bytes: u64) -> Result<(), PoolError> {
+        self.calls.check_hard_limit(limit_bytes)
+    }
+
+    fn limits_changed(&self) -> Result<(), PoolError> {
+        Ok(self.calls.set_soft_limit(self.limits.soft_bytes())?)
     }
 
     fn close(&self) -> u64 {

@@ -7,7 +7,8 @@
 //! A hard limit also bounds what the driver may reserve for the pool. Seen on an H200 with CUDA 13.0: the bound is
 //! rounded up to 32 MiB, one beyond the device's memory is refused as out of memory, and within it free memory is not
 //! moved together: a request that finds only smaller pieces fails although our own count has room for it. The driver
-//! rounds each block to 512 bytes. The piece that we add on top covers the rounding, not the scattering.
+//! rounds each block to 512 bytes. The piece that we add on top covers the rounding, not the scattering. That bound can't
+//! be changed, so the limit of a pool that was built with one goes up no further.
 //!
 //! The driver keeps a destroyed pool until its last queued free is done, so `Drop` waits for nothing.
 
@@ -32,6 +33,8 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 pub(crate) struct NativeCalls {
     device: Device,
     pool: Handle<CUmemPoolHandle_st>,
+    /// The hard limit at first, which the driver keeps too, and for good.
+    highest_bytes: Option<u64>,
     /// Frees what can't be freed in the order of its home; made on first use.
     sweeper: Mutex<Option<Stream>>,
     /// Looked at when memory is asked for or given back.
@@ -45,9 +48,9 @@ struct Waiting {
 }
 
 impl NativeCalls {
-    pub(super) fn new(device: &Device, limits: Limits) -> Result<Self, PoolError> {
+    pub(super) fn new(device: &Device, limits: &Limits) -> Result<Self, PoolError> {
         check_supported(device)?;
-        let reserve_max_bytes = match limits.hard_bytes {
+        let reserve_max_bytes = match limits.hard_bytes() {
             Some(limit_bytes) if driver_version(device)? >= MAX_SIZE_SINCE => {
                 reserve_max_bytes(limit_bytes, device.total_bytes())
             }
@@ -55,11 +58,11 @@ impl NativeCalls {
         };
         // From here on `Drop` destroys the pool, whatever fails.
         let pool = create(device, reserve_max_bytes)?;
-        let backend =
-            Self { device: device.clone(), pool, sweeper: Mutex::default(), waiting: Mutex::default() };
+        let (sweeper, waiting) = (Mutex::default(), Mutex::default());
+        let highest_bytes = limits.hard_bytes().filter(|_| reserve_max_bytes > 0);
+        let backend = Self { device: device.clone(), pool, highest_bytes, sweeper, waiting };
+        backend.set_soft_limit(limits.soft_bytes())?;
         let _relaxed = Relaxed::enter(device.driver())?;
-        let mut threshold_bytes = limits.soft_bytes.unwrap_or(u64::MAX);
-        backend.set(CUmemPool_attribute::CU_MEMPOOL_ATTR_RELEASE_THRESHOLD, &mut threshold_bytes)?;
         for reuse in [
             CUmemPool_attribute::CU_MEMPOOL_ATTR_REUSE_FOLLOW_EVENT_DEPENDENCIES,
             CUmemPool_attribute::CU_MEMPOOL_ATTR_REUSE_ALLOW_OPPORTUNISTIC,
@@ -194,6 +197,23 @@ impl Calls for NativeCalls {
         };
         // SAFETY: the pool is alive, and `access` outlives the call.
         unsafe { device.driver().cuMemPoolSetAccess(self.pool.0, &access, 1) }
+    }
+
+    fn check_hard_limit(&self, limit_bytes: u64) -> Result<(), PoolError> {
+        match self.highest_bytes.filter(|highest_bytes| limit_bytes > *highest_bytes) {
+            Some(_) => Err(PoolError::NotWithBackend {
+                backend: BackendKind::Native,
+                what: "raise the hard limit above the one that the pool was built with",
+                instead: "`caching`, or build it without",
+            }),
+            None => Ok(()),
+        }
+    }
+
+    fn set_soft_limit(&self, limit_bytes: Option<u64>) -> Result<(), DriverError> {
+        let _relaxed = Relaxed::enter(self.device.driver())?;
+        let mut threshold_bytes = limit_bytes.unwrap_or(u64::MAX);
+        self.set(CUmemPool_attribute::CU_MEMPOOL_ATTR_RELEASE_THRESHOLD, &mut threshold_bytes)
     }
 
     fn pin(&self) -> Result<(), PoolError> {

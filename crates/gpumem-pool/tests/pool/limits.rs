@@ -1,7 +1,7 @@
 //! The hard limit: exact, for any number of threads, and never in the way of memory that is only on its way back.
 
 use crate::bench::{on_device_memory, on_each_backend, on_each_backend_with, small};
-use gpumem_pool::{Limit, PoolError};
+use gpumem_pool::{BackendKind, Limit, PoolError};
 use std::sync::atomic::{AtomicBool, Ordering};
 
 #[test]
@@ -115,6 +115,162 @@ fn sixteen_threads_never_pass_the_limit() {
         let counted_bytes =
             if bench.plain_segments { status.reserved_peak_bytes } else { status.in_use_peak_bytes };
         assert!(counted_bytes >= peak_bytes && counted_bytes <= LIMIT_BYTES);
+    });
+}
+
+#[test]
+fn the_limit_may_change() {
+    on_each_backend(&small(), |bench| {
+        let (pool, stream) = (bench.pool(), bench.stream());
+        let held = pool.alloc(8 << 20, &stream).unwrap();
+        pool.set_hard_limit(6 << 20).unwrap();
+        assert_eq!(pool.status().unwrap().hard_limit_bytes, Some(6 << 20));
+        let error = pool.alloc(1, &stream).unwrap_err();
+        let PoolError::LimitReached(report) = &error else { panic!("{error:?}") };
+        assert_eq!((report.limit_bytes, report.in_use_bytes), (Some(6 << 20), 8 << 20));
+        pool.check().unwrap();
+        drop(held);
+        stream.synchronize().unwrap();
+        let held = pool.alloc(6 << 20, &stream).unwrap();
+        assert!(matches!(pool.alloc(1, &stream), Err(PoolError::LimitReached { .. })));
+        assert!(pool.status().unwrap().reserved_bytes <= 6 << 20 || bench.backend == BackendKind::Native);
+        pool.set_hard_limit(512 << 20).unwrap();
+        let more = pool.alloc(300 << 20, &stream).unwrap();
+        assert!(matches!(pool.alloc(300 << 20, &stream), Err(PoolError::LimitReached { .. })));
+        pool.set_hard_limit(u64::MAX).unwrap();
+        assert_eq!(pool.status().unwrap().hard_limit_bytes, None);
+        let most = pool.alloc(300 << 20, &stream).unwrap();
+        let error = pool.set_hard_limit((2 << 20) - 1).unwrap_err();
+        assert!(matches!(error, PoolError::LimitTooSmall { .. }), "{error:?}");
+        assert_eq!(pool.status().unwrap().hard_limit_bytes, None);
+        drop((held, more, most));
+        pool.check().unwrap();
+    });
+}
+
+/// The driver keeps the bound that a native pool was built with.
+#[test]
+fn a_limit_that_a_pool_was_built_with_may_change() {
+    on_each_backend(&small(), |bench| {
+        let (pool, stream) = (bench.builder().hard_limit(64 << 20).build().unwrap(), bench.stream());
+        pool.set_hard_limit(32 << 20).unwrap();
+        assert!(matches!(pool.alloc(48 << 20, &stream), Err(PoolError::LimitReached { .. })));
+        pool.set_hard_limit(64 << 20).unwrap();
+        drop(pool.alloc(48 << 20, &stream).unwrap());
+        let raised = pool.set_hard_limit(128 << 20);
+        if bench.backend == BackendKind::Native {
+            assert!(matches!(raised, Err(PoolError::NotWithBackend { .. })));
+            assert_eq!(pool.status().unwrap().hard_limit_bytes, Some(64 << 20));
+        } else {
+            raised.unwrap();
+            drop(pool.alloc(100 << 20, &stream).unwrap());
+        }
+    });
+}
+
+#[test]
+fn a_share_that_is_set_later_is_of_the_device() {
+    on_device_memory(&small(), |bench| {
+        let pool = bench.pool();
+        pool.set_hard_limit(Limit::Percent(50.0)).unwrap();
+        assert_eq!(pool.status().unwrap().hard_limit_bytes, Some(512 << 20));
+        assert!(matches!(pool.set_hard_limit(Limit::Percent(0.0)), Err(PoolError::LimitTooSmall { .. })));
+        assert!(matches!(pool.set_soft_limit(Limit::Percent(-1.0)), Err(PoolError::LimitSyntax { .. })));
+        assert_eq!(pool.status().unwrap().hard_limit_bytes, Some(512 << 20));
+    });
+}
+
+/// What private pools hold counts, whether or not there was a limit when they were made.
+#[test]
+fn a_limit_that_is_set_later_holds_for_private_pools_too() {
+    on_each_backend(&small(), |bench| {
+        let (pool, stream) = (bench.pool(), bench.stream());
+        let private = pool.private(64 << 20).unwrap();
+        let held = private.alloc(40 << 20, &stream).unwrap();
+        pool.set_hard_limit(48 << 20).unwrap();
+        assert!(matches!(pool.alloc(16 << 20, &stream), Err(PoolError::LimitReached { .. })));
+        assert!(matches!(private.alloc(16 << 20, &stream), Err(PoolError::LimitReached { .. })));
+        drop(held);
+        drop(pool.alloc(40 << 20, &stream).unwrap());
+        private.set_hard_limit(8 << 20).unwrap();
+        assert!(matches!(private.alloc(9 << 20, &stream), Err(PoolError::LimitReached { .. })));
+    });
+}
+
+/// Eight threads allocate while the limit goes up and down. Once the pool has come below the lower one, it stays there.
+#[test]
+fn a_limit_that_changes_is_exact_for_all_threads() {
+    const LOW_BYTES: u64 = 8 << 20;
+    on_each_backend(&small(), |bench| {
+        let pool = bench.pool();
+        pool.set_hard_limit(64 << 20).unwrap();
+        // What is there already may be used for as long as threads let nobody give it back: so they stop for that.
+        let (is_over, is_paused) = (AtomicBool::new(false), AtomicBool::new(false));
+        // By the pool's own measure.
+        let held_bytes = || {
+            let status = pool.status().unwrap();
+            if bench.backend == BackendKind::Caching { status.reserved_bytes } else { status.in_use_bytes }
+        };
+        std::thread::scope(|scope| {
+            for thread in 0..8_u64 {
+                let (pool, is_over, is_paused) = (&pool, &is_over, &is_paused);
+                scope.spawn(move || {
+                    let (stream, mut held, mut step) = (bench.stream(), Vec::new(), thread);
+                    while !is_over.load(Ordering::Relaxed) {
+                        if is_paused.load(Ordering::Relaxed) {
+                            held.clear();
+                            std::thread::yield_now();
+                            continue;
+                        }
+                        step += 1;
+                        match pool.alloc((1 + step % 5) << 20, &stream) {
+                            Ok(block) => held.push(block),
+                            Err(PoolError::LimitReached(_)) => held.clear(),
+                            Err(other) => panic!("{other}"),
+                        }
+                        if step % 3 == 0 {
+                            held.pop();
+                        }
+                    }
+                });
+            }
+            for _ in 0..5 {
+                pool.set_hard_limit(64 << 20).unwrap();
+                std::thread::sleep(std::time::Duration::from_millis(2));
+                pool.set_hard_limit(LOW_BYTES).unwrap();
+                is_paused.store(true, Ordering::Relaxed);
+                while held_bytes() > LOW_BYTES {
+                    pool.trim_to(LOW_BYTES).unwrap();
+                    std::thread::yield_now();
+                }
+                is_paused.store(false, Ordering::Relaxed);
+                (0..20).for_each(|_| assert!(held_bytes() <= LOW_BYTES));
+            }
+            is_over.store(true, Ordering::Relaxed);
+        });
+    });
+}
+
+#[test]
+fn a_soft_limit_may_change() {
+    on_each_backend(&small(), |bench| {
+        let (pool, stream) = (bench.pool(), bench.stream());
+        let fill = || drop([(); 4].map(|()| pool.alloc(16 << 20, &stream).unwrap()));
+        fill();
+        stream.synchronize().unwrap();
+        let kept_bytes = pool.status().unwrap().reserved_bytes;
+        assert!(kept_bytes >= 64 << 20 || bench.backend == BackendKind::None);
+        pool.set_soft_limit(16 << 20).unwrap();
+        assert_eq!(pool.status().unwrap().soft_limit_bytes, Some(16 << 20));
+        assert!(pool.status().unwrap().reserved_bytes <= 32 << 20);
+        fill();
+        stream.synchronize().unwrap();
+        assert!(pool.status().unwrap().reserved_bytes <= 32 << 20);
+        pool.set_soft_limit(u64::MAX).unwrap();
+        fill();
+        stream.synchronize().unwrap();
+        assert_eq!(pool.status().unwrap().reserved_bytes, kept_bytes);
+        assert_eq!(pool.status().unwrap().soft_limit_bytes, None);
     });
 }
 

@@ -42,6 +42,7 @@ use crate::limit::Limits;
 use crate::options::PoolBuilder;
 use crate::out_of_memory::GrowthLog;
 use crate::stream::Stream;
+use core::sync::atomic::AtomicBool;
 pub(super) use guarded::Core;
 pub(super) use refusal::Lack;
 use std::sync::{Arc, Weak};
@@ -54,6 +55,8 @@ pub(super) struct Shared {
     limits: Limits,
     access: Access,
     growth: GrowthLog,
+    /// Whether the device tells this pool when the host waits.
+    hears_of_waits: AtomicBool,
     /// The heap's addresses.
     ranges: [(u64, u64); 2],
     front: Front<Stamp>,
@@ -61,7 +64,7 @@ pub(super) struct Shared {
 }
 
 impl Shared {
-    pub(super) fn new(id: u64, options: &PoolBuilder, limits: Limits) -> Result<Arc<Self>, PoolError> {
+    pub(super) fn new(id: u64, options: &PoolBuilder, limits: &Limits) -> Result<Arc<Self>, PoolError> {
         let PoolBuilder { device, family, .. } = options;
         let mut dials = options.dials.clone();
         // No stream waits in place of the host.
@@ -77,9 +80,10 @@ impl Shared {
             id,
             device: device.clone(),
             dials: dials.clone(),
-            limits,
+            limits: limits.clone(),
             access,
             growth: GrowthLog::default(),
+            hears_of_waits: AtomicBool::new(false),
             ranges,
             front: Front::new(dials.magazine_bytes(0)),
             core: Gate::new(Core {
@@ -89,9 +93,8 @@ impl Shared {
                 out_peak_bytes: 0,
             }),
         });
-        if limits.soft_bytes.is_some() {
-            let waiting: Weak<Self> = Arc::downgrade(&shared);
-            device.upkeep().add_pool(waiting);
+        if limits.soft_bytes().is_some() {
+            shared.hear_of_waits();
         }
         if let Some(family) = family {
             let member: Weak<Self> = Arc::downgrade(&shared);

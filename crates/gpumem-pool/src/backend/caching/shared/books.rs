@@ -45,11 +45,10 @@ impl Shared {
                 core.heap.used_bytes()
             ));
         }
-        match self.limits.hard_bytes.filter(|limit_bytes| core.heap.reserved_bytes() > *limit_bytes) {
-            Some(limit_bytes) => {
-                Err(format!("{} bytes reserved, {limit_bytes} allowed", core.heap.reserved_bytes()))
-            }
-            None => Ok(()),
+        let (family, reserved_bytes) = (self.limits.family(), core.heap.reserved_bytes());
+        match family.allows(reserved_bytes) {
+            true => Ok(()),
+            false => Err(format!("{reserved_bytes} bytes reserved, {} allowed", family.limit_bytes())),
         }
     }
 }

@@ -26,9 +26,14 @@ impl Shared {
             let heap = &self.core().heap;
             (heap.pending_bytes(), heap.largest_free_bytes(self.clocks()))
         };
+        // A limit that others have reached meanwhile, or that has become a lower one, looks like a driver without memory.
+        let limit_bytes = match &lack.said {
+            None => passed.or(self.limits.hard_bytes()),
+            Some(_) => passed.filter(|_| info.free_bytes >= requested_bytes),
+        };
         PoolError::refused(OutOfMemory {
             requested_bytes,
-            limit_bytes: passed.or(self.limits.hard_bytes).filter(|_| lack.said.is_none()),
+            limit_bytes,
             in_use_bytes: counts.in_use_bytes,
             block_count: counts.block_count,
             reserved_bytes: reserved.current_bytes,

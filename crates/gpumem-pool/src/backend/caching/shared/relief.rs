@@ -7,10 +7,11 @@ use crate::context::Relaxed;
 use crate::error::PoolError;
 use crate::family::Member;
 use crate::upkeep::Waiting;
+use core::sync::atomic::Ordering;
 use core::time::Duration;
 use gpumem_sys::DriverError;
 use gpumem_sys::types::CUresult;
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 
 impl Shared {
     /// Grows until so much is reserved, as large blocks will want it: in few handles, side by side.
@@ -73,10 +74,9 @@ impl Shared {
     pub(in super::super) fn limit_bytes(&self, heap: &Heap) -> u64 {
         #[cfg(feature = "planted-bugs")]
         if crate::planted::has(crate::planted::Bug::LimitOffByOne) {
-            return self.limits.hard_bytes.unwrap_or(u64::MAX).saturating_add(2 << 20);
+            return self.limits.family().limit_bytes().saturating_add(2 << 20);
         }
-        let room_bytes = self.access.dues().room_bytes();
-        heap.reserved_bytes().saturating_add(room_bytes).min(self.limits.hard_bytes.unwrap_or(u64::MAX))
+        heap.reserved_bytes().saturating_add(self.access.dues().room_bytes())
     }
 
     /// Other pools under a limit that keeps this one from growing, ready to give back what they keep unused once the
@@ -89,8 +89,17 @@ impl Shared {
         members
     }
 
+    /// More than the hard limit is reserved where that has been lowered.
     fn soft_bytes(&self) -> u64 {
-        self.limits.soft_bytes.unwrap_or(u64::MAX)
+        self.limits.soft_bytes().unwrap_or(u64::MAX).min(self.limits.family().limit_bytes())
+    }
+
+    /// From now on the device tells when the host waits.
+    pub(in super::super) fn hear_of_waits(self: &Arc<Self>) {
+        if !self.hears_of_waits.swap(true, Ordering::Relaxed) {
+            let waiting: Weak<Self> = Arc::downgrade(self);
+            self.device.upkeep().add_pool(waiting);
+        }
     }
 }
 
