@@ -1,8 +1,8 @@
 //! The documents: that the files they point at exist, and that they name the environment variables there are.
 
-use super::Finding;
+use super::{Files, Finding};
 use gpumem_sys::env::VARIABLES;
-use pulldown_cmark::{Event, Parser, Tag};
+use pulldown_cmark::{Event, Options, Parser, Tag};
 
 /// Relative links, and paths in code spans that look like one of ours, must lead to a file.
 pub(super) fn links(path: &str, text: &str, exists: impl Fn(&str) -> bool) -> Vec<Finding> {
@@ -25,6 +25,34 @@ pub(super) fn links(path: &str, text: &str, exists: impl Fn(&str) -> bool) -> Ve
     }
     findings
 }
+
+/// A test that a document names, as `pool/limits.rs::the_limit_is_exact`, must exist: in one of the folders of tests.
+pub(super) fn named_tests(path: &str, text: &str, files: &Files) -> Vec<Finding> {
+    let mut findings = Vec::new();
+    for (event, range) in Parser::new_ext(text, Options::ENABLE_TABLES).into_offset_iter() {
+        let Event::Code(code) = &event else { continue };
+        let Some((file, test)) = code.split_once(".rs::") else { continue };
+        let named = TEST_FOLDERS.iter().find_map(|(short, folder)| {
+            let below = file.strip_prefix(short)?;
+            files.get(&format!("{folder}{below}.rs"))
+        });
+        if !named.is_some_and(|source| source.contains(&format!("fn {test}("))) {
+            let line = text[..range.start].matches('\n').count() + 1;
+            findings.push(Finding::new(path, line, format!("there is no test {code}"), "correct it"));
+        }
+    }
+    findings
+}
+
+/// How documents shorten the folders that tests are in.
+const TEST_FOLDERS: [(&str, &str); 6] = [
+    ("pool/", "crates/gpumem-pool/tests/pool/"),
+    ("pool-src/", "crates/gpumem-pool/src/"),
+    ("sys/", "crates/gpumem-sys/tests/sim/"),
+    ("array/", "crates/gpumem-array/tests/"),
+    ("adapt/", "crates/gpumem-adapt/tests/"),
+    ("tests/", "tests/tests/"),
+];
 
 /// Code like `crates/gpumem-pool/src/block.rs`: a plain path from the root into one of the folders with sources.
 fn is_repository_path(code: &str) -> bool {
@@ -83,6 +111,17 @@ fn names(line: &str) -> impl Iterator<Item = &str> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn tests_that_are_named_must_exist() {
+        let files =
+            Files::from([("crates/gpumem-pool/tests/pool/a.rs".into(), "#[test]\nfn it_works() {}".into())]);
+        let text =
+            "| what | test |\n| --- | --- |\n| x | `pool/a.rs::it_works` |\n| y | `pool/a.rs::it_fails` |\n";
+        let findings = named_tests("docs/x.md", text, &files);
+        assert_eq!(findings.len(), 1);
+        assert!(findings[0].to_string().starts_with("docs/x.md:4: there is no test pool/a.rs::it_fails"));
+    }
 
     fn found(path: &str, text: &str) -> Vec<(usize, String)> {
         let exists = |file: &str| ["docs/testing.md", "README.md", "xtask/src"].contains(&file);

@@ -70,6 +70,7 @@ fn check(files: &Files) -> Vec<Finding> {
         } else if path.ends_with(".md") {
             findings.extend(docs::links(path, text, |target| exists(files, target)));
             findings.extend(docs::variables(path, text));
+            findings.extend(docs::named_tests(path, text, files));
         }
     }
     findings.extend(unsafety::layers_deny(files));
