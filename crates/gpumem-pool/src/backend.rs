@@ -92,6 +92,9 @@ pub(crate) trait Source {
     /// Whether the backend counts its blocks itself. If not, the pool counts each.
     fn counts_blocks(&self) -> bool;
 
+    /// Whether freed memory stays with the backend, which so is one of its device's members.
+    fn keeps_memory(&self) -> bool;
+
     fn counts(&self) -> Counts;
 
     /// Whether it keeps memory in plain segments, for want of virtual memory or because that was asked for.

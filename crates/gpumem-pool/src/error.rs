@@ -6,7 +6,7 @@ use crate::device::Device;
 use crate::kind::MemoryKind;
 use crate::limit::{FORMS, Limit};
 use crate::options::BackendKind;
-use crate::out_of_memory::OutOfMemory;
+use crate::out_of_memory::{Attempt, OutOfMemory};
 use gpumem_sys::env::EnvError;
 use gpumem_sys::types::CUresult;
 use gpumem_sys::{DriverError, LoadError};
@@ -310,6 +310,14 @@ impl PoolError {
             Some(_) => Self::LimitReached(Box::new(report)),
             None => Self::OutOfMemory(Box::new(report)),
         }
+    }
+
+    /// The same after more has been tried than its report knows.
+    pub(crate) fn after(mut self, attempts: Vec<Attempt>) -> Self {
+        if let Self::OutOfMemory(report) | Self::LimitReached(report) = &mut self {
+            report.attempts.splice(..0, attempts);
+        }
+        self
     }
 
     /// The report of a request that was refused for want of memory; nothing for any other error.

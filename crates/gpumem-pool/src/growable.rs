@@ -137,7 +137,10 @@ impl GrowableBlock {
         if size_bytes > self.size_bytes {
             let growing = self.pool.growing()?;
             let change = self.change(self.size_bytes, size_bytes);
-            let grown = self.pool.0.adapt_growth(&change, || growing.grow_to(self.id, size_bytes));
+            let grown = self
+                .pool
+                .0
+                .adapt_growth(&change, || self.pool.0.relieved(|| growing.grow_to(self.id, size_bytes)));
             self.pool.0.explained(grown)?;
             self.size_bytes = size_bytes;
         }

@@ -17,6 +17,7 @@
 //! | `graph` | [`Capture`], [`Graph`], [`GraphExec`]: work recorded once and launched often, with its memory |
 //! | `options`, `limit`, `dials` | [`PoolBuilder`], [`BackendKind`], [`Limit`], [`Profile`] and [`Dials`] |
 //! | `status`, `bytes`, `error` | what a pool says of itself; `out_of_memory`: why it refused, with advice |
+//! | `reclaim` | [`Reclaimable`]: what a program can do without when memory is short |
 //! | [`adaptor`] | behaviour around a pool: budgets, failures on purpose, guards, fills, tracking, another pool |
 //! | `backend` | where the bytes come from: `caching`, `native`, `none`; `upkeep`: what pools leave to their device |
 //!
@@ -97,6 +98,7 @@ mod pool;
 mod private;
 #[allow(unsafe_code)]
 mod raw_block;
+mod reclaim;
 #[cfg(unix)]
 #[allow(unsafe_code)]
 mod sharing;
@@ -130,6 +132,7 @@ pub use options::{BackendKind, PoolBuilder};
 pub use out_of_memory::{Advice, Attempt, Growth, Holder, OutOfMemory};
 pub use pool::Pool;
 pub use raw_block::{BlockToken, RawBlock};
+pub use reclaim::{Reclaimable, Registration};
 #[cfg(unix)]
 pub use sharing::{ExportedBlock, ExportedHandle, ImportedBlock};
 pub use status::Status;

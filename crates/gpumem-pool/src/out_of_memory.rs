@@ -69,6 +69,8 @@ pub struct Attempt {
     pub gained_bytes: u64,
     /// How long it took.
     pub took: Duration,
+    /// What went wrong meanwhile, in words: others' failures, which were no reason to give up.
+    pub failures: Vec<String>,
 }
 
 /// What the blocks of one tag hold.
@@ -123,8 +125,11 @@ impl fmt::Display for OutOfMemory {
         row("others", self.others_bytes(), "other pools, libraries and processes")?;
         row("device free", self.device_free_bytes, &format!("of {}", Bytes(self.device_total_bytes)))?;
         for attempt in &self.attempts {
-            let Attempt { name, gained_bytes, took } = attempt;
+            let Attempt { name, gained_bytes, took, failures } = attempt;
             writeln!(f, "  tried: {name}: {} in {took:.1?}", Bytes(*gained_bytes))?;
+            for failure in failures {
+                writeln!(f, "    failed: {failure}")?;
+            }
         }
         if let Some(growth) = &self.growth {
             writeln!(f, "  {growth}")?;

@@ -2,6 +2,7 @@
 
 mod adapted;
 mod lifetime;
+mod relief;
 mod sync;
 
 use crate::adaptor::Stack;
@@ -156,10 +157,10 @@ impl StateRef {
         stream: &Stream,
     ) -> Result<Piece, PoolError> {
         self.check_size(size_bytes)?;
-        let piece = match alignment <= ALIGNMENT_MIN {
+        let piece = self.relieved(|| match alignment <= ALIGNMENT_MIN {
             true => self.backend.alloc(size_bytes, stream),
             false => self.backend.alloc_aligned(size_bytes, alignment, stream),
-        }?;
+        })?;
         if !self.backend.counts_blocks() {
             self.lifetime.count_in();
         }
@@ -310,7 +311,10 @@ impl State {
     }
 
     pub(crate) fn reclaim(&self) -> Result<u64, PoolError> {
-        self.giving_back(|state| state.backend.reclaim())
+        self.giving_back(|state| {
+            state.ask_holders();
+            state.backend.reclaim()
+        })
     }
 
     pub(crate) fn trim_to(&self, keep_bytes: u64) -> Result<u64, PoolError> {
@@ -320,7 +324,7 @@ impl State {
     pub(crate) fn reserve(&self, size_bytes: u64) -> Result<(), PoolError> {
         self.check_usable()?;
         self.check_size(size_bytes)?;
-        self.explained(self.backend.reserve(size_bytes))
+        self.explained(self.relieved(|| self.backend.reserve(size_bytes)))
     }
 
     pub(crate) fn set_hard_limit(&self, limit: Limit) -> Result<(), PoolError> {

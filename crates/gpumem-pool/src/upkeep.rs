@@ -6,21 +6,27 @@
 
 use crate::clock::Clocks;
 use crate::context::Relaxed;
+use crate::family::Member;
+use crate::reclaim::Registry;
 use core::sync::atomic::{AtomicBool, Ordering};
 use gpumem_sys::Driver;
-use std::sync::{Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
 #[derive(Default)]
 pub(crate) struct Upkeep {
     work: Mutex<Work>,
     /// Whether there is any: looked at after every wait.
     is_needed: AtomicBool,
+    /// Who can make room on the device.
+    registry: Arc<Registry>,
 }
 
 #[derive(Default)]
 struct Work {
     pools: Vec<Weak<dyn Waiting>>,
     left: Vec<Box<dyn Left>>,
+    /// All pools that keep memory.
+    members: Vec<Weak<dyn Member>>,
 }
 
 /// A pool that wants to know when the host has waited.
@@ -45,6 +51,21 @@ impl Upkeep {
         work.pools.retain(|other| other.strong_count() > 0);
         work.pools.push(pool);
         self.is_needed.store(true, Ordering::Relaxed);
+    }
+
+    pub(crate) fn add_member(&self, member: Weak<dyn Member>) {
+        let mut work = self.work();
+        work.members.retain(|other| other.strong_count() > 0);
+        work.members.push(member);
+    }
+
+    /// All pools of the device that keep memory.
+    pub(crate) fn members(&self) -> Vec<Arc<dyn Member>> {
+        self.work().members.iter().filter_map(Weak::upgrade).collect()
+    }
+
+    pub(crate) fn registry(&self) -> &Arc<Registry> {
+        &self.registry
     }
 
     /// The end of a pool.

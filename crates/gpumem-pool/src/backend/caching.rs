@@ -156,6 +156,10 @@ impl Source for CachingBackend {
         true
     }
 
+    fn keeps_memory(&self) -> bool {
+        true
+    }
+
     fn counts(&self) -> Counts {
         self.shared.counts()
     }

@@ -9,13 +9,16 @@ use crate::alignment::ALIGNMENT_MIN;
 use crate::device::Device;
 use crate::dues::Dues;
 use crate::error::PoolError;
+use crate::family::Member;
 use crate::ledger::{Admission, Ledger};
 use crate::limit::Limits;
 use crate::options::{BackendKind, PoolBuilder};
 use crate::out_of_memory::{Attempt, GrowthLog, OutOfMemory, Sample};
 use crate::stream::Stream;
+use core::ops::Deref;
 use gpumem_sys::DriverError;
 use gpumem_sys::types::{CUdeviceptr, CUresult};
+use std::sync::{Arc, Weak};
 use std::time::Instant;
 
 /// What a backend of this kind asks of the driver; it does nothing else, and answers in the driver's terms.
@@ -59,7 +62,10 @@ pub(crate) trait Calls {
     fn reserved(&self, device: &Device) -> Result<Option<Reserved>, DriverError>;
 }
 
-pub(crate) struct Direct<C> {
+pub(crate) struct Direct<C>(Arc<Desk<C>>);
+
+/// The backend itself, which its device knows too.
+pub(crate) struct Desk<C> {
     device: Device,
     ledger: Ledger,
     dues: Dues,
@@ -68,12 +74,38 @@ pub(crate) struct Direct<C> {
     calls: C,
 }
 
-impl<C: Calls> Direct<C> {
+impl<C: Calls + Send + Sync + 'static> Direct<C> {
     pub(super) fn new(options: &PoolBuilder, limits: &Limits, calls: C) -> Self {
         let (device, dues, limits) = (options.device.clone(), Dues::new(options), limits.clone());
-        Self { device, ledger: Ledger::default(), dues, limits, growth: GrowthLog::default(), calls }
+        let growth = GrowthLog::default();
+        let desk = Arc::new(Desk { device, ledger: Ledger::default(), dues, limits, growth, calls });
+        if C::KEEPS_MEMORY {
+            let member: Weak<Desk<C>> = Arc::downgrade(&desk);
+            desk.device.upkeep().add_member(member);
+        }
+        Self(desk)
     }
+}
 
+impl<C> Deref for Direct<C> {
+    type Target = Desk<C>;
+
+    fn deref(&self) -> &Desk<C> {
+        &self.0
+    }
+}
+
+impl<C: Calls + Send + Sync> Member for Desk<C> {
+    fn before_giving(&self) {}
+
+    fn give_back_all(&self) {
+        // What can't be given back now is not to be had.
+        let _ = self.calls.sweep();
+        let _ = self.calls.trim_to(&self.device, 0);
+    }
+}
+
+impl<C: Calls> Desk<C> {
     fn admit(&self, size_bytes: u64) -> Result<Admission<'_>, PoolError> {
         let refused =
             |limit_bytes| self.refusal(size_bytes, self.ledger.in_use_bytes(), Some(limit_bytes), Vec::new());
@@ -100,13 +132,27 @@ impl<C: Calls> Direct<C> {
         Err(self.refusal(size_bytes, in_use_bytes, None, attempts))
     }
 
+    /// Waits for the device, then gives back all that is free.
+    fn give_back(&self) -> Result<(), PoolError> {
+        self.device.finish()?;
+        if self.calls.sweep()? {
+            self.device.finish()?;
+        }
+        Ok(self.calls.trim_to(&self.device, 0)?)
+    }
+
     fn reclaim_watched(&self) -> Result<Attempt, PoolError> {
         let reserved_bytes =
-            || Ok::<_, PoolError>(self.reserved()?.map_or(0, |reserved| reserved.current_bytes));
+            || Ok::<_, PoolError>(self.calls.reserved(&self.device)?.map_or(0, |held| held.current_bytes));
         let (start, before_bytes) = (Instant::now(), reserved_bytes()?);
-        self.reclaim()?;
+        self.give_back()?;
         let gained_bytes = before_bytes.saturating_sub(reserved_bytes()?);
-        Ok(Attempt { name: "wait for the device and trim", gained_bytes, took: start.elapsed() })
+        Ok(Attempt {
+            name: "wait for the device and trim",
+            gained_bytes,
+            took: start.elapsed(),
+            failures: Vec::new(),
+        })
     }
 
     fn refusal(
@@ -116,9 +162,10 @@ impl<C: Calls> Direct<C> {
         limit_bytes: Option<u64>,
         attempts: Vec<Attempt>,
     ) -> PoolError {
-        let (info, reserved) = match (self.device.memory_info(), self.reserved()) {
+        let (info, reserved) = match (self.device.memory_info(), self.calls.reserved(&self.device)) {
             (Ok(info), Ok(reserved)) => (info, reserved),
-            (Err(error), _) | (_, Err(error)) => return error,
+            (Err(error), _) => return error,
+            (_, Err(error)) => return error.into(),
         };
         let reserved_bytes = reserved.map_or(in_use_bytes, |reserved| reserved.current_bytes);
         // Where the device has room, the driver's pool has refused, whose own limit counts what it reserves.
@@ -150,7 +197,7 @@ impl<C: Calls> Direct<C> {
     }
 }
 
-impl<C: Calls> Source for Direct<C> {
+impl<C: Calls + Send + Sync + 'static> Source for Direct<C> {
     fn kind(&self) -> BackendKind {
         C::KIND
     }
@@ -213,6 +260,10 @@ impl<C: Calls> Source for Direct<C> {
         false
     }
 
+    fn keeps_memory(&self) -> bool {
+        C::KEEPS_MEMORY
+    }
+
     fn counts(&self) -> Counts {
         Counts {
             in_use_bytes: self.ledger.in_use_bytes(),
@@ -228,11 +279,7 @@ impl<C: Calls> Source for Direct<C> {
     }
 
     fn reclaim(&self) -> Result<(), PoolError> {
-        self.device.finish()?;
-        if self.calls.sweep()? {
-            self.device.finish()?;
-        }
-        Ok(self.calls.trim_to(&self.device, 0)?)
+        self.give_back()
     }
 
     fn reserved(&self) -> Result<Option<Reserved>, PoolError> {

@@ -111,5 +111,6 @@ impl Drop for Chunk {
 
 /// What a part takes of a chunk.
 pub(crate) fn rounded(size_bytes: u64) -> u64 {
-    size_bytes.next_multiple_of(ALIGNMENT_MIN)
+    // Of what is too large, so much is too.
+    size_bytes.checked_next_multiple_of(ALIGNMENT_MIN).unwrap_or(size_bytes)
 }

@@ -22,6 +22,7 @@ mod peers;
 mod private;
 #[cfg(feature = "backend-caching")]
 mod profiles;
+mod reclaim;
 #[cfg(feature = "backend-caching")]
 mod segments;
 mod streams;

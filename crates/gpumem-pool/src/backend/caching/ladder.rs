@@ -87,7 +87,12 @@ pub(super) fn climb(
                 let before_bytes =
                     core::mem::replace(&mut free_bytes, shared.core().heap.free_bytes(request.slot));
                 let gained_bytes = free_bytes.saturating_sub(before_bytes).max(0).unsigned_abs();
-                lack.attempts.push(Attempt { name, gained_bytes, took: start.elapsed() });
+                lack.attempts.push(Attempt {
+                    name,
+                    gained_bytes,
+                    took: start.elapsed(),
+                    failures: Vec::new(),
+                });
                 search(shared, request, reach, lack)?
             }
             Step::Nothing => None,
@@ -213,7 +218,16 @@ fn growth_to_limit(shared: &Shared, request: &Request, lack: &mut Lack) -> Resul
     // Others may have taken what the limit allows.
     let Ok(info) = shared.device.memory_info() else { return Ok(Step::Nothing) };
     let most_bytes = shared.core().heap.reserved_bytes().saturating_add(info.free_bytes);
-    if most_bytes >= limit_bytes { Ok(Step::Nothing) } else { grow(shared, request, most_bytes, lack) }
+    if most_bytes >= limit_bytes {
+        return Ok(Step::Nothing);
+    }
+    let said = lack.said.take();
+    let step = grow(shared, request, most_bytes, lack)?;
+    if let Step::Nothing = step {
+        // It is for want of the driver's memory that this was looked for.
+        lack.said = lack.said.take().or(said);
+    }
+    Ok(step)
 }
 
 fn grow(

@@ -96,6 +96,8 @@ impl Shared {
         if limits.soft_bytes().is_some() {
             shared.hear_of_waits();
         }
+        let member: Weak<Self> = Arc::downgrade(&shared);
+        device.upkeep().add_member(member);
         if let Some(family) = family {
             let member: Weak<Self> = Arc::downgrade(&shared);
             family.add_member(member);

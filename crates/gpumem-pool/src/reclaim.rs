@@ -1,0 +1,188 @@
+//! [`Reclaimable`]: what a program holds of a device's memory and can do without: library handles, workspaces, caches.
+//!
+//! Whoever has some registers it with the [`Device`]. It is asked when an allocation of any pool of that device would fail
+//! otherwise, and by [`Pool::reclaim`](crate::Pool::reclaim): first everybody to purge, and if that was not enough everybody
+//! to release. No lock is held then, so all of this crate may be used; only an allocation that fails within is refused
+//! without asking anybody again. What one of them does wrong, by an error or by a panic, is kept from the others and from
+//! the caller: the report of the request says it, if that is refused after all.
+
+use crate::device::Device;
+use core::cell::Cell;
+use core::fmt;
+use core::panic::AssertUnwindSafe;
+use std::any::Any;
+use std::error::Error;
+use std::panic::catch_unwind;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+
+/// Something that can make room on a device.
+///
+/// ```
+/// use gpumem_pool::{Block, Device, Pool, Reclaimable, Stream, sys::{Driver, SimConfig}};
+/// use std::error::Error;
+/// use std::sync::{Arc, Mutex};
+///
+/// /// What was computed before, for as long as there is room for it.
+/// struct Cache(Mutex<Vec<Block>>);
+///
+/// impl Reclaimable for Cache {
+///     fn purge(&self) -> Result<(), Box<dyn Error + Send + Sync>> {
+///         self.0.lock().map_err(|error| error.to_string())?.clear();
+///         Ok(())
+///     }
+/// }
+///
+/// let device = Device::new(&Driver::sim(SimConfig::new().memory_bytes(64 << 20))?, 0)?;
+/// let (pool, stream) = (Pool::new(&device)?, Stream::new(&device)?);
+/// let cache = Arc::new(Cache(Mutex::default()));
+/// let _registration = device.register_reclaimable(&cache);
+///
+/// cache.0.lock().unwrap().push(pool.alloc(40 << 20, &stream)?);
+/// let block = pool.alloc(40 << 20, &stream)?; // instead of an error
+/// assert!(cache.0.lock().unwrap().is_empty());
+/// # drop(block);
+/// # Ok::<(), Box<dyn Error>>(())
+/// ```
+pub trait Reclaimable: Send + Sync {
+    /// What it is called in reports.
+    fn name(&self) -> &str {
+        core::any::type_name::<Self>()
+    }
+
+    /// Lets go of what is cheap to have again. May be called by several threads at once.
+    ///
+    /// # Errors
+    ///
+    /// Anything, for the report.
+    fn purge(&self) -> Result<(), Box<dyn Error + Send + Sync>>;
+
+    /// Lets go of all that it can do without, whatever it costs to have it again; of what [`Reclaimable::purge`] does if
+    /// there is no more. May be called by several threads at once.
+    ///
+    /// # Errors
+    ///
+    /// Anything, for the report.
+    fn release(&self) -> Result<(), Box<dyn Error + Send + Sync>> {
+        self.purge()
+    }
+}
+
+/// For as long as this lives, and the other too, a [`Reclaimable`] is asked. A call that is under way on another thread may
+/// end later.
+#[must_use = "dropping it ends the registration"]
+pub struct Registration {
+    registry: Arc<Registry>,
+    id: u64,
+}
+
+impl Device {
+    /// Asks `holder` from now on when memory of this device is short, until it or the registration is gone. Clones of a
+    /// device share what is registered; devices that were made apart don't.
+    pub fn register_reclaimable<T: Reclaimable + 'static>(&self, holder: &Arc<T>) -> Registration {
+        let registry = Arc::clone(self.upkeep().registry());
+        let holder: Weak<dyn Reclaimable> = Arc::<T>::downgrade(holder);
+        let id = registry.add(holder);
+        Registration { registry, id }
+    }
+}
+
+impl Drop for Registration {
+    fn drop(&mut self) {
+        self.registry.remove(self.id);
+    }
+}
+
+impl fmt::Debug for Registration {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Registration").field("id", &self.id).finish_non_exhaustive()
+    }
+}
+
+/// All that are registered with a device.
+#[derive(Default)]
+pub(crate) struct Registry(Mutex<Entries>);
+
+#[derive(Default)]
+struct Entries {
+    list: Vec<(u64, Weak<dyn Reclaimable>)>,
+    last_id: u64,
+}
+
+/// How far one of them goes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Extent {
+    Purge,
+    Release,
+}
+
+impl Registry {
+    fn add(&self, holder: Weak<dyn Reclaimable>) -> u64 {
+        let mut entries = self.entries();
+        entries.list.retain(|(_, other)| other.strong_count() > 0);
+        entries.last_id += 1;
+        let id = entries.last_id;
+        entries.list.push((id, holder));
+        id
+    }
+
+    fn remove(&self, id: u64) {
+        self.entries().list.retain(|(other, _)| *other != id);
+    }
+
+    /// Asks all of them, and says what went wrong; `None` if there is nobody, or if this is one of them asking.
+    pub(crate) fn ask(&self, extent: Extent) -> Option<Vec<String>> {
+        let _asking = Asking::begin()?;
+        let holders: Vec<Arc<dyn Reclaimable>> =
+            self.entries().list.iter().filter_map(|(_, holder)| holder.upgrade()).collect();
+        let asked = !holders.is_empty();
+        let failures = holders.into_iter().filter_map(|holder| failure(holder, extent)).collect();
+        asked.then_some(failures)
+    }
+
+    fn entries(&self) -> MutexGuard<'_, Entries> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Asks one of them, whose end this may be.
+fn failure(holder: Arc<dyn Reclaimable>, extent: Extent) -> Option<String> {
+    let named = catch_unwind(AssertUnwindSafe(|| holder.name().to_owned()));
+    let name = named.unwrap_or_else(|_| "one that has no name".into());
+    let asked = catch_unwind(AssertUnwindSafe(move || {
+        let asked = match extent {
+            Extent::Purge => holder.purge(),
+            Extent::Release => holder.release(),
+        };
+        asked.map_err(|error| error.to_string())
+    }));
+    match asked {
+        Ok(Ok(())) => None,
+        Ok(Err(error)) => Some(format!("{name}: {error}")),
+        Err(payload) => Some(format!("{name} panicked: {}", message(&*payload))),
+    }
+}
+
+fn message(payload: &(dyn Any + Send)) -> &str {
+    let owned = || payload.downcast_ref::<String>().map(String::as_str);
+    payload.downcast_ref::<&str>().copied().or_else(owned).unwrap_or("nothing was said")
+}
+
+/// This thread is asking. What it asks may allocate, but not ask in its turn.
+struct Asking;
+
+impl Asking {
+    fn begin() -> Option<Self> {
+        let is_first = IS_ASKING.try_with(|is_asking| !is_asking.replace(true));
+        is_first.ok().filter(|is_first| *is_first).map(|_| Self)
+    }
+}
+
+impl Drop for Asking {
+    fn drop(&mut self) {
+        let _ = IS_ASKING.try_with(|is_asking| is_asking.set(false));
+    }
+}
+
+thread_local! {
+    static IS_ASKING: Cell<bool> = const { Cell::new(false) };
+}

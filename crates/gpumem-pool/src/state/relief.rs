@@ -1,0 +1,91 @@
+//! What a pool does when its backend has done all that it can by itself: it asks others to make room.
+//!
+//! | who | when | what it costs |
+//! | --- | --- | --- |
+//! | those who registered: purge, then release | always | what they had cached |
+//! | other pools of the device | where not our own limit refuses | their caches, and a wait for the device |
+//!
+//! After each the request is made anew, from the beginning. No lock is held.
+
+use super::State;
+use crate::backend::Source;
+use crate::context::Relaxed;
+use crate::error::PoolError;
+use crate::out_of_memory::{Attempt, OutOfMemory};
+use crate::reclaim::Extent;
+use std::time::Instant;
+
+/// What went wrong; `None` if there is nobody to ask.
+type Asked = Option<Vec<String>>;
+
+type Relief = fn(&State, &OutOfMemory) -> Asked;
+
+const RELIEFS: [(&str, Relief); 3] = [
+    ("ask holders to purge", |state, _| state.device.upkeep().registry().ask(Extent::Purge)),
+    ("ask holders to release", |state, _| state.device.upkeep().registry().ask(Extent::Release)),
+    ("trim other pools of the device", State::trim_others),
+];
+
+impl State {
+    /// Makes a request, and again after each relief for as long as it is refused for want of memory.
+    pub(crate) fn relieved<T>(&self, request: impl Fn() -> Result<T, PoolError>) -> Result<T, PoolError> {
+        let result = request();
+        match result.as_ref().err().and_then(PoolError::out_of_memory) {
+            None => result,
+            Some(_) => self.relieve(result, request),
+        }
+    }
+
+    #[cold]
+    fn relieve<T>(
+        &self,
+        mut result: Result<T, PoolError>,
+        request: impl Fn() -> Result<T, PoolError>,
+    ) -> Result<T, PoolError> {
+        let mut attempts = Vec::new();
+        for (name, relief) in RELIEFS {
+            let Some(report) = result.as_ref().err().and_then(PoolError::out_of_memory) else { break };
+            let (start, before) = (Instant::now(), self.room());
+            let Some(failures) = relief(self, report) else { continue };
+            let gained_bytes = self.room().saturating_sub(before).max(0).unsigned_abs();
+            attempts.push(Attempt { name, gained_bytes, took: start.elapsed(), failures });
+            result = request();
+        }
+        result.map_err(|error| error.after(attempts))
+    }
+
+    /// Asks everybody who is registered for all that they can do without.
+    pub(super) fn ask_holders(&self) {
+        for extent in [Extent::Purge, Extent::Release] {
+            // Who fails is no worse than who has nothing.
+            let _ = self.device.upkeep().registry().ask(extent);
+        }
+    }
+
+    /// All that other pools keep without using it, once the device is idle.
+    fn trim_others(&self, report: &OutOfMemory) -> Asked {
+        let is_ours = report.limit_bytes.is_some() && report.limit_bytes == self.limits.hard_bytes();
+        let members = self.device.upkeep().members();
+        // One is this pool.
+        let has_others = members.len() > usize::from(self.backend.keeps_memory());
+        if is_ours || !has_others {
+            return None;
+        }
+        members.iter().for_each(|member| member.before_giving());
+        let trimmed = Relaxed::enter(self.device.driver()).and_then(|_relaxed| {
+            let _bound = self.device.enter()?;
+            self.device.finish()?;
+            self.device.after_wait();
+            members.iter().for_each(|member| member.give_back_all());
+            Ok(())
+        });
+        Some(trimmed.err().iter().map(ToString::to_string).collect())
+    }
+
+    /// Free on the device, and what our blocks don't hold: a measure of what is gained.
+    fn room(&self) -> i64 {
+        let free_bytes = self.device.memory_info().map_or(0, |info| info.free_bytes);
+        i64::try_from(free_bytes).unwrap_or(0)
+            - i64::try_from(self.backend.counts().in_use_bytes).unwrap_or(0)
+    }
+}

@@ -1,0 +1,270 @@
+//! Making room: those who registered, other pools, and that no request fails which a reclaim by hand would have saved.
+
+use crate::bench::{self, Bench, built_backends};
+use gpumem_pool::sys::{Driver, SimConfig};
+use gpumem_pool::{
+    BackendKind, Block, Device, MemoryKind, Pool, PoolBuilder, PoolError, Profile, Reclaimable, Stream,
+};
+use std::error::Error;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Arc, Mutex};
+
+const MIB: u64 = 1 << 20;
+
+fn cramped() -> SimConfig {
+    SimConfig::new().memory_bytes(64 * MIB)
+}
+
+/// Of memory that the device can run out of.
+fn on_each_backend(config: &SimConfig, body: impl Fn(&Bench)) {
+    bench::on_each_backend(config, |bench| {
+        if bench.kind == MemoryKind::Device {
+            body(bench);
+        }
+    });
+}
+
+type Done = Result<(), Box<dyn Error + Send + Sync>>;
+
+/// What a program keeps for later.
+#[derive(Default)]
+struct Shelf {
+    cheap: Mutex<Vec<Block>>,
+    dear: Mutex<Vec<Block>>,
+    calls: Mutex<Vec<&'static str>>,
+}
+
+impl Reclaimable for Shelf {
+    fn name(&self) -> &str {
+        "shelf"
+    }
+
+    fn purge(&self) -> Done {
+        self.calls.lock().unwrap().push("purge");
+        self.cheap.lock().unwrap().clear();
+        Ok(())
+    }
+
+    fn release(&self) -> Done {
+        self.calls.lock().unwrap().push("release");
+        self.dear.lock().unwrap().clear();
+        Ok(())
+    }
+}
+
+#[test]
+fn those_who_registered_make_room_as_far_as_it_takes() {
+    on_each_backend(&cramped(), |bench| {
+        let (pool, stream, shelf) = (bench.pool(), bench.stream(), Arc::new(Shelf::default()));
+        let registration = bench.device.register_reclaimable(&shelf);
+        let stock = || {
+            *shelf.cheap.lock().unwrap() = vec![pool.alloc(20 * MIB, &stream).unwrap()];
+            *shelf.dear.lock().unwrap() = vec![pool.alloc(20 * MIB, &stream).unwrap()];
+            shelf.calls.lock().unwrap().clear();
+        };
+        stock();
+        drop(pool.alloc(8 * MIB, &stream).unwrap());
+        assert!(shelf.calls.lock().unwrap().is_empty());
+        drop(pool.alloc(26 * MIB, &stream).unwrap());
+        assert_eq!(*shelf.calls.lock().unwrap(), ["purge"]);
+        assert_eq!(shelf.dear.lock().unwrap().len(), 1);
+        stock();
+        drop(pool.alloc(50 * MIB, &stream).unwrap());
+        assert_eq!(*shelf.calls.lock().unwrap(), ["purge", "release"]);
+        stock();
+        pool.reclaim().unwrap();
+        assert_eq!(pool.status().unwrap().in_use_bytes, 0);
+        stock();
+        drop(registration);
+        assert!(pool.alloc(50 * MIB, &stream).is_err());
+        assert!(shelf.calls.lock().unwrap().is_empty());
+        drop((std::mem::take(&mut *shelf.cheap.lock().unwrap()), shelf.dear.lock().unwrap().pop()));
+    });
+}
+
+/// One that fails in some way, and one that works.
+struct Broken(&'static str);
+
+impl Reclaimable for Broken {
+    fn name(&self) -> &str {
+        assert!(self.0 != "name", "no name");
+        self.0
+    }
+
+    fn purge(&self) -> Done {
+        match self.0 {
+            "error" => Err("it is busy".into()),
+            _ => panic!("it broke"),
+        }
+    }
+}
+
+#[test]
+fn whoever_fails_keeps_nobody_from_making_room() {
+    on_each_backend(&cramped(), |bench| {
+        let (pool, stream, shelf) = (bench.pool(), bench.stream(), Arc::new(Shelf::default()));
+        let broken = ["error", "panic", "name"].map(|how| Arc::new(Broken(how)));
+        let registrations = broken.each_ref().map(|one| bench.device.register_reclaimable(one));
+        let last = bench.device.register_reclaimable(&shelf);
+        shelf.cheap.lock().unwrap().push(pool.alloc(40 * MIB, &stream).unwrap());
+        let block = pool.alloc(40 * MIB, &stream).unwrap();
+        let report = pool.alloc(40 * MIB, &stream).unwrap_err().to_string();
+        for failed in ["error: it is busy", "panic panicked: it broke", "one that has no name panicked"] {
+            assert!(report.contains(failed), "{report}");
+        }
+        drop((block, registrations, last));
+    });
+}
+
+/// One that is at the pool itself when it is asked.
+struct Busy {
+    pool: Mutex<Option<(Pool, Stream)>>,
+    held: Mutex<Option<Block>>,
+    calls: AtomicU32,
+}
+
+impl Reclaimable for Busy {
+    fn purge(&self) -> Done {
+        self.calls.fetch_add(1, Ordering::Relaxed);
+        let pool = self.pool.lock().unwrap();
+        let Some((pool, stream)) = &*pool else { return Ok(()) };
+        assert!(pool.alloc(60 * MIB, stream).is_err());
+        *self.held.lock().unwrap() = None;
+        drop(pool.alloc(MIB, stream)?);
+        pool.reclaim()?;
+        pool.check()?;
+        Ok(())
+    }
+}
+
+#[test]
+fn whoever_is_asked_may_use_the_pool() {
+    on_each_backend(&cramped(), |bench| {
+        let (pool, stream) = (bench.pool(), bench.stream());
+        let busy = Arc::new(Busy {
+            pool: Mutex::new(Some((pool.clone(), stream.clone()))),
+            held: Mutex::new(Some(pool.alloc(40 * MIB, &stream).unwrap())),
+            calls: AtomicU32::new(0),
+        });
+        let registration = bench.device.register_reclaimable(&busy);
+        drop(pool.alloc(40 * MIB, &stream).unwrap());
+        assert_eq!(busy.calls.load(Ordering::Relaxed), 1);
+        *busy.pool.lock().unwrap() = None;
+        drop(registration);
+    });
+}
+
+#[test]
+fn a_holder_that_is_gone_is_not_asked() {
+    let device = Device::new(&Driver::sim(cramped()).unwrap(), 0).unwrap();
+    let shelf = Arc::new(Shelf::default());
+    let registration = device.register_reclaimable(&shelf);
+    drop(shelf);
+    let (pool, stream) = (Pool::new(&device).unwrap(), Stream::new(&device).unwrap());
+    let block = pool.alloc(40 * MIB, &stream).unwrap();
+    let report = pool.alloc(40 * MIB, &stream).unwrap_err().to_string();
+    assert!(!report.contains("purge"), "{report}");
+    drop((block, registration));
+}
+
+/// What one pool keeps without using it is another's on a full device.
+#[test]
+fn pools_of_a_device_make_room_for_each_other() {
+    on_each_backend(&cramped(), |bench| {
+        for backend in built_backends() {
+            let (pool, stream) = (bench.pool(), bench.stream());
+            let other = Pool::builder(&bench.device).backend(backend).build().unwrap();
+            drop([other.alloc(20 * MIB, &stream).unwrap(), other.alloc(20 * MIB, &stream).unwrap()]);
+            drop(pool.alloc(50 * MIB, &stream).unwrap());
+            drop(other.alloc(50 * MIB, &stream).unwrap());
+        }
+    });
+}
+
+/// splitmix64.
+struct Random(u64);
+
+impl Random {
+    fn below(&mut self, count: u64) -> u64 {
+        self.0 = self.0.wrapping_add(0x9E37_79B9_7F4A_7C15);
+        let mut mixed = self.0;
+        mixed = (mixed ^ (mixed >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
+        mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
+        (mixed ^ (mixed >> 31)) % count
+    }
+
+    fn size_bytes(&mut self) -> u64 {
+        let least_bytes = 1 << (8 + self.below(18));
+        least_bytes + self.below(least_bytes)
+    }
+}
+
+/// It is a bug if an allocation fails that would have succeeded after a manual reclaim, of this pool or of any other.
+#[test]
+fn no_request_fails_that_a_reclaim_would_have_saved() {
+    let refusal_count = AtomicU32::new(0);
+    bench::on_each_backend(&cramped(), |bench| {
+        let profiles = [Profile::Fast, Profile::Balanced, Profile::Tight];
+        let count = if bench.backend == BackendKind::Caching { 3 } else { 1 };
+        for (index, profile) in profiles.into_iter().take(count).enumerate() {
+            let random = Random(bench.seed << 8 | index as u64);
+            refusal_count.fetch_add(run(bench, bench.builder().profile(profile), random), Ordering::Relaxed);
+        }
+    });
+    // The programs are such that memory is short again and again.
+    assert!(refusal_count.into_inner() > 300);
+}
+
+/// Returns how often a request was refused.
+fn run(bench: &Bench, builder: PoolBuilder, mut random: Random) -> u32 {
+    let parent = builder.clone().hard_limit(48 * MIB).build().unwrap();
+    let pools = [
+        parent.private(30 * MIB).unwrap(),
+        parent.private(40 * MIB).unwrap(),
+        parent,
+        builder.build().unwrap(),
+        Pool::new(&bench.device).unwrap(),
+    ];
+    let no_waits = Stream::builder(&bench.device).no_waits().build().unwrap();
+    let streams = [bench.stream(), bench.stream(), no_waits];
+    let (mut held, mut refusal_count): (Vec<Block>, _) = (Vec::new(), 0);
+    for _ in 0..120 {
+        let stream = &streams[random.below(3) as usize];
+        match random.below(8) {
+            0..4 => {
+                let (pool, size_bytes) = (&pools[random.below(5) as usize], random.size_bytes());
+                match pool.alloc(size_bytes, stream) {
+                    Ok(block) => {
+                        bench.fill(&block, 1, stream);
+                        held.push(block);
+                    }
+                    Err(error) => {
+                        assert!(error.out_of_memory().is_some(), "{error}");
+                        refusal_count += 1;
+                        pools.iter().map(|pool| pool.reclaim().unwrap()).for_each(|_| ());
+                        let again = pool.alloc(size_bytes, stream).map(|block| block.address());
+                        assert!(again.is_err(), "{:?}: refused before: {error}", pool.backend());
+                    }
+                }
+            }
+            4 if !held.is_empty() => {
+                let block = &held[random.below(held.len() as u64) as usize];
+                block.record_use(stream);
+            }
+            5 => stream.wait_for(&streams[random.below(3) as usize]).unwrap(),
+            _ if !held.is_empty() => drop(held.swap_remove(random.below(held.len() as u64) as usize)),
+            _ => {}
+        }
+    }
+    refusal_count
+}
+
+#[test]
+fn errors_of_others_are_not_asked_about() {
+    let device = Device::new(&Driver::sim(cramped()).unwrap(), 0).unwrap();
+    let shelf = Arc::new(Shelf::default());
+    let _registration = device.register_reclaimable(&shelf);
+    let (pool, stream) = (Pool::new(&device).unwrap(), Stream::new(&device).unwrap());
+    assert!(matches!(pool.alloc(u64::MAX, &stream), Err(PoolError::TooLarge { .. })));
+    assert!(shelf.calls.lock().unwrap().is_empty());
+}
