@@ -14,18 +14,24 @@ use std::time::Instant;
 /// A call from another thread than this one is refused as `NOT_INITIALIZED`.
 #[must_use]
 pub fn metered(driver: &Driver) -> Driver {
-    install(driver, false)
+    install(driver, false, None)
+}
+
+/// The same, and one call, whichever it is, fails with a code and does nothing: the `nth` from now, from 1.
+#[must_use]
+pub fn metered_and_failing(driver: &Driver, nth: u64, code: CUresult) -> Driver {
+    install(driver, false, Some((nth, code)))
 }
 
 /// The same, and whoever asks whether work is over is told that it is not, as beside a device that is always behind.
 #[must_use]
 pub fn metered_and_busy(driver: &Driver) -> Driver {
-    install(driver, true)
+    install(driver, true, None)
 }
 
-fn install(driver: &Driver, hides_completion: bool) -> Driver {
-    let meter =
-        Meter { real: *driver.table(), calls: Calls::default(), took: Duration::ZERO, hides_completion };
+fn install(driver: &Driver, hides_completion: bool, fault: Option<(u64, CUresult)>) -> Driver {
+    let (real, calls, took) = (*driver.table(), Calls::default(), Duration::ZERO);
+    let meter = Meter { real, calls, took, hides_completion, fault, refused: None };
     METER.set(Some(Box::new(meter)));
     // SAFETY: each function calls the one that it replaces, with the same arguments; and work may take as long as it likes.
     unsafe { driver.with_table(wrap) }
@@ -35,7 +41,7 @@ fn install(driver: &Driver, hides_completion: bool) -> Driver {
 #[must_use]
 pub fn reading() -> Reading {
     METER.with_borrow(|meter| match meter {
-        Some(meter) => Reading { calls: meter.calls, took: meter.took },
+        Some(meter) => Reading { calls: meter.calls, took: meter.took, refused: meter.refused },
         None => Reading::default(),
     })
 }
@@ -47,13 +53,16 @@ pub struct Reading {
     pub calls: Calls,
     /// How long the calls took, by the host's clock.
     pub took: Duration,
+    /// The call that failed on purpose.
+    pub refused: Option<&'static str>,
 }
 
 impl Reading {
     /// What came after an earlier reading.
     #[must_use]
     pub fn since(&self, earlier: &Self) -> Self {
-        Self { calls: self.calls.since(&earlier.calls), took: self.took - earlier.took }
+        let refused = self.refused.filter(|_| earlier.refused.is_none());
+        Self { calls: self.calls.since(&earlier.calls), took: self.took - earlier.took, refused }
     }
 }
 
@@ -62,6 +71,23 @@ struct Meter {
     calls: Calls,
     took: Duration,
     hides_completion: bool,
+    /// How many calls it is to the one that fails, and how.
+    fault: Option<(u64, CUresult)>,
+    refused: Option<&'static str>,
+}
+
+impl Meter {
+    /// Whether this call is the one that fails.
+    fn refuses(&mut self, call: &'static str) -> Option<CUresult> {
+        let (left, code) = self.fault.as_mut()?;
+        *left -= 1;
+        let (is_now, code) = (*left == 0, *code);
+        if is_now {
+            self.fault = None;
+            self.refused = Some(call);
+        }
+        is_now.then_some(code)
+    }
 }
 
 /// The functions that ask whether work is over.
@@ -101,8 +127,19 @@ macro_rules! meter {
             $(
                 #[allow(non_snake_case, clippy::too_many_arguments)]
                 unsafe extern "C" fn $name($($arg: $kind),*) -> CUresult {
-                    let real = METER.try_with(|meter| meter.borrow().as_ref().and_then(|meter| meter.real.$name));
-                    let Ok(Some(real)) = real else { return CUresult::CUDA_ERROR_NOT_INITIALIZED };
+                    let real = METER.try_with(|meter| {
+                        let mut meter = meter.borrow_mut();
+                        let meter = meter.as_mut()?;
+                        Some(match meter.refuses(stringify!($name)) {
+                            Some(code) => Err(code),
+                            None => Ok(meter.real.$name?),
+                        })
+                    });
+                    let real = match real {
+                        Ok(Some(Ok(real))) => real,
+                        Ok(Some(Err(code))) => return code,
+                        _ => return CUresult::CUDA_ERROR_NOT_INITIALIZED,
+                    };
                     let start = Instant::now();
                     // SAFETY: the caller's promises are those of the function that this stands in for.
                     let code = unsafe { real($($arg),*) };

@@ -1,0 +1,360 @@
+//! Every call of the driver fails once, in a program that goes through all that a pool does: what was begun is undone,
+//! the same again succeeds, and nothing is lost that the driver did not refuse to take back. And memory that another
+//! process takes is met by giving back and asking again.
+
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+use gpumem_tests::backends::{Setting, settings};
+use gpumem_tests::meter::{metered, metered_and_failing, reading};
+use gpumem_tests::pool::{
+    BackendKind, Block, CaptureMode, Device, Dials, Event, Graph, GraphExec, GrowableBlock, Pool, PoolError,
+    Profile, Stream,
+};
+use gpumem_tests::sys::{CUresult, Driver, SimConfig};
+
+const MIB: u64 = 1 << 20;
+const DEVICE_BYTES: u64 = 128 * MIB;
+
+/// What the program has.
+struct State {
+    setting: Setting,
+    device: Device,
+    pool: Option<Pool>,
+    private: Option<Pool>,
+    streams: Vec<Stream>,
+    event: Option<Event>,
+    blocks: Vec<Block>,
+    growable: Option<GrowableBlock>,
+    graph: Option<Graph>,
+    exec: Option<GraphExec>,
+}
+
+type Step = (&'static str, fn(&mut State) -> Result<(), PoolError>);
+
+/// Each can be done again when it has failed.
+const PROGRAM: &[Step] = &[
+    ("a pool", |state| {
+        state.pool = Some(state.setting.builder(&state.device).hard_limit(48 * MIB).build()?);
+        Ok(())
+    }),
+    ("a stream", State::add_stream),
+    ("another", State::add_stream),
+    ("a small block", |state| state.alloc(1000, 0)),
+    ("a large one", |state| state.alloc(6 * MIB, 0)),
+    ("one on the other stream", |state| state.alloc(9 * MIB, 1)),
+    ("a small one there", |state| state.alloc(1000, 1)),
+    ("an event", |state| {
+        state.event = Some(Event::new(&state.device)?);
+        Ok(())
+    }),
+    ("a record", |state| state.event().record(&state.streams[0])),
+    ("a wait for it", |state| state.streams[1].wait(state.event())),
+    ("a stream waits", |state| state.streams[0].wait_for(&state.streams[1])),
+    ("frees", |state| {
+        state.blocks.iter().for_each(|block| block.record_use(&state.streams[0]));
+        state.blocks.clear();
+        Ok(())
+    }),
+    ("what others have freed", |state| state.alloc(16 * MIB, 1)),
+    ("growth to the limit", |state| state.alloc(24 * MIB, 0)),
+    ("small blocks beside it", |state| state.alloc(100_000, 0)),
+    ("a free", |state| {
+        drop(state.blocks.pop());
+        Ok(())
+    }),
+    ("an aligned block", |state| {
+        let block = state.pool().alloc_aligned(1000, 64 << 10, &state.streams[1])?;
+        state.blocks.push(block);
+        Ok(())
+    }),
+    ("a trim", |state| state.pool().trim_to(4 * MIB).map(drop)),
+    ("more frees", |state| {
+        state.blocks.clear();
+        Ok(())
+    }),
+    ("a question", |state| state.streams[0].is_complete().map(drop)),
+    ("a question of an event", |state| state.event().is_complete().map(drop)),
+    ("a wait of the host", |state| state.streams[0].synchronize()),
+    ("a wait for an event", |state| state.event().synchronize()),
+    ("a wait for the device", |state| state.device.synchronize()),
+    ("a growable block", |state| match state.pool().growable(32 * MIB, &state.streams[0]) {
+        Err(PoolError::NotWithBackend { .. } | PoolError::NeedsVirtualMemory { .. }) => Ok(()),
+        made => {
+            state.growable = Some(made?);
+            Ok(())
+        }
+    }),
+    ("growth in place", |state| state.growable.as_mut().map_or(Ok(()), |block| block.grow_to(9 * MIB))),
+    ("more of it", |state| state.growable.as_mut().map_or(Ok(()), |block| block.grow_to(30 * MIB))),
+    ("less of it", |state| state.growable.as_mut().map_or(Ok(()), |block| block.shrink_to(MIB))),
+    ("a private pool", |state| {
+        state.private = Some(state.pool().private(16 * MIB)?);
+        Ok(())
+    }),
+    ("a block of it", |state| {
+        let private = state.private.as_ref().unwrap();
+        let block = private.alloc(8 * MIB, &state.streams[1])?;
+        state.blocks.push(block);
+        Ok(())
+    }),
+    ("a reserve", |state| state.pool().reserve(24 * MIB)),
+    ("a graph", |state| {
+        let capture = state.streams[0].begin_capture(CaptureMode::Global)?;
+        let scratch = state.pool().alloc(MIB, &state.streams[0])?;
+        drop(scratch);
+        state.graph = Some(capture.end()?);
+        Ok(())
+    }),
+    ("an executable", |state| {
+        state.exec = Some(state.graph.as_ref().unwrap().instantiate()?);
+        Ok(())
+    }),
+    ("a launch", |state| {
+        // SAFETY: it does nothing to memory.
+        unsafe { state.exec.as_ref().unwrap().launch(&state.streams[1]) }
+    }),
+    ("no graph any more", |state| {
+        (state.graph, state.exec) = (None, None);
+        Ok(())
+    }),
+    ("a reclaim", |state| state.pool().reclaim().map(drop)),
+    ("a block after it", |state| state.alloc(3 * MIB, 0)),
+];
+
+impl State {
+    fn new(setting: Setting, driver: &Driver) -> Result<Self, PoolError> {
+        Ok(Self {
+            setting,
+            device: Device::new(driver, 0)?,
+            pool: None,
+            private: None,
+            streams: Vec::new(),
+            event: None,
+            blocks: Vec::new(),
+            growable: None,
+            graph: None,
+            exec: None,
+        })
+    }
+
+    fn pool(&self) -> &Pool {
+        self.pool.as_ref().unwrap()
+    }
+
+    fn event(&self) -> &Event {
+        self.event.as_ref().unwrap()
+    }
+
+    fn add_stream(&mut self) -> Result<(), PoolError> {
+        self.streams.push(Stream::new(&self.device)?);
+        Ok(())
+    }
+
+    fn alloc(&mut self, size_bytes: u64, stream: usize) -> Result<(), PoolError> {
+        let block = self.pool().alloc(size_bytes, &self.streams[stream])?;
+        self.blocks.push(block);
+        Ok(())
+    }
+
+    /// What the pools say of themselves, and what the device says.
+    fn check(&self) {
+        let pools: Vec<&Pool> = self.pool.iter().chain(&self.private).collect();
+        let mut reserved_bytes = 0;
+        for pool in &pools {
+            pool.check().unwrap();
+            // The call that fails may be one of these.
+            let status = pool.status().or_else(|_| pool.status()).unwrap();
+            assert!(
+                status.in_use_bytes <= status.reserved_bytes && status.reserved_bytes <= 48 * MIB + SLACK
+            );
+            reserved_bytes += status.reserved_bytes;
+        }
+        let info = self.device.memory_info().or_else(|_| self.device.memory_info()).unwrap();
+        let used_bytes = info.total_bytes - info.free_bytes;
+        match self.setting.backend {
+            // Every byte that was taken from the device is accounted for.
+            BackendKind::Caching if !reading().refused.is_some_and(loses) => {
+                assert_eq!(used_bytes, reserved_bytes);
+            }
+            _ => assert!(used_bytes >= reserved_bytes),
+        }
+    }
+}
+
+/// A pool of the driver's own grows by whole pieces.
+const SLACK: u64 = 64 * MIB;
+
+/// Runs the program. Says whether it came to its end, or a failure left nothing to go on with.
+fn run(state: &mut State) -> bool {
+    for (name, step) in PROGRAM {
+        match step(state) {
+            Ok(()) => {}
+            Err(PoolError::Poisoned { .. }) => return false,
+            // Where the end of a capture does not reach the driver, the stream captures on.
+            Err(_) if *name == "a graph" && reading().refused.is_some_and(ends_capture) => return false,
+            Err(error) => {
+                assert!(reading().refused.is_some(), "{name}: {error}");
+                state.check();
+                match step(state) {
+                    Err(PoolError::Poisoned { .. }) => return false,
+                    // What the driver would not take back counts for ever.
+                    Err(PoolError::LimitReached(_)) if reading().refused.is_some_and(loses) => return false,
+                    again => again.unwrap_or_else(|again| panic!("{name}: {error}, and again: {again}")),
+                }
+            }
+        }
+        if state.pool.is_some() {
+            state.check();
+        }
+    }
+    true
+}
+
+fn ends_capture(call: &str) -> bool {
+    call == "cuStreamEndCapture" || call.starts_with("cuCtx")
+}
+
+fn new_driver() -> Driver {
+    Driver::sim(SimConfig::new().memory_bytes(DEVICE_BYTES)).unwrap()
+}
+
+/// Calls that give something back, or make a context current before one does: what they refuse is lost.
+fn loses(call: &str) -> bool {
+    ["Destroy", "Free", "Unmap", "Release", "cuCtx", "cuThreadExchange"]
+        .iter()
+        .any(|part| call.contains(part))
+}
+
+#[test]
+fn each_call_fails_once_and_what_was_begun_is_undone() {
+    let all = settings(&Device::new(&new_driver(), 0).unwrap());
+    for (index, setting) in all.into_iter().enumerate() {
+        let plain = new_driver();
+        let driver = metered(&plain);
+        assert!(run(&mut State::new(setting, &driver).unwrap()));
+        let total = reading().calls.total();
+        drop(driver);
+        // The profiles differ in how much, not in how.
+        let stride = if matches!(setting.profile, Some(Profile::Fast | Profile::Tight)) { 5 } else { 1 };
+        for nth in (1..=total).step_by(stride) {
+            fail_once(setting, nth, CODES[(nth as usize + index) % 2]);
+        }
+    }
+}
+
+const CODES: [CUresult; 2] = [CUresult::CUDA_ERROR_OUT_OF_MEMORY, CUresult::CUDA_ERROR_OPERATING_SYSTEM];
+
+fn fail_once(setting: Setting, nth: u64, code: CUresult) {
+    let told = Told(setting, nth, code);
+    let plain = new_driver();
+    let driver = metered_and_failing(&plain, nth, code);
+    let Ok(mut state) = State::new(setting, &driver) else { return };
+    let is_whole = run(&mut state);
+    let (device, refused_before) = (state.device.clone(), reading().refused);
+    drop(state);
+    let finished = device.synchronize();
+    let refused = reading().refused;
+    if is_whole && !refused.is_some_and(loses) {
+        finished.unwrap();
+        let info = device.memory_info().unwrap();
+        let report = plain.simulator().unwrap().report();
+        let left = (report.stream_count, report.event_count, report.handle_count, report.reservation_count);
+        assert_eq!(left, (0, 0, 0, 0), "{report}");
+        // What one's last free can't order the driver's own pool keeps until its context ends.
+        if setting.backend == BackendKind::Caching || refused_before.is_some() {
+            assert_eq!(info.free_bytes, info.total_bytes, "{report}");
+        }
+        assert_eq!(report.graph_count + report.executable_graph_count, 0);
+        assert_eq!(report.findings.iter().filter(|finding| finding.is_silent()).count(), 0, "{report}");
+    }
+    drop(told);
+}
+
+/// Says what had failed when a test panics.
+struct Told(Setting, u64, CUresult);
+
+impl Drop for Told {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            let call = reading().refused.unwrap_or("none yet");
+            eprintln!("{}, call {} ({call}) failed with {:?}", self.0, self.1, self.2);
+        }
+    }
+}
+
+/// One request that takes several handles: whichever mapping fails, all handles and mappings before it are undone.
+#[test]
+#[cfg(feature = "backend-caching")]
+fn any_mapping_of_several_fails_and_all_are_undone() {
+    let pool_of = |driver: &Driver| {
+        let device = Device::new(driver, 0).unwrap();
+        let dials = Dials::default().handle_bytes_max(2 * MIB);
+        let pool = Pool::builder(&device).backend(BackendKind::Caching).dials(dials).build().unwrap();
+        let stream = Stream::new(&device).unwrap();
+        (pool, stream)
+    };
+    let plain = new_driver();
+    let driver = metered(&plain);
+    let (pool, stream) = pool_of(&driver);
+    let before = reading();
+    drop(pool.alloc(10 * MIB, &stream).unwrap());
+    let calls = reading().since(&before).calls;
+    assert_eq!((calls.cuMemCreate, calls.cuMemMap), (5, 5));
+    let first = before.calls.total();
+    let total = calls.total();
+    drop((pool, stream, driver));
+    let mut refused = Vec::new();
+    for nth in 1..=total {
+        let plain = new_driver();
+        let driver = metered_and_failing(&plain, first + nth, CUresult::CUDA_ERROR_OPERATING_SYSTEM);
+        let (pool, stream) = pool_of(&driver);
+        assert_eq!(reading().refused, None, "the request's own calls");
+        let outcome = pool.alloc(10 * MIB, &stream);
+        refused.extend(reading().refused);
+        if outcome.is_err()
+            && matches!(reading().refused, Some("cuMemCreate" | "cuMemMap" | "cuMemSetAccess"))
+        {
+            let report = plain.simulator().unwrap().report();
+            assert_eq!((report.handle_count, pool.status().unwrap().reserved_bytes), (0, 0));
+            pool.check().unwrap();
+        }
+        drop(outcome);
+        drop(pool.alloc(10 * MIB, &stream).unwrap());
+    }
+    assert_eq!(refused.iter().filter(|call| **call == "cuMemMap").count(), 5, "{refused:?}");
+}
+
+/// What another process takes is met by giving back and asking again, not by an error, as long as that can help.
+#[test]
+fn memory_taken_by_another_process_is_no_error_while_something_can_be_given_back() {
+    let all = settings(&Device::new(&new_driver(), 0).unwrap());
+    for setting in all.into_iter().filter(|setting| setting.backend != BackendKind::None) {
+        let driver = new_driver();
+        let sim = driver.simulator().unwrap();
+        let device = Device::new(&driver, 0).unwrap();
+        let pool = setting.builder(&device).build().unwrap();
+        let (home, other) = (Stream::new(&device).unwrap(), Stream::new(&device).unwrap());
+        // Cached in pieces that no request below fits into, on another stream, with work behind them.
+        let blocks: Vec<Block> = (0..12).map(|_| pool.alloc(3 * MIB, &other).unwrap()).collect();
+        for block in &blocks {
+            let _bound = device.bind().unwrap();
+            // SAFETY: the block is alive until the work is done.
+            unsafe { driver.cuMemsetD8Async(block.address(), 1, 3 << 20, other.raw()).unwrap() };
+        }
+        drop(blocks);
+        assert!(sim.take_memory(0, DEVICE_BYTES) > 0);
+        assert_eq!(device.memory_info().unwrap().free_bytes, 0);
+        for size_bytes in [3 * MIB, 20 * MIB, 1000, 5 * MIB + 1, 30 * MIB] {
+            let block = pool.alloc(size_bytes, &home);
+            let block = block.unwrap_or_else(|error| panic!("{setting}, {size_bytes} bytes: {error}"));
+            pool.check().unwrap();
+            drop(block);
+            // Whatever was given back for it, the other process takes too.
+            sim.take_memory(0, DEVICE_BYTES / 256);
+        }
+        let error = pool.alloc(100 * MIB, &home).unwrap_err();
+        assert!(matches!(error, PoolError::OutOfMemory(_)), "{setting}: {error:?}");
+        sim.return_memory(0, u64::MAX);
+        drop(pool.alloc(100 * MIB, &home).unwrap());
+    }
+}
