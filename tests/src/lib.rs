@@ -3,6 +3,8 @@
 pub mod backends;
 pub mod bench;
 pub mod cases;
+pub mod counted;
+pub mod crowd;
 pub mod gate;
 pub mod meter;
 pub mod model;

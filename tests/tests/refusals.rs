@@ -3,6 +3,7 @@
 //! process takes is met by giving back and asking again.
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+#![allow(clippy::print_stderr, reason = "a test that fails says where")]
 
 use gpumem_tests::backends::{Setting, settings};
 use gpumem_tests::meter::{metered, metered_and_failing, reading};

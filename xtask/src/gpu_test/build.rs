@@ -11,7 +11,7 @@ use std::collections::BTreeSet;
 use std::process::Command;
 
 const PACKAGE: &str = "gpumem-tests";
-const EXAMPLES: [(&str, &str); 2] = [("gpumem-adapt", "train"), (PACKAGE, "stress")];
+const EXAMPLES: [(&str, &str); 3] = [("gpumem-adapt", "train"), (PACKAGE, "stress"), (PACKAGE, "crowd")];
 
 /// Builds every program.
 pub(super) fn suites() -> Result<Vec<Suite>> {

@@ -76,6 +76,27 @@ pub(super) fn climb(
 ) -> Result<Option<Piece>, PoolError> {
     let _relaxed = Relaxed::enter(shared.device.driver())?;
     let _bound = shared.device.enter()?;
+    let deadline = Instant::now() + shared.dials.wait_deadline;
+    loop {
+        let before = shared.begin_look();
+        lack.attempts.clear();
+        if let Some(piece) = climb_once(shared, request, least_bytes, lack)? {
+            return Ok(Some(piece));
+        }
+        // What others had in their hands while this looked may be free now.
+        if !shared.may_look_again(&before, least_bytes) || Instant::now() >= deadline {
+            return Ok(None);
+        }
+        std::thread::yield_now();
+    }
+}
+
+fn climb_once(
+    shared: &Shared,
+    request: &Request,
+    least_bytes: u64,
+    lack: &mut Lack,
+) -> Result<Option<Piece>, PoolError> {
     let least = Request { size_bytes: least_bytes.min(request.size_bytes), ..*request };
     let rungs = RUNGS.iter().map(|rung| (rung, request)).chain(LAST_RUNGS.iter().map(|rung| (rung, &least)));
     let mut free_bytes = shared.core().heap.free_bytes(request.slot);

@@ -11,7 +11,9 @@
 //! | `remains` | the heap of a pool that is gone |
 //!
 //! *Locks.* The heap has one, `core`. Whoever holds it calls the driver at most for physical memory. The front's locks are
-//! never taken while it is held.
+//! never taken while it is held. Who drains others holds `draining` from what he takes out to where he puts it, and takes
+//! `core` inside. So what is free is in the front or in the heap whenever anybody looks, but for what other threads
+//! allocate and free meanwhile; after a look that found nothing the ladder asks whether they did.
 
 mod addresses;
 mod books;
@@ -45,7 +47,7 @@ use crate::stream::Stream;
 use core::sync::atomic::AtomicBool;
 pub(super) use guarded::Core;
 pub(super) use refusal::Lack;
-use std::sync::{Arc, Weak};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
 pub(super) struct Shared {
     /// The front's number, by which threads find their sets.
@@ -61,6 +63,7 @@ pub(super) struct Shared {
     ranges: [(u64, u64); 2],
     front: Front<Stamp>,
     core: Gate<Core>,
+    draining: Mutex<()>,
 }
 
 impl Shared {
@@ -92,6 +95,7 @@ impl Shared {
                 counters: Counters::default(),
                 out_peak_bytes: 0,
             }),
+            draining: Mutex::new(()),
         });
         if limits.soft_bytes().is_some() {
             shared.hear_of_waits();
@@ -126,7 +130,7 @@ impl Shared {
         }
         let class_bytes = class.size_bytes();
         let request = Request { size_bytes: class_bytes, alignment: UNIT_BYTES, slot };
-        self.climb(&request, class_bytes, size_bytes, &Recent::new())
+        self.climb(&request, class_bytes, size_bytes, None)
     }
 
     /// What no magazine keeps: large blocks, and aligned ones.
@@ -147,8 +151,7 @@ impl Shared {
             alignment: heap_alignment,
             slot: if self.is_for_host() { Slot::NOBODY } else { stream.slot() },
         };
-        let recent = thread::with_near(self.id, stream.id().0, |set| set.take_recent());
-        let piece = self.climb(&request, least_bytes, size_bytes, &recent.unwrap_or(Recent::new()))?;
+        let piece = self.climb(&request, least_bytes, size_bytes, Some(stream.id()))?;
         thread::with_near(self.id, stream.id().0, |set| set.note_out(piece.record));
         Ok(of_heap(Piece { address: piece.address.next_multiple_of(alignment), ..piece }))
     }
@@ -183,8 +186,8 @@ impl Shared {
     /// The last few make way.
     fn free_large(&self, freed: &Freed) -> bool {
         let Some(large) = self.large(&freed.piece, freed.size_bytes, freed.home) else { return false };
-        if let Some(recent) = self.with_set(freed.home, |set| set.take_recent()) {
-            self.give_recent(&recent);
+        if self.with_set(freed.home, |set| set.has_recent()) == Some(true) {
+            self.core().give_recent(&self.take_recent(freed.home));
         }
         // Last of all: it counts.
         thread::with_near(self.id, freed.home.0, |set| set.put_large(large)) == Some(true)
@@ -200,10 +203,10 @@ impl Shared {
         (size_bytes > Class::SIZE_BYTES_MAX && stamp != Stamp::NONE && !self.is_for_host()).then_some(large)
     }
 
-    fn give_recent(&self, recent: &Recent) {
-        if !recent.as_slice().is_empty() {
-            self.core().give_recent(recent);
-        }
+    /// What this thread's set of a stream keeps beyond the classes. Called with the heap locked: whoever looks for memory
+    /// finds it in the set or in the heap, and never in somebody's hands.
+    fn take_recent(&self, stream: StreamId) -> Recent {
+        thread::with_near(self.id, stream.0, |set| set.take_recent()).unwrap_or(Recent::new())
     }
 
     fn give(&self, freed: &Freed) {
@@ -244,10 +247,12 @@ impl Shared {
         request: &Request,
         least_bytes: u64,
         size_bytes: u64,
-        recent: &Recent,
+        recent_of: Option<StreamId>,
     ) -> Result<Piece, PoolError> {
         let mut core = self.core();
-        core.give_recent(recent);
+        if let Some(stream) = recent_of {
+            core.give_recent(&self.take_recent(stream));
+        }
         if let Some(piece) = core.heap.take_ready(request, self.clocks()) {
             core.count_out(size_bytes);
             return Ok(piece);
@@ -275,8 +280,10 @@ impl Shared {
         Ok(piece)
     }
 
-    /// Says whether there was anything.
+    /// Says whether there was anything. Of those who drain, one after another gives to the heap what he has taken: whoever
+    /// comes next finds it there.
     pub(super) fn drain_own(&self) -> bool {
+        let _turn = self.draining();
         let mut spill = Vec::new();
         thread::each_set(self.id, |set| {
             self.front.drain_own(set, |stream| self.stamp_of(stream), &mut spill)
@@ -286,26 +293,32 @@ impl Shared {
 
     /// The same, of blocks beyond the classes only.
     pub(super) fn drain_own_recent(&self) -> bool {
-        let mut is_any = false;
+        let (mut is_any, mut core) = (false, self.core());
         thread::each_set(self.id, |set| {
             let recent = set.take_recent();
             is_any |= !recent.as_slice().is_empty();
-            self.give_recent(&recent);
+            core.give_recent(&recent);
         });
         is_any
     }
 
     /// The same, of all threads.
     pub(super) fn drain_all_recent(&self) -> bool {
+        let _turn = self.draining();
         let mut spill = Vec::new();
         self.front.drain_recent(&mut spill);
         self.give_all(spill)
     }
 
     pub(super) fn drain_all(&self) -> bool {
+        let _turn = self.draining();
         let mut spill = Vec::new();
         self.front.drain(|stream| self.stamp_of(stream), &mut spill);
         self.give_all(spill)
+    }
+
+    fn draining(&self) -> MutexGuard<'_, ()> {
+        self.draining.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn give_all(&self, spill: Spill<Stamp>) -> bool {

@@ -1,6 +1,7 @@
 //! How a pool takes memory before it is asked for, and gives back what nobody needs.
 
 use super::{Lack, Shared};
+use crate::backend::Counts;
 use crate::backend::caching::heap::Heap;
 use crate::clock::Slot;
 use crate::context::Relaxed;
@@ -79,6 +80,21 @@ impl Shared {
         heap.reserved_bytes().saturating_add(self.access.dues().room_bytes())
     }
 
+    /// Before memory is looked for everywhere.
+    pub(in super::super) fn begin_look(&self) -> Look {
+        Look { counts: self.counts() }
+    }
+
+    /// Whether a look that found nothing may find something now: others have allocated or freed meanwhile, and what
+    /// blocks have leaves room for so many bytes.
+    pub(in super::super) fn may_look_again(&self, before: &Look, size_bytes: u64) -> bool {
+        let counts = self.counts();
+        let moves = |counts: &Counts| (counts.allocation_count, counts.block_count);
+        let whole_bytes = self.limits.hard_bytes().unwrap_or(self.device.total_bytes());
+        moves(&before.counts) != moves(&counts)
+            && counts.in_use_bytes.saturating_add(size_bytes) <= whole_bytes
+    }
+
     /// Other pools under a limit that keeps this one from growing, ready to give back what they keep unused once the
     /// device has been waited for.
     pub(in super::super) fn short_family(&self) -> Vec<Arc<dyn Member>> {
@@ -101,6 +117,11 @@ impl Shared {
             self.device.upkeep().add_pool(waiting);
         }
     }
+}
+
+/// What there was before a look.
+pub(in super::super) struct Look {
+    counts: Counts,
 }
 
 impl Waiting for Shared {

@@ -1,0 +1,190 @@
+//! A driver that counts what is allocated through it, to the byte and at any moment, apart from anything that a pool says.
+//!
+//! A C function pointer knows nothing but what is everybody's: one driver of a process at a time is counted.
+
+use crate::pool::MemoryKind;
+use crate::sys::types::{
+    CUdeviceptr, CUmemAllocationProp, CUmemGenericAllocationHandle, CUmemoryPool, CUstream,
+};
+use crate::sys::{CUresult, Driver, Table};
+use core::ffi::{c_uint, c_ulonglong, c_void};
+use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+/// What is allocated through the driver that it was made for. Dropped, another can be counted.
+#[derive(Debug)]
+pub struct Counted {
+    /// The driver that counts.
+    pub driver: Driver,
+    _turn: MutexGuard<'static, ()>,
+}
+
+impl Counted {
+    /// Counts from here on; waits until nobody else does.
+    #[must_use]
+    pub fn new(driver: &Driver) -> Self {
+        static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
+        let turn = ONE_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner);
+        *lock(&REAL) = Some(*driver.table());
+        lock(&SIZES).clear();
+        for sum in &SUMS {
+            sum.held_bytes.store(0, Ordering::SeqCst);
+            sum.peak_bytes.store(0, Ordering::SeqCst);
+        }
+        // SAFETY: each function calls the one that it replaces, with the same arguments.
+        let driver = unsafe { driver.with_table(install) };
+        Self { driver, _turn: turn }
+    }
+
+    /// What is held of a kind of memory now.
+    #[must_use]
+    pub fn held_bytes(&self, kind: MemoryKind) -> u64 {
+        sum(kind).held_bytes.load(Ordering::SeqCst)
+    }
+
+    /// The most that was ever held of it at one moment.
+    #[must_use]
+    pub fn peak_bytes(&self, kind: MemoryKind) -> u64 {
+        sum(kind).peak_bytes.load(Ordering::SeqCst)
+    }
+}
+
+struct Sum {
+    held_bytes: AtomicU64,
+    peak_bytes: AtomicU64,
+}
+
+impl Sum {
+    const fn new() -> Self {
+        Self { held_bytes: AtomicU64::new(0), peak_bytes: AtomicU64::new(0) }
+    }
+}
+
+static SUMS: [Sum; 3] = [Sum::new(), Sum::new(), Sum::new()];
+static REAL: Mutex<Option<Table>> = Mutex::new(None);
+/// By what the driver calls it by: an address, or a handle of physical memory.
+static SIZES: Mutex<BTreeMap<(Named, u64), (MemoryKind, u64)>> = Mutex::new(BTreeMap::new());
+
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+enum Named {
+    Address,
+    Handle,
+}
+
+fn sum(kind: MemoryKind) -> &'static Sum {
+    match kind {
+        MemoryKind::Unified => &SUMS[1],
+        MemoryKind::Host => &SUMS[2],
+        _ => &SUMS[0],
+    }
+}
+
+fn lock<T>(place: &'static Mutex<T>) -> MutexGuard<'static, T> {
+    place.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+fn add(named: Named, name: u64, kind: MemoryKind, size_bytes: u64) {
+    lock(&SIZES).insert((named, name), (kind, size_bytes));
+    let held_bytes = sum(kind).held_bytes.fetch_add(size_bytes, Ordering::SeqCst) + size_bytes;
+    sum(kind).peak_bytes.fetch_max(held_bytes, Ordering::SeqCst);
+}
+
+/// The name may be somebody else's as soon as the driver has taken the memory back; the bytes are held until then.
+fn remove(named: Named, name: u64, give_back: impl FnOnce() -> CUresult) -> CUresult {
+    let known = lock(&SIZES).remove(&(named, name));
+    let code = give_back();
+    if let Some((kind, size_bytes)) = known {
+        match code {
+            CUresult::CUDA_SUCCESS => {
+                sum(kind).held_bytes.fetch_sub(size_bytes, Ordering::SeqCst);
+            }
+            _ => {
+                lock(&SIZES).insert((named, name), (kind, size_bytes));
+            }
+        }
+    }
+    code
+}
+
+fn real() -> Table {
+    lock(&REAL).unwrap_or_default()
+}
+
+macro_rules! wrapped {
+    ($($name:ident($($arg:ident: $type:ty),*) $body:expr;)*) => {
+        fn install(table: &mut Table) {
+            $(table.$name = table.$name.map(|_| stand_in::$name as _);)*
+        }
+
+        #[allow(non_snake_case, reason = "the driver's names")]
+        mod stand_in {
+            use super::*;
+
+            $(pub(super) unsafe extern "C" fn $name($($arg: $type),*) -> CUresult {
+                let Some(real) = real().$name else { return CUresult::CUDA_ERROR_NOT_INITIALIZED };
+                // SAFETY: the caller's promises are those of the function that this stands in for.
+                let call = || unsafe { real($($arg),*) };
+                let counted: fn(&dyn Fn() -> CUresult, $($type),*) -> CUresult = $body;
+                counted(&call, $($arg),*)
+            })*
+        }
+    };
+}
+
+/// Counts what a call has made, if it has.
+fn made(code: CUresult, count: impl FnOnce()) -> CUresult {
+    if code == CUresult::CUDA_SUCCESS {
+        count();
+    }
+    code
+}
+
+/// What the driver has written where its caller asked for it.
+fn at<T: Copy>(place: *mut T) -> T {
+    // SAFETY: the call has succeeded, so the place was good and is written.
+    unsafe { *place }
+}
+
+wrapped! {
+    cuMemCreate(handle: *mut CUmemGenericAllocationHandle, size: usize, prop: *const CUmemAllocationProp, flags: c_ulonglong)
+        |call, handle, size, _, _| made(call(), || add(Named::Handle, at(handle), MemoryKind::Device, size as u64));
+    cuMemRelease(handle: CUmemGenericAllocationHandle)
+        |call, handle| remove(Named::Handle, handle, call);
+    cuMemAlloc_v2(address: *mut CUdeviceptr, size: usize)
+        |call, address, size| made(call(), || add(Named::Address, at(address), MemoryKind::Device, size as u64));
+    cuMemAllocManaged(address: *mut CUdeviceptr, size: usize, flags: c_uint)
+        |call, address, size, _| made(call(), || add(Named::Address, at(address), MemoryKind::Unified, size as u64));
+    cuMemAllocFromPoolAsync(address: *mut CUdeviceptr, size: usize, pool: CUmemoryPool, stream: CUstream)
+        |call, address, size, _, _| made(call(), || add(Named::Address, at(address), MemoryKind::Device, size as u64));
+    cuMemFree_v2(address: CUdeviceptr)
+        |call, address| remove(Named::Address, address, call);
+    cuMemFreeAsync(address: CUdeviceptr, stream: CUstream)
+        |call, address, _| remove(Named::Address, address, call);
+    cuMemHostAlloc(place: *mut *mut c_void, size: usize, flags: c_uint)
+        |call, place, size, _| made(call(), || add(Named::Address, at(place) as u64, MemoryKind::Host, size as u64));
+    cuMemFreeHost(place: *mut c_void)
+        |call, place| remove(Named::Address, place as u64, call);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::pool::{BackendKind, Device, Pool, Stream};
+    use crate::sys::SimConfig;
+
+    #[test]
+    fn every_byte_is_counted_where_it_belongs() {
+        let counted = Counted::new(&Driver::sim(SimConfig::new()).unwrap());
+        let device = Device::new(&counted.driver, 0).unwrap();
+        let stream = Stream::new(&device).unwrap();
+        for kind in [MemoryKind::Device, MemoryKind::Unified, MemoryKind::Host] {
+            let before_bytes = counted.held_bytes(kind);
+            let pool = Pool::builder(&device).backend(BackendKind::None).kind(kind).build().unwrap();
+            let blocks = [1000, 5000].map(|size_bytes| pool.alloc(size_bytes, &stream).unwrap());
+            assert_eq!(counted.held_bytes(kind) - before_bytes, 6000, "{kind}");
+            drop(blocks);
+            assert_eq!((counted.held_bytes(kind), counted.peak_bytes(kind)), (before_bytes, 6000), "{kind}");
+        }
+    }
+}
