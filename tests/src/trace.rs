@@ -8,6 +8,7 @@
 mod error;
 mod header;
 mod read;
+mod recorded;
 mod synthetic;
 
 pub use error::TraceError;
@@ -51,6 +52,8 @@ pub struct Trace {
     slot_count: u32,
     stream_count: u16,
     peaks: Peaks,
+    /// What is missing in a recording.
+    notes: Vec<String>,
 }
 
 /// The most bytes there were at a time.
@@ -137,10 +140,12 @@ impl Trace {
         self
     }
 
-    /// What the header says of the events that they do not bear out, such as a count in a file that was cut.
+    /// What the header says of the events that they do not bear out, such as a count in a file that was cut; and what is
+    /// missing in a recording.
     #[must_use]
     pub fn disagreements(&self) -> Vec<String> {
-        self.header.disagreements(self.events.len() as u64, self.peaks)
+        let stated = self.header.disagreements(self.events.len() as u64, self.peaks);
+        self.notes.iter().cloned().chain(stated).collect()
     }
 }
 
@@ -216,7 +221,7 @@ impl Builder {
         });
         let events: Vec<Event> = events.collect();
         let peaks = peaks(&events, slot_count);
-        Trace { header, events, slot_count, stream_count: self.stream_count, peaks }
+        Trace { header, events, slot_count, stream_count: self.stream_count, peaks, notes: Vec::new() }
     }
 }
 

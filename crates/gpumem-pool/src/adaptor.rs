@@ -29,6 +29,7 @@ mod limit;
 mod stack;
 mod tracking;
 
+pub use crate::trace::Trace;
 pub use failures::Failures;
 pub use fallback::Fallback;
 pub use fill::Fill;
@@ -50,7 +51,7 @@ use crate::stream::Stream;
 use core::fmt;
 
 /// One behaviour around what a pool hands out; see [`PoolBuilder::adaptor`](crate::PoolBuilder::adaptor) and the ones that
-/// are there: [`Budget`], [`Failures`], [`Guard`], [`Fill`], [`Tracking`], [`Fallback`].
+/// are there: [`Budget`], [`Failures`], [`Guard`], [`Fill`], [`Tracking`], [`Fallback`], [`Trace`].
 ///
 /// Hooks are called by any threads at once, `free` inside of drops. They may use this crate in any way, other pools
 /// included; using the very pool that calls them calls them again.
@@ -94,6 +95,11 @@ pub trait Adaptor: Send + Sync {
     /// What errors and `Debug` call it.
     fn name(&self) -> &str {
         core::any::type_name::<Self>()
+    }
+
+    /// A pool is made with it.
+    fn open(&self, pool: PoolId, device: &Device) {
+        let _ = (pool, device);
     }
 
     /// Memory for a request: from `next`, usually, or from another pool ([`Grant::from_block`]).
@@ -145,6 +151,10 @@ pub struct PoolId(u64);
 impl PoolId {
     /// Of a pool without adaptors, which nobody asks.
     pub(crate) const NONE: Self = Self(0);
+
+    pub(crate) fn number(self) -> u64 {
+        self.0
+    }
 }
 
 impl fmt::Display for PoolId {

@@ -112,6 +112,11 @@ impl Clocks {
         core::iter::once(self.stamp_of(home)).chain(used).filter(|stamp| !self.is_complete(*stamp))
     }
 
+    /// The stream that has a slot, or had it last.
+    pub(crate) fn stream_in(&self, slot: Slot) -> StreamId {
+        self.epochs.stream_in(slot)
+    }
+
     /// The slots that [`uses`] tells of.
     pub(crate) fn used(&self, uses: u64) -> impl Iterator<Item = Slot> + use<> {
         uses::slots(uses, self.slot_count.load(Ordering::Acquire))

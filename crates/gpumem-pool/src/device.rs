@@ -9,6 +9,7 @@ use crate::bytes::Bytes;
 use crate::clock::Clocks;
 use crate::context::{Bound, Handle, Relaxed};
 use crate::error::{PoolError, is_sticky};
+use crate::trace::Watch;
 use crate::upkeep::Upkeep;
 use core::ffi::{CStr, c_char, c_int};
 use core::fmt;
@@ -40,6 +41,7 @@ struct Inner {
     clocks: Arc<Clocks>,
     own: WeakDevice,
     upkeep: Upkeep,
+    watch: Watch,
     account: Arc<Account>,
     /// What killed the context, once that has been seen.
     lost: OnceLock<DriverError>,
@@ -105,6 +107,7 @@ impl Device {
             clocks,
             own: WeakDevice(own.clone()),
             upkeep: Upkeep::default(),
+            watch: Watch::default(),
             account: Arc::new(Account::new(total_bytes)),
             lost: OnceLock::new(),
             ordinal,
@@ -189,7 +192,9 @@ impl Device {
     /// What the driver says, the failure of earlier work included.
     pub fn synchronize(&self) -> Result<(), PoolError> {
         self.check_runs("waiting for the device")?;
-        Ok(self.finish_with_upkeep()?)
+        self.finish_with_upkeep()?;
+        self.watch().device_done();
+        Ok(())
     }
 
     /// Makes the context current on this thread until the guard is dropped, which brings back what was current before.
@@ -259,6 +264,10 @@ impl Device {
     /// What its pools hold.
     pub(crate) fn account(&self) -> &Arc<Account> {
         &self.0.account
+    }
+
+    pub(crate) fn watch(&self) -> &Watch {
+        &self.0.watch
     }
 
     pub(crate) fn upkeep(&self) -> &Upkeep {

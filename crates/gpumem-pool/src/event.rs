@@ -70,7 +70,9 @@ impl Event {
         if stream.device() != self.device() {
             return Err(PoolError::wrong_device(self.device(), stream.device()));
         }
-        Ok(self.queue_record(stream)?)
+        self.queue_record(stream)?;
+        self.device.watch().mark(self.raw(), stream.id());
+        Ok(())
     }
 
     /// Whether the mark has been passed. True for one that was never recorded. Never waits.
@@ -88,6 +90,9 @@ impl Event {
             complete(self.device.noting(unsafe { self.device.driver().cuEventQuery(self.raw.0) }))?;
         if let Some(covered) = covered.as_ref().filter(|_| is_complete) {
             self.clocks().raise_complete(covered);
+        }
+        if is_complete {
+            self.device.watch().mark_done(self.raw());
         }
         Ok(is_complete)
     }
@@ -114,6 +119,7 @@ impl Event {
         }
         drop(after);
         self.device.after_wait();
+        self.device.watch().mark_done(self.raw());
         Ok(())
     }
 

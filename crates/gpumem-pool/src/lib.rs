@@ -18,7 +18,7 @@
 //! | `options`, `limit`, `dials` | [`PoolBuilder`], [`BackendKind`], [`Limit`], [`Profile`] and [`Dials`] |
 //! | `status`, `bytes`, `error` | what a pool says of itself; `out_of_memory`: why it refused, with advice |
 //! | `reclaim` | [`Reclaimable`]: what a program can do without when memory is short |
-//! | [`adaptor`] | behaviour around a pool: budgets, failures on purpose, guards, fills, tracking, another pool |
+//! | [`adaptor`], [`trace`] | behaviour around a pool: budgets, failures on purpose, guards, fills, tracking, another pool, a record of it all |
 //! | `backend` | where the bytes come from: `caching`, `native`, `none`; `upkeep`: what pools leave to their device |
 //!
 //! ```
@@ -107,6 +107,7 @@ mod state;
 mod status;
 #[allow(unsafe_code)]
 mod stream;
+pub mod trace;
 #[allow(unsafe_code)]
 mod unified;
 #[cfg_attr(

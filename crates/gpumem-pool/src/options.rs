@@ -8,6 +8,7 @@
 //! | backend | [`PoolBuilder::backend`] | `GPUMEM_POOL` | the first of `caching`, `native` and `none` that is built and works |
 //! | profile | [`PoolBuilder::profile`], dial by dial [`PoolBuilder::dials`] | `GPUMEM_PROFILE` | `balanced` |
 //! | hard limit | [`PoolBuilder::hard_limit`] | `GPUMEM_HARD_LIMIT` | none |
+//! | trace | [`PoolBuilder::adaptor`] with a [`Trace`] | `GPUMEM_TRACE` | none |
 //! | soft limit | [`PoolBuilder::soft_limit`] | `GPUMEM_SOFT_LIMIT` | none |
 //!
 //! The builder wins over the environment, and the environment, which only `from_env` reads, over the default.
@@ -21,6 +22,7 @@ use crate::kind::MemoryKind;
 use crate::limit::{FORMS, Limit};
 use crate::out_of_memory::{Observer, OutOfMemory};
 use crate::pool::Pool;
+use crate::trace::Trace;
 use core::fmt;
 use core::str::FromStr;
 use gpumem_sys::env::{self, EnvError};
@@ -44,6 +46,8 @@ pub struct PoolBuilder {
     pub(crate) oversubscribes: bool,
     /// Whether the host may use the memory, as the device says.
     pub(crate) is_for_host: bool,
+    /// Around all of them.
+    pub(crate) trace: Option<Arc<Trace>>,
     /// What the pool's memory counts against, beside its own limit.
     pub(crate) family: Option<Arc<Family>>,
     pub(crate) observer: Option<Observer>,
@@ -83,6 +87,7 @@ impl PoolBuilder {
             handle_use: HandleUse::default(),
             plain_segments: false,
             adaptors: Vec::new(),
+            trace: None,
             oversubscribes: false,
             is_for_host: false,
             family: None,
@@ -111,6 +116,7 @@ impl PoolBuilder {
             soft_limit: parse(&read, "GPUMEM_SOFT_LIMIT", &format!("use {FORMS}"))?,
             dials: parse(&read, "GPUMEM_PROFILE", "use `fast`, `balanced` or `tight`")?
                 .map_or_else(Dials::default, Dials::of),
+            trace: read("GPUMEM_TRACE")?.map(trace).transpose()?,
             ..Self::new(device)
         })
     }
@@ -247,6 +253,15 @@ impl PoolBuilder {
     pub fn build(self) -> Result<Pool, PoolError> {
         Pool::build(self)
     }
+}
+
+/// Pools of one process record into one file.
+fn trace(path: String) -> Result<Arc<Trace>, EnvError> {
+    Trace::shared(path.as_ref()).map_err(|error| EnvError::BadValue {
+        name: "GPUMEM_TRACE",
+        value: path,
+        expected: format!("name a file that can be written ({error})"),
+    })
 }
 
 /// The variable's value, with its name in the error: who set it should find it.

@@ -66,6 +66,7 @@ impl Pool {
         options.family = Some(Arc::clone(&family));
         let limits = Limits::new(family, soft_limit_bytes);
         let backend = Backend::new(&options, &limits)?;
+        options.adaptors.extend(options.trace.take().map(|trace| trace as _));
         let peers = options.peers.clone();
         let pool = Self(StateRef::new(options, backend, limits));
         peers.iter().try_for_each(|peer| pool.enable_peer_access(peer))?;

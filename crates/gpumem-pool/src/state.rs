@@ -60,6 +60,9 @@ impl StateRef {
     pub(crate) fn new(setup: PoolBuilder, backend: Backend, limits: Limits) -> Self {
         let device = setup.device.clone();
         let stack = Stack::new(&setup.adaptors);
+        if let Some(stack) = &stack {
+            stack.open(&device);
+        }
         let state = State {
             clocks: Arc::clone(device.clocks()),
             device,

@@ -109,6 +109,7 @@ impl Stream {
         self.device().upkeep().before_wait();
         self.finish()?;
         self.device().after_wait();
+        self.device().watch().stream_done(self.id());
         Ok(())
     }
 
@@ -128,6 +129,7 @@ impl Stream {
             complete(self.device().noting(unsafe { self.device().driver().cuStreamQuery(self.raw()) }))?;
         if is_complete {
             self.clocks().saw(observation);
+            self.device().watch().stream_done(self.id());
         }
         Ok(is_complete)
     }
@@ -145,7 +147,9 @@ impl Stream {
         if self.defers_wait(event)? {
             return Ok(());
         }
-        Ok(event.make_wait(self)?)
+        event.make_wait(self)?;
+        self.device().watch().wait_for_mark(self.id(), event.raw());
+        Ok(())
     }
 
     /// Makes work queued on this stream from now on wait, on the device, for everything queued on the other so far.
@@ -160,7 +164,9 @@ impl Stream {
         if self.defers_wait_for(other)? {
             return Ok(());
         }
-        Ok(self.queue_wait_for(other)?)
+        self.queue_wait_for(other)?;
+        self.device().watch().wait(self.id(), other.id());
+        Ok(())
     }
 
     pub(crate) fn finish(&self) -> Result<(), DriverError> {

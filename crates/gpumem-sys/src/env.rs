@@ -35,6 +35,10 @@ pub const VARIABLES: &[Variable] = &[
         meaning: "100M, 1.5GiB, 50%, 10000: the pool never hands out more",
     },
     Variable {
+        name: "GPUMEM_TRACE",
+        meaning: "a file, %p in it is the process: what pools are asked for is recorded, for `cargo xtask replay`",
+    },
+    Variable {
         name: "GPUMEM_SIM_SEED",
         meaning: "a number: the order in which the software driver runs queued work",
     },

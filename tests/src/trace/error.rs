@@ -1,5 +1,6 @@
 //! Why a trace can't be read, and where.
 
+use crate::pool::trace::ReadError;
 use std::io;
 use std::path::PathBuf;
 
@@ -29,6 +30,9 @@ pub enum Problem {
     /// Compressed data ends in the middle, or is damaged.
     #[error("the compressed data is cut short or damaged ({0}); copy the file again")]
     Damaged(io::Error),
+    /// It begins like a recording, and is none that can be read.
+    #[error("{0}")]
+    Recording(#[from] ReadError),
     /// The first line is not a header.
     #[error("no header: a trace begins with a line `#{{\"format\":1,…}}`")]
     NoHeader,

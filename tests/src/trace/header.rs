@@ -38,6 +38,12 @@ impl Header {
         Self { name: name.into(), what: what.into(), ..Self::default() }
     }
 
+    /// For one that `GPUMEM_TRACE` recorded.
+    pub(super) fn recorded(name: &str, run_seconds: f64) -> Self {
+        let what = "recorded with GPUMEM_TRACE".into();
+        Self { name: name.into(), what, run_seconds: Some(run_seconds), ..Self::default() }
+    }
+
     pub(super) fn parse(line: &[u8], file_name: &str) -> Result<Self, Problem> {
         let json = line.strip_prefix(b"#").ok_or(Problem::NoHeader)?;
         // The version first: another one may look different in every other way.

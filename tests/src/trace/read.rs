@@ -1,7 +1,8 @@
-//! Reads a trace: text or gzip, told apart by their first bytes. Nothing in a file makes it panic or grow without bound.
+//! Reads a trace: text, gzip or a recording, told apart by their first bytes. Nothing in a file makes it panic or grow without bound.
 
 use super::error::{Problem, TraceError};
-use super::{Builder, Header, Trace};
+use super::{Builder, Header, Trace, recorded};
+use crate::pool::trace::is_trace;
 use flate2::bufread::MultiGzDecoder;
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
@@ -31,11 +32,12 @@ impl Trace {
     pub fn read_from(mut source: impl BufRead, path: impl AsRef<Path>) -> Result<Self, TraceError> {
         let path = path.as_ref();
         let mut line = 1;
-        let is_gzip = source.fill_buf().map(|bytes| bytes.starts_with(&GZIP_MAGIC));
-        let trace = match is_gzip {
+        let start = source.fill_buf().map(|bytes| (bytes.starts_with(&GZIP_MAGIC), is_trace(bytes)));
+        let trace = match start {
             Err(error) => Err(Problem::Io(error)),
-            Ok(true) => read(BufReader::new(MultiGzDecoder::new(source)), path, &mut line),
-            Ok(false) => read(source, path, &mut line),
+            Ok((true, _)) => read(BufReader::new(MultiGzDecoder::new(source)), path, &mut line),
+            Ok((false, true)) => recorded::read(source, stem(path)),
+            Ok((false, false)) => read(source, path, &mut line),
         };
         trace.map_err(|problem| TraceError { file: path.into(), line, problem })
     }
@@ -203,4 +205,4 @@ const HEADER_BYTES_MAX: usize = 16 << 20;
 const LINE_BYTES_MAX: usize = 256;
 /// At 8 bytes while reading and 16 afterwards, and as much again for what is known of the blocks.
 const EVENT_COUNT_MAX: usize = 1 << 26;
-const STREAM_COUNT_MAX: usize = 1 << 10;
+pub(super) const STREAM_COUNT_MAX: usize = 1 << 10;

@@ -12,6 +12,7 @@
 
 mod churn;
 mod meter;
+mod traced;
 
 use churn::Plan;
 use gpumem_pool::sys::{Driver, Sim, SimConfig};
@@ -35,6 +36,7 @@ fn main() -> Outcome<()> {
     bench.pairs()?;
     bench.threads()?;
     bench.hand_over()?;
+    bench.adapted()?;
     bench.churn()
 }
 

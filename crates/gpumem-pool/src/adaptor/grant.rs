@@ -234,6 +234,18 @@ impl<'a> Release<'a> {
         self.pool
     }
 
+    /// The other streams that have used it.
+    pub fn users(&self) -> impl Iterator<Item = StreamId> + use<'a> {
+        let clocks = self.device.clocks();
+        let uses = if self.uses == 0 { None } else { Some(clocks.used(self.uses)) };
+        uses.into_iter().flatten().map(|slot| clocks.stream_in(slot))
+    }
+
+    /// Whether whoever dropped it knew that all uses are done.
+    pub(crate) fn is_complete(&self) -> bool {
+        self.is_complete.get()
+    }
+
     /// Queues work behind all uses of the memory, on its home stream, whose context is current in the call. False if that
     /// can't be done without waiting: home is gone, another library's or captures, or may not wait for one of the others.
     pub(super) fn queue(&self, work: impl FnOnce(&Driver, CUstream) -> Result<(), DriverError>) -> bool {

@@ -4,6 +4,7 @@ use super::grant::{Grant, Holding, Source};
 use super::{Adaptor, Change, PoolId, Request};
 use crate::alignment::check_alignment;
 use crate::backend::{Freed, Piece};
+use crate::device::Device;
 use crate::error::PoolError;
 use crate::state::StateRef;
 use crate::stream::Stream;
@@ -93,6 +94,11 @@ impl Stack {
 
     pub(super) fn adaptors(&self) -> &[Arc<dyn Adaptor>] {
         &self.adaptors
+    }
+
+    /// A pool has been made with it.
+    pub(crate) fn open(&self, device: &Device) {
+        self.adaptors.iter().for_each(|adaptor| adaptor.open(self.id, device));
     }
 
     /// The last handle goes.

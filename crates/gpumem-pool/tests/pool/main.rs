@@ -27,3 +27,4 @@ mod reclaim;
 mod segments;
 mod streams;
 mod threads;
+mod trace;

@@ -1,0 +1,62 @@
+//! What adaptors cost that are there: one that does nothing, and an event of a trace.
+
+use super::{Bench, Outcome, per};
+use gpumem_pool::adaptor::{Adaptor, Budget};
+use gpumem_pool::trace::Trace;
+use gpumem_pool::{Pool, Stream};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+/// Passes everything on.
+struct Nothing;
+
+impl Adaptor for Nothing {}
+
+/// Half a ring's events, so that none is dropped before the writer has been waited for.
+const PAIR_COUNT: u32 = 1000;
+
+impl Bench {
+    pub(super) fn adapted(&self) -> Outcome<()> {
+        let stream = Stream::new(&self.device)?;
+        let pool = |adaptor| self.builder().adaptor(adaptor).build();
+        let plain = pool(Arc::new(Nothing))?;
+        self.row(&self.name("pair_4KiB+nothing", 1), || best_of(|| pairs(&plain, &stream)))?;
+        let budgeted = pool(Arc::new(Budget::new(1 << 40)))?;
+        self.row(&self.name("pair_4KiB+budget", 1), || best_of(|| pairs(&budgeted, &stream)))?;
+        let path = std::env::temp_dir().join(format!("gpumem-bench-{}.trace", std::process::id()));
+        let trace = Trace::create(&path)?;
+        let traced = pool(trace.clone())?;
+        // Both in turns: the machine is the same for both then.
+        self.row(&self.name("trace_event", 1), || {
+            let (mut with, mut without) = (Duration::MAX, Duration::MAX);
+            for _ in 0..30 {
+                with = with.min(pairs(&traced, &stream)?);
+                without = without.min(pairs(&plain, &stream)?);
+                trace.flush(Duration::from_secs(1));
+            }
+            Ok(per(with.saturating_sub(without), 2 * PAIR_COUNT))
+        })?;
+        let dropped_count = trace.dropped_count();
+        std::fs::remove_file(path)?;
+        match dropped_count {
+            0 => Ok(()),
+            count => Err(format!("{count} events were dropped: the figure is not an event's").into()),
+        }
+    }
+}
+
+fn best_of(once: impl Fn() -> Outcome<Duration>) -> Outcome<f64> {
+    let mut best = Duration::MAX;
+    for _ in 0..30 {
+        best = best.min(once()?);
+    }
+    Ok(per(best, PAIR_COUNT))
+}
+
+fn pairs(pool: &Pool, stream: &Stream) -> Outcome<Duration> {
+    let start = Instant::now();
+    for _ in 0..PAIR_COUNT {
+        drop(pool.alloc(4 << 10, stream)?);
+    }
+    Ok(start.elapsed())
+}

@@ -1,0 +1,176 @@
+//! [`Trace`]: what a program asks of its pools, written to a file while it runs; [`Recording`]: such a file, read.
+//!
+//! ```text
+//! a thread ─▶ its ring (4096 events, nobody else's) ─▶ the writer's thread ─▶ chunks in the file
+//! ```
+//!
+//! An event is a clock reading and a few stores: no lock, no call of the driver or of the file's. A ring that is full, because
+//! the disk is slow or full, drops events and counts them. The writer empties the rings every 50 ms, or when one is half
+//! full, and each chunk is whole by itself: after a crash what had been written is read, and the end says how it ended.
+//!
+//! | file | noun |
+//! | --- | --- |
+//! | `event` | what happened, as the user reads it and as it lies in a ring |
+//! | `ring` | a thread's events on their way to the writer |
+//! | `recorder` | all rings of a file, and the thread that writes |
+//! | `format` | chunks as bytes; `read`: files as events |
+//! | `watch` | who is told of waits on a device's streams |
+
+mod event;
+mod format;
+mod read;
+mod recorder;
+mod ring;
+mod watch;
+
+pub use event::{Event, What};
+pub use format::is_trace;
+pub use read::{ReadError, Recording, Tail};
+pub(crate) use watch::Watch;
+
+use crate::adaptor::{Adaptor, Grant, Next, PoolId, Release, Request};
+use crate::device::Device;
+use crate::error::PoolError;
+use core::fmt;
+use core::time::Duration;
+use event::{Kind, Raw};
+use recorder::Recorder;
+use std::collections::BTreeMap;
+use std::io;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, PoisonError};
+
+/// Records allocations and frees of the pools that it stands around, and the waits on their devices' streams, into a file.
+///
+/// `cargo xtask replay FILE` puts it through a pool of any setting; [`Recording::read`] reads it. With `GPUMEM_TRACE=FILE` pools
+/// that are made `from_env` record without a line of code. Blocks that grow are not recorded, nor are empty ones; a graph's
+/// memory is as adaptors see it: one block on a stream of the graph's own.
+///
+/// The file is complete up to 50 ms before a crash, and to the end of each pool: its last handle waits for the writer, for a
+/// second at most. A process that is forked off records nothing.
+///
+/// ```
+/// use gpumem_pool::trace::{Recording, Trace, What};
+/// use gpumem_pool::{Device, Pool, Stream, sys::{Driver, SimConfig}};
+///
+/// # let path = std::env::temp_dir().join(format!("gpumem-doc-{}.trace", std::process::id()));
+/// let device = Device::new(&Driver::sim(SimConfig::new())?, 0)?;
+/// let trace = Trace::create(&path)?;
+/// let pool = Pool::builder(&device).adaptor(trace.clone()).build()?;
+/// drop(pool.alloc(4096, &Stream::new(&device)?)?);
+/// drop(pool);
+///
+/// let recording = Recording::read(&path)?;
+/// assert!(matches!(recording.events[0].what, What::Alloc { size_bytes: 4096, .. }));
+/// assert!(matches!(recording.events[1].what, What::Free { .. }));
+/// # std::fs::remove_file(&path)?;
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+pub struct Trace {
+    recorder: Arc<Recorder>,
+    path: PathBuf,
+}
+
+impl Trace {
+    /// Makes the file, or empties it. `%p` in its name stands for the number of the process.
+    ///
+    /// # Errors
+    ///
+    /// What the system says of the file, or of the writer's thread.
+    pub fn create(path: impl AsRef<Path>) -> io::Result<Arc<Self>> {
+        let path = numbered(path.as_ref());
+        Ok(Arc::new(Self { recorder: Recorder::start(&path)?, path }))
+    }
+
+    /// The same for all pools of the process that name the file: what one of them records does not end with it.
+    pub(crate) fn shared(path: &Path) -> io::Result<Arc<Self>> {
+        static SHARED: Mutex<BTreeMap<PathBuf, Arc<Trace>>> = Mutex::new(BTreeMap::new());
+        let path = numbered(path);
+        let mut shared = SHARED.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(trace) = shared.get(&path) {
+            return Ok(Arc::clone(trace));
+        }
+        let trace = Self::create(&path)?;
+        shared.insert(path, Arc::clone(&trace));
+        Ok(trace)
+    }
+
+    /// The file.
+    #[must_use]
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// Waits until everything recorded so far is in the file. False if it is not after this time, or if writing failed.
+    pub fn flush(&self, timeout: Duration) -> bool {
+        self.recorder.flush(timeout)
+    }
+
+    /// Events that were lost: their ring was full, or they could not be written.
+    #[must_use]
+    pub fn dropped_count(&self) -> u64 {
+        self.recorder.dropped_count()
+    }
+
+    fn record(&self, kind: Kind, address: u64, value: u64, stream: u64, pool: PoolId) {
+        // Its upper half is for tags.
+        self.recorder.record(Raw { kind, words: [address, value, stream, pool.number() & 0xFFFF_FFFF] });
+    }
+}
+
+impl Adaptor for Trace {
+    fn name(&self) -> &str {
+        "trace"
+    }
+
+    fn open(&self, _: PoolId, device: &Device) {
+        device.watch().add(&self.recorder);
+    }
+
+    fn alloc(&self, request: &Request<'_>, next: Next<'_>) -> Result<Grant, PoolError> {
+        let grant = next.alloc(request)?;
+        let (stream, pool) = (request.stream().id().0, request.pool());
+        self.record(Kind::Alloc, grant.address(), grant.size_bytes(), stream, pool);
+        Ok(grant)
+    }
+
+    fn free(&self, release: &Release<'_>) {
+        let (address, pool) = (release.address(), release.pool());
+        for user in release.users() {
+            self.record(Kind::Use, address, 0, user.0, pool);
+        }
+        self.record(Kind::Free, address, release.is_complete().into(), release.stream_id().0, pool);
+    }
+
+    fn close(&self, _: PoolId) {
+        self.flush(FLUSH_TIME_MAX);
+    }
+}
+
+impl Drop for Trace {
+    fn drop(&mut self) {
+        self.recorder.finish(FLUSH_TIME_MAX);
+    }
+}
+
+impl fmt::Debug for Trace {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Trace")
+            .field("path", &self.path)
+            .field("dropped_count", &self.dropped_count())
+            .finish_non_exhaustive()
+    }
+}
+
+fn numbered(path: &Path) -> PathBuf {
+    match path.to_str() {
+        Some(text) => text.replace("%p", &std::process::id().to_string()).into(),
+        None => path.into(),
+    }
+}
+
+/// How long the end of a pool waits for the writer.
+const FLUSH_TIME_MAX: Duration = Duration::from_secs(1);
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,182 @@
+//! A trace's bytes. Pure.
+//!
+//! ```text
+//! file:  "GPUMEMTR" version:u32 process:u32 crc:u32, chunks
+//! chunk: "gmtc" payload:u32 thread:u32 events:u32 dropped:u64 time:u64 crc:u32, payload
+//! event: kind:u8 time address value stream pool tag
+//! ```
+//!
+//! Whole numbers of fixed length are little-endian. Those of an event are of seven bits a byte, the last without its top bit;
+//! time and address are what they are more than in the event before, the address with its sign in the lowest bit. A crc
+//! covers what stands before it, and in a chunk the payload too. `dropped` is what the thread had lost by then.
+
+use super::event::{Kind, Raw};
+use super::ring::Timed;
+
+/// Whether a file that begins with these bytes is a trace, of whatever version.
+#[must_use]
+pub fn is_trace(start: &[u8]) -> bool {
+    start.starts_with(MAGIC)
+}
+
+pub(super) fn header() -> Vec<u8> {
+    let mut bytes = MAGIC.to_vec();
+    bytes.extend(VERSION.to_le_bytes());
+    bytes.extend(std::process::id().to_le_bytes());
+    bytes.extend(crc(&[&bytes]).to_le_bytes());
+    bytes
+}
+
+/// Of a chunk, all before its payload.
+pub(super) struct ChunkHeader {
+    pub(super) payload_bytes: usize,
+    pub(super) thread: u32,
+    pub(super) event_count: u32,
+    pub(super) dropped_count: u64,
+    time_ns: u64,
+    crc: u32,
+}
+
+pub(super) fn add_chunk(bytes: &mut Vec<u8>, thread: u32, dropped_count: u64, events: &[Timed]) {
+    let mut payload = Vec::with_capacity(events.len() * EVENT_BYTES_USUAL);
+    let start_ns = events.first().map_or(0, |event| event.time_ns);
+    let mut before = (start_ns, 0);
+    for event in events {
+        let [address, value, stream, whose] = event.raw.words;
+        payload.push(event.raw.kind as u8);
+        add_number(&mut payload, event.time_ns.wrapping_sub(before.0));
+        add_number(&mut payload, signed(address.wrapping_sub(before.1)));
+        for number in [value, stream, whose & 0xFFFF_FFFF, whose >> 32] {
+            add_number(&mut payload, number);
+        }
+        before = (event.time_ns, address);
+    }
+    let start = bytes.len();
+    bytes.extend(CHUNK_MAGIC);
+    bytes.extend((payload.len() as u32).to_le_bytes());
+    bytes.extend(thread.to_le_bytes());
+    bytes.extend((events.len() as u32).to_le_bytes());
+    bytes.extend(dropped_count.to_le_bytes());
+    bytes.extend(start_ns.to_le_bytes());
+    bytes.extend(crc(&[&bytes[start..], &payload]).to_le_bytes());
+    bytes.extend(payload);
+}
+
+/// `None` for what is no header of a file, else its version.
+pub(super) fn version(header: &[u8; HEADER_BYTES]) -> Option<u32> {
+    let (covered, found) = header.split_at(HEADER_BYTES - 4);
+    let is_whole = is_trace(header) && crc(&[covered]) == u32_at(found, 0);
+    is_whole.then(|| u32_at(header, MAGIC.len()))
+}
+
+/// `None` for what is no header of a chunk.
+pub(super) fn chunk_header(bytes: &[u8; CHUNK_HEADER_BYTES]) -> Option<ChunkHeader> {
+    let header = ChunkHeader {
+        payload_bytes: u32_at(bytes, 4) as usize,
+        thread: u32_at(bytes, 8),
+        event_count: u32_at(bytes, 12),
+        dropped_count: u64_at(bytes, 16),
+        time_ns: u64_at(bytes, 24),
+        crc: u32_at(bytes, 32),
+    };
+    let fits = bytes.starts_with(CHUNK_MAGIC) && header.payload_bytes <= PAYLOAD_BYTES_MAX;
+    fits.then_some(header)
+}
+
+/// The events of a chunk; `None` if it is damaged.
+pub(super) fn events(
+    header: &ChunkHeader,
+    header_bytes: &[u8; CHUNK_HEADER_BYTES],
+    payload: &[u8],
+) -> Option<Vec<Timed>> {
+    let (covered, _) = header_bytes.split_at(CHUNK_HEADER_BYTES - 4);
+    if crc(&[covered, payload]) != header.crc {
+        return None;
+    }
+    let (mut rest, mut events) = (payload, Vec::new());
+    let mut before = (header.time_ns, 0_u64);
+    while let Some((kind, numbers)) = rest.split_first() {
+        rest = numbers;
+        let kind = Kind::of(*kind)?;
+        let time_ns = before.0.wrapping_add(number(&mut rest)?);
+        let address = before.1.wrapping_add(unsigned(number(&mut rest)?));
+        let (value, stream) = (number(&mut rest)?, number(&mut rest)?);
+        let whose = number(&mut rest)? & 0xFFFF_FFFF | number(&mut rest)? << 32;
+        events.push(Timed { time_ns, raw: Raw { kind, words: [address, value, stream, whose] } });
+        before = (time_ns, address);
+    }
+    (events.len() == header.event_count as usize).then_some(events)
+}
+
+fn add_number(bytes: &mut Vec<u8>, mut number: u64) {
+    while number >= 0x80 {
+        bytes.push(number as u8 | 0x80);
+        number >>= 7;
+    }
+    bytes.push(number as u8);
+}
+
+fn number(rest: &mut &[u8]) -> Option<u64> {
+    let mut number = 0_u64;
+    for place in (0..64).step_by(7) {
+        let (byte, more) = rest.split_first()?;
+        *rest = more;
+        let bits = u64::from(byte & 0x7F);
+        // Of the tenth byte only the lowest bit has a place.
+        if place == 63 && bits > 1 {
+            return None;
+        }
+        number |= bits << place;
+        if byte & 0x80 == 0 {
+            return Some(number);
+        }
+    }
+    None
+}
+
+/// Small for what is a little more or less than 0.
+fn signed(difference: u64) -> u64 {
+    difference << 1 ^ ((difference as i64) >> 63) as u64
+}
+
+fn unsigned(folded: u64) -> u64 {
+    folded >> 1 ^ (folded & 1).wrapping_neg()
+}
+
+fn u32_at(bytes: &[u8], at: usize) -> u32 {
+    bytes.get(at..).and_then(|bytes| bytes.first_chunk()).map_or(0, |bytes| u32::from_le_bytes(*bytes))
+}
+
+fn u64_at(bytes: &[u8], at: usize) -> u64 {
+    bytes.get(at..).and_then(|bytes| bytes.first_chunk()).map_or(0, |bytes| u64::from_le_bytes(*bytes))
+}
+
+/// CRC-32 (IEEE 802.3) of all parts, one after the other.
+fn crc(parts: &[&[u8]]) -> u32 {
+    let bytes = parts.iter().flat_map(|part| part.iter());
+    !bytes.fold(!0, |crc, byte| crc >> 8 ^ CRC_TABLE[usize::from(crc as u8 ^ byte)])
+}
+
+const CRC_TABLE: [u32; 256] = {
+    let mut table = [0; 256];
+    let mut index = 0;
+    while index < table.len() {
+        let (mut crc, mut bit) = (index as u32, 0);
+        while bit < 8 {
+            crc = crc >> 1 ^ if crc & 1 == 1 { 0xEDB8_8320 } else { 0 };
+            bit += 1;
+        }
+        table[index] = crc;
+        index += 1;
+    }
+    table
+};
+
+const MAGIC: &[u8; 8] = b"GPUMEMTR";
+const CHUNK_MAGIC: &[u8; 4] = b"gmtc";
+pub(super) const VERSION: u32 = 1;
+pub(super) const HEADER_BYTES: usize = 20;
+pub(super) const CHUNK_HEADER_BYTES: usize = 36;
+/// A ring's events at their longest are 200 KiB.
+const PAYLOAD_BYTES_MAX: usize = 1 << 20;
+const EVENT_BYTES_USUAL: usize = 20;

@@ -1,0 +1,236 @@
+//! [`Recorder`]: all rings of one trace, and the thread that writes them to the file.
+
+use super::event::Raw;
+use super::format;
+use super::ring::{Level, Ring, Timed};
+use core::cell::RefCell;
+use core::sync::atomic::{AtomicU64, Ordering};
+use core::time::Duration;
+use std::fs::File;
+use std::io::{self, Seek, SeekFrom, Write};
+use std::path::Path;
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::thread::Thread;
+use std::time::Instant;
+
+pub(super) struct Recorder {
+    /// Unique in the process.
+    number: u64,
+    start: Instant,
+    /// Another process, forked off, has no writer.
+    process: u32,
+    rings: Mutex<Rings>,
+    writer: OnceLock<Thread>,
+    /// How often a flush was asked for, and which of them was served.
+    flushes: Mutex<Flushes>,
+    served: Condvar,
+    /// Of rings that are gone.
+    dropped_count: AtomicU64,
+}
+
+struct Rings {
+    all: Vec<Arc<Ring>>,
+    thread_count: u32,
+    /// For threads that can have none of their own; whoever uses it holds the lock.
+    common: Arc<Ring>,
+}
+
+#[derive(Default)]
+struct Flushes {
+    asked_count: u64,
+    served_count: u64,
+    has_failed: bool,
+    /// The writer ends once it has served all.
+    is_over: bool,
+}
+
+thread_local! {
+    /// This thread's ring of each recorder.
+    static OWN: RefCell<Vec<(u64, Arc<Ring>)>> = const { RefCell::new(Vec::new()) };
+}
+
+impl Recorder {
+    /// Makes the file and starts the writer.
+    pub(super) fn start(path: &Path) -> io::Result<Arc<Self>> {
+        static COUNT: AtomicU64 = AtomicU64::new(0);
+        let mut file = File::create(path)?;
+        file.write_all(&format::header())?;
+        let common = Arc::new(Ring::new(0));
+        let recorder = Arc::new(Self {
+            number: COUNT.fetch_add(1, Ordering::Relaxed),
+            start: Instant::now(),
+            process: std::process::id(),
+            rings: Mutex::new(Rings { all: vec![Arc::clone(&common)], thread_count: 1, common }),
+            writer: OnceLock::new(),
+            flushes: Mutex::default(),
+            served: Condvar::new(),
+            dropped_count: AtomicU64::new(0),
+        });
+        let writer = Writer { recorder: Arc::clone(&recorder), file, events: Vec::new(), bytes: Vec::new() };
+        let thread = std::thread::Builder::new().name("gpumem-trace".into()).spawn(move || writer.run())?;
+        let _first = recorder.writer.set(thread.thread().clone());
+        Ok(recorder)
+    }
+
+    /// What has just happened on this thread.
+    #[inline]
+    pub(super) fn record(&self, raw: Raw) {
+        let now_ns = self.start.elapsed().as_nanos() as u64;
+        let put = OWN.try_with(|own| {
+            let Ok(own) = own.try_borrow() else { return None };
+            let (_, ring) = own.iter().find(|(number, _)| *number == self.number)?;
+            Some(ring.put(now_ns, raw))
+        });
+        match put {
+            Ok(Some(Level::Fine)) => {}
+            Ok(Some(level)) => self.look(level),
+            other => self.record_first(now_ns, raw, other.is_ok()),
+        }
+    }
+
+    /// On a thread that has no ring yet, or none any more.
+    #[cold]
+    fn record_first(&self, now_ns: u64, raw: Raw, may_have_ring: bool) {
+        let mut rings = self.rings();
+        if !may_have_ring || rings.all.len() > RING_COUNT_MAX {
+            let level = rings.common.put(now_ns, raw);
+            drop(rings);
+            return self.look(level);
+        }
+        let ring = Arc::new(Ring::new(rings.thread_count));
+        rings.thread_count += 1;
+        rings.all.push(Arc::clone(&ring));
+        drop(rings);
+        ring.put(now_ns, raw);
+        let _ended = OWN.try_with(|own| {
+            if let Ok(mut own) = own.try_borrow_mut() {
+                own.retain(|(_, other)| !other.is_closed());
+                own.push((self.number, ring));
+            }
+        });
+    }
+
+    #[cold]
+    fn look(&self, level: Level) {
+        // A full one has been told of when it was half full.
+        if let (Level::Half, Some(writer)) = (level, self.writer.get()) {
+            writer.unpark();
+        }
+    }
+
+    /// Waits for the writer to have written all that is recorded now.
+    pub(super) fn flush(&self, timeout: Duration) -> bool {
+        self.ask(timeout, false)
+    }
+
+    fn ask(&self, timeout: Duration, is_last: bool) -> bool {
+        let Some(writer) = self.writer.get().filter(|_| std::process::id() == self.process) else {
+            return false;
+        };
+        let mut flushes = self.flushes();
+        flushes.asked_count += 1;
+        flushes.is_over |= is_last;
+        let number = flushes.asked_count;
+        writer.unpark();
+        let waits = |flushes: &mut Flushes| flushes.served_count < number;
+        let waited = self.served.wait_timeout_while(flushes, timeout, waits);
+        let (flushes, timed_out) = waited.unwrap_or_else(PoisonError::into_inner);
+        !timed_out.timed_out() && !flushes.has_failed
+    }
+
+    /// The same, and the writer ends.
+    pub(super) fn finish(&self, timeout: Duration) {
+        self.ask(timeout, true);
+        self.rings().all.iter().for_each(|ring| ring.close());
+    }
+
+    pub(super) fn dropped_count(&self) -> u64 {
+        let of_rings = self.rings().all.iter().map(|ring| ring.dropped_count()).sum::<u64>();
+        of_rings + self.dropped_count.load(Ordering::Relaxed)
+    }
+
+    fn rings(&self) -> MutexGuard<'_, Rings> {
+        self.rings.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn flushes(&self) -> MutexGuard<'_, Flushes> {
+        self.flushes.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// The only one that takes events out, and that has the file.
+struct Writer {
+    recorder: Arc<Recorder>,
+    file: File,
+    events: Vec<Timed>,
+    bytes: Vec<u8>,
+}
+
+impl Writer {
+    fn run(mut self) {
+        loop {
+            // Before the rings: what was recorded before it was asked for is written.
+            let asked_count = self.recorder.flushes().asked_count;
+            let is_written = self.write_all();
+            let mut flushes = self.recorder.flushes();
+            flushes.served_count = asked_count;
+            flushes.has_failed = !is_written;
+            let (is_served, is_over) = (flushes.asked_count == asked_count, flushes.is_over);
+            drop(flushes);
+            self.recorder.served.notify_all();
+            if is_over && is_served {
+                return;
+            }
+            if is_served {
+                std::thread::park_timeout(PAUSE);
+            }
+        }
+    }
+
+    /// All rings, a chunk each. Says whether none of it was lost.
+    fn write_all(&mut self) -> bool {
+        let rings = self.recorder.rings().all.clone();
+        // All, whatever becomes of the first.
+        let written = rings.iter().map(|ring| self.write(ring)).filter(|is_written| !is_written).count() == 0;
+        drop(rings);
+        self.recorder.rings().all.retain(|ring| {
+            // Held here and by nobody else: its thread is gone.
+            let is_left = Arc::strong_count(ring) == 1 && ring.is_empty();
+            if is_left {
+                self.recorder.dropped_count.fetch_add(ring.dropped_count(), Ordering::Relaxed);
+            }
+            !is_left
+        });
+        written
+    }
+
+    fn write(&mut self, ring: &Ring) -> bool {
+        self.events.clear();
+        ring.take(&mut self.events);
+        if self.events.is_empty() {
+            return true;
+        }
+        self.bytes.clear();
+        format::add_chunk(&mut self.bytes, ring.thread, ring.dropped_count(), &self.events);
+        let is_written = self.append().is_ok();
+        if !is_written {
+            ring.drop_more(self.events.len() as u64);
+        }
+        is_written
+    }
+
+    /// A chunk as a whole, or nothing of it: one that is cut short would hide all behind it.
+    fn append(&mut self) -> io::Result<()> {
+        let end = self.file.stream_position()?;
+        self.file.write_all(&self.bytes).inspect_err(|_| {
+            let _ = self.file.set_len(end);
+            let _ = self.file.seek(SeekFrom::Start(end));
+        })
+    }
+}
+
+/// Between two looks at the rings.
+const PAUSE: Duration = Duration::from_millis(50);
+
+/// More threads than this share a ring.
+const RING_COUNT_MAX: usize = 1024;

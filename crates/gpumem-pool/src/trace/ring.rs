@@ -1,0 +1,118 @@
+//! [`Ring`]: a thread's events on their way to the writer. One thread puts in, one takes out, and neither waits.
+
+use super::event::{Kind, Raw};
+use core::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+
+pub(super) struct Ring {
+    places: Box<[[AtomicU64; WORD_COUNT]]>,
+    /// How many have been put in, by its thread alone.
+    put_count: Line<AtomicU64>,
+    /// How many have been taken out, by the writer alone.
+    taken_count: Line<AtomicU64>,
+    /// When the last one was put in: none is later than the next.
+    last_ns: AtomicU64,
+    dropped_count: AtomicU64,
+    /// Nobody writes any more what is put in.
+    is_closed: AtomicBool,
+    pub(super) thread: u32,
+}
+
+/// On cache lines of its own.
+#[repr(align(128))]
+struct Line<T>(T);
+
+/// An event with its time.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Timed {
+    pub(super) time_ns: u64,
+    pub(super) raw: Raw,
+}
+
+/// How full it is after an event has been put in.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Level {
+    Fine,
+    /// It has just become half full.
+    Half,
+    /// The event is lost.
+    Full,
+}
+
+impl Ring {
+    pub(super) fn new(thread: u32) -> Self {
+        let place = |_| [const { AtomicU64::new(0) }; WORD_COUNT];
+        Self {
+            places: (0..EVENT_COUNT).map(place).collect(),
+            put_count: Line(AtomicU64::new(0)),
+            taken_count: Line(AtomicU64::new(0)),
+            last_ns: AtomicU64::new(0),
+            dropped_count: AtomicU64::new(0),
+            is_closed: AtomicBool::new(false),
+            thread,
+        }
+    }
+
+    /// By its own thread.
+    #[inline]
+    pub(super) fn put(&self, now_ns: u64, raw: Raw) -> Level {
+        let count = self.put_count.0.load(Ordering::Relaxed);
+        // Acquire: the writer has read what lay there before.
+        let used_count = count - self.taken_count.0.load(Ordering::Acquire);
+        if used_count >= EVENT_COUNT {
+            self.dropped_count.fetch_add(1, Ordering::Relaxed);
+            return Level::Full;
+        }
+        // The same thread's next event is later, whatever the clock's grain.
+        let time_ns = now_ns.max(self.last_ns.load(Ordering::Relaxed) + 1);
+        self.last_ns.store(time_ns, Ordering::Relaxed);
+        let place = &self.places[(count % EVENT_COUNT) as usize];
+        place[0].store(time_ns << 8 | raw.kind as u64, Ordering::Relaxed);
+        for (place, word) in place[1..].iter().zip(raw.words) {
+            place.store(word, Ordering::Relaxed);
+        }
+        // Release: who sees the count sees the event.
+        self.put_count.0.store(count + 1, Ordering::Release);
+        if used_count + 1 == EVENT_COUNT / 2 { Level::Half } else { Level::Fine }
+    }
+
+    /// By the writer: all that is there.
+    pub(super) fn take(&self, events: &mut Vec<Timed>) {
+        let (taken, put) =
+            (self.taken_count.0.load(Ordering::Relaxed), self.put_count.0.load(Ordering::Acquire));
+        for count in taken..put {
+            let place = &self.places[(count % EVENT_COUNT) as usize];
+            let [first, words @ ..] = place.each_ref().map(|word| word.load(Ordering::Relaxed));
+            if let Some(kind) = Kind::of(first as u8) {
+                events.push(Timed { time_ns: first >> 8, raw: Raw { kind, words } });
+            }
+        }
+        self.taken_count.0.store(put, Ordering::Release);
+    }
+
+    pub(super) fn is_empty(&self) -> bool {
+        self.taken_count.0.load(Ordering::Relaxed) == self.put_count.0.load(Ordering::Acquire)
+    }
+
+    pub(super) fn dropped_count(&self) -> u64 {
+        self.dropped_count.load(Ordering::Relaxed)
+    }
+
+    /// The writer could not write so many.
+    pub(super) fn drop_more(&self, count: u64) {
+        self.dropped_count.fetch_add(count, Ordering::Relaxed);
+    }
+
+    pub(super) fn close(&self) {
+        self.is_closed.store(true, Ordering::Relaxed);
+    }
+
+    pub(super) fn is_closed(&self) -> bool {
+        self.is_closed.load(Ordering::Relaxed)
+    }
+}
+
+/// A time with its kind, and four more.
+const WORD_COUNT: usize = 5;
+
+/// 160 KiB a thread.
+pub(super) const EVENT_COUNT: u64 = 4096;

@@ -1,0 +1,236 @@
+//! What is recorded of a program, and what is left of it when the program dies.
+
+use crate::bench::{built_backends, on_each_backend, small};
+use gpumem_pool::sys::{Driver, SimConfig};
+use gpumem_pool::trace::{Recording, Trace, What};
+use gpumem_pool::{CaptureMode, Device, Event, Pool, Stream};
+use std::path::PathBuf;
+use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
+
+fn scratch(name: &str) -> PathBuf {
+    std::env::temp_dir().join(format!("gpumem-pool-{}-{name}.trace", std::process::id()))
+}
+
+#[test]
+fn what_happens_is_recorded_in_order() {
+    on_each_backend(&small(), |bench| {
+        let path = scratch(&format!("order-{}-{}-{}", bench.backend, bench.plain_segments, bench.kind));
+        let trace = Trace::create(&path).unwrap();
+        let pool = bench.builder().adaptor(trace.clone()).build().unwrap();
+        let (home, other) = (bench.stream(), bench.stream());
+        let first = pool.alloc(1000, &home).unwrap();
+        let second = pool.alloc_aligned(5000, 4096, &other).unwrap();
+        let (first_at, second_at) = (first.address(), second.address());
+        other.wait_for(&home).unwrap();
+        let mark = Event::new(&bench.device).unwrap();
+        first.record_use(&other);
+        std::thread::scope(|scope| scope.spawn(|| drop(first)).join().unwrap());
+        mark.record(&other).unwrap();
+        home.wait(&mark).unwrap();
+        home.synchronize().unwrap();
+        mark.synchronize().unwrap();
+        bench.device.synchronize().unwrap();
+        // SAFETY: nothing was queued that uses it, and the device is done.
+        unsafe { second.free_completed() };
+        drop(pool.alloc(0, &home).unwrap());
+        drop(pool);
+        let recording = Recording::read(&path).unwrap();
+        assert_eq!((recording.dropped_count, recording.tail), (0, None));
+        let found: Vec<What> = recording.events.iter().map(|event| event.what).collect();
+        let What::Alloc { pool, stream: home, .. } = found[0] else { panic!("{found:?}") };
+        let What::Alloc { stream: other, .. } = found[1] else { panic!("{found:?}") };
+        let What::Mark { event, .. } = found[5] else { panic!("{found:?}") };
+        assert_ne!(home, other);
+        let expected = [
+            What::Alloc { pool, address: first_at, size_bytes: 1000, stream: home, tag: 0 },
+            What::Alloc { pool, address: second_at, size_bytes: 5000, stream: other, tag: 0 },
+            What::Wait { stream: other, source: home },
+            What::Use { pool, address: first_at, stream: other },
+            What::Free { pool, address: first_at, stream: home, is_complete: false },
+            What::Mark { event, stream: other },
+            What::WaitForMark { event, stream: home },
+            What::StreamDone { stream: home },
+            What::MarkDone { event },
+            What::DeviceDone,
+            What::Free { pool, address: second_at, stream: other, is_complete: true },
+        ];
+        assert_eq!(found, expected);
+        std::fs::remove_file(path).unwrap();
+    });
+}
+
+/// Threads hand blocks to each other; no block is handed out twice in the record, and every one is freed.
+#[test]
+fn threads_make_one_record() {
+    on_each_backend(&small(), |bench| {
+        let path = scratch(&format!("threads-{}-{}-{}", bench.backend, bench.plain_segments, bench.kind));
+        let trace = Trace::create(&path).unwrap();
+        let pool = bench.builder().adaptor(trace.clone()).build().unwrap();
+        let (sender, receiver) = std::sync::mpsc::sync_channel(8);
+        std::thread::scope(|scope| {
+            for thread in 0..3_u64 {
+                let (pool, stream, sender) = (&pool, bench.stream(), sender.clone());
+                scope.spawn(move || {
+                    for step in 0..200 {
+                        sender.send(pool.alloc(256 << ((thread + step) % 6), &stream).unwrap()).unwrap();
+                    }
+                });
+            }
+            drop(sender);
+            scope.spawn(move || receiver.into_iter().for_each(drop));
+        });
+        assert!(trace.flush(Duration::from_secs(10)));
+        let recording = Recording::read(&path).unwrap();
+        let mut live = std::collections::HashSet::new();
+        let mut count = 0;
+        for event in &recording.events {
+            match event.what {
+                What::Alloc { address, .. } => assert!(live.insert(address), "handed out twice"),
+                What::Free { address, .. } => assert!(live.remove(&address), "freed twice"),
+                _ => {}
+            }
+            count += 1;
+        }
+        assert_eq!((count, live.len(), trace.dropped_count()), (1200, 0, 0));
+        std::fs::remove_file(path).unwrap();
+    });
+}
+
+/// A graph's memory is one block from its allocation to the graph's end.
+#[test]
+fn a_graph_is_recorded_as_its_memory() {
+    on_each_backend(&small(), |bench| {
+        let path = scratch(&format!("graph-{}-{}-{}", bench.backend, bench.plain_segments, bench.kind));
+        let trace = Trace::create(&path).unwrap();
+        let (pool, stream) = (bench.builder().adaptor(trace).build().unwrap(), bench.stream());
+        let capture = stream.begin_capture(CaptureMode::Relaxed).unwrap();
+        drop(pool.alloc(1000, &stream).unwrap());
+        drop(pool.alloc(900, &stream).unwrap());
+        let exec = capture.end().unwrap().instantiate().unwrap();
+        // SAFETY: there is nothing in it.
+        unsafe { exec.launch(&stream).unwrap() };
+        drop(exec);
+        drop(pool);
+        let recording = Recording::read(&path).unwrap();
+        let blocks = |event: &&gpumem_pool::trace::Event| {
+            matches!(event.what, What::Alloc { size_bytes: 1024, .. } | What::Free { .. })
+        };
+        assert_eq!(recording.events.iter().filter(blocks).count(), 2, "{:?}", recording.events);
+        std::fs::remove_file(path).unwrap();
+    });
+}
+
+/// This program again, with one of the children below.
+fn child(name: &str, trace: &str) -> Command {
+    let mut command = Command::new(std::env::current_exe().unwrap());
+    command.args([&format!("trace::{name}"), "--exact", "--ignored", "--nocapture"]);
+    command.env("GPUMEM_TRACE", trace).stdout(Stdio::piped()).stderr(Stdio::piped());
+    command
+}
+
+fn device() -> Device {
+    Device::new(&Driver::sim(SimConfig::new().memory_bytes(1 << 30)).unwrap(), 0).unwrap()
+}
+
+#[test]
+#[ignore = "run by the tests of this file, as a process of its own"]
+fn works_until_it_is_killed() {
+    let device = device();
+    let (pool, stream) = (Pool::from_env(&device).unwrap(), Stream::new(&device).unwrap());
+    let end = Instant::now() + Duration::from_secs(20);
+    while Instant::now() < end {
+        drop(pool.alloc(4096, &stream).unwrap());
+        std::thread::sleep(Duration::from_micros(200));
+    }
+}
+
+#[test]
+fn a_killed_process_leaves_what_it_had_written() {
+    let path = scratch("killed");
+    let mut process = child("works_until_it_is_killed", path.to_str().unwrap()).spawn().unwrap();
+    let start = Instant::now();
+    let count = loop {
+        let count = Recording::read(&path).map_or(0, |recording| recording.events.len());
+        if count > 500 || start.elapsed() > Duration::from_secs(15) {
+            break count;
+        }
+        std::thread::sleep(Duration::from_millis(20));
+    };
+    process.kill().unwrap();
+    process.wait().unwrap();
+    let recording = Recording::read(&path).unwrap();
+    assert!(count > 500 && recording.events.len() >= count, "{count} {}", recording.events.len());
+    // Where it was killed in the middle of a write, the end says so; what was read is whole either way.
+    assert!(recording.tail.is_none_or(|tail| tail.read_count as usize == recording.events.len()));
+    std::fs::remove_file(path).unwrap();
+}
+
+#[test]
+#[ignore = "run by the tests of this file, as a process of its own"]
+fn makes_pools_from_the_environment() {
+    static KEPT: std::sync::Mutex<Vec<(Pool, gpumem_pool::Block)>> = std::sync::Mutex::new(Vec::new());
+    let device = device();
+    let stream = Stream::new(&device).unwrap();
+    for round in 1..4_u64 {
+        let pool = match Pool::from_env(&device) {
+            Ok(pool) => pool,
+            Err(error) => return println!("{error}"),
+        };
+        drop(pool.alloc(round * 1000, &stream).unwrap());
+        let private = pool.private(64 << 20).unwrap();
+        drop(private.alloc(round * 1000 + 1, &stream).unwrap());
+        if round == 3 {
+            KEPT.lock().unwrap().push((pool.clone(), pool.alloc(3002, &stream).unwrap()));
+        }
+    }
+    // Nobody drops the last one. What is a little older than the end is in the file.
+    std::thread::sleep(Duration::from_millis(500));
+}
+
+#[test]
+fn pools_from_the_environment_share_a_file() {
+    let path = scratch("shared-%p");
+    let process = child("makes_pools_from_the_environment", path.to_str().unwrap()).spawn().unwrap();
+    let path = path.to_str().unwrap().replace("%p", &process.id().to_string());
+    let output = process.wait_with_output().unwrap();
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    let recording = Recording::read(&path).unwrap();
+    let sizes = recording.events.iter().filter_map(|event| match event.what {
+        What::Alloc { size_bytes, .. } => Some(size_bytes),
+        _ => None,
+    });
+    assert_eq!(sizes.collect::<Vec<_>>(), [1000, 1001, 2000, 2001, 3000, 3001, 3002]);
+    std::fs::remove_file(path).unwrap();
+
+    let output = child("makes_pools_from_the_environment", "/nowhere/at/all").output().unwrap();
+    let text = String::from_utf8_lossy(&output.stdout);
+    assert!(text.contains("GPUMEM_TRACE=\"/nowhere/at/all\" can't be used: name a file"), "{text}");
+}
+
+/// The end of a trace whose pool lives on; and two traces around one pool.
+#[test]
+fn traces_end_and_pools_go_on() {
+    for backend in built_backends() {
+        let device = device();
+        let (path, second) = (scratch(&format!("end-{backend}")), scratch(&format!("second-{backend}")));
+        let traces = [&path, &second].map(|path| Trace::create(path).unwrap());
+        let builder = Pool::builder(&device).backend(backend).adaptor(traces[0].clone());
+        let (pool, stream) =
+            (builder.adaptor(traces[1].clone()).build().unwrap(), Stream::new(&device).unwrap());
+        let block = pool.alloc(4096, &stream).unwrap();
+        drop(traces);
+        drop(pool);
+        // The last block: with it goes the pool, and with that the traces.
+        drop(block);
+        stream.synchronize().unwrap();
+        for path in [path, second] {
+            let recording = Recording::read(&path).unwrap();
+            assert!(matches!(
+                recording.events[..],
+                [_, gpumem_pool::trace::Event { what: What::Free { .. }, .. }]
+            ));
+            std::fs::remove_file(path).unwrap();
+        }
+    }
+}

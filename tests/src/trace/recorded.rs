@@ -1,0 +1,220 @@
+//! What `GPUMEM_TRACE` recorded, as a trace: its blocks, and of its waits what they say about when a free took effect.
+//!
+//! A block that other streams had used is given back with its `f` line, and its free takes effect at the first point where
+//! its home is known to come after those uses: a wait of home's, through whatever streams and events, or a wait of the
+//! host's. What was lost while recording is made up for: a block that is handed out again had been freed, and a free of what
+//! was never handed out is none.
+
+use super::error::Problem;
+use super::{Builder, Header, Trace};
+use crate::pool::trace::{Event, Recording, Tail, What};
+use std::collections::HashMap;
+use std::io::Read;
+
+/// The trace, and what its file says of what is missing.
+pub(super) fn read(source: impl Read, name: &str) -> Result<Trace, Problem> {
+    let Recording { events, dropped_count, tail, .. } = Recording::read_from(source)?;
+    let mut converter = Converter::default();
+    for (index, event) in (1..).zip(&events) {
+        converter.event(index, event)?;
+    }
+    let made_up_count = converter.made_up_count;
+    let run_ns = events.last().map_or(0, |last| last.time_ns - events[0].time_ns);
+    let header = Header::recorded(name, run_ns as f64 / 1e9);
+    let mut trace = converter.finish().finish(header);
+    let lost = (dropped_count > 0).then(|| format!("{dropped_count} events were lost while recording"));
+    let made_up = (made_up_count > 0)
+        .then(|| format!("{made_up_count} frees without a block, or blocks without a free"));
+    trace.notes = tail.map(|tail: Tail| tail.to_string()).into_iter().chain(lost).chain(made_up).collect();
+    Ok(trace)
+}
+
+#[derive(Default)]
+struct Converter {
+    builder: Builder,
+    /// By pool and address.
+    live: HashMap<(u32, u64), Live>,
+    streams: HashMap<u64, u16>,
+    /// What each stream is known to come after: of each other, all until an event.
+    after: HashMap<u64, HashMap<u64, u64>>,
+    /// The same for marks, and for the host.
+    marks: HashMap<u64, HashMap<u64, u64>>,
+    done: HashMap<u64, u64>,
+    /// Blocks that were freed and whose uses are not known to be over.
+    pending: Vec<Pending>,
+    made_up_count: u64,
+}
+
+struct Live {
+    block: u32,
+    users: Vec<u64>,
+}
+
+struct Pending {
+    block: u32,
+    home: u64,
+    users: Vec<u64>,
+    index: u64,
+}
+
+impl Converter {
+    fn event(&mut self, index: u64, event: &Event) -> Result<(), Problem> {
+        match event.what {
+            What::Alloc { pool, address, size_bytes, stream, .. } => {
+                if let Some(lost) = self.live.remove(&(pool, address)) {
+                    self.builder.free(lost.block);
+                    self.made_up_count += 1;
+                }
+                let stream = self.stream(stream)?;
+                let block = self.builder.alloc(size_bytes, stream);
+                self.live.insert((pool, address), Live { block, users: Vec::new() });
+            }
+            What::Use { pool, address, stream } => {
+                if let Some(live) = self.live.get_mut(&(pool, address)) {
+                    live.users.push(stream);
+                }
+            }
+            What::Free { pool, address, stream, is_complete } => match self.live.remove(&(pool, address)) {
+                None => self.made_up_count += 1,
+                Some(Live { block, users }) => {
+                    self.builder.free(block);
+                    if !is_complete && !users.is_empty() {
+                        self.pending.push(Pending { block, home: stream, users, index });
+                        self.settle();
+                    }
+                }
+            },
+            What::Wait { stream, source } => {
+                let mut known = self.after.get(&source).cloned().unwrap_or_default();
+                known.insert(source, index);
+                join(self.after.entry(stream).or_default(), &known);
+                self.settle();
+            }
+            What::Mark { event, stream } => {
+                let mut known = self.after.get(&stream).cloned().unwrap_or_default();
+                known.insert(stream, index);
+                self.marks.insert(event, known);
+            }
+            What::WaitForMark { event, stream } => {
+                if let Some(known) = self.marks.get(&event) {
+                    join(self.after.entry(stream).or_default(), known);
+                    self.settle();
+                }
+            }
+            What::StreamDone { stream } => {
+                let mut known = self.after.get(&stream).cloned().unwrap_or_default();
+                known.insert(stream, index);
+                join(&mut self.done, &known);
+                self.settle();
+            }
+            What::MarkDone { event } => {
+                if let Some(known) = self.marks.get(&event) {
+                    join(&mut self.done, known);
+                    self.settle();
+                }
+            }
+            What::DeviceDone => {
+                // Of the devices in the record one is done; a trace does not know them apart.
+                let pending = std::mem::take(&mut self.pending);
+                pending.iter().for_each(|pending| self.builder.complete(pending.block));
+            }
+            _ => {}
+        }
+        Ok(())
+    }
+
+    /// Lets frees take effect whose uses home, or the host, is known to come after.
+    fn settle(&mut self) {
+        let (after, done) = (&self.after, &self.done);
+        let is_over = |pending: &mut Pending| {
+            let of_home = after.get(&pending.home);
+            pending.users.iter().all(|user| {
+                let known = of_home.and_then(|known| known.get(user)).max(done.get(user));
+                known.is_some_and(|known| *known > pending.index)
+            })
+        };
+        for over in self.pending.extract_if(.., is_over) {
+            self.builder.complete(over.block);
+        }
+    }
+
+    fn stream(&mut self, stream: u64) -> Result<u16, Problem> {
+        let count = self.streams.len();
+        if let Some(known) = self.streams.get(&stream) {
+            return Ok(*known);
+        }
+        if count == super::read::STREAM_COUNT_MAX {
+            return Err(Problem::TooManyStreams(count));
+        }
+        self.streams.insert(stream, count as u16);
+        Ok(count as u16)
+    }
+
+    fn finish(mut self) -> Builder {
+        for pending in self.pending.drain(..) {
+            self.builder.complete(pending.block);
+        }
+        self.builder
+    }
+}
+
+fn join(into: &mut HashMap<u64, u64>, known: &HashMap<u64, u64>) {
+    for (stream, index) in known {
+        let own = into.entry(*stream).or_default();
+        *own = (*own).max(*index);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::pool::trace::Trace as Recorder;
+    use crate::pool::{Block, Device, Pool, Stream};
+    use crate::replay::{Setup, replay};
+    use crate::sys::{Driver, SimConfig};
+    use crate::trace::{Event, Trace};
+
+    fn scratch(name: &str) -> std::path::PathBuf {
+        std::env::temp_dir().join(format!("gpumem-tests-{}-{name}.trace", std::process::id()))
+    }
+
+    /// What a program did comes back as a trace with its blocks, streams and deferred frees, and can be replayed.
+    #[test]
+    fn a_recorded_program_is_replayed() {
+        let path = scratch("replayed");
+        let driver = Driver::sim(SimConfig::new()).unwrap();
+        let device = Device::new(&driver, 0).unwrap();
+        let pool = Pool::builder(&device).adaptor(Recorder::create(&path).unwrap()).build().unwrap();
+        let (home, other) = (Stream::new(&device).unwrap(), Stream::new(&device).unwrap());
+        let kept: Vec<Block> = (1..50).map(|step| pool.alloc(step * 1000, &home).unwrap()).collect();
+        let used = pool.alloc(1 << 20, &home).unwrap();
+        other.wait_for(&home).unwrap();
+        used.record_use(&other);
+        drop(used);
+        let between = pool.alloc(2 << 20, &other).unwrap();
+        home.wait_for(&other).unwrap();
+        let last = pool.alloc(3 << 20, &home).unwrap();
+        drop((kept, between, last, pool));
+
+        let trace = Trace::read(&path).unwrap();
+        assert_eq!(trace.disagreements(), Vec::<String>::new());
+        assert_eq!((trace.operation_count(), trace.stream_count()), (2 * 52, 2));
+        let at = |what: fn(&Event) -> bool| trace.events().iter().position(what).unwrap();
+        let deferred = at(|event| matches!(event, Event::FreeUsed { .. }));
+        let between = at(|event| matches!(event, Event::Alloc { size_bytes: 0x20_0000, .. }));
+        let complete = at(|event| matches!(event, Event::Complete { .. }));
+        let last = at(|event| matches!(event, Event::Alloc { size_bytes: 0x30_0000, .. }));
+        assert!(deferred < between && between < complete && complete < last, "at the wait, and not before");
+        assert!(trace.name().starts_with("gpumem-tests-") && trace.header().run_seconds.unwrap() > 0.0);
+        let outcome = replay(&trace, &driver, &Setup::default(), |_| ()).unwrap();
+        assert_eq!(outcome.live, trace.peaks());
+        assert!(outcome.ratio() >= 1.0);
+
+        let bytes = std::fs::read(&path).unwrap();
+        let cut = Trace::read_from(&bytes[..bytes.len() - 1], &path).unwrap();
+        let notes = cut.disagreements();
+        assert!(notes.len() == 1 && notes[0].contains("cut short at byte"), "{notes:?}");
+        let error = Trace::read_from(&bytes[..12], &path).unwrap_err().to_string();
+        assert!(error.contains("this is no trace of gpumem"), "{error}");
+        std::fs::remove_file(path).unwrap();
+    }
+}
