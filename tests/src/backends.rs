@@ -1,6 +1,6 @@
 //! The backends of the pool that this program was built with, and their profiles, for tests that hold for each.
 
-use crate::pool::{BackendKind, Device, Pool, PoolBuilder, PoolError, Profile};
+use crate::pool::{BackendKind, Device, MemoryKind, Pool, PoolBuilder, PoolError, Profile};
 use std::fmt;
 
 /// A backend, and one of the profiles where it has them.
@@ -12,12 +12,14 @@ pub struct Setting {
     pub profile: Option<Profile>,
     /// Over plain segments, where the backend has the choice.
     pub plain_segments: bool,
+    /// Whose memory it is.
+    pub kind: MemoryKind,
 }
 
 impl Setting {
     /// Starts a pool of this kind.
     pub fn builder(self, device: &Device) -> PoolBuilder {
-        let builder = Pool::builder(device).backend(self.backend);
+        let builder = Pool::builder(device).backend(self.backend).kind(self.kind);
         let builder = if self.plain_segments { builder.plain_segments() } else { builder };
         match self.profile {
             Some(profile) => builder.profile(profile),
@@ -29,28 +31,37 @@ impl Setting {
 impl fmt::Display for Setting {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let segments = if self.plain_segments { " (plain segments)" } else { "" };
-        match self.profile {
-            Some(profile) => write!(f, "{}{segments} {profile}", self.backend),
-            None => write!(f, "{}{segments}", self.backend),
+        write!(f, "{}{segments}", self.backend)?;
+        if let Some(profile) = self.profile {
+            write!(f, " {profile}")?;
         }
+        if self.kind != MemoryKind::Device { write!(f, " of {} memory", self.kind) } else { Ok(()) }
     }
 }
 
-/// Every backend that is built in, with every profile it has, and over plain segments where it has the choice.
+/// Every backend that is built in, with every profile it has, and over plain segments where it has the choice; on the
+/// software driver with every kind of memory too. A GPU's cases of other kinds are small, and in a file of their own.
 #[must_use]
 pub fn settings(device: &Device) -> Vec<Setting> {
-    let of = |backend| match backend {
-        BackendKind::Caching => [
-            (Some(Profile::Fast), false),
-            (Some(Profile::Balanced), false),
-            (Some(Profile::Tight), false),
-            (Some(Profile::Balanced), true),
-        ]
-        .to_vec(),
-        _ => vec![(None, false)],
-    };
-    let setting = |backend| move |(profile, plain_segments)| Setting { backend, profile, plain_segments };
-    backends(device).into_iter().flat_map(|backend| of(backend).into_iter().map(setting(backend))).collect()
+    let is_real = device.driver().simulator().is_none();
+    let mut all = Vec::new();
+    for backend in backends(device) {
+        let plain = Setting { backend, profile: None, plain_segments: false, kind: MemoryKind::Device };
+        let balanced = Setting { profile: Some(Profile::Balanced), ..plain };
+        match backend {
+            BackendKind::Caching => {
+                let profiles = [Profile::Fast, Profile::Balanced, Profile::Tight].map(Some);
+                all.extend(profiles.map(|profile| Setting { profile, ..plain }));
+                all.push(Setting { plain_segments: true, ..balanced });
+            }
+            _ => all.push(plain),
+        }
+        if !is_real && backend != BackendKind::Native {
+            let setting = if backend == BackendKind::Caching { balanced } else { plain };
+            all.extend([MemoryKind::Unified, MemoryKind::Host].map(|kind| Setting { kind, ..setting }));
+        }
+    }
+    all
 }
 
 /// Every backend by name; one that is not built in is left out below, and one that is new joins here.

@@ -5,7 +5,7 @@
 use gpumem_tests::backends::settings;
 use gpumem_tests::cases;
 use gpumem_tests::pattern::Wrong;
-use gpumem_tests::pool::{Device, PoolError};
+use gpumem_tests::pool::{BackendKind, Device, PoolError};
 use gpumem_tests::stress::{Mistake, Plan, Until, run};
 use gpumem_tests::sys::{Driver, DriverKind, SimConfig};
 use std::time::Duration;
@@ -51,7 +51,7 @@ fn what_is_forgotten_is_found() {
         };
         for setting in settings(&machine().1) {
             // A plain free waits for all work of the device by itself.
-            if setting.to_string() == "none" && mistake == Mistake::NoRecordUse {
+            if setting.backend == BackendKind::None && mistake == Mistake::NoRecordUse {
                 continue;
             }
             let (driver, device) = machine();

@@ -3,7 +3,7 @@
 use gpumem_tests::bench::{Bench, MIB};
 use gpumem_tests::cases;
 use gpumem_tests::gate::Gate;
-use gpumem_tests::pool::{BackendKind, Block, Device, Event, Pool, Stream};
+use gpumem_tests::pool::{BackendKind, Block, Device, Event, MemoryKind, Pool, Stream};
 use gpumem_tests::sys::{Driver, SimConfig};
 
 cases! {
@@ -146,6 +146,10 @@ cases! {
     /// cupy/cupy#5069: the threads' own default streams, all of which have one handle, shared what each had freed.
     fn default_streams_of_threads_are_apart(driver: &Driver) {
         Bench::each(driver, |options| options.hard_limit(48 * MIB), |bench| {
+            if bench.pool.kind() != MemoryKind::Device {
+                // Nobody has his own frees before they are complete, and segments of this limit have no place for that.
+                return;
+            }
             std::thread::scope(|scope| {
                 for thread in 0..4_u64 {
                     scope.spawn(move || {

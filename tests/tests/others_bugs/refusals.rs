@@ -3,7 +3,7 @@
 use gpumem_tests::backends::{Setting, settings};
 use gpumem_tests::bench::{Bench, MIB};
 use gpumem_tests::cases;
-use gpumem_tests::pool::{Device, Pool, PoolError, Stream};
+use gpumem_tests::pool::{Device, MemoryKind, Pool, PoolError, Stream};
 use gpumem_tests::sys::sim::{Effect, Rule};
 use gpumem_tests::sys::{CUresult, Driver, DriverError, SimConfig};
 
@@ -13,13 +13,22 @@ cases! {
     #[serial_test::file_serial(gpumem_whole_device)]
     fn a_lack_of_memory_says_what_is_lacking(driver: &Driver) {
         Bench::each(driver, |options| options, |bench| {
+            if bench.pool.kind() == MemoryKind::Host {
+                // The host may well have as much.
+                return;
+            }
             let stream = bench.stream();
             let held = bench.filled(32 * MIB, 1, &stream);
             let total_bytes = bench.device.total_bytes();
-            let error = bench.pool.alloc(total_bytes, &stream).unwrap_err();
-            let PoolError::OutOfMemory(report) = error else { panic!("{error}") };
+            let report = match (bench.pool.alloc(total_bytes, &stream), bench.pool.kind()) {
+                (Err(PoolError::OutOfMemory(report)), MemoryKind::Device) => report,
+                // Its margin is a limit.
+                (Err(PoolError::LimitReached(report)), MemoryKind::Unified) => report,
+                (outcome, _) => panic!("{outcome:?}"),
+            };
             assert_eq!((report.requested_bytes, report.in_use_bytes), (total_bytes, 32 * MIB));
-            assert_eq!((report.device_total_bytes, report.limit_bytes), (total_bytes, None));
+            let is_limit = bench.pool.kind() == MemoryKind::Unified;
+            assert_eq!((report.device_total_bytes, report.limit_bytes.is_some()), (total_bytes, is_limit));
             bench.check(&held, 1, &stream);
             drop(bench.filled(MIB, 2, &stream));
         });
@@ -31,7 +40,12 @@ cases! {
             let stream = bench.stream();
             for size_bytes in [1 << 50, 1 << 60, i64::MAX as u64, 1 << 63, u64::MAX - 255, u64::MAX - 1, u64::MAX] {
                 let error = bench.pool.alloc(size_bytes, &stream).unwrap_err();
-                assert!(matches!(error, PoolError::TooLarge { .. }), "{size_bytes}: {error}");
+                let is_for_host = bench.pool.kind() == MemoryKind::Host;
+                match error {
+                    PoolError::TooLarge { .. } if !is_for_host => {}
+                    PoolError::OutOfMemory { .. } if is_for_host => {}
+                    other => panic!("{size_bytes}: {other}"),
+                }
             }
             drop(bench.filled(MIB, 1, &stream));
             assert_eq!(bench.pool.status().unwrap().in_use_bytes, 0);
@@ -67,6 +81,8 @@ fn a_partial_failure_is_undone() {
         "cuMemSetAccess",
         "cuMemAllocFromPoolAsync",
         "cuMemAlloc_v2",
+        "cuMemAllocManaged",
+        "cuMemHostAlloc",
         "cuMemPoolTrimTo",
         "cuMemGetInfo_v2",
     ];
@@ -91,6 +107,7 @@ fn meet_a_failure(setting: Setting, rule: Rule) {
         match pool.alloc(size_bytes, &stream) {
             Ok(block) => held.push(block),
             Err(PoolError::OutOfMemory { .. } | PoolError::Driver(_)) => drop(held.pop()),
+            Err(PoolError::LimitReached { .. }) if setting.kind == MemoryKind::Unified => drop(held.pop()),
             Err(other) => panic!("{text}: {other}"),
         }
         if is_poisoned(&pool, &stream) {
@@ -122,7 +139,8 @@ fn is_poisoned(pool: &Pool, stream: &Stream) -> bool {
 /// pytorch/pytorch#122068, #112569, #130486: asking for the numbers of the message failed, and that was all one heard.
 #[test]
 fn a_lack_of_memory_is_told_without_the_numbers() {
-    for setting in built() {
+    // Unified memory has its margin, and host memory is not the device's.
+    for setting in built().into_iter().filter(|setting| setting.kind == MemoryKind::Device) {
         let rule = Rule::new("cuMemGetInfo*", Effect::Fail(CUresult::CUDA_ERROR_UNKNOWN));
         let driver = Driver::sim(SimConfig::small().rule(rule)).unwrap();
         let device = Device::new(&driver, 0).unwrap();

@@ -122,6 +122,28 @@ fn climb_once(
             return Ok(found);
         }
     }
+    again_for_host(shared, &least, lack)
+}
+
+/// A stream has its own frees at once, and so each of many threads at the limit gets what it needs. The host has only what
+/// is complete: what one thread waited for another may take, whose own is pending then. So the last rung is tried again for as
+/// long as somebody has left something, up to the deadline.
+fn again_for_host(shared: &Shared, request: &Request, lack: &mut Lack) -> Result<Option<Piece>, PoolError> {
+    let deadline = Instant::now() + shared.dials.wait_deadline;
+    while request.slot == Slot::NOBODY && Instant::now() < deadline {
+        let may_be_had = {
+            let heap = &shared.core().heap;
+            heap.pending_bytes() > 0 || heap.largest_free_bytes(shared.clocks()) >= request.size_bytes
+        };
+        if !may_be_had {
+            break;
+        }
+        synchronised(shared, request, lack)?;
+        let found = search(shared, request, Reach::Limit, lack)?;
+        if found.is_some() {
+            return Ok(found);
+        }
+    }
     Ok(None)
 }
 

@@ -84,7 +84,9 @@ impl Heap {
         if needed > room {
             return Ok(None);
         }
-        let wanted = needed.max(self.segment_frames(index)).min(room);
+        // Large while there is room; at the limit, what would be left over of one is lost for others.
+        let wanted = Some(needed.max(self.segment_frames(index))).filter(|wanted| *wanted <= room);
+        let wanted = wanted.unwrap_or(needed);
         let start = match self.add_segment(index, wanted, backing) {
             // The driver may have less than the limit allows.
             Err(_) if needed < wanted => self.add_segment(index, needed, backing)?,

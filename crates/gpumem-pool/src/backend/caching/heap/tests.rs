@@ -144,6 +144,9 @@ impl Known {
 
 impl Order for Known {
     fn is_ordered(&self, stamp: Stamp, before: Slot) -> bool {
+        if before == Slot::NOBODY {
+            return self.is_complete(stamp);
+        }
         let (slot, before) = (usize::from(stamp.slot().0), usize::from(before.0));
         slot == before || self.ordered[before][slot] >= stamp.epoch() || self.is_complete(stamp)
     }
@@ -207,6 +210,8 @@ struct Pair {
     driver: Twin,
     known: Known,
     live: Vec<(Piece, u64, usize)>,
+    /// The host uses what is handed out.
+    is_for_host: bool,
     /// Physical bytes and the stamps of their last uses.
     used: Vec<((u64, u64, u64), Vec<Stamp>)>,
     /// Addresses and the stamps of all uses through them.
@@ -221,6 +226,7 @@ impl Pair {
             driver: Twin::default(),
             known: Known { epoch: [1; STREAMS], ..Known::default() },
             live: Vec::new(),
+            is_for_host: false,
             used: Vec::new(),
             used_through: Vec::new(),
         }
@@ -276,7 +282,8 @@ impl Pair {
     fn take(&mut self, size_bytes: u64, alignment: u64, stream: usize) {
         // A heap of segments leaves other alignments to its caller.
         let alignment = if self.driver.next_segment.is_some() { UNIT_BYTES } else { alignment };
-        let request = Request { size_bytes, alignment, slot: Slot(stream as u16) };
+        let slot = if self.is_for_host { Slot::NOBODY } else { Slot(stream as u16) };
+        let request = Request { size_bytes, alignment, slot };
         let Some(piece) = self.climb(&request) else { return };
         assert_eq!(piece.address % alignment, 0);
         let bytes = self.driver.physical(piece.address, size_bytes);
@@ -324,7 +331,11 @@ impl Pair {
         let waits = heap.blockers(request, known);
         if !waits.is_empty() && request.size_bytes.is_multiple_of(3) {
             for stamp in &waits {
-                known.wait(usize::from(request.slot.0), usize::from(stamp.slot().0));
+                let source = usize::from(stamp.slot().0);
+                match request.slot {
+                    Slot::NOBODY => known.observe(source),
+                    waiter => known.wait(usize::from(waiter.0), source),
+                }
             }
             let piece =
                 heap.take_ready(request, known).or(heap.take_recycled(request, known, driver).ok()?);
@@ -392,8 +403,8 @@ proptest! {
     }
 
     #[test]
-    fn nor_is_anything_of_segments(dials in dials(), steps in prop::collection::vec(step(), 1..120)) {
-        let mut pair = Pair::of_segments(dials);
+    fn nor_is_anything_of_segments(dials in dials(), is_for_host in any::<bool>(), steps in prop::collection::vec(step(), 1..120)) {
+        let mut pair = Pair { is_for_host, ..Pair::of_segments(dials) };
         for step in &steps {
             pair.run(step);
         }
