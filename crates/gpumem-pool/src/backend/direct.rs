@@ -115,10 +115,10 @@ impl<C: Calls> Desk<C> {
 
     /// The ladder: what is free now, then what giving back frees, then an error that explains.
     fn acquire(&self, size_bytes: u64, stream: &Stream) -> Result<CUdeviceptr, PoolError> {
-        match self.calls.acquire(size_bytes, stream) {
-            Err(error) if is_full(&error) => {}
+        let full = match self.calls.acquire(size_bytes, stream) {
+            Err(error) if is_full(&error) => error,
             other => return Ok(other?),
-        }
+        };
         let mut attempts = Vec::new();
         if C::KEEPS_MEMORY {
             attempts.push(self.reclaim_watched()?);
@@ -129,7 +129,11 @@ impl<C: Calls> Desk<C> {
         }
         // This request is admitted, but nothing of it is in use.
         let in_use_bytes = self.ledger.in_use_bytes().saturating_sub(size_bytes);
-        Err(self.refusal(size_bytes, in_use_bytes, None, attempts))
+        match self.refusal(size_bytes, in_use_bytes, None, attempts) {
+            // Without the numbers, there is the driver's word.
+            PoolError::Driver(_) => Err(full.into()),
+            explained => Err(explained),
+        }
     }
 
     /// Waits for the device, then gives back all that is free.
