@@ -100,7 +100,7 @@ impl Block {
     ///
     /// A block is the host's from the start: what used its memory before is complete. Whoever follows the pointer makes
     /// sure that the block is alive, and that work which uses it is waited for: before reading what it writes, and before
-    /// writing what it uses.
+    /// writing what it uses. An adaptor that fills blocks does so as work on the stream.
     #[must_use]
     pub fn host_ptr(&self) -> Option<NonNull<u8>> {
         let address = if self.state().setup().is_for_host { self.address() } else { 0 };

@@ -12,7 +12,9 @@
 //! | `stream`, `event` | [`Stream`], [`Event`]: the driver's objects, owned |
 //! | `block`, `raw_block`, `alignment`, `pinning` | [`Block`]: what a user holds; drop gives it back in stream order |
 //! | `growable` | [`GrowableBlock`]: one that grows in place |
-//! | `pool`, `state`, `peers`, `private`, `family` | [`Pool`]: the front door, and what is behind it for as long as a handle or a block lives |
+//! | `kind`, `unified`, `account` | [`MemoryKind`]: whose memory it is; where its pages are; how much of it a device bears |
+//! | `host_memory`, `sharing` | [`HostMemory`]: the program's own, for devices; blocks in other processes |
+//! | `pool`, `state`, `peers`, `private`, `family`, `dues` | [`Pool`]: the front door, and what is behind it for as long as a handle or a block lives |
 //! | `clock` | what is ordered and what is done: a free asks the driver nothing |
 //! | `graph` | [`Capture`], [`Graph`], [`GraphExec`]: work recorded once and launched often, with its memory |
 //! | `options`, `limit`, `dials` | [`PoolBuilder`], [`BackendKind`], [`Limit`], [`Profile`] and [`Dials`] |

@@ -13,6 +13,10 @@
 //! | `host_wait` | the same frees, once the host has seen them done | the caller's time, up to a deadline |
 //! | `synchronised` | all that is free once the device is idle, given back and taken anew | everybody's time |
 //!
+//! Over segments nothing can be moved or mapped elsewhere: `recycled` finds only what has been there all along. For memory that
+//! the host may use, only what is complete is free: `completed` marks first what it asks about, `device_waits` does nothing,
+//! and the last rung is tried again while other threads leave something.
+//!
 //! No rung breaks a handle up: one that is idle can be mapped as it is, beside parts of others, and of one that is partly
 //! in use the driver gives nothing back. When the driver has less left than our limit allows, another has taken it: then
 //! growth stops where the driver does, and the rungs below it make do with what there is.

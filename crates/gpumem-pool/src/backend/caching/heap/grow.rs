@@ -1,4 +1,4 @@
-//! New handles: how many, how large, and how far the heap may grow.
+//! New handles, or segments: how many, how large, and how far the heap may grow.
 
 use super::super::magazine::Piece;
 use super::super::vmm::Backing;
