@@ -4,6 +4,8 @@
 
 use gpumem_tests::backends::backends;
 use gpumem_tests::cases;
+#[cfg(target_os = "linux")]
+use gpumem_tests::pool::ImportedBlock;
 use gpumem_tests::pool::adaptor::{Adaptor, Budget, Failures, Fallback, Fill, Guard, Side, Tracking};
 use gpumem_tests::pool::{Device, Pool, PoolError, Stream};
 use std::sync::Arc;
@@ -146,6 +148,29 @@ cases! {
                 assert!(tracking.live().blocks.is_empty());
             }
             assert_eq!(spare.status().unwrap().block_count, 0);
+        }
+    }
+
+    /// A block behind a guard's bytes, and one that another pool has lent, are exported as themselves.
+    fn what_is_exported_is_the_block(driver: &Driver) {
+        let device = Device::new(driver, 0).unwrap();
+        let spare = match Pool::builder(&device).exportable().adaptor(Arc::new(Guard::new())).build() {
+            // Built without the backend that can.
+            Err(PoolError::NotWithBackend { .. }) => return,
+            built => built.unwrap(),
+        };
+        let (budget, fallback) = (Arc::new(Budget::new(MIB)), Arc::new(Fallback::new(&spare)));
+        let builder = Pool::builder(&device).exportable().adaptor(budget).adaptor(fallback);
+        let pool = builder.adaptor(Arc::new(Guard::new())).build().unwrap();
+        let stream = Stream::new(&device).unwrap();
+        let (own, lent) = (pool.alloc(5000, &stream).unwrap(), pool.alloc(2 * MIB, &stream).unwrap());
+        assert!(spare.status().unwrap().in_use_bytes > 2 * MIB);
+        for (value, block) in [(3, &own), (4, &lent)] {
+            write(block.address(), value, block.size_bytes(), &stream);
+            let import = ImportedBlock::new(&device, block.export().unwrap()).unwrap();
+            let found = read(import.address(), block.size_bytes(), &stream);
+            assert!(found.iter().all(|byte| *byte == value), "{value}");
+            block.pin_backing().unwrap();
         }
     }
 }

@@ -37,7 +37,7 @@ pub use grant::{Grant, Release};
 pub use guard::{Damage, Guard, Side};
 pub use limit::Budget;
 pub use stack::Next;
-pub(crate) use stack::Stack;
+pub(crate) use stack::{Behind, Stack};
 pub use tracking::{LiveBlock, LiveBlocks, Tracking};
 
 use crate::alignment::ALIGNMENT_MIN;

@@ -1,5 +1,6 @@
 //! [`Block::pin_backing`]: memory that others know by its physical place.
 
+use crate::backend::Source;
 use crate::block::Block;
 use crate::error::PoolError;
 
@@ -31,7 +32,10 @@ impl Block {
     pub fn pin_backing(&self) -> Result<(), PoolError> {
         match self.size_bytes() {
             0 => Ok(()),
-            _ => self.state().pin(self.piece()),
+            _ => {
+                let (pool, piece) = self.state().behind(self.piece());
+                pool.backend().pin(piece)
+            }
         }
     }
 }

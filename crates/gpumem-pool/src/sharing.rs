@@ -86,8 +86,10 @@ impl Block {
         if self.size_bytes() == 0 {
             return Ok(ExportedBlock::new(Vec::new(), 0, 0));
         }
-        let backing = self.state().backend().backing(self.piece());
+        let (pool, piece) = self.state().behind(self.piece());
+        let backing = pool.backend().backing(piece);
         let Underlying { handles, offset_bytes } = backing.ok_or(PoolError::NotExportable)?;
+        let offset_bytes = offset_bytes + (self.address() - piece.address);
         let driver = self.device().driver();
         let _bound = self.device().enter()?;
         let mut exported = Vec::new();

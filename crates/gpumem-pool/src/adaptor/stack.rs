@@ -23,6 +23,14 @@ pub(crate) struct Stack {
     special_count: AtomicUsize,
 }
 
+/// What a block is, or is part of.
+pub(crate) enum Behind {
+    /// A piece of its own pool's backend.
+    Own(Piece),
+    /// A block of another pool, which may have adaptors too.
+    Other(StateRef, Piece),
+}
+
 /// The adaptors inside of one, and the backend.
 #[derive(Clone, Copy)]
 pub struct Next<'a> {
@@ -131,11 +139,11 @@ impl Stack {
             .unwrap_or_else(|| Holding::plain(freed.piece, freed.size_bytes, freed.home, self.adaptors.len()))
     }
 
-    /// What is behind a live block, if that is no plain piece: the pool and the piece there.
-    pub(crate) fn behind(&self, pool: StateRef, address: CUdeviceptr) -> Option<(StateRef, Piece)> {
+    /// What is behind a live block, if that is no plain piece.
+    pub(crate) fn behind(&self, address: CUdeviceptr) -> Option<Behind> {
         self.special().get(&address).map(|holding| match &holding.source {
-            Source::Own { piece, .. } => (pool, *piece),
-            Source::Other(block) => (block.state(), block.piece()),
+            Source::Own { piece, .. } => Behind::Own(*piece),
+            Source::Other(block) => Behind::Other(block.state(), block.piece()),
         })
     }
 

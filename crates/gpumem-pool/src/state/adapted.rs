@@ -1,8 +1,8 @@
 //! The state of a pool with adaptors: what stands between them and the backend.
 
 use super::{State, StateRef};
-use crate::adaptor::{Change, PoolId, Stack};
-use crate::backend::{Freed, Piece, Source};
+use crate::adaptor::{Behind, Change, PoolId, Stack};
+use crate::backend::{Freed, Piece};
 use crate::block::Block;
 use crate::clock::StreamId;
 use crate::error::PoolError;
@@ -36,12 +36,12 @@ impl StateRef {
         self.lifetime.count_in();
     }
 
-    /// Keeps the physical memory of a live block where it is.
-    pub(crate) fn pin(self, piece: Piece) -> Result<(), PoolError> {
-        match self.stack.as_ref().and_then(|stack| stack.behind(self, piece.address)) {
-            None => self.backend.pin(piece),
-            Some((pool, piece)) if pool == self => pool.backend.pin(piece),
-            Some((other, piece)) => other.pin(piece),
+    /// The backend's piece that a live block is, or is part of, and the pool that has it.
+    pub(crate) fn behind(self, piece: Piece) -> (Self, Piece) {
+        match self.stack.as_ref().and_then(|stack| stack.behind(piece.address)) {
+            None => (self, piece),
+            Some(Behind::Own(piece)) => (self, piece),
+            Some(Behind::Other(pool, piece)) => pool.behind(piece),
         }
     }
 }
