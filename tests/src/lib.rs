@@ -5,6 +5,7 @@ pub mod bench;
 pub mod cases;
 pub mod counted;
 pub mod crowd;
+pub mod entries;
 pub mod gate;
 pub mod meter;
 pub mod model;

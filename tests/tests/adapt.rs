@@ -12,7 +12,7 @@ cases! {
     /// The wrapper stays, its contents move, and both print as the matrix that they stand for.
     fn a_diagonal_keeps_its_type(driver: &Driver) {
         let device = Device::new(driver, 0).unwrap();
-        let gpu = Gpu::new(&Pool::new(&device).unwrap()).unwrap();
+        let gpu = Gpu::new(&Pool::from_env(&device).unwrap()).unwrap();
         let host = Diagonal::new(vec![1.0f32, 2.0]);
         let there: Diagonal<GpuArray<f32, Ix1>> = host.adapt(&gpu).unwrap();
         let printed = there.to_string();
@@ -25,7 +25,7 @@ cases! {
     /// Tuples and options adapt part by part.
     fn tuples_and_options(driver: &Driver) {
         let device = Device::new(driver, 0).unwrap();
-        let gpu = Gpu::new(&Pool::new(&device).unwrap()).unwrap();
+        let gpu = Gpu::new(&Pool::from_env(&device).unwrap()).unwrap();
         let host = (arr2(&[[1.0f64, 2.0], [3.0, 4.0]]), Some(vec![1i32, 2, 3]), None::<Vec<f32>>);
         let there = host.adapt(&gpu).unwrap();
         let (matrix, some, none) = there.adapt(&Host).unwrap();

@@ -10,7 +10,7 @@ use gpumem_tests::cases;
 
 fn gpu(driver: &Driver) -> Gpu {
     let device = Device::new(driver, 0).unwrap();
-    Gpu::new(&Pool::new(&device).unwrap()).unwrap()
+    Gpu::new(&Pool::from_env(&device).unwrap()).unwrap()
 }
 
 cases! {

@@ -7,6 +7,8 @@ use cudarc::driver::CudaContext;
 use gpumem_adapt::array::pool::sys::Driver;
 use gpumem_adapt::array::pool::{Device, Pool};
 use gpumem_adapt::array::{Gpu, GpuArray};
+use gpumem_tests::backends::backends;
+use gpumem_tests::entries::{ENTRIES, Stage, is_missing};
 
 mod cuda {
     use super::*;
@@ -38,6 +40,26 @@ mod cuda {
 
         drop((array, doubled, gpu, device));
         assert_eq!(current(&driver), before, "our drops changed the current context");
+        assert_eq!(stream.clone_dtoh(&slice).unwrap(), [1.0, 2.0, 3.0]);
+        theirs.check_err().unwrap();
+    }
+
+    /// Every entry of the pool's crate, on a thread that cudarc has made its context current on.
+    #[test]
+    fn every_entry_leaves_cudarcs_context_current() {
+        let theirs = CudaContext::new(0).unwrap();
+        let stream = theirs.new_stream().unwrap();
+        let slice = stream.clone_htod(&[1.0f32, 2.0, 3.0]).unwrap();
+        let driver = Driver::cuda().unwrap();
+        theirs.bind_to_thread().unwrap();
+        for backend in backends(&Device::new(&driver, 0).unwrap()) {
+            let stage = Stage::new(&driver, backend).unwrap();
+            for (name, entry) in ENTRIES {
+                let outcome = entry(&stage);
+                assert_eq!(current(&driver), theirs.cu_ctx().addr(), "{backend}: {name}");
+                assert!(outcome.as_ref().err().is_none_or(is_missing), "{backend}: {name}: {outcome:?}");
+            }
+        }
         assert_eq!(stream.clone_dtoh(&slice).unwrap(), [1.0, 2.0, 3.0]);
         theirs.check_err().unwrap();
     }

@@ -16,7 +16,7 @@ const LENGTHS: &[usize] = &[0, 1, 2, 31, 32, 33, 255, 257, 1000, 4096, 65_537, 1
 
 fn gpu(driver: &Driver) -> Gpu {
     let device = Device::new(driver, 0).unwrap();
-    Gpu::new(&Pool::new(&device).unwrap()).unwrap()
+    Gpu::new(&Pool::from_env(&device).unwrap()).unwrap()
 }
 
 /// The driver under test and a software driver beside it.

@@ -1,5 +1,6 @@
 //! A folder with everything that a machine with a GPU and no Rust needs. For `run.sh`: the test programs in `tests/`
 //! and the examples in `examples/`. For `bench.sh` and `replay.sh`: the benches in `benches/`, the traces in `traces/`.
+//! `sanitize.sh` runs some of the first under the vendor's checker.
 
 use super::suite::{FOLDERS, Suite};
 use crate::measure;
@@ -8,10 +9,11 @@ use anyhow::{Context, Result, ensure};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-const SCRIPTS: [(&str, &str); 3] = [
+const SCRIPTS: [(&str, &str); 4] = [
     ("run.sh", include_str!("run.sh")),
     ("bench.sh", include_str!("bench.sh")),
     ("replay.sh", include_str!("replay.sh")),
+    ("sanitize.sh", include_str!("sanitize.sh")),
 ];
 
 /// Writes the bundle; what an earlier one left in the folder is replaced.
@@ -41,7 +43,9 @@ pub(super) fn write(suites: &[Suite], benches: &[Built], runners: &[Built], fold
     let size_mib = size_bytes(folder)? as f64 / f64::from(1 << 20);
     let (suite_count, bench_count) = (suites.len(), benches.len());
     println!("wrote {}: {suite_count} suites, {bench_count} benches, {size_mib:.1} MiB", folder.display());
-    println!("copy it to the machine with the GPU and start run.sh there, or bench.sh, or replay.sh");
+    println!(
+        "copy it to the machine with the GPU and start run.sh there, or sanitize.sh, bench.sh, replay.sh"
+    );
     Ok(())
 }
 
@@ -81,4 +85,44 @@ fn size_bytes(folder: &Path) -> Result<u64> {
         total += if metadata.is_dir() { size_bytes(&entry.path())? } else { metadata.len() };
     }
     Ok(total)
+}
+
+#[cfg(all(test, unix))]
+mod tests {
+    use super::*;
+
+    /// Runs `sanitize.sh` with a checker that is a shell script.
+    fn sanitize(checker: &str) -> (bool, String) {
+        let folder = std::env::temp_dir().join(format!("gpumem-sanitize-{}", std::process::id()));
+        std::fs::create_dir_all(&folder).unwrap();
+        let script = |name: &str, text: &str| {
+            std::fs::write(folder.join(name), text).unwrap();
+            make_executable(&folder.join(name)).unwrap();
+        };
+        script("sanitize.sh", include_str!("sanitize.sh"));
+        script("checker", &format!("#!/bin/sh\n{checker}\n"));
+        let mut command = Command::new("bash");
+        command.arg(folder.join("sanitize.sh")).env("COMPUTE_SANITIZER", folder.join("checker"));
+        let output = command.output().unwrap();
+        std::fs::remove_dir_all(&folder).unwrap();
+        (output.status.success(), String::from_utf8_lossy(&output.stdout).into_owned())
+    }
+
+    #[test]
+    fn what_the_checker_finds_fails_the_script() {
+        let clean = "echo 'test result: ok. 3 passed; 0 failed'; echo '=== ERROR SUMMARY: 0 errors'";
+        let (is_clean, said) = sanitize(clean);
+        assert!(is_clean && said.contains("all 8 are clean"), "{said}");
+        let one = r#"case "$*" in *races*kernels*) echo 'ERROR SUMMARY: 1 error'; exit 86;; esac"#;
+        let (is_clean, said) = sanitize(&format!("{one}; {clean}"));
+        let line =
+            "kernels, backend native, memcheck --track-stream-ordered-races all: FAILED: the checker objects";
+        assert!(!is_clean && said.contains(line) && said.contains("1 of 8 failed"), "{said}");
+        for checker in
+            ["exit 0", "echo 'ERROR SUMMARY: 0 errors'; echo 'test result: ok. 0 passed; 0 failed'", "exit 3"]
+        {
+            let (is_clean, said) = sanitize(checker);
+            assert!(!is_clean, "{checker}: {said}");
+        }
+    }
 }
