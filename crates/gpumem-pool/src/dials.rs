@@ -11,6 +11,7 @@
 //! | [`magazine_share`](Dials::magazine_share) | 5 ‰ | 5 ‰ | 2 ‰ | what all threads may keep at hand of blocks up to 1 MiB, of what is reserved | memory; less of it: locks |
 //! | [`magazine_bytes_min`](Dials::magazine_bytes_min) | 8 MiB | 8 MiB | 1 MiB | and this much at least | memory in small heaps |
 //! | [`poll_budget`](Dials::poll_budget) | 20 µs | 20 µs | 20 µs | how long one allocation may ask the driver what is complete; zero never asks | time; less of it: memory that other streams have freed is had later |
+//! | [`release_budget`](Dials::release_budget) | 200 µs | 200 µs | 200 µs | how long an allocation that took the long way, or the moment before a wait of the host, may give back what is over the soft limit; zero leaves that to the ends of waits | time; less of it: memory over the soft limit for longer |
 //! | [`inserted_waits`](Dials::inserted_waits) | off | on | on | whether one stream may be made to wait for another, on the device, rather than pass the slack | concurrency of streams; off: memory |
 //! | [`empty_windows_max`](Dials::empty_windows_max) | 4096 | 4096 | 16384 | mappings kept after their memory moved on, to which it can move back for nothing | host memory, some 100 bytes each; less of it: driver calls |
 //! | [`wait_deadline`](Dials::wait_deadline) | 10 s | 10 s | 10 s | how long an allocation may wait for running work when memory is out | time before an error |
@@ -66,6 +67,7 @@ pub struct Dials {
     pub(crate) magazine_share_per_mille: u32,
     pub(crate) magazine_bytes_min: u64,
     pub(crate) poll_budget: Duration,
+    pub(crate) release_budget: Duration,
     pub(crate) inserted_waits: bool,
     pub(crate) empty_windows_max: u32,
     pub(crate) wait_deadline: Duration,
@@ -84,6 +86,7 @@ impl Dials {
             magazine_share_per_mille: 5,
             magazine_bytes_min: 8 << 20,
             poll_budget: Duration::from_micros(20),
+            release_budget: Duration::from_micros(200),
             inserted_waits: true,
             empty_windows_max: 4096,
             wait_deadline: Duration::from_secs(10),
@@ -165,6 +168,12 @@ impl Dials {
     /// Zero never asks: then other streams' frees are had only where the program itself orders or observes streams.
     pub fn poll_budget(mut self, budget: Duration) -> Self {
         self.poll_budget = budget;
+        self
+    }
+
+    /// Zero gives back only where the host has waited.
+    pub fn release_budget(mut self, budget: Duration) -> Self {
+        self.release_budget = budget;
         self
     }
 

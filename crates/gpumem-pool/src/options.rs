@@ -9,6 +9,7 @@
 //! | profile | [`PoolBuilder::profile`], dial by dial [`PoolBuilder::dials`] | `GPUMEM_PROFILE` | `balanced` |
 //! | hard limit | [`PoolBuilder::hard_limit`] | `GPUMEM_HARD_LIMIT` | none |
 //! | trace | [`PoolBuilder::adaptor`] with a [`Trace`] | `GPUMEM_TRACE` | none |
+//! | idle time | [`PoolBuilder::trim_when_idle`] | | never |
 //! | soft limit | [`PoolBuilder::soft_limit`] | `GPUMEM_SOFT_LIMIT` | none |
 //!
 //! The builder wins over the environment, and the environment, which only `from_env` reads, over the default.
@@ -25,6 +26,7 @@ use crate::pool::Pool;
 use crate::trace::Trace;
 use core::fmt;
 use core::str::FromStr;
+use core::time::Duration;
 use gpumem_sys::env::{self, EnvError};
 use std::sync::Arc;
 
@@ -37,6 +39,7 @@ pub struct PoolBuilder {
     pub(crate) backend: Option<BackendKind>,
     pub(crate) hard_limit: Option<Limit>,
     pub(crate) soft_limit: Option<Limit>,
+    pub(crate) idle_after: Option<Duration>,
     pub(crate) dials: Dials,
     pub(crate) peers: Vec<Device>,
     pub(crate) handle_use: HandleUse,
@@ -82,6 +85,7 @@ impl PoolBuilder {
             backend: None,
             hard_limit: None,
             soft_limit: None,
+            idle_after: None,
             dials: Dials::default(),
             peers: Vec::new(),
             handle_use: HandleUse::default(),
@@ -154,6 +158,29 @@ impl PoolBuilder {
     /// caches nothing, so there it has no effect.
     pub fn soft_limit(mut self, limit: impl Into<Limit>) -> Self {
         self.soft_limit = Some(limit.into());
+        self
+    }
+
+    /// Gives back all that the pool keeps and no block holds, once `after` has passed without an allocation. No thread
+    /// watches: it is noticed where the host waits for a stream or the device, and where another pool of the device
+    /// allocates the long way. The backend `none` keeps nothing.
+    ///
+    /// ```
+    /// use gpumem_pool::{Device, Pool, Stream, sys::{Driver, SimConfig}};
+    /// use std::time::Duration;
+    ///
+    /// let device = Device::new(&Driver::sim(SimConfig::new())?, 0)?;
+    /// let pool = Pool::builder(&device).trim_when_idle(Duration::from_millis(5)).build()?;
+    /// let stream = Stream::new(&device)?;
+    /// drop(pool.alloc(5 << 20, &stream)?);
+    /// stream.synchronize()?;
+    /// std::thread::sleep(Duration::from_millis(10));
+    /// stream.synchronize()?;
+    /// assert_eq!(pool.status()?.reserved_bytes, 0);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    pub fn trim_when_idle(mut self, after: Duration) -> Self {
+        self.idle_after = Some(after);
         self
     }
 

@@ -9,14 +9,18 @@ use crate::context::Relaxed;
 use crate::family::Member;
 use crate::reclaim::Registry;
 use core::sync::atomic::{AtomicBool, Ordering};
+use core::time::Duration;
 use gpumem_sys::Driver;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::time::Instant;
 
 #[derive(Default)]
 pub(crate) struct Upkeep {
     work: Mutex<Work>,
     /// Whether there is any: looked at after every wait.
     is_needed: AtomicBool,
+    /// When allocations last had anything done.
+    served_at: Mutex<Option<Instant>>,
     /// Who can make room on the device.
     registry: Arc<Registry>,
 }
@@ -36,6 +40,9 @@ pub(crate) trait Waiting: Send + Sync {
 
     /// The host has waited for a stream or the device. The device's context is current.
     fn after_wait(&self);
+
+    /// A pool of the device has allocated the long way, this one or another.
+    fn while_allocating(&self);
 }
 
 /// Memory of a pool that is gone.
@@ -82,6 +89,25 @@ impl Upkeep {
         }
     }
 
+    /// A pool of the device has allocated the long way.
+    pub(crate) fn while_allocating(&self) {
+        if self.is_needed.load(Ordering::Relaxed) && self.is_due() {
+            let pools: Vec<_> = self.work().pools.iter().filter_map(Weak::upgrade).collect();
+            pools.iter().for_each(|pool| pool.while_allocating());
+        }
+    }
+
+    /// So that allocations spend no more than a part of their time on this.
+    fn is_due(&self) -> bool {
+        // Whoever has it is at it.
+        let Ok(mut served_at) = self.served_at.try_lock() else { return false };
+        let is_due = served_at.is_none_or(|served_at| served_at.elapsed() >= SERVED_EVERY);
+        if is_due {
+            *served_at = Some(Instant::now());
+        }
+        is_due
+    }
+
     /// The host has waited. The device's context is current.
     pub(crate) fn after_wait(&self, driver: &Driver, clocks: &Clocks) {
         if !self.is_needed.load(Ordering::Relaxed) {
@@ -116,3 +142,36 @@ impl Upkeep {
         self.work.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
+
+/// Whether a pool has gone without an allocation for so long that it gives back what it keeps.
+pub(crate) struct Idle {
+    after: Option<Duration>,
+    /// How often it had allocated when that was last seen to change, and when that was.
+    seen: Mutex<(u64, Instant)>,
+}
+
+impl Idle {
+    pub(crate) fn new(after: Option<Duration>) -> Self {
+        Self { after, seen: Mutex::new((0, Instant::now())) }
+    }
+
+    /// Whether there is a time at all.
+    pub(crate) fn is_asked_for(&self) -> bool {
+        self.after.is_some()
+    }
+
+    /// True once for each time that has passed.
+    pub(crate) fn is_over(&self, allocation_count: impl FnOnce() -> u64) -> bool {
+        let Some(after) = self.after else { return false };
+        let mut seen = self.seen.lock().unwrap_or_else(PoisonError::into_inner);
+        let now_count = allocation_count();
+        let is_over = seen.0 == now_count && seen.1.elapsed() >= after;
+        if is_over || seen.0 != now_count {
+            *seen = (now_count, Instant::now());
+        }
+        is_over
+    }
+}
+
+/// Between two times that allocations have something done.
+const SERVED_EVERY: Duration = Duration::from_millis(1);

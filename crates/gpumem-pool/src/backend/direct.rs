@@ -15,6 +15,7 @@ use crate::limit::Limits;
 use crate::options::{BackendKind, PoolBuilder};
 use crate::out_of_memory::{Attempt, GrowthLog, OutOfMemory, Sample};
 use crate::stream::Stream;
+use crate::upkeep::{Idle, Waiting};
 use core::ops::Deref;
 use gpumem_sys::DriverError;
 use gpumem_sys::types::{CUdeviceptr, CUresult};
@@ -71,6 +72,7 @@ pub(crate) struct Desk<C> {
     dues: Dues,
     limits: Limits,
     growth: GrowthLog,
+    idle: Idle,
     calls: C,
 }
 
@@ -78,10 +80,22 @@ impl<C: Calls + Send + Sync + 'static> Direct<C> {
     pub(super) fn new(options: &PoolBuilder, limits: &Limits, calls: C) -> Self {
         let (device, dues, limits) = (options.device.clone(), Dues::new(options), limits.clone());
         let growth = GrowthLog::default();
-        let desk = Arc::new(Desk { device, ledger: Ledger::default(), dues, limits, growth, calls });
+        let desk = Arc::new(Desk {
+            device,
+            ledger: Ledger::default(),
+            dues,
+            limits,
+            growth,
+            idle: Idle::new(options.idle_after),
+            calls,
+        });
         if C::KEEPS_MEMORY {
             let member: Weak<Desk<C>> = Arc::downgrade(&desk);
             desk.device.upkeep().add_member(member);
+            if desk.idle.is_asked_for() {
+                let waiting: Weak<Desk<C>> = Arc::downgrade(&desk);
+                desk.device.upkeep().add_pool(waiting);
+            }
         }
         Self(desk)
     }
@@ -102,6 +116,20 @@ impl<C: Calls + Send + Sync> Member for Desk<C> {
         // What can't be given back now is not to be had.
         let _ = self.calls.sweep();
         let _ = self.calls.trim_to(&self.device, 0);
+    }
+}
+
+impl<C: Calls + Send + Sync> Waiting for Desk<C> {
+    fn before_wait(&self) {}
+
+    fn after_wait(&self) {
+        if self.idle.is_over(|| self.ledger.allocation_count()) {
+            self.give_back_all();
+        }
+    }
+
+    fn while_allocating(&self) {
+        self.after_wait();
     }
 }
 
@@ -212,6 +240,7 @@ impl<C: Calls + Send + Sync + 'static> Source for Direct<C> {
         let address = acquired.inspect_err(|_| self.dues.give_back(size_bytes))?;
         admission.settle();
         self.note_growth();
+        self.device.upkeep().while_allocating();
         Ok(Piece { address, record: 0, class: 0 })
     }
 

@@ -3,11 +3,12 @@
 use crate::bench::{self, Bench, built_backends};
 use gpumem_pool::sys::{Driver, SimConfig};
 use gpumem_pool::{
-    BackendKind, Block, Device, MemoryKind, Pool, PoolBuilder, PoolError, Profile, Reclaimable, Stream,
+    BackendKind, Block, Device, Dials, MemoryKind, Pool, PoolBuilder, PoolError, Profile, Reclaimable, Stream,
 };
 use std::error::Error;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex};
+use std::time::Duration;
 
 const MIB: u64 = 1 << 20;
 
@@ -267,4 +268,57 @@ fn errors_of_others_are_not_asked_about() {
     let (pool, stream) = (Pool::new(&device).unwrap(), Stream::new(&device).unwrap());
     assert!(matches!(pool.alloc(u64::MAX, &stream), Err(PoolError::TooLarge { .. })));
     assert!(shelf.calls.lock().unwrap().is_empty());
+}
+
+/// As long as it takes until allocations may have something done again.
+fn wait_a_little() {
+    std::thread::sleep(Duration::from_millis(3));
+}
+
+#[test]
+fn what_is_over_the_soft_limit_goes_back_while_the_program_allocates() {
+    on_each_backend(&SimConfig::new().memory_bytes(1024 * MIB), |bench| {
+        if bench.backend != BackendKind::Caching {
+            return;
+        }
+        for (budget, is_served) in [(Duration::from_secs(1), true), (Duration::ZERO, false)] {
+            let dials = Dials::default().release_budget(budget);
+            let pool = bench.builder().dials(dials).soft_limit(64 * MIB).build().unwrap();
+            let stream = bench.stream();
+            let blocks: Vec<Block> = (0..20).map(|_| pool.alloc(20 * MIB, &stream).unwrap()).collect();
+            drop(blocks);
+            let mut held = Vec::new();
+            for _ in 0..20 {
+                wait_a_little();
+                // Small blocks take over what large ones left: the long way, every other time.
+                held.push(pool.alloc(MIB, &stream).unwrap());
+            }
+            let reserved_bytes = pool.status().unwrap().reserved_bytes;
+            assert_eq!(reserved_bytes < 100 * MIB, is_served, "{reserved_bytes} bytes");
+            drop(held);
+        }
+    });
+}
+
+#[test]
+fn a_pool_that_is_idle_keeps_nothing() {
+    on_each_backend(&cramped(), |bench| {
+        let idle = || bench.builder().trim_when_idle(Duration::from_millis(30)).build().unwrap();
+        let (pool, stream) = (idle(), bench.stream());
+        drop(pool.alloc(20 * MIB, &stream).unwrap());
+        let keeps = pool.backend() != BackendKind::None;
+        let reserved = |pool: &Pool| pool.status().unwrap().reserved_bytes > 0;
+        stream.synchronize().unwrap();
+        assert_eq!(reserved(&pool), keeps);
+        std::thread::sleep(Duration::from_millis(40));
+        stream.synchronize().unwrap();
+        assert!(!reserved(&pool));
+
+        // Another pool's allocation says so too.
+        drop(pool.alloc(20 * MIB, &stream).unwrap());
+        stream.synchronize().unwrap();
+        std::thread::sleep(Duration::from_millis(40));
+        drop(bench.pool().alloc(20 * MIB, &stream).unwrap());
+        assert!(!reserved(&pool));
+    });
 }

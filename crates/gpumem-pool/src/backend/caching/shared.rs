@@ -6,6 +6,7 @@
 //! | `books` | what the pool says of itself |
 //! | `refusal` | why an allocation failed |
 //! | `relief` | taking memory before it is asked for, and giving it back |
+//! | `eager` | giving back before anybody is short |
 //! | `users` | other devices, and what stays in its place for them |
 //! | `addresses` | the heap's addresses, or that it has none of its own |
 //! | `remains` | the heap of a pool that is gone |
@@ -17,6 +18,7 @@
 
 mod addresses;
 mod books;
+mod eager;
 mod guarded;
 mod refusal;
 mod relief;
@@ -44,6 +46,7 @@ use crate::limit::Limits;
 use crate::options::PoolBuilder;
 use crate::out_of_memory::GrowthLog;
 use crate::stream::Stream;
+use crate::upkeep::Idle;
 use core::sync::atomic::AtomicBool;
 pub(super) use guarded::Core;
 pub(super) use refusal::Lack;
@@ -57,6 +60,7 @@ pub(super) struct Shared {
     limits: Limits,
     access: Access,
     growth: GrowthLog,
+    idle: Idle,
     /// Whether the device tells this pool when the host waits.
     hears_of_waits: AtomicBool,
     /// The heap's addresses.
@@ -86,6 +90,7 @@ impl Shared {
             limits: limits.clone(),
             access,
             growth: GrowthLog::default(),
+            idle: Idle::new(options.idle_after),
             hears_of_waits: AtomicBool::new(false),
             ranges,
             front: Front::new(dials.magazine_bytes(0)),
@@ -97,7 +102,7 @@ impl Shared {
             }),
             draining: Mutex::new(()),
         });
-        if limits.soft_bytes().is_some() {
+        if limits.soft_bytes().is_some() || shared.idle.is_asked_for() {
             shared.hear_of_waits();
         }
         let member: Weak<Self> = Arc::downgrade(&shared);
@@ -277,6 +282,7 @@ impl Shared {
         let in_use_bytes = core.heap.used_bytes();
         drop(core);
         self.note_growth(in_use_bytes);
+        self.device.upkeep().while_allocating();
         Ok(piece)
     }
 

@@ -7,7 +7,6 @@ use crate::clock::Slot;
 use crate::context::Relaxed;
 use crate::error::PoolError;
 use crate::family::Member;
-use crate::upkeep::Waiting;
 use core::sync::atomic::Ordering;
 use core::time::Duration;
 use gpumem_sys::DriverError;
@@ -62,7 +61,7 @@ impl Shared {
         Ok(self.trim(0)?)
     }
 
-    fn trim(&self, keep_bytes: u64) -> Result<(), DriverError> {
+    pub(super) fn trim(&self, keep_bytes: u64) -> Result<(), DriverError> {
         self.settle_extents()?;
         let mut vmm = self.vmm();
         let mut core = self.core();
@@ -106,7 +105,7 @@ impl Shared {
     }
 
     /// More than the hard limit is reserved where that has been lowered.
-    fn soft_bytes(&self) -> u64 {
+    pub(super) fn soft_bytes(&self) -> u64 {
         self.limits.soft_bytes().unwrap_or(u64::MAX).min(self.limits.family().limit_bytes())
     }
 
@@ -122,21 +121,6 @@ impl Shared {
 /// What there was before a look.
 pub(in super::super) struct Look {
     counts: Counts,
-}
-
-impl Waiting for Shared {
-    fn before_wait(&self) {
-        if self.reserved().current_bytes > self.soft_bytes() {
-            self.drain_all();
-        }
-    }
-
-    fn after_wait(&self) {
-        if self.reserved().current_bytes > self.soft_bytes() {
-            // What can't be given back now stays for the next time; a failure comes back at the next call of the user's.
-            let _ = self.trim(self.soft_bytes());
-        }
-    }
 }
 
 impl Member for Shared {

@@ -1,0 +1,114 @@
+//! What eager release is worth: the memory of a training run, with frees of other streams and memory over the soft limit
+//! served a little at a time, and the same with both left alone until memory runs out.
+//!
+//! The run is CUDA.jl's toy: 300,000 × 1,000 numbers on the device, from which a stream cuts batches of 2,048 into fresh
+//! blocks for another stream, which makes a few small arrays for each; 4 GiB are allowed, of which 2 GiB are soft. Only the
+//! memory is real: kernels are copies and fills.
+//!
+//! `cargo run --release -p gpumem-pool --example eager [-- EPOCHS]`, on a GPU or, without one, on the software driver.
+
+#![allow(clippy::print_stdout)] // printing is what it is for
+
+use core::time::Duration;
+use gpumem_pool::sys::{Driver, SimConfig};
+use gpumem_pool::{BackendKind, Block, Device, Dials, Pool, Stream};
+use std::error::Error;
+use std::time::Instant;
+
+const OBSERVATIONS: u64 = 300_000;
+const FEATURES: u64 = 1_000;
+const BATCH: u64 = 2_048;
+
+fn main() -> Result<(), Box<dyn Error>> {
+    let epochs = std::env::args().nth(1).map_or(Ok(20), |epochs| epochs.parse())?;
+    // A simulated device that wakes up for nothing: what counts here is the host's.
+    let simulated = || Driver::sim(SimConfig::new().memory_bytes(8 << 30).races(false));
+    let driver = Driver::cuda().or_else(|_| simulated())?;
+    let device = Device::new(&driver, 0)?;
+    println!("{device}, {}, {epochs} epochs", driver.kind());
+    println!(
+        "{:<24} {:>9} {:>13} {:>13} {:>15}",
+        "served", "total, s", "median, µs", "longest, µs", "reserved, MiB"
+    );
+    let at_once = Dials::default();
+    let at_last = Dials::default()
+        .poll_budget(Duration::ZERO)
+        .release_budget(Duration::ZERO)
+        .inserted_waits(false)
+        .growth_slack(1 << 20);
+    for (name, dials) in [("a little at a time", at_once), ("when memory runs out", at_last)] {
+        let run = Run::new(&device, dials)?;
+        let start = Instant::now();
+        let mut steps = Vec::new();
+        for _ in 0..epochs {
+            run.epoch(&mut steps)?;
+        }
+        run.compute.synchronize()?;
+        let total = start.elapsed();
+        steps.sort_unstable();
+        let micros = |step: Option<&Duration>| step.map_or(0.0, |step| step.as_secs_f64() * 1e6);
+        println!(
+            "{name:<24} {:>9.3} {:>13.1} {:>13.1} {:>15}",
+            total.as_secs_f64(),
+            micros(steps.get(steps.len() / 2)),
+            micros(steps.last()),
+            run.pool.status()?.reserved_peak_bytes >> 20,
+        );
+    }
+    Ok(())
+}
+
+struct Run {
+    pool: Pool,
+    cutting: Stream,
+    compute: Stream,
+    table: Block,
+}
+
+impl Run {
+    fn new(device: &Device, dials: Dials) -> Result<Self, Box<dyn Error>> {
+        let builder = Pool::builder(device).backend(BackendKind::Caching).dials(dials);
+        let pool = builder.hard_limit(4 << 30).soft_limit(2 << 30).build()?;
+        let (cutting, compute) = (Stream::new(device)?, Stream::new(device)?);
+        let table = pool.alloc(OBSERVATIONS * FEATURES * 4, &cutting)?;
+        Ok(Self { pool, cutting, compute, table })
+    }
+
+    /// Notes how long the host took for each step.
+    fn epoch(&self, steps: &mut Vec<Duration>) -> Result<(), Box<dyn Error>> {
+        for first in (0..OBSERVATIONS).step_by(BATCH as usize) {
+            let start = Instant::now();
+            let rows = BATCH.min(OBSERVATIONS - first);
+            let batch = self.pool.alloc(rows * FEATURES * 4, &self.cutting)?;
+            self.copy(&batch, self.table.address() + first * FEATURES * 4, &self.cutting)?;
+            self.compute.wait_for(&self.cutting)?;
+            // Guesses, their errors, and a gradient.
+            for size_bytes in [rows * 4, rows * 4, FEATURES * 4] {
+                let array = self.pool.alloc(size_bytes, &self.compute)?;
+                self.copy(&array, batch.address(), &self.compute)?;
+            }
+            batch.record_use(&self.compute);
+            drop(batch);
+            steps.push(start.elapsed());
+        }
+        // The loss is looked at.
+        self.compute.synchronize()?;
+        Ok(())
+    }
+
+    fn copy(&self, to: &Block, from: u64, stream: &Stream) -> Result<(), Box<dyn Error>> {
+        let device = self.pool.device();
+        let _bound = device.bind()?;
+        // SAFETY: both ends are alive and as large as this, and their frees wait for the stream: it is the block's own, or
+        // recorded.
+        unsafe {
+            device.driver().cuMemcpyDtoDAsync_v2(
+                to.address(),
+                from,
+                to.size_bytes() as usize,
+                stream.raw(),
+            )?;
+        }
+        Ok(())
+    }
+}
