@@ -25,7 +25,9 @@ impl StateRef {
             block.add_uses(GRAPH_BIT);
             block
         };
+        // What the host writes into a block now must be there when the graph runs: no other part has its place.
         if alignment <= ALIGNMENT_MIN
+            && !self.setup().kind.is_host_accessible()
             && let Some(address) = holds.take_part(graph, self, size_bytes, stream.id())
         {
             return Ok(Some(part(address)));

@@ -4,7 +4,7 @@ use crate::bench::{Bench, on_each_backend, small};
 use gpumem_pool::sys::sim::Schedule;
 use gpumem_pool::sys::types::{CUdevice_attribute, CUresult};
 use gpumem_pool::sys::{Driver, SimConfig};
-use gpumem_pool::{BackendKind, Block, Device, Limit, MemoryKind, Pool, PoolError, Stream};
+use gpumem_pool::{BackendKind, Block, CaptureMode, Device, Limit, MemoryKind, Pool, PoolError, Stream};
 
 const MIB: u64 = 1 << 20;
 
@@ -110,6 +110,32 @@ fn at_the_limit_the_host_waits() {
         assert!(matches!(pool.alloc(33 * MIB, &stream), Err(PoolError::LimitReached { .. })));
         assert!(pool.status().unwrap().reserved_peak_bytes <= 32 * MIB);
         pool.check().unwrap();
+    });
+}
+
+/// What the host writes while a graph is made is there when the graph runs: no block has the place of another that the graph
+/// writes to.
+#[test]
+fn a_graph_leaves_the_hosts_bytes_alone() {
+    on_host_memory(|bench| {
+        let (pool, stream) = (bench.pool(), bench.stream());
+        let capture = stream.begin_capture(CaptureMode::Global).unwrap();
+        let scratch = pool.alloc(2 * MIB, &stream).unwrap();
+        bench.fill(&scratch, 9, &stream);
+        drop(scratch);
+        let input = pool.alloc(2 * MIB, &stream).unwrap();
+        write(&input, 5);
+        let exec = capture.end().unwrap().instantiate().unwrap();
+        for _ in 0..2 {
+            // SAFETY: what was queued uses only memory of the graph's own.
+            unsafe { exec.launch(&stream).unwrap() };
+        }
+        stream.synchronize().unwrap();
+        assert!(holds(&input, 5));
+        drop((input, exec));
+        stream.synchronize().unwrap();
+        pool.reclaim().unwrap();
+        assert_eq!((pool.status().unwrap().reserved_bytes, pool.check()), (0, Ok(())));
     });
 }
 
