@@ -76,7 +76,8 @@ impl Pool {
     /// Allocates on `stream`: work queued there from now on may use the memory, whose contents are whatever they were.
     ///
     /// Zero bytes are a block at address 0 and cost no driver call. When the device is full, what the pool can give back
-    /// is given back first, which waits for the device; nothing else here waits.
+    /// is given back first, which waits for the device, and then others are asked for room
+    /// ([`Reclaimable`](crate::Reclaimable)). Nothing else here waits.
     ///
     /// # Errors
     ///
@@ -135,7 +136,8 @@ impl Pool {
         self.0.backend().check()
     }
 
-    /// Waits for the device, then gives back all memory that no block holds. Returns how many bytes were given back.
+    /// Asks all that is registered with the device ([`Reclaimable`](crate::Reclaimable)) for what it can do without, waits for
+    /// the device, then gives back all memory that no block holds. Returns how many bytes were given back.
     ///
     /// Allocating does this by itself when the device is full; call it to leave room for others.
     ///

@@ -17,6 +17,8 @@
 //! the host may use, only what is complete is free: `completed` marks first what it asks about, `device_waits` does nothing,
 //! and the last rung is tried again while other threads leave something.
 //!
+//! Below the last rung others are asked for room (`state/relief`), and all of this begins anew.
+//!
 //! No rung breaks a handle up: one that is idle can be mapped as it is, beside parts of others, and of one that is partly
 //! in use the driver gives nothing back. When the driver has less left than our limit allows, another has taken it: then
 //! growth stops where the driver does, and the rungs below it make do with what there is.

@@ -2,6 +2,8 @@
 //!
 //! | room | noun |
 //! | --- | --- |
+//! | `frees` | what comes back and finds no room at hand |
+//! | `drains` | taking from threads what they keep at hand |
 //! | `guarded` | what the heap's lock guards |
 //! | `books` | what the pool says of itself |
 //! | `refusal` | why an allocation failed |
@@ -18,7 +20,9 @@
 
 mod addresses;
 mod books;
+mod drains;
 mod eager;
+mod frees;
 mod guarded;
 mod refusal;
 mod relief;
@@ -28,16 +32,16 @@ mod users;
 use super::access::{Access, Memory};
 use super::class::Class;
 use super::extent::Extents;
-use super::front::{Front, Spill};
+use super::front::Front;
 use super::gate::{Entered, Gate};
 use super::heap::{Heap, Request};
 use super::ladder;
 use super::magazine::{Own, Piece};
-use super::recent::{Large, Recent};
+use super::recent::Recent;
 use super::stats::Counters;
 use super::vmm::Vmm;
 use super::{of_class, of_heap, thread};
-use crate::backend::{Freed, Piece as BlockPiece, Taken};
+use crate::backend::Piece as BlockPiece;
 use crate::clock::{Clocks, Order, Slot, Stamp, StreamId};
 use crate::device::Device;
 use crate::dials::Dials;
@@ -50,7 +54,7 @@ use crate::upkeep::Idle;
 use core::sync::atomic::AtomicBool;
 pub(super) use guarded::Core;
 pub(super) use refusal::Lack;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, Mutex, Weak};
 
 pub(super) struct Shared {
     /// The front's number, by which threads find their sets.
@@ -161,73 +165,10 @@ impl Shared {
         Ok(of_heap(Piece { address: piece.address.next_multiple_of(alignment), ..piece }))
     }
 
-    /// What the thread's magazine had no room for, and blocks that don't go there.
-    pub(super) fn free(&self, freed: &Freed) -> Taken {
-        let counted = match Class::at(freed.piece.class as usize) {
-            _ if !freed.is_plain() => false,
-            Some(class) => self.free_small(class, freed),
-            None => self.free_large(freed),
-        };
-        if counted {
-            return Taken { result: Ok(()), counted };
-        }
-        self.give(freed);
-        Taken { result: Ok(()), counted: self.count_in(freed) }
-    }
-
-    fn free_small(&self, class: Class, freed: &Freed) -> bool {
-        let mut spill = Vec::new();
-        let make_way =
-            |set: Own<'_>| self.front.make_way(set, class, |stream| self.stamp_of(stream), &mut spill);
-        let is_made = self.with_set(freed.home, make_way) == Some(true);
-        self.give_all(spill);
-        let piece = Piece { address: freed.piece.address, record: freed.piece.record };
-        // Last of all: it counts.
-        is_made
-            && thread::with_near(self.id, freed.home.0, |set| set.put(class, freed.size_bytes, piece))
-                == Some(true)
-    }
-
-    /// The last few make way.
-    fn free_large(&self, freed: &Freed) -> bool {
-        let Some(large) = self.large(&freed.piece, freed.size_bytes, freed.home) else { return false };
-        if self.with_set(freed.home, |set| set.has_recent()) == Some(true) {
-            self.core().give_recent(&self.take_recent(freed.home));
-        }
-        // Last of all: it counts.
-        thread::with_near(self.id, freed.home.0, |set| set.put_large(large)) == Some(true)
-    }
-
-    /// What a set keeps of a block beyond the classes that only home has used; `None` if it is not one, if home is gone, or
-    /// if the host may use it, who follows no stream's order.
-    #[inline]
-    pub(super) fn large(&self, piece: &BlockPiece, size_bytes: u64, home: StreamId) -> Option<Large> {
-        let stamp = self.clocks().stamp_of(home);
-        let BlockPiece { address, record, .. } = *piece;
-        let large = Large { piece: Piece { address, record }, size_bytes, stamp: stamp.into() };
-        (size_bytes > Class::SIZE_BYTES_MAX && stamp != Stamp::NONE && !self.is_for_host()).then_some(large)
-    }
-
     /// What this thread's set of a stream keeps beyond the classes. Called with the heap locked: whoever looks for memory
     /// finds it in the set or in the heap, and never in somebody's hands.
     fn take_recent(&self, stream: StreamId) -> Recent {
         thread::with_near(self.id, stream.0, |set| set.take_recent()).unwrap_or(Recent::new())
-    }
-
-    fn give(&self, freed: &Freed) {
-        let record = freed.piece.record;
-        if freed.is_plain() {
-            let stamp = self.clocks().stamp_of(freed.home);
-            return self.core().heap.give(record, &[stamp]);
-        }
-        let stamps: Vec<Stamp> = freed.stamps(self.clocks()).collect();
-        self.core().heap.give(record, &stamps);
-    }
-
-    /// The last touch, if it says true.
-    fn count_in(&self, freed: &Freed) -> bool {
-        let count = |set: Own<'_>| set.count_in(freed.size_bytes);
-        self.with_set(freed.home, count) == Some(true) || self.front.count_in(freed.size_bytes)
     }
 
     /// This thread's set for a stream, unless the stream is long gone or the thread at its end.
@@ -284,56 +225,6 @@ impl Shared {
         self.note_growth(in_use_bytes);
         self.device.upkeep().while_allocating();
         Ok(piece)
-    }
-
-    /// Says whether there was anything. Of those who drain, one after another gives to the heap what he has taken: whoever
-    /// comes next finds it there.
-    pub(super) fn drain_own(&self) -> bool {
-        let _turn = self.draining();
-        let mut spill = Vec::new();
-        thread::each_set(self.id, |set| {
-            self.front.drain_own(set, |stream| self.stamp_of(stream), &mut spill)
-        });
-        self.give_all(spill)
-    }
-
-    /// The same, of blocks beyond the classes only.
-    pub(super) fn drain_own_recent(&self) -> bool {
-        let (mut is_any, mut core) = (false, self.core());
-        thread::each_set(self.id, |set| {
-            let recent = set.take_recent();
-            is_any |= !recent.as_slice().is_empty();
-            core.give_recent(&recent);
-        });
-        is_any
-    }
-
-    /// The same, of all threads.
-    pub(super) fn drain_all_recent(&self) -> bool {
-        let _turn = self.draining();
-        let mut spill = Vec::new();
-        self.front.drain_recent(&mut spill);
-        self.give_all(spill)
-    }
-
-    pub(super) fn drain_all(&self) -> bool {
-        let _turn = self.draining();
-        let mut spill = Vec::new();
-        self.front.drain(|stream| self.stamp_of(stream), &mut spill);
-        self.give_all(spill)
-    }
-
-    fn draining(&self) -> MutexGuard<'_, ()> {
-        self.draining.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    fn give_all(&self, spill: Spill<Stamp>) -> bool {
-        if spill.is_empty() {
-            return false;
-        }
-        let mut core = self.core();
-        spill.iter().for_each(|(piece, stamp)| core.heap.give(piece.record, &[*stamp]));
-        true
     }
 
     /// Nobody allocates any more. Returns how many blocks are alive; from now on their frees are counted elsewhere.

@@ -1,0 +1,59 @@
+//! Taking from threads what they keep at hand.
+
+use super::Shared;
+use crate::backend::caching::front::Spill;
+use crate::backend::caching::thread;
+use crate::clock::Stamp;
+use std::sync::{MutexGuard, PoisonError};
+
+impl Shared {
+    /// Says whether there was anything. Of those who drain, one after another gives to the heap what he has taken: whoever
+    /// comes next finds it there.
+    pub(in super::super) fn drain_own(&self) -> bool {
+        let _turn = self.draining();
+        let mut spill = Vec::new();
+        thread::each_set(self.id, |set| {
+            self.front.drain_own(set, |stream| self.stamp_of(stream), &mut spill)
+        });
+        self.give_all(spill)
+    }
+
+    /// The same, of blocks beyond the classes only.
+    pub(in super::super) fn drain_own_recent(&self) -> bool {
+        let (mut is_any, mut core) = (false, self.core());
+        thread::each_set(self.id, |set| {
+            let recent = set.take_recent();
+            is_any |= !recent.as_slice().is_empty();
+            core.give_recent(&recent);
+        });
+        is_any
+    }
+
+    /// The same, of all threads.
+    pub(in super::super) fn drain_all_recent(&self) -> bool {
+        let _turn = self.draining();
+        let mut spill = Vec::new();
+        self.front.drain_recent(&mut spill);
+        self.give_all(spill)
+    }
+
+    pub(in super::super) fn drain_all(&self) -> bool {
+        let _turn = self.draining();
+        let mut spill = Vec::new();
+        self.front.drain(|stream| self.stamp_of(stream), &mut spill);
+        self.give_all(spill)
+    }
+
+    fn draining(&self) -> MutexGuard<'_, ()> {
+        self.draining.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(super) fn give_all(&self, spill: Spill<Stamp>) -> bool {
+        if spill.is_empty() {
+            return false;
+        }
+        let mut core = self.core();
+        spill.iter().for_each(|(piece, stamp)| core.heap.give(piece.record, &[*stamp]));
+        true
+    }
+}

@@ -1,0 +1,79 @@
+//! What comes back and finds no room at hand.
+
+use super::Shared;
+use crate::backend::caching::class::Class;
+use crate::backend::caching::magazine::{Own, Piece};
+use crate::backend::caching::recent::Large;
+use crate::backend::caching::thread;
+use crate::backend::{Freed, Piece as BlockPiece, Taken};
+use crate::clock::{Stamp, StreamId};
+
+impl Shared {
+    /// What the thread's magazine had no room for, and blocks that don't go there.
+    pub(in super::super) fn free(&self, freed: &Freed) -> Taken {
+        let counted = match Class::at(freed.piece.class as usize) {
+            _ if !freed.is_plain() => false,
+            Some(class) => self.free_small(class, freed),
+            None => self.free_large(freed),
+        };
+        if counted {
+            return Taken { result: Ok(()), counted };
+        }
+        self.give(freed);
+        Taken { result: Ok(()), counted: self.count_in(freed) }
+    }
+
+    fn free_small(&self, class: Class, freed: &Freed) -> bool {
+        let mut spill = Vec::new();
+        let make_way =
+            |set: Own<'_>| self.front.make_way(set, class, |stream| self.stamp_of(stream), &mut spill);
+        let is_made = self.with_set(freed.home, make_way) == Some(true);
+        self.give_all(spill);
+        let piece = Piece { address: freed.piece.address, record: freed.piece.record };
+        // Last of all: it counts.
+        is_made
+            && thread::with_near(self.id, freed.home.0, |set| set.put(class, freed.size_bytes, piece))
+                == Some(true)
+    }
+
+    /// The last few make way.
+    fn free_large(&self, freed: &Freed) -> bool {
+        let Some(large) = self.large(&freed.piece, freed.size_bytes, freed.home) else { return false };
+        if self.with_set(freed.home, |set| set.has_recent()) == Some(true) {
+            self.core().give_recent(&self.take_recent(freed.home));
+        }
+        // Last of all: it counts.
+        thread::with_near(self.id, freed.home.0, |set| set.put_large(large)) == Some(true)
+    }
+
+    /// What a set keeps of a block beyond the classes that only home has used; `None` if it is not one, if home is gone, or
+    /// if the host may use it, who follows no stream's order.
+    #[inline]
+    pub(in super::super) fn large(
+        &self,
+        piece: &BlockPiece,
+        size_bytes: u64,
+        home: StreamId,
+    ) -> Option<Large> {
+        let stamp = self.clocks().stamp_of(home);
+        let BlockPiece { address, record, .. } = *piece;
+        let large = Large { piece: Piece { address, record }, size_bytes, stamp: stamp.into() };
+        (size_bytes > Class::SIZE_BYTES_MAX && stamp != Stamp::NONE && !self.is_for_host()).then_some(large)
+    }
+
+    fn give(&self, freed: &Freed) {
+        let record = freed.piece.record;
+        if freed.is_plain() {
+            let stamp = self.clocks().stamp_of(freed.home);
+            return self.core().heap.give(record, &[stamp]);
+        }
+        let stamps: Vec<Stamp> = freed.stamps(self.clocks()).collect();
+        self.core().heap.give(record, &stamps);
+    }
+
+    /// The last touch, if it says true.
+    fn count_in(&self, freed: &Freed) -> bool {
+        let count = |set: Own<'_>| set.count_in(freed.size_bytes);
+        self.with_set(freed.home, count) == Some(true) || self.front.count_in(freed.size_bytes)
+    }
+}
