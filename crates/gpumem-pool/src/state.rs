@@ -160,6 +160,14 @@ impl StateRef {
         stream: &Stream,
     ) -> Result<Piece, PoolError> {
         self.check_size(size_bytes)?;
+        // A pool without adaptors has looked there.
+        if self.stack.is_some()
+            && alignment <= ALIGNMENT_MIN
+            && self.clocks.holds().attention().is_none()
+            && let Some(piece) = self.backend.hit(size_bytes, stream.near_id())
+        {
+            return Ok(piece);
+        }
         let piece = self.relieved(|| match alignment <= ALIGNMENT_MIN {
             true => self.backend.alloc(size_bytes, stream),
             false => self.backend.alloc_aligned(size_bytes, alignment, stream),

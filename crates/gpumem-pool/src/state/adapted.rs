@@ -2,7 +2,7 @@
 
 use super::{State, StateRef};
 use crate::adaptor::{Behind, Change, PoolId, Stack};
-use crate::backend::{Freed, Piece};
+use crate::backend::{Freed, Piece, Source};
 use crate::block::Block;
 use crate::clock::StreamId;
 use crate::error::PoolError;
@@ -17,7 +17,10 @@ impl StateRef {
         uses: u64,
         is_complete: bool,
     ) {
-        self.free_to_backend(&Freed { piece, size_bytes, home, uses, is_complete });
+        let is_plain = uses == 0 && !is_complete && self.clocks.holds().attention().is_none();
+        if !(is_plain && self.poison.get().is_none() && self.backend.put_back(&piece, size_bytes, home)) {
+            self.free_to_backend(&Freed { piece, size_bytes, home, uses, is_complete });
+        }
     }
 
     /// Another pool's block, which one of ours was.
