@@ -113,6 +113,41 @@ fn at_the_limit_the_host_waits() {
     });
 }
 
+/// Threads that write on the host what others' queued work has just let go of, at a limit that makes them share.
+#[test]
+fn no_queued_work_reaches_what_the_host_has_written() {
+    on_each_backend(&small(), |bench| {
+        if !bench.kind.is_host_accessible() {
+            return;
+        }
+        let pool = bench.builder().hard_limit(48 * MIB).build().unwrap();
+        std::thread::scope(|scope| {
+            for thread in 0..4_u64 {
+                let (pool, stream) = (&pool, bench.stream());
+                scope.spawn(move || {
+                    let mut held: Vec<(Block, u8)> = Vec::new();
+                    let mut draw = 0x9E37_79B9_7F4A_7C15_u64.wrapping_mul(thread + 1);
+                    for step in 0..200_u8 {
+                        draw = draw.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
+                        let size_bytes = (256 << ((draw >> 33) % 13)) + ((draw >> 40) & 0xff);
+                        let block = pool.alloc(size_bytes, &stream).unwrap();
+                        write(&block, step);
+                        held.push((block, step));
+                        if held.len() > 3 {
+                            let (block, value) = held.swap_remove((draw >> 50) as usize % 4);
+                            assert!(holds(&block, value), "thread {thread}, step {step}");
+                            // The device writes it yet, and it is not waited for.
+                            bench.fill(&block, !value, &stream);
+                        }
+                    }
+                    assert!(held.iter().all(|(block, value)| holds(block, *value)), "thread {thread}");
+                });
+            }
+        });
+        pool.check().unwrap();
+    });
+}
+
 /// What the host writes while a graph is made is there when the graph runs: no block has the place of another that the graph
 /// writes to.
 #[test]
