@@ -16,6 +16,7 @@
 
 mod build;
 mod check;
+mod extension;
 mod fit;
 mod frames;
 mod grow;
@@ -30,7 +31,6 @@ mod shares;
 mod space;
 mod stamps;
 mod survey;
-mod tail;
 mod tally;
 #[cfg(test)]
 mod tests;

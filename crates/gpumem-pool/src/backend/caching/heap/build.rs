@@ -6,11 +6,12 @@
 
 use super::super::magazine::Piece;
 use super::super::vmm::{Backing, RawHandle};
+use super::extension::Extension;
 use super::frames::{Frames, move_frames, ones};
 use super::plan::Part;
 use super::space::{FRAME_BYTES, FRAME_SHIFT};
 use super::stamps::Pending;
-use super::{Heap, Request};
+use super::{Heap, LARGE_SPACE, Request};
 use gpumem_sys::DriverError;
 
 /// A row of windows to be made, from left to right.
@@ -33,29 +34,54 @@ impl Row {
 }
 
 impl Heap {
-    /// A piece over a row of windows, which continues what is free before the end of the space, or nothing.
+    /// A piece over a row of windows, behind what it continues, or on its own.
     pub(super) fn build(
         &mut self,
         index: usize,
         request: &Request,
-        start: u64,
+        place: Option<Extension>,
         row: &Row,
         backing: &mut impl Backing,
     ) -> Result<Option<Piece>, DriverError> {
-        let end = self.spaces[index].end();
-        // What continues nothing may stand where something was unmapped.
-        let is_free = start == end && request.alignment <= FRAME_BYTES;
-        let hole = is_free.then(|| self.frames.hole(index, row.size_bytes(&self.frames) >> FRAME_SHIFT));
-        let row_start = hole.flatten().map_or(end, |slot| slot << FRAME_SHIFT);
+        let row_start = match &place {
+            Some(extension) => extension.row_start,
+            None => self.own_place(index, row),
+        };
         if !make(self, (index, row_start), row, backing)? {
             return Ok(None);
         }
         self.spend_credit(row);
         self.reserved_peak_bytes = self.reserved_peak_bytes.max(self.reserved_bytes());
-        // The first part may be the end of its handle: the block starts there.
-        let skipped = row.parts.first().map_or(0, |part| u64::from(part.first) << FRAME_SHIFT);
-        let start = if is_free { row_start + skipped } else { start };
+        let start = match place {
+            Some(Extension { start, moves, .. }) => {
+                for (window, mask) in moves {
+                    move_frames(&mut self.frames, &mut self.spaces, &mut self.records, window, mask);
+                }
+                start
+            }
+            // The first part may be the end of its handle: the block starts there.
+            None => row_start + row.parts.first().map_or(0, |part| u64::from(part.first) << FRAME_SHIFT),
+        };
         Ok(Some(self.claimed(index, start, request.size_bytes, request.slot)))
+    }
+
+    /// Where a row stands that continues nothing: where much was unmapped, else at the end of the space. Behind a gap, into
+    /// which the row before can be continued, unless it is one of new handles only: those are better side by side. Where
+    /// addresses are short, gaps are used up.
+    fn own_place(&self, index: usize, row: &Row) -> u64 {
+        let (space, row_bytes) = (&self.spaces[index], row.size_bytes(&self.frames));
+        let hole = |size_bytes: u64| self.frames.hole(index, size_bytes >> FRAME_SHIFT);
+        let is_anew = row.parts.is_empty() && row.last.is_none();
+        let gap_bytes = if is_anew || index != LARGE_SPACE { 0 } else { GAP_BYTES };
+        if let Some(slot) = hole(row_bytes + 2 * GAP_BYTES) {
+            return (slot << FRAME_SHIFT) + gap_bytes;
+        }
+        let end = space.end();
+        let behind_gap = if end == 0 { 0 } else { end + gap_bytes };
+        let taken_bytes = behind_gap + row_bytes;
+        let is_roomy = taken_bytes <= (self.reserved_bytes() + row_bytes).saturating_mul(SPAN)
+            && taken_bytes <= space.size_bytes() / 2;
+        if is_roomy { behind_gap } else { hole(row_bytes).map_or(end, |slot| slot << FRAME_SHIFT) }
     }
 
     fn spend_credit(&mut self, row: &Row) {
@@ -81,18 +107,22 @@ pub(super) fn make(
     backing: &mut impl Backing,
 ) -> Result<bool, DriverError> {
     let size_bytes = row.size_bytes(&heap.frames);
-    let is_extended = start == heap.spaces[space].end();
     if size_bytes == 0 {
         return Ok(true);
     }
-    if is_extended && heap.spaces[space].room_bytes() < size_bytes {
+    let end = heap.spaces[space].end();
+    let more_bytes = (start + size_bytes).saturating_sub(end);
+    if heap.spaces[space].room_bytes() < more_bytes {
         return Ok(false);
     }
     let mut done = Done::default();
     let asked = ask(heap, heap.spaces[space].base + start, row, backing, &mut done);
     let is_undone = asked.is_ok() || undo(heap, &done, backing);
-    if is_extended && (asked.is_ok() || !is_undone) {
-        heap.spaces[space].extend(&mut heap.records, size_bytes);
+    if more_bytes > 0 && (asked.is_ok() || !is_undone) {
+        heap.spaces[space].extend(&mut heap.records, more_bytes);
+        if start > end {
+            heap.frames.add_hole(space, end >> FRAME_SHIFT, (start - end) >> FRAME_SHIFT);
+        }
     }
     match asked {
         Ok(()) => commit(heap, (space, start), row, &done.created),
@@ -171,3 +201,8 @@ fn commit(heap: &mut Heap, (space, start): (usize, u64), row: &Row, created: &[(
         move_frames(frames, spaces, records, to, ones(part.first, part.count));
     }
 }
+
+/// Room for what a row will miss the next time.
+const GAP_BYTES: u64 = 32 << 20;
+/// Addresses that are tiled, of what is reserved; each frame of them takes 8 bytes of tables.
+const SPAN: u64 = 16;

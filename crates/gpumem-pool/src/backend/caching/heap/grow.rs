@@ -3,11 +3,13 @@
 use super::super::magazine::Piece;
 use super::super::vmm::Backing;
 use super::build::{self, Row};
+use super::extension::Extension;
 use super::plan;
 use super::space::{FRAME_BYTES, FRAME_SHIFT};
 use super::survey::{Idle, Survey, View};
 use super::{Heap, LARGE_SPACE, Request, frames_in, rounded, space_of};
 use crate::clock::Order;
+use crate::dials::Dials;
 use gpumem_sys::DriverError;
 
 impl Heap {
@@ -30,26 +32,48 @@ impl Heap {
         let index = space_of(request);
         let room = reserved_max_bytes.saturating_sub(self.reserved_bytes()) >> FRAME_SHIFT;
         let view = View { records: &self.records, slot: request.slot, order, with_ready: true };
-        let Some(tail) = self.tail(index, (size_bytes, request.alignment), &view) else { return Ok(None) };
-        let missing = tail.missing_frames;
-        if missing == 0 {
-            return Ok(Some(self.claimed(index, tail.start, size_bytes, request.slot)));
-        }
+        let survey = Survey::movable(&self.frames, &self.spaces, &view);
+        let mut extensions = self.extensions(index, (size_bytes, request.alignment), &survey, &view);
         let target = self.growth_target_bytes(request).saturating_sub(self.reserved_bytes()) >> FRAME_SHIFT;
-        let row = if u64::from(missing) <= room.min(target) {
-            let frame_count = missing
+        let Some(last) = extensions.last() else { return Ok(None) };
+        let (place, row) = if last.missing_frames == 0 {
+            (extensions.pop(), Row::default())
+        } else if u64::from(last.missing_frames) <= room.min(target) {
+            let frame_count = last
+                .missing_frames
                 .max(self.growth_frames(index))
                 .min(u32::try_from(room.min(target)).unwrap_or(u32::MAX));
-            Row { new: self.new_handles(frame_count), ..Row::default() }
+            let place = extensions.pop().filter(|one| one.is_worth_it(request.alignment));
+            (place, Row { new: self.new_handles(frame_count), ..Row::default() })
         } else {
-            let survey = Survey::movable(&self.frames, &self.spaces, &view);
-            let from_start = tail.start != self.spaces[index].end() || request.alignment > FRAME_BYTES;
-            match self.mixed_row(&survey.without(&tail.survey).idle, missing, room, from_start) {
-                Some(row) => row,
+            match self.mixed(extensions, &survey, (size_bytes, request.alignment), room) {
+                Some(found) => found,
                 None => return Ok(None),
             }
         };
-        self.build(index, &Request { size_bytes, ..*request }, tail.start, &row, backing)
+        self.build(index, &Request { size_bytes, ..*request }, place, &row, backing)
+    }
+
+    /// The fewest new frames.
+    fn mixed(
+        &self,
+        extensions: Vec<Extension>,
+        survey: &Survey,
+        (size_bytes, alignment): (u64, u64),
+        room: u64,
+    ) -> Option<(Option<Extension>, Row)> {
+        let extensions = extensions.into_iter().filter(|one| one.is_worth_it(alignment));
+        let extended = extensions.filter_map(|extension| {
+            let rest = survey.without(&extension.survey);
+            let row = self.mixed_row(&rest.idle, extension.missing_frames, room, true)?;
+            (row.size_bytes(&self.frames) >> FRAME_SHIFT <= extension.room_frames)
+                .then_some((Some(extension), row))
+        });
+        let fresh = (alignment <= FRAME_BYTES)
+            .then(|| self.mixed_row(&survey.idle, frames_in(size_bytes), room, false))
+            .flatten();
+        let all = extended.chain(fresh.map(|row| (None, row)));
+        all.min_by_key(|(_, row)| (row.new.iter().sum::<u32>(), row.parts.len()))
     }
 
     /// All that is idle and can stand in a row, and new handles for the rest.
@@ -98,13 +122,18 @@ impl Heap {
     /// How far the heap may grow for this request before anything dearer than a new handle is worth trying.
     pub(in super::super) fn growth_target_bytes(&self, request: &Request) -> u64 {
         let used = self.used_bytes.saturating_add(request.size_bytes).max(self.used_peak_bytes);
-        let is_spent = self.window_credit < 1000;
-        let slack_per_mille =
-            if is_spent { self.dials.growth_slack_max_per_mille } else { self.dials.growth_slack_per_mille };
-        let slack_bytes = (used / 1000).saturating_mul(u64::from(slack_per_mille));
         // Where nothing can be mapped elsewhere, there has to be room for what is left over.
         let piece_frames = self.segments.as_ref().map_or(0, |_| self.segment_frames(space_of(request)));
-        used.saturating_add(slack_bytes).saturating_add(piece_frames << FRAME_SHIFT)
+        let Dials { growth_slack_per_mille: usual, growth_slack_max_per_mille: most, .. } = self.dials;
+        let beyond = |used: u64, per_mille: u32| {
+            let slack_bytes = (used / 1000).saturating_mul(u64::from(per_mille));
+            used.saturating_add(slack_bytes).saturating_add(piece_frames << FRAME_SHIFT)
+        };
+        if self.window_credit >= 1000 || most <= usual {
+            return beyond(used, usual);
+        }
+        // What each stream has ever used is what they need together if none is ever ordered after another.
+        beyond(used.max(self.shares.peak_bytes()), most)
     }
 
     /// How much a space grows by at least: few handles for a large heap, little waste in a small one.

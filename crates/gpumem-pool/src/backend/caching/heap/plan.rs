@@ -19,6 +19,7 @@ pub(super) struct Part {
 #[derive(Clone, Copy, Debug)]
 struct Piece {
     handle: u32,
+    slot: u32,
     frame_count: u32,
     prefix: u32,
     suffix: u32,
@@ -104,10 +105,11 @@ impl Pieces {
             let frame_count = sizes(idle.handle);
             let prefix = idle.mask.trailing_ones();
             let suffix = (idle.mask << (64 - frame_count)).leading_ones();
-            Piece { handle: idle.handle, frame_count, prefix, suffix }
+            Piece { handle: idle.handle, slot: idle.slot, frame_count, prefix, suffix }
         });
         let (mut wholes, partly): (Vec<Piece>, Vec<Piece>) = pieces.partition(Piece::is_whole);
-        wholes.sort_unstable_by_key(|piece| (core::cmp::Reverse(piece.frame_count), piece.handle));
+        wholes
+            .sort_unstable_by_key(|piece| (core::cmp::Reverse(piece.frame_count), piece.slot, piece.handle));
         Self {
             best_prefix: partly
                 .iter()

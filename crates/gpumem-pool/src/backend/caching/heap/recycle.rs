@@ -3,6 +3,7 @@
 use super::super::magazine::Piece;
 use super::super::vmm::Backing;
 use super::build::Row;
+use super::extension::Extension;
 use super::frames::move_frames;
 use super::plan::{self, Part};
 use super::revival::{Revival, revival};
@@ -15,8 +16,8 @@ use gpumem_sys::DriverError;
 /// Where memory that is idle elsewhere could come to.
 enum Found {
     Revived(Revival),
-    /// Where it would start, and the windows that it takes.
-    Planned(u64, Vec<Part>),
+    /// What it would continue, and the windows that it takes.
+    Planned(Option<Extension>, Vec<Part>),
 }
 
 impl Heap {
@@ -70,10 +71,10 @@ impl Heap {
                     let index = space_of(request);
                     return Ok(Some(self.claimed(index, found.start, size_bytes, request.slot)));
                 }
-                Some(Found::Planned(start, parts)) => {
+                Some(Found::Planned(place, parts)) => {
                     let row = Row { parts, ..Row::default() };
                     let request = Request { size_bytes, ..*request };
-                    return self.build(space_of(&request), &request, start, &row, backing);
+                    return self.build(space_of(&request), &request, place, &row, backing);
                 }
                 None if moved_bytes == size_bytes => break,
                 None => {}
@@ -96,8 +97,8 @@ impl Heap {
         let place = (size_bytes, request.alignment);
         let found = revival(survey, &self.frames, (index, &self.spaces[index]), place, &view);
         found.map(Found::Revived).or_else(|| {
-            let (start, parts) = self.plan(index, place, survey, &view)?;
-            Some(Found::Planned(start, parts))
+            let (place, parts) = self.plan(index, place, survey, &view)?;
+            Some(Found::Planned(place, parts))
         })
     }
 
@@ -131,29 +132,31 @@ impl Heap {
             return Ok(None);
         };
         parts.extend(ready);
-        let (index, end) = (space_of(request), self.spaces[space_of(request)].end());
         let row = Row { parts, ..Row::default() };
-        self.build(index, &Request { size_bytes, ..*request }, end, &row, backing)
+        self.build(space_of(request), &Request { size_bytes, ..*request }, None, &row, backing)
     }
 
-    /// The fewest windows that would make room: behind what is free at the end of the space, or on their own.
+    /// The fewest windows that would make room: behind what is idle and has room behind it, or on their own.
     pub(super) fn plan(
         &self,
         index: usize,
-        (size_bytes, alignment): (u64, u64),
+        place: (u64, u64),
         survey: &Survey,
         view: &View<impl Order>,
-    ) -> Option<(u64, Vec<Part>)> {
+    ) -> Option<(Option<Extension>, Vec<Part>)> {
         let sizes = |handle| self.frames.handle(handle).frame_count;
-        let tail = self.tail(index, (size_bytes, alignment), view)?;
-        let rest = survey.without(&tail.survey);
-        let extended =
-            plan::plan(&rest.idle, sizes, tail.missing_frames, true).map(|parts| (tail.start, parts));
-        if alignment > FRAME_BYTES {
+        let extensions = self.extensions(index, place, survey, view).into_iter();
+        let extended = extensions.filter(|one| one.is_worth_it(place.1)).filter_map(|extension| {
+            let rest = survey.without(&extension.survey);
+            let parts = plan::plan(&rest.idle, sizes, extension.missing_frames, true)?;
+            let row_frames: u64 = parts.iter().map(|part| u64::from(sizes(part.handle))).sum();
+            (row_frames <= extension.room_frames).then_some((Some(extension), parts))
+        });
+        let extended = extended.min_by_key(|(_, parts)| parts.len());
+        if place.1 > FRAME_BYTES {
             return extended;
         }
-        let end = self.spaces[index].end();
-        let fresh = plan::plan(&survey.idle, sizes, frames_in(size_bytes), false).map(|parts| (end, parts));
+        let fresh = plan::plan(&survey.idle, sizes, frames_in(place.0), false).map(|parts| (None, parts));
         match (extended, fresh) {
             (Some(extended), Some(fresh)) if fresh.1.len() < extended.1.len() => Some(fresh),
             (extended, fresh) => extended.or(fresh),

@@ -60,6 +60,11 @@ impl Shares {
         used_bytes.saturating_add(pending_bytes) <= allowed_bytes || !self.has_others(slot)
     }
 
+    /// The sum of each stream's own peak: what they need if none ever has another's memory.
+    pub(super) fn peak_bytes(&self) -> u64 {
+        self.list.iter().map(|share| share.used_peak_bytes).sum()
+    }
+
     fn has_others(&self, slot: Slot) -> bool {
         let others = self.list.iter().enumerate().filter(|(index, _)| *index != usize::from(slot.0));
         others.into_iter().any(|(_, share)| share.used_peak_bytes > 0)

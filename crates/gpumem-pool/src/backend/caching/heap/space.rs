@@ -38,6 +38,11 @@ impl Space {
         (self.starts.len() as u64) << FRAME_SHIFT
     }
 
+    /// How far it can be.
+    pub(super) fn size_bytes(&self) -> u64 {
+        self.size_bytes
+    }
+
     /// How much further it could be.
     pub(super) fn room_bytes(&self) -> u64 {
         self.size_bytes - self.end()
@@ -196,14 +201,6 @@ impl Space {
             last = next;
         }
         (records[first].start, records[last].end())
-    }
-
-    /// The free records that end where the space is tiled to, and that the same work may touch: where they start.
-    pub(super) fn tail_start(&self, view: &View<impl Order>) -> u64 {
-        match neighbour(self.last, view) {
-            Some(last) => self.run_around(last, view).0,
-            None => self.end(),
-        }
     }
 
     /// From the last record to the first.

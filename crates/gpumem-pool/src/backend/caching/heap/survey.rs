@@ -15,6 +15,8 @@ use crate::clock::{Order, Slot};
 pub(super) struct Idle {
     pub(super) handle: u32,
     pub(super) mask: u64,
+    /// Where the first of them is resident.
+    pub(super) slot: u32,
 }
 
 #[derive(Debug, Default)]
@@ -62,17 +64,18 @@ impl Survey {
         survey
     }
 
-    /// The idle frames of one stretch.
-    pub(super) fn of_stretch(frames: &Frames, space: usize, start: u64, end: u64) -> Self {
-        let mut survey = Self::default();
-        survey.add(frames, space, start, end);
+    /// Of these, in any order.
+    pub(super) fn of(idle: Vec<Idle>) -> Self {
+        let mut survey = Self { idle };
         survey.merge();
         survey
     }
 
     pub(super) fn without(&self, other: &Self) -> Self {
+        let mut others = other.idle.iter().peekable();
         let masked = self.idle.iter().map(|idle| {
-            let taken = other.idle.iter().find(|taken| taken.handle == idle.handle);
+            while others.next_if(|other| other.handle < idle.handle).is_some() {}
+            let taken = others.peek().filter(|other| other.handle == idle.handle);
             Idle { mask: idle.mask & !taken.map_or(0, |taken| taken.mask), ..*idle }
         });
         Self { idle: masked.filter(|idle| idle.mask != 0).collect() }
@@ -98,7 +101,7 @@ impl Survey {
             let window = frames.window(window);
             let first = slot as u32 - window.slot;
             let count = (frames.handle(window.handle).frame_count - first).min((end - slot) as u32);
-            self.idle.push(Idle { handle: window.handle, mask: ones(first, count) });
+            self.idle.push(Idle { handle: window.handle, mask: ones(first, count), slot: slot as u32 });
             slot += u64::from(count);
         }
     }
