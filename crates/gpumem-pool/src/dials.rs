@@ -2,12 +2,12 @@
 //!
 //! | dial | `fast` | `balanced` | `tight` | what it means | what more of it costs |
 //! | --- | ---: | ---: | ---: | --- | --- |
-//! | [`growth_slack`](Dials::growth_slack) | 100 ‰ | 12 ‰ | 0 ‰ | how far reserved memory may pass the most that was ever in use before idle memory is mapped anew instead | memory; less of it: driver calls |
+//! | [`growth_slack`](Dials::growth_slack) | 100 ‰ | 5 ‰ | 0 ‰ | how far reserved memory may pass the most that was ever in use before idle memory is mapped anew instead | memory; less of it: driver calls |
 //! | [`growth_slack_max`](Dials::growth_slack_max) | 300 ‰ | 150 ‰ | 0 ‰ | the same for a program whose requests keep changing, once it has used up its windows | memory |
 //! | [`window_allowance`](Dials::window_allowance) | 20 ‰ | 45 ‰ | none | windows made over idle memory, of blocks beyond 1 MiB that are allocated | driver calls; less of it: memory |
-//! | [`handle_bytes_max`](Dials::handle_bytes_max) | 64 MiB | 60 MiB | 2 MiB | the largest piece of physical memory that is made at once | memory that is stuck beside what is in use; less of it: driver calls |
+//! | [`handle_bytes_max`](Dials::handle_bytes_max) | 64 MiB | 52 MiB | 2 MiB | the largest piece of physical memory that is made at once | memory that is stuck beside what is in use; less of it: driver calls |
 //! | [`growth_divisor`](Dials::growth_divisor) | 64 | 512 | 2048 | the heap grows by at least this part of what it has | driver calls; less of it: memory |
-//! | [`rounding_divisor`](Dials::rounding_divisor) | 64 | 128 | 0 | blocks beyond 64 KiB are rounded to this part of their power of two; 0 rounds to 256 bytes only | fewer exact fits, so driver calls; less of it: memory |
+//! | [`rounding_divisor`](Dials::rounding_divisor) | 64 | 64 | 0 | blocks beyond 64 KiB are rounded to this part of their power of two; 0 rounds to 256 bytes only | fewer exact fits, so driver calls; less of it: memory |
 //! | [`magazine_share`](Dials::magazine_share) | 5 ‰ | 5 ‰ | 2 ‰ | what all threads may keep at hand of blocks up to 1 MiB, of what is reserved | memory; less of it: locks |
 //! | [`magazine_bytes_min`](Dials::magazine_bytes_min) | 8 MiB | 8 MiB | 1 MiB | and this much at least | memory in small heaps |
 //! | [`poll_budget`](Dials::poll_budget) | 20 µs | 20 µs | 20 µs | how long one allocation may ask the driver what is complete; zero never asks | time; less of it: memory that other streams have freed is had later |
@@ -77,12 +77,12 @@ impl Dials {
     /// All of them as a profile has them.
     pub fn of(profile: Profile) -> Self {
         let balanced = Self {
-            growth_slack_per_mille: 12,
+            growth_slack_per_mille: 5,
             growth_slack_max_per_mille: 150,
             window_allowance_per_mille: 45,
-            handle_max_frames: 30,
+            handle_max_frames: 26,
             growth_divisor: 512,
-            rounding_divisor: 128,
+            rounding_divisor: 64,
             magazine_share_per_mille: 5,
             magazine_bytes_min: 8 << 20,
             poll_budget: Duration::from_micros(20),
@@ -99,7 +99,6 @@ impl Dials {
                 window_allowance_per_mille: 20,
                 handle_max_frames: 32,
                 growth_divisor: 64,
-                rounding_divisor: 64,
                 inserted_waits: false,
                 ..balanced
             },
@@ -254,7 +253,7 @@ mod tests {
     fn rounding_keeps_to_its_part_of_a_power_of_two() {
         let dials = Dials::default();
         assert_eq!(dials.rounded(1 << 20), 1 << 20);
-        assert_eq!(dials.rounded((1 << 20) + 1), (1 << 20) + (1 << 13));
+        assert_eq!(dials.rounded((1 << 20) + 1), (1 << 20) + (1 << 14));
         assert_eq!(dials.clone().rounding_divisor(0).rounded(12_345_677), 12_345_677);
         assert_eq!(dials.rounded(u64::MAX), u64::MAX);
         assert_eq!((dials.rounded(0), dials.rounded(1)), (0, 1));

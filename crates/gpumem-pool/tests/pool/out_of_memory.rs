@@ -2,7 +2,7 @@
 
 use crate::bench::{Bench, on_device_memory, on_each_backend, small};
 use gpumem_pool::sys::SimConfig;
-use gpumem_pool::{Advice, BackendKind, Block, OutOfMemory, Pool, PoolError, Profile, Stream};
+use gpumem_pool::{Advice, BackendKind, Block, Dials, OutOfMemory, Pool, PoolError, Profile, Stream};
 use std::sync::{Arc, Mutex};
 
 const MIB: u64 = 1 << 20;
@@ -88,7 +88,9 @@ fn fragmentation() {
 fn a_leak() {
     on_device_memory(&small(), |bench| {
         let (options, seen) = observed(bench);
-        let (pool, stream) = (options.hard_limit(256 * MIB).build().unwrap(), bench.stream());
+        // Use is looked at when the heap is: in a small one that should be often.
+        let options = options.hard_limit(256 * MIB).dials(Dials::default().handle_bytes_max(32 * MIB));
+        let (pool, stream) = (options.build().unwrap(), bench.stream());
         let mut kept = Vec::new();
         let step = |kept: &mut Vec<Block>| {
             let work: Result<Vec<_>, _> = (1..=4).map(|size| pool.alloc(size * MIB, &stream)).collect();

@@ -42,7 +42,11 @@ impl Heap {
         view: &View<impl Order>,
     ) -> Vec<Extension> {
         let space = &self.spaces[index];
-        let stretch = Stretch { frames: &self.frames, index, idle: survey.by_handle(&self.frames) };
+        let idle = match self.frames.pins_any() {
+            true => Survey::collect(&self.frames, &self.spaces, view).by_handle(&self.frames),
+            false => survey.by_handle(&self.frames),
+        };
+        let stretch = Stretch { frames: &self.frames, index, idle };
         let end = (space.end() >> FRAME_SHIFT, space.room_bytes() >> FRAME_SHIFT);
         let at = |(slot, room_frames)| stretch.extension(space, (slot, room_frames), place, view);
         let mut found: Vec<Extension> = Vec::new();
@@ -112,6 +116,10 @@ impl Stretch<'_> {
             let Some(id) = self.frames.window_at(self.index, slot - 1) else { break };
             let window = self.frames.window(id);
             let mut idle = self.idle[window.handle as usize];
+            // What is pinned may be had where it is.
+            if self.frames.is_pinned(window.handle) {
+                idle &= window.resident;
+            }
             for (other, mask) in &parts {
                 if self.frames.window(*other).handle == window.handle {
                     idle &= !mask;

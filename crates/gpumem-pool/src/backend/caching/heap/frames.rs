@@ -136,6 +136,10 @@ impl Frames {
         self.pinned.insert(handle);
     }
 
+    pub(super) fn pins_any(&self) -> bool {
+        !self.pinned.is_empty()
+    }
+
     pub(super) fn is_pinned(&self, handle: u32) -> bool {
         self.pinned.contains(&handle)
     }
