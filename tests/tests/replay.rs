@@ -77,7 +77,7 @@ fn what_a_limit_refuses_is_told_with_its_line() {
         ..Setup::default()
     };
     let error = replay(&Synthetic::Periodic.trace(0, 1), &driver, &setup, |_| ()).unwrap_err().to_string();
-    assert!(error.starts_with("periodic, line ") && error.contains("hard limit of 64.000 MiB"), "{error}");
+    assert!(error.starts_with("periodic, line ") && error.contains("limit of 64.000 MiB"), "{error}");
 }
 
 /// The price of a call is that of a busy device where the machine is told so, and the virtual clock shows it.
