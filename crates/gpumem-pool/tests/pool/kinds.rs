@@ -116,10 +116,7 @@ fn at_the_limit_the_host_waits() {
 /// Threads that write on the host what others' queued work has just let go of, at a limit that makes them share.
 #[test]
 fn no_queued_work_reaches_what_the_host_has_written() {
-    on_each_backend(&small(), |bench| {
-        if !bench.kind.is_host_accessible() {
-            return;
-        }
+    on_host_memory(|bench| {
         let pool = bench.builder().hard_limit(48 * MIB).build().unwrap();
         std::thread::scope(|scope| {
             for thread in 0..4_u64 {
