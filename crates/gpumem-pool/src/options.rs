@@ -127,6 +127,9 @@ impl PoolBuilder {
 
     /// Chooses whose memory the pool hands out. The backends `caching` and `none` have all kinds, `native` the device's
     /// alone.
+    ///
+    /// Memory that the host may use comes again when every use is complete, and until then the pool grows: only at its hard
+    /// limit does it wait. Nothing else bounds host memory, so give such a pool one.
     pub fn kind(mut self, kind: MemoryKind) -> Self {
         self.kind = kind;
         self
