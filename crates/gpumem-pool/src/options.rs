@@ -99,8 +99,8 @@ impl PoolBuilder {
         }
     }
 
-    /// Starts from `GPUMEM_KIND`, `GPUMEM_POOL`, `GPUMEM_PROFILE`, `GPUMEM_HARD_LIMIT` and `GPUMEM_SOFT_LIMIT`; what is set
-    /// on the builder wins.
+    /// Starts from `GPUMEM_KIND`, `GPUMEM_POOL`, `GPUMEM_PROFILE`, `GPUMEM_HARD_LIMIT`, `GPUMEM_SOFT_LIMIT` and
+    /// `GPUMEM_TRACE`; what is set on the builder wins.
     ///
     /// # Errors
     ///

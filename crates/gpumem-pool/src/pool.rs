@@ -43,7 +43,8 @@ impl Pool {
         Self::builder(device).build()
     }
 
-    /// A pool as `GPUMEM_KIND`, `GPUMEM_POOL`, `GPUMEM_PROFILE`, `GPUMEM_HARD_LIMIT` and `GPUMEM_SOFT_LIMIT` say.
+    /// A pool as `GPUMEM_KIND`, `GPUMEM_POOL`, `GPUMEM_PROFILE`, `GPUMEM_HARD_LIMIT`, `GPUMEM_SOFT_LIMIT` and
+    /// `GPUMEM_TRACE` say.
     ///
     /// # Errors
     ///

@@ -148,6 +148,7 @@ impl Grant {
     pub(super) fn pass(&mut self, pool: StateRef, level: usize) {
         if self.pool.is_none() {
             self.holding.depth = level + 1;
+            self.holding.narrowings.iter_mut().for_each(|own| own.level = level);
             self.pool = Some(pool);
             pool.count_other();
         }

@@ -334,16 +334,20 @@ fn another_pools_blocks_pass_for_ours() {
         let other_pool = bench.pool();
         let lender = other_pool.clone();
         let borrow = Wrong(move |request: &Request<'_>, _: Next<'_>| {
-            let block = lender.alloc_aligned(request.size_bytes(), request.alignment(), request.stream())?;
-            Ok(Grant::from_block(block))
+            let larger_bytes = request.size_bytes() + 512;
+            let block = lender.alloc_aligned(larger_bytes, request.alignment(), request.stream())?;
+            let mut grant = Grant::from_block(block);
+            assert!(grant.narrow(256, request.size_bytes()));
+            Ok(grant)
         });
         let (inner, outer) = (Arc::new(Budget::new(1 << 30)), Arc::new(Budget::new(1 << 30)));
         let builder = bench.builder().adaptor(inner.clone()).adaptor(Arc::new(borrow));
-        let pool = builder.adaptor(outer.clone()).build().unwrap();
+        let builder = builder.adaptor(outer.clone()).adaptor(Arc::new(Budget::new(1 << 30)));
+        let pool = builder.build().unwrap();
         let (home, user) = (bench.stream(), bench.stream());
         let block = pool.alloc(MIB, &home).unwrap();
         assert_eq!(pool.status().unwrap().in_use_bytes, 0);
-        assert_eq!(other_pool.status().unwrap().in_use_bytes, MIB);
+        assert_eq!(other_pool.status().unwrap().in_use_bytes, MIB + 512);
         assert_eq!((inner.in_use_bytes(), outer.in_use_bytes()), (0, MIB));
         assert_eq!(block.pin_backing().is_ok(), bench.backend.to_string() != "native");
         user.wait_for(&home).unwrap();
