@@ -40,7 +40,8 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 
-/// Records allocations and frees of the pools that it stands around, and the waits on their devices' streams, into a file.
+/// Records allocations and frees of the pools that it stands around, and the waits on streams of their [`Device`]s (clones
+/// included), into a file.
 ///
 /// `cargo xtask replay FILE` puts it through a pool of any setting; [`Recording::read`] reads it. With `GPUMEM_TRACE=FILE` pools
 /// that are made `from_env` record without a line of code. Blocks that grow are not recorded, nor are empty ones; a graph's

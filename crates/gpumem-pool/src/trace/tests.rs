@@ -105,8 +105,7 @@ fn other_files_are_refused_with_a_reason() {
     for bytes in [&b""[..], b"#{\"format\":1}\n", b"GPUMEMTR", &[0; 100]] {
         assert!(matches!(Recording::read_from(bytes), Err(ReadError::Foreign)));
     }
-    let text = Recording::read("/nowhere/at/all").unwrap_err().to_string();
-    assert!(text.contains("No such file"), "{text}");
+    assert!(matches!(Recording::read("/nowhere/at/all"), Err(ReadError::Io(_))));
     assert!(format::is_trace(&format::header()) && !format::is_trace(b"GPUMEM"));
     let error = ReadError::Version { found: 2, known: 1 }.to_string();
     assert!(error.contains("version 2"), "{error}");
