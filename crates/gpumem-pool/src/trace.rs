@@ -102,7 +102,8 @@ impl Trace {
         &self.path
     }
 
-    /// Waits until everything recorded so far is in the file. False if it is not after this time, or if writing failed.
+    /// Waits until everything recorded so far is in the file. False if it is not after this time, or if writing has
+    /// failed since the last time.
     pub fn flush(&self, timeout: Duration) -> bool {
         self.recorder.flush(timeout)
     }

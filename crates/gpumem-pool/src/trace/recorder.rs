@@ -39,6 +39,7 @@ struct Rings {
 struct Flushes {
     asked_count: u64,
     served_count: u64,
+    /// Since the last time that somebody was told.
     has_failed: bool,
     /// The writer ends once it has served all.
     is_over: bool,
@@ -134,8 +135,8 @@ impl Recorder {
         writer.unpark();
         let waits = |flushes: &mut Flushes| flushes.served_count < number;
         let waited = self.served.wait_timeout_while(flushes, timeout, waits);
-        let (flushes, timed_out) = waited.unwrap_or_else(PoisonError::into_inner);
-        !timed_out.timed_out() && !flushes.has_failed
+        let (mut flushes, timed_out) = waited.unwrap_or_else(PoisonError::into_inner);
+        !timed_out.timed_out() && !core::mem::take(&mut flushes.has_failed)
     }
 
     /// The same, and the writer ends.
@@ -174,7 +175,7 @@ impl Writer {
             let is_written = self.write_all();
             let mut flushes = self.recorder.flushes();
             flushes.served_count = asked_count;
-            flushes.has_failed = !is_written;
+            flushes.has_failed |= !is_written;
             let (is_served, is_over) = (flushes.asked_count == asked_count, flushes.is_over);
             drop(flushes);
             self.recorder.served.notify_all();
