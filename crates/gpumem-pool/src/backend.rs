@@ -16,6 +16,7 @@ mod none;
 mod plain;
 
 use crate::clock::{Clocks, Stamp, StreamId};
+use crate::counters::Counters;
 use crate::device::Device;
 use crate::error::PoolError;
 use crate::limit::Limits;
@@ -41,20 +42,6 @@ pub(crate) trait Source {
 
     /// The same at an alignment of more than 256, a power of two.
     fn alloc_aligned(&self, size_bytes: u64, alignment: u64, stream: &Stream) -> Result<Piece, PoolError>;
-
-    /// What [`Source::alloc`] gives, where it is at hand: no lock that threads share, and no driver call. Of a stream that
-    /// this thread has not been seen to use with this pool, nothing is.
-    #[inline]
-    fn hit(&self, _size_bytes: u64, _near_id: u64) -> Option<Piece> {
-        None
-    }
-
-    /// [`Source::free`] of a block that only home has used, where it needs neither; false if it does. Once it is true, the
-    /// pool may be gone.
-    #[inline]
-    fn put_back(&self, _piece: &Piece, _size_bytes: u64, _home: StreamId) -> bool {
-        false
-    }
 
     /// Lets another device, which has a link to ours, use what was and will be handed out.
     fn enable_peer_access(&self, peer: &Device) -> Result<(), PoolError>;
@@ -96,6 +83,12 @@ pub(crate) trait Source {
     fn keeps_memory(&self) -> bool;
 
     fn counts(&self) -> Counts;
+
+    /// What has been counted for each stream whose blocks are alive, and together under `None` for those that are gone.
+    fn streams(&self) -> Vec<(Option<StreamId>, Counters)>;
+
+    /// From now on peaks are of what comes.
+    fn reset_peaks(&self) -> Result<(), PoolError>;
 
     /// Whether it keeps memory in plain segments, for want of virtual memory or because that was asked for.
     fn has_plain_segments(&self) -> bool {
@@ -145,20 +138,67 @@ pub(crate) struct Underlying {
     pub(crate) offset_bytes: u64,
 }
 
-/// What a backend hands out. `record` and `class` come back with the block and mean what the backend likes.
+/// What a backend hands out: an address, and a record and a class that come back with the block and mean what the backend
+/// likes. In a block there may be a tag with them. They are one word: the processor waits for what it reads from memory in
+/// another width than it has just been written in, and blocks are moved a lot.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Piece {
     pub(crate) address: CUdeviceptr,
-    pub(crate) record: u32,
-    pub(crate) class: u32,
+    /// From the lowest bit: 32 of the record, 16 of the class, 16 of the tag.
+    mark: u64,
 }
 
 impl Piece {
     /// No memory, and of no class.
-    pub(crate) const EMPTY: Self = Self { address: 0, record: 0, class: Self::NO_CLASS };
+    pub(crate) const EMPTY: Self = Self::new(0, 0, Self::NO_CLASS);
 
-    pub(crate) const NO_CLASS: u32 = u32::MAX;
+    pub(crate) const NO_CLASS: u16 = u16::MAX;
+
+    #[inline]
+    pub(crate) const fn new(address: CUdeviceptr, record: u32, class: u16) -> Self {
+        Self { address, mark: record as u64 | (class as u64) << CLASS_SHIFT }
+    }
+
+    #[inline]
+    pub(crate) fn record(self) -> u32 {
+        self.mark as u32
+    }
+
+    #[inline]
+    pub(crate) fn class(self) -> u16 {
+        (self.mark >> CLASS_SHIFT) as u16
+    }
+
+    /// 0 is none.
+    #[inline]
+    pub(crate) fn tag(self) -> u16 {
+        (self.mark >> TAG_SHIFT) as u16
+    }
+
+    /// The same, which has none yet, with a tag.
+    #[inline]
+    pub(crate) fn with_tag(self, tag: u16) -> Self {
+        Self { mark: self.mark | u64::from(tag) << TAG_SHIFT, ..self }
+    }
+
+    /// As the backend knows it.
+    #[inline]
+    pub(crate) fn without_tag(self) -> Self {
+        Self { mark: self.mark & ((1 << TAG_SHIFT) - 1), ..self }
+    }
+
+    /// All but the address, to be put together again.
+    pub(crate) fn mark(self) -> u64 {
+        self.mark
+    }
+
+    pub(crate) fn from_mark(address: CUdeviceptr, mark: u64) -> Self {
+        Self { address, mark }
+    }
 }
+
+const CLASS_SHIFT: u32 = 32;
+const TAG_SHIFT: u32 = 48;
 
 /// A block that is being dropped, not empty.
 #[derive(Clone, Copy, Debug)]
@@ -217,6 +257,38 @@ pub(crate) enum Backend {
     #[cfg(feature = "backend-native")]
     Native(Direct<NativeCalls>),
     None(Direct<NoneCalls>),
+}
+
+/// What takes no lock that threads share, and no driver call. Always part of their callers: what they pass is in registers
+/// then.
+impl Backend {
+    /// What [`Source::alloc`] gives, where it is at hand. Of a stream that this thread has not been seen to use with this
+    /// pool, nothing is.
+    #[inline(always)]
+    pub(crate) fn hit(&self, size_bytes: u64, near_id: u64) -> Option<Piece> {
+        match self {
+            #[cfg(feature = "backend-caching")]
+            Self::Caching(caching) => caching.hit(size_bytes, near_id),
+            _ => {
+                let _ = (size_bytes, near_id);
+                None
+            }
+        }
+    }
+
+    /// [`Source::free`] of a block that only home has used, if there is room for it at hand; false if there is not. Once it is
+    /// true, the pool may be gone.
+    #[inline(always)]
+    pub(crate) fn put_back(&self, piece: &Piece, size_bytes: u64, home: StreamId) -> bool {
+        match self {
+            #[cfg(feature = "backend-caching")]
+            Self::Caching(caching) => caching.put_back(piece, size_bytes, home),
+            _ => {
+                let _ = (piece, size_bytes, home);
+                false
+            }
+        }
+    }
 }
 
 impl Backend {

@@ -129,7 +129,7 @@ impl Block {
     }
 
     pub(crate) fn piece(&self) -> Piece {
-        self.piece
+        self.piece.without_tag()
     }
 
     pub(crate) fn state(&self) -> StateRef {
@@ -138,11 +138,20 @@ impl Block {
 
     #[inline]
     fn give_back(&mut self, is_complete: bool) {
+        if self.piece.tag() != 0 {
+            self.untag();
+        }
         // Field by field, straight from the block: one that was made a moment ago is copied slowly in wider pieces.
         let is_plain = *self.uses.get_mut() == 0 && !is_complete;
         if !(is_plain && self.pool.put_back(&self.piece, self.size_bytes, self.home)) {
             self.free(is_complete);
         }
+    }
+
+    #[inline(never)]
+    fn untag(&mut self) {
+        self.pool.untag(self.piece.tag(), self.size_bytes);
+        self.piece = self.piece.without_tag();
     }
 
     #[inline(never)]

@@ -329,6 +329,13 @@ impl PoolError {
         }
     }
 
+    pub(crate) fn out_of_memory_mut(&mut self) -> Option<&mut OutOfMemory> {
+        match self {
+            Self::OutOfMemory(report) | Self::LimitReached(report) => Some(report),
+            _ => None,
+        }
+    }
+
     pub(crate) fn wrong_device(expected: &Device, found: &Device) -> Self {
         Self::WrongDevice {
             expected: format!("{expected} of the {}", expected.driver().kind()),

@@ -26,6 +26,7 @@ use gpumem_sys::types::CUdevice_attribute;
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize), serde(rename_all = "lowercase"))]
 #[non_exhaustive]
 pub enum MemoryKind {
     /// The device's own. Only work on streams can use it.

@@ -50,6 +50,10 @@ impl Ledger {
         self.in_use_peak_bytes.load(Ordering::Relaxed)
     }
 
+    pub(crate) fn reset_peak(&self) {
+        self.in_use_peak_bytes.store(self.in_use_bytes(), Ordering::Relaxed);
+    }
+
     pub(crate) fn block_count(&self) -> u64 {
         self.block_count.load(Ordering::Relaxed)
     }

@@ -18,7 +18,7 @@
 //! | `clock` | what is ordered and what is done: a free asks the driver nothing |
 //! | `graph` | [`Capture`], [`Graph`], [`GraphExec`]: work recorded once and launched often, with its memory |
 //! | `options`, `limit`, `dials` | [`PoolBuilder`], [`BackendKind`], [`Limit`], [`Profile`] and [`Dials`] |
-//! | `status`, `bytes`, `error` | what a pool says of itself; `out_of_memory`: why it refused, with advice |
+//! | `status`, `bytes`, `error` | what a pool says of itself; `scope`, `tags`, `counters`: what for; `out_of_memory`: why it refused, with advice |
 //! | `reclaim` | [`Reclaimable`]: what a program can do without when memory is short |
 //! | [`adaptor`], [`trace`] | behaviour around a pool: budgets, failures on purpose, guards, fills, tracking, another pool, a record of it all |
 //! | `backend` | where the bytes come from: `caching`, `native`, `none`; `upkeep`: what pools leave to their device |
@@ -59,6 +59,7 @@ mod bytes;
 mod clock;
 #[allow(unsafe_code)]
 mod context;
+mod counters;
 #[allow(unsafe_code)]
 mod device;
 #[cfg_attr(
@@ -101,6 +102,7 @@ mod private;
 #[allow(unsafe_code)]
 mod raw_block;
 mod reclaim;
+mod scope;
 #[cfg(unix)]
 #[allow(unsafe_code)]
 mod sharing;
@@ -109,6 +111,8 @@ mod state;
 mod status;
 #[allow(unsafe_code)]
 mod stream;
+#[allow(unsafe_code)]
+mod tags;
 pub mod trace;
 #[allow(unsafe_code)]
 mod unified;
@@ -136,8 +140,9 @@ pub use out_of_memory::{Advice, Attempt, Growth, Holder, OutOfMemory};
 pub use pool::Pool;
 pub use raw_block::{BlockToken, RawBlock};
 pub use reclaim::{Reclaimable, Registration};
+pub use scope::{Scope, ScopeUsage};
 #[cfg(unix)]
 pub use sharing::{ExportedBlock, ExportedHandle, ImportedBlock};
-pub use status::Status;
+pub use status::{Status, StreamUsage, TagUsage};
 pub use stream::{Stream, StreamBuilder};
 pub use unified::{Expectation, Location};

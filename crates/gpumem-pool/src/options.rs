@@ -65,6 +65,7 @@ pub(crate) struct HandleUse {
 
 /// Where a pool's bytes come from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize), serde(rename_all = "lowercase"))]
 #[non_exhaustive]
 pub enum BackendKind {
     /// Our own heap over the driver's virtual memory, or over plain segments where there is none, with caches that each

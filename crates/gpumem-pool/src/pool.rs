@@ -116,6 +116,15 @@ impl Pool {
         self.0.status()
     }
 
+    /// From now on the peaks that [`Pool::status`] tells are of what comes.
+    ///
+    /// # Errors
+    ///
+    /// What the driver says, which keeps a peak of its own for `native`.
+    pub fn reset_peaks(&self) -> Result<(), PoolError> {
+        self.0.backend().reset_peaks()
+    }
+
     /// Makes the pool hold at least `size_bytes` from the device, so that blocks up to that sum need no driver call for
     /// memory. Waits for nothing. The backend `caching` does it; `native` and `none` grow with their blocks alone.
     ///

@@ -44,8 +44,7 @@ pub struct BlockToken {
     pool: StateRef,
     home: StreamId,
     uses: u64,
-    record: u32,
-    class: u32,
+    mark: u64,
 }
 
 impl Block {
@@ -53,8 +52,8 @@ impl Block {
     /// made a block of it again, on whatever thread.
     pub fn into_raw(self) -> RawBlock {
         let (piece, size_bytes, home, uses, pool) = self.into_parts();
-        let Piece { address, record, class } = piece;
-        RawBlock { address, size_bytes, token: BlockToken { pool, home, uses, record, class } }
+        let token = BlockToken { pool, home, uses, mark: piece.mark() };
+        RawBlock { address: piece.address, size_bytes, token }
     }
 
     /// The block that `raw` was.
@@ -63,8 +62,8 @@ impl Block {
     ///
     /// `raw` came from [`Block::into_raw`] unchanged, and no other call of this has been given it or a copy of it.
     pub unsafe fn from_raw(raw: RawBlock) -> Self {
-        let BlockToken { pool, home, uses, record, class } = raw.token;
-        let piece = Piece { address: raw.address, record, class };
+        let BlockToken { pool, home, uses, mark } = raw.token;
+        let piece = Piece::from_mark(raw.address, mark);
         Self::from_parts(piece, raw.size_bytes, home, AtomicU64::new(uses), pool)
     }
 }

@@ -10,13 +10,16 @@ use crate::alignment::ALIGNMENT_MIN;
 use crate::backend::{Backend, Freed, Piece, Source};
 use crate::block::Block;
 use crate::clock::{Clocks, GRAPH_BIT, StreamId};
+use crate::counters::Counters;
 use crate::device::Device;
 use crate::error::{PoolError, is_sticky};
 use crate::kind::MemoryKind;
 use crate::limit::{Limit, Limits};
 use crate::options::PoolBuilder;
-use crate::status::Status;
+use crate::scope;
+use crate::status::{Status, StreamUsage, TagUsage};
 use crate::stream::Stream;
+use crate::tags::Tags;
 use core::ops::Deref;
 use core::ptr::NonNull;
 use core::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -34,6 +37,7 @@ pub(crate) struct State {
     setup: PoolBuilder,
     backend: Backend,
     limits: Limits,
+    tags: Tags,
     /// What stands around the backend, if anything does.
     stack: Option<Stack>,
     poison: OnceLock<PoolError>,
@@ -70,6 +74,7 @@ impl StateRef {
             setup,
             backend,
             limits,
+            tags: Tags::new(),
             stack,
             poison: OnceLock::new(),
             lifetime: Lifetime::new(),
@@ -123,7 +128,24 @@ impl StateRef {
             Some(piece) => (piece, 0),
             None => self.piece(size_bytes, stream)?,
         };
-        Ok(Block::from_parts(piece, size_bytes, stream.id(), AtomicU64::new(uses), self))
+        let tag = if scope::is_any_open() { self.tag(size_bytes, uses) } else { 0 };
+        Ok(Block::from_parts(piece.with_tag(tag), size_bytes, stream.id(), AtomicU64::new(uses), self))
+    }
+
+    /// The tag of the scope that a block has just been allocated in, for which it counts from now on. A part of a graph's
+    /// memory has none, for all of that has one.
+    #[inline(never)]
+    fn tag(self, size_bytes: u64, uses: u64) -> u16 {
+        match size_bytes > 0 && uses & GRAPH_BIT == 0 {
+            true => scope::count_out(&self.tags, size_bytes),
+            false => 0,
+        }
+    }
+
+    /// Called by the drop of a block that has a tag.
+    #[inline(never)]
+    pub(crate) fn untag(self, tag: u16, size_bytes: u64) {
+        scope::count_in(&self.tags, tag, size_bytes);
     }
 
     /// What a block is made of, and the uses that it begins with.
@@ -196,7 +218,8 @@ impl StateRef {
             return Ok(block);
         }
         let piece = self.alloc_anyhow(size_bytes, alignment, stream)?;
-        Ok(Block::new(self, piece, size_bytes, stream.id()))
+        let tag = if scope::is_any_open() { self.tag(size_bytes, 0) } else { 0 };
+        Ok(Block::new(self, piece.with_tag(tag), size_bytes, stream.id()))
     }
 
     /// Called by a block's drop, when home's order is all there is to the free: false if it takes more than a look at what
@@ -267,6 +290,10 @@ impl State {
 
     pub(crate) fn setup(&self) -> &PoolBuilder {
         &self.setup
+    }
+
+    pub(crate) fn tags(&self) -> &Tags {
+        &self.tags
     }
 
     pub(crate) fn limits(&self) -> &Limits {
@@ -362,12 +389,16 @@ impl State {
         }
     }
 
-    /// Shows a refusal for want of memory to the observer.
+    /// Says who holds what in a refusal for want of memory, and shows it to the observer.
     pub(crate) fn explained<T>(&self, result: Result<T, PoolError>) -> Result<T, PoolError> {
-        result.inspect_err(|error| {
+        result.map_err(|mut error| {
+            if let Some(report) = error.out_of_memory_mut() {
+                report.holders = self.tags.holders();
+            }
             if let (Some(report), Some(observer)) = (error.out_of_memory(), &self.setup.observer) {
                 (observer.0)(report);
             }
+            error
         })
     }
 
@@ -388,6 +419,21 @@ impl State {
         let device = self.device.memory_info()?;
         let reserved = self.backend.reserved()?;
         let counts = self.backend.counts();
+        let tag = |(tag, sum): (String, Counters)| TagUsage {
+            tag,
+            in_use_bytes: sum.in_use_bytes(),
+            block_count: sum.block_count(),
+            allocation_count: sum.allocation_count(),
+        };
+        let tags = self.tags.sums().into_iter().map(tag).collect();
+        let mut streams = self.backend.streams();
+        streams.retain(|(_, sum)| sum.block_count() > 0);
+        let stream = |(stream, sum): (Option<StreamId>, Counters)| StreamUsage {
+            stream,
+            in_use_bytes: sum.in_use_bytes(),
+            block_count: sum.block_count(),
+        };
+        let streams = streams.into_iter().map(stream).collect();
         let reserved_bytes = reserved.map_or(counts.in_use_bytes, |reserved| reserved.current_bytes);
         Ok(Status {
             backend: self.backend.kind(),
@@ -407,6 +453,8 @@ impl State {
             soft_limit_bytes: self.limits.soft_bytes(),
             device_used_bytes: device.total_bytes.saturating_sub(device.free_bytes),
             device_total_bytes: device.total_bytes,
+            tags,
+            streams,
         })
     }
 }

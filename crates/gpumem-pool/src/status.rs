@@ -1,6 +1,7 @@
 //! [`Status`]: what a pool says of itself, at one moment.
 
 use crate::bytes::Bytes;
+use crate::clock::StreamId;
 use crate::kind::MemoryKind;
 use crate::options::BackendKind;
 use core::fmt;
@@ -15,7 +16,10 @@ use core::fmt;
 /// Memory limit: hard = 4.000 GiB
 /// Memory pool backend: native on NVIDIA H200 (device 0)
 /// ```
+///
+/// Tags follow as a table, and with `{:#}` streams too.
 #[derive(Clone, Debug, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize))]
 #[non_exhaustive]
 pub struct Status {
     /// Where the bytes come from.
@@ -53,6 +57,38 @@ pub struct Status {
     pub device_used_bytes: u64,
     /// All the device has.
     pub device_total_bytes: u64,
+    /// What has been allocated in scopes ([`Pool::scope`](crate::Pool::scope)), in the order of the first of each name.
+    pub tags: Vec<TagUsage>,
+    /// What blocks of each stream hold, of those that have any.
+    pub streams: Vec<StreamUsage>,
+}
+
+/// What the blocks of one tag come to.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize))]
+#[non_exhaustive]
+pub struct TagUsage {
+    /// The scopes' name.
+    pub tag: String,
+    /// In blocks that are alive.
+    pub in_use_bytes: u64,
+    /// Blocks that are alive.
+    pub block_count: u64,
+    /// Blocks ever handed out.
+    pub allocation_count: u64,
+}
+
+/// What the blocks of one stream come to.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize))]
+#[non_exhaustive]
+pub struct StreamUsage {
+    /// Their home. Nothing stands for all streams that are gone.
+    pub stream: Option<StreamId>,
+    /// In blocks that are alive.
+    pub in_use_bytes: u64,
+    /// Blocks that are alive.
+    pub block_count: u64,
 }
 
 impl fmt::Display for Status {
@@ -81,8 +117,32 @@ impl fmt::Display for Status {
             f,
             "Memory pool backend: {}{segments}{kind} on {} (device {})",
             self.backend, self.device_name, self.device_ordinal
-        )
+        )?;
+        let tags = self.tags.iter().map(|tag| (tag.tag.clone(), tag.in_use_bytes, tag.block_count));
+        table(f, "tag", tags)?;
+        if f.alternate() {
+            let name = |stream: &StreamUsage| stream.stream.map_or("gone".into(), |id| id.0.to_string());
+            let streams =
+                self.streams.iter().map(|stream| (name(stream), stream.in_use_bytes, stream.block_count));
+            table(f, "stream", streams)?;
+        }
+        Ok(())
     }
+}
+
+/// Nothing if there are no rows.
+fn table(
+    f: &mut fmt::Formatter<'_>,
+    title: &str,
+    rows: impl Iterator<Item = (String, u64, u64)>,
+) -> fmt::Result {
+    let rows: Vec<_> = rows.collect();
+    let Some(widest) = rows.iter().map(|(name, ..)| name.chars().count()).max() else { return Ok(()) };
+    let width = widest.max(title.len());
+    write!(f, "\n  {title:<width$} {:>14} {:>8}", "in use", "blocks")?;
+    rows.iter().try_for_each(|(name, in_use_bytes, block_count)| {
+        write!(f, "\n  {name:<width$} {:>14} {block_count:>8}", Bytes(*in_use_bytes).to_string())
+    })
 }
 
 #[cfg(test)]
@@ -108,6 +168,8 @@ mod tests {
             soft_limit_bytes: None,
             device_used_bytes: 2_764_885_200,
             device_total_bytes: 16_904_991_277,
+            tags: Vec::new(),
+            streams: Vec::new(),
         }
     }
 
@@ -129,5 +191,59 @@ mod tests {
         assert!(both.to_string().contains("\nMemory limit: soft = 1.000 GiB, hard = 4.000 GiB\n"));
         let none = Status { in_use_bytes: 0, reserved_bytes: 0, device_total_bytes: 0, ..seeds_status() };
         assert!(none.to_string().contains("Memory pool usage: 0 bytes (0 bytes reserved)"), "{none}");
+    }
+
+    fn with_usage() -> Status {
+        let tag = |tag: &str, in_use_bytes, block_count| TagUsage {
+            tag: tag.into(),
+            in_use_bytes,
+            block_count,
+            allocation_count: 9,
+        };
+        let stream = |stream, in_use_bytes| StreamUsage { stream, in_use_bytes, block_count: 1 };
+        Status {
+            tags: vec![tag("weights", 6 << 20, 4), tag("a", 2 << 10, 1)],
+            streams: vec![stream(None, 100), stream(Some(StreamId(65_537)), 3 << 20)],
+            ..seeds_status()
+        }
+    }
+
+    #[test]
+    fn tags_are_a_table_and_streams_another_on_demand() {
+        let text = with_usage().to_string();
+        let lines: Vec<&str> = text.lines().skip(3).collect();
+        assert_eq!(
+            lines,
+            [
+                "  tag             in use   blocks",
+                "  weights      6.000 MiB        4",
+                "  a            2.000 KiB        1",
+            ]
+        );
+        let text = format!("{:#}", with_usage());
+        let lines: Vec<&str> = text.lines().skip(6).collect();
+        assert_eq!(
+            lines,
+            [
+                "  stream         in use   blocks",
+                "  gone        100 bytes        1",
+                "  65537       3.000 MiB        1",
+            ]
+        );
+    }
+
+    #[cfg(feature = "serde")]
+    #[test]
+    fn it_can_be_serialised() {
+        let value = serde_json::to_value(with_usage()).unwrap();
+        assert_eq!((&value["backend"], &value["kind"]), (&"native".into(), &"device".into()));
+        assert_eq!(value["device_total_bytes"], 16_904_991_277_u64);
+        assert_eq!(
+            (&value["tags"][1]["tag"], &value["tags"][1]["in_use_bytes"]),
+            (&"a".into(), &2048.into())
+        );
+        assert_eq!(value["streams"][0]["stream"], serde_json::Value::Null);
+        assert_eq!(value["streams"][1]["stream"], 65_537);
+        assert_eq!(value["hard_limit_bytes"], serde_json::Value::Null);
     }
 }

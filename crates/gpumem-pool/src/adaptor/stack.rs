@@ -123,7 +123,7 @@ impl Stack {
         let address = holding.address;
         self.special().insert(address, holding);
         self.special_count.fetch_add(1, Ordering::Relaxed);
-        Piece { address, ..Piece::EMPTY }
+        Piece::new(address, 0, Piece::NO_CLASS)
     }
 
     /// A block comes back.

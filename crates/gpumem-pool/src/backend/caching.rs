@@ -17,7 +17,7 @@
 //! | `extent` | blocks that grow in place |
 //! | `vmm`, `access` | the driver's calls for physical memory; who may use it |
 //! | `gate` | the heap's lock |
-//! | `stats`, `sync` | counters; what the front needs of threads |
+//! | `sync` | what the front needs of threads |
 
 mod access;
 mod barrier;
@@ -35,7 +35,6 @@ mod lock;
 mod magazine;
 mod recent;
 mod shared;
-mod stats;
 mod sync;
 #[cfg(test)]
 mod tests;
@@ -46,6 +45,7 @@ mod vmm;
 
 use super::{Counts, Freed, Growing, Piece, Reserved, Source, Taken, Underlying};
 use crate::clock::StreamId;
+use crate::counters::{self, Counters};
 use crate::device::Device;
 use crate::error::PoolError;
 use crate::limit::Limits;
@@ -71,6 +71,24 @@ impl CachingBackend {
 }
 
 impl CachingBackend {
+    #[inline(always)]
+    pub(super) fn hit(&self, size_bytes: u64, near_id: u64) -> Option<Piece> {
+        let Some(class) = Class::of(size_bytes) else { return self.hit_large(size_bytes, near_id) };
+        let near = thread::with_near(self.front, near_id, |set| set.take(class, size_bytes));
+        near.flatten().map(|piece| of_class(class, piece))
+    }
+
+    #[inline(always)]
+    pub(super) fn put_back(&self, piece: &Piece, size_bytes: u64, home: StreamId) -> bool {
+        let Some(class) = Class::at(usize::from(piece.class())) else {
+            return self.put_back_large(piece, size_bytes, home);
+        };
+        let put = |set: magazine::Own<'_>| {
+            set.put(class, size_bytes, magazine::Piece { address: piece.address, record: piece.record() })
+        };
+        thread::with_near(self.front, home.0, put) == Some(true)
+    }
+
     #[inline(never)]
     fn hit_large(&self, size_bytes: u64, near_id: u64) -> Option<Piece> {
         thread::with_near(self.front, near_id, |set| set.take_large(size_bytes)).flatten().map(of_heap)
@@ -96,24 +114,6 @@ impl Source for CachingBackend {
         self.shared.alloc_from_heap(size_bytes, alignment, stream)
     }
 
-    #[inline]
-    fn hit(&self, size_bytes: u64, near_id: u64) -> Option<Piece> {
-        let Some(class) = Class::of(size_bytes) else { return self.hit_large(size_bytes, near_id) };
-        let near = thread::with_near(self.front, near_id, |set| set.take(class, size_bytes));
-        near.flatten().map(|piece| of_class(class, piece))
-    }
-
-    #[inline]
-    fn put_back(&self, piece: &Piece, size_bytes: u64, home: StreamId) -> bool {
-        let Some(class) = Class::at(piece.class as usize) else {
-            return self.put_back_large(piece, size_bytes, home);
-        };
-        let put = |set: magazine::Own<'_>| {
-            set.put(class, size_bytes, magazine::Piece { address: piece.address, record: piece.record })
-        };
-        thread::with_near(self.front, home.0, put) == Some(true)
-    }
-
     fn free(&self, freed: &Freed) -> Taken {
         self.shared.free(freed)
     }
@@ -131,7 +131,7 @@ impl Source for CachingBackend {
     }
 
     fn pin(&self, piece: Piece) -> Result<(), PoolError> {
-        self.shared.pin(piece.record);
+        self.shared.pin(piece.record());
         Ok(())
     }
 
@@ -164,6 +164,15 @@ impl Source for CachingBackend {
         self.shared.counts()
     }
 
+    fn streams(&self) -> Vec<(Option<StreamId>, Counters)> {
+        self.shared.streams()
+    }
+
+    fn reset_peaks(&self) -> Result<(), PoolError> {
+        self.shared.reset_peaks();
+        Ok(())
+    }
+
     fn has_plain_segments(&self) -> bool {
         self.shared.has_plain_segments()
     }
@@ -189,9 +198,9 @@ impl Freed {
 }
 
 fn of_class(class: Class, piece: magazine::Piece) -> Piece {
-    Piece { address: piece.address, record: piece.record, class: class.index() as u32 }
+    Piece::new(piece.address, piece.record, class.index() as u16)
 }
 
 fn of_heap(piece: magazine::Piece) -> Piece {
-    Piece { address: piece.address, record: piece.record, class: Piece::NO_CLASS }
+    Piece::new(piece.address, piece.record, Piece::NO_CLASS)
 }

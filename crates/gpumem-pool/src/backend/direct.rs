@@ -6,6 +6,8 @@
 
 use super::{Counts, Freed, Piece, Reserved, Source, Taken};
 use crate::alignment::ALIGNMENT_MIN;
+use crate::clock::StreamId;
+use crate::counters::Counters;
 use crate::device::Device;
 use crate::dues::Dues;
 use crate::error::PoolError;
@@ -19,7 +21,8 @@ use crate::upkeep::{Idle, Waiting};
 use core::ops::Deref;
 use gpumem_sys::DriverError;
 use gpumem_sys::types::{CUdeviceptr, CUresult};
-use std::sync::{Arc, Weak};
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Instant;
 
 /// What a backend of this kind asks of the driver; it does nothing else, and answers in the driver's terms.
@@ -53,6 +56,11 @@ pub(crate) trait Calls {
         Ok(())
     }
 
+    /// The driver's own peak, if it has one, begins anew.
+    fn reset_peak(&self) -> Result<(), DriverError> {
+        Ok(())
+    }
+
     /// Keeps acquired memory where it is.
     fn pin(&self) -> Result<(), PoolError>;
 
@@ -69,6 +77,8 @@ pub(crate) struct Direct<C>(Arc<Desk<C>>);
 pub(crate) struct Desk<C> {
     device: Device,
     ledger: Ledger,
+    /// Those whose blocks are alive.
+    streams: Mutex<BTreeMap<StreamId, Counters>>,
     dues: Dues,
     limits: Limits,
     growth: GrowthLog,
@@ -83,6 +93,7 @@ impl<C: Calls + Send + Sync + 'static> Direct<C> {
         let desk = Arc::new(Desk {
             device,
             ledger: Ledger::default(),
+            streams: Mutex::default(),
             dues,
             limits,
             growth,
@@ -139,6 +150,19 @@ impl<C: Calls> Desk<C> {
             |limit_bytes| self.refusal(size_bytes, self.ledger.in_use_bytes(), Some(limit_bytes), Vec::new());
         self.dues.admit(size_bytes).map_err(refused)?;
         Ok(self.ledger.admit(size_bytes))
+    }
+
+    fn count_in(&self, home: StreamId, size_bytes: u64) {
+        let mut streams = self.lock_streams();
+        let counters = streams.entry(home).or_default();
+        counters.count_in(size_bytes);
+        if counters.block_count() == 0 {
+            streams.remove(&home);
+        }
+    }
+
+    fn lock_streams(&self) -> MutexGuard<'_, BTreeMap<StreamId, Counters>> {
+        self.streams.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// The ladder: what is free now, then what giving back frees, then an error that explains.
@@ -239,19 +263,17 @@ impl<C: Calls + Send + Sync + 'static> Source for Direct<C> {
         let acquired = self.acquire(size_bytes, stream);
         let address = acquired.inspect_err(|_| self.dues.give_back(size_bytes))?;
         admission.settle();
+        self.lock_streams().entry(stream.id()).or_default().count_out(size_bytes);
         self.note_growth();
         self.device.upkeep().while_allocating();
-        Ok(Piece { address, record: 0, class: 0 })
+        Ok(Piece::new(address, 0, 0))
     }
 
     fn alloc_aligned(&self, size_bytes: u64, alignment: u64, stream: &Stream) -> Result<Piece, PoolError> {
         let whole = self.alloc(padded_bytes(size_bytes, alignment.ilog2()), stream)?;
         let padding_bytes = whole.address.wrapping_neg() & (alignment - 1);
-        Ok(Piece {
-            address: whole.address + padding_bytes,
-            record: (padding_bytes / ALIGNMENT_MIN) as u32,
-            class: alignment.ilog2(),
-        })
+        let padding_count = (padding_bytes / ALIGNMENT_MIN) as u32;
+        Ok(Piece::new(whole.address + padding_bytes, padding_count, alignment.ilog2() as u16))
     }
 
     fn free(&self, freed: &Freed) -> Taken {
@@ -264,6 +286,7 @@ impl<C: Calls + Send + Sync + 'static> Source for Direct<C> {
         // What was not freed may still be in use: it stays counted.
         if result.is_ok() {
             self.ledger.give_back(freed.size_bytes);
+            self.count_in(freed.home, freed.size_bytes);
             self.dues.give_back(freed.size_bytes);
         }
         Taken { result, counted: false }
@@ -306,6 +329,15 @@ impl<C: Calls + Send + Sync + 'static> Source for Direct<C> {
         }
     }
 
+    fn streams(&self) -> Vec<(Option<StreamId>, Counters)> {
+        self.lock_streams().iter().map(|(stream, counters)| (Some(*stream), *counters)).collect()
+    }
+
+    fn reset_peaks(&self) -> Result<(), PoolError> {
+        self.ledger.reset_peak();
+        Ok(self.calls.reset_peak()?)
+    }
+
     fn trim_to(&self, keep_bytes: u64) -> Result<(), PoolError> {
         self.calls.sweep()?;
         Ok(self.calls.trim_to(&self.device, keep_bytes)?)
@@ -322,11 +354,10 @@ impl<C: Calls + Send + Sync + 'static> Source for Direct<C> {
 
 /// What was asked of the driver for a block that may be aligned.
 fn whole(freed: &Freed) -> Freed {
-    let Piece { address, record, class } = freed.piece;
-    let address = address - u64::from(record) * ALIGNMENT_MIN;
+    let address = freed.piece.address - u64::from(freed.piece.record()) * ALIGNMENT_MIN;
     Freed {
         piece: Piece { address, ..freed.piece },
-        size_bytes: padded_bytes(freed.size_bytes, class),
+        size_bytes: padded_bytes(freed.size_bytes, u32::from(freed.piece.class())),
         ..*freed
     }
 }

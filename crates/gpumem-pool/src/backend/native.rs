@@ -210,6 +210,12 @@ impl Calls for NativeCalls {
         }
     }
 
+    fn reset_peak(&self) -> Result<(), DriverError> {
+        let _relaxed = Relaxed::enter(self.device.driver())?;
+        let mut none_bytes = 0_u64;
+        self.set(CUmemPool_attribute::CU_MEMPOOL_ATTR_RESERVED_MEM_HIGH, &mut none_bytes)
+    }
+
     fn set_soft_limit(&self, limit_bytes: Option<u64>) -> Result<(), DriverError> {
         let _relaxed = Relaxed::enter(self.device.driver())?;
         let mut threshold_bytes = limit_bytes.unwrap_or(u64::MAX);

@@ -18,6 +18,7 @@ impl Slot {
 
 /// Names a stream: unique in the process and never used again, unlike the driver's handle.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize))]
 pub struct StreamId(pub(crate) u64);
 
 impl StreamId {

@@ -21,7 +21,7 @@ impl StateRef {
         let Some(graph) = stream.captures_for()? else { return Ok(None) };
         let (device, holds) = (stream.device(), stream.clocks().holds());
         let part = |address| {
-            let block = Block::new(self, Piece { address, ..Piece::EMPTY }, size_bytes, stream.id());
+            let block = Block::new(self, Piece::new(address, 0, Piece::NO_CLASS), size_bytes, stream.id());
             block.add_uses(GRAPH_BIT);
             block
         };

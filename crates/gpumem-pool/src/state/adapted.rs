@@ -2,7 +2,7 @@
 
 use super::{State, StateRef};
 use crate::adaptor::{Behind, Change, PoolId, Stack};
-use crate::backend::{Freed, Piece, Source};
+use crate::backend::{Freed, Piece};
 use crate::block::Block;
 use crate::clock::StreamId;
 use crate::error::PoolError;

@@ -23,6 +23,7 @@ mod private;
 #[cfg(feature = "backend-caching")]
 mod profiles;
 mod reclaim;
+mod scopes;
 #[cfg(feature = "backend-caching")]
 mod segments;
 mod streams;

@@ -8,6 +8,8 @@
 mod budget;
 #[path = "../../src/backend/caching/class.rs"]
 mod class;
+#[path = "../../src/counters.rs"]
+mod counters;
 #[path = "../../src/backend/caching/depot.rs"]
 mod depot;
 #[path = "../../src/backend/caching/front.rs"]
@@ -22,8 +24,6 @@ mod magazine;
 mod planted;
 #[path = "../../src/backend/caching/recent.rs"]
 mod recent;
-#[path = "../../src/backend/caching/stats.rs"]
-mod stats;
 mod sync;
 
 use class::Class;
@@ -85,7 +85,7 @@ impl World {
                 && set.put(class, size_bytes, piece));
         if !is_in {
             spill.push((piece, set.stream()));
-            let counted = set.count_in(size_bytes) || self.front.count_in(size_bytes);
+            let counted = set.count_in(size_bytes) || self.front.count_in(set.stream(), size_bytes);
             assert!(counted, "nobody closes the front here");
         }
         self.back.lock().unwrap().extend(spill);
@@ -183,7 +183,7 @@ fn frees_while_the_front_closes() {
                     let is_in = set.put(size, 256, *piece)
                         || (world.front.make_way(set, size, |stream| stream, &mut Vec::new())
                             && set.put(size, 256, *piece));
-                    is_in || set.count_in(256) || world.front.count_in(256)
+                    is_in || set.count_in(256) || world.front.count_in(7, 256)
                 };
                 pieces.iter().filter(|piece| counted(piece)).count() as u64
             }

@@ -18,11 +18,12 @@
 
 use super::budget::Budget;
 use super::class::Class;
+use super::counters::Counters;
 use super::depot::{Batch, Depot};
 use super::magazine::{Own, Piece, Set, close_all, visit_all};
 use super::recent::Recent;
-use super::stats::Counters;
 use super::sync::{Arc, AtomicU32, Mutex, MutexGuard, Ordering};
+use std::collections::BTreeMap;
 
 #[derive(Debug)]
 pub(super) struct Front<S> {
@@ -30,7 +31,7 @@ pub(super) struct Front<S> {
     depot: Depot<S>,
     registry: Mutex<Registry>,
     /// Counts where no thread's set is at hand: a thread past its destructors, a stream that is gone. `None` once closed.
-    common: Mutex<Option<Counters>>,
+    common: Mutex<Option<BTreeMap<u64, Counters>>>,
     refusal_count: AtomicU32,
 }
 
@@ -56,7 +57,7 @@ impl<S: Copy + From<u64>> Front<S> {
                 retired: Counters::default(),
                 is_closed: false,
             }),
-            common: Mutex::new(Some(Counters::default())),
+            common: Mutex::new(Some(BTreeMap::new())),
             refusal_count: AtomicU32::new(0),
         }
     }
@@ -168,9 +169,18 @@ impl<S: Copy + From<u64>> Front<S> {
         spill: &mut Spill<S>,
     ) {
         let mut registry = self.lock();
-        let is_gone = |set: &mut Arc<Set>| is_gone(set.stream());
-        let gone: Vec<_> = registry.sets.extract_if(.., is_gone).collect();
+        let gone: Vec<_> = registry.sets.extract_if(.., |set| is_gone(set.stream())).collect();
         registry.retired = registry.retired + self.close_sets(&gone, stamp, spill);
+        let mut common = self.common();
+        let Some(common) = common.as_mut() else { return };
+        let retired = &mut registry.retired;
+        common.retain(|stream, counters| {
+            let is_gone = is_gone(*stream);
+            if is_gone {
+                *retired = *retired + *counters;
+            }
+            !is_gone
+        });
     }
 
     /// Drains everything for good. From now on nothing is counted here; returns the sum of what was.
@@ -180,19 +190,41 @@ impl<S: Copy + From<u64>> Front<S> {
         let sets = core::mem::take(&mut registry.sets);
         let sum = registry.retired + self.close_sets(&sets, stamp, spill);
         self.drain_depot(spill);
-        sum + self.common().take().unwrap_or_default()
+        sum_of(self.common().take().unwrap_or_default().values(), sum)
     }
 
     /// The sum of what all sets have counted.
     pub(super) fn counters(&self) -> Counters {
         let registry = self.lock();
-        let elsewhere = registry.retired + self.common().unwrap_or_default();
+        let elsewhere = sum_of(self.common().iter().flat_map(BTreeMap::values), registry.retired);
         registry.sets.iter().fold(elsewhere, |sum, set| sum + set.counters())
     }
 
+    /// What has been counted for each stream, and together under `None` for those that are gone.
+    pub(super) fn streams(&self, is_gone: impl Fn(u64) -> bool) -> BTreeMap<Option<u64>, Counters> {
+        let registry = self.lock();
+        let mut streams = BTreeMap::from([(None, registry.retired)]);
+        let mut add = |stream: u64, counters: Counters| {
+            let sum: &mut Counters =
+                streams.entry(Some(stream).filter(|stream| !is_gone(*stream))).or_default();
+            *sum = *sum + counters;
+        };
+        registry.sets.iter().for_each(|set| add(set.stream(), set.counters()));
+        self.common().iter().flatten().for_each(|(stream, counters)| add(*stream, *counters));
+        streams
+    }
+
+    /// Counts a block out for a thread that has no set.
+    pub(super) fn count_out(&self, stream: u64, size_bytes: u64) {
+        if let Some(common) = self.common().as_mut() {
+            common.entry(stream).or_default().count_out(size_bytes);
+        }
+    }
+
     /// Counts a block in for a thread that has no set; false once closed.
-    pub(super) fn count_in(&self, size_bytes: u64) -> bool {
-        self.common().as_mut().map(|counters| counters.count_in(size_bytes)).is_some()
+    pub(super) fn count_in(&self, stream: u64, size_bytes: u64) -> bool {
+        let mut common = self.common();
+        common.as_mut().map(|common| common.entry(stream).or_default().count_in(size_bytes)).is_some()
     }
 
     /// What the magazines and the depot hold, or may hold without asking.
@@ -294,7 +326,7 @@ impl<S: Copy + From<u64>> Front<S> {
         spill.extend(batch.pieces.into_iter().map(|piece| (piece, batch.stamp)));
     }
 
-    fn common(&self) -> MutexGuard<'_, Option<Counters>> {
+    fn common(&self) -> MutexGuard<'_, Option<BTreeMap<u64, Counters>>> {
         self.common.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
     }
 
@@ -307,6 +339,10 @@ impl<S: Copy + From<u64>> Front<S> {
 /// With the stamps that they have.
 fn leave_recent<S: From<u64>>(recent: &Recent, spill: &mut Spill<S>) {
     spill.extend(recent.as_slice().iter().map(|large| (large.piece, S::from(large.stamp))));
+}
+
+fn sum_of<'a>(counters: impl Iterator<Item = &'a Counters>, first: Counters) -> Counters {
+    counters.fold(first, |sum, counters| sum + *counters)
 }
 
 /// Reads the stamp, now that the pieces have left the set.

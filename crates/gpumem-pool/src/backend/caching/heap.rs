@@ -149,6 +149,11 @@ impl Heap {
         self.outside_bytes
     }
 
+    /// From now on the peak is of what comes.
+    pub(super) fn reset_peak(&mut self) {
+        self.reserved_peak_bytes = self.reserved_bytes();
+    }
+
     pub(super) fn reserved_peak_bytes(&self) -> u64 {
         self.reserved_peak_bytes
     }

@@ -8,9 +8,9 @@
 //! unused, its room: putting a piece in takes from the room, taking one out adds to it. [`Recent`] needs none.
 
 use super::class::Class;
+use super::counters::{Counters, Tally};
 use super::lock::{Locked, claim_all};
 use super::recent::{Large, Recent};
-use super::stats::{Counters, Tally};
 use super::sync::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use core::marker::PhantomData;
 use core::ops::Deref;
@@ -233,6 +233,11 @@ impl Own<'_> {
     /// The heap has handed out a block that is beyond the classes.
     pub(super) fn note_out(self, record: u32) {
         self.with(|magazines| magazines.recent.note_out(record));
+    }
+
+    /// Counts a block out that came from elsewhere; false if the set is closed.
+    pub(super) fn count_out(self, size_bytes: u64) -> bool {
+        self.with(|_| self.tally.count_out(size_bytes)).is_some()
     }
 
     /// Counts a block in that went elsewhere; false if the set is closed.

@@ -38,7 +38,6 @@ use super::heap::{Heap, Request};
 use super::ladder;
 use super::magazine::{Own, Piece};
 use super::recent::Recent;
-use super::stats::Counters;
 use super::vmm::Vmm;
 use super::{of_class, of_heap, thread};
 use crate::backend::Piece as BlockPiece;
@@ -98,12 +97,7 @@ impl Shared {
             hears_of_waits: AtomicBool::new(false),
             ranges,
             front: Front::new(dials.magazine_bytes(0)),
-            core: Gate::new(Core {
-                heap,
-                extents: Extents::default(),
-                counters: Counters::default(),
-                out_peak_bytes: 0,
-            }),
+            core: Gate::new(Core { heap, extents: Extents::default(), out_peak_bytes: 0 }),
             draining: Mutex::new(()),
         });
         if limits.soft_bytes().is_some() || shared.idle.is_asked_for() {
@@ -139,7 +133,9 @@ impl Shared {
         }
         let class_bytes = class.size_bytes();
         let request = Request { size_bytes: class_bytes, alignment: UNIT_BYTES, slot };
-        self.climb(&request, class_bytes, size_bytes, None)
+        let piece = self.climb(&request, class_bytes, size_bytes, None)?;
+        self.count_out(stream.id(), size_bytes);
+        Ok(piece)
     }
 
     /// What no magazine keeps: large blocks, and aligned ones.
@@ -161,6 +157,7 @@ impl Shared {
             slot: if self.is_for_host() { Slot::NOBODY } else { stream.slot() },
         };
         let piece = self.climb(&request, least_bytes, size_bytes, Some(stream.id()))?;
+        self.count_out(stream.id(), size_bytes);
         thread::with_near(self.id, stream.id().0, |set| set.note_out(piece.record));
         Ok(of_heap(Piece { address: piece.address.next_multiple_of(alignment), ..piece }))
     }
@@ -169,6 +166,13 @@ impl Shared {
     /// finds it in the set or in the heap, and never in somebody's hands.
     fn take_recent(&self, stream: StreamId) -> Recent {
         thread::with_near(self.id, stream.0, |set| set.take_recent()).unwrap_or(Recent::new())
+    }
+
+    /// The heap has handed out a block.
+    fn count_out(&self, stream: StreamId, size_bytes: u64) {
+        if self.with_set(stream, |set| set.count_out(size_bytes)) != Some(true) {
+            self.front.count_out(stream.0, size_bytes);
+        }
     }
 
     /// This thread's set for a stream, unless the stream is long gone or the thread at its end.
@@ -200,7 +204,7 @@ impl Shared {
             core.give_recent(&self.take_recent(stream));
         }
         if let Some(piece) = core.heap.take_ready(request, self.clocks()) {
-            core.count_out(size_bytes);
+            core.note_peak();
             return Ok(piece);
         }
         drop(core);
@@ -218,7 +222,7 @@ impl Shared {
         let piece = ladder::climb(self, request, least_bytes, &mut lack)?;
         let piece = piece.ok_or_else(|| self.refusal(size_bytes, lack))?;
         let mut core = self.core();
-        core.count_out(size_bytes);
+        core.note_peak();
         self.front.set_cap(self.dials.magazine_bytes(core.heap.reserved_bytes()));
         let in_use_bytes = core.heap.used_bytes();
         drop(core);
@@ -232,7 +236,7 @@ impl Shared {
         let mut spill = Vec::new();
         let counters = self.front.close(|stream| self.stamp_of(stream), &mut spill);
         self.give_all(spill);
-        (counters + self.core().counters).block_count()
+        counters.block_count()
     }
 
     fn stamp_of(&self, stream: u64) -> Stamp {

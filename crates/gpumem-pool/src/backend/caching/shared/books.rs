@@ -2,11 +2,12 @@
 
 use super::Shared;
 use crate::backend::{Counts, Reserved};
+use crate::clock::{Stamp, StreamId};
+use crate::counters::Counters;
 
 impl Shared {
     pub(in super::super) fn counts(&self) -> Counts {
-        let (front, core) = (self.front.counters(), self.core());
-        let sum = front + core.counters;
+        let (sum, core) = (self.front.counters(), self.core());
         // While others allocate and free, some of what they do is seen and some is not.
         let in_use_bytes = sum.in_use_bytes().min(core.heap.used_bytes()) + core.extents.size_bytes();
         Counts {
@@ -15,6 +16,19 @@ impl Shared {
             block_count: sum.block_count(),
             allocation_count: sum.allocation_count(),
         }
+    }
+
+    /// By stream; together under `None` what was on streams that are gone.
+    pub(in super::super) fn streams(&self) -> Vec<(Option<StreamId>, Counters)> {
+        let streams = self.front.streams(|stream| self.stamp_of(stream) == Stamp::NONE);
+        streams.into_iter().map(|(stream, counters)| (stream.map(StreamId), counters)).collect()
+    }
+
+    pub(in super::super) fn reset_peaks(&self) {
+        let mut core = self.core();
+        core.out_peak_bytes = 0;
+        core.note_peak();
+        core.heap.reset_peak();
     }
 
     pub(in super::super) fn reserved(&self) -> Reserved {
@@ -29,11 +43,10 @@ impl Shared {
     /// As [`Source::check`](crate::backend::Source::check).
     pub(in super::super) fn check(&self) -> Result<(), String> {
         let held_count = self.front.check()?;
-        let counters = self.front.counters();
+        let sum = self.front.counters();
         let core = self.core();
         let out_count = core.heap.check()?;
         core.extents.check(&core.heap)?;
-        let sum = counters + core.counters;
         if sum.block_count() + held_count != out_count {
             let block_count = sum.block_count();
             return Err(format!("{block_count} blocks and {held_count} pieces at hand, {out_count} are out"));

@@ -11,7 +11,7 @@ use crate::clock::{Stamp, StreamId};
 impl Shared {
     /// What the thread's magazine had no room for, and blocks that don't go there.
     pub(in super::super) fn free(&self, freed: &Freed) -> Taken {
-        let counted = match Class::at(freed.piece.class as usize) {
+        let counted = match Class::at(usize::from(freed.piece.class())) {
             _ if !freed.is_plain() => false,
             Some(class) => self.free_small(class, freed),
             None => self.free_large(freed),
@@ -29,7 +29,7 @@ impl Shared {
             |set: Own<'_>| self.front.make_way(set, class, |stream| self.stamp_of(stream), &mut spill);
         let is_made = self.with_set(freed.home, make_way) == Some(true);
         self.give_all(spill);
-        let piece = Piece { address: freed.piece.address, record: freed.piece.record };
+        let piece = Piece { address: freed.piece.address, record: freed.piece.record() };
         // Last of all: it counts.
         is_made
             && thread::with_near(self.id, freed.home.0, |set| set.put(class, freed.size_bytes, piece))
@@ -56,13 +56,13 @@ impl Shared {
         home: StreamId,
     ) -> Option<Large> {
         let stamp = self.clocks().stamp_of(home);
-        let BlockPiece { address, record, .. } = *piece;
-        let large = Large { piece: Piece { address, record }, size_bytes, stamp: stamp.into() };
+        let piece = Piece { address: piece.address, record: piece.record() };
+        let large = Large { piece, size_bytes, stamp: stamp.into() };
         (size_bytes > Class::SIZE_BYTES_MAX && stamp != Stamp::NONE && !self.is_for_host()).then_some(large)
     }
 
     fn give(&self, freed: &Freed) {
-        let record = freed.piece.record;
+        let record = freed.piece.record();
         if freed.is_plain() {
             let stamp = self.clocks().stamp_of(freed.home);
             return self.core().heap.give(record, &[stamp]);
@@ -74,6 +74,6 @@ impl Shared {
     /// The last touch, if it says true.
     fn count_in(&self, freed: &Freed) -> bool {
         let count = |set: Own<'_>| set.count_in(freed.size_bytes);
-        self.with_set(freed.home, count) == Some(true) || self.front.count_in(freed.size_bytes)
+        self.with_set(freed.home, count) == Some(true) || self.front.count_in(freed.home.0, freed.size_bytes)
     }
 }

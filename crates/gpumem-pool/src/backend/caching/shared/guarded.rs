@@ -3,14 +3,11 @@
 use crate::backend::caching::extent::Extents;
 use crate::backend::caching::heap::Heap;
 use crate::backend::caching::recent::Recent;
-use crate::backend::caching::stats::Counters;
 use crate::clock::Slot;
 
 pub(in super::super) struct Core {
     pub(in super::super) heap: Heap,
     pub(in super::super) extents: Extents,
-    /// What the heap has handed out. What comes back is counted by the sets.
-    pub(super) counters: Counters,
     /// The most that the heap has had out; what magazines hold is part of it.
     pub(super) out_peak_bytes: u64,
 }
@@ -20,11 +17,6 @@ impl Core {
         for large in recent.as_slice() {
             self.heap.give(large.piece.record, &[large.stamp.into()]);
         }
-    }
-
-    pub(super) fn count_out(&mut self, size_bytes: u64) {
-        self.counters.count_out(size_bytes);
-        self.note_peak();
     }
 
     pub(super) fn pending_slots(&self) -> Vec<Slot> {

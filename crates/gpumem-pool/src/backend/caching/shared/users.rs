@@ -37,7 +37,7 @@ impl Shared {
     /// What a live piece lies in, where handles were made to be exported.
     pub(in super::super) fn backing(&self, piece: &Piece) -> Option<Underlying> {
         let mut core = self.core();
-        self.access.is_exportable().then(|| core.heap.backing(piece.record, piece.address))?
+        self.access.is_exportable().then(|| core.heap.backing(piece.record(), piece.address))?
     }
 
     pub(in super::super) fn has_plain_segments(&self) -> bool {

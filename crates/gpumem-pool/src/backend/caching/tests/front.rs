@@ -159,7 +159,7 @@ fn a_closed_front_has_counted_everything_and_adopts_nobody() {
     assert_eq!(world.front.close(|stream| stream, &mut world.spill), open);
     assert_eq!(world.spill, [(pieces[0], 8)]);
     assert!(world.front.adopt(7).is_none());
-    assert!(!world.front.count_in(512));
+    assert!(!world.front.count_in(8, 512));
     assert_eq!(world.front.granted_bytes(), 0);
 }
 

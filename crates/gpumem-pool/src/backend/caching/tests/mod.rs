@@ -3,11 +3,11 @@
 
 mod budget;
 mod class;
+mod counters;
 mod depot;
 mod front;
 mod magazine;
 mod recent;
-mod stats;
 
 use super::magazine::{Own, Set};
 

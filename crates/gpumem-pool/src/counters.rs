@@ -1,14 +1,13 @@
 //! [`Counters`]: what was handed out and came back, counted by whoever served it.
 //!
-//! Each magazine set and the heap count for themselves, under the lock that they hold anyway. A block may be handed out
-//! by one and come back to another, so a single count means little and wraps around zero; the sum of all is exact once no
-//! call is under way. A set's are a [`Tally`], which is read without its lock.
+//! Every thread counts for itself, in a [`Tally`] that it alone writes. A block may be handed out by one and come back to
+//! another, so a single count means little and wraps around zero; the sum of all is exact once no call is under way.
 
-use super::sync::{AtomicU64, Ordering};
 use core::ops::Add;
+use core::sync::atomic::{AtomicU64, Ordering};
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(super) struct Counters {
+pub(crate) struct Counters {
     in_use_bytes: u64,
     allocation_count: u64,
     free_count: u64,
@@ -16,7 +15,7 @@ pub(super) struct Counters {
 
 /// Counters that one thread at a time writes and that anyone reads.
 #[derive(Debug)]
-pub(super) struct Tally {
+pub(crate) struct Tally {
     in_use_bytes: AtomicU64,
     allocation_count: AtomicU64,
     free_count: AtomicU64,
@@ -25,19 +24,19 @@ pub(super) struct Tally {
 impl Tally {
     /// A block of so many bytes was handed out.
     #[inline]
-    pub(super) fn count_out(&self, size_bytes: u64) {
+    pub(crate) fn count_out(&self, size_bytes: u64) {
         raise(&self.in_use_bytes, size_bytes);
         raise(&self.allocation_count, 1);
     }
 
     /// A block of so many bytes came back.
     #[inline]
-    pub(super) fn count_in(&self, size_bytes: u64) {
+    pub(crate) fn count_in(&self, size_bytes: u64) {
         raise(&self.in_use_bytes, size_bytes.wrapping_neg());
         raise(&self.free_count, 1);
     }
 
-    pub(super) fn counters(&self) -> Counters {
+    pub(crate) fn counters(&self) -> Counters {
         Counters {
             in_use_bytes: self.in_use_bytes.load(Ordering::Relaxed),
             allocation_count: self.allocation_count.load(Ordering::Relaxed),
@@ -61,34 +60,34 @@ fn raise(count: &AtomicU64, by: u64) {
 
 impl Counters {
     /// A block of so many bytes was handed out.
-    pub(super) fn count_out(&mut self, size_bytes: u64) {
+    pub(crate) fn count_out(&mut self, size_bytes: u64) {
         self.in_use_bytes = self.in_use_bytes.wrapping_add(size_bytes);
         self.allocation_count += 1;
     }
 
     /// A block of so many bytes came back.
-    pub(super) fn count_in(&mut self, size_bytes: u64) {
+    pub(crate) fn count_in(&mut self, size_bytes: u64) {
         self.in_use_bytes = self.in_use_bytes.wrapping_sub(size_bytes);
         self.free_count += 1;
     }
 
     /// In blocks that are alive, as they were asked for.
-    pub(super) fn in_use_bytes(&self) -> u64 {
+    pub(crate) fn in_use_bytes(&self) -> u64 {
         self.in_use_bytes
     }
 
     /// Blocks that are alive.
-    pub(super) fn block_count(&self) -> u64 {
+    pub(crate) fn block_count(&self) -> u64 {
         self.allocation_count.wrapping_sub(self.free_count)
     }
 
     /// Blocks ever handed out.
-    pub(super) fn allocation_count(&self) -> u64 {
+    pub(crate) fn allocation_count(&self) -> u64 {
         self.allocation_count
     }
 
     /// How often it was used: what has not moved since is idle.
-    pub(super) fn operation_count(&self) -> u64 {
+    pub(crate) fn operation_count(&self) -> u64 {
         self.allocation_count.wrapping_add(self.free_count)
     }
 }

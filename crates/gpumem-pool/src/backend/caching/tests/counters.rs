@@ -1,6 +1,6 @@
 //! [`Counters`]: sums.
 
-use crate::backend::caching::stats::Counters;
+use crate::counters::Counters;
 
 #[test]
 fn blocks_that_wander_are_counted_once() {

@@ -1,0 +1,228 @@
+//! What a pool says by tag, by stream and by scope, and peaks that begin anew.
+
+use crate::bench::{on_each_backend, small};
+use gpumem_pool::{CaptureMode, Pool, PoolError, Scope, ScopeUsage};
+
+/// Tag, bytes and blocks, as the status says.
+fn tags(pool: &Pool) -> Vec<(String, u64, u64)> {
+    let tags = pool.status().unwrap().tags;
+    tags.into_iter().map(|tag| (tag.tag, tag.in_use_bytes, tag.block_count)).collect()
+}
+
+fn tag(name: &str, in_use_bytes: u64, block_count: u64) -> (String, u64, u64) {
+    (name.into(), in_use_bytes, block_count)
+}
+
+/// Allocated, freed, and the peak.
+fn bytes(usage: ScopeUsage) -> (u64, u64, u64) {
+    (usage.allocated_bytes, usage.freed_bytes, usage.peak_bytes)
+}
+
+#[test]
+fn blocks_count_for_the_scope_that_they_were_allocated_in() {
+    on_each_backend(&small(), |bench| {
+        let (pool, stream) = (bench.pool(), bench.stream());
+        let untagged = pool.alloc(100, &stream).unwrap();
+        assert_eq!(tags(&pool), []);
+        let scope = pool.scope("weights");
+        assert_eq!(scope.tag(), "weights");
+        let sizes = [1, 256, 5000, 1 << 20, 3 << 20];
+        let mut weights: Vec<_> =
+            sizes.iter().map(|size_bytes| pool.alloc(*size_bytes, &stream).unwrap()).collect();
+        weights.push(pool.alloc_aligned(4096, 1 << 16, &stream).unwrap());
+        weights.push(pool.alloc(0, &stream).unwrap());
+        let sum = sizes.iter().sum::<u64>() + 4096;
+        assert_eq!(bytes(scope.end()), (sum, 0, sum));
+        let after = pool.alloc(100, &stream).unwrap();
+        assert_eq!(tags(&pool), [tag("weights", sum, 6)]);
+        // What an alignment costs is nobody's.
+        let padding_bytes = pool.status().unwrap().in_use_bytes - (sum + 200);
+        assert!(padding_bytes == 0 || padding_bytes == (1 << 16) - 256, "{padding_bytes}");
+        // Whoever frees it, and in whatever form it comes back.
+        let last = weights.pop().unwrap().into_raw();
+        std::thread::scope(|scope| scope.spawn(move || drop(weights)).join().unwrap());
+        assert_eq!(tags(&pool), [tag("weights", 0, 0)]);
+        // SAFETY: it was taken apart above, once.
+        drop(unsafe { gpumem_pool::Block::from_raw(last) });
+        drop((untagged, after));
+        let status = pool.status().unwrap();
+        assert_eq!((status.in_use_bytes, status.tags[0].allocation_count), (0, 6));
+        pool.check().unwrap();
+    });
+}
+
+#[test]
+fn the_innermost_scope_counts_and_the_outer_one_has_it_in_the_end() {
+    on_each_backend(&small(), |bench| {
+        let (pool, other, stream) = (bench.pool(), bench.pool(), bench.stream());
+        let step = pool.scope("step");
+        let first = pool.alloc(10_000, &stream).unwrap();
+        let forward = pool.scope("forward");
+        let elsewhere = other.scope("elsewhere");
+        let activations = pool.alloc(40_000, &stream).unwrap();
+        let others = other.alloc(7, &stream).unwrap();
+        assert_eq!(bytes(elsewhere.end()), (7, 0, 7));
+        drop(first);
+        assert_eq!(bytes(forward.usage()), (40_000, 10_000, 40_000));
+        assert_eq!(bytes(step.usage()), (10_000, 0, 10_000));
+        drop(forward);
+        let backward = pool.scope("backward");
+        drop(activations);
+        let gradients = pool.alloc(30_000, &stream).unwrap();
+        assert_eq!(bytes(backward.end()), (30_000, 40_000, 0));
+        assert_eq!(bytes(step.usage()), (80_000, 50_000, 50_000));
+        assert_eq!((step.usage().allocation_count, step.usage().free_count), (3, 2));
+        drop(step);
+        assert_eq!(tags(&pool), [tag("step", 0, 0), tag("forward", 0, 0), tag("backward", 30_000, 1)]);
+        assert_eq!(tags(&other), [tag("elsewhere", 7, 1)]);
+        drop((gradients, others));
+    });
+}
+
+#[test]
+fn scopes_may_end_in_any_order() {
+    on_each_backend(&small(), |bench| {
+        let (pool, stream) = (bench.pool(), bench.stream());
+        let [outer, inner] = ["outer", "inner"].map(|name| pool.scope(name));
+        drop(outer);
+        let block = pool.alloc(300, &stream).unwrap();
+        assert_eq!(tags(&pool), [tag("inner", 300, 1)]);
+        assert_eq!(bytes(inner.end()), (300, 0, 300));
+        drop(block);
+        drop(pool.alloc(300, &stream).unwrap());
+        assert_eq!(pool.status().unwrap().tags[0].allocation_count, 1);
+    });
+}
+
+/// Each thread has its own scopes, and all of them the same tags.
+#[test]
+fn threads_count_for_one_tag_together() {
+    on_each_backend(&small(), |bench| {
+        let (pool, stream) = (bench.pool(), bench.stream());
+        let main = pool.scope("main");
+        let work = |_| {
+            let untagged = pool.alloc(50, &stream).unwrap();
+            let scope = pool.scope("worker");
+            let kept = (0..20).map(|_| pool.alloc(500, &stream).unwrap()).collect::<Vec<_>>();
+            (0..200).for_each(|_| drop(pool.alloc(700, &stream).unwrap()));
+            assert_eq!(bytes(scope.end()), (150_000, 140_000, 10_700));
+            drop(untagged);
+            kept
+        };
+        let kept: Vec<_> = std::thread::scope(|scope| {
+            let threads = [(); 4].map(|()| scope.spawn(|| work(())));
+            threads.into_iter().flat_map(|thread| thread.join().unwrap()).collect()
+        });
+        assert_eq!(bytes(main.end()), (0, 0, 0));
+        assert_eq!(tags(&pool), [tag("worker", 40_000, 80)]);
+        drop(kept);
+        assert_eq!(tags(&pool), [tag("worker", 0, 0)]);
+        pool.check().unwrap();
+    });
+}
+
+/// A graph's memory counts as a whole, for as long as the graph keeps it.
+#[test]
+fn what_a_graph_keeps_counts_until_it_is_gone() {
+    on_each_backend(&small(), |bench| {
+        if bench.kind != gpumem_pool::MemoryKind::Device {
+            return;
+        }
+        let (pool, stream) = (bench.pool(), bench.stream());
+        let capture = stream.begin_capture(CaptureMode::Global).unwrap();
+        let scope = pool.scope("graph");
+        drop(pool.alloc(1000, &stream).unwrap());
+        drop(scope);
+        let graph = capture.end().unwrap();
+        let status = pool.status().unwrap();
+        assert_eq!(status.tags[0].in_use_bytes, status.in_use_bytes);
+        assert!(status.in_use_bytes >= 1000);
+        drop(graph);
+        let status = pool.status().unwrap();
+        assert_eq!((status.tags[0].in_use_bytes, status.in_use_bytes), (0, 0));
+    });
+}
+
+#[test]
+fn a_refusal_names_the_largest_holders() {
+    on_each_backend(&small(), |bench| {
+        let (pool, stream) = (bench.builder().hard_limit(64 << 20).build().unwrap(), bench.stream());
+        let mut held = Vec::new();
+        for (name, size_bytes) in [("small", 1 << 20), ("large", 40 << 20)] {
+            let _scope = pool.scope(name);
+            held.push(pool.alloc(size_bytes, &stream).unwrap());
+        }
+        let error = pool.alloc(48 << 20, &stream).unwrap_err();
+        let PoolError::LimitReached(report) = &error else { panic!("{error:?}") };
+        let holders: Vec<_> =
+            report.holders.iter().map(|holder| (&*holder.tag, holder.in_use_bytes)).collect();
+        assert_eq!(holders, [("large", 40 << 20), ("small", 1 << 20)]);
+        assert!(error.to_string().contains("large"), "{error}");
+    });
+}
+
+#[test]
+fn streams_have_what_their_blocks_hold() {
+    on_each_backend(&small(), |bench| {
+        let (pool, one, two) = (bench.pool(), bench.stream(), bench.stream());
+        let streams = || {
+            let streams = pool.status().unwrap().streams;
+            let mut streams: Vec<_> = streams
+                .into_iter()
+                .map(|stream| (stream.stream, stream.in_use_bytes, stream.block_count))
+                .collect();
+            streams.sort();
+            streams
+        };
+        let ids = [one.id(), two.id()].map(Some);
+        let small = [pool.alloc(500, &one).unwrap(), pool.alloc(700, &one).unwrap()];
+        let large = pool.alloc(5 << 20, &two).unwrap();
+        assert_eq!(streams(), [(ids[0], 1200, 2), (ids[1], 5 << 20, 1)]);
+        let [first, second] = small;
+        std::thread::scope(|scope| scope.spawn(|| drop(first)).join().unwrap());
+        assert_eq!(streams(), [(ids[0], 700, 1), (ids[1], 5 << 20, 1)]);
+        drop(large);
+        assert_eq!(streams(), [(ids[0], 700, 1)]);
+        // Its blocks outlive a stream.
+        two.synchronize().unwrap();
+        one.synchronize().unwrap();
+        drop((one, two));
+        let left = streams();
+        assert_eq!(left.iter().map(|(_, bytes, count)| (*bytes, *count)).collect::<Vec<_>>(), [(700, 1)]);
+        drop(second);
+        assert_eq!(streams(), []);
+        pool.check().unwrap();
+    });
+}
+
+#[test]
+fn peaks_begin_anew() {
+    on_each_backend(&small(), |bench| {
+        let (pool, stream) = (bench.pool(), bench.stream());
+        drop(pool.alloc(100 << 20, &stream).unwrap());
+        let kept = pool.alloc(8 << 20, &stream).unwrap();
+        pool.reclaim().unwrap();
+        let before = pool.status().unwrap();
+        assert!(before.in_use_peak_bytes >= 100 << 20 && before.reserved_peak_bytes >= 100 << 20);
+        pool.reset_peaks().unwrap();
+        let after = pool.status().unwrap();
+        assert!(after.in_use_peak_bytes < 64 << 20 && after.in_use_peak_bytes >= 8 << 20, "{after:#?}");
+        assert_eq!(after.reserved_peak_bytes, after.reserved_bytes);
+        let more = pool.alloc(20 << 20, &stream).unwrap();
+        assert!(pool.status().unwrap().in_use_peak_bytes >= 28 << 20);
+        drop((kept, more));
+    });
+}
+
+#[test]
+fn a_scope_keeps_its_pool_and_may_be_forgotten() {
+    on_each_backend(&small(), |bench| {
+        let (pool, stream) = (bench.pool(), bench.stream());
+        let scope: Scope = pool.scope("kept");
+        let block = pool.alloc(10, &stream).unwrap();
+        drop(pool);
+        assert_eq!(bytes(scope.usage()), (10, 0, 10));
+        drop(scope);
+        drop(block);
+    });
+}
