@@ -20,7 +20,13 @@ const FEATURES: [(&str, &[(&str, bool)]); 6] = [
     ("gpumem-sys", &[("sim", false)]),
     (
         "gpumem-pool",
-        &[("backend-caching", true), ("backend-native", true), ("planted-bugs", true), ("sim", false)],
+        &[
+            ("backend-caching", true),
+            ("backend-native", true),
+            ("planted-bugs", true),
+            ("serde", false),
+            ("sim", false),
+        ],
     ),
     ("gpumem-array", &[("backend-caching", false), ("backend-native", false), ("sim", false)]),
     ("gpumem-adapt", &[("backend-caching", false), ("backend-native", false), ("sim", false)]),
