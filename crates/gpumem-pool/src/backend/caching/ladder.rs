@@ -6,7 +6,7 @@
 //! | `completed` | other streams' frees whose marks have been passed | queries, within a budget |
 //! | `growth_to_target` | the driver, up to the most that was ever in use and the slack | a handle or a few |
 //! | `recycled` | idle memory, moved or mapped under other addresses | a mapping or a few |
-//! | `spared_magazines` | the first two for a small block, where the slack is more than they hold | their next hits |
+//! | `spared_magazines` | the first two for a small block, where the slack is more than they hold, or plenty is ready | their next hits |
 //! | `device_waits` | other streams' frees, behind waits that the device makes | concurrency of streams |
 //! | `growth_to_limit` | the driver, and all that is idle and fits beside it | memory |
 //! | `leftover` | for a small block, free memory between larger ones | larger blocks, later |
@@ -176,20 +176,25 @@ fn search(
 /// Small pieces are no part of a large block.
 fn own_magazines(shared: &Shared, request: &Request, _: &mut Lack) -> Result<Step, PoolError> {
     Ok(ready_if(match is_small(request) {
-        true => !shared.dials.spares_magazines() && shared.drain_own(),
+        true => !spares_magazines(shared) && shared.drain_own(),
         false => shared.drain_own_recent(),
     }))
 }
 
 fn all_magazines(shared: &Shared, request: &Request, _: &mut Lack) -> Result<Step, PoolError> {
     Ok(ready_if(match is_small(request) {
-        true => !shared.dials.spares_magazines() && shared.drain_all(),
+        true => !spares_magazines(shared) && shared.drain_all(),
         false => shared.drain_all_recent(),
     }))
 }
 
 fn spared_magazines(shared: &Shared, request: &Request, _: &mut Lack) -> Result<Step, PoolError> {
-    Ok(ready_if(is_small(request) && shared.dials.spares_magazines() && shared.drain_all()))
+    Ok(ready_if(is_small(request) && spares_magazines(shared) && shared.drain_all()))
+}
+
+/// Whether the heap has so much, or may grow so far, that it leaves to threads what they have at hand.
+fn spares_magazines(shared: &Shared) -> bool {
+    shared.dials.spares_magazines() || shared.core().heap.has_plenty()
 }
 
 fn ready_if(is_any: bool) -> Step {

@@ -102,9 +102,13 @@ impl Heap {
         })
     }
 
-    /// What small blocks take over at a time, as far as there is slack: the next ones then find it ready.
+    /// What small blocks take over at a time, as far as there is slack or plenty: the next ones then find it ready.
     fn ahead_bytes(&self, index: usize) -> u64 {
-        let share_bytes = self.spaces[index].end() / 1000 * u64::from(self.dials.growth_slack_per_mille);
+        let slack_per_mille = match self.has_plenty() {
+            true => self.dials.growth_slack_per_mille.max(PLENTY_PER_MILLE),
+            false => self.dials.growth_slack_per_mille,
+        };
+        let share_bytes = self.spaces[index].end() / 1000 * u64::from(slack_per_mille);
         if index == LARGE_SPACE { 0 } else { share_bytes / FRAME_BYTES * FRAME_BYTES }
     }
 
@@ -163,3 +167,6 @@ impl Heap {
         }
     }
 }
+
+/// Where more is ready than was ever in use, small blocks take over this part of what they have, at least.
+const PLENTY_PER_MILLE: u32 = 100;
