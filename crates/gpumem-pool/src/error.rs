@@ -290,6 +290,9 @@ pub enum PoolError {
     /// There is no driver to use.
     #[error(transparent)]
     Load(#[from] LoadError),
+    /// Options by name that can't be used.
+    #[error(transparent)]
+    Conf(#[from] crate::conf::ConfError),
     /// The environment holds something of ours that can't be used.
     #[error(transparent)]
     Env(#[from] EnvError),

@@ -57,6 +57,7 @@ mod block;
 mod bytes;
 #[allow(dead_code, reason = "what only the caching backend asks for")]
 mod clock;
+pub mod conf;
 #[allow(unsafe_code)]
 mod context;
 mod counters;
@@ -125,6 +126,7 @@ mod upkeep;
 pub use block::Block;
 pub use bytes::Bytes;
 pub use clock::StreamId;
+pub use conf::{ConfError, Notice};
 pub use context::{Bound, Relaxed};
 pub use device::{Device, MemoryInfo};
 pub use dials::{Dials, Profile};

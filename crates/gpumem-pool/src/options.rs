@@ -11,10 +11,12 @@
 //! | trace | [`PoolBuilder::adaptor`] with a [`Trace`] | `GPUMEM_TRACE` | none |
 //! | idle time | [`PoolBuilder::trim_when_idle`] | | never |
 //! | soft limit | [`PoolBuilder::soft_limit`] | `GPUMEM_SOFT_LIMIT` | none |
+//! | any of them, and PyTorch's knobs, by name | [`PoolBuilder::conf`] | `GPUMEM_CONF` | see [`conf`](crate::conf) |
 //!
 //! The builder wins over the environment, and the environment, which only `from_env` reads, over the default.
 
 use crate::adaptor::Adaptor;
+use crate::conf::{self, ConfError};
 use crate::device::Device;
 use crate::dials::{Dials, Profile};
 use crate::error::PoolError;
@@ -54,6 +56,10 @@ pub struct PoolBuilder {
     /// What the pool's memory counts against, beside its own limit.
     pub(crate) family: Option<Arc<Family>>,
     pub(crate) observer: Option<Observer>,
+    /// Beyond this part of what may be reserved, idle memory is given back before there is more.
+    pub(crate) collect_above: Option<f64>,
+    /// The options that were given by name.
+    pub(crate) asked: Vec<&'static str>,
 }
 
 /// What physical memory is made for, beside being used here.
@@ -97,10 +103,12 @@ impl PoolBuilder {
             is_for_host: false,
             family: None,
             observer: None,
+            collect_above: None,
+            asked: Vec::new(),
         }
     }
 
-    /// Starts from `GPUMEM_KIND`, `GPUMEM_POOL`, `GPUMEM_PROFILE`, `GPUMEM_HARD_LIMIT`, `GPUMEM_SOFT_LIMIT` and
+    /// Starts from `GPUMEM_CONF`, `GPUMEM_KIND`, `GPUMEM_POOL`, `GPUMEM_PROFILE`, `GPUMEM_HARD_LIMIT`, `GPUMEM_SOFT_LIMIT` and
     /// `GPUMEM_TRACE`; what is set on the builder wins.
     ///
     /// # Errors
@@ -114,16 +122,57 @@ impl PoolBuilder {
         device: &Device,
         read: impl Fn(&'static str) -> Result<Option<String>, EnvError>,
     ) -> Result<Self, PoolError> {
+        let mut conf = Self::new(device);
+        if let Some(value) = read("GPUMEM_CONF")? {
+            let name = "GPUMEM_CONF";
+            let bad = |error: ConfError| EnvError::BadValue {
+                name,
+                value: value.clone(),
+                expected: error.to_string(),
+            };
+            conf::apply(&mut conf, &value).map_err(bad)?;
+        }
         Ok(Self {
-            kind: parse(&read, "GPUMEM_KIND", "use `device`, `unified` or `host`")?.unwrap_or_default(),
-            backend: parse(&read, "GPUMEM_POOL", "use `caching`, `native` or `none`")?,
-            hard_limit: parse(&read, "GPUMEM_HARD_LIMIT", &format!("use {FORMS}"))?,
-            soft_limit: parse(&read, "GPUMEM_SOFT_LIMIT", &format!("use {FORMS}"))?,
+            kind: parse(&read, "GPUMEM_KIND", "use `device`, `unified` or `host`")?.unwrap_or(conf.kind),
+            backend: parse(&read, "GPUMEM_POOL", "use `caching`, `native` or `none`")?.or(conf.backend),
+            hard_limit: parse(&read, "GPUMEM_HARD_LIMIT", &format!("use {FORMS}"))?.or(conf.hard_limit),
+            soft_limit: parse(&read, "GPUMEM_SOFT_LIMIT", &format!("use {FORMS}"))?.or(conf.soft_limit),
             dials: parse(&read, "GPUMEM_PROFILE", "use `fast`, `balanced` or `tight`")?
-                .map_or_else(Dials::default, Dials::of),
+                .map_or(conf.dials, Dials::of),
             trace: read("GPUMEM_TRACE")?.map(trace).transpose()?,
-            ..Self::new(device)
+            ..conf
         })
+    }
+
+    /// Sets options by name: `key:value,…`; [`conf`](crate::conf) has the table. Those that have no effect on the pool's
+    /// backend are told of by [`Pool::notices`].
+    ///
+    /// ```
+    /// use gpumem_pool::{Device, Pool, sys::{Driver, SimConfig}};
+    ///
+    /// let device = Device::new(&Driver::sim(SimConfig::new())?, 0)?;
+    /// let builder = Pool::builder(&device).conf("backend:none, max_split_size_mb:128")?;
+    /// let pool = builder.build()?;
+    /// assert!(pool.notices()[0].to_string().starts_with("max_split_size_mb has no effect on the backend none"));
+    /// let mistake = Pool::builder(&device).conf("max_split_size:128").unwrap_err();
+    /// assert!(mistake.to_string().contains("did you mean max_split_size_mb?"));
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// [`ConfError`], which says what is wrong and what is right.
+    pub fn conf(mut self, text: &str) -> Result<Self, ConfError> {
+        conf::apply(&mut self, text)?;
+        Ok(self)
+    }
+
+    /// Gives idle memory back before an allocation that finds none at hand, as long as more than this part of the hard limit
+    /// (of the device, if there is none) is reserved. Only the backend `caching` does, and only above 0.
+    pub fn garbage_collection_threshold(mut self, share: f64) -> Self {
+        self.collect_above = Some(share.clamp(0.0, 1.0));
+        self.asked.push("garbage_collection_threshold");
+        self
     }
 
     /// Chooses whose memory the pool hands out. The backends `caching` and `none` have all kinds, `native` the device's

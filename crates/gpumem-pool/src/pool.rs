@@ -95,6 +95,12 @@ impl Pool {
         self.0.backend().kind()
     }
 
+    /// The options given by name that have no effect on its backend.
+    #[must_use]
+    pub fn notices(&self) -> Vec<crate::conf::Notice> {
+        crate::conf::notices(&self.0.setup().asked, self.backend())
+    }
+
     /// Whose memory it hands out.
     #[must_use]
     pub fn kind(&self) -> MemoryKind {

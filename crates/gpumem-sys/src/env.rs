@@ -17,7 +17,10 @@ pub struct Variable {
 /// Every variable that any layer reads.
 pub const VARIABLES: &[Variable] = &[
     Variable { name: "GPUMEM_DRIVER", meaning: "cuda | sim: which driver `from_env` takes (default cuda)" },
-    Variable { name: "GPUMEM_POOL", meaning: "native | none: which backend a pool takes (default native)" },
+    Variable {
+        name: "GPUMEM_POOL",
+        meaning: "caching | native | none: which backend a pool takes (default the first that is built and works)",
+    },
     Variable {
         name: "GPUMEM_KIND",
         meaning: "device | unified | host: whose memory a pool hands out (default device)",
@@ -25,6 +28,10 @@ pub const VARIABLES: &[Variable] = &[
     Variable {
         name: "GPUMEM_PROFILE",
         meaning: "fast | balanced | tight: what the caching backend trades (default balanced)",
+    },
+    Variable {
+        name: "GPUMEM_CONF",
+        meaning: "key:value,…: any option of a pool by its name, PyTorch's knobs among them",
     },
     Variable {
         name: "GPUMEM_SOFT_LIMIT",
@@ -122,9 +129,14 @@ fn check_names(names: impl Iterator<Item = impl AsRef<OsStr>>) -> Result<(), Env
     Ok(())
 }
 
-/// The known name with the fewest edits, if they are few.
 fn nearest(name: &str) -> Option<&'static str> {
-    let ranked = VARIABLES.iter().map(|variable| (edits(name, variable.name), variable.name));
+    nearest_of(name, VARIABLES.iter().map(|variable| variable.name))
+}
+
+/// The known name with the fewest edits, if they are few: what somebody who mistyped it may have meant.
+#[must_use]
+pub fn nearest_of(name: &str, known: impl Iterator<Item = &'static str>) -> Option<&'static str> {
+    let ranked = known.map(|known| (edits(name, known), known));
     ranked.min().filter(|(edits, _)| *edits <= 3).map(|(_, name)| name)
 }
 

@@ -11,7 +11,7 @@ use std::process::Command;
 fn under(variables: &[(&str, &str)]) -> String {
     let mut command = Command::new(std::env::current_exe().unwrap());
     command.args(["environment::child", "--exact", "--ignored", "--nocapture"]);
-    for name in ["GPUMEM_POOL", "GPUMEM_KIND", "GPUMEM_HARD_LIMIT", "GPUMEM_SOFT_LIMIT"] {
+    for name in ["GPUMEM_CONF", "GPUMEM_POOL", "GPUMEM_KIND", "GPUMEM_HARD_LIMIT", "GPUMEM_SOFT_LIMIT"] {
         command.env_remove(name);
     }
     let output = command.envs(variables.iter().copied()).output().unwrap();
@@ -103,4 +103,15 @@ fn mistakes_name_the_variable_and_what_it_takes() {
     if !cfg!(feature = "backend-caching") {
         assert!(under(&[("GPUMEM_POOL", "caching")]).contains("enable the feature `backend-caching`"));
     }
+}
+
+#[test]
+fn options_by_name_come_below_the_variables_of_their_own() {
+    let conf = ("GPUMEM_CONF", "backend:none,soft_limit:100M,hard_limit:50%");
+    assert!(under(&[conf]).starts_with("none Some(536870912) Some(100000000)"));
+    assert!(
+        under(&[conf, ("GPUMEM_HARD_LIMIT", "64MiB")]).starts_with("none Some(67108864) Some(100000000)")
+    );
+    let shown = under(&[("GPUMEM_CONF", "max_split:1")]);
+    assert!(shown.contains("GPUMEM_CONF=") && shown.contains("no option is called"), "{shown}");
 }

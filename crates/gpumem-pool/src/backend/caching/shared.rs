@@ -63,6 +63,8 @@ pub(super) struct Shared {
     limits: Limits,
     access: Access,
     growth: GrowthLog,
+    /// As [`PoolBuilder::garbage_collection_threshold`].
+    collect_above: Option<f64>,
     idle: Idle,
     /// Whether the device tells this pool when the host waits.
     hears_of_waits: AtomicBool,
@@ -93,6 +95,7 @@ impl Shared {
             limits: limits.clone(),
             access,
             growth: GrowthLog::default(),
+            collect_above: options.collect_above,
             idle: Idle::new(options.idle_after),
             hears_of_waits: AtomicBool::new(false),
             ranges,
@@ -219,6 +222,7 @@ impl Shared {
         size_bytes: u64,
     ) -> Result<Piece, PoolError> {
         let mut lack = Lack::default();
+        self.collect_garbage(size_bytes)?;
         let piece = ladder::climb(self, request, least_bytes, &mut lack)?;
         let piece = piece.ok_or_else(|| self.refusal(size_bytes, lack))?;
         let mut core = self.core();

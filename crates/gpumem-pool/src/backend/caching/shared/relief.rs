@@ -46,6 +46,15 @@ impl Shared {
         Ok(self.trim(keep_bytes)?)
     }
 
+    /// Gives back what is idle beyond a part of what may be reserved, if that was asked for. Waits for nothing.
+    pub(in super::super) fn collect_garbage(&self, size_bytes: u64) -> Result<(), PoolError> {
+        let Some(share) = self.collect_above else { return Ok(()) };
+        let most_bytes = self.limits.hard_bytes().unwrap_or(u64::MAX).min(self.device.total_bytes());
+        let keep_bytes = (most_bytes as f64 * share) as u64;
+        let wanted_bytes = self.core().heap.reserved_bytes().saturating_add(size_bytes);
+        if wanted_bytes <= keep_bytes { Ok(()) } else { self.trim_to(keep_bytes.saturating_sub(size_bytes)) }
+    }
+
     /// Marks streams, and sees which marks have been passed.
     pub(in super::super) fn look(&self, slots: Vec<Slot>) -> Result<(), DriverError> {
         slots.into_iter().try_for_each(|slot| self.clocks().tick(slot).map(drop))?;

@@ -1,0 +1,384 @@
+//! The options of a pool by name: `key:value,…`, as [`PoolBuilder::conf`] and `GPUMEM_CONF` take them.
+//!
+//! | key | value | `caching` | `native` | `none` |
+//! | --- | --- | --- | --- | --- |
+//! | `backend` | `caching`, `native`, `none`; `cudaMallocAsync` is `native` | | | |
+//! | `no_caching` | `true`, `false` | takes the backend `none` | the same | as it is |
+//! | `kind` | `device`, `unified`, `host` | whose memory | the device's alone | whose memory |
+//! | `profile` | `fast`, `balanced`, `tight` | all dials at once; dials by name win | – | – |
+//! | `hard_limit` | `100M`, `1.5GiB`, `50%`, `10000` | bounds what is reserved | what is in use | what is in use |
+//! | `per_process_memory_fraction` | above 0, up to 1 | the same as a share of the device | the same | the same |
+//! | `soft_limit` | as `hard_limit` | given back down to it at synchronisation | the same | – |
+//! | `garbage_collection_threshold` | between 0 and 1 | beyond this part of the hard limit (of the device, if there is none), idle memory is given back before the heap is searched further or grows | – | – |
+//! | `roundup_power2_divisions` | a power of two, up to 64 | blocks beyond 1 MiB are rounded up to this part of their power of two | – | – |
+//! | `max_split_size_mb` | MiB | – | – | – |
+//! | `expandable_segments` | `true`, `false` | `false` takes plain segments | – | – |
+//! | `oversubscribe` | `true`, `false` | see [`PoolBuilder::oversubscribe`] | – | the same |
+//! | `trim_when_idle_ms` | milliseconds | see [`PoolBuilder::trim_when_idle`] | the same | – |
+//! | `growth_slack`, `growth_slack_max`, `window_allowance`, `magazine_share` | thousandths | the dials of that name, see [`Dials`] | – | – |
+//! | `growth_divisor`, `rounding_divisor`, `empty_windows_max` | a number | the same | – | – |
+//! | `handle_bytes_max`, `magazine_bytes_min` | bytes, with or without a unit | the same | – | – |
+//! | `poll_budget_us`, `wait_deadline_ms` | a time | the same | – | – |
+//! | `inserted_waits` | `true`, `false` | the same | – | – |
+//!
+//! An option that has no effect on the pool's backend (–) is accepted, and told of by [`Pool::notices`](crate::Pool::notices).
+//! `max_split_size_mb` never has one: it keeps PyTorch's large blocks from being cut up for good, and here what was cut
+//! grows together at once, and idle memory is mapped where it is needed.
+//!
+//! Keys and values may be written in any case, with spaces around them. What the builder is told last wins; of the
+//! environment, a variable of an option's own (`GPUMEM_POOL`) wins over `GPUMEM_CONF`.
+
+use crate::dials::{Dials, Profile};
+use crate::limit::{FORMS, Limit};
+use crate::options::{BackendKind, PoolBuilder};
+use core::fmt;
+use core::str::FromStr;
+use core::time::Duration;
+use gpumem_sys::env;
+
+/// Options that can't be used.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum ConfError {
+    /// No option has this name.
+    #[error("no option is called {key:?}{}; there are {}", did_you_mean(.nearest), known())]
+    UnknownKey {
+        /// What was given.
+        key: String,
+        /// One that is spelled almost like it.
+        nearest: Option<&'static str>,
+    },
+    /// An option without a value.
+    #[error("{item:?} is no option: write key:value, and commas between options")]
+    NoValue {
+        /// What was given.
+        item: String,
+    },
+    /// A value that can't be read, or that is out of range.
+    #[error("{key}:{value} can't be used: it takes {expected}")]
+    BadValue {
+        /// The option.
+        key: &'static str,
+        /// What was given.
+        value: String,
+        /// The forms that it takes.
+        expected: &'static str,
+    },
+    /// The same option twice, or two that say opposite things.
+    #[error("{key} is given twice, or contradicts {other}: leave one")]
+    Twice {
+        /// The option.
+        key: &'static str,
+        /// What it can't stand beside.
+        other: &'static str,
+    },
+}
+
+/// An option that was given and has no effect.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Notice {
+    /// The option.
+    pub option: &'static str,
+    /// Where it has none.
+    pub backend: BackendKind,
+    /// What serves instead, or why nothing has to.
+    pub instead: &'static str,
+}
+
+impl fmt::Display for Notice {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} has no effect on the backend {}: {}", self.option, self.backend, self.instead)
+    }
+}
+
+/// An option: how its value is read, and where it has an effect.
+struct Key {
+    name: &'static str,
+    expected: &'static str,
+    set: fn(&mut PoolBuilder, &str) -> Option<()>,
+    /// What is said where it has none: on `caching`, `native` and `none`.
+    idle: [Option<&'static str>; 3],
+}
+
+const KEYS: &[Key] = &[
+    everywhere("backend", "`caching`, `native` (`cudaMallocAsync`) or `none`", |options, value| {
+        options.backend = Some(if value == "cudamallocasync" { BackendKind::Native } else { parsed(value)? });
+        Some(())
+    }),
+    everywhere("no_caching", BOOL, |options, value| {
+        if boolean(value)? {
+            options.backend = Some(BackendKind::None);
+        }
+        Some(())
+    }),
+    everywhere("kind", "`device`, `unified` or `host`", |options, value| {
+        options.kind = parsed(value)?;
+        Some(())
+    }),
+    of_caching("profile", "`fast`, `balanced` or `tight`", |options, value| {
+        options.dials = Dials::of(parsed::<Profile>(value)?);
+        Some(())
+    }),
+    everywhere("hard_limit", FORMS, |options, value| {
+        options.hard_limit = Some(parsed(value)?);
+        Some(())
+    }),
+    everywhere("per_process_memory_fraction", "a number above 0, up to 1", |options, value| {
+        let share = parsed::<f64>(value).filter(|share| *share > 0.0 && *share <= 1.0)?;
+        options.hard_limit = Some(Limit::Percent(100.0 * share));
+        Some(())
+    }),
+    of_caches("soft_limit", FORMS, |options, value| {
+        options.soft_limit = Some(parsed(value)?);
+        Some(())
+    }),
+    Key {
+        name: "garbage_collection_threshold",
+        expected: "a number between 0 and 1",
+        set: |options, value| {
+            options.collect_above = Some(parsed(value).filter(|share| *share > 0.0 && *share < 1.0)?);
+            Some(())
+        },
+        idle: [
+            None,
+            Some("the driver's pool gives back at synchronisation only: set soft_limit"),
+            NOTHING_KEPT,
+        ],
+    },
+    of_caching("roundup_power2_divisions", "a power of two, up to 64", |options, value| {
+        let divisor = parsed::<u32>(value).filter(|divisor| divisor.is_power_of_two() && *divisor <= 64)?;
+        options.dials.rounding_divisor = divisor;
+        Some(())
+    }),
+    Key {
+        name: "max_split_size_mb",
+        expected: "a number of MiB",
+        set: |_, value| parsed::<u32>(value).map(drop),
+        idle: [
+            Some("what is cut up grows together at once, and idle memory is mapped where it is needed"),
+            Some("the driver's pool places its blocks itself"),
+            NOTHING_KEPT,
+        ],
+    },
+    of_caching("expandable_segments", BOOL, |options, value| {
+        options.plain_segments = !boolean(value)?;
+        Some(())
+    }),
+    everywhere("oversubscribe", BOOL, |options, value| {
+        options.oversubscribes = boolean(value)?;
+        Some(())
+    }),
+    of_caches("trim_when_idle_ms", "milliseconds", |options, value| {
+        options.idle_after = Some(Duration::from_millis(parsed(value)?));
+        Some(())
+    }),
+    of_caching("growth_slack", NUMBER, |options, value| dial(options, value, Dials::growth_slack)),
+    of_caching("growth_slack_max", NUMBER, |options, value| dial(options, value, Dials::growth_slack_max)),
+    of_caching("window_allowance", NUMBER, |options, value| dial(options, value, Dials::window_allowance)),
+    of_caching("growth_divisor", NUMBER, |options, value| dial(options, value, Dials::growth_divisor)),
+    of_caching("rounding_divisor", NUMBER, |options, value| dial(options, value, Dials::rounding_divisor)),
+    of_caching("magazine_share", NUMBER, |options, value| dial(options, value, Dials::magazine_share)),
+    of_caching("empty_windows_max", NUMBER, |options, value| dial(options, value, Dials::empty_windows_max)),
+    of_caching("handle_bytes_max", SIZE, |options, value| {
+        options.dials = options.dials.clone().handle_bytes_max(size_bytes(value)?);
+        Some(())
+    }),
+    of_caching("magazine_bytes_min", SIZE, |options, value| {
+        options.dials = options.dials.clone().magazine_bytes_min(size_bytes(value)?);
+        Some(())
+    }),
+    of_caching("poll_budget_us", "microseconds", |options, value| {
+        options.dials.poll_budget = Duration::from_micros(parsed(value)?);
+        Some(())
+    }),
+    of_caching("wait_deadline_ms", "milliseconds", |options, value| {
+        options.dials.wait_deadline = Duration::from_millis(parsed(value)?);
+        Some(())
+    }),
+    of_caching("inserted_waits", BOOL, |options, value| {
+        options.dials.inserted_waits = boolean(value)?;
+        Some(())
+    }),
+];
+
+type Set = fn(&mut PoolBuilder, &str) -> Option<()>;
+
+const fn everywhere(name: &'static str, expected: &'static str, set: Set) -> Key {
+    Key { name, expected, set, idle: [None; 3] }
+}
+
+const fn of_caching(name: &'static str, expected: &'static str, set: Set) -> Key {
+    Key { name, expected, set, idle: [None, Some("it is a dial of the backend caching"), NOTHING_KEPT] }
+}
+
+const fn of_caches(name: &'static str, expected: &'static str, set: Set) -> Key {
+    Key { name, expected, set, idle: [None, None, NOTHING_KEPT] }
+}
+
+const NOTHING_KEPT: Option<&str> = Some("it keeps nothing");
+const BOOL: &str = "`true` or `false`";
+const NUMBER: &str = "a number";
+const SIZE: &str = "bytes, with or without a unit (2097152, 64MiB)";
+
+/// Options that say the same thing.
+const ALIKE: [(&str, &str); 3] = [
+    ("hard_limit", "per_process_memory_fraction"),
+    ("backend", "no_caching"),
+    ("rounding_divisor", "roundup_power2_divisions"),
+];
+
+/// Sets everything that a text names, the profile first.
+pub(crate) fn apply(options: &mut PoolBuilder, text: &str) -> Result<(), ConfError> {
+    let items = text.split(',').map(str::trim).filter(|item| !item.is_empty());
+    let mut given = items.map(read).collect::<Result<Vec<_>, _>>()?;
+    for (index, (key, _)) in given.iter().enumerate() {
+        let clash = |other: &&(&Key, &str)| {
+            other.0.name == key.name
+                || ALIKE.contains(&(key.name, other.0.name))
+                || ALIKE.contains(&(other.0.name, key.name))
+        };
+        if let Some((other, _)) = given[..index].iter().find(clash) {
+            return Err(ConfError::Twice { key: key.name, other: other.name });
+        }
+    }
+    given.sort_by_key(|(key, _)| key.name != "profile");
+    for (key, value) in given {
+        let Key { name, expected, set, .. } = *key;
+        set(options, &value.to_lowercase()).ok_or_else(|| ConfError::BadValue {
+            key: name,
+            value: value.into(),
+            expected,
+        })?;
+        options.asked.push(name);
+    }
+    Ok(())
+}
+
+fn read(item: &str) -> Result<(&'static Key, &str), ConfError> {
+    let (name, value) = item.split_once(':').ok_or_else(|| ConfError::NoValue { item: item.into() })?;
+    let name = name.trim().to_lowercase();
+    let key = KEYS.iter().find(|key| key.name == name).ok_or_else(|| {
+        let nearest = env::nearest_of(&name, KEYS.iter().map(|key| key.name));
+        ConfError::UnknownKey { key: name, nearest }
+    })?;
+    Ok((key, value.trim()))
+}
+
+/// What was asked for and has no effect on a backend.
+pub(crate) fn notices(asked: &[&'static str], backend: BackendKind) -> Vec<Notice> {
+    let keys = KEYS.iter().filter(|key| asked.contains(&key.name));
+    let idle = |key: &Key| {
+        key.idle[match backend {
+            BackendKind::Caching => 0,
+            BackendKind::Native => 1,
+            BackendKind::None => 2,
+        }]
+    };
+    keys.filter_map(|key| Some(Notice { option: key.name, backend, instead: idle(key)? })).collect()
+}
+
+fn parsed<T: FromStr>(value: &str) -> Option<T> {
+    value.parse().ok()
+}
+
+fn boolean(value: &str) -> Option<bool> {
+    match value {
+        "true" | "1" => Some(true),
+        "false" | "0" => Some(false),
+        _ => None,
+    }
+}
+
+fn size_bytes(value: &str) -> Option<u64> {
+    match parsed(value)? {
+        Limit::Bytes(size_bytes) => Some(size_bytes),
+        Limit::Percent(_) => None,
+    }
+}
+
+fn dial(options: &mut PoolBuilder, value: &str, set: fn(Dials, u32) -> Dials) -> Option<()> {
+    options.dials = set(options.dials.clone(), parsed(value)?);
+    Some(())
+}
+
+fn did_you_mean(nearest: &Option<&'static str>) -> String {
+    nearest.map(|name| format!(", did you mean {name}?")).unwrap_or_default()
+}
+
+fn known() -> String {
+    KEYS.iter().map(|key| key.name).collect::<Vec<_>>().join(", ")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::device::Device;
+    use gpumem_sys::{Driver, SimConfig};
+
+    fn applied(text: &str) -> Result<PoolBuilder, ConfError> {
+        let device = Device::new(&Driver::sim(SimConfig::new()).unwrap(), 0).unwrap();
+        PoolBuilder::new(&device).conf(text)
+    }
+
+    fn mistake(text: &str) -> String {
+        applied(text).unwrap_err().to_string()
+    }
+
+    #[test]
+    fn values_arrive_whatever_their_order_and_case() {
+        let options =
+            applied(" Growth_Slack: 7 , PROFILE:tight,handle_bytes_max:8MiB,backend:cudaMallocAsync, ")
+                .unwrap();
+        assert_eq!(options.dials, Dials::of(Profile::Tight).growth_slack(7).handle_bytes_max(8 << 20));
+        assert_eq!(options.backend, Some(BackendKind::Native));
+        let options = applied("no_caching:True,per_process_memory_fraction:0.5,wait_deadline_ms:20").unwrap();
+        assert_eq!(
+            (options.backend, options.hard_limit),
+            (Some(BackendKind::None), Some(Limit::Percent(50.0)))
+        );
+        assert_eq!(options.dials.wait_deadline, Duration::from_millis(20));
+        assert!(applied("").unwrap().asked.is_empty());
+    }
+
+    /// Each example is a value that the option takes; a word that none takes is refused with what it does take.
+    #[test]
+    fn every_option_takes_its_forms_and_says_them() {
+        for key in KEYS {
+            let examples = ["0.5", "8", "64MiB", "true", "none", "fast", "host"];
+            let taken = examples.iter().any(|value| applied(&format!("{}:{value}", key.name)).is_ok());
+            assert!(taken, "{}", key.name);
+            let said = mistake(&format!("{}:perhaps", key.name));
+            assert!(said.contains(key.expected) && said.contains("perhaps"), "{said}");
+        }
+    }
+
+    #[test]
+    fn mistakes_are_told_with_what_would_be_right() {
+        assert!(mistake("growth_slak:3").contains("did you mean growth_slack?"));
+        assert!(!mistake("something_else_entirely:3").contains("did you mean"));
+        assert!(mistake("growth_slack").contains("key:value"));
+        assert!(mistake("growth_slack:1,growth_slack:2").contains("twice"));
+        assert!(
+            mistake("hard_limit:1GiB,per_process_memory_fraction:0.1").contains("contradicts hard_limit")
+        );
+        assert!(mistake("backend:native,no_caching:true").contains("contradicts backend"));
+        for text in [
+            "garbage_collection_threshold:1.5",
+            "roundup_power2_divisions:3",
+            "growth_slack:-1",
+            "handle_bytes_max:5%",
+        ] {
+            assert!(mistake(text).contains("it takes"), "{text}");
+        }
+    }
+
+    #[test]
+    fn what_has_no_effect_is_told_for_each_backend() {
+        let asked = ["max_split_size_mb", "soft_limit", "profile", "backend"];
+        let told = |backend| notices(&asked, backend).iter().map(|notice| notice.option).collect::<Vec<_>>();
+        assert_eq!(told(BackendKind::Caching), ["max_split_size_mb"]);
+        assert_eq!(told(BackendKind::Native), ["profile", "max_split_size_mb"]);
+        assert_eq!(told(BackendKind::None), ["profile", "soft_limit", "max_split_size_mb"]);
+    }
+}

@@ -1,0 +1,67 @@
+//! Options by name, as they work on each backend.
+
+use crate::bench::{on_device_memory, small};
+use gpumem_pool::BackendKind;
+
+const MIB: u64 = 1 << 20;
+
+#[test]
+fn idle_memory_beyond_the_threshold_goes_back_when_a_request_finds_none_at_hand() {
+    on_device_memory(&small(), |bench| {
+        for is_asked in [false, true] {
+            let conf = if is_asked {
+                "hard_limit:256MiB,garbage_collection_threshold:0.5"
+            } else {
+                "hard_limit:256MiB"
+            };
+            let (pool, stream) = (bench.builder().conf(conf).unwrap().build().unwrap(), bench.stream());
+            drop((0..5).map(|_| pool.alloc(30 * MIB, &stream).unwrap()).collect::<Vec<_>>());
+            stream.synchronize().unwrap();
+            let _small = pool.alloc(100, &stream).unwrap();
+            let reserved_bytes = pool.status().unwrap().reserved_bytes;
+            let is_idle = pool.notices().iter().any(|notice| notice.option == "garbage_collection_threshold");
+            assert_eq!(is_idle, is_asked && bench.backend != BackendKind::Caching);
+            if bench.backend == BackendKind::Caching {
+                assert_eq!(reserved_bytes <= 128 * MIB, is_asked, "{reserved_bytes}");
+            }
+            pool.check().unwrap();
+        }
+    });
+}
+
+#[test]
+fn sizes_are_rounded_up_to_a_part_of_their_power_of_two() {
+    on_device_memory(&small(), |bench| {
+        let options = bench.builder().conf("roundup_power2_divisions:2").unwrap();
+        let (pool, stream) = (options.build().unwrap(), bench.stream());
+        let block = pool.alloc(33 * MIB, &stream).unwrap();
+        let is_idle = pool.notices().iter().any(|notice| notice.option == "roundup_power2_divisions");
+        assert_eq!(is_idle, bench.backend != BackendKind::Caching);
+        assert_eq!(block.size_bytes(), 33 * MIB);
+        if !is_idle {
+            assert!(pool.status().unwrap().reserved_bytes >= 48 * MIB);
+        }
+    });
+}
+
+#[test]
+fn what_has_no_effect_is_told() {
+    on_device_memory(&small(), |bench| {
+        let pool = bench.builder().conf("max_split_size_mb:64").unwrap().build().unwrap();
+        let told: Vec<String> = pool.notices().iter().map(ToString::to_string).collect();
+        assert_eq!(told.len(), 1, "{told:?}");
+        assert!(told[0].contains(&format!("no effect on the backend {}", bench.backend)), "{told:?}");
+        assert!(bench.builder().build().unwrap().notices().is_empty());
+    });
+}
+
+#[test]
+fn nothing_is_kept_where_that_is_asked_for() {
+    on_device_memory(&small(), |bench| {
+        let options = bench.builder().conf("no_caching:true").unwrap();
+        let (pool, stream) = (options.build().unwrap(), bench.stream());
+        assert_eq!(pool.backend(), BackendKind::None);
+        drop(pool.alloc(5 * MIB, &stream).unwrap());
+        assert_eq!(pool.status().unwrap().reserved_bytes, 0);
+    });
+}
