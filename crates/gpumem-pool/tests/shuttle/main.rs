@@ -1,5 +1,5 @@
-//! Magazines, depot and drain under many random schedules: no piece is lost, none is in two hands, and no more is held
-//! than the cap allows. These are the library's own sources, compiled over shuttle's threads.
+//! Magazines, depot, drain and ladder under many random schedules: no piece is lost, none is in two hands, no more is held
+//! than the cap allows, and nobody is refused what there is room for. These are the library's own sources, compiled over shuttle's threads.
 
 #![allow(dead_code, reason = "the tests use a part of what they compile")]
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
@@ -8,12 +8,15 @@
 mod budget;
 #[path = "../../src/backend/caching/class.rs"]
 mod class;
+mod climbs;
 #[path = "../../src/counters.rs"]
 mod counters;
 #[path = "../../src/backend/caching/depot.rs"]
 mod depot;
 #[path = "../../src/backend/caching/front.rs"]
 mod front;
+#[path = "../../src/backend/caching/ladder.rs"]
+mod ladder;
 #[path = "../../src/backend/caching/lock.rs"]
 mod lock;
 #[path = "../../src/backend/caching/magazine.rs"]
@@ -24,25 +27,41 @@ mod magazine;
 mod planted;
 #[path = "../../src/backend/caching/recent.rs"]
 mod recent;
+#[allow(unreachable_pub, reason = "the library exports what this test does not")]
+#[path = "../../src/clock/stamp.rs"]
+mod stamp;
 mod sync;
+mod world;
 
 use class::Class;
+pub(crate) use world::{clock, context, error, heap, out_of_memory, shared};
+
 use front::{Front, Spill};
 use magazine::{Own, Piece, Set};
-use shuttle::scheduler::RandomScheduler;
+use shuttle::scheduler::{PctScheduler, RandomScheduler, Scheduler};
 use shuttle::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use shuttle::sync::{Arc, Mutex};
 use shuttle::thread;
 
 const SCHEDULES: usize = 100;
+const PAUSES: usize = 4;
 const CAP_BYTES: u64 = 128 << 10;
 
 /// Runs a body under many schedules; a failure prints the schedule's seed.
 fn check(body: impl Fn() + Send + Sync + 'static) {
+    run(RandomScheduler::new(SCHEDULES), body);
+}
+
+/// The same, with schedules in which threads stand still for long.
+fn check_with_pauses(body: impl Fn() + Send + Sync + 'static) {
+    run(PctScheduler::new(PAUSES, SCHEDULES), body);
+}
+
+fn run(scheduler: impl Scheduler + 'static, body: impl Fn() + Send + Sync + 'static) {
     let mut config = shuttle::Config::new();
     // A front is built on the stack before it is moved.
     config.stack_size = 1 << 20;
-    shuttle::Runner::new(RandomScheduler::new(SCHEDULES), config).run(body);
+    shuttle::Runner::new(scheduler, config).run(body);
 }
 
 /// The heap behind the front: it has everything, and knows which pieces are in somebody's hands.
