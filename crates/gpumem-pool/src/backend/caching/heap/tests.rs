@@ -337,8 +337,10 @@ impl Pair {
                     waiter => known.wait(usize::from(waiter.0), source),
                 }
             }
-            let piece =
-                heap.take_ready(request, known).or(heap.take_recycled(request, known, driver).ok()?);
+            let piece = match heap.take_ready(request, known) {
+                None => heap.take_recycled(request, known, driver).ok()?,
+                ready => ready,
+            };
             assert!(piece.is_some(), "{waits:?} do not suffice");
             return piece;
         }
