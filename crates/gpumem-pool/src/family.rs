@@ -50,13 +50,13 @@ impl Family {
 
     /// Counts the bytes as held, or says which limit does not allow it.
     pub(crate) fn admit(&self, size_bytes: u64) -> Result<(), u64> {
-        let sum = |held: u64| held.checked_add(size_bytes).filter(|sum| *sum <= self.limit_bytes());
+        let sum = |held: u64| held.checked_add(size_bytes).filter(|sum| *sum <= self.admitted_bytes());
         // Acquire pairs with the release in `give_back`: the driver has taken back what makes room for this.
         let admitted = self.held_bytes.fetch_update(Ordering::SeqCst, Ordering::SeqCst, sum);
         let held_bytes = admitted.map_err(|_| self.limit_bytes())? + size_bytes;
         // The limit may have become a lower one after it was looked at. Either this sees it, or what was counted above was
         // held before it was set.
-        if held_bytes > self.limit_bytes() {
+        if held_bytes > self.admitted_bytes() {
             self.held_bytes.fetch_sub(size_bytes, Ordering::AcqRel);
             return Err(self.limit_bytes());
         }
@@ -69,6 +69,15 @@ impl Family {
     /// The limit of this node.
     pub(crate) fn limit_bytes(&self) -> u64 {
         self.limit_bytes.load(Ordering::SeqCst)
+    }
+
+    /// The same, unless that is to be a mistake.
+    fn admitted_bytes(&self) -> u64 {
+        #[cfg(feature = "planted-bugs")]
+        if crate::planted::has(crate::planted::Bug::LimitOffByOne) {
+            return self.limit_bytes().saturating_add(2 << 20);
+        }
+        self.limit_bytes()
     }
 
     /// From now on nothing is admitted beyond this. Says how much more than that is held.

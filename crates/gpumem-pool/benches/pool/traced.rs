@@ -1,4 +1,4 @@
-//! What adaptors cost that are there: one that does nothing, and an event of a trace.
+//! What adaptors cost that are there: one that does nothing, and an event of a trace. And what a scope costs.
 
 use super::{Bench, Outcome, per};
 use gpumem_pool::adaptor::{Adaptor, Budget};
@@ -18,6 +18,11 @@ const PAIR_COUNT: u32 = 1000;
 impl Bench {
     pub(super) fn adapted(&self) -> Outcome<()> {
         let stream = Stream::new(&self.device)?;
+        let scoped = self.builder().build()?;
+        {
+            let _scope = scoped.scope("bench");
+            self.row(&self.name("pair_4KiB+scope", 1), || best_of(|| pairs(&scoped, &stream)))?;
+        }
         let pool = |adaptor| self.builder().adaptor(adaptor).build();
         let plain = pool(Arc::new(Nothing))?;
         self.row(&self.name("pair_4KiB+nothing", 1), || best_of(|| pairs(&plain, &stream)))?;
