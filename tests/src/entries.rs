@@ -126,6 +126,21 @@ pub const ENTRIES: &[(&str, Entry)] = &[
         stage.pool.set_soft_limit(128 * MIB)?;
         stage.pool.set_hard_limit(256 * MIB)
     }),
+    ("Pool: scope end reset_peaks", |stage| {
+        let scope = stage.pool.scope("forward");
+        drop(stage.block()?);
+        scope.end();
+        let inner = stage.pool.scope("backward");
+        let kept = stage.block()?;
+        drop(inner);
+        drop(kept);
+        stage.pool.reset_peaks()
+    }),
+    ("Pool: conf garbage_collection_threshold", |stage| {
+        let builder = Pool::builder(&stage.device).backend(stage.pool.backend()).hard_limit(64 * MIB);
+        let pool = builder.garbage_collection_threshold(0.5).build()?;
+        (0..8).try_for_each(|_| pool.alloc(20 * MIB, &stage.streams[0]).map(drop))
+    }),
     ("Pool: private", |stage| {
         let private = stage.pool.private(16 * MIB)?;
         private.alloc(MIB, &stage.streams[0]).map(drop)
@@ -230,7 +245,7 @@ pub const PLAIN: &str = "
     host_ptr stream max_bytes is_host_accessible oversubscribe hard_limit soft_limit profile dials exportable rdma
     on_out_of_memory plain_segments adaptor resolve out_of_memory advice cached_bytes others_bytes of growth_slack
     growth_slack_max window_allowance handle_bytes_max growth_divisor rounding_divisor magazine_share magazine_bytes_min
-    release_budget trim_when_idle poll_budget inserted_waits empty_windows_max wait_deadline";
+    tag usage notices release_budget trim_when_idle poll_budget inserted_waits empty_windows_max wait_deadline";
 
 /// Whether an entry failed because the backend or the machine does not have it.
 #[must_use]
