@@ -238,7 +238,7 @@ fn growth_to_target(shared: &Shared, request: &Request, lack: &mut Lack) -> Resu
 
 fn recycled(shared: &Shared, request: &Request, _: &mut Lack) -> Result<Step, PoolError> {
     let (clocks, mut vmm) = (shared.clocks(), shared.vmm());
-    let kept_count = shared.dials.empty_windows_max as usize;
+    let kept_count = shared.core().heap.kept_windows();
     if shared.core().heap.is_unmapping_due(kept_count) {
         if !shared.dials.poll_budget.is_zero() {
             clocks.tick(request.slot)?;

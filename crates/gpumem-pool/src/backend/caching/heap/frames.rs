@@ -286,7 +286,10 @@ impl Frames {
         let by_place: usize = self.by_place.iter().map(Vec::capacity).sum();
         let names =
             (self.unused_handles.capacity() + self.unused_windows.capacity() + by_place) * size_of::<u32>();
-        self.handles.capacity() * size_of::<Handle>()
+        // Nodes of such a tree are two thirds full.
+        let holes: usize = self.holes.iter().map(|holes| holes.len() * size_of::<(u64, u64)>() * 3 / 2).sum();
+        holes
+            + self.handles.capacity() * size_of::<Handle>()
             + self.windows.capacity() * size_of::<Window>()
             + slots
             + departed

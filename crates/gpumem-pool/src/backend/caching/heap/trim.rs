@@ -68,6 +68,12 @@ impl Heap {
         unmapped.map(|()| old.len())
     }
 
+    /// How many empty windows are worth their records: so many for each frame of memory, as far as the dial allows.
+    pub(in super::super) fn kept_windows(&self) -> usize {
+        let frame_count = (self.reserved_bytes() >> FRAME_SHIFT) as usize;
+        (self.dials.empty_windows_max as usize).min((WINDOWS_A_FRAME * frame_count).max(WINDOWS_MIN))
+    }
+
     /// Whether more windows than so many are empty, and, if the last try left some, enough of them for another.
     pub(in super::super) fn is_unmapping_due(&self, keep_count: usize) -> bool {
         self.frames.empty_count() > keep_count.max(self.empty_retry)
@@ -181,3 +187,8 @@ fn may_unmap_early() -> bool {
     #[cfg(not(feature = "planted-bugs"))]
     false
 }
+
+/// Their records are 1 KiB then, half a thousandth of the frame.
+const WINDOWS_A_FRAME: usize = 8;
+/// For small heaps.
+const WINDOWS_MIN: usize = 256;
