@@ -184,6 +184,10 @@ pub(crate) mod heap {
             0
         }
 
+        pub(crate) fn kept_windows(&self) -> usize {
+            usize::MAX
+        }
+
         pub(crate) fn is_unmapping_due(&self, _: usize) -> bool {
             false
         }
