@@ -11,8 +11,8 @@ use clap::Parser;
 use gpumem_tests::backends::{Setting, settings};
 use gpumem_tests::counted::Counted;
 use gpumem_tests::crowd::{Mixture, Plan, run};
-use gpumem_tests::pool::{BackendKind, Device, Limit, MemoryKind, PoolError};
-use gpumem_tests::sys::{Driver, DriverKind};
+use gpumem_tests::pool::{BackendKind, Device, Limit, MemoryKind};
+use gpumem_tests::sys::Driver;
 use std::time::Duration;
 
 /// Has many threads allocate against a limit; on the software driver where there is no GPU.
@@ -47,32 +47,23 @@ fn main() -> Result<()> {
     let counted = Counted::new(&driver);
     let device = Device::new(&counted.driver, 0)?;
     println!("{}: {device}", driver.kind());
-    let kinds = match (options.kind, driver.kind()) {
-        (Some(kind), _) => vec![kind],
-        (None, DriverKind::Sim) => vec![MemoryKind::Device, MemoryKind::Unified, MemoryKind::Host],
-        (None, _) => vec![MemoryKind::Device],
+    let is_wanted = |setting: &Setting| {
+        options.backend.is_none_or(|backend| backend == setting.backend)
+            && options.kind.is_none_or(|kind| kind == setting.kind)
     };
-    let all = settings(&device)
-        .into_iter()
-        .filter(|setting| options.backend.is_none_or(|backend| backend == setting.backend));
-    let all: Vec<Setting> = all.collect();
-    ensure!(!all.is_empty(), "no backend that is built in has that name");
-    let rounds: Vec<_> = kinds
-        .iter()
-        .flat_map(|kind| all.iter().map(move |setting| (*kind, *setting)))
-        .flat_map(|(kind, setting)| [Mixture::Even, Mixture::Mixed].map(|mixture| (kind, setting, mixture)))
-        .filter(|(kind, setting, _)| *kind == MemoryKind::Device || setting.backend != BackendKind::Native)
-        .collect();
+    let all: Vec<Setting> = settings(&device).into_iter().filter(is_wanted).collect();
+    ensure!(!all.is_empty(), "no backend that is built in has that name and kind");
+    let mixtures = [Mixture::Even, Mixture::Mixed];
+    let rounds: Vec<_> =
+        all.into_iter().flat_map(|setting| mixtures.map(|mixture| (setting, mixture))).collect();
     let time = Duration::from_secs_f64(options.seconds / rounds.len() as f64);
     let limit_bytes = options.limit.resolve(device.total_bytes())?;
-    for (kind, setting, mixture) in rounds {
-        let pool = match setting.builder(&device).kind(kind).hard_limit(limit_bytes).build() {
-            Err(PoolError::NotWithBackend { .. }) => continue,
-            built => built?,
-        };
+    for (setting, mixture) in rounds {
+        let kind = setting.kind;
+        let pool = setting.builder(&device).hard_limit(limit_bytes).build()?;
         let plan = Plan { threads: options.threads, limit_bytes, mixture, time, seed: options.seed };
         let done = run(&counted, &pool, kind, plan)?;
-        println!("{setting}, {kind} memory, {mixture:?}: {done}");
+        println!("{setting}, {mixture:?}: {done}");
         pool.reclaim()?;
         ensure!(done.held_peak_bytes <= limit_bytes, "the limit was passed");
         ensure!(done.refused == 0, "something was refused though there was room");

@@ -7,8 +7,7 @@ use gpumem_tests::backends::settings;
 use gpumem_tests::cases;
 use gpumem_tests::counted::Counted;
 use gpumem_tests::crowd::{Mixture, Plan, run};
-use gpumem_tests::pool::{Device, MemoryKind, PoolError};
-use gpumem_tests::sys::DriverKind;
+use gpumem_tests::pool::{Device, PoolError};
 use std::time::Duration;
 
 const LIMIT_BYTES: u64 = 1 << 30;
@@ -18,27 +17,21 @@ cases! {
     fn a_crowd_keeps_to_the_limit_and_gets_all_of_it(driver: &Driver) -> Result<(), PoolError> {
         let counted = Counted::new(driver);
         let device = Device::new(&counted.driver, 0)?;
-        let kinds: &[MemoryKind] = match driver.kind() {
-            DriverKind::Sim => &[MemoryKind::Device, MemoryKind::Unified, MemoryKind::Host],
-            _ => &[MemoryKind::Device],
-        };
-        for (kind, setting) in kinds.iter().flat_map(|kind| settings(&device).into_iter().map(move |one| (*kind, one))) {
-            let pool = match setting.builder(&device).kind(kind).hard_limit(LIMIT_BYTES).build() {
-                Err(PoolError::NotWithBackend { .. }) => continue,
-                built => built?,
-            };
+        for setting in settings(&device) {
+            let kind = setting.kind;
+            let pool = setting.builder(&device).hard_limit(LIMIT_BYTES).build()?;
             for mixture in [Mixture::Even, Mixture::Mixed] {
                 let time = Duration::from_millis(100);
                 let plan = Plan { threads: 16, limit_bytes: LIMIT_BYTES, mixture, time, seed: 1 };
                 let done = run(&counted, &pool, kind, plan)?;
-                assert!(done.held_peak_bytes <= LIMIT_BYTES, "{setting}, {kind}: {done}");
-                assert!(done.refused == 0 && done.blocks > 100, "{setting}, {kind}, {mixture:?}: {done}");
+                assert!(done.held_peak_bytes <= LIMIT_BYTES, "{setting}: {done}");
+                assert!(done.refused == 0 && done.blocks > 100, "{setting}, {mixture:?}: {done}");
                 pool.check().unwrap();
             }
             pool.reclaim()?;
             drop(pool);
             device.synchronize()?;
-            assert_eq!(counted.held_bytes(kind), 0, "{setting}, {kind}");
+            assert_eq!(counted.held_bytes(kind), 0, "{setting}");
         }
         Ok(())
     }
