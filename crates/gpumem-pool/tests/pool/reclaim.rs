@@ -203,17 +203,18 @@ impl Random {
 /// It is a bug if an allocation fails that would have succeeded after a manual reclaim, of this pool or of any other.
 #[test]
 fn no_request_fails_that_a_reclaim_would_have_saved() {
-    let refusal_count = AtomicU32::new(0);
+    let (refusal_count, run_count) = (AtomicU32::new(0), AtomicU32::new(0));
     bench::on_each_backend(&cramped(), |bench| {
         let profiles = [Profile::Fast, Profile::Balanced, Profile::Tight];
         let count = if bench.backend == BackendKind::Caching { 3 } else { 1 };
         for (index, profile) in profiles.into_iter().take(count).enumerate() {
             let random = Random(bench.seed << 8 | index as u64);
             refusal_count.fetch_add(run(bench, bench.builder().profile(profile), random), Ordering::Relaxed);
+            run_count.fetch_add(1, Ordering::Relaxed);
         }
     });
     // The programs are such that memory is short again and again.
-    assert!(refusal_count.into_inner() > 300);
+    assert!(refusal_count.into_inner() > 5 * run_count.into_inner());
 }
 
 /// Returns how often a request was refused.

@@ -345,6 +345,9 @@ impl Member {
 
 pub(crate) struct Device(shuttle::sync::Arc<clock::Clocks>);
 
+/// Its context, current.
+pub(crate) struct Bound;
+
 pub(crate) struct MemoryInfo {
     pub(crate) free_bytes: u64,
 }
@@ -352,8 +355,8 @@ pub(crate) struct MemoryInfo {
 impl Device {
     pub(crate) fn driver(&self) {}
 
-    pub(crate) fn enter(&self) -> Result<(), gpumem_sys::DriverError> {
-        Ok(())
+    pub(crate) fn enter(&self) -> Result<Bound, gpumem_sys::DriverError> {
+        Ok(Bound)
     }
 
     pub(crate) fn memory_info(&self) -> Result<MemoryInfo, gpumem_sys::DriverError> {
