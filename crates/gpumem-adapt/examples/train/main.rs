@@ -53,7 +53,7 @@ fn run(options: &Options) -> Result<()> {
     let gpu = Gpu::new(&pool)?;
     let mut report = Report::to_stdout();
     report.device(&device)?;
-    report.pool(&pool.status()?)?;
+    report.pool(&pool)?;
 
     let table = options.table(&device, &report::progress("generating"))?;
     let initial = Dense::new(table.columns(), plan.seed);

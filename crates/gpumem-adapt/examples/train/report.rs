@@ -7,7 +7,7 @@ use crate::options::Plan;
 use anyhow::{Result, ensure};
 use gpumem_adapt::array::ndarray::Array1;
 use gpumem_adapt::array::pool::sys::DriverKind;
-use gpumem_adapt::array::pool::{Device, Status};
+use gpumem_adapt::array::pool::{Device, Pool, Status};
 use indicatif::{HumanBytes, HumanCount, ProgressBar, ProgressStyle};
 use std::io::{Stdout, Write};
 use std::time::Duration;
@@ -60,9 +60,12 @@ impl Report {
         self.line("task", &format!("Dense {columns} → 1 with Adam at {}: {amount}", plan.learning_rate))
     }
 
-    pub(crate) fn pool(&mut self, status: &Status) -> Result<()> {
+    /// With what was asked for and has no effect.
+    pub(crate) fn pool(&mut self, pool: &Pool) -> Result<()> {
+        let status = pool.status()?;
         let limit = status.hard_limit_bytes.map(|bytes| format!(", at most {}", HumanBytes(bytes)));
-        self.line("pool", &format!("{}{}", status.backend, limit.unwrap_or_default()))
+        self.line("pool", &format!("{}{}", status.backend, limit.unwrap_or_default()))?;
+        pool.notices().iter().try_for_each(|notice| self.line("", &notice.to_string()))
     }
 
     pub(crate) fn memory(&mut self, when: &str, status: &Status) -> Result<()> {
