@@ -9,6 +9,7 @@
 
 use crate::counted::Counted;
 use crate::pool::{BackendKind, Block, MemoryKind, Pool, PoolError, Stream};
+use crate::random::Random;
 use std::fmt;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::{Mutex, PoisonError};
@@ -221,18 +222,6 @@ impl fmt::Display for Done {
         let Self { blocks, refused, told, held_peak_bytes } = self;
         write!(f, "{blocks} blocks, {refused} refused, {held_peak_bytes} bytes held at most")?;
         told.iter().try_for_each(|told| write!(f, "; the first was told: {told}"))
-    }
-}
-
-/// Numbers that are random enough (xorshift).
-struct Random(u64);
-
-impl Random {
-    fn below(&mut self, end: u64) -> u64 {
-        self.0 ^= self.0 << 13;
-        self.0 ^= self.0 >> 7;
-        self.0 ^= self.0 << 17;
-        (self.0 >> 16) % end
     }
 }
 

@@ -10,6 +10,7 @@ pub mod gate;
 pub mod meter;
 pub mod model;
 pub mod pattern;
+mod random;
 pub mod raw;
 pub mod replay;
 pub mod schedules;

@@ -193,7 +193,7 @@ const KEYS: &[Key] = &[
         Some(())
     }),
     of_caching("wait_deadline_ms", "milliseconds", |options, value| {
-        options.dials.wait_deadline = Duration::from_millis(parsed(value)?);
+        options.dials = options.dials.clone().wait_deadline(Duration::from_millis(parsed(value)?));
         Some(())
     }),
     of_caching("inserted_waits", BOOL, |options, value| {

@@ -190,7 +190,7 @@ impl Dials {
 
     /// Zero never waits.
     pub fn wait_deadline(mut self, deadline: Duration) -> Self {
-        self.wait_deadline = deadline;
+        self.wait_deadline = deadline.min(DEADLINE_MAX);
         self
     }
 
@@ -245,6 +245,9 @@ impl fmt::Display for Profile {
     }
 }
 
+/// A century: added to any time, it is still one.
+const DEADLINE_MAX: Duration = Duration::from_secs(100 * 365 * 24 * 3600);
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -261,6 +264,8 @@ mod tests {
 
     #[test]
     fn dials_are_kept_to_what_works() {
+        let endless = Dials::default().wait_deadline(Duration::MAX).wait_deadline;
+        assert!(std::time::Instant::now().checked_add(endless).is_some());
         let dials = Dials::default().handle_bytes_max(u64::MAX).growth_divisor(0);
         assert_eq!((dials.handle_max_frames, dials.growth_divisor), (64, 1));
         assert_eq!(dials.handle_bytes_max(0).handle_max_frames, 1);

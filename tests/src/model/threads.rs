@@ -5,6 +5,7 @@
 use super::subject::Subject;
 use super::world::text;
 use crate::pool::{Block, Device, Pool, Stream};
+use crate::random::Random;
 use crate::sys::{Driver, SimConfig};
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -114,18 +115,6 @@ impl Shared<'_> {
     fn let_go(&self) -> Result<(), String> {
         let rest = std::mem::take(&mut *self.passed_on.lock().unwrap_or_else(PoisonError::into_inner));
         rest.into_iter().try_for_each(|block| self.free(block))
-    }
-}
-
-/// Numbers that are random enough (xorshift).
-struct Random(u64);
-
-impl Random {
-    fn below(&mut self, end: u64) -> u64 {
-        self.0 ^= self.0 << 13;
-        self.0 ^= self.0 >> 7;
-        self.0 ^= self.0 << 17;
-        (self.0 >> 16) % end
     }
 }
 

@@ -8,7 +8,7 @@
 //! | --- | --- |
 //! | `shared` | front and heap of one pool, put together |
 //! | `class` | size classes of blocks up to 1 MiB |
-//! | `thread`, `magazine`, `lock`, `barrier` | what a thread keeps at hand of a stream's freed blocks, ; how others get at it |
+//! | `thread`, `magazine`, `lock`, `barrier` | what a thread keeps at hand of a stream's freed blocks; how others get at it |
 //! | `recent` | the last few larger blocks that came back |
 //! | `depot`, `budget` | batches that wander between threads; how much all of this may hold |
 //! | `front` | magazines and depot of one pool |

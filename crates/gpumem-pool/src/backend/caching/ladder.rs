@@ -82,7 +82,7 @@ pub(super) fn climb(
 ) -> Result<Option<Piece>, PoolError> {
     let _relaxed = Relaxed::enter(shared.device.driver())?;
     let _bound = shared.device.enter()?;
-    let deadline = Instant::now() + shared.dials.wait_deadline;
+    let mut deadline = None;
     loop {
         let before = shared.begin_look();
         lack.attempts.clear();
@@ -90,7 +90,9 @@ pub(super) fn climb(
             return Ok(Some(piece));
         }
         // What others had in their hands while this looked may be free now.
-        if !shared.may_look_again(&before, least_bytes) || Instant::now() >= deadline {
+        let now = Instant::now();
+        let is_late = now >= *deadline.get_or_insert(now + shared.dials.wait_deadline);
+        if is_late || !shared.may_look_again(&before, least_bytes) {
             return Ok(None);
         }
         std::thread::yield_now();

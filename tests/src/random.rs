@@ -1,0 +1,13 @@
+//! [`Random`]: numbers for programs that only have to be different each time, and the same for the same seed.
+
+/// Numbers that are random enough (xorshift); not from 0.
+pub(crate) struct Random(pub(crate) u64);
+
+impl Random {
+    pub(crate) fn below(&mut self, end: u64) -> u64 {
+        self.0 ^= self.0 << 13;
+        self.0 ^= self.0 >> 7;
+        self.0 ^= self.0 << 17;
+        (self.0 >> 16) % end
+    }
+}
