@@ -10,7 +10,7 @@
 //! | `per_process_memory_fraction` | above 0, up to 1 | the same as a share of the device | the same | the same |
 //! | `soft_limit` | as `hard_limit` | given back down to it at synchronisation | the same | – |
 //! | `garbage_collection_threshold` | between 0 and 1 | beyond this part of the hard limit (of the device, if there is none), idle memory is given back before the heap is searched further or grows | – | – |
-//! | `roundup_power2_divisions` | a power of two, up to 64 | blocks beyond 1 MiB are rounded up to this part of their power of two | – | – |
+//! | `roundup_power2_divisions` | a power of two, up to 64, or a list by size: `[256:1,512:2,1024:4,>:8]`, see [`Divisions`] | blocks beyond 1 MiB are rounded up to this part of their power of two | – | – |
 //! | `max_split_size_mb` | MiB | – | – | – |
 //! | `expandable_segments` | `true`, `false` | `false` takes plain segments | – | – |
 //! | `oversubscribe` | `true`, `false` | see [`PoolBuilder::oversubscribe`] | – | the same |
@@ -28,7 +28,11 @@
 //! Keys and values may be written in any case, with spaces around them. What the builder is told last wins; of the
 //! environment, a variable of an option's own (`GPUMEM_POOL`) wins over `GPUMEM_CONF`.
 
+#[cfg(test)]
+mod tests;
+
 use crate::dials::{Dials, Profile};
+use crate::divisions::{self, Divisions};
 use crate::limit::{FORMS, Limit};
 use crate::options::{BackendKind, PoolBuilder};
 use core::fmt;
@@ -55,12 +59,14 @@ pub enum ConfError {
         item: String,
     },
     /// A value that can't be read, or that is out of range.
-    #[error("{key}:{value} can't be used: it takes {expected}")]
+    #[error("{key}:{value} can't be used{place}: it takes {expected}")]
     BadValue {
         /// The option.
         key: &'static str,
         /// What was given.
         value: String,
+        /// Where in a list the mistake is, and what; else nothing.
+        place: String,
         /// The forms that it takes.
         expected: &'static str,
     },
@@ -96,7 +102,9 @@ impl fmt::Display for Notice {
 struct Key {
     name: &'static str,
     expected: &'static str,
-    set: fn(&mut PoolBuilder, &str) -> Option<()>,
+    set: Set,
+    /// Where in a value that can't be used the mistake is.
+    place: fn(&str) -> String,
     /// What is said where it has none: on `caching`, `native` and `none`.
     idle: [Option<&'static str>; 3],
 }
@@ -136,6 +144,7 @@ const KEYS: &[Key] = &[
     Key {
         name: "garbage_collection_threshold",
         expected: "a number between 0 and 1",
+        place: nowhere,
         set: |options, value| {
             options.collect_above = Some(parsed(value).filter(|share| *share > 0.0 && *share < 1.0)?);
             Some(())
@@ -146,14 +155,20 @@ const KEYS: &[Key] = &[
             NOTHING_KEPT,
         ],
     },
-    of_caching("roundup_power2_divisions", "a power of two, up to 64", |options, value| {
-        let divisor = parsed::<u32>(value).filter(|divisor| divisor.is_power_of_two() && *divisor <= 64)?;
-        options.dials.rounding_divisor = divisor;
-        Some(())
-    }),
+    Key {
+        place: |value| {
+            let error = value.parse::<Divisions>().err();
+            error.map_or(String::new(), |error| format!(", {}", error.place()))
+        },
+        ..of_caching("roundup_power2_divisions", divisions::FORMS, |options, value| {
+            options.dials.rounding = parsed(value)?;
+            Some(())
+        })
+    },
     Key {
         name: "max_split_size_mb",
         expected: "a number of MiB",
+        place: nowhere,
         set: |_, value| parsed::<u32>(value).map(drop),
         idle: [
             Some("what is cut up grows together at once, and idle memory is mapped where it is needed"),
@@ -205,15 +220,20 @@ const KEYS: &[Key] = &[
 type Set = fn(&mut PoolBuilder, &str) -> Option<()>;
 
 const fn everywhere(name: &'static str, expected: &'static str, set: Set) -> Key {
-    Key { name, expected, set, idle: [None; 3] }
+    Key { name, expected, set, place: nowhere, idle: [None; 3] }
 }
 
 const fn of_caching(name: &'static str, expected: &'static str, set: Set) -> Key {
-    Key { name, expected, set, idle: [None, Some("it is a dial of the backend caching"), NOTHING_KEPT] }
+    let idle = [None, Some("it is a dial of the backend caching"), NOTHING_KEPT];
+    Key { name, expected, set, place: nowhere, idle }
 }
 
 const fn of_caches(name: &'static str, expected: &'static str, set: Set) -> Key {
-    Key { name, expected, set, idle: [None, None, NOTHING_KEPT] }
+    Key { name, expected, set, place: nowhere, idle: [None, None, NOTHING_KEPT] }
+}
+
+fn nowhere(_: &str) -> String {
+    String::new()
 }
 
 const NOTHING_KEPT: Option<&str> = Some("it keeps nothing");
@@ -230,7 +250,7 @@ const ALIKE: [(&str, &str); 3] = [
 
 /// Sets everything that a text names, the profile first.
 pub(crate) fn apply(options: &mut PoolBuilder, text: &str) -> Result<(), ConfError> {
-    let items = text.split(',').map(str::trim).filter(|item| !item.is_empty());
+    let items = items(text).map(str::trim).filter(|item| !item.is_empty());
     let mut given = items.map(read).collect::<Result<Vec<_>, _>>()?;
     for (index, (key, _)) in given.iter().enumerate() {
         let clash = |other: &&(&Key, &str)| {
@@ -244,15 +264,25 @@ pub(crate) fn apply(options: &mut PoolBuilder, text: &str) -> Result<(), ConfErr
     }
     given.sort_by_key(|(key, _)| key.name != "profile");
     for (key, value) in given {
-        let Key { name, expected, set, .. } = *key;
+        let Key { name, expected, set, place, .. } = *key;
         set(options, &value.to_lowercase()).ok_or_else(|| ConfError::BadValue {
             key: name,
             value: value.into(),
+            place: place(value),
             expected,
         })?;
         options.asked.push(name);
     }
     Ok(())
+}
+
+/// Between commas that are in no list.
+fn items(text: &str) -> impl Iterator<Item = &str> {
+    let mut is_in_list = false;
+    text.split(move |letter| {
+        is_in_list = letter == '[' || is_in_list && letter != ']';
+        letter == ',' && !is_in_list
+    })
 }
 
 fn read(item: &str) -> Result<(&'static Key, &str), ConfError> {
@@ -308,77 +338,4 @@ fn did_you_mean(nearest: &Option<&'static str>) -> String {
 
 fn known() -> String {
     KEYS.iter().map(|key| key.name).collect::<Vec<_>>().join(", ")
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::device::Device;
-    use gpumem_sys::{Driver, SimConfig};
-
-    fn applied(text: &str) -> Result<PoolBuilder, ConfError> {
-        let device = Device::new(&Driver::sim(SimConfig::new()).unwrap(), 0).unwrap();
-        PoolBuilder::new(&device).conf(text)
-    }
-
-    fn mistake(text: &str) -> String {
-        applied(text).unwrap_err().to_string()
-    }
-
-    #[test]
-    fn values_arrive_whatever_their_order_and_case() {
-        let options =
-            applied(" Growth_Slack: 7 , PROFILE:tight,handle_bytes_max:8MiB,backend:cudaMallocAsync, ")
-                .unwrap();
-        assert_eq!(options.dials, Dials::of(Profile::Tight).growth_slack(7).handle_bytes_max(8 << 20));
-        assert_eq!(options.backend, Some(BackendKind::Native));
-        let options = applied("no_caching:True,per_process_memory_fraction:0.5,wait_deadline_ms:20").unwrap();
-        assert_eq!(
-            (options.backend, options.hard_limit),
-            (Some(BackendKind::None), Some(Limit::Percent(50.0)))
-        );
-        assert_eq!(options.dials.wait_deadline, Duration::from_millis(20));
-        assert!(applied("").unwrap().asked.is_empty());
-    }
-
-    /// Each example is a value that the option takes; a word that none takes is refused with what it does take.
-    #[test]
-    fn every_option_takes_its_forms_and_says_them() {
-        for key in KEYS {
-            let examples = ["0.5", "8", "64MiB", "true", "none", "fast", "host"];
-            let taken = examples.iter().any(|value| applied(&format!("{}:{value}", key.name)).is_ok());
-            assert!(taken, "{}", key.name);
-            let said = mistake(&format!("{}:perhaps", key.name));
-            assert!(said.contains(key.expected) && said.contains("perhaps"), "{said}");
-        }
-    }
-
-    #[test]
-    fn mistakes_are_told_with_what_would_be_right() {
-        assert!(mistake("growth_slak:3").contains("did you mean growth_slack?"));
-        assert!(!mistake("something_else_entirely:3").contains("did you mean"));
-        assert!(mistake("growth_slack").contains("key:value"));
-        assert!(mistake("growth_slack:1,growth_slack:2").contains("twice"));
-        assert!(
-            mistake("hard_limit:1GiB,per_process_memory_fraction:0.1").contains("contradicts hard_limit")
-        );
-        assert!(mistake("backend:native,no_caching:true").contains("contradicts backend"));
-        for text in [
-            "garbage_collection_threshold:1.5",
-            "roundup_power2_divisions:3",
-            "growth_slack:-1",
-            "handle_bytes_max:5%",
-        ] {
-            assert!(mistake(text).contains("it takes"), "{text}");
-        }
-    }
-
-    #[test]
-    fn what_has_no_effect_is_told_for_each_backend() {
-        let asked = ["max_split_size_mb", "soft_limit", "profile", "backend"];
-        let told = |backend| notices(&asked, backend).iter().map(|notice| notice.option).collect::<Vec<_>>();
-        assert_eq!(told(BackendKind::Caching), ["max_split_size_mb"]);
-        assert_eq!(told(BackendKind::Native), ["profile", "max_split_size_mb"]);
-        assert_eq!(told(BackendKind::None), ["profile", "soft_limit", "max_split_size_mb"]);
-    }
 }

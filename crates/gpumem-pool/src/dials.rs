@@ -7,7 +7,7 @@
 //! | [`window_allowance`](Dials::window_allowance) | 20 ‰ | 45 ‰ | none | windows made over idle memory, of blocks beyond 1 MiB that are allocated | driver calls; less of it: memory |
 //! | [`handle_bytes_max`](Dials::handle_bytes_max) | 64 MiB | 52 MiB | 2 MiB | the largest piece of physical memory that is made at once | memory that is stuck beside what is in use; less of it: driver calls |
 //! | [`growth_divisor`](Dials::growth_divisor) | 64 | 512 | 2048 | the heap grows by at least this part of what it has | driver calls; less of it: memory |
-//! | [`rounding_divisor`](Dials::rounding_divisor) | 64 | 64 | 0 | blocks beyond 64 KiB are rounded to this part of their power of two; 0 rounds to 256 bytes only | fewer exact fits, so driver calls; less of it: memory |
+//! | [`rounding_divisor`](Dials::rounding_divisor) | 64 | 64 | 0 | blocks beyond 1 MiB are rounded up to this part of their power of two, or to one by their size; 0 rounds to 256 bytes only | fewer exact fits, so driver calls; less of it: memory |
 //! | [`magazine_share`](Dials::magazine_share) | 5 ‰ | 5 ‰ | 2 ‰ | what all threads may keep at hand of blocks up to 1 MiB, of what is reserved | memory; less of it: locks |
 //! | [`magazine_bytes_min`](Dials::magazine_bytes_min) | 8 MiB | 8 MiB | 1 MiB | and this much at least | memory in small heaps |
 //! | [`poll_budget`](Dials::poll_budget) | 20 µs | 20 µs | 20 µs | how long one allocation may ask the driver what is complete; zero never asks | time; less of it: memory that other streams have freed is had later |
@@ -20,6 +20,7 @@ use core::fmt;
 use core::str::FromStr;
 use core::time::Duration;
 
+use crate::divisions::Divisions;
 use crate::error::PoolError;
 
 /// A set of [`Dials`] for one aim.
@@ -63,7 +64,7 @@ pub struct Dials {
     pub(crate) window_allowance_per_mille: u32,
     pub(crate) handle_max_frames: u32,
     pub(crate) growth_divisor: u32,
-    pub(crate) rounding_divisor: u32,
+    pub(crate) rounding: Divisions,
     pub(crate) magazine_share_per_mille: u32,
     pub(crate) magazine_bytes_min: u64,
     pub(crate) poll_budget: Duration,
@@ -82,7 +83,7 @@ impl Dials {
             window_allowance_per_mille: 45,
             handle_max_frames: 26,
             growth_divisor: 512,
-            rounding_divisor: 64,
+            rounding: Divisions::from(64),
             magazine_share_per_mille: 5,
             magazine_bytes_min: 8 << 20,
             poll_budget: Duration::from_micros(20),
@@ -107,7 +108,7 @@ impl Dials {
                 growth_slack_max_per_mille: 0,
                 handle_max_frames: 1,
                 growth_divisor: 2048,
-                rounding_divisor: 0,
+                rounding: Divisions::from(0),
                 magazine_share_per_mille: 2,
                 magazine_bytes_min: 1 << 20,
                 empty_windows_max: 16384,
@@ -146,9 +147,9 @@ impl Dials {
         self
     }
 
-    /// 0 for no rounding but to 256 bytes.
-    pub fn rounding_divisor(mut self, divisor: u32) -> Self {
-        self.rounding_divisor = divisor;
+    /// A number for all sizes, 0 for no rounding but to 256 bytes; or [`Divisions`] by size.
+    pub fn rounding_divisor(mut self, divisor: impl Into<Divisions>) -> Self {
+        self.rounding = divisor.into();
         self
     }
 
@@ -208,7 +209,7 @@ impl Dials {
 
     /// What a large block takes.
     pub(crate) fn rounded(&self, size_bytes: u64) -> u64 {
-        let step = match self.rounding_divisor {
+        let step = match self.rounding.of(size_bytes) {
             0 => 1,
             divisor => (1 << size_bytes.max(1).ilog2()) / u64::from(divisor),
         };
@@ -260,6 +261,8 @@ mod tests {
         assert_eq!(dials.clone().rounding_divisor(0).rounded(12_345_677), 12_345_677);
         assert_eq!(dials.rounded(u64::MAX), u64::MAX);
         assert_eq!((dials.rounded(0), dials.rounded(1)), (0, 1));
+        let by_size = dials.rounding_divisor("[64:1,>:2]".parse::<Divisions>().unwrap());
+        assert_eq!([33, 65, 97].map(|mib| by_size.rounded(mib << 20) >> 20), [64, 96, 128]);
     }
 
     #[test]

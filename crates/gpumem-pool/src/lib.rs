@@ -17,7 +17,7 @@
 //! | `pool`, `state`, `peers`, `private`, `family`, `dues` | [`Pool`]: the front door, and what is behind it for as long as a handle or a block lives |
 //! | `clock` | what is ordered and what is done: a free asks the driver nothing |
 //! | `graph` | [`Capture`], [`Graph`], [`GraphExec`]: work recorded once and launched often, with its memory |
-//! | `options`, `limit`, `dials` | [`PoolBuilder`], [`BackendKind`], [`Limit`], [`Profile`] and [`Dials`] |
+//! | `options`, `limit`, `dials`, `divisions` | [`PoolBuilder`], [`BackendKind`], [`Limit`], [`Profile`], [`Dials`] and [`Divisions`] |
 //! | `status`, `bytes`, `error` | what a pool says of itself; `scope`, `tags`, `counters`: what for; `out_of_memory`: why it refused, with advice |
 //! | `reclaim` | [`Reclaimable`]: what a program can do without when memory is short |
 //! | [`adaptor`], [`trace`] | behaviour around a pool: budgets, failures on purpose, guards, fills, tracking, another pool, a record of it all |
@@ -68,6 +68,8 @@ mod device;
     allow(dead_code, reason = "only the caching backend reads them")
 )]
 mod dials;
+#[cfg_attr(not(feature = "backend-caching"), allow(dead_code, reason = "only the caching backend rounds"))]
+mod divisions;
 #[cfg_attr(
     not(feature = "backend-caching"),
     allow(dead_code, reason = "what only the caching backend asks for")
@@ -130,6 +132,7 @@ pub use conf::{ConfError, Notice};
 pub use context::{Bound, Relaxed};
 pub use device::{Device, MemoryInfo};
 pub use dials::{Dials, Profile};
+pub use divisions::{Divisions, DivisionsError};
 pub use error::PoolError;
 pub use event::Event;
 pub use graph::{Capture, CaptureMode, Graph, GraphExec};

@@ -1,0 +1,73 @@
+//! Options by name, as they are read, and the mistakes that are told.
+
+use super::*;
+use crate::device::Device;
+use crate::kind::MemoryKind;
+use gpumem_sys::{Driver, SimConfig};
+
+fn applied(text: &str) -> Result<PoolBuilder, ConfError> {
+    let device = Device::new(&Driver::sim(SimConfig::new()).unwrap(), 0).unwrap();
+    PoolBuilder::new(&device).conf(text)
+}
+
+fn mistake(text: &str) -> String {
+    applied(text).unwrap_err().to_string()
+}
+
+#[test]
+fn values_arrive_whatever_their_order_and_case() {
+    let options =
+        applied(" Growth_Slack: 7 , PROFILE:tight,handle_bytes_max:8MiB,backend:cudaMallocAsync, ").unwrap();
+    assert_eq!(options.dials, Dials::of(Profile::Tight).growth_slack(7).handle_bytes_max(8 << 20));
+    assert_eq!(options.backend, Some(BackendKind::Native));
+    let options = applied("no_caching:True,per_process_memory_fraction:0.5,wait_deadline_ms:20").unwrap();
+    assert_eq!((options.backend, options.hard_limit), (Some(BackendKind::None), Some(Limit::Percent(50.0))));
+    assert_eq!(options.dials.wait_deadline, Duration::from_millis(20));
+    assert!(applied("").unwrap().asked.is_empty());
+    let options = applied("kind:unified,roundup_power2_divisions:[64:1, >:2],no_caching:true").unwrap();
+    assert_eq!((options.kind, options.backend), (MemoryKind::Unified, Some(BackendKind::None)));
+    assert_eq!(options.dials.rounding, "[64:1,>:2]".parse().unwrap());
+}
+
+/// Each example is a value that the option takes; a word that none takes is refused with what it does take.
+#[test]
+fn every_option_takes_its_forms_and_says_them() {
+    for key in KEYS {
+        let examples = ["0.5", "8", "64MiB", "true", "none", "fast", "host"];
+        let taken = examples.iter().any(|value| applied(&format!("{}:{value}", key.name)).is_ok());
+        assert!(taken, "{}", key.name);
+        let said = mistake(&format!("{}:perhaps", key.name));
+        assert!(said.contains(key.expected) && said.contains("perhaps"), "{said}");
+    }
+}
+
+#[test]
+fn mistakes_are_told_with_what_would_be_right() {
+    assert!(mistake("growth_slak:3").contains("did you mean growth_slack?"));
+    assert!(!mistake("something_else_entirely:3").contains("did you mean"));
+    assert!(mistake("growth_slack").contains("key:value"));
+    assert!(mistake("growth_slack:1,growth_slack:2").contains("twice"));
+    assert!(mistake("hard_limit:1GiB,per_process_memory_fraction:0.1").contains("contradicts hard_limit"));
+    assert!(mistake("backend:native,no_caching:true").contains("contradicts backend"));
+    let unordered = mistake("growth_slack:1,roundup_power2_divisions:[256:1,128:2],kind:host");
+    assert!(unordered.contains("[256:1,128:2] can't be used, at character 8, `128:2`: sizes"), "{unordered}");
+    for text in [
+        "garbage_collection_threshold:1.5",
+        "roundup_power2_divisions:3",
+        "roundup_power2_divisions:[256:1,128:2],soft_limit:1GiB",
+        "soft_limit:1GiB,roundup_power2_divisions:[256:1,kind:host",
+        "growth_slack:-1",
+        "handle_bytes_max:5%",
+    ] {
+        assert!(mistake(text).contains("it takes"), "{text}");
+    }
+}
+
+#[test]
+fn what_has_no_effect_is_told_for_each_backend() {
+    let asked = ["max_split_size_mb", "soft_limit", "profile", "backend"];
+    let told = |backend| notices(&asked, backend).iter().map(|notice| notice.option).collect::<Vec<_>>();
+    assert_eq!(told(BackendKind::Caching), ["max_split_size_mb"]);
+    assert_eq!(told(BackendKind::Native), ["profile", "max_split_size_mb"]);
+    assert_eq!(told(BackendKind::None), ["profile", "soft_limit", "max_split_size_mb"]);
+}

@@ -1,0 +1,168 @@
+//! [`Divisions`]: to which part of their power of two the sizes of large blocks are rounded up. Pure.
+
+use core::str::FromStr;
+
+/// Into how many steps each power of two is divided for the sizes of blocks beyond 1 MiB, which are rounded up to the next
+/// step; smaller blocks have size classes of their own. One number for all of them, or a list by size as PyTorch takes it:
+///
+/// ```
+/// use gpumem_pool::{Dials, Divisions};
+///
+/// // Whole powers of two below 256 MiB, halves of them below 512 MiB, quarters below 1 GiB, and eighths from there on.
+/// let by_size: Divisions = "[256:1, 512:2, 1024:4, >:8]".parse()?;
+/// let dials = Dials::default().rounding_divisor(by_size);
+/// assert_eq!(dials, Dials::default().rounding_divisor("[256:1,512:2,1024:4,>:8]".parse::<Divisions>()?));
+///
+/// let mistake = "[256:1, 128:2]".parse::<Divisions>().unwrap_err();
+/// assert!(mistake.to_string().contains("at character 9, `128:2`: sizes have to grow"));
+/// # Ok::<(), gpumem_pool::DivisionsError>(())
+/// ```
+///
+/// Each size is where its divisions end, in MiB and a power of two; `>` stands for all that is larger, and comes last. Without
+/// it, larger blocks are not rounded, and neither are those whose divisions are 0. So PyTorch's manual has it; its code, as
+/// of version 2.11, counts each size as the start of its interval instead, and leaves sizes alone whose divisions are 1.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Divisions {
+    /// Sizes, growing, and the divisor of all that are smaller.
+    below: Vec<(u64, u32)>,
+    beyond: u32,
+}
+
+/// A list of divisions that can't be used.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{text:?} can't be used, {}: it takes {FORMS}", self.place())]
+#[non_exhaustive]
+pub struct DivisionsError {
+    /// What was given.
+    pub text: String,
+    /// Where in it the mistake is, in characters from 1.
+    pub position: usize,
+    item: String,
+    problem: &'static str,
+}
+
+/// What divisions may look like.
+pub(crate) const FORMS: &str =
+    "a power of two up to 64, or a list of such by sizes in MiB ([256:1,512:2,1024:4,>:8])";
+
+impl Divisions {
+    /// The divisor for a size.
+    pub(crate) fn of(&self, size_bytes: u64) -> u32 {
+        self.below.iter().find(|(end, _)| size_bytes < *end).map_or(self.beyond, |(_, divisor)| *divisor)
+    }
+}
+
+impl From<u32> for Divisions {
+    /// The same for all sizes; 0 rounds none.
+    fn from(divisor: u32) -> Self {
+        Self { below: Vec::new(), beyond: divisor }
+    }
+}
+
+impl FromStr for Divisions {
+    type Err = DivisionsError;
+
+    fn from_str(text: &str) -> Result<Self, DivisionsError> {
+        let mistake = |start: usize, item: &str, problem| DivisionsError {
+            text: text.into(),
+            position: text.get(..start).unwrap_or_default().chars().count() + 1,
+            item: item.into(),
+            problem,
+        };
+        let Some(list) = text.strip_prefix('[') else {
+            return divisor(text).map(Self::from).ok_or_else(|| mistake(0, text, NO_DIVISOR));
+        };
+        let list = list.strip_suffix(']').ok_or_else(|| mistake(0, "[", "it is not closed"))?;
+        let (mut divisions, mut is_complete, mut end) = (Self::from(0), false, 1);
+        for item in list.split(',') {
+            let start = end + item.len() - item.trim_start().len();
+            let bad = |problem| mistake(start, item.trim(), problem);
+            end += item.len() + 1;
+            if is_complete {
+                return Err(bad("nothing comes behind `>`"));
+            }
+            let (size, count) = item.split_once(':').ok_or_else(|| bad("it is no `size:divisions`"))?;
+            let divisor = divisor(count).ok_or_else(|| bad(NO_DIVISOR))?;
+            if size.trim() == ">" {
+                (divisions.beyond, is_complete) = (divisor, true);
+                continue;
+            }
+            let size_bytes = size_bytes(size).ok_or_else(|| bad("sizes are powers of two, in MiB"))?;
+            match divisions.below.last() {
+                Some((last_bytes, _)) if *last_bytes == size_bytes => {
+                    return Err(bad("this size has been there"));
+                }
+                Some((last_bytes, _)) if *last_bytes > size_bytes => {
+                    return Err(bad("sizes have to grow"));
+                }
+                _ => divisions.below.push((size_bytes, divisor)),
+            }
+        }
+        Ok(divisions)
+    }
+}
+
+impl DivisionsError {
+    /// Where it is, and what.
+    pub(crate) fn place(&self) -> String {
+        format!("at character {}, `{}`: {}", self.position, self.item, self.problem)
+    }
+}
+
+fn divisor(text: &str) -> Option<u32> {
+    text.trim()
+        .parse::<u32>()
+        .ok()
+        .filter(|divisor| *divisor == 0 || divisor.is_power_of_two() && *divisor <= 64)
+}
+
+fn size_bytes(text: &str) -> Option<u64> {
+    text.trim().parse::<u64>().ok().filter(|size_mib| size_mib.is_power_of_two())?.checked_mul(1 << 20)
+}
+
+const NO_DIVISOR: &str = "divisions are a power of two up to 64, or 0";
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const MIB: u64 = 1 << 20;
+
+    #[test]
+    fn each_size_has_the_divisions_of_its_interval() {
+        let divisions: Divisions = "[256:1,512:2,1024:4,>:8]".parse().unwrap();
+        let of = |mib: u64| divisions.of(mib * MIB);
+        assert_eq!([2, 255, 256, 511, 512, 1023, 1024, 1 << 30].map(of), [1, 1, 2, 2, 4, 4, 8, 8]);
+        assert_eq!(divisions.of(256 * MIB - 1), 1);
+        let open: Divisions = "[ 4 : 2 ]".parse().unwrap();
+        assert_eq!((open.of(4 * MIB - 1), open.of(4 * MIB)), (2, 0));
+        assert_eq!("16".parse(), Ok(Divisions::from(16)));
+        assert_eq!("[>:16]".parse(), Ok(Divisions::from(16)));
+    }
+
+    #[test]
+    fn mistakes_are_found_where_they_are() {
+        for (text, position, said) in [
+            ("3", 1, "power of two"),
+            ("128", 1, "up to 64"),
+            ("many", 1, "`many`"),
+            ("8]", 1, "`8]`"),
+            ("[256:1,512:2", 1, "not closed"),
+            ("[]", 2, "size:divisions"),
+            ("[256:1,]", 8, "size:divisions"),
+            ("[256]", 2, "size:divisions"),
+            ("[256:1,256:2]", 8, "has been there"),
+            ("[512:1, 256:2]", 9, "have to grow"),
+            ("[300:1]", 2, "sizes are powers of two"),
+            ("[0:1]", 2, "sizes are powers of two"),
+            ("[9223372036854775808:1]", 2, "sizes are powers of two"),
+            ("[256:3]", 2, "divisions are a power of two"),
+            ("[>:8,256:1]", 6, "behind `>`"),
+            ("[>:8,>:8]", 6, "behind `>`"),
+        ] {
+            let error = text.parse::<Divisions>().unwrap_err();
+            assert_eq!(error.position, position, "{text}: {error}");
+            assert!(error.to_string().contains(said) && error.to_string().contains(FORMS), "{text}: {error}");
+        }
+    }
+}
