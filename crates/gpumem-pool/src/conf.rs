@@ -9,7 +9,7 @@
 //! | `hard_limit` | `100M`, `1.5GiB`, `50%`, `10000` | bounds what is reserved | what is in use | what is in use |
 //! | `per_process_memory_fraction` | above 0, up to 1 | the same as a share of the device | the same | the same |
 //! | `soft_limit` | as `hard_limit` | given back down to it at synchronisation | the same | – |
-//! | `garbage_collection_threshold` | between 0 and 1 | beyond this part of the hard limit (of the device, if there is none), idle memory is given back before the heap is searched further or grows | – | – |
+//! | `garbage_collection_threshold` | between 0 and 1 | beyond this part of the hard limit (of the device, if there is none), idle memory is given back before the heap is searched further or grows | the same when the driver's pool grows | – |
 //! | `roundup_power2_divisions` | a power of two, up to 64, or a list by size: `[256:1,512:2,1024:4,>:8]`, see [`Divisions`] | blocks beyond 1 MiB are rounded up to this part of their power of two | – | – |
 //! | `max_split_size_mb` | MiB | – | – | – |
 //! | `expandable_segments` | `true`, `false` | `false` takes plain segments | – | – |
@@ -141,20 +141,10 @@ const KEYS: &[Key] = &[
         options.soft_limit = Some(parsed(value)?);
         Some(())
     }),
-    Key {
-        name: "garbage_collection_threshold",
-        expected: "a number between 0 and 1",
-        place: nowhere,
-        set: |options, value| {
-            options.collect_above = Some(parsed(value).filter(|share| *share > 0.0 && *share < 1.0)?);
-            Some(())
-        },
-        idle: [
-            None,
-            Some("the driver's pool gives back at synchronisation only: set soft_limit"),
-            NOTHING_KEPT,
-        ],
-    },
+    of_caches("garbage_collection_threshold", "a number between 0 and 1", |options, value| {
+        options.collect_above = Some(parsed(value).filter(|share| *share > 0.0 && *share < 1.0)?);
+        Some(())
+    }),
     Key {
         place: |value| {
             let error = value.parse::<Divisions>().err();

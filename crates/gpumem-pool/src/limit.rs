@@ -68,6 +68,11 @@ impl Limits {
         Some(self.family.limit_bytes()).filter(|limit_bytes| *limit_bytes != NO_LIMIT)
     }
 
+    /// A part of what may be held: of the hard limit, or of the device where that is less.
+    pub(crate) fn part_bytes(&self, share: f64, device: &Device) -> u64 {
+        (self.family.limit_bytes().min(device.total_bytes()) as f64 * share) as u64
+    }
+
     pub(crate) fn soft_bytes(&self) -> Option<u64> {
         Some(self.soft_bytes.load(Ordering::Relaxed)).filter(|limit_bytes| *limit_bytes != NO_LIMIT)
     }

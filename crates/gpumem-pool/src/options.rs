@@ -168,7 +168,8 @@ impl PoolBuilder {
     }
 
     /// Gives idle memory back before an allocation that finds none at hand, as long as more than this part of the hard limit
-    /// (of the device, if there is none) is reserved. Only the backend `caching` does, and only above 0.
+    /// (of the device, if there is none) is reserved. Of the driver's pool, the backend `native`, nobody knows what it has at
+    /// hand: there idle memory goes back when it takes more than that, a moment before or after. `none` keeps nothing.
     pub fn garbage_collection_threshold(mut self, share: f64) -> Self {
         self.collect_above = Some(share.clamp(0.0, 1.0));
         self.asked.push("garbage_collection_threshold");

@@ -83,6 +83,8 @@ pub(crate) struct Desk<C> {
     limits: Limits,
     growth: GrowthLog,
     idle: Idle,
+    /// As [`PoolBuilder::garbage_collection_threshold`].
+    collect_above: Option<f64>,
     calls: C,
 }
 
@@ -98,6 +100,7 @@ impl<C: Calls + Send + Sync + 'static> Direct<C> {
             limits,
             growth,
             idle: Idle::new(options.idle_after),
+            collect_above: options.collect_above,
             calls,
         });
         if C::KEEPS_MEMORY {
@@ -167,7 +170,7 @@ impl<C: Calls> Desk<C> {
 
     /// The ladder: what is free now, then what giving back frees, then an error that explains.
     fn acquire(&self, size_bytes: u64, stream: &Stream) -> Result<CUdeviceptr, PoolError> {
-        let full = match self.calls.acquire(size_bytes, stream) {
+        let full = match self.acquire_sparingly(size_bytes, stream) {
             Err(error) if is_full(&error) => error,
             other => return Ok(other?),
         };
@@ -186,6 +189,29 @@ impl<C: Calls> Desk<C> {
             PoolError::Driver(_) => Err(full.into()),
             explained => Err(explained),
         }
+    }
+
+    /// Beyond the threshold, if there is one, the driver keeps nothing idle when it takes more: that goes back first where
+    /// the counts say that more is needed, and else as soon as more was taken, for want of a piece that is large enough.
+    fn acquire_sparingly(&self, size_bytes: u64, stream: &Stream) -> Result<CUdeviceptr, DriverError> {
+        let (Some(share), true) = (self.collect_above, C::KEEPS_MEMORY) else {
+            return self.calls.acquire(size_bytes, stream);
+        };
+        let keep_bytes = self.limits.part_bytes(share, &self.device);
+        let before_bytes = self.calls.reserved(&self.device)?.map_or(0, |held| held.current_bytes);
+        // This request is counted already.
+        let has_enough = self.ledger.in_use_bytes() <= before_bytes;
+        if !has_enough && before_bytes.saturating_add(size_bytes) > keep_bytes {
+            self.calls.trim_to(&self.device, keep_bytes.saturating_sub(size_bytes))?;
+        }
+        let address = self.calls.acquire(size_bytes, stream)?;
+        // The block is there, so what fails now is for the next call to say.
+        if let Ok(Some(after)) = self.calls.reserved(&self.device)
+            && after.current_bytes > before_bytes.max(keep_bytes)
+        {
+            let _ = self.calls.trim_to(&self.device, keep_bytes);
+        }
+        Ok(address)
     }
 
     /// Waits for the device, then gives back all that is free.

@@ -1,7 +1,14 @@
 //! Options by name, as they work on each backend.
 
 use crate::bench::{on_device_memory, small};
+#[cfg(feature = "backend-native")]
+use crate::bench::{on_each_backend_with, stand_in};
 use gpumem_pool::BackendKind;
+#[cfg(feature = "backend-native")]
+use {
+    gpumem_pool::{Block, Pool},
+    std::sync::atomic::Ordering,
+};
 
 const MIB: u64 = 1 << 20;
 
@@ -20,12 +27,61 @@ fn idle_memory_beyond_the_threshold_goes_back_when_a_request_finds_none_at_hand(
             let _small = pool.alloc(100, &stream).unwrap();
             let reserved_bytes = pool.status().unwrap().reserved_bytes;
             let is_idle = pool.notices().iter().any(|notice| notice.option == "garbage_collection_threshold");
-            assert_eq!(is_idle, is_asked && bench.backend != BackendKind::Caching);
+            assert_eq!(is_idle, is_asked && bench.backend == BackendKind::None);
             if bench.backend == BackendKind::Caching {
                 assert_eq!(reserved_bytes <= 128 * MIB, is_asked, "{reserved_bytes}");
             }
             pool.check().unwrap();
         }
+    });
+}
+
+#[cfg(feature = "backend-native")]
+stand_in!(trims, cuMemPoolTrimTo(pool: CUmemoryPool, keep_bytes: usize));
+
+/// A device of 1 GiB, and a pool of the driver's that should not hold more than 256 MiB without need.
+#[cfg(feature = "backend-native")]
+#[test]
+fn the_driver_s_pool_keeps_nothing_idle_when_it_grows_beyond_the_threshold() {
+    on_each_backend_with(&small(), trims::install, |bench| {
+        if bench.backend != BackendKind::Native {
+            return;
+        }
+        let stream = bench.stream();
+        let pool = |conf: &str| bench.builder().conf(conf).unwrap().build().unwrap();
+        let blocks = |pool: &Pool, count| -> Vec<Block> {
+            (0..count).map(|_| pool.alloc(32 * MIB, &stream).unwrap()).collect()
+        };
+        let reserved_mib = |pool: &Pool| pool.status().unwrap().reserved_bytes / MIB;
+        for (conf, expected_mib) in [("", [576, 384]), ("garbage_collection_threshold:0.25", [320, 256])] {
+            // What is idle is less than what is asked for.
+            let whole = pool(conf);
+            drop(blocks(&whole, 8));
+            stream.synchronize().unwrap();
+            let held = whole.alloc(300 * MIB, &stream).unwrap();
+            let without_pieces_mib = reserved_mib(&whole);
+            drop((held, whole));
+            bench.device.synchronize().unwrap();
+            // It is more, but in pieces.
+            let pieces = pool(conf);
+            let mut index = 0;
+            let mut held = blocks(&pieces, 8);
+            held.retain(|_| {
+                index += 1;
+                index % 2 == 0
+            });
+            stream.synchronize().unwrap();
+            held.push(pieces.alloc(100 * MIB, &stream).unwrap());
+            assert_eq!([without_pieces_mib, reserved_mib(&pieces)], expected_mib, "with {conf:?}");
+        }
+        // A program that takes again what it has given back is left alone, beyond the threshold too.
+        let steady = pool("garbage_collection_threshold:0.25");
+        drop(blocks(&steady, 10));
+        let before = trims::CALLS.load(Ordering::SeqCst);
+        for _ in 0..5 {
+            drop(blocks(&steady, 10));
+        }
+        assert_eq!((trims::CALLS.load(Ordering::SeqCst), reserved_mib(&steady)), (before, 320));
     });
 }
 

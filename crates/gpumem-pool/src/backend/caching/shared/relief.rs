@@ -49,8 +49,7 @@ impl Shared {
     /// Gives back what is idle beyond a part of what may be reserved, if that was asked for. Waits for nothing.
     pub(in super::super) fn collect_garbage(&self, size_bytes: u64) -> Result<(), PoolError> {
         let Some(share) = self.collect_above else { return Ok(()) };
-        let most_bytes = self.limits.hard_bytes().unwrap_or(u64::MAX).min(self.device.total_bytes());
-        let keep_bytes = (most_bytes as f64 * share) as u64;
+        let keep_bytes = self.limits.part_bytes(share, &self.device);
         let wanted_bytes = self.core().heap.reserved_bytes().saturating_add(size_bytes);
         if wanted_bytes <= keep_bytes { Ok(()) } else { self.trim_to(keep_bytes.saturating_sub(size_bytes)) }
     }
