@@ -10,10 +10,12 @@ mod header;
 mod read;
 mod recorded;
 mod synthetic;
+mod tags;
 
 pub use error::TraceError;
 pub use header::{Header, Peer};
 pub use synthetic::{Synthetic, UnknownSynthetic};
+pub use tags::TagSum;
 
 /// One line of a trace.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -52,6 +54,8 @@ pub struct Trace {
     slot_count: u32,
     stream_count: u16,
     peaks: Peaks,
+    /// Of a recording.
+    tags: Vec<TagSum>,
     /// What is missing in a recording.
     notes: Vec<String>,
 }
@@ -108,6 +112,12 @@ impl Trace {
         self.peaks
     }
 
+    /// What a recording has for each tag, those with the highest peaks first; nothing if no tag is in it.
+    #[must_use]
+    pub fn tags(&self) -> &[TagSum] {
+        &self.tags
+    }
+
     /// What the streams' own peaks add up to, deferred frees included: about the least that has to be reserved if no stream
     /// ever waits for another. (What has passed its [`Event::Complete`] is everybody's, and could save a little of it.)
     #[must_use]
@@ -132,7 +142,7 @@ impl Trace {
         streams.iter().fold(0, |sum: u64, (_, peak_bytes)| sum.saturating_add(*peak_bytes))
     }
 
-    /// The first events alone. What the header says of the whole is left as it is.
+    /// The first events alone. What the header and tags say of the whole is left as it is.
     #[must_use]
     pub fn prefix(mut self, event_count: usize) -> Self {
         self.events.truncate(event_count);
@@ -221,7 +231,8 @@ impl Builder {
         });
         let events: Vec<Event> = events.collect();
         let peaks = peaks(&events, slot_count);
-        Trace { header, events, slot_count, stream_count: self.stream_count, peaks, notes: Vec::new() }
+        let (stream_count, tags, notes) = (self.stream_count, Vec::new(), Vec::new());
+        Trace { header, events, slot_count, stream_count, peaks, tags, notes }
     }
 }
 

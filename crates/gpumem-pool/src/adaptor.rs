@@ -20,35 +20,41 @@
 //!
 //! A pool without adaptors has none of this: it looks at a flag that it looks at anyway.
 
+mod change;
 mod failures;
 mod fallback;
 mod fill;
 mod grant;
 mod guard;
 mod limit;
+mod request;
 mod stack;
 mod tracking;
 
 pub use crate::trace::Trace;
+pub use change::Change;
 pub use failures::Failures;
 pub use fallback::Fallback;
 pub use fill::Fill;
 pub use grant::{Grant, Release};
 pub use guard::{Damage, Guard, Side};
 pub use limit::Budget;
+pub use request::Request;
 pub use stack::Next;
 pub(crate) use stack::{Behind, Stack};
 pub use tracking::{LiveBlock, LiveBlocks, Tracking};
 
-use crate::alignment::ALIGNMENT_MIN;
 use crate::backend::{Freed, Piece};
 #[cfg(doc)]
 use crate::block::Block;
 use crate::device::Device;
 use crate::error::PoolError;
+use crate::scope;
 use crate::state::StateRef;
 use crate::stream::Stream;
+use crate::tags::Names;
 use core::fmt;
+use std::sync::Arc;
 
 /// One behaviour around what a pool hands out; see [`PoolBuilder::adaptor`](crate::PoolBuilder::adaptor) and the ones that
 /// are there: [`Budget`], [`Failures`], [`Guard`], [`Fill`], [`Tracking`], [`Fallback`], [`Trace`].
@@ -98,8 +104,8 @@ pub trait Adaptor: Send + Sync {
     }
 
     /// A pool is made with it.
-    fn open(&self, pool: PoolId, device: &Device) {
-        let _ = (pool, device);
+    fn open(&self, opening: &Opening<'_>) {
+        let _ = opening;
     }
 
     /// Memory for a request: from `next`, usually, or from another pool ([`Grant::from_block`]).
@@ -163,127 +169,35 @@ impl fmt::Display for PoolId {
     }
 }
 
-/// What is asked of an adaptor, and what it asks of the next.
+/// A pool that is made with an adaptor.
 #[derive(Clone, Copy)]
-pub struct Request<'a> {
-    size_bytes: u64,
-    alignment: u64,
-    stream: &'a Stream,
-    pool: PoolId,
+pub struct Opening<'a> {
+    device: &'a Device,
+    stack: &'a Stack,
 }
 
-impl<'a> Request<'a> {
-    /// How many bytes, more than zero.
-    #[must_use]
-    pub fn size_bytes(&self) -> u64 {
-        self.size_bytes
-    }
-
-    /// At a multiple of this: a power of two, 256 or more.
-    #[must_use]
-    pub fn alignment(&self) -> u64 {
-        self.alignment
-    }
-
-    /// The stream whose work may use it.
-    #[must_use]
-    pub fn stream(&self) -> &'a Stream {
-        self.stream
-    }
-
-    /// The pool's device.
-    #[must_use]
-    pub fn device(&self) -> &'a Device {
-        self.stream.device()
-    }
-
-    /// The pool that is asked.
+impl<'a> Opening<'a> {
+    /// Its name, for as long as it lives.
     #[must_use]
     pub fn pool(&self) -> PoolId {
-        self.pool
+        self.stack.id()
     }
 
-    /// The same for another size. Zero is one byte.
-    #[must_use]
-    pub fn with_size(self, size_bytes: u64) -> Self {
-        Self { size_bytes: size_bytes.max(1), ..self }
-    }
-
-    /// The same at another alignment; [`Next::alloc`] refuses one that is none.
-    #[must_use]
-    pub fn with_alignment(self, alignment: u64) -> Self {
-        Self { alignment: alignment.max(ALIGNMENT_MIN), ..self }
-    }
-
-    pub(crate) fn new(size_bytes: u64, alignment: u64, stream: &'a Stream, pool: PoolId) -> Self {
-        Self { size_bytes, alignment: alignment.max(ALIGNMENT_MIN), stream, pool }
-    }
-}
-
-impl fmt::Debug for Request<'_> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Request")
-            .field("size_bytes", &self.size_bytes)
-            .field("alignment", &self.alignment)
-            .field("stream", &self.stream.id())
-            .finish_non_exhaustive()
-    }
-}
-
-/// How the memory of a [`GrowableBlock`](crate::GrowableBlock) changes.
-#[derive(Clone, Copy)]
-pub struct Change<'a> {
-    pub(crate) address: u64,
-    pub(crate) from_bytes: u64,
-    pub(crate) to_bytes: u64,
-    pub(crate) device: &'a Device,
-    pub(crate) pool: PoolId,
-}
-
-impl<'a> Change<'a> {
-    /// Where it starts, for as long as it lives.
-    #[must_use]
-    pub fn address(&self) -> u64 {
-        self.address
-    }
-
-    /// Its size before.
-    #[must_use]
-    pub fn from_bytes(&self) -> u64 {
-        self.from_bytes
-    }
-
-    /// Its size afterwards.
-    #[must_use]
-    pub fn to_bytes(&self) -> u64 {
-        self.to_bytes
-    }
-
-    /// The pool's device.
+    /// Its device.
     #[must_use]
     pub fn device(&self) -> &'a Device {
         self.device
     }
 
-    /// The pool that it is of.
-    #[must_use]
-    pub fn pool(&self) -> PoolId {
-        self.pool
-    }
-
-    /// Backwards.
-    pub(crate) fn undone(self) -> Self {
-        Self { from_bytes: self.to_bytes, to_bytes: self.from_bytes, ..self }
+    /// Of its tags, present ones and to come.
+    pub(crate) fn names(&self) -> &'a Arc<Names> {
+        self.stack.names()
     }
 }
 
-impl fmt::Debug for Change<'_> {
+impl fmt::Debug for Opening<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Change")
-            .field("address", &format_args!("{:#x}", self.address))
-            .field("from_bytes", &self.from_bytes)
-            .field("to_bytes", &self.to_bytes)
-            .finish_non_exhaustive()
+        f.debug_struct("Opening").field("pool", &self.pool()).field("device", self.device).finish()
     }
 }
 
@@ -296,8 +210,9 @@ impl StateRef {
         alignment: u64,
         stream: &Stream,
     ) -> Result<Piece, PoolError> {
-        let request = Request::new(size_bytes, alignment, stream, stack.id());
-        let grant = Next::outermost(stack, self, stream).alloc(&request)?;
+        let tag = scope::innermost(self.tags());
+        let request = Request::new(size_bytes, alignment, tag, stream, stack);
+        let grant = Next::outermost(stack, self, &request).alloc(&request)?;
         Ok(stack.hand_out(grant, size_bytes))
     }
 

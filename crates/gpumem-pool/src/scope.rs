@@ -69,7 +69,7 @@ impl Pool {
     /// ```
     pub fn scope(&self, name: &str) -> Scope {
         let (pool, tags) = (self.clone(), self.0.tags());
-        let tag = tags.tag(name);
+        let tag = tags.names().number(name);
         let number = NEXT.replace(NEXT.get() + 1);
         let frame = Frame { number, serial: tags.serial(), tag, usage: ScopeUsage::default(), rise_bytes: 0 };
         // A thread past its destructors has no scopes.
@@ -84,7 +84,7 @@ impl Scope {
     /// The name that its blocks count for.
     #[must_use]
     pub fn tag(&self) -> String {
-        self.pool.0.tags().name(self.tag)
+        self.pool.0.tags().names().get(self.tag).map(|name| (*name).into()).unwrap_or_default()
     }
 
     /// What there was until now.
@@ -167,6 +167,14 @@ impl Frame {
 #[inline]
 pub(crate) fn is_any_open() -> bool {
     OPEN.get() > 0
+}
+
+/// The tag of the innermost scope of the pool, or 0 if there is none.
+pub(crate) fn innermost(tags: &Tags) -> u16 {
+    match is_any_open() {
+        true => with_innermost(tags, |frame| frame.tag).unwrap_or(0),
+        false => 0,
+    }
 }
 
 /// Counts an allocation for the innermost scope of the pool; its tag, or 0 if there is none.

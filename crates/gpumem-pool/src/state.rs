@@ -63,7 +63,8 @@ impl StateRef {
     /// A new state, with one handle.
     pub(crate) fn new(setup: PoolBuilder, backend: Backend, limits: Limits) -> Self {
         let device = setup.device.clone();
-        let stack = Stack::new(&setup.adaptors);
+        let tags = Tags::new();
+        let stack = Stack::new(&setup.adaptors, tags.names());
         if let Some(stack) = &stack {
             stack.open(&device);
         }
@@ -74,7 +75,7 @@ impl StateRef {
             setup,
             backend,
             limits,
-            tags: Tags::new(),
+            tags,
             stack,
             poison: OnceLock::new(),
             lifetime: Lifetime::new(),
@@ -419,8 +420,8 @@ impl State {
         let device = self.device.memory_info()?;
         let reserved = self.backend.reserved()?;
         let counts = self.backend.counts();
-        let tag = |(tag, sum): (String, Counters)| TagUsage {
-            tag,
+        let tag = |(tag, sum): (Arc<str>, Counters)| TagUsage {
+            tag: (*tag).into(),
             in_use_bytes: sum.in_use_bytes(),
             block_count: sum.block_count(),
             allocation_count: sum.allocation_count(),

@@ -4,6 +4,10 @@
 //! counts for itself, in a tally for each pool and tag, which it finds in a small table; the pool lists them all. When a
 //! thread ends, its tallies go to the next thread that counts for the same tag.
 
+mod names;
+
+pub(crate) use names::Names;
+
 use crate::counters::{Counters, Tally};
 use crate::out_of_memory::Holder;
 use core::cell::{Cell, RefCell};
@@ -15,13 +19,12 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 pub(crate) struct Tags {
     /// Of no other pool, ever: by this threads find their tallies.
     serial: u64,
+    names: Arc<Names>,
     book: Mutex<Book>,
 }
 
 #[derive(Default)]
 struct Book {
-    /// Tag 1 first.
-    names: Vec<String>,
     tallies: Vec<(u16, Arc<Owned>)>,
     /// What threads counted that were past keeping tallies.
     elsewhere: BTreeMap<u16, Counters>,
@@ -36,30 +39,15 @@ struct Owned {
 impl Tags {
     pub(crate) fn new() -> Self {
         static NEXT: AtomicU64 = AtomicU64::new(1);
-        Self { serial: NEXT.fetch_add(1, Ordering::Relaxed), book: Mutex::default() }
+        Self { serial: NEXT.fetch_add(1, Ordering::Relaxed), names: Arc::default(), book: Mutex::default() }
     }
 
     pub(crate) fn serial(&self) -> u64 {
         self.serial
     }
 
-    /// The number of a name. When there are too many names, further ones share the last number.
-    pub(crate) fn tag(&self, name: &str) -> u16 {
-        let mut book = self.book();
-        let known = book.names.iter().position(|other| other == name);
-        let index = known.unwrap_or_else(|| {
-            if book.names.len() < TAG_COUNT_MAX {
-                let is_last = book.names.len() + 1 == TAG_COUNT_MAX;
-                book.names.push(if is_last { "(others)".into() } else { name.into() });
-            }
-            book.names.len() - 1
-        });
-        index as u16 + 1
-    }
-
-    pub(crate) fn name(&self, tag: u16) -> String {
-        let index = usize::from(tag).wrapping_sub(1);
-        self.book().names.get(index).cloned().unwrap_or_default()
+    pub(crate) fn names(&self) -> &Arc<Names> {
+        &self.names
     }
 
     /// Lets `count` have this thread's tally for a tag.
@@ -109,9 +97,10 @@ impl Tags {
     }
 
     /// What each tag has that was ever counted, in the order of their first scopes.
-    pub(crate) fn sums(&self) -> Vec<(String, Counters)> {
+    pub(crate) fn sums(&self) -> Vec<(Arc<str>, Counters)> {
+        let names = self.names.all().into_iter();
+        let mut sums: Vec<_> = names.map(|name| (name, Counters::default())).collect();
         let book = self.book();
-        let mut sums: Vec<_> = book.names.iter().map(|name| (name.clone(), Counters::default())).collect();
         let counted = book.tallies.iter().map(|(tag, owned)| (*tag, owned.tally.counters()));
         for (tag, counters) in counted.chain(book.elsewhere.iter().map(|(tag, sum)| (*tag, *sum))) {
             if let Some((_, sum)) = sums.get_mut(usize::from(tag).wrapping_sub(1)) {
@@ -128,8 +117,8 @@ impl Tags {
         sums.retain(|(_, sum)| sum.block_count() > 0);
         sums.sort_by_key(|(_, sum)| core::cmp::Reverse(sum.in_use_bytes()));
         sums.truncate(HOLDER_COUNT_MAX);
-        let holder = |(tag, sum): (String, Counters)| Holder {
-            tag,
+        let holder = |(tag, sum): (Arc<str>, Counters)| Holder {
+            tag: (*tag).into(),
             in_use_bytes: sum.in_use_bytes(),
             block_count: sum.block_count(),
         };
@@ -194,9 +183,6 @@ thread_local! {
     static TALLIES: RefCell<Kept> = const { RefCell::new(Kept(BTreeMap::new())) };
 }
 
-/// A block has 16 bits for its tag, and 0 is none.
-const TAG_COUNT_MAX: usize = u16::MAX as usize;
-
 /// As many as a report names.
 const HOLDER_COUNT_MAX: usize = 5;
 
@@ -205,31 +191,15 @@ mod tests {
     use super::*;
 
     fn sums(tags: &Tags) -> Vec<(String, u64, u64)> {
-        let sum = |(name, sum): (String, Counters)| (name, sum.in_use_bytes(), sum.block_count());
+        let sum =
+            |(name, sum): (Arc<str>, Counters)| (name.to_string(), sum.in_use_bytes(), sum.block_count());
         tags.sums().into_iter().map(sum).collect()
-    }
-
-    #[test]
-    fn names_are_numbered_from_one() {
-        let tags = Tags::new();
-        assert_eq!((tags.tag("a"), tags.tag("b"), tags.tag("a")), (1, 2, 1));
-        assert_eq!((tags.name(2), tags.name(0), tags.name(3)), ("b".into(), String::new(), String::new()));
-        assert_eq!(sums(&tags), []);
-    }
-
-    #[test]
-    fn names_beyond_the_last_number_share_it() {
-        let tags = Tags::new();
-        let names = (0..TAG_COUNT_MAX).map(|index| index.to_string());
-        tags.book().names = names.take(TAG_COUNT_MAX - 1).collect();
-        assert_eq!((tags.tag("one more"), tags.tag("and one")), (u16::MAX, u16::MAX));
-        assert_eq!(tags.name(u16::MAX), "(others)");
     }
 
     #[test]
     fn threads_count_apart_and_leave_their_tallies() {
         let tags = Tags::new();
-        let tag = tags.tag("a");
+        let tag = tags.names().number("a");
         for _ in 0..3 {
             std::thread::scope(|scope| {
                 scope.spawn(|| tags.count(tag, |tally| tally.count_out(100))).join().unwrap();
@@ -242,7 +212,7 @@ mod tests {
 
     #[test]
     fn pools_that_are_gone_leave_nothing() {
-        let count = |tags: &Tags| tags.count(tags.tag("a"), |tally| tally.count_out(1));
+        let count = |tags: &Tags| tags.count(tags.names().number("a"), |tally| tally.count_out(1));
         let kept = || TALLIES.with(|tallies| tallies.borrow().0.len());
         (0..100).for_each(|_| count(&Tags::new()));
         assert!(kept() <= 2);
@@ -258,7 +228,7 @@ mod tests {
         }
         thread_local!(static LATE: RefCell<Option<Late>> = const { RefCell::new(None) });
         let tags = Arc::new(Tags::new());
-        tags.tag("a");
+        tags.names().number("a");
         std::thread::spawn({
             let tags = Arc::clone(&tags);
             move || {

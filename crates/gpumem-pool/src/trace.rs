@@ -7,6 +7,8 @@
 //! An event is a clock reading and a few stores: no lock, no call of the driver or of the file's. A ring that is full, because
 //! the disk is slow or full, drops events and counts them. The writer empties the rings every 50 ms, or when one is half
 //! full, and each chunk is whole by itself: after a crash what had been written is read, and the end says how it ended.
+//! An event has a tag by its number; the writer asks the pool for a name once, and writes it before the events that are the
+//! first to have it.
 //!
 //! | file | noun |
 //! | --- | --- |
@@ -25,11 +27,10 @@ mod watch;
 
 pub use event::{Event, What};
 pub use format::is_trace;
-pub use read::{ReadError, Recording, Tail};
+pub use read::{Flaw, ReadError, Recording, Tail};
 pub(crate) use watch::Watch;
 
-use crate::adaptor::{Adaptor, Grant, Next, PoolId, Release, Request};
-use crate::device::Device;
+use crate::adaptor::{Adaptor, Grant, Next, Opening, PoolId, Release, Request};
 use crate::error::PoolError;
 use core::fmt;
 use core::time::Duration;
@@ -40,8 +41,8 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 
-/// Records allocations and frees of the pools that it stands around, and the waits on streams of their [`Device`]s (clones
-/// included), into a file.
+/// Records allocations and frees of the pools that it stands around, with what they are for ([`Pool::scope`](crate::Pool::scope)),
+/// and the waits on streams of their [`Device`](crate::Device)s (clones included), into a file.
 ///
 /// `cargo xtask replay FILE` puts it through a pool of any setting; [`Recording::read`] reads it. With `GPUMEM_TRACE=FILE` pools
 /// that are made `from_env` record without a line of code. Blocks that grow are not recorded, nor are empty ones; a graph's
@@ -58,11 +59,13 @@ use std::sync::{Arc, Mutex, PoisonError};
 /// let device = Device::new(&Driver::sim(SimConfig::new())?, 0)?;
 /// let trace = Trace::create(&path)?;
 /// let pool = Pool::builder(&device).adaptor(trace.clone()).build()?;
+/// let scope = pool.scope("forward");
 /// drop(pool.alloc(4096, &Stream::new(&device)?)?);
-/// drop(pool);
+/// drop((scope, pool));
 ///
 /// let recording = Recording::read(&path)?;
-/// assert!(matches!(recording.events[0].what, What::Alloc { size_bytes: 4096, .. }));
+/// let What::Alloc { pool, tag, size_bytes: 4096, .. } = recording.events[0].what else { panic!() };
+/// assert_eq!(recording.tag(pool, tag), Some("forward"));
 /// assert!(matches!(recording.events[1].what, What::Free { .. }));
 /// # std::fs::remove_file(&path)?;
 /// # Ok::<(), Box<dyn std::error::Error>>(())
@@ -114,10 +117,18 @@ impl Trace {
         self.recorder.dropped_count()
     }
 
-    fn record(&self, kind: Kind, address: u64, value: u64, stream: u64, pool: PoolId) {
-        // Its upper half is for tags.
-        self.recorder.record(Raw { kind, words: [address, value, stream, pool.number() & 0xFFFF_FFFF] });
+    fn record(&self, kind: Kind, address: u64, value: u64, stream: u64, whose: u64) {
+        self.recorder.record(Raw { kind, words: [address, value, stream, whose] });
     }
+}
+
+/// A tag above its pool.
+fn whose(pool: PoolId, tag: u16) -> u64 {
+    u64::from(number(pool)) | u64::from(tag) << 32
+}
+
+fn number(pool: PoolId) -> u32 {
+    pool.number() as u32
 }
 
 impl Adaptor for Trace {
@@ -125,23 +136,24 @@ impl Adaptor for Trace {
         "trace"
     }
 
-    fn open(&self, _: PoolId, device: &Device) {
-        device.watch().add(&self.recorder);
+    fn open(&self, opening: &Opening<'_>) {
+        self.recorder.add_pool(number(opening.pool()), opening.names());
+        opening.device().watch().add(&self.recorder);
     }
 
     fn alloc(&self, request: &Request<'_>, next: Next<'_>) -> Result<Grant, PoolError> {
         let grant = next.alloc(request)?;
-        let (stream, pool) = (request.stream().id().0, request.pool());
-        self.record(Kind::Alloc, grant.address(), grant.size_bytes(), stream, pool);
+        let (stream, whose) = (request.stream().id().0, whose(request.pool(), request.tag_number()));
+        self.record(Kind::Alloc, grant.address(), grant.size_bytes(), stream, whose);
         Ok(grant)
     }
 
     fn free(&self, release: &Release<'_>) {
-        let (address, pool) = (release.address(), release.pool());
+        let (address, whose) = (release.address(), whose(release.pool(), 0));
         for user in release.users() {
-            self.record(Kind::Use, address, 0, user.0, pool);
+            self.record(Kind::Use, address, 0, user.0, whose);
         }
-        self.record(Kind::Free, address, release.is_complete().into(), release.stream_id().0, pool);
+        self.record(Kind::Free, address, release.is_complete().into(), release.stream_id().0, whose);
     }
 
     fn close(&self, _: PoolId) {

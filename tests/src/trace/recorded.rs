@@ -6,6 +6,7 @@
 //! was never handed out is none.
 
 use super::error::Problem;
+use super::tags::TagSums;
 use super::{Builder, Header, Trace};
 use crate::pool::trace::{Event, Recording, Tail, What};
 use std::collections::HashMap;
@@ -13,19 +14,23 @@ use std::io::Read;
 
 /// The trace, and what its file says of what is missing.
 pub(super) fn read(source: impl Read, name: &str) -> Result<Trace, Problem> {
-    let Recording { events, dropped_count, tail, .. } = Recording::read_from(source)?;
+    let recording = Recording::read_from(source)?;
     let mut converter = Converter::default();
-    for (index, event) in (1..).zip(&events) {
-        converter.event(index, event)?;
+    for (index, event) in (1..).zip(&recording.events) {
+        converter.event(&recording, index, event)?;
     }
+    let Recording { events, dropped_count, tail, .. } = recording;
     let made_up_count = converter.made_up_count;
+    let (tags, nameless) = std::mem::take(&mut converter.tags).finish();
     let run_ns = events.last().map_or(0, |last| last.time_ns - events[0].time_ns);
     let header = Header::recorded(name, run_ns as f64 / 1e9);
     let mut trace = converter.finish().finish(header);
     let lost = (dropped_count > 0).then(|| format!("{dropped_count} events were lost while recording"));
     let made_up = (made_up_count > 0)
         .then(|| format!("{made_up_count} frees without a block, or blocks without a free"));
-    trace.notes = tail.map(|tail: Tail| tail.to_string()).into_iter().chain(lost).chain(made_up).collect();
+    trace.tags = tags;
+    let notes = tail.map(|tail: Tail| tail.to_string()).into_iter().chain(lost).chain(made_up);
+    trace.notes = notes.chain(nameless).collect();
     Ok(trace)
 }
 
@@ -43,11 +48,15 @@ struct Converter {
     /// Blocks that were freed and whose uses are not known to be over.
     pending: Vec<Pending>,
     made_up_count: u64,
+    tags: TagSums,
 }
 
 struct Live {
     block: u32,
     users: Vec<u64>,
+    size_bytes: u64,
+    /// The place of its tag.
+    tag: usize,
 }
 
 struct Pending {
@@ -58,26 +67,26 @@ struct Pending {
 }
 
 impl Converter {
-    fn event(&mut self, index: u64, event: &Event) -> Result<(), Problem> {
+    fn event(&mut self, recording: &Recording, index: u64, event: &Event) -> Result<(), Problem> {
         match event.what {
-            What::Alloc { pool, address, size_bytes, stream, .. } => {
-                if let Some(lost) = self.live.remove(&(pool, address)) {
-                    self.builder.free(lost.block);
+            What::Alloc { pool, address, size_bytes, stream, tag } => {
+                if self.free(pool, address).is_some() {
                     self.made_up_count += 1;
                 }
                 let stream = self.stream(stream)?;
                 let block = self.builder.alloc(size_bytes, stream);
-                self.live.insert((pool, address), Live { block, users: Vec::new() });
+                let tag = self.tags.place(recording, pool, tag);
+                self.tags.alloc(tag, size_bytes);
+                self.live.insert((pool, address), Live { block, users: Vec::new(), size_bytes, tag });
             }
             What::Use { pool, address, stream } => {
                 if let Some(live) = self.live.get_mut(&(pool, address)) {
                     live.users.push(stream);
                 }
             }
-            What::Free { pool, address, stream, is_complete } => match self.live.remove(&(pool, address)) {
+            What::Free { pool, address, stream, is_complete } => match self.free(pool, address) {
                 None => self.made_up_count += 1,
-                Some(Live { block, users }) => {
-                    self.builder.free(block);
+                Some(Live { block, users, .. }) => {
                     if !is_complete && !users.is_empty() {
                         self.pending.push(Pending { block, home: stream, users, index });
                         self.settle();
@@ -121,6 +130,14 @@ impl Converter {
             _ => {}
         }
         Ok(())
+    }
+
+    /// What was there, which now is not.
+    fn free(&mut self, pool: u32, address: u64) -> Option<Live> {
+        let live = self.live.remove(&(pool, address))?;
+        self.builder.free(live.block);
+        self.tags.free(live.tag, live.size_bytes);
+        Some(live)
     }
 
     /// Lets frees take effect whose uses home, or the host, is known to come after.
@@ -171,7 +188,7 @@ mod tests {
     use crate::pool::{Block, Device, Pool, Stream};
     use crate::replay::{Setup, replay};
     use crate::sys::{Driver, SimConfig};
-    use crate::trace::{Event, Trace};
+    use crate::trace::{Event, TagSum, Trace};
 
     fn scratch(name: &str) -> std::path::PathBuf {
         std::env::temp_dir().join(format!("gpumem-tests-{}-{name}.trace", std::process::id()))
@@ -186,18 +203,22 @@ mod tests {
         let pool = Pool::builder(&device).adaptor(Recorder::create(&path).unwrap()).build().unwrap();
         let (home, other) = (Stream::new(&device).unwrap(), Stream::new(&device).unwrap());
         let kept: Vec<Block> = (1..50).map(|step| pool.alloc(step * 1000, &home).unwrap()).collect();
+        let forward = pool.scope("forward");
         let used = pool.alloc(1 << 20, &home).unwrap();
         other.wait_for(&home).unwrap();
         used.record_use(&other);
         drop(used);
         let between = pool.alloc(2 << 20, &other).unwrap();
         home.wait_for(&other).unwrap();
+        let backward = pool.scope("backward");
         let last = pool.alloc(3 << 20, &home).unwrap();
-        drop((kept, between, last, pool));
+        drop(backward);
+        let left = std::mem::ManuallyDrop::new(pool.alloc(512, &home).unwrap());
+        drop((kept, between, last, forward, pool));
 
         let trace = Trace::read(&path).unwrap();
         assert_eq!(trace.disagreements(), Vec::<String>::new());
-        assert_eq!((trace.operation_count(), trace.stream_count()), (2 * 52, 2));
+        assert_eq!((trace.operation_count(), trace.stream_count()), (2 * 52 + 1, 2));
         let at = |what: fn(&Event) -> bool| trace.events().iter().position(what).unwrap();
         let deferred = at(|event| matches!(event, Event::FreeUsed { .. }));
         let between = at(|event| matches!(event, Event::Alloc { size_bytes: 0x20_0000, .. }));
@@ -209,12 +230,40 @@ mod tests {
         assert_eq!(outcome.live, trace.peaks());
         assert!(outcome.ratio() >= 1.0);
 
+        let tag = |tag: Option<&str>, allocation_count, allocated_bytes, peak_bytes, left_bytes| {
+            let tag = tag.map(String::from);
+            TagSum { tag, allocation_count, allocated_bytes, peak_bytes, left_bytes }
+        };
+        let tags = [
+            tag(Some("backward"), 1, 3 << 20, 3 << 20, 0),
+            tag(Some("forward"), 3, (3 << 20) + 512, (2 << 20) + 512, 512),
+            tag(None, 49, 1_225_000, 1_225_000, 0),
+        ];
+        assert_eq!(trace.tags(), tags);
+
         let bytes = std::fs::read(&path).unwrap();
         let cut = Trace::read_from(&bytes[..bytes.len() - 1], &path).unwrap();
         let notes = cut.disagreements();
         assert!(notes.len() == 1 && notes[0].contains("cut short at byte"), "{notes:?}");
         let error = Trace::read_from(&bytes[..12], &path).unwrap_err().to_string();
         assert!(error.contains("this is no trace of gpumem"), "{error}");
+        // Without the names, which are chunks of their own.
+        let (mut nameless, mut rest) = (Vec::new(), &bytes[..]);
+        while let Some(start) = rest.windows(4).position(|bytes| bytes == b"gmtn") {
+            let name_bytes = u32::from_le_bytes(rest[start + 4..start + 8].try_into().unwrap()) as usize;
+            nameless.extend(&rest[..start]);
+            rest = &rest[start + 36 + name_bytes..];
+        }
+        nameless.extend(rest);
+        let trace = Trace::read_from(&nameless[..], &path).unwrap();
+        let notes = trace.disagreements();
+        assert!(
+            notes[0].starts_with("2 tags have no name in the file, the first of them tag 1 of"),
+            "{notes:?}"
+        );
+        let name = trace.tags()[0].tag.as_deref().unwrap();
+        assert!(name.starts_with("tag 2 of pool") && trace.tags().len() == 3, "{name}");
         std::fs::remove_file(path).unwrap();
+        drop(std::mem::ManuallyDrop::into_inner(left));
     }
 }

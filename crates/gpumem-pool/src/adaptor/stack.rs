@@ -1,13 +1,14 @@
 //! [`Stack`]: a pool's adaptors, outermost first, and what it has to know of blocks that are no plain pieces of its backend.
 
 use super::grant::{Grant, Holding, Source};
-use super::{Adaptor, Change, PoolId, Request};
+use super::{Adaptor, Change, Opening, PoolId, Request};
 use crate::alignment::check_alignment;
 use crate::backend::{Freed, Piece};
 use crate::device::Device;
 use crate::error::PoolError;
 use crate::state::StateRef;
 use crate::stream::Stream;
+use crate::tags::Names;
 use core::fmt;
 use core::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use gpumem_sys::types::CUdeviceptr;
@@ -16,6 +17,8 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 pub(crate) struct Stack {
     id: PoolId,
+    /// Of the pool's tags.
+    names: Arc<Names>,
     adaptors: Box<[Arc<dyn Adaptor>]>,
     /// By the block's address: what is alive has one of its own.
     special: Mutex<HashMap<CUdeviceptr, Holding>>,
@@ -37,6 +40,7 @@ pub struct Next<'a> {
     stack: &'a Stack,
     pool: StateRef,
     stream: &'a Stream,
+    tag: u16,
     level: usize,
 }
 
@@ -48,9 +52,9 @@ impl Next<'_> {
     /// As [`Pool::alloc`](crate::Pool::alloc); [`PoolError::BadAlignment`]; what an adaptor says, or
     /// [`PoolError::Refused`] for one that returns what does not fit.
     pub fn alloc(&self, request: &Request<'_>) -> Result<Grant, PoolError> {
-        let Self { stack, pool, stream, level } = *self;
-        // The stream and the pool are those of the call: the request's may be of another one.
-        let request = Request::new(request.size_bytes(), request.alignment(), stream, stack.id);
+        let Self { stack, pool, stream, tag, level } = *self;
+        // All but size and alignment is the call's: the request may be another one's.
+        let request = Request::new(request.size_bytes(), request.alignment(), tag, stream, stack);
         check_alignment(request.alignment())?;
         let Some(adaptor) = stack.adaptors.get(level) else {
             let piece = pool.alloc_own(request.size_bytes(), request.alignment(), stream)?;
@@ -70,8 +74,8 @@ impl Next<'_> {
 }
 
 impl<'a> Next<'a> {
-    pub(super) fn outermost(stack: &'a Stack, pool: StateRef, stream: &'a Stream) -> Self {
-        Self { stack, pool, stream, level: 0 }
+    pub(super) fn outermost(stack: &'a Stack, pool: StateRef, request: &Request<'a>) -> Self {
+        Self { stack, pool, stream: request.stream(), tag: request.tag_number(), level: 0 }
     }
 }
 
@@ -83,13 +87,14 @@ impl fmt::Debug for Next<'_> {
 
 impl Stack {
     /// `None` where there are no adaptors; they were added innermost first.
-    pub(crate) fn new(added: &[Arc<dyn Adaptor>]) -> Option<Self> {
+    pub(crate) fn new(added: &[Arc<dyn Adaptor>], names: &Arc<Names>) -> Option<Self> {
         static POOL_COUNT: AtomicU64 = AtomicU64::new(0);
         if added.is_empty() {
             return None;
         }
         Some(Self {
             id: PoolId(POOL_COUNT.fetch_add(1, Ordering::Relaxed) + 1),
+            names: Arc::clone(names),
             adaptors: added.iter().rev().cloned().collect(),
             special: Mutex::default(),
             special_count: AtomicUsize::new(0),
@@ -100,13 +105,18 @@ impl Stack {
         self.id
     }
 
+    pub(super) fn names(&self) -> &Arc<Names> {
+        &self.names
+    }
+
     pub(super) fn adaptors(&self) -> &[Arc<dyn Adaptor>] {
         &self.adaptors
     }
 
     /// A pool has been made with it.
     pub(crate) fn open(&self, device: &Device) {
-        self.adaptors.iter().for_each(|adaptor| adaptor.open(self.id, device));
+        let opening = Opening { device, stack: self };
+        self.adaptors.iter().for_each(|adaptor| adaptor.open(&opening));
     }
 
     /// The last handle goes.

@@ -26,7 +26,7 @@ pub enum What {
         size_bytes: u64,
         /// Its home.
         stream: u64,
-        /// Whose it is; 0 for nobody's.
+        /// What it is for: a number that [`Recording::tag`](super::Recording::tag) has the name of. 0 is none.
         tag: u32,
     },
     /// A block that is about to be freed has been used on another stream than its home.
@@ -124,6 +124,13 @@ impl Kind {
 }
 
 impl Raw {
+    /// The pool and the tag of what has one.
+    pub(super) fn tag(self) -> Option<(u32, u32)> {
+        let [.., whose] = self.words;
+        let (pool, tag) = (whose as u32, (whose >> 32) as u32);
+        (tag != 0 && self.kind == Kind::Alloc).then_some((pool, tag))
+    }
+
     pub(super) fn what(self) -> What {
         let [address, value, stream, whose] = self.words;
         let (pool, tag) = (whose as u32, (whose >> 32) as u32);

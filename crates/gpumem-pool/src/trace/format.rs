@@ -1,16 +1,21 @@
 //! A trace's bytes. Pure.
 //!
 //! ```text
-//! file:  "GPUMEMTR" version:u32 process:u32 crc:u32, chunks
-//! chunk: "gmtc" payload:u32 thread:u32 events:u32 dropped:u64 time:u64 crc:u32, payload
-//! event: kind:u8 time address value stream pool tag
+//! file:   "GPUMEMTR" version:u32 process:u32 crc:u32, chunks
+//! events: "gmtc" payload:u32 thread:u32 events:u32 dropped:u64 time:u64 crc:u32, payload
+//! name:   "gmtn" payload:u32 pool:u32   tag:u32    0:u64       0:u64    crc:u32, payload
+//! event:  kind:u8 time address value stream pool tag
 //! ```
 //!
 //! Whole numbers of fixed length are little-endian. Those of an event are of seven bits a byte, the last without its top bit;
 //! time and address are what they are more than in the event before, the address with its sign in the lowest bit. A crc
-//! covers what stands before it, and in a chunk the payload too. `dropped` is what the thread had lost by then.
+//! covers what stands before it, and in a chunk the payload too. `dropped` is what the thread had lost by then. A pool's tags
+//! are numbers from 1 on; the name of one, UTF-8 of 256 bytes at most, stands before the first chunk of events that has it.
+//!
+//! Version 1 had no names, and every tag was 0.
 
 use super::event::{Kind, Raw};
+use super::read::Flaw;
 use super::ring::Timed;
 
 /// Whether a file that begins with these bytes is a trace, of whatever version.
@@ -30,11 +35,17 @@ pub(super) fn header() -> Vec<u8> {
 /// Of a chunk, all before its payload.
 pub(super) struct ChunkHeader {
     pub(super) payload_bytes: usize,
-    pub(super) thread: u32,
-    pub(super) event_count: u32,
-    pub(super) dropped_count: u64,
+    is_name: bool,
+    numbers: [u32; 2],
+    dropped_count: u64,
     time_ns: u64,
     crc: u32,
+}
+
+/// What a chunk says.
+pub(super) enum Content {
+    Events { thread: u32, dropped_count: u64, events: Vec<Timed> },
+    Name { pool: u32, tag: u32, name: String },
 }
 
 pub(super) fn add_chunk(bytes: &mut Vec<u8>, thread: u32, dropped_count: u64, events: &[Timed]) {
@@ -51,14 +62,30 @@ pub(super) fn add_chunk(bytes: &mut Vec<u8>, thread: u32, dropped_count: u64, ev
         }
         before = (event.time_ns, address);
     }
+    let numbers = [thread, events.len() as u32];
+    add_whole(bytes, EVENTS_MAGIC, numbers, [dropped_count, start_ns], &payload);
+}
+
+/// A name that is too long is cut.
+pub(super) fn add_name(bytes: &mut Vec<u8>, pool: u32, tag: u32, name: &str) {
+    let end = (0..=NAME_BYTES_MAX.min(name.len())).rev().find(|end| name.is_char_boundary(*end));
+    let (name, _) = name.split_at(end.unwrap_or(0));
+    add_whole(bytes, NAME_MAGIC, [pool, tag], [0; 2], name.as_bytes());
+}
+
+pub(super) fn add_whole(
+    bytes: &mut Vec<u8>,
+    magic: &[u8; 4],
+    numbers: [u32; 2],
+    longer: [u64; 2],
+    payload: &[u8],
+) {
     let start = bytes.len();
-    bytes.extend(CHUNK_MAGIC);
+    bytes.extend(magic);
     bytes.extend((payload.len() as u32).to_le_bytes());
-    bytes.extend(thread.to_le_bytes());
-    bytes.extend((events.len() as u32).to_le_bytes());
-    bytes.extend(dropped_count.to_le_bytes());
-    bytes.extend(start_ns.to_le_bytes());
-    bytes.extend(crc(&[&bytes[start..], &payload]).to_le_bytes());
+    numbers.iter().for_each(|number| bytes.extend(number.to_le_bytes()));
+    longer.iter().for_each(|number| bytes.extend(number.to_le_bytes()));
+    bytes.extend(crc(&[&bytes[start..], payload]).to_le_bytes());
     bytes.extend(payload);
 }
 
@@ -73,26 +100,39 @@ pub(super) fn version(header: &[u8; HEADER_BYTES]) -> Option<u32> {
 pub(super) fn chunk_header(bytes: &[u8; CHUNK_HEADER_BYTES]) -> Option<ChunkHeader> {
     let header = ChunkHeader {
         payload_bytes: u32_at(bytes, 4) as usize,
-        thread: u32_at(bytes, 8),
-        event_count: u32_at(bytes, 12),
+        is_name: bytes.starts_with(NAME_MAGIC),
+        numbers: [u32_at(bytes, 8), u32_at(bytes, 12)],
         dropped_count: u64_at(bytes, 16),
         time_ns: u64_at(bytes, 24),
         crc: u32_at(bytes, 32),
     };
-    let fits = bytes.starts_with(CHUNK_MAGIC) && header.payload_bytes <= PAYLOAD_BYTES_MAX;
-    fits.then_some(header)
+    let is_known = header.is_name || bytes.starts_with(EVENTS_MAGIC);
+    (is_known && header.payload_bytes <= PAYLOAD_BYTES_MAX).then_some(header)
 }
 
-/// The events of a chunk; `None` if it is damaged.
-pub(super) fn events(
+/// What a chunk says, or what is wrong with it.
+pub(super) fn content(
     header: &ChunkHeader,
     header_bytes: &[u8; CHUNK_HEADER_BYTES],
-    payload: &[u8],
-) -> Option<Vec<Timed>> {
+    payload: Vec<u8>,
+) -> Result<Content, Flaw> {
     let (covered, _) = header_bytes.split_at(CHUNK_HEADER_BYTES - 4);
-    if crc(&[covered, payload]) != header.crc {
-        return None;
+    if crc(&[covered, &payload]) != header.crc {
+        return Err(Flaw::Damaged);
     }
+    let ChunkHeader { numbers, dropped_count, .. } = *header;
+    if !header.is_name {
+        let events = events(header, &payload).ok_or(Flaw::Damaged)?;
+        return Ok(Content::Events { thread: numbers[0], dropped_count, events });
+    }
+    if payload.len() > NAME_BYTES_MAX {
+        return Err(Flaw::NameTooLong);
+    }
+    let name = String::from_utf8(payload).map_err(|_| Flaw::NameNotText)?;
+    Ok(Content::Name { pool: numbers[0], tag: numbers[1], name })
+}
+
+fn events(header: &ChunkHeader, payload: &[u8]) -> Option<Vec<Timed>> {
     let (mut rest, mut events) = (payload, Vec::new());
     let mut before = (header.time_ns, 0_u64);
     while let Some((kind, numbers)) = rest.split_first() {
@@ -105,7 +145,7 @@ pub(super) fn events(
         events.push(Timed { time_ns, raw: Raw { kind, words: [address, value, stream, whose] } });
         before = (time_ns, address);
     }
-    (events.len() == header.event_count as usize).then_some(events)
+    (events.len() == header.numbers[1] as usize).then_some(events)
 }
 
 fn add_number(bytes: &mut Vec<u8>, mut number: u64) {
@@ -152,7 +192,7 @@ fn u64_at(bytes: &[u8], at: usize) -> u64 {
 }
 
 /// CRC-32 (IEEE 802.3) of all parts, one after the other.
-fn crc(parts: &[&[u8]]) -> u32 {
+pub(super) fn crc(parts: &[&[u8]]) -> u32 {
     let bytes = parts.iter().flat_map(|part| part.iter());
     !bytes.fold(!0, |crc, byte| crc >> 8 ^ CRC_TABLE[usize::from(crc as u8 ^ byte)])
 }
@@ -173,10 +213,12 @@ const CRC_TABLE: [u32; 256] = {
 };
 
 const MAGIC: &[u8; 8] = b"GPUMEMTR";
-const CHUNK_MAGIC: &[u8; 4] = b"gmtc";
-pub(super) const VERSION: u32 = 1;
+const EVENTS_MAGIC: &[u8; 4] = b"gmtc";
+const NAME_MAGIC: &[u8; 4] = b"gmtn";
+pub(super) const VERSION: u32 = 2;
 pub(super) const HEADER_BYTES: usize = 20;
 pub(super) const CHUNK_HEADER_BYTES: usize = 36;
 /// A ring's events at their longest are 200 KiB.
 const PAYLOAD_BYTES_MAX: usize = 1 << 20;
+pub(super) const NAME_BYTES_MAX: usize = 256;
 const EVENT_BYTES_USUAL: usize = 20;

@@ -1,7 +1,8 @@
 //! [`Recording`]: the events of a trace's file, all threads' in the order of their times.
 
 use super::event::Event;
-use super::format::{self, CHUNK_HEADER_BYTES, HEADER_BYTES};
+use super::format::{self, CHUNK_HEADER_BYTES, Content, HEADER_BYTES, NAME_BYTES_MAX};
+use super::ring::Timed;
 use core::fmt;
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -18,6 +19,8 @@ pub struct Recording {
     pub dropped_count: u64,
     /// The end of the file, if it can't be read.
     pub tail: Option<Tail>,
+    /// By pool and number.
+    names: BTreeMap<(u32, u32), String>,
 }
 
 /// The end of a file that can't be read: a process was killed while it wrote, or the file was cut or changed.
@@ -28,8 +31,22 @@ pub struct Tail {
     pub offset: u64,
     /// How many events stand before it, and were read.
     pub read_count: u64,
-    /// Whether the file ends in the middle of a chunk. If not, what is there is damaged.
-    pub is_cut: bool,
+    /// What is wrong there.
+    pub flaw: Flaw,
+}
+
+/// Why the end of a trace can't be read.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Flaw {
+    /// The file ends in the middle of a chunk.
+    Cut,
+    /// What is there is no chunk, or another than was written.
+    Damaged,
+    /// A tag's name that is longer than any that is written.
+    NameTooLong,
+    /// A tag's name that is not UTF-8.
+    NameNotText,
 }
 
 /// A file that is no trace.
@@ -75,26 +92,32 @@ impl Recording {
             return Err(ReadError::Foreign);
         }
         match format::version(&header).ok_or(ReadError::Foreign)? {
-            format::VERSION => {}
+            1..=format::VERSION => {}
             found => return Err(ReadError::Version { found, known: format::VERSION }),
         }
-        let (offset, dropped) = (HEADER_BYTES as u64, BTreeMap::new());
-        let mut reader = Reader { source, offset, events: Vec::new(), dropped, tail: None };
+        let (offset, dropped, read) = (HEADER_BYTES as u64, BTreeMap::new(), Self::default());
+        let mut reader = Reader { source, offset, dropped, read };
         while reader.chunk()? {}
+        let Reader { dropped, mut read, .. } = reader;
         // Each thread's own order is that of its times.
-        reader.events.sort_by_key(|event| (event.time_ns, event.what.rank()));
-        let dropped_count = reader.dropped.values().sum();
-        Ok(Self { events: reader.events, dropped_count, tail: reader.tail })
+        read.events.sort_by_key(|event| (event.time_ns, event.what.rank()));
+        read.dropped_count = dropped.values().fold(0, |sum: u64, count| sum.saturating_add(*count));
+        Ok(read)
+    }
+
+    /// The name of a pool's tag. `None` for one that the file does not name, such as 0, which is none.
+    #[must_use]
+    pub fn tag(&self, pool: u32, tag: u32) -> Option<&str> {
+        self.names.get(&(pool, tag)).map(String::as_str)
     }
 }
 
 struct Reader<S> {
     source: S,
     offset: u64,
-    events: Vec<Event>,
     /// By thread: each chunk says what the thread had lost by then.
     dropped: BTreeMap<u32, u64>,
-    tail: Option<Tail>,
+    read: Recording,
 }
 
 impl<S: Read> Reader<S> {
@@ -106,25 +129,31 @@ impl<S: Read> Reader<S> {
             return Ok(false);
         }
         if found < CHUNK_HEADER_BYTES {
-            return Ok(self.end(true));
+            return Ok(self.end(Flaw::Cut));
         }
-        let Some(header) = format::chunk_header(&bytes) else { return Ok(self.end(false)) };
+        let Some(header) = format::chunk_header(&bytes) else { return Ok(self.end(Flaw::Damaged)) };
         let mut payload = vec![0; header.payload_bytes];
         if fill(&mut self.source, &mut payload)? < payload.len() {
-            return Ok(self.end(true));
+            return Ok(self.end(Flaw::Cut));
         }
-        let Some(events) = format::events(&header, &bytes, &payload) else { return Ok(self.end(false)) };
-        let thread = header.thread;
-        let timed =
-            |event: super::ring::Timed| Event { time_ns: event.time_ns, thread, what: event.raw.what() };
-        self.events.extend(events.into_iter().map(timed));
-        self.dropped.insert(thread, header.dropped_count);
-        self.offset += (CHUNK_HEADER_BYTES + payload.len()) as u64;
+        match format::content(&header, &bytes, payload) {
+            Err(flaw) => return Ok(self.end(flaw)),
+            Ok(Content::Name { pool, tag, name }) => {
+                self.read.names.insert((pool, tag), name);
+            }
+            Ok(Content::Events { thread, dropped_count, events }) => {
+                let timed = |event: Timed| Event { time_ns: event.time_ns, thread, what: event.raw.what() };
+                self.read.events.extend(events.into_iter().map(timed));
+                self.dropped.insert(thread, dropped_count);
+            }
+        }
+        self.offset += (CHUNK_HEADER_BYTES + header.payload_bytes) as u64;
         Ok(true)
     }
 
-    fn end(&mut self, is_cut: bool) -> bool {
-        self.tail = Some(Tail { offset: self.offset, read_count: self.events.len() as u64, is_cut });
+    fn end(&mut self, flaw: Flaw) -> bool {
+        let read_count = self.read.events.len() as u64;
+        self.read.tail = Some(Tail { offset: self.offset, read_count, flaw });
         false
     }
 }
@@ -145,15 +174,16 @@ fn fill(source: &mut impl Read, bytes: &mut [u8]) -> io::Result<usize> {
 
 impl fmt::Display for Tail {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { offset, read_count, is_cut } = self;
-        match is_cut {
-            true => {
-                write!(f, "the trace is cut short at byte {offset}; the {read_count} events before were read")
-            }
-            false => write!(
+        let Self { offset, read_count, flaw } = self;
+        match flaw {
+            Flaw::Cut => write!(f, "the trace is cut short at byte {offset}")?,
+            Flaw::Damaged => write!(f, "the trace is damaged from byte {offset} on")?,
+            Flaw::NameTooLong => write!(
                 f,
-                "the trace is damaged from byte {offset} on; the {read_count} events before were read"
-            ),
+                "a tag's name at byte {offset} of the trace is longer than the {NAME_BYTES_MAX} bytes that one has at most"
+            )?,
+            Flaw::NameNotText => write!(f, "a tag's name at byte {offset} of the trace is not UTF-8")?,
         }
+        write!(f, "; the {read_count} events before were read")
     }
 }

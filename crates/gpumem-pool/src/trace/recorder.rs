@@ -3,9 +3,11 @@
 use super::event::Raw;
 use super::format;
 use super::ring::{Level, Ring, Timed};
+use crate::tags::Names;
 use core::cell::RefCell;
 use core::sync::atomic::{AtomicU64, Ordering};
 use core::time::Duration;
+use std::collections::BTreeSet;
 use std::fs::File;
 use std::io::{self, Seek, SeekFrom, Write};
 use std::path::Path;
@@ -20,6 +22,8 @@ pub(super) struct Recorder {
     /// Another process, forked off, has no writer.
     process: u32,
     rings: Mutex<Rings>,
+    /// What the pools' tags are called.
+    pools: Mutex<Vec<NamesOfPool>>,
     writer: OnceLock<Thread>,
     /// How often a flush was asked for, and which of them was served.
     flushes: Mutex<Flushes>,
@@ -34,6 +38,8 @@ struct Rings {
     /// For threads that can have none of their own; whoever uses it holds the lock.
     common: Arc<Ring>,
 }
+
+type NamesOfPool = (u32, Arc<Names>);
 
 #[derive(Default)]
 struct Flushes {
@@ -62,15 +68,22 @@ impl Recorder {
             start: Instant::now(),
             process: std::process::id(),
             rings: Mutex::new(Rings { all: vec![Arc::clone(&common)], thread_count: 1, common }),
+            pools: Mutex::default(),
             writer: OnceLock::new(),
             flushes: Mutex::default(),
             served: Condvar::new(),
             dropped_count: AtomicU64::new(0),
         });
-        let writer = Writer { recorder: Arc::clone(&recorder), file, events: Vec::new(), bytes: Vec::new() };
+        let (events, bytes, named) = (Vec::new(), Vec::new(), BTreeSet::new());
+        let writer = Writer { recorder: Arc::clone(&recorder), file, events, bytes, named };
         let thread = std::thread::Builder::new().name("gpumem-trace".into()).spawn(move || writer.run())?;
         let _first = recorder.writer.set(thread.thread().clone());
         Ok(recorder)
+    }
+
+    /// Of a pool whose tags' names are these.
+    pub(super) fn add_pool(&self, pool: u32, names: &Arc<Names>) {
+        self.pools().push((pool, Arc::clone(names)));
     }
 
     /// What has just happened on this thread.
@@ -150,8 +163,17 @@ impl Recorder {
         of_rings + self.dropped_count.load(Ordering::Relaxed)
     }
 
+    #[cfg(test)]
+    pub(super) fn pool_count(&self) -> usize {
+        self.pools().len()
+    }
+
     fn rings(&self) -> MutexGuard<'_, Rings> {
         self.rings.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn pools(&self) -> MutexGuard<'_, Vec<NamesOfPool>> {
+        self.pools.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn flushes(&self) -> MutexGuard<'_, Flushes> {
@@ -165,6 +187,8 @@ struct Writer {
     file: File,
     events: Vec<Timed>,
     bytes: Vec<u8>,
+    /// The tags whose names are in the file, by pool, of pools that are there.
+    named: BTreeSet<(u32, u32)>,
 }
 
 impl Writer {
@@ -190,6 +214,18 @@ impl Writer {
 
     /// All rings, a chunk each. Says whether none of it was lost.
     fn write_all(&mut self) -> bool {
+        // Before the rings: a pool that is gone has put all its events there.
+        let is_gone = |(_, names): &&NamesOfPool| Arc::strong_count(names) == 1;
+        let gone: Vec<u32> = self.recorder.pools().iter().filter(is_gone).map(|(pool, _)| *pool).collect();
+        let written = self.write_rings();
+        if !gone.is_empty() {
+            self.recorder.pools().retain(|(pool, _)| !gone.contains(pool));
+            self.named.retain(|(pool, _)| !gone.contains(pool));
+        }
+        written
+    }
+
+    fn write_rings(&mut self) -> bool {
         let rings = self.recorder.rings().all.clone();
         // All, whatever becomes of the first.
         let written = rings.iter().map(|ring| self.write(ring)).filter(|is_written| !is_written).count() == 0;
@@ -212,12 +248,32 @@ impl Writer {
             return true;
         }
         self.bytes.clear();
+        let new = self.add_names();
         format::add_chunk(&mut self.bytes, ring.thread, ring.dropped_count(), &self.events);
         let is_written = self.append().is_ok();
-        if !is_written {
-            ring.drop_more(self.events.len() as u64);
+        match is_written {
+            true => self.named.extend(new),
+            false => ring.drop_more(self.events.len() as u64),
         }
         is_written
+    }
+
+    /// Names of the tags that these events are the first to have. In the file once the bytes are.
+    fn add_names(&mut self) -> BTreeSet<(u32, u32)> {
+        let tags = self.events.iter().filter_map(|event| event.raw.tag());
+        let new: BTreeSet<_> = tags.filter(|tag| !self.named.contains(tag)).collect();
+        if new.is_empty() {
+            return new;
+        }
+        let pools = self.recorder.pools();
+        for (pool, tag) in &new {
+            let names = pools.iter().find(|(known, _)| known == pool).map(|(_, names)| names);
+            if let Some(name) = names.zip(u16::try_from(*tag).ok()).and_then(|(names, tag)| names.get(tag)) {
+                format::add_name(&mut self.bytes, *pool, *tag, &name);
+            }
+        }
+        drop(pools);
+        new
     }
 
     /// A chunk as a whole, or nothing of it: one that is cut short would hide all behind it.

@@ -2,9 +2,10 @@
 
 use super::event::{Kind, Raw, What};
 use super::format::{self, CHUNK_HEADER_BYTES, HEADER_BYTES};
-use super::read::{ReadError, Recording};
+use super::read::{Flaw, ReadError, Recording};
 use super::recorder::Recorder;
 use super::ring::{EVENT_COUNT, Level, Ring, Timed};
+use crate::tags::Names;
 use core::time::Duration;
 use proptest::prelude::*;
 
@@ -20,19 +21,44 @@ fn timed() -> impl Strategy<Value = Timed> {
     })
 }
 
+/// What a file is made of.
+#[derive(Clone, Debug)]
+enum Chunk {
+    Events(Vec<Timed>),
+    Name(u32, u32, String),
+}
+
+impl Chunk {
+    fn add(&self, bytes: &mut Vec<u8>, thread: u32) {
+        match self {
+            Self::Events(events) => format::add_chunk(bytes, thread, u64::from(thread), events),
+            Self::Name(pool, tag, name) => format::add_name(bytes, *pool, *tag, name),
+        }
+    }
+
+    fn events(&self) -> &[Timed] {
+        match self {
+            Self::Events(events) => events,
+            Self::Name(..) => &[],
+        }
+    }
+}
+
 /// A file of chunks, and what is in it.
-fn file() -> impl Strategy<Value = (Vec<u8>, Vec<Vec<Timed>>)> {
-    proptest::collection::vec(proptest::collection::vec(timed(), 1..20), 0..6).prop_map(|chunks| {
+fn file() -> impl Strategy<Value = (Vec<u8>, Vec<Chunk>)> {
+    let events = proptest::collection::vec(timed(), 1..20).prop_map(Chunk::Events);
+    let name = (0..3_u32, 1..3_u32, "\\PC{0,12}").prop_map(|(pool, tag, name)| Chunk::Name(pool, tag, name));
+    proptest::collection::vec(prop_oneof![events, name], 0..8).prop_map(|chunks| {
         let mut bytes = format::header();
-        for (thread, events) in (0..).zip(&chunks) {
-            format::add_chunk(&mut bytes, thread, u64::from(thread), events);
+        for (thread, chunk) in (0..).zip(&chunks) {
+            chunk.add(&mut bytes, thread);
         }
         (bytes, chunks)
     })
 }
 
-fn event_count(chunks: &[Vec<Timed>]) -> u64 {
-    chunks.iter().map(Vec::len).sum::<usize>() as u64
+fn event_count(chunks: &[Chunk]) -> u64 {
+    chunks.iter().map(|chunk| chunk.events().len()).sum::<usize>() as u64
 }
 
 proptest! {
@@ -41,11 +67,19 @@ proptest! {
         let recording = Recording::read_from(&bytes[..]).unwrap();
         prop_assert_eq!(recording.tail, None);
         let mut expected: Vec<_> =
-            chunks.iter().flatten().map(|event| (event.time_ns, event.raw.what())).collect();
+            chunks.iter().flat_map(Chunk::events).map(|event| (event.time_ns, event.raw.what())).collect();
         expected.sort_by_key(|(time_ns, what)| (*time_ns, what.rank()));
         let found: Vec<_> = recording.events.iter().map(|event| (event.time_ns, event.what)).collect();
         prop_assert_eq!(found, expected);
-        prop_assert_eq!(recording.dropped_count, (0..chunks.len() as u64).sum::<u64>());
+        let dropped = (0_u64..).zip(&chunks).filter(|(_, chunk)| matches!(chunk, Chunk::Events(_)));
+        prop_assert_eq!(recording.dropped_count, dropped.map(|(thread, _)| thread).sum::<u64>());
+        let names: std::collections::HashMap<_, _> = chunks.iter().filter_map(|chunk| match chunk {
+            Chunk::Name(pool, tag, name) => Some(((*pool, *tag), &**name)),
+            Chunk::Events(_) => None,
+        }).collect();
+        for (pool, tag) in (0..4).flat_map(|pool| (0..4).map(move |tag| (pool, tag))) {
+            prop_assert_eq!(recording.tag(pool, tag), names.get(&(pool, tag)).copied());
+        }
     }
 
     /// Cut anywhere, all whole chunks are read, and the end says so.
@@ -56,18 +90,18 @@ proptest! {
             Err(error) => prop_assert!(cut < HEADER_BYTES && matches!(error, ReadError::Foreign)),
             Ok(recording) => {
                 let (mut end, mut whole_count) = (HEADER_BYTES, 0);
-                for events in &chunks {
-                    let mut chunk = Vec::new();
-                    format::add_chunk(&mut chunk, 0, 0, events);
-                    if end + chunk.len() > cut {
+                for chunk in &chunks {
+                    let mut bytes = Vec::new();
+                    chunk.add(&mut bytes, 0);
+                    if end + bytes.len() > cut {
                         break;
                     }
-                    end += chunk.len();
-                    whole_count += events.len() as u64;
+                    end += bytes.len();
+                    whole_count += chunk.events().len() as u64;
                 }
                 prop_assert_eq!(recording.events.len() as u64, whole_count);
-                let tail = recording.tail.map(|tail| (tail.offset, tail.read_count, tail.is_cut));
-                prop_assert_eq!(tail, (end < cut).then_some((end as u64, whole_count, true)));
+                let tail = recording.tail.map(|tail| (tail.offset, tail.read_count, tail.flaw));
+                prop_assert_eq!(tail, (end < cut).then_some((end as u64, whole_count, Flaw::Cut)));
             }
         }
     }
@@ -82,7 +116,8 @@ proptest! {
             Ok(recording) => {
                 let tail = recording.tail.unwrap();
                 prop_assert!(at >= tail.offset as usize);
-                prop_assert!((recording.events.len() as u64) < event_count(&chunks));
+                prop_assert!(recording.events.len() as u64 <= event_count(&chunks));
+                prop_assert_eq!(tail.read_count, recording.events.len() as u64);
             }
         }
     }
@@ -95,7 +130,7 @@ proptest! {
         if let Some((start, rest)) = bytes.split_first_chunk::<CHUNK_HEADER_BYTES>()
             && let Some(header) = format::chunk_header(start)
         {
-            let _ = format::events(&header, start, rest);
+            let _ = format::content(&header, start, rest.to_vec());
         }
     }
 }
@@ -107,8 +142,70 @@ fn other_files_are_refused_with_a_reason() {
     }
     assert!(matches!(Recording::read("/nowhere/at/all"), Err(ReadError::Io(_))));
     assert!(format::is_trace(&format::header()) && !format::is_trace(b"GPUMEM"));
-    let error = ReadError::Version { found: 2, known: 1 }.to_string();
-    assert!(error.contains("version 2"), "{error}");
+    let error = ReadError::Version { found: 3, known: 2 }.to_string();
+    assert!(error.contains("version 3"), "{error}");
+}
+
+/// What a file holds from its header on.
+fn read(chunks: &[u8]) -> Recording {
+    let bytes = [format::header(), chunks.to_vec()].concat();
+    Recording::read_from(&bytes[..]).unwrap()
+}
+
+/// A chunk of a name whose bytes are these, whole by its crc.
+fn name_chunk(bytes: &[u8]) -> Vec<u8> {
+    let mut chunk = Vec::new();
+    format::add_whole(&mut chunk, b"gmtn", [3, 5], [0; 2], bytes);
+    chunk
+}
+
+#[test]
+fn names_that_are_none_are_told_of() {
+    let mut whole = name_chunk("weights".as_bytes());
+    let end = HEADER_BYTES + whole.len();
+    format::add_chunk(&mut whole, 0, 0, &[Timed { time_ns: 1, raw: alloc(256) }]);
+    let recording = read(&whole);
+    assert_eq!((recording.tag(3, 5), recording.tag(3, 0), recording.tail), (Some("weights"), None, None));
+
+    for (bytes, flaw, says) in [
+        (&[b'x'; 257][..], Flaw::NameTooLong, "is longer than the 256 bytes"),
+        (b"wei\xFFghts", Flaw::NameNotText, "is not UTF-8"),
+    ] {
+        let tail = read(&[whole.clone(), name_chunk(bytes)].concat()).tail.unwrap();
+        assert_eq!((tail.offset, tail.read_count, tail.flaw), ((HEADER_BYTES + whole.len()) as u64, 1, flaw));
+        let text = tail.to_string();
+        assert!(text.contains(says) && text.ends_with("the 1 events before were read"), "{text}");
+    }
+    let mut cut = name_chunk(b"weights");
+    cut.truncate(cut.len() - 3);
+    assert_eq!(read(&cut).tail.unwrap().flaw, Flaw::Cut);
+    let nameless = read(&whole[end - HEADER_BYTES..]);
+    assert_eq!((nameless.tag(3, 5), nameless.events.len(), nameless.tail), (None, 1, None));
+}
+
+#[test]
+fn long_names_are_cut_between_characters() {
+    let mut chunk = Vec::new();
+    format::add_name(&mut chunk, 1, 1, &"ä".repeat(200));
+    format::add_name(&mut chunk, 1, 2, &format!("x{}", "ä".repeat(200)));
+    format::add_name(&mut chunk, 1, 3, "");
+    let recording = read(&chunk);
+    let lengths = [1, 2, 3].map(|tag| recording.tag(1, tag).map(str::len));
+    assert_eq!((lengths, recording.tail), ([Some(256), Some(255), Some(0)], None));
+}
+
+/// What was written before there were names.
+#[test]
+fn a_file_of_the_first_version_is_read() {
+    let mut bytes = format::header();
+    let mut version_1 = b"GPUMEMTR".to_vec();
+    version_1.extend([1, 0, 0, 0, 7, 0, 0, 0]);
+    version_1.extend(format::crc(&[&version_1]).to_le_bytes());
+    assert_eq!(bytes.len(), version_1.len());
+    bytes = version_1;
+    format::add_chunk(&mut bytes, 0, 0, &[Timed { time_ns: 1, raw: alloc(256) }]);
+    let recording = Recording::read_from(&bytes[..]).unwrap();
+    assert_eq!((recording.events.len(), recording.tail), (1, None));
 }
 
 #[test]
@@ -169,6 +266,37 @@ fn every_thread_is_heard() {
             .collect();
         assert!(steps.is_empty() || steps == (0..1000).collect::<Vec<_>>(), "thread {thread}");
     }
+    std::fs::remove_file(path).unwrap();
+}
+
+/// Each name once, and before what has it; nothing is kept of pools that are gone.
+#[test]
+fn tags_are_named_before_they_are_used() {
+    let path = scratch("names");
+    let recorder = Recorder::start(&path).unwrap();
+    for pool in 1..4_u64 {
+        let names = std::sync::Arc::new(Names::default());
+        recorder.add_pool(pool as u32, &names);
+        for round in 0..3 {
+            for name in ["a", "b", "c"].into_iter().take(round + 1) {
+                let tag = u64::from(names.number(name));
+                recorder.record(Raw { kind: Kind::Alloc, words: [256, 1, 0, pool | tag << 32] });
+                let read = Recording::read(&path).unwrap();
+                assert!(read.events.iter().all(|event| match event.what {
+                    What::Alloc { pool, tag, .. } => read.tag(pool, tag).is_some(),
+                    _ => false,
+                }));
+            }
+            assert!(recorder.flush(Duration::from_secs(10)));
+        }
+    }
+    assert!(recorder.flush(Duration::from_secs(10)));
+    assert_eq!(recorder.pool_count(), 0);
+    recorder.finish(Duration::from_secs(10));
+    let bytes = std::fs::read(&path).unwrap();
+    assert_eq!(bytes.windows(4).filter(|bytes| bytes == b"gmtn").count(), 9);
+    let read = Recording::read(&path).unwrap();
+    assert_eq!((read.tag(2, 3), read.events.len()), (Some("c"), 18));
     std::fs::remove_file(path).unwrap();
 }
 

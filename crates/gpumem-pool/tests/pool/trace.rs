@@ -1,11 +1,13 @@
 //! What is recorded of a program, and what is left of it when the program dies.
 
 use crate::bench::{built_backends, on_each_backend, small};
+use gpumem_pool::adaptor::{Adaptor, Grant, Next, Request};
 use gpumem_pool::sys::{Driver, SimConfig};
 use gpumem_pool::trace::{Recording, Trace, What};
-use gpumem_pool::{CaptureMode, Device, Event, Pool, Stream};
+use gpumem_pool::{CaptureMode, Device, Event, Pool, PoolError, Stream};
 use std::path::PathBuf;
 use std::process::{Command, Stdio};
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 fn scratch(name: &str) -> PathBuf {
@@ -97,6 +99,73 @@ fn threads_make_one_record() {
     });
 }
 
+/// What an allocation is for, by the name of its scope: the innermost of its pool, on its thread.
+#[test]
+fn tags_are_recorded_with_their_names() {
+    on_each_backend(&small(), |bench| {
+        let path = scratch(&format!("tags-{}-{}-{}", bench.backend, bench.plain_segments, bench.kind));
+        let trace = Trace::create(&path).unwrap();
+        let (outer, inner) = (Arc::new(Seen::default()), Arc::new(Seen::default()));
+        let builder = bench.builder().adaptor(inner.clone()).adaptor(trace).adaptor(outer.clone());
+        let (pool, other, stream) = (builder.build().unwrap(), bench.pool(), bench.stream());
+        let private = pool.private(64 << 20).unwrap();
+        drop(pool.alloc(1001, &stream).unwrap());
+        let forward = pool.scope("forward");
+        let kept = pool.alloc(1002, &stream).unwrap();
+        {
+            let _elsewhere = other.scope("elsewhere");
+            drop(pool.alloc_aligned(1003, 4096, &stream).unwrap());
+            let _inner = pool.scope("inner");
+            drop(pool.alloc(1004, &stream).unwrap());
+            drop(private.alloc(1005, &stream).unwrap());
+            std::thread::scope(|scope| scope.spawn(|| drop(pool.alloc(1006, &stream))).join().unwrap());
+        }
+        drop(forward);
+        let (_private, _name) = (private.scope("grüße"), private.scope("inner"));
+        drop(private.alloc(1007, &stream).unwrap());
+        drop(kept);
+        let tags = pool.status().unwrap().tags;
+        drop((pool, private));
+        let recording = Recording::read(&path).unwrap();
+        let named = recording.events.iter().filter_map(|event| match event.what {
+            What::Alloc { pool, size_bytes, tag, .. } => {
+                assert_eq!(recording.tag(pool, tag).is_none(), tag == 0);
+                Some((size_bytes, recording.tag(pool, tag)))
+            }
+            _ => None,
+        });
+        let named: Vec<_> = named.collect();
+        let expected = [
+            (1001, None),
+            (1002, Some("forward")),
+            (1003, Some("forward")),
+            (1004, Some("inner")),
+            (1005, None),
+            (1006, None),
+            (1007, Some("inner")),
+        ];
+        assert_eq!(named, expected);
+        assert_eq!(tags.iter().map(|tag| &*tag.tag).collect::<Vec<_>>(), ["forward", "inner"]);
+        let expected = expected.map(|(size_bytes, tag)| (size_bytes, tag.map(String::from)));
+        for seen in [outer, inner] {
+            assert_eq!(*seen.0.lock().unwrap(), expected);
+        }
+        std::fs::remove_file(path).unwrap();
+    });
+}
+
+/// Sizes and tags as adaptors see them.
+#[derive(Default)]
+struct Seen(Mutex<Vec<(u64, Option<String>)>>);
+
+impl Adaptor for Seen {
+    fn alloc(&self, request: &Request<'_>, next: Next<'_>) -> Result<Grant, PoolError> {
+        let tag = request.tag().map(|tag| tag.to_string());
+        self.0.lock().unwrap().push((request.size_bytes(), tag));
+        next.alloc(request)
+    }
+}
+
 /// A graph's memory is one block from its allocation to the graph's end.
 #[test]
 fn a_graph_is_recorded_as_its_memory() {
@@ -168,7 +237,7 @@ fn a_killed_process_leaves_what_it_had_written() {
 #[test]
 #[ignore = "run by the tests of this file, as a process of its own"]
 fn makes_pools_from_the_environment() {
-    static KEPT: std::sync::Mutex<Vec<(Pool, gpumem_pool::Block)>> = std::sync::Mutex::new(Vec::new());
+    static KEPT: Mutex<Vec<(Pool, gpumem_pool::Block)>> = Mutex::new(Vec::new());
     let device = device();
     let stream = Stream::new(&device).unwrap();
     for round in 1..4_u64 {

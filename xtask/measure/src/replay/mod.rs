@@ -89,6 +89,7 @@ pub(crate) fn run(args: Args) -> Result<()> {
     }
     if !args.json {
         print!("{}", report::text(&outcomes, machine.kind));
+        traces.iter().for_each(|trace| print!("{}", report::tags_text(trace)));
     }
     Ok(())
 }

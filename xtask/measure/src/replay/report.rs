@@ -4,7 +4,7 @@ use crate::table;
 use gpumem_sys::DriverKind;
 use gpumem_tests::pool::Bytes;
 use gpumem_tests::replay::Outcome;
-use gpumem_tests::trace::Trace;
+use gpumem_tests::trace::{TagSum, Trace};
 use serde_json::{Map, Value, json};
 use std::fmt::Write as _;
 
@@ -32,7 +32,36 @@ pub(super) fn json(trace: &Trace, outcome: &Outcome) -> Value {
         "driver_ns": outcome.driver_time.as_nanos() as u64,
         "driver_share_of_run": driver_share(trace, outcome),
         "host_ns_per_op": outcome.host_ns_per_op(),
+        "tags": trace.tags().iter().map(tag_json).collect::<Vec<_>>(),
     })
+}
+
+fn tag_json(sum: &TagSum) -> Value {
+    json!({
+        "tag": sum.tag,
+        "allocations": sum.allocation_count,
+        "allocated_bytes": sum.allocated_bytes,
+        "peak_bytes": sum.peak_bytes,
+        "left_bytes": sum.left_bytes,
+    })
+}
+
+/// What the tags of a recording had; nothing if it has none.
+pub(super) fn tags_text(trace: &Trace) -> String {
+    if trace.tags().is_empty() {
+        return String::new();
+    }
+    let rows = trace.tags().iter().map(|sum| {
+        [
+            sum.tag.clone().unwrap_or_else(|| "(no tag)".into()),
+            sum.allocation_count.to_string(),
+            Bytes(sum.allocated_bytes).to_string(),
+            Bytes(sum.peak_bytes).to_string(),
+            Bytes(sum.left_bytes).to_string(),
+        ]
+    });
+    let headings = [trace.name(), "allocations", "allocated", "peak", "left at the end"];
+    format!("\n{}", table::render(headings, &rows.collect::<Vec<_>>()))
 }
 
 /// Two tables: the figures, and the calls that make up the driver's part of them.
