@@ -1,0 +1,166 @@
+//! Blocks handed out and taken back: what is at hand first, then captures, adaptors and the backend.
+
+use super::StateRef;
+use crate::alignment::ALIGNMENT_MIN;
+use crate::backend::{Freed, Piece, Source};
+use crate::block::Block;
+use crate::clock::{GRAPH_BIT, StreamId};
+use crate::error::{PoolError, is_sticky};
+use crate::scope;
+use crate::stream::Stream;
+use core::sync::atomic::{AtomicU64, Ordering};
+
+impl StateRef {
+    /// What is at hand needs no look at anything that threads share. Always part of its caller, which so has the block's
+    /// fields where it wants them: a block that comes back through memory is copied in wider pieces than it was written in,
+    /// and the processor waits for that longer than for all the rest.
+    #[inline(always)]
+    pub(crate) fn alloc(self, size_bytes: u64, stream: &Stream) -> Result<Block, PoolError> {
+        let at_hand = match self.is_undisturbed() {
+            true => self.backend.hit(size_bytes, stream.near_id()),
+            false => None,
+        };
+        let (piece, uses) = match at_hand {
+            Some(piece) => (piece, 0),
+            None => self.piece(size_bytes, stream)?,
+        };
+        let tag = if scope::is_any_open() { self.tag(size_bytes, uses) } else { 0 };
+        Ok(Block::from_parts(piece.with_tag(tag), size_bytes, stream.id(), AtomicU64::new(uses), self))
+    }
+
+    /// The tag of the scope that a block has just been allocated in, for which it counts from now on. A part of a graph's
+    /// memory has none, for all of that has one.
+    #[inline(never)]
+    fn tag(self, size_bytes: u64, uses: u64) -> u16 {
+        match size_bytes > 0 && uses & GRAPH_BIT == 0 {
+            true => scope::count_out(&self.tags, size_bytes),
+            false => 0,
+        }
+    }
+
+    /// Called by the drop of a block that has a tag.
+    #[inline(never)]
+    pub(crate) fn untag(self, tag: u16, size_bytes: u64) {
+        scope::count_in(&self.tags, tag, size_bytes);
+    }
+
+    /// What a block is made of, and the uses that it begins with.
+    #[inline(never)]
+    fn piece(self, size_bytes: u64, stream: &Stream) -> Result<(Piece, u64), PoolError> {
+        self.check_usable()?;
+        self.check_stream(stream)?;
+        if size_bytes == 0 {
+            self.lifetime.count_in();
+            return Ok((Piece::EMPTY, 0));
+        }
+        if self.has_captures()
+            && let Some(block) = self.alloc_captured(size_bytes, ALIGNMENT_MIN, stream)?
+        {
+            let (piece, _, _, uses, _) = block.into_parts();
+            return Ok((piece, uses));
+        }
+        Ok((self.alloc_anyhow(size_bytes, ALIGNMENT_MIN, stream)?, 0))
+    }
+
+    /// Through the adaptors if there are any, else from the backend.
+    fn alloc_anyhow(self, size_bytes: u64, alignment: u64, stream: &Stream) -> Result<Piece, PoolError> {
+        self.explained(match &self.stack {
+            Some(stack) => self.alloc_adapted(stack, size_bytes, alignment, stream),
+            None => self.alloc_own(size_bytes, alignment, stream),
+        })
+    }
+
+    /// A block of the backend's, which is counted.
+    pub(crate) fn alloc_own(
+        self,
+        size_bytes: u64,
+        alignment: u64,
+        stream: &Stream,
+    ) -> Result<Piece, PoolError> {
+        self.check_size(size_bytes)?;
+        // A pool without adaptors has looked there.
+        if self.stack.is_some()
+            && alignment <= ALIGNMENT_MIN
+            && self.clocks.holds().attention().is_none()
+            && let Some(piece) = self.backend.hit(size_bytes, stream.near_id())
+        {
+            return Ok(piece);
+        }
+        let piece = self.relieved(|| match alignment <= ALIGNMENT_MIN {
+            true => self.backend.alloc(size_bytes, stream),
+            false => self.backend.alloc_aligned(size_bytes, alignment, stream),
+        })?;
+        if !self.backend.counts_blocks() {
+            self.lifetime.count_in();
+        }
+        Ok(piece)
+    }
+
+    /// At a power of two.
+    pub(crate) fn alloc_aligned(
+        self,
+        size_bytes: u64,
+        alignment: u64,
+        stream: &Stream,
+    ) -> Result<Block, PoolError> {
+        if size_bytes == 0 || alignment <= ALIGNMENT_MIN {
+            return self.alloc(size_bytes, stream);
+        }
+        self.check_usable()?;
+        self.check_stream(stream)?;
+        if self.has_captures()
+            && let Some(block) = self.alloc_captured(size_bytes, alignment, stream)?
+        {
+            return Ok(block);
+        }
+        let piece = self.alloc_anyhow(size_bytes, alignment, stream)?;
+        let tag = if scope::is_any_open() { self.tag(size_bytes, 0) } else { 0 };
+        Ok(Block::new(self, piece.with_tag(tag), size_bytes, stream.id()))
+    }
+
+    /// Called by a block's drop, when home's order is all there is to the free: false if it takes more than a look at what
+    /// the thread has.
+    #[inline]
+    pub(crate) fn put_back(self, piece: &Piece, size_bytes: u64, home: StreamId) -> bool {
+        self.is_undisturbed() && self.backend.put_back(piece, size_bytes, home)
+    }
+
+    /// Called by a block's drop: has nobody to tell, so what fails is kept for the next call.
+    pub(crate) fn free(self, freed: &Freed) {
+        if freed.size_bytes == 0 {
+            return self.drop_block();
+        }
+        if freed.uses & GRAPH_BIT != 0 || self.has_captures() {
+            if let Some(freed) = self.free_captured(*freed) {
+                self.free_anyhow(&freed);
+            }
+            return;
+        }
+        self.free_anyhow(freed);
+    }
+
+    /// Past the adaptors if there are any, else to the backend.
+    fn free_anyhow(self, freed: &Freed) {
+        match &self.stack {
+            Some(stack) => self.free_adapted(stack, freed),
+            None => self.free_to_backend(freed),
+        }
+    }
+
+    pub(super) fn free_to_backend(self, freed: &Freed) {
+        let taken = self.backend.free(freed);
+        if let Err(cause) = taken.result {
+            let poison = match is_sticky(cause.code()) {
+                true => PoolError::DeviceLost(cause),
+                false => {
+                    PoolError::Poisoned { address: freed.piece.address, size_bytes: freed.size_bytes, cause }
+                }
+            };
+            let _first_counts = self.poison.set(poison);
+            self.goes_short_way.store(false, Ordering::Relaxed);
+        }
+        if !taken.counted {
+            self.drop_block();
+        }
+    }
+}

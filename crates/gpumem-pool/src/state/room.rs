@@ -1,0 +1,75 @@
+//! How much a pool may have and keeps: limits that change, memory that is given back or taken ahead.
+
+use super::State;
+use crate::backend::Source;
+use crate::error::PoolError;
+use crate::limit::{Limit, Limits};
+
+impl State {
+    pub(crate) fn reclaim(&self) -> Result<u64, PoolError> {
+        self.giving_back(|state| {
+            state.ask_holders();
+            state.backend.reclaim()
+        })
+    }
+
+    pub(crate) fn trim_to(&self, keep_bytes: u64) -> Result<u64, PoolError> {
+        self.giving_back(|state| state.backend.trim_to(keep_bytes))
+    }
+
+    pub(crate) fn reserve(&self, size_bytes: u64) -> Result<(), PoolError> {
+        self.check_usable()?;
+        self.check_size(size_bytes)?;
+        self.explained(self.relieved(|| self.backend.reserve(size_bytes)))
+    }
+
+    pub(crate) fn set_hard_limit(&self, limit: Limit) -> Result<(), PoolError> {
+        self.check_usable()?;
+        let limit_bytes = Limits::resolve_hard(Some(limit), self.setup.kind, &self.device)?;
+        self.backend.check_hard_limit(limit_bytes)?;
+        let excess_bytes = self.limits.family().set_limit_bytes(limit_bytes);
+        if excess_bytes > 0 {
+            self.backend.limits_changed()?;
+            let keep_bytes = self.reserved_bytes()?.saturating_sub(excess_bytes);
+            self.backend.trim_to(keep_bytes)?;
+        }
+        Ok(())
+    }
+
+    pub(crate) fn set_soft_limit(&self, limit: Limit) -> Result<(), PoolError> {
+        self.check_usable()?;
+        let limit_bytes = limit.resolve_for(self.setup.kind, &self.device)?;
+        self.limits.set_soft_bytes(limit_bytes);
+        self.backend.limits_changed()?;
+        match self.reserved_bytes()? > limit_bytes {
+            true => self.backend.trim_to(limit_bytes),
+            false => Ok(()),
+        }
+    }
+
+    /// Says who holds what in a refusal for want of memory, and shows it to the observer.
+    pub(crate) fn explained<T>(&self, result: Result<T, PoolError>) -> Result<T, PoolError> {
+        result.map_err(|mut error| {
+            if let Some(report) = error.out_of_memory_mut() {
+                report.holders = self.tags.holders();
+            }
+            if let (Some(report), Some(observer)) = (error.out_of_memory(), &self.setup.observer) {
+                (observer.0)(report);
+            }
+            error
+        })
+    }
+
+    fn giving_back(&self, work: impl FnOnce(&Self) -> Result<(), PoolError>) -> Result<u64, PoolError> {
+        self.check_usable()?;
+        let before_bytes = self.reserved_bytes()?;
+        work(self)?;
+        Ok(before_bytes.saturating_sub(self.reserved_bytes()?))
+    }
+
+    /// A backend that reserves nothing beyond its blocks leaves this to its count.
+    fn reserved_bytes(&self) -> Result<u64, PoolError> {
+        let reserved = self.backend.reserved()?;
+        Ok(reserved.map_or_else(|| self.backend.counts().in_use_bytes, |reserved| reserved.current_bytes))
+    }
+}
