@@ -95,10 +95,8 @@ pub(crate) trait Source {
         false
     }
 
-    /// Whether the hard limit may become this.
-    fn check_hard_limit(&self, _limit_bytes: u64) -> Result<(), PoolError> {
-        Ok(())
-    }
+    /// The hard limit is about to become this.
+    fn allow_hard_limit(&self, _limit_bytes: u64) {}
 
     /// The soft limit has changed, or more is held than a changed hard limit allows.
     fn limits_changed(&self) -> Result<(), PoolError> {

@@ -188,9 +188,8 @@ impl Pool {
     ///
     /// # Errors
     ///
-    /// [`PoolError::LimitTooSmall`], [`PoolError::LimitSyntax`] for a share that is none; [`PoolError::NotWithBackend`] for
-    /// more than a pool was built with whose backend is `native`: there the driver keeps the limit too. What the driver
-    /// says: the limit holds then, and what could be given back may still be there.
+    /// [`PoolError::LimitTooSmall`], [`PoolError::LimitSyntax`] for a share that is none. What the driver says: the limit
+    /// holds then, and what could be given back may still be there.
     pub fn set_hard_limit(&self, limit: impl Into<Limit>) -> Result<(), PoolError> {
         self.0.set_hard_limit(limit.into())
     }

@@ -46,10 +46,8 @@ pub(crate) trait Calls {
     /// Lets another device use the memory that was and will be acquired.
     fn enable_peer_access(&self, device: &Device, peer: &Device) -> Result<(), DriverError>;
 
-    /// Whether the hard limit may become this.
-    fn check_hard_limit(&self, _limit_bytes: u64) -> Result<(), PoolError> {
-        Ok(())
-    }
+    /// The hard limit is about to become this.
+    fn allow_hard_limit(&self, _limit_bytes: u64) {}
 
     /// From now on what is kept beyond this is given back when the host waits.
     fn set_soft_limit(&self, _limit_bytes: Option<u64>) -> Result<(), DriverError> {
@@ -326,8 +324,8 @@ impl<C: Calls + Send + Sync + 'static> Source for Direct<C> {
         self.calls.pin()
     }
 
-    fn check_hard_limit(&self, limit_bytes: u64) -> Result<(), PoolError> {
-        self.calls.check_hard_limit(limit_bytes)
+    fn allow_hard_limit(&self, limit_bytes: u64) {
+        self.calls.allow_hard_limit(limit_bytes);
     }
 
     fn limits_changed(&self) -> Result<(), PoolError> {
@@ -393,6 +391,6 @@ fn padded_bytes(size_bytes: u64, alignment_exponent: u32) -> u64 {
     size_bytes.saturating_add((1_u64 << alignment_exponent).saturating_sub(ALIGNMENT_MIN))
 }
 
-fn is_full(error: &DriverError) -> bool {
+pub(super) fn is_full(error: &DriverError) -> bool {
     error.code() == CUresult::CUDA_ERROR_OUT_OF_MEMORY
 }

@@ -8,33 +8,31 @@
 //! rounded up to 32 MiB, one beyond the device's memory is refused as out of memory, and within it free memory is not
 //! moved together: a request that finds only smaller pieces fails although our own count has room for it. The driver
 //! rounds each block to 512 bytes. The piece that we add on top covers the rounding, not the scattering. That bound can't
-//! be changed, so the limit of a pool that was built with one goes up no further.
-//!
-//! The driver keeps a destroyed pool until its last queued free is done, so `Drop` waits for nothing.
+//! be changed, so a limit that is raised may take a further driver pool: see `chain`. A limit that is lowered leaves it as it
+//! is: blocks are held to the lower one, by our own count.
+
+mod chain;
+mod driver_pool;
 
 use super::direct::Calls;
 use super::{Freed, Reserved};
 use crate::clock::Stamp;
-use crate::context::{Handle, Relaxed};
+use crate::context::Relaxed;
 use crate::device::Device;
 use crate::error::PoolError;
 use crate::limit::Limits;
 use crate::options::BackendKind;
 use crate::stream::Stream;
-use core::ffi::{c_int, c_void};
-use gpumem_sys::types::{
-    CUdevice_attribute, CUdeviceptr, CUmemAccess_flags, CUmemAccessDesc, CUmemAllocationHandleType,
-    CUmemAllocationType, CUmemLocation, CUmemLocationType, CUmemPool_attribute, CUmemPoolHandle_st,
-    CUmemPoolProps, CUmemoryPool,
-};
+use chain::Chain;
+use core::ffi::c_int;
+use driver_pool::UNBOUNDED;
+use gpumem_sys::types::{CUdevice_attribute, CUdeviceptr};
 use gpumem_sys::{CudaVersion, DriverError};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 pub(crate) struct NativeCalls {
     device: Device,
-    pool: Handle<CUmemPoolHandle_st>,
-    /// The hard limit at first, which the driver keeps too, and for good.
-    highest_bytes: Option<u64>,
+    chain: Chain,
     /// Frees what can't be freed in the order of its home; made on first use.
     sweeper: Mutex<Option<Stream>>,
     /// Looked at when memory is asked for or given back.
@@ -50,28 +48,17 @@ struct Waiting {
 impl NativeCalls {
     pub(super) fn new(device: &Device, limits: &Limits) -> Result<Self, PoolError> {
         check_supported(device)?;
-        let reserve_max_bytes = match limits.hard_bytes() {
+        let bound_bytes = match limits.hard_bytes() {
             Some(limit_bytes) if driver_version(device)? >= MAX_SIZE_SINCE => {
-                reserve_max_bytes(limit_bytes, device.total_bytes())
+                chain::bound_bytes(limit_bytes, device.total_bytes())
             }
-            _ => 0,
+            _ => UNBOUNDED,
         };
-        // From here on `Drop` destroys the pool, whatever fails.
-        let pool = create(device, reserve_max_bytes)?;
-        let (sweeper, waiting) = (Mutex::default(), Mutex::default());
-        let highest_bytes = limits.hard_bytes().filter(|_| reserve_max_bytes > 0);
-        let backend = Self { device: device.clone(), pool, highest_bytes, sweeper, waiting };
-        backend.set_soft_limit(limits.soft_bytes())?;
+        let _bound = device.enter()?;
         let _relaxed = Relaxed::enter(device.driver())?;
-        for reuse in [
-            CUmemPool_attribute::CU_MEMPOOL_ATTR_REUSE_FOLLOW_EVENT_DEPENDENCIES,
-            CUmemPool_attribute::CU_MEMPOOL_ATTR_REUSE_ALLOW_OPPORTUNISTIC,
-            CUmemPool_attribute::CU_MEMPOOL_ATTR_REUSE_ALLOW_INTERNAL_DEPENDENCIES,
-        ] {
-            let mut on: c_int = 1;
-            backend.set(reuse, &mut on)?;
-        }
-        Ok(backend)
+        let chain = Chain::new(device, bound_bytes, limits.soft_bytes().unwrap_or(UNBOUNDED))?;
+        let (sweeper, waiting) = (Mutex::default(), Mutex::default());
+        Ok(Self { device: device.clone(), chain, sweeper, waiting })
     }
 
     /// In the order of the stream that the block was allocated on. False if that is gone, or another's, or may not be
@@ -122,21 +109,6 @@ impl NativeCalls {
     fn lock_waiting(&self) -> MutexGuard<'_, Vec<Waiting>> {
         self.waiting.lock().unwrap_or_else(PoisonError::into_inner)
     }
-
-    /// `T` is the type that the driver documents for the attribute: `u64` for bytes, `c_int` for switches.
-    fn set<T>(&self, attribute: CUmemPool_attribute, value: &mut T) -> Result<(), DriverError> {
-        let value: *mut c_void = core::ptr::from_mut(value).cast();
-        // SAFETY: the pool is alive, and `value` points to the type that the attribute has.
-        unsafe { self.device.driver().cuMemPoolSetAttribute(self.pool.0, attribute, value) }
-    }
-
-    fn bytes(&self, attribute: CUmemPool_attribute) -> Result<u64, DriverError> {
-        let mut value = 0_u64;
-        let place: *mut c_void = core::ptr::from_mut(&mut value).cast();
-        // SAFETY: the pool is alive; every attribute asked for here is a 64-bit count, which `value` has room for.
-        unsafe { self.device.driver().cuMemPoolGetAttribute(self.pool.0, attribute, place)? };
-        Ok(value)
-    }
 }
 
 impl Calls for NativeCalls {
@@ -152,17 +124,7 @@ impl Calls for NativeCalls {
         let device = stream.device();
         let _bound = device.enter()?;
         let _relaxed = Relaxed::enter(device.driver())?;
-        let mut address = 0;
-        // SAFETY: `address` outlives the call; pool and stream are alive.
-        unsafe {
-            device.driver().cuMemAllocFromPoolAsync(
-                &mut address,
-                size_bytes as usize,
-                self.pool.0,
-                stream.raw(),
-            )?;
-        }
-        Ok(address)
+        self.chain.acquire(size_bytes, stream)
     }
 
     fn release(&self, device: &Device, freed: &Freed) -> Result<(), DriverError> {
@@ -191,35 +153,24 @@ impl Calls for NativeCalls {
     }
 
     fn enable_peer_access(&self, device: &Device, peer: &Device) -> Result<(), DriverError> {
-        let access = CUmemAccessDesc {
-            location: CUmemLocation { type_: CUmemLocationType::CU_MEM_LOCATION_TYPE_DEVICE, id: peer.raw() },
-            flags: CUmemAccess_flags::CU_MEM_ACCESS_FLAGS_PROT_READWRITE,
-        };
-        // SAFETY: the pool is alive, and `access` outlives the call.
-        unsafe { device.driver().cuMemPoolSetAccess(self.pool.0, &access, 1) }
+        let _bound = device.enter()?;
+        self.chain.share_with(peer)
     }
 
-    fn check_hard_limit(&self, limit_bytes: u64) -> Result<(), PoolError> {
-        match self.highest_bytes.filter(|highest_bytes| limit_bytes > *highest_bytes) {
-            Some(_) => Err(PoolError::NotWithBackend {
-                backend: BackendKind::Native,
-                what: "raise the hard limit above the one that the pool was built with",
-                instead: "`caching`, or build it without",
-            }),
-            None => Ok(()),
-        }
+    fn allow_hard_limit(&self, limit_bytes: u64) {
+        self.chain.raise(chain::bound_bytes(limit_bytes, self.device.total_bytes()));
     }
 
     fn reset_peak(&self) -> Result<(), DriverError> {
+        let _bound = self.device.enter()?;
         let _relaxed = Relaxed::enter(self.device.driver())?;
-        let mut none_bytes = 0_u64;
-        self.set(CUmemPool_attribute::CU_MEMPOOL_ATTR_RESERVED_MEM_HIGH, &mut none_bytes)
+        self.chain.reset_peak()
     }
 
     fn set_soft_limit(&self, limit_bytes: Option<u64>) -> Result<(), DriverError> {
+        let _bound = self.device.enter()?;
         let _relaxed = Relaxed::enter(self.device.driver())?;
-        let mut threshold_bytes = limit_bytes.unwrap_or(u64::MAX);
-        self.set(CUmemPool_attribute::CU_MEMPOOL_ATTR_RELEASE_THRESHOLD, &mut threshold_bytes)
+        self.chain.keep(limit_bytes.unwrap_or(UNBOUNDED))
     }
 
     fn pin(&self) -> Result<(), PoolError> {
@@ -229,17 +180,15 @@ impl Calls for NativeCalls {
     fn trim_to(&self, device: &Device, keep_bytes: u64) -> Result<(), DriverError> {
         let _bound = device.enter()?;
         let _relaxed = Relaxed::enter(device.driver())?;
-        let keep_bytes = usize::try_from(keep_bytes).unwrap_or(usize::MAX);
-        // SAFETY: the pool is alive.
-        unsafe { device.driver().cuMemPoolTrimTo(self.pool.0, keep_bytes) }
+        self.chain.trim_to(keep_bytes)
     }
 
     fn reserved(&self, device: &Device) -> Result<Option<Reserved>, DriverError> {
         let _bound = device.enter()?;
         let _relaxed = Relaxed::enter(device.driver())?;
         Ok(Some(Reserved {
-            current_bytes: self.bytes(CUmemPool_attribute::CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT)?,
-            peak_bytes: self.bytes(CUmemPool_attribute::CU_MEMPOOL_ATTR_RESERVED_MEM_HIGH)?,
+            current_bytes: self.chain.reserved_bytes()?,
+            peak_bytes: self.chain.reserved_peak_bytes()?,
             record_bytes: 0,
         }))
     }
@@ -249,13 +198,6 @@ impl Drop for NativeCalls {
     fn drop(&mut self) {
         // What still waits here goes with the context.
         let _ = self.sweep();
-        // Without its context the pool is gone already.
-        let Ok(_bound) = self.device.enter() else { return };
-        let Ok(_relaxed) = Relaxed::enter(self.device.driver()) else { return };
-        let _guard = self.device.driver().teardown();
-        // SAFETY: no handle and no block of the pool is left, so nobody passes it again. There is nobody to tell of a
-        // failure.
-        let _ = unsafe { self.device.driver().cuMemPoolDestroy(self.pool.0) };
     }
 }
 
@@ -286,33 +228,6 @@ fn driver_version(device: &Device) -> Result<CudaVersion, DriverError> {
     unsafe { device.driver().cuDriverGetVersion(&mut version)? };
     Ok(CudaVersion(version.unsigned_abs()))
 }
-
-fn create(device: &Device, reserve_max_bytes: u64) -> Result<Handle<CUmemPoolHandle_st>, DriverError> {
-    let props = CUmemPoolProps {
-        allocType: CUmemAllocationType::CU_MEM_ALLOCATION_TYPE_PINNED,
-        handleTypes: CUmemAllocationHandleType::CU_MEM_HANDLE_TYPE_NONE,
-        location: CUmemLocation { type_: CUmemLocationType::CU_MEM_LOCATION_TYPE_DEVICE, id: device.raw() },
-        maxSize: usize::try_from(reserve_max_bytes).unwrap_or(0),
-        ..Default::default()
-    };
-    let _bound = device.enter()?;
-    let _relaxed = Relaxed::enter(device.driver())?;
-    let mut pool: CUmemoryPool = core::ptr::null_mut();
-    // SAFETY: both outlive the call.
-    unsafe { device.driver().cuMemPoolCreate(&mut pool, &props)? };
-    Ok(Handle(pool))
-}
-
-/// How much the driver may reserve for a pool that hands out `limit_bytes`; 0 is no bound. The driver grows by whole
-/// pieces, and what it refuses here our own count has already admitted.
-fn reserve_max_bytes(limit_bytes: u64, device_bytes: u64) -> u64 {
-    let max_bytes =
-        limit_bytes.checked_next_multiple_of(PIECE_BYTES).and_then(|max| max.checked_add(PIECE_BYTES));
-    max_bytes.filter(|max_bytes| *max_bytes < device_bytes).unwrap_or(0)
-}
-
-/// What the driver's pool grows by.
-const PIECE_BYTES: u64 = 32 << 20;
 
 /// The field is ignored before.
 const MAX_SIZE_SINCE: CudaVersion = CudaVersion(12_020);

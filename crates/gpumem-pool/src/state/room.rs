@@ -26,7 +26,7 @@ impl State {
     pub(crate) fn set_hard_limit(&self, limit: Limit) -> Result<(), PoolError> {
         self.check_usable()?;
         let limit_bytes = Limits::resolve_hard(Some(limit), self.setup.kind, &self.device)?;
-        self.backend.check_hard_limit(limit_bytes)?;
+        self.backend.allow_hard_limit(limit_bytes);
         let excess_bytes = self.limits.family().set_limit_bytes(limit_bytes);
         if excess_bytes > 0 {
             self.backend.limits_changed()?;

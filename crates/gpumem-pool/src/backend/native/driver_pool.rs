@@ -1,0 +1,133 @@
+//! [`DriverPool`]: one memory pool of the driver's, by the calls that there are for it.
+//!
+//! The device's context is current in all of them but the drop, and no capture minds them. The driver keeps a destroyed
+//! pool until its last queued free is done, so the drop waits for nothing.
+
+use crate::context::{Handle, Relaxed};
+use crate::device::Device;
+use crate::stream::Stream;
+use core::ffi::{c_int, c_void};
+use gpumem_sys::DriverError;
+use gpumem_sys::types::{
+    CUdeviceptr, CUmemAccess_flags, CUmemAccessDesc, CUmemAllocationHandleType, CUmemAllocationType,
+    CUmemLocation, CUmemLocationType, CUmemPool_attribute, CUmemPoolHandle_st, CUmemPoolProps, CUmemoryPool,
+};
+
+pub(super) struct DriverPool {
+    device: Device,
+    handle: Handle<CUmemPoolHandle_st>,
+    max_bytes: u64,
+}
+
+/// So many bytes at most are no bound.
+pub(super) const UNBOUNDED: u64 = u64::MAX;
+
+impl DriverPool {
+    /// One that never reserves more than `max_bytes`, a multiple of what it grows by.
+    pub(super) fn new(device: &Device, max_bytes: u64) -> Result<Self, DriverError> {
+        let props = CUmemPoolProps {
+            allocType: CUmemAllocationType::CU_MEM_ALLOCATION_TYPE_PINNED,
+            handleTypes: CUmemAllocationHandleType::CU_MEM_HANDLE_TYPE_NONE,
+            location: CUmemLocation {
+                type_: CUmemLocationType::CU_MEM_LOCATION_TYPE_DEVICE,
+                id: device.raw(),
+            },
+            // Zero is the driver's word for no bound.
+            maxSize: if max_bytes == UNBOUNDED { 0 } else { max_bytes as usize },
+            ..Default::default()
+        };
+        let mut pool: CUmemoryPool = core::ptr::null_mut();
+        // SAFETY: both outlive the call.
+        unsafe { device.driver().cuMemPoolCreate(&mut pool, &props)? };
+        // From here on `Drop` destroys the pool, whatever fails.
+        let pool = Self { device: device.clone(), handle: Handle(pool), max_bytes };
+        for reuse in [
+            CUmemPool_attribute::CU_MEMPOOL_ATTR_REUSE_FOLLOW_EVENT_DEPENDENCIES,
+            CUmemPool_attribute::CU_MEMPOOL_ATTR_REUSE_ALLOW_OPPORTUNISTIC,
+            CUmemPool_attribute::CU_MEMPOOL_ATTR_REUSE_ALLOW_INTERNAL_DEPENDENCIES,
+        ] {
+            let on: c_int = 1;
+            pool.set(reuse, on)?;
+        }
+        Ok(pool)
+    }
+
+    /// What it may reserve; [`UNBOUNDED`] if nothing keeps it.
+    pub(super) fn max_bytes(&self) -> u64 {
+        self.max_bytes
+    }
+
+    /// Tells pools that are alive apart.
+    pub(super) fn id(&self) -> usize {
+        self.handle.0.addr()
+    }
+
+    pub(super) fn acquire(&self, size_bytes: u64, stream: &Stream) -> Result<CUdeviceptr, DriverError> {
+        let (mut address, size) = (0, size_bytes as usize);
+        // SAFETY: `address` outlives the call; pool and stream are alive.
+        unsafe {
+            self.device.driver().cuMemAllocFromPoolAsync(&mut address, size, self.handle.0, stream.raw())?;
+        }
+        Ok(address)
+    }
+
+    pub(super) fn share_with(&self, peer: &Device) -> Result<(), DriverError> {
+        let access = CUmemAccessDesc {
+            location: CUmemLocation { type_: CUmemLocationType::CU_MEM_LOCATION_TYPE_DEVICE, id: peer.raw() },
+            flags: CUmemAccess_flags::CU_MEM_ACCESS_FLAGS_PROT_READWRITE,
+        };
+        // SAFETY: the pool is alive, and `access` outlives the call.
+        unsafe { self.device.driver().cuMemPoolSetAccess(self.handle.0, &access, 1) }
+    }
+
+    /// What is kept beyond this is given back whenever the host waits.
+    pub(super) fn set_threshold(&self, keep_bytes: u64) -> Result<(), DriverError> {
+        self.set(CUmemPool_attribute::CU_MEMPOOL_ATTR_RELEASE_THRESHOLD, keep_bytes)
+    }
+
+    pub(super) fn trim_to(&self, keep_bytes: u64) -> Result<(), DriverError> {
+        let keep = usize::try_from(keep_bytes).unwrap_or(usize::MAX);
+        // SAFETY: the pool is alive.
+        unsafe { self.device.driver().cuMemPoolTrimTo(self.handle.0, keep) }
+    }
+
+    pub(super) fn reserved_bytes(&self) -> Result<u64, DriverError> {
+        self.bytes(CUmemPool_attribute::CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT)
+    }
+
+    /// The most that was reserved since this was last reset.
+    pub(super) fn reserved_peak_bytes(&self) -> Result<u64, DriverError> {
+        self.bytes(CUmemPool_attribute::CU_MEMPOOL_ATTR_RESERVED_MEM_HIGH)
+    }
+
+    pub(super) fn reset_peak(&self) -> Result<(), DriverError> {
+        self.set(CUmemPool_attribute::CU_MEMPOOL_ATTR_RESERVED_MEM_HIGH, 0_u64)
+    }
+
+    /// `T` is the type that the driver documents for the attribute: `u64` for bytes, `c_int` for switches.
+    fn set<T>(&self, attribute: CUmemPool_attribute, mut value: T) -> Result<(), DriverError> {
+        let value: *mut c_void = (&raw mut value).cast();
+        // SAFETY: the pool is alive, and `value` points to the type that the attribute has.
+        unsafe { self.device.driver().cuMemPoolSetAttribute(self.handle.0, attribute, value) }
+    }
+
+    fn bytes(&self, attribute: CUmemPool_attribute) -> Result<u64, DriverError> {
+        let mut value = 0_u64;
+        let place: *mut c_void = (&raw mut value).cast();
+        // SAFETY: the pool is alive; every attribute asked for here is a 64-bit count, which `value` has room for.
+        unsafe { self.device.driver().cuMemPoolGetAttribute(self.handle.0, attribute, place)? };
+        Ok(value)
+    }
+}
+
+impl Drop for DriverPool {
+    fn drop(&mut self) {
+        // Without its context the pool is gone already.
+        let Ok(_bound) = self.device.enter() else { return };
+        let Ok(_relaxed) = Relaxed::enter(self.device.driver()) else { return };
+        let _guard = self.device.driver().teardown();
+        // SAFETY: nobody passes it again; blocks that are alive are named by their addresses alone. There is nobody to
+        // tell of a failure.
+        let _ = unsafe { self.device.driver().cuMemPoolDestroy(self.handle.0) };
+    }
+}
