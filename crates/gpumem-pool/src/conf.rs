@@ -18,7 +18,7 @@
 //! | `growth_slack`, `growth_slack_max`, `window_allowance`, `magazine_share` | thousandths | the dials of that name, see [`Dials`] | – | – |
 //! | `growth_divisor`, `rounding_divisor`, `empty_windows_max` | a number | the same | – | – |
 //! | `handle_bytes_max`, `magazine_bytes_min` | bytes, with or without a unit | the same | – | – |
-//! | `poll_budget_us`, `wait_deadline_ms` | a time | the same | – | – |
+//! | `poll_budget_us`, `release_budget_us`, `wait_deadline_ms` | a time | the same | – | – |
 //! | `inserted_waits` | `true`, `false` | the same | – | – |
 //!
 //! An option that has no effect on the pool's backend (–) is accepted, and told of by [`Pool::notices`](crate::Pool::notices).
@@ -197,6 +197,10 @@ const KEYS: &[Key] = &[
         options.dials.poll_budget = Duration::from_micros(parsed(value)?);
         Some(())
     }),
+    of_caching("release_budget_us", "microseconds", |options, value| {
+        options.dials.release_budget = Duration::from_micros(parsed(value)?);
+        Some(())
+    }),
     of_caching("wait_deadline_ms", "milliseconds", |options, value| {
         options.dials = options.dials.clone().wait_deadline(Duration::from_millis(parsed(value)?));
         Some(())
@@ -238,8 +242,12 @@ const ALIKE: [(&str, &str); 3] = [
     ("rounding_divisor", "roundup_power2_divisions"),
 ];
 
-/// Sets everything that a text names, the profile first.
-pub(crate) fn apply(options: &mut PoolBuilder, text: &str) -> Result<(), ConfError> {
+/// Sets everything that a text names, the profile first: this one, if it has been chosen elsewhere.
+pub(crate) fn apply(
+    options: &mut PoolBuilder,
+    text: &str,
+    profile: Option<Profile>,
+) -> Result<(), ConfError> {
     let items = items(text).map(str::trim).filter(|item| !item.is_empty());
     let mut given = items.map(read).collect::<Result<Vec<_>, _>>()?;
     for (index, (key, _)) in given.iter().enumerate() {
@@ -253,6 +261,10 @@ pub(crate) fn apply(options: &mut PoolBuilder, text: &str) -> Result<(), ConfErr
         }
     }
     given.sort_by_key(|(key, _)| key.name != "profile");
+    if let Some(profile) = profile {
+        given.retain(|(key, _)| key.name != "profile");
+        options.dials = Dials::of(profile);
+    }
     for (key, value) in given {
         let Key { name, expected, set, place, .. } = *key;
         set(options, &value.to_lowercase()).ok_or_else(|| ConfError::BadValue {

@@ -40,9 +40,7 @@ struct Inner {
     /// Shared by all devices of the machine.
     clocks: Arc<Clocks>,
     own: WeakDevice,
-    upkeep: Upkeep,
-    watch: Watch,
-    account: Arc<Account>,
+    common: Arc<Common>,
     /// What killed the context, once that has been seen.
     lost: OnceLock<DriverError>,
     ordinal: u32,
@@ -51,6 +49,13 @@ struct Inner {
     name: String,
     total_bytes: u64,
     compute_capability: (u32, u32),
+}
+
+/// What all that were opened of one GPU share, as they share its memory.
+struct Common {
+    upkeep: Upkeep,
+    watch: Watch,
+    account: Arc<Account>,
 }
 
 /// How much memory a device has, and how much of it is free, whoever uses the rest.
@@ -102,13 +107,15 @@ impl Device {
         // SAFETY: `context` outlives the call; the release is in `Inner::drop`.
         unsafe { driver.cuDevicePrimaryCtxRetain(&mut context, raw)? };
         let clocks = Clocks::of(driver);
+        let open = clocks.devices();
+        let known = open.iter().find(|open| open.context() == context);
+        let common =
+            known.map_or_else(|| Arc::new(Common::new(total_bytes)), |open| Arc::clone(&open.0.common));
         let device = Self(Arc::new_cyclic(|own| Inner {
             driver: driver.clone(),
             clocks,
             own: WeakDevice(own.clone()),
-            upkeep: Upkeep::default(),
-            watch: Watch::default(),
-            account: Arc::new(Account::new(total_bytes)),
+            common,
             lost: OnceLock::new(),
             ordinal,
             raw,
@@ -263,20 +270,20 @@ impl Device {
 
     /// What its pools hold.
     pub(crate) fn account(&self) -> &Arc<Account> {
-        &self.0.account
+        &self.0.common.account
     }
 
     pub(crate) fn watch(&self) -> &Watch {
-        &self.0.watch
+        &self.0.common.watch
     }
 
     pub(crate) fn upkeep(&self) -> &Upkeep {
-        &self.0.upkeep
+        &self.0.common.upkeep
     }
 
     /// The host has waited for work of this device. The context is current.
     pub(crate) fn after_wait(&self) {
-        self.0.upkeep.after_wait(self.driver(), self.clocks());
+        self.upkeep().after_wait(self.driver(), self.clocks());
     }
 
     /// What is ordered and what is done, on all streams of the machine.
@@ -286,6 +293,13 @@ impl Device {
 
     pub(crate) fn downgrade(&self) -> WeakDevice {
         self.0.own.clone()
+    }
+}
+
+impl Common {
+    fn new(total_bytes: u64) -> Self {
+        let account = Arc::new(Account::new(total_bytes));
+        Self { upkeep: Upkeep::default(), watch: Watch::default(), account }
     }
 }
 
@@ -313,13 +327,13 @@ impl Drop for Inner {
 impl Inner {
     /// Of pools that ended while work was queued.
     fn give_back_what_is_left(&self) {
-        if !self.upkeep.has_left() {
+        if !self.common.upkeep.has_left() {
             return;
         }
         let Ok(_bound) = Bound::enter(&self.driver, self.context.0) else { return };
         // SAFETY: the context is current and alive.
         if unsafe { self.driver.cuCtxSynchronize() }.is_ok() {
-            self.upkeep.finish(&self.driver, &self.clocks);
+            self.common.upkeep.finish(&self.driver, &self.clocks);
         }
     }
 }

@@ -117,11 +117,15 @@ impl Family {
 
     /// The limit that so many bytes more would pass, if there is one.
     pub(crate) fn full_for(&self, size_bytes: u64) -> Option<u64> {
-        let held_bytes = self.held_bytes.load(Ordering::Relaxed);
-        match held_bytes.saturating_add(size_bytes) > self.limit_bytes() {
+        match self.is_full_for(size_bytes) {
             true => Some(self.limit_bytes()),
             false => self.above.as_ref()?.full_for(size_bytes),
         }
+    }
+
+    /// Whether this node's own limit does not allow so many bytes more.
+    pub(crate) fn is_full_for(&self, size_bytes: u64) -> bool {
+        self.held_bytes.load(Ordering::Relaxed).saturating_add(size_bytes) > self.limit_bytes()
     }
 
     pub(crate) fn add_member(&self, member: Weak<dyn Member>) {

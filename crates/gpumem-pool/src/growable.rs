@@ -137,10 +137,8 @@ impl GrowableBlock {
         if size_bytes > self.size_bytes {
             let growing = self.pool.growing()?;
             let change = self.change(self.size_bytes, size_bytes);
-            let grown = self
-                .pool
-                .0
-                .adapt_growth(&change, || self.pool.0.relieved(|| growing.grow_to(self.id, size_bytes)));
+            let grow = || self.pool.0.relieved(|| growing.grow_to(self.id, size_bytes));
+            let grown = self.pool.0.budgeted(|| self.pool.0.adapt_growth(&change, grow));
             self.pool.0.explained(grown)?;
             self.size_bytes = size_bytes;
         }

@@ -58,6 +58,7 @@ mod bytes;
 #[allow(dead_code, reason = "what only the caching backend asks for")]
 mod clock;
 pub mod conf;
+mod contained;
 #[allow(unsafe_code)]
 mod context;
 mod counters;

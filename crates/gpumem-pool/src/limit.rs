@@ -169,7 +169,8 @@ fn bytes(text: &str) -> Option<Limit> {
     if let Ok(whole) = amount.parse::<u64>() {
         return whole.checked_mul(unit_bytes).map(Limit::Bytes);
     }
-    let product = number(amount)? * unit_bytes as f64;
+    // A part of a byte was meant to be something else: a share, or a unit is missing.
+    let product = number(amount).filter(|_| unit_bytes > 1)? * unit_bytes as f64;
     // The largest float below 2^64 fits; 2^64 itself does not.
     (product < u64::MAX as f64).then_some(Limit::Bytes(product as u64))
 }
@@ -237,6 +238,8 @@ mod tests {
             "1.2.3",
             "GiB",
             "5 apples",
+            "0.5",
+            "1.5B",
             "1,5GiB",
             "18446744073709551616",
             "16EiB",

@@ -123,22 +123,18 @@ impl PoolBuilder {
         read: impl Fn(&'static str) -> Result<Option<String>, EnvError>,
     ) -> Result<Self, PoolError> {
         let mut conf = Self::new(device);
-        if let Some(value) = read("GPUMEM_CONF")? {
-            let name = "GPUMEM_CONF";
-            let bad = |error: ConfError| EnvError::BadValue {
-                name,
-                value: value.clone(),
-                expected: error.to_string(),
-            };
-            conf::apply(&mut conf, &value).map_err(bad)?;
-        }
+        let profile = parse(&read, "GPUMEM_PROFILE", "use `fast`, `balanced` or `tight`")?;
+        let value = read("GPUMEM_CONF")?.unwrap_or_default();
+        conf::apply(&mut conf, &value, profile).map_err(|error| EnvError::BadValue {
+            name: "GPUMEM_CONF",
+            value,
+            expected: error.to_string(),
+        })?;
         Ok(Self {
             kind: parse(&read, "GPUMEM_KIND", "use `device`, `unified` or `host`")?.unwrap_or(conf.kind),
             backend: parse(&read, "GPUMEM_POOL", "use `caching`, `native` or `none`")?.or(conf.backend),
             hard_limit: parse(&read, "GPUMEM_HARD_LIMIT", &format!("use {FORMS}"))?.or(conf.hard_limit),
             soft_limit: parse(&read, "GPUMEM_SOFT_LIMIT", &format!("use {FORMS}"))?.or(conf.soft_limit),
-            dials: parse(&read, "GPUMEM_PROFILE", "use `fast`, `balanced` or `tight`")?
-                .map_or(conf.dials, Dials::of),
             trace: read("GPUMEM_TRACE")?.map(trace).transpose()?,
             ..conf
         })
@@ -163,7 +159,7 @@ impl PoolBuilder {
     ///
     /// [`ConfError`], which says what is wrong and what is right.
     pub fn conf(mut self, text: &str) -> Result<Self, ConfError> {
-        conf::apply(&mut self, text)?;
+        conf::apply(&mut self, text, None)?;
         Ok(self)
     }
 
@@ -272,7 +268,8 @@ impl PoolBuilder {
     }
 
     /// Calls `observer` with the report of every request that is refused for want of memory, on the thread that asks, before
-    /// the request returns. No lock is held: it may look at the pool, and free what it has of it.
+    /// the request returns. No lock is held: it may look at the pool, and free what it has of it. Of requests that it makes
+    /// itself it is not told, and its panics are the caller's.
     pub fn on_out_of_memory(mut self, observer: impl Fn(&OutOfMemory) + Send + Sync + 'static) -> Self {
         self.observer = Some(Observer(Arc::new(observer)));
         self
@@ -378,5 +375,26 @@ impl fmt::Display for BackendKind {
             Self::Native => "native",
             Self::None => "none",
         })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use gpumem_sys::{Driver, SimConfig};
+
+    #[test]
+    fn a_profile_of_the_environment_leaves_dials_that_are_named() {
+        let device = Device::new(&Driver::sim(SimConfig::new()).unwrap(), 0).unwrap();
+        let dials = |variables: &[(&str, &str)]| {
+            let value = |name| variables.iter().find(|(other, _)| *other == name);
+            let read = |name| Ok(value(name).map(|(_, value)| (*value).to_owned()));
+            PoolBuilder::from_variables(&device, read).unwrap().dials
+        };
+        let conf = ("GPUMEM_CONF", "growth_slack:77,profile:fast");
+        assert_eq!(dials(&[conf]), Dials::of(Profile::Fast).growth_slack(77));
+        assert_eq!(dials(&[conf, ("GPUMEM_PROFILE", "tight")]), Dials::of(Profile::Tight).growth_slack(77));
+        assert_eq!(dials(&[("GPUMEM_PROFILE", "tight")]), Dials::of(Profile::Tight));
+        assert_eq!(dials(&[]), Dials::default());
     }
 }

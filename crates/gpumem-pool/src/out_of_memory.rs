@@ -4,7 +4,9 @@ mod advice;
 mod growth;
 
 use crate::bytes::Bytes;
+use crate::contained::Outermost;
 pub use advice::Advice;
+use core::cell::Cell;
 use core::fmt;
 use core::time::Duration;
 pub use growth::Growth;
@@ -145,6 +147,19 @@ fn blocks(count: u64) -> String {
 /// Who is told of a refusal before the request returns.
 #[derive(Clone)]
 pub(crate) struct Observer(pub(crate) Arc<dyn Fn(&OutOfMemory) + Send + Sync>);
+
+impl Observer {
+    /// But not of the requests of an observer.
+    pub(crate) fn tell(&self, report: &OutOfMemory) {
+        if let Some(_telling) = Outermost::begin(&IS_TELLING) {
+            (self.0)(report);
+        }
+    }
+}
+
+thread_local! {
+    static IS_TELLING: Cell<bool> = const { Cell::new(false) };
+}
 
 impl fmt::Debug for Observer {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

@@ -6,16 +6,14 @@
 //! without asking anybody again. What one of them does wrong, by an error or by a panic, is kept from the others and from
 //! the caller: the report of the request says it, if that is refused after all.
 
+use crate::contained::{Outermost, contained};
 use crate::device::Device;
 use core::cell::Cell;
 use core::fmt;
-use core::panic::AssertUnwindSafe;
-use std::any::Any;
 use std::error::Error;
-use std::panic::catch_unwind;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
-/// Something that can make room on a device.
+/// Something that can make room on a device. A thread that allocates calls it, with all locks that it holds at that moment.
 ///
 /// ```
 /// use gpumem_pool::{Block, Device, Pool, Reclaimable, Stream, sys::{Driver, SimConfig}};
@@ -27,8 +25,8 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 ///
 /// impl Reclaimable for Cache {
 ///     fn purge(&self) -> Result<(), Box<dyn Error + Send + Sync>> {
-///         self.0.lock().map_err(|error| error.to_string())?.clear();
-///         Ok(())
+///         // The thread that asks may have the lock.
+///         Ok(self.0.try_lock().map_err(|error| error.to_string())?.clear())
 ///     }
 /// }
 ///
@@ -37,7 +35,8 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 /// let cache = Arc::new(Cache(Mutex::default()));
 /// let _registration = device.register_reclaimable(&cache);
 ///
-/// cache.0.lock().unwrap().push(pool.alloc(40 << 20, &stream)?);
+/// let cached = pool.alloc(40 << 20, &stream)?;
+/// cache.0.lock().unwrap().push(cached);
 /// let block = pool.alloc(40 << 20, &stream)?; // instead of an error
 /// assert!(cache.0.lock().unwrap().is_empty());
 /// # drop(block);
@@ -76,8 +75,8 @@ pub struct Registration {
 }
 
 impl Device {
-    /// Asks `holder` from now on when memory of this device is short, until it or the registration is gone. Clones of a
-    /// device share what is registered; devices that were made apart don't.
+    /// Asks `holder` from now on when memory of this device is short, until it or the registration is gone. All
+    /// that were opened of one GPU share what is registered.
     pub fn register_reclaimable<T: Reclaimable + 'static>(&self, holder: &Arc<T>) -> Registration {
         let registry = Arc::clone(self.upkeep().registry());
         let holder: Weak<dyn Reclaimable> = Arc::<T>::downgrade(holder);
@@ -131,7 +130,7 @@ impl Registry {
 
     /// Asks all of them, and says what went wrong; `None` if there is nobody, or if this is one of them asking.
     pub(crate) fn ask(&self, extent: Extent) -> Option<Vec<String>> {
-        let _asking = Asking::begin()?;
+        let _asking = Outermost::begin(&IS_ASKING)?;
         let holders: Vec<Arc<dyn Reclaimable>> =
             self.entries().list.iter().filter_map(|(_, holder)| holder.upgrade()).collect();
         let asked = !holders.is_empty();
@@ -146,43 +145,19 @@ impl Registry {
 
 /// Asks one of them, whose end this may be.
 fn failure(holder: Arc<dyn Reclaimable>, extent: Extent) -> Option<String> {
-    let named = catch_unwind(AssertUnwindSafe(|| holder.name().to_owned()));
-    let name = named.unwrap_or_else(|_| "one that has no name".into());
-    let asked = catch_unwind(AssertUnwindSafe(move || {
-        let asked = match extent {
-            Extent::Purge => holder.purge(),
-            Extent::Release => holder.release(),
-        };
-        asked.map_err(|error| error.to_string())
-    }));
+    let name = contained(|| holder.name().to_owned()).unwrap_or_else(|_| "one that has no name".into());
+    let asked = contained(move || match extent {
+        Extent::Purge => holder.purge().map_err(|error| error.to_string()),
+        Extent::Release => holder.release().map_err(|error| error.to_string()),
+    });
     match asked {
         Ok(Ok(())) => None,
         Ok(Err(error)) => Some(format!("{name}: {error}")),
-        Err(payload) => Some(format!("{name} panicked: {}", message(&*payload))),
-    }
-}
-
-fn message(payload: &(dyn Any + Send)) -> &str {
-    let owned = || payload.downcast_ref::<String>().map(String::as_str);
-    payload.downcast_ref::<&str>().copied().or_else(owned).unwrap_or("nothing was said")
-}
-
-/// This thread is asking. What it asks may allocate, but not ask in its turn.
-struct Asking;
-
-impl Asking {
-    fn begin() -> Option<Self> {
-        let is_first = IS_ASKING.try_with(|is_asking| !is_asking.replace(true));
-        is_first.ok().filter(|is_first| *is_first).map(|_| Self)
-    }
-}
-
-impl Drop for Asking {
-    fn drop(&mut self) {
-        let _ = IS_ASKING.try_with(|is_asking| is_asking.set(false));
+        Err(said) => Some(format!("{name} panicked: {said}")),
     }
 }
 
 thread_local! {
+    /// What is asked may allocate, but not ask in its turn.
     static IS_ASKING: Cell<bool> = const { Cell::new(false) };
 }

@@ -8,6 +8,7 @@ use super::PoolId;
 use crate::backend::Piece;
 use crate::block::Block;
 use crate::clock::StreamId;
+use crate::contained::contained;
 use crate::device::Device;
 use crate::state::StateRef;
 use core::cell::Cell;
@@ -16,7 +17,6 @@ use core::mem::ManuallyDrop;
 use core::ops::Range;
 use gpumem_sys::types::{CUdeviceptr, CUstream};
 use gpumem_sys::{Driver, DriverError};
-use std::panic::{AssertUnwindSafe, catch_unwind};
 
 /// Memory that an adaptor has from the next, or from elsewhere, and hands on. Dropped, it is given back.
 #[must_use = "dropping it gives the memory back"]
@@ -312,8 +312,8 @@ impl StateRef {
                 let (pool, device) = (stack.id(), self.device());
                 let (holding, is_complete) = (&holding, &is_complete);
                 let release = Release { holding, level, pool, device, uses, is_complete };
-                // A drop does not panic. The panic has been told of where it began.
-                let _ = catch_unwind(AssertUnwindSafe(|| adaptor.free(&release)));
+                // A drop does not panic.
+                let _ = contained(|| adaptor.free(&release));
             }
         }
         // No adaptor is at work from here on: with this, the pool and they may end.

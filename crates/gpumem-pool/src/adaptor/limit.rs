@@ -51,6 +51,10 @@ impl Budget {
     }
 
     fn take(&self, size_bytes: u64) -> Result<(), PoolError> {
+        // The limit may be a lower one by now: no more is no more.
+        if size_bytes == 0 {
+            return Ok(());
+        }
         let limit_bytes = self.limit_bytes();
         let sum = |used: u64| used.checked_add(size_bytes).filter(|sum| *sum <= limit_bytes);
         let taken = self.in_use_bytes.fetch_update(Ordering::Relaxed, Ordering::Relaxed, sum);
@@ -74,14 +78,12 @@ impl Adaptor for Budget {
     }
 
     fn alloc(&self, request: &Request<'_>, next: Next<'_>) -> Result<Grant, PoolError> {
-        let size_bytes = counted(request.size_bytes());
-        self.take(size_bytes)?;
-        let grant = next.alloc(request).inspect_err(|_| self.give_back(size_bytes))?;
+        let mut taken = Taken { budget: self, size_bytes: 0 };
+        taken.raise_to(request.size_bytes())?;
+        let grant = next.alloc(request)?;
         // What was granted is what comes back: that may be more.
-        match counted(grant.size_bytes()) - size_bytes {
-            0 => {}
-            more_bytes => self.take(more_bytes).inspect_err(|_| self.give_back(size_bytes))?,
-        }
+        taken.raise_to(grant.size_bytes())?;
+        core::mem::forget(taken);
         Ok(grant)
     }
 
@@ -95,6 +97,27 @@ impl Adaptor for Budget {
 
     fn shrink(&self, change: &Change<'_>) {
         self.give_back(counted(change.from_bytes()) - counted(change.to_bytes()));
+    }
+}
+
+/// What counts for a request that is not granted yet: if it is not, or if another adaptor panics, no more.
+struct Taken<'a> {
+    budget: &'a Budget,
+    size_bytes: u64,
+}
+
+impl Taken<'_> {
+    fn raise_to(&mut self, size_bytes: u64) -> Result<(), PoolError> {
+        let size_bytes = counted(size_bytes);
+        self.budget.take(size_bytes.saturating_sub(self.size_bytes))?;
+        self.size_bytes = size_bytes;
+        Ok(())
+    }
+}
+
+impl Drop for Taken<'_> {
+    fn drop(&mut self) {
+        self.budget.give_back(self.size_bytes);
     }
 }
 

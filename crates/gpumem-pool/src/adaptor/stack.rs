@@ -4,6 +4,7 @@ use super::grant::{Grant, Holding, Source};
 use super::{Adaptor, Change, Opening, PoolId, Request};
 use crate::alignment::check_alignment;
 use crate::backend::{Freed, Piece};
+use crate::contained::contained;
 use crate::device::Device;
 use crate::error::PoolError;
 use crate::state::StateRef;
@@ -13,6 +14,7 @@ use core::fmt;
 use core::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use gpumem_sys::types::CUdeviceptr;
 use std::collections::HashMap;
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 pub(crate) struct Stack {
@@ -121,7 +123,8 @@ impl Stack {
 
     /// The last handle goes.
     pub(crate) fn close(&self) {
-        self.adaptors.iter().for_each(|adaptor| adaptor.close(self.id));
+        // In a drop.
+        self.adaptors.iter().for_each(|adaptor| drop(contained(|| adaptor.close(self.id))));
     }
 
     /// A grant leaves for a block of this size: what that is made of.
@@ -160,9 +163,10 @@ impl Stack {
     /// Asks all whether a block may grow.
     pub(crate) fn grow(&self, change: &Change<'_>) -> Result<(), PoolError> {
         for (level, adaptor) in self.adaptors.iter().enumerate() {
-            if let Err(error) = adaptor.grow(change) {
-                self.adaptors[..level].iter().for_each(|adaptor| adaptor.shrink(&change.undone()));
-                return Err(error);
+            let answer = catch_unwind(AssertUnwindSafe(|| adaptor.grow(change)));
+            if !matches!(answer, Ok(Ok(()))) {
+                tell(&self.adaptors[..level], &change.undone());
+                return answer.unwrap_or_else(|payload| resume_unwind(payload));
             }
         }
         Ok(())
@@ -170,10 +174,15 @@ impl Stack {
 
     /// Tells all that a block has shrunk.
     pub(crate) fn shrink(&self, change: &Change<'_>) {
-        self.adaptors.iter().for_each(|adaptor| adaptor.shrink(change));
+        tell(&self.adaptors, change);
     }
 
     fn special(&self) -> MutexGuard<'_, HashMap<CUdeviceptr, Holding>> {
         self.special.lock().unwrap_or_else(PoisonError::into_inner)
     }
+}
+
+/// Often in a drop.
+fn tell(adaptors: &[Arc<dyn Adaptor>], change: &Change<'_>) {
+    adaptors.iter().for_each(|adaptor| drop(contained(|| adaptor.shrink(change))));
 }

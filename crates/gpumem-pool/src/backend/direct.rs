@@ -1,8 +1,8 @@
 //! [`Direct`]: a backend that asks the driver for each block, with the count and the ladder that such backends share.
 //!
 //! The hard limit bounds what blocks hold. Every request is admitted before the driver is asked; a free counts from the
-//! moment it is dropped, so that waiting for it could not make room. When the device is full, what the driver keeps for
-//! reuse is given back once, which waits for the device; nothing else here waits.
+//! moment it is dropped, so that waiting for it could not make room. When the device is full, it is waited for once, and what the
+//! driver keeps for reuse is given back, and what pools left that have ended; nothing else here waits.
 
 use super::{Counts, Freed, Piece, Reserved, Source, Taken};
 use crate::alignment::ALIGNMENT_MIN;
@@ -172,13 +172,10 @@ impl<C: Calls> Desk<C> {
             Err(error) if is_full(&error) => error,
             other => return Ok(other?),
         };
-        let mut attempts = Vec::new();
-        if C::KEEPS_MEMORY {
-            attempts.push(self.reclaim_watched()?);
-            match self.calls.acquire(size_bytes, stream) {
-                Err(error) if is_full(&error) => {}
-                other => return Ok(other?),
-            }
+        let attempts = vec![self.reclaim_watched()?];
+        match self.calls.acquire(size_bytes, stream) {
+            Err(error) if is_full(&error) => {}
+            other => return Ok(other?),
         }
         // This request is admitted, but nothing of it is in use.
         let in_use_bytes = self.ledger.in_use_bytes().saturating_sub(size_bytes);
@@ -212,9 +209,9 @@ impl<C: Calls> Desk<C> {
         Ok(address)
     }
 
-    /// Waits for the device, then gives back all that is free.
+    /// Waits for the device, then gives back all that is free, of pools that have ended too.
     fn give_back(&self) -> Result<(), PoolError> {
-        self.device.finish()?;
+        self.device.finish_with_upkeep()?;
         if self.calls.sweep()? {
             self.device.finish()?;
         }

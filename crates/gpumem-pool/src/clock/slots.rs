@@ -35,6 +35,11 @@ impl Clocks {
         self.slots().devices.push(device.downgrade());
     }
 
+    /// All that are open. Not to be let go of under a lock of the clocks.
+    pub(crate) fn devices(&self) -> Vec<Device> {
+        self.slots().devices.iter().filter_map(WeakDevice::upgrade).collect()
+    }
+
     /// Gives a new stream its slot and name. It is alive until [`Clocks::retire`].
     ///
     /// # Errors
@@ -185,11 +190,8 @@ impl Clocks {
     /// The end of a device, before its context is released. What is pending on its streams goes to another holder of
     /// the context; if there is none but the machine has other devices, whose pools may ask for it, it is waited for.
     pub(crate) fn close_device(&self, ending: &WeakDevice, context: CUcontext) {
-        let others: Vec<Device> = {
-            let mut slots = self.slots();
-            slots.devices.retain(|device| !device.is_same(ending));
-            slots.devices.iter().filter_map(WeakDevice::upgrade).collect()
-        };
+        self.slots().devices.retain(|device| !device.is_same(ending));
+        let others = self.devices();
         let own: Vec<Slot> = self.used_slots().filter(|slot| self.lanes.guard(*slot).is_of(ending)).collect();
         if let Some(heir) = others.iter().find(|other| other.context() == context) {
             own.iter().for_each(|slot| self.lanes.guard(*slot).move_to(heir));

@@ -65,7 +65,7 @@ impl StateRef {
     /// Through the adaptors if there are any, else from the backend.
     fn alloc_anyhow(self, size_bytes: u64, alignment: u64, stream: &Stream) -> Result<Piece, PoolError> {
         self.explained(match &self.stack {
-            Some(stack) => self.alloc_adapted(stack, size_bytes, alignment, stream),
+            Some(stack) => self.budgeted(|| self.alloc_adapted(stack, size_bytes, alignment, stream)),
             None => self.alloc_own(size_bytes, alignment, stream),
         })
     }

@@ -54,6 +54,20 @@ impl State {
         result.map_err(|error| error.after(attempts))
     }
 
+    /// Makes a request through the adaptors, and again after holders were asked, for as long as a budget has no room. Others'
+    /// caches are no part of it.
+    pub(crate) fn budgeted<T>(&self, request: impl Fn() -> Result<T, PoolError>) -> Result<T, PoolError> {
+        let mut result = request();
+        for extent in [Extent::Purge, Extent::Release] {
+            let is_short = matches!(&result, Err(PoolError::OverBudget { requested_bytes, limit_bytes, .. })
+                if requested_bytes <= limit_bytes);
+            if is_short && self.device.upkeep().registry().ask(extent).is_some() {
+                result = request();
+            }
+        }
+        result
+    }
+
     /// Asks everybody who is registered for all that they can do without.
     pub(super) fn ask_holders(&self) {
         for extent in [Extent::Purge, Extent::Release] {
@@ -64,7 +78,10 @@ impl State {
 
     /// All that other pools keep without using it, once the device is idle.
     fn trim_others(&self, report: &OutOfMemory) -> Asked {
-        let is_ours = report.limit_bytes.is_some() && report.limit_bytes == self.limits.hard_bytes();
+        // Another limit may have the same number.
+        let is_ours = report.limit_bytes.is_some()
+            && report.limit_bytes == self.limits.hard_bytes()
+            && self.limits.family().is_full_for(report.requested_bytes);
         let members = self.device.upkeep().members();
         // One is this pool.
         let has_others = members.len() > usize::from(self.backend.keeps_memory());

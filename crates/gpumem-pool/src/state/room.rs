@@ -54,7 +54,7 @@ impl State {
                 report.holders = self.tags.holders();
             }
             if let (Some(report), Some(observer)) = (error.out_of_memory(), &self.setup.observer) {
-                (observer.0)(report);
+                observer.tell(report);
             }
             error
         })

@@ -24,6 +24,7 @@ mod private;
 #[cfg(feature = "backend-caching")]
 mod profiles;
 mod reclaim;
+mod room;
 mod scopes;
 #[cfg(feature = "backend-caching")]
 mod segments;

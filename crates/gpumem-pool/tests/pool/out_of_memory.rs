@@ -3,7 +3,9 @@
 use crate::bench::{Bench, on_device_memory, on_each_backend, small};
 use gpumem_pool::sys::SimConfig;
 use gpumem_pool::{Advice, BackendKind, Block, Dials, OutOfMemory, Pool, PoolError, Profile, Stream};
-use std::sync::{Arc, Mutex};
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
 
 const MIB: u64 = 1 << 20;
 
@@ -128,5 +130,32 @@ fn the_observer_may_use_the_pool() {
         cache.lock().unwrap().push(pool.alloc(40 * MIB, &stream).unwrap());
         assert!(pool.alloc(40 * MIB, &stream).is_err());
         drop(pool.alloc(40 * MIB, &stream).unwrap());
+    });
+}
+
+/// One that asks for what there is not is not told of that again and again, and its panic is the caller's.
+#[test]
+fn an_observer_is_not_told_of_its_own_requests() {
+    type Kept = Mutex<Option<(Pool, Stream)>>;
+    on_each_backend(&SimConfig::new().memory_bytes(1 << 30), |bench| {
+        let (kept, told) = (Arc::new(Kept::default()), Arc::new(AtomicU32::new(0)));
+        let (own, count) = (Arc::clone(&kept), Arc::clone(&told));
+        let pool = bench.builder().hard_limit(64 * MIB).on_out_of_memory(move |_| {
+            count.fetch_add(1, Ordering::Relaxed);
+            let own = own.lock().unwrap_or_else(PoisonError::into_inner).take();
+            let (pool, stream) = own.expect("it is there");
+            assert!(pool.alloc(80 * MIB, &stream).is_err());
+        });
+        let (pool, stream) = (pool.build().unwrap(), bench.stream());
+        *kept.lock().unwrap() = Some((pool.clone(), stream.clone()));
+        assert!(pool.alloc(80 * MIB, &stream).is_err());
+        assert_eq!(told.load(Ordering::Relaxed), 1);
+        // The observer panics now, and is told the next time all the same.
+        for count in 2..4 {
+            let refused = catch_unwind(AssertUnwindSafe(|| pool.alloc(80 * MIB, &stream)));
+            assert!(refused.is_err());
+            assert_eq!(told.load(Ordering::Relaxed), count);
+        }
+        drop(pool.alloc(60 * MIB, &stream).unwrap());
     });
 }

@@ -95,8 +95,18 @@ impl Reclaimable for Broken {
     fn purge(&self) -> Done {
         match self.0 {
             "error" => Err("it is busy".into()),
+            "worse" => std::panic::panic_any(Worse),
             _ => panic!("it broke"),
         }
+    }
+}
+
+/// What panics again.
+struct Worse;
+
+impl Drop for Worse {
+    fn drop(&mut self) {
+        panic!("again");
     }
 }
 
@@ -104,13 +114,18 @@ impl Reclaimable for Broken {
 fn whoever_fails_keeps_nobody_from_making_room() {
     on_each_backend(&cramped(), |bench| {
         let (pool, stream, shelf) = (bench.pool(), bench.stream(), Arc::new(Shelf::default()));
-        let broken = ["error", "panic", "name"].map(|how| Arc::new(Broken(how)));
+        let broken = ["error", "panic", "name", "worse"].map(|how| Arc::new(Broken(how)));
         let registrations = broken.each_ref().map(|one| bench.device.register_reclaimable(one));
         let last = bench.device.register_reclaimable(&shelf);
         shelf.cheap.lock().unwrap().push(pool.alloc(40 * MIB, &stream).unwrap());
         let block = pool.alloc(40 * MIB, &stream).unwrap();
         let report = pool.alloc(40 * MIB, &stream).unwrap_err().to_string();
-        for failed in ["error: it is busy", "panic panicked: it broke", "one that has no name panicked"] {
+        for failed in [
+            "error: it is busy",
+            "panic panicked: it broke",
+            "one that has no name panicked",
+            "worse panicked: nothing was said",
+        ] {
             assert!(report.contains(failed), "{report}");
         }
         drop((block, registrations, last));

@@ -2,6 +2,7 @@
 
 mod bytes;
 mod orders;
+mod panics;
 mod refusals;
 mod tracking;
 

@@ -1,0 +1,71 @@
+//! Others' code, called where its panics must end: in drops, and where the rest has to be heard too. And where it must not be
+//! called from within itself.
+
+use core::cell::Cell;
+use std::any::Any;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::thread::LocalKey;
+
+/// Calls it. What it said if it panicked, which has been told of where that began.
+pub(crate) fn contained<R>(work: impl FnOnce() -> R) -> Result<R, String> {
+    catch_unwind(AssertUnwindSafe(work)).map_err(|payload| {
+        let text = message(&*payload).to_owned();
+        // What was thrown may panic when it is dropped; what that throws is not dropped.
+        let _ = catch_unwind(AssertUnwindSafe(|| drop(payload))).map_err(core::mem::forget);
+        text
+    })
+}
+
+fn message(payload: &(dyn Any + Send)) -> &str {
+    let owned = || payload.downcast_ref::<String>().map(String::as_str);
+    payload.downcast_ref::<&str>().copied().or_else(owned).unwrap_or("nothing was said")
+}
+
+/// The outermost call of some kind on this thread, until it is dropped.
+pub(crate) struct Outermost(&'static LocalKey<Cell<bool>>);
+
+impl Outermost {
+    /// `None` within such a call.
+    pub(crate) fn begin(is_within: &'static LocalKey<Cell<bool>>) -> Option<Self> {
+        (!is_within.replace(true)).then(|| Self(is_within))
+    }
+}
+
+impl Drop for Outermost {
+    fn drop(&mut self) {
+        self.0.set(false);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::panic::panic_any;
+
+    struct Bomb(u32);
+
+    impl Drop for Bomb {
+        fn drop(&mut self) {
+            if self.0 > 0 {
+                panic_any(Self(self.0 - 1));
+            }
+        }
+    }
+
+    #[test]
+    fn the_first_is_the_outermost_until_it_ends() {
+        thread_local!(static IS_WITHIN: Cell<bool> = const { Cell::new(false) });
+        for _ in 0..2 {
+            let first = Outermost::begin(&IS_WITHIN);
+            assert!(first.is_some() && Outermost::begin(&IS_WITHIN).is_none());
+            assert!(Outermost::begin(&IS_WITHIN).is_none(), "the second has changed nothing");
+        }
+    }
+
+    #[test]
+    fn panics_end_here_whatever_they_throw() {
+        assert_eq!(contained(|| 7), Ok(7));
+        assert_eq!(contained(|| panic!("no {}", "more")), Err::<(), _>("no more".into()));
+        assert_eq!(contained(|| panic_any(Bomb(3))), Err::<(), _>("nothing was said".into()));
+    }
+}

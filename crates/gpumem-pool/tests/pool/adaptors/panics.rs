@@ -1,0 +1,98 @@
+//! Adaptors that panic: a drop goes on, the others hear what they have to, and nothing is counted for ever.
+
+use super::MIB;
+use crate::bench::{Bench, on_each_backend, small};
+use gpumem_pool::PoolError;
+use gpumem_pool::adaptor::{Adaptor, Budget, Change, Grant, Next, PoolId, Release, Request};
+use std::panic::{AssertUnwindSafe, catch_unwind, panic_any};
+use std::sync::Arc;
+
+/// Panics in one of its hooks, with something that panics again when it is dropped.
+struct Breaks(&'static str);
+
+struct Bomb;
+
+impl Drop for Bomb {
+    fn drop(&mut self) {
+        panic!("dropped");
+    }
+}
+
+impl Breaks {
+    fn may_break(&self, hook: &str) {
+        if self.0 == hook {
+            panic_any(Bomb);
+        }
+    }
+}
+
+impl Adaptor for Breaks {
+    fn alloc(&self, request: &Request<'_>, next: Next<'_>) -> Result<Grant, PoolError> {
+        self.may_break("alloc");
+        next.alloc(request)
+    }
+
+    fn free(&self, _: &Release<'_>) {
+        self.may_break("free");
+    }
+
+    fn grow(&self, _: &Change<'_>) -> Result<(), PoolError> {
+        self.may_break("grow");
+        Ok(())
+    }
+
+    fn shrink(&self, _: &Change<'_>) {
+        self.may_break("shrink");
+    }
+
+    fn close(&self, _: PoolId) {
+        self.may_break("close");
+    }
+}
+
+/// Between two budgets.
+fn broken(bench: &Bench, hook: &'static str) -> (gpumem_pool::Pool, [Arc<Budget>; 2]) {
+    let budgets = [(); 2].map(|()| Arc::new(Budget::new(100 * MIB)));
+    let builder = bench.builder().adaptor(budgets[0].clone()).adaptor(Arc::new(Breaks(hook)));
+    (builder.adaptor(budgets[1].clone()).build().unwrap(), budgets)
+}
+
+#[test]
+fn panics_end_in_drops() {
+    on_each_backend(&small(), |bench| {
+        for hook in ["free", "shrink", "close"] {
+            let (pool, budgets) = broken(bench, hook);
+            let (stream, before) = (bench.stream(), bench.device.memory_info().unwrap());
+            let block = pool.alloc(3 * MIB, &stream).unwrap();
+            if let Ok(mut growable) = pool.growable(8 * MIB, &stream) {
+                growable.grow_to(5 * MIB).unwrap();
+                growable.shrink_to(3 * MIB).unwrap();
+                assert_eq!(budgets.each_ref().map(|budget| budget.in_use_bytes()), [6 * MIB; 2]);
+            }
+            drop(block);
+            assert_eq!(budgets.each_ref().map(|budget| budget.in_use_bytes()), [0; 2], "{hook}");
+            drop(pool);
+            bench.device.synchronize().unwrap();
+            assert_eq!(bench.device.memory_info().unwrap(), before, "{hook}: the pool has ended");
+        }
+    });
+}
+
+#[test]
+fn panics_in_an_allocation_are_the_callers_and_count_nowhere() {
+    on_each_backend(&small(), |bench| {
+        let stream = bench.stream();
+        let (pool, budgets) = broken(bench, "alloc");
+        let caught = catch_unwind(AssertUnwindSafe(|| pool.alloc(3 * MIB, &stream))).unwrap_err();
+        std::mem::forget(caught);
+        assert_eq!(budgets.each_ref().map(|budget| budget.in_use_bytes()), [0; 2]);
+
+        let (pool, budgets) = broken(bench, "grow");
+        if let Ok(mut growable) = pool.growable(8 * MIB, &stream) {
+            let caught = catch_unwind(AssertUnwindSafe(|| growable.grow_to(3 * MIB))).unwrap_err();
+            std::mem::forget(caught);
+            assert_eq!(growable.size_bytes(), 0);
+        }
+        assert_eq!(budgets.each_ref().map(|budget| budget.in_use_bytes()), [0; 2]);
+    });
+}

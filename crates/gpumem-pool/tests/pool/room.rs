@@ -1,0 +1,94 @@
+//! Who makes room for whom: no request fails for want of what somebody has and could give back.
+
+use crate::bench::{Bench, built_backends, on_device_memory, on_each_backend, small};
+use gpumem_pool::adaptor::Budget;
+use gpumem_pool::sys::{Driver, SimConfig};
+use gpumem_pool::{Block, Device, MemoryKind, Pool, PoolError, Reclaimable, Stream};
+use std::error::Error;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Arc, Mutex};
+
+const MIB: u64 = 1 << 20;
+
+fn cramped() -> SimConfig {
+    SimConfig::new().memory_bytes(64 * MIB)
+}
+
+/// What a program can do without.
+#[derive(Default)]
+struct Shelf(Mutex<Vec<Block>>, AtomicU32);
+
+impl Reclaimable for Shelf {
+    fn purge(&self) -> Result<(), Box<dyn Error + Send + Sync>> {
+        self.1.fetch_add(1, Ordering::Relaxed);
+        self.0.lock().unwrap().clear();
+        Ok(())
+    }
+}
+
+#[test]
+fn holders_are_asked_before_a_budget_refuses() {
+    on_each_backend(&small(), |bench| {
+        let (stream, shelf) = (bench.stream(), Arc::new(Shelf::default()));
+        let budget = Arc::new(Budget::new(64 * MIB));
+        let pool = bench.builder().adaptor(budget).build().unwrap();
+        let _registration = bench.device.register_reclaimable(&shelf);
+        shelf.0.lock().unwrap().push(pool.alloc(40 * MIB, &stream).unwrap());
+        let block = pool.alloc(40 * MIB, &stream).unwrap();
+        assert_eq!(shelf.1.swap(0, Ordering::Relaxed), 1);
+        assert!(matches!(pool.alloc(40 * MIB, &stream), Err(PoolError::OverBudget { .. })));
+        assert_eq!(shelf.1.swap(0, Ordering::Relaxed), 2, "to purge, then to release");
+        assert!(matches!(pool.alloc(65 * MIB, &stream), Err(PoolError::OverBudget { .. })));
+        assert_eq!(shelf.1.load(Ordering::Relaxed), 0, "nobody can help");
+        drop(block);
+        if let Ok(mut growable) = pool.growable(64 * MIB, &stream) {
+            shelf.0.lock().unwrap().push(pool.alloc(40 * MIB, &stream).unwrap());
+            growable.grow_to(40 * MIB).unwrap();
+        }
+    });
+}
+
+/// A pool that ended while its work was queued gives way to one of any backend.
+#[test]
+fn what_an_ended_pool_left_is_had() {
+    on_device_memory(&cramped().schedule("late".parse().unwrap()), |bench| {
+        for backend in built_backends() {
+            let (pool, stream) = (bench.pool(), bench.stream());
+            let block = pool.alloc(40 * MIB, &stream).unwrap();
+            bench.fill(&block, 1, &stream);
+            drop((block, pool));
+            let next = Pool::builder(&bench.device).backend(backend).build().unwrap();
+            drop(next.alloc(40 * MIB, &stream).unwrap());
+        }
+    });
+}
+
+/// Two libraries of one program open the same GPU.
+#[test]
+fn devices_that_were_opened_apart_make_room_for_each_other() {
+    on_each_backend(&cramped(), |bench| {
+        if bench.kind == MemoryKind::Host {
+            return;
+        }
+        let other = Device::new(&bench.driver, 0).unwrap();
+        let (pool, stream, shelf) = (bench.pool(), bench.stream(), Arc::new(Shelf::default()));
+        let _registration = other.register_reclaimable(&shelf);
+        drop(pool.alloc(40 * MIB, &stream).unwrap());
+        let others = Bench { driver: bench.driver.clone(), device: other, ..*bench };
+        let (others_pool, others_stream) = (others.pool(), others.stream());
+        let block = others_pool.alloc(40 * MIB, &others_stream).unwrap();
+        shelf.0.lock().unwrap().push(block);
+        drop(pool.alloc(40 * MIB, &stream).unwrap());
+        assert!(shelf.0.lock().unwrap().is_empty());
+    });
+}
+
+/// The margin of unified memory refuses, and the pool's own limit is the same number.
+#[test]
+fn a_limit_like_the_one_that_refuses_is_not_taken_for_it() {
+    let device = Device::new(&Driver::sim(cramped()).unwrap(), 0).unwrap();
+    let (pool, stream) = (Pool::new(&device).unwrap(), Stream::new(&device).unwrap());
+    drop(pool.alloc(40 * MIB, &stream).unwrap());
+    let unified = Pool::builder(&device).kind(MemoryKind::Unified).hard_limit(60 * MIB).build().unwrap();
+    drop(unified.alloc(40 * MIB, &stream).unwrap());
+}
