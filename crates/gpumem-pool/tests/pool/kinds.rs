@@ -113,6 +113,26 @@ fn at_the_limit_the_host_waits() {
     });
 }
 
+/// While a stream captures, nobody can wait for the default stream: what it still uses is not to be had, and that is said at
+/// once.
+#[test]
+fn what_a_capture_keeps_from_being_waited_for_is_refused_at_once() {
+    on_host_memory(|bench| {
+        let pool = bench.builder().hard_limit(32 * MIB).build().unwrap();
+        let (default, stream) = (Stream::legacy(&bench.device).unwrap(), bench.stream());
+        let used = pool.alloc(32 * MIB, &default).unwrap();
+        bench.fill(&used, 1, &default);
+        drop(used);
+        let capture = stream.begin_capture(CaptureMode::Global).unwrap();
+        let start = std::time::Instant::now();
+        let refused = pool.alloc(MIB, &bench.stream());
+        assert!(start.elapsed().as_secs() < 5, "{refused:?}");
+        drop((refused, capture));
+        default.synchronize().unwrap();
+        drop(pool.alloc(32 * MIB, &stream).unwrap());
+    });
+}
+
 /// Threads that write on the host what others' queued work has just let go of, at a limit that makes them share.
 #[test]
 fn no_queued_work_reaches_what_the_host_has_written() {

@@ -14,8 +14,7 @@
 //! | `synchronised` | all that is free once the device is idle, given back and taken anew | everybody's time |
 //!
 //! Over segments nothing can be moved or mapped elsewhere: `recycled` finds only what has been there all along. For memory that
-//! the host may use, only what is complete is free: `completed` marks first what it asks about, `device_waits` does nothing,
-//! and the last rung is tried again while other threads leave something.
+//! the host may use, only what is complete is free: `completed` marks first what it asks about, and `device_waits` does nothing.
 //!
 //! Below the last rung others are asked for room (`state/relief`), and all of this begins anew.
 //!
@@ -126,28 +125,6 @@ fn climb_once(
             }
             Step::Nothing => None,
         };
-        if found.is_some() {
-            return Ok(found);
-        }
-    }
-    again_for_host(shared, &least, lack)
-}
-
-/// A stream has its own frees at once, and so each of many threads at the limit gets what it needs. The host has only what
-/// is complete: what one thread waited for another may take, whose own is pending then. So the last rung is tried again for as
-/// long as somebody has left something, up to the deadline.
-fn again_for_host(shared: &Shared, request: &Request, lack: &mut Lack) -> Result<Option<Piece>, PoolError> {
-    let deadline = Instant::now() + shared.dials.wait_deadline;
-    while request.slot == Slot::NOBODY && Instant::now() < deadline {
-        let may_be_had = {
-            let heap = &shared.core().heap;
-            heap.pending_bytes() > 0 || heap.largest_free_bytes(shared.clocks()) >= request.size_bytes
-        };
-        if !may_be_had {
-            break;
-        }
-        synchronised(shared, request, lack)?;
-        let found = search(shared, request, Reach::Limit, lack)?;
         if found.is_some() {
             return Ok(found);
         }
