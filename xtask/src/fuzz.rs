@@ -2,7 +2,7 @@
 //!
 //! The search itself is `gpumem_tests::model`; this is its command line, and the progress while it runs.
 
-use anyhow::{Result, bail};
+use anyhow::{Result, bail, ensure};
 use gpumem_tests::model::{Coverage, Failure, Search, Subject};
 use indicatif::{ProgressBar, ProgressStyle};
 use std::collections::hash_map::RandomState;
@@ -24,7 +24,8 @@ pub(crate) struct Args {
     /// How many seeds at a time (one for each core, if not given)
     #[arg(long, value_name = "J")]
     jobs: Option<usize>,
-    /// Only this: native, none, caching/fast, caching/balanced, caching/tight or caching/segments
+    /// Only this: native, none, caching/fast, caching/balanced, caching/tight or caching/segments; with /unified or /host
+    /// over such memory
     #[arg(long, value_name = "NAME")]
     subject: Option<Subject>,
     /// Plants a mistake in the pool, and fails unless it is found
@@ -38,7 +39,7 @@ pub(crate) fn run(args: Args) -> Result<()> {
     {
         return planted::run_again();
     }
-    let search = args.search();
+    let search = args.search()?;
     let limit = args.limit();
     let progress = ProgressBar::new_spinner();
     progress.set_style(ProgressStyle::with_template("{spinner} {elapsed} {msg}")?);
@@ -84,15 +85,21 @@ fn keep(found: &Failure) -> Result<String> {
 }
 
 impl Args {
-    fn search(&self) -> Search {
+    fn search(&self) -> Result<Search> {
         let first_seed = self.seed.unwrap_or_else(drawn_seed);
         let mut search = Search::seeds(first_seed, self.cases.unwrap_or(u64::MAX));
         search.jobs =
             self.jobs.unwrap_or_else(|| std::thread::available_parallelism().map_or(1, usize::from));
-        if let Some(subject) = self.subject {
-            search.subjects = vec![subject];
+        match self.subject {
+            Some(subject) => {
+                ensure!(subject.refusal().is_none(), "{}", subject.refusal().unwrap_or_default());
+                search.subjects = vec![subject];
+            }
+            None => {
+                Subject::refused().iter().for_each(|(subject, why)| println!("left out: {subject}: {why}"))
+            }
         }
-        search
+        Ok(search)
     }
 
     fn limit(&self) -> Option<Duration> {
@@ -192,7 +199,7 @@ mod tests {
             program: Vec::new(),
         };
         let command = found.command();
-        let search = args(command.strip_prefix("cargo xtask ").unwrap()).search();
+        let search = args(command.strip_prefix("cargo xtask ").unwrap()).search().unwrap();
         assert_eq!((search.first_seed, search.seed_count), (8113, Some(1)));
         assert_eq!(search.subjects, [found.subject]);
     }

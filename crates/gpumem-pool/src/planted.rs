@@ -18,17 +18,20 @@ pub enum Bug {
     EarlyUnmap,
     /// Magazines are drained without being claimed.
     UnlockedDrain,
+    /// Memory that the host may use is handed out again in its stream's order, with work on it still queued.
+    HostInStreamOrder,
 }
 
 impl Bug {
     /// All of them, with the names by which they are asked for.
-    pub const NAMES: [(&str, Self); 6] = [
+    pub const NAMES: [(&str, Self); 7] = [
         ("inverted-clocks", Self::InvertedClocks),
         ("missed-coalescing", Self::MissedCoalescing),
         ("limit-off-by-one", Self::LimitOffByOne),
         ("event-before-epoch", Self::EventBeforeEpoch),
         ("early-unmap", Self::EarlyUnmap),
         ("unlocked-drain", Self::UnlockedDrain),
+        ("host-in-stream-order", Self::HostInStreamOrder),
     ];
 }
 

@@ -3,9 +3,9 @@
 use super::operation::Pick;
 use super::twin::Fate;
 use super::world::{Step, World, text};
-use crate::pool::{Pool, Status};
+use crate::pool::{MemoryKind, Pool, Status};
 use crate::sys::Sim;
-use crate::sys::sim::AllocationKind;
+use crate::sys::sim::{AllocationKind, LiveAllocation};
 
 impl World<'_> {
     /// Everything that must hold after every step.
@@ -21,7 +21,12 @@ impl World<'_> {
         let blocks = self.blocks.iter().map(|live| (live.block.address(), live.block.size_bytes()));
         let ours = blocks.chain(growing.map(|block| (block.address(), block.size_bytes())));
         let ours: Vec<(u64, u64)> = ours.filter(|(_, size_bytes)| *size_bytes > 0).collect();
-        let found = report.allocations.iter().filter(|live| live.kind != AllocationKind::Host);
+        let is_host = |live: &&LiveAllocation| live.kind == AllocationKind::Host;
+        let sink = self.sink.addr() as u64;
+        let found = report.allocations.iter().filter(|live| match self.subject.kind {
+            MemoryKind::Host => is_host(live) && live.address != sink,
+            _ => !is_host(live),
+        });
         let drivers: Vec<(u64, u64)> = found.map(|live| (live.address, live.size_bytes)).collect();
         // Frees on streams of others wait for the device; graphs keep what they use.
         let keeps_more = self.subject.is_caching() || self.streams.had_foreign() || self.has_captured();
@@ -71,13 +76,14 @@ impl World<'_> {
             && status.cached_bytes == status.reserved_bytes.saturating_sub(status.in_use_bytes)
             && status.reserved_bytes >= status.in_use_bytes
             && status.reserved_peak_bytes >= status.reserved_bytes
-            && status.device_used_bytes >= status.reserved_bytes
+            && (status.device_used_bytes >= status.reserved_bytes || self.subject.kind != MemoryKind::Device)
             && status.hard_limit_bytes.is_none_or(|limit| status.in_use_peak_bytes <= limit)
     }
 
-    /// A pool and its private pools keep its limit together.
+    /// A pool and its private pools keep its limit together, and what the machine allows.
     fn compare_family(&self) -> Step {
-        let Some(limit_bytes) = self.twin.pools[self.pools[0].books].limit_bytes else { return Ok(()) };
+        let machine_bytes = self.subject.machine_bytes(self.case);
+        let limit_bytes = self.twin.pools[self.pools[0].books].limit_bytes.unwrap_or(machine_bytes);
         let family = self.pools.iter().filter(|handle| self.twin.is_under(handle.books, self.pools[0].books));
         let statuses: Result<Vec<Status>, _> = family.map(|handle| handle.pool.status()).collect();
         let held = |status: &Status| {

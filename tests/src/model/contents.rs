@@ -1,6 +1,8 @@
 //! Work that writes, copies and compares what blocks hold, ordered as a correct user must and no more.
 
+use super::coverage::Coverage;
 use super::operation::{Pick, Wait};
+use super::streams::Uses;
 use super::twin::{copyable_bytes, windows};
 use super::world::{Live, Step, World, text};
 use crate::pool::{Block, Device, PoolError, Stream};
@@ -10,6 +12,7 @@ impl World<'_> {
     pub(super) fn fill(
         &mut self,
         (block, stream, value, wait): (Pick, Pick, u8, Wait),
+        coverage: &mut Coverage,
         said: &mut Vec<String>,
     ) -> Step {
         let (Some(index), Some(stream)) = (block.of(self.blocks.len()), self.streams.pick(stream)) else {
@@ -21,11 +24,43 @@ impl World<'_> {
         if !self.can_use(index, &stream) {
             return Ok(());
         }
+        let is_hosts = self.blocks[index].block.host_ptr().is_some();
+        if wait == Wait::Host && is_hosts && self.streams.can_finish(&self.blocks[index].uses) {
+            return self.fill_by_host(index, value, coverage, said);
+        }
         let waits = self.order(index, &stream, true, wait)?;
         let Live { name, block, .. } = &self.blocks[index];
         said.push(format!("{waits}fill(&b{name}, {value}, &{})", self.streams.name(&stream)));
         Self::fill_all(&self.driver, &self.device, block, value, &stream)?;
         self.twin.fill(*name, value);
+        Ok(())
+    }
+
+    /// Fills a block where the host finds it, once all who used it are done. What comes on a stream later comes behind that.
+    pub(super) fn fill_by_host(
+        &mut self,
+        index: usize,
+        value: u8,
+        coverage: &mut Coverage,
+        said: &mut Vec<String>,
+    ) -> Step {
+        let Live { name, block, uses, .. } = &mut self.blocks[index];
+        let Some(start) = block.host_ptr() else { return Ok(()) };
+        said.push(format!("the host fills b{name} with {value}"));
+        self.streams.finish_uses(uses)?;
+        *uses = Uses { count: uses.count + 1, ..Uses::default() };
+        for (offset, length) in windows(block.size_bytes()) {
+            let length = length as usize;
+            // SAFETY: the window is inside the block, which is alive. Work runs when somebody calls the driver, and no other
+            // thread of a case does so now.
+            unsafe {
+                let place = start.as_ptr().add(offset as usize);
+                self.sim.host_writes(place, length);
+                place.write_bytes(value, length);
+            }
+        }
+        self.twin.fill(*name, value);
+        coverage.host_fills += 1;
         Ok(())
     }
 
@@ -160,9 +195,16 @@ impl World<'_> {
         }
     }
 
-    /// What lies somewhere; nothing that writes there is queued.
+    /// What lies somewhere; nothing that writes there is queued. The host looks for itself where it can.
     pub(super) fn read_now(&self, address: u64, length: usize) -> Result<Vec<u8>, String> {
         let mut bytes = vec![0_u8; length];
+        if self.subject.kind.is_host_accessible() {
+            let place: *const u8 = std::ptr::with_exposed_provenance(address as usize);
+            self.sim.host_reads(place, length);
+            // SAFETY: as in `fill_by_host`, and the buffer is as long.
+            unsafe { place.copy_to_nonoverlapping(bytes.as_mut_ptr(), length) };
+            return Ok(bytes);
+        }
         let _bound = self.device.bind().map_err(text)?;
         let _relaxed = self.device.relax().map_err(text)?;
         // SAFETY: the bytes are those of a block that is alive, and the buffer is as long.

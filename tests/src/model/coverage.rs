@@ -17,6 +17,8 @@ pub struct Coverage {
     pub refused: u64,
     /// Blocks that were handed out.
     pub blocks: u64,
+    /// Blocks that the host filled where they lie.
+    pub host_fills: u64,
     /// Blocks that were handed out to threads at once.
     pub blocks_of_threads: u64,
     /// Blocks that were handed out in captures.
@@ -44,12 +46,15 @@ pub(super) const RUNGS: [(&str, Rung); 8] = [
     ("at hand", |seen| seen.is_empty()),
     ("asked what is done", |seen| seen.has(Call::EventQuery)),
     ("marked", |seen| seen.has(Call::EventRecord)),
-    ("grown", |seen| seen.has(Call::Create)),
+    ("grown", |seen| GROWTH.iter().any(|call| seen.has(*call))),
     ("mapped anew", |seen| seen.has(Call::Map) && !seen.has(Call::Create)),
     ("waited on the device", |seen| seen.has(Call::StreamWaitEvent)),
     ("waited for the device", |seen| seen.has(Call::ContextSynchronize)),
     ("given back", |seen| seen.has(Call::Release)),
 ];
+
+/// What handles, segments of the device's memory and those of other kinds are made by.
+const GROWTH: [Call; 4] = [Call::Create, Call::Alloc, Call::AllocManaged, Call::HostAlloc];
 
 type Rung = fn(Seen) -> bool;
 
@@ -89,6 +94,7 @@ impl Coverage {
         self.operations += other.operations;
         self.refused += other.refused;
         self.blocks += other.blocks;
+        self.host_fills += other.host_fills;
         self.blocks_of_threads += other.blocks_of_threads;
         self.parts += other.parts;
         self.graphs += other.graphs;
@@ -105,12 +111,12 @@ impl Coverage {
 impl fmt::Display for Coverage {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { seeds, operations, refused, blocks, faults, .. } = self;
-        let Self { blocks_of_threads, parts, graphs, launches, .. } = self;
+        let Self { host_fills, blocks_of_threads, parts, graphs, launches, .. } = self;
         let Self { out_of_memory, limit_reached, too_large, .. } = self;
         write!(
             f,
-            "{seeds} seeds, {operations} operations ({refused} refused), {blocks} blocks, {blocks_of_threads} of \
-             threads, {parts} in captures, {graphs} graphs, {launches} launches, {faults} faults, {} states; \
+            "{seeds} seeds, {operations} operations ({refused} refused), {blocks} blocks, {host_fills} fills by \
+             the host, {blocks_of_threads} blocks of threads, {parts} in captures, {graphs} graphs, {launches} launches, {faults} faults, {} states; \
              refused: {out_of_memory} by a full device, {limit_reached} by the limit, {too_large} beyond the device",
             self.states.len()
         )

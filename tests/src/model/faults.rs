@@ -190,4 +190,6 @@ wrapped! {
     CaptureInfo: cuStreamGetCaptureInfo(stream: CUstream, status: *mut CUstreamCaptureStatus, id: *mut u64);
     Instantiate: cuGraphInstantiateWithFlags(exec: *mut CUgraphExec, graph: CUgraph, flags: core::ffi::c_ulonglong);
     Launch: cuGraphLaunch(exec: CUgraphExec, stream: CUstream);
+    AllocManaged: cuMemAllocManaged(address: *mut CUdeviceptr, size_bytes: usize, flags: core::ffi::c_uint);
+    HostAlloc: cuMemHostAlloc(place: *mut *mut core::ffi::c_void, size_bytes: usize, flags: core::ffi::c_uint);
 }

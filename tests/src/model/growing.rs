@@ -50,11 +50,11 @@ impl World<'_> {
                 self.next_name += 1;
                 Ok(())
             }
-            Err(PoolError::NotWithBackend { .. } | PoolError::NeedsVirtualMemory { .. })
-                if !self.subject.grows() =>
-            {
-                Ok(())
-            }
+            Err(
+                PoolError::NotWithBackend { .. }
+                | PoolError::NeedsVirtualMemory { .. }
+                | PoolError::NotWithKind { .. },
+            ) if !self.subject.grows() => Ok(()),
             Err(PoolError::TooLarge { .. }) if max_bytes > self.case.memory_bytes => Ok(()),
             Err(PoolError::Driver(_)) if seen.refused().is_some() => Ok(()),
             Err(error) => Err(error.to_string()),

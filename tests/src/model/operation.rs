@@ -320,13 +320,13 @@ pub enum Size {
 }
 
 /// How one stream is made to wait for another.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Wait {
     /// `Stream::wait_for`.
     Fence,
     /// An event that is dropped at once.
     Event,
-    /// The host waits.
+    /// The host waits. What it may write itself, it then fills itself.
     Host,
 }
 

@@ -8,7 +8,7 @@ use super::places::{self, Place};
 use super::streams::Uses;
 use super::twin::{Fate, NewBlock};
 use super::world::{Live, Step, World, text};
-use crate::pool::{Block, PoolError, Stream};
+use crate::pool::{Block, MemoryKind, PoolError, Stream};
 use std::cell::RefCell;
 use std::rc::Rc;
 
@@ -54,7 +54,7 @@ impl World<'_> {
         coverage.count_block(self.subject, &outcome, seen);
         self.note(&outcome, seen, said);
         match outcome {
-            Ok(block) => self.allocated(block, &request, coverage),
+            Ok(block) => self.allocated(block, &request, coverage, said),
             Err(error) => self.refused(error, &request, seen),
         }
     }
@@ -78,7 +78,7 @@ impl World<'_> {
     /// What a pool may hand out when nothing else is allocated.
     fn room_bytes(&self, pool: usize) -> u64 {
         let limit_bytes = self.twin.limit_bytes(self.pools[pool].books);
-        let whole_bytes = limit_bytes.unwrap_or(u64::MAX).min(self.case.memory_bytes);
+        let whole_bytes = limit_bytes.unwrap_or(u64::MAX).min(self.subject.machine_bytes(self.case));
         // Our own heap has it in pieces of this.
         if self.subject.is_caching() { whole_bytes & !((2 << 20) - 1) } else { whole_bytes }
     }
@@ -88,7 +88,7 @@ impl World<'_> {
             Size::Bytes(count) => count,
             Size::Room(more) => {
                 let books = &self.twin.pools[self.pools[pool].books];
-                let whole_bytes = books.limit_bytes.unwrap_or(self.case.memory_bytes);
+                let whole_bytes = books.limit_bytes.unwrap_or(self.subject.machine_bytes(self.case));
                 whole_bytes.saturating_sub(books.in_use_bytes).saturating_add_signed(more)
             }
         }
@@ -100,7 +100,13 @@ impl World<'_> {
         request.size_bytes.saturating_add(padding_bytes)
     }
 
-    fn allocated(&mut self, block: Block, request: &Request, coverage: &mut Coverage) -> Step {
+    fn allocated(
+        &mut self,
+        block: Block,
+        request: &Request,
+        coverage: &mut Coverage,
+        said: &mut Vec<String>,
+    ) -> Step {
         let Request { pool, ref stream, size_bytes, alignment, .. } = *request;
         if block.size_bytes() != size_bytes || block.stream_id() != stream.id() {
             return Err(format!("{block:?} is not what was asked for"));
@@ -119,11 +125,13 @@ impl World<'_> {
         let made = NewBlock { name, address, size_bytes, counted_bytes, alignment, pool: books, part_of };
         self.twin.allocate(made)?;
         coverage.parts += u64::from(part_of.is_some());
-        let uses = if part_of.is_some() { Uses::default() } else { Uses::of(stream) };
+        // What the host may use was complete when it was handed out, and is there in no stream's order.
+        let is_hosts = self.subject.kind.is_host_accessible();
+        let uses = if part_of.is_some() || is_hosts { Uses::default() } else { Uses::of(stream) };
         let (recorded, graphs) = (Vec::new(), part_of.into_iter().collect());
         self.blocks.push(Live { name, block, uses, recorded, graphs, part_of });
         self.next_name += 1;
-        Ok(())
+        if is_hosts { self.fill_by_host(self.blocks.len() - 1, name as u8, coverage, said) } else { Ok(()) }
     }
 
     /// Whether an error was the right one.
@@ -147,7 +155,12 @@ impl World<'_> {
             }
             PoolError::LimitReached(report) => {
                 wrong(is_size(report.requested_bytes) && in_use.contains(&report.in_use_bytes))?;
-                wrong(report.limit_bytes.is_some_and(|limit| self.twin.limits(place).contains(&limit)))?;
+                let is_known = |limit: u64| {
+                    let of_machine = self.subject.kind == MemoryKind::Unified;
+                    self.twin.limits(place).contains(&limit)
+                        || of_machine && limit == self.subject.machine_bytes(self.case)
+                };
+                wrong(report.limit_bytes.is_some_and(is_known))?;
                 match self.twin.surely_admits(place, counted_bytes.saturating_add(255)) {
                     false => Ok(()),
                     // What is reserved counts, and it may be in pieces.

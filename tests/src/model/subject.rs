@@ -1,12 +1,13 @@
-//! What is under test: a backend, and for `caching` what it trades.
+//! What is under test: a backend, whose memory it hands out, and for `caching` what it trades.
 
 use super::operation::Case;
-use crate::pool::{BackendKind, Device, Dials, Pool, PoolBuilder, PoolError, Profile};
+use crate::pool::{BackendKind, Device, Dials, MemoryKind, Pool, PoolBuilder, PoolError, Profile};
+use crate::sys::{Driver, SimConfig};
 use std::fmt;
 use std::str::FromStr;
 use std::time::Duration;
 
-/// A backend, and its profile if it has any.
+/// A backend, its kind of memory, and its profile if it has any.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Subject {
     /// The backend.
@@ -15,24 +16,53 @@ pub struct Subject {
     pub profile: Option<Profile>,
     /// Whether that is over plain segments.
     pub plain_segments: bool,
+    /// Whose memory.
+    pub kind: MemoryKind,
 }
 
 impl Subject {
-    /// Every one that is built in.
+    /// Every one that is built in, and whose backend has such memory.
     #[must_use]
     pub fn all() -> Vec<Self> {
+        Self::built().into_iter().filter(|subject| subject.refusal().is_none()).collect()
+    }
+
+    /// The others that are built in, and why their backend refuses them.
+    #[must_use]
+    pub fn refused() -> Vec<(Self, String)> {
+        let refusals = Self::built().into_iter().map(|subject| (subject, subject.refusal()));
+        refusals.filter_map(|(subject, refusal)| Some((subject, refusal?))).collect()
+    }
+
+    fn built() -> Vec<Self> {
         let others = [BackendKind::None, BackendKind::Native].map(Self::plain);
         let profiles = [Profile::Fast, Profile::Balanced, Profile::Tight].map(Self::caching);
+        let hosts = [Self::caching(Profile::Balanced), Self::plain(BackendKind::Native)];
+        let of_kinds = hosts
+            .into_iter()
+            .flat_map(|subject| [MemoryKind::Unified, MemoryKind::Host].map(|kind| Self { kind, ..subject }));
         let is_built = |subject: &Self| match subject.backend {
             BackendKind::Native => cfg!(feature = "backend-native"),
             BackendKind::Caching => cfg!(feature = "backend-caching"),
             _ => true,
         };
-        others.into_iter().chain(profiles).chain([Self::segments()]).filter(is_built).collect()
+        let of_devices = others.into_iter().chain(profiles).chain([Self::segments()]);
+        of_devices.chain(of_kinds).filter(is_built).collect()
+    }
+
+    /// Why its backend has no such memory, if it says so.
+    #[must_use]
+    pub fn refusal(self) -> Option<String> {
+        let open = || {
+            let driver = Driver::sim(SimConfig::new()).map_err(|error| error.to_string())?;
+            let device = Device::new(&driver, 0).map_err(|error| error.to_string())?;
+            self.open_plain(&device).map_err(|error| error.to_string())
+        };
+        if self.kind.is_host_accessible() { open().err() } else { None }
     }
 
     fn plain(backend: BackendKind) -> Self {
-        Self { backend, profile: None, plain_segments: false }
+        Self { backend, profile: None, plain_segments: false, kind: MemoryKind::Device }
     }
 
     fn caching(profile: Profile) -> Self {
@@ -44,7 +74,7 @@ impl Subject {
     }
 
     fn builder(self, device: &Device) -> PoolBuilder {
-        let builder = Pool::builder(device).backend(self.backend);
+        let builder = Pool::builder(device).backend(self.backend).kind(self.kind);
         if self.plain_segments { builder.plain_segments() } else { builder }
     }
 
@@ -55,7 +85,21 @@ impl Subject {
 
     /// Whether it has blocks that grow.
     pub(super) fn grows(self) -> bool {
-        self.is_caching() && !self.plain_segments
+        self.is_caching() && !self.plain_segments && self.kind == MemoryKind::Device
+    }
+
+    /// Its pool's hard limit. Host memory always has one: the machine's is not the model's to use up.
+    pub(super) fn hard_limit_bytes(self, case: &Case) -> Option<u64> {
+        let is_host = self.kind == MemoryKind::Host;
+        case.hard_limit_bytes.or_else(|| is_host.then_some(case.memory_bytes))
+    }
+
+    /// What all its pools together may have of the machine: unified memory leaves the device a margin.
+    pub(super) fn machine_bytes(self, case: &Case) -> u64 {
+        match self.kind {
+            MemoryKind::Unified => case.memory_bytes - case.memory_bytes / 16,
+            _ => case.memory_bytes,
+        }
     }
 
     /// A pool without limits.
@@ -67,7 +111,7 @@ impl Subject {
     /// A pool as the case wants it.
     pub(super) fn open(self, case: &Case, device: &Device) -> Result<Pool, PoolError> {
         let mut builder = self.builder(device);
-        if let Some(limit_bytes) = case.hard_limit_bytes {
+        if let Some(limit_bytes) = self.hard_limit_bytes(case) {
             builder = builder.hard_limit(limit_bytes);
         }
         if let Some(limit_bytes) = case.soft_limit_bytes {
@@ -89,23 +133,52 @@ impl Subject {
 impl FromStr for Subject {
     type Err = PoolError;
 
+    /// Backend, profile and kind, as far as they are not the usual ones.
     fn from_str(name: &str) -> Result<Self, PoolError> {
-        match name.split_once('/') {
-            Some(("caching", "segments")) => Ok(Self::segments()),
-            Some((backend, profile)) => {
-                Ok(Self { profile: Some(profile.parse()?), ..Self::plain(backend.parse()?) })
-            }
-            None => Ok(Self::plain(name.parse()?)),
-        }
+        let mut words = name.split('/');
+        let backend = words.next().unwrap_or_default().parse()?;
+        let usual = match backend {
+            BackendKind::Caching => Self::caching(Profile::Balanced),
+            _ => Self::plain(backend),
+        };
+        words.try_fold(usual, |subject, word| match word {
+            "segments" => Ok(Self { plain_segments: true, ..subject }),
+            "device" | "unified" | "host" => Ok(Self { kind: word.parse()?, ..subject }),
+            profile => Ok(Self { profile: Some(profile.parse()?), ..subject }),
+        })
     }
 }
 
 impl fmt::Display for Subject {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}", self.backend)?;
         match self.profile {
-            Some(_) if self.plain_segments => write!(f, "{}/segments", self.backend),
-            Some(profile) => write!(f, "{}/{profile}", self.backend),
-            None => write!(f, "{}", self.backend),
+            Some(_) if self.plain_segments => write!(f, "/segments")?,
+            Some(Profile::Balanced) if self.kind.is_host_accessible() => {}
+            Some(profile) => write!(f, "/{profile}")?,
+            None => {}
         }
+        if self.kind.is_host_accessible() { write!(f, "/{}", self.kind) } else { Ok(()) }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn subjects_are_found_by_the_names_that_are_printed() {
+        for subject in Subject::built() {
+            assert_eq!(subject.to_string().parse::<Subject>().unwrap(), subject);
+        }
+        assert_eq!("caching/tight/host".parse::<Subject>().unwrap().to_string(), "caching/tight/host");
+        assert!("caching/loose".parse::<Subject>().is_err() && "other/host".parse::<Subject>().is_err());
+    }
+
+    /// What is refused is so because of its kind.
+    #[test]
+    fn nothing_of_the_devices_own_is_refused() {
+        assert!(Subject::refused().iter().all(|(subject, _)| subject.kind.is_host_accessible()));
+        assert_eq!(Subject::all().len() + Subject::refused().len(), Subject::built().len());
     }
 }

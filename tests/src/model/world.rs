@@ -3,7 +3,8 @@
 //! The user played here is correct and does no more than he must: before a stream touches a block it waits for the
 //! block's last writer, and before it writes also for the readers since; every stream but home is recorded. When a
 //! stream's handle is dropped, events take its place in those lists. Home is the block's first writer, since its
-//! memory is there only in home's order.
+//! memory is there only in home's order. Memory that the host may use is its own from the start: the host fills it at once,
+//! and every stream may use it then.
 
 use super::coverage::Coverage;
 use super::faults::{self, Fault};
@@ -82,7 +83,7 @@ pub(super) struct World<'a> {
     pub(super) subject: Subject,
     /// The driver's functions, unwrapped.
     pub(super) real: Table,
-    sim: Sim,
+    pub(super) sim: Sim,
     pub(super) driver: Driver,
     pub(super) device: Device,
     /// The first, and private pools.
@@ -121,7 +122,7 @@ impl<'a> World<'a> {
         let streams = Streams::new(streams);
         let sink = Self::open_sink(driver, &device)?;
         let mut twin = Twin::default();
-        twin.open(case.hard_limit_bytes, None);
+        twin.open(subject.hard_limit_bytes(case), None);
         Ok(Self {
             case,
             subject,
@@ -165,7 +166,7 @@ impl<'a> World<'a> {
             Operation::NewPool => {
                 said.push("pool = a new pool with the same options".into());
                 let pool = self.subject.open(self.case, &self.device).map_err(text)?;
-                let books = self.twin.open(self.case.hard_limit_bytes, None);
+                let books = self.twin.open(self.subject.hard_limit_bytes(self.case), None);
                 self.pools[0] = Handle { pool, books };
                 Ok(())
             }
@@ -218,7 +219,9 @@ impl<'a> World<'a> {
                 said.push("the other thread ends".into());
                 self.other.end()
             }
-            Operation::Fill { block, stream, value, wait } => self.fill((block, stream, value, wait), said),
+            Operation::Fill { block, stream, value, wait } => {
+                self.fill((block, stream, value, wait), coverage, said)
+            }
             Operation::Copy { source, target, stream, wait } => {
                 self.copy((source, target, stream, wait), said)
             }
@@ -311,7 +314,8 @@ impl<'a> World<'a> {
         said.push(format!("let private{} = pool.private({quota_bytes})", self.pools.len()));
         let above = self.pools[0].books;
         let pool = self.pool().private(quota_bytes).map_err(text)?;
-        let limit_bytes = self.case.hard_limit_bytes.map_or(quota_bytes, |limit| limit.min(quota_bytes));
+        let limit_bytes = self.subject.hard_limit_bytes(self.case);
+        let limit_bytes = limit_bytes.map_or(quota_bytes, |limit| limit.min(quota_bytes));
         let books = self.twin.open(Some(limit_bytes), Some(above));
         self.pools.push(Handle { pool, books });
         Ok(())

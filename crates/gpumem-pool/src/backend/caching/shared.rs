@@ -157,12 +157,21 @@ impl Shared {
         let request = Request {
             size_bytes: self.dials.rounded(least_bytes),
             alignment: heap_alignment,
-            slot: if self.is_for_host() { Slot::NOBODY } else { stream.slot() },
+            slot: self.order_of(stream),
         };
         let piece = self.climb(&request, least_bytes, size_bytes, Some(stream.id()))?;
         self.count_out(stream.id(), size_bytes);
         thread::with_near(self.id, stream.id().0, |set| set.note_out(piece.record));
         Ok(of_heap(Piece { address: piece.address.next_multiple_of(alignment), ..piece }))
+    }
+
+    /// In whose order memory is handed out: what the host may use is the host's at once.
+    fn order_of(&self, stream: &Stream) -> Slot {
+        #[cfg(feature = "planted-bugs")]
+        if crate::planted::has(crate::planted::Bug::HostInStreamOrder) {
+            return stream.slot();
+        }
+        if self.is_for_host() { Slot::NOBODY } else { stream.slot() }
     }
 
     /// What this thread's set of a stream keeps beyond the classes. Called with the heap locked: whoever looks for memory
