@@ -11,7 +11,7 @@
 //! | `soft_limit` | as `hard_limit` | given back down to it at synchronisation | the same | – |
 //! | `garbage_collection_threshold` | between 0 and 1 | beyond this part of the hard limit (of the device, if there is none), idle memory is given back before the heap is searched further or grows | the same when the driver's pool grows | – |
 //! | `roundup_power2_divisions` | a power of two, up to 64, or a list by size: `[256:1,512:2,1024:4,>:8]`, see [`Divisions`] | blocks beyond 1 MiB are rounded up to this part of their power of two | – | – |
-//! | `max_split_size_mb` | MiB | – | – | – |
+//! | `max_split_size_mb` | MiB, at least 20 | over plain segments, larger blocks have a segment each ([`Dials::split_bytes_max`]); else – | – | – |
 //! | `expandable_segments` | `true`, `false` | `false` takes plain segments | – | – |
 //! | `oversubscribe` | `true`, `false` | see [`PoolBuilder::oversubscribe`] | – | the same |
 //! | `trim_when_idle_ms` | milliseconds | see [`PoolBuilder::trim_when_idle`] | the same | – |
@@ -22,8 +22,10 @@
 //! | `inserted_waits` | `true`, `false` | the same | – | – |
 //!
 //! An option that has no effect on the pool's backend (–) is accepted, and told of by [`Pool::notices`](crate::Pool::notices).
-//! `max_split_size_mb` never has one: it keeps PyTorch's large blocks from being cut up for good, and here what was cut
-//! grows together at once, and idle memory is mapped where it is needed.
+//! `max_split_size_mb` keeps PyTorch's large blocks from being cut up for small ones, which then keep the rest from being used
+//! whole. Where memory can be mapped, `caching` maps what is idle around a small block to where it is wanted, so there is
+//! nothing to prevent: what is held beside the blocks is the say of `profile` and `growth_slack` there. Plain segments, which
+//! memory of other kinds lies in too, are cut up like PyTorch's, and there it does the same as PyTorch's does.
 //!
 //! Keys and values may be written in any case, with spaces around them. What the builder is told last wins; of the
 //! environment, a variable of an option's own (`GPUMEM_POOL`) wins over `GPUMEM_CONF`.
@@ -105,8 +107,8 @@ struct Key {
     set: Set,
     /// Where in a value that can't be used the mistake is.
     place: fn(&str) -> String,
-    /// What is said where it has none: on `caching`, `native` and `none`.
-    idle: [Option<&'static str>; 3],
+    /// What is said where it has none: on `caching`, `native` and `none`, and on `caching` where memory can't be mapped.
+    idle: [Option<&'static str>; 4],
 }
 
 const KEYS: &[Key] = &[
@@ -157,13 +159,22 @@ const KEYS: &[Key] = &[
     },
     Key {
         name: "max_split_size_mb",
-        expected: "a number of MiB",
+        expected: "a number of MiB, 20 or more",
         place: nowhere,
-        set: |_, value| parsed::<u32>(value).map(drop),
+        set: |options, value| {
+            let size_mib = parsed::<u32>(value).filter(|size_mib| *size_mib >= 20)?;
+            options.dials = options.dials.clone().split_bytes_max(u64::from(size_mib) << 20);
+            Some(())
+        },
         idle: [
-            Some("what is cut up grows together at once, and idle memory is mapped where it is needed"),
-            Some("the driver's pool places its blocks itself"),
+            Some(
+                "idle memory around small blocks is mapped to where a large one needs it; set profile:tight to hold less",
+            ),
+            Some(
+                "the driver's pool places its blocks itself; set backend:caching, where small blocks lose nothing",
+            ),
             NOTHING_KEPT,
+            None,
         ],
     },
     of_caching("expandable_segments", BOOL, |options, value| {
@@ -180,11 +191,11 @@ const KEYS: &[Key] = &[
     }),
     of_caching("growth_slack", NUMBER, |options, value| dial(options, value, Dials::growth_slack)),
     of_caching("growth_slack_max", NUMBER, |options, value| dial(options, value, Dials::growth_slack_max)),
-    of_caching("window_allowance", NUMBER, |options, value| dial(options, value, Dials::window_allowance)),
+    of_windows("window_allowance", NUMBER, |options, value| dial(options, value, Dials::window_allowance)),
     of_caching("growth_divisor", NUMBER, |options, value| dial(options, value, Dials::growth_divisor)),
     of_caching("rounding_divisor", NUMBER, |options, value| dial(options, value, Dials::rounding_divisor)),
     of_caching("magazine_share", NUMBER, |options, value| dial(options, value, Dials::magazine_share)),
-    of_caching("empty_windows_max", NUMBER, |options, value| dial(options, value, Dials::empty_windows_max)),
+    of_windows("empty_windows_max", NUMBER, |options, value| dial(options, value, Dials::empty_windows_max)),
     of_caching("handle_bytes_max", SIZE, |options, value| {
         options.dials = options.dials.clone().handle_bytes_max(size_bytes(value)?);
         Some(())
@@ -214,16 +225,22 @@ const KEYS: &[Key] = &[
 type Set = fn(&mut PoolBuilder, &str) -> Option<()>;
 
 const fn everywhere(name: &'static str, expected: &'static str, set: Set) -> Key {
-    Key { name, expected, set, place: nowhere, idle: [None; 3] }
+    Key { name, expected, set, place: nowhere, idle: [None; 4] }
 }
 
 const fn of_caching(name: &'static str, expected: &'static str, set: Set) -> Key {
-    let idle = [None, Some("it is a dial of the backend caching"), NOTHING_KEPT];
+    let idle = [None, Some("it is a dial of the backend caching"), NOTHING_KEPT, None];
+    Key { name, expected, set, place: nowhere, idle }
+}
+
+const fn of_windows(name: &'static str, expected: &'static str, set: Set) -> Key {
+    let Key { idle: [caching, native, none, _], .. } = of_caching(name, expected, set);
+    let idle = [caching, native, none, Some("no memory is mapped anew where it lies in plain segments")];
     Key { name, expected, set, place: nowhere, idle }
 }
 
 const fn of_caches(name: &'static str, expected: &'static str, set: Set) -> Key {
-    Key { name, expected, set, place: nowhere, idle: [None, None, NOTHING_KEPT] }
+    Key { name, expected, set, place: nowhere, idle: [None, None, NOTHING_KEPT, None] }
 }
 
 fn nowhere(_: &str) -> String {
@@ -297,11 +314,12 @@ fn read(item: &str) -> Result<(&'static Key, &str), ConfError> {
     Ok((key, value.trim()))
 }
 
-/// What was asked for and has no effect on a backend.
-pub(crate) fn notices(asked: &[&'static str], backend: BackendKind) -> Vec<Notice> {
+/// What was asked for and has no effect on a backend, which may be able to map memory.
+pub(crate) fn notices(asked: &[&'static str], backend: BackendKind, can_map: bool) -> Vec<Notice> {
     let keys = KEYS.iter().filter(|key| asked.contains(&key.name));
     let idle = |key: &Key| {
         key.idle[match backend {
+            BackendKind::Caching if !can_map => 3,
             BackendKind::Caching => 0,
             BackendKind::Native => 1,
             BackendKind::None => 2,

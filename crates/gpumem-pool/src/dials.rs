@@ -8,6 +8,7 @@
 //! | [`handle_bytes_max`](Dials::handle_bytes_max) | 64 MiB | 52 MiB | 2 MiB | the largest piece of physical memory that is made at once | memory that is stuck beside what is in use; less of it: driver calls |
 //! | [`growth_divisor`](Dials::growth_divisor) | 64 | 512 | 2048 | the heap grows by at least this part of what it has | driver calls; less of it: memory |
 //! | [`rounding_divisor`](Dials::rounding_divisor) | 64 | 64 | 0 | blocks beyond 1 MiB are rounded up to this part of their power of two, or to one by their size; 0 rounds to 256 bytes only | fewer exact fits, so driver calls; less of it: memory |
+//! | [`split_bytes_max`](Dials::split_bytes_max) | none | none | none | over plain segments, blocks larger than this have a segment each, which no smaller block is cut from | memory, where sizes vary; less of it: large segments that small blocks keep from being used or given back |
 //! | [`magazine_share`](Dials::magazine_share) | 5 ‰ | 5 ‰ | 2 ‰ | what all threads may keep at hand of blocks up to 1 MiB, of what is reserved | memory; less of it: locks |
 //! | [`magazine_bytes_min`](Dials::magazine_bytes_min) | 8 MiB | 8 MiB | 1 MiB | and this much at least | memory in small heaps |
 //! | [`poll_budget`](Dials::poll_budget) | 20 µs | 20 µs | 20 µs | how long one allocation may ask the driver what is complete; zero never asks | time; less of it: memory that other streams have freed is had later |
@@ -65,6 +66,7 @@ pub struct Dials {
     pub(crate) handle_max_frames: u32,
     pub(crate) growth_divisor: u32,
     pub(crate) rounding: Divisions,
+    pub(crate) split_bytes_max: u64,
     pub(crate) magazine_share_per_mille: u32,
     pub(crate) magazine_bytes_min: u64,
     pub(crate) poll_budget: Duration,
@@ -84,6 +86,7 @@ impl Dials {
             handle_max_frames: 26,
             growth_divisor: 512,
             rounding: Divisions::from(64),
+            split_bytes_max: u64::MAX,
             magazine_share_per_mille: 5,
             magazine_bytes_min: 8 << 20,
             poll_budget: Duration::from_micros(20),
@@ -150,6 +153,14 @@ impl Dials {
     /// A number for all sizes, 0 for no rounding but to 256 bytes; or [`Divisions`] by size.
     pub fn rounding_divisor(mut self, divisor: impl Into<Divisions>) -> Self {
         self.rounding = divisor.into();
+        self
+    }
+
+    /// Rounded up to 2 MiB, and 20 MiB at least; a block may leave over as much as that of its segment. It is PyTorch's
+    /// `max_split_size_mb`. Where memory can be mapped it says nothing: what is cut up is not lost there.
+    pub fn split_bytes_max(mut self, size_bytes: u64) -> Self {
+        let rounded_bytes = size_bytes.checked_next_multiple_of(2 << 20).unwrap_or(u64::MAX);
+        self.split_bytes_max = rounded_bytes.max(SPLIT_BYTES_MAX_MIN);
         self
     }
 
@@ -246,6 +257,9 @@ impl fmt::Display for Profile {
     }
 }
 
+/// More than what a block leaves over of a segment that is its own: so nobody else can have that.
+pub(crate) const SPLIT_BYTES_MAX_MIN: u64 = 20 << 20;
+
 /// A century: added to any time, it is still one.
 const DEADLINE_MAX: Duration = Duration::from_secs(100 * 365 * 24 * 3600);
 
@@ -271,7 +285,10 @@ mod tests {
         assert!(std::time::Instant::now().checked_add(endless).is_some());
         let dials = Dials::default().handle_bytes_max(u64::MAX).growth_divisor(0);
         assert_eq!((dials.handle_max_frames, dials.growth_divisor), (64, 1));
-        assert_eq!(dials.handle_bytes_max(0).handle_max_frames, 1);
+        let dials = dials.handle_bytes_max(0).split_bytes_max(1);
+        assert_eq!((dials.handle_max_frames, dials.split_bytes_max), (1, 20 << 20));
+        assert_eq!(dials.clone().split_bytes_max(65 << 20).split_bytes_max, 66 << 20);
+        assert_eq!(dials.split_bytes_max(u64::MAX).split_bytes_max, u64::MAX);
     }
 
     #[test]

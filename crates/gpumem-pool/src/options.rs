@@ -279,7 +279,8 @@ impl PoolBuilder {
     /// what can't deal with mapped memory, such as `cuIpcGetMemHandle` or older tools. It does so by itself where virtual
     /// memory management is missing or refused; [`Status::plain_segments`](crate::Status::plain_segments) says.
     ///
-    /// Nothing is mapped elsewhere then, so what is free between blocks stays there, and only a segment that is free as a
+    /// Nothing is mapped elsewhere then, so what is free between blocks stays there ([`Dials::split_bytes_max`] keeps small blocks
+    /// out of large segments), and only a segment that is free as a
     /// whole goes back to the driver, whose plain free waits for the device: so may [`Pool::trim_to`] and the end of the
     /// pool.
     ///

@@ -98,7 +98,7 @@ impl Pool {
     /// The options given by name that have no effect on its backend.
     #[must_use]
     pub fn notices(&self) -> Vec<crate::conf::Notice> {
-        crate::conf::notices(&self.0.setup().asked, self.backend())
+        crate::conf::notices(&self.0.setup().asked, self.backend(), self.0.backend().growing().is_some())
     }
 
     /// Whose memory it hands out.

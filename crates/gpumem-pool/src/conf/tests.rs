@@ -33,7 +33,7 @@ fn values_arrive_whatever_their_order_and_case() {
 #[test]
 fn every_option_takes_its_forms_and_says_them() {
     for key in KEYS {
-        let examples = ["0.5", "8", "64MiB", "true", "none", "fast", "host"];
+        let examples = ["0.5", "8", "32", "64MiB", "true", "none", "fast", "host"];
         let taken = examples.iter().any(|value| applied(&format!("{}:{value}", key.name)).is_ok());
         assert!(taken, "{}", key.name);
         let said = mistake(&format!("{}:perhaps", key.name));
@@ -57,6 +57,7 @@ fn mistakes_are_told_with_what_would_be_right() {
         "roundup_power2_divisions:[256:1,128:2],soft_limit:1GiB",
         "soft_limit:1GiB,roundup_power2_divisions:[256:1,kind:host",
         "growth_slack:-1",
+        "max_split_size_mb:8",
         "handle_bytes_max:5%",
     ] {
         assert!(mistake(text).contains("it takes"), "{text}");
@@ -65,9 +66,15 @@ fn mistakes_are_told_with_what_would_be_right() {
 
 #[test]
 fn what_has_no_effect_is_told_for_each_backend() {
-    let asked = ["max_split_size_mb", "soft_limit", "profile", "backend"];
-    let told = |backend| notices(&asked, backend).iter().map(|notice| notice.option).collect::<Vec<_>>();
-    assert_eq!(told(BackendKind::Caching), ["max_split_size_mb"]);
-    assert_eq!(told(BackendKind::Native), ["profile", "max_split_size_mb"]);
-    assert_eq!(told(BackendKind::None), ["profile", "soft_limit", "max_split_size_mb"]);
+    let asked = ["max_split_size_mb", "soft_limit", "window_allowance", "profile", "backend"];
+    let told = |backend, can_map| {
+        notices(&asked, backend, can_map).iter().map(|notice| notice.option).collect::<Vec<_>>()
+    };
+    assert_eq!(told(BackendKind::Caching, true), ["max_split_size_mb"]);
+    assert_eq!(told(BackendKind::Caching, false), ["window_allowance"]);
+    assert_eq!(told(BackendKind::Native, false), ["profile", "max_split_size_mb", "window_allowance"]);
+    assert_eq!(
+        told(BackendKind::None, false),
+        ["profile", "soft_limit", "max_split_size_mb", "window_allowance"]
+    );
 }

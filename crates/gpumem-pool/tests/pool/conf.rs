@@ -122,11 +122,20 @@ fn sizes_are_rounded_up_by_a_list() {
 #[test]
 fn what_has_no_effect_is_told() {
     on_device_memory(&small(), |bench| {
-        let pool = bench.builder().conf("max_split_size_mb:64").unwrap().build().unwrap();
-        let told: Vec<String> = pool.notices().iter().map(ToString::to_string).collect();
-        assert_eq!(told.len(), 1, "{told:?}");
-        assert!(told[0].contains(&format!("no effect on the backend {}", bench.backend)), "{told:?}");
-        assert!(bench.builder().build().unwrap().notices().is_empty());
+        let told = |conf: &str| -> Vec<String> {
+            let pool = bench.builder().conf(conf).unwrap().build().unwrap();
+            pool.notices().iter().map(ToString::to_string).collect()
+        };
+        let is_idle = |conf: &str| match &told(conf)[..] {
+            [] => false,
+            [notice] => notice.contains(&format!("no effect on the backend {}", bench.backend)),
+            notices => panic!("{notices:?}"),
+        };
+        assert_eq!(is_idle("max_split_size_mb:64"), !bench.plain_segments);
+        assert_eq!(is_idle("window_allowance:40"), !bench.maps());
+        assert_eq!(is_idle("profile:tight"), bench.backend != BackendKind::Caching);
+        assert!(!is_idle("kind:device"));
+        assert!(told("").is_empty());
     });
 }
 

@@ -152,6 +152,44 @@ fn small_segments_make_way_for_a_large_block() {
     });
 }
 
+/// A block that stays keeps the segment that it was cut from; one that may not be cut up, only nearly its size has.
+#[test]
+fn small_blocks_leave_large_segments_alone_where_that_is_asked_for() {
+    on_segments(|bench| {
+        for conf in ["handle_bytes_max:2MiB", "handle_bytes_max:2MiB,max_split_size_mb:64"] {
+            let (pool, stream) = (bench.builder().conf(conf).unwrap().build().unwrap(), bench.stream());
+            assert!(pool.notices().is_empty());
+            drop(pool.alloc(600 * MIB, &stream).unwrap());
+            let small: Vec<_> = [30, 64].map(|mib| pool.alloc(mib * MIB, &stream).unwrap()).into();
+            let is_cut_up = pool.status().unwrap().reserved_bytes == 600 * MIB;
+            assert_eq!(is_cut_up, !conf.contains("split"));
+            let again = pool.alloc(599 * MIB, &stream);
+            assert_eq!(again.is_ok(), !is_cut_up, "{again:?}");
+            drop(again);
+            if !is_cut_up {
+                assert_eq!(pool.status().unwrap().reserved_bytes, 694 * MIB);
+                // The rest of what it takes is too much to be left over.
+                drop(pool.alloc(500 * MIB, &stream).unwrap());
+                assert_eq!(pool.status().unwrap().reserved_bytes, 594 * MIB);
+            }
+            drop(small);
+            pool.check().unwrap();
+        }
+    });
+}
+
+/// What is reserved in advance serves all sizes that may share a segment.
+#[test]
+fn what_is_reserved_may_be_cut_up() {
+    on_segments(|bench| {
+        let options = bench.builder().conf("max_split_size_mb:64").unwrap();
+        let (pool, stream) = (options.build().unwrap(), bench.stream());
+        pool.reserve(160 * MIB).unwrap();
+        let _held: Vec<_> = (0..5).map(|_| pool.alloc(30 * MIB, &stream).unwrap()).collect();
+        assert_eq!((pool.status().unwrap().reserved_bytes, pool.check()), (160 * MIB, Ok(())));
+    });
+}
+
 #[test]
 fn alignment_needs_no_help_from_the_driver() {
     on_segments(|bench| {

@@ -20,6 +20,9 @@ impl Heap {
                 let record = &self.records[*id];
                 self.check_memory(index, *id, record)?;
                 if record.kind == Kind::Live {
+                    expect(self.allows(index, record.start, record.size_bytes), || {
+                        format!("record {id} is cut from a segment that is kept whole")
+                    })?;
                     live_count += 1;
                     live_bytes += record.size_bytes;
                 }

@@ -111,7 +111,7 @@ impl Heap {
             return Ok(false);
         }
         if self.segments.is_some() {
-            return Ok(self.add_segment(LARGE_SPACE, u64::from(frame_count), backing)?.is_some());
+            return self.reserve_segments(u64::from(frame_count), backing);
         }
         let row = Row { new: self.new_handles(frame_count), ..Row::default() };
         let is_made = build::make(self, (LARGE_SPACE, self.spaces[LARGE_SPACE].end()), &row, backing)?;
@@ -123,7 +123,8 @@ impl Heap {
     pub(in super::super) fn growth_target_bytes(&self, request: &Request) -> u64 {
         let used = self.used_bytes.saturating_add(request.size_bytes).max(self.used_peak_bytes);
         // Where nothing can be mapped elsewhere, there has to be room for what is left over.
-        let piece_frames = self.segments.as_ref().map_or(0, |_| self.segment_frames(space_of(request)));
+        let piece_frames =
+            self.segments.as_ref().map_or(0, |_| self.segment_frames(space_of(request), request.size_bytes));
         let Dials { growth_slack_per_mille: usual, growth_slack_max_per_mille: most, .. } = self.dials;
         let beyond = |used: u64, per_mille: u32| {
             let slack_bytes = (used / 1000).saturating_mul(u64::from(per_mille));

@@ -42,8 +42,13 @@ impl Heap {
     ) -> Option<Piece> {
         let size_bytes = rounded(request.size_bytes)?;
         let space = &self.spaces[index];
+        let Request { alignment, .. } = *request;
         let find = |owner| {
-            let id = space.fit(owner)?.find(&self.records, size_bytes, space.base, request.alignment)?;
+            let found = space.fit(owner)?.find(&self.records, size_bytes, space.base, alignment)?;
+            let id = match self.allows(index, self.records[found].start, size_bytes) {
+                true => found,
+                false => self.find_allowed(index, owner, size_bytes, alignment)?,
+            };
             Some((self.records[id].size_bytes, id))
         };
         let ready = if with_ready { find(Owner::READY) } else { None };
@@ -57,8 +62,20 @@ impl Heap {
             return Some(self.taken(index, id, request.slot));
         }
         let view = View { records: &self.records, slot: request.slot, order, with_ready };
-        let start = smallest_stretch(space, size_bytes, request.alignment, &view)?;
+        let allows = |start| self.allows(index, start, size_bytes);
+        let start = smallest_stretch(space, size_bytes, alignment, &view, allows)?;
         Some(self.claimed(index, start, size_bytes, request.slot))
+    }
+
+    /// The smallest record that a block may be cut from, where not every segment may be cut up.
+    fn find_allowed(&self, index: usize, owner: Owner, size_bytes: u64, alignment: u64) -> Option<u32> {
+        let space = &self.spaces[index];
+        let has_room = |id: &u32| {
+            let record = &self.records[*id];
+            place(record, size_bytes, space.base, alignment).is_some()
+                && self.allows(index, record.start, size_bytes)
+        };
+        space.fit(owner)?.ids(&self.records, size_bytes).find(has_room)
     }
 }
 
@@ -68,6 +85,7 @@ pub(super) fn smallest_stretch(
     size_bytes: u64,
     alignment: u64,
     view: &View<impl Order>,
+    allows: impl Fn(u64) -> bool,
 ) -> Option<u64> {
     if !space.has_pending_of_others(Owner::READY) {
         return None;
@@ -75,7 +93,7 @@ pub(super) fn smallest_stretch(
     let align = |start: u64| Some((space.base + start).checked_next_multiple_of(alignment)? - space.base);
     let found = stretches(space, size_bytes, view).into_iter().filter_map(|(start, end)| {
         let place = align(start)?;
-        (place.checked_add(size_bytes)? <= end).then_some((end - start, place))
+        (place.checked_add(size_bytes)? <= end && allows(place)).then_some((end - start, place))
     });
     found.min().map(|(_, start)| start)
 }

@@ -4,6 +4,10 @@
 //! them lies a frame that is always a gap: no free stretch goes across, so no block does. All that knows windows finds
 //! none here, and so nothing is recycled: what is free is had as it is, and a segment that is free as a whole goes back
 //! to the driver.
+//!
+//! A segment that is cut up is whole again only when all of its blocks are gone. So that small ones don't keep a large one
+//! from that, segments beyond a size may be kept for blocks that need nearly all of them (`split_bytes_max`). What such a
+//! block leaves over is nobody's until it is gone.
 
 use super::super::magazine::Piece;
 use super::super::vmm::{Backing, RawHandle};
@@ -14,6 +18,7 @@ use super::survey::View;
 use super::trim::Complete;
 use super::{Heap, LARGE_SPACE, Request, frames_in, rounded, space_of};
 use crate::clock::{Order, Slot};
+use crate::dials::SPLIT_BYTES_MAX_MIN;
 use gpumem_sys::DriverError;
 use std::collections::BTreeMap;
 
@@ -85,7 +90,8 @@ impl Heap {
             return Ok(None);
         }
         // Large while there is room; at the limit, what would be left over of one is lost for others.
-        let wanted = Some(needed.max(self.segment_frames(index))).filter(|wanted| *wanted <= room);
+        let wanted = needed.max(self.segment_frames(index, size_bytes));
+        let wanted = Some(wanted).filter(|wanted| *wanted <= room);
         let wanted = wanted.unwrap_or(needed);
         let start = match self.add_segment(index, wanted, backing) {
             // The driver may have less than the limit allows.
@@ -93,6 +99,22 @@ impl Heap {
             start => start?,
         };
         Ok(start.map(|start| self.claimed(index, start, size_bytes, request.slot)))
+    }
+
+    /// Whether so many bytes may be had at a place: a segment that is beyond what may be cut up is for blocks that need nearly
+    /// all of it, alone.
+    pub(super) fn allows(&self, index: usize, start: u64, size_bytes: u64) -> bool {
+        let most_bytes = self.dials.split_bytes_max;
+        if index != LARGE_SPACE || most_bytes == u64::MAX {
+            return true;
+        }
+        let segment = self.segments.as_ref().and_then(|segments| segments.at(index, start >> FRAME_SHIFT));
+        let Some((_, segment)) = segment else { return true };
+        let segment_bytes = segment.frame_count << FRAME_SHIFT;
+        match size_bytes > most_bytes {
+            true => segment_bytes <= size_bytes.saturating_add(most_bytes.min(SPLIT_BYTES_MAX_MIN)),
+            false => segment_bytes <= most_bytes,
+        }
     }
 
     /// Makes one, which is ready for all: where it starts, if the space has room.
@@ -124,6 +146,23 @@ impl Heap {
         }
         self.reserved_peak_bytes = self.reserved_peak_bytes.max(self.reserved_bytes());
         Ok(Some(start))
+    }
+
+    /// Makes segments that may be cut up, for so much together. False when the space has no room.
+    pub(super) fn reserve_segments(
+        &mut self,
+        frame_count: u64,
+        backing: &mut impl Backing,
+    ) -> Result<bool, DriverError> {
+        let most_frames = self.dials.split_bytes_max >> FRAME_SHIFT;
+        let mut left = frame_count;
+        while left > 0 {
+            if self.add_segment(LARGE_SPACE, left.min(most_frames), backing)?.is_none() {
+                return Ok(false);
+            }
+            left -= left.min(most_frames);
+        }
+        Ok(true)
     }
 
     /// Gives back segments that nobody holds any of, as [`Heap::trim`].
@@ -179,10 +218,14 @@ impl Heap {
 
     /// What a space grows by at least: as much as there is, up to the largest piece that is made at once. Small blocks
     /// have smaller ones, so that one of them holds less.
-    pub(super) fn segment_frames(&self, space: usize) -> u64 {
+    pub(super) fn segment_frames(&self, space: usize, size_bytes: u64) -> u64 {
         match space {
+            // Of its own.
+            LARGE_SPACE if size_bytes > self.dials.split_bytes_max => 1,
             LARGE_SPACE => {
-                (self.reserved_bytes() >> FRAME_SHIFT).clamp(1, u64::from(self.dials.handle_max_frames))
+                let most_frames =
+                    u64::from(self.dials.handle_max_frames).min(self.dials.split_bytes_max >> FRAME_SHIFT);
+                (self.reserved_bytes() >> FRAME_SHIFT).clamp(1, most_frames)
             }
             _ => u64::from(self.growth_frames(space)),
         }

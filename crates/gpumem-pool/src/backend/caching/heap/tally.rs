@@ -27,8 +27,11 @@ impl Heap {
     pub(in super::super) fn largest_free_bytes(&self, order: &impl Order) -> u64 {
         let complete = Complete(order);
         let view = View { records: &self.records, slot: Slot::NOBODY, order: &complete, with_ready: true };
-        let stretches = self.spaces.iter().flat_map(|space| stretches(space, 0, &view));
-        let longest = stretches.map(|(start, end)| end - start).max().unwrap_or(0);
+        let lengths = self.spaces.iter().enumerate().flat_map(|(index, space)| {
+            let may_be_had = move |(start, end): &(u64, u64)| self.allows(index, *start, end - start);
+            stretches(space, 0, &view).into_iter().filter(may_be_had).map(|(start, end)| end - start)
+        });
+        let longest = lengths.max().unwrap_or(0);
         let movable = Survey::movable(&self.frames, &self.spaces, &view).frame_count();
         longest.max(u64::from(movable) * FRAME_BYTES)
     }

@@ -386,11 +386,14 @@ fn without(places: &[(u64, u64, u64)], taken: &(u64, u64, u64)) -> Vec<(u64, u64
 }
 
 fn dials() -> impl Strategy<Value = Dials> {
-    (0_u32..200, 1_u32..=8).prop_map(|(growth_slack_per_mille, handle_max_frames)| Dials {
+    let split_bytes_max = prop_oneof![Just(u64::MAX), (1_u64..4).prop_map(|frames| frames * FRAME_BYTES)];
+    let dials = |(growth_slack_per_mille, handle_max_frames, split_bytes_max)| Dials {
         growth_slack_per_mille,
         handle_max_frames,
+        split_bytes_max,
         ..Dials::default()
-    })
+    };
+    (0_u32..200, 1_u32..=8, split_bytes_max).prop_map(dials)
 }
 
 proptest! {

@@ -78,7 +78,8 @@ impl Heap {
         let Some(size_bytes) = rounded(request.size_bytes) else { return false };
         let view = View { records: &self.records, slot: request.slot, order, with_ready: true };
         let index = space_of(request);
-        if smallest_stretch(&self.spaces[index], size_bytes, request.alignment, &view).is_some() {
+        let allows = |start| self.allows(index, start, size_bytes);
+        if smallest_stretch(&self.spaces[index], size_bytes, request.alignment, &view, allows).is_some() {
             return true;
         }
         let survey = Survey::movable(&self.frames, &self.spaces, &view);
