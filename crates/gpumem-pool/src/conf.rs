@@ -28,7 +28,7 @@
 //! memory of other kinds lies in too, are cut up like PyTorch's, and there it does the same as PyTorch's does.
 //!
 //! Keys and values may be written in any case, with spaces around them. What the builder is told last wins; of the
-//! environment, a variable of an option's own (`GPUMEM_POOL`) wins over `GPUMEM_CONF`.
+//! environment, a variable of an option's own (`GPUMEM_POOL`) wins over `GPUMEM_CONF`; dials by name win over any profile.
 
 #[cfg(test)]
 mod tests;
@@ -281,6 +281,7 @@ pub(crate) fn apply(
     if let Some(profile) = profile {
         given.retain(|(key, _)| key.name != "profile");
         options.dials = Dials::of(profile);
+        options.asked.push("profile");
     }
     for (key, value) in given {
         let Key { name, expected, set, place, .. } = *key;

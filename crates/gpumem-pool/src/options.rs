@@ -58,7 +58,7 @@ pub struct PoolBuilder {
     pub(crate) observer: Option<Observer>,
     /// Beyond this part of what may be reserved, idle memory is given back before there is more.
     pub(crate) collect_above: Option<f64>,
-    /// The options that were given by name.
+    /// The names of options that were given, of all those that may have no effect.
     pub(crate) asked: Vec<&'static str>,
 }
 
@@ -118,7 +118,7 @@ impl PoolBuilder {
         Self::from_variables(device, env::read)
     }
 
-    fn from_variables(
+    pub(crate) fn from_variables(
         device: &Device,
         read: impl Fn(&'static str) -> Result<Option<String>, EnvError>,
     ) -> Result<Self, PoolError> {
@@ -130,11 +130,13 @@ impl PoolBuilder {
             value,
             expected: error.to_string(),
         })?;
+        let soft_limit = parse(&read, "GPUMEM_SOFT_LIMIT", &format!("use {FORMS}"))?;
+        conf.asked.extend(soft_limit.map(|_| "soft_limit"));
         Ok(Self {
             kind: parse(&read, "GPUMEM_KIND", "use `device`, `unified` or `host`")?.unwrap_or(conf.kind),
             backend: parse(&read, "GPUMEM_POOL", "use `caching`, `native` or `none`")?.or(conf.backend),
             hard_limit: parse(&read, "GPUMEM_HARD_LIMIT", &format!("use {FORMS}"))?.or(conf.hard_limit),
-            soft_limit: parse(&read, "GPUMEM_SOFT_LIMIT", &format!("use {FORMS}"))?.or(conf.soft_limit),
+            soft_limit: soft_limit.or(conf.soft_limit),
             trace: read("GPUMEM_TRACE")?.map(trace).transpose()?,
             ..conf
         })
@@ -208,6 +210,7 @@ impl PoolBuilder {
     /// caches nothing, so there it has no effect.
     pub fn soft_limit(mut self, limit: impl Into<Limit>) -> Self {
         self.soft_limit = Some(limit.into());
+        self.asked.push("soft_limit");
         self
     }
 
@@ -231,11 +234,13 @@ impl PoolBuilder {
     /// ```
     pub fn trim_when_idle(mut self, after: Duration) -> Self {
         self.idle_after = Some(after);
+        self.asked.push("trim_when_idle_ms");
         self
     }
 
     /// Chooses what the caching backend trades: memory, driver calls, time. Other backends have no such choice.
-    pub fn profile(self, profile: Profile) -> Self {
+    pub fn profile(mut self, profile: Profile) -> Self {
+        self.asked.push("profile");
         self.dials(Dials::of(profile))
     }
 
@@ -297,6 +302,7 @@ impl PoolBuilder {
     /// ```
     pub fn plain_segments(mut self) -> Self {
         self.plain_segments = true;
+        self.asked.push("expandable_segments");
         self
     }
 

@@ -95,7 +95,8 @@ impl Pool {
         self.0.backend().kind()
     }
 
-    /// The options given by name that have no effect on its backend.
+    /// The options that were given, by name, builder or environment, and have no effect on its backend. Dials that were set all
+    /// together ([`PoolBuilder::dials`]) are not told apart.
     #[must_use]
     pub fn notices(&self) -> Vec<crate::conf::Notice> {
         crate::conf::notices(&self.0.setup().asked, self.backend(), self.0.backend().growing().is_some())

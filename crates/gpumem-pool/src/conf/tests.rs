@@ -78,3 +78,24 @@ fn what_has_no_effect_is_told_for_each_backend() {
         ["profile", "soft_limit", "max_split_size_mb", "window_allowance"]
     );
 }
+
+#[test]
+fn a_variable_of_its_own_wins_and_keeps_what_others_say() {
+    let device = Device::new(&Driver::sim(SimConfig::new()).unwrap(), 0).unwrap();
+    let of = |variables: &[(&str, &str)]| {
+        let read = |name: &'static str| {
+            Ok(variables.iter().find(|(other, _)| *other == name).map(|(_, value)| (*value).to_string()))
+        };
+        PoolBuilder::from_variables(&device, read).unwrap()
+    };
+    let tight = Dials::of(Profile::Tight);
+    for conf in ["growth_slack:7", "growth_slack:7,profile:fast"] {
+        let options = of(&[("GPUMEM_CONF", conf), ("GPUMEM_PROFILE", "tight")]);
+        assert_eq!(options.dials, tight.clone().growth_slack(7));
+    }
+    assert_eq!(of(&[("GPUMEM_CONF", "profile:tight")]).dials, tight);
+    assert_eq!(of(&[]).dials, Dials::default());
+    let options = of(&[("GPUMEM_POOL", "none"), ("GPUMEM_PROFILE", "fast"), ("GPUMEM_SOFT_LIMIT", "5%")]);
+    let told = options.build().unwrap().notices();
+    assert_eq!(told.iter().map(|notice| notice.option).collect::<Vec<_>>(), ["profile", "soft_limit"]);
+}
