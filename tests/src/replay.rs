@@ -10,7 +10,7 @@
 //! reading the clock around each driver call (some 50 ns a call).
 
 use crate::meter::{self, Calls, Reading};
-use crate::pool::{BackendKind, Block, Device, Dials, Limit, Pool, PoolError, Stream};
+use crate::pool::{BackendKind, Block, Device, Dials, Limit, Notice, Pool, PoolError, Stream};
 use crate::sys::{Driver, Sim};
 use crate::trace::{Event, Peaks, Trace};
 use core::time::Duration;
@@ -25,6 +25,8 @@ pub struct Setup {
     pub dials: Dials,
     /// The pool's hard limit.
     pub hard_limit: Option<Limit>,
+    /// Options of the pool by name, over all of these.
+    pub conf: String,
     /// Whether the pool may make a stream wait for another to get its memory. Such waits are counted.
     pub may_wait: bool,
 }
@@ -50,6 +52,8 @@ pub struct Outcome {
     pub driver_time: Duration,
     /// The events without the driver's calls.
     pub host_time: Duration,
+    /// The options that had no effect.
+    pub notices: Vec<Notice>,
 }
 
 impl Outcome {
@@ -126,6 +130,7 @@ pub fn replay(
         late_calls: end.since(&middle).calls,
         driver_time,
         host_time: run.host_time,
+        notices: pool.notices(),
     })
 }
 
@@ -137,7 +142,7 @@ fn build(device: &Device, setup: &Setup) -> Result<Pool, PoolError> {
     if let Some(limit) = setup.hard_limit {
         builder = builder.hard_limit(limit);
     }
-    builder.build()
+    builder.conf(&setup.conf)?.build()
 }
 
 fn virtual_time(driver: &Driver) -> Option<Duration> {

@@ -80,6 +80,17 @@ fn what_a_limit_refuses_is_told_with_its_line() {
     assert!(error.starts_with("periodic, line ") && error.contains("limit of 64.000 MiB"), "{error}");
 }
 
+#[test]
+fn options_by_name_reach_the_pool() {
+    let driver = Driver::sim(SimConfig::h200().races(false)).unwrap();
+    let setup = Setup { conf: "backend:none,max_split_size_mb:64".into(), ..Setup::default() };
+    let outcome = replay(&Synthetic::Kv.trace(0, 2), &driver, &setup, |_| ()).unwrap();
+    assert_eq!((outcome.backend, outcome.notices.len()), (BackendKind::None, 1));
+    let setup = Setup { conf: "max_split_size:64".into(), ..Setup::default() };
+    let error = replay(&Synthetic::Kv.trace(0, 2), &driver, &setup, |_| ()).unwrap_err().to_string();
+    assert!(error.contains("did you mean max_split_size_mb?"), "{error}");
+}
+
 /// The price of a call is that of a busy device where the machine is told so, and the virtual clock shows it.
 #[test]
 fn driver_time_is_the_virtual_clocks() {

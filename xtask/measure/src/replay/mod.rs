@@ -39,6 +39,9 @@ pub(crate) struct Args {
     /// The pool's hard limit: 100M, 1.5GiB, 50% or 10000
     #[arg(long, value_name = "SIZE")]
     limit: Option<Limit>,
+    /// Options of the pool by name, as GPUMEM_CONF takes them; they win over the profile and the limit
+    #[arg(long, value_name = "KEY:VALUE,…", default_value = "")]
+    conf: String,
     /// Let the pool make a stream wait for another to get its memory; the waits are counted
     #[arg(long)]
     waits: bool,
@@ -46,7 +49,7 @@ pub(crate) struct Args {
     #[arg(long)]
     json: bool,
     /// Every setting of the pool against the peers, as Markdown, on the software driver
-    #[arg(long, conflicts_with_all = ["json", "backend", "profile", "limit", "waits"])]
+    #[arg(long, conflicts_with_all = ["json", "backend", "profile", "limit", "conf", "waits"])]
     pareto: bool,
     #[command(flatten)]
     recorded: Recorded,
@@ -65,6 +68,7 @@ pub(crate) fn run(args: Args) -> Result<()> {
         backend: args.backend,
         dials: Dials::of(args.profile.unwrap_or_default()).inserted_waits(args.waits),
         hard_limit: args.limit,
+        conf: args.conf.clone(),
         may_wait: args.waits,
     };
     let traces = args.traces()?;
@@ -84,6 +88,10 @@ pub(crate) fn run(args: Args) -> Result<()> {
         let outcome = watched(trace, &machine.driver()?, &setup)?;
         if args.json {
             println!("{}", report::json(trace, &outcome));
+        }
+        // Of the same pool each time.
+        if outcomes.is_empty() {
+            outcome.notices.iter().for_each(|notice| eprintln!("warning: {notice}"));
         }
         outcomes.push((trace, outcome));
     }
