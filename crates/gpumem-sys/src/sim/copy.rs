@@ -43,12 +43,14 @@ enum End {
     Device(Allocation),
     Managed,
     Pinned,
+    /// Pinned host memory of a pool, which no device's address is taken for.
+    PinnedPool(Allocation),
     Pageable,
 }
 
 impl End {
     fn is_host(self) -> bool {
-        matches!(self, Self::Pinned | Self::Pageable)
+        matches!(self, Self::Pinned | Self::PinnedPool(_) | Self::Pageable)
     }
 }
 
@@ -190,7 +192,7 @@ impl Machine {
         let (target, size_bytes) = volume.range(row_bytes, fill.height, 1)?;
         let end = self.end(target, size_bytes)?;
         match end {
-            End::Device(allocation) => {
+            End::Device(allocation) | End::PinnedPool(allocation) => {
                 let answer = self.check_access(stream, &allocation);
                 self.note_if_foreign(target, answer)?;
             }
@@ -198,15 +200,18 @@ impl Machine {
             End::Pageable => return Err(INVALID_VALUE),
         }
         let point = self.enqueue(stream, Operation::Fill(fill));
-        Ok((is_blocking && matches!(end, End::Pinned | End::Managed)).then_some(point))
+        Ok((is_blocking && matches!(end, End::Pinned | End::PinnedPool(_) | End::Managed)).then_some(point))
     }
 
     /// What an address is to the program now. A device address has to be inside an allocation, with all its bytes;
     /// host memory ends before the devices' addresses begin.
     fn end(&self, address: u64, size_bytes: u64) -> Answer<End> {
         match self.memory.known(address, size_bytes) {
+            Some(allocation) if matches!(allocation.owner, Owner::PinnedPool(_)) => {
+                Ok(End::PinnedPool(allocation))
+            }
             Some(allocation) if allocation.owner.is_host() => Ok(End::Pinned),
-            Some(allocation) if allocation.owner == Owner::Managed => Ok(End::Managed),
+            Some(allocation) if allocation.owner.is_managed() => Ok(End::Managed),
             Some(allocation) => Ok(End::Device(allocation)),
             None if address != 0
                 && address.checked_add(size_bytes).is_some_and(|end| !is_device_address(end)) =>
@@ -233,7 +238,7 @@ impl Machine {
             }
             (End::Device(_), _) => Ok(Route::Up),
             (End::Pageable, _) => Ok(Route::DownPageable),
-            (End::Pinned | End::Managed, _) => Ok(Route::Down),
+            (End::Pinned | End::PinnedPool(_) | End::Managed, _) => Ok(Route::Down),
         }
     }
 
@@ -264,7 +269,8 @@ impl Machine {
     pub(super) fn may_use(&self, handle: Handle, allocation: &Allocation) -> Option<bool> {
         let context = self.contexts.get(handle)?;
         Some(match allocation.owner {
-            Owner::Managed => true,
+            Owner::Managed | Owner::ManagedPool(_) => true,
+            Owner::PinnedPool(pool) => self.pools.get(pool)?.shared_with.contains(&context.device),
             Owner::Mapped { devices, .. } => devices >> context.device & 1 == 1,
             _ if allocation.device == context.device => true,
             Owner::Host { .. } | Owner::Registered { .. } => true,
@@ -335,7 +341,7 @@ fn base_of(kind: CUmemorytype, host: usize, device: u64) -> Answer<u64> {
 fn check_direction(direction: Direction, (target, source): (End, End)) -> Answer<()> {
     // Managed memory is as good as pinned to a copy, in either direction.
     let is_device = |end| matches!(end, End::Device(_) | End::Managed | End::Pinned);
-    let is_host = |end| matches!(end, End::Pageable | End::Managed | End::Pinned);
+    let is_host = |end| matches!(end, End::Pageable | End::Managed | End::Pinned | End::PinnedPool(_));
     let is_allowed = match direction {
         Direction::HostToDevice => is_device(target) && is_host(source),
         Direction::DeviceToHost => is_host(target) && is_device(source),

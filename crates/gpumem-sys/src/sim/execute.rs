@@ -141,7 +141,7 @@ impl Machine {
                 self.open_windows(&found, address, size_bytes).map_err(Fault::of_host)?;
                 return Ok(bytes);
             }
-            None if !is_device_address(address) => {
+            None if !is_device_address(address) && !self.is_in_pool(address) => {
                 return Ok(Bytes(core::ptr::with_exposed_provenance_mut(address as usize)));
             }
             None => self.memory.describe(address, size_bytes),

@@ -11,7 +11,6 @@ use super::execute::{Fault, HOST_IS_FULL};
 use super::finding::{Deed, FaultKind, Origin};
 use super::handle::Handle;
 use super::machine::Machine;
-use super::memory::Owner;
 use super::module::Shape;
 use super::ptx::Signature;
 use super::view::View;
@@ -210,7 +209,7 @@ impl<'a> Launch<'a> {
             let why = format!("{address:#x} is another device's and not shared with this one");
             return refuse(FaultKind::WrongDevice, ILLEGAL_ADDRESS, why, Some(allocation));
         }
-        if allocation.owner == Owner::Managed {
+        if allocation.owner.is_managed() {
             self.machine.managed_touch(self.context, address, size_bytes);
         }
         if let Err(code) = self.machine.open_windows(&allocation, address, size_bytes) {

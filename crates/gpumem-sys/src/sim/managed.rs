@@ -19,17 +19,17 @@ use std::collections::BTreeMap;
 /// All managed memory of an instance.
 pub(super) struct Managed {
     allocations: BTreeMap<u64, Pages>,
-    /// Gone, while work was queued that may follow their addresses.
-    lingering: Vec<Pages>,
+    /// Host memory that is gone, while work was queued that may follow its addresses.
+    lingering: Vec<Backing>,
     /// What is on each device. Cells here and below: work that reads the books also moves pages.
     resident_bytes: Vec<Cell<u64>>,
     /// What the running operation has spent on faults.
     fault_ns: Cell<u64>,
 }
 
-/// The pages of one allocation.
+/// The pages of one allocation, or of one segment of a pool, which has its memory itself.
 struct Pages {
-    _backing: Backing,
+    backing: Option<Backing>,
     groups: Vec<Cell<Group>>,
 }
 
@@ -60,6 +60,12 @@ impl Managed {
             resident_bytes: (0..device_count).map(|_| Cell::new(0)).collect(),
             fault_ns: Cell::new(0),
         }
+    }
+
+    /// Books for memory that is new.
+    pub(super) fn add(&mut self, base: u64, size_bytes: u64, backing: Option<Backing>) {
+        let groups = vec![Cell::default(); size_bytes.div_ceil(GROUP_BYTES) as usize];
+        self.allocations.insert(base, Pages { backing, groups });
     }
 
     /// What is on a device.
@@ -133,8 +139,7 @@ impl Machine {
         let backing = Backing::new(size_bytes)?;
         let base = backing.bytes().0.expose_provenance() as u64;
         let bytes = Bytes(core::ptr::with_exposed_provenance_mut(base as usize));
-        let groups = vec![Cell::default(); size_bytes.div_ceil(GROUP_BYTES) as usize];
-        self.managed.allocations.insert(base, Pages { _backing: backing, groups });
+        self.managed.add(base, size_bytes, Some(backing));
         let call = self.made_here();
         self.memory.insert(Allocation {
             call,
@@ -153,13 +158,20 @@ impl Machine {
     pub(super) fn managed_release(&mut self, base: u64) {
         let Some(pages) = self.managed.allocations.remove(&base) else { return };
         pages.groups.iter().for_each(|cell| self.managed.leave(cell.get().resident));
-        if self.active.is_empty() {
-            self.managed.lingering.clear();
-        } else {
-            self.managed.lingering.push(pages);
+        if let Some(backing) = pages.backing {
+            self.linger(backing);
         }
     }
 
+    /// Keeps host memory whose addresses mean nothing any more for as long as work may follow them.
+    pub(super) fn linger(&mut self, backing: Backing) {
+        self.managed.lingering.push(backing);
+        if self.active.is_empty() {
+            self.managed.lingering.clear();
+        }
+    }
+
+    /// Whether it is managed memory of its own, of no pool.
     pub(super) fn is_managed(&self, address: u64) -> bool {
         self.memory.known(address, 1).is_some_and(|found| found.owner == Owner::Managed)
     }
@@ -223,6 +235,9 @@ impl Machine {
         place: impl Fn() -> Answer<Place>,
     ) -> Answer<()> {
         self.check_managed(address, size_bytes)?;
+        if !self.is_managed(address) {
+            return Err(NOT_SUPPORTED);
+        }
         let change: Box<dyn Fn(&mut Group)> = match advice {
             Advice::CU_MEM_ADVISE_SET_READ_MOSTLY => Box::new(|group| group.is_read_mostly = true),
             Advice::CU_MEM_ADVISE_UNSET_READ_MOSTLY => Box::new(|group| group.is_read_mostly = false),
@@ -252,7 +267,7 @@ impl Machine {
     /// A range of managed memory, not empty and inside one allocation.
     pub(super) fn check_managed(&self, address: u64, size_bytes: u64) -> Answer<()> {
         match self.memory.known(address, size_bytes).map(|found| found.owner) {
-            Some(Owner::Managed) if size_bytes > 0 => Ok(()),
+            Some(owner) if owner.is_managed() && size_bytes > 0 => Ok(()),
             _ => Err(INVALID_VALUE),
         }
     }

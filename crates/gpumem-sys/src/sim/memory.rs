@@ -55,6 +55,10 @@ pub(super) enum Owner {
     Plain,
     /// A memory pool.
     Pool(Handle),
+    /// A pool of pinned host memory.
+    PinnedPool(Handle),
+    /// A pool of managed memory.
+    ManagedPool(Handle),
     /// Another address of a pool's memory, one's own or another's: the pool that it was imported through.
     Imported(Handle),
     /// Plain memory of another process, opened by its handle.
@@ -76,7 +80,7 @@ impl Owner {
     pub(super) fn kind(self) -> AllocationKind {
         match self {
             Self::Plain => AllocationKind::Device,
-            Self::Pool(_) => AllocationKind::Pool,
+            Self::Pool(_) | Self::PinnedPool(_) | Self::ManagedPool(_) => AllocationKind::Pool,
             Self::Imported(_) | Self::Opened => AllocationKind::Imported,
             Self::Host { .. } => AllocationKind::Host,
             Self::Registered { .. } => AllocationKind::Registered,
@@ -87,7 +91,19 @@ impl Owner {
     }
 
     pub(super) fn is_host(self) -> bool {
-        matches!(self, Self::Host { .. } | Self::Registered { .. })
+        matches!(self, Self::Host { .. } | Self::Registered { .. } | Self::PinnedPool(_))
+    }
+
+    pub(super) fn is_managed(self) -> bool {
+        matches!(self, Self::Managed | Self::ManagedPool(_))
+    }
+
+    /// The pool that it was allocated from.
+    pub(super) fn pool(self) -> Option<Handle> {
+        match self {
+            Self::Pool(pool) | Self::PinnedPool(pool) | Self::ManagedPool(pool) => Some(pool),
+            _ => None,
+        }
     }
 }
 
@@ -249,7 +265,9 @@ impl Machine {
     /// Takes away what a context owns, and with a primary context what its device's pools have handed out.
     pub(super) fn memory_forget(&mut self, context: Handle, device: Option<usize>) {
         let owned = |allocation: &&Allocation| match allocation.owner {
-            Owner::Pool(_) | Owner::Imported(_) => Some(allocation.device) == device,
+            Owner::Pool(_) | Owner::PinnedPool(_) | Owner::ManagedPool(_) | Owner::Imported(_) => {
+                Some(allocation.device) == device
+            }
             // Handles belong to no context.
             Owner::Mapped { .. } => false,
             _ => allocation.context == context,
@@ -268,9 +286,13 @@ impl Machine {
     fn free_any(&mut self, base: u64) -> Answer<()> {
         let owner = self.memory.at_call.get(&base).ok_or(INVALID_VALUE)?.owner;
         match owner {
-            Owner::Plain | Owner::Pool(_) | Owner::Imported(_) | Owner::Managed | Owner::Mapped { .. } => {
-                self.free(base)
-            }
+            Owner::Plain
+            | Owner::Pool(_)
+            | Owner::PinnedPool(_)
+            | Owner::ManagedPool(_)
+            | Owner::Imported(_)
+            | Owner::Managed
+            | Owner::Mapped { .. } => self.free(base),
             Owner::Opened => {
                 self.import_close(base);
                 Ok(())
@@ -296,7 +318,12 @@ impl Machine {
     pub(super) fn device_allocation(&self, base: u64) -> Answer<Allocation> {
         let found = *self.memory.at_call.get(&base).ok_or(INVALID_VALUE)?;
         match found.owner {
-            Owner::Plain | Owner::Pool(_) | Owner::Imported(_) | Owner::Managed => Ok(found),
+            Owner::Plain
+            | Owner::Pool(_)
+            | Owner::PinnedPool(_)
+            | Owner::ManagedPool(_)
+            | Owner::Imported(_)
+            | Owner::Managed => Ok(found),
             Owner::Graph if self.graph_memory_is_live(base) => Ok(found),
             Owner::Host { .. }
             | Owner::Registered { .. }
@@ -317,7 +344,7 @@ impl Machine {
             self.memory.retired.pop_front();
         }
         self.memory.retired.push_back(base);
-        if let Owner::Pool(pool) = allocation.owner {
+        if let Some(pool) = allocation.owner.pool() {
             self.pool_retire(pool, allocation.size_bytes);
         }
     }
@@ -339,6 +366,9 @@ impl Machine {
             Owner::Graph => self.graph_memory_released(allocation.base),
             Owner::Pool(pool) => {
                 self.imports_lose(allocation);
+                self.pool_release(pool, allocation.base, allocation.size_bytes, at);
+            }
+            Owner::PinnedPool(pool) | Owner::ManagedPool(pool) => {
                 self.pool_release(pool, allocation.base, allocation.size_bytes, at);
             }
             Owner::Imported(_) | Owner::Opened => self.import_release(allocation.base),

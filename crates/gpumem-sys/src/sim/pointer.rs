@@ -1,6 +1,7 @@
 //! What an address is: the attributes of a pointer.
 
 use super::codes::{Answer, INVALID_VALUE};
+use super::handle::Handle;
 use super::machine::Machine;
 use super::memory::{Allocation, Owner};
 use super::pages;
@@ -21,8 +22,11 @@ impl Machine {
     pub(super) fn pointer_attribute(&self, attribute: Attribute, address: u64) -> Answer<PointerValue> {
         let found = self.memory.known(address, 1).ok_or(INVALID_VALUE)?;
         match self.pointer_value(attribute, &found, address)? {
-            // Host memory has no device's address and the other way round.
-            PointerValue::Long(0) if attribute == Attribute::CU_POINTER_ATTRIBUTE_HOST_POINTER => {
+            // A device's memory has no address for the host, and pinned memory of a pool none for devices.
+            PointerValue::Long(0)
+                if attribute == Attribute::CU_POINTER_ATTRIBUTE_HOST_POINTER
+                    || attribute == Attribute::CU_POINTER_ATTRIBUTE_DEVICE_POINTER =>
+            {
                 Err(INVALID_VALUE)
             }
             value => Ok(value),
@@ -60,11 +64,12 @@ impl Machine {
 }
 
 fn value(attribute: Attribute, found: &Allocation, address: u64) -> Answer<PointerValue> {
-    let (is_host, is_managed) = (found.owner.is_host(), found.owner == Owner::Managed);
+    let (is_host, is_managed) = (found.owner.is_host(), found.owner.is_managed());
     Ok(match attribute {
         // Memory of a pool belongs to no context, and neither does what is mapped.
         Attribute::CU_POINTER_ATTRIBUTE_CONTEXT
-            if matches!(found.owner, Owner::Pool(_) | Owner::Imported(_) | Owner::Mapped { .. }) =>
+            if found.owner.pool().is_some()
+                || matches!(found.owner, Owner::Imported(_) | Owner::Mapped { .. }) =>
         {
             PointerValue::Long(0)
         }
@@ -75,6 +80,9 @@ fn value(attribute: Attribute, found: &Allocation, address: u64) -> Answer<Point
         Attribute::CU_POINTER_ATTRIBUTE_MEMORY_TYPE => {
             PointerValue::Int(CUmemorytype::CU_MEMORYTYPE_DEVICE.0)
         }
+        Attribute::CU_POINTER_ATTRIBUTE_DEVICE_POINTER if matches!(found.owner, Owner::PinnedPool(_)) => {
+            PointerValue::Long(0)
+        }
         Attribute::CU_POINTER_ATTRIBUTE_DEVICE_POINTER => PointerValue::Long(address),
         Attribute::CU_POINTER_ATTRIBUTE_HOST_POINTER if is_host || is_managed => PointerValue::Long(address),
         Attribute::CU_POINTER_ATTRIBUTE_HOST_POINTER => PointerValue::Long(0),
@@ -84,8 +92,8 @@ fn value(attribute: Attribute, found: &Allocation, address: u64) -> Answer<Point
         Attribute::CU_POINTER_ATTRIBUTE_RANGE_SIZE => PointerValue::Long(found.size_bytes),
         Attribute::CU_POINTER_ATTRIBUTE_MAPPED => PointerValue::Bool(true),
         Attribute::CU_POINTER_ATTRIBUTE_MEMPOOL_HANDLE => PointerValue::Long(match found.owner {
-            Owner::Pool(pool) | Owner::Imported(pool) => pool.to_bits(),
-            _ => 0,
+            Owner::Imported(pool) => pool.to_bits(),
+            owner => owner.pool().map_or(0, Handle::to_bits),
         }),
         Attribute::CU_POINTER_ATTRIBUTE_BUFFER_ID => PointerValue::Long(found.base),
         _ => PointerValue::Unsupported,

@@ -6,6 +6,7 @@
 //! Segments that are free whole go back at synchronisation, down to the release threshold, when the pool is trimmed,
 //! or when the device has no memory left for somebody else.
 
+mod kind;
 mod reuse;
 
 use super::backing::{Backing, Bytes};
@@ -13,20 +14,20 @@ use super::codes::{Answer, INVALID_DEVICE, INVALID_HANDLE, INVALID_VALUE, NOT_SU
 use super::extents::Extents;
 use super::handle::Handle;
 use super::machine::Machine;
-use super::memory::{Allocation, Owner};
+use super::memory::Allocation;
 use super::operation::Operation;
 use super::pending::Pending;
 use super::plain::{ALIGNMENT_BYTES, CHUNK_BYTES, round_up};
 use super::pool_file::Sharing;
-use crate::types::{
-    CUmemAccess_flags as Access, CUmemAllocationType, CUmemLocationType, CUmemPool_attribute as Attribute,
-    CUmemPoolProps,
-};
+use crate::types::CUmemPool_attribute as Attribute;
+pub(super) use kind::PoolKind;
 use reuse::Policies;
 use std::collections::{BTreeMap, BTreeSet};
 
-/// One pool of a device.
+/// One pool.
 pub(super) struct Pool {
+    pub(super) kind: PoolKind,
+    /// Whose memory it hands out, or from where it was made.
     pub(super) device: usize,
     pub(super) is_default: bool,
     pub(super) is_closing: bool,
@@ -42,6 +43,8 @@ pub(super) struct Pool {
     policies: Policies,
     /// The other devices that may use its memory.
     pub(super) shared_with: BTreeSet<usize>,
+    /// Whether the host was given access to managed memory, which it has anyway.
+    is_hosts: bool,
     pub(super) sharing: Sharing,
 }
 
@@ -69,6 +72,7 @@ impl Gauge {
 impl Pool {
     pub(super) fn new(device: usize, is_default: bool, bytes_max: u64) -> Self {
         Self {
+            kind: PoolKind::Device,
             device,
             is_default,
             is_closing: false,
@@ -81,6 +85,7 @@ impl Pool {
             release_threshold_bytes: 0,
             policies: Policies::default(),
             shared_with: BTreeSet::new(),
+            is_hosts: false,
             sharing: Sharing::Private,
         }
     }
@@ -91,7 +96,7 @@ impl Pool {
 
     fn bytes_at(&self, address: u64) -> Option<Bytes> {
         let (base, segment) = self.segments.range(..=address).next_back()?;
-        Some(segment.backing.bytes().at(address - base))
+        (address - base < segment.size_bytes).then(|| segment.backing.bytes().at(address - base))
     }
 
     /// Where an address of the pool lies in its file.
@@ -132,19 +137,6 @@ impl Machine {
             .and_then(|pool| if pool.sharing.is_imported() { Err(INVALID_VALUE) } else { Ok(pool) })
     }
 
-    pub(super) fn pool_create(&mut self, props: &CUmemPoolProps) -> Answer<Handle> {
-        if props.allocType != CUmemAllocationType::CU_MEM_ALLOCATION_TYPE_PINNED {
-            return Err(INVALID_VALUE);
-        }
-        if props.location.type_ != CUmemLocationType::CU_MEM_LOCATION_TYPE_DEVICE {
-            return Err(NOT_SUPPORTED);
-        }
-        let device = usize::try_from(props.location.id).map_err(|_| INVALID_DEVICE)?;
-        self.devices.get(device).ok_or(INVALID_DEVICE)?;
-        let sharing = Sharing::new(props.handleTypes, self.instance, device)?;
-        self.pools.insert(Pool::new(device, false, props.maxSize as u64).shared(sharing))
-    }
-
     /// The pool goes when the last of its blocks is back.
     pub(super) fn pool_destroy(&mut self, handle: Handle) -> Answer<()> {
         if self.pool(handle)?.is_default {
@@ -172,9 +164,12 @@ impl Machine {
 
     /// Memory in a stream's order.
     pub(super) fn alloc_async(&mut self, pool: Handle, size_bytes: u64, stream: Handle) -> Answer<u64> {
-        let device = self.pool_to_take_from(pool)?.device;
+        let (kind, device) = self.pool_to_take_from(pool).map(|pool| (pool.kind, pool.device))?;
         if self.is_capturing(stream) {
-            return self.capture_alloc(stream, device, size_bytes);
+            return match kind {
+                PoolKind::Device => self.capture_alloc(stream, device, size_bytes),
+                _ => Err(NOT_SUPPORTED),
+            };
         }
         if size_bytes == 0 {
             return Ok(0);
@@ -185,7 +180,7 @@ impl Machine {
         let found = self.pools.get_mut(pool).ok_or(INVALID_VALUE)?;
         let bytes = found.bytes_at(base).ok_or(OUT_OF_MEMORY)?;
         found.used.add(size_bytes);
-        let owner = Owner::Pool(pool);
+        let owner = kind.owner(pool);
         let call = self.made_here();
         let allocation = Allocation { base, size_bytes, bytes, device, context, owner, call, born: None };
         let born = Some(self.enqueue(stream, Operation::Alloc(allocation)));
@@ -203,7 +198,7 @@ impl Machine {
 
     fn pool_grow_by(&mut self, handle: Handle, size_bytes: u64) -> Answer<()> {
         let pool = self.pools.get(handle).ok_or(INVALID_VALUE)?;
-        let (device, bytes_max) = (pool.device, pool.bytes_max);
+        let bytes_max = pool.bytes_max;
         if pool.reserved.current.saturating_add(size_bytes) > bytes_max {
             self.pool_trim(handle, bytes_max.saturating_sub(size_bytes));
         }
@@ -211,10 +206,9 @@ impl Machine {
         if reserved_bytes.saturating_add(size_bytes) > bytes_max {
             return Err(OUT_OF_MEMORY);
         }
-        self.admit(device, size_bytes)?;
+        let (base, segment) = self.segment_map(handle, size_bytes)?;
         let pool = self.pools.get_mut(handle).ok_or(INVALID_VALUE)?;
-        let (base, (backing, file_offset_bytes)) = pool.sharing.map(&mut self.devices[device], size_bytes)?;
-        pool.segments.insert(base, Segment { backing, size_bytes, file_offset_bytes });
+        pool.segments.insert(base, segment);
         pool.free.give(base, size_bytes);
         pool.reserved.add(size_bytes);
         Ok(())
@@ -231,7 +225,7 @@ impl Machine {
         let allocation = self.device_allocation(base)?;
         self.retire(base);
         let point = self.enqueue(stream, Operation::Free(allocation));
-        if let Owner::Pool(pool) = allocation.owner
+        if let Some(pool) = allocation.owner.pool()
             && let Some(pool) = self.pools.get_mut(pool)
         {
             pool.pending.insert(base, allocation.size_bytes.next_multiple_of(ALIGNMENT_BYTES), point);
@@ -248,15 +242,15 @@ impl Machine {
 
     /// Gives idle segments back until no more than this is reserved, or none is idle.
     pub(super) fn pool_trim(&mut self, handle: Handle, keep_bytes: u64) {
-        let Some(pool) = self.pools.get_mut(handle) else { return };
-        while pool.reserved.current > keep_bytes
+        while let Some(pool) = self.pools.get_mut(handle).filter(|pool| pool.reserved.current > keep_bytes)
             && let Some((base, size_bytes)) = pool.idle_segment()
         {
             pool.free.take_whole(base, size_bytes);
             pool.reserved.current -= size_bytes;
             if let Some(segment) = pool.segments.remove(&base) {
                 pool.sharing.discard(segment.file_offset_bytes, size_bytes);
-                self.devices[pool.device].unmap(base, size_bytes, segment.backing);
+                let (kind, device) = (pool.kind, pool.device);
+                self.segment_unmap(kind, device, base, segment);
             }
         }
     }
@@ -272,7 +266,8 @@ impl Machine {
     /// The device needs memory: every pool gives back what it can.
     pub(super) fn pools_trim(&mut self, device: usize) {
         for handle in self.pools.handles() {
-            if self.pools.get(handle).is_some_and(|pool| pool.device == device) {
+            let is_its = |pool: &Pool| pool.kind == PoolKind::Device && pool.device == device;
+            if self.pools.get(handle).is_some_and(is_its) {
                 self.pool_trim_all(handle, 0);
             }
         }
@@ -285,33 +280,6 @@ impl Machine {
                 self.pool_trim(handle, keep_bytes);
             }
         }
-    }
-
-    /// Shares a pool with another device, or stops sharing it; its own device always has access.
-    pub(super) fn pool_set_access(&mut self, handle: Handle, device: usize, flags: Access) -> Answer<()> {
-        let owner = self.pool(handle)?.device;
-        self.check_reach(device, owner)?;
-        let pool = self.pools.get_mut(handle).ok_or(INVALID_VALUE)?;
-        match flags {
-            Access::CU_MEM_ACCESS_FLAGS_PROT_READWRITE => {
-                pool.shared_with.insert(device);
-            }
-            Access::CU_MEM_ACCESS_FLAGS_PROT_NONE if device != owner => {
-                pool.shared_with.remove(&device);
-            }
-            _ => return Err(INVALID_VALUE),
-        }
-        Ok(())
-    }
-
-    pub(super) fn pool_access(&self, handle: Handle, device: usize) -> Answer<Access> {
-        let pool = self.pool(handle)?;
-        let has_access = pool.device == device || pool.shared_with.contains(&device);
-        Ok(if has_access {
-            Access::CU_MEM_ACCESS_FLAGS_PROT_READWRITE
-        } else {
-            Access::CU_MEM_ACCESS_FLAGS_PROT_NONE
-        })
     }
 
     /// An attribute of 32 bits (the policies) or 64.

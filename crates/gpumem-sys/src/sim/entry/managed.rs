@@ -33,7 +33,11 @@ entries! {
         if !matches!(flags, 1 | 2 | 4) {
             return Err(INVALID_VALUE);
         }
-        call.check_managed(address, size_bytes.max(1) as u64)
+        if call.is_managed(address) {
+            call.check_managed(address, size_bytes.max(1) as u64)
+        } else {
+            Err(INVALID_VALUE)
+        }
     }
 
     fn cuMemPrefetchAsync(

@@ -4,6 +4,7 @@ use super::{check_place, entries, put, take};
 use crate::sim::call::Call;
 use crate::sim::codes::{Answer, INVALID_VALUE, NOT_SUPPORTED, OUT_OF_MEMORY};
 use crate::sim::handle::Handle;
+use crate::sim::memory::{Allocation, Owner};
 use crate::sim::plain::{ALIGNMENT_BYTES, round_up};
 use crate::sim::pointer::PointerValue;
 use crate::table::Table;
@@ -127,7 +128,9 @@ entries! {
         address: CUdeviceptr,
     ) {
         call.context(call.thread)?;
-        let found = call.memory.known(address, 1).ok_or(crate::sim::codes::NOT_FOUND)?;
+        // It is host memory to the driver.
+        let is_range = |found: &Allocation| !matches!(found.owner, Owner::PinnedPool(_));
+        let found = call.memory.known(address, 1).filter(is_range).ok_or(crate::sim::codes::NOT_FOUND)?;
         if !base.is_null() {
             put(base, found.base)?;
         }
@@ -164,7 +167,7 @@ fn free(call: &mut Call<'_>, address: CUdeviceptr) -> Answer<()> {
     call.context(call.thread)?;
     call.refuse_unsafe()?;
     let found = call.device_allocation(address)?;
-    if call.is_managed(address) {
+    if found.owner.is_managed() || found.owner.is_host() {
         call.wait_for_all()?;
     }
     call.wait_for_device(found.device)?;

@@ -1,10 +1,10 @@
 //! Memory pools.
 
 use super::{check_place, entries, put, take};
-use crate::sim::codes::{INVALID_DEVICE, INVALID_VALUE};
+use crate::sim::codes::INVALID_VALUE;
 use crate::sim::handle::Handle;
 use crate::sim::machine::Machine;
-use crate::sim::pool::PoolValue;
+use crate::sim::pool::{PoolKind, PoolValue};
 use crate::table::Table;
 use crate::types::{
     CUdevice, CUdeviceptr, CUmemAccess_flags, CUmemAccessDesc, CUmemLocation, CUmemPool_attribute,
@@ -25,7 +25,8 @@ entries! {
 
     fn cuDeviceSetMemPool(call, device: CUdevice, pool: CUmemoryPool) {
         let (device, pool) = (call.device_index(device)?, Handle::from_ptr(pool));
-        if call.pool_to_take_from(pool)?.device != device {
+        let found = call.pool_to_take_from(pool)?;
+        if found.kind != PoolKind::Device || found.device != device {
             return Err(INVALID_VALUE);
         }
         call.devices[device].pool = pool;
@@ -35,7 +36,8 @@ entries! {
     fn cuMemPoolCreate(call, target: *mut CUmemoryPool, props: *const CUmemPoolProps) {
         check_place(target)?;
         let props = take(props)?;
-        put(target, call.pool_create(&props)?.to_ptr())
+        let home = call.context(call.thread).and_then(|context| call.context_device(context));
+        put(target, call.pool_create(&props, home.unwrap_or(0))?.to_ptr())
     }
 
     fn cuMemPoolDestroy(call, pool: CUmemoryPool) {
@@ -93,8 +95,8 @@ entries! {
     fn cuMemPoolSetAccess(call, pool: CUmemoryPool, map: *const CUmemAccessDesc, count: usize) {
         for index in 0..count {
             let wish = take(map.wrapping_add(index))?;
-            let device = call.device_index(wish.location.id)?;
-            call.pool_set_access(Handle::from_ptr(pool), device, wish.flags)?;
+            let user = call.user(&wish.location)?;
+            call.pool_set_access(Handle::from_ptr(pool), user, wish.flags)?;
         }
         Ok(())
     }
@@ -105,7 +107,7 @@ entries! {
         pool: CUmemoryPool,
         location: *mut CUmemLocation,
     ) {
-        let device = usize::try_from(take(location)?.id).map_err(|_| INVALID_DEVICE)?;
-        put(flags, call.pool_access(Handle::from_ptr(pool), device)?)
+        let user = call.user(&take(location)?)?;
+        put(flags, call.pool_access(Handle::from_ptr(pool), user)?)
     }
 }

@@ -7,7 +7,7 @@ use super::{Node, Work};
 use crate::sim::codes::{Answer, INVALID_HANDLE, INVALID_VALUE};
 use crate::sim::handle::Handle;
 use crate::sim::machine::Machine;
-use crate::sim::memory::{Owner, is_device_address};
+use crate::sim::memory::is_device_address;
 use crate::sim::operation::{CopyRows, Fill, HostCall, HostFunction, Operation};
 use crate::types::{CUDA_KERNEL_NODE_PARAMS, CUDA_MEMCPY3D, CUmemorytype};
 use core::ffi::c_void;
@@ -97,7 +97,7 @@ impl Machine {
     }
 
     fn memory_type(&self, address: u64) -> CUmemorytype {
-        let is_managed = self.memory.known(address, 1).is_some_and(|found| found.owner == Owner::Managed);
+        let is_managed = self.memory.known(address, 1).is_some_and(|found| found.owner.is_managed());
         match is_device_address(address) || is_managed {
             true => CUmemorytype::CU_MEMORYTYPE_DEVICE,
             false => CUmemorytype::CU_MEMORYTYPE_HOST,
