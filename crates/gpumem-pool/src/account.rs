@@ -6,6 +6,7 @@
 //! driver's own word counts.
 
 use crate::kind::MemoryKind;
+use crate::out_of_memory::{Passed, RefusedBy};
 use core::sync::atomic::{AtomicU64, Ordering};
 
 #[derive(Debug)]
@@ -25,7 +26,12 @@ impl Account {
     }
 
     /// Counts the bytes as held, or says what they would pass.
-    pub(crate) fn admit(&self, kind: MemoryKind, size_bytes: u64, oversubscribes: bool) -> Result<(), u64> {
+    pub(crate) fn admit(
+        &self,
+        kind: MemoryKind,
+        size_bytes: u64,
+        oversubscribes: bool,
+    ) -> Result<(), Passed> {
         let Some(own) = self.of(kind) else { return Ok(()) };
         // First counted, then looked at: of two who come together, one at least sees the other. Nobody passes the sum; both
         // may be refused.
@@ -34,7 +40,7 @@ impl Account {
             true => Ok(()),
             false => {
                 own.fetch_sub(size_bytes, Ordering::SeqCst);
-                Err(self.most_bytes)
+                Err(self.margin())
             }
         }
     }
@@ -48,18 +54,32 @@ impl Account {
 
     /// How much more of a kind may be held; nothing if that is too much already.
     pub(crate) fn room_bytes(&self, kind: MemoryKind) -> Option<u64> {
-        let unified_bytes = self.unified_bytes.load(Ordering::SeqCst);
-        if kind == MemoryKind::Host || kind == MemoryKind::Device && unified_bytes == 0 {
+        let has_unified = || self.unified_bytes.load(Ordering::SeqCst) > 0;
+        if kind == MemoryKind::Host || kind == MemoryKind::Device && !has_unified() {
             return Some(u64::MAX);
         }
-        let held_bytes = self.device_bytes.load(Ordering::SeqCst).saturating_add(unified_bytes);
-        self.most_bytes.checked_sub(held_bytes)
+        self.most_bytes.checked_sub(self.held_bytes())
     }
 
     /// The sum that so many bytes more would pass, if they would.
-    pub(crate) fn full_for(&self, kind: MemoryKind, size_bytes: u64) -> Option<u64> {
+    pub(crate) fn full_for(&self, kind: MemoryKind, size_bytes: u64) -> Option<Passed> {
         let has_room = self.room_bytes(kind).is_some_and(|room_bytes| room_bytes >= size_bytes);
-        (!has_room).then_some(self.most_bytes)
+        (!has_room).then(|| self.margin())
+    }
+
+    /// What all pools hold, of the device and of unified memory.
+    pub(crate) fn held_bytes(&self) -> u64 {
+        let unified_bytes = self.unified_bytes.load(Ordering::SeqCst);
+        self.device_bytes.load(Ordering::SeqCst).saturating_add(unified_bytes)
+    }
+
+    /// What pools hold of the device's own memory.
+    pub(crate) fn device_bytes(&self) -> u64 {
+        self.device_bytes.load(Ordering::SeqCst)
+    }
+
+    fn margin(&self) -> Passed {
+        Passed { by: RefusedBy::Margin, limit_bytes: self.most_bytes, held_bytes: self.held_bytes() }
     }
 
     fn of(&self, kind: MemoryKind) -> Option<&AtomicU64> {
@@ -79,6 +99,10 @@ mod tests {
     use super::*;
     use MemoryKind::{Device, Host, Unified};
 
+    fn margin(held_bytes: u64) -> Passed {
+        Passed { by: RefusedBy::Margin, limit_bytes: 1500, held_bytes }
+    }
+
     #[test]
     fn unified_memory_leaves_a_margin_beside_what_is_reserved() {
         let account = Account::new(1600);
@@ -87,15 +111,21 @@ mod tests {
             Ok(()),
             "without unified memory it is the driver's say"
         );
-        assert_eq!(account.admit(Unified, 1, false), Err(1500));
+        assert_eq!(account.admit(Unified, 1, false), Err(margin(1600)));
         account.give_back(Device, 600);
         assert_eq!(account.admit(Unified, 400, false), Ok(()));
-        assert_eq!(account.admit(Unified, 101, false), Err(1500));
-        assert_eq!((account.room_bytes(Device), account.full_for(Device, 101)), (Some(100), Some(1500)));
-        assert_eq!(account.admit(Device, 101, false), Err(1500));
+        assert_eq!(account.admit(Unified, 101, false), Err(margin(1400)));
+        assert_eq!(
+            (account.room_bytes(Device), account.full_for(Device, 101)),
+            (Some(100), Some(margin(1400)))
+        );
+        assert_eq!(account.admit(Device, 101, false), Err(margin(1400)));
         assert_eq!(account.admit(Device, 101, true), Ok(()));
         assert_eq!((account.room_bytes(Device), account.admit(Host, u64::MAX, false)), (None, Ok(())));
         account.give_back(Unified, 400);
-        assert_eq!((account.admit(Device, 1600, false), account.full_for(Unified, 0)), (Ok(()), Some(1500)));
+        assert_eq!(
+            (account.admit(Device, 1600, false), account.full_for(Unified, 0)),
+            (Ok(()), Some(margin(2701)))
+        );
     }
 }

@@ -4,6 +4,7 @@ use crate::account::Account;
 use crate::family::Family;
 use crate::kind::MemoryKind;
 use crate::options::PoolBuilder;
+use crate::out_of_memory::Passed;
 use std::sync::Arc;
 
 #[derive(Clone, Debug)]
@@ -29,7 +30,7 @@ impl Dues {
     }
 
     /// Counts the bytes as held, or says which limit does not allow it.
-    pub(crate) fn admit(&self, size_bytes: u64) -> Result<(), u64> {
+    pub(crate) fn admit(&self, size_bytes: u64) -> Result<(), Passed> {
         self.account.admit(self.kind, size_bytes, self.oversubscribes)?;
         let admitted = self.family.as_ref().map_or(Ok(()), |family| family.admit(size_bytes));
         admitted.inspect_err(|_| self.account.give_back(self.kind, size_bytes))
@@ -53,7 +54,7 @@ impl Dues {
     }
 
     /// The limit that so many bytes more would pass, if there is one.
-    pub(crate) fn full_for(&self, size_bytes: u64) -> Option<u64> {
+    pub(crate) fn full_for(&self, size_bytes: u64) -> Option<Passed> {
         let family = self.family.as_ref().and_then(|family| family.full_for(size_bytes));
         let account = || self.account.full_for(self.kind, size_bytes).filter(|_| !self.oversubscribes);
         family.or_else(account)

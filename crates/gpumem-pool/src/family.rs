@@ -3,6 +3,7 @@
 //! Each pool has a node, with its limit; a private pool's hangs below that of the pool it was made from. What a pool
 //! takes is admitted by its own node and by all above, each in one atomic step, so that no threads can pass any limit.
 
+use crate::out_of_memory::{Passed, RefusedBy};
 use core::fmt;
 use core::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
@@ -49,16 +50,16 @@ impl Family {
     }
 
     /// Counts the bytes as held, or says which limit does not allow it.
-    pub(crate) fn admit(&self, size_bytes: u64) -> Result<(), u64> {
+    pub(crate) fn admit(&self, size_bytes: u64) -> Result<(), Passed> {
         let sum = |held: u64| held.checked_add(size_bytes).filter(|sum| *sum <= self.admitted_bytes());
         // Acquire pairs with the release in `give_back`: the driver has taken back what makes room for this.
         let admitted = self.held_bytes.fetch_update(Ordering::SeqCst, Ordering::SeqCst, sum);
-        let held_bytes = admitted.map_err(|_| self.limit_bytes())? + size_bytes;
+        let held_bytes = admitted.map_err(|held_bytes| self.passed(held_bytes))? + size_bytes;
         // The limit may have become a lower one after it was looked at. Either this sees it, or what was counted above was
         // held before it was set.
         if held_bytes > self.admitted_bytes() {
             self.held_bytes.fetch_sub(size_bytes, Ordering::AcqRel);
-            return Err(self.limit_bytes());
+            return Err(self.passed(held_bytes - size_bytes));
         }
         let Some(above) = &self.above else { return Ok(()) };
         above.admit(size_bytes).inspect_err(|_| {
@@ -116,11 +117,17 @@ impl Family {
     }
 
     /// The limit that so many bytes more would pass, if there is one.
-    pub(crate) fn full_for(&self, size_bytes: u64) -> Option<u64> {
+    pub(crate) fn full_for(&self, size_bytes: u64) -> Option<Passed> {
         match self.is_full_for(size_bytes) {
-            true => Some(self.limit_bytes()),
+            true => Some(self.passed(self.held_bytes.load(Ordering::Relaxed))),
             false => self.above.as_ref()?.full_for(size_bytes),
         }
+    }
+
+    /// This node's limit, for a report.
+    pub(crate) fn passed(&self, held_bytes: u64) -> Passed {
+        let by = if self.above.is_some() { RefusedBy::Quota } else { RefusedBy::HardLimit };
+        Passed { by, limit_bytes: self.limit_bytes(), held_bytes }
     }
 
     /// Whether this node's own limit does not allow so many bytes more.
@@ -153,20 +160,29 @@ impl Family {
 mod tests {
     use super::*;
 
+    fn quota(limit_bytes: u64, held_bytes: u64) -> Passed {
+        Passed { by: RefusedBy::Quota, limit_bytes, held_bytes }
+    }
+
+    fn limit(limit_bytes: u64, held_bytes: u64) -> Passed {
+        Passed { by: RefusedBy::HardLimit, limit_bytes, held_bytes }
+    }
+
     #[test]
     fn every_limit_above_holds_and_a_refusal_counts_nothing() {
         let root = Family::new(100, None);
         let (left, right) =
             (Family::new(70, Some(Arc::clone(&root))), Family::new(70, Some(Arc::clone(&root))));
-        assert_eq!(left.admit(71), Err(70));
+        assert_eq!(left.admit(71), Err(quota(70, 0)));
         assert_eq!(left.admit(60), Ok(()));
-        assert_eq!((right.full_for(41), right.full_for(71), right.full_for(40)), (Some(100), Some(70), None));
-        assert_eq!(right.admit(41), Err(100));
+        assert_eq!((right.full_for(41), right.full_for(71)), (Some(limit(100, 60)), Some(quota(70, 0))));
+        assert_eq!(right.full_for(40), None);
+        assert_eq!(right.admit(41), Err(limit(100, 60)));
         assert_eq!(right.admit(40), Ok(()));
-        assert_eq!(root.admit(1), Err(100));
+        assert_eq!(root.admit(1), Err(limit(100, 100)));
         left.give_back(60);
         assert_eq!(right.admit(30), Ok(()));
-        assert_eq!(right.admit(u64::MAX), Err(70));
+        assert_eq!(right.admit(u64::MAX), Err(quota(70, 70)));
         assert_eq!(root.admit(30), Ok(()));
     }
 
@@ -175,9 +191,9 @@ mod tests {
         let family = Family::new(u64::MAX, None);
         assert_eq!(family.admit(100), Ok(()));
         assert_eq!(family.set_limit_bytes(60), 40);
-        assert_eq!((family.room_bytes(), family.admit(1)), (0, Err(60)));
+        assert_eq!((family.room_bytes(), family.admit(1)), (0, Err(limit(60, 100))));
         family.give_back(50);
-        assert_eq!((family.admit(11), family.admit(10)), (Err(60), Ok(())));
+        assert_eq!((family.admit(11), family.admit(10)), (Err(limit(60, 50)), Ok(())));
         assert_eq!(family.set_limit_bytes(70), 0);
         assert_eq!(family.admit(10), Ok(()));
     }
@@ -218,7 +234,7 @@ mod tests {
     fn sums_beyond_a_word_are_refused() {
         let family = Family::new(u64::MAX, None);
         assert_eq!(family.admit(u64::MAX - 1), Ok(()));
-        assert_eq!(family.admit(2), Err(u64::MAX));
+        assert_eq!(family.admit(2), Err(limit(u64::MAX, u64::MAX - 1)));
     }
 
     #[test]

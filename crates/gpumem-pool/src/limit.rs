@@ -4,6 +4,7 @@ use crate::device::Device;
 use crate::error::PoolError;
 use crate::family::Family;
 use crate::kind::MemoryKind;
+use crate::out_of_memory::Passed;
 use core::fmt;
 use core::str::FromStr;
 use core::sync::atomic::{AtomicU64, Ordering};
@@ -71,6 +72,11 @@ impl Limits {
     /// A part of what may be held: of the hard limit, or of the device where that is less.
     pub(crate) fn part_bytes(&self, share: f64, device: &Device) -> u64 {
         (self.family.limit_bytes().min(device.total_bytes()) as f64 * share) as u64
+    }
+
+    /// The hard limit, if there is one, for the report of a request that it refused with so much held.
+    pub(crate) fn passed(&self, held_bytes: u64) -> Option<Passed> {
+        self.hard_bytes().map(|_| self.family.passed(held_bytes))
     }
 
     pub(crate) fn soft_bytes(&self) -> Option<u64> {

@@ -2,9 +2,12 @@
 
 mod advice;
 mod growth;
+mod words;
 
 use crate::bytes::Bytes;
 use crate::contained::Outermost;
+use crate::kind::MemoryKind;
+use crate::options::BackendKind;
 pub use advice::Advice;
 use core::cell::Cell;
 use core::fmt;
@@ -37,8 +40,14 @@ use std::sync::Arc;
 pub struct OutOfMemory {
     /// What was asked for.
     pub requested_bytes: u64,
-    /// The limit that refused: the pool's, or one that it shares. Nothing if the device did.
+    /// Whose memory was asked for.
+    pub kind: MemoryKind,
+    /// Who refused.
+    pub refused_by: RefusedBy,
+    /// The limit that refused. Nothing if the device did.
     pub limit_bytes: Option<u64>,
+    /// What other pools hold that count against the same limit.
+    pub limit_others_bytes: u64,
     /// In blocks of this pool.
     pub in_use_bytes: u64,
     /// How many those are.
@@ -53,12 +62,49 @@ pub struct OutOfMemory {
     pub device_free_bytes: u64,
     /// All the device has.
     pub device_total_bytes: u64,
+    /// What other pools of the same [`Device`](crate::Device) hold, a part of [`OutOfMemory::others_bytes`].
+    pub other_pools_bytes: u64,
     /// What was tried before giving up, in this order.
     pub attempts: Vec<Attempt>,
     /// The largest holders, by tag; untagged blocks have none.
     pub holders: Vec<Holder>,
     /// How use has grown, if it has in the way of a program that leaks.
     pub growth: Option<Growth>,
+    pub(crate) maker: Maker,
+}
+
+/// Who refused a request.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum RefusedBy {
+    /// The driver, which has no such memory left.
+    #[default]
+    Device,
+    /// The hard limit of the pool, or of the one that this private pool was made from.
+    HardLimit,
+    /// The quota of a private pool.
+    Quota,
+    /// The margin that unified memory and what pools hold of the device keep below what the device has; see
+    /// [`PoolBuilder::oversubscribe`](crate::PoolBuilder::oversubscribe).
+    Margin,
+}
+
+/// A limit that a request would have passed, and what all who share it hold.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Passed {
+    pub(crate) by: RefusedBy,
+    pub(crate) limit_bytes: u64,
+    pub(crate) held_bytes: u64,
+}
+
+/// What advice asks of the pool that refused.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Maker {
+    pub(crate) backend: Option<BackendKind>,
+    /// Whether what is idle can be mapped elsewhere.
+    pub(crate) can_map: bool,
+    /// Whether its dials are those of the profile `tight`.
+    pub(crate) is_tight: bool,
 }
 
 /// Something that could have made room.
@@ -95,20 +141,25 @@ impl OutOfMemory {
     }
 
     /// In use on the device by anybody but this pool: other processes, other pools and libraries of this one, and what the
-    /// driver itself takes. The driver tells no more than the sum.
+    /// driver itself takes. The driver tells no more than the sum. Of unified memory nobody knows where its pages are: they
+    /// count as if they were all on the device.
     #[must_use]
     pub fn others_bytes(&self) -> u64 {
-        self.device_total_bytes.saturating_sub(self.device_free_bytes).saturating_sub(self.reserved_bytes)
+        let own_bytes = if self.kind == MemoryKind::Host { 0 } else { self.reserved_bytes };
+        self.device_total_bytes.saturating_sub(self.device_free_bytes).saturating_sub(own_bytes)
+    }
+
+    /// The same with the limit that refused, if one did; `own_bytes` are what this pool counts against it.
+    pub(crate) fn limited(self, passed: Option<Passed>, own_bytes: u64) -> Self {
+        let Some(Passed { by, limit_bytes, held_bytes }) = passed else { return self };
+        let limit_others_bytes = held_bytes.saturating_sub(own_bytes);
+        Self { refused_by: by, limit_bytes: Some(limit_bytes), limit_others_bytes, ..self }
     }
 }
 
 impl fmt::Display for OutOfMemory {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let requested = Bytes(self.requested_bytes);
-        match self.limit_bytes.map(Bytes) {
-            Some(limit) => writeln!(f, "out of GPU memory: the limit of {limit} refused {requested}")?,
-            None => writeln!(f, "out of GPU memory: the device refused {requested}")?,
-        }
+        writeln!(f, "{}", self.headline())?;
         let mut row = |name: &str, bytes: u64, more: &str| {
             let text = format!("  {name:<11} {:>14}  {more}", Bytes(bytes));
             writeln!(f, "{}", text.trim_end())
@@ -124,8 +175,17 @@ impl fmt::Display for OutOfMemory {
             row("  pending", self.pending_bytes, "freed, and waiting for the device")?;
         }
         row("reserved", self.reserved_bytes, "")?;
-        row("others", self.others_bytes(), "other pools, libraries and processes")?;
-        row("device free", self.device_free_bytes, &format!("of {}", Bytes(self.device_total_bytes)))?;
+        if self.limit_others_bytes > 0 {
+            row("sharers", self.limit_others_bytes, "in other pools that count against the same limit")?;
+        }
+        // Host memory is no part of the device's.
+        if self.kind != MemoryKind::Host {
+            row("others", self.others_bytes(), "other pools, libraries and processes")?;
+            if self.other_pools_bytes > 0 {
+                row("  pools", self.other_pools_bytes, "in other pools of this program")?;
+            }
+            row("device free", self.device_free_bytes, &format!("of {}", Bytes(self.device_total_bytes)))?;
+        }
         for attempt in &self.attempts {
             let Attempt { name, gained_bytes, took, failures } = attempt;
             writeln!(f, "  tried: {name}: {} in {took:.1?}", Bytes(*gained_bytes))?;
@@ -136,7 +196,7 @@ impl fmt::Display for OutOfMemory {
         if let Some(growth) = &self.growth {
             writeln!(f, "  {growth}")?;
         }
-        write!(f, "  → {}", self.advice().of(self))
+        write!(f, "  → {}", self.advised())
     }
 }
 

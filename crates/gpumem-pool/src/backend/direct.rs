@@ -15,7 +15,7 @@ use crate::family::Member;
 use crate::ledger::{Admission, Ledger};
 use crate::limit::Limits;
 use crate::options::{BackendKind, PoolBuilder};
-use crate::out_of_memory::{Attempt, GrowthLog, OutOfMemory, Sample};
+use crate::out_of_memory::{Attempt, GrowthLog, OutOfMemory, Passed, Sample};
 use crate::stream::Stream;
 use crate::upkeep::{Idle, Waiting};
 use core::ops::Deref;
@@ -147,8 +147,7 @@ impl<C: Calls + Send + Sync> Waiting for Desk<C> {
 
 impl<C: Calls> Desk<C> {
     fn admit(&self, size_bytes: u64) -> Result<Admission<'_>, PoolError> {
-        let refused =
-            |limit_bytes| self.refusal(size_bytes, self.ledger.in_use_bytes(), Some(limit_bytes), Vec::new());
+        let refused = |passed| self.refusal(size_bytes, self.ledger.in_use_bytes(), Some(passed), Vec::new());
         self.dues.admit(size_bytes).map_err(refused)?;
         Ok(self.ledger.admit(size_bytes))
     }
@@ -236,7 +235,7 @@ impl<C: Calls> Desk<C> {
         &self,
         requested_bytes: u64,
         in_use_bytes: u64,
-        limit_bytes: Option<u64>,
+        passed: Option<Passed>,
         attempts: Vec<Attempt>,
     ) -> PoolError {
         let (info, reserved) = match (self.device.memory_info(), self.calls.reserved(&self.device)) {
@@ -246,14 +245,13 @@ impl<C: Calls> Desk<C> {
         };
         let reserved_bytes = reserved.map_or(in_use_bytes, |reserved| reserved.current_bytes);
         // Where the device has room, the driver's pool has refused, whose own limit counts what it reserves.
-        let is_full = |limit_bytes: &u64| {
+        let is_full = |passed: &Passed| {
             info.free_bytes >= requested_bytes
-                && reserved_bytes.saturating_add(requested_bytes) > *limit_bytes
+                && reserved_bytes.saturating_add(requested_bytes) > passed.limit_bytes
         };
-        let pools_limit = || self.limits.hard_bytes().filter(is_full);
-        PoolError::refused(OutOfMemory {
+        let pools_limit = || self.limits.passed(in_use_bytes).filter(is_full);
+        let report = OutOfMemory {
             requested_bytes,
-            limit_bytes: limit_bytes.or_else(pools_limit),
             in_use_bytes,
             block_count: self.ledger.block_count(),
             reserved_bytes,
@@ -262,7 +260,8 @@ impl<C: Calls> Desk<C> {
             attempts,
             growth: self.growth.steady(),
             ..OutOfMemory::default()
-        })
+        };
+        PoolError::refused(report.limited(passed.or_else(pools_limit), in_use_bytes))
     }
 
     fn note_growth(&self) {

@@ -11,7 +11,7 @@ use super::State;
 use crate::backend::Source;
 use crate::context::Relaxed;
 use crate::error::PoolError;
-use crate::out_of_memory::{Attempt, OutOfMemory};
+use crate::out_of_memory::{Attempt, OutOfMemory, RefusedBy};
 use crate::reclaim::Extent;
 use std::time::Instant;
 
@@ -79,7 +79,7 @@ impl State {
     /// All that other pools keep without using it, once the device is idle.
     fn trim_others(&self, report: &OutOfMemory) -> Asked {
         // Another limit may have the same number.
-        let is_ours = report.limit_bytes.is_some()
+        let is_ours = matches!(report.refused_by, RefusedBy::HardLimit | RefusedBy::Quota)
             && report.limit_bytes == self.limits.hard_bytes()
             && self.limits.family().is_full_for(report.requested_bytes);
         let members = self.device.upkeep().members();

@@ -2,8 +2,12 @@
 
 use super::State;
 use crate::backend::Source;
+use crate::dials::{Dials, Profile};
 use crate::error::PoolError;
+use crate::kind::MemoryKind;
 use crate::limit::{Limit, Limits};
+use crate::options::BackendKind;
+use crate::out_of_memory::{Maker, OutOfMemory};
 
 impl State {
     pub(crate) fn reclaim(&self) -> Result<u64, PoolError> {
@@ -51,13 +55,32 @@ impl State {
     pub(crate) fn explained<T>(&self, result: Result<T, PoolError>) -> Result<T, PoolError> {
         result.map_err(|mut error| {
             if let Some(report) = error.out_of_memory_mut() {
-                report.holders = self.tags.holders();
+                self.describe(report);
             }
             if let (Some(report), Some(observer)) = (error.out_of_memory(), &self.setup.observer) {
                 observer.tell(report);
             }
             error
         })
+    }
+
+    /// What only the pool knows of a refusal by its backend.
+    fn describe(&self, report: &mut OutOfMemory) {
+        let (kind, backend) = (self.setup.kind, self.backend.kind());
+        let own_bytes = match (kind, backend) {
+            (MemoryKind::Device, BackendKind::Caching) => report.reserved_bytes,
+            (MemoryKind::Device, _) => report.in_use_bytes,
+            _ => 0,
+        };
+        report.kind = kind;
+        report.holders = self.tags.holders();
+        report.other_pools_bytes =
+            self.device.account().device_bytes().saturating_sub(own_bytes).min(report.others_bytes());
+        report.maker = Maker {
+            backend: Some(backend),
+            can_map: self.backend.growing().is_some(),
+            is_tight: self.setup.dials == Dials::of(Profile::Tight),
+        };
     }
 
     fn giving_back(&self, work: impl FnOnce(&Self) -> Result<(), PoolError>) -> Result<u64, PoolError> {

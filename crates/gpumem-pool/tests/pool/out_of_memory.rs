@@ -1,8 +1,10 @@
-//! What a refused request says: five programs that run out of memory for five reasons, each with its own advice.
+//! What a refused request says: six programs that run out of memory for six reasons, each with its own advice.
 
 use crate::bench::{Bench, on_device_memory, on_each_backend, small};
 use gpumem_pool::sys::SimConfig;
-use gpumem_pool::{Advice, BackendKind, Block, Dials, OutOfMemory, Pool, PoolError, Profile, Stream};
+use gpumem_pool::{
+    Advice, BackendKind, Block, Dials, MemoryKind, OutOfMemory, Pool, PoolError, Profile, RefusedBy, Stream,
+};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -115,6 +117,47 @@ fn a_program_that_wants_too_much() {
         let (pool, stream) = (options.build().unwrap(), bench.stream());
         let (_held, error) = until_refused(&pool, 300 * MIB, &stream);
         assert_eq!(refused(bench, "too_much", &error, &seen), Advice::NeedLess);
+    });
+}
+
+/// Unified memory that fills the device leaves it no room to work in.
+#[test]
+fn the_margin_of_unified_memory() {
+    on_each_backend(&small(), |bench| {
+        if bench.kind == MemoryKind::Unified {
+            let (options, seen) = observed(bench);
+            let (pool, stream) = (options.build().unwrap(), bench.stream());
+            let (_held, error) = until_refused(&pool, 300 * MIB, &stream);
+            assert!(matches!(error, PoolError::LimitReached(_)));
+            assert_eq!(error.out_of_memory().unwrap().refused_by, RefusedBy::Margin);
+            assert_eq!(refused(bench, "margin", &error, &seen), Advice::Oversubscribe);
+        }
+    });
+}
+
+/// Whose the memory is that counts against a limit, and that is on the device.
+#[test]
+fn other_pools_are_told_apart() {
+    on_device_memory(&small(), |bench| {
+        let (pool, stream) = (bench.builder().hard_limit(256 * MIB).build().unwrap(), bench.stream());
+        let private = pool.private(200 * MIB).unwrap();
+        let held = private.alloc(190 * MIB, &stream).unwrap();
+        let text = |error: PoolError, by: RefusedBy| {
+            assert_eq!(error.out_of_memory().map(|report| report.refused_by), Some(by), "{error}");
+            error.to_string()
+        };
+        let shared = text(pool.alloc(100 * MIB, &stream).unwrap_err(), RefusedBy::HardLimit);
+        assert!(shared.contains("other pools hold 190.000 MiB of the limit"), "{shared}");
+        assert!(shared.contains("raise it to 290.000 MiB or more"), "{shared}");
+        let quota = text(private.alloc(20 * MIB, &stream).unwrap_err(), RefusedBy::Quota);
+        assert!(quota.contains("the quota of 200.000 MiB") && quota.contains("Pool::private"), "{quota}");
+        drop((held, private, pool));
+        bench.device.synchronize().unwrap();
+
+        let (full, other) = (bench.pool(), bench.pool());
+        let _held = full.alloc(800 * MIB, &stream).unwrap();
+        let error = text(other.alloc(400 * MIB, &stream).unwrap_err(), RefusedBy::Device);
+        assert!(error.contains("other pools of this program hold 800.000 MiB"), "{error}");
     });
 }
 

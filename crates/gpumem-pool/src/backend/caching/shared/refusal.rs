@@ -27,13 +27,13 @@ impl Shared {
             (heap.pending_bytes(), heap.largest_free_bytes(self.clocks()))
         };
         // A limit that others have reached meanwhile, or that has become a lower one, looks like a driver without memory.
-        let limit_bytes = match &lack.said {
-            None => passed.or(self.limits.hard_bytes()),
+        let own_limit = || self.limits.passed(reserved.current_bytes);
+        let passed = match &lack.said {
+            None => passed.or_else(own_limit),
             Some(_) => passed.filter(|_| info.free_bytes >= requested_bytes),
         };
-        PoolError::refused(OutOfMemory {
+        let report = OutOfMemory {
             requested_bytes,
-            limit_bytes,
             in_use_bytes: counts.in_use_bytes,
             block_count: counts.block_count,
             reserved_bytes: reserved.current_bytes,
@@ -44,7 +44,8 @@ impl Shared {
             attempts: lack.attempts,
             growth: self.growth.steady(),
             ..OutOfMemory::default()
-        })
+        };
+        PoolError::refused(report.limited(passed, reserved.current_bytes))
     }
 
     /// Of what the heap has out; what magazines hold is part of it, and little.

@@ -1,0 +1,119 @@
+//! What an [`OutOfMemory`] says in sentences: who refused, and the advice.
+
+use super::{Advice, Maker, OutOfMemory, RefusedBy};
+use crate::bytes::Bytes;
+use crate::kind::MemoryKind;
+use crate::options::BackendKind;
+
+impl OutOfMemory {
+    /// Who refused how much.
+    pub(super) fn headline(&self) -> String {
+        let (requested, limit) = (Bytes(self.requested_bytes), Bytes(self.limit_bytes.unwrap_or(0)));
+        let memory = match self.kind {
+            MemoryKind::Device => "GPU memory",
+            MemoryKind::Unified => "unified memory",
+            MemoryKind::Host => "pinned host memory",
+        };
+        let who = match (self.refused_by, self.limit_bytes) {
+            (RefusedBy::Margin, _) => format!("the margin, which leaves {limit} to all pools together,"),
+            (RefusedBy::Quota, _) => format!("the quota of {limit}"),
+            (RefusedBy::HardLimit, _) | (_, Some(_)) => format!("the limit of {limit}"),
+            (RefusedBy::Device, None) if self.kind == MemoryKind::Host => "the host".into(),
+            (RefusedBy::Device, None) => "the device".into(),
+        };
+        format!("out of {memory}: {who} refused {requested}")
+    }
+
+    /// The advice for this case.
+    pub(super) fn advised(&self) -> String {
+        let needed = Bytes(self.needed_bytes());
+        match self.advice() {
+            Advice::RaiseTheLimit => self.raise_the_limit(),
+            Advice::FreeTheDevice => self.free_the_device(),
+            Advice::Defragment => self.defragment(),
+            Advice::FindTheLeak => {
+                "something is kept at every step: drop it, or give steps a scope (Pool::scope) and see \
+                                    in the status which tag grows"
+                    .into()
+            }
+            Advice::NeedLess if self.kind == MemoryKind::Host => format!(
+                "{needed} are more than the host has to pin: use less of it, or plain memory (HostMemory::pageable)"
+            ),
+            Advice::NeedLess => format!(
+                "{needed} are more than there is: use smaller batches or a smaller type, or drop arrays earlier"
+            ),
+            Advice::Oversubscribe => {
+                "unified memory and what pools hold of the device keep a margin free together: drop \
+                                      arrays, or let this pool pass it (PoolBuilder::oversubscribe, \
+                                      GPUMEM_CONF=oversubscribe:true); pages may then move back and forth"
+                    .into()
+            }
+            Advice::WaitForWork => format!(
+                "{} are freed, and wait for work that this request could not wait for: synchronize first, end the capture \
+                 that goes on, or raise the deadline (Dials::wait_deadline)",
+                Bytes(self.pending_bytes)
+            ),
+        }
+    }
+
+    fn raise_the_limit(&self) -> String {
+        let raised = self.raised();
+        match () {
+            () if self.limit_others_bytes > self.in_use_bytes => format!(
+                "other pools hold {} of the limit: drop arrays there, or {raised}",
+                Bytes(self.limit_others_bytes)
+            ),
+            () if self.kind == MemoryKind::Device => {
+                format!("the device has room that the limit forbids: {raised}, or drop arrays")
+            }
+            () => format!("it is our limit, not the machine's: {raised}, or drop arrays"),
+        }
+    }
+
+    /// How to get a limit that allows the request.
+    fn raised(&self) -> String {
+        let how = match self.refused_by {
+            RefusedBy::Quota => "Pool::private, Pool::set_hard_limit",
+            _ => "GPUMEM_HARD_LIMIT, PoolBuilder::hard_limit, Pool::set_hard_limit",
+        };
+        format!("raise it to {} or more ({how})", Bytes(self.needed_bytes()))
+    }
+
+    fn free_the_device(&self) -> String {
+        let others_bytes = self.others_bytes();
+        let advice = match self.other_pools_bytes > others_bytes / 2 {
+            true => format!(
+                "other pools of this program hold {} of this device: drop arrays there, or use one pool for all",
+                Bytes(self.other_pools_bytes)
+            ),
+            false => format!(
+                "others hold {} of this device: see with `nvidia-smi` who, and end it or use another device",
+                Bytes(others_bytes)
+            ),
+        };
+        match self.limit_bytes {
+            Some(_) => format!("{advice}; the limit is in the way too, {}", self.raised()),
+            None => advice,
+        }
+    }
+
+    fn defragment(&self) -> String {
+        let largest = self.largest_free_bytes.filter(|largest| *largest < self.requested_bytes);
+        let pieces = largest.map_or(String::new(), |largest| format!(" of up to {}", Bytes(largest)));
+        let apart = "give long-lived small ones a pool of their own (Pool::private)";
+        let more = match self.maker {
+            Maker { can_map: true, is_tight: true, .. } => format!(", and {apart}"),
+            Maker { can_map: true, .. } => format!(", {apart}, or set GPUMEM_PROFILE=tight"),
+            Maker { backend: Some(BackendKind::Caching), .. } => {
+                format!(", {apart}, or keep them out of large segments (GPUMEM_CONF=max_split_size_mb:64)")
+            }
+            _ if self.kind == MemoryKind::Device => {
+                format!(
+                    ", {apart}, or choose GPUMEM_POOL=caching, which maps what is idle to where it is needed"
+                )
+            }
+            _ => String::new(),
+        };
+        format!("enough is free, but in pieces{pieces}: allocate large blocks first{more}")
+    }
+}
