@@ -14,7 +14,7 @@
 //! | [`poll_budget`](Dials::poll_budget) | 20 µs | 20 µs | 20 µs | how long one allocation may ask the driver what is complete; zero never asks | time; less of it: memory that other streams have freed is had later |
 //! | [`release_budget`](Dials::release_budget) | 200 µs | 200 µs | 200 µs | how long an allocation that took the long way, or the moment before a wait of the host, may give back what is over the soft limit; zero leaves that to the ends of waits | time; less of it: memory over the soft limit for longer |
 //! | [`inserted_waits`](Dials::inserted_waits) | off | on | on | whether one stream may be made to wait for another, on the device, rather than pass the slack | concurrency of streams; off: memory |
-//! | [`empty_windows_max`](Dials::empty_windows_max) | 4096 | 4096 | 16384 | mappings kept after their memory moved on, to which it can move back for nothing; no more than 8 for each 2 MiB of memory, or 256 | host memory, some 100 bytes each; less of it: driver calls |
+//! | [`empty_windows_max`](Dials::empty_windows_max) | 4096 | 4096 | 16384 | mappings kept after their memory moved on, to which it can move back for nothing; no more than 8 for each 2 MiB of memory, or 256 | host memory, 12 bytes for each frame of 2 MiB; less of it: driver calls |
 //! | [`wait_deadline`](Dials::wait_deadline) | 10 s | 10 s | 10 s | how long an allocation may wait for running work when memory is out | time before an error |
 
 use core::fmt;
@@ -194,7 +194,7 @@ impl Dials {
         self
     }
 
-    /// Beyond it those that were left first are unmapped, as far as their last uses are known to be complete.
+    /// Beyond it some are unmapped, each in its turn, as far as the last uses of what left them are known to be complete.
     pub fn empty_windows_max(mut self, count: u32) -> Self {
         self.empty_windows_max = count;
         self

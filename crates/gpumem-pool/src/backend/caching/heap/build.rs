@@ -11,6 +11,7 @@ use super::frames::{Frames, move_frames, ones};
 use super::plan::Part;
 use super::space::{FRAME_BYTES, FRAME_SHIFT};
 use super::stamps::Pending;
+use super::windows::HANDLES_MAX;
 use super::{Heap, LARGE_SPACE, Request};
 use gpumem_sys::DriverError;
 
@@ -70,7 +71,7 @@ impl Heap {
     /// addresses are short, gaps are used up.
     fn own_place(&self, index: usize, row: &Row) -> u64 {
         let (space, row_bytes) = (&self.spaces[index], row.size_bytes(&self.frames));
-        let hole = |size_bytes: u64| self.frames.hole(index, size_bytes >> FRAME_SHIFT);
+        let hole = |size_bytes: u64| self.frames.holes(index).find(size_bytes >> FRAME_SHIFT);
         let is_anew = row.parts.is_empty() && row.last.is_none();
         let gap_bytes = if is_anew || index != LARGE_SPACE { 0 } else { GAP_BYTES };
         if let Some(slot) = hole(row_bytes + 2 * GAP_BYTES) {
@@ -99,7 +100,7 @@ struct Done {
 }
 
 /// Makes the windows, from a place on that is a hole or the end of the space, and moves what the parts name into them.
-/// False when the space has no room.
+/// False when the space has no room, or handles no numbers.
 pub(super) fn make(
     heap: &mut Heap,
     (space, start): (usize, u64),
@@ -112,7 +113,8 @@ pub(super) fn make(
     }
     let end = heap.spaces[space].end();
     let more_bytes = (start + size_bytes).saturating_sub(end);
-    if heap.spaces[space].room_bytes() < more_bytes {
+    let has_numbers = heap.frames.handles.len() + row.new.len() < HANDLES_MAX;
+    if heap.spaces[space].room_bytes() < more_bytes || !has_numbers {
         return Ok(false);
     }
     let mut done = Done::default();
@@ -121,13 +123,15 @@ pub(super) fn make(
     if more_bytes > 0 && (asked.is_ok() || !is_undone) {
         heap.spaces[space].extend(&mut heap.records, more_bytes);
         if start > end {
-            heap.frames.add_hole(space, end >> FRAME_SHIFT, (start - end) >> FRAME_SHIFT);
+            heap.frames.holes_mut(space).add(end >> FRAME_SHIFT, (start - end) >> FRAME_SHIFT);
         }
     }
     match asked {
         Ok(()) => commit(heap, (space, start), row, &done.created),
         // What could not be undone is no hole any more.
-        Err(_) if !is_undone => heap.frames.fill_hole(space, start >> FRAME_SHIFT, size_bytes >> FRAME_SHIFT),
+        Err(_) if !is_undone => {
+            heap.frames.holes_mut(space).fill(start >> FRAME_SHIFT, size_bytes >> FRAME_SHIFT)
+        }
         Err(_) => {}
     }
     asked.map(|()| true)
@@ -181,7 +185,7 @@ fn commit(heap: &mut Heap, (space, start): (usize, u64), row: &Row, created: &[(
     let Heap { spaces, frames, records, .. } = heap;
     let mut slot = start >> FRAME_SHIFT;
     let mut window = |frames: &mut Frames, handle: u32| {
-        let window = frames.add_window(handle, space as u8, slot);
+        let window = frames.add_window(handle, space, slot);
         slot += u64::from(frames.handle(handle).frame_count);
         window
     };
@@ -193,7 +197,7 @@ fn commit(heap: &mut Heap, (space, start): (usize, u64), row: &Row, created: &[(
         let handle = frames.add_handle(*raw, *frame_count);
         let id = window(frames, handle);
         frames.set_resident(id, ones(0, *frame_count));
-        let start = u64::from(frames.window(id).slot) << FRAME_SHIFT;
+        let start = u64::from(id.slot()) << FRAME_SHIFT;
         spaces[space].occupy(records, start, start + u64::from(*frame_count) * FRAME_BYTES, Pending::READY);
     }
     if let Some(part) = &row.last {
@@ -204,5 +208,5 @@ fn commit(heap: &mut Heap, (space, start): (usize, u64), row: &Row, created: &[(
 
 /// Room for what a row will miss the next time.
 const GAP_BYTES: u64 = 32 << 20;
-/// Addresses that are tiled, of what is reserved; each frame of them takes 8 bytes of tables.
+/// Addresses that are tiled, of what is reserved; each frame of them takes 12 bytes of tables.
 const SPAN: u64 = 16;

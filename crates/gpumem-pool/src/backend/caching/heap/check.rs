@@ -6,6 +6,7 @@ use super::record::{Kind, NONE, Record, Records};
 use super::segments::Segments;
 use super::space::{FRAME_BYTES, FRAME_SHIFT, Space};
 use super::stamps::{Owner, Pending};
+use super::windows::Entry;
 use std::collections::BTreeMap;
 
 impl Heap {
@@ -53,13 +54,13 @@ impl Heap {
         for (index, space) in self.spaces.iter().enumerate() {
             let end = space.end() >> FRAME_SHIFT;
             let mut place = 0;
-            for (slot, count) in self.frames.holes(index) {
-                expect(*slot >= place && *count > 0, || {
+            for (slot, count) in self.frames.holes(index).iter() {
+                expect(slot >= place && count > 0, || {
                     format!("hole {slot} of space {index} should be part of another")
                 })?;
                 place = slot + count + 1;
                 expect(slot + count <= end, || format!("hole {slot} lies behind the end of space {index}"))?;
-                let mapped = (*slot..slot + count).find(|slot| {
+                let mapped = (slot..slot + count).find(|slot| {
                     self.frames.window_at(index, *slot).is_some() || self.is_resident(index, *slot)
                 });
                 expect(mapped.is_none(), || {
@@ -79,17 +80,17 @@ impl Heap {
             let mut resident = 0;
             for window_id in self.frames.windows_of(id) {
                 window_count += 1;
-                empty_count += usize::from(self.frames.window(window_id).resident == 0);
-                let window = self.frames.window(window_id);
-                expect(window.handle == id, || format!("window {window_id} is not handle {id}'s"))?;
-                expect(resident & window.resident == 0, || {
-                    format!("a frame of handle {id} is resident twice")
+                let here = self.frames.resident(window_id);
+                empty_count += usize::from(here == 0);
+                expect(self.frames.handle_of(window_id) == id, || {
+                    format!("window {window_id:?} is not handle {id}'s")
                 })?;
-                resident |= window.resident;
-                for slot in u64::from(window.slot)..u64::from(window.slot + handle.frame_count) {
-                    let found = self.frames.window_at(usize::from(window.space), slot);
+                expect(resident & here == 0, || format!("a frame of handle {id} is resident twice"))?;
+                resident |= here;
+                for slot in u64::from(window_id.slot())..u64::from(window_id.slot() + handle.frame_count) {
+                    let found = self.frames.window_at(window_id.space(), slot);
                     expect(found == Some(window_id), || {
-                        format!("slot {slot} is window {found:?}, not {window_id}")
+                        format!("slot {slot} is window {found:?}, not {window_id:?}")
                     })?;
                 }
             }
@@ -98,9 +99,8 @@ impl Heap {
                 format!("handle {id}: frames {resident:#b} of {all:#b} are resident")
             })?;
         }
-        let by_place: Vec<u32> = (0..2).flat_map(|space| self.frames.windows_in(space)).copied().collect();
-        let placed = by_place.iter().map(|id| (self.frames.window(*id).space, self.frames.window(*id).slot));
-        expect(placed.is_sorted() && by_place.len() == window_count, || "windows are not in order".into())?;
+        let placed_count = (0..2).flat_map(|space| self.frames.windows_in(space)).count();
+        expect(placed_count == window_count, || format!("{placed_count} windows have a place"))?;
         expect(empty_count == self.frames.empty_count(), || format!("{empty_count} windows are empty"))?;
         expect(window_count == self.frames.window_count(), || "a window belongs to no handle".into())?;
         expect(reserved_bytes == self.frames.reserved_bytes, || {
@@ -112,8 +112,7 @@ impl Heap {
 
     /// Whether there is memory behind a frame of addresses.
     fn is_resident(&self, index: usize, slot: u64) -> bool {
-        let window = self.frames.window_at(index, slot).map(|window| self.frames.window(window));
-        window.is_some_and(|window| window.resident >> (slot as u32 - window.slot) & 1 == 1)
+        self.frames.entry(index, slot).is_some_and(Entry::is_resident)
             || self.segments.as_ref().is_some_and(|segments| segments.has(index, slot))
     }
 

@@ -7,6 +7,7 @@
 use super::frames::{Frames, ones};
 use super::space::{FRAME_BYTES, FRAME_SHIFT, Space};
 use super::survey::{Idle, Survey, View};
+use super::windows::WindowId;
 use super::{Heap, frames_in};
 use crate::clock::Order;
 
@@ -19,7 +20,7 @@ pub(super) struct Extension {
     pub(super) room_frames: u64,
     pub(super) missing_frames: u32,
     /// Windows of the stretch, and the frames that move back to each.
-    pub(super) moves: Vec<(u32, u64)>,
+    pub(super) moves: Vec<(WindowId, u64)>,
     /// The stretch's own memory, which can't be mapped elsewhere for this block.
     pub(super) survey: Survey,
 }
@@ -51,7 +52,7 @@ impl Heap {
         let at = |(slot, room_frames)| stretch.extension(space, (slot, room_frames), place, view);
         let mut found: Vec<Extension> = Vec::new();
         if place.1 <= FRAME_BYTES {
-            let holes = self.frames.holes(index).iter().map(|(slot, count)| (*slot, *count));
+            let holes = self.frames.holes(index).iter();
             found.extend(holes.filter_map(at).filter(|found| found.start < found.row_start));
             found.sort_by_key(|extension| extension.missing_frames);
             found.truncate(LOOKS_MAX);
@@ -59,6 +60,13 @@ impl Heap {
         found.extend(at(end));
         found
     }
+}
+
+/// Of a window, the frames that are part of a stretch.
+struct Before {
+    window: WindowId,
+    handle: u32,
+    mask: u64,
 }
 
 struct Stretch<'a> {
@@ -78,7 +86,7 @@ impl Stretch<'_> {
         view: &View<impl Order>,
     ) -> Option<Extension> {
         let parts = self.before(slot, frames_in(size_bytes));
-        let frame_count: u32 = parts.iter().map(|(_, mask)| mask.count_ones()).sum();
+        let frame_count: u32 = parts.iter().map(|part| part.mask.count_ones()).sum();
         let row_start = slot << FRAME_SHIFT;
         let low = row_start - (u64::from(frame_count) << FRAME_SHIFT);
         let left = free_before(space, low, view);
@@ -87,17 +95,12 @@ impl Stretch<'_> {
         if u64::from(missing_frames) > room_frames {
             return None;
         }
-        let moves = parts.iter().filter_map(|(id, mask)| {
-            let window = self.frames.window(*id);
-            let skipped = (start >> FRAME_SHIFT).saturating_sub(u64::from(window.slot)).min(64) as u32;
-            let away = mask & !window.resident & !ones(0, skipped);
-            (away != 0).then_some((*id, away))
+        let moves = parts.iter().filter_map(|part| {
+            let skipped = (start >> FRAME_SHIFT).saturating_sub(u64::from(part.window.slot())).min(64) as u32;
+            let away = part.mask & !self.frames.resident(part.window) & !ones(0, skipped);
+            (away != 0).then_some((part.window, away))
         });
-        let idle = parts.iter().map(|(id, mask)| Idle {
-            handle: self.frames.window(*id).handle,
-            mask: *mask,
-            slot: 0,
-        });
+        let idle = parts.iter().map(|part| Idle { handle: part.handle, mask: part.mask, slot: 0 });
         Some(Extension {
             start,
             row_start,
@@ -109,28 +112,26 @@ impl Stretch<'_> {
     }
 
     /// Windows side by side up to a slot, and the frames of each that are idle: each frame of memory once.
-    fn before(&self, mut slot: u64, most_frames: u32) -> Vec<(u32, u64)> {
-        let mut parts: Vec<(u32, u64)> = Vec::new();
+    fn before(&self, mut slot: u64, most_frames: u32) -> Vec<Before> {
+        let mut parts: Vec<Before> = Vec::new();
         let mut missing = most_frames;
         while missing > 0 && slot > 0 {
-            let Some(id) = self.frames.window_at(self.index, slot - 1) else { break };
-            let window = self.frames.window(id);
-            let mut idle = self.idle[window.handle as usize];
+            let Some(entry) = self.frames.entry(self.index, slot - 1) else { break };
+            let (handle, last) = (entry.handle(), entry.frame());
+            let window = WindowId::new(self.index, slot as u32 - 1 - last);
+            let mut idle = self.idle[handle as usize];
             // What is pinned may be had where it is.
-            if self.frames.is_pinned(window.handle) {
-                idle &= window.resident;
+            if self.frames.is_pinned(handle) {
+                idle &= self.frames.resident(window);
             }
-            for (other, mask) in &parts {
-                if self.frames.window(*other).handle == window.handle {
-                    idle &= !mask;
-                }
+            for other in parts.iter().filter(|other| other.handle == handle) {
+                idle &= !other.mask;
             }
-            let last = slot as u32 - 1 - window.slot;
             let count = (idle << (63 - last)).leading_ones().min(last + 1).min(missing);
             if count == 0 {
                 break;
             }
-            parts.push((id, ones(last + 1 - count, count)));
+            parts.push(Before { window, handle, mask: ones(last + 1 - count, count) });
             missing -= count;
             slot -= u64::from(count);
             if count < last + 1 {

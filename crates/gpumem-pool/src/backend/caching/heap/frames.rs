@@ -1,124 +1,100 @@
 //! [`Frames`]: physical memory, and the addresses that it is reached by.
 //!
 //! A *handle* is 1 to 64 frames of 2 MiB, mapped whole or not at all. A *window* is one mapping of a handle; a handle may
-//! have many. Each frame is *resident* in at most one of its handle's windows: only there do records stand for its
-//! bytes, so no byte can be in two blocks. A frame moves to another window of its handle when nobody holds any of it;
-//! the window that it left stays mapped, and moving back costs no driver call. A window remembers what it was last used
-//! for, because the driver may unmap it only when that is complete.
+//! have many ([`Windows`]). Each frame is *resident* in at most one of its handle's windows: only there do records stand for
+//! its bytes, so no byte can be in two blocks. A frame moves to another window of its handle when nobody holds any of it;
+//! the window that it left stays mapped, and moving back costs no driver call. A handle remembers what was in use where its
+//! frames moved away, because the driver may unmap those windows only when that is complete.
 
 use super::super::vmm::RawHandle;
-use super::record::{NONE, Records};
+use super::holes::Holes;
+use super::record::Records;
 use super::space::{FRAME_BYTES, FRAME_SHIFT, Space};
 use super::stamps::{Pending, join};
+use super::windows::{Entry, WindowId, Windows};
 use crate::clock::Stamp;
-use std::collections::{BTreeMap, BTreeSet};
-
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Handle {
-    pub(super) raw: RawHandle,
-    /// 1 to 64; 0 marks a name that is unused.
-    pub(super) frame_count: u32,
-    /// The newest of its windows.
-    pub(super) first_window: u32,
-}
+use std::collections::BTreeSet;
 
 #[derive(Clone, Debug)]
-pub(super) struct Window {
-    pub(super) handle: u32,
-    /// The first of its frames of addresses.
-    pub(super) slot: u32,
-    /// Which of the handle's frames are resident here.
-    pub(super) resident: u64,
-    /// The last uses of what has moved away.
-    pub(super) departed: Vec<Stamp>,
-    /// The handle's next older window.
-    pub(super) next: u32,
-    /// When the last frame moved away, counted in such events.
-    pub(super) emptied_at: u32,
-    pub(super) space: u8,
+pub(super) struct Handle {
+    pub(super) raw: RawHandle,
+    /// 1 to 64; 0 marks a number that is unused.
+    pub(super) frame_count: u32,
+    newest: Option<WindowId>,
+    /// The last uses of what has moved away, through any window.
+    departed: Vec<Stamp>,
 }
 
-const _: () = assert!(size_of::<Window>() <= 56 && size_of::<Handle>() <= 16);
+const _: () = assert!(size_of::<Handle>() <= 48);
 
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(super) struct Frames {
     pub(super) handles: Vec<Handle>,
     unused_handles: Vec<u32>,
-    windows: Vec<Window>,
-    unused_windows: Vec<u32>,
-    /// Of each space, which window each frame of addresses belongs to.
-    slots: [Vec<u32>; 2],
-    /// Of each space, its windows by address.
-    by_place: [Vec<u32>; 2],
-    /// Of each space, the frames of addresses where a window was unmapped: first and count.
-    holes: [BTreeMap<u64, u64>; 2],
-    /// How often a window has been left empty.
-    emptied: u32,
+    /// Of each space.
+    windows: [Windows; 2],
+    /// Of each space, the frames of addresses where a window was unmapped.
+    holes: [Holes; 2],
+    window_count: usize,
+    empty_count: usize,
+    /// Where the next empty windows are looked for.
+    hand: u32,
     /// Handles that are mapped in no more windows than they are, and move to none.
     pinned: BTreeSet<u32>,
-    empty_count: u32,
     pub(super) reserved_bytes: u64,
 }
 
 impl Frames {
-    pub(super) fn new() -> Self {
-        Self {
-            handles: Vec::new(),
-            unused_handles: Vec::new(),
-            windows: Vec::new(),
-            unused_windows: Vec::new(),
-            slots: [Vec::new(), Vec::new()],
-            by_place: [Vec::new(), Vec::new()],
-            holes: [BTreeMap::new(), BTreeMap::new()],
-            emptied: 0,
-            pinned: BTreeSet::new(),
-            empty_count: 0,
-            reserved_bytes: 0,
-        }
-    }
-
     pub(super) fn handle(&self, handle: u32) -> &Handle {
         &self.handles[handle as usize]
     }
 
-    pub(super) fn window(&self, window: u32) -> &Window {
-        &self.windows[window as usize]
+    pub(super) fn handle_of(&self, id: WindowId) -> u32 {
+        self.windows[id.space()].entry(u64::from(id.slot())).map_or(0, Entry::handle)
     }
 
-    pub(super) fn window_mut(&mut self, window: u32) -> &mut Window {
-        &mut self.windows[window as usize]
+    /// Which of the handle's frames are resident in a window.
+    pub(super) fn resident(&self, id: WindowId) -> u64 {
+        self.resident_of(id, self.handle_of(id))
     }
 
-    /// The names of the handles that there are.
+    fn resident_of(&self, id: WindowId, handle: u32) -> u64 {
+        self.windows[id.space()].resident(id.slot(), self.handle(handle).frame_count)
+    }
+
+    /// The numbers of the handles that there are.
     pub(super) fn handle_ids(&self) -> impl Iterator<Item = u32> {
         (0..self.handles.len() as u32).filter(|handle| self.handle(*handle).frame_count > 0)
     }
 
     /// A handle's windows, newest first.
-    pub(super) fn windows_of(&self, handle: u32) -> impl Iterator<Item = u32> {
-        let some = |window: u32| (window != NONE).then_some(window);
-        core::iter::successors(some(self.handle(handle).first_window), move |window| {
-            some(self.window(*window).next)
-        })
+    pub(super) fn windows_of(&self, handle: u32) -> impl Iterator<Item = WindowId> {
+        core::iter::successors(self.handle(handle).newest, |id| self.windows[id.space()].older(id.slot()))
     }
 
-    /// A space's windows by address.
-    pub(super) fn windows_in(&self, space: usize) -> &[u32] {
-        &self.by_place[space]
+    /// A space's windows by address, and their handles.
+    pub(super) fn windows_in(&self, space: usize) -> impl Iterator<Item = (WindowId, u32)> {
+        self.windows[space].from(0).map(move |(slot, handle)| (WindowId::new(space, slot), handle))
     }
 
     pub(super) fn window_count(&self) -> usize {
-        self.windows.len() - self.unused_windows.len()
+        self.window_count
     }
 
     /// The window at a frame of addresses.
-    pub(super) fn window_at(&self, space: usize, slot: u64) -> Option<u32> {
-        self.slots[space].get(slot as usize).copied().filter(|window| *window != NONE)
+    pub(super) fn window_at(&self, space: usize, slot: u64) -> Option<WindowId> {
+        self.windows[space].entry(slot).map(|entry| WindowId::new(space, slot as u32 - entry.frame()))
+    }
+
+    /// What is mapped at a frame of addresses.
+    #[inline]
+    pub(super) fn entry(&self, space: usize, slot: u64) -> Option<Entry> {
+        self.windows[space].entry(slot)
     }
 
     pub(super) fn add_handle(&mut self, raw: RawHandle, frame_count: u32) -> u32 {
         self.reserved_bytes += u64::from(frame_count) << FRAME_SHIFT;
-        let handle = Handle { raw, frame_count, first_window: NONE };
+        let handle = Handle { raw, frame_count, newest: None, departed: Vec::new() };
         match self.unused_handles.pop() {
             Some(id) => {
                 self.handles[id as usize] = handle;
@@ -149,151 +125,95 @@ impl Frames {
         let handle = &mut self.handles[id as usize];
         self.reserved_bytes -= u64::from(handle.frame_count) << FRAME_SHIFT;
         handle.frame_count = 0;
+        handle.departed = Vec::new();
         self.pinned.remove(&id);
         self.unused_handles.push(id);
     }
 
     /// A handle has been mapped at `slot`; nothing is resident there yet.
-    pub(super) fn add_window(&mut self, handle: u32, space: u8, slot: u64) -> u32 {
-        self.fill_hole(usize::from(space), slot, u64::from(self.handle(handle).frame_count));
-        let next = self.handle(handle).first_window;
-        let slot = slot as u32;
-        let window = Window { handle, slot, resident: 0, departed: Vec::new(), next, emptied_at: 0, space };
-        let id = match self.unused_windows.pop() {
-            Some(id) => {
-                self.windows[id as usize] = window;
-                id
-            }
-            None => {
-                self.windows.push(window);
-                (self.windows.len() - 1) as u32
-            }
-        };
+    pub(super) fn add_window(&mut self, handle: u32, space: usize, slot: u64) -> WindowId {
+        let Handle { frame_count, newest, .. } = *self.handle(handle);
+        let id = WindowId::new(space, slot as u32);
+        self.holes[space].fill(slot, u64::from(frame_count));
+        self.windows[space].add(id.slot(), handle, frame_count);
+        self.windows[space].set_older(id.slot(), newest);
+        self.handles[handle as usize].newest = Some(id);
+        self.window_count += 1;
         self.empty_count += 1;
-        self.handles[handle as usize].first_window = id;
-        self.set_slots(id, id);
-        let index = self.place_of(usize::from(space), slot);
-        self.by_place[usize::from(space)].insert(index, id);
         id
     }
 
     /// A window where nothing is resident has been unmapped.
-    pub(super) fn remove_window(&mut self, id: u32) {
-        self.set_slots(id, NONE);
-        let Window { handle, next, .. } = self.windows[id as usize];
-        let newer = self.windows_of(handle).find(|newer| self.window(*newer).next == id);
+    pub(super) fn remove_window(&mut self, id: WindowId) {
+        let handle = self.handle_of(id);
+        let older = self.windows[id.space()].older(id.slot());
+        let newer =
+            self.windows_of(handle).find(|newer| self.windows[newer.space()].older(newer.slot()) == Some(id));
         match newer {
-            Some(newer) => self.windows[newer as usize].next = next,
-            None => self.handles[handle as usize].first_window = next,
+            Some(newer) => self.windows[newer.space()].set_older(newer.slot(), older),
+            None => self.handles[handle as usize].newest = older,
         }
-        let window = &mut self.windows[id as usize];
-        window.departed = Vec::new();
-        let (space, slot) = (usize::from(window.space), u64::from(window.slot));
+        let frame_count = self.handle(handle).frame_count;
+        self.windows[id.space()].remove(id.slot(), frame_count);
+        self.holes[id.space()].add(u64::from(id.slot()), u64::from(frame_count));
+        self.window_count -= 1;
         self.empty_count -= 1;
-        self.unused_windows.push(id);
-        let index = self.place_of(space, slot as u32);
-        self.by_place[space].remove(index);
-        self.add_hole(space, slot, u64::from(self.handle(handle).frame_count));
     }
 
-    /// Windows where nothing is resident, longest empty first.
-    pub(super) fn empty_windows(&self) -> Vec<u32> {
-        let windows = self.handle_ids().flat_map(|handle| self.windows_of(handle));
-        let mut empty: Vec<u32> = windows.filter(|id| self.window(*id).resident == 0).collect();
-        empty.sort_unstable_by_key(|id| self.window(*id).emptied_at.wrapping_sub(self.emptied));
-        empty
+    /// Windows where nothing is resident, and their handles, round by round: each is kept for a round.
+    pub(super) fn empty_windows(&self) -> impl Iterator<Item = (WindowId, u32)> {
+        let rest = self.windows[1].from(self.hand);
+        let large = rest.chain(self.windows[1].from(0).take_while(|(slot, _)| *slot < self.hand));
+        let all = large.map(|(slot, handle)| (WindowId::new(1, slot), handle)).chain(self.windows_in(0));
+        all.filter(|(id, handle)| self.resident_of(*id, *handle) == 0)
+    }
+
+    /// The next round goes on behind this one.
+    pub(super) fn move_hand(&mut self, behind: WindowId) {
+        if behind.space() == 1 {
+            self.hand = behind.slot() + 1;
+        }
     }
 
     pub(super) fn empty_count(&self) -> usize {
-        self.empty_count as usize
+        self.empty_count
     }
 
     /// Frames of its handle become resident in a window, or leave it.
-    pub(super) fn set_resident(&mut self, id: u32, resident: u64) {
-        let window = &mut self.windows[id as usize];
-        if window.resident == 0 && resident != 0 {
-            self.empty_count -= 1;
-        } else if window.resident != 0 && resident == 0 {
-            self.empty_count += 1;
-            self.emptied = self.emptied.wrapping_add(1);
-            window.emptied_at = self.emptied;
-        }
-        window.resident = resident;
+    pub(super) fn set_resident(&mut self, id: WindowId, resident: u64) {
+        let frame_count = self.handle(self.handle_of(id)).frame_count;
+        let windows = &mut self.windows[id.space()];
+        self.empty_count += usize::from(resident == 0);
+        self.empty_count -= usize::from(windows.resident(id.slot(), frame_count) == 0);
+        windows.set_resident(id.slot(), frame_count, resident);
     }
 
-    /// So many frames of addresses that were in use and are not any more.
-    pub(super) fn hole(&self, space: usize, frame_count: u64) -> Option<u64> {
-        self.holes[space].iter().find(|(_, count)| **count >= frame_count).map(|(slot, _)| *slot)
+    /// What has moved away from one of the handle's windows was last used so.
+    fn note_departed(&mut self, handle: u32, stamps: &[Stamp]) {
+        join(&mut self.handles[handle as usize].departed, stamps);
     }
 
-    pub(super) fn holes(&self, space: usize) -> &BTreeMap<u64, u64> {
+    /// Whether all uses are over of what has moved away from the handle's windows.
+    pub(super) fn are_departed(&self, handle: u32, is_complete: impl Fn(Stamp) -> bool) -> bool {
+        self.handle(handle).departed.iter().all(|stamp| is_complete(*stamp))
+    }
+
+    pub(super) fn holes(&self, space: usize) -> &Holes {
         &self.holes[space]
     }
 
-    pub(super) fn add_hole(&mut self, space: usize, mut slot: u64, mut count: u64) {
-        let holes = &mut self.holes[space];
-        if let Some(behind) = holes.remove(&(slot + count)) {
-            count += behind;
-        }
-        if let Some((before, before_count)) =
-            holes.range(..slot).next_back().map(|(slot, count)| (*slot, *count))
-            && before + before_count == slot
-        {
-            (slot, count) = (before, before_count + count);
-        }
-        holes.insert(slot, count);
-    }
-
-    pub(super) fn fill_hole(&mut self, space: usize, slot: u64, count: u64) {
-        let holes = &mut self.holes[space];
-        let Some((start, hole_count)) = holes.range(..=slot).next_back().map(|(slot, count)| (*slot, *count))
-        else {
-            return;
-        };
-        let (end, hole_end) = (slot + count, start + hole_count);
-        if end > hole_end {
-            return;
-        }
-        holes.remove(&start);
-        if start < slot {
-            holes.insert(start, slot - start);
-        }
-        if end < hole_end {
-            holes.insert(end, hole_end - end);
-        }
-    }
-
-    /// How many of a space's windows lie before a frame of addresses.
-    fn place_of(&self, space: usize, slot: u32) -> usize {
-        self.by_place[space].partition_point(|id| self.window(*id).slot < slot)
-    }
-
-    fn set_slots(&mut self, id: u32, value: u32) {
-        let Window { handle, slot, space, .. } = self.windows[id as usize];
-        let slots = &mut self.slots[usize::from(space)];
-        let end = (slot + self.handles[handle as usize].frame_count) as usize;
-        if slots.len() < end {
-            slots.resize(end, NONE);
-        }
-        slots[slot as usize..end].fill(value);
+    pub(super) fn holes_mut(&mut self, space: usize) -> &mut Holes {
+        &mut self.holes[space]
     }
 
     /// The host memory that they take.
     pub(super) fn size_bytes(&self) -> usize {
-        let slots: usize = self.slots.iter().map(|slots| slots.capacity() * size_of::<u32>()).sum();
-        let departed: usize =
-            self.windows.iter().map(|window| window.departed.capacity() * size_of::<Stamp>()).sum();
-        let by_place: usize = self.by_place.iter().map(Vec::capacity).sum();
-        let names =
-            (self.unused_handles.capacity() + self.unused_windows.capacity() + by_place) * size_of::<u32>();
-        // Nodes of such a tree are two thirds full.
-        let holes: usize = self.holes.iter().map(|holes| holes.len() * size_of::<(u64, u64)>() * 3 / 2).sum();
-        holes
-            + self.handles.capacity() * size_of::<Handle>()
-            + self.windows.capacity() * size_of::<Window>()
-            + slots
-            + departed
-            + names
+        let departed: usize = self.handles.iter().map(|handle| handle.departed.capacity()).sum();
+        self.handles.capacity() * size_of::<Handle>()
+            + self.unused_handles.capacity() * size_of::<u32>()
+            + departed * size_of::<Stamp>()
+            + self.windows.iter().map(Windows::size_bytes).sum::<usize>()
+            + self.holes.iter().map(Holes::size_bytes).sum::<usize>()
     }
 }
 
@@ -302,34 +222,33 @@ pub(super) fn move_frames(
     frames: &mut Frames,
     spaces: &mut [Space; 2],
     records: &mut Records,
-    to: u32,
+    to: WindowId,
     mask: u64,
 ) {
+    let handle = frames.handle_of(to);
     let mut moved: Vec<(u64, u64, Pending)> = Vec::new();
-    let ids: Vec<u32> = frames.windows_of(frames.window(to).handle).filter(|id| *id != to).collect();
-    for id in ids {
-        let resident = frames.window(id).resident;
+    let mut stamps: Vec<Stamp> = Vec::new();
+    let others =
+        frames.windows_of(handle).filter(|id| *id != to).map(|id| (id, frames.resident_of(id, handle)));
+    let left: Vec<(WindowId, u64)> = others.filter(|(_, resident)| resident & mask != 0).collect();
+    for (id, resident) in left {
         let leaving = resident & mask;
-        if leaving == 0 {
-            continue;
-        }
         frames.set_resident(id, resident & !leaving);
-        let window = frames.window_mut(id);
-        let base = u64::from(window.slot) << FRAME_SHIFT;
+        let base = u64::from(id.slot()) << FRAME_SHIFT;
         for (first, count) in runs(leaving) {
             let start = base + u64::from(first) * FRAME_BYTES;
             let end = start + u64::from(count) * FRAME_BYTES;
-            spaces[usize::from(window.space)].vacate(records, start, end, |records, start, end, pending| {
-                join(&mut window.departed, records.sets.stamps(&pending));
+            spaces[id.space()].vacate(records, start, end, |records, start, end, pending| {
+                stamps.extend_from_slice(records.sets.stamps(&pending));
                 moved.push((start - base, end - base, pending));
             });
         }
     }
-    frames.set_resident(to, frames.window(to).resident | mask);
-    let window = frames.window(to);
-    let base = u64::from(window.slot) << FRAME_SHIFT;
+    frames.note_departed(handle, &stamps);
+    frames.set_resident(to, frames.resident_of(to, handle) | mask);
+    let base = u64::from(to.slot()) << FRAME_SHIFT;
     for (start, end, pending) in moved {
-        spaces[usize::from(window.space)].occupy(records, base + start, base + end, pending);
+        spaces[to.space()].occupy(records, base + start, base + end, pending);
     }
 }
 

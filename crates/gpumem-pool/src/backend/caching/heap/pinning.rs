@@ -12,8 +12,8 @@ impl Heap {
         let Some(Record { start, size_bytes, space, .. }) = self.records.get(record).copied() else { return };
         let frames = start >> FRAME_SHIFT..(start + size_bytes).div_ceil(FRAME_BYTES);
         for slot in frames {
-            if let Some(window) = self.frames.window_at(usize::from(space), slot) {
-                self.frames.pin(self.frames.window(window).handle);
+            if let Some(entry) = self.frames.entry(usize::from(space), slot) {
+                self.frames.pin(entry.handle());
             }
         }
     }
@@ -23,12 +23,11 @@ impl Heap {
         self.pin(record);
         let Record { start, size_bytes, space, .. } = self.records.get(record).copied()?;
         let space = usize::from(space);
-        let first = self.frames.window(self.frames.window_at(space, start >> FRAME_SHIFT)?);
-        let (mut slot, mut handles) = (u64::from(first.slot), Vec::new());
+        let first = self.frames.window_at(space, start >> FRAME_SHIFT)?;
+        let (mut slot, mut handles) = (u64::from(first.slot()), Vec::new());
         let offset_bytes = address - self.spaces[space].base - (slot << FRAME_SHIFT);
         while slot << FRAME_SHIFT < start + size_bytes {
-            let window = self.frames.window(self.frames.window_at(space, slot)?);
-            let handle = self.frames.handle(window.handle);
+            let handle = self.frames.handle(self.frames.entry(space, slot)?.handle());
             handles.push((handle.raw.0, u64::from(handle.frame_count) << FRAME_SHIFT));
             slot += u64::from(handle.frame_count);
         }
@@ -38,10 +37,9 @@ impl Heap {
     /// All stretches of addresses that handles are mapped at: each with its size.
     pub(in super::super) fn mappings(&self) -> impl Iterator<Item = (u64, u64)> {
         self.spaces.iter().enumerate().flat_map(|(index, space)| {
-            self.frames.windows_in(index).iter().map(|id| {
-                let window = self.frames.window(*id);
-                let frame_count = self.frames.handle(window.handle).frame_count;
-                let address = space.base + (u64::from(window.slot) << FRAME_SHIFT);
+            self.frames.windows_in(index).map(|(id, handle)| {
+                let frame_count = self.frames.handle(handle).frame_count;
+                let address = space.base + (u64::from(id.slot()) << FRAME_SHIFT);
                 (address, u64::from(frame_count) << FRAME_SHIFT)
             })
         })

@@ -3,9 +3,10 @@
 //! Windows stay mapped when their frames move away, so frames can come back for nothing. A program that repeats itself
 //! finds the windows that it made the last time, and asks the driver for no more.
 
-use super::frames::{Frames, Window, ones, runs};
+use super::frames::{Frames, ones, runs};
 use super::space::{FRAME_BYTES, FRAME_SHIFT, Space};
 use super::survey::{Survey, View};
+use super::windows::{Entry, WindowId};
 use crate::clock::Order;
 
 /// A place for a block in one space, where some frames have to move back first.
@@ -13,7 +14,7 @@ use crate::clock::Order;
 pub(super) struct Revival {
     pub(super) start: u64,
     /// Windows, and the frames that move to each.
-    pub(super) moves: Vec<(u32, u64)>,
+    pub(super) moves: Vec<(WindowId, u64)>,
 }
 
 /// The place for a size and an alignment that moves the fewest frames.
@@ -35,13 +36,12 @@ pub(super) fn revival(
     };
     let mut run = Run::new(frames);
     let idle = survey.by_handle(frames);
-    for id in frames.windows_in(index) {
-        let window = frames.window(*id);
-        for (first, count) in runs(idle[window.handle as usize]) {
-            if !run.extend(*id, window, first, count) {
+    for (id, handle) in frames.windows_in(index) {
+        for (first, count) in runs(idle[handle as usize]) {
+            if !run.extend(frames, (id, handle), (first, count)) {
                 consider(&run);
                 run.clear();
-                run.extend(*id, window, first, count);
+                run.extend(frames, (id, handle), (first, count));
             }
         }
     }
@@ -53,7 +53,7 @@ pub(super) fn revival(
 struct Run {
     first_slot: u32,
     /// Of each: its window, and its place in the handle.
-    frames: Vec<(u32, u32)>,
+    frames: Vec<(WindowId, u32)>,
     /// How many of the frames before each are elsewhere now; one more than frames.
     away: Vec<u32>,
     /// By handle: which of its frames are in the run.
@@ -76,24 +76,26 @@ impl Run {
     }
 
     /// False when the piece is not the next, or when its memory is in the run already.
-    fn extend(&mut self, id: u32, window: &Window, first: u32, count: u32) -> bool {
-        let slot = window.slot + first;
+    fn extend(&mut self, frames: &Frames, (id, handle): (WindowId, u32), (first, count): (u32, u32)) -> bool {
+        let slot = id.slot() + first;
         let mask = ones(first, count);
         if self.frames.is_empty() {
             self.first_slot = slot;
         } else if self.first_slot + self.frames.len() as u32 != slot {
             return false;
         }
-        let taken = &mut self.taken[window.handle as usize];
+        let taken = &mut self.taken[handle as usize];
         if *taken & mask != 0 {
             return false;
         }
         *taken |= mask;
-        self.handles.push(window.handle);
+        self.handles.push(handle);
+        let mut away_count = self.away[self.away.len() - 1];
         for bit in first..first + count {
             self.frames.push((id, bit));
-            let is_away = window.resident >> bit & 1 == 0;
-            self.away.push(self.away[self.away.len() - 1] + u32::from(is_away));
+            let entry = frames.entry(id.space(), u64::from(id.slot() + bit));
+            away_count += u32::from(!entry.is_some_and(Entry::is_resident));
+            self.away.push(away_count);
         }
         true
     }
@@ -147,8 +149,8 @@ impl Run {
         self.away[covered.end] - self.away[covered.start]
     }
 
-    fn moves(&self, start: u64, size_bytes: u64) -> Vec<(u32, u64)> {
-        let mut moves: Vec<(u32, u64)> = Vec::new();
+    fn moves(&self, start: u64, size_bytes: u64) -> Vec<(WindowId, u64)> {
+        let mut moves: Vec<(WindowId, u64)> = Vec::new();
         for index in self.covered(start, size_bytes).filter(|index| self.away[index + 1] > self.away[*index])
         {
             let (window, bit) = self.frames[index];

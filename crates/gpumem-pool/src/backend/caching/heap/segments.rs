@@ -125,7 +125,7 @@ impl Heap {
         backing: &mut impl Backing,
     ) -> Result<Option<u64>, DriverError> {
         let place_count = frame_count + WALL_FRAMES;
-        let hole = self.frames.hole(space, place_count);
+        let hole = self.frames.holes(space).find(place_count);
         if hole.is_none() && self.spaces[space].room_bytes() >> FRAME_SHIFT < place_count {
             return Ok(None);
         }
@@ -136,7 +136,7 @@ impl Heap {
             None => self.spaces[space].end(),
         };
         match hole {
-            Some(slot) => self.frames.fill_hole(space, slot, place_count),
+            Some(slot) => self.frames.holes_mut(space).fill(slot, place_count),
             None => self.spaces[space].extend(&mut self.records, place_count << FRAME_SHIFT),
         }
         self.spaces[space].occupy(&mut self.records, start, start + size_bytes, Pending::READY);
@@ -208,7 +208,7 @@ impl Heap {
         backing.release(raw, size_bytes)?;
         let drop_uses = |records: &mut Records, _: u64, _: u64, pending: Pending| records.sets.drop(pending);
         self.spaces[space].vacate(&mut self.records, start, start + size_bytes, drop_uses);
-        self.frames.add_hole(space, slot, frame_count + WALL_FRAMES);
+        self.frames.holes_mut(space).add(slot, frame_count + WALL_FRAMES);
         if let Some(segments) = &mut self.segments {
             segments.by_place[space].remove(&slot);
             segments.reserved_bytes -= size_bytes;

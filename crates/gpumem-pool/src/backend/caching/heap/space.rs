@@ -8,6 +8,7 @@ use super::fit::Fit;
 use super::record::{Kind, NONE, Record, Records};
 use super::stamps::{Owner, Pending};
 use super::survey::View;
+use super::windows::extend;
 use crate::clock::{Order, Stamp};
 
 /// Physical memory comes in pieces of this, and so do mappings.
@@ -151,7 +152,8 @@ impl Space {
     pub(super) fn extend(&mut self, records: &mut Records, size_bytes: u64) {
         let start = self.end();
         let frames = (size_bytes >> FRAME_SHIFT) as usize;
-        self.starts.extend(core::iter::repeat_n(NONE, frames));
+        let length = self.starts.len() + frames;
+        extend(&mut self.starts, length, NONE);
         let id = records.add(Record {
             start,
             size_bytes,

@@ -97,11 +97,10 @@ impl Survey {
         let mut slot = start.div_ceil(FRAME_BYTES);
         let end = end >> FRAME_SHIFT;
         while slot < end {
-            let Some(window) = frames.window_at(space, slot) else { break };
-            let window = frames.window(window);
-            let first = slot as u32 - window.slot;
-            let count = (frames.handle(window.handle).frame_count - first).min((end - slot) as u32);
-            self.idle.push(Idle { handle: window.handle, mask: ones(first, count), slot: slot as u32 });
+            let Some(entry) = frames.entry(space, slot) else { break };
+            let (handle, first) = (entry.handle(), entry.frame());
+            let count = (frames.handle(handle).frame_count - first).min((end - slot) as u32);
+            self.idle.push(Idle { handle, mask: ones(first, count), slot: slot as u32 });
             slot += u64::from(count);
         }
     }

@@ -10,6 +10,7 @@ use super::record::Kind;
 use super::space::{FRAME_BYTES, FRAME_SHIFT};
 use super::stamps::{Owner, Pending};
 use super::survey::{Survey, View};
+use super::windows::WindowId;
 use crate::clock::{Order, Slot, Stamp};
 use gpumem_sys::DriverError;
 use std::collections::BTreeSet;
@@ -44,7 +45,7 @@ impl Heap {
         Ok(before_bytes - self.reserved_bytes())
     }
 
-    /// Unmaps windows that nothing is resident in, the longest empty first, until `keep_count` are left or none may be
+    /// Unmaps windows that nothing is resident in, round by round, until `keep_count` are left or none may be
     /// unmapped. Their addresses are used again. Returns how many those were.
     ///
     /// # Errors
@@ -56,13 +57,13 @@ impl Heap {
         order: &impl Order,
         backing: &mut impl Backing,
     ) -> Result<usize, DriverError> {
-        let empty = self.frames.empty_windows();
-        let excess = empty.len().saturating_sub(keep_count);
-        let complete =
-            |stamps: &[Stamp]| may_unmap_early() || stamps.iter().all(|stamp| order.is_complete(*stamp));
-        let old = empty.into_iter().filter(|id| complete(&self.frames.window(*id).departed));
-        let old: Vec<u32> = old.take(excess).collect();
+        let excess = self.frames.empty_count().saturating_sub(keep_count);
+        let old = self.frames.empty_windows().filter(|(_, handle)| self.is_left(*handle, order));
+        let old: Vec<WindowId> = old.take(excess).map(|(id, _)| id).collect();
         let unmapped = old.iter().try_for_each(|window| self.unmap(*window, backing));
+        if let Some(last) = old.last() {
+            self.frames.move_hand(*last);
+        }
         let left = self.frames.empty_count();
         self.empty_retry = if left <= keep_count { 0 } else { left + left / 8 };
         unmapped.map(|()| old.len())
@@ -117,30 +118,31 @@ impl Heap {
         let view = View { records: &self.records, slot: Slot::NOBODY, order: &complete, with_ready: true };
         let survey = Survey::collect(&self.frames, &self.spaces, &view);
         let whole = survey.idle.iter().filter(|idle| {
-            let windows = self.frames.windows_of(idle.handle).map(|id| self.frames.window(id));
             idle.mask == ones(0, self.frames.handle(idle.handle).frame_count)
-                && (may_unmap_early()
-                    || windows.flat_map(|window| &window.departed).all(|stamp| order.is_complete(*stamp)))
+                && self.is_left(idle.handle, order)
         });
         whole.map(|idle| idle.handle).collect()
     }
 
+    /// Whether no work can touch a handle through windows that its frames have left.
+    fn is_left(&self, handle: u32, order: &impl Order) -> bool {
+        may_unmap_early() || self.frames.are_departed(handle, |stamp| order.is_complete(stamp))
+    }
+
     /// Gives one back. Its frames come together in one window first, so that what fails leaves a heap that is whole.
     fn release(&mut self, handle: u32, backing: &mut impl Backing) -> Result<(), DriverError> {
-        let Some(last) =
-            self.frames.windows_of(handle).max_by_key(|id| self.frames.window(*id).resident.count_ones())
-        else {
+        let resident_count = |id: &WindowId| self.frames.resident(*id).count_ones();
+        let Some(last) = self.frames.windows_of(handle).max_by_key(resident_count) else {
             return Ok(());
         };
         let frame_count = self.frames.handle(handle).frame_count;
-        let away = ones(0, frame_count) & !self.frames.window(last).resident;
+        let away = ones(0, frame_count) & !self.frames.resident(last);
         move_frames(&mut self.frames, &mut self.spaces, &mut self.records, last, away);
-        let others: Vec<u32> = self.frames.windows_of(handle).filter(|id| *id != last).collect();
+        let others: Vec<WindowId> = self.frames.windows_of(handle).filter(|id| *id != last).collect();
         others.into_iter().try_for_each(|window| self.unmap(window, backing))?;
 
         self.ask_to_unmap(last, backing)?;
-        let window = self.frames.window(last);
-        let (space, start) = (usize::from(window.space), u64::from(window.slot) << FRAME_SHIFT);
+        let (space, start) = (last.space(), u64::from(last.slot()) << FRAME_SHIFT);
         let end = start + u64::from(frame_count) * FRAME_BYTES;
         self.spaces[space]
             .vacate(&mut self.records, start, end, |records, _, _, pending| records.sets.drop(pending));
@@ -152,16 +154,15 @@ impl Heap {
         backing.release(raw, size_bytes).inspect_err(|_| self.lost_bytes += size_bytes)
     }
 
-    fn unmap(&mut self, window: u32, backing: &mut impl Backing) -> Result<(), DriverError> {
+    fn unmap(&mut self, window: WindowId, backing: &mut impl Backing) -> Result<(), DriverError> {
         self.ask_to_unmap(window, backing)?;
         self.frames.remove_window(window);
         Ok(())
     }
 
-    fn ask_to_unmap(&self, window: u32, backing: &mut impl Backing) -> Result<(), DriverError> {
-        let window = self.frames.window(window);
-        let address = self.spaces[usize::from(window.space)].base + (u64::from(window.slot) << FRAME_SHIFT);
-        let frame_count = self.frames.handle(window.handle).frame_count;
+    fn ask_to_unmap(&self, window: WindowId, backing: &mut impl Backing) -> Result<(), DriverError> {
+        let address = self.spaces[window.space()].base + (u64::from(window.slot()) << FRAME_SHIFT);
+        let frame_count = self.frames.handle(self.frames.handle_of(window)).frame_count;
         backing.unmap(address, u64::from(frame_count) << FRAME_SHIFT)
     }
 }
@@ -188,7 +189,7 @@ fn may_unmap_early() -> bool {
     false
 }
 
-/// Their records are 1 KiB then, half a thousandth of the frame.
+/// They take 100 bytes then, a twentieth of a thousandth of the frame.
 const WINDOWS_A_FRAME: usize = 8;
 /// For small heaps.
 const WINDOWS_MIN: usize = 256;

@@ -1,0 +1,55 @@
+//! What the heap gives back.
+
+use super::super::Request;
+use super::pair::{Pair, Step};
+use crate::clock::{Slot, Stamp};
+use crate::dials::Dials;
+
+#[test]
+fn what_nobody_holds_goes_back_once_it_is_complete() {
+    let mut pair = Pair::new(Dials::default());
+    (0..20).for_each(|i| {
+        pair.run(&Step::Take { size_bytes: 3_000_000 * (i % 7 + 1), alignment: 256, stream: 0 })
+    });
+    (0..20).for_each(|_| pair.run(&Step::Give { index: 0, uses: 1, complete: false }));
+    let reserved_bytes = pair.heap.reserved_bytes();
+    assert_eq!(pair.heap.trim(0, &pair.known, &mut pair.driver), Ok(0), "nothing is complete");
+    pair.known.observe(0);
+    pair.heap.settle(&pair.known);
+    pair.heap.check().unwrap();
+    let kept_bytes =
+        reserved_bytes - pair.heap.trim(reserved_bytes / 2, &pair.known, &mut pair.driver).unwrap();
+    assert!(0 < kept_bytes && kept_bytes <= reserved_bytes / 2);
+    assert_eq!(pair.heap.trim(0, &pair.known, &mut pair.driver), Ok(kept_bytes));
+    pair.heap.check().unwrap();
+    assert!(pair.driver.mapped.is_empty() && pair.driver.created.is_empty());
+}
+
+#[test]
+fn neighbours_that_waited_for_several_streams_go_back_together() {
+    let mut pair = Pair::new(Dials::default());
+    let request = Request { size_bytes: 1 << 20, alignment: 256, slot: Slot(0) };
+    let halves = [0, 1].map(|_| pair.climb(&request).unwrap());
+    for half in halves {
+        pair.heap.give(half.record, &[Stamp::new(Slot(0), 1), Stamp::new(Slot(1), 1)]);
+    }
+    [0, 1].into_iter().for_each(|stream| pair.known.observe(stream));
+    let reserved_bytes = pair.heap.reserved_bytes();
+    assert_eq!(pair.heap.trim(0, &pair.known, &mut pair.driver), Ok(reserved_bytes));
+}
+
+#[test]
+fn addresses_that_were_unmapped_are_used_again() {
+    let mut pair = Pair::new(Dials::default());
+    let mut reached = Vec::new();
+    for _ in 0..6 {
+        (0..12).for_each(|i| {
+            pair.run(&Step::Take { size_bytes: 5_000_000 * (i % 5 + 1), alignment: 256, stream: 0 })
+        });
+        (0..12).for_each(|_| pair.run(&Step::Give { index: 0, uses: 1, complete: true }));
+        pair.heap.trim(0, &pair.known, &mut pair.driver).unwrap();
+        pair.heap.check().unwrap();
+        reached.push(pair.heap.spaces[1].end());
+    }
+    assert_eq!(reached[2..].iter().max(), reached[2..].iter().min(), "{reached:?}");
+}

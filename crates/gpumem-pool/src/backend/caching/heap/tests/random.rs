@@ -1,0 +1,44 @@
+//! Whatever the order of operations, nothing is handed out twice, too early, or unmapped while it may be in use.
+
+use super::super::space::FRAME_BYTES;
+use super::known::STREAMS;
+use super::pair::{Pair, Step, step};
+use crate::dials::Dials;
+use proptest::prelude::*;
+
+fn dials() -> impl Strategy<Value = Dials> {
+    let split_bytes_max = prop_oneof![Just(u64::MAX), (1_u64..4).prop_map(|frames| frames * FRAME_BYTES)];
+    let dials = |(growth_slack_per_mille, handle_max_frames, split_bytes_max)| Dials {
+        growth_slack_per_mille,
+        handle_max_frames,
+        split_bytes_max,
+        ..Dials::default()
+    };
+    (0_u32..200, 1_u32..=8, split_bytes_max).prop_map(dials)
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 24, failure_persistence: None, ..ProptestConfig::default() })]
+
+    #[test]
+    fn nothing_is_handed_out_twice_or_too_early(dials in dials(), steps in prop::collection::vec(step(), 1..120)) {
+        let mut pair = Pair::new(dials);
+        for step in &steps {
+            pair.run(step);
+        }
+    }
+
+    #[test]
+    fn nor_is_anything_of_segments(dials in dials(), is_for_host in any::<bool>(), steps in prop::collection::vec(step(), 1..120)) {
+        let mut pair = Pair { is_for_host, ..Pair::of_segments(dials) };
+        for step in &steps {
+            pair.run(step);
+        }
+        // What all streams are done with can be given back as a whole.
+        (0..STREAMS).for_each(|stream| pair.known.observe(stream));
+        pair.driver.fails_in = None;
+        pair.live.drain(..).for_each(|(piece, ..)| pair.heap.give(piece.record, &[]));
+        pair.run(&Step::Trim { keep_bytes: 0 });
+        assert_eq!(pair.heap.reserved_bytes(), 0);
+    }
+}

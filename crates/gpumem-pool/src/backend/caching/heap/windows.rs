@@ -1,0 +1,128 @@
+//! [`Windows`]: what is mapped where in one space. A word for each frame of addresses, and another for each window's next.
+//!
+//! Mappings that their memory has left are kept by the thousand, and where the device is far behind none of them may be
+//! unmapped: so they have no record of their own. What there is to know of a window stands at its frames of addresses.
+
+use super::record::NONE;
+
+/// One mapping of a handle: its first frame of addresses, and the space that this lies in.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct WindowId(u32);
+
+impl WindowId {
+    pub(super) fn new(space: usize, slot: u32) -> Self {
+        Self((space as u32) << SPACE_SHIFT | slot)
+    }
+
+    pub(super) fn space(self) -> usize {
+        (self.0 >> SPACE_SHIFT) as usize
+    }
+
+    pub(super) fn slot(self) -> u32 {
+        self.0 & !(1 << SPACE_SHIFT)
+    }
+}
+
+/// What is at a frame of addresses: a handle's number, which of its frames, and whether that one is resident here.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Entry(u32);
+
+impl Entry {
+    const NOTHING: Self = Self(NONE);
+
+    fn new(handle: u32, frame: u32) -> Self {
+        Self(frame << FRAME_AT | handle)
+    }
+
+    pub(super) fn handle(self) -> u32 {
+        self.0 & (HANDLES_MAX as u32)
+    }
+
+    pub(super) fn frame(self) -> u32 {
+        self.0 >> FRAME_AT & 63
+    }
+
+    pub(super) fn is_resident(self) -> bool {
+        self.0 >> RESIDENT_AT == 1
+    }
+}
+
+/// Those of one space.
+#[derive(Debug, Default)]
+pub(super) struct Windows {
+    entries: Vec<Entry>,
+    /// At each window's first frame: the handle's next older window.
+    older: Vec<u32>,
+}
+
+impl Windows {
+    #[inline]
+    pub(super) fn entry(&self, slot: u64) -> Option<Entry> {
+        self.entries.get(slot as usize).copied().filter(|entry| *entry != Entry::NOTHING)
+    }
+
+    /// The windows by address, from a frame on: the first frame of each, and the handle.
+    pub(super) fn from(&self, slot: u32) -> impl Iterator<Item = (u32, u32)> {
+        let entries = self.entries.get(slot as usize..).unwrap_or_default().iter().zip(slot..);
+        let firsts = entries.filter(|(entry, _)| **entry != Entry::NOTHING && entry.frame() == 0);
+        firsts.map(|(entry, slot)| (slot, entry.handle()))
+    }
+
+    /// The next older window of the one that starts at a frame.
+    pub(super) fn older(&self, slot: u32) -> Option<WindowId> {
+        self.older.get(slot as usize).copied().filter(|older| *older != NONE).map(WindowId)
+    }
+
+    pub(super) fn set_older(&mut self, slot: u32, older: Option<WindowId>) {
+        self.older[slot as usize] = older.map_or(NONE, |older| older.0);
+    }
+
+    /// A handle is mapped from a frame of addresses on; nothing is resident there yet.
+    pub(super) fn add(&mut self, slot: u32, handle: u32, frame_count: u32) {
+        let end = (slot + frame_count) as usize;
+        if self.entries.len() < end {
+            extend(&mut self.entries, end, Entry::NOTHING);
+            extend(&mut self.older, end, NONE);
+        }
+        for frame in 0..frame_count {
+            self.entries[(slot + frame) as usize] = Entry::new(handle, frame);
+        }
+    }
+
+    pub(super) fn remove(&mut self, slot: u32, frame_count: u32) {
+        self.entries[slot as usize..(slot + frame_count) as usize].fill(Entry::NOTHING);
+    }
+
+    /// Which of its frames are resident in the window that starts at a frame.
+    pub(super) fn resident(&self, slot: u32, frame_count: u32) -> u64 {
+        let entries = &self.entries[slot as usize..(slot + frame_count) as usize];
+        entries.iter().rev().fold(0, |mask, entry| mask << 1 | u64::from(entry.is_resident()))
+    }
+
+    pub(super) fn set_resident(&mut self, slot: u32, frame_count: u32, resident: u64) {
+        let entries = &mut self.entries[slot as usize..(slot + frame_count) as usize];
+        for (frame, entry) in entries.iter_mut().enumerate() {
+            let bit = (resident >> frame & 1) as u32;
+            entry.0 = entry.0 & !(1 << RESIDENT_AT) | bit << RESIDENT_AT;
+        }
+    }
+
+    /// The host memory that they take.
+    pub(super) fn size_bytes(&self) -> usize {
+        self.entries.capacity() * size_of::<Entry>() + self.older.capacity() * size_of::<u32>()
+    }
+}
+
+/// Lengthens a table by little more than it needs: tables are most of what there is to keep.
+pub(super) fn extend<T: Copy>(table: &mut Vec<T>, length: usize, value: T) {
+    if table.capacity() < length {
+        table.reserve_exact(length + length / 16 - table.len());
+    }
+    table.resize(length, value);
+}
+
+/// How many handles there may be: 64 TiB of the smallest.
+pub(super) const HANDLES_MAX: usize = (1 << FRAME_AT) - 1;
+const FRAME_AT: u32 = 25;
+const RESIDENT_AT: u32 = 31;
+const SPACE_SHIFT: u32 = 31;
