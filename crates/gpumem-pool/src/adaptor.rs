@@ -32,7 +32,9 @@ mod stack;
 mod tracking;
 
 pub use crate::trace::Trace;
+use change::After;
 pub use change::Change;
+pub(crate) use change::Subject;
 pub use failures::Failures;
 pub use fallback::Fallback;
 pub use fill::Fill;
@@ -133,7 +135,18 @@ pub trait Adaptor: Send + Sync {
         Ok(())
     }
 
-    /// A block that grows has less memory, or has not become as large as it was to be; in the end it has none.
+    /// It has it, and its user not yet. The innermost hears of it first.
+    ///
+    /// # Errors
+    ///
+    /// Whatever it could not do. The block becomes as small as it was then.
+    fn grown(&self, change: &Change<'_>) -> Result<(), PoolError> {
+        let _ = change;
+        Ok(())
+    }
+
+    /// A block that grows is about to have less memory, in the end none; or it has not become as large as it was to be
+    /// ([`Change::is_undone`]). Must not wait.
     fn shrink(&self, change: &Change<'_>) {
         let _ = change;
     }
@@ -155,9 +168,6 @@ impl fmt::Debug for dyn Adaptor {
 pub struct PoolId(u64);
 
 impl PoolId {
-    /// Of a pool without adaptors, which nobody asks.
-    pub(crate) const NONE: Self = Self(0);
-
     pub(crate) fn number(self) -> u64 {
         self.0
     }

@@ -128,6 +128,9 @@ pub(crate) trait Growing {
     fn remove(&self, id: u64, uses: &[Stamp]);
 }
 
+/// They have memory in whole units of this.
+pub(crate) const GROWTH_UNIT_BYTES: u64 = 2 << 20;
+
 /// Physical memory under a piece: handles side by side, by the driver's names, each with its size.
 #[derive(Clone, Debug)]
 pub(crate) struct Underlying {

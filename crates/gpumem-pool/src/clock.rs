@@ -122,6 +122,12 @@ impl Clocks {
         uses::slots(uses, self.slot_count.load(Ordering::Acquire))
     }
 
+    /// The streams that [`uses`] tells of.
+    pub(crate) fn users(&self, uses: u64) -> impl Iterator<Item = StreamId> {
+        let slots = if uses == 0 { None } else { Some(self.used(uses)) };
+        slots.into_iter().flatten().map(|slot| self.stream_in(slot))
+    }
+
     #[inline]
     pub(crate) fn holds(&self) -> &Holds {
         &self.holds

@@ -36,6 +36,11 @@ impl Tally {
         raise(&self.free_count, 1);
     }
 
+    /// Something that is no block of its own has more bytes than before, or fewer.
+    pub(crate) fn change(&self, from_bytes: u64, to_bytes: u64) {
+        raise(&self.in_use_bytes, to_bytes.wrapping_sub(from_bytes));
+    }
+
     pub(crate) fn counters(&self) -> Counters {
         Counters {
             in_use_bytes: self.in_use_bytes.load(Ordering::Relaxed),

@@ -1,12 +1,13 @@
 //! [`GrowableBlock`]: contiguous addresses whose memory grows and shrinks at the end.
 
-use crate::adaptor::Change;
-use crate::backend::{Growing, Source};
+use crate::adaptor::Subject;
+use crate::backend::{GROWTH_UNIT_BYTES, Growing, Source};
 use crate::clock::{Stamp, StreamId, uses};
 use crate::device::Device;
 use crate::error::PoolError;
 use crate::kind::MemoryKind;
 use crate::pool::Pool;
+use crate::scope;
 use crate::stream::Stream;
 use core::fmt;
 use core::sync::atomic::{AtomicU64, Ordering};
@@ -18,8 +19,9 @@ use std::sync::Arc;
 ///
 /// Only addresses are taken at first. Its memory counts as reserved by the pool and against its limits, in pieces of
 /// 2 MiB; what a shrunk one leaves goes back to the driver, not to other blocks. Like a [`Block`](crate::Block) it has a
-/// home stream, in whose order it is freed when dropped, and other users, who are recorded. A graph does not keep it: it
-/// must live for as long as graphs that use it are launched.
+/// home stream, in whose order it is freed when dropped, and other users, who are recorded, and the tag of the scope that it is
+/// made in, for which its bytes count; as a block it counts nowhere. A graph does not keep it: it must live for as long as
+/// graphs that use it are launched.
 ///
 /// ```
 /// use gpumem_pool::{BackendKind, Device, Pool, Stream, sys::{Driver, SimConfig}};
@@ -49,8 +51,11 @@ pub struct GrowableBlock {
     size_bytes: u64,
     max_bytes: u64,
     home: StreamId,
+    tag: u16,
     /// The other streams that used it, in the form of [`uses`].
     uses: AtomicU64,
+    /// When it last shrank: what might still use the memory that it left.
+    cut: Vec<Stamp>,
 }
 
 impl Pool {
@@ -71,7 +76,9 @@ impl Pool {
             size_bytes: 0,
             max_bytes,
             home: stream.id(),
+            tag: scope::innermost(self.0.tags()),
             uses: AtomicU64::new(0),
+            cut: Vec::new(),
         })
     }
 
@@ -120,12 +127,12 @@ impl GrowableBlock {
 
     /// Has at least `size_bytes` from here on, for all work queued from now on; the new bytes hold whatever they hold. One
     /// that is as large already stays so. When limit or device are full, what the pool can give back is given back first,
-    /// which waits for the device.
+    /// which waits for the device. [`Fill`](crate::adaptor::Fill) and [`Guard`](crate::adaptor::Guard) make it wait, too.
     ///
     /// # Errors
     ///
     /// [`PoolError::BeyondMaximum`], [`PoolError::LimitReached`], [`PoolError::OutOfMemory`], [`PoolError::DeviceLost`]
-    /// or [`PoolError::Poisoned`]; it is as large as before then.
+    /// or [`PoolError::Poisoned`], or what an adaptor says; it is as large as before then.
     pub fn grow_to(&mut self, size_bytes: u64) -> Result<(), PoolError> {
         self.pool.0.check_usable()?;
         if size_bytes > self.max_bytes {
@@ -135,14 +142,21 @@ impl GrowableBlock {
             });
         }
         if size_bytes > self.size_bytes {
-            let growing = self.pool.growing()?;
-            let change = self.change(self.size_bytes, size_bytes);
-            let grow = || self.pool.0.relieved(|| growing.grow_to(self.id, size_bytes));
-            let grown = self.pool.0.budgeted(|| self.pool.0.adapt_growth(&change, grow));
+            let grown = self.pool.0.budgeted(|| self.grow_adapted(size_bytes));
             self.pool.0.explained(grown)?;
+            scope::count_change(self.pool.0.tags(), self.tag, self.size_bytes, size_bytes);
             self.size_bytes = size_bytes;
         }
         Ok(())
+    }
+
+    fn grow_adapted(&self, size_bytes: u64) -> Result<(), PoolError> {
+        let growing = self.pool.growing()?;
+        let grow = || self.pool.0.relieved(|| growing.grow_to(self.id, size_bytes));
+        let Some(stack) = self.pool.0.stack() else { return grow() };
+        // What can't be given back now waits for the next time.
+        let shrink = || drop(growing.shrink_to(self.id, self.size_bytes, &self.stamps()));
+        stack.grow(&self.subject(), (self.size_bytes, size_bytes), grow, shrink)
     }
 
     /// Has at most `size_bytes` from here on: no work that is queued from now on may use what lies behind. What queued
@@ -156,9 +170,10 @@ impl GrowableBlock {
         if size_bytes >= self.size_bytes {
             return Ok(());
         }
-        self.pool.0.adapt_shrinkage(&self.change(self.size_bytes, size_bytes));
+        self.tell_of_shrinking(size_bytes);
         self.size_bytes = size_bytes;
-        self.pool.growing()?.shrink_to(self.id, size_bytes, &self.stamps())
+        self.cut = self.stamps();
+        self.pool.growing()?.shrink_to(self.id, size_bytes, &self.cut)
     }
 
     /// Says that work queued on `stream` uses it, as [`Block::record_use`](crate::Block::record_use) does.
@@ -168,9 +183,18 @@ impl GrowableBlock {
         }
     }
 
-    fn change(&self, from_bytes: u64, to_bytes: u64) -> Change<'_> {
-        let Self { address, ref pool, .. } = *self;
-        Change { address, from_bytes, to_bytes, device: pool.device(), pool: pool.0.adapted_id() }
+    fn tell_of_shrinking(&self, to_bytes: u64) {
+        if let Some(stack) = self.pool.0.stack() {
+            stack.shrink(&self.subject(), self.size_bytes, to_bytes);
+        }
+        scope::count_change(self.pool.0.tags(), self.tag, self.size_bytes, to_bytes);
+    }
+
+    /// As adaptors are told of it.
+    fn subject(&self) -> Subject<'_> {
+        let Self { address, ref pool, home, tag, ref uses, ref cut, .. } = *self;
+        let (device, uses) = (pool.device(), uses.load(Ordering::Relaxed));
+        Subject { address, device, tag, home, uses, cut, unit_bytes: GROWTH_UNIT_BYTES }
     }
 
     fn stamps(&self) -> Vec<Stamp> {
@@ -180,7 +204,7 @@ impl GrowableBlock {
 
 impl Drop for GrowableBlock {
     fn drop(&mut self) {
-        self.pool.0.adapt_shrinkage(&self.change(self.size_bytes, 0));
+        self.tell_of_shrinking(0);
         if let Ok(growing) = self.pool.growing() {
             growing.remove(self.id, &self.stamps());
         }

@@ -31,13 +31,13 @@ pub struct Scope {
 #[cfg_attr(feature = "serde", derive(serde::Serialize))]
 #[non_exhaustive]
 pub struct ScopeUsage {
-    /// Allocated, in all.
+    /// Allocated, in all, by blocks that grow too.
     pub allocated_bytes: u64,
-    /// By so many blocks.
+    /// By so many blocks, of those that do not grow.
     pub allocation_count: u64,
     /// Freed, in all: also what was allocated before, in another scope.
     pub freed_bytes: u64,
-    /// By so many blocks.
+    /// By so many blocks, of those that do not grow.
     pub free_count: u64,
     /// How far use rose above what it was at the beginning.
     pub peak_bytes: u64,
@@ -138,16 +138,24 @@ struct Frame {
 
 impl Frame {
     fn count_out(&mut self, size_bytes: u64) {
-        self.usage.allocated_bytes += size_bytes;
         self.usage.allocation_count += 1;
-        self.rise_bytes = self.rise_bytes.saturating_add_unsigned(size_bytes);
-        self.usage.peak_bytes = self.usage.peak_bytes.max(self.rise_bytes.max(0).unsigned_abs());
+        self.change(0, size_bytes);
     }
 
     fn count_in(&mut self, size_bytes: u64) {
-        self.usage.freed_bytes += size_bytes;
         self.usage.free_count += 1;
-        self.rise_bytes = self.rise_bytes.saturating_sub_unsigned(size_bytes);
+        self.change(size_bytes, 0);
+    }
+
+    /// Something has more bytes than before, or fewer.
+    fn change(&mut self, from_bytes: u64, to_bytes: u64) {
+        let (more_bytes, fewer_bytes) =
+            (to_bytes.saturating_sub(from_bytes), from_bytes.saturating_sub(to_bytes));
+        self.usage.allocated_bytes += more_bytes;
+        self.usage.freed_bytes += fewer_bytes;
+        self.rise_bytes =
+            self.rise_bytes.saturating_add_unsigned(more_bytes).saturating_sub_unsigned(fewer_bytes);
+        self.usage.peak_bytes = self.usage.peak_bytes.max(self.rise_bytes.max(0).unsigned_abs());
     }
 
     /// One within it has ended.
@@ -194,6 +202,17 @@ pub(crate) fn count_in(tags: &Tags, tag: u16, size_bytes: u64) {
     tags.count(tag, |tally| tally.count_in(size_bytes));
     if is_any_open() {
         with_innermost(tags, |frame| frame.count_in(size_bytes));
+    }
+}
+
+/// Counts a change of a block that grows, for its tag.
+pub(crate) fn count_change(tags: &Tags, tag: u16, from_bytes: u64, to_bytes: u64) {
+    if tag == 0 || from_bytes == to_bytes {
+        return;
+    }
+    tags.count(tag, |tally| tally.change(from_bytes, to_bytes));
+    if is_any_open() {
+        with_innermost(tags, |frame| frame.change(from_bytes, to_bytes));
     }
 }
 

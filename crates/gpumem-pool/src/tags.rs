@@ -107,14 +107,14 @@ impl Tags {
                 *sum = *sum + counters;
             }
         }
-        sums.retain(|(_, sum)| sum.operation_count() > 0);
+        sums.retain(|(_, sum)| sum.operation_count() > 0 || sum.in_use_bytes() > 0);
         sums
     }
 
     /// Those that hold most, for a report.
     pub(crate) fn holders(&self) -> Vec<Holder> {
         let mut sums = self.sums();
-        sums.retain(|(_, sum)| sum.block_count() > 0);
+        sums.retain(|(_, sum)| sum.in_use_bytes() > 0);
         sums.sort_by_key(|(_, sum)| core::cmp::Reverse(sum.in_use_bytes()));
         sums.truncate(HOLDER_COUNT_MAX);
         let holder = |(tag, sum): (Arc<str>, Counters)| Holder {

@@ -30,7 +30,7 @@ pub use format::is_trace;
 pub use read::{Flaw, ReadError, Recording, Tail};
 pub(crate) use watch::Watch;
 
-use crate::adaptor::{Adaptor, Grant, Next, Opening, PoolId, Release, Request};
+use crate::adaptor::{Adaptor, Change, Grant, Next, Opening, PoolId, Release, Request};
 use crate::error::PoolError;
 use core::fmt;
 use core::time::Duration;
@@ -45,7 +45,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 /// and the waits on streams of their [`Device`](crate::Device)s (clones included), into a file.
 ///
 /// `cargo xtask replay FILE` puts it through a pool of any setting; [`Recording::read`] reads it. With `GPUMEM_TRACE=FILE` pools
-/// that are made `from_env` record without a line of code. Blocks that grow are not recorded, nor are empty ones; a graph's
+/// that are made `from_env` record without a line of code. Empty blocks are not recorded; a graph's
 /// memory is as adaptors see it: one block on a stream of the graph's own.
 ///
 /// The file is complete up to 50 ms before a crash, and to the end of each pool: its last handle waits for the writer, for a
@@ -122,6 +122,13 @@ impl Trace {
     }
 }
 
+impl Trace {
+    fn resize(&self, change: &Change<'_>) {
+        let whose = whose(change.pool(), change.tag_number());
+        self.record(Kind::Resize, change.address(), change.to_bytes(), change.stream_id().0, whose);
+    }
+}
+
 /// A tag above its pool.
 fn whose(pool: PoolId, tag: u16) -> u64 {
     u64::from(number(pool)) | u64::from(tag) << 32
@@ -154,6 +161,22 @@ impl Adaptor for Trace {
             self.record(Kind::Use, address, 0, user.0, whose);
         }
         self.record(Kind::Free, address, release.is_complete().into(), release.stream_id().0, whose);
+    }
+
+    fn grown(&self, change: &Change<'_>) -> Result<(), PoolError> {
+        self.resize(change);
+        Ok(())
+    }
+
+    fn shrink(&self, change: &Change<'_>) {
+        if change.is_undone() {
+            return;
+        }
+        let (address, whose) = (change.address(), whose(change.pool(), 0));
+        for user in change.users() {
+            self.record(Kind::Use, address, 0, user.0, whose);
+        }
+        self.resize(change);
     }
 
     fn close(&self, _: PoolId) {

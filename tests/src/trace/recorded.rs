@@ -2,7 +2,7 @@
 //!
 //! A block that other streams had used is given back with its `f` line, and its free takes effect at the first point where
 //! its home is known to come after those uses: a wait of home's, through whatever streams and events, or a wait of the
-//! host's. What was lost while recording is made up for: a block that is handed out again had been freed, and a free of what
+//! host's. A block that grows in place is a block for each time that it grew. What was lost while recording is made up for: a block that is handed out again had been freed, and a free of what
 //! was never handed out is none.
 
 use super::error::Problem;
@@ -39,6 +39,7 @@ struct Converter {
     builder: Builder,
     /// By pool and address.
     live: HashMap<(u32, u64), Live>,
+    growing: HashMap<(u32, u64), Growing>,
     streams: HashMap<u64, u16>,
     /// What each stream is known to come after: of each other, all until an event.
     after: HashMap<u64, HashMap<u64, u64>>,
@@ -59,6 +60,14 @@ struct Live {
     tag: usize,
 }
 
+/// A block that grows.
+#[derive(Default)]
+struct Growing {
+    /// Blocks, with what each has.
+    pieces: Vec<(u32, u64)>,
+    users: Vec<u64>,
+}
+
 struct Pending {
     block: u32,
     home: u64,
@@ -76,23 +85,30 @@ impl Converter {
                 let stream = self.stream(stream)?;
                 let block = self.builder.alloc(size_bytes, stream);
                 let tag = self.tags.place(recording, pool, tag);
-                self.tags.alloc(tag, size_bytes);
+                self.tags.grow(tag, size_bytes, true);
                 self.live.insert((pool, address), Live { block, users: Vec::new(), size_bytes, tag });
             }
             What::Use { pool, address, stream } => {
-                if let Some(live) = self.live.get_mut(&(pool, address)) {
-                    live.users.push(stream);
-                }
+                let of_block = self.live.get_mut(&(pool, address)).map(|live| &mut live.users);
+                let of_growing = self.growing.get_mut(&(pool, address)).map(|growing| &mut growing.users);
+                of_block.or(of_growing).into_iter().for_each(|users| users.push(stream));
             }
             What::Free { pool, address, stream, is_complete } => match self.free(pool, address) {
                 None => self.made_up_count += 1,
                 Some(Live { block, users, .. }) => {
-                    if !is_complete && !users.is_empty() {
-                        self.pending.push(Pending { block, home: stream, users, index });
-                        self.settle();
+                    if !is_complete {
+                        self.defer(Pending { block, home: stream, users, index });
                     }
                 }
             },
+            What::Resize { pool, address, size_bytes, stream, tag } => {
+                let own = (self.stream(stream)?, self.tags.place(recording, pool, tag));
+                let mut growing = self.growing.remove(&(pool, address)).unwrap_or_default();
+                self.resize(&mut growing, size_bytes, own, (stream, index));
+                if size_bytes > 0 {
+                    self.growing.insert((pool, address), growing);
+                }
+            }
             What::Wait { stream, source } => {
                 let mut known = self.after.get(&source).cloned().unwrap_or_default();
                 known.insert(source, index);
@@ -130,6 +146,40 @@ impl Converter {
             _ => {}
         }
         Ok(())
+    }
+
+    /// A block that grows, as blocks: one for each growth. What it has less goes from the end.
+    fn resize(
+        &mut self,
+        growing: &mut Growing,
+        size_bytes: u64,
+        (stream, tag): (u16, usize),
+        (home, index): (u64, u64),
+    ) {
+        let is_first = growing.pieces.is_empty();
+        let users = std::mem::take(&mut growing.users);
+        let mut has_bytes = growing.pieces.iter().map(|(_, piece_bytes)| piece_bytes).sum::<u64>();
+        while has_bytes > size_bytes
+            && let Some((block, piece_bytes)) = growing.pieces.pop()
+        {
+            self.builder.free(block);
+            self.tags.free(tag, piece_bytes);
+            self.defer(Pending { block, home, users: users.clone(), index });
+            has_bytes -= piece_bytes;
+        }
+        let more_bytes = size_bytes - has_bytes;
+        if more_bytes > 0 {
+            growing.pieces.push((self.builder.alloc(more_bytes, stream), more_bytes));
+            self.tags.grow(tag, more_bytes, is_first);
+        }
+    }
+
+    /// A free takes effect once its uses are known to be over.
+    fn defer(&mut self, pending: Pending) {
+        if !pending.users.is_empty() {
+            self.pending.push(pending);
+            self.settle();
+        }
     }
 
     /// What was there, which now is not.
@@ -185,7 +235,7 @@ fn join(into: &mut HashMap<u64, u64>, known: &HashMap<u64, u64>) {
 #[cfg(test)]
 mod tests {
     use crate::pool::trace::Trace as Recorder;
-    use crate::pool::{Block, Device, Pool, Stream};
+    use crate::pool::{BackendKind, Block, Device, Pool, Stream};
     use crate::replay::{Setup, replay};
     use crate::sys::{Driver, SimConfig};
     use crate::trace::{Event, TagSum, Trace};
@@ -265,5 +315,45 @@ mod tests {
         assert!(name.starts_with("tag 2 of pool") && trace.tags().len() == 3, "{name}");
         std::fs::remove_file(path).unwrap();
         drop(std::mem::ManuallyDrop::into_inner(left));
+    }
+
+    /// A block that grows is a block for each growth; what it leaves waits for its users.
+    #[test]
+    fn growth_is_replayed_as_blocks() {
+        let path = scratch("growing");
+        let driver = Driver::sim(SimConfig::new()).unwrap();
+        let device = Device::new(&driver, 0).unwrap();
+        let builder = Pool::builder(&device).backend(BackendKind::Caching);
+        let pool = builder.adaptor(Recorder::create(&path).unwrap()).build().unwrap();
+        let (home, other) = (Stream::new(&device).unwrap(), Stream::new(&device).unwrap());
+        let scope = pool.scope("log");
+        let mut log = pool.growable(64 << 20, &home).unwrap();
+        drop(scope);
+        log.grow_to(5000).unwrap();
+        log.grow_to(8000).unwrap();
+        log.record_use(&other);
+        log.shrink_to(6000).unwrap();
+        home.wait_for(&other).unwrap();
+        log.grow_to(9000).unwrap();
+        drop((log, pool));
+
+        let trace = Trace::read(&path).unwrap();
+        assert_eq!(trace.disagreements(), Vec::<String>::new());
+        let sizes = trace.events().iter().filter_map(|event| match event {
+            Event::Alloc { size_bytes, .. } => Some(*size_bytes),
+            _ => None,
+        });
+        assert_eq!(sizes.collect::<Vec<_>>(), [5000, 3000, 1000, 3000]);
+        assert!(matches!(
+            trace.events()[2..5],
+            [Event::FreeUsed { slot: 1 }, Event::Alloc { .. }, Event::Complete { slot: 1 }]
+        ));
+        assert_eq!(trace.peaks().live_bytes, 9000);
+        assert_eq!(trace.tags().len(), 1);
+        let log = &trace.tags()[0];
+        assert_eq!((log.tag.as_deref(), log.allocation_count), (Some("log"), 1));
+        assert_eq!((log.allocated_bytes, log.peak_bytes, log.left_bytes), (12_000, 9000, 0));
+        replay(&trace, &driver, &Setup::default(), |_| ()).unwrap();
+        std::fs::remove_file(path).unwrap();
     }
 }

@@ -51,14 +51,10 @@ impl TagSums {
         place
     }
 
-    pub(super) fn alloc(&mut self, place: usize, size_bytes: u64) {
-        self.sums[place].allocation_count += 1;
-        self.grow(place, size_bytes);
-    }
-
-    /// Something that is there already has more. A file that was made to harm may say more than can be counted.
-    pub(super) fn grow(&mut self, place: usize, size_bytes: u64) {
+    /// A file that was made to harm may say more than can be counted.
+    pub(super) fn grow(&mut self, place: usize, size_bytes: u64, is_new: bool) {
         let sum = &mut self.sums[place];
+        sum.allocation_count += u64::from(is_new);
         sum.allocated_bytes = sum.allocated_bytes.saturating_add(size_bytes);
         sum.left_bytes = sum.left_bytes.saturating_add(size_bytes);
         sum.peak_bytes = sum.peak_bytes.max(sum.left_bytes);

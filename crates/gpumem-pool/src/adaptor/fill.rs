@@ -1,6 +1,6 @@
 //! [`Fill`]: bytes of every block set to a value, when it is handed out or when it comes back.
 
-use super::{Adaptor, Grant, Next, Release, Request};
+use super::{Adaptor, After, Change, Grant, Next, Release, Request};
 use crate::error::PoolError;
 use crate::stream::Stream;
 use core::fmt;
@@ -22,7 +22,8 @@ use gpumem_sys::{Driver, DriverError};
 /// that no block ever shows what another left. Memory that is fresh from the driver it leaves as the driver gives it.
 ///
 /// A graph's memory is set when it is allocated and when it goes with the graph: not between the launches, nor between the
-/// parts that a capture makes of it. Blocks that grow are left alone: their memory comes from the driver, and goes there.
+/// parts that a capture makes of it. Of blocks that grow, what they have more is set before they have it, which the growth
+/// waits for, and what they leave when they leave it.
 #[derive(Default)]
 pub struct Fill {
     on_alloc: Option<u8>,
@@ -83,6 +84,30 @@ impl Adaptor for Fill {
             self.has_missed.store(true, Ordering::Relaxed);
         }
     }
+
+    fn grown(&self, change: &Change<'_>) -> Result<(), PoolError> {
+        let (start, size_bytes) =
+            (change.address() + change.from_bytes(), change.to_bytes() - change.from_bytes());
+        match self.value_on_alloc() {
+            Some(value) => {
+                change.do_now(After::Cut, |driver, home| set(driver, start, value, size_bytes, home))
+            }
+            // Its user does not know of what was queued when it left this memory.
+            None if self.on_free.is_some() && change.is_cut_pending() => {
+                change.do_now(After::Cut, |_, _| Ok(()))
+            }
+            None => Ok(()),
+        }
+    }
+
+    fn shrink(&self, change: &Change<'_>) {
+        let Some(value) = self.on_free.filter(|_| !change.is_undone()) else { return };
+        let (start, size_bytes) =
+            (change.address() + change.to_bytes(), change.from_bytes() - change.to_bytes());
+        if !change.queue(|driver, home| set(driver, start, value, size_bytes, home)) {
+            self.has_missed.store(true, Ordering::Relaxed);
+        }
+    }
 }
 
 impl fmt::Debug for Fill {
@@ -115,7 +140,7 @@ pub(super) fn set_now(
 }
 
 /// The memory is granted or about to be released, and so nobody else's; the stream is alive, and its context current.
-fn set(
+pub(super) fn set(
     driver: &Driver,
     address: CUdeviceptr,
     value: u8,

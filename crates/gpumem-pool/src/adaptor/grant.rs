@@ -237,9 +237,7 @@ impl<'a> Release<'a> {
 
     /// The other streams that have used it.
     pub fn users(&self) -> impl Iterator<Item = StreamId> + use<'a> {
-        let clocks = self.device.clocks();
-        let uses = if self.uses == 0 { None } else { Some(clocks.used(self.uses)) };
-        uses.into_iter().flatten().map(|slot| clocks.stream_in(slot))
+        self.device.clocks().users(self.uses)
     }
 
     /// Whether whoever dropped it knew that all uses are done.

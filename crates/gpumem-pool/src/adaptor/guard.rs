@@ -7,19 +7,22 @@
 //! The drop of a block may not wait. So it queues copies of the edges behind all uses, into a slot of pinned host memory, and
 //! gives the block back behind those. Whoever allocates next, or asks, looks at the slots whose copies are done.
 
+mod ends;
 mod slots;
 
 use super::fill::set_now;
-use super::{Adaptor, Grant, Next, PoolId, Release, Request};
+use super::{Adaptor, Change, Grant, Next, PoolId, Release, Request};
 use crate::alignment::ALIGNMENT_MIN;
 use crate::bytes::Bytes;
 use crate::clock::StreamId;
+use crate::device::Device;
 use crate::error::PoolError;
 use core::fmt;
 use core::sync::atomic::{AtomicU64, Ordering};
+use ends::Ends;
 use gpumem_sys::types::CUdeviceptr;
 pub(super) use slots::Edges;
-use slots::Slots;
+use slots::{Slots, Work};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 /// Finds writes past the ends of blocks, up to 256 bytes in front and as many behind, to the byte.
@@ -31,7 +34,11 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 /// Blocks cost 512 bytes more and their alignment, which the pool counts as in use, four small calls of the driver and, at a
 /// free, a mark in the stream. A block is not looked at where its home stream is gone, another library's or captures when it
 /// is freed, or can't wait for the block's other users, nor while 1024 looks are under way
-/// ([`Guard::unchecked_count`]). A graph's memory is looked at as a whole when the graph is gone. Blocks that grow have no guard.
+/// ([`Guard::unchecked_count`]). A graph's memory is looked at as a whole when the graph is gone.
+///
+/// A block that grows has its guard behind its end alone, in what is left of the last of its pieces of 2 MiB: up to 512 bytes, and
+/// none if its size is a multiple of that, for what lies behind is not its memory. Whenever the end moves it is looked at and set
+/// anew; a growth waits for the work that uses the block, so that it can.
 ///
 /// ```
 /// use gpumem_pool::{Device, Pool, Stream, adaptor::{Guard, Side}, sys::{Driver, SimConfig}};
@@ -55,6 +62,8 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 #[derive(Default)]
 pub struct Guard {
     slots: Slots,
+    /// Of blocks that grow.
+    ends: Ends,
     found: Mutex<Vec<Damage>>,
     on_damage: Option<Box<Tell>>,
     unchecked_count: AtomicU64,
@@ -179,16 +188,30 @@ impl Adaptor for Guard {
     fn free(&self, release: &Release<'_>) {
         // What was set when it was handed out may still be on its way.
         release.set_used();
-        self.look_later(release);
+        let (address, size_bytes) = (release.address(), release.size_bytes());
+        let (stream, pool) = (release.stream_id(), release.pool());
+        let (front_bytes, back_bytes) = (FRONT_BYTES, back_bytes(size_bytes));
+        let edges = Edges { address, size_bytes, front_bytes, back_bytes, stream, pool };
+        self.look_later(release.device(), edges, |copies| release.queue(copies));
+    }
+
+    fn grow(&self, change: &Change<'_>) -> Result<(), PoolError> {
+        self.slots.prepare(change.device())?;
+        self.leave_end(change)
+    }
+
+    fn grown(&self, change: &Change<'_>) -> Result<(), PoolError> {
+        self.guard_end(change)
+    }
+
+    fn shrink(&self, change: &Change<'_>) {
+        self.move_end(change);
     }
 }
 
 impl Guard {
-    fn look_later(&self, release: &Release<'_>) {
-        let (address, size_bytes) = (release.address(), release.size_bytes());
-        let (stream, pool) = (release.stream_id(), release.pool());
-        let edges = Edges { address, size_bytes, stream, pool };
-        if !self.slots.fill(release, edges) {
+    fn look_later(&self, device: &Device, edges: Edges, queue: impl FnOnce(&mut Work<'_>) -> bool) {
+        if !self.slots.fill(device, edges, queue) {
             self.unchecked_count.fetch_add(1, Ordering::Relaxed);
         }
     }
@@ -204,7 +227,7 @@ impl Edges {
         let count = bytes.clone().filter(|byte| **byte != PATTERN).count() as u64;
         let distance_bytes = bytes.clone().position(|byte| *byte != PATTERN)?;
         let found = *bytes.nth(distance_bytes)?;
-        let Self { address, size_bytes, stream, pool } = *self;
+        let Self { address, size_bytes, stream, pool, .. } = *self;
         let distance_bytes = distance_bytes as u64;
         Some(Damage { address, size_bytes, stream, pool, side, distance_bytes, count, found })
     }

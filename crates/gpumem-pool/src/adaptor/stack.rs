@@ -1,7 +1,7 @@
 //! [`Stack`]: a pool's adaptors, outermost first, and what it has to know of blocks that are no plain pieces of its backend.
 
 use super::grant::{Grant, Holding, Source};
-use super::{Adaptor, Change, Opening, PoolId, Request};
+use super::{Adaptor, Change, Opening, PoolId, Request, Subject};
 use crate::alignment::check_alignment;
 use crate::backend::{Freed, Piece};
 use crate::contained::contained;
@@ -160,21 +160,41 @@ impl Stack {
         })
     }
 
-    /// Asks all whether a block may grow.
-    pub(crate) fn grow(&self, change: &Change<'_>) -> Result<(), PoolError> {
+    /// Grows a block that grows, if all agree; `shrink` takes back what did not please them in the end.
+    pub(crate) fn grow(
+        &self,
+        subject: &Subject<'_>,
+        (from_bytes, to_bytes): (u64, u64),
+        grow: impl FnOnce() -> Result<(), PoolError>,
+        shrink: impl FnOnce(),
+    ) -> Result<(), PoolError> {
+        let change = Change::new(subject, self, from_bytes, to_bytes);
         for (level, adaptor) in self.adaptors.iter().enumerate() {
-            let answer = catch_unwind(AssertUnwindSafe(|| adaptor.grow(change)));
+            let answer = catch_unwind(AssertUnwindSafe(|| adaptor.grow(&change)));
             if !matches!(answer, Ok(Ok(()))) {
-                tell(&self.adaptors[..level], &change.undone());
+                tell(&self.adaptors[..level], &change.backwards(true));
+                return answer.unwrap_or_else(|payload| resume_unwind(payload));
+            }
+        }
+        grow().inspect_err(|_| tell(&self.adaptors, &change.backwards(true)))?;
+        for (level, adaptor) in self.adaptors.iter().enumerate().rev() {
+            let answer = catch_unwind(AssertUnwindSafe(|| adaptor.grown(&change)));
+            if !matches!(answer, Ok(Ok(()))) {
+                let (without, with) = self.adaptors.split_at(level + 1);
+                tell(without, &change.backwards(true));
+                tell(with, &change.backwards(false));
+                shrink();
                 return answer.unwrap_or_else(|payload| resume_unwind(payload));
             }
         }
         Ok(())
     }
 
-    /// Tells all that a block has shrunk.
-    pub(crate) fn shrink(&self, change: &Change<'_>) {
-        tell(&self.adaptors, change);
+    /// Such a block is about to shrink.
+    pub(crate) fn shrink(&self, subject: &Subject<'_>, from_bytes: u64, to_bytes: u64) {
+        if from_bytes != to_bytes {
+            tell(&self.adaptors, &Change::new(subject, self, from_bytes, to_bytes));
+        }
     }
 
     fn special(&self) -> MutexGuard<'_, HashMap<CUdeviceptr, Holding>> {

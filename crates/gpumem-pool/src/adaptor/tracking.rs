@@ -57,8 +57,10 @@ pub struct LiveBlock {
     pub address: CUdeviceptr,
     /// How large it is. For one that grows, how large it is now.
     pub size_bytes: u64,
-    /// The stream that it is of; none is known for one that grows.
-    pub stream: Option<StreamId>,
+    /// The stream that it is of.
+    pub stream: StreamId,
+    /// What it is for: the name of the scope that it was asked for in.
+    pub tag: Option<Arc<str>>,
     /// The pool that it is of.
     pub pool: PoolId,
     /// The thread that asked for it, if it has a name.
@@ -96,13 +98,19 @@ impl Tracking {
         LiveBlocks::of(self.books().live.values().cloned().collect())
     }
 
-    fn add(&self, address: CUdeviceptr, size_bytes: u64, stream: Option<StreamId>, pool: PoolId) {
+    fn add(
+        &self,
+        (address, size_bytes): (CUdeviceptr, u64),
+        stream: StreamId,
+        tag: Option<Arc<str>>,
+        pool: PoolId,
+    ) {
         let thread = std::thread::current().name().map(Arc::from);
         let backtrace = self.has_backtraces.then(|| Arc::new(Backtrace::force_capture()));
         let mut books = self.books();
         books.count += 1;
         let number = books.count;
-        let block = LiveBlock { number, address, size_bytes, stream, pool, thread, backtrace };
+        let block = LiveBlock { number, address, size_bytes, stream, tag, pool, thread, backtrace };
         books.live.insert(address, block);
     }
 
@@ -131,7 +139,8 @@ impl Adaptor for Tracking {
 
     fn alloc(&self, request: &Request<'_>, next: Next<'_>) -> Result<Grant, PoolError> {
         let grant = next.alloc(request)?;
-        self.add(grant.address(), grant.size_bytes(), Some(request.stream().id()), request.pool());
+        let whole = (grant.address(), grant.size_bytes());
+        self.add(whole, request.stream().id(), request.tag(), request.pool());
         Ok(grant)
     }
 
@@ -141,7 +150,8 @@ impl Adaptor for Tracking {
 
     fn grow(&self, change: &Change<'_>) -> Result<(), PoolError> {
         if change.from_bytes() == 0 {
-            self.add(change.address(), change.to_bytes(), None, change.pool());
+            let whole = (change.address(), change.to_bytes());
+            self.add(whole, change.stream_id(), change.tag(), change.pool());
         } else if let Some(block) = self.books().live.get_mut(&change.address()) {
             block.size_bytes = change.to_bytes();
         }
@@ -191,9 +201,10 @@ impl fmt::Display for LiveBlocks {
 
 impl fmt::Display for LiveBlock {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{} at {:#x}, number {}", Bytes(self.size_bytes), self.address, self.number)?;
-        if let Some(stream) = self.stream {
-            write!(f, ", {stream}")?;
+        let Self { address, number, stream, .. } = self;
+        write!(f, "{} at {address:#x}, number {number}, {stream}", Bytes(self.size_bytes))?;
+        if let Some(tag) = &self.tag {
+            write!(f, ", tag {tag:?}")?;
         }
         if let Some(thread) = &self.thread {
             write!(f, ", thread {thread:?}")?;

@@ -1,11 +1,10 @@
 //! The state of a pool with adaptors: what stands between them and the backend.
 
 use super::{State, StateRef};
-use crate::adaptor::{Behind, Change, PoolId, Stack};
+use crate::adaptor::{Behind, Stack};
 use crate::backend::{Freed, Piece};
 use crate::block::Block;
 use crate::clock::StreamId;
-use crate::error::PoolError;
 
 impl StateRef {
     /// Past all adaptors, a piece of the backend's.
@@ -52,28 +51,5 @@ impl StateRef {
 impl State {
     pub(crate) fn stack(&self) -> Option<&Stack> {
         self.stack.as_ref()
-    }
-
-    /// By what name adaptors know the pool.
-    pub(crate) fn adapted_id(&self) -> PoolId {
-        self.stack.as_ref().map_or(PoolId::NONE, Stack::id)
-    }
-
-    /// Grows a block that grows, if all adaptors agree.
-    pub(crate) fn adapt_growth(
-        &self,
-        change: &Change<'_>,
-        grow: impl FnOnce() -> Result<(), PoolError>,
-    ) -> Result<(), PoolError> {
-        let Some(stack) = &self.stack else { return grow() };
-        stack.grow(change)?;
-        grow().inspect_err(|_| stack.shrink(&change.undone()))
-    }
-
-    /// Such a block has shrunk.
-    pub(crate) fn adapt_shrinkage(&self, change: &Change<'_>) {
-        if let Some(stack) = self.stack.as_ref().filter(|_| change.from_bytes != change.to_bytes) {
-            stack.shrink(change);
-        }
     }
 }

@@ -29,7 +29,7 @@ pub enum What {
         /// What it is for: a number that [`Recording::tag`](super::Recording::tag) has the name of. 0 is none.
         tag: u32,
     },
-    /// A block that is about to be freed has been used on another stream than its home.
+    /// A block that is about to be freed, or to shrink, has been used on another stream than its home.
     Use {
         /// The pool.
         pool: u32,
@@ -48,6 +48,19 @@ pub enum What {
         stream: u64,
         /// Whether all its uses were known to be done.
         is_complete: bool,
+    },
+    /// A block that grows in place has another size.
+    Resize {
+        /// The pool.
+        pool: u32,
+        /// Where it starts.
+        address: u64,
+        /// How large it is now; 0 at the end.
+        size_bytes: u64,
+        /// Its home.
+        stream: u64,
+        /// As an allocation's.
+        tag: u32,
     },
     /// A stream was made to wait for all that another had queued.
     Wait {
@@ -97,6 +110,7 @@ pub(super) enum Kind {
     StreamDone = 7,
     MarkDone = 8,
     DeviceDone = 9,
+    Resize = 10,
 }
 
 /// An event without its time: an address or an event, a size or another number, a stream, and pool and tag.
@@ -118,6 +132,7 @@ impl Kind {
             Self::StreamDone,
             Self::MarkDone,
             Self::DeviceDone,
+            Self::Resize,
         ];
         all.into_iter().find(|kind| *kind as u8 == number)
     }
@@ -128,7 +143,7 @@ impl Raw {
     pub(super) fn tag(self) -> Option<(u32, u32)> {
         let [.., whose] = self.words;
         let (pool, tag) = (whose as u32, (whose >> 32) as u32);
-        (tag != 0 && self.kind == Kind::Alloc).then_some((pool, tag))
+        (tag != 0 && matches!(self.kind, Kind::Alloc | Kind::Resize)).then_some((pool, tag))
     }
 
     pub(super) fn what(self) -> What {
@@ -144,6 +159,7 @@ impl Raw {
             Kind::StreamDone => What::StreamDone { stream },
             Kind::MarkDone => What::MarkDone { event: address },
             Kind::DeviceDone => What::DeviceDone,
+            Kind::Resize => What::Resize { pool, address, size_bytes: value, stream, tag },
         }
     }
 }

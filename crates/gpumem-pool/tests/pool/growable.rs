@@ -1,28 +1,39 @@
 //! Blocks that grow in place.
 
 use crate::bench::{Bench, on_each_backend, on_each_backend_with, small, stand_in};
+use gpumem_pool::sys::SimConfig;
 use gpumem_pool::sys::types::CUresult;
 use gpumem_pool::{GrowableBlock, Pool, PoolError, Stream};
 use std::sync::atomic::Ordering;
 
 const MIB: u64 = 1 << 20;
 
-fn on_caching(body: impl Fn(&Bench)) {
-    on_each_backend(&small(), |bench| {
+pub(crate) fn on_caching(body: impl Fn(&Bench)) {
+    on_caching_with(&small(), body);
+}
+
+pub(crate) fn on_caching_with(config: &SimConfig, body: impl Fn(&Bench)) {
+    on_each_backend(config, |bench| {
         if bench.maps() {
             body(bench);
         }
     });
 }
 
-fn fill(bench: &Bench, block: &GrowableBlock, range: std::ops::Range<u64>, value: u8, stream: &Stream) {
+pub(crate) fn fill(
+    bench: &Bench,
+    block: &GrowableBlock,
+    range: std::ops::Range<u64>,
+    value: u8,
+    stream: &Stream,
+) {
     let _bound = stream.device().bind().unwrap();
     let (address, count) = (block.address() + range.start, (range.end - range.start) as usize);
     // SAFETY: the block has these bytes until the stream is done.
     unsafe { bench.driver.cuMemsetD8Async(address, value, count, stream.raw()).unwrap() };
 }
 
-fn byte(bench: &Bench, block: &GrowableBlock, at: u64, stream: &Stream) -> u8 {
+pub(crate) fn byte(bench: &Bench, block: &GrowableBlock, at: u64, stream: &Stream) -> u8 {
     stream.synchronize().unwrap();
     let _bound = stream.device().bind().unwrap();
     let mut value = 0_u8;

@@ -121,6 +121,36 @@ fn threads_count_for_one_tag_together() {
     });
 }
 
+/// A block that grows keeps the tag of where it was made, and counts as bytes.
+#[test]
+fn blocks_that_grow_count_for_their_tag() {
+    crate::growable::on_caching(|bench| {
+        let (pool, stream) = (bench.builder().hard_limit(64 << 20).build().unwrap(), bench.stream());
+        let scope = pool.scope("log");
+        let mut log = pool.growable(100 << 20, &stream).unwrap();
+        log.grow_to(5 << 20).unwrap();
+        drop(scope);
+        let scope = pool.scope("later");
+        let mut untagged = std::thread::scope(|threads| {
+            threads.spawn(|| pool.growable(100 << 20, &stream).unwrap()).join().unwrap()
+        });
+        untagged.grow_to(2 << 20).unwrap();
+        log.grow_to(9 << 20).unwrap();
+        log.shrink_to(8 << 20).unwrap();
+        assert_eq!(bytes(scope.usage()), (4 << 20, 1 << 20, 4 << 20));
+        assert_eq!((scope.usage().allocation_count, scope.usage().free_count), (0, 0));
+        assert_eq!(tags(&pool), [tag("log", 8 << 20, 0)]);
+        let error = log.grow_to(90 << 20).unwrap_err();
+        let holders = &error.out_of_memory().unwrap().holders;
+        assert_eq!((&*holders[0].tag, holders[0].in_use_bytes), ("log", 8 << 20));
+        assert_eq!(tags(&pool), [tag("log", 8 << 20, 0)]);
+        drop(log);
+        assert_eq!(bytes(scope.end()), (4 << 20, 9 << 20, 4 << 20));
+        assert_eq!(pool.status().unwrap().in_use_bytes, 2 << 20);
+        drop(untagged);
+    });
+}
+
 /// A graph's memory counts as a whole, for as long as the graph keeps it.
 #[test]
 fn what_a_graph_keeps_counts_until_it_is_gone() {

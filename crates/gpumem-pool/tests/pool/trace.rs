@@ -154,6 +154,37 @@ fn tags_are_recorded_with_their_names() {
     });
 }
 
+/// A block that grows, with each of its sizes, who used what it left, and its tag.
+#[test]
+fn blocks_that_grow_are_recorded() {
+    crate::growable::on_caching(|bench| {
+        let path = scratch(&format!("growing-{}", bench.seed));
+        let builder = bench.builder().hard_limit(32 << 20).adaptor(Trace::create(&path).unwrap());
+        let (pool, home, other) = (builder.build().unwrap(), bench.stream(), bench.stream());
+        let scope = pool.scope("log");
+        let mut block = pool.growable(64 << 20, &home).unwrap();
+        drop(scope);
+        block.grow_to(5 << 20).unwrap();
+        block.grow_to(6 << 20).unwrap();
+        assert!(block.grow_to(40 << 20).is_err());
+        block.record_use(&other);
+        block.shrink_to(1 << 20).unwrap();
+        let address = block.address();
+        drop((block, pool));
+        let recording = Recording::read(&path).unwrap();
+        let mut found: Vec<What> = recording.events.iter().map(|event| event.what).collect();
+        found.retain(|what| matches!(what, What::Resize { .. } | What::Use { .. }));
+        let What::Resize { pool, stream, tag, .. } = found[0] else { panic!("{found:?}") };
+        let What::Use { stream: user, .. } = found[2] else { panic!("{found:?}") };
+        let resize = |mib: u64| What::Resize { pool, address, size_bytes: mib << 20, stream, tag };
+        let used = What::Use { pool, address, stream: user };
+        assert_eq!(found, [resize(5), resize(6), used, resize(1), used, resize(0)]);
+        assert_eq!(recording.tag(pool, tag), Some("log"));
+        assert_ne!(stream, user);
+        std::fs::remove_file(path).unwrap();
+    });
+}
+
 /// Sizes and tags as adaptors see them.
 #[derive(Default)]
 struct Seen(Mutex<Vec<(u64, Option<String>)>>);

@@ -3,8 +3,7 @@
 //! Each device has a slab of its own. A slot of it is taken by a drop, filled by the device, and free again once it has been
 //! looked at. A guard that ends leaves its slabs to their devices, which free them when nothing is copied any more.
 
-use super::{BACK_BYTES_MAX, FRONT_BYTES, PoolId, back_bytes};
-use crate::adaptor::Release;
+use super::{BACK_BYTES_MAX, FRONT_BYTES, PoolId};
 use crate::clock::{Clocks, Order, Stamp, StreamId};
 use crate::context::{Handle, Relaxed};
 use crate::device::{Device, WeakDevice};
@@ -12,21 +11,26 @@ use crate::error::PoolError;
 use crate::upkeep::Left;
 use core::ffi::c_void;
 use core::time::Duration;
-use gpumem_sys::Driver;
-use gpumem_sys::types::CUdeviceptr;
+use gpumem_sys::types::{CUdeviceptr, CUstream};
+use gpumem_sys::{Driver, DriverError};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 #[derive(Default)]
 pub(super) struct Slots(Mutex<Vec<Slab>>);
 
-/// A block that is gone, whose edges are being copied.
+/// What stood around a block, whose edges are being copied: it is gone, or has another end.
 #[derive(Clone, Copy)]
 pub(crate) struct Edges {
     pub(super) address: CUdeviceptr,
     pub(super) size_bytes: u64,
+    pub(super) front_bytes: u64,
+    pub(super) back_bytes: u64,
     pub(super) stream: StreamId,
     pub(super) pool: PoolId,
 }
+
+/// Work on a stream.
+pub(super) type Work<'a> = dyn FnMut(&Driver, CUstream) -> Result<(), DriverError> + 'a;
 
 struct Slab {
     device: WeakDevice,
@@ -55,33 +59,40 @@ impl Slots {
         Ok(())
     }
 
-    /// Queues copies of a block's edges behind its uses. False if that can't be done now.
-    pub(super) fn fill(&self, release: &Release<'_>, edges: Edges) -> bool {
+    /// Has `queue` queue copies of a block's edges, which are the guard's, behind its uses. False if that can't be done now.
+    pub(super) fn fill(
+        &self,
+        device: &Device,
+        edges: Edges,
+        queue: impl FnOnce(&mut Work<'_>) -> bool,
+    ) -> bool {
         let mut slabs = self.lock();
-        let Some(slab) = slabs.iter_mut().find(|slab| slab.is_of(release.device())) else { return false };
+        let Some(slab) = slabs.iter_mut().find(|slab| slab.is_of(device)) else { return false };
         let Some(slot) = slab.free.pop() else { return false };
-        let (start, end) = (edges.address, edges.address + edges.size_bytes);
+        let Edges { address, size_bytes, front_bytes, back_bytes, stream, .. } = edges;
+        let (start, end) = (address - front_bytes, address + size_bytes);
         let (front, back) = (slab.at(slot), slab.at(slot).wrapping_byte_add(FRONT_BYTES as usize));
         let mut is_tried = false;
-        let queued = release.queue(|driver, home| {
+        let queued = queue(&mut |driver, home| {
             is_tried = true;
-            // SAFETY: the slot is as long as both together and stays where it is until the copies are known to be done;
-            // the block's edges are granted, and given back behind this.
-            unsafe {
-                driver.cuMemcpyDtoHAsync_v2(front, start - FRONT_BYTES, FRONT_BYTES as usize, home)?;
-                driver.cuMemcpyDtoHAsync_v2(back, end, back_bytes(edges.size_bytes) as usize, home)
+            if front_bytes > 0 {
+                // SAFETY: the slot is as long as both together and stays where it is until the copies are known to be
+                // done; the block's edges are granted, and given back behind this.
+                unsafe { driver.cuMemcpyDtoHAsync_v2(front, start, front_bytes as usize, home)? };
             }
+            // SAFETY: as above.
+            unsafe { driver.cuMemcpyDtoHAsync_v2(back, end, back_bytes as usize, home) }
         });
         if !queued {
             // After a failed try one of the copies may be under way: the slot is not used again.
             slab.free.extend((!is_tried).then_some(slot));
             return false;
         }
-        let clocks = release.device().clocks();
-        let stamp = clocks.stamp_of(edges.stream);
+        let clocks = device.clocks();
+        let stamp = clocks.stamp_of(stream);
         slab.filling.push(Filling { slot, stamp, edges });
         // Without a mark the copies are known to be done when the stream or the device has been waited for.
-        let _ = clocks.tick(edges.stream.slot());
+        let _ = clocks.tick(stream.slot());
         true
     }
 
@@ -130,7 +141,7 @@ impl Slab {
                 // SAFETY: the copies into the slot are done, and nothing else writes it; it is as long as that.
                 unsafe { core::slice::from_raw_parts(bytes, size_bytes as usize).to_vec() }
             };
-            let edge_bytes = (read(0, FRONT_BYTES), read(FRONT_BYTES, back_bytes(edges.size_bytes)));
+            let edge_bytes = (read(0, edges.front_bytes), read(FRONT_BYTES, edges.back_bytes));
             self.free.push(slot);
             (edges, edge_bytes.0, edge_bytes.1)
         });

@@ -7,13 +7,14 @@
 use super::heap::Heap;
 use super::shared::{Lack, Shared};
 use super::vmm::{Backing, RawHandle, Vmm};
-use crate::backend::Growing;
+use crate::backend::{GROWTH_UNIT_BYTES, Growing};
 use crate::clock::{Order, Slot, Stamp};
 use crate::context::Relaxed;
 use crate::error::PoolError;
 use gpumem_sys::DriverError;
 use gpumem_sys::types::CUresult;
 use std::collections::BTreeMap;
+use std::time::Instant;
 
 #[derive(Default)]
 pub(super) struct Extents {
@@ -200,14 +201,23 @@ impl Growing for Shared {
     fn grow_to(&self, id: u64, size_bytes: u64) -> Result<(), PoolError> {
         let _relaxed = Relaxed::enter(self.device.driver())?;
         let _bound = self.device.enter()?;
-        if self.try_grow(id, size_bytes)?.is_ok() {
-            return Ok(());
+        let mut tried = self.try_grow(id, size_bytes)?;
+        let mut deadline = None;
+        while tried.is_err() {
+            let before = self.begin_look();
+            let others = self.short_family();
+            self.reclaim()?;
+            others.iter().for_each(|other| other.give_back_all());
+            tried = self.try_grow(id, size_bytes)?;
+            // What others had in their hands while this looked may be free now.
+            let (now, more_bytes) = (Instant::now(), size_bytes.saturating_sub(self.extent_bytes(id)));
+            let is_late = now >= *deadline.get_or_insert(now + self.dials.wait_deadline);
+            if is_late || !self.may_look_again(&before, more_bytes) {
+                break;
+            }
+            std::thread::yield_now();
         }
-        let others = self.short_family();
-        self.reclaim()?;
-        others.iter().for_each(|other| other.give_back_all());
-        self.try_grow(id, size_bytes)?
-            .map_err(|said| self.refusal(size_bytes, Lack { said, ..Lack::default() }))
+        tried.map_err(|said| self.refusal(size_bytes, Lack { said, ..Lack::default() }))
     }
 
     fn shrink_to(&self, id: u64, size_bytes: u64, uses: &[Stamp]) -> Result<(), PoolError> {
@@ -266,6 +276,10 @@ impl Shared {
         Ok(Ok(()))
     }
 
+    fn extent_bytes(&self, id: u64) -> u64 {
+        self.core().extents.by_id.get(&id).map_or(0, |extent| extent.size_bytes)
+    }
+
     /// The device's context is current.
     pub(super) fn settle_extents(&self) -> Result<(), DriverError> {
         let mut core = self.core();
@@ -277,7 +291,7 @@ impl Shared {
 }
 
 /// Physical memory comes in pieces of this.
-const FRAME_BYTES: u64 = 2 << 20;
+const FRAME_BYTES: u64 = GROWTH_UNIT_BYTES;
 
 /// A handle is this part of the extent, so that little stays when it shrinks.
 const HANDLE_SHARE: u64 = 16;

@@ -1,6 +1,7 @@
 //! What stands around a pool, and what a wrong adaptor can't do.
 
 mod bytes;
+mod growing;
 mod orders;
 mod panics;
 mod refusals;
@@ -160,30 +161,6 @@ fn graphs_count_until_they_are_gone() {
         drop(exec);
         assert_eq!(budget.in_use_bytes(), 0);
         stream.synchronize().unwrap();
-    });
-}
-
-#[test]
-fn blocks_that_grow_are_asked_about() {
-    on_each_backend(&small(), |bench| {
-        let budget = Arc::new(Budget::new(10 * MIB));
-        let (ears, heard) = Ear::pair();
-        let builder = bench.builder().adaptor(budget.clone()).adaptor(ears[1].clone());
-        let (pool, stream) = (builder.build().unwrap(), bench.stream());
-        let Ok(mut block) = pool.growable(64 * MIB, &stream) else { return };
-        block.grow_to(6 * MIB).unwrap();
-        assert!(matches!(block.grow_to(11 * MIB), Err(PoolError::OverBudget { .. })));
-        assert_eq!((block.size_bytes(), budget.in_use_bytes()), (6 * MIB, 6 * MIB));
-        block.shrink_to(2 * MIB).unwrap();
-        assert_eq!(budget.in_use_bytes(), 2 * MIB);
-        drop(block);
-        assert_eq!(budget.in_use_bytes(), 0);
-        let all = ["grows 6", "grows 5", "shrinks 5", "shrinks 4", "shrinks 2"];
-        let expected = all.map(|what| {
-            let (verb, mib) = what.split_once(' ').unwrap();
-            format!("outer {verb} {}", mib.parse::<u64>().unwrap() * MIB)
-        });
-        assert_eq!(*heard.lock().unwrap(), expected);
     });
 }
 

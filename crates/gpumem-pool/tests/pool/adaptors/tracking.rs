@@ -26,7 +26,7 @@ fn what_is_alive_is_known() {
         let sizes: Vec<_> = live.blocks.iter().map(|block| block.size_bytes).collect();
         assert_eq!((sizes, live.size_bytes()), (vec![3 * MIB, 4096, 100], 3 * MIB + 4196));
         assert_eq!(live.blocks[0].address, large.address());
-        assert_eq!(live.blocks[0].stream, Some(stream.id()));
+        assert_eq!(live.blocks[0].stream, stream.id());
         let text = live.to_string();
         assert!(text.starts_with("3.004 MiB in 3 blocks\n  3.000 MiB at 0x"), "{text}");
         assert!(text.contains("number 2") && text.contains("thread \"asker\""), "{text}");
@@ -68,12 +68,17 @@ fn blocks_that_grow_are_known_too() {
     on_each_backend(&small(), |bench| {
         let tracking = Arc::new(Tracking::new());
         let pool = bench.builder().adaptor(tracking.clone()).hard_limit(32 * MIB).build().unwrap();
-        let Ok(mut block) = pool.growable(64 * MIB, &bench.stream()) else { return };
+        let (home, scope) = (bench.stream(), pool.scope("log"));
+        let Ok(mut block) = pool.growable(64 * MIB, &home) else { return };
+        drop(scope);
         let size = || tracking.live().blocks.first().map(|block| block.size_bytes);
         assert!(block.grow_to(40 * MIB).is_err());
         assert_eq!(size(), None);
         block.grow_to(4 * MIB).unwrap();
         block.grow_to(8 * MIB).unwrap();
+        let live = &tracking.live().blocks[0];
+        assert_eq!((live.stream, live.tag.as_deref()), (home.id(), Some("log")));
+        assert!(live.to_string().contains(", tag \"log\", thread"), "{live}");
         assert!(block.grow_to(40 * MIB).is_err());
         assert_eq!(size(), Some(8 * MIB));
         block.shrink_to(MIB).unwrap();

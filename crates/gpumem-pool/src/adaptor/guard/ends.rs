@@ -1,0 +1,92 @@
+//! [`Ends`]: where blocks that grow end, and have a guard behind it.
+//!
+//! The guard takes nothing that is not there: it lies in the last piece of the block's memory, behind what may be used of it.
+
+use super::{BACK_BYTES_MAX, Edges, Guard, PATTERN};
+use crate::adaptor::fill::set;
+use crate::adaptor::{After, Change};
+use crate::error::PoolError;
+use core::ops::Range;
+use gpumem_sys::types::CUdeviceptr;
+use std::collections::BTreeMap;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+/// By the block's address: the size at which it has a guard.
+#[derive(Default)]
+pub(super) struct Ends(Mutex<BTreeMap<CUdeviceptr, u64>>);
+
+impl Ends {
+    /// It has a guard at this size, or has none any more.
+    fn set(&self, change: &Change<'_>, size_bytes: Option<u64>) {
+        match size_bytes {
+            Some(size_bytes) => self.lock().insert(change.address(), size_bytes),
+            None => self.lock().remove(&change.address()),
+        };
+    }
+
+    fn has(&self, change: &Change<'_>, size_bytes: u64) -> bool {
+        self.lock().get(&change.address()) == Some(&size_bytes)
+    }
+
+    fn lock(&self) -> MutexGuard<'_, BTreeMap<CUdeviceptr, u64>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Guard {
+    /// A block is to have another end: looks at the one that it has, once all that was queued is done.
+    pub(super) fn leave_end(&self, change: &Change<'_>) -> Result<(), PoolError> {
+        if self.ends.has(change, change.from_bytes()) {
+            let edge = edge(change, change.from_bytes());
+            self.look_at_end(change);
+            // If it does not grow after all, it keeps its end.
+            change.do_now(After::Uses, |driver, stream| {
+                set(driver, edge.start, PATTERN, edge.end - edge.start, stream)
+            })?;
+        }
+        self.look();
+        match self.found().pop() {
+            Some(damage) => Err(PoolError::Damaged(damage)),
+            None => Ok(()),
+        }
+    }
+
+    /// A block has another end.
+    pub(super) fn guard_end(&self, change: &Change<'_>) -> Result<(), PoolError> {
+        let edge = edge(change, change.to_bytes());
+        self.ends.set(change, None);
+        if !edge.is_empty() {
+            change.do_now(After::Cut, |driver, stream| {
+                set(driver, edge.start, PATTERN, edge.end - edge.start, stream)
+            })?;
+            self.ends.set(change, Some(change.to_bytes()));
+        }
+        Ok(())
+    }
+
+    /// A block is about to have another end, and nobody may wait.
+    pub(super) fn move_end(&self, change: &Change<'_>) {
+        if !change.is_undone() && self.ends.has(change, change.from_bytes()) {
+            self.look_at_end(change);
+        }
+        let edge = edge(change, change.to_bytes());
+        let is_set = !edge.is_empty()
+            && change.queue(|driver, home| set(driver, edge.start, PATTERN, edge.end - edge.start, home));
+        self.ends.set(change, is_set.then_some(change.to_bytes()));
+    }
+
+    fn look_at_end(&self, change: &Change<'_>) {
+        let (address, size_bytes) = (change.address(), change.from_bytes());
+        let (stream, pool) = (change.stream_id(), change.pool());
+        let edge = edge(change, size_bytes);
+        let (front_bytes, back_bytes) = (0, edge.end - edge.start);
+        let edges = Edges { address, size_bytes, front_bytes, back_bytes, stream, pool };
+        self.look_later(change.device(), edges, |copies| change.queue(copies));
+    }
+}
+
+/// What is looked at behind the end of a block of so many bytes.
+fn edge(change: &Change<'_>, size_bytes: u64) -> Range<CUdeviceptr> {
+    let Range { start, end } = change.slack(size_bytes);
+    start..end.min(start + BACK_BYTES_MAX)
+}
