@@ -18,6 +18,7 @@ fn random_programs_agree_with_the_twin() {
     );
     assert!(coverage.refused * 2 < coverage.operations && coverage.faults > 50, "{coverage}");
     assert!(coverage.host_fills > 1_000, "{coverage}");
+    assert!(coverage.guarded > 500 && coverage.failures > 50 && coverage.tagged > 2_000, "{coverage}");
     assert!(coverage.parts > 100 && coverage.graphs > 50 && coverage.launches > 25, "{coverage}");
     for (rung, count) in coverage.rungs_by_name() {
         assert!(count > 0, "no allocation came to this: {rung}");

@@ -25,7 +25,7 @@ pub(crate) struct Args {
     #[arg(long, value_name = "J")]
     jobs: Option<usize>,
     /// Only this: native, none, caching/fast, caching/balanced, caching/tight or caching/segments; with /unified or /host
-    /// over such memory
+    /// over such memory, with /adapted behind adaptors
     #[arg(long, value_name = "NAME")]
     subject: Option<Subject>,
     /// Plants a mistake in the pool, and fails unless it is found

@@ -1,9 +1,10 @@
 //! What must hold after every step, and at the end.
 
+use super::coverage::Coverage;
 use super::operation::Pick;
-use super::twin::Fate;
+use super::twin::{Fate, Tagged};
 use super::world::{Step, World, text};
-use crate::pool::{MemoryKind, Pool, Status};
+use crate::pool::{MemoryKind, Pool, Status, TagUsage};
 use crate::sys::Sim;
 use crate::sys::sim::{AllocationKind, LiveAllocation};
 
@@ -38,6 +39,7 @@ impl World<'_> {
             handle.pool.check()?;
             self.compare_status(&handle.pool, handle.books)?;
         }
+        self.compare_adapted()?;
         self.compare_family()
     }
 
@@ -53,11 +55,19 @@ impl World<'_> {
         let is_within = |found: u64, known: u64, more: u64| found >= known && found - known <= more;
         let counts = is_within(status.in_use_bytes, books.in_use_bytes, books.spare_bytes)
             && is_within(status.block_count, books.block_count + chunks_min, chunks_max - chunks_min)
-            && is_within(status.allocation_count, books.allocation_count, books.part_count);
+            && is_within(
+                status.allocation_count,
+                books.allocation_count,
+                books.part_count + books.undone_count,
+            );
         if !counts {
             return Err(format!(
                 "the books say {books:?}, chunks {chunks_min} to {chunks_max}; status {status:?}"
             ));
+        }
+        let tags = status.tags.iter().map(|usage| (usage.tag.as_str(), tagged(usage)));
+        if !tags.eq(books.tags.iter().map(|(name, tagged)| (*name, *tagged))) {
+            return Err(format!("tags have {:?}, and the books {:?}", status.tags, books.tags));
         }
         if self.sums_add_up(&status, books.peak_bytes) {
             Ok(())
@@ -97,7 +107,7 @@ impl World<'_> {
     }
 
     /// Every block's contents, then everything is let go, and nothing may be left.
-    pub(super) fn finish(mut self, sim: &Sim) -> Step {
+    pub(super) fn finish(mut self, sim: &Sim, coverage: &mut Coverage) -> Step {
         self.end_graphs();
         self.compare(sim)?;
         (0..self.blocks.len()).try_for_each(|index| self.check(index))?;
@@ -113,6 +123,10 @@ impl World<'_> {
             self.drop_growable(Pick(0), &mut Vec::new())?;
         }
         self.compare(sim)?;
+        if let Some(adapted) = &self.adapted {
+            coverage.guarded += adapted.checked_count()?;
+            coverage.failures += adapted.met_count;
+        }
         self.close_sink()?;
         self.other.end()?;
         for handle in &self.pools {
@@ -134,6 +148,11 @@ impl World<'_> {
         }
         Ok(())
     }
+}
+
+fn tagged(usage: &TagUsage) -> Tagged {
+    let TagUsage { in_use_bytes, block_count, allocation_count, .. } = *usage;
+    Tagged { in_use_bytes, block_count, allocation_count }
 }
 
 /// Whether allocations that follow each other have all of a block.

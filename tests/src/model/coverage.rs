@@ -19,6 +19,12 @@ pub struct Coverage {
     pub blocks: u64,
     /// Blocks that the host filled where they lie.
     pub host_fills: u64,
+    /// Blocks whose guards were looked at.
+    pub guarded: u64,
+    /// Failures that an adaptor made on purpose.
+    pub failures: u64,
+    /// Blocks that were allocated in scopes.
+    pub tagged: u64,
     /// Blocks that were handed out to threads at once.
     pub blocks_of_threads: u64,
     /// Blocks that were handed out in captures.
@@ -95,6 +101,9 @@ impl Coverage {
         self.refused += other.refused;
         self.blocks += other.blocks;
         self.host_fills += other.host_fills;
+        self.guarded += other.guarded;
+        self.failures += other.failures;
+        self.tagged += other.tagged;
         self.blocks_of_threads += other.blocks_of_threads;
         self.parts += other.parts;
         self.graphs += other.graphs;
@@ -111,12 +120,14 @@ impl Coverage {
 impl fmt::Display for Coverage {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { seeds, operations, refused, blocks, faults, .. } = self;
-        let Self { host_fills, blocks_of_threads, parts, graphs, launches, .. } = self;
+        let Self {
+            host_fills, guarded, tagged, failures, blocks_of_threads, parts, graphs, launches, ..
+        } = self;
         let Self { out_of_memory, limit_reached, too_large, .. } = self;
         write!(
             f,
-            "{seeds} seeds, {operations} operations ({refused} refused), {blocks} blocks, {host_fills} fills by \
-             the host, {blocks_of_threads} blocks of threads, {parts} in captures, {graphs} graphs, {launches} launches, {faults} faults, {} states; \
+            "{seeds} seeds, {operations} operations ({refused} refused), {blocks} blocks ({guarded} guarded, \
+             {tagged} tagged), {host_fills} fills by the host, {blocks_of_threads} blocks of threads, {parts} in captures, {graphs} graphs, {launches} launches, {faults} faults and {failures} failures, {} states; \
              refused: {out_of_memory} by a full device, {limit_reached} by the limit, {too_large} beyond the device",
             self.states.len()
         )

@@ -313,7 +313,11 @@ impl World<'_> {
         };
         let is_captured = self.streams.is_captured(stream.id());
         let deeds = Rc::clone(&self.graphs[at].deeds);
-        let touched = touched(&deeds);
+        let mut touched = touched(&deeds);
+        // What had the place of a part before it writes there at each launch.
+        let before = touched.iter().filter(|(_, writes)| **writes).map(|(name, _)| *name);
+        let overwritten = self.twin.overlapped_by_kept(&before.collect::<Vec<_>>());
+        touched.extend(overwritten.iter().map(|name| (*name, true)));
         let can_order = |uses: Option<&Uses>| uses.is_none_or(|uses| self.streams.can_order(uses, &stream));
         if !is_captured && !touched.keys().all(|name| can_order(self.uses_of(*name))) {
             return Ok(());
@@ -339,6 +343,7 @@ impl World<'_> {
             Ok(()) if is_captured => Err("a graph was launched in a capture".into()),
             Ok(()) => {
                 coverage.launches += 1;
+                overwritten.iter().for_each(|name| self.twin.forget(*name));
                 deeds.iter().for_each(|deed| match *deed {
                     Deed::Fill { block, value } => self.twin.fill(block, value),
                     Deed::Copy { source, target, count } => self.twin.copy(source, target, count),

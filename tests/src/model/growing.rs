@@ -90,6 +90,7 @@ impl World<'_> {
         match outcome {
             Ok(()) => Ok(()),
             Err(PoolError::Driver(_)) if seen.refused().is_some() => Ok(()),
+            Err(error) if !shrinks && self.is_adaptors_right(&error, size_bytes - before_bytes) => Ok(()),
             Err(PoolError::LimitReached { .. } | PoolError::OutOfMemory { .. }) if !shrinks => {
                 self.growth_is_impossible(index, size_bytes, seen.refused().is_some())
             }
@@ -105,6 +106,7 @@ impl World<'_> {
         self.pool().reclaim().map_err(text)?;
         match self.growing[index].block.grow_to(size_bytes) {
             Err(PoolError::OutOfMemory { .. } | PoolError::LimitReached { .. }) => Ok(()),
+            Err(error) if self.is_adaptors_right(&error, size_bytes) => Ok(()),
             other => Err(format!("it could not grow, but after a reclaim by hand: {other:?}")),
         }
     }

@@ -8,7 +8,7 @@ use super::places::{self, Place};
 use super::streams::Uses;
 use super::twin::{Fate, NewBlock};
 use super::world::{Live, Step, World, text};
-use crate::pool::{Block, MemoryKind, PoolError, Stream};
+use crate::pool::{Block, MemoryKind, PoolError, Scope, ScopeUsage, Stream};
 use std::cell::RefCell;
 use std::rc::Rc;
 
@@ -21,6 +21,8 @@ pub(super) struct Request {
     /// At a multiple of this; of 256 in any case.
     alignment: u64,
     is_elsewhere: bool,
+    /// The scopes that it is made in, each within the one before.
+    scopes: &'static [&'static str],
 }
 
 impl World<'_> {
@@ -36,26 +38,49 @@ impl World<'_> {
         let pool = pool.of(self.pools.len()).unwrap_or(0);
         let size_bytes = self.bytes(pool, size);
         let is_elsewhere = place != Place::Here;
-        let request = Request { pool, stream, size_bytes, alignment: 1 << exponent, is_elsewhere };
+        let scopes = self.scopes(&stream);
+        let request = Request { pool, stream, size_bytes, alignment: 1 << exponent, is_elsewhere, scopes };
         let name = self.streams.name(&request.stream);
         let from = if pool == 0 { "pool".into() } else { format!("private{pool}") };
         let aligned = if exponent == 0 { String::new() } else { format!("_aligned(2^{exponent})") };
         said.push(format!(
-            "let b{} = {from}.alloc{aligned}({size_bytes}, &{name}){}",
+            "let b{} = {from}.alloc{aligned}({size_bytes}, &{name}){}{}",
             self.next_name,
-            at(place)
+            at(place),
+            scopes.last().map(|scope| format!(" // in the scope `{scope}`")).unwrap_or_default()
         ));
         let (asked, on, alignment) =
             (self.pools[pool].pool.clone(), request.stream.clone(), request.alignment);
-        let (outcome, seen) = self.at(place, fault, move || match exponent {
-            0 => asked.alloc(size_bytes, &on),
-            _ => asked.alloc_aligned(size_bytes, alignment, &on),
+        let ((outcome, usage), seen) = self.at(place, fault, move || {
+            let open: Vec<Scope> = scopes.iter().map(|name| asked.scope(name)).collect();
+            let outcome = match exponent {
+                0 => asked.alloc(size_bytes, &on),
+                _ => asked.alloc_aligned(size_bytes, alignment, &on),
+            };
+            (outcome, open.last().map(Scope::usage))
         })?;
+        let counted_bytes = if outcome.is_ok() { size_bytes } else { 0 };
+        let is_counted = |usage: ScopeUsage| {
+            (usage.allocated_bytes, usage.allocation_count) == (counted_bytes, u64::from(counted_bytes > 0))
+        };
+        if !usage.is_none_or(is_counted) {
+            return Err(format!("{counted_bytes} bytes were handed out in a scope that has {usage:?}"));
+        }
         coverage.count_block(self.subject, &outcome, seen);
         self.note(&outcome, seen, said);
         match outcome {
             Ok(block) => self.allocated(block, &request, coverage, said),
             Err(error) => self.refused(error, &request, seen),
+        }
+    }
+
+    /// In which scopes the next block is allocated; in none if a graph has it, of which all is allocated for the first part.
+    fn scopes(&self, stream: &Stream) -> &'static [&'static str] {
+        match self.next_name % 4 {
+            _ if self.streams.is_captured(stream.id()) => &[],
+            1 => &["a"],
+            2 => &["a", "b"],
+            _ => &[],
         }
     }
 
@@ -97,7 +122,8 @@ impl World<'_> {
     /// What the backend counts for a block.
     fn counted_bytes(&self, request: &Request) -> u64 {
         let padding_bytes = if self.subject.is_caching() { 0 } else { request.alignment.saturating_sub(256) };
-        request.size_bytes.saturating_add(padding_bytes)
+        let guards_bytes = self.guards_bytes(request.size_bytes, request.alignment);
+        request.size_bytes.saturating_add(padding_bytes).saturating_add(guards_bytes)
     }
 
     fn allocated(
@@ -121,9 +147,26 @@ impl World<'_> {
         let (name, address) = (self.next_name, block.address());
         let part_of = self.open_graph().filter(|_| self.streams.is_captured(stream.id()));
         // A part counts as no more than it holds: what its chunk takes is the pool's business.
+        let whole_bytes = size_bytes.next_multiple_of(256) + alignment.saturating_sub(256);
+        let chunk_bytes = whole_bytes + self.guards_bytes(size_bytes, alignment);
         let counted_bytes = if part_of.is_some() { size_bytes } else { counted_bytes };
-        let made = NewBlock { name, address, size_bytes, counted_bytes, alignment, pool: books, part_of };
+        let tag = request.scopes.last().copied();
+        let made = NewBlock {
+            name,
+            address,
+            size_bytes,
+            counted_bytes,
+            chunk_bytes,
+            alignment,
+            pool: books,
+            part_of,
+            tag,
+        };
         self.twin.allocate(made)?;
+        if let Some(value) = self.fresh_byte().filter(|_| part_of.is_none()) {
+            self.twin.fill(name, value);
+        }
+        coverage.tagged += u64::from(tag.is_some());
         coverage.parts += u64::from(part_of.is_some());
         // What the host may use was complete when it was handed out, and is there in no stream's order.
         let is_hosts = self.subject.kind.is_host_accessible();
@@ -137,21 +180,23 @@ impl World<'_> {
     /// Whether an error was the right one.
     fn refused(&mut self, error: PoolError, request: &Request, seen: Seen) -> Step {
         let Request { pool, ref stream, size_bytes, .. } = *request;
+        if self.is_adaptors_right(&error, size_bytes) {
+            return Ok(());
+        }
         let (place, counted_bytes) = (self.pools[pool].books, self.counted_bytes(request));
+        if matches!(error, PoolError::Driver(_)) && self.subject.is_adapted {
+            self.twin.note_undone(place, counted_bytes);
+        }
         let books = &self.twin.pools[place];
         let in_use = books.in_use_bytes..=books.in_use_bytes + books.spare_bytes;
-        // In a capture the pool asks for whole units.
-        let is_size = |bytes: u64| {
-            [size_bytes, counted_bytes]
-                .iter()
-                .any(|asked| (*asked..=asked.saturating_add(255)).contains(&bytes))
-        };
+        // What is said has some of what adaptors and backend add; in a capture the pool asks for whole units.
+        let is_size = |bytes: u64| (size_bytes..=counted_bytes.saturating_add(255)).contains(&bytes);
         let wrong = format!("{counted_bytes} bytes with {in_use:?} in use: {error:?}");
         let wrong = |is_right: bool| if is_right { Ok(()) } else { Err(wrong.clone()) };
         match error {
             PoolError::TooLarge { requested_bytes, device_bytes } => {
                 wrong(is_size(requested_bytes) && device_bytes == self.case.memory_bytes)?;
-                wrong(size_bytes.saturating_add(255) > self.case.memory_bytes)
+                wrong(counted_bytes.saturating_add(255) > self.case.memory_bytes)
             }
             PoolError::LimitReached(report) => {
                 wrong(is_size(report.requested_bytes) && in_use.contains(&report.in_use_bytes))?;
@@ -182,7 +227,7 @@ impl World<'_> {
 
     /// What a pool says it can't have it must not get after a reclaim by hand, unless the driver was made to refuse.
     fn refusal_is_true(&mut self, request: &Request, seen: Seen) -> Step {
-        let Request { pool, ref stream, size_bytes, alignment, is_elsewhere } = *request;
+        let Request { pool, ref stream, size_bytes, alignment, is_elsewhere, .. } = *request;
         let is_own = is_elsewhere && self.streams.is_default(stream.id());
         if seen.refused().is_some() || self.capturing.is_some() || is_own {
             return Ok(());
@@ -200,6 +245,7 @@ impl World<'_> {
         pool.reclaim().map_err(text)?;
         match pool.alloc_aligned(size_bytes, alignment, stream) {
             Err(PoolError::OutOfMemory { .. } | PoolError::LimitReached { .. }) => Ok(()),
+            Err(error) if self.is_adaptors_right(&error, size_bytes) => Ok(()),
             other => Err(format!("{size_bytes} bytes were refused, but after a reclaim by hand: {other:?}")),
         }
     }
@@ -282,10 +328,11 @@ impl World<'_> {
         else {
             return Ok(());
         };
-        // The other backends' frees ask the driver, and so does the end of a pool: that waits for the mark.
+        // The frees of adaptors and other backends ask the driver, and so does the end of a pool: that waits for the mark.
         let books = self.twin.pool_of(self.blocks[index].block.address());
-        let asks_nothing =
-            self.subject.is_caching() && self.pools.iter().any(|handle| Some(handle.books) == books);
+        let asks_nothing = self.subject.is_caching()
+            && !self.subject.is_adapted
+            && self.pools.iter().any(|handle| Some(handle.books) == books);
         // In a capture the mark is part of it; and another thread's own stream is not this one's.
         let is_plain = self.capturing.is_none() && !self.streams.is_default(stream.id());
         if !asks_nothing || !is_plain || stream.id() == other.id() || !self.can_use(index, &stream) {

@@ -1,5 +1,6 @@
 //! What is under test: a backend, whose memory it hands out, and for `caching` what it trades.
 
+use super::adapted::Adapted;
 use super::operation::Case;
 use crate::pool::{BackendKind, Device, Dials, MemoryKind, Pool, PoolBuilder, PoolError, Profile};
 use crate::sys::{Driver, SimConfig};
@@ -18,6 +19,8 @@ pub struct Subject {
     pub plain_segments: bool,
     /// Whose memory.
     pub kind: MemoryKind,
+    /// Whether adaptors stand around it.
+    pub is_adapted: bool,
 }
 
 impl Subject {
@@ -47,7 +50,9 @@ impl Subject {
             _ => true,
         };
         let of_devices = others.into_iter().chain(profiles).chain([Self::segments()]);
-        of_devices.chain(of_kinds).filter(is_built).collect()
+        let adapted = [Self::caching(Profile::Balanced), Self::plain(BackendKind::Native)]
+            .map(|subject| Self { is_adapted: true, ..subject });
+        of_devices.chain(of_kinds).chain(adapted).filter(is_built).collect()
     }
 
     /// Why its backend has no such memory, if it says so.
@@ -62,7 +67,7 @@ impl Subject {
     }
 
     fn plain(backend: BackendKind) -> Self {
-        Self { backend, profile: None, plain_segments: false, kind: MemoryKind::Device }
+        Self { backend, profile: None, plain_segments: false, kind: MemoryKind::Device, is_adapted: false }
     }
 
     fn caching(profile: Profile) -> Self {
@@ -108,9 +113,20 @@ impl Subject {
         self.builder(device).dials(dials).build()
     }
 
+    /// The adaptors that stand around its pools.
+    pub(super) fn adapted(self, case: &Case) -> Option<Adapted> {
+        self.is_adapted.then(|| Adapted::new(case))
+    }
+
     /// A pool as the case wants it.
-    pub(super) fn open(self, case: &Case, device: &Device) -> Result<Pool, PoolError> {
-        let mut builder = self.builder(device);
+    pub(super) fn open(
+        self,
+        case: &Case,
+        device: &Device,
+        adapted: Option<&Adapted>,
+    ) -> Result<Pool, PoolError> {
+        let adaptors = adapted.map(Adapted::adaptors).into_iter().flatten();
+        let mut builder = adaptors.fold(self.builder(device), PoolBuilder::adaptor);
         if let Some(limit_bytes) = self.hard_limit_bytes(case) {
             builder = builder.hard_limit(limit_bytes);
         }
@@ -133,7 +149,7 @@ impl Subject {
 impl FromStr for Subject {
     type Err = PoolError;
 
-    /// Backend, profile and kind, as far as they are not the usual ones.
+    /// Backend, profile, kind and whether adaptors stand around it, as far as they are not the usual ones.
     fn from_str(name: &str) -> Result<Self, PoolError> {
         let mut words = name.split('/');
         let backend = words.next().unwrap_or_default().parse()?;
@@ -142,6 +158,7 @@ impl FromStr for Subject {
             _ => Self::plain(backend),
         };
         words.try_fold(usual, |subject, word| match word {
+            "adapted" => Ok(Self { is_adapted: true, ..subject }),
             "segments" => Ok(Self { plain_segments: true, ..subject }),
             "device" | "unified" | "host" => Ok(Self { kind: word.parse()?, ..subject }),
             profile => Ok(Self { profile: Some(profile.parse()?), ..subject }),
@@ -154,11 +171,14 @@ impl fmt::Display for Subject {
         write!(f, "{}", self.backend)?;
         match self.profile {
             Some(_) if self.plain_segments => write!(f, "/segments")?,
-            Some(Profile::Balanced) if self.kind.is_host_accessible() => {}
+            Some(Profile::Balanced) if self.kind.is_host_accessible() || self.is_adapted => {}
             Some(profile) => write!(f, "/{profile}")?,
             None => {}
         }
-        if self.kind.is_host_accessible() { write!(f, "/{}", self.kind) } else { Ok(()) }
+        if self.kind.is_host_accessible() {
+            write!(f, "/{}", self.kind)?;
+        }
+        if self.is_adapted { f.write_str("/adapted") } else { Ok(()) }
     }
 }
 
@@ -172,6 +192,7 @@ mod tests {
             assert_eq!(subject.to_string().parse::<Subject>().unwrap(), subject);
         }
         assert_eq!("caching/tight/host".parse::<Subject>().unwrap().to_string(), "caching/tight/host");
+        assert_eq!("none/host/adapted".parse::<Subject>().unwrap().to_string(), "none/host/adapted");
         assert!("caching/loose".parse::<Subject>().is_err() && "other/host".parse::<Subject>().is_err());
     }
 

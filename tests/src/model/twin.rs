@@ -25,6 +25,21 @@ pub struct Books {
     pub allocation_count: u64,
     /// Parts ever handed out.
     pub part_count: u64,
+    /// Blocks that the pool may have counted before an adaptor failed, and gave them back.
+    pub undone_count: u64,
+    /// What was allocated in scopes, by their names.
+    pub tags: BTreeMap<&'static str, Tagged>,
+}
+
+/// What the blocks of one tag come to.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Tagged {
+    /// In blocks that the program has.
+    pub in_use_bytes: u64,
+    /// Such blocks.
+    pub block_count: u64,
+    /// Blocks ever handed out.
+    pub allocation_count: u64,
 }
 
 /// Every block that is alive, by address, and the books of every pool that there was.
@@ -54,12 +69,16 @@ pub struct NewBlock {
     pub size_bytes: u64,
     /// How many count as in use.
     pub counted_bytes: u64,
+    /// As many may count for its chunk, if it is a part.
+    pub chunk_bytes: u64,
     /// What its address must be a multiple of.
     pub alignment: u64,
     /// The place of its pool's books.
     pub pool: usize,
     /// The capture that it was allocated in.
     pub part_of: Option<u32>,
+    /// The name of the scope that it was allocated in.
+    pub tag: Option<&'static str>,
 }
 
 #[derive(Clone, Debug)]
@@ -169,12 +188,39 @@ impl Twin {
                 self.pools[pool].allocation_count += 1;
             }
         }
+        if let Some(tag) = made.tag {
+            let tagged = self.pools[pool].tags.entry(tag).or_default();
+            tagged.in_use_bytes += size_bytes;
+            tagged.block_count += 1;
+            tagged.allocation_count += 1;
+        }
         self.change(pool, made.counted_bytes.cast_signed());
         Ok(())
     }
 
+    /// An allocation failed that the pool may have counted.
+    pub fn note_undone(&mut self, pool: usize, counted_bytes: u64) {
+        let books = &mut self.pools[pool];
+        books.undone_count += 1;
+        let most_bytes = (books.in_use_bytes + books.spare_bytes).saturating_add(counted_bytes);
+        books.peak_bytes.1 = books.peak_bytes.1.max(most_bytes);
+    }
+
+    /// The sizes of all blocks that are alive or kept, without parts, each in whole units.
+    #[must_use]
+    pub fn whole_bytes(&self) -> u64 {
+        let blocks = self.blocks.iter().chain(&self.kept).filter(|block| block.made.part_of.is_none());
+        blocks.map(|block| block.made.size_bytes.next_multiple_of(256)).sum()
+    }
+
+    /// The most that all chunks may have.
+    #[must_use]
+    pub fn chunks_bytes_max(&self) -> u64 {
+        self.parts.values().map(|(_, all_bytes)| all_bytes).sum()
+    }
+
     fn count_part(&mut self, graph: u32, made: &NewBlock) {
-        let most_bytes = made.size_bytes.next_multiple_of(256) + made.alignment.saturating_sub(256);
+        let most_bytes = made.chunk_bytes;
         let (live_count, all_bytes) = self.parts.entry((graph, made.pool)).or_default();
         *live_count += 1;
         *all_bytes += most_bytes;
@@ -202,7 +248,11 @@ impl Twin {
     pub fn free(&mut self, address: u64, fate: Fate) {
         let Some(place) = self.place(address) else { return };
         let block = self.blocks.remove(place);
-        let NewBlock { pool, counted_bytes, part_of, .. } = block.made;
+        let NewBlock { pool, size_bytes, counted_bytes, part_of, tag, .. } = block.made;
+        if let Some(tagged) = tag.and_then(|tag| self.pools[pool].tags.get_mut(tag)) {
+            tagged.in_use_bytes -= size_bytes;
+            tagged.block_count -= 1;
+        }
         if let Some(graph) = part_of {
             // Its chunk goes on to hold it.
             self.pools[pool].spare_bytes += counted_bytes;
@@ -297,10 +347,27 @@ impl Twin {
         }
     }
 
+    /// What a block holds is not known any more.
+    pub fn forget(&mut self, name: u32) {
+        if let Some(block) = self.named(name) {
+            block.contents = None;
+        }
+    }
+
+    /// The blocks that are alive where some of those that are kept lie: parts that were dropped make room for later ones.
+    #[must_use]
+    pub fn overlapped_by_kept(&self, names: &[u32]) -> Vec<u32> {
+        let kept = || self.kept.iter().filter(|kept| names.contains(&kept.made.name));
+        let is_overlapped = |block: &&TwinBlock| kept().any(|kept| kept.made.overlaps(&block.made));
+        self.blocks.iter().filter(is_overlapped).map(|block| block.made.name).collect()
+    }
+
     /// A copy of that many bytes was made.
     pub fn copy(&mut self, source: u32, target: u32, count: u64) {
-        let bytes = self.contents(source).map(|bytes| bytes[..count as usize].to_vec());
-        let (Some(bytes), Some(target)) = (bytes, self.named(target)) else { return };
+        let Some(bytes) = self.contents(source).map(|bytes| bytes[..count as usize].to_vec()) else {
+            return self.forget(target);
+        };
+        let Some(target) = self.named(target) else { return };
         let contents = target.contents.get_or_insert_with(|| vec![0; target.made.size_bytes as usize]);
         contents[..bytes.len()].copy_from_slice(&bytes);
     }
@@ -350,8 +417,17 @@ mod tests {
     use super::*;
 
     fn block(name: u32, address: u64, size_bytes: u64) -> NewBlock {
-        let (counted_bytes, alignment) = (size_bytes, 256);
-        NewBlock { name, address, size_bytes, counted_bytes, alignment, pool: 0, part_of: None }
+        NewBlock {
+            name,
+            address,
+            size_bytes,
+            counted_bytes: size_bytes,
+            chunk_bytes: size_bytes.next_multiple_of(256),
+            alignment: 256,
+            pool: 0,
+            part_of: None,
+            tag: None,
+        }
     }
 
     #[test]
@@ -407,6 +483,21 @@ mod tests {
     }
 
     #[test]
+    fn a_tag_has_what_was_allocated_for_it() {
+        let mut twin = Twin::default();
+        twin.open(None, None);
+        for (name, address) in [(0, 0x1000), (1, 0x2000)] {
+            twin.allocate(NewBlock { tag: Some("forward"), ..block(name, address, 300) }).unwrap();
+        }
+        twin.allocate(block(2, 0x3000, 300)).unwrap();
+        twin.free(0x1000, Fate::Kept);
+        twin.free(0x3000, Fate::Free);
+        let expected = Tagged { in_use_bytes: 300, block_count: 1, allocation_count: 2 };
+        assert_eq!(twin.pools[0].tags, BTreeMap::from([("forward", expected)]));
+        assert_eq!((twin.whole_bytes(), twin.pools[0].in_use_bytes), (1024, 600));
+    }
+
+    #[test]
     fn what_a_graph_keeps_is_nobody_elses_and_its_parts_are_spare() {
         let mut twin = Twin::default();
         twin.open(None, None);
@@ -420,6 +511,7 @@ mod tests {
         assert_eq!((twin.pools[0].in_use_bytes, twin.pools[0].spare_bytes), (256, 512));
         assert!(twin.allocate(block(2, 0x1000, 1)).is_err() && twin.allocate(block(2, 0x2000, 1)).is_err());
         twin.allocate(NewBlock { name: 3, ..part }).unwrap();
+        assert_eq!(twin.overlapped_by_kept(&[0, 1]), [3]);
         twin.end_capture();
         twin.let_go(0);
         twin.let_go(1);

@@ -6,6 +6,7 @@
 //! memory is there only in home's order. Memory that the host may use is its own from the start: the host fills it at once,
 //! and every stream may use it then.
 
+use super::adapted::Adapted;
 use super::coverage::Coverage;
 use super::faults::{self, Fault};
 use super::graphs::{Built, Capturing, Kept};
@@ -45,7 +46,7 @@ pub fn run(
         coverage.operations += u64::from(transcript.len() > said);
         outcome.map_err(|what| format!("{what}{}", faults(&sim)))?;
     }
-    world.finish(&sim).map_err(|what| format!("at the end: {what}{}", faults(&sim)))
+    world.finish(&sim, coverage).map_err(|what| format!("at the end: {what}{}", faults(&sim)))
 }
 
 /// A block and who used it.
@@ -86,6 +87,8 @@ pub(super) struct World<'a> {
     pub(super) sim: Sim,
     pub(super) driver: Driver,
     pub(super) device: Device,
+    /// What stands around the pools.
+    pub(super) adapted: Option<Adapted>,
     /// The first, and private pools.
     pub(super) pools: Vec<Handle>,
     pub(super) streams: Streams,
@@ -116,7 +119,8 @@ impl<'a> World<'a> {
         real: Table,
     ) -> Result<Self, PoolError> {
         let device = Device::new(driver, 0)?;
-        let pools = vec![Handle { pool: subject.open(case, &device)?, books: 0 }];
+        let adapted = subject.adapted(case);
+        let pools = vec![Handle { pool: subject.open(case, &device, adapted.as_ref())?, books: 0 }];
         let streams =
             (0..case.stream_count.max(1)).map(|_| Stream::new(&device)).collect::<Result<_, _>>()?;
         let streams = Streams::new(streams);
@@ -130,6 +134,7 @@ impl<'a> World<'a> {
             sim: sim.clone(),
             driver: driver.clone(),
             device,
+            adapted,
             pools,
             streams,
             marks: Vec::new(),
@@ -165,7 +170,7 @@ impl<'a> World<'a> {
             Operation::DropStream { stream, retires } => self.drop_stream(stream, retires, said),
             Operation::NewPool => {
                 said.push("pool = a new pool with the same options".into());
-                let pool = self.subject.open(self.case, &self.device).map_err(text)?;
+                let pool = self.subject.open(self.case, &self.device, self.adapted.as_ref()).map_err(text)?;
                 let books = self.twin.open(self.subject.hard_limit_bytes(self.case), None);
                 self.pools[0] = Handle { pool, books };
                 Ok(())

@@ -1,0 +1,104 @@
+//! Adaptors around the pools of a case, and what they must say.
+//!
+//! All pools of a case share them, outermost first: a budget, debug bytes, guards, and failures on purpose, behind which
+//! everything in front of them has to be taken back.
+
+use super::operation::Case;
+use super::world::{Step, World};
+use crate::pool::PoolError;
+use crate::pool::adaptor::{Adaptor, Budget, Failures, Fill, Guard};
+use std::sync::Arc;
+
+/// The adaptors, and how many failures on purpose the program has met.
+pub(super) struct Adapted {
+    budget: Arc<Budget>,
+    guard: Arc<Guard>,
+    failures: Arc<Failures>,
+    pub(super) met_count: u64,
+}
+
+impl Adapted {
+    pub(super) fn new(case: &Case) -> Self {
+        let on_purpose = |requested_bytes| PoolError::Refused {
+            adaptor: FAILURES.into(),
+            requested_bytes,
+            reason: "fails on purpose".into(),
+        };
+        Self {
+            budget: Arc::new(Budget::new(case.memory_bytes / 2)),
+            guard: Arc::new(Guard::new()),
+            failures: Arc::new(Failures::share(FAILURE_SHARE, case.sim_seed).with_error(on_purpose)),
+            met_count: 0,
+        }
+    }
+
+    /// Innermost first.
+    pub(super) fn adaptors(&self) -> [Arc<dyn Adaptor>; 4] {
+        let fill = Arc::new(Fill::debug());
+        [self.failures.clone(), self.guard.clone(), fill, self.budget.clone()]
+    }
+
+    /// Blocks that were looked at, when all work is done. None of them was damaged.
+    pub(super) fn checked_count(&self) -> Result<u64, String> {
+        match self.guard.settle().first() {
+            None => Ok(self.guard.checked_count()),
+            Some(damage) => Err(damage.to_string()),
+        }
+    }
+}
+
+impl World<'_> {
+    /// What guards add to a request.
+    pub(super) fn guards_bytes(&self, size_bytes: u64, alignment: u64) -> u64 {
+        let unit = size_bytes.wrapping_neg() & 255;
+        if self.adapted.is_some() { alignment.max(256).saturating_add(unit + 256) } else { 0 }
+    }
+
+    /// Whether a request was refused by an adaptor, and rightly so.
+    pub(super) fn is_adaptors_right(&mut self, error: &PoolError, more_bytes: u64) -> bool {
+        let (_, held_bytes) = self.budgeted_bytes();
+        let Some(adapted) = &mut self.adapted else { return false };
+        match error {
+            PoolError::Refused { adaptor, .. } if adaptor == FAILURES => {
+                adapted.met_count += 1;
+                true
+            }
+            PoolError::OverBudget { limit_bytes, .. } => {
+                *limit_bytes == adapted.budget.limit_bytes()
+                    && held_bytes.saturating_add(more_bytes).saturating_add(255) > *limit_bytes
+            }
+            _ => false,
+        }
+    }
+
+    /// The bytes that a block has before anybody wrote to it, where that is known.
+    pub(super) fn fresh_byte(&self) -> Option<u8> {
+        self.adapted.as_ref().map(|_| DEBUG_BYTE)
+    }
+
+    /// After every step: the budget has what the books have, and no failure was kept from the program.
+    pub(super) fn compare_adapted(&self) -> Step {
+        let Some(Adapted { budget, failures, met_count, .. }) = &self.adapted else { return Ok(()) };
+        let (least_bytes, most_bytes) = self.budgeted_bytes();
+        let in_use_bytes = budget.in_use_bytes();
+        if !(least_bytes..=most_bytes).contains(&in_use_bytes) || in_use_bytes > budget.limit_bytes() {
+            return Err(format!("{budget:?} should have {least_bytes} to {most_bytes} bytes"));
+        }
+        match failures.failed_count() == *met_count {
+            true => Ok(()),
+            false => Err(format!("the program has met {met_count} failures of {failures:?}")),
+        }
+    }
+
+    /// What the budget counts, and the most that it may where graphs have memory.
+    fn budgeted_bytes(&self) -> (u64, u64) {
+        let growing = self.growing.iter().map(|growing| growing.block.size_bytes().next_multiple_of(256));
+        let known_bytes = self.twin.whole_bytes() + growing.sum::<u64>();
+        (known_bytes, known_bytes + self.twin.chunks_bytes_max())
+    }
+}
+
+/// What `Fill::debug` sets.
+const DEBUG_BYTE: u8 = 0xA5;
+const FAILURES: &str = "failures of the model";
+const FAILURE_SHARE: f64 = 0.05;
