@@ -11,6 +11,7 @@ use core::ops::Range;
 use gpumem_sys::types::{CUdeviceptr, CUstream};
 use gpumem_sys::{Driver, DriverError};
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 /// How the memory of a [`GrowableBlock`](crate::GrowableBlock) changes.
 #[derive(Clone, Copy)]
@@ -143,7 +144,10 @@ impl<'a> Change<'a> {
             device.finish()?;
             clocks.queue_behind(core::iter::empty(), stream.id(), call)?;
         }
-        stream.synchronize()
+        let stamp = clocks.stamp(stream.slot());
+        // Whoever has the memory next must not meet this work. So where one way to wait fails, there is another.
+        let wait = || clocks.wait_on_host(&[stamp], Instant::now() + WAIT_MAX);
+        stream.synchronize().or_else(|error| if wait()? { Ok(()) } else { Err(error) })
     }
 }
 
@@ -153,6 +157,9 @@ pub(super) enum After {
     Cut,
     Uses,
 }
+
+/// A fill or a copy takes no longer.
+const WAIT_MAX: Duration = Duration::from_secs(10);
 
 impl fmt::Debug for Change<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
