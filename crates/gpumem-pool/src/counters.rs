@@ -41,6 +41,12 @@ impl Tally {
         raise(&self.in_use_bytes, to_bytes.wrapping_sub(from_bytes));
     }
 
+    /// What was handed out and has not come back, of what is counted here: may be less than nothing.
+    #[inline]
+    pub(crate) fn in_use_bytes(&self) -> u64 {
+        self.in_use_bytes.load(Ordering::Relaxed)
+    }
+
     pub(crate) fn counters(&self) -> Counters {
         Counters {
             in_use_bytes: self.in_use_bytes.load(Ordering::Relaxed),

@@ -129,7 +129,7 @@ impl Pool {
     ///
     /// What the driver says, which keeps a peak of its own for `native`.
     pub fn reset_peaks(&self) -> Result<(), PoolError> {
-        self.0.backend().reset_peaks()
+        self.0.reset_peaks()
     }
 
     /// Makes the pool hold at least `size_bytes` from the device, so that blocks up to that sum need no driver call for

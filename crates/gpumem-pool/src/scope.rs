@@ -192,14 +192,14 @@ pub(crate) fn count_out(tags: &Tags, size_bytes: u64) -> u16 {
         frame.tag
     });
     if let Some(tag) = tag {
-        tags.count(tag, |tally| tally.count_out(size_bytes));
+        tags.count(tag, |share| share.count_out(size_bytes));
     }
     tag.unwrap_or(0)
 }
 
 /// Counts a free of a block that has a tag.
 pub(crate) fn count_in(tags: &Tags, tag: u16, size_bytes: u64) {
-    tags.count(tag, |tally| tally.count_in(size_bytes));
+    tags.count(tag, |share| share.count_in(size_bytes));
     if is_any_open() {
         with_innermost(tags, |frame| frame.count_in(size_bytes));
     }
@@ -210,7 +210,7 @@ pub(crate) fn count_change(tags: &Tags, tag: u16, from_bytes: u64, to_bytes: u64
     if tag == 0 || from_bytes == to_bytes {
         return;
     }
-    tags.count(tag, |tally| tally.change(from_bytes, to_bytes));
+    tags.count(tag, |share| share.change(from_bytes, to_bytes));
     if is_any_open() {
         with_innermost(tags, |frame| frame.change(from_bytes, to_bytes));
     }

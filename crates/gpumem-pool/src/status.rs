@@ -72,6 +72,9 @@ pub struct TagUsage {
     pub tag: String,
     /// In blocks that are alive.
     pub in_use_bytes: u64,
+    /// The most that was ever in use, or since [`Pool::reset_peaks`](crate::Pool::reset_peaks). Exact if one thread allocates for
+    /// the tag and frees what has it, else off by up to 1 MiB for each thread.
+    pub peak_bytes: u64,
     /// Blocks that are alive.
     pub block_count: u64,
     /// Blocks ever handed out.
@@ -118,30 +121,43 @@ impl fmt::Display for Status {
             "Memory pool backend: {}{segments}{kind} on {} (device {})",
             self.backend, self.device_name, self.device_ordinal
         )?;
-        let tags = self.tags.iter().map(|tag| (tag.tag.clone(), tag.in_use_bytes, tag.block_count));
-        table(f, "tag", tags)?;
+        let tags = self.tags.iter().map(|tag| {
+            let bytes = [tag.in_use_bytes, tag.peak_bytes].map(|bytes| Bytes(bytes).to_string());
+            (tag.tag.clone(), bytes, tag.block_count)
+        });
+        table(f, ["tag", "in use", "peak"], tags)?;
         if f.alternate() {
             let name = |stream: &StreamUsage| stream.stream.map_or("gone".into(), |id| id.0.to_string());
-            let streams =
-                self.streams.iter().map(|stream| (name(stream), stream.in_use_bytes, stream.block_count));
-            table(f, "stream", streams)?;
+            let streams = self
+                .streams
+                .iter()
+                .map(|stream| (name(stream), [Bytes(stream.in_use_bytes).to_string()], stream.block_count));
+            table(f, ["stream", "in use"], streams)?;
         }
         Ok(())
     }
 }
 
-/// Nothing if there are no rows.
-fn table(
+/// Nothing if there are no rows. The last column is of blocks.
+fn table<const HEADINGS: usize, const CELLS: usize>(
     f: &mut fmt::Formatter<'_>,
-    title: &str,
-    rows: impl Iterator<Item = (String, u64, u64)>,
+    headings: [&str; HEADINGS],
+    rows: impl Iterator<Item = (String, [String; CELLS], u64)>,
 ) -> fmt::Result {
     let rows: Vec<_> = rows.collect();
-    let Some(widest) = rows.iter().map(|(name, ..)| name.chars().count()).max() else { return Ok(()) };
+    let (Some(widest), Some((title, headings))) =
+        (rows.iter().map(|(name, ..)| name.chars().count()).max(), headings.split_first())
+    else {
+        return Ok(());
+    };
     let width = widest.max(title.len());
-    write!(f, "\n  {title:<width$} {:>14} {:>8}", "in use", "blocks")?;
-    rows.iter().try_for_each(|(name, in_use_bytes, block_count)| {
-        write!(f, "\n  {name:<width$} {:>14} {block_count:>8}", Bytes(*in_use_bytes).to_string())
+    write!(f, "\n  {title:<width$}")?;
+    headings.iter().try_for_each(|heading| write!(f, " {heading:>14}"))?;
+    write!(f, " {:>8}", "blocks")?;
+    rows.iter().try_for_each(|(name, cells, block_count)| {
+        write!(f, "\n  {name:<width$}")?;
+        cells.iter().try_for_each(|cell| write!(f, " {cell:>14}"))?;
+        write!(f, " {block_count:>8}")
     })
 }
 
@@ -197,6 +213,7 @@ mod tests {
         let tag = |tag: &str, in_use_bytes, block_count| TagUsage {
             tag: tag.into(),
             in_use_bytes,
+            peak_bytes: 2 * in_use_bytes,
             block_count,
             allocation_count: 9,
         };
@@ -215,9 +232,9 @@ mod tests {
         assert_eq!(
             lines,
             [
-                "  tag             in use   blocks",
-                "  weights      6.000 MiB        4",
-                "  a            2.000 KiB        1",
+                "  tag             in use           peak   blocks",
+                "  weights      6.000 MiB     12.000 MiB        4",
+                "  a            2.000 KiB      4.000 KiB        1",
             ]
         );
         let text = format!("{:#}", with_usage());
@@ -238,10 +255,7 @@ mod tests {
         let value = serde_json::to_value(with_usage()).unwrap();
         assert_eq!((&value["backend"], &value["kind"]), (&"native".into(), &"device".into()));
         assert_eq!(value["device_total_bytes"], 16_904_991_277_u64);
-        assert_eq!(
-            (&value["tags"][1]["tag"], &value["tags"][1]["in_use_bytes"]),
-            (&"a".into(), &2048.into())
-        );
+        assert_eq!((&value["tags"][1]["tag"], &value["tags"][1]["peak_bytes"]), (&"a".into(), &4096.into()));
         assert_eq!(value["streams"][0]["stream"], serde_json::Value::Null);
         assert_eq!(value["streams"][1]["stream"], 65_537);
         assert_eq!(value["hard_limit_bytes"], serde_json::Value::Null);

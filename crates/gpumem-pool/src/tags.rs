@@ -1,23 +1,26 @@
 //! [`Tags`]: what blocks are for, as the scopes say that they are allocated in, and how much each tag has.
 //!
 //! A pool numbers its tags from 1; blocks outside of scopes have none, and pay nothing but a look at that. Every thread
-//! counts for itself, in a tally for each pool and tag, which it finds in a small table; the pool lists them all. When a
-//! thread ends, its tallies go to the next thread that counts for the same tag.
+//! counts for itself, in a share for each pool and tag, which it finds in a small table; the pool lists them all. When a
+//! thread ends, its shares go to the next thread that counts for the same tag.
 
 mod names;
+mod share;
 
 pub(crate) use names::Names;
+pub(crate) use share::Share;
 
-use crate::counters::{Counters, Tally};
+use crate::counters::Counters;
 use crate::out_of_memory::Holder;
 use core::cell::{Cell, RefCell};
-use core::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use core::sync::atomic::{AtomicU64, Ordering};
+use share::Peak;
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 /// The tags of one pool.
 pub(crate) struct Tags {
-    /// Of no other pool, ever: by this threads find their tallies.
+    /// Of no other pool, ever: by this threads find their shares.
     serial: u64,
     names: Arc<Names>,
     book: Mutex<Book>,
@@ -25,15 +28,19 @@ pub(crate) struct Tags {
 
 #[derive(Default)]
 struct Book {
-    tallies: Vec<(u16, Arc<Owned>)>,
-    /// What threads counted that were past keeping tallies.
+    shares: Vec<(u16, Arc<Share>)>,
+    peaks: BTreeMap<u16, Arc<Peak>>,
+    /// What threads counted that were past keeping shares.
     elsewhere: BTreeMap<u16, Counters>,
 }
 
-/// A tally that one thread at a time writes.
-struct Owned {
-    tally: Tally,
-    is_owned: AtomicBool,
+/// What a tag has.
+#[derive(Clone)]
+pub(crate) struct TagSum {
+    pub(crate) name: Arc<str>,
+    pub(crate) counters: Counters,
+    /// The most bytes that it had, a little more or less where several threads count.
+    pub(crate) peak_bytes: u64,
 }
 
 impl Tags {
@@ -50,77 +57,92 @@ impl Tags {
         &self.names
     }
 
-    /// Lets `count` have this thread's tally for a tag.
+    /// Lets `count` have this thread's share of a tag.
     #[inline]
-    pub(crate) fn count(&self, tag: u16, count: impl FnOnce(&Tally)) {
+    pub(crate) fn count(&self, tag: u16, count: impl FnOnce(&Share)) {
         let near = NEAR.with(|near| near[place(self.serial, tag)].get());
         if near.serial == self.serial && near.tag == tag {
-            // SAFETY: an entry stands in the table only while this thread's map keeps the tally: what leaves the map, or
+            // SAFETY: an entry stands in the table only while this thread's map keeps the share: what leaves the map, or
             // the end of the thread, clears the table first.
-            return count(unsafe { &*near.tally });
+            return count(unsafe { &*near.share });
         }
         self.count_far(tag, count);
     }
 
     #[cold]
-    fn count_far(&self, tag: u16, count: impl FnOnce(&Tally)) {
-        let kept =
-            TALLIES.try_with(|tallies| tallies.try_borrow_mut().ok().map(|mut kept| kept.get(self, tag)));
+    fn count_far(&self, tag: u16, count: impl FnOnce(&Share)) {
+        let kept = SHARES.try_with(|shares| shares.try_borrow_mut().ok().map(|mut kept| kept.get(self, tag)));
         match kept.ok().flatten() {
-            Some(owned) => {
-                let near = Near { serial: self.serial, tag, tally: &raw const owned.tally };
+            Some(share) => {
+                let near = Near { serial: self.serial, tag, share: Arc::as_ptr(&share) };
                 NEAR.with(|table| table[place(self.serial, tag)].set(near));
-                count(&owned.tally);
+                count(&share);
             }
             None => {
-                let tally = Tally::default();
-                count(&tally);
                 let mut book = self.book();
+                let share = Share::new(book.peaks.entry(tag).or_default());
+                count(&share);
+                share.tell();
                 let sum = book.elsewhere.entry(tag).or_default();
-                *sum = *sum + tally.counters();
+                *sum = *sum + share.counters();
             }
         }
     }
 
-    /// A tally that nobody has, for the calling thread.
-    fn adopt(&self, tag: u16) -> Arc<Owned> {
+    /// A share that nobody has, for the calling thread.
+    fn adopt(&self, tag: u16) -> Arc<Share> {
         let mut book = self.book();
-        let is_left = |owned: &Owned| {
-            owned.is_owned.compare_exchange(false, true, Ordering::Acquire, Ordering::Relaxed).is_ok()
+        let is_left = |share: &Share| {
+            share.is_owned.compare_exchange(false, true, Ordering::Acquire, Ordering::Relaxed).is_ok()
         };
-        if let Some((_, owned)) = book.tallies.iter().find(|(other, owned)| *other == tag && is_left(owned)) {
-            return Arc::clone(owned);
+        if let Some((_, share)) = book.shares.iter().find(|(other, share)| *other == tag && is_left(share)) {
+            return Arc::clone(share);
         }
-        let owned = Arc::new(Owned { tally: Tally::default(), is_owned: AtomicBool::new(true) });
-        book.tallies.push((tag, Arc::clone(&owned)));
-        owned
+        let share = Arc::new(Share::new(book.peaks.entry(tag).or_default()));
+        book.shares.push((tag, Arc::clone(&share)));
+        share
     }
 
     /// What each tag has that was ever counted, in the order of their first scopes.
-    pub(crate) fn sums(&self) -> Vec<(Arc<str>, Counters)> {
-        let names = self.names.all().into_iter();
-        let mut sums: Vec<_> = names.map(|name| (name, Counters::default())).collect();
-        let book = self.book();
-        let counted = book.tallies.iter().map(|(tag, owned)| (*tag, owned.tally.counters()));
-        for (tag, counters) in counted.chain(book.elsewhere.iter().map(|(tag, sum)| (*tag, *sum))) {
-            if let Some((_, sum)) = sums.get_mut(usize::from(tag).wrapping_sub(1)) {
-                *sum = *sum + counters;
+    pub(crate) fn sums(&self) -> Vec<TagSum> {
+        let (names, book) = (self.names.all(), self.book());
+        let mut sums = vec![(Counters::default(), 0_u64); names.len() + 1];
+        for (tag, share) in &book.shares {
+            if let Some((sum, untold_bytes)) = sums.get_mut(usize::from(*tag)) {
+                *sum = *sum + share.counters();
+                *untold_bytes = untold_bytes.wrapping_add(share.untold_peak_bytes());
             }
         }
-        sums.retain(|(_, sum)| sum.operation_count() > 0 || sum.in_use_bytes() > 0);
-        sums
+        for (tag, counters) in &book.elsewhere {
+            if let Some((sum, _)) = sums.get_mut(usize::from(*tag)) {
+                *sum = *sum + *counters;
+            }
+        }
+        let counted = book.peaks.iter().filter_map(|(tag, peak)| {
+            let (counters, untold_bytes) = *sums.get(usize::from(*tag))?;
+            let name = Arc::clone(names.get(usize::from(*tag).checked_sub(1)?)?);
+            Some(TagSum { name, counters, peak_bytes: peak.bytes(untold_bytes) })
+        });
+        counted.collect()
+    }
+
+    /// From now on peaks are of what comes.
+    pub(crate) fn reset_peaks(&self) {
+        let book = self.book();
+        book.shares.iter().for_each(|(_, share)| share.reset_peak());
+        book.peaks.values().for_each(|peak| peak.reset());
     }
 
     /// Those that hold most, for a report.
     pub(crate) fn holders(&self) -> Vec<Holder> {
         let mut sums = self.sums();
-        sums.retain(|(_, sum)| sum.in_use_bytes() > 0);
-        sums.sort_by_key(|(_, sum)| core::cmp::Reverse(sum.in_use_bytes()));
+        sums.retain(|sum| sum.counters.in_use_bytes() > 0);
+        sums.sort_by_key(|sum| core::cmp::Reverse(sum.counters.in_use_bytes()));
         sums.truncate(HOLDER_COUNT_MAX);
-        let holder = |(tag, sum): (Arc<str>, Counters)| Holder {
-            tag: (*tag).into(),
-            in_use_bytes: sum.in_use_bytes(),
-            block_count: sum.block_count(),
+        let holder = |TagSum { name, counters, .. }: TagSum| Holder {
+            tag: (*name).into(),
+            in_use_bytes: counters.in_use_bytes(),
+            block_count: counters.block_count(),
         };
         sums.into_iter().map(holder).collect()
     }
@@ -134,11 +156,11 @@ impl Tags {
 struct Near {
     serial: u64,
     tag: u16,
-    tally: *const Tally,
+    share: *const Share,
 }
 
 /// No pool has the serial 0.
-const NOTHING: Near = Near { serial: 0, tag: 0, tally: core::ptr::null() };
+const NOTHING: Near = Near { serial: 0, tag: 0, share: core::ptr::null() };
 
 /// As many tags as a thread uses at a time without a longer look.
 const NEAR_COUNT: usize = 8;
@@ -148,29 +170,29 @@ fn place(serial: u64, tag: u16) -> usize {
     serial.wrapping_mul(3).wrapping_add(u64::from(tag)) as usize % NEAR_COUNT
 }
 
-/// All tallies of this thread.
-struct Kept(BTreeMap<(u64, u16), Arc<Owned>>);
+/// All shares of this thread.
+struct Kept(BTreeMap<(u64, u16), Arc<Share>>);
 
 impl Kept {
-    fn get(&mut self, tags: &Tags, tag: u16) -> Arc<Owned> {
-        if let Some(owned) = self.0.get(&(tags.serial, tag)) {
-            return Arc::clone(owned);
+    fn get(&mut self, tags: &Tags, tag: u16) -> Arc<Share> {
+        if let Some(share) = self.0.get(&(tags.serial, tag)) {
+            return Arc::clone(share);
         }
         // Those of pools that are gone are kept by nobody else.
-        if self.0.values().any(|owned| Arc::strong_count(owned) == 1) {
+        if self.0.values().any(|share| Arc::strong_count(share) == 1) {
             forget_near();
-            self.0.retain(|_, owned| Arc::strong_count(owned) > 1);
+            self.0.retain(|_, share| Arc::strong_count(share) > 1);
         }
-        let owned = tags.adopt(tag);
-        self.0.insert((tags.serial, tag), Arc::clone(&owned));
-        owned
+        let share = tags.adopt(tag);
+        self.0.insert((tags.serial, tag), Arc::clone(&share));
+        share
     }
 }
 
 impl Drop for Kept {
     fn drop(&mut self) {
         forget_near();
-        self.0.values().for_each(|owned| owned.is_owned.store(false, Ordering::Release));
+        self.0.values().for_each(|share| share.is_owned.store(false, Ordering::Release));
     }
 }
 
@@ -180,7 +202,7 @@ fn forget_near() {
 
 thread_local! {
     static NEAR: [Cell<Near>; NEAR_COUNT] = const { [const { Cell::new(NOTHING) }; NEAR_COUNT] };
-    static TALLIES: RefCell<Kept> = const { RefCell::new(Kept(BTreeMap::new())) };
+    static SHARES: RefCell<Kept> = const { RefCell::new(Kept(BTreeMap::new())) };
 }
 
 /// As many as a report names.
@@ -191,29 +213,30 @@ mod tests {
     use super::*;
 
     fn sums(tags: &Tags) -> Vec<(String, u64, u64)> {
-        let sum =
-            |(name, sum): (Arc<str>, Counters)| (name.to_string(), sum.in_use_bytes(), sum.block_count());
+        let sum = |TagSum { name, counters, .. }: TagSum| {
+            (name.to_string(), counters.in_use_bytes(), counters.block_count())
+        };
         tags.sums().into_iter().map(sum).collect()
     }
 
     #[test]
-    fn threads_count_apart_and_leave_their_tallies() {
+    fn threads_count_apart_and_leave_their_shares() {
         let tags = Tags::new();
         let tag = tags.names().number("a");
         for _ in 0..3 {
             std::thread::scope(|scope| {
-                scope.spawn(|| tags.count(tag, |tally| tally.count_out(100))).join().unwrap();
-                scope.spawn(|| tags.count(tag, |tally| tally.count_in(40)));
+                scope.spawn(|| tags.count(tag, |share| share.count_out(100))).join().unwrap();
+                scope.spawn(|| tags.count(tag, |share| share.count_in(40)));
             });
         }
         assert_eq!(sums(&tags), [("a".into(), 180, 0)]);
-        assert!(tags.book().tallies.len() < 6, "nobody takes what is left");
+        assert!(tags.book().shares.len() < 6, "nobody takes what is left");
     }
 
     #[test]
     fn pools_that_are_gone_leave_nothing() {
-        let count = |tags: &Tags| tags.count(tags.names().number("a"), |tally| tally.count_out(1));
-        let kept = || TALLIES.with(|tallies| tallies.borrow().0.len());
+        let count = |tags: &Tags| tags.count(tags.names().number("a"), |share| share.count_out(1));
+        let kept = || SHARES.with(|shares| shares.borrow().0.len());
         (0..100).for_each(|_| count(&Tags::new()));
         assert!(kept() <= 2);
     }
@@ -223,7 +246,7 @@ mod tests {
         struct Late(Arc<Tags>);
         impl Drop for Late {
             fn drop(&mut self) {
-                self.0.count(1, |tally| tally.count_out(7));
+                self.0.count(1, |share| share.count_out(7));
             }
         }
         thread_local!(static LATE: RefCell<Option<Late>> = const { RefCell::new(None) });
@@ -233,7 +256,7 @@ mod tests {
             let tags = Arc::clone(&tags);
             move || {
                 LATE.with(|late| *late.borrow_mut() = Some(Late(Arc::clone(&tags))));
-                tags.count(1, |tally| tally.count_out(7));
+                tags.count(1, |share| share.count_out(7));
             }
         })
         .join()

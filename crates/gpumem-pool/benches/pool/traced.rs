@@ -32,7 +32,7 @@ impl Bench {
         let trace = Trace::create(&path)?;
         let traced = pool(trace.clone())?;
         // Both in turns: the machine is the same for both then.
-        self.row(&self.name("trace_event", 1), || {
+        let event = || {
             let (mut with, mut without) = (Duration::MAX, Duration::MAX);
             for _ in 0..30 {
                 with = with.min(pairs(&traced, &stream)?);
@@ -40,7 +40,12 @@ impl Bench {
                 trace.flush(Duration::from_secs(1));
             }
             Ok(per(with.saturating_sub(without), 2 * PAIR_COUNT))
-        })?;
+        };
+        self.row(&self.name("trace_event", 1), event)?;
+        {
+            let _scopes = [&traced, &plain].map(|pool| pool.scope("bench"));
+            self.row(&self.name("trace_event+scope", 1), event)?;
+        }
         let dropped_count = trace.dropped_count();
         std::fs::remove_file(path)?;
         match dropped_count {

@@ -6,18 +6,19 @@ use crate::clock::StreamId;
 use crate::counters::Counters;
 use crate::error::PoolError;
 use crate::status::{Status, StreamUsage, TagUsage};
-use std::sync::Arc;
+use crate::tags::TagSum;
 
 impl State {
     pub(crate) fn status(&self) -> Result<Status, PoolError> {
         let device = self.device.memory_info()?;
         let reserved = self.backend.reserved()?;
         let counts = self.backend.counts();
-        let tag = |(tag, sum): (Arc<str>, Counters)| TagUsage {
-            tag: (*tag).into(),
-            in_use_bytes: sum.in_use_bytes(),
-            block_count: sum.block_count(),
-            allocation_count: sum.allocation_count(),
+        let tag = |TagSum { name, counters, peak_bytes }: TagSum| TagUsage {
+            tag: (*name).into(),
+            in_use_bytes: counters.in_use_bytes(),
+            peak_bytes,
+            block_count: counters.block_count(),
+            allocation_count: counters.allocation_count(),
         };
         let tags = self.tags.sums().into_iter().map(tag).collect();
         let mut streams = self.backend.streams();
@@ -50,5 +51,10 @@ impl State {
             tags,
             streams,
         })
+    }
+
+    pub(crate) fn reset_peaks(&self) -> Result<(), PoolError> {
+        self.tags.reset_peaks();
+        self.backend.reset_peaks()
     }
 }

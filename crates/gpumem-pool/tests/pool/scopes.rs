@@ -146,6 +146,7 @@ fn blocks_that_grow_count_for_their_tag() {
         assert_eq!(tags(&pool), [tag("log", 8 << 20, 0)]);
         drop(log);
         assert_eq!(bytes(scope.end()), (4 << 20, 9 << 20, 4 << 20));
+        assert_eq!(pool.status().unwrap().tags[0].peak_bytes, 9 << 20);
         assert_eq!(pool.status().unwrap().in_use_bytes, 2 << 20);
         drop(untagged);
     });
@@ -241,6 +242,56 @@ fn peaks_begin_anew() {
         let more = pool.alloc(20 << 20, &stream).unwrap();
         assert!(pool.status().unwrap().in_use_peak_bytes >= 28 << 20);
         drop((kept, more));
+    });
+}
+
+/// Of what one thread does to the byte, whatever its blocks' sizes; and from a reset on of what is there by then.
+#[test]
+fn tags_have_peaks() {
+    on_each_backend(&small(), |bench| {
+        let (pool, stream) = (bench.pool(), bench.stream());
+        let peaks = || -> Vec<(String, u64, u64)> {
+            let tags = pool.status().unwrap().tags.into_iter();
+            tags.map(|tag| (tag.tag, tag.in_use_bytes, tag.peak_bytes)).collect()
+        };
+        let forward = pool.scope("forward");
+        let kept = pool.alloc(300, &stream).unwrap();
+        let many: Vec<_> = (1..400).map(|size_bytes| pool.alloc(size_bytes * 50, &stream).unwrap()).collect();
+        let most_bytes = 300 + (1..400).sum::<u64>() * 50;
+        {
+            let _backward = pool.scope("backward");
+            drop((many, pool.alloc(9 << 20, &stream).unwrap()));
+        }
+        assert_eq!(peaks(), [tag("forward", 300, most_bytes), tag("backward", 0, 9 << 20)]);
+        drop(pool.alloc(700, &stream).unwrap());
+        assert_eq!(peaks()[0].2, most_bytes);
+        pool.reset_peaks().unwrap();
+        assert_eq!(peaks(), [tag("forward", 300, 300), tag("backward", 0, 0)]);
+        drop(pool.alloc(2 << 20, &stream).unwrap());
+        drop(pool.alloc(500, &stream).unwrap());
+        assert_eq!(peaks()[0].2, (2 << 20) + 300);
+        drop((forward, kept));
+    });
+}
+
+/// A thread's part of a peak is known to a megabyte, however much wanders from thread to thread.
+#[test]
+fn peaks_of_several_threads_are_near() {
+    on_each_backend(&small(), |bench| {
+        let (pool, stream) = (bench.pool(), bench.stream());
+        let (sender, receiver) = std::sync::mpsc::sync_channel(8);
+        std::thread::scope(|threads| {
+            let (pool, stream) = (&pool, &stream);
+            threads.spawn(move || {
+                let _scope = pool.scope("wanders");
+                (0..600).for_each(|_| sender.send(pool.alloc(64 << 10, stream).unwrap()).unwrap());
+            });
+            threads.spawn(move || receiver.into_iter().for_each(drop));
+        });
+        let tag = &pool.status().unwrap().tags[0];
+        // Ten at a time, of 37 MiB in all.
+        assert!((64 << 10..=3 << 20).contains(&tag.peak_bytes), "{}", tag.peak_bytes);
+        assert_eq!((tag.in_use_bytes, tag.allocation_count), (0, 600));
     });
 }
 
