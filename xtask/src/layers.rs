@@ -25,6 +25,7 @@ const FEATURES: [(&str, &[(&str, bool)]); 6] = [
             ("backend-native", true),
             ("planted-bugs", true),
             ("serde", false),
+            ("nvml", false),
             ("sim", false),
         ],
     ),

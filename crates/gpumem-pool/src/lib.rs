@@ -142,7 +142,7 @@ pub use host_memory::HostMemory;
 pub use kind::MemoryKind;
 pub use limit::Limit;
 pub use options::{BackendKind, PoolBuilder};
-pub use out_of_memory::{Advice, Attempt, Growth, Holder, OutOfMemory, RefusedBy};
+pub use out_of_memory::{Advice, Attempt, Growth, Holder, OutOfMemory, ProcessUsage, RefusedBy};
 pub use pool::Pool;
 pub use raw_block::{BlockToken, RawBlock};
 pub use reclaim::{Reclaimable, Registration};

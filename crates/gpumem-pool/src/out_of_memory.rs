@@ -2,6 +2,7 @@
 
 mod advice;
 mod growth;
+mod processes;
 mod words;
 
 use crate::bytes::Bytes;
@@ -14,6 +15,8 @@ use core::fmt;
 use core::time::Duration;
 pub use growth::Growth;
 pub(crate) use growth::{GrowthLog, Sample};
+pub use processes::ProcessUsage;
+pub(crate) use processes::of as processes_on;
 use std::sync::Arc;
 
 /// Why a request was refused, at the moment of its refusal: after everything that could be given back was.
@@ -64,6 +67,9 @@ pub struct OutOfMemory {
     pub device_total_bytes: u64,
     /// What other pools of the same [`Device`](crate::Device) hold, a part of [`OutOfMemory::others_bytes`].
     pub other_pools_bytes: u64,
+    /// The other processes on the device, the largest first, as far as they are known: asked for only where what others hold
+    /// is in the way, and only with the feature `nvml`, or of the software driver.
+    pub processes: Vec<ProcessUsage>,
     /// What was tried before giving up, in this order.
     pub attempts: Vec<Attempt>,
     /// The largest holders, by tag; untagged blocks have none.
@@ -160,10 +166,12 @@ impl OutOfMemory {
 impl fmt::Display for OutOfMemory {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         writeln!(f, "{}", self.headline())?;
-        let mut row = |name: &str, bytes: u64, more: &str| {
-            let text = format!("  {name:<11} {:>14}  {more}", Bytes(bytes));
+        let mut known = |name: &str, bytes: Option<u64>, more: &str| {
+            let amount = bytes.map_or("unknown".into(), |bytes| Bytes(bytes).to_string());
+            let text = format!("  {name:<11} {amount:>14}  {more}");
             writeln!(f, "{}", text.trim_end())
         };
+        let mut row = |name: &str, bytes: u64, more: &str| known(name, Some(bytes), more);
         row("in use", self.in_use_bytes, &blocks(self.block_count))?;
         for holder in &self.holders {
             let name = format!("  {}", holder.tag);
@@ -184,7 +192,11 @@ impl fmt::Display for OutOfMemory {
             if self.other_pools_bytes > 0 {
                 row("  pools", self.other_pools_bytes, "in other pools of this program")?;
             }
-            row("device free", self.device_free_bytes, &format!("of {}", Bytes(self.device_total_bytes)))?;
+            for process in &self.processes {
+                known("  process", process.in_use_bytes, &process.to_string())?;
+            }
+            let total = format!("of {}", Bytes(self.device_total_bytes));
+            known("device free", Some(self.device_free_bytes), &total)?;
         }
         for attempt in &self.attempts {
             let Attempt { name, gained_bytes, took, failures } = attempt;

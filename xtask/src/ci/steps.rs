@@ -54,6 +54,8 @@ fn features() -> Result<Outcome> {
         let combination = format!("--package gpumem-adapt --lib --no-default-features --features={features}");
         cargo(&format!("clippy {combination} -- -D warnings")).run()?;
     }
+    // Those that are in no default.
+    cargo("clippy --package gpumem-pool --all-targets --features nvml,serde -- -D warnings").run()?;
     let layers = LAYERS[1..].iter().map(|layer| format!("--package {layer} ")).collect::<String>();
     cargo(&format!("test --quiet {layers}--no-default-features --features=sim")).run()?;
     Ok(Outcome::Passed)

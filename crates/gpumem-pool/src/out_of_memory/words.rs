@@ -81,14 +81,18 @@ impl OutOfMemory {
 
     fn free_the_device(&self) -> String {
         let others_bytes = self.others_bytes();
-        let advice = match self.other_pools_bytes > others_bytes / 2 {
-            true => format!(
+        let others = Bytes(others_bytes);
+        let largest = self.processes.first().filter(|process| process.in_use_bytes.is_some());
+        let advice = match (self.other_pools_bytes > others_bytes / 2, largest) {
+            (true, _) => format!(
                 "other pools of this program hold {} of this device: drop arrays there, or use one pool for all",
                 Bytes(self.other_pools_bytes)
             ),
-            false => format!(
-                "others hold {} of this device: see with `nvidia-smi` who, and end it or use another device",
-                Bytes(others_bytes)
+            (false, Some(process)) => format!(
+                "others hold {others} of this device, first of all {process}: end it or use another device"
+            ),
+            (false, None) => format!(
+                "others hold {others} of this device: see with `nvidia-smi` who, and end it or use another device"
             ),
         };
         match self.limit_bytes {

@@ -7,7 +7,7 @@ use crate::error::PoolError;
 use crate::kind::MemoryKind;
 use crate::limit::{Limit, Limits};
 use crate::options::BackendKind;
-use crate::out_of_memory::{Maker, OutOfMemory};
+use crate::out_of_memory::{self, Advice, Maker, OutOfMemory};
 
 impl State {
     pub(crate) fn reclaim(&self) -> Result<u64, PoolError> {
@@ -81,6 +81,9 @@ impl State {
             can_map: self.backend.growing().is_some(),
             is_tight: self.setup.dials == Dials::of(Profile::Tight),
         };
+        if report.advice() == Advice::FreeTheDevice {
+            report.processes = out_of_memory::processes_on(&self.device);
+        }
     }
 
     fn giving_back(&self, work: impl FnOnce(&Self) -> Result<(), PoolError>) -> Result<u64, PoolError> {

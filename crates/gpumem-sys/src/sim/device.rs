@@ -78,6 +78,11 @@ impl Machine {
         taken_bytes
     }
 
+    /// What another process has of a device's memory.
+    pub(super) fn others_bytes(&self, device: u32) -> u64 {
+        self.devices.get(device as usize).map_or(0, |found| found.others_bytes)
+    }
+
     /// Another process gives back so much, if it has it.
     pub(super) fn return_memory(&mut self, device: u32, size_bytes: u64) -> u64 {
         self.devices.get_mut(device as usize).map_or(0, |found| found.return_from_others(size_bytes))

@@ -197,6 +197,12 @@ impl Sim {
         self.0.change("return_memory", |machine| machine.return_memory(device, size_bytes))
     }
 
+    /// What [`Sim::take_memory`] has taken of a device and not given back.
+    #[must_use]
+    pub fn others_bytes(&self, device: u32) -> u64 {
+        self.0.look(|machine| machine.others_bytes(device))
+    }
+
     /// What the machine holds now.
     #[must_use]
     pub fn report(&self) -> Report {

@@ -2,7 +2,7 @@
 
 use super::*;
 use crate::options::BackendKind;
-use crate::out_of_memory::{Growth, Maker};
+use crate::out_of_memory::{Growth, Maker, ProcessUsage};
 use Advice::*;
 
 const MIB: u64 = 1 << 20;
@@ -350,6 +350,21 @@ fn advice_can_be_followed() {
             _ => {}
         }
     }
+}
+
+#[test]
+fn a_process_that_is_known_is_named() {
+    let named = |in_use_bytes| {
+        let process = ProcessUsage { id: Some(4711), name: Some("python3".into()), in_use_bytes };
+        OutOfMemory { processes: vec![process], ..beside(14 * GIB, 24 * GIB, 9 * GIB, 0, 2 * GIB) }
+            .to_string()
+    };
+    let known = named(Some(13 * GIB));
+    assert!(known.contains("    process       13.000 GiB  python3 (process 4711)\n"), "{known}");
+    assert!(known.contains("first of all python3 (process 4711): end it"), "{known}");
+    let unknown = named(None);
+    assert!(unknown.contains("    process          unknown  python3 (process 4711)\n"), "{unknown}");
+    assert!(unknown.contains("nvidia-smi"), "{unknown}");
 }
 
 #[test]

@@ -1,0 +1,117 @@
+//! Who else has memory of a device, asked when a request is refused because of them.
+//!
+//! The driver tells no more than a sum. With the feature `nvml`, the vendor's management library is asked, which is loaded once
+//! and kept; where it is missing, or names nobody, there is the sum. The software driver knows its other process itself.
+
+use crate::device::Device;
+use core::fmt;
+
+/// A process that has memory of a device.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct ProcessUsage {
+    /// Its number, as the system of the management library counts: a container may have others.
+    pub id: Option<u32>,
+    /// What it is called, if this system knows its number.
+    pub name: Option<String>,
+    /// What it has, if the device's owner tells.
+    pub in_use_bytes: Option<u64>,
+}
+
+impl fmt::Display for ProcessUsage {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match (&self.name, self.id) {
+            (Some(name), Some(id)) => write!(f, "{name} (process {id})"),
+            (Some(name), None) => f.write_str(name),
+            (None, Some(id)) => write!(f, "process {id}"),
+            (None, None) => f.write_str("a process"),
+        }
+    }
+}
+
+/// All but this one, as far as they are known, the largest first.
+pub(crate) fn of(device: &Device) -> Vec<ProcessUsage> {
+    let mut processes = on(device);
+    processes.retain(|process| process.id != Some(std::process::id()) && process.in_use_bytes != Some(0));
+    processes.sort_by_key(|process| core::cmp::Reverse(process.in_use_bytes));
+    processes.truncate(COUNT_MAX);
+    processes
+}
+
+/// A table should stay one.
+const COUNT_MAX: usize = 5;
+
+fn on(device: &Device) -> Vec<ProcessUsage> {
+    #[cfg(feature = "sim")]
+    if let Some(sim) = device.driver().simulator() {
+        let name = Some("the other process of the software driver".into());
+        let in_use_bytes = Some(sim.others_bytes(device.ordinal()));
+        return vec![ProcessUsage { id: None, name, in_use_bytes }];
+    }
+    #[cfg(feature = "nvml")]
+    return nvml::on(device).unwrap_or_default();
+    #[cfg(not(feature = "nvml"))]
+    {
+        let _ = device;
+        Vec::new()
+    }
+}
+
+#[cfg(feature = "nvml")]
+mod nvml {
+    use super::ProcessUsage;
+    use crate::device::Device;
+    use gpumem_sys::types::CUdevice_attribute as Attribute;
+    use nvml_wrapper::Nvml;
+    use nvml_wrapper::enums::device::UsedGpuMemory;
+    use nvml_wrapper::struct_wrappers::device::ProcessInfo;
+    use std::sync::OnceLock;
+
+    /// `None` where the library is missing or says nothing.
+    pub(super) fn on(device: &Device) -> Option<Vec<ProcessUsage>> {
+        static LIBRARY: OnceLock<Option<Nvml>> = OnceLock::new();
+        let nvml = LIBRARY.get_or_init(|| Nvml::init().ok()).as_ref()?;
+        // The driver's numbers are of what is visible to this program.
+        let part = |attribute| device.attribute(attribute).ok();
+        let place = format!(
+            "{:08x}:{:02x}:{:02x}.0",
+            part(Attribute::CU_DEVICE_ATTRIBUTE_PCI_DOMAIN_ID)?,
+            part(Attribute::CU_DEVICE_ATTRIBUTE_PCI_BUS_ID)?,
+            part(Attribute::CU_DEVICE_ATTRIBUTE_PCI_DEVICE_ID)?,
+        );
+        let found = nvml.device_by_pci_bus_id(place).ok()?;
+        let computing = found.running_compute_processes().unwrap_or_default();
+        let drawing = found.running_graphics_processes().unwrap_or_default();
+        let mut processes = [computing, drawing].concat();
+        processes.sort_by_key(|process| process.pid);
+        processes.dedup_by_key(|process| process.pid);
+        Some(processes.iter().map(usage).collect())
+    }
+
+    fn usage(process: &ProcessInfo) -> ProcessUsage {
+        let name = std::fs::read_to_string(format!("/proc/{}/comm", process.pid)).ok();
+        ProcessUsage {
+            id: Some(process.pid),
+            name: name.map(|name| name.trim().to_string()).filter(|name| !name.is_empty()),
+            in_use_bytes: match process.used_gpu_memory {
+                UsedGpuMemory::Used(size_bytes) => Some(size_bytes),
+                UsedGpuMemory::Unavailable => None,
+            },
+        }
+    }
+
+    #[cfg(test)]
+    mod tests {
+        use super::*;
+        use gpumem_sys::Driver;
+
+        #[test]
+        #[ignore = "needs a GPU with its management library, outside of a container"]
+        fn this_process_is_found() {
+            let device = Device::new(&Driver::cuda().unwrap(), 0).unwrap();
+            let processes = on(&device).expect("the library says nothing");
+            let own = processes.iter().find(|process| process.id == Some(std::process::id()));
+            assert!(own.is_some_and(|own| own.name.is_some()), "{processes:?}");
+        }
+    }
+}
