@@ -4,7 +4,7 @@ use super::{Ear, MIB};
 use crate::bench::Bench;
 use crate::growable::{byte, fill, on_caching};
 use gpumem_pool::adaptor::{Adaptor, Budget, Change, Failures, Fill, Guard, Side, Tracking};
-use gpumem_pool::{GrowableBlock, PoolError, Stream};
+use gpumem_pool::{CaptureMode, GrowableBlock, PoolError, Stream};
 use std::sync::{Arc, Mutex};
 
 #[test]
@@ -221,6 +221,35 @@ fn a_guard_ends_where_the_memory_ends() {
         drop(short);
         drop(block);
         assert_eq!(guard.unchecked_count(), 1);
+    });
+}
+
+/// While a stream captures, its own home or another, what adaptors do becomes no part of a graph and waits for none.
+#[test]
+fn growth_while_a_stream_captures() {
+    on_caching(|bench| {
+        for captures_home in [true, false] {
+            let guard = Arc::new(Guard::new());
+            let builder = bench.builder().adaptor(guard.clone()).adaptor(Arc::new(Fill::debug()));
+            let (pool, home, other) = (builder.build().unwrap(), bench.stream(), bench.stream());
+            let mut block = pool.growable(64 * MIB, &home).unwrap();
+            block.grow_to(3 * MIB + 1).unwrap();
+            fill(bench, &block, 0..3 * MIB + 1, 7, &other);
+            block.record_use(&other);
+            let captured = if captures_home { &home } else { &other };
+            let capture = captured.begin_capture(CaptureMode::Global).unwrap();
+            block.grow_to(5 * MIB + 1).unwrap();
+            block.shrink_to(MIB + 1).unwrap();
+            block.grow_to(3 * MIB + 1).unwrap();
+            let exec = capture.end().unwrap().instantiate().unwrap();
+            assert_eq!(bytes(bench, &block, MIB + 1..3 * MIB + 1, &bench.stream()), [0xA5; 3]);
+            assert_eq!(byte(bench, &block, MIB, &other), 7);
+            // SAFETY: there is nothing in it.
+            unsafe { exec.launch(captured).unwrap() };
+            drop(block);
+            bench.device.synchronize().unwrap();
+            assert_eq!(guard.settle(), []);
+        }
     });
 }
 
