@@ -247,6 +247,32 @@ fn no_growth_fails_that_a_reclaim_would_have_saved() {
     assert!(refusal_count.into_inner() > 5 * run_count.into_inner());
 }
 
+/// Under a limit of the pool's own, which other pools' memory has no part in.
+#[test]
+fn no_growth_fails_for_what_its_pool_has_cached() {
+    growable::on_caching(|bench| {
+        let (pool, stream) = (bench.builder().hard_limit(48 * MIB).build().unwrap(), bench.stream());
+        let mut growing = [(); 2].map(|()| pool.growable(60 * MIB, &stream).unwrap());
+        let (mut random, mut held, mut refusal_count) = (Random(bench.seed), Vec::new(), 0);
+        for _ in 0..80 {
+            match random.below(4) {
+                0 => held.extend(pool.alloc(random.below(12 * MIB), &stream).ok()),
+                1 if !held.is_empty() => drop(held.swap_remove(random.below(held.len() as u64) as usize)),
+                index => {
+                    let (block, size_bytes) = (&mut growing[index as usize % 2], random.below(40 * MIB));
+                    block.shrink_to(size_bytes).unwrap();
+                    if let Err(error) = block.grow_to(size_bytes) {
+                        refusal_count += 1;
+                        pool.reclaim().unwrap();
+                        assert!(block.grow_to(size_bytes).is_err(), "refused before: {error}");
+                    }
+                }
+            }
+        }
+        assert!(refusal_count > 5, "{refusal_count}");
+    });
+}
+
 /// Returns how often a request was refused.
 fn run(bench: &Bench, builder: PoolBuilder, mut random: Random, grows: bool) -> u32 {
     let parent = builder.clone().hard_limit(48 * MIB).build().unwrap();

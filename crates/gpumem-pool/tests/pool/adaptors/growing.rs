@@ -57,7 +57,8 @@ impl Adaptor for Fickle {
 #[test]
 fn what_does_not_please_in_the_end_is_taken_back() {
     on_caching(|bench| {
-        let (fickle, guard) = (Arc::new(Fickle(Mutex::new(""))), Arc::new(Guard::new()));
+        let fickle = Arc::new(Fickle(Mutex::new("")));
+        let guards = [(); 2].map(|()| Arc::new(Guard::new()));
         let (inner, outer) = (Arc::new(Budget::new(64 * MIB)), Arc::new(Budget::new(64 * MIB)));
         let tracking = Arc::new(Tracking::new());
         let builder = bench.builder().adaptor(inner.clone()).adaptor(tracking.clone()).adaptor(guard.clone());
@@ -84,7 +85,10 @@ fn what_does_not_please_in_the_end_is_taken_back() {
         assert_eq!(byte(bench, &block, 3 * MIB + 99, &stream), 1);
         drop(block);
         bench.device.synchronize().unwrap();
-        assert_eq!((guard.settle(), outer.in_use_bytes()), (vec![], 0));
+        assert_eq!(
+            (outer.in_use_bytes(), guards.each_ref().map(|guard| guard.settle())),
+            (0, [vec![], vec![]])
+        );
         pool.check().unwrap();
     });
 }
