@@ -61,8 +61,10 @@ fn what_does_not_please_in_the_end_is_taken_back() {
         let guards = [(); 2].map(|()| Arc::new(Guard::new()));
         let (inner, outer) = (Arc::new(Budget::new(64 * MIB)), Arc::new(Budget::new(64 * MIB)));
         let tracking = Arc::new(Tracking::new());
-        let builder = bench.builder().adaptor(inner.clone()).adaptor(tracking.clone()).adaptor(guard.clone());
+        let builder =
+            bench.builder().adaptor(inner.clone()).adaptor(tracking.clone()).adaptor(guards[0].clone());
         let builder = builder.adaptor(Arc::new(Fill::debug())).adaptor(fickle.clone()).adaptor(outer.clone());
+        let builder = builder.adaptor(guards[1].clone());
         let (pool, stream) = (builder.build().unwrap(), bench.stream());
         let mut block = pool.growable(64 * MIB, &stream).unwrap();
         for before_bytes in [0, 3 * MIB + 100] {
@@ -89,6 +91,8 @@ fn what_does_not_please_in_the_end_is_taken_back() {
             (outer.in_use_bytes(), guards.each_ref().map(|guard| guard.settle())),
             (0, [vec![], vec![]])
         );
+        let counts = guards.map(|guard| (guard.checked_count(), guard.unchecked_count()));
+        assert_eq!(counts, [(5, 0), (3, 0)], "the inner one has seen what was taken back");
         pool.check().unwrap();
     });
 }
