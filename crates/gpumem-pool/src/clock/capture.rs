@@ -71,6 +71,12 @@ impl Clocks {
         self.queue_wait(waiter, mark.event.raw(), Some(&mark.covered)).map(|_| true)
     }
 
+    /// Whether a stream can be made to wait for what a stamp stands for in a call that does not name the stamp's own stream.
+    pub(crate) fn can_be_ordered(&self, stamp: Stamp) -> bool {
+        let lane = self.lanes.lock(stamp.slot());
+        self.is_complete(stamp) || lane.is_some_and(|lane| lane.is_ours() || lane.mark_of(stamp).is_some())
+    }
+
     /// A stamp for everything queued so far on a stream that the caller has in his hands, with a mark that covers it.
     /// `None` if it can't be marked now.
     pub(crate) fn marked(&self, slot: Slot) -> Result<Option<Stamp>, DriverError> {

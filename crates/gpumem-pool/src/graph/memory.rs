@@ -19,7 +19,7 @@ impl StateRef {
         stream: &Stream,
     ) -> Result<Option<Block>, PoolError> {
         let Some(graph) = stream.captures_for()? else { return Ok(None) };
-        let (device, holds) = (stream.device(), stream.clocks().holds());
+        let holds = stream.clocks().holds();
         let part = |address| {
             let block = Block::new(self, Piece::new(address, 0, Piece::NO_CLASS), size_bytes, stream.id());
             block.add_uses(GRAPH_BIT);
@@ -32,13 +32,7 @@ impl StateRef {
         {
             return Ok(Some(part(address)));
         }
-        let source = match holds.source(graph) {
-            Some(source) => source,
-            None => {
-                let _relaxed = Relaxed::enter(device.driver())?;
-                holds.set_source(graph, Stream::new(device)?)
-            }
-        };
+        let source = stream.source_of(graph)?;
         let chunk = self.alloc_aligned(rounded(size_bytes), alignment, &source)?;
         let address = chunk.address();
         holds.add_chunk(graph, self, chunk, stream.id());
@@ -76,6 +70,18 @@ impl Block {
 }
 
 impl Stream {
+    /// A stream of the capture's own, which never captures.
+    pub(super) fn source_of(&self, graph: u64) -> Result<Self, PoolError> {
+        let (device, holds) = (self.device(), self.clocks().holds());
+        match holds.source(graph) {
+            Some(source) => Ok(source),
+            None => {
+                let _relaxed = Relaxed::enter(device.driver())?;
+                Ok(holds.set_source(graph, Self::new(device)?))
+            }
+        }
+    }
+
     /// The capture that it is part of, if that was begun here.
     fn captures_for(&self) -> Result<Option<u64>, PoolError> {
         let holds = self.clocks().holds();

@@ -55,7 +55,17 @@ impl Stream {
         match (self.part()?, event.mark()) {
             (Part::Broken, _) => Err(PoolError::CaptureBroken),
             (Part::In(graph), Some(mark)) if holds.knows(graph) => {
-                holds.add_after(graph, self.slot(), [mark]);
+                let waited_for = match self.clocks().can_be_ordered(mark) {
+                    true => Some(mark),
+                    // A stream of others can't be marked later. The capture's own waits now, and stands for the event then.
+                    false => {
+                        let _relaxed = Relaxed::enter(self.device().driver())?;
+                        let source = self.source_of(graph)?;
+                        event.make_wait(&source)?;
+                        self.clocks().marked(source.slot())?
+                    }
+                };
+                holds.add_after(graph, self.slot(), waited_for);
                 Ok(true)
             }
             _ => Ok(false),
