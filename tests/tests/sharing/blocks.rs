@@ -1,0 +1,82 @@
+//! Blocks of our own pool, exported and imported.
+
+use crate::child::{child_bytes, inherited, is_child, run_child};
+use gpumem_tests::cases;
+use gpumem_tests::pool::{
+    Device, ExportedBlock, ExportedHandle, ImportedBlock, Pool, PoolError, Profile, Stream,
+};
+
+cases! {
+    /// The same for a block of ours, which lies somewhere in a handle.
+    fn our_block_in_another_process(driver: &Driver) {
+        let device = Device::new(driver, 0).unwrap();
+        let stream = Stream::new(&device).unwrap();
+        if is_child() {
+            let [offset_bytes, handle_bytes] = [0, 8].map(|at| {
+                u64::from_le_bytes(child_bytes()[at..at + 8].try_into().unwrap())
+            });
+            let handle = ExportedHandle::new(inherited(), handle_bytes);
+            let exported = ExportedBlock::new(vec![handle], offset_bytes, 300_000);
+            let block = ImportedBlock::new(&device, exported).unwrap();
+            assert_eq!(bytes_of(block.address(), &stream), [1; 4]);
+            return set(block.address() + 1, 2, 2, &stream);
+        }
+        let builder = Pool::builder(&device).exportable();
+        let pool = match builder.build() {
+            // Built without the backend that can.
+            Err(PoolError::NotWithBackend { .. }) => return,
+            built => built.unwrap(),
+        };
+        let _in_front = pool.alloc(1000, &stream).unwrap();
+        let block = pool.alloc(300_000, &stream).unwrap();
+        set(block.address(), 1, 300_000, &stream);
+        let mut exported = block.export().unwrap();
+        assert_eq!(exported.handles.len(), 1);
+        let handle = exported.handles.remove(0);
+        let numbers = [exported.offset_bytes, handle.size_bytes, 0, 0, 0, 0, 0, 0].map(u64::to_le_bytes).concat();
+        run_child(driver, module_path!(), "our_block_in_another_process", handle.descriptor, &numbers);
+        assert_eq!(bytes_of(block.address(), &stream), [1, 2, 2, 1]);
+    }
+
+    /// A large block lies in several handles, which are mapped side by side again. Numbers that don't fit are refused.
+    fn our_block_imported_at_home(driver: &Driver) {
+        let device = Device::new(driver, 0).unwrap();
+        let stream = Stream::new(&device).unwrap();
+        let pool = match Pool::builder(&device).exportable().profile(Profile::Tight).build() {
+            Err(PoolError::NotWithBackend { .. }) => return,
+            built => built.unwrap(),
+        };
+        let _in_front = pool.alloc(3 << 20, &stream).unwrap();
+        let block = pool.alloc(5 << 20, &stream).unwrap();
+        set(block.address(), 7, 5 << 20, &stream);
+        let exported = block.export().unwrap();
+        assert!(exported.handles.len() > 1 && exported.offset_bytes > 0, "{exported:?}");
+        {
+            let import = ImportedBlock::new(&device, exported).unwrap();
+            assert_eq!(bytes_of(import.address() + (5 << 20) - 4, &stream), [7; 4]);
+            set(import.address() + (3 << 20), 8, 4, &stream);
+        }
+        assert_eq!(bytes_of(block.address() + (3 << 20), &stream), [8; 4]);
+        let exported = block.export().unwrap();
+        let wrong = ExportedBlock::new(exported.handles, exported.offset_bytes, 1 << 40);
+        assert!(matches!(ImportedBlock::new(&device, wrong), Err(PoolError::OutOfBounds { .. })));
+        let secret = Pool::new(&device).unwrap().alloc(100, &stream).unwrap();
+        assert!(matches!(secret.export(), Err(PoolError::NotExportable)));
+    }
+}
+
+/// Fills some bytes, and waits.
+fn set(address: u64, value: u8, size_bytes: usize, stream: &Stream) {
+    let _bound = stream.device().bind().unwrap();
+    // SAFETY: the bytes are their owner's until the stream has been waited for.
+    unsafe { stream.device().driver().cuMemsetD8Async(address, value, size_bytes, stream.raw()).unwrap() };
+    stream.synchronize().unwrap();
+}
+
+fn bytes_of(address: u64, stream: &Stream) -> [u8; 4] {
+    let _bound = stream.device().bind().unwrap();
+    let mut bytes = [0; 4];
+    // SAFETY: a local outlives the call, which returns when the bytes are there.
+    unsafe { stream.device().driver().cuMemcpyDtoH_v2(bytes.as_mut_ptr().cast(), address, 4).unwrap() };
+    bytes
+}

@@ -1,0 +1,12 @@
+//! Memory that one process hands to another, or takes back from itself. Each case holds on the software driver and on
+//! a GPU. Where a refusal's code is not documented, only that it is one.
+
+#![cfg(target_os = "linux")]
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+mod bench;
+mod blocks;
+mod child;
+mod handles;
+mod plain;
+mod pools;
