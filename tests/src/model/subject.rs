@@ -133,10 +133,17 @@ impl Subject {
         if let Some(limit_bytes) = case.soft_limit_bytes {
             builder = builder.soft_limit(limit_bytes);
         }
+        if case.empty_windows_max.is_some() {
+            builder = builder.garbage_collection_threshold(0.5);
+        }
         if let Some(profile) = self.profile {
             let budget = if case.polls { Duration::MAX } else { Duration::ZERO };
             // What is given back early is so by the clock, which would make cases differ.
             let dials = Dials::of(profile).poll_budget(budget).release_budget(Duration::ZERO);
+            let dials = match case.soft_limit_bytes {
+                Some(_) => dials.split_bytes_max(0),
+                None => dials,
+            };
             builder = builder.dials(match case.empty_windows_max {
                 Some(count) => dials.empty_windows_max(count),
                 None => dials,

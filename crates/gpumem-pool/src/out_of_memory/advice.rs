@@ -29,8 +29,7 @@ pub enum Advice {
     NeedLess,
     /// What is kept free for unified memory to work in is in the way.
     Oversubscribe,
-    /// What is free waits for work on the device, which this request could not wait for: a capture goes on, or the work took
-    /// longer than the deadline.
+    /// What is free waits for work on the device that this request could not wait for, because a capture goes on.
     WaitForWork,
 }
 

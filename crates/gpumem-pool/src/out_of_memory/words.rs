@@ -49,8 +49,8 @@ impl OutOfMemory {
                     .into()
             }
             Advice::WaitForWork => format!(
-                "{} are freed, and wait for work that this request could not wait for: synchronize first, end the capture \
-                 that goes on, or raise the deadline (Dials::wait_deadline)",
+                "{} are freed, and wait for work that this request could not wait for: synchronize first, or end the capture \
+                 that goes on",
                 Bytes(self.pending_bytes)
             ),
         }

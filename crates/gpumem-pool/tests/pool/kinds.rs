@@ -4,7 +4,9 @@ use crate::bench::{Bench, on_each_backend, small};
 use gpumem_pool::sys::sim::Schedule;
 use gpumem_pool::sys::types::{CUdevice_attribute, CUresult};
 use gpumem_pool::sys::{Driver, SimConfig};
-use gpumem_pool::{BackendKind, Block, CaptureMode, Device, Limit, MemoryKind, Pool, PoolError, Stream};
+use gpumem_pool::{
+    Advice, BackendKind, Block, CaptureMode, Device, Limit, MemoryKind, OutOfMemory, Pool, PoolError, Stream,
+};
 
 const MIB: u64 = 1 << 20;
 
@@ -127,6 +129,10 @@ fn what_a_capture_keeps_from_being_waited_for_is_refused_at_once() {
         let start = std::time::Instant::now();
         let refused = pool.alloc(MIB, &bench.stream());
         assert!(start.elapsed().as_secs() < 5, "{refused:?}");
+        let advice = refused.as_ref().err().and_then(PoolError::out_of_memory).map(OutOfMemory::advice);
+        if bench.backend == BackendKind::Caching {
+            assert_eq!(advice, Some(Advice::WaitForWork), "{refused:?}");
+        }
         drop((refused, capture));
         default.synchronize().unwrap();
         drop(pool.alloc(32 * MIB, &stream).unwrap());
