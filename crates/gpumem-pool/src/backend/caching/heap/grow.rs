@@ -98,7 +98,7 @@ impl Heap {
     ///
     /// # Errors
     ///
-    /// What the driver says; nothing has changed then.
+    /// What the driver says. What several segments had got by then stays, ready for all.
     pub(in super::super) fn reserve(
         &mut self,
         size_bytes: u64,
