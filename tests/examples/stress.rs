@@ -1,7 +1,7 @@
 //! The stress test for as long as wanted: many threads on many streams, each block filled and checked by kernels.
 //!
 //! Goes round over the backends and their profiles, a fresh pool and other random choices each round, prints what each round did, and
-//! fails when a block held what it should not or the software driver found a race.
+//! fails when a block held what it should not, a guard was written or the software driver found a race.
 
 #![allow(clippy::print_stdout, reason = "a program that says what it does")]
 
@@ -9,9 +9,11 @@ use anyhow::{Context, Result, ensure};
 use clap::{Parser, ValueEnum};
 use gpumem_tests::backends::{Setting, settings};
 use gpumem_tests::pattern::Wrong;
+use gpumem_tests::pool::adaptor::Guard;
 use gpumem_tests::pool::{BackendKind, Device, Limit, Profile};
 use gpumem_tests::stress::{Done, Mistake, Plan, Until, run};
 use gpumem_tests::sys::{Driver, DriverKind};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 /// Stresses the pool with many threads and streams; on the software driver where there is no GPU.
@@ -50,6 +52,9 @@ struct Options {
     /// Decides the random choices.
     #[arg(long, default_value_t = 1)]
     seed: u64,
+    /// Puts guards around all blocks, which are looked at when the blocks come back.
+    #[arg(long)]
+    guard: bool,
     /// What the program forgets on purpose; it fails then.
     #[arg(long)]
     mistake: Option<Forgotten>,
@@ -61,10 +66,14 @@ enum Forgotten {
     Wait,
     /// Telling a block which streams use it.
     RecordUse,
+    /// Where a block ends: a byte behind it is written (only with --guard).
+    End,
 }
 
 fn main() -> Result<()> {
     let options = Options::parse();
+    let needs_guard = matches!(options.mistake, Some(Forgotten::End));
+    ensure!(options.guard || !needs_guard, "what is written behind a block is another's without --guard");
     let driver = Driver::from_env_or_sim()?;
     let device = Device::new(&driver, 0)?;
     println!("{}: {device}", driver.kind());
@@ -118,12 +127,28 @@ impl Options {
             mistake: self.mistake.map(|forgotten| match forgotten {
                 Forgotten::Wait => Mistake::NoWait,
                 Forgotten::RecordUse => Mistake::NoRecordUse,
+                Forgotten::End => Mistake::End,
             }),
         };
         let mut builder = setting.builder(device);
         if let Some(limit) = self.hard_limit {
             builder = builder.hard_limit(limit);
         }
-        run(&builder.build()?, &plan).with_context(|| format!("{setting}, round {round}"))
+        let guard = self.guard.then(|| Arc::new(Guard::new()));
+        if let Some(guard) = &guard {
+            builder = builder.adaptor(guard.clone());
+        }
+        let outcome = run(&builder.build()?, &plan).with_context(|| format!("{setting}, round {round}"));
+        device.synchronize()?;
+        if let Some(guard) = guard {
+            let damages = guard.settle();
+            ensure!(damages.is_empty(), "{setting}, round {round}: {}", damages[0]);
+            println!(
+                "{} blocks had their guards, {} could not be asked",
+                guard.checked_count(),
+                guard.unchecked_count()
+            );
+        }
+        outcome
     }
 }

@@ -5,9 +5,11 @@
 use gpumem_tests::backends::settings;
 use gpumem_tests::cases;
 use gpumem_tests::pattern::Wrong;
+use gpumem_tests::pool::adaptor::{Guard, Side};
 use gpumem_tests::pool::{BackendKind, Device, PoolError};
 use gpumem_tests::stress::{Mistake, Plan, Until, run};
 use gpumem_tests::sys::{Driver, DriverKind, SimConfig};
+use std::sync::Arc;
 use std::time::Duration;
 
 cases! {
@@ -35,6 +37,40 @@ cases! {
             let done = run(&pool, &plan)?;
             assert_eq!(done.wrong, Wrong::default(), "{setting}: {done}");
             assert!(done.refusals > 0 && done.blocks > done.refusals, "{setting}: {done}");
+        }
+        Ok(())
+    }
+
+    /// Nobody writes where the guards are of blocks that threads and streams hand to each other.
+    fn no_guard_is_written(driver: &Driver) -> Result<(), PoolError> {
+        let device = Device::new(driver, 0)?;
+        for setting in settings(&device) {
+            let guard = Arc::new(Guard::new());
+            let pool = setting.builder(&device).adaptor(guard.clone()).build()?;
+            let done = run(&pool, &plan(driver))?;
+            device.synchronize()?;
+            assert_eq!((guard.settle(), done.wrong), (Vec::new(), Wrong::default()), "{setting}: {done}");
+            assert!(guard.checked_count() > done.blocks / 10, "{setting}: {guard:?}");
+            assert_eq!(guard.checked_count() + guard.unchecked_count(), done.blocks, "{setting}: {guard:?}");
+        }
+        Ok(())
+    }
+
+    /// And if somebody does, that is told, by an allocation or at the end.
+    fn a_guard_that_is_written_is_found(driver: &Driver) -> Result<(), PoolError> {
+        let device = Device::new(driver, 0)?;
+        for setting in settings(&device) {
+            let guard = Arc::new(Guard::new());
+            let pool = setting.builder(&device).adaptor(guard.clone()).build()?;
+            let outcome = run(&pool, &Plan { mistake: Some(Mistake::End), ..plan(driver) });
+            device.synchronize()?;
+            let at_the_end = guard.settle();
+            let damage = match &outcome {
+                Err(PoolError::Damaged(damage)) => damage,
+                _ => &at_the_end[0],
+            };
+            assert_eq!((damage.side, damage.distance_bytes, damage.count), (Side::Behind, 0, 1), "{setting}");
+            assert!(outcome.is_ok() == (at_the_end.len() == 1), "{setting}: told once");
         }
         Ok(())
     }

@@ -93,6 +93,11 @@ impl<'a> Worker<'a> {
             Ok(block) => {
                 let mut piece = Piece { block, key: 0, lane };
                 self.write(&mut piece)?;
+                if self.room.plan.mistake == Some(Mistake::End)
+                    && self.number + self.done.blocks as usize == 0
+                {
+                    self.overrun(&piece)?;
+                }
                 self.held.push(piece);
                 self.done.blocks += 1;
                 self.done.bytes += size_bytes;
@@ -270,6 +275,15 @@ impl<'a> Worker<'a> {
         let stream = self.lane(piece.lane).stream.raw();
         // SAFETY: the block is alive, its free comes behind all that is queued on its lane, and the context is current.
         unsafe { self.room.patterns.write(address, size_bytes, piece.key, stream)? };
+        Ok(())
+    }
+
+    /// A byte too far.
+    fn overrun(&self, piece: &Piece) -> Result<(), PoolError> {
+        let (end, stream) =
+            (piece.block.address() + piece.block.size_bytes(), self.lane(piece.lane).stream.raw());
+        // SAFETY: the byte is a guard's, and is given back with the block, behind all that is queued on its lane.
+        unsafe { self.room.pool.device().driver().cuMemsetD8Async(end, 0, 1, stream)? };
         Ok(())
     }
 
