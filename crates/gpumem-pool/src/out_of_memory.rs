@@ -9,6 +9,7 @@ use crate::bytes::Bytes;
 use crate::contained::Outermost;
 use crate::kind::MemoryKind;
 use crate::options::BackendKind;
+use crate::status::on_a_line;
 pub use advice::Advice;
 use core::cell::Cell;
 use core::fmt;
@@ -174,7 +175,7 @@ impl fmt::Display for OutOfMemory {
         let mut row = |name: &str, bytes: u64, more: &str| known(name, Some(bytes), more);
         row("in use", self.in_use_bytes, &blocks(self.block_count))?;
         for holder in &self.holders {
-            let name = format!("  {}", holder.tag);
+            let name = format!("  {}", on_a_line(&holder.tag));
             row(&name, holder.in_use_bytes, &blocks(holder.block_count))?;
         }
         let largest = self.largest_free_bytes.map(|largest| format!("the largest piece {}", Bytes(largest)));

@@ -151,8 +151,8 @@ impl Frame {
     fn change(&mut self, from_bytes: u64, to_bytes: u64) {
         let (more_bytes, fewer_bytes) =
             (to_bytes.saturating_sub(from_bytes), from_bytes.saturating_sub(to_bytes));
-        self.usage.allocated_bytes += more_bytes;
-        self.usage.freed_bytes += fewer_bytes;
+        self.usage.allocated_bytes = self.usage.allocated_bytes.saturating_add(more_bytes);
+        self.usage.freed_bytes = self.usage.freed_bytes.saturating_add(fewer_bytes);
         self.rise_bytes =
             self.rise_bytes.saturating_add_unsigned(more_bytes).saturating_sub_unsigned(fewer_bytes);
         self.usage.peak_bytes = self.usage.peak_bytes.max(self.rise_bytes.max(0).unsigned_abs());
@@ -164,9 +164,9 @@ impl Frame {
             self.rise_bytes.saturating_add_unsigned(inner.usage.peak_bytes).max(0).unsigned_abs();
         self.usage.peak_bytes = self.usage.peak_bytes.max(peak_bytes);
         self.rise_bytes = self.rise_bytes.saturating_add(inner.rise_bytes);
-        self.usage.allocated_bytes += inner.usage.allocated_bytes;
+        self.usage.allocated_bytes = self.usage.allocated_bytes.saturating_add(inner.usage.allocated_bytes);
         self.usage.allocation_count += inner.usage.allocation_count;
-        self.usage.freed_bytes += inner.usage.freed_bytes;
+        self.usage.freed_bytes = self.usage.freed_bytes.saturating_add(inner.usage.freed_bytes);
         self.usage.free_count += inner.usage.free_count;
     }
 }
@@ -228,4 +228,23 @@ thread_local! {
     static OPEN: Cell<u32> = const { Cell::new(0) };
     static NEXT: Cell<u64> = const { Cell::new(0) };
     static FRAMES: RefCell<Vec<Frame>> = const { RefCell::new(Vec::new()) };
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A server is in the same scope for years.
+    #[test]
+    fn sums_beyond_a_word_stay_there() {
+        let frame = || Frame { number: 0, serial: 0, tag: 1, usage: ScopeUsage::default(), rise_bytes: 0 };
+        let (mut outer, mut inner) = (frame(), frame());
+        for _ in 0..2 {
+            inner.count_out(u64::MAX - 1);
+            inner.count_in(u64::MAX - 1);
+            outer.add(&inner);
+        }
+        let usage = outer.usage;
+        assert_eq!((usage.allocated_bytes, usage.freed_bytes, usage.free_count), (u64::MAX, u64::MAX, 3));
+    }
 }

@@ -123,7 +123,7 @@ impl fmt::Display for Status {
         )?;
         let tags = self.tags.iter().map(|tag| {
             let bytes = [tag.in_use_bytes, tag.peak_bytes].map(|bytes| Bytes(bytes).to_string());
-            (tag.tag.clone(), bytes, tag.block_count)
+            (on_a_line(&tag.tag), bytes, tag.block_count)
         });
         table(f, ["tag", "in use", "peak"], tags)?;
         if f.alternate() {
@@ -161,6 +161,15 @@ fn table<const HEADINGS: usize, const CELLS: usize>(
     })
 }
 
+/// A name in a line of a table: without what would begin another, or do something to a terminal.
+pub(crate) fn on_a_line(name: &str) -> String {
+    let shown = |letter: char| match letter.is_control() {
+        true => letter.escape_default().to_string(),
+        false => letter.to_string(),
+    };
+    name.chars().map(shown).collect()
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -187,6 +196,12 @@ mod tests {
             tags: Vec::new(),
             streams: Vec::new(),
         }
+    }
+
+    #[test]
+    fn a_name_stays_on_its_line() {
+        assert_eq!(on_a_line("naïve 模型"), "naïve 模型");
+        assert_eq!(on_a_line("a\nb\u{1b}[31m"), "a\\nb\\u{1b}[31m");
     }
 
     #[test]

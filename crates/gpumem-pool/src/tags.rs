@@ -28,7 +28,8 @@ pub(crate) struct Tags {
 
 #[derive(Default)]
 struct Book {
-    shares: Vec<(u16, Arc<Share>)>,
+    /// By tag.
+    shares: BTreeMap<u16, Vec<Arc<Share>>>,
     peaks: BTreeMap<u16, Arc<Peak>>,
     /// What threads counted that were past keeping shares.
     elsewhere: BTreeMap<u16, Counters>,
@@ -95,11 +96,13 @@ impl Tags {
         let is_left = |share: &Share| {
             share.is_owned.compare_exchange(false, true, Ordering::Acquire, Ordering::Relaxed).is_ok()
         };
-        if let Some((_, share)) = book.shares.iter().find(|(other, share)| *other == tag && is_left(share)) {
+        let Book { shares, peaks, .. } = &mut *book;
+        let shares = shares.entry(tag).or_default();
+        if let Some(share) = shares.iter().find(|share| is_left(share)) {
             return Arc::clone(share);
         }
-        let share = Arc::new(Share::new(book.peaks.entry(tag).or_default()));
-        book.shares.push((tag, Arc::clone(&share)));
+        let share = Arc::new(Share::new(peaks.entry(tag).or_default()));
+        shares.push(Arc::clone(&share));
         share
     }
 
@@ -107,8 +110,9 @@ impl Tags {
     pub(crate) fn sums(&self) -> Vec<TagSum> {
         let (names, book) = (self.names.all(), self.book());
         let mut sums = vec![(Counters::default(), 0_u64); names.len() + 1];
-        for (tag, share) in &book.shares {
-            if let Some((sum, untold_bytes)) = sums.get_mut(usize::from(*tag)) {
+        for (tag, shares) in &book.shares {
+            let Some((sum, untold_bytes)) = sums.get_mut(usize::from(*tag)) else { continue };
+            for share in shares {
                 *sum = *sum + share.counters();
                 *untold_bytes = untold_bytes.wrapping_add(share.untold_peak_bytes());
             }
@@ -121,7 +125,7 @@ impl Tags {
         let counted = book.peaks.iter().filter_map(|(tag, peak)| {
             let (counters, untold_bytes) = *sums.get(usize::from(*tag))?;
             let name = Arc::clone(names.get(usize::from(*tag).checked_sub(1)?)?);
-            Some(TagSum { name, counters, peak_bytes: peak.bytes(untold_bytes) })
+            Some(TagSum { name, counters: counters.shown(), peak_bytes: peak.bytes(untold_bytes) })
         });
         counted.collect()
     }
@@ -129,7 +133,7 @@ impl Tags {
     /// From now on peaks are of what comes.
     pub(crate) fn reset_peaks(&self) {
         let book = self.book();
-        book.shares.iter().for_each(|(_, share)| share.reset_peak());
+        book.shares.values().flatten().for_each(|share| share.reset_peak());
         book.peaks.values().for_each(|peak| peak.reset());
     }
 
@@ -171,20 +175,25 @@ fn place(serial: u64, tag: u16) -> usize {
 }
 
 /// All shares of this thread.
-struct Kept(BTreeMap<(u64, u16), Arc<Share>>);
+struct Kept {
+    shares: BTreeMap<(u64, u16), Arc<Share>>,
+    /// As many are looked through for those of pools that are gone.
+    due_count: usize,
+}
 
 impl Kept {
     fn get(&mut self, tags: &Tags, tag: u16) -> Arc<Share> {
-        if let Some(share) = self.0.get(&(tags.serial, tag)) {
+        if let Some(share) = self.shares.get(&(tags.serial, tag)) {
             return Arc::clone(share);
         }
-        // Those of pools that are gone are kept by nobody else.
-        if self.0.values().any(|share| Arc::strong_count(share) == 1) {
+        if self.shares.len() >= self.due_count {
             forget_near();
-            self.0.retain(|_, share| Arc::strong_count(share) > 1);
+            // Those of pools that are gone are kept by nobody else.
+            self.shares.retain(|_, share| Arc::strong_count(share) > 1);
+            self.due_count = DUE_COUNT_MIN.max(2 * self.shares.len());
         }
         let share = tags.adopt(tag);
-        self.0.insert((tags.serial, tag), Arc::clone(&share));
+        self.shares.insert((tags.serial, tag), Arc::clone(&share));
         share
     }
 }
@@ -192,7 +201,7 @@ impl Kept {
 impl Drop for Kept {
     fn drop(&mut self) {
         forget_near();
-        self.0.values().for_each(|share| share.is_owned.store(false, Ordering::Release));
+        self.shares.values().for_each(|share| share.is_owned.store(false, Ordering::Release));
     }
 }
 
@@ -202,8 +211,11 @@ fn forget_near() {
 
 thread_local! {
     static NEAR: [Cell<Near>; NEAR_COUNT] = const { [const { Cell::new(NOTHING) }; NEAR_COUNT] };
-    static SHARES: RefCell<Kept> = const { RefCell::new(Kept(BTreeMap::new())) };
+    static SHARES: RefCell<Kept> = const { RefCell::new(Kept { shares: BTreeMap::new(), due_count: DUE_COUNT_MIN }) };
 }
+
+/// As few are not looked through.
+const DUE_COUNT_MIN: usize = 16;
 
 /// As many as a report names.
 const HOLDER_COUNT_MAX: usize = 5;
@@ -230,15 +242,15 @@ mod tests {
             });
         }
         assert_eq!(sums(&tags), [("a".into(), 180, 0)]);
-        assert!(tags.book().shares.len() < 6, "nobody takes what is left");
+        assert!(tags.book().shares.values().flatten().count() < 6, "nobody takes what is left");
     }
 
     #[test]
     fn pools_that_are_gone_leave_nothing() {
         let count = |tags: &Tags| tags.count(tags.names().number("a"), |share| share.count_out(1));
-        let kept = || SHARES.with(|shares| shares.borrow().0.len());
+        let kept = || SHARES.with(|shares| shares.borrow().shares.len());
         (0..100).for_each(|_| count(&Tags::new()));
-        assert!(kept() <= 2);
+        assert!(kept() <= DUE_COUNT_MIN);
     }
 
     #[test]

@@ -76,11 +76,12 @@ pub struct Trace {
 }
 
 impl Trace {
-    /// Makes the file, or empties it. `%p` in its name stands for the number of the process.
+    /// Makes the file, or empties it. `%p` in its name stands for the number of the process. A trace has its file to itself.
     ///
     /// # Errors
     ///
-    /// What the system says of the file, or of the writer's thread.
+    /// What the system says of the file, or of the writer's thread; that another trace is being recorded there, as far as the
+    /// system knows.
     pub fn create(path: impl AsRef<Path>) -> io::Result<Arc<Self>> {
         let path = numbered(path.as_ref());
         Ok(Arc::new(Self { recorder: Recorder::start(&path)?, path }))

@@ -22,6 +22,7 @@ impl State {
         };
         let tags = self.tags.sums().into_iter().map(tag).collect();
         let mut streams = self.backend.streams();
+        streams.iter_mut().for_each(|(_, sum)| *sum = sum.shown());
         streams.retain(|(_, sum)| sum.block_count() > 0);
         let stream = |(stream, sum): (Option<StreamId>, Counters)| StreamUsage {
             stream,

@@ -7,6 +7,8 @@ use crate::tags::Names;
 use core::cell::RefCell;
 use core::sync::atomic::{AtomicU64, Ordering};
 use core::time::Duration;
+#[cfg(target_os = "linux")]
+use rustix::fs::{FlockOperation, flock};
 use std::collections::BTreeSet;
 use std::fs::File;
 use std::io::{self, Seek, SeekFrom, Write};
@@ -60,7 +62,7 @@ impl Recorder {
     /// Makes the file and starts the writer.
     pub(super) fn start(path: &Path) -> io::Result<Arc<Self>> {
         static COUNT: AtomicU64 = AtomicU64::new(0);
-        let mut file = File::create(path)?;
+        let mut file = open(path)?;
         file.write_all(&format::header())?;
         let common = Arc::new(Ring::new(0));
         let recorder = Arc::new(Self {
@@ -201,6 +203,9 @@ impl Writer {
             flushes.served_count = asked_count;
             flushes.has_failed |= !is_written;
             let (is_served, is_over) = (flushes.asked_count == asked_count, flushes.is_over);
+            if is_over && is_served {
+                unlock(&self.file);
+            }
             drop(flushes);
             self.recorder.served.notify_all();
             if is_over && is_served {
@@ -278,13 +283,51 @@ impl Writer {
 
     /// A chunk as a whole, or nothing of it: one that is cut short would hide all behind it.
     fn append(&mut self) -> io::Result<()> {
-        let end = self.file.stream_position()?;
+        // A pipe has no place to come back to.
+        let end = self.file.stream_position().ok();
         self.file.write_all(&self.bytes).inspect_err(|_| {
-            let _ = self.file.set_len(end);
-            let _ = self.file.seek(SeekFrom::Start(end));
+            if let Some(end) = end {
+                let _ = self.file.set_len(end);
+                let _ = self.file.seek(SeekFrom::Start(end));
+            }
         })
     }
 }
+
+/// The file, empty, and nobody else's trace while it is open.
+fn open(path: &Path) -> io::Result<File> {
+    let file = File::options().write(true).create(true).truncate(false).open(path)?;
+    if is_locked(&file) {
+        let said = "another trace is being recorded there: put %p in the name, for the process's number";
+        return Err(io::Error::new(io::ErrorKind::ResourceBusy, said));
+    }
+    // Nothing else has a length.
+    if file.metadata()?.is_file() {
+        file.set_len(0)?;
+    }
+    Ok(file)
+}
+
+/// By somebody else; as far as the system says, from here on by us.
+#[cfg(target_os = "linux")]
+fn is_locked(file: &File) -> bool {
+    flock(file, FlockOperation::NonBlockingLockExclusive) == Err(rustix::io::Errno::WOULDBLOCK)
+}
+
+/// Also for processes that were forked off.
+#[cfg(target_os = "linux")]
+fn unlock(file: &File) {
+    // It goes with the file otherwise.
+    let _ = flock(file, FlockOperation::Unlock);
+}
+
+#[cfg(not(target_os = "linux"))]
+fn is_locked(_: &File) -> bool {
+    false
+}
+
+#[cfg(not(target_os = "linux"))]
+fn unlock(_: &File) {}
 
 /// Between two looks at the rings.
 const PAUSE: Duration = Duration::from_millis(50);

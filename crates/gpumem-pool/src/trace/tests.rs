@@ -310,24 +310,22 @@ fn a_full_disk_loses_events_and_nothing_else() {
     if !made.is_ok_and(|status| status.success()) {
         return;
     }
-    // A pipe has no place to go back to, so every chunk fails.
+    // Once nobody reads a pipe any more, every chunk fails.
     let reader = std::thread::spawn({
         let path = path.clone();
         move || {
             let mut header = [0; HEADER_BYTES];
             let mut file = std::fs::File::open(path).unwrap();
             std::io::Read::read_exact(&mut file, &mut header).unwrap();
-            file
         }
     });
     let recorder = Recorder::start(&path).unwrap();
-    let kept_open = reader.join().unwrap();
+    reader.join().unwrap();
     for step in 0..3 * EVENT_COUNT {
         recorder.record(alloc(step));
     }
     assert!(!recorder.flush(Duration::from_secs(10)));
     assert_eq!(recorder.dropped_count(), 3 * EVENT_COUNT);
     recorder.finish(Duration::from_secs(10));
-    drop(kept_open);
     std::fs::remove_file(path).unwrap();
 }

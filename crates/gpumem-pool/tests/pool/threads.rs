@@ -1,8 +1,11 @@
 //! Threads: a pool, its streams and its blocks in use by many at once.
 
 use crate::bench::{on_each_backend, small};
+use gpumem_pool::Block;
 use gpumem_pool::sys::SimConfig;
 use std::sync::Mutex;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::sync_channel;
 
 #[test]
 fn blocks_cross_threads() {
@@ -109,5 +112,45 @@ fn large_blocks_that_a_thread_has_just_freed_are_nobody_elses_lack() {
         });
         assert_eq!(pool.status().unwrap().in_use_bytes, 0);
         pool.check().unwrap();
+    });
+}
+
+/// While threads allocate, and others free it, sums may lag behind, and never come to more than there can be.
+#[test]
+fn numbers_stay_possible_while_threads_hand_blocks_on() {
+    on_each_backend(&small(), |bench| {
+        let (pool, is_over) =
+            (bench.builder().hard_limit(256 << 20).build().unwrap(), AtomicBool::new(false));
+        std::thread::scope(|scope| {
+            for _ in 0..2 {
+                let (sender, receiver) = sync_channel::<Block>(0);
+                let (pool, is_over, stream) = (&pool, &is_over, bench.stream());
+                scope.spawn(move || {
+                    while !is_over.load(Ordering::Relaxed) {
+                        let _scope = pool.scope("on its way");
+                        sender.send(pool.alloc(3000, &stream).unwrap()).unwrap();
+                    }
+                });
+                scope.spawn(move || receiver.iter().for_each(drop));
+            }
+            let impossible = (0..500).find_map(|_| {
+                let status = pool.status().unwrap();
+                let of_tags = status.tags.iter().map(|tag| (tag.in_use_bytes, tag.block_count));
+                let of_streams =
+                    status.streams.iter().map(|stream| (stream.in_use_bytes, stream.block_count));
+                let all = [(status.in_use_bytes, status.block_count), (status.in_use_peak_bytes, 0)];
+                let is_possible = of_tags
+                    .chain(of_streams)
+                    .chain(all)
+                    .all(|(in_use_bytes, block_count)| in_use_bytes <= 256 << 20 && block_count < 1 << 20);
+                (!is_possible).then_some(status)
+            });
+            // Before anything fails: the threads wait for this.
+            is_over.store(true, Ordering::Relaxed);
+            assert!(impossible.is_none(), "{impossible:#?}");
+        });
+        let status = pool.status().unwrap();
+        assert_eq!((status.in_use_bytes, status.block_count, status.streams.len()), (0, 0, 0));
+        assert!(status.tags.iter().all(|tag| (tag.in_use_bytes, tag.block_count) == (0, 0)), "{status}");
     });
 }

@@ -333,3 +333,35 @@ fn traces_end_and_pools_go_on() {
         }
     }
 }
+
+/// Two that write to one file would leave nothing that can be read.
+#[test]
+fn a_trace_has_its_file_to_itself() {
+    let path = scratch("alone");
+    let first = Trace::create(&path).unwrap();
+    #[cfg(target_os = "linux")]
+    assert!(Trace::create(&path).unwrap_err().to_string().contains("%p"));
+    drop(first);
+    std::fs::write(&path, [7; 1 << 16]).unwrap();
+    drop(Trace::create(&path).unwrap());
+    let recording = Recording::read(&path).unwrap();
+    assert!(recording.events.is_empty() && recording.tail.is_none());
+    drop(std::fs::remove_file(&path));
+}
+
+/// What has no places to come back to is written from its beginning to its end.
+#[test]
+#[cfg(target_os = "linux")]
+fn a_trace_may_go_into_a_pipe() {
+    use std::os::fd::AsRawFd;
+    let (mut reader, writer) = std::io::pipe().unwrap();
+    let trace = Trace::create(format!("/proc/self/fd/{}", writer.as_raw_fd())).unwrap();
+    drop(writer);
+    let device = Device::new(&Driver::sim(SimConfig::new()).unwrap(), 0).unwrap();
+    let pool = Pool::builder(&device).adaptor(trace.clone()).build().unwrap();
+    drop(pool.alloc(4096, &Stream::new(&device).unwrap()).unwrap());
+    assert!(trace.flush(Duration::from_secs(10)));
+    drop((pool, trace));
+    let recording = Recording::read_from(&mut reader).unwrap();
+    assert_eq!((recording.events.len(), recording.tail), (2, None));
+}

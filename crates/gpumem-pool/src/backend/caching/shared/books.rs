@@ -7,7 +7,7 @@ use crate::counters::Counters;
 
 impl Shared {
     pub(in super::super) fn counts(&self) -> Counts {
-        let (sum, core) = (self.front.counters(), self.core());
+        let (sum, core) = (self.front.counters().shown(), self.core());
         // While others allocate and free, some of what they do is seen and some is not.
         let in_use_bytes = sum.in_use_bytes().min(core.heap.used_bytes()) + core.extents.size_bytes();
         Counts {
