@@ -45,8 +45,8 @@ use std::sync::{Arc, Mutex, PoisonError};
 /// and the waits on streams of their [`Device`](crate::Device)s (clones included), into a file.
 ///
 /// `cargo xtask replay FILE` puts it through a pool of any setting; [`Recording::read`] reads it. With `GPUMEM_TRACE=FILE` pools
-/// that are made `from_env` record without a line of code. Empty blocks are not recorded; a graph's
-/// memory is as adaptors see it: one block on a stream of the graph's own.
+/// that are made `from_env` record without a line of code. Of blocks that grow every size is recorded, and nothing of empty ones;
+/// a graph's memory is as adaptors see it: one block on a stream of the graph's own.
 ///
 /// The file is complete up to 50 ms before a crash, and to the end of each pool: its last handle waits for the writer, for a
 /// second at most. A process that is forked off records nothing.
@@ -118,12 +118,14 @@ impl Trace {
         self.recorder.dropped_count()
     }
 
+    #[inline]
     fn record(&self, kind: Kind, address: u64, value: u64, stream: u64, whose: u64) {
         self.recorder.record(Raw { kind, words: [address, value, stream, whose] });
     }
 }
 
 impl Trace {
+    #[cold]
     fn resize(&self, change: &Change<'_>) {
         let whose = whose(change.pool(), change.tag_number());
         self.record(Kind::Resize, change.address(), change.to_bytes(), change.stream_id().0, whose);

@@ -53,7 +53,7 @@ pub(super) fn tags_text(trace: &Trace) -> String {
     }
     let rows = trace.tags().iter().map(|sum| {
         [
-            sum.tag.clone().unwrap_or_else(|| "(no tag)".into()),
+            sum.tag.as_deref().map_or("(no tag)".into(), printable),
             sum.allocation_count.to_string(),
             Bytes(sum.allocated_bytes).to_string(),
             Bytes(sum.peak_bytes).to_string(),
@@ -62,6 +62,11 @@ pub(super) fn tags_text(trace: &Trace) -> String {
     });
     let headings = [trace.name(), "allocations", "allocated", "peak", "left at the end"];
     format!("\n{}", table::render(headings, &rows.collect::<Vec<_>>()))
+}
+
+/// A name from a file: its control characters are not the terminal's.
+fn printable(name: &str) -> String {
+    name.chars().map(|char| if char.is_control() { char::REPLACEMENT_CHARACTER } else { char }).collect()
 }
 
 /// Two tables: the figures, and the calls that make up the driver's part of them.
