@@ -3,10 +3,12 @@
 #![cfg(feature = "sim")]
 
 use gpumem_adapt::array::ndarray::{Array1, Array2, Array3, Axis, Ix1, Ix2, array, s};
-use gpumem_adapt::array::pool::sys::{Driver, SimConfig};
+use gpumem_adapt::array::pool::sys::types::{CUdeviceptr, CUstream};
+use gpumem_adapt::array::pool::sys::{CUresult, Driver, SimConfig};
 use gpumem_adapt::array::pool::{Device, Pool, PoolError};
 use gpumem_adapt::array::{ArrayError, Gpu, GpuArray};
 use gpumem_adapt::{Adapt, AdaptError, Diagonal, Host, HostVec};
+use std::sync::Mutex;
 
 fn gpu() -> Gpu {
     on(&Driver::sim(SimConfig::new()).expect("an instance is free"))
@@ -108,17 +110,31 @@ fn a_part_of_an_array_on_the_device_is_downloaded_alone() {
     assert_eq!(tail.adapt(&HostVec).unwrap(), Diagonal::new(vec![2, 3]));
 }
 
+/// A driver that copies nothing any more, once it has been told so.
+unsafe extern "C" fn copy_or_refuse(
+    to: CUdeviceptr,
+    from: CUdeviceptr,
+    size: usize,
+    on: CUstream,
+) -> CUresult {
+    match *COPY.lock().expect("no test panics with it") {
+        // SAFETY: the caller's promise, passed on.
+        Some(copy) => unsafe { copy(to, from, size, on) },
+        None => CUresult::CUDA_ERROR_UNKNOWN,
+    }
+}
+
+type Copy = unsafe extern "C" fn(CUdeviceptr, CUdeviceptr, usize, CUstream) -> CUresult;
+static COPY: Mutex<Option<Copy>> = Mutex::new(None);
+
 #[test]
 fn a_diagonal_that_cannot_be_downloaded_says_so() {
     let driver = Driver::sim(SimConfig::new()).unwrap();
-    // SAFETY: taking functions away claims nothing about them.
-    let deaf = unsafe {
-        driver.with_table(|table| {
-            table.cuMemcpyDtoH_v2 = None;
-            table.cuMemcpyDtoHAsync_v2 = None;
-        })
-    };
+    *COPY.lock().unwrap() = driver.table().cuMemcpyAsync;
+    // SAFETY: the stand-in does what the driver documents, and returns one of its codes.
+    let deaf = unsafe { driver.with_table(|table| table.cuMemcpyAsync = Some(copy_or_refuse)) };
     let up = Diagonal::new(vec![1_i32]).adapt(&on(&deaf)).unwrap();
+    *COPY.lock().unwrap() = None;
     let text = up.to_string();
     assert!(text.starts_with("1×1 Diagonal<GpuArray<i32, Ix1>>, which can't be shown: "), "{text}");
     let debug = format!("{up:?}");

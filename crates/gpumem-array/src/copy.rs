@@ -9,6 +9,7 @@ use crate::error::ArrayError;
 use crate::layout::{Layout, Order};
 use crate::track::Access;
 use crate::view::{AsView, GpuView, GpuViewMut};
+use gpumem_pool::sys::types::CUdeviceptr;
 use gpumem_pool::{PoolError, Stream};
 use ndarray::{Array, Dimension, Ix0, ShapeBuilder};
 
@@ -125,7 +126,7 @@ impl<T: Element, D: Dimension> GpuViewMut<'_, T, D> {
         // SAFETY: both lie side by side within their blocks, alive and on this device, and differ, since one is borrowed
         // exclusively; the stream has been ordered after what conflicts.
         unsafe {
-            gpu.device().driver().cuMemcpyDtoDAsync_v2(
+            gpu.device().driver().cuMemcpyAsync(
                 self.address(),
                 source.address(),
                 self.len() * size_of::<T>(),
@@ -174,9 +175,9 @@ pub(crate) fn upload<T: Element, D: Dimension>(
     // SAFETY: the target is as long as the slice, alive, and ordered after what conflicts; the slice is borrowed until
     // the stream has been waited for, which `settled` does on every way out.
     unsafe {
-        gpu.device().driver().cuMemcpyHtoDAsync_v2(
+        gpu.device().driver().cuMemcpyAsync(
             target.address(),
-            elements.as_ptr().cast(),
+            elements.as_ptr().expose_provenance() as CUdeviceptr,
             size_of_val(elements),
             gpu.stream().raw(),
         )?;
@@ -205,8 +206,8 @@ fn download<T: Element, D: Dimension>(source: &GpuView<'_, T, D>) -> Result<Vec<
     // SAFETY: the vector has room for `len` elements and is neither moved nor freed before the stream has been waited
     // for: `settled` is declared after it and so goes before it.
     unsafe {
-        gpu.device().driver().cuMemcpyDtoHAsync_v2(
-            elements.as_mut_ptr().cast(),
+        gpu.device().driver().cuMemcpyAsync(
+            elements.as_mut_ptr().expose_provenance() as CUdeviceptr,
             source.address(),
             size_bytes,
             gpu.stream().raw(),

@@ -344,19 +344,11 @@ fn check_not_exported(backend: BackendKind, handle_use: HandleUse) -> Result<(),
 
 #[cfg(feature = "backend-native")]
 fn native(options: &PoolBuilder, limits: &Limits) -> Result<Backend, PoolError> {
-    if options.kind.is_host_accessible() {
-        let what = "keep memory of other kinds than the device's";
-        return Err(PoolError::NotWithBackend {
-            backend: BackendKind::Native,
-            what,
-            instead: "`caching` or `none`",
-        });
-    }
     check_not_exported(BackendKind::Native, options.handle_use)?;
     if options.handle_use.rdma {
         return Err(native::cannot_pin());
     }
-    Ok(Direct::new(options, limits, NativeCalls::new(&options.device, limits)?).into())
+    Ok(Direct::new(options, limits, NativeCalls::new(options, limits)?).into())
 }
 
 #[cfg(not(feature = "backend-native"))]

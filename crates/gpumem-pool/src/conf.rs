@@ -4,7 +4,7 @@
 //! | --- | --- | --- | --- | --- |
 //! | `backend` | `caching`, `native`, `none`; `cudaMallocAsync` is `native` | | | |
 //! | `no_caching` | `true`, `false` | takes the backend `none` | the same | as it is |
-//! | `kind` | `device`, `unified`, `host` | whose memory | the device's alone | whose memory |
+//! | `kind` | `device`, `unified`, `host` | whose memory | the same | the same |
 //! | `profile` | `fast`, `balanced`, `tight` | all dials at once; dials by name win | – | – |
 //! | `hard_limit` | `100M`, `1.5GiB`, `50%`, `10000` | bounds what is reserved | what is in use | what is in use |
 //! | `per_process_memory_fraction` | above 0, up to 1 | the same as a share of the device | the same | the same |
@@ -18,7 +18,9 @@
 //! | `growth_slack`, `growth_slack_max`, `window_allowance`, `magazine_share` | thousandths | the dials of that name, see [`Dials`] | – | – |
 //! | `growth_divisor`, `rounding_divisor`, `empty_windows_max` | a number | the same | – | – |
 //! | `handle_bytes_max`, `magazine_bytes_min` | bytes, with or without a unit | the same | – | – |
-//! | `poll_budget_us`, `release_budget_us`, `wait_deadline_ms` | a time | the same | – | – |
+//! | `poll_budget_us` | microseconds | the same | the same for memory that the host may use | – |
+//! | `release_budget_us` | microseconds | the same | the same | – |
+//! | `wait_deadline_ms` | milliseconds | the same | – | – |
 //! | `inserted_waits` | `true`, `false` | the same | – | – |
 //!
 //! An option that has no effect on the pool's backend (–) is accepted, and told of by [`Pool::notices`](crate::Pool::notices).
@@ -204,11 +206,11 @@ const KEYS: &[Key] = &[
         options.dials = options.dials.clone().magazine_bytes_min(size_bytes(value)?);
         Some(())
     }),
-    of_caching("poll_budget_us", "microseconds", |options, value| {
+    of_caches("poll_budget_us", "microseconds", |options, value| {
         options.dials.poll_budget = Duration::from_micros(parsed(value)?);
         Some(())
     }),
-    of_caching("release_budget_us", "microseconds", |options, value| {
+    of_caches("release_budget_us", "microseconds", |options, value| {
         options.dials.release_budget = Duration::from_micros(parsed(value)?);
         Some(())
     }),

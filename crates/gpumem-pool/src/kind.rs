@@ -35,6 +35,9 @@ pub enum MemoryKind {
     /// Managed memory: one address for the host and all devices, and pages that move to whoever uses them.
     Unified,
     /// Pinned host memory, which copies are fastest from and to, and which devices can use where it is.
+    ///
+    /// Of the backend `native` it is the host's alone to the driver's copies, though kernels use it: name it as the host's end
+    /// of a copy, or let the driver look at the addresses (`cuMemcpyAsync`), as the array layer does.
     Host,
 }
 

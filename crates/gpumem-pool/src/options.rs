@@ -174,8 +174,8 @@ impl PoolBuilder {
         self
     }
 
-    /// Chooses whose memory the pool hands out. The backends `caching` and `none` have all kinds, `native` the device's
-    /// alone.
+    /// Chooses whose memory the pool hands out. Every backend has all kinds; `native` has them where the driver has pools of
+    /// them, which is since CUDA 12.6 for the host's and 13.0 for unified memory.
     ///
     /// Memory that the host may use comes again when every use is complete, and until then the pool grows: only at its hard
     /// limit does it wait. Nothing else bounds host memory, so give such a pool one.
@@ -238,7 +238,8 @@ impl PoolBuilder {
         self
     }
 
-    /// Chooses what the caching backend trades: memory, driver calls, time. Other backends have no such choice.
+    /// Chooses what the caching backend trades: memory, driver calls, time. Other backends have little such choice: to
+    /// `native` only the two budgets of time mean something.
     pub fn profile(mut self, profile: Profile) -> Self {
         self.asked.push("profile");
         self.dials(Dials::of(profile))

@@ -1,12 +1,14 @@
 //! Where the pages of unified memory are: [`Block::prefetch`] and [`Block::advise`].
 
+use crate::backend::Source;
 use crate::block::Block;
 use crate::device::Device;
 use crate::error::PoolError;
 use crate::kind::MemoryKind;
+use crate::options::BackendKind;
 use crate::stream::Stream;
 use core::ops::Range;
-use gpumem_sys::types::{CUdevice, CUdeviceptr, CUmem_advise};
+use gpumem_sys::types::{CUdevice, CUdeviceptr, CUmem_advise, CUresult};
 
 /// Where pages of unified memory can be.
 #[derive(Clone, Copy, Debug)]
@@ -82,7 +84,8 @@ impl Block {
     ///
     /// # Errors
     ///
-    /// As [`Block::prefetch`].
+    /// As [`Block::prefetch`]; [`PoolError::NotWithBackend`] where the driver takes no advice on memory of its own pools, as
+    /// that of CUDA 13.0 does not (`native`).
     pub fn advise(&self, part: Range<u64>, expectation: Expectation<'_>) -> Result<(), PoolError> {
         let Some((address, size)) = self.pages(part, "be advised on")? else { return Ok(()) };
         let own = Location::Device(self.device());
@@ -101,7 +104,14 @@ impl Block {
         let place = self.place(place)?;
         let _bound = self.device().enter()?;
         // SAFETY: the block has these bytes, and its context is current.
-        unsafe { self.device().driver().cuMemAdvise(address, size, advice, place) }.map_err(PoolError::from)
+        let advised = unsafe { self.device().driver().cuMemAdvise(address, size, advice, place) };
+        advised.map_err(|error| match self.state().backend().kind() {
+            backend @ BackendKind::Native if error.code() == CUresult::CUDA_ERROR_NOT_SUPPORTED => {
+                let what = "take advice on unified memory";
+                PoolError::NotWithBackend { backend, what, instead: "`caching` or `none`" }
+            }
+            _ => error.into(),
+        })
     }
 
     /// The address and size of a part; nothing if it is empty.

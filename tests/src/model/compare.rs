@@ -25,12 +25,16 @@ impl World<'_> {
         let is_host = |live: &&LiveAllocation| live.kind == AllocationKind::Host;
         let sink = self.sink.addr() as u64;
         let found = report.allocations.iter().filter(|live| match self.subject.kind {
-            MemoryKind::Host => is_host(live) && live.address != sink,
+            MemoryKind::Host => (is_host(live) || live.kind == AllocationKind::Pool) && live.address != sink,
             _ => !is_host(live),
         });
         let drivers: Vec<(u64, u64)> = found.map(|live| (live.address, live.size_bytes)).collect();
-        // Frees on streams of others wait for the device; graphs keep what they use.
-        let keeps_more = self.subject.is_caching() || self.streams.had_foreign() || self.has_captured();
+        // Frees on streams of others wait for the device; memory that the host may use, for all uses; graphs keep what they
+        // use.
+        let keeps_more = self.subject.is_caching()
+            || self.subject.kind.is_host_accessible()
+            || self.streams.had_foreign()
+            || self.has_captured();
         let are_there = ours.iter().all(|block| is_covered(*block, &drivers));
         if !are_there || !keeps_more && ours.len() != drivers.len() {
             return Err(format!("the blocks are {ours:x?}, and the driver's allocations {drivers:x?}"));

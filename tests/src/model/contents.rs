@@ -108,7 +108,7 @@ impl World<'_> {
         let (from, to) = (from.block.address(), to.block.address());
         let _bound = self.device.bind().map_err(text)?;
         // SAFETY: both blocks are alive, at least this long, and record this stream.
-        unsafe { self.driver.cuMemcpyDtoDAsync_v2(to, from, count as usize, stream.raw()).map_err(text) }
+        unsafe { self.driver.cuMemcpyAsync(to, from, count as usize, stream.raw()).map_err(text) }
     }
 
     pub(super) fn read(&mut self, block: Pick, stream: Pick, wait: Wait, said: &mut Vec<String>) -> Step {
@@ -130,7 +130,8 @@ impl World<'_> {
         unsafe {
             let sink = self.sink.add(self.streams.place(&stream) * SINK_BYTES);
             let (address, length) = (block.address(), length as usize);
-            self.driver.cuMemcpyDtoHAsync_v2(sink.cast(), address, length, stream.raw()).map_err(text)
+            let sink = sink.expose_provenance() as u64;
+            self.driver.cuMemcpyAsync(sink, address, length, stream.raw()).map_err(text)
         }
     }
 

@@ -164,7 +164,7 @@ impl World<'_> {
         let _bound = self.device.bind().map_err(text)?;
         let (from, to) = (from.block.address(), to.block.address());
         // SAFETY: both blocks stay for the graph, since they record this stream, and are at least this long.
-        unsafe { self.driver.cuMemcpyDtoDAsync_v2(to, from, count as usize, stream.raw()).map_err(text)? };
+        unsafe { self.driver.cuMemcpyAsync(to, from, count as usize, stream.raw()).map_err(text)? };
         self.capturing.iter_mut().for_each(|capturing| capturing.deeds.push(deed));
         Ok(())
     }

@@ -141,7 +141,9 @@ impl World<'_> {
             return if block.address() == 0 { Ok(()) } else { Err(format!("{block:?} is not empty")) };
         }
         let (books, counted_bytes) = (self.pools[pool].books, self.counted_bytes(request));
-        if size_bytes > self.case.memory_bytes || !self.twin.admits(books, counted_bytes) {
+        // Host memory is no part of the device's.
+        let is_beyond = size_bytes > self.case.memory_bytes && self.subject.kind != MemoryKind::Host;
+        if is_beyond || !self.twin.admits(books, counted_bytes) {
             return Err(format!("{size_bytes} bytes were handed out beyond the device or the limit"));
         }
         let (name, address) = (self.next_name, block.address());

@@ -4,6 +4,8 @@
 //! moment it is dropped, so that waiting for it could not make room. When the device is full, it is waited for once, and what the
 //! driver keeps for reuse is given back, and what pools left that have ended; nothing else here waits.
 
+mod eager;
+
 use super::{Counts, Freed, Piece, Reserved, Source, Taken};
 use crate::alignment::ALIGNMENT_MIN;
 use crate::clock::StreamId;
@@ -11,18 +13,18 @@ use crate::counters::Counters;
 use crate::device::Device;
 use crate::dues::Dues;
 use crate::error::PoolError;
-use crate::family::Member;
 use crate::ledger::{Admission, Ledger};
 use crate::limit::Limits;
 use crate::options::{BackendKind, PoolBuilder};
 use crate::out_of_memory::{Attempt, GrowthLog, OutOfMemory, Passed, Sample};
 use crate::stream::Stream;
-use crate::upkeep::{Idle, Waiting};
+use crate::upkeep::Idle;
 use core::ops::Deref;
+use core::time::Duration;
 use gpumem_sys::DriverError;
 use gpumem_sys::types::{CUdeviceptr, CUresult};
 use std::collections::BTreeMap;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, Mutex, MutexGuard, Once, PoisonError, Weak};
 use std::time::Instant;
 
 /// What a backend of this kind asks of the driver; it does nothing else, and answers in the driver's terms.
@@ -41,6 +43,11 @@ pub(crate) trait Calls {
     /// Queues what was freed but had to wait for something else than a stream. Says whether there was any.
     fn sweep(&self) -> Result<bool, DriverError> {
         Ok(false)
+    }
+
+    /// Waits for work of other devices that keeps what was released from being taken back.
+    fn finish_others(&self) -> Result<(), DriverError> {
+        Ok(())
     }
 
     /// Lets another device use the memory that was and will be acquired.
@@ -81,6 +88,9 @@ pub(crate) struct Desk<C> {
     limits: Limits,
     growth: GrowthLog,
     idle: Idle,
+    /// How long an allocation may give back what is over the soft limit.
+    release_budget: Duration,
+    hears_of_waits: Once,
     /// As [`PoolBuilder::garbage_collection_threshold`].
     collect_above: Option<f64>,
     calls: C,
@@ -98,18 +108,30 @@ impl<C: Calls + Send + Sync + 'static> Direct<C> {
             limits,
             growth,
             idle: Idle::new(options.idle_after),
+            release_budget: options.dials.release_budget,
+            hears_of_waits: Once::new(),
             collect_above: options.collect_above,
             calls,
         });
         if C::KEEPS_MEMORY {
             let member: Weak<Desk<C>> = Arc::downgrade(&desk);
             desk.device.upkeep().add_member(member);
-            if desk.idle.is_asked_for() {
-                let waiting: Weak<Desk<C>> = Arc::downgrade(&desk);
-                desk.device.upkeep().add_pool(waiting);
-            }
         }
-        Self(desk)
+        let direct = Self(desk);
+        if direct.idle.is_asked_for() || direct.limits.soft_bytes().is_some() {
+            direct.hear_of_waits();
+        }
+        direct
+    }
+
+    /// From now on the pool is told when the host has waited, if that can matter to it.
+    fn hear_of_waits(&self) {
+        if C::KEEPS_MEMORY {
+            self.hears_of_waits.call_once(|| {
+                let waiting: Weak<Desk<C>> = Arc::downgrade(&self.0);
+                self.device.upkeep().add_pool(waiting);
+            });
+        }
     }
 }
 
@@ -118,30 +140,6 @@ impl<C> Deref for Direct<C> {
 
     fn deref(&self) -> &Desk<C> {
         &self.0
-    }
-}
-
-impl<C: Calls + Send + Sync> Member for Desk<C> {
-    fn before_giving(&self) {}
-
-    fn give_back_all(&self) {
-        // What can't be given back now is not to be had.
-        let _ = self.calls.sweep();
-        let _ = self.calls.trim_to(&self.device, 0);
-    }
-}
-
-impl<C: Calls + Send + Sync> Waiting for Desk<C> {
-    fn before_wait(&self) {}
-
-    fn after_wait(&self) {
-        if self.idle.is_over(|| self.ledger.allocation_count()) {
-            self.give_back_all();
-        }
-    }
-
-    fn while_allocating(&self) {
-        self.after_wait();
     }
 }
 
@@ -211,6 +209,7 @@ impl<C: Calls> Desk<C> {
     /// Waits for the device, then gives back all that is free, of pools that have ended too.
     fn give_back(&self) -> Result<(), PoolError> {
         self.device.finish_with_upkeep()?;
+        self.calls.finish_others()?;
         if self.calls.sweep()? {
             self.device.finish()?;
         }
@@ -325,6 +324,9 @@ impl<C: Calls + Send + Sync + 'static> Source for Direct<C> {
     }
 
     fn limits_changed(&self) -> Result<(), PoolError> {
+        if self.limits.soft_bytes().is_some() {
+            self.hear_of_waits();
+        }
         Ok(self.calls.set_soft_limit(self.limits.soft_bytes())?)
     }
 

@@ -1,4 +1,4 @@
-//! `native`: the driver's own stream-ordered pool.
+//! `native`: the driver's own stream-ordered pool, of the kind of memory that was asked for.
 //!
 //! Each of our pools has a driver pool of its own rather than the device's default one, so that limits and thresholds
 //! are ours alone. Allocations and frees are queued like any other work, and neither waits. The driver keeps freed
@@ -10,104 +10,77 @@
 //! rounds each block to 512 bytes. The piece that we add on top covers the rounding, not the scattering. That bound can't
 //! be changed, so a limit that is raised may take a further driver pool: see `chain`. A limit that is lowered leaves it as it
 //! is: blocks are held to the lower one, by our own count.
+//!
+//! | kind | the driver's pool | bounded by it | frees |
+//! | --- | --- | --- | --- |
+//! | device | of the device, since CUDA 11.2 | yes | in the order of streams: `ordered` |
+//! | host | of the host, since CUDA 12.6; all devices are given access | yes | once all uses are complete: `complete` |
+//! | unified | managed, with no place of its own, since CUDA 13.0 | no: what is held is kept below the limit here | the same |
 
 mod chain;
+mod complete;
 mod driver_pool;
+mod ordered;
 
 use super::direct::Calls;
 use super::{Freed, Reserved};
-use crate::clock::Stamp;
 use crate::context::Relaxed;
 use crate::device::Device;
 use crate::error::PoolError;
+use crate::kind::MemoryKind;
 use crate::limit::Limits;
-use crate::options::BackendKind;
+use crate::options::{BackendKind, PoolBuilder};
 use crate::stream::Stream;
 use chain::Chain;
+use complete::Complete;
 use core::ffi::c_int;
 use driver_pool::UNBOUNDED;
-use gpumem_sys::types::{CUdevice_attribute, CUdeviceptr};
+use gpumem_sys::types::{CUdevice_attribute, CUdeviceptr, CUresult};
 use gpumem_sys::{CudaVersion, DriverError};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use ordered::Ordered;
 
 pub(crate) struct NativeCalls {
     device: Device,
+    kind: MemoryKind,
+    limits: Limits,
+    /// Before the chain: what is freed in its drop is the chain's.
+    frees: Frees,
     chain: Chain,
-    /// Frees what can't be freed in the order of its home; made on first use.
-    sweeper: Mutex<Option<Stream>>,
-    /// Looked at when memory is asked for or given back.
-    waiting: Mutex<Vec<Waiting>>,
 }
 
-/// Memory whose block is gone, and the uses that are not known to be done.
-struct Waiting {
-    address: CUdeviceptr,
-    stamps: Vec<Stamp>,
+/// When memory goes back to the driver.
+enum Frees {
+    Ordered(Ordered),
+    Complete(Complete),
 }
 
 impl NativeCalls {
-    pub(super) fn new(device: &Device, limits: &Limits) -> Result<Self, PoolError> {
-        check_supported(device)?;
+    pub(super) fn new(options: &PoolBuilder, limits: &Limits) -> Result<Self, PoolError> {
+        let (device, kind) = (&options.device, options.kind);
+        check_supported(device, kind)?;
         let bound_bytes = match limits.hard_bytes() {
             Some(limit_bytes) if driver_version(device)? >= MAX_SIZE_SINCE => {
-                chain::bound_bytes(limit_bytes, device.total_bytes())
+                bound_bytes(device, kind, limit_bytes)
             }
             _ => UNBOUNDED,
         };
         let _bound = device.enter()?;
         let _relaxed = Relaxed::enter(device.driver())?;
-        let chain = Chain::new(device, bound_bytes, limits.soft_bytes().unwrap_or(UNBOUNDED))?;
-        let (sweeper, waiting) = (Mutex::default(), Mutex::default());
-        Ok(Self { device: device.clone(), chain, sweeper, waiting })
-    }
-
-    /// In the order of the stream that the block was allocated on. False if that is gone, or another's, or may not be
-    /// made to wait for the other uses.
-    fn free_at_home(&self, device: &Device, freed: &Freed) -> Result<bool, DriverError> {
-        let clocks = device.clocks();
-        for stamp in freed.stamps(clocks).filter(|stamp| stamp.slot() != freed.home.slot()) {
-            if !clocks.order_free(stamp, freed.home)? {
-                return Ok(false);
+        let chain = Chain::new(device, kind, bound_bytes, limits.soft_bytes().unwrap_or(UNBOUNDED));
+        let chain = chain.map_err(|error| match error.code() {
+            // Drivers that know the function, but not the kind.
+            CUresult::CUDA_ERROR_INVALID_VALUE | CUresult::CUDA_ERROR_NOT_SUPPORTED
+                if kind != MemoryKind::Device =>
+            {
+                unsupported(device, kind)
             }
-        }
-        let _relaxed = Relaxed::enter(device.driver())?;
-        // SAFETY: the address came from `acquire` and its one block is being dropped; home has just been made to wait
-        // for every other stream that used it, and is alive during the call.
-        let free = |home| unsafe { device.driver().cuMemFreeAsync(freed.piece.address, home) };
-        Ok(clocks.with_open(freed.home, free)?.is_some())
-    }
-
-    /// In the order of a stream of the pool's own, which waits for all uses. False if one can't be waited for now.
-    fn free_apart(&self, waiting: &Waiting) -> Result<bool, DriverError> {
-        let Some(sweeper) = self.sweeper()? else { return Ok(false) };
-        for stamp in &waiting.stamps {
-            if !self.device.clocks().order_free(*stamp, sweeper.id())? {
-                return Ok(false);
-            }
-        }
-        let _bound = self.device.enter()?;
-        let _relaxed = Relaxed::enter(self.device.driver())?;
-        // SAFETY: the address came from `acquire` and its one block is gone; the stream has just been made to wait for
-        // every stream that used it.
-        unsafe { self.device.driver().cuMemFreeAsync(waiting.address, sweeper.raw())? };
-        Ok(true)
-    }
-
-    /// `None` while there are too many streams.
-    fn sweeper(&self) -> Result<Option<Stream>, DriverError> {
-        let mut sweeper = self.sweeper.lock().unwrap_or_else(PoisonError::into_inner);
-        if sweeper.is_none() {
-            *sweeper = match Stream::new(&self.device) {
-                Ok(stream) => Some(stream),
-                Err(PoolError::Driver(cause) | PoolError::DeviceLost(cause)) => return Err(cause),
-                Err(_) => None,
-            };
-        }
-        Ok(sweeper.clone())
-    }
-
-    fn lock_waiting(&self) -> MutexGuard<'_, Vec<Waiting>> {
-        self.waiting.lock().unwrap_or_else(PoisonError::into_inner)
+            _ => error.into(),
+        })?;
+        let frees = match kind.is_host_accessible() {
+            true => Frees::Complete(Complete::new(device, options.dials.poll_budget)?),
+            false => Frees::Ordered(Ordered::new(device)),
+        };
+        Ok(Self { device: device.clone(), kind, limits: limits.clone(), frees, chain })
     }
 }
 
@@ -116,49 +89,52 @@ impl Calls for NativeCalls {
     const KEEPS_MEMORY: bool = true;
 
     fn acquire(&self, size_bytes: u64, stream: &Stream) -> Result<CUdeviceptr, DriverError> {
-        if !self.lock_waiting().is_empty() {
-            // The stream is in its user's hands: what waits for it may go on.
-            stream.clocks().tick_by_user(stream.slot())?;
-            self.sweep()?;
+        if let Frees::Ordered(ordered) = &self.frees {
+            ordered.before_acquire(stream)?;
         }
-        let device = stream.device();
-        let _bound = device.enter()?;
-        let _relaxed = Relaxed::enter(device.driver())?;
-        self.chain.acquire(size_bytes, stream)
-    }
-
-    fn release(&self, device: &Device, freed: &Freed) -> Result<(), DriverError> {
-        if self.free_at_home(device, freed)? {
-            return Ok(());
-        }
-        let waiting =
-            Waiting { address: freed.piece.address, stamps: freed.stamps(device.clocks()).collect() };
-        if !self.free_apart(&waiting)? {
-            self.lock_waiting().push(waiting);
-        }
-        Ok(())
-    }
-
-    /// Frees that had to wait for a stream that the pool may not touch.
-    fn sweep(&self) -> Result<bool, DriverError> {
-        let mut waiting = self.lock_waiting();
-        let (before_count, mut index) = (waiting.len(), 0);
-        while let Some(block) = waiting.get(index) {
-            match self.free_apart(block)? {
-                true => drop(waiting.swap_remove(index)),
-                false => index += 1,
+        let _bound = self.device.enter()?;
+        let _relaxed = Relaxed::enter(self.device.driver())?;
+        match &self.frees {
+            Frees::Ordered(_) => self.chain.acquire(size_bytes, stream.raw()),
+            Frees::Complete(complete) => {
+                let most_bytes = self.limits.hard_bytes().unwrap_or(u64::MAX);
+                complete.acquire(&self.chain, size_bytes, most_bytes)
             }
         }
-        Ok(waiting.len() < before_count)
+    }
+
+    fn release(&self, _: &Device, freed: &Freed) -> Result<(), DriverError> {
+        match &self.frees {
+            Frees::Ordered(ordered) => ordered.release(freed),
+            Frees::Complete(complete) => complete.release(freed),
+        }
+    }
+
+    fn sweep(&self) -> Result<bool, DriverError> {
+        match &self.frees {
+            Frees::Ordered(ordered) => ordered.sweep(),
+            Frees::Complete(complete) => complete.sweep(),
+        }
+    }
+
+    fn finish_others(&self) -> Result<(), DriverError> {
+        match &self.frees {
+            Frees::Ordered(_) => Ok(()),
+            Frees::Complete(complete) => complete.finish(),
+        }
     }
 
     fn enable_peer_access(&self, device: &Device, peer: &Device) -> Result<(), DriverError> {
+        // All else is everybody's.
+        if self.kind != MemoryKind::Device {
+            return Ok(());
+        }
         let _bound = device.enter()?;
         self.chain.share_with(peer)
     }
 
     fn allow_hard_limit(&self, limit_bytes: u64) {
-        self.chain.raise(chain::bound_bytes(limit_bytes, self.device.total_bytes()));
+        self.chain.raise(bound_bytes(&self.device, self.kind, limit_bytes));
     }
 
     fn reset_peak(&self) -> Result<(), DriverError> {
@@ -180,6 +156,9 @@ impl Calls for NativeCalls {
     fn trim_to(&self, device: &Device, keep_bytes: u64) -> Result<(), DriverError> {
         let _bound = device.enter()?;
         let _relaxed = Relaxed::enter(device.driver())?;
+        if let Frees::Complete(complete) = &self.frees {
+            complete.wait()?;
+        }
         self.chain.trim_to(keep_bytes)
     }
 
@@ -194,13 +173,6 @@ impl Calls for NativeCalls {
     }
 }
 
-impl Drop for NativeCalls {
-    fn drop(&mut self) {
-        // What still waits here goes with the context.
-        let _ = self.sweep();
-    }
-}
-
 /// The driver's pool takes memory from handles that nobody else can name.
 pub(super) fn cannot_pin() -> PoolError {
     PoolError::NotWithBackend {
@@ -210,15 +182,38 @@ pub(super) fn cannot_pin() -> PoolError {
     }
 }
 
-fn check_supported(device: &Device) -> Result<(), PoolError> {
-    let unsupported = |reason: String| PoolError::BackendUnsupported { backend: BackendKind::Native, reason };
+fn check_supported(device: &Device, kind: MemoryKind) -> Result<(), PoolError> {
     let table = device.driver().table();
-    if table.cuMemPoolCreate.is_none() || table.cuMemAllocFromPoolAsync.is_none() {
-        return Err(unsupported("the driver is older than CUDA 11.2, which introduced memory pools".into()));
-    }
-    match device.attribute(CUdevice_attribute::CU_DEVICE_ATTRIBUTE_MEMORY_POOLS_SUPPORTED)? {
-        0 => Err(unsupported(format!("{device} has no memory pools"))),
-        _ => Ok(()),
+    let has = |attribute| match device.attribute(attribute) {
+        // Drivers that are older than the attribute.
+        Err(PoolError::Driver(error)) if error.code() == CUresult::CUDA_ERROR_INVALID_VALUE => Ok(false),
+        other => other.map(|value| value != 0),
+    };
+    let is_there = table.cuMemPoolCreate.is_some()
+        && table.cuMemAllocFromPoolAsync.is_some()
+        && has(CUdevice_attribute::CU_DEVICE_ATTRIBUTE_MEMORY_POOLS_SUPPORTED)?
+        && (kind != MemoryKind::Host
+            || has(CUdevice_attribute::CU_DEVICE_ATTRIBUTE_HOST_MEMORY_POOLS_SUPPORTED)?);
+    if is_there { Ok(()) } else { Err(unsupported(device, kind)) }
+}
+
+fn unsupported(device: &Device, kind: MemoryKind) -> PoolError {
+    let since = match kind {
+        MemoryKind::Device => "11.2",
+        MemoryKind::Host => "12.6",
+        MemoryKind::Unified => "13.0",
+    };
+    let reason =
+        format!("{device}, or its driver, has no pools of {kind} memory, which CUDA {since} introduced");
+    PoolError::BackendUnsupported { backend: BackendKind::Native, reason }
+}
+
+/// What the driver may reserve below a limit. It takes no bound for managed memory.
+fn bound_bytes(device: &Device, kind: MemoryKind, limit_bytes: u64) -> u64 {
+    match kind {
+        MemoryKind::Device => chain::bound_bytes(limit_bytes, device.total_bytes()),
+        MemoryKind::Host => chain::bound_bytes(limit_bytes, u64::MAX),
+        MemoryKind::Unified => UNBOUNDED,
     }
 }
 

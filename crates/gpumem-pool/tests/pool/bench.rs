@@ -54,12 +54,9 @@ fn on_each_of(
 /// Each backend, over plain segments where it has the choice, and with the other kinds of memory that it has.
 fn subjects() -> Vec<(BackendKind, bool, MemoryKind)> {
     let of = |backend| {
-        let kinds: &[MemoryKind] = match backend {
-            BackendKind::Native => &[MemoryKind::Device],
-            _ => &[MemoryKind::Device, MemoryKind::Unified, MemoryKind::Host],
-        };
+        let kinds = [MemoryKind::Device, MemoryKind::Unified, MemoryKind::Host];
         let plain = (backend == BackendKind::Caching).then_some((backend, true, MemoryKind::Device));
-        kinds.iter().map(move |kind| (backend, false, *kind)).chain(plain).collect::<Vec<_>>()
+        kinds.into_iter().map(move |kind| (backend, false, kind)).chain(plain).collect::<Vec<_>>()
     };
     built_backends().into_iter().flat_map(of).collect()
 }
@@ -114,7 +111,8 @@ impl Bench {
         let mut bytes = vec![0_u8; block.size_bytes() as usize];
         // SAFETY: the buffer is as long as the block.
         unsafe {
-            self.driver.cuMemcpyDtoH_v2(bytes.as_mut_ptr().cast(), block.address(), bytes.len()).unwrap()
+            let target = bytes.as_mut_ptr().expose_provenance() as u64;
+            self.driver.cuMemcpy(target, block.address(), bytes.len()).unwrap();
         };
         bytes
     }

@@ -222,9 +222,7 @@ fn each_kind_has_its_own_budget() {
 fn host_memory_may_be_more_than_the_device_has() {
     let device = Device::new(&Driver::sim(SimConfig::small()).unwrap(), 0).unwrap();
     let stream = Stream::new(&device).unwrap();
-    for backend in
-        crate::bench::built_backends().into_iter().filter(|backend| *backend != BackendKind::Native)
-    {
+    for backend in crate::bench::built_backends() {
         let pool = Pool::builder(&device).backend(backend).kind(MemoryKind::Host).build().unwrap();
         let held = [(); 3].map(|()| pool.alloc(40 * MIB, &stream).unwrap());
         let free_bytes = device.memory_info().unwrap().free_bytes;
@@ -239,9 +237,7 @@ fn host_memory_may_be_more_than_the_device_has() {
 /// Unified memory and what pools hold of the device stay below it together, unless somebody asks.
 #[test]
 fn unified_memory_leaves_the_device_a_margin() {
-    for backend in
-        crate::bench::built_backends().into_iter().filter(|backend| *backend != BackendKind::Native)
-    {
+    for backend in crate::bench::built_backends() {
         let device = Device::new(&Driver::sim(small()).unwrap(), 0).unwrap();
         let stream = Stream::new(&device).unwrap();
         let builder = || Pool::builder(&device).backend(backend);
@@ -273,21 +269,12 @@ fn unified_memory_leaves_the_device_a_margin() {
 #[test]
 fn what_a_kind_or_a_backend_can_not_do_is_said() {
     let device = Device::new(&Driver::sim(small()).unwrap(), 0).unwrap();
-    #[cfg(feature = "backend-native")]
-    {
-        let native = Pool::builder(&device).backend(BackendKind::Native).kind(MemoryKind::Host).build();
-        assert!(matches!(native, Err(PoolError::NotWithBackend { .. })));
-    }
     #[cfg(feature = "backend-caching")]
     {
         let exported =
             Pool::builder(&device).backend(BackendKind::Caching).kind(MemoryKind::Host).exportable().build();
         assert!(matches!(exported, Err(PoolError::NotWithKind { kind: MemoryKind::Host, .. })));
     }
-    // Where nothing is asked of the backend, one is taken that can.
-    let pool = Pool::builder(&device).kind(MemoryKind::Unified).build().unwrap();
-    assert_ne!(pool.backend(), BackendKind::Native);
-
     // SAFETY: a function that is missing is not called.
     let old = unsafe { Driver::sim(small()).unwrap().with_table(|table| table.cuMemAllocManaged = None) };
     let error = Pool::builder(&Device::new(&old, 0).unwrap()).kind(MemoryKind::Unified).build().unwrap_err();

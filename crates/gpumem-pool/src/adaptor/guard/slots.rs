@@ -78,10 +78,10 @@ impl Slots {
             if front_bytes > 0 {
                 // SAFETY: the slot is as long as both together and stays where it is until the copies are known to be
                 // done; the block's edges are granted, and given back behind this.
-                unsafe { driver.cuMemcpyDtoHAsync_v2(front, start, front_bytes as usize, home)? };
+                unsafe { driver.cuMemcpyAsync(place(front), start, front_bytes as usize, home)? };
             }
             // SAFETY: as above.
-            unsafe { driver.cuMemcpyDtoHAsync_v2(back, end, back_bytes as usize, home) }
+            unsafe { driver.cuMemcpyAsync(place(back), end, back_bytes as usize, home) }
         });
         if !queued {
             // After a failed try one of the copies may be under way: the slot is not used again.
@@ -172,6 +172,11 @@ impl Drop for Slots {
             }
         }
     }
+}
+
+/// Where a copy goes, whose ends the driver looks at: of some memory it takes no address as a device's.
+fn place(host: *mut c_void) -> CUdeviceptr {
+    host.expose_provenance() as CUdeviceptr
 }
 
 const SLOT_BYTES: usize = (FRONT_BYTES + BACK_BYTES_MAX) as usize;

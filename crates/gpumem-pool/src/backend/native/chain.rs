@@ -16,10 +16,10 @@
 use super::driver_pool::{DriverPool, UNBOUNDED};
 use crate::backend::direct::is_full;
 use crate::device::Device;
-use crate::stream::Stream;
+use crate::kind::MemoryKind;
 use core::sync::atomic::{AtomicU64, Ordering};
 use gpumem_sys::DriverError;
-use gpumem_sys::types::CUdeviceptr;
+use gpumem_sys::types::{CUdeviceptr, CUstream};
 use std::sync::{PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
 pub(super) struct Chain {
@@ -31,6 +31,7 @@ pub(super) struct Chain {
 
 struct Pools {
     device: Device,
+    kind: MemoryKind,
     current: DriverPool,
     /// Those that have been replaced and have blocks yet.
     earlier: Vec<DriverPool>,
@@ -43,11 +44,17 @@ struct Pools {
 }
 
 impl Chain {
-    pub(super) fn new(device: &Device, bound_bytes: u64, keep_bytes: u64) -> Result<Self, DriverError> {
-        let current = DriverPool::new(device, bound_bytes)?;
+    pub(super) fn new(
+        device: &Device,
+        kind: MemoryKind,
+        bound_bytes: u64,
+        keep_bytes: u64,
+    ) -> Result<Self, DriverError> {
+        let current = DriverPool::new(device, kind, bound_bytes)?;
         current.set_threshold(keep_bytes)?;
         let pools = Pools {
             device: device.clone(),
+            kind,
             current,
             earlier: Vec::new(),
             peers: Vec::new(),
@@ -62,7 +69,7 @@ impl Chain {
         self.bound_bytes.fetch_max(bound_bytes, Ordering::AcqRel);
     }
 
-    pub(super) fn acquire(&self, size_bytes: u64, stream: &Stream) -> Result<CUdeviceptr, DriverError> {
+    pub(super) fn acquire(&self, size_bytes: u64, stream: CUstream) -> Result<CUdeviceptr, DriverError> {
         let (refusal, refused_by) = {
             let pools = self.read();
             match pools.current.acquire(size_bytes, stream) {
@@ -138,7 +145,7 @@ impl Pools {
     fn acquire_elsewhere(
         &mut self,
         size_bytes: u64,
-        stream: &Stream,
+        stream: CUstream,
         bound_bytes: u64,
     ) -> Result<Option<CUdeviceptr>, DriverError> {
         for pool in &self.earlier {
@@ -180,7 +187,7 @@ impl Pools {
             _ if rest_bytes >= growth_bytes => rest_bytes,
             _ => room_bytes,
         };
-        let fresh = DriverPool::new(&self.device, max_bytes)?;
+        let fresh = DriverPool::new(&self.device, self.kind, max_bytes)?;
         self.peers.iter().try_for_each(|peer| fresh.share_with(peer))?;
         self.note_peak()?;
         let before = core::mem::replace(&mut self.current, fresh);

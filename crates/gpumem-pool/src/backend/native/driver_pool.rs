@@ -5,12 +5,13 @@
 
 use crate::context::{Handle, Relaxed};
 use crate::device::Device;
-use crate::stream::Stream;
+use crate::kind::MemoryKind;
 use core::ffi::{c_int, c_void};
 use gpumem_sys::DriverError;
 use gpumem_sys::types::{
-    CUdeviceptr, CUmemAccess_flags, CUmemAccessDesc, CUmemAllocationHandleType, CUmemAllocationType,
-    CUmemLocation, CUmemLocationType, CUmemPool_attribute, CUmemPoolHandle_st, CUmemPoolProps, CUmemoryPool,
+    CUdevice, CUdeviceptr, CUmemAccess_flags, CUmemAccessDesc, CUmemAllocationHandleType,
+    CUmemAllocationType, CUmemLocation, CUmemLocationType, CUmemPool_attribute, CUmemPoolHandle_st,
+    CUmemPoolProps, CUmemoryPool, CUstream,
 };
 
 pub(super) struct DriverPool {
@@ -23,15 +24,23 @@ pub(super) struct DriverPool {
 pub(super) const UNBOUNDED: u64 = u64::MAX;
 
 impl DriverPool {
-    /// One that never reserves more than `max_bytes`, a multiple of what it grows by.
-    pub(super) fn new(device: &Device, max_bytes: u64) -> Result<Self, DriverError> {
+    /// One that never reserves more than `max_bytes`, a multiple of what it grows by. Of the host's memory all devices may
+    /// use it, of a device's own that one.
+    pub(super) fn new(device: &Device, kind: MemoryKind, max_bytes: u64) -> Result<Self, DriverError> {
+        let pinned = CUmemAllocationType::CU_MEM_ALLOCATION_TYPE_PINNED;
+        let (memory, place, id) = match kind {
+            MemoryKind::Device => (pinned, CUmemLocationType::CU_MEM_LOCATION_TYPE_DEVICE, device.raw()),
+            MemoryKind::Host => (pinned, CUmemLocationType::CU_MEM_LOCATION_TYPE_HOST, 0),
+            MemoryKind::Unified => (
+                CUmemAllocationType::CU_MEM_ALLOCATION_TYPE_MANAGED,
+                CUmemLocationType::CU_MEM_LOCATION_TYPE_NONE,
+                0,
+            ),
+        };
         let props = CUmemPoolProps {
-            allocType: CUmemAllocationType::CU_MEM_ALLOCATION_TYPE_PINNED,
+            allocType: memory,
             handleTypes: CUmemAllocationHandleType::CU_MEM_HANDLE_TYPE_NONE,
-            location: CUmemLocation {
-                type_: CUmemLocationType::CU_MEM_LOCATION_TYPE_DEVICE,
-                id: device.raw(),
-            },
+            location: CUmemLocation { type_: place, id },
             // Zero is the driver's word for no bound.
             maxSize: if max_bytes == UNBOUNDED { 0 } else { max_bytes as usize },
             ..Default::default()
@@ -49,6 +58,9 @@ impl DriverPool {
             let on: c_int = 1;
             pool.set(reuse, on)?;
         }
+        if kind == MemoryKind::Host {
+            pool.share_with_all()?;
+        }
         Ok(pool)
     }
 
@@ -62,18 +74,35 @@ impl DriverPool {
         self.handle.0.addr()
     }
 
-    pub(super) fn acquire(&self, size_bytes: u64, stream: &Stream) -> Result<CUdeviceptr, DriverError> {
+    pub(super) fn acquire(&self, size_bytes: u64, stream: CUstream) -> Result<CUdeviceptr, DriverError> {
         let (mut address, size) = (0, size_bytes as usize);
         // SAFETY: `address` outlives the call; pool and stream are alive.
         unsafe {
-            self.device.driver().cuMemAllocFromPoolAsync(&mut address, size, self.handle.0, stream.raw())?;
+            self.device.driver().cuMemAllocFromPoolAsync(&mut address, size, self.handle.0, stream)?;
         }
         Ok(address)
     }
 
     pub(super) fn share_with(&self, peer: &Device) -> Result<(), DriverError> {
+        self.grant(peer.raw())
+    }
+
+    fn share_with_all(&self) -> Result<(), DriverError> {
+        let (driver, mut count) = (self.device.driver(), 0);
+        // SAFETY: `count` outlives the call; so does `device` below.
+        unsafe { driver.cuDeviceGetCount(&mut count)? };
+        for ordinal in 0..count {
+            let mut device = 0;
+            // SAFETY: as above.
+            unsafe { driver.cuDeviceGet(&mut device, ordinal)? };
+            self.grant(device)?;
+        }
+        Ok(())
+    }
+
+    fn grant(&self, device: CUdevice) -> Result<(), DriverError> {
         let access = CUmemAccessDesc {
-            location: CUmemLocation { type_: CUmemLocationType::CU_MEM_LOCATION_TYPE_DEVICE, id: peer.raw() },
+            location: CUmemLocation { type_: CUmemLocationType::CU_MEM_LOCATION_TYPE_DEVICE, id: device },
             flags: CUmemAccess_flags::CU_MEM_ACCESS_FLAGS_PROT_READWRITE,
         };
         // SAFETY: the pool is alive, and `access` outlives the call.

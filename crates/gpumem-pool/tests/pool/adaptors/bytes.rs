@@ -238,7 +238,7 @@ fn guards_look_at_what_they_can() {
 }
 
 stand_in!(fills, cuMemsetD8Async(address: CUdeviceptr, value: u8, count: usize, stream: CUstream));
-stand_in!(copies, cuMemcpyDtoHAsync_v2(target: *mut core::ffi::c_void, source: CUdeviceptr, count: usize, stream: CUstream));
+stand_in!(copies, cuMemcpyAsync(target: CUdeviceptr, source: CUdeviceptr, count: usize, stream: CUstream));
 stand_in!(host, cuMemHostAlloc(target: *mut *mut core::ffi::c_void, count: usize, flags: core::ffi::c_uint));
 
 /// Each call that an adaptor makes may fail: an allocation says so and leaves nothing, a drop does what it can.
