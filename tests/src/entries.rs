@@ -245,7 +245,7 @@ pub const PLAIN: &str = "
     host_ptr stream max_bytes is_host_accessible oversubscribe hard_limit soft_limit profile dials exportable rdma
     on_out_of_memory plain_segments adaptor resolve out_of_memory advice cached_bytes others_bytes of growth_slack
     growth_slack_max window_allowance handle_bytes_max growth_divisor rounding_divisor split_bytes_max magazine_share
-    magazine_bytes_min
+    magazine_bytes_min large_share
     tag usage notices release_budget trim_when_idle poll_budget inserted_waits empty_windows_max wait_deadline";
 
 /// Whether an entry failed because the backend or the machine does not have it.

@@ -15,7 +15,7 @@
 //! | `expandable_segments` | `true`, `false` | `false` takes plain segments | – | – |
 //! | `oversubscribe` | `true`, `false` | see [`PoolBuilder::oversubscribe`] | – | the same |
 //! | `trim_when_idle_ms` | milliseconds | see [`PoolBuilder::trim_when_idle`] | the same | – |
-//! | `growth_slack`, `growth_slack_max`, `window_allowance`, `magazine_share` | thousandths | the dials of that name, see [`Dials`] | – | – |
+//! | `growth_slack`, `growth_slack_max`, `window_allowance`, `magazine_share`, `large_share` | thousandths | the dials of that name, see [`Dials`] | – | – |
 //! | `growth_divisor`, `rounding_divisor`, `empty_windows_max` | a number | the same | – | – |
 //! | `handle_bytes_max`, `magazine_bytes_min` | bytes, with or without a unit | the same | – | – |
 //! | `poll_budget_us` | microseconds | the same | the same for memory that the host may use | – |
@@ -197,6 +197,7 @@ const KEYS: &[Key] = &[
     of_caching("growth_divisor", NUMBER, |options, value| dial(options, value, Dials::growth_divisor)),
     of_caching("rounding_divisor", NUMBER, |options, value| dial(options, value, Dials::rounding_divisor)),
     of_caching("magazine_share", NUMBER, |options, value| dial(options, value, Dials::magazine_share)),
+    of_caching("large_share", NUMBER, |options, value| dial(options, value, Dials::large_share)),
     of_windows("empty_windows_max", NUMBER, |options, value| dial(options, value, Dials::empty_windows_max)),
     of_caching("handle_bytes_max", SIZE, |options, value| {
         options.dials = options.dials.clone().handle_bytes_max(size_bytes(value)?);

@@ -53,6 +53,7 @@ use crate::options::{BackendKind, PoolBuilder};
 use crate::stream::Stream;
 use class::Class;
 use core::sync::atomic::{AtomicU64, Ordering};
+use recent::{Large, Step};
 use shared::Shared;
 use std::sync::Arc;
 
@@ -91,7 +92,7 @@ impl CachingBackend {
 
     #[inline(never)]
     fn hit_large(&self, size_bytes: u64, near_id: u64) -> Option<Piece> {
-        thread::with_near(self.front, near_id, |set| set.take_large(size_bytes)).flatten().map(of_heap)
+        thread::with_near(self.front, near_id, |set| set.take_large(size_bytes)).flatten().map(of_recent)
     }
 
     #[inline(never)]
@@ -201,6 +202,19 @@ fn of_class(class: Class, piece: magazine::Piece) -> Piece {
     Piece::new(piece.address, piece.record, class.index() as u16)
 }
 
-fn of_heap(piece: magazine::Piece) -> Piece {
-    Piece::new(piece.address, piece.record, Piece::NO_CLASS)
+fn of_recent(large: Large) -> Piece {
+    of_heap(large.piece, large.step)
 }
+
+/// A large piece's class says how large it is.
+fn of_heap(piece: magazine::Piece, step: Step) -> Piece {
+    Piece::new(piece.address, piece.record, LARGE_FIRST + step.number())
+}
+
+/// What there is of a large piece at least, as far as it is known.
+fn step_of(piece: &Piece) -> Step {
+    piece.class().checked_sub(LARGE_FIRST).and_then(Step::at).unwrap_or_default()
+}
+
+/// Beyond the classes of small ones.
+const LARGE_FIRST: u16 = 256;

@@ -47,3 +47,59 @@ fn without_inserted_waits_streams_keep_to_themselves() {
         assert_eq!(pool.status().unwrap().reserved_bytes, share * (64 << 20), "waits allowed: {allowed}");
     }
 }
+
+/// A pool that has more than it ever needed.
+fn ahead(device: &Device, profile: Profile) -> Pool {
+    let builder = Pool::builder(device).backend(BackendKind::Caching).profile(profile);
+    let pool = builder.hard_limit(GIB).build().unwrap();
+    pool.reserve(GIB).unwrap();
+    pool
+}
+
+#[test]
+fn fast_hands_out_what_nearly_fits_where_memory_was_reserved_ahead() {
+    for (profile, is_whole) in [(Profile::Fast, true), (Profile::Balanced, false)] {
+        let device = device();
+        let (pool, stream) = (ahead(&device, profile), Stream::new(&device).unwrap());
+        let (first, second) =
+            (pool.alloc(40 * MIB, &stream).unwrap(), pool.alloc(60 * MIB, &stream).unwrap());
+        let within = first.address()..first.address() + 40 * MIB;
+        drop((first, second));
+        let nearly = pool.alloc(33 * MIB, &stream).unwrap();
+        assert_eq!(nearly.address(), within.start, "{profile}");
+        assert_eq!(pool.status().unwrap().in_use_bytes, 33 * MIB);
+        // The rest of it is with it, or for the next one.
+        let next = pool.alloc(7 * MIB, &stream).unwrap();
+        assert_eq!(within.contains(&next.address()), !is_whole, "{profile}");
+        drop(nearly);
+        let whole = pool.alloc(40 * MIB, &stream).unwrap();
+        assert_eq!(whole.address() == within.start, is_whole, "{profile}");
+        pool.check().unwrap();
+    }
+}
+
+#[test]
+fn what_a_thread_keeps_at_hand_is_there_for_others() {
+    let device = device();
+    let pool = ahead(&device, Profile::Fast);
+    let (parked, done) = (std::sync::Barrier::new(2), std::sync::Barrier::new(2));
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            let stream = Stream::new(&device).unwrap();
+            let sizes = (0..30).map(|step| (2 + step % 17) * MIB);
+            let blocks: Vec<_> = sizes.map(|size_bytes| pool.alloc(size_bytes, &stream).unwrap()).collect();
+            drop(blocks);
+            parked.wait();
+            done.wait();
+        });
+        parked.wait();
+        let stream = Stream::new(&device).unwrap();
+        assert_eq!(pool.alloc(GIB, &stream).unwrap().size_bytes(), GIB);
+        assert_eq!(pool.status().unwrap().reserved_peak_bytes, GIB);
+        pool.check().unwrap();
+        done.wait();
+    });
+}
+
+const MIB: u64 = 1 << 20;
+const GIB: u64 = 1 << 30;

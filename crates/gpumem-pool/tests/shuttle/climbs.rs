@@ -3,7 +3,7 @@
 
 use crate::ladder::climb;
 use crate::magazine::{Own, Piece};
-use crate::recent::Large;
+use crate::recent::{Large, Step};
 use crate::world::clock::{Order, Slot};
 use crate::world::heap::{PIECE_BYTES, Request};
 use crate::world::shared::{Lack, Shared};
@@ -29,14 +29,14 @@ fn alloc(shared: &Shared, set: Own<'_>) -> Piece {
         shared.core().counters.count_out(PIECE_BYTES);
         piece.expect("refused though there is room")
     });
-    set.note_out(piece.record);
+    set.note_out(piece.record, 0);
     assert!(shared.core().is_out(piece));
     piece
 }
 
 fn free(shared: &Shared, set: Own<'_>, piece: Piece) {
     let stamp = shared.clocks().stamp(Slot(set.stream() as u16));
-    let large = Large { piece, size_bytes: PIECE_BYTES, stamp: stamp.into() };
+    let large = Large { piece, size_bytes: PIECE_BYTES, step: Step::floor(PIECE_BYTES), stamp: stamp.into() };
     if !set.put_large(large) {
         shared.give_recent(&mut shared.core(), set);
         assert!(set.put_large(large));

@@ -301,9 +301,7 @@ pub(crate) mod shared {
 
         /// With the heap locked, so that nobody looks in between.
         pub(crate) fn give_recent(&self, core: &mut Core, set: Own<'_>) {
-            for large in set.take_recent().as_slice() {
-                core.heap.give(large.piece.record, large.stamp.into());
-            }
+            set.empty_recent(|large| core.heap.give(large.piece.record, large.stamp.into()));
         }
 
         fn counters(&self) -> Counters {

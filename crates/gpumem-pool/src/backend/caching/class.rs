@@ -34,6 +34,15 @@ impl Class {
         }
     }
 
+    /// The next ones: up to a quarter larger, or twice as large where that is little.
+    pub(super) fn nearly(self) -> impl Iterator<Item = Self> {
+        let size_bytes = self.size_bytes();
+        let most_bytes = size_bytes + if size_bytes < FINE_BYTES { size_bytes } else { size_bytes / 4 };
+        (self.index() + 1..Self::COUNT)
+            .map_while(Self::at)
+            .take_while(move |class| class.size_bytes() <= most_bytes)
+    }
+
     /// What a block of the class occupies.
     #[inline]
     pub(super) const fn size_bytes(self) -> u64 {

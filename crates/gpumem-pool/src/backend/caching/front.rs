@@ -21,7 +21,7 @@ use super::class::Class;
 use super::counters::Counters;
 use super::depot::{Batch, Depot};
 use super::magazine::{Own, Piece, Set, close_all, visit_all};
-use super::recent::Recent;
+use super::recent::Large;
 use super::sync::{Arc, AtomicU32, Mutex, MutexGuard, Ordering};
 use std::collections::BTreeMap;
 
@@ -33,6 +33,8 @@ pub(super) struct Front<S> {
     /// Counts where no thread's set is at hand: a thread past its destructors, a stream that is gone. `None` once closed.
     common: Mutex<Option<BTreeMap<u64, Counters>>>,
     refusal_count: AtomicU32,
+    /// How many sets there are. Written under the registry's lock.
+    set_count: AtomicU32,
 }
 
 /// All sets: those that a thread owns, and those whose thread has ended.
@@ -59,12 +61,18 @@ impl<S: Copy + From<u64>> Front<S> {
             }),
             common: Mutex::new(Some(BTreeMap::new())),
             refusal_count: AtomicU32::new(0),
+            set_count: AtomicU32::new(0),
         }
     }
 
     /// How much all magazines and the depot may hold together from now on.
     pub(super) fn set_cap(&self, cap_bytes: u64) {
         self.budget.set_cap(cap_bytes);
+    }
+
+    /// How many sets there are, of threads and streams.
+    pub(super) fn set_count(&self) -> u64 {
+        u64::from(self.set_count.load(Ordering::Relaxed))
     }
 
     /// A set for a thread that has none for the stream: one that another thread left, or a new one. `None` once closed.
@@ -79,6 +87,7 @@ impl<S: Copy + From<u64>> Front<S> {
         }
         let set = Arc::new(Set::new(stream));
         registry.sets.push(Arc::clone(&set));
+        self.note_sets(&registry);
         Some(set)
     }
 
@@ -139,11 +148,11 @@ impl<S: Copy + From<u64>> Front<S> {
     /// Takes all pieces out of a set, and its allowance.
     pub(super) fn drain_own(&self, set: Own<'_>, stamp: impl Fn(u64) -> S, spill: &mut Spill<S>) {
         let mut pieces = Vec::new();
-        let emptied =
-            set.with(|magazines| (magazines.shrink(0, |piece| pieces.push(piece)), magazines.take_recent()));
-        let (given_bytes, recent) = emptied.unwrap_or((0, Recent::new()));
-        self.budget.give_back(given_bytes);
-        leave_recent(&recent, spill);
+        let given_bytes = set.with(|magazines| {
+            magazines.empty_recent(leaving(spill));
+            magazines.shrink(0, |piece| pieces.push(piece))
+        });
+        self.budget.give_back(given_bytes.unwrap_or(0));
         stamped(&set, pieces, stamp, spill);
     }
 
@@ -158,21 +167,23 @@ impl<S: Copy + From<u64>> Front<S> {
     pub(super) fn drain_recent(&self, spill: &mut Spill<S>) {
         let registry = self.lock();
         let having = registry.sets.iter().filter(|set| set.has_recent()).map(|set| (&**set, ()));
-        visit_all(having, |_, (), magazines| leave_recent(&magazines.take_recent(), spill));
+        visit_all(having, |_, (), magazines| magazines.empty_recent(leaving(spill)));
     }
 
-    /// Drains and forgets the sets of streams that are gone.
+    /// Drains and forgets the sets of streams that are gone. Returns what the heap was told that they keep.
     pub(super) fn purge(
         &self,
         is_gone: impl Fn(u64) -> bool,
         stamp: impl Fn(u64) -> S,
         spill: &mut Spill<S>,
-    ) {
+    ) -> u64 {
         let mut registry = self.lock();
         let gone: Vec<_> = registry.sets.extract_if(.., |set| is_gone(set.stream())).collect();
-        registry.retired = registry.retired + self.close_sets(&gone, stamp, spill);
+        self.note_sets(&registry);
+        let (counters, kept_bytes) = self.close_sets(&gone, stamp, spill);
+        registry.retired = registry.retired + counters;
         let mut common = self.common();
-        let Some(common) = common.as_mut() else { return };
+        let Some(common) = common.as_mut() else { return kept_bytes };
         let retired = &mut registry.retired;
         common.retain(|stream, counters| {
             let is_gone = is_gone(*stream);
@@ -181,6 +192,7 @@ impl<S: Copy + From<u64>> Front<S> {
             }
             !is_gone
         });
+        kept_bytes
     }
 
     /// Drains everything for good. From now on nothing is counted here; returns the sum of what was.
@@ -188,7 +200,7 @@ impl<S: Copy + From<u64>> Front<S> {
         let mut registry = self.lock();
         registry.is_closed = true;
         let sets = core::mem::take(&mut registry.sets);
-        let sum = registry.retired + self.close_sets(&sets, stamp, spill);
+        let sum = registry.retired + self.close_sets(&sets, stamp, spill).0;
         self.drain_depot(spill);
         sum_of(self.common().take().unwrap_or_default().values(), sum)
     }
@@ -288,25 +300,31 @@ impl<S: Copy + From<u64>> Front<S> {
             let mut pieces = Vec::new();
             self.budget.give_back(magazines.shrink(keep_bytes, |piece| pieces.push(piece)));
             if keep_bytes == 0 {
-                leave_recent(&magazines.take_recent(), spill);
+                magazines.empty_recent(leaving(spill));
             }
             left.push((set, pieces));
         });
         left.into_iter().for_each(|(set, pieces)| stamped(set, pieces, &stamp, spill));
     }
 
-    /// Returns what they counted.
-    fn close_sets(&self, sets: &[Arc<Set>], stamp: impl Fn(u64) -> S, spill: &mut Spill<S>) -> Counters {
-        let (mut left, mut sum) = (Vec::new(), Counters::default());
+    /// Returns what they counted, and what the heap was told that they keep.
+    fn close_sets(
+        &self,
+        sets: &[Arc<Set>],
+        stamp: impl Fn(u64) -> S,
+        spill: &mut Spill<S>,
+    ) -> (Counters, u64) {
+        let (mut left, mut sum, mut kept_bytes) = (Vec::new(), Counters::default(), 0);
         close_all(sets.iter().map(|set| &**set), |set, magazines| {
             let mut pieces = Vec::new();
             self.budget.give_back(magazines.shrink(0, |piece| pieces.push(piece)));
-            leave_recent(&magazines.take_recent(), spill);
+            magazines.empty_recent(leaving(spill));
             sum = sum + set.counters();
+            kept_bytes += magazines.forget_recent();
             left.push((set, pieces));
         });
         left.into_iter().for_each(|(set, pieces)| stamped(set, pieces, &stamp, spill));
-        sum
+        (sum, kept_bytes)
     }
 
     /// Lays a batch into the depot; what does not fit leaves. Returns an empty list for the next one.
@@ -326,6 +344,10 @@ impl<S: Copy + From<u64>> Front<S> {
         spill.extend(batch.pieces.into_iter().map(|piece| (piece, batch.stamp)));
     }
 
+    fn note_sets(&self, registry: &Registry) {
+        self.set_count.store(registry.sets.len() as u32, Ordering::Relaxed);
+    }
+
     fn common(&self) -> MutexGuard<'_, Option<BTreeMap<u64, Counters>>> {
         self.common.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
     }
@@ -337,8 +359,8 @@ impl<S: Copy + From<u64>> Front<S> {
 }
 
 /// With the stamps that they have.
-fn leave_recent<S: From<u64>>(recent: &Recent, spill: &mut Spill<S>) {
-    spill.extend(recent.as_slice().iter().map(|large| (large.piece, S::from(large.stamp))));
+fn leaving<S: From<u64>>(spill: &mut Spill<S>) -> impl FnMut(Large) {
+    |large| spill.push((large.piece, S::from(large.stamp)))
 }
 
 fn sum_of<'a>(counters: impl Iterator<Item = &'a Counters>, first: Counters) -> Counters {

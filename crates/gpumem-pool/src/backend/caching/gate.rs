@@ -11,21 +11,26 @@ use std::sync::{Mutex, MutexGuard, PoisonError, TryLockError};
 #[derive(Debug)]
 pub(super) struct Gate<T> {
     /// A hint, which is read in place of the mutex: reading takes the line from nobody.
-    is_taken: AtomicBool,
-    value: Mutex<T>,
+    is_taken: Apart<AtomicBool>,
+    value: Mutex<Apart<T>>,
 }
+
+/// On cache lines of its own: who waits does not disturb who is in.
+#[derive(Debug)]
+#[repr(align(128))]
+struct Apart<T>(T);
 
 /// Whoever is in. Nobody else is until it is dropped.
 #[derive(Debug)]
 pub(super) struct Entered<'a, T> {
     // In this order: the hint says that the value is free a moment before it is.
     _hint: Hint<'a>,
-    value: MutexGuard<'a, T>,
+    value: MutexGuard<'a, Apart<T>>,
 }
 
 impl<T> Gate<T> {
     pub(super) fn new(value: T) -> Self {
-        Self { is_taken: AtomicBool::new(false), value: Mutex::new(value) }
+        Self { is_taken: Apart(AtomicBool::new(false)), value: Mutex::new(Apart(value)) }
     }
 
     /// Waits until nobody else is in.
@@ -35,17 +40,17 @@ impl<T> Gate<T> {
             Some(value) => value,
             None => self.wait(),
         };
-        self.is_taken.store(true, Ordering::Relaxed);
-        Entered { _hint: Hint(&self.is_taken), value }
+        self.is_taken.0.store(true, Ordering::Relaxed);
+        Entered { _hint: Hint(&self.is_taken.0), value }
     }
 
     /// Whoever has it has it alone.
     pub(super) fn get_mut(&mut self) -> &mut T {
-        self.value.get_mut().unwrap_or_else(PoisonError::into_inner)
+        &mut self.value.get_mut().unwrap_or_else(PoisonError::into_inner).0
     }
 
     #[inline]
-    fn try_lock(&self) -> Option<MutexGuard<'_, T>> {
+    fn try_lock(&self) -> Option<MutexGuard<'_, Apart<T>>> {
         match self.value.try_lock() {
             Ok(value) => Some(value),
             Err(TryLockError::Poisoned(poisoned)) => Some(poisoned.into_inner()),
@@ -54,10 +59,10 @@ impl<T> Gate<T> {
     }
 
     #[cold]
-    fn wait(&self) -> MutexGuard<'_, T> {
+    fn wait(&self) -> MutexGuard<'_, Apart<T>> {
         for look in 0..LOOKS_MAX {
             (0..1 << look.min(PAUSES_SHIFT_MAX)).for_each(|_| core::hint::spin_loop());
-            if !self.is_taken.load(Ordering::Relaxed)
+            if !self.is_taken.0.load(Ordering::Relaxed)
                 && let Some(value) = self.try_lock()
             {
                 return value;
@@ -72,14 +77,14 @@ impl<T> Deref for Entered<'_, T> {
 
     #[inline]
     fn deref(&self) -> &T {
-        &self.value
+        &self.value.0
     }
 }
 
 impl<T> DerefMut for Entered<'_, T> {
     #[inline]
     fn deref_mut(&mut self) -> &mut T {
-        &mut self.value
+        &mut self.value.0
     }
 }
 

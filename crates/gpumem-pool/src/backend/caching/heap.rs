@@ -79,6 +79,13 @@ pub(super) struct Heap {
     used_bytes: u64,
     used_peak_bytes: u64,
     reserved_peak_bytes: u64,
+    /// As used, but for what threads keep at hand of large blocks: the most when that was asked for, and what they keep.
+    needed_peak_bytes: u64,
+    kept_bytes: u64,
+    /// What they may keep, as it was last asked for.
+    keepable_bytes: u64,
+    /// As far as was reserved before it was needed.
+    reserved_ahead_bytes: u64,
     /// What the driver would not take back after a failure.
     lost_bytes: u64,
     /// What others hold under the same limit.
@@ -106,6 +113,10 @@ impl Heap {
             used_bytes: 0,
             used_peak_bytes: 0,
             reserved_peak_bytes: 0,
+            needed_peak_bytes: 0,
+            kept_bytes: 0,
+            keepable_bytes: 0,
+            reserved_ahead_bytes: 0,
             lost_bytes: 0,
             outside_bytes: 0,
             window_credit: WINDOW_CREDIT_MAX,
@@ -167,6 +178,11 @@ impl Heap {
 
     pub(super) fn used_bytes(&self) -> u64 {
         self.used_bytes
+    }
+
+    /// What a piece that is out has.
+    pub(super) fn room_bytes(&self, record: u32) -> u64 {
+        self.records.get(record).map_or(0, |record| record.size_bytes)
     }
 
     #[cfg(test)]

@@ -202,12 +202,12 @@ impl Own<'_> {
 
     /// As [`Own::take`], of what is beyond the classes.
     #[inline]
-    pub(super) fn take_large(self, size_bytes: u64) -> Option<Piece> {
+    pub(super) fn take_large(self, size_bytes: u64) -> Option<Large> {
         self.try_with(|magazines| {
-            let piece = magazines.recent.take(size_bytes)?;
+            let large = magazines.recent.take(size_bytes)?;
             self.note_recent(magazines);
             self.tally.count_out(size_bytes);
-            Some(piece)
+            Some(large)
         })?
     }
 
@@ -225,14 +225,36 @@ impl Own<'_> {
         put == Some(true)
     }
 
-    /// Takes out all that is beyond the classes.
-    pub(super) fn take_recent(self) -> Recent {
-        self.with(Magazines::take_recent).unwrap_or(Recent::new())
+    /// As [`Own::take`], of a class that is hardly larger, if the set keeps [`Recent`] blocks that are.
+    pub(super) fn take_near(self, class: Class, size_bytes: u64) -> Option<(Class, Piece)> {
+        self.with(|magazines| {
+            if !magazines.recent.keeps() {
+                return None;
+            }
+            let found = class.nearly().find_map(|near| Some((near, magazines.take(near)?)))?;
+            self.tally.count_out(size_bytes);
+            Some(found)
+        })?
     }
 
-    /// The heap has handed out a block that is beyond the classes.
-    pub(super) fn note_out(self, record: u32) {
-        self.with(|magazines| magazines.recent.note_out(record));
+    /// Takes out all that is beyond the classes.
+    pub(super) fn empty_recent(self, leaves: impl FnMut(Large)) {
+        self.with(|magazines| magazines.recent.empty(leaves));
+    }
+
+    /// As [`Recent::empty_unkept`].
+    pub(super) fn empty_unkept(self, leaves: impl FnMut(Large)) -> (u64, u64) {
+        self.with(|magazines| magazines.recent.empty_unkept(leaves)).unwrap_or_default()
+    }
+
+    /// Takes out some of what is beyond the classes, if there is any.
+    pub(super) fn make_way_large(self, leaves: impl FnMut(Large)) {
+        self.with(|magazines| magazines.recent.make_way(leaves));
+    }
+
+    /// The heap has handed out a block that is beyond the classes; as [`Recent::note_out`].
+    pub(super) fn note_out(self, record: u32, keep_bytes: u64) {
+        self.with(|magazines| magazines.recent.note_out(record, keep_bytes));
     }
 
     /// Counts a block out that came from elsewhere; false if the set is closed.
@@ -293,8 +315,13 @@ impl Magazines {
         true
     }
 
-    pub(super) fn take_recent(&mut self) -> Recent {
-        self.recent.empty()
+    pub(super) fn empty_recent(&mut self, leaves: impl FnMut(Large)) {
+        self.recent.empty(leaves);
+    }
+
+    /// As [`Recent::forget`].
+    pub(super) fn forget_recent(&mut self) -> u64 {
+        self.recent.forget()
     }
 
     /// Makes space for one more piece in the class's stack. If that is as long as it may get, its older half leaves, and

@@ -37,7 +37,7 @@ use super::gate::{Entered, Gate};
 use super::heap::{Heap, Request};
 use super::ladder;
 use super::magazine::{Own, Piece};
-use super::recent::Recent;
+use super::recent::Step;
 use super::vmm::Vmm;
 use super::{of_class, of_heap, thread};
 use crate::backend::Piece as BlockPiece;
@@ -118,27 +118,28 @@ impl Shared {
     pub(super) fn alloc(&self, size_bytes: u64, stream: &Stream) -> Result<BlockPiece, PoolError> {
         // Magazines and depot know what is ordered, and not what is complete.
         match Class::of(size_bytes).filter(|_| !self.is_for_host()) {
-            Some(class) => Ok(of_class(class, self.alloc_small(class, size_bytes, stream)?)),
+            Some(class) => self.alloc_small(class, size_bytes, stream),
             None => self.alloc_from_heap(size_bytes, UNIT_BYTES, stream),
         }
     }
 
     /// What the thread's magazine did not have: from the depot, or from the heap.
-    fn alloc_small(&self, class: Class, size_bytes: u64, stream: &Stream) -> Result<Piece, PoolError> {
+    fn alloc_small(&self, class: Class, size_bytes: u64, stream: &Stream) -> Result<BlockPiece, PoolError> {
         let slot = stream.slot();
         let near = self.with_set(stream.id(), |set| {
             let may_have = |stamp: &Stamp| self.clocks().is_ordered(*stamp, slot);
-            let refilled = || self.front.refill(set, class, may_have).then(|| set.take(class, size_bytes))?;
-            set.take(class, size_bytes).or_else(refilled)
+            let own = || Some((class, set.take(class, size_bytes)?));
+            let near = || set.take_near(class, size_bytes);
+            own().or_else(near).or_else(|| self.front.refill(set, class, may_have).then(own)?)
         });
-        if let Some(piece) = near.flatten() {
-            return Ok(piece);
+        if let Some((class, piece)) = near.flatten() {
+            return Ok(of_class(class, piece));
         }
         let class_bytes = class.size_bytes();
         let request = Request { size_bytes: class_bytes, alignment: UNIT_BYTES, slot };
-        let piece = self.climb(&request, class_bytes, size_bytes, None)?;
+        let found = self.climb(&request, class_bytes, size_bytes, None)?;
         self.count_out(stream.id(), size_bytes);
-        Ok(piece)
+        Ok(of_class(class, found.piece))
     }
 
     /// What no magazine keeps: large blocks, and aligned ones.
@@ -159,10 +160,12 @@ impl Shared {
             alignment: heap_alignment,
             slot: self.order_of(stream),
         };
-        let piece = self.climb(&request, least_bytes, size_bytes, Some(stream.id()))?;
+        let Found { piece, room_bytes, keep_bytes } =
+            self.climb(&request, least_bytes, size_bytes, Some(stream.id()))?;
         self.count_out(stream.id(), size_bytes);
-        thread::with_near(self.id, stream.id().0, |set| set.note_out(piece.record));
-        Ok(of_heap(Piece { address: piece.address.next_multiple_of(alignment), ..piece }))
+        thread::with_near(self.id, stream.id().0, |set| set.note_out(piece.record, keep_bytes));
+        let address = piece.address.next_multiple_of(alignment);
+        Ok(of_heap(Piece { address, ..piece }, Step::floor(room_bytes - (address - piece.address))))
     }
 
     /// In whose order memory is handed out: what the host may use is the host's at once.
@@ -172,12 +175,6 @@ impl Shared {
             return stream.slot();
         }
         if self.is_for_host() { Slot::NOBODY } else { stream.slot() }
-    }
-
-    /// What this thread's set of a stream keeps beyond the classes. Called with the heap locked: whoever looks for memory
-    /// finds it in the set or in the heap, and never in somebody's hands.
-    fn take_recent(&self, stream: StreamId) -> Recent {
-        thread::with_near(self.id, stream.0, |set| set.take_recent()).unwrap_or(Recent::new())
     }
 
     /// The heap has handed out a block.
@@ -195,7 +192,10 @@ impl Shared {
                 return None;
             }
             let mut spill = Vec::new();
-            self.front.purge(is_gone, |stream| self.stamp_of(stream), &mut spill);
+            let kept_bytes = self.front.purge(is_gone, |stream| self.stamp_of(stream), &mut spill);
+            if kept_bytes > 0 {
+                self.core().heap.note_kept(kept_bytes, 0);
+            }
             self.give_all(spill);
             self.front.adopt(stream.0)
         };
@@ -210,14 +210,16 @@ impl Shared {
         least_bytes: u64,
         size_bytes: u64,
         recent_of: Option<StreamId>,
-    ) -> Result<Piece, PoolError> {
+    ) -> Result<Found, PoolError> {
         let mut core = self.core();
         if let Some(stream) = recent_of {
-            core.give_recent(&self.take_recent(stream));
+            // With the heap locked: whoever looks for memory finds it in the set or there, and never in somebody's hands.
+            let give = |set: Own<'_>| set.empty_unkept(|large| core.give_large(large));
+            let kept = thread::with_near(self.id, stream.0, give).unwrap_or_default();
+            core.heap.note_kept(kept.0, kept.1);
         }
         if let Some(piece) = core.heap.take_ready(request, self.clocks()) {
-            core.note_peak();
-            return Ok(piece);
+            return Ok(self.found(&mut core, piece));
         }
         drop(core);
         self.climb_further(request, least_bytes, size_bytes)
@@ -229,19 +231,25 @@ impl Shared {
         request: &Request,
         least_bytes: u64,
         size_bytes: u64,
-    ) -> Result<Piece, PoolError> {
+    ) -> Result<Found, PoolError> {
         let mut lack = Lack::default();
         self.collect_garbage(size_bytes)?;
         let piece = ladder::climb(self, request, least_bytes, &mut lack)?;
         let piece = piece.ok_or_else(|| self.refusal(size_bytes, lack))?;
         let mut core = self.core();
-        core.note_peak();
+        let found = self.found(&mut core, piece);
         self.front.set_cap(self.dials.magazine_bytes(core.heap.reserved_bytes()));
         let in_use_bytes = core.heap.used_bytes();
         drop(core);
         self.note_growth(in_use_bytes);
         self.device.upkeep().while_allocating();
-        Ok(piece)
+        Ok(found)
+    }
+
+    fn found(&self, core: &mut Core, piece: Piece) -> Found {
+        core.note_peak();
+        let keep_bytes = core.heap.keepable_bytes() / self.front.set_count().max(1);
+        Found { piece, room_bytes: core.heap.room_bytes(piece.record), keep_bytes }
     }
 
     /// Nobody allocates any more. Returns how many blocks are alive; from now on their frees are counted elsewhere.
@@ -267,6 +275,15 @@ impl Shared {
     pub(super) fn core(&self) -> Entered<'_, Core> {
         self.core.enter()
     }
+}
+
+/// What the ladder came to.
+struct Found {
+    piece: Piece,
+    /// What there is of it.
+    room_bytes: u64,
+    /// What a set may keep of large blocks from now on.
+    keep_bytes: u64,
 }
 
 /// Every block starts at a multiple of it, and each size class is one.

@@ -110,13 +110,32 @@ impl Heap {
         if u64::from(frame_count) > room {
             return Ok(false);
         }
-        if self.segments.is_some() {
-            return self.reserve_segments(u64::from(frame_count), backing);
-        }
-        let row = Row { new: self.new_handles(frame_count), ..Row::default() };
-        let is_made = build::make(self, (LARGE_SPACE, self.spaces[LARGE_SPACE].end()), &row, backing)?;
+        let is_made = if self.segments.is_some() {
+            self.reserve_segments(u64::from(frame_count), backing)?
+        } else {
+            let row = Row { new: self.new_handles(frame_count), ..Row::default() };
+            build::make(self, (LARGE_SPACE, self.spaces[LARGE_SPACE].end()), &row, backing)?
+        };
         self.reserved_peak_bytes = self.reserved_peak_bytes.max(self.reserved_bytes());
+        self.reserved_ahead_bytes = self.reserved_bytes();
         Ok(is_made)
+    }
+
+    /// What threads keep at hand of large blocks, now or a moment ago.
+    pub(in super::super) fn note_kept(&mut self, before_bytes: u64, now_bytes: u64) {
+        self.kept_bytes = (self.kept_bytes + now_bytes).saturating_sub(before_bytes);
+    }
+
+    /// What threads may keep at hand of large blocks: a part of what was reserved ahead and nobody has ever needed.
+    pub(in super::super) fn keepable_bytes(&mut self) -> u64 {
+        let needed_bytes = self.used_bytes.saturating_sub(self.kept_bytes);
+        self.needed_peak_bytes = self.needed_peak_bytes.max(needed_bytes);
+        let slack_bytes = self.needed_peak_bytes / 1000 * u64::from(self.dials.growth_slack_per_mille);
+        let needed_bytes = self.needed_peak_bytes + slack_bytes;
+        let spare_bytes = self.reserved_ahead_bytes.min(self.reserved_bytes()).saturating_sub(needed_bytes);
+        self.keepable_bytes =
+            (spare_bytes / 1000).saturating_mul(u64::from(self.dials.large_share_per_mille));
+        self.keepable_bytes
     }
 
     /// How far the heap may grow for this request before anything dearer than a new handle is worth trying.

@@ -30,7 +30,7 @@ impl Heap {
     /// Whether more is ready than was ever in use at once: then nobody needs to be sparing with it.
     pub(in super::super) fn has_plenty(&self) -> bool {
         let ready = self.spaces[LARGE_SPACE].fit(Owner::READY);
-        ready.is_some_and(|fit| fit.size_bytes > self.used_peak_bytes)
+        self.keepable_bytes > 0 || ready.is_some_and(|fit| fit.size_bytes > self.used_peak_bytes)
     }
 
     pub(super) fn take_free(

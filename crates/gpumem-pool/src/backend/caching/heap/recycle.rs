@@ -7,7 +7,7 @@ use super::extension::Extension;
 use super::frames::move_frames;
 use super::plan::{self, Part};
 use super::revival::{Revival, revival};
-use super::space::FRAME_BYTES;
+use super::space::{FRAME_BYTES, FRAME_SHIFT};
 use super::survey::{Survey, View};
 use super::{Heap, LARGE_SPACE, Request, frames_in, rounded, space_of};
 use crate::clock::Order;
@@ -104,12 +104,15 @@ impl Heap {
 
     /// What small blocks take over at a time, as far as there is slack or plenty: the next ones then find it ready.
     fn ahead_bytes(&self, index: usize) -> u64 {
-        let slack_per_mille = match self.has_plenty() {
-            true => self.dials.growth_slack_per_mille.max(PLENTY_PER_MILLE),
-            false => self.dials.growth_slack_per_mille,
-        };
-        let share_bytes = self.spaces[index].end() / 1000 * u64::from(slack_per_mille);
-        if index == LARGE_SPACE { 0 } else { share_bytes / FRAME_BYTES * FRAME_BYTES }
+        if index == LARGE_SPACE {
+            return 0;
+        }
+        let share = |per_mille: u32| self.spaces[index].end() / 1000 * u64::from(per_mille);
+        let slack_bytes = share(self.dials.growth_slack_per_mille);
+        let spare_bytes =
+            (self.keepable_bytes / SPARE_DIVISOR).min(u64::from(self.dials.handle_max_frames) << FRAME_SHIFT);
+        let plenty_bytes = if self.has_plenty() { share(PLENTY_PER_MILLE) } else { 0 };
+        slack_bytes.max(plenty_bytes).max(spare_bytes) / FRAME_BYTES * FRAME_BYTES
     }
 
     /// All that is the stream's own and idle, and of what is ready for all only the rest.
@@ -170,3 +173,6 @@ impl Heap {
 
 /// Where more is ready than was ever in use, small blocks take over this part of what they have, at least.
 const PLENTY_PER_MILLE: u32 = 100;
+
+/// And of what threads may keep, this part.
+const SPARE_DIVISOR: u64 = 64;

@@ -22,9 +22,8 @@ impl Shared {
     pub(in super::super) fn drain_own_recent(&self) -> bool {
         let (mut is_any, mut core) = (false, self.core());
         thread::each_set(self.id, |set| {
-            let recent = set.take_recent();
-            is_any |= !recent.as_slice().is_empty();
-            core.give_recent(&recent);
+            is_any |= set.has_recent();
+            set.empty_recent(|large| core.give_large(large));
         });
         is_any
     }

@@ -3,8 +3,8 @@
 use super::Shared;
 use crate::backend::caching::class::Class;
 use crate::backend::caching::magazine::{Own, Piece};
-use crate::backend::caching::recent::Large;
-use crate::backend::caching::thread;
+use crate::backend::caching::recent::{Large, Step};
+use crate::backend::caching::{step_of, thread};
 use crate::backend::{Freed, Piece as BlockPiece, Taken};
 use crate::clock::{Stamp, StreamId};
 
@@ -36,11 +36,14 @@ impl Shared {
                 == Some(true)
     }
 
-    /// The last few make way.
+    /// Some make way.
     fn free_large(&self, freed: &Freed) -> bool {
         let Some(large) = self.large(&freed.piece, freed.size_bytes, freed.home) else { return false };
         if self.with_set(freed.home, |set| set.has_recent()) == Some(true) {
-            self.core().give_recent(&self.take_recent(freed.home));
+            let mut core = self.core();
+            thread::with_near(self.id, freed.home.0, |set| {
+                set.make_way_large(|large| core.give_large(large))
+            });
         }
         // Last of all: it counts.
         thread::with_near(self.id, freed.home.0, |set| set.put_large(large)) == Some(true)
@@ -56,8 +59,9 @@ impl Shared {
         home: StreamId,
     ) -> Option<Large> {
         let stamp = self.clocks().stamp_of(home);
+        let step = step_of(piece).max(Step::floor(size_bytes));
         let piece = Piece { address: piece.address, record: piece.record() };
-        let large = Large { piece, size_bytes, stamp: stamp.into() };
+        let large = Large { piece, size_bytes, step, stamp: stamp.into() };
         (size_bytes > Class::SIZE_BYTES_MAX && stamp != Stamp::NONE && !self.is_for_host()).then_some(large)
     }
 

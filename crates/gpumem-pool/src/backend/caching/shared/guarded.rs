@@ -2,7 +2,7 @@
 
 use crate::backend::caching::extent::Extents;
 use crate::backend::caching::heap::Heap;
-use crate::backend::caching::recent::Recent;
+use crate::backend::caching::recent::Large;
 use crate::clock::Slot;
 
 pub(in super::super) struct Core {
@@ -13,10 +13,8 @@ pub(in super::super) struct Core {
 }
 
 impl Core {
-    pub(super) fn give_recent(&mut self, recent: &Recent) {
-        for large in recent.as_slice() {
-            self.heap.give(large.piece.record, &[large.stamp.into()]);
-        }
+    pub(super) fn give_large(&mut self, large: Large) {
+        self.heap.give(large.piece.record, &[large.stamp.into()]);
     }
 
     pub(super) fn pending_slots(&self) -> Vec<Slot> {
