@@ -36,6 +36,8 @@ pub struct Books {
 pub struct Tagged {
     /// In blocks that the program has.
     pub in_use_bytes: u64,
+    /// The most there ever was.
+    pub peak_bytes: u64,
     /// Such blocks.
     pub block_count: u64,
     /// Blocks ever handed out.
@@ -191,6 +193,7 @@ impl Twin {
         if let Some(tag) = made.tag {
             let tagged = self.pools[pool].tags.entry(tag).or_default();
             tagged.in_use_bytes += size_bytes;
+            tagged.peak_bytes = tagged.peak_bytes.max(tagged.in_use_bytes);
             tagged.block_count += 1;
             tagged.allocation_count += 1;
         }
@@ -492,7 +495,7 @@ mod tests {
         twin.allocate(block(2, 0x3000, 300)).unwrap();
         twin.free(0x1000, Fate::Kept);
         twin.free(0x3000, Fate::Free);
-        let expected = Tagged { in_use_bytes: 300, block_count: 1, allocation_count: 2 };
+        let expected = Tagged { in_use_bytes: 300, peak_bytes: 600, block_count: 1, allocation_count: 2 };
         assert_eq!(twin.pools[0].tags, BTreeMap::from([("forward", expected)]));
         assert_eq!((twin.whole_bytes(), twin.pools[0].in_use_bytes), (1024, 600));
     }

@@ -27,7 +27,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 
 /// Finds writes past the ends of blocks, up to 256 bytes in front and as many behind, to the byte.
 ///
-/// What it finds is told to the observer ([`Guard::on_damage`]); without one it is the error of the next allocation,
+/// What it finds is told to the observer ([`Guard::on_damage`]); without one it is the error of the next allocation or growth,
 /// [`PoolError::Damaged`], once for each block. It is found once the device has got to the end of the block's uses, so call
 /// [`Guard::settle`] after waiting for the device to hear of everything.
 ///
@@ -110,7 +110,7 @@ impl Guard {
         Self::default()
     }
 
-    /// Calls this for every damage instead of failing an allocation. On the thread that finds it, with no lock held.
+    /// Calls this for every damage instead of failing an allocation or a growth. On the thread that finds it, with no lock held.
     #[must_use]
     pub fn on_damage(mut self, tell: impl Fn(&Damage) + Send + Sync + 'static) -> Self {
         self.on_damage = Some(Box::new(tell));
