@@ -99,6 +99,14 @@ fn threads_make_one_record() {
     });
 }
 
+/// The names of the tags that allocations have.
+fn names(recording: &Recording) -> impl Iterator<Item = Option<&str>> {
+    recording.events.iter().filter_map(|event| match event.what {
+        What::Alloc { pool, tag, .. } if tag != 0 => Some(recording.tag(pool, tag)),
+        _ => None,
+    })
+}
+
 /// What an allocation is for, by the name of its scope: the innermost of its pool, on its thread.
 #[test]
 fn tags_are_recorded_with_their_names() {
@@ -145,6 +153,11 @@ fn tags_are_recorded_with_their_names() {
             (1007, Some("inner")),
         ];
         assert_eq!(named, expected);
+        let whole = std::fs::read(&path).unwrap();
+        for cut in 0..whole.len() {
+            let start = Recording::read_from(&whole[..cut]).unwrap_or_default();
+            assert!(names(&start).all(|name| name.is_some()), "named before it is used");
+        }
         assert_eq!(tags.iter().map(|tag| &*tag.tag).collect::<Vec<_>>(), ["forward", "inner"]);
         let expected = expected.map(|(size_bytes, tag)| (size_bytes, tag.map(String::from)));
         for seen in [outer, inner] {
@@ -238,6 +251,7 @@ fn works_until_it_is_killed() {
     let device = device();
     let (pool, stream) = (Pool::from_env(&device).unwrap(), Stream::new(&device).unwrap());
     let end = Instant::now() + Duration::from_secs(20);
+    let _scope = pool.scope("until the end");
     while Instant::now() < end {
         drop(pool.alloc(4096, &stream).unwrap());
         std::thread::sleep(Duration::from_micros(200));
@@ -260,6 +274,7 @@ fn a_killed_process_leaves_what_it_had_written() {
     process.wait().unwrap();
     let recording = Recording::read(&path).unwrap();
     assert!(count > 500 && recording.events.len() >= count, "{count} {}", recording.events.len());
+    assert!(names(&recording).all(|name| name == Some("until the end")));
     // Where it was killed in the middle of a write, the end says so; what was read is whole either way.
     assert!(recording.tail.is_none_or(|tail| tail.read_count as usize == recording.events.len()));
     std::fs::remove_file(path).unwrap();
