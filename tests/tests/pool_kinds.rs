@@ -320,7 +320,7 @@ cases! {
             unsafe { driver.cuMemPoolSetAttribute(bench.pool, threshold, (&raw mut keep_bytes).cast()).unwrap() };
             bench.free(bench.alloc(70 * MIB));
             bench.sync();
-            assert_eq!(bench.reserved_bytes(), 96 * MIB as u64);
+            assert!(bench.reserved_bytes() >= 70 * MIB as u64);
             // SAFETY: the pool is alive.
             unsafe { driver.cuMemPoolTrimTo(bench.pool, 0).unwrap() };
             assert_eq!(bench.reserved_bytes(), 0);

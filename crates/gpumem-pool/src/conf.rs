@@ -19,7 +19,7 @@
 //! | `growth_divisor`, `rounding_divisor`, `empty_windows_max` | a number | the same | – | – |
 //! | `handle_bytes_max`, `magazine_bytes_min` | bytes, with or without a unit | the same | – | – |
 //! | `poll_budget_us` | microseconds | the same | the same for memory that the host may use | – |
-//! | `release_budget_us` | microseconds | the same | the same | – |
+//! | `release_budget_us` | microseconds | the same | –: the driver gives back all at once, when the host has waited | – |
 //! | `wait_deadline_ms` | milliseconds | the same | – | – |
 //! | `inserted_waits` | `true`, `false` | the same | – | – |
 //!
@@ -211,7 +211,7 @@ const KEYS: &[Key] = &[
         options.dials.poll_budget = Duration::from_micros(parsed(value)?);
         Some(())
     }),
-    of_caches("release_budget_us", "microseconds", |options, value| {
+    of_caching("release_budget_us", "microseconds", |options, value| {
         options.dials.release_budget = Duration::from_micros(parsed(value)?);
         Some(())
     }),

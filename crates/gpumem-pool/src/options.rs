@@ -239,7 +239,7 @@ impl PoolBuilder {
     }
 
     /// Chooses what the caching backend trades: memory, driver calls, time. Other backends have little such choice: to
-    /// `native` only the two budgets of time mean something.
+    /// `native` only `poll_budget` means something, of memory that the host may use.
     pub fn profile(mut self, profile: Profile) -> Self {
         self.asked.push("profile");
         self.dials(Dials::of(profile))

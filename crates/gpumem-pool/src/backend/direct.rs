@@ -20,7 +20,6 @@ use crate::out_of_memory::{Attempt, GrowthLog, OutOfMemory, Passed, Sample};
 use crate::stream::Stream;
 use crate::upkeep::Idle;
 use core::ops::Deref;
-use core::time::Duration;
 use gpumem_sys::DriverError;
 use gpumem_sys::types::{CUdeviceptr, CUresult};
 use std::collections::BTreeMap;
@@ -88,8 +87,6 @@ pub(crate) struct Desk<C> {
     limits: Limits,
     growth: GrowthLog,
     idle: Idle,
-    /// How long an allocation may give back what is over the soft limit.
-    release_budget: Duration,
     hears_of_waits: Once,
     /// As [`PoolBuilder::garbage_collection_threshold`].
     collect_above: Option<f64>,
@@ -108,7 +105,6 @@ impl<C: Calls + Send + Sync + 'static> Direct<C> {
             limits,
             growth,
             idle: Idle::new(options.idle_after),
-            release_budget: options.dials.release_budget,
             hears_of_waits: Once::new(),
             collect_above: options.collect_above,
             calls,

@@ -1,5 +1,7 @@
 //! Unified and pinned host memory: what sets it apart from the device's own.
 
+#[cfg(feature = "backend-native")]
+use crate::bench::stand_in;
 use crate::bench::{Bench, on_each_backend, small};
 use gpumem_pool::sys::sim::Schedule;
 use gpumem_pool::sys::types::{CUdevice_attribute, CUresult};
@@ -266,11 +268,82 @@ fn unified_memory_leaves_the_device_a_margin() {
     }
 }
 
+/// At the limit, work of every device that uses what is in the way is waited for.
+#[test]
+fn at_the_limit_the_host_waits_for_other_devices_too() {
+    on_each_backend(&small().devices(2).schedule(Schedule::Late), |bench| {
+        if !bench.kind.is_host_accessible() {
+            return;
+        }
+        let pool = bench.builder().hard_limit(32 * MIB).build().unwrap();
+        let peer = Device::new(&bench.driver, 1).unwrap();
+        let (stream, away) = (bench.stream(), Stream::new(&peer).unwrap());
+        for step in 0..4 {
+            let block = pool.alloc(24 * MIB, &stream).unwrap();
+            write(&block, step);
+            away.wait_for(&stream).unwrap();
+            bench.fill(&block, 200, &away);
+            block.record_use(&away);
+        }
+        let block = pool.alloc(24 * MIB, &stream).unwrap();
+        write(&block, 5);
+        away.synchronize().unwrap();
+        assert!(holds(&block, 5));
+    });
+}
+
+/// A pool may end while work uses what was its memory: that goes back once the work is done.
+#[test]
+fn a_pool_that_ends_leaves_what_work_uses() {
+    on_host_memory(|bench| {
+        let (stream, other) = (bench.stream(), bench.stream());
+        let pool = bench.pool();
+        let kept = pool.alloc(MIB, &stream).unwrap();
+        let used = [300, 5 * MIB].map(|size_bytes| pool.alloc(size_bytes, &stream).unwrap());
+        used.iter().for_each(|block| bench.fill(block, 9, &other));
+        used.iter().for_each(|block| block.record_use(&other));
+        drop((used, pool));
+        // A block keeps its pool.
+        write(&kept, 3);
+        bench.fill(&kept, 4, &stream);
+        drop(kept);
+        bench.device.synchronize().unwrap();
+        let report = bench.driver.simulator().unwrap().report();
+        assert!(report.allocations.is_empty() && report.findings.is_empty(), "{report}");
+    });
+}
+
+#[cfg(feature = "backend-native")]
+stand_in!(pools, cuMemPoolCreate(pool: *mut CUmemoryPool, props: *const CUmemPoolProps));
+
+/// A driver that is older than pools of a kind says so, and where nothing is asked of the backend another is taken.
+#[cfg(feature = "backend-native")]
+#[test]
+fn drivers_without_pools_of_a_kind_are_told() {
+    // SAFETY: the stand-in calls what it replaces, or fails without doing anything.
+    let driver = unsafe { Driver::sim(small()).unwrap().with_table(pools::install) };
+    let device = Device::new(&driver, 0).unwrap();
+    let invalid = CUresult::CUDA_ERROR_INVALID_VALUE.0;
+    pools::FAIL_WITH.store(invalid, std::sync::atomic::Ordering::SeqCst);
+    for (kind, since) in [(MemoryKind::Unified, "13.0"), (MemoryKind::Host, "12.6")] {
+        let error = Pool::builder(&device).backend(BackendKind::Native).kind(kind).build().unwrap_err();
+        assert!(
+            matches!(error, PoolError::BackendUnsupported { backend: BackendKind::Native, .. }),
+            "{error}"
+        );
+        assert!(
+            error.to_string().contains(since) && error.to_string().contains(&kind.to_string()),
+            "{error}"
+        );
+        assert_ne!(Pool::builder(&device).kind(kind).build().unwrap().backend(), BackendKind::Native);
+    }
+}
+
 #[test]
 fn what_a_kind_or_a_backend_can_not_do_is_said() {
-    let device = Device::new(&Driver::sim(small()).unwrap(), 0).unwrap();
     #[cfg(feature = "backend-caching")]
     {
+        let device = Device::new(&Driver::sim(small()).unwrap(), 0).unwrap();
         let exported =
             Pool::builder(&device).backend(BackendKind::Caching).kind(MemoryKind::Host).exportable().build();
         assert!(matches!(exported, Err(PoolError::NotWithKind { kind: MemoryKind::Host, .. })));
