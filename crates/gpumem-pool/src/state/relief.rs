@@ -76,7 +76,7 @@ impl State {
         }
     }
 
-    /// All that other pools keep without using it, once the device is idle.
+    /// All that other pools keep without using it, and that ended ones left, once the device is idle.
     fn trim_others(&self, report: &OutOfMemory) -> Asked {
         // Another limit may have the same number.
         let is_ours = matches!(report.refused_by, RefusedBy::HardLimit | RefusedBy::Quota)
@@ -84,7 +84,8 @@ impl State {
             && self.limits.family().is_full_for(report.requested_bytes);
         let members = self.device.upkeep().members();
         // One is this pool.
-        let has_others = members.len() > usize::from(self.backend.keeps_memory());
+        let has_others =
+            members.len() > usize::from(self.backend.keeps_memory()) || self.device.upkeep().has_left();
         if is_ours || !has_others {
             return None;
         }

@@ -3,7 +3,7 @@
 use crate::bench::{Bench, built_backends, on_device_memory, on_each_backend, small};
 use gpumem_pool::adaptor::Budget;
 use gpumem_pool::sys::{Driver, SimConfig};
-use gpumem_pool::{Block, Device, MemoryKind, Pool, PoolError, Reclaimable, Stream};
+use gpumem_pool::{BackendKind, Block, Device, MemoryKind, Pool, PoolError, Reclaimable, Stream};
 use std::error::Error;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex};
@@ -60,6 +60,11 @@ fn what_an_ended_pool_left_is_had() {
             let next = Pool::builder(&bench.device).backend(backend).build().unwrap();
             drop(next.alloc(40 * MIB, &stream).unwrap());
         }
+        let (pool, stream) = (bench.pool(), bench.stream());
+        let block = pool.alloc(40 * MIB, &stream).unwrap();
+        bench.fill(&block, 1, &stream);
+        drop((block, pool));
+        Pool::new(&bench.device).unwrap().reserve(40 * MIB).unwrap();
     });
 }
 
@@ -91,4 +96,39 @@ fn a_limit_like_the_one_that_refuses_is_not_taken_for_it() {
     drop(pool.alloc(40 * MIB, &stream).unwrap());
     let unified = Pool::builder(&device).kind(MemoryKind::Unified).hard_limit(60 * MIB).build().unwrap();
     drop(unified.alloc(40 * MIB, &stream).unwrap());
+}
+
+/// The same where the one who refuses is the margin, before the driver is asked.
+#[test]
+fn what_an_ended_pool_left_is_no_part_of_the_margin() {
+    let config = cramped().schedule("late".parse().unwrap());
+    for backend in built_backends() {
+        let device = Device::new(&Driver::sim(config.clone()).unwrap(), 0).unwrap();
+        let (pool, stream) = (Pool::new(&device).unwrap(), Stream::new(&device).unwrap());
+        let unified =
+            Pool::builder(&device).kind(MemoryKind::Unified).backend(BackendKind::None).build().unwrap();
+        let held = unified.alloc(MIB, &stream).unwrap();
+        let block = pool.alloc(40 * MIB, &stream).unwrap();
+        let bound = device.bind().unwrap();
+        // SAFETY: the block is alive, and freed in the stream's order.
+        unsafe { device.driver().cuMemsetD8Async(block.address(), 1, 40 << 20, stream.raw()).unwrap() };
+        drop((bound, block, pool));
+        let next = Pool::builder(&device).backend(backend).build().unwrap();
+        drop((next.alloc(40 * MIB, &stream).unwrap(), held));
+    }
+}
+
+/// A block that grows asks for what it lacks: its own limit allows that, and others have it.
+#[test]
+fn growth_is_asked_of_others_for_what_it_lacks() {
+    on_device_memory(&cramped(), |bench| {
+        let (pool, stream) = (bench.builder().hard_limit(40 * MIB).build().unwrap(), bench.stream());
+        let Ok(mut growable) = pool.growable(60 * MIB, &stream) else { return };
+        growable.grow_to(20 * MIB).unwrap();
+        let other = Pool::new(&bench.device).unwrap();
+        drop(other.alloc(30 * MIB, &stream).unwrap());
+        growable.grow_to(38 * MIB).unwrap();
+        let refused = growable.grow_to(50 * MIB).unwrap_err();
+        assert_eq!(refused.out_of_memory().unwrap().requested_bytes, 12 * MIB);
+    });
 }

@@ -217,7 +217,9 @@ impl Growing for Shared {
             }
             std::thread::yield_now();
         }
-        tried.map_err(|said| self.refusal(size_bytes, Lack { said, ..Lack::default() }))
+        // What it has is in use already.
+        let more_bytes = size_bytes.saturating_sub(self.extent_bytes(id));
+        tried.map_err(|said| self.refusal(more_bytes, Lack { said, ..Lack::default() }))
     }
 
     fn shrink_to(&self, id: u64, size_bytes: u64, uses: &[Stamp]) -> Result<(), PoolError> {

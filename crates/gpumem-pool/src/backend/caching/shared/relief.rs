@@ -14,8 +14,19 @@ use gpumem_sys::types::CUresult;
 use std::sync::{Arc, Weak};
 
 impl Shared {
-    /// Grows until so much is reserved, as large blocks will want it: in few handles, side by side.
+    /// Grows until so much is reserved, as large blocks will want it: in few handles, side by side. What ended pools have left
+    /// is had once the device is idle.
     pub(in super::super) fn reserve(&self, size_bytes: u64) -> Result<(), PoolError> {
+        match self.reserve_at_once(size_bytes) {
+            Err(error) if error.out_of_memory().is_some() => {
+                self.device.finish_with_upkeep()?;
+                self.reserve_at_once(size_bytes)
+            }
+            reserved => reserved,
+        }
+    }
+
+    fn reserve_at_once(&self, size_bytes: u64) -> Result<(), PoolError> {
         let missing_bytes = size_bytes.saturating_sub(self.reserved().current_bytes);
         if missing_bytes == 0 {
             return Ok(());
