@@ -26,6 +26,7 @@ const FEATURES: [(&str, &[(&str, bool)]); 6] = [
             ("planted-bugs", true),
             ("serde", false),
             ("nvml", false),
+            ("shuttle", false),
             ("sim", false),
         ],
     ),

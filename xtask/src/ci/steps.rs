@@ -12,7 +12,7 @@ pub(super) const STEPS: &[Step] = &[
     Step { name: "tidy", about: "cargo xtask tidy", run: tidy },
     Step { name: "clippy", about: "no warning in the workspace, with GPU cases and without", run: clippy },
     Step { name: "features", about: "every promised combination of features builds; tests on backend none", run: features },
-    Step { name: "test", about: "the README's test command", run: test },
+    Step { name: "test", about: "the README's test command, and the pool under shuttle", run: test },
     Step { name: "docs", about: "no warning in the documentation", run: docs },
     Step { name: "bindgen", about: "the driver's types and functions are what bindgen makes", run: bindgen },
     Step { name: "kernels", about: "the PTX is what the CUDA sources make", run: kernels },
@@ -63,6 +63,8 @@ fn features() -> Result<Outcome> {
 
 fn test() -> Result<Outcome> {
     cargo("test --workspace").run()?;
+    // The pool over threads that are simulated, too.
+    cargo("test --quiet --package gpumem-pool --features shuttle --test climbs").run()?;
     Ok(Outcome::Passed)
 }
 

@@ -20,6 +20,7 @@
 //! | `sync` | what the front needs of threads |
 
 mod access;
+#[cfg_attr(feature = "shuttle", allow(dead_code, reason = "its threads are simulated"))]
 mod barrier;
 mod budget;
 mod class;
@@ -35,6 +36,10 @@ mod lock;
 mod magazine;
 mod recent;
 mod shared;
+#[cfg(not(feature = "shuttle"))]
+mod sync;
+#[cfg(feature = "shuttle")]
+#[path = "../../tests/shuttle/sync.rs"]
 mod sync;
 #[cfg(test)]
 mod tests;

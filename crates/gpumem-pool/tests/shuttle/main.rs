@@ -1,5 +1,5 @@
-//! Magazines, depot, drain and ladder under many random schedules: no piece is lost, none is in two hands, no more is held
-//! than the cap allows, and nobody is refused what there is room for. These are the library's own sources, compiled over shuttle's threads.
+//! Magazines, depot and drain under many random schedules: no piece is lost, none is in two hands, and no more is held than
+//! the cap allows. These are the library's own sources, compiled over shuttle's threads. `climbs` has the whole pool.
 
 #![allow(dead_code, reason = "the tests use a part of what they compile")]
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
@@ -8,15 +8,12 @@
 mod budget;
 #[path = "../../src/backend/caching/class.rs"]
 mod class;
-mod climbs;
 #[path = "../../src/counters.rs"]
 mod counters;
 #[path = "../../src/backend/caching/depot.rs"]
 mod depot;
 #[path = "../../src/backend/caching/front.rs"]
 mod front;
-#[path = "../../src/backend/caching/ladder.rs"]
-mod ladder;
 #[path = "../../src/backend/caching/lock.rs"]
 mod lock;
 #[path = "../../src/backend/caching/magazine.rs"]
@@ -27,15 +24,9 @@ mod magazine;
 mod planted;
 #[path = "../../src/backend/caching/recent.rs"]
 mod recent;
-#[allow(unreachable_pub, reason = "the library exports what this test does not")]
-#[path = "../../src/clock/stamp.rs"]
-mod stamp;
 mod sync;
-mod world;
 
 use class::Class;
-pub(crate) use world::{clock, context, error, heap, out_of_memory, shared};
-
 use front::{Front, Spill};
 use magazine::{Own, Piece, Set};
 use shuttle::scheduler::{PctScheduler, RandomScheduler, Scheduler};

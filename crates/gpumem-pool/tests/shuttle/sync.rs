@@ -2,6 +2,8 @@
 
 pub(crate) use shuttle::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 pub(crate) use shuttle::sync::{Arc, Mutex, MutexGuard};
+#[allow(unused_imports, reason = "without the pool nothing is a thread's own")]
+pub(crate) use shuttle::thread_local;
 
 /// Lets the other threads run while it is touched, and fails if one of them touches it too.
 #[derive(Debug)]

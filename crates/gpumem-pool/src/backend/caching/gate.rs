@@ -4,9 +4,9 @@
 //! the work. Here threads first look for a while, further and further apart so that they leave the line to whoever is at
 //! it, and park only when that has taken so long that whoever has it must be asking the driver, or not running.
 
+use super::sync::{AtomicBool, Mutex, MutexGuard, Ordering};
 use core::ops::{Deref, DerefMut};
-use core::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Mutex, MutexGuard, PoisonError, TryLockError};
+use std::sync::{PoisonError, TryLockError};
 
 #[derive(Debug)]
 pub(super) struct Gate<T> {

@@ -38,6 +38,7 @@ use super::heap::{Heap, Request};
 use super::ladder;
 use super::magazine::{Own, Piece};
 use super::recent::Step;
+use super::sync::Mutex;
 use super::vmm::Vmm;
 use super::{of_class, of_heap, thread};
 use crate::backend::Piece as BlockPiece;
@@ -53,7 +54,7 @@ use crate::upkeep::Idle;
 use core::sync::atomic::AtomicBool;
 pub(super) use guarded::Core;
 pub(super) use refusal::Lack;
-use std::sync::{Arc, Mutex, Weak};
+use std::sync::{Arc, Weak};
 
 pub(super) struct Shared {
     /// The front's number, by which threads find their sets.

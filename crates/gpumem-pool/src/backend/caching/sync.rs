@@ -4,6 +4,7 @@
 pub(super) use super::barrier::{heavy, light, prepare};
 pub(super) use core::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 pub(super) use std::sync::{Arc, Mutex, MutexGuard};
+pub(super) use std::thread_local;
 
 /// A value whose owner says when it may be touched.
 #[derive(Debug)]

@@ -108,10 +108,11 @@ impl Drop for Sets {
 }
 
 fn forget_near() {
-    NEAR.with(|near| near.iter().for_each(|entry| entry.set(NOTHING)));
+    // Threads of a model lose it sooner.
+    let _ = NEAR.try_with(|near| near.iter().for_each(|entry| entry.set(NOTHING)));
 }
 
-thread_local! {
+super::sync::thread_local! {
     static NEAR: [Cell<Near>; NEAR_COUNT] = const { [const { Cell::new(NOTHING) }; NEAR_COUNT] };
     static SETS: RefCell<Sets> = const { RefCell::new(Sets { map: BTreeMap::new() }) };
 }

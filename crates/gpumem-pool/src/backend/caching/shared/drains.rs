@@ -2,9 +2,10 @@
 
 use super::Shared;
 use crate::backend::caching::front::Spill;
+use crate::backend::caching::sync::MutexGuard;
 use crate::backend::caching::thread;
 use crate::clock::Stamp;
-use std::sync::{MutexGuard, PoisonError};
+use std::sync::PoisonError;
 
 impl Shared {
     /// Says whether there was anything. Of those who drain, one after another gives to the heap what he has taken: whoever

@@ -1,0 +1,131 @@
+//! Threads that allocate and free at once on a pool whose limit has room for all that they hold, under many random schedules
+//! of shuttle's: nobody is refused, no memory is in two hands, and at the end nothing is lost. It is the whole library, on the
+//! software driver; threads change where the front, the heap's lock or a drain is touched.
+
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+use gpumem_pool::sys::{Driver, SimConfig};
+use gpumem_pool::{BackendKind, Block, Device, MemoryKind, Pool, PoolError, Profile, Stream};
+use shuttle::scheduler::{PctScheduler, RandomScheduler, Scheduler};
+use shuttle::sync::atomic::{AtomicU64, Ordering::SeqCst};
+use shuttle::thread;
+use std::sync::Arc;
+use std::sync::atomic::AtomicU64 as Count;
+
+const SCHEDULES: usize = 20;
+const PAUSES: usize = 4;
+const THREADS: usize = 3;
+const ROUNDS: usize = 4;
+const FRAME_BYTES: u64 = 2 << 20;
+
+#[derive(Clone, Copy)]
+struct Plan {
+    profile: Profile,
+    kind: MemoryKind,
+    /// Sizes that threads take turns with.
+    sizes_bytes: [u64; 2],
+    limit_bytes: u64,
+    /// What threads hold together at most.
+    claim_bytes: u64,
+}
+
+/// Nobody is refused. If somebody is, shuttle prints the schedule, and ends the process.
+fn check(plan: Plan) {
+    run(plan, |error| panic!("refused though there is room: {error}"));
+}
+
+fn run(plan: Plan, refused: impl Fn(PoolError) + Send + Sync + Clone + 'static) {
+    run_with(RandomScheduler::new(SCHEDULES), plan, refused.clone());
+    // With schedules in which threads stand still for long.
+    run_with(PctScheduler::new(PAUSES, SCHEDULES), plan, refused);
+}
+
+fn run_with(
+    scheduler: impl Scheduler + 'static,
+    plan: Plan,
+    refused: impl Fn(PoolError) + Send + Sync + Clone + 'static,
+) {
+    let mut config = shuttle::Config::new();
+    config.stack_size = 1 << 20;
+    shuttle::Runner::new(scheduler, config).run(move || crowd(plan, &refused));
+}
+
+fn crowd(plan: Plan, refused: &(impl Fn(PoolError) + Send + Clone + 'static)) {
+    let device = Device::new(&Driver::sim(SimConfig::new()).unwrap(), 0).unwrap();
+    // To the driver all of shuttle's threads are one: its context stays current.
+    let _bound = device.bind().unwrap();
+    let builder = Pool::builder(&device).backend(BackendKind::Caching).kind(plan.kind).profile(plan.profile);
+    let pool = builder.hard_limit(plan.limit_bytes).build().unwrap();
+    let claimed = Arc::new(AtomicU64::new(0));
+    let workers = (0..THREADS).map(|number| {
+        let (pool, device, claimed, refused) =
+            (pool.clone(), device.clone(), Arc::clone(&claimed), refused.clone());
+        thread::spawn(move || {
+            let stream = Stream::new(&device).unwrap();
+            for round in 0..ROUNDS {
+                work(&pool, &stream, plan, &claimed, round + number).into_iter().for_each(&refused);
+            }
+        })
+    });
+    let workers: Vec<_> = workers.collect();
+    pool.trim_to(u64::MAX).unwrap();
+    workers.into_iter().for_each(|worker| worker.join().unwrap());
+    pool.check().unwrap();
+    pool.reclaim().unwrap();
+    let status = pool.status().unwrap();
+    assert!(status.reserved_peak_bytes <= plan.limit_bytes, "{status:?}");
+    assert_eq!((status.block_count, status.in_use_bytes, status.reserved_bytes), (0, 0, 0), "{status:?}");
+}
+
+/// Claims what it is about to ask for, one block or two, of what all may have. Says what was refused.
+fn work(pool: &Pool, stream: &Stream, plan: Plan, claimed: &AtomicU64, turn: usize) -> Vec<PoolError> {
+    let count = 1 + turn % 2;
+    let size_bytes = plan.sizes_bytes[turn / 2 % 2];
+    let bytes = size_bytes * count as u64;
+    let sum = |held: u64| Some(held + bytes).filter(|sum| *sum <= plan.claim_bytes);
+    while claimed.fetch_update(SeqCst, SeqCst, sum).is_err() {
+        thread::yield_now();
+    }
+    let asked: Vec<Result<Block, PoolError>> = (0..count).map(|_| pool.alloc(size_bytes, stream)).collect();
+    let refused = asked.into_iter().filter_map(Result::err).collect();
+    claimed.fetch_sub(bytes, SeqCst);
+    refused
+}
+
+fn large(profile: Profile, kind: MemoryKind) -> Plan {
+    let sizes_bytes = [FRAME_BYTES; 2];
+    Plan { profile, kind, sizes_bytes, limit_bytes: 2 * FRAME_BYTES, claim_bytes: 2 * FRAME_BYTES }
+}
+
+#[test]
+fn nobody_is_refused_a_large_block() {
+    for profile in [Profile::Fast, Profile::Balanced, Profile::Tight] {
+        check(large(profile, MemoryKind::Device));
+    }
+}
+
+#[test]
+fn nor_one_that_the_host_may_use() {
+    check(large(Profile::Balanced, MemoryKind::Host));
+}
+
+/// Two small ones may lie in two frames, and a large one needs a third.
+#[test]
+fn nor_any_beside_small_ones_that_others_keep_at_hand() {
+    for profile in [Profile::Fast, Profile::Balanced, Profile::Tight] {
+        let sizes_bytes = [FRAME_BYTES / 2, FRAME_BYTES];
+        check(Plan { sizes_bytes, limit_bytes: 3 * FRAME_BYTES, ..large(profile, MemoryKind::Device) });
+    }
+}
+
+/// The model sees it if somebody is.
+#[test]
+fn too_little_room_is_seen() {
+    let plan = Plan { limit_bytes: FRAME_BYTES, ..large(Profile::Balanced, MemoryKind::Device) };
+    let count = Arc::new(Count::new(0));
+    let counted = Arc::clone(&count);
+    run(plan, move |_| {
+        counted.fetch_add(1, SeqCst);
+    });
+    assert!(count.load(SeqCst) > 0);
+}
