@@ -3,6 +3,7 @@
 use crate::block::Block;
 use crate::device::Device;
 use crate::error::PoolError;
+use crate::state::StateRef;
 use core::fmt;
 use core::ptr::NonNull;
 use core::str::FromStr;
@@ -92,10 +93,14 @@ impl fmt::Display for MemoryKind {
 }
 
 impl Block {
-    /// Whose memory it is.
+    /// Whose memory it is. Of a block that another pool lent ([`Fallback`](crate::adaptor::Fallback)), that pool's kind.
     #[must_use]
     pub fn kind(&self) -> MemoryKind {
-        self.state().setup().kind
+        self.origin().setup().kind
+    }
+
+    fn origin(&self) -> StateRef {
+        self.state().behind(self.piece()).0
     }
 
     /// Where the host finds its bytes, at the address that the device has for them too. Nothing for the device's own
@@ -107,7 +112,7 @@ impl Block {
     /// writing what it uses. An adaptor that fills blocks does so as work on the stream.
     #[must_use]
     pub fn host_ptr(&self) -> Option<NonNull<u8>> {
-        let address = if self.state().setup().is_for_host { self.address() } else { 0 };
+        let address = if self.origin().setup().is_for_host { self.address() } else { 0 };
         NonNull::new(core::ptr::with_exposed_provenance_mut(address as usize))
     }
 }

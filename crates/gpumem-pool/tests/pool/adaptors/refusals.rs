@@ -3,7 +3,7 @@
 use super::MIB;
 use crate::bench::{on_each_backend, small};
 use gpumem_pool::adaptor::{Budget, Failures, Fallback};
-use gpumem_pool::{BackendKind, Block, CaptureMode, MemoryKind, Pool, PoolError};
+use gpumem_pool::{BackendKind, Block, CaptureMode, Location, MemoryKind, Pool, PoolError};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -131,5 +131,31 @@ fn a_lent_block_is_like_any_other() {
         stream.synchronize().unwrap();
         drop(exec);
         assert_eq!(spare.status().unwrap().block_count, 0);
+    });
+}
+
+#[test]
+fn lent_memory_says_whose_it_is() {
+    on_each_backend(&small(), |bench| {
+        let stream = bench.stream();
+        for kind in [MemoryKind::Device, MemoryKind::Unified, MemoryKind::Host] {
+            if bench.kind != MemoryKind::Device && kind == MemoryKind::Device {
+                continue;
+            }
+            let spare = Pool::builder(&bench.device).kind(kind).build().unwrap();
+            let lender = Pool::builder(&bench.device).kind(kind).hard_limit(2 * MIB);
+            let lender = lender.adaptor(Arc::new(Fallback::new(&spare))).build().unwrap();
+            // One that lends what it was lent.
+            for lender in [&spare, &lender] {
+                let builder = bench.builder().hard_limit(4 * MIB);
+                let pool = builder.adaptor(Arc::new(Fallback::new(lender))).build().unwrap();
+                let (own, lent) = (pool.alloc(MIB, &stream).unwrap(), pool.alloc(8 * MIB, &stream).unwrap());
+                assert_eq!((own.kind(), lent.kind()), (bench.kind, kind));
+                assert_eq!(own.host_ptr().is_some(), bench.kind.is_host_accessible());
+                assert_eq!(lent.host_ptr().is_some(), kind.is_host_accessible());
+                let moved = lent.prefetch(0..MIB, Location::Host, &stream);
+                assert_eq!(moved.is_ok(), kind == MemoryKind::Unified);
+            }
+        }
     });
 }
