@@ -56,7 +56,7 @@ pub fn settings(device: &Device) -> Vec<Setting> {
             }
             _ => all.push(plain),
         }
-        if !is_real && backend != BackendKind::Native {
+        if !is_real {
             let setting = if backend == BackendKind::Caching { balanced } else { plain };
             all.extend([MemoryKind::Unified, MemoryKind::Host].map(|kind| Setting { kind, ..setting }));
         }

@@ -4,7 +4,8 @@
 
 use crate::pool::MemoryKind;
 use crate::sys::types::{
-    CUdeviceptr, CUmemAllocationProp, CUmemGenericAllocationHandle, CUmemoryPool, CUstream,
+    CUdeviceptr, CUmemAllocationProp, CUmemAllocationType, CUmemGenericAllocationHandle, CUmemLocationType,
+    CUmemPoolProps, CUmemoryPool, CUstream,
 };
 use crate::sys::{CUresult, Driver, Table};
 use core::ffi::{c_uint, c_ulonglong, c_void};
@@ -28,6 +29,7 @@ impl Counted {
         let turn = ONE_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner);
         *lock(&REAL) = Some(*driver.table());
         lock(&SIZES).clear();
+        lock(&POOLS).clear();
         for sum in &SUMS {
             sum.held_bytes.store(0, Ordering::SeqCst);
             sum.peak_bytes.store(0, Ordering::SeqCst);
@@ -65,6 +67,9 @@ static SUMS: [Sum; 3] = [Sum::new(), Sum::new(), Sum::new()];
 static REAL: Mutex<Option<Table>> = Mutex::new(None);
 /// By what the driver calls it by: an address, or a handle of physical memory.
 static SIZES: Mutex<BTreeMap<(Named, u64), (MemoryKind, u64)>> = Mutex::new(BTreeMap::new());
+
+/// Whose memory a pool of the driver's hands out, by its handle; of the device's if it is not here.
+static POOLS: Mutex<BTreeMap<usize, MemoryKind>> = Mutex::new(BTreeMap::new());
 
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 enum Named {
@@ -105,6 +110,20 @@ fn remove(named: Named, name: u64, give_back: impl FnOnce() -> CUresult) -> CUre
         }
     }
     code
+}
+
+fn add_pool(pool: CUmemoryPool, props: CUmemPoolProps) {
+    let is_host = props.location.type_ == CUmemLocationType::CU_MEM_LOCATION_TYPE_HOST;
+    let kind = match props.allocType {
+        CUmemAllocationType::CU_MEM_ALLOCATION_TYPE_MANAGED => MemoryKind::Unified,
+        _ if is_host => MemoryKind::Host,
+        _ => MemoryKind::Device,
+    };
+    lock(&POOLS).insert(pool.addr(), kind);
+}
+
+fn kind_of(pool: CUmemoryPool) -> MemoryKind {
+    lock(&POOLS).get(&pool.addr()).copied().unwrap_or_default()
 }
 
 fn real() -> Table {
@@ -156,7 +175,9 @@ wrapped! {
     cuMemAllocManaged(address: *mut CUdeviceptr, size: usize, flags: c_uint)
         |call, address, size, _| made(call(), || add(Named::Address, at(address), MemoryKind::Unified, size as u64));
     cuMemAllocFromPoolAsync(address: *mut CUdeviceptr, size: usize, pool: CUmemoryPool, stream: CUstream)
-        |call, address, size, _, _| made(call(), || add(Named::Address, at(address), MemoryKind::Device, size as u64));
+        |call, address, size, pool, _| made(call(), || add(Named::Address, at(address), kind_of(pool), size as u64));
+    cuMemPoolCreate(pool: *mut CUmemoryPool, props: *const CUmemPoolProps)
+        |call, pool, props| made(call(), || add_pool(at(pool), at(props.cast_mut())));
     cuMemFree_v2(address: CUdeviceptr)
         |call, address| remove(Named::Address, address, call);
     cuMemFreeAsync(address: CUdeviceptr, stream: CUstream)
@@ -170,20 +191,29 @@ wrapped! {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::pool::{BackendKind, Device, Pool, Stream};
+    use crate::pool::{BackendKind, Device, Pool, PoolError, Stream};
     use crate::sys::SimConfig;
+
+    const BACKENDS: [BackendKind; 2] = [BackendKind::None, BackendKind::Native];
 
     #[test]
     fn every_byte_is_counted_where_it_belongs() {
         let counted = Counted::new(&Driver::sim(SimConfig::new()).unwrap());
         let device = Device::new(&counted.driver, 0).unwrap();
         let stream = Stream::new(&device).unwrap();
-        for kind in [MemoryKind::Device, MemoryKind::Unified, MemoryKind::Host] {
+        let kinds = [MemoryKind::Device, MemoryKind::Unified, MemoryKind::Host];
+        for (backend, kind) in kinds.into_iter().flat_map(|kind| BACKENDS.map(|backend| (backend, kind))) {
             let before_bytes = counted.held_bytes(kind);
-            let pool = Pool::builder(&device).backend(BackendKind::None).kind(kind).build().unwrap();
+            let pool = match Pool::builder(&device).backend(backend).kind(kind).build() {
+                Err(PoolError::BackendNotBuilt { .. }) => continue,
+                pool => pool.unwrap(),
+            };
             let blocks = [1000, 5000].map(|size_bytes| pool.alloc(size_bytes, &stream).unwrap());
             assert_eq!(counted.held_bytes(kind) - before_bytes, 6000, "{kind}");
             drop(blocks);
+            // Memory that the host may use goes back when all uses are known to be done.
+            device.synchronize().unwrap();
+            pool.reclaim().unwrap();
             assert_eq!((counted.held_bytes(kind), counted.peak_bytes(kind)), (before_bytes, 6000), "{kind}");
         }
     }

@@ -108,6 +108,7 @@ impl Counters {
     }
 
     /// How often it was used: what has not moved since is idle.
+    #[cfg(feature = "backend-caching")]
     pub(crate) fn operation_count(&self) -> u64 {
         self.allocation_count.wrapping_add(self.free_count)
     }

@@ -6,6 +6,7 @@ use crate::context::Relaxed;
 use crate::device::Device;
 use crate::error::PoolError;
 use crate::stream::Stream;
+use core::sync::atomic::{AtomicBool, Ordering};
 use gpumem_sys::DriverError;
 use gpumem_sys::types::CUdeviceptr;
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -14,8 +15,9 @@ pub(super) struct Ordered {
     device: Device,
     /// Frees what can't be freed in the order of its home; made on first use.
     sweeper: Mutex<Option<Stream>>,
-    /// Looked at when memory is asked for or given back.
     waiting: Mutex<Vec<Waiting>>,
+    /// Whether anything waits: looked at when memory is asked for.
+    is_any_waiting: AtomicBool,
 }
 
 /// Memory whose block is gone, and the uses that are not known to be done.
@@ -26,12 +28,17 @@ struct Waiting {
 
 impl Ordered {
     pub(super) fn new(device: &Device) -> Self {
-        Self { device: device.clone(), sweeper: Mutex::default(), waiting: Mutex::default() }
+        Self {
+            device: device.clone(),
+            sweeper: Mutex::default(),
+            waiting: Mutex::default(),
+            is_any_waiting: AtomicBool::new(false),
+        }
     }
 
     /// A stream is in its user's hands: what waits for it may go on.
     pub(super) fn before_acquire(&self, stream: &Stream) -> Result<(), DriverError> {
-        if !self.lock_waiting().is_empty() {
+        if self.is_any_waiting.load(Ordering::Acquire) {
             stream.clocks().tick_by_user(stream.slot())?;
             self.sweep()?;
         }
@@ -46,6 +53,7 @@ impl Ordered {
         let waiting = Waiting { address: freed.piece.address, stamps };
         if !self.free_apart(&waiting)? {
             self.lock_waiting().push(waiting);
+            self.is_any_waiting.store(true, Ordering::Release);
         }
         Ok(())
     }
@@ -60,6 +68,7 @@ impl Ordered {
                 false => index += 1,
             }
         }
+        self.is_any_waiting.store(!waiting.is_empty(), Ordering::Release);
         Ok(waiting.len() < before_count)
     }
 
