@@ -108,7 +108,10 @@ impl Counters {
     }
 
     /// How often it was used: what has not moved since is idle.
-    #[cfg(feature = "backend-caching")]
+    #[cfg_attr(
+        not(feature = "backend-caching"),
+        allow(dead_code, reason = "only threads that keep blocks ask")
+    )]
     pub(crate) fn operation_count(&self) -> u64 {
         self.allocation_count.wrapping_add(self.free_count)
     }
