@@ -70,10 +70,10 @@ impl Block {
     /// what should not hold for the next one there.
     ///
     /// ```
-    /// use gpumem_pool::{Device, Expectation, MemoryKind, Pool, Stream, sys::{Driver, SimConfig}};
+    /// use gpumem_pool::{BackendKind, Device, Expectation, MemoryKind, Pool, Stream, sys::{Driver, SimConfig}};
     ///
     /// let device = Device::new(&Driver::sim(SimConfig::new())?, 0)?;
-    /// let pool = Pool::builder(&device).kind(MemoryKind::Unified).build()?;
+    /// let pool = Pool::builder(&device).kind(MemoryKind::Unified).backend(BackendKind::None).build()?;
     ///
     /// let block = pool.alloc(4 << 20, &Stream::new(&device)?)?;
     /// block.advise(0..4 << 20, Expectation::ReadMostly(true))?;

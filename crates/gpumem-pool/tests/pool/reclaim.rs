@@ -236,6 +236,7 @@ fn no_request_fails_that_a_reclaim_would_have_saved() {
 }
 
 /// The same of growth in place, between allocations.
+#[cfg(feature = "backend-caching")]
 #[test]
 fn no_growth_fails_that_a_reclaim_would_have_saved() {
     let (refusal_count, run_count) = (AtomicU32::new(0), AtomicU32::new(0));
