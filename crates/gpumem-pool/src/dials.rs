@@ -124,7 +124,7 @@ impl Dials {
         }
     }
 
-    /// In thousandths of the most that was ever in use.
+    /// In thousandths of the most that was ever in use. Without any, streams that share the heap don't share pieces of 2 MiB.
     pub fn growth_slack(mut self, per_mille: u32) -> Self {
         self.growth_slack_per_mille = per_mille;
         self

@@ -9,6 +9,11 @@
 //! 3. a new window over idle parts of handles (both `take_recycled`);
 //! 4. new handles, up to the bytes that the caller allows (`take_grown`).
 //!
+//! Where the dials leave no slack and several streams share the heap, it is dealt out to them by the frame: blocks of two
+//! frames and more start with one, what is left of a frame belongs to the stream that began it (`keeps_frames`), and
+//! another of its blocks may start there ([`odd`]). A piece of a frame that two streams have begun serves neither's large
+//! blocks.
+//!
 //! Where there is no virtual memory, the spaces are filled with segments instead (`segments`), and 2 and 3 find nothing.
 //!
 //! What it keeps of all this on the host: 48 bytes for each stretch (a block, what is free beside it), and up to as much
@@ -26,6 +31,7 @@ mod fit;
 mod frames;
 mod grow;
 mod holes;
+mod odd;
 mod pinning;
 mod plan;
 mod ready;
@@ -206,6 +212,9 @@ impl Heap {
         let Record { start, size_bytes, owner, .. } = &mut self.records[record];
         *owner = Owner::of(slot);
         let (start, size_bytes) = (*start, *size_bytes);
+        if index == LARGE_SPACE && self.keeps_frames(slot) {
+            self.spaces[index].own_frames(&mut self.records, record, slot);
+        }
         self.shares.take(slot, size_bytes);
         if index == LARGE_SPACE {
             let credit = self.window_credit.saturating_add(self.dials.window_allowance_per_mille);

@@ -8,6 +8,7 @@ use super::super::magazine::Piece;
 use super::super::vmm::{Backing, RawHandle};
 use super::extension::Extension;
 use super::frames::{Frames, move_frames, ones};
+use super::odd::{Odd, move_odd};
 use super::plan::Part;
 use super::space::{FRAME_BYTES, FRAME_SHIFT};
 use super::stamps::Pending;
@@ -18,6 +19,8 @@ use gpumem_sys::DriverError;
 /// A row of windows to be made, from left to right.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Row {
+    /// What the block starts with.
+    pub(super) odd: Option<Odd>,
     pub(super) parts: Vec<Part>,
     /// The sizes of new handles, in frames, which stand behind the parts.
     pub(super) new: Vec<u32>,
@@ -26,9 +29,26 @@ pub(super) struct Row {
 }
 
 impl Row {
+    /// How many windows are made of memory that there is.
+    pub(super) fn window_count(&self) -> usize {
+        self.parts.len() + usize::from(self.last.is_some()) + usize::from(self.odd.is_some())
+    }
+
+    /// Where the block starts that it is made for.
+    fn block_start(&self, frames: &Frames) -> u64 {
+        match (self.odd, self.parts.first()) {
+            (Some(odd), _) => odd.start(frames),
+            // It may be the end of its handle.
+            (None, Some(part)) => u64::from(part.first) << FRAME_SHIFT,
+            (None, None) => 0,
+        }
+    }
+
     /// What its windows take of a space.
     pub(super) fn size_bytes(&self, frames: &Frames) -> u64 {
-        let known = self.parts.iter().chain(&self.last).map(|part| frames.handle(part.handle).frame_count);
+        let known = self.parts.iter().chain(&self.last).map(|part| part.handle);
+        let known =
+            known.chain(self.odd.map(|odd| odd.handle)).map(|handle| frames.handle(handle).frame_count);
         let frame_count: u64 = known.chain(self.new.iter().copied()).map(u64::from).sum();
         frame_count << FRAME_SHIFT
     }
@@ -60,8 +80,7 @@ impl Heap {
                 }
                 start
             }
-            // The first part may be the end of its handle: the block starts there.
-            None => row_start + row.parts.first().map_or(0, |part| u64::from(part.first) << FRAME_SHIFT),
+            None => row_start + row.block_start(&self.frames),
         };
         Ok(Some(self.claimed(index, start, request.size_bytes, request.slot)))
     }
@@ -72,7 +91,7 @@ impl Heap {
     fn own_place(&self, index: usize, row: &Row) -> u64 {
         let (space, row_bytes) = (&self.spaces[index], row.size_bytes(&self.frames));
         let hole = |size_bytes: u64| self.frames.holes(index).find(size_bytes >> FRAME_SHIFT);
-        let is_anew = row.parts.is_empty() && row.last.is_none();
+        let is_anew = row.window_count() == 0;
         let gap_bytes = if is_anew || index != LARGE_SPACE { 0 } else { GAP_BYTES };
         if let Some(slot) = hole(row_bytes + 2 * GAP_BYTES) {
             return (slot << FRAME_SHIFT) + gap_bytes;
@@ -86,8 +105,7 @@ impl Heap {
     }
 
     fn spend_credit(&mut self, row: &Row) {
-        let window_count = row.parts.len() as u32 + u32::from(row.last.is_some());
-        self.window_credit = self.window_credit.saturating_sub(1000 * window_count);
+        self.window_credit = self.window_credit.saturating_sub(1000 * row.window_count() as u32);
     }
 }
 
@@ -148,17 +166,14 @@ fn ask(
         done.created.push((backing.create(u64::from(*frame_count) << FRAME_SHIFT)?, *frame_count));
     }
     let mut address = base;
-    let known = |part: &Part| {
-        let handle = heap.frames.handle(part.handle);
+    let known = |handle: u32| {
+        let handle = heap.frames.handle(handle);
         (handle.raw, handle.frame_count)
     };
-    let handles: Vec<(RawHandle, u32)> = row
-        .parts
-        .iter()
-        .map(known)
-        .chain(done.created.iter().copied())
-        .chain(row.last.iter().map(known))
-        .collect();
+    let first = row.odd.iter().map(|odd| odd.handle).chain(row.parts.iter().map(|part| part.handle));
+    let last = row.last.iter().map(|part| known(part.handle));
+    let handles: Vec<(RawHandle, u32)> =
+        first.map(known).chain(done.created.iter().copied()).chain(last).collect();
     for (raw, frame_count) in handles {
         let size_bytes = u64::from(frame_count) << FRAME_SHIFT;
         backing.map(address, size_bytes, raw)?;
@@ -189,6 +204,10 @@ fn commit(heap: &mut Heap, (space, start): (usize, u64), row: &Row, created: &[(
         slot += u64::from(frames.handle(handle).frame_count);
         window
     };
+    if let Some(odd) = &row.odd {
+        let to = window(frames, odd.handle);
+        move_odd(frames, spaces, records, (odd, to));
+    }
     for part in &row.parts {
         let to = window(frames, part.handle);
         move_frames(frames, spaces, records, to, ones(part.first, part.count));
@@ -196,7 +215,7 @@ fn commit(heap: &mut Heap, (space, start): (usize, u64), row: &Row, created: &[(
     for (raw, frame_count) in created {
         let handle = frames.add_handle(*raw, *frame_count);
         let id = window(frames, handle);
-        frames.set_resident(id, ones(0, *frame_count));
+        frames.set_resident(id, (ones(0, *frame_count), 0));
         let start = u64::from(id.slot()) << FRAME_SHIFT;
         spaces[space].occupy(records, start, start + u64::from(*frame_count) * FRAME_BYTES, Pending::READY);
     }

@@ -47,6 +47,7 @@ impl Heap {
         }
         self.check_holes()?;
         self.check_frames()?;
+        self.check_shared()?;
         Ok(live_count)
     }
 
@@ -73,15 +74,16 @@ impl Heap {
 
     fn check_frames(&self) -> Result<(), String> {
         let mut reserved_bytes = 0;
-        let (mut window_count, mut empty_count) = (0, 0);
+        let (mut window_count, mut empty_count, mut shared_count) = (0, 0, 0);
         for id in self.frames.handle_ids() {
             let handle = self.frames.handle(id);
             reserved_bytes += u64::from(handle.frame_count) << FRAME_SHIFT;
-            let mut resident = 0;
+            let (mut resident, mut shared) = (0, 0);
             for window_id in self.frames.windows_of(id) {
                 window_count += 1;
-                let here = self.frames.resident(window_id);
-                empty_count += usize::from(here == 0);
+                let (here, parts) = self.frames.resident_of(window_id, id);
+                empty_count += usize::from((here, parts) == (0, 0));
+                shared |= parts;
                 expect(self.frames.handle_of(window_id) == id, || {
                     format!("window {window_id:?} is not handle {id}'s")
                 })?;
@@ -95,10 +97,12 @@ impl Heap {
                 }
             }
             let all = ones(0, handle.frame_count);
-            expect(resident == all, || {
-                format!("handle {id}: frames {resident:#b} of {all:#b} are resident")
+            expect(resident | shared == all && resident & shared == 0, || {
+                format!("handle {id}: frames {resident:#b} and {shared:#b} of {all:#b} are resident")
             })?;
+            shared_count += shared.count_ones() as usize;
         }
+        expect(shared_count == self.frames.shared().count(), || format!("{shared_count} frames are shared"))?;
         let placed_count = (0..2).flat_map(|space| self.frames.windows_in(space)).count();
         expect(placed_count == window_count, || format!("{placed_count} windows have a place"))?;
         expect(empty_count == self.frames.empty_count(), || format!("{empty_count} windows are empty"))?;
@@ -110,16 +114,41 @@ impl Heap {
         expect(self.reserved_bytes() <= self.reserved_peak_bytes, || "more is reserved than ever".into())
     }
 
+    /// Each byte of a frame that is in several windows is in one of them.
+    fn check_shared(&self) -> Result<(), String> {
+        for (handle, frame, parts) in self.frames.shared() {
+            let mut ranges = Vec::new();
+            for part in parts {
+                let (space, start) =
+                    (&self.spaces[part.space()], u64::from(part.slot() + frame) << FRAME_SHIFT);
+                let mut place = start;
+                while place < start + FRAME_BYTES {
+                    let record = &self.records[space.at(&self.records, place)];
+                    let end = record.end().min(start + FRAME_BYTES);
+                    ranges.extend((record.kind != Kind::Gap).then_some((place - start, end - start)));
+                    place = end;
+                }
+            }
+            ranges.sort_unstable();
+            let end = ranges.iter().try_fold(0, |place, (start, end)| (place == *start).then_some(*end));
+            expect(end == Some(FRAME_BYTES), || format!("frame {frame} of handle {handle} is {ranges:?}"))?;
+        }
+        Ok(())
+    }
+
     /// Whether there is memory behind a frame of addresses.
     fn is_resident(&self, index: usize, slot: u64) -> bool {
         self.frames.entry(index, slot).is_some_and(Entry::is_resident)
             || self.segments.as_ref().is_some_and(|segments| segments.has(index, slot))
     }
 
-    /// Bytes that somebody may hold lie on frames that are resident there; gaps on frames that are not.
+    /// Bytes that somebody may hold lie on frames that are resident there; gaps on frames that are not. Of a frame that is
+    /// there in part, some are the one and some the other.
     fn check_memory(&self, index: usize, id: u32, record: &Record) -> Result<(), String> {
         let is_memory = record.kind != Kind::Gap;
-        for slot in record.start >> FRAME_SHIFT..record.end().div_ceil(FRAME_BYTES) {
+        let slots = record.start >> FRAME_SHIFT..record.end().div_ceil(FRAME_BYTES);
+        let is_part = |slot: &u64| self.frames.entry(index, *slot).is_some_and(Entry::is_part);
+        for slot in slots.filter(|slot| !is_part(slot)) {
             let is_resident = self.is_resident(index, slot);
             expect(is_resident == is_memory, || {
                 format!("record {id} ({:?}) over slot {slot}: resident {is_resident}", record.kind)

@@ -89,7 +89,7 @@ impl Stretch<'_> {
         let frame_count: u32 = parts.iter().map(|part| part.mask.count_ones()).sum();
         let row_start = slot << FRAME_SHIFT;
         let low = row_start - (u64::from(frame_count) << FRAME_SHIFT);
-        let left = free_before(space, low, view);
+        let left = self.free_before(space, low, view);
         let start = space.base.checked_add(left)?.checked_next_multiple_of(alignment)? - space.base;
         let missing_frames = frames_in(start.checked_add(size_bytes)?.saturating_sub(row_start));
         if u64::from(missing_frames) > room_frames {
@@ -140,19 +140,19 @@ impl Stretch<'_> {
         }
         parts
     }
-}
 
-/// The frame before a place is not idle as a whole, but the bytes next to the place may be free: from where on.
-fn free_before(space: &Space, place: u64, view: &View<impl Order>) -> u64 {
-    if place == 0 {
-        return place;
+    /// The frame before a place is not idle as a whole, but the bytes next to the place may be free: from where on. What is in
+    /// several windows may be about to move.
+    fn free_before(&self, space: &Space, place: u64, view: &View<impl Order>) -> u64 {
+        let entry = place.checked_sub(1).and_then(|last| self.frames.entry(self.index, last >> FRAME_SHIFT));
+        let Some(_) = entry.filter(|entry| !entry.is_part()) else { return place };
+        let id = space.at(view.records, place - 1);
+        if !view.is_usable(&view.records[id]) {
+            return place;
+        }
+        let start = space.run_around(id, view).0;
+        if place - start < FRAME_BYTES { start } else { place }
     }
-    let id = space.at(view.records, place - 1);
-    if !view.is_usable(&view.records[id]) {
-        return place;
-    }
-    let start = space.run_around(id, view).0;
-    if place - start < FRAME_BYTES { start } else { place }
 }
 
 /// So many stretches are planned for.

@@ -1,8 +1,8 @@
 //! [`Frames`]: physical memory, and the addresses that it is reached by.
 //!
 //! A *handle* is 1 to 64 frames of 2 MiB, mapped whole or not at all. A *window* is one mapping of a handle; a handle may
-//! have many ([`Windows`]). Each frame is *resident* in at most one of its handle's windows: only there do records stand for
-//! its bytes, so no byte can be in two blocks. A frame moves to another window of its handle when nobody holds any of it;
+//! have many ([`Windows`]). Each frame is *resident* in one of its handle's windows: only there do records stand for its
+//! bytes, so no byte can be in two blocks. (Or it is in several in part, each byte in one: [`odd`](super::odd).) A frame moves to another window of its handle when nobody holds any of it;
 //! the window that it left stays mapped, and moving back costs no driver call. A handle remembers what was in use where its
 //! frames moved away, because the driver may unmap those windows only when that is complete.
 
@@ -41,6 +41,8 @@ pub(super) struct Frames {
     hand: u32,
     /// Handles that are mapped in no more windows than they are, and move to none.
     pinned: BTreeSet<u32>,
+    /// Frames that are in several windows, in part: handle and frame.
+    shared: BTreeSet<(u32, u32)>,
     pub(super) reserved_bytes: u64,
 }
 
@@ -53,12 +55,13 @@ impl Frames {
         self.windows[id.space()].entry(u64::from(id.slot())).map_or(0, Entry::handle)
     }
 
-    /// Which of the handle's frames are resident in a window.
+    /// Which of the handle's frames are resident in a window as a whole.
     pub(super) fn resident(&self, id: WindowId) -> u64 {
-        self.resident_of(id, self.handle_of(id))
+        self.resident_of(id, self.handle_of(id)).0
     }
 
-    fn resident_of(&self, id: WindowId, handle: u32) -> u64 {
+    /// And which in part.
+    pub(super) fn resident_of(&self, id: WindowId, handle: u32) -> (u64, u64) {
         self.windows[id.space()].resident(id.slot(), self.handle(handle).frame_count)
     }
 
@@ -165,7 +168,7 @@ impl Frames {
         let rest = self.windows[1].from(self.hand);
         let large = rest.chain(self.windows[1].from(0).take_while(|(slot, _)| *slot < self.hand));
         let all = large.map(|(slot, handle)| (WindowId::new(1, slot), handle)).chain(self.windows_in(0));
-        all.filter(|(id, handle)| self.resident_of(*id, *handle) == 0)
+        all.filter(|(id, handle)| self.resident_of(*id, *handle) == (0, 0))
     }
 
     /// The next round goes on behind this one.
@@ -179,18 +182,36 @@ impl Frames {
         self.empty_count
     }
 
-    /// Frames of its handle become resident in a window, or leave it.
-    pub(super) fn set_resident(&mut self, id: WindowId, resident: u64) {
+    /// Frames of its handle become resident in a window, as a whole or in part, or leave it.
+    pub(super) fn set_resident(&mut self, id: WindowId, resident: (u64, u64)) {
         let frame_count = self.handle(self.handle_of(id)).frame_count;
         let windows = &mut self.windows[id.space()];
-        self.empty_count += usize::from(resident == 0);
-        self.empty_count -= usize::from(windows.resident(id.slot(), frame_count) == 0);
+        self.empty_count += usize::from(resident == (0, 0));
+        self.empty_count -= usize::from(windows.resident(id.slot(), frame_count) == (0, 0));
         windows.set_resident(id.slot(), frame_count, resident);
     }
 
     /// What has moved away from one of the handle's windows was last used so.
-    fn note_departed(&mut self, handle: u32, stamps: &[Stamp]) {
+    pub(super) fn note_departed(&mut self, handle: u32, stamps: &[Stamp]) {
         join(&mut self.handles[handle as usize].departed, stamps);
+    }
+
+    /// A part of a frame has moved from one window, which may have another part left, to one that had none.
+    pub(super) fn share(&mut self, handle: u32, frame: u32, (from, is_left): (WindowId, bool), to: WindowId) {
+        let bit = ones(frame, 1);
+        let (wholes, parts) = self.resident_of(from, handle);
+        self.set_resident(from, (wholes & !bit, if is_left { parts | bit } else { parts & !bit }));
+        let (wholes, parts) = self.resident_of(to, handle);
+        self.set_resident(to, (wholes, parts | bit));
+        self.shared.insert((handle, frame));
+    }
+
+    /// Frames that are in several windows, and where the parts of each are.
+    pub(super) fn shared(&self) -> impl Iterator<Item = (u32, u32, impl Iterator<Item = WindowId>)> {
+        self.shared.iter().map(|(handle, frame)| {
+            let has_part = |id: &WindowId| self.resident_of(*id, *handle).1 & ones(*frame, 1) != 0;
+            (*handle, *frame, self.windows_of(*handle).filter(has_part))
+        })
     }
 
     /// Whether all uses are over of what has moved away from the handle's windows.
@@ -210,6 +231,7 @@ impl Frames {
     pub(super) fn size_bytes(&self) -> usize {
         let departed: usize = self.handles.iter().map(|handle| handle.departed.capacity()).sum();
         self.handles.capacity() * size_of::<Handle>()
+            + self.shared.len() * size_of::<(u32, u32)>() * 3 / 2
             + self.unused_handles.capacity() * size_of::<u32>()
             + departed * size_of::<Stamp>()
             + self.windows.iter().map(Windows::size_bytes).sum::<usize>()
@@ -230,10 +252,10 @@ pub(super) fn move_frames(
     let mut stamps: Vec<Stamp> = Vec::new();
     let others =
         frames.windows_of(handle).filter(|id| *id != to).map(|id| (id, frames.resident_of(id, handle)));
-    let left: Vec<(WindowId, u64)> = others.filter(|(_, resident)| resident & mask != 0).collect();
-    for (id, resident) in left {
-        let leaving = resident & mask;
-        frames.set_resident(id, resident & !leaving);
+    let left: Vec<_> = others.filter(|(_, (wholes, parts))| (wholes | parts) & mask != 0).collect();
+    for (id, (wholes, parts)) in left {
+        let leaving = (wholes | parts) & mask;
+        frames.set_resident(id, (wholes & !mask, parts & !mask));
         let base = u64::from(id.slot()) << FRAME_SHIFT;
         for (first, count) in runs(leaving) {
             let start = base + u64::from(first) * FRAME_BYTES;
@@ -245,7 +267,9 @@ pub(super) fn move_frames(
         }
     }
     frames.note_departed(handle, &stamps);
-    frames.set_resident(to, frames.resident_of(to, handle) | mask);
+    let (wholes, parts) = frames.resident_of(to, handle);
+    frames.set_resident(to, (wholes | mask, parts & !mask));
+    frames.shared.retain(|(of, frame)| *of != handle || mask >> frame & 1 == 0);
     let base = u64::from(to.slot()) << FRAME_SHIFT;
     for (start, end, pending) in moved {
         spaces[to.space()].occupy(records, base + start, base + end, pending);

@@ -28,12 +28,32 @@ impl Heap {
         if self.segments.is_some() {
             return self.take_of_new_segment(request, backing, reserved_max_bytes);
         }
+        if self.starts_in_frames(request) {
+            let piece = self.grow(request, order, backing, (reserved_max_bytes, true))?;
+            if piece.is_some() || reserved_max_bytes <= self.reserved_bytes() {
+                return Ok(piece);
+            }
+        }
+        self.grow(request, order, backing, (reserved_max_bytes, false))
+    }
+
+    fn grow(
+        &mut self,
+        request: &Request,
+        order: &impl Order,
+        backing: &mut impl Backing,
+        (reserved_max_bytes, in_frames): (u64, bool),
+    ) -> Result<Option<Piece>, DriverError> {
+        let alignment = if in_frames { FRAME_BYTES } else { request.alignment };
         let Some(size_bytes) = rounded(request.size_bytes) else { return Ok(None) };
         let index = space_of(request);
         let room = reserved_max_bytes.saturating_sub(self.reserved_bytes()) >> FRAME_SHIFT;
         let view = View { records: &self.records, slot: request.slot, order, with_ready: true };
-        let survey = Survey::movable(&self.frames, &self.spaces, &view);
-        let mut extensions = self.extensions(index, (size_bytes, request.alignment), &survey, &view);
+        let mut survey = Survey::movable(&self.frames, &self.spaces, &view);
+        if in_frames {
+            survey.ends = self.ends(index, request.slot, &survey);
+        }
+        let mut extensions = self.extensions(index, (size_bytes, alignment), &survey, &view);
         let target = self.growth_target_bytes(request).saturating_sub(self.reserved_bytes()) >> FRAME_SHIFT;
         let Some(last) = extensions.last() else { return Ok(None) };
         let (place, row) = if last.missing_frames == 0 {
@@ -43,10 +63,10 @@ impl Heap {
                 .missing_frames
                 .max(self.growth_frames(index))
                 .min(u32::try_from(room.min(target)).unwrap_or(u32::MAX));
-            let place = extensions.pop().filter(|one| one.is_worth_it(request.alignment));
+            let place = extensions.pop().filter(|one| one.is_worth_it(alignment));
             (place, Row { new: self.new_handles(frame_count), ..Row::default() })
         } else {
-            match self.mixed(extensions, &survey, (size_bytes, request.alignment), room) {
+            match self.mixed(extensions, &survey, (size_bytes, alignment), room) {
                 Some(found) => found,
                 None => return Ok(None),
             }
@@ -72,8 +92,12 @@ impl Heap {
         let fresh = (alignment <= FRAME_BYTES)
             .then(|| self.mixed_row(&survey.idle, frames_in(size_bytes), room, false))
             .flatten();
-        let all = extended.chain(fresh.map(|row| (None, row)));
-        all.min_by_key(|(_, row)| (row.new.iter().sum::<u32>(), row.parts.len()))
+        let odd = survey.odd(size_bytes).and_then(|odd| {
+            let rest = frames_in(size_bytes - odd.size_bytes);
+            Some(Row { odd: Some(odd), ..self.mixed_row(&survey.idle, rest, room, true)? })
+        });
+        let all = extended.chain(fresh.into_iter().chain(odd).map(|row| (None, row)));
+        all.min_by_key(|(_, row)| (row.new.iter().sum::<u32>(), row.window_count()))
     }
 
     /// All that is idle and can stand in a row, and new handles for the rest.
@@ -87,6 +111,7 @@ impl Heap {
             part.count > 0
         });
         (missing > 0 && u64::from(missing) <= room).then(|| Row {
+            odd: None,
             parts,
             new: self.new_handles(missing),
             last,

@@ -1,18 +1,32 @@
 //! What is free already: a request that finds its place here asks the driver for nothing.
 
 use super::super::magazine::Piece;
-use super::fit::place;
-use super::space::Space;
+use super::fit::{UNIT_BYTES, place};
+use super::space::{FRAME_BYTES, Space};
 use super::stamps::Owner;
 use super::survey::{View, stretches};
 use super::{Heap, LARGE_SPACE, Request, SMALL_MAX_BYTES, rounded, space_of};
-use crate::clock::Order;
+use crate::clock::{Order, Slot};
 
 impl Heap {
     /// A piece that is free already. Asks the driver for nothing.
     pub(in super::super) fn take_ready(&mut self, request: &Request, order: &impl Order) -> Option<Piece> {
         let with_ready = self.may_take_ready(request);
-        self.take_free(space_of(request), request, order, with_ready)
+        let alignment = if self.starts_in_frames(request) { FRAME_BYTES } else { request.alignment };
+        self.take_free(space_of(request), &Request { alignment, ..*request }, order, with_ready)
+    }
+
+    /// Whether memory is dealt out to streams by the frame: where there is no slack, and other streams can't have what is
+    /// left of a frame that one has begun.
+    pub(super) fn keeps_frames(&self, slot: Slot) -> bool {
+        self.dials.growth_slack_per_mille == 0 && self.segments.is_none() && self.shares.has_others(slot)
+    }
+
+    /// Whether a block that fills frames starts with one there.
+    pub(super) fn starts_in_frames(&self, request: &Request) -> bool {
+        request.size_bytes >= 2 * FRAME_BYTES
+            && request.alignment <= UNIT_BYTES
+            && self.keeps_frames(request.slot)
     }
 
     /// The same among the larger blocks, for a small one that would not be met otherwise.

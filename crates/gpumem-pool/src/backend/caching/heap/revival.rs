@@ -27,7 +27,7 @@ pub(super) fn revival(
 ) -> Option<Revival> {
     let mut best: Option<(u32, Revival)> = None;
     let mut consider = |run: &Run| {
-        let found = run.place(space, size_bytes, alignment, view);
+        let found = run.place((frames, index, space), size_bytes, alignment, view);
         if let Some((move_count, start)) = found
             && best.as_ref().is_none_or(|(fewest, _)| move_count < *fewest)
         {
@@ -103,7 +103,7 @@ impl Run {
     /// Where a block goes so that the fewest frames have to move, and how many those are.
     fn place(
         &self,
-        space: &Space,
+        (frames, index, space): (&Frames, usize, &Space),
         size_bytes: u64,
         alignment: u64,
         view: &View<impl Order>,
@@ -113,7 +113,7 @@ impl Run {
         if self.frames.is_empty() || ((end - first + 2) << FRAME_SHIFT) < size_bytes {
             return None;
         }
-        let (left, right) = self.edges(space, view);
+        let (left, right) = self.edges((frames, index, space), view);
         let last = right.checked_sub(size_bytes)?;
         let align = |start: u64| Some((space.base + start).checked_next_multiple_of(alignment)? - space.base);
         let starts = core::iter::once(left).chain((first..end).map(|slot| slot << FRAME_SHIFT)).chain([last]);
@@ -122,10 +122,12 @@ impl Run {
     }
 
     /// The frames at both sides are not idle, but the bytes of theirs that are next to ours may be free.
-    fn edges(&self, space: &Space, view: &View<impl Order>) -> (u64, u64) {
+    fn edges(&self, (frames, index, space): (&Frames, usize, &Space), view: &View<impl Order>) -> (u64, u64) {
         let low = u64::from(self.first_slot) << FRAME_SHIFT;
         let high = low + ((self.frames.len() as u64) << FRAME_SHIFT);
         let free_around = |place: u64| {
+            // What is in several windows may be about to move.
+            frames.entry(index, place >> FRAME_SHIFT).filter(|entry| !entry.is_part())?;
             let id = space.at(view.records, place);
             view.is_usable(&view.records[id]).then(|| space.run_around(id, view))
         };

@@ -65,7 +65,8 @@ impl Shares {
         self.list.iter().map(|share| share.used_peak_bytes).sum()
     }
 
-    fn has_others(&self, slot: Slot) -> bool {
+    /// Whether any other stream has ever used the heap.
+    pub(super) fn has_others(&self, slot: Slot) -> bool {
         let others = self.list.iter().enumerate().filter(|(index, _)| *index != usize::from(slot.0));
         others.into_iter().any(|(_, share)| share.used_peak_bytes > 0)
     }

@@ -9,7 +9,7 @@ use super::record::{Kind, NONE, Record, Records};
 use super::stamps::{Owner, Pending};
 use super::survey::View;
 use super::windows::extend;
-use crate::clock::{Order, Stamp};
+use crate::clock::{Order, Slot, Stamp};
 
 /// Physical memory comes in pieces of this, and so do mappings.
 pub(super) const FRAME_BYTES: u64 = 1 << FRAME_SHIFT;
@@ -98,6 +98,26 @@ impl Space {
         self.link(records, id);
     }
 
+    /// What is ready for all of the frames that a block cuts up belongs to the block's stream from here on.
+    pub(super) fn own_frames(&mut self, records: &mut Records, id: u32, slot: Slot) {
+        let Record { start, prev, next, .. } = records[id];
+        let end = records[id].end();
+        let pending = Pending { owner: Owner::of(slot), stamp: Stamp::new(slot, 0) };
+        let low = start >> FRAME_SHIFT << FRAME_SHIFT;
+        let high = end.next_multiple_of(FRAME_BYTES);
+        let is_ready = |record: &Record| record.kind == Kind::Free && record.owner == Owner::READY;
+        if low < start && prev != NONE && is_ready(&records[prev]) && records[prev].start <= low {
+            self.unlink(records, prev);
+            let part = self.isolate(records, prev, low, start);
+            self.give(records, part, pending);
+        }
+        if end < high && next != NONE && is_ready(&records[next]) && records[next].end() >= high {
+            self.unlink(records, next);
+            let part = self.isolate(records, next, end, high);
+            self.give(records, part, pending);
+        }
+    }
+
     /// Takes a stretch that free records cover without a break, as one live record.
     pub(super) fn claim(&mut self, records: &mut Records, start: u64, size_bytes: u64) -> u32 {
         let end = start + size_bytes;
@@ -117,7 +137,7 @@ impl Space {
         id
     }
 
-    /// Takes the memory away from a stretch that free records cover: it becomes a gap. `left` is told what each part of
+    /// Takes the memory away from a stretch that free records cover, and gaps: all of it becomes a gap. `left` is told what each part of
     /// it waits for, as an account of its own.
     pub(super) fn vacate(
         &mut self,
@@ -129,8 +149,12 @@ impl Space {
         let mut place = start;
         while place < end {
             let id = self.at(records, place);
-            self.unlink(records, id);
             let until = end.min(records[id].end());
+            if records[id].kind == Kind::Gap {
+                place = until;
+                continue;
+            }
+            self.unlink(records, id);
             let id = self.isolate(records, id, place, until);
             let Record { owner, stamp, .. } = records[id];
             left(records, place, until, Pending { owner, stamp });

@@ -5,6 +5,7 @@
 //! ([`super::revival`]), and the parts of handles that a new window can be made of ([`super::plan`]).
 
 use super::frames::{Frames, ones};
+use super::odd::Odd;
 use super::record::{Kind, Record, Records};
 use super::space::{FRAME_BYTES, FRAME_SHIFT, Space};
 use super::stamps::{Owner, Pending};
@@ -23,6 +24,8 @@ pub(super) struct Idle {
 pub(super) struct Survey {
     /// By handle.
     pub(super) idle: Vec<Idle>,
+    /// What a block may start with, if any may.
+    pub(super) ends: Vec<Odd>,
 }
 
 /// The records as work on one stream may see them.
@@ -53,6 +56,13 @@ impl Survey {
                 survey.add(frames, index, start, end);
             }
         }
+        for (handle, frame, parts) in frames.shared() {
+            let mut slots = parts.map(|id| (id.space(), id.slot() + frame)).peekable();
+            let slot = slots.peek().map_or(0, |(_, slot)| *slot);
+            if slots.all(|(space, slot)| spaces[space].is_usable(u64::from(slot), view)) {
+                survey.idle.push(Idle { handle, mask: ones(frame, 1), slot });
+            }
+        }
         survey.merge();
         survey
     }
@@ -66,7 +76,7 @@ impl Survey {
 
     /// Of these, in any order.
     pub(super) fn of(idle: Vec<Idle>) -> Self {
-        let mut survey = Self { idle };
+        let mut survey = Self { idle, ends: Vec::new() };
         survey.merge();
         survey
     }
@@ -78,7 +88,12 @@ impl Survey {
             let taken = others.peek().filter(|other| other.handle == idle.handle);
             Idle { mask: idle.mask & !taken.map_or(0, |taken| taken.mask), ..*idle }
         });
-        Self { idle: masked.filter(|idle| idle.mask != 0).collect() }
+        Self { idle: masked.filter(|idle| idle.mask != 0).collect(), ends: Vec::new() }
+    }
+
+    pub(super) fn has(&self, handle: u32, frame: u32) -> bool {
+        let found = self.idle.binary_search_by_key(&handle, |idle| idle.handle);
+        found.is_ok_and(|at| self.idle[at].mask >> frame & 1 == 1)
     }
 
     /// All of them together.

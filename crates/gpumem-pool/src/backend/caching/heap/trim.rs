@@ -146,7 +146,7 @@ impl Heap {
         let end = start + u64::from(frame_count) * FRAME_BYTES;
         self.spaces[space]
             .vacate(&mut self.records, start, end, |records, _, _, pending| records.sets.drop(pending));
-        self.frames.set_resident(last, 0);
+        self.frames.set_resident(last, (0, 0));
         self.frames.remove_window(last);
         let raw = self.frames.handle(handle).raw;
         self.frames.remove_handle(handle);

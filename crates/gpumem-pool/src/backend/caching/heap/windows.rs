@@ -23,7 +23,8 @@ impl WindowId {
     }
 }
 
-/// What is at a frame of addresses: a handle's number, which of its frames, and whether that one is resident here.
+/// What is at a frame of addresses: a handle's number, which of its frames, and whether that one is resident here, as a
+/// whole or in part.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Entry(u32);
 
@@ -42,8 +43,14 @@ impl Entry {
         self.0 >> FRAME_AT & 63
     }
 
+    /// As a whole.
     pub(super) fn is_resident(self) -> bool {
-        self.0 >> RESIDENT_AT == 1
+        self.0 >> PART_AT == 0b10
+    }
+
+    /// Some of its bytes, while others are elsewhere.
+    pub(super) fn is_part(self) -> bool {
+        self != Self::NOTHING && self.0 >> PART_AT == 0b11
     }
 }
 
@@ -93,17 +100,19 @@ impl Windows {
         self.entries[slot as usize..(slot + frame_count) as usize].fill(Entry::NOTHING);
     }
 
-    /// Which of its frames are resident in the window that starts at a frame.
-    pub(super) fn resident(&self, slot: u32, frame_count: u32) -> u64 {
+    /// Which of its frames are resident in the window that starts at a frame, as a whole and in part.
+    pub(super) fn resident(&self, slot: u32, frame_count: u32) -> (u64, u64) {
         let entries = &self.entries[slot as usize..(slot + frame_count) as usize];
-        entries.iter().rev().fold(0, |mask, entry| mask << 1 | u64::from(entry.is_resident()))
+        entries.iter().rev().fold((0, 0), |(wholes, parts), entry| {
+            (wholes << 1 | u64::from(entry.is_resident()), parts << 1 | u64::from(entry.is_part()))
+        })
     }
 
-    pub(super) fn set_resident(&mut self, slot: u32, frame_count: u32, resident: u64) {
+    pub(super) fn set_resident(&mut self, slot: u32, frame_count: u32, (wholes, parts): (u64, u64)) {
         let entries = &mut self.entries[slot as usize..(slot + frame_count) as usize];
         for (frame, entry) in entries.iter_mut().enumerate() {
-            let bit = (resident >> frame & 1) as u32;
-            entry.0 = entry.0 & !(1 << RESIDENT_AT) | bit << RESIDENT_AT;
+            let (whole, part) = ((wholes >> frame & 1) as u32, (parts >> frame & 1) as u32);
+            entry.0 = entry.0 & !(0b11 << PART_AT) | (whole << 1 | part << 1 | part) << PART_AT;
         }
     }
 
@@ -121,8 +130,8 @@ pub(super) fn extend<T: Copy>(table: &mut Vec<T>, length: usize, value: T) {
     table.resize(length, value);
 }
 
-/// How many handles there may be: 64 TiB of the smallest.
+/// How many handles there may be: 32 TiB of the smallest.
 pub(super) const HANDLES_MAX: usize = (1 << FRAME_AT) - 1;
-const FRAME_AT: u32 = 25;
-const RESIDENT_AT: u32 = 31;
+const FRAME_AT: u32 = 24;
+const PART_AT: u32 = 30;
 const SPACE_SHIFT: u32 = 31;

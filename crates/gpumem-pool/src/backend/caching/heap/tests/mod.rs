@@ -3,6 +3,7 @@
 mod back;
 mod fit;
 mod known;
+mod odd;
 mod pair;
 mod random;
 mod size;
