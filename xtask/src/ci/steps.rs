@@ -144,8 +144,10 @@ fn miri() -> Result<Outcome> {
             .env("MIRIFLAGS", flags)
             .run()?;
     }
-    // The lock word, the stacks behind it and the table of a thread's own; the rest of the front is safe code.
-    let front = "caching::thread caching::tests::magazine caching::tests::depot caching::tests::budget";
+    // The lock word and its barriers, the stacks behind it and the tables of what is a thread's own; the rest of the front
+    // and of the tags is safe code.
+    let front = "caching::thread caching::barrier caching::tests::magazine caching::tests::depot \
+                 caching::tests::budget tags::tests";
     cargo_of(
         "nightly",
         &format!("miri test --package gpumem-pool --features backend-caching --lib -- {front}"),
