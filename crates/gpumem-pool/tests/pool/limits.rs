@@ -1,7 +1,7 @@
 //! The hard limit: exact, for any number of threads, and never in the way of memory that is only on its way back.
 
 use crate::bench::{on_device_memory, on_each_backend, on_each_backend_with, small};
-use gpumem_pool::{BackendKind, Limit, PoolError};
+use gpumem_pool::{BackendKind, Device, Limit, PoolError, Stream};
 use std::sync::atomic::{AtomicBool, Ordering};
 
 #[test]
@@ -161,6 +161,31 @@ fn a_limit_that_a_pool_was_built_with_may_change() {
         assert!(matches!(pool.alloc(29 << 20, &stream), Err(PoolError::LimitReached { .. })));
         pool.set_hard_limit(u64::MAX).unwrap();
         drop((held, pool.alloc(500 << 20, &stream).unwrap()));
+    });
+}
+
+/// What a raised limit adds is for other devices as well, kept to the soft limit, and counted in the peak.
+#[test]
+fn what_a_raised_limit_adds_is_like_the_rest() {
+    on_each_backend(&small().devices(2), |bench| {
+        let peer = Device::new(&bench.driver, 1).unwrap();
+        let pool = bench.builder().hard_limit(64 << 20).soft_limit(48 << 20).peer_access(&[peer.clone()]);
+        let (pool, stream, away) = (pool.build().unwrap(), bench.stream(), Stream::new(&peer).unwrap());
+        let first = pool.alloc(60 << 20, &stream).unwrap();
+        pool.set_hard_limit(128 << 20).unwrap();
+        let (second, small) = (pool.alloc(50 << 20, &stream).unwrap(), pool.alloc(5000, &stream).unwrap());
+        assert!(pool.status().unwrap().reserved_peak_bytes >= 110 << 20);
+        away.wait_for(&stream).unwrap();
+        bench.fill(&small, 7, &away);
+        small.record_use(&away);
+        stream.wait_for(&away).unwrap();
+        assert!(bench.holds(&small, 7, &stream));
+        drop((first, second, small));
+        away.synchronize().unwrap();
+        bench.device.synchronize().unwrap();
+        assert!(pool.status().unwrap().reserved_bytes <= 48 << 20, "{}", pool.status().unwrap());
+        pool.reset_peaks().unwrap();
+        assert!(pool.status().unwrap().reserved_peak_bytes <= 48 << 20);
     });
 }
 
