@@ -2,7 +2,7 @@
 //!
 //! | key | value | `caching` | `native` | `none` |
 //! | --- | --- | --- | --- | --- |
-//! | `backend` | `caching`, `native`, `none`; `cudaMallocAsync` is `native`, and PyTorch's `native` is `caching` | | | |
+//! | `backend` | `caching`, `native`, `none`; `cudaMallocAsync` is `native`; what PyTorch calls `native` is `caching` | | | |
 //! | `no_caching` | `true`, `false` | takes the backend `none` | the same | as it is |
 //! | `kind` | `device`, `unified`, `host` | whose memory | the same | the same |
 //! | `profile` | `fast`, `balanced`, `tight` | all dials at once; dials by name win | – | – |

@@ -10,8 +10,10 @@ use crate::contained::{Outermost, contained};
 use crate::device::Device;
 use core::cell::Cell;
 use core::fmt;
+use core::time::Duration;
+use std::collections::BTreeSet;
 use std::error::Error;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak};
 
 /// Something that can make room on a device. A thread that allocates calls it, with all locks that it holds at that moment.
 ///
@@ -99,12 +101,18 @@ impl fmt::Debug for Registration {
 
 /// All that are registered with a device.
 #[derive(Default)]
-pub(crate) struct Registry(Mutex<Entries>);
+pub(crate) struct Registry {
+    entries: Mutex<Entries>,
+    /// Told when somebody has asked.
+    asked: Condvar,
+}
 
 #[derive(Default)]
 struct Entries {
     list: Vec<(u64, Weak<dyn Reclaimable>)>,
     last_id: u64,
+    /// Threads that are asking, by a number of each.
+    asking: BTreeSet<u64>,
 }
 
 /// How far one of them goes.
@@ -128,18 +136,40 @@ impl Registry {
         self.entries().list.retain(|(other, _)| *other != id);
     }
 
-    /// Asks all of them, and says what went wrong; `None` if there is nobody, or if this is one of them asking.
+    /// Asks all of them, and says what went wrong; `None` if there is nobody, or if this is one of them asking. What they are
+    /// letting go of for other threads is waited for: it is room too.
     pub(crate) fn ask(&self, extent: Extent) -> Option<Vec<String>> {
         let _asking = Outermost::begin(&IS_ASKING)?;
-        let holders: Vec<Arc<dyn Reclaimable>> =
-            self.entries().list.iter().filter_map(|(_, holder)| holder.upgrade()).collect();
+        let (id, holders) = self.begin();
         let asked = !holders.is_empty();
         let failures = holders.into_iter().filter_map(|holder| failure(holder, extent)).collect();
-        asked.then_some(failures)
+        let waited = self.end(id);
+        (asked || waited).then_some(failures)
+    }
+
+    fn begin(&self) -> (u64, Vec<Arc<dyn Reclaimable>>) {
+        let mut entries = self.entries();
+        entries.last_id += 1;
+        let id = entries.last_id;
+        entries.asking.insert(id);
+        (id, entries.list.iter().filter_map(|(_, holder)| holder.upgrade()).collect())
+    }
+
+    /// Whether others were asking.
+    fn end(&self, id: u64) -> bool {
+        let mut entries = self.entries();
+        entries.asking.remove(&id);
+        let others = entries.asking.clone();
+        self.asked.notify_all();
+        let is_any_left = |entries: &mut Entries| !entries.asking.is_disjoint(&others);
+        // One that waits for this thread is not waited for for ever.
+        let waited = self.asked.wait_timeout_while(entries, OTHERS_TIME_MAX, is_any_left);
+        drop(waited.unwrap_or_else(PoisonError::into_inner));
+        !others.is_empty()
     }
 
     fn entries(&self) -> MutexGuard<'_, Entries> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.entries.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -161,3 +191,6 @@ thread_local! {
     /// What is asked may allocate, but not ask in its turn.
     static IS_ASKING: Cell<bool> = const { Cell::new(false) };
 }
+
+/// How long the calls of other threads are waited for: as long as running work is.
+const OTHERS_TIME_MAX: Duration = Duration::from_secs(10);

@@ -6,7 +6,8 @@ use gpumem_pool::sys::{Driver, SimConfig};
 use gpumem_pool::{BackendKind, Block, Device, MemoryKind, Pool, PoolError, Reclaimable, Stream};
 use std::error::Error;
 use std::sync::atomic::{AtomicU32, Ordering};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Barrier, Mutex};
+use std::time::Duration;
 
 const MIB: u64 = 1 << 20;
 
@@ -130,5 +131,42 @@ fn growth_is_asked_of_others_for_what_it_lacks() {
         growable.grow_to(38 * MIB).unwrap();
         let refused = growable.grow_to(50 * MIB).unwrap_err();
         assert_eq!(refused.out_of_memory().unwrap().requested_bytes, 12 * MIB);
+    });
+}
+
+/// Takes its time to let go.
+struct Slow(Mutex<Option<Block>>);
+
+impl Reclaimable for Slow {
+    fn purge(&self) -> Result<(), Box<dyn Error + Send + Sync>> {
+        // Others find nothing from here on.
+        let taken = self.0.lock().unwrap().take();
+        std::thread::sleep(Duration::from_millis(if taken.is_some() { 10 } else { 0 }));
+        Ok(())
+    }
+}
+
+/// What one thread is about to be given is room for the others too.
+#[test]
+fn no_thread_fails_while_another_is_making_room() {
+    on_each_backend(&small(), |bench| {
+        let pool = bench.builder().hard_limit(160 * MIB).build().unwrap();
+        let slow = Arc::new(Slow(Mutex::new(Some(pool.alloc(60 * MIB, &bench.stream()).unwrap()))));
+        let _registration = bench.device.register_reclaimable(&slow);
+        let start = Barrier::new(6);
+        std::thread::scope(|scope| {
+            let allocate = || {
+                let stream = bench.stream();
+                let mut held: Vec<_> = (0..8).map(|_| pool.alloc(2 * MIB, &stream)).collect();
+                // All come to the limit at once.
+                start.wait();
+                held.extend((0..2).map(|_| pool.alloc(2 * MIB, &stream)));
+                held
+            };
+            let threads: Vec<_> = (0..6).map(|_| scope.spawn(allocate)).collect();
+            // Each keeps what it got until all are done.
+            let held: Vec<_> = threads.into_iter().map(|thread| thread.join().unwrap()).collect();
+            held.iter().flatten().for_each(|held| assert!(held.is_ok(), "{held:?}"));
+        });
     });
 }
