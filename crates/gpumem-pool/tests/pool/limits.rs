@@ -169,7 +169,11 @@ fn a_limit_that_a_pool_was_built_with_may_change() {
 fn what_a_raised_limit_adds_is_like_the_rest() {
     on_each_backend(&small().devices(2), |bench| {
         let peer = Device::new(&bench.driver, 1).unwrap();
-        let pool = bench.builder().hard_limit(64 << 20).soft_limit(48 << 20).peer_access(&[peer.clone()]);
+        let pool = bench
+            .builder()
+            .hard_limit(64 << 20)
+            .soft_limit(48 << 20)
+            .peer_access(std::slice::from_ref(&peer));
         let (pool, stream, away) = (pool.build().unwrap(), bench.stream(), Stream::new(&peer).unwrap());
         let first = pool.alloc(60 << 20, &stream).unwrap();
         pool.set_hard_limit(128 << 20).unwrap();
