@@ -39,7 +39,8 @@ pub struct Status {
     pub reserved_bytes: u64,
     /// Kept for reuse, frees that the device has not reached yet included.
     pub cached_bytes: u64,
-    /// The most that was ever in use; an upper bound when threads allocate at the same moment.
+    /// The most that was ever in use; an upper bound when threads allocate at the same moment, and with the caching
+    /// backend, where what threads keep at hand is part of it: little, but for [`large_share`](crate::Dials::large_share).
     pub in_use_peak_bytes: u64,
     /// The most that was ever reserved.
     pub reserved_peak_bytes: u64,

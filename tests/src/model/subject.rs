@@ -149,7 +149,13 @@ impl Subject {
                 None => dials,
             });
         }
-        builder.build()
+        let pool = builder.build()?;
+        if self.profile == Some(Profile::Fast) && case.soft_limit_bytes.is_none() {
+            let whole_bytes = self.hard_limit_bytes(case).unwrap_or(u64::MAX).min(case.memory_bytes);
+            // Of that, threads keep large blocks too. Another may have the memory: then they keep less.
+            let _ = pool.reserve(whole_bytes / 4 * 3);
+        }
+        Ok(pool)
     }
 }
 

@@ -4,7 +4,7 @@
 
 use super::subject::Subject;
 use super::world::text;
-use crate::pool::{Block, Device, Pool, Stream};
+use crate::pool::{Block, Device, MemoryKind, Pool, Profile, Stream};
 use crate::random::Random;
 use crate::sys::{Driver, SimConfig};
 use std::collections::BTreeMap;
@@ -16,8 +16,14 @@ pub(super) fn run(seed: u64, subject: Subject) -> Result<u64, String> {
     let config = SimConfig::new().seed(seed).memory_bytes(1 << 30);
     let device = Device::new(&Driver::sim(config).map_err(text)?, 0).map_err(text)?;
     let pool = subject.open_plain(&device).map_err(text)?;
+    if subject.profile == Some(Profile::Fast) {
+        // So that threads keep large blocks too.
+        pool.reserve(768 << 20).map_err(text)?;
+    }
     let shared = Shared {
         pool: &pool,
+        // Host memory is the machine's.
+        size_power_max: if subject.kind == MemoryKind::Device { 22 } else { 12 },
         claims: Mutex::default(),
         passed_on: Mutex::default(),
         running_count: AtomicUsize::new(THREAD_COUNT),
@@ -52,6 +58,7 @@ pub(super) fn run(seed: u64, subject: Subject) -> Result<u64, String> {
 
 struct Shared<'a> {
     pool: &'a Pool,
+    size_power_max: u64,
     /// The addresses that somebody has, and how far.
     claims: Mutex<BTreeMap<u64, u64>>,
     /// Blocks that another thread frees.
@@ -65,7 +72,10 @@ impl Shared<'_> {
         let mut blocks: Vec<Block> = Vec::new();
         for _ in 0..STEP_COUNT {
             match random.below(8) {
-                0..=3 if blocks.len() < BLOCKS_MAX => blocks.push(self.take(random.below(4096) + 1, stream)?),
+                0..=3 if blocks.len() < BLOCKS_MAX => {
+                    let power = SIZE_POWER_MIN + random.below(self.size_power_max + 1 - SIZE_POWER_MIN);
+                    blocks.push(self.take(random.below(1 << power) + 1, stream)?);
+                }
                 6 if !blocks.is_empty() => self.pass_on(blocks.pop()),
                 7 => {
                     let other = self.passed_on.lock().unwrap_or_else(PoisonError::into_inner).pop();
@@ -121,3 +131,4 @@ impl Shared<'_> {
 const THREAD_COUNT: usize = 3;
 const STEP_COUNT: usize = 5000;
 const BLOCKS_MAX: usize = 32;
+const SIZE_POWER_MIN: u64 = 8;

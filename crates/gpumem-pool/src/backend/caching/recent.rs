@@ -4,9 +4,9 @@
 //! its lock. All else goes to the heap, a few at a time: where a block is best put, the heap knows.
 //!
 //! A set that *keeps* some hands out any of them instead, the one that fits best: up to a quarter larger than was asked
-//! for, so that many threads whose sizes vary seldom meet at the heap. How many bytes it may keep it is told there: a part of
-//! what was reserved ahead and nobody has needed. Nothing is lost by waiting here: a large request that is not met from its set looks at the heap, and one that the
-//! heap can't meet empties first this thread's sets and then all.
+//! for, so that many threads whose sizes vary seldom meet at the heap. How many bytes it may keep it is told there: a part
+//! of what was reserved ahead and nobody has needed. Nothing is lost by waiting here: a large request that is not met from
+//! its set looks at the heap, and one that the heap can't meet empties first this thread's sets and then all.
 //!
 //! Unlike smaller pieces each has the stamp of its own free: other streams may have been ordered behind that since, and
 //! a later stamp would hide it from them.
