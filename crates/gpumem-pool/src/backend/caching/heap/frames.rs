@@ -77,7 +77,9 @@ impl Frames {
 
     /// A space's windows by address, and their handles.
     pub(super) fn windows_in(&self, space: usize) -> impl Iterator<Item = (WindowId, u32)> {
-        self.windows[space].from(0).map(move |(slot, handle)| (WindowId::new(space, slot), handle))
+        self.windows[space]
+            .from(0, |handle| self.handle(handle).frame_count)
+            .map(move |(slot, handle)| (WindowId::new(space, slot), handle))
     }
 
     pub(super) fn window_count(&self) -> usize {
@@ -165,8 +167,9 @@ impl Frames {
 
     /// Windows where nothing is resident, and their handles, round by round: each is kept for a round.
     pub(super) fn empty_windows(&self) -> impl Iterator<Item = (WindowId, u32)> {
-        let rest = self.windows[1].from(self.hand);
-        let large = rest.chain(self.windows[1].from(0).take_while(|(slot, _)| *slot < self.hand));
+        let sizes = |handle| self.handle(handle).frame_count;
+        let rest = self.windows[1].from(self.hand, sizes);
+        let large = rest.chain(self.windows[1].from(0, sizes).take_while(|(slot, _)| *slot < self.hand));
         let all = large.map(|(slot, handle)| (WindowId::new(1, slot), handle)).chain(self.windows_in(0));
         all.filter(|(id, handle)| self.resident_of(*id, *handle) == (0, 0))
     }

@@ -68,11 +68,28 @@ impl Windows {
         self.entries.get(slot as usize).copied().filter(|entry| *entry != Entry::NOTHING)
     }
 
-    /// The windows by address, from a frame on: the first frame of each, and the handle.
-    pub(super) fn from(&self, slot: u32) -> impl Iterator<Item = (u32, u32)> {
-        let entries = self.entries.get(slot as usize..).unwrap_or_default().iter().zip(slot..);
-        let firsts = entries.filter(|(entry, _)| **entry != Entry::NOTHING && entry.frame() == 0);
-        firsts.map(|(entry, slot)| (slot, entry.handle()))
+    /// The windows by address, from a frame on, given their handles' sizes: the first frame of each, and the handle.
+    pub(super) fn from(
+        &self,
+        mut slot: u32,
+        frame_count: impl Fn(u32) -> u32,
+    ) -> impl Iterator<Item = (u32, u32)> {
+        core::iter::from_fn(move || {
+            loop {
+                let (entry, here) = (*self.entries.get(slot as usize)?, slot);
+                if entry == Entry::NOTHING {
+                    slot += 1;
+                    continue;
+                }
+                let handle = entry.handle();
+                // Most windows of a heap without slack are of one frame.
+                let goes_on = self.entry(u64::from(slot) + 1).is_some_and(|next| next.frame() > 0);
+                slot += if goes_on { frame_count(handle) - entry.frame() } else { 1 };
+                if entry.frame() == 0 {
+                    return Some((here, handle));
+                }
+            }
+        })
     }
 
     /// The next older window of the one that starts at a frame.
