@@ -52,7 +52,7 @@ pub enum Mistake {
     NoWait,
     /// Blocks are not told which streams use them.
     NoRecordUse,
-    /// Where a block ends: the first byte behind the first one is written. Only for pools with guards, whose byte it is.
+    /// Where a block ends: the first byte behind the first few of each thread is written. Only for pools with guards, whose byte it is.
     End,
 }
 
