@@ -94,7 +94,8 @@ impl World<'_> {
             Err(PoolError::LimitReached { .. } | PoolError::OutOfMemory { .. }) if !shrinks => {
                 self.growth_is_impossible(index, size_bytes, seen.refused().is_some())
             }
-            Err(error) => Err(error.to_string()),
+            // What a stream that captures had queued before may still use what the block left, and can't be waited for.
+            other => self.unless_captured(other),
         }
     }
 

@@ -300,7 +300,7 @@ impl<'a> World<'a> {
     }
 
     /// While a capture goes on, what waits may be refused.
-    fn unless_captured(&self, outcome: Result<(), PoolError>) -> Step {
+    pub(super) fn unless_captured(&self, outcome: Result<(), PoolError>) -> Step {
         match outcome {
             Err(PoolError::NotInCapture { .. }) if self.capturing.is_some() => Ok(()),
             other => other.map_err(text),

@@ -140,8 +140,13 @@ impl<'a> Change<'a> {
         let _relaxed = Relaxed::enter(device.driver())?;
         let stream = Stream::new(device)?;
         let call = |stream| work(device.driver(), stream);
-        if !clocks.queue_behind(stamps.into_iter(), stream.id(), call)? {
+        if !clocks.queue_behind(stamps.iter().copied(), stream.id(), call)? {
             device.finish()?;
+            // A stream that captures can't be waited for, whatever it had queued before. A look at what is there may be early.
+            if matches!(after, After::Cut) && !stamps.iter().all(|stamp| clocks.is_complete(*stamp)) {
+                let operation = "growing into memory that its stream's earlier work may still use";
+                return Err(PoolError::NotInCapture { operation });
+            }
             clocks.queue_behind(core::iter::empty(), stream.id(), call)?;
         }
         let stamp = clocks.stamp(stream.slot());
