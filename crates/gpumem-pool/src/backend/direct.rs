@@ -206,9 +206,9 @@ impl<C: Calls> Desk<C> {
     fn give_back(&self) -> Result<(), PoolError> {
         self.device.finish_with_upkeep()?;
         self.calls.finish_others()?;
-        if self.calls.sweep()? {
-            self.device.finish()?;
-        }
+        self.calls.sweep()?;
+        // This, or the upkeep before it, may have freed memory in the order of a stream of the pool's own.
+        self.device.finish()?;
         Ok(self.calls.trim_to(&self.device, 0)?)
     }
 
