@@ -7,7 +7,8 @@
 //! | up to 1 MiB | 32 in a doubling | at most 3.2 % of the request |
 //!
 //! Every class is a multiple of 256 bytes, so blocks that lie side by side keep the alignment. Small blocks are little of
-//! what programs hold; large ones are held to tighter classes because there waste counts.
+//! what programs hold; large ones are held to tighter classes because there waste counts. Where memory is plentiful a request
+//! may get a piece of a larger class ([`Class::nearly`]).
 
 /// One size class. Orders by size.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]

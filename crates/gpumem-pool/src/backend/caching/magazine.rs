@@ -225,7 +225,7 @@ impl Own<'_> {
         put == Some(true)
     }
 
-    /// As [`Own::take`], of a class that is hardly larger, if the set keeps [`Recent`] blocks that are.
+    /// As [`Own::take`], of a class that is nearly it, if the set keeps [`Recent`] blocks that are.
     pub(super) fn take_near(self, class: Class, size_bytes: u64) -> Option<(Class, Piece)> {
         self.with(|magazines| {
             if !magazines.recent.keeps() {
