@@ -13,6 +13,7 @@ use gpumem_tests::pool::adaptor::Guard;
 use gpumem_tests::pool::{BackendKind, Device, Limit, Profile};
 use gpumem_tests::stress::{Done, Mistake, Plan, Until, run};
 use gpumem_tests::sys::{Driver, DriverKind};
+use gpumem_tests::told::told;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -55,6 +56,9 @@ struct Options {
     /// Puts guards around all blocks, which are looked at when the blocks come back.
     #[arg(long)]
     guard: bool,
+    /// Has a wait follow whatever the driver answers, for a checker that follows nothing else.
+    #[arg(long)]
+    told: bool,
     /// What the program forgets on purpose; it fails then.
     #[arg(long)]
     mistake: Option<Forgotten>,
@@ -75,6 +79,7 @@ fn main() -> Result<()> {
     let needs_guard = matches!(options.mistake, Some(Forgotten::End));
     ensure!(options.guard || !needs_guard, "what is written behind a block is another's without --guard");
     let driver = Driver::from_env_or_sim()?;
+    let driver = if options.told { told(&driver) } else { driver };
     let device = Device::new(&driver, 0)?;
     println!("{}: {device}", driver.kind());
     let is_wanted = |setting: &Setting| {

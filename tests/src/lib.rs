@@ -16,6 +16,7 @@ pub mod replay;
 pub mod schedules;
 pub mod seeds;
 pub mod stress;
+pub mod told;
 pub mod trace;
 pub mod vmm;
 
