@@ -332,6 +332,11 @@ impl PoolError {
         }
     }
 
+    /// Whether memory was refused, for whatever reason: another size, or memory from elsewhere, may do.
+    pub(crate) fn is_want_of_memory(&self) -> bool {
+        matches!(self, Self::TooLarge { .. } | Self::OverBudget { .. }) || self.out_of_memory().is_some()
+    }
+
     pub(crate) fn out_of_memory_mut(&mut self) -> Option<&mut OutOfMemory> {
         match self {
             Self::OutOfMemory(report) | Self::LimitReached(report) => Some(report),

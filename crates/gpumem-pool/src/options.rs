@@ -23,7 +23,7 @@ use crate::error::PoolError;
 use crate::family::Family;
 use crate::kind::MemoryKind;
 use crate::limit::{FORMS, Limit};
-use crate::out_of_memory::{Observer, OutOfMemory};
+use crate::out_of_memory::Observer;
 use crate::pool::Pool;
 use crate::trace::Trace;
 use core::fmt;
@@ -273,10 +273,29 @@ impl PoolBuilder {
         self
     }
 
-    /// Calls `observer` with the report of every request that is refused for want of memory, on the thread that asks, before
-    /// the request returns. No lock is held: it may look at the pool, and free what it has of it. Of requests that it makes
-    /// itself it is not told, and its panics are the caller's.
-    pub fn on_out_of_memory(mut self, observer: impl Fn(&OutOfMemory) + Send + Sync + 'static) -> Self {
+    /// Calls `observer` with every error of this pool that says there is not so much memory: [`PoolError::OutOfMemory`] and
+    /// [`PoolError::LimitReached`], which have a report ([`PoolError::out_of_memory`]), [`PoolError::TooLarge`] and
+    /// [`PoolError::OverBudget`]. It is told once, on the thread that asks, before the request returns, and not of what was
+    /// refused on the way to memory that was had in the end. No lock is held: it may look at the pool, and free what it has of
+    /// it. Of requests that it makes itself it is not told, and its panics are the caller's.
+    ///
+    /// ```
+    /// use gpumem_pool::{Device, Pool, Stream, sys::{Driver, SimConfig}};
+    /// use std::sync::{Arc, Mutex};
+    ///
+    /// let device = Device::new(&Driver::sim(SimConfig::new().memory_bytes(1 << 30))?, 0)?;
+    /// let log = Arc::new(Mutex::new(Vec::new()));
+    /// let lines = Arc::clone(&log);
+    /// let observed = Pool::builder(&device).on_out_of_memory(move |error| lines.lock().unwrap().push(error.to_string()));
+    /// let pool = observed.hard_limit(64 << 20).build()?;
+    /// let stream = Stream::new(&device)?;
+    /// assert!(pool.alloc(96 << 20, &stream).is_err() && pool.alloc(2 << 30, &stream).is_err());
+    /// let log = log.lock().unwrap();
+    /// assert!(log[0].contains("the limit of 64.000 MiB refused 96.000 MiB"), "{log:?}");
+    /// assert!(log[1].contains("more than the 1.000 GiB that the device has"), "{log:?}");
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    pub fn on_out_of_memory(mut self, observer: impl Fn(&PoolError) + Send + Sync + 'static) -> Self {
         self.observer = Some(Observer(Arc::new(observer)));
         self
     }

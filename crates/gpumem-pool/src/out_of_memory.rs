@@ -7,6 +7,7 @@ mod words;
 
 use crate::bytes::Bytes;
 use crate::contained::Outermost;
+use crate::error::PoolError;
 use crate::kind::MemoryKind;
 use crate::options::BackendKind;
 use crate::status::on_a_line;
@@ -219,13 +220,13 @@ fn blocks(count: u64) -> String {
 
 /// Who is told of a refusal before the request returns.
 #[derive(Clone)]
-pub(crate) struct Observer(pub(crate) Arc<dyn Fn(&OutOfMemory) + Send + Sync>);
+pub(crate) struct Observer(pub(crate) Arc<dyn Fn(&PoolError) + Send + Sync>);
 
 impl Observer {
     /// But not of the requests of an observer.
-    pub(crate) fn tell(&self, report: &OutOfMemory) {
+    pub(crate) fn tell(&self, refusal: &PoolError) {
         if let Some(_telling) = Outermost::begin(&IS_TELLING) {
-            (self.0)(report);
+            (self.0)(refusal);
         }
     }
 }

@@ -185,7 +185,7 @@ impl State {
     pub(crate) fn check_request(&self, size_bytes: u64, stream: &Stream) -> Result<(), PoolError> {
         self.check_usable()?;
         self.check_stream(stream)?;
-        self.check_size(size_bytes)
+        self.explained(self.check_size(size_bytes))
     }
 
     fn check_size(&self, size_bytes: u64) -> Result<(), PoolError> {

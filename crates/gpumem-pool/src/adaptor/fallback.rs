@@ -52,7 +52,7 @@ impl Adaptor for Fallback {
 
     fn alloc(&self, request: &Request<'_>, next: Next<'_>) -> Result<Grant, PoolError> {
         let refusal = match next.alloc(request) {
-            Err(error) if wants_memory(&error) => error,
+            Err(error) if error.is_want_of_memory() => error,
             other => return other,
         };
         let block = self.pool.alloc_aligned(request.size_bytes(), request.alignment(), request.stream());
@@ -69,9 +69,4 @@ impl fmt::Debug for Fallback {
             .field("taken_count", &self.taken_count())
             .finish()
     }
-}
-
-fn wants_memory(error: &PoolError) -> bool {
-    matches!(error, PoolError::TooLarge { .. } | PoolError::OverBudget { .. })
-        || error.out_of_memory().is_some()
 }

@@ -23,8 +23,11 @@ impl State {
 
     pub(crate) fn reserve(&self, size_bytes: u64) -> Result<(), PoolError> {
         self.check_usable()?;
-        self.check_size(size_bytes)?;
-        self.explained(self.relieved(|| self.backend.reserve(size_bytes)))
+        let request = || {
+            self.check_size(size_bytes)?;
+            self.backend.reserve(size_bytes)
+        };
+        self.explained(self.relieved(request))
     }
 
     pub(crate) fn set_hard_limit(&self, limit: Limit) -> Result<(), PoolError> {
@@ -51,14 +54,17 @@ impl State {
         }
     }
 
-    /// Says who holds what in a refusal for want of memory, and shows it to the observer.
+    /// Says who holds what in a refusal for want of memory, and shows the observer every refusal of memory: around all that
+    /// answers a request, and once.
     pub(crate) fn explained<T>(&self, result: Result<T, PoolError>) -> Result<T, PoolError> {
         result.map_err(|mut error| {
             if let Some(report) = error.out_of_memory_mut() {
                 self.describe(report);
             }
-            if let (Some(report), Some(observer)) = (error.out_of_memory(), &self.setup.observer) {
-                observer.tell(report);
+            if let Some(observer) = &self.setup.observer
+                && error.is_want_of_memory()
+            {
+                observer.tell(&error);
             }
             error
         })

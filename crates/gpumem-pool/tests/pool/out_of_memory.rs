@@ -1,9 +1,10 @@
 //! What a refused request says: six programs that run out of memory for six reasons, each with its own advice.
 
 use crate::bench::{Bench, on_device_memory, on_each_backend, small};
+use gpumem_pool::adaptor::{Budget, Fallback};
 use gpumem_pool::sys::SimConfig;
 use gpumem_pool::{
-    Advice, BackendKind, Block, Dials, MemoryKind, OutOfMemory, Pool, PoolError, Profile, RefusedBy, Stream,
+    Advice, BackendKind, Block, CaptureMode, Dials, MemoryKind, Pool, PoolError, Profile, RefusedBy, Stream,
 };
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -12,9 +13,10 @@ use std::sync::{Arc, Mutex, PoisonError};
 const MIB: u64 = 1 << 20;
 
 /// The report of the first refusal of the program, which the observer was shown too; as text, it is the snapshot's.
-fn refused(bench: &Bench, name: &str, error: &PoolError, seen: &Mutex<Vec<OutOfMemory>>) -> Advice {
+fn refused(bench: &Bench, name: &str, error: &PoolError, seen: &Mutex<Vec<PoolError>>) -> Advice {
     let report = error.out_of_memory().expect("it is about memory");
-    assert_eq!(seen.lock().unwrap().last(), Some(report), "the observer is shown what is returned");
+    let shown = seen.lock().unwrap().last().and_then(PoolError::out_of_memory).cloned();
+    assert_eq!(shown.as_ref(), Some(report), "the observer is shown what is returned");
     assert_eq!(error.to_string(), report.to_string());
     // One schedule of many: only how long things took differs. Over plain segments the advice is the same, and the bytes are
     // other ones.
@@ -27,10 +29,10 @@ fn refused(bench: &Bench, name: &str, error: &PoolError, seen: &Mutex<Vec<OutOfM
     report.advice()
 }
 
-fn observed(bench: &Bench) -> (gpumem_pool::PoolBuilder, Arc<Mutex<Vec<OutOfMemory>>>) {
+fn observed(bench: &Bench) -> (gpumem_pool::PoolBuilder, Arc<Mutex<Vec<PoolError>>>) {
     let seen = Arc::new(Mutex::new(Vec::new()));
     let told = Arc::clone(&seen);
-    (bench.builder().on_out_of_memory(move |report| told.lock().unwrap().push(report.clone())), seen)
+    (bench.builder().on_out_of_memory(move |error| told.lock().unwrap().push(error.clone())), seen)
 }
 
 fn until_refused(pool: &Pool, size_bytes: u64, stream: &Stream) -> (Vec<Block>, PoolError) {
@@ -158,6 +160,79 @@ fn other_pools_are_told_apart() {
         let _held = full.alloc(800 * MIB, &stream).unwrap();
         let error = text(other.alloc(400 * MIB, &stream).unwrap_err(), RefusedBy::Device);
         assert!(error.contains("other pools of this program hold 800.000 MiB"), "{error}");
+    });
+}
+
+/// Whoever says no: the device's size, a limit, a quota, a budget, or a growth of any of them. And nothing else.
+#[test]
+fn the_observer_hears_of_every_refusal_once() {
+    on_each_backend(&small(), |bench| {
+        let (options, seen) = observed(bench);
+        let budget = Arc::new(Budget::new(96 * MIB));
+        let pool = options.hard_limit(64 * MIB).adaptor(budget.clone()).build().unwrap();
+        let (stream, is_host) = (bench.stream(), bench.kind == MemoryKind::Host);
+        let hears = |what: &str, error: Option<PoolError>, expected: usize| {
+            let heard: Vec<_> = seen.lock().unwrap().drain(..).map(|heard| heard.to_string()).collect();
+            assert_eq!(heard.len(), expected, "{what}: {heard:?}");
+            assert!(heard.is_empty() || heard[0] == error.unwrap().to_string(), "{what}: {heard:?}");
+        };
+        hears("the limit", pool.alloc(80 * MIB, &stream).err(), 1);
+        let (over, aligned) = (pool.alloc(97 * MIB, &stream), pool.alloc_aligned(97 * MIB, MIB, &stream));
+        assert!(matches!(
+            (&over, &aligned),
+            (Err(PoolError::OverBudget { .. }), Err(PoolError::OverBudget { .. }))
+        ));
+        assert_eq!(seen.lock().unwrap().len(), 2);
+        seen.lock().unwrap().clear();
+        hears("the budget", pool.alloc(97 * MIB, &stream).err(), 1);
+
+        budget.set_limit(u64::MAX);
+        let error = pool.alloc(2 << 30, &stream).err();
+        assert!(is_host || matches!(error, Some(PoolError::TooLarge { .. })), "{error:?}");
+        hears("the device's size", error, 1);
+        hears(
+            "what is reserved",
+            pool.reserve(2 << 30).err(),
+            usize::from(!is_host || bench.backend == BackendKind::Caching),
+        );
+        let capture = stream.begin_capture(CaptureMode::Relaxed).unwrap();
+        hears("a part of a graph", pool.alloc(2 << 30, &stream).err(), 1);
+        drop(capture.end().unwrap());
+
+        let private = pool.private(32 * MIB).unwrap();
+        hears("a quota", private.alloc(33 * MIB, &stream).err(), 1);
+        if let Ok(mut growable) = pool.growable(128 * MIB, &stream) {
+            budget.set_limit(48 * MIB);
+            hears("growth beyond the budget", growable.grow_to(50 * MIB).err(), 1);
+            budget.set_limit(u64::MAX);
+            hears("growth beyond the limit", growable.grow_to(80 * MIB).err(), 1);
+            hears("growth beyond its size", growable.grow_to(129 * MIB).err(), 0);
+            hears("addresses", pool.growable(2 << 30, &stream).err(), 1);
+        }
+
+        hears("no alignment", pool.alloc_aligned(MIB, 3, &stream).err(), 0);
+        hears("too large an alignment", pool.alloc_aligned(MIB, 1 << 60, &stream).err(), 0);
+        drop(pool.alloc(MIB, &stream).unwrap());
+        hears("what there is", None, 0);
+    });
+}
+
+/// What was refused first is no refusal where memory comes from elsewhere, or was freed in time.
+#[test]
+fn what_is_had_in_the_end_is_no_refusal() {
+    on_each_backend(&small(), |bench| {
+        let (options, seen) = observed(bench);
+        let spare = bench.builder().hard_limit(128 * MIB).build().unwrap();
+        let budget = Arc::new(Budget::new(8 * MIB));
+        let options =
+            options.hard_limit(64 * MIB).adaptor(budget.clone()).adaptor(Arc::new(Fallback::new(&spare)));
+        let (pool, stream) = (options.build().unwrap(), bench.stream());
+        let lent = [pool.alloc(9 * MIB, &stream).unwrap(), pool.alloc(9 * MIB, &stream).unwrap()];
+        budget.set_limit(u64::MAX);
+        let _lent = (lent, pool.alloc(80 * MIB, &stream).unwrap());
+        assert_eq!(seen.lock().unwrap().len(), 0);
+        assert!(pool.alloc(1 << 30, &stream).is_err());
+        assert_eq!(seen.lock().unwrap().len(), 1);
     });
 }
 
