@@ -242,7 +242,7 @@ pub const ENTRIES: &[(&str, Entry)] = &[
 /// Functions that ask the driver for nothing, or that every stage has called.
 pub const PLAIN: &str = "
     address size_bytes stream_id device raw id ordinal name total_bytes compute_capability driver context kind backend
-    host_ptr stream max_bytes is_host_accessible oversubscribe hard_limit soft_limit profile dials exportable rdma
+    host_ptr stream max_bytes is_host_accessible oversubscribe exact_peaks hard_limit soft_limit profile dials exportable rdma
     on_out_of_memory plain_segments adaptor resolve out_of_memory advice cached_bytes others_bytes of growth_slack
     growth_slack_max window_allowance handle_bytes_max growth_divisor rounding_divisor split_bytes_max magazine_share
     magazine_bytes_min large_share

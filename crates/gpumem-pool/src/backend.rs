@@ -236,7 +236,7 @@ pub(crate) struct Taken {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Counts {
     pub(crate) in_use_bytes: u64,
-    /// An upper bound when threads allocate at the same moment.
+    /// An upper bound: [`Status::in_use_peak_bytes`](crate::Status::in_use_peak_bytes) says how near.
     pub(crate) in_use_peak_bytes: u64,
     pub(crate) block_count: u64,
     pub(crate) allocation_count: u64,

@@ -14,6 +14,7 @@
 //! | `max_split_size_mb` | MiB, at least 20 | over plain segments, larger blocks have a segment each ([`Dials::split_bytes_max`]); else – | – | – |
 //! | `expandable_segments` | `true`, `false` | `false` takes plain segments | – | – |
 //! | `oversubscribe` | `true`, `false` | see [`PoolBuilder::oversubscribe`] | – | the same |
+//! | `exact_peaks` | `true`, `false` | see [`PoolBuilder::exact_peaks`] | the same | the same |
 //! | `trim_when_idle_ms` | milliseconds | see [`PoolBuilder::trim_when_idle`] | the same | – |
 //! | `growth_slack`, `growth_slack_max`, `window_allowance`, `magazine_share`, `large_share` | thousandths | the dials of that name, see [`Dials`] | – | – |
 //! | `growth_divisor`, `rounding_divisor`, `empty_windows_max` | a number | the same | – | – |
@@ -185,6 +186,10 @@ const KEYS: &[Key] = &[
     }),
     everywhere("oversubscribe", BOOL, |options, value| {
         options.oversubscribes = boolean(value)?;
+        Some(())
+    }),
+    everywhere("exact_peaks", BOOL, |options, value| {
+        options.exact_peaks = boolean(value)?;
         Some(())
     }),
     of_caches("trim_when_idle_ms", "milliseconds", |options, value| {

@@ -9,6 +9,7 @@
 //! | profile | [`PoolBuilder::profile`], dial by dial [`PoolBuilder::dials`] | `GPUMEM_PROFILE` | `balanced` |
 //! | hard limit | [`PoolBuilder::hard_limit`] | `GPUMEM_HARD_LIMIT` | none |
 //! | trace | [`PoolBuilder::adaptor`] with a [`Trace`] | `GPUMEM_TRACE` | none |
+//! | exact peaks | [`PoolBuilder::exact_peaks`] | | upper bounds |
 //! | idle time | [`PoolBuilder::trim_when_idle`] | | never |
 //! | soft limit | [`PoolBuilder::soft_limit`] | `GPUMEM_SOFT_LIMIT` | none |
 //! | any of them, and PyTorch's knobs, by name | [`PoolBuilder::conf`] | `GPUMEM_CONF` | see [`conf`](crate::conf) |
@@ -49,6 +50,7 @@ pub struct PoolBuilder {
     /// Innermost first.
     pub(crate) adaptors: Vec<Arc<dyn Adaptor>>,
     pub(crate) oversubscribes: bool,
+    pub(crate) exact_peaks: bool,
     /// Whether the host may use the memory, as the device says.
     pub(crate) is_for_host: bool,
     /// Around all of them.
@@ -100,6 +102,7 @@ impl PoolBuilder {
             adaptors: Vec::new(),
             trace: None,
             oversubscribes: false,
+            exact_peaks: false,
             is_for_host: false,
             family: None,
             observer: None,
@@ -189,6 +192,25 @@ impl PoolBuilder {
     /// pages move back and forth, and a program that uses them all at once may stand still.
     pub fn oversubscribe(mut self) -> Self {
         self.oversubscribes = true;
+        self
+    }
+
+    /// Counts the most that is in use to the byte ([`Status::in_use_peak_bytes`](crate::Status::in_use_peak_bytes)), where backends
+    /// alone tell an upper bound. Costs what an adaptor does: each block goes the longer way.
+    ///
+    /// ```
+    /// use gpumem_pool::{Device, Pool, Profile, Stream, sys::{Driver, SimConfig}};
+    ///
+    /// let device = Device::new(&Driver::sim(SimConfig::new())?, 0)?;
+    /// let pool = Pool::builder(&device).profile(Profile::Fast).exact_peaks().build()?;
+    /// let stream = Stream::new(&device)?;
+    /// pool.reserve(256 << 20)?;
+    /// (20..30).try_for_each(|mib| pool.alloc(mib << 20, &stream).map(drop))?;
+    /// assert_eq!(pool.status()?.in_use_peak_bytes, 29 << 20);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    pub fn exact_peaks(mut self) -> Self {
+        self.exact_peaks = true;
         self
     }
 

@@ -11,7 +11,7 @@ mod room;
 mod status;
 mod sync;
 
-use crate::adaptor::Stack;
+use crate::adaptor::{Peak, Stack};
 use crate::backend::{Backend, Source};
 use crate::clock::Clocks;
 use crate::device::Device;
@@ -39,6 +39,8 @@ pub(crate) struct State {
     backend: Backend,
     limits: Limits,
     tags: Tags,
+    /// If that was asked for: the stack's innermost.
+    peak: Option<Arc<Peak>>,
     /// What stands around the backend, if anything does.
     stack: Option<Stack>,
     poison: OnceLock<PoolError>,
@@ -65,7 +67,10 @@ impl StateRef {
     pub(crate) fn new(setup: PoolBuilder, backend: Backend, limits: Limits) -> Self {
         let device = setup.device.clone();
         let tags = Tags::new();
-        let stack = Stack::new(&setup.adaptors, tags.names());
+        let peak = setup.exact_peaks.then(Arc::<Peak>::default);
+        let mut adaptors = setup.adaptors.clone();
+        peak.iter().for_each(|peak| adaptors.insert(0, Arc::clone(peak) as _));
+        let stack = Stack::new(&adaptors, tags.names());
         if let Some(stack) = &stack {
             stack.open(&device);
         }
@@ -77,6 +82,7 @@ impl StateRef {
             backend,
             limits,
             tags,
+            peak,
             stack,
             poison: OnceLock::new(),
             lifetime: Lifetime::new(),

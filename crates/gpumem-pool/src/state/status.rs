@@ -13,6 +13,10 @@ impl State {
         let device = self.device.memory_info()?;
         let reserved = self.backend.reserved()?;
         let counts = self.backend.counts();
+        let in_use_peak_bytes = match &self.peak {
+            Some(peak) => peak.bytes().max(counts.in_use_bytes),
+            None => counts.in_use_peak_bytes,
+        };
         let tag = |TagSum { name, counters, peak_bytes }: TagSum| TagUsage {
             tag: (*name).into(),
             in_use_bytes: counters.in_use_bytes(),
@@ -40,8 +44,8 @@ impl State {
             in_use_bytes: counts.in_use_bytes,
             reserved_bytes,
             cached_bytes: reserved_bytes.saturating_sub(counts.in_use_bytes),
-            in_use_peak_bytes: counts.in_use_peak_bytes,
-            reserved_peak_bytes: reserved.map_or(counts.in_use_peak_bytes, |reserved| reserved.peak_bytes),
+            in_use_peak_bytes,
+            reserved_peak_bytes: reserved.map_or(in_use_peak_bytes, |reserved| reserved.peak_bytes),
             record_bytes: reserved.map_or(0, |reserved| reserved.record_bytes),
             block_count: counts.block_count,
             allocation_count: counts.allocation_count,
@@ -56,6 +60,7 @@ impl State {
 
     pub(crate) fn reset_peaks(&self) -> Result<(), PoolError> {
         self.tags.reset_peaks();
+        self.peak.iter().for_each(|peak| peak.reset());
         self.backend.reset_peaks()
     }
 }
