@@ -97,6 +97,20 @@ fn it_grows_in_place_and_keeps_what_it_holds() {
 }
 
 #[test]
+fn what_is_reserved_ahead_is_for_other_blocks() {
+    on_caching(|bench| {
+        let (pool, stream) = (bench.pool(), bench.stream());
+        let mut block = pool.growable(64 * MIB, &stream).unwrap();
+        block.grow_to(64 * MIB).unwrap();
+        pool.reserve(64 * MIB).unwrap();
+        assert_eq!(reserved(&pool), 128 * MIB);
+        let other = pool.alloc(64 * MIB, &stream).unwrap();
+        assert_eq!(reserved(&pool), 128 * MIB);
+        drop((other, block));
+    });
+}
+
+#[test]
 fn what_it_leaves_waits_for_all_who_used_it() {
     on_caching(|bench| {
         let (pool, home, other) = (bench.pool(), bench.stream(), bench.stream());

@@ -90,7 +90,7 @@ pub(super) struct Heap {
     kept_bytes: u64,
     /// What they may keep, as it was last asked for.
     keepable_bytes: u64,
-    /// As far as was reserved before it was needed.
+    /// How far `blocks_bytes` was reserved before it was needed, and has not been given back since.
     reserved_ahead_bytes: u64,
     /// What the driver would not take back after a failure.
     lost_bytes: u64,
@@ -159,8 +159,13 @@ impl Heap {
 
     /// Physical memory that the driver has made for this heap and that it has not got back.
     pub(super) fn reserved_bytes(&self) -> u64 {
+        self.blocks_bytes() + self.lost_bytes + self.outside_bytes
+    }
+
+    /// That part of it which blocks have, or could have.
+    pub(super) fn blocks_bytes(&self) -> u64 {
         let segments_bytes = self.segments.as_ref().map_or(0, |segments| segments.reserved_bytes);
-        self.frames.reserved_bytes + segments_bytes + self.lost_bytes + self.outside_bytes
+        self.frames.reserved_bytes + segments_bytes
     }
 
     /// Physical memory that the caller holds beside the heap: it counts as reserved too.

@@ -142,11 +142,18 @@ impl Heap {
             build::make(self, (LARGE_SPACE, self.spaces[LARGE_SPACE].end()), &row, backing)?
         };
         self.reserved_peak_bytes = self.reserved_peak_bytes.max(self.reserved_bytes());
-        self.reserved_ahead_bytes = self.reserved_bytes();
+        if is_made {
+            self.reserved_ahead_bytes = self.blocks_bytes();
+        }
         Ok(is_made)
     }
 
-    /// What threads keep at hand of large blocks, now or a moment ago.
+    /// What a set keeps at hand of large blocks, as its thread finds it when it comes to the heap: when it came last, and now.
+    ///
+    /// The sum is of as many moments as there are sets, and only guides what they may keep. Where others have drained a
+    /// set since, more counts as kept than is, and sets may keep too much until its thread comes again: an allocation
+    /// that finds too little takes all of that from them. Where one has kept more since, that counts as needed, and sets
+    /// may keep less.
     pub(in super::super) fn note_kept(&mut self, before_bytes: u64, now_bytes: u64) {
         self.kept_bytes = (self.kept_bytes + now_bytes).saturating_sub(before_bytes);
     }
@@ -157,7 +164,8 @@ impl Heap {
         self.needed_peak_bytes = self.needed_peak_bytes.max(needed_bytes);
         let slack_bytes = self.needed_peak_bytes / 1000 * u64::from(self.dials.growth_slack_per_mille);
         let needed_bytes = self.needed_peak_bytes + slack_bytes;
-        let spare_bytes = self.reserved_ahead_bytes.min(self.reserved_bytes()).saturating_sub(needed_bytes);
+        self.reserved_ahead_bytes = self.reserved_ahead_bytes.min(self.blocks_bytes());
+        let spare_bytes = self.reserved_ahead_bytes.saturating_sub(needed_bytes);
         self.keepable_bytes =
             (spare_bytes / 1000).saturating_mul(u64::from(self.dials.large_share_per_mille));
         self.keepable_bytes

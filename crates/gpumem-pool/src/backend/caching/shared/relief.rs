@@ -14,7 +14,7 @@ use gpumem_sys::types::CUresult;
 use std::sync::{Arc, Weak};
 
 impl Shared {
-    /// Grows until so much is reserved, as large blocks will want it: in few handles, side by side. What ended pools have left
+    /// Grows until so much is reserved for blocks, as large blocks will want it: in few handles, side by side. What ended pools have left
     /// is had once the device is idle.
     pub(in super::super) fn reserve(&self, size_bytes: u64) -> Result<(), PoolError> {
         match self.reserve_at_once(size_bytes) {
@@ -27,7 +27,7 @@ impl Shared {
     }
 
     fn reserve_at_once(&self, size_bytes: u64) -> Result<(), PoolError> {
-        let missing_bytes = size_bytes.saturating_sub(self.reserved().current_bytes);
+        let missing_bytes = size_bytes.saturating_sub(self.core().heap.blocks_bytes());
         if missing_bytes == 0 {
             return Ok(());
         }

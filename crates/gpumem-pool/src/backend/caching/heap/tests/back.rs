@@ -3,7 +3,7 @@
 use super::super::Request;
 use super::pair::{Pair, Step};
 use crate::clock::{Slot, Stamp};
-use crate::dials::Dials;
+use crate::dials::{Dials, Profile};
 
 #[test]
 fn what_nobody_holds_goes_back_once_it_is_complete() {
@@ -36,6 +36,28 @@ fn neighbours_that_waited_for_several_streams_go_back_together() {
     [0, 1].into_iter().for_each(|stream| pair.known.observe(stream));
     let reserved_bytes = pair.heap.reserved_bytes();
     assert_eq!(pair.heap.trim(0, &pair.known, &mut pair.driver), Ok(reserved_bytes));
+}
+
+#[test]
+fn what_was_reserved_ahead_is_the_heaps_own_and_there() {
+    let mut pair = Pair::new(Dials::of(Profile::Fast));
+    pair.heap.set_outside_bytes(64 << 20);
+    assert_eq!(pair.heap.reserve(100_000_000, &mut pair.driver, u64::MAX), Ok(true));
+    let ahead_bytes = 100_000_000_u64.next_multiple_of(2 << 20);
+    assert_eq!(
+        pair.heap.keepable_bytes(),
+        ahead_bytes / 1000 * 1000,
+        "what is beside the heap is no part of it"
+    );
+    assert_eq!(pair.heap.reserve(1 << 30, &mut pair.driver, 1 << 30), Ok(false));
+    assert_eq!(pair.heap.keepable_bytes(), ahead_bytes / 1000 * 1000);
+    pair.heap.trim(0, &pair.known, &mut pair.driver).unwrap();
+    assert_eq!(pair.heap.keepable_bytes(), 0);
+    // Whatever it grows to from here on, somebody needed.
+    let requests = [3, 5].map(|mib| Request { size_bytes: mib << 20, alignment: 256, slot: Slot(0) });
+    let pieces = requests.map(|request| pair.climb(&request).unwrap());
+    pair.heap.give(pieces[1].record, &[]);
+    assert_eq!((pair.heap.blocks_bytes(), pair.heap.keepable_bytes()), (8 << 20, 0));
 }
 
 #[test]
