@@ -107,6 +107,22 @@ impl Subject {
         }
     }
 
+    /// What depends on the clock would make cases differ: what is asked is asked to the end, or not at all, and nothing is
+    /// given back early. (Backends that do not trade anything ask too.)
+    fn dials(self, case: &Case) -> Dials {
+        let budget = if case.polls { Duration::MAX } else { Duration::ZERO };
+        let usual = self.profile.map_or_else(Dials::default, Dials::of);
+        let dials = usual.poll_budget(budget).release_budget(Duration::ZERO);
+        let dials = match case.soft_limit_bytes {
+            Some(_) => dials.split_bytes_max(0),
+            None => dials,
+        };
+        match case.empty_windows_max {
+            Some(count) => dials.empty_windows_max(count),
+            None => dials,
+        }
+    }
+
     /// A pool without limits.
     pub(super) fn open_plain(self, device: &Device) -> Result<Pool, PoolError> {
         let dials = self.profile.map_or_else(Dials::default, Dials::of);
@@ -136,19 +152,7 @@ impl Subject {
         if case.empty_windows_max.is_some() {
             builder = builder.garbage_collection_threshold(0.5);
         }
-        if let Some(profile) = self.profile {
-            let budget = if case.polls { Duration::MAX } else { Duration::ZERO };
-            // What is given back early is so by the clock, which would make cases differ.
-            let dials = Dials::of(profile).poll_budget(budget).release_budget(Duration::ZERO);
-            let dials = match case.soft_limit_bytes {
-                Some(_) => dials.split_bytes_max(0),
-                None => dials,
-            };
-            builder = builder.dials(match case.empty_windows_max {
-                Some(count) => dials.empty_windows_max(count),
-                None => dials,
-            });
-        }
+        builder = builder.dials(self.dials(case));
         let pool = builder.build()?;
         if self.profile == Some(Profile::Fast) && case.soft_limit_bytes.is_none() {
             let whole_bytes = self.hard_limit_bytes(case).unwrap_or(u64::MAX).min(case.memory_bytes);

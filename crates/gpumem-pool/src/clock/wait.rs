@@ -34,14 +34,22 @@ impl Clocks {
     /// Asks the driver which marks have been passed, oldest first, stream by stream, until the time is over; no time is
     /// no question. Says whether anything is complete that was not known to be.
     pub(crate) fn poll(&self, budget: Duration) -> Result<bool, DriverError> {
+        let start = Instant::now();
+        self.poll_while(|_| start.elapsed() < budget)
+    }
+
+    /// The same for so many streams, the next time for those after them: whatever the time, the same is asked.
+    pub(crate) fn poll_next(&self, stream_count: usize) -> Result<bool, DriverError> {
+        self.poll_while(|asked_count| asked_count < stream_count)
+    }
+
+    /// Each stream is asked about once at most.
+    fn poll_while(&self, goes_on: impl Fn(usize) -> bool) -> Result<bool, DriverError> {
         let _relaxed = Relaxed::enter(&self.driver)?;
-        let (start, mut moved) = (Instant::now(), false);
+        let mut moved = false;
         let count = self.slot_count.load(Ordering::Acquire);
         let first = self.cursor.load(Ordering::Relaxed);
-        for step in 0..count {
-            if start.elapsed() >= budget {
-                break;
-            }
+        for step in (0..count).take_while(|step| goes_on(*step)) {
             let index = (first + step) % count;
             moved |= self.poll_lane(Slot(index as u16))?;
             self.cursor.store(index + 1, Ordering::Relaxed);

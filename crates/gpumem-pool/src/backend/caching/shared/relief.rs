@@ -65,10 +65,10 @@ impl Shared {
         if wanted_bytes <= keep_bytes { Ok(()) } else { self.trim_to(keep_bytes.saturating_sub(size_bytes)) }
     }
 
-    /// Marks streams, and sees which marks have been passed.
+    /// Marks streams, and asks about each stream's marks which have been passed.
     pub(in super::super) fn look(&self, slots: Vec<Slot>) -> Result<(), DriverError> {
         slots.into_iter().try_for_each(|slot| self.clocks().tick(slot).map(drop))?;
-        self.clocks().poll(POLL_MAX).map(drop)
+        self.clocks().poll(Duration::MAX).map(drop)
     }
 
     pub(in super::super) fn reclaim(&self) -> Result<(), PoolError> {
@@ -152,6 +152,3 @@ impl Member for Shared {
         let _ = self.trim(0);
     }
 }
-
-/// As long as a trim asks which marks have been passed.
-const POLL_MAX: Duration = Duration::from_millis(1);
