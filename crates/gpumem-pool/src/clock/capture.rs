@@ -1,6 +1,6 @@
 //! Captures, as a stream's lane sees them: begun and ended under its lock, so that nobody makes a mark in between.
 
-use super::lane::Locked;
+use super::lane::{Asker, Locked};
 use super::{Clocks, Order, Slot, Stamp};
 use crate::context::Relaxed;
 use crate::device::Device;
@@ -20,7 +20,7 @@ pub(crate) enum Part {
 
 impl Clocks {
     /// Begins a capture on a stream that the caller has in his hands; the driver's number for it. `None` if the stream
-    /// is gone.
+    /// is gone. What is queued there by then is marked first: while the stream captures, it can be waited for all the same.
     pub(crate) fn begin_capture(
         &self,
         slot: Slot,
@@ -28,6 +28,9 @@ impl Clocks {
     ) -> Result<Option<u64>, DriverError> {
         self.with_lane(slot, |lane| {
             let Some(raw) = lane.raw() else { return Ok(None) };
+            if !self.is_complete(self.stamp(slot)) {
+                lane.tick(slot, &self.epochs, Asker::User)?;
+            }
             // SAFETY: the stream is alive: its user names it.
             unsafe { lane.device.driver().cuStreamBeginCapture_v2(raw, mode)? };
             match lane.part() {

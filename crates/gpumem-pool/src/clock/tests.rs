@@ -246,8 +246,12 @@ fn a_capture_is_neither_broken_nor_believed() {
     let outside = bench.work(&bench.b);
     assert!(bench.clocks().tick(bench.b.slot()).unwrap());
     let event = Event::new(&bench.device).unwrap();
+    let before = bench.work(&bench.a);
     bench.begin_capture(&bench.a);
     let captured = bench.work(&bench.a);
+    assert!(!bench.clocks().order_free(captured, bench.b.id()).unwrap());
+    assert!(bench.clocks().order_free(before, bench.b.id()).unwrap());
+    assert!(bench.clocks().wait_on_host(&[before], soon()).unwrap());
     assert!(!bench.clocks().tick(bench.a.slot()).unwrap());
     assert!(!bench.clocks().insert_wait(captured, bench.b.slot()).unwrap());
     assert!(!bench.clocks().insert_wait(outside, bench.a.slot()).unwrap());

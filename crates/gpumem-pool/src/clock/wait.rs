@@ -91,14 +91,14 @@ impl Clocks {
     }
 
     /// The same for a free, which its user has asked for: a stream that allows no waits is waited for too. False if the
-    /// waiter is gone, another's or allows no waits, if the stamp's stream may not be marked now, or if one of the two is
-    /// being captured and the other is not.
+    /// waiter is gone, another's or allows no waits, if the stamp's stream would have to be marked and may not be now, or if
+    /// the waiter is being captured and that stream is not.
     pub(crate) fn order_free(&self, stamp: Stamp, waiter: StreamId) -> Result<bool, DriverError> {
         let (source, slot) = (stamp.slot(), waiter.slot());
         let Some(waiter_captures) = self.open_capture(waiter)? else { return Ok(false) };
-        let source_captures = self.with_lane(source, |lane| Ok(lane.is_ours() && lane.is_capturing()))?;
-        if waiter_captures || source_captures == Some(true) {
-            return Ok(waiter_captures && source_captures == Some(true) && self.queue_fork(slot, source)?);
+        if waiter_captures {
+            let source_captures = self.with_lane(source, |lane| Ok(lane.is_ours() && lane.is_capturing()))?;
+            return Ok(source_captures == Some(true) && self.queue_fork(slot, source)?);
         }
         if self.is_ordered(stamp, slot) {
             return Ok(true);

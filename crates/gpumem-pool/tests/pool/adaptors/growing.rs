@@ -266,23 +266,31 @@ fn growth_while_a_stream_captures() {
     });
 }
 
-/// What was set when the block left its memory is waited for before that is set again, or the growth is refused.
+/// What was queued before a capture, by the block's users and by adaptors, is waited for while that goes on.
 #[test]
 fn growth_into_what_was_left_before_a_capture() {
     on_caching(|bench| {
-        let builder = bench.builder().adaptor(Arc::new(Fill::debug()));
-        let (pool, home) = (builder.build().unwrap(), bench.stream());
-        let mut block = pool.growable(MIB, &home).unwrap();
-        block.grow_to(35).unwrap();
-        block.shrink_to(0).unwrap();
-        let capture = home.begin_capture(CaptureMode::Global).unwrap();
-        match block.grow_to(1) {
-            Err(PoolError::NotInCapture { .. }) => assert_eq!(block.size_bytes(), 0),
-            grown => grown.unwrap(),
+        for captures_home in [true, false] {
+            let builder = bench.builder().adaptor(Arc::new(Fill::debug()));
+            let (pool, home, other) = (builder.build().unwrap(), bench.stream(), bench.stream());
+            let mut block = pool.growable(MIB, &home).unwrap();
+            block.grow_to(35).unwrap();
+            fill(bench, &block, 0..35, 7, &other);
+            block.record_use(&other);
+            block.shrink_to(0).unwrap();
+            let captured = if captures_home { &home } else { &other };
+            let capture = captured.begin_capture(CaptureMode::Global).unwrap();
+            block.grow_to(1).unwrap();
+            assert_eq!(byte(bench, &block, 0, &bench.stream()), 0xA5);
+            // In it, nothing is known to be done.
+            block.shrink_to(0).unwrap();
+            assert!(matches!(block.grow_to(1), Err(PoolError::NotInCapture { .. })));
+            drop(capture.end().unwrap());
+            block.grow_to(1).unwrap();
+            assert_eq!(byte(bench, &block, 0, &home), 0xA5);
         }
-        drop(capture.end().unwrap());
-        block.grow_to(1).unwrap();
-        assert_eq!(byte(bench, &block, 0, &home), 0xA5);
+        let report = bench.driver.simulator().unwrap().report();
+        assert!(report.findings.is_empty(), "{report}");
     });
 }
 
