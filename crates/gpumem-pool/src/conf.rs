@@ -12,7 +12,7 @@
 //! | `garbage_collection_threshold` | between 0 and 1 | beyond this part of the hard limit (of the device, if there is none), idle memory is given back before the heap is searched further or grows | the same when the driver's pool grows | – |
 //! | `roundup_power2_divisions` | a power of two, up to 64, or a list by size: `[256:1,512:2,1024:4,>:8]`, see [`Divisions`] | blocks beyond 1 MiB are rounded up to this part of their power of two | – | – |
 //! | `max_split_size_mb` | MiB, at least 20 | over plain segments, larger blocks have a segment each ([`Dials::split_bytes_max`]); else – | – | – |
-//! | `expandable_segments` | `true`, `false` | `false` takes plain segments | – | – |
+//! | `expandable_segments` | `true`, `false` | `false` takes plain segments; `true` has no effect where there are no others | – | – |
 //! | `oversubscribe` | `true`, `false` | see [`PoolBuilder::oversubscribe`] | – | the same |
 //! | `exact_peaks` | `true`, `false` | see [`PoolBuilder::exact_peaks`] | the same | the same |
 //! | `trim_when_idle_ms` | milliseconds | see [`PoolBuilder::trim_when_idle`] | the same | – |
@@ -180,10 +180,23 @@ const KEYS: &[Key] = &[
             None,
         ],
     },
-    of_caching("expandable_segments", BOOL, |options, value| {
-        options.plain_segments = !boolean(value)?;
-        Some(())
-    }),
+    Key {
+        // Told to those who asked for other ones.
+        idle: [
+            None,
+            A_DIAL_OF_CACHING,
+            NOTHING_KEPT,
+            Some(
+                "memory lies in plain segments, because this driver or device has no virtual memory management or refuses it, \
+                 or because the pool is of a kind of memory that is never mapped",
+            ),
+        ],
+        ..of_caching("expandable_segments", BOOL, |options, value| {
+            options.expandable_segments = boolean(value)?;
+            options.plain_segments = !options.expandable_segments;
+            Some(())
+        })
+    },
     everywhere("oversubscribe", BOOL, |options, value| {
         options.oversubscribes = boolean(value)?;
         Some(())
@@ -237,7 +250,7 @@ const fn everywhere(name: &'static str, expected: &'static str, set: Set) -> Key
 }
 
 const fn of_caching(name: &'static str, expected: &'static str, set: Set) -> Key {
-    let idle = [None, Some("it is a dial of the backend caching"), NOTHING_KEPT, None];
+    let idle = [None, A_DIAL_OF_CACHING, NOTHING_KEPT, None];
     Key { name, expected, set, place: nowhere, idle }
 }
 
@@ -255,6 +268,7 @@ fn nowhere(_: &str) -> String {
     String::new()
 }
 
+const A_DIAL_OF_CACHING: Option<&str> = Some("it is a dial of the backend caching");
 const NOTHING_KEPT: Option<&str> = Some("it keeps nothing");
 const BOOL: &str = "`true` or `false`";
 const NUMBER: &str = "a number";
@@ -324,11 +338,13 @@ fn read(item: &str) -> Result<(&'static Key, &str), ConfError> {
 }
 
 /// What was asked for and has no effect on a backend, which may be able to map memory.
-pub(crate) fn notices(asked: &[&'static str], backend: BackendKind, can_map: bool) -> Vec<Notice> {
-    let keys = KEYS.iter().filter(|key| asked.contains(&key.name));
+pub(crate) fn notices(options: &PoolBuilder, backend: BackendKind, can_map: bool) -> Vec<Notice> {
+    let keys = KEYS.iter().filter(|key| options.asked.contains(&key.name));
     let idle = |key: &Key| {
+        // Plain segments have that effect.
+        let is_as_asked = key.name == "expandable_segments" && !options.expandable_segments;
         key.idle[match backend {
-            BackendKind::Caching if !can_map => 3,
+            BackendKind::Caching if !can_map && !is_as_asked => 3,
             BackendKind::Caching => 0,
             BackendKind::Native => 1,
             BackendKind::None => 2,

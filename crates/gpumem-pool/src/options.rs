@@ -47,6 +47,8 @@ pub struct PoolBuilder {
     pub(crate) peers: Vec<Device>,
     pub(crate) handle_use: HandleUse,
     pub(crate) plain_segments: bool,
+    /// Whether memory that can be mapped was asked for.
+    pub(crate) expandable_segments: bool,
     /// Innermost first.
     pub(crate) adaptors: Vec<Arc<dyn Adaptor>>,
     pub(crate) oversubscribes: bool,
@@ -99,6 +101,7 @@ impl PoolBuilder {
             peers: Vec::new(),
             handle_use: HandleUse::default(),
             plain_segments: false,
+            expandable_segments: false,
             adaptors: Vec::new(),
             trace: None,
             oversubscribes: false,
@@ -343,7 +346,7 @@ impl PoolBuilder {
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     pub fn plain_segments(mut self) -> Self {
-        self.plain_segments = true;
+        (self.plain_segments, self.expandable_segments) = (true, false);
         self.asked.push("expandable_segments");
         self
     }

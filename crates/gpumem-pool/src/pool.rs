@@ -99,7 +99,7 @@ impl Pool {
     /// together ([`PoolBuilder::dials`]) are not told apart.
     #[must_use]
     pub fn notices(&self) -> Vec<crate::conf::Notice> {
-        crate::conf::notices(&self.0.setup().asked, self.backend(), self.0.backend().growing().is_some())
+        crate::conf::notices(self.0.setup(), self.backend(), self.0.backend().growing().is_some())
     }
 
     /// Whose memory it hands out.

@@ -66,9 +66,10 @@ fn mistakes_are_told_with_what_would_be_right() {
 
 #[test]
 fn what_has_no_effect_is_told_for_each_backend() {
-    let asked = ["max_split_size_mb", "soft_limit", "window_allowance", "profile", "backend"];
+    let mut options = applied("").unwrap();
+    options.asked = ["max_split_size_mb", "soft_limit", "window_allowance", "profile", "backend"].into();
     let told = |backend, can_map| {
-        notices(&asked, backend, can_map).iter().map(|notice| notice.option).collect::<Vec<_>>()
+        notices(&options, backend, can_map).iter().map(|notice| notice.option).collect::<Vec<_>>()
     };
     assert_eq!(told(BackendKind::Caching, true), ["max_split_size_mb"]);
     assert_eq!(told(BackendKind::Caching, false), ["window_allowance"]);

@@ -4,7 +4,7 @@ use crate::bench::{Bench, on_each_backend, small};
 use gpumem_pool::sys::sim::{Effect, Rule};
 use gpumem_pool::sys::types::{CUdevice, CUdevice_attribute, CUresult};
 use gpumem_pool::sys::{Driver, SimConfig, Table};
-use gpumem_pool::{BackendKind, Device, Pool, PoolError, Profile, Stream};
+use gpumem_pool::{BackendKind, Device, Pool, PoolBuilder, PoolError, Profile, Stream};
 use std::ffi::c_int;
 use std::sync::Mutex;
 
@@ -81,6 +81,37 @@ fn a_driver_without_virtual_memory_is_met_with_plain_segments() {
         assert!(pool.reclaim().unwrap() >= 706 * MIB, "{lack}");
         assert_eq!(pool.status().unwrap().reserved_bytes, 0, "{lack}");
     }
+}
+
+/// Mapped memory that was asked for by name and is not to be had is told, like any option that has no effect.
+#[test]
+fn plain_segments_in_place_of_mapped_ones_are_told() {
+    let told = |builder: PoolBuilder, conf: &str| -> Vec<String> {
+        let pool = builder.backend(BackendKind::Caching).conf(conf).unwrap().build().unwrap();
+        let notices = pool.notices();
+        assert_eq!(pool.private(64 * MIB).unwrap().notices(), notices);
+        notices.iter().map(ToString::to_string).collect()
+    };
+    let is_told = |notices: &[String]| match notices {
+        [] => false,
+        [notice] => {
+            notice.starts_with("expandable_segments has no effect on the backend caching: memory lies")
+        }
+        notices => panic!("{notices:?}"),
+    };
+    for (lack, driver) in lacks() {
+        let device = Device::new(&driver, 0).unwrap();
+        assert!(is_told(&told(Pool::builder(&device), "expandable_segments:true")), "{lack}");
+        assert!(!is_told(&told(Pool::builder(&device), "expandable_segments:false")), "{lack}");
+        assert!(!is_told(&told(Pool::builder(&device), "")), "{lack}");
+    }
+    let device = Device::new(&Driver::sim(small()).unwrap(), 0).unwrap();
+    assert!(is_told(&told(Pool::builder(&device), "expandable_segments:true,kind:host")));
+    assert!(!is_told(&told(Pool::builder(&device), "expandable_segments:true")));
+    // What was said last counts.
+    assert!(!is_told(&told(Pool::builder(&device).plain_segments(), "expandable_segments:true")));
+    let options = Pool::builder(&device).conf("expandable_segments:true").unwrap().plain_segments();
+    assert!(!is_told(&told(options, "")));
 }
 
 #[test]
