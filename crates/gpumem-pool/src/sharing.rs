@@ -108,6 +108,9 @@ impl Block {
 
 /// A block of another process (or of this one) that a device of this one may use, for as long as this lives. Its drop waits
 /// for the device.
+///
+/// The memory is there for as long as anybody has it mapped, or a descriptor of it open: a process that ends, or is killed,
+/// takes it from no other. But nobody is told: what it had queued may be done or not.
 #[must_use = "dropping it takes the memory away"]
 pub struct ImportedBlock {
     device: Device,

@@ -66,14 +66,14 @@ cases! {
 }
 
 /// Fills some bytes, and waits.
-fn set(address: u64, value: u8, size_bytes: usize, stream: &Stream) {
+pub(crate) fn set(address: u64, value: u8, size_bytes: usize, stream: &Stream) {
     let _bound = stream.device().bind().unwrap();
     // SAFETY: the bytes are their owner's until the stream has been waited for.
     unsafe { stream.device().driver().cuMemsetD8Async(address, value, size_bytes, stream.raw()).unwrap() };
     stream.synchronize().unwrap();
 }
 
-fn bytes_of(address: u64, stream: &Stream) -> [u8; 4] {
+pub(crate) fn bytes_of(address: u64, stream: &Stream) -> [u8; 4] {
     let _bound = stream.device().bind().unwrap();
     let mut bytes = [0; 4];
     // SAFETY: a local outlives the call, which returns when the bytes are there.

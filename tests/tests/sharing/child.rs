@@ -1,8 +1,59 @@
-//! A case's other process: the same program, which runs that case alone.
+//! A case's other processes: the same program, which runs that case alone, and another one of its own if it wants.
 
 use gpumem_tests::sys::{Driver, DriverKind};
+use std::io::{BufRead, BufReader, Write};
 use std::os::fd::{AsFd, OwnedFd};
-use std::process::{Command, Stdio};
+use std::process::{Child, ChildStdout, Command, Stdio};
+use std::sync::Once;
+use std::time::Duration;
+
+/// Where a case is found: its module and its name.
+pub(crate) type Case<'a> = (&'a str, &'a str);
+
+/// A case that runs once more, in a process of its own. It is killed when this goes.
+pub(crate) struct Other {
+    process: Child,
+    lines: BufReader<ChildStdout>,
+    /// What it, and processes of its own, have said.
+    text: String,
+}
+
+impl Other {
+    /// It has a descriptor as its standard input, and bytes in its environment.
+    pub(crate) fn start(driver: &Driver, case: Case<'_>, descriptor: impl Into<Stdio>, bytes: &[u8]) -> Self {
+        let mut process =
+            command(driver, case, bytes).stdin(descriptor).stdout(Stdio::piped()).spawn().unwrap();
+        let lines = BufReader::new(process.stdout.take().unwrap());
+        Self { process, lines, text: String::new() }
+    }
+
+    /// Goes on once it, or a process of its own, has said so.
+    pub(crate) fn wait_for(&mut self, word: &str) {
+        while !self.text.contains(word) {
+            let length = self.lines.read_line(&mut self.text).unwrap();
+            assert!(length > 0, "it ended before {word:?}: {}", self.text);
+        }
+    }
+
+    /// As the system does it: nothing of it runs any more.
+    pub(crate) fn kill(&mut self) {
+        self.process.kill().unwrap();
+        self.process.wait().unwrap();
+    }
+
+    /// Until it has ended, and whoever it has started. The case must have passed in the last of them.
+    pub(crate) fn wait_for_the_end(mut self) {
+        while self.lines.read_line(&mut self.text).unwrap() > 0 {}
+        assert!(self.text.contains("1 passed"), "the other process: {}", self.text);
+    }
+}
+
+impl Drop for Other {
+    fn drop(&mut self) {
+        let _ = self.process.kill();
+        let _ = self.process.wait();
+    }
+}
 
 /// Runs a case of a module once more, in a process that has a descriptor as its standard input and bytes in its environment.
 pub(crate) fn run_child(
@@ -12,17 +63,44 @@ pub(crate) fn run_child(
     descriptor: impl Into<Stdio>,
     bytes: &[u8],
 ) {
+    Other::start(driver, (module, case), descriptor, bytes).wait_for_the_end();
+}
+
+/// Starts one that says what it says where this process does, and outlives it.
+pub(crate) fn leave_behind(driver: &Driver, case: Case<'_>, descriptor: impl Into<Stdio>, bytes: &[u8]) {
+    drop(command(driver, case, bytes).stdin(descriptor).spawn().unwrap());
+}
+
+fn command(driver: &Driver, (module, name): Case<'_>, bytes: &[u8]) -> Command {
     let mounted = if driver.kind() == DriverKind::Cuda { "cuda" } else { "sim" };
     let room = module.split_once("::").unwrap().1;
     let bytes: String = bytes.iter().map(|byte| format!("{byte:02x}")).collect();
-    let child = Command::new(std::env::current_exe().unwrap())
-        .args(["--exact", &format!("{room}::{mounted}::{case}"), "--nocapture"])
-        .env(CHILD, bytes)
-        .stdin(descriptor)
-        .output()
-        .unwrap();
-    let text = String::from_utf8_lossy(&child.stdout) + String::from_utf8_lossy(&child.stderr);
-    assert!(child.status.success() && text.contains("1 passed"), "the other process: {text}");
+    let mut command = Command::new(std::env::current_exe().unwrap());
+    command.args(["--exact", &format!("{room}::{mounted}::{name}"), "--nocapture"]);
+    command.env(BYTES, bytes).env(GENERATION, (generation() + 1).to_string());
+    command
+}
+
+/// To the process that started the first of this case's.
+#[expect(clippy::print_stdout, reason = "it is what that one reads")]
+pub(crate) fn say(word: &str) {
+    println!("\n{word}");
+    std::io::stdout().flush().unwrap();
+}
+
+/// Says that, and does nothing more.
+pub(crate) fn say_and_stay(word: &str) -> ! {
+    say(word);
+    loop {
+        std::thread::park();
+    }
+}
+
+/// Goes on when the process that started this one is gone.
+pub(crate) fn wait_for_orphanhood(parent: u32) {
+    while std::os::unix::process::parent_id() == parent {
+        std::thread::sleep(Duration::from_millis(1));
+    }
 }
 
 /// The descriptor that this process was started with. Not as it is: to the driver, 0 is a null pointer.
@@ -30,14 +108,38 @@ pub(crate) fn inherited() -> OwnedFd {
     std::io::stdin().as_fd().try_clone_to_owned().unwrap()
 }
 
+/// 0 where the case itself runs, 1 in a process that was started by it, 2 in one that was started by that. One that hangs ends
+/// after a while.
+pub(crate) fn generation() -> u32 {
+    static WATCHED: Once = Once::new();
+    let generation = std::env::var(GENERATION).map_or(0, |text| text.parse().unwrap());
+    if generation > 0 {
+        WATCHED.call_once(|| drop(std::thread::spawn(end_late)));
+    }
+    generation
+}
+
+fn end_late() {
+    std::thread::sleep(PATIENCE);
+    std::process::abort();
+}
+
 pub(crate) fn is_child() -> bool {
-    std::env::var_os(CHILD).is_some()
+    generation() > 0
 }
 
 /// The bytes that this process was started with.
 pub(crate) fn child_bytes() -> [u8; 64] {
-    let text = std::env::var(CHILD).unwrap();
-    std::array::from_fn(|index| u8::from_str_radix(&text[2 * index..2 * index + 2], 16).unwrap())
+    child_part(0)
 }
 
-const CHILD: &str = "SHARING_CHILD";
+/// The next 64 of them, and so on.
+pub(crate) fn child_part(part: usize) -> [u8; 64] {
+    let text = std::env::var(BYTES).unwrap();
+    let byte = |at: usize| u8::from_str_radix(&text[2 * at..2 * at + 2], 16).unwrap();
+    std::array::from_fn(|index| byte(64 * part + index))
+}
+
+const BYTES: &str = "SHARING_CHILD";
+const GENERATION: &str = "SHARING_GENERATION";
+const PATIENCE: Duration = Duration::from_secs(120);

@@ -8,5 +8,6 @@ mod bench;
 mod blocks;
 mod child;
 mod handles;
+mod killed;
 mod plain;
 mod pools;

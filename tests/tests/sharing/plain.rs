@@ -130,4 +130,4 @@ cases! {
     }
 }
 
-const LAZY_PEERS: u32 = CUipcMem_flags::CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS.0;
+pub(crate) const LAZY_PEERS: u32 = CUipcMem_flags::CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS.0;
