@@ -74,7 +74,7 @@ impl Outcome {
 #[derive(Debug, thiserror::Error)]
 pub enum ReplayError {
     /// Before the first event.
-    #[error("{0}")]
+    #[error(transparent)]
     Setup(#[from] PoolError),
     /// At an event.
     #[error("{name}, line {line}: {error}")]

@@ -315,10 +315,15 @@ impl PoolError {
         }
     }
 
-    /// The same after more has been tried than its report knows.
+    /// Takes what its report says was tried.
+    pub(crate) fn take_attempts(&mut self) -> Vec<Attempt> {
+        self.out_of_memory_mut().map(|report| core::mem::take(&mut report.attempts)).unwrap_or_default()
+    }
+
+    /// The same with a report that says what was tried.
     pub(crate) fn after(mut self, attempts: Vec<Attempt>) -> Self {
-        if let Self::OutOfMemory(report) | Self::LimitReached(report) = &mut self {
-            report.attempts.splice(..0, attempts);
+        if let Some(report) = self.out_of_memory_mut() {
+            report.attempts = attempts;
         }
         self
     }

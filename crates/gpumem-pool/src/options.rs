@@ -241,7 +241,8 @@ impl PoolBuilder {
 
     /// Gives back all that the pool keeps and no block holds, once `after` has passed without an allocation. No thread
     /// watches: it is noticed where the host waits for a stream or the device, and where another pool of the device
-    /// allocates the long way. The backend `none` keeps nothing.
+    /// allocates the long way. An allocation does not look at a clock either: the time begins at the first such moment after
+    /// it. The backend `none` keeps nothing.
     ///
     /// ```
     /// use gpumem_pool::{Device, Pool, Stream, sys::{Driver, SimConfig}};

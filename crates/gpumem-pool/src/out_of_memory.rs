@@ -72,7 +72,7 @@ pub struct OutOfMemory {
     /// The other processes on the device, the largest first, as far as they are known: asked for only where what others hold
     /// is in the way, and only with the feature `nvml`, or of the software driver.
     pub processes: Vec<ProcessUsage>,
-    /// What was tried before giving up, in this order.
+    /// What was tried before giving up and did anything, in this order; once for all times that it was tried.
     pub attempts: Vec<Attempt>,
     /// The largest holders, by tag; untagged blocks have none.
     pub holders: Vec<Holder>,
@@ -129,6 +129,20 @@ pub struct Attempt {
     pub failures: Vec<String>,
 }
 
+impl Attempt {
+    /// What is tried again is one with what it was the first time.
+    pub(crate) fn add_to(self, attempts: &mut Vec<Self>) {
+        match attempts.iter_mut().find(|earlier| earlier.name == self.name) {
+            None => attempts.push(self),
+            Some(earlier) => {
+                earlier.gained_bytes = earlier.gained_bytes.saturating_add(self.gained_bytes);
+                earlier.took = earlier.took.saturating_add(self.took);
+                earlier.failures.extend(self.failures);
+            }
+        }
+    }
+}
+
 /// What the blocks of one tag hold.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
@@ -168,16 +182,18 @@ impl OutOfMemory {
 impl fmt::Display for OutOfMemory {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         writeln!(f, "{}", self.headline())?;
+        let names: Vec<_> =
+            self.holders.iter().map(|holder| format!("  {}", on_a_line(&holder.tag))).collect();
+        let width = names.iter().map(|name| name.chars().count()).max().unwrap_or(0).max("device free".len());
         let mut known = |name: &str, bytes: Option<u64>, more: &str| {
             let amount = bytes.map_or("unknown".into(), |bytes| Bytes(bytes).to_string());
-            let text = format!("  {name:<11} {amount:>14}  {more}");
+            let text = format!("  {name:<width$} {amount:>14}  {more}");
             writeln!(f, "{}", text.trim_end())
         };
         let mut row = |name: &str, bytes: u64, more: &str| known(name, Some(bytes), more);
         row("in use", self.in_use_bytes, &blocks(self.block_count))?;
-        for holder in &self.holders {
-            let name = format!("  {}", on_a_line(&holder.tag));
-            row(&name, holder.in_use_bytes, &blocks(holder.block_count))?;
+        for (name, holder) in names.iter().zip(&self.holders) {
+            row(name, holder.in_use_bytes, &blocks(holder.block_count))?;
         }
         let largest = self.largest_free_bytes.map(|largest| format!("the largest piece {}", Bytes(largest)));
         row("cached", self.cached_bytes(), &largest.unwrap_or_default())?;

@@ -43,8 +43,8 @@ impl Pool {
         Self::builder(device).build()
     }
 
-    /// A pool as `GPUMEM_KIND`, `GPUMEM_POOL`, `GPUMEM_PROFILE`, `GPUMEM_HARD_LIMIT`, `GPUMEM_SOFT_LIMIT` and
-    /// `GPUMEM_TRACE` say.
+    /// A pool as `GPUMEM_CONF`, `GPUMEM_KIND`, `GPUMEM_POOL`, `GPUMEM_PROFILE`, `GPUMEM_HARD_LIMIT`, `GPUMEM_SOFT_LIMIT`
+    /// and `GPUMEM_TRACE` say.
     ///
     /// # Errors
     ///

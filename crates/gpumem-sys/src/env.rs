@@ -133,11 +133,17 @@ fn nearest(name: &str) -> Option<&'static str> {
     nearest_of(name, VARIABLES.iter().map(|variable| variable.name))
 }
 
-/// The known name with the fewest edits, if they are few: what somebody who mistyped it may have meant.
+/// The known name with the fewest edits, of those that somebody who mistyped it, or left words out, may have meant.
 #[must_use]
 pub fn nearest_of(name: &str, known: impl Iterator<Item = &'static str>) -> Option<&'static str> {
     let ranked = known.map(|known| (edits(name, known), known));
-    ranked.min().filter(|(edits, _)| *edits <= 3).map(|(_, name)| name)
+    ranked.filter(|(edits, known)| *edits <= 3 || is_shortened(name, known)).min().map(|(_, known)| known)
+}
+
+/// Whether all its words are the other's, in that order.
+fn is_shortened(name: &str, known: &str) -> bool {
+    let mut words = known.split('_');
+    name.split('_').all(|word| words.any(|other| other == word))
 }
 
 /// Levenshtein's distance, one row at a time.
@@ -170,6 +176,8 @@ mod tests {
         let error = check_names(["GPUMEM_HARDLIMIT"].iter()).unwrap_err();
         let text = error.to_string();
         assert!(text.contains("did you mean GPUMEM_HARD_LIMIT?"), "{text}");
+        assert_eq!(nearest("GPUMEM_LIMIT"), Some("GPUMEM_HARD_LIMIT"));
+        assert_eq!((nearest("GPUMEM_"), nearest("")), (None, None));
         let far = check_names(["GPUMEM_COFFEE_MACHINE"].iter()).unwrap_err().to_string();
         assert!(!far.contains("did you mean") && far.contains("GPUMEM_POOL"), "{far}");
     }

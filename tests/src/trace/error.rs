@@ -34,7 +34,10 @@ pub enum Problem {
     #[error("{0}")]
     Recording(#[from] ReadError),
     /// The first line is not a header.
-    #[error("no header: a trace begins with a line `#{{\"format\":1,…}}`")]
+    #[error(
+        "no header: this is neither a recording of gpumem (GPUMEM_TRACE=FILE) nor a trace in text, which begins with a line \
+         `#{{\"format\":1,…}}`"
+    )]
     NoHeader,
     /// The header is no JSON of the right shape.
     #[error("the header can't be read: {0}")]

@@ -44,6 +44,14 @@ fn every_option_takes_its_forms_and_says_them() {
 #[test]
 fn mistakes_are_told_with_what_would_be_right() {
     assert!(mistake("growth_slak:3").contains("did you mean growth_slack?"));
+    for (short, whole) in [
+        ("max_split_mb", "max_split_size_mb"),
+        ("garbage_collection", "garbage_collection_threshold"),
+        ("memory_fraction", "per_process_memory_fraction"),
+    ] {
+        let said = mistake(&format!("{short}:1"));
+        assert!(said.contains(&format!("did you mean {whole}?")), "{said}");
+    }
     assert!(!mistake("something_else_entirely:3").contains("did you mean"));
     assert!(mistake("growth_slack").contains("key:value"));
     assert!(mistake("growth_slack:1,growth_slack:2").contains("twice"));

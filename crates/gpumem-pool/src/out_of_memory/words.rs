@@ -40,7 +40,8 @@ impl OutOfMemory {
                 "{needed} are more than the host has to pin: use less of it, or plain memory (HostMemory::pageable)"
             ),
             Advice::NeedLess => format!(
-                "{needed} are more than there is: use smaller batches or a smaller type, or drop arrays earlier"
+                "{needed} are more than {}: use smaller batches or a smaller type, or drop arrays earlier",
+                self.all_there_is()
             ),
             Advice::Oversubscribe => {
                 "unified memory and what pools hold of the device keep a margin free together: drop \
@@ -53,6 +54,16 @@ impl OutOfMemory {
                  that goes on",
                 Bytes(self.pending_bytes)
             ),
+        }
+    }
+
+    /// What this pool could have at most, where that is known to be too little.
+    fn all_there_is(&self) -> String {
+        let own_bytes = self.device_total_bytes.saturating_sub(self.others_bytes());
+        let needed_bytes = self.in_use_bytes.saturating_add(self.requested_bytes);
+        match self.kind == MemoryKind::Device && needed_bytes > own_bytes {
+            true => format!("the {} that this device has for this pool", Bytes(own_bytes)),
+            false => "there is".into(),
         }
     }
 

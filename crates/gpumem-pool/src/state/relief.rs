@@ -42,14 +42,16 @@ impl State {
         mut result: Result<T, PoolError>,
         request: impl Fn() -> Result<T, PoolError>,
     ) -> Result<T, PoolError> {
-        let mut attempts = Vec::new();
+        let mut attempts = result.as_mut().err().map(PoolError::take_attempts).unwrap_or_default();
         for (name, relief) in RELIEFS {
             let Some(report) = result.as_ref().err().and_then(PoolError::out_of_memory) else { break };
             let (start, before) = (Instant::now(), self.room());
             let Some(failures) = relief(self, report) else { continue };
             let gained_bytes = self.room().saturating_sub(before).max(0).unsigned_abs();
-            attempts.push(Attempt { name, gained_bytes, took: start.elapsed(), failures });
+            Attempt { name, gained_bytes, took: start.elapsed(), failures }.add_to(&mut attempts);
             result = request();
+            let again = result.as_mut().err().map(PoolError::take_attempts).unwrap_or_default();
+            again.into_iter().for_each(|attempt| attempt.add_to(&mut attempts));
         }
         result.map_err(|error| error.after(attempts))
     }

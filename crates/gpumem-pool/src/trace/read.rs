@@ -54,7 +54,7 @@ pub enum Flaw {
 #[non_exhaustive]
 pub enum ReadError {
     /// The file can't be read.
-    #[error("{0}")]
+    #[error(transparent)]
     Io(#[from] io::Error),
     /// Something else, or too short for a header.
     #[error("this is no trace of gpumem: it does not begin like one; record one with GPUMEM_TRACE=FILE")]

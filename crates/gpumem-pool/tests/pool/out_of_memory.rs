@@ -122,6 +122,56 @@ fn a_program_that_wants_too_much() {
     });
 }
 
+/// Each layer comes with a temporary that it is converted from: that is no leak.
+#[test]
+fn a_model_that_is_too_large() {
+    on_device_memory(&small(), |bench| {
+        let (pool, stream) = (bench.pool(), bench.stream());
+        let layer = || {
+            let temporary = pool.alloc(48 * MIB, &stream)?;
+            pool.alloc(24 * MIB, &stream).inspect(|_| drop(temporary))
+        };
+        let mut layers = Vec::new();
+        let error = loop {
+            match layer() {
+                Ok(kept) => layers.push(kept),
+                Err(error) => break error,
+            }
+        };
+        let report = error.out_of_memory().unwrap();
+        assert_ne!(report.advice(), Advice::FindTheLeak, "{report}");
+        if !bench.maps() {
+            // The temporaries' places are what is left, in pieces.
+            return;
+        }
+        assert_eq!(report.advice(), Advice::NeedLess, "{report}");
+        let own = gpumem_pool::Bytes(report.device_total_bytes - report.others_bytes());
+        let all = format!("are more than the {own} that this device has for this pool: use smaller");
+        assert!(report.to_string().contains(&all), "{report}");
+    });
+}
+
+/// However long a tag is, its amount stands below the others.
+#[test]
+fn the_table_stays_one() {
+    on_device_memory(&small(), |bench| {
+        let (pool, stream) = (bench.builder().hard_limit(64 * MIB).build().unwrap(), bench.stream());
+        let held = ["weights", "the optimizer's state, of both moments"].map(|tag| {
+            let _scope = pool.scope(tag);
+            pool.alloc(20 * MIB, &stream).unwrap()
+        });
+        let text = pool.alloc(40 * MIB, &stream).unwrap_err().to_string();
+        let ends =
+            |line: &str| line.find("iB").map(|start| start + 2).or(line.find("bytes").map(|start| start + 5));
+        let rows: Vec<_> =
+            text.lines().skip(1).filter(|line| !line.contains(':') && !line.contains('→')).collect();
+        assert!(rows.len() > 5, "{text}");
+        let ends: Vec<_> = rows.iter().map(|row| ends(row)).collect();
+        drop(held);
+        assert!(ends.iter().all(|end| *end == ends[0] && end.is_some()), "{ends:?}\n{text}");
+    });
+}
+
 /// Unified memory that fills the device leaves it no room to work in.
 #[test]
 fn the_margin_of_unified_memory() {

@@ -134,6 +134,30 @@ fn whoever_fails_keeps_nobody_from_making_room() {
     });
 }
 
+/// What the pool's own ladder brought before others were asked is not forgotten when that was not enough either.
+#[test]
+fn a_report_has_all_that_was_tried() {
+    on_each_backend(&cramped(), |bench| {
+        let (pool, stream, other) = (bench.pool(), bench.stream(), bench.stream());
+        let broken = Arc::new(Broken("error"));
+        let registration = bench.device.register_reclaimable(&broken);
+        let held = pool.alloc(30 * MIB, &stream).unwrap();
+        let freed = pool.alloc(20 * MIB, &other).unwrap();
+        bench.fill(&freed, 1, &other);
+        drop(freed);
+        let error = pool.alloc(40 * MIB, &stream).unwrap_err();
+        let attempts = &error.out_of_memory().unwrap().attempts;
+        let gained_bytes: u64 = attempts.iter().map(|attempt| attempt.gained_bytes).sum();
+        assert!(gained_bytes >= 20 * MIB || bench.backend != BackendKind::Caching, "{error}");
+        let mut names: Vec<_> = attempts.iter().map(|attempt| attempt.name).collect();
+        assert_eq!(*names.last().unwrap(), "ask holders to release", "{error}");
+        names.sort();
+        names.dedup();
+        assert_eq!(names.len(), attempts.len(), "{error}");
+        drop((held, registration));
+    });
+}
+
 /// One that is at the pool itself when it is asked.
 struct Busy {
     pool: Mutex<Option<(Pool, Stream)>>,

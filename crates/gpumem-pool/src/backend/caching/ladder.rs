@@ -84,7 +84,6 @@ pub(super) fn climb(
     let mut deadline = None;
     loop {
         let before = shared.begin_look();
-        lack.attempts.clear();
         if let Some(piece) = climb_once(shared, request, least_bytes, lack)? {
             return Ok(Some(piece));
         }
@@ -115,12 +114,8 @@ fn climb_once(
                 let before_bytes =
                     core::mem::replace(&mut free_bytes, shared.core().heap.free_bytes(request.slot));
                 let gained_bytes = free_bytes.saturating_sub(before_bytes).max(0).unsigned_abs();
-                lack.attempts.push(Attempt {
-                    name,
-                    gained_bytes,
-                    took: start.elapsed(),
-                    failures: Vec::new(),
-                });
+                Attempt { name, gained_bytes, took: start.elapsed(), failures: Vec::new() }
+                    .add_to(&mut lack.attempts);
                 search(shared, request, reach, lack)?
             }
             Step::Nothing => None,
