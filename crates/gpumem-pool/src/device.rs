@@ -13,9 +13,11 @@ use crate::trace::Watch;
 use crate::upkeep::Upkeep;
 use core::ffi::{CStr, c_char, c_int};
 use core::fmt;
+use core::time::Duration;
 use gpumem_sys::types::{CUcontext, CUctx_st, CUdevice, CUdevice_attribute};
 use gpumem_sys::{Driver, DriverError};
-use std::sync::{Arc, OnceLock, Weak};
+use std::sync::{Arc, OnceLock, RwLock, RwLockReadGuard, RwLockWriteGuard, TryLockError, Weak};
+use std::time::Instant;
 
 /// One GPU, through its primary context. Clones share it.
 ///
@@ -56,6 +58,8 @@ struct Common {
     upkeep: Upkeep,
     watch: Watch,
     account: Arc<Account>,
+    /// Held together by those who wait for all of the GPU, and alone by whoever begins a capture there.
+    quiet: RwLock<()>,
 }
 
 /// How much memory a device has, and how much of it is free, whoever uses the rest.
@@ -247,10 +251,36 @@ impl Device {
         }
         let _bound = self.enter()?;
         let observation = self.clocks().observe_device(self);
+        // Last before the call: whoever begins a capture does not wait for long.
+        let Some(_quiet) = self.quiet() else { return self.clocks().finish_streams(self) };
         // SAFETY: the context is current and alive.
         self.noting(unsafe { self.driver().cuCtxSynchronize() })?;
         self.clocks().saw_device(self, observation);
         Ok(())
+    }
+
+    /// Keeps captures from beginning on this device; `None` if one goes on or is just beginning.
+    fn quiet(&self) -> Option<RwLockReadGuard<'_, ()>> {
+        let quiet = match self.0.common.quiet.try_read() {
+            Ok(quiet) => quiet,
+            Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),
+            Err(TryLockError::WouldBlock) => return None,
+        };
+        (!self.clocks().holds().captures_on(self)).then_some(quiet)
+    }
+
+    /// For whoever begins a capture on this device, until others can know of it: a wait for the device that had found none
+    /// would break it. The driver looks where a wait begins, so of one that goes on, only the beginning is waited for.
+    pub(crate) fn begin_capture(&self) -> Option<RwLockWriteGuard<'_, ()>> {
+        let start = Instant::now();
+        loop {
+            match self.0.common.quiet.try_write() {
+                Ok(quiet) => return Some(quiet),
+                Err(TryLockError::Poisoned(poisoned)) => return Some(poisoned.into_inner()),
+                Err(TryLockError::WouldBlock) if start.elapsed() >= WAIT_BEGINS_WITHIN => return None,
+                Err(TryLockError::WouldBlock) => std::thread::sleep(PAUSE),
+            }
+        }
     }
 
     /// Keeps an error that says that the context is lost: what asks the driver for nothing would not see it.
@@ -299,7 +329,7 @@ impl Device {
 impl Common {
     fn new(total_bytes: u64) -> Self {
         let account = Arc::new(Account::new(total_bytes));
-        Self { upkeep: Upkeep::default(), watch: Watch::default(), account }
+        Self { upkeep: Upkeep::default(), watch: Watch::default(), account, quiet: RwLock::default() }
     }
 }
 
@@ -327,7 +357,9 @@ impl Drop for Inner {
 impl Inner {
     /// Of pools that ended while work was queued.
     fn give_back_what_is_left(&self) {
-        if !self.common.upkeep.has_left() {
+        // Who else has opened the GPU gives it back in his own time.
+        let has_heir = self.clocks.devices().iter().any(|other| other.context() == self.context.0);
+        if has_heir || !self.common.upkeep.has_left() {
             return;
         }
         let Ok(_bound) = Bound::enter(&self.driver, self.context.0) else { return };
@@ -380,3 +412,7 @@ fn attribute(driver: &Driver, raw: CUdevice, attribute: CUdevice_attribute) -> R
     unsafe { driver.cuDeviceGetAttribute(&mut value, attribute, raw)? };
     Ok(value)
 }
+
+/// By then a thread that is about to wait for the device has been let in by the driver.
+const WAIT_BEGINS_WITHIN: Duration = Duration::from_millis(250);
+const PAUSE: Duration = Duration::from_micros(20);

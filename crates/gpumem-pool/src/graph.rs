@@ -109,6 +109,7 @@ impl Stream {
     pub fn begin_capture(&self, mode: CaptureMode) -> Result<Capture, PoolError> {
         self.check_usable()?;
         let holds = self.clocks().holds();
+        let _quiet = self.device().begin_capture();
         holds.announce();
         let begun = self.check_runs("beginning a capture").and_then(|()| {
             let begun = self.clocks().begin_capture(self.slot(), mode.raw())?;

@@ -148,6 +148,7 @@ impl Stream {
             return Ok(());
         }
         event.make_wait(self)?;
+        self.note_joined();
         self.device().watch().wait_for_mark(self.id(), event.raw());
         Ok(())
     }
@@ -165,6 +166,7 @@ impl Stream {
             return Ok(());
         }
         self.queue_wait_for(other)?;
+        self.note_joined();
         self.device().watch().wait(self.id(), other.id());
         Ok(())
     }

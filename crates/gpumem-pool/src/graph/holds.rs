@@ -47,7 +47,8 @@ struct Table {
 struct Held {
     handle_count: usize,
     is_open: bool,
-    device: WeakDevice,
+    /// Those of the members.
+    devices: Vec<WeakDevice>,
     /// Streams that are known to be part of the capture.
     members: BTreeSet<Slot>,
     /// What launches come after; and the streams, which come after it too once they run again.
@@ -108,9 +109,20 @@ impl Holds {
     /// A capture has begun. One handle, to be given back by [`Holds::let_go`].
     pub(crate) fn begin(&self, graph: u64, origin: Slot, device: &Device) {
         let members = BTreeSet::from([origin]);
-        let device = device.downgrade();
-        let held = Held { handle_count: 1, is_open: true, device, members, ..Held::default() };
+        let devices = vec![device.downgrade()];
+        let held = Held { handle_count: 1, is_open: true, devices, members, ..Held::default() };
         self.table().graphs.insert(graph, held);
+    }
+
+    /// A stream has become part of a capture.
+    pub(crate) fn join(&self, graph: u64, slot: Slot, device: &Device) {
+        let device = device.downgrade();
+        self.with(graph, |held| {
+            held.members.insert(slot);
+            if !held.devices.iter().any(|known| known.is_same(&device)) {
+                held.devices.push(device);
+            }
+        });
     }
 
     /// The capture has ended. Its streams still have to wait for what they were asked to wait for meanwhile, and for
@@ -145,7 +157,7 @@ impl Holds {
         self.table().graphs.get(&graph).is_some_and(|held| held.is_open)
     }
 
-    /// Whether a capture goes on that began on this device.
+    /// Whether a capture goes on that streams of this device are part of.
     pub(crate) fn captures_on(&self, device: &Device) -> bool {
         if !self.is_open() {
             return false;
@@ -156,7 +168,7 @@ impl Holds {
             .graphs
             .values()
             .filter(|held| held.is_open)
-            .map(|held| held.device.clone())
+            .flat_map(|held| held.devices.iter().cloned())
             .collect();
         open.iter().filter_map(WeakDevice::upgrade).any(|other| other == *device)
     }

@@ -46,6 +46,16 @@ impl Stream {
         }
     }
 
+    /// After a wait that may have made it part of a capture, on a device where none was perhaps.
+    pub(crate) fn note_joined(&self) {
+        let holds = self.clocks().holds();
+        if holds.is_open()
+            && let Ok(Part::In(graph)) = self.part()
+        {
+            holds.join(graph, self.slot(), self.device());
+        }
+    }
+
     /// Whether a wait for an event has been left to the launches.
     pub(crate) fn defers_wait(&self, event: &Event) -> Result<bool, PoolError> {
         let holds = self.clocks().holds();

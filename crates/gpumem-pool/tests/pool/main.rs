@@ -7,6 +7,7 @@
 mod adaptors;
 mod bench;
 mod blocks;
+mod captures;
 mod conf;
 mod contexts;
 mod devices;

@@ -1,0 +1,114 @@
+//! Captures beside whoever waits for all of the device: they are kept whole.
+
+use crate::bench::{on_device_memory, on_each_backend_with, small};
+use gpumem_pool::sys::{CUresult, SimConfig, Table};
+use gpumem_pool::{BackendKind, CaptureMode, Device, Event, Pool, PoolError, Stream};
+use std::sync::Mutex;
+use std::sync::mpsc::{Receiver, Sender, channel};
+use std::time::Duration;
+
+const MIB: u64 = 1 << 20;
+
+type Finish = unsafe extern "C" fn() -> CUresult;
+type Others = (Sender<()>, Receiver<()>);
+
+/// The driver's wait for the device; whom to tell that one has been decided on, and who says that a capture goes on by then.
+static FINISH: Mutex<(Option<Finish>, Option<Others>)> = Mutex::new((None, None));
+
+extern "C" fn tell_and_finish() -> CUresult {
+    let (real, others) = {
+        let mut finish = FINISH.lock().unwrap();
+        (finish.0, finish.1.take())
+    };
+    if let Some((tell, told)) = others {
+        tell.send(()).unwrap();
+        let _ = told.recv_timeout(Duration::from_millis(20));
+    }
+    // SAFETY: it takes nothing.
+    real.map_or(CUresult::CUDA_ERROR_NOT_FOUND, |real| unsafe { real() })
+}
+
+/// A thread finds its pool full, and waits for the device, just as a capture begins.
+#[test]
+fn a_capture_begins_while_another_thread_finds_no_room() {
+    let install = |table: &mut Table| {
+        *FINISH.lock().unwrap() = (table.cuCtxSynchronize.replace(tell_and_finish), None);
+    };
+    on_each_backend_with(&small(), install, |bench| {
+        let pool = bench.builder().hard_limit(16 * MIB).build().unwrap();
+        let (captured, other) = (bench.stream(), bench.stream());
+        let held = pool.alloc(12 * MIB, &other).unwrap();
+        let ((tell, told), (begun, has_begun)) = (channel(), channel());
+        FINISH.lock().unwrap().1 = Some((tell, has_begun));
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                let refused = pool.alloc(8 * MIB, &other);
+                FINISH.lock().unwrap().1 = None;
+                assert!(matches!(refused, Err(PoolError::LimitReached(_))), "{refused:?}");
+            });
+            // A backend that keeps nothing refuses at once.
+            let _is_waiting = told.recv_timeout(Duration::from_secs(5));
+            let capture = captured.begin_capture(CaptureMode::Global).unwrap();
+            let _nobody_waits_any_more = begun.send(());
+            bench.fill(&pool.alloc(MIB, &captured).unwrap(), 1, &captured);
+            capture.end().unwrap();
+        });
+        drop(held);
+    });
+}
+
+/// Of two who have opened a GPU one goes, with what a pool of his has left. The other's capture goes on.
+#[test]
+fn a_device_that_is_opened_twice_ends_beside_a_capture() {
+    on_device_memory(&small(), |bench| {
+        let opened = Device::new(&bench.driver, 0).unwrap();
+        let pool = Pool::builder(&opened).backend(bench.backend).build().unwrap();
+        let stream = Stream::new(&opened).unwrap();
+        let block = pool.alloc(8 * MIB, &stream).unwrap();
+        bench.fill(&block, 1, &stream);
+        if bench.backend == BackendKind::None {
+            // A plain free waits for the device.
+            drop(block);
+            return;
+        }
+        let captured = bench.stream();
+        let capture = captured.begin_capture(CaptureMode::Global).unwrap();
+        drop((block, pool, stream, opened));
+        bench.fill(&bench.pool().alloc(MIB, &captured).unwrap(), 1, &captured);
+        capture.end().unwrap();
+        bench.device.synchronize().unwrap();
+        let info = bench.device.memory_info().unwrap();
+        assert_eq!(info.free_bytes, info.total_bytes);
+    });
+}
+
+/// Streams of another device join: that device can't be waited for either.
+#[test]
+fn another_device_is_part_of_a_capture() {
+    let config = SimConfig::new().devices(2).memory_bytes(1 << 30);
+    on_device_memory(&config, |bench| {
+        let there = Device::new(&bench.driver, 1).unwrap();
+        let (here, joined) = (bench.stream(), Stream::new(&there).unwrap());
+        let pool = Pool::builder(&there).backend(bench.backend).hard_limit(16 * MIB).build().unwrap();
+        let other = Stream::new(&there).unwrap();
+        let held = pool.alloc(12 * MIB, &other).unwrap();
+        for is_by_event in [false, true] {
+            let capture = here.begin_capture(CaptureMode::Global).unwrap();
+            there.synchronize().unwrap();
+            if is_by_event {
+                let event = Event::new(&bench.device).unwrap();
+                event.record(&here).unwrap();
+                joined.wait(&event).unwrap();
+            } else {
+                joined.wait_for(&here).unwrap();
+            }
+            let refused = pool.alloc(8 * MIB, &other);
+            assert!(matches!(refused, Err(PoolError::LimitReached(_))), "{refused:?}");
+            assert!(matches!(there.synchronize(), Err(PoolError::NotInCapture { .. })));
+            here.wait_for(&joined).unwrap();
+            capture.end().unwrap();
+            there.synchronize().unwrap();
+        }
+        drop(held);
+    });
+}
