@@ -16,6 +16,8 @@
 //!
 //! The builder wins over the environment, and the environment, which only `from_env` reads, over the default.
 
+mod environment;
+
 use crate::adaptor::Adaptor;
 use crate::conf::{self, ConfError};
 use crate::device::Device;
@@ -23,14 +25,13 @@ use crate::dials::{Dials, Profile};
 use crate::error::PoolError;
 use crate::family::Family;
 use crate::kind::MemoryKind;
-use crate::limit::{FORMS, Limit};
+use crate::limit::Limit;
 use crate::out_of_memory::Observer;
 use crate::pool::Pool;
 use crate::trace::Trace;
 use core::fmt;
 use core::str::FromStr;
 use core::time::Duration;
-use gpumem_sys::env::{self, EnvError};
 use std::sync::Arc;
 
 /// Sets up a [`Pool`]; see [`Pool::builder`] and [`PoolBuilder::from_env`].
@@ -112,40 +113,6 @@ impl PoolBuilder {
             collect_above: None,
             asked: Vec::new(),
         }
-    }
-
-    /// Starts from `GPUMEM_CONF`, `GPUMEM_KIND`, `GPUMEM_POOL`, `GPUMEM_PROFILE`, `GPUMEM_HARD_LIMIT`, `GPUMEM_SOFT_LIMIT` and
-    /// `GPUMEM_TRACE`; what is set on the builder wins.
-    ///
-    /// # Errors
-    ///
-    /// [`PoolError::Env`] for an unknown `GPUMEM_…` variable or a value that can't be used.
-    pub fn from_env(device: &Device) -> Result<Self, PoolError> {
-        Self::from_variables(device, env::read)
-    }
-
-    pub(crate) fn from_variables(
-        device: &Device,
-        read: impl Fn(&'static str) -> Result<Option<String>, EnvError>,
-    ) -> Result<Self, PoolError> {
-        let mut conf = Self::new(device);
-        let profile = parse(&read, "GPUMEM_PROFILE", "use `fast`, `balanced` or `tight`")?;
-        let value = read("GPUMEM_CONF")?.unwrap_or_default();
-        conf::apply(&mut conf, &value, profile).map_err(|error| EnvError::BadValue {
-            name: "GPUMEM_CONF",
-            value,
-            expected: error.to_string(),
-        })?;
-        let soft_limit = parse(&read, "GPUMEM_SOFT_LIMIT", &format!("use {FORMS}"))?;
-        conf.asked.extend(soft_limit.map(|_| "soft_limit"));
-        Ok(Self {
-            kind: parse(&read, "GPUMEM_KIND", "use `device`, `unified` or `host`")?.unwrap_or(conf.kind),
-            backend: parse(&read, "GPUMEM_POOL", "use `caching`, `native` or `none`")?.or(conf.backend),
-            hard_limit: parse(&read, "GPUMEM_HARD_LIMIT", &format!("use {FORMS}"))?.or(conf.hard_limit),
-            soft_limit: soft_limit.or(conf.soft_limit),
-            trace: read("GPUMEM_TRACE")?.map(trace).transpose()?,
-            ..conf
-        })
     }
 
     /// Sets options by name: `key:value,…`; [`conf`](crate::conf) has the table. Those that have no effect on the pool's
@@ -386,28 +353,6 @@ impl PoolBuilder {
     }
 }
 
-/// Pools of one process record into one file.
-fn trace(path: String) -> Result<Arc<Trace>, EnvError> {
-    Trace::shared(path.as_ref()).map_err(|error| EnvError::BadValue {
-        name: "GPUMEM_TRACE",
-        value: path,
-        expected: format!("name a file that can be written ({error})"),
-    })
-}
-
-/// The variable's value, with its name in the error: who set it should find it.
-fn parse<T: FromStr>(
-    read: impl Fn(&'static str) -> Result<Option<String>, EnvError>,
-    name: &'static str,
-    expected: &str,
-) -> Result<Option<T>, EnvError> {
-    let Some(value) = read(name)? else { return Ok(None) };
-    match value.parse() {
-        Ok(parsed) => Ok(Some(parsed)),
-        Err(_) => Err(EnvError::BadValue { name, value, expected: expected.into() }),
-    }
-}
-
 impl FromStr for BackendKind {
     type Err = PoolError;
 
@@ -428,26 +373,5 @@ impl fmt::Display for BackendKind {
             Self::Native => "native",
             Self::None => "none",
         })
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use gpumem_sys::{Driver, SimConfig};
-
-    #[test]
-    fn a_profile_of_the_environment_leaves_dials_that_are_named() {
-        let device = Device::new(&Driver::sim(SimConfig::new()).unwrap(), 0).unwrap();
-        let dials = |variables: &[(&str, &str)]| {
-            let value = |name| variables.iter().find(|(other, _)| *other == name);
-            let read = |name| Ok(value(name).map(|(_, value)| (*value).to_owned()));
-            PoolBuilder::from_variables(&device, read).unwrap().dials
-        };
-        let conf = ("GPUMEM_CONF", "growth_slack:77,profile:fast");
-        assert_eq!(dials(&[conf]), Dials::of(Profile::Fast).growth_slack(77));
-        assert_eq!(dials(&[conf, ("GPUMEM_PROFILE", "tight")]), Dials::of(Profile::Tight).growth_slack(77));
-        assert_eq!(dials(&[("GPUMEM_PROFILE", "tight")]), Dials::of(Profile::Tight));
-        assert_eq!(dials(&[]), Dials::default());
     }
 }

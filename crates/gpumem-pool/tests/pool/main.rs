@@ -29,6 +29,7 @@ mod room;
 mod scopes;
 #[cfg(feature = "backend-caching")]
 mod segments;
+mod shortage;
 mod streams;
 mod threads;
 mod trace;

@@ -9,8 +9,9 @@
 use super::codes::{Answer, INVALID_CONTEXT, INVALID_HANDLE, INVALID_VALUE, NOT_SUPPORTED};
 use super::handle::Handle;
 use super::machine::Machine;
-use super::memory::{Allocation, Owner, is_device_address};
+use super::memory::{Allocation, is_device_address};
 use super::operation::{CopyRows, Fill, Operation, Route};
+use super::owner::Owner;
 use super::stream::Point;
 use crate::types::{CUDA_MEMCPY2D, CUDA_MEMCPY3D, CUmemorytype};
 

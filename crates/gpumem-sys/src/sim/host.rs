@@ -9,7 +9,8 @@ use super::codes::{
 };
 use super::handle::Handle;
 use super::machine::Machine;
-use super::memory::{Allocation, Owner, is_device_address};
+use super::memory::{Allocation, is_device_address};
+use super::owner::Owner;
 
 impl Machine {
     pub(super) fn host_alloc(&mut self, context: Handle, size_bytes: u64, flags: u32) -> Answer<u64> {

@@ -14,7 +14,7 @@ use super::event::{DISABLE_TIMING, INTERPROCESS};
 use super::handle::Handle;
 use super::import::Source;
 use super::machine::Machine;
-use super::memory::Owner;
+use super::owner::Owner;
 use super::pages::PageFile;
 use super::stream::Point;
 use super::ticket::{TICKET_BYTES, Ticket, TicketKind};

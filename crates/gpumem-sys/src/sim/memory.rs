@@ -15,7 +15,7 @@ use super::finding::FaultKind;
 use super::handle::Handle;
 use super::machine::Machine;
 use super::origins::Origins;
-use super::report::AllocationKind;
+use super::owner::Owner;
 use super::stream::Point;
 use std::collections::{BTreeMap, VecDeque};
 
@@ -46,65 +46,6 @@ pub(super) struct Allocation {
     pub(super) call: u64,
     /// The end of its allocation in stream order; none where it was there at once.
     pub(super) born: Option<Point>,
-}
-
-/// Where an allocation came from.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Owner {
-    /// `cuMemAlloc`.
-    Plain,
-    /// A memory pool.
-    Pool(Handle),
-    /// A pool of pinned host memory.
-    PinnedPool(Handle),
-    /// A pool of managed memory.
-    ManagedPool(Handle),
-    /// Another address of a pool's memory, one's own or another's: the pool that it was imported through.
-    Imported(Handle),
-    /// Plain memory of another process, opened by its handle.
-    Opened,
-    /// An allocation node of a graph.
-    Graph,
-    /// Pinned host memory of the driver's.
-    Host { flags: u32 },
-    /// The program's own memory, pinned.
-    Registered { flags: u32 },
-    /// Managed memory, which host and devices share.
-    Managed,
-    /// A handle of virtual memory management, mapped at an address of the program's choice. One bit for each device
-    /// that has been given access.
-    Mapped { handle: Handle, devices: u64 },
-}
-
-impl Owner {
-    pub(super) fn kind(self) -> AllocationKind {
-        match self {
-            Self::Plain => AllocationKind::Device,
-            Self::Pool(_) | Self::PinnedPool(_) | Self::ManagedPool(_) => AllocationKind::Pool,
-            Self::Imported(_) | Self::Opened => AllocationKind::Imported,
-            Self::Host { .. } => AllocationKind::Host,
-            Self::Registered { .. } => AllocationKind::Registered,
-            Self::Graph => AllocationKind::Graph,
-            Self::Managed => AllocationKind::Managed,
-            Self::Mapped { .. } => AllocationKind::Mapped,
-        }
-    }
-
-    pub(super) fn is_host(self) -> bool {
-        matches!(self, Self::Host { .. } | Self::Registered { .. } | Self::PinnedPool(_))
-    }
-
-    pub(super) fn is_managed(self) -> bool {
-        matches!(self, Self::Managed | Self::ManagedPool(_))
-    }
-
-    /// The pool that it was allocated from.
-    pub(super) fn pool(self) -> Option<Handle> {
-        match self {
-            Self::Pool(pool) | Self::PinnedPool(pool) | Self::ManagedPool(pool) => Some(pool),
-            _ => None,
-        }
-    }
 }
 
 impl Allocation {

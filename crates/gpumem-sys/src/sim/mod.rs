@@ -28,7 +28,7 @@
 //!
 //! `entry` decodes calls, `call` runs them under the instance's lock, `machine` is the state. `stream`, `event` and
 //! `operation` are what is queued, `schedule` decides what runs next, `execute` runs it. `memory` says which addresses
-//! are whose, seen by the host and by the device; `plain`, `pool`, `virtual_memory`, `managed` and `host` hand them
+//! are whose (`owner`), seen by the host and by the device; `plain`, `pool`, `virtual_memory`, `managed` and `host` hand them
 //! out; `pool_file`, `import`, `ipc` and `ticket` hand them on, to other instances and processes. `copy`, `module` and
 //! `launch` use them. `capture` turns what is queued into the nodes of a `graph`.
 //! `races` holds what runs against what ran before, with `clock`, `shadow` and `usage`; `rules` see every call first.
@@ -88,6 +88,7 @@ mod module;
 mod occupancy;
 mod operation;
 mod origins;
+mod owner;
 mod pages;
 mod peers;
 mod pending;

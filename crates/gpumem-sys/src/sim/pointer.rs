@@ -3,7 +3,8 @@
 use super::codes::{Answer, INVALID_VALUE};
 use super::handle::Handle;
 use super::machine::Machine;
-use super::memory::{Allocation, Owner};
+use super::memory::Allocation;
+use super::owner::Owner;
 use super::pages;
 use crate::types::{CUmemorytype, CUpointer_attribute as Attribute};
 

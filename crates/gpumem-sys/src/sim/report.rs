@@ -3,7 +3,8 @@
 use super::choices::Schedule;
 use super::finding::{Finding, Origin};
 use super::machine::Machine;
-use super::memory::{Allocation, Owner};
+use super::memory::Allocation;
+use super::owner::Owner;
 use super::rules::Rule;
 use core::fmt;
 

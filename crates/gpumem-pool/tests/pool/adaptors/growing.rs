@@ -307,7 +307,7 @@ fn any_of_them_may_refuse() {
         let pool = builder.adaptor(guards[1].clone()).build().unwrap();
         let streams = [bench.stream(), bench.stream()];
         let mut block = pool.growable(32 * MIB, &streams[0]).unwrap();
-        let mut random = crate::reclaim::Random(bench.seed);
+        let mut random = crate::shortage::Random(bench.seed);
         let mut refusal_count = 0;
         for _ in 0..30 {
             let (size_bytes, before_bytes) = (random.below(26 * MIB), block.size_bytes());

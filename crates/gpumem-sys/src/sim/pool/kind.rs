@@ -14,7 +14,7 @@ use crate::sim::backing::Backing;
 use crate::sim::codes::{Answer, INVALID_VALUE, NOT_SUPPORTED};
 use crate::sim::handle::Handle;
 use crate::sim::machine::Machine;
-use crate::sim::memory::Owner;
+use crate::sim::owner::Owner;
 use crate::sim::plain::GAP_BYTES;
 use crate::sim::pool_file::Sharing;
 use crate::types::{

@@ -8,7 +8,8 @@ use super::{Physical, VirtualMemory, check_size};
 use crate::sim::codes::{Answer, INVALID_VALUE};
 use crate::sim::handle::Handle;
 use crate::sim::machine::Machine;
-use crate::sim::memory::{Allocation, Owner};
+use crate::sim::memory::Allocation;
+use crate::sim::owner::Owner;
 use crate::sim::pages::PageFile;
 use crate::sim::ticket::{Ticket, TicketKind};
 use crate::types::{

@@ -1,0 +1,91 @@
+//! What `GPUMEM_…` variables say of a pool: [`PoolBuilder::from_env`] alone reads them.
+
+use super::PoolBuilder;
+use crate::conf;
+use crate::device::Device;
+use crate::error::PoolError;
+use crate::limit::FORMS;
+use crate::trace::Trace;
+use core::str::FromStr;
+use gpumem_sys::env::{self, EnvError};
+use std::sync::Arc;
+
+impl PoolBuilder {
+    /// Starts from `GPUMEM_CONF`, `GPUMEM_KIND`, `GPUMEM_POOL`, `GPUMEM_PROFILE`, `GPUMEM_HARD_LIMIT`, `GPUMEM_SOFT_LIMIT` and
+    /// `GPUMEM_TRACE`; what is set on the builder wins.
+    ///
+    /// # Errors
+    ///
+    /// [`PoolError::Env`] for an unknown `GPUMEM_…` variable or a value that can't be used.
+    pub fn from_env(device: &Device) -> Result<Self, PoolError> {
+        Self::from_variables(device, env::read)
+    }
+
+    pub(crate) fn from_variables(
+        device: &Device,
+        read: impl Fn(&'static str) -> Result<Option<String>, EnvError>,
+    ) -> Result<Self, PoolError> {
+        let mut conf = Self::new(device);
+        let profile = parse(&read, "GPUMEM_PROFILE", "use `fast`, `balanced` or `tight`")?;
+        let value = read("GPUMEM_CONF")?.unwrap_or_default();
+        conf::apply(&mut conf, &value, profile).map_err(|error| EnvError::BadValue {
+            name: "GPUMEM_CONF",
+            value,
+            expected: error.to_string(),
+        })?;
+        let soft_limit = parse(&read, "GPUMEM_SOFT_LIMIT", &format!("use {FORMS}"))?;
+        conf.asked.extend(soft_limit.map(|_| "soft_limit"));
+        Ok(Self {
+            kind: parse(&read, "GPUMEM_KIND", "use `device`, `unified` or `host`")?.unwrap_or(conf.kind),
+            backend: parse(&read, "GPUMEM_POOL", "use `caching`, `native` or `none`")?.or(conf.backend),
+            hard_limit: parse(&read, "GPUMEM_HARD_LIMIT", &format!("use {FORMS}"))?.or(conf.hard_limit),
+            soft_limit: soft_limit.or(conf.soft_limit),
+            trace: read("GPUMEM_TRACE")?.map(trace).transpose()?,
+            ..conf
+        })
+    }
+}
+
+/// Pools of one process record into one file.
+fn trace(path: String) -> Result<Arc<Trace>, EnvError> {
+    Trace::shared(path.as_ref()).map_err(|error| EnvError::BadValue {
+        name: "GPUMEM_TRACE",
+        value: path,
+        expected: format!("name a file that can be written ({error})"),
+    })
+}
+
+/// The variable's value, with its name in the error: who set it should find it.
+fn parse<T: FromStr>(
+    read: impl Fn(&'static str) -> Result<Option<String>, EnvError>,
+    name: &'static str,
+    expected: &str,
+) -> Result<Option<T>, EnvError> {
+    let Some(value) = read(name)? else { return Ok(None) };
+    match value.parse() {
+        Ok(parsed) => Ok(Some(parsed)),
+        Err(_) => Err(EnvError::BadValue { name, value, expected: expected.into() }),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::dials::{Dials, Profile};
+    use gpumem_sys::{Driver, SimConfig};
+
+    #[test]
+    fn a_profile_of_the_environment_leaves_dials_that_are_named() {
+        let device = Device::new(&Driver::sim(SimConfig::new()).unwrap(), 0).unwrap();
+        let dials = |variables: &[(&str, &str)]| {
+            let value = |name| variables.iter().find(|(other, _)| *other == name);
+            let read = |name| Ok(value(name).map(|(_, value)| (*value).to_owned()));
+            PoolBuilder::from_variables(&device, read).unwrap().dials
+        };
+        let conf = ("GPUMEM_CONF", "growth_slack:77,profile:fast");
+        assert_eq!(dials(&[conf]), Dials::of(Profile::Fast).growth_slack(77));
+        assert_eq!(dials(&[conf, ("GPUMEM_PROFILE", "tight")]), Dials::of(Profile::Tight).growth_slack(77));
+        assert_eq!(dials(&[("GPUMEM_PROFILE", "tight")]), Dials::of(Profile::Tight));
+        assert_eq!(dials(&[]), Dials::default());
+    }
+}
