@@ -133,7 +133,7 @@ impl Pool {
     }
 
     /// Makes the pool hold at least `size_bytes` from the device, so that blocks up to that sum need no driver call for
-    /// memory. Waits for nothing, unless the device is full. The backend `caching` does it; `native` and `none` grow with their blocks alone.
+    /// memory. Waits for nothing, unless device or limit are full. The backend `caching` does it; `native` and `none` grow with their blocks alone.
     ///
     /// # Errors
     ///

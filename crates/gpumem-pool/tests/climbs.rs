@@ -5,7 +5,7 @@
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 use gpumem_pool::sys::{Driver, SimConfig};
-use gpumem_pool::{BackendKind, Block, Device, MemoryKind, Pool, PoolError, Profile, Stream};
+use gpumem_pool::{BackendKind, Block, Device, Dials, MemoryKind, Pool, PoolError, Profile, Stream};
 use shuttle::scheduler::{PctScheduler, RandomScheduler, Scheduler};
 use shuttle::sync::atomic::{AtomicU64, Ordering::SeqCst};
 use shuttle::thread;
@@ -20,7 +20,9 @@ const FRAME_BYTES: u64 = 2 << 20;
 
 #[derive(Clone, Copy)]
 struct Plan {
-    profile: Profile,
+    dials: fn() -> Dials,
+    /// What the pool has before anybody asks.
+    reserved_bytes: u64,
     kind: MemoryKind,
     /// Sizes that threads take turns with.
     sizes_bytes: [u64; 2],
@@ -54,8 +56,9 @@ fn crowd(plan: Plan, refused: &(impl Fn(PoolError) + Send + Clone + 'static)) {
     let device = Device::new(&Driver::sim(SimConfig::new()).unwrap(), 0).unwrap();
     // To the driver all of shuttle's threads are one: its context stays current.
     let _bound = device.bind().unwrap();
-    let builder = Pool::builder(&device).backend(BackendKind::Caching).kind(plan.kind).profile(plan.profile);
+    let builder = Pool::builder(&device).backend(BackendKind::Caching).kind(plan.kind).dials((plan.dials)());
     let pool = builder.hard_limit(plan.limit_bytes).build().unwrap();
+    pool.reserve(plan.reserved_bytes).unwrap();
     let claimed = Arc::new(AtomicU64::new(0));
     let workers = (0..THREADS).map(|number| {
         let (pool, device, claimed, refused) =
@@ -92,36 +95,58 @@ fn work(pool: &Pool, stream: &Stream, plan: Plan, claimed: &AtomicU64, turn: usi
     refused
 }
 
-fn large(profile: Profile, kind: MemoryKind) -> Plan {
-    let sizes_bytes = [FRAME_BYTES; 2];
-    Plan { profile, kind, sizes_bytes, limit_bytes: 2 * FRAME_BYTES, claim_bytes: 2 * FRAME_BYTES }
+const PROFILES: [fn() -> Dials; 3] =
+    [|| Dials::of(Profile::Fast), Dials::default, || Dials::of(Profile::Tight)];
+
+fn large(dials: fn() -> Dials, kind: MemoryKind) -> Plan {
+    let limit_bytes = 2 * FRAME_BYTES;
+    Plan {
+        dials,
+        reserved_bytes: 0,
+        kind,
+        sizes_bytes: [FRAME_BYTES; 2],
+        limit_bytes,
+        claim_bytes: limit_bytes,
+    }
 }
 
 #[test]
 fn nobody_is_refused_a_large_block() {
-    for profile in [Profile::Fast, Profile::Balanced, Profile::Tight] {
-        check(large(profile, MemoryKind::Device));
+    for dials in PROFILES {
+        check(large(dials, MemoryKind::Device));
     }
 }
 
 #[test]
 fn nor_one_that_the_host_may_use() {
-    check(large(Profile::Balanced, MemoryKind::Host));
+    check(large(Dials::default, MemoryKind::Host));
 }
 
 /// Two small ones may lie in two frames, and a large one needs a third.
 #[test]
 fn nor_any_beside_small_ones_that_others_keep_at_hand() {
-    for profile in [Profile::Fast, Profile::Balanced, Profile::Tight] {
-        let sizes_bytes = [FRAME_BYTES / 2, FRAME_BYTES];
-        check(Plan { sizes_bytes, limit_bytes: 3 * FRAME_BYTES, ..large(profile, MemoryKind::Device) });
+    for dials in PROFILES {
+        check(mixed(dials));
     }
+}
+
+fn mixed(dials: fn() -> Dials) -> Plan {
+    let sizes_bytes = [FRAME_BYTES / 2, FRAME_BYTES];
+    Plan { sizes_bytes, limit_bytes: 3 * FRAME_BYTES, ..large(dials, MemoryKind::Device) }
+}
+
+/// Threads keep at hand more than the heap may grow by, of what was reserved ahead: now there is plenty, now there is none.
+#[test]
+fn nor_where_threads_keep_what_was_reserved() {
+    let keeping =
+        || Dials::default().growth_slack(0).growth_slack_max(0).magazine_share(1000).large_share(1000);
+    check(Plan { reserved_bytes: 3 * FRAME_BYTES, ..mixed(keeping) });
 }
 
 /// The model sees it if somebody is.
 #[test]
 fn too_little_room_is_seen() {
-    let plan = Plan { limit_bytes: FRAME_BYTES, ..large(Profile::Balanced, MemoryKind::Device) };
+    let plan = Plan { limit_bytes: FRAME_BYTES, ..large(Dials::default, MemoryKind::Device) };
     let count = Arc::new(Count::new(0));
     let counted = Arc::clone(&count);
     run(plan, move |_| {

@@ -1,7 +1,7 @@
 //! Pools within a pool's limit.
 
 use crate::bench::{on_device_memory, on_each_backend, small};
-use gpumem_pool::{Block, Limit, Pool, PoolError};
+use gpumem_pool::{BackendKind, Block, Limit, Pool, PoolError};
 
 const MIB: u64 = 1 << 20;
 
@@ -64,6 +64,20 @@ fn small_blocks_of_one_make_room_for_another() {
             drop(inner.alloc(1000, &stream).unwrap());
             drop(pool.alloc(1000, &stream).unwrap());
         }
+    });
+}
+
+/// What others under the limit have and don't use is no reason to refuse a reservation.
+#[test]
+fn a_reservation_is_given_what_others_have_cached() {
+    on_each_backend(&small(), |bench| {
+        let (pool, stream) = (bench.builder().hard_limit(48 * MIB).build().unwrap(), bench.stream());
+        let private = pool.private(32 * MIB).unwrap();
+        drop(private.alloc(30 * MIB, &stream).unwrap());
+        pool.reserve(40 * MIB).unwrap();
+        drop(pool.alloc(40 * MIB, &stream).unwrap());
+        let _held = private.alloc(20 * MIB, &stream).unwrap();
+        assert!(bench.backend != BackendKind::Caching || pool.reserve(40 * MIB).is_err());
     });
 }
 

@@ -4,7 +4,7 @@ use crate::bench::{Bench, on_each_backend};
 use crate::growable;
 use crate::reclaim::cramped;
 use gpumem_pool::sys::SimConfig;
-use gpumem_pool::{BackendKind, Block, GrowableBlock, Pool, PoolBuilder, Profile, Stream};
+use gpumem_pool::{BackendKind, Block, Dials, GrowableBlock, Pool, PoolBuilder, Profile, Stream};
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
 const MIB: u64 = 1 << 20;
@@ -14,11 +14,14 @@ const MIB: u64 = 1 << 20;
 fn no_request_fails_that_a_reclaim_would_have_saved() {
     let (refusal_count, run_count) = (AtomicU32::new(0), AtomicU32::new(0));
     on_each_backend(&cramped(), |bench| {
-        let profiles = [Profile::Fast, Profile::Balanced, Profile::Tight];
-        let count = if bench.backend == BackendKind::Caching { 3 } else { 1 };
-        for (index, profile) in profiles.into_iter().take(count).enumerate() {
+        let profiles = [Profile::Fast, Profile::Balanced, Profile::Tight].map(Dials::of);
+        // Threads keep at hand more than the heap may grow by, of both sizes.
+        let keeping = Dials::default().growth_slack(0).growth_slack_max(0);
+        let keeping = keeping.magazine_share(1000).magazine_bytes_min(64 * MIB).large_share(1000);
+        let count = if bench.backend == BackendKind::Caching { 4 } else { 1 };
+        for (index, dials) in profiles.into_iter().chain([keeping]).take(count).enumerate() {
             let random = Random(bench.seed << 8 | index as u64);
-            let refused_count = run(bench, bench.builder().profile(profile), random, false);
+            let refused_count = run(bench, bench.builder().dials(dials), random, false);
             refusal_count.fetch_add(refused_count, Ordering::Relaxed);
             run_count.fetch_add(1, Ordering::Relaxed);
         }
@@ -84,7 +87,7 @@ fn run(bench: &Bench, builder: PoolBuilder, mut random: Random, grows: bool) -> 
         growing.map(|pool| pool.growable(60 * MIB, &streams[0]).unwrap()).collect();
     for _ in 0..120 {
         let stream = &streams[random.below(3) as usize];
-        match random.below(if grows { 10 } else { 8 }) {
+        match random.below(if grows { 11 } else { 9 }) {
             0..4 => {
                 let (pool, size_bytes) = (&pools[random.below(5) as usize], random.size_bytes());
                 match pool.alloc(size_bytes, stream) {
@@ -105,7 +108,20 @@ fn run(bench: &Bench, builder: PoolBuilder, mut random: Random, grows: bool) -> 
                 let block = &held[random.below(held.len() as u64) as usize];
                 block.record_use(stream);
             }
-            8..10 => {
+            8 => {
+                let (pool, size_bytes) = (&pools[random.below(5) as usize], random.below(40) * MIB);
+                if let Err(error) = pool.reserve(size_bytes) {
+                    assert!(error.out_of_memory().is_some(), "{error}");
+                    refusal_count += 1;
+                    pools.iter().map(|pool| pool.reclaim().unwrap()).for_each(|_| ());
+                    assert!(
+                        pool.reserve(size_bytes).is_err(),
+                        "{:?}: refused before: {error}",
+                        pool.backend()
+                    );
+                }
+            }
+            9..11 => {
                 let (index, size_bytes) = (random.below(growing.len() as u64), random.below(40) * MIB);
                 let block = &mut growing[index as usize];
                 let before_bytes = block.size_bytes();

@@ -148,27 +148,25 @@ fn search(
 }
 
 /// Small pieces are no part of a large block.
-fn own_magazines(shared: &Shared, request: &Request, _: &mut Lack) -> Result<Step, PoolError> {
+fn own_magazines(shared: &Shared, request: &Request, lack: &mut Lack) -> Result<Step, PoolError> {
+    // Said once: other threads may change it before the rung that makes up for it.
+    lack.spares_magazines =
+        is_small(request) && (shared.dials.spares_magazines() || shared.core().heap.has_plenty());
     Ok(ready_if(match is_small(request) {
-        true => !spares_magazines(shared) && shared.drain_own(),
+        true => !lack.spares_magazines && shared.drain_own(),
         false => shared.drain_own_recent(),
     }))
 }
 
-fn all_magazines(shared: &Shared, request: &Request, _: &mut Lack) -> Result<Step, PoolError> {
+fn all_magazines(shared: &Shared, request: &Request, lack: &mut Lack) -> Result<Step, PoolError> {
     Ok(ready_if(match is_small(request) {
-        true => !spares_magazines(shared) && shared.drain_all(),
+        true => !lack.spares_magazines && shared.drain_all(),
         false => shared.drain_all_recent(),
     }))
 }
 
-fn spared_magazines(shared: &Shared, request: &Request, _: &mut Lack) -> Result<Step, PoolError> {
-    Ok(ready_if(is_small(request) && spares_magazines(shared) && shared.drain_all()))
-}
-
-/// Whether the heap has so much, or may grow so far, that it leaves to threads what they have at hand.
-fn spares_magazines(shared: &Shared) -> bool {
-    shared.dials.spares_magazines() || shared.core().heap.has_plenty()
+fn spared_magazines(shared: &Shared, _: &Request, lack: &mut Lack) -> Result<Step, PoolError> {
+    Ok(ready_if(lack.spares_magazines && shared.drain_all()))
 }
 
 fn ready_if(is_any: bool) -> Step {

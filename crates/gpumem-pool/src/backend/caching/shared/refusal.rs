@@ -12,6 +12,8 @@ pub(in super::super) struct Lack {
     /// The driver's word for that it has no more memory, if that is what it said last.
     pub(in super::super) said: Option<DriverError>,
     pub(in super::super) attempts: Vec<Attempt>,
+    /// Whether the heap has so much, or may grow so far, that it leaves to threads what they have at hand of small blocks.
+    pub(in super::super) spares_magazines: bool,
 }
 
 impl Shared {

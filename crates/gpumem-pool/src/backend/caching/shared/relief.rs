@@ -14,12 +14,19 @@ use gpumem_sys::types::CUresult;
 use std::sync::{Arc, Weak};
 
 impl Shared {
-    /// Grows until so much is reserved for blocks, as large blocks will want it: in few handles, side by side. What ended pools have left
-    /// is had once the device is idle.
+    /// Grows until so much is reserved for blocks, as large blocks will want it: in few handles, side by side. What ended pools
+    /// have left, and others under the same limit don't use, is had once the device is idle.
     pub(in super::super) fn reserve(&self, size_bytes: u64) -> Result<(), PoolError> {
         match self.reserve_at_once(size_bytes) {
             Err(error) if error.out_of_memory().is_some() => {
+                let others = self.short_family();
                 self.device.finish_with_upkeep()?;
+                {
+                    let _relaxed = Relaxed::enter(self.device.driver())?;
+                    let _bound = self.device.enter()?;
+                    self.settle_extents()?;
+                    others.iter().for_each(|other| other.give_back_all());
+                }
                 self.reserve_at_once(size_bytes)
             }
             reserved => reserved,
