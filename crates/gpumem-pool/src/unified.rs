@@ -84,8 +84,9 @@ impl Block {
     ///
     /// # Errors
     ///
-    /// As [`Block::prefetch`]; [`PoolError::NotWithBackend`] where the driver takes no advice on memory of its own pools, as
-    /// that of CUDA 13.0 does not (`native`).
+    /// As [`Block::prefetch`]; [`PoolError::NotWithBackend`] where the driver takes no advice on memory of its own pools
+    /// (`native`). That of CUDA 13.0 does not: it [documents](https://docs.nvidia.com/cuda/cuda-driver-api/group__CUDA__UNIFIED.html)
+    /// advice for memory of `cuMemAllocManaged` alone, which is what `caching` and `none` have.
     pub fn advise(&self, part: Range<u64>, expectation: Expectation<'_>) -> Result<(), PoolError> {
         let Some((address, size)) = self.pages(part, "be advised on")? else { return Ok(()) };
         let own = Location::Device(self.device());
@@ -105,8 +106,8 @@ impl Block {
         let _bound = self.device().enter()?;
         // SAFETY: the block has these bytes, and its context is current.
         let advised = unsafe { self.device().driver().cuMemAdvise(address, size, advice, place) };
-        advised.map_err(|error| match self.state().backend().kind() {
-            backend @ BackendKind::Native if error.code() == CUresult::CUDA_ERROR_NOT_SUPPORTED => {
+        advised.map_err(|error| match self.state().behind(self.piece()).0.backend().kind() {
+            backend @ BackendKind::Native if NOT_ADVISED.contains(&error.code()) => {
                 let what = "take advice on unified memory";
                 PoolError::NotWithBackend { backend, what, instead: "`caching` or `none`" }
             }
@@ -141,6 +142,9 @@ impl Block {
         }
     }
 }
+
+/// What is said of memory that is not managed, as seen and as documented. The bytes and the place have been checked.
+const NOT_ADVISED: [CUresult; 2] = [CUresult::CUDA_ERROR_NOT_SUPPORTED, CUresult::CUDA_ERROR_INVALID_VALUE];
 
 /// The driver's number for the host.
 const HOST: CUdevice = -1;

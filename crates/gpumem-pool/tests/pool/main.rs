@@ -5,6 +5,8 @@
 #![allow(clippy::print_stdout, clippy::print_stderr, reason = "libtest shows it with the failed test")]
 
 mod adaptors;
+#[cfg(feature = "backend-native")]
+mod advice;
 mod bench;
 mod blocks;
 mod captures;
