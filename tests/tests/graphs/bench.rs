@@ -97,6 +97,11 @@ impl Bench {
         bytes[0]
     }
 
+    pub(crate) fn launch(&self, exec: &GraphExec, stream: &Stream) {
+        // SAFETY: what the graph uses is alive; what orders its uses is what is tested.
+        unsafe { exec.launch(stream).unwrap() };
+    }
+
     /// A stream of another library's.
     pub(crate) fn foreign(&self) -> Stream {
         let _bound = self.device.bind().unwrap();

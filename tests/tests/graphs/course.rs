@@ -21,8 +21,7 @@ cases! {
                 let exec = executable(capture);
                 for round in 1..=3 {
                     bench.fill(&input, round, &bench.stream);
-                    // SAFETY: the same stream orders all uses.
-                    unsafe { exec.launch(&bench.stream).unwrap() };
+                    bench.launch(&exec, &bench.stream);
                     assert_eq!(bench.read(&output, &bench.stream), round);
                 }
             });
@@ -84,8 +83,7 @@ cases! {
             refused(bench.stream.wait_for(&bench.other));
             drop(elsewhere);
             let exec = executable(capture);
-            // SAFETY: the same stream orders all uses.
-            unsafe { exec.launch(&bench.stream).unwrap() };
+            bench.launch(&exec, &bench.stream);
             assert_eq!(bench.read(&block, &bench.stream), 4);
         });
     }
@@ -107,8 +105,7 @@ cases! {
                 }
                 bench.copy(&input, &output, &bench.stream);
                 let exec = executable(capture);
-                // SAFETY: the graph waits for the fill, and the same stream orders the rest.
-                unsafe { exec.launch(&bench.stream).unwrap() };
+                bench.launch(&exec, &bench.stream);
                 assert_eq!(bench.read(&output, &bench.stream), 40 + u8::from(uses_event));
             }
             input.record_use(&bench.other);
@@ -133,8 +130,7 @@ cases! {
                 }
                 let exec = executable(capture);
                 match launches {
-                    // SAFETY: the graph waits for the fill, and the same stream orders the rest.
-                    true => unsafe { exec.launch(&bench.stream).unwrap() },
+                    true => bench.launch(&exec, &bench.stream),
                     false => bench.copy(&input, &output, &bench.stream),
                 }
                 assert_eq!(bench.read(&output, &bench.stream), 7);
@@ -235,8 +231,7 @@ cases! {
                 });
                 bench.fill(&inside, 8, &bench.stream);
                 let exec = executable(capture);
-                // SAFETY: the same stream orders all uses.
-                unsafe { exec.launch(&bench.stream).unwrap() };
+                bench.launch(&exec, &bench.stream);
                 assert_eq!(bench.read(&inside, &bench.stream), 8);
             });
         }
@@ -257,8 +252,7 @@ cases! {
                 if let Some(former) = index.checked_sub(1) {
                     stream.wait_for(&streams[former]).unwrap();
                 }
-                // SAFETY: the launches are ordered, and the graph uses its own memory only.
-                unsafe { exec.launch(stream).unwrap() };
+                bench.launch(&exec, stream);
             }
             drop(exec);
             assert_eq!(bench.in_use_bytes(), before);

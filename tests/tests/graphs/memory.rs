@@ -24,8 +24,7 @@ cases! {
             let others: Vec<_> = (0..8).map(|_| bench.alloc()).collect();
             assert!(others.iter().all(|other| other.address() != address));
             others.iter().for_each(|other| bench.fill(other, 1, &bench.stream));
-            // SAFETY: the graph uses its own memory only.
-            unsafe { exec.launch(&bench.stream).unwrap() };
+            bench.launch(&exec, &bench.stream);
             assert!(others.iter().all(|other| bench.read(other, &bench.stream) == 1));
             drop(others);
             drop(exec);
@@ -75,8 +74,7 @@ cases! {
             bench.stream.wait_for(&bench.other).unwrap();
             let exec = executable(capture);
             assert!(!bench.other.is_capturing().unwrap());
-            // SAFETY: the graph uses its own memory only.
-            unsafe { exec.launch(&bench.other).unwrap() };
+            bench.launch(&exec, &bench.other);
             bench.stream.wait_for(&bench.other).unwrap();
             assert_eq!(bench.read(&second, &bench.stream), 3);
         });
@@ -104,8 +102,7 @@ cases! {
             let exec = graph.instantiate().unwrap();
             let third = Stream::new(&bench.device).unwrap();
             third.wait_for(&bench.stream).unwrap();
-            // SAFETY: what the graph uses is used by nothing else any more, and was filled by nothing.
-            unsafe { exec.launch(&third).unwrap() };
+            bench.launch(&exec, &third);
             drop((exec, graph));
             assert_eq!(bench.in_use_bytes(), before);
             // Whoever has the memory now waits for the launch that is queued.
@@ -134,8 +131,7 @@ cases! {
             drop(first);
             let others: Vec<_> = (0..8).map(|_| bench.alloc()).collect();
             others.iter().for_each(|other| bench.fill(other, 1, &bench.stream));
-            // SAFETY: the same stream orders all uses.
-            unsafe { exec.launch(&bench.stream).unwrap() };
+            bench.launch(&exec, &bench.stream);
             assert!(others.iter().all(|other| bench.read(other, &bench.stream) == 1));
         });
     }
@@ -149,8 +145,7 @@ cases! {
             let result = bench.alloc();
             bench.fill(&result, 5, &bench.stream);
             let exec = executable(capture);
-            // SAFETY: the same stream orders all uses.
-            unsafe { exec.launch(&bench.stream).unwrap() };
+            bench.launch(&exec, &bench.stream);
             drop(exec);
             let other = bench.alloc();
             assert_ne!(other.address(), result.address());
@@ -192,8 +187,7 @@ cases! {
             drop(first);
             assert_eq!(bench.in_use_bytes(), before + SIZE_BYTES);
             let exec = second.instantiate().unwrap();
-            // SAFETY: nothing else uses the block.
-            unsafe { exec.launch(&bench.stream).unwrap() };
+            bench.launch(&exec, &bench.stream);
             drop((exec, second));
             assert_eq!(bench.in_use_bytes(), before);
         });
@@ -239,8 +233,7 @@ fn allocations_that_fail() {
             let second = bench.alloc();
             bench.fill(&second, 1, &bench.stream);
             let exec = executable(capture);
-            // SAFETY: the same stream orders all uses.
-            unsafe { exec.launch(&bench.stream).unwrap() };
+            bench.launch(&exec, &bench.stream);
             assert_eq!(bench.read(&second, &bench.stream), 1);
             drop((first, second, exec));
             assert_eq!(bench.in_use_bytes(), 0, "{call}");

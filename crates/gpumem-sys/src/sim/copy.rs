@@ -93,26 +93,25 @@ impl Machine {
         copy: &CUDA_MEMCPY2D,
         is_blocking: bool,
     ) -> Answer<Option<Point>> {
-        let extent = [copy.WidthInBytes, copy.Height, 1];
-        if extent.contains(&0) {
-            return Ok(None);
-        }
-        let target = Volume {
-            base: base_of(copy.dstMemoryType, copy.dstHost.expose_provenance(), copy.dstDevice)?,
-            pitch: copy.dstPitch as u64,
-            x_bytes: copy.dstXInBytes as u64,
-            y: copy.dstY as u64,
-            ..Volume::default()
+        let slice = CUDA_MEMCPY3D {
+            srcXInBytes: copy.srcXInBytes,
+            srcY: copy.srcY,
+            srcMemoryType: copy.srcMemoryType,
+            srcHost: copy.srcHost,
+            srcDevice: copy.srcDevice,
+            srcPitch: copy.srcPitch,
+            dstXInBytes: copy.dstXInBytes,
+            dstY: copy.dstY,
+            dstMemoryType: copy.dstMemoryType,
+            dstHost: copy.dstHost,
+            dstDevice: copy.dstDevice,
+            dstPitch: copy.dstPitch,
+            WidthInBytes: copy.WidthInBytes,
+            Height: copy.Height,
+            Depth: 1,
+            ..CUDA_MEMCPY3D::default()
         };
-        let source = Volume {
-            base: base_of(copy.srcMemoryType, copy.srcHost.expose_provenance(), copy.srcDevice)?,
-            pitch: copy.srcPitch as u64,
-            x_bytes: copy.srcXInBytes as u64,
-            y: copy.srcY as u64,
-            ..Volume::default()
-        };
-        let direction = Direction::of_types(copy.srcMemoryType, copy.dstMemoryType);
-        self.copy_rows(stream, (target, source), extent, direction, is_blocking)
+        self.copy_3d(stream, &slice, is_blocking)
     }
 
     /// A copy of slices of rows.

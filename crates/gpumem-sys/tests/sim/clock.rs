@@ -50,9 +50,14 @@ fn a_wait_carries_the_time_over_and_pending_events_have_none() {
     assert!(pending > 0);
 }
 
-/// What the host's clock moves on while it does something, seen by two events on an idle stream.
+/// What the host's clock moves on while it does something, seen on an idle stream.
 fn host_ns(gpu: &Machine, body: impl FnOnce()) -> f64 {
-    let (mut start, mut end, mut elapsed_ms, stream) = (null_mut(), null_mut(), 0.0, gpu.stream());
+    f64::from(elapsed_ms(gpu, gpu.stream(), body)) * 1e6
+}
+
+/// The time between two events on a stream, around what is done meanwhile.
+pub(super) fn elapsed_ms(gpu: &Machine, stream: CUstream, body: impl FnOnce()) -> f32 {
+    let (mut start, mut end, mut elapsed_ms) = (null_mut(), null_mut(), 0.0);
     // SAFETY: locals outlive the calls.
     unsafe {
         gpu.cuEventCreate(&mut start, 0).unwrap();
@@ -63,7 +68,7 @@ fn host_ns(gpu: &Machine, body: impl FnOnce()) -> f64 {
         gpu.sync(stream);
         gpu.cuEventElapsedTime_v2(&mut elapsed_ms, start, end).unwrap();
     }
-    f64::from(elapsed_ms) * 1e6
+    elapsed_ms
 }
 
 #[test]

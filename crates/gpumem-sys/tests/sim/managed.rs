@@ -1,5 +1,6 @@
 //! Managed memory on the software driver: what only it can show.
 
+use super::clock::elapsed_ms;
 use super::*;
 
 const MIB: usize = 1 << 20;
@@ -87,20 +88,7 @@ fn a_use_of_pages_that_are_elsewhere_takes_longer_than_one_after_a_prefetch() {
     let gpu = seeded(3);
     let stream = gpu.stream();
     let (address, _) = managed(&gpu, 64 * MIB);
-    let timed = |body: &dyn Fn()| {
-        let (mut start, mut end, mut elapsed_ms) = (null_mut(), null_mut(), 0.0);
-        // SAFETY: locals outlive the calls.
-        unsafe {
-            gpu.cuEventCreate(&mut start, 0).unwrap();
-            gpu.cuEventCreate(&mut end, 0).unwrap();
-            gpu.cuEventRecord(start, stream).unwrap();
-            body();
-            gpu.cuEventRecord(end, stream).unwrap();
-            gpu.sync(stream);
-            gpu.cuEventElapsedTime_v2(&mut elapsed_ms, start, end).unwrap();
-        }
-        elapsed_ms
-    };
+    let timed = |body: &dyn Fn()| elapsed_ms(&gpu, stream, body);
     let faulting_ms = timed(&|| gpu.fill(stream, address, 1, 64 * MIB));
     assert!((5.0..5.5).contains(&faulting_ms), "{faulting_ms}");
     let resident_ms = timed(&|| gpu.fill(stream, address, 1, 64 * MIB));

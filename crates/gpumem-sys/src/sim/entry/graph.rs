@@ -120,9 +120,7 @@ entries! {
         data: *mut CUgraphEdgeData,
         count: *mut usize,
     ) {
-        let found = call.node_dependencies(Handle::from_ptr(node))?;
-        put_plain_edges(data, found.len(), count)?;
-        put_all(&found, nodes, count)
+        put_all_with_edges(&call.node_dependencies(Handle::from_ptr(node))?, nodes, data, count)
     }
 
     fn cuGraphNodeGetDependentNodes(call, node: CUgraphNode, nodes: *mut CUgraphNode, count: *mut usize) {
@@ -136,9 +134,7 @@ entries! {
         data: *mut CUgraphEdgeData,
         count: *mut usize,
     ) {
-        let found = call.node_dependents(Handle::from_ptr(node))?;
-        put_plain_edges(data, found.len(), count)?;
-        put_all(&found, nodes, count)
+        put_all_with_edges(&call.node_dependents(Handle::from_ptr(node))?, nodes, data, count)
     }
 
     fn cuDeviceGraphMemTrim(call, device: CUdevice) {
@@ -212,6 +208,24 @@ unsafe fn put_edges(
             put_all(&targets, to, count)?;
         }
         Ok(())
+    }
+}
+
+/// The same with the edges that lead to them.
+///
+/// # Safety
+///
+/// As [`put_all`]; `data` is null or has room for as many.
+unsafe fn put_all_with_edges(
+    found: &[Handle],
+    nodes: *mut CUgraphNode,
+    data: *mut CUgraphEdgeData,
+    count: *mut usize,
+) -> Answer<()> {
+    // SAFETY: the caller's promise. The number is written last, after it was read.
+    unsafe {
+        put_plain_edges(data, found.len(), count)?;
+        put_all(found, nodes, count)
     }
 }
 

@@ -104,11 +104,7 @@ entries! {
         parameters: *mut *mut c_void,
         extra: *mut *mut c_void,
     ) {
-        let shape = Shape {
-            grid: [grid_x, grid_y, grid_z],
-            block: [block_x, block_y, block_z],
-            shared_bytes,
-        };
+        let shape = Shape { grid: [grid_x, grid_y, grid_z], block: [block_x, block_y, block_z], shared_bytes };
         launch(call, function, shape, stream, (parameters, extra))
     }
 
@@ -126,11 +122,7 @@ entries! {
         stream: CUstream,
         parameters: *mut *mut c_void,
     ) {
-        let shape = Shape {
-            grid: [grid_x, grid_y, grid_z],
-            block: [block_x, block_y, block_z],
-            shared_bytes,
-        };
+        let shape = Shape { grid: [grid_x, grid_y, grid_z], block: [block_x, block_y, block_z], shared_bytes };
         launch(call, function, shape, stream, (parameters, null_mut()))
     }
 
