@@ -88,7 +88,8 @@ Reserved and live are peaks; live counts deferred frees. Driver time is the soft
 an idle and of a busy H200. The peers (in italics) reserved what the traces' headers say; their driver time is that of
 [peers.csv](../xtask/measure/src/bench/peers.csv). `native` is the driver's own pool as the software driver models it.
 *Dominated by* names the peers that reserve no more and cost no more. Handle size and slack are varied around `balanced`, and
-shown where none of the others is better. Only *waits* lets the pool make one stream wait for another; how often is counted.
+shown where none of the others is better. Only where a row says *waits* may the pool make one stream wait for another, which
+is counted; in a program `balanced` and `tight` may unless they are told not to (`inserted_waits`).
 
 ";
 
