@@ -17,7 +17,7 @@ use core::fmt;
 /// Memory pool backend: native on NVIDIA H200 (device 0)
 /// ```
 ///
-/// Tags follow as a table, and with `{:#}` streams too.
+/// Tags follow as a table. With `{:#}` there are peaks and counts behind the usage, and a table of streams at the end.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize))]
 #[non_exhaustive]
@@ -111,6 +111,11 @@ impl fmt::Display for Status {
         writeln!(f, "Effective GPU memory usage: {share:.2}% ({used}/{total})")?;
         let (in_use, reserved) = (Bytes(self.in_use_bytes), Bytes(self.reserved_bytes));
         writeln!(f, "Memory pool usage: {in_use} ({reserved} reserved)")?;
+        if f.alternate() {
+            let (in_use, reserved) = (Bytes(self.in_use_peak_bytes), Bytes(self.reserved_peak_bytes));
+            writeln!(f, "Memory pool peaks: {in_use} ({reserved} reserved)")?;
+            writeln!(f, "Memory pool blocks: {} (of {} ever)", self.block_count, self.allocation_count)?;
+        }
         match (self.soft_limit_bytes.map(Bytes), self.hard_limit_bytes.map(Bytes)) {
             (Some(soft), Some(hard)) => writeln!(f, "Memory limit: soft = {soft}, hard = {hard}")?,
             (Some(soft), None) => writeln!(f, "Memory limit: soft = {soft}")?,
@@ -248,7 +253,7 @@ mod tests {
     }
 
     #[test]
-    fn tags_are_a_table_and_streams_another_on_demand() {
+    fn tags_are_a_table_and_peaks_and_streams_more_on_demand() {
         let text = with_usage().to_string();
         let lines: Vec<&str> = text.lines().skip(3).collect();
         assert_eq!(
@@ -260,7 +265,12 @@ mod tests {
             ]
         );
         let text = format!("{:#}", with_usage());
-        let lines: Vec<&str> = text.lines().skip(6).collect();
+        let lines: Vec<&str> = text.lines().collect();
+        assert_eq!(
+            lines[2..4],
+            ["Memory pool peaks: 8.000 KiB (32.000 MiB reserved)", "Memory pool blocks: 1 (of 1 ever)"]
+        );
+        let lines: Vec<&str> = text.lines().skip(8).collect();
         assert_eq!(
             lines,
             [

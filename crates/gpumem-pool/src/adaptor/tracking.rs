@@ -188,7 +188,8 @@ impl fmt::Debug for Tracking {
 
 impl fmt::Display for LiveBlocks {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{} in {} blocks", Bytes(self.size_bytes()), self.blocks.len())?;
+        let plural = if self.blocks.len() == 1 { "" } else { "s" };
+        write!(f, "{} in {} block{plural}", Bytes(self.size_bytes()), self.blocks.len())?;
         for block in self.blocks.iter().take(SHOWN_COUNT) {
             write!(f, "\n  {block}")?;
         }

@@ -29,6 +29,19 @@ fn values_arrive_whatever_their_order_and_case() {
     assert_eq!(options.dials.rounding, "[64:1,>:2]".parse().unwrap());
 }
 
+/// What PyTorch calls native, a cache of its own over plain memory, is what `caching` is here.
+#[test]
+fn backends_go_by_both_projects_names() {
+    for (name, backend) in [
+        ("cudaMallocAsync", BackendKind::Native),
+        ("native", BackendKind::Native),
+        ("caching", BackendKind::Caching),
+        ("none", BackendKind::None),
+    ] {
+        assert_eq!(applied(&format!("backend:{name}")).unwrap().backend, Some(backend));
+    }
+}
+
 /// Each example is a value that the option takes; a word that none takes is refused with what it does take.
 #[test]
 fn every_option_takes_its_forms_and_says_them() {
