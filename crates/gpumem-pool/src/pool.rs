@@ -189,7 +189,7 @@ impl Pool {
     ///
     /// # Errors
     ///
-    /// [`PoolError::LimitTooSmall`], [`PoolError::LimitSyntax`] for a share that is none. What the driver says: the limit
+    /// [`PoolError::LimitTooSmall`], [`PoolError::LimitSyntax`] for a share that is none, [`PoolError::ShareOfHost`]. What the driver says: the limit
     /// holds then, and what could be given back may still be there.
     pub fn set_hard_limit(&self, limit: impl Into<Limit>) -> Result<(), PoolError> {
         self.0.set_hard_limit(limit.into())
@@ -200,7 +200,7 @@ impl Pool {
     ///
     /// # Errors
     ///
-    /// [`PoolError::LimitSyntax`] for a share that is none, or what the driver says.
+    /// [`PoolError::LimitSyntax`] for a share that is none, [`PoolError::ShareOfHost`], or what the driver says.
     pub fn set_soft_limit(&self, limit: impl Into<Limit>) -> Result<(), PoolError> {
         self.0.set_soft_limit(limit.into())
     }
