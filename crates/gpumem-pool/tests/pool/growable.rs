@@ -160,6 +160,18 @@ fn it_counts_against_the_limit_with_the_pools_blocks() {
     });
 }
 
+#[test]
+fn a_refused_growth_says_what_was_tried() {
+    on_caching(|bench| {
+        let (pool, stream) = (bench.builder().hard_limit(64 * MIB).build().unwrap(), bench.stream());
+        drop(pool.alloc(20 * MIB, &stream).unwrap());
+        let error = pool.growable(128 * MIB, &stream).unwrap().grow_to(70 * MIB).unwrap_err();
+        let attempts = &error.out_of_memory().unwrap().attempts;
+        assert_eq!(attempts.len(), 1, "{error}");
+        assert!(attempts[0].gained_bytes >= 20 * MIB, "{error}");
+    });
+}
+
 stand_in!(map, cuMemMap(address: CUdeviceptr, size: usize, offset: usize, handle: CUmemGenericAllocationHandle, flags: u64));
 
 #[test]

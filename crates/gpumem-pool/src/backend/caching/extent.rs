@@ -11,6 +11,7 @@ use crate::backend::{GROWTH_UNIT_BYTES, Growing};
 use crate::clock::{Order, Slot, Stamp};
 use crate::context::Relaxed;
 use crate::error::PoolError;
+use crate::out_of_memory::Attempt;
 use gpumem_sys::DriverError;
 use gpumem_sys::types::CUresult;
 use std::collections::BTreeMap;
@@ -202,12 +203,10 @@ impl Growing for Shared {
         let _relaxed = Relaxed::enter(self.device.driver())?;
         let _bound = self.device.enter()?;
         let mut tried = self.try_grow(id, size_bytes)?;
-        let mut deadline = None;
+        let (mut deadline, mut attempts) = (None, Vec::new());
         while tried.is_err() {
             let before = self.begin_look();
-            let others = self.short_family();
-            self.reclaim()?;
-            others.iter().for_each(|other| other.give_back_all());
+            self.make_room(&mut attempts)?;
             tried = self.try_grow(id, size_bytes)?;
             // What others had in their hands while this looked may be free now.
             let (now, more_bytes) = (Instant::now(), size_bytes.saturating_sub(self.extent_bytes(id)));
@@ -219,7 +218,7 @@ impl Growing for Shared {
         }
         // What it has is in use already.
         let more_bytes = size_bytes.saturating_sub(self.extent_bytes(id));
-        tried.map_err(|said| self.refusal(more_bytes, Lack { said, ..Lack::default() }))
+        tried.map_err(|said| self.refusal(more_bytes, Lack { said, attempts, ..Lack::default() }))
     }
 
     fn shrink_to(&self, id: u64, size_bytes: u64, uses: &[Stamp]) -> Result<(), PoolError> {
@@ -247,6 +246,18 @@ impl Growing for Shared {
 }
 
 impl Shared {
+    /// All that is free goes back, of those too who share a limit that is reached.
+    fn make_room(&self, attempts: &mut Vec<Attempt>) -> Result<(), PoolError> {
+        let (start, before_bytes) = (Instant::now(), self.reserved().current_bytes);
+        let others = self.short_family();
+        self.reclaim()?;
+        others.iter().for_each(|other| other.give_back_all());
+        let gained_bytes = before_bytes.saturating_sub(self.reserved().current_bytes);
+        let (name, failures) = ("wait for the device and trim", Vec::new());
+        Attempt { name, gained_bytes, took: start.elapsed(), failures }.add_to(attempts);
+        Ok(())
+    }
+
     /// The inner error says that limit or driver have no room; it is the driver's, if that was asked.
     fn try_grow(&self, id: u64, size_bytes: u64) -> Result<Result<(), Option<DriverError>>, PoolError> {
         let mut core = self.core();
