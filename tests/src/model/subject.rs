@@ -143,6 +143,9 @@ impl Subject {
     ) -> Result<Pool, PoolError> {
         let adaptors = adapted.map(Adapted::adaptors).into_iter().flatten();
         let mut builder = adaptors.fold(self.builder(device), PoolBuilder::adaptor);
+        if self.is_adapted {
+            builder = builder.exact_peaks();
+        }
         if let Some(limit_bytes) = self.hard_limit_bytes(case) {
             builder = builder.hard_limit(limit_bytes);
         }
