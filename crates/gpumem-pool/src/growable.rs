@@ -133,8 +133,7 @@ impl GrowableBlock {
     ///
     /// [`PoolError::BeyondMaximum`], [`PoolError::LimitReached`], [`PoolError::OutOfMemory`], [`PoolError::DeviceLost`]
     /// or [`PoolError::Poisoned`], or what an adaptor says: `Fill` and `Guard` [`PoolError::NotInCapture`] while a stream
-    /// captures, if this block left memory meanwhile, or before on a stream that has joined the capture since. It is as large
-    /// as before then.
+    /// captures and this block has left memory meanwhile. It is as large as before then.
     pub fn grow_to(&mut self, size_bytes: u64) -> Result<(), PoolError> {
         self.pool.0.check_usable()?;
         if size_bytes > self.max_bytes {

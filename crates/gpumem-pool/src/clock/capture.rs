@@ -28,9 +28,7 @@ impl Clocks {
     ) -> Result<Option<u64>, DriverError> {
         self.with_lane(slot, |lane| {
             let Some(raw) = lane.raw() else { return Ok(None) };
-            if !self.is_complete(self.stamp(slot)) {
-                lane.tick(slot, &self.epochs, Asker::User)?;
-            }
+            self.mark_before_capture(lane, slot)?;
             // SAFETY: the stream is alive: its user names it.
             unsafe { lane.device.driver().cuStreamBeginCapture_v2(raw, mode)? };
             match lane.part() {
@@ -43,6 +41,14 @@ impl Clocks {
             }
         })
         .map(Option::flatten)
+    }
+
+    /// Marks what is queued on a stream that its user names, unless it is done: while the stream captures, no mark can be made.
+    pub(super) fn mark_before_capture(&self, lane: &mut Locked<'_>, slot: Slot) -> Result<(), DriverError> {
+        match self.is_complete(self.stamp(slot)) {
+            true => Ok(()),
+            false => lane.tick(slot, &self.epochs, Asker::User).map(drop),
+        }
     }
 
     /// Ends the capture that was begun on a stream. Whatever comes of it, the stream runs its work again, unless this is

@@ -260,8 +260,13 @@ fn a_capture_is_neither_broken_nor_believed() {
         bench.clocks().poll(Duration::from_millis(1)).unwrap();
     }
     event.record(&bench.a).unwrap();
-    let fork = Stream::new(&bench.device).unwrap();
+    let [fork, other_fork] = [(); 2].map(|()| Stream::new(&bench.device).unwrap());
+    let before = [&fork, &other_fork].map(|stream| bench.work(stream));
     fork.wait(&event).unwrap();
+    other_fork.wait_for(&fork).unwrap();
+    assert!(bench.clocks().order_free(before[0], bench.b.id()).unwrap());
+    assert!(bench.clocks().wait_on_host(&before, soon()).unwrap());
+    fork.wait_for(&other_fork).unwrap();
     bench.a.wait_for(&fork).unwrap();
     assert!(!bench.clocks().is_ordered(captured, fork.slot()) && !bench.clocks().is_complete(captured));
     bench.end_capture(&bench.a);

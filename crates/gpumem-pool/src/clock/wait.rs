@@ -218,7 +218,8 @@ impl Clocks {
         found.map(Option::flatten)
     }
 
-    /// Makes a stream wait for an event that is alive and covers these. Says whether the order counts.
+    /// Makes a stream wait for an event that is alive and covers these. Says whether the order counts. One that nothing is known
+    /// of may be a capture's, which the stream joins then: what is queued there by then is marked first.
     pub(crate) fn queue_wait(
         &self,
         waiter: Slot,
@@ -226,6 +227,9 @@ impl Clocks {
         covered: Option<&[Stamp]>,
     ) -> Result<bool, DriverError> {
         let raised = self.with_lane(waiter, |lane| {
+            if covered.is_none() {
+                self.mark_before_capture(lane, waiter)?;
+            }
             let counts = lane.queue_wait(event)?;
             if counts && let Some(covered) = covered {
                 self.epochs.raise_order(waiter, covered);

@@ -4,7 +4,7 @@ use super::{Ear, MIB};
 use crate::bench::Bench;
 use crate::growable::{byte, fill, on_caching};
 use gpumem_pool::adaptor::{Adaptor, Budget, Change, Failures, Fill, Guard, Side, Tracking};
-use gpumem_pool::{CaptureMode, GrowableBlock, PoolError, Stream};
+use gpumem_pool::{CaptureMode, Event, GrowableBlock, PoolError, Stream};
 use std::sync::{Arc, Mutex};
 
 #[test]
@@ -266,28 +266,44 @@ fn growth_while_a_stream_captures() {
     });
 }
 
-/// What was queued before a capture, by the block's users and by adaptors, is waited for while that goes on.
+/// What was queued before a capture, by the block's users and by adaptors, is waited for while that goes on: on the stream
+/// that captures, and on one that has joined it.
 #[test]
 fn growth_into_what_was_left_before_a_capture() {
     on_caching(|bench| {
-        for captures_home in [true, false] {
+        for (captures_home, joins) in
+            [true, false].map(|home| ["", "stream", "event"].map(|how| (home, how))).concat()
+        {
             let builder = bench.builder().adaptor(Arc::new(Fill::debug()));
             let (pool, home, other) = (builder.build().unwrap(), bench.stream(), bench.stream());
             let mut block = pool.growable(MIB, &home).unwrap();
             block.grow_to(35).unwrap();
             fill(bench, &block, 0..35, 7, &other);
             block.record_use(&other);
-            block.shrink_to(0).unwrap();
+            // No memory goes back.
+            block.shrink_to(10).unwrap();
             let captured = if captures_home { &home } else { &other };
-            let capture = captured.begin_capture(CaptureMode::Global).unwrap();
-            block.grow_to(1).unwrap();
-            assert_eq!(byte(bench, &block, 0, &bench.stream()), 0xA5);
+            let origin = if joins.is_empty() { captured.clone() } else { bench.stream() };
+            let capture = origin.begin_capture(CaptureMode::Global).unwrap();
+            match joins {
+                "stream" => captured.wait_for(&origin).unwrap(),
+                "event" => {
+                    let event = Event::new(&bench.device).unwrap();
+                    event.record(&origin).unwrap();
+                    captured.wait(&event).unwrap();
+                }
+                _ => {}
+            }
+            assert!(captured.is_capturing().unwrap());
+            block.grow_to(20).unwrap();
+            assert_eq!(byte(bench, &block, 10, &bench.stream()), 0xA5);
             // In it, nothing is known to be done.
-            block.shrink_to(0).unwrap();
-            assert!(matches!(block.grow_to(1), Err(PoolError::NotInCapture { .. })));
+            block.shrink_to(10).unwrap();
+            assert!(matches!(block.grow_to(20), Err(PoolError::NotInCapture { .. })));
+            origin.wait_for(captured).unwrap();
             drop(capture.end().unwrap());
-            block.grow_to(1).unwrap();
-            assert_eq!(byte(bench, &block, 0, &home), 0xA5);
+            block.grow_to(20).unwrap();
+            assert_eq!(byte(bench, &block, 10, &home), 0xA5);
         }
         let report = bench.driver.simulator().unwrap().report();
         assert!(report.findings.is_empty(), "{report}");
