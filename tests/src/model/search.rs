@@ -8,7 +8,7 @@ use super::world;
 use crate::sys::Table;
 use proptest::strategy::{Strategy, ValueTree};
 use proptest::test_runner::{Config, RngAlgorithm, TestCaseError, TestError, TestRng, TestRunner};
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 use std::fmt;
 use std::ops::ControlFlow;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -125,12 +125,13 @@ impl Search {
             return self.try_threads(seed, subject, coverage, is_over);
         };
         is_over.store(true, Ordering::Relaxed);
-        let outcome = runner.run_one(tree, |case| match self.try_schedules(&case, subject) {
+        let found = Cell::new(Found { operation_count: usize::MAX, schedule: 0 });
+        let outcome = runner.run_one(tree, |case| match self.try_schedules(&case, subject, &found) {
             Some((what, _)) => Err(TestCaseError::fail(what)),
             None => Ok(()),
         });
         let smallest = if let Err(TestError::Fail(_, smallest)) = outcome { smallest } else { first };
-        Err(match self.try_schedules(&smallest, subject) {
+        Err(match self.try_schedules(&smallest, subject, &found) {
             Some((what, program)) => failed(what, program),
             None => failed(format!("{what} (but not when the same case ran again)"), Vec::new()),
         })
@@ -162,15 +163,28 @@ impl Search {
         }
     }
 
-    /// Runs a case under its own schedule and some others: taking an operation out changes what the rest meets, so a
-    /// smaller program may fail under another schedule only. Not part of what was covered.
-    fn try_schedules(&self, case: &Case, subject: Subject) -> Option<(String, Vec<String>)> {
+    /// Runs a case under the schedule that the last one failed under, and some others: taking an operation out changes what
+    /// the rest meets, so a smaller program may fail under another schedule only. Where only a number is another, few
+    /// others are tried: most of shrinking is that, and most of it in vain. Not part of what was covered.
+    fn try_schedules(
+        &self,
+        case: &Case,
+        subject: Subject,
+        found: &Cell<Found>,
+    ) -> Option<(String, Vec<String>)> {
+        let last = found.get();
+        let operation_count = case.operations.len();
+        let is_shorter = operation_count < last.operation_count;
+        let schedule_count = if is_shorter { SCHEDULE_COUNT } else { SCHEDULE_COUNT_AS_LONG };
         let mut case = case.clone();
         let first_seed = case.sim_seed;
-        (0..SCHEDULE_COUNT).find_map(|more| {
-            case.sim_seed = first_seed.wrapping_add(more);
+        (0..schedule_count).find_map(|more| {
+            let schedule = (last.schedule + more) % SCHEDULE_COUNT;
+            case.sim_seed = first_seed.wrapping_add(schedule);
             let (outcome, program) = self.try_case(&case, subject, &mut Coverage::default());
-            outcome.err().map(|what| (what, program))
+            let what = outcome.err()?;
+            found.set(Found { operation_count, schedule });
+            Some((what, program))
         })
     }
 
@@ -189,8 +203,19 @@ type Tried = (Result<(), String>, Vec<String>);
 /// Threads take as long as some cases.
 const SEEDS_BETWEEN_THREADS: u64 = 8;
 
-/// How many schedules a case that is being shrunk is tried under.
+/// How many schedules a case that has become shorter is tried under.
 const SCHEDULE_COUNT: u64 = 32;
+
+/// How many, if it is as long as the last that failed.
+const SCHEDULE_COUNT_AS_LONG: u64 = 2;
+
+/// What is known of the last case that failed while one is shrunk.
+#[derive(Clone, Copy)]
+struct Found {
+    operation_count: usize,
+    /// The seed of its schedule, counted from that of the case.
+    schedule: u64,
+}
 
 fn rng(seed: u64) -> TestRng {
     let mut bytes = [0; 32];
