@@ -40,7 +40,7 @@ fn seeds_that_once_failed_pass() {
 
 #[test]
 fn a_seed_always_makes_the_same_program() {
-    let twice = [(); 2].map(|()| Search::seeds(7, 5).run(|_| ControlFlow::Continue(())).unwrap());
+    let twice = [(); 2].map(|()| Search::seeds(31, 5).run(|_| ControlFlow::Continue(())).unwrap());
     assert_eq!(twice[0], twice[1]);
 }
 

@@ -96,6 +96,7 @@ impl Args {
                 search.subjects = vec![subject];
             }
             None => {
+                search.seeds_between_adapted = 4;
                 Subject::refused().iter().for_each(|(subject, why)| println!("left out: {subject}: {why}"))
             }
         }

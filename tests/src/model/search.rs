@@ -25,6 +25,8 @@ pub struct Search {
     pub seed_count: Option<u64>,
     /// How many seeds are tried at a time.
     pub jobs: usize,
+    /// Adaptors fill all that is handed out, which takes ten times as long: they are tried on one seed of so many.
+    pub seeds_between_adapted: u64,
     /// How many smaller cases shrinking may try.
     pub shrink_runs_max: u32,
     /// Breaks the driver, to see that a search finds it.
@@ -54,6 +56,7 @@ impl Search {
             first_seed,
             seed_count: Some(seed_count),
             jobs: 1,
+            seeds_between_adapted: 1,
             shrink_runs_max: 1024,
             sabotage: None,
         }
@@ -102,39 +105,42 @@ impl Search {
     /// One seed on each subject.
     fn try_subjects(&self, seed: u64, is_over: &AtomicBool) -> Result<Coverage, Box<Failure>> {
         let mut coverage = Coverage { seeds: 1, ..Coverage::default() };
-        for subject in &self.subjects {
-            self.try_seed(seed, *subject, &mut coverage, is_over)?;
+        let config =
+            Config { max_shrink_iters: self.shrink_runs_max, failure_persistence: None, ..Config::default() };
+        let mut runner = TestRunner::new_with_rng(config, rng(seed));
+        // Nothing is drawn and then thrown away, so there always is one.
+        let tree = case().new_tree(&mut runner).unwrap_or_else(|reason| panic!("{reason}"));
+        let first = tree.current();
+        let is_due =
+            |subject: &&Subject| !subject.is_adapted || seed.is_multiple_of(self.seeds_between_adapted);
+        for subject in self.subjects.iter().filter(is_due) {
+            if let Err(what) = self.try_case(&first, *subject, &mut coverage).0 {
+                is_over.store(true, Ordering::Relaxed);
+                let (what, program) = self.shrunk(runner, tree, *subject, what);
+                return Err(Box::new(Failure { seed, subject: *subject, what, program }));
+            }
+            self.try_threads(seed, *subject, &mut coverage, is_over)?;
         }
         Ok(coverage)
     }
 
-    fn try_seed(
+    /// What the smallest case that fails too does wrong, and its program.
+    fn shrunk(
         &self,
-        seed: u64,
+        mut runner: TestRunner,
+        tree: impl ValueTree<Value = Case>,
         subject: Subject,
-        coverage: &mut Coverage,
-        is_over: &AtomicBool,
-    ) -> Result<(), Box<Failure>> {
-        let failed = |what: String, program: Vec<String>| Box::new(Failure { seed, subject, what, program });
-        let config =
-            Config { max_shrink_iters: self.shrink_runs_max, failure_persistence: None, ..Config::default() };
-        let mut runner = TestRunner::new_with_rng(config, rng(seed));
-        let tree = case().new_tree(&mut runner).map_err(|reason| failed(reason.to_string(), Vec::new()))?;
+        what: String,
+    ) -> (String, Vec<String>) {
         let first = tree.current();
-        let Err(what) = self.try_case(&first, subject, coverage).0 else {
-            return self.try_threads(seed, subject, coverage, is_over);
-        };
-        is_over.store(true, Ordering::Relaxed);
         let found = Cell::new(Found { operation_count: usize::MAX, schedule: 0 });
         let outcome = runner.run_one(tree, |case| match self.try_schedules(&case, subject, &found) {
             Some((what, _)) => Err(TestCaseError::fail(what)),
             None => Ok(()),
         });
         let smallest = if let Err(TestError::Fail(_, smallest)) = outcome { smallest } else { first };
-        Err(match self.try_schedules(&smallest, subject, &found) {
-            Some((what, program)) => failed(what, program),
-            None => failed(format!("{what} (but not when the same case ran again)"), Vec::new()),
-        })
+        let again = self.try_schedules(&smallest, subject, &found);
+        again.unwrap_or_else(|| (format!("{what} (but not when the same case ran again)"), Vec::new()))
     }
 
     /// Now and then, threads at once.
@@ -200,8 +206,8 @@ impl Search {
 /// What came of running a case, and what was done.
 type Tried = (Result<(), String>, Vec<String>);
 
-/// Threads take as long as some cases.
-const SEEDS_BETWEEN_THREADS: u64 = 8;
+/// Threads take as long as many cases.
+const SEEDS_BETWEEN_THREADS: u64 = 32;
 
 /// How many schedules a case that has become shorter is tried under.
 const SCHEDULE_COUNT: u64 = 32;
