@@ -25,6 +25,11 @@ impl Dues {
         }
     }
 
+    /// Whose memory it is that counts.
+    pub(crate) fn kind(&self) -> MemoryKind {
+        self.kind
+    }
+
     pub(crate) fn family(&self) -> Option<&Arc<Family>> {
         self.family.as_ref()
     }

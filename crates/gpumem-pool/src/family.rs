@@ -26,6 +26,9 @@ pub(crate) trait Member: Send + Sync {
 
     /// Gives it back, as far as it is known to be unused. The device's context is current.
     fn give_back_all(&self);
+
+    /// What it keeps of the device's own memory, in no block. The device's context is current.
+    fn cached_bytes(&self) -> u64;
 }
 
 impl fmt::Debug for Family {

@@ -113,6 +113,8 @@ pub(crate) struct Maker {
     pub(crate) can_map: bool,
     /// Whether its dials are those of the profile `tight`.
     pub(crate) is_tight: bool,
+    /// What other pools of the device have cached: room that is not had while a limit of our own refuses.
+    pub(crate) others_cached_bytes: u64,
 }
 
 /// Something that could have made room.

@@ -3,9 +3,10 @@
 use super::{Adaptor, Change, Grant, Next, Request};
 use crate::device::Device;
 use crate::error::PoolError;
-use crate::out_of_memory::OutOfMemory;
+use crate::out_of_memory::{Attempt, OutOfMemory};
 use core::fmt;
 use core::sync::atomic::{AtomicU64, Ordering};
+use core::time::Duration;
 
 /// Fails some of the allocations that pass, as if the device were full; [`Failures::with_error`] chooses another error.
 ///
@@ -159,6 +160,12 @@ fn device_full(requested_bytes: u64, device: &Device) -> PoolError {
     PoolError::OutOfMemory(Box::new(OutOfMemory {
         requested_bytes,
         device_total_bytes,
+        attempts: vec![Attempt {
+            name: "a failure on purpose, of the adaptor `failures`",
+            gained_bytes: 0,
+            took: Duration::ZERO,
+            failures: Vec::new(),
+        }],
         ..OutOfMemory::default()
     }))
 }

@@ -6,7 +6,7 @@
 //! | what is free waits for work that could not be waited for | wait for it |
 //! | there is enough, of the limit or of what the pool keeps | it is in pieces |
 //! | the margin of unified memory refused | oversubscribe |
-//! | a limit refused, and the device has the memory | raise it |
+//! | a limit refused, and the device has the memory, or other pools only keep it | raise it |
 //! | others have what is missing, and more than a context takes | free the device |
 //! | else | need less |
 
@@ -101,12 +101,17 @@ impl OutOfMemory {
 
     fn has_room_beyond_the_limit(&self) -> bool {
         let beyond_bytes = self.requested_bytes.saturating_sub(self.cached_bytes());
-        !self.is_on_device() || beyond_bytes <= self.device_free_bytes
+        !self.is_on_device() || beyond_bytes <= self.obtainable_bytes()
+    }
+
+    /// What the device has free, or would have if a limit did not refuse first.
+    fn obtainable_bytes(&self) -> u64 {
+        self.device_free_bytes.saturating_add(self.maker.others_cached_bytes)
     }
 
     /// Whether what others have would do, all of it if it is only pieces that are in the way.
     fn are_others_in_the_way(&self) -> bool {
-        let room_bytes = self.cached_bytes().saturating_add(self.device_free_bytes);
+        let room_bytes = self.cached_bytes().saturating_add(self.obtainable_bytes());
         let missing_bytes = match self.requested_bytes.saturating_sub(room_bytes) {
             0 => self.requested_bytes,
             missing_bytes => missing_bytes,

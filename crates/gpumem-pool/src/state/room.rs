@@ -2,12 +2,15 @@
 
 use super::State;
 use crate::backend::Source;
+use crate::context::Relaxed;
 use crate::dials::{Dials, Profile};
 use crate::error::PoolError;
+use crate::family::Member;
 use crate::kind::MemoryKind;
 use crate::limit::{Limit, Limits};
 use crate::options::BackendKind;
 use crate::out_of_memory::{self, Advice, Maker, OutOfMemory};
+use std::sync::Arc;
 
 impl State {
     pub(crate) fn reclaim(&self) -> Result<u64, PoolError> {
@@ -86,10 +89,21 @@ impl State {
             backend: Some(backend),
             can_map: self.backend.growing().is_some(),
             is_tight: self.setup.dials == Dials::of(Profile::Tight),
+            others_cached_bytes: self.others_cached_bytes(report).unwrap_or(0),
         };
         if report.advice() == Advice::FreeTheDevice {
             report.processes = out_of_memory::processes_on(&self.device);
         }
+    }
+
+    /// What other pools of the device keep in no block.
+    fn others_cached_bytes(&self, report: &OutOfMemory) -> Result<u64, PoolError> {
+        let _relaxed = Relaxed::enter(self.device.driver())?;
+        let _bound = self.device.enter()?;
+        let cached_bytes = |sum: u64, member: &Arc<dyn Member>| sum.saturating_add(member.cached_bytes());
+        let all_bytes = self.device.upkeep().members().iter().fold(0, cached_bytes);
+        let own_bytes = if self.setup.kind == MemoryKind::Device { report.cached_bytes() } else { 0 };
+        Ok(all_bytes.saturating_sub(own_bytes))
     }
 
     fn giving_back(&self, work: impl FnOnce(&Self) -> Result<(), PoolError>) -> Result<u64, PoolError> {

@@ -286,6 +286,23 @@ fn what_is_had_in_the_end_is_no_refusal() {
     });
 }
 
+/// Memory that other pools only keep is there once the limit allows it.
+#[test]
+fn a_limit_is_in_the_way_before_what_others_have_cached() {
+    on_device_memory(&small(), |bench| {
+        let (other, stream) = (bench.pool(), bench.stream());
+        let _small = other.alloc(20 * MIB, &stream).unwrap();
+        drop(other.alloc(750 * MIB, &stream).unwrap());
+        let pool = bench.builder().hard_limit(200 * MIB).build().unwrap();
+        let held = pool.alloc(200 * MIB, &stream).unwrap();
+        let error = pool.alloc(150 * MIB, &stream).unwrap_err();
+        let report = error.out_of_memory().unwrap();
+        assert_eq!(report.advice(), Advice::RaiseTheLimit, "{report}");
+        pool.set_hard_limit(350 * MIB).unwrap();
+        drop((held, pool.alloc(150 * MIB, &stream).unwrap()));
+    });
+}
+
 /// Whoever is told may free what is in the way: the request has failed, the next one has not.
 #[test]
 fn the_observer_may_use_the_pool() {

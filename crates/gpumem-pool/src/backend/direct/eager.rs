@@ -6,6 +6,7 @@
 
 use super::{Calls, Desk};
 use crate::family::Member;
+use crate::kind::MemoryKind;
 use crate::upkeep::Waiting;
 
 impl<C: Calls> Desk<C> {
@@ -35,6 +36,14 @@ impl<C: Calls + Send + Sync> Member for Desk<C> {
 
     fn give_back_all(&self) {
         self.give_back_what_is_free(0);
+    }
+
+    fn cached_bytes(&self) -> u64 {
+        let held_bytes = match (self.dues.kind(), self.calls.reserved(&self.device)) {
+            (MemoryKind::Device, Ok(Some(held))) => held.current_bytes,
+            _ => 0,
+        };
+        held_bytes.saturating_sub(self.ledger.in_use_bytes())
     }
 }
 

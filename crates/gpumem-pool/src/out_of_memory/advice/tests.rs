@@ -29,7 +29,7 @@ fn beside(
         reserved_bytes: in_use_bytes + cached_bytes,
         device_free_bytes: total_bytes.saturating_sub(others_bytes + in_use_bytes + cached_bytes),
         device_total_bytes: total_bytes,
-        maker: Maker { backend: Some(BackendKind::Caching), can_map: true, is_tight: false },
+        maker: Maker { backend: Some(BackendKind::Caching), can_map: true, ..Maker::default() },
         ..OutOfMemory::default()
     }
 }
@@ -54,7 +54,7 @@ fn of(kind: MemoryKind, report: OutOfMemory) -> OutOfMemory {
 }
 
 fn by(backend: BackendKind, report: OutOfMemory) -> OutOfMemory {
-    let maker = Maker { backend: Some(backend), can_map: false, is_tight: false };
+    let maker = Maker { backend: Some(backend), ..Maker::default() };
     OutOfMemory { maker, ..report }
 }
 

@@ -27,6 +27,10 @@ fn failures_come_when_they_are_due() {
         assert_eq!(fails(Failures::share(0.5, 7)).0, half);
         assert!((2..=10).contains(&half.len()), "{half:?}");
 
+        let builder = bench.builder().adaptor(Arc::new(Failures::nth(1)));
+        let error = builder.build().unwrap().alloc(5, &stream).unwrap_err().to_string();
+        assert!(error.contains("on purpose, of the adaptor `failures`"), "{error}");
+
         let chosen = Failures::nth(1)
             .with_error(|requested_bytes| PoolError::TooLarge { requested_bytes, device_bytes: 0 });
         let pool = bench.builder().adaptor(Arc::new(chosen)).build().unwrap();

@@ -7,6 +7,7 @@ use crate::clock::Slot;
 use crate::context::Relaxed;
 use crate::error::PoolError;
 use crate::family::Member;
+use crate::kind::MemoryKind;
 use core::sync::atomic::Ordering;
 use core::time::Duration;
 use gpumem_sys::DriverError;
@@ -157,5 +158,12 @@ impl Member for Shared {
     fn give_back_all(&self) {
         // What can't be given back now is not to be had.
         let _ = self.trim(0);
+    }
+
+    fn cached_bytes(&self) -> u64 {
+        match self.access.dues().kind() {
+            MemoryKind::Device => self.reserved().current_bytes.saturating_sub(self.counts().in_use_bytes),
+            _ => 0,
+        }
     }
 }
