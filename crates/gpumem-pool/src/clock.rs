@@ -1,8 +1,9 @@
 //! [`Clocks`]: which uses of memory are ordered before a stream's next operation, and which are done.
 //!
-//! A free asks the driver nothing: it takes a [`Stamp`], the stream's slot and its epoch. Whoever wants the memory later
-//! compares two numbers ([`Order`]). Marks in the streams, which make those numbers move, are made only when somebody
-//! needs them (a *tick*), before a stream captures, since none can be made then, and by everything in this crate that orders or observes streams anyway.
+//! A free asks the driver nothing: it takes a [`Stamp`], the stream's slot and its epoch. Whoever wants the memory
+//! later compares two numbers ([`Order`]). Marks in the streams, which make those numbers move, are made only when
+//! somebody needs them (a *tick*), before a stream captures, since none can be made then, and by everything in this
+//! crate that orders or observes streams anyway.
 //!
 //! One `Clocks` serves a machine: its devices and all threads share it, since streams of two devices may wait for each
 //! other. The pure part, with the rules, is [`epochs`](self); `lane` is a stream's side of it, which calls the driver;
