@@ -261,36 +261,58 @@ pub(crate) enum Backend {
 }
 
 /// What takes no lock that threads share, and no driver call. Always part of their callers: what they pass is in registers
-/// then.
+/// then. They are told the backend's [`near`](Backend::near), so that none has to look for it.
 impl Backend {
-    /// What [`Source::alloc`] gives, where it is at hand. Of a stream that this thread has not been seen to use with this
-    /// pool, nothing is.
-    #[inline(always)]
-    pub(crate) fn hit(&self, size_bytes: u64, near_id: u64) -> Option<Piece> {
+    /// Where threads have at hand what is free of this backend's; [`NOWHERE`] if they have nothing.
+    pub(crate) fn near(&self) -> u64 {
         match self {
             #[cfg(feature = "backend-caching")]
-            Self::Caching(caching) => caching.hit(size_bytes, near_id),
-            _ => {
-                let _ = (size_bytes, near_id);
-                None
-            }
+            Self::Caching(caching) => caching.near(),
+            _ => NOWHERE,
         }
     }
 
-    /// [`Source::free`] of a block that only home has used, if there is room for it at hand; false if there is not. Once it is
-    /// true, the pool may be gone.
+    /// What [`Source::alloc`] gives, where it is at hand. Of a stream that this thread has not been seen to use with this
+    /// pool, nothing is.
     #[inline(always)]
-    pub(crate) fn put_back(&self, piece: &Piece, size_bytes: u64, home: StreamId) -> bool {
+    pub(crate) fn hit(near: u64, size_bytes: u64, near_id: u64) -> Option<Piece> {
+        #[cfg(feature = "backend-caching")]
+        return CachingBackend::hit(near, size_bytes, near_id);
+        #[cfg(not(feature = "backend-caching"))]
+        {
+            let _ = (near, size_bytes, near_id);
+            None
+        }
+    }
+
+    /// [`Source::free`] of a small block that only home has used, if there is room for it at hand; false if there is not.
+    /// Once it is true, the pool may be gone.
+    #[inline(always)]
+    pub(crate) fn put_back_small(near: u64, piece: &Piece, size_bytes: u64, home: StreamId) -> bool {
+        #[cfg(feature = "backend-caching")]
+        return CachingBackend::put_back_small(near, piece, size_bytes, home);
+        #[cfg(not(feature = "backend-caching"))]
+        {
+            let _ = (near, piece, size_bytes, home);
+            false
+        }
+    }
+
+    /// The same of any size.
+    pub(crate) fn put_back(&self, near: u64, piece: &Piece, size_bytes: u64, home: StreamId) -> bool {
         match self {
             #[cfg(feature = "backend-caching")]
-            Self::Caching(caching) => caching.put_back(piece, size_bytes, home),
+            Self::Caching(caching) => caching.put_back(near, piece, size_bytes, home),
             _ => {
-                let _ = (piece, size_bytes, home);
+                let _ = (near, piece, size_bytes, home);
                 false
             }
         }
     }
 }
+
+/// Where no thread has anything.
+pub(crate) const NOWHERE: u64 = u64::MAX;
 
 impl Backend {
     /// The one that was asked for, else the best that is built and that the device can carry.

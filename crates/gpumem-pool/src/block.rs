@@ -138,23 +138,25 @@ impl Block {
 
     #[inline]
     fn give_back(&mut self, is_complete: bool) {
-        if self.piece.tag() != 0 {
-            self.untag();
-        }
         // Field by field, straight from the block: one that was made a moment ago is copied slowly in wider pieces.
+        let is_plain = self.piece.tag() == 0 && *self.uses.get_mut() == 0 && !is_complete;
+        if !(is_plain && self.pool.put_back_small(&self.piece, self.size_bytes, self.home)) {
+            self.give_back_anyhow(is_complete);
+        }
+    }
+
+    #[inline(never)]
+    fn give_back_anyhow(&mut self, is_complete: bool) {
+        if self.piece.tag() != 0 {
+            self.pool.untag(self.piece.tag(), self.size_bytes);
+            self.piece = self.piece.without_tag();
+        }
         let is_plain = *self.uses.get_mut() == 0 && !is_complete;
         if !(is_plain && self.pool.put_back(&self.piece, self.size_bytes, self.home)) {
             self.free(is_complete);
         }
     }
 
-    #[inline(never)]
-    fn untag(&mut self) {
-        self.pool.untag(self.piece.tag(), self.size_bytes);
-        self.piece = self.piece.without_tag();
-    }
-
-    #[inline(never)]
     fn free(&mut self, is_complete: bool) {
         let Self { piece, size_bytes, home, ref mut uses, pool } = *self;
         pool.free(&Freed { piece, size_bytes, home, uses: *uses.get_mut(), is_complete });

@@ -12,7 +12,7 @@ mod status;
 mod sync;
 
 use crate::adaptor::{Peak, Stack};
-use crate::backend::{Backend, Source};
+use crate::backend::{Backend, NOWHERE, Source};
 use crate::clock::Clocks;
 use crate::device::Device;
 use crate::error::PoolError;
@@ -23,7 +23,7 @@ use crate::stream::Stream;
 use crate::tags::Tags;
 use core::ops::Deref;
 use core::ptr::NonNull;
-use core::sync::atomic::{AtomicBool, Ordering};
+use core::sync::atomic::{AtomicU64, Ordering};
 use lifetime::Lifetime;
 use std::sync::{Arc, OnceLock};
 
@@ -32,8 +32,8 @@ pub(crate) struct State {
     device: Device,
     /// The device's.
     clocks: Arc<Clocks>,
-    /// False if something concerns every block of this pool: adaptors, a failure.
-    goes_short_way: AtomicBool,
+    /// Where threads have this pool's memory at hand; nowhere if something concerns every block: adaptors, a failure.
+    near: AtomicU64,
     /// How it was built.
     setup: PoolBuilder,
     backend: Backend,
@@ -77,7 +77,7 @@ impl StateRef {
         let state = State {
             clocks: Arc::clone(device.clocks()),
             device,
-            goes_short_way: AtomicBool::new(stack.is_none()),
+            near: AtomicU64::new(if stack.is_none() { backend.near() } else { NOWHERE }),
             setup,
             backend,
             limits,
@@ -167,10 +167,10 @@ impl State {
         }
     }
 
-    /// Whether what is at hand may be handed out, and what comes back may be laid there, without a further look.
-    #[inline]
-    fn is_undisturbed(&self) -> bool {
-        self.goes_short_way.load(Ordering::Relaxed) && self.clocks.holds().attention().is_none()
+    /// Where something may be taken and laid without a further look; `None` while there is something to look at first.
+    #[inline(always)]
+    fn undisturbed(&self) -> Option<u64> {
+        if self.clocks.holds().attention().is_none() { Some(self.near.load(Ordering::Relaxed)) } else { None }
     }
 
     /// Whether streams have to be asked first what they do.

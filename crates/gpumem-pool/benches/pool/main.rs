@@ -118,8 +118,8 @@ impl Bench {
         let (pool, stream) = (self.pool()?, Stream::new(&self.device)?);
         for (size, size_bytes) in SIZES {
             self.row(&self.name(&format!("pair_{size}"), 1), || {
-                // So short that most samples are not interrupted.
-                let (samples, pairs) = (100, 1000);
+                // Samples so short that most are not interrupted, and so many that a busy neighbour's moment passes.
+                let (samples, pairs) = (2000, 1000);
                 let mut best = Duration::MAX;
                 for _ in 0..samples {
                     let start = Instant::now();

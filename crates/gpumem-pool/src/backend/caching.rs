@@ -77,33 +77,37 @@ impl CachingBackend {
 }
 
 impl CachingBackend {
-    #[inline(always)]
-    pub(super) fn hit(&self, size_bytes: u64, near_id: u64) -> Option<Piece> {
-        let Some(class) = Class::of(size_bytes) else { return self.hit_large(size_bytes, near_id) };
-        let near = thread::with_near(self.front, near_id, |set| set.take(class, size_bytes));
-        near.flatten().map(|piece| of_class(class, piece))
+    pub(super) fn near(&self) -> u64 {
+        self.front
     }
 
     #[inline(always)]
-    pub(super) fn put_back(&self, piece: &Piece, size_bytes: u64, home: StreamId) -> bool {
-        let Some(class) = Class::at(usize::from(piece.class())) else {
-            return self.put_back_large(piece, size_bytes, home);
-        };
+    pub(super) fn hit(near: u64, size_bytes: u64, near_id: u64) -> Option<Piece> {
+        let Some(class) = Class::of(size_bytes) else { return Self::hit_large(near, size_bytes, near_id) };
+        let piece = thread::with_near(near, near_id, |set| set.take(class, size_bytes));
+        piece.flatten().map(|piece| of_class(class, piece))
+    }
+
+    #[inline(always)]
+    pub(super) fn put_back_small(near: u64, piece: &Piece, size_bytes: u64, home: StreamId) -> bool {
+        let Some(class) = Class::at(usize::from(piece.class())) else { return false };
         let put = |set: magazine::Own<'_>| {
             set.put(class, size_bytes, magazine::Piece { address: piece.address, record: piece.record() })
         };
-        thread::with_near(self.front, home.0, put) == Some(true)
+        thread::with_near(near, home.0, put) == Some(true)
     }
 
-    #[inline(never)]
-    fn hit_large(&self, size_bytes: u64, near_id: u64) -> Option<Piece> {
-        thread::with_near(self.front, near_id, |set| set.take_large(size_bytes)).flatten().map(of_recent)
-    }
-
-    #[inline(never)]
-    fn put_back_large(&self, piece: &Piece, size_bytes: u64, home: StreamId) -> bool {
+    pub(super) fn put_back(&self, near: u64, piece: &Piece, size_bytes: u64, home: StreamId) -> bool {
+        if Class::at(usize::from(piece.class())).is_some() {
+            return Self::put_back_small(near, piece, size_bytes, home);
+        }
         let Some(large) = self.shared.large(piece, size_bytes, home) else { return false };
-        thread::with_near(self.front, home.0, |set| set.put_large(large)) == Some(true)
+        thread::with_near(near, home.0, |set| set.put_large(large)) == Some(true)
+    }
+
+    #[inline(never)]
+    fn hit_large(near: u64, size_bytes: u64, near_id: u64) -> Option<Piece> {
+        thread::with_near(near, near_id, |set| set.take_large(size_bytes)).flatten().map(of_recent)
     }
 }
 

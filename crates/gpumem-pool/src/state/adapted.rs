@@ -17,7 +17,8 @@ impl StateRef {
         is_complete: bool,
     ) {
         let is_plain = uses == 0 && !is_complete && self.clocks.holds().attention().is_none();
-        if !(is_plain && self.poison.get().is_none() && self.backend.put_back(&piece, size_bytes, home)) {
+        let put_back = || self.backend.put_back(self.backend.near(), &piece, size_bytes, home);
+        if !(is_plain && self.poison.get().is_none() && put_back()) {
             self.free_to_backend(&Freed { piece, size_bytes, home, uses, is_complete });
         }
     }

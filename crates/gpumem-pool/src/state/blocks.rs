@@ -2,7 +2,7 @@
 
 use super::StateRef;
 use crate::alignment::ALIGNMENT_MIN;
-use crate::backend::{Freed, Piece, Source};
+use crate::backend::{Backend, Freed, NOWHERE, Piece, Source};
 use crate::block::Block;
 use crate::clock::{GRAPH_BIT, StreamId};
 use crate::error::{PoolError, is_sticky};
@@ -16,9 +16,9 @@ impl StateRef {
     /// and the processor waits for that longer than for all the rest.
     #[inline(always)]
     pub(crate) fn alloc(self, size_bytes: u64, stream: &Stream) -> Result<Block, PoolError> {
-        let at_hand = match self.is_undisturbed() {
-            true => self.backend.hit(size_bytes, stream.near_id()),
-            false => None,
+        let at_hand = match self.undisturbed() {
+            Some(near) => Backend::hit(near, size_bytes, stream.near_id()),
+            None => None,
         };
         let (piece, uses) = match at_hand {
             Some(piece) => (piece, 0),
@@ -39,7 +39,6 @@ impl StateRef {
     }
 
     /// Called by the drop of a block that has a tag.
-    #[inline(never)]
     pub(crate) fn untag(self, tag: u16, size_bytes: u64) {
         scope::count_in(&self.tags, tag, size_bytes);
     }
@@ -82,7 +81,7 @@ impl StateRef {
         if self.stack.is_some()
             && alignment <= ALIGNMENT_MIN
             && self.clocks.holds().attention().is_none()
-            && let Some(piece) = self.backend.hit(size_bytes, stream.near_id())
+            && let Some(piece) = Backend::hit(self.backend.near(), size_bytes, stream.near_id())
         {
             return Ok(piece);
         }
@@ -119,10 +118,21 @@ impl StateRef {
     }
 
     /// Called by a block's drop, when home's order is all there is to the free: false if it takes more than a look at what
-    /// the thread has.
-    #[inline]
+    /// the thread has, as it always does for a large block.
+    #[inline(always)]
+    pub(crate) fn put_back_small(self, piece: &Piece, size_bytes: u64, home: StreamId) -> bool {
+        match self.undisturbed() {
+            Some(near) => Backend::put_back_small(near, piece, size_bytes, home),
+            None => false,
+        }
+    }
+
+    /// The same of any size.
     pub(crate) fn put_back(self, piece: &Piece, size_bytes: u64, home: StreamId) -> bool {
-        self.is_undisturbed() && self.backend.put_back(piece, size_bytes, home)
+        match self.undisturbed() {
+            Some(near) => self.backend.put_back(near, piece, size_bytes, home),
+            None => false,
+        }
     }
 
     /// Called by a block's drop: has nobody to tell, so what fails is kept for the next call.
@@ -157,7 +167,7 @@ impl StateRef {
                 }
             };
             let _first_counts = self.poison.set(poison);
-            self.goes_short_way.store(false, Ordering::Relaxed);
+            self.near.store(NOWHERE, Ordering::Relaxed);
         }
         if !taken.counted {
             self.drop_block();

@@ -1,6 +1,5 @@
 //! Loom's threads in the place of `backend/caching/sync.rs`.
 
-use loom::sync::atomic::fence;
 pub(crate) use loom::sync::atomic::{AtomicU32, Ordering};
 
 #[derive(Debug)]
@@ -16,14 +15,18 @@ impl<T> UnsafeCell<T> {
     }
 }
 
-pub(crate) fn prepare() {}
+/// Loom knows only barriers of one kind: both sides make full fences, unless a test leaves one out.
+pub(crate) fn is_light() -> bool {
+    false
+}
 
-/// Loom knows only barriers of one kind: both are full fences, unless a test leaves one out.
-pub(crate) fn light() {
+pub(crate) fn light() {}
+
+pub(crate) fn fence() {
     unless(Missing::Light);
 }
 
-pub(crate) fn heavy() {
+pub(crate) fn heavy(_are_light: bool) {
     unless(Missing::Heavy);
 }
 
@@ -41,7 +44,7 @@ std::thread_local! {
 
 fn unless(missing: Missing) {
     if MISSING.get() != missing {
-        fence(Ordering::SeqCst);
+        loom::sync::atomic::fence(Ordering::SeqCst);
     }
 }
 

@@ -27,12 +27,16 @@ impl<T> UnsafeCell<T> {
     }
 }
 
-pub(crate) fn prepare() {}
-
 /// Shuttle's threads see each other's writes at once, and may change at every access.
+pub(crate) fn is_light() -> bool {
+    true
+}
+
 pub(crate) fn light() {}
 
-pub(crate) fn heavy() {}
+pub(crate) fn fence() {}
+
+pub(crate) fn heavy(_are_light: bool) {}
 
 pub(crate) fn pause(_turn: u32) {
     shuttle::thread::yield_now();

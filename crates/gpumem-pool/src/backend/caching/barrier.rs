@@ -12,51 +12,47 @@
 //!   heavy barrier. Before the owner's write: then the owner's read comes later still, and sees all that was written before
 //!   the heavy barrier. There is no third place.
 //!
-//! Where the system does not have that, both are full fences, for which the same holds by the language's own rules. Which
-//! of the two it is, is decided once, by [`prepare`], before there is anything to protect.
+//! Where the system does not have that, both make full fences, for which the same holds by the language's own rules.
+//! [`is_light`] says which of the two to begin with; owners who began with light barriers are met with heavy ones until they
+//! know better, whatever it says by then.
 
-use core::sync::atomic::{AtomicU8, Ordering, compiler_fence, fence};
+use core::sync::atomic::{AtomicBool, Ordering, compiler_fence};
 use std::sync::Once;
 
-/// What all light barriers are, in this process.
-static KIND: AtomicU8 = AtomicU8::new(FENCES);
-const FENCES: u8 = 0;
-const ASYMMETRIC: u8 = 1;
-
-/// Decides which barriers these are. Whoever makes something that they protect calls it first: what threads learn of that
-/// thing comes after the decision.
-pub(super) fn prepare() {
+/// Whether owners may make light barriers from now on. The process is registered first.
+pub(super) fn is_light() -> bool {
     static DECIDED: Once = Once::new();
-    DECIDED.call_once(|| {
-        if system::register() {
-            KIND.store(ASYMMETRIC, Ordering::Relaxed);
-        }
-    });
+    DECIDED.call_once(|| IS_LIGHT.store(system::register(), Ordering::Relaxed));
+    IS_LIGHT.load(Ordering::Relaxed)
 }
 
-/// Between the owner's write and his read.
+static IS_LIGHT: AtomicBool = AtomicBool::new(false);
+
+/// Between the owner's write and his read, where he may.
 #[inline(always)]
 pub(super) fn light() {
-    if KIND.load(Ordering::Relaxed) == ASYMMETRIC {
-        compiler_fence(Ordering::SeqCst);
-    } else {
-        fence(Ordering::SeqCst);
-    }
+    compiler_fence(Ordering::SeqCst);
 }
 
-/// Between anybody else's write and his read.
+/// The same where he may not.
+#[inline(always)]
+pub(super) fn fence() {
+    core::sync::atomic::fence(Ordering::SeqCst);
+}
+
+/// Between anybody else's write and his read, if one of the owners may have made a light one, or none.
 #[cold]
-pub(super) fn heavy() {
-    fence(Ordering::SeqCst);
-    if KIND.load(Ordering::Relaxed) == ASYMMETRIC && !system::barrier() {
+pub(super) fn heavy(are_light: bool) {
+    fence();
+    if are_light && !system::barrier() {
         give_up();
     }
 }
 
-/// The system refuses what it once agreed to, as in a sandbox that was put up later. From now on all are fences. No
-/// processor keeps a write to itself for as long as this waits, and none that is made later is light.
+/// The system refuses what it once agreed to, as in a sandbox that was put up later. From now on owners make fences; until
+/// one knows, the others wait here: no processor keeps a write to itself for as long.
 fn give_up() {
-    KIND.store(FENCES, Ordering::SeqCst);
+    IS_LIGHT.store(false, Ordering::Relaxed);
     std::thread::sleep(core::time::Duration::from_millis(10));
 }
 
@@ -92,7 +88,7 @@ mod tests {
     /// Both write a round's number, make their barriers, and read what the other wrote. In no round do both miss it.
     #[test]
     fn one_of_two_sees_the_other() {
-        prepare();
+        let is_light = is_light();
         let rounds = if cfg!(miri) { 50 } else { 5_000 };
         let [owners, others] = [(); 2].map(|()| AtomicU32::new(0));
         let [begun, done] = [(); 2].map(|()| AtomicU64::new(0));
@@ -107,7 +103,11 @@ mod tests {
                     begun.fetch_add(1, Ordering::AcqRel);
                     wait_for(&begun, 2 * u64::from(round));
                     owners.store(round, Ordering::Relaxed);
-                    light();
+                    if is_light {
+                        light()
+                    } else {
+                        fence()
+                    }
                     let saw = others.load(Ordering::Relaxed) == round;
                     done.fetch_add(1, Ordering::AcqRel);
                     wait_for(&done, 2 * u64::from(round));
@@ -119,7 +119,7 @@ mod tests {
                 begun.fetch_add(1, Ordering::AcqRel);
                 wait_for(&begun, 2 * u64::from(round));
                 others.store(round, Ordering::Relaxed);
-                heavy();
+                heavy(is_light);
                 let saw = owners.load(Ordering::Relaxed) == round;
                 done.fetch_add(1, Ordering::AcqRel);
                 wait_for(&done, 2 * u64::from(round));

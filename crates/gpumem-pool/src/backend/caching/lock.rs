@@ -3,12 +3,13 @@
 //! There are two words. `held` is the owner's: he writes that he is at the value, looks whether somebody else has claimed
 //! it, and goes to the value if not. `claim` is for all others: whoever has claimed it waits until the owner is not at it.
 //! Between the write and the look each makes a barrier, so that one of them sees the other; the owner's costs nothing, the
-//! others' all the more, so those who want several values claim all of them and make one barrier ([`claim_all`]).
+//! others' all the more, so those who want several values claim all of them and make one barrier ([`claim_all`]). Where the
+//! system has no such barriers an unclaimed value says so ([`FENCED`]), and its owner looks again behind a fence.
 //!
 //! Whoever is at the value does a few loads and stores and waits for nobody, so waiting for it is short. A closed value
 //! stays closed.
 
-use super::sync::{AtomicU32, Ordering, UnsafeCell, heavy, light, pause, prepare};
+use super::sync::{AtomicU32, Ordering, UnsafeCell, fence, heavy, is_light, light, pause};
 
 #[derive(Debug)]
 pub(super) struct Locked<T> {
@@ -18,22 +19,24 @@ pub(super) struct Locked<T> {
     value: UnsafeCell<T>,
 }
 
-/// The states of both words; only claims are closed.
+/// The states of both words; only claims are closed or fenced.
 const FREE: u32 = 0;
 const TAKEN: u32 = 1;
 const CLOSED: u32 = 2;
+
+/// Unclaimed, for an owner who makes a fence.
+const FENCED: u32 = 3;
 
 /// A value taken from its owner until this is dropped.
 #[derive(Debug)]
 pub(super) struct Claimed<'a, T> {
     locked: &'a Locked<T>,
-    after: u32,
+    closes: bool,
 }
 
 impl<T> Locked<T> {
     pub(super) fn new(value: T) -> Self {
-        prepare();
-        Self { held: AtomicU32::new(FREE), claim: AtomicU32::new(FREE), value: UnsafeCell::new(value) }
+        Self { held: AtomicU32::new(FREE), claim: AtomicU32::new(unclaimed()), value: UnsafeCell::new(value) }
     }
 
     /// Lets `work` have the value to itself; `None` if somebody else has claimed it, or if it is closed.
@@ -49,12 +52,20 @@ impl<T> Locked<T> {
         let _held = Word { word: &self.held, after: FREE };
         light();
         // Acquire: what the last claimer did to the value is seen here.
-        match self.claim.load(Ordering::Acquire) {
-            // SAFETY: the barriers are made in between, so a claimer whose claim was not seen here sees that the value is
-            // held, and waits until `_held` is dropped. Other owners there are none, by the caller's promise.
-            FREE => Some(self.value.with_mut(|value| work(unsafe { &mut *value }))),
-            _ => None,
+        let claim = self.claim.load(Ordering::Acquire);
+        if claim != FREE && !(claim == FENCED && self.is_unclaimed_behind_a_fence()) {
+            return None;
         }
+        // SAFETY: the barriers are made in between, so a claimer whose claim was not seen here sees that the value is held,
+        // and waits until `_held` is dropped. Other owners there are none, by the caller's promise.
+        Some(self.value.with_mut(|value| work(unsafe { &mut *value })))
+    }
+
+    /// Without a call, whose caller would have to save what it has in registers.
+    #[inline(always)]
+    fn is_unclaimed_behind_a_fence(&self) -> bool {
+        fence();
+        self.claim.load(Ordering::Acquire) == FENCED
     }
 
     /// The same after waiting until nobody else has it; `None` once it is closed.
@@ -66,7 +77,7 @@ impl<T> Locked<T> {
         let mut work = Some(work);
         for turn in 0.. {
             match self.claim.load(Ordering::Relaxed) {
-                FREE => {}
+                FREE | FENCED => {}
                 CLOSED => return None,
                 _ => {
                     pause(turn);
@@ -86,20 +97,24 @@ impl<T> Locked<T> {
         self.claim.load(Ordering::Relaxed) == CLOSED
     }
 
-    /// To be followed by a heavy barrier; false if it is closed.
-    fn claim(&self) -> bool {
-        if is_unlocked() && !self.is_closed() {
-            return true;
-        }
+    /// To be followed by a heavy barrier. Says what it was before; `None` if it is closed.
+    fn claim(&self) -> Option<u32> {
         for turn in 0.. {
-            // Acquire: what the last claimer did to the value is seen here.
-            match self.claim.compare_exchange(FREE, TAKEN, Ordering::Acquire, Ordering::Relaxed) {
-                Ok(_) => return true,
-                Err(CLOSED) => return false,
-                Err(_) => pause(turn),
+            match self.claim.load(Ordering::Relaxed) {
+                CLOSED => return None,
+                before if is_unlocked() => return Some(before),
+                TAKEN => pause(turn),
+                before => {
+                    // Acquire: what the last claimer did to the value is seen here.
+                    let claimed =
+                        self.claim.compare_exchange(before, TAKEN, Ordering::Acquire, Ordering::Relaxed);
+                    if claimed.is_ok() {
+                        return Some(before);
+                    }
+                }
             }
         }
-        false
+        None
     }
 }
 
@@ -108,11 +123,14 @@ impl<T> Locked<T> {
 pub(super) fn claim_all<'a, K, T>(
     values: impl IntoIterator<Item = (K, &'a Locked<T>)>,
 ) -> Vec<(K, Claimed<'a, T>)> {
-    let claimed =
-        |(key, locked): (K, &'a Locked<T>)| locked.claim().then(|| (key, Claimed { locked, after: FREE }));
+    let mut are_light = false;
+    let claimed = |(key, locked): (K, &'a Locked<T>)| {
+        are_light |= locked.claim()? == FREE;
+        Some((key, Claimed { locked, closes: false }))
+    };
     let claimed: Vec<_> = values.into_iter().filter_map(claimed).collect();
     if !claimed.is_empty() {
-        heavy();
+        heavy(are_light);
     }
     claimed
 }
@@ -135,15 +153,16 @@ impl<T> Claimed<'_, T> {
 
     /// As [`Claimed::with`]; then it is nobody's any more.
     pub(super) fn close<R>(mut self, work: impl FnOnce(&mut T) -> R) -> R {
-        self.after = CLOSED;
+        self.closes = true;
         self.with(work)
     }
 }
 
 impl<T> Drop for Claimed<'_, T> {
     fn drop(&mut self) {
-        if !is_unlocked() || self.after == CLOSED {
-            drop(Word { word: &self.locked.claim, after: self.after });
+        if !is_unlocked() || self.closes {
+            let after = if self.closes { CLOSED } else { unclaimed() };
+            drop(Word { word: &self.locked.claim, after });
         }
     }
 }
@@ -163,6 +182,11 @@ impl Drop for Word<'_> {
         // Release: the next one at the value sees what was done to it.
         self.word.store(self.after, Ordering::Release);
     }
+}
+
+/// What says that nobody has claimed a value.
+fn unclaimed() -> u32 {
+    if is_light() { FREE } else { FENCED }
 }
 
 /// Whether claims are a mistake on purpose: nobody is kept away by them.

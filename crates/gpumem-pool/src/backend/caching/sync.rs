@@ -1,7 +1,7 @@
 //! What the front needs of threads. The models in `tests/loom` and `tests/shuttle` compile the front's own sources over
 //! another file in this one's place, in which every access is a step that a checker may reorder.
 
-pub(super) use super::barrier::{heavy, light, prepare};
+pub(super) use super::barrier::{fence, heavy, is_light, light};
 pub(super) use core::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 pub(super) use std::sync::{Arc, Mutex, MutexGuard};
 pub(super) use std::thread_local;

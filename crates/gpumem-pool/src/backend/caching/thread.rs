@@ -12,9 +12,7 @@ use std::sync::Arc;
 /// Lets `work` have this thread's set for a front and a stream; `None` if the table does not have it.
 #[inline]
 pub(super) fn with_near<R>(front: u64, stream: u64, work: impl FnOnce(Own<'_>) -> R) -> Option<R> {
-    let near = NEAR.with(core::ptr::from_ref);
-    // SAFETY: the table is this thread's, without a destructor, and so there for as long as this call.
-    let entry = unsafe { &*near }[place(front, stream)].get();
+    let entry = NEAR.with(|near| near[place(front, stream)].get());
     if entry.front != front || entry.stream != stream {
         return None;
     }
