@@ -18,6 +18,7 @@ use churn::Plan;
 use gpumem_pool::sys::{Driver, Sim, SimConfig};
 use gpumem_pool::{BackendKind, Block, Device, Pool, PoolBuilder, PoolError, Stream};
 use std::error::Error;
+use std::hint::black_box;
 use std::sync::{Barrier, mpsc};
 use std::time::{Duration, Instant};
 
@@ -156,35 +157,18 @@ impl Bench {
         Ok(())
     }
 
-    /// Allocated by one thread on its stream, freed by another.
+    /// Allocated by one thread on its stream, freed by another; and what it takes to make as many records of a block's
+    /// size in one thread and to read them in the other.
     fn hand_over(&self) -> Outcome<()> {
         let (pool, stream) = (self.pool()?, Stream::new(&self.device)?);
-        let (batches, batch) = (400_u32, 250_u32);
         self.row(&self.name("handover_4KiB", 2), || {
-            let (sender, receiver) = mpsc::sync_channel::<Vec<Block>>(2);
-            // Hand-over itself is made cheap by the batch, and both sides are timed by themselves.
-            let consumer = std::thread::spawn(move || {
-                let mut spent = Duration::ZERO;
-                for blocks in receiver {
-                    let start = Instant::now();
-                    blocks.into_iter().for_each(drop);
-                    spent += start.elapsed();
-                }
-                spent
-            });
-            let mut spent = Duration::ZERO;
-            for _ in 0..batches {
-                let mut blocks = Vec::with_capacity(batch as usize);
-                let start = Instant::now();
-                for _ in 0..batch {
-                    blocks.push(pool.alloc(4 << 10, &stream)?);
-                }
-                spent += start.elapsed();
-                sender.send(blocks)?;
-            }
-            drop(sender);
-            spent += consumer.join().map_err(|_| "the consumer failed")?;
-            Ok(per(spent, batches * batch))
+            handed_over(|_| Ok(pool.alloc(4 << 10, &stream)?), drop)
+        })?;
+        let record = |number| Ok([number; size_of::<Block>() / 8]);
+        self.row("pool/handover_records/2", || {
+            handed_over(record, |record| {
+                black_box(record);
+            })
         })
     }
 
@@ -263,6 +247,38 @@ fn together(
         let end = times.iter().map(|(_, end)| *end).max();
         Ok(end.zip(start).map_or(Duration::ZERO, |(end, start)| end - start))
     })
+}
+
+/// What one item takes both threads together.
+fn handed_over<T: Send + 'static>(
+    make: impl Fn(u64) -> Outcome<T>,
+    take: impl Fn(T) + Send + 'static,
+) -> Outcome<f64> {
+    let (batches, batch) = (400, 250);
+    let (sender, receiver) = mpsc::sync_channel::<Vec<T>>(2);
+    // Hand-over itself is made cheap by the batch, and both sides are timed by themselves.
+    let consumer = std::thread::spawn(move || {
+        let mut spent = Duration::ZERO;
+        for items in receiver {
+            let start = Instant::now();
+            items.into_iter().for_each(&take);
+            spent += start.elapsed();
+        }
+        spent
+    });
+    let mut spent = Duration::ZERO;
+    for _ in 0..batches {
+        let mut items = Vec::with_capacity(batch as usize);
+        let start = Instant::now();
+        for number in 0..batch {
+            items.push(make(number)?);
+        }
+        spent += start.elapsed();
+        sender.send(items)?;
+    }
+    drop(sender);
+    spent += consumer.join().map_err(|_| "the consumer failed")?;
+    Ok(per(spent, batches * batch as u32))
 }
 
 fn per(took: Duration, count: u32) -> f64 {
