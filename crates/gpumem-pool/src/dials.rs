@@ -229,6 +229,12 @@ impl Dials {
         self.growth_slack_per_mille > self.magazine_share_per_mille
     }
 
+    /// Whether it may hold more than was ever in use at all.
+    #[cfg(feature = "backend-caching")]
+    pub(crate) fn has_slack(&self) -> bool {
+        self.growth_slack_per_mille > 0
+    }
+
     /// What a large block takes.
     pub(crate) fn rounded(&self, size_bytes: u64) -> u64 {
         let step = match self.rounding.of(size_bytes) {

@@ -163,6 +163,11 @@ impl<S: Copy + From<u64>> Front<S> {
         self.drain_depot(spill);
     }
 
+    /// What all sets may hold, as it was a moment ago.
+    pub(super) fn allowance_bytes(&self) -> u64 {
+        self.lock().sets.iter().map(|set| set.allowance_bytes()).sum()
+    }
+
     /// Takes what is beyond the classes out of all sets.
     pub(super) fn drain_recent(&self, spill: &mut Spill<S>) {
         let registry = self.lock();

@@ -2,11 +2,13 @@
 //!
 //! | rung | where the memory comes from | what it costs |
 //! | --- | --- | --- |
-//! | `own_magazines`, `all_magazines` | what threads keep at hand: for a large block, of large ones only | their next hits |
+//! | `own_magazines` | what this thread keeps at hand: for a large block, its large ones only | its next hits |
+//! | `one_handle` | for a small block, the driver, up to 2 MiB beyond the target below, if there is slack at all and other threads keep less at hand, but not nothing | memory |
+//! | `all_magazines` | what all threads keep at hand: for a large block, of large ones only | their next hits |
 //! | `completed` | other streams' frees whose marks have been passed | queries, within a budget |
 //! | `growth_to_target` | the driver, up to the most that was ever in use and the slack | a handle or a few |
 //! | `recycled` | idle memory, moved or mapped under other addresses | a mapping or a few |
-//! | `spared_magazines` | the first two for a small block, where the slack is more than they hold, or plenty is ready | their next hits |
+//! | `spared_magazines` | what all keep at hand for a small block, where the slack is more than they hold, or plenty is ready | their next hits |
 //! | `device_waits` | other streams' frees, behind waits that the device makes | concurrency of streams |
 //! | `growth_to_limit` | the driver, and all that is idle and fits beside it | memory |
 //! | `leftover` | for a small block, free memory between larger ones | larger blocks, later |
@@ -52,8 +54,9 @@ enum Reach {
 type Rung = fn(&Shared, &Request, &mut Lack) -> Result<Step, PoolError>;
 
 /// As long as memory is to be had.
-const RUNGS: [(&str, Rung); 7] = [
+const RUNGS: [(&str, Rung); 8] = [
     ("drain this thread's magazines", own_magazines),
+    ("grow by one handle", one_handle),
     ("drain all magazines", all_magazines),
     ("ask which frees are complete", completed),
     ("grow to the target", growth_to_target),
@@ -156,6 +159,23 @@ fn own_magazines(shared: &Shared, request: &Request, lack: &mut Lack) -> Result<
         true => !lack.spares_magazines && shared.drain_own(),
         false => shared.drain_own_recent(),
     }))
+}
+
+/// Threads that free what others allocate always have a little at hand. While that is less than a handle it would be taken
+/// from them again and again, each time for a few allocations.
+fn one_handle(shared: &Shared, request: &Request, lack: &mut Lack) -> Result<Step, PoolError> {
+    let is_taken_first = is_small(request) && !lack.spares_magazines;
+    if !is_taken_first || !shared.dials.has_slack() {
+        return Ok(Step::Nothing);
+    }
+    if !(1..HANDLE_BYTES).contains(&shared.kept_by_others_bytes()) {
+        return Ok(Step::Nothing);
+    }
+    let most_bytes = {
+        let heap = &shared.core().heap;
+        heap.growth_target_bytes(request).saturating_add(HANDLE_BYTES).min(shared.limit_bytes(heap))
+    };
+    grow(shared, request, most_bytes, lack)
 }
 
 fn all_magazines(shared: &Shared, request: &Request, lack: &mut Lack) -> Result<Step, PoolError> {
@@ -312,6 +332,9 @@ fn synchronised(shared: &Shared, _request: &Request, _: &mut Lack) -> Result<Ste
 fn is_small(request: &Request) -> bool {
     request.size_bytes <= Class::SIZE_BYTES_MAX
 }
+
+/// The smallest.
+const HANDLE_BYTES: u64 = 2 << 20;
 
 /// So that no allocation pays for many others.
 const UNMAPPED_AT_ONCE: usize = 16;

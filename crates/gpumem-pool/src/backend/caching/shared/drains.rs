@@ -8,8 +8,8 @@ use crate::clock::Stamp;
 use std::sync::PoisonError;
 
 impl Shared {
-    /// Says whether there was anything. Of those who drain, one after another gives to the heap what he has taken: whoever
-    /// comes next finds it there.
+    /// What this thread keeps at hand. Says whether there was anything. Of those who drain, one after another gives to the heap
+    /// what he has taken: whoever comes next finds it there.
     pub(in super::super) fn drain_own(&self) -> bool {
         let _turn = self.draining();
         let mut spill = Vec::new();
@@ -17,6 +17,11 @@ impl Shared {
             self.front.drain_own(set, |stream| self.stamp_of(stream), &mut spill)
         });
         self.give_all(spill)
+    }
+
+    /// What other threads may keep at hand, after [`drain_own`](Self::drain_own).
+    pub(in super::super) fn kept_by_others_bytes(&self) -> u64 {
+        self.front.allowance_bytes()
     }
 
     /// The same, of blocks beyond the classes only.
