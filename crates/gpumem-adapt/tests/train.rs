@@ -31,6 +31,14 @@ fn random_data_is_learned_within_a_limit_and_on_either_backend() {
 }
 
 #[test]
+fn it_runs_in_memory_of_any_kind_and_says_which() {
+    for kind in ["unified", "host"] {
+        let run = train(&["--epochs", "2"], &[SIM[0], ("GPUMEM_KIND", kind)]);
+        assert!(run.succeeded().contains(&format!(" of {kind} memory\n")), "{}", run.stdout);
+    }
+}
+
+#[test]
 fn random_data_comes_in_batches_of_2048() {
     let run = train(&["--synthetic", "5000x3", "--epochs", "2"], SIM);
     assert!(run.succeeded().contains("2 epochs, 6 steps of 2,048 rows"), "{}", run.stdout);

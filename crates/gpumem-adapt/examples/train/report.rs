@@ -7,7 +7,7 @@ use crate::options::Plan;
 use anyhow::{Result, ensure};
 use gpumem_adapt::array::ndarray::Array1;
 use gpumem_adapt::array::pool::sys::DriverKind;
-use gpumem_adapt::array::pool::{Device, Pool, Status};
+use gpumem_adapt::array::pool::{Device, MemoryKind, Pool, Status};
 use indicatif::{HumanBytes, HumanCount, ProgressBar, ProgressStyle};
 use std::io::{Stdout, Write};
 use std::time::Duration;
@@ -64,7 +64,11 @@ impl Report {
     pub(crate) fn pool(&mut self, pool: &Pool) -> Result<()> {
         let status = pool.status()?;
         let limit = status.hard_limit_bytes.map(|bytes| format!(", at most {}", HumanBytes(bytes)));
-        self.line("pool", &format!("{}{}", status.backend, limit.unwrap_or_default()))?;
+        let kind = match status.kind {
+            MemoryKind::Device => String::new(),
+            other => format!(" of {other} memory"),
+        };
+        self.line("pool", &format!("{}{kind}{}", status.backend, limit.unwrap_or_default()))?;
         pool.notices().iter().try_for_each(|notice| self.line("", &notice.to_string()))
     }
 
