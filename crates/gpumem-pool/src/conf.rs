@@ -14,7 +14,7 @@
 //! | `max_split_size_mb` | MiB, at least 20 | over plain segments, larger blocks have a segment each ([`Dials::split_bytes_max`]); else – | – | – |
 //! | `expandable_segments` | `true`, `false` | `false` takes plain segments; `true` has no effect where there are no others | – | – |
 //! | `oversubscribe` | `true`, `false` | see [`PoolBuilder::oversubscribe`] | – | the same |
-//! | `exact_peaks` | `true`, `false` | see [`PoolBuilder::exact_peaks`] | the same | the same |
+//! | `exact_peaks` | `true`, `false` | see [`PoolBuilder::exact_peaks`] | –: they are anyway | –: likewise |
 //! | `trim_when_idle_ms` | milliseconds | see [`PoolBuilder::trim_when_idle`] | the same | – |
 //! | `growth_slack`, `growth_slack_max`, `window_allowance`, `magazine_share`, `large_share` | thousandths | the dials of that name, see [`Dials`] | – | – |
 //! | `growth_divisor`, `rounding_divisor`, `empty_windows_max` | a number | the same | – | – |
@@ -201,10 +201,13 @@ const KEYS: &[Key] = &[
         options.oversubscribes = boolean(value)?;
         Some(())
     }),
-    everywhere("exact_peaks", BOOL, |options, value| {
-        options.exact_peaks = boolean(value)?;
-        Some(())
-    }),
+    Key {
+        idle: [None, EXACT_ANYWAY, EXACT_ANYWAY, None],
+        ..of_caching("exact_peaks", BOOL, |options, value| {
+            options.exact_peaks = boolean(value)?;
+            Some(())
+        })
+    },
     of_caches("trim_when_idle_ms", "milliseconds", |options, value| {
         options.idle_after = Some(Duration::from_millis(parsed(value)?));
         Some(())
@@ -270,6 +273,7 @@ fn nowhere(_: &str) -> String {
 
 const A_DIAL_OF_CACHING: Option<&str> = Some("it is a dial of the backend caching");
 const NOTHING_KEPT: Option<&str> = Some("it keeps nothing");
+const EXACT_ANYWAY: Option<&str> = Some("it counts to the byte anyway");
 const BOOL: &str = "`true` or `false`";
 const NUMBER: &str = "a number";
 const SIZE: &str = "bytes, with or without a unit (2097152, 64MiB)";

@@ -1,7 +1,4 @@
-//! The count of what a pool has handed out. Pure: it never sees a driver.
-//!
-//! A request is *admitted* before the driver is asked, and counted off only after the driver has taken the bytes back. The
-//! hard limit is the family's to keep.
+//! The count of what a pool has handed out. Pure: it never sees a driver, and keeps no limit, which is the family's to keep.
 
 use core::sync::atomic::{AtomicU64, Ordering};
 
@@ -14,38 +11,26 @@ pub(crate) struct Ledger {
     allocation_count: AtomicU64,
 }
 
-/// Bytes that count as in use while the driver is asked for them: kept by [`Admission::settle`], else given back.
-#[derive(Debug)]
-#[must_use = "dropping it withdraws the request"]
-pub(crate) struct Admission<'a> {
-    ledger: &'a Ledger,
-    size_bytes: u64,
-    in_use_after_bytes: u64,
-}
-
 impl Ledger {
-    /// Counts the bytes as in use. Their sum has been admitted, and so fits into a word.
-    pub(crate) fn admit(&self, size_bytes: u64) -> Admission<'_> {
-        let in_use = self.in_use_bytes.fetch_add(size_bytes, Ordering::AcqRel);
-        Admission { ledger: self, size_bytes, in_use_after_bytes: in_use + size_bytes }
+    /// The driver gave a block. Its size has been admitted, and so the sum fits into a word.
+    pub(crate) fn count_out(&self, size_bytes: u64) {
+        let before_bytes = self.in_use_bytes.fetch_add(size_bytes, Ordering::AcqRel);
+        self.in_use_peak_bytes.fetch_max(before_bytes + size_bytes, Ordering::Relaxed);
+        self.block_count.fetch_add(1, Ordering::Relaxed);
+        self.allocation_count.fetch_add(1, Ordering::Relaxed);
     }
 
-    /// Counts a block off, after the driver has taken it back.
-    pub(crate) fn give_back(&self, size_bytes: u64) {
-        self.withdraw(size_bytes);
+    /// It took one back.
+    pub(crate) fn count_in(&self, size_bytes: u64) {
+        let before_bytes = self.in_use_bytes.fetch_sub(size_bytes, Ordering::AcqRel);
+        debug_assert!(before_bytes >= size_bytes, "more bytes came back than went out");
         self.block_count.fetch_sub(1, Ordering::Relaxed);
-    }
-
-    fn withdraw(&self, size_bytes: u64) {
-        let before = self.in_use_bytes.fetch_sub(size_bytes, Ordering::AcqRel);
-        debug_assert!(before >= size_bytes, "more bytes came back than went out");
     }
 
     pub(crate) fn in_use_bytes(&self) -> u64 {
         self.in_use_bytes.load(Ordering::Relaxed)
     }
 
-    /// An upper bound while other threads' requests are with the driver, else exact.
     pub(crate) fn in_use_peak_bytes(&self) -> u64 {
         self.in_use_peak_bytes.load(Ordering::Relaxed)
     }
@@ -63,34 +48,19 @@ impl Ledger {
     }
 }
 
-impl Admission<'_> {
-    /// The driver gave the bytes: they stay counted until [`Ledger::give_back`].
-    pub(crate) fn settle(self) {
-        self.ledger.in_use_peak_bytes.fetch_max(self.in_use_after_bytes, Ordering::Relaxed);
-        self.ledger.block_count.fetch_add(1, Ordering::Relaxed);
-        self.ledger.allocation_count.fetch_add(1, Ordering::Relaxed);
-        core::mem::forget(self);
-    }
-}
-
-impl Drop for Admission<'_> {
-    fn drop(&mut self) {
-        self.ledger.withdraw(self.size_bytes);
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
 
     #[test]
-    fn a_withdrawn_request_leaves_no_trace() {
+    fn the_peak_is_of_what_was_there_at_once() {
         let ledger = Ledger::default();
-        ledger.admit(60).settle();
-        drop(ledger.admit(40));
-        assert_eq!((ledger.in_use_bytes(), ledger.in_use_peak_bytes()), (60, 60));
-        assert_eq!((ledger.block_count(), ledger.allocation_count()), (1, 1));
-        ledger.give_back(60);
-        assert_eq!((ledger.in_use_bytes(), ledger.in_use_peak_bytes(), ledger.block_count()), (0, 60, 0));
+        ledger.count_out(60);
+        ledger.count_in(60);
+        ledger.count_out(40);
+        assert_eq!((ledger.in_use_bytes(), ledger.in_use_peak_bytes()), (40, 60));
+        assert_eq!((ledger.block_count(), ledger.allocation_count()), (1, 2));
+        ledger.reset_peak();
+        assert_eq!(ledger.in_use_peak_bytes(), 40);
     }
 }

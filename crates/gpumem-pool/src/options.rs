@@ -165,8 +165,9 @@ impl PoolBuilder {
         self
     }
 
-    /// Counts the most that is in use to the byte ([`Status::in_use_peak_bytes`](crate::Status::in_use_peak_bytes)), where backends
-    /// alone tell an upper bound. Costs what an adaptor does: each block goes the longer way.
+    /// Counts the most that is in use to the byte ([`Status::in_use_peak_bytes`](crate::Status::in_use_peak_bytes)), where
+    /// the backend `caching` tells an upper bound: so each block goes the longer way, as with an adaptor. The others count so
+    /// anyway.
     ///
     /// ```
     /// use gpumem_pool::{Device, Pool, Profile, Stream, sys::{Driver, SimConfig}};
@@ -181,6 +182,7 @@ impl PoolBuilder {
     /// ```
     pub fn exact_peaks(mut self) -> Self {
         self.exact_peaks = true;
+        self.asked.push("exact_peaks");
         self
     }
 

@@ -18,7 +18,7 @@ use crate::device::Device;
 use crate::error::PoolError;
 use crate::kind::MemoryKind;
 use crate::limit::Limits;
-use crate::options::PoolBuilder;
+use crate::options::{BackendKind, PoolBuilder};
 use crate::stream::Stream;
 use crate::tags::Tags;
 use core::ops::Deref;
@@ -67,7 +67,8 @@ impl StateRef {
     pub(crate) fn new(setup: PoolBuilder, backend: Backend, limits: Limits) -> Self {
         let device = setup.device.clone();
         let tags = Tags::new();
-        let peak = setup.exact_peaks.then(Arc::<Peak>::default);
+        let counts_apart = setup.exact_peaks && backend.kind() == BackendKind::Caching;
+        let peak = counts_apart.then(Arc::<Peak>::default);
         let mut adaptors = setup.adaptors.clone();
         peak.iter().for_each(|peak| adaptors.insert(0, Arc::clone(peak) as _));
         let stack = Stack::new(&adaptors, tags.names());

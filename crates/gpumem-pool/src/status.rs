@@ -40,8 +40,8 @@ pub struct Status {
     /// Kept for reuse, frees that the device has not reached yet included.
     pub cached_bytes: u64,
     /// The most that was ever in use, or since [`Pool::reset_peaks`](crate::Pool::reset_peaks). Exact with
-    /// [`PoolBuilder::exact_peaks`](crate::PoolBuilder::exact_peaks), else an upper bound. `native` and `none` count what other
-    /// threads were asking for at that moment, even if it was refused. `caching` counts all that its heap has handed out,
+    /// [`PoolBuilder::exact_peaks`](crate::PoolBuilder::exact_peaks), and on `native` and `none`; else an upper
+    /// bound: `caching` counts all that its heap has handed out,
     /// which is never more than [`reserved_peak_bytes`](Self::reserved_peak_bytes): sizes are rounded up there, and what
     /// threads have freed and keep at hand is among it. That is, of blocks up to 1 MiB, no more in all than
     /// [`magazine_share`](crate::Dials::magazine_share) and [`magazine_bytes_min`](crate::Dials::magazine_bytes_min) allow;

@@ -79,6 +79,10 @@ impl World<'_> {
         let (after_bytes, books) = (block.size_bytes(), self.growing[index].books);
         coverage.count("resize", seen, outcome.is_ok());
         self.note(&outcome, seen, said);
+        if !shrinks && outcome.is_err() {
+            // An adaptor may have refused what the backend had done.
+            self.twin.note_undone_growth(books, size_bytes - before_bytes);
+        }
         let expected_bytes = if shrinks || outcome.is_ok() { size_bytes } else { before_bytes };
         if after_bytes != expected_bytes {
             return Err(format!("it has {after_bytes} bytes, not {expected_bytes}"));

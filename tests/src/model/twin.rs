@@ -203,8 +203,13 @@ impl Twin {
 
     /// An allocation failed that the pool may have counted.
     pub fn note_undone(&mut self, pool: usize, counted_bytes: u64) {
+        self.pools[pool].undone_count += 1;
+        self.note_undone_growth(pool, counted_bytes);
+    }
+
+    /// A growth failed, likewise.
+    pub fn note_undone_growth(&mut self, pool: usize, counted_bytes: u64) {
         let books = &mut self.pools[pool];
-        books.undone_count += 1;
         let most_bytes = (books.in_use_bytes + books.spare_bytes).saturating_add(counted_bytes);
         books.peak_bytes.1 = books.peak_bytes.1.max(most_bytes);
     }

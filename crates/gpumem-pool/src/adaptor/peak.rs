@@ -1,7 +1,7 @@
 //! [`Peak`]: the most that a pool's blocks ever had together, to the byte.
 //!
-//! Backends know an upper bound ([`Status::in_use_peak_bytes`](crate::Status::in_use_peak_bytes)), because the short way of
-//! an allocation compares nothing. A pool that was built with [`PoolBuilder::exact_peaks`](crate::PoolBuilder::exact_peaks)
+//! The backend `caching` knows an upper bound ([`Status::in_use_peak_bytes`](crate::Status::in_use_peak_bytes)), because the
+//! short way of an allocation compares nothing. A pool that was built with [`PoolBuilder::exact_peaks`](crate::PoolBuilder::exact_peaks)
 //! has this around its backend, inside of all other adaptors, and goes the longer way.
 
 use super::{Adaptor, Change, Grant, Next, Release, Request};

@@ -13,7 +13,7 @@ use crate::counters::Counters;
 use crate::device::Device;
 use crate::dues::Dues;
 use crate::error::PoolError;
-use crate::ledger::{Admission, Ledger};
+use crate::ledger::Ledger;
 use crate::limit::Limits;
 use crate::options::{BackendKind, PoolBuilder};
 use crate::out_of_memory::{Attempt, GrowthLog, OutOfMemory, Passed, Sample};
@@ -140,10 +140,9 @@ impl<C> Deref for Direct<C> {
 }
 
 impl<C: Calls> Desk<C> {
-    fn admit(&self, size_bytes: u64) -> Result<Admission<'_>, PoolError> {
+    fn admit(&self, size_bytes: u64) -> Result<(), PoolError> {
         let refused = |passed| self.refusal(size_bytes, self.ledger.in_use_bytes(), Some(passed), Vec::new());
-        self.dues.admit(size_bytes).map_err(refused)?;
-        Ok(self.ledger.admit(size_bytes))
+        self.dues.admit(size_bytes).map_err(refused)
     }
 
     fn count_in(&self, home: StreamId, size_bytes: u64) {
@@ -170,9 +169,7 @@ impl<C: Calls> Desk<C> {
             Err(error) if is_full(&error) => {}
             other => return Ok(other?),
         }
-        // This request is admitted, but nothing of it is in use.
-        let in_use_bytes = self.ledger.in_use_bytes().saturating_sub(size_bytes);
-        match self.refusal(size_bytes, in_use_bytes, None, attempts) {
+        match self.refusal(size_bytes, self.ledger.in_use_bytes(), None, attempts) {
             // Without the numbers, there is the driver's word.
             PoolError::Driver(_) => Err(full.into()),
             explained => Err(explained),
@@ -187,8 +184,7 @@ impl<C: Calls> Desk<C> {
         };
         let keep_bytes = self.limits.part_bytes(share, &self.device);
         let before_bytes = self.calls.reserved(&self.device)?.map_or(0, |held| held.current_bytes);
-        // This request is counted already.
-        let has_enough = self.ledger.in_use_bytes() <= before_bytes;
+        let has_enough = self.ledger.in_use_bytes().saturating_add(size_bytes) <= before_bytes;
         if !has_enough && before_bytes.saturating_add(size_bytes) > keep_bytes {
             self.calls.trim_to(&self.device, keep_bytes.saturating_sub(size_bytes))?;
         }
@@ -274,10 +270,10 @@ impl<C: Calls + Send + Sync + 'static> Source for Direct<C> {
     }
 
     fn alloc(&self, size_bytes: u64, stream: &Stream) -> Result<Piece, PoolError> {
-        let admission = self.admit(size_bytes)?;
+        self.admit(size_bytes)?;
         let acquired = self.acquire(size_bytes, stream);
         let address = acquired.inspect_err(|_| self.dues.give_back(size_bytes))?;
-        admission.settle();
+        self.ledger.count_out(size_bytes);
         self.lock_streams().entry(stream.id()).or_default().count_out(size_bytes);
         self.note_growth();
         self.device.upkeep().while_allocating();
@@ -300,7 +296,7 @@ impl<C: Calls + Send + Sync + 'static> Source for Direct<C> {
         };
         // What was not freed may still be in use: it stays counted.
         if result.is_ok() {
-            self.ledger.give_back(freed.size_bytes);
+            self.ledger.count_in(freed.size_bytes);
             self.count_in(freed.home, freed.size_bytes);
             self.dues.give_back(freed.size_bytes);
         }
