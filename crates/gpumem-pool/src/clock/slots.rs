@@ -161,12 +161,14 @@ impl Clocks {
         if let Some(slot) = self.take_complete() {
             return Ok(slot);
         }
-        let retired: Vec<Slot> = self.slots().retired.iter().copied().take(POLL_COUNT).collect();
+        let retired = self.slots().retired.clone();
         // A query would break captures that go on.
         let _relaxed = Relaxed::enter(&self.driver)?;
         for slot in retired {
             // What can't be asked now stays where it is.
-            let _ = self.poll_lane(slot);
+            if self.poll_lane(slot).is_ok_and(|moved| moved && self.is_complete(self.stamp(slot))) {
+                break;
+            }
         }
         self.take_complete().map_or_else(|| self.fresh_slot(), Ok)
     }
@@ -222,6 +224,3 @@ impl Clocks {
         self.slots.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
-
-/// Gone streams that a new one asks the driver about.
-const POLL_COUNT: usize = 4;

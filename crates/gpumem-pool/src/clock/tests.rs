@@ -3,6 +3,7 @@
 use super::*;
 use crate::{Device, Event, Stream};
 use core::time::Duration;
+use gpumem_sys::sim::Schedule;
 use gpumem_sys::types::{CUstreamCaptureMode, CUstreamCaptureStatus};
 use gpumem_sys::{DriverError, SimConfig};
 use std::time::Instant;
@@ -18,7 +19,11 @@ struct Bench {
 
 impl Bench {
     fn new() -> Self {
-        let device = Device::new(&Driver::sim(SimConfig::new()).unwrap(), 0).unwrap();
+        Self::with(SimConfig::new())
+    }
+
+    fn with(config: SimConfig) -> Self {
+        let device = Device::new(&Driver::sim(config).unwrap(), 0).unwrap();
         let (a, b) = (Stream::new(&device).unwrap(), Stream::new(&device).unwrap());
         let mut address = 0;
         let bound = device.bind().unwrap();
@@ -217,6 +222,22 @@ fn a_slot_with_work_left_is_not_given_away() {
         assert!(next.slot() != stamp.slot() || bench.clocks().is_complete(stamp));
     }
     assert!(bench.clocks().used_slots().count() < 20, "slots are used again");
+}
+
+/// However many others are not done, the slot of one that is goes to the next.
+#[test]
+fn streams_that_come_and_go_beside_unfinished_ones_take_no_more_slots() {
+    let bench = Bench::with(SimConfig::new().schedule(Schedule::Early));
+    bench.hold_up(&bench.a);
+    for _ in 0..6 {
+        Stream::new(&bench.device).unwrap().wait_for(&bench.a).unwrap();
+    }
+    for _ in 0..50 {
+        drop(Stream::new(&bench.device).unwrap());
+    }
+    let slot_count = bench.clocks().used_slots().count();
+    bench.let_go();
+    assert!(slot_count <= 9, "{slot_count} for two streams that live, six unfinished and one at a time");
 }
 
 #[test]
