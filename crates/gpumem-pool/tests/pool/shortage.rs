@@ -85,9 +85,15 @@ fn run(bench: &Bench, builder: PoolBuilder, mut random: Random, grows: bool) -> 
     let growing = pools.iter().filter(|pool| grows && pool.backend() == BackendKind::Caching);
     let mut growing: Vec<GrowableBlock> =
         growing.map(|pool| pool.growable(60 * MIB, &streams[0]).unwrap()).collect();
+    // Others have nothing to reserve.
+    let choices = match bench.backend {
+        _ if grows => 11,
+        BackendKind::Caching => 9,
+        _ => 8,
+    };
     for _ in 0..120 {
         let stream = &streams[random.below(3) as usize];
-        match random.below(if grows { 11 } else { 9 }) {
+        match random.below(choices) {
             0..4 => {
                 let (pool, size_bytes) = (&pools[random.below(5) as usize], random.size_bytes());
                 match pool.alloc(size_bytes, stream) {
