@@ -40,13 +40,12 @@ pub struct Status {
     /// Kept for reuse, frees that the device has not reached yet included.
     pub cached_bytes: u64,
     /// The most that was ever in use, or since [`Pool::reset_peaks`](crate::Pool::reset_peaks). Exact with
-    /// [`PoolBuilder::exact_peaks`](crate::PoolBuilder::exact_peaks), and on `native` and `none`; else an upper
-    /// bound: `caching` counts all that its heap has handed out,
-    /// which is never more than [`reserved_peak_bytes`](Self::reserved_peak_bytes): sizes are rounded up there, and what
-    /// threads have freed and keep at hand is among it. That is, of blocks up to 1 MiB, no more in all than
-    /// [`magazine_share`](crate::Dials::magazine_share) and [`magazine_bytes_min`](crate::Dials::magazine_bytes_min) allow;
-    /// of larger ones, the last four of each thread and stream, and what [`large_share`](crate::Dials::large_share) lets them
-    /// keep.
+    /// [`PoolBuilder::exact_peaks`](crate::PoolBuilder::exact_peaks), and on `native` and `none`; else an upper bound:
+    /// `caching` counts all that its heap has handed out, which is never more than
+    /// [`reserved_peak_bytes`](Self::reserved_peak_bytes). Sizes are rounded up there, and what threads have freed and keep
+    /// at hand is among it: of blocks up to 1 MiB, no more in all than [`magazine_share`](crate::Dials::magazine_share) and
+    /// [`magazine_bytes_min`](crate::Dials::magazine_bytes_min) allow; of larger ones, the last four of each thread and
+    /// stream, and what [`large_share`](crate::Dials::large_share) lets them keep.
     pub in_use_peak_bytes: u64,
     /// The most that was ever reserved.
     pub reserved_peak_bytes: u64,
