@@ -32,10 +32,8 @@ pub(super) fn run(seed: u64, subject: Subject) -> Result<u64, String> {
         let users = (0..THREAD_COUNT as u64).map(|index| {
             let (shared, stream) = (&shared, Stream::new(&device));
             scope.spawn(move || {
-                let outcome =
-                    stream.map_err(text).and_then(|stream| shared.work(seed ^ index << 32, &stream));
-                shared.running_count.fetch_sub(1, Ordering::Relaxed);
-                outcome
+                let _running = Running(&shared.running_count);
+                stream.map_err(text).and_then(|stream| shared.work(seed ^ index << 32, &stream))
             })
         });
         let users: Vec<_> = users.collect();
@@ -64,6 +62,15 @@ struct Shared<'a> {
     /// Blocks that another thread frees.
     passed_on: Mutex<Vec<Block>>,
     running_count: AtomicUsize,
+}
+
+/// One of the threads that allocate, until it ends, even if by a panic: the one that drains goes on as long.
+struct Running<'a>(&'a AtomicUsize);
+
+impl Drop for Running<'_> {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Ordering::Relaxed);
+    }
 }
 
 impl Shared<'_> {
