@@ -11,13 +11,16 @@
 //! on other threads are waited for), so a seed that fails once fails every time.
 
 mod adapted;
+mod capturing;
 mod compare;
 mod contents;
 mod coverage;
+pub mod draw;
 pub mod faults;
 mod graphs;
 mod growing;
 pub mod operation;
+mod order;
 pub mod places;
 mod requests;
 pub mod search;

@@ -1,7 +1,8 @@
 //! Cases out of seeds, one after another; the first that fails is shrunk and told as a short program.
 
 use super::coverage::Coverage;
-use super::operation::{Case, case};
+use super::draw::case;
+use super::operation::Case;
 use super::subject::Subject;
 use super::threads;
 use super::world;

@@ -4,6 +4,12 @@
 //! a lower end, what is known, and a spare that parts may take beyond it. A block that is dropped while a graph may use
 //! it is *kept*: the program has it no more, and nobody else may have its memory.
 
+mod contents;
+mod parts;
+#[cfg(test)]
+mod tests;
+
+pub use contents::{copyable_bytes, windows};
 use std::collections::BTreeMap;
 
 /// The books of one pool.
@@ -221,22 +227,6 @@ impl Twin {
         blocks.map(|block| block.made.size_bytes.next_multiple_of(256)).sum()
     }
 
-    /// The most that all chunks may have.
-    #[must_use]
-    pub fn chunks_bytes_max(&self) -> u64 {
-        self.parts.values().map(|(_, all_bytes)| all_bytes).sum()
-    }
-
-    fn count_part(&mut self, graph: u32, made: &NewBlock) {
-        let most_bytes = made.chunk_bytes;
-        let (live_count, all_bytes) = self.parts.entry((graph, made.pool)).or_default();
-        *live_count += 1;
-        *all_bytes += most_bytes;
-        let books = &mut self.pools[made.pool];
-        books.part_count += 1;
-        books.spare_bytes += most_bytes - made.counted_bytes;
-    }
-
     /// More is in use, or less.
     pub fn change(&mut self, pool: usize, more_bytes: i64) {
         let books = &mut self.pools[pool];
@@ -278,256 +268,12 @@ impl Twin {
         self.settle_parts();
     }
 
-    /// No graph keeps a block any more that was dropped before.
-    pub fn let_go(&mut self, name: u32) {
-        let Some(at) = self.kept.iter().position(|kept| kept.made.name == name) else { return };
-        let block = self.kept.remove(at);
-        match block.made.part_of {
-            Some(_) => self.settle_parts(),
-            None => self.count_unsure(&block.made),
-        }
-    }
-
-    /// A capture has begun.
-    pub fn begin_capture(&mut self, graph: u32) {
-        self.graphs.push(graph);
-        self.capture = Some(graph);
-    }
-
-    /// It has ended.
-    pub fn end_capture(&mut self) {
-        self.capture = None;
-    }
-
-    /// Nothing is left of a graph.
-    pub fn close_graph(&mut self, graph: u32) {
-        self.graphs.retain(|other| *other != graph);
-        self.settle_parts();
-    }
-
     fn count_off(&mut self, made: &NewBlock) {
         self.pools[made.pool].block_count -= 1;
         self.change(made.pool, -made.counted_bytes.cast_signed());
     }
 
-    /// The same where a capture that goes on may keep it.
-    fn count_unsure(&mut self, made: &NewBlock) {
-        self.count_off(made);
-        if let Some(graph) = self.capture {
-            self.pools[made.pool].part_count += 1;
-            self.pools[made.pool].spare_bytes += made.counted_bytes;
-            self.parts.entry((graph, made.pool)).or_default().1 += made.counted_bytes;
-        }
-    }
-
-    /// The chunks of graphs that are gone go with their last parts.
-    fn settle_parts(&mut self) {
-        let Self { parts, graphs, pools, kept, capture, .. } = self;
-        let is_kept = |graph: u32| kept.iter().any(|kept| kept.made.part_of == Some(graph));
-        let mut over = Vec::new();
-        parts.retain(|(graph, pool), (live_count, all_bytes)| {
-            let is_over = *live_count == 0 && !graphs.contains(graph) && !is_kept(*graph);
-            over.extend(is_over.then_some((*pool, *all_bytes)));
-            !is_over
-        });
-        for (pool, all_bytes) in over {
-            match *capture {
-                Some(graph) => parts.entry((graph, pool)).or_default().1 += all_bytes,
-                None => pools[pool].spare_bytes -= all_bytes,
-            }
-        }
-    }
-
-    /// Blocks that stand for all parts of a pool: at least, and at most.
-    #[must_use]
-    pub fn chunk_counts(&self, pool: usize) -> (u64, u64) {
-        let of_pool = self.parts.iter().filter(|((_, other), _)| *other == pool);
-        let has_live = of_pool.clone().any(|(_, (live_count, _))| *live_count > 0);
-        let most = if of_pool.count() > 0 { self.pools[pool].part_count } else { 0 };
-        (u64::from(has_live), most)
-    }
-
-    /// A block was filled.
-    pub fn fill(&mut self, name: u32, value: u8) {
-        if let Some(block) = self.named(name) {
-            let followed: u64 = windows(block.made.size_bytes).iter().map(|(_, length)| length).sum();
-            block.contents = Some(vec![value; followed as usize]);
-        }
-    }
-
-    /// What a block holds is not known any more.
-    pub fn forget(&mut self, name: u32) {
-        if let Some(block) = self.named(name) {
-            block.contents = None;
-        }
-    }
-
-    /// The blocks that are alive where some of those that are kept lie: parts that were dropped make room for later ones.
-    #[must_use]
-    pub fn overlapped_by_kept(&self, names: &[u32]) -> Vec<u32> {
-        let kept = || self.kept.iter().filter(|kept| names.contains(&kept.made.name));
-        let is_overlapped = |block: &&TwinBlock| kept().any(|kept| kept.made.overlaps(&block.made));
-        self.blocks.iter().filter(is_overlapped).map(|block| block.made.name).collect()
-    }
-
-    /// A copy of that many bytes was made.
-    pub fn copy(&mut self, source: u32, target: u32, count: u64) {
-        let Some(bytes) = self.contents(source).map(|bytes| bytes[..count as usize].to_vec()) else {
-            return self.forget(target);
-        };
-        let Some(target) = self.named(target) else { return };
-        let contents = target.contents.get_or_insert_with(|| vec![0; target.made.size_bytes as usize]);
-        contents[..bytes.len()].copy_from_slice(&bytes);
-    }
-
-    /// What a block holds in its windows, if anything was written.
-    #[must_use]
-    pub fn contents(&self, name: u32) -> Option<&[u8]> {
-        let all = self.blocks.iter().chain(&self.kept);
-        all.into_iter().find(|block| block.made.name == name)?.contents.as_deref()
-    }
-
-    fn named(&mut self, name: u32) -> Option<&mut TwinBlock> {
-        self.blocks.iter_mut().chain(&mut self.kept).find(|block| block.made.name == name)
-    }
-
     fn place(&self, address: u64) -> Option<usize> {
         self.blocks.binary_search_by_key(&address, |block| block.made.address).ok()
-    }
-}
-
-/// How many bytes a copy between two blocks moves; `None` when its result could not be followed. What is known of the
-/// two is whether anything was written.
-#[must_use]
-pub fn copyable_bytes(
-    (source_bytes, source_known): (u64, bool),
-    (target_bytes, target_known): (u64, bool),
-) -> Option<u64> {
-    let count = source_bytes.min(target_bytes);
-    let is_followed = source_bytes.max(target_bytes) <= 2 * WINDOW_BYTES;
-    (is_followed && source_known && (target_known || count == target_bytes)).then_some(count)
-}
-
-/// The parts of a block whose bytes are followed, as offset and length: all of a small one, both ends of a large one.
-#[must_use]
-pub fn windows(size_bytes: u64) -> Vec<(u64, u64)> {
-    if size_bytes <= 2 * WINDOW_BYTES {
-        vec![(0, size_bytes)]
-    } else {
-        vec![(0, WINDOW_BYTES), (size_bytes - WINDOW_BYTES, WINDOW_BYTES)]
-    }
-}
-
-const WINDOW_BYTES: u64 = 4096;
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn block(name: u32, address: u64, size_bytes: u64) -> NewBlock {
-        NewBlock {
-            name,
-            address,
-            size_bytes,
-            counted_bytes: size_bytes,
-            chunk_bytes: size_bytes.next_multiple_of(256),
-            alignment: 256,
-            pool: 0,
-            part_of: None,
-            tag: None,
-        }
-    }
-
-    #[test]
-    fn overlaps_are_seen_from_both_sides() {
-        let mut twin = Twin::default();
-        twin.open(Some(10_000), None);
-        twin.allocate(block(0, 0x1000, 256)).unwrap();
-        assert!(twin.allocate(block(1, 0x1000, 1)).is_err() && twin.allocate(block(1, 0xf00, 257)).is_err());
-        assert!(twin.allocate(block(1, 0, 1)).is_err() && twin.allocate(block(1, 0x1081, 1)).is_err());
-        assert!(twin.allocate(NewBlock { alignment: 8192, ..block(1, 0x5000, 1) }).is_err());
-        twin.allocate(block(1, 0x1100, 256)).unwrap();
-        assert!(twin.allocate(block(2, 0x1000 - 256, 300)).is_err());
-        assert!(twin.admits(0, 10_000 - 512) && !twin.admits(0, 10_000 - 511) && !twin.admits(0, u64::MAX));
-        twin.free(0x1000, Fate::Free);
-        twin.allocate(block(2, 0xf00, 0x200)).unwrap();
-        let books = &twin.pools[0];
-        assert_eq!((books.in_use_bytes, books.peak_bytes, books.block_count), (768, (768, 768), 2));
-        assert_eq!(books.allocation_count, 3);
-    }
-
-    #[test]
-    fn contents_follow_fills_and_copies() {
-        let mut twin = Twin::default();
-        twin.open(None, None);
-        for (name, address, size_bytes) in [(1, 0x1000, 256), (2, 0x2000, 512), (3, 0x10000, 1 << 20)] {
-            twin.allocate(block(name, address, size_bytes)).unwrap();
-        }
-        assert_eq!(copyable_bytes((256, false), (512, true)), None, "nothing to copy yet");
-        assert_eq!(copyable_bytes((256, true), (512, false)), None, "the rest of the target is unknown");
-        assert_eq!(copyable_bytes((256, true), (1 << 20, true)), None, "only its ends are followed");
-        assert_eq!(copyable_bytes((256, true), (512, true)), Some(256));
-        assert_eq!(copyable_bytes((512, true), (256, false)), Some(256));
-        twin.fill(1, 7);
-        twin.fill(2, 8);
-        twin.fill(3, 9);
-        twin.copy(1, 2, 256);
-        let contents = twin.contents(2).unwrap();
-        assert!(
-            contents[..256].iter().all(|byte| *byte == 7) && contents[256..].iter().all(|byte| *byte == 8)
-        );
-        assert_eq!(twin.contents(3).map(<[u8]>::len), Some(8192));
-    }
-
-    #[test]
-    fn a_private_pool_counts_with_the_one_above() {
-        let mut twin = Twin::default();
-        let root = twin.open(Some(1000), None);
-        let inner = twin.open(Some(600), Some(root));
-        twin.allocate(NewBlock { pool: inner, ..block(0, 0x1000, 500) }).unwrap();
-        assert!(twin.admits(inner, 100) && !twin.admits(inner, 101));
-        assert!(twin.admits(root, 500) && !twin.admits(root, 501));
-        assert_eq!((twin.pools[root].in_use_bytes, twin.pools[inner].in_use_bytes), (0, 500));
-    }
-
-    #[test]
-    fn a_tag_has_what_was_allocated_for_it() {
-        let mut twin = Twin::default();
-        twin.open(None, None);
-        for (name, address) in [(0, 0x1000), (1, 0x2000)] {
-            twin.allocate(NewBlock { tag: Some("forward"), ..block(name, address, 300) }).unwrap();
-        }
-        twin.allocate(block(2, 0x3000, 300)).unwrap();
-        twin.free(0x1000, Fate::Kept);
-        twin.free(0x3000, Fate::Free);
-        let expected = Tagged { in_use_bytes: 300, peak_bytes: 600, block_count: 1, allocation_count: 2 };
-        assert_eq!(twin.pools[0].tags, BTreeMap::from([("forward", expected)]));
-        assert_eq!((twin.whole_bytes(), twin.pools[0].in_use_bytes), (1024, 600));
-    }
-
-    #[test]
-    fn what_a_graph_keeps_is_nobody_elses_and_its_parts_are_spare() {
-        let mut twin = Twin::default();
-        twin.open(None, None);
-        twin.begin_capture(1);
-        twin.allocate(block(0, 0x1000, 256)).unwrap();
-        let part = NewBlock { part_of: Some(1), ..block(1, 0x2000, 300) };
-        twin.allocate(part).unwrap();
-        assert_eq!((twin.pools[0].in_use_bytes, twin.pools[0].spare_bytes), (556, 212));
-        twin.free(0x1000, Fate::Kept);
-        twin.free(0x2000, Fate::Kept);
-        assert_eq!((twin.pools[0].in_use_bytes, twin.pools[0].spare_bytes), (256, 512));
-        assert!(twin.allocate(block(2, 0x1000, 1)).is_err() && twin.allocate(block(2, 0x2000, 1)).is_err());
-        twin.allocate(NewBlock { name: 3, ..part }).unwrap();
-        assert_eq!(twin.overlapped_by_kept(&[0, 1]), [3]);
-        twin.end_capture();
-        twin.let_go(0);
-        twin.let_go(1);
-        twin.close_graph(1);
-        assert_eq!(twin.chunk_counts(0), (1, 2), "the program has the second part");
-        twin.free(0x2000, Fate::Free);
-        let books = &twin.pools[0];
-        assert_eq!((books.in_use_bytes, books.spare_bytes, books.block_count), (0, 0, 0));
-        assert_eq!(twin.chunk_counts(0), (0, 0));
     }
 }

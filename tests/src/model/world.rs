@@ -7,18 +7,18 @@
 //! and every stream may use it then.
 
 use super::adapted::Adapted;
+use super::capturing::Capturing;
 use super::coverage::Coverage;
 use super::faults::{self, Fault};
-use super::graphs::{Built, Capturing, Kept};
+use super::graphs::{Built, Kept};
 use super::growing::Growing;
-use super::operation::{Case, Kind, Operation, Pick};
+use super::operation::{Case, Operation};
 use super::places::Other;
 use super::streams::{Streams, Uses};
 use super::subject::Subject;
 use super::twin::Twin;
 use crate::pool::{Block, Device, Event, Pool, PoolError, Stream, StreamId};
 use crate::sys::{Driver, Sim, SimConfig, Table};
-use std::rc::Rc;
 
 /// Runs a case. The transcript tells what was done, whatever came of it.
 ///
@@ -281,7 +281,7 @@ impl<'a> World<'a> {
     }
 
     /// A call of the user's that may fail if the driver refuses something, and only then.
-    fn refusable<T>(
+    pub(super) fn refusable<T>(
         &mut self,
         name: &'static str,
         fault: Option<Fault>,
@@ -357,69 +357,6 @@ impl<'a> World<'a> {
         self.sim.return_memory(0, u64::MAX);
         self.taken_bytes = 0;
     }
-
-    fn new_stream(&mut self, kind: Kind, said: &mut Vec<String>) -> Step {
-        if let Some(stream) = self.streams.make(kind, &self.device)? {
-            said.push(format!("let {} = a stream ({kind:?})", self.streams.name(&stream)));
-        }
-        Ok(())
-    }
-
-    fn drop_stream(&mut self, pick: Pick, retires: bool, said: &mut Vec<String>) -> Step {
-        let Some(stream) = self.streams.take(pick) else { return Ok(()) };
-        let name = self.streams.name(&stream);
-        let event = Event::new(&self.device).map_err(text)?;
-        event.record(&stream).map_err(text)?;
-        let event = Rc::new(event);
-        self.blocks.iter_mut().for_each(|live| live.uses.replace(&stream, &event));
-        self.kept.iter_mut().for_each(|kept| kept.uses.replace(&stream, &event));
-        self.growing.iter_mut().for_each(|growing| growing.uses.replace(&stream, &event));
-        let retired = if self.streams.end(stream, retires)? { " // retired before" } else { "" };
-        said.push(format!("drop({name}){retired}"));
-        Ok(())
-    }
-
-    fn mark(
-        &mut self,
-        pick: Pick,
-        fault: Option<Fault>,
-        coverage: &mut Coverage,
-        said: &mut Vec<String>,
-    ) -> Step {
-        let Some(stream) = self.streams.pick(pick).filter(|_| self.marks.len() < MARKS_MAX) else {
-            return Ok(());
-        };
-        // An event of a capture's stands for nothing outside.
-        if self.streams.is_captured(stream.id()) {
-            return Ok(());
-        }
-        let event = Event::new(&self.device).map_err(text)?;
-        said.push(format!("let e{} = an event recorded on {}", self.marks.len(), self.streams.name(&stream)));
-        if self.refusable("record", fault, coverage, said, |_| event.record(&stream))?.is_some() {
-            self.marks.push(event);
-        }
-        Ok(())
-    }
-
-    fn wait_for_mark(
-        &mut self,
-        (pick, mark, fault): (Pick, Pick, Option<Fault>),
-        coverage: &mut Coverage,
-        said: &mut Vec<String>,
-    ) -> Step {
-        let (Some(stream), Some(mark)) = (self.streams.pick(pick), mark.of(self.marks.len())) else {
-            return Ok(());
-        };
-        said.push(format!("{}.wait(&e{mark})", self.streams.name(&stream)));
-        self.refusable("wait", fault, coverage, said, |world| stream.wait(&world.marks[mark])).map(drop)
-    }
-
-    fn ask_mark(&mut self, mark: Pick, waits: bool, said: &mut Vec<String>) -> Step {
-        let Some(mark) = mark.of(self.marks.len()) else { return Ok(()) };
-        said.push(format!("e{mark}.{}()", if waits { "synchronize" } else { "is_complete" }));
-        let event = &self.marks[mark];
-        if waits { event.synchronize() } else { event.is_complete().map(drop) }.map_err(text)
-    }
 }
 
 fn faults(sim: &Sim) -> String {
@@ -430,5 +367,4 @@ pub(super) fn text(error: impl std::fmt::Display) -> String {
     error.to_string()
 }
 
-const MARKS_MAX: usize = 8;
 const PRIVATE_MAX: usize = 2;

@@ -1,0 +1,93 @@
+//! What captures allocate, and what their graphs keep.
+
+use super::{NewBlock, Twin, TwinBlock};
+
+impl Twin {
+    /// No graph keeps a block any more that was dropped before.
+    pub fn let_go(&mut self, name: u32) {
+        let Some(at) = self.kept.iter().position(|kept| kept.made.name == name) else { return };
+        let block = self.kept.remove(at);
+        match block.made.part_of {
+            Some(_) => self.settle_parts(),
+            None => self.count_unsure(&block.made),
+        }
+    }
+
+    /// A capture has begun.
+    pub fn begin_capture(&mut self, graph: u32) {
+        self.graphs.push(graph);
+        self.capture = Some(graph);
+    }
+
+    /// It has ended.
+    pub fn end_capture(&mut self) {
+        self.capture = None;
+    }
+
+    /// Nothing is left of a graph.
+    pub fn close_graph(&mut self, graph: u32) {
+        self.graphs.retain(|other| *other != graph);
+        self.settle_parts();
+    }
+
+    /// Blocks that stand for all parts of a pool: at least, and at most.
+    #[must_use]
+    pub fn chunk_counts(&self, pool: usize) -> (u64, u64) {
+        let of_pool = self.parts.iter().filter(|((_, other), _)| *other == pool);
+        let has_live = of_pool.clone().any(|(_, (live_count, _))| *live_count > 0);
+        let most = if of_pool.count() > 0 { self.pools[pool].part_count } else { 0 };
+        (u64::from(has_live), most)
+    }
+
+    /// The most that all chunks may have.
+    #[must_use]
+    pub fn chunks_bytes_max(&self) -> u64 {
+        self.parts.values().map(|(_, all_bytes)| all_bytes).sum()
+    }
+
+    /// The blocks that are alive where some of those that are kept lie: parts that were dropped make room for later ones.
+    #[must_use]
+    pub fn overlapped_by_kept(&self, names: &[u32]) -> Vec<u32> {
+        let kept = || self.kept.iter().filter(|kept| names.contains(&kept.made.name));
+        let is_overlapped = |block: &&TwinBlock| kept().any(|kept| kept.made.overlaps(&block.made));
+        self.blocks.iter().filter(is_overlapped).map(|block| block.made.name).collect()
+    }
+
+    pub(super) fn count_part(&mut self, graph: u32, made: &NewBlock) {
+        let most_bytes = made.chunk_bytes;
+        let (live_count, all_bytes) = self.parts.entry((graph, made.pool)).or_default();
+        *live_count += 1;
+        *all_bytes += most_bytes;
+        let books = &mut self.pools[made.pool];
+        books.part_count += 1;
+        books.spare_bytes += most_bytes - made.counted_bytes;
+    }
+
+    /// The same where a capture that goes on may keep it.
+    pub(super) fn count_unsure(&mut self, made: &NewBlock) {
+        self.count_off(made);
+        if let Some(graph) = self.capture {
+            self.pools[made.pool].part_count += 1;
+            self.pools[made.pool].spare_bytes += made.counted_bytes;
+            self.parts.entry((graph, made.pool)).or_default().1 += made.counted_bytes;
+        }
+    }
+
+    /// The chunks of graphs that are gone go with their last parts.
+    pub(super) fn settle_parts(&mut self) {
+        let Self { parts, graphs, pools, kept, capture, .. } = self;
+        let is_kept = |graph: u32| kept.iter().any(|kept| kept.made.part_of == Some(graph));
+        let mut over = Vec::new();
+        parts.retain(|(graph, pool), (live_count, all_bytes)| {
+            let is_over = *live_count == 0 && !graphs.contains(graph) && !is_kept(*graph);
+            over.extend(is_over.then_some((*pool, *all_bytes)));
+            !is_over
+        });
+        for (pool, all_bytes) in over {
+            match *capture {
+                Some(graph) => parts.entry((graph, pool)).or_default().1 += all_bytes,
+                None => pools[pool].spare_bytes -= all_bytes,
+            }
+        }
+    }
+}
