@@ -129,6 +129,9 @@ impl GrowableBlock {
     /// that is as large already stays so. When limit or device are full, what the pool can give back is given back first,
     /// which waits for the device. [`Fill`](crate::adaptor::Fill) and [`Guard`](crate::adaptor::Guard) make it wait, too.
     ///
+    /// What it had before it shrank it may get again at once: work that used that is this block's own, and what is queued
+    /// from now on comes behind it only as far as their streams are in order.
+    ///
     /// # Errors
     ///
     /// [`PoolError::BeyondMaximum`], [`PoolError::LimitReached`], [`PoolError::OutOfMemory`], [`PoolError::DeviceLost`]
