@@ -4,6 +4,8 @@
 //! memory and streams can be shared with them. It is retained here and released with the last clone; whatever needs the
 //! context alive (streams, events, pools, blocks) holds a clone.
 
+mod wait;
+
 use crate::account::Account;
 use crate::bytes::Bytes;
 use crate::clock::Clocks;
@@ -13,11 +15,9 @@ use crate::trace::Watch;
 use crate::upkeep::Upkeep;
 use core::ffi::{CStr, c_char, c_int};
 use core::fmt;
-use core::time::Duration;
 use gpumem_sys::types::{CUcontext, CUctx_st, CUdevice, CUdevice_attribute};
 use gpumem_sys::{Driver, DriverError};
-use std::sync::{Arc, OnceLock, RwLock, RwLockReadGuard, RwLockWriteGuard, TryLockError, Weak};
-use std::time::Instant;
+use std::sync::{Arc, OnceLock, RwLock, Weak};
 
 /// One GPU, through its primary context. Clones share it.
 ///
@@ -196,18 +196,6 @@ impl Device {
         Ok(MemoryInfo { free_bytes: free as u64, total_bytes: total as u64 })
     }
 
-    /// Waits on the host until everything queued on the device so far is done.
-    ///
-    /// # Errors
-    ///
-    /// What the driver says, the failure of earlier work included.
-    pub fn synchronize(&self) -> Result<(), PoolError> {
-        self.check_runs("waiting for the device")?;
-        self.finish_with_upkeep()?;
-        self.watch().device_done();
-        Ok(())
-    }
-
     /// Makes the context current on this thread until the guard is dropped, which brings back what was current before.
     ///
     /// Only raw driver calls need it: everything in this crate does it by itself.
@@ -233,54 +221,6 @@ impl Device {
 
     pub(crate) fn enter(&self) -> Result<Bound<'_>, DriverError> {
         Bound::enter(self.driver(), self.context())
-    }
-
-    /// The same, for pools: what they want to do at such a wait is done.
-    pub(crate) fn finish_with_upkeep(&self) -> Result<(), DriverError> {
-        let _bound = self.enter()?;
-        self.upkeep().before_wait();
-        self.finish()?;
-        self.after_wait();
-        Ok(())
-    }
-
-    /// While streams of this device capture, those that do not, and that are ours, are all that can be waited for.
-    pub(crate) fn finish(&self) -> Result<(), DriverError> {
-        if self.clocks().holds().captures_on(self) {
-            return self.clocks().finish_streams(self);
-        }
-        let _bound = self.enter()?;
-        let observation = self.clocks().observe_device(self);
-        // Last before the call: whoever begins a capture does not wait for long.
-        let Some(_quiet) = self.quiet() else { return self.clocks().finish_streams(self) };
-        // SAFETY: the context is current and alive.
-        self.noting(unsafe { self.driver().cuCtxSynchronize() })?;
-        self.clocks().saw_device(self, observation);
-        Ok(())
-    }
-
-    /// Keeps captures from beginning on this device; `None` if one goes on or is just beginning.
-    fn quiet(&self) -> Option<RwLockReadGuard<'_, ()>> {
-        let quiet = match self.0.common.quiet.try_read() {
-            Ok(quiet) => quiet,
-            Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),
-            Err(TryLockError::WouldBlock) => return None,
-        };
-        (!self.clocks().holds().captures_on(self)).then_some(quiet)
-    }
-
-    /// For whoever begins a capture on this device, until others can know of it: a wait for the device that had found none
-    /// would break it. The driver looks where a wait begins, so of one that goes on, only the beginning is waited for.
-    pub(crate) fn begin_capture(&self) -> Option<RwLockWriteGuard<'_, ()>> {
-        let start = Instant::now();
-        loop {
-            match self.0.common.quiet.try_write() {
-                Ok(quiet) => return Some(quiet),
-                Err(TryLockError::Poisoned(poisoned)) => return Some(poisoned.into_inner()),
-                Err(TryLockError::WouldBlock) if start.elapsed() >= WAIT_BEGINS_WITHIN => return None,
-                Err(TryLockError::WouldBlock) => std::thread::sleep(PAUSE),
-            }
-        }
     }
 
     /// Keeps an error that says that the context is lost: what asks the driver for nothing would not see it.
@@ -309,11 +249,6 @@ impl Device {
 
     pub(crate) fn upkeep(&self) -> &Upkeep {
         &self.0.common.upkeep
-    }
-
-    /// The host has waited for work of this device. The context is current.
-    pub(crate) fn after_wait(&self) {
-        self.upkeep().after_wait(self.driver(), self.clocks());
     }
 
     /// What is ordered and what is done, on all streams of the machine.
@@ -412,7 +347,3 @@ fn attribute(driver: &Driver, raw: CUdevice, attribute: CUdevice_attribute) -> R
     unsafe { driver.cuDeviceGetAttribute(&mut value, attribute, raw)? };
     Ok(value)
 }
-
-/// By then a thread that is about to wait for the device has been let in by the driver.
-const WAIT_BEGINS_WITHIN: Duration = Duration::from_millis(250);
-const PAUSE: Duration = Duration::from_micros(20);
