@@ -181,11 +181,10 @@ impl Stream {
         Ok(())
     }
 
-    pub(crate) fn queue_wait_for(&self, other: &Stream) -> Result<(), DriverError> {
-        if self.id() != other.id() {
-            self.clocks().queue_wait_for(self.slot(), other.slot())?;
-        }
-        Ok(())
+    pub(crate) fn queue_wait_for(&self, other: &Stream) -> Result<(), PoolError> {
+        let is_queued = self.id() == other.id() || self.clocks().queue_wait_for(self.slot(), other.slot())?;
+        // Another thread may have retired it since that was looked at.
+        if is_queued { Ok(()) } else { Err(PoolError::StreamRetired) }
     }
 
     /// Whether this call may touch it: it has not been retired, and its handle means this stream on this thread.

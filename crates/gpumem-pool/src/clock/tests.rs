@@ -241,6 +241,16 @@ fn streams_that_come_and_go_beside_unfinished_ones_take_no_more_slots() {
 }
 
 #[test]
+fn a_wait_for_a_stream_that_has_been_retired_is_no_wait() {
+    let bench = Bench::new();
+    let other = Stream::legacy(&bench.device).unwrap();
+    bench.a.queue_wait_for(&other).unwrap();
+    other.retire().unwrap();
+    // As if another thread had done that just now.
+    assert!(matches!(bench.a.queue_wait_for(&other), Err(crate::PoolError::StreamRetired)));
+}
+
+#[test]
 fn a_failed_wait_raises_nothing() {
     extern "C" fn refuse(
         _: gpumem_sys::types::CUstream,
