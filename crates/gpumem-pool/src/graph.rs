@@ -230,13 +230,14 @@ impl GraphExec {
     ///
     /// # Errors
     ///
-    /// [`PoolError::WrongDevice`]; [`PoolError::NotInCapture`] when the stream captures; else as [`Stream::synchronize`].
+    /// [`PoolError::WrongDevice`]; [`PoolError::NotInCapture`] when the stream captures, or one that it has to wait for; else as
+    /// [`Stream::synchronize`].
     ///
     /// # Safety
     ///
     /// As for queueing the work by hand: what it does to memory is ordered before and after whatever conflicts with it,
-    /// on this stream or by waits. Only for waits that were asked for during the capture, for streams and events outside,
-    /// it is enough that the launch follows. Memory of others than a pool, and kernels, are still there.
+    /// on this stream or by waits. Only for waits that were asked for during the capture, for streams and events outside, and
+    /// for blocks that were allocated in it and are dropped, it is enough that the launch follows. Memory of others than a pool, and kernels, are still there.
     pub unsafe fn launch(&self, stream: &Stream) -> Result<(), PoolError> {
         let device = &self.hold.device;
         stream.check_usable()?;
@@ -245,7 +246,10 @@ impl GraphExec {
         }
         stream.check_runs("launching a graph")?;
         let clocks = stream.clocks();
-        for stamp in clocks.holds().launch(self.hold.graph, stream.slot(), clocks) {
+        let (after, after_parts) = clocks.holds().launch(self.hold.graph, stream.slot(), clocks);
+        // Of another library's stream nobody can say from here when it is done.
+        let after_parts = after_parts.into_iter().filter(|stamp| clocks.can_be_ordered(*stamp));
+        for stamp in after.into_iter().chain(after_parts) {
             if !clocks.order_launch(stamp, stream.slot())? {
                 return Err(PoolError::NotInCapture { operation: "waiting for a stream that captures" });
             }

@@ -55,6 +55,29 @@ cases! {
         });
     }
 
+    /// A block that outlives its capture lies where one lay that the graph writes. Launches come after its last use, wherever
+    /// that was, once it is dropped.
+    #[serial_test::serial]
+    fn launches_come_after_what_was_dropped(driver: &Driver) {
+        each_bench(driver, |bench| {
+            let capture = bench.capture();
+            let first = bench.alloc();
+            bench.fill(&first, 1, &bench.stream);
+            let address = first.address();
+            drop(first);
+            let second = bench.alloc();
+            assert_eq!(second.address(), address);
+            let exec = executable(capture);
+            let [launched, used] = [0, 1].map(|_| Stream::new(&bench.device).unwrap());
+            used.wait_for(&bench.stream).unwrap();
+            bench.fill(&second, 2, &used);
+            second.record_use(&used);
+            drop(second);
+            bench.launch(&exec, &launched);
+            bench.launch(&exec, &bench.stream);
+        });
+    }
+
     /// A block that another stream of the capture used is not had again by its own.
     #[serial_test::serial]
     fn a_forked_use_keeps_a_block(driver: &Driver) {

@@ -6,7 +6,7 @@
 //! - *Chunks*: memory that was allocated while the stream captured. Each is an ordinary block of its pool, allocated on a
 //!   stream that never captures; what the program holds are parts of it, whose bits say [`GRAPH_BIT`]. Parts that are
 //!   dropped during the capture serve later allocations of the same stream in the same capture. A part may outlive the
-//!   graph: then the chunk goes with its last part.
+//!   graph: then the chunk goes with its last part. Launches write to its place: they come after it once it is dropped.
 //! - *Outside* blocks that were used in the capture, or dropped while one of their streams was part of it. While the
 //!   program has one, only its address is noted here; dropped, the block itself is kept.
 //!
@@ -17,7 +17,7 @@
 use crate::attention::Attention;
 use crate::backend::Freed;
 use crate::block::Block;
-use crate::clock::{Clocks, GRAPH_BIT, Slot, Stamp, StreamId, uses};
+use crate::clock::{Clocks, GRAPH_BIT, Order, Slot, Stamp, StreamId, uses};
 use crate::device::{Device, WeakDevice};
 use crate::graph::chunk::Chunk;
 use crate::state::StateRef;
@@ -53,6 +53,8 @@ struct Held {
     members: BTreeSet<Slot>,
     /// What launches come after; and the streams, which come after it too once they run again.
     after: Vec<(Slot, Stamp)>,
+    /// What was done outside with parts of its memory that are gone: launches come after that too.
+    after_parts: Vec<Stamp>,
     /// Where chunks are allocated.
     source: Option<Stream>,
     /// The streams that it has been launched on, in the form of [`uses`].
@@ -187,12 +189,14 @@ impl Holds {
         self.with(graph, |held| held.after.extend(stamps.into_iter().map(|stamp| (slot, stamp))));
     }
 
-    /// Notes a launch that is about to be made; what it comes after.
-    pub(crate) fn launch(&self, graph: u64, on: Slot, clocks: &Clocks) -> Vec<Stamp> {
+    /// Notes a launch that is about to be made; what it comes after, and what it comes after where that can be waited for:
+    /// another library's stream can't always.
+    pub(crate) fn launch(&self, graph: u64, on: Slot, clocks: &Clocks) -> (Vec<Stamp>, Vec<Stamp>) {
         let noted = self.with(graph, |held| {
             held.launched = uses::with(held.launched, on);
             let source = held.source.as_ref().map(|source| clocks.stamp(source.slot()));
-            held.after.iter().map(|(_, stamp)| *stamp).chain(source).collect()
+            let after = held.after.iter().map(|(_, stamp)| *stamp).chain(source).collect();
+            (after, held.after_parts.clone())
         });
         noted.unwrap_or_default()
     }
@@ -249,14 +253,21 @@ impl Holds {
 
     /// A block with [`GRAPH_BIT`] has been dropped, and its streams are in these captures. What is left to be freed in the
     /// pool's way, if no graph has a say.
-    pub(crate) fn drop_noted(&self, graphs: &[u64], pool: StateRef, freed: Freed) -> Option<Freed> {
+    pub(crate) fn drop_noted(
+        &self,
+        graphs: &[u64],
+        pool: StateRef,
+        freed: Freed,
+        clocks: &Clocks,
+    ) -> Option<Freed> {
         for graph in graphs {
             self.note_use(*graph, freed.piece.address, None);
         }
         let mut table = self.table();
         if let Some(chunk) = table.chunk_at(freed.piece.address) {
             chunk.drop_part(&freed);
-            let (base, is_over) = (chunk.address(), chunk.is_over());
+            let (base, is_over, graphs) = (chunk.address(), chunk.is_over(), chunk.graphs.clone());
+            table.launch_after(&graphs, &freed, clocks);
             let released = is_over.then(|| table.chunks.remove(&base));
             drop(table);
             drop(released);
@@ -287,6 +298,19 @@ impl Table {
     fn chunk_at(&mut self, address: CUdeviceptr) -> Option<&mut Chunk> {
         let (_, chunk) = self.chunks.range_mut(..=address).next_back()?;
         Some(chunk).filter(|chunk| chunk.contains(address))
+    }
+
+    /// A part of a chunk is gone: launches write to its place again, of which its user knew no more than the address. They come
+    /// after what was done with it outside of captures.
+    fn launch_after(&mut self, graphs: &[u64], freed: &Freed, clocks: &Clocks) {
+        let freed = Freed { uses: freed.uses & !GRAPH_BIT, ..*freed };
+        for graph in graphs {
+            let Some(held) = self.graphs.get_mut(graph) else { continue };
+            let outside =
+                freed.stamps(clocks).filter(|stamp| !(held.is_open && held.members.contains(&stamp.slot())));
+            held.after_parts.retain(|stamp| !clocks.is_complete(*stamp));
+            held.after_parts.extend(outside);
+        }
     }
 
     /// To the first of the graphs that use it, or out of here.

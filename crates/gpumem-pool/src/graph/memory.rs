@@ -48,7 +48,7 @@ impl StateRef {
         let is_noted = freed.uses & GRAPH_BIT != 0;
         let graphs = if holds.is_open() { captures_of(device.clocks(), &freed) } else { Vec::new() };
         match (is_noted, graphs.is_empty()) {
-            (true, _) => holds.drop_noted(&graphs, self, freed),
+            (true, _) => holds.drop_noted(&graphs, self, freed, device.clocks()),
             (false, true) => Some(freed),
             (false, false) => holds.keep(&graphs, self, freed),
         }

@@ -3,7 +3,8 @@
 //! An import costs the device nothing, since whoever allocated the memory counts it, and goes before the memory does:
 //! that is the program's duty. A block of a pool of one's own is the same bytes to the race detector, and work that
 //! follows the import after the block was freed faults. Of another instance, in this process or another, there are only the
-//! bytes: what it does and when is not seen here, as it is not by the driver.
+//! bytes: what it does and when is not seen here, as it is not by the driver. The bytes stay when the exporter of a pool is
+//! killed, where the vendor's driver takes them away and calls their addresses invalid.
 
 use super::backing::{Backing, Bytes};
 use super::codes::{Answer, INVALID_VALUE, OUT_OF_MEMORY};
