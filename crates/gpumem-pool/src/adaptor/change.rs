@@ -135,7 +135,10 @@ impl<'a> Change<'a> {
         let (device, clocks) = (self.device(), self.device().clocks());
         let stamps = match after {
             After::Cut => self.subject.cut.to_vec(),
-            After::Uses => clocks.uses(self.subject.home, self.subject.uses).collect(),
+            After::Uses => {
+                let uses = clocks.uses(self.subject.home, self.subject.uses);
+                uses.map(|stamp| clocks.that_runs(stamp)).collect()
+            }
         };
         let _relaxed = Relaxed::enter(device.driver())?;
         let stream = Stream::new(device)?;

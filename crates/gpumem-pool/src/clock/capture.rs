@@ -70,6 +70,15 @@ impl Clocks {
             .flatten()
     }
 
+    /// What a stamp of now stands for that runs: of a stream of ours that captures, what it had queued before, which was marked.
+    pub(crate) fn that_runs(&self, stamp: Stamp) -> Stamp {
+        let captures = self.with_lane(stamp.slot(), |lane| Ok(lane.is_ours() && lane.is_capturing()));
+        match captures {
+            Ok(Some(true)) => Stamp::new(stamp.slot(), stamp.epoch().saturating_sub(1)),
+            _ => stamp,
+        }
+    }
+
     /// Makes a stream that the caller has in his hands wait for what the stamp stands for. False if its stream can't be
     /// marked now.
     pub(crate) fn order_launch(&self, stamp: Stamp, waiter: Slot) -> Result<bool, DriverError> {
