@@ -347,6 +347,8 @@ impl World<'_> {
         said.push(format!(
             "{waits}{by}.wait_for(&{on}), and on another thread behind the event: fill(&b{name}, {value}, &{on}), drop(b{name})"
         ));
+        // A graph that keeps the block finds it there.
+        self.twin.fill(name, value);
         let block = self.freed(live);
         let (driver, device, on) = (self.driver.clone(), self.device.clone(), stream.clone());
         let table = self.real;
