@@ -18,9 +18,13 @@ pub fn case() -> impl Strategy<Value = Case> {
     let memory = prop_oneof![Just(64 * MIB), Just(128 * MIB), Just(1024 * MIB)];
     let dials = (any::<bool>(), weighted(0.3, 0..=2_u32));
     let machine = (any::<u64>().no_shrink(), memory, hard_limit, soft_limit, dials);
-    (machine, 1..=4_usize, vec(operation(), 1..=100)).prop_map(|(machine, stream_count, operations)| {
+    // Last, so that what is drawn before it is what it would be without.
+    let more = weighted(0.3, vec(moving(), 8..=32));
+    let program = (machine, 1..=4_usize, vec(operation(), 1..=100), more);
+    program.prop_map(|(machine, stream_count, mut operations, more)| {
         let (sim_seed, memory_bytes, hard_limit_bytes, soft_limit_bytes, (polls, empty_windows_max)) =
             machine;
+        operations.extend(more.into_iter().flatten());
         Case {
             sim_seed,
             memory_bytes,
@@ -75,6 +79,25 @@ fn work() -> impl Strategy<Value = Operation> {
             .prop_map(|(source, target, stream, wait)| Operation::Copy { source, target, stream, wait }),
         8 => (pick(), pick(), wait()).prop_map(|(block, stream, wait)| Operation::Read { block, stream, wait }),
         2 => pick().prop_map(|block| Operation::Check { block }),
+    ]
+}
+
+/// Large blocks that come and go while work on them is queued: their memory is mapped here and there, under more addresses
+/// than are kept.
+fn moving() -> impl Strategy<Value = Operation> {
+    let large = (pick(), MIB..=24 * MIB).prop_map(|(stream, size_bytes)| Operation::Allocate {
+        pool: Pick(1),
+        stream,
+        exponent: 0,
+        size: Size::Bytes(size_bytes),
+        place: Place::Here,
+        fault: None,
+    });
+    prop_oneof![
+        4 => large,
+        3 => (pick(), pick(), any::<u8>())
+            .prop_map(|(block, stream, value)| Operation::Fill { block, stream, value, wait: Wait::Fence }),
+        3 => pick().prop_map(|block| Operation::Free { block, place: Place::Here }),
     ]
 }
 

@@ -28,7 +28,7 @@ pub struct Search {
     pub jobs: usize,
     /// Adaptors fill all that is handed out, which takes ten times as long: they are tried on one seed of so many.
     pub seeds_between_adapted: u64,
-    /// How many smaller cases shrinking may try.
+    /// How many smaller cases shrinking may try; of those with adaptors, fewer.
     pub shrink_runs_max: u32,
     /// Breaks the driver, to see that a search finds it.
     pub sabotage: Option<fn(&mut Table)>,
@@ -106,9 +106,7 @@ impl Search {
     /// One seed on each subject.
     fn try_subjects(&self, seed: u64, is_over: &AtomicBool) -> Result<Coverage, Box<Failure>> {
         let mut coverage = Coverage { seeds: 1, ..Coverage::default() };
-        let config =
-            Config { max_shrink_iters: self.shrink_runs_max, failure_persistence: None, ..Config::default() };
-        let mut runner = TestRunner::new_with_rng(config, rng(seed));
+        let mut runner = self.runner(seed, self.shrink_runs_max);
         // Nothing is drawn and then thrown away, so there always is one.
         let tree = case().new_tree(&mut runner).unwrap_or_else(|reason| panic!("{reason}"));
         let first = tree.current();
@@ -117,12 +115,19 @@ impl Search {
         for subject in self.subjects.iter().filter(is_due) {
             if let Err(what) = self.try_case(&first, *subject, &mut coverage).0 {
                 is_over.store(true, Ordering::Relaxed);
+                let runner = self.runner(seed, self.shrink_runs_max / slowness_of(*subject));
                 let (what, program) = self.shrunk(runner, tree, *subject, what);
                 return Err(Box::new(Failure { seed, subject: *subject, what, program }));
             }
             self.try_threads(seed, *subject, &mut coverage, is_over)?;
         }
         Ok(coverage)
+    }
+
+    fn runner(&self, seed: u64, shrink_runs_max: u32) -> TestRunner {
+        let config =
+            Config { max_shrink_iters: shrink_runs_max, failure_persistence: None, ..Config::default() };
+        TestRunner::new_with_rng(config, rng(seed))
     }
 
     /// What the smallest case that fails too does wrong, and its program.
@@ -182,7 +187,10 @@ impl Search {
         let last = found.get();
         let operation_count = case.operations.len();
         let is_shorter = operation_count < last.operation_count;
-        let schedule_count = if is_shorter { SCHEDULE_COUNT } else { SCHEDULE_COUNT_AS_LONG };
+        let schedule_count = match is_shorter {
+            true => SCHEDULE_COUNT / u64::from(slowness_of(subject)),
+            false => SCHEDULE_COUNT_AS_LONG,
+        };
         let mut case = case.clone();
         let first_seed = case.sim_seed;
         (0..schedule_count).find_map(|more| {
@@ -222,6 +230,11 @@ struct Found {
     operation_count: usize,
     /// The seed of its schedule, counted from that of the case.
     schedule: u64,
+}
+
+/// Behind adaptors a run takes longer, as all that is handed out is filled: so many times fewer are tried in shrinking.
+fn slowness_of(subject: Subject) -> u32 {
+    if subject.is_adapted { 8 } else { 1 }
 }
 
 fn rng(seed: u64) -> TestRng {
