@@ -14,13 +14,26 @@ use core::fmt;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Bytes(pub u64);
 
+impl Bytes {
+    /// So many at least that what is printed is no less.
+    pub(crate) fn rounded_up(self) -> Self {
+        let unit = u128::from(self.unit().map_or(1000, |(unit, _)| unit));
+        let thousandths = (u128::from(self.0) * 1000).div_ceil(unit);
+        Self(u64::try_from((thousandths * unit).div_ceil(1000)).unwrap_or(u64::MAX))
+    }
+
+    /// None is a byte.
+    fn unit(self) -> Option<(u64, &'static str)> {
+        self.0.checked_ilog2()?.checked_div(10)?.checked_sub(1).map(|index| UNITS[index as usize])
+    }
+}
+
 impl fmt::Display for Bytes {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self.0 {
-            1 => f.pad("1 byte"),
-            count if count < 1 << 10 => f.pad(&format!("{count} bytes")),
-            count => {
-                let (unit, name) = UNITS[(count.ilog2() / 10 - 1) as usize];
+        match (self.0, self.unit()) {
+            (1, _) => f.pad("1 byte"),
+            (count, None) => f.pad(&format!("{count} bytes")),
+            (count, Some((unit, name))) => {
                 let decimals = f.precision().unwrap_or(3);
                 // Padded without the precision, which would cut the text.
                 let text = format!("{:.decimals$} {name}", count as f64 / unit as f64);
@@ -59,6 +72,18 @@ mod tests {
             (u64::MAX, "16.000 EiB"),
         ] {
             assert_eq!(Bytes(bytes).to_string(), text);
+        }
+        for (bytes, text) in [
+            (0, "0 bytes"),
+            (1023, "1023 bytes"),
+            (32 << 20, "32.000 MiB"),
+            ((32 << 20) + 1, "32.001 MiB"),
+            (2_764_875_366, "2.575 GiB"),
+            (2_764_986_941, "2.576 GiB"),
+            (u64::MAX, "16.000 EiB"),
+        ] {
+            assert_eq!(Bytes(bytes).rounded_up().to_string(), text);
+            assert!(Bytes(bytes).rounded_up().0 >= bytes);
         }
         assert_eq!(format!("{:12}|{:.0}", Bytes(1024), Bytes(1024)), "   1.000 KiB|1 KiB");
     }

@@ -172,10 +172,10 @@ pub enum PoolError {
         /// What was given.
         value: String,
     },
-    /// A hard limit that nothing useful fits into.
+    /// A hard limit or a quota that nothing useful fits into.
     #[error(
-        "a hard limit of {} leaves room for nothing: the least is {}; raise GPUMEM_HARD_LIMIT or \
-         PoolBuilder::hard_limit",
+        "a hard limit or quota of {} leaves room for nothing: the least is {}; raise it where it was set, by \
+         GPUMEM_HARD_LIMIT, PoolBuilder::hard_limit, Pool::private or Pool::set_hard_limit",
         Bytes(*.limit_bytes), Bytes(*.minimum_bytes)
     )]
     LimitTooSmall {

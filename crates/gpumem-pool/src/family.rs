@@ -133,6 +133,16 @@ impl Family {
         Passed { by, limit_bytes: self.limit_bytes(), held_bytes }
     }
 
+    /// Whether a refusal was by this node's limit.
+    pub(crate) fn is_of(&self, by: RefusedBy, limit_bytes: Option<u64>) -> bool {
+        let own = self.passed(0);
+        own.by == by && Some(own.limit_bytes) == limit_bytes
+    }
+
+    pub(crate) fn above(&self) -> Option<&Arc<Self>> {
+        self.above.as_ref()
+    }
+
     /// Whether this node's own limit does not allow so many bytes more.
     pub(crate) fn is_full_for(&self, size_bytes: u64) -> bool {
         self.held_bytes.load(Ordering::Relaxed).saturating_add(size_bytes) > self.limit_bytes()

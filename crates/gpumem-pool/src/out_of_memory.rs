@@ -111,6 +111,10 @@ pub(crate) struct Maker {
     pub(crate) backend: Option<BackendKind>,
     /// Whether what is idle can be mapped elsewhere.
     pub(crate) can_map: bool,
+    /// Whether the limit is not its own, but one that it was made below.
+    pub(crate) is_limit_above: bool,
+    /// Another limit, above the one that refused, which would refuse too.
+    pub(crate) limit_above_bytes: Option<u64>,
     /// Whether its dials are those of the profile `tight`.
     pub(crate) is_tight: bool,
     /// What other pools of the device have cached: room that is not had while a limit of our own refuses.

@@ -5,6 +5,7 @@
 //! | use grows with every step, and an empty pool would have had room | find the leak |
 //! | what is free waits for work that could not be waited for | wait for it |
 //! | there is enough, of the limit or of what the pool keeps | it is in pieces |
+//! | the device has as much free, and its driver does not give it | try differently |
 //! | the margin of unified memory refused | oversubscribe |
 //! | a limit refused, and the device has the memory, or other pools only keep it | raise it |
 //! | others have what is missing, and more than a context takes | free the device |
@@ -12,6 +13,7 @@
 
 use super::{OutOfMemory, RefusedBy};
 use crate::kind::MemoryKind;
+use crate::options::BackendKind;
 
 /// What would help most.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -23,6 +25,9 @@ pub enum Advice {
     FreeTheDevice,
     /// Enough is free, but in pieces.
     Defragment,
+    /// The device has as much free as was asked for, and its driver did not give it: in smaller blocks, or by another backend, it
+    /// may.
+    TryDifferently,
     /// The program keeps a little more at every step.
     FindTheLeak,
     /// The program wants more than there is.
@@ -66,6 +71,8 @@ impl OutOfMemory {
     /// The driver refused.
     fn advice_for_device(&self) -> Advice {
         let free_bytes = if self.is_on_device() { self.device_free_bytes } else { 0 };
+        let is_withheld =
+            free_bytes > 0 && self.requested_bytes.saturating_add(self.driver_unit_bytes()) <= free_bytes;
         let in_pieces_bytes = self.cached_bytes().saturating_sub(self.pending_bytes);
         let is_there = in_pieces_bytes.saturating_add(free_bytes) >= self.requested_bytes;
         // A few percent are always idle somewhere: that is not why there is no more.
@@ -74,6 +81,7 @@ impl OutOfMemory {
             () if self.leaks_into(self.reserved_bytes.saturating_add(free_bytes)) => Advice::FindTheLeak,
             () if self.is_pending() => Advice::WaitForWork,
             () if in_pieces_bytes >= self.requested_bytes && is_much_idle => Advice::Defragment,
+            () if is_withheld => Advice::TryDifferently,
             () if self.are_others_in_the_way() => Advice::FreeTheDevice,
             () if is_there => Advice::Defragment,
             () => Advice::NeedLess,
@@ -99,6 +107,11 @@ impl OutOfMemory {
         self.kind == MemoryKind::Device
     }
 
+    /// With less left than this, no driver gives anything.
+    fn driver_unit_bytes(&self) -> u64 {
+        if self.maker.backend == Some(BackendKind::Native) { 32 << 20 } else { 2 << 20 }
+    }
+
     fn has_room_beyond_the_limit(&self) -> bool {
         let beyond_bytes = self.requested_bytes.saturating_sub(self.cached_bytes());
         !self.is_on_device() || beyond_bytes <= self.obtainable_bytes()
@@ -109,18 +122,22 @@ impl OutOfMemory {
         self.device_free_bytes.saturating_add(self.maker.others_cached_bytes)
     }
 
-    /// Whether what others have would do, all of it if it is only pieces that are in the way.
+    /// Whether what others have would do, all of it if it is only pieces that are in the way. A context and libraries of our own
+    /// are no others; another pool of this program always is.
     fn are_others_in_the_way(&self) -> bool {
         let room_bytes = self.cached_bytes().saturating_add(self.obtainable_bytes());
         let missing_bytes = match self.requested_bytes.saturating_sub(room_bytes) {
             0 => self.requested_bytes,
             missing_bytes => missing_bytes,
         };
-        self.is_on_device() && self.others_bytes() >= missing_bytes.max(self.context_bytes())
+        let would_do = |others_bytes, least_bytes| others_bytes >= missing_bytes.max(least_bytes);
+        let others_bytes = self.others_bytes();
+        self.is_on_device()
+            && (would_do(others_bytes, self.context_bytes()) || would_do(self.other_pools_bytes, 1))
     }
 
     /// What a context and libraries of our own may take, by the size of the device.
-    fn context_bytes(&self) -> u64 {
+    pub(super) fn context_bytes(&self) -> u64 {
         (self.device_total_bytes / 20).max((self.device_total_bytes / 4).min(CONTEXT_BYTES))
     }
 }

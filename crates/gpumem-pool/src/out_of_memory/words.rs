@@ -8,7 +8,14 @@ use crate::options::BackendKind;
 impl OutOfMemory {
     /// Who refused how much.
     pub(super) fn headline(&self) -> String {
-        let (requested, limit) = (Bytes(self.requested_bytes), Bytes(self.limit_bytes.unwrap_or(0)));
+        let limit = Bytes(self.limit_bytes.unwrap_or(0));
+        let requested = match Bytes(self.requested_bytes).to_string() {
+            same if same == limit.to_string() && self.limit_bytes != Some(self.requested_bytes) => {
+                format!("{} bytes", self.requested_bytes)
+            }
+            other => other,
+        };
+        let whose = if self.maker.is_limit_above { " of the pool that this one was made from" } else { "" };
         let memory = match self.kind {
             MemoryKind::Device => "GPU memory",
             MemoryKind::Unified => "unified memory",
@@ -16,8 +23,8 @@ impl OutOfMemory {
         };
         let who = match (self.refused_by, self.limit_bytes) {
             (RefusedBy::Margin, _) => format!("the margin, which leaves {limit} to all pools together,"),
-            (RefusedBy::Quota, _) => format!("the quota of {limit}"),
-            (RefusedBy::HardLimit, _) | (_, Some(_)) => format!("the limit of {limit}"),
+            (RefusedBy::Quota, _) => format!("the quota of {limit}{whose}"),
+            (RefusedBy::HardLimit, _) | (_, Some(_)) => format!("the limit of {limit}{whose}"),
             (RefusedBy::Device, None) if self.kind == MemoryKind::Host => "the host".into(),
             (RefusedBy::Device, None) => "the device".into(),
         };
@@ -31,6 +38,7 @@ impl OutOfMemory {
             Advice::RaiseTheLimit => self.raise_the_limit(),
             Advice::FreeTheDevice => self.free_the_device(),
             Advice::Defragment => self.defragment(),
+            Advice::TryDifferently => self.try_differently(),
             Advice::FindTheLeak => {
                 "something is kept at every step: drop it, or give steps a scope (Pool::scope) and see \
                                     in the status which tag grows"
@@ -75,7 +83,8 @@ impl OutOfMemory {
                 Bytes(self.limit_others_bytes)
             ),
             () if self.kind == MemoryKind::Device => {
-                format!("the device has room that the limit forbids: {raised}, or drop arrays")
+                let limit = if self.refused_by == RefusedBy::Quota { "quota" } else { "limit" };
+                format!("the device has room that the {limit} forbids: {raised}, or drop arrays")
             }
             () => format!("it is our limit, not the machine's: {raised}, or drop arrays"),
         }
@@ -83,18 +92,26 @@ impl OutOfMemory {
 
     /// How to get a limit that allows the request.
     fn raised(&self) -> String {
-        let how = match self.refused_by {
-            RefusedBy::Quota => "Pool::private, Pool::set_hard_limit",
-            _ => "GPUMEM_HARD_LIMIT, PoolBuilder::hard_limit, Pool::set_hard_limit",
+        let how = match (self.refused_by, self.maker.is_limit_above) {
+            (RefusedBy::Quota, false) => "where Pool::private made this pool, or by its Pool::set_hard_limit",
+            (RefusedBy::Quota, true) => "where Pool::private made that pool, or by its Pool::set_hard_limit",
+            (_, false) => "GPUMEM_HARD_LIMIT, PoolBuilder::hard_limit, Pool::set_hard_limit",
+            (_, true) => "GPUMEM_HARD_LIMIT, PoolBuilder::hard_limit, or that pool's Pool::set_hard_limit",
         };
-        format!("raise it to {} or more ({how})", Bytes(self.needed_bytes()))
+        let needed = Bytes(self.needed_bytes()).rounded_up();
+        let more = self.maker.limit_above_bytes.map(Bytes).map_or(String::new(), |above| {
+            format!(", and with it the limit of {above} of the pool that this one was made from")
+        });
+        format!("raise it to {needed} or more ({how}){more}")
     }
 
     fn free_the_device(&self) -> String {
         let others_bytes = self.others_bytes();
         let others = Bytes(others_bytes);
         let largest = self.processes.first().filter(|process| process.in_use_bytes.is_some());
-        let advice = match (self.other_pools_bytes > others_bytes / 2, largest) {
+        let foreign_bytes = others_bytes.saturating_sub(self.other_pools_bytes);
+        let are_pools = self.other_pools_bytes > foreign_bytes || foreign_bytes < self.context_bytes();
+        let advice = match (are_pools, largest) {
             (true, _) => format!(
                 "other pools of this program hold {} of this device: drop arrays there, or use one pool for all",
                 Bytes(self.other_pools_bytes)
@@ -112,8 +129,26 @@ impl OutOfMemory {
         }
     }
 
+    /// Why it was refused, the driver does not tell.
+    fn try_differently(&self) -> String {
+        let more = match self.maker {
+            Maker { can_map: true, .. } => {
+                "it keeps that to itself, or somebody was there first for a moment: ask for less, or again later"
+            }
+            Maker { backend: Some(BackendKind::Caching), .. } => {
+                "it has no piece of that size, or keeps it to itself: ask for smaller blocks"
+            }
+            _ => {
+                "it has no piece of that size, or keeps it to itself: ask for smaller blocks, or choose GPUMEM_POOL=caching, which \
+                 makes large ones of pieces"
+            }
+        };
+        format!("the driver refused, and counts {} free all the same: {more}", Bytes(self.device_free_bytes))
+    }
+
     fn defragment(&self) -> String {
-        let largest = self.largest_free_bytes.filter(|largest| *largest < self.requested_bytes);
+        let is_piece = |largest: &u64| (1..self.requested_bytes).contains(largest);
+        let largest = self.largest_free_bytes.filter(is_piece);
         let pieces = largest.map_or(String::new(), |largest| format!(" of up to {}", Bytes(largest)));
         let apart = "give long-lived small ones a pool of their own (Pool::private)";
         let more = match self.maker {

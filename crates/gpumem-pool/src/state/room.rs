@@ -9,7 +9,7 @@ use crate::family::Member;
 use crate::kind::MemoryKind;
 use crate::limit::{Limit, Limits};
 use crate::options::BackendKind;
-use crate::out_of_memory::{self, Advice, Maker, OutOfMemory};
+use crate::out_of_memory::{self, Advice, Maker, OutOfMemory, RefusedBy};
 use std::sync::Arc;
 
 impl State {
@@ -85,7 +85,13 @@ impl State {
         report.holders = self.tags.holders();
         report.other_pools_bytes =
             self.device.account().device_bytes().saturating_sub(own_bytes).min(report.others_bytes());
+        let is_by_own = self.limits.family().is_of(report.refused_by, report.limit_bytes);
+        let is_by_limit = matches!(report.refused_by, RefusedBy::HardLimit | RefusedBy::Quota);
+        let above = self.limits.family().above().filter(|_| is_by_own);
         report.maker = Maker {
+            is_limit_above: is_by_limit && !is_by_own,
+            limit_above_bytes: above
+                .and_then(|above| Some(above.full_for(report.requested_bytes)?.limit_bytes)),
             backend: Some(backend),
             can_map: self.backend.growing().is_some(),
             is_tight: self.setup.dials == Dials::of(Profile::Tight),

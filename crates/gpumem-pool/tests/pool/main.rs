@@ -27,6 +27,7 @@ mod private;
 #[cfg(feature = "backend-caching")]
 mod profiles;
 mod reclaim;
+mod reports;
 mod room;
 mod scopes;
 #[cfg(feature = "backend-caching")]

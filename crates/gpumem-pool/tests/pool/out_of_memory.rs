@@ -13,7 +13,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 const MIB: u64 = 1 << 20;
 
 /// The report of the first refusal of the program, which the observer was shown too; as text, it is the snapshot's.
-fn refused(bench: &Bench, name: &str, error: &PoolError, seen: &Mutex<Vec<PoolError>>) -> Advice {
+pub(crate) fn refused(bench: &Bench, name: &str, error: &PoolError, seen: &Mutex<Vec<PoolError>>) -> Advice {
     let report = error.out_of_memory().expect("it is about memory");
     let shown = seen.lock().unwrap().last().and_then(PoolError::out_of_memory).cloned();
     assert_eq!(shown.as_ref(), Some(report), "the observer is shown what is returned");
@@ -29,13 +29,13 @@ fn refused(bench: &Bench, name: &str, error: &PoolError, seen: &Mutex<Vec<PoolEr
     report.advice()
 }
 
-fn observed(bench: &Bench) -> (gpumem_pool::PoolBuilder, Arc<Mutex<Vec<PoolError>>>) {
+pub(crate) fn observed(bench: &Bench) -> (gpumem_pool::PoolBuilder, Arc<Mutex<Vec<PoolError>>>) {
     let seen = Arc::new(Mutex::new(Vec::new()));
     let told = Arc::clone(&seen);
     (bench.builder().on_out_of_memory(move |error| told.lock().unwrap().push(error.clone())), seen)
 }
 
-fn until_refused(pool: &Pool, size_bytes: u64, stream: &Stream) -> (Vec<Block>, PoolError) {
+pub(crate) fn until_refused(pool: &Pool, size_bytes: u64, stream: &Stream) -> (Vec<Block>, PoolError) {
     let mut held = Vec::new();
     loop {
         match pool.alloc(size_bytes, stream) {

@@ -1,0 +1,89 @@
+//! What a refused request says where the reason is an unusual one.
+
+use crate::bench::{on_device_memory, on_each_backend, small};
+use crate::out_of_memory::{observed, refused};
+use gpumem_pool::sys::CUresult;
+use gpumem_pool::sys::sim::{Effect, Rule};
+use gpumem_pool::{Advice, MemoryKind, PoolError, RefusedBy};
+
+const MIB: u64 = 1 << 20;
+
+/// The driver has as much free as is asked for, and gives nothing: that is nobody else's doing.
+#[test]
+fn a_driver_that_keeps_what_it_has() {
+    let full = || Effect::Fail(CUresult::CUDA_ERROR_OUT_OF_MEMORY);
+    let config = ["cuMemAlloc*", "cuMemCreate"].map(|call| Rule::new(call, full()));
+    let config = config.into_iter().fold(small(), |config, rule| config.rule(rule));
+    on_device_memory(&config, |bench| {
+        bench.driver.simulator().unwrap().take_memory(0, 600 * MIB);
+        let (options, seen) = observed(bench);
+        let (pool, stream) = (options.build().unwrap(), bench.stream());
+        let error = pool.alloc(100 * MIB, &stream).unwrap_err();
+        assert_eq!(refused(bench, "withheld", &error, &seen), Advice::TryDifferently);
+    });
+}
+
+/// Which of several limits it was, and where that was set.
+#[test]
+fn limits_and_quotas_are_named_with_where_they_were_set() {
+    on_each_backend(&small(), |bench| {
+        let (pool, stream) = (bench.builder().hard_limit(300 * MIB).build().unwrap(), bench.stream());
+        let (private, whole) = (pool.private(100 * MIB).unwrap(), pool.private(2 << 30).unwrap());
+        let nested = private.private(50 * MIB).unwrap();
+        let says = |error: PoolError, by: RefusedBy, texts: &[&str], never: &str| {
+            assert_eq!(error.out_of_memory().map(|report| report.refused_by), Some(by), "{error}");
+            let said = error.to_string();
+            assert!(
+                texts.iter().all(|text| said.contains(text)) && !said.contains(never),
+                "{texts:?}: {said}"
+            );
+        };
+        let here = "where Pool::private made this pool, or by its Pool::set_hard_limit";
+        says(
+            private.alloc(101 * MIB, &stream).unwrap_err(),
+            RefusedBy::Quota,
+            &["the quota of 100.000 MiB refused", "101.000 MiB or more", here],
+            "GPUMEM",
+        );
+        let both = "and with it the limit of 300.000 MiB of the pool that this one was made from";
+        says(
+            whole.alloc(301 * MIB, &stream).unwrap_err(),
+            RefusedBy::Quota,
+            &["the quota of 300.000 MiB refused", here, both],
+            "GPUMEM",
+        );
+        let held = private.alloc(80 * MIB, &stream).unwrap();
+        let there = "where Pool::private made that pool, or by its Pool::set_hard_limit";
+        says(
+            nested.alloc(40 * MIB, &stream).unwrap_err(),
+            RefusedBy::Quota,
+            &["the quota of 100.000 MiB of the pool that this one was made from", there],
+            "GPUMEM",
+        );
+        let more = pool.alloc(210 * MIB, &stream).unwrap();
+        says(
+            private.alloc(18 * MIB, &stream).unwrap_err(),
+            RefusedBy::HardLimit,
+            &["the limit of 300.000 MiB of the pool that this one was made from", "or that pool's"],
+            "Pool::private",
+        );
+        drop((held, more));
+        for error in [pool.private(MIB).unwrap_err(), private.set_hard_limit(MIB).unwrap_err()] {
+            assert!(error.to_string().contains("a hard limit or quota of 1.000 MiB"), "{error}");
+            assert!(error.to_string().contains("Pool::private"), "{error}");
+        }
+    });
+}
+
+/// What a limit should be raised to is not rounded down.
+#[test]
+fn the_limit_that_is_proposed_is_enough() {
+    on_each_backend(&small(), |bench| {
+        let (pool, stream) = (bench.builder().hard_limit(64 * MIB).build().unwrap(), bench.stream());
+        let text = pool.alloc(64 * MIB + 1, &stream).unwrap_err().to_string();
+        assert!(text.contains("the limit of 64.000 MiB refused 67108865 bytes"), "{text}");
+        assert!(text.contains("raise it to 64.001 MiB or more"), "{text}");
+        let is_on_device = bench.kind != MemoryKind::Host;
+        assert_eq!(text.contains("device free"), is_on_device, "{text}");
+    });
+}
