@@ -6,7 +6,7 @@
 
 use super::heap::Heap;
 use super::shared::{Lack, Shared};
-use super::vmm::{Backing, RawHandle, Vmm};
+use super::vmm::{Backing, RawHandle, Said, Vmm};
 use crate::backend::{GROWTH_UNIT_BYTES, Growing};
 use crate::clock::{Order, Slot, Stamp};
 use crate::context::Relaxed;
@@ -259,7 +259,7 @@ impl Shared {
     }
 
     /// The inner error says that limit or driver have no room; it is the driver's, if that was asked.
-    fn try_grow(&self, id: u64, size_bytes: u64) -> Result<Result<(), Option<DriverError>>, PoolError> {
+    fn try_grow(&self, id: u64, size_bytes: u64) -> Result<Result<(), Option<Said>>, PoolError> {
         let mut core = self.core();
         let core = &mut *core;
         core.extents.settle(self.clocks(), &mut self.vmm())?;
@@ -273,11 +273,12 @@ impl Shared {
             if core.heap.reserved_bytes().saturating_add(missing_bytes) > limit_bytes {
                 return Ok(Err(None));
             }
-            let mapped = extent.map_up_to(end_bytes, lost_bytes, &mut self.vmm());
+            let mut vmm = self.vmm();
+            let mapped = extent.map_up_to(end_bytes, lost_bytes, &mut vmm);
             core.heap.set_outside_bytes(core.extents.reserved_bytes());
             match mapped {
                 Err(error) if error.code() == CUresult::CUDA_ERROR_OUT_OF_MEMORY => {
-                    return Ok(Err(Some(error)));
+                    return Ok(Err(Some(vmm.said(error))));
                 }
                 other => other?,
             }

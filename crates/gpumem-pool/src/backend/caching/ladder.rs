@@ -290,7 +290,7 @@ fn grow(
             Ok(piece.map_or(Step::Nothing, Step::Found))
         }
         Err(error) if error.code() == CUresult::CUDA_ERROR_OUT_OF_MEMORY => {
-            lack.said = Some(error);
+            lack.said = Some(vmm.said(error));
             Ok(Step::Nothing)
         }
         Err(error) => Err(error.into()),

@@ -2,12 +2,20 @@
 
 use super::access::{Access, Memory};
 use crate::backend::plain;
+use crate::out_of_memory::Passed;
 use gpumem_sys::types::{CUmemAccessDesc, CUresult};
 use gpumem_sys::{Driver, DriverError};
 
 /// The driver's name of some physical memory: of a handle, or a plain segment's address.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct RawHandle(pub(super) u64);
+
+/// The driver's word for that it has no more memory, or a limit's in its place: others may have taken what the limit
+/// allowed a moment ago, or it has become a lower one.
+pub(super) struct Said {
+    pub(super) error: DriverError,
+    pub(super) passed: Option<Passed>,
+}
 
 /// What a heap asks of the driver; one over plain segments only creates and releases.
 pub(super) trait Backing {
@@ -23,11 +31,13 @@ pub(super) trait Backing {
 pub(super) struct Vmm<'a> {
     driver: &'a Driver,
     access: &'a Access,
+    /// The limit that did not allow what was asked for last.
+    passed: Option<Passed>,
 }
 
 impl<'a> Vmm<'a> {
     pub(super) fn new(driver: &'a Driver, access: &'a Access) -> Self {
-        Self { driver, access }
+        Self { driver, access, passed: None }
     }
 
     /// For one device, the others keep what they have.
@@ -42,9 +52,19 @@ impl<'a> Vmm<'a> {
     }
 
     /// Beyond the limits that the pool shares there is no memory, as far as the heap can tell.
-    fn admit(&self, size_bytes: u64) -> Result<(), DriverError> {
-        let full = DriverError::Failed { call: "cuMemCreate", code: CUresult::CUDA_ERROR_OUT_OF_MEMORY };
-        self.access.dues().admit(size_bytes).map_err(|_| full)
+    fn admit(&mut self, size_bytes: u64) -> Result<(), DriverError> {
+        self.passed = self.access.dues().admit(size_bytes).err();
+        match self.passed {
+            None => Ok(()),
+            Some(_) => {
+                Err(DriverError::Failed { call: "cuMemCreate", code: CUresult::CUDA_ERROR_OUT_OF_MEMORY })
+            }
+        }
+    }
+
+    /// Who is behind an error that says that there is no more memory.
+    pub(super) fn said(&self, error: DriverError) -> Said {
+        Said { error, passed: self.passed }
     }
 
     fn create_handle(&self, size_bytes: u64) -> Result<u64, DriverError> {

@@ -1,16 +1,16 @@
 //! Why an allocation failed, and how use came to be what it is.
 
+use super::super::vmm::Said;
 use super::Shared;
 use crate::backend::Counts;
 use crate::error::PoolError;
 use crate::out_of_memory::{Attempt, OutOfMemory, Sample};
-use gpumem_sys::DriverError;
 
 /// Why the ladder ended in nothing.
 #[derive(Default)]
 pub(in super::super) struct Lack {
-    /// The driver's word for that it has no more memory, if that is what it said last.
-    pub(in super::super) said: Option<DriverError>,
+    /// What was said last, if that was that there is no more memory.
+    pub(in super::super) said: Option<Said>,
     pub(in super::super) attempts: Vec<Attempt>,
     /// Whether the heap has so much, or may grow so far, that it leaves to threads what they have at hand of small blocks.
     pub(in super::super) spares_magazines: bool,
@@ -20,19 +20,17 @@ impl Shared {
     pub(in super::super) fn refusal(&self, requested_bytes: u64, lack: Lack) -> PoolError {
         let info = match self.device.memory_info() {
             Ok(info) => info,
-            Err(error) => return lack.said.map_or(error, PoolError::from),
+            Err(error) => return lack.said.map_or(error, |said| said.error.into()),
         };
-        let passed = self.access.dues().full_for(requested_bytes);
         let (counts, reserved) = (self.counts(), self.reserved());
         let (pending_bytes, largest_free_bytes) = {
             let heap = &self.core().heap;
             (heap.pending_bytes(), heap.largest_free_bytes(self.clocks()))
         };
-        // A limit that others have reached meanwhile, or that has become a lower one, looks like a driver without memory.
         let own_limit = || self.limits.passed(reserved.current_bytes);
-        let passed = match &lack.said {
-            None => passed.or_else(own_limit),
-            Some(_) => passed.filter(|_| info.free_bytes >= requested_bytes),
+        let passed = match lack.said {
+            None => self.access.dues().full_for(requested_bytes).or_else(own_limit),
+            Some(said) => said.passed,
         };
         let report = OutOfMemory {
             requested_bytes,
