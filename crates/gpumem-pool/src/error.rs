@@ -1,6 +1,7 @@
 //! [`PoolError`]: what a correct program can meet, and what it can do then.
 
 use crate::adaptor::Damage;
+use crate::alignment::ALIGNMENT_MIN;
 use crate::bytes::Bytes;
 use crate::device::Device;
 use crate::kind::MemoryKind;
@@ -313,6 +314,16 @@ impl PoolError {
             Some(_) => Self::LimitReached(Box::new(report)),
             None => Self::OutOfMemory(Box::new(report)),
         }
+    }
+
+    /// The same with a report that says what the request was before its backend added to it.
+    pub(crate) fn aligned(mut self, size_bytes: u64, alignment: u64) -> Self {
+        if let Some(report) = self.out_of_memory_mut()
+            && alignment > ALIGNMENT_MIN
+        {
+            (report.requested_bytes, report.alignment) = (size_bytes, alignment);
+        }
+        self
     }
 
     /// Takes what its report says was tried.

@@ -45,6 +45,8 @@ use std::sync::Arc;
 pub struct OutOfMemory {
     /// What was asked for.
     pub requested_bytes: u64,
+    /// What its start had to be a multiple of, if that was more than every block has; else 0.
+    pub alignment: u64,
     /// Whose memory was asked for.
     pub kind: MemoryKind,
     /// Who refused.
@@ -57,10 +59,16 @@ pub struct OutOfMemory {
     pub in_use_bytes: u64,
     /// How many those are.
     pub block_count: u64,
+    /// What of that is in blocks that grow, which are not among those.
+    pub growable_bytes: u64,
+    /// What of it no block of the program has any more, and is kept for captures and graphs.
+    pub graph_bytes: u64,
     /// Held from the device by this pool, blocks included.
     pub reserved_bytes: u64,
     /// Free in the pool, but waiting for work that the device has not done.
     pub pending_bytes: u64,
+    /// Behind the ends of blocks, whose sizes are rounded up: no block of its own fits there.
+    pub rounding_bytes: u64,
     /// The largest block that what is free in the pool would have made. Nothing where the driver keeps that to itself.
     pub largest_free_bytes: Option<u64>,
     /// Free on the device, as the driver sees it.
@@ -197,14 +205,20 @@ impl fmt::Display for OutOfMemory {
             writeln!(f, "{}", text.trim_end())
         };
         let mut row = |name: &str, bytes: u64, more: &str| known(name, Some(bytes), more);
-        row("in use", self.in_use_bytes, &blocks(self.block_count))?;
+        row("in use", self.in_use_bytes, &self.blocks())?;
+        if self.graph_bytes > 0 {
+            row("  graphs", self.graph_bytes, "dropped by the program, and kept for what it has captured")?;
+        }
         for (name, holder) in names.iter().zip(&self.holders) {
-            row(name, holder.in_use_bytes, &blocks(holder.block_count))?;
+            row(name, holder.in_use_bytes, &words::blocks(holder.block_count))?;
         }
         let largest = self.largest_free_bytes.map(|largest| format!("the largest piece {}", Bytes(largest)));
         row("cached", self.cached_bytes(), &largest.unwrap_or_default())?;
         if self.pending_bytes > 0 {
             row("  pending", self.pending_bytes, "freed, and waiting for the device")?;
+        }
+        if self.rounding_bytes > self.reserved_bytes / NOTABLE {
+            row("  rounding", self.rounding_bytes, "behind blocks, whose sizes are rounded up")?;
         }
         row("reserved", self.reserved_bytes, "")?;
         if self.limit_others_bytes > 0 {
@@ -236,9 +250,8 @@ impl fmt::Display for OutOfMemory {
     }
 }
 
-fn blocks(count: u64) -> String {
-    if count == 1 { "in 1 block".into() } else { format!("in {count} blocks") }
-}
+/// Less than this part of what is reserved is not worth a row.
+const NOTABLE: u64 = 64;
 
 /// Who is told of a refusal before the request returns.
 #[derive(Clone)]

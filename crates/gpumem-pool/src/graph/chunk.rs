@@ -43,6 +43,11 @@ impl Chunk {
         self.part_count == 0 && self.graphs.is_empty()
     }
 
+    /// Its size if it is such a pool's, and nobody but graphs has a part.
+    pub(super) fn kept_bytes(&self, is_of: impl Fn(&StateRef) -> bool) -> Option<u64> {
+        (self.part_count == 0 && is_of(&self.pool)).then(|| self.block.size_bytes())
+    }
+
     /// The stream that had it made, if that was in this capture.
     pub(super) fn home_in(&self, capture: u64) -> Option<Slot> {
         (self.maker == capture).then(|| self.home.slot())

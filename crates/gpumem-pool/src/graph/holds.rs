@@ -20,7 +20,7 @@ use crate::block::Block;
 use crate::clock::{Clocks, GRAPH_BIT, Order, Slot, Stamp, StreamId, uses};
 use crate::device::{Device, WeakDevice};
 use crate::graph::chunk::Chunk;
-use crate::state::StateRef;
+use crate::state::{State, StateRef};
 use crate::stream::Stream;
 use gpumem_sys::types::CUdeviceptr;
 use std::collections::{BTreeMap, BTreeSet};
@@ -283,6 +283,15 @@ impl Holds {
         freed.uses |= GRAPH_BIT;
         table.outside.insert(freed.piece.address, Outside { graphs: known, uses: 0 });
         table.drop_outside(pool, freed)
+    }
+
+    /// What is kept of a pool's memory that the program has dropped: all of it is to be had when no graph is left.
+    pub(crate) fn kept_bytes(&self, pool: &State) -> u64 {
+        let is_of = |other: &StateRef| core::ptr::eq(&raw const **other, pool);
+        let table = self.table();
+        let chunks = table.chunks.values().filter_map(|chunk| chunk.kept_bytes(is_of));
+        let kept = table.graphs.values().flat_map(|held| &held.kept).filter(|kept| is_of(&kept.pool));
+        chunks.chain(kept.map(|kept| kept.freed.size_bytes)).fold(0, u64::saturating_add)
     }
 
     fn with<T>(&self, graph: u64, work: impl FnOnce(&mut Held) -> T) -> Option<T> {

@@ -2,6 +2,7 @@
 //!
 //! | what is so | advice |
 //! | --- | --- |
+//! | most of what is in use is kept for graphs alone, and would do | drop graphs |
 //! | use grows with every step, and an empty pool would have had room | find the leak |
 //! | what is free waits for work that could not be waited for | wait for it |
 //! | there is enough, of the limit or of what the pool keeps | it is in pieces |
@@ -12,6 +13,7 @@
 //! | else | need less |
 
 use super::{OutOfMemory, RefusedBy};
+use crate::alignment::ALIGNMENT_MIN;
 use crate::kind::MemoryKind;
 use crate::options::BackendKind;
 
@@ -30,6 +32,8 @@ pub enum Advice {
     TryDifferently,
     /// The program keeps a little more at every step.
     FindTheLeak,
+    /// Most of what is in use was dropped, and is kept for what has been captured.
+    DropGraphs,
     /// The program wants more than there is.
     NeedLess,
     /// What is kept free for unified memory to work in is in the way.
@@ -51,13 +55,16 @@ impl OutOfMemory {
     /// One of our limits refused.
     fn advice_below(&self, limit_bytes: u64) -> Advice {
         let own_bytes = limit_bytes.saturating_sub(self.limit_others_bytes);
+        if self.would_graphs_do(own_bytes) {
+            return Advice::DropGraphs;
+        }
         if self.leaks_into(own_bytes) {
             return Advice::FindTheLeak;
         }
         if self.needed_bytes() <= limit_bytes {
-            let at_hand_bytes = own_bytes - self.in_use_bytes.min(own_bytes);
+            let at_hand_bytes = own_bytes.saturating_sub(self.held_bytes());
             let is_pending =
-                self.is_pending() || at_hand_bytes.saturating_sub(self.pending_bytes) < self.requested_bytes;
+                self.is_pending() || at_hand_bytes.saturating_sub(self.pending_bytes) < self.wanted_bytes();
             return if is_pending { Advice::WaitForWork } else { Advice::Defragment };
         }
         match () {
@@ -71,16 +78,19 @@ impl OutOfMemory {
     /// The driver refused.
     fn advice_for_device(&self) -> Advice {
         let free_bytes = if self.is_on_device() { self.device_free_bytes } else { 0 };
+        let wanted_bytes = self.wanted_bytes();
         let is_withheld =
-            free_bytes > 0 && self.requested_bytes.saturating_add(self.driver_unit_bytes()) <= free_bytes;
-        let in_pieces_bytes = self.cached_bytes().saturating_sub(self.pending_bytes);
-        let is_there = in_pieces_bytes.saturating_add(free_bytes) >= self.requested_bytes;
+            free_bytes > 0 && wanted_bytes.saturating_add(self.driver_unit_bytes()) <= free_bytes;
+        let in_pieces_bytes = self.idle_bytes().saturating_sub(self.pending_bytes);
+        let is_there = in_pieces_bytes.saturating_add(free_bytes) >= wanted_bytes;
+        let room_bytes = self.reserved_bytes.saturating_add(free_bytes);
         // A few percent are always idle somewhere: that is not why there is no more.
         let is_much_idle = in_pieces_bytes >= self.reserved_bytes / MUCH_IDLE;
         match () {
-            () if self.leaks_into(self.reserved_bytes.saturating_add(free_bytes)) => Advice::FindTheLeak,
+            () if self.would_graphs_do(room_bytes) => Advice::DropGraphs,
+            () if self.leaks_into(room_bytes) => Advice::FindTheLeak,
             () if self.is_pending() => Advice::WaitForWork,
-            () if in_pieces_bytes >= self.requested_bytes && is_much_idle => Advice::Defragment,
+            () if in_pieces_bytes >= wanted_bytes && is_much_idle => Advice::Defragment,
             () if is_withheld => Advice::TryDifferently,
             () if self.are_others_in_the_way() => Advice::FreeTheDevice,
             () if is_there => Advice::Defragment,
@@ -90,16 +100,39 @@ impl OutOfMemory {
 
     /// What the request would bring use to, of the limit that refused or of this pool alone.
     pub(super) fn needed_bytes(&self) -> u64 {
-        self.in_use_bytes.saturating_add(self.requested_bytes).saturating_add(self.limit_others_bytes)
+        self.held_bytes().saturating_add(self.wanted_bytes()).saturating_add(self.limit_others_bytes)
+    }
+
+    /// What blocks take, and their rounding with them.
+    fn held_bytes(&self) -> u64 {
+        self.in_use_bytes.saturating_add(self.rounding_bytes)
+    }
+
+    /// Reserved, and nothing's.
+    fn idle_bytes(&self) -> u64 {
+        self.cached_bytes().saturating_sub(self.rounding_bytes)
+    }
+
+    /// What the request takes: to have an aligned start, some more than was asked for.
+    fn wanted_bytes(&self) -> u64 {
+        let had_bytes =
+            if self.maker.backend == Some(BackendKind::Caching) { 2 << 20 } else { ALIGNMENT_MIN };
+        self.requested_bytes.saturating_add(self.alignment.saturating_sub(had_bytes))
+    }
+
+    /// Whether it is graphs that most of what is in use is kept for, and the request would fit where that is.
+    fn would_graphs_do(&self, room_bytes: u64) -> bool {
+        let others_bytes = self.held_bytes().saturating_sub(self.graph_bytes);
+        self.graph_bytes > others_bytes && others_bytes.saturating_add(self.wanted_bytes()) <= room_bytes
     }
 
     /// Whether use has grown like a leak, and that is what is in the way of a request: with nothing in use it would fit.
     fn leaks_into(&self, room_bytes: u64) -> bool {
-        self.growth.is_some() && self.requested_bytes <= room_bytes
+        self.growth.is_some() && self.wanted_bytes() <= room_bytes
     }
 
     fn is_pending(&self) -> bool {
-        self.pending_bytes > 0 && self.pending_bytes >= self.requested_bytes
+        self.pending_bytes > 0 && self.pending_bytes >= self.wanted_bytes()
     }
 
     /// Whether what the device has free says anything of this memory.
@@ -113,7 +146,7 @@ impl OutOfMemory {
     }
 
     fn has_room_beyond_the_limit(&self) -> bool {
-        let beyond_bytes = self.requested_bytes.saturating_sub(self.cached_bytes());
+        let beyond_bytes = self.wanted_bytes().saturating_sub(self.idle_bytes());
         !self.is_on_device() || beyond_bytes <= self.obtainable_bytes()
     }
 
@@ -125,9 +158,9 @@ impl OutOfMemory {
     /// Whether what others have would do, all of it if it is only pieces that are in the way. A context and libraries of our own
     /// are no others; another pool of this program always is.
     fn are_others_in_the_way(&self) -> bool {
-        let room_bytes = self.cached_bytes().saturating_add(self.obtainable_bytes());
-        let missing_bytes = match self.requested_bytes.saturating_sub(room_bytes) {
-            0 => self.requested_bytes,
+        let room_bytes = self.idle_bytes().saturating_add(self.obtainable_bytes());
+        let missing_bytes = match self.wanted_bytes().saturating_sub(room_bytes) {
+            0 => self.wanted_bytes(),
             missing_bytes => missing_bytes,
         };
         let would_do = |others_bytes, least_bytes| others_bytes >= missing_bytes.max(least_bytes);

@@ -28,7 +28,20 @@ impl OutOfMemory {
             (RefusedBy::Device, None) if self.kind == MemoryKind::Host => "the host".into(),
             (RefusedBy::Device, None) => "the device".into(),
         };
-        format!("out of {memory}: {who} refused {requested}")
+        let place = match self.alignment {
+            0 => String::new(),
+            alignment => format!(" at a multiple of {}", Bytes(alignment)),
+        };
+        format!("out of {memory}: {who} refused {requested}{place}")
+    }
+
+    /// What is in use lies in these.
+    pub(super) fn blocks(&self) -> String {
+        match (self.block_count, self.growable_bytes) {
+            (0, 1..) => "in blocks that grow".into(),
+            (_, 1..) => format!("{}, and in some that grow", blocks(self.block_count)),
+            _ => blocks(self.block_count),
+        }
     }
 
     /// The advice for this case.
@@ -39,6 +52,11 @@ impl OutOfMemory {
             Advice::FreeTheDevice => self.free_the_device(),
             Advice::Defragment => self.defragment(),
             Advice::TryDifferently => self.try_differently(),
+            Advice::DropGraphs => format!(
+                "{} are kept for what was captured, and no block of the program has them: drop what is launched no more (Graph, \
+                 GraphExec), or allocate before the captures what several graphs may use in turn",
+                Bytes(self.graph_bytes)
+            ),
             Advice::FindTheLeak => {
                 "something is kept at every step: drop it, or give steps a scope (Pool::scope) and see \
                                     in the status which tag grows"
@@ -68,7 +86,7 @@ impl OutOfMemory {
     /// What this pool could have at most, where that is known to be too little.
     fn all_there_is(&self) -> String {
         let own_bytes = self.device_total_bytes.saturating_sub(self.others_bytes());
-        let needed_bytes = self.in_use_bytes.saturating_add(self.requested_bytes);
+        let needed_bytes = self.needed_bytes().saturating_sub(self.limit_others_bytes);
         match self.kind == MemoryKind::Device && needed_bytes > own_bytes {
             true => format!("the {} that this device has for this pool", Bytes(own_bytes)),
             false => "there is".into(),
@@ -166,4 +184,8 @@ impl OutOfMemory {
         };
         format!("enough is free, but in pieces{pieces}: allocate large blocks first{more}")
     }
+}
+
+pub(super) fn blocks(count: u64) -> String {
+    if count == 1 { "in 1 block".into() } else { format!("in {count} blocks") }
 }

@@ -88,7 +88,8 @@ impl StateRef {
         let piece = self.relieved(|| match alignment <= ALIGNMENT_MIN {
             true => self.backend.alloc(size_bytes, stream),
             false => self.backend.alloc_aligned(size_bytes, alignment, stream),
-        })?;
+        });
+        let piece = piece.map_err(|error| error.aligned(size_bytes, alignment))?;
         if !self.backend.counts_blocks() {
             self.lifetime.count_in();
         }

@@ -83,6 +83,7 @@ impl State {
         };
         report.kind = kind;
         report.holders = self.tags.holders();
+        report.graph_bytes = self.clocks.holds().kept_bytes(self).min(report.in_use_bytes);
         report.other_pools_bytes =
             self.device.account().device_bytes().saturating_sub(own_bytes).min(report.others_bytes());
         let is_by_own = self.limits.family().is_of(report.refused_by, report.limit_bytes);

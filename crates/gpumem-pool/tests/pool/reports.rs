@@ -1,10 +1,10 @@
 //! What a refused request says where the reason is an unusual one.
 
 use crate::bench::{on_device_memory, on_each_backend, small};
-use crate::out_of_memory::{observed, refused};
+use crate::out_of_memory::{observed, refused, until_refused};
 use gpumem_pool::sys::CUresult;
 use gpumem_pool::sys::sim::{Effect, Rule};
-use gpumem_pool::{Advice, MemoryKind, PoolError, RefusedBy};
+use gpumem_pool::{Advice, BackendKind, CaptureMode, MemoryKind, PoolError, RefusedBy};
 
 const MIB: u64 = 1 << 20;
 
@@ -85,5 +85,74 @@ fn the_limit_that_is_proposed_is_enough() {
         assert!(text.contains("raise it to 64.001 MiB or more"), "{text}");
         let is_on_device = bench.kind != MemoryKind::Host;
         assert_eq!(text.contains("device free"), is_on_device, "{text}");
+    });
+}
+
+/// What graphs keep can't be had by dropping blocks: those are dropped already.
+#[test]
+fn memory_that_graphs_keep() {
+    on_device_memory(&small(), |bench| {
+        let (options, seen) = observed(bench);
+        let (pool, stream) = (options.build().unwrap(), bench.stream());
+        let used = pool.alloc(300 * MIB, &stream).unwrap();
+        let capture = stream.begin_capture(CaptureMode::Relaxed).unwrap();
+        let [scratch, result] = [300, 64].map(|size| pool.alloc(size * MIB, &stream).unwrap());
+        used.record_use(&stream);
+        drop((used, scratch));
+        let graph = capture.end().unwrap();
+        let error = pool.alloc(500 * MIB, &stream).unwrap_err();
+        assert_eq!(error.out_of_memory().map(|report| report.graph_bytes), Some(600 * MIB), "{error}");
+        assert_eq!(refused(bench, "graphs", &error, &seen), Advice::DropGraphs);
+        drop((graph, pool.alloc(50 * MIB, &stream).unwrap()));
+        bench.device.synchronize().unwrap();
+        drop(pool.alloc(500 * MIB, &stream).unwrap());
+        drop(result);
+    });
+}
+
+/// What a start at a large multiple takes beside the block is part of what there is no room for.
+#[test]
+fn an_aligned_request_is_told_as_it_was_made() {
+    on_device_memory(&small(), |bench| {
+        let (pool, stream) = (bench.builder().hard_limit(64 * MIB).build().unwrap(), bench.stream());
+        let error = pool.alloc_aligned(40 * MIB, 32 * MIB, &stream).unwrap_err();
+        let report = error.out_of_memory().unwrap();
+        assert_eq!((report.requested_bytes, report.alignment), (40 * MIB, 32 * MIB));
+        assert!(error.to_string().contains("refused 40.000 MiB at a multiple of 32.000 MiB"), "{error}");
+        assert_eq!(report.advice(), Advice::RaiseTheLimit, "{error}");
+        // What is proposed is enough.
+        pool.set_hard_limit(72 * MIB).unwrap();
+        drop(pool.alloc_aligned(40 * MIB, 32 * MIB, &stream).unwrap());
+    });
+}
+
+/// Where sizes are rounded up there is nothing in pieces that a larger block could be made of.
+#[test]
+fn small_blocks_that_fill_a_limit() {
+    on_device_memory(&small(), |bench| {
+        let (pool, stream) = (bench.builder().hard_limit(8 * MIB).build().unwrap(), bench.stream());
+        let (held, error) = until_refused(&pool, 1000, &stream);
+        let report = error.out_of_memory().unwrap();
+        assert_eq!(report.advice(), Advice::RaiseTheLimit, "{report}");
+        let is_rounded = bench.backend == BackendKind::Caching;
+        assert_eq!(report.rounding_bytes, if is_rounded { 24 * held.len() as u64 } else { 0 }, "{report}");
+        assert_eq!(error.to_string().contains("  rounding"), is_rounded, "{report}");
+    });
+}
+
+/// Blocks that grow are no part of the others' count, and all that is in use may be theirs.
+#[cfg(feature = "backend-caching")]
+#[test]
+fn blocks_that_grow() {
+    on_device_memory(&small(), |bench| {
+        let (pool, stream) = (bench.builder().hard_limit(128 * MIB).build().unwrap(), bench.stream());
+        let Ok(mut block) = pool.growable(1 << 30, &stream) else { return };
+        block.grow_to(100 * MIB).unwrap();
+        let error = block.grow_to(130 * MIB).unwrap_err();
+        assert!(error.to_string().contains("in use         100.000 MiB  in blocks that grow\n"), "{error}");
+        assert!(error.to_string().contains("raise it to 130.000 MiB or more"), "{error}");
+        let _other = pool.alloc(MIB, &stream).unwrap();
+        let error = pool.alloc(50 * MIB, &stream).unwrap_err();
+        assert!(error.to_string().contains("101.000 MiB  in 1 block, and in some that grow\n"), "{error}");
     });
 }

@@ -23,9 +23,11 @@ impl Shared {
             Err(error) => return lack.said.map_or(error, |said| said.error.into()),
         };
         let (counts, reserved) = (self.counts(), self.reserved());
-        let (pending_bytes, largest_free_bytes) = {
-            let heap = &self.core().heap;
-            (heap.pending_bytes(), heap.largest_free_bytes(self.clocks()))
+        let (pending_bytes, largest_free_bytes, used_bytes, growable_bytes) = {
+            let (core, clocks) = (self.core(), self.clocks());
+            let heap = &core.heap;
+            let largest_free_bytes = heap.largest_free_bytes(clocks);
+            (heap.pending_bytes(), largest_free_bytes, heap.used_bytes(), core.extents.size_bytes())
         };
         let own_limit = || self.limits.passed(reserved.current_bytes);
         let passed = match lack.said {
@@ -36,6 +38,8 @@ impl Shared {
             requested_bytes,
             in_use_bytes: counts.in_use_bytes,
             block_count: counts.block_count,
+            growable_bytes,
+            rounding_bytes: used_bytes.saturating_sub(counts.in_use_bytes.saturating_sub(growable_bytes)),
             reserved_bytes: reserved.current_bytes,
             pending_bytes,
             largest_free_bytes: Some(largest_free_bytes),

@@ -131,6 +131,54 @@ pub(super) fn cases() -> Vec<Case> {
             "tight",
         ),
         (
+            "pieces that are no more than what sizes were rounded up by",
+            OutOfMemory {
+                rounding_bytes: 2 * GIB,
+                ..limited(8 * GIB, alone(24 * GIB, 6 * GIB, 2 * GIB, GIB))
+            },
+            RaiseTheLimit,
+            "raise it to 9.000 GiB",
+            "pieces",
+        ),
+        (
+            "an aligned block below a limit",
+            OutOfMemory { alignment: 512 * MIB, ..limited(GIB, alone(24 * GIB, 0, 0, 768 * MIB)) },
+            RaiseTheLimit,
+            "raise it to 1.249 GiB",
+            "pieces",
+        ),
+        (
+            "graphs that nobody launches",
+            OutOfMemory { graph_bytes: 10 * GIB, ..alone(24 * GIB, 18 * GIB, 0, 8 * GIB) },
+            DropGraphs,
+            "10.000 GiB are kept for what was captured",
+            "batches",
+        ),
+        (
+            "one more graph at every step, below a limit",
+            OutOfMemory {
+                graph_bytes: 7 * GIB,
+                ..leaking(limited(8 * GIB, alone(24 * GIB, 8 * GIB, 0, GIB)))
+            },
+            DropGraphs,
+            "GraphExec",
+            "raise",
+        ),
+        (
+            "a few graphs, and a batch that is too large",
+            OutOfMemory { graph_bytes: 4 * GIB, ..alone(24 * GIB, 18 * GIB, 0, 8 * GIB) },
+            NeedLess,
+            "smaller",
+            "Graph",
+        ),
+        (
+            "graphs, and what would not fit without them",
+            OutOfMemory { graph_bytes: 2 * GIB, ..limited(4 * GIB, alone(24 * GIB, 3 * GIB, 0, 6 * GIB)) },
+            RaiseTheLimit,
+            "raise it to 9.000 GiB",
+            "Graph",
+        ),
+        (
             "pieces of the device",
             alone(16 * GIB, 9 * GIB, 5 * GIB, 3 * GIB),
             Defragment,
