@@ -80,7 +80,7 @@ pub struct OutOfMemory {
     /// The other processes on the device, the largest first, as far as they are known: asked for only where what others hold
     /// is in the way, and only with the feature `nvml`, or of the software driver.
     pub processes: Vec<ProcessUsage>,
-    /// What was tried before giving up and did anything, in this order; once for all times that it was tried.
+    /// What was tried before giving up, in this order; once for all times that it was tried.
     pub attempts: Vec<Attempt>,
     /// The largest holders, by tag; untagged blocks have none.
     pub holders: Vec<Holder>,
@@ -144,6 +144,11 @@ pub struct Attempt {
 }
 
 impl Attempt {
+    /// It is not worth a line.
+    fn is_idle(&self) -> bool {
+        self.gained_bytes == 0 && self.failures.is_empty()
+    }
+
     /// What is tried again is one with what it was the first time.
     pub(crate) fn add_to(self, attempts: &mut Vec<Self>) {
         match attempts.iter_mut().find(|earlier| earlier.name == self.name) {
@@ -236,13 +241,14 @@ impl fmt::Display for OutOfMemory {
             let total = format!("of {}", Bytes(self.device_total_bytes));
             known("device free", Some(self.device_free_bytes), &total)?;
         }
-        for attempt in &self.attempts {
-            let Attempt { name, gained_bytes, took, failures } = attempt;
+        let (idle, fruitful): (Vec<_>, Vec<_>) = self.attempts.iter().partition(|tried| tried.is_idle());
+        for Attempt { name, gained_bytes, took, failures } in fruitful {
             writeln!(f, "  tried: {name}: {} in {took:.1?}", Bytes(*gained_bytes))?;
             for failure in failures {
                 writeln!(f, "    failed: {failure}")?;
             }
         }
+        f.write_str(&words::gave_nothing(&idle))?;
         if let Some(growth) = &self.growth {
             writeln!(f, "  {growth}")?;
         }

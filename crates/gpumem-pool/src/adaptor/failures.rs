@@ -161,10 +161,10 @@ fn device_full(requested_bytes: u64, device: &Device) -> PoolError {
         requested_bytes,
         device_total_bytes,
         attempts: vec![Attempt {
-            name: "a failure on purpose, of the adaptor `failures`",
+            name: "ask the adaptor `failures`",
             gained_bytes: 0,
             took: Duration::ZERO,
-            failures: Vec::new(),
+            failures: vec!["on purpose: it was put around this pool to try what happens then".into()],
         }],
         ..OutOfMemory::default()
     }))

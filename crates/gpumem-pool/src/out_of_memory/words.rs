@@ -1,6 +1,6 @@
 //! What an [`OutOfMemory`] says in sentences: who refused, and the advice.
 
-use super::{Advice, Maker, OutOfMemory, RefusedBy};
+use super::{Advice, Attempt, Maker, OutOfMemory, RefusedBy};
 use crate::bytes::Bytes;
 use crate::kind::MemoryKind;
 use crate::options::BackendKind;
@@ -185,6 +185,29 @@ impl OutOfMemory {
         format!("enough is free, but in pieces{pieces}: allocate large blocks first{more}")
     }
 }
+
+/// What was tried and gave nothing, a few to a line.
+pub(super) fn gave_nothing(attempts: &[&Attempt]) -> String {
+    let mut text = String::new();
+    // How long it took says nothing about where a line should end.
+    let mut width = 0;
+    for (index, Attempt { name, took, .. }) in attempts.iter().enumerate() {
+        width += name.len();
+        let between = match index {
+            0 => "  gave nothing: ",
+            _ if width <= LINE_WIDTH => ", ",
+            _ => {
+                width = name.len();
+                ",\n    "
+            }
+        };
+        text += &format!("{between}{name} ({took:.0?})");
+    }
+    if text.is_empty() { text } else { text + "\n" }
+}
+
+/// Of names alone.
+const LINE_WIDTH: usize = 80;
 
 pub(super) fn blocks(count: u64) -> String {
     if count == 1 { "in 1 block".into() } else { format!("in {count} blocks") }

@@ -156,3 +156,28 @@ fn blocks_that_grow() {
         assert!(error.to_string().contains("101.000 MiB  in 1 block, and in some that grow\n"), "{error}");
     });
 }
+
+/// Each rung of the ladder has been climbed before a request is refused, and says so: also when it was for nothing.
+#[test]
+fn every_rung_is_told() {
+    on_device_memory(&small(), |bench| {
+        let (pool, stream, other) = (bench.pool(), bench.stream(), bench.stream());
+        let held = pool.alloc(600 * MIB, &stream).unwrap();
+        let freed = pool.alloc(100 * MIB, &other).unwrap();
+        bench.fill(&freed, 1, &other);
+        drop(freed);
+        let error = pool.alloc(600 * MIB, &stream).unwrap_err();
+        let attempts = &error.out_of_memory().unwrap().attempts;
+        let expected = if bench.backend == BackendKind::Caching { 12 } else { 1 };
+        assert_eq!(attempts.len(), expected, "{error}");
+        let text = error.to_string();
+        for attempt in attempts {
+            assert_eq!(text.matches(attempt.name).count(), 1, "{}: {text}", attempt.name);
+            let line = text.lines().find(|line| line.contains(attempt.name)).unwrap();
+            assert_eq!(line.contains("tried: "), attempt.gained_bytes > 0, "{text}");
+        }
+        let gained_bytes: u64 = attempts.iter().map(|attempt| attempt.gained_bytes).sum();
+        assert!(gained_bytes >= 100 * MIB || bench.backend != BackendKind::Caching, "{text}");
+        drop(held);
+    });
+}

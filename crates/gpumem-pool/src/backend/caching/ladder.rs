@@ -33,7 +33,7 @@ use crate::context::Relaxed;
 use crate::error::PoolError;
 use crate::out_of_memory::Attempt;
 use gpumem_sys::types::CUresult;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 /// What a rung came to.
 enum Step {
@@ -49,6 +49,19 @@ enum Reach {
     Ready,
     Recycled,
     Limit,
+}
+
+/// What a rung has given back, and what it took, each time that it was climbed.
+#[derive(Clone, Copy, Default)]
+struct Tried {
+    gained_bytes: u64,
+    took: Duration,
+}
+
+impl Tried {
+    fn named(self, name: &'static str) -> Attempt {
+        Attempt { name, gained_bytes: self.gained_bytes, took: self.took, failures: Vec::new() }
+    }
 }
 
 type Rung = fn(&Shared, &Request, &mut Lack) -> Result<Step, PoolError>;
@@ -84,16 +97,18 @@ pub(super) fn climb(
 ) -> Result<Option<Piece>, PoolError> {
     let _relaxed = Relaxed::enter(shared.device.driver())?;
     let _bound = shared.device.enter()?;
-    let mut deadline = None;
+    let (mut deadline, mut tried) = (None, [Tried::default(); RUNGS.len() + LAST_RUNGS.len()]);
     loop {
         let before = shared.begin_look();
-        if let Some(piece) = climb_once(shared, request, least_bytes, lack)? {
+        if let Some(piece) = climb_once(shared, request, least_bytes, lack, &mut tried)? {
             return Ok(Some(piece));
         }
         // What others had in their hands while this looked may be free now.
         let now = Instant::now();
         let is_late = now >= *deadline.get_or_insert(now + shared.dials.wait_deadline);
         if is_late || !shared.may_look_again(&before, least_bytes) {
+            let names = RUNGS.iter().chain(&LAST_RUNGS).map(|(name, _)| name);
+            lack.attempts.extend(names.zip(tried).map(|(name, tried)| tried.named(name)));
             return Ok(None);
         }
         std::thread::yield_now();
@@ -105,20 +120,19 @@ fn climb_once(
     request: &Request,
     least_bytes: u64,
     lack: &mut Lack,
+    tried: &mut [Tried],
 ) -> Result<Option<Piece>, PoolError> {
     let least = Request { size_bytes: least_bytes.min(request.size_bytes), ..*request };
     let rungs = RUNGS.iter().map(|rung| (rung, request)).chain(LAST_RUNGS.iter().map(|rung| (rung, &least)));
     let mut free_bytes = shared.core().heap.free_bytes(request.slot);
-    for ((name, rung), request) in rungs {
-        let start = Instant::now();
+    let mut start = Instant::now();
+    for (((_, rung), request), tried) in rungs.zip(tried) {
         let found = match rung(shared, request, lack)? {
             Step::Found(piece) => Some(piece),
             Step::Look(reach) => {
                 let before_bytes =
                     core::mem::replace(&mut free_bytes, shared.core().heap.free_bytes(request.slot));
-                let gained_bytes = free_bytes.saturating_sub(before_bytes).max(0).unsigned_abs();
-                Attempt { name, gained_bytes, took: start.elapsed(), failures: Vec::new() }
-                    .add_to(&mut lack.attempts);
+                tried.gained_bytes += free_bytes.saturating_sub(before_bytes).max(0).unsigned_abs();
                 search(shared, request, reach, lack)?
             }
             Step::Nothing => None,
@@ -126,6 +140,9 @@ fn climb_once(
         if found.is_some() {
             return Ok(found);
         }
+        let end = Instant::now();
+        tried.took += end - start;
+        start = end;
     }
     Ok(None)
 }
