@@ -170,6 +170,12 @@ impl Piece {
         (self.mark >> CLASS_SHIFT) as u16
     }
 
+    /// The class of one without a tag; with one, more than any class.
+    #[inline]
+    pub(crate) fn untagged_class(self) -> usize {
+        (self.mark >> CLASS_SHIFT) as usize
+    }
+
     /// 0 is none.
     #[inline]
     pub(crate) fn tag(self) -> u16 {

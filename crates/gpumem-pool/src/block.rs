@@ -120,7 +120,12 @@ impl Block {
     /// All work that uses the block is done, and so is all that was queued on its home stream before it was allocated,
     /// and the caller knows it: he has waited for it on the host.
     pub unsafe fn free_completed(self) {
-        ManuallyDrop::new(self).give_back(true);
+        let (piece, size_bytes, home, uses, pool) = self.into_parts();
+        if piece.tag() != 0 {
+            pool.untag(piece.tag(), size_bytes);
+        }
+        let piece = piece.without_tag();
+        pool.free(&Freed { piece, size_bytes, home, uses, is_complete: true });
     }
 
     /// Whether it has been used on another stream, or in a capture.
@@ -136,37 +141,28 @@ impl Block {
         self.pool
     }
 
-    #[inline]
-    fn give_back(&mut self, is_complete: bool) {
-        // Field by field, straight from the block: one that was made a moment ago is copied slowly in wider pieces.
-        let is_plain = self.piece.tag() == 0 && *self.uses.get_mut() == 0 && !is_complete;
-        if !(is_plain && self.pool.put_back_small(&self.piece, self.size_bytes, self.home)) {
-            self.give_back_anyhow(is_complete);
-        }
-    }
-
+    /// Past what the thread has at hand, or for a block that is more than a size and an address. By value: so a block that
+    /// goes back to where it was just taken from need not be in memory at all.
     #[inline(never)]
-    fn give_back_anyhow(&mut self, is_complete: bool) {
-        if self.piece.tag() != 0 {
-            self.pool.untag(self.piece.tag(), self.size_bytes);
-            self.piece = self.piece.without_tag();
+    fn give_back_anyhow(pool: StateRef, piece: Piece, size_bytes: u64, home: StreamId, uses: u64) {
+        if piece.tag() != 0 {
+            pool.untag(piece.tag(), size_bytes);
         }
-        let is_plain = *self.uses.get_mut() == 0 && !is_complete;
-        if !(is_plain && self.pool.put_back(&self.piece, self.size_bytes, self.home)) {
-            self.free(is_complete);
+        let piece = piece.without_tag();
+        if !(uses == 0 && pool.put_back(&piece, size_bytes, home)) {
+            pool.free(&Freed { piece, size_bytes, home, uses, is_complete: false });
         }
-    }
-
-    fn free(&mut self, is_complete: bool) {
-        let Self { piece, size_bytes, home, ref mut uses, pool } = *self;
-        pool.free(&Freed { piece, size_bytes, home, uses: *uses.get_mut(), is_complete });
     }
 }
 
 impl Drop for Block {
     #[inline]
     fn drop(&mut self) {
-        self.give_back(false);
+        let Self { piece, size_bytes, home, ref mut uses, pool } = *self;
+        let uses = *uses.get_mut();
+        if !(uses == 0 && pool.put_back_small(&piece, size_bytes, home)) {
+            Self::give_back_anyhow(pool, piece, size_bytes, home, uses);
+        }
     }
 }
 

@@ -146,7 +146,7 @@ fn miri() -> Result<Outcome> {
     }
     // The lock word and its barriers, the stacks behind it and the tables of what is a thread's own; the rest of the front
     // and of the tags is safe code.
-    let front = "caching::thread caching::barrier caching::tests::magazine caching::tests::depot \
+    let front = "caching::thread caching::barrier caching::tests::set caching::tests::depot \
                  caching::tests::budget tags::tests";
     cargo_of(
         "nightly",

@@ -61,7 +61,8 @@ impl Bench {
                 blocks[*place] = alloc(thread, size_bytes)?;
             }
             Ok(())
-        })?;
+        })?
+        .whole;
         let reading = self.reading().since(&before);
         let in_driver = reading.spent / plans.len() as u32;
         Ok((per(took.saturating_sub(in_driver), plans[0].steps.len() as u32), reading))

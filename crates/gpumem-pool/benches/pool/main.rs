@@ -18,8 +18,8 @@ use churn::Plan;
 use gpumem_pool::sys::{Driver, Sim, SimConfig};
 use gpumem_pool::{BackendKind, Block, Device, Pool, PoolBuilder, PoolError, Stream};
 use std::error::Error;
-use std::hint::black_box;
-use std::sync::{Barrier, mpsc};
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::mpsc;
 use std::time::{Duration, Instant};
 
 type Outcome<T> = Result<T, Box<dyn Error>>;
@@ -135,41 +135,37 @@ impl Bench {
         Ok(())
     }
 
-    /// Threads with a stream each: what one of them sees.
+    /// Threads with a stream each: what a pair takes one of them in the mean, of one thread too, to compare with. The other
+    /// figures of one thread are its best moments.
     fn threads(&self) -> Outcome<()> {
         for (size, size_bytes) in [SIZES[3], SIZES[4]] {
-            for thread_count in [2, 4, 8, 16] {
+            for thread_count in [1, 2, 4, 8, 16] {
                 let (pool, streams) = (self.pool()?, self.streams(thread_count)?);
                 // Room for a mebibyte in each thread's magazine.
                 pool.reserve(GROWN_BYTES)?;
-                let pairs = 400_000 / thread_count as u32;
+                let pairs = 50_000;
                 let work = |thread: usize| {
+                    let stream = &streams[thread];
                     for _ in 0..pairs {
-                        drop(pool.alloc(size_bytes, &streams[thread])?);
+                        drop(pool.alloc(size_bytes, stream)?);
                     }
                     Ok(())
                 };
-                self.row(&self.name(&format!("pair_{size}"), thread_count), || {
-                    Ok(per(together(thread_count, work)?, pairs))
+                let mean = if thread_count == 1 { "_mean" } else { "" };
+                self.row(&self.name(&format!("pair_{size}{mean}"), thread_count), || {
+                    Ok(per(together(thread_count, work)?.mean, pairs))
                 })?;
             }
         }
         Ok(())
     }
 
-    /// Allocated by one thread on its stream, freed by another; and what it takes to make as many records of a block's
-    /// size in one thread and to read them in the other.
+    /// Allocated by one thread on its stream, freed by another; and what it takes to bring the blocks from the one's caches into
+    /// the other's.
     fn hand_over(&self) -> Outcome<()> {
         let (pool, stream) = (self.pool()?, Stream::new(&self.device)?);
-        self.row(&self.name("handover_4KiB", 2), || {
-            handed_over(|_| Ok(pool.alloc(4 << 10, &stream)?), drop)
-        })?;
-        let record = |number| Ok([number; size_of::<Block>() / 8]);
-        self.row("pool/handover_records/2", || {
-            handed_over(record, |record| {
-                black_box(record);
-            })
-        })
+        self.row(&self.name("handover_4KiB", 2), || Ok(handed_over(&pool, &stream)?.0))?;
+        self.row(&self.name("handover_4KiB_passing", 2), || Ok(handed_over(&pool, &stream)?.1))
     }
 
     fn reading(&self) -> Reading {
@@ -225,17 +221,29 @@ impl Reading {
     }
 }
 
-/// Runs a body on so many threads that start together; the time from the first one's start to the last one's end.
+/// How long several threads took.
+struct Times {
+    /// From the first one's start to the last one's end.
+    whole: Duration,
+    /// From their own starts to their own ends.
+    mean: Duration,
+}
+
+/// Runs a body on so many threads that start together.
 fn together(
     thread_count: usize,
     work: impl Fn(usize) -> Result<(), PoolError> + Sync,
-) -> Result<Duration, PoolError> {
-    let gate = Barrier::new(thread_count);
+) -> Result<Times, PoolError> {
+    let ready_count = AtomicUsize::new(0);
     std::thread::scope(|scope| {
         let run = |thread: usize| {
-            let (gate, work) = (&gate, &work);
+            let (ready_count, work) = (&ready_count, &work);
             scope.spawn(move || {
-                gate.wait();
+                ready_count.fetch_add(1, Ordering::AcqRel);
+                // No barrier that sleeps: its threads wake one after the other.
+                while ready_count.load(Ordering::Acquire) < thread_count {
+                    std::thread::yield_now();
+                }
                 let start = Instant::now();
                 work(thread).map(|()| (start, Instant::now()))
             })
@@ -245,40 +253,48 @@ fn together(
         let times = times.collect::<Result<Vec<_>, _>>()?;
         let start = times.iter().map(|(start, _)| *start).min();
         let end = times.iter().map(|(_, end)| *end).max();
-        Ok(end.zip(start).map_or(Duration::ZERO, |(end, start)| end - start))
+        let whole = end.zip(start).map_or(Duration::ZERO, |(end, start)| end - start);
+        let sum: Duration = times.iter().map(|(start, end)| *end - *start).sum();
+        Ok(Times { whole, mean: sum / thread_count as u32 })
     })
 }
 
-/// What one item takes both threads together.
-fn handed_over<T: Send + 'static>(
-    make: impl Fn(u64) -> Outcome<T>,
-    take: impl Fn(T) + Send + 'static,
-) -> Outcome<f64> {
+/// What a block takes both threads together: the pool's part, and that of passing it on.
+fn handed_over(pool: &Pool, stream: &Stream) -> Outcome<(f64, f64)> {
     let (batches, batch) = (400, 250);
-    let (sender, receiver) = mpsc::sync_channel::<Vec<T>>(2);
-    // Hand-over itself is made cheap by the batch, and both sides are timed by themselves.
+    let (sender, receiver) = mpsc::sync_channel::<Vec<Block>>(2);
     let consumer = std::thread::spawn(move || {
-        let mut spent = Duration::ZERO;
-        for items in receiver {
+        let (mut freeing, mut passing) = (Duration::ZERO, Duration::ZERO);
+        let mut own = Vec::with_capacity(batch);
+        for blocks in receiver {
+            let came = Instant::now();
+            own.extend(blocks);
             let start = Instant::now();
-            items.into_iter().for_each(&take);
-            spent += start.elapsed();
+            own.clear();
+            freeing += start.elapsed();
+            passing += start - came;
         }
-        spent
+        (freeing, passing)
     });
-    let mut spent = Duration::ZERO;
+    let (mut allocating, mut passing) = (Duration::ZERO, Duration::ZERO);
+    let mut own = Vec::with_capacity(batch);
     for _ in 0..batches {
-        let mut items = Vec::with_capacity(batch as usize);
         let start = Instant::now();
-        for number in 0..batch {
-            items.push(make(number)?);
+        for _ in 0..batch {
+            own.push(pool.alloc(4 << 10, stream)?);
         }
-        spent += start.elapsed();
-        sender.send(items)?;
+        let end = Instant::now();
+        let mut blocks = Vec::with_capacity(batch);
+        blocks.append(&mut own);
+        allocating += end - start;
+        passing += end.elapsed();
+        // A list for many makes the channel's part small, which nobody times.
+        sender.send(blocks)?;
     }
     drop(sender);
-    spent += consumer.join().map_err(|_| "the consumer failed")?;
-    Ok(per(spent, batches * batch as u32))
+    let (freeing, took) = consumer.join().map_err(|_| "the consumer failed")?;
+    let count = (batches * batch) as u32;
+    Ok((per(allocating + freeing, count), per(passing + took, count)))
 }
 
 fn per(took: Duration, count: u32) -> f64 {

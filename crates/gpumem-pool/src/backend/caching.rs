@@ -8,7 +8,7 @@
 //! | --- | --- |
 //! | `shared` | front and heap of one pool, put together |
 //! | `class` | size classes of blocks up to 1 MiB |
-//! | `thread`, `magazine`, `lock`, `barrier` | what a thread keeps at hand of a stream's freed blocks; how others get at it |
+//! | `thread`, `set`, `magazine`, `lock`, `barrier` | what a thread keeps at hand of a stream's freed blocks; how others get at it |
 //! | `recent` | the last few larger blocks that came back |
 //! | `depot`, `budget` | batches that wander between threads; how much all of this may hold |
 //! | `front` | magazines and depot of one pool |
@@ -35,6 +35,8 @@ mod lock;
 #[allow(unsafe_code)]
 mod magazine;
 mod recent;
+#[allow(unsafe_code)]
+mod set;
 mod shared;
 #[cfg(not(feature = "shuttle"))]
 mod sync;
@@ -63,22 +65,21 @@ use shared::Shared;
 use std::sync::Arc;
 
 pub(crate) struct CachingBackend {
-    /// Never used again: what a thread remembers of a pool that is gone matches no other.
-    front: u64,
     shared: Arc<Shared>,
 }
 
 impl CachingBackend {
     pub(super) fn new(options: &PoolBuilder, limits: &Limits) -> Result<Self, PoolError> {
-        static NEXT: AtomicU64 = AtomicU64::new(1);
-        let front = NEXT.fetch_add(1, Ordering::Relaxed);
-        Ok(Self { front, shared: Shared::new(front, options, limits)? })
+        // Never used again: what a thread remembers of a pool that is gone matches no other.
+        static NEXT: AtomicU64 = AtomicU64::new(thread::FRONT_STEP);
+        let front = NEXT.fetch_add(thread::FRONT_STEP, Ordering::Relaxed);
+        Ok(Self { shared: Shared::new(front, options, limits)? })
     }
 }
 
 impl CachingBackend {
     pub(super) fn near(&self) -> u64 {
-        self.front
+        self.shared.near()
     }
 
     #[inline(always)]
@@ -90,15 +91,15 @@ impl CachingBackend {
 
     #[inline(always)]
     pub(super) fn put_back_small(near: u64, piece: &Piece, size_bytes: u64, home: StreamId) -> bool {
-        let Some(class) = Class::at(usize::from(piece.class())) else { return false };
-        let put = |set: magazine::Own<'_>| {
+        let Some(class) = Class::at(piece.untagged_class()) else { return false };
+        let put = |set: set::Own<'_>| {
             set.put(class, size_bytes, magazine::Piece { address: piece.address, record: piece.record() })
         };
         thread::with_near(near, home.0, put) == Some(true)
     }
 
     pub(super) fn put_back(&self, near: u64, piece: &Piece, size_bytes: u64, home: StreamId) -> bool {
-        if Class::at(usize::from(piece.class())).is_some() {
+        if Class::at(piece.untagged_class()).is_some() {
             return Self::put_back_small(near, piece, size_bytes, home);
         }
         let Some(large) = self.shared.large(piece, size_bytes, home) else { return false };

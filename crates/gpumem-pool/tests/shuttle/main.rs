@@ -24,11 +24,14 @@ mod magazine;
 mod planted;
 #[path = "../../src/backend/caching/recent.rs"]
 mod recent;
+#[path = "../../src/backend/caching/set.rs"]
+mod set;
 mod sync;
 
 use class::Class;
 use front::{Front, Spill};
-use magazine::{Own, Piece, Set};
+use magazine::Piece;
+use set::{Own, Set};
 use shuttle::scheduler::{PctScheduler, RandomScheduler, Scheduler};
 use shuttle::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use shuttle::sync::{Arc, Mutex};
@@ -67,7 +70,7 @@ impl World {
     fn new() -> Arc<Self> {
         let in_hand = (0..500).map(|_| AtomicBool::new(false)).collect();
         let (next_record, back) = (AtomicU32::new(0), Mutex::new(Vec::new()));
-        Arc::new(Self { front: Front::new(CAP_BYTES), next_record, in_hand, back })
+        Arc::new(Self { front: Front::new(1, CAP_BYTES), next_record, in_hand, back })
     }
 
     fn take(&self, set: Own<'_>, class: Class) -> Piece {

@@ -59,7 +59,7 @@ impl Class {
     /// The class at a place, counted from 0.
     #[inline]
     pub(super) fn at(index: usize) -> Option<Self> {
-        u8::try_from(index).ok().filter(|_| index < Self::COUNT).map(Self)
+        if index < Self::COUNT { Some(Self(index as u8)) } else { None }
     }
 
     /// How many blocks move at once between a magazine and the depot.

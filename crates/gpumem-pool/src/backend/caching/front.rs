@@ -20,13 +20,16 @@ use super::budget::Budget;
 use super::class::Class;
 use super::counters::Counters;
 use super::depot::{Batch, Depot};
-use super::magazine::{Own, Piece, Set, close_all, visit_all};
+use super::magazine::Piece;
 use super::recent::Large;
+use super::set::{Name, Own, Set, close_all, visit_all};
 use super::sync::{Arc, AtomicU32, Mutex, MutexGuard, Ordering};
 use std::collections::BTreeMap;
 
 #[derive(Debug)]
 pub(super) struct Front<S> {
+    /// By which threads find its sets: never 0, and never used again.
+    number: u64,
     budget: Budget,
     depot: Depot<S>,
     registry: Mutex<Registry>,
@@ -50,8 +53,9 @@ struct Registry {
 pub(super) type Spill<S> = Vec<(Piece, S)>;
 
 impl<S: Copy + From<u64>> Front<S> {
-    pub(super) fn new(cap_bytes: u64) -> Self {
+    pub(super) fn new(number: u64, cap_bytes: u64) -> Self {
         Self {
+            number,
             budget: Budget::new(cap_bytes),
             depot: Depot::new(),
             registry: Mutex::new(Registry {
@@ -63,6 +67,10 @@ impl<S: Copy + From<u64>> Front<S> {
             refusal_count: AtomicU32::new(0),
             set_count: AtomicU32::new(0),
         }
+    }
+
+    pub(super) fn number(&self) -> u64 {
+        self.number
     }
 
     /// How much all magazines and the depot may hold together from now on.
@@ -85,7 +93,7 @@ impl<S: Copy + From<u64>> Front<S> {
         if let Some(set) = left {
             return Some(Arc::clone(set));
         }
-        let set = Arc::new(Set::new(stream));
+        let set = Arc::new(Set::new(Name { front: self.number, stream }));
         registry.sets.push(Arc::clone(&set));
         self.note_sets(&registry);
         Some(set)
@@ -149,7 +157,7 @@ impl<S: Copy + From<u64>> Front<S> {
     pub(super) fn drain_own(&self, set: Own<'_>, stamp: impl Fn(u64) -> S, spill: &mut Spill<S>) {
         let mut pieces = Vec::new();
         let given_bytes = set.with(|magazines| {
-            magazines.empty_recent(leaving(spill));
+            magazines.recent.empty(leaving(spill));
             magazines.shrink(0, |piece| pieces.push(piece))
         });
         self.budget.give_back(given_bytes.unwrap_or(0));
@@ -172,7 +180,7 @@ impl<S: Copy + From<u64>> Front<S> {
     pub(super) fn drain_recent(&self, spill: &mut Spill<S>) {
         let registry = self.lock();
         let having = registry.sets.iter().filter(|set| set.has_recent()).map(|set| (&**set, ()));
-        visit_all(having, |_, (), magazines| magazines.empty_recent(leaving(spill)));
+        visit_all(having, |_, (), magazines| magazines.recent.empty(leaving(spill)));
     }
 
     /// Drains and forgets the sets of streams that are gone. Returns what the heap was told that they keep.
@@ -305,7 +313,7 @@ impl<S: Copy + From<u64>> Front<S> {
             let mut pieces = Vec::new();
             self.budget.give_back(magazines.shrink(keep_bytes, |piece| pieces.push(piece)));
             if keep_bytes == 0 {
-                magazines.empty_recent(leaving(spill));
+                magazines.recent.empty(leaving(spill));
             }
             left.push((set, pieces));
         });
@@ -323,9 +331,9 @@ impl<S: Copy + From<u64>> Front<S> {
         close_all(sets.iter().map(|set| &**set), |set, magazines| {
             let mut pieces = Vec::new();
             self.budget.give_back(magazines.shrink(0, |piece| pieces.push(piece)));
-            magazines.empty_recent(leaving(spill));
+            magazines.recent.empty(leaving(spill));
             sum = sum + set.counters();
-            kept_bytes += magazines.forget_recent();
+            kept_bytes += magazines.recent.forget();
             left.push((set, pieces));
         });
         left.into_iter().for_each(|(set, pieces)| stamped(set, pieces, &stamp, spill));

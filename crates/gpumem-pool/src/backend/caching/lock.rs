@@ -52,8 +52,7 @@ impl<T> Locked<T> {
         let _held = Word { word: &self.held, after: FREE };
         light();
         // Acquire: what the last claimer did to the value is seen here.
-        let claim = self.claim.load(Ordering::Acquire);
-        if claim != FREE && !(claim == FENCED && self.is_unclaimed_behind_a_fence()) {
+        if self.claim.load(Ordering::Acquire) != FREE && !self.is_unclaimed_behind_a_fence() {
             return None;
         }
         // SAFETY: the barriers are made in between, so a claimer whose claim was not seen here sees that the value is held,
@@ -64,8 +63,11 @@ impl<T> Locked<T> {
     /// Without a call, whose caller would have to save what it has in registers.
     #[inline(always)]
     fn is_unclaimed_behind_a_fence(&self) -> bool {
-        fence();
-        self.claim.load(Ordering::Acquire) == FENCED
+        let is_fenced = || self.claim.load(Ordering::Acquire) == FENCED;
+        is_fenced() && {
+            fence();
+            is_fenced()
+        }
     }
 
     /// The same after waiting until nobody else has it; `None` once it is closed.

@@ -36,8 +36,9 @@ use super::front::Front;
 use super::gate::{Entered, Gate};
 use super::heap::{Heap, Request};
 use super::ladder;
-use super::magazine::{Own, Piece};
+use super::magazine::Piece;
 use super::recent::Step;
+use super::set::Own;
 use super::sync::Mutex;
 use super::vmm::Vmm;
 use super::{of_class, of_heap, thread};
@@ -57,8 +58,6 @@ pub(super) use refusal::Lack;
 use std::sync::{Arc, Weak};
 
 pub(super) struct Shared {
-    /// The front's number, by which threads find their sets.
-    id: u64,
     pub(super) device: Device,
     pub(super) dials: Dials,
     limits: Limits,
@@ -77,7 +76,7 @@ pub(super) struct Shared {
 }
 
 impl Shared {
-    pub(super) fn new(id: u64, options: &PoolBuilder, limits: &Limits) -> Result<Arc<Self>, PoolError> {
+    pub(super) fn new(front: u64, options: &PoolBuilder, limits: &Limits) -> Result<Arc<Self>, PoolError> {
         let PoolBuilder { device, family, .. } = options;
         let mut dials = options.dials.clone();
         // No stream waits in place of the host.
@@ -90,7 +89,6 @@ impl Shared {
             Memory::Segments(_) => Heap::of_segments(dials.clone()),
         };
         let shared = Arc::new(Self {
-            id,
             device: device.clone(),
             dials: dials.clone(),
             limits: limits.clone(),
@@ -100,7 +98,7 @@ impl Shared {
             idle: Idle::new(options.idle_after),
             hears_of_waits: AtomicBool::new(false),
             ranges,
-            front: Front::new(dials.magazine_bytes(0)),
+            front: Front::new(front, dials.magazine_bytes(0)),
             core: Gate::new(Core { heap, extents: Extents::default(), out_peak_bytes: 0 }),
             draining: Mutex::new(()),
         });
@@ -114,6 +112,11 @@ impl Shared {
             family.add_member(member);
         }
         Ok(shared)
+    }
+
+    /// Where threads have at hand what is free.
+    pub(super) fn near(&self) -> u64 {
+        self.front.number()
     }
 
     pub(super) fn alloc(&self, size_bytes: u64, stream: &Stream) -> Result<BlockPiece, PoolError> {
@@ -164,7 +167,7 @@ impl Shared {
         let Found { piece, room_bytes, keep_bytes } =
             self.climb(&request, least_bytes, size_bytes, Some(stream.id()))?;
         self.count_out(stream.id(), size_bytes);
-        thread::with_near(self.id, stream.id().0, |set| set.note_out(piece.record, keep_bytes));
+        thread::with_near(self.near(), stream.id().0, |set| set.note_out(piece.record, keep_bytes));
         let address = piece.address.next_multiple_of(alignment);
         Ok(of_heap(Piece { address, ..piece }, Step::floor(room_bytes - (address - piece.address))))
     }
@@ -200,7 +203,7 @@ impl Shared {
             self.give_all(spill);
             self.front.adopt(stream.0)
         };
-        thread::with_set(self.id, stream.0, adopt, work)
+        thread::with_set(self.near(), stream.0, adopt, work)
     }
 
     /// The ladder: what is free, with what the stream has freed most recently, cheapest first, and a fresh search after
@@ -216,7 +219,7 @@ impl Shared {
         if let Some(stream) = recent_of {
             // With the heap locked: whoever looks for memory finds it in the set or there, and never in somebody's hands.
             let give = |set: Own<'_>| set.empty_unkept(|large| core.give_large(large));
-            let kept = thread::with_near(self.id, stream.0, give).unwrap_or_default();
+            let kept = thread::with_near(self.near(), stream.0, give).unwrap_or_default();
             core.heap.note_kept(kept.0, kept.1);
         }
         if let Some(piece) = core.heap.take_ready(request, self.clocks()) {

@@ -1,10 +1,10 @@
 //! Which magazine set is this thread's for a stream: one look into a small table, without a destructor to ask about.
 //!
-//! The table is direct-mapped and holds bare pointers. Behind it this thread keeps each of its sets; when the thread
+//! The table is direct-mapped and holds bare pointers to sets, by their names. Behind it this thread keeps each of its sets; when the thread
 //! ends, that map's destructor clears the table and hands the sets over: the pool lists them too, so nothing is lost with
 //! the thread. Later destructors of the same thread find neither, and their frees take the slow path.
 
-use super::magazine::{Own, Set};
+use super::set::{Name, Own, Set};
 use core::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -12,14 +12,16 @@ use std::sync::Arc;
 /// Lets `work` have this thread's set for a front and a stream; `None` if the table does not have it.
 #[inline]
 pub(super) fn with_near<R>(front: u64, stream: u64, work: impl FnOnce(Own<'_>) -> R) -> Option<R> {
-    let entry = NEAR.with(|near| near[place(front, stream)].get());
-    if entry.front != front || entry.stream != stream {
+    let near = NEAR.with(|near| near[place(front, stream)].get());
+    // SAFETY: it is the name of nobody, or of a set that this thread's map holds: a set's name stands in the table only as
+    // long (`Sets::keep`, `Drop`).
+    if unsafe { *near } != (Name { front, stream }) {
         return None;
     }
-    // SAFETY: an entry stands in the table only while this thread's map holds the set (`Sets::keep`, `Drop`), and the map
-    // changes only in `bring_near` and at the thread's end: no `work` is as far as either. What it holds, the thread has
-    // adopted, and hands over when the map ends; and no `work` that a view is given comes back here.
-    Some(work(unsafe { (*entry.set).own() }))
+    // SAFETY: nobody has another name, so it is a set's, which begins with it. The map changes only in `bring_near` and at the
+    // thread's end: no `work` is as far as either. What it holds, the thread has adopted, and hands over when the map
+    // ends; and no `work` that a view is given comes back here.
+    Some(work(unsafe { (*near.cast::<Set>()).own() }))
 }
 
 /// As [`with_near`], but looks behind the table if need be, and puts there what it finds. `adopt` finds a set that this
@@ -45,7 +47,7 @@ fn bring_near(front: u64, stream: u64, adopt: impl FnOnce() -> Option<Arc<Set>>)
             Some(set) => set,
             None => sets.keep(front, stream, adopt()?),
         };
-        NEAR.with(|near| near[place(front, stream)].set(Near { front, stream, set }));
+        NEAR.with(|near| near[place(front, stream)].set(set.cast()));
         Some(())
     });
     brought.ok().flatten()
@@ -63,22 +65,18 @@ pub(super) fn each_set(front: u64, mut work: impl FnMut(Own<'_>)) {
     });
 }
 
-#[derive(Clone, Copy)]
-struct Near {
-    front: u64,
-    stream: u64,
-    set: *const Set,
-}
-
 /// As many streams of pools as a thread works on at a time without a longer look.
 const NEAR_COUNT: usize = 16;
 
+/// Fronts are numbered in such steps, so that those of two pools on the same streams don't get in each other's way.
+pub(super) const FRONT_STEP: u64 = 5;
+
 /// No front has the number 0.
-const NOTHING: Near = Near { front: 0, stream: 0, set: core::ptr::null() };
+static NOBODY: Name = Name { front: 0, stream: 0 };
 
 #[inline]
 fn place(front: u64, stream: u64) -> usize {
-    front.wrapping_mul(5).wrapping_add(stream) as usize % NEAR_COUNT
+    front.wrapping_add(stream) as usize % NEAR_COUNT
 }
 
 struct Sets {
@@ -107,35 +105,35 @@ impl Drop for Sets {
 
 fn forget_near() {
     // Threads of a model lose it sooner.
-    let _ = NEAR.try_with(|near| near.iter().for_each(|entry| entry.set(NOTHING)));
+    let _ = NEAR.try_with(|near| near.iter().for_each(|entry| entry.set(&NOBODY)));
 }
 
 super::sync::thread_local! {
-    static NEAR: [Cell<Near>; NEAR_COUNT] = const { [const { Cell::new(NOTHING) }; NEAR_COUNT] };
+    static NEAR: [Cell<*const Name>; NEAR_COUNT] = const { [const { Cell::new(&raw const NOBODY) }; NEAR_COUNT] };
     static SETS: RefCell<Sets> = const { RefCell::new(Sets { map: BTreeMap::new() }) };
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::backend::caching::magazine::close_all;
+    use crate::backend::caching::set::close_all;
     use std::sync::atomic::{AtomicU64, Ordering};
 
     /// Numbers of fronts that no other test uses.
     fn front() -> u64 {
         static NEXT: AtomicU64 = AtomicU64::new(1 << 40);
-        NEXT.fetch_add(1, Ordering::Relaxed)
+        NEXT.fetch_add(FRONT_STEP, Ordering::Relaxed)
     }
 
-    fn made(stream: u64) -> impl FnOnce() -> Option<Arc<Set>> {
-        move || Some(Arc::new(Set::new(stream)))
+    fn made(front: u64, stream: u64) -> impl FnOnce() -> Option<Arc<Set>> {
+        move || Some(Arc::new(Set::new(Name { front, stream })))
     }
 
     #[test]
     fn a_set_is_adopted_once_and_found_again() {
         let front = front();
         assert_eq!(with_near(front, 3, |set| set.stream()), None);
-        assert_eq!(with_set(front, 3, made(3), |set| set.stream()), Some(3));
+        assert_eq!(with_set(front, 3, made(front, 3), |set| set.stream()), Some(3));
         assert_eq!(with_near(front, 3, |set| set.stream()), Some(3));
         assert_eq!(with_near(front, 4, |set| set.stream()), None);
         assert_eq!(with_set(front, 3, || unreachable!("it is there already"), |set| set.stream()), Some(3));
@@ -145,7 +143,7 @@ mod tests {
     fn many_streams_share_the_table() {
         let front = front();
         for stream in 0..3 * NEAR_COUNT as u64 {
-            with_set(front, stream, made(stream), |_| ()).unwrap();
+            with_set(front, stream, made(front, stream), |_| ()).unwrap();
         }
         for stream in 0..3 * NEAR_COUNT as u64 {
             assert_eq!(with_set(front, stream, || None, |set| set.stream()), Some(stream));
@@ -159,17 +157,18 @@ mod tests {
     #[test]
     fn a_closed_set_makes_way_for_a_new_one() {
         let front = front();
-        let first = Arc::new(Set::new(3));
+        let first = Arc::new(Set::new(Name { front, stream: 3 }));
         with_set(front, 3, || Some(Arc::clone(&first)), |_| ()).unwrap();
         close_all([&*first], |_, _| ());
-        with_set(front, 3, made(3), |set| assert!(!set.is_closed())).unwrap();
+        with_set(front, 3, made(front, 3), |set| assert!(!set.is_closed())).unwrap();
         with_near(front, 3, |set| assert!(!set.is_closed())).unwrap();
         assert_eq!(Arc::strong_count(&first), 1);
     }
 
     #[test]
     fn the_end_of_a_thread_hands_its_sets_over() {
-        let (front, set) = (front(), Arc::new(Set::new(3)));
+        let front = front();
+        let set = Arc::new(Set::new(Name { front, stream: 3 }));
         std::thread::scope(|scope| {
             scope.spawn(|| with_set(front, 3, || Some(Arc::clone(&set)), |set| assert!(!set.adopt())));
         });
@@ -186,7 +185,7 @@ mod tests {
         impl Drop for Late {
             fn drop(&mut self) {
                 let is_near = with_near(self.0, 3, |_| ()).is_some();
-                let is_kept = with_set(self.0, 3, made(3), |_| ()).is_some();
+                let is_kept = with_set(self.0, 3, made(self.0, 3), |_| ()).is_some();
                 let _ = self.1.send((is_near, is_kept));
             }
         }
@@ -196,7 +195,7 @@ mod tests {
         std::thread::spawn(move || {
             // Destructors run in some order of their first uses: with one on either side, one of the two runs late.
             LATE.with(|late| *late.borrow_mut() = Some(Late(front, sender)));
-            with_set(front, 3, made(3), |_| ()).unwrap();
+            with_set(front, 3, made(front, 3), |_| ()).unwrap();
         })
         .join()
         .unwrap();

@@ -2,7 +2,8 @@
 
 use crate::backend::caching::class::Class;
 use crate::backend::caching::front::{Front, REFUSALS_BETWEEN_REBALANCES, Spill};
-use crate::backend::caching::magazine::{Piece, Set};
+use crate::backend::caching::magazine::Piece;
+use crate::backend::caching::set::Set;
 use crate::backend::caching::tests::own;
 use proptest::prelude::*;
 use std::sync::Arc;
@@ -22,7 +23,7 @@ struct World {
 
 impl World {
     fn new(cap_bytes: u64, streams: impl IntoIterator<Item = u64>) -> Self {
-        let front = Front::new(cap_bytes);
+        let front = Front::new(1, cap_bytes);
         let sets = streams.into_iter().map(|stream| front.adopt(stream).unwrap()).collect();
         Self { front, sets, next_record: 0, spill: Vec::new(), heap_visits: 0 }
     }

@@ -6,10 +6,10 @@ mod class;
 mod counters;
 mod depot;
 mod front;
-mod magazine;
 mod recent;
+mod set;
 
-use super::magazine::{Own, Set};
+use super::set::{Own, Set};
 
 /// The test's view of a set of its own.
 #[allow(unsafe_code)]
