@@ -9,7 +9,7 @@ use gpumem_tests::pool::{BackendKind, Block, Device, MemoryKind, Pool, PoolError
 use gpumem_tests::sys::sim::Schedule;
 use gpumem_tests::sys::{Driver, SimConfig};
 use proptest::prelude::*;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::Arc;
 
 const MIB: u64 = 1 << 20;
 
@@ -237,13 +237,15 @@ cases! {
         let device = Device::new(&counted.driver, 0).unwrap();
         for backend in backends(&device) {
             let pool = Pool::builder(&device).backend(backend).hard_limit(LIMITS_MIB[0] * MIB).build().unwrap();
-            let (is_over, start_bytes) = (AtomicBool::new(false), counted.held_bytes(MemoryKind::Device));
+            let start_bytes = counted.held_bytes(MemoryKind::Device);
             std::thread::scope(|scope| {
+                // Ends with this, even if by a panic: the threads go on as long.
+                let running = Arc::new(());
                 for thread in 0..6_usize {
-                    let (pool, is_over, device) = (&pool, &is_over, &device);
+                    let (pool, running, device) = (&pool, Arc::downgrade(&running), &device);
                     scope.spawn(move || {
                         let (stream, mut held, mut step) = (Stream::new(device).unwrap(), Vec::new(), thread);
-                        while !is_over.load(Ordering::Relaxed) {
+                        while running.strong_count() > 0 {
                             step += 1;
                             match pool.alloc((1 + step as u64 * 7 % 9) * MIB, &stream) {
                                 Ok(block) => held.push(block),
@@ -268,7 +270,6 @@ cases! {
                         assert!(reserved_bytes <= most_reserved_bytes(&pool, highest_bytes), "{backend}");
                     }
                 }
-                is_over.store(true, Ordering::Relaxed);
             });
             // It is all there again.
             pool.reclaim().unwrap();

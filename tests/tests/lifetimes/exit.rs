@@ -43,6 +43,7 @@ cases! {
                 std::thread::spawn(move || {
                     let hoard = Hoard::new(&pool);
                     tell.send(()).unwrap();
+                    drop(tell);
                     if is_busy {
                         loop {
                             drop((pool.alloc(5000, &hoard.stream), pool.alloc(3 << 20, &hoard.stream)));
@@ -52,7 +53,8 @@ cases! {
                     drop(hoard);
                 });
             }
-            told.iter().take(2).for_each(drop);
+            drop(tell);
+            assert_eq!(told.iter().count(), 2);
         }
     }
 }

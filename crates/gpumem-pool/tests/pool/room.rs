@@ -155,15 +155,15 @@ fn no_thread_fails_while_another_is_making_room() {
         let _registration = bench.device.register_reclaimable(&slow);
         let start = Barrier::new(6);
         std::thread::scope(|scope| {
-            let allocate = || {
-                let stream = bench.stream();
+            let allocate = |stream: Stream| {
                 let mut held: Vec<_> = (0..8).map(|_| pool.alloc(2 * MIB, &stream)).collect();
                 // All come to the limit at once.
                 start.wait();
                 held.extend((0..2).map(|_| pool.alloc(2 * MIB, &stream)));
                 held
             };
-            let threads: Vec<_> = (0..6).map(|_| scope.spawn(allocate)).collect();
+            let streams = [(); 6].map(|()| bench.stream());
+            let threads = streams.map(|stream| scope.spawn(move || allocate(stream)));
             // Each keeps what it got until all are done.
             let held: Vec<_> = threads.into_iter().map(|thread| thread.join().unwrap()).collect();
             held.iter().flatten().for_each(|held| assert!(held.is_ok(), "{held:?}"));

@@ -2,6 +2,7 @@
 
 use super::*;
 use gpumem_sys::sim::Schedule;
+use std::sync::mpsc::{Receiver, Sender, channel};
 
 #[test]
 fn a_copy_takes_as_long_as_on_the_device_it_was_measured_on() {
@@ -88,11 +89,11 @@ fn calls_cost_the_host_what_they_cost_beside_a_gpu() {
 
 #[test]
 fn a_call_costs_more_while_another_thread_is_in_the_driver() {
-    extern "C" fn wait(barrier: *mut c_void) {
-        // SAFETY: the barrier outlives the stream's work.
-        let barrier = unsafe { &*barrier.cast::<std::sync::Barrier>() };
-        barrier.wait();
-        barrier.wait();
+    type Ends = (Sender<()>, Receiver<()>);
+    extern "C" fn wait(ends: *mut c_void) {
+        // SAFETY: both outlive the stream's work, and are used here alone.
+        let (tell, wake) = unsafe { &*ends.cast::<Ends>() };
+        let _ = (tell.send(()), wake.recv());
     }
     let gpu = machine(SimConfig::new());
     let (context, waited) = (gpu.context as usize, gpu.stream() as usize);
@@ -102,24 +103,23 @@ fn a_call_costs_more_while_another_thread_is_in_the_driver() {
         host_ns(&gpu, || (0..count).for_each(|_| unsafe { gpu.cuEventRecord(event, stream).unwrap() }))
     };
     let alone_ns = record(1000);
-    let barrier = std::sync::Barrier::new(2);
+    let ((tell, told), (waker, wake)) = (channel(), channel());
     std::thread::scope(|scope| {
         let driver = gpu.driver.clone();
-        let at = (&raw const barrier) as usize;
         scope.spawn(move || {
-            // SAFETY: handles are live, and the barrier outlives the thread.
+            let ends: Ends = (tell, wake);
+            // SAFETY: handles are live, and the ends outlive the work.
             unsafe {
                 driver.cuCtxSetCurrent(std::ptr::without_provenance_mut(context)).unwrap();
                 let stream = std::ptr::without_provenance_mut(waited);
-                let barrier = std::ptr::with_exposed_provenance_mut(at);
-                driver.cuLaunchHostFunc(stream, Some(wait), barrier).unwrap();
+                driver.cuLaunchHostFunc(stream, Some(wait), (&raw const ends).cast_mut().cast()).unwrap();
                 driver.cuStreamSynchronize(stream).unwrap();
             }
         });
-        // The other thread is inside its host function from here to the second wait.
-        barrier.wait();
+        // The other thread is inside its host function from here until it is woken.
+        told.recv().unwrap();
         let together_ns = record(1000);
-        barrier.wait();
+        drop(waker);
         assert!((together_ns / alone_ns) > 2.5, "{alone_ns} {together_ns}");
     });
 }

@@ -176,7 +176,8 @@ fn a_changed_table_reaches_the_same_machine() {
     let guard = driver.teardown();
     let (sender, receiver) = std::sync::mpsc::channel();
     thread::scope(|scope| {
-        scope.spawn(|| {
+        let wrapped = &wrapped;
+        scope.spawn(move || {
             let _guard = wrapped.teardown();
             sender.send(()).unwrap();
         });

@@ -1,6 +1,7 @@
 //! What runs before what: everything that streams and events allow happens for some seed, and nothing else for any.
 
 use super::*;
+use std::sync::mpsc::{Receiver, channel};
 
 const SEEDS: u64 = 1_000;
 
@@ -255,15 +256,14 @@ fn host_functions_run_in_order_and_may_not_call_the_driver() {
 #[test]
 fn a_host_function_may_wait_for_a_thread_that_calls_the_driver() {
     unsafe extern "C" fn wait(data: *mut c_void) {
-        // SAFETY: the test passes a barrier that outlives the work.
-        unsafe { &*data.cast::<std::sync::Barrier>() }.wait();
+        // SAFETY: the test passes a receiver that outlives the work, and uses it nowhere else.
+        let _told = unsafe { &*data.cast::<Receiver<()>>() }.recv();
     }
     for seed in 0..8 {
         let gpu = seeded(seed);
-        let (stream, byte, barrier) = (gpu.stream(), gpu.alloc(1), std::sync::Barrier::new(2));
+        let (stream, byte, (tell, told)) = (gpu.stream(), gpu.alloc(1), channel());
         std::thread::scope(|scope| {
             let (driver, context) = (gpu.driver.clone(), gpu.context as usize);
-            let barrier = &barrier;
             scope.spawn(move || {
                 let context = std::ptr::without_provenance_mut(context);
                 // SAFETY: handles and addresses are checked by the driver; host memory outlives the work on it.
@@ -271,11 +271,10 @@ fn a_host_function_may_wait_for_a_thread_that_calls_the_driver() {
                 let other = Machine { driver, context };
                 let stream = other.stream();
                 other.sync(stream);
-                barrier.wait();
+                tell.send(()).unwrap();
             });
             // SAFETY: handles and addresses are checked by the driver; host memory outlives the work on it.
-            unsafe { gpu.cuLaunchHostFunc(stream, Some(wait), std::ptr::from_ref(barrier) as *mut c_void) }
-                .unwrap();
+            unsafe { gpu.cuLaunchHostFunc(stream, Some(wait), (&raw const told).cast_mut().cast()) }.unwrap();
             gpu.fill(stream, byte, 8, 1);
             assert_eq!(gpu.download(stream, byte, 1), [8]);
         });
