@@ -1,7 +1,9 @@
 //! The programs that the steps call: cargo, under the current toolchain or another.
 
+use super::watched;
 use anyhow::{Context, Result, ensure};
-use std::process::{Command, Stdio};
+use std::process::Command;
+use std::time::Duration;
 
 /// A cargo command in the making.
 pub(super) struct Cargo {
@@ -27,7 +29,7 @@ impl Cargo {
         for (name, _) in std::env::vars().filter(|(name, _)| name.starts_with("GPUMEM_")) {
             command.env_remove(name);
         }
-        command.current_dir(crate::root()).args(args.split_whitespace()).stdin(Stdio::null());
+        command.current_dir(crate::root()).args(args.split_whitespace());
         Self { command, shown: format!("cargo {toolchain}{args}") }
     }
 
@@ -38,9 +40,10 @@ impl Cargo {
     }
 
     /// Runs it, its output passed on.
-    pub(super) fn run(mut self) -> Result<()> {
+    pub(super) fn run(self) -> Result<()> {
         println!("$ {}", self.shown);
-        let status = self.command.status().context("cargo can't be started")?;
+        let status = watched::run(self.command, SILENCE_MAX, &mut std::io::stdout());
+        let status = status.with_context(|| format!("`{}`", self.shown))?;
         ensure!(status.success(), "`{}` failed ({status})", self.shown);
         Ok(())
     }
@@ -48,12 +51,14 @@ impl Cargo {
 
 /// Runs rustup and returns what it printed; the error says why it could not.
 pub(super) fn rustup(args: &str) -> Result<String> {
-    let output = Command::new("rustup").args(args.split_whitespace()).stdin(Stdio::null()).output();
-    let output = output.context("rustup can't be started")?;
-    let error = String::from_utf8_lossy(&output.stderr);
-    let why = error.lines().rev().find(|line| !line.trim().is_empty()).unwrap_or_default();
-    ensure!(output.status.success(), "`rustup {args}`: {}", why.trim());
-    Ok(String::from_utf8_lossy(&output.stdout).into_owned())
+    let (mut command, mut printed) = (Command::new("rustup"), Vec::new());
+    command.args(args.split_whitespace());
+    let status =
+        watched::run(command, SILENCE_MAX, &mut printed).with_context(|| format!("`rustup {args}`"))?;
+    let printed = String::from_utf8_lossy(&printed).into_owned();
+    let why = printed.lines().rev().find(|line| !line.trim().is_empty()).unwrap_or_default();
+    ensure!(status.success(), "`rustup {args}`: {}", why.trim());
+    Ok(printed)
 }
 
 /// Makes sure that a toolchain is there, with components (`-c NAME …`), installing what is missing.
@@ -68,3 +73,6 @@ pub(super) fn toolchain(name: &str, components: &[&str]) -> Result<()> {
     }
     Ok(())
 }
+
+/// Who prints nothing for so long hangs: no single crate or test takes that, under miri or on a slow machine neither.
+const SILENCE_MAX: Duration = Duration::from_secs(20 * 60);

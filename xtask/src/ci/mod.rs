@@ -1,10 +1,12 @@
 //! `cargo xtask ci`: what CI runs, in an order in which the cheap steps fail first.
 //!
 //! A step that needs something this machine can't have (a toolchain, a target, the Python package index) says so and
-//! counts as skipped; everything else that goes wrong ends the run. All steps share one target folder.
+//! counts as skipped; everything else that goes wrong ends the run, a command that hangs included (`watched`). All steps share
+//! one target folder.
 
 mod command;
 mod steps;
+mod watched;
 
 use anyhow::{Result, bail};
 use std::time::{Duration, Instant};

@@ -95,12 +95,8 @@ mod tests {
     fn sanitize(checker: &str) -> (bool, String) {
         let folder = std::env::temp_dir().join(format!("gpumem-sanitize-{}", std::process::id()));
         std::fs::create_dir_all(&folder).unwrap();
-        let script = |name: &str, text: &str| {
-            std::fs::write(folder.join(name), text).unwrap();
-            make_executable(&folder.join(name)).unwrap();
-        };
-        script("sanitize.sh", include_str!("sanitize.sh"));
-        script("checker", &format!("#!/bin/sh\n{checker}\n"));
+        std::fs::write(folder.join("sanitize.sh"), include_str!("sanitize.sh")).unwrap();
+        crate::gpu_test::suite::write_script(&folder.join("checker"), checker);
         let mut command = Command::new("bash");
         command.arg(folder.join("sanitize.sh")).env("COMPUTE_SANITIZER", folder.join("checker"));
         let output = command.output().unwrap();

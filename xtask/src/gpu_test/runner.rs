@@ -96,16 +96,14 @@ fn summary(done: &[Done<'_>]) -> String {
 #[cfg(all(test, unix))]
 mod tests {
     use super::*;
-    use std::os::unix::fs::PermissionsExt as _;
+    use std::sync::atomic::{AtomicU32, Ordering};
 
     /// Runs a shell script in a program's place.
     fn objection_to(kind: Kind, script: &str) -> (Counts, Option<String>) {
-        // One at a time: a program that another thread's child still holds open for writing can't be started.
-        static TURN: std::sync::Mutex<()> = std::sync::Mutex::new(());
-        let _turn = TURN.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
-        let program = std::env::temp_dir().join(format!("gpumem-suite-{}", std::process::id()));
-        std::fs::write(&program, format!("#!/bin/sh\n{script}\n")).unwrap();
-        std::fs::set_permissions(&program, std::fs::Permissions::from_mode(0o755)).unwrap();
+        static COUNT: AtomicU32 = AtomicU32::new(0);
+        let number = COUNT.fetch_add(1, Ordering::Relaxed);
+        let program = std::env::temp_dir().join(format!("gpumem-suite-{}-{number}", std::process::id()));
+        super::super::suite::write_script(&program, script);
         let suite = Suite { name: "suite".to_string(), kind, program };
         let done = run_suite(&suite, &["--nocapture".to_string()], &mut std::io::sink());
         std::fs::remove_file(&suite.program).unwrap();

@@ -31,3 +31,12 @@ pub(crate) fn select(mut suites: Vec<Suite>, names: &[String]) -> Result<Vec<Sui
     ensure!(!suites.is_empty(), "there is no suite to run");
     Ok(suites)
 }
+
+/// A program for tests. Another process writes it: no child of this one, started by some other thread meanwhile, has it open for
+/// writing then, and while any has, it can't be started.
+#[cfg(all(test, unix))]
+pub(super) fn write_script(program: &std::path::Path, text: &str) {
+    let write = r#"printf '#!/bin/sh\n%s\n' "$1" >"$0" && chmod 755 "$0""#;
+    let written = std::process::Command::new("sh").args(["-c", write]).arg(program).arg(text).status();
+    assert!(written.unwrap().success());
+}
