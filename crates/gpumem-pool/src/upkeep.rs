@@ -8,7 +8,7 @@ use crate::clock::Clocks;
 use crate::context::Relaxed;
 use crate::family::Member;
 use crate::reclaim::Registry;
-use core::sync::atomic::{AtomicBool, Ordering};
+use core::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use core::time::Duration;
 use gpumem_sys::Driver;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
@@ -19,6 +19,8 @@ pub(crate) struct Upkeep {
     work: Mutex<Work>,
     /// Whether there is any: looked at after every wait.
     is_needed: AtomicBool,
+    /// How often the host has waited.
+    wait_count: AtomicU64,
     /// When allocations last had anything done.
     served_at: Mutex<Option<Instant>>,
     /// Who can make room on the device.
@@ -83,10 +85,16 @@ impl Upkeep {
 
     /// The host is about to wait.
     pub(crate) fn before_wait(&self) {
+        self.wait_count.fetch_add(1, Ordering::Relaxed);
         if self.is_needed.load(Ordering::Relaxed) {
             let pools: Vec<_> = self.work().pools.iter().filter_map(Weak::upgrade).collect();
             pools.iter().for_each(|pool| pool.before_wait());
         }
+    }
+
+    /// How often the host has begun to wait, for a stream, a mark or the device.
+    pub(crate) fn wait_count(&self) -> u64 {
+        self.wait_count.load(Ordering::Relaxed)
     }
 
     /// A pool of the device has allocated the long way.

@@ -249,7 +249,7 @@ impl<C: Calls> Desk<C> {
             device_free_bytes: info.free_bytes,
             device_total_bytes: info.total_bytes,
             attempts,
-            growth: self.growth.steady(),
+            growth: self.growth.steady(in_use_bytes),
             ..OutOfMemory::default()
         };
         PoolError::refused(report.limited(passed.or_else(pools_limit), in_use_bytes))
@@ -259,7 +259,8 @@ impl<C: Calls> Desk<C> {
         let in_use_bytes = self.ledger.in_use_bytes();
         if self.growth.is_due(in_use_bytes) {
             let (block_count, allocation_count) = (self.ledger.block_count(), self.ledger.allocation_count());
-            self.growth.add(Sample { in_use_bytes, block_count, allocation_count });
+            let wait_count = self.device.upkeep().wait_count();
+            self.growth.add(in_use_bytes, Sample { in_use_bytes, block_count, allocation_count, wait_count });
         }
     }
 }

@@ -128,7 +128,7 @@ impl OutOfMemory {
 
     /// Whether use has grown like a leak, and that is what is in the way of a request: with nothing in use it would fit.
     fn leaks_into(&self, room_bytes: u64) -> bool {
-        self.growth.is_some() && self.wanted_bytes() <= room_bytes
+        self.growth.as_ref().is_some_and(|growth| growth.is_leak) && self.wanted_bytes() <= room_bytes
     }
 
     fn is_pending(&self) -> bool {

@@ -1,6 +1,6 @@
 //! What an [`OutOfMemory`] says in sentences: who refused, and the advice.
 
-use super::{Advice, Attempt, Maker, OutOfMemory, RefusedBy};
+use super::{Advice, Attempt, Growth, Maker, OutOfMemory, RefusedBy};
 use crate::bytes::Bytes;
 use crate::kind::MemoryKind;
 use crate::options::BackendKind;
@@ -57,11 +57,7 @@ impl OutOfMemory {
                  GraphExec), or allocate before the captures what several graphs may use in turn",
                 Bytes(self.graph_bytes)
             ),
-            Advice::FindTheLeak => {
-                "something is kept at every step: drop it, or give steps a scope (Pool::scope) and see \
-                                    in the status which tag grows"
-                    .into()
-            }
+            Advice::FindTheLeak => self.find_the_leak(),
             Advice::NeedLess if self.kind == MemoryKind::Host => format!(
                 "{needed} are more than the host has to pin: use less of it, or plain memory (HostMemory::pageable)"
             ),
@@ -81,6 +77,17 @@ impl OutOfMemory {
                 Bytes(self.pending_bytes)
             ),
         }
+    }
+
+    fn find_the_leak(&self) -> String {
+        let how = "drop it, or give steps a scope (Pool::scope) and see in the status which tag grows";
+        if self.growth.as_ref().is_none_or(Growth::is_sure) {
+            return format!("something is kept at every step: {how}");
+        }
+        let otherwise = Self { growth: None, ..self.clone() }.advised();
+        format!(
+            "the same is kept again and again: if a loop does that, {how}; if all of it is needed at once, {otherwise}"
+        )
     }
 
     /// What this pool could have at most, where that is known to be too little.

@@ -19,6 +19,7 @@ mod faults;
 mod features;
 mod growable;
 mod kinds;
+mod leaks;
 mod limits;
 mod objects;
 mod out_of_memory;

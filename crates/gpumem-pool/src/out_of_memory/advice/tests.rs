@@ -43,9 +43,21 @@ fn limited(limit_bytes: u64, report: OutOfMemory) -> OutOfMemory {
 
 fn leaking(report: OutOfMemory) -> OutOfMemory {
     let to_bytes = report.in_use_bytes;
-    let growth =
-        Growth { from_bytes: to_bytes - to_bytes / 5, to_bytes, allocation_count: 400, kept_count: 10 };
+    let growth = Growth {
+        from_bytes: to_bytes - to_bytes / 5,
+        to_bytes,
+        allocation_count: 400,
+        kept_count: 10,
+        is_leak: true,
+    };
     OutOfMemory { growth: Some(growth), ..report }
+}
+
+/// The same of a program that keeps half of its blocks, or all.
+fn growing(is_leak: bool, report: OutOfMemory) -> OutOfMemory {
+    let leaking = leaking(report);
+    let kept_count = if is_leak { 200 } else { 400 };
+    OutOfMemory { growth: leaking.growth.map(|growth| Growth { kept_count, is_leak, ..growth }), ..leaking }
 }
 
 fn pending(pending_bytes: u64, report: OutOfMemory) -> OutOfMemory {

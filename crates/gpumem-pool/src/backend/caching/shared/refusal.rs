@@ -46,17 +46,18 @@ impl Shared {
             device_free_bytes: info.free_bytes,
             device_total_bytes: info.total_bytes,
             attempts: lack.attempts,
-            growth: self.growth.steady(),
+            growth: self.growth.steady(counts.in_use_bytes),
             ..OutOfMemory::default()
         };
         PoolError::refused(report.limited(passed, reserved.current_bytes))
     }
 
     /// Of what the heap has out; what magazines hold is part of it, and little.
-    pub(super) fn note_growth(&self, in_use_bytes: u64) {
-        if self.growth.is_due(in_use_bytes) {
-            let Counts { block_count, allocation_count, .. } = self.counts();
-            self.growth.add(Sample { in_use_bytes, block_count, allocation_count });
+    pub(super) fn note_growth(&self, out_bytes: u64) {
+        if self.growth.is_due(out_bytes) {
+            let Counts { in_use_bytes, block_count, allocation_count, .. } = self.counts();
+            let wait_count = self.device.upkeep().wait_count();
+            self.growth.add(out_bytes, Sample { in_use_bytes, block_count, allocation_count, wait_count });
         }
     }
 }

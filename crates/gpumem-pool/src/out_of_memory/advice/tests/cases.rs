@@ -235,6 +235,27 @@ pub(super) fn cases() -> Vec<Case> {
             "raise",
         ),
         (
+            "half of all blocks are kept, below a limit",
+            growing(true, limited(8 * GIB, alone(24 * GIB, 8 * GIB, 0, 64 * MIB))),
+            FindTheLeak,
+            "if all of it is needed at once, the device has room that the limit forbids: raise it to 8.063 GiB",
+            "batches",
+        ),
+        (
+            "half of all blocks are kept, and the device is full",
+            growing(true, alone(16 * GIB, 15 * GIB, 0, 512 * MIB)),
+            FindTheLeak,
+            "if a loop does that, drop it, or give steps a scope",
+            "raise",
+        ),
+        (
+            "all blocks are kept, and nothing looks like steps",
+            growing(false, alone(16 * GIB, 15 * GIB, 0, 512 * MIB)),
+            NeedLess,
+            "smaller",
+            "scope",
+        ),
+        (
             "a little growth, and a request that never fitted",
             leaking(limited(8 * GIB, alone(24 * GIB, GIB, 0, 12 * GIB))),
             RaiseTheLimit,

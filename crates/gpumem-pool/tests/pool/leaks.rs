@@ -1,0 +1,125 @@
+//! Loops that keep what they should drop, and programs that only build up what they need: what the report makes of each.
+
+use crate::bench::{Bench, on_device_memory, small};
+use gpumem_pool::{Advice, Block, Dials, OutOfMemory, Pool, PoolError, Stream};
+
+const MIB: u64 = 1 << 20;
+
+/// A pool below a limit, what the program holds, and the refusal that ends it.
+struct Program {
+    pool: Pool,
+    stream: Stream,
+    held: Vec<Block>,
+}
+
+impl Program {
+    fn new(bench: &Bench) -> Self {
+        // Use is looked at when the heap is: in a small one that should be often.
+        let options =
+            bench.builder().hard_limit(400 * MIB).dials(Dials::default().handle_bytes_max(32 * MIB));
+        Self { pool: options.build().unwrap(), stream: bench.stream(), held: Vec::new() }
+    }
+
+    fn keep(&mut self, size_bytes: u64) -> Result<(), PoolError> {
+        self.held.push(self.pool.alloc(size_bytes, &self.stream)?);
+        Ok(())
+    }
+
+    fn use_shortly(&self, size_bytes: u64) -> Result<(), PoolError> {
+        self.pool.alloc(size_bytes, &self.stream).map(drop)
+    }
+
+    /// What it is refused with when it does this for as long as it can.
+    fn runs(mut self, mut step: impl FnMut(&mut Self, u64) -> Result<(), PoolError>) -> OutOfMemory {
+        let error = (0..).find_map(|count| step(&mut self, count).err()).unwrap();
+        error.out_of_memory().unwrap().clone()
+    }
+}
+
+/// One of two, or of three, blocks of any size, beside a model or not.
+#[test]
+fn a_loop_that_keeps_some_of_what_it_makes_leaks() {
+    on_device_memory(&small(), |bench| {
+        for (size_bytes, model_mib) in [(2 * MIB, 0), (MIB, 100), (200 << 10, 150)] {
+            for others in [1, 2] {
+                let mut program = Program::new(bench);
+                (0..model_mib / 50).for_each(|_| program.keep(50 * MIB).unwrap());
+                let report = program.runs(|program, _| {
+                    program.keep(size_bytes)?;
+                    (0..others).try_for_each(|_| program.use_shortly(3 * MIB))
+                });
+                assert_eq!(report.advice(), Advice::FindTheLeak, "1 of {}:\n{report}", others + 1);
+                let text = report.to_string();
+                assert!(text.contains("if all of it is needed at once, "), "{text}");
+            }
+        }
+    });
+}
+
+/// All of its blocks, at steps whose end the host waits for.
+#[test]
+fn a_loop_that_keeps_all_that_it_makes_leaks() {
+    on_device_memory(&small(), |bench| {
+        let report = Program::new(bench).runs(|program, _| {
+            program.keep(2 * MIB)?;
+            program.stream.synchronize()
+        });
+        assert_eq!(report.advice(), Advice::FindTheLeak, "{report}");
+    });
+}
+
+/// Without steps there is no telling: it is said what grew, and no more.
+#[test]
+fn blocks_that_are_made_at_once_are_no_leak() {
+    on_device_memory(&small(), |bench| {
+        let report = Program::new(bench).runs(|program, _| program.keep(2 * MIB));
+        assert_eq!(report.advice(), Advice::RaiseTheLimit, "{report}");
+        assert!(report.to_string().contains("blocks all stayed; if a loop makes them"), "{report}");
+    });
+}
+
+/// What has been dropped since grows no more.
+#[test]
+fn growth_that_is_over_is_not_told() {
+    on_device_memory(&small(), |bench| {
+        let mut program = Program::new(bench);
+        let step = |program: &mut Program| program.keep(2 * MIB).and_then(|()| program.use_shortly(2 * MIB));
+        while step(&mut program).is_ok() {}
+        program.held.truncate(program.held.len() / 4);
+        let error = program.pool.alloc(500 * MIB, &program.stream).unwrap_err();
+        assert_eq!(error.out_of_memory().unwrap().growth, None, "{error}");
+    });
+}
+
+/// Layers of parts of many sizes, each converted from a temporary, with a wait after each or without.
+#[test]
+fn a_model_that_is_loaded_is_no_leak() {
+    const LAYER_KIB: [u64; 7] = [2048, 512, 512, 2048, 7168, 7168, 7168];
+    on_device_memory(&small(), |bench| {
+        for (temporaries, waits) in [(0, false), (1, false), (1, true), (2, true)] {
+            let report = Program::new(bench).runs(|program, count| {
+                let size_bytes = LAYER_KIB[count as usize % LAYER_KIB.len()] << 10;
+                (0..temporaries).try_for_each(|_| program.use_shortly(2 * size_bytes))?;
+                program.keep(size_bytes)?;
+                if waits { program.stream.synchronize() } else { Ok(()) }
+            });
+            assert_ne!(report.advice(), Advice::FindTheLeak, "{temporaries} temporaries:\n{report}");
+            assert_eq!(report.growth, None, "{report}");
+        }
+    });
+}
+
+/// The first step of a program, which keeps what its layers need on the way back.
+#[test]
+fn a_step_that_is_too_large_is_no_leak() {
+    on_device_memory(&small(), |bench| {
+        let mut program = Program::new(bench);
+        program.keep(120 * MIB).unwrap();
+        let report = program.runs(|program, count| {
+            let size_bytes = [1, 1, 1, 4, 1, 1, 4, 2][count as usize % 8] * MIB;
+            program.keep(size_bytes)?;
+            program.use_shortly(size_bytes)
+        });
+        assert_ne!(report.advice(), Advice::FindTheLeak, "{report}");
+    });
+}
