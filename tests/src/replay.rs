@@ -3,6 +3,7 @@
 //! The rule is that of [tests/traces](../traces/README.md). Nothing but allocations and frees reaches the pool, so a block
 //! goes to another stream only once its `c` line is passed, or behind a wait that the pool inserts and that is counted: a
 //! pool that asks the driver whether work is over hears that it is not. (What the driver's own pool finds out is its business.)
+//! At a hard limit it may wait for the device instead, which is counted too.
 //!
 //! Two clocks. *Driver time* is what the calls cost: on the software driver by its virtual clock, that is by the prices of
 //! an H200; on a GPU by the host's. *Host time* is the rest: the time that passes from the first event to the last, less
@@ -61,6 +62,12 @@ impl Outcome {
     #[must_use]
     pub fn ratio(&self) -> f64 {
         self.peak_reserved_bytes as f64 / self.live.live_incl_deferred_bytes.max(1) as f64
+    }
+
+    /// How often the pool waited for the device, as it does when its limit leaves nothing else.
+    #[must_use]
+    pub fn device_wait_count(&self) -> u64 {
+        self.calls.cuCtxSynchronize
     }
 
     /// Host time, an operation.
@@ -135,7 +142,9 @@ pub fn replay(
 }
 
 fn build(device: &Device, setup: &Setup) -> Result<Pool, PoolError> {
-    let mut builder = Pool::builder(device).dials(setup.dials.clone());
+    // Who asks hears that nothing is over: a pool at its limit would ask until its deadline, for each block anew.
+    let dials = setup.dials.clone().wait_deadline(Duration::ZERO);
+    let mut builder = Pool::builder(device).dials(dials);
     if let Some(backend) = setup.backend {
         builder = builder.backend(backend);
     }

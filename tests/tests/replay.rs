@@ -80,6 +80,19 @@ fn what_a_limit_refuses_is_told_with_its_line() {
     assert!(error.starts_with("periodic, line ") && error.contains("limit of 64.000 MiB"), "{error}");
 }
 
+/// A pool that its limit keeps short of memory waits for the device, and not for what never comes.
+#[test]
+fn a_limit_is_kept_by_waiting_for_the_device() {
+    let trace = prefetch().prefix(6000);
+    let driver = Driver::sim(SimConfig::h200().races(false)).unwrap();
+    let free = run(&trace, &driver, BackendKind::Caching);
+    let limit_bytes = trace.floor_bytes().next_multiple_of(2 << 20);
+    assert!(free.device_wait_count() == 0 && free.peak_reserved_bytes > limit_bytes, "{free:?}");
+    let setup = Setup { hard_limit: Some(Limit::Bytes(limit_bytes)), ..Setup::default() };
+    let tight = replay(&trace, &driver, &setup, |_| ()).unwrap();
+    assert!(tight.device_wait_count() > 0 && tight.peak_reserved_bytes <= limit_bytes, "{tight:?}");
+}
+
 #[test]
 fn options_by_name_reach_the_pool() {
     let driver = Driver::sim(SimConfig::h200().races(false)).unwrap();

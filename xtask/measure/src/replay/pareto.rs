@@ -214,6 +214,8 @@ fn ms(outcome: &Outcome) -> f64 {
 
 #[cfg(test)]
 mod tests {
+    use super::super::Recorded;
+    use super::super::report::driver_share;
     use super::*;
 
     #[test]
@@ -226,5 +228,39 @@ mod tests {
         assert_eq!(by(1.1, 90.0), ["tight"]);
         assert_eq!(by(1.0, 90.0), Vec::<&str>::new());
         assert_eq!(by(1.4, 100.0), ["tight", "fast"]);
+    }
+
+    /// What the default profile and `tight` are there for, on every recorded trace, at idle prices and without waits.
+    #[test]
+    fn profiles_keep_to_what_they_are_for_on_every_trace() {
+        let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/../../tests/traces").into();
+        let traces = Recorded { folder: Some(folder) }.read().unwrap();
+        assert_eq!(traces.len(), 6);
+        let stored = stored().unwrap();
+        for (trace, profile) in traces
+            .iter()
+            .flat_map(|trace| [Profile::Fast, Profile::Balanced, Profile::Tight].map(|p| (trace, p)))
+        {
+            let point = Point::new(String::new(), BackendKind::Caching, Dials::of(profile), false);
+            let outcome =
+                replay(trace, &Machine::simulated(Some(false)).unwrap(), &point.setup, |_| ()).unwrap();
+            let (peers, what) = (peers(trace, &stored), format!("{} {profile}: {outcome:?}", trace.name()));
+            assert!(peers.len() == 3 && peers.iter().all(|peer| peer.driver_ms.is_some()), "{what}");
+            let by: Vec<&str> = dominating(outcome.ratio(), ms(&outcome), &peers).collect();
+            assert!(by.is_empty(), "{by:?} better in both, {what}");
+            assert!(outcome.record_bytes * 1000 <= outcome.peak_reserved_bytes, "records, {what}");
+            assert_eq!(outcome.calls.cuStreamWaitEvent, 0, "{what}");
+            match profile {
+                Profile::Balanced => {
+                    assert!(peers.iter().all(|peer| outcome.ratio() <= peer.ratio), "ratio, {what}");
+                    assert!(driver_share(trace, &outcome).unwrap() <= 0.01, "driver's time, {what}");
+                }
+                Profile::Tight => {
+                    let floor_bytes = trace.floor_bytes() as f64;
+                    assert!(outcome.peak_reserved_bytes as f64 <= 1.02 * floor_bytes, "floor, {what}");
+                }
+                _ => {}
+            }
+        }
     }
 }

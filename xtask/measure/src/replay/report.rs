@@ -29,6 +29,7 @@ pub(super) fn json(trace: &Trace, outcome: &Outcome) -> Value {
         "mapping_calls": mapping_calls(&outcome.calls),
         "mapping_calls_second_half": mapping_calls(&outcome.late_calls),
         "inserted_waits": outcome.calls.cuStreamWaitEvent,
+        "device_waits": outcome.device_wait_count(),
         "driver_ns": outcome.driver_time.as_nanos() as u64,
         "driver_share_of_run": driver_share(trace, outcome),
         "host_ns_per_op": outcome.host_ns_per_op(),
@@ -113,7 +114,8 @@ pub(super) fn text(outcomes: &[(&Trace, Outcome)], driver: DriverKind) -> String
         "\npeak live counts deferred frees, and ratio is against it; floor: without any wait; driver ms by {clock}; host ns/op without the driver's \
          calls\n"
     );
-    let headings = ["trace", "calls", "create", "map", "access", "unmap", "release", "waits", "2nd half"];
+    let headings =
+        ["trace", "calls", "create", "map", "access", "unmap", "release", "waits", "synced", "2nd half"];
     let rows = outcomes.iter().map(|(trace, outcome)| {
         let calls = &outcome.calls;
         let counts = [
@@ -124,15 +126,17 @@ pub(super) fn text(outcomes: &[(&Trace, Outcome)], driver: DriverKind) -> String
             calls.cuMemUnmap,
             calls.cuMemRelease,
             calls.cuStreamWaitEvent,
+            outcome.device_wait_count(),
             mapping_calls(&outcome.late_calls),
         ];
-        let mut cells = [const { String::new() }; 9];
+        let mut cells = [const { String::new() }; 10];
         cells[0] = trace.name().to_string();
         cells[1..].iter_mut().zip(counts).for_each(|(cell, count)| *cell = count.to_string());
         cells
     });
     text + &table::render(headings, &rows.collect::<Vec<_>>())
-        + "\nwaits: inserted between streams; 2nd half: create, map and unmap calls in the second half of the events\n"
+        + "\nwaits: inserted between streams; synced: the pool waited for the device; 2nd half: create, map and unmap calls in the second \
+           half of the events\n"
 }
 
 /// The peers' peak reserved over the same peak live.

@@ -1,10 +1,12 @@
 //! What is free in the heap, as an error tells it.
 
-use super::Heap;
+use super::frames::runs;
+use super::plan;
 use super::space::FRAME_BYTES;
 use super::stamps::Owner;
 use super::survey::{Survey, View, stretches};
 use super::trim::Complete;
+use super::{Heap, LARGE_SPACE, SMALL_MAX_BYTES};
 use crate::clock::{Order, Slot};
 
 impl Heap {
@@ -29,10 +31,18 @@ impl Heap {
         let view = View { records: &self.records, slot: Slot::NOBODY, order: &complete, with_ready: true };
         let lengths = self.spaces.iter().enumerate().flat_map(|(index, space)| {
             let may_be_had = move |(start, end): &(u64, u64)| self.allows(index, *start, end - start);
-            stretches(space, 0, &view).into_iter().filter(may_be_had).map(|(start, end)| end - start)
+            // No larger block lies among the small ones, but in frames of theirs that it takes over.
+            let most_bytes = if index == LARGE_SPACE { u64::MAX } else { SMALL_MAX_BYTES };
+            let free = stretches(space, 0, &view).into_iter().filter(may_be_had);
+            free.map(move |(start, end)| (end - start).min(most_bytes))
         });
         let longest = lengths.max().unwrap_or(0);
-        let movable = Survey::movable(&self.frames, &self.spaces, &view).frame_count();
-        longest.max(u64::from(movable) * FRAME_BYTES)
+        let movable = Survey::movable(&self.frames, &self.spaces, &view);
+        // The rest lies between blocks of the same handles.
+        let (parts, last) =
+            plan::reach(&movable.idle, |handle| self.frames.handle(handle).frame_count, false);
+        let in_a_row: u32 = parts.iter().chain(&last).map(|part| part.count).sum();
+        let in_one = movable.idle.iter().flat_map(|idle| runs(idle.mask)).map(|(_, count)| count).max();
+        longest.max(u64::from(in_a_row.max(in_one.unwrap_or(0))) * FRAME_BYTES)
     }
 }

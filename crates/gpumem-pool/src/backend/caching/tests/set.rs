@@ -168,3 +168,10 @@ fn an_owner_and_a_drainer_lose_nothing() {
         assert_eq!(records, (1..next).collect::<Vec<_>>());
     });
 }
+
+/// What is told of the records' host memory ([`Status::record_bytes`](crate::Status::record_bytes)).
+#[test]
+fn a_set_takes_six_kibibytes() {
+    assert!(size_of::<Set>() <= 6 << 10, "{}", size_of::<Set>());
+    assert_eq!(size_of::<Piece>(), 16);
+}

@@ -1,6 +1,7 @@
 //! A heap beside naive twins: a driver, clocks, and a list of who used which physical bytes last.
 
 use super::super::fit::UNIT_BYTES;
+use super::super::space::FRAME_BYTES;
 use super::super::{Heap, Request};
 use super::known::{Known, STREAMS};
 use super::twin::Twin;
@@ -198,6 +199,22 @@ impl Pair {
             return piece;
         }
         heap.take_grown(request, known, driver, u64::MAX).ok()?
+    }
+
+    /// A block as large as the largest that is told to be free can be had, and nothing new is made for it.
+    pub(super) fn has_what_it_says_is_free(&mut self) {
+        let Self { heap, driver, known, .. } = self;
+        let (size_bytes, reserved_bytes) = (heap.largest_free_bytes(known), heap.reserved_bytes());
+        // Smaller ones have another space.
+        if size_bytes <= FRAME_BYTES {
+            return;
+        }
+        let request = Request { size_bytes, alignment: UNIT_BYTES, slot: Slot(0) };
+        let ready = heap.take_ready(&request, known);
+        let piece = ready.or_else(|| heap.take_recycled(&request, known, driver).unwrap());
+        let piece = piece.unwrap_or_else(|| panic!("{size_bytes} bytes are not to be had"));
+        assert_eq!(heap.reserved_bytes(), reserved_bytes);
+        heap.give(piece.record, &[]);
     }
 
     fn give(&mut self, index: usize, uses: usize, complete: bool) {
