@@ -65,21 +65,22 @@ use shared::Shared;
 use std::sync::Arc;
 
 pub(crate) struct CachingBackend {
+    /// Never used again: what a thread remembers of a pool that is gone matches no other.
+    front: u64,
     shared: Arc<Shared>,
 }
 
 impl CachingBackend {
     pub(super) fn new(options: &PoolBuilder, limits: &Limits) -> Result<Self, PoolError> {
-        // Never used again: what a thread remembers of a pool that is gone matches no other.
         static NEXT: AtomicU64 = AtomicU64::new(thread::FRONT_STEP);
         let front = NEXT.fetch_add(thread::FRONT_STEP, Ordering::Relaxed);
-        Ok(Self { shared: Shared::new(front, options, limits)? })
+        Ok(Self { front, shared: Shared::new(front, options, limits)? })
     }
 }
 
 impl CachingBackend {
     pub(super) fn near(&self) -> u64 {
-        self.shared.near()
+        self.front
     }
 
     #[inline(always)]

@@ -70,7 +70,7 @@ impl World {
     fn new() -> Arc<Self> {
         let in_hand = (0..500).map(|_| AtomicBool::new(false)).collect();
         let (next_record, back) = (AtomicU32::new(0), Mutex::new(Vec::new()));
-        Arc::new(Self { front: Front::new(1, CAP_BYTES), next_record, in_hand, back })
+        Arc::new(Self { front: Front::new(CAP_BYTES), next_record, in_hand, back })
     }
 
     fn take(&self, set: Own<'_>, class: Class) -> Piece {

@@ -22,14 +22,12 @@ use super::counters::Counters;
 use super::depot::{Batch, Depot};
 use super::magazine::Piece;
 use super::recent::Large;
-use super::set::{Name, Own, Set, close_all, visit_all};
+use super::set::{Own, Set, close_all, visit_all};
 use super::sync::{Arc, AtomicU32, Mutex, MutexGuard, Ordering};
 use std::collections::BTreeMap;
 
 #[derive(Debug)]
 pub(super) struct Front<S> {
-    /// By which threads find its sets: never 0, and never used again.
-    number: u64,
     budget: Budget,
     depot: Depot<S>,
     registry: Mutex<Registry>,
@@ -53,9 +51,8 @@ struct Registry {
 pub(super) type Spill<S> = Vec<(Piece, S)>;
 
 impl<S: Copy + From<u64>> Front<S> {
-    pub(super) fn new(number: u64, cap_bytes: u64) -> Self {
+    pub(super) fn new(cap_bytes: u64) -> Self {
         Self {
-            number,
             budget: Budget::new(cap_bytes),
             depot: Depot::new(),
             registry: Mutex::new(Registry {
@@ -67,10 +64,6 @@ impl<S: Copy + From<u64>> Front<S> {
             refusal_count: AtomicU32::new(0),
             set_count: AtomicU32::new(0),
         }
-    }
-
-    pub(super) fn number(&self) -> u64 {
-        self.number
     }
 
     /// How much all magazines and the depot may hold together from now on.
@@ -93,7 +86,7 @@ impl<S: Copy + From<u64>> Front<S> {
         if let Some(set) = left {
             return Some(Arc::clone(set));
         }
-        let set = Arc::new(Set::new(Name { front: self.number, stream }));
+        let set = Arc::new(Set::new(stream));
         registry.sets.push(Arc::clone(&set));
         self.note_sets(&registry);
         Some(set)

@@ -13,19 +13,10 @@ use super::sync::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use core::marker::PhantomData;
 use core::ops::Deref;
 
-/// Whose set it is: a front's number and a stream's.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Name {
-    pub(super) front: u64,
-    pub(super) stream: u64,
-}
-
 /// Aligned, so that two threads' sets share no cache line.
 #[derive(Debug)]
-#[repr(C, align(128))]
+#[repr(align(128))]
 pub(super) struct Set {
-    /// First, so that whoever has its address has the set's.
-    name: Name,
     magazines: Locked<Magazines>,
     /// What was handed out and came back here. Written by whoever is at the magazines.
     tally: Tally,
@@ -35,6 +26,7 @@ pub(super) struct Set {
     recent_count: AtomicU32,
     /// The operations that [`Set::was_used`] has seen.
     seen_count: AtomicU64,
+    stream: u64,
     is_owned: AtomicBool,
 }
 
@@ -47,20 +39,20 @@ pub(super) struct Own<'a> {
 
 impl Set {
     /// An empty one without allowance, owned by the thread that asks for it.
-    pub(super) fn new(name: Name) -> Self {
+    pub(super) fn new(stream: u64) -> Self {
         Self {
-            name,
             magazines: Locked::new(Magazines::new()),
             tally: Tally::default(),
             allowance_bytes: AtomicU64::new(0),
             recent_count: AtomicU32::new(0),
             seen_count: AtomicU64::new(0),
+            stream,
             is_owned: AtomicBool::new(true),
         }
     }
 
     pub(super) fn stream(&self) -> u64 {
-        self.name.stream
+        self.stream
     }
 
     pub(super) fn is_closed(&self) -> bool {

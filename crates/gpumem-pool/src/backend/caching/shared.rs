@@ -58,6 +58,8 @@ pub(super) use refusal::Lack;
 use std::sync::{Arc, Weak};
 
 pub(super) struct Shared {
+    /// The front's number, by which threads find their sets.
+    id: u64,
     pub(super) device: Device,
     pub(super) dials: Dials,
     limits: Limits,
@@ -76,7 +78,7 @@ pub(super) struct Shared {
 }
 
 impl Shared {
-    pub(super) fn new(front: u64, options: &PoolBuilder, limits: &Limits) -> Result<Arc<Self>, PoolError> {
+    pub(super) fn new(id: u64, options: &PoolBuilder, limits: &Limits) -> Result<Arc<Self>, PoolError> {
         let PoolBuilder { device, family, .. } = options;
         let mut dials = options.dials.clone();
         // No stream waits in place of the host.
@@ -89,6 +91,7 @@ impl Shared {
             Memory::Segments(_) => Heap::of_segments(dials.clone()),
         };
         let shared = Arc::new(Self {
+            id,
             device: device.clone(),
             dials: dials.clone(),
             limits: limits.clone(),
@@ -98,7 +101,7 @@ impl Shared {
             idle: Idle::new(options.idle_after),
             hears_of_waits: AtomicBool::new(false),
             ranges,
-            front: Front::new(front, dials.magazine_bytes(0)),
+            front: Front::new(dials.magazine_bytes(0)),
             core: Gate::new(Core { heap, extents: Extents::default(), out_peak_bytes: 0 }),
             draining: Mutex::new(()),
         });
@@ -112,11 +115,6 @@ impl Shared {
             family.add_member(member);
         }
         Ok(shared)
-    }
-
-    /// Where threads have at hand what is free.
-    pub(super) fn near(&self) -> u64 {
-        self.front.number()
     }
 
     pub(super) fn alloc(&self, size_bytes: u64, stream: &Stream) -> Result<BlockPiece, PoolError> {
@@ -167,7 +165,7 @@ impl Shared {
         let Found { piece, room_bytes, keep_bytes } =
             self.climb(&request, least_bytes, size_bytes, Some(stream.id()))?;
         self.count_out(stream.id(), size_bytes);
-        thread::with_near(self.near(), stream.id().0, |set| set.note_out(piece.record, keep_bytes));
+        thread::with_near(self.id, stream.id().0, |set| set.note_out(piece.record, keep_bytes));
         let address = piece.address.next_multiple_of(alignment);
         Ok(of_heap(Piece { address, ..piece }, Step::floor(room_bytes - (address - piece.address))))
     }
@@ -203,7 +201,7 @@ impl Shared {
             self.give_all(spill);
             self.front.adopt(stream.0)
         };
-        thread::with_set(self.near(), stream.0, adopt, work)
+        thread::with_set(self.id, stream.0, adopt, work)
     }
 
     /// The ladder: what is free, with what the stream has freed most recently, cheapest first, and a fresh search after
@@ -219,7 +217,7 @@ impl Shared {
         if let Some(stream) = recent_of {
             // With the heap locked: whoever looks for memory finds it in the set or there, and never in somebody's hands.
             let give = |set: Own<'_>| set.empty_unkept(|large| core.give_large(large));
-            let kept = thread::with_near(self.near(), stream.0, give).unwrap_or_default();
+            let kept = thread::with_near(self.id, stream.0, give).unwrap_or_default();
             core.heap.note_kept(kept.0, kept.1);
         }
         if let Some(piece) = core.heap.take_ready(request, self.clocks()) {

@@ -1,10 +1,10 @@
 //! Which magazine set is this thread's for a stream: one look into a small table, without a destructor to ask about.
 //!
-//! The table is direct-mapped and holds bare pointers to sets, by their names. Behind it this thread keeps each of its sets; when the thread
+//! The table is direct-mapped and holds bare pointers. Behind it this thread keeps each of its sets; when the thread
 //! ends, that map's destructor clears the table and hands the sets over: the pool lists them too, so nothing is lost with
 //! the thread. Later destructors of the same thread find neither, and their frees take the slow path.
 
-use super::set::{Name, Own, Set};
+use super::set::{Own, Set};
 use core::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -12,16 +12,14 @@ use std::sync::Arc;
 /// Lets `work` have this thread's set for a front and a stream; `None` if the table does not have it.
 #[inline]
 pub(super) fn with_near<R>(front: u64, stream: u64, work: impl FnOnce(Own<'_>) -> R) -> Option<R> {
-    let near = NEAR.with(|near| near[place(front, stream)].get());
-    // SAFETY: it is the name of nobody, or of a set that this thread's map holds: a set's name stands in the table only as
-    // long (`Sets::keep`, `Drop`).
-    if unsafe { *near } != (Name { front, stream }) {
+    let entry = NEAR.with(|near| near[place(front, stream)].get());
+    if entry.front != front || entry.stream != stream {
         return None;
     }
-    // SAFETY: nobody has another name, so it is a set's, which begins with it. The map changes only in `bring_near` and at the
-    // thread's end: no `work` is as far as either. What it holds, the thread has adopted, and hands over when the map
-    // ends; and no `work` that a view is given comes back here.
-    Some(work(unsafe { (*near.cast::<Set>()).own() }))
+    // SAFETY: an entry stands in the table only while this thread's map holds the set (`Sets::keep`, `Drop`), and the map
+    // changes only in `bring_near` and at the thread's end: no `work` is as far as either. What it holds, the thread has
+    // adopted, and hands over when the map ends; and no `work` that a view is given comes back here.
+    Some(work(unsafe { (*entry.set).own() }))
 }
 
 /// As [`with_near`], but looks behind the table if need be, and puts there what it finds. `adopt` finds a set that this
@@ -47,7 +45,7 @@ fn bring_near(front: u64, stream: u64, adopt: impl FnOnce() -> Option<Arc<Set>>)
             Some(set) => set,
             None => sets.keep(front, stream, adopt()?),
         };
-        NEAR.with(|near| near[place(front, stream)].set(set.cast()));
+        NEAR.with(|near| near[place(front, stream)].set(Near { front, stream, set }));
         Some(())
     });
     brought.ok().flatten()
@@ -65,6 +63,13 @@ pub(super) fn each_set(front: u64, mut work: impl FnMut(Own<'_>)) {
     });
 }
 
+#[derive(Clone, Copy)]
+struct Near {
+    front: u64,
+    stream: u64,
+    set: *const Set,
+}
+
 /// As many streams of pools as a thread works on at a time without a longer look.
 const NEAR_COUNT: usize = 16;
 
@@ -72,7 +77,7 @@ const NEAR_COUNT: usize = 16;
 pub(super) const FRONT_STEP: u64 = 5;
 
 /// No front has the number 0.
-static NOBODY: Name = Name { front: 0, stream: 0 };
+const NOTHING: Near = Near { front: 0, stream: 0, set: core::ptr::null() };
 
 #[inline]
 fn place(front: u64, stream: u64) -> usize {
@@ -105,11 +110,11 @@ impl Drop for Sets {
 
 fn forget_near() {
     // Threads of a model lose it sooner.
-    let _ = NEAR.try_with(|near| near.iter().for_each(|entry| entry.set(&NOBODY)));
+    let _ = NEAR.try_with(|near| near.iter().for_each(|entry| entry.set(NOTHING)));
 }
 
 super::sync::thread_local! {
-    static NEAR: [Cell<*const Name>; NEAR_COUNT] = const { [const { Cell::new(&raw const NOBODY) }; NEAR_COUNT] };
+    static NEAR: [Cell<Near>; NEAR_COUNT] = const { [const { Cell::new(NOTHING) }; NEAR_COUNT] };
     static SETS: RefCell<Sets> = const { RefCell::new(Sets { map: BTreeMap::new() }) };
 }
 
@@ -125,15 +130,15 @@ mod tests {
         NEXT.fetch_add(FRONT_STEP, Ordering::Relaxed)
     }
 
-    fn made(front: u64, stream: u64) -> impl FnOnce() -> Option<Arc<Set>> {
-        move || Some(Arc::new(Set::new(Name { front, stream })))
+    fn made(stream: u64) -> impl FnOnce() -> Option<Arc<Set>> {
+        move || Some(Arc::new(Set::new(stream)))
     }
 
     #[test]
     fn a_set_is_adopted_once_and_found_again() {
         let front = front();
         assert_eq!(with_near(front, 3, |set| set.stream()), None);
-        assert_eq!(with_set(front, 3, made(front, 3), |set| set.stream()), Some(3));
+        assert_eq!(with_set(front, 3, made(3), |set| set.stream()), Some(3));
         assert_eq!(with_near(front, 3, |set| set.stream()), Some(3));
         assert_eq!(with_near(front, 4, |set| set.stream()), None);
         assert_eq!(with_set(front, 3, || unreachable!("it is there already"), |set| set.stream()), Some(3));
@@ -143,7 +148,7 @@ mod tests {
     fn many_streams_share_the_table() {
         let front = front();
         for stream in 0..3 * NEAR_COUNT as u64 {
-            with_set(front, stream, made(front, stream), |_| ()).unwrap();
+            with_set(front, stream, made(stream), |_| ()).unwrap();
         }
         for stream in 0..3 * NEAR_COUNT as u64 {
             assert_eq!(with_set(front, stream, || None, |set| set.stream()), Some(stream));
@@ -157,18 +162,17 @@ mod tests {
     #[test]
     fn a_closed_set_makes_way_for_a_new_one() {
         let front = front();
-        let first = Arc::new(Set::new(Name { front, stream: 3 }));
+        let first = Arc::new(Set::new(3));
         with_set(front, 3, || Some(Arc::clone(&first)), |_| ()).unwrap();
         close_all([&*first], |_, _| ());
-        with_set(front, 3, made(front, 3), |set| assert!(!set.is_closed())).unwrap();
+        with_set(front, 3, made(3), |set| assert!(!set.is_closed())).unwrap();
         with_near(front, 3, |set| assert!(!set.is_closed())).unwrap();
         assert_eq!(Arc::strong_count(&first), 1);
     }
 
     #[test]
     fn the_end_of_a_thread_hands_its_sets_over() {
-        let front = front();
-        let set = Arc::new(Set::new(Name { front, stream: 3 }));
+        let (front, set) = (front(), Arc::new(Set::new(3)));
         std::thread::scope(|scope| {
             scope.spawn(|| with_set(front, 3, || Some(Arc::clone(&set)), |set| assert!(!set.adopt())));
         });
@@ -185,7 +189,7 @@ mod tests {
         impl Drop for Late {
             fn drop(&mut self) {
                 let is_near = with_near(self.0, 3, |_| ()).is_some();
-                let is_kept = with_set(self.0, 3, made(self.0, 3), |_| ()).is_some();
+                let is_kept = with_set(self.0, 3, made(3), |_| ()).is_some();
                 let _ = self.1.send((is_near, is_kept));
             }
         }
@@ -195,7 +199,7 @@ mod tests {
         std::thread::spawn(move || {
             // Destructors run in some order of their first uses: with one on either side, one of the two runs late.
             LATE.with(|late| *late.borrow_mut() = Some(Late(front, sender)));
-            with_set(front, 3, made(front, 3), |_| ()).unwrap();
+            with_set(front, 3, made(3), |_| ()).unwrap();
         })
         .join()
         .unwrap();

@@ -33,7 +33,7 @@ impl Shared {
         let piece = Piece { address: freed.piece.address, record: freed.piece.record() };
         // Last of all: it counts.
         is_made
-            && thread::with_near(self.near(), freed.home.0, |set| set.put(class, freed.size_bytes, piece))
+            && thread::with_near(self.id, freed.home.0, |set| set.put(class, freed.size_bytes, piece))
                 == Some(true)
     }
 
@@ -42,12 +42,12 @@ impl Shared {
         let Some(large) = self.large(&freed.piece, freed.size_bytes, freed.home) else { return false };
         if self.with_set(freed.home, |set| set.has_recent()) == Some(true) {
             let mut core = self.core();
-            thread::with_near(self.near(), freed.home.0, |set| {
+            thread::with_near(self.id, freed.home.0, |set| {
                 set.make_way_large(|large| core.give_large(large))
             });
         }
         // Last of all: it counts.
-        thread::with_near(self.near(), freed.home.0, |set| set.put_large(large)) == Some(true)
+        thread::with_near(self.id, freed.home.0, |set| set.put_large(large)) == Some(true)
     }
 
     /// What a set keeps of a block beyond the classes that only home has used; `None` if it is not one, if home is gone, or

@@ -23,7 +23,7 @@ struct World {
 
 impl World {
     fn new(cap_bytes: u64, streams: impl IntoIterator<Item = u64>) -> Self {
-        let front = Front::new(1, cap_bytes);
+        let front = Front::new(cap_bytes);
         let sets = streams.into_iter().map(|stream| front.adopt(stream).unwrap()).collect();
         Self { front, sets, next_record: 0, spill: Vec::new(), heap_visits: 0 }
     }

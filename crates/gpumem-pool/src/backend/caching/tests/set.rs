@@ -2,10 +2,8 @@
 
 use crate::backend::caching::class::Class;
 use crate::backend::caching::magazine::Piece;
-use crate::backend::caching::set::{Name, Set, close_all, visit_all};
+use crate::backend::caching::set::{Set, close_all, visit_all};
 use crate::backend::caching::tests::own;
-
-const NAME: Name = Name { front: 1, stream: 7 };
 
 fn class(size_bytes: u64) -> Class {
     Class::of(size_bytes).unwrap()
@@ -17,7 +15,7 @@ fn piece(record: u32) -> Piece {
 
 /// A set that holds pieces 1 to `count` of a class, and has room for nothing more.
 fn filled(class: Class, count: u32) -> Set {
-    let set = Set::new(NAME);
+    let set = Set::new(7);
     for record in 1..=count {
         own(&set).with(|magazines| magazines.add_room(class.size_bytes())).unwrap();
         assert!(own(&set).with(|magazines| magazines.make_space(class)).unwrap().is_none());
@@ -67,7 +65,7 @@ fn a_full_stack_gives_up_its_older_half_with_the_allowance() {
 #[test]
 fn a_stack_that_is_a_little_short_of_its_longest_grows_by_that_little() {
     let largest = class(1 << 20);
-    let set = Set::new(NAME);
+    let set = Set::new(7);
     let mut pieces: Vec<Piece> = (1..=6).map(piece).collect();
     own(&set).with(|magazines| magazines.refill(largest, &mut pieces)).unwrap();
     for record in 7..=8 {
@@ -119,7 +117,7 @@ fn a_closed_set_takes_and_gives_nothing() {
 
 #[test]
 fn only_one_thread_adopts_what_another_left() {
-    let set = Set::new(NAME);
+    let set = Set::new(7);
     assert!(!set.adopt());
     set.hand_over();
     assert!(set.adopt());
