@@ -1,4 +1,5 @@
-//! A driver that counts what is allocated through it, to the byte and at any moment, apart from anything that a pool says.
+//! A driver that counts what is allocated through it, to the byte and at any moment, apart from anything that a pool says: by
+//! every call that takes memory of the device or of the host, those that the pool does not make too.
 //!
 //! A C function pointer knows nothing but what is everybody's: one driver of a process at a time is counted.
 
@@ -178,12 +179,20 @@ wrapped! {
         |call, address, size, pool, _| made(call(), || add(Named::Address, at(address), kind_of(pool), size as u64));
     cuMemPoolCreate(pool: *mut CUmemoryPool, props: *const CUmemPoolProps)
         |call, pool, props| made(call(), || add_pool(at(pool), at(props.cast_mut())));
+    cuMemAllocAsync(address: *mut CUdeviceptr, size: usize, stream: CUstream)
+        |call, address, size, _| made(call(), || add(Named::Address, at(address), MemoryKind::Device, size as u64));
+    cuMemAllocPitch_v2(address: *mut CUdeviceptr, pitch: *mut usize, width: usize, height: usize, element: c_uint)
+        |call, address, pitch, _, height, _| {
+            made(call(), || add(Named::Address, at(address), MemoryKind::Device, (at(pitch) * height) as u64))
+        };
     cuMemFree_v2(address: CUdeviceptr)
         |call, address| remove(Named::Address, address, call);
     cuMemFreeAsync(address: CUdeviceptr, stream: CUstream)
         |call, address, _| remove(Named::Address, address, call);
     cuMemHostAlloc(place: *mut *mut c_void, size: usize, flags: c_uint)
         |call, place, size, _| made(call(), || add(Named::Address, at(place) as u64, MemoryKind::Host, size as u64));
+    cuMemAllocHost_v2(place: *mut *mut c_void, size: usize)
+        |call, place, size| made(call(), || add(Named::Address, at(place) as u64, MemoryKind::Host, size as u64));
     cuMemFreeHost(place: *mut c_void)
         |call, place| remove(Named::Address, place as u64, call);
 }
@@ -193,6 +202,27 @@ mod tests {
     use super::*;
     use crate::pool::{BackendKind, Device, Pool, PoolError, Stream};
     use crate::sys::SimConfig;
+
+    /// A pool that took memory in another way than it does now would not be missed.
+    #[test]
+    fn calls_that_no_pool_makes_are_counted_too() {
+        let counted = Counted::new(&Driver::sim(SimConfig::new()).unwrap());
+        let (device, driver) = (Device::new(&counted.driver, 0).unwrap(), &counted.driver);
+        let _bound = device.bind().unwrap();
+        let held = || [MemoryKind::Device, MemoryKind::Host].map(|kind| counted.held_bytes(kind));
+        let (mut ordered, mut pitched, mut pitch, mut host) = (0, 0, 0, core::ptr::null_mut());
+        // SAFETY: locals outlive the calls; each piece is given back once, and unused.
+        unsafe {
+            driver.cuMemAllocAsync(&mut ordered, 1000, core::ptr::null_mut()).unwrap();
+            driver.cuMemAllocPitch_v2(&mut pitched, &mut pitch, 100, 10, 4).unwrap();
+            driver.cuMemAllocHost_v2(&mut host, 3000).unwrap();
+            assert_eq!(held(), [1000 + 10 * pitch as u64, 3000]);
+            driver.cuMemFreeAsync(ordered, core::ptr::null_mut()).unwrap();
+            driver.cuMemFree_v2(pitched).unwrap();
+            driver.cuMemFreeHost(host).unwrap();
+        }
+        assert_eq!(held(), [0, 0]);
+    }
 
     const BACKENDS: [BackendKind; 2] = [BackendKind::None, BackendKind::Native];
 

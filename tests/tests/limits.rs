@@ -2,7 +2,7 @@
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
-use gpumem_tests::backends::backends;
+use gpumem_tests::backends::{backends, settings};
 use gpumem_tests::cases;
 use gpumem_tests::counted::Counted;
 use gpumem_tests::pool::{BackendKind, Block, Device, MemoryKind, Pool, PoolError, Stream};
@@ -183,6 +183,26 @@ proptest! {
     }
 }
 
+/// What one of many threads does, and how often it was refused.
+fn wants_too_much(pool: &Pool, stream: &Stream, thread: u64, limit_bytes: u64) -> u64 {
+    let (mut held, mut refused_count) = (Vec::new(), 0);
+    for step in 0..40 {
+        match pool.alloc((1 + (thread * 7 + step * 13) % 5) * MIB, stream) {
+            Ok(block) => held.push(block),
+            Err(PoolError::LimitReached(report)) => {
+                assert!(report.in_use_bytes <= limit_bytes, "{report}");
+                refused_count += 1;
+                held.clear();
+            }
+            Err(other) => panic!("{other}"),
+        }
+        if step % 3 == 0 {
+            held.pop();
+        }
+    }
+    refused_count
+}
+
 fn device(seed: u64, is_late: bool) -> Device {
     let config = SimConfig::new().memory_bytes(1 << 30).seed(seed);
     let config = if is_late { config.schedule(Schedule::Late) } else { config };
@@ -227,6 +247,38 @@ cases! {
             for seed in 0..3 {
                 run_with_one_size(&device, backend, 8, &steps(seed, 400));
             }
+        }
+    }
+
+    /// Sixteen threads that a third of what they want would do for, with every kind of memory: what the driver has given is never
+    /// a byte more than the limit, and all that the pool says it reserves.
+    fn sixteen_threads_never_pass_the_limit(driver: &Driver) {
+        const LIMIT_BYTES: u64 = 16 * MIB;
+        for setting in settings(&Device::new(driver, 0).unwrap()) {
+            let counted = Counted::new(driver);
+            let device = Device::new(&counted.driver, 0).unwrap();
+            let pool = setting.builder(&device).hard_limit(LIMIT_BYTES).build().unwrap();
+            let refused_count = std::thread::scope(|scope| {
+                let start = |thread| scope.spawn({
+                    let (pool, stream) = (&pool, Stream::new(&device).unwrap());
+                    move || wants_too_much(pool, &stream, thread, LIMIT_BYTES)
+                });
+                let threads: Vec<_> = (0..16).map(start).collect();
+                threads.into_iter().map(|thread| thread.join().unwrap()).sum::<u64>()
+            });
+            assert!(refused_count > 0, "{setting}: the limit was never met: this shows nothing");
+            let (status, peak_bytes) = (pool.status().unwrap(), counted.peak_bytes(setting.kind));
+            assert!(LIMIT_BYTES / 2 < peak_bytes && peak_bytes <= LIMIT_BYTES, "{setting}: {peak_bytes} at once");
+            // The driver's pool reserves more than it has given.
+            let told_bytes = match setting.backend {
+                BackendKind::Caching => status.reserved_peak_bytes,
+                _ => status.in_use_peak_bytes,
+            };
+            assert!(peak_bytes <= told_bytes && told_bytes <= LIMIT_BYTES, "{setting}: {peak_bytes}, {status}");
+            assert_eq!((status.in_use_bytes, status.block_count), (0, 0), "{setting}");
+            drop(pool);
+            device.synchronize().unwrap();
+            assert_eq!(counted.held_bytes(setting.kind), 0, "{setting}");
         }
     }
 

@@ -16,21 +16,18 @@ const MIB: usize = 1 << 20;
 cases! {
     /// Zero bytes: refused by the plain call, granted as null by the stream-ordered one.
     fn zero_bytes(driver: &Driver) {
-        let raw = Raw::new(driver).unwrap();
-        let stream = raw.stream().unwrap();
+        let &Bench { ref raw, stream } = &Bench::new(driver);
         assert_eq!(code(raw.alloc(0).map(drop)), CUresult::CUDA_ERROR_INVALID_VALUE);
         // SAFETY: the stream is alive; null is what the frees accept as nothing.
         unsafe {
             assert_eq!(raw.alloc_async(0, stream), Ok(0));
             assert_eq!(code(driver.cuMemFree_v2(0)), CUresult::CUDA_SUCCESS);
-            driver.cuStreamDestroy_v2(stream).unwrap();
         }
     }
 
     /// More than the device has is `OUT_OF_MEMORY` from either call, and the next call is unharmed.
     fn out_of_memory(driver: &Driver) {
-        let raw = Raw::new(driver).unwrap();
-        let stream = raw.stream().unwrap();
+        let &Bench { ref raw, stream } = &Bench::new(driver);
         let (mut free, mut total) = (0, 0);
         // SAFETY: the out-pointers live through the call.
         unsafe { driver.cuMemGetInfo_v2(&mut free, &mut total).unwrap() };
@@ -43,14 +40,12 @@ cases! {
         // SAFETY: allocated above, unused.
         unsafe {
             driver.cuMemFree_v2(address).unwrap();
-            driver.cuStreamDestroy_v2(stream).unwrap();
         }
     }
 
     /// An address that is unknown, or was freed before, is refused by either call.
     fn unknown_and_double_frees(driver: &Driver) {
-        let raw = Raw::new(driver).unwrap();
-        let stream = raw.stream().unwrap();
+        let &Bench { ref raw, stream } = &Bench::new(driver);
         let address = raw.alloc(MIB).unwrap();
         // SAFETY: the driver checks addresses; that is what is tested.
         unsafe {
@@ -58,14 +53,12 @@ cases! {
             assert_eq!(code(driver.cuMemFree_v2(address)), CUresult::CUDA_ERROR_INVALID_VALUE);
             assert_eq!(code(driver.cuMemFreeAsync(address, stream)), CUresult::CUDA_ERROR_INVALID_VALUE);
             assert_eq!(code(driver.cuMemFree_v2(0x1234)), CUresult::CUDA_ERROR_INVALID_VALUE);
-            driver.cuStreamDestroy_v2(stream).unwrap();
         }
     }
 
     /// Memory of either kind may be given back by either call.
     fn frees_across_kinds(driver: &Driver) {
-        let raw = Raw::new(driver).unwrap();
-        let stream = raw.stream().unwrap();
+        let &Bench { ref raw, stream } = &Bench::new(driver);
         let plain = raw.alloc(MIB).unwrap();
         // SAFETY: the stream is alive, and so are both allocations, which nothing uses.
         unsafe {
@@ -74,7 +67,6 @@ cases! {
             driver.cuMemFreeAsync(plain, stream).unwrap();
             driver.cuMemFree_v2(ordered).unwrap();
             driver.cuStreamSynchronize(stream).unwrap();
-            driver.cuStreamDestroy_v2(stream).unwrap();
         }
     }
 
@@ -134,8 +126,7 @@ cases! {
 
     /// Copies and fills of every direction move the right bytes.
     fn copies(driver: &Driver) {
-        let raw = Raw::new(driver).unwrap();
-        let stream = raw.stream().unwrap();
+        let &Bench { ref raw, stream } = &Bench::new(driver);
         let (a, b) = (raw.alloc(4096).unwrap(), raw.alloc(4096).unwrap());
         let source: Vec<u8> = (0..4096u32).map(|i| (i * 7 % 251) as u8).collect();
         let mut pinned = null_mut();
@@ -155,7 +146,6 @@ cases! {
             driver.cuMemFreeHost(pinned).unwrap();
             driver.cuMemFree_v2(a).unwrap();
             driver.cuMemFree_v2(b).unwrap();
-            driver.cuStreamDestroy_v2(stream).unwrap();
         }
     }
 
@@ -193,8 +183,7 @@ cases! {
 
     /// The time between two events needs events that keep time.
     fn elapsed_time(driver: &Driver) {
-        let raw = Raw::new(driver).unwrap();
-        let stream = raw.stream().unwrap();
+        let &Bench { ref raw, stream } = &Bench::new(driver);
         let memory = raw.alloc(512 * MIB).unwrap();
         let (mut start, mut end, silent) = (null_mut(), null_mut(), raw.event().unwrap());
         let mut ms = -1.0;
@@ -215,14 +204,12 @@ cases! {
                 driver.cuEventDestroy_v2(event).unwrap();
             }
             driver.cuMemFree_v2(memory).unwrap();
-            driver.cuStreamDestroy_v2(stream).unwrap();
         }
     }
 
     /// A plain free waits for all work of the device, so nothing queued can touch what it gives back.
     fn plain_free_waits_for_the_device(driver: &Driver) {
-        let raw = Raw::new(driver).unwrap();
-        let stream = raw.stream().unwrap();
+        let &Bench { ref raw, stream } = &Bench::new(driver);
         let size = 256 * MIB;
         let (a, unrelated) = (raw.alloc(size).unwrap(), raw.alloc(4 * MIB).unwrap());
         // SAFETY: sizes fit; handles live until the end.
@@ -233,7 +220,6 @@ cases! {
             driver.cuMemFree_v2(unrelated).unwrap();
             assert_eq!(code(driver.cuStreamQuery(stream)), CUresult::CUDA_SUCCESS);
             driver.cuMemFree_v2(a).unwrap();
-            driver.cuStreamDestroy_v2(stream).unwrap();
         }
     }
 
@@ -276,6 +262,28 @@ cases! {
             driver.cuCtxSetCurrent(raw.context).unwrap();
             driver.cuCtxPushCurrent_v2(raw.context).unwrap();
         }
+    }
+}
+
+/// A hold on the device, and a stream that goes with it.
+struct Bench {
+    raw: Raw,
+    stream: CUstream,
+}
+
+impl Bench {
+    fn new(driver: &Driver) -> Self {
+        let raw = Raw::new(driver).unwrap();
+        let stream = raw.stream().unwrap();
+        Self { raw, stream }
+    }
+}
+
+impl Drop for Bench {
+    fn drop(&mut self) {
+        // SAFETY: the stream is alive, and nobody uses it after this.
+        let destroyed = unsafe { self.raw.driver.cuStreamDestroy_v2(self.stream) };
+        assert!(destroyed.is_ok() || std::thread::panicking(), "{destroyed:?}");
     }
 }
 

@@ -1,6 +1,6 @@
 //! The driver's own pools: what a new one is like, what bounds it, and when it gives memory back.
 
-use crate::MIB;
+use crate::{Bench, MIB};
 use gpumem_adapt::array::pool::sys::types::*;
 use gpumem_adapt::array::pool::sys::{CUresult, Driver};
 use gpumem_tests::cases;
@@ -10,8 +10,8 @@ use std::ptr::null_mut;
 cases! {
     /// A new pool keeps nothing, grows by 32 MiB and follows all three reuse policies, as a device's default one does.
     fn new_pool_attributes(driver: &Driver) {
-        let raw = Raw::new(driver).unwrap();
-        let pool = fresh_pool(&raw);
+        let &Bench { ref raw, stream } = &Bench::new(driver);
+        let pool = fresh_pool(raw);
         use CUmemPool_attribute as Attribute;
         assert_eq!(pool_attribute(driver, pool, Attribute::CU_MEMPOOL_ATTR_RELEASE_THRESHOLD), 0);
         assert_eq!(pool_flag(driver, pool, Attribute::CU_MEMPOOL_ATTR_REUSE_FOLLOW_EVENT_DEPENDENCIES), 1);
@@ -19,7 +19,6 @@ cases! {
         assert_eq!(pool_flag(driver, pool, Attribute::CU_MEMPOOL_ATTR_REUSE_ALLOW_INTERNAL_DEPENDENCIES), 1);
         assert_eq!(pool_attribute(driver, pool, Attribute::CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT), 0);
 
-        let stream = raw.stream().unwrap();
         let mut address = 0;
         // SAFETY: pool, stream and out-pointer are live.
         unsafe { driver.cuMemAllocFromPoolAsync(&mut address, 257, pool, stream).unwrap() };
@@ -37,16 +36,14 @@ cases! {
         // SAFETY: nothing lives in the pool or on the stream.
         unsafe {
             driver.cuMemPoolDestroy(pool).unwrap();
-            driver.cuStreamDestroy_v2(stream).unwrap();
         }
     }
 
     /// A pool's `maxSize` counts in pieces of 32 MiB, rounded up.
     fn pool_max_size(driver: &Driver) {
-        let raw = Raw::new(driver).unwrap();
-        let stream = raw.stream().unwrap();
+        let &Bench { ref raw, stream } = &Bench::new(driver);
         for (max_size, fits) in [(1 << 10, 32), (32 << 20, 32), (33 << 20, 64), (100 << 20, 128)] {
-            let pool = pool_of_at_most(&raw, max_size);
+            let pool = pool_of_at_most(raw, max_size);
             let mut addresses = Vec::new();
             let refused = loop {
                 let mut address = 0;
@@ -66,15 +63,12 @@ cases! {
                 driver.cuMemPoolDestroy(pool).unwrap();
             }
         }
-        // SAFETY: nothing lives on the stream.
-        unsafe { driver.cuStreamDestroy_v2(stream).unwrap() };
     }
 
     /// A raised release threshold keeps what was freed, until it is trimmed.
     fn release_threshold_and_trim(driver: &Driver) {
-        let raw = Raw::new(driver).unwrap();
-        let pool = fresh_pool(&raw);
-        let stream = raw.stream().unwrap();
+        let &Bench { ref raw, stream } = &Bench::new(driver);
+        let pool = fresh_pool(raw);
         use CUmemPool_attribute as Attribute;
         let mut keep = u64::MAX;
         let mut address = 0;
@@ -94,7 +88,6 @@ cases! {
         // SAFETY: nothing lives in the pool or on the stream.
         unsafe {
             driver.cuMemPoolDestroy(pool).unwrap();
-            driver.cuStreamDestroy_v2(stream).unwrap();
         }
     }
 }

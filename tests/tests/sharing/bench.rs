@@ -50,6 +50,13 @@ impl Sharing {
         Self { raw, streams: RefCell::default(), pools: RefCell::default() }
     }
 
+    /// With a stream of its own.
+    pub(crate) fn with_stream(driver: &Driver) -> (Self, CUstream) {
+        let gpu = Self::new(driver);
+        let stream = gpu.stream();
+        (gpu, stream)
+    }
+
     pub(crate) fn stream(&self) -> CUstream {
         let stream = self.raw.stream().unwrap();
         self.streams.borrow_mut().push(stream);

@@ -5,12 +5,12 @@ use gpumem_tests::cases;
 use gpumem_tests::pool::{
     Device, ExportedBlock, ExportedHandle, ImportedBlock, Pool, PoolError, Profile, Stream,
 };
+use gpumem_tests::sys::Driver;
 
 cases! {
     /// The same for a block of ours, which lies somewhere in a handle.
     fn our_block_in_another_process(driver: &Driver) {
-        let device = Device::new(driver, 0).unwrap();
-        let stream = Stream::new(&device).unwrap();
+        let (device, stream) = device_and_stream(driver);
         if is_child() {
             let [offset_bytes, handle_bytes] = [0, 8].map(|at| {
                 u64::from_le_bytes(child_bytes()[at..at + 8].try_into().unwrap())
@@ -40,8 +40,7 @@ cases! {
 
     /// A large block lies in several handles, which are mapped side by side again. Numbers that don't fit are refused.
     fn our_block_imported_at_home(driver: &Driver) {
-        let device = Device::new(driver, 0).unwrap();
-        let stream = Stream::new(&device).unwrap();
+        let (device, stream) = device_and_stream(driver);
         let pool = match Pool::builder(&device).exportable().profile(Profile::Tight).build() {
             Err(PoolError::NotWithBackend { .. }) => return,
             built => built.unwrap(),
@@ -63,6 +62,13 @@ cases! {
         let secret = Pool::new(&device).unwrap().alloc(100, &stream).unwrap();
         assert!(matches!(secret.export(), Err(PoolError::NotExportable)));
     }
+}
+
+/// What a program of our own begins with.
+pub(crate) fn device_and_stream(driver: &Driver) -> (Device, Stream) {
+    let device = Device::new(driver, 0).unwrap();
+    let stream = Stream::new(&device).unwrap();
+    (device, stream)
 }
 
 /// Fills some bytes, and waits.

@@ -1,7 +1,7 @@
 //! Processes that are killed while they share memory: the others go on, with the memory or with an error that says what is so.
 
 use crate::bench::{PIECE, POSIX, Sharing};
-use crate::blocks::{bytes_of, set};
+use crate::blocks::{bytes_of, device_and_stream, set};
 use crate::child::{
     Other, child_part, generation, inherited, leave_behind, say, say_and_stay, wait_for_orphanhood,
 };
@@ -25,8 +25,7 @@ cases! {
     /// Who has exported a block goes on with it, and with the pool, and can export again, when an importer is killed in the
     /// middle of its work.
     fn who_imported_a_block_is_killed(driver: &Driver) {
-        let device = Device::new(driver, 0).unwrap();
-        let stream = Stream::new(&device).unwrap();
+        let (device, stream) = device_and_stream(driver);
         if generation() > 0 {
             let block = imported(&device, inherited());
             assert_eq!(bytes_of(block.address(), &stream), [1; 4]);
@@ -40,9 +39,7 @@ cases! {
             set(block.address(), 1, BLOCK_BYTES as usize, &stream);
             let (descriptor, numbers) = exported(&block);
             let case = (module_path!(), "who_imported_a_block_is_killed");
-            let mut other = Other::start(driver, case, descriptor, &numbers);
-            other.wait_for("at work");
-            other.kill();
+            dies_at_work(&mut Other::start(driver, case, descriptor, &numbers));
             assert_eq!(bytes_of(block.address(), &stream), [1, 2, 2, 1]);
         }
         let more = pool.alloc(5 << 20, &stream).unwrap();
@@ -58,8 +55,7 @@ cases! {
     /// What is imported stays, and can be imported again, when the process that it came from is killed.
     fn who_exported_a_block_is_killed(driver: &Driver) {
         let case = (module_path!(), "who_exported_a_block_is_killed");
-        let device = Device::new(driver, 0).unwrap();
-        let stream = Stream::new(&device).unwrap();
+        let (device, stream) = device_and_stream(driver);
         let pool = exportable(&device);
         match generation() {
             0 if pool.is_none() => {}
@@ -94,8 +90,7 @@ cases! {
 
     /// A pool of the driver's goes on when an importer of it is killed.
     fn who_imported_a_pool_is_killed(driver: &Driver) {
-        let gpu = Sharing::new(driver);
-        let stream = gpu.stream();
+        let (gpu, stream) = Sharing::with_stream(driver);
         if generation() > 0 {
             let pool = gpu.import_pool(inherited().as_raw_fd()).unwrap();
             let block = gpu.import_pointer(pool, CUmemPoolPtrExportData { reserved: child_part(0) }).unwrap();
@@ -113,9 +108,7 @@ cases! {
             let descriptor = gpu.export_pool(pool).unwrap();
             let data = gpu.export_pointer(block).unwrap().reserved;
             let case = (module_path!(), "who_imported_a_pool_is_killed");
-            let mut other = Other::start(driver, case, descriptor, &data);
-            other.wait_for("at work");
-            other.kill();
+            dies_at_work(&mut Other::start(driver, case, descriptor, &data));
             assert_eq!(gpu.read(block + PIECE as u64 - 1, 1).unwrap(), [1]);
             driver.cuMemFreeAsync(block, stream).unwrap();
             let next = gpu.alloc_from(pool, stream).unwrap();
@@ -129,8 +122,7 @@ cases! {
     /// A block of a pool of the driver's stays with its importer when the exporter is killed.
     fn who_exported_a_pool_is_killed(driver: &Driver) {
         let case = (module_path!(), "who_exported_a_pool_is_killed");
-        let gpu = Sharing::new(driver);
-        let stream = gpu.stream();
+        let (gpu, stream) = Sharing::with_stream(driver);
         match generation() {
             0 => outlives(Other::start(driver, case, Stdio::null(), &[])),
             1 => {
@@ -193,9 +185,7 @@ cases! {
             driver.cuMemsetD8_v2(memory, 1, PIECE).unwrap();
             driver.cuCtxSynchronize().unwrap();
             let case = (module_path!(), "who_opened_plain_memory_is_killed");
-            let mut other = Other::start(driver, case, Stdio::null(), &handle_of(driver, memory));
-            other.wait_for("at work");
-            other.kill();
+            dies_at_work(&mut Other::start(driver, case, Stdio::null(), &handle_of(driver, memory)));
             assert_eq!(gpu.read(memory + PIECE as u64 - 1, 1).unwrap(), [1]);
             driver.cuMemFree_v2(memory).unwrap();
         }
@@ -253,9 +243,14 @@ cases! {
 
 /// Kills the first of two processes once the second has what it came for, which must end well then.
 fn outlives(mut first: Other) {
-    first.wait_for("at work");
-    first.kill();
+    dies_at_work(&mut first);
     first.wait_for_the_end();
+}
+
+/// Kills another process in the middle of its work, or its work's.
+fn dies_at_work(other: &mut Other) {
+    other.wait_for("at work");
+    other.kill();
 }
 
 /// Nothing where this was built without the backend that can.

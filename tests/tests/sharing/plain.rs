@@ -96,8 +96,7 @@ cases! {
 
     /// Another process waits for an event, on the host and on a stream, and records it.
     fn an_event_in_another_process(driver: &Driver) {
-        let gpu = Sharing::new(driver);
-        let stream = gpu.stream();
+        let (gpu, stream) = Sharing::with_stream(driver);
         if is_child() {
             let handle = CUipcEventHandle { reserved: child_bytes().map(|byte| byte as c_char) };
             let mut event = null_mut();

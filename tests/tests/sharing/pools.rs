@@ -61,8 +61,7 @@ cases! {
 
     /// Another process writes into a block that it has imported through the pool, and frees its import first.
     fn a_block_in_another_process(driver: &Driver) {
-        let gpu = Sharing::new(driver);
-        let stream = gpu.stream();
+        let (gpu, stream) = Sharing::with_stream(driver);
         if is_child() {
             let pool = gpu.import_pool(inherited().as_raw_fd()).unwrap();
             let block = gpu.import_pointer(pool, CUmemPoolPtrExportData { reserved: child_bytes() }).unwrap();

@@ -1,8 +1,8 @@
-//! The hard limit: exact, for any number of threads, and never in the way of memory that is only on its way back.
+//! The hard limit: exact, and never in the way of memory that is only on its way back. Of many threads, with a driver that
+//! counts, see `limits` and `crowd` of the workspace's tests.
 
-use crate::bench::{on_device_memory, on_each_backend, on_each_backend_with, small};
+use crate::bench::{on_device_memory, on_each_backend, small};
 use gpumem_pool::{BackendKind, Device, Limit, PoolError, Stream};
-use std::sync::atomic::{AtomicBool, Ordering};
 
 #[test]
 fn the_limit_is_exact() {
@@ -72,49 +72,6 @@ fn a_queued_free_makes_room() {
             drop(block);
         }
         assert!(pool.status().unwrap().in_use_peak_bytes <= 64 << 20);
-    });
-}
-
-/// Sixteen threads at a limit that a third of them fill, while the driver's own functions keep the books.
-#[test]
-fn sixteen_threads_never_pass_the_limit() {
-    const LIMIT_BYTES: u64 = 16 << 20;
-    on_each_backend_with(&small(), books::install, |bench| {
-        let pool = bench.builder().hard_limit(LIMIT_BYTES).build().unwrap();
-        let refused = AtomicBool::new(false);
-        std::thread::scope(|scope| {
-            for thread in 0..16_u64 {
-                let (pool, refused) = (&pool, &refused);
-                scope.spawn(move || {
-                    let stream = bench.stream();
-                    let mut held = Vec::new();
-                    for step in 0..40 {
-                        match pool.alloc((1 + (thread * 7 + step * 13) % 5) << 20, &stream) {
-                            Ok(block) => held.push(block),
-                            Err(PoolError::LimitReached(report)) => {
-                                assert!(report.in_use_bytes <= LIMIT_BYTES);
-                                refused.store(true, Ordering::Relaxed);
-                                held.clear();
-                            }
-                            Err(other) => panic!("{other}"),
-                        }
-                        if step % 3 == 0 {
-                            held.pop();
-                        }
-                    }
-                });
-            }
-        });
-        assert!(refused.into_inner(), "the limit was never met: this test shows nothing");
-        let (out_bytes, peak_bytes) = books::read();
-        assert!(peak_bytes <= LIMIT_BYTES, "{peak_bytes} bytes were out at once");
-        let status = pool.status().unwrap();
-        // Only plain segments are counted here and kept.
-        let kept_bytes = if bench.plain_segments { status.reserved_bytes } else { 0 };
-        assert_eq!((status.in_use_bytes, status.block_count, out_bytes), (0, 0, kept_bytes));
-        let counted_bytes =
-            if bench.plain_segments { status.reserved_peak_bytes } else { status.in_use_peak_bytes };
-        assert!(counted_bytes >= peak_bytes && counted_bytes <= LIMIT_BYTES);
     });
 }
 
@@ -292,86 +249,4 @@ fn a_soft_limit_may_change() {
         assert_eq!(pool.status().unwrap().reserved_bytes, kept_bytes);
         assert_eq!(pool.status().unwrap().soft_limit_bytes, None);
     });
-}
-
-/// A driver table that counts: what is out between the return of an allocation and the call of its free.
-mod books {
-    use gpumem_pool::sys::types::{CUdeviceptr, CUmemoryPool, CUstream};
-    use gpumem_pool::sys::{CUresult, Table};
-    use std::collections::BTreeMap;
-    use std::sync::Mutex;
-
-    static REAL: Mutex<Option<Table>> = Mutex::new(None);
-    static BOOKS: Mutex<Books> = Mutex::new(Books { sizes: BTreeMap::new(), out_bytes: 0, peak_bytes: 0 });
-
-    struct Books {
-        sizes: BTreeMap<u64, u64>,
-        out_bytes: u64,
-        peak_bytes: u64,
-    }
-
-    pub(super) fn install(table: &mut Table) {
-        *REAL.lock().unwrap() = Some(*table);
-        *BOOKS.lock().unwrap() = Books { sizes: BTreeMap::new(), out_bytes: 0, peak_bytes: 0 };
-        table.cuMemAlloc_v2 = Some(plain_alloc);
-        table.cuMemFree_v2 = Some(plain_free);
-        table.cuMemAllocFromPoolAsync = Some(pool_alloc);
-        table.cuMemFreeAsync = Some(pool_free);
-    }
-
-    /// What is out, and the most that ever was.
-    pub(super) fn read() -> (u64, u64) {
-        let books = BOOKS.lock().unwrap();
-        (books.out_bytes, books.peak_bytes)
-    }
-
-    fn real() -> Table {
-        REAL.lock().unwrap().unwrap()
-    }
-
-    /// Counted before anybody else can free or allocate: the lock is held over the call.
-    fn alloc(size_bytes: usize, address: *mut CUdeviceptr, call: impl FnOnce() -> CUresult) -> CUresult {
-        let mut books = BOOKS.lock().unwrap();
-        let code = call();
-        if code == CUresult::CUDA_SUCCESS {
-            // SAFETY: the call has just written it.
-            books.sizes.insert(unsafe { *address }, size_bytes as u64);
-            books.out_bytes += size_bytes as u64;
-            books.peak_bytes = books.peak_bytes.max(books.out_bytes);
-        }
-        code
-    }
-
-    fn free(address: CUdeviceptr, call: impl FnOnce() -> CUresult) -> CUresult {
-        let mut books = BOOKS.lock().unwrap();
-        let code = call();
-        books.out_bytes -= books.sizes.remove(&address).unwrap();
-        code
-    }
-
-    unsafe extern "C" fn plain_alloc(address: *mut CUdeviceptr, size_bytes: usize) -> CUresult {
-        // SAFETY: the caller's promises are those of the function that this stands in for; so below.
-        alloc(size_bytes, address, || unsafe { real().cuMemAlloc_v2.unwrap()(address, size_bytes) })
-    }
-
-    unsafe extern "C" fn plain_free(address: CUdeviceptr) -> CUresult {
-        // SAFETY: as above.
-        free(address, || unsafe { real().cuMemFree_v2.unwrap()(address) })
-    }
-
-    unsafe extern "C" fn pool_alloc(
-        address: *mut CUdeviceptr,
-        size_bytes: usize,
-        pool: CUmemoryPool,
-        stream: CUstream,
-    ) -> CUresult {
-        let call = real().cuMemAllocFromPoolAsync.unwrap();
-        // SAFETY: as above.
-        alloc(size_bytes, address, || unsafe { call(address, size_bytes, pool, stream) })
-    }
-
-    unsafe extern "C" fn pool_free(address: CUdeviceptr, stream: CUstream) -> CUresult {
-        // SAFETY: as above.
-        free(address, || unsafe { real().cuMemFreeAsync.unwrap()(address, stream) })
-    }
 }
