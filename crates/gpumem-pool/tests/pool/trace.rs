@@ -5,7 +5,7 @@ use gpumem_pool::adaptor::{Adaptor, Grant, Next, Request};
 use gpumem_pool::sys::{Driver, SimConfig};
 use gpumem_pool::trace::{Recording, Trace, What};
 use gpumem_pool::{CaptureMode, Device, Event, Pool, PoolError, Stream};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
@@ -299,7 +299,21 @@ fn makes_pools_from_the_environment() {
         }
     }
     // Nobody drops the last one. What is a little older than the end is in the file.
-    std::thread::sleep(Duration::from_millis(500));
+    let path = std::env::var("GPUMEM_TRACE").unwrap().replace("%p", &std::process::id().to_string());
+    let end = Instant::now() + Duration::from_secs(10);
+    while allocated_bytes(path.as_ref()).len() < 7 && Instant::now() < end {
+        std::thread::sleep(Duration::from_millis(20));
+    }
+}
+
+/// The sizes of the allocations in a file, if it is one by now.
+fn allocated_bytes(path: &Path) -> Vec<u64> {
+    let events = Recording::read(path).map_or(Vec::new(), |recording| recording.events);
+    let sizes = events.iter().filter_map(|event| match event.what {
+        What::Alloc { size_bytes, .. } => Some(size_bytes),
+        _ => None,
+    });
+    sizes.collect()
 }
 
 #[test]
@@ -309,12 +323,7 @@ fn pools_from_the_environment_share_a_file() {
     let path = path.to_str().unwrap().replace("%p", &process.id().to_string());
     let output = process.wait_with_output().unwrap();
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
-    let recording = Recording::read(&path).unwrap();
-    let sizes = recording.events.iter().filter_map(|event| match event.what {
-        What::Alloc { size_bytes, .. } => Some(size_bytes),
-        _ => None,
-    });
-    assert_eq!(sizes.collect::<Vec<_>>(), [1000, 1001, 2000, 2001, 3000, 3001, 3002]);
+    assert_eq!(allocated_bytes(path.as_ref()), [1000, 1001, 2000, 2001, 3000, 3001, 3002]);
     std::fs::remove_file(path).unwrap();
 
     let output = child("makes_pools_from_the_environment", "/nowhere/at/all").output().unwrap();
