@@ -34,7 +34,7 @@ mod wait;
 use crate::graph::Holds;
 pub(crate) use capture::Part;
 use core::sync::atomic::{AtomicUsize, Ordering};
-use epochs::Epochs;
+use epochs::{Epochs, Seen};
 use gpumem_sys::Driver;
 use lane::Lanes;
 pub(crate) use lane::StreamParts;
@@ -60,6 +60,8 @@ pub(crate) struct Clocks {
     cursor: AtomicUsize,
     /// What captures, and graphs made by them, keep from being used otherwise.
     holds: Holds,
+    /// What the last check found.
+    seen: Mutex<Seen>,
 }
 
 impl Clocks {
@@ -90,6 +92,7 @@ impl Clocks {
             slot_count: AtomicUsize::new(0),
             cursor: AtomicUsize::new(0),
             holds: Holds::default(),
+            seen: Mutex::default(),
         }
     }
 
@@ -132,6 +135,12 @@ impl Clocks {
     #[inline]
     pub(crate) fn holds(&self) -> &Holds {
         &self.holds
+    }
+
+    /// Whether no clock has gone back since this was last asked: says the first that has.
+    pub(crate) fn check(&self) -> Result<(), String> {
+        let mut seen = self.seen.lock().unwrap_or_else(PoisonError::into_inner);
+        self.epochs.check(self.slot_count.load(Ordering::Acquire), &mut seen)
     }
 
     /// Streams that are alive. With only one, nothing ever needs a mark.

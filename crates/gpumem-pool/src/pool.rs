@@ -143,13 +143,14 @@ impl Pool {
     }
 
     /// Compares everything the pool knows with everything else it knows, and says the first contradiction. For tests and
-    /// for debugging: it walks all of the pool's records, and is exact only while nothing else uses the pool. The backends
-    /// `native` and `none` keep no records of their own.
+    /// for debugging: it walks all of the pool's records, and its device's clocks, which never go back; it is exact only while
+    /// nothing else uses the pool. The backends `native` and `none` keep no records of their own.
     ///
     /// # Errors
     ///
     /// What contradicts what, in words.
     pub fn check(&self) -> Result<(), String> {
+        self.0.device().clocks().check()?;
         self.0.backend().check()
     }
 

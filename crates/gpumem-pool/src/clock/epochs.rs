@@ -11,6 +11,7 @@
 
 use super::sync::{AtomicU64, Ordering};
 use super::{Order, Slot, Stamp, StreamId};
+use std::collections::BTreeMap;
 use std::sync::OnceLock;
 
 /// The clocks of all slots of one machine. Rows are made when a slot is first used, so that reading needs no lock.
@@ -30,6 +31,9 @@ struct Row {
 }
 
 type Chunk = Box<[AtomicU64]>;
+
+/// What a check has found: of each clock, by its name, the slot that has it and the slot that it is about.
+pub(super) type Seen = BTreeMap<(&'static str, u16, u16), u64>;
 
 impl Epochs {
     pub(super) fn new() -> Self {
@@ -112,6 +116,31 @@ impl Epochs {
             let before = self.row(stamp.slot()).complete.fetch_max(stamp.epoch(), Ordering::AcqRel);
             news | (before < stamp.epoch())
         })
+    }
+
+    /// Whether no clock has gone back since `seen` was filled, and none is ahead of the epoch of the slot that it is about:
+    /// says the first that has or is. Others may raise clocks meanwhile, which is why an epoch is read last.
+    pub(super) fn check(&self, slot_count: usize, seen: &mut Seen) -> Result<(), String> {
+        for slot in (0..slot_count).map(|slot| Slot(slot as u16)) {
+            let complete = Stamp::new(slot, self.row(slot).complete.load(Ordering::Acquire));
+            let known = self.known(slot).map(|stamp| ("ordered before it", stamp));
+            for (what, stamp) in core::iter::once(("complete", complete)).chain(known) {
+                let (of, count, epoch) = (stamp.slot().0, stamp.epoch(), self.stamp(stamp.slot()).epoch());
+                if count > epoch {
+                    return Err(format!("slot {}: {count} of slot {of} is {what}, in epoch {epoch}", slot.0));
+                }
+                for (what, of, count) in [(what, of, count), ("epoch", of, epoch)] {
+                    let before = seen.insert((what, slot.0, of), count).unwrap_or(0);
+                    if before > count {
+                        return Err(format!(
+                            "slot {}: {what} went back, {before} to {count} of {of}",
+                            slot.0
+                        ));
+                    }
+                }
+            }
+        }
+        Ok(())
     }
 
     fn ordered_epoch(&self, slot: Slot, before: Slot) -> u64 {

@@ -1,6 +1,6 @@
 //! The clocks against a naive twin: sets of operations instead of numbers.
 
-use super::epochs::Epochs;
+use super::epochs::{Epochs, Seen};
 use super::{Order, Slot, Stamp, StreamId};
 use proptest::prelude::*;
 use std::collections::BTreeSet;
@@ -137,11 +137,30 @@ proptest! {
         for slot in 0..STREAM_COUNT {
             epochs.open(StreamId::new(0, Slot(slot)));
         }
+        let mut seen = Seen::new();
         for step in &steps {
             world.step(&epochs, step);
             world.check(&epochs)?;
+            prop_assert_eq!(epochs.check(usize::from(STREAM_COUNT), &mut seen), Ok(()));
         }
     }
+}
+
+#[test]
+fn a_clock_that_is_ahead_or_goes_back_is_told() {
+    let (epochs, mut seen) = (Epochs::new(), Seen::new());
+    (0..2).for_each(|slot| epochs.open(StreamId::new(1, Slot(slot))));
+    epochs.raise_order(Slot(0), &[Stamp::new(Slot(1), 1)]);
+    epochs.check(2, &mut seen).unwrap();
+    for what in ["epoch", "complete", "ordered before it"] {
+        let mut seen: Seen =
+            seen.iter().map(|(name, count)| (*name, count + u64::from(name.0 == what))).collect();
+        let said = epochs.check(2, &mut seen).unwrap_err();
+        assert!(said.contains(&format!("{what} went back")), "{said}");
+    }
+    epochs.raise_complete(&[Stamp::new(Slot(1), 99)]);
+    let said = epochs.check(2, &mut seen).unwrap_err();
+    assert_eq!(said, "slot 1: 99 of slot 1 is complete, in epoch 2");
 }
 
 #[test]
