@@ -121,10 +121,7 @@ impl Block {
     /// and the caller knows it: he has waited for it on the host.
     pub unsafe fn free_completed(self) {
         let (piece, size_bytes, home, uses, pool) = self.into_parts();
-        if piece.tag() != 0 {
-            pool.untag(piece.tag(), size_bytes);
-        }
-        let piece = piece.without_tag();
+        let piece = pool.untag(piece, size_bytes);
         pool.free(&Freed { piece, size_bytes, home, uses, is_complete: true });
     }
 
@@ -145,10 +142,7 @@ impl Block {
     /// goes back to where it was just taken from need not be in memory at all.
     #[inline(never)]
     fn give_back_anyhow(pool: StateRef, piece: Piece, size_bytes: u64, home: StreamId, uses: u64) {
-        if piece.tag() != 0 {
-            pool.untag(piece.tag(), size_bytes);
-        }
-        let piece = piece.without_tag();
+        let piece = pool.untag(piece, size_bytes);
         if !(uses == 0 && pool.put_back(&piece, size_bytes, home)) {
             pool.free(&Freed { piece, size_bytes, home, uses, is_complete: false });
         }

@@ -38,9 +38,12 @@ impl StateRef {
         }
     }
 
-    /// Called by the drop of a block that has a tag.
-    pub(crate) fn untag(self, tag: u16, size_bytes: u64) {
-        scope::count_in(&self.tags, tag, size_bytes);
+    /// A piece that is being dropped counts for its tag no more, if it has one.
+    pub(crate) fn untag(self, piece: Piece, size_bytes: u64) -> Piece {
+        if piece.tag() != 0 {
+            scope::count_in(&self.tags, piece.tag(), size_bytes);
+        }
+        piece.without_tag()
     }
 
     /// What a block is made of, and the uses that it begins with.
