@@ -121,3 +121,54 @@ fn a_variable_of_its_own_wins_and_keeps_what_others_say() {
     let told = options.build().unwrap().notices();
     assert_eq!(told.iter().map(|notice| notice.option).collect::<Vec<_>>(), ["profile", "soft_limit"]);
 }
+
+/// Of each row of a table in a file's own documentation: the names in its first cell, and the cells behind it.
+fn rows(source: &'static str) -> Vec<(Vec<&'static str>, Vec<&'static str>)> {
+    let lines = source.lines().filter_map(|line| line.strip_prefix("//! | ")?.strip_suffix(" |"));
+    let row = |line: &'static str| {
+        let mut cells = line.split(" | ");
+        let names = cells.next().unwrap_or_default().split('`').skip(1).step_by(2);
+        (names.collect::<Vec<_>>(), cells.collect::<Vec<_>>())
+    };
+    lines
+        .map(row)
+        .filter(|(names, cells)| !names.is_empty() && cells[0] != "value" && cells[0] != "`fast`")
+        .collect()
+}
+
+#[test]
+fn the_table_has_every_option_and_no_other() {
+    let rows = rows(include_str!("../conf.rs"));
+    let mut told: Vec<&str> = rows.iter().flat_map(|(names, _)| names).copied().collect();
+    let mut known: Vec<&str> = KEYS.iter().map(|key| key.name).collect();
+    told.sort_unstable();
+    known.sort_unstable();
+    assert_eq!(told, known);
+}
+
+#[test]
+fn the_table_of_dials_has_them_all_with_what_profiles_set_them_to() {
+    let source = include_str!("../dials.rs");
+    let rows = rows(source);
+    assert_eq!(rows.len(), source.matches("(mut self, ").count(), "a row for each setter");
+    let device = Device::new(&Driver::sim(SimConfig::new()).unwrap(), 0).unwrap();
+    for (column, profile) in [Profile::Fast, Profile::Balanced, Profile::Tight].into_iter().enumerate() {
+        let mut told = Dials::default();
+        for (names, cells) in &rows {
+            assert!(cells.len() == 5 && cells[3..].iter().all(|cell| !cell.is_empty()), "{names:?}");
+            let (name, value) = (names[0], cells[column].replace([' ', '‰'], ""));
+            // As `GPUMEM_CONF` writes them.
+            let (key, value) = match name {
+                // Nothing keeps to it, or is kept from it.
+                "split_bytes_max" | "window_allowance" if value == "none" => continue,
+                "inserted_waits" => (name.into(), (value == "on").to_string()),
+                "poll_budget" | "release_budget" => (format!("{name}_us"), value.replace("µs", "")),
+                "wait_deadline" => (format!("{name}_ms"), value.replace('s', "000")),
+                _ => (name.to_string(), value),
+            };
+            let builder = PoolBuilder::new(&device).dials(told).conf(&format!("{key}:{value}"));
+            told = builder.unwrap_or_else(|error| panic!("{name}: {error}")).dials;
+        }
+        assert_eq!(told, Dials::of(profile));
+    }
+}
