@@ -29,6 +29,9 @@ pub(crate) trait Member: Send + Sync {
 
     /// What it keeps of the device's own memory, in no block. The device's context is current.
     fn cached_bytes(&self) -> u64;
+
+    /// What of that is not in the device's account, which has what was admitted.
+    fn uncounted_bytes(&self) -> u64;
 }
 
 impl fmt::Debug for Family {

@@ -98,9 +98,15 @@ impl OutOfMemory {
         }
     }
 
-    /// What the request would bring use to, of the limit that refused or of this pool alone.
+    /// What the request would bring use to, of the limit that refused or of this pool alone: what is taken of the driver for it,
+    /// if that is known.
     pub(super) fn needed_bytes(&self) -> u64 {
-        self.held_bytes().saturating_add(self.wanted_bytes()).saturating_add(self.limit_others_bytes)
+        let own_bytes = self.held_bytes().saturating_add(self.wanted_bytes());
+        let taken_bytes = match self.maker.backend {
+            Some(BackendKind::Caching) => own_bytes.checked_next_multiple_of(2 << 20),
+            _ => None,
+        };
+        taken_bytes.unwrap_or(own_bytes).saturating_add(self.limit_others_bytes)
     }
 
     /// What blocks take, and their rounding with them.
@@ -114,7 +120,7 @@ impl OutOfMemory {
     }
 
     /// What the request takes: to have an aligned start, some more than was asked for.
-    fn wanted_bytes(&self) -> u64 {
+    pub(super) fn wanted_bytes(&self) -> u64 {
         let had_bytes =
             if self.maker.backend == Some(BackendKind::Caching) { 2 << 20 } else { ALIGNMENT_MIN };
         self.requested_bytes.saturating_add(self.alignment.saturating_sub(had_bytes))

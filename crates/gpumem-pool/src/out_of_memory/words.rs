@@ -4,6 +4,7 @@ use super::{Advice, Attempt, Growth, Maker, OutOfMemory, RefusedBy};
 use crate::bytes::Bytes;
 use crate::kind::MemoryKind;
 use crate::options::BackendKind;
+use core::time::Duration;
 
 impl OutOfMemory {
     /// Who refused how much.
@@ -65,18 +66,28 @@ impl OutOfMemory {
                 "{needed} are more than {}: use smaller batches or a smaller type, or drop arrays earlier",
                 self.all_there_is()
             ),
-            Advice::Oversubscribe => {
-                "unified memory and what pools hold of the device keep a margin free together: drop \
-                                      arrays, or let this pool pass it (PoolBuilder::oversubscribe, \
-                                      GPUMEM_CONF=oversubscribe:true); pages may then move back and forth"
-                    .into()
-            }
+            Advice::Oversubscribe => self.oversubscribe(),
             Advice::WaitForWork => format!(
                 "{} are freed, and wait for work that this request could not wait for: synchronize first, or end the capture \
                  that goes on",
                 Bytes(self.pending_bytes)
             ),
         }
+    }
+
+    fn oversubscribe(&self) -> String {
+        let others = match self.limit_others_bytes > self.in_use_bytes {
+            true => format!(", of which other pools hold {}", Bytes(self.limit_others_bytes)),
+            false => String::new(),
+        };
+        let drop = match self.limit_bytes {
+            Some(limit_bytes) if self.wanted_bytes() > limit_bytes => "",
+            _ => "drop arrays, or ",
+        };
+        format!(
+            "unified memory and what pools hold of the device keep a margin free together{others}: {drop}let this pool pass \
+             it (PoolBuilder::oversubscribe, GPUMEM_CONF=oversubscribe:true); pages may then move back and forth"
+        )
     }
 
     fn find_the_leak(&self) -> String {
@@ -193,28 +204,35 @@ impl OutOfMemory {
     }
 }
 
-/// What was tried and gave nothing, a few to a line.
+/// What was tried and gave nothing, a few to a line, with how long it took together, and each that was slow.
 pub(super) fn gave_nothing(attempts: &[&Attempt]) -> String {
     let mut text = String::new();
+    let all: Duration = attempts.iter().map(|attempt| attempt.took).sum();
     // How long it took says nothing about where a line should end.
     let mut width = 0;
     for (index, Attempt { name, took, .. }) in attempts.iter().enumerate() {
         width += name.len();
         let between = match index {
-            0 => "  gave nothing: ",
-            _ if width <= LINE_WIDTH => ", ",
+            0 => format!("  gave nothing, in {all:.0?}: "),
+            _ if width <= LINE_WIDTH => ", ".into(),
             _ => {
                 width = name.len();
-                ",\n    "
+                ",\n    ".into()
             }
         };
-        text += &format!("{between}{name} ({took:.0?})");
+        text += &format!("{between}{name}");
+        if *took >= SLOW {
+            text += &format!(" ({took:.0?})");
+        }
     }
     if text.is_empty() { text } else { text + "\n" }
 }
 
 /// Of names alone.
-const LINE_WIDTH: usize = 80;
+const LINE_WIDTH: usize = 90;
+
+/// What takes so long is worth knowing.
+const SLOW: Duration = Duration::from_millis(1);
 
 pub(super) fn blocks(count: u64) -> String {
     if count == 1 { "in 1 block".into() } else { format!("in {count} blocks") }

@@ -8,9 +8,15 @@ use crate::error::PoolError;
 use crate::family::Member;
 use crate::kind::MemoryKind;
 use crate::limit::{Limit, Limits};
-use crate::options::BackendKind;
 use crate::out_of_memory::{self, Advice, Maker, OutOfMemory, RefusedBy};
 use std::sync::Arc;
+
+/// What other pools have of the device, and what of that is in no block.
+#[derive(Default)]
+struct Others {
+    held_bytes: u64,
+    cached_bytes: u64,
+}
 
 impl State {
     pub(crate) fn reclaim(&self) -> Result<u64, PoolError> {
@@ -76,16 +82,12 @@ impl State {
     /// What only the pool knows of a refusal by its backend.
     fn describe(&self, report: &mut OutOfMemory) {
         let (kind, backend) = (self.setup.kind, self.backend.kind());
-        let own_bytes = match (kind, backend) {
-            (MemoryKind::Device, BackendKind::Caching) => report.reserved_bytes,
-            (MemoryKind::Device, _) => report.in_use_bytes,
-            _ => 0,
-        };
         report.kind = kind;
         report.holders = self.tags.holders();
         report.graph_bytes = self.clocks.holds().kept_bytes(self).min(report.in_use_bytes);
-        report.other_pools_bytes =
-            self.device.account().device_bytes().saturating_sub(own_bytes).min(report.others_bytes());
+        // As far as the device can be asked.
+        let others = self.others(report).unwrap_or_default();
+        report.other_pools_bytes = others.held_bytes.min(report.others_bytes());
         let is_by_own = self.limits.family().is_of(report.refused_by, report.limit_bytes);
         let is_by_limit = matches!(report.refused_by, RefusedBy::HardLimit | RefusedBy::Quota);
         let above = self.limits.family().above().filter(|_| is_by_own);
@@ -96,21 +98,28 @@ impl State {
             backend: Some(backend),
             can_map: self.backend.growing().is_some(),
             is_tight: self.setup.dials == Dials::of(Profile::Tight),
-            others_cached_bytes: self.others_cached_bytes(report).unwrap_or(0),
+            others_cached_bytes: others.cached_bytes,
         };
         if report.advice() == Advice::FreeTheDevice {
             report.processes = out_of_memory::processes_on(&self.device);
         }
     }
 
-    /// What other pools of the device keep in no block.
-    fn others_cached_bytes(&self, report: &OutOfMemory) -> Result<u64, PoolError> {
+    /// What other pools have of the device: all, less what is ours.
+    fn others(&self, report: &OutOfMemory) -> Result<Others, PoolError> {
         let _relaxed = Relaxed::enter(self.device.driver())?;
         let _bound = self.device.enter()?;
-        let cached_bytes = |sum: u64, member: &Arc<dyn Member>| sum.saturating_add(member.cached_bytes());
-        let all_bytes = self.device.upkeep().members().iter().fold(0, cached_bytes);
-        let own_bytes = if self.setup.kind == MemoryKind::Device { report.cached_bytes() } else { 0 };
-        Ok(all_bytes.saturating_sub(own_bytes))
+        let members = self.device.upkeep().members();
+        let sum = |of: fn(&Arc<dyn Member>) -> u64| members.iter().map(of).fold(0, u64::saturating_add);
+        let held_bytes =
+            self.device.account().device_bytes().saturating_add(sum(|pool| pool.uncounted_bytes()));
+        let cached_bytes = sum(|pool| pool.cached_bytes());
+        let is_on_device = self.setup.kind == MemoryKind::Device;
+        let own = |bytes| if is_on_device { bytes } else { 0 };
+        Ok(Others {
+            held_bytes: held_bytes.saturating_sub(own(report.reserved_bytes)),
+            cached_bytes: cached_bytes.saturating_sub(own(report.cached_bytes())),
+        })
     }
 
     fn giving_back(&self, work: impl FnOnce(&Self) -> Result<(), PoolError>) -> Result<u64, PoolError> {

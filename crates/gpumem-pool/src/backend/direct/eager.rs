@@ -45,6 +45,11 @@ impl<C: Calls + Send + Sync> Member for Desk<C> {
         };
         held_bytes.saturating_sub(self.ledger.in_use_bytes())
     }
+
+    /// Blocks have been admitted, and what the driver keeps beside them has not.
+    fn uncounted_bytes(&self) -> u64 {
+        self.cached_bytes()
+    }
 }
 
 impl<C: Calls + Send + Sync> Waiting for Desk<C> {

@@ -160,6 +160,11 @@ impl Member for Shared {
         let _ = self.trim(0);
     }
 
+    /// All that it holds has been admitted.
+    fn uncounted_bytes(&self) -> u64 {
+        0
+    }
+
     fn cached_bytes(&self) -> u64 {
         match self.access.dues().kind() {
             MemoryKind::Device => self.reserved().current_bytes.saturating_sub(self.counts().in_use_bytes),
