@@ -3,7 +3,8 @@
 use gpumem_tests::backends::backends;
 use gpumem_tests::bench::{Bench, MIB};
 use gpumem_tests::cases;
-use gpumem_tests::pool::{Device, MemoryKind, Pool};
+use gpumem_tests::pool::{BackendKind, Block, Device, MemoryKind, Pool, Stream};
+use gpumem_tests::sys::{Driver, SimConfig};
 use std::sync::mpsc::sync_channel;
 
 cases! {
@@ -211,7 +212,7 @@ cases! {
         let device = Device::new(driver, 0).unwrap();
         for backend in backends(&device) {
             let pool = || Pool::builder(&device).backend(backend).build().unwrap();
-            let stream = gpumem_tests::pool::Stream::new(&device).unwrap();
+            let stream = Stream::new(&device).unwrap();
             let together: Vec<_> = (0..64).map(|_| pool()).collect();
             let blocks = [4096, 3 * MIB].map(|size_bytes| {
                 together.iter().map(|pool| pool.alloc(size_bytes, &stream).unwrap()).collect::<Vec<_>>()
@@ -221,5 +222,22 @@ cases! {
                 drop(pool().alloc(3 * MIB, &stream).unwrap());
             }
         }
+    }
+}
+
+/// pytorch/pytorch#95823, #150517, #171662, vllm-project/vllm#56410: pinned blocks were rounded up to powers of two, and took
+/// twice the host memory that was asked for.
+#[test]
+fn pinned_blocks_take_what_was_asked_for() {
+    let driver = Driver::sim(SimConfig::new()).unwrap();
+    let device = Device::new(&driver, 0).unwrap();
+    let stream = Stream::new(&device).unwrap();
+    // The driver's own pool takes 32 MiB at a time, whatever it is asked for.
+    for backend in backends(&device).into_iter().filter(|backend| *backend != BackendKind::Native) {
+        let pool = Pool::builder(&device).backend(backend).kind(MemoryKind::Host).build().unwrap();
+        let blocks = [5, 9, 17, 33, 65, 129].map(|size| pool.alloc(size * MIB, &stream).unwrap());
+        let asked_bytes: u64 = blocks.iter().map(Block::size_bytes).sum();
+        let status = pool.status().unwrap();
+        assert!(status.reserved_bytes <= asked_bytes / 10 * 11, "{asked_bytes} bytes: {status}");
     }
 }

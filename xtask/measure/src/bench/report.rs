@@ -152,6 +152,10 @@ mod tests {
                 (Some("pool/other/1"), None, None, None),
             ]
         );
+        // Programs read these.
+        for key in ["bench", "value", "unit", "peer", "peer_value", "ratio"] {
+            assert!(json.iter().all(|line| line.get(key).is_some()), "{key}: {json:?}");
+        }
         let text = text(&lines);
         assert_eq!(text.matches("pool/churn@fast/1").count(), 1, "{text}");
         assert!(text.contains("600 ns") && text.contains("stored: the peer did not run here"), "{text}");

@@ -153,3 +153,24 @@ pub(crate) fn driver_share(trace: &Trace, outcome: &Outcome) -> Option<f64> {
 fn mapping_calls(calls: &gpumem_tests::meter::Calls) -> u64 {
     calls.cuMemCreate + calls.cuMemMap + calls.cuMemUnmap
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use gpumem_sys::{Driver, SimConfig};
+    use gpumem_tests::replay::{Setup, replay};
+    use gpumem_tests::trace::Synthetic;
+
+    /// Programs read these.
+    #[test]
+    fn the_object_of_a_trace_is_one_line_with_the_promised_keys() {
+        let trace = Synthetic::Kv.trace(0, 2);
+        let driver = Driver::sim(SimConfig::h200().races(false)).unwrap();
+        let object = json(&trace, &replay(&trace, &driver, &Setup::default(), |_| ()).unwrap());
+        assert_eq!(object["name"], "kv");
+        for key in ["operations", "peak_live_bytes", "peak_reserved_bytes", "driver_calls", "driver_ns"] {
+            assert!(object[key].as_u64().is_some_and(|value| value > 0), "{key}: {object}");
+        }
+        assert!(object["host_ns_per_op"].is_f64() && !object.to_string().contains('\n'), "{object}");
+    }
+}
