@@ -103,6 +103,8 @@ pub enum RefusedBy {
     /// The margin that unified memory and what pools hold of the device keep below what the device has; see
     /// [`PoolBuilder::oversubscribe`](crate::PoolBuilder::oversubscribe).
     Margin,
+    /// Nobody for want of memory: [`Failures`](crate::adaptor::Failures), which try what a program does then.
+    OnPurpose,
 }
 
 /// A limit that a request would have passed, and what all who share it hold.
@@ -217,7 +219,10 @@ impl fmt::Display for OutOfMemory {
         for (name, holder) in names.iter().zip(&self.holders) {
             row(name, holder.in_use_bytes, &words::blocks(holder.block_count))?;
         }
-        let largest = self.largest_free_bytes.map(|largest| format!("the largest piece {}", Bytes(largest)));
+        let largest = self
+            .largest_free_bytes
+            .filter(|_| self.cached_bytes() > 0)
+            .map(|largest| format!("the largest piece {}", Bytes(largest)));
         row("cached", self.cached_bytes(), &largest.unwrap_or_default())?;
         if self.pending_bytes > 0 {
             row("  pending", self.pending_bytes, "freed, and waiting for the device")?;

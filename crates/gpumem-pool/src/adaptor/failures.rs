@@ -3,10 +3,9 @@
 use super::{Adaptor, Change, Grant, Next, Request};
 use crate::device::Device;
 use crate::error::PoolError;
-use crate::out_of_memory::{Attempt, OutOfMemory};
+use crate::out_of_memory::{OutOfMemory, RefusedBy};
 use core::fmt;
 use core::sync::atomic::{AtomicU64, Ordering};
-use core::time::Duration;
 
 /// Fails some of the allocations that pass, as if the device were full; [`Failures::with_error`] chooses another error.
 ///
@@ -160,12 +159,7 @@ fn device_full(requested_bytes: u64, device: &Device) -> PoolError {
     PoolError::OutOfMemory(Box::new(OutOfMemory {
         requested_bytes,
         device_total_bytes,
-        attempts: vec![Attempt {
-            name: "ask the adaptor `failures`",
-            gained_bytes: 0,
-            took: Duration::ZERO,
-            failures: vec!["on purpose: it was put around this pool to try what happens then".into()],
-        }],
+        refused_by: RefusedBy::OnPurpose,
         ..OutOfMemory::default()
     }))
 }

@@ -47,6 +47,7 @@ impl OutOfMemory {
     #[must_use]
     pub fn advice(&self) -> Advice {
         match self.limit_bytes {
+            _ if self.refused_by == RefusedBy::OnPurpose => Advice::TryDifferently,
             Some(limit_bytes) => self.advice_below(limit_bytes),
             None => self.advice_for_device(),
         }

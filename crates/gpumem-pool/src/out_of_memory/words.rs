@@ -23,6 +23,7 @@ impl OutOfMemory {
             MemoryKind::Host => "pinned host memory",
         };
         let who = match (self.refused_by, self.limit_bytes) {
+            (RefusedBy::OnPurpose, _) => "the adaptor `failures`".into(),
             (RefusedBy::Margin, _) => format!("the margin, which leaves {limit} to all pools together,"),
             (RefusedBy::Quota, _) => format!("the quota of {limit}{whose}"),
             (RefusedBy::HardLimit, _) | (_, Some(_)) => format!("the limit of {limit}{whose}"),
@@ -167,6 +168,9 @@ impl OutOfMemory {
 
     /// Why it was refused, the driver does not tell.
     fn try_differently(&self) -> String {
+        if self.refused_by == RefusedBy::OnPurpose {
+            return "it was refused on purpose, to try what happens then: take that adaptor away where this is not wanted".into();
+        }
         let more = match self.maker {
             Maker { can_map: true, .. } => {
                 "it keeps that to itself, or somebody was there first for a moment: ask for less, or again later"

@@ -29,7 +29,8 @@ fn failures_come_when_they_are_due() {
 
         let builder = bench.builder().adaptor(Arc::new(Failures::nth(1)));
         let error = builder.build().unwrap().alloc(5, &stream).unwrap_err().to_string();
-        assert!(error.contains("the adaptor `failures`") && error.contains("on purpose"), "{error}");
+        assert!(error.contains("the adaptor `failures` refused 5 bytes"), "{error}");
+        assert!(error.contains("on purpose") && !error.contains("nvidia"), "{error}");
 
         let chosen = Failures::nth(1)
             .with_error(|requested_bytes| PoolError::TooLarge { requested_bytes, device_bytes: 0 });
