@@ -171,6 +171,7 @@ impl Piece {
     }
 
     /// The class of one without a tag; with one, more than any class.
+    #[cfg(feature = "backend-caching")]
     #[inline]
     pub(crate) fn untagged_class(self) -> usize {
         (self.mark >> CLASS_SHIFT) as usize
