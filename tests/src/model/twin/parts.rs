@@ -28,6 +28,14 @@ impl Twin {
     pub fn close_graph(&mut self, graph: u32) {
         self.graphs.retain(|other| *other != graph);
         self.settle_parts();
+        let Some(capture) = self.capture else { return };
+        // Chunks that the program has nothing of went now, and a capture that goes on may keep them.
+        let left = self.parts.iter().filter(|((of, _), _)| *of == graph);
+        let left: Vec<_> = left.map(|((_, pool), (_, all_bytes))| (*pool, *all_bytes)).collect();
+        for (pool, all_bytes) in left {
+            self.parts.entry((capture, pool)).or_default().1 += all_bytes;
+            self.pools[pool].spare_bytes += all_bytes;
+        }
     }
 
     /// Blocks that stand for all parts of a pool: at least, and at most.

@@ -67,6 +67,26 @@ fn a_private_pool_counts_with_the_one_above() {
 }
 
 #[test]
+fn what_a_graph_leaves_in_a_capture_may_stay_for_that() {
+    let mut twin = Twin::default();
+    twin.open(None, None);
+    twin.begin_capture(1);
+    for (name, address) in [(0, 0x1000), (1, 0x2000)] {
+        twin.allocate(NewBlock { part_of: Some(1), ..block(name, address, 1) }).unwrap();
+    }
+    twin.free(0x1000, Fate::Free);
+    twin.end_capture();
+    twin.begin_capture(2);
+    twin.close_graph(1);
+    twin.end_capture();
+    twin.free(0x2000, Fate::Free);
+    assert_eq!(twin.chunk_counts(0), (0, 2));
+    assert!(twin.pools[0].spare_bytes >= 256);
+    twin.close_graph(2);
+    assert_eq!((twin.chunk_counts(0), twin.pools[0].spare_bytes), ((0, 0), 0));
+}
+
+#[test]
 fn a_tag_has_what_was_allocated_for_it() {
     let mut twin = Twin::default();
     twin.open(None, None);
