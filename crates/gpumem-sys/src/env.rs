@@ -59,7 +59,7 @@ pub const VARIABLES: &[Variable] = &[
     },
     Variable {
         name: "GPUMEM_SIM_RULES",
-        meaning: "cuMemAlloc*#3=fail:OUT_OF_MEMORY;…: faults on purpose, in the software driver's calls",
+        meaning: "cuMemAlloc#3=fail:OUT_OF_MEMORY;…: injected faults in the software driver's calls (#3+ for the third and later)",
     },
     Variable {
         name: "GPUMEM_SIM_BACKTRACES",

@@ -62,6 +62,12 @@ macro_rules! table {
                 let present = [$(self.$name.is_some()),*];
                 Self::SYMBOLS.iter().zip(present).filter(|(_, present)| !present).map(|(symbol, _)| symbol)
             }
+
+            /// The functions that this table has.
+            pub fn present(&self) -> impl Iterator<Item = &'static Symbol> {
+                let present = [$(self.$name.is_some()),*];
+                Self::SYMBOLS.iter().zip(present).filter(|(_, present)| *present).map(|(symbol, _)| symbol)
+            }
         }
 
         /// The driver's functions by their own names, with the result code as a `Result`.

@@ -78,7 +78,7 @@ impl SimConfig {
         self
     }
 
-    /// Adds a fault on purpose.
+    /// Adds an injected fault. [`Driver::sim`](crate::Driver::sim) refuses one that could never apply.
     pub fn rule(mut self, rule: Rule) -> Self {
         self.rules.push(rule);
         self
@@ -162,7 +162,7 @@ impl SimConfig {
             config.schedule = value.parse().map_err(|()| bad(SCHEDULE, value, SCHEDULE_EXPECTED))?;
         }
         if let Some(value) = env::read(RULES)? {
-            config.rules = Rule::parse_list(&value).ok_or_else(|| bad(RULES, value, RULES_EXPECTED))?;
+            config.rules = Rule::parse_list(&value).map_err(|error| bad(RULES, value, &error.to_string()))?;
         }
         if let Some(value) = env::read(BACKTRACES)? {
             config.takes_backtraces = parse_backtraces(value)?;
@@ -191,8 +191,6 @@ const RULES: &str = "GPUMEM_SIM_RULES";
 const BACKTRACES: &str = "GPUMEM_SIM_BACKTRACES";
 
 const SCHEDULE_EXPECTED: &str = "use random, late, early, or choices such as 0.2.1";
-const RULES_EXPECTED: &str =
-    "use rules such as cuMemAlloc*#3=fail:OUT_OF_MEMORY or cuLaunchKernel%0.01=lose, with ; between two";
 
 fn parse_seed(value: String) -> Result<u64, EnvError> {
     value.trim().parse().map_err(|_| bad(SEED, value, "use a whole number from 0 to 18446744073709551615"))

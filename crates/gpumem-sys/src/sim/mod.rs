@@ -121,7 +121,7 @@ pub use finding::{Access, Deed, FaultKind, Finding, Misuse, Origin};
 pub use launch::{Kernel, KernelFault, Launch};
 pub use origins::CallStack;
 pub use report::{AllocationKind, LiveAllocation, Report};
-pub use rules::{Effect, Rule};
+pub use rules::{Effect, Rule, RuleError};
 
 use crate::table::Table;
 use core::fmt;
@@ -274,4 +274,7 @@ pub enum SimError {
         /// The size asked for.
         size_bytes: u64,
     },
+    /// A rule that could never apply.
+    #[error(transparent)]
+    Rule(#[from] RuleError),
 }

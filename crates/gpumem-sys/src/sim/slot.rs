@@ -9,6 +9,7 @@ use super::SimError;
 use super::config::{DEVICES_MAX, MEMORY_BYTES_MAX, SimConfig};
 use super::entry;
 use super::machine::Machine;
+use super::rules;
 use crate::table::Table;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak};
@@ -40,6 +41,7 @@ pub(super) fn take(config: SimConfig) -> Result<Arc<Shared>, SimError> {
     if config.memory_bytes > MEMORY_BYTES_MAX {
         return Err(SimError::TooMuchMemory { size_bytes: config.memory_bytes });
     }
+    rules::check_all(&config.rules, config.device_count)?;
     static STARTED: AtomicU64 = AtomicU64::new(0);
     for (slot, holder) in SLOTS.iter().enumerate() {
         let mut holder = holder.lock().unwrap_or_else(PoisonError::into_inner);

@@ -41,14 +41,21 @@ pub(super) fn find(table: &Table, name: &CStr, version: c_int) -> Found {
 }
 
 /// Whether a symbol is a function of this name or a revision of it.
-fn is_revision(symbol: &str, name: &str) -> bool {
-    match symbol.strip_prefix(name) {
-        Some("") => true,
-        Some(rest) => {
-            rest.strip_prefix("_v").is_some_and(|digits| digits.bytes().all(|byte| byte.is_ascii_digit()))
-        }
-        None => false,
+pub(super) fn is_revision(symbol: &str, name: &str) -> bool {
+    symbol.strip_prefix(name).is_some_and(|rest| rest.is_empty() || is_suffix(rest))
+}
+
+/// A function's name without the suffix of its revision: `cuMemAlloc` of `cuMemAlloc_v2`.
+pub(super) fn plain_name(symbol: &str) -> &str {
+    match symbol.rfind("_v") {
+        Some(at) if is_suffix(&symbol[at..]) => &symbol[..at],
+        _ => symbol,
     }
+}
+
+fn is_suffix(text: &str) -> bool {
+    text.strip_prefix("_v")
+        .is_some_and(|digits| !digits.is_empty() && digits.bytes().all(|byte| byte.is_ascii_digit()))
 }
 
 fn pointers(table: &Table) -> &[*mut c_void] {
