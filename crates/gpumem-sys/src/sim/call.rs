@@ -10,6 +10,7 @@ use super::codes::{Answer, DEINITIALIZED, NOT_PERMITTED, NOT_READY, UNKNOWN};
 use super::context::ThreadKey;
 use super::handle::Handle;
 use super::host_call;
+use super::launch::panic_text;
 use super::machine::Machine;
 use super::operation::HostCall;
 use super::schedule::Step;
@@ -56,7 +57,11 @@ pub(super) fn enter(
         answer
     }));
     shared.threads.fetch_sub(1, Ordering::Relaxed);
-    answer.unwrap_or(Err(UNKNOWN)).err().unwrap_or(CUresult::CUDA_SUCCESS)
+    let answer = answer.unwrap_or_else(|panic| {
+        panic_text(panic);
+        Err(UNKNOWN)
+    });
+    answer.err().unwrap_or(CUresult::CUDA_SUCCESS)
 }
 
 impl Call<'_> {

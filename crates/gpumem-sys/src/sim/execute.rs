@@ -132,6 +132,9 @@ impl Machine {
                 let why = format!("{address:#x} is mapped, but this device has no access to all of it");
                 (FaultKind::WrongDevice, why, Some(found))
             }
+            Some(found) if found.owner.is_read_only() && !matches!(deed, Deed::CopyRead) => {
+                (FaultKind::ReadOnly, read_only(address), Some(found))
+            }
             Some(found) => {
                 let bytes = found.bytes_at(address);
                 match deed {
@@ -176,6 +179,11 @@ impl Fault {
 
 /// What a fault says that is nobody's but this process's.
 pub(super) const HOST_IS_FULL: &str = "this process can't map the memory that the work uses";
+
+/// Why a write to memory that was registered for reading only fails.
+pub(super) fn read_only(address: u64) -> String {
+    format!("{address:#x} is host memory that was registered for devices to read only")
+}
 
 fn freed_early(allocation: Origin) -> Fault {
     let Origin { address: base, size_bytes, .. } = allocation;

@@ -83,6 +83,8 @@ pub enum FaultKind {
     NoAllocation,
     /// It used another device's memory without access.
     WrongDevice,
+    /// It wrote host memory that was registered for reading only.
+    ReadOnly,
     /// A kernel stopped by itself, misread its parameters or panicked.
     Kernel,
     /// A rule took the device away.
@@ -143,6 +145,8 @@ pub enum Deed {
     Allocation,
     /// Memory was freed.
     Free,
+    /// Memory of the program's own was unregistered.
+    Unregister,
     /// A handle was mapped at an address.
     Map,
     /// A mapping was taken away.
@@ -201,6 +205,8 @@ fn race_name(first: &Access, second: &Access) -> &'static str {
     let deeds = [first.deed, second.deed];
     if deeds.contains(&Deed::Free) {
         "free not ordered after a use"
+    } else if deeds.contains(&Deed::Unregister) {
+        "unregistering not ordered after a use"
     } else if deeds.contains(&Deed::Unmap) {
         "unmapping not ordered after a use"
     } else if deeds.contains(&Deed::Map) {
@@ -226,6 +232,7 @@ impl FaultKind {
             Self::OutOfBounds => "use out of bounds",
             Self::NoAllocation => "use of no allocation",
             Self::WrongDevice => "use of another device's memory",
+            Self::ReadOnly => "write to read-only memory",
             Self::Kernel => "kernel failure",
             Self::DeviceLost => "lost device",
             Self::Host => "no room in this process",
@@ -304,6 +311,7 @@ impl fmt::Display for Deed {
             Self::KernelWrite(name) => write!(f, "kernel `{name}`'s write"),
             Self::Allocation => f.write_str("the allocation"),
             Self::Free => f.write_str("the free"),
+            Self::Unregister => f.write_str("the unregistering"),
             Self::Map => f.write_str("the mapping"),
             Self::Unmap => f.write_str("the unmapping"),
             Self::ValueWrite => f.write_str("the writing of a value"),

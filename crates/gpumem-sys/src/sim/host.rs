@@ -7,6 +7,7 @@ use super::call_cost::{PIN_NS_PER_MIB, REGISTER_NS_PER_MIB, UNPIN_NS_PER_MIB, UN
 use super::codes::{
     Answer, HOST_MEMORY_ALREADY_REGISTERED, HOST_MEMORY_NOT_REGISTERED, INVALID_CONTEXT, INVALID_VALUE,
 };
+use super::finding::Deed;
 use super::handle::Handle;
 use super::machine::Machine;
 use super::memory::{Allocation, is_device_address};
@@ -29,7 +30,7 @@ impl Machine {
     pub(super) fn host_free(&mut self, base: u64) -> Answer<()> {
         let size_bytes = self.host.get(&base).ok_or(INVALID_VALUE)?.size_bytes();
         self.charge_pages(size_bytes, UNPIN_NS_PER_MIB);
-        self.note_host_free(base);
+        self.note_host_free(base, Deed::Free);
         self.memory.remove(base);
         self.host.remove(&base);
         Ok(())
@@ -55,12 +56,12 @@ impl Machine {
         self.pin(context, base, size_bytes, Owner::Registered { flags })
     }
 
-    /// The devices' work has run.
+    /// The devices' work has run. Uses that the host has not waited for are findings.
     pub(super) fn host_unregister(&mut self, base: u64) -> Answer<()> {
         match self.memory.at_call.get(&base).copied() {
             Some(Allocation { owner: Owner::Registered { .. }, size_bytes, .. }) => {
                 self.charge_pages(size_bytes, UNREGISTER_NS_PER_MIB);
-                self.note_host_free(base);
+                self.note_host_free(base, Deed::Unregister);
                 self.memory.remove(base);
                 Ok(())
             }

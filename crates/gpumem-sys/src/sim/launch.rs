@@ -7,7 +7,7 @@
 use super::backing::Bytes;
 use super::call::Inside;
 use super::codes::{ILLEGAL_ADDRESS, NOT_PERMITTED};
-use super::execute::{Fault, HOST_IS_FULL};
+use super::execute::{Fault, HOST_IS_FULL, read_only};
 use super::finding::{Deed, FaultKind, Origin};
 use super::handle::Handle;
 use super::machine::Machine;
@@ -19,6 +19,7 @@ use bytemuck::{AnyBitPattern, Pod};
 use core::cell::{Cell, RefCell};
 use core::fmt;
 use std::any::Any;
+use std::borrow::Cow;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 
@@ -209,6 +210,9 @@ impl<'a> Launch<'a> {
             let why = format!("{address:#x} is another device's and not shared with this one");
             return refuse(FaultKind::WrongDevice, ILLEGAL_ADDRESS, why, Some(allocation));
         }
+        if is_write && allocation.owner.is_read_only() {
+            return refuse(FaultKind::ReadOnly, ILLEGAL_ADDRESS, read_only(address), Some(allocation));
+        }
         if allocation.owner.is_managed() {
             self.machine.managed_touch(self.context, address, size_bytes);
         }
@@ -264,7 +268,7 @@ impl Machine {
             Err(panic) => Err(Fault {
                 kind: FaultKind::Kernel,
                 code: CUresult::CUDA_ERROR_LAUNCH_FAILED,
-                text: format!("kernel `{name}` panicked: {}", panic_text(&*panic)),
+                text: format!("kernel `{name}` panicked: {}", panic_text(panic)),
                 allocation: None,
             }),
         }
@@ -283,7 +287,18 @@ impl Machine {
     }
 }
 
-fn panic_text(panic: &(dyn Any + Send)) -> &str {
-    let text = panic.downcast_ref::<&str>().copied();
-    text.or_else(|| panic.downcast_ref::<String>().map(String::as_str)).unwrap_or("no text")
+/// What a panic said. A payload of another type is never dropped: its drop may panic, wait for the lock that is held
+/// here, or give memory back through the driver, which is in a call.
+pub(super) fn panic_text(panic: Box<dyn Any + Send>) -> Cow<'static, str> {
+    let panic = match panic.downcast::<&'static str>() {
+        Ok(text) => return Cow::Borrowed(*text),
+        Err(panic) => panic,
+    };
+    match panic.downcast::<String>() {
+        Ok(text) => Cow::Owned(*text),
+        Err(panic) => {
+            core::mem::forget(panic);
+            Cow::Borrowed("no text")
+        }
+    }
 }

@@ -49,6 +49,11 @@ impl Owner {
         matches!(self, Self::Host { .. } | Self::Registered { .. } | Self::PinnedPool(_))
     }
 
+    /// Whether devices may only read it.
+    pub(super) fn is_read_only(self) -> bool {
+        matches!(self, Self::Registered { flags } if flags & REGISTERED_READ_ONLY != 0)
+    }
+
     pub(super) fn is_managed(self) -> bool {
         matches!(self, Self::Managed | Self::ManagedPool(_))
     }
@@ -61,3 +66,6 @@ impl Owner {
         }
     }
 }
+
+/// The flag of `cuMemHostRegister` for memory that devices only read.
+const REGISTERED_READ_ONLY: u32 = 8;

@@ -139,7 +139,7 @@ impl Machine {
         self.report_races(trace, &conflicts);
     }
 
-    /// The host reads or writes memory that devices reach, or frees memory at a call.
+    /// The host reads or writes memory that devices reach, or frees or unregisters memory at a call.
     pub(super) fn note_host(&mut self, deed: Deed, address: u64, size_bytes: u64, bytes: Bytes) {
         let call = self.call_count;
         let Some(races) = &mut self.races else { return };
@@ -155,7 +155,7 @@ impl Machine {
         let mut conflicts = Vec::new();
         match deed {
             Deed::HostRead => shadow.read(range, trace, is_ordered, &mut conflicts),
-            Deed::Free => shadow.check_and_clear(range, is_ordered, &mut conflicts),
+            Deed::Free | Deed::Unregister => shadow.check_and_clear(range, is_ordered, &mut conflicts),
             _ => shadow.write(range, trace, is_ordered, &mut conflicts),
         }
         self.report_races(trace, &conflicts);
@@ -182,10 +182,10 @@ impl Machine {
         }
     }
 
-    /// Pinned memory is about to go at a call.
-    pub(super) fn note_host_free(&mut self, base: u64) {
-        if let Some(allocation) = self.memory.at_call.get(&base).copied() {
-            self.note_free(&allocation);
+    /// Pinned memory is about to go at a call, freed or unregistered.
+    pub(super) fn note_host_free(&mut self, base: u64, deed: Deed) {
+        if let Some(Allocation { size_bytes, bytes, .. }) = self.memory.at_call.get(&base).copied() {
+            self.note_host(deed, base, size_bytes, bytes);
         }
     }
 

@@ -5,8 +5,8 @@
 //! writes lasts forever, as it does on a GPU.
 
 use super::codes::{Answer, ILLEGAL_ADDRESS, INVALID_VALUE};
-use super::execute::Fault;
-use super::finding::Deed;
+use super::execute::{Fault, read_only};
+use super::finding::{Deed, FaultKind};
 use super::handle::Handle;
 use super::machine::Machine;
 use super::operation::Operation;
@@ -122,6 +122,11 @@ impl Machine {
             let text = format!("{what} of {size_bytes} bytes: {why}");
             return Err(Fault { kind, code: ILLEGAL_ADDRESS, text, allocation });
         };
+        if is_write && found.owner.is_read_only() {
+            let text = format!("write of a value of {size_bytes} bytes: {}", read_only(wish.address));
+            let allocation = self.boxed_origin(Some(found));
+            return Err(Fault { kind: FaultKind::ReadOnly, code: ILLEGAL_ADDRESS, text, allocation });
+        }
         self.open_windows(&found, wish.address, size_bytes).map_err(Fault::of_host)?;
         let deed = if is_write { Deed::ValueWrite } else { Deed::ValueWait };
         self.note_value(deed, wish.address, &found);

@@ -20,12 +20,24 @@ const PTX: &CStr = c"
 .visible .entry orphan() { ret; }
 .visible .entry curious() { ret; }
 .visible .entry meddling() { ret; }
+.visible .entry explosive() { ret; }
 ";
 
-static KERNELS: [Kernel; 6] = [
+/// A panic's payload whose drop looks at the machine, and then panics with another such payload.
+struct Bomb;
+
+impl Drop for Bomb {
+    fn drop(&mut self) {
+        with_sim(|sim| sim.take_findings());
+        std::panic::panic_any(Bomb);
+    }
+}
+
+static KERNELS: [Kernel; 7] = [
     Kernel::new("axpy", axpy),
     Kernel::new("shape", shape),
     Kernel::new("broken", |_| panic!("by design")),
+    Kernel::new("explosive", |_| std::panic::panic_any(Bomb)),
     Kernel::new("greedy", |launch| launch.arg::<u64>().map(drop)),
     Kernel::new("curious", |_| {
         let report = with_sim(|sim| (sim.report(), sim.seed()));
@@ -273,6 +285,36 @@ fn a_misaligned_pointer_a_wrong_parameter_and_a_panic_each_lose_the_context() {
     let all = kernels(10);
     all.launch(c"broken", [1; 3], [1; 3], 0, vec![]).unwrap();
     assert_lost(&all, CUresult::CUDA_ERROR_LAUNCH_FAILED, &["panicked: by design"]);
+}
+
+#[test]
+fn a_panic_whose_payload_panics_when_dropped_loses_the_context_only() {
+    let all = kernels(11);
+    SIM.set(Some(all.gpu.sim().clone()));
+    all.launch(c"explosive", [1; 3], [1; 3], 0, vec![]).unwrap();
+    assert_lost(&all, CUresult::CUDA_ERROR_LAUNCH_FAILED, &["`explosive` panicked: no text"]);
+    // SAFETY: handles are checked by the driver under test.
+    unsafe { all.gpu.cuDevicePrimaryCtxReset_v2(0).unwrap() };
+    let context = primary(&all.gpu.driver, 0);
+    // SAFETY: the context was just retained.
+    unsafe { all.gpu.cuCtxSetCurrent(context).unwrap() };
+    all.gpu.alloc(4);
+    SIM.set(None);
+}
+
+#[test]
+fn a_kernel_writes_no_memory_that_is_registered_for_reading_only() {
+    let (all, numbers) = (kernels(12), [1.0_f32; 4]);
+    let host = numbers.as_ptr() as u64;
+    let x = all.gpu.alloc(16);
+    all.gpu.upload(all.stream, x, &bytes(&[1.0; 4]));
+    // SAFETY: the numbers outlive the machine's use of them.
+    unsafe { all.gpu.cuMemHostRegister_v2(host as *mut c_void, 16, 8).unwrap() };
+    all.axpy(x, host, 2.0, 4).unwrap();
+    assert_eq!(all.gpu.download(all.stream, x, 16), bytes(&[3.0; 4]));
+    all.axpy(host, x, 2.0, 4).unwrap();
+    assert_lost(&all, CUresult::CUDA_ERROR_ILLEGAL_ADDRESS, &["read only"]);
+    assert_eq!(numbers, [1.0; 4]);
 }
 
 #[test]

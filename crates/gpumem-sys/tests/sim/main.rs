@@ -23,6 +23,7 @@ mod peers;
 mod pools;
 mod races;
 mod recycling;
+mod registered;
 mod reuse;
 mod rules;
 mod schedules;
