@@ -76,12 +76,19 @@ pub struct Trace {
 }
 
 impl Trace {
-    /// Makes the file, or empties it. `%p` in its name stands for the number of the process. A trace has its file to itself.
+    /// Creates the file, or empties a trace that is there. `%p` in its name stands for the number of the process. A named pipe
+    /// or a character device is written from beginning to end, and so is a pipe of this process by its descriptor
+    /// (`/proc/self/fd/3`).
+    ///
+    /// No other file loses its bytes: symbolic links are not followed, and a file that is neither empty nor a trace is refused.
+    /// On Linux a trace locks its file. On other systems it does not, and two processes that name one file spoil it; `%p`
+    /// keeps them apart.
     ///
     /// # Errors
     ///
-    /// What the system says of the file, or of the writer's thread; that another trace is being recorded there, as far as the
-    /// system knows.
+    /// [`io::ErrorKind::AlreadyExists`] for a symbolic link and for a file that is not a trace; [`io::ErrorKind::ResourceBusy`]
+    /// if another trace is being recorded there (on Linux); another error of the system if the file can't be opened or written,
+    /// or its writer's thread can't be started.
     pub fn create(path: impl AsRef<Path>) -> io::Result<Arc<Self>> {
         let path = numbered(path.as_ref());
         Ok(Arc::new(Self { recorder: Recorder::start(&path)?, path }))

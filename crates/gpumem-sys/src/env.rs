@@ -102,11 +102,17 @@ fn known() -> String {
 
 /// Reads one of our variables, after checking that no unknown `GPUMEM_…` name is set. Empty counts as unset.
 ///
+/// In a program that has more rights than its caller (setuid, setgid or file capabilities: `AT_SECURE` on Linux) every
+/// variable counts as unset, so that the caller can't choose a file that the program writes.
+///
 /// # Errors
 ///
 /// [`EnvError::UnknownVariable`] for any unknown name; [`EnvError::BadValue`] for a value that is not Unicode.
 pub fn read(name: &'static str) -> Result<Option<String>, EnvError> {
     debug_assert!(VARIABLES.iter().any(|variable| variable.name == name), "{name} is not in the list");
+    if is_secure() {
+        return Ok(None);
+    }
     check_names(std::env::vars_os().map(|(name, _)| name))?;
     match std::env::var_os(name).filter(|value| !value.is_empty()).map(std::ffi::OsString::into_string) {
         None => Ok(None),
@@ -117,6 +123,24 @@ pub fn read(name: &'static str) -> Result<Option<String>, EnvError> {
             expected: "it is not valid Unicode".into(),
         }),
     }
+}
+
+/// Whether the environment is that of a caller with fewer rights.
+#[cfg(target_os = "linux")]
+#[allow(unsafe_code)]
+fn is_secure() -> bool {
+    use core::ffi::c_ulong;
+    // SAFETY: every C library on Linux, which std links anyway, has this function with this signature; it takes any number.
+    unsafe extern "C" {
+        safe fn getauxval(kind: c_ulong) -> c_ulong;
+    }
+    const AT_SECURE: c_ulong = 23;
+    !cfg!(miri) && getauxval(AT_SECURE) != 0
+}
+
+#[cfg(not(target_os = "linux"))]
+fn is_secure() -> bool {
+    false
 }
 
 fn check_names(names: impl Iterator<Item = impl AsRef<OsStr>>) -> Result<(), EnvError> {

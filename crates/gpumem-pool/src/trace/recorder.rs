@@ -10,8 +10,8 @@ use core::time::Duration;
 #[cfg(target_os = "linux")]
 use rustix::fs::{FlockOperation, flock};
 use std::collections::BTreeSet;
-use std::fs::File;
-use std::io::{self, Seek, SeekFrom, Write};
+use std::fs::{File, OpenOptions};
+use std::io::{self, Read, Seek, SeekFrom, Write};
 use std::path::Path;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::thread::Thread;
@@ -294,19 +294,87 @@ impl Writer {
     }
 }
 
-/// The file, empty, and nobody else's trace while it is open.
+/// The file, empty, and locked for this trace while it is open. A file that is not a trace keeps its bytes.
 fn open(path: &Path) -> io::Result<File> {
-    let file = File::options().write(true).create(true).truncate(false).open(path)?;
+    // A pipe is not opened for reading: its opening waits for the reader, and its end is told by writing.
+    let is_special = std::fs::symlink_metadata(path).is_ok_and(|found| is_stream(found.file_type()));
+    let is_own = is_own_descriptor(path);
+    let is_readable = !is_special && !is_own;
+    let mut options = File::options();
+    options.read(is_readable).write(true).create(is_readable).truncate(false);
+    if !is_own {
+        no_links(&mut options, path)?;
+    }
+    let mut file = options.open(path)?;
+    // What was opened counts, whatever lies at the path by now.
+    let found = file.metadata()?;
+    if !found.is_file() {
+        return if is_stream(found.file_type()) && !is_readable { Ok(file) } else { Err(not_a_trace(path)) };
+    }
+    if is_own {
+        return Err(not_a_trace(path));
+    }
     if is_locked(&file) {
         let said = "another trace is being recorded there: put %p in the name, for the process's number";
         return Err(io::Error::new(io::ErrorKind::ResourceBusy, said));
     }
-    // Nothing else has a length.
-    if file.metadata()?.is_file() {
-        file.set_len(0)?;
+    let mut start = Vec::new();
+    (&mut file).take(format::HEADER_BYTES as u64).read_to_end(&mut start)?;
+    if !start.is_empty() && !format::is_trace(&start) {
+        return Err(not_a_trace(path));
     }
+    file.set_len(0)?;
+    file.seek(SeekFrom::Start(0))?;
     Ok(file)
 }
+
+fn not_a_trace(path: &Path) -> io::Error {
+    let path = path.display();
+    let said =
+        format!("{path} exists and is not a trace, so it is left alone: remove it or name another file");
+    io::Error::new(io::ErrorKind::AlreadyExists, said)
+}
+
+/// A descriptor of this process by its name: a link, but to nothing that another could have put there.
+fn is_own_descriptor(path: &Path) -> bool {
+    let is_number = |name: &std::ffi::OsStr| name.to_str().is_some_and(|name| name.parse::<u32>().is_ok());
+    let parent = path.parent();
+    cfg!(unix)
+        && path.file_name().is_some_and(is_number)
+        && [Some(Path::new("/proc/self/fd")), Some(Path::new("/dev/fd"))].contains(&parent)
+}
+
+/// A pipe or a terminal, `/dev/null` included: written from beginning to end, and no harm done by it.
+#[cfg(unix)]
+fn is_stream(kind: std::fs::FileType) -> bool {
+    use std::os::unix::fs::FileTypeExt;
+    kind.is_fifo() || kind.is_char_device()
+}
+
+#[cfg(not(unix))]
+fn is_stream(_: std::fs::FileType) -> bool {
+    false
+}
+
+/// Refuses a symbolic link: it may have been put there by somebody else, and lead to a file that only this process may write.
+fn no_links(options: &mut OpenOptions, path: &Path) -> io::Result<()> {
+    if std::fs::symlink_metadata(path).is_ok_and(|found| found.is_symlink()) {
+        let path = path.display();
+        let said = format!("{path} is a symbolic link, which a trace does not follow: name the file itself");
+        return Err(io::Error::new(io::ErrorKind::AlreadyExists, said));
+    }
+    // One that is put there from here on is not followed either, where the system can be told so.
+    #[cfg(target_os = "linux")]
+    std::os::unix::fs::OpenOptionsExt::custom_flags(options, rustix::fs::OFlags::NOFOLLOW.bits() as i32);
+    #[cfg(windows)]
+    std::os::windows::fs::OpenOptionsExt::custom_flags(options, FILE_FLAG_OPEN_REPARSE_POINT);
+    let _ = options;
+    Ok(())
+}
+
+/// Opens a link instead of what it leads to.
+#[cfg(windows)]
+const FILE_FLAG_OPEN_REPARSE_POINT: u32 = 0x0020_0000;
 
 /// By somebody else; as far as the system says, from here on by us.
 #[cfg(target_os = "linux")]

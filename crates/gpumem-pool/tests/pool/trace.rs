@@ -366,11 +366,54 @@ fn a_trace_has_its_file_to_itself() {
     #[cfg(target_os = "linux")]
     assert!(Trace::create(&path).unwrap_err().to_string().contains("%p"));
     drop(first);
-    std::fs::write(&path, [7; 1 << 16]).unwrap();
     drop(Trace::create(&path).unwrap());
     let recording = Recording::read(&path).unwrap();
     assert!(recording.events.is_empty() && recording.tail.is_none());
     drop(std::fs::remove_file(&path));
+}
+
+#[test]
+fn what_is_not_a_trace_keeps_its_bytes() {
+    let (path, empty) = (scratch("foreign"), scratch("empty"));
+    std::fs::write(&path, [7; 1 << 16]).unwrap();
+    let error = Trace::create(&path).unwrap_err();
+    assert_eq!(error.kind(), std::io::ErrorKind::AlreadyExists);
+    assert!(error.to_string().contains("not a trace"), "{error}");
+    assert_eq!(std::fs::read(&path).unwrap(), [7; 1 << 16]);
+    std::fs::write(&empty, []).unwrap();
+    drop(Trace::create(&empty).unwrap());
+    assert!(Recording::read(&empty).unwrap().tail.is_none());
+    assert!(Trace::create(std::env::temp_dir()).is_err());
+    [path, empty].iter().for_each(|path| std::fs::remove_file(path).unwrap());
+}
+
+#[test]
+#[cfg(unix)]
+fn a_trace_follows_no_link_to_a_file() {
+    let (link, target) = (scratch("link"), scratch("target"));
+    drop(Trace::create(&target).unwrap());
+    let whole = std::fs::read(&target).unwrap();
+    std::os::unix::fs::symlink(&target, &link).unwrap();
+    for leads_nowhere in [false, true] {
+        let error = Trace::create(&link).unwrap_err();
+        assert!(error.to_string().contains("symbolic link"), "{error}");
+        assert_eq!(std::fs::read(&target).ok(), (!leads_nowhere).then(|| whole.clone()));
+        drop(std::fs::remove_file(&target));
+    }
+    std::fs::remove_file(link).unwrap();
+}
+
+/// A regular file by its descriptor is refused: another may have opened it to keep what is in it.
+#[test]
+#[cfg(target_os = "linux")]
+fn a_descriptor_of_a_regular_file_is_refused() {
+    use std::os::fd::AsRawFd;
+    let path = scratch("descriptor");
+    std::fs::write(&path, [7; 100]).unwrap();
+    let file = std::fs::File::options().write(true).open(&path).unwrap();
+    assert!(Trace::create(format!("/proc/self/fd/{}", file.as_raw_fd())).is_err());
+    assert_eq!(std::fs::read(&path).unwrap(), [7; 100]);
+    std::fs::remove_file(path).unwrap();
 }
 
 /// What has no places to come back to is written from its beginning to its end.
