@@ -9,8 +9,9 @@
 //! *What an adaptor can't do.* None of this is `unsafe`, and no adaptor, however wrong, can hand out memory that somebody
 //! else has: a [`Grant`] is owned and comes from the pool alone, a [`Release`] is only looked at, and the pool compares what
 //! an adaptor returns with what was asked of it: pool, stream, size and alignment. What does not fit is an error that names
-//! the adaptor. A wrong one can refuse everything, keep memory for ever, or wait; a panic in an allocation is the caller's,
-//! one in a drop ends there.
+//! the adaptor. What is behind a block that an adaptor has narrowed or brought in belongs to that block alone: the block has
+//! its number, which no other block has, and its drop ends it. A wrong adaptor can refuse everything, keep memory for ever, or
+//! wait; a panic in an allocation is the caller's, one in a drop ends there.
 //!
 //! *What they see.* Every block but empty ones, in the order of the calls. Memory that is allocated while its stream captures
 //! is a part of a chunk that the graph keeps: adaptors see the chunk when it is allocated, on a stream that never captures,
@@ -44,6 +45,7 @@ pub use guard::{Damage, Guard, Side};
 pub use limit::Budget;
 pub(crate) use peak::Peak;
 pub use request::Request;
+use stack::Call;
 pub use stack::Next;
 pub(crate) use stack::{Behind, Stack};
 pub use tracking::{LiveBlock, LiveBlocks, Tracking};
@@ -222,15 +224,21 @@ impl StateRef {
         alignment: u64,
         stream: &Stream,
     ) -> Result<Piece, PoolError> {
-        let tag = scope::innermost(self.tags());
-        let request = Request::new(size_bytes, alignment, tag, stream, stack);
-        let grant = Next::outermost(stack, self, &request).alloc(&request)?;
-        Ok(stack.hand_out(grant, size_bytes))
+        let call = Call { stack, pool: self, stream, tag: scope::innermost(self.tags()) };
+        let grant = call.next().alloc(&Request::new(size_bytes, alignment, &call))?;
+        stack.hand_out(self, grant, size_bytes)
     }
 
     /// A block of a pool with adaptors is dropped. The pool may be gone afterwards.
     pub(crate) fn free_adapted(self, stack: &Stack, freed: &Freed) {
-        let holding = stack.take_back(freed);
-        self.release(holding, 0, freed.uses, freed.is_complete);
+        match freed.piece.is_special() {
+            false => self.release_plain(stack, freed),
+            true => {
+                // It is there: the number is this block's alone.
+                if let Some(holding) = stack.take_back(freed.piece.record()) {
+                    self.release(holding, freed.uses, freed.is_complete);
+                }
+            }
+        }
     }
 }

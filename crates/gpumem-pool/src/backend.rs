@@ -153,11 +153,26 @@ impl Piece {
     /// No memory, and of no class.
     pub(crate) const EMPTY: Self = Self::new(0, 0, Self::NO_CLASS);
 
+    /// No memory of a backend's own: an empty block, or a part of what a graph keeps.
     pub(crate) const NO_CLASS: u16 = u16::MAX;
+
+    /// What adaptors know more of than a backend: the record is a number of the pool's own
+    /// [`Stack`](crate::adaptor::Stack). No backend has such a class.
+    const SPECIAL: u16 = u16::MAX - 1;
 
     #[inline]
     pub(crate) const fn new(address: CUdeviceptr, record: u32, class: u16) -> Self {
         Self { address, mark: record as u64 | (class as u64) << CLASS_SHIFT }
+    }
+
+    /// A block that the pool's adaptors have a number for.
+    pub(crate) fn special(address: CUdeviceptr, number: u32) -> Self {
+        Self::new(address, number, Self::SPECIAL)
+    }
+
+    #[inline]
+    pub(crate) fn is_special(self) -> bool {
+        self.class() == Self::SPECIAL
     }
 
     #[inline]

@@ -134,6 +134,11 @@ impl Block {
         self.piece.without_tag()
     }
 
+    /// How many blocks of other pools lie in it, one in the other.
+    pub(crate) fn nesting(&self) -> usize {
+        self.pool.nesting(self.piece())
+    }
+
     pub(crate) fn state(&self) -> StateRef {
         self.pool
     }
@@ -143,6 +148,11 @@ impl Block {
     #[inline(never)]
     fn give_back_anyhow(pool: StateRef, piece: Piece, size_bytes: u64, home: StreamId, uses: u64) {
         let piece = pool.untag(piece, size_bytes);
+        if let Some(stack) = pool.undisturbed_stack(uses)
+            && size_bytes > 0
+        {
+            return pool.free_adapted(stack, &Freed { piece, size_bytes, home, uses, is_complete: false });
+        }
         if !(uses == 0 && pool.put_back(&piece, size_bytes, home)) {
             pool.free(&Freed { piece, size_bytes, home, uses, is_complete: false });
         }

@@ -307,8 +307,10 @@ impl Inner {
 
 /// Whether both are the same GPU in the same driver: they share one primary context.
 impl PartialEq for Device {
+    #[inline]
     fn eq(&self, other: &Self) -> bool {
-        self.context() == other.context() && self.driver().is_same_machine(other.driver())
+        Arc::ptr_eq(&self.0, &other.0)
+            || self.context() == other.context() && self.driver().is_same_machine(other.driver())
     }
 }
 

@@ -99,7 +99,8 @@ impl Block {
         self.origin().setup().kind
     }
 
-    fn origin(&self) -> StateRef {
+    /// The pool whose backend has its memory.
+    pub(crate) fn origin(&self) -> StateRef {
         self.state().behind(self.piece()).0
     }
 

@@ -14,6 +14,7 @@ mod sync;
 use crate::adaptor::{Peak, Stack};
 use crate::backend::{Backend, NOWHERE, Source};
 use crate::clock::Clocks;
+use crate::contained::contained;
 use crate::device::Device;
 use crate::error::PoolError;
 use crate::kind::MemoryKind;
@@ -121,7 +122,12 @@ impl StateRef {
     fn take_down(self) {
         // SAFETY: it came from a box in `new`. No handle is left, and every block has been counted off, so this is the
         // only pointer that is still used; the lifetime says so once.
-        drop(unsafe { Box::from_raw(self.0.as_ptr()) });
+        let mut state = unsafe { Box::from_raw(self.0.as_ptr()) };
+        // In a drop: an adaptor's own may panic, and each of them ends.
+        let adaptors = core::mem::take(&mut state.setup.adaptors);
+        drop(state.stack.take());
+        adaptors.into_iter().for_each(|adaptor| drop(contained(|| drop(adaptor))));
+        drop(contained(|| drop(state)));
     }
 }
 
@@ -160,6 +166,7 @@ impl State {
         self.poison.get()
     }
 
+    #[inline]
     pub(crate) fn check_usable(&self) -> Result<(), PoolError> {
         match (self.poison.get(), self.device.lost()) {
             (None, None) => Ok(()),
@@ -175,10 +182,12 @@ impl State {
     }
 
     /// Whether streams have to be asked first what they do.
-    fn has_captures(&self) -> bool {
+    #[inline]
+    pub(crate) fn has_captures(&self) -> bool {
         self.clocks.holds().is_open()
     }
 
+    #[inline]
     fn check_stream(&self, stream: &Stream) -> Result<(), PoolError> {
         stream.check_usable()?;
         if *stream.device() == self.device {

@@ -188,6 +188,7 @@ impl Stream {
     }
 
     /// Whether this call may touch it: it has not been retired, and its handle means this stream on this thread.
+    #[inline]
     pub(crate) fn check_usable(&self) -> Result<(), PoolError> {
         match self.0.kind {
             Kind::Owned => Ok(()),

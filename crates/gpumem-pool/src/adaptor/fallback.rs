@@ -55,10 +55,9 @@ impl Adaptor for Fallback {
             Err(error) if error.is_want_of_memory() => error,
             other => return other,
         };
-        let block = self.pool.alloc_aligned(request.size_bytes(), request.alignment(), request.stream());
-        let block = block.map_err(|_| refusal)?;
+        let lent = Grant::from_pool(&self.pool, request).map_err(|_| refusal)?;
         self.taken_count.fetch_add(1, Ordering::Relaxed);
-        Ok(Grant::from_block(block))
+        Ok(lent)
     }
 }
 

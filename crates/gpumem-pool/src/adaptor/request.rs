@@ -1,6 +1,7 @@
 //! [`Request`]: what is asked of an adaptor.
 
-use super::{PoolId, Stack};
+use super::PoolId;
+use super::stack::Call;
 use crate::alignment::ALIGNMENT_MIN;
 use crate::device::Device;
 use crate::stream::Stream;
@@ -12,9 +13,7 @@ use std::sync::Arc;
 pub struct Request<'a> {
     size_bytes: u64,
     alignment: u64,
-    tag: u16,
-    stream: &'a Stream,
-    stack: &'a Stack,
+    call: &'a Call<'a>,
 }
 
 impl<'a> Request<'a> {
@@ -33,30 +32,30 @@ impl<'a> Request<'a> {
     /// The stream whose work may use it.
     #[must_use]
     pub fn stream(&self) -> &'a Stream {
-        self.stream
+        self.call.stream
     }
 
     /// The pool's device.
     #[must_use]
     pub fn device(&self) -> &'a Device {
-        self.stream.device()
+        self.call.stream.device()
     }
 
     /// The pool that is asked.
     #[must_use]
     pub fn pool(&self) -> PoolId {
-        self.stack.id()
+        self.call.stack.id()
     }
 
     /// What it is for: the name of the scope that it is asked in ([`Pool::scope`](crate::Pool::scope)).
     #[must_use]
     pub fn tag(&self) -> Option<Arc<str>> {
-        self.stack.names().get(self.tag)
+        self.call.stack.names().get(self.call.tag)
     }
 
     /// The same by number; 0 is none.
     pub(crate) fn tag_number(&self) -> u16 {
-        self.tag
+        self.call.tag
     }
 
     /// The same for another size. Zero is one byte.
@@ -71,14 +70,9 @@ impl<'a> Request<'a> {
         Self { alignment: alignment.max(ALIGNMENT_MIN), ..self }
     }
 
-    pub(super) fn new(
-        size_bytes: u64,
-        alignment: u64,
-        tag: u16,
-        stream: &'a Stream,
-        stack: &'a Stack,
-    ) -> Self {
-        Self { size_bytes, alignment: alignment.max(ALIGNMENT_MIN), tag, stream, stack }
+    #[inline]
+    pub(super) fn new(size_bytes: u64, alignment: u64, call: &'a Call<'a>) -> Self {
+        Self { size_bytes, alignment: alignment.max(ALIGNMENT_MIN), call }
     }
 }
 
@@ -87,7 +81,7 @@ impl fmt::Debug for Request<'_> {
         f.debug_struct("Request")
             .field("size_bytes", &self.size_bytes)
             .field("alignment", &self.alignment)
-            .field("stream", &self.stream.id())
+            .field("stream", &self.stream().id())
             .finish_non_exhaustive()
     }
 }

@@ -1,9 +1,9 @@
 //! [`Stack`]: a pool's adaptors, outermost first, and what it has to know of blocks that are no plain pieces of its backend.
 
-use super::grant::{Grant, Holding, Source};
+use super::grant::{Grant, Holding, Memory, Source};
 use super::{Adaptor, Change, Opening, PoolId, Request, Subject};
 use crate::alignment::check_alignment;
-use crate::backend::{Freed, Piece};
+use crate::backend::Piece;
 use crate::contained::contained;
 use crate::device::Device;
 use crate::error::PoolError;
@@ -11,9 +11,7 @@ use crate::state::StateRef;
 use crate::stream::Stream;
 use crate::tags::Names;
 use core::fmt;
-use core::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
-use gpumem_sys::types::CUdeviceptr;
-use std::collections::HashMap;
+use core::sync::atomic::{AtomicU64, Ordering};
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -22,10 +20,16 @@ pub(crate) struct Stack {
     /// Of the pool's tags.
     names: Arc<Names>,
     adaptors: Box<[Arc<dyn Adaptor>]>,
-    /// By the block's address: what is alive has one of its own.
-    special: Mutex<HashMap<CUdeviceptr, Holding>>,
-    /// How many there are, so that a pool without any does not look.
-    special_count: AtomicUsize,
+    /// What is behind blocks that are no plain pieces of the backend.
+    entries: Mutex<Entries>,
+}
+
+/// Each belongs to the one block that has its number for a record. No address tells them apart: blocks that lie one in the
+/// other may start at the same.
+#[derive(Default)]
+struct Entries {
+    all: Vec<Option<Holding>>,
+    free: Vec<u32>,
 }
 
 /// What a block is, or is part of.
@@ -36,13 +40,18 @@ pub(crate) enum Behind {
     Other(StateRef, Piece),
 }
 
+/// A request of the program's, on its way through all adaptors.
+pub(super) struct Call<'a> {
+    pub(super) stack: &'a Stack,
+    pub(super) pool: StateRef,
+    pub(super) stream: &'a Stream,
+    pub(super) tag: u16,
+}
+
 /// The adaptors inside of one, and the backend.
 #[derive(Clone, Copy)]
 pub struct Next<'a> {
-    stack: &'a Stack,
-    pool: StateRef,
-    stream: &'a Stream,
-    tag: u16,
+    call: &'a Call<'a>,
     level: usize,
 }
 
@@ -52,38 +61,97 @@ impl Next<'_> {
     /// # Errors
     ///
     /// As [`Pool::alloc`](crate::Pool::alloc); [`PoolError::BadAlignment`]; what an adaptor says, or
-    /// [`PoolError::Refused`] for one that returns what does not fit.
+    /// [`PoolError::Refused`] for one that returns what does not fit; [`PoolError::NotInCapture`] if an adaptor lets the
+    /// stream begin to capture.
     pub fn alloc(&self, request: &Request<'_>) -> Result<Grant, PoolError> {
-        let Self { stack, pool, stream, tag, level } = *self;
+        let Self { call, level } = *self;
         // All but size and alignment is the call's: the request may be another one's.
-        let request = Request::new(request.size_bytes(), request.alignment(), tag, stream, stack);
+        let request = Request::new(request.size_bytes(), request.alignment(), call);
         check_alignment(request.alignment())?;
-        let Some(adaptor) = stack.adaptors.get(level) else {
-            let piece = pool.alloc_own(request.size_bytes(), request.alignment(), stream)?;
-            return Ok(Grant::own(pool, piece, request.size_bytes(), stream.id(), level));
+        // Whoever calls this may be on another thread than the program, or may have retired the stream.
+        call.stream.check_usable()?;
+        let Some(adaptor) = call.stack.adaptors.get(level) else {
+            return call.alloc_own(&request);
         };
-        let mut grant = adaptor.alloc(&request, Next { level: level + 1, ..*self })?;
-        if let Some(reason) = grant.mismatch(&request, pool, level) {
-            return Err(PoolError::Refused {
-                adaptor: adaptor.name().into(),
-                requested_bytes: request.size_bytes(),
-                reason: reason.into(),
-            });
+        // Looked at where it is, so that it need not be moved.
+        let mut answer = adaptor.alloc(&request, Next { call, level: level + 1 });
+        if let Ok(grant) = &mut answer {
+            if !(call.is_undisturbed() && grant.is_plain_answer(&request, call.pool, level)) {
+                call.check_answer(grant, &request, level)?;
+            }
+            grant.pass(call.pool, level);
         }
-        grant.pass(pool, level);
-        Ok(grant)
+        answer
     }
 }
 
-impl<'a> Next<'a> {
-    pub(super) fn outermost(stack: &'a Stack, pool: StateRef, request: &Request<'a>) -> Self {
-        Self { stack, pool, stream: request.stream(), tag: request.tag_number(), level: 0 }
+impl<'a> Call<'a> {
+    /// All adaptors.
+    pub(super) fn next(&'a self) -> Next<'a> {
+        Next { call: self, level: 0 }
+    }
+
+    /// From the backend, inside of all adaptors.
+    fn alloc_own(&self, request: &Request<'_>) -> Result<Grant, PoolError> {
+        self.check_no_capture()?;
+        let (size_bytes, alignment) = (request.size_bytes(), request.alignment());
+        let piece = self.pool.alloc_own(size_bytes, alignment, self.stream)?;
+        Ok(Grant::own(self.pool, piece, size_bytes, self.stream.id(), self.stack.adaptors.len()))
+    }
+
+    #[inline]
+    fn is_undisturbed(&self) -> bool {
+        !self.pool.has_captures() && self.stream.check_usable().is_ok()
+    }
+
+    /// No adaptor is asked for a stream that captures; but one can begin it.
+    fn check_no_capture(&self) -> Result<(), PoolError> {
+        match self.pool.has_captures() && self.stream.captures_for()?.is_some() {
+            true => Err(PoolError::NotInCapture { operation: "allocating after an adaptor began it" }),
+            false => Ok(()),
+        }
+    }
+
+    #[cold]
+    fn check_answer(&self, grant: &Grant, request: &Request<'_>, level: usize) -> Result<(), PoolError> {
+        self.stream.check_usable()?;
+        self.check_no_capture()?;
+        if let Some(reason) = grant.mismatch(request, self.pool, level) {
+            return Err(self.stack.refusal(level, request.size_bytes(), reason));
+        }
+        if grant.is_pending_for_host() {
+            self.stream.finish()?;
+        }
+        Ok(())
     }
 }
 
 impl fmt::Debug for Next<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_list().entries(self.stack.adaptors.iter().skip(self.level)).finish()
+        f.debug_list().entries(self.call.stack.adaptors.iter().skip(self.level)).finish()
+    }
+}
+
+impl Entries {
+    /// Its number. Not if there is none left.
+    fn add(&mut self, holding: Holding) -> Result<u32, Holding> {
+        let free = self.free.pop();
+        let Some(number) = free.or_else(|| u32::try_from(self.all.len()).ok()) else { return Err(holding) };
+        match self.all.get_mut(number as usize) {
+            Some(entry) => *entry = Some(holding),
+            None => self.all.push(Some(holding)),
+        }
+        Ok(number)
+    }
+
+    fn get(&self, number: u32) -> Option<&Holding> {
+        self.all.get(number as usize)?.as_ref()
+    }
+
+    fn take(&mut self, number: u32) -> Option<Holding> {
+        let holding = self.all.get_mut(number as usize)?.take()?;
+        self.free.push(number);
+        Some(holding)
     }
 }
 
@@ -98,8 +166,7 @@ impl Stack {
             id: PoolId(POOL_COUNT.fetch_add(1, Ordering::Relaxed) + 1),
             names: Arc::clone(names),
             adaptors: added.iter().rev().cloned().collect(),
-            special: Mutex::default(),
-            special_count: AtomicUsize::new(0),
+            entries: Mutex::default(),
         })
     }
 
@@ -128,36 +195,50 @@ impl Stack {
     }
 
     /// A grant leaves for a block of this size: what that is made of.
-    pub(super) fn hand_out(&self, grant: Grant, size_bytes: u64) -> Piece {
-        let holding = grant.into_holding();
-        if let Some(piece) = holding.plain_piece(size_bytes) {
-            return piece;
-        }
-        let address = holding.address;
-        self.special().insert(address, holding);
-        self.special_count.fetch_add(1, Ordering::Relaxed);
-        Piece::new(address, 0, Piece::NO_CLASS)
+    #[inline]
+    pub(super) fn hand_out(&self, pool: StateRef, grant: Grant, size_bytes: u64) -> Result<Piece, PoolError> {
+        grant.into_piece(size_bytes).or_else(|grant| self.hand_out_special(pool, grant, size_bytes))
     }
 
-    /// A block comes back.
-    pub(super) fn take_back(&self, freed: &Freed) -> Holding {
-        let special = match self.special_count.load(Ordering::Relaxed) {
-            0 => None,
-            _ => self.special().remove(&freed.piece.address),
-        };
-        if special.is_some() {
-            self.special_count.fetch_sub(1, Ordering::Relaxed);
-        }
-        special
-            .unwrap_or_else(|| Holding::plain(freed.piece, freed.size_bytes, freed.home, self.adaptors.len()))
-    }
-
-    /// What is behind a live block, if that is no plain piece.
-    pub(crate) fn behind(&self, address: CUdeviceptr) -> Option<Behind> {
-        self.special().get(&address).map(|holding| match &holding.source {
-            Source::Own { piece, .. } => Behind::Own(*piece),
-            Source::Other(block) => Behind::Other(block.state(), block.piece()),
+    #[inline(never)]
+    fn hand_out_special(&self, pool: StateRef, grant: Grant, size_bytes: u64) -> Result<Piece, PoolError> {
+        let address = grant.address();
+        self.add(grant.into_holding()).map(|number| Piece::special(address, number)).map_err(|holding| {
+            pool.release(holding, 0, false);
+            self.refusal(0, size_bytes, "returned more blocks that are not the backend's than can be counted")
         })
+    }
+
+    fn refusal(&self, level: usize, requested_bytes: u64, reason: &str) -> PoolError {
+        let adaptor = self.adaptors.get(level).map(|adaptor| adaptor.name().into()).unwrap_or_default();
+        PoolError::Refused { adaptor, requested_bytes, reason: reason.into() }
+    }
+
+    /// What a block had behind it, which has been dropped.
+    pub(super) fn take_back(&self, number: u32) -> Option<Holding> {
+        self.entries().take(number)
+    }
+
+    /// Keeps what has a number from here on.
+    pub(super) fn add(&self, holding: Holding) -> Result<u32, Holding> {
+        self.entries().add(holding)
+    }
+
+    /// What is behind a live block that is no plain piece.
+    pub(crate) fn behind(&self, number: u32) -> Option<Behind> {
+        self.entries().get(number).and_then(|holding| match &holding.memory {
+            Memory::Whole(mark) => Some(Behind::Own(Piece::from_mark(holding.address, *mark))),
+            Memory::Special(special) => Some(match &special.source {
+                Source::Own { piece, .. } => Behind::Own(*piece),
+                Source::Other(block) => Behind::Other(block.state(), block.piece()),
+            }),
+            Memory::Gone => None,
+        })
+    }
+
+    /// How many blocks of other pools lie in such a block, one in the other.
+    pub(crate) fn nesting(&self, number: u32) -> usize {
+        self.entries().get(number).map_or(0, Holding::nesting)
     }
 
     /// Grows a block that grows, if all agree; `shrink` takes back what did not please them in the end.
@@ -197,8 +278,8 @@ impl Stack {
         }
     }
 
-    fn special(&self) -> MutexGuard<'_, HashMap<CUdeviceptr, Holding>> {
-        self.special.lock().unwrap_or_else(PoisonError::into_inner)
+    fn entries(&self) -> MutexGuard<'_, Entries> {
+        self.entries.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 

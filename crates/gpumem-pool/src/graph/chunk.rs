@@ -1,7 +1,7 @@
 //! [`Chunk`]: a block that a capture has allocated, handed out in parts.
 
 use crate::alignment::ALIGNMENT_MIN;
-use crate::backend::Freed;
+use crate::backend::{Freed, Piece};
 use crate::block::Block;
 use crate::clock::{GRAPH_BIT, Slot, StreamId, uses};
 use crate::state::StateRef;
@@ -15,6 +15,8 @@ pub(super) struct Chunk {
     /// The capture that it was made for, and the stream there.
     maker: u64,
     home: StreamId,
+    /// Whether the host may use it: then what it writes into a part must be there when the graph runs.
+    is_for_host: bool,
     /// Those that may still use it.
     pub(super) graphs: Vec<u64>,
     /// Sizes by address. Neighbours have been merged.
@@ -27,7 +29,8 @@ pub(super) struct Chunk {
 impl Chunk {
     /// All of it is one part.
     pub(super) fn new(maker: u64, pool: StateRef, block: Block, home: StreamId) -> Self {
-        Self { block, pool, maker, home, graphs: vec![maker], free: BTreeMap::new(), part_count: 1, uses: 0 }
+        let (is_for_host, graphs) = (block.kind().is_host_accessible(), vec![maker]);
+        Self { block, pool, maker, home, is_for_host, graphs, free: BTreeMap::new(), part_count: 1, uses: 0 }
     }
 
     pub(super) fn address(&self) -> CUdeviceptr {
@@ -36,6 +39,11 @@ impl Chunk {
 
     pub(super) fn contains(&self, address: CUdeviceptr) -> bool {
         address - self.block.address() < self.block.size_bytes()
+    }
+
+    /// What all of it is, and the pool that has it.
+    pub(super) fn whole(&self) -> (StateRef, Piece) {
+        (self.block.state(), self.block.piece())
     }
 
     /// Nobody has a part, and no graph may use it.
@@ -55,7 +63,7 @@ impl Chunk {
 
     /// Whether what is free in it may be handed out on this stream in this capture.
     pub(super) fn serves(&self, capture: u64, pool: StateRef, home: StreamId) -> bool {
-        self.maker == capture && self.pool == pool && self.home == home
+        self.maker == capture && self.pool == pool && self.home == home && !self.is_for_host
     }
 
     /// The smallest free range that is large enough: its size and address.

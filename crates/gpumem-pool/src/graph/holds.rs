@@ -15,7 +15,7 @@
 //! One lock, under which neither the driver nor a pool is called: what is to be freed is handed out first.
 
 use crate::attention::Attention;
-use crate::backend::Freed;
+use crate::backend::{Freed, Piece};
 use crate::block::Block;
 use crate::clock::{Clocks, GRAPH_BIT, Order, Slot, Stamp, StreamId, uses};
 use crate::device::{Device, WeakDevice};
@@ -230,11 +230,12 @@ impl Holds {
 
     /// A new chunk, all of which is handed out.
     pub(crate) fn add_chunk(&self, graph: u64, pool: StateRef, block: Block, home: StreamId) {
+        let chunk = Chunk::new(graph, pool, block, home);
         let mut table = self.table();
         if let Some(held) = table.graphs.get_mut(&graph) {
             held.members.insert(home.slot());
         }
-        table.chunks.insert(block.address(), Chunk::new(graph, pool, block, home));
+        table.chunks.insert(chunk.address(), chunk);
     }
 
     /// A block is used in a capture: its memory stays for the graph.
@@ -283,6 +284,11 @@ impl Holds {
         freed.uses |= GRAPH_BIT;
         table.outside.insert(freed.piece.address, Outside { graphs: known, uses: 0 });
         table.drop_outside(pool, freed)
+    }
+
+    /// The block that a live part of a graph's memory lies in, and its pool.
+    pub(crate) fn chunk_of(&self, address: CUdeviceptr) -> Option<(StateRef, Piece)> {
+        self.table().chunk_at(address).map(|chunk| chunk.whole())
     }
 
     /// What is kept of a pool's memory that the program has dropped: all of it is to be had when no graph is left.

@@ -25,9 +25,7 @@ impl StateRef {
             block.add_uses(GRAPH_BIT);
             block
         };
-        // What the host writes into a block now must be there when the graph runs: no other part has its place.
         if alignment <= ALIGNMENT_MIN
-            && !self.setup().kind.is_host_accessible()
             && let Some(address) = holds.take_part(graph, self, size_bytes, stream.id())
         {
             return Ok(Some(part(address)));
@@ -83,7 +81,7 @@ impl Stream {
     }
 
     /// The capture that it is part of, if that was begun here.
-    fn captures_for(&self) -> Result<Option<u64>, PoolError> {
+    pub(crate) fn captures_for(&self) -> Result<Option<u64>, PoolError> {
         let holds = self.clocks().holds();
         match self.part()? {
             Part::In(graph) if holds.knows(graph) => Ok(Some(graph)),

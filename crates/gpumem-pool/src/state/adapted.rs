@@ -4,7 +4,7 @@ use super::{State, StateRef};
 use crate::adaptor::{Behind, Stack};
 use crate::backend::{Freed, Piece};
 use crate::block::Block;
-use crate::clock::StreamId;
+use crate::clock::{GRAPH_BIT, StreamId};
 
 impl StateRef {
     /// Past all adaptors, a piece of the backend's.
@@ -41,16 +41,35 @@ impl StateRef {
 
     /// The backend's piece that a live block is, or is part of, and the pool that has it.
     pub(crate) fn behind(self, piece: Piece) -> (Self, Piece) {
-        match self.stack.as_ref().and_then(|stack| stack.behind(piece.address)) {
+        if piece.class() == Piece::NO_CLASS {
+            let chunk = self.clocks.holds().chunk_of(piece.address);
+            return chunk.map_or((self, piece), |(pool, piece)| pool.behind(piece));
+        }
+        let stack = self.stack.as_ref().filter(|_| piece.is_special());
+        match stack.and_then(|stack| stack.behind(piece.record())) {
             None => (self, piece),
             Some(Behind::Own(piece)) => (self, piece),
             Some(Behind::Other(pool, piece)) => pool.behind(piece),
         }
     }
+
+    /// How many blocks of other pools lie in a live block, one in the other.
+    pub(crate) fn nesting(self, piece: Piece) -> usize {
+        let stack = self.stack.as_ref().filter(|_| piece.is_special());
+        stack.map_or(0, |stack| stack.nesting(piece.record()))
+    }
 }
 
 impl State {
+    #[inline]
     pub(crate) fn stack(&self) -> Option<&Stack> {
         self.stack.as_ref()
+    }
+
+    /// The adaptors, if they are all that is between a block and its pool: no graph has a say in what is done with it.
+    #[inline]
+    pub(crate) fn undisturbed_stack(&self, uses: u64) -> Option<&Stack> {
+        let stack = self.stack.as_ref()?;
+        (uses & GRAPH_BIT == 0 && self.clocks.holds().attention().is_none()).then_some(stack)
     }
 }

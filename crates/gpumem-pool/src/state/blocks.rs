@@ -39,6 +39,7 @@ impl StateRef {
     }
 
     /// A piece that is being dropped counts for its tag no more, if it has one.
+    #[inline]
     pub(crate) fn untag(self, piece: Piece, size_bytes: u64) -> Piece {
         if piece.tag() != 0 {
             scope::count_in(&self.tags, piece.tag(), size_bytes);
@@ -66,10 +67,14 @@ impl StateRef {
 
     /// Through the adaptors if there are any, else from the backend.
     fn alloc_anyhow(self, size_bytes: u64, alignment: u64, stream: &Stream) -> Result<Piece, PoolError> {
-        self.explained(match &self.stack {
-            Some(stack) => self.budgeted(|| self.alloc_adapted(stack, size_bytes, alignment, stream)),
-            None => self.alloc_own(size_bytes, alignment, stream),
-        })
+        let Some(stack) = &self.stack else {
+            return self.explained(self.alloc_own(size_bytes, alignment, stream));
+        };
+        let request = || self.alloc_adapted(stack, size_bytes, alignment, stream);
+        match request() {
+            Ok(piece) => Ok(piece),
+            refused => self.explained(self.retried_over_budget(refused, request)),
+        }
     }
 
     /// A block of the backend's, which is counted.

@@ -59,7 +59,16 @@ impl State {
     /// Makes a request through the adaptors, and again after holders were asked, for as long as a budget has no room. Others'
     /// caches are no part of it.
     pub(crate) fn budgeted<T>(&self, request: impl Fn() -> Result<T, PoolError>) -> Result<T, PoolError> {
-        let mut result = request();
+        self.retried_over_budget(request(), request)
+    }
+
+    /// Makes a request again that has been made once, with this result.
+    #[cold]
+    pub(crate) fn retried_over_budget<T>(
+        &self,
+        mut result: Result<T, PoolError>,
+        request: impl Fn() -> Result<T, PoolError>,
+    ) -> Result<T, PoolError> {
         for extent in [Extent::Purge, Extent::Release] {
             let is_short = matches!(&result, Err(PoolError::OverBudget { requested_bytes, limit_bytes, .. })
                 if requested_bytes <= limit_bytes);

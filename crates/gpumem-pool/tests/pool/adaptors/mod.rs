@@ -6,6 +6,7 @@ mod orders;
 mod panics;
 mod refusals;
 mod tracking;
+mod wrong;
 
 use crate::bench::{Bench, on_each_backend, small};
 use gpumem_pool::adaptor::{Adaptor, Budget, Change, Grant, Next, PoolId, Release, Request};
