@@ -25,6 +25,13 @@ pub use gpumem_adapt::array;
 pub use gpumem_adapt::array::pool;
 pub use gpumem_adapt::array::pool::sys;
 
+/// The folder of this package: where cargo says it is while it runs tests, which is elsewhere once a test program was carried
+/// to another machine.
+pub fn folder() -> std::path::PathBuf {
+    let said = std::env::var_os("CARGO_MANIFEST_DIR");
+    said.map_or_else(|| env!("CARGO_MANIFEST_DIR").into(), Into::into)
+}
+
 /// The README's example, as a doctest.
 #[cfg(doctest)]
 #[doc = include_str!("../../README.md")]

@@ -78,12 +78,12 @@ fn current(driver: &Driver) -> usize {
 /// A function that is added to the crate is added to the table.
 #[test]
 fn every_public_function_has_an_entry() {
-    let root = concat!(env!("CARGO_MANIFEST_DIR"), "/../crates/gpumem-pool/src");
+    let root = gpumem_tests::folder().join("../crates/gpumem-pool/src");
     let words = |text: &str| text.split_whitespace().map(str::to_string).collect::<BTreeSet<_>>();
     let known: BTreeSet<String> =
         ENTRIES.iter().flat_map(|(name, _)| words(name)).chain(words(PLAIN)).collect();
     let mut missing = BTreeSet::new();
-    for file in sources(root.as_ref()) {
+    for file in sources(&root) {
         let text = std::fs::read_to_string(&file).unwrap();
         for line in text.lines().map(str::trim_start) {
             let function = ["pub fn ", "pub unsafe fn ", "pub const fn "]

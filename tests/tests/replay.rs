@@ -35,7 +35,7 @@ fn prefetch() -> Trace {
 
 #[test]
 fn the_events_of_every_trace_bear_its_header_out() {
-    let folder = std::fs::read_dir(concat!(env!("CARGO_MANIFEST_DIR"), "/traces")).unwrap();
+    let folder = std::fs::read_dir(gpumem_tests::folder().join("traces")).unwrap();
     let files = folder.map(|entry| entry.unwrap().path()).filter(|path| path.extension().unwrap() == "gz");
     let traces: Vec<Trace> = files.map(|file| Trace::read(file).unwrap()).collect();
     assert_eq!(traces.len(), 6);

@@ -9,6 +9,7 @@ mod interop;
 mod kernels;
 mod layers;
 mod measure;
+mod mutants;
 mod programs;
 mod table;
 mod tidy;
@@ -48,6 +49,8 @@ enum Task {
     Interop(interop::Args),
     /// Run what CI runs, or some of its steps
     Ci(ci::Args),
+    /// Change the library in small ways, one at a time, and count which changes the tests notice
+    Mutants(mutants::Args),
     /// Check layers, headers, `unsafe`, kernels, documents and leftovers
     Tidy,
     /// Compile the CUDA sources to the PTX that is checked in
@@ -74,6 +77,7 @@ fn run(task: Task) -> anyhow::Result<()> {
         Task::DropIn(args) => drop_in::run(args),
         Task::Interop(args) => interop::run(args),
         Task::Ci(args) => ci::run(args),
+        Task::Mutants(args) => mutants::run(args),
         Task::Tidy => tidy::run(),
         Task::Kernels(args) => kernels::run(args),
     }

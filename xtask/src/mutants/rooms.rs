@@ -1,0 +1,259 @@
+//! Which files are mutated, and which tests each of them has to answer to.
+
+use anyhow::{Result, ensure};
+use std::path::Path;
+
+/// Files with one job, and the tests of that job.
+pub(crate) struct Room {
+    pub(crate) name: &'static str,
+    /// Files, or folders with a `/` at the end.
+    paths: &'static [&'static str],
+    pub(crate) suites: &'static [&'static str],
+}
+
+/// A test program of the workspace, or some of its tests.
+pub(crate) struct Target {
+    pub(crate) name: &'static str,
+    pub(crate) package: &'static str,
+    /// The target's name, and whether it is the library.
+    pub(crate) target: &'static str,
+    pub(crate) is_library: bool,
+    /// Filters of the test harness.
+    pub(crate) filters: &'static [&'static str],
+}
+
+const fn target(name: &'static str, package: &'static str, target: &'static str) -> Target {
+    Target { name, package, target, is_library: false, filters: &[] }
+}
+
+const fn library(name: &'static str, package: &'static str, target: &'static str) -> Target {
+    Target { name, package, target, is_library: true, filters: &[] }
+}
+
+const TESTS: &str = "gpumem-tests";
+
+#[rustfmt::skip]
+pub(crate) const TARGETS: &[Target] = &[
+    library("pool-src", "gpumem-pool", "gpumem_pool"),
+    target("pool", "gpumem-pool", "pool"),
+    target("loom", "gpumem-pool", "loom"),
+    target("shuttle", "gpumem-pool", "shuttle"),
+    library("array-src", "gpumem-array", "gpumem_array"),
+    target("array-copies", "gpumem-array", "copies"),
+    target("array-tracking", "gpumem-array", "tracking"),
+    target("tests/adaptors", TESTS, "adaptors"),
+    target("tests/alias", TESTS, "alias"),
+    target("tests/array", TESTS, "array"),
+    target("tests/calls", TESTS, "calls"),
+    target("tests/capture", TESTS, "capture"),
+    target("tests/conformance", TESTS, "conformance"),
+    target("tests/contexts", TESTS, "contexts"),
+    target("tests/copies", TESTS, "copies"),
+    target("tests/crowd", TESTS, "crowd"),
+    target("tests/features", TESTS, "features"),
+    target("tests/graphs", TESTS, "graphs"),
+    target("tests/kinds", TESTS, "kinds"),
+    target("tests/lifetimes", TESTS, "lifetimes"),
+    target("tests/limits", TESTS, "limits"),
+    target("tests/managed", TESTS, "managed"),
+    target("tests/model", TESTS, "model"),
+    target("tests/others_bugs", TESTS, "others_bugs"),
+    target("tests/peers", TESTS, "peers"),
+    target("tests/pool", TESTS, "pool"),
+    target("tests/pool_kinds", TESTS, "pool_kinds"),
+    target("tests/refusals", TESTS, "refusals"),
+    target("tests/replay", TESTS, "replay"),
+    target("tests/reuse", TESTS, "reuse"),
+    target("tests/settings", TESTS, "settings"),
+    target("tests/sharing", TESTS, "sharing"),
+    target("tests/stream_kinds", TESTS, "stream_kinds"),
+    target("tests/streams", TESTS, "streams"),
+    target("tests/stress", TESTS, "stress"),
+    target("tests/threads", TESTS, "threads"),
+    target("tests/vmm", TESTS, "vmm"),
+];
+
+#[rustfmt::skip]
+pub(crate) const ROOMS: &[Room] = &[
+    Room {
+        name: "order",
+        paths: &["crates/gpumem-pool/src/clock.rs", "crates/gpumem-pool/src/clock/"],
+        suites: &[
+            "pool-src", "pool", "loom", "tests/streams", "tests/stream_kinds", "tests/reuse", "tests/others_bugs", "tests/capture",
+            "tests/graphs", "tests/lifetimes", "tests/kinds", "tests/threads", "tests/model", "tests/stress", "tests/calls",
+            "tests/replay", "tests/pool", "tests/sharing", "tests/array",
+        ],
+    },
+    Room {
+        name: "limits",
+        paths: &[
+            "crates/gpumem-pool/src/limit.rs", "crates/gpumem-pool/src/family.rs", "crates/gpumem-pool/src/dues.rs",
+            "crates/gpumem-pool/src/account.rs", "crates/gpumem-pool/src/ledger.rs", "crates/gpumem-pool/src/state/room.rs",
+            "crates/gpumem-pool/src/private.rs",
+        ],
+        suites: &[
+            "pool-src", "pool", "tests/limits", "tests/crowd", "tests/kinds", "tests/pool", "tests/pool_kinds", "tests/features",
+            "tests/settings", "tests/managed", "tests/refusals", "tests/model", "tests/others_bugs", "tests/reuse",
+        ],
+    },
+    Room {
+        name: "ladder",
+        paths: &[
+            "crates/gpumem-pool/src/backend/caching/ladder.rs", "crates/gpumem-pool/src/backend/caching/gate.rs",
+            "crates/gpumem-pool/src/backend/caching/shared.rs", "crates/gpumem-pool/src/backend/caching/shared/",
+        ],
+        suites: &[
+            "pool-src", "pool", "tests/limits", "tests/reuse", "tests/calls", "tests/crowd", "tests/vmm", "tests/pool", "tests/refusals",
+            "tests/others_bugs", "tests/lifetimes", "tests/kinds", "tests/model", "tests/replay", "tests/threads", "tests/stress",
+            "tests/settings", "shuttle",
+        ],
+    },
+    Room {
+        name: "heap",
+        paths: &[
+            "crates/gpumem-pool/src/backend/caching/heap.rs", "crates/gpumem-pool/src/backend/caching/heap/",
+            "crates/gpumem-pool/src/backend/caching/extent.rs",
+        ],
+        suites: &[
+            "pool-src", "pool", "tests/reuse", "tests/calls", "tests/vmm", "tests/pool", "tests/limits", "tests/refusals",
+            "tests/others_bugs", "tests/kinds", "tests/lifetimes", "tests/model", "tests/replay", "tests/settings", "tests/stress",
+        ],
+    },
+    Room {
+        name: "adaptors",
+        paths: &[
+            "crates/gpumem-pool/src/adaptor.rs", "crates/gpumem-pool/src/adaptor/", "crates/gpumem-pool/src/state/adapted.rs",
+        ],
+        suites: &[
+            "pool-src", "pool", "tests/adaptors", "tests/features", "tests/model", "tests/stress", "tests/pool", "tests/graphs",
+        ],
+    },
+    Room {
+        name: "graph",
+        paths: &["crates/gpumem-pool/src/graph.rs", "crates/gpumem-pool/src/graph/"],
+        suites: &[
+            "pool-src", "pool", "tests/graphs", "tests/capture", "tests/others_bugs", "tests/streams", "tests/lifetimes", "tests/kinds",
+            "tests/adaptors", "tests/model", "tests/sharing", "tests/array", "tests/copies",
+        ],
+    },
+    Room {
+        name: "host memory",
+        paths: &[
+            "crates/gpumem-pool/src/host_memory.rs", "crates/gpumem-pool/src/sharing.rs", "crates/gpumem-pool/src/unified.rs",
+            "crates/gpumem-pool/src/kind.rs", "crates/gpumem-pool/src/pinning.rs",
+        ],
+        suites: &[
+            "pool-src", "pool", "tests/kinds", "tests/sharing", "tests/managed", "tests/copies", "tests/lifetimes", "tests/peers",
+            "tests/capture", "tests/graphs", "tests/contexts", "tests/others_bugs", "tests/model", "tests/pool_kinds", "tests/features",
+        ],
+    },
+    Room {
+        name: "array copies",
+        paths: &["crates/gpumem-array/src/copy.rs"],
+        suites: &["array-src", "array-copies", "array-tracking", "tests/copies", "tests/array", "tests/streams", "tests/lifetimes"],
+    },
+    Room {
+        name: "reclaim",
+        paths: &[
+            "crates/gpumem-pool/src/reclaim.rs", "crates/gpumem-pool/src/state/relief.rs", "crates/gpumem-pool/src/upkeep.rs",
+        ],
+        suites: &[
+            "pool-src", "pool", "tests/limits", "tests/features", "tests/kinds", "tests/lifetimes", "tests/pool", "tests/refusals",
+            "tests/others_bugs", "tests/adaptors", "tests/model", "tests/reuse",
+        ],
+    },
+    Room {
+        name: "reports",
+        paths: &[
+            "crates/gpumem-pool/src/out_of_memory.rs", "crates/gpumem-pool/src/out_of_memory/", "crates/gpumem-pool/src/status.rs",
+            "crates/gpumem-pool/src/state/status.rs",
+        ],
+        suites: &[
+            "pool-src", "pool", "tests/limits", "tests/kinds", "tests/features", "tests/graphs", "tests/pool", "tests/others_bugs",
+            "tests/model",
+        ],
+    },
+];
+
+/// What the tests themselves check with: a change there hides mistakes instead of making one.
+const CHECKERS: [&str; 2] =
+    ["crates/gpumem-pool/src/backend/caching/heap/check.rs", "crates/gpumem-pool/src/clock/twin.rs"];
+
+/// The files of each room, in the order of the rooms. A path that leads nowhere is an error: the table is out of date.
+pub(crate) fn files<'a>(
+    all: &'a [String],
+    only: Option<&str>,
+) -> Result<Vec<(&'static Room, Vec<&'a String>)>> {
+    let is_source = |file: &str| file.ends_with(".rs") && !is_test(file) && !CHECKERS.contains(&file);
+    let mut rooms = Vec::new();
+    for room in ROOMS {
+        let mut files = Vec::new();
+        for path in room.paths {
+            let count = files.len();
+            let is_here = |file: &str| file == *path || path.ends_with('/') && file.starts_with(path);
+            files.extend(all.iter().filter(|file| is_here(file) && is_source(file)));
+            ensure!(
+                files.len() > count,
+                "{path} leads to no source file; correct the rooms in xtask/src/mutants"
+            );
+        }
+        files.retain(|file| only.is_none_or(|only| file.contains(only) || room.name == only));
+        rooms.push((room, files));
+    }
+    ensure!(
+        rooms.iter().any(|(_, files)| !files.is_empty()),
+        "no mutated file or room is called {}",
+        only.unwrap_or_default()
+    );
+    Ok(rooms)
+}
+
+/// Whether a file below a package's sources has tests only.
+pub(crate) fn is_test(file: &str) -> bool {
+    file.contains("/tests/") || file.ends_with("/tests.rs")
+}
+
+/// The packages with mutated files, which need the switches.
+pub(crate) fn packages() -> Vec<&'static str> {
+    let of = |path: &'static str| path.split('/').nth(1);
+    let mut packages: Vec<_> = ROOMS.iter().flat_map(|room| room.paths).filter_map(|path| of(path)).collect();
+    packages.sort_unstable();
+    packages.dedup();
+    packages
+}
+
+/// The folder of a package, from the repository's root.
+pub(crate) fn folder(package: &str) -> String {
+    let below_crates = format!("crates/{package}");
+    if package == TESTS || !Path::new(&crate::root()).join(&below_crates).exists() {
+        "tests".into()
+    } else {
+        below_crates
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_room_names_tests_that_exist() {
+        for room in ROOMS {
+            for suite in room.suites {
+                assert!(TARGETS.iter().any(|target| target.name == *suite), "{}: {suite}", room.name);
+            }
+        }
+        assert_eq!(packages(), ["gpumem-array", "gpumem-pool"]);
+    }
+
+    #[test]
+    fn the_rooms_are_up_to_date() {
+        let all = crate::mutants::tree::files(&crate::root()).unwrap();
+        let rooms = files(&all, None).unwrap();
+        assert_eq!(rooms.len(), ROOMS.len());
+        for checker in CHECKERS {
+            assert!(all.iter().any(|file| file == checker), "{checker}");
+        }
+        assert!(files(&all, Some("no-such-file")).is_err());
+    }
+}
