@@ -90,7 +90,7 @@ fn show(plan: &Plan, number: usize, folder: &Path) -> Result<()> {
     print!("{}", report::diff(mutant));
     for name in &mutant.suites {
         let suite = plan.suites.iter().find(|suite| suite.name == *name).context("the plan is damaged")?;
-        println!("  GPUMEM_MUTANT={number} {}", folder.join(&suite.program).display());
+        println!("  MUTANT_NUMBER={number} {}", folder.join(&suite.program).display());
     }
     Ok(())
 }

@@ -77,7 +77,7 @@ pub(crate) enum Line {
 pub(crate) struct Baseline {
     pub(crate) suite: String,
     pub(crate) seconds: f64,
-    /// Tests that fail by themselves, always or at times. They kill nothing.
+    /// Tests that fail by themselves at times. They kill nothing.
     pub(crate) unreliable: Vec<String>,
 }
 

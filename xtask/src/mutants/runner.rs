@@ -84,18 +84,23 @@ fn measure(plan: &Plan, folder: &Path, results: &Mutex<Results>, options: &Optio
     let progress = bar("suites without a mutant", waiting.len())?;
     each(waiting, options.jobs, |suite: &Suite| {
         progress.set_message(suite.name.clone());
-        let (mut seconds, mut unreliable) = (0_f64, BTreeSet::new());
+        let (mut seconds, mut failed) = (0_f64, Vec::new());
         for _ in 0..BASELINE_ROUNDS {
             let start = Instant::now();
             match start_suite(suite, folder, 0, options, BASELINE_LIMIT, None)? {
                 End::Passed => {}
-                End::Failed(tests) => unreliable.extend(tests),
+                End::Failed(tests) => failed.extend(tests),
                 End::Broken(how) => bail!("{} fails without a mutant: {how}", suite.name),
                 End::TimedOut => bail!("{} takes longer than {BASELINE_LIMIT:?}", suite.name),
             }
             seconds = seconds.max(start.elapsed().as_secs_f64());
         }
         progress.inc(1);
+        let unreliable = BTreeSet::from_iter(failed.iter().cloned());
+        let always = |test: &&String| failed.iter().filter(|other| other == test).count() == BASELINE_ROUNDS;
+        if let Some(test) = unreliable.iter().find(always) {
+            bail!("{}: {test} fails without a mutant", suite.name);
+        }
         let (suite, unreliable) = (suite.name.clone(), unreliable.into_iter().collect());
         lock(results).add_baseline(Baseline { suite, seconds, unreliable })
     })?;
@@ -147,7 +152,7 @@ fn start_suite(
 ) -> Result<End> {
     let home = folder.join(&suite.folder);
     let mut command = Command::new(folder.join(&suite.program));
-    command.args(&suite.args).current_dir(&home).env("GPUMEM_MUTANT", number.to_string());
+    command.args(&suite.args).current_dir(&home).env("MUTANT_NUMBER", number.to_string());
     // Where tests look for files: the package, and what the snapshots' paths begin at.
     command.env("CARGO_MANIFEST_DIR", &home).env("INSTA_WORKSPACE_ROOT", folder.join("tree"));
     command.env("INSTA_UPDATE", "no").env("RUST_TEST_THREADS", threads(options.jobs).to_string());
@@ -308,7 +313,7 @@ mod tests {
         let failed = "echo 'test a::b ... FAILED'; echo 'test c - should panic ... FAILED'; exit 101";
         assert_eq!(end(failed, LONG, None), End::Failed(vec!["a::b".into(), "c".into()]));
         assert!(matches!(end("kill -9 $$", LONG, None), End::Broken(how) if how.contains("signal: 9")));
-        assert_eq!(end("[ $GPUMEM_MUTANT = 3 ] || exit 1", LONG, None), End::Passed);
+        assert_eq!(end("[ $MUTANT_NUMBER = 3 ] || exit 1", LONG, None), End::Passed);
     }
 
     #[test]

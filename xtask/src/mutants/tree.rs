@@ -26,7 +26,7 @@ pub(crate) struct Numbered {
 }
 
 /// The crate that the switches are read from: the number of the mutant that is on, if any is.
-const SWITCH: &str = r#"//! Which mutant is on: `GPUMEM_MUTANT` has its number.
+const SWITCH: &str = r#"//! Which mutant is on: `MUTANT_NUMBER` has its number.
 
 use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
 
@@ -43,7 +43,7 @@ pub fn is(number: u32) -> bool {
 
 #[cold]
 fn read() -> u32 {
-    let on = std::env::var("GPUMEM_MUTANT").ok().and_then(|text| text.parse().ok()).unwrap_or(0);
+    let on = std::env::var("MUTANT_NUMBER").ok().and_then(|text| text.parse().ok()).unwrap_or(0);
     NUMBER.store(on, Relaxed);
     on
 }
