@@ -11,7 +11,7 @@
 //! | [`split_bytes_max`](Dials::split_bytes_max) | none | none | none | over plain segments, blocks larger than this have a segment each, which no smaller block is cut from | memory, where sizes vary; less of it: large segments that small blocks keep from being used or given back |
 //! | [`magazine_share`](Dials::magazine_share) | 5 ‰ | 5 ‰ | 2 ‰ | what all threads may keep at hand of blocks up to 1 MiB, of what is reserved | memory; less of it: locks |
 //! | [`magazine_bytes_min`](Dials::magazine_bytes_min) | 8 MiB | 8 MiB | 1 MiB | and this much at least | memory in small heaps |
-//! | [`large_share`](Dials::large_share) | 1000 ‰ | 0 ‰ | 0 ‰ | what all threads may keep at hand of larger blocks, of what was reserved ahead (`Pool::reserve`) and is beyond what was ever in use and its slack; while there is any, a block may be a quarter larger than asked for, and below 64 KiB twice as large | memory; less of it: locks |
+//! | [`large_share`](Dials::large_share) | 1000 ‰ | 1000 ‰ | 1000 ‰ | how much all thread caches together may keep of larger blocks, of the memory that was reserved ahead (`Pool::reserve`) and exceeds the most that was ever in use and its slack; while there is any, a block may be a quarter larger than requested, and below 64 KiB twice as large (without slack, as in `tight`: a sixteenth, and no larger below 1 MiB) | a tighter fit inside what was reserved ahead; less of it: locks |
 //! | [`poll_budget`](Dials::poll_budget) | 20 µs | 20 µs | 20 µs | how long one allocation may ask the driver what is complete; zero never asks | time; less of it: memory that other streams have freed is had later |
 //! | [`release_budget`](Dials::release_budget) | 200 µs | 200 µs | 200 µs | how long an allocation that took the long way, or the moment before a wait of the host, may give back what is over the soft limit; zero leaves that to the ends of waits | time; less of it: memory over the soft limit for longer |
 //! | [`inserted_waits`](Dials::inserted_waits) | off | on | on | whether one stream may be made to wait for another, on the device, rather than pass the slack | concurrency of streams; off: memory |
@@ -91,7 +91,7 @@ impl Dials {
             split_bytes_max: u64::MAX,
             magazine_share_per_mille: 5,
             magazine_bytes_min: 8 << 20,
-            large_share_per_mille: 0,
+            large_share_per_mille: 1000,
             poll_budget: Duration::from_micros(20),
             release_budget: Duration::from_micros(200),
             inserted_waits: true,
@@ -106,7 +106,6 @@ impl Dials {
                 window_allowance_per_mille: 20,
                 handle_max_frames: 32,
                 growth_divisor: 64,
-                large_share_per_mille: 1000,
                 inserted_waits: false,
                 ..balanced
             },

@@ -1,7 +1,8 @@
 //! Churn, as RMM's side of the comparison has it, number for number: blocks of log-uniform sizes, of which one at random
 //! is replaced at each step. Threads have a stream and a share of the blocks each.
 //!
-//! The caching backend runs it under each of its profiles. What the driver took stands in rows of its own, by the prices of
+//! `churn` reserves its memory ahead, as the peers' pools do; `churn_grown` lets the pool grow with the program, and measures
+//! the second of two rounds. The caching backend runs both under each of its profiles. What the driver took stands in rows of its own, by the prices of
 //! the software driver where it is one, and is no part of the first figure; a wait for another thread's call is.
 
 use crate::{Bench, GROWN_BYTES, Outcome, Reading, per, together};
@@ -10,41 +11,51 @@ use std::sync::{Mutex, PoisonError};
 
 impl Bench {
     pub(crate) fn churn(&self) -> Outcome<()> {
-        if self.pool()?.backend() != BackendKind::Caching {
-            return self.churn_of("", &self.builder());
-        }
-        for profile in [Profile::Fast, Profile::Balanced, Profile::Tight] {
-            self.churn_of(&format!("@{profile}"), &self.builder().profile(profile))?;
+        let is_caching = self.pool()?.backend() == BackendKind::Caching;
+        for start in [Start::Reserved, Start::Grown] {
+            if !is_caching {
+                self.churn_of(start, "", &self.builder())?;
+                continue;
+            }
+            for profile in [Profile::Fast, Profile::Balanced, Profile::Tight] {
+                self.churn_of(start, &format!("@{profile}"), &self.builder().profile(profile))?;
+            }
         }
         Ok(())
     }
 
-    fn churn_of(&self, variant: &str, builder: &PoolBuilder) -> Outcome<()> {
+    fn churn_of(&self, start: Start, variant: &str, builder: &PoolBuilder) -> Outcome<()> {
+        let work = match start {
+            Start::Reserved => "churn",
+            Start::Grown => "churn_grown",
+        };
         for thread_count in [1, 8] {
-            let name = |what: &str| self.name(&format!("{what}{variant}"), thread_count);
+            let name = |what: &str| self.name(&format!("{work}{what}{variant}"), thread_count);
             let (live_count, step_count) = (1000 / thread_count, 20_000 / thread_count);
             let plans: Vec<Plan> = (0..thread_count)
                 .map(|thread| Plan::new(42, thread as u64, live_count, step_count))
                 .collect();
             let mut readings = Vec::new();
-            self.row(&name("churn"), || {
-                let (host, reading) = self.churn_once(builder, &plans)?;
+            self.row(&name(""), || {
+                let (host, reading) = self.churn_once(start, builder, &plans)?;
                 readings.push(reading);
                 Ok(host)
             })?;
             if let Some(least) = readings.iter().min_by_key(|reading| reading.spent) {
                 let steps = (step_count * thread_count) as u32;
-                self.note(&name("churn_driver_calls"), least.calls as f64 / f64::from(steps), "calls")?;
-                self.note(&name("churn_driver"), per(least.priced, steps), "ns")?;
+                self.note(&name("_driver_calls"), least.calls as f64 / f64::from(steps), "calls")?;
+                self.note(&name("_driver"), per(least.priced, steps), "ns")?;
             }
         }
         Ok(())
     }
 
     /// What a replacement takes one of the threads without the driver, and what all of them asked of that.
-    fn churn_once(&self, builder: &PoolBuilder, plans: &[Plan]) -> Outcome<(f64, Reading)> {
+    fn churn_once(&self, start: Start, builder: &PoolBuilder, plans: &[Plan]) -> Outcome<(f64, Reading)> {
         let (pool, streams) = (builder.clone().build()?, self.streams(plans.len())?);
-        pool.reserve(GROWN_BYTES)?;
+        if start == Start::Reserved {
+            pool.reserve(GROWN_BYTES)?;
+        }
         let alloc = |thread: usize, size_bytes: &u64| pool.alloc(*size_bytes, &streams[thread]).map(Some);
         let blocks: Vec<_> = plans.iter().map(|_| Mutex::new(Vec::new())).collect();
         let of = |thread: usize| blocks[thread].lock().unwrap_or_else(PoisonError::into_inner);
@@ -53,20 +64,30 @@ impl Bench {
             *of(thread) = initial.map(|size_bytes| alloc(thread, size_bytes)).collect::<Result<_, _>>()?;
             Ok(())
         })?;
-        let before = self.reading();
-        let took = together(plans.len(), |thread| {
+        let round = |thread: usize| {
             let mut blocks = of(thread);
             for (place, size_bytes) in &plans[thread].steps {
                 blocks[*place] = None;
                 blocks[*place] = alloc(thread, size_bytes)?;
             }
             Ok(())
-        })?
-        .whole;
+        };
+        if start == Start::Grown {
+            together(plans.len(), round)?;
+        }
+        let before = self.reading();
+        let took = together(plans.len(), round)?.whole;
         let reading = self.reading().since(&before);
         let in_driver = reading.spent / plans.len() as u32;
         Ok((per(took.saturating_sub(in_driver), plans[0].steps.len() as u32), reading))
     }
+}
+
+/// How the pool comes by its memory.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Start {
+    Reserved,
+    Grown,
 }
 
 /// What one thread does.

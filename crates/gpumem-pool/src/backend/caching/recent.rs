@@ -4,8 +4,8 @@
 //! its lock. All else goes to the heap, a few at a time: where a block is best put, the heap knows.
 //!
 //! A set that *keeps* some hands out any of them instead, the one that fits best: up to a quarter larger than was asked
-//! for, so that many threads whose sizes vary seldom meet at the heap. How many bytes it may keep it is told there: a part
-//! of what was reserved ahead and nobody has needed. Nothing is lost by waiting here: a large request that is not met from
+//! for (a sixteenth where the profile allows no slack), so that many threads whose sizes vary seldom meet at the heap. The
+//! heap sets how much a set may keep ([`Retention`]): a part of the memory that was reserved ahead and was never needed. Nothing is lost by waiting here: a large request that is not met from
 //! its set looks at the heap, and one that the heap can't meet empties first this thread's sets and then all.
 //!
 //! Unlike smaller pieces each has the stamp of its own free: other streams may have been ordered behind that since, and
@@ -23,6 +23,14 @@ pub(super) struct Large {
     pub(super) step: Step,
     /// What the heap is told with it; see [`Stamp`](crate::clock::Stamp).
     pub(super) stamp: u64,
+}
+
+/// How much a set may keep of large blocks, and how loosely one may fit a request.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct Retention {
+    pub(super) keep_bytes: u64,
+    /// How much larger than the request a kept block may be, in steps of a 64th of a power of two.
+    pub(super) excess_steps: u16,
 }
 
 /// A size to a 64th of its power of two.
@@ -74,7 +82,7 @@ pub(super) struct Recent {
     held_bytes: u64,
     /// What the heap was told of that.
     told_bytes: u64,
-    keep_bytes: u64,
+    retention: Retention,
     /// The record of the block that was handed out last.
     last_out: u32,
 }
@@ -86,7 +94,7 @@ impl Recent {
             steps: [Step(0); COUNT_MAX],
             held_bytes: 0,
             told_bytes: 0,
-            keep_bytes: 0,
+            retention: Retention { keep_bytes: 0, excess_steps: 0 },
             last_out: u32::MAX,
         }
     }
@@ -111,7 +119,7 @@ impl Recent {
         let excess = |step: &Step| u32::from(step.0.wrapping_sub(least.0)) << PLACE_BITS;
         let nearest = self.steps.iter().zip(0..).map(|(step, place)| excess(step) | place).min()?;
         let (excess, place) = (nearest >> PLACE_BITS, nearest % (1 << PLACE_BITS));
-        (excess <= EXCESS_MAX).then_some(place as usize)
+        (excess <= u32::from(self.retention.excess_steps)).then_some(place as usize)
     }
 
     fn remove(&mut self, place: usize) -> Option<Large> {
@@ -132,7 +140,7 @@ impl Recent {
     #[inline]
     pub(super) fn put(&mut self, large: Large) -> bool {
         let (count, held_bytes) = (self.list.len(), self.held_bytes.saturating_add(large.step.size_bytes()));
-        if count >= COUNT_FREE && (held_bytes > self.keep_bytes || count >= COUNT_MAX) {
+        if count >= COUNT_FREE && (held_bytes > self.retention.keep_bytes || count >= COUNT_MAX) {
             return false;
         }
         self.steps[count] = large.step;
@@ -141,15 +149,20 @@ impl Recent {
         true
     }
 
-    /// The heap has handed out a block, and lets so many bytes be kept from now on.
-    pub(super) fn note_out(&mut self, record: u32, keep_bytes: u64) {
+    /// The heap has handed out a block, and says what may be kept from now on.
+    pub(super) fn note_out(&mut self, record: u32, retention: Retention) {
         self.last_out = record;
-        self.keep_bytes = keep_bytes;
+        self.retention = retention;
     }
 
     /// Whether memory is plentiful enough that a block may be larger than was asked for.
     pub(super) fn keeps(&self) -> bool {
-        self.keep_bytes > 0
+        self.retention.keep_bytes > 0
+    }
+
+    /// Whether a block of a class may stand in for one of a smaller class, up to twice as large.
+    pub(super) fn is_loose(&self) -> bool {
+        self.keeps() && self.retention.excess_steps >= LOOSE_STEPS
     }
 
     /// All leave where none is to be kept. Returns what was held when this was last asked, and what is held now.
@@ -162,7 +175,7 @@ impl Recent {
 
     /// All leave: somebody needs them, so none is to be kept until the heap says so again.
     pub(super) fn empty(&mut self, leaves: impl FnMut(Large)) {
-        self.keep_bytes = 0;
+        self.retention = Retention::default();
         self.leave(self.list.len(), leaves);
     }
 
@@ -199,7 +212,10 @@ const PLACE_BITS: u32 = 7;
 /// So many leave at once.
 const LEAVING_MAX: usize = 8;
 
-/// In steps: a quarter of a power of two.
-const EXCESS_MAX: u32 = 16;
+/// A quarter of a power of two.
+pub(super) const LOOSE_STEPS: u16 = 16;
+
+/// A sixteenth: where the profile allows no slack.
+pub(super) const CLOSE_STEPS: u16 = 4;
 
 const STEP_SHIFT: u32 = 6;

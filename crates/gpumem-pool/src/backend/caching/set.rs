@@ -8,7 +8,7 @@ use super::class::Class;
 use super::counters::{Counters, Tally};
 use super::lock::{Locked, claim_all};
 use super::magazine::{Magazines, Piece};
-use super::recent::Large;
+use super::recent::{Large, Retention};
 use super::sync::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use core::marker::PhantomData;
 use core::ops::Deref;
@@ -191,7 +191,7 @@ impl Own<'_> {
     /// As [`Own::take`], of a class that is nearly it, if the set keeps [`Recent`] blocks that are.
     pub(super) fn take_near(self, class: Class, size_bytes: u64) -> Option<(Class, Piece)> {
         self.with(|magazines| {
-            if !magazines.recent.keeps() {
+            if !magazines.recent.is_loose() {
                 return None;
             }
             let found = class.nearly().find_map(|near| Some((near, magazines.take(near)?)))?;
@@ -216,8 +216,8 @@ impl Own<'_> {
     }
 
     /// The heap has handed out a block that is beyond the classes; as [`Recent::note_out`].
-    pub(super) fn note_out(self, record: u32, keep_bytes: u64) {
-        self.with(|magazines| magazines.recent.note_out(record, keep_bytes));
+    pub(super) fn note_out(self, record: u32, retention: Retention) {
+        self.with(|magazines| magazines.recent.note_out(record, retention));
     }
 
     /// Counts a block out that came from elsewhere; false if the set is closed.

@@ -37,7 +37,7 @@ use super::gate::{Entered, Gate};
 use super::heap::{Heap, Request};
 use super::ladder;
 use super::magazine::Piece;
-use super::recent::Step;
+use super::recent::{CLOSE_STEPS, LOOSE_STEPS, Retention, Step};
 use super::set::Own;
 use super::sync::Mutex;
 use super::vmm::Vmm;
@@ -162,10 +162,10 @@ impl Shared {
             alignment: heap_alignment,
             slot: self.order_of(stream),
         };
-        let Found { piece, room_bytes, keep_bytes } =
+        let Found { piece, room_bytes, retention } =
             self.climb(&request, least_bytes, size_bytes, Some(stream.id()))?;
         self.count_out(stream.id(), size_bytes);
-        thread::with_near(self.id, stream.id().0, |set| set.note_out(piece.record, keep_bytes));
+        thread::with_near(self.id, stream.id().0, |set| set.note_out(piece.record, retention));
         let address = piece.address.next_multiple_of(alignment);
         Ok(of_heap(Piece { address, ..piece }, Step::floor(room_bytes - (address - piece.address))))
     }
@@ -250,8 +250,11 @@ impl Shared {
 
     fn found(&self, core: &mut Core, piece: Piece) -> Found {
         core.note_peak();
-        let keep_bytes = core.heap.keepable_bytes() / self.front.set_count().max(1);
-        Found { piece, room_bytes: core.heap.room_bytes(piece.record), keep_bytes }
+        let retention = Retention {
+            keep_bytes: core.heap.keepable_bytes() / self.front.set_count().max(1),
+            excess_steps: if self.dials.has_slack() { LOOSE_STEPS } else { CLOSE_STEPS },
+        };
+        Found { piece, room_bytes: core.heap.room_bytes(piece.record), retention }
     }
 
     /// Nobody allocates any more. Returns how many blocks are alive; from now on their frees are counted elsewhere.
@@ -285,7 +288,7 @@ struct Found {
     /// What there is of it.
     room_bytes: u64,
     /// What a set may keep of large blocks from now on.
-    keep_bytes: u64,
+    retention: Retention,
 }
 
 /// Every block starts at a multiple of it, and each size class is one.

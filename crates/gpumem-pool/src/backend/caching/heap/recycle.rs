@@ -7,7 +7,7 @@ use super::extension::Extension;
 use super::frames::move_frames;
 use super::plan;
 use super::revival::{Revival, revival};
-use super::space::{FRAME_BYTES, FRAME_SHIFT};
+use super::space::FRAME_BYTES;
 use super::survey::{Survey, View};
 use super::{Heap, LARGE_SPACE, Request, frames_in, rounded, space_of};
 use crate::clock::Order;
@@ -137,8 +137,7 @@ impl Heap {
         }
         let share = |per_mille: u32| self.spaces[index].end() / 1000 * u64::from(per_mille);
         let slack_bytes = share(self.dials.growth_slack_per_mille);
-        let spare_bytes =
-            (self.keepable_bytes / SPARE_DIVISOR).min(u64::from(self.dials.handle_max_frames) << FRAME_SHIFT);
+        let spare_bytes = (self.keepable_bytes / SPARE_DIVISOR).min(SPARE_BYTES_MAX);
         let plenty_bytes = if self.has_plenty() { share(PLENTY_PER_MILLE) } else { 0 };
         slack_bytes.max(plenty_bytes).max(spare_bytes) / FRAME_BYTES * FRAME_BYTES
     }
@@ -229,3 +228,6 @@ const PLENTY_PER_MILLE: u32 = 100;
 
 /// And of what threads may keep, this part.
 const SPARE_DIVISOR: u64 = 64;
+
+/// But no more than this: the heap's lock is held while it is mapped.
+const SPARE_BYTES_MAX: u64 = 64 << 20;

@@ -1,13 +1,17 @@
 //! [`Recent`]: what is handed out again, and what leaves for the heap.
 
 use crate::backend::caching::magazine::Piece;
-use crate::backend::caching::recent::{Large, Recent, Step};
+use crate::backend::caching::recent::{CLOSE_STEPS, LOOSE_STEPS, Large, Recent, Retention, Step};
 
 const MIB: u64 = 1 << 20;
 
 fn large(record: u32, size_bytes: u64) -> Large {
     let piece = Piece { address: u64::from(record) << 32, record };
     Large { piece, size_bytes, step: Step::floor(size_bytes), stamp: 7 }
+}
+
+fn loosely(keep_bytes: u64) -> Retention {
+    Retention { keep_bytes, excess_steps: LOOSE_STEPS }
 }
 
 fn records(recent: &Recent) -> Vec<u32> {
@@ -17,7 +21,7 @@ fn records(recent: &Recent) -> Vec<u32> {
 #[test]
 fn the_block_that_went_out_last_comes_out_again_if_it_came_back_last() {
     let mut recent = Recent::new();
-    recent.note_out(3, 0);
+    recent.note_out(3, loosely(0));
     assert!(recent.put(large(3, 64)));
     assert_eq!(recent.take(65), None);
     for _ in 0..2 {
@@ -44,7 +48,7 @@ fn a_few_wait_and_leave_together_as_they_came() {
 #[test]
 fn of_those_that_are_kept_the_smallest_that_is_large_enough_comes_out() {
     let mut recent = Recent::new();
-    recent.note_out(99, 100 * MIB);
+    recent.note_out(99, loosely(100 * MIB));
     for (record, mib) in [(0, 10), (1, 12), (2, 9), (3, 30), (4, 12)] {
         assert!(recent.put(large(record, mib * MIB)));
     }
@@ -61,9 +65,24 @@ fn of_those_that_are_kept_the_smallest_that_is_large_enough_comes_out() {
 }
 
 #[test]
+fn without_slack_a_kept_block_is_a_sixteenth_larger_at_most() {
+    let mut recent = Recent::new();
+    recent.note_out(99, Retention { keep_bytes: 100 * MIB, excess_steps: CLOSE_STEPS });
+    for (record, mib) in [(0, 20), (1, 17)] {
+        assert!(recent.put(large(record, mib * MIB)));
+    }
+    assert!(recent.keeps() && !recent.is_loose());
+    assert_eq!(recent.take(16 * MIB), Some(large(1, 17 * MIB)));
+    assert_eq!(recent.take(16 * MIB), None);
+    recent.note_out(99, loosely(100 * MIB));
+    assert!(recent.is_loose());
+    assert_eq!(recent.take(16 * MIB), Some(large(0, 20 * MIB)));
+}
+
+#[test]
 fn a_set_keeps_no_more_than_it_was_told() {
     let mut recent = Recent::new();
-    recent.note_out(99, 100 * MIB);
+    recent.note_out(99, loosely(100 * MIB));
     let put = (0..200).take_while(|record| recent.put(large(*record, 10 * MIB))).count();
     assert_eq!(put, 10);
     let mut left = Vec::new();
@@ -72,11 +91,11 @@ fn a_set_keeps_no_more_than_it_was_told() {
     assert!((10..13).all(|record| recent.put(large(record, 10 * MIB))));
     assert!(!recent.put(large(13, 10 * MIB)) && !recent.put(large(14, u64::MAX)));
     // And no more than it can look through.
-    recent.note_out(99, u64::MAX);
+    recent.note_out(99, loosely(u64::MAX));
     let put = (100..999).take_while(|record| recent.put(large(*record, 2 * MIB))).count();
     assert_eq!(recent.as_slice().len(), 10 + put);
     assert_eq!(recent.as_slice().len(), 128);
-    recent.note_out(99, 0);
+    recent.note_out(99, loosely(0));
     recent.empty_unkept(|_| ());
     assert!(recent.as_slice().is_empty() && recent.take(2 * MIB).is_none());
 }
@@ -84,11 +103,11 @@ fn a_set_keeps_no_more_than_it_was_told() {
 #[test]
 fn who_was_emptied_keeps_none_until_the_heap_says_so() {
     let mut recent = Recent::new();
-    recent.note_out(99, 100 * MIB);
+    recent.note_out(99, loosely(100 * MIB));
     assert!(recent.put(large(0, 10 * MIB)));
     recent.empty(|_| ());
     assert!(recent.put(large(1, 10 * MIB)) && recent.take(10 * MIB).is_none());
-    recent.note_out(99, 100 * MIB);
+    recent.note_out(99, loosely(100 * MIB));
     assert_eq!(recent.take(9 * MIB), Some(large(1, 10 * MIB)));
 }
 
