@@ -4,6 +4,7 @@
 //! instance's lock, and a thunk for each slot, which only adds the slot's number.
 
 mod any_node;
+mod argument;
 mod capture;
 mod context;
 mod device;
@@ -29,6 +30,7 @@ mod volume;
 use super::codes::{Answer, INVALID_VALUE};
 use super::handle::Handle;
 use crate::table::Table;
+use argument::{Argument, Source, Target, check_place, put, put_at, put_if_wanted, take, take_at};
 
 /// The table whose functions reach the instance in a slot.
 pub(super) fn table<const SLOT: usize>() -> Table {
@@ -58,7 +60,10 @@ pub(super) fn table<const SLOT: usize>() -> Table {
     table
 }
 
-/// Defines entries.
+/// Defines entries: the function that runs a body under the instance's lock, and a thunk for each slot.
+///
+/// A body is safe code. Its arguments have the types that the list names ([`Argument`]); a body that follows a raw pointer
+/// says in a block of its own why it may.
 macro_rules! entries {
     ($( fn $name:ident($call:ident $(, $arg:ident: $kind:ty)* $(,)?) $body:block )*) => {
         $(
@@ -68,22 +73,22 @@ macro_rules! entries {
             // Once, not once in the thunk of every slot.
             #[inline(never)]
             #[allow(non_snake_case, clippy::too_many_arguments)]
-            unsafe fn $name(slot: usize, $($arg: $kind),*) -> CUresult {
+            unsafe fn $name(slot: usize, $($arg: <$kind as crate::sim::entry::Argument>::Raw),*) -> CUresult {
                 const COST: crate::sim::call_cost::CallCost = crate::sim::call_cost::CallCost::of(stringify!($name));
-                crate::sim::call::enter(slot, stringify!($name), COST, |$call| {
-                    // SAFETY: whoever calls a driver function promises what its documentation asks, and that is all
-                    // that the body relies on: pointers are null or good for what the function reads and writes.
-                    #[allow(unused_unsafe)]
-                    unsafe { $body }
-                })
+                // SAFETY: the caller promises what the function's documentation asks: of a pointer that the list calls
+                // a target or a source, that it is null or good for one value of its type until the call returns.
+                $( let $arg = unsafe { <$kind as crate::sim::entry::Argument>::of($arg) }; )*
+                crate::sim::call::enter(slot, stringify!($name), COST, |$call| $body)
             }
         )*
 
         pub(super) fn install<const SLOT: usize>(table: &mut Table) {
             $( table.$name = Some({
                 #[allow(non_snake_case, clippy::too_many_arguments)]
-                unsafe extern "C" fn thunk<const SLOT: usize>($($arg: $kind),*) -> CUresult {
-                    // SAFETY: the caller's promise is the same.
+                unsafe extern "C" fn thunk<const SLOT: usize>(
+                    $($arg: <$kind as crate::sim::entry::Argument>::Raw),*
+                ) -> CUresult {
+                    // SAFETY: the caller's promise is the one that the function asks for.
                     unsafe { $name(SLOT, $($arg),*) }
                 }
                 thunk::<SLOT>
@@ -93,46 +98,14 @@ macro_rules! entries {
 }
 use entries;
 
-/// Writes an answer to where the caller wants it.
-///
-/// # Safety
-///
-/// The pointer is null or may be written.
-unsafe fn put<T>(target: *mut T, value: T) -> Answer<()> {
-    if target.is_null() {
-        return Err(INVALID_VALUE);
-    }
-    // SAFETY: not null, so the caller promises that it may be written.
-    unsafe { target.write_unaligned(value) };
-    Ok(())
-}
-
-/// Before something is made whose handle a caller wants: there has to be a place for it.
-fn check_place<T>(target: *mut T) -> Answer<()> {
-    if target.is_null() { Err(INVALID_VALUE) } else { Ok(()) }
-}
-
-/// Reads what a caller points to.
-///
-/// # Safety
-///
-/// The pointer is null or may be read as a `T`.
-unsafe fn take<T: Copy>(source: *const T) -> Answer<T> {
-    if source.is_null() {
-        return Err(INVALID_VALUE);
-    }
-    // SAFETY: not null, so the caller promises that it may be read.
-    Ok(unsafe { source.read_unaligned() })
-}
-
 /// Reads a list of handles.
 ///
 /// # Safety
 ///
-/// The pointer is null or leads to that many.
+/// The pointer is null, or leads to `count` of them.
 unsafe fn handles<T>(source: *const *mut T, count: usize) -> Answer<Vec<Handle>> {
-    // SAFETY: the caller's promise; `wrapping_add` keeps null null only at 0, so null is refused first.
-    let take_one = |index| unsafe { take(source.wrapping_add(index)).map(Handle::from_ptr) };
+    // SAFETY: not null, which is refused before this is called, so the caller promises `count` of them.
+    let take_one = |index| unsafe { take_at(source.wrapping_add(index)).map(Handle::from_ptr) };
     if source.is_null() && count > 0 {
         return Err(INVALID_VALUE);
     }

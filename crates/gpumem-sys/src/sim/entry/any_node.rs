@@ -1,7 +1,7 @@
 //! Nodes of any kind through one structure: adding them, and giving them other work.
 
 use super::node::{Queue, alloc_place, host, kernel, memcpy, memset};
-use super::{entries, handles, put, take};
+use super::{Target, entries, handles, put, take, take_at};
 use crate::sim::call::Call;
 use crate::sim::codes::{Answer, INVALID_VALUE, NOT_SUPPORTED};
 use crate::sim::graph::Work;
@@ -17,40 +17,44 @@ use crate::types::{
 entries! {
     fn cuGraphAddNode(
         call,
-        target: *mut CUgraphNode,
+        target: Target<CUgraphNode>,
         graph: CUgraph,
         after: *const CUgraphNode,
         count: usize,
-        parameters: *mut CUgraphNodeParams,
+        parameters: Target<CUgraphNodeParams>,
     ) {
-        let (mut wish, after) = (known(parameters)?, handles(after, count)?);
-        let node = add(call, Handle::from_ptr(graph), after, &mut wish)?;
+        let mut wish = known(parameters)?;
+        // SAFETY: the caller has `count` nodes there, and wrote the part of the union that the type names.
+        let node = unsafe { add(call, Handle::from_ptr(graph), handles(after, count)?, &mut wish)? };
         put(parameters, wish)?;
         put(target, node.to_ptr())
     }
 
     fn cuGraphAddNode_v2(
         call,
-        target: *mut CUgraphNode,
+        target: Target<CUgraphNode>,
         graph: CUgraph,
         after: *const CUgraphNode,
         edges: *const CUgraphEdgeData,
         count: usize,
-        parameters: *mut CUgraphNodeParams,
+        parameters: Target<CUgraphNodeParams>,
     ) {
-        check_plain(edges, count)?;
-        let (mut wish, after) = (known(parameters)?, handles(after, count)?);
-        let node = add(call, Handle::from_ptr(graph), after, &mut wish)?;
+        // SAFETY: there are none, or as many edges as nodes.
+        unsafe { check_plain(edges, count)? };
+        let mut wish = known(parameters)?;
+        // SAFETY: the caller has `count` nodes there, and wrote the part of the union that the type names.
+        let node = unsafe { add(call, Handle::from_ptr(graph), handles(after, count)?, &mut wish)? };
         put(parameters, wish)?;
         put(target, node.to_ptr())
     }
 
-    fn cuGraphNodeSetParams(call, node: CUgraphNode, parameters: *mut CUgraphNodeParams) {
+    fn cuGraphNodeSetParams(call, node: CUgraphNode, parameters: Target<CUgraphNodeParams>) {
         let (node, wish) = (Handle::from_ptr(node), known(parameters)?);
         match event_of(&wish) {
             Some((event, is_wait)) => call.node_set_event(node, event, is_wait),
             None => {
-                let (context, queue) = queue(call, &wish)?;
+                // SAFETY: the caller wrote the part of the union that the type names.
+                let (context, queue) = unsafe { queue(call, &wish)? };
                 call.node_set_by(node, context, queue)
             }
         }
@@ -60,13 +64,14 @@ entries! {
         call,
         exec: CUgraphExec,
         node: CUgraphNode,
-        parameters: *mut CUgraphNodeParams,
+        parameters: Target<CUgraphNodeParams>,
     ) {
         let (exec, node, wish) = (Handle::from_ptr(exec), Handle::from_ptr(node), known(parameters)?);
         match event_of(&wish) {
             Some((event, is_wait)) => call.exec_set_event(exec, node, event, is_wait),
             None => {
-                let (context, queue) = queue(call, &wish)?;
+                // SAFETY: the caller wrote the part of the union that the type names.
+                let (context, queue) = unsafe { queue(call, &wish)? };
                 call.exec_set_by(exec, node, context, queue)
             }
         }
@@ -74,13 +79,8 @@ entries! {
 }
 
 /// What a caller wants, if its reserved parts are zero as they have to be.
-///
-/// # Safety
-///
-/// The pointer is null or may be read.
-unsafe fn known(parameters: *const CUgraphNodeParams) -> Answer<CUgraphNodeParams> {
-    // SAFETY: the caller's promise.
-    let wish = unsafe { take(parameters)? };
+fn known(parameters: Target<CUgraphNodeParams>) -> Answer<CUgraphNodeParams> {
+    let wish = take(parameters)?;
     if wish.reserved0 == [0; 3] && wish.reserved2 == 0 { Ok(wish) } else { Err(INVALID_VALUE) }
 }
 
@@ -92,7 +92,7 @@ unsafe fn known(parameters: *const CUgraphNodeParams) -> Answer<CUgraphNodeParam
 unsafe fn check_plain(edges: *const CUgraphEdgeData, count: usize) -> Answer<()> {
     for index in (0..count).take_while(|_| !edges.is_null()) {
         // SAFETY: not null, so the caller promises as many.
-        let edge = unsafe { take(edges.wrapping_add(index))? };
+        let edge = unsafe { take_at(edges.wrapping_add(index))? };
         if (edge.from_port, edge.to_port, edge.type_) != (0, 0, 0) {
             return Err(NOT_SUPPORTED);
         }

@@ -1,6 +1,6 @@
 //! Stream capture.
 
-use super::{entries, handles, put};
+use super::{Target, entries, handles, put, put_at, put_if_wanted, take};
 use crate::sim::call::Call;
 use crate::sim::capture::CaptureInfo;
 use crate::sim::codes::{Answer, INVALID_VALUE};
@@ -31,17 +31,19 @@ entries! {
     ) {
         let thread = call.thread;
         let stream = call.stream(thread, Handle::from_ptr(stream))?;
-        call.capture_begin(stream, thread, mode, Some((Handle::from_ptr(graph), handles(nodes, count)?)))
+        // SAFETY: the caller has `count` nodes there.
+        let after = unsafe { handles(nodes, count)? };
+        call.capture_begin(stream, thread, mode, Some((Handle::from_ptr(graph), after)))
     }
 
-    fn cuStreamEndCapture(call, stream: CUstream, target: *mut CUgraph) {
+    fn cuStreamEndCapture(call, stream: CUstream, target: Target<CUgraph>) {
         let thread = call.thread;
         let stream = call.stream(thread, Handle::from_ptr(stream))?;
         put(target, null_mut())?;
         put(target, call.capture_end(stream, thread)?.to_ptr())
     }
 
-    fn cuStreamIsCapturing(call, stream: CUstream, status: *mut CUstreamCaptureStatus) {
+    fn cuStreamIsCapturing(call, stream: CUstream, status: Target<CUstreamCaptureStatus>) {
         let thread = call.thread;
         let stream = call.stream(thread, Handle::from_ptr(stream))?;
         put(status, call.capture_status(stream)?)
@@ -53,7 +55,8 @@ entries! {
         status: *mut CUstreamCaptureStatus,
         id: *mut cuuint64_t,
     ) {
-        info(call, stream, (status, id, null_mut(), null_mut(), null_mut()))
+        // SAFETY: the caller has room for a value behind each pointer that is not null.
+        unsafe { info(call, stream, (status, id, null_mut(), null_mut(), null_mut())) }
     }
 
     fn cuStreamGetCaptureInfo_v2(
@@ -65,7 +68,8 @@ entries! {
         nodes: *mut *const CUgraphNode,
         count: *mut usize,
     ) {
-        info(call, stream, (status, id, graph, nodes, count))
+        // SAFETY: the caller has room for a value behind each pointer that is not null.
+        unsafe { info(call, stream, (status, id, graph, nodes, count)) }
     }
 
     fn cuStreamGetCaptureInfo_v3(
@@ -75,12 +79,13 @@ entries! {
         id: *mut cuuint64_t,
         graph: *mut CUgraph,
         nodes: *mut *const CUgraphNode,
-        edges: *mut *const CUgraphEdgeData,
+        edges: Target<*const CUgraphEdgeData>,
         count: *mut usize,
     ) {
         // No edge carries data here.
         put_if_wanted(edges, null())?;
-        info(call, stream, (status, id, graph, nodes, count))
+        // SAFETY: the caller has room for a value behind each pointer that is not null.
+        unsafe { info(call, stream, (status, id, graph, nodes, count)) }
     }
 
     fn cuStreamUpdateCaptureDependencies(
@@ -90,7 +95,9 @@ entries! {
         count: usize,
         flags: c_uint,
     ) {
-        set_after(call, stream, handles(nodes, count)?, flags)
+        // SAFETY: the caller has `count` nodes there.
+        let after = unsafe { handles(nodes, count)? };
+        set_after(call, stream, after, flags)
     }
 
     fn cuStreamUpdateCaptureDependencies_v2(
@@ -101,12 +108,14 @@ entries! {
         count: usize,
         flags: c_uint,
     ) {
-        set_after(call, stream, handles(nodes, count)?, flags)
+        // SAFETY: the caller has `count` nodes there.
+        let after = unsafe { handles(nodes, count)? };
+        set_after(call, stream, after, flags)
     }
 
-    fn cuThreadExchangeStreamCaptureMode(call, mode: *mut CUstreamCaptureMode) {
+    fn cuThreadExchangeStreamCaptureMode(call, mode: Target<CUstreamCaptureMode>) {
         let thread = call.thread;
-        let wanted = super::take(mode)?;
+        let wanted = take(mode)?;
         put(mode, call.capture_exchange_mode(thread, wanted)?)
     }
 }
@@ -127,17 +136,17 @@ unsafe fn info(
     let thread = call.thread;
     let stream = call.stream(thread, Handle::from_ptr(stream))?;
     let found = call.capture_status(stream)?;
-    // SAFETY: the caller's promise.
-    unsafe { put(status, found)? };
+    // SAFETY: the caller promises that it is null or may be written.
+    unsafe { put_at(status, found)? };
     let Some(CaptureInfo { id: found, graph: of, after, after_count }) = call.capture_info(stream)? else {
         return Ok(());
     };
-    // SAFETY: the caller's promise.
+    // SAFETY: the caller promises of each that it is null or may be written.
     unsafe {
-        put_if_wanted(id, found)?;
-        put_if_wanted(graph, of.to_ptr())?;
-        put_if_wanted(nodes, after)?;
-        put_if_wanted(count, after_count)
+        put_if_wanted(Target::new(id), found)?;
+        put_if_wanted(Target::new(graph), of.to_ptr())?;
+        put_if_wanted(Target::new(nodes), after)?;
+        put_if_wanted(Target::new(count), after_count)
     }
 }
 
@@ -148,12 +157,4 @@ fn set_after(call: &mut Call<'_>, stream: CUstream, nodes: Vec<Handle>, flags: c
         0 | 1 => call.capture_set_after(stream, nodes, flags == 1),
         _ => Err(INVALID_VALUE),
     }
-}
-
-/// # Safety
-///
-/// The pointer is null or may be written.
-unsafe fn put_if_wanted<T>(target: *mut T, value: T) -> Answer<()> {
-    // SAFETY: the caller's promise.
-    if target.is_null() { Ok(()) } else { unsafe { put(target, value) } }
 }

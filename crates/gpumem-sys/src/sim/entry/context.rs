@@ -1,6 +1,6 @@
 //! Contexts: the primary one of a device, others, and the calling thread's stack.
 
-use super::{check_place, entries, put};
+use super::{Target, check_place, entries, put};
 use crate::sim::codes::{INVALID_CONTEXT, INVALID_VALUE};
 use crate::sim::handle::Handle;
 use crate::sim::stream::{GREATEST_PRIORITY, LEAST_PRIORITY};
@@ -10,7 +10,7 @@ use core::ffi::{c_int, c_uint, c_ulonglong};
 use core::ptr::null_mut;
 
 entries! {
-    fn cuDevicePrimaryCtxRetain(call, target: *mut CUcontext, device: CUdevice) {
+    fn cuDevicePrimaryCtxRetain(call, target: Target<CUcontext>, device: CUdevice) {
         check_place(target)?;
         let device = call.device_index(device)?;
         put(target, call.primary_retain(device)?.to_ptr())
@@ -35,7 +35,7 @@ entries! {
         Ok(())
     }
 
-    fn cuDevicePrimaryCtxGetState(call, device: CUdevice, flags: *mut c_uint, active: *mut c_int) {
+    fn cuDevicePrimaryCtxGetState(call, device: CUdevice, flags: Target<c_uint>, active: Target<c_int>) {
         let device = call.device_index(device)?;
         put(flags, call.devices[device].primary_flags)?;
         put(active, c_int::from(call.devices[device].primary.is_some()))
@@ -47,7 +47,7 @@ entries! {
         Ok(())
     }
 
-    fn cuCtxCreate_v2(call, target: *mut CUcontext, _flags: c_uint, device: CUdevice) {
+    fn cuCtxCreate_v2(call, target: Target<CUcontext>, _flags: c_uint, device: CUdevice) {
         check_place(target)?;
         let device = call.device_index(device)?;
         let context = call.context_create(device, false)?;
@@ -58,7 +58,7 @@ entries! {
 
     fn cuCtxCreate_v4(
         call,
-        target: *mut CUcontext,
+        target: Target<CUcontext>,
         _parameters: *mut CUctxCreateParams,
         _flags: c_uint,
         device: CUdevice,
@@ -81,7 +81,7 @@ entries! {
         Ok(())
     }
 
-    fn cuCtxGetCurrent(call, target: *mut CUcontext) {
+    fn cuCtxGetCurrent(call, target: Target<CUcontext>) {
         put(target, call.current_handle(call.thread).map_or(null_mut(), Handle::to_ptr))
     }
 
@@ -95,31 +95,31 @@ entries! {
         call.push_current(thread, Handle::from_ptr(context))
     }
 
-    fn cuCtxPopCurrent_v2(call, target: *mut CUcontext) {
+    fn cuCtxPopCurrent_v2(call, target: Target<CUcontext>) {
         let thread = call.thread;
         let popped = call.pop_current(thread)?;
         if target.is_null() { Ok(()) } else { put(target, popped.to_ptr()) }
     }
 
-    fn cuCtxGetDevice(call, target: *mut CUdevice) {
+    fn cuCtxGetDevice(call, target: Target<CUdevice>) {
         let context = call.current_handle(call.thread).ok_or(INVALID_CONTEXT)?;
         put(target, call.contexts.get(context).ok_or(INVALID_CONTEXT)?.device as CUdevice)
     }
 
-    fn cuCtxGetApiVersion(call, context: CUcontext, version: *mut c_uint) {
+    fn cuCtxGetApiVersion(call, context: CUcontext, version: Target<c_uint>) {
         if !context.is_null() {
             call.contexts.get(Handle::from_ptr(context)).ok_or(INVALID_CONTEXT)?;
         }
         put(version, 13_000)
     }
 
-    fn cuCtxGetId(call, context: CUcontext, id: *mut c_ulonglong) {
+    fn cuCtxGetId(call, context: CUcontext, id: Target<c_ulonglong>) {
         let context = if context.is_null() { call.context(call.thread)? } else { Handle::from_ptr(context) };
         call.contexts.get(context).ok_or(INVALID_CONTEXT)?;
         put(id, context.to_bits())
     }
 
-    fn cuCtxGetStreamPriorityRange(call, least: *mut c_int, greatest: *mut c_int) {
+    fn cuCtxGetStreamPriorityRange(call, least: Target<c_int>, greatest: Target<c_int>) {
         call.context(call.thread)?;
         put(least, LEAST_PRIORITY)?;
         put(greatest, GREATEST_PRIORITY)

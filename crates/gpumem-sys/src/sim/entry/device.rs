@@ -3,7 +3,7 @@
 //! A simulated machine is ready from its start, as the vendor's driver is once `Driver::cuda` has returned; `cuInit`
 //! only says whether there is a device.
 
-use super::{entries, put};
+use super::{Target, entries, put, put_at};
 use crate::sim::codes::{INVALID_DEVICE, INVALID_VALUE, NO_DEVICE};
 use crate::sim::device;
 use crate::table::Table;
@@ -21,15 +21,15 @@ entries! {
         Ok(())
     }
 
-    fn cuDriverGetVersion(_call, version: *mut c_int) {
+    fn cuDriverGetVersion(_call, version: Target<c_int>) {
         put(version, 13_000)
     }
 
-    fn cuDeviceGetCount(call, count: *mut c_int) {
+    fn cuDeviceGetCount(call, count: Target<c_int>) {
         put(count, call.devices.len() as c_int)
     }
 
-    fn cuDeviceGet(call, target: *mut CUdevice, ordinal: c_int) {
+    fn cuDeviceGet(call, target: Target<CUdevice>, ordinal: c_int) {
         put(target, call.device_index(ordinal)? as CUdevice)
     }
 
@@ -39,32 +39,35 @@ entries! {
             return Err(INVALID_VALUE);
         }
         let count = device::NAME.len().min(len as usize - 1);
-        core::ptr::copy_nonoverlapping(device::NAME.as_ptr().cast::<c_char>(), name, count);
-        put(name.add(count), 0)
+        // SAFETY: the caller has room for `len` characters, which are more than `count`.
+        unsafe {
+            core::ptr::copy_nonoverlapping(device::NAME.as_ptr().cast::<c_char>(), name, count);
+            put_at(name.add(count), 0)
+        }
     }
 
-    fn cuDeviceTotalMem_v2(call, size_bytes: *mut usize, device: CUdevice) {
+    fn cuDeviceTotalMem_v2(call, size_bytes: Target<usize>, device: CUdevice) {
         let device = call.device_index(device)?;
         put(size_bytes, call.devices[device].total_bytes as usize)
     }
 
-    fn cuDeviceGetAttribute(call, value: *mut c_int, attribute: CUdevice_attribute, device: CUdevice) {
+    fn cuDeviceGetAttribute(call, value: Target<c_int>, attribute: CUdevice_attribute, device: CUdevice) {
         let device = call.device_index(device)?;
         put(value, device::attribute(attribute, device).ok_or(INVALID_VALUE)?)
     }
 
-    fn cuDeviceComputeCapability(call, major: *mut c_int, minor: *mut c_int, device: CUdevice) {
+    fn cuDeviceComputeCapability(call, major: Target<c_int>, minor: Target<c_int>, device: CUdevice) {
         call.device_index(device)?;
         put(major, 9)?;
         put(minor, 0)
     }
 
-    fn cuDeviceGetUuid(call, uuid: *mut CUuuid, device: CUdevice) {
+    fn cuDeviceGetUuid(call, uuid: Target<CUuuid>, device: CUdevice) {
         let device = call.device_index(device)?;
         put(uuid, CUuuid { bytes: device::uuid(call.instance, device).map(|byte| byte as c_char) })
     }
 
-    fn cuDeviceGetUuid_v2(call, uuid: *mut CUuuid, device: CUdevice) {
+    fn cuDeviceGetUuid_v2(call, uuid: Target<CUuuid>, device: CUdevice) {
         let device = call.device_index(device)?;
         put(uuid, CUuuid { bytes: device::uuid(call.instance, device).map(|byte| byte as c_char) })
     }
@@ -74,27 +77,31 @@ entries! {
         if target.is_null() || usize::try_from(len).map_or(true, |len| len <= name.len()) {
             return Err(INVALID_VALUE);
         }
-        core::ptr::copy_nonoverlapping(name.as_ptr().cast::<c_char>(), target, name.len());
-        put(target.add(name.len()), 0)
+        // SAFETY: the caller has room for `len` characters, which are more than the name's.
+        unsafe {
+            core::ptr::copy_nonoverlapping(name.as_ptr().cast::<c_char>(), target, name.len());
+            put_at(target.add(name.len()), 0)
+        }
     }
 
-    fn cuDeviceGetByPCIBusId(call, target: *mut CUdevice, name: *const c_char) {
+    fn cuDeviceGetByPCIBusId(call, target: Target<CUdevice>, name: *const c_char) {
         if name.is_null() {
             return Err(INVALID_VALUE);
         }
-        let name = CStr::from_ptr(name).to_bytes();
+        // SAFETY: not null, so the caller has a string there that ends in NUL.
+        let name = unsafe { CStr::from_ptr(name) }.to_bytes();
         let is_named = |&device: &usize| device::bus_name(device).as_bytes().eq_ignore_ascii_case(name);
         put(target, (0..call.devices.len()).find(is_named).ok_or(INVALID_DEVICE)? as CUdevice)
     }
 
-    fn cuDeviceCanAccessPeer(call, can: *mut c_int, device: CUdevice, peer: CUdevice) {
+    fn cuDeviceCanAccessPeer(call, can: Target<c_int>, device: CUdevice, peer: CUdevice) {
         let (device, peer) = (call.device_index(device)?, call.device_index(peer)?);
         put(can, c_int::from(call.is_linked(device, peer)))
     }
 
     fn cuDeviceGetP2PAttribute(
         call,
-        value: *mut c_int,
+        value: Target<c_int>,
         attribute: CUdevice_P2PAttribute,
         device: CUdevice,
         peer: CUdevice,

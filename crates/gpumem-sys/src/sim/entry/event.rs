@@ -1,6 +1,6 @@
 //! Events.
 
-use super::{check_place, entries, put};
+use super::{Target, check_place, entries, put};
 use crate::sim::call::Call;
 use crate::sim::capture::EXTERNAL;
 use crate::sim::codes::{Answer, INVALID_VALUE};
@@ -10,7 +10,7 @@ use crate::types::{CUevent, CUresult, CUstream};
 use core::ffi::c_uint;
 
 entries! {
-    fn cuEventCreate(call, target: *mut CUevent, flags: c_uint) {
+    fn cuEventCreate(call, target: Target<CUevent>, flags: c_uint) {
         check_place(target)?;
         let context = call.context(call.thread)?;
         put(target, call.event_create(context, flags)?.to_ptr())
@@ -64,12 +64,12 @@ entries! {
         Ok(())
     }
 
-    fn cuEventElapsedTime(call, elapsed_ms: *mut f32, start: CUevent, end: CUevent) {
+    fn cuEventElapsedTime(call, elapsed_ms: Target<f32>, start: CUevent, end: CUevent) {
         call.context(call.thread)?;
         put(elapsed_ms, call.elapsed_ms(Handle::from_ptr(start), Handle::from_ptr(end))?)
     }
 
-    fn cuEventElapsedTime_v2(call, elapsed_ms: *mut f32, start: CUevent, end: CUevent) {
+    fn cuEventElapsedTime_v2(call, elapsed_ms: Target<f32>, start: CUevent, end: CUevent) {
         call.context(call.thread)?;
         put(elapsed_ms, call.elapsed_ms(Handle::from_ptr(start), Handle::from_ptr(end))?)
     }

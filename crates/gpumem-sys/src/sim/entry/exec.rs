@@ -1,7 +1,7 @@
 //! Executable graphs.
 
 use super::node::{host, kernel, memcpy, memset, newest};
-use super::{entries, put, take};
+use super::{Source, Target, entries, put, take};
 use crate::sim::codes::INVALID_VALUE;
 use crate::sim::handle::Handle;
 use crate::table::Table;
@@ -17,7 +17,7 @@ use core::ptr::null_mut;
 entries! {
     fn cuGraphInstantiate(
         call,
-        target: *mut CUgraphExec,
+        target: Target<CUgraphExec>,
         graph: CUgraph,
         _error_node: *mut CUgraphNode,
         _log: *mut c_char,
@@ -28,7 +28,7 @@ entries! {
 
     fn cuGraphInstantiate_v2(
         call,
-        target: *mut CUgraphExec,
+        target: Target<CUgraphExec>,
         graph: CUgraph,
         _error_node: *mut CUgraphNode,
         _log: *mut c_char,
@@ -37,15 +37,15 @@ entries! {
         put(target, call.graph_instantiate(Handle::from_ptr(graph), 0)?.to_ptr())
     }
 
-    fn cuGraphInstantiateWithFlags(call, target: *mut CUgraphExec, graph: CUgraph, flags: c_ulonglong) {
+    fn cuGraphInstantiateWithFlags(call, target: Target<CUgraphExec>, graph: CUgraph, flags: c_ulonglong) {
         put(target, call.graph_instantiate(Handle::from_ptr(graph), flags)?.to_ptr())
     }
 
     fn cuGraphInstantiateWithParams(
         call,
-        target: *mut CUgraphExec,
+        target: Target<CUgraphExec>,
         graph: CUgraph,
-        parameters: *mut CUDA_GRAPH_INSTANTIATE_PARAMS,
+        parameters: Target<CUDA_GRAPH_INSTANTIATE_PARAMS>,
     ) {
         let mut wish = take(parameters)?;
         let made = call.graph_instantiate(Handle::from_ptr(graph), wish.flags);
@@ -62,7 +62,7 @@ entries! {
         call.exec_destroy(Handle::from_ptr(exec))
     }
 
-    fn cuGraphExecGetFlags(call, exec: CUgraphExec, flags: *mut cuuint64_t) {
+    fn cuGraphExecGetFlags(call, exec: CUgraphExec, flags: Target<cuuint64_t>) {
         put(flags, call.exec_flags(Handle::from_ptr(exec))?)
     }
 
@@ -84,8 +84,8 @@ entries! {
         call,
         exec: CUgraphExec,
         graph: CUgraph,
-        error_node: *mut CUgraphNode,
-        result: *mut CUgraphExecUpdateResult,
+        error_node: Target<CUgraphNode>,
+        result: Target<CUgraphExecUpdateResult>,
     ) {
         let refused = call.exec_update(Handle::from_ptr(exec), Handle::from_ptr(graph)).err();
         let found = refused.as_ref().map_or(UPDATED, |refused| refused.result);
@@ -98,7 +98,7 @@ entries! {
         call,
         exec: CUgraphExec,
         graph: CUgraph,
-        info: *mut CUgraphExecUpdateResultInfo,
+        info: Target<CUgraphExecUpdateResultInfo>,
     ) {
         let refused = call.exec_update(Handle::from_ptr(exec), Handle::from_ptr(graph)).err();
         put(info, CUgraphExecUpdateResultInfo {
@@ -113,9 +113,11 @@ entries! {
         call,
         exec: CUgraphExec,
         node: CUgraphNode,
-        parameters: *const CUDA_KERNEL_NODE_PARAMS_v1,
+        parameters: Source<CUDA_KERNEL_NODE_PARAMS_v1>,
     ) {
-        let (context, queue) = kernel(call, newest(take(parameters)?))?;
+        let parameters = newest(take(parameters)?);
+        // SAFETY: the caller gives the parameters of the function that is named, as for a launch.
+        let (context, queue) = unsafe { kernel(call, parameters)? };
         call.exec_set_by(Handle::from_ptr(exec), Handle::from_ptr(node), context, queue)
     }
 
@@ -123,9 +125,11 @@ entries! {
         call,
         exec: CUgraphExec,
         node: CUgraphNode,
-        parameters: *const CUDA_KERNEL_NODE_PARAMS,
+        parameters: Source<CUDA_KERNEL_NODE_PARAMS>,
     ) {
-        let (context, queue) = kernel(call, take(parameters)?)?;
+        let parameters = take(parameters)?;
+        // SAFETY: the caller gives the parameters of the function that is named, as for a launch.
+        let (context, queue) = unsafe { kernel(call, parameters)? };
         call.exec_set_by(Handle::from_ptr(exec), Handle::from_ptr(node), context, queue)
     }
 
@@ -133,7 +137,7 @@ entries! {
         call,
         exec: CUgraphExec,
         node: CUgraphNode,
-        parameters: *const CUDA_MEMCPY3D,
+        parameters: Source<CUDA_MEMCPY3D>,
         context: CUcontext,
     ) {
         let (context, queue) = memcpy(call, take(parameters)?, context)?;
@@ -144,7 +148,7 @@ entries! {
         call,
         exec: CUgraphExec,
         node: CUgraphNode,
-        parameters: *const CUDA_MEMSET_NODE_PARAMS,
+        parameters: Source<CUDA_MEMSET_NODE_PARAMS>,
         context: CUcontext,
     ) {
         let (context, queue) = memset(call, take(parameters)?, context)?;
@@ -155,7 +159,7 @@ entries! {
         call,
         exec: CUgraphExec,
         node: CUgraphNode,
-        parameters: *const CUDA_HOST_NODE_PARAMS,
+        parameters: Source<CUDA_HOST_NODE_PARAMS>,
     ) {
         let (context, queue) = host(call, take(parameters)?)?;
         call.exec_set_by(Handle::from_ptr(exec), Handle::from_ptr(node), context, queue)
@@ -185,7 +189,7 @@ entries! {
         call.exec_enable(Handle::from_ptr(exec), Handle::from_ptr(node), is_enabled != 0)
     }
 
-    fn cuGraphNodeGetEnabled(call, exec: CUgraphExec, node: CUgraphNode, is_enabled: *mut c_uint) {
+    fn cuGraphNodeGetEnabled(call, exec: CUgraphExec, node: CUgraphNode, is_enabled: Target<c_uint>) {
         if is_enabled.is_null() {
             return Err(INVALID_VALUE);
         }

@@ -1,6 +1,6 @@
 //! Graphs: their nodes and edges, and the memory of their allocation nodes.
 
-use super::{entries, handles, put, take};
+use super::{Target, entries, handles, put, put_at, take, take_at};
 use crate::sim::codes::{Answer, INVALID_VALUE};
 use crate::sim::handle::Handle;
 use crate::table::Table;
@@ -11,7 +11,7 @@ use core::ffi::{c_uint, c_void};
 use core::ptr::null_mut;
 
 entries! {
-    fn cuGraphCreate(call, target: *mut CUgraph, flags: c_uint) {
+    fn cuGraphCreate(call, target: Target<CUgraph>, flags: c_uint) {
         if flags != 0 {
             return Err(INVALID_VALUE);
         }
@@ -26,20 +26,22 @@ entries! {
         call.graph_destroy_node(Handle::from_ptr(node))
     }
 
-    fn cuGraphClone(call, target: *mut CUgraph, original: CUgraph) {
+    fn cuGraphClone(call, target: Target<CUgraph>, original: CUgraph) {
         put(target, call.graph_clone(Handle::from_ptr(original))?.to_ptr())
     }
 
-    fn cuGraphNodeFindInClone(call, target: *mut CUgraphNode, node: CUgraphNode, clone: CUgraph) {
+    fn cuGraphNodeFindInClone(call, target: Target<CUgraphNode>, node: CUgraphNode, clone: CUgraph) {
         put(target, call.node_in_clone(Handle::from_ptr(node), Handle::from_ptr(clone))?.to_ptr())
     }
 
     fn cuGraphGetNodes(call, graph: CUgraph, nodes: *mut CUgraphNode, count: *mut usize) {
-        put_all(&call.graph_nodes(Handle::from_ptr(graph))?, nodes, count)
+        // SAFETY: the caller has room for as many as `count` says, and has `count` itself.
+        unsafe { put_all(&call.graph_nodes(Handle::from_ptr(graph))?, nodes, count) }
     }
 
     fn cuGraphGetRootNodes(call, graph: CUgraph, nodes: *mut CUgraphNode, count: *mut usize) {
-        put_all(&call.graph_roots(Handle::from_ptr(graph))?, nodes, count)
+        // SAFETY: the caller has room for as many as `count` says, and has `count` itself.
+        unsafe { put_all(&call.graph_roots(Handle::from_ptr(graph))?, nodes, count) }
     }
 
     fn cuGraphGetEdges(
@@ -49,7 +51,8 @@ entries! {
         to: *mut CUgraphNode,
         count: *mut usize,
     ) {
-        put_edges(&call.graph_edges(Handle::from_ptr(graph))?, (from, to), null_mut(), count)
+        // SAFETY: the caller has room for as many as `count` says, and has `count` itself.
+        unsafe { put_edges(&call.graph_edges(Handle::from_ptr(graph))?, (from, to), null_mut(), count) }
     }
 
     fn cuGraphGetEdges_v2(
@@ -60,7 +63,8 @@ entries! {
         data: *mut CUgraphEdgeData,
         count: *mut usize,
     ) {
-        put_edges(&call.graph_edges(Handle::from_ptr(graph))?, (from, to), data, count)
+        // SAFETY: the caller has room for as many as `count` says, and has `count` itself.
+        unsafe { put_edges(&call.graph_edges(Handle::from_ptr(graph))?, (from, to), data, count) }
     }
 
     fn cuGraphAddDependencies(
@@ -70,7 +74,9 @@ entries! {
         to: *const CUgraphNode,
         count: usize,
     ) {
-        call.graph_connect(Handle::from_ptr(graph), &edges(from, to, count)?)
+        // SAFETY: the caller has `count` nodes at each end.
+        let edges = unsafe { edges(from, to, count)? };
+        call.graph_connect(Handle::from_ptr(graph), &edges)
     }
 
     fn cuGraphAddDependencies_v2(
@@ -81,7 +87,9 @@ entries! {
         _data: *const CUgraphEdgeData,
         count: usize,
     ) {
-        call.graph_connect(Handle::from_ptr(graph), &edges(from, to, count)?)
+        // SAFETY: the caller has `count` nodes at each end.
+        let edges = unsafe { edges(from, to, count)? };
+        call.graph_connect(Handle::from_ptr(graph), &edges)
     }
 
     fn cuGraphRemoveDependencies(
@@ -91,7 +99,9 @@ entries! {
         to: *const CUgraphNode,
         count: usize,
     ) {
-        call.graph_disconnect(Handle::from_ptr(graph), &edges(from, to, count)?)
+        // SAFETY: the caller has `count` nodes at each end.
+        let edges = unsafe { edges(from, to, count)? };
+        call.graph_disconnect(Handle::from_ptr(graph), &edges)
     }
 
     fn cuGraphRemoveDependencies_v2(
@@ -102,15 +112,18 @@ entries! {
         _data: *const CUgraphEdgeData,
         count: usize,
     ) {
-        call.graph_disconnect(Handle::from_ptr(graph), &edges(from, to, count)?)
+        // SAFETY: the caller has `count` nodes at each end.
+        let edges = unsafe { edges(from, to, count)? };
+        call.graph_disconnect(Handle::from_ptr(graph), &edges)
     }
 
-    fn cuGraphNodeGetType(call, node: CUgraphNode, target: *mut CUgraphNodeType) {
+    fn cuGraphNodeGetType(call, node: CUgraphNode, target: Target<CUgraphNodeType>) {
         put(target, call.node_type(Handle::from_ptr(node))?)
     }
 
     fn cuGraphNodeGetDependencies(call, node: CUgraphNode, nodes: *mut CUgraphNode, count: *mut usize) {
-        put_all(&call.node_dependencies(Handle::from_ptr(node))?, nodes, count)
+        // SAFETY: the caller has room for as many as `count` says, and has `count` itself.
+        unsafe { put_all(&call.node_dependencies(Handle::from_ptr(node))?, nodes, count) }
     }
 
     fn cuGraphNodeGetDependencies_v2(
@@ -120,11 +133,13 @@ entries! {
         data: *mut CUgraphEdgeData,
         count: *mut usize,
     ) {
-        put_all_with_edges(&call.node_dependencies(Handle::from_ptr(node))?, nodes, data, count)
+        // SAFETY: the caller has room for as many as `count` says, and has `count` itself.
+        unsafe { put_all_with_edges(&call.node_dependencies(Handle::from_ptr(node))?, nodes, data, count) }
     }
 
     fn cuGraphNodeGetDependentNodes(call, node: CUgraphNode, nodes: *mut CUgraphNode, count: *mut usize) {
-        put_all(&call.node_dependents(Handle::from_ptr(node))?, nodes, count)
+        // SAFETY: the caller has room for as many as `count` says, and has `count` itself.
+        unsafe { put_all(&call.node_dependents(Handle::from_ptr(node))?, nodes, count) }
     }
 
     fn cuGraphNodeGetDependentNodes_v2(
@@ -134,7 +149,8 @@ entries! {
         data: *mut CUgraphEdgeData,
         count: *mut usize,
     ) {
-        put_all_with_edges(&call.node_dependents(Handle::from_ptr(node))?, nodes, data, count)
+        // SAFETY: the caller has room for as many as `count` says, and has `count` itself.
+        unsafe { put_all_with_edges(&call.node_dependents(Handle::from_ptr(node))?, nodes, data, count) }
     }
 
     fn cuDeviceGraphMemTrim(call, device: CUdevice) {
@@ -147,20 +163,23 @@ entries! {
         call,
         device: CUdevice,
         attribute: CUgraphMem_attribute,
-        value: *mut c_void,
+        value: Target<c_void>,
     ) {
         let device = call.device_index(device)?;
-        put(value.cast(), call.graph_memory_attribute(device, attribute)?)
+        // SAFETY: every attribute is a number of 64 bits.
+        put(unsafe { value.cast() }, call.graph_memory_attribute(device, attribute)?)
     }
 
     fn cuDeviceSetGraphMemAttribute(
         call,
         device: CUdevice,
         attribute: CUgraphMem_attribute,
-        value: *mut c_void,
+        value: Target<c_void>,
     ) {
         let device = call.device_index(device)?;
-        call.graph_memory_set_attribute(device, attribute, take(value.cast())?)
+        // SAFETY: every attribute is a number of 64 bits.
+        let value = take(unsafe { value.cast() })?;
+        call.graph_memory_set_attribute(device, attribute, value)
     }
 }
 
@@ -170,24 +189,24 @@ entries! {
 ///
 /// `count` is null or may be read and written; `nodes` is null or has room for that many.
 unsafe fn put_all(found: &[Handle], nodes: *mut CUgraphNode, count: *mut usize) -> Answer<()> {
-    // SAFETY: the caller's promise.
+    // SAFETY: the caller promises `count`, and where there are nodes room for as many as it says.
     unsafe {
         if nodes.is_null() {
-            return put(count, found.len());
+            return put_at(count, found.len());
         }
-        let room = take(count)?;
+        let room = take_at(count)?;
         for index in 0..room {
-            put(nodes.add(index), found.get(index).map_or(null_mut(), |node| node.to_ptr()))?;
+            put_at(nodes.add(index), found.get(index).map_or(null_mut(), |node| node.to_ptr()))?;
         }
-        put(count, found.len().min(room))
+        put_at(count, found.len().min(room))
     }
 }
 
-/// As [`put_all`], for edges.
+/// Writes some edges, as [`put_all`] does nodes.
 ///
 /// # Safety
 ///
-/// As for [`put_all`].
+/// `count` is null or may be read and written; each other pointer is null or has room for as many as it says.
 unsafe fn put_edges(
     found: &[(Handle, Handle)],
     (from, to): (*mut CUgraphNode, *mut CUgraphNode),
@@ -198,31 +217,31 @@ unsafe fn put_edges(
         return Err(INVALID_VALUE);
     }
     let (sources, targets): (Vec<Handle>, Vec<Handle>) = found.iter().copied().unzip();
-    // SAFETY: the caller's promise. The number is written last, after it was read.
+    // SAFETY: the caller promises room for as many as `count` says, which is written back before it is read again.
     unsafe {
-        let room = if from.is_null() { 0 } else { take(count)? };
+        let room = if from.is_null() { 0 } else { take_at(count)? };
         put_plain_edges(data, found.len(), count)?;
         put_all(&sources, from, count)?;
         if !to.is_null() {
-            put(count, room)?;
+            put_at(count, room)?;
             put_all(&targets, to, count)?;
         }
         Ok(())
     }
 }
 
-/// The same with the edges that lead to them.
+/// Writes some nodes and the edges that lead to them.
 ///
 /// # Safety
 ///
-/// As [`put_all`]; `data` is null or has room for as many.
+/// `count` is null or may be read and written; `nodes` and `data` are null or have room for as many as it says.
 unsafe fn put_all_with_edges(
     found: &[Handle],
     nodes: *mut CUgraphNode,
     data: *mut CUgraphEdgeData,
     count: *mut usize,
 ) -> Answer<()> {
-    // SAFETY: the caller's promise. The number is written last, after it was read.
+    // SAFETY: the caller promises room for as many as `count` says, which is written last.
     unsafe {
         put_plain_edges(data, found.len(), count)?;
         put_all(found, nodes, count)
@@ -238,10 +257,10 @@ unsafe fn put_plain_edges(data: *mut CUgraphEdgeData, found: usize, count: *mut 
     if data.is_null() {
         return Ok(());
     }
-    // SAFETY: the caller's promise.
+    // SAFETY: not null, so the caller promises room for as many as `count` says.
     unsafe {
-        for index in 0..take(count)?.min(found) {
-            put(data.add(index), CUgraphEdgeData::default())?;
+        for index in 0..take_at(count)?.min(found) {
+            put_at(data.add(index), CUgraphEdgeData::default())?;
         }
     }
     Ok(())
@@ -255,6 +274,6 @@ unsafe fn edges(
     to: *const CUgraphNode,
     count: usize,
 ) -> Answer<Vec<(Handle, Handle)>> {
-    // SAFETY: the caller's promise.
+    // SAFETY: the caller promises of each that it is null or leads to `count` nodes.
     unsafe { Ok(handles(from, count)?.into_iter().zip(handles(to, count)?).collect()) }
 }

@@ -1,6 +1,6 @@
 //! Managed memory.
 
-use super::{check_place, entries, put, take};
+use super::{Target, check_place, entries, put, put_at, take_at};
 use crate::sim::call::Call;
 use crate::sim::codes::{Answer, INVALID_VALUE};
 use crate::sim::handle::Handle;
@@ -12,7 +12,7 @@ use crate::types::{
 use core::ffi::{c_uint, c_void};
 
 entries! {
-    fn cuMemAllocManaged(call, target: *mut CUdeviceptr, size_bytes: usize, flags: c_uint) {
+    fn cuMemAllocManaged(call, target: Target<CUdeviceptr>, size_bytes: usize, flags: c_uint) {
         check_place(target)?;
         let context = call.context(call.thread)?;
         call.refuse_unsafe()?;
@@ -94,7 +94,9 @@ entries! {
         address: CUdeviceptr,
         size_bytes: usize,
     ) {
-        put_all(data, &call.managed_attribute(attribute, address, size_bytes as u64, data_bytes)?)
+        let found = call.managed_attribute(attribute, address, size_bytes as u64, data_bytes)?;
+        // SAFETY: the caller has room for `data_bytes`, and there are no more.
+        unsafe { put_all(data, &found) }
     }
 
     fn cuMemRangeGetAttributes(
@@ -107,9 +109,17 @@ entries! {
         size_bytes: usize,
     ) {
         for index in 0..count {
-            let attribute = take(attributes.wrapping_add(index))?;
-            let (target, room_bytes) = (take(data.wrapping_add(index))?, take(data_bytes.wrapping_add(index))?);
-            put_all(target, &call.managed_attribute(attribute, address, size_bytes as u64, room_bytes)?)?;
+            // SAFETY: each of the three lists has `count` elements.
+            let (attribute, target, room_bytes) = unsafe {
+                (
+                    take_at(attributes.wrapping_add(index))?,
+                    take_at(data.wrapping_add(index))?,
+                    take_at(data_bytes.wrapping_add(index))?,
+                )
+            };
+            let found = call.managed_attribute(attribute, address, size_bytes as u64, room_bytes)?;
+            // SAFETY: the caller has room for `room_bytes`, and there are no more.
+            unsafe { put_all(target, &found)? };
         }
         Ok(())
     }
@@ -137,8 +147,8 @@ unsafe fn put_all(data: *mut c_void, values: &[i32]) -> Answer<()> {
     let data = data.cast::<i32>();
     for (index, value) in values.iter().enumerate() {
         let target = if data.is_null() { data } else { data.wrapping_add(index) };
-        // SAFETY: the caller's promise.
-        unsafe { put(target, *value)? };
+        // SAFETY: null, or within the room that the caller promises.
+        unsafe { put_at(target, *value)? };
     }
     Ok(())
 }

@@ -1,6 +1,6 @@
 //! Device and pinned memory, and what an address is.
 
-use super::{check_place, entries, put, take};
+use super::{Target, check_place, entries, put, put_at, put_if_wanted, take_at};
 use crate::sim::call::Call;
 use crate::sim::codes::{Answer, INVALID_VALUE, NOT_SUPPORTED, OUT_OF_MEMORY};
 use crate::sim::handle::Handle;
@@ -13,14 +13,14 @@ use crate::types::{CUdeviceptr, CUpointer_attribute, CUresult, CUstream};
 use core::ffi::{c_uint, c_void};
 
 entries! {
-    fn cuMemGetInfo_v2(call, free: *mut usize, total: *mut usize) {
+    fn cuMemGetInfo_v2(call, free: Target<usize>, total: Target<usize>) {
         let context = call.context(call.thread)?;
         let device = call.context_device(context)?;
         put(free, call.reported_free_bytes(device) as usize)?;
         put(total, call.devices[device].total_bytes as usize)
     }
 
-    fn cuMemAlloc_v2(call, target: *mut CUdeviceptr, size_bytes: usize) {
+    fn cuMemAlloc_v2(call, target: Target<CUdeviceptr>, size_bytes: usize) {
         check_place(target)?;
         let context = call.context(call.thread)?;
         call.refuse_unsafe()?;
@@ -29,8 +29,8 @@ entries! {
 
     fn cuMemAllocPitch_v2(
         call,
-        target: *mut CUdeviceptr,
-        pitch: *mut usize,
+        target: Target<CUdeviceptr>,
+        pitch: Target<usize>,
         width_bytes: usize,
         height: usize,
         element_bytes: c_uint,
@@ -52,7 +52,7 @@ entries! {
         call.note_if_refused(address, answer)
     }
 
-    fn cuMemAllocAsync(call, target: *mut CUdeviceptr, size_bytes: usize, stream: CUstream) {
+    fn cuMemAllocAsync(call, target: Target<CUdeviceptr>, size_bytes: usize, stream: CUstream) {
         check_place(target)?;
         let thread = call.thread;
         let stream = call.stream(thread, Handle::from_ptr(stream))?;
@@ -72,7 +72,7 @@ entries! {
         call.note_if_refused(address, answer)
     }
 
-    fn cuMemHostAlloc(call, target: *mut *mut c_void, size_bytes: usize, flags: c_uint) {
+    fn cuMemHostAlloc(call, target: Target<*mut c_void>, size_bytes: usize, flags: c_uint) {
         check_place(target)?;
         let context = call.context(call.thread)?;
         call.refuse_unsafe()?;
@@ -80,7 +80,7 @@ entries! {
         put(target, core::ptr::with_exposed_provenance_mut(base as usize))
     }
 
-    fn cuMemAllocHost_v2(call, target: *mut *mut c_void, size_bytes: usize) {
+    fn cuMemAllocHost_v2(call, target: Target<*mut c_void>, size_bytes: usize) {
         check_place(target)?;
         let context = call.context(call.thread)?;
         call.refuse_unsafe()?;
@@ -110,7 +110,7 @@ entries! {
         call.host_unregister(host.addr() as u64)
     }
 
-    fn cuMemHostGetDevicePointer_v2(call, target: *mut CUdeviceptr, host: *mut c_void, flags: c_uint) {
+    fn cuMemHostGetDevicePointer_v2(call, target: Target<CUdeviceptr>, host: *mut c_void, flags: c_uint) {
         call.context(call.thread)?;
         if flags != 0 {
             return Err(INVALID_VALUE);
@@ -119,25 +119,23 @@ entries! {
         put(target, host.addr() as u64)
     }
 
-    fn cuMemHostGetFlags(call, flags: *mut c_uint, host: *mut c_void) {
+    fn cuMemHostGetFlags(call, flags: Target<c_uint>, host: *mut c_void) {
         call.context(call.thread)?;
         put(flags, call.host_flags(host.addr() as u64)?)
     }
 
     fn cuMemGetAddressRange_v2(
         call,
-        base: *mut CUdeviceptr,
-        size_bytes: *mut usize,
+        base: Target<CUdeviceptr>,
+        size_bytes: Target<usize>,
         address: CUdeviceptr,
     ) {
         call.context(call.thread)?;
         // It is host memory to the driver.
         let is_range = |found: &Allocation| !matches!(found.owner, Owner::PinnedPool(_));
         let found = call.memory.known(address, 1).filter(is_range).ok_or(crate::sim::codes::NOT_FOUND)?;
-        if !base.is_null() {
-            put(base, found.base)?;
-        }
-        if size_bytes.is_null() { Ok(()) } else { put(size_bytes, found.size_bytes as usize) }
+        put_if_wanted(base, found.base)?;
+        put_if_wanted(size_bytes, found.size_bytes as usize)
     }
 
     fn cuPointerGetAttribute(
@@ -147,7 +145,8 @@ entries! {
         address: CUdeviceptr,
     ) {
         let value = call.pointer_attribute(attribute, address)?;
-        put_pointer_value(data, value)
+        // SAFETY: the caller has room for a value of the attribute's type.
+        unsafe { put_pointer_value(data, value) }
     }
 
     fn cuPointerGetAttributes(
@@ -158,9 +157,12 @@ entries! {
         address: CUdeviceptr,
     ) {
         for index in 0..count as usize {
-            let attribute = take(attributes.wrapping_add(index))?;
-            let target = take(data.wrapping_add(index))?;
-            put_pointer_value(target, call.pointer_attribute_or_zero(attribute, address)?)?;
+            // SAFETY: both lists have `count` elements.
+            let (attribute, target) =
+                unsafe { (take_at(attributes.wrapping_add(index))?, take_at(data.wrapping_add(index))?) };
+            let value = call.pointer_attribute_or_zero(attribute, address)?;
+            // SAFETY: the caller has room for a value of the attribute's type.
+            unsafe { put_pointer_value(target, value)? };
         }
         Ok(())
     }
@@ -194,12 +196,12 @@ fn free_on(call: &mut Call<'_>, address: CUdeviceptr, stream: Handle) -> Answer<
 ///
 /// The pointer is null or may be written with a value of the attribute's type.
 unsafe fn put_pointer_value(data: *mut c_void, value: PointerValue) -> Answer<()> {
-    // SAFETY: the caller's promise.
+    // SAFETY: the caller promises room for a value of the attribute's type, which is this one's.
     unsafe {
         match value {
-            PointerValue::Bool(value) => put(data.cast::<u8>(), u8::from(value)),
-            PointerValue::Int(value) => put(data.cast::<u32>(), value),
-            PointerValue::Long(value) => put(data.cast::<u64>(), value),
+            PointerValue::Bool(value) => put_at(data.cast::<u8>(), u8::from(value)),
+            PointerValue::Int(value) => put_at(data.cast::<u32>(), value),
+            PointerValue::Long(value) => put_at(data.cast::<u64>(), value),
             PointerValue::Unsupported => Err(NOT_SUPPORTED),
         }
     }

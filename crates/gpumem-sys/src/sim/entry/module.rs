@@ -1,6 +1,6 @@
 //! Modules, functions and launches.
 
-use super::{check_place, entries, put, take};
+use super::{Source, Target, check_place, entries, put, put_if_wanted, take, take_at};
 use crate::sim::call::Call;
 use crate::sim::codes::{Answer, FILE_NOT_FOUND, INVALID_HANDLE, INVALID_VALUE, NOT_FOUND, NOT_SUPPORTED};
 use crate::sim::handle::Handle;
@@ -15,23 +15,26 @@ use core::ffi::{CStr, c_char, c_int, c_uint, c_void};
 use core::ptr::null_mut;
 
 entries! {
-    fn cuModuleLoad(call, target: *mut CUmodule, path: *const c_char) {
+    fn cuModuleLoad(call, target: Target<CUmodule>, path: *const c_char) {
         check_place(target)?;
         let context = call.context(call.thread)?;
-        let path = text(path)?.to_str().map_err(|_| INVALID_VALUE)?;
+        // SAFETY: the caller has a string there that ends in NUL.
+        let path = unsafe { text(path)? }.to_str().map_err(|_| INVALID_VALUE)?;
         let image = std::fs::read(path).map_err(|_| FILE_NOT_FOUND)?;
         put(target, call.module_load(context, &image)?.to_ptr())
     }
 
-    fn cuModuleLoadData(call, target: *mut CUmodule, image: *const c_void) {
+    fn cuModuleLoadData(call, target: Target<CUmodule>, image: *const c_void) {
         check_place(target)?;
         let context = call.context(call.thread)?;
-        put(target, call.module_load(context, text(image.cast())?.to_bytes())?.to_ptr())
+        // SAFETY: the caller has an image there, which ends in NUL if it is one that can be loaded here.
+        let image = unsafe { text(image.cast())? };
+        put(target, call.module_load(context, image.to_bytes())?.to_ptr())
     }
 
     fn cuModuleLoadDataEx(
         call,
-        target: *mut CUmodule,
+        target: Target<CUmodule>,
         image: *const c_void,
         _option_count: c_uint,
         _options: *mut CUjit_option,
@@ -39,7 +42,9 @@ entries! {
     ) {
         check_place(target)?;
         let context = call.context(call.thread)?;
-        put(target, call.module_load(context, text(image.cast())?.to_bytes())?.to_ptr())
+        // SAFETY: the caller has an image there, which ends in NUL if it is one that can be loaded here.
+        let image = unsafe { text(image.cast())? };
+        put(target, call.module_load(context, image.to_bytes())?.to_ptr())
     }
 
     fn cuModuleUnload(call, module: CUmodule) {
@@ -47,15 +52,16 @@ entries! {
         call.module_unload(Handle::from_ptr(module))
     }
 
-    fn cuModuleGetFunction(call, target: *mut CUfunction, module: CUmodule, name: *const c_char) {
+    fn cuModuleGetFunction(call, target: Target<CUfunction>, module: CUmodule, name: *const c_char) {
         call.context(call.thread)?;
-        let name = text(name)?.to_str().map_err(|_| NOT_FOUND)?;
+        // SAFETY: the caller has a string there that ends in NUL.
+        let name = unsafe { text(name)? }.to_str().map_err(|_| NOT_FOUND)?;
         put(target, call.module_function(Handle::from_ptr(module), name)?.to_ptr())
     }
 
     fn cuFuncGetAttribute(
         call,
-        value: *mut c_int,
+        value: Target<c_int>,
         attribute: CUfunction_attribute,
         function: CUfunction,
     ) {
@@ -73,7 +79,7 @@ entries! {
         call.function_set_attribute(Handle::from_ptr(function), attribute, value)
     }
 
-    fn cuFuncGetModule(call, target: *mut CUmodule, function: CUfunction) {
+    fn cuFuncGetModule(call, target: Target<CUmodule>, function: CUfunction) {
         put(target, call.function(Handle::from_ptr(function))?.module.to_ptr())
     }
 
@@ -81,13 +87,13 @@ entries! {
         call,
         function: CUfunction,
         index: usize,
-        offset_bytes: *mut usize,
-        size_bytes: *mut usize,
+        offset_bytes: Target<usize>,
+        size_bytes: Target<usize>,
     ) {
         let signature = &call.function(Handle::from_ptr(function))?.signature;
         let parameter = *signature.parameters.get(index).ok_or(INVALID_VALUE)?;
         put(offset_bytes, parameter.offset_bytes)?;
-        if size_bytes.is_null() { Ok(()) } else { put(size_bytes, parameter.size_bytes) }
+        put_if_wanted(size_bytes, parameter.size_bytes)
     }
 
     fn cuLaunchKernel(
@@ -105,7 +111,8 @@ entries! {
         extra: *mut *mut c_void,
     ) {
         let shape = Shape { grid: [grid_x, grid_y, grid_z], block: [block_x, block_y, block_z], shared_bytes };
-        launch(call, function, shape, stream, (parameters, extra))
+        // SAFETY: the caller gives the parameters of this function in one of the two forms.
+        unsafe { launch(call, function, shape, stream, (parameters, extra)) }
     }
 
     // A kernel runs for its whole grid at once, so all its threads are there.
@@ -123,19 +130,22 @@ entries! {
         parameters: *mut *mut c_void,
     ) {
         let shape = Shape { grid: [grid_x, grid_y, grid_z], block: [block_x, block_y, block_z], shared_bytes };
-        launch(call, function, shape, stream, (parameters, null_mut()))
+        // SAFETY: the caller gives a pointer for each parameter of this function.
+        unsafe { launch(call, function, shape, stream, (parameters, null_mut())) }
     }
 
     fn cuLaunchKernelEx(
         call,
-        config: *const CUlaunchConfig,
+        config: Source<CUlaunchConfig>,
         function: CUfunction,
         parameters: *mut *mut c_void,
         extra: *mut *mut c_void,
     ) {
         let config = take(config)?;
         for index in 0..config.numAttrs as usize {
-            let attribute = take(config.attrs.wrapping_add(index).cast::<CUlaunchAttributeID>())?;
+            // SAFETY: there are `numAttrs`, and each begins with what it is about.
+            let attribute =
+                unsafe { take_at(config.attrs.wrapping_add(index).cast::<CUlaunchAttributeID>())? };
             if !WITHOUT_EFFECT.contains(&attribute) {
                 return Err(NOT_SUPPORTED);
             }
@@ -145,15 +155,16 @@ entries! {
             block: [config.blockDimX, config.blockDimY, config.blockDimZ],
             shared_bytes: config.sharedMemBytes,
         };
-        launch(call, function, shape, config.hStream, (parameters, extra))
+        // SAFETY: the caller gives the parameters of this function in one of the two forms.
+        unsafe { launch(call, function, shape, config.hStream, (parameters, extra)) }
     }
 
-    fn cuModuleGetFunctionCount(call, count: *mut c_uint, module: CUmodule) {
+    fn cuModuleGetFunctionCount(call, count: Target<c_uint>, module: CUmodule) {
         let module = call.modules.get(Handle::from_ptr(module)).ok_or(INVALID_HANDLE)?;
         put(count, module.entry_count() as c_uint)
     }
 
-    fn cuModuleGetLoadingMode(_call, mode: *mut CUmoduleLoadingMode) {
+    fn cuModuleGetLoadingMode(_call, mode: Target<CUmoduleLoadingMode>) {
         put(mode, CUmoduleLoadingMode::CU_MODULE_EAGER_LOADING)
     }
 
@@ -161,7 +172,7 @@ entries! {
         call.function(Handle::from_ptr(function)).map(drop)
     }
 
-    fn cuFuncIsLoaded(call, state: *mut CUfunctionLoadingState, function: CUfunction) {
+    fn cuFuncIsLoaded(call, state: Target<CUfunctionLoadingState>, function: CUfunction) {
         call.function(Handle::from_ptr(function))?;
         put(state, CUfunctionLoadingState::CU_FUNCTION_LOADING_STATE_LOADED)
     }
@@ -181,7 +192,7 @@ unsafe fn launch(
 ) -> Answer<()> {
     let (thread, function) = (call.thread, Handle::from_ptr(function));
     let stream = call.stream(thread, Handle::from_ptr(stream))?;
-    // SAFETY: the caller's promise.
+    // SAFETY: the caller promises what `cuLaunchKernel` asks for.
     let packed = unsafe { packed(call, function, parameters, extra)? };
     call.make_room(stream)?;
     call.launch(stream, function, shape, packed)
@@ -219,7 +230,7 @@ pub(super) unsafe fn packed(
     extra: *mut *mut c_void,
 ) -> Answer<Box<[u8]>> {
     let signature = &call.function(function)?.signature;
-    // SAFETY: the caller's promise.
+    // SAFETY: the caller promises what `cuLaunchKernel` asks for: that one of the two lists, for this function.
     unsafe { if extra.is_null() { pack(signature, parameters) } else { unpack_extra(signature, extra) } }
 }
 
@@ -235,7 +246,7 @@ unsafe fn pack(signature: &Signature, parameters: *mut *mut c_void) -> Answer<Bo
             return Err(INVALID_VALUE);
         }
         // SAFETY: the caller promises one pointer for each parameter.
-        let source = unsafe { take(parameters.add(index))? };
+        let source = unsafe { take_at(parameters.add(index))? };
         if source.is_null() {
             return Err(INVALID_VALUE);
         }
@@ -255,13 +266,13 @@ unsafe fn unpack_extra(signature: &Signature, extra: *mut *mut c_void) -> Answer
     let (mut buffer, mut size_bytes) = (core::ptr::null::<u8>(), 0);
     for index in (0..).step_by(2).take(EXTRA_PAIRS_MAX) {
         // SAFETY: the list goes on until its end was read.
-        let (key, value) = unsafe { (take(extra.add(index))?.addr(), extra.add(index + 1)) };
+        let (key, value) = unsafe { (take_at(extra.add(index))?.addr(), extra.add(index + 1)) };
         match key {
             EXTRA_END => break,
             // SAFETY: a key other than the end has a value.
-            EXTRA_POINTER => buffer = unsafe { take(value)? }.cast(),
-            // SAFETY: as above; the value leads to the size.
-            EXTRA_SIZE => size_bytes = unsafe { take(take(value)?.cast::<usize>())? },
+            EXTRA_POINTER => buffer = unsafe { take_at(value)? }.cast(),
+            // SAFETY: a key other than the end has a value, and this one's leads to a size.
+            EXTRA_SIZE => size_bytes = unsafe { take_at(take_at(value)?.cast::<usize>())? },
             _ => return Err(INVALID_VALUE),
         }
     }

@@ -1,7 +1,7 @@
 //! The nodes of graphs: adding them by hand, each kind its own way, and giving them other work.
 
 use super::module::packed;
-use super::{entries, handles, put, take};
+use super::{Source, Target, entries, handles, put, put_at, take, take_at};
 use crate::sim::call::Call;
 use crate::sim::codes::{Answer, INVALID_CONTEXT, INVALID_VALUE, NOT_SUPPORTED};
 use crate::sim::graph::Work;
@@ -20,14 +20,16 @@ use core::ptr::null_mut;
 entries! {
     fn cuGraphAddEmptyNode(
         call,
-        target: *mut CUgraphNode,
+        target: Target<CUgraphNode>,
         graph: CUgraph,
         after: *const CUgraphNode,
         count: usize,
     ) {
         let context = call.context(call.thread)?;
         let work = Work::Queue(Operation::Nothing);
-        put(target, call.graph_add(Handle::from_ptr(graph), context, work, handles(after, count)?)?.to_ptr())
+        // SAFETY: the caller has `count` nodes there.
+        let after = unsafe { handles(after, count)? };
+        put(target, call.graph_add(Handle::from_ptr(graph), context, work, after)?.to_ptr())
     }
 
     fn cuGraphAddKernelNode(
@@ -36,10 +38,13 @@ entries! {
         graph: CUgraph,
         after: *const CUgraphNode,
         count: usize,
-        parameters: *const CUDA_KERNEL_NODE_PARAMS_v1,
+        parameters: Source<CUDA_KERNEL_NODE_PARAMS_v1>,
     ) {
-        let work = kernel(call, newest(take(parameters)?))?;
-        add(call, target, (graph, after, count), work)
+        let parameters = newest(take(parameters)?);
+        // SAFETY: the caller gives the parameters of the function that is named, as for a launch.
+        let work = unsafe { kernel(call, parameters)? };
+        // SAFETY: the caller has room for a node at `target`, and `count` nodes at `after`.
+        unsafe { add(call, target, (graph, after, count), work) }
     }
 
     fn cuGraphAddKernelNode_v2(
@@ -48,23 +53,30 @@ entries! {
         graph: CUgraph,
         after: *const CUgraphNode,
         count: usize,
-        parameters: *const CUDA_KERNEL_NODE_PARAMS,
+        parameters: Source<CUDA_KERNEL_NODE_PARAMS>,
     ) {
-        let work = kernel(call, take(parameters)?)?;
-        add(call, target, (graph, after, count), work)
+        let parameters = take(parameters)?;
+        // SAFETY: the caller gives the parameters of the function that is named, as for a launch.
+        let work = unsafe { kernel(call, parameters)? };
+        // SAFETY: the caller has room for a node at `target`, and `count` nodes at `after`.
+        unsafe { add(call, target, (graph, after, count), work) }
     }
 
     fn cuGraphKernelNodeSetParams(
         call,
         node: CUgraphNode,
-        parameters: *const CUDA_KERNEL_NODE_PARAMS_v1,
+        parameters: Source<CUDA_KERNEL_NODE_PARAMS_v1>,
     ) {
-        let (context, queue) = kernel(call, newest(take(parameters)?))?;
+        let parameters = newest(take(parameters)?);
+        // SAFETY: the caller gives the parameters of the function that is named, as for a launch.
+        let (context, queue) = unsafe { kernel(call, parameters)? };
         call.node_set_by(Handle::from_ptr(node), context, queue)
     }
 
-    fn cuGraphKernelNodeSetParams_v2(call, node: CUgraphNode, parameters: *const CUDA_KERNEL_NODE_PARAMS) {
-        let (context, queue) = kernel(call, take(parameters)?)?;
+    fn cuGraphKernelNodeSetParams_v2(call, node: CUgraphNode, parameters: Source<CUDA_KERNEL_NODE_PARAMS>) {
+        let parameters = take(parameters)?;
+        // SAFETY: the caller gives the parameters of the function that is named, as for a launch.
+        let (context, queue) = unsafe { kernel(call, parameters)? };
         call.node_set_by(Handle::from_ptr(node), context, queue)
     }
 
@@ -74,14 +86,15 @@ entries! {
         graph: CUgraph,
         after: *const CUgraphNode,
         count: usize,
-        parameters: *const CUDA_MEMCPY3D,
+        parameters: Source<CUDA_MEMCPY3D>,
         context: CUcontext,
     ) {
         let work = memcpy(call, take(parameters)?, context)?;
-        add(call, target, (graph, after, count), work)
+        // SAFETY: the caller has room for a node at `target`, and `count` nodes at `after`.
+        unsafe { add(call, target, (graph, after, count), work) }
     }
 
-    fn cuGraphMemcpyNodeSetParams(call, node: CUgraphNode, parameters: *const CUDA_MEMCPY3D) {
+    fn cuGraphMemcpyNodeSetParams(call, node: CUgraphNode, parameters: Source<CUDA_MEMCPY3D>) {
         let context = call.context(call.thread)?;
         let (context, queue) = memcpy(call, take(parameters)?, context.to_ptr())?;
         call.node_set_by(Handle::from_ptr(node), context, queue)
@@ -93,14 +106,15 @@ entries! {
         graph: CUgraph,
         after: *const CUgraphNode,
         count: usize,
-        parameters: *const CUDA_MEMSET_NODE_PARAMS,
+        parameters: Source<CUDA_MEMSET_NODE_PARAMS>,
         context: CUcontext,
     ) {
         let work = memset(call, take(parameters)?, context)?;
-        add(call, target, (graph, after, count), work)
+        // SAFETY: the caller has room for a node at `target`, and `count` nodes at `after`.
+        unsafe { add(call, target, (graph, after, count), work) }
     }
 
-    fn cuGraphMemsetNodeSetParams(call, node: CUgraphNode, parameters: *const CUDA_MEMSET_NODE_PARAMS) {
+    fn cuGraphMemsetNodeSetParams(call, node: CUgraphNode, parameters: Source<CUDA_MEMSET_NODE_PARAMS>) {
         let context = call.context(call.thread)?;
         let (context, queue) = memset(call, take(parameters)?, context.to_ptr())?;
         call.node_set_by(Handle::from_ptr(node), context, queue)
@@ -112,20 +126,21 @@ entries! {
         graph: CUgraph,
         after: *const CUgraphNode,
         count: usize,
-        parameters: *const CUDA_HOST_NODE_PARAMS,
+        parameters: Source<CUDA_HOST_NODE_PARAMS>,
     ) {
         let work = host(call, take(parameters)?)?;
-        add(call, target, (graph, after, count), work)
+        // SAFETY: the caller has room for a node at `target`, and `count` nodes at `after`.
+        unsafe { add(call, target, (graph, after, count), work) }
     }
 
-    fn cuGraphHostNodeSetParams(call, node: CUgraphNode, parameters: *const CUDA_HOST_NODE_PARAMS) {
+    fn cuGraphHostNodeSetParams(call, node: CUgraphNode, parameters: Source<CUDA_HOST_NODE_PARAMS>) {
         let (context, queue) = host(call, take(parameters)?)?;
         call.node_set_by(Handle::from_ptr(node), context, queue)
     }
 
     fn cuGraphAddChildGraphNode(
         call,
-        target: *mut CUgraphNode,
+        target: Target<CUgraphNode>,
         graph: CUgraph,
         after: *const CUgraphNode,
         count: usize,
@@ -133,31 +148,37 @@ entries! {
     ) {
         let context = call.context(call.thread)?;
         let (graph, child) = (Handle::from_ptr(graph), Handle::from_ptr(child));
-        put(target, call.graph_add_child(graph, context, child, handles(after, count)?)?.to_ptr())
+        // SAFETY: the caller has `count` nodes there.
+        let after = unsafe { handles(after, count)? };
+        put(target, call.graph_add_child(graph, context, child, after)?.to_ptr())
     }
 
     fn cuGraphAddEventRecordNode(
         call,
-        target: *mut CUgraphNode,
+        target: Target<CUgraphNode>,
         graph: CUgraph,
         after: *const CUgraphNode,
         count: usize,
         event: CUevent,
     ) {
         let (graph, event) = (Handle::from_ptr(graph), Handle::from_ptr(event));
-        put(target, call.graph_add_event(graph, event, handles(after, count)?, false)?.to_ptr())
+        // SAFETY: the caller has `count` nodes there.
+        let after = unsafe { handles(after, count)? };
+        put(target, call.graph_add_event(graph, event, after, false)?.to_ptr())
     }
 
     fn cuGraphAddEventWaitNode(
         call,
-        target: *mut CUgraphNode,
+        target: Target<CUgraphNode>,
         graph: CUgraph,
         after: *const CUgraphNode,
         count: usize,
         event: CUevent,
     ) {
         let (graph, event) = (Handle::from_ptr(graph), Handle::from_ptr(event));
-        put(target, call.graph_add_event(graph, event, handles(after, count)?, true)?.to_ptr())
+        // SAFETY: the caller has `count` nodes there.
+        let after = unsafe { handles(after, count)? };
+        put(target, call.graph_add_event(graph, event, after, true)?.to_ptr())
     }
 
     fn cuGraphEventRecordNodeSetEvent(call, node: CUgraphNode, event: CUevent) {
@@ -170,14 +191,18 @@ entries! {
 
     fn cuGraphAddMemAllocNode(
         call,
-        target: *mut CUgraphNode,
+        target: Target<CUgraphNode>,
         graph: CUgraph,
         after: *const CUgraphNode,
         count: usize,
-        parameters: *mut CUDA_MEM_ALLOC_NODE_PARAMS,
+        parameters: Target<CUDA_MEM_ALLOC_NODE_PARAMS>,
     ) {
-        let (mut wish, after) = (take(parameters)?, handles(after, count)?);
-        let place = alloc_place(call, &wish.poolProps, (wish.accessDescs, wish.accessDescCount))?;
+        let mut wish = take(parameters)?;
+        // SAFETY: the caller has `count` nodes there, and as many descriptions as the parameters say.
+        let (after, place) = unsafe {
+            let descriptions = (wish.accessDescs, wish.accessDescCount);
+            (handles(after, count)?, alloc_place(call, &wish.poolProps, descriptions)?)
+        };
         let (node, base) = call.graph_add_alloc(Handle::from_ptr(graph), place, wish.bytesize as u64, after)?;
         wish.dptr = base;
         put(parameters, wish)?;
@@ -186,14 +211,15 @@ entries! {
 
     fn cuGraphAddMemFreeNode(
         call,
-        target: *mut CUgraphNode,
+        target: Target<CUgraphNode>,
         graph: CUgraph,
         after: *const CUgraphNode,
         count: usize,
         address: CUdeviceptr,
     ) {
         let context = call.context(call.thread)?;
-        let after = handles(after, count)?;
+        // SAFETY: the caller has `count` nodes there.
+        let after = unsafe { handles(after, count)? };
         put(target, call.graph_add_free(Handle::from_ptr(graph), context, address, after)?.to_ptr())
     }
 }
@@ -209,11 +235,11 @@ unsafe fn add(
     (graph, after, count): (CUgraph, *const CUgraphNode, usize),
     (context, queue): Queue,
 ) -> Answer<()> {
-    // SAFETY: the caller's promise.
+    // SAFETY: the caller promises both: that the target may be written, and as many nodes.
     unsafe {
-        put(target, null_mut())?;
+        put_at(target, null_mut())?;
         let after = handles(after, count)?;
-        put(target, call.graph_add_by(Handle::from_ptr(graph), context, after, queue)?.to_ptr())
+        put_at(target, call.graph_add_by(Handle::from_ptr(graph), context, after, queue)?.to_ptr())
     }
 }
 
@@ -233,8 +259,8 @@ pub(super) unsafe fn alloc_place(
     }
     let device = call.device_index(props.location.id)?;
     for index in 0..count {
-        // SAFETY: the caller's promise.
-        let wish = unsafe { take(descriptions.wrapping_add(index))? };
+        // SAFETY: the caller promises `count` descriptions, or none, which is refused as null.
+        let wish = unsafe { take_at(descriptions.wrapping_add(index))? };
         if usize::try_from(wish.location.id) != Ok(device) {
             return Err(NOT_SUPPORTED);
         }
@@ -258,7 +284,7 @@ pub(super) unsafe fn kernel(call: &mut Call<'_>, parameters: CUDA_KERNEL_NODE_PA
         block: [parameters.blockDimX, parameters.blockDimY, parameters.blockDimZ],
         shared_bytes: parameters.sharedMemBytes,
     };
-    // SAFETY: the caller's promise.
+    // SAFETY: the caller promises what `cuLaunchKernel` asks for.
     let packed = unsafe { packed(call, function, parameters.kernelParams, parameters.extra)? };
     Ok((context, Box::new(move |machine, stream| machine.launch(stream, function, shape, packed))))
 }

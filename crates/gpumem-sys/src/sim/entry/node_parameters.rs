@@ -1,6 +1,6 @@
 //! What nodes of graphs do, told back.
 
-use super::{entries, put};
+use super::{Target, entries, put};
 use crate::sim::handle::Handle;
 use crate::table::Table;
 use crate::types::{
@@ -11,7 +11,7 @@ use crate::types::{
 use core::ptr::null;
 
 entries! {
-    fn cuGraphKernelNodeGetParams(call, node: CUgraphNode, target: *mut CUDA_KERNEL_NODE_PARAMS_v1) {
+    fn cuGraphKernelNodeGetParams(call, node: CUgraphNode, target: Target<CUDA_KERNEL_NODE_PARAMS_v1>) {
         let found = call.node_kernel(Handle::from_ptr(node))?;
         put(target, CUDA_KERNEL_NODE_PARAMS_v1 {
             func: found.func,
@@ -27,15 +27,15 @@ entries! {
         })
     }
 
-    fn cuGraphKernelNodeGetParams_v2(call, node: CUgraphNode, target: *mut CUDA_KERNEL_NODE_PARAMS) {
+    fn cuGraphKernelNodeGetParams_v2(call, node: CUgraphNode, target: Target<CUDA_KERNEL_NODE_PARAMS>) {
         put(target, call.node_kernel(Handle::from_ptr(node))?)
     }
 
-    fn cuGraphMemcpyNodeGetParams(call, node: CUgraphNode, target: *mut CUDA_MEMCPY3D) {
+    fn cuGraphMemcpyNodeGetParams(call, node: CUgraphNode, target: Target<CUDA_MEMCPY3D>) {
         put(target, call.node_copy(Handle::from_ptr(node))?)
     }
 
-    fn cuGraphMemsetNodeGetParams(call, node: CUgraphNode, target: *mut CUDA_MEMSET_NODE_PARAMS) {
+    fn cuGraphMemsetNodeGetParams(call, node: CUgraphNode, target: Target<CUDA_MEMSET_NODE_PARAMS>) {
         let found = call.node_fill(Handle::from_ptr(node))?;
         put(target, CUDA_MEMSET_NODE_PARAMS {
             dst: found.target,
@@ -47,12 +47,12 @@ entries! {
         })
     }
 
-    fn cuGraphHostNodeGetParams(call, node: CUgraphNode, target: *mut CUDA_HOST_NODE_PARAMS) {
+    fn cuGraphHostNodeGetParams(call, node: CUgraphNode, target: Target<CUDA_HOST_NODE_PARAMS>) {
         let (run, data) = call.node_call(Handle::from_ptr(node))?;
         put(target, CUDA_HOST_NODE_PARAMS { fn_: Some(run), userData: data })
     }
 
-    fn cuGraphMemAllocNodeGetParams(call, node: CUgraphNode, target: *mut CUDA_MEM_ALLOC_NODE_PARAMS) {
+    fn cuGraphMemAllocNodeGetParams(call, node: CUgraphNode, target: Target<CUDA_MEM_ALLOC_NODE_PARAMS>) {
         let (device, size_bytes, base) = call.node_alloc(Handle::from_ptr(node))?;
         let location = CUmemLocationType::CU_MEM_LOCATION_TYPE_DEVICE;
         put(target, CUDA_MEM_ALLOC_NODE_PARAMS {
@@ -68,21 +68,21 @@ entries! {
         })
     }
 
-    fn cuGraphChildGraphNodeGetGraph(call, node: CUgraphNode, target: *mut CUgraph) {
+    fn cuGraphChildGraphNodeGetGraph(call, node: CUgraphNode, target: Target<CUgraph>) {
         put(target, call.node_child(Handle::from_ptr(node))?.to_ptr())
     }
 
-    fn cuGraphEventRecordNodeGetEvent(call, node: CUgraphNode, target: *mut CUevent) {
+    fn cuGraphEventRecordNodeGetEvent(call, node: CUgraphNode, target: Target<CUevent>) {
         let kind = CUgraphNodeType::CU_GRAPH_NODE_TYPE_EVENT_RECORD;
         put(target, call.node_event(Handle::from_ptr(node), kind)?.to_ptr())
     }
 
-    fn cuGraphEventWaitNodeGetEvent(call, node: CUgraphNode, target: *mut CUevent) {
+    fn cuGraphEventWaitNodeGetEvent(call, node: CUgraphNode, target: Target<CUevent>) {
         let kind = CUgraphNodeType::CU_GRAPH_NODE_TYPE_WAIT_EVENT;
         put(target, call.node_event(Handle::from_ptr(node), kind)?.to_ptr())
     }
 
-    fn cuGraphMemFreeNodeGetParams(call, node: CUgraphNode, target: *mut CUdeviceptr) {
+    fn cuGraphMemFreeNodeGetParams(call, node: CUgraphNode, target: Target<CUdeviceptr>) {
         put(target, call.node_memory(Handle::from_ptr(node), CUgraphNodeType::CU_GRAPH_NODE_TYPE_MEM_FREE)?)
     }
 }

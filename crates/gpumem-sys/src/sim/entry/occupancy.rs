@@ -1,6 +1,6 @@
 //! Occupancy.
 
-use super::{entries, put};
+use super::{Target, entries, put};
 use crate::sim::call::{Call, Inside};
 use crate::sim::codes::{Answer, INVALID_VALUE};
 use crate::sim::handle::Handle;
@@ -12,7 +12,7 @@ use core::ffi::{c_int, c_uint};
 entries! {
     fn cuOccupancyMaxActiveBlocksPerMultiprocessor(
         call,
-        blocks: *mut c_int,
+        blocks: Target<c_int>,
         function: CUfunction,
         block_threads: c_int,
         shared_bytes: usize,
@@ -24,7 +24,7 @@ entries! {
 
     fn cuOccupancyMaxActiveBlocksPerMultiprocessorWithFlags(
         call,
-        blocks: *mut c_int,
+        blocks: Target<c_int>,
         function: CUfunction,
         block_threads: c_int,
         shared_bytes: usize,
@@ -38,22 +38,23 @@ entries! {
 
     fn cuOccupancyMaxPotentialBlockSize(
         call,
-        grid_blocks: *mut c_int,
-        block_threads: *mut c_int,
+        grid_blocks: Target<c_int>,
+        block_threads: Target<c_int>,
         function: CUfunction,
         shared_of_block: CUoccupancyB2DSize,
         shared_bytes: usize,
         limit: c_int,
     ) {
-        let found = best_block(call, function, (shared_of_block, shared_bytes), limit)?;
+        // SAFETY: the function is null or takes any size of a block.
+        let found = unsafe { best_block(call, function, (shared_of_block, shared_bytes), limit)? };
         put(grid_blocks, found.0)?;
         put(block_threads, found.1)
     }
 
     fn cuOccupancyMaxPotentialBlockSizeWithFlags(
         call,
-        grid_blocks: *mut c_int,
-        block_threads: *mut c_int,
+        grid_blocks: Target<c_int>,
+        block_threads: Target<c_int>,
         function: CUfunction,
         shared_of_block: CUoccupancyB2DSize,
         shared_bytes: usize,
@@ -61,14 +62,15 @@ entries! {
         flags: c_uint,
     ) {
         check_flags(flags)?;
-        let found = best_block(call, function, (shared_of_block, shared_bytes), limit)?;
+        // SAFETY: the function is null or takes any size of a block.
+        let found = unsafe { best_block(call, function, (shared_of_block, shared_bytes), limit)? };
         put(grid_blocks, found.0)?;
         put(block_threads, found.1)
     }
 
     fn cuOccupancyAvailableDynamicSMemPerBlock(
         call,
-        shared_bytes: *mut usize,
+        shared_bytes: Target<usize>,
         function: CUfunction,
         blocks: c_int,
         block_threads: c_int,
@@ -94,7 +96,7 @@ unsafe fn best_block(
     // The program's function may not call the driver, which is locked.
     let _inside = Inside::enter();
     let shared = |threads| match shared_of_block {
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller promises that it may be called with any size of a block.
         Some(shared_of_block) => unsafe { shared_of_block(threads) },
         None => shared_bytes,
     };

@@ -1,6 +1,6 @@
 //! Memory pools.
 
-use super::{check_place, entries, put, take};
+use super::{Source, Target, check_place, entries, put, take, take_at};
 use crate::sim::codes::INVALID_VALUE;
 use crate::sim::handle::Handle;
 use crate::sim::machine::Machine;
@@ -13,12 +13,12 @@ use crate::types::{
 use core::ffi::c_void;
 
 entries! {
-    fn cuDeviceGetDefaultMemPool(call, target: *mut CUmemoryPool, device: CUdevice) {
+    fn cuDeviceGetDefaultMemPool(call, target: Target<CUmemoryPool>, device: CUdevice) {
         let device = call.device_index(device)?;
         put(target, call.devices[device].default_pool.to_ptr())
     }
 
-    fn cuDeviceGetMemPool(call, target: *mut CUmemoryPool, device: CUdevice) {
+    fn cuDeviceGetMemPool(call, target: Target<CUmemoryPool>, device: CUdevice) {
         let device = call.device_index(device)?;
         put(target, call.devices[device].pool.to_ptr())
     }
@@ -33,7 +33,7 @@ entries! {
         Ok(())
     }
 
-    fn cuMemPoolCreate(call, target: *mut CUmemoryPool, props: *const CUmemPoolProps) {
+    fn cuMemPoolCreate(call, target: Target<CUmemoryPool>, props: Source<CUmemPoolProps>) {
         check_place(target)?;
         let props = take(props)?;
         let home = call.context(call.thread).and_then(|context| call.context_device(context));
@@ -46,7 +46,7 @@ entries! {
 
     fn cuMemAllocFromPoolAsync(
         call,
-        target: *mut CUdeviceptr,
+        target: Target<CUdeviceptr>,
         size_bytes: usize,
         pool: CUmemoryPool,
         stream: CUstream,
@@ -70,12 +70,14 @@ entries! {
         call,
         pool: CUmemoryPool,
         attribute: CUmemPool_attribute,
-        value: *mut c_void,
+        value: Target<c_void>,
     ) {
         call.refuse_unsafe()?;
         match call.pool_attribute(Handle::from_ptr(pool), attribute)? {
-            PoolValue::Int(int) => put(value.cast(), int),
-            PoolValue::Long(long) => put(value.cast(), long),
+            // SAFETY: the caller has room for a value of the attribute's type, which is this one's.
+            PoolValue::Int(int) => put(unsafe { value.cast() }, int),
+            // SAFETY: the caller has room for a value of the attribute's type, which is this one's.
+            PoolValue::Long(long) => put(unsafe { value.cast() }, long),
         }
     }
 
@@ -83,18 +85,21 @@ entries! {
         call,
         pool: CUmemoryPool,
         attribute: CUmemPool_attribute,
-        value: *mut c_void,
+        value: Target<c_void>,
     ) {
         let value = match Machine::is_policy(attribute) {
-            true => u64::from(take(value.cast::<u32>())?),
-            false => take(value.cast::<u64>())?,
+            // SAFETY: a policy is an `int`.
+            true => u64::from(take(unsafe { value.cast::<u32>() })?),
+            // SAFETY: all other attributes are numbers of 64 bits.
+            false => take(unsafe { value.cast::<u64>() })?,
         };
         call.pool_set_attribute(Handle::from_ptr(pool), attribute, value)
     }
 
     fn cuMemPoolSetAccess(call, pool: CUmemoryPool, map: *const CUmemAccessDesc, count: usize) {
         for index in 0..count {
-            let wish = take(map.wrapping_add(index))?;
+            // SAFETY: there are `count` of them.
+            let wish = unsafe { take_at(map.wrapping_add(index))? };
             let user = call.user(&wish.location)?;
             call.pool_set_access(Handle::from_ptr(pool), user, wish.flags)?;
         }
@@ -103,9 +108,9 @@ entries! {
 
     fn cuMemPoolGetAccess(
         call,
-        flags: *mut CUmemAccess_flags,
+        flags: Target<CUmemAccess_flags>,
         pool: CUmemoryPool,
-        location: *mut CUmemLocation,
+        location: Target<CUmemLocation>,
     ) {
         let user = call.user(&take(location)?)?;
         put(flags, call.pool_access(Handle::from_ptr(pool), user)?)

@@ -1,6 +1,6 @@
 //! What contexts and functions are set to.
 
-use super::{entries, put};
+use super::{Target, entries, put};
 use crate::sim::codes::INVALID_CONTEXT;
 use crate::sim::handle::Handle;
 use crate::table::Table;
@@ -8,7 +8,7 @@ use crate::types::{CUfunc_cache, CUfunction, CUlimit, CUresult, CUsharedconfig};
 use core::ffi::c_uint;
 
 entries! {
-    fn cuCtxGetFlags(call, flags: *mut c_uint) {
+    fn cuCtxGetFlags(call, flags: Target<c_uint>) {
         let context = call.context(call.thread)?;
         put(flags, call.contexts.get(context).ok_or(INVALID_CONTEXT)?.settings.flags)
     }
@@ -18,7 +18,7 @@ entries! {
         call.contexts.get_mut(context).ok_or(INVALID_CONTEXT)?.settings.set_flags(flags)
     }
 
-    fn cuCtxGetLimit(call, value: *mut usize, limit: CUlimit) {
+    fn cuCtxGetLimit(call, value: Target<usize>, limit: CUlimit) {
         let context = call.context(call.thread)?;
         put(value, call.contexts.get(context).ok_or(INVALID_CONTEXT)?.settings.limit(limit)?)
     }
@@ -28,7 +28,7 @@ entries! {
         call.contexts.get_mut(context).ok_or(INVALID_CONTEXT)?.settings.set_limit(limit, value)
     }
 
-    fn cuCtxGetCacheConfig(call, config: *mut CUfunc_cache) {
+    fn cuCtxGetCacheConfig(call, config: Target<CUfunc_cache>) {
         let context = call.context(call.thread)?;
         put(config, call.contexts.get(context).ok_or(INVALID_CONTEXT)?.settings.cache)
     }
@@ -39,7 +39,7 @@ entries! {
         Ok(())
     }
 
-    fn cuCtxGetSharedMemConfig(call, config: *mut CUsharedconfig) {
+    fn cuCtxGetSharedMemConfig(call, config: Target<CUsharedconfig>) {
         call.context(call.thread)?;
         put(config, CUsharedconfig::CU_SHARED_MEM_CONFIG_FOUR_BYTE_BANK_SIZE)
     }

@@ -2,7 +2,7 @@
 
 use super::event::run_if_shared;
 use super::virtual_memory::{check_shareable, descriptor};
-use super::{check_place, entries, put, take};
+use super::{Target, check_place, entries, put, take};
 use crate::sim::codes::{Answer, INVALID_VALUE, NOT_SUPPORTED};
 use crate::sim::handle::Handle;
 use crate::sim::pages;
@@ -16,7 +16,7 @@ use core::ffi::{c_char, c_uint, c_ulonglong, c_void};
 entries! {
     fn cuMemPoolExportToShareableHandle(
         call,
-        target: *mut c_void,
+        target: Target<c_void>,
         pool: CUmemoryPool,
         handle_type: CUmemAllocationHandleType,
         flags: c_ulonglong,
@@ -26,12 +26,13 @@ entries! {
         if flags != 0 {
             return Err(INVALID_VALUE);
         }
-        put(target.cast::<i32>(), call.pool_export(Handle::from_ptr(pool))?)
+        // SAFETY: a handle of the one type that there is, a file descriptor, is an `int`.
+        put(unsafe { target.cast::<i32>() }, call.pool_export(Handle::from_ptr(pool))?)
     }
 
     fn cuMemPoolImportFromShareableHandle(
         call,
-        target: *mut CUmemoryPool,
+        target: Target<CUmemoryPool>,
         shareable: *mut c_void,
         handle_type: CUmemAllocationHandleType,
         flags: c_ulonglong,
@@ -44,21 +45,21 @@ entries! {
         put(target, call.pool_import(descriptor(shareable)?)?.to_ptr())
     }
 
-    fn cuMemPoolExportPointer(call, target: *mut CUmemPoolPtrExportData, address: CUdeviceptr) {
+    fn cuMemPoolExportPointer(call, target: Target<CUmemPoolPtrExportData>, address: CUdeviceptr) {
         put(target, CUmemPoolPtrExportData { reserved: call.pool_export_pointer(address)?.encode() })
     }
 
     fn cuMemPoolImportPointer(
         call,
-        target: *mut CUdeviceptr,
+        target: Target<CUdeviceptr>,
         pool: CUmemoryPool,
-        data: *mut CUmemPoolPtrExportData,
+        data: Target<CUmemPoolPtrExportData>,
     ) {
         check_place(target)?;
         put(target, call.pool_import_pointer(Handle::from_ptr(pool), &take(data)?.reserved)?)
     }
 
-    fn cuIpcGetMemHandle(call, target: *mut CUipcMemHandle, address: CUdeviceptr) {
+    fn cuIpcGetMemHandle(call, target: Target<CUipcMemHandle>, address: CUdeviceptr) {
         check_processes()?;
         check_place(target)?;
         call.context(call.thread)?;
@@ -67,7 +68,7 @@ entries! {
 
     fn cuIpcOpenMemHandle_v2(
         call,
-        target: *mut CUdeviceptr,
+        target: Target<CUdeviceptr>,
         handle: CUipcMemHandle,
         flags: c_uint,
     ) {
@@ -91,7 +92,7 @@ entries! {
         Ok(())
     }
 
-    fn cuIpcGetEventHandle(call, target: *mut CUipcEventHandle, event: CUevent) {
+    fn cuIpcGetEventHandle(call, target: Target<CUipcEventHandle>, event: CUevent) {
         check_processes()?;
         call.context(call.thread)?;
         let ticket = call.ipc_export_event(Handle::from_ptr(event))?;
@@ -99,7 +100,7 @@ entries! {
         put(target, CUipcEventHandle { reserved: ticket.encode().map(|byte| byte as c_char) })
     }
 
-    fn cuIpcOpenEventHandle(call, target: *mut CUevent, handle: CUipcEventHandle) {
+    fn cuIpcOpenEventHandle(call, target: Target<CUevent>, handle: CUipcEventHandle) {
         check_processes()?;
         let context = call.context(call.thread)?;
         check_place(target)?;

@@ -1,6 +1,6 @@
 //! Streams.
 
-use super::{check_place, entries, put};
+use super::{Target, check_place, entries, put};
 use crate::sim::capture::EXTERNAL;
 use crate::sim::codes::{INVALID_HANDLE, INVALID_VALUE};
 use crate::sim::handle::Handle;
@@ -10,13 +10,13 @@ use crate::types::{CUcontext, CUdevice, CUevent, CUhostFn, CUresult, CUstream, C
 use core::ffi::{c_int, c_uint, c_ulonglong, c_void};
 
 entries! {
-    fn cuStreamCreate(call, target: *mut CUstream, flags: c_uint) {
+    fn cuStreamCreate(call, target: Target<CUstream>, flags: c_uint) {
         check_place(target)?;
         let context = call.context(call.thread)?;
         put(target, call.stream_create(context, flags, 0)?.to_ptr())
     }
 
-    fn cuStreamCreateWithPriority(call, target: *mut CUstream, flags: c_uint, priority: c_int) {
+    fn cuStreamCreateWithPriority(call, target: Target<CUstream>, flags: c_uint, priority: c_int) {
         check_place(target)?;
         let context = call.context(call.thread)?;
         put(target, call.stream_create(context, flags, priority)?.to_ptr())
@@ -58,31 +58,31 @@ entries! {
         }
     }
 
-    fn cuStreamGetCtx(call, stream: CUstream, target: *mut CUcontext) {
+    fn cuStreamGetCtx(call, stream: CUstream, target: Target<CUcontext>) {
         let thread = call.thread;
         let stream = call.stream(thread, Handle::from_ptr(stream))?;
         put(target, call.streams.get(stream).ok_or(INVALID_HANDLE)?.context.to_ptr())
     }
 
-    fn cuStreamGetDevice(call, stream: CUstream, target: *mut CUdevice) {
+    fn cuStreamGetDevice(call, stream: CUstream, target: Target<CUdevice>) {
         let thread = call.thread;
         let stream = call.stream(thread, Handle::from_ptr(stream))?;
         put(target, call.streams.get(stream).ok_or(INVALID_HANDLE)?.device as CUdevice)
     }
 
-    fn cuStreamGetId(call, stream: CUstream, id: *mut c_ulonglong) {
+    fn cuStreamGetId(call, stream: CUstream, id: Target<c_ulonglong>) {
         let thread = call.thread;
         let stream = call.stream(thread, Handle::from_ptr(stream))?;
         put(id, stream.to_bits())
     }
 
-    fn cuStreamGetFlags(call, stream: CUstream, flags: *mut c_uint) {
+    fn cuStreamGetFlags(call, stream: CUstream, flags: Target<c_uint>) {
         let thread = call.thread;
         let stream = call.stream(thread, Handle::from_ptr(stream))?;
         put(flags, call.streams.get(stream).ok_or(INVALID_HANDLE)?.flags)
     }
 
-    fn cuStreamGetPriority(call, stream: CUstream, priority: *mut c_int) {
+    fn cuStreamGetPriority(call, stream: CUstream, priority: Target<c_int>) {
         let thread = call.thread;
         let stream = call.stream(thread, Handle::from_ptr(stream))?;
         put(priority, call.streams.get(stream).ok_or(INVALID_HANDLE)?.priority)

@@ -1,6 +1,6 @@
 //! Names of errors, and functions by name.
 
-use super::{entries, put, take};
+use super::{Target, entries, put, put_if_wanted};
 use crate::sim::codes::{INVALID_VALUE, NOT_FOUND};
 use crate::sim::symbol::{self, Found};
 use crate::table::Table;
@@ -9,32 +9,34 @@ use core::ffi::{CStr, c_char, c_int, c_void};
 use core::ptr::null_mut;
 
 entries! {
-    fn cuGetErrorName(_call, error: CUresult, target: *mut *const c_char) {
+    fn cuGetErrorName(_call, error: CUresult, target: Target<*const c_char>) {
         put(target, symbol::error_name(error).ok_or(INVALID_VALUE)?.as_ptr())
     }
 
-    fn cuGetErrorString(_call, error: CUresult, target: *mut *const c_char) {
+    fn cuGetErrorString(_call, error: CUresult, target: Target<*const c_char>) {
         put(target, symbol::error_text(error).ok_or(INVALID_VALUE)?.as_ptr())
     }
 
     fn cuGetProcAddress_v2(
         call,
         name: *const c_char,
-        target: *mut *mut c_void,
+        target: Target<*mut c_void>,
         version: c_int,
         _flags: cuuint64_t,
-        status: *mut Status,
+        status: Target<Status>,
     ) {
-        take(name)?;
-        let (found, status_value) = match symbol::find(call.table(), CStr::from_ptr(name), version) {
+        if name.is_null() {
+            return Err(INVALID_VALUE);
+        }
+        // SAFETY: not null, so the caller has a string there that ends in NUL.
+        let name = unsafe { CStr::from_ptr(name) };
+        let (found, status_value) = match symbol::find(call.table(), name, version) {
             Found::Function(function) => (function, Status::CU_GET_PROC_ADDRESS_SUCCESS),
             Found::TooNew => (null_mut(), Status::CU_GET_PROC_ADDRESS_VERSION_NOT_SUFFICIENT),
             Found::Unknown => (null_mut(), Status::CU_GET_PROC_ADDRESS_SYMBOL_NOT_FOUND),
         };
         put(target, found)?;
-        if !status.is_null() {
-            put(status, status_value)?;
-        }
+        put_if_wanted(status, status_value)?;
         if found.is_null() { Err(NOT_FOUND) } else { Ok(()) }
     }
 }

@@ -1,6 +1,6 @@
 //! Copies and memsets.
 
-use super::{entries, take};
+use super::{Source, entries, take};
 use crate::sim::call::Call;
 use crate::sim::codes::{Answer, INVALID_CONTEXT};
 use crate::sim::copy::Direction;
@@ -97,15 +97,15 @@ entries! {
         copy(call, stream, (target, source, size_bytes), Direction::DeviceToDevice, false)
     }
 
-    fn cuMemcpy2D_v2(call, copy: *const CUDA_MEMCPY2D) {
+    fn cuMemcpy2D_v2(call, copy: Source<CUDA_MEMCPY2D>) {
         copy_2d(call, null_mut(), take(copy)?, true)
     }
 
-    fn cuMemcpy2DUnaligned_v2(call, copy: *const CUDA_MEMCPY2D) {
+    fn cuMemcpy2DUnaligned_v2(call, copy: Source<CUDA_MEMCPY2D>) {
         copy_2d(call, null_mut(), take(copy)?, true)
     }
 
-    fn cuMemcpy2DAsync_v2(call, copy: *const CUDA_MEMCPY2D, stream: CUstream) {
+    fn cuMemcpy2DAsync_v2(call, copy: Source<CUDA_MEMCPY2D>, stream: CUstream) {
         copy_2d(call, stream, take(copy)?, false)
     }
 

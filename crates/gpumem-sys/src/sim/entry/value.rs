@@ -1,6 +1,6 @@
 //! Values in memory that streams wait for and write.
 
-use super::{entries, take};
+use super::{entries, take_at};
 use crate::sim::call::Call;
 use crate::sim::codes::{Answer, INVALID_VALUE, NOT_SUPPORTED};
 use crate::sim::handle::Handle;
@@ -68,7 +68,8 @@ entries! {
         }
         let mut wishes = Vec::new();
         for index in 0..count as usize {
-            wishes.push(parse(&take(operations.wrapping_add(index))?)?);
+            // SAFETY: there are `count`, and of each union the part that its kind names was written.
+            wishes.push(unsafe { parse(&take_at(operations.wrapping_add(index))?)? });
         }
         queue(call, stream, &wishes)
     }

@@ -1,6 +1,6 @@
 //! Virtual memory management.
 
-use super::{check_place, entries, put, take};
+use super::{Source, Target, check_place, entries, put, take, take_at};
 use crate::sim::codes::{Answer, INVALID_VALUE, NOT_SUPPORTED};
 use crate::sim::handle::Handle;
 use crate::sim::pages;
@@ -15,8 +15,8 @@ use core::ffi::{c_ulonglong, c_void};
 entries! {
     fn cuMemGetAllocationGranularity(
         call,
-        granularity_bytes: *mut usize,
-        properties: *const CUmemAllocationProp,
+        granularity_bytes: Target<usize>,
+        properties: Source<CUmemAllocationProp>,
         option: CUmemAllocationGranularity_flags,
     ) {
         call.check_properties(&take(properties)?)?;
@@ -32,7 +32,7 @@ entries! {
     // The hint is no more than that: addresses are the simulator's choice.
     fn cuMemAddressReserve(
         call,
-        target: *mut CUdeviceptr,
+        target: Target<CUdeviceptr>,
         size_bytes: usize,
         alignment_bytes: usize,
         _hint: CUdeviceptr,
@@ -54,9 +54,9 @@ entries! {
 
     fn cuMemCreate(
         call,
-        target: *mut CUmemGenericAllocationHandle,
+        target: Target<CUmemGenericAllocationHandle>,
         size_bytes: usize,
-        properties: *const CUmemAllocationProp,
+        properties: Source<CUmemAllocationProp>,
         flags: c_ulonglong,
     ) {
         check_place(target)?;
@@ -72,7 +72,7 @@ entries! {
 
     fn cuMemRetainAllocationHandle(
         call,
-        target: *mut CUmemGenericAllocationHandle,
+        target: Target<CUmemGenericAllocationHandle>,
         address: *mut c_void,
     ) {
         check_place(target)?;
@@ -81,7 +81,7 @@ entries! {
 
     fn cuMemGetAllocationPropertiesFromHandle(
         call,
-        target: *mut CUmemAllocationProp,
+        target: Target<CUmemAllocationProp>,
         handle: CUmemGenericAllocationHandle,
     ) {
         put(target, call.physical_properties(Handle::from_bits(handle))?)
@@ -89,7 +89,7 @@ entries! {
 
     fn cuMemExportToShareableHandle(
         call,
-        target: *mut c_void,
+        target: Target<c_void>,
         handle: CUmemGenericAllocationHandle,
         handle_type: CUmemAllocationHandleType,
         flags: c_ulonglong,
@@ -98,12 +98,13 @@ entries! {
         if flags != 0 || target.is_null() {
             return Err(INVALID_VALUE);
         }
-        put(target.cast::<i32>(), call.physical_export(Handle::from_bits(handle))?)
+        // SAFETY: a handle of the one type that there is, a file descriptor, is an `int`.
+        put(unsafe { target.cast::<i32>() }, call.physical_export(Handle::from_bits(handle))?)
     }
 
     fn cuMemImportFromShareableHandle(
         call,
-        target: *mut CUmemGenericAllocationHandle,
+        target: Target<CUmemGenericAllocationHandle>,
         shareable: *mut c_void,
         handle_type: CUmemAllocationHandleType,
     ) {
@@ -145,14 +146,15 @@ entries! {
         if wishes.is_null() || count == 0 {
             return Err(INVALID_VALUE);
         }
-        let wishes = core::slice::from_raw_parts(wishes, count);
-        call.set_access(base, size_bytes as u64, wishes)
+        // SAFETY: not null, so the caller has `count` of them there.
+        let wishes = unsafe { (0..count).map(|index| take_at(wishes.wrapping_add(index))).collect::<Answer<Vec<_>>>()? };
+        call.set_access(base, size_bytes as u64, &wishes)
     }
 
     fn cuMemGetAccess(
         call,
-        flags: *mut c_ulonglong,
-        location: *const CUmemLocation,
+        flags: Target<c_ulonglong>,
+        location: Source<CUmemLocation>,
         address: CUdeviceptr,
     ) {
         put(flags, c_ulonglong::from(call.access(address, &take(location)?)?.0))
@@ -170,6 +172,8 @@ pub(super) fn check_shareable(handle_type: CUmemAllocationHandleType) -> Answer<
 
 /// A descriptor, which the driver takes as a number in a pointer's clothes: 0 is a null pointer to it.
 pub(super) fn descriptor(shareable: *mut c_void) -> Answer<i32> {
-    check_place(shareable)?;
+    if shareable.is_null() {
+        return Err(INVALID_VALUE);
+    }
     i32::try_from(shareable.addr()).map_err(|_| INVALID_VALUE)
 }

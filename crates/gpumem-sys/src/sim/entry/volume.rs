@@ -1,6 +1,6 @@
 //! Copies of boxes, and of several ranges at once.
 
-use super::{entries, take};
+use super::{Source, Target, entries, put_if_wanted, take, take_at};
 use crate::sim::call::Call;
 use crate::sim::codes::{Answer, INVALID_CONTEXT, INVALID_VALUE};
 use crate::sim::copy::Direction;
@@ -13,20 +13,20 @@ use crate::types::{
 use core::ptr::null_mut;
 
 entries! {
-    fn cuMemcpy3D_v2(call, copy: *const CUDA_MEMCPY3D) {
+    fn cuMemcpy3D_v2(call, copy: Source<CUDA_MEMCPY3D>) {
         copy_3d(call, null_mut(), &take(copy)?, true)
     }
 
-    fn cuMemcpy3DAsync_v2(call, copy: *const CUDA_MEMCPY3D, stream: CUstream) {
+    fn cuMemcpy3DAsync_v2(call, copy: Source<CUDA_MEMCPY3D>, stream: CUstream) {
         copy_3d(call, stream, &take(copy)?, false)
     }
 
-    fn cuMemcpy3DPeer(call, copy: *const CUDA_MEMCPY3D_PEER) {
+    fn cuMemcpy3DPeer(call, copy: Source<CUDA_MEMCPY3D_PEER>) {
         let copy = of_peers(call, &take(copy)?)?;
         copy_3d(call, null_mut(), &copy, true)
     }
 
-    fn cuMemcpy3DPeerAsync(call, copy: *const CUDA_MEMCPY3D_PEER, stream: CUstream) {
+    fn cuMemcpy3DPeerAsync(call, copy: Source<CUDA_MEMCPY3D_PEER>, stream: CUstream) {
         let copy = of_peers(call, &take(copy)?)?;
         copy_3d(call, stream, &copy, false)
     }
@@ -40,20 +40,20 @@ entries! {
         attributes: *mut CUmemcpyAttributes,
         attribute_starts: *mut usize,
         attribute_count: usize,
-        failed: *mut usize,
+        failed: Target<usize>,
         stream: CUstream,
     ) {
-        if !failed.is_null() {
-            // No copy in particular, until one is.
-            failed.write_unaligned(usize::MAX);
-        }
-        check_attributes(attributes, attribute_starts, attribute_count, count)?;
+        // No copy in particular, until one is.
+        put_if_wanted(failed, usize::MAX)?;
+        // SAFETY: there are `attribute_count` starts, or none.
+        unsafe { check_attributes(attributes, attribute_starts, attribute_count, count)? };
         for index in 0..count {
-            copy_one(call, (targets, sources, sizes), index, stream).inspect_err(|_| {
-                if !failed.is_null() {
-                    failed.write_unaligned(index);
-                }
-            })?;
+            // SAFETY: each of the three lists has `count` elements, or is null.
+            let copied = unsafe { copy_one(call, (targets, sources, sizes), index, stream) };
+            if copied.is_err() {
+                put_if_wanted(failed, index)?;
+                return copied;
+            }
         }
         Ok(())
     }
@@ -69,8 +69,10 @@ entries! {
         attribute_count: usize,
         stream: CUstream,
     ) {
-        check_attributes(attributes, attribute_starts, attribute_count, count)?;
-        (0..count).try_for_each(|index| copy_one(call, (targets, sources, sizes), index, stream))
+        // SAFETY: there are `attribute_count` starts, or none.
+        unsafe { check_attributes(attributes, attribute_starts, attribute_count, count)? };
+        // SAFETY: each of the three lists has `count` elements, or is null.
+        (0..count).try_for_each(|index| unsafe { copy_one(call, (targets, sources, sizes), index, stream) })
     }
 }
 
@@ -138,8 +140,8 @@ unsafe fn check_attributes(
     }
     let mut before = None;
     for index in 0..attribute_count {
-        // SAFETY: the caller's promise.
-        let start = unsafe { take(starts.wrapping_add(index))? };
+        // SAFETY: null, or the caller promises `attribute_count` of them.
+        let start = unsafe { take_at(starts.wrapping_add(index))? };
         let is_next = before.map_or(start == 0, |before| before < start && start < count);
         if !is_next {
             return Err(INVALID_VALUE);
@@ -164,9 +166,9 @@ unsafe fn copy_one(
     // SAFETY: not null, so the caller promises as many.
     let (target, source, size_bytes) = unsafe {
         (
-            take(targets.wrapping_add(index))?,
-            take(sources.wrapping_add(index))?,
-            take(sizes.wrapping_add(index))?,
+            take_at(targets.wrapping_add(index))?,
+            take_at(sources.wrapping_add(index))?,
+            take_at(sizes.wrapping_add(index))?,
         )
     };
     let thread = call.thread;
