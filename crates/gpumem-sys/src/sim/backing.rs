@@ -60,7 +60,7 @@ impl Spares {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Bytes(pub(super) *mut u8);
 
-// SAFETY: an address may be sent anywhere; only the owner of the instance's lock follows it.
+// SAFETY: an address is a number, which may be sent anywhere. Who follows it says why it may.
 unsafe impl Send for Bytes {}
 
 impl Bytes {
@@ -88,7 +88,9 @@ impl Backing {
 
     /// Makes it the memory of a file, where it is, with its bytes.
     pub(super) fn share(&mut self, file: &PageFile) -> Answer<()> {
-        file.take_over(self.bytes, self.size_bytes)?;
+        // SAFETY: the mapping is this one's, whole. Work and kernels follow its addresses only while they borrow the
+        // machine, which the caller has to itself.
+        unsafe { file.take_over(self.bytes, self.size_bytes)? };
         self.is_shared = true;
         Ok(())
     }
@@ -131,7 +133,7 @@ impl Drop for Map {
     }
 }
 
-// SAFETY: as for `Bytes`, which is the same address.
+// SAFETY: it owns its allocation, which any thread may use and give back.
 #[cfg(miri)]
 unsafe impl Send for Map {}
 

@@ -24,8 +24,8 @@ mod linux {
     use core::ptr::null_mut;
     use memmap2::MmapOptions;
     use rustix::fs::{
-        FallocateFlags, MemfdFlags, SealFlags, fallocate, fcntl_add_seals, fcntl_get_seals, fstat, ftruncate,
-        memfd_create,
+        FallocateFlags, MemfdFlags, Mode, OFlags, SealFlags, fallocate, fcntl_add_seals, fcntl_get_seals,
+        fstat, ftruncate, memfd_create, open, readlink,
     };
     use rustix::io::{Errno, fcntl_dupfd_cloexec, pread, pwrite};
     use rustix::mm::{MapFlags, ProtFlags, mmap, mmap_anonymous, munmap};
@@ -63,16 +63,32 @@ mod linux {
             if descriptor < 0 {
                 return Err(INVALID_VALUE);
             }
-            // SAFETY: the borrow ends with the copy. A descriptor that is not open is no concern of the system's: it
-            // answers so.
+            // SAFETY: it is not -1, and the driver asks its caller for a descriptor that is open during the call. Of one
+            // that is not, the system says so: nothing but the copy is made of it.
             let given = unsafe { BorrowedFd::borrow_raw(descriptor) };
             let own = fcntl_dupfd_cloexec(given, 0).map_err(|_| INVALID_VALUE)?;
             Self(own).checked(kind)
         }
 
-        /// The same for a file that another process has open.
+        /// A file that another process has open, with its label.
+        ///
+        /// A ticket may be forged, and opening what it names would have effects of its own: on a pipe, a terminal or a
+        /// device. So the file is only located first, and opened if it is a nameless one of the simulator's.
+        ///
+        /// # Errors
+        ///
+        /// `INVALID_VALUE` where there is no such file, or it is not one that was exported.
         pub(in crate::sim) fn open_of_process(ticket: &Ticket, kind: TicketKind) -> Answer<(Self, Ticket)> {
             let path = format!("/proc/{}/fd/{}", ticket.pid, ticket.descriptor);
+            let located =
+                open(path, OFlags::PATH | OFlags::CLOEXEC, Mode::empty()).map_err(|_| INVALID_VALUE)?;
+            // From here on it is this file, whatever the other process does with its descriptor.
+            let path = format!("/proc/self/fd/{}", located.as_raw_fd());
+            let name = readlink(&path, Vec::new()).map_err(|_| INVALID_VALUE)?;
+            let has_no_name = fstat(&located).is_ok_and(|stat| stat.st_nlink == 0);
+            if !has_no_name || name.to_bytes() != LINK {
+                return Err(INVALID_VALUE);
+            }
             let file = std::fs::OpenOptions::new().read(true).write(true).open(path);
             Self(file.map_err(|_| INVALID_VALUE)?.into()).checked(kind)
         }
@@ -98,19 +114,29 @@ mod linux {
             self.0.as_raw_fd() as u32
         }
 
-        /// A piece of the file at an address of this process.
+        /// A piece of a labelled file at an address of this process.
+        ///
+        /// # Errors
+        ///
+        /// `INVALID_VALUE` for a piece that is not in the file, `OUT_OF_MEMORY` where the process has no room.
         pub(in crate::sim) fn backing(&self, offset_bytes: u64, size_bytes: u64) -> Answer<Backing> {
             let len = usize::try_from(size_bytes).map_err(|_| OUT_OF_MEMORY)?;
-            // SAFETY: the piece is in the file, whose size is sealed. Its bytes are device memory, which others may
-            // write at any time: they are followed as raw addresses and never borrowed.
+            let file_bytes = fstat(&self.0).map_err(|_| INVALID_VALUE)?.st_size as u64;
+            offset_bytes.checked_add(size_bytes).filter(|&end| end <= file_bytes).ok_or(INVALID_VALUE)?;
+            // SAFETY: the piece is in the file, and the size of a labelled file is sealed. Its bytes are device memory,
+            // which other instances write too; here they are followed as raw addresses, or as cells while a kernel runs.
             let map = unsafe { MmapOptions::new().offset(offset_bytes).len(len).map_mut(&self.0) };
             Ok(Backing::of_file(map.map_err(|_| OUT_OF_MEMORY)?, size_bytes))
         }
 
         /// Takes a mapping's bytes over and puts the file in its place, at the same address.
-        pub(in crate::sim) fn take_over(&self, bytes: Bytes, size_bytes: u64) -> Answer<()> {
+        ///
+        /// # Safety
+        ///
+        /// A mapping of `size_bytes` begins there, which is the caller's to replace; nothing reads or writes it meanwhile.
+        pub(in crate::sim) unsafe fn take_over(&self, bytes: Bytes, size_bytes: u64) -> Answer<()> {
             let len = usize::try_from(size_bytes).map_err(|_| OUT_OF_MEMORY)?;
-            // SAFETY: the caller has that many bytes mapped there, and holds the instance's lock: nothing writes them.
+            // SAFETY: the caller promises a mapping of that size, which nothing writes meanwhile.
             let old = unsafe { core::slice::from_raw_parts(bytes.0, len) };
             for (index, page) in old.chunks(PAGE_BYTES).enumerate() {
                 // What is zero is so in the file, and costs nothing there.
@@ -121,7 +147,8 @@ mod linux {
             }
             let access = ProtFlags::READ | ProtFlags::WRITE;
             let flags = MapFlags::SHARED | MapFlags::FIXED | MapFlags::NORESERVE;
-            // SAFETY: what is replaced is the caller's mapping, whole, by the same bytes; nothing borrows it.
+            // SAFETY: what is replaced is the mapping that the caller may replace, whole, by the same bytes; the slice of
+            // the old ones ended with the loop.
             let mapped = unsafe { mmap(bytes.0.cast(), len, access, flags, &self.0, 0) };
             mapped.map(drop).map_err(out_of_memory)
         }
@@ -142,7 +169,8 @@ mod linux {
         len: usize,
     }
 
-    // SAFETY: it owns its addresses; only the holder of the instance's lock follows them.
+    // SAFETY: the range belongs to no thread. Mapping and unmapping are calls of the system, which any thread may make,
+    // and who follows the addresses is `Bytes`' concern.
     unsafe impl Send for AddressRange {}
 
     impl AddressRange {
@@ -159,7 +187,11 @@ mod linux {
         }
 
         /// Puts a piece of the file at an offset of the range.
-        pub(in crate::sim) fn map(
+        ///
+        /// # Safety
+        ///
+        /// Nothing refers to that part of the range.
+        pub(in crate::sim) unsafe fn map(
             &self,
             offset_bytes: u64,
             size_bytes: u64,
@@ -169,17 +201,22 @@ mod linux {
             let (at, len) = self.part(offset_bytes, size_bytes)?;
             let access = ProtFlags::READ | ProtFlags::WRITE;
             let flags = MapFlags::SHARED | MapFlags::FIXED | MapFlags::NORESERVE;
-            // SAFETY: what is replaced is a part of this range, which is ours alone. References into it live only
-            // while an operation runs, under the instance's lock, which the caller holds now.
+            // SAFETY: what is replaced lies in this range, which nobody else maps, and the caller promises that nothing
+            // refers to it.
             let mapped = unsafe { mmap(at, len, access, flags, &file.0, file_offset_bytes) };
             mapped.map(drop).map_err(out_of_memory)
         }
 
         /// Takes what is mapped at an offset away; touching it faults from then on.
-        pub(in crate::sim) fn unmap(&self, offset_bytes: u64, size_bytes: u64) -> Answer<()> {
+        ///
+        /// # Safety
+        ///
+        /// Nothing refers to that part of the range.
+        pub(in crate::sim) unsafe fn unmap(&self, offset_bytes: u64, size_bytes: u64) -> Answer<()> {
             let (at, len) = self.part(offset_bytes, size_bytes)?;
             let flags = MapFlags::PRIVATE | MapFlags::FIXED | MapFlags::NORESERVE;
-            // SAFETY: as in `map`.
+            // SAFETY: what is replaced lies in this range, which nobody else maps, and the caller promises that nothing
+            // refers to it.
             let mapped = unsafe { mmap_anonymous(at, len, ProtFlags::empty(), flags) };
             mapped.map(drop).map_err(out_of_memory)
         }
@@ -193,8 +230,9 @@ mod linux {
 
     impl Drop for AddressRange {
         fn drop(&mut self) {
-            // SAFETY: the range is ours, whatever is mapped in it; nothing follows its addresses any more. It can
-            // only fail for addresses that were never mapped.
+            // SAFETY: the range was reserved for this object, whatever is mapped in it by now. It goes when its
+            // reservation is freed, which asks for nothing to be mapped there, or with the whole machine. It can only fail
+            // for addresses that were never mapped.
             let _ = unsafe { munmap(self.base, self.len) };
         }
     }
@@ -203,6 +241,9 @@ mod linux {
     const SEALS: SealFlags = SealFlags::SHRINK.union(SealFlags::GROW).union(SealFlags::SEAL);
 
     const PAGE_BYTES: usize = 4096;
+
+    /// What the system calls a file of the simulator's among the descriptors of a process.
+    const LINK: &[u8] = b"/memfd:gpumem (deleted)";
 
     /// What a label takes at the end of a file.
     const LABEL_BYTES: u64 = PAGE_BYTES as u64;
@@ -220,8 +261,11 @@ mod linux {
             const PIECE: u64 = 2 << 20;
             let file = PageFile::new(1 << 40).unwrap();
             let range = AddressRange::reserve(1 << 42).unwrap();
-            range.map(0, PIECE, &file, PIECE).unwrap();
-            range.map(4 * PIECE, PIECE, &file, PIECE).unwrap();
+            // SAFETY: nothing refers to these parts yet.
+            unsafe {
+                range.map(0, PIECE, &file, PIECE).unwrap();
+                range.map(4 * PIECE, PIECE, &file, PIECE).unwrap();
+            }
             let read = |offset: u64| {
                 // SAFETY: only asked for what is mapped.
                 unsafe { range.bytes().at(offset).0.read() }
@@ -229,11 +273,46 @@ mod linux {
             // SAFETY: it is mapped and nothing else uses it.
             unsafe { range.bytes().0.write(7) };
             assert_eq!(read(4 * PIECE), 7);
-            range.unmap(0, PIECE).unwrap();
+            // SAFETY: nothing refers to it.
+            unsafe { range.unmap(0, PIECE).unwrap() };
             assert_eq!(read(4 * PIECE), 7);
             file.discard(PIECE, PIECE);
             assert_eq!(read(4 * PIECE), 0);
-            assert_eq!(range.map(1 << 42, PIECE, &file, 0), Err(OUT_OF_MEMORY));
+            // SAFETY: it is not a part of the range, and refused.
+            assert_eq!(unsafe { range.map(1 << 42, PIECE, &file, 0) }, Err(OUT_OF_MEMORY));
+        }
+
+        /// The system tells a watcher of every opening.
+        #[test]
+        fn a_forged_ticket_opens_nothing() {
+            use rustix::fs::inotify::{self, CreateFlags, WatchFlags};
+            use rustix::io::read;
+            let path = std::env::temp_dir().join(format!("gpumem-forged-{}", std::process::id()));
+            let file = std::fs::File::create(&path).unwrap();
+            let watcher = inotify::init(CreateFlags::NONBLOCK | CreateFlags::CLOEXEC).unwrap();
+            inotify::add_watch(&watcher, &path, WatchFlags::OPEN).unwrap();
+            let is_told = || read(&watcher, &mut [0_u8; 4096]).is_ok();
+
+            let ticket = Ticket::new(TicketKind::Plain, 0, 0, 4096);
+            let forged = Ticket { descriptor: file.as_raw_fd() as u32, ..ticket };
+            assert_eq!(PageFile::open_of_process(&forged, TicketKind::Chunk).err(), Some(INVALID_VALUE));
+            assert!(!is_told(), "the file was opened");
+            drop(std::fs::File::open(format!("/proc/self/fd/{}", file.as_raw_fd())));
+            assert!(is_told(), "an opening goes unnoticed here");
+            std::fs::remove_file(path).unwrap();
+
+            let label = Ticket::new(TicketKind::Chunk, 0, 0, 4096);
+            let exported = PageFile::labelled(&label).unwrap();
+            let ticket = Ticket { descriptor: exported.descriptor(), ..label };
+            assert_eq!(PageFile::open_of_process(&ticket, TicketKind::Chunk).unwrap().1, label);
+        }
+
+        #[test]
+        fn a_piece_that_is_not_in_the_file_is_refused() {
+            let file = PageFile::labelled(&Ticket::new(TicketKind::Chunk, 0, 0, 1 << 20)).unwrap();
+            assert!(file.backing(0, 1 << 20).is_ok());
+            assert_eq!(file.backing(1 << 20, 1 << 20).err(), Some(INVALID_VALUE));
+            assert_eq!(file.backing(u64::MAX, 2).err(), Some(INVALID_VALUE));
         }
 
         #[test]
@@ -259,7 +338,7 @@ mod linux {
             fcntl_add_seals(&open, SEALS).unwrap();
             let open = open.into_raw_fd();
             assert_eq!(PageFile::open(open, TicketKind::Pool).unwrap().1, small);
-            // SAFETY: as before.
+            // SAFETY: `into_raw_fd` gave it, and nobody else has it.
             drop(unsafe { <OwnedFd as std::os::fd::FromRawFd>::from_raw_fd(open) });
 
             for foreign in [-1, i32::MIN, i32::MAX, 1_000_000, 1] {
@@ -309,7 +388,7 @@ mod missing {
             match self.0 {}
         }
 
-        pub(in crate::sim) fn take_over(&self, _bytes: Bytes, _size_bytes: u64) -> Answer<()> {
+        pub(in crate::sim) unsafe fn take_over(&self, _bytes: Bytes, _size_bytes: u64) -> Answer<()> {
             match self.0 {}
         }
 
@@ -331,11 +410,11 @@ mod missing {
             match self.0 {}
         }
 
-        pub(in crate::sim) fn map(&self, _: u64, _: u64, _: &PageFile, _: u64) -> Answer<()> {
+        pub(in crate::sim) unsafe fn map(&self, _: u64, _: u64, _: &PageFile, _: u64) -> Answer<()> {
             match self.0 {}
         }
 
-        pub(in crate::sim) fn unmap(&self, _: u64, _: u64) -> Answer<()> {
+        pub(in crate::sim) unsafe fn unmap(&self, _: u64, _: u64) -> Answer<()> {
             match self.0 {}
         }
     }

@@ -60,12 +60,15 @@ impl super::virtual_memory::VirtualMemory {
     fn show(&self, mapping: &Allocation) -> Answer<()> {
         let (start, reservation) = self.reservation(mapping.base, mapping.size_bytes)?;
         let (file, file_offset_bytes) = self.pages_of(mapping).ok_or(INVALID_VALUE)?;
-        reservation.range.map(mapping.base - start, mapping.size_bytes, file, file_offset_bytes)
+        // SAFETY: this mapping has no open window, so nothing could follow its addresses yet. A kernel that runs may
+        // refer to other mappings.
+        unsafe { reservation.range.map(mapping.base - start, mapping.size_bytes, file, file_offset_bytes) }
     }
 
     fn hide(&self, base: u64, size_bytes: u64) -> Answer<()> {
         let (start, reservation) = self.reservation(base, size_bytes)?;
-        reservation.range.unmap(base - start, size_bytes)
+        // SAFETY: windows close between operations, and references into them end with the operation.
+        unsafe { reservation.range.unmap(base - start, size_bytes) }
     }
 }
 
