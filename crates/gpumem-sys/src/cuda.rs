@@ -35,13 +35,29 @@ fn open() -> Result<&'static Library, LoadError> {
     }
     let mut reasons = Vec::new();
     for name in NAMES {
-        // SAFETY: loading the vendor's driver runs its initialisers, which every CUDA program does.
-        match unsafe { Library::new(*name) } {
+        match load(name) {
             Ok(library) => return Ok(LIBRARY.get_or_init(|| library)),
             Err(error) => reasons.push(format!("{name}: {error}")),
         }
     }
     Err(LoadError::NoLibrary { reason: reasons.join("; ") })
+}
+
+/// The library of that name, from where the system keeps its own.
+#[cfg(windows)]
+fn load(name: &str) -> Result<Library, libloading::Error> {
+    use libloading::os::windows::{LOAD_LIBRARY_SEARCH_SYSTEM32, Library as WindowsLibrary};
+    // The default search would begin in the program's folder and go through the current one and `PATH`, where anybody may
+    // have put a library of that name. The driver is installed in System32.
+    // SAFETY: loading the vendor's driver runs its initialisers, which every CUDA program does.
+    unsafe { WindowsLibrary::load_with_flags(name, LOAD_LIBRARY_SEARCH_SYSTEM32) }.map(Library::from)
+}
+
+/// The library of that name, by the loader's search path.
+#[cfg(not(windows))]
+fn load(name: &str) -> Result<Library, libloading::Error> {
+    // SAFETY: loading the vendor's driver runs its initialisers, which every CUDA program does.
+    unsafe { Library::new(name) }
 }
 
 fn start(library: &'static Library) -> Result<Driver, LoadError> {
