@@ -6,8 +6,12 @@ use gpumem_sys::{Driver, LoadError, SimConfig, Table};
 use std::fmt::Write as _;
 use std::io::Write as _;
 use std::sync::OnceLock;
+use std::sync::atomic::{AtomicU32, Ordering};
 
 static DRIVER: OnceLock<Option<Driver>> = OnceLock::new();
+
+/// The process that started it.
+static STARTED_BY: AtomicU32 = AtomicU32::new(0);
 
 /// The driver's functions; `None` if it could not be set up, which has been said on standard error.
 pub(crate) fn table() -> Option<&'static Table> {
@@ -15,6 +19,7 @@ pub(crate) fn table() -> Option<&'static Table> {
 }
 
 fn start() -> Result<Driver, LoadError> {
+    STARTED_BY.store(std::process::id(), Ordering::Relaxed);
     Driver::sim(SimConfig::from_env()?)
 }
 
@@ -30,6 +35,11 @@ static AT_EXIT: extern "C" fn() = at_exit;
 
 #[cfg_attr(not(target_os = "linux"), allow(dead_code, reason = "nothing calls it there"))]
 extern "C" fn at_exit() {
+    // A process that was forked off the one that started the driver has nothing to say, and may have a lock that nobody
+    // gives back.
+    if STARTED_BY.load(Ordering::Relaxed) != std::process::id() {
+        return;
+    }
     let driver = DRIVER.get().and_then(Option::as_ref);
     let Some(report) = driver.and_then(Driver::simulator).map(|sim| sim.report()) else { return };
     let found = report.findings.iter().filter(|finding| is_worth_saying(finding));

@@ -6,7 +6,7 @@
 //! it sleeps until it is done. Kernels run under the lock. Neither may call the driver: such a call is refused.
 
 use super::call_cost::CallCost;
-use super::codes::{Answer, DEINITIALIZED, NOT_PERMITTED, NOT_READY, UNKNOWN};
+use super::codes::{Answer, NOT_PERMITTED, NOT_READY, UNKNOWN};
 use super::context::ThreadKey;
 use super::handle::Handle;
 use super::host_call;
@@ -42,7 +42,10 @@ pub(super) fn enter(
     if Inside::is_inside() {
         return NOT_PERMITTED;
     }
-    let Some(shared) = slot::find(slot) else { return DEINITIALIZED };
+    let shared = match slot::find(slot) {
+        Ok(shared) => shared,
+        Err(code) => return code,
+    };
     let other_threads = shared.threads.fetch_add(1, Ordering::Relaxed);
     // A panic would be a bug of ours; it may not unwind into the caller, who expects C.
     let answer = catch_unwind(AssertUnwindSafe(|| {

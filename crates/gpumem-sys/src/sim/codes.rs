@@ -8,6 +8,7 @@ pub(super) type Answer<T> = Result<T, CUresult>;
 pub(super) const INVALID_VALUE: CUresult = CUresult::CUDA_ERROR_INVALID_VALUE;
 pub(super) const OUT_OF_MEMORY: CUresult = CUresult::CUDA_ERROR_OUT_OF_MEMORY;
 pub(super) const DEINITIALIZED: CUresult = CUresult::CUDA_ERROR_DEINITIALIZED;
+pub(super) const NOT_INITIALIZED: CUresult = CUresult::CUDA_ERROR_NOT_INITIALIZED;
 pub(super) const NO_DEVICE: CUresult = CUresult::CUDA_ERROR_NO_DEVICE;
 pub(super) const INVALID_DEVICE: CUresult = CUresult::CUDA_ERROR_INVALID_DEVICE;
 pub(super) const INVALID_CONTEXT: CUresult = CUresult::CUDA_ERROR_INVALID_CONTEXT;

@@ -6,13 +6,14 @@
 //! answers that the driver is shut down.
 
 use super::SimError;
+use super::codes::{Answer, DEINITIALIZED, NOT_INITIALIZED};
 use super::config::{DEVICES_MAX, MEMORY_BYTES_MAX, SimConfig};
 use super::entry;
 use super::machine::Machine;
 use super::rules;
 use crate::table::Table;
-use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, TryLockError, Weak};
 
 /// An instance, as its handles and its entries see it.
 pub(super) struct Shared {
@@ -44,7 +45,12 @@ pub(super) fn take(config: SimConfig) -> Result<Arc<Shared>, SimError> {
     rules::check_all(&config.rules, config.device_count)?;
     static STARTED: AtomicU64 = AtomicU64::new(0);
     for (slot, holder) in SLOTS.iter().enumerate() {
-        let mut holder = holder.lock().unwrap_or_else(PoisonError::into_inner);
+        // A slot that is being looked up is in use; in a forked child it may stay locked for ever.
+        let mut holder = match holder.try_lock() {
+            Ok(holder) => holder,
+            Err(TryLockError::Poisoned(holder)) => holder.into_inner(),
+            Err(TryLockError::WouldBlock) => continue,
+        };
         if holder.strong_count() == 0 {
             // Handles keep only the low bits: with the slot in them, no two that are alive at once share their handles.
             let instance = STARTED.fetch_add(1, Ordering::Relaxed) * SLOTS.len() as u64 + slot as u64;
@@ -56,6 +62,7 @@ pub(super) fn take(config: SimConfig) -> Result<Arc<Shared>, SimError> {
                 threads: AtomicU64::new(0),
             });
             *holder = Arc::downgrade(&shared);
+            PROCESSES[slot].store(std::process::id(), Ordering::Relaxed);
             return Ok(shared);
         }
     }
@@ -63,13 +70,25 @@ pub(super) fn take(config: SimConfig) -> Result<Arc<Shared>, SimError> {
 }
 
 /// The instance that holds a slot.
-pub(super) fn find(slot: usize) -> Option<Arc<Shared>> {
-    SLOTS.get(slot)?.lock().unwrap_or_else(PoisonError::into_inner).upgrade()
+///
+/// # Errors
+///
+/// `NOT_INITIALIZED` in a process that was forked off the one that started the instance, where a lock may be held by a
+/// thread that does not exist; `DEINITIALIZED` where there is no instance any more.
+pub(super) fn find(slot: usize) -> Answer<Arc<Shared>> {
+    let (holder, process) = SLOTS.get(slot).zip(PROCESSES.get(slot)).ok_or(DEINITIALIZED)?;
+    let process = process.load(Ordering::Relaxed);
+    if process != 0 && process != std::process::id() {
+        return Err(NOT_INITIALIZED);
+    }
+    holder.lock().unwrap_or_else(PoisonError::into_inner).upgrade().ok_or(DEINITIALIZED)
 }
 
 macro_rules! slots {
     ($($slot:literal)*) => {
         const TABLES: &[fn() -> Table] = &[$(entry::table::<$slot>),*];
+        /// The process that started the last instance of each slot.
+        static PROCESSES: [AtomicU32; TABLES.len()] = [const { AtomicU32::new(0) }; TABLES.len()];
         static SLOTS: [Mutex<Weak<Shared>>; TABLES.len()] = [$({ const _: usize = $slot; Mutex::new(Weak::new()) }),*];
     };
 }

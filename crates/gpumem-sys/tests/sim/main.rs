@@ -10,6 +10,8 @@ mod calls;
 mod clock;
 mod codes;
 mod correct;
+#[cfg(all(target_os = "linux", not(miri)))]
+mod fork;
 mod graphs;
 mod instances;
 mod ipc;
