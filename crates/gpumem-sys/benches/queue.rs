@@ -105,28 +105,28 @@ impl Gpu {
     }
 
     fn fill(&self, stream: usize, block: u64) -> Result<(), DriverError> {
-        // SAFETY: as above.
+        // SAFETY: streams, blocks and the event are of this driver, and stay as long as it.
         unsafe { self.driver.cuMemsetD8Async(block, 1, 64, self.streams[stream]) }
     }
 
     fn copy(&self, stream: usize, target: u64, source: u64) -> Result<(), DriverError> {
-        // SAFETY: as above.
+        // SAFETY: streams, blocks and the event are of this driver, and stay as long as it.
         unsafe { self.driver.cuMemcpyDtoDAsync_v2(target, source, 64, self.streams[stream]) }
     }
 
     fn record(&self, stream: usize) -> Result<(), DriverError> {
-        // SAFETY: as above.
+        // SAFETY: streams, blocks and the event are of this driver, and stay as long as it.
         unsafe { self.driver.cuEventRecord(self.event, self.streams[stream]) }
     }
 
     fn wait(&self, stream: usize) -> Result<(), DriverError> {
-        // SAFETY: as above.
+        // SAFETY: streams, blocks and the event are of this driver, and stay as long as it.
         unsafe { self.driver.cuStreamWaitEvent(self.streams[stream], self.event, 0) }
     }
 
     fn churn(&mut self, i: usize) -> Result<(), DriverError> {
         let stream = self.streams[i / 3 % STREAMS];
-        // SAFETY: as above; the block is allocated, used and freed on one stream.
+        // SAFETY: the stream is one of this driver; the block is allocated, used and freed on one stream.
         unsafe {
             match i % 3 {
                 0 => self.driver.cuMemAllocAsync(&mut self.last, 4096, stream),

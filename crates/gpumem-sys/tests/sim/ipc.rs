@@ -157,7 +157,7 @@ fn work_before_a_shared_event_has_run_when_its_recording_returns() {
         assert_eq!(b.download(stream_b, opened + 999, 1), [6], "seed {seed}");
         // And back.
         b.fill(stream_b, opened, 7, 1000);
-        // SAFETY: as before.
+        // SAFETY: handles are checked by the driver under test.
         unsafe {
             b.cuEventRecord(seen, stream_b).unwrap();
             a.cuEventQuery(done).unwrap();

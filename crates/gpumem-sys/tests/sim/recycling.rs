@@ -283,13 +283,13 @@ fn step<'a>(gpu: &'a Machine, undo: &mut Vec<Undo<'a>>) -> Result<(), DriverErro
     let (mut base, stream) = (0, gpu.stream());
     // SAFETY: a local outlives the call.
     unsafe { gpu.cuMemAddressReserve(&mut base, PIECE, 0, 0, 0)? };
-    // SAFETY: here and below, addresses and handles are checked by the driver under test.
+    // SAFETY: addresses and handles are checked by the driver under test.
     undo.push(Box::new(move || unsafe { gpu.cuMemAddressFree(base, PIECE) }));
     let handle = create(gpu, PIECE)?;
-    // SAFETY: as above.
+    // SAFETY: addresses and handles are checked by the driver under test.
     undo.push(Box::new(move || unsafe { gpu.cuMemRelease(handle) }));
     map(gpu, base, handle)?;
-    // SAFETY: as above.
+    // SAFETY: addresses and handles are checked by the driver under test.
     undo.push(Box::new(move || unsafe { gpu.cuMemUnmap(base, PIECE) }));
     grant(gpu, base, PIECE, 0)?;
     gpu.fill(stream, base, 1, PIECE);
