@@ -67,7 +67,7 @@ enum When {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Effect {
-    /// The call does nothing and answers this.
+    /// The call does nothing and answers this, which is not the code of success.
     Fail(CUresult),
     /// So much of a device's free memory is gone, or all that is free if it is less. The call goes on.
     TakeMemory {
@@ -140,6 +140,11 @@ impl Rule {
             }
             _ => {}
         }
+        if let Effect::Fail(CUresult::CUDA_SUCCESS)
+        | Effect::LoseDevice { code: CUresult::CUDA_SUCCESS, .. } = self.effect
+        {
+            return Err(RuleError::NoFailure { call: self.call.clone() });
+        }
         if calls().iter().any(|call| self.names(call)) {
             return Ok(());
         }
@@ -203,6 +208,12 @@ pub enum RuleError {
     /// Calls are counted from 1.
     #[error("the rule about {call} names call 0; calls are counted from 1")]
     ZerothCall {
+        /// The name.
+        call: String,
+    },
+    /// Its code is that of success: the call would do nothing and claim to have done it, and no caller could know.
+    #[error("the rule about {call} fails with CUDA_SUCCESS, which is no failure; use another code")]
+    NoFailure {
         /// The name.
         call: String,
     },
@@ -337,7 +348,7 @@ impl FromStr for Rule {
     /// # Errors
     ///
     /// [`RuleError::Malformed`] for text of another form; [`RuleError::UnknownCall`], [`RuleError::LackingCall`] and
-    /// [`RuleError::ZerothCall`] for a rule that could never apply.
+    /// [`RuleError::ZerothCall`] for a rule that could never apply; [`RuleError::NoFailure`] for one that fails with success.
     fn from_str(text: &str) -> Result<Self, RuleError> {
         let rule =
             parse(text.trim()).ok_or_else(|| RuleError::Malformed { rule: text.trim().to_string() })?;
@@ -453,6 +464,7 @@ mod tests {
         assert!(!text("cuCoffeeMachineStart=fail:2").contains("did you mean"));
         assert!(text("cuArrayCreate=fail:2").contains("software driver has no cuArrayCreate"));
         assert!(text("cuInit#0=fail:2").contains("counted from 1"));
+        assert!(text("cuInit=fail:0").contains("no failure") && text("cuInit=lose:0").contains("no failure"));
         assert!(text("cuInit#0+=fail:2").contains("counted from 1"));
     }
 

@@ -10,6 +10,7 @@ use super::finding::{Deed, FaultKind};
 use super::handle::Handle;
 use super::machine::Machine;
 use super::operation::Operation;
+use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 /// An unsigned number of four or eight bytes at an address, and what it is compared with or becomes.
 #[derive(Clone, Copy, Debug)]
@@ -99,13 +100,13 @@ impl Machine {
             return true;
         }
         let bytes = found.bytes_at(wish.address).0;
-        // SAFETY: the range lies whole in memory that is alive; the program may write pinned memory at the same time,
-        // so it is read at once and for real. The call checked that the address is a multiple of the size.
+        // SAFETY: the range lies whole in memory that is alive, and the call checked that the address is a multiple of
+        // the size. The program may write pinned memory at the same time, so it is read by one atomic access.
         let found = unsafe {
             if wish.is_wide {
-                bytes.cast::<u64>().read_volatile()
+                AtomicU64::from_ptr(bytes.cast()).load(Ordering::Acquire)
             } else {
-                u64::from(bytes.cast::<u32>().read_volatile())
+                u64::from(AtomicU32::from_ptr(bytes.cast()).load(Ordering::Acquire))
             }
         };
         condition.is_met(found, wish)
@@ -136,12 +137,13 @@ impl Machine {
         }
         self.clock_tells_value(self.place_of(wish.address, &found));
         let bytes = found.bytes_at(wish.address).0;
-        // SAFETY: the range lies whole in memory that is alive; see `value_is_met`.
+        // SAFETY: the range lies whole in memory that is alive, devices may write it, and the call checked that the
+        // address is a multiple of the size. The program may read pinned memory at the same time, so it is one access.
         unsafe {
             if wish.is_wide {
-                bytes.cast::<u64>().write_volatile(wish.value);
+                AtomicU64::from_ptr(bytes.cast()).store(wish.value, Ordering::Release);
             } else {
-                bytes.cast::<u32>().write_volatile(wish.value as u32);
+                AtomicU32::from_ptr(bytes.cast()).store(wish.value as u32, Ordering::Release);
             }
         }
         Ok(self.config.costs.mark_ns)

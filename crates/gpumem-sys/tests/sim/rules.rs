@@ -97,3 +97,32 @@ fn the_report_names_seed_schedule_and_rules() {
     assert!(text.contains("seed 9, schedule late"), "{text}");
     assert!(text.contains("rule: cuLaunchKernel%0.5=fail:CUDA_ERROR_OUT_OF_MEMORY"), "{text}");
 }
+
+/// Through safe code alone: a call that claims to have waited would end a borrow that queued work still uses.
+#[test]
+fn a_machine_with_a_rule_that_could_never_apply_or_lies_does_not_start() {
+    use gpumem_sys::LoadError;
+    use gpumem_sys::sim::{RuleError, SimError};
+    let refusal = |rule: Rule| match Driver::sim(SimConfig::new().rule(rule)) {
+        Err(LoadError::Sim(SimError::Rule(error))) => error,
+        other => panic!("{other:?}"),
+    };
+    let fail = |call| Rule::new(call, Effect::Fail(OUT_OF_MEMORY));
+    assert!(
+        matches!(refusal(fail("cuMemAloc*")), RuleError::UnknownCall { nearest: Some(name), .. } if name == "cuMemAlloc*")
+    );
+    assert!(matches!(refusal(fail("cuArrayCreate")), RuleError::LackingCall { .. }));
+    assert!(matches!(refusal(fail("cuInit").nth(0)), RuleError::ZerothCall { .. }));
+    assert!(matches!(refusal(fail("cuInit").chance(f64::NAN)), RuleError::BadChance { .. }));
+    let lie = Rule::new("cuCtxSynchronize", Effect::Fail(CUresult::CUDA_SUCCESS));
+    assert!(matches!(refusal(lie), RuleError::NoFailure { .. }));
+    let elsewhere = Rule::new("cuInit", Effect::TakeMemory { device: 1, size_bytes: 1 });
+    assert!(matches!(refusal(elsewhere), RuleError::UnknownDevice { device: 1, count: 1, .. }));
+}
+
+#[test]
+fn a_rule_may_hold_from_the_nth_call_on() {
+    let gpu = machine(SimConfig::new().rule("cuMemAlloc#2+=fail:OUT_OF_MEMORY".parse().unwrap()));
+    let codes: Vec<_> = (0..4).map(|_| code(gpu.try_alloc(16))).collect();
+    assert_eq!(codes, [CUresult::CUDA_SUCCESS, OUT_OF_MEMORY, OUT_OF_MEMORY, OUT_OF_MEMORY]);
+}
