@@ -50,6 +50,7 @@ pub(crate) trait Source {
     fn pin(&self, piece: Piece) -> Result<(), PoolError>;
 
     /// What a live piece lies in, if that can be named to other processes.
+    #[cfg_attr(not(unix), allow(dead_code, reason = "only exports ask for it, which are for Unix"))]
     fn backing(&self, _piece: Piece) -> Option<Underlying> {
         None
     }
@@ -132,6 +133,7 @@ pub(crate) trait Growing {
 pub(crate) const GROWTH_UNIT_BYTES: u64 = 2 << 20;
 
 /// Physical memory under a piece: handles side by side, by the driver's names, each with its size.
+#[cfg_attr(not(unix), allow(dead_code, reason = "only exports ask for it, which are for Unix"))]
 #[derive(Clone, Debug)]
 pub(crate) struct Underlying {
     pub(crate) handles: Vec<(CUmemGenericAllocationHandle, u64)>,

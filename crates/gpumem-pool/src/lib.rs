@@ -37,6 +37,22 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 
+//! # Systems
+//!
+//! Everything is there on Linux. Elsewhere:
+//!
+//! - the software driver has no virtual memory management, so [`BackendKind::Caching`] works over plain segments there; the
+//!   status says so. Over the vendor's driver on Windows it works as on Linux;
+//! - blocks can't be exported to other processes, and on Windows `ExportedBlock` and `ImportedBlock` don't exist;
+//! - a [`trace::Trace`] does not lock its file: two processes that name one file spoil it, so put `%p` into the name;
+//! - the threads' caches have no barrier of the system's, and make fences of their own instead.
+//!
+//! # Forked processes
+//!
+//! A driver does not survive `fork`: every call of it answers `CUDA_ERROR_NOT_INITIALIZED` in the child. The child has copies
+//! of the locks, too, some of them held by threads that it lacks. It must neither use nor drop devices, streams, pools and
+//! blocks of its parent: it may `exec`, or leave by `_exit`. Fork before the first [`Device`] is made, or start a new process.
+
 // `unsafe` is calling the driver, in the modules that own one kind of its objects each.
 #![deny(unsafe_code)]
 

@@ -5,6 +5,13 @@
 //! follows the import after the block was freed faults. Of another instance, in this process or another, there are only the
 //! bytes: what it does and when is not seen here, as it is not by the driver. The bytes stay when the exporter of a pool is
 //! killed, where the vendor's driver takes them away and calls their addresses invalid.
+//!
+//! **Two instances of one process have a lock each**, so work of both on the same bytes could run at once on two threads.
+//! Safe code does not get there: another instance's memory is an address, and all that follows it are unsafe calls of the
+//! driver, whose condition is that the program orders what its processes do to shared memory. Where it does, no two
+//! accesses are at once: the work of the first ran under its instance's lock, which was given back before the wait for that
+//! work returned, and the second queues its own after it was told. Where it does not, it breaks that condition, and the
+//! bytes are anybody's, as on a device.
 
 use super::backing::{Backing, Bytes};
 use super::codes::{Answer, INVALID_VALUE, OUT_OF_MEMORY};

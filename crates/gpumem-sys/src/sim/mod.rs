@@ -21,6 +21,13 @@
 //! ([`Finding`]). The order itself is the seed's, or early, late, or every one there is ([`Schedule`]); faults happen
 //! where rules say so ([`Rule`]).
 //!
+//! **Off Linux there is less.** No virtual memory management, and no memory for other processes: the calls answer
+//! `CUDA_ERROR_NOT_SUPPORTED`, and the device's attributes say so.
+//!
+//! **A forked process has no simulator.** As with the vendor's driver, every call of an instance that the parent started
+//! answers `CUDA_ERROR_NOT_INITIALIZED` in the child. A [`Sim`] of the parent is not for the child either: its functions
+//! may wait for ever for a lock that a thread of the parent held. The child may start an instance of its own, and `exec`.
+//!
 //! **Memory costs what is touched.** A device of 141 GiB is mapped lazily, block by block. Device addresses lie where
 //! no host pointer can, so one that leaks into host code faults.
 //!

@@ -53,6 +53,7 @@ impl Access {
         Self { dues: self.dues.clone(), granted: RwLock::default(), ..*self }
     }
 
+    #[cfg_attr(not(unix), allow(dead_code, reason = "only exports ask for it, which are for Unix"))]
     pub(super) fn is_exportable(&self) -> bool {
         self.handle_use.exportable
     }

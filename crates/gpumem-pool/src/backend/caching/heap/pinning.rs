@@ -19,6 +19,7 @@ impl Heap {
     }
 
     /// The handles under a live piece, which pins them: from left to right, and where in the first of them its address is.
+    #[cfg_attr(not(unix), allow(dead_code, reason = "only exports ask for it, which are for Unix"))]
     pub(in super::super) fn backing(&mut self, record: u32, address: u64) -> Option<Underlying> {
         self.pin(record);
         let Record { start, size_bytes, space, .. } = self.records.get(record).copied()?;

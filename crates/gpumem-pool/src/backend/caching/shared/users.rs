@@ -35,6 +35,7 @@ impl Shared {
     }
 
     /// What a live piece lies in, where handles were made to be exported.
+    #[cfg_attr(not(unix), allow(dead_code, reason = "only exports ask for it, which are for Unix"))]
     pub(in super::super) fn backing(&self, piece: &Piece) -> Option<Underlying> {
         let mut core = self.core();
         self.access.is_exportable().then(|| core.heap.backing(piece.record(), piece.address))?
