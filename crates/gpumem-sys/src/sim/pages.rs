@@ -388,6 +388,9 @@ mod missing {
             match self.0 {}
         }
 
+        /// # Safety
+        ///
+        /// Nothing is asked: there is no such object.
         pub(in crate::sim) unsafe fn take_over(&self, _bytes: Bytes, _size_bytes: u64) -> Answer<()> {
             match self.0 {}
         }
@@ -410,10 +413,16 @@ mod missing {
             match self.0 {}
         }
 
+        /// # Safety
+        ///
+        /// Nothing is asked: there is no such object.
         pub(in crate::sim) unsafe fn map(&self, _: u64, _: u64, _: &PageFile, _: u64) -> Answer<()> {
             match self.0 {}
         }
 
+        /// # Safety
+        ///
+        /// Nothing is asked: there is no such object.
         pub(in crate::sim) unsafe fn unmap(&self, _: u64, _: u64) -> Answer<()> {
             match self.0 {}
         }
