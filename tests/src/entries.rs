@@ -182,18 +182,26 @@ pub const ENTRIES: &[(&str, Entry)] = &[
         drop(block);
         Ok(())
     }),
-    ("HostMemory: register register_read_only pageable", |stage| {
+    ("HostMemory: register register_read_only pageable into_inner", |stage| {
+        let table = HostMemory::register(&stage.device, vec![0_u8; 1 << 16])?.into_inner()?;
+        let (shared, table): (Arc<[u8]>, _) = (table.as_slice().into(), table.into_boxed_slice());
+        unless_missing(HostMemory::register_read_only(&stage.device, shared).map(drop))?;
+        unless_missing(HostMemory::pageable(&stage.device, table).map(drop))
+    }),
+    ("Device: with_host_memory with_host_memory_read_only with_host_memory_pageable", |stage| {
         let mut table = vec![0_u8; 1 << 16];
-        drop(HostMemory::register(&stage.device, &mut table)?);
-        for outcome in [
-            HostMemory::register_read_only(&stage.device, &table).map(drop),
-            HostMemory::pageable(&stage.device, &mut table.clone()).map(drop),
-        ] {
-            match outcome {
-                Err(PoolError::NoHostAccess { .. }) => {}
-                other => other?,
-            }
-        }
+        stage.device.with_host_memory(&mut table, |memory| assert_ne!(memory.address(), 0))?;
+        unless_missing(stage.device.with_host_memory_read_only(&table, |_| ()))?;
+        unless_missing(stage.device.with_host_memory_pageable(&mut table, |_| ()))
+    }),
+    ("Stream: run_borrowed", |stage| {
+        let block = stage.block()?;
+        let _bound = stage.device.bind()?;
+        stage.streams[0].run_borrowed("a copy", |raw| {
+            let mut byte = 1_u8;
+            // SAFETY: the block has a byte, and memory that is not pinned is copied from before the call returns.
+            unsafe { stage.driver.cuMemcpyHtoDAsync_v2(block.address(), (&raw mut byte).cast(), 1, raw) }
+        })??;
         Ok(())
     }),
     ("GrowableBlock: growable grow_to shrink_to", |stage| {
@@ -245,8 +253,16 @@ pub const PLAIN: &str = "
     host_ptr stream max_bytes is_host_accessible oversubscribe exact_peaks hard_limit soft_limit profile dials exportable rdma
     on_out_of_memory plain_segments adaptor resolve out_of_memory advice cached_bytes others_bytes of growth_slack
     growth_slack_max window_allowance handle_bytes_max growth_divisor rounding_divisor split_bytes_max magazine_share
-    magazine_bytes_min large_share
+    magazine_bytes_min large_share error into_value synchronize_for_drop
     tag usage notices release_budget trim_when_idle poll_budget inserted_waits empty_windows_max wait_deadline";
+
+/// What the device lacks is no failure.
+fn unless_missing<E: Into<PoolError>>(outcome: Result<(), E>) -> Result<(), PoolError> {
+    match outcome.map_err(Into::into) {
+        Err(PoolError::NoHostAccess { .. }) => Ok(()),
+        other => other,
+    }
+}
 
 /// Whether an entry failed because the backend or the machine does not have it.
 #[must_use]

@@ -7,7 +7,8 @@ use gpumem_tests::backends::backends;
 use gpumem_tests::cases;
 use gpumem_tests::gate::Gate;
 use gpumem_tests::pool::{
-    BackendKind, Block, Device, Expectation, HostMemory, Location, MemoryKind, Pool, PoolError, Stream,
+    BackendKind, Block, BorrowedHostMemory, Device, Expectation, HostMemory, Location, MemoryKind, Pool,
+    PoolError, Stream,
 };
 use gpumem_tests::sys::types::CUdevice_attribute;
 
@@ -176,19 +177,23 @@ cases! {
         let device = Device::new(driver, 0).unwrap();
         let stream = Stream::new(&device).unwrap();
         let mut table = vec![1_u32; 300_000];
-        {
-            let shared = HostMemory::register(&device, &mut table).unwrap();
-            assert_eq!(shared.size_bytes(), 1_200_000);
-            assert_eq!(device_sees(shared.address(), &stream), 1);
-            fill(shared.address(), 2, shared.size_bytes(), &stream);
-            // No wait: the drop has to.
-        }
+        device
+            .with_host_memory(&mut table, |shared| {
+                assert_eq!(shared.size_bytes(), 1_200_000);
+                assert_eq!(device_sees(shared.address(), &stream), 1);
+                fill(shared.address(), 2, shared.size_bytes(), &stream);
+                // No wait: the end of the closure has to.
+            })
+            .unwrap();
         assert!(table.iter().all(|value| *value == 0x0202_0202));
-        // It is the program's own again, and can be pinned again.
-        drop(HostMemory::register(&device, &mut table).unwrap());
-        assert_eq!(HostMemory::<u8>::register(&device, &mut []).unwrap().address(), 0);
-        match HostMemory::register_read_only(&device, &table) {
-            Ok(shared) => assert_eq!((device_sees(shared.address() + 4, &stream), table[1]), (2, 0x0202_0202)),
+        // It is the program's own again, and can be pinned again, for longer than a call.
+        let owned = HostMemory::register(&device, table).unwrap();
+        fill(owned.address(), 3, owned.size_bytes(), &stream);
+        let table = owned.into_inner().unwrap();
+        assert!(table.iter().all(|value| *value == 0x0303_0303));
+        assert_eq!(HostMemory::register(&device, Vec::<u8>::new()).unwrap().address(), 0);
+        match device.with_host_memory_read_only(&table, |shared| (device_sees(shared.address() + 4, &stream), table[1])) {
+            Ok(seen) => assert_eq!(seen, (3, 0x0303_0303)),
             Err(error) => assert!(matches!(error, PoolError::NoHostAccess { .. }), "{error}"),
         }
     }
@@ -199,8 +204,8 @@ cases! {
         let stream = Stream::new(&device).unwrap();
         let mut table = vec![1_u8; 100_000];
         let can = device.attribute(CUdevice_attribute::CU_DEVICE_ATTRIBUTE_PAGEABLE_MEMORY_ACCESS).unwrap() != 0;
-        let shared = HostMemory::pageable(&device, &mut table);
-        match shared.map(|shared| fill(shared.address(), 3, shared.size_bytes(), &stream)) {
+        let used = |shared: &BorrowedHostMemory<'_, u8>| fill(shared.address(), 3, shared.size_bytes(), &stream);
+        match device.with_host_memory_pageable(&mut table, used) {
             Ok(()) => assert!(can && table.iter().all(|value| *value == 3)),
             Err(error) => {
                 assert!(!can && matches!(error, PoolError::NoHostAccess { .. }), "{error}");

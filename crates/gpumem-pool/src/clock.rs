@@ -20,6 +20,7 @@
 #[allow(unsafe_code)]
 mod capture;
 mod epochs;
+mod finish;
 #[allow(unsafe_code)]
 mod lane;
 #[allow(unsafe_code)]

@@ -4,6 +4,7 @@
 //! memory and streams can be shared with them. It is retained here and released with the last clone; whatever needs the
 //! context alive (streams, events, pools, blocks) holds a clone.
 
+mod settle;
 mod wait;
 
 use crate::account::Account;
@@ -17,7 +18,8 @@ use core::ffi::{CStr, c_char, c_int};
 use core::fmt;
 use gpumem_sys::types::{CUcontext, CUctx_st, CUdevice, CUdevice_attribute};
 use gpumem_sys::{Driver, DriverError};
-use std::sync::{Arc, OnceLock, RwLock, Weak};
+pub(crate) use settle::Patience;
+use std::sync::{Arc, Mutex, OnceLock, RwLock, Weak};
 
 /// One GPU, through its primary context. Clones share it.
 ///
@@ -60,6 +62,8 @@ struct Common {
     account: Arc<Account>,
     /// Held together by those who wait for all of the GPU, and alone by whoever begins a capture there.
     quiet: RwLock<()>,
+    /// Memory that was kept instead of being given back, and not yet reported.
+    kept: Mutex<Vec<PoolError>>,
 }
 
 /// How much memory a device has, and how much of it is free, whoever uses the rest.
@@ -264,7 +268,8 @@ impl Device {
 impl Common {
     fn new(total_bytes: u64) -> Self {
         let account = Arc::new(Account::new(total_bytes));
-        Self { upkeep: Upkeep::default(), watch: Watch::default(), account, quiet: RwLock::default() }
+        let (quiet, kept) = (RwLock::default(), Mutex::default());
+        Self { upkeep: Upkeep::default(), watch: Watch::default(), account, quiet, kept }
     }
 }
 

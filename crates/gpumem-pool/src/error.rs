@@ -288,6 +288,23 @@ pub enum PoolError {
         /// What the driver said.
         cause: DriverError,
     },
+    /// Host memory or an imported block was dropped, and the device could not be waited for. The memory stays registered or
+    /// mapped, and is leaked, rather than being given back under use. Nothing is wrong with this call: repeat it.
+    #[error(
+        "{what} at {address:#x} ({}) was kept when it was dropped, because the device could not be waited for ({cause}); end \
+         captures of other threads before such a drop, and repeat this call, which reports each case once",
+        Bytes(*.size_bytes)
+    )]
+    Kept {
+        /// The kind of memory.
+        what: &'static str,
+        /// Its address.
+        address: u64,
+        /// Its size.
+        size_bytes: u64,
+        /// What kept the wait, or the return, from succeeding.
+        cause: DriverError,
+    },
     /// There is no driver to use.
     #[error(transparent)]
     Load(#[from] LoadError),
@@ -373,6 +390,13 @@ impl From<DriverError> for PoolError {
         if is_sticky(error.code()) { Self::DeviceLost(error) } else { Self::Driver(error) }
     }
 }
+
+/// Whether the code says that no work runs any more: the context is lost or destroyed, or the driver shuts down.
+pub(crate) fn is_over(code: CUresult) -> bool {
+    is_sticky(code) || OVER.contains(&code)
+}
+
+const OVER: [CUresult; 2] = [CUresult::CUDA_ERROR_DEINITIALIZED, CUresult::CUDA_ERROR_INVALID_CONTEXT];
 
 /// Whether the code stays with the context: every later call on it returns the same.
 pub(crate) fn is_sticky(code: CUresult) -> bool {

@@ -23,7 +23,7 @@ mod order;
 
 pub(crate) use holds::Holds;
 
-use crate::clock::Part;
+use crate::clock::{Clocks, Part, Slot};
 use crate::context::Handle;
 use crate::device::Device;
 use crate::error::PoolError;
@@ -112,6 +112,7 @@ impl Stream {
         let _quiet = self.device().begin_capture();
         holds.announce();
         let begun = self.check_runs("beginning a capture").and_then(|()| {
+            let _runs = self.stay_out_of_capture(true)?;
             let begun = self.clocks().begin_capture(self.slot(), mode.raw())?;
             begun.ok_or(PoolError::CaptureBroken)
         });
@@ -162,13 +163,12 @@ impl Capture {
     fn finish(&mut self) -> Result<Graph, PoolError> {
         self.is_ended = true;
         let clocks = self.stream.clocks();
+        if !clocks.holds().end_begins(self.hold.graph) {
+            // The end of a borrow has cut it short.
+            return Err(PoolError::CaptureBroken);
+        }
         let ended = clocks.end_capture(self.stream.slot());
-        let waits = clocks.holds().end(self.hold.graph, clocks);
-        let ours = waits
-            .into_iter()
-            .filter(|(slot, _)| *slot == self.stream.slot() || clocks.own_part(*slot) == Some(Part::Runs));
-        let waited =
-            ours.map(|(slot, stamp)| clocks.order_launch(stamp, slot)).collect::<Result<Vec<_>, _>>();
+        let waited = run_again(clocks, self.hold.graph, self.stream.slot());
         match ended {
             Ok(raw) if raw.is_null() => Err(PoolError::CaptureBroken),
             Ok(raw) => {
@@ -183,6 +183,25 @@ impl Capture {
             }),
         }
     }
+}
+
+/// Ends a capture that this thread has begun, which kept the end of a borrow from waiting for the device: the borrowed memory
+/// comes before the graph. [`Capture::end`] says that the capture is broken.
+pub(crate) fn cut_short(device: &Device, graph: u64, origin: Slot) {
+    let clocks = device.clocks();
+    if clocks.holds().end_begins(graph) {
+        // If the driver refuses, the next try to wait finds that out.
+        let _ = clocks.discard_capture(origin);
+        let _ = run_again(clocks, graph, origin);
+    }
+}
+
+/// The capture is over: its streams wait for what they were asked to wait for meanwhile.
+fn run_again(clocks: &Clocks, graph: u64, origin: Slot) -> Result<(), DriverError> {
+    let waits = clocks.holds().end(graph, clocks);
+    let mut ours =
+        waits.into_iter().filter(|(slot, _)| *slot == origin || clocks.own_part(*slot) == Some(Part::Runs));
+    ours.try_for_each(|(slot, stamp)| clocks.order_launch(stamp, slot).map(drop))
 }
 
 impl Drop for Capture {

@@ -1,165 +1,501 @@
-//! [`HostMemory`]: memory of the program's own that a device uses where it is.
+//! [`HostMemory`] and [`BorrowedHostMemory`]: memory of the program's own that devices use where it is.
+//!
+//! Memory that a device may still write must not be the program's again. No guard over a borrow can promise that, because a
+//! guard can be forgotten: so a borrow ends with a closure ([`Device::with_host_memory`]), and a buffer that outlives the
+//! call is owned ([`HostMemory`]). Both wait for the device at their end. The owner keeps the buffer if it can't wait; the
+//! closure's caller gets the slice back whatever happens, so that it waits as long as it takes.
 
-use crate::device::Device;
+use crate::context::Relaxed;
+use crate::device::{Device, Patience};
 use crate::error::PoolError;
+use buffer::Parts;
+pub use buffer::{HostBuffer, HostBufferMut};
+use core::error::Error;
 use core::ffi::c_void;
 use core::fmt;
 use core::marker::PhantomData;
-use gpumem_sys::types::{CUdevice_attribute, CUdeviceptr};
+use core::mem::ManuallyDrop;
+use gpumem_sys::DriverError;
+use gpumem_sys::types::{CUdevice_attribute, CUdeviceptr, CUresult};
+use std::io::Write;
 
-/// A slice of the program's own memory, with an address for devices, for as long as this lives. The slice is borrowed
-/// meanwhile: nobody else can see what the device writes, or change what it reads.
+mod buffer;
+
+/// A buffer of the program's own (`Vec<T>`, `Box<[T]>`, `&'static mut [T]`; for devices that only read also `Arc<[T]>` and
+/// `&'static [T]`) with an address for devices. It belongs to this value until [`HostMemory::into_inner`].
 ///
-/// Pinned with the driver ([`HostMemory::register`]), or as it is where the device follows the host's addresses by itself
-/// ([`HostMemory::pageable`]). Its drop waits for the device, and then takes the pins out.
+/// Its drop waits for all devices that are open, also under a capture, and then gives the buffer back to the allocator. A
+/// capture that this thread has begun is ended if nothing else lets the wait succeed ([`PoolError::CaptureBroken`] at its
+/// end). If the wait stays impossible for two seconds, because another thread captures or because the driver refuses, the
+/// buffer stays registered and is leaked, and the next [`Device::synchronize`], registration or import reports
+/// [`PoolError::Kept`]. [`core::mem::forget`] leaks the buffer.
 ///
 /// ```
 /// use gpumem_pool::{Device, HostMemory, Stream, sys::{Driver, SimConfig}};
 ///
 /// let device = Device::new(&Driver::sim(SimConfig::new())?, 0)?;
 /// let stream = Stream::new(&device)?;
-/// let mut table = vec![0_u32; 1 << 20];
+/// let shared = HostMemory::register(&device, vec![0_u32; 1 << 20])?;
 /// {
-///     let shared = HostMemory::register(&device, &mut table)?;
 ///     let _bound = device.bind()?;
-///     // SAFETY: the memory is shared, and as long as that.
+///     // SAFETY: the memory is as large as that, and `shared` waits for the stream before it gives the vector back.
 ///     unsafe { device.driver().cuMemsetD32Async(shared.address(), 7, 1 << 20, stream.raw())? };
 /// }
+/// let table: Vec<u32> = shared.into_inner()?;
 /// assert!(table.iter().all(|value| *value == 7));
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
-#[must_use = "dropping it takes the device's way to the memory away"]
-pub struct HostMemory<'a, T> {
+#[must_use = "dropping it takes the devices' address away"]
+pub struct HostMemory<B: HostBuffer> {
+    registration: Registration,
+    parts: Parts<B::Element>,
+    buffer: PhantomData<B>,
+}
+
+/// A borrowed slice with an address for devices, inside of [`Device::with_host_memory`].
+pub struct BorrowedHostMemory<'a, T> {
+    registration: Registration,
+    slice: PhantomData<&'a mut [T]>,
+}
+
+/// An error of [`HostMemory`], with the value that the call was given. It turns into the [`PoolError`] by `?`.
+pub struct HostMemoryError<V>(Box<(PoolError, V)>);
+
+/// What the driver knows of some host memory.
+struct Registration {
     device: Device,
     host: *mut c_void,
     address: CUdeviceptr,
     size_bytes: u64,
     is_registered: bool,
-    slice: PhantomData<&'a mut [T]>,
+    /// Whether it has ended, so that no work uses the memory.
+    is_over: bool,
 }
 
-// SAFETY: it is the slice that it borrows, alone or with others, which may go to another thread if the elements may be sent
-// and shared; the driver takes calls about it from any thread.
-unsafe impl<T: Send + Sync> Send for HostMemory<'_, T> {}
-// SAFETY: a shared one tells addresses, and gives no way to the elements.
-unsafe impl<T: Sync> Sync for HostMemory<'_, T> {}
+/// The way in which devices find the memory.
+#[derive(Clone, Copy)]
+enum Access {
+    ReadWrite,
+    ReadOnly,
+    Pageable,
+}
 
-impl<'a, T> HostMemory<'a, T> {
-    /// Pins a slice, for all devices of the driver. That takes time: 27 µs a MiB on an H200's host, once the memory has been
-    /// touched. An empty slice has no address, and costs nothing.
-    ///
-    /// What a device writes must be values that `T` can have.
+impl<B: HostBufferMut> HostMemory<B> {
+    /// Pins a buffer with the driver, for all devices. That takes time: 27 µs a MiB on an H200's host, once the memory has
+    /// been touched. An empty buffer has no address, and costs nothing.
     ///
     /// # Errors
     ///
-    /// What the driver says, if some of it is pinned already, say.
-    pub fn register(device: &Device, slice: &'a mut [T]) -> Result<Self, PoolError> {
-        Self::pin(device, slice.as_mut_ptr().cast(), size_of_val::<[T]>(slice) as u64, 0)
+    /// With the buffer: [`PoolError::Driver`] if the driver refuses, for example because part of it is pinned already;
+    /// [`PoolError::DeviceLost`]; [`PoolError::Kept`] for an earlier drop.
+    pub fn register(device: &Device, buffer: B) -> Result<Self, HostMemoryError<B>> {
+        Self::new(device, buffer, Access::ReadWrite)
     }
 
-    /// The same for memory that devices only read: the host may go on reading it too.
+    /// Takes a buffer as it is: the device follows the host's addresses by itself, page by page.
     ///
     /// # Errors
     ///
-    /// As [`HostMemory::register`]; [`PoolError::NoHostAccess`] where the device has no such thing.
-    pub fn register_read_only(device: &Device, slice: &'a [T]) -> Result<Self, PoolError> {
-        let attribute = CUdevice_attribute::CU_DEVICE_ATTRIBUTE_READ_ONLY_HOST_REGISTER_SUPPORTED;
-        if device.attribute(attribute)? == 0 {
-            return Err(PoolError::NoHostAccess {
-                device: device.to_string(),
-                what: "can't have host memory for reading only",
-                instead: "HostMemory::register",
-            });
-        }
-        Self::pin(device, slice.as_ptr().cast_mut().cast(), size_of_val::<[T]>(slice) as u64, READ_ONLY)
+    /// With the buffer: [`PoolError::NoHostAccess`] where the device can't, as on most machines whose device is behind a bus;
+    /// [`PoolError::Kept`] for an earlier drop.
+    pub fn pageable(device: &Device, buffer: B) -> Result<Self, HostMemoryError<B>> {
+        Self::new(device, buffer, Access::Pageable)
     }
+}
 
-    /// A slice as it is: the device follows the host's addresses by itself, page by page.
+impl<B: HostBuffer> HostMemory<B> {
+    /// Like [`HostMemory::register`], for memory that devices only read: the host may go on reading it too.
     ///
     /// # Errors
     ///
-    /// [`PoolError::NoHostAccess`] where it can't, as on most machines whose device is behind a bus.
-    pub fn pageable(device: &Device, slice: &'a mut [T]) -> Result<Self, PoolError> {
-        let attribute = CUdevice_attribute::CU_DEVICE_ATTRIBUTE_PAGEABLE_MEMORY_ACCESS;
-        if device.attribute(attribute)? == 0 {
-            return Err(PoolError::NoHostAccess {
-                device: device.to_string(),
-                what: "can't follow the host's addresses",
-                instead: "HostMemory::register",
-            });
-        }
-        let host: *mut c_void = slice.as_mut_ptr().cast();
-        let address = if slice.is_empty() { 0 } else { host.expose_provenance() as CUdeviceptr };
-        let size_bytes = size_of_val::<[T]>(slice) as u64;
-        Ok(Self {
-            device: device.clone(),
-            host,
-            address,
-            size_bytes,
-            is_registered: false,
-            slice: PhantomData,
-        })
+    /// Those of [`HostMemory::register`]; [`PoolError::NoHostAccess`] where the device has no such registration.
+    pub fn register_read_only(device: &Device, buffer: B) -> Result<Self, HostMemoryError<B>> {
+        Self::new(device, buffer, Access::ReadOnly)
     }
 
-    fn pin(device: &Device, host: *mut c_void, size_bytes: u64, more_flags: u32) -> Result<Self, PoolError> {
-        let driver = device.driver();
-        let mut memory = Self {
-            device: device.clone(),
-            host,
-            address: 0,
-            size_bytes,
-            is_registered: false,
-            slice: PhantomData,
-        };
-        if size_bytes > 0 {
-            let _bound = device.enter()?;
-            // SAFETY: the slice is borrowed for as long as the pins are there, and the context is current.
-            unsafe {
-                driver.cuMemHostRegister_v2(host, size_bytes as usize, PORTABLE | MAPPED | more_flags)?
-            };
-            // From here on the drop takes them out.
-            memory.is_registered = true;
-            // SAFETY: `address` outlives the call, and the memory is pinned.
-            unsafe { driver.cuMemHostGetDevicePointer_v2(&mut memory.address, host, 0)? };
+    fn new(device: &Device, buffer: B, access: Access) -> Result<Self, HostMemoryError<B>> {
+        let parts = buffer.into_parts();
+        // SAFETY: the parts are the buffer's, whose memory stays where it is until the registration has ended.
+        match unsafe { Registration::new(device, parts.start.cast(), parts.size_bytes(), access) } {
+            Ok(registration) => Ok(Self { registration, parts, buffer: PhantomData }),
+            Err(error) => {
+                // SAFETY: the parts came from such a buffer, once, and the driver knows nothing of them.
+                Err(HostMemoryError::new(error, unsafe { B::from_parts(parts) }))
+            }
         }
-        Ok(memory)
     }
 
-    /// Where devices find it; 0 for an empty slice.
+    /// Waits for all devices that are open, and gives the buffer back, which the driver then no longer knows.
+    ///
+    /// # Errors
+    ///
+    /// With this value, which still has the buffer: [`PoolError::Driver`] if the device can't be waited for, because another
+    /// thread captures or because the driver refuses. Trying again may help.
+    pub fn into_inner(mut self) -> Result<B, HostMemoryError<Self>> {
+        match self.registration.end(Patience::Owned) {
+            Ok(()) => {
+                let this = ManuallyDrop::new(self);
+                // SAFETY: the registration is read once, and never dropped where it was.
+                drop(unsafe { core::ptr::read(&this.registration) });
+                // SAFETY: the parts came from such a buffer, once, no work uses them, and the drop, which would too, never runs.
+                Ok(unsafe { B::from_parts(this.parts) })
+            }
+            Err(error) => Err(HostMemoryError::new(error.into(), self)),
+        }
+    }
+
+    /// The address for devices; 0 for an empty buffer.
+    ///
+    /// Work that uses it is queued on streams that a [`Stream`](crate::Stream) stands for, of a device that a [`Device`] has
+    /// opened: those are what the drop waits for. What a device writes must be values that the elements can have.
     #[must_use]
     pub fn address(&self) -> CUdeviceptr {
-        self.address
+        self.registration.address
     }
 
-    /// How many bytes it has.
+    /// The number of bytes.
     #[must_use]
     pub fn size_bytes(&self) -> u64 {
-        self.size_bytes
+        self.registration.size_bytes
     }
 
-    /// Where the host finds it. Whoever follows the pointer waits first for work that writes there, and writes nothing that
-    /// devices only read.
+    /// The address for the host. Wait before you follow it for work that writes there, and write nothing that devices only
+    /// read.
+    #[must_use]
+    pub fn host_ptr(&self) -> *mut B::Element {
+        self.parts.start
+    }
+}
+
+impl<B: HostBuffer> Drop for HostMemory<B> {
+    fn drop(&mut self) {
+        match self.registration.end(Patience::Owned) {
+            // SAFETY: the parts came from such a buffer, once, and no work uses them.
+            Ok(()) => drop(unsafe { B::from_parts(self.parts) }),
+            Err(cause) => self.registration.device.report_kept(PoolError::Kept {
+                what: "host memory",
+                address: self.registration.host.addr() as u64,
+                size_bytes: self.registration.size_bytes,
+                cause,
+            }),
+        }
+    }
+}
+
+impl Device {
+    /// Pins a slice with the driver, for all devices, while `body` runs: `body` gets its address for devices. The slice is
+    /// the caller's again when this returns, or panics with `body`: everything that devices have queued is waited for first.
+    ///
+    /// The wait has no bound. A capture that this thread has begun is ended if nothing else lets the wait succeed
+    /// ([`PoolError::CaptureBroken`] at its end), and one of another thread is waited for. That is so only where another
+    /// library's stream ([`Stream::from_raw`](crate::Stream::from_raw)) may have work, which nobody may mark in this call.
+    ///
+    /// ```
+    /// use gpumem_pool::{Device, Stream, sys::{Driver, SimConfig}};
+    ///
+    /// let device = Device::new(&Driver::sim(SimConfig::new())?, 0)?;
+    /// let stream = Stream::new(&device)?;
+    /// let mut table = vec![0_u32; 1 << 20];
+    /// device.with_host_memory(&mut table, |memory| {
+    ///     let _bound = device.bind()?;
+    ///     // SAFETY: the memory is as large as that, and the end of the closure waits for the stream.
+    ///     unsafe { device.driver().cuMemsetD32Async(memory.address(), 7, 1 << 20, stream.raw())? };
+    ///     Ok::<(), Box<dyn std::error::Error>>(())
+    /// })??;
+    /// assert!(table.iter().all(|value| *value == 7));
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
+    /// The address can't leave the closure with a promise that the memory is there:
+    ///
+    /// ```compile_fail
+    /// # use gpumem_pool::Device;
+    /// fn escape(device: &Device, table: &mut [u32]) {
+    ///     let escaped = device.with_host_memory(table, |memory| memory);
+    /// }
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// Before `body` runs: [`PoolError::Driver`] if the driver refuses, for example because part of the slice is pinned
+    /// already; [`PoolError::DeviceLost`]; [`PoolError::Kept`] for an earlier drop.
+    ///
+    /// # Aborts
+    ///
+    /// If the driver, whose context is not lost, refuses every way to wait, or to take the pins out, for half a minute. The
+    /// caller would get back memory that a device may write.
+    pub fn with_host_memory<T, R>(
+        &self,
+        slice: &mut [T],
+        body: impl FnOnce(&BorrowedHostMemory<'_, T>) -> R,
+    ) -> Result<R, PoolError> {
+        let size_bytes = size_of_val(slice) as u64;
+        // SAFETY: the slice is borrowed until this returns.
+        unsafe { self.with_memory(slice.as_mut_ptr(), size_bytes, Access::ReadWrite, body) }
+    }
+
+    /// Like [`Device::with_host_memory`], for memory that devices only read: the host may go on reading it too.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`Device::with_host_memory`]; [`PoolError::NoHostAccess`] where the device has no such registration.
+    ///
+    /// # Aborts
+    ///
+    /// When [`Device::with_host_memory`] does.
+    pub fn with_host_memory_read_only<T, R>(
+        &self,
+        slice: &[T],
+        body: impl FnOnce(&BorrowedHostMemory<'_, T>) -> R,
+    ) -> Result<R, PoolError> {
+        let size_bytes = size_of_val(slice) as u64;
+        // SAFETY: the slice is borrowed until this returns, and devices only read it.
+        unsafe { self.with_memory(slice.as_ptr().cast_mut(), size_bytes, Access::ReadOnly, body) }
+    }
+
+    /// Like [`Device::with_host_memory`], without pins: the device follows the host's addresses by itself, page by page.
+    ///
+    /// # Errors
+    ///
+    /// [`PoolError::NoHostAccess`] where the device can't, as on most machines whose device is behind a bus;
+    /// [`PoolError::Kept`] for an earlier drop.
+    ///
+    /// # Aborts
+    ///
+    /// When [`Device::with_host_memory`] does.
+    pub fn with_host_memory_pageable<T, R>(
+        &self,
+        slice: &mut [T],
+        body: impl FnOnce(&BorrowedHostMemory<'_, T>) -> R,
+    ) -> Result<R, PoolError> {
+        let size_bytes = size_of_val(slice) as u64;
+        // SAFETY: the slice is borrowed until this returns.
+        unsafe { self.with_memory(slice.as_mut_ptr(), size_bytes, Access::Pageable, body) }
+    }
+
+    /// # Safety
+    ///
+    /// The memory is borrowed until this returns, alone unless devices only read it.
+    unsafe fn with_memory<T, R>(
+        &self,
+        start: *mut T,
+        size_bytes: u64,
+        access: Access,
+        body: impl FnOnce(&BorrowedHostMemory<'_, T>) -> R,
+    ) -> Result<R, PoolError> {
+        // SAFETY: the memory is borrowed until this returns, and `memory`, which no caller can move, ends the registration.
+        let registration = unsafe { Registration::new(self, start.cast(), size_bytes, access)? };
+        let memory = BorrowedHostMemory { registration, slice: PhantomData };
+        Ok(body(&memory))
+    }
+}
+
+impl<T> BorrowedHostMemory<'_, T> {
+    /// The address for devices; 0 for an empty slice. See [`HostMemory::address`].
+    #[must_use]
+    pub fn address(&self) -> CUdeviceptr {
+        self.registration.address
+    }
+
+    /// The number of bytes.
+    #[must_use]
+    pub fn size_bytes(&self) -> u64 {
+        self.registration.size_bytes
+    }
+
+    /// The address for the host. Wait before you follow it for work that writes there, and write nothing that devices only
+    /// read.
     #[must_use]
     pub fn host_ptr(&self) -> *mut T {
-        self.host.cast()
+        self.registration.host.cast()
     }
 }
 
-impl<T> Drop for HostMemory<'_, T> {
+impl<T> Drop for BorrowedHostMemory<'_, T> {
     fn drop(&mut self) {
-        // The slice goes back to its owner: no work may use it any more. Without its context none does.
-        if self.size_bytes == 0 || self.device.finish().is_err() || !self.is_registered {
-            return;
+        if let Err(cause) = self.registration.end(Patience::Borrowed) {
+            give_up(&self.registration, cause);
         }
-        let Ok(_bound) = self.device.enter() else { return };
-        // SAFETY: it was registered here, and all work that used it is done. There is nobody to tell of a failure.
-        let _ = unsafe { self.device.driver().cuMemHostUnregister(self.host) };
     }
 }
 
-impl<T> fmt::Debug for HostMemory<'_, T> {
+/// The slice's owner would get memory back that a device may still write, and no panic can prevent that.
+fn give_up(registration: &Registration, cause: DriverError) -> ! {
+    let Registration { device, host, size_bytes, .. } = registration;
+    let _ = writeln!(
+        std::io::stderr(),
+        "gpumem: {size_bytes} bytes at {host:p} are still registered with {device}, whose driver refuses to wait ({cause}); \
+         aborting, because returning would give the memory back under use"
+    );
+    std::process::abort()
+}
+
+impl Registration {
+    /// # Safety
+    ///
+    /// The memory stays where it is, and nobody but devices uses it in a way that conflicts with them, until
+    /// [`Registration::end`] has succeeded.
+    unsafe fn new(
+        device: &Device,
+        host: *mut c_void,
+        size_bytes: u64,
+        access: Access,
+    ) -> Result<Self, PoolError> {
+        device.take_kept()?;
+        access.check(device)?;
+        let device = device.clone();
+        let mut this = Self { device, host, address: 0, size_bytes, is_registered: false, is_over: false };
+        if size_bytes == 0 {
+            return Ok(this);
+        }
+        match access.flags() {
+            None => this.address = host.expose_provenance() as CUdeviceptr,
+            Some(flags) => {
+                if let Err(error) = this.pin(flags) {
+                    // No work has the address. What can't be taken back stays pinned, and says so later.
+                    if let Err(cause) = this.unregister(Patience::Owned) {
+                        let (what, address) = ("host memory", host.addr() as u64);
+                        this.device.report_kept(PoolError::Kept { what, address, size_bytes, cause });
+                    }
+                    return Err(error.into());
+                }
+            }
+        }
+        Ok(this)
+    }
+
+    /// Registers the memory and finds its address. No capture minds.
+    fn pin(&mut self, flags: u32) -> Result<(), DriverError> {
+        let driver = self.device.driver();
+        let _bound = self.device.enter()?;
+        let _relaxed = Relaxed::enter(driver)?;
+        // SAFETY: the memory stays where it is until the registration has ended, and the context is current.
+        unsafe { driver.cuMemHostRegister_v2(self.host, self.size_bytes as usize, flags)? };
+        self.is_registered = true;
+        // SAFETY: `address` outlives the call, and the memory is registered.
+        unsafe { driver.cuMemHostGetDevicePointer_v2(&mut self.address, self.host, 0) }
+    }
+
+    /// Waits until no work uses the memory, and takes the registration back.
+    fn end(&mut self, patience: Patience) -> Result<(), DriverError> {
+        if self.size_bytes == 0 || self.is_over {
+            return Ok(());
+        }
+        self.device.settle_machine(patience)?;
+        self.unregister(patience)?;
+        self.is_over = true;
+        Ok(())
+    }
+
+    /// No work uses the memory.
+    fn unregister(&mut self, patience: Patience) -> Result<(), DriverError> {
+        if !self.is_registered {
+            return Ok(());
+        }
+        let (device, host) = (&self.device, self.host);
+        device.give_back(patience, || {
+            let _bound = device.enter()?;
+            let _relaxed = Relaxed::enter(device.driver())?;
+            // SAFETY: the memory was registered by `pin`, no work uses it, and the context is current.
+            match unsafe { device.driver().cuMemHostUnregister(host) } {
+                Err(error) if error.code() == CUresult::CUDA_ERROR_HOST_MEMORY_NOT_REGISTERED => Ok(()),
+                answer => answer,
+            }
+        })?;
+        self.is_registered = false;
+        Ok(())
+    }
+}
+
+impl Access {
+    /// Refuses what the device can't do.
+    fn check(self, device: &Device) -> Result<(), PoolError> {
+        let (attribute, what) = match self {
+            Self::ReadWrite => return Ok(()),
+            Self::ReadOnly => (
+                CUdevice_attribute::CU_DEVICE_ATTRIBUTE_READ_ONLY_HOST_REGISTER_SUPPORTED,
+                "can't have host memory for reading only",
+            ),
+            Self::Pageable => (
+                CUdevice_attribute::CU_DEVICE_ATTRIBUTE_PAGEABLE_MEMORY_ACCESS,
+                "can't follow the host's addresses",
+            ),
+        };
+        match device.attribute(attribute)? {
+            0 => {
+                let instead = "HostMemory::register or Device::with_host_memory";
+                Err(PoolError::NoHostAccess { device: device.to_string(), what, instead })
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// The driver's; `None` if the memory is not registered.
+    fn flags(self) -> Option<u32> {
+        match self {
+            Self::ReadWrite => Some(PORTABLE | MAPPED),
+            Self::ReadOnly => Some(PORTABLE | MAPPED | READ_ONLY),
+            Self::Pageable => None,
+        }
+    }
+}
+
+impl<V> HostMemoryError<V> {
+    fn new(error: PoolError, value: V) -> Self {
+        Self(Box::new((error, value)))
+    }
+
+    /// The error itself.
+    #[must_use]
+    pub fn error(&self) -> &PoolError {
+        &self.0.0
+    }
+
+    /// The value that the call was given: the buffer of a registration, the [`HostMemory`] of [`HostMemory::into_inner`].
+    pub fn into_value(self) -> V {
+        self.0.1
+    }
+}
+
+impl<V> From<HostMemoryError<V>> for PoolError {
+    fn from(error: HostMemoryError<V>) -> Self {
+        error.0.0
+    }
+}
+
+impl<V> Error for HostMemoryError<V> {
+    fn source(&self) -> Option<&(dyn Error + 'static)> {
+        self.0.0.source()
+    }
+}
+
+impl<V> fmt::Display for HostMemoryError<V> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("HostMemory")
+        self.0.0.fmt(f)
+    }
+}
+
+impl<V> fmt::Debug for HostMemoryError<V> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("HostMemoryError").field("error", &self.0.0).finish_non_exhaustive()
+    }
+}
+
+impl<B: HostBuffer> fmt::Debug for HostMemory<B> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.registration.describe(f, "HostMemory")
+    }
+}
+
+impl<T> fmt::Debug for BorrowedHostMemory<'_, T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.registration.describe(f, "BorrowedHostMemory")
+    }
+}
+
+impl Registration {
+    fn describe(&self, f: &mut fmt::Formatter<'_>, name: &str) -> fmt::Result {
+        f.debug_struct(name)
             .field("address", &format_args!("{:#x}", self.address))
             .field("size_bytes", &self.size_bytes)
             .field("is_registered", &self.is_registered)
@@ -167,7 +503,18 @@ impl<T> fmt::Debug for HostMemory<'_, T> {
     }
 }
 
-/// For every context, with an address for devices, which only read.
+// SAFETY: the driver takes calls about host memory from any thread, and `host` is only passed to it. What the memory itself
+// allows is decided by the buffer or slice, in the impls below.
+unsafe impl Send for Registration {}
+// SAFETY: a shared registration gives away numbers and a pointer, which is `unsafe` to follow, and changes nothing.
+unsafe impl Sync for Registration {}
+
+// SAFETY: it owns the buffer that `parts` came from, and nothing else that is bound to a thread.
+unsafe impl<B: HostBuffer + Send> Send for HostMemory<B> {}
+// SAFETY: a shared one gives no safe way to the elements, and a buffer that may be shared may be read through it.
+unsafe impl<B: HostBuffer + Sync> Sync for HostMemory<B> {}
+
+/// The driver's flags: for every context, with an address for devices, which only read.
 const PORTABLE: u32 = 1;
 const MAPPED: u32 = 2;
 const READ_ONLY: u32 = 8;

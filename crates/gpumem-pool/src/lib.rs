@@ -154,7 +154,7 @@ pub use error::PoolError;
 pub use event::Event;
 pub use graph::{Capture, CaptureMode, Graph, GraphExec};
 pub use growable::GrowableBlock;
-pub use host_memory::HostMemory;
+pub use host_memory::{BorrowedHostMemory, HostBuffer, HostBufferMut, HostMemory, HostMemoryError};
 pub use kind::MemoryKind;
 pub use limit::Limit;
 pub use options::{BackendKind, PoolBuilder};

@@ -5,10 +5,12 @@
 
 use crate::backend::{Source, Underlying};
 use crate::block::Block;
-use crate::device::Device;
+use crate::context::Relaxed;
+use crate::device::{Device, Patience};
 use crate::error::PoolError;
 use core::ffi::c_void;
 use core::fmt;
+use gpumem_sys::DriverError;
 use gpumem_sys::types::{
     CUdeviceptr, CUmemAccess_flags, CUmemAccessDesc, CUmemAllocationHandleType, CUmemLocation,
     CUmemLocationType,
@@ -96,9 +98,10 @@ impl Block {
         for (handle, size_bytes) in handles {
             let mut descriptor = -1_i32;
             let place = (&raw mut descriptor).cast();
-            // SAFETY: a descriptor is an `int`, which outlives the call; the live block keeps the handle.
+            // SAFETY: for this type of handle the driver writes an `int`, which `descriptor` is and which outlives the call; the
+            // block, which is alive, keeps the handle.
             unsafe { driver.cuMemExportToShareableHandle(place, handle, POSIX, 0)? };
-            // SAFETY: the driver has just opened it for us.
+            // SAFETY: the export has opened the descriptor for its caller, who owns it and has told nobody else of it.
             let descriptor = unsafe { OwnedFd::from_raw_fd(descriptor) };
             exported.push(ExportedHandle { descriptor, size_bytes });
         }
@@ -106,8 +109,12 @@ impl Block {
     }
 }
 
-/// A block of another process (or of this one) that a device of this one may use, for as long as this lives. Its drop waits
-/// for the device.
+/// A block of another process (or of this one) that a device of this one may use, for as long as this lives.
+///
+/// Its drop waits for the device, also under a capture, and then unmaps the memory. A capture that this thread has begun is
+/// ended if nothing else lets the wait succeed ([`PoolError::CaptureBroken`] at its end). If the wait stays impossible for two
+/// seconds, because another thread captures or because the driver refuses, the memory stays mapped, and the next
+/// [`Device::synchronize`], registration or import reports [`PoolError::Kept`].
 ///
 /// The memory is there for as long as anybody has it mapped, or a descriptor of it open: a process that ends, or is killed,
 /// takes it from no other. But nobody is told: what it had queued may be done or not.
@@ -119,6 +126,8 @@ pub struct ImportedBlock {
     addresses_bytes: u64,
     /// The sizes of those that are mapped, side by side.
     mapped: Vec<u64>,
+    /// Whether the device has access, so that work may use the memory.
+    is_open: bool,
     offset_bytes: u64,
     size_bytes: u64,
 }
@@ -128,8 +137,10 @@ impl ImportedBlock {
     ///
     /// # Errors
     ///
-    /// [`PoolError::OutOfBounds`] for numbers that don't fit each other, or what the driver says.
+    /// [`PoolError::OutOfBounds`] for numbers that don't fit each other; [`PoolError::Kept`] for an earlier drop;
+    /// [`PoolError::DeviceLost`] or [`PoolError::Driver`] if a call fails.
     pub fn new(device: &Device, exported: ExportedBlock) -> Result<Self, PoolError> {
+        device.take_kept()?;
         let ExportedBlock { handles, offset_bytes, size_bytes } = exported;
         let sum = |sum: u64, handle: &ExportedHandle| sum.checked_add(handle.size_bytes);
         let all_bytes = handles.iter().try_fold(0, sum).unwrap_or(0);
@@ -142,11 +153,13 @@ impl ImportedBlock {
             base: 0,
             addresses_bytes: 0,
             mapped: Vec::new(),
+            is_open: false,
             offset_bytes,
             size_bytes,
         };
         if all_bytes > 0 {
             let _bound = device.enter()?;
+            let _relaxed = Relaxed::enter(device.driver())?;
             // What is done when one of these fails the drop undoes.
             imported.reserve(all_bytes)?;
             handles.iter().try_for_each(|handle| imported.map(handle))?;
@@ -156,7 +169,7 @@ impl ImportedBlock {
     }
 
     fn reserve(&mut self, size_bytes: u64) -> Result<(), PoolError> {
-        // SAFETY: the place outlives the call.
+        // SAFETY: `base` outlives the call, and the context is current.
         unsafe { self.device.driver().cuMemAddressReserve(&mut self.base, size_bytes as usize, 0, 0, 0)? };
         self.addresses_bytes = size_bytes;
         Ok(())
@@ -168,20 +181,21 @@ impl ImportedBlock {
         let mut raw = 0;
         let descriptor: *mut c_void =
             core::ptr::without_provenance_mut(handle.descriptor.as_raw_fd() as usize);
-        // SAFETY: the place outlives the calls; what stands for a descriptor is its number. The addresses are ours, and
-        // nothing is mapped there yet.
-        let mapped = unsafe {
-            driver.cuMemImportFromShareableHandle(&mut raw, descriptor, POSIX)?;
-            let mapped = driver.cuMemMap(address, size, 0, raw, 0);
-            // The mapping keeps the memory.
-            mapped.and(driver.cuMemRelease(raw))
-        };
-        mapped?;
-        self.mapped.push(handle.size_bytes);
-        Ok(())
+        // SAFETY: `raw` outlives the call; for this type of handle the driver takes the descriptor's number in the pointer's
+        // place, and `handle` keeps the descriptor open.
+        unsafe { driver.cuMemImportFromShareableHandle(&mut raw, descriptor, POSIX)? };
+        // SAFETY: `reserve` has reserved the addresses for this block alone, the handles before this one end at `address`, and
+        // the sum of all sizes is what was reserved.
+        let mapped = unsafe { driver.cuMemMap(address, size, 0, raw, 0) };
+        if mapped.is_ok() {
+            self.mapped.push(handle.size_bytes);
+        }
+        // SAFETY: the import above has counted the handle once. A mapping keeps the memory by itself.
+        let released = unsafe { driver.cuMemRelease(raw) };
+        Ok(mapped.and(released)?)
     }
 
-    fn open(&self) -> Result<(), PoolError> {
+    fn open(&mut self) -> Result<(), PoolError> {
         let access = CUmemAccessDesc {
             location: CUmemLocation {
                 type_: CUmemLocationType::CU_MEM_LOCATION_TYPE_DEVICE,
@@ -190,8 +204,10 @@ impl ImportedBlock {
             flags: CUmemAccess_flags::CU_MEM_ACCESS_FLAGS_PROT_READWRITE,
         };
         let size = self.addresses_bytes as usize;
-        // SAFETY: `access` outlives the call, and all of the addresses are mapped.
-        unsafe { self.device.driver().cuMemSetAccess(self.base, size, &access, 1) }.map_err(PoolError::from)
+        // SAFETY: `access` outlives the call, and `map` has mapped all of the addresses.
+        unsafe { self.device.driver().cuMemSetAccess(self.base, size, &access, 1)? };
+        self.is_open = true;
+        Ok(())
     }
 
     /// Where the block starts in this process; 0 for an empty one.
@@ -213,23 +229,46 @@ impl ImportedBlock {
     }
 }
 
+impl ImportedBlock {
+    /// Waits until no work uses the memory, and unmaps it.
+    fn unmap(&mut self) -> Result<(), DriverError> {
+        if self.addresses_bytes == 0 {
+            return Ok(());
+        }
+        let device = &self.device;
+        if self.is_open {
+            device.settle(Patience::Owned)?;
+        }
+        let driver = device.driver();
+        let give_back = |call: &dyn Fn() -> Result<(), DriverError>| {
+            device.give_back(Patience::Owned, || {
+                let _bound = device.enter()?;
+                let _relaxed = Relaxed::enter(driver)?;
+                call()
+            })
+        };
+        // The last one first: what is left when the driver refuses is still the beginning of the addresses.
+        while let Some(size_bytes) = self.mapped.last().copied() {
+            let address = self.base + self.mapped.iter().sum::<u64>() - size_bytes;
+            // SAFETY: this handle was mapped at this address by `map`, and no work uses it.
+            give_back(&|| unsafe { driver.cuMemUnmap(address, size_bytes as usize) })?;
+            self.mapped.pop();
+        }
+        let (base, size) = (self.base, self.addresses_bytes as usize);
+        // SAFETY: the addresses were reserved by `reserve`, and nothing is mapped there any more.
+        give_back(&|| unsafe { driver.cuMemAddressFree(base, size) })?;
+        self.addresses_bytes = 0;
+        Ok(())
+    }
+}
+
 impl Drop for ImportedBlock {
     fn drop(&mut self) {
-        // Without its context nothing is mapped any more. There is nobody to tell of a failure: what can't be undone stays.
-        if self.addresses_bytes == 0 || self.device.finish().is_err() {
-            return;
+        if let Err(cause) = self.unmap() {
+            let (what, address) = ("an imported block", self.base);
+            let size_bytes = self.addresses_bytes;
+            self.device.report_kept(PoolError::Kept { what, address, size_bytes, cause });
         }
-        let (Ok(_bound), driver) = (self.device.enter(), self.device.driver()) else { return };
-        let mut address = self.base;
-        for size_bytes in &self.mapped {
-            // SAFETY: it was mapped here, and all work that used it is done.
-            if unsafe { driver.cuMemUnmap(address, *size_bytes as usize) }.is_err() {
-                return;
-            }
-            address += size_bytes;
-        }
-        // SAFETY: they were reserved here, and nothing is mapped there any more.
-        let _ = unsafe { driver.cuMemAddressFree(self.base, self.addresses_bytes as usize) };
     }
 }
 

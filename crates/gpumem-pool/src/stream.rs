@@ -4,17 +4,19 @@
 //! stream while blocks live on it is safe, and destroying one with work queued does not lose the work. A stream of
 //! somebody else's (`foreign`) is never destroyed here, and touched only in calls that name it.
 
+mod borrow;
 mod builder;
 mod foreign;
 
 pub use builder::StreamBuilder;
-pub(crate) use foreign::WeakStream;
+pub(crate) use foreign::{LEGACY, WeakStream};
 
 use crate::clock::{Clocks, Slot, StreamId};
 use crate::context::{Handle, Relaxed};
 use crate::device::Device;
 use crate::error::PoolError;
 use crate::event::Event;
+use borrow::Borrows;
 use core::fmt;
 use core::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use gpumem_sys::DriverError;
@@ -48,6 +50,8 @@ struct Inner {
     is_retired: AtomicBool,
     /// The id, as long as a look at it is all that an allocation needs; else 0.
     near_id: AtomicU64,
+    /// Calls that have queued work here which uses memory of their callers'.
+    borrows: Borrows,
 }
 
 /// Whose a stream is.
@@ -144,6 +148,8 @@ impl Stream {
     pub fn wait(&self, event: &Event) -> Result<(), PoolError> {
         self.check_usable()?;
         check_driver(self.device(), event.device())?;
+        let joins = self.clocks().holds().is_open() && event.mark().is_none();
+        let _runs = self.stay_out_of_capture(joins)?;
         if self.defers_wait(event)? {
             return Ok(());
         }
@@ -162,6 +168,8 @@ impl Stream {
         self.check_usable()?;
         other.check_usable()?;
         check_driver(self.device(), other.device())?;
+        let joins = self != other && other.is_capturing()?;
+        let _runs = self.stay_out_of_capture(joins)?;
         if self.defers_wait_for(other)? {
             return Ok(());
         }

@@ -43,7 +43,9 @@ impl Calls for NoneCalls {
         }
         let _bound = device.enter()?;
         let _relaxed = Relaxed::enter(device.driver())?;
-        // SAFETY: the address came from `acquire`, its one block is being dropped, and every stream that used it is done.
+        // SAFETY: the address came from `acquire`, and its one block is being dropped. The uses of the block are done; only
+        // while a capture goes on may another library's stream, which can't be marked then, have one that is pending: it is
+        // the program's to order before the drop, and the driver's plain free waits for the device by itself.
         unsafe { plain::release(device.driver(), self.0, freed.piece.address) }
     }
 

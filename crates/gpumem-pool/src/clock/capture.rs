@@ -2,7 +2,6 @@
 
 use super::lane::{Asker, Locked};
 use super::{Clocks, Order, Slot, Stamp};
-use crate::context::Relaxed;
 use crate::device::Device;
 use gpumem_sys::DriverError;
 use gpumem_sys::types::{CUgraph, CUresult, CUstreamCaptureMode, CUstreamCaptureStatus as Status};
@@ -32,7 +31,10 @@ impl Clocks {
             // SAFETY: the stream is alive: its user names it.
             unsafe { lane.device.driver().cuStreamBeginCapture_v2(raw, mode)? };
             match lane.part() {
-                Ok(Part::In(id)) => Ok(Some(id)),
+                Ok(Part::In(id)) => {
+                    lane.set_captured(id, self.stamp(slot).epoch());
+                    Ok(Some(id))
+                }
                 other => {
                     // Nobody would end it otherwise.
                     lane.end_capture().and_then(|graph| destroy(lane, graph))?;
@@ -51,11 +53,46 @@ impl Clocks {
         }
     }
 
+    /// After a wait that may have made a stream part of a capture, before which what it had queued was marked: all that is
+    /// queued from here on is the capture's.
+    pub(super) fn note_captured(&self, lane: &mut Locked<'_>, slot: Slot) {
+        if let Ok(Part::In(id)) = lane.part() {
+            lane.set_captured(id, self.stamp(slot).epoch());
+        }
+    }
+
     /// Ends the capture that was begun on a stream. Whatever comes of it, the stream runs its work again, unless this is
     /// the wrong thread.
     pub(crate) fn end_capture(&self, slot: Slot) -> Result<CUgraph, DriverError> {
         let ended = self.with_lane(slot, |lane| lane.end_capture())?;
         Ok(ended.unwrap_or(core::ptr::null_mut()))
+    }
+
+    /// Ends captures on a device's streams that were begun without this crate, where the driver lets this thread end them, and
+    /// throws their graphs away. False if there is none. The caller keeps captures of this crate from beginning.
+    pub(crate) fn end_others_captures(&self, device: &Device) -> bool {
+        let end = |slot: &Slot| {
+            self.with_lane(*slot, |lane| {
+                let is_others = lane.device == *device
+                    && lane.is_ours()
+                    && match lane.part()? {
+                        Part::Runs => false,
+                        Part::In(graph) => !self.holds.knows(graph),
+                        Part::Broken => self.holds.capture_of(*slot, false).is_none(),
+                    };
+                if is_others {
+                    lane.end_capture().and_then(|graph| destroy(lane, graph))?;
+                }
+                Ok(is_others)
+            })
+        };
+        // A stream that joined a capture can't end it: the driver refuses that, and takes its origin.
+        self.used_slots().filter(|slot| matches!(end(slot), Ok(Some(true)))).count() > 0
+    }
+
+    /// Ends a capture that this thread has begun, and throws its graph away.
+    pub(crate) fn discard_capture(&self, slot: Slot) -> Result<(), DriverError> {
+        self.with_lane(slot, |lane| lane.end_capture().and_then(|graph| destroy(lane, graph))).map(drop)
     }
 
     /// What a stream does now. For one that is not ours only inside a call that names it.
@@ -100,26 +137,6 @@ impl Clocks {
     pub(crate) fn marked(&self, slot: Slot) -> Result<Option<Stamp>, DriverError> {
         let stamp = self.stamp(slot);
         Ok(self.tick_by_user(slot)?.then_some(stamp))
-    }
-
-    /// Waits on the host for every stream of a device that is ours and runs its work: while others capture, the device
-    /// itself may not be waited for.
-    pub(crate) fn finish_streams(&self, device: &Device) -> Result<(), DriverError> {
-        let _relaxed = Relaxed::enter(&self.driver)?;
-        for slot in self.used_slots() {
-            let Some(lane) = self.lanes.lock(slot).filter(|lane| lane.device == *device) else { continue };
-            let (held, _) = (lane.device.clone(), drop(lane));
-            let stamp = self.stamp(slot);
-            if self.is_complete(stamp) || self.own_part(slot) != Some(Part::Runs) {
-                continue;
-            }
-            if let Some((_device, mark)) = self.mark_for(stamp, |_| true)? {
-                let _bound = held.enter()?;
-                held.noting(mark.event.synchronize(&held))?;
-                self.raise_complete(&mark.covered);
-            }
-        }
-        Ok(())
     }
 }
 

@@ -20,6 +20,8 @@ pub(crate) struct StreamParts {
     pub(crate) is_ours: bool,
     /// The pool makes it wait for nothing, and nothing wait for it, on its own account.
     pub(crate) no_waits: bool,
+    /// Whether the legacy stream's work comes after its work.
+    pub(crate) is_blocking: bool,
 }
 
 /// One for each slot ever used.
@@ -29,6 +31,10 @@ pub(super) struct Lane {
     /// `None` where no stream has the slot, or it is gone.
     stream: Option<LaneStream>,
     device: WeakDevice,
+    /// Whether the stream is blocking, or was before it went.
+    is_blocking: bool,
+    /// The capture that the stream is known to have become part of last, and the first epoch whose work is the capture's.
+    captured: Option<(u64, u64)>,
     /// Marks that are not known to be passed, oldest first.
     ring: VecDeque<Arc<Mark>>,
     spare: Vec<MarkEvent>,
@@ -91,14 +97,16 @@ impl Lanes {
 
 impl Lane {
     fn empty() -> Self {
-        Self { stream: None, device: WeakDevice::default(), ring: VecDeque::new(), spare: Vec::new() }
+        let (device, ring) = (WeakDevice::default(), VecDeque::new());
+        Self { stream: None, device, is_blocking: false, captured: None, ring, spare: Vec::new() }
     }
 
     /// A new stream has the slot. What the former one leaves behind is complete, and is returned, to be dropped where no lock is held.
     pub(super) fn open(&mut self, device: &Device, parts: &StreamParts) -> Self {
-        let StreamParts { raw, is_ours, no_waits } = *parts;
+        let StreamParts { raw, is_ours, no_waits, is_blocking } = *parts;
         let stream = LaneStream { raw: Handle(raw), is_ours, no_waits };
-        let mut lane = Self { stream: Some(stream), device: device.downgrade(), ..Self::empty() };
+        let mut lane =
+            Self { stream: Some(stream), device: device.downgrade(), is_blocking, ..Self::empty() };
         core::mem::swap(self, &mut lane);
         lane
     }
@@ -140,6 +148,20 @@ impl Locked<'_> {
     /// Whether there is anything to ask the driver about.
     pub(super) fn has_marks(&self) -> bool {
         !self.lane.ring.is_empty()
+    }
+
+    /// Whether a marker in the legacy stream covers the stream's work.
+    pub(super) fn is_blocking(&self) -> bool {
+        self.lane.is_blocking
+    }
+
+    /// The last capture that the stream is known to have become part of, and the first epoch whose work is the capture's.
+    pub(super) fn captured(&self) -> Option<(u64, u64)> {
+        self.lane.captured
+    }
+
+    pub(super) fn set_captured(&mut self, graph: u64, epoch: u64) {
+        self.lane.captured = Some((graph, epoch));
     }
 
     /// Whether waits may be put into the stream, or for it, that nobody asked for.

@@ -3,7 +3,8 @@
 use super::Stamp;
 use crate::context::Handle;
 use crate::device::{Device, WeakDevice};
-use gpumem_sys::types::{CUevent, CUevent_flags, CUevent_st, CUresult, CUstream};
+use crate::stream::LEGACY;
+use gpumem_sys::types::{CUevent, CUevent_flags, CUevent_st, CUresult, CUstream, CUstreamCaptureStatus};
 use gpumem_sys::{Driver, DriverError};
 
 /// A recorded event of the clocks' own, with what it covers: its stream's stamp first.
@@ -43,6 +44,23 @@ impl MarkEvent {
     pub(super) fn record(&self, device: &Device, stream: CUstream) -> Result<(), DriverError> {
         // SAFETY: the event is alive for as long as this is, and the stream by the caller's promise.
         unsafe { device.driver().cuEventRecord(self.raw.0, stream) }
+    }
+
+    /// Whether the legacy stream takes a marker: not while a blocking stream captures. The context is current.
+    pub(super) fn may_mark_legacy(device: &Device) -> bool {
+        let driver = device.driver();
+        if driver.table().cuStreamIsCapturing.is_none() {
+            return true;
+        }
+        let mut status = CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE;
+        // SAFETY: `status` outlives the call; the legacy stream is there as long as its context. The question breaks no capture.
+        let answer = unsafe { driver.cuStreamIsCapturing(LEGACY as CUstream, &mut status) };
+        answer.is_ok() && status == CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE
+    }
+
+    /// Behind all work of the legacy stream and of blocking streams. The context is current.
+    pub(super) fn record_legacy(&self, device: &Device) -> Result<(), DriverError> {
+        self.record(device, LEGACY as CUstream)
     }
 
     /// Whether it has been passed. The context is current.

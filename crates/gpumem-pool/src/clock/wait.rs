@@ -231,6 +231,9 @@ impl Clocks {
                 self.mark_before_capture(lane, waiter)?;
             }
             let counts = lane.queue_wait(event)?;
+            if covered.is_none() && counts {
+                self.note_captured(lane, waiter);
+            }
             if counts && let Some(covered) = covered {
                 self.epochs.raise_order(waiter, covered);
             }
@@ -318,4 +321,4 @@ impl Clocks {
 }
 
 const PAUSE_MIN: Duration = Duration::from_micros(1);
-const PAUSE_MAX: Duration = Duration::from_micros(100);
+pub(super) const PAUSE_MAX: Duration = Duration::from_micros(100);

@@ -12,10 +12,26 @@ impl Device {
     ///
     /// # Errors
     ///
-    /// What the driver says, the failure of earlier work included.
+    /// [`PoolError::NotInCapture`] while a capture goes on on the device; [`PoolError::Kept`] once for each registration or
+    /// import that could not be given back when it was dropped; [`PoolError::DeviceLost`] or [`PoolError::Driver`] if the
+    /// wait or earlier work failed.
     pub fn synchronize(&self) -> Result<(), PoolError> {
-        self.check_runs("waiting for the device")?;
-        self.finish_with_upkeep()?;
+        self.take_kept()?;
+        self.synchronize_for_drop()
+    }
+
+    /// As [`Device::synchronize`], for the drops of other layers: reports of memory that was kept stay for the program.
+    #[doc(hidden)]
+    pub fn synchronize_for_drop(&self) -> Result<(), PoolError> {
+        let operation = "waiting for the device";
+        self.check_runs(operation)?;
+        let _bound = self.enter()?;
+        self.upkeep().before_wait();
+        // A capture may have begun meanwhile: then part of the work has not been waited for.
+        if !self.finish_whole()? {
+            return Err(PoolError::NotInCapture { operation });
+        }
+        self.after_wait();
         self.watch().device_done();
         Ok(())
     }
@@ -29,29 +45,42 @@ impl Device {
         Ok(())
     }
 
-    /// While streams of this device capture, those that do not, and that are ours, are all that can be waited for.
+    /// While a capture goes on on the device, what markers cover is all that can be waited for: not the work of another
+    /// library's non-blocking stream.
     pub(crate) fn finish(&self) -> Result<(), DriverError> {
+        match self.finish_whole()? {
+            true => Ok(()),
+            false => self.clocks().finish_everything(self).map(drop),
+        }
+    }
+
+    /// Waits for all of the device. False, without waiting, while a capture goes on there.
+    fn finish_whole(&self) -> Result<bool, DriverError> {
         if self.clocks().holds().captures_on(self) {
-            return self.clocks().finish_streams(self);
+            return Ok(false);
         }
         let _bound = self.enter()?;
         let observation = self.clocks().observe_device(self);
         // Last before the call: whoever begins a capture does not wait for long.
-        let Some(_quiet) = self.quiet() else { return self.clocks().finish_streams(self) };
+        let Some(_quiet) = self.quiet() else { return Ok(false) };
         // SAFETY: the context is current and alive.
         self.noting(unsafe { self.driver().cuCtxSynchronize() })?;
         self.clocks().saw_device(self, observation);
-        Ok(())
+        Ok(true)
     }
 
     /// Keeps captures from beginning on this device; `None` if one goes on or is just beginning.
-    fn quiet(&self) -> Option<RwLockReadGuard<'_, ()>> {
-        let quiet = match self.0.common.quiet.try_read() {
-            Ok(quiet) => quiet,
-            Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),
-            Err(TryLockError::WouldBlock) => return None,
-        };
-        (!self.clocks().holds().captures_on(self)).then_some(quiet)
+    pub(super) fn quiet(&self) -> Option<RwLockReadGuard<'_, ()>> {
+        self.keep_captures_out().filter(|_| !self.clocks().holds().captures_on(self))
+    }
+
+    /// Keeps captures from beginning on this device, whether others go on or not; `None` if one is just beginning.
+    pub(crate) fn keep_captures_out(&self) -> Option<RwLockReadGuard<'_, ()>> {
+        match self.0.common.quiet.try_read() {
+            Ok(quiet) => Some(quiet),
+            Err(TryLockError::Poisoned(poisoned)) => Some(poisoned.into_inner()),
+            Err(TryLockError::WouldBlock) => None,
+        }
     }
 
     /// For whoever begins a capture on this device, until others can know of it: a wait for the device that had found none

@@ -25,6 +25,7 @@ use crate::stream::Stream;
 use gpumem_sys::types::CUdeviceptr;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::thread::ThreadId;
 
 /// What captures and graphs of one machine keep.
 #[derive(Default)]
@@ -47,6 +48,10 @@ struct Table {
 struct Held {
     handle_count: usize,
     is_open: bool,
+    /// Its end has begun: streams may run their work again.
+    is_ending: bool,
+    /// Where it began: the stream, and the thread that has to end it.
+    origin: Option<(Slot, ThreadId)>,
     /// Those of the members.
     devices: Vec<WeakDevice>,
     /// Streams that are known to be part of the capture.
@@ -112,7 +117,8 @@ impl Holds {
     pub(crate) fn begin(&self, graph: u64, origin: Slot, device: &Device) {
         let members = BTreeSet::from([origin]);
         let devices = vec![device.downgrade()];
-        let held = Held { handle_count: 1, is_open: true, devices, members, ..Held::default() };
+        let origin = Some((origin, std::thread::current().id()));
+        let held = Held { handle_count: 1, is_open: true, origin, devices, members, ..Held::default() };
         self.table().graphs.insert(graph, held);
     }
 
@@ -125,6 +131,29 @@ impl Holds {
                 held.devices.push(device);
             }
         });
+    }
+
+    /// The capture's end begins. False if it had begun before.
+    pub(crate) fn end_begins(&self, graph: u64) -> bool {
+        self.with(graph, |held| !core::mem::replace(&mut held.is_ending, true)).unwrap_or(false)
+    }
+
+    /// The captures that go on, of which streams of a device are part, and that this thread has begun; with their first streams.
+    pub(crate) fn begun_here(&self, device: &Device) -> Vec<(u64, Slot)> {
+        let thread = std::thread::current().id();
+        let open: Vec<_> = {
+            let table = self.table();
+            let open = table.graphs.iter().filter(|(_, held)| held.is_open && !held.is_ending);
+            let begun = open.filter_map(|(graph, held)| Some((*graph, held.origin?, held.devices.clone())));
+            begun.filter(|(_, (_, by), _)| *by == thread).collect()
+        };
+        // Devices are let go of after the lock: the end of one takes others.
+        let is_of = |devices: Vec<WeakDevice>| {
+            devices.iter().filter_map(WeakDevice::upgrade).any(|other| other == *device)
+        };
+        open.into_iter()
+            .filter_map(|(graph, (slot, _), devices)| is_of(devices).then_some((graph, slot)))
+            .collect()
     }
 
     /// The capture has ended. Its streams still have to wait for what they were asked to wait for meanwhile, and for
@@ -156,7 +185,7 @@ impl Holds {
 
     /// Whether it is a capture that goes on and was begun through this crate.
     pub(crate) fn knows(&self, graph: u64) -> bool {
-        self.table().graphs.get(&graph).is_some_and(|held| held.is_open)
+        self.table().graphs.get(&graph).is_some_and(|held| held.is_open && !held.is_ending)
     }
 
     /// Whether a capture goes on that streams of this device are part of.

@@ -1,5 +1,6 @@
 //! [`StreamBuilder`]: a stream of this crate's own, made to order.
 
+use super::borrow::Borrows;
 use super::{Inner, Kind, Stream, foreign};
 use crate::clock::StreamParts;
 use crate::context::Handle;
@@ -58,7 +59,7 @@ impl StreamBuilder {
         // SAFETY: `raw` outlives the call, and the context is current.
         unsafe { device.driver().cuStreamCreateWithPriority(&mut raw, flags, priority)? };
         let opened = foreign::driver_id(&device, raw).and_then(|driver_id| {
-            let parts = StreamParts { raw, is_ours: true, no_waits };
+            let parts = StreamParts { raw, is_ours: true, no_waits, is_blocking: false };
             Ok((driver_id, device.clocks().open(&device, &parts)?))
         });
         let (driver_id, id) = opened.inspect_err(|_| destroy(&device, raw))?;
@@ -70,6 +71,7 @@ impl StreamBuilder {
             kind: Kind::Owned,
             is_retired: AtomicBool::new(false),
             near_id: AtomicU64::new(id.0),
+            borrows: Borrows::default(),
         }));
         device.clocks().name(driver_id, &stream);
         Ok(stream)

@@ -4,6 +4,7 @@
 //! calls that name it, and for the last time in [`Stream::retire`]. The driver's handle may come again for another
 //! stream, its id does not: two wraps of one stream are clones, and a stream that was wrapped before is known again.
 
+use super::borrow::Borrows;
 use super::{Inner, Kind, Stream};
 use crate::clock::{StreamId, StreamParts};
 use crate::context::Handle;
@@ -11,7 +12,7 @@ use crate::device::Device;
 use crate::error::PoolError;
 use core::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use gpumem_sys::DriverError;
-use gpumem_sys::types::CUstream;
+use gpumem_sys::types::{CUstream, CUstream_flags};
 use std::sync::{Arc, Weak};
 
 /// A stream that may be gone.
@@ -77,7 +78,7 @@ impl Stream {
 
     /// Says that the stream's owner is about to destroy it: what it has queued so far is the last that counts. Without
     /// this, what was freed on it is used again only after the whole device has been waited for. A stream that was made
-    /// here does this by itself.
+    /// here does this by itself. Waits for calls on other threads that are inside of [`Stream::run_borrowed`] with it.
     ///
     /// # Errors
     ///
@@ -86,6 +87,8 @@ impl Stream {
         self.check_usable()?;
         if self.0.kind != Kind::Owned && !self.0.is_retired.swap(true, Ordering::AcqRel) {
             self.0.near_id.store(0, Ordering::Relaxed);
+            // The handle is the owner's to destroy once this returns, and a call that began before may still use it.
+            self.0.borrows.wait_for_all();
             self.clocks().retire(self.id(), self.0.driver_id);
         }
         Ok(())
@@ -95,12 +98,22 @@ impl Stream {
     fn wrap(device: &Device, raw: CUstream, kind: Kind) -> Result<Self, PoolError> {
         let _bound = device.enter()?;
         let driver_id = driver_id(device, raw)?;
-        let parts = StreamParts { raw, is_ours: false, no_waits: true };
+        let is_blocking = is_blocking(device, raw);
+        let parts = StreamParts { raw, is_ours: false, no_waits: true, is_blocking };
         let make = |id: StreamId| {
             let is_retired = AtomicBool::new(false);
             let near_id = AtomicU64::new(if kind == Kind::Foreign { id.0 } else { 0 });
             let device = device.clone();
-            Self(Arc::new(Inner { device, raw: Handle(raw), id, driver_id, kind, is_retired, near_id }))
+            Self(Arc::new(Inner {
+                device,
+                raw: Handle(raw),
+                id,
+                driver_id,
+                kind,
+                is_retired,
+                near_id,
+                borrows: Borrows::default(),
+            }))
         };
         device.clocks().find_or_open(device, &parts, driver_id, make)
     }
@@ -127,6 +140,17 @@ pub(super) fn driver_id(device: &Device, raw: CUstream) -> Result<Option<u64>, P
     }
 }
 
+/// Whether the legacy stream waits for it, as far as the driver says. The device's context is current.
+fn is_blocking(device: &Device, raw: CUstream) -> bool {
+    if matches!(raw as usize, LEGACY | PER_THREAD) {
+        return true;
+    }
+    let mut flags = 0;
+    // SAFETY: `flags` outlives the call, and the caller has an alive stream.
+    let answer = unsafe { device.driver().cuStreamGetFlags(raw, &mut flags) };
+    answer.is_ok() && flags & CUstream_flags::CU_STREAM_NON_BLOCKING.0 == 0
+}
+
 /// `CU_STREAM_LEGACY` and `CU_STREAM_PER_THREAD`, which are macros in the driver's header.
-const LEGACY: usize = 1;
+pub(crate) const LEGACY: usize = 1;
 const PER_THREAD: usize = 2;

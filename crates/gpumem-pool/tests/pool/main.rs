@@ -9,6 +9,7 @@ mod adaptors;
 mod advice;
 mod bench;
 mod blocks;
+mod borrows;
 mod captures;
 mod conf;
 mod contexts;

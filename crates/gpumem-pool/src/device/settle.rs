@@ -1,0 +1,150 @@
+//! Waiting at the end of a borrow: for all work of a device, captures or not, until it is done.
+
+use super::Device;
+use crate::context::Relaxed;
+use crate::error::{PoolError, is_over};
+use crate::graph::cut_short;
+use core::time::Duration;
+use gpumem_sys::DriverError;
+use gpumem_sys::types::CUresult;
+use std::sync::PoisonError;
+use std::time::Instant;
+
+/// How long a refused wait is repeated. Work that runs is waited for without bound.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Patience {
+    /// The memory can be kept if the wait stays impossible.
+    Owned,
+    /// The memory goes back to its owner when the call returns, whatever happens.
+    Borrowed,
+}
+
+impl Device {
+    /// Waits until nothing that was queued on the device by now runs any more. A lost context runs nothing.
+    ///
+    /// A capture that goes on is kept out of it: what runs is waited for behind markers. Where no marker can be made, captures
+    /// that this thread has begun are ended, and those of other threads are waited for.
+    pub(crate) fn settle(&self, patience: Patience) -> Result<(), DriverError> {
+        let (start, mut pause) = (Instant::now(), PAUSE_MIN);
+        let is_over = |limit: Duration| start.elapsed() >= limit;
+        loop {
+            match self.try_to_settle() {
+                Ok(true) => return Ok(()),
+                Ok(false) if self.end_captures_of_this_thread() => continue,
+                // Another thread's capture is in the way, and only that thread can end it.
+                Ok(false) if patience == Patience::Owned && is_over(KEPT_AFTER) => {
+                    return DriverError::check("cuCtxSynchronize", CAPTURE_OPEN);
+                }
+                Ok(false) => {}
+                Err(_) if self.is_context_gone() => return Ok(()),
+                Err(error) => {
+                    let limit = if patience == Patience::Owned { KEPT_AFTER } else { REFUSED_FOR };
+                    if is_over(limit) {
+                        return Err(error);
+                    }
+                }
+            }
+            std::thread::sleep(pause);
+            pause = (pause * 2).min(PAUSE_MAX);
+        }
+    }
+
+    /// As [`Device::settle`], for every device of the machine that is open: pinned host memory serves all of them.
+    pub(crate) fn settle_machine(&self, patience: Patience) -> Result<(), DriverError> {
+        let mut settled = Vec::new();
+        for device in core::iter::once(self.clone()).chain(self.clocks().devices()) {
+            if !settled.contains(&device) {
+                device.settle(patience)?;
+                settled.push(device);
+            }
+        }
+        Ok(())
+    }
+
+    /// One try. False if work may still run that can't be waited for now.
+    fn try_to_settle(&self) -> Result<bool, DriverError> {
+        let _bound = self.enter()?;
+        let _relaxed = Relaxed::enter(self.driver())?;
+        if !self.clocks().holds().captures_on(self) {
+            for _ in 0..TRIES {
+                let observation = self.clocks().observe_device(self);
+                let Some(_quiet) = self.quiet() else { break };
+                // SAFETY: the context is current and alive.
+                let waited = unsafe { self.driver().cuCtxSynchronize() };
+                if waited.is_ok() {
+                    self.clocks().saw_device(self, observation);
+                    return Ok(true);
+                }
+                if self.is_context_gone() {
+                    return self.noting(waited).map(|()| true);
+                }
+            }
+        }
+        self.clocks().finish_everything(self)
+    }
+
+    /// Whether the driver says so itself: a code that one call answers may be another call's failure.
+    pub(crate) fn is_context_gone(&self) -> bool {
+        let _bound = match self.enter() {
+            Ok(bound) => bound,
+            // Twice: this may be the failure of one call too.
+            Err(error) => {
+                return is_over(error.code()) && self.enter().is_err_and(|error| is_over(error.code()));
+            }
+        };
+        let (mut free, mut total) = (0_usize, 0_usize);
+        // SAFETY: both outlive the call.
+        let answer = unsafe { self.driver().cuMemGetInfo_v2(&mut free, &mut total) };
+        answer.is_err_and(|error| is_over(error.code()))
+    }
+
+    /// Ends the captures on the device that this thread can end, its own above all: their ends report a broken capture.
+    /// False if there is none.
+    fn end_captures_of_this_thread(&self) -> bool {
+        let captures = self.clocks().holds().begun_here(self);
+        captures.iter().for_each(|(graph, origin)| cut_short(self, *graph, *origin));
+        !captures.is_empty()
+            || self.keep_captures_out().is_some_and(|_out| self.clocks().end_others_captures(self))
+    }
+
+    /// Repeats a call that gives memory back, which needs no wait any more, until the driver takes it. A lost context has
+    /// nothing to give back. The context is current.
+    pub(crate) fn give_back(
+        &self,
+        patience: Patience,
+        call: impl Fn() -> Result<(), DriverError>,
+    ) -> Result<(), DriverError> {
+        let (start, mut pause) = (Instant::now(), PAUSE_MIN);
+        let limit = if patience == Patience::Owned { KEPT_AFTER } else { REFUSED_FOR };
+        loop {
+            match call() {
+                Ok(()) => return Ok(()),
+                Err(_) if self.is_context_gone() => return Ok(()),
+                Err(error) if start.elapsed() >= limit => return Err(error),
+                Err(_) => std::thread::sleep(pause),
+            }
+            pause = (pause * 2).min(PAUSE_MAX);
+        }
+    }
+
+    /// Notes memory that was kept instead of being given back, to be reported by the next call that can.
+    pub(crate) fn report_kept(&self, kept: PoolError) {
+        self.0.common.kept.lock().unwrap_or_else(PoisonError::into_inner).push(kept);
+    }
+
+    /// The first report that nobody has had yet.
+    pub(crate) fn take_kept(&self) -> Result<(), PoolError> {
+        let mut kept = self.0.common.kept.lock().unwrap_or_else(PoisonError::into_inner);
+        if kept.is_empty() { Ok(()) } else { Err(kept.remove(0)) }
+    }
+}
+
+/// How often a refused wait for the context is repeated before markers are tried.
+const TRIES: usize = 3;
+/// How long a drop repeats what the driver refuses, and waits for another thread's capture, before the memory is kept.
+const KEPT_AFTER: Duration = Duration::from_secs(2);
+/// How long a driver that runs may refuse every way to wait, or to give back, before a borrow's end gives up.
+const REFUSED_FOR: Duration = Duration::from_secs(30);
+const PAUSE_MIN: Duration = Duration::from_micros(10);
+const PAUSE_MAX: Duration = Duration::from_millis(10);
+const CAPTURE_OPEN: CUresult = CUresult::CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;

@@ -1,0 +1,143 @@
+//! The buffers that [`HostMemory`](super::HostMemory) can own: their memory stays where it is when they are moved.
+
+use core::mem::ManuallyDrop;
+use std::sync::Arc;
+
+/// A buffer that [`HostMemory`](super::HostMemory) can own. Implemented here only, for `Vec<T>`, `Box<[T]>`, `Arc<[T]>`,
+/// `&'static mut [T]` and `&'static [T]`.
+pub trait HostBuffer: Buffer {}
+
+/// A buffer that nobody else can reach, so that devices may write it.
+pub trait HostBufferMut: HostBuffer {}
+
+/// A buffer taken apart.
+pub struct Parts<T> {
+    pub(super) start: *mut T,
+    length: usize,
+    capacity: usize,
+}
+
+impl<T> Clone for Parts<T> {
+    fn clone(&self) -> Self {
+        *self
+    }
+}
+
+impl<T> Copy for Parts<T> {}
+
+impl<T> Parts<T> {
+    fn new(start: *mut T, length: usize) -> Self {
+        Self { start, length, capacity: length }
+    }
+
+    pub(super) fn size_bytes(&self) -> u64 {
+        (self.length * size_of::<T>()) as u64
+    }
+
+    fn slice(self) -> *mut [T] {
+        core::ptr::slice_from_raw_parts_mut(self.start, self.length)
+    }
+}
+
+pub(super) mod sealed {
+    use super::Parts;
+
+    /// # Safety
+    ///
+    /// The memory that the parts name stays where it is, and is the buffer's, until [`Buffer::from_parts`].
+    pub unsafe trait Buffer: Sized {
+        type Element;
+
+        fn into_parts(self) -> Parts<Self::Element>;
+
+        /// # Safety
+        ///
+        /// The parts came from [`Buffer::into_parts`] of this type, and from there only once.
+        unsafe fn from_parts(parts: Parts<Self::Element>) -> Self;
+    }
+}
+
+use sealed::Buffer;
+
+// SAFETY: a vector that is not touched keeps its allocation.
+unsafe impl<T> Buffer for Vec<T> {
+    type Element = T;
+
+    fn into_parts(self) -> Parts<T> {
+        let mut this = ManuallyDrop::new(self);
+        Parts { start: this.as_mut_ptr(), length: this.len(), capacity: this.capacity() }
+    }
+
+    unsafe fn from_parts(parts: Parts<T>) -> Self {
+        // SAFETY: pointer, length and capacity are those of a vector that was not dropped.
+        unsafe { Self::from_raw_parts(parts.start, parts.length, parts.capacity) }
+    }
+}
+
+// SAFETY: `Box::into_raw` gives the allocation away until `Box::from_raw`.
+unsafe impl<T> Buffer for Box<[T]> {
+    type Element = T;
+
+    fn into_parts(self) -> Parts<T> {
+        let length = self.len();
+        Parts::new(Self::into_raw(self).cast(), length)
+    }
+
+    unsafe fn from_parts(parts: Parts<T>) -> Self {
+        // SAFETY: the slice is the one that `Box::into_raw` returned.
+        unsafe { Self::from_raw(parts.slice()) }
+    }
+}
+
+// SAFETY: `Arc::into_raw` keeps one count of the allocation until `Arc::from_raw`.
+unsafe impl<T> Buffer for Arc<[T]> {
+    type Element = T;
+
+    fn into_parts(self) -> Parts<T> {
+        let length = self.len();
+        Parts::new(Self::into_raw(self).cast::<T>().cast_mut(), length)
+    }
+
+    unsafe fn from_parts(parts: Parts<T>) -> Self {
+        // SAFETY: the slice is the one that `Arc::into_raw` returned, and its count is still held.
+        unsafe { Self::from_raw(parts.slice()) }
+    }
+}
+
+// SAFETY: the memory is there until the program ends, and the exclusive borrow has been given away.
+unsafe impl<T> Buffer for &'static mut [T] {
+    type Element = T;
+
+    fn into_parts(self) -> Parts<T> {
+        Parts::new(self.as_mut_ptr(), self.len())
+    }
+
+    unsafe fn from_parts(parts: Parts<T>) -> Self {
+        // SAFETY: pointer and length are those of the exclusive borrow that was given away.
+        unsafe { &mut *parts.slice() }
+    }
+}
+
+// SAFETY: the memory is there until the program ends.
+unsafe impl<T> Buffer for &'static [T] {
+    type Element = T;
+
+    fn into_parts(self) -> Parts<T> {
+        Parts::new(self.as_ptr().cast_mut(), self.len())
+    }
+
+    unsafe fn from_parts(parts: Parts<T>) -> Self {
+        // SAFETY: pointer and length are those of the shared borrow, which was never anything more.
+        unsafe { &*parts.slice() }
+    }
+}
+
+impl<T> HostBuffer for Vec<T> {}
+impl<T> HostBuffer for Box<[T]> {}
+impl<T> HostBuffer for Arc<[T]> {}
+impl<T> HostBuffer for &'static mut [T] {}
+impl<T> HostBuffer for &'static [T] {}
+
+impl<T> HostBufferMut for Vec<T> {}
+impl<T> HostBufferMut for Box<[T]> {}
+impl<T> HostBufferMut for &'static mut [T] {}

@@ -1,0 +1,434 @@
+//! Host memory and imported blocks end only when no work uses them any more: whichever stream the work is on, whatever
+//! captures, and whatever the driver refuses. Work runs only when somebody waits for it here, and the functions that give
+//! memory back look whether it has run by then: the simulator's own waits can't hide a missing one of ours.
+
+use gpumem_pool::sys::sim::{Rule, Schedule};
+use gpumem_pool::sys::types::{CUdeviceptr, CUresult, CUstream};
+use gpumem_pool::sys::{Driver, SimConfig, Table};
+use gpumem_pool::{
+    BackendKind, Capture, CaptureMode, Device, HostMemory, ImportedBlock, Pool, PoolError, Stream,
+};
+use std::ffi::c_void;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::mpsc::channel;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+const LEN: usize = 4096;
+const MODES: [CaptureMode; 3] = [CaptureMode::Global, CaptureMode::ThreadLocal, CaptureMode::Relaxed];
+
+type Unregister = unsafe extern "C" fn(*mut c_void) -> CUresult;
+type Unmap = unsafe extern "C" fn(CUdeviceptr, usize) -> CUresult;
+
+/// The driver's own functions, and the first byte of what was unregistered, or of what was unmapped, at that moment.
+static REAL: Mutex<(Option<Unregister>, Option<Unmap>)> = Mutex::new((None, None));
+static SEEN: Mutex<Vec<u8>> = Mutex::new(Vec::new());
+/// Where [`unmap_and_look`] reads the imported memory: another mapping of it.
+static OTHER: Mutex<Option<Box<dyn Fn() -> u8 + Send>>> = Mutex::new(None);
+
+fn lock<T>(place: &'static Mutex<T>) -> MutexGuard<'static, T> {
+    place.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+unsafe extern "C" fn look_and_unregister(host: *mut c_void) -> CUresult {
+    // SAFETY: only memory of these tests is registered, which is alive.
+    lock(&SEEN).push(unsafe { host.cast::<u8>().read_volatile() });
+    let real = lock(&REAL).0.unwrap();
+    // SAFETY: the caller's promise, passed on.
+    unsafe { real(host) }
+}
+
+unsafe extern "C" fn look_and_unmap(address: CUdeviceptr, size: usize) -> CUresult {
+    if let Some(look) = lock(&OTHER).take() {
+        lock(&SEEN).push(look());
+    }
+    let real = lock(&REAL).1.unwrap();
+    // SAFETY: the caller's promise, passed on.
+    unsafe { real(address, size) }
+}
+
+/// A machine of a test's own. One at a time: functions in a table know no test.
+struct Rig {
+    driver: Driver,
+    device: Device,
+    _turn: MutexGuard<'static, ()>,
+}
+
+impl Rig {
+    fn new(rules: &[&str]) -> Self {
+        static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
+        let turn = lock(&ONE_AT_A_TIME);
+        lock(&SEEN).clear();
+        let config = SimConfig::new().schedule(Schedule::Late);
+        let rules = rules.iter().map(|rule| rule.parse::<Rule>().unwrap());
+        let driver = Driver::sim(rules.fold(config, SimConfig::rule)).unwrap();
+        let install = |table: &mut Table| {
+            *lock(&REAL) = (
+                table.cuMemHostUnregister.replace(look_and_unregister),
+                table.cuMemUnmap.replace(look_and_unmap),
+            );
+        };
+        // SAFETY: the functions call those that they replace.
+        let driver = unsafe { driver.with_table(install) };
+        let device = Device::new(&driver, 0).unwrap();
+        Self { driver, device, _turn: turn }
+    }
+
+    fn fill(&self, address: CUdeviceptr, value: u8, stream: CUstream) {
+        let _bound = self.device.bind().unwrap();
+        // SAFETY: the memory has so many bytes, and its end waits for the stream, which is alive.
+        unsafe { self.driver.cuMemsetD8Async(address, value, LEN, stream).unwrap() };
+    }
+
+    /// Fills memory as `form` has it, with what `queue` queues, and says what it was filled with when it was unregistered.
+    fn through(&self, form: Form, queue: impl FnOnce(CUdeviceptr)) -> (Vec<u8>, Vec<u8>) {
+        let mut table = vec![1; LEN];
+        match form {
+            Form::Scope => {
+                self.device.with_host_memory(&mut table, |memory| queue(memory.address())).unwrap()
+            }
+            Form::Owner => {
+                let memory = HostMemory::register(&self.device, table).unwrap();
+                queue(memory.address());
+                table = memory.into_inner().unwrap();
+            }
+        }
+        (std::mem::take(&mut lock(&SEEN)), table)
+    }
+
+    /// No race, nothing left, no call out of place.
+    fn assert_clean(self) {
+        let Self { driver, device, .. } = &self;
+        device.synchronize().unwrap();
+        let findings = driver.simulator().unwrap().take_findings();
+        assert!(findings.is_empty(), "{findings:?}");
+    }
+}
+
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Form {
+    Scope,
+    Owner,
+}
+
+/// Whose stream the work is on.
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Whose {
+    Ours,
+    /// Queued before the stream began to capture.
+    Capturing,
+    /// Ours, and dropped at once.
+    Dropped,
+    Legacy,
+    ThisThreads,
+    OtherThreads,
+    /// Of another library, in the legacy stream's order.
+    ForeignBlocking,
+    Foreign,
+    ForeignRetired,
+    /// All wraps of it are gone.
+    ForeignDropped,
+}
+
+const EACH: [Whose; 10] = [
+    Whose::Ours,
+    Whose::Capturing,
+    Whose::Dropped,
+    Whose::Legacy,
+    Whose::ThisThreads,
+    Whose::OtherThreads,
+    Whose::ForeignBlocking,
+    Whose::Foreign,
+    Whose::ForeignRetired,
+    Whose::ForeignDropped,
+];
+
+impl Whose {
+    /// Whether its work can be waited for only with the whole device.
+    fn needs_device(self) -> bool {
+        matches!(self, Self::Foreign | Self::ForeignDropped)
+    }
+
+    /// Queues a fill. What is returned has to live until the memory ends.
+    fn fill(self, rig: &Rig, address: CUdeviceptr, captured: &Stream) -> Option<Stream> {
+        let device = &rig.device;
+        let foreign = |flags| {
+            let _bound = device.bind().unwrap();
+            let mut raw = std::ptr::null_mut();
+            // SAFETY: a local outlives the call, and the stream lives as long as its context.
+            unsafe {
+                rig.driver.cuStreamCreate(&mut raw, flags).unwrap();
+                Stream::from_raw(device, raw).unwrap()
+            }
+        };
+        let stream = match self {
+            Self::Ours | Self::Dropped => Stream::new(device).unwrap(),
+            Self::Capturing => captured.clone(),
+            Self::Legacy => Stream::legacy(device).unwrap(),
+            Self::ThisThreads => Stream::per_thread(device).unwrap(),
+            Self::OtherThreads => {
+                std::thread::scope(|scope| {
+                    scope.spawn(|| {
+                        let stream = Stream::per_thread(device).unwrap();
+                        rig.fill(address, 7, stream.raw());
+                        // The wrap's end would mark it here, where that can be done.
+                        std::mem::forget(stream);
+                    });
+                });
+                return None;
+            }
+            Self::ForeignBlocking => foreign(0),
+            Self::Foreign | Self::ForeignRetired | Self::ForeignDropped => foreign(1),
+        };
+        rig.fill(address, 7, stream.raw());
+        match self {
+            Self::Dropped | Self::ForeignDropped => return None,
+            Self::ForeignRetired => stream.retire().unwrap(),
+            _ => {}
+        }
+        Some(stream)
+    }
+}
+
+#[test]
+fn the_end_waits_for_work_on_any_stream() {
+    for (form, whose) in EACH.into_iter().flat_map(|whose| [(Form::Scope, whose), (Form::Owner, whose)]) {
+        let rig = Rig::new(&[]);
+        let (captured, mut kept) = (Stream::new(&rig.device).unwrap(), None);
+        let (seen, table) = rig.through(form, |address| kept = whose.fill(&rig, address, &captured));
+        assert_eq!(seen, [7], "{form:?} {whose:?}");
+        assert!(table.iter().all(|byte| *byte == 7), "{form:?} {whose:?}");
+        rig.assert_clean();
+    }
+}
+
+/// On the capturing thread. The capture is kept, unless only a wait for the whole device covers the work.
+#[test]
+fn the_end_waits_under_a_capture_of_this_thread() {
+    for (mode, whose) in MODES.into_iter().flat_map(|mode| EACH.map(|whose| (mode, whose))) {
+        for form in [Form::Scope, Form::Owner] {
+            let rig = Rig::new(&[]);
+            let (captured, mut kept) = (Stream::new(&rig.device).unwrap(), None);
+            let mut capture: Option<Capture> = None;
+            let (seen, table) = rig.through(form, |address| {
+                kept = whose.fill(&rig, address, &captured);
+                capture = Some(captured.begin_capture(mode).unwrap());
+            });
+            let context = format!("{form:?} {mode:?} {whose:?}");
+            assert_eq!(seen, [7], "{context}");
+            assert!(table.iter().all(|byte| *byte == 7), "{context}");
+            match capture.unwrap().end() {
+                Ok(_graph) => assert!(!whose.needs_device(), "{context}"),
+                Err(error) => {
+                    assert!(matches!(error, PoolError::CaptureBroken), "{context}: {error}");
+                    assert!(whose.needs_device(), "{context}");
+                }
+            }
+            // Broken or not, the stream runs its work again and captures again.
+            captured.synchronize().unwrap();
+            captured.begin_capture(mode).unwrap().end().unwrap();
+            rig.assert_clean();
+        }
+    }
+}
+
+/// Another thread captures: it is left alone, and waited for where nothing else covers the work.
+#[test]
+fn the_end_waits_under_a_capture_of_another_thread() {
+    for (mode, whose) in MODES.into_iter().flat_map(|mode| EACH.map(|whose| (mode, whose))) {
+        let rig = Rig::new(&[]);
+        let (captured, mut kept) = (Stream::new(&rig.device).unwrap(), None);
+        let ((begin, may_begin), (begun, has_begun), (end, may_end)) =
+            (channel(), channel(), channel::<()>());
+        let (seen, ended) = std::thread::scope(|scope| {
+            let captured = &captured;
+            let other = scope.spawn(move || {
+                may_begin.recv().unwrap();
+                let capture = captured.begin_capture(mode).unwrap();
+                begun.send(()).unwrap();
+                // By itself, if the end waits for that.
+                let _ = may_end.recv_timeout(Duration::from_millis(30));
+                capture.end().map(drop)
+            });
+            let (seen, _) = rig.through(Form::Scope, |address| {
+                kept = whose.fill(&rig, address, captured);
+                begin.send(()).unwrap();
+                has_begun.recv().unwrap();
+            });
+            let _it_may_have_ended = end.send(());
+            (seen, other.join().unwrap())
+        });
+        assert_eq!(seen, [7], "{mode:?} {whose:?}");
+        ended.unwrap_or_else(|error| panic!("{mode:?} {whose:?}: {error}"));
+        rig.assert_clean();
+    }
+}
+
+/// An owner does not wait for another thread's capture for ever: it keeps the buffer, and says so.
+#[test]
+fn an_owner_that_can_not_wait_keeps_the_buffer_and_says_so() {
+    let rig = Rig::new(&[]);
+    let captured = Stream::new(&rig.device).unwrap();
+    let ((begun, has_begun), (end, may_end)) = (channel(), channel::<()>());
+    std::thread::scope(|scope| {
+        let captured = &captured;
+        let other = scope.spawn(move || {
+            let capture = captured.begin_capture(CaptureMode::Global).unwrap();
+            begun.send(()).unwrap();
+            may_end.recv().unwrap();
+            capture.end().map(drop)
+        });
+        has_begun.recv().unwrap();
+        let memory = HostMemory::register(&rig.device, vec![1_u8; LEN]).unwrap();
+        let (address, _stream) = (memory.address(), Whose::Foreign.fill(&rig, memory.address(), captured));
+        // Nothing is lost with the error.
+        let error = memory.into_inner().unwrap_err();
+        assert!(matches!(error.error(), PoolError::Driver(_)), "{error}");
+        drop(error.into_value());
+        assert_eq!(*lock(&SEEN), []);
+        end.send(()).unwrap();
+        other.join().unwrap().unwrap();
+        let kept = rig.device.synchronize().unwrap_err();
+        let PoolError::Kept { address: told, size_bytes, .. } = kept else { panic!("{kept}") };
+        assert_eq!((told, size_bytes), (address, LEN as u64));
+        assert!(kept.to_string().contains("captures of other threads"), "{kept}");
+    });
+    // It is said once.
+    rig.assert_clean();
+}
+
+/// What the driver refuses once, or always but for markers, ends no borrow.
+#[test]
+fn a_wait_that_the_driver_refuses_is_repeated() {
+    let codes = [999, 700, 201];
+    let calls = ["cuCtxSynchronize#1", "cuCtxSynchronize", "cuEventSynchronize", "cuMemHostUnregister#1"];
+    for (call, code) in calls.into_iter().flat_map(|call| codes.map(|code| (call, code))) {
+        for form in [Form::Scope, Form::Owner] {
+            // Without the wait for the context, markers have to do.
+            let both = [format!("{call}=fail:{code}"), format!("cuCtxSynchronize#2=fail:{code}")];
+            let rig = Rig::new(&[&both[0], &both[1]]);
+            let stream = Stream::new(&rig.device).unwrap();
+            let (seen, table) = rig.through(form, |address| rig.fill(address, 7, stream.raw()));
+            assert_eq!(seen.first(), Some(&7), "{form:?} {both:?}");
+            assert!(table.iter().all(|byte| *byte == 7), "{form:?} {both:?}");
+        }
+    }
+}
+
+/// A driver that refuses every wait: the owner keeps the buffer.
+#[test]
+fn an_owner_keeps_the_buffer_where_every_wait_is_refused() {
+    let rules = ["cuCtxSynchronize=fail:999", "cuEventSynchronize=fail:999", "cuEventQuery=fail:999"];
+    let rig = Rig::new(&rules);
+    let stream = Stream::new(&rig.device).unwrap();
+    let memory = HostMemory::register(&rig.device, vec![1_u8; LEN]).unwrap();
+    rig.fill(memory.address(), 7, stream.raw());
+    drop(memory);
+    assert_eq!(*lock(&SEEN), []);
+    let told = HostMemory::register(&rig.device, vec![1_u8; LEN]).unwrap_err();
+    assert!(matches!(told.error(), PoolError::Kept { .. }), "{told}");
+    assert_eq!(told.into_value().len(), LEN);
+    drop(HostMemory::register(&rig.device, Vec::<u8>::new()).unwrap());
+}
+
+/// A lost context runs nothing: the memory comes back at once.
+#[test]
+fn a_lost_device_ends_every_borrow() {
+    for form in [Form::Scope, Form::Owner] {
+        let rig = Rig::new(&["cuMemsetD8Async#1=lose:700@0"]);
+        let stream = Stream::new(&rig.device).unwrap();
+        let _ = rig.through(form, |address| {
+            let _bound = rig.device.bind().unwrap();
+            // SAFETY: the memory has so many bytes. The device is lost meanwhile.
+            unsafe { rig.driver.cuMemsetD8Async(address, 7, LEN, stream.raw()).unwrap_err() };
+        });
+    }
+}
+
+#[test]
+fn a_panic_inside_the_closure_waits_too() {
+    let rig = Rig::new(&[]);
+    let stream = Stream::new(&rig.device).unwrap();
+    let mut table = vec![1_u8; LEN];
+    let panicked = catch_unwind(AssertUnwindSafe(|| {
+        rig.device.with_host_memory(&mut table, |memory| {
+            rig.fill(memory.address(), 7, stream.raw());
+            std::panic::resume_unwind(Box::new("on purpose"));
+        })
+    }));
+    assert!(panicked.is_err());
+    assert_eq!(*lock(&SEEN), [7]);
+    assert!(table.iter().all(|byte| *byte == 7));
+    rig.assert_clean();
+}
+
+/// Registering and giving back break no capture, on no thread and in no mode.
+#[test]
+fn registering_leaves_captures_alone() {
+    for mode in MODES {
+        let rig = Rig::new(&[]);
+        let captured = Stream::new(&rig.device).unwrap();
+        let capture = captured.begin_capture(mode).unwrap();
+        let entries = || {
+            let mut table = vec![1_u8; LEN];
+            rig.device.with_host_memory(&mut table, |_| ()).unwrap();
+            rig.device.with_host_memory_read_only(&table, |_| ()).unwrap();
+            drop(HostMemory::register(&rig.device, table.clone()).unwrap());
+            drop(HostMemory::register_read_only(&rig.device, table).unwrap());
+        };
+        entries();
+        std::thread::scope(|scope| scope.spawn(entries).join().unwrap());
+        capture.end().unwrap_or_else(|error| panic!("{mode:?}: {error}"));
+        rig.assert_clean();
+    }
+}
+
+/// An imported block is unmapped when its work is done, or not at all.
+#[cfg(all(unix, feature = "backend-caching"))]
+#[test]
+fn an_imported_block_is_unmapped_when_its_work_is_done() {
+    for (captures, whose) in
+        [false, true].into_iter().flat_map(|captures| EACH.map(|whose| (captures, whose)))
+    {
+        let rig = Rig::new(&[]);
+        let pool = Pool::builder(&rig.device).backend(BackendKind::Caching).exportable().build().unwrap();
+        let captured = Stream::new(&rig.device).unwrap();
+        let block = pool.alloc(2 << 20, &captured).unwrap();
+        let imported = ImportedBlock::new(&rig.device, block.export().unwrap()).unwrap();
+        let (driver, device, address) = (rig.driver.clone(), rig.device.clone(), block.address());
+        let look = move || {
+            let (_bound, _relaxed) = (device.bind().unwrap(), device.relax().unwrap());
+            let mut byte = 0_u8;
+            // SAFETY: the local has one byte, and the block is alive.
+            unsafe { driver.cuMemcpyDtoH_v2((&raw mut byte).cast(), address, 1).unwrap() };
+            byte
+        };
+        let _stream = whose.fill(&rig, imported.address(), &captured);
+        let capture = captures.then(|| captured.begin_capture(CaptureMode::Global).unwrap());
+        *lock(&OTHER) = Some(Box::new(look));
+        drop(imported);
+        assert_eq!(std::mem::take(&mut *lock(&SEEN)), [7], "{captures} {whose:?}");
+        if let Some(capture) = capture {
+            assert_eq!(capture.end().is_ok(), !whose.needs_device(), "{whose:?}");
+        }
+        drop((block, pool));
+        rig.assert_clean();
+    }
+}
+
+/// One refusal does not leave it mapped; a refusal for ever does, and is told.
+#[cfg(all(unix, feature = "backend-caching"))]
+#[test]
+fn an_imported_block_that_can_not_be_unmapped_is_reported() {
+    for (rule, is_kept) in [("cuMemUnmap#1=fail:999", false), ("cuMemUnmap=fail:999", true)] {
+        let rig = Rig::new(&[rule]);
+        let pool = Pool::builder(&rig.device).backend(BackendKind::Caching).exportable().build().unwrap();
+        let block = pool.alloc(2 << 20, &Stream::new(&rig.device).unwrap()).unwrap();
+        drop(ImportedBlock::new(&rig.device, block.export().unwrap()).unwrap());
+        let told = ImportedBlock::new(&rig.device, block.export().unwrap());
+        match told {
+            Err(PoolError::Kept { what, .. }) => assert!(is_kept && what == "an imported block"),
+            other => assert!(other.is_ok() && !is_kept, "{other:?}"),
+        }
+    }
+}
