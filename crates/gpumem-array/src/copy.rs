@@ -1,7 +1,7 @@
 //! Between host and device, and from one place on the device to another.
 //!
-//! Host memory here is always borrowed, so every copy to or from it waits until the device is done with it: the guard
-//! [`Settled`] exists before the copy is queued and waits when it goes, on an error and in a panic too.
+//! Host memory here is always borrowed, so every copy to or from it is queued inside of [`Stream::run_borrowed`], which
+//! returns only when the device is done with it.
 
 use crate::array::GpuArray;
 use crate::element::Element;
@@ -168,21 +168,17 @@ pub(crate) fn upload<T: Element, D: Dimension>(
     if elements.is_empty() {
         return Ok(());
     }
-    check_runs(gpu.stream(), "an upload from borrowed memory")?;
+    check_runs(gpu.stream(), UPLOAD)?;
     target.storage().order(gpu.stream(), Access::Write)?;
     let _bound = gpu.device().bind()?;
-    let settled = Settled(gpu.stream());
-    // SAFETY: the target is as long as the slice, alive, and ordered after what conflicts; the slice is borrowed until
-    // the stream has been waited for, which `settled` does on every way out.
-    unsafe {
-        gpu.device().driver().cuMemcpyAsync(
-            target.address(),
-            elements.as_ptr().expose_provenance() as CUdeviceptr,
-            size_of_val(elements),
-            gpu.stream().raw(),
-        )?;
-    }
-    settled.wait()
+    let (driver, to) = (gpu.device().driver(), target.address());
+    let from = elements.as_ptr().expose_provenance() as CUdeviceptr;
+    let queued = gpu.stream().run_borrowed(UPLOAD, |raw| {
+        // SAFETY: the target is alive, as long as the slice, and ordered after what conflicts. The slice is borrowed until this
+        // function returns, and `run_borrowed` returns when the copy is done.
+        unsafe { driver.cuMemcpyAsync(to, from, size_of_val(elements), raw) }
+    })?;
+    Ok(queued.map_err(PoolError::from)?)
 }
 
 /// The elements in the order of memory.
@@ -198,23 +194,20 @@ fn download<T: Element, D: Dimension>(source: &GpuView<'_, T, D>) -> Result<Vec<
         return Ok(elements);
     }
     let size_bytes = len * size_of::<T>();
-    check_runs(gpu.stream(), "a download")?;
+    check_runs(gpu.stream(), DOWNLOAD)?;
     elements.try_reserve_exact(len).map_err(|_| ArrayError::HostFull { size_bytes })?;
     source.storage().order(gpu.stream(), Access::Read)?;
     let _bound = gpu.device().bind()?;
-    let settled = Settled(gpu.stream());
-    // SAFETY: the vector has room for `len` elements and is neither moved nor freed before the stream has been waited
-    // for: `settled` is declared after it and so goes before it.
-    unsafe {
-        gpu.device().driver().cuMemcpyAsync(
-            elements.as_mut_ptr().expose_provenance() as CUdeviceptr,
-            source.address(),
-            size_bytes,
-            gpu.stream().raw(),
-        )?;
-    }
-    settled.wait()?;
-    // SAFETY: the copy is done, so these bytes are initialised; as bytes they are valid whatever they are.
+    let (driver, from) = (gpu.device().driver(), source.address());
+    let to = elements.as_mut_ptr().expose_provenance() as CUdeviceptr;
+    let queued = gpu.stream().run_borrowed(DOWNLOAD, |raw| {
+        // SAFETY: the source is alive, has `len` elements, and is ordered after what wrote it. The vector has room for them and
+        // is neither used nor freed before `run_borrowed` returns, which it does when the copy is done.
+        unsafe { driver.cuMemcpyAsync(to, from, size_bytes, raw) }
+    })?;
+    queued.map_err(PoolError::from)?;
+    // SAFETY: the copy has succeeded and is done, so these bytes of the vector's allocation are initialised, and any bytes are
+    // values of `u8`. Nothing else uses the vector while the slice lives.
     let bytes = unsafe { core::slice::from_raw_parts(elements.as_ptr().cast::<u8>(), size_bytes) };
     if let Some(index) = T::first_invalid(bytes) {
         return Err(ArrayError::InvalidElement { index, kind: core::any::type_name::<T>() });
@@ -225,40 +218,15 @@ fn download<T: Element, D: Dimension>(source: &GpuView<'_, T, D>) -> Result<Vec<
     Ok(elements)
 }
 
-/// A graph would touch the host's memory at every launch, long after this call.
+/// Refuses a copy before it is ordered behind others, which could make the stream part of their capture: a graph would touch
+/// the host's memory at every launch, long after this call. `run_borrowed` looks again.
 fn check_runs(stream: &Stream, operation: &'static str) -> Result<(), PoolError> {
     if stream.is_capturing()? { Err(PoolError::NotInCapture { operation }) } else { Ok(()) }
 }
 
-/// Waits for the stream when dropped, so that the device is done with host memory whatever happens.
-struct Settled<'a>(&'a Stream);
-
-impl Settled<'_> {
-    /// Waits now, and says what came of it.
-    fn wait(self) -> Result<(), ArrayError> {
-        let result = self.settle();
-        core::mem::forget(self);
-        Ok(result?)
-    }
-
-    fn settle(&self) -> Result<(), PoolError> {
-        let result = self.0.synchronize();
-        if let Err(PoolError::NotInCapture { .. }) = result {
-            // A capture began after `check_runs`, on another thread, and has the copy. It must never become a graph.
-            let _bound = self.0.device().bind()?;
-            // SAFETY: the stream is alive. The call breaks the capture, which is what it is for.
-            let _ = unsafe { self.0.device().driver().cuStreamSynchronize(self.0.raw()) };
-        }
-        result
-    }
-}
-
-impl Drop for Settled<'_> {
-    fn drop(&mut self) {
-        // A failed wait means that the context is lost, and with it everything that was queued.
-        let _ = self.settle();
-    }
-}
+/// The copies, as errors name them.
+const UPLOAD: &str = "an upload from borrowed memory";
+const DOWNLOAD: &str = "a download";
 
 pub(crate) fn same_shape<D: Dimension, E: Dimension>(
     operation: &'static str,

@@ -90,12 +90,16 @@ impl Function {
 
 impl Drop for Loaded {
     fn drop(&mut self) {
-        // Without its context the module is gone already; with a lost one there is nobody to tell.
+        // Without its context the module is gone already. While a capture goes on, the device can't be waited for: the module
+        // stays loaded.
         let unload = || -> Result<(), PoolError> {
             let _bound = self.device.bind()?;
-            self.device.synchronize()?;
+            self.device.synchronize_for_drop()?;
+            // A capture may have begun since; it has none of the module's kernels, and this breaks it in no mode.
+            let _relaxed = self.device.relax()?;
             let _guard = self.device.driver().teardown();
-            // SAFETY: the last handle is going, and what used its code is done.
+            // SAFETY: the last handle is going, so that no kernel of the module can be launched any more, and everything that
+            // was queued on the device before the wait has run: it fails if a capture keeps it from waiting for all of it.
             unsafe { self.device.driver().cuModuleUnload(self.raw.0)? };
             Ok(())
         };
@@ -126,5 +130,5 @@ impl<T> Clone for Handle<T> {
 
 // SAFETY: the pointer is a name that only the driver follows, and its functions take it on any thread.
 unsafe impl<T> Send for Handle<T> {}
-// SAFETY: as above; the driver locks what threads share.
+// SAFETY: a shared handle gives away only the name, and the driver locks what threads share behind it.
 unsafe impl<T> Sync for Handle<T> {}

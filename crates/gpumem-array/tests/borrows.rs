@@ -1,0 +1,133 @@
+//! Copies from and to memory that is only borrowed return when the device is done with it, whatever other threads do to the
+//! stream meanwhile. The stream is retired, or begins to capture, right after the driver has queued the copy.
+
+#![cfg(feature = "sim")]
+#![allow(clippy::unwrap_used)] // helpers of tests are tests too
+
+use gpumem_array::pool::sys::sim::Schedule;
+use gpumem_array::pool::sys::types::{CUdeviceptr, CUresult, CUstream};
+use gpumem_array::pool::sys::{Driver, SimConfig};
+use gpumem_array::pool::{CaptureMode, Device, Pool, PoolError, Stream};
+use gpumem_array::{ArrayError, Gpu, GpuArray};
+use std::sync::Mutex;
+use std::sync::mpsc::{Receiver, Sender, channel};
+use std::time::Duration;
+
+type Other = (Sender<()>, Receiver<()>);
+type Copy = unsafe extern "C" fn(CUdeviceptr, CUdeviceptr, usize, CUstream) -> CUresult;
+
+/// The driver's own copy; the other thread, to be told of the next copy, and its answer, which may have to wait for the copy.
+static HOOK: Mutex<(Option<Copy>, Option<Other>)> = Mutex::new((None, None));
+static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
+
+unsafe extern "C" fn copy_and_tell(
+    target: CUdeviceptr,
+    source: CUdeviceptr,
+    size_bytes: usize,
+    stream: CUstream,
+) -> CUresult {
+    let (copy, other) = {
+        let mut hook = HOOK.lock().unwrap();
+        (hook.0.unwrap(), hook.1.take())
+    };
+    // SAFETY: the caller's promise, passed on.
+    let code = unsafe { copy(target, source, size_bytes, stream) };
+    if let Some((tell, told)) = other {
+        tell.send(()).unwrap();
+        let _ = told.recv_timeout(Duration::from_millis(50));
+    }
+    code
+}
+
+/// On the legacy stream of a machine whose work runs only when somebody waits for it.
+fn on_legacy(body: impl Fn(&Gpu)) {
+    let _turn = ONE_AT_A_TIME.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+    let driver = Driver::sim(SimConfig::new().schedule(Schedule::Late)).unwrap();
+    *HOOK.lock().unwrap() = (driver.table().cuMemcpyAsync, None);
+    // SAFETY: the wrapper calls the function that it replaces.
+    let driver = unsafe { driver.with_table(|table| table.cuMemcpyAsync = Some(copy_and_tell)) };
+    let device = Device::new(&driver, 0).unwrap();
+    let pool = Pool::new(&device).unwrap();
+    body(&Gpu::with_stream(&pool, &Stream::legacy(&device).unwrap()).unwrap());
+}
+
+/// Copies while another thread does something as soon as the driver has queued the copy. Says what came of both.
+fn copy_while<R: Send, S>(copy: impl FnOnce() -> R, other: impl FnOnce() -> S + Send) -> (R, S)
+where
+    S: Send,
+{
+    let ((tell, told), (answer, answered)) = (channel(), channel());
+    HOOK.lock().unwrap().1 = Some((tell, answered));
+    std::thread::scope(|scope| {
+        let other = scope.spawn(move || {
+            told.recv().unwrap();
+            let done = other();
+            let _the_copy_waits_for_nobody = answer.send(());
+            done
+        });
+        (copy(), other.join().unwrap())
+    })
+}
+
+/// Whether nothing that the stream has queued is left to run.
+fn is_done(device: &Device) -> bool {
+    Stream::legacy(device).unwrap().is_complete().unwrap()
+}
+
+#[test]
+fn the_stream_is_retired_during_an_upload_from_registered_memory() {
+    on_legacy(|gpu| {
+        let device = gpu.device();
+        let mut array = GpuArray::<u8, _>::zeros(gpu, 64).unwrap();
+        let mut source = vec![1_u8; 64];
+        let registered = |source: &mut Vec<u8>, copy: &mut dyn FnMut(&[u8])| {
+            let _bound = device.bind().unwrap();
+            let start = source.as_mut_ptr().cast();
+            // SAFETY: the memory is the vector's, which is neither moved nor dropped before it is unregistered.
+            unsafe { device.driver().cuMemHostRegister_v2(start, source.len(), 0).unwrap() };
+            copy(source);
+            // SAFETY: registered above, and the copy, which has returned, is done.
+            unsafe { device.driver().cuMemHostUnregister(start).unwrap() };
+        };
+        registered(&mut source, &mut |source| {
+            let retire = || Stream::legacy(device).unwrap().retire();
+            let (copied, retired) = copy_while(|| array.copy_from_slice(source), retire);
+            assert!(is_done(device), "the copy still reads the slice: {copied:?}");
+            copied.unwrap();
+            retired.unwrap();
+        });
+    });
+}
+
+#[test]
+fn the_stream_is_retired_during_a_download() {
+    on_legacy(|gpu| {
+        let array = GpuArray::from_slice(gpu, &[7_u8; 64]).unwrap();
+        let device = gpu.device();
+        let retire = || Stream::legacy(device).unwrap().retire();
+        let (copied, retired) = copy_while(|| array.to_vec(), retire);
+        assert!(is_done(device), "the copy still writes memory that is freed: {copied:?}");
+        assert_eq!(copied.unwrap(), [7; 64]);
+        retired.unwrap();
+        let again = array.to_vec();
+        assert!(matches!(again, Err(ArrayError::Pool(PoolError::StreamRetired))), "{again:?}");
+    });
+}
+
+/// The copy is part of no graph: either the capture does not begin, or it begins after the copy.
+#[test]
+fn a_capture_begins_during_an_upload() {
+    let _turn = ONE_AT_A_TIME.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+    let driver = Driver::sim(SimConfig::new().schedule(Schedule::Late)).unwrap();
+    *HOOK.lock().unwrap() = (driver.table().cuMemcpyAsync, None);
+    // SAFETY: the wrapper calls the function that it replaces.
+    let driver = unsafe { driver.with_table(|table| table.cuMemcpyAsync = Some(copy_and_tell)) };
+    let gpu = Gpu::new(&Pool::new(&Device::new(&driver, 0).unwrap()).unwrap()).unwrap();
+    let mut array = GpuArray::<u8, _>::zeros(&gpu, 64).unwrap();
+    let begin = || gpu.stream().begin_capture(CaptureMode::Relaxed).map(drop);
+    let (copied, begun) = copy_while(|| array.copy_from_slice(&[5; 64]), begin);
+    assert!(matches!(begun, Err(PoolError::NotInCapture { .. })), "{begun:?}");
+    copied.unwrap();
+    assert_eq!(array.to_vec().unwrap(), [5; 64]);
+    gpu.stream().begin_capture(CaptureMode::Relaxed).unwrap().end().unwrap();
+}
