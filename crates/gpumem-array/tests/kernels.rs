@@ -109,7 +109,7 @@ fn what_can_not_run_is_refused() {
     let refused = unsafe { ramp.launch(shape).enqueue(&gpu) };
     assert!(matches!(refused, Err(ArrayError::LaunchShape { .. })));
     let many = (0..33).fold(ramp.launch(LaunchShape::for_len(1)), |launch, _| launch.scalar(0_u64));
-    // SAFETY: as above.
+    // SAFETY: the launch is refused before the driver sees it.
     assert!(matches!(unsafe { many.enqueue(&gpu) }, Err(ArrayError::TooManyArguments { .. })));
 }
 

@@ -100,5 +100,5 @@ pub(crate) struct Handle<T>(pub(crate) *mut T);
 // SAFETY: the pointer is never followed on our side. The driver documents its entry points as callable from any thread
 // with handles made on any other, and it locks what it shares.
 unsafe impl<T> Send for Handle<T> {}
-// SAFETY: as above; two threads that pass the same handle at once are served by the driver's own locks.
+// SAFETY: a shared one gives away only the name; two threads that pass it at once are served by the driver's own locks.
 unsafe impl<T> Sync for Handle<T> {}

@@ -55,7 +55,7 @@ pub(crate) struct StateRef(NonNull<State>);
 
 // SAFETY: a state may be used and taken down by any thread: all of it is `Send` and `Sync`, which `shared` checks.
 unsafe impl Send for StateRef {}
-// SAFETY: as above.
+// SAFETY: a shared pointer gives access to a shared state, which any thread may use: it is `Sync`, which `shared` checks.
 unsafe impl Sync for StateRef {}
 
 const _: () = {

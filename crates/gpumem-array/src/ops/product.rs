@@ -155,8 +155,7 @@ unsafe fn along_long_rows<T: Numeric>(
     let function = gpu.library().kernel(Kernel::RowsBlock, T::KIND)?;
     let shape = ([blocks(row_count, 1), parts as u32, 1], [WIDE, 1, 1], 0);
     // SAFETY: these are the kernel's parameters, all of them words; `partial` has an element for each row and part; the rest is
-    // the caller's
-    // promise.
+    // the caller's promise.
     unsafe { launch(gpu, function, shape, &mut parameters(&words))? };
     if parts == 1 {
         return partial.into_shape(row_count);
@@ -165,7 +164,8 @@ unsafe fn along_long_rows<T: Numeric>(
     let (sum, parts) = (result.address(), parts as u64);
     let words = [sum, out, parts, rows, parts];
     let function = gpu.library().kernel(Kernel::RowsSum, T::KIND)?;
-    // SAFETY: as above; the parts are read as contiguous rows on the stream that wrote them.
+    // SAFETY: these are the kernel's parameters, all of them words; `partial` is read as `rows` rows of `parts` elements, which it
+    // has, on the stream that wrote them, and `result` has an element for each row.
     unsafe { launch(gpu, function, warp_a_row(row_count), &mut parameters(&words))? };
     Ok(result)
 }
@@ -201,7 +201,8 @@ unsafe fn along_columns<T: Numeric>(
     let (sum, parts) = (result.address(), parts as u64);
     let function = gpu.library().kernel(Kernel::ColumnsSum, T::KIND)?;
     let words = [sum, out, columns, parts, columns, parts];
-    // SAFETY: as above; the parts are read as contiguous rows on the stream that wrote them.
+    // SAFETY: these are the kernel's parameters, all of them words; `partial` is read as `parts` rows of `columns` elements, which
+    // it has, on the stream that wrote them, and `result` has an element for each column.
     unsafe { launch(gpu, function, ([grid_columns, 1, 1], block, 0), &mut parameters(&words))? };
     Ok(result)
 }

@@ -147,6 +147,7 @@ pub(super) fn set(
     size_bytes: u64,
     stream: CUstream,
 ) -> Result<(), DriverError> {
-    // SAFETY: the caller's promises, as above: the range is all granted, and given back behind this.
+    // SAFETY: by the caller's promises the range is granted to nobody else and is given back behind this fill, and the stream is
+    // alive with its context current.
     unsafe { driver.cuMemsetD8Async(address, value, size_bytes as usize, stream) }
 }

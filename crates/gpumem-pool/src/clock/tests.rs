@@ -57,7 +57,7 @@ impl Bench {
 
     fn let_go(&self) {
         let (driver, _bound) = (self.device.driver(), self.device.bind().unwrap());
-        // SAFETY: as above.
+        // SAFETY: the memory is alive, and only streams that `hold_up` has stopped wait for this part of it.
         unsafe { driver.cuStreamWriteValue32_v2(self.b.raw(), self.address + 1024, 1, 0).unwrap() };
         self.b.synchronize().unwrap();
     }

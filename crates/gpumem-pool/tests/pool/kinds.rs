@@ -29,7 +29,7 @@ fn write(block: &Block, value: u8) {
 
 /// What the host sees.
 fn holds(block: &Block, value: u8) -> bool {
-    // SAFETY: as above; what was queued for it is done.
+    // SAFETY: the block has these bytes to itself, and what was queued for it is done.
     let bytes = unsafe {
         std::slice::from_raw_parts(block.host_ptr().unwrap().as_ptr(), block.size_bytes() as usize)
     };

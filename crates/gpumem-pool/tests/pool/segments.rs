@@ -25,7 +25,7 @@ unsafe extern "C" fn without_attribute(
     // SAFETY: the caller's promises are those of the function that is replaced.
     let code = unsafe { real(value, attribute, device) };
     if attribute == CUdevice_attribute::CU_DEVICE_ATTRIBUTE_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED {
-        // SAFETY: as above.
+        // SAFETY: the caller has a place for the value, which the function that is replaced has just written.
         unsafe { *value = 0 };
     }
     code

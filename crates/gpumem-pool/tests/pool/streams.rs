@@ -211,7 +211,7 @@ fn however_many_streams_there_are_a_free_waits_for_its_users_alone() {
             pair[0].synchronize().unwrap();
         }
         let _bound = bench.device.bind().unwrap();
-        // SAFETY: as above.
+        // SAFETY: the memory is alive until the device has been waited for.
         unsafe { driver.cuStreamWriteValue32_v2(streams[0].raw(), address, 1, 0).unwrap() };
         bench.device.synchronize().unwrap();
     });

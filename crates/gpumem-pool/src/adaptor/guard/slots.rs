@@ -79,7 +79,8 @@ impl Slots {
                 // done; the block's edges are granted, and given back behind this.
                 unsafe { driver.cuMemcpyAsync(place(front), start, front_bytes as usize, home)? };
             }
-            // SAFETY: as above.
+            // SAFETY: `back` is the rest of the slot, `back_bytes` long, which stays where it is until the copies are known to be
+            // done; the bytes behind the block are granted with it, and given back behind this.
             unsafe { driver.cuMemcpyAsync(place(back), end, back_bytes as usize, home) }
         });
         if !queued {

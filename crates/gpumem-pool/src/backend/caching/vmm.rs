@@ -124,7 +124,7 @@ impl Backing for Vmm<'_> {
         match self.access.memory() {
             // SAFETY: the handle was created here, and is not named again.
             Memory::Virtual => unsafe { self.driver.cuMemRelease(handle.0)? },
-            // SAFETY: as above; the heap knows that all uses are complete.
+            // SAFETY: the segment was allocated here and is not named again, and the heap knows that all uses are complete.
             Memory::Segments(kind) => unsafe { plain::release(self.driver, kind, handle.0)? },
         }
         self.access.dues().give_back(size_bytes);

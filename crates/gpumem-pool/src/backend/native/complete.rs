@@ -44,7 +44,7 @@ struct Quiet {
 
 // SAFETY: the context is named, never followed; the driver takes such names from any thread.
 unsafe impl Send for Quiet {}
-// SAFETY: as above.
+// SAFETY: a shared one passes the names on unchanged, and the driver locks what threads share behind them.
 unsafe impl Sync for Quiet {}
 
 impl Complete {

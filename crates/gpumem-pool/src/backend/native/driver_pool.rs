@@ -89,11 +89,11 @@ impl DriverPool {
 
     fn share_with_all(&self) -> Result<(), DriverError> {
         let (driver, mut count) = (self.device.driver(), 0);
-        // SAFETY: `count` outlives the call; so does `device` below.
+        // SAFETY: `count` outlives the call.
         unsafe { driver.cuDeviceGetCount(&mut count)? };
         for ordinal in 0..count {
             let mut device = 0;
-            // SAFETY: as above.
+            // SAFETY: `device` outlives the call.
             unsafe { driver.cuDeviceGet(&mut device, ordinal)? };
             self.grant(device)?;
         }
