@@ -5,7 +5,7 @@
 #![allow(clippy::unwrap_used)] // helpers of tests are tests too
 
 use gpumem_array::pool::sys::sim::Schedule;
-use gpumem_array::pool::sys::types::{CUdeviceptr, CUresult, CUstream};
+use gpumem_array::pool::sys::types::{CUcontext, CUdeviceptr, CUmodule, CUresult, CUstream};
 use gpumem_array::pool::sys::{Driver, SimConfig};
 use gpumem_array::pool::{CaptureMode, Device, Pool, PoolError, Stream};
 use gpumem_array::{ArrayError, Gpu, GpuArray};
@@ -130,4 +130,78 @@ fn a_capture_begins_during_an_upload() {
     copied.unwrap();
     assert_eq!(array.to_vec().unwrap(), [5; 64]);
     gpu.stream().begin_capture(CaptureMode::Relaxed).unwrap().end().unwrap();
+}
+
+type GetCurrent = unsafe extern "C" fn(*mut CUcontext) -> CUresult;
+type Unload = unsafe extern "C" fn(CUmodule) -> CUresult;
+
+/// The driver's own functions; calls until the other thread is told, on the thread that counts them; modules unloaded.
+static REAL: Mutex<(Option<GetCurrent>, Option<Unload>)> = Mutex::new((None, None));
+static UNLOADED: Mutex<usize> = Mutex::new(0);
+
+thread_local!(static COUNTDOWN: std::cell::Cell<usize> = const { std::cell::Cell::new(0) });
+
+unsafe extern "C" fn tell_and_get_current(context: *mut CUcontext) -> CUresult {
+    let left = COUNTDOWN.get();
+    COUNTDOWN.set(left.saturating_sub(1));
+    if left == 1
+        && let Some((tell, told)) = HOOK.lock().unwrap().1.take()
+    {
+        tell.send(()).unwrap();
+        told.recv().unwrap();
+    }
+    let real = REAL.lock().unwrap().0.unwrap();
+    // SAFETY: the caller's promise, passed on.
+    unsafe { real(context) }
+}
+
+unsafe extern "C" fn count_and_unload(module: CUmodule) -> CUresult {
+    *UNLOADED.lock().unwrap() += 1;
+    let real = REAL.lock().unwrap().1.unwrap();
+    // SAFETY: the caller's promise, passed on.
+    unsafe { real(module) }
+}
+
+/// The last handle of a module goes, and a capture begins after it has looked for one and before it waits for the device. Work
+/// of the legacy stream, which may be the module's, has not run then: the module stays loaded.
+#[test]
+fn a_capture_begins_while_a_module_is_unloaded() {
+    let _turn = ONE_AT_A_TIME.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+    let driver = Driver::sim(SimConfig::new().schedule(Schedule::Late)).unwrap();
+    let table = driver.table();
+    *REAL.lock().unwrap() = (table.cuCtxGetCurrent, table.cuModuleUnload);
+    // SAFETY: the wrappers call the functions that they replace.
+    let driver = unsafe {
+        driver.with_table(|table| {
+            table.cuCtxGetCurrent = Some(tell_and_get_current);
+            table.cuModuleUnload = Some(count_and_unload);
+        })
+    };
+    let device = Device::new(&driver, 0).unwrap();
+    let pool = Pool::new(&device).unwrap();
+    let gpu = Gpu::with_stream(&pool, &Stream::legacy(&device).unwrap()).unwrap();
+    let captured = Stream::new(&device).unwrap();
+    let work = GpuArray::<f32, _>::full(&gpu, 64, 1.0).unwrap();
+    let module = gpu.module(include_str!("../kernels/fill.ptx")).unwrap();
+    let before = *UNLOADED.lock().unwrap();
+    let ((tell, told), (answer, answered)) = (channel(), channel());
+    HOOK.lock().unwrap().1 = Some((tell, answered));
+    std::thread::scope(|scope| {
+        let (end, may_end) = channel::<()>();
+        let captured = &captured;
+        let other = scope.spawn(move || {
+            told.recv().unwrap();
+            let capture = captured.begin_capture(CaptureMode::Global).unwrap();
+            answer.send(()).unwrap();
+            may_end.recv().unwrap();
+            capture.end().map(drop)
+        });
+        // The first makes the context current for the drop, the second for the wait.
+        COUNTDOWN.set(2);
+        drop(module);
+        assert_eq!(*UNLOADED.lock().unwrap(), before, "the module went before the work of the device");
+        end.send(()).unwrap();
+        other.join().unwrap().unwrap();
+    });
+    assert_eq!(work.to_vec().unwrap(), [1.0; 64]);
 }

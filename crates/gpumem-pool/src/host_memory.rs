@@ -215,6 +215,13 @@ impl Device {
     /// }
     /// ```
     ///
+    /// ```compile_fail
+    /// # use gpumem_pool::{BorrowedHostMemory, Device};
+    /// fn keep<'a>(device: &Device, table: &'a mut [u32], kept: &mut Option<&'a BorrowedHostMemory<'a, u32>>) {
+    ///     let _ = device.with_host_memory(table, |memory| *kept = Some(memory));
+    /// }
+    /// ```
+    ///
     /// # Errors
     ///
     /// Before `body` runs: [`PoolError::Driver`] if the driver refuses, for example because part of the slice is pinned
