@@ -217,6 +217,7 @@ impl fmt::Debug for Opening<'_> {
 
 impl StateRef {
     /// Memory through all adaptors, for a request that has been looked at.
+    #[inline]
     pub(crate) fn alloc_adapted(
         self,
         stack: &Stack,
@@ -230,6 +231,7 @@ impl StateRef {
     }
 
     /// A block of a pool with adaptors is dropped. The pool may be gone afterwards.
+    #[inline]
     pub(crate) fn free_adapted(self, stack: &Stack, freed: &Freed) {
         match freed.piece.is_special() {
             false => self.release_plain(stack, freed),

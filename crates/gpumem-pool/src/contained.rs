@@ -10,10 +10,15 @@ use std::thread::LocalKey;
 pub(crate) fn contained<R>(work: impl FnOnce() -> R) -> Result<R, String> {
     catch_unwind(AssertUnwindSafe(work)).map_err(|payload| {
         let text = message(&*payload).to_owned();
-        // What was thrown may panic when it is dropped; what that throws is not dropped.
-        let _ = catch_unwind(AssertUnwindSafe(|| drop(payload))).map_err(core::mem::forget);
+        forget(payload);
         text
     })
+}
+
+/// Drops what was thrown, which may panic then; what that throws is not dropped.
+#[cold]
+pub(crate) fn forget(payload: Box<dyn Any + Send>) {
+    let _ = catch_unwind(AssertUnwindSafe(|| drop(payload))).map_err(core::mem::forget);
 }
 
 fn message(payload: &(dyn Any + Send)) -> &str {

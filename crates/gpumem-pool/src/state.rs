@@ -187,6 +187,16 @@ impl State {
         self.clocks.holds().is_open()
     }
 
+    /// Whether a request needs no other look than that of the adaptors.
+    #[inline]
+    fn has_only_adaptors_to_ask(&self, stream: &Stream) -> bool {
+        // A device that is known to be lost asks for attention.
+        self.clocks.holds().attention().is_none()
+            && self.poison.get().is_none()
+            && stream.is_owned()
+            && *stream.device() == self.device
+    }
+
     #[inline]
     fn check_stream(&self, stream: &Stream) -> Result<(), PoolError> {
         stream.check_usable()?;

@@ -206,6 +206,12 @@ impl Stream {
         }
     }
 
+    /// Whether it was made here, and so may be named by any thread for as long as it is there.
+    #[inline]
+    pub(crate) fn is_owned(&self) -> bool {
+        self.0.kind == Kind::Owned
+    }
+
     /// Its id's number, if any thread may name it now; else 0, which then says nothing.
     #[inline]
     pub(crate) fn near_id(&self) -> u64 {

@@ -9,7 +9,7 @@ use super::{PoolId, Request, Stack};
 use crate::backend::{Freed, Piece};
 use crate::block::Block;
 use crate::clock::StreamId;
-use crate::contained::contained;
+use crate::contained::{contained, forget};
 use crate::device::Device;
 use crate::error::PoolError;
 use crate::pool::Pool;
@@ -19,6 +19,7 @@ use core::fmt;
 use core::ops::Range;
 use gpumem_sys::types::{CUdeviceptr, CUstream};
 use gpumem_sys::{Driver, DriverError};
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 
 /// Memory that an adaptor has from the next, or from elsewhere, and hands on. Dropped, it is given back.
@@ -496,5 +497,5 @@ fn tell_free(adaptors: &mut core::slice::Iter<'_, Arc<dyn super::Adaptor>>, rele
             adaptor.free(release);
         }
     };
-    contained(tell).is_ok()
+    catch_unwind(AssertUnwindSafe(tell)).map_err(forget).is_ok()
 }

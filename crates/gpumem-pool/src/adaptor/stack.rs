@@ -2,7 +2,7 @@
 
 use super::grant::{Grant, Holding, Memory, Source};
 use super::{Adaptor, Change, Opening, PoolId, Request, Subject};
-use crate::alignment::check_alignment;
+use crate::alignment::{ALIGNMENT_MIN, check_alignment};
 use crate::backend::Piece;
 use crate::contained::contained;
 use crate::device::Device;
@@ -67,9 +67,9 @@ impl Next<'_> {
         let Self { call, level } = *self;
         // All but size and alignment is the call's: the request may be another one's.
         let request = Request::new(request.size_bytes(), request.alignment(), call);
-        check_alignment(request.alignment())?;
-        // Whoever calls this may be on another thread than the program, or may have retired the stream.
-        call.stream.check_usable()?;
+        if request.alignment() > ALIGNMENT_MIN || !call.stream.is_owned() {
+            call.check_request(&request)?;
+        }
         let Some(adaptor) = call.stack.adaptors.get(level) else {
             return call.alloc_own(&request);
         };
@@ -91,17 +91,30 @@ impl<'a> Call<'a> {
         Next { call: self, level: 0 }
     }
 
+    #[cold]
+    fn check_request(&self, request: &Request<'_>) -> Result<(), PoolError> {
+        check_alignment(request.alignment())?;
+        // Whoever asks may be on another thread than the program, or may have retired the stream.
+        self.stream.check_usable()
+    }
+
     /// From the backend, inside of all adaptors.
+    #[inline(never)]
     fn alloc_own(&self, request: &Request<'_>) -> Result<Grant, PoolError> {
-        self.check_no_capture()?;
         let (size_bytes, alignment) = (request.size_bytes(), request.alignment());
-        let piece = self.pool.alloc_own(size_bytes, alignment, self.stream)?;
+        let piece = match self.pool.hit_own(size_bytes, alignment, self.stream) {
+            Some(piece) => piece,
+            None => {
+                self.check_no_capture()?;
+                self.pool.alloc_own(size_bytes, alignment, self.stream)?
+            }
+        };
         Ok(Grant::own(self.pool, piece, size_bytes, self.stream.id(), self.stack.adaptors.len()))
     }
 
     #[inline]
     fn is_undisturbed(&self) -> bool {
-        !self.pool.has_captures() && self.stream.check_usable().is_ok()
+        self.stream.is_owned() && !self.pool.has_captures()
     }
 
     /// No adaptor is asked for a stream that captures; but one can begin it.
@@ -112,7 +125,7 @@ impl<'a> Call<'a> {
         }
     }
 
-    #[cold]
+    #[inline(never)]
     fn check_answer(&self, grant: &Grant, request: &Request<'_>, level: usize) -> Result<(), PoolError> {
         self.stream.check_usable()?;
         self.check_no_capture()?;

@@ -36,8 +36,23 @@ type Tell = dyn Fn(&LiveBlocks) + Send + Sync;
 
 #[derive(Default)]
 struct Books {
-    live: BTreeMap<CUdeviceptr, LiveBlock>,
+    /// By pool, address and number: the outermost of blocks that lie one in the other has the highest.
+    live: BTreeMap<(PoolId, CUdeviceptr, u64), LiveBlock>,
     count: u64,
+}
+
+impl Books {
+    /// The block that starts there, the outermost of several.
+    fn find(&mut self, pool: PoolId, address: CUdeviceptr) -> Option<&mut LiveBlock> {
+        let (_, block) = self.live.range_mut((pool, address, 0)..=(pool, address, u64::MAX)).next_back()?;
+        Some(block)
+    }
+
+    fn remove(&mut self, pool: PoolId, address: CUdeviceptr) {
+        if let Some(number) = self.find(pool, address).map(|block| block.number) {
+            self.live.remove(&(pool, address, number));
+        }
+    }
 }
 
 /// Blocks that are alive, the largest first. Printed, a list of the first ones with what is known of them.
@@ -111,7 +126,7 @@ impl Tracking {
         books.count += 1;
         let number = books.count;
         let block = LiveBlock { number, address, size_bytes, stream, tag, pool, thread, backtrace };
-        books.live.insert(address, block);
+        books.live.insert((pool, address, number), block);
     }
 
     fn books(&self) -> MutexGuard<'_, Books> {
@@ -145,14 +160,14 @@ impl Adaptor for Tracking {
     }
 
     fn free(&self, release: &Release<'_>) {
-        self.books().live.remove(&release.address());
+        self.books().remove(release.pool(), release.address());
     }
 
     fn grow(&self, change: &Change<'_>) -> Result<(), PoolError> {
         if change.from_bytes() == 0 {
             let whole = (change.address(), change.to_bytes());
             self.add(whole, change.stream_id(), change.tag(), change.pool());
-        } else if let Some(block) = self.books().live.get_mut(&change.address()) {
+        } else if let Some(block) = self.books().find(change.pool(), change.address()) {
             block.size_bytes = change.to_bytes();
         }
         Ok(())
@@ -160,10 +175,13 @@ impl Adaptor for Tracking {
 
     fn shrink(&self, change: &Change<'_>) {
         let mut books = self.books();
-        match (change.to_bytes(), books.live.get_mut(&change.address())) {
-            (0, Some(_)) => drop(books.live.remove(&change.address())),
-            (to_bytes, Some(block)) => block.size_bytes = to_bytes,
-            (_, None) => {}
+        match change.to_bytes() {
+            0 => books.remove(change.pool(), change.address()),
+            to_bytes => {
+                if let Some(block) = books.find(change.pool(), change.address()) {
+                    block.size_bytes = to_bytes;
+                }
+            }
         }
     }
 

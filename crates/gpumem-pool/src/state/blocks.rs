@@ -1,6 +1,7 @@
 //! Blocks handed out and taken back: what is at hand first, then captures, adaptors and the backend.
 
 use super::StateRef;
+use crate::adaptor::Stack;
 use crate::alignment::ALIGNMENT_MIN;
 use crate::backend::{Backend, Freed, NOWHERE, Piece, Source};
 use crate::block::Block;
@@ -50,6 +51,12 @@ impl StateRef {
     /// What a block is made of, and the uses that it begins with.
     #[inline(never)]
     fn piece(self, size_bytes: u64, stream: &Stream) -> Result<(Piece, u64), PoolError> {
+        if let Some(stack) = &self.stack
+            && size_bytes > 0
+            && self.has_only_adaptors_to_ask(stream)
+        {
+            return Ok((self.alloc_around(stack, size_bytes, ALIGNMENT_MIN, stream)?, 0));
+        }
         self.check_usable()?;
         self.check_stream(stream)?;
         if size_bytes == 0 {
@@ -67,14 +74,37 @@ impl StateRef {
 
     /// Through the adaptors if there are any, else from the backend.
     fn alloc_anyhow(self, size_bytes: u64, alignment: u64, stream: &Stream) -> Result<Piece, PoolError> {
-        let Some(stack) = &self.stack else {
-            return self.explained(self.alloc_own(size_bytes, alignment, stream));
-        };
-        let request = || self.alloc_adapted(stack, size_bytes, alignment, stream);
-        match request() {
-            Ok(piece) => Ok(piece),
-            refused => self.explained(self.retried_over_budget(refused, request)),
+        match &self.stack {
+            Some(stack) => self.alloc_around(stack, size_bytes, alignment, stream),
+            None => self.explained(self.alloc_own(size_bytes, alignment, stream)),
         }
+    }
+
+    #[inline]
+    fn alloc_around(
+        self,
+        stack: &Stack,
+        size_bytes: u64,
+        alignment: u64,
+        stream: &Stream,
+    ) -> Result<Piece, PoolError> {
+        match self.alloc_adapted(stack, size_bytes, alignment, stream) {
+            Ok(piece) => Ok(piece),
+            Err(error) => self.alloc_adapted_again(error, stack, size_bytes, alignment, stream),
+        }
+    }
+
+    #[cold]
+    fn alloc_adapted_again(
+        self,
+        error: PoolError,
+        stack: &Stack,
+        size_bytes: u64,
+        alignment: u64,
+        stream: &Stream,
+    ) -> Result<Piece, PoolError> {
+        let request = || self.alloc_adapted(stack, size_bytes, alignment, stream);
+        self.explained(self.retried_over_budget(Err(error), request))
     }
 
     /// A block of the backend's, which is counted.
@@ -85,14 +115,6 @@ impl StateRef {
         stream: &Stream,
     ) -> Result<Piece, PoolError> {
         self.check_size(size_bytes)?;
-        // A pool without adaptors has looked there.
-        if self.stack.is_some()
-            && alignment <= ALIGNMENT_MIN
-            && self.clocks.holds().attention().is_none()
-            && let Some(piece) = Backend::hit(self.backend.near(), size_bytes, stream.near_id())
-        {
-            return Ok(piece);
-        }
         let piece = self.relieved(|| match alignment <= ALIGNMENT_MIN {
             true => self.backend.alloc(size_bytes, stream),
             false => self.backend.alloc_aligned(size_bytes, alignment, stream),
@@ -102,6 +124,15 @@ impl StateRef {
             self.lifetime.count_in();
         }
         Ok(piece)
+    }
+
+    /// What the thread has at hand of a backend with adaptors around: of others that has been looked for.
+    #[inline(always)]
+    pub(crate) fn hit_own(self, size_bytes: u64, alignment: u64, stream: &Stream) -> Option<Piece> {
+        match alignment <= ALIGNMENT_MIN && self.clocks.holds().attention().is_none() {
+            true => Backend::hit(self.backend.near(), size_bytes, stream.near_id()),
+            false => None,
+        }
     }
 
     /// At a power of two.

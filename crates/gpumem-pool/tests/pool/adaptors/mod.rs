@@ -1,6 +1,7 @@
 //! What stands around a pool, and what a wrong adaptor can't do.
 
 mod bytes;
+mod exact;
 mod growing;
 mod orders;
 mod panics;
