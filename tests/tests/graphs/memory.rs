@@ -159,6 +159,50 @@ cases! {
         });
     }
 
+    /// A stream of another library's that has joined a capture is part of it, though nothing asks the driver about it when one
+    /// of its blocks is dropped.
+    #[serial_test::serial]
+    fn a_foreign_stream_s_block_dropped_in_a_capture_that_it_joined(driver: &Driver) {
+        each_bench(driver, |bench| {
+            let foreign = bench.foreign();
+            let before = bench.in_use_bytes();
+            let block = bench.pool.alloc(SIZE_BYTES, &foreign).unwrap();
+            bench.stream.wait_for(&foreign).unwrap();
+            let capture = bench.capture();
+            foreign.wait_for(&bench.stream).unwrap();
+            bench.fill(&block, 1, &foreign);
+            bench.stream.wait_for(&foreign).unwrap();
+            drop(block);
+            let exec = executable(capture);
+            assert_eq!(bench.in_use_bytes(), before + SIZE_BYTES);
+            bench.launch(&exec, &bench.stream);
+            drop(exec);
+            assert_eq!(bench.in_use_bytes(), before);
+            bench.stream.synchronize().unwrap();
+            bench.end_foreign(foreign);
+        });
+    }
+
+    /// A graph that is gone leaves its outside blocks as they were: a use on another stream is waited for.
+    #[serial_test::serial]
+    fn a_block_is_used_elsewhere_after_its_graph(driver: &Driver) {
+        each_bench(driver, |bench| {
+            let block = bench.alloc();
+            let capture = bench.capture();
+            bench.fill(&block, 1, &bench.stream);
+            block.record_use(&bench.stream);
+            drop(capture.end().unwrap());
+            bench.other.wait_for(&bench.stream).unwrap();
+            bench.fill(&block, 2, &bench.other);
+            block.record_use(&bench.other);
+            drop(block);
+            // The driver finds a race if it has the memory too early.
+            let next = bench.alloc();
+            bench.fill(&next, 3, &bench.stream);
+            assert_eq!(bench.read(&next, &bench.stream), 3);
+        });
+    }
+
     /// A block of the capture may outlive the graph, and is the program's until it drops it.
     #[serial_test::serial]
     fn a_block_outlives_its_graph(driver: &Driver) {

@@ -155,6 +155,54 @@ fn a_tick_lets_a_poll_see() {
     assert!(!bench.clocks().is_complete(late));
 }
 
+/// One look that passes several marks says that something has moved.
+#[test]
+fn a_poll_says_that_it_has_seen_something() {
+    let bench = Bench::new();
+    let stamps = [(); 2].map(|()| {
+        let stamp = bench.work(&bench.a);
+        assert!(bench.clocks().tick(bench.a.slot()).unwrap());
+        stamp
+    });
+    // Past the clocks.
+    let _bound = bench.device.bind().unwrap();
+    // SAFETY: the stream is alive.
+    unsafe { bench.device.driver().cuStreamSynchronize(bench.a.raw()).unwrap() };
+    assert!(stamps.iter().all(|stamp| !bench.clocks().is_complete(*stamp)));
+    assert!(bench.clocks().poll(Duration::MAX).unwrap());
+    assert!(stamps.iter().all(|stamp| bench.clocks().is_complete(*stamp)));
+    assert!(!bench.clocks().poll(Duration::MAX).unwrap());
+}
+
+/// The events of marks that have been passed are recorded again: a stream needs few, however often it is marked.
+#[test]
+fn marks_that_have_been_passed_leave_their_events() {
+    type Create = unsafe extern "C" fn(*mut gpumem_sys::types::CUevent, u32) -> gpumem_sys::types::CUresult;
+    static CREATE: Mutex<(Option<Create>, u32)> = Mutex::new((None, 0));
+    extern "C" fn create(event: *mut gpumem_sys::types::CUevent, flags: u32) -> gpumem_sys::types::CUresult {
+        let mut create = CREATE.lock().unwrap();
+        create.1 += 1;
+        let real = create.0.unwrap();
+        // SAFETY: the arguments are the caller's.
+        unsafe { real(event, flags) }
+    }
+    let driver = Driver::sim(SimConfig::new()).unwrap();
+    // SAFETY: it calls the function that it replaces.
+    let driver =
+        unsafe { driver.with_table(|table| CREATE.lock().unwrap().0 = table.cuEventCreate.replace(create)) };
+    let device = Device::new(&driver, 0).unwrap();
+    let stream = Stream::new(&device).unwrap();
+    for _ in 0..20 {
+        assert!(device.clocks().tick(stream.slot()).unwrap());
+        let _bound = device.bind().unwrap();
+        // SAFETY: the stream is alive.
+        unsafe { device.driver().cuStreamSynchronize(stream.raw()).unwrap() };
+        assert!(device.clocks().poll(Duration::MAX).unwrap());
+    }
+    let created = CREATE.lock().unwrap().1;
+    assert!((1..=3).contains(&created), "{created}");
+}
+
 /// The marks are thinned out; each stamp is still covered by one of those that stay.
 #[test]
 fn more_marks_than_are_kept_lose_nothing() {
@@ -315,6 +363,20 @@ fn what_a_device_leaves_pending_goes_on_or_is_waited_for() {
         drop(ending);
         assert!(first.clocks().wait_on_host(&[stamp], soon()).unwrap());
     }
+}
+
+/// What is pending on a device that ends counts as complete only if the wait for it has succeeded.
+#[test]
+fn a_device_that_could_not_be_waited_for_leaves_nothing_complete() {
+    use gpumem_sys::sim::{Effect, Rule};
+    let refuse = Effect::Fail(gpumem_sys::types::CUresult::CUDA_ERROR_UNKNOWN);
+    let config = SimConfig::new().devices(2).rule(Rule::new("cuCtxSynchronize", refuse));
+    let driver = Driver::sim(config).unwrap();
+    let (first, ending) = (Device::new(&driver, 0).unwrap(), Device::new(&driver, 1).unwrap());
+    let stream = Stream::new(&ending).unwrap();
+    let stamp = first.clocks().stamp(stream.slot());
+    drop((stream, ending));
+    assert!(!first.clocks().is_complete(stamp));
 }
 
 /// Marks from other threads in streams that come and go.

@@ -115,3 +115,19 @@ mod nvml {
         }
     }
 }
+
+#[cfg(all(test, feature = "sim"))]
+mod tests {
+    use super::*;
+    use gpumem_sys::{Driver, SimConfig};
+
+    #[test]
+    fn a_process_that_has_nothing_is_not_named() {
+        let device = Device::new(&Driver::sim(SimConfig::new()).unwrap(), 0).unwrap();
+        assert_eq!(of(&device), []);
+        let sim = device.driver().simulator().unwrap();
+        sim.take_memory(0, 1 << 20);
+        let in_use_bytes: Vec<_> = of(&device).iter().map(|process| process.in_use_bytes).collect();
+        assert_eq!(in_use_bytes, [Some(1 << 20)]);
+    }
+}

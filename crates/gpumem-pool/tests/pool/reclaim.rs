@@ -141,7 +141,75 @@ fn a_report_has_all_that_was_tried() {
         names.sort();
         names.dedup();
         assert_eq!(names.len(), attempts.len(), "{error}");
+        let asked = attempts.iter().filter(|attempt| attempt.name.starts_with("ask holders"));
+        assert_eq!(asked.map(|attempt| attempt.gained_bytes).collect::<Vec<_>>(), [0, 0], "{error}");
         drop((held, registration));
+    });
+}
+
+/// What a holder gives up may be had only by a wait: the report has what the ladder gained the second time, too.
+#[test]
+fn a_report_has_what_was_tried_after_others_were_asked() {
+    on_device_memory(&cramped(), |bench| {
+        let (pool, stream, other) = (bench.pool(), bench.stream(), bench.stream());
+        let shelf = Arc::new(Shelf::default());
+        let registration = bench.device.register_reclaimable(&shelf);
+        let held = pool.alloc(30 * MIB, &stream).unwrap();
+        let cached = pool.alloc(20 * MIB, &other).unwrap();
+        bench.fill(&cached, 1, &other);
+        shelf.cheap.lock().unwrap().push(cached);
+        let error = pool.alloc(40 * MIB, &stream).unwrap_err();
+        let attempts = &error.out_of_memory().unwrap().attempts;
+        let own = attempts.iter().filter(|attempt| !attempt.name.starts_with("ask holders"));
+        let gained_bytes: u64 = own.map(|attempt| attempt.gained_bytes).sum();
+        assert!(gained_bytes >= 20 * MIB || bench.backend != BackendKind::Caching, "{error}");
+        drop((held, registration));
+    });
+}
+
+/// Where a pool's own limit refuses, others keep what they have cached: it would be of no use.
+#[test]
+fn a_limit_of_one_s_own_takes_nothing_from_others() {
+    on_device_memory(&cramped(), |bench| {
+        let (other, stream) = (bench.pool(), bench.stream());
+        drop(other.alloc(20 * MIB, &stream).unwrap());
+        stream.synchronize().unwrap();
+        let kept_bytes = other.status().unwrap().reserved_bytes;
+        let pool = bench.builder().hard_limit(16 * MIB).build().unwrap();
+        let held = pool.alloc(10 * MIB, &stream).unwrap();
+        assert!(matches!(pool.alloc(10 * MIB, &stream), Err(PoolError::LimitReached(_))));
+        assert_eq!(other.status().unwrap().reserved_bytes, kept_bytes);
+        drop(held);
+    });
+}
+
+/// The context may go on without us: another library has it as well.
+#[test]
+fn the_end_of_a_device_gives_back_what_its_pools_left() {
+    on_device_memory(&cramped(), |bench| {
+        let driver = Driver::sim(cramped().seed(bench.seed)).unwrap();
+        let (mut context, mut free_bytes, mut total_bytes) = (std::ptr::null_mut(), 0, 0);
+        // SAFETY: the context outlives the call, and is released at the end.
+        unsafe { driver.cuDevicePrimaryCtxRetain(&mut context, 0).unwrap() };
+        let device = Device::new(&driver, 0).unwrap();
+        let builder = Pool::builder(&device).backend(bench.backend);
+        let pool = if bench.plain_segments { builder.plain_segments() } else { builder }.build().unwrap();
+        let stream = Stream::new(&device).unwrap();
+        let block = pool.alloc(8 * MIB, &stream).unwrap();
+        let bound = device.bind().unwrap();
+        // SAFETY: the block is alive, and its memory is not given back before its stream's work is done.
+        unsafe { driver.cuMemsetD8Async(block.address(), 1, 8 << 20, stream.raw()).unwrap() };
+        drop(bound);
+        drop((block, pool, stream, device));
+        // SAFETY: the context is alive until it is released here; locals outlive the calls.
+        unsafe {
+            driver.cuCtxPushCurrent_v2(context).unwrap();
+            driver.cuCtxSynchronize().unwrap();
+            driver.cuMemGetInfo_v2(&mut free_bytes, &mut total_bytes).unwrap();
+            driver.cuCtxPopCurrent_v2(&mut context).unwrap();
+            driver.cuDevicePrimaryCtxRelease_v2(0).unwrap();
+        }
+        assert_eq!(free_bytes, total_bytes);
     });
 }
 

@@ -2,7 +2,7 @@
 
 use crate::bench::{Bench, on_each_backend, small};
 use gpumem_pool::sys::types::CUstream;
-use gpumem_pool::{BackendKind, Device, Event, PoolError, Stream};
+use gpumem_pool::{BackendKind, CaptureMode, Device, Event, PoolError, Stream};
 
 /// A stream that the library knows nothing of.
 fn make(bench: &Bench) -> CUstream {
@@ -75,6 +75,8 @@ fn nothing_names_a_stream_after_it_was_retired() {
             event.record(&foreign),
             pool.alloc(1, &foreign).map(drop),
             pool.alloc(0, &foreign).map(drop),
+            foreign.begin_capture(CaptureMode::Global).map(drop),
+            foreign.is_capturing().map(drop),
         ] {
             assert!(matches!(refused, Err(PoolError::StreamRetired)), "{refused:?}");
         }
