@@ -220,6 +220,17 @@ impl Machine {
         Order { call: self.call_count, learns: learns.map(Box::new), waits_for, mark: None }
     }
 
+    /// A stream of the simulator's own, which is no stream of the program's: it has no number among those, and knows what
+    /// streams of its context have done that are gone.
+    pub(super) fn clock_stands_apart(&mut self, handle: Handle, context: Handle) {
+        let Some(stream) = self.streams.get_mut(handle) else { return };
+        stream.clock.number = u32::MAX;
+        let gone = self.races.as_ref().map_or(&[][..], |races| &races.clocks.gone);
+        for gone in gone.iter().filter(|gone| gone.context == context) {
+            stream.clock.knows.learn_snapshot(&gone.end);
+        }
+    }
+
     /// Streams count from 1, in the order in which they are first used.
     fn number_stream(&mut self, handle: Handle) {
         if let Some(stream) = self.streams.get_mut(handle).filter(|stream| stream.clock.number == 0) {

@@ -10,7 +10,7 @@ use super::codes::{Answer, INVALID_CONTEXT, INVALID_HANDLE, INVALID_VALUE, NOT_R
 use super::handle::Handle;
 use super::machine::Machine;
 use super::operation::Operation;
-use super::stream::Point;
+use super::stream::{LEAST_PRIORITY, NON_BLOCKING, Point};
 
 /// One event of a context.
 pub(super) struct Event {
@@ -68,6 +68,27 @@ impl Machine {
         (event.point, event.behind, event.mark) = (Some(point), behind, mark);
         (event.time_ns, event.captured) = (None, None);
         Ok(())
+    }
+
+    /// Records an event behind all that the streams of its context have queued: on a stream that waits for each of them,
+    /// and that nothing else knows.
+    pub(super) fn event_record_context(&mut self, event: Handle, context: Handle) -> Answer<()> {
+        if self.events.get(event).ok_or(INVALID_HANDLE)?.context != context {
+            return Err(INVALID_HANDLE);
+        }
+        let of_context = self.streams.iter().filter(|(_, stream)| stream.context == context);
+        let ends: Vec<Point> = of_context
+            .map(|(handle, stream)| Point { stream: handle, position: stream.queued_count })
+            .filter(|end| end.position > 0)
+            .collect();
+        let recorder = self.stream_create(context, NON_BLOCKING, LEAST_PRIORITY)?;
+        self.clock_stands_apart(recorder, context);
+        for end in ends {
+            self.enqueue(recorder, Operation::Wait { point: end, event: None });
+        }
+        let recorded = self.event_record(event, recorder);
+        self.stream_destroy(recorder)?;
+        recorded
     }
 
     /// Makes a stream wait for an event of any context. Also when it is done already: the wait carries its time over.

@@ -3,10 +3,10 @@
 use super::{Target, check_place, entries, put};
 use crate::sim::call::Call;
 use crate::sim::capture::EXTERNAL;
-use crate::sim::codes::{Answer, INVALID_VALUE};
+use crate::sim::codes::{Answer, INVALID_CONTEXT, INVALID_VALUE};
 use crate::sim::handle::Handle;
 use crate::table::Table;
-use crate::types::{CUevent, CUresult, CUstream};
+use crate::types::{CUcontext, CUevent, CUresult, CUstream};
 use core::ffi::c_uint;
 
 entries! {
@@ -40,6 +40,14 @@ entries! {
             EXTERNAL => call.capture_external(Handle::from_ptr(event), stream, false),
             _ => Err(INVALID_VALUE),
         }
+    }
+
+    fn cuCtxRecordEvent(call, context: CUcontext, event: CUevent) {
+        let context = Handle::from_ptr(context);
+        call.contexts.get(context).ok_or(INVALID_CONTEXT)?;
+        call.check_context(context)?;
+        call.capture_check_context(context)?;
+        call.event_record_context(Handle::from_ptr(event), context)
     }
 
     fn cuEventQuery(call, event: CUevent) {
