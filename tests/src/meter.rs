@@ -6,7 +6,7 @@
 use crate::sys::types::*;
 use crate::sys::{CUresult, Driver, Table};
 use core::time::Duration;
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 use std::time::Instant;
 
 /// The same driver with all calls counted and timed. One a thread: another takes its place.
@@ -23,10 +23,63 @@ pub fn metered_and_failing(driver: &Driver, nth: u64, code: CUresult) -> Driver 
     install(driver, false, Some((nth, code)))
 }
 
-/// The same, and whoever asks whether work is over is told that it is not, as beside a device that is always behind.
+/// The same, and whoever asks whether work is over is told that it is not, as beside a device that is always behind. Only an
+/// event behind all work of a context is waited for: to ask about it is how a pool waits for a device.
 #[must_use]
 pub fn metered_and_busy(driver: &Driver) -> Driver {
-    install(driver, true, None)
+    let busy = install(driver, true, None);
+    let Table { cuCtxRecordEvent, cuEventQuery, cuEventSynchronize, cuEventDestroy_v2, .. } = *busy.table();
+    let calls = BehindAll {
+        record: cuCtxRecordEvent,
+        query: cuEventQuery,
+        wait: cuEventSynchronize,
+        destroy: cuEventDestroy_v2,
+        event: core::ptr::null_mut(),
+    };
+    BEHIND_ALL.set(Some(calls));
+    // SAFETY: each function calls the one that it replaces, or waits for what it would ask about.
+    unsafe {
+        busy.with_table(|table| {
+            table.cuCtxRecordEvent = table.cuCtxRecordEvent.map(|_| record_behind_all as _);
+            table.cuEventQuery = table.cuEventQuery.map(|_| query as _);
+            table.cuEventDestroy_v2 = table.cuEventDestroy_v2.map(|_| destroy as _);
+        })
+    }
+}
+
+/// The functions that are replaced once more, and the event that was last recorded behind all work.
+#[derive(Clone, Copy)]
+struct BehindAll {
+    record: Option<unsafe extern "C" fn(CUcontext, CUevent) -> CUresult>,
+    query: Option<unsafe extern "C" fn(CUevent) -> CUresult>,
+    wait: Option<unsafe extern "C" fn(CUevent) -> CUresult>,
+    destroy: Option<unsafe extern "C" fn(CUevent) -> CUresult>,
+    event: CUevent,
+}
+
+thread_local!(static BEHIND_ALL: Cell<Option<BehindAll>> = const { Cell::new(None) });
+
+unsafe extern "C" fn record_behind_all(context: CUcontext, event: CUevent) -> CUresult {
+    let Some(calls) = BEHIND_ALL.get() else { return CUresult::CUDA_ERROR_NOT_INITIALIZED };
+    BEHIND_ALL.set(Some(BehindAll { event, ..calls }));
+    // SAFETY: the caller's promises are those of this function.
+    calls.record.map_or(CUresult::CUDA_ERROR_NOT_INITIALIZED, |record| unsafe { record(context, event) })
+}
+
+unsafe extern "C" fn query(event: CUevent) -> CUresult {
+    let Some(calls) = BEHIND_ALL.get() else { return CUresult::CUDA_ERROR_NOT_INITIALIZED };
+    let ask = if event == calls.event { calls.wait } else { calls.query };
+    // SAFETY: the caller's promises are those of both functions.
+    ask.map_or(CUresult::CUDA_ERROR_NOT_INITIALIZED, |ask| unsafe { ask(event) })
+}
+
+unsafe extern "C" fn destroy(event: CUevent) -> CUresult {
+    let Some(calls) = BEHIND_ALL.get() else { return CUresult::CUDA_ERROR_NOT_INITIALIZED };
+    if event == calls.event {
+        BEHIND_ALL.set(Some(BehindAll { event: core::ptr::null_mut(), ..calls }));
+    }
+    // SAFETY: the caller's promises are those of this function.
+    calls.destroy.map_or(CUresult::CUDA_ERROR_NOT_INITIALIZED, |destroy| unsafe { destroy(event) })
 }
 
 fn install(driver: &Driver, hides_completion: bool, fault: Option<(u64, CUresult)>) -> Driver {

@@ -378,7 +378,7 @@ fn caching(_: &PoolBuilder, _: &Limits) -> Result<Backend, PoolError> {
 
 fn none(options: &PoolBuilder, limits: &Limits) -> Result<Backend, PoolError> {
     check_not_exported(BackendKind::None, options.handle_use)?;
-    Ok(Direct::new(options, limits, NoneCalls(options.kind)).into())
+    Ok(Direct::new(options, limits, NoneCalls::new(options.kind)).into())
 }
 
 fn check_not_exported(backend: BackendKind, handle_use: HandleUse) -> Result<(), PoolError> {

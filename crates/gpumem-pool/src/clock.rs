@@ -39,12 +39,14 @@ use epochs::{Epochs, Seen};
 use gpumem_sys::Driver;
 use lane::Lanes;
 pub(crate) use lane::StreamParts;
+pub(crate) use mark::MarkEvent;
 use slots::{Name, Slots};
 pub use stamp::StreamId;
 pub(crate) use stamp::{Order, Slot, Stamp};
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 pub(crate) use uses::GRAPH_BIT;
+pub(crate) use wait::Observation;
 
 /// The clocks of one machine.
 pub(crate) struct Clocks {

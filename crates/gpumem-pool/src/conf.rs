@@ -21,7 +21,7 @@
 //! | `handle_bytes_max`, `magazine_bytes_min` | bytes, with or without a unit | the same | – | – |
 //! | `poll_budget_us` | microseconds | the same | the same for memory that the host may use | – |
 //! | `release_budget_us` | microseconds | the same | –: the driver gives back all at once, when the host has waited | – |
-//! | `wait_deadline_ms` | milliseconds | the same | – | – |
+//! | `wait_deadline_ms` | milliseconds | the same | the same | the same |
 //! | `inserted_waits` | `true`, `false` | the same | – | – |
 //!
 //! An option that has no effect on the pool's backend (–) is accepted, and told of by [`Pool::notices`](crate::Pool::notices).
@@ -236,7 +236,7 @@ const KEYS: &[Key] = &[
         options.dials.release_budget = Duration::from_micros(parsed(value)?);
         Some(())
     }),
-    of_caching("wait_deadline_ms", "milliseconds", |options, value| {
+    everywhere("wait_deadline_ms", "milliseconds", |options, value| {
         options.dials = options.dials.clone().wait_deadline(Duration::from_millis(parsed(value)?));
         Some(())
     }),

@@ -16,7 +16,7 @@
 //! | [`release_budget`](Dials::release_budget) | 200 µs | 200 µs | 200 µs | how long an allocation that took the long way, or the moment before a wait of the host, may give back what is over the soft limit; zero leaves that to the ends of waits | time; less of it: memory over the soft limit for longer |
 //! | [`inserted_waits`](Dials::inserted_waits) | off | on | on | whether one stream may be made to wait for another, on the device, rather than pass the slack | concurrency of streams; off: memory |
 //! | [`empty_windows_max`](Dials::empty_windows_max) | 4096 | 4096 | 16384 | mappings kept after their memory moved on, to which it can move back for nothing; no more than 8 for each 2 MiB of memory, or 256 | host memory, 12 bytes for each frame of 2 MiB; less of it: driver calls |
-//! | [`wait_deadline`](Dials::wait_deadline) | 10 s | 10 s | 10 s | how long an allocation may wait for running work when memory is out | time before an error |
+//! | [`wait_deadline`](Dials::wait_deadline) | 10 s | 10 s | 10 s | how long an allocation may wait for running work when memory is out, over all that it tries; other backends keep to it too | time before an error |
 
 use core::fmt;
 use core::str::FromStr;
@@ -210,7 +210,15 @@ impl Dials {
         self
     }
 
-    /// Zero never waits.
+    /// Zero never waits. A request that has waited for so long is refused, and its report names the streams whose work was
+    /// not done ([`OutOfMemory::unfinished`](crate::OutOfMemory::unfinished)).
+    ///
+    /// It bounds [`Pool::alloc`](crate::Pool::alloc) and its kin, [`Pool::reserve`](crate::Pool::reserve) and
+    /// [`GrowableBlock::grow_to`](crate::GrowableBlock::grow_to), holders and other pools that they ask included. What it does
+    /// not bound: waits that the caller asks for (`synchronize`, [`Pool::reclaim`](crate::Pool::reclaim)), the ends of
+    /// [`HostMemory`](crate::HostMemory) and [`ImportedBlock`](crate::ImportedBlock), frees of the backend `none`, calls of the
+    /// driver that wait by themselves (as `cuMemAlloc` may), and, with drivers before CUDA 12.5, work on other libraries'
+    /// streams.
     pub fn wait_deadline(mut self, deadline: Duration) -> Self {
         self.wait_deadline = deadline.min(DEADLINE_MAX);
         self

@@ -20,7 +20,8 @@ pub enum PoolError {
     /// the report says what most likely does.
     #[error("{0}")]
     OutOfMemory(Box<OutOfMemory>),
-    /// Larger than the device. Trying again never helps.
+    /// Larger than the device. Trying again never helps. Unified memory may be
+    /// ([`PoolBuilder::oversubscribe`](crate::PoolBuilder::oversubscribe)).
     #[error(
         "{} requested, more than the {} that the device has; split the data",
         Bytes(*.requested_bytes), Bytes(*.device_bytes)

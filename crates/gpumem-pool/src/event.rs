@@ -75,7 +75,8 @@ impl Event {
         Ok(())
     }
 
-    /// Whether the mark has been passed. True for one that was never recorded. Never waits.
+    /// Whether the mark has been passed. True for one that was never recorded. Never waits, but once a millisecond it may
+    /// take as long as the pools' [`release_budget`](crate::Dials::release_budget) to give back what is over a soft limit.
     ///
     /// # Errors
     ///
@@ -91,9 +92,11 @@ impl Event {
         if let Some(covered) = covered.as_ref().filter(|_| is_complete) {
             self.clocks().raise_complete(covered);
         }
+        drop(covered);
         if is_complete {
             self.device.watch().mark_done(self.raw());
         }
+        self.device.serve();
         Ok(is_complete)
     }
 

@@ -3,6 +3,7 @@
 //! Each pool has a node, with its limit; a private pool's hangs below that of the pool it was made from. What a pool
 //! takes is admitted by its own node and by all above, each in one atomic step, so that no threads can pass any limit.
 
+use crate::kind::MemoryKind;
 use crate::out_of_memory::{Passed, RefusedBy};
 use core::fmt;
 use core::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -24,8 +25,12 @@ pub(crate) trait Member: Send + Sync {
     /// Before the device is waited for: puts what threads keep at hand where the wait counts for it.
     fn before_giving(&self);
 
-    /// Gives it back, as far as it is known to be unused. The device's context is current.
-    fn give_back_all(&self);
+    /// Whose memory it keeps.
+    fn kind(&self) -> MemoryKind;
+
+    /// Gives it back, as far as it is known to be unused. Where the device is not known to be idle, what is released by
+    /// calls that wait for it stays. The device's context is current.
+    fn give_back_all(&self, is_idle: bool);
 
     /// What it keeps of the device's own memory, in no block. The device's context is current.
     fn cached_bytes(&self) -> u64;

@@ -50,6 +50,12 @@ impl MemoryKind {
         self != Self::Device
     }
 
+    /// Whether memory of this kind that is released makes room for a kind which is short. Unified memory counts as the
+    /// device's: its pages may be there.
+    pub(crate) fn helps(self, short: Self) -> bool {
+        (self == Self::Host) == (short == Self::Host)
+    }
+
     /// What pools of this kind need of a device. Says whether the host may use their memory while the device works.
     pub(crate) fn check_supported(self, device: &Device) -> Result<bool, PoolError> {
         let unsupported = |reason: String| PoolError::KindUnsupported { kind: self, reason };

@@ -78,6 +78,7 @@ mod contained;
 #[allow(unsafe_code)]
 mod context;
 mod counters;
+mod deadline;
 #[allow(unsafe_code)]
 mod device;
 #[cfg_attr(
@@ -158,7 +159,9 @@ pub use host_memory::{BorrowedHostMemory, HostBuffer, HostBufferMut, HostMemory,
 pub use kind::MemoryKind;
 pub use limit::Limit;
 pub use options::{BackendKind, PoolBuilder};
-pub use out_of_memory::{Advice, Attempt, Growth, Holder, OutOfMemory, ProcessUsage, RefusedBy};
+pub use out_of_memory::{
+    Advice, Attempt, Growth, Holder, OutOfMemory, ProcessUsage, RefusedBy, UnfinishedStream,
+};
 pub use pool::Pool;
 pub use raw_block::{BlockToken, RawBlock};
 pub use reclaim::{Reclaimable, Registration};

@@ -159,7 +159,8 @@ impl PoolBuilder {
 
     /// Lets the pool's memory pass the margin that unified memory keeps to: without this, unified memory and all that
     /// pools of the same [`Device`] hold stay below 15/16 of the device's memory, together. Beyond what the device has free,
-    /// pages move back and forth, and a program that uses them all at once may stand still.
+    /// pages move back and forth, and a program that uses them all at once may stand still. A block of unified memory may be
+    /// larger than the device then.
     pub fn oversubscribe(mut self) -> Self {
         self.oversubscribes = true;
         self
@@ -209,7 +210,7 @@ impl PoolBuilder {
     }
 
     /// Gives back all that the pool keeps and no block holds, once `after` has passed without an allocation. No thread
-    /// watches: it is noticed where the host waits for a stream or the device, and where another pool of the device
+    /// watches: it is noticed where the host waits for a stream or the device or asks whether work is done, and where another pool of the device
     /// allocates the long way. An allocation does not look at a clock either: the time begins at the first such moment after
     /// it. The backend `none` keeps nothing.
     ///

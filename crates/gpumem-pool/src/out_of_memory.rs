@@ -6,13 +6,17 @@ mod processes;
 mod words;
 
 use crate::bytes::Bytes;
+use crate::clock::StreamId;
 use crate::contained::Outermost;
+use crate::deadline;
+use crate::device::Device;
 use crate::error::PoolError;
 use crate::kind::MemoryKind;
 use crate::options::BackendKind;
 use crate::status::on_a_line;
 pub use advice::Advice;
 use core::cell::Cell;
+use core::cmp::Reverse;
 use core::fmt;
 use core::time::Duration;
 pub use growth::Growth;
@@ -20,6 +24,7 @@ pub(crate) use growth::{GrowthLog, Sample};
 pub use processes::ProcessUsage;
 pub(crate) use processes::of as processes_on;
 use std::sync::Arc;
+use std::time::Instant;
 
 /// Why a request was refused, at the moment of its refusal: after everything that could be given back was.
 ///
@@ -82,6 +87,9 @@ pub struct OutOfMemory {
     pub processes: Vec<ProcessUsage>,
     /// What was tried before giving up, in this order; once for all times that it was tried.
     pub attempts: Vec<Attempt>,
+    /// The streams whose work was not done when the request had waited for as long as it may
+    /// ([`Dials::wait_deadline`](crate::Dials::wait_deadline)), the longest first. None if it did not wait so long.
+    pub unfinished: Vec<UnfinishedStream>,
     /// The largest holders, by tag; untagged blocks have none.
     pub holders: Vec<Holder>,
     /// How use has grown, if it has in the way of a program that leaks.
@@ -160,6 +168,45 @@ impl Attempt {
                 earlier.took = earlier.took.saturating_add(self.took);
                 earlier.failures.extend(self.failures);
             }
+        }
+    }
+}
+
+/// A stream whose work was not done in time; see [`OutOfMemory::unfinished`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct UnfinishedStream {
+    /// Its name.
+    pub stream: StreamId,
+    /// How long ago work was queued there that is not done, at least. Nothing for a stream of others, which can't be asked: that
+    /// one may be done.
+    pub queued_ago: Option<Duration>,
+}
+
+impl UnfinishedStream {
+    /// The streams of a device, if this thread's request has waited for as long as it may.
+    pub(crate) fn of_request(device: &Device) -> Vec<Self> {
+        if !deadline::has_passed() {
+            return Vec::new();
+        }
+        let now = Instant::now();
+        let unfinished = device.clocks().unfinished(device).into_iter().map(|(stream, marked_at)| Self {
+            stream,
+            queued_ago: marked_at.map(|marked_at| now.saturating_duration_since(marked_at)),
+        });
+        let mut unfinished: Vec<Self> = unfinished.collect();
+        unfinished.sort_by_key(|stream| Reverse(stream.queued_ago));
+        unfinished
+    }
+}
+
+impl fmt::Display for UnfinishedStream {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.queued_ago {
+            Some(queued_ago) => {
+                write!(f, "{}, where work queued {queued_ago:.1?} ago is not done", self.stream)
+            }
+            None => write!(f, "{}, which is another library's and may be done", self.stream),
         }
     }
 }
@@ -254,12 +301,21 @@ impl fmt::Display for OutOfMemory {
             }
         }
         f.write_str(&words::gave_nothing(&idle))?;
+        for stream in self.unfinished.iter().take(UNFINISHED_SHOWN) {
+            writeln!(f, "  waited until the deadline for {stream}")?;
+        }
+        if let Some(more) = self.unfinished.len().checked_sub(UNFINISHED_SHOWN).filter(|more| *more > 0) {
+            writeln!(f, "  and for {more} more streams")?;
+        }
         if let Some(growth) = &self.growth {
             writeln!(f, "  {growth}")?;
         }
         write!(f, "  → {}", self.advised())
     }
 }
+
+/// More streams than this are a number.
+const UNFINISHED_SHOWN: usize = 4;
 
 /// Less than this part of what is reserved is not worth a row.
 const NOTABLE: u64 = 64;

@@ -2,18 +2,20 @@
 //!
 //! Whoever has some registers it with the [`Device`]. It is asked when an allocation of any pool of that device would fail
 //! otherwise, and by [`Pool::reclaim`](crate::Pool::reclaim): first everybody to purge, and if that was not enough everybody
-//! to release. No lock is held then, so all of this crate may be used; only an allocation that fails within is refused
+//! to release. Only holders whose memory helps the kind of that pool are asked ([`Reclaimable::helps`]). No lock is held then, so all of this crate may be used; only an allocation that fails within is refused
 //! without asking anybody again. What one of them does wrong, by an error or by a panic, is kept from the others and from
 //! the caller: the report of the request says it, if that is refused after all.
 
 use crate::contained::{Outermost, contained};
 use crate::device::Device;
+use crate::kind::MemoryKind;
 use core::cell::Cell;
 use core::fmt;
 use core::time::Duration;
 use std::collections::BTreeSet;
 use std::error::Error;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak};
+use std::time::Instant;
 
 /// Something that can make room on a device. A thread that allocates calls it, with all locks that it holds at that moment.
 ///
@@ -48,6 +50,14 @@ pub trait Reclaimable: Send + Sync {
     /// What it is called in reports.
     fn name(&self) -> &str {
         core::any::type_name::<Self>()
+    }
+
+    /// Whether releasing what it holds makes room for memory of this kind. It is asked for no other.
+    ///
+    /// Unless overridden, it is taken to hold memory of the device, which helps the device's own memory and unified
+    /// memory. A cache of pinned blocks overrides this with `kind == MemoryKind::Host`.
+    fn helps(&self, kind: MemoryKind) -> bool {
+        kind != MemoryKind::Host
     }
 
     /// Lets go of what is cheap to have again. May be called by several threads at once.
@@ -136,15 +146,16 @@ impl Registry {
         self.entries().list.retain(|(other, _)| *other != id);
     }
 
-    /// Asks all of them, and says what went wrong; `None` if there is nobody, or if this is one of them asking. What they are
-    /// letting go of for other threads is waited for: it is room too.
-    pub(crate) fn ask(&self, extent: Extent) -> Option<Vec<String>> {
+    /// Asks all holders that can help a kind of memory, and says what went wrong; `None` if there are none, or if a holder
+    /// is asking. What holders are letting go of for other threads is waited for, until the deadline: it is room too.
+    pub(crate) fn ask(&self, extent: Extent, kind: MemoryKind, until: Instant) -> Option<Vec<String>> {
         let _asking = Outermost::begin(&IS_ASKING)?;
         let (id, holders) = self.begin();
-        let asked = !holders.is_empty();
-        let failures = holders.into_iter().filter_map(|holder| failure(holder, extent)).collect();
-        let waited = self.end(id);
-        (asked || waited).then_some(failures)
+        let asked: Vec<Asked> =
+            holders.into_iter().filter_map(|holder| asked(holder, extent, kind)).collect();
+        let waited = self.end(id, until);
+        let is_any = !asked.is_empty() || waited;
+        is_any.then(|| asked.into_iter().filter_map(Result::err).collect())
     }
 
     fn begin(&self) -> (u64, Vec<Arc<dyn Reclaimable>>) {
@@ -156,14 +167,15 @@ impl Registry {
     }
 
     /// Whether others were asking.
-    fn end(&self, id: u64) -> bool {
+    fn end(&self, id: u64, until: Instant) -> bool {
         let mut entries = self.entries();
         entries.asking.remove(&id);
         let others = entries.asking.clone();
         self.asked.notify_all();
         let is_any_left = |entries: &mut Entries| !entries.asking.is_disjoint(&others);
         // One that waits for this thread is not waited for for ever.
-        let waited = self.asked.wait_timeout_while(entries, OTHERS_TIME_MAX, is_any_left);
+        let patience = until.saturating_duration_since(Instant::now()).min(OTHERS_TIME_MAX);
+        let waited = self.asked.wait_timeout_while(entries, patience, is_any_left);
         drop(waited.unwrap_or_else(PoisonError::into_inner));
         !others.is_empty()
     }
@@ -173,17 +185,20 @@ impl Registry {
     }
 }
 
-/// Asks one of them, whose end this may be.
-fn failure(holder: Arc<dyn Reclaimable>, extent: Extent) -> Option<String> {
+/// What a holder answered: a failure in words.
+type Asked = Result<(), String>;
+
+/// Asks one of them, whose end this may be. `None` if its memory does not help this kind.
+fn asked(holder: Arc<dyn Reclaimable>, extent: Extent, kind: MemoryKind) -> Option<Asked> {
     let name = contained(|| holder.name().to_owned()).unwrap_or_else(|_| "one that has no name".into());
     let asked = contained(move || match extent {
-        Extent::Purge => holder.purge().map_err(|error| error.to_string()),
-        Extent::Release => holder.release().map_err(|error| error.to_string()),
+        _ if !holder.helps(kind) => None,
+        Extent::Purge => Some(holder.purge().map_err(|error| error.to_string())),
+        Extent::Release => Some(holder.release().map_err(|error| error.to_string())),
     });
     match asked {
-        Ok(Ok(())) => None,
-        Ok(Err(error)) => Some(format!("{name}: {error}")),
-        Err(said) => Some(format!("{name} panicked: {said}")),
+        Ok(answer) => answer.map(|answer| answer.map_err(|error| format!("{name}: {error}"))),
+        Err(said) => Some(Err(format!("{name} panicked: {said}"))),
     }
 }
 
@@ -193,4 +208,4 @@ thread_local! {
 }
 
 /// How long the calls of other threads are waited for: as long as running work is.
-const OTHERS_TIME_MAX: Duration = Duration::from_secs(10);
+pub(crate) const OTHERS_TIME_MAX: Duration = Duration::from_secs(10);

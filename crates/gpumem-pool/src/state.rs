@@ -216,10 +216,15 @@ impl State {
 
     fn check_size(&self, size_bytes: u64) -> Result<(), PoolError> {
         let device_bytes = self.device.total_bytes();
-        if size_bytes <= device_bytes || self.setup.kind == MemoryKind::Host {
-            Ok(())
-        } else {
-            Err(PoolError::TooLarge { requested_bytes: size_bytes, device_bytes })
+        // The driver decides about memory that need not fit into the device.
+        let is_bounded_by_device = match self.setup.kind {
+            MemoryKind::Device => true,
+            MemoryKind::Unified => !self.setup.oversubscribes,
+            MemoryKind::Host => false,
+        };
+        match is_bounded_by_device && size_bytes > device_bytes {
+            true => Err(PoolError::TooLarge { requested_bytes: size_bytes, device_bytes }),
+            false => Ok(()),
         }
     }
 }

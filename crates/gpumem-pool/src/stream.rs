@@ -117,7 +117,8 @@ impl Stream {
         Ok(())
     }
 
-    /// Whether everything queued on this stream so far is done. Never waits.
+    /// Whether everything queued on this stream so far is done. Never waits, but once a millisecond it may take as long as
+    /// the pools' [`release_budget`](crate::Dials::release_budget) to give back what is over a soft limit.
     ///
     /// # Errors
     ///
@@ -135,6 +136,7 @@ impl Stream {
             self.clocks().saw(observation);
             self.device().watch().stream_done(self.id());
         }
+        self.device().serve();
         Ok(is_complete)
     }
 

@@ -1,16 +1,23 @@
-//! [`Upkeep`]: what a device does for its pools when the host waits: soft limits are looked at, and memory that pools
-//! left behind is given back.
+//! [`Upkeep`]: what a device does for its pools where the host waits, asks whether work is done, or allocates the long way:
+//! soft limits are looked at, idle pools trimmed, and memory that pools left behind is given back.
+//!
+//! | where | how much | what is released by calls that wait for the device (plain segments, host memory) |
+//! | --- | --- | --- |
+//! | after a wait of the host | all that is due | released |
+//! | after a query, and after an allocation that took the slow path | once a millisecond, for `release_budget` | only while the device is idle |
 //!
 //! A pool ends without waiting. What queued work may still use stays here, with the device, until that work is done; the
 //! end of the device, which has no pool any more, waits for the rest.
 
 use crate::clock::Clocks;
 use crate::context::Relaxed;
+use crate::device::Device;
 use crate::family::Member;
+use crate::kind::MemoryKind;
 use crate::reclaim::Registry;
 use core::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use core::time::Duration;
-use gpumem_sys::Driver;
+use gpumem_sys::{Driver, DriverError};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Instant;
 
@@ -21,7 +28,7 @@ pub(crate) struct Upkeep {
     is_needed: AtomicBool,
     /// How often the host has waited.
     wait_count: AtomicU64,
-    /// When allocations last had anything done.
+    /// When a query or an allocation last had anything done.
     served_at: Mutex<Option<Instant>>,
     /// Who can make room on the device.
     registry: Arc<Registry>,
@@ -43,15 +50,39 @@ pub(crate) trait Waiting: Send + Sync {
     /// The host has waited for a stream or the device. The device's context is current.
     fn after_wait(&self);
 
-    /// A pool of the device has allocated the long way, this one or another.
-    fn while_allocating(&self);
+    /// A pool of the device has allocated the long way, this one or another, or the host has asked whether work is done.
+    /// Neither may take long, and a query never waits.
+    fn serve(&self);
 }
 
 /// Memory of a pool that is gone.
 pub(crate) trait Left: Send {
-    /// Gives back what no work uses any more, as the clocks know, or all of it if all work is done. True once nothing is
-    /// left. The device's context is current.
-    fn give_back(&mut self, driver: &Driver, clocks: &Clocks, is_all_done: bool) -> bool;
+    /// Whose memory it is.
+    fn kind(&self) -> MemoryKind;
+
+    /// Whether the calls that release it wait for the device.
+    fn waits(&self) -> bool;
+
+    /// Gives back what no work uses any more, as far as that is known. True once nothing is left. The device's context is
+    /// current.
+    fn give_back(&mut self, driver: &Driver, clocks: &Clocks, how: HowFar) -> bool;
+}
+
+/// How far memory of ended pools is given back.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum HowFar {
+    /// What the clocks know to be unused, for no longer than this.
+    Until(Instant),
+    /// What the clocks know to be unused.
+    Known,
+    /// All of it: all work of the device is done.
+    All,
+}
+
+impl HowFar {
+    pub(crate) fn is_over(self) -> bool {
+        matches!(self, Self::Until(until) if Instant::now() >= until)
+    }
 }
 
 impl Upkeep {
@@ -97,15 +128,46 @@ impl Upkeep {
         self.wait_count.load(Ordering::Relaxed)
     }
 
-    /// A pool of the device has allocated the long way.
-    pub(crate) fn while_allocating(&self) {
-        if self.is_needed.load(Ordering::Relaxed) && self.is_due() {
-            let pools: Vec<_> = self.work().pools.iter().filter_map(Weak::upgrade).collect();
-            pools.iter().for_each(|pool| pool.while_allocating());
+    /// A pool of the device has allocated the long way, or the host has asked whether work is done: does what is due, for a
+    /// short time. One look at a flag where no pool of the device wants anything.
+    #[inline]
+    pub(crate) fn serve(&self, device: &Device) {
+        if self.is_needed.load(Ordering::Relaxed) {
+            self.serve_if_due(device);
         }
     }
 
-    /// So that allocations spend no more than a part of their time on this.
+    #[cold]
+    fn serve_if_due(&self, device: &Device) {
+        if !self.is_due() {
+            return;
+        }
+        let pools: Vec<_> = self.work().pools.iter().filter_map(Weak::upgrade).collect();
+        pools.iter().for_each(|pool| pool.serve());
+        // What can't be done now is done later.
+        let _ = self.serve_left(device);
+    }
+
+    /// Gives back some of what ended pools left.
+    fn serve_left(&self, device: &Device) -> Result<(), DriverError> {
+        if !self.has_left() {
+            return Ok(());
+        }
+        let (driver, clocks) = (device.driver(), device.clocks());
+        let _bound = device.enter()?;
+        let _relaxed = Relaxed::enter(driver)?;
+        clocks.poll(LEFT_POLL_BUDGET)?;
+        let is_idle = self.work().left.iter().any(|left| left.waits()) && device.is_idle()?;
+        let how = HowFar::Until(Instant::now() + LEFT_BUDGET);
+        let mut work = self.work();
+        work.left.retain_mut(|left| {
+            let is_skipped = how.is_over() || left.waits() && !is_idle;
+            is_skipped || !left.give_back(driver, clocks, how)
+        });
+        Ok(())
+    }
+
+    /// So that callers spend no more than a part of their time on this.
     fn is_due(&self) -> bool {
         // Whoever has it is at it.
         let Ok(mut served_at) = self.served_at.try_lock() else { return false };
@@ -124,7 +186,7 @@ impl Upkeep {
         // What is given back here must break no capture.
         let Ok(_relaxed) = Relaxed::enter(driver) else { return };
         let mut work = self.work();
-        work.left.retain_mut(|left| !left.give_back(driver, clocks, false));
+        work.left.retain_mut(|left| !left.give_back(driver, clocks, HowFar::Known));
         let pools: Vec<_> = work.pools.iter().filter_map(Weak::upgrade).collect();
         work.pools.retain(|pool| pool.strong_count() > 0);
         self.is_needed.store(!(work.pools.is_empty() && work.left.is_empty()), Ordering::Relaxed);
@@ -133,16 +195,29 @@ impl Upkeep {
         pools.iter().for_each(|pool| pool.after_wait());
     }
 
+    /// The same where the device could not be waited for in time: what waits for it when it is released stays.
+    pub(crate) fn after_late_wait(&self, driver: &Driver, clocks: &Clocks) {
+        if self.is_needed.load(Ordering::Relaxed) {
+            let give_back = |left: &mut Box<dyn Left>| left.give_back(driver, clocks, HowFar::Known);
+            self.work().left.retain_mut(|left| left.waits() || !give_back(left));
+        }
+    }
+
     /// Whether a pool left memory behind.
     pub(crate) fn has_left(&self) -> bool {
         !self.work().left.is_empty()
+    }
+
+    /// Whether a pool left memory behind that helps a kind which is short.
+    pub(crate) fn has_left_for(&self, kind: MemoryKind) -> bool {
+        self.work().left.iter().any(|left| left.kind().helps(kind))
     }
 
     /// The end of the device: all its work is done.
     pub(crate) fn finish(&self, driver: &Driver, clocks: &Clocks) {
         // What can't be given back goes with the context.
         for mut left in self.work().left.drain(..) {
-            left.give_back(driver, clocks, true);
+            left.give_back(driver, clocks, HowFar::All);
         }
     }
 
@@ -168,18 +243,26 @@ impl Idle {
         self.after.is_some()
     }
 
-    /// True once for each time that has passed.
+    /// Whether the time has passed without an allocation, since the last one or since [`Idle::begin_again`].
     pub(crate) fn is_over(&self, allocation_count: impl FnOnce() -> u64) -> bool {
         let Some(after) = self.after else { return false };
         let mut seen = self.seen.lock().unwrap_or_else(PoisonError::into_inner);
         let now_count = allocation_count();
-        let is_over = seen.0 == now_count && seen.1.elapsed() >= after;
-        if is_over || seen.0 != now_count {
+        if seen.0 != now_count {
             *seen = (now_count, Instant::now());
         }
-        is_over
+        seen.1.elapsed() >= after
+    }
+
+    /// What an idle pool keeps has been given back as far as possible: the time starts again.
+    pub(crate) fn begin_again(&self) {
+        self.seen.lock().unwrap_or_else(PoisonError::into_inner).1 = Instant::now();
     }
 }
 
-/// Between two times that allocations have something done.
+/// Between two times that queries or allocations have something done.
 const SERVED_EVERY: Duration = Duration::from_millis(1);
+
+/// What ended pools left has no dials any more: as those are by default.
+const LEFT_BUDGET: Duration = Duration::from_micros(200);
+const LEFT_POLL_BUDGET: Duration = Duration::from_micros(20);

@@ -8,18 +8,21 @@ mod eager;
 
 use super::{Counts, Freed, Piece, Reserved, Source, Taken};
 use crate::alignment::ALIGNMENT_MIN;
-use crate::clock::StreamId;
+use crate::clock::{MarkEvent, StreamId};
 use crate::counters::Counters;
+use crate::deadline;
 use crate::device::Device;
 use crate::dues::Dues;
 use crate::error::PoolError;
+use crate::kind::MemoryKind;
 use crate::ledger::Ledger;
 use crate::limit::Limits;
 use crate::options::{BackendKind, PoolBuilder};
-use crate::out_of_memory::{Attempt, GrowthLog, OutOfMemory, Passed, Sample};
+use crate::out_of_memory::{Attempt, GrowthLog, OutOfMemory, Passed, Sample, UnfinishedStream};
 use crate::stream::Stream;
 use crate::upkeep::Idle;
 use core::ops::Deref;
+use core::time::Duration;
 use gpumem_sys::DriverError;
 use gpumem_sys::types::{CUdeviceptr, CUresult};
 use std::collections::BTreeMap;
@@ -44,8 +47,18 @@ pub(crate) trait Calls {
         Ok(false)
     }
 
-    /// Waits for work of other devices that keeps what was released from being taken back.
-    fn finish_others(&self) -> Result<(), DriverError> {
+    /// The same after a look at what is complete; marks what is not, for the next time.
+    fn look(&self) -> Result<(), DriverError> {
+        Ok(())
+    }
+
+    /// Whether anything that was released waits for work.
+    fn has_waiting(&self) -> bool {
+        false
+    }
+
+    /// Waits for work of other devices that keeps what was released from being taken back, up to a deadline if there is one.
+    fn finish_others(&self, _until: Option<Instant>) -> Result<(), DriverError> {
         Ok(())
     }
 
@@ -90,6 +103,10 @@ pub(crate) struct Desk<C> {
     hears_of_waits: Once,
     /// As [`PoolBuilder::garbage_collection_threshold`].
     collect_above: Option<f64>,
+    /// Behind all work that was queued when something was last found to be too much; see `eager`.
+    observer: Mutex<Option<MarkEvent>>,
+    /// As [`Dials::wait_deadline`](crate::Dials::wait_deadline).
+    wait_deadline: Duration,
     calls: C,
 }
 
@@ -107,6 +124,8 @@ impl<C: Calls + Send + Sync + 'static> Direct<C> {
             idle: Idle::new(options.idle_after),
             hears_of_waits: Once::new(),
             collect_above: options.collect_above,
+            observer: Mutex::default(),
+            wait_deadline: options.dials.wait_deadline,
             calls,
         });
         if C::KEEPS_MEMORY {
@@ -201,10 +220,26 @@ impl<C: Calls> Desk<C> {
     /// Waits for the device, then gives back all that is free, of pools that have ended too.
     fn give_back(&self) -> Result<(), PoolError> {
         self.device.finish_with_upkeep()?;
-        self.calls.finish_others()?;
+        self.calls.finish_others(None)?;
         self.calls.sweep()?;
         // This, or the upkeep before it, may have freed memory in the order of a stream of the pool's own.
         self.device.finish()?;
+        Ok(self.calls.trim_to(&self.device, 0)?)
+    }
+
+    /// The same for an allocation, which waits no longer than until its deadline, and for pinned memory only where some of
+    /// it waits for work.
+    fn give_back_in_time(&self) -> Result<(), PoolError> {
+        let kind = self.dues.kind();
+        let needs_wait =
+            kind != MemoryKind::Host || self.calls.has_waiting() || self.device.upkeep().has_left_for(kind);
+        if needs_wait {
+            let until = deadline::until(self.wait_deadline);
+            self.device.finish_with_upkeep_until(until)?;
+            self.calls.finish_others(Some(until))?;
+            self.calls.sweep()?;
+            self.device.finish_until(until)?;
+        }
         Ok(self.calls.trim_to(&self.device, 0)?)
     }
 
@@ -212,7 +247,7 @@ impl<C: Calls> Desk<C> {
         let reserved_bytes =
             || Ok::<_, PoolError>(self.calls.reserved(&self.device)?.map_or(0, |held| held.current_bytes));
         let (start, before_bytes) = (Instant::now(), reserved_bytes()?);
-        self.give_back()?;
+        self.give_back_in_time()?;
         let gained_bytes = before_bytes.saturating_sub(reserved_bytes()?);
         Ok(Attempt {
             name: "wait for the device and trim",
@@ -250,6 +285,7 @@ impl<C: Calls> Desk<C> {
             device_total_bytes: info.total_bytes,
             attempts,
             growth: self.growth.steady(in_use_bytes),
+            unfinished: UnfinishedStream::of_request(&self.device),
             ..OutOfMemory::default()
         };
         PoolError::refused(report.limited(passed.or_else(pools_limit), in_use_bytes))
@@ -277,7 +313,7 @@ impl<C: Calls + Send + Sync + 'static> Source for Direct<C> {
         self.ledger.count_out(size_bytes);
         self.lock_streams().entry(stream.id()).or_default().count_out(size_bytes);
         self.note_growth();
-        self.device.upkeep().while_allocating();
+        self.device.serve();
         Ok(Piece::new(address, 0, 0))
     }
 

@@ -38,6 +38,7 @@ use driver_pool::UNBOUNDED;
 use gpumem_sys::types::{CUdevice_attribute, CUdeviceptr, CUresult};
 use gpumem_sys::{CudaVersion, DriverError};
 use ordered::Ordered;
+use std::time::Instant;
 
 pub(crate) struct NativeCalls {
     device: Device,
@@ -77,7 +78,7 @@ impl NativeCalls {
             _ => error.into(),
         })?;
         let frees = match kind.is_host_accessible() {
-            true => Frees::Complete(Complete::new(device, options.dials.poll_budget)?),
+            true => Frees::Complete(Complete::new(device, kind, options.dials.poll_budget)?),
             false => Frees::Ordered(Ordered::new(device)),
         };
         Ok(Self { device: device.clone(), kind, limits: limits.clone(), frees, chain })
@@ -117,10 +118,24 @@ impl Calls for NativeCalls {
         }
     }
 
-    fn finish_others(&self) -> Result<(), DriverError> {
+    fn look(&self) -> Result<(), DriverError> {
+        match &self.frees {
+            Frees::Ordered(ordered) => ordered.sweep().map(drop),
+            Frees::Complete(complete) => complete.free_what_may_be_done(),
+        }
+    }
+
+    fn has_waiting(&self) -> bool {
+        match &self.frees {
+            Frees::Ordered(ordered) => ordered.has_waiting(),
+            Frees::Complete(complete) => complete.has_waiting(),
+        }
+    }
+
+    fn finish_others(&self, until: Option<Instant>) -> Result<(), DriverError> {
         match &self.frees {
             Frees::Ordered(_) => Ok(()),
-            Frees::Complete(complete) => complete.finish(),
+            Frees::Complete(complete) => complete.finish(until),
         }
     }
 

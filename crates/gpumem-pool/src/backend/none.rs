@@ -15,22 +15,26 @@ use crate::options::BackendKind;
 use crate::stream::Stream;
 use gpumem_sys::DriverError;
 use gpumem_sys::types::CUdeviceptr;
+use std::sync::{Mutex, PoisonError};
+
+pub(crate) struct NoneCalls {
+    kind: MemoryKind,
+    /// What the driver would not take back when it was asked, for the end of the pool.
+    failed: Mutex<Option<Failed>>,
+}
 
 #[derive(Debug)]
-pub(crate) struct NoneCalls(pub(super) MemoryKind);
+struct Failed {
+    device: Device,
+    frees: Vec<Freed>,
+}
 
-impl Calls for NoneCalls {
-    const KIND: BackendKind = BackendKind::None;
-    const KEEPS_MEMORY: bool = false;
-
-    fn acquire(&self, size_bytes: u64, stream: &Stream) -> Result<CUdeviceptr, DriverError> {
-        let device = stream.device();
-        let _bound = device.enter()?;
-        let _relaxed = Relaxed::enter(device.driver())?;
-        plain::acquire(device.driver(), self.0, size_bytes)
+impl NoneCalls {
+    pub(super) fn new(kind: MemoryKind) -> Self {
+        Self { kind, failed: Mutex::default() }
     }
 
-    fn release(&self, device: &Device, freed: &Freed) -> Result<(), DriverError> {
+    fn free(&self, device: &Device, freed: &Freed) -> Result<(), DriverError> {
         let clocks = device.clocks();
         let stamps: Vec<Stamp> = freed.stamps(clocks).collect();
         for stamp in stamps {
@@ -43,14 +47,47 @@ impl Calls for NoneCalls {
         }
         let _bound = device.enter()?;
         let _relaxed = Relaxed::enter(device.driver())?;
-        // SAFETY: the address came from `acquire`, and its one block is being dropped. The uses of the block are done; only
-        // while a capture goes on may another library's stream, which can't be marked then, have one that is pending: it is
-        // the program's to order before the drop, and the driver's plain free waits for the device by itself.
-        unsafe { plain::release(device.driver(), self.0, freed.piece.address) }
+        // SAFETY: the address came from `acquire`, its one block is gone, and after a success nobody names it again. The uses of
+        // the block are done; only while a capture goes on may another library's stream, which can't be marked then, have one
+        // that is pending: it is the program's to order before the drop, and the driver's plain free waits for the device by
+        // itself.
+        unsafe { plain::release(device.driver(), self.kind, freed.piece.address) }
+    }
+}
+
+impl Drop for NoneCalls {
+    fn drop(&mut self) {
+        let failed = self.failed.get_mut().unwrap_or_else(PoisonError::into_inner).take();
+        if let Some(Failed { device, frees }) = failed {
+            for freed in &frees {
+                // There is nobody to tell of a failure.
+                let _ = self.free(&device, freed);
+            }
+        }
+    }
+}
+
+impl Calls for NoneCalls {
+    const KIND: BackendKind = BackendKind::None;
+    const KEEPS_MEMORY: bool = false;
+
+    fn acquire(&self, size_bytes: u64, stream: &Stream) -> Result<CUdeviceptr, DriverError> {
+        let device = stream.device();
+        let _bound = device.enter()?;
+        let _relaxed = Relaxed::enter(device.driver())?;
+        plain::acquire(device.driver(), self.kind, size_bytes)
+    }
+
+    fn release(&self, device: &Device, freed: &Freed) -> Result<(), DriverError> {
+        self.free(device, freed).inspect_err(|_| {
+            let mut failed = self.failed.lock().unwrap_or_else(PoisonError::into_inner);
+            let failed = failed.get_or_insert_with(|| Failed { device: device.clone(), frees: Vec::new() });
+            failed.frees.push(*freed);
+        })
     }
 
     fn enable_peer_access(&self, device: &Device, peer: &Device) -> Result<(), DriverError> {
-        plain::enable_peer_access(device, self.0, peer)
+        plain::enable_peer_access(device, self.kind, peer)
     }
 
     /// The driver never moves what `cuMemAlloc` has given.

@@ -9,6 +9,7 @@ use crate::context::Relaxed;
 use crate::device::Device;
 use gpumem_sys::DriverError;
 use std::sync::Arc;
+use std::time::Instant;
 
 /// How a stream's work can be waited for.
 enum Cover {
@@ -49,6 +50,28 @@ impl Clocks {
             self.raise_complete(&marker.covered);
         }
         Ok(is_covered)
+    }
+
+    /// As [`Clocks::finish_everything`], but no longer than until a deadline, and without a marker in the legacy stream, behind
+    /// which later work of others would have to wait. Whether all that markers cover was done in time, and whether that is
+    /// everything.
+    pub(crate) fn finish_markers_until(
+        &self,
+        device: &Device,
+        until: Instant,
+    ) -> Result<(bool, bool), DriverError> {
+        let _bound = device.enter()?;
+        let _relaxed = Relaxed::enter(&self.driver)?;
+        let (mut is_in_time, mut is_covered) = (true, true);
+        for slot in self.used_slots() {
+            match self.cover(slot, device)? {
+                Cover::Complete => {}
+                // After a late one the others are asked about all the same: what they have done counts.
+                Cover::Marker(marker) => is_in_time &= self.wait_for_mark(device, marker, until)?,
+                Cover::Legacy | Cover::Device => is_covered = false,
+            }
+        }
+        Ok((is_in_time, is_covered))
     }
 
     fn cover(&self, slot: Slot, device: &Device) -> Result<Cover, DriverError> {

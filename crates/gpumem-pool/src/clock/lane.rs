@@ -12,6 +12,7 @@ use gpumem_sys::DriverError;
 use gpumem_sys::types::{CUevent, CUstream, CUstream_st, CUstreamCaptureStatus};
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, TryLockError};
+use std::time::Instant;
 
 /// What a new stream is, to the clocks.
 pub(crate) struct StreamParts {
@@ -255,7 +256,7 @@ impl Locked<'_> {
         if self.lane.ring.len() >= RING_LENGTH_MAX {
             self.thin_out();
         }
-        let mark = Arc::new(Mark { event, covered });
+        let mark = Arc::new(Mark { event, covered, made_at: Instant::now() });
         self.lane.ring.push_back(Arc::clone(&mark));
         mark
     }
@@ -278,6 +279,11 @@ impl Locked<'_> {
     /// The earliest mark that covers a stamp of this slot.
     pub(super) fn mark_of(&self, stamp: Stamp) -> Option<Arc<Mark>> {
         self.lane.ring.iter().find(|mark| mark.closed().epoch() >= stamp.epoch()).cloned()
+    }
+
+    /// When the oldest mark was made that is not known to be passed.
+    pub(super) fn oldest_mark(&self) -> Option<Instant> {
+        self.lane.ring.front().map(|mark| mark.made_at)
     }
 
     /// Asks the driver about marks, oldest first, until one is still ahead. Says whether any has been passed.

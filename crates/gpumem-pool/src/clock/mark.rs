@@ -6,11 +6,13 @@ use crate::device::{Device, WeakDevice};
 use crate::stream::LEGACY;
 use gpumem_sys::types::{CUevent, CUevent_flags, CUevent_st, CUresult, CUstream, CUstreamCaptureStatus};
 use gpumem_sys::{Driver, DriverError};
+use std::time::Instant;
 
 /// A recorded event of the clocks' own, with what it covers: its stream's stamp first.
 pub(crate) struct Mark {
     pub(super) event: MarkEvent,
     pub(super) covered: Box<[Stamp]>,
+    pub(super) made_at: Instant,
 }
 
 impl Mark {
@@ -20,8 +22,8 @@ impl Mark {
     }
 }
 
-/// An event that the clocks record in any stream of one device.
-pub(super) struct MarkEvent {
+/// An event that is recorded in any stream of one device, or in all.
+pub(crate) struct MarkEvent {
     /// Not a clone: the device owns the clocks, and so this.
     device: WeakDevice,
     raw: Handle<CUevent_st>,
@@ -29,7 +31,7 @@ pub(super) struct MarkEvent {
 
 impl MarkEvent {
     /// The device's context is current.
-    pub(super) fn create(device: &Device) -> Result<Self, DriverError> {
+    pub(crate) fn create(device: &Device) -> Result<Self, DriverError> {
         let mut raw = core::ptr::null_mut();
         // SAFETY: `raw` outlives the call, and the caller made the context current.
         unsafe { device.driver().cuEventCreate(&mut raw, CUevent_flags::CU_EVENT_DISABLE_TIMING.0)? };
@@ -63,8 +65,14 @@ impl MarkEvent {
         self.record(device, LEGACY as CUstream)
     }
 
+    /// Records it behind all that the streams of the context have queued. The context is current.
+    pub(crate) fn record_all(&self, device: &Device) -> Result<(), DriverError> {
+        // SAFETY: the event is alive for as long as this is, and the context for as long as the device.
+        unsafe { device.driver().cuCtxRecordEvent(device.context(), self.raw.0) }
+    }
+
     /// Whether it has been passed. The context is current.
-    pub(super) fn query(&self, device: &Device) -> Result<bool, DriverError> {
+    pub(crate) fn query(&self, device: &Device) -> Result<bool, DriverError> {
         // SAFETY: the event is alive for as long as this is.
         match unsafe { device.driver().cuEventQuery(self.raw.0) } {
             Err(error) if error.code() == CUresult::CUDA_ERROR_NOT_READY => Ok(false),
@@ -73,7 +81,7 @@ impl MarkEvent {
     }
 
     /// Waits on the host until it has been passed. The context is current.
-    pub(super) fn synchronize(&self, device: &Device) -> Result<(), DriverError> {
+    pub(crate) fn synchronize(&self, device: &Device) -> Result<(), DriverError> {
         // SAFETY: the event is alive for as long as this is.
         unsafe { device.driver().cuEventSynchronize(self.raw.0) }
     }

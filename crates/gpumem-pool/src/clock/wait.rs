@@ -177,7 +177,7 @@ impl Clocks {
     }
 
     /// The driver has no wait with an end: it is asked again and again, ever less often.
-    fn wait_for_mark(
+    pub(super) fn wait_for_mark(
         &self,
         device: &Device,
         mark: Arc<Mark>,
@@ -196,6 +196,34 @@ impl Clocks {
             }
         }
         Ok(true)
+    }
+
+    /// Makes a mark in each stream of a device that is ours and has work without one, unless it captures.
+    pub(crate) fn mark_streams(&self, device: &Device) -> Result<(), DriverError> {
+        let _relaxed = Relaxed::enter(&self.driver)?;
+        for slot in self.unfinished_slots(device) {
+            self.mark_for(self.stamp(slot), |lane| lane.is_ours())?;
+        }
+        Ok(())
+    }
+
+    /// The streams of a device whose work is not known to be done, each with when its oldest mark was made that has not been
+    /// passed: no mark is made in others' streams. Of ours that have no mark, all work before the last one is done.
+    pub(crate) fn unfinished(&self, device: &Device) -> Vec<(StreamId, Option<Instant>)> {
+        let mut unfinished = Vec::new();
+        for slot in self.unfinished_slots(device) {
+            let Some(lane) = self.lanes.lock(slot) else { continue };
+            let marked_at = lane.oldest_mark();
+            if marked_at.is_some() || lane.is_live() && !lane.is_ours() {
+                unfinished.push((self.stream_in(slot), marked_at));
+            }
+        }
+        unfinished
+    }
+
+    fn unfinished_slots(&self, device: &Device) -> Vec<Slot> {
+        let is_of = |slot: &Slot| self.lanes.lock(*slot).is_some_and(|lane| lane.device == *device);
+        self.used_slots().filter(|slot| !self.is_complete(self.stamp(*slot)) && is_of(slot)).collect()
     }
 
     /// The earliest mark that covers a stamp, or a new one; with the device that its event needs. `None` if there is

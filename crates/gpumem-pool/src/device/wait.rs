@@ -1,9 +1,18 @@
 //! Waiting for all of a device, and captures that such a wait must not break.
+//!
+//! | wait | bounded by |
+//! | --- | --- |
+//! | [`Device::synchronize`], [`Stream::synchronize`](crate::Stream::synchronize), [`Event::synchronize`](crate::Event::synchronize), [`Pool::reclaim`](crate::Pool::reclaim) | nothing: the caller asked for the wait |
+//! | ends of host borrows and imported blocks, frees of backend `none`, the end of a device | nothing: safety comes first |
+//! | an allocation, a growth, [`Pool::reserve`](crate::Pool::reserve) | [`Dials::wait_deadline`](crate::Dials::wait_deadline), over all that it tries ([`crate::deadline`]) |
 
 use super::Device;
+use crate::clock::{MarkEvent, Observation};
+use crate::context::Relaxed;
 use crate::error::PoolError;
 use core::time::Duration;
 use gpumem_sys::DriverError;
+use gpumem_sys::types::CUresult;
 use std::sync::{RwLockReadGuard, RwLockWriteGuard, TryLockError};
 use std::time::Instant;
 
@@ -69,6 +78,113 @@ impl Device {
         Ok(true)
     }
 
+    /// As [`Device::finish_with_upkeep`], but no longer than until a deadline: false if something was not done by then.
+    pub(crate) fn finish_with_upkeep_until(&self, until: Instant) -> Result<bool, DriverError> {
+        let _bound = self.enter()?;
+        self.upkeep().before_wait();
+        let is_idle = self.finish_until(until)?;
+        self.after_wait_until(is_idle);
+        Ok(is_idle)
+    }
+
+    /// As [`Device::finish`], but no longer than until a deadline: false if something was not done by then. What streams of
+    /// ours have done by then is known to be complete in either case.
+    ///
+    /// The driver's waits have no deadline, so an event behind all work of the context is asked about, ever less often.
+    /// Drivers before CUDA 12.5 have no such event: there only streams of ours are waited for up to the deadline, and work of
+    /// others' streams without one.
+    pub(crate) fn finish_until(&self, until: Instant) -> Result<bool, DriverError> {
+        let _bound = self.enter()?;
+        let _relaxed = Relaxed::enter(self.driver())?;
+        let observation = self.clocks().observe_device(self);
+        let all = match self.clocks().holds().captures_on(self) {
+            true => AllMark::Capturing,
+            false => self.mark_all()?,
+        };
+        if let AllMark::Event(event) = &all {
+            return self.finish_event_until(event, observation, until);
+        }
+        let (is_in_time, is_covered) = self.clocks().finish_markers_until(self, until)?;
+        match all {
+            AllMark::Missing if is_in_time => self.finish().map(|()| true),
+            _ => Ok(is_in_time && is_covered),
+        }
+    }
+
+    fn finish_event_until(
+        &self,
+        event: &MarkEvent,
+        observation: Observation,
+        until: Instant,
+    ) -> Result<bool, DriverError> {
+        let (mut pause, mut has_marks) = (PAUSE, false);
+        loop {
+            if self.noting(event.query(self))? {
+                // It does not wait any more. The driver's own pools release memory only after such a call.
+                self.noting(event.synchronize(self))?;
+                self.clocks().saw_device(self, observation);
+                return Ok(true);
+            }
+            let now = Instant::now();
+            let is_late = now >= until;
+            // Where it takes longer, streams are told apart: what some have done counts, and reports name the others.
+            if !has_marks && (is_late || pause >= PAUSE_MAX) {
+                self.clocks().mark_streams(self)?;
+                has_marks = true;
+            }
+            if is_late {
+                self.clocks().poll(Duration::MAX)?;
+                return Ok(false);
+            }
+            std::thread::sleep(pause.min(until - now));
+            pause = (pause * 2).min(PAUSE_MAX);
+        }
+    }
+
+    /// Whether the device has nothing to do, as far as that can be asked without a wait for work: false where it can't.
+    pub(crate) fn is_idle(&self) -> Result<bool, DriverError> {
+        let _bound = self.enter()?;
+        let _relaxed = Relaxed::enter(self.driver())?;
+        match self.mark_all()? {
+            AllMark::Event(event) => {
+                for _ in 0..IDLE_QUERIES {
+                    if self.noting(event.query(self))? {
+                        return Ok(true);
+                    }
+                    core::hint::spin_loop();
+                }
+                Ok(false)
+            }
+            AllMark::Capturing => Ok(false),
+            AllMark::Missing => {
+                self.clocks().mark_streams(self)?;
+                self.clocks().poll(Duration::MAX)?;
+                Ok(self.clocks().unfinished(self).is_empty())
+            }
+        }
+    }
+
+    /// An event behind all that the streams of the context have queued, those of others included. The context is current.
+    pub(crate) fn mark_all(&self) -> Result<AllMark, DriverError> {
+        if self.driver().table().cuCtxRecordEvent.is_none() {
+            return Ok(AllMark::Missing);
+        }
+        let event = MarkEvent::create(self)?;
+        // Last before the call: whoever begins a capture does not wait for long.
+        let Some(_quiet) = self.quiet() else { return Ok(AllMark::Capturing) };
+        match event.record_all(self) {
+            Ok(()) => Ok(AllMark::Event(event)),
+            Err(error) if error.code() == CUresult::CUDA_ERROR_NOT_SUPPORTED => Ok(AllMark::Missing),
+            Err(error) => self.noting(Err(error)),
+        }
+    }
+
+    /// Does what is due: after an allocation that took the slow path, and after a query.
+    #[inline]
+    pub(crate) fn serve(&self) {
+        self.upkeep().serve(self);
+    }
+
     /// Keeps captures from beginning on this device; `None` if one goes on or is just beginning.
     pub(super) fn quiet(&self) -> Option<RwLockReadGuard<'_, ()>> {
         self.keep_captures_out().filter(|_| !self.clocks().holds().captures_on(self))
@@ -101,8 +217,31 @@ impl Device {
     pub(crate) fn after_wait(&self) {
         self.upkeep().after_wait(self.driver(), self.clocks());
     }
+
+    /// The same after [`Device::finish_until`].
+    pub(crate) fn after_wait_until(&self, is_idle: bool) {
+        match is_idle {
+            true => self.after_wait(),
+            false => self.upkeep().after_late_wait(self.driver(), self.clocks()),
+        }
+    }
+}
+
+/// What [`Device::mark_all`] came to.
+pub(crate) enum AllMark {
+    Event(MarkEvent),
+    /// A capture goes on or is beginning, which it would break.
+    Capturing,
+    /// The driver has no such event.
+    Missing,
 }
 
 /// By then a thread that is about to wait for the device has been let in by the driver.
 const WAIT_BEGINS_WITHIN: Duration = Duration::from_millis(250);
 const PAUSE: Duration = Duration::from_micros(20);
+
+/// An idle device takes some microseconds to pass an event.
+const IDLE_QUERIES: usize = 64;
+
+/// Between two questions, in the long run.
+const PAUSE_MAX: Duration = Duration::from_micros(200);

@@ -38,7 +38,8 @@ pub enum Advice {
     NeedLess,
     /// What is kept free for unified memory to work in is in the way.
     Oversubscribe,
-    /// What is free waits for work on the device that this request could not wait for, because a capture goes on.
+    /// What is free waits for work on the device that this request could not wait for, because a capture goes on or because the
+    /// work was not done in time.
     WaitForWork,
 }
 

@@ -1,6 +1,6 @@
 //! What an [`OutOfMemory`] says in sentences: who refused, and the advice.
 
-use super::{Advice, Attempt, Growth, Maker, OutOfMemory, RefusedBy};
+use super::{Advice, Attempt, Growth, Maker, OutOfMemory, RefusedBy, UnfinishedStream};
 use crate::bytes::Bytes;
 use crate::kind::MemoryKind;
 use crate::options::BackendKind;
@@ -68,10 +68,20 @@ impl OutOfMemory {
                 self.all_there_is()
             ),
             Advice::Oversubscribe => self.oversubscribe(),
-            Advice::WaitForWork => format!(
-                "{} are freed, and wait for work that this request could not wait for: synchronize first, or end the capture \
-                 that goes on",
-                Bytes(self.pending_bytes)
+            Advice::WaitForWork => self.wait_for_work(),
+        }
+    }
+
+    fn wait_for_work(&self) -> String {
+        let pending = Bytes(self.pending_bytes);
+        match self.unfinished.first() {
+            Some(UnfinishedStream { stream, .. }) => format!(
+                "{pending} are freed, and wait for work that was not done in time, first of all on {stream}: see what that stream \
+                 waits for, or wait longer (Dials::wait_deadline, GPUMEM_CONF=wait_deadline_ms:60000)"
+            ),
+            None => format!(
+                "{pending} are freed, and wait for work that this request could not wait for: synchronize first, or end the \
+                 capture that goes on"
             ),
         }
     }

@@ -2,17 +2,20 @@
 //!
 //! | who | when | what it costs |
 //! | --- | --- | --- |
-//! | those who registered: purge, then release | always | what they had cached |
+//! | holders that registered: purge, then release | always | what they had cached |
 //! | other pools of the device | where not our own limit refuses | their caches, and a wait for the device |
 //!
-//! After each the request is made anew, from the beginning. No lock is held.
+//! Only those are asked whose memory helps the kind that is short: the device's memory and unified memory help each other,
+//! pinned memory helps pinned memory. After each the request is made again, from the beginning. No lock is held. All of it
+//! has one deadline.
 
 use super::State;
 use crate::backend::Source;
 use crate::context::Relaxed;
+use crate::deadline;
 use crate::error::PoolError;
 use crate::out_of_memory::{Attempt, OutOfMemory, RefusedBy};
-use crate::reclaim::Extent;
+use crate::reclaim::{Extent, OTHERS_TIME_MAX};
 use std::time::Instant;
 
 /// What went wrong; `None` if there is nobody to ask.
@@ -21,14 +24,15 @@ type Asked = Option<Vec<String>>;
 type Relief = fn(&State, &OutOfMemory) -> Asked;
 
 const RELIEFS: [(&str, Relief); 3] = [
-    ("ask holders to purge", |state, _| state.device.upkeep().registry().ask(Extent::Purge)),
-    ("ask holders to release", |state, _| state.device.upkeep().registry().ask(Extent::Release)),
+    ("ask holders to purge", |state, _| state.ask(Extent::Purge, state.until())),
+    ("ask holders to release", |state, _| state.ask(Extent::Release, state.until())),
     ("trim other pools of the device", State::trim_others),
 ];
 
 impl State {
     /// Makes a request, and again after each relief for as long as it is refused for want of memory.
     pub(crate) fn relieved<T>(&self, request: impl Fn() -> Result<T, PoolError>) -> Result<T, PoolError> {
+        let _request = deadline::Request::begin();
         let result = request();
         match result.as_ref().err().and_then(PoolError::out_of_memory) {
             None => result,
@@ -59,6 +63,7 @@ impl State {
     /// Makes a request through the adaptors, and again after holders were asked, for as long as a budget has no room. Others'
     /// caches are no part of it.
     pub(crate) fn budgeted<T>(&self, request: impl Fn() -> Result<T, PoolError>) -> Result<T, PoolError> {
+        let _request = deadline::Request::begin();
         self.retried_over_budget(request(), request)
     }
 
@@ -69,10 +74,11 @@ impl State {
         mut result: Result<T, PoolError>,
         request: impl Fn() -> Result<T, PoolError>,
     ) -> Result<T, PoolError> {
+        let _request = deadline::Request::begin();
         for extent in [Extent::Purge, Extent::Release] {
             let is_short = matches!(&result, Err(PoolError::OverBudget { requested_bytes, limit_bytes, .. })
                 if requested_bytes <= limit_bytes);
-            if is_short && self.device.upkeep().registry().ask(extent).is_some() {
+            if is_short && self.ask(extent, self.until()).is_some() {
                 result = request();
             }
         }
@@ -83,8 +89,17 @@ impl State {
     pub(super) fn ask_holders(&self) {
         for extent in [Extent::Purge, Extent::Release] {
             // Who fails is no worse than who has nothing.
-            let _ = self.device.upkeep().registry().ask(extent);
+            let _ = self.ask(extent, Instant::now() + OTHERS_TIME_MAX);
         }
+    }
+
+    fn ask(&self, extent: Extent, until: Instant) -> Asked {
+        self.device.upkeep().registry().ask(extent, self.setup.kind, until)
+    }
+
+    /// Until when this thread's request may wait.
+    fn until(&self) -> Instant {
+        deadline::until(self.setup.dials.wait_deadline)
     }
 
     /// All that other pools keep without using it, and that ended ones left, once the device is idle.
@@ -93,19 +108,21 @@ impl State {
         let is_ours = matches!(report.refused_by, RefusedBy::HardLimit | RefusedBy::Quota)
             && report.limit_bytes == self.limits.hard_bytes()
             && self.limits.family().is_full_for(report.requested_bytes);
-        let members = self.device.upkeep().members();
+        let kind = self.setup.kind;
+        let mut members = self.device.upkeep().members();
+        members.retain(|member| member.kind().helps(kind));
         // One is this pool.
-        let has_others =
-            members.len() > usize::from(self.backend.keeps_memory()) || self.device.upkeep().has_left();
+        let has_others = members.len() > usize::from(self.backend.keeps_memory())
+            || self.device.upkeep().has_left_for(kind);
         if is_ours || !has_others {
             return None;
         }
         members.iter().for_each(|member| member.before_giving());
         let trimmed = Relaxed::enter(self.device.driver()).and_then(|_relaxed| {
             let _bound = self.device.enter()?;
-            self.device.finish()?;
-            self.device.after_wait();
-            members.iter().for_each(|member| member.give_back_all());
+            let is_idle = self.device.finish_until(self.until())?;
+            self.device.after_wait_until(is_idle);
+            members.iter().for_each(|member| member.give_back_all(is_idle));
             Ok(())
         });
         Some(trimmed.err().iter().map(ToString::to_string).collect())

@@ -34,6 +34,7 @@ mod room;
 mod scopes;
 #[cfg(feature = "backend-caching")]
 mod segments;
+mod service;
 mod shortage;
 mod streams;
 mod threads;

@@ -20,6 +20,10 @@ fn cramped() -> SimConfig {
 struct Shelf(Mutex<Vec<Block>>, AtomicU32);
 
 impl Reclaimable for Shelf {
+    fn helps(&self, _kind: MemoryKind) -> bool {
+        true
+    }
+
     fn purge(&self) -> Result<(), Box<dyn Error + Send + Sync>> {
         self.1.fetch_add(1, Ordering::Relaxed);
         self.0.lock().unwrap().clear();
@@ -138,6 +142,10 @@ fn growth_is_asked_of_others_for_what_it_lacks() {
 struct Slow(Mutex<Option<Block>>);
 
 impl Reclaimable for Slow {
+    fn helps(&self, _kind: MemoryKind) -> bool {
+        true
+    }
+
     fn purge(&self) -> Result<(), Box<dyn Error + Send + Sync>> {
         // Others find nothing from here on.
         let taken = self.0.lock().unwrap().take();

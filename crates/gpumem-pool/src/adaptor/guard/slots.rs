@@ -8,7 +8,8 @@ use crate::clock::{Clocks, Order, Stamp, StreamId};
 use crate::context::{Handle, Relaxed};
 use crate::device::{Device, WeakDevice};
 use crate::error::PoolError;
-use crate::upkeep::Left;
+use crate::kind::MemoryKind;
+use crate::upkeep::{HowFar, Left};
 use core::ffi::c_void;
 use gpumem_sys::types::{CUdeviceptr, CUstream};
 use gpumem_sys::{Driver, DriverError};
@@ -150,16 +151,23 @@ impl Slab {
 }
 
 impl Left for Slab {
-    fn give_back(&mut self, driver: &Driver, clocks: &Clocks, is_all_done: bool) -> bool {
+    fn kind(&self) -> MemoryKind {
+        MemoryKind::Host
+    }
+
+    fn waits(&self) -> bool {
+        true
+    }
+
+    fn give_back(&mut self, driver: &Driver, clocks: &Clocks, how: HowFar) -> bool {
         let is_complete = |filling: &mut Filling| clocks.is_complete(filling.stamp);
         let done = self.filling.extract_if(.., is_complete).map(|filling| filling.slot);
         self.free.extend(done);
-        if !(is_all_done || self.free.len() == SLOT_COUNT) {
+        if !(how == HowFar::All || self.free.len() == SLOT_COUNT) {
             return false;
         }
-        // SAFETY: no copy is under way, and nobody has the memory's address. There is nobody to tell of a failure.
-        let _ = unsafe { driver.cuMemFreeHost(self.memory.0) };
-        true
+        // SAFETY: no copy is under way, and nobody has the memory's address. What fails is tried again.
+        unsafe { driver.cuMemFreeHost(self.memory.0) }.is_ok()
     }
 }
 

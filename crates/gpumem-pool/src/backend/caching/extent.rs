@@ -4,12 +4,13 @@
 //! An extent is mapped from its start on, handle by handle. What lies behind its size stays mapped until the work that
 //! used it is complete, which is looked at whenever an extent changes and whenever the pool gives memory back.
 
-use super::heap::Heap;
+use super::heap::{Heap, Lost};
 use super::shared::{Lack, Shared};
 use super::vmm::{Backing, RawHandle, Said, Vmm};
 use crate::backend::{GROWTH_UNIT_BYTES, Growing};
 use crate::clock::{Order, Slot, Stamp};
 use crate::context::Relaxed;
+use crate::deadline;
 use crate::error::PoolError;
 use crate::out_of_memory::Attempt;
 use gpumem_sys::DriverError;
@@ -21,8 +22,10 @@ use std::time::Instant;
 pub(super) struct Extents {
     by_id: BTreeMap<u64, Extent>,
     last_id: u64,
-    /// What the driver would not take back after a failure.
-    lost_bytes: u64,
+    /// What the driver would not take back when it was asked.
+    lost: Lost,
+    /// Nothing is mapped there: address and size.
+    lost_addresses: Vec<(u64, u64)>,
 }
 
 struct Extent {
@@ -58,7 +61,7 @@ impl Extents {
 
     /// What the driver has made for them and has not got back.
     pub(super) fn reserved_bytes(&self) -> u64 {
-        self.lost_bytes + self.by_id.values().map(|extent| extent.mapped_bytes).sum::<u64>()
+        self.lost.bytes() + self.by_id.values().map(|extent| extent.mapped_bytes).sum::<u64>()
     }
 
     pub(super) fn size_bytes(&self) -> u64 {
@@ -71,21 +74,33 @@ impl Extents {
         mapped.map(|extent| (extent.address, extent.mapped_bytes))
     }
 
-    /// Gives back what lies behind their sizes and is not used any more, and the addresses of those that are gone.
-    /// After an error what had been given back stays so.
+    /// Gives back what lies behind their sizes and is not used any more, and the addresses of those that are gone. What
+    /// fails is tried again the next time; returns the first failure.
     pub(super) fn settle(&mut self, order: &impl Order, vmm: &mut Vmm<'_>) -> Result<(), DriverError> {
-        let Self { by_id, lost_bytes, .. } = self;
+        let Self { by_id, lost, lost_addresses, .. } = self;
+        let mut settled = Ok(());
         for extent in by_id.values_mut().filter(|extent| extent.is_settled(order)) {
             extent.cut.clear();
-            extent.unmap_behind(extent.size_bytes, lost_bytes, vmm)?;
+            settled = settled.and(extent.unmap_behind(extent.size_bytes, lost, vmm));
         }
-        let is_over = |extent: &Extent| extent.is_gone && extent.mapped_bytes == 0;
-        while let Some((id, extent)) = by_id.iter().find(|(_, extent)| is_over(extent)) {
-            let (id, freed) = (*id, vmm.free(extent.address, extent.addresses_bytes));
-            by_id.remove(&id);
-            freed?;
-        }
-        Ok(())
+        by_id.retain(|_, extent| {
+            let is_over = extent.is_gone && extent.mapped_bytes == 0;
+            if is_over {
+                lost_addresses.push((extent.address, extent.addresses_bytes));
+            }
+            !is_over
+        });
+        lost_addresses.retain(|(address, size_bytes)| {
+            let freed = vmm.free(*address, *size_bytes);
+            settled = settled.and(freed);
+            freed.is_err()
+        });
+        settled
+    }
+
+    /// Gives back handles that the driver would not take back before, as far as it does now; returns the first failure.
+    pub(super) fn release_lost(&mut self, vmm: &mut Vmm<'_>) -> Result<(), DriverError> {
+        self.lost.release(vmm)
     }
 
     /// Says the first thing that contradicts another.
@@ -111,7 +126,7 @@ impl Extents {
     }
 
     pub(super) fn is_empty(&self) -> bool {
-        self.by_id.is_empty()
+        self.by_id.is_empty() && self.lost.is_empty() && self.lost_addresses.is_empty()
     }
 }
 
@@ -121,36 +136,26 @@ impl Extent {
     }
 
     /// Maps new handles up to a size, or leaves everything as it was.
-    fn map_up_to(
-        &mut self,
-        end_bytes: u64,
-        lost_bytes: &mut u64,
-        vmm: &mut Vmm<'_>,
-    ) -> Result<(), DriverError> {
+    fn map_up_to(&mut self, end_bytes: u64, lost: &mut Lost, vmm: &mut Vmm<'_>) -> Result<(), DriverError> {
         let (start_bytes, open_bytes) = (self.mapped_bytes, self.open_bytes);
         let handle_bytes = (end_bytes / HANDLE_SHARE).clamp(FRAME_BYTES, HANDLE_MAX_BYTES);
         let handle_bytes = 1_u64 << handle_bytes.ilog2();
         let mut asked = Ok(());
         while asked.is_ok() && self.mapped_bytes < end_bytes {
             let size_bytes = handle_bytes.min(end_bytes - self.mapped_bytes);
-            asked = self.map_one(size_bytes, lost_bytes, vmm);
+            asked = self.map_one(size_bytes, lost, vmm);
         }
         let asked =
             asked.and_then(|()| vmm.set_access(self.address + open_bytes, self.mapped_bytes - open_bytes));
         match asked {
             Ok(()) => self.open_bytes = self.mapped_bytes,
             // What can't be undone stays mapped and counted, for the next time.
-            Err(_) => self.unmap_behind(start_bytes, lost_bytes, vmm).unwrap_or(()),
+            Err(_) => self.unmap_behind(start_bytes, lost, vmm).unwrap_or(()),
         }
         asked
     }
 
-    fn map_one(
-        &mut self,
-        size_bytes: u64,
-        lost_bytes: &mut u64,
-        vmm: &mut Vmm<'_>,
-    ) -> Result<(), DriverError> {
+    fn map_one(&mut self, size_bytes: u64, lost: &mut Lost, vmm: &mut Vmm<'_>) -> Result<(), DriverError> {
         let handle = vmm.create(size_bytes)?;
         let mapped = vmm.map(self.address + self.mapped_bytes, size_bytes, handle);
         match mapped {
@@ -158,7 +163,7 @@ impl Extent {
                 self.handles.push((handle, size_bytes));
                 self.mapped_bytes += size_bytes;
             }
-            Err(_) if vmm.release(handle, size_bytes).is_err() => *lost_bytes += size_bytes,
+            Err(_) if vmm.release(handle, size_bytes).is_err() => lost.add(handle, size_bytes),
             Err(_) => {}
         }
         mapped
@@ -168,7 +173,7 @@ impl Extent {
     fn unmap_behind(
         &mut self,
         size_bytes: u64,
-        lost_bytes: &mut u64,
+        lost: &mut Lost,
         vmm: &mut Vmm<'_>,
     ) -> Result<(), DriverError> {
         while let Some((handle, handle_bytes)) = self.handles.last().copied()
@@ -178,7 +183,7 @@ impl Extent {
             self.handles.pop();
             self.mapped_bytes -= handle_bytes;
             self.open_bytes = self.open_bytes.min(self.mapped_bytes);
-            vmm.release(handle, handle_bytes).inspect_err(|_| *lost_bytes += handle_bytes)?;
+            vmm.release(handle, handle_bytes).inspect_err(|_| lost.add(handle, handle_bytes))?;
         }
         Ok(())
     }
@@ -200,17 +205,18 @@ impl Growing for Shared {
     }
 
     fn grow_to(&self, id: u64, size_bytes: u64) -> Result<(), PoolError> {
+        let _request = deadline::Request::begin();
         let _relaxed = Relaxed::enter(self.device.driver())?;
         let _bound = self.device.enter()?;
         let mut tried = self.try_grow(id, size_bytes)?;
-        let (mut deadline, mut attempts) = (None, Vec::new());
+        let mut attempts = Vec::new();
         while tried.is_err() {
             let before = self.begin_look();
             self.make_room(&mut attempts)?;
             tried = self.try_grow(id, size_bytes)?;
             // What others had in their hands while this looked may be free now.
-            let (now, more_bytes) = (Instant::now(), size_bytes.saturating_sub(self.extent_bytes(id)));
-            let is_late = now >= *deadline.get_or_insert(now + self.dials.wait_deadline);
+            let more_bytes = size_bytes.saturating_sub(self.extent_bytes(id));
+            let is_late = Instant::now() >= deadline::until(self.dials.wait_deadline);
             if is_late || !self.may_look_again(&before, more_bytes) {
                 break;
             }
@@ -250,8 +256,11 @@ impl Shared {
     fn make_room(&self, attempts: &mut Vec<Attempt>) -> Result<(), PoolError> {
         let (start, before_bytes) = (Instant::now(), self.reserved().current_bytes);
         let others = self.short_family();
-        self.reclaim()?;
-        others.iter().for_each(|other| other.give_back_all());
+        // First: what is freed into the heap later is known to be done only later.
+        self.drain_all();
+        let is_idle = self.finish_for(&others)?;
+        self.trim(0)?;
+        others.iter().for_each(|other| other.give_back_all(is_idle));
         let gained_bytes = before_bytes.saturating_sub(self.reserved().current_bytes);
         let (name, failures) = ("wait for the device and trim", Vec::new());
         Attempt { name, gained_bytes, took: start.elapsed(), failures }.add_to(attempts);
@@ -265,7 +274,7 @@ impl Shared {
         core.extents.settle(self.clocks(), &mut self.vmm())?;
         core.heap.set_outside_bytes(core.extents.reserved_bytes());
         let limit_bytes = self.limit_bytes(&core.heap);
-        let Extents { by_id, lost_bytes, .. } = &mut core.extents;
+        let Extents { by_id, lost, .. } = &mut core.extents;
         let Some(extent) = by_id.get_mut(&id) else { return Ok(Ok(())) };
         let end_bytes = size_bytes.next_multiple_of(FRAME_BYTES);
         if end_bytes > extent.open_bytes {
@@ -274,7 +283,7 @@ impl Shared {
                 return Ok(Err(None));
             }
             let mut vmm = self.vmm();
-            let mapped = extent.map_up_to(end_bytes, lost_bytes, &mut vmm);
+            let mapped = extent.map_up_to(end_bytes, lost, &mut vmm);
             core.heap.set_outside_bytes(core.extents.reserved_bytes());
             match mapped {
                 Err(error) if error.code() == CUresult::CUDA_ERROR_OUT_OF_MEMORY => {

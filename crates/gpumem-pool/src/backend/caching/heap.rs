@@ -31,6 +31,7 @@ mod fit;
 mod frames;
 mod grow;
 mod holes;
+mod lost;
 mod odd;
 mod pinning;
 mod plan;
@@ -55,6 +56,7 @@ use crate::clock::{Slot, Stamp};
 use crate::dials::Dials;
 use fit::UNIT_BYTES;
 use frames::Frames;
+pub(super) use lost::Lost;
 use record::{Kind, Record, Records};
 use segments::Segments;
 use shares::Shares;
@@ -92,8 +94,7 @@ pub(super) struct Heap {
     keepable_bytes: u64,
     /// How far `blocks_bytes` was reserved before it was needed, and has not been given back since.
     reserved_ahead_bytes: u64,
-    /// What the driver would not take back after a failure.
-    lost_bytes: u64,
+    lost: Lost,
     /// What others hold under the same limit.
     outside_bytes: u64,
     /// Windows that may yet be made anew before the heap grows instead, in thousandths.
@@ -123,7 +124,7 @@ impl Heap {
             kept_bytes: 0,
             keepable_bytes: 0,
             reserved_ahead_bytes: 0,
-            lost_bytes: 0,
+            lost: Lost::default(),
             outside_bytes: 0,
             window_credit: WINDOW_CREDIT_MAX,
             empty_retry: 0,
@@ -159,7 +160,7 @@ impl Heap {
 
     /// Physical memory that the driver has made for this heap and that it has not got back.
     pub(super) fn reserved_bytes(&self) -> u64 {
-        self.blocks_bytes() + self.lost_bytes + self.outside_bytes
+        self.blocks_bytes() + self.lost.bytes() + self.outside_bytes
     }
 
     /// That part of it which blocks have, or could have.

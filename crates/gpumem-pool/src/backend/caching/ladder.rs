@@ -12,8 +12,8 @@
 //! | `device_waits` | other streams' frees, behind waits that the device makes | concurrency of streams |
 //! | `growth_to_limit` | the driver, and all that is idle and fits beside it | memory |
 //! | `leftover` | for a small block, free memory between larger ones | larger blocks, later |
-//! | `host_wait` | the same frees, once the host has seen them done | the caller's time, up to a deadline |
-//! | `synchronised` | all that is free once the device is idle, given back and taken anew | everybody's time |
+//! | `host_wait` | the same frees, once the host has seen them done | the caller's time, up to the deadline |
+//! | `synchronised` | all that is free once the device is idle, or at the deadline; given back and taken anew | everybody's time |
 //!
 //! Over segments nothing can be moved or mapped elsewhere: `recycled` finds only what has been there all along. For memory that
 //! the host may use, only what is complete is free: `completed` marks first what it asks about, and `device_waits` does nothing.
@@ -30,6 +30,7 @@ use super::magazine::Piece;
 use super::shared::{Lack, Shared};
 use crate::clock::Slot;
 use crate::context::Relaxed;
+use crate::deadline;
 use crate::error::PoolError;
 use crate::out_of_memory::Attempt;
 use gpumem_sys::types::CUresult;
@@ -97,15 +98,14 @@ pub(super) fn climb(
 ) -> Result<Option<Piece>, PoolError> {
     let _relaxed = Relaxed::enter(shared.device.driver())?;
     let _bound = shared.device.enter()?;
-    let (mut deadline, mut tried) = (None, [Tried::default(); RUNGS.len() + LAST_RUNGS.len()]);
+    let mut tried = [Tried::default(); RUNGS.len() + LAST_RUNGS.len()];
     loop {
         let before = shared.begin_look();
         if let Some(piece) = climb_once(shared, request, least_bytes, lack, &mut tried)? {
             return Ok(Some(piece));
         }
         // What others had in their hands while this looked may be free now.
-        let now = Instant::now();
-        let is_late = now >= *deadline.get_or_insert(now + shared.dials.wait_deadline);
+        let is_late = Instant::now() >= deadline::until(shared.dials.wait_deadline);
         if is_late || !shared.may_look_again(&before, least_bytes) {
             let names = RUNGS.iter().chain(&LAST_RUNGS).map(|(name, _)| name);
             lack.attempts.extend(names.zip(tried).map(|(name, tried)| tried.named(name)));
@@ -324,7 +324,7 @@ fn host_wait(shared: &Shared, request: &Request, _: &mut Lack) -> Result<Step, P
     shared.drain_all();
     let clocks = shared.clocks();
     let waits = shared.core().heap.blockers(request, clocks);
-    let deadline = Instant::now() + shared.dials.wait_deadline;
+    let deadline = deadline::until(shared.dials.wait_deadline);
     if waits.is_empty() || !clocks.wait_on_host(&waits, deadline)? {
         return Ok(Step::Look(Reach::Limit));
     }
@@ -334,15 +334,18 @@ fn host_wait(shared: &Shared, request: &Request, _: &mut Lack) -> Result<Step, P
 
 fn synchronised(shared: &Shared, _request: &Request, _: &mut Lack) -> Result<Step, PoolError> {
     let others = shared.short_family();
-    shared.device.finish()?;
-    shared.device.after_wait();
+    let is_idle = shared.finish_for(&others)?;
     shared.settle_extents()?;
-    others.iter().for_each(|other| other.give_back_all());
+    others.iter().for_each(|other| other.give_back_all(is_idle));
     let (clocks, mut vmm) = (shared.clocks(), shared.vmm());
     let mut core = shared.core();
+    // A handle that the driver still refuses to take back is no reason to refuse this request.
+    let _ = core.heap.release_lost(&mut vmm);
     core.heap.settle(clocks);
     core.heap.unmap_empty(0, clocks, &mut vmm)?;
-    core.heap.trim(0, clocks, &mut vmm)?;
+    if is_idle || shared.releases_at_once() {
+        core.heap.trim(0, clocks, &mut vmm)?;
+    }
     Ok(Step::Look(Reach::Limit))
 }
 

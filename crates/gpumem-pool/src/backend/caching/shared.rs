@@ -244,7 +244,7 @@ impl Shared {
         let in_use_bytes = core.heap.used_bytes();
         drop(core);
         self.note_growth(in_use_bytes);
-        self.device.upkeep().while_allocating();
+        self.device.serve();
         Ok(found)
     }
 

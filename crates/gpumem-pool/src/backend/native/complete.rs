@@ -11,15 +11,18 @@ use crate::backend::Freed;
 use crate::clock::{Clocks, Order, Stamp};
 use crate::context::{Bound, Handle, Relaxed};
 use crate::device::Device;
-use crate::upkeep::Left;
+use crate::kind::MemoryKind;
+use crate::upkeep::{HowFar, Left};
 use core::sync::atomic::{AtomicU64, Ordering};
 use core::time::Duration;
 use gpumem_sys::types::{CUcontext, CUdeviceptr, CUresult, CUstream, CUstream_flags, CUstream_st};
 use gpumem_sys::{Driver, DriverError};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Instant;
 
 pub(super) struct Complete {
     device: Device,
+    kind: MemoryKind,
     quiet: Arc<Quiet>,
     waiting: Mutex<Vec<Pending>>,
     /// What the driver has not got back yet, blocks that are alive included.
@@ -49,9 +52,10 @@ unsafe impl Sync for Quiet {}
 
 impl Complete {
     /// The device's context is current.
-    pub(super) fn new(device: &Device, poll_budget: Duration) -> Result<Self, DriverError> {
+    pub(super) fn new(device: &Device, kind: MemoryKind, poll_budget: Duration) -> Result<Self, DriverError> {
         Ok(Self {
             device: device.clone(),
+            kind,
             quiet: Arc::new(Quiet::new(device)?),
             waiting: Mutex::default(),
             held_bytes: AtomicU64::new(0),
@@ -89,7 +93,8 @@ impl Complete {
         if block.stamps.is_empty() {
             let _bound = self.device.enter()?;
             let _relaxed = Relaxed::enter(self.device.driver())?;
-            return self.free(&block);
+            // What fails is tried again with what waits, at the end of the pool at the latest.
+            return self.free(&block).inspect_err(|_| self.lock_waiting().push(block));
         }
         self.lock_waiting().push(block);
         Ok(())
@@ -118,8 +123,13 @@ impl Complete {
         self.quiet.wait()
     }
 
-    /// Waits for the devices whose work uses what waits here.
-    pub(super) fn finish(&self) -> Result<(), DriverError> {
+    /// Whether anything waits for its uses.
+    pub(super) fn has_waiting(&self) -> bool {
+        !self.lock_waiting().is_empty()
+    }
+
+    /// Waits for the devices whose work uses what waits here, up to a deadline if there is one.
+    pub(super) fn finish(&self, until: Option<Instant>) -> Result<(), DriverError> {
         let stamps: Vec<Stamp> =
             self.lock_waiting().iter().flat_map(|block| block.stamps.iter().copied()).collect();
         let clocks = self.device.clocks();
@@ -128,14 +138,17 @@ impl Complete {
             if !clocks.is_complete(stamp)
                 && let Some(user) = clocks.device_of(stamp.slot())
             {
-                user.finish()?;
+                match until {
+                    None => user.finish()?,
+                    Some(until) => drop(user.finish_until(until)?),
+                }
             }
         }
         Ok(())
     }
 
     /// Asks what is complete, and marks the streams of what is not, for the next time.
-    fn free_what_may_be_done(&self) -> Result<(), DriverError> {
+    pub(super) fn free_what_may_be_done(&self) -> Result<(), DriverError> {
         if self.lock_waiting().is_empty() {
             return Ok(());
         }
@@ -173,24 +186,35 @@ impl Complete {
 /// its last block is back.
 impl Drop for Complete {
     fn drop(&mut self) {
-        let _ = self.sweep();
+        // Marks tell the device when the rest is done.
+        let _ = self.free_what_may_be_done();
         let waiting = core::mem::take(&mut *self.lock_waiting());
         if !waiting.is_empty() {
-            self.device.upkeep().add_left(Box::new(Remains { quiet: Arc::clone(&self.quiet), waiting }));
+            let (kind, quiet) = (self.kind, Arc::clone(&self.quiet));
+            self.device.upkeep().add_left(Box::new(Remains { kind, quiet, waiting }));
         }
     }
 }
 
 /// The blocks of a pool that is gone.
 struct Remains {
+    kind: MemoryKind,
     quiet: Arc<Quiet>,
     waiting: Vec<Pending>,
 }
 
 impl Left for Remains {
-    fn give_back(&mut self, driver: &Driver, clocks: &Clocks, is_all_done: bool) -> bool {
+    fn kind(&self) -> MemoryKind {
+        self.kind
+    }
+
+    fn waits(&self) -> bool {
+        false
+    }
+
+    fn give_back(&mut self, driver: &Driver, clocks: &Clocks, how: HowFar) -> bool {
         let Ok(_relaxed) = Relaxed::enter(driver) else { return false };
-        let is_done = |block: &Pending| is_all_done || block.is_done(clocks);
+        let is_done = |block: &Pending| how == HowFar::All || block.is_done(clocks);
         self.waiting.retain(|block| !(is_done(block) && self.quiet.free(block.address).is_ok()));
         self.waiting.is_empty()
     }

@@ -3,19 +3,22 @@
 //! The device's context is current in all of them but the drop, and no capture minds them. The driver keeps a destroyed
 //! pool until its last queued free is done, so the drop waits for nothing.
 
+use crate::clock::Clocks;
 use crate::context::{Handle, Relaxed};
 use crate::device::Device;
 use crate::kind::MemoryKind;
+use crate::upkeep::{HowFar, Left};
 use core::ffi::{c_int, c_void};
-use gpumem_sys::DriverError;
 use gpumem_sys::types::{
     CUdevice, CUdeviceptr, CUmemAccess_flags, CUmemAccessDesc, CUmemAllocationHandleType,
     CUmemAllocationType, CUmemLocation, CUmemLocationType, CUmemPool_attribute, CUmemPoolHandle_st,
     CUmemPoolProps, CUmemoryPool, CUstream,
 };
+use gpumem_sys::{Driver, DriverError};
 
 pub(super) struct DriverPool {
     device: Device,
+    kind: MemoryKind,
     handle: Handle<CUmemPoolHandle_st>,
     max_bytes: u64,
 }
@@ -49,7 +52,7 @@ impl DriverPool {
         // SAFETY: both outlive the call.
         unsafe { device.driver().cuMemPoolCreate(&mut pool, &props)? };
         // From here on `Drop` destroys the pool, whatever fails.
-        let pool = Self { device: device.clone(), handle: Handle(pool), max_bytes };
+        let pool = Self { device: device.clone(), kind, handle: Handle(pool), max_bytes };
         for reuse in [
             CUmemPool_attribute::CU_MEMPOOL_ATTR_REUSE_FOLLOW_EVENT_DEPENDENCIES,
             CUmemPool_attribute::CU_MEMPOOL_ATTR_REUSE_ALLOW_OPPORTUNISTIC,
@@ -154,9 +157,39 @@ impl Drop for DriverPool {
         // Without its context the pool is gone already.
         let Ok(_bound) = self.device.enter() else { return };
         let Ok(_relaxed) = Relaxed::enter(self.device.driver()) else { return };
-        let _guard = self.device.driver().teardown();
-        // SAFETY: nobody passes it again; blocks that are alive are named by their addresses alone. There is nobody to
-        // tell of a failure.
-        let _ = unsafe { self.device.driver().cuMemPoolDestroy(self.handle.0) };
+        let mut left = Remains { handle: Handle(self.handle.0), kind: self.kind };
+        if !left.destroy(self.device.driver()) {
+            self.device.upkeep().add_left(Box::new(left));
+        }
+    }
+}
+
+/// One that the driver would not destroy when it was asked.
+struct Remains {
+    handle: Handle<CUmemPoolHandle_st>,
+    kind: MemoryKind,
+}
+
+impl Remains {
+    /// No capture minds it.
+    fn destroy(&mut self, driver: &Driver) -> bool {
+        let _guard = driver.teardown();
+        // SAFETY: nobody else passes it again; blocks that are alive are named by their addresses alone.
+        unsafe { driver.cuMemPoolDestroy(self.handle.0) }.is_ok()
+    }
+}
+
+impl Left for Remains {
+    fn kind(&self) -> MemoryKind {
+        self.kind
+    }
+
+    fn waits(&self) -> bool {
+        false
+    }
+
+    fn give_back(&mut self, driver: &Driver, _: &Clocks, _: HowFar) -> bool {
+        let Ok(_relaxed) = Relaxed::enter(driver) else { return false };
+        self.destroy(driver)
     }
 }

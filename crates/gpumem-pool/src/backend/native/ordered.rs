@@ -1,14 +1,16 @@
 //! [`Ordered`]: frees of the device's own memory, each in a stream's order.
 
 use crate::backend::Freed;
-use crate::clock::Stamp;
+use crate::clock::{Clocks, Order, Stamp};
 use crate::context::Relaxed;
 use crate::device::Device;
 use crate::error::PoolError;
+use crate::kind::MemoryKind;
 use crate::stream::Stream;
+use crate::upkeep::{HowFar, Left};
 use core::sync::atomic::{AtomicBool, Ordering};
-use gpumem_sys::DriverError;
 use gpumem_sys::types::CUdeviceptr;
+use gpumem_sys::{Driver, DriverError};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 pub(super) struct Ordered {
@@ -45,17 +47,24 @@ impl Ordered {
         Ok(())
     }
 
+    pub(super) fn has_waiting(&self) -> bool {
+        self.is_any_waiting.load(Ordering::Acquire)
+    }
+
+    /// What fails is tried again with what waits, at the end of the pool at the latest.
     pub(super) fn release(&self, freed: &Freed) -> Result<(), DriverError> {
-        if self.free_at_home(freed)? {
+        let at_home = self.free_at_home(freed);
+        if matches!(at_home, Ok(true)) {
             return Ok(());
         }
         let stamps = freed.stamps(self.device.clocks()).collect();
         let waiting = Waiting { address: freed.piece.address, stamps };
-        if !self.free_apart(&waiting)? {
+        let is_freed = at_home.and_then(|_| self.free_apart(&waiting));
+        if !matches!(is_freed, Ok(true)) {
             self.lock_waiting().push(waiting);
             self.is_any_waiting.store(true, Ordering::Release);
         }
-        Ok(())
+        is_freed.map(drop)
     }
 
     /// Frees that had to wait for a stream that the pool may not touch.
@@ -122,9 +131,47 @@ impl Ordered {
     }
 }
 
-/// What still waits here goes with the context.
+/// What work may still use, or the driver would not take back, stays with the device.
 impl Drop for Ordered {
     fn drop(&mut self) {
         let _ = self.sweep();
+        let waiting = core::mem::take(&mut *self.lock_waiting());
+        if !waiting.is_empty() {
+            // Marks tell the device when the rest is done, where they can be made.
+            let clocks = self.device.clocks();
+            for stamp in waiting.iter().flat_map(|block| &block.stamps) {
+                if clocks.stamp(stamp.slot()) == *stamp {
+                    let _ = clocks.tick(stamp.slot());
+                }
+            }
+            self.device.upkeep().add_left(Box::new(Remains { waiting }));
+        }
+    }
+}
+
+/// The blocks of a pool that is gone. The pool itself may be destroyed meanwhile: the driver keeps it until its last block is
+/// back.
+struct Remains {
+    waiting: Vec<Waiting>,
+}
+
+impl Left for Remains {
+    fn kind(&self) -> MemoryKind {
+        MemoryKind::Device
+    }
+
+    /// There is no stream to free it on: each may be gone, and one of its own would keep its device.
+    fn waits(&self) -> bool {
+        true
+    }
+
+    fn give_back(&mut self, driver: &Driver, clocks: &Clocks, how: HowFar) -> bool {
+        let Ok(_relaxed) = Relaxed::enter(driver) else { return false };
+        self.waiting.retain(|block| {
+            let is_done = how == HowFar::All || block.stamps.iter().all(|stamp| clocks.is_complete(*stamp));
+            // SAFETY: the address came from the driver's pool, its one block is gone, and all uses are complete.
+            !(is_done && unsafe { driver.cuMemFree_v2(block.address) }.is_ok())
+        });
+        self.waiting.is_empty()
     }
 }

@@ -117,6 +117,13 @@ struct Done {
     mapped: Vec<(u64, u64)>,
 }
 
+impl Done {
+    /// Each handle with its size.
+    fn created_bytes(&self) -> impl Iterator<Item = (RawHandle, u64)> {
+        self.created.iter().map(|(raw, frame_count)| (*raw, u64::from(*frame_count) << FRAME_SHIFT))
+    }
+}
+
 /// Makes the windows, from a place on that is a hole or the end of the space, and moves what the parts name into them.
 /// False when the space has no room, or handles no numbers.
 pub(super) fn make(
@@ -137,7 +144,8 @@ pub(super) fn make(
     }
     let mut done = Done::default();
     let asked = ask(heap, heap.spaces[space].base + start, row, backing, &mut done);
-    let is_undone = asked.is_ok() || undo(heap, &done, backing);
+    let still_mapped = if asked.is_ok() { Vec::new() } else { undo(heap, &done, backing) };
+    let is_undone = still_mapped.is_empty();
     if more_bytes > 0 && (asked.is_ok() || !is_undone) {
         heap.spaces[space].extend(&mut heap.records, more_bytes);
         if start > end {
@@ -148,7 +156,9 @@ pub(super) fn make(
         Ok(()) => commit(heap, (space, start), row, &done.created),
         // What could not be undone is no hole any more.
         Err(_) if !is_undone => {
-            heap.frames.holes_mut(space).fill(start >> FRAME_SHIFT, size_bytes >> FRAME_SHIFT)
+            heap.frames.holes_mut(space).fill(start >> FRAME_SHIFT, size_bytes >> FRAME_SHIFT);
+            heap.lose_row((space, start), size_bytes, still_mapped, done.created_bytes().collect());
+            heap.reserved_peak_bytes = heap.reserved_peak_bytes.max(heap.reserved_bytes());
         }
         Err(_) => {}
     }
@@ -183,17 +193,19 @@ fn ask(
     backing.set_access(base, address - base)
 }
 
-/// Whether nothing is left of it.
-fn undo(heap: &mut Heap, done: &Done, backing: &mut impl Backing) -> bool {
-    let unmap = |(address, size_bytes): &(u64, u64)| backing.unmap(*address, *size_bytes).is_err();
-    let is_unmapped = done.mapped.iter().map(unmap).filter(|is_refused| *is_refused).count() == 0;
-    for (raw, frame_count) in &done.created {
-        if backing.release(*raw, u64::from(*frame_count) << FRAME_SHIFT).is_err() || !is_unmapped {
-            heap.lost_bytes += u64::from(*frame_count) << FRAME_SHIFT;
+/// What is still mapped of it. Where that is anything, the handles stay too.
+fn undo(heap: &mut Heap, done: &Done, backing: &mut impl Backing) -> Vec<(u64, u64)> {
+    let mut mapped = done.mapped.clone();
+    mapped.retain(|(address, size_bytes)| backing.unmap(*address, *size_bytes).is_err());
+    if mapped.is_empty() {
+        for (raw, size_bytes) in done.created_bytes() {
+            if backing.release(raw, size_bytes).is_err() {
+                heap.lost.add(raw, size_bytes);
+            }
         }
+        heap.reserved_peak_bytes = heap.reserved_peak_bytes.max(heap.reserved_bytes());
     }
-    heap.reserved_peak_bytes = heap.reserved_peak_bytes.max(heap.reserved_bytes());
-    is_unmapped
+    mapped
 }
 
 fn commit(heap: &mut Heap, (space, start): (usize, u64), row: &Row, created: &[(RawHandle, u32)]) {

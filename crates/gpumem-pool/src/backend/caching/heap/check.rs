@@ -110,6 +110,7 @@ impl Heap {
         expect(reserved_bytes == self.frames.reserved_bytes, || {
             format!("{reserved_bytes} bytes of handles, {} counted", self.frames.reserved_bytes)
         })?;
+        expect(self.lost.check(), || "the sum of what the driver would not take back".into())?;
         expect(self.segments.iter().all(Segments::is_consistent), || "segments touch, or their sum".into())?;
         expect(self.reserved_bytes() <= self.reserved_peak_bytes, || "more is reserved than ever".into())
     }

@@ -151,7 +151,7 @@ impl Heap {
         let raw = self.frames.handle(handle).raw;
         self.frames.remove_handle(handle);
         let size_bytes = u64::from(frame_count) << FRAME_SHIFT;
-        backing.release(raw, size_bytes).inspect_err(|_| self.lost_bytes += size_bytes)
+        backing.release(raw, size_bytes).inspect_err(|_| self.lost.add(raw, size_bytes))
     }
 
     fn unmap(&mut self, window: WindowId, backing: &mut impl Backing) -> Result<(), DriverError> {

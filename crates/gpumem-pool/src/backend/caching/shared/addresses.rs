@@ -1,6 +1,7 @@
 //! The heap's addresses: of virtual memory where the driver has it; plain segments bring their own where it is missing or
 //! refused, and so does memory of other kinds.
 
+use super::remains::leave;
 use crate::backend::caching::access::{Access, Memory};
 use crate::backend::caching::vmm::{Backing, Vmm};
 use crate::device::Device;
@@ -44,10 +45,10 @@ fn virtual_memory(options: &PoolBuilder) -> Result<Result<Ranges, String>, PoolE
     check_handle_use(options)?;
     let access = Access::new(Memory::Virtual, options);
     let mut vmm = Vmm::new(device.driver(), &access);
-    if let Some(refusal) = refusal_to_create(&mut vmm)? {
+    if let Some(refusal) = refusal_to_create(device, &access, &mut vmm)? {
         return Ok(Err(format!("{device} refuses virtual memory ({refusal})")));
     }
-    let ranges = reserve_ranges(device, &vmm);
+    let ranges = reserve_ranges(device, &access, &vmm);
     ranges.map(Ok).or_else(|error| match error.code() {
         NOT_SUPPORTED | NOT_PERMITTED | OUT_OF_MEMORY => Ok(Err(format!("no addresses are left ({error})"))),
         _ => Err(error.into()),
@@ -55,9 +56,17 @@ fn virtual_memory(options: &PoolBuilder) -> Result<Result<Ranges, String>, PoolE
 }
 
 /// Makes the smallest handle, and gives it back. One that there is no memory for is no refusal.
-fn refusal_to_create(vmm: &mut Vmm<'_>) -> Result<Option<DriverError>, DriverError> {
+fn refusal_to_create(
+    device: &Device,
+    access: &Access,
+    vmm: &mut Vmm<'_>,
+) -> Result<Option<DriverError>, DriverError> {
     match vmm.create(HANDLE_BYTES_MIN) {
-        Ok(handle) => vmm.release(handle, HANDLE_BYTES_MIN).map(|()| None),
+        Ok(handle) => {
+            let released = vmm.release(handle, HANDLE_BYTES_MIN);
+            let left = (handle, HANDLE_BYTES_MIN);
+            released.inspect_err(|_| leave(device, access, Some(left), Vec::new())).map(|()| None)
+        }
         Err(error) if matches!(error.code(), NOT_SUPPORTED | NOT_PERMITTED) => Ok(Some(error)),
         Err(_) => Ok(None),
     }
@@ -83,11 +92,13 @@ fn unsupported(reason: String) -> PoolError {
     PoolError::BackendUnsupported { backend: BackendKind::Caching, reason }
 }
 
-fn reserve_ranges(device: &Device, vmm: &Vmm<'_>) -> Result<Ranges, DriverError> {
+fn reserve_ranges(device: &Device, access: &Access, vmm: &Vmm<'_>) -> Result<Ranges, DriverError> {
     let unit_bytes = (device.total_bytes() / RANGE_UNIT_BYTES + 1) * RANGE_UNIT_BYTES;
     let small = reserve_range(vmm, unit_bytes, SMALL_TIMES)?;
     let large = reserve_range(vmm, unit_bytes, LARGE_TIMES).inspect_err(|_| {
-        let _ = vmm.free(small.0, small.1);
+        if vmm.free(small.0, small.1).is_err() {
+            leave(device, access, None, vec![small]);
+        }
     })?;
     Ok([small, large])
 }

@@ -8,13 +8,16 @@ use core::time::Duration;
 use std::time::Instant;
 
 impl Shared {
-    /// Gives back what is over the soft limit, within a time. What streams may still use is marked, and had the next time.
-    fn release_excess(&self, budget: Duration) -> Result<(), PoolError> {
+    /// Gives back what is kept beyond so much, within a time, and in one step at least. What streams may still use is marked,
+    /// and had the next time. Says whether that was all that can be had now.
+    fn release_down_to(&self, keep_bytes: u64, budget: Duration) -> Result<bool, PoolError> {
         let start = Instant::now();
-        let soft_bytes = self.soft_bytes();
         let mut reserved_bytes = self.reserved().current_bytes;
-        if budget.is_zero() || reserved_bytes <= soft_bytes {
-            return Ok(());
+        if reserved_bytes <= keep_bytes {
+            return Ok(true);
+        }
+        if budget.is_zero() || !self.may_release()? {
+            return Ok(false);
         }
         self.drain_all();
         let _relaxed = Relaxed::enter(self.device.driver())?;
@@ -22,22 +25,22 @@ impl Shared {
         let pending = self.core().pending_slots();
         pending.into_iter().try_for_each(|slot| self.clocks().tick(slot).map(drop))?;
         self.clocks().poll(self.dials.poll_budget)?;
-        while reserved_bytes > soft_bytes && start.elapsed() < budget {
-            self.trim(soft_bytes.max(reserved_bytes.saturating_sub(RELEASE_STEP_BYTES)))?;
+        while reserved_bytes > keep_bytes {
+            self.trim(keep_bytes.max(reserved_bytes.saturating_sub(RELEASE_STEP_BYTES)))?;
             let left_bytes = self.reserved().current_bytes;
             if left_bytes == reserved_bytes {
                 break;
             }
             reserved_bytes = left_bytes;
+            if start.elapsed() >= budget && reserved_bytes > keep_bytes {
+                return Ok(false);
+            }
         }
-        Ok(())
+        Ok(true)
     }
 
-    fn trim_if_idle(&self) {
-        if self.idle.is_over(|| self.counts().allocation_count) {
-            // What can't be given back now is tried again later.
-            let _ = self.trim_to(0);
-        }
+    fn is_idle(&self) -> bool {
+        self.idle.is_over(|| self.counts().allocation_count)
     }
 }
 
@@ -48,19 +51,26 @@ impl Waiting for Shared {
         if self.reserved().current_bytes > self.soft_bytes() {
             self.drain_all();
         }
-        let _ = self.release_excess(self.dials.release_budget);
+        let _ = self.release_down_to(self.soft_bytes(), self.dials.release_budget);
     }
 
     fn after_wait(&self) {
         if self.reserved().current_bytes > self.soft_bytes() {
             let _ = self.trim(self.soft_bytes());
         }
-        self.trim_if_idle();
+        if self.is_idle() {
+            // What can't be given back now is tried again later.
+            let _ = self.trim_to(0);
+            self.idle.begin_again();
+        }
     }
 
-    fn while_allocating(&self) {
-        let _ = self.release_excess(self.dials.release_budget);
-        self.trim_if_idle();
+    fn serve(&self) {
+        let _ = self.release_down_to(self.soft_bytes(), self.dials.release_budget);
+        // After a failure too, it is tried again after the same time.
+        if self.is_idle() && self.release_down_to(0, self.dials.release_budget).unwrap_or(true) {
+            self.idle.begin_again();
+        }
     }
 }
 

@@ -4,7 +4,7 @@ use super::super::vmm::Said;
 use super::Shared;
 use crate::backend::Counts;
 use crate::error::PoolError;
-use crate::out_of_memory::{Attempt, OutOfMemory, Sample};
+use crate::out_of_memory::{Attempt, OutOfMemory, Sample, UnfinishedStream};
 
 /// Why the ladder ended in nothing.
 #[derive(Default)]
@@ -47,6 +47,7 @@ impl Shared {
             device_total_bytes: info.total_bytes,
             attempts: lack.attempts,
             growth: self.growth.steady(counts.in_use_bytes),
+            unfinished: UnfinishedStream::of_request(&self.device),
             ..OutOfMemory::default()
         };
         PoolError::refused(report.limited(passed, reserved.current_bytes))

@@ -2,9 +2,11 @@
 
 use super::{Lack, Shared};
 use crate::backend::Counts;
+use crate::backend::caching::access::Memory;
 use crate::backend::caching::heap::Heap;
 use crate::clock::Slot;
 use crate::context::Relaxed;
+use crate::deadline;
 use crate::error::PoolError;
 use crate::family::Member;
 use crate::kind::MemoryKind;
@@ -21,12 +23,12 @@ impl Shared {
         match self.reserve_at_once(size_bytes) {
             Err(error) if error.out_of_memory().is_some() => {
                 let others = self.short_family();
-                self.device.finish_with_upkeep()?;
                 {
                     let _relaxed = Relaxed::enter(self.device.driver())?;
                     let _bound = self.device.enter()?;
+                    let is_idle = self.finish_for(&others)?;
                     self.settle_extents()?;
-                    others.iter().for_each(|other| other.give_back_all());
+                    others.iter().for_each(|other| other.give_back_all(is_idle));
                 }
                 self.reserve_at_once(size_bytes)
             }
@@ -55,7 +57,30 @@ impl Shared {
         Ok(())
     }
 
-    /// Without a wait: marks tell what is done by now.
+    /// Waits for the device, up to the deadline: whether all is done. Pinned memory is not waited for where nothing of it
+    /// waits for work, in this pool, in others under the same limit or in what ended pools left: work can't make room
+    /// for it otherwise.
+    pub(in super::super) fn finish_for(&self, others: &[Arc<dyn Member>]) -> Result<bool, DriverError> {
+        let kind = self.access.dues().kind();
+        let needs_wait = kind != MemoryKind::Host
+            || !others.is_empty()
+            || self.device.upkeep().has_left_for(kind)
+            || !self.core().pending_slots().is_empty();
+        if !needs_wait {
+            return self.device.is_idle();
+        }
+        self.device.upkeep().before_wait();
+        let is_idle = self.device.finish_until(deadline::until(self.dials.wait_deadline))?;
+        self.device.after_wait_until(is_idle);
+        Ok(is_idle)
+    }
+
+    /// Whether memory goes back to the driver without a wait for the device: not that of plain segments.
+    pub(in super::super) fn releases_at_once(&self) -> bool {
+        self.access.memory() == Memory::Virtual
+    }
+
+    /// Without a wait: marks tell what is done by now. Plain segments go back by calls that wait for the device.
     pub(in super::super) fn trim_to(&self, keep_bytes: u64) -> Result<(), PoolError> {
         self.drain_all();
         let _relaxed = Relaxed::enter(self.device.driver())?;
@@ -70,13 +95,21 @@ impl Shared {
         let Some(share) = self.collect_above else { return Ok(()) };
         let keep_bytes = self.limits.part_bytes(share, &self.device);
         let wanted_bytes = self.core().heap.reserved_bytes().saturating_add(size_bytes);
-        if wanted_bytes <= keep_bytes { Ok(()) } else { self.trim_to(keep_bytes.saturating_sub(size_bytes)) }
+        match wanted_bytes > keep_bytes && self.may_release()? {
+            true => self.trim_to(keep_bytes.saturating_sub(size_bytes)),
+            false => Ok(()),
+        }
     }
 
     /// Marks streams, and asks about each stream's marks which have been passed.
     pub(in super::super) fn look(&self, slots: Vec<Slot>) -> Result<(), DriverError> {
         slots.into_iter().try_for_each(|slot| self.clocks().tick(slot).map(drop))?;
         self.clocks().poll(Duration::MAX).map(drop)
+    }
+
+    /// Whether memory can be released now without a wait for work: none for that of plain segments while there is any.
+    pub(super) fn may_release(&self) -> Result<bool, DriverError> {
+        Ok(self.releases_at_once() || self.device.is_idle()?)
     }
 
     pub(in super::super) fn reclaim(&self) -> Result<(), PoolError> {
@@ -88,13 +121,18 @@ impl Shared {
         Ok(self.trim(0)?)
     }
 
-    pub(super) fn trim(&self, keep_bytes: u64) -> Result<(), DriverError> {
-        self.settle_extents()?;
+    /// Gives back what is idle beyond so much, and tries again what the driver would not take back before. All of it is tried;
+    /// returns the first failure.
+    pub(in super::super) fn trim(&self, keep_bytes: u64) -> Result<(), DriverError> {
+        let settled = self.settle_extents();
         let mut vmm = self.vmm();
         let mut core = self.core();
-        core.heap.trim(keep_bytes, self.clocks(), &mut vmm)?;
+        let core = &mut *core;
+        let released = core.extents.release_lost(&mut vmm).and(core.heap.release_lost(&mut vmm));
+        core.heap.set_outside_bytes(core.extents.reserved_bytes());
+        let trimmed = core.heap.trim(keep_bytes, self.clocks(), &mut vmm);
         self.front.set_cap(self.dials.magazine_bytes(core.heap.reserved_bytes()));
-        Ok(())
+        settled.and(released).and(trimmed.map(drop))
     }
 
     /// What may be reserved now, by our own limit and those that we share.
@@ -155,9 +193,15 @@ impl Member for Shared {
         self.drain_all();
     }
 
-    fn give_back_all(&self) {
-        // What can't be given back now is not to be had.
-        let _ = self.trim(0);
+    fn kind(&self) -> MemoryKind {
+        self.access.dues().kind()
+    }
+
+    fn give_back_all(&self, is_idle: bool) {
+        if is_idle || self.releases_at_once() {
+            // What can't be given back now is not to be had.
+            let _ = self.trim(0);
+        }
     }
 
     /// All that it holds has been admitted.

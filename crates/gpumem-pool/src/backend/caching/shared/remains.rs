@@ -4,11 +4,13 @@ use super::Shared;
 use crate::backend::caching::access::{Access, Memory};
 use crate::backend::caching::extent::Extents;
 use crate::backend::caching::heap::Heap;
-use crate::backend::caching::vmm::Vmm;
+use crate::backend::caching::vmm::{RawHandle, Vmm};
 use crate::clock::{Clocks, Order, Slot, Stamp};
 use crate::context::Relaxed;
+use crate::device::Device;
 use crate::dials::Dials;
-use crate::upkeep::Left;
+use crate::kind::MemoryKind;
+use crate::upkeep::{HowFar, Left};
 use gpumem_sys::Driver;
 
 impl Drop for Shared {
@@ -17,17 +19,35 @@ impl Drop for Shared {
         let pending = core.pending_slots();
         let heap = core::mem::replace(&mut core.heap, Heap::new(Dials::default(), [(0, 0); 2]));
         let extents = core::mem::take(&mut core.extents);
-        let mut left = Remains { access: self.access.remains(), heap, extents, ranges: self.ranges };
+        let ranges = match self.access.memory() {
+            Memory::Virtual => self.ranges.to_vec(),
+            Memory::Segments(_) => Vec::new(),
+        };
+        let mut left = Remains { access: self.access.remains(), heap, extents, ranges };
         left.heap.set_outside_bytes(0);
         // Without its context all of it is gone already.
         let Ok(_bound) = self.device.enter() else { return };
         let (driver, clocks) = (self.device.driver(), self.clocks());
         // Nobody is there to tell of a failure: what is not known to be done stays.
         let _ = self.look(pending);
-        if !left.give_back(driver, clocks, false) {
+        if !left.give_back(driver, clocks, HowFar::Known) {
             self.device.upkeep().add_left(Box::new(left));
         }
     }
+}
+
+/// What a pool that was not made in the end had made, and the driver would not take back.
+pub(super) fn leave(
+    device: &Device,
+    access: &Access,
+    handle: Option<(RawHandle, u64)>,
+    ranges: Vec<(u64, u64)>,
+) {
+    let (mut heap, extents) = (Heap::new(Dials::default(), [(0, 0); 2]), Extents::default());
+    if let Some((handle, size_bytes)) = handle {
+        heap.lose(handle, size_bytes);
+    }
+    device.upkeep().add_left(Box::new(Remains { access: access.remains(), heap, extents, ranges }));
 }
 
 /// The heap of a pool that is gone, and its addresses.
@@ -35,30 +55,58 @@ struct Remains {
     access: Access,
     heap: Heap,
     extents: Extents,
-    ranges: [(u64, u64); 2],
+    /// Without those that have been given back.
+    ranges: Vec<(u64, u64)>,
 }
 
 impl Left for Remains {
-    fn give_back(&mut self, driver: &Driver, clocks: &Clocks, is_all_done: bool) -> bool {
-        let Ok(_relaxed) = Relaxed::enter(driver) else { return false };
-        // Nothing is mapped any more.
-        let mut vmm = Vmm::new(driver, &self.access);
-        let settled = match is_all_done {
-            true => self.extents.settle(&AllDone, &mut vmm),
-            false => self.extents.settle(clocks, &mut vmm),
-        };
-        let trimmed = match is_all_done {
-            true => self.heap.trim(0, &AllDone, &mut vmm),
-            false => self.heap.trim(0, clocks, &mut vmm),
-        };
-        if settled.is_err() || !self.extents.is_empty() || trimmed.is_err() || self.heap.reserved_bytes() > 0
-        {
-            return false;
-        }
+    fn kind(&self) -> MemoryKind {
+        self.access.dues().kind()
+    }
+
+    fn waits(&self) -> bool {
         self.access.memory() != Memory::Virtual
-            || self.ranges.into_iter().all(|(address, size_bytes)| vmm.free(address, size_bytes).is_ok())
+    }
+
+    fn give_back(&mut self, driver: &Driver, clocks: &Clocks, how: HowFar) -> bool {
+        let Ok(_relaxed) = Relaxed::enter(driver) else { return false };
+        match how {
+            HowFar::All => self.give_back_in(driver, &AllDone, how),
+            _ => self.give_back_in(driver, clocks, how),
+        }
     }
 }
+
+impl Remains {
+    fn give_back_in(&mut self, driver: &Driver, order: &impl Order, how: HowFar) -> bool {
+        let Self { access, heap, extents, ranges } = self;
+        let mut vmm = Vmm::new(driver, access);
+        // A failure of one keeps nothing of the others from going back; it is tried again the next time.
+        let _ = extents.settle(order, &mut vmm);
+        let _ = extents.release_lost(&mut vmm);
+        let _ = heap.release_lost(&mut vmm);
+        loop {
+            let before_bytes = heap.reserved_bytes();
+            let keep_bytes = match how {
+                HowFar::Until(_) => before_bytes.saturating_sub(STEP_BYTES),
+                _ => 0,
+            };
+            let trimmed = heap.trim(keep_bytes, order, &mut vmm);
+            if trimmed.is_err() || heap.reserved_bytes() == before_bytes || how.is_over() {
+                break;
+            }
+        }
+        if !extents.is_empty() || heap.reserved_bytes() > 0 {
+            return false;
+        }
+        // Nothing is mapped any more. What was given back is not named again.
+        ranges.retain(|(address, size_bytes)| vmm.free(*address, *size_bytes).is_err());
+        ranges.is_empty()
+    }
+}
+
+/// What goes back between two looks at the clock: a few handles.
+const STEP_BYTES: u64 = 64 << 20;
 
 /// The order of a device that has been waited for.
 struct AllDone;

@@ -1,0 +1,86 @@
+//! How long a request may wait for running work: one deadline over all rungs, retries and pools that it asks.
+//!
+//! It begins with the request's first wait, so that a request which needs none does not look at a clock.
+
+use core::cell::Cell;
+use core::time::Duration;
+use std::time::Instant;
+
+#[derive(Clone, Copy)]
+enum Deadline {
+    /// No request is under way on this thread.
+    Outside,
+    /// The request has not waited yet.
+    NotBegun,
+    At(Instant),
+}
+
+thread_local! {
+    static DEADLINE: Cell<Deadline> = const { Cell::new(Deadline::Outside) };
+}
+
+/// A request of this thread, until it is dropped. A request within another one, such as by a registered holder that is
+/// asked for memory, shares the outer one's deadline.
+#[must_use = "dropping it ends the request"]
+pub(crate) struct Request {
+    is_outermost: bool,
+}
+
+impl Request {
+    #[inline]
+    pub(crate) fn begin() -> Self {
+        let is_outermost = matches!(DEADLINE.get(), Deadline::Outside);
+        if is_outermost {
+            DEADLINE.set(Deadline::NotBegun);
+        }
+        Self { is_outermost }
+    }
+}
+
+impl Drop for Request {
+    #[inline]
+    fn drop(&mut self) {
+        if self.is_outermost {
+            DEADLINE.set(Deadline::Outside);
+        }
+    }
+}
+
+/// Until when this thread's request may wait: so long from its first call of this on, or less if an outer one may.
+pub(crate) fn until(patience: Duration) -> Instant {
+    let latest = Instant::now() + patience;
+    match DEADLINE.get() {
+        Deadline::At(deadline) => deadline.min(latest),
+        Deadline::NotBegun => {
+            DEADLINE.set(Deadline::At(latest));
+            latest
+        }
+        Deadline::Outside => latest,
+    }
+}
+
+/// Whether this thread's request has waited for as long as it may.
+pub(crate) fn has_passed() -> bool {
+    matches!(DEADLINE.get(), Deadline::At(deadline) if Instant::now() >= deadline)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_request_has_one_deadline_and_the_next_a_new_one() {
+        let hour = Duration::from_secs(3600);
+        assert!(!has_passed());
+        let outer = Request::begin();
+        let first = until(hour);
+        {
+            let _inner = Request::begin();
+            assert!(until(Duration::from_secs(7200)) == first && until(Duration::ZERO) < first);
+        }
+        assert!(until(hour) == first && !has_passed());
+        drop(outer);
+        let _next = Request::begin();
+        assert!(until(Duration::ZERO) < first && has_passed());
+    }
+}

@@ -1,0 +1,301 @@
+//! What a program relies on that serves for days: requests are refused in time and ask only those who can help, and nothing
+//! that the driver refuses once is lost.
+
+use crate::bench::{built_backends, on_each_backend, stand_in};
+use gpumem_pool::sys::sim::{Effect, Rule};
+use gpumem_pool::sys::types::CUresult;
+use gpumem_pool::sys::{Driver, SimConfig};
+use gpumem_pool::{BackendKind, Device, GrowableBlock, MemoryKind, Pool, PoolError, Reclaimable, Stream};
+use std::error::Error;
+use std::ffi::c_void;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::mpsc::{Receiver, Sender, channel};
+use std::time::Duration;
+
+const MIB: u64 = 1 << 20;
+
+/// Holds a stream back until it is opened, and for a minute at most: what waits for the stream is a failed test then.
+struct Gate(Sender<()>);
+
+impl Gate {
+    fn close(stream: &Stream) -> Self {
+        let (opener, opened) = channel();
+        let opened: *mut Receiver<()> = Box::into_raw(Box::new(opened));
+        let _bound = stream.device().bind().unwrap();
+        // SAFETY: the function owns what it is given; the stream is alive and of the current context.
+        unsafe {
+            stream.device().driver().cuLaunchHostFunc(stream.raw(), Some(wait), opened.cast()).unwrap()
+        };
+        Self(opener)
+    }
+
+    /// False if the stream went on by itself.
+    fn open(self) -> bool {
+        self.0.send(()).is_ok()
+    }
+}
+
+unsafe extern "C" fn wait(opened: *mut c_void) {
+    // SAFETY: it was made from a box of this type, for this call alone.
+    let opened = unsafe { Box::from_raw(opened.cast::<Receiver<()>>()) };
+    let _ = opened.recv_timeout(Duration::from_secs(60));
+}
+
+/// Whoever is behind the hung stream, a full device or a limit: the wait for it ends.
+#[test]
+fn no_allocation_waits_for_a_full_device_beyond_its_deadline() {
+    on_each_backend(&SimConfig::new().memory_bytes(128 * MIB), |bench| {
+        let builder = bench.builder().conf("wait_deadline_ms:50").unwrap();
+        let pool = if bench.kind == MemoryKind::Host { builder.hard_limit(96 * MIB) } else { builder };
+        let (pool, hung, stream) = (pool.build().unwrap(), bench.stream(), bench.stream());
+        let sibling = bench.pool();
+        drop(sibling.alloc(8 * MIB, &stream).unwrap());
+        let _small = sibling.alloc(4 * MIB, &stream).unwrap();
+        let held = pool.alloc(80 * MIB, &hung).unwrap();
+        let gate = Gate::close(&hung);
+        let error = pool.alloc(60 * MIB, &stream).unwrap_err();
+        let report = error.out_of_memory().unwrap();
+        let is_named = report.unfinished.iter().any(|unfinished| unfinished.stream == hung.id());
+        match bench.kind {
+            MemoryKind::Device => assert!(is_named, "{error}"),
+            // The margin refuses before anybody waits, or after.
+            MemoryKind::Unified => {}
+            // Nothing of it waits for work.
+            _ => assert!(!is_named, "{error}"),
+        }
+        let reserved = pool.reserve(128 * MIB);
+        assert!(bench.backend != BackendKind::Caching || reserved.is_err());
+        if let Ok(mut growable) = pool.growable(100 * MIB, &stream) {
+            assert!(growable.grow_to(60 * MIB).is_err());
+        }
+        assert!(gate.open(), "an allocation waited for work without an end");
+        hung.synchronize().unwrap();
+        drop(held);
+        drop(pool.alloc(84 * MIB, &stream).unwrap());
+    });
+}
+
+struct Cache(MemoryKind, AtomicU32);
+
+impl Reclaimable for Cache {
+    fn helps(&self, kind: MemoryKind) -> bool {
+        kind == self.0
+    }
+
+    fn purge(&self) -> Result<(), Box<dyn Error + Send + Sync>> {
+        self.1.fetch_add(1, Ordering::Relaxed);
+        Ok(())
+    }
+}
+
+/// One that says nothing of kinds.
+struct Workspace(AtomicU32);
+
+impl Reclaimable for Workspace {
+    fn purge(&self) -> Result<(), Box<dyn Error + Send + Sync>> {
+        self.0.fetch_add(1, Ordering::Relaxed);
+        Ok(())
+    }
+}
+
+/// A refused request for pinned memory leaves caches of device memory alone, asks for no device memory, and waits for no
+/// work that could not help.
+#[test]
+fn a_refused_pinned_request_asks_only_those_that_can_help() {
+    for backend in built_backends() {
+        let driver = Driver::sim(SimConfig::new().memory_bytes(256 * MIB)).unwrap();
+        let device = Device::new(&driver, 0).unwrap();
+        let stream = Stream::new(&device).unwrap();
+        let caches = [MemoryKind::Device, MemoryKind::Unified, MemoryKind::Host]
+            .map(|kind| Arc::new(Cache(kind, AtomicU32::new(0))));
+        let workspace = Arc::new(Workspace(AtomicU32::new(0)));
+        let _registrations = caches.each_ref().map(|cache| device.register_reclaimable(cache));
+        let _registration = device.register_reclaimable(&workspace);
+        let asked = || {
+            let [own, unified, host] = caches.each_ref().map(|cache| cache.1.swap(0, Ordering::Relaxed) > 0);
+            (own, unified, host, workspace.0.swap(0, Ordering::Relaxed) > 0)
+        };
+
+        let (cached, unified) =
+            (Pool::new(&device).unwrap(), Pool::builder(&device).kind(MemoryKind::Unified).build().unwrap());
+        drop([cached.alloc(32 * MIB, &stream).unwrap(), unified.alloc(32 * MIB, &stream).unwrap()]);
+        stream.synchronize().unwrap();
+        let kept = || [&cached, &unified].map(|pool| pool.status().unwrap().reserved_bytes);
+        let before = kept();
+        assert!(before.iter().all(|bytes| *bytes > 0), "nothing is cached: this shows nothing");
+
+        let builder = || Pool::builder(&device).backend(backend).kind(MemoryKind::Host);
+        let (pinned, sibling) = (builder().hard_limit(32 * MIB).build().unwrap(), builder().build().unwrap());
+        drop(sibling.alloc(8 * MIB, &stream).unwrap());
+        let held = pinned.alloc(24 * MIB, &stream).unwrap();
+        let hung = Stream::new(&device).unwrap();
+        let gate = Gate::close(&hung);
+        for size_bytes in [16 * MIB, 1 << 50] {
+            assert!(pinned.alloc(size_bytes, &stream).unwrap_err().out_of_memory().is_some());
+            assert_eq!(asked(), (false, false, true, false), "{backend}, {size_bytes} bytes");
+        }
+        assert!(gate.open(), "{backend}: pinned memory waited for work that can't make room for it");
+        assert_eq!(kept(), before, "{backend}");
+        drop(held);
+
+        // Where memory of the device is short, those are asked, and device memory and unified memory help each other.
+        let own = Pool::builder(&device).backend(backend).build().unwrap();
+        drop(own.alloc(230 * MIB, &stream).unwrap());
+        assert_eq!(kept()[0], 0, "{backend}");
+        asked();
+        let small = own.alloc(8 * MIB, &stream).unwrap();
+        assert!(own.alloc(255 * MIB, &stream).is_err());
+        assert_eq!(asked(), (true, false, false, true), "{backend}");
+        drop(small);
+        assert_eq!(kept(), [0, 0], "{backend}");
+        own.reclaim().unwrap();
+        assert_eq!(asked(), (true, false, false, true), "{backend}: a reclaim asks those that help too");
+    }
+}
+
+/// Unified memory may be more than the device has, if that is asked for.
+#[test]
+fn unified_memory_may_be_more_than_the_device_has() {
+    for backend in built_backends() {
+        let device = Device::new(&Driver::sim(SimConfig::new().memory_bytes(64 * MIB)).unwrap(), 0).unwrap();
+        let stream = Stream::new(&device).unwrap();
+        let builder = || Pool::builder(&device).backend(backend).kind(MemoryKind::Unified);
+        assert!(matches!(
+            builder().build().unwrap().alloc(100 * MIB, &stream),
+            Err(PoolError::TooLarge { .. })
+        ));
+        let pool = builder().oversubscribe().build().unwrap();
+        let block = pool.alloc(200 * MIB, &stream).unwrap();
+        let aligned = pool.alloc_aligned(100 * MIB, 4 << 20, &stream).unwrap();
+        assert_eq!((block.size_bytes(), aligned.address() % (4 << 20)), (200 * MIB, 0), "{backend}");
+        pool.reserve(400 * MIB).unwrap();
+        drop((block, aligned));
+        pool.check().unwrap();
+        pool.reclaim().unwrap();
+        assert_eq!(pool.status().unwrap().reserved_bytes, 0, "{backend}");
+        for size_bytes in [1 << 55, 1 << 63, u64::MAX - 100] {
+            assert!(pool.alloc(size_bytes, &stream).is_err(), "{backend}: {size_bytes}");
+        }
+        let device_memory = Pool::builder(&device).backend(backend).oversubscribe().build().unwrap();
+        assert!(matches!(device_memory.alloc(100 * MIB, &stream), Err(PoolError::TooLarge { .. })));
+    }
+}
+
+const BROKEN: CUresult = CUresult::CUDA_ERROR_OPERATING_SYSTEM;
+
+/// A machine on which the `nth` of some calls fails.
+fn failing(call: &str, nth: u64) -> Device {
+    let rule = Rule::new(call, Effect::Fail(BROKEN)).nth(nth);
+    Device::new(&Driver::sim(SimConfig::new().memory_bytes(256 * MIB).rule(rule)).unwrap(), 0).unwrap()
+}
+
+fn free_bytes(device: &Device) -> u64 {
+    device.memory_info().unwrap().free_bytes
+}
+
+/// A handle that the driver would not take back once counts as reserved, the failure is reported, and the next time it goes
+/// back.
+#[cfg(feature = "backend-caching")]
+#[test]
+fn a_handle_that_was_not_taken_back_is_given_back_later() {
+    // The first release is of the handle by which a pool sees whether there is virtual memory.
+    for (call, nth) in [("cuMemRelease", 2), ("cuMemRelease", 3), ("cuMemUnmap", 1), ("cuMemUnmap", 2)] {
+        let device = failing(call, nth);
+        let pool = Pool::builder(&device).backend(BackendKind::Caching).build().unwrap();
+        let stream = Stream::new(&device).unwrap();
+        let blocks = [20, 40, 60].map(|size_mib| pool.alloc(size_mib * MIB, &stream).unwrap());
+        drop(blocks);
+        let error = pool.reclaim().unwrap_err();
+        assert!(matches!(&error, PoolError::Driver(cause) if cause.code() == BROKEN), "{call}: {error}");
+        pool.check().unwrap();
+        let reserved_bytes = pool.status().unwrap().reserved_bytes;
+        assert_eq!(reserved_bytes, 256 * MIB - free_bytes(&device), "{call}: what is not back counts");
+        assert!(reserved_bytes > 0, "{call}");
+        pool.reclaim().unwrap();
+        assert_eq!(pool.status().unwrap().reserved_bytes, 0, "{call}");
+        assert_eq!(free_bytes(&device), 256 * MIB, "{call}");
+        drop(pool.alloc(200 * MIB, &stream).unwrap());
+        pool.check().unwrap();
+    }
+}
+
+#[cfg(feature = "backend-caching")]
+stand_in!(handle_release, cuMemRelease(handle: CUmemGenericAllocationHandle));
+
+/// For as long as it is refused, each reclaim says so, and a request that does not fit is refused for want of memory.
+#[cfg(feature = "backend-caching")]
+#[test]
+fn a_handle_that_is_never_taken_back_is_reported_each_time() {
+    let driver = Driver::sim(SimConfig::new().memory_bytes(256 * MIB)).unwrap();
+    // SAFETY: the stand-in calls what it replaces, or fails without doing anything.
+    let driver = unsafe { driver.with_table(handle_release::install) };
+    let device = Device::new(&driver, 0).unwrap();
+    let pool = Pool::builder(&device).backend(BackendKind::Caching).hard_limit(64 * MIB).build().unwrap();
+    let stream = Stream::new(&device).unwrap();
+    drop(pool.alloc(40 * MIB, &stream).unwrap());
+    handle_release::FAIL_WITH.store(BROKEN.0, Ordering::SeqCst);
+    for _ in 0..3 {
+        assert!(matches!(pool.reclaim(), Err(PoolError::Driver(_))));
+        pool.check().unwrap();
+    }
+    let error = pool.alloc(50 * MIB, &stream).unwrap_err();
+    assert!(matches!(&error, PoolError::LimitReached(_)), "{error}");
+    drop(pool.alloc(20 * MIB, &stream).unwrap());
+    handle_release::FAIL_WITH.store(0, Ordering::SeqCst);
+    pool.reclaim().unwrap();
+    assert_eq!(pool.status().unwrap().reserved_bytes, 0);
+}
+
+/// So do segments, and what other backends free.
+#[test]
+fn what_the_driver_would_not_free_goes_back_with_the_pool_at_the_latest() {
+    on_each_backend(&SimConfig::new().memory_bytes(256 * MIB), |bench| {
+        for call in
+            ["cuMemFree_v2", "cuMemFreeHost", "cuMemFreeAsync", "cuMemPoolDestroy", "cuMemAddressFree"]
+        {
+            let device = failing(call, 1);
+            let builder = Pool::builder(&device).backend(bench.backend).kind(bench.kind);
+            let builder = if bench.plain_segments { builder.plain_segments() } else { builder };
+            let (pool, stream) = (builder.build().unwrap(), Stream::new(&device).unwrap());
+            let blocks = [20, 40].map(|size_mib| pool.alloc(size_mib * MIB, &stream).unwrap());
+            drop(blocks);
+            stream.synchronize().unwrap();
+            // Reported here, at the next call, or not at all where it is the pool's end that fails.
+            let reclaimed = pool.reclaim();
+            pool.check().unwrap();
+            if reclaimed.is_err() && bench.backend == BackendKind::Caching {
+                pool.reclaim().unwrap();
+                assert_eq!(pool.status().unwrap().reserved_bytes, 0, "{call}");
+            }
+            drop(pool);
+            device.synchronize().unwrap();
+            let report = device.driver().simulator().unwrap().report();
+            assert!(report.allocations.is_empty(), "{call}: {report}");
+            assert_eq!((report.handle_count, report.reservation_count), (0, 0), "{call}: {report}");
+            assert_eq!(free_bytes(&device), 256 * MIB, "{call}: {report}");
+        }
+    });
+}
+
+/// Addresses of blocks that grow are tried again like their memory.
+#[cfg(feature = "backend-caching")]
+#[test]
+fn what_a_growable_block_leaves_is_given_back_later() {
+    for (call, nth) in [("cuMemRelease", 2), ("cuMemUnmap", 1), ("cuMemAddressFree", 1)] {
+        let device = failing(call, nth);
+        let pool = Pool::builder(&device).backend(BackendKind::Caching).build().unwrap();
+        let stream = Stream::new(&device).unwrap();
+        let mut growable: GrowableBlock = pool.growable(64 * MIB, &stream).unwrap();
+        growable.grow_to(40 * MIB).unwrap();
+        drop(growable);
+        // The drop has nobody to tell; what it could not give back is had by the next trims.
+        let _ = pool.trim_to(0);
+        pool.reclaim().unwrap();
+        pool.check().unwrap();
+        assert_eq!(pool.status().unwrap().reserved_bytes, 0, "{call}");
+        let report = device.driver().simulator().unwrap().report();
+        assert_eq!((report.handle_count, report.reservation_count), (0, 2), "{call}: {report}");
+        assert_eq!(free_bytes(&device), 256 * MIB, "{call}");
+    }
+}
