@@ -77,12 +77,19 @@ pub const ENTRIES: &[(&str, Entry)] = &[
         one.is_capturing()?;
         two.synchronize()
     }),
-    ("Stream: legacy per_thread from_raw retire", |stage| {
+    ("Stream: legacy per_thread from_raw from_raw_long_lived wrap wrap_long_lived retire", |stage| {
         Stream::legacy(&stage.device)?.synchronize()?;
         let own = Stream::per_thread(&stage.device)?;
         // SAFETY: the stream is alive for as long as the stage.
         let wrapped = unsafe { Stream::from_raw(&stage.device, stage.streams[0].raw())? };
         assert_eq!(wrapped, stage.streams[0]);
+        let builder = || Stream::builder(&stage.device);
+        // SAFETY: the default stream is alive for as long as the context.
+        unsafe {
+            Stream::from_raw_long_lived(&stage.device, core::ptr::null_mut())?;
+            builder().wrap(core::ptr::null_mut())?;
+            builder().wrap_long_lived(core::ptr::null_mut())?.retire()?;
+        }
         own.retire()
     }),
     ("Event: new with_timing record is_complete synchronize elapsed_ms_since wait", |stage| {
@@ -153,6 +160,11 @@ pub const ENTRIES: &[(&str, Entry)] = &[
         stage.pool.enable_peer_access(&peer)?;
         let pool = Pool::builder(&stage.device).peer_access(&[peer]).build()?;
         pool.alloc(MIB, &stage.streams[0]).map(drop)
+    }),
+    ("Block: free_on", |stage| {
+        stage.block()?.free_on(&stage.streams[0]);
+        stage.block()?.free_on(&stage.streams[1]);
+        Ok(())
     }),
     ("Block: free_completed into_raw from_raw", |stage| {
         let raw = stage.block()?.into_raw();

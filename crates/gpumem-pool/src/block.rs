@@ -106,6 +106,32 @@ impl Block {
             return;
         }
         self.add_uses(uses::with(0, stream.slot()));
+        stream.note_named();
+    }
+
+    /// Drops the block in a call that names `stream`: home, or another stream that uses it, which then counts as recorded.
+    ///
+    /// For streams of others ([`Stream::from_raw`]) that is more than a drop: the call may mark the stream, so that other
+    /// streams get the memory once it is done there. Streams of this crate's, and long-lived ones, need no such call.
+    ///
+    /// ```
+    /// use gpumem_pool::{Device, Pool, Stream, sys::{Driver, SimConfig, types::CUstream}};
+    ///
+    /// let device = Device::new(&Driver::sim(SimConfig::new())?, 0)?;
+    /// let pool = Pool::new(&device)?;
+    /// # let raw = std::ptr::null_mut::<()>() as CUstream;
+    /// // SAFETY: the stream outlives its wrap.
+    /// let stream = unsafe { Stream::from_raw(&device, raw)? };
+    /// let block = pool.alloc(1 << 20, &stream)?;
+    /// block.free_on(&stream);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    pub fn free_on(self, stream: &Stream) {
+        self.record_use(stream);
+        let is_due = self.pool.is_mark_due(self.size_bytes, stream);
+        // The mark covers the free only if it comes after it. The pool may be gone by then.
+        drop(self);
+        if is_due { stream.mark_named() } else { stream.note_named() }
     }
 
     #[inline]

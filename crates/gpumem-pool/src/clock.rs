@@ -34,11 +34,11 @@ mod wait;
 
 use crate::graph::Holds;
 pub(crate) use capture::Part;
-use core::sync::atomic::{AtomicUsize, Ordering};
+use core::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use epochs::{Epochs, Seen};
 use gpumem_sys::Driver;
 use lane::Lanes;
-pub(crate) use lane::StreamParts;
+pub(crate) use lane::{Life, StreamParts};
 pub(crate) use mark::MarkEvent;
 use slots::{Name, Slots};
 pub use stamp::StreamId;
@@ -57,6 +57,8 @@ pub(crate) struct Clocks {
     /// By the driver's id.
     names: Mutex<HashMap<u64, Name>>,
     live_count: AtomicUsize,
+    /// Whether there ever was a stream that is marked only in calls that name it.
+    had_named: AtomicBool,
     /// Slots below this were ever used.
     slot_count: AtomicUsize,
     /// Where the next poll begins.
@@ -92,6 +94,7 @@ impl Clocks {
             slots: Mutex::default(),
             names: Mutex::default(),
             live_count: AtomicUsize::new(0),
+            had_named: AtomicBool::new(false),
             slot_count: AtomicUsize::new(0),
             cursor: AtomicUsize::new(0),
             holds: Holds::default(),
@@ -144,6 +147,11 @@ impl Clocks {
     pub(crate) fn check(&self) -> Result<(), String> {
         let mut seen = self.seen.lock().unwrap_or_else(PoisonError::into_inner);
         self.epochs.check(self.slot_count.load(Ordering::Acquire), &mut seen)
+    }
+
+    /// Whether streams may be about that are marked only in calls that name them.
+    pub(crate) fn has_named_streams(&self) -> bool {
+        self.had_named.load(Ordering::Relaxed)
     }
 
     /// Streams that are alive. With only one, nothing ever needs a mark.

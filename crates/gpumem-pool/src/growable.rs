@@ -184,6 +184,7 @@ impl GrowableBlock {
     pub fn record_use(&self, stream: &Stream) {
         if stream.id() != self.home && Arc::ptr_eq(stream.device().clocks(), self.device().clocks()) {
             uses::add(&self.uses, uses::with(0, stream.slot()));
+            stream.note_named();
         }
     }
 

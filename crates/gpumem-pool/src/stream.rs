@@ -2,7 +2,8 @@
 //!
 //! Most streams are this crate's own: made here, destroyed with the last clone. Blocks don't hold them: dropping "the"
 //! stream while blocks live on it is safe, and destroying one with work queued does not lose the work. A stream of
-//! somebody else's (`foreign`) is never destroyed here, and touched only in calls that name it.
+//! somebody else's (`foreign`) is never destroyed here. It is touched only in calls that name it, unless its owner has
+//! promised that it lives as long as the device.
 
 mod borrow;
 mod builder;
@@ -52,6 +53,8 @@ struct Inner {
     near_id: AtomicU64,
     /// Calls that have queued work here which uses memory of their callers'.
     borrows: Borrows,
+    /// What calls that named the stream allocated and freed since the last of them marked it, as far as they were counted.
+    unmarked_bytes: AtomicU64,
 }
 
 /// Whose a stream is.
@@ -59,7 +62,7 @@ struct Inner {
 enum Kind {
     /// Made here, and destroyed with its last clone.
     Owned,
-    /// Somebody else's, or the context's legacy stream.
+    /// Somebody else's, or the context's legacy stream. The clocks know how long it lives.
     Foreign,
     /// Its handle means another stream on every other thread.
     OfThread(ThreadId),
@@ -128,7 +131,7 @@ impl Stream {
         self.check_runs("asking whether it is done")?;
         let _bound = self.device().enter()?;
         let _relaxed = Relaxed::enter(self.device().driver())?;
-        let observation = self.clocks().observe(self.slot())?;
+        let observation = self.clocks().observe(self.id())?;
         // SAFETY: the stream is alive, and its context current.
         let is_complete =
             complete(self.device().noting(unsafe { self.device().driver().cuStreamQuery(self.raw()) }))?;
@@ -184,7 +187,7 @@ impl Stream {
     pub(crate) fn finish(&self) -> Result<(), DriverError> {
         let _bound = self.device().enter()?;
         let _relaxed = Relaxed::enter(self.device().driver())?;
-        let observation = self.clocks().observe(self.slot())?;
+        let observation = self.clocks().observe(self.id())?;
         // SAFETY: the stream is alive, and its context current.
         self.device().noting(unsafe { self.device().driver().cuStreamSynchronize(self.raw()) })?;
         self.clocks().saw(observation);
@@ -218,6 +221,60 @@ impl Stream {
     #[inline]
     pub(crate) fn near_id(&self) -> u64 {
         self.0.near_id.load(Ordering::Relaxed)
+    }
+
+    /// Part of every call that names the stream and takes more than a look at what is cached: makes the mark that others
+    /// have wanted, where only such calls can.
+    #[inline]
+    pub(crate) fn note_named(&self) {
+        if self.near_id() == 0 {
+            self.mark_if_wanted();
+        }
+    }
+
+    #[cold]
+    fn mark_if_wanted(&self) {
+        if self.check_usable().is_err() || !self.clocks().mark_if_wanted(self.slot()) {
+            return;
+        }
+        if !matches!(self.0.kind, Kind::OfThread(_)) {
+            self.0.near_id.store(self.id().0, Ordering::SeqCst);
+            // Another thread may have retired it meanwhile: one of the two sees what the other did.
+            if self.0.is_retired.load(Ordering::SeqCst) {
+                self.0.near_id.store(0, Ordering::SeqCst);
+            }
+        }
+    }
+
+    /// The next call that names the stream is to look whether a mark is wanted.
+    pub(crate) fn look_when_named(&self) {
+        self.0.near_id.store(0, Ordering::SeqCst);
+    }
+
+    /// Counts what a call that names the stream has allocated or freed there. Says whether it is time for a mark that nobody
+    /// has asked for: others can make none, and what was freed would stay this stream's. `share_bytes` is what may stay so.
+    #[inline]
+    pub(crate) fn is_mark_due(&self, size_bytes: u64, share_bytes: impl FnOnce() -> u64) -> bool {
+        self.0.kind != Kind::Owned && self.is_turnover_due(size_bytes, share_bytes)
+    }
+
+    fn is_turnover_due(&self, size_bytes: u64, share_bytes: impl FnOnce() -> u64) -> bool {
+        let unmarked_bytes = &self.0.unmarked_bytes;
+        let sum_bytes = unmarked_bytes.fetch_add(size_bytes, Ordering::Relaxed).saturating_add(size_bytes);
+        // Also while it is the only stream: the next one may be this one's heir.
+        if sum_bytes < UNMARKED_MIN_BYTES || sum_bytes < share_bytes() {
+            return false;
+        }
+        unmarked_bytes.store(0, Ordering::Relaxed);
+        self.clocks().is_named_only(self.slot())
+    }
+
+    /// Marks the stream in a call that names it. What fails shows at the next call that the driver answers.
+    #[cold]
+    pub(crate) fn mark_named(&self) {
+        if self.check_usable().is_ok() {
+            let _ = self.clocks().tick_by_user(self.slot());
+        }
     }
 
     pub(crate) fn slot(&self) -> Slot {
@@ -264,6 +321,10 @@ impl fmt::Debug for Stream {
             .finish_non_exhaustive()
     }
 }
+
+/// A stream that is marked only in calls that name it is marked no more often than this, unless others want its memory:
+/// a mark takes the driver about a microsecond.
+const UNMARKED_MIN_BYTES: u64 = 32 << 20;
 
 /// A query's answer: "not ready" is an answer, anything else that failed is an error.
 pub(crate) fn complete(answer: Result<(), DriverError>) -> Result<bool, PoolError> {

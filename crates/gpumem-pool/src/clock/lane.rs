@@ -8,6 +8,7 @@ use super::mark::{Mark, MarkEvent};
 use super::{Order, Slot, Stamp};
 use crate::context::Handle;
 use crate::device::{Device, WeakDevice};
+use crate::stream::WeakStream;
 use gpumem_sys::DriverError;
 use gpumem_sys::types::{CUevent, CUstream, CUstream_st, CUstreamCaptureStatus};
 use std::collections::VecDeque;
@@ -17,12 +18,22 @@ use std::time::Instant;
 /// What a new stream is, to the clocks.
 pub(crate) struct StreamParts {
     pub(crate) raw: CUstream,
-    /// Whether anyone may make marks in it at any time, rather than its users while they name it.
-    pub(crate) is_ours: bool,
+    pub(crate) life: Life,
     /// The pool makes it wait for nothing, and nothing wait for it, on its own account.
     pub(crate) no_waits: bool,
     /// Whether the legacy stream's work comes after its work.
     pub(crate) is_blocking: bool,
+}
+
+/// When the driver may be called with a stream's handle.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Life {
+    /// Until its last clone is dropped: it is this crate's own.
+    Owned,
+    /// Until it is retired, or the last device of its context ends: its owner has promised that, and needs no clone here.
+    Long,
+    /// In calls that name it: its owner may destroy it at any other time.
+    Named,
 }
 
 /// One for each slot ever used.
@@ -43,8 +54,12 @@ pub(super) struct Lane {
 
 struct LaneStream {
     raw: Handle<CUstream_st>,
-    is_ours: bool,
+    life: Life,
     no_waits: bool,
+    /// A marker was wanted and could not be made outside of calls that name the stream: the next such call makes it.
+    is_wanted: bool,
+    /// For the flag that sends the next such call here. Set for streams that are marked in such calls alone.
+    stream: Option<WeakStream>,
 }
 
 /// Who wants a mark made.
@@ -67,9 +82,9 @@ impl Lanes {
         Self((0..Slot::COUNT_MAX).map(|_| OnceLock::new()).collect())
     }
 
-    /// `None` where the slot was never used, or its device is gone.
+    /// `None` where the slot was never used, or its device is gone. The host has no lane.
     pub(super) fn lock(&self, slot: Slot) -> Option<Locked<'_>> {
-        Self::with_device(self.guard(slot))
+        if slot == Slot::NOBODY { None } else { Self::with_device(self.guard(slot)) }
     }
 
     /// The same, and `None` also while somebody else has it.
@@ -104,8 +119,8 @@ impl Lane {
 
     /// A new stream has the slot. What the former one leaves behind is complete, and is returned, to be dropped where no lock is held.
     pub(super) fn open(&mut self, device: &Device, parts: &StreamParts) -> Self {
-        let StreamParts { raw, is_ours, no_waits, is_blocking } = *parts;
-        let stream = LaneStream { raw: Handle(raw), is_ours, no_waits };
+        let StreamParts { raw, life, no_waits, is_blocking } = *parts;
+        let stream = LaneStream { raw: Handle(raw), life, no_waits, is_wanted: false, stream: None };
         let mut lane =
             Self { stream: Some(stream), device: device.downgrade(), is_blocking, ..Self::empty() };
         core::mem::swap(self, &mut lane);
@@ -114,6 +129,33 @@ impl Lane {
 
     pub(super) fn is_of(&self, device: &WeakDevice) -> bool {
         self.device.is_same(device)
+    }
+
+    /// Whether its stream lives on without a clone.
+    pub(super) fn is_long_lived(&self) -> bool {
+        self.stream.as_ref().is_some_and(|stream| stream.life == Life::Long)
+    }
+
+    /// Where to reach the handles of a stream that is marked only in calls that name it.
+    pub(super) fn set_stream(&mut self, stream: WeakStream) {
+        if let Some(lane) = self.stream.as_mut().filter(|lane| lane.life == Life::Named) {
+            lane.stream = Some(stream);
+        }
+    }
+
+    /// The stream's owner promises more, or asks for less, than when the slot was given to it.
+    pub(super) fn promise(&mut self, parts: &StreamParts) {
+        if let Some(stream) = &mut self.stream {
+            stream.no_waits |= parts.no_waits;
+            if stream.life == Life::Named {
+                stream.life = parts.life;
+            }
+        }
+    }
+
+    /// The stream is gone and was not marked. Says whether there was one.
+    pub(super) fn forget(&mut self) -> bool {
+        self.stream.take().is_some()
     }
 
     /// Another holder of the same context takes over what is pending.
@@ -136,9 +178,26 @@ impl Locked<'_> {
         self.lane.stream.is_some()
     }
 
-    /// Whether the stream is alive, and anyone's to mark.
+    /// Whether the stream is alive, and may be marked in any call.
     pub(super) fn is_ours(&self) -> bool {
-        self.lane.stream.as_ref().is_some_and(|stream| stream.is_ours)
+        self.lane.stream.as_ref().is_some_and(|stream| stream.life != Life::Named)
+    }
+
+    /// Whether the stream is alive as far as calls that name it know, and must not be touched in others.
+    pub(super) fn is_named_only(&self) -> bool {
+        self.lane.stream.as_ref().is_some_and(|stream| stream.life == Life::Named)
+    }
+
+    /// Notes that a marker is wanted that only a call that names the stream can make. The stream's handles are to be told.
+    pub(super) fn want(&mut self) -> Option<WeakStream> {
+        let stream = self.lane.stream.as_mut().filter(|stream| stream.life == Life::Named)?;
+        stream.is_wanted = true;
+        stream.stream.clone()
+    }
+
+    /// Whether the next call that names the stream is to mark it.
+    pub(super) fn is_wanted(&self) -> bool {
+        self.lane.stream.as_ref().is_some_and(|stream| stream.is_wanted)
     }
 
     /// The driver's handle, alive while the lane is locked if the stream is ours.
@@ -173,7 +232,8 @@ impl Locked<'_> {
     /// Whether this asker may make a mark now.
     fn may_mark(&self, asker: Asker) -> bool {
         let stream = self.lane.stream.as_ref();
-        stream.is_some_and(|stream| stream.is_ours || asker == Asker::User) && !self.is_capturing()
+        stream.is_some_and(|stream| stream.life != Life::Named || asker == Asker::User)
+            && !self.is_capturing()
     }
 
     /// Whether what is queued now becomes part of a graph. The context is current.
@@ -197,7 +257,7 @@ impl Locked<'_> {
     /// The same before a wait for the whole device, which asks nothing of the stream itself.
     pub(super) fn close_untouched(&mut self, slot: Slot, epochs: &Epochs) -> Option<Box<[Stamp]>> {
         let stream = self.lane.stream.as_ref()?;
-        if stream.is_ours && self.is_capturing() { None } else { epochs.close(slot) }
+        if stream.life != Life::Named && self.is_capturing() { None } else { epochs.close(slot) }
     }
 
     /// A tick: a mark behind everything queued so far. `None` if this asker may not make one.
@@ -218,21 +278,31 @@ impl Locked<'_> {
             return Ok(epochs.close(slot).map(|covered| self.keep(event, covered)));
         }
         let Some(covered) = epochs.close(slot) else { return Ok(None) };
-        self.mark(event, covered, raw).map(Some)
+        self.mark(event, covered, raw)
+    }
+
+    fn is_owned(&self) -> bool {
+        self.lane.stream.as_ref().is_some_and(|stream| stream.life == Life::Owned)
     }
 
     /// The last mark, made by who destroys the stream next: from here on it is gone.
     pub(super) fn finish(&mut self, slot: Slot, epochs: &Epochs) {
-        let may_mark = self.may_mark(Asker::User);
-        let Some(stream) = self.lane.stream.take().filter(|_| may_mark) else { return };
-        let covered = epochs.close_for_good(slot);
-        // Unmarked, it counts as complete once the device has been waited for.
-        let _ = self.event().and_then(|event| self.mark(event, covered, stream.raw.0));
+        if let Some(raw) = self.raw().filter(|_| self.may_mark(Asker::User)) {
+            let covered = epochs.close_for_good(slot);
+            // Unmarked, it counts as complete once the device has been waited for.
+            let _ = self.event().and_then(|event| self.mark(event, covered, raw));
+        }
+        self.forget();
     }
 
     /// The stream is gone and was not marked.
     pub(super) fn forget(&mut self) {
-        self.lane.stream = None;
+        self.lane.forget();
+    }
+
+    /// Whether the stream lives on without a clone.
+    pub(super) fn is_long_lived(&self) -> bool {
+        self.lane.is_long_lived()
     }
 
     fn event(&mut self) -> Result<MarkEvent, DriverError> {
@@ -242,14 +312,24 @@ impl Locked<'_> {
         }
     }
 
+    /// `None` if the stream has turned out to be captured.
     fn mark(
         &mut self,
         event: MarkEvent,
         covered: Box<[Stamp]>,
         raw: CUstream,
-    ) -> Result<Arc<Mark>, DriverError> {
+    ) -> Result<Option<Arc<Mark>>, DriverError> {
         event.record(&self.device, raw)?;
-        Ok(self.keep(event, covered))
+        // The owner of a stream may have begun a capture, on another thread, since the driver was asked: then the event stands
+        // for nothing that runs. (The captures of this crate begin under the lane's lock.)
+        if !self.is_owned() && self.is_capturing() {
+            self.lane.spare.push(event);
+            return Ok(None);
+        }
+        if let Some(stream) = &mut self.lane.stream {
+            stream.is_wanted = false;
+        }
+        Ok(Some(self.keep(event, covered)))
     }
 
     fn keep(&mut self, event: MarkEvent, covered: Box<[Stamp]>) -> Arc<Mark> {

@@ -6,7 +6,7 @@
 //! No `Device` is let go of while a lock is held here: its end takes the locks again.
 
 use super::mark::MarkEvent;
-use super::{Clocks, Order, Slot, Stamp, StreamId, StreamParts};
+use super::{Clocks, Life, Order, Slot, Stamp, StreamId, StreamParts};
 use crate::context::{Bound, Relaxed};
 use crate::device::{Device, WeakDevice};
 use crate::error::PoolError;
@@ -53,8 +53,16 @@ impl Clocks {
         drop(former);
         // From here on the slot has stamps that are not complete: whoever finds one also finds the lane to mark.
         self.epochs.open(stream);
-        self.live_count.fetch_add(1, Ordering::Relaxed);
+        self.add_live(parts);
         Ok(stream)
+    }
+
+    fn add_live(&self, parts: &StreamParts) {
+        self.live_count.fetch_add(1, Ordering::Relaxed);
+        if parts.life == Life::Named {
+            // Never fewer: a stream that comes again, or is promised to live longer, changes nothing of what may be pending.
+            self.had_named.store(true, Ordering::Relaxed);
+        }
     }
 
     /// The stream that the driver knows by this id, if anyone holds it; else one that `make` makes of its slot and name.
@@ -66,21 +74,28 @@ impl Clocks {
         driver_id: Option<u64>,
         make: impl FnOnce(StreamId) -> Stream,
     ) -> Result<Stream, PoolError> {
-        let Some(driver_id) = driver_id else { return self.open(device, parts).map(make) };
+        let Some(driver_id) = driver_id else {
+            let stream = make(self.open(device, parts)?);
+            self.lanes.guard(stream.slot()).set_stream(stream.downgrade());
+            return Ok(stream);
+        };
         // Let go of after the lock: the end of a stream takes it.
         let found;
         let mut names = self.names();
         let known = names.get(&driver_id);
         found = known.and_then(|name| name.stream.upgrade());
         if let Some(stream) = found.as_ref().filter(|stream| stream.check_usable().is_ok()) {
+            self.lanes.guard(stream.slot()).promise(parts);
             return Ok(stream.clone());
         }
-        let adopted = known.filter(|name| self.adopt(name.id, device, parts)).map(|name| name.id);
-        let id = match adopted {
+        let is_kept = |id: StreamId| found.is_none() && self.is_kept(id, parts);
+        let known = known.map(|name| name.id);
+        let id = match known.filter(|id| is_kept(*id) || self.adopt(*id, device, parts)) {
             Some(id) => id,
             None => self.open(device, parts)?,
         };
         let stream = make(id);
+        self.lanes.guard(stream.slot()).set_stream(stream.downgrade());
         names.retain(|_, name| self.epochs.stream_in(name.id.slot()) == name.id);
         names.insert(driver_id, Name { stream: stream.downgrade(), id });
         Ok(stream)
@@ -91,6 +106,16 @@ impl Clocks {
         if let Some(driver_id) = driver_id {
             self.names().insert(driver_id, Name { stream: stream.downgrade(), id: stream.id() });
         }
+    }
+
+    /// Whether a stream lives on without a clone, and is not retired.
+    fn is_kept(&self, stream: StreamId, parts: &StreamParts) -> bool {
+        let mut lane = self.lanes.guard(stream.slot());
+        let is_kept = lane.is_long_lived() && self.epochs.stream_in(stream.slot()) == stream;
+        if is_kept {
+            lane.promise(parts);
+        }
+        is_kept
     }
 
     /// Takes a stream up again that has been abandoned, unless its slot has gone to another.
@@ -108,7 +133,7 @@ impl Clocks {
         drop(slots);
         let former = self.lanes.guard(stream.slot()).open(device, parts);
         drop(former);
-        self.live_count.fetch_add(1, Ordering::Relaxed);
+        self.add_live(parts);
         true
     }
 
@@ -129,9 +154,12 @@ impl Clocks {
     }
 
     /// Nobody holds the stream, whose owner may have destroyed it: it is not touched, unless the caller knows that it
-    /// is alive. It may come again.
+    /// is alive. It may come again. One that lives on without a clone stays as it is.
     pub(crate) fn abandon(&self, stream: StreamId, driver_id: Option<u64>, is_alive: bool) {
         let _names = driver_id.map(|_| self.names());
+        if self.lanes.guard(stream.slot()).is_long_lived() {
+            return;
+        }
         if is_alive && !self.is_complete(self.stamp(stream.slot())) {
             self.last_mark(stream.slot());
         } else if let Some(mut lane) = self.lanes.lock(stream.slot()) {
@@ -206,6 +234,9 @@ impl Clocks {
         if !pending.is_empty() && !others.is_empty() && unsafe { self.driver.cuCtxSynchronize() }.is_ok() {
             self.epochs.raise_complete(&pending);
         }
+        // Those that live on without a clone, until their device ends: it has.
+        let kept = own.iter().filter(|slot| self.lanes.guard(**slot).forget());
+        kept.for_each(|slot| self.give_up(*slot));
         let events: Vec<MarkEvent> =
             own.iter().flat_map(|slot| self.lanes.guard(*slot).take_events()).collect();
         events.into_iter().for_each(|event| event.destroy(&self.driver));

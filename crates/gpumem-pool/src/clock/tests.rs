@@ -4,7 +4,7 @@ use super::*;
 use crate::{Device, Event, Stream};
 use core::time::Duration;
 use gpumem_sys::sim::Schedule;
-use gpumem_sys::types::{CUstreamCaptureMode, CUstreamCaptureStatus};
+use gpumem_sys::types::{CUstream, CUstreamCaptureMode, CUstreamCaptureStatus};
 use gpumem_sys::{DriverError, SimConfig};
 use std::time::Instant;
 
@@ -301,7 +301,7 @@ fn a_wait_for_a_stream_that_has_been_retired_is_no_wait() {
 #[test]
 fn a_failed_wait_raises_nothing() {
     extern "C" fn refuse(
-        _: gpumem_sys::types::CUstream,
+        _: CUstream,
         _: gpumem_sys::types::CUevent,
         _: core::ffi::c_uint,
     ) -> gpumem_sys::types::CUresult {
@@ -446,4 +446,211 @@ fn a_stream_of_somebody_elses_is_left_alone() {
     assert_eq!(clocks.active_streams(), 3);
     // SAFETY: nobody names it any more.
     unsafe { device.driver().cuStreamDestroy_v2(raw).unwrap() };
+}
+
+/// A stream as another library makes it, which is destroyed at the end of each test.
+struct Foreign<'a>(&'a Bench, CUstream);
+
+impl<'a> Foreign<'a> {
+    fn new(bench: &'a Bench) -> Self {
+        let (_bound, mut raw) = (bench.device.bind().unwrap(), core::ptr::null_mut());
+        // SAFETY: `raw` outlives the call.
+        unsafe { bench.device.driver().cuStreamCreate(&mut raw, 1).unwrap() };
+        Self(bench, raw)
+    }
+
+    fn wrap(&self) -> Stream {
+        // SAFETY: the stream is alive for as long as this.
+        unsafe { Stream::from_raw(&self.0.device, self.1).unwrap() }
+    }
+
+    fn wrap_long_lived(&self) -> Stream {
+        // SAFETY: each test retires it before it goes, or lets the device go first.
+        unsafe { Stream::from_raw_long_lived(&self.0.device, self.1).unwrap() }
+    }
+
+    /// As its owner captures: not through this crate.
+    fn begin_capture(&self) {
+        let mode = CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_RELAXED;
+        let _bound = self.0.device.bind().unwrap();
+        // SAFETY: the stream is alive.
+        unsafe { self.0.device.driver().cuStreamBeginCapture_v2(self.1, mode).unwrap() };
+    }
+
+    fn end_capture(&self) {
+        let (_bound, mut graph) = (self.0.device.bind().unwrap(), core::ptr::null_mut());
+        // SAFETY: the targets outlive the calls; the graph is destroyed once.
+        unsafe {
+            self.0.device.driver().cuStreamEndCapture(self.1, &mut graph).unwrap();
+            self.0.device.driver().cuGraphDestroy(graph).unwrap();
+        }
+    }
+}
+
+impl Drop for Foreign<'_> {
+    fn drop(&mut self) {
+        let _bound = self.0.device.bind().unwrap();
+        // SAFETY: nothing names it any more.
+        unsafe { self.0.device.driver().cuStreamDestroy_v2(self.1).unwrap() };
+    }
+}
+
+/// Marked, waited for and made to wait like one of ours, with and without a clone.
+#[test]
+fn a_long_lived_stream_of_somebody_elses_is_like_ours() {
+    let bench = Bench::new();
+    let (clocks, foreign) = (bench.clocks(), Foreign::new(&bench));
+    let long = foreign.wrap_long_lived();
+    let (id, ours, stamp) = (long.id(), bench.work(&bench.a), bench.work(&long));
+    assert!(clocks.insert_wait(stamp, bench.b.slot()).unwrap() && clocks.is_ordered(stamp, bench.b.slot()));
+    assert!(clocks.insert_wait(ours, long.slot()).unwrap() && clocks.is_ordered(ours, long.slot()));
+    let stamp = bench.work(&long);
+    assert!(clocks.order_free(bench.work(&bench.a), long.id()).unwrap(), "a free of its user's");
+    drop(long);
+    assert!(clocks.tick(id.slot()).unwrap() && clocks.wait_on_host(&[stamp], soon()).unwrap());
+    let [long, plain] = [foreign.wrap_long_lived(), foreign.wrap()];
+    assert_eq!((long.id(), plain.id(), clocks.active_streams()), (id, id, 3));
+    let stamp = bench.work(&long);
+    drop((long, plain));
+    foreign.wrap().retire().unwrap();
+    assert!(clocks.wait_on_host(&[stamp], soon()).unwrap(), "the last mark");
+    assert_ne!(foreign.wrap().id(), id);
+    assert_eq!(clocks.active_streams(), 2);
+}
+
+#[test]
+fn a_promise_counts_from_when_it_is_made_and_waits_stay_off() {
+    let bench = Bench::new();
+    let (clocks, foreign) = (bench.clocks(), Foreign::new(&bench));
+    let plain = foreign.wrap();
+    assert!(!clocks.tick(plain.slot()).unwrap());
+    let long = foreign.wrap_long_lived();
+    assert!(long == plain && clocks.tick(plain.slot()).unwrap());
+    let waits = |stamp| clocks.insert_wait(stamp, bench.b.slot()).unwrap();
+    assert!(waits(bench.work(&plain)));
+    // SAFETY: as above.
+    let quiet = unsafe { Stream::builder(&bench.device).no_waits().wrap(foreign.1).unwrap() };
+    assert!(quiet == long && !waits(bench.work(&plain)));
+    assert!(!clocks.insert_wait(bench.work(&bench.a), long.slot()).unwrap());
+    drop(foreign.wrap_long_lived());
+    assert!(!waits(bench.work(&plain)), "once asked for, it stays");
+    plain.retire().unwrap();
+    let other = Foreign::new(&bench);
+    // SAFETY: as above.
+    let quiet = unsafe { Stream::builder(&bench.device).no_waits().wrap_long_lived(other.1).unwrap() };
+    let stamp = bench.work(&quiet);
+    assert!(!waits(stamp) && clocks.tick(quiet.slot()).unwrap() && !waits(stamp));
+    quiet.retire().unwrap();
+}
+
+/// One that lives as long as its device leaves nothing behind when that ends.
+#[test]
+fn a_long_lived_stream_goes_with_its_device() {
+    let driver = Driver::sim(SimConfig::new().devices(2)).unwrap();
+    let other = Device::new(&driver, 1).unwrap();
+    let clocks = Arc::clone(other.clocks());
+    let mut slots = std::collections::BTreeSet::new();
+    for _ in 0..3 {
+        let device = Device::new(&driver, 0).unwrap();
+        // SAFETY: the default stream lives as long as the context.
+        let long = unsafe { Stream::from_raw_long_lived(&device, core::ptr::null_mut()).unwrap() };
+        let (id, stamp) = (long.id(), clocks.stamp(long.slot()));
+        // SAFETY: as above.
+        let again = unsafe { Stream::from_raw_long_lived(&device, core::ptr::null_mut()).unwrap() };
+        assert_eq!((again.id(), clocks.active_streams()), (id, 1));
+        slots.insert(id.slot());
+        drop((long, again));
+        assert_eq!(clocks.active_streams(), 1, "it lives on without a clone");
+        drop(device);
+        assert_eq!((clocks.active_streams(), clocks.is_complete(stamp)), (0, true));
+    }
+    assert_eq!(slots.len(), 1, "its slot goes to the next");
+}
+
+/// What others want of a stream that only its users may touch, its users give in the next call that names it.
+#[test]
+fn a_mark_that_is_wanted_is_made_by_the_next_call_that_names_the_stream() {
+    let bench = Bench::new();
+    let (clocks, foreign) = (bench.clocks(), Foreign::new(&bench));
+    let stream = foreign.wrap();
+    let stamp = bench.work(&stream);
+    stream.note_named();
+    assert!(!clocks.wait_on_host(&[stamp], soon()).unwrap(), "nobody has wanted one");
+    assert_eq!(stream.near_id(), 0);
+    stream.note_named();
+    assert_ne!(stream.near_id(), 0);
+    assert!(clocks.allows_wait_for(stamp) && clocks.insert_wait(stamp, bench.b.slot()).unwrap());
+    let late = bench.work(&stream);
+    assert!(!clocks.allows_wait_for(late) && !clocks.insert_wait(late, bench.b.slot()).unwrap());
+    // Its own waits, too, in calls that name it.
+    let ours = bench.work(&bench.a);
+    assert!(clocks.insert_wait(ours, stream.slot()).unwrap() && clocks.is_ordered(ours, stream.slot()));
+    foreign.begin_capture();
+    stream.note_named();
+    assert_eq!((stream.near_id(), clocks.allows_wait_for(late)), (0, false), "not while it is captured");
+    foreign.end_capture();
+    stream.retire().unwrap();
+    assert_eq!(stream.near_id(), 0);
+}
+
+/// The owner of a stream captures it without a word to this crate.
+#[test]
+fn a_capture_of_the_owners_is_neither_broken_nor_believed() {
+    let bench = Bench::new();
+    let (clocks, foreign) = (bench.clocks(), Foreign::new(&bench));
+    let long = foreign.wrap_long_lived();
+    let ours = bench.work(&bench.a);
+    foreign.begin_capture();
+    let captured = clocks.stamp(long.slot());
+    assert!(!clocks.tick(long.slot()).unwrap() && !clocks.tick_by_user(long.slot()).unwrap());
+    assert!(!clocks.insert_wait(captured, bench.b.slot()).unwrap());
+    assert!(!clocks.insert_wait(ours, long.slot()).unwrap());
+    assert!(!clocks.wait_on_host(&[captured], soon()).unwrap());
+    foreign.end_capture();
+    assert!(clocks.tick(long.slot()).unwrap());
+    long.retire().unwrap();
+}
+
+/// The driver says that a stream runs its work, and a moment later that it is captured: the event in between marks nothing.
+#[test]
+fn a_capture_that_begins_while_a_mark_is_made_is_not_believed() {
+    static QUERIES: AtomicUsize = AtomicUsize::new(0);
+    unsafe extern "C" fn late(
+        _: CUstream,
+        status: *mut CUstreamCaptureStatus,
+    ) -> gpumem_sys::types::CUresult {
+        let is_first = QUERIES.fetch_add(1, Ordering::Relaxed).is_multiple_of(2);
+        // SAFETY: the caller's target.
+        unsafe { *status = CUstreamCaptureStatus(if is_first { 0 } else { 1 }) };
+        gpumem_sys::types::CUresult::CUDA_SUCCESS
+    }
+    let bench = Bench::new();
+    let foreign = Foreign::new(&bench);
+    // SAFETY: what is said is what the driver may say while the stream's owner captures it on another thread.
+    let driver = unsafe { bench.device.driver().with_table(|table| table.cuStreamIsCapturing = Some(late)) };
+    let device = Device::new(&driver, 0).unwrap();
+    // SAFETY: the stream is alive until the end of this test.
+    let long = unsafe { Stream::from_raw_long_lived(&device, foreign.1).unwrap() };
+    let stamp = device.clocks().stamp(long.slot());
+    assert!(!device.clocks().tick(long.slot()).unwrap());
+    assert!(!device.clocks().insert_wait(stamp, bench.b.slot()).unwrap());
+    long.retire().unwrap();
+    assert!(!device.clocks().wait_on_host(&[stamp], soon()).unwrap());
+}
+
+/// Another thread retires a stream while this one waits for it: what is seen is not of the stream that has its slot then.
+#[test]
+fn a_wait_for_a_stream_whose_slot_has_gone_to_another_sees_nothing_of_that() {
+    let bench = Bench::new();
+    let gone = Stream::legacy(&bench.device).unwrap();
+    gone.retire().unwrap();
+    bench.device.synchronize().unwrap();
+    let next = Stream::new(&bench.device).unwrap();
+    assert_eq!(next.slot(), gone.slot());
+    bench.hold_up(&next);
+    let stamp = bench.work(&next);
+    // As if it had been retired after a look whether it was.
+    gone.finish().unwrap();
+    assert!(!bench.clocks().is_complete(stamp));
+    bench.let_go();
 }

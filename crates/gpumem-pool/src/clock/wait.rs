@@ -5,6 +5,7 @@ use super::mark::Mark;
 use super::{Clocks, Order, Slot, Stamp, StreamId};
 use crate::context::Relaxed;
 use crate::device::Device;
+use crate::stream::WeakStream;
 use core::sync::atomic::Ordering;
 use core::time::Duration;
 use gpumem_sys::DriverError;
@@ -18,17 +19,49 @@ pub(crate) struct Observation(Option<Box<[Stamp]>>);
 
 impl Clocks {
     /// Makes a mark in a stream, for anyone who wants what was freed there. False if it may not be made now: the
-    /// stream is another's, is being captured, or is gone.
+    /// stream is being captured, is gone, or is marked only in calls that name it. The next such call makes it then.
     pub(crate) fn tick(&self, slot: Slot) -> Result<bool, DriverError> {
         let _relaxed = Relaxed::enter(&self.driver)?;
-        self.with_lane(slot, |lane| Ok(lane.tick(slot, &self.epochs, Asker::Pool)?.is_some()))
-            .map(Option::unwrap_or_default)
+        let ticked = self.with_lane(slot, |lane| {
+            let mark = lane.tick(slot, &self.epochs, Asker::Pool)?;
+            Ok((mark.is_some(), if mark.is_some() { None } else { lane.want() }))
+        })?;
+        let (is_marked, named) = ticked.unwrap_or_default();
+        tell(named);
+        Ok(is_marked)
     }
 
     /// The same by somebody who was handed the stream for this call, which allows it on another's too.
     pub(crate) fn tick_by_user(&self, slot: Slot) -> Result<bool, DriverError> {
         self.with_lane(slot, |lane| Ok(lane.tick(slot, &self.epochs, Asker::User)?.is_some()))
             .map(Option::unwrap_or_default)
+    }
+
+    /// Whether a stream is marked only in calls that name it.
+    pub(crate) fn is_named_only(&self, slot: Slot) -> bool {
+        self.lanes.lock(slot).is_some_and(|lane| lane.is_named_only())
+    }
+
+    /// What is pending on these streams waits for marks that only calls that name them can make: the next ones do. For
+    /// drops: waits for nobody. A stream that another thread is marking just now is left to whoever asks for its memory.
+    pub(crate) fn want_marks(&self, slots: impl Iterator<Item = Slot>) {
+        if self.has_named_streams() {
+            slots.for_each(|slot| {
+                let named = self.lanes.try_lock(slot).and_then(|mut lane| lane.want());
+                tell(named);
+            });
+        }
+    }
+
+    /// A call that names a stream makes the mark that others have wanted. False if one is still wanted: the stream is
+    /// being captured, or the driver refuses.
+    pub(crate) fn mark_if_wanted(&self, slot: Slot) -> bool {
+        // Locked once more below: the context is entered for a mark alone.
+        match self.lanes.lock(slot).is_some_and(|lane| lane.is_wanted()) {
+            false => true,
+            // What fails shows at the next call that the driver answers.
+            true => self.tick_by_user(slot).unwrap_or(false),
+        }
     }
 
     /// Asks the driver which marks have been passed, oldest first, stream by stream, until the time is over; no time is
@@ -65,8 +98,8 @@ impl Clocks {
         lane.poll(&self.epochs)
     }
 
-    /// Makes `waiter` wait, on the device, for what the stamp stands for: for the earliest mark that covers it, or a new
-    /// one. False if a stream forbids it.
+    /// Makes `waiter`, which the caller was handed for this call, wait on the device for what the stamp stands for: for the
+    /// earliest mark that covers it, or a new one. False if a stream forbids it, or can't be marked in this call.
     pub(crate) fn insert_wait(&self, stamp: Stamp, waiter: Slot) -> Result<bool, DriverError> {
         if self.is_ordered(stamp, waiter) {
             return Ok(true);
@@ -235,15 +268,26 @@ impl Clocks {
     ) -> Result<Option<(Device, Arc<Mark>)>, DriverError> {
         let found = self.with_lane(stamp.slot(), |lane| {
             if !pleases(lane) {
-                return Ok(None);
+                return Ok((None, None));
             }
             let mark = match lane.mark_of(stamp) {
                 None => lane.tick(stamp.slot(), &self.epochs, Asker::Pool)?,
                 found => found,
             };
-            Ok(mark.map(|mark| (lane.device.clone(), mark)))
-        });
-        found.map(Option::flatten)
+            let named = if mark.is_some() { None } else { lane.want() };
+            Ok((mark.map(|mark| (lane.device.clone(), mark)), named))
+        })?;
+        let (found, named) = found.unwrap_or_default();
+        tell(named);
+        Ok(found)
+    }
+
+    /// Whether a wait on the device for what the stamp stands for can be queued in a call that does not name its stream.
+    pub(crate) fn allows_wait_for(&self, stamp: Stamp) -> bool {
+        let lane = self.lanes.lock(stamp.slot());
+        lane.is_none_or(|lane| {
+            lane.allows_waits() && (!lane.is_named_only() || lane.mark_of(stamp).is_some())
+        })
     }
 
     /// Makes a stream wait for an event that is alive and covers these. Says whether the order counts. One that nothing is known
@@ -294,9 +338,14 @@ impl Clocks {
         self.with_lane(slot, |lane| lane.record(slot, &self.epochs, event)).map(Option::flatten)
     }
 
-    /// Before the driver is asked about a stream, by its user.
-    pub(crate) fn observe(&self, slot: Slot) -> Result<Observation, DriverError> {
-        let covered = self.with_lane(slot, |lane| Ok(lane.close(slot, &self.epochs, Asker::User)))?;
+    /// Before the driver is asked about a stream, by its user. If another thread has retired it meanwhile, and another stream
+    /// has its slot, nothing of that is seen.
+    pub(crate) fn observe(&self, stream: StreamId) -> Result<Observation, DriverError> {
+        let slot = stream.slot();
+        let covered = self.with_lane(slot, |lane| {
+            let is_its_own = self.epochs.stream_in(slot) == stream;
+            Ok(if is_its_own { lane.close(slot, &self.epochs, Asker::User) } else { None })
+        })?;
         Ok(Observation(covered.flatten()))
     }
 
@@ -345,6 +394,13 @@ impl Clocks {
         let device = lane.device.clone();
         let _bound = device.enter()?;
         work(&mut lane).map(Some)
+    }
+}
+
+/// The next call that names the stream is to look here. With no lock held: this may be its last handle.
+fn tell(stream: Option<WeakStream>) {
+    if let Some(stream) = stream.and_then(|stream| stream.upgrade()) {
+        stream.look_when_named();
     }
 }
 

@@ -59,6 +59,7 @@ impl StateRef {
         }
         self.check_usable()?;
         self.check_stream(stream)?;
+        self.name(stream, size_bytes);
         if size_bytes == 0 {
             self.lifetime.count_in();
             return Ok((Piece::EMPTY, 0));
@@ -70,6 +71,18 @@ impl StateRef {
             return Ok((piece, uses));
         }
         Ok((self.alloc_anyhow(size_bytes, ALIGNMENT_MIN, stream)?, 0))
+    }
+
+    /// An allocation names a stream, and takes more than a look at what is cached: marks it where it can be marked in
+    /// such calls alone, and others want its memory or may soon.
+    fn name(self, stream: &Stream, size_bytes: u64) {
+        if self.is_mark_due(size_bytes, stream) { stream.mark_named() } else { stream.note_named() }
+    }
+
+    /// Whether a call that names a stream is to mark it, after so many bytes more: what has been used since the
+    /// last mark may be an eighth of the pool.
+    pub(crate) fn is_mark_due(self, size_bytes: u64, stream: &Stream) -> bool {
+        stream.is_mark_due(size_bytes, || self.reserved_bytes().unwrap_or(0) / 8)
     }
 
     /// Through the adaptors if there are any, else from the backend.
@@ -147,6 +160,7 @@ impl StateRef {
         }
         self.check_usable()?;
         self.check_stream(stream)?;
+        self.name(stream, size_bytes);
         if self.has_captures()
             && let Some(block) = self.alloc_captured(size_bytes, alignment, stream)?
         {
@@ -198,6 +212,17 @@ impl StateRef {
     }
 
     pub(super) fn free_to_backend(self, freed: &Freed) {
+        // Streams that used the block and can't be marked here are marked by the next calls that name them: this free waits
+        // for that. Noted once it has been stamped, after which the pool may be gone.
+        let is_pending = freed.uses & !GRAPH_BIT != 0 && !freed.is_complete;
+        let device = (is_pending && self.clocks.has_named_streams()).then(|| self.device().clone());
+        self.free_to_backend_alone(freed);
+        if let Some(device) = device {
+            device.clocks().want_marks(device.clocks().used(freed.uses));
+        }
+    }
+
+    fn free_to_backend_alone(self, freed: &Freed) {
         let taken = self.backend.free(freed);
         if let Err(cause) = taken.result {
             let poison = match is_sticky(cause.code()) {

@@ -130,7 +130,7 @@ impl State {
     }
 
     /// A backend that reserves nothing beyond its blocks leaves this to its count.
-    fn reserved_bytes(&self) -> Result<u64, PoolError> {
+    pub(super) fn reserved_bytes(&self) -> Result<u64, PoolError> {
         let reserved = self.backend.reserved()?;
         Ok(reserved.map_or_else(|| self.backend.counts().in_use_bytes, |reserved| reserved.current_bytes))
     }

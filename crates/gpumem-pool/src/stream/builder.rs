@@ -2,7 +2,7 @@
 
 use super::borrow::Borrows;
 use super::{Inner, Kind, Stream, foreign};
-use crate::clock::StreamParts;
+use crate::clock::{Life, StreamParts};
 use crate::context::Handle;
 use crate::device::Device;
 use crate::error::PoolError;
@@ -23,9 +23,9 @@ use std::sync::Arc;
 #[derive(Clone, Debug)]
 #[must_use = "nothing happens before `build`"]
 pub struct StreamBuilder {
-    device: Device,
+    pub(super) device: Device,
     priority: i32,
-    no_waits: bool,
+    pub(super) no_waits: bool,
 }
 
 impl StreamBuilder {
@@ -59,7 +59,7 @@ impl StreamBuilder {
         // SAFETY: `raw` outlives the call, and the context is current.
         unsafe { device.driver().cuStreamCreateWithPriority(&mut raw, flags, priority)? };
         let opened = foreign::driver_id(&device, raw).and_then(|driver_id| {
-            let parts = StreamParts { raw, is_ours: true, no_waits, is_blocking: false };
+            let parts = StreamParts { raw, life: Life::Owned, no_waits, is_blocking: false };
             Ok((driver_id, device.clocks().open(&device, &parts)?))
         });
         let (driver_id, id) = opened.inspect_err(|_| destroy(&device, raw))?;
@@ -72,6 +72,7 @@ impl StreamBuilder {
             is_retired: AtomicBool::new(false),
             near_id: AtomicU64::new(id.0),
             borrows: Borrows::default(),
+            unmarked_bytes: AtomicU64::new(0),
         }));
         device.clocks().name(driver_id, &stream);
         Ok(stream)

@@ -250,7 +250,8 @@ fn recycled(shared: &Shared, request: &Request, _: &mut Lack) -> Result<Step, Po
     let kept_count = shared.core().heap.kept_windows();
     if shared.core().heap.is_unmapping_due(kept_count) {
         if !shared.dials.poll_budget.is_zero() {
-            clocks.tick(request.slot)?;
+            // This call names the stream.
+            clocks.tick_by_user(request.slot)?;
             clocks.poll(shared.dials.poll_budget)?;
         }
         shared.core().heap.unmap_empty(kept_count.saturating_sub(UNMAPPED_AT_ONCE), clocks, &mut vmm)?;
@@ -263,7 +264,8 @@ fn device_waits(shared: &Shared, request: &Request, _: &mut Lack) -> Result<Step
     if !shared.dials.inserted_waits {
         return Ok(Step::Nothing);
     }
-    let waits = shared.core().heap.blockers(request, shared.clocks());
+    let clocks = shared.clocks();
+    let waits = shared.core().heap.blockers(request, clocks, |stamp| clocks.allows_wait_for(stamp));
     for stamp in &waits {
         if !shared.clocks().insert_wait(*stamp, request.slot)? {
             return Ok(Step::Nothing);
@@ -323,7 +325,7 @@ fn leftover(shared: &Shared, request: &Request, _: &mut Lack) -> Result<Step, Po
 fn host_wait(shared: &Shared, request: &Request, _: &mut Lack) -> Result<Step, PoolError> {
     shared.drain_all();
     let clocks = shared.clocks();
-    let waits = shared.core().heap.blockers(request, clocks);
+    let waits = shared.core().heap.blockers(request, clocks, |_| true);
     let deadline = deadline::until(shared.dials.wait_deadline);
     if waits.is_empty() || !clocks.wait_on_host(&waits, deadline)? {
         return Ok(Step::Look(Reach::Limit));

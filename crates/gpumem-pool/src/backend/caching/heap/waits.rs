@@ -10,9 +10,20 @@ use std::collections::BTreeMap;
 
 impl Heap {
     /// A small set of stamps after which the request is met from what is free already: one stream's, if one suffices,
-    /// and the earliest of its frees. Empty when waiting for all of them would not help.
-    pub(in super::super) fn blockers(&self, request: &Request, order: &impl Order) -> Vec<Stamp> {
-        let epochs = self.pending_epochs(request.slot, order);
+    /// and the earliest of its frees. Empty when waiting for all of them would not help, those that can be waited for.
+    pub(in super::super) fn blockers(
+        &self,
+        request: &Request,
+        order: &impl Order,
+        can_wait: impl Fn(Stamp) -> bool,
+    ) -> Vec<Stamp> {
+        let mut epochs = self.pending_epochs(request.slot, order);
+        epochs.retain(|slot, epochs| {
+            // What can be waited for is a stream's beginning: up to its last mark, or all.
+            let end = epochs.partition_point(|epoch| can_wait(Stamp::new(Slot(*slot), *epoch)));
+            epochs.truncate(end);
+            end > 0
+        });
         let fits = |waits: &[Stamp]| self.would_fit(request, &After { order, waits });
         let earliest = |slot: Slot, epochs: &[u64], others: &[Stamp]| {
             let waits = |epoch: u64| [others, &[Stamp::new(slot, epoch)]].concat();

@@ -182,7 +182,7 @@ impl Pair {
         if let Some(piece) = heap.take_recycled(request, known, driver).ok()? {
             return Some(piece);
         }
-        let waits = heap.blockers(request, known);
+        let waits = heap.blockers(request, known, |_| true);
         if !waits.is_empty() && request.size_bytes.is_multiple_of(3) {
             for stamp in &waits {
                 let source = usize::from(stamp.slot().0);
