@@ -7,7 +7,7 @@ mod support;
 
 use gpumem_array::pool::sys::sim::{Kernel, KernelFault, Launch};
 use gpumem_array::pool::sys::{Driver, SimConfig};
-use gpumem_array::pool::{Device, Pool, PoolError};
+use gpumem_array::pool::{Device, Pool, PoolError, Stream};
 use gpumem_array::{ArrayError, Function, Gpu, GpuArray, LaunchShape};
 use support::{gpu, gpu_with};
 
@@ -149,4 +149,25 @@ fn devices_do_not_mix() {
     assert_eq!(b.to_vec().unwrap(), [1.0; 3], "both devices still work");
     assert_eq!(a.to_vec().unwrap(), [1.0; 3]);
     assert!(a.into_gpu(&second).is_err());
+}
+
+/// Arrays check the stream of a launch; one without arrays, or with nothing but empty ones, is checked all the same.
+#[test]
+fn a_launch_without_arrays_checks_its_stream() {
+    let gpu = gpu();
+    let function = function(&gpu, "ramp").unwrap();
+    let (pool, device) = (gpu.pool(), gpu.device());
+    let theirs =
+        std::thread::scope(|scope| scope.spawn(|| Stream::per_thread(device).unwrap()).join().unwrap());
+    let retired = Stream::legacy(device).unwrap();
+    retired.retire().unwrap();
+    let wrong = [(theirs, PoolError::WrongThread), (retired, PoolError::StreamRetired)];
+    for ((stream, expected), threads) in wrong.iter().flat_map(|wrong| [(wrong, 1), (wrong, 0)]) {
+        let elsewhere = Gpu::with_stream(pool, stream).unwrap();
+        let launch = function.launch(LaunchShape::for_len(threads)).scalar(0_u64).scalar(0_u64);
+        // SAFETY: no element of the array at 0 is touched.
+        let refused = unsafe { launch.enqueue(&elsewhere) };
+        let ArrayError::Pool(refused) = refused.unwrap_err() else { panic!("{expected}") };
+        assert_eq!(refused.to_string(), expected.to_string());
+    }
 }

@@ -52,15 +52,22 @@ impl Block {
     /// # Errors
     ///
     /// [`PoolError::NotWithKind`] unless it is unified memory; [`PoolError::OutOfBounds`]; [`PoolError::WrongDevice`] for a
-    /// stream or a device of another driver; or what the driver says, where pages can't be moved on purpose.
+    /// stream or a device of another driver; [`PoolError::StreamRetired`], [`PoolError::WrongThread`];
+    /// [`PoolError::NotInCapture`] when the stream captures; or [`PoolError::Driver`] where the driver moves no pages.
     pub fn prefetch(&self, part: Range<u64>, to: Location<'_>, stream: &Stream) -> Result<(), PoolError> {
-        let Some((address, size)) = self.pages(part, "be prefetched")? else { return Ok(()) };
+        let part = self.pages(part, "be prefetched")?;
+        // Before the use is recorded: a handle that means another stream here, or none any more, would get work that the free
+        // does not wait for.
+        stream.check_usable()?;
         self.check_machine(stream.device())?;
+        let Some((address, size)) = part else { return Ok(()) };
+        stream.check_runs("prefetching")?;
         let to = self.place(to)?;
         let _bound = stream.device().enter()?;
         self.record_use(stream);
         let driver = stream.device().driver();
-        // SAFETY: the block has these bytes, and its free will wait for the stream, whose context is current.
+        // SAFETY: the block has these bytes; the stream is alive, its handle means it on this thread, its context is current,
+        // and the block's free will wait for it.
         unsafe { driver.cuMemPrefetchAsync(address, size, to, stream.raw()) }.map_err(PoolError::from)
     }
 

@@ -153,8 +153,8 @@ impl<'a> Launch<'a> {
     ///
     /// # Errors
     ///
-    /// [`ArrayError::WrongDevice`], [`ArrayError::LaunchShape`], [`ArrayError::TooManyArguments`], or what the driver
-    /// says.
+    /// [`ArrayError::WrongDevice`], [`ArrayError::LaunchShape`], [`ArrayError::TooManyArguments`]; [`ArrayError::Pool`] for
+    /// a stream that is retired or another thread's own; or what the driver says.
     ///
     /// # Safety
     ///
@@ -171,6 +171,8 @@ impl<'a> Launch<'a> {
         for (storage, _) in &self.uses {
             gpu.check(storage.device())?;
         }
+        // Arrays check the stream when they are ordered, and there may be none.
+        gpu.stream().is_capturing()?;
         if self.shape.grid.contains(&0) {
             return Ok(());
         }

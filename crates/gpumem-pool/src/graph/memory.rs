@@ -57,8 +57,10 @@ impl Block {
     /// A use while streams capture: if this one does, the memory stays for the graph.
     #[cold]
     pub(crate) fn note_use(&self, stream: &Stream) {
-        // What can't be asked is as good as gone.
-        if let Ok(Some(graph)) = stream.captures_for()
+        // What can't be asked is as good as gone. So is a stream that this thread can't name: its handle, or its slot, may be
+        // another's.
+        if stream.check_usable().is_ok()
+            && let Ok(Some(graph)) = stream.captures_for()
             && self.size_bytes() > 0
         {
             self.add_uses(GRAPH_BIT);
