@@ -5,6 +5,10 @@
 //! pool that asks the driver whether work is over hears that it is not. (What the driver's own pool finds out is its business.)
 //! At a hard limit it may wait for the device instead, which is counted too.
 //!
+//! The streams are the pool's own or another library's ([`StreamKind`]). Those of another library are made with the driver
+//! alone, wrapped once, and named in each call as PyTorch's interface for allocators has it: an allocation and a free pass
+//! the block's stream, and a block that another stream still uses is recorded there before its free.
+//!
 //! Two clocks. *Driver time* is what the calls cost: on the software driver by its virtual clock, that is by the prices of
 //! an H200; on a GPU by the host's. *Host time* is the rest: the time that passes from the first event to the last, less
 //! what passes inside calls of the driver. The loop that reads the trace and keeps the blocks is part of it, and so is
@@ -12,10 +16,52 @@
 
 use crate::meter::{self, Calls, Reading};
 use crate::pool::{BackendKind, Block, Device, Dials, Limit, Notice, Pool, PoolError, Stream};
+use crate::sys::types::{CUstream, CUstream_flags};
 use crate::sys::{Driver, Sim};
 use crate::trace::{Event, Peaks, Trace};
+use core::fmt;
+use core::str::FromStr;
 use core::time::Duration;
 use std::time::Instant;
+
+/// Whose the streams of a replay are.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum StreamKind {
+    /// Made by the pool's crate.
+    #[default]
+    Own,
+    /// Another library's, which may destroy them at any time: [`Stream::from_raw`].
+    Foreign,
+    /// Another library's, alive as long as the device: [`Stream::from_raw_long_lived`].
+    LongLived,
+}
+
+impl StreamKind {
+    /// Every kind, by name.
+    pub const ALL: [(&str, Self); 3] =
+        [("own", Self::Own), ("foreign", Self::Foreign), ("long-lived", Self::LongLived)];
+}
+
+/// The name of no [`StreamKind`].
+#[derive(Clone, Debug, thiserror::Error)]
+#[error("{0:?} names no kind of streams; use own, foreign or long-lived")]
+pub struct UnknownStreamKind(String);
+
+impl FromStr for StreamKind {
+    type Err = UnknownStreamKind;
+
+    fn from_str(name: &str) -> Result<Self, UnknownStreamKind> {
+        let known = Self::ALL.into_iter().find(|(known, _)| *known == name);
+        known.map(|(_, kind)| kind).ok_or_else(|| UnknownStreamKind(name.into()))
+    }
+}
+
+impl fmt::Display for StreamKind {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let known = Self::ALL.into_iter().find(|(_, kind)| kind == self);
+        f.pad(known.map_or("", |(name, _)| name))
+    }
+}
 
 /// How a trace is replayed.
 #[derive(Clone, Debug, Default)]
@@ -30,6 +76,8 @@ pub struct Setup {
     pub conf: String,
     /// Whether the pool may make a stream wait for another to get its memory. Such waits are counted.
     pub may_wait: bool,
+    /// Whose the streams are.
+    pub streams: StreamKind,
 }
 
 /// What a replay came to.
@@ -109,11 +157,7 @@ pub fn replay(
 ) -> Result<Outcome, ReplayError> {
     let driver = meter::metered_and_busy(driver);
     let device = Device::new(&driver, 0)?;
-    let stream = |_| match setup.may_wait {
-        true => Stream::new(&device),
-        false => Stream::builder(&device).no_waits().build(),
-    };
-    let streams = (0..trace.stream_count()).map(stream).collect::<Result<Vec<_>, _>>()?;
+    let streams = Streams::new(&device, setup, trace.stream_count())?;
     let (before, begin) = (meter::reading(), virtual_time(&driver));
     let pool = build(&device, setup)?;
     let mut run = Run::new(trace, &pool, &streams, told);
@@ -154,6 +198,55 @@ fn build(device: &Device, setup: &Setup) -> Result<Pool, PoolError> {
     builder.conf(&setup.conf)?.build()
 }
 
+/// The streams of a replay. Another library's are destroyed when it ends.
+struct Streams {
+    device: Device,
+    wrapped: Vec<Stream>,
+    /// Those that the pool's crate has not made.
+    raw: Vec<CUstream>,
+}
+
+impl Streams {
+    fn new(device: &Device, setup: &Setup, count: u16) -> Result<Self, PoolError> {
+        let mut streams = Self { device: device.clone(), wrapped: Vec::new(), raw: Vec::new() };
+        for _ in 0..count {
+            let builder = Stream::builder(device);
+            let builder = if setup.may_wait { builder } else { builder.no_waits() };
+            let stream = match setup.streams {
+                StreamKind::Own => builder.build()?,
+                // SAFETY: the stream is destroyed when nothing names it any more.
+                StreamKind::Foreign => unsafe { builder.wrap(streams.make()?)? },
+                // SAFETY: the stream is destroyed after it has been retired.
+                StreamKind::LongLived => unsafe { builder.wrap_long_lived(streams.make()?)? },
+            };
+            streams.wrapped.push(stream);
+        }
+        Ok(streams)
+    }
+
+    /// A stream as another library makes it.
+    fn make(&mut self) -> Result<CUstream, PoolError> {
+        let _bound = self.device.bind()?;
+        let (mut raw, flags) = (core::ptr::null_mut(), CUstream_flags::CU_STREAM_NON_BLOCKING.0);
+        // SAFETY: `raw` outlives the call, and the context is current.
+        unsafe { self.device.driver().cuStreamCreate(&mut raw, flags)? };
+        self.raw.push(raw);
+        Ok(raw)
+    }
+}
+
+impl Drop for Streams {
+    fn drop(&mut self) {
+        let Ok(_bound) = self.device.bind() else { return };
+        // One that can't be retired has been: another replay's wrap.
+        self.wrapped.drain(..).filter(|_| !self.raw.is_empty()).for_each(|stream| drop(stream.retire()));
+        for raw in self.raw.drain(..) {
+            // SAFETY: it was made in `make`, has been retired, and nothing names it any more.
+            let _ = unsafe { self.device.driver().cuStreamDestroy_v2(raw) };
+        }
+    }
+}
+
 fn virtual_time(driver: &Driver) -> Option<Duration> {
     driver.simulator().map(Sim::host_time)
 }
@@ -162,18 +255,20 @@ fn virtual_time(driver: &Driver) -> Option<Duration> {
 struct Run<'a, F> {
     trace: &'a Trace,
     pool: &'a Pool,
-    streams: &'a [Stream],
-    blocks: Vec<Option<Block>>,
+    streams: &'a Streams,
+    blocks: Vec<Option<(Block, u16)>>,
+    /// The last two streams that were named, the later one first.
+    named: [u16; 2],
     done_count: usize,
     host_time: Duration,
     told: F,
 }
 
 impl<'a, F: FnMut(u64)> Run<'a, F> {
-    fn new(trace: &'a Trace, pool: &'a Pool, streams: &'a [Stream], told: F) -> Self {
+    fn new(trace: &'a Trace, pool: &'a Pool, streams: &'a Streams, told: F) -> Self {
         let mut blocks = Vec::new();
         blocks.resize_with(trace.slot_count() as usize, || None);
-        Self { trace, pool, streams, blocks, done_count: 0, host_time: Duration::ZERO, told }
+        Self { trace, pool, streams, blocks, named: [0; 2], done_count: 0, host_time: Duration::ZERO, told }
     }
 
     fn events(&mut self, events: &[Event]) -> Result<(), ReplayError> {
@@ -193,20 +288,39 @@ impl<'a, F: FnMut(u64)> Run<'a, F> {
     fn event(&mut self, event: &Event) -> Result<(), ReplayError> {
         match *event {
             Event::Alloc { slot, stream, size_bytes } => {
-                let block = self.pool.alloc(size_bytes, &self.streams[usize::from(stream)]);
-                self.blocks[slot as usize] = Some(block.map_err(|error| self.failed(error))?);
+                let block = self.pool.alloc(size_bytes, &self.streams.wrapped[usize::from(stream)]);
+                let block = block.map_err(|error| self.failed(error))?;
+                self.blocks[slot as usize] = Some((block, stream));
+                if stream != self.named[0] {
+                    self.named = [stream, self.named[0]];
+                }
             }
-            Event::Free { slot } => self.blocks[slot as usize] = None,
+            Event::Free { slot } => match self.blocks[slot as usize].take() {
+                Some((block, stream)) if !self.streams.raw.is_empty() => {
+                    block.free_on(&self.streams.wrapped[usize::from(stream)]);
+                }
+                block => drop(block),
+            },
             Event::Complete { slot } => {
-                if let Some(block) = self.blocks[slot as usize].take() {
+                if let Some((block, _)) = self.blocks[slot as usize].take() {
                     // SAFETY: nothing that uses a block is ever queued here.
                     unsafe { block.free_completed() };
                 }
             }
             // Nobody may have it yet, its own stream neither: it is kept until its `Complete`.
-            Event::FreeUsed { .. } => {}
+            Event::FreeUsed { slot } => self.record(slot),
         }
         Ok(())
+    }
+
+    /// A block is freed while another stream uses it. The trace does not say which: the last other one that was named.
+    fn record(&self, slot: u32) {
+        if let Some((block, home)) = &self.blocks[slot as usize]
+            && !self.streams.raw.is_empty()
+            && let Some(user) = self.named.iter().find(|stream| *stream != home)
+        {
+            block.record_use(&self.streams.wrapped[usize::from(*user)]);
+        }
     }
 
     fn failed(&self, error: PoolError) -> ReplayError {

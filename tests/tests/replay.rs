@@ -4,7 +4,7 @@
 
 use gpumem_tests::backends::backends;
 use gpumem_tests::pool::{BackendKind, Device, Dials, Limit, Profile};
-use gpumem_tests::replay::{Outcome, Setup, replay};
+use gpumem_tests::replay::{Outcome, Setup, StreamKind, replay};
 use gpumem_tests::sys::{Driver, SimConfig};
 use gpumem_tests::trace::{Event, Synthetic, Trace};
 
@@ -33,12 +33,53 @@ fn prefetch() -> Trace {
     Trace::read_from(bytes, "prefetch_record_stream.csv.gz").unwrap()
 }
 
-#[test]
-fn the_events_of_every_trace_bear_its_header_out() {
+fn recorded() -> Vec<Trace> {
     let folder = std::fs::read_dir(gpumem_tests::folder().join("traces")).unwrap();
     let files = folder.map(|entry| entry.unwrap().path()).filter(|path| path.extension().unwrap() == "gz");
     let traces: Vec<Trace> = files.map(|file| Trace::read(file).unwrap()).collect();
     assert_eq!(traces.len(), 6);
+    traces
+}
+
+/// Streams of another library that live as long as the device are as good as the pool's own; others no worse than what the
+/// recorded program's allocator makes of its own.
+#[test]
+fn a_recorded_program_may_bring_its_own_streams() {
+    for trace in recorded() {
+        let has_several = trace.stream_count() > 1;
+        for may_wait in [false, true].into_iter().filter(|may_wait| has_several || !may_wait) {
+            let of = |streams| {
+                let driver = Driver::sim(SimConfig::h200().races(false)).unwrap();
+                let dials = Dials::of(Profile::Balanced).inserted_waits(may_wait);
+                let setup = Setup { dials, may_wait, streams, ..Setup::default() };
+                replay(&trace, &driver, &setup, |_| ()).unwrap()
+            };
+            let [own, foreign, long_lived] =
+                [StreamKind::Own, StreamKind::Foreign, StreamKind::LongLived].map(of);
+            let name = format!("{}, waits: {may_wait}", trace.name());
+            let reserved = |outcome: &Outcome| outcome.peak_reserved_bytes as f64;
+            assert!(reserved(&long_lived) <= 1.01 * reserved(&own), "{name}: {long_lived:?}");
+            let took = |outcome: &Outcome| outcome.driver_time.as_secs_f64();
+            assert!(took(&long_lived) <= 1.01 * took(&own), "{name}: {long_lived:?}");
+            let expandable = trace.header().peers().find(|peer| peer.name == "expandable").unwrap();
+            assert!(foreign.peak_reserved_bytes <= expandable.peak_reserved_bytes, "{name}: {foreign:?}");
+            assert!(took(&foreign) <= 0.01 * trace.header().run_seconds.unwrap(), "{name}: {foreign:?}");
+        }
+    }
+}
+
+#[test]
+fn the_kinds_of_streams_have_names() {
+    for (name, kind) in StreamKind::ALL {
+        assert_eq!((name.parse::<StreamKind>().unwrap(), kind.to_string()), (kind, name.into()));
+    }
+    let error = "others".parse::<StreamKind>().unwrap_err().to_string();
+    assert!(error.contains("own, foreign or long-lived"), "{error}");
+}
+
+#[test]
+fn the_events_of_every_trace_bear_its_header_out() {
+    let traces = recorded();
     for trace in &traces {
         assert_eq!(trace.disagreements(), Vec::<String>::new(), "{}", trace.name());
         assert_eq!(trace.header().peers().count(), 3, "{}", trace.name());

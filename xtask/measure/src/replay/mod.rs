@@ -11,7 +11,7 @@ use anyhow::{Context, Result, ensure};
 use gpumem_sys::sim::Costs;
 use gpumem_sys::{Driver, DriverKind, SimConfig, env};
 use gpumem_tests::pool::{BackendKind, Dials, Limit, Profile};
-use gpumem_tests::replay::{Outcome, Setup, replay};
+use gpumem_tests::replay::{Outcome, Setup, StreamKind, replay};
 use gpumem_tests::trace::{Synthetic, Trace};
 use indicatif::{ProgressBar, ProgressStyle};
 use std::path::PathBuf;
@@ -45,11 +45,14 @@ pub(crate) struct Args {
     /// Let the pool make a stream wait for another to get its memory; the waits are counted
     #[arg(long)]
     waits: bool,
+    /// Whose the streams are: own, foreign (another library's, named in each call as PyTorch does) or long-lived
+    #[arg(long, value_name = "KIND", default_value_t)]
+    streams: StreamKind,
     /// One JSON object a trace, a line each
     #[arg(long)]
     json: bool,
     /// Every setting of the pool against the peers, as Markdown, on the software driver
-    #[arg(long, conflicts_with_all = ["json", "backend", "profile", "limit", "conf", "waits"])]
+    #[arg(long, conflicts_with_all = ["json", "backend", "profile", "limit", "conf", "waits", "streams"])]
     pareto: bool,
     #[command(flatten)]
     recorded: Recorded,
@@ -70,6 +73,7 @@ pub(crate) fn run(args: Args) -> Result<()> {
         hard_limit: args.limit,
         conf: args.conf.clone(),
         may_wait: args.waits,
+        streams: args.streams,
     };
     let traces = args.traces()?;
     if args.pareto {
