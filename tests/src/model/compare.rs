@@ -122,7 +122,7 @@ impl World<'_> {
         self.return_memory();
         self.device.synchronize().map_err(text)?;
         self.marks.clear();
-        self.streams.end_all()?;
+        self.streams.end_all(&self.device)?;
         for live in self.blocks.drain(..) {
             self.twin.free(live.block.address(), Fate::Free);
         }

@@ -50,7 +50,8 @@ fn memory() -> impl Strategy<Value = Operation> {
                 Operation::Allocate { pool, stream, exponent, size, place, fault }
             }
         ),
-        22 => (pick(), place()).prop_map(|(block, place)| Operation::Free { block, place }),
+        18 => (pick(), place()).prop_map(|(block, place)| Operation::Free { block, place }),
+        4 => (pick(), pick()).prop_map(|(block, user)| Operation::FreeOn { block, user }),
         1 => (pick(), place()).prop_map(|(block, place)| Operation::Carry { block, place }),
         1 => (2 * MIB..=64 * MIB).prop_map(|quota_bytes| Operation::NewPrivate { quota_bytes }),
         1 => Just(Operation::DropPrivate),
@@ -159,6 +160,7 @@ fn kind() -> impl Strategy<Value = Kind> {
         6 => Just(Kind::Own),
         2 => Just(Kind::NoWaits),
         2 => Just(Kind::Foreign),
+        2 => Just(Kind::LongLived),
         1 => Just(Kind::Legacy),
         1 => Just(Kind::OfThread)
     ]

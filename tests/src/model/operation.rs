@@ -75,6 +75,13 @@ pub enum Operation {
         /// On which thread.
         place: Place,
     },
+    /// Drops a block in a call that names one of its streams.
+    FreeOn {
+        /// Which.
+        block: Pick,
+        /// Home, or another that uses it.
+        user: Pick,
+    },
     /// Takes a block apart and makes one of it again.
     Carry {
         /// Which.
@@ -299,8 +306,10 @@ pub enum Kind {
     Own,
     /// The crate's own, which the pool does not make wait.
     NoWaits,
-    /// Somebody else's.
+    /// Another library's.
     Foreign,
+    /// Another library's, which promises that it lives as long as the device.
+    LongLived,
     /// The context's default stream.
     Legacy,
     /// The default stream of the program's first thread.

@@ -260,6 +260,21 @@ impl World<'_> {
         self.at(place, None, move || drop(block)).map(drop)
     }
 
+    /// In a capture it would be a use by the stream, which is one without it elsewhere.
+    pub(super) fn free_on(&mut self, pick: Pick, user: Pick, said: &mut Vec<String>) -> Step {
+        let Some(index) = pick.of(self.blocks.len()).filter(|_| self.capturing.is_none()) else {
+            return Ok(());
+        };
+        let Live { block, recorded, .. } = &self.blocks[index];
+        let users = core::iter::once(block.stream_id()).chain(recorded.iter().copied());
+        let users: Vec<Stream> = users.filter_map(|user| self.streams.find(user).ok().cloned()).collect();
+        let Some(stream) = user.of(users.len()).map(|at| &users[at]) else { return Ok(()) };
+        let live = self.blocks.swap_remove(index);
+        said.push(format!("b{}.free_on(&{})", live.name, self.streams.name(stream)));
+        self.freed(live).free_on(stream);
+        Ok(())
+    }
+
     /// Counts a block off, which is about to be dropped, unless a graph keeps it.
     pub(super) fn freed(&mut self, live: Live) -> Block {
         let Live { name, block, uses, recorded, mut graphs, .. } = live;

@@ -3,7 +3,7 @@
 use super::operation::{Kind, Pick, Wait};
 use super::world::text;
 use crate::pool::{Device, Event, PoolError, Stream, StreamId};
-use crate::sys::types::CUstream_flags;
+use crate::sys::types::{CUstream, CUstream_flags};
 use std::rc::Rc;
 
 /// The streams that the user still has, and the names of all that there were.
@@ -13,6 +13,8 @@ pub(super) struct Streams {
     ids: Vec<StreamId>,
     /// Those that somebody else made.
     foreign: Vec<StreamId>,
+    /// The same, of those that live as long as the device, whether the user still has them or not.
+    long_lived: Vec<(StreamId, CUstream)>,
     /// The thread's own, and the context's: nobody destroys them.
     defaults: Vec<StreamId>,
     /// Those that are part of the capture which goes on.
@@ -41,8 +43,8 @@ pub(super) enum User {
 impl Streams {
     pub(super) fn new(live: Vec<Stream>) -> Self {
         let ids = live.iter().map(Stream::id).collect();
-        let (foreign, defaults, captured) = (Vec::new(), Vec::new(), Vec::new());
-        Self { live, ids, foreign, defaults, captured, had_foreign: false }
+        let (foreign, long_lived, defaults, captured) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
+        Self { live, ids, foreign, long_lived, defaults, captured, had_foreign: false }
     }
 
     /// One more, unless there are many.
@@ -53,7 +55,7 @@ impl Streams {
         let stream = match kind {
             Kind::Own => Stream::new(device),
             Kind::NoWaits => Stream::builder(device).no_waits().build(),
-            Kind::Foreign => foreign(device),
+            Kind::Foreign | Kind::LongLived => foreign(device, kind),
             Kind::Legacy => Stream::legacy(device),
             Kind::OfThread => Stream::per_thread(device),
         };
@@ -65,9 +67,10 @@ impl Streams {
         match kind {
             Kind::Own | Kind::NoWaits => {}
             Kind::Foreign => self.foreign.push(stream.id()),
+            Kind::LongLived => self.long_lived.push((stream.id(), stream.raw())),
             Kind::Legacy | Kind::OfThread => self.defaults.push(stream.id()),
         }
-        self.had_foreign |= !matches!(kind, Kind::Own | Kind::NoWaits);
+        self.had_foreign |= !matches!(kind, Kind::Own | Kind::NoWaits | Kind::LongLived);
         self.live.push(stream.clone());
         Ok(Some(stream))
     }
@@ -82,6 +85,14 @@ impl Streams {
     pub(super) fn end(&mut self, stream: Stream, retires: bool) -> Result<bool, String> {
         let place = self.foreign.iter().position(|id| *id == stream.id());
         let is_default = self.is_default(stream.id());
+        if let Some(at) = self.long_lived.iter().position(|(id, _)| *id == stream.id()) {
+            // Without a clone it lives on, and may be marked, until the end.
+            if retires {
+                stream.retire().map_err(text)?;
+                destroy(stream.device(), self.long_lived.swap_remove(at).1)?;
+            }
+            return Ok(retires);
+        }
         if place.is_none() && !is_default {
             return Ok(false);
         }
@@ -95,9 +106,7 @@ impl Streams {
         self.foreign.retain(|id| *id != stream.id());
         let (device, raw) = (stream.device().clone(), stream.raw());
         drop(stream);
-        let _bound = device.bind().map_err(text)?;
-        // SAFETY: it was made in `foreign`, and nobody names it from here on.
-        unsafe { device.driver().cuStreamDestroy_v2(raw).map_err(text)? };
+        destroy(&device, raw)?;
         Ok(retires)
     }
 
@@ -139,9 +148,18 @@ impl Streams {
         self.had_foreign
     }
 
-    pub(super) fn end_all(&mut self) -> Result<(), String> {
+    pub(super) fn end_all(&mut self, device: &Device) -> Result<(), String> {
         let live = std::mem::take(&mut self.live);
-        live.into_iter().try_for_each(|stream| self.end(stream, true).map(drop))
+        live.into_iter().try_for_each(|stream| self.end(stream, true).map(drop))?;
+        self.long_lived.drain(..).try_for_each(|(id, raw)| {
+            // SAFETY: the stream is alive until it is destroyed below.
+            let stream = unsafe { Stream::from_raw_long_lived(device, raw).map_err(text)? };
+            if stream.id() != id {
+                return Err(format!("{id} has come again as {}", stream.id()));
+            }
+            stream.retire().map_err(text)?;
+            destroy(device, raw)
+        })
     }
 
     pub(super) fn pick(&self, pick: Pick) -> Option<Stream> {
@@ -258,14 +276,24 @@ impl Uses {
     }
 }
 
+/// Destroys a stream that was made in `foreign`, and that nothing names from here on.
+fn destroy(device: &Device, raw: CUstream) -> Result<(), String> {
+    let _bound = device.bind().map_err(text)?;
+    // SAFETY: the caller's word.
+    unsafe { device.driver().cuStreamDestroy_v2(raw).map_err(text) }
+}
+
 /// A stream as another library makes it.
-fn foreign(device: &Device) -> Result<Stream, PoolError> {
+fn foreign(device: &Device, kind: Kind) -> Result<Stream, PoolError> {
     let _bound = device.bind()?;
     let mut raw = std::ptr::null_mut();
-    // SAFETY: `raw` outlives the call; the stream is destroyed in `end`, when no clone is left.
+    // SAFETY: `raw` outlives the call; the stream is destroyed in `end`, when no clone is left, or when it has been retired.
     unsafe {
         device.driver().cuStreamCreate(&mut raw, CUstream_flags::CU_STREAM_NON_BLOCKING.0)?;
-        Stream::from_raw(device, raw)
+        match kind {
+            Kind::LongLived => Stream::from_raw_long_lived(device, raw),
+            _ => Stream::from_raw(device, raw),
+        }
     }
 }
 

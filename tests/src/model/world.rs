@@ -216,6 +216,7 @@ impl<'a> World<'a> {
             Operation::DropGraph { graph } => self.drop_graph(graph, said),
             Operation::DropExec { exec } => self.drop_exec(exec, said),
             Operation::Free { block, place } => self.free(block, place, said),
+            Operation::FreeOn { block, user } => self.free_on(block, user, said),
             Operation::FreeCompleted { block } => self.free_completed(block, said),
             Operation::FreeMeanwhile { block, stream, other, value } => {
                 self.free_meanwhile((block, stream, other, value), said)
