@@ -216,18 +216,26 @@ impl fmt::Debug for Opening<'_> {
 }
 
 impl StateRef {
-    /// Memory through all adaptors, for a request that has been looked at.
-    #[inline]
+    /// Memory through all adaptors, for a request that has been looked at; `finish` has what is no plain piece. Part of its
+    /// caller, so that a piece's fields go from the answer to where they are wanted.
+    #[inline(always)]
     pub(crate) fn alloc_adapted(
         self,
         stack: &Stack,
         size_bytes: u64,
         alignment: u64,
         stream: &Stream,
-    ) -> Result<Piece, PoolError> {
+        finish: impl FnOnce(Result<Piece, PoolError>) -> Result<(Piece, u64), PoolError>,
+    ) -> Result<(Piece, u64), PoolError> {
         let call = Call { stack, pool: self, stream, tag: scope::innermost(self.tags()) };
-        let grant = call.next().alloc(&Request::new(size_bytes, alignment, &call))?;
-        stack.hand_out(self, grant, size_bytes)
+        let request = Request::new(size_bytes, alignment, &call);
+        let answer = call.begin(&request);
+        if let Some(piece) = call.plain_piece(&answer, &request) {
+            // It is the block's now.
+            core::mem::forget(answer);
+            return Ok((piece, 0));
+        }
+        finish(call.finish(answer, &request))
     }
 
     /// A block of a pool with adaptors is dropped. The pool may be gone afterwards.

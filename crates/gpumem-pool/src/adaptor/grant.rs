@@ -5,6 +5,7 @@
 //! entry's number in place of a backend's record. So each block has an entry of its own, whatever other blocks start at the same
 //! address, and a holding ends with the one block that has its number.
 
+use super::stack::Call;
 use super::{PoolId, Request, Stack};
 use crate::backend::{Freed, Piece};
 use crate::block::Block;
@@ -31,7 +32,9 @@ pub struct Grant {
     pool: Option<StateRef>,
 }
 
-/// Where memory is from, and what of it may be used.
+/// Where memory is from, and what of it may be used. In this order: what a piece is made of is not side by side, and so not
+/// read in one step, for which the processor would wait if it has just been written in two.
+#[repr(C)]
 pub(super) struct Holding {
     pub(super) address: CUdeviceptr,
     pub(super) size_bytes: u64,
@@ -150,22 +153,42 @@ impl Grant {
         pool.is_some_and(|pool| pool.setup().is_for_host)
     }
 
-    /// Straight from the backend, below `depth` adaptors.
+    /// A piece of the backend's that has left the adaptor at `level`, or the backend itself inside of all adaptors.
     #[inline]
-    pub(super) fn own(pool: StateRef, piece: Piece, size_bytes: u64, home: StreamId, depth: usize) -> Self {
-        Self { holding: Holding::plain(piece, size_bytes, home, depth, depth), pool: Some(pool) }
+    pub(super) fn own(call: &Call<'_>, piece: Piece, size_bytes: u64, level: usize) -> Self {
+        let (home, depth, memory) =
+            (call.stream.id(), call.stack.adaptors().len(), Memory::Whole(piece.mark()));
+        let holding = Holding { address: piece.address, size_bytes, home, level, depth, memory };
+        Self { holding, pool: Some(call.pool) }
     }
 
-    /// Whether it is what the next adaptor, or the backend, has granted to just such a request.
+    /// The backend's piece and its size, if it is what the next adaptor has granted to just such a request of the one at `level`.
     #[inline]
-    pub(super) fn is_plain_answer(&self, request: &Request<'_>, pool: StateRef, level: usize) -> bool {
-        let Holding { address, size_bytes, home, level: own_level, ref memory, .. } = self.holding;
-        matches!(memory, Memory::Whole(_))
-            && self.pool == Some(pool)
-            && own_level == level + 1
-            && home == request.stream().id()
+    pub(super) fn plain_answer(
+        &self,
+        request: &Request<'_>,
+        call: &Call<'_>,
+        level: usize,
+    ) -> Option<(Piece, u64)> {
+        let Memory::Whole(mark) = self.holding.memory else { return None };
+        let Holding { address, size_bytes, .. } = self.holding;
+        let is_answer = self.pool == Some(call.pool)
+            && self.holding.level == level + 1
+            && self.holding.home == request.stream().id()
             && size_bytes >= request.size_bytes()
-            && address & (request.alignment() - 1) == 0
+            && address & (request.alignment() - 1) == 0;
+        if is_answer { Some((Piece::from_mark(address, mark), size_bytes)) } else { None }
+    }
+
+    /// The backend's piece, if a block of this size is no more than that.
+    #[inline]
+    pub(super) fn plain_piece(&self, size_bytes: u64) -> Option<Piece> {
+        match self.holding.memory {
+            Memory::Whole(mark) if self.holding.size_bytes == size_bytes => {
+                Some(Piece::from_mark(self.holding.address, mark))
+            }
+            _ => None,
+        }
     }
 
     /// What keeps it from being the answer of the adaptor at `level` to a request of this pool, in words.
@@ -208,7 +231,6 @@ impl Grant {
     }
 
     /// It leaves the adaptor at `level`.
-    #[inline]
     pub(super) fn pass(&mut self, pool: StateRef, level: usize) {
         if self.pool.is_none() {
             self.bring_in(pool, level);
@@ -224,19 +246,6 @@ impl Grant {
         }
         self.pool = Some(pool);
         pool.count_other();
-    }
-
-    /// It becomes a block of this size: the backend's piece, if that is all there is to say.
-    #[inline]
-    pub(super) fn into_piece(self, size_bytes: u64) -> Result<Piece, Self> {
-        match self.holding.memory {
-            Memory::Whole(mark) if self.holding.size_bytes == size_bytes => {
-                let piece = Piece::from_mark(self.holding.address, mark);
-                core::mem::forget(self);
-                Ok(piece)
-            }
-            _ => Err(self),
-        }
     }
 
     /// It becomes a block.
@@ -357,13 +366,6 @@ impl fmt::Debug for Release<'_> {
 }
 
 impl Holding {
-    /// A backend's piece as it was, which the adaptors from `level` to below `depth` have had.
-    #[inline]
-    fn plain(piece: Piece, size_bytes: u64, home: StreamId, level: usize, depth: usize) -> Self {
-        let memory = Memory::Whole(piece.mark());
-        Self { address: piece.address, size_bytes, home, level, depth, memory }
-    }
-
     #[inline]
     fn take(&mut self) -> Self {
         let Self { address, size_bytes, home, level, depth, ref mut memory } = *self;

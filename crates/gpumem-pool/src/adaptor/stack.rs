@@ -70,25 +70,63 @@ impl Next<'_> {
         if request.alignment() > ALIGNMENT_MIN || !call.stream.is_owned() {
             call.check_request(&request)?;
         }
-        let Some(adaptor) = call.stack.adaptors.get(level) else {
-            return call.alloc_own(&request);
-        };
-        // Looked at where it is, so that it need not be moved.
-        let mut answer = adaptor.alloc(&request, Next { call, level: level + 1 });
-        if let Ok(grant) = &mut answer {
-            if !(call.is_undisturbed() && grant.is_plain_answer(&request, call.pool, level)) {
-                call.check_answer(grant, &request, level)?;
-            }
-            grant.pass(call.pool, level);
+        match call.stack.adaptors.get(level) {
+            Some(adaptor) => call.ask(&**adaptor, &request, level),
+            None => call.alloc_own(&request),
         }
-        answer
     }
 }
 
 impl<'a> Call<'a> {
-    /// All adaptors.
-    pub(super) fn next(&'a self) -> Next<'a> {
-        Next { call: self, level: 0 }
+    /// From the outermost adaptor, for a request that has been looked at.
+    #[inline(always)]
+    pub(super) fn begin(&self, request: &Request<'_>) -> Result<Grant, PoolError> {
+        match self.stack.adaptors.first() {
+            Some(outermost) => outermost.alloc(request, Next { call: self, level: 1 }),
+            None => self.alloc_own(request),
+        }
+    }
+
+    /// Its answer, if that is a piece of the backend's just as large.
+    #[inline(always)]
+    pub(super) fn plain_piece(
+        &self,
+        answer: &Result<Grant, PoolError>,
+        request: &Request<'_>,
+    ) -> Option<Piece> {
+        let grant = answer.as_ref().ok().filter(|_| self.is_undisturbed())?;
+        let (piece, size_bytes) = grant.plain_answer(request, self, 0)?;
+        if size_bytes == request.size_bytes() { Some(piece) } else { None }
+    }
+
+    /// Any other answer of it.
+    #[inline(never)]
+    pub(super) fn finish(
+        &self,
+        answer: Result<Grant, PoolError>,
+        request: &Request<'_>,
+    ) -> Result<Piece, PoolError> {
+        let mut grant = answer?;
+        self.check_answer(&mut grant, request, 0)?;
+        self.hand_out(grant, request.size_bytes())
+    }
+
+    /// From the adaptor at `level`.
+    #[inline]
+    fn ask(&self, adaptor: &dyn Adaptor, request: &Request<'_>, level: usize) -> Result<Grant, PoolError> {
+        let mut answer = adaptor.alloc(request, Next { call: self, level: level + 1 });
+        if let Ok(grant) = &mut answer {
+            if self.is_undisturbed()
+                && let Some((piece, size_bytes)) = grant.plain_answer(request, self, level)
+            {
+                // The same in a new one, as most of it is known: the processor waits for what it copies in another width than
+                // it has just been written in.
+                core::mem::forget(answer);
+                return Ok(Grant::own(self, piece, size_bytes, level));
+            }
+            self.check_answer(grant, request, level)?;
+        }
+        answer
     }
 
     #[cold]
@@ -109,7 +147,7 @@ impl<'a> Call<'a> {
                 self.pool.alloc_own(size_bytes, alignment, self.stream)?
             }
         };
-        Ok(Grant::own(self.pool, piece, size_bytes, self.stream.id(), self.stack.adaptors.len()))
+        Ok(Grant::own(self, piece, size_bytes, self.stack.adaptors.len()))
     }
 
     #[inline]
@@ -126,7 +164,7 @@ impl<'a> Call<'a> {
     }
 
     #[inline(never)]
-    fn check_answer(&self, grant: &Grant, request: &Request<'_>, level: usize) -> Result<(), PoolError> {
+    fn check_answer(&self, grant: &mut Grant, request: &Request<'_>, level: usize) -> Result<(), PoolError> {
         self.stream.check_usable()?;
         self.check_no_capture()?;
         if let Some(reason) = grant.mismatch(request, self.pool, level) {
@@ -135,7 +173,22 @@ impl<'a> Call<'a> {
         if grant.is_pending_for_host() {
             self.stream.finish()?;
         }
+        grant.pass(self.pool, level);
         Ok(())
+    }
+
+    /// A grant that has passed all adaptors leaves for a block of this size: what that is made of.
+    fn hand_out(&self, grant: Grant, size_bytes: u64) -> Result<Piece, PoolError> {
+        if let Some(piece) = grant.plain_piece(size_bytes) {
+            core::mem::forget(grant);
+            return Ok(piece);
+        }
+        let (address, stack) = (grant.address(), self.stack);
+        stack.add(grant.into_holding()).map(|number| Piece::special(address, number)).map_err(|holding| {
+            self.pool.release(holding, 0, false);
+            let reason = "returned more blocks that are not the backend's than can be counted";
+            stack.refusal(0, size_bytes, reason)
+        })
     }
 }
 
@@ -205,21 +258,6 @@ impl Stack {
     pub(crate) fn close(&self) {
         // In a drop.
         self.adaptors.iter().for_each(|adaptor| drop(contained(|| adaptor.close(self.id))));
-    }
-
-    /// A grant leaves for a block of this size: what that is made of.
-    #[inline]
-    pub(super) fn hand_out(&self, pool: StateRef, grant: Grant, size_bytes: u64) -> Result<Piece, PoolError> {
-        grant.into_piece(size_bytes).or_else(|grant| self.hand_out_special(pool, grant, size_bytes))
-    }
-
-    #[inline(never)]
-    fn hand_out_special(&self, pool: StateRef, grant: Grant, size_bytes: u64) -> Result<Piece, PoolError> {
-        let address = grant.address();
-        self.add(grant.into_holding()).map(|number| Piece::special(address, number)).map_err(|holding| {
-            pool.release(holding, 0, false);
-            self.refusal(0, size_bytes, "returned more blocks that are not the backend's than can be counted")
-        })
     }
 
     fn refusal(&self, level: usize, requested_bytes: u64, reason: &str) -> PoolError {

@@ -55,7 +55,7 @@ impl StateRef {
             && size_bytes > 0
             && self.has_only_adaptors_to_ask(stream)
         {
-            return Ok((self.alloc_around(stack, size_bytes, ALIGNMENT_MIN, stream)?, 0));
+            return self.alloc_around(stack, size_bytes, ALIGNMENT_MIN, stream);
         }
         self.check_usable()?;
         self.check_stream(stream)?;
@@ -88,35 +88,40 @@ impl StateRef {
     /// Through the adaptors if there are any, else from the backend.
     fn alloc_anyhow(self, size_bytes: u64, alignment: u64, stream: &Stream) -> Result<Piece, PoolError> {
         match &self.stack {
-            Some(stack) => self.alloc_around(stack, size_bytes, alignment, stream),
+            Some(stack) => Ok(self.alloc_around(stack, size_bytes, alignment, stream)?.0),
             None => self.explained(self.alloc_own(size_bytes, alignment, stream)),
         }
     }
 
-    #[inline]
+    /// Through the adaptors. No other stream has used it yet.
+    #[inline(always)]
     fn alloc_around(
         self,
         stack: &Stack,
         size_bytes: u64,
         alignment: u64,
         stream: &Stream,
-    ) -> Result<Piece, PoolError> {
-        match self.alloc_adapted(stack, size_bytes, alignment, stream) {
-            Ok(piece) => Ok(piece),
-            Err(error) => self.alloc_adapted_again(error, stack, size_bytes, alignment, stream),
-        }
+    ) -> Result<(Piece, u64), PoolError> {
+        let finish = |answer| self.finish_around(answer, stack, size_bytes, alignment, stream);
+        self.alloc_adapted(stack, size_bytes, alignment, stream, finish)
     }
 
-    #[cold]
-    fn alloc_adapted_again(
+    /// Asks again where a budget has no room.
+    #[inline(never)]
+    fn finish_around(
         self,
-        error: PoolError,
+        answer: Result<Piece, PoolError>,
         stack: &Stack,
         size_bytes: u64,
         alignment: u64,
         stream: &Stream,
-    ) -> Result<Piece, PoolError> {
-        let request = || self.alloc_adapted(stack, size_bytes, alignment, stream);
+    ) -> Result<(Piece, u64), PoolError> {
+        let error = match answer {
+            Ok(piece) => return Ok((piece, 0)),
+            Err(error) => error,
+        };
+        let finish = |answer: Result<Piece, _>| Ok((answer?, 0));
+        let request = || self.alloc_adapted(stack, size_bytes, alignment, stream, finish);
         self.explained(self.retried_over_budget(Err(error), request))
     }
 
