@@ -6,9 +6,12 @@ use gpumem_tests::backends::backends;
 use gpumem_tests::cases;
 #[cfg(target_os = "linux")]
 use gpumem_tests::pool::ImportedBlock;
-use gpumem_tests::pool::adaptor::{Adaptor, Budget, Failures, Fallback, Fill, Guard, Side, Tracking};
-use gpumem_tests::pool::{Device, Pool, PoolError, Stream};
-use std::sync::Arc;
+use gpumem_tests::pool::adaptor::{
+    Adaptor, Budget, Failures, Fallback, Fill, Grant, Guard, Next, Request, Side, Tracking,
+};
+use gpumem_tests::pool::{Block, Device, MemoryKind, Pool, PoolError, Stream};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex};
 
 const MIB: u64 = 1 << 20;
 
@@ -41,6 +44,38 @@ fn read(address: u64, size_bytes: u64, stream: &Stream) -> Vec<u8> {
     bytes
 }
 
+/// Returns a block of the pool that asks it, once for each request.
+#[derive(Default)]
+struct Nest {
+    pool: Mutex<Option<Pool>>,
+    is_asking: AtomicBool,
+}
+
+impl Adaptor for Nest {
+    fn alloc(&self, request: &Request<'_>, next: Next<'_>) -> Result<Grant, PoolError> {
+        if self.is_asking.swap(true, Ordering::Relaxed) {
+            return next.alloc(request);
+        }
+        let pool = self.pool.lock().unwrap().clone().unwrap();
+        let block = pool.alloc_aligned(request.size_bytes(), request.alignment(), request.stream());
+        self.is_asking.store(false, Ordering::Relaxed);
+        Ok(Grant::from_block(block?))
+    }
+}
+
+/// Returns a block that there was.
+#[derive(Default)]
+struct Again(Mutex<Option<Block>>);
+
+impl Adaptor for Again {
+    fn alloc(&self, request: &Request<'_>, next: Next<'_>) -> Result<Grant, PoolError> {
+        match self.0.lock().unwrap().take() {
+            Some(block) => Ok(Grant::from_block(block)),
+            None => next.alloc(request),
+        }
+    }
+}
+
 cases! {
     /// One budget for blocks, whatever becomes of them, and for private pools.
     fn a_budget_holds(driver: &Driver) {
@@ -61,6 +96,58 @@ cases! {
             assert_eq!(budget.in_use_bytes(), 48 * MIB);
             drop(block);
             assert_eq!(budget.in_use_bytes(), 0);
+        }
+    }
+
+    /// An adaptor that returns a block of the pool that asks it, over one that lends and one that narrows: what is held stays
+    /// held, and is freed once.
+    fn a_block_within_a_block_of_its_pool_is_its_own(driver: &Driver) {
+        let device = Device::new(driver, 0).unwrap();
+        let stream = Stream::new(&device).unwrap();
+        for backend in backends(&device) {
+            let spare = Pool::builder(&device).backend(backend).build().unwrap();
+            for adaptor in [Arc::new(Fallback::new(&spare)) as Arc<dyn Adaptor>, Arc::new(Guard::new())] {
+                let nest = Arc::new(Nest::default());
+                let limit_bytes = if adaptor.name() == "fallback" { 4 * MIB } else { 64 * MIB };
+                let builder = Pool::builder(&device).backend(backend).hard_limit(limit_bytes);
+                let pool = builder.adaptor(adaptor).adaptor(nest.clone()).build().unwrap();
+                *nest.pool.lock().unwrap() = Some(pool.clone());
+                let in_use_bytes = || pool.status().unwrap().in_use_bytes + spare.status().unwrap().in_use_bytes;
+                let blocks: Vec<_> = (1..4_u8).map(|value| {
+                    let block = pool.alloc(6 * MIB, &stream).unwrap();
+                    write(block.address(), value, block.size_bytes(), &stream);
+                    block
+                }).collect();
+                let others = [spare.alloc(6 * MIB, &stream).unwrap(), spare.alloc(MIB, &stream).unwrap()];
+                others.iter().for_each(|other| write(other.address(), 9, other.size_bytes(), &stream));
+                for (value, block) in (1..4_u8).zip(&blocks) {
+                    assert!(read(block.address(), 6 * MIB, &stream).iter().all(|byte| *byte == value));
+                }
+                assert!(in_use_bytes() >= 25 * MIB);
+                drop(blocks);
+                assert_eq!(in_use_bytes(), 7 * MIB);
+                drop(others);
+                *nest.pool.lock().unwrap() = None;
+                assert_eq!((in_use_bytes(), pool.check()), (0, Ok(())));
+            }
+        }
+    }
+
+    /// Pinned memory that an adaptor returns with work pending is the host's only when that is done.
+    fn pending_work_is_done_before_the_host_has_its_memory(driver: &Driver) {
+        let device = Device::new(driver, 0).unwrap();
+        let stream = Stream::new(&device).unwrap();
+        let pinned = Pool::builder(&device).kind(MemoryKind::Host).build().unwrap();
+        let again = Arc::new(Again::default());
+        let pool = Pool::builder(&device).adaptor(again.clone()).adaptor(Arc::new(Fill::zero_on_alloc()));
+        let pool = pool.build().unwrap();
+        for _ in 0..4 {
+            let old = pinned.alloc(64 * MIB, &stream).unwrap();
+            (0..8).for_each(|_| write(old.address(), 7, old.size_bytes(), &stream));
+            *again.0.lock().unwrap() = Some(old);
+            let block = pool.alloc(64 * MIB, &stream).unwrap();
+            assert_eq!(block.kind(), MemoryKind::Host);
+            assert!(read(block.address(), 64 * MIB, &stream).iter().all(|byte| *byte == 0));
         }
     }
 
