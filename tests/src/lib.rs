@@ -6,6 +6,7 @@ pub mod cases;
 pub mod counted;
 pub mod crowd;
 pub mod entries;
+pub mod fit;
 pub mod gate;
 pub mod meter;
 pub mod model;

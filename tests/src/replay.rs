@@ -80,6 +80,40 @@ pub struct Setup {
     pub streams: StreamKind,
 }
 
+/// A hard limit, as the command line takes it: an amount, or a multiple of a trace's peak live bytes.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum TraceLimit {
+    /// Of any trace.
+    Fixed(Limit),
+    /// Times the trace's peak live bytes, deferred frees included (`1.02x`).
+    TimesPeak(f64),
+}
+
+impl TraceLimit {
+    /// The pool's limit for a trace, in whole bytes.
+    #[must_use]
+    pub fn of(self, trace: &Trace) -> Limit {
+        match self {
+            Self::Fixed(limit) => limit,
+            Self::TimesPeak(factor) => {
+                Limit::Bytes((trace.peaks().live_incl_deferred_bytes as f64 * factor) as u64)
+            }
+        }
+    }
+}
+
+impl FromStr for TraceLimit {
+    type Err = PoolError;
+
+    fn from_str(text: &str) -> Result<Self, PoolError> {
+        let factor = text.trim().strip_suffix(['x', 'X']).and_then(|factor| factor.parse::<f64>().ok());
+        match factor.filter(|factor| factor.is_finite() && *factor > 0.0) {
+            Some(factor) => Ok(Self::TimesPeak(factor)),
+            None => text.parse().map(Self::Fixed),
+        }
+    }
+}
+
 /// What a replay came to.
 #[derive(Clone, Debug)]
 pub struct Outcome {

@@ -7,6 +7,7 @@
 
 mod error;
 mod header;
+mod random;
 mod read;
 mod recorded;
 mod synthetic;
@@ -14,6 +15,7 @@ mod tags;
 
 pub use error::TraceError;
 pub use header::{Header, Peer};
+pub use random::random_program;
 pub use synthetic::{Synthetic, UnknownSynthetic};
 pub use tags::TagSum;
 
@@ -195,8 +197,13 @@ impl Builder {
         self.events.push((What::Free, block));
     }
 
-    fn complete(&mut self, block: u32) {
+    /// A block that was freed is in use still; what is never over is so to the end.
+    fn defer(&mut self, block: u32) {
         self.blocks[block as usize].is_deferred = true;
+    }
+
+    fn complete(&mut self, block: u32) {
+        self.defer(block);
         self.events.push((What::Complete, block));
     }
 

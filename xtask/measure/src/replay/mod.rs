@@ -5,13 +5,14 @@
 //! its prices, which looks for no races: a replay touches no memory.
 
 mod pareto;
+mod random;
 pub(crate) mod report;
 
 use anyhow::{Context, Result, ensure};
 use gpumem_sys::sim::Costs;
 use gpumem_sys::{Driver, DriverKind, SimConfig, env};
-use gpumem_tests::pool::{BackendKind, Dials, Limit, Profile};
-use gpumem_tests::replay::{Outcome, Setup, StreamKind, replay};
+use gpumem_tests::pool::{BackendKind, Dials, Profile};
+use gpumem_tests::replay::{Outcome, ReplayError, Setup, StreamKind, TraceLimit, replay};
 use gpumem_tests::trace::{Synthetic, Trace};
 use indicatif::{ProgressBar, ProgressStyle};
 use std::path::PathBuf;
@@ -36,9 +37,13 @@ pub(crate) struct Args {
     /// What the backend `caching` trades: fast, balanced or tight [default: balanced]
     #[arg(long, value_name = "NAME")]
     profile: Option<Profile>,
-    /// The pool's hard limit: 100M, 1.5GiB, 50% or 10000
-    #[arg(long, value_name = "SIZE")]
-    limit: Option<Limit>,
+    /// The pool's hard limit: 100M, 1.5GiB, 50% or 10000; or 1.02x for a multiple of each trace's peak live bytes
+    #[arg(long, value_name = "SIZE", value_delimiter = ',')]
+    limit: Vec<TraceLimit>,
+    /// So many random programs, from --seed on, under every profile: at 1.02, 1.05 and 1.1 times their peak live bytes, or at
+    /// every --limit (1.02x,1.1x)
+    #[arg(long, value_name = "SEEDS", conflicts_with_all = ["files", "synthetic", "backend", "profile", "conf", "waits", "json", "streams"])]
+    random: Option<u64>,
     /// Options of the pool by name, as GPUMEM_CONF takes them; they win over the profile and the limit
     #[arg(long, value_name = "KEY:VALUE,…", default_value = "")]
     conf: String,
@@ -52,7 +57,7 @@ pub(crate) struct Args {
     #[arg(long)]
     json: bool,
     /// Every setting of the pool against the peers, as Markdown, on the software driver
-    #[arg(long, conflicts_with_all = ["json", "backend", "profile", "limit", "conf", "waits", "streams"])]
+    #[arg(long, conflicts_with_all = ["json", "backend", "profile", "limit", "conf", "waits", "random", "streams"])]
     pareto: bool,
     #[command(flatten)]
     recorded: Recorded,
@@ -67,10 +72,14 @@ pub(crate) struct Recorded {
 }
 
 pub(crate) fn run(args: Args) -> Result<()> {
+    if let Some(count) = args.random {
+        return random::run(args.seed, count, &args.limit);
+    }
+    ensure!(args.limit.len() < 2, "several limits are for --random only");
     let setup = Setup {
         backend: args.backend,
         dials: Dials::of(args.profile.unwrap_or_default()).inserted_waits(args.waits),
-        hard_limit: args.limit,
+        hard_limit: None,
         conf: args.conf.clone(),
         may_wait: args.waits,
         streams: args.streams,
@@ -84,12 +93,21 @@ pub(crate) fn run(args: Args) -> Result<()> {
     if !args.json {
         println!("{}", machine.describe());
     }
-    let mut outcomes = Vec::new();
+    let (mut outcomes, mut refused_count) = (Vec::new(), 0);
     for trace in &traces {
         for disagreement in trace.disagreements() {
             eprintln!("warning: {}: {disagreement}", trace.name());
         }
-        let outcome = watched(trace, &machine.driver()?, &setup)?;
+        let setup = Setup { hard_limit: args.limit.first().map(|limit| limit.of(trace)), ..setup.clone() };
+        let outcome = match watched(trace, &machine.driver()?, &setup) {
+            Ok(outcome) => outcome,
+            Err(error) if is_refusal(&error) => {
+                eprintln!("refused: {error:#}");
+                refused_count += 1;
+                continue;
+            }
+            Err(error) => return Err(error),
+        };
         if args.json {
             println!("{}", report::json(trace, &outcome));
         }
@@ -103,7 +121,14 @@ pub(crate) fn run(args: Args) -> Result<()> {
         print!("{}", report::text(&outcomes, machine.kind));
         traces.iter().for_each(|trace| print!("{}", report::tags_text(trace)));
     }
+    ensure!(refused_count == 0, "{refused_count} of {} traces were refused memory", traces.len());
     Ok(())
+}
+
+/// Whether a trace asked for more than its pool could get: the other traces may still fit.
+fn is_refusal(error: &anyhow::Error) -> bool {
+    let refused = |error: &ReplayError| matches!(error, ReplayError::Event { error, .. } if error.out_of_memory().is_some());
+    error.downcast_ref::<ReplayError>().is_some_and(refused)
 }
 
 impl Args {

@@ -1,0 +1,76 @@
+//! `--random`: random programs at a limit, under every profile: what completes, and what stands in the way of the rest.
+
+use crate::table;
+use anyhow::{Result, ensure};
+use gpumem_tests::fit::{self, Comparison, Counts, PROFILES};
+use gpumem_tests::replay::TraceLimit;
+use indicatif::{ProgressBar, ProgressStyle};
+use std::sync::Mutex;
+
+/// Compares so many seeds, prints counts and every difference, and fails when a profile completes too few of those
+/// that `tight` completes.
+pub(super) fn run(first: u64, count: u64, limits: &[TraceLimit]) -> Result<()> {
+    let factors = factors(limits)?;
+    let jobs = std::thread::available_parallelism().map_or(1, usize::from);
+    let progress = ProgressBar::new(count * factors.len() as u64);
+    progress.set_style(ProgressStyle::with_template("{bar:40} {human_pos}/{human_len} {eta}")?);
+    let all = Mutex::new(Vec::new());
+    fit::compare_all(first..first + count, &factors, jobs, |comparison| {
+        progress.inc(1);
+        all.lock().unwrap_or_else(std::sync::PoisonError::into_inner).push(comparison);
+    })?;
+    progress.finish_and_clear();
+    let mut all = all.into_inner().unwrap_or_else(std::sync::PoisonError::into_inner);
+    all.sort_by_key(|comparison| comparison.seed);
+    let (mut rows, mut worst) = (Vec::new(), 1.0_f64);
+    for factor in factors {
+        let mut counts = Counts::default();
+        for comparison in all.iter().filter(|comparison| comparison.factor == factor) {
+            counts.add(comparison);
+            print!("{}", differences(comparison));
+        }
+        for (index, profile) in PROFILES.iter().enumerate() {
+            worst = worst.min(counts.share(index));
+            rows.push([
+                format!("{factor}x, {profile}"),
+                counts.programs.to_string(),
+                counts.completed[index].to_string(),
+                counts.lost[index].to_string(),
+                counts.gained[index].to_string(),
+                format!("{:.2}", 100.0 * counts.share(index)),
+                format!("{:.0}", counts.driver_time[index].as_secs_f64() * 1e3),
+            ]);
+        }
+    }
+    let headings =
+        ["limit, profile", "programs", "completed", "tight only", "not tight", "% of tight's", "driver ms"];
+    print!("{}", table::render(headings, &rows));
+    println!("\ndriver ms: of the programs that all three completed, by the virtual clock");
+    ensure!(worst >= SHARE_MIN, "a profile completes {:.2} % of what tight completes", 100.0 * worst);
+    Ok(())
+}
+
+fn factors(limits: &[TraceLimit]) -> Result<Vec<f64>> {
+    let mut factors = Vec::new();
+    for limit in limits {
+        match limit {
+            TraceLimit::TimesPeak(factor) => factors.push(*factor),
+            TraceLimit::Fixed(limit) => {
+                anyhow::bail!("random programs need a limit such as 1.02x, not {limit}")
+            }
+        }
+    }
+    Ok(if factors.is_empty() { FACTORS.into() } else { factors })
+}
+
+/// A line for each profile that another one differs from `tight` in.
+fn differences(comparison: &Comparison) -> String {
+    let Comparison { seed, factor, fits } = comparison;
+    let differing = PROFILES.iter().zip(fits).filter(|(_, fit)| fit.is_complete() != fits[0].is_complete());
+    differing.map(|(profile, fit)| format!("seed {seed}, {factor}x, {profile}: {fit}\n")).collect()
+}
+
+/// Multiples of peak live bytes.
+const FACTORS: [f64; 3] = [1.02, 1.05, 1.1];
+/// Of what `tight` completes.
+const SHARE_MIN: f64 = 0.99;
