@@ -25,6 +25,7 @@
 //! have done is asked of [`Order`](crate::clock::Order).
 
 mod build;
+mod careful;
 mod check;
 mod extension;
 mod fit;
@@ -54,6 +55,7 @@ mod windows;
 use super::magazine::Piece;
 use crate::clock::{Slot, Stamp};
 use crate::dials::Dials;
+use careful::Tuning;
 use fit::UNIT_BYTES;
 use frames::Frames;
 pub(super) use lost::Lost;
@@ -81,7 +83,7 @@ pub(super) struct Heap {
     /// Instead of handles and windows, where there is no virtual memory.
     segments: Option<Segments>,
     records: Records,
-    dials: Dials,
+    tuning: Tuning,
     shares: Shares,
     /// What blocks have, by the sizes that they were given.
     used_bytes: u64,
@@ -115,7 +117,7 @@ impl Heap {
             frames: Frames::default(),
             segments: None,
             records: Records::new(),
-            dials,
+            tuning: Tuning::new(dials),
             shares: Shares::default(),
             used_bytes: 0,
             used_peak_bytes: 0,
@@ -223,7 +225,7 @@ impl Heap {
         }
         self.shares.take(slot, size_bytes);
         if index == LARGE_SPACE {
-            let credit = self.window_credit.saturating_add(self.dials.window_allowance_per_mille);
+            let credit = self.window_credit.saturating_add(self.dials().window_allowance_per_mille);
             self.window_credit = credit.min(WINDOW_CREDIT_MAX);
         }
         self.used_bytes += size_bytes;

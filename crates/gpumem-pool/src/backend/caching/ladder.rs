@@ -14,6 +14,7 @@
 //! | `leftover` | for a small block, free memory between larger ones | larger blocks, later |
 //! | `host_wait` | the same frees, once the host has seen them done | the caller's time, up to the deadline |
 //! | `synchronised` | all that is free once the device is idle, or at the deadline; given back and taken anew | everybody's time |
+//! | `glued` | near a limit, free ends of pages that other blocks hold | pages that are free later |
 //!
 //! Over segments nothing can be moved or mapped elsewhere: `recycled` finds only what has been there all along. For memory that
 //! the host may use, only what is complete is free: `completed` marks first what it asks about, and `device_waits` does nothing.
@@ -80,11 +81,12 @@ const RUNGS: [(&str, Rung); 8] = [
 ];
 
 /// When it is short: for the very bytes that were asked for, without rounding.
-const LAST_RUNGS: [(&str, Rung); 4] = [
+const LAST_RUNGS: [(&str, Rung); 5] = [
     ("grow to the limit", growth_to_limit),
     ("use what large blocks left over", leftover),
     ("wait for other streams' frees", host_wait),
     ("wait for the device and trim", synchronised),
+    ("share pages with other blocks", glued),
 ];
 
 /// A piece for a request that nothing at hand was found for, or for so many bytes at least; `None` when all rungs have
@@ -124,6 +126,7 @@ fn climb_once(
 ) -> Result<Option<Piece>, PoolError> {
     let least = Request { size_bytes: least_bytes.min(request.size_bytes), ..*request };
     let rungs = RUNGS.iter().map(|rung| (rung, request)).chain(LAST_RUNGS.iter().map(|rung| (rung, &least)));
+    shared.note_limit();
     let mut free_bytes = shared.core().heap.free_bytes(request.slot);
     let mut start = Instant::now();
     for (((_, rung), request), tried) in rungs.zip(tried) {
@@ -170,8 +173,7 @@ fn search(
 /// Small pieces are no part of a large block.
 fn own_magazines(shared: &Shared, request: &Request, lack: &mut Lack) -> Result<Step, PoolError> {
     // Said once: other threads may change it before the rung that makes up for it.
-    lack.spares_magazines =
-        is_small(request) && (shared.dials.spares_magazines() || shared.core().heap.has_plenty());
+    lack.spares_magazines = is_small(request) && shared.core().heap.spares_magazines();
     Ok(ready_if(match is_small(request) {
         true => !lack.spares_magazines && shared.drain_own(),
         false => shared.drain_own_recent(),
@@ -182,7 +184,7 @@ fn own_magazines(shared: &Shared, request: &Request, lack: &mut Lack) -> Result<
 /// from them again and again, each time for a few allocations.
 fn one_handle(shared: &Shared, request: &Request, lack: &mut Lack) -> Result<Step, PoolError> {
     let is_taken_first = is_small(request) && !lack.spares_magazines;
-    if !is_taken_first || !shared.dials.has_slack() {
+    if !is_taken_first || !shared.core().heap.dials().has_slack() {
         return Ok(Step::Nothing);
     }
     if !(1..HANDLE_BYTES).contains(&shared.kept_by_others_bytes()) {
@@ -349,6 +351,16 @@ fn synchronised(shared: &Shared, _request: &Request, _: &mut Lack) -> Result<Ste
         core.heap.trim(0, clocks, &mut vmm)?;
     }
     Ok(Step::Look(Reach::Limit))
+}
+
+fn glued(shared: &Shared, request: &Request, _: &mut Lack) -> Result<Step, PoolError> {
+    let (clocks, mut vmm, mut core) = (shared.clocks(), shared.vmm(), shared.core());
+    let most_bytes = shared.limit_bytes(&core.heap);
+    match core.heap.take_glued(request, clocks, &mut vmm, most_bytes) {
+        Ok(piece) => Ok(piece.map_or(Step::Nothing, Step::Found)),
+        Err(error) if error.code() == CUresult::CUDA_ERROR_OUT_OF_MEMORY => Ok(Step::Nothing),
+        Err(error) => Err(error.into()),
+    }
 }
 
 fn is_small(request: &Request) -> bool {

@@ -86,10 +86,11 @@ impl Shared {
         let _bound = device.enter()?;
         let (memory, ranges) = addresses::choose(options)?;
         let access = Access::new(memory, options);
-        let heap = match memory {
+        let mut heap = match memory {
             Memory::Virtual => Heap::new(dials.clone(), ranges),
             Memory::Segments(_) => Heap::of_segments(dials.clone()),
         };
+        heap.set_limit_bytes(limits.family().limit_bytes());
         let shared = Arc::new(Self {
             id,
             device: device.clone(),
@@ -101,7 +102,7 @@ impl Shared {
             idle: Idle::new(options.idle_after),
             hears_of_waits: AtomicBool::new(false),
             ranges,
-            front: Front::new(dials.magazine_bytes(0)),
+            front: Front::new(heap.magazine_bytes()),
             core: Gate::new(Core { heap, extents: Extents::default(), out_peak_bytes: 0 }),
             draining: Mutex::new(()),
         });
@@ -220,6 +221,9 @@ impl Shared {
             let kept = thread::with_near(self.id, stream.0, give).unwrap_or_default();
             core.heap.note_kept(kept.0, kept.1);
         }
+        // Under a limit nothing is rounded up: what is over could be what another block lacks.
+        let exact = Request { size_bytes: least_bytes, ..*request };
+        let request = if core.heap.has_limit() { &exact } else { request };
         if let Some(piece) = core.heap.take_ready(request, self.clocks()) {
             return Ok(self.found(&mut core, piece));
         }
@@ -240,7 +244,7 @@ impl Shared {
         let piece = piece.ok_or_else(|| self.refusal(size_bytes, lack))?;
         let mut core = self.core();
         let found = self.found(&mut core, piece);
-        self.front.set_cap(self.dials.magazine_bytes(core.heap.reserved_bytes()));
+        self.front.set_cap(core.heap.magazine_bytes());
         let in_use_bytes = core.heap.used_bytes();
         drop(core);
         self.note_growth(in_use_bytes);

@@ -26,12 +26,18 @@ pub(super) struct Row {
     pub(super) new: Vec<u32>,
     /// The start of a handle, behind the new ones.
     pub(super) last: Option<Part>,
+    /// What the block ends with, behind the new ones.
+    pub(super) head: Option<Odd>,
 }
 
 impl Row {
     /// How many windows are made of memory that there is.
     pub(super) fn window_count(&self) -> usize {
-        self.parts.len() + usize::from(self.last.is_some()) + usize::from(self.odd.is_some())
+        self.parts.len()
+            + [self.last.is_some(), self.odd.is_some(), self.head.is_some()]
+                .map(usize::from)
+                .iter()
+                .sum::<usize>()
     }
 
     /// Where the block starts that it is made for.
@@ -47,8 +53,9 @@ impl Row {
     /// What its windows take of a space.
     pub(super) fn size_bytes(&self, frames: &Frames) -> u64 {
         let known = self.parts.iter().chain(&self.last).map(|part| part.handle);
-        let known =
-            known.chain(self.odd.map(|odd| odd.handle)).map(|handle| frames.handle(handle).frame_count);
+        let known = known
+            .chain(self.odd.iter().chain(&self.head).map(|odd| odd.handle))
+            .map(|handle| frames.handle(handle).frame_count);
         let frame_count: u64 = known.chain(self.new.iter().copied()).map(u64::from).sum();
         frame_count << FRAME_SHIFT
     }
@@ -181,9 +188,9 @@ fn ask(
         (handle.raw, handle.frame_count)
     };
     let first = row.odd.iter().map(|odd| odd.handle).chain(row.parts.iter().map(|part| part.handle));
-    let last = row.last.iter().map(|part| known(part.handle));
+    let last = row.last.iter().map(|part| part.handle).chain(row.head.iter().map(|head| head.handle));
     let handles: Vec<(RawHandle, u32)> =
-        first.map(known).chain(done.created.iter().copied()).chain(last).collect();
+        first.map(known).chain(done.created.iter().copied()).chain(last.map(known)).collect();
     for (raw, frame_count) in handles {
         let size_bytes = u64::from(frame_count) << FRAME_SHIFT;
         backing.map(address, size_bytes, raw)?;
@@ -234,6 +241,10 @@ fn commit(heap: &mut Heap, (space, start): (usize, u64), row: &Row, created: &[(
     if let Some(part) = &row.last {
         let to = window(frames, part.handle);
         move_frames(frames, spaces, records, to, ones(part.first, part.count));
+    }
+    if let Some(head) = &row.head {
+        let to = window(frames, head.handle);
+        move_odd(frames, spaces, records, (head, to));
     }
 }
 

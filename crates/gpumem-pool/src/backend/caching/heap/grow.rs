@@ -37,6 +37,30 @@ impl Heap {
         self.grow(request, order, backing, (reserved_max_bytes, false))
     }
 
+    /// A piece that starts and ends in frames of others, and new handles between: when nothing else is left.
+    ///
+    /// # Errors
+    ///
+    /// As [`Heap::take_grown`].
+    pub(in super::super) fn take_glued(
+        &mut self,
+        request: &Request,
+        order: &impl Order,
+        backing: &mut impl Backing,
+        reserved_max_bytes: u64,
+    ) -> Result<Option<Piece>, DriverError> {
+        let Some(size_bytes) = rounded(request.size_bytes) else { return Ok(None) };
+        let room = reserved_max_bytes.saturating_sub(self.reserved_bytes()) >> FRAME_SHIFT;
+        let view = View { records: &self.records, slot: request.slot, order, with_ready: true };
+        let survey = Survey::movable(&self.frames, &self.spaces, &view);
+        match self.glued((size_bytes, request.alignment), &survey, &view, room) {
+            Some(row) => {
+                self.build(space_of(request), &Request { size_bytes, ..*request }, None, &row, backing)
+            }
+            None => Ok(None),
+        }
+    }
+
     fn grow(
         &mut self,
         request: &Request,
@@ -111,10 +135,10 @@ impl Heap {
             part.count > 0
         });
         (missing > 0 && u64::from(missing) <= room).then(|| Row {
-            odd: None,
             parts,
             new: self.new_handles(missing),
             last,
+            ..Row::default()
         })
     }
 
@@ -162,12 +186,12 @@ impl Heap {
     pub(in super::super) fn keepable_bytes(&mut self) -> u64 {
         let needed_bytes = self.used_bytes.saturating_sub(self.kept_bytes);
         self.needed_peak_bytes = self.needed_peak_bytes.max(needed_bytes);
-        let slack_bytes = self.needed_peak_bytes / 1000 * u64::from(self.dials.growth_slack_per_mille);
+        let slack_bytes = self.needed_peak_bytes / 1000 * u64::from(self.dials().growth_slack_per_mille);
         let needed_bytes = self.needed_peak_bytes + slack_bytes;
         self.reserved_ahead_bytes = self.reserved_ahead_bytes.min(self.blocks_bytes());
         let spare_bytes = self.reserved_ahead_bytes.saturating_sub(needed_bytes);
         self.keepable_bytes =
-            (spare_bytes / 1000).saturating_mul(u64::from(self.dials.large_share_per_mille));
+            (spare_bytes / 1000).saturating_mul(u64::from(self.dials().large_share_per_mille));
         self.keepable_bytes
     }
 
@@ -177,7 +201,7 @@ impl Heap {
         // Where nothing can be mapped elsewhere, there has to be room for what is left over.
         let piece_frames =
             self.segments.as_ref().map_or(0, |_| self.segment_frames(space_of(request), request.size_bytes));
-        let Dials { growth_slack_per_mille: usual, growth_slack_max_per_mille: most, .. } = self.dials;
+        let Dials { growth_slack_per_mille: usual, growth_slack_max_per_mille: most, .. } = *self.dials();
         let beyond = |used: u64, per_mille: u32| {
             let slack_bytes = (used / 1000).saturating_mul(u64::from(per_mille));
             used.saturating_add(slack_bytes).saturating_add(piece_frames << FRAME_SHIFT)
@@ -192,13 +216,13 @@ impl Heap {
     /// How much a space grows by at least: few handles for a large heap, little waste in a small one.
     pub(super) fn growth_frames(&self, index: usize) -> u32 {
         let reserved = self.spaces[index].end().min(self.reserved_bytes());
-        let bytes = reserved / u64::from(self.dials.growth_divisor);
+        let bytes = reserved / u64::from(self.dials().growth_divisor);
         let frames = (bytes >> FRAME_SHIFT).max(1).next_power_of_two();
-        (frames as u32).min(self.dials.handle_max_frames)
+        (frames as u32).min(self.dials().handle_max_frames)
     }
 
     pub(super) fn new_handles(&self, frame_count: u32) -> Vec<u32> {
-        let largest = self.dials.handle_max_frames;
+        let largest = self.dials().handle_max_frames;
         let mut handles = vec![largest; (frame_count / largest) as usize];
         let rest = frame_count % largest;
         handles.extend((rest > 0).then_some(rest));

@@ -4,8 +4,13 @@
 //! slack, such ends add up: what one stream has begun no other can have. There a block may start with the end of a frame that
 //! its own stream has left over, in a window of that very handle, and go on with whole frames. The frame's bytes are then in
 //! two windows, each byte in one of them, until nobody holds any: then they come together wherever the frame goes.
+//!
+//! At a limit, where a request would be refused otherwise, a block may also end with the start of a frame that is free, and
+//! either end may be any stream's that is ordered before it ([`Heap::glued`]).
 
 use super::Heap;
+use super::build::Row;
+use super::fit::UNIT_BYTES;
 use super::frames::Frames;
 use super::record::{Kind, Records};
 use super::space::{FRAME_BYTES, FRAME_SHIFT, Space};
@@ -14,19 +19,30 @@ use super::survey::{Survey, View};
 use super::windows::WindowId;
 use crate::clock::{Order, Slot, Stamp};
 
-/// The end of a handle that a block can start with; the frame is not idle.
+/// The end of a handle that a block can start with, or the start of one that it can end with; the frame is not idle.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Odd {
     pub(super) handle: u32,
     /// Where the bytes are now.
     window: WindowId,
     pub(super) size_bytes: u64,
+    side: Side,
+}
+
+/// The side of a handle that free bytes are at.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Side {
+    Start,
+    End,
 }
 
 impl Odd {
     /// Where in the handle its bytes start.
     pub(super) fn start(&self, frames: &Frames) -> u64 {
-        (u64::from(frames.handle(self.handle).frame_count) << FRAME_SHIFT) - self.size_bytes
+        match self.side {
+            Side::Start => 0,
+            Side::End => (u64::from(frames.handle(self.handle).frame_count) << FRAME_SHIFT) - self.size_bytes,
+        }
     }
 }
 
@@ -60,9 +76,90 @@ impl Heap {
                 handle,
                 window,
                 size_bytes: end - record.start,
+                side: Side::End,
             })
         });
         ends.collect()
+    }
+
+    /// A row for a block that starts in the free end of one frame and ends in the free start of another, with the fewest new
+    /// frames between them. For the last rungs of a heap that is careful: each such block costs up to two mappings of
+    /// memory that it has little of.
+    pub(super) fn glued(
+        &self,
+        (size_bytes, alignment): (u64, u64),
+        survey: &Survey,
+        view: &View<impl Order>,
+        room: u64,
+    ) -> Option<Row> {
+        if !self.is_careful() || alignment > FRAME_BYTES {
+            return None;
+        }
+        let (mut heads, mut tails) = (Vec::new(), Vec::new());
+        for id in self.spaces.iter().flat_map(Space::fits).flat_map(|fit| fit.ids(&self.records, 0)) {
+            if view.is_usable(&self.records[id]) {
+                heads.extend(self.free_side(id, Side::Start, survey));
+                tails.extend(self.free_side(id, Side::End, survey));
+            }
+        }
+        // A block that starts in the middle of a frame is aligned to nothing else.
+        tails.retain(|_| alignment <= UNIT_BYTES);
+        heads.sort_unstable_by_key(|head: &Odd| (head.size_bytes, head.handle));
+        let bytes = |odd: Option<Odd>| odd.map_or(0, |odd| odd.size_bytes);
+        let frames = |tail, head| size_bytes.saturating_sub(bytes(tail) + bytes(head)).div_ceil(FRAME_BYTES);
+        let is_apart = |tail: Option<Odd>, head: &Odd| tail.is_none_or(|tail| tail.handle != head.handle);
+        let fewest = |tail| frames(tail, heads.iter().rev().find(|head| is_apart(tail, head)).copied());
+        let tails = core::iter::once(None).chain(tails.into_iter().map(Some));
+        let tail = tails.min_by_key(|tail| (fewest(*tail), bytes(*tail)))?;
+        let new_frames = fewest(tail);
+        let fitting = heads.iter().copied().filter(|head| is_apart(tail, head)).map(Some);
+        let head = core::iter::once(None).chain(fitting).find(|head| frames(tail, *head) == new_frames)?;
+        if new_frames > room || tail.is_none() && head.is_none() {
+            return None;
+        }
+        let odd_bytes = size_bytes - (new_frames << FRAME_SHIFT).min(size_bytes);
+        let tail_bytes = bytes(tail).min(odd_bytes);
+        let cut = |odd: Option<Odd>, size_bytes| {
+            odd.filter(|_| size_bytes > 0).map(|odd| Odd { size_bytes, ..odd })
+        };
+        Some(Row {
+            odd: cut(tail, tail_bytes),
+            new: self.new_handles(u32::try_from(new_frames).ok()?),
+            head: cut(head, odd_bytes - tail_bytes),
+            ..Row::default()
+        })
+    }
+
+    /// What a free record has of a frame at one side of a handle, which is not free as a whole.
+    fn free_side(&self, id: u32, side: Side, survey: &Survey) -> Option<Odd> {
+        let record = &self.records[id];
+        let index = usize::from(record.space);
+        let (slot, size_bytes) = match side {
+            Side::Start => {
+                let start = record.end() / FRAME_BYTES * FRAME_BYTES;
+                (start >> FRAME_SHIFT, (start >= record.start).then(|| record.end() - start)?)
+            }
+            Side::End => {
+                let end = record.start.next_multiple_of(FRAME_BYTES);
+                ((end >> FRAME_SHIFT).checked_sub(1)?, (end <= record.end()).then(|| end - record.start)?)
+            }
+        };
+        if size_bytes == 0 {
+            return None;
+        }
+        let entry = self.frames.entry(index, slot)?;
+        let (handle, frame) = (entry.handle(), entry.frame());
+        let outermost = match side {
+            Side::Start => 0,
+            Side::End => self.frames.handle(handle).frame_count - 1,
+        };
+        let window = WindowId::new(index, slot as u32 - frame);
+        (frame == outermost && !self.frames.is_pinned(handle) && !survey.has(handle, frame)).then_some(Odd {
+            handle,
+            window,
+            size_bytes,
+            side,
+        })
     }
 }
 

@@ -19,7 +19,7 @@ impl Heap {
     /// Whether memory is dealt out to streams by the frame: where there is no slack, and other streams can't have what is
     /// left of a frame that one has begun.
     pub(super) fn keeps_frames(&self, slot: Slot) -> bool {
-        self.dials.growth_slack_per_mille == 0 && self.segments.is_none() && self.shares.has_others(slot)
+        self.dials().growth_slack_per_mille == 0 && self.segments.is_none() && self.shares.has_others(slot)
     }
 
     /// Whether a block that fills frames starts with one there.
@@ -38,7 +38,7 @@ impl Heap {
         let Request { slot, size_bytes, .. } = *request;
         size_bytes <= SMALL_MAX_BYTES
             || self.has_plenty()
-            || self.shares.may_take_ready(slot, size_bytes, self.dials.growth_slack_per_mille, &self.spaces)
+            || self.shares.may_take_ready(slot, size_bytes, self.dials().growth_slack_per_mille, &self.spaces)
     }
 
     /// Whether more is ready than was ever in use at once: then nobody needs to be sparing with it.

@@ -136,7 +136,7 @@ impl Heap {
             return 0;
         }
         let share = |per_mille: u32| self.spaces[index].end() / 1000 * u64::from(per_mille);
-        let slack_bytes = share(self.dials.growth_slack_per_mille);
+        let slack_bytes = share(self.dials().growth_slack_per_mille);
         let spare_bytes = (self.keepable_bytes / SPARE_DIVISOR).min(SPARE_BYTES_MAX);
         let plenty_bytes = if self.has_plenty() { share(PLENTY_PER_MILLE) } else { 0 };
         slack_bytes.max(plenty_bytes).max(spare_bytes) / FRAME_BYTES * FRAME_BYTES

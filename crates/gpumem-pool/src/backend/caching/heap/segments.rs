@@ -104,7 +104,7 @@ impl Heap {
     /// Whether so many bytes may be had at a place: a segment that is beyond what may be cut up is for blocks that need nearly
     /// all of it, alone.
     pub(super) fn allows(&self, index: usize, start: u64, size_bytes: u64) -> bool {
-        let most_bytes = self.dials.split_bytes_max;
+        let most_bytes = self.dials().split_bytes_max;
         if index != LARGE_SPACE || most_bytes == u64::MAX {
             return true;
         }
@@ -154,7 +154,7 @@ impl Heap {
         frame_count: u64,
         backing: &mut impl Backing,
     ) -> Result<bool, DriverError> {
-        let most_frames = self.dials.split_bytes_max >> FRAME_SHIFT;
+        let most_frames = self.dials().split_bytes_max >> FRAME_SHIFT;
         let mut left = frame_count;
         while left > 0 {
             if self.add_segment(LARGE_SPACE, left.min(most_frames), backing)?.is_none() {
@@ -221,10 +221,10 @@ impl Heap {
     pub(super) fn segment_frames(&self, space: usize, size_bytes: u64) -> u64 {
         match space {
             // Of its own.
-            LARGE_SPACE if size_bytes > self.dials.split_bytes_max => 1,
+            LARGE_SPACE if size_bytes > self.dials().split_bytes_max => 1,
             LARGE_SPACE => {
-                let most_frames =
-                    u64::from(self.dials.handle_max_frames).min(self.dials.split_bytes_max >> FRAME_SHIFT);
+                let most_frames = u64::from(self.dials().handle_max_frames)
+                    .min(self.dials().split_bytes_max >> FRAME_SHIFT);
                 (self.reserved_bytes() >> FRAME_SHIFT).clamp(1, most_frames)
             }
             _ => u64::from(self.growth_frames(space)),

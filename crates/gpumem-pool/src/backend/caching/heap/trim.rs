@@ -72,7 +72,7 @@ impl Heap {
     /// How many empty windows are worth their records: so many for each frame of memory, as far as the dial allows.
     pub(in super::super) fn kept_windows(&self) -> usize {
         let frame_count = (self.reserved_bytes() >> FRAME_SHIFT) as usize;
-        (self.dials.empty_windows_max as usize).min((WINDOWS_A_FRAME * frame_count).max(WINDOWS_MIN))
+        (self.dials().empty_windows_max as usize).min((WINDOWS_A_FRAME * frame_count).max(WINDOWS_MIN))
     }
 
     /// Whether more windows than so many are empty, and, if the last try left some, enough of them for another.

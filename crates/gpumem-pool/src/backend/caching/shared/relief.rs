@@ -43,11 +43,12 @@ impl Shared {
         }
         let _relaxed = Relaxed::enter(self.device.driver())?;
         let _bound = self.device.enter()?;
+        self.note_limit();
         let mut vmm = self.vmm();
         let mut core = self.core();
         let most_bytes = self.limit_bytes(&core.heap);
         match core.heap.reserve(missing_bytes, &mut vmm, most_bytes) {
-            Ok(true) => self.front.set_cap(self.dials.magazine_bytes(core.heap.reserved_bytes())),
+            Ok(true) => self.front.set_cap(core.heap.magazine_bytes()),
             Err(error) if error.code() != CUresult::CUDA_ERROR_OUT_OF_MEMORY => return Err(error.into()),
             _ => {
                 drop(core);
@@ -131,7 +132,7 @@ impl Shared {
         let released = core.extents.release_lost(&mut vmm).and(core.heap.release_lost(&mut vmm));
         core.heap.set_outside_bytes(core.extents.reserved_bytes());
         let trimmed = core.heap.trim(keep_bytes, self.clocks(), &mut vmm);
-        self.front.set_cap(self.dials.magazine_bytes(core.heap.reserved_bytes()));
+        self.front.set_cap(core.heap.magazine_bytes());
         settled.and(released).and(trimmed.map(drop))
     }
 
@@ -142,6 +143,17 @@ impl Shared {
             return self.limits.family().limit_bytes().saturating_add(2 << 20);
         }
         heap.reserved_bytes().saturating_add(self.access.dues().room_bytes())
+    }
+
+    /// Tells the heap how much it may reserve by now under the pool's hard limit and those above it, if there are any.
+    pub(in super::super) fn note_limit(&self) {
+        let room_bytes = self.limits.family().room_bytes();
+        let mut core = self.core();
+        let limit_bytes = match room_bytes > ROOM_MAX_BYTES {
+            true => u64::MAX,
+            false => core.heap.reserved_bytes().saturating_add(room_bytes),
+        };
+        core.heap.set_limit_bytes(limit_bytes);
     }
 
     /// Before memory is looked for everywhere.
@@ -216,3 +228,6 @@ impl Member for Shared {
         }
     }
 }
+
+/// More room than this is no limit: no device has as much.
+const ROOM_MAX_BYTES: u64 = 1 << 60;

@@ -1,0 +1,151 @@
+//! [`Tuning`]: what the heap trades, by how near its limit is.
+//!
+//! Live blocks keep their addresses, and so the handles under them: what a large handle has free beside a live block is of no use
+//! to a request that needs more than that. Nothing done at the limit brings it back, so a heap with a limit prepares for it:
+//!
+//! - below any limit handles are so small that many of them make up the limit, and threads keep little;
+//! - once a quarter of the limit is reserved, the heap is *careful*: it trades as [`Profile::Tight`](crate::Profile::Tight) does,
+//!   in every profile, until less is reserved again.
+//!
+//! A quarter is measured (`cargo xtask replay --random`): with half, one program of fifty that fits under `tight` at 1.02
+//! times its peak did not fit under `fast`. What differs from `tight` before the heap is careful decides where long-lived
+//! blocks lie later.
+
+use super::Heap;
+use super::space::FRAME_SHIFT;
+use crate::dials::Dials;
+
+#[derive(Debug)]
+pub(super) struct Tuning {
+    /// Without a limit.
+    usual: Dials,
+    /// Far below a limit.
+    limited: Dials,
+    /// Near it.
+    careful: Dials,
+    /// [`NO_LIMIT`] without one.
+    limit_bytes: u64,
+}
+
+impl Tuning {
+    pub(super) fn new(dials: Dials) -> Self {
+        Self { limited: dials.clone(), careful: dials.careful(), usual: dials, limit_bytes: NO_LIMIT }
+    }
+
+    fn set_limit_bytes(&mut self, limit_bytes: u64) {
+        let Dials { handle_max_frames, magazine_bytes_min, .. } = self.usual;
+        let handle_frames = (limit_bytes >> FRAME_SHIFT) / HANDLES_MIN;
+        let cap = u32::try_from(handle_frames).unwrap_or(u32::MAX).max(1);
+        self.limited.handle_max_frames = handle_max_frames.min(cap);
+        let magazine_bytes = (limit_bytes / MAGAZINE_DIVISOR).max(self.careful.magazine_bytes_min);
+        self.limited.magazine_bytes_min = magazine_bytes_min.min(magazine_bytes);
+        self.limit_bytes = limit_bytes;
+    }
+
+    fn is_careful(&self, reserved_bytes: u64) -> bool {
+        self.limit_bytes != NO_LIMIT && reserved_bytes >= self.limit_bytes / CAREFUL_DIVISOR
+    }
+
+    fn at(&self, reserved_bytes: u64) -> &Dials {
+        match self.limit_bytes {
+            NO_LIMIT => &self.usual,
+            _ if self.is_careful(reserved_bytes) => &self.careful,
+            _ => &self.limited,
+        }
+    }
+}
+
+impl Heap {
+    /// How much may be reserved, by limits that are kept elsewhere; [`u64::MAX`] for no limit. Segments are not handles: where
+    /// there is no virtual memory this changes nothing.
+    pub(in super::super) fn set_limit_bytes(&mut self, limit_bytes: u64) {
+        if limit_bytes != self.tuning.limit_bytes && self.segments.is_none() {
+            self.tuning.set_limit_bytes(limit_bytes);
+        }
+    }
+
+    /// Whether blocks are given what they ask for without rounding.
+    pub(in super::super) fn has_limit(&self) -> bool {
+        self.tuning.limit_bytes != NO_LIMIT
+    }
+
+    /// What the heap trades now.
+    pub(in super::super) fn dials(&self) -> &Dials {
+        self.tuning.at(self.reserved_bytes())
+    }
+
+    /// Whether the limit is near.
+    pub(super) fn is_careful(&self) -> bool {
+        self.tuning.is_careful(self.reserved_bytes())
+    }
+
+    /// What magazines and depot may hold together.
+    pub(in super::super) fn magazine_bytes(&self) -> u64 {
+        self.dials().magazine_bytes(self.reserved_bytes())
+    }
+
+    /// Whether the heap grows by its slack before it takes small blocks from threads, or has plenty anyway.
+    pub(in super::super) fn spares_magazines(&self) -> bool {
+        self.dials().spares_magazines() || self.has_plenty()
+    }
+}
+
+const NO_LIMIT: u64 = u64::MAX;
+/// Careful from this part of the limit on.
+const CAREFUL_DIVISOR: u64 = 4;
+/// A limit is made up of this many handles at least. Below 4 GiB those are of 2 MiB.
+const HANDLES_MIN: u64 = 2048;
+/// Threads keep this part of the limit at most, of small blocks, while the share of what is reserved is less.
+const MAGAZINE_DIVISOR: u64 = 512;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::dials::Profile;
+
+    const GIB: u64 = 1 << 30;
+
+    #[test]
+    fn without_a_limit_a_profile_is_what_it_says() {
+        for profile in [Profile::Fast, Profile::Balanced, Profile::Tight] {
+            let tuning = Tuning::new(Dials::of(profile));
+            assert_eq!(*tuning.at(0), Dials::of(profile));
+            assert_eq!(*tuning.at(1 << 50), Dials::of(profile));
+        }
+    }
+
+    #[test]
+    fn the_heap_is_careful_near_its_limit_and_relaxes_away_from_it() {
+        let mut tuning = Tuning::new(Dials::of(Profile::Fast));
+        tuning.set_limit_bytes(64 * GIB);
+        let relaxed = tuning.at(16 * GIB - 1);
+        assert_eq!((relaxed.handle_max_frames, relaxed.growth_slack_per_mille), (16, 100));
+        let careful = tuning.at(16 * GIB);
+        assert_eq!((careful.handle_max_frames, careful.growth_slack_per_mille), (1, 0));
+        tuning.set_limit_bytes(NO_LIMIT);
+        assert_eq!(*tuning.at(16 * GIB), Dials::of(Profile::Fast));
+    }
+
+    #[test]
+    fn small_limits_have_the_smallest_handles() {
+        let mut tuning = Tuning::new(Dials::of(Profile::Fast));
+        tuning.set_limit_bytes(0);
+        assert_eq!(tuning.limited.handle_max_frames, 1);
+        tuning.set_limit_bytes(GIB);
+        let limited = tuning.at(0);
+        assert_eq!((limited.handle_max_frames, limited.magazine_bytes_min), (1, 2 << 20));
+    }
+
+    /// Near its limit every profile trades the same.
+    #[test]
+    fn profiles_differ_near_a_limit_in_what_does_not_decide_what_fits() {
+        let of = |profile| Dials {
+            rounding: 0.into(),
+            inserted_waits: true,
+            window_allowance_per_mille: 0,
+            ..Dials::of(profile).careful()
+        };
+        assert_eq!(of(Profile::Fast), of(Profile::Tight));
+        assert_eq!(of(Profile::Balanced), of(Profile::Tight));
+    }
+}
