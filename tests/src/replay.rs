@@ -149,7 +149,7 @@ impl Outcome {
     /// How often the pool waited for the device, as it does when its limit leaves nothing else.
     #[must_use]
     pub fn device_wait_count(&self) -> u64 {
-        self.calls.cuCtxSynchronize
+        self.calls.cuCtxSynchronize + self.calls.cuCtxRecordEvent
     }
 
     /// Host time, an operation.

@@ -3,8 +3,9 @@
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 use gpumem_tests::backends::backends;
+use gpumem_tests::fit;
 use gpumem_tests::pool::{BackendKind, Device, Dials, Limit, Profile};
-use gpumem_tests::replay::{Outcome, Setup, StreamKind, replay};
+use gpumem_tests::replay::{Outcome, Setup, StreamKind, TraceLimit, replay};
 use gpumem_tests::sys::{Driver, SimConfig};
 use gpumem_tests::trace::{Event, Synthetic, Trace};
 
@@ -132,6 +133,41 @@ fn a_limit_is_kept_by_waiting_for_the_device() {
     let setup = Setup { hard_limit: Some(Limit::Bytes(limit_bytes)), ..Setup::default() };
     let tight = replay(&trace, &driver, &setup, |_| ()).unwrap();
     assert!(tight.device_wait_count() > 0 && tight.peak_reserved_bytes <= limit_bytes, "{tight:?}");
+}
+
+/// At 2 % more than the most that is live, every profile has what fits.
+#[test]
+fn every_recorded_trace_fits_at_its_limit_under_every_profile() {
+    let traces = recorded();
+    let tasks = traces.iter().flat_map(|trace| fit::PROFILES.map(|profile| (trace, profile)));
+    for (trace, profile) in tasks {
+        let fit = fit::fit(trace, 1.02, profile).unwrap();
+        assert!(fit.is_complete(), "{} under {profile}: {fit}", trace.name());
+    }
+}
+
+/// `cargo xtask replay --random` has many more.
+#[test]
+fn random_programs_that_fit_under_tight_fit_under_every_profile() {
+    let mut counts = fit::Counts::default();
+    for (seed, factor) in (1..81).zip([1.02, 1.05, 1.1].into_iter().cycle()) {
+        counts.add(&fit::compare(seed, factor).unwrap());
+    }
+    assert!(counts.completed[0] > 40, "{counts:?}");
+    assert!(counts.share(1) >= 0.99 && counts.share(2) >= 0.99, "{counts:?}");
+}
+
+#[test]
+fn limits_of_traces_are_amounts_or_multiples_of_their_peaks() {
+    let trace = Synthetic::Kv.trace(0, 2);
+    let of = |text: &str| text.parse::<TraceLimit>().map(|limit| limit.of(&trace));
+    let peak_bytes = trace.peaks().live_incl_deferred_bytes;
+    assert_eq!(of(" 1x ").unwrap(), Limit::Bytes(peak_bytes));
+    assert_eq!(of("1.5X").unwrap(), Limit::Bytes(peak_bytes + peak_bytes / 2));
+    assert_eq!(of("1.5GiB").unwrap(), Limit::Bytes(3 << 29));
+    for wrong in ["x", "0x", "-1x", "infx", "nanx", "lots"] {
+        assert!(of(wrong).unwrap_err().to_string().contains("1.5GiB"), "{wrong}");
+    }
 }
 
 #[test]

@@ -67,3 +67,40 @@ fn what_is_asked_for_at_an_alignment_starts_there() {
     assert_eq!(piece.address % FRAME_BYTES, 0);
     pair.heap.check().unwrap();
 }
+
+/// Two frames that another stream has left in part: the end of one is free, and the start of the other.
+fn at_its_limit(frames: u64) -> Pair {
+    let mut pair = Pair { limit_bytes: frames * FRAME_BYTES, ..Pair::new(Dials::of(Profile::Fast)) };
+    for size in [0.75, 0.75, 2.0, 1.0] {
+        take(&mut pair, size, 1);
+    }
+    give(&mut pair, 0);
+    pair.known.observe(1);
+    pair.run(&Step::Settle);
+    pair
+}
+
+#[test]
+fn at_a_limit_a_block_starts_and_ends_in_frames_of_others() {
+    let mut pair = at_its_limit(7);
+    let before = frames(&pair);
+    assert_eq!(before, 5);
+    // Half a frame is free behind the second block, three quarters before it; two frames are left below the limit.
+    take(&mut pair, 3.0, 0);
+    assert_eq!((frames(&pair), pair.live.len(), pair.heap.frames.shared().count()), (7, 4, 2));
+    pair.run(&Step::Give { index: 0, uses: 1, complete: true });
+    pair.heap.check().unwrap();
+}
+
+#[test]
+fn what_is_not_free_yet_is_not_shared() {
+    let mut pair = Pair { limit_bytes: 5 * FRAME_BYTES, ..Pair::new(Dials::of(Profile::Fast)) };
+    take(&mut pair, 3.0, 1);
+    let request = Request { size_bytes: 5 * FRAME_BYTES / 2, alignment: 256, slot: Slot(0) };
+    give(&mut pair, 0);
+    take(&mut pair, 2.25, 1);
+    assert_eq!(pair.climb(&request), None);
+    pair.known.observe(1);
+    pair.run(&Step::Settle);
+    assert!(pair.climb(&request).is_some());
+}

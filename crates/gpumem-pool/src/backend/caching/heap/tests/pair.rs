@@ -66,6 +66,8 @@ pub(super) struct Pair {
     pub(super) live: Vec<(Piece, u64, usize)>,
     /// The host uses what is handed out.
     pub(super) is_for_host: bool,
+    /// The most that may be reserved.
+    pub(super) limit_bytes: u64,
     /// Physical bytes and the stamps of their last uses.
     pub(super) used: Vec<((u64, u64, u64), Vec<Stamp>)>,
     /// Addresses and the stamps of all uses through them.
@@ -81,6 +83,7 @@ impl Pair {
             known: Known { epoch: [1; STREAMS], ..Known::default() },
             live: Vec::new(),
             is_for_host: false,
+            limit_bytes: u64::MAX,
             used: Vec::new(),
             used_through: Vec::new(),
         }
@@ -169,11 +172,12 @@ impl Pair {
     }
 
     pub(super) fn climb(&mut self, request: &Request) -> Option<Piece> {
-        let Self { heap, driver, known, .. } = self;
+        let Self { heap, driver, known, limit_bytes, .. } = self;
+        heap.set_limit_bytes(*limit_bytes);
         if let Some(piece) = heap.take_ready(request, known) {
             return Some(piece);
         }
-        let target_bytes = heap.growth_target_bytes(request);
+        let target_bytes = heap.growth_target_bytes(request).min(*limit_bytes);
         let reserved_bytes = heap.reserved_bytes();
         if let Some(piece) = heap.take_grown(request, known, driver, target_bytes).ok()? {
             assert!(heap.reserved_bytes() <= target_bytes.max(reserved_bytes));
@@ -198,7 +202,12 @@ impl Pair {
             assert!(piece.is_some(), "{waits:?} do not suffice");
             return piece;
         }
-        heap.take_grown(request, known, driver, u64::MAX).ok()?
+        if let Some(piece) = heap.take_grown(request, known, driver, *limit_bytes).ok()? {
+            return Some(piece);
+        }
+        let piece = heap.take_glued(request, known, driver, *limit_bytes).ok()?;
+        assert!(heap.reserved_bytes() <= *limit_bytes);
+        piece
     }
 
     /// A block as large as the largest that is told to be free can be had, and nothing new is made for it.

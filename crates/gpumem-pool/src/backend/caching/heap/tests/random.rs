@@ -33,6 +33,21 @@ proptest! {
         pair.has_what_it_says_is_free();
     }
 
+    /// Blocks share frames where a limit leaves nothing else.
+    #[test]
+    fn nothing_is_at_a_limit(dials in dials(), frames in 4_u64..40, steps in prop::collection::vec(step(), 1..160)) {
+        let mut pair = Pair { limit_bytes: frames * FRAME_BYTES, ..Pair::new(dials) };
+        for step in &steps {
+            pair.run(step);
+        }
+        (0..STREAMS).for_each(|stream| pair.known.observe(stream));
+        pair.driver.fails_in = None;
+        // What all streams are done with can be given back as a whole, shared frames too.
+        pair.live.drain(..).for_each(|(piece, ..)| pair.heap.give(piece.record, &[]));
+        pair.run(&Step::Trim { keep_bytes: 0 });
+        assert_eq!(pair.heap.reserved_bytes(), 0);
+    }
+
     #[test]
     fn nor_is_anything_of_segments(dials in dials(), is_for_host in any::<bool>(), steps in prop::collection::vec(step(), 1..120)) {
         let mut pair = Pair { is_for_host, ..Pair::of_segments(dials) };
