@@ -119,7 +119,7 @@ impl Device {
     ) -> Result<bool, DriverError> {
         let (mut pause, mut has_marks) = (PAUSE, false);
         loop {
-            if self.noting(event.query(self))? {
+            if self.is_passed(event)? {
                 // It does not wait any more. The driver's own pools release memory only after such a call.
                 self.noting(event.synchronize(self))?;
                 self.clocks().saw_device(self, observation);
@@ -146,15 +146,7 @@ impl Device {
         let _bound = self.enter()?;
         let _relaxed = Relaxed::enter(self.driver())?;
         match self.mark_all()? {
-            AllMark::Event(event) => {
-                for _ in 0..IDLE_QUERIES {
-                    if self.noting(event.query(self))? {
-                        return Ok(true);
-                    }
-                    core::hint::spin_loop();
-                }
-                Ok(false)
-            }
+            AllMark::Event(event) => self.is_passed(&event),
             AllMark::Capturing => Ok(false),
             AllMark::Missing => {
                 self.clocks().mark_streams(self)?;
@@ -162,6 +154,17 @@ impl Device {
                 Ok(self.clocks().unfinished(self).is_empty())
             }
         }
+    }
+
+    /// Asks for as long as an idle device takes to pass an event. The context is current.
+    fn is_passed(&self, event: &MarkEvent) -> Result<bool, DriverError> {
+        for _ in 0..IDLE_QUERIES {
+            if self.noting(event.query(self))? {
+                return Ok(true);
+            }
+            core::hint::spin_loop();
+        }
+        Ok(false)
     }
 
     /// An event behind all that the streams of the context have queued, those of others included. The context is current.

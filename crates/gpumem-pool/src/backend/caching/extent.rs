@@ -228,11 +228,12 @@ impl Growing for Shared {
     }
 
     fn shrink_to(&self, id: u64, size_bytes: u64, uses: &[Stamp]) -> Result<(), PoolError> {
-        let _relaxed = Relaxed::enter(self.device.driver())?;
-        let _bound = self.device.enter()?;
+        // First: the block is smaller from here on, whatever fails.
         if let Some(extent) = self.core().extents.by_id.get_mut(&id) {
             extent.cut_to(size_bytes, uses);
         }
+        let _relaxed = Relaxed::enter(self.device.driver())?;
+        let _bound = self.device.enter()?;
         // What is done by now goes back at once.
         self.look(uses.iter().map(|stamp| stamp.slot()).collect())?;
         Ok(self.settle_extents()?)

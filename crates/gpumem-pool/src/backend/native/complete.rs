@@ -25,6 +25,8 @@ pub(super) struct Complete {
     kind: MemoryKind,
     quiet: Arc<Quiet>,
     waiting: Mutex<Vec<Pending>>,
+    /// What the driver would not take back, for the end of the pool.
+    failed: Mutex<Vec<Pending>>,
     /// What the driver has not got back yet, blocks that are alive included.
     held_bytes: AtomicU64,
     /// How long one allocation may ask the driver what is complete.
@@ -58,6 +60,7 @@ impl Complete {
             kind,
             quiet: Arc::new(Quiet::new(device)?),
             waiting: Mutex::default(),
+            failed: Mutex::default(),
             held_bytes: AtomicU64::new(0),
             poll_budget,
         })
@@ -91,10 +94,10 @@ impl Complete {
         let stamps: Vec<Stamp> = freed.stamps(self.device.clocks()).collect();
         let block = Pending { address: freed.piece.address, size_bytes: freed.size_bytes, stamps };
         if block.stamps.is_empty() {
-            let _bound = self.device.enter()?;
-            let _relaxed = Relaxed::enter(self.device.driver())?;
-            // What fails is tried again with what waits, at the end of the pool at the latest.
-            return self.free(&block).inspect_err(|_| self.lock_waiting().push(block));
+            // What fails counts as in use, and is tried again at the end of the pool.
+            return self.free_now(&block).inspect_err(|_| {
+                self.failed.lock().unwrap_or_else(PoisonError::into_inner).push(block);
+            });
         }
         self.lock_waiting().push(block);
         Ok(())
@@ -171,6 +174,12 @@ impl Complete {
         Ok(())
     }
 
+    fn free_now(&self, block: &Pending) -> Result<(), DriverError> {
+        let _bound = self.device.enter()?;
+        let _relaxed = Relaxed::enter(self.device.driver())?;
+        self.free(block)
+    }
+
     fn free(&self, block: &Pending) -> Result<(), DriverError> {
         self.quiet.free(block.address)?;
         self.held_bytes.fetch_sub(block.size_bytes, Ordering::AcqRel);
@@ -186,6 +195,8 @@ impl Complete {
 /// its last block is back.
 impl Drop for Complete {
     fn drop(&mut self) {
+        let failed = core::mem::take(self.failed.get_mut().unwrap_or_else(PoisonError::into_inner));
+        self.lock_waiting().extend(failed);
         // Marks tell the device when the rest is done.
         let _ = self.free_what_may_be_done();
         let waiting = core::mem::take(&mut *self.lock_waiting());

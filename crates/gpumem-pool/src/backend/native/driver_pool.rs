@@ -154,11 +154,13 @@ impl DriverPool {
 
 impl Drop for DriverPool {
     fn drop(&mut self) {
-        // Without its context the pool is gone already.
-        let Ok(_bound) = self.device.enter() else { return };
-        let Ok(_relaxed) = Relaxed::enter(self.device.driver()) else { return };
         let mut left = Remains { handle: Handle(self.handle.0), kind: self.kind };
-        if !left.destroy(self.device.driver()) {
+        let destroyed = self.device.enter().and_then(|_bound| {
+            let _relaxed = Relaxed::enter(self.device.driver())?;
+            left.destroy(self.device.driver())
+        });
+        // There is nobody to tell: it is tried again.
+        if destroyed.is_err() {
             self.device.upkeep().add_left(Box::new(left));
         }
     }
@@ -172,10 +174,10 @@ struct Remains {
 
 impl Remains {
     /// No capture minds it.
-    fn destroy(&mut self, driver: &Driver) -> bool {
+    fn destroy(&mut self, driver: &Driver) -> Result<(), DriverError> {
         let _guard = driver.teardown();
         // SAFETY: nobody else passes it again; blocks that are alive are named by their addresses alone.
-        unsafe { driver.cuMemPoolDestroy(self.handle.0) }.is_ok()
+        unsafe { driver.cuMemPoolDestroy(self.handle.0) }
     }
 }
 
@@ -190,6 +192,6 @@ impl Left for Remains {
 
     fn give_back(&mut self, driver: &Driver, _: &Clocks, _: HowFar) -> bool {
         let Ok(_relaxed) = Relaxed::enter(driver) else { return false };
-        self.destroy(driver)
+        self.destroy(driver).is_ok()
     }
 }

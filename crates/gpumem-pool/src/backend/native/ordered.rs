@@ -18,6 +18,8 @@ pub(super) struct Ordered {
     /// Frees what can't be freed in the order of its home; made on first use.
     sweeper: Mutex<Option<Stream>>,
     waiting: Mutex<Vec<Waiting>>,
+    /// What the driver would not take back, for the end of the pool.
+    failed: Mutex<Vec<Waiting>>,
     /// Whether anything waits: looked at when memory is asked for.
     is_any_waiting: AtomicBool,
 }
@@ -34,6 +36,7 @@ impl Ordered {
             device: device.clone(),
             sweeper: Mutex::default(),
             waiting: Mutex::default(),
+            failed: Mutex::default(),
             is_any_waiting: AtomicBool::new(false),
         }
     }
@@ -51,7 +54,7 @@ impl Ordered {
         self.is_any_waiting.load(Ordering::Acquire)
     }
 
-    /// What fails is tried again with what waits, at the end of the pool at the latest.
+    /// What fails counts as in use, and is tried again at the end of the pool.
     pub(super) fn release(&self, freed: &Freed) -> Result<(), DriverError> {
         let at_home = self.free_at_home(freed);
         if matches!(at_home, Ok(true)) {
@@ -59,12 +62,18 @@ impl Ordered {
         }
         let stamps = freed.stamps(self.device.clocks()).collect();
         let waiting = Waiting { address: freed.piece.address, stamps };
-        let is_freed = at_home.and_then(|_| self.free_apart(&waiting));
-        if !matches!(is_freed, Ok(true)) {
-            self.lock_waiting().push(waiting);
-            self.is_any_waiting.store(true, Ordering::Release);
+        match at_home.and_then(|_| self.free_apart(&waiting)) {
+            Ok(true) => Ok(()),
+            Ok(false) => {
+                self.lock_waiting().push(waiting);
+                self.is_any_waiting.store(true, Ordering::Release);
+                Ok(())
+            }
+            Err(error) => {
+                self.failed.lock().unwrap_or_else(PoisonError::into_inner).push(waiting);
+                Err(error)
+            }
         }
-        is_freed.map(drop)
     }
 
     /// Frees that had to wait for a stream that the pool may not touch.
@@ -134,6 +143,8 @@ impl Ordered {
 /// What work may still use, or the driver would not take back, stays with the device.
 impl Drop for Ordered {
     fn drop(&mut self) {
+        let failed = core::mem::take(self.failed.get_mut().unwrap_or_else(PoisonError::into_inner));
+        self.lock_waiting().extend(failed);
         let _ = self.sweep();
         let waiting = core::mem::take(&mut *self.lock_waiting());
         if !waiting.is_empty() {

@@ -25,12 +25,14 @@ impl Drop for Shared {
         };
         let mut left = Remains { access: self.access.remains(), heap, extents, ranges };
         left.heap.set_outside_bytes(0);
-        // Without its context all of it is gone already.
-        let Ok(_bound) = self.device.enter() else { return };
         let (driver, clocks) = (self.device.driver(), self.clocks());
-        // Nobody is there to tell of a failure: what is not known to be done stays.
-        let _ = self.look(pending);
-        if !left.give_back(driver, clocks, HowFar::Known) {
+        // There is nobody to tell of a failure: what is not known to be done stays, and all of it where its context can't be
+        // entered now.
+        let is_gone = self.device.enter().is_ok_and(|_bound| {
+            let _ = self.look(pending);
+            left.give_back(driver, clocks, HowFar::Known)
+        });
+        if !is_gone {
             self.device.upkeep().add_left(Box::new(left));
         }
     }
