@@ -221,7 +221,8 @@ impl Dials {
     /// [`GrowableBlock::grow_to`](crate::GrowableBlock::grow_to), holders and other pools that they ask included. What it does
     /// not bound: waits that the caller asks for (`synchronize`, [`Pool::reclaim`](crate::Pool::reclaim)), the ends of
     /// [`HostMemory`](crate::HostMemory) and [`ImportedBlock`](crate::ImportedBlock), frees of the backend `none`, calls of the
-    /// driver that wait by themselves (as `cuMemAlloc` may), and, with drivers before CUDA 12.5, work on other libraries'
+    /// driver that wait by themselves (as `cuMemAlloc` may), the waits of [`Fill`](crate::adaptor::Fill) and
+    /// [`Guard`](crate::adaptor::Guard) for the uses of a block that grows, and, with drivers before CUDA 12.5, work on other libraries'
     /// streams.
     pub fn wait_deadline(mut self, deadline: Duration) -> Self {
         self.wait_deadline = deadline.min(DEADLINE_MAX);
