@@ -146,7 +146,8 @@ impl Outcome {
         self.peak_reserved_bytes as f64 / self.live.live_incl_deferred_bytes.max(1) as f64
     }
 
-    /// How often the pool waited for the device, as it does when its limit leaves nothing else.
+    /// How often the pool waited for the device, as it does when its limit leaves nothing else: without an end, or for an event
+    /// behind all of its work.
     #[must_use]
     pub fn device_wait_count(&self) -> u64 {
         self.calls.cuCtxSynchronize + self.calls.cuCtxRecordEvent
