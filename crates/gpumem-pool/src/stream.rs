@@ -55,6 +55,8 @@ struct Inner {
     borrows: Borrows,
     /// What calls that named the stream allocated and freed since the last of them marked it, as far as they were counted.
     unmarked_bytes: AtomicU64,
+    /// At how many of them the next mark is due, as far as is known: a look at the pool tells more.
+    due_bytes: AtomicU64,
 }
 
 /// Whose a stream is.
@@ -262,7 +264,13 @@ impl Stream {
         let unmarked_bytes = &self.0.unmarked_bytes;
         let sum_bytes = unmarked_bytes.fetch_add(size_bytes, Ordering::Relaxed).saturating_add(size_bytes);
         // Also while it is the only stream: the next one may be this one's heir.
-        if sum_bytes < UNMARKED_MIN_BYTES || sum_bytes < share_bytes() {
+        if sum_bytes < self.0.due_bytes.load(Ordering::Relaxed) {
+            return false;
+        }
+        // Looked at once for each mark, or twice where the pool has grown: the look takes its lock.
+        let due_bytes = share_bytes().max(UNMARKED_MIN_BYTES);
+        self.0.due_bytes.store(due_bytes, Ordering::Relaxed);
+        if sum_bytes < due_bytes {
             return false;
         }
         unmarked_bytes.store(0, Ordering::Relaxed);

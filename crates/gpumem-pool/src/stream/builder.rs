@@ -73,6 +73,7 @@ impl StreamBuilder {
             near_id: AtomicU64::new(id.0),
             borrows: Borrows::default(),
             unmarked_bytes: AtomicU64::new(0),
+            due_bytes: AtomicU64::new(super::UNMARKED_MIN_BYTES),
         }));
         device.clocks().name(driver_id, &stream);
         Ok(stream)

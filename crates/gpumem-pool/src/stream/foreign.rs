@@ -153,6 +153,7 @@ impl Stream {
                 near_id,
                 borrows: Borrows::default(),
                 unmarked_bytes: AtomicU64::new(0),
+                due_bytes: AtomicU64::new(super::UNMARKED_MIN_BYTES),
             }))
         };
         device.clocks().find_or_open(device, &parts, driver_id, make)
