@@ -7,7 +7,7 @@ use crate::error::PoolError;
 use crate::stream::{Stream, complete};
 use core::ffi::c_uint;
 use core::fmt;
-use core::sync::atomic::{AtomicBool, Ordering};
+use core::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use gpumem_sys::DriverError;
 use gpumem_sys::types::{CUevent, CUevent_flags, CUevent_st};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -24,6 +24,10 @@ pub struct Event {
     covered: Mutex<Option<Arc<[Stamp]>>>,
     /// Whether it was last recorded in a capture. The driver would break that if it were asked about the event.
     is_captured: AtomicBool,
+    /// The capture of this crate in which it was last recorded; 0 if that was in none.
+    captured_in: AtomicU64,
+    /// Whether a record was ever attempted.
+    is_recorded: AtomicBool,
 }
 
 impl Event {
@@ -166,14 +170,20 @@ impl Event {
             timed,
             covered: Mutex::new(None),
             is_captured: AtomicBool::new(false),
+            captured_in: AtomicU64::new(0),
+            is_recorded: AtomicBool::new(false),
         })
     }
 
     pub(crate) fn queue_record(&self, stream: &Stream) -> Result<(), DriverError> {
         let mut covered = self.covered();
+        self.is_recorded.store(true, Ordering::Release);
+        // A capture that is broken takes no record.
+        let graph = if self.clocks().holds().is_open() { stream.captures_for().ok().flatten() } else { None };
         // If the record fails, there is no telling where the mark is.
         *covered = None;
         *covered = self.clocks().record(stream.slot(), self.raw.0)?.map(Arc::from);
+        self.captured_in.store(graph.filter(|_| covered.is_none()).unwrap_or(0), Ordering::Release);
         self.is_captured.store(covered.is_none(), Ordering::Release);
         Ok(())
     }
@@ -193,6 +203,16 @@ impl Event {
     /// The last stamp that it covers, unless it was never recorded, or in a capture.
     pub(crate) fn mark(&self) -> Option<Stamp> {
         self.covered().as_ref().and_then(|covered| covered.first().copied())
+    }
+
+    /// The capture of this crate in which it was last recorded.
+    pub(crate) fn captured_in(&self) -> Option<u64> {
+        Some(self.captured_in.load(Ordering::Acquire)).filter(|graph| *graph != 0)
+    }
+
+    /// Whether it was never recorded; a wait for such an event is a no-op.
+    pub(crate) fn is_blank(&self) -> bool {
+        !self.is_recorded.load(Ordering::Acquire)
     }
 
     fn covered(&self) -> MutexGuard<'_, Option<Arc<[Stamp]>>> {

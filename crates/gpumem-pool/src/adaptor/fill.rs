@@ -87,7 +87,7 @@ impl Adaptor for Fill {
 
     fn grown(&self, change: &Change<'_>) -> Result<(), PoolError> {
         let (start, size_bytes) =
-            (change.address() + change.from_bytes(), change.to_bytes() - change.from_bytes());
+            (change.address() + change.from_bytes(), change.to_bytes().saturating_sub(change.from_bytes()));
         match self.value_on_alloc() {
             Some(value) => {
                 change.do_now(After::Cut, |driver, home| set(driver, start, value, size_bytes, home))
@@ -103,7 +103,7 @@ impl Adaptor for Fill {
     fn shrink(&self, change: &Change<'_>) {
         let Some(value) = self.on_free.filter(|_| !change.is_undone()) else { return };
         let (start, size_bytes) =
-            (change.address() + change.to_bytes(), change.from_bytes() - change.to_bytes());
+            (change.address() + change.to_bytes(), change.from_bytes().saturating_sub(change.to_bytes()));
         if !change.queue(|driver, home| set(driver, start, value, size_bytes, home)) {
             self.has_missed.store(true, Ordering::Relaxed);
         }

@@ -192,7 +192,15 @@ impl Adaptor for Guard {
         let (stream, pool) = (release.stream_id(), release.pool());
         let (front_bytes, back_bytes) = (FRONT_BYTES, back_bytes(size_bytes));
         let edges = Edges { address, size_bytes, front_bytes, back_bytes, stream, pool };
-        self.look_later(release.device(), edges, |copies| release.queue(copies));
+        // An outer adaptor may forward the free of a block that this guard never saw allocated. That block has no edges,
+        // and the memory around it belongs to others.
+        let whole = release.whole();
+        let is_own = address.checked_sub(front_bytes).is_some_and(|start| whole.start <= start)
+            && (address + size_bytes).checked_add(back_bytes).is_some_and(|end| end <= whole.end);
+        match is_own {
+            true => self.look_later(release.device(), edges, |copies| release.queue(copies)),
+            false => drop(self.unchecked_count.fetch_add(1, Ordering::Relaxed)),
+        }
     }
 
     fn grow(&self, change: &Change<'_>) -> Result<(), PoolError> {

@@ -56,6 +56,9 @@ struct Held {
     devices: Vec<WeakDevice>,
     /// Streams that are known to be part of the capture.
     members: BTreeSet<Slot>,
+    /// Owned streams that have joined the capture, kept alive until it ends: the driver breaks a capture when one of its
+    /// streams is destroyed.
+    joined: Vec<Stream>,
     /// What launches come after; and the streams, which come after it too once they run again.
     after: Vec<(Slot, Stamp)>,
     /// What was done outside with parts of its memory that are gone: launches come after that too.
@@ -123,10 +126,12 @@ impl Holds {
     }
 
     /// A stream has become part of a capture.
-    pub(crate) fn join(&self, graph: u64, slot: Slot, device: &Device) {
-        let device = device.downgrade();
+    pub(crate) fn join(&self, graph: u64, stream: &Stream) {
+        let device = stream.device().downgrade();
         self.with(graph, |held| {
-            held.members.insert(slot);
+            if held.members.insert(stream.slot()) && stream.is_owned() && !held.is_ending {
+                held.joined.push(stream.clone());
+            }
             if !held.devices.iter().any(|known| known.is_same(&device)) {
                 held.devices.push(device);
             }
@@ -159,6 +164,9 @@ impl Holds {
     /// The capture has ended. Its streams still have to wait for what they were asked to wait for meanwhile, and for
     /// the memory that they have allocated.
     pub(crate) fn end(&self, graph: u64, clocks: &Clocks) -> Vec<(Slot, Stamp)> {
+        let joined = self.with(graph, |held| core::mem::take(&mut held.joined));
+        // Outside of the lock: with the last clone a stream is destroyed.
+        drop(joined);
         let ended = self.with(graph, |held| {
             held.is_open = false;
             (held.after.clone(), held.source.as_ref().map(|source| clocks.stamp(source.slot())))

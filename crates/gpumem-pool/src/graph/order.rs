@@ -52,18 +52,29 @@ impl Stream {
         if holds.is_open()
             && let Ok(Part::In(graph)) = self.part()
         {
-            holds.join(graph, self.slot(), self.device());
+            holds.join(graph, self);
         }
     }
 
     /// Whether a wait for an event has been left to the launches.
     pub(crate) fn defers_wait(&self, event: &Event) -> Result<bool, PoolError> {
         let holds = self.clocks().holds();
+        let captured_in = event.captured_in();
+        // The driver would break the capture that the stream is part of: a mark of another capture has no place outside it.
+        if captured_in.is_some_and(|graph| !holds.knows(graph)) {
+            return Err(PoolError::NotInCapture {
+                operation: "waiting for a mark of a capture that has ended",
+            });
+        }
         if !holds.is_open() {
             return Ok(false);
         }
         match (self.part()?, event.mark()) {
             (Part::Broken, _) => Err(PoolError::CaptureBroken),
+            (Part::In(graph), _) if captured_in.is_some_and(|other| other != graph) => {
+                Err(PoolError::NotInCapture { operation: "waiting for another capture" })
+            }
+            (Part::In(_), _) if event.is_blank() => Ok(true),
             (Part::In(graph), Some(mark)) if holds.knows(graph) => {
                 let waited_for = match self.clocks().can_be_ordered(mark) {
                     true => Some(mark),

@@ -1,0 +1,111 @@
+//! Safe programs that use adaptors, events and streams in unusual orders, none of which may break a capture or read foreign memory.
+
+#![cfg(feature = "sim")]
+#![forbid(unsafe_code)]
+#![allow(clippy::unwrap_used)] // helpers of tests are tests too
+
+mod support;
+
+use gpumem_array::pool::adaptor::{Adaptor, Change, Fill, Grant, Guard, Next, Release, Request};
+use gpumem_array::pool::{CaptureMode, Event, MemoryKind, Pool, PoolError, Stream};
+use std::sync::Arc;
+use support::gpu;
+
+/// Passes on what comes back, but not what goes out.
+struct HalfGuarded(Guard);
+
+impl Adaptor for HalfGuarded {
+    fn alloc(&self, request: &Request<'_>, next: Next<'_>) -> Result<Grant, PoolError> {
+        match request.size_bytes() {
+            // So that the guard has room for what it copies.
+            1 => self.0.alloc(request, next),
+            _ => next.alloc(request),
+        }
+    }
+
+    fn free(&self, release: &Release<'_>) {
+        self.0.free(release);
+    }
+}
+
+/// In front of such a block there may be no memory at all, which ended the process where the host has it.
+#[test]
+fn a_guard_reads_nothing_that_it_has_not_kept() {
+    let gpu = gpu();
+    for kind in [MemoryKind::Device, MemoryKind::Unified, MemoryKind::Host] {
+        let adaptor = Arc::new(HalfGuarded(Guard::new()));
+        let pool = Pool::builder(gpu.device()).kind(kind).adaptor(Arc::clone(&adaptor) as _).build().unwrap();
+        let sizes = [1, 256, 1000, 2 << 20, 32 << 20];
+        for size_bytes in sizes {
+            drop(pool.alloc(size_bytes, gpu.stream()).unwrap());
+        }
+        gpu.synchronize().unwrap();
+        assert_eq!(adaptor.0.settle(), [], "{kind}");
+        let counts = (adaptor.0.checked_count(), adaptor.0.unchecked_count());
+        assert_eq!(counts, (1, sizes.len() as u64 - 1), "{kind}");
+    }
+}
+
+/// Calls the hooks of a fill at the wrong moments.
+struct Muddled(Fill);
+
+impl Adaptor for Muddled {
+    fn grow(&self, change: &Change<'_>) -> Result<(), PoolError> {
+        self.0.shrink(change);
+        Ok(())
+    }
+
+    fn shrink(&self, change: &Change<'_>) {
+        let _nothing_has_grown = self.0.grown(change);
+    }
+}
+
+#[test]
+fn a_fill_of_less_than_nothing_is_none() {
+    let gpu = gpu();
+    let pool = Pool::builder(gpu.device()).adaptor(Arc::new(Muddled(Fill::debug()))).build().unwrap();
+    let mut block = pool.growable(16 << 20, gpu.stream()).unwrap();
+    block.grow_to(5 << 20).unwrap();
+    block.shrink_to(1 << 20).unwrap();
+}
+
+#[test]
+fn waits_for_marks_break_no_capture() {
+    for mode in [CaptureMode::Global, CaptureMode::ThreadLocal, CaptureMode::Relaxed] {
+        let gpu = gpu();
+        let [first, second] = [(); 2].map(|()| Stream::new(gpu.device()).unwrap());
+        let (mark, blank) = (Event::new(gpu.device()).unwrap(), Event::new(gpu.device()).unwrap());
+        let captures = (first.begin_capture(mode).unwrap(), second.begin_capture(mode).unwrap());
+        mark.record(&first).unwrap();
+        first.wait(&blank).unwrap();
+        first.wait(&mark).unwrap();
+        let refused = second.wait(&mark);
+        assert!(matches!(refused, Err(PoolError::NotInCapture { .. })), "{refused:?}");
+        captures.0.end().unwrap();
+        let refused = second.wait(&mark);
+        assert!(matches!(refused, Err(PoolError::NotInCapture { .. })), "{refused:?}");
+        captures.1.end().unwrap();
+        let refused = second.wait(&mark);
+        assert!(matches!(refused, Err(PoolError::NotInCapture { .. })), "{refused:?}");
+        mark.record(&first).unwrap();
+        second.wait(&mark).unwrap();
+        second.synchronize().unwrap();
+        assert_eq!(gpu.device().driver().simulator().unwrap().report().findings, []);
+    }
+}
+
+/// A stream that has joined a capture and been waited for there is of no more use to the program.
+#[test]
+fn a_stream_that_joined_a_capture_may_go() {
+    let gpu = gpu();
+    for mode in [CaptureMode::Global, CaptureMode::ThreadLocal, CaptureMode::Relaxed] {
+        let before = gpu.device().driver().simulator().unwrap().report().stream_count;
+        let capture = gpu.stream().begin_capture(mode).unwrap();
+        let side = Stream::new(gpu.device()).unwrap();
+        side.wait_for(gpu.stream()).unwrap();
+        gpu.stream().wait_for(&side).unwrap();
+        drop(side);
+        capture.end().unwrap();
+        assert_eq!(gpu.device().driver().simulator().unwrap().report().stream_count, before);
+    }
+}
