@@ -399,6 +399,12 @@ pub(crate) fn is_over(code: CUresult) -> bool {
 
 const OVER: [CUresult; 2] = [CUresult::CUDA_ERROR_DEINITIALIZED, CUresult::CUDA_ERROR_INVALID_CONTEXT];
 
+/// Whether the code is the driver's answer for a capture that is in the way.
+pub(crate) fn is_of_capture(code: CUresult) -> bool {
+    (CUresult::CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED.0..=CUresult::CUDA_ERROR_STREAM_CAPTURE_WRONG_THREAD.0)
+        .contains(&code.0)
+}
+
 /// Whether the code stays with the context: every later call on it returns the same.
 pub(crate) fn is_sticky(code: CUresult) -> bool {
     STICKY.contains(&code)

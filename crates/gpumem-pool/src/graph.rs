@@ -23,7 +23,7 @@ mod order;
 
 pub(crate) use holds::Holds;
 
-use crate::clock::{Clocks, Part, Slot};
+use crate::clock::{Part, Slot};
 use crate::context::Handle;
 use crate::device::Device;
 use crate::error::PoolError;
@@ -168,7 +168,7 @@ impl Capture {
             return Err(PoolError::CaptureBroken);
         }
         let ended = clocks.end_capture(self.stream.slot());
-        let waited = run_again(clocks, self.hold.graph, self.stream.slot());
+        let waited = run_again(&self.hold.device, self.hold.graph, self.stream.slot());
         match ended {
             Ok(raw) if raw.is_null() => Err(PoolError::CaptureBroken),
             Ok(raw) => {
@@ -192,16 +192,22 @@ pub(crate) fn cut_short(device: &Device, graph: u64, origin: Slot) {
     if clocks.holds().end_begins(graph) {
         // If the driver refuses, the next try to wait finds that out.
         let _ = clocks.discard_capture(origin);
-        let _ = run_again(clocks, graph, origin);
+        let _ = run_again(device, graph, origin);
     }
 }
 
 /// The capture is over: its streams wait for what they were asked to wait for meanwhile.
-fn run_again(clocks: &Clocks, graph: u64, origin: Slot) -> Result<(), DriverError> {
+fn run_again(device: &Device, graph: u64, origin: Slot) -> Result<(), DriverError> {
+    let clocks = device.clocks();
     let waits = clocks.holds().end(graph, clocks);
-    let mut ours =
+    let ours =
         waits.into_iter().filter(|(slot, _)| *slot == origin || clocks.own_part(*slot) == Some(Part::Runs));
-    ours.try_for_each(|(slot, stamp)| clocks.order_launch(stamp, slot).map(drop))
+    let refused = ours.filter_map(|(slot, stamp)| clocks.order_launch(stamp, slot).err()).last();
+    match refused {
+        // Nothing asks for these waits again, and blocks of the capture may live on: the host waits instead.
+        Some(error) if !clocks.finish_everything(device)? => Err(error),
+        _ => Ok(()),
+    }
 }
 
 impl Drop for Capture {

@@ -64,8 +64,16 @@ impl Clocks {
     /// Ends the capture that was begun on a stream. Whatever comes of it, the stream runs its work again, unless this is
     /// the wrong thread.
     pub(crate) fn end_capture(&self, slot: Slot) -> Result<CUgraph, DriverError> {
-        let ended = self.with_lane(slot, |lane| lane.end_capture())?;
-        Ok(ended.unwrap_or(core::ptr::null_mut()))
+        let end = || self.with_lane(slot, |lane| lane.end_capture());
+        let mut ended = end();
+        for _ in 0..TRIES {
+            // A broken or unjoined capture has ended with that answer. After any other it may go on, and nobody else would end it.
+            if ended.is_ok() || matches!(self.part(slot), Ok(Part::Runs)) {
+                break;
+            }
+            ended = end().or(ended);
+        }
+        Ok(ended?.unwrap_or(core::ptr::null_mut()))
     }
 
     /// Ends captures on a device's streams that were begun without this crate, where the driver lets this thread end them, and
@@ -178,3 +186,6 @@ fn destroy(lane: &Locked<'_>, graph: CUgraph) -> Result<(), DriverError> {
     // SAFETY: the graph has just been made, and nobody else knows it.
     unsafe { lane.device.driver().cuGraphDestroy(graph) }
 }
+
+/// How often a refused end of a capture is repeated.
+const TRIES: usize = 3;

@@ -2,7 +2,7 @@
 
 use super::Device;
 use crate::context::Relaxed;
-use crate::error::{PoolError, is_over};
+use crate::error::{PoolError, is_of_capture, is_over};
 use crate::graph::cut_short;
 use core::time::Duration;
 use gpumem_sys::DriverError;
@@ -37,6 +37,8 @@ impl Device {
                 }
                 Ok(false) => {}
                 Err(_) if self.is_context_gone() => return Ok(()),
+                // Without the capture the device itself may be waited for.
+                Err(_) if is_over(ENDS_CAPTURES_AFTER) && self.end_captures_of_this_thread() => continue,
                 Err(error) => {
                     let limit = if patience == Patience::Owned { KEPT_AFTER } else { REFUSED_FOR };
                     if is_over(limit) {
@@ -65,6 +67,7 @@ impl Device {
     fn try_to_settle(&self) -> Result<bool, DriverError> {
         let _bound = self.enter()?;
         let _relaxed = Relaxed::enter(self.driver())?;
+        let mut refused = None;
         if !self.clocks().holds().captures_on(self) {
             for _ in 0..TRIES {
                 let observation = self.clocks().observe_device(self);
@@ -78,9 +81,14 @@ impl Device {
                 if self.is_context_gone() {
                     return self.noting(waited).map(|()| true);
                 }
+                refused = waited.err().filter(|error| !is_of_capture(error.code()));
             }
         }
-        self.clocks().finish_everything(self)
+        match (self.clocks().finish_everything(self)?, refused) {
+            // No capture is in the way, so that nobody's end of one would help.
+            (false, Some(error)) => Err(error),
+            (is_covered, _) => Ok(is_covered),
+        }
     }
 
     /// Whether the driver says so itself: a code that one call answers may be another call's failure.
@@ -145,6 +153,8 @@ const TRIES: usize = 3;
 const KEPT_AFTER: Duration = Duration::from_secs(2);
 /// How long a driver that runs may refuse every way to wait, or to give back, before a borrow's end gives up.
 const REFUSED_FOR: Duration = Duration::from_secs(30);
+/// From when on a wait that is refused is made possible by ending captures that this thread has begun.
+const ENDS_CAPTURES_AFTER: Duration = Duration::from_secs(1);
 const PAUSE_MIN: Duration = Duration::from_micros(10);
 const PAUSE_MAX: Duration = Duration::from_millis(10);
 const CAPTURE_OPEN: CUresult = CUresult::CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;

@@ -57,14 +57,21 @@ impl Block {
     /// A use while streams capture: if this one does, the memory stays for the graph.
     #[cold]
     pub(crate) fn note_use(&self, stream: &Stream) {
-        // What can't be asked is as good as gone. So is a stream that this thread can't name: its handle, or its slot, may be
-        // another's.
-        if stream.check_usable().is_ok()
-            && let Ok(Some(graph)) = stream.captures_for()
+        // The handle or the slot of a stream that this thread cannot use may belong to another stream by now.
+        if stream.check_usable().is_err() {
+            return;
+        }
+        let holds = stream.clocks().holds();
+        let (graph, slot) = match stream.captures_for() {
+            Ok(graph) => (graph, Some(stream.slot())),
+            // The driver did not answer, and the use may be part of a capture: the block is kept for the open one.
+            Err(_) => (holds.capture_of(stream.slot(), true), None),
+        };
+        if let Some(graph) = graph
             && self.size_bytes() > 0
         {
             self.add_uses(GRAPH_BIT);
-            stream.clocks().holds().note_use(graph, self.address(), Some(stream.slot()));
+            holds.note_use(graph, self.address(), slot);
         }
     }
 }

@@ -2,9 +2,9 @@
 
 use super::Stream;
 use crate::device::Patience;
-use crate::error::PoolError;
+use crate::error::{PoolError, is_of_capture};
 use gpumem_sys::DriverError;
-use gpumem_sys::types::{CUresult, CUstream};
+use gpumem_sys::types::CUstream;
 use std::io::Write;
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 
@@ -108,7 +108,7 @@ impl Borrow<'_> {
         let device = self.stream.device();
         device.upkeep().before_wait();
         self.wait().map_err(|error| match error.code() {
-            code if CAPTURE_CODES.contains(&code.0) => PoolError::NotInCapture { operation },
+            code if is_of_capture(code) => PoolError::NotInCapture { operation },
             _ => error.into(),
         })?;
         let _bound = device.enter()?;
@@ -133,7 +133,7 @@ impl Borrow<'_> {
             if let Err(cause) = device.settle(Patience::Borrowed) {
                 give_up(self.stream, cause);
             }
-            let is_done = !device.is_context_gone() && !CAPTURE_CODES.contains(&error.code().0);
+            let is_done = !device.is_context_gone() && !is_of_capture(error.code());
             waited = if is_done { Ok(()) } else { Err(error) };
         }
         self.is_over = true;
@@ -165,7 +165,3 @@ fn give_up(stream: &Stream, cause: DriverError) -> ! {
 
 /// How often a refused wait for the stream is repeated before the device is waited for.
 const TRIES: usize = 3;
-
-/// What the driver answers for a capture that is in the way.
-const CAPTURE_CODES: core::ops::RangeInclusive<u32> =
-    CUresult::CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED.0..=CUresult::CUDA_ERROR_STREAM_CAPTURE_WRONG_THREAD.0;

@@ -29,6 +29,7 @@ mod private;
 #[cfg(feature = "backend-caching")]
 mod profiles;
 mod reclaim;
+mod refused_calls;
 mod reports;
 mod room;
 mod scopes;
