@@ -202,7 +202,11 @@ fn run_again(device: &Device, graph: u64, origin: Slot) -> Result<(), DriverErro
     let waits = clocks.holds().end(graph, clocks);
     let ours =
         waits.into_iter().filter(|(slot, _)| *slot == origin || clocks.own_part(*slot) == Some(Part::Runs));
-    let refused = ours.filter_map(|(slot, stamp)| clocks.order_launch(stamp, slot).err()).last();
+    let mut refused = None;
+    // Every wait is tried, also behind one that was refused.
+    for (slot, stamp) in ours {
+        refused = clocks.order_launch(stamp, slot).err().or(refused);
+    }
     match refused {
         // Nothing asks for these waits again, and blocks of the capture may live on: the host waits instead.
         Some(error) if !clocks.finish_everything(device)? => Err(error),
