@@ -55,7 +55,7 @@ pub(super) const RUNGS: [(&str, Rung); 8] = [
     ("grown", |seen| GROWTH.iter().any(|call| seen.has(*call))),
     ("mapped anew", |seen| seen.has(Call::Map) && !seen.has(Call::Create)),
     ("waited on the device", |seen| seen.has(Call::StreamWaitEvent)),
-    ("waited for the device", |seen| seen.has(Call::ContextSynchronize)),
+    ("waited for the device", |seen| seen.has(Call::ContextRecord)),
     ("given back", |seen| seen.has(Call::Release)),
 ];
 

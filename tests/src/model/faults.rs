@@ -4,7 +4,7 @@
 //! driver as it is.
 
 use crate::sys::types::{
-    CUdeviceptr, CUevent, CUgraph, CUgraphExec, CUmemAccessDesc, CUmemAllocationProp,
+    CUcontext, CUdeviceptr, CUevent, CUgraph, CUgraphExec, CUmemAccessDesc, CUmemAllocationProp,
     CUmemGenericAllocationHandle, CUmemoryPool, CUstream, CUstreamCaptureMode, CUstreamCaptureStatus,
 };
 use crate::sys::{CUresult, Driver, Table};
@@ -191,5 +191,6 @@ wrapped! {
     Instantiate: cuGraphInstantiateWithFlags(exec: *mut CUgraphExec, graph: CUgraph, flags: core::ffi::c_ulonglong);
     Launch: cuGraphLaunch(exec: CUgraphExec, stream: CUstream);
     AllocManaged: cuMemAllocManaged(address: *mut CUdeviceptr, size_bytes: usize, flags: core::ffi::c_uint);
+    ContextRecord: cuCtxRecordEvent(context: CUcontext, event: CUevent);
     HostAlloc: cuMemHostAlloc(place: *mut *mut core::ffi::c_void, size_bytes: usize, flags: core::ffi::c_uint);
 }

@@ -58,10 +58,17 @@ fn ahead(device: &Device, profile: Profile) -> Pool {
 }
 
 #[test]
-fn fast_hands_out_what_nearly_fits_where_memory_was_reserved_ahead() {
-    for (profile, is_whole) in [(Profile::Fast, true), (Profile::Balanced, false)] {
+fn a_thread_takes_what_nearly_fits_where_memory_was_reserved_ahead() {
+    let of = |profile, large_share| Dials::of(profile).large_share(large_share);
+    for (profile, large_share) in
+        [(Profile::Fast, 1000), (Profile::Balanced, 1000), (Profile::Fast, 0), (Profile::Balanced, 0)]
+    {
+        let is_whole = large_share > 0;
         let device = device();
-        let (pool, stream) = (ahead(&device, profile), Stream::new(&device).unwrap());
+        let builder = Pool::builder(&device).backend(BackendKind::Caching);
+        let pool = builder.dials(of(profile, large_share)).build().unwrap();
+        pool.reserve(GIB).unwrap();
+        let stream = Stream::new(&device).unwrap();
         let (first, second) =
             (pool.alloc(40 * MIB, &stream).unwrap(), pool.alloc(60 * MIB, &stream).unwrap());
         let within = first.address()..first.address() + 40 * MIB;

@@ -256,7 +256,12 @@ impl Shared {
         core.note_peak();
         let retention = Retention {
             keep_bytes: core.heap.keepable_bytes() / self.front.set_count().max(1),
-            excess_steps: if self.dials.has_slack() { LOOSE_STEPS } else { CLOSE_STEPS },
+            excess_steps: match core.heap.dials().has_slack() {
+                true => LOOSE_STEPS,
+                // Near a limit, what is beside the request is part of what has to fit.
+                false if core.heap.has_limit() => 0,
+                false => CLOSE_STEPS,
+            },
         };
         Found { piece, room_bytes: core.heap.room_bytes(piece.record), retention }
     }
