@@ -40,7 +40,12 @@ fn seeds_that_once_failed_pass() {
 
 #[test]
 fn a_seed_always_makes_the_same_program() {
-    let twice = [(); 2].map(|()| Search::seeds(31, 5).run(|_| ControlFlow::Continue(())).unwrap());
+    let twice = [(); 2].map(|()| {
+        let mut coverage = Search::seeds(31, 5).run(|_| ControlFlow::Continue(())).unwrap();
+        // Deferred work is served within budgets of time, so which driver calls belong to which operation depends on the clock.
+        (coverage.rungs, coverage.states) = Default::default();
+        coverage
+    });
     assert_eq!(twice[0], twice[1]);
 }
 
