@@ -18,7 +18,7 @@
 //! | [`empty_windows_max`](Dials::empty_windows_max) | 4096 | 4096 | 16384 | mappings kept after their memory moved on, to which it can move back for nothing; no more than 8 for each 2 MiB of memory, or 256 | host memory, 12 bytes for each frame of 2 MiB; less of it: driver calls |
 //! | [`wait_deadline`](Dials::wait_deadline) | 10 s | 10 s | 10 s | how long an allocation may wait for running work when memory is out, over all that it tries; other backends keep to it too | time before an error |
 //!
-//! A pool with a hard limit is *careful* once an eighth of it is reserved: then slack, handles, growth and magazines are those of `tight`
+//! A pool with a hard limit is *careful* once its blocks have needed a sixteenth of it: then slack, handles, growth and magazines are those of `tight`
 //! in every profile, whatever was set, because a request that fits comes before speed. Below that, handles are at most a
 //! 2,048th of the limit, and blocks are not rounded up.
 
@@ -240,7 +240,6 @@ impl Dials {
             growth_divisor: tight.growth_divisor,
             magazine_share_per_mille: tight.magazine_share_per_mille.min(self.magazine_share_per_mille),
             magazine_bytes_min: tight.magazine_bytes_min.min(self.magazine_bytes_min),
-            large_share_per_mille: tight.large_share_per_mille,
             empty_windows_max: tight.empty_windows_max.max(self.empty_windows_max),
             ..self.clone()
         }

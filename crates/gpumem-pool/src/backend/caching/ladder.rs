@@ -13,8 +13,7 @@
 //! | `growth_to_limit` | the driver, and all that is idle and fits beside it | memory |
 //! | `leftover` | for a small block, free memory between larger ones | larger blocks, later |
 //! | `host_wait` | the same frees, once the host has seen them done | the caller's time, up to the deadline |
-//! | `synchronised` | all that is free once the device is idle, or at the deadline; given back and taken anew | everybody's time |
-//! | `glued` | near a limit, free ends of pages that other blocks hold | pages that are free later |
+//! | `synchronised` | all that is free once the device is idle, or at the deadline; given back and taken anew; near a limit, also the free ends of pages that other blocks hold | everybody's time |
 //!
 //! Over segments nothing can be moved or mapped elsewhere: `recycled` finds only what has been there all along. For memory that
 //! the host may use, only what is complete is free: `completed` marks first what it asks about, and `device_waits` does nothing.
@@ -51,6 +50,8 @@ enum Reach {
     Ready,
     Recycled,
     Limit,
+    /// And into pages that others hold in part.
+    Pages,
 }
 
 /// What a rung has given back, and what it took, each time that it was climbed.
@@ -81,12 +82,11 @@ const RUNGS: [(&str, Rung); 8] = [
 ];
 
 /// When it is short: for the very bytes that were asked for, without rounding.
-const LAST_RUNGS: [(&str, Rung); 5] = [
+const LAST_RUNGS: [(&str, Rung); 4] = [
     ("grow to the limit", growth_to_limit),
     ("use what large blocks left over", leftover),
     ("wait for other streams' frees", host_wait),
     ("wait for the device and trim", synchronised),
-    ("share pages with other blocks", glued),
 ];
 
 /// A piece for a request that nothing at hand was found for, or for so many bytes at least; `None` when all rungs have
@@ -160,8 +160,11 @@ fn search(
     if ready.is_some() || reach == Reach::Ready {
         return Ok(ready);
     }
-    let steps: &[Rung] =
-        if reach == Reach::Limit { &[recycled, growth_to_limit, leftover] } else { &[recycled] };
+    let steps: &[Rung] = match reach {
+        Reach::Ready | Reach::Recycled => &[recycled],
+        Reach::Limit => &[recycled, growth_to_limit, leftover],
+        Reach::Pages => &[recycled, growth_to_limit, leftover, glued],
+    };
     for step in steps {
         if let Step::Found(piece) = step(shared, request, lack)? {
             return Ok(Some(piece));
@@ -343,14 +346,14 @@ fn synchronised(shared: &Shared, _request: &Request, _: &mut Lack) -> Result<Ste
     others.iter().for_each(|other| other.give_back_all(is_idle));
     let (clocks, mut vmm) = (shared.clocks(), shared.vmm());
     let mut core = shared.core();
-    // A handle that the driver still refuses to take back is no reason to refuse this request.
+    // A handle that the driver refuses to take back is no reason to refuse this request: others may suffice.
     let _ = core.heap.release_lost(&mut vmm);
     core.heap.settle(clocks);
     core.heap.unmap_empty(0, clocks, &mut vmm)?;
     if is_idle || shared.releases_at_once() {
-        core.heap.trim(0, clocks, &mut vmm)?;
+        let _ = core.heap.trim(0, clocks, &mut vmm);
     }
-    Ok(Step::Look(Reach::Limit))
+    Ok(Step::Look(Reach::Pages))
 }
 
 fn glued(shared: &Shared, request: &Request, _: &mut Lack) -> Result<Step, PoolError> {

@@ -4,11 +4,11 @@
 //! to a request that needs more than that. Nothing done at the limit brings it back, so a heap with a limit prepares for it:
 //!
 //! - below any limit handles are so small that many of them make up the limit, and threads keep little;
-//! - once an eighth of the limit is reserved, the heap is *careful*: it trades as [`Profile::Tight`](crate::Profile::Tight) does,
-//!   in every profile, until less is reserved again.
+//! - once blocks have needed a sixteenth of the limit, the heap is *careful*: it trades as
+//!   [`Profile::Tight`](crate::Profile::Tight) does, in every profile, until less is reserved again.
 //!
-//! An eighth is measured (`cargo xtask replay --random`): with half, one program of fifty that fits under `tight` at 1.02
-//! times its peak did not fit under `fast`; with a quarter, one of ninety. What differs from `tight` before the heap is careful decides where long-lived
+//! A sixteenth is measured (`cargo xtask replay --random`): with half, one program of fifty that fits under `tight` at 1.02
+//! times its peak did not fit under `fast`; with an eighth, one of eighty. What differs from `tight` before the heap is careful decides where long-lived
 //! blocks lie later.
 
 use super::Heap;
@@ -42,14 +42,14 @@ impl Tuning {
         self.limit_bytes = limit_bytes;
     }
 
-    fn is_careful(&self, reserved_bytes: u64) -> bool {
-        self.limit_bytes != NO_LIMIT && reserved_bytes >= self.limit_bytes / CAREFUL_DIVISOR
+    fn is_careful(&self, needed_bytes: u64) -> bool {
+        self.limit_bytes != NO_LIMIT && needed_bytes >= self.limit_bytes / CAREFUL_DIVISOR
     }
 
-    fn at(&self, reserved_bytes: u64) -> &Dials {
+    fn at(&self, needed_bytes: u64) -> &Dials {
         match self.limit_bytes {
             NO_LIMIT => &self.usual,
-            _ if self.is_careful(reserved_bytes) => &self.careful,
+            _ if self.is_careful(needed_bytes) => &self.careful,
             _ => &self.limited,
         }
     }
@@ -71,12 +71,17 @@ impl Heap {
 
     /// What the heap trades now.
     pub(in super::super) fn dials(&self) -> &Dials {
-        self.tuning.at(self.reserved_bytes())
+        self.tuning.at(self.needed_bytes())
+    }
+
+    /// What blocks have had at most, as far as that is still reserved: memory that was reserved ahead is near no limit.
+    fn needed_bytes(&self) -> u64 {
+        self.reserved_bytes().min(self.used_peak_bytes.saturating_add(self.outside_bytes))
     }
 
     /// Whether the limit is near.
     pub(super) fn is_careful(&self) -> bool {
-        self.tuning.is_careful(self.reserved_bytes())
+        self.tuning.is_careful(self.needed_bytes())
     }
 
     /// What magazines and depot may hold together.
@@ -92,7 +97,7 @@ impl Heap {
 
 const NO_LIMIT: u64 = u64::MAX;
 /// Careful from this part of the limit on.
-const CAREFUL_DIVISOR: u64 = 8;
+const CAREFUL_DIVISOR: u64 = 16;
 /// A limit is made up of this many handles at least. Below 4 GiB those are of 2 MiB.
 const HANDLES_MIN: u64 = 2048;
 /// Threads keep this part of the limit at most, of small blocks, while the share of what is reserved is less.
@@ -118,9 +123,9 @@ mod tests {
     fn the_heap_is_careful_near_its_limit_and_relaxes_away_from_it() {
         let mut tuning = Tuning::new(Dials::of(Profile::Fast));
         tuning.set_limit_bytes(64 * GIB);
-        let relaxed = tuning.at(8 * GIB - 1);
+        let relaxed = tuning.at(4 * GIB - 1);
         assert_eq!((relaxed.handle_max_frames, relaxed.growth_slack_per_mille), (16, 100));
-        let careful = tuning.at(8 * GIB);
+        let careful = tuning.at(4 * GIB);
         assert_eq!((careful.handle_max_frames, careful.growth_slack_per_mille), (1, 0));
         tuning.set_limit_bytes(NO_LIMIT);
         assert_eq!(*tuning.at(16 * GIB), Dials::of(Profile::Fast));
