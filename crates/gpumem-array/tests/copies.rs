@@ -8,7 +8,7 @@ mod support;
 use gpumem_array::ndarray::{Array, Array2, Axis, Ix0, Ix2, IxDyn, Slice, arr0, array};
 use gpumem_array::pool::sys::types::{CUdeviceptr, CUresult, CUstream};
 use gpumem_array::pool::sys::{Driver, SimConfig};
-use gpumem_array::pool::{Device, Pool, PoolError};
+use gpumem_array::pool::{CaptureMode, Device, Pool, PoolError};
 use gpumem_array::{ArrayError, Element, Gpu, GpuArray, LaunchShape};
 use proptest::prelude::*;
 use std::ffi::c_void;
@@ -112,6 +112,25 @@ fn parts_can_be_written_and_read() {
     );
     let column = table.slice_axis(Axis(1), Slice::from(..1)).unwrap();
     assert!(matches!(column.to_vec(), Err(ArrayError::NotContiguous { .. })));
+}
+
+#[test]
+fn copies_that_can_not_be_are_refused() {
+    let (gpu, elsewhere) = (gpu(), gpu_with(SimConfig::new()));
+    let mut target = GpuArray::<i32, _>::zeros(&gpu, 4).unwrap();
+    let (longer, foreign) =
+        (GpuArray::<i32, _>::zeros(&gpu, 6).unwrap(), GpuArray::<i32, _>::zeros(&elsewhere, 4).unwrap());
+    assert!(matches!(target.assign(&longer), Err(ArrayError::Shape { .. })));
+    assert!(matches!(target.assign(&foreign), Err(ArrayError::WrongDevice { .. })));
+    assert!(matches!(target.on_mut(&elsewhere).assign(&foreign), Err(ArrayError::WrongDevice { .. })));
+    // Before it is part of a graph, so that the capture stays whole.
+    let capture = gpu.stream().begin_capture(CaptureMode::Relaxed).unwrap();
+    let refused = target.to_vec().unwrap_err().to_string();
+    assert!(refused.contains("a download"), "{refused}");
+    let refused = target.copy_from_slice(&[1, 2, 3, 4]).unwrap_err().to_string();
+    assert!(refused.contains("an upload"), "{refused}");
+    capture.end().unwrap();
+    assert_eq!(target.to_vec().unwrap(), [0; 4]);
 }
 
 #[test]

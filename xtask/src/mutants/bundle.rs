@@ -5,7 +5,6 @@ use super::plan::Plan;
 use super::report::Equivalent;
 use anyhow::{Context, Result, ensure};
 use std::path::Path;
-use std::process::Command;
 
 /// What tests read while they run, from the repository's root.
 const READ_BY_TESTS: [&str; 4] = [
@@ -28,7 +27,8 @@ pub(super) fn write(plan: &Plan, list: &[Equivalent], from: &Path, folder: &Path
     suites.retain(|suite| plan.mutants.iter().any(|mutant| mutant.suites.contains(&suite.name)));
     for suite in &mut suites {
         let program = format!("programs/{}", suite.name.replace('/', "-"));
-        stripped_copy(&from.join(&suite.program), &folder.join(&program))?;
+        // With its symbols, by which tests know functions in a backtrace.
+        std::fs::copy(from.join(&suite.program), folder.join(&program))?;
         std::fs::create_dir_all(folder.join(&suite.folder))?;
         suite.program = program;
     }
@@ -40,7 +40,7 @@ pub(super) fn write(plan: &Plan, list: &[Equivalent], from: &Path, folder: &Path
     let plan = Plan { seed, sources, mutants, suites };
     std::fs::write(folder.join("plan.json"), serde_json::to_string_pretty(&plan)?)?;
     for runner in crate::programs::build(&["build", "--package", "xtask", "--bin", "mutants"])? {
-        stripped_copy(&runner.program, &folder.join(&runner.name))?;
+        std::fs::copy(&runner.program, folder.join(&runner.name))?;
     }
     std::fs::write(folder.join("run.sh"), RUN)?;
     make_executable(&folder.join("run.sh"))?;
@@ -63,15 +63,6 @@ fn copy(from: &Path, to: &Path) -> Result<()> {
             false => drop(std::fs::copy(entry.path(), target)?),
         }
     }
-    Ok(())
-}
-
-/// Symbols are most of a test program; a panic names its line without them.
-fn stripped_copy(program: &Path, target: &Path) -> Result<()> {
-    let mut strip = Command::new("strip");
-    let status = strip.arg("--strip-all").arg("-o").arg(target).arg(program).status();
-    let status = status.context("a bundle needs `strip`, which comes with the linker (binutils)")?;
-    ensure!(status.success(), "strip {} failed", program.display());
     Ok(())
 }
 

@@ -38,12 +38,14 @@ pub(super) fn plan(args: &Args, folder: &Path) -> Result<Plan> {
             file: candidate.mutant.file.clone(),
             point: candidate.point.clone(),
         });
-        let (bad, programs) = tree.build(&numbered.collect::<Vec<_>>(), |what| eprintln!("{what}"))?;
-        let (bad, good): (Vec<_>, Vec<_>) = drawn.into_iter().partition(|(number, _)| bad.contains(number));
-        if !bad.is_empty() {
-            refused.extend(bad.iter().map(|(_, candidate)| candidate.mutant.id.clone()));
-            std::fs::write(&known, serde_json::to_string(&(sources, &refused))?)?;
-        }
+        let programs = tree.build(&numbered.collect::<Vec<_>>(), |bad| {
+            let bad = drawn.iter().filter(|(number, _)| bad.contains(number));
+            refused.extend(bad.map(|(_, candidate)| candidate.mutant.id.clone()));
+            // At once: what was found out by a build that is stopped later need not be found out again.
+            Ok(std::fs::write(&known, serde_json::to_string(&(sources, &refused))?)?)
+        })?;
+        let good: Vec<_> =
+            drawn.into_iter().filter(|(_, candidate)| !refused.contains(&candidate.mutant.id)).collect();
         if good.len() < args.count && built < candidates.len() {
             built += args.count - good.len();
             continue;

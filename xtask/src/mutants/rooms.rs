@@ -39,6 +39,8 @@ pub(crate) const TARGETS: &[Target] = &[
     target("loom", "gpumem-pool", "loom"),
     target("shuttle", "gpumem-pool", "shuttle"),
     library("array-src", "gpumem-array", "gpumem_array"),
+    target("array-borrows", "gpumem-array", "borrows"),
+    target("array-clients", "gpumem-array", "clients"),
     target("array-copies", "gpumem-array", "copies"),
     target("array-tracking", "gpumem-array", "tracking"),
     target("tests/adaptors", TESTS, "adaptors"),
@@ -105,7 +107,7 @@ pub(crate) const ROOMS: &[Room] = &[
         suites: &[
             "pool-src", "pool", "tests/limits", "tests/reuse", "tests/calls", "tests/crowd", "tests/vmm", "tests/pool", "tests/refusals",
             "tests/others_bugs", "tests/lifetimes", "tests/kinds", "tests/model", "tests/replay", "tests/threads", "tests/stress",
-            "tests/settings", "shuttle",
+            "tests/settings", "shuttle", "tests/features", "tests/sharing",
         ],
     },
     Room {
@@ -117,6 +119,7 @@ pub(crate) const ROOMS: &[Room] = &[
         suites: &[
             "pool-src", "pool", "tests/reuse", "tests/calls", "tests/vmm", "tests/pool", "tests/limits", "tests/refusals",
             "tests/others_bugs", "tests/kinds", "tests/lifetimes", "tests/model", "tests/replay", "tests/settings", "tests/stress",
+            "tests/features", "tests/sharing", "tests/threads",
         ],
     },
     Room {
@@ -143,14 +146,17 @@ pub(crate) const ROOMS: &[Room] = &[
             "crates/gpumem-pool/src/kind.rs", "crates/gpumem-pool/src/pinning.rs",
         ],
         suites: &[
-            "pool-src", "pool", "tests/kinds", "tests/sharing", "tests/managed", "tests/copies", "tests/lifetimes", "tests/peers",
+            "pool-src", "pool", "array-clients", "tests/kinds", "tests/sharing", "tests/managed", "tests/copies", "tests/lifetimes", "tests/peers",
             "tests/capture", "tests/graphs", "tests/contexts", "tests/others_bugs", "tests/model", "tests/pool_kinds", "tests/features",
         ],
     },
     Room {
         name: "array copies",
         paths: &["crates/gpumem-array/src/copy.rs"],
-        suites: &["array-src", "array-copies", "array-tracking", "tests/copies", "tests/array", "tests/streams", "tests/lifetimes"],
+        suites: &[
+            "array-src", "array-copies", "array-borrows", "array-clients", "array-tracking", "tests/copies", "tests/array",
+            "tests/graphs", "tests/streams", "tests/lifetimes",
+        ],
     },
     Room {
         name: "reclaim",

@@ -70,19 +70,20 @@ impl Tree {
         Self { root: folder.join("tree"), build: folder.join("build") }
     }
 
-    /// Builds the test programs with these mutants. Those that do not compile are left out; their numbers are returned.
+    /// Builds the test programs with these mutants. Those that do not compile are left out; `refuse` is told their numbers, each
+    /// time that there are more.
     pub(crate) fn build(
         &self,
         mutants: &[Numbered],
-        mut progress: impl FnMut(String),
-    ) -> Result<(BTreeSet<usize>, BTreeMap<String, PathBuf>)> {
+        mut refuse: impl FnMut(&BTreeSet<usize>) -> Result<()>,
+    ) -> Result<BTreeMap<String, PathBuf>> {
         let mut refused = BTreeSet::new();
         loop {
-            progress(format!("building {} switches", mutants.len() - refused.len()));
+            eprintln!("building {} switches", mutants.len() - refused.len());
             let switched = self.write(mutants, &refused)?;
             let (errors, programs) = self.compile()?;
             if errors.is_empty() {
-                return Ok((refused, programs));
+                return Ok(programs);
             }
             let found = blamed(&errors, &switched);
             if found.is_empty() {
@@ -90,6 +91,7 @@ impl Tree {
                 bail!("the copy does not compile, and no mutant is to blame:\n{}", texts.concat());
             }
             refused.extend(found);
+            refuse(&refused)?;
         }
     }
 
