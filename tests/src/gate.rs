@@ -6,7 +6,8 @@ use std::ffi::c_void;
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::time::Duration;
 
-/// Holds a stream back. Opened by [`Gate::open`] or by its drop; by itself after [`Gate::PATIENCE`], so that what waits
+/// Holds a stream back. A driver runs host functions one after another: of two gates, the one that is closed first has to be
+/// opened first. Opened by [`Gate::open`] or by its drop; by itself after [`Gate::PATIENCE`], so that what waits
 /// for the stream without opening the gate is a failed test and not one that hangs.
 #[must_use = "a dropped gate is open"]
 pub struct Gate(Sender<()>);

@@ -83,9 +83,8 @@ cases! {
         let [hung, busy, other] = [(); 3].map(|()| Stream::new(&device).unwrap());
         let held = pool.alloc(16 * MIB, &hung).unwrap();
         let block = pool.alloc(40 * MIB, &busy).unwrap();
-        let gates = [close_gate(&device, &hung), close_gate(&device, &busy)];
+        let (busy_gate, hung_gate) = (close_gate(&device, &busy), close_gate(&device, &hung));
         drop((held, block));
-        let [hung_gate, busy_gate] = gates;
         std::thread::scope(|scope| {
             scope.spawn(|| {
                 std::thread::sleep(Duration::from_millis(50));

@@ -7,8 +7,6 @@
 mod settle;
 mod wait;
 
-pub(crate) use wait::AllMark;
-
 use crate::account::Account;
 use crate::bytes::Bytes;
 use crate::clock::Clocks;

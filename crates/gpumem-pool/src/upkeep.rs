@@ -26,6 +26,8 @@ pub(crate) struct Upkeep {
     work: Mutex<Work>,
     /// Whether there is any: looked at after every wait.
     is_needed: AtomicBool,
+    /// Whether a pool of the device has, or had, its memory from one of the driver's.
+    has_driver_pools: AtomicBool,
     /// How often the host has waited.
     wait_count: AtomicU64,
     /// When a query or an allocation last had anything done.
@@ -97,6 +99,15 @@ impl Upkeep {
         let mut work = self.work();
         work.members.retain(|other| other.strong_count() > 0);
         work.members.push(member);
+    }
+
+    /// From now on waits for the device let the driver's pools see what is done.
+    pub(crate) fn add_driver_pool(&self) {
+        self.has_driver_pools.store(true, Ordering::Relaxed);
+    }
+
+    pub(crate) fn has_driver_pools(&self) -> bool {
+        self.has_driver_pools.load(Ordering::Relaxed)
     }
 
     /// All pools of the device that keep memory.

@@ -8,7 +8,7 @@ mod eager;
 
 use super::{Counts, Freed, Piece, Reserved, Source, Taken};
 use crate::alignment::ALIGNMENT_MIN;
-use crate::clock::{MarkEvent, StreamId};
+use crate::clock::{MarkEvent, Slot, StreamId};
 use crate::counters::Counters;
 use crate::deadline;
 use crate::device::Device;
@@ -103,8 +103,8 @@ pub(crate) struct Desk<C> {
     hears_of_waits: Once,
     /// As [`PoolBuilder::garbage_collection_threshold`].
     collect_above: Option<f64>,
-    /// Behind all work that was queued when something was last found to be too much; see `eager`.
-    observer: Mutex<Option<MarkEvent>>,
+    /// In each stream, behind what was queued there when something was last found to be too much; see `eager`.
+    unseen: Mutex<Vec<(Slot, MarkEvent)>>,
     /// As [`Dials::wait_deadline`](crate::Dials::wait_deadline).
     wait_deadline: Duration,
     calls: C,
@@ -124,13 +124,14 @@ impl<C: Calls + Send + Sync + 'static> Direct<C> {
             idle: Idle::new(options.idle_after),
             hears_of_waits: Once::new(),
             collect_above: options.collect_above,
-            observer: Mutex::default(),
+            unseen: Mutex::default(),
             wait_deadline: options.dials.wait_deadline,
             calls,
         });
         if C::KEEPS_MEMORY {
             let member: Weak<Desk<C>> = Arc::downgrade(&desk);
             desk.device.upkeep().add_member(member);
+            desk.device.upkeep().add_driver_pool();
         }
         let direct = Self(desk);
         if direct.idle.is_asked_for() || direct.limits.soft_bytes().is_some() {

@@ -230,7 +230,7 @@ impl Locked<'_> {
     }
 
     /// Whether this asker may make a mark now.
-    fn may_mark(&self, asker: Asker) -> bool {
+    pub(super) fn may_mark(&self, asker: Asker) -> bool {
         let stream = self.lane.stream.as_ref();
         stream.is_some_and(|stream| stream.life != Life::Named || asker == Asker::User)
             && !self.is_capturing()

@@ -86,6 +86,12 @@ impl MarkEvent {
         unsafe { device.driver().cuEventSynchronize(self.raw.0) }
     }
 
+    /// Once it has been passed: what the driver's own pools were given before it, they can release from now on. After queries
+    /// alone they keep it, and after waits for an event of [`MarkEvent::record_all`] too (seen on an H200 with CUDA 13.0).
+    pub(crate) fn show(&self, device: &Device) -> Result<(), DriverError> {
+        self.synchronize(device)
+    }
+
     /// Another holder of the same context takes it over.
     pub(super) fn move_to(&mut self, heir: &Device) {
         self.device = heir.downgrade();

@@ -1,7 +1,7 @@
 //! Everything that makes the clocks move: marks, waits of streams, queries and waits of the host.
 
 use super::lane::{Asker, Locked};
-use super::mark::Mark;
+use super::mark::{Mark, MarkEvent};
 use super::{Clocks, Order, Slot, Stamp, StreamId};
 use crate::context::Relaxed;
 use crate::device::Device;
@@ -220,6 +220,7 @@ impl Clocks {
         let mut pause = PAUSE_MIN;
         while !self.is_complete(mark.closed()) {
             if mark.event.query(device)? {
+                mark.event.show(device)?;
                 self.epochs.raise_complete(&mark.covered);
             } else if Instant::now() >= deadline {
                 return Ok(false);
@@ -236,6 +237,29 @@ impl Clocks {
         let _relaxed = Relaxed::enter(&self.driver)?;
         for slot in self.unfinished_slots(device) {
             self.mark_for(self.stamp(slot), |lane| lane.is_ours())?;
+        }
+        Ok(())
+    }
+
+    /// Adds an event of its own, for [`MarkEvent::show`], for each stream of a device that has none yet: of ours, and unless
+    /// it captures.
+    pub(crate) fn mark_each(
+        &self,
+        device: &Device,
+        marks: &mut Vec<(Slot, MarkEvent)>,
+    ) -> Result<(), DriverError> {
+        let _bound = device.enter()?;
+        let _relaxed = Relaxed::enter(&self.driver)?;
+        let marked_count = marks.len();
+        for slot in self.used_slots() {
+            if marks[..marked_count].iter().any(|(marked, _)| *marked == slot) {
+                continue;
+            }
+            if let Some(mut lane) = self.lanes.lock(slot).filter(|lane| lane.device == *device)
+                && lane.may_mark(Asker::Pool)
+            {
+                marks.extend(lane.record_apart()?.map(|event| (slot, event)));
+            }
         }
         Ok(())
     }

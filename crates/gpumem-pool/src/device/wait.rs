@@ -97,12 +97,21 @@ impl Device {
         let _bound = self.enter()?;
         let _relaxed = Relaxed::enter(self.driver())?;
         let observation = self.clocks().observe_device(self);
+        // Each stream's own, before the one that covers them all.
+        let mut each = Vec::new();
+        if self.upkeep().has_driver_pools() {
+            self.clocks().mark_each(self, &mut each)?;
+        }
         let all = match self.clocks().holds().captures_on(self) {
             true => AllMark::Capturing,
             false => self.mark_all()?,
         };
         if let AllMark::Event(event) = &all {
-            return self.finish_event_until(event, observation, until);
+            let is_idle = self.finish_event_until(event, observation, until)?;
+            if is_idle {
+                each.iter().try_for_each(|(_, event)| self.noting(event.show(self)))?;
+            }
+            return Ok(is_idle);
         }
         let (is_in_time, is_covered) = self.clocks().finish_markers_until(self, until)?;
         match all {
@@ -120,8 +129,6 @@ impl Device {
         let (mut pause, mut has_marks) = (PAUSE, false);
         loop {
             if self.is_passed(event)? {
-                // It does not wait any more. The driver's own pools release memory only after such a call.
-                self.noting(event.synchronize(self))?;
                 self.clocks().saw_device(self, observation);
                 return Ok(true);
             }
@@ -168,7 +175,7 @@ impl Device {
     }
 
     /// An event behind all that the streams of the context have queued, those of others included. The context is current.
-    pub(crate) fn mark_all(&self) -> Result<AllMark, DriverError> {
+    fn mark_all(&self) -> Result<AllMark, DriverError> {
         if self.driver().table().cuCtxRecordEvent.is_none() {
             return Ok(AllMark::Missing);
         }
@@ -231,7 +238,7 @@ impl Device {
 }
 
 /// What [`Device::mark_all`] came to.
-pub(crate) enum AllMark {
+enum AllMark {
     Event(MarkEvent),
     /// A capture goes on or is beginning, which it would break.
     Capturing,

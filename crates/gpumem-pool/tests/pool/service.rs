@@ -124,7 +124,9 @@ fn a_refused_pinned_request_asks_only_those_that_can_help() {
         stream.synchronize().unwrap();
         let kept = || [&cached, &unified].map(|pool| pool.status().unwrap().reserved_bytes);
         let before = kept();
-        assert!(before.iter().all(|bytes| *bytes > 0), "nothing is cached: this shows nothing");
+        // Backend `none`, where it is the only one, keeps nothing.
+        let keeps = cfg!(any(feature = "backend-caching", feature = "backend-native"));
+        assert!(before.iter().all(|bytes| (*bytes > 0) == keeps), "nothing is cached: this shows nothing");
 
         let builder = || Pool::builder(&device).backend(backend).kind(MemoryKind::Host);
         let (pinned, sibling) = (builder().hard_limit(32 * MIB).build().unwrap(), builder().build().unwrap());

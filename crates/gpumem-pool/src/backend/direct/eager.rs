@@ -2,17 +2,17 @@
 //!
 //! The driver has a threshold for each pool, and gives back all that is over it when the host waits for a stream that
 //! something was freed on. Between such waits there is nothing to be had: seen on an H200 with CUDA 13.0, a trim finds only what
-//! the host has synchronised with. So queries and allocations do no more here than look whether an event has been passed that lies
-//! behind all work, once a millisecond, and `release_budget` has no meaning.
+//! the host has synchronised with. So queries and allocations do no more here than look which streams have passed an event behind
+//! their frees, once a millisecond, and `release_budget` has no meaning.
 
 use super::{Calls, Desk};
+use crate::clock::{MarkEvent, Slot};
 use crate::context::Relaxed;
-use crate::device::AllMark;
 use crate::family::Member;
 use crate::kind::MemoryKind;
 use crate::upkeep::Waiting;
 use gpumem_sys::DriverError;
-use std::sync::PoisonError;
+use std::sync::{MutexGuard, PoisonError};
 
 impl<C: Calls> Desk<C> {
     fn is_over_soft_limit(&self) -> bool {
@@ -27,8 +27,8 @@ impl<C: Calls> Desk<C> {
         self.idle.is_over(|| self.ledger.allocation_count())
     }
 
-    /// Gives back what is over the soft limit, or all that an idle pool keeps. The driver gives back what was freed before
-    /// something that the host has waited for. So an event is left behind all work, and waited for once it has been passed.
+    /// Gives back what is over the soft limit, or all that an idle pool keeps. The driver gives back what was freed before an
+    /// event that the host has waited for. So one is left in each stream, and waited for once it has been passed.
     fn release_excess(&self) -> Result<(), DriverError> {
         let is_idle = self.is_idle();
         if !(is_idle || self.is_over_soft_limit()) {
@@ -37,35 +37,41 @@ impl<C: Calls> Desk<C> {
         let keep_bytes = if is_idle { 0 } else { self.limits.soft_bytes().unwrap_or(u64::MAX) };
         self.calls.look()?;
         self.calls.trim_to(&self.device, keep_bytes)?;
-        let _bound = self.device.enter()?;
-        let _relaxed = Relaxed::enter(self.device.driver())?;
-        let is_over = self.calls.reserved(&self.device)?.is_some_and(|held| held.current_bytes > keep_bytes);
-        let is_all = !is_over || self.observe_all()?;
-        if is_over && is_all {
+        let held_bytes = self.calls.reserved(&self.device)?.map_or(0, |held| held.current_bytes);
+        let has_excess = held_bytes > keep_bytes.max(self.ledger.in_use_bytes());
+        if has_excess && self.show_what_is_done()? {
             self.give_back_what_is_free(keep_bytes);
         }
-        if is_idle && is_all {
+        if is_idle && self.unseen().is_empty() {
             self.idle.begin_again();
         }
         Ok(())
     }
 
-    /// Whether the host has waited for all that was queued when this was first asked, or can't. Never waits. The context is
-    /// current.
-    fn observe_all(&self) -> Result<bool, DriverError> {
-        let mut observer = self.observer.lock().unwrap_or_else(PoisonError::into_inner);
-        if observer.is_none() {
-            let AllMark::Event(event) = self.device.mark_all()? else { return Ok(true) };
-            *observer = Some(event);
-        }
-        if let Some(event) = &*observer {
-            if !event.query(&self.device)? {
-                return Ok(false);
+    /// Lets the driver see what streams have done since this was last asked for, without a wait. Whether that is anything.
+    fn show_what_is_done(&self) -> Result<bool, DriverError> {
+        let _bound = self.device.enter()?;
+        let _relaxed = Relaxed::enter(self.device.driver())?;
+        let mut unseen = self.unseen();
+        self.device.clocks().mark_each(&self.device, &mut unseen)?;
+        let marked_count = unseen.len();
+        let mut failed = Ok(());
+        unseen.retain(|(_, event)| match event.query(&self.device) {
+            Ok(true) => {
+                failed = failed.and(event.show(&self.device));
+                false
             }
-            event.synchronize(&self.device)?;
-        }
-        *observer = None;
-        Ok(true)
+            Ok(false) => true,
+            Err(error) => {
+                failed = Err(error);
+                false
+            }
+        });
+        failed.map(|()| unseen.len() < marked_count)
+    }
+
+    fn unseen(&self) -> MutexGuard<'_, Vec<(Slot, MarkEvent)>> {
+        self.unseen.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// What can't be given back now is not to be had.
