@@ -265,7 +265,7 @@ pub const PLAIN: &str = "
     host_ptr stream max_bytes is_host_accessible oversubscribe exact_peaks hard_limit soft_limit profile dials exportable rdma
     on_out_of_memory plain_segments adaptor resolve out_of_memory advice cached_bytes others_bytes of growth_slack
     growth_slack_max window_allowance handle_bytes_max growth_divisor rounding_divisor split_bytes_max magazine_share
-    magazine_bytes_min large_share error into_value synchronize_for_drop
+    magazine_bytes_min large_share error into_value synchronize_for_drop queue_work
     tag usage notices release_budget trim_when_idle poll_budget inserted_waits empty_windows_max wait_deadline";
 
 /// What the device lacks is no failure.

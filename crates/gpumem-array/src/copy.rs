@@ -123,16 +123,12 @@ impl<T: Element, D: Dimension> GpuViewMut<'_, T, D> {
         source.storage().order(gpu.stream(), Access::Read)?;
         self.storage().order(gpu.stream(), Access::Write)?;
         let _bound = gpu.device().bind()?;
-        // SAFETY: both lie side by side within their blocks, alive and on this device, and differ, since one is borrowed
-        // exclusively; the stream has been ordered after what conflicts.
-        unsafe {
-            gpu.device().driver().cuMemcpyAsync(
-                self.address(),
-                source.address(),
-                self.len() * size_of::<T>(),
-                gpu.stream().raw(),
-            )?;
-        }
+        let (to, from, size_bytes) = (self.address(), source.address(), self.len() * size_of::<T>());
+        gpu.stream().queue_work(|stream| {
+            // SAFETY: both lie side by side within their blocks, alive and on this device, and differ, since one is borrowed
+            // exclusively; the stream has been ordered after what conflicts.
+            unsafe { gpu.device().driver().cuMemcpyAsync(to, from, size_bytes, stream) }
+        })??;
         Ok(())
     }
 

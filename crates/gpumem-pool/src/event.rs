@@ -70,7 +70,7 @@ impl Event {
     ///
     /// [`PoolError::WrongDevice`] when the stream is another device's, else as [`Stream::synchronize`].
     pub fn record(&self, stream: &Stream) -> Result<(), PoolError> {
-        stream.check_usable()?;
+        let _call = stream.call()?;
         if stream.device() != self.device() {
             return Err(PoolError::wrong_device(self.device(), stream.device()));
         }

@@ -269,7 +269,7 @@ impl GraphExec {
     /// for blocks that were allocated in it and are dropped, it is enough that the launch follows. Memory of others than a pool, and kernels, are still there.
     pub unsafe fn launch(&self, stream: &Stream) -> Result<(), PoolError> {
         let device = &self.hold.device;
-        stream.check_usable()?;
+        let _call = stream.call()?;
         if stream.device() != device {
             return Err(PoolError::wrong_device(device, stream.device()));
         }

@@ -51,7 +51,7 @@ struct Inner {
     is_retired: AtomicBool,
     /// The id, as long as a look at it is all that an allocation needs; else 0.
     near_id: AtomicU64,
-    /// Calls that have queued work here which uses memory of their callers'.
+    /// Calls on other threads that its retirement waits for.
     borrows: Borrows,
     /// What calls that named the stream allocated and freed since the last of them marked it, as far as they were counted.
     unmarked_bytes: AtomicU64,
@@ -153,7 +153,7 @@ impl Stream {
     ///
     /// [`PoolError::WrongDevice`] when the event belongs to another driver, else as [`Stream::synchronize`].
     pub fn wait(&self, event: &Event) -> Result<(), PoolError> {
-        self.check_usable()?;
+        let _call = self.call()?;
         check_driver(self.device(), event.device())?;
         let joins = self.clocks().holds().is_open() && event.mark().is_none();
         let _runs = self.stay_out_of_capture(joins)?;
@@ -172,8 +172,7 @@ impl Stream {
     ///
     /// As [`Stream::wait`].
     pub fn wait_for(&self, other: &Stream) -> Result<(), PoolError> {
-        self.check_usable()?;
-        other.check_usable()?;
+        let _calls = (self.call()?, other.call()?);
         check_driver(self.device(), other.device())?;
         let joins = self != other && other.is_capturing()?;
         let _runs = self.stay_out_of_capture(joins)?;

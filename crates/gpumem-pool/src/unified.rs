@@ -58,7 +58,7 @@ impl Block {
         let part = self.pages(part, "be prefetched")?;
         // Before the use is recorded: a handle that means another stream here, or none any more, would get work that the free
         // does not wait for.
-        stream.check_usable()?;
+        let _call = stream.call()?;
         self.check_machine(stream.device())?;
         let Some((address, size)) = part else { return Ok(()) };
         stream.check_runs("prefetching")?;

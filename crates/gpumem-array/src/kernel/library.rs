@@ -157,23 +157,25 @@ pub(crate) unsafe fn launch(
     parameters: &mut [*mut c_void],
 ) -> Result<(), ArrayError> {
     let _bound = gpu.device().bind()?;
-    // SAFETY: the function and the stream are alive and of this device, whose context is current; the driver copies the
-    // parameters during the call; the rest is the caller's promise.
-    unsafe {
-        gpu.device().driver().cuLaunchKernel(
-            function.raw(),
-            grid[0],
-            grid[1],
-            grid[2],
-            block[0],
-            block[1],
-            block[2],
-            shared_bytes,
-            gpu.stream().raw(),
-            parameters.as_mut_ptr(),
-            core::ptr::null_mut(),
-        )?;
-    }
+    gpu.stream().queue_work(|stream| {
+        // SAFETY: the function and the stream are alive and of this device, whose context is current; the driver copies the
+        // parameters during the call; the rest is the caller's promise.
+        unsafe {
+            gpu.device().driver().cuLaunchKernel(
+                function.raw(),
+                grid[0],
+                grid[1],
+                grid[2],
+                block[0],
+                block[1],
+                block[2],
+                shared_bytes,
+                stream,
+                parameters.as_mut_ptr(),
+                core::ptr::null_mut(),
+            )
+        }
+    })??;
     Ok(())
 }
 

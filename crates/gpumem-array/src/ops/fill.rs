@@ -60,23 +60,28 @@ impl<T: Element, D: Dimension> GpuViewMut<'_, T, D> {
             return Ok(());
         }
         self.storage().order(gpu.stream(), Access::Write)?;
-        let (driver, stream, address) = (gpu.device().driver(), gpu.stream().raw(), self.address());
+        let (driver, address) = (gpu.device().driver(), self.address());
         let _bound = gpu.device().bind()?;
-        // SAFETY: the patterns lie within a live block of this device, aligned to their size as elements are; the stream
-        // has been ordered after what conflicts. The kernel's parameters are an address, a value and a count of 8 bytes.
-        unsafe {
-            match pattern {
-                Pattern::One(value) => driver.cuMemsetD8Async(address, value, count, stream)?,
-                Pattern::Two(value) => driver.cuMemsetD16Async(address, value, count, stream)?,
-                Pattern::Four(value) => driver.cuMemsetD32Async(address, value, count, stream)?,
-                Pattern::Eight(value) => {
-                    let n = count as u64;
-                    let mut parameters = [parameter(&address), parameter(&value), parameter(&n)];
-                    let shape = ([blocks(count, 256), 1, 1], [256, 1, 1], 0);
-                    launch(gpu, gpu.library().fill()?, shape, &mut parameters)?;
+        if let Pattern::Eight(value) = pattern {
+            let n = count as u64;
+            let mut parameters = [parameter(&address), parameter(&value), parameter(&n)];
+            let shape = ([blocks(count, 256), 1, 1], [256, 1, 1], 0);
+            // SAFETY: the kernel's parameters are an address, a value and a count of 8 bytes. The patterns lie within a live
+            // block of this device, aligned to their size as elements are; the stream has been ordered after what conflicts.
+            return unsafe { launch(gpu, gpu.library().fill()?, shape, &mut parameters) };
+        }
+        gpu.stream().queue_work(|stream| {
+            // SAFETY: the patterns lie within a live block of this device, aligned to their size as elements are; the stream has
+            // been ordered after what conflicts.
+            unsafe {
+                match pattern {
+                    Pattern::One(value) => driver.cuMemsetD8Async(address, value, count, stream),
+                    Pattern::Two(value) => driver.cuMemsetD16Async(address, value, count, stream),
+                    Pattern::Four(value) => driver.cuMemsetD32Async(address, value, count, stream),
+                    Pattern::Eight(_) => Ok(()),
                 }
             }
-        }
+        })??;
         Ok(())
     }
 }

@@ -136,7 +136,7 @@ pub(super) fn set_now(
         return Ok(());
     }
     let _bound = stream.device().enter()?;
-    Ok(set(stream.device().driver(), address, value, size_bytes, stream.raw())?)
+    Ok(stream.queue_work(|raw| set(stream.device().driver(), address, value, size_bytes, raw))??)
 }
 
 /// The memory is granted or about to be released, and so nobody else's; the stream is alive, and its context current.

@@ -1,4 +1,5 @@
-//! [`Stream::run_borrowed`]: work on memory that its caller has only borrowed.
+//! [`Stream::run_borrowed`]: work on memory that its caller has only borrowed; and calls that queue work on a stream that
+//! another thread may retire.
 
 use super::Stream;
 use crate::device::Patience;
@@ -8,13 +9,25 @@ use gpumem_sys::types::CUstream;
 use std::io::Write;
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 
-/// The calls that have queued work on a stream which uses memory of their callers'. Until they have waited for it, the stream
-/// neither captures nor retires: the work would run when nobody waits any more, or could not be waited for.
+/// Calls on a stream that its retirement waits for.
 #[derive(Default)]
 pub(super) struct Borrows {
-    count: Mutex<usize>,
+    counts: Mutex<Counts>,
     ended: Condvar,
 }
+
+#[derive(Default)]
+pub(crate) struct Counts {
+    /// Calls that have queued work which uses memory of their callers'. Until they have waited for it, the stream neither
+    /// captures nor retires: the work would run when nobody waits any more, or could not be waited for.
+    borrows: usize,
+    /// Calls that are queueing work on a stream of another library's, or a mark. The last mark comes after it.
+    calls: usize,
+}
+
+/// A call that names a stream, which is not retired meanwhile.
+#[must_use = "the stream may be retired as soon as this is dropped"]
+pub(crate) struct Call<'a>(Option<&'a Borrows>);
 
 /// One such call. Dropped, it waits until the stream's work is done.
 struct Borrow<'a> {
@@ -63,25 +76,45 @@ impl Stream {
     }
 
     fn borrow_for(&self, operation: &'static str) -> Result<Borrow<'_>, PoolError> {
-        let mut count = self.0.borrows.lock();
+        let mut counts = self.0.borrows.lock();
         // Under the lock: neither a capture nor the end of the stream comes in between.
         self.check_usable()?;
         self.check_runs(operation)?;
-        *count += 1;
+        counts.borrows += 1;
         Ok(Borrow { stream: self, is_over: false })
+    }
+
+    /// Has `queue` queue work on this stream. One of another library's is not retired meanwhile: [`Stream::retire`] on another
+    /// thread waits, so that its last mark covers the work. `queue` must not retire it itself.
+    #[doc(hidden)]
+    pub fn queue_work<R>(&self, queue: impl FnOnce(CUstream) -> R) -> Result<R, PoolError> {
+        let _call = self.call()?;
+        Ok(queue(self.raw()))
+    }
+
+    /// As [`Stream::check_usable`], and it stays so until this is dropped.
+    pub(crate) fn call(&self) -> Result<Call<'_>, PoolError> {
+        // It lives as long as a clone does.
+        if self.is_owned() {
+            return Ok(Call(None));
+        }
+        let mut counts = self.0.borrows.lock();
+        self.check_usable()?;
+        counts.calls += 1;
+        Ok(Call(Some(&self.0.borrows)))
     }
 
     /// Keeps [`Stream::run_borrowed`] from beginning while the guard lives, for a call that makes the stream capture.
     pub(crate) fn stay_out_of_capture(
         &self,
         joins: bool,
-    ) -> Result<Option<MutexGuard<'_, usize>>, PoolError> {
+    ) -> Result<Option<MutexGuard<'_, Counts>>, PoolError> {
         if !joins || !self.clocks().holds().is_open() {
             return Ok(None);
         }
-        let count = self.0.borrows.lock();
-        match *count {
-            0 => Ok(Some(count)),
+        let counts = self.0.borrows.lock();
+        match counts.borrows {
+            0 => Ok(Some(counts)),
             _ => Err(PoolError::NotInCapture {
                 operation: "a copy to or from borrowed memory that has yet to end",
             }),
@@ -90,15 +123,24 @@ impl Stream {
 }
 
 impl Borrows {
-    fn lock(&self) -> MutexGuard<'_, usize> {
-        self.count.lock().unwrap_or_else(PoisonError::into_inner)
+    fn lock(&self) -> MutexGuard<'_, Counts> {
+        self.counts.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Waits until no call is left. No new one begins: the stream is retired.
     pub(super) fn wait_for_all(&self) {
-        let mut count = self.lock();
-        while *count > 0 {
-            count = self.ended.wait(count).unwrap_or_else(PoisonError::into_inner);
+        let mut counts = self.lock();
+        while counts.borrows + counts.calls > 0 {
+            counts = self.ended.wait(counts).unwrap_or_else(PoisonError::into_inner);
+        }
+    }
+}
+
+impl Drop for Call<'_> {
+    fn drop(&mut self) {
+        if let Some(borrows) = self.0 {
+            borrows.lock().calls -= 1;
+            borrows.ended.notify_all();
         }
     }
 }
@@ -147,7 +189,7 @@ impl Drop for Borrow<'_> {
             // The caller has another error, or panics: only the wait counts.
             let _ = self.wait();
         }
-        *self.stream.0.borrows.lock() -= 1;
+        self.stream.0.borrows.lock().borrows -= 1;
         self.stream.0.borrows.ended.notify_all();
     }
 }

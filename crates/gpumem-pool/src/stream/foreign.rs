@@ -108,7 +108,8 @@ impl Stream {
 
     /// Says that the stream's owner is about to destroy it: what it has queued so far is the last that counts. Without
     /// this, what was freed on it is used again only after the whole device has been waited for. A stream that was made
-    /// here does this by itself. Waits for calls on other threads that are inside of [`Stream::run_borrowed`] with it.
+    /// here does this by itself. Waits for calls on other threads that are inside of [`Stream::run_borrowed`] with it, or that
+    /// are just queueing work on it.
     ///
     /// # Errors
     ///
