@@ -150,7 +150,9 @@ cases! {
             let later = Event::new(&device).unwrap();
             later.record(&stream).unwrap();
             let is_empty = || counted.held_bytes(setting.kind) == 0;
-            assert!(polls_until(&event, is_empty) && later.is_complete().unwrap(), "{setting}");
+            assert!(polls_until(&event, is_empty), "{setting}");
+            // Not at once: the driver's own pool gives back in the stream's order, and what comes after that may still wait.
+            assert!(polls_until(&event, || later.is_complete().unwrap()), "{setting}");
         }
     }
 
@@ -165,6 +167,8 @@ cases! {
             let (blocks, event) = used_blocks(&device, &pool, &stream, 2);
             drop(blocks);
             event.synchronize().unwrap();
+            // What the pool before it has left goes back here, and not in a query.
+            device.synchronize().unwrap();
             std::thread::sleep(Duration::from_millis(2));
             let before = reading();
             assert!(event.is_complete().unwrap());
