@@ -53,6 +53,7 @@ pub(crate) const TARGETS: &[Target] = &[
     target("tests/copies", TESTS, "copies"),
     target("tests/crowd", TESTS, "crowd"),
     target("tests/features", TESTS, "features"),
+    target("tests/foreign", TESTS, "foreign"),
     target("tests/graphs", TESTS, "graphs"),
     target("tests/kinds", TESTS, "kinds"),
     target("tests/lifetimes", TESTS, "lifetimes"),
@@ -66,8 +67,10 @@ pub(crate) const TARGETS: &[Target] = &[
     target("tests/refusals", TESTS, "refusals"),
     target("tests/replay", TESTS, "replay"),
     target("tests/reuse", TESTS, "reuse"),
+    target("tests/service", TESTS, "service"),
     target("tests/settings", TESTS, "settings"),
     target("tests/sharing", TESTS, "sharing"),
+    target("tests/stream_entries", TESTS, "stream_entries"),
     target("tests/stream_kinds", TESTS, "stream_kinds"),
     target("tests/streams", TESTS, "streams"),
     target("tests/stress", TESTS, "stress"),
@@ -83,7 +86,7 @@ pub(crate) const ROOMS: &[Room] = &[
         suites: &[
             "pool-src", "pool", "loom", "tests/streams", "tests/stream_kinds", "tests/reuse", "tests/others_bugs", "tests/capture",
             "tests/graphs", "tests/lifetimes", "tests/kinds", "tests/threads", "tests/model", "tests/stress", "tests/calls",
-            "tests/replay", "tests/pool", "tests/sharing", "tests/array",
+            "tests/replay", "tests/pool", "tests/sharing", "tests/array", "tests/foreign", "tests/stream_entries",
         ],
     },
     Room {
@@ -148,6 +151,7 @@ pub(crate) const ROOMS: &[Room] = &[
         suites: &[
             "pool-src", "pool", "array-clients", "tests/kinds", "tests/sharing", "tests/managed", "tests/copies", "tests/lifetimes", "tests/peers",
             "tests/capture", "tests/graphs", "tests/contexts", "tests/others_bugs", "tests/model", "tests/pool_kinds", "tests/features",
+            "tests/stream_entries",
         ],
     },
     Room {
@@ -165,7 +169,7 @@ pub(crate) const ROOMS: &[Room] = &[
         ],
         suites: &[
             "pool-src", "pool", "tests/limits", "tests/features", "tests/kinds", "tests/lifetimes", "tests/pool", "tests/refusals",
-            "tests/others_bugs", "tests/adaptors", "tests/model", "tests/reuse",
+            "tests/others_bugs", "tests/adaptors", "tests/model", "tests/reuse", "tests/service",
         ],
     },
     Room {
