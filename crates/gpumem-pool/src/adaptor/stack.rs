@@ -66,13 +66,13 @@ impl Next<'_> {
     pub fn alloc(&self, request: &Request<'_>) -> Result<Grant, PoolError> {
         let Self { call, level } = *self;
         // All but size and alignment is the call's: the request may be another one's.
-        let request = Request::new(request.size_bytes(), request.alignment(), call);
-        if request.alignment() > ALIGNMENT_MIN || !call.stream.is_owned() {
-            call.check_request(&request)?;
+        let (size_bytes, alignment) = (request.size_bytes(), request.alignment());
+        if alignment > ALIGNMENT_MIN || !call.stream.is_owned() {
+            call.check_request(alignment)?;
         }
         match call.stack.adaptors.get(level) {
-            Some(adaptor) => call.ask(&**adaptor, &request, level),
-            None => call.alloc_own(&request),
+            Some(adaptor) => call.ask(&**adaptor, &Request::new(size_bytes, alignment, call), level),
+            None => call.alloc_own(size_bytes, alignment),
         }
     }
 }
@@ -83,7 +83,7 @@ impl<'a> Call<'a> {
     pub(super) fn begin(&self, request: &Request<'_>) -> Result<Grant, PoolError> {
         match self.stack.adaptors.first() {
             Some(outermost) => outermost.alloc(request, Next { call: self, level: 1 }),
-            None => self.alloc_own(request),
+            None => self.alloc_own(request.size_bytes(), request.alignment()),
         }
     }
 
@@ -130,16 +130,15 @@ impl<'a> Call<'a> {
     }
 
     #[cold]
-    fn check_request(&self, request: &Request<'_>) -> Result<(), PoolError> {
-        check_alignment(request.alignment())?;
+    fn check_request(&self, alignment: u64) -> Result<(), PoolError> {
+        check_alignment(alignment)?;
         // Whoever asks may be on another thread than the program, or may have retired the stream.
         self.stream.check_usable()
     }
 
     /// From the backend, inside of all adaptors.
-    #[inline(never)]
-    fn alloc_own(&self, request: &Request<'_>) -> Result<Grant, PoolError> {
-        let (size_bytes, alignment) = (request.size_bytes(), request.alignment());
+    #[inline(always)]
+    fn alloc_own(&self, size_bytes: u64, alignment: u64) -> Result<Grant, PoolError> {
         let piece = match self.pool.hit_own(size_bytes, alignment, self.stream) {
             Some(piece) => piece,
             None => {

@@ -126,17 +126,28 @@ fn climb_once(
 ) -> Result<Option<Piece>, PoolError> {
     let least = Request { size_bytes: least_bytes.min(request.size_bytes), ..*request };
     let rungs = RUNGS.iter().map(|rung| (rung, request)).chain(LAST_RUNGS.iter().map(|rung| (rung, &least)));
-    shared.note_limit();
-    let mut free_bytes = shared.core().heap.free_bytes(request.slot);
+    let mut free_bytes = {
+        let heap = &mut shared.core_with_limit().heap;
+        // Looked at once: other threads may change it before the rung that makes up for it.
+        lack.spares_magazines = is_small(request) && heap.spares_magazines();
+        lack.has_slack = heap.dials().has_slack();
+        heap.free_bytes(request.slot)
+    };
     let mut start = Instant::now();
     for (((_, rung), request), tried) in rungs.zip(tried) {
         let found = match rung(shared, request, lack)? {
             Step::Found(piece) => Some(piece),
             Step::Look(reach) => {
-                let before_bytes =
-                    core::mem::replace(&mut free_bytes, shared.core().heap.free_bytes(request.slot));
-                tried.gained_bytes += free_bytes.saturating_sub(before_bytes).max(0).unsigned_abs();
-                search(shared, request, reach, lack)?
+                let (now_bytes, ready) = {
+                    let heap = &mut shared.core().heap;
+                    (heap.free_bytes(request.slot), heap.take_ready(request, shared.clocks()))
+                };
+                tried.gained_bytes += now_bytes.saturating_sub(free_bytes).max(0).unsigned_abs();
+                free_bytes = now_bytes;
+                match ready {
+                    Some(piece) => Some(piece),
+                    None => search_further(shared, request, reach, lack)?,
+                }
             }
             Step::Nothing => None,
         };
@@ -150,18 +161,16 @@ fn climb_once(
     Ok(None)
 }
 
-fn search(
+/// After a look at what is ready.
+fn search_further(
     shared: &Shared,
     request: &Request,
     reach: Reach,
     lack: &mut Lack,
 ) -> Result<Option<Piece>, PoolError> {
-    let ready = shared.core().heap.take_ready(request, shared.clocks());
-    if ready.is_some() || reach == Reach::Ready {
-        return Ok(ready);
-    }
     let steps: &[Rung] = match reach {
-        Reach::Ready | Reach::Recycled => &[recycled],
+        Reach::Ready => &[],
+        Reach::Recycled => &[recycled],
         Reach::Limit => &[recycled, growth_to_limit, leftover],
         Reach::Pages => &[recycled, growth_to_limit, leftover, glued],
     };
@@ -175,8 +184,6 @@ fn search(
 
 /// Small pieces are no part of a large block.
 fn own_magazines(shared: &Shared, request: &Request, lack: &mut Lack) -> Result<Step, PoolError> {
-    // Said once: other threads may change it before the rung that makes up for it.
-    lack.spares_magazines = is_small(request) && shared.core().heap.spares_magazines();
     Ok(ready_if(match is_small(request) {
         true => !lack.spares_magazines && shared.drain_own(),
         false => shared.drain_own_recent(),
@@ -187,7 +194,7 @@ fn own_magazines(shared: &Shared, request: &Request, lack: &mut Lack) -> Result<
 /// from them again and again, each time for a few allocations.
 fn one_handle(shared: &Shared, request: &Request, lack: &mut Lack) -> Result<Step, PoolError> {
     let is_taken_first = is_small(request) && !lack.spares_magazines;
-    if !is_taken_first || !shared.core().heap.dials().has_slack() {
+    if !is_taken_first || !lack.has_slack {
         return Ok(Step::Nothing);
     }
     if !(1..HANDLE_BYTES).contains(&shared.kept_by_others_bytes()) {
@@ -252,16 +259,19 @@ fn growth_to_target(shared: &Shared, request: &Request, lack: &mut Lack) -> Resu
 
 fn recycled(shared: &Shared, request: &Request, _: &mut Lack) -> Result<Step, PoolError> {
     let (clocks, mut vmm) = (shared.clocks(), shared.vmm());
-    let kept_count = shared.core().heap.kept_windows();
-    if shared.core().heap.is_unmapping_due(kept_count) {
+    let mut core = shared.core();
+    let kept_count = core.heap.kept_windows();
+    if core.heap.is_unmapping_due(kept_count) {
+        drop(core);
         if !shared.dials.poll_budget.is_zero() {
             // This call names the stream.
             clocks.tick_by_user(request.slot)?;
             clocks.poll(shared.dials.poll_budget)?;
         }
-        shared.core().heap.unmap_empty(kept_count.saturating_sub(UNMAPPED_AT_ONCE), clocks, &mut vmm)?;
+        core = shared.core();
+        core.heap.unmap_empty(kept_count.saturating_sub(UNMAPPED_AT_ONCE), clocks, &mut vmm)?;
     }
-    let piece = shared.core().heap.take_recycled(request, clocks, &mut vmm)?;
+    let piece = core.heap.take_recycled(request, clocks, &mut vmm)?;
     Ok(piece.map_or(Step::Nothing, Step::Found))
 }
 

@@ -3,10 +3,11 @@
 //! A program that frees the block that it was given last, and asks for as much again, gets it again without the heap and
 //! its lock. All else goes to the heap, a few at a time: where a block is best put, the heap knows.
 //!
-//! A set that *keeps* some hands out any of them instead, the one that fits best: up to a quarter larger than was asked
-//! for (a sixteenth where the profile allows no slack), so that many threads whose sizes vary seldom meet at the heap. The
-//! heap sets how much a set may keep ([`Retention`]): a part of the memory that was reserved ahead and was never needed. Nothing is lost by waiting here: a large request that is not met from
-//! its set looks at the heap, and one that the heap can't meet empties first this thread's sets and then all.
+//! A set that *keeps* some hands out any of them instead, the one that fits best: up to a quarter larger than the request, so
+//! that many threads whose sizes vary seldom meet at the heap. Where the profile allows no slack, and a quarter of every block
+//! would not fit into what is reserved ahead, it is a sixteenth. The heap sets how much a set may keep ([`Retention`]): a part of
+//! the memory that was reserved ahead and was never needed. Nothing is lost by waiting here: a large request that is not met
+//! from its set looks at the heap, and one that the heap can't meet empties first this thread's sets and then all.
 //!
 //! Unlike smaller pieces each has the stamp of its own free: other streams may have been ordered behind that since, and
 //! a later stamp would hide it from them.
@@ -215,7 +216,7 @@ const LEAVING_MAX: usize = 8;
 /// A quarter of a power of two.
 pub(super) const LOOSE_STEPS: u16 = 16;
 
-/// A sixteenth: where the profile allows no slack.
+/// A sixteenth: where the profile allows no slack, and a quarter of each block would not fit into what is reserved ahead.
 pub(super) const CLOSE_STEPS: u16 = 4;
 
 const STEP_SHIFT: u32 = 6;

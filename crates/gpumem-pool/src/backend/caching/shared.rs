@@ -254,16 +254,23 @@ impl Shared {
 
     fn found(&self, core: &mut Core, piece: Piece) -> Found {
         core.note_peak();
-        let retention = Retention {
-            keep_bytes: core.heap.keepable_bytes() / self.front.set_count().max(1),
-            excess_steps: match core.heap.dials().has_slack() {
-                true => LOOSE_STEPS,
-                // Near a limit, what is beside the request is part of what has to fit.
-                false if core.heap.has_limit() => 0,
-                false => CLOSE_STEPS,
-            },
-        };
+        let keep_bytes = core.heap.keepable_bytes() / self.front.set_count().max(1);
+        let retention = Retention { keep_bytes, excess_steps: Self::excess_steps(&core.heap) };
         Found { piece, room_bytes: core.heap.room_bytes(piece.record), retention }
+    }
+
+    /// How much larger than its request a kept block may be.
+    fn excess_steps(heap: &Heap) -> u16 {
+        if heap.dials().has_slack() {
+            LOOSE_STEPS
+        } else if heap.has_limit() {
+            // Near a limit, what a block has beyond its request is part of what has to fit.
+            0
+        } else if heap.is_far_ahead() {
+            LOOSE_STEPS
+        } else {
+            CLOSE_STEPS
+        }
     }
 
     /// Nobody allocates any more. Returns how many blocks are alive; from now on their frees are counted elsewhere.

@@ -78,7 +78,7 @@ entries! {
         if flags != CUipcMem_flags::CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS.0 {
             return Err(INVALID_VALUE);
         }
-        put(target, call.ipc_open(context, &handle.reserved.map(|byte| byte as u8))?)
+        put(target, call.ipc_open(context, &handle.reserved.map(|byte| byte.to_ne_bytes()[0]))?)
     }
 
     fn cuIpcCloseMemHandle(call, address: CUdeviceptr) {
@@ -104,7 +104,7 @@ entries! {
         check_processes()?;
         let context = call.context(call.thread)?;
         check_place(target)?;
-        put(target, call.ipc_open_event(context, &handle.reserved.map(|byte| byte as u8))?.to_ptr())
+        put(target, call.ipc_open_event(context, &handle.reserved.map(|byte| byte.to_ne_bytes()[0]))?.to_ptr())
     }
 }
 

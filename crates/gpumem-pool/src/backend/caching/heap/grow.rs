@@ -195,6 +195,11 @@ impl Heap {
         self.keepable_bytes
     }
 
+    /// Whether the memory that was reserved ahead would hold all blocks if each were a quarter larger.
+    pub(in super::super) fn is_far_ahead(&self) -> bool {
+        self.keepable_bytes > self.needed_peak_bytes / 4
+    }
+
     /// How far the heap may grow for this request before anything dearer than a new handle is worth trying.
     pub(in super::super) fn growth_target_bytes(&self, request: &Request) -> u64 {
         let used = self.used_bytes.saturating_add(request.size_bytes).max(self.used_peak_bytes);

@@ -14,6 +14,8 @@ pub(in super::super) struct Lack {
     pub(in super::super) attempts: Vec<Attempt>,
     /// Whether the heap has so much, or may grow so far, that it leaves to threads what they have at hand of small blocks.
     pub(in super::super) spares_magazines: bool,
+    /// Whether the heap may hold more than was ever in use.
+    pub(in super::super) has_slack: bool,
 }
 
 impl Shared {

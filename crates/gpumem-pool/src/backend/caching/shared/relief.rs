@@ -1,8 +1,9 @@
 //! How a pool takes memory before it is asked for, and gives back what nobody needs.
 
-use super::{Lack, Shared};
+use super::{Core, Lack, Shared};
 use crate::backend::Counts;
 use crate::backend::caching::access::Memory;
+use crate::backend::caching::gate::Entered;
 use crate::backend::caching::heap::Heap;
 use crate::clock::Slot;
 use crate::context::Relaxed;
@@ -43,9 +44,8 @@ impl Shared {
         }
         let _relaxed = Relaxed::enter(self.device.driver())?;
         let _bound = self.device.enter()?;
-        self.note_limit();
         let mut vmm = self.vmm();
-        let mut core = self.core();
+        let mut core = self.core_with_limit();
         let most_bytes = self.limit_bytes(&core.heap);
         match core.heap.reserve(missing_bytes, &mut vmm, most_bytes) {
             Ok(true) => self.front.set_cap(core.heap.magazine_bytes()),
@@ -145,8 +145,8 @@ impl Shared {
         heap.reserved_bytes().saturating_add(self.access.dues().room_bytes())
     }
 
-    /// Tells the heap how much it may reserve by now under the pool's hard limit and those above it, if there are any.
-    pub(in super::super) fn note_limit(&self) {
+    /// Locks the heap, and sets how much it may reserve by now under the pool's hard limit and those above it, if there are any.
+    pub(in super::super) fn core_with_limit(&self) -> Entered<'_, Core> {
         let room_bytes = self.limits.family().room_bytes();
         let mut core = self.core();
         let limit_bytes = match room_bytes > ROOM_MAX_BYTES {
@@ -154,6 +154,7 @@ impl Shared {
             false => core.heap.reserved_bytes().saturating_add(room_bytes),
         };
         core.heap.set_limit_bytes(limit_bytes);
+        core
     }
 
     /// Before memory is looked for everywhere.

@@ -61,6 +61,20 @@ fn what_was_reserved_ahead_is_the_heaps_own_and_there() {
 }
 
 #[test]
+fn memory_reserved_ahead_is_plentiful_while_every_block_could_be_a_quarter_larger() {
+    let mut pair = Pair::new(Dials::of(Profile::Tight));
+    assert!(!pair.heap.is_far_ahead(), "nothing is reserved ahead");
+    assert_eq!(pair.heap.reserve(100 << 20, &mut pair.driver, u64::MAX), Ok(true));
+    let mut is_far_ahead_with = |size_bytes| {
+        pair.climb(&Request { size_bytes, alignment: 256, slot: Slot(0) }).unwrap();
+        pair.heap.keepable_bytes();
+        pair.heap.is_far_ahead()
+    };
+    assert!(is_far_ahead_with(78 << 20));
+    assert!(!is_far_ahead_with(4 << 20));
+}
+
+#[test]
 fn addresses_that_were_unmapped_are_used_again() {
     let mut pair = Pair::new(Dials::default());
     let mut reached = Vec::new();
