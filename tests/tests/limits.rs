@@ -269,12 +269,15 @@ cases! {
             assert!(refused_count > 0, "{setting}: the limit was never met: this shows nothing");
             let (status, peak_bytes) = (pool.status().unwrap(), counted.peak_bytes(setting.kind));
             assert!(LIMIT_BYTES / 2 < peak_bytes && peak_bytes <= LIMIT_BYTES, "{setting}: {peak_bytes} at once");
-            // The driver's pool reserves more than it has given.
             let told_bytes = match setting.backend {
                 BackendKind::Caching => status.reserved_peak_bytes,
+                // The driver's pool reserves more than it has given.
                 _ => status.in_use_peak_bytes,
             };
-            assert!(peak_bytes <= told_bytes && told_bytes <= LIMIT_BYTES, "{setting}: {peak_bytes}, {status}");
+            assert!(told_bytes <= LIMIT_BYTES, "{setting}: {status}");
+            // The others count a block as in use after the driver has given it: another may have been freed in between.
+            let is_exact = setting.backend == BackendKind::Caching;
+            assert!(!is_exact || peak_bytes <= told_bytes, "{setting}: {peak_bytes}, {status}");
             assert_eq!((status.in_use_bytes, status.block_count), (0, 0), "{setting}");
             drop(pool);
             device.synchronize().unwrap();
