@@ -7,7 +7,7 @@ use crate::array::GpuArray;
 use crate::element::Element;
 use crate::error::ArrayError;
 use crate::layout::{Layout, Order};
-use crate::track::Access;
+use crate::track::{Access, queue};
 use crate::view::{AsView, GpuView, GpuViewMut};
 use gpumem_pool::sys::types::CUdeviceptr;
 use gpumem_pool::{PoolError, Stream};
@@ -122,14 +122,12 @@ impl<T: Element, D: Dimension> GpuViewMut<'_, T, D> {
         }
         source.storage().order(gpu.stream(), Access::Read)?;
         self.storage().order(gpu.stream(), Access::Write)?;
-        let _bound = gpu.device().bind()?;
         let (to, from, size_bytes) = (self.address(), source.address(), self.len() * size_of::<T>());
-        gpu.stream().queue_work(|stream| {
+        queue(gpu, [source.storage(), self.storage()], |stream| {
             // SAFETY: both lie side by side within their blocks, alive and on this device, and differ, since one is borrowed
             // exclusively; the stream has been ordered after what conflicts.
             unsafe { gpu.device().driver().cuMemcpyAsync(to, from, size_bytes, stream) }
-        })??;
-        Ok(())
+        })
     }
 
     /// Copies a slice over all of this view, in the order of memory. Returns when the copy is done.

@@ -8,7 +8,15 @@
 //! Why it is enough that the event comes late: it covers whatever its stream holds by then, and a use that this crate
 //! has queued is held by then. Two uses of which one writes can't be queued at the same time, since writing borrows the
 //! array exclusively.
+//!
+//! A capture that another thread begins is another matter: it may come between the waits and the work. So the work is queued in
+//! a call that keeps captures of the stream from beginning and ending ([`queue`]), and there the stream is asked whether the
+//! work becomes part of a graph, which then keeps the memory.
 
+use crate::error::ArrayError;
+use crate::gpu::Gpu;
+use gpumem_pool::sys::DriverError;
+use gpumem_pool::sys::types::CUstream;
 use gpumem_pool::{Block, Device, PoolError, Stream};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
@@ -50,15 +58,11 @@ impl Storage {
         self.block.device()
     }
 
-    /// Makes `stream` wait for what `access` needs, and notes the use. To be called before the work is queued, while the
-    /// array is borrowed: shared for reading, exclusively for writing.
+    /// Makes `stream` wait for what `access` needs, and notes the use. To be called before the work is queued ([`queue`]), while
+    /// the array is borrowed: shared for reading, exclusively for writing.
     pub(crate) fn order(&self, stream: &Stream, access: Access) -> Result<(), PoolError> {
         if self.block.size_bytes() == 0 {
             return Ok(());
-        }
-        if stream.is_capturing()? {
-            // The graph keeps the memory, also where no wait is needed.
-            self.block.record_use(stream);
         }
         let mut track = self.lock();
         match access {
@@ -96,4 +100,24 @@ impl Storage {
     fn lock(&self) -> MutexGuard<'_, Track> {
         self.track.lock().unwrap_or_else(PoisonError::into_inner)
     }
+}
+
+/// Has `work` queue work on the stream of `gpu` that uses the memory of `uses` and no other. The stream has been ordered for it
+/// ([`Storage::order`]), and belongs to no capture that `uses` are not kept for. `work` calls the driver and nothing else.
+pub(crate) fn queue<'a>(
+    gpu: &Gpu,
+    uses: impl IntoIterator<Item = &'a Storage>,
+    work: impl FnOnce(CUstream) -> Result<(), DriverError>,
+) -> Result<(), ArrayError> {
+    let stream = gpu.stream();
+    let _bound = gpu.device().bind()?;
+    let queued = stream.queue_work(|raw| {
+        // Here: before the call, another thread could still begin a capture.
+        if stream.is_capturing()? {
+            // The graph keeps the memory, also where no wait was needed.
+            uses.into_iter().for_each(|storage| storage.block.record_use(stream));
+        }
+        work(raw).map_err(PoolError::from)
+    })?;
+    Ok(queued?)
 }

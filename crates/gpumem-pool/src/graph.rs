@@ -103,21 +103,26 @@ struct Hold {
 impl Stream {
     /// Begins to record what is queued on this stream, instead of running it. Streams that are made to wait for it join.
     ///
+    /// A call on another thread that is just queueing work on this stream is waited for, so that all of its work runs. So does
+    /// the capture's end, so that all of it is recorded.
+    ///
     /// # Errors
     ///
-    /// [`PoolError::NotInCapture`] when the stream captures already, else as [`Stream::synchronize`].
+    /// [`PoolError::NotInCapture`] when the stream captures already, during a copy to or from borrowed memory, and when another
+    /// call has not done queueing work on the stream within a quarter of a second; else as [`Stream::synchronize`].
     pub fn begin_capture(&self, mode: CaptureMode) -> Result<Capture, PoolError> {
         self.check_usable()?;
         let holds = self.clocks().holds();
+        // Until the capture is known below: a call that queues work looks for it first.
+        let _alone = self.close_for_capture()?;
         let _quiet = self.device().begin_capture();
         holds.announce();
         let begun = self.check_runs("beginning a capture").and_then(|()| {
-            let _runs = self.stay_out_of_capture(true)?;
             let begun = self.clocks().begin_capture(self.slot(), mode.raw())?;
             begun.ok_or(PoolError::CaptureBroken)
         });
         let graph = begun.inspect_err(|_| holds.withdraw())?;
-        holds.begin(graph, self.slot(), self.device());
+        holds.begin(graph, self);
         let hold = Hold { device: self.device().clone(), graph };
         Ok(Capture { stream: self.clone(), hold, is_ended: false, _thread: PhantomData })
     }
@@ -163,6 +168,9 @@ impl Capture {
     fn finish(&mut self) -> Result<Graph, PoolError> {
         self.is_ended = true;
         let clocks = self.stream.clocks();
+        let members = clocks.holds().members(self.hold.graph);
+        // Until the streams wait for all that they were asked to wait for: a call that looks at them now finds all of that.
+        let _alone = Stream::close_for_end(&members);
         if !clocks.holds().end_begins(self.hold.graph) {
             // The end of a borrow has cut it short.
             return Err(PoolError::CaptureBroken);
@@ -189,6 +197,8 @@ impl Capture {
 /// comes before the graph. [`Capture::end`] says that the capture is broken.
 pub(crate) fn cut_short(device: &Device, graph: u64, origin: Slot) {
     let clocks = device.clocks();
+    let members = clocks.holds().members(graph);
+    let _alone = Stream::close_for_end(&members);
     if clocks.holds().end_begins(graph) {
         // If the driver refuses, the next try to wait finds that out.
         let _ = clocks.discard_capture(origin);

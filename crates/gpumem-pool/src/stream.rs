@@ -155,8 +155,8 @@ impl Stream {
     pub fn wait(&self, event: &Event) -> Result<(), PoolError> {
         let _call = self.call()?;
         check_driver(self.device(), event.device())?;
-        let joins = self.clocks().holds().is_open() && event.mark().is_none();
-        let _runs = self.stay_out_of_capture(joins)?;
+        let joins = self.may_join()? && event.mark().is_none();
+        let _alone = self.close_to_join(joins)?;
         if self.defers_wait(event)? {
             return Ok(());
         }
@@ -174,8 +174,8 @@ impl Stream {
     pub fn wait_for(&self, other: &Stream) -> Result<(), PoolError> {
         let _calls = (self.call()?, other.call()?);
         check_driver(self.device(), other.device())?;
-        let joins = self != other && other.is_capturing()?;
-        let _runs = self.stay_out_of_capture(joins)?;
+        let joins = self != other && self.may_join()? && other.is_capturing()?;
+        let _alone = self.close_to_join(joins)?;
         if self.defers_wait_for(other)? {
             return Ok(());
         }

@@ -4,7 +4,7 @@ use crate::element::Element;
 use crate::error::ArrayError;
 use crate::gpu::Gpu;
 use crate::kernel::{Function, library};
-use crate::track::{Access, Storage};
+use crate::track::{Access, Storage, queue};
 use crate::uninit::UninitArray;
 use crate::view::{AsView, AsViewMut};
 use core::ffi::c_void;
@@ -184,11 +184,13 @@ impl<'a> Launch<'a> {
             *parameter = library::parameter(&self.words[usize::from(*start)]);
         }
         let LaunchShape { grid, block, shared_bytes } = self.shape;
-        // SAFETY: the parameters point into `self.words`, which outlives the call; the stream has been ordered after
-        // what conflicts; types, bounds and values are the caller's promise.
-        unsafe {
-            library::launch(gpu, self.function, (grid, block, shared_bytes), &mut parameters[..self.count])
-        }
+        let shape = (grid, block, shared_bytes);
+        queue(gpu, self.uses.iter().map(|(storage, _)| *storage), |stream| {
+            // SAFETY: the parameters point into `self.words`, which outlives the call; the stream is that of `gpu`, on whose
+            // device the function is, and has been ordered after what conflicts; types, bounds and values are the caller's
+            // promise.
+            unsafe { library::launch(self.function, stream, shape, &mut parameters[..self.count]) }
+        })
     }
 }
 

@@ -5,10 +5,11 @@
 
 use crate::element::Kind;
 use crate::error::ArrayError;
-use crate::gpu::Gpu;
 use crate::kernel::{Function, Module};
 use core::ffi::c_void;
 use gpumem_pool::Device;
+use gpumem_pool::sys::DriverError;
+use gpumem_pool::sys::types::CUstream;
 use std::sync::{Mutex, OnceLock, PoisonError};
 
 /// This crate's kernels on one device.
@@ -143,40 +144,36 @@ pub(crate) fn parameter<T>(value: &T) -> *mut c_void {
     core::ptr::from_ref(value).cast_mut().cast()
 }
 
-/// Queues a kernel on the stream of `gpu`.
+/// Queues a kernel on a stream, inside of [`queue`](crate::track::queue).
 ///
 /// # Safety
 ///
+/// - The stream is alive and of the function's device, whose context is current.
 /// - `parameters` point to values of the types and in the order of the kernel's parameters, alive during the call.
 /// - What the kernel does with them is sound: addresses are of live memory of the device that is large enough, and the
 ///   stream has been ordered after whatever conflicts.
 pub(crate) unsafe fn launch(
-    gpu: &Gpu,
     function: &Function,
+    stream: CUstream,
     (grid, block, shared_bytes): ([u32; 3], [u32; 3], u32),
     parameters: &mut [*mut c_void],
-) -> Result<(), ArrayError> {
-    let _bound = gpu.device().bind()?;
-    gpu.stream().queue_work(|stream| {
-        // SAFETY: the function and the stream are alive and of this device, whose context is current; the driver copies the
-        // parameters during the call; the rest is the caller's promise.
-        unsafe {
-            gpu.device().driver().cuLaunchKernel(
-                function.raw(),
-                grid[0],
-                grid[1],
-                grid[2],
-                block[0],
-                block[1],
-                block[2],
-                shared_bytes,
-                stream,
-                parameters.as_mut_ptr(),
-                core::ptr::null_mut(),
-            )
-        }
-    })??;
-    Ok(())
+) -> Result<(), DriverError> {
+    // SAFETY: the function is loaded, and the driver copies the parameters during the call; the rest is the caller's promise.
+    unsafe {
+        function.device().driver().cuLaunchKernel(
+            function.raw(),
+            grid[0],
+            grid[1],
+            grid[2],
+            block[0],
+            block[1],
+            block[2],
+            shared_bytes,
+            stream,
+            parameters.as_mut_ptr(),
+            core::ptr::null_mut(),
+        )
+    }
 }
 
 #[cfg(test)]

@@ -10,7 +10,7 @@ use crate::gpu::Gpu;
 use crate::kernel::library::{Kernel, launch, parameter};
 use crate::layout::{Layout, Order};
 use crate::ops::blocks;
-use crate::track::Access;
+use crate::track::{Access, Storage, queue};
 use crate::view::{AsView, GpuView, GpuViewMut};
 use ndarray::Dimension;
 
@@ -187,9 +187,10 @@ fn arrays<T: Numeric, D: Dimension, E: Dimension>(
     left.storage().order(gpu.stream(), Access::Read)?;
     right.storage().order(gpu.stream(), Access::Read)?;
     let operands = [Operand::of(left, result.len()), Operand::of(right, result.len())];
+    let uses = [left.storage(), right.storage(), result.storage()];
     // SAFETY: `fit` has checked that each operand has as many elements as the result, or one; all are alive on this
-    // device, and the stream has been ordered.
-    unsafe { launch_arrays::<T>(gpu, operation, result.address(), operands, result.len())? };
+    // device and named, and the stream has been ordered.
+    unsafe { launch_arrays::<T>(gpu, uses, operation, result.address(), operands, result.len())? };
     Ok(result)
 }
 
@@ -211,8 +212,10 @@ pub(crate) fn arrays_in_place<T: Numeric, D: Dimension, E: Dimension>(
     right.storage().order(gpu.stream(), Access::Read)?;
     target.storage().order(gpu.stream(), Access::Write)?;
     let operands = [Operand { address: target.address(), step: 1 }, Operand::of(right, target.len())];
-    // SAFETY: as in `arrays`; each element of the target is read and then written by one thread.
-    unsafe { launch_arrays::<T>(gpu, operation, target.address(), operands, target.len()) }
+    let uses = [right.storage(), target.storage(), target.storage()];
+    // SAFETY: `fit` has checked that the right side has as many elements as the target, or one; both are alive on this device and
+    // named, and the stream has been ordered; each element of the target is read and then written by one thread.
+    unsafe { launch_arrays::<T>(gpu, uses, operation, target.address(), operands, target.len()) }
 }
 
 fn scalar<T: Numeric, D: Dimension>(
@@ -229,8 +232,9 @@ fn scalar<T: Numeric, D: Dimension>(
         return Ok(result);
     }
     array.storage().order(gpu.stream(), Access::Read)?;
-    // SAFETY: both lie side by side with as many elements, alive on this device, and the stream has been ordered.
-    unsafe { launch_scalar(gpu, operation, side, [result.address(), array.address()], value, result.len())? };
+    let (uses, addresses) = ([array.storage(), result.storage()], [result.address(), array.address()]);
+    // SAFETY: both lie side by side with as many elements, alive on this device and named, and the stream has been ordered.
+    unsafe { launch_scalar(gpu, uses, (operation, side), addresses, value, result.len())? };
     Ok(result)
 }
 
@@ -249,9 +253,10 @@ pub(crate) fn scalar_in_place<T: Numeric, D: Dimension>(
         return Ok(());
     }
     target.storage().order(gpu.stream(), Access::Write)?;
-    let address = target.address();
-    // SAFETY: as in `scalar`; each element of the target is read and then written by one thread.
-    unsafe { launch_scalar(gpu, operation, side, [address, address], value, target.len()) }
+    let (uses, address) = ([target.storage(), target.storage()], target.address());
+    // SAFETY: the target lies side by side, alive on this device and named, and the stream has been ordered; each of its elements
+    // is read and then written by one thread.
+    unsafe { launch_scalar(gpu, uses, (operation, side), [address, address], value, target.len()) }
 }
 
 /// The shape and the order of the result.
@@ -300,10 +305,11 @@ impl Operand {
 
 /// # Safety
 ///
-/// `out` has room for `len` elements; the operands have that many, or one with a step of zero; all are alive on this
-/// device and ready to be used on the stream of `gpu`.
+/// `out` has room for `len` elements; the operands have that many, or one with a step of zero; all are in the memory of `uses`,
+/// alive on this device and ready to be used on the stream of `gpu`.
 unsafe fn launch_arrays<T: Numeric>(
     gpu: &Gpu,
+    uses: [&Storage; 3],
     operation: Operation,
     out: u64,
     [left, right]: [Operand; 2],
@@ -319,18 +325,18 @@ unsafe fn launch_arrays<T: Numeric>(
         parameter(&n),
     ];
     let function = gpu.library().kernel(operation.arrays, T::KIND)?;
-    // SAFETY: these are the kernel's parameters; the rest is the caller's promise.
-    unsafe { launch(gpu, function, shape::<T>(len), &mut parameters) }
+    // SAFETY: these are the kernel's parameters, and the stream is that of `gpu`; the rest is the caller's promise.
+    queue(gpu, uses, |stream| unsafe { launch(function, stream, shape::<T>(len), &mut parameters) })
 }
 
 /// # Safety
 ///
-/// Both addresses, of the result and of the array, have `len` elements, alive on this device and ready to be used on the
-/// stream of `gpu`.
+/// Both addresses, of the result and of the array, have `len` elements in the memory of `uses`, alive on this device and ready
+/// to be used on the stream of `gpu`.
 unsafe fn launch_scalar<T: Numeric>(
     gpu: &Gpu,
-    operation: Operation,
-    side: Side,
+    uses: [&Storage; 2],
+    (operation, side): (Operation, Side),
     [out, array]: [u64; 2],
     value: T,
     len: usize,
@@ -343,8 +349,8 @@ unsafe fn launch_scalar<T: Numeric>(
         parameters.swap(1, 2);
     }
     let function = gpu.library().kernel(kernel, T::KIND)?;
-    // SAFETY: these are the kernel's parameters; the rest is the caller's promise.
-    unsafe { launch(gpu, function, shape::<T>(len), &mut parameters) }
+    // SAFETY: these are the kernel's parameters, and the stream is that of `gpu`; the rest is the caller's promise.
+    queue(gpu, uses, |stream| unsafe { launch(function, stream, shape::<T>(len), &mut parameters) })
 }
 
 /// A thread for each 16 bytes.

@@ -8,7 +8,7 @@ use crate::element::Element;
 use crate::error::ArrayError;
 use crate::kernel::library::{launch, parameter};
 use crate::ops::blocks;
-use crate::track::Access;
+use crate::track::{Access, queue};
 use crate::view::GpuViewMut;
 use ndarray::Dimension;
 
@@ -59,30 +59,26 @@ impl<T: Element, D: Dimension> GpuViewMut<'_, T, D> {
         if count == 0 {
             return Ok(());
         }
-        self.storage().order(gpu.stream(), Access::Write)?;
         let (driver, address) = (gpu.device().driver(), self.address());
-        let _bound = gpu.device().bind()?;
-        if let Pattern::Eight(value) = pattern {
-            let n = count as u64;
-            let mut parameters = [parameter(&address), parameter(&value), parameter(&n)];
-            let shape = ([blocks(count, 256), 1, 1], [256, 1, 1], 0);
-            // SAFETY: the kernel's parameters are an address, a value and a count of 8 bytes. The patterns lie within a live
-            // block of this device, aligned to their size as elements are; the stream has been ordered after what conflicts.
-            return unsafe { launch(gpu, gpu.library().fill()?, shape, &mut parameters) };
-        }
-        gpu.stream().queue_work(|stream| {
+        let wide = if let Pattern::Eight(_) = pattern { Some(gpu.library().fill()?) } else { None };
+        self.storage().order(gpu.stream(), Access::Write)?;
+        queue(gpu, [self.storage()], |stream| {
             // SAFETY: the patterns lie within a live block of this device, aligned to their size as elements are; the stream has
-            // been ordered after what conflicts.
+            // been ordered after what conflicts. The kernel's parameters are an address, a value and a count of 8 bytes.
             unsafe {
-                match pattern {
-                    Pattern::One(value) => driver.cuMemsetD8Async(address, value, count, stream),
-                    Pattern::Two(value) => driver.cuMemsetD16Async(address, value, count, stream),
-                    Pattern::Four(value) => driver.cuMemsetD32Async(address, value, count, stream),
-                    Pattern::Eight(_) => Ok(()),
+                match (pattern, wide) {
+                    (Pattern::One(value), _) => driver.cuMemsetD8Async(address, value, count, stream),
+                    (Pattern::Two(value), _) => driver.cuMemsetD16Async(address, value, count, stream),
+                    (Pattern::Four(value), _) => driver.cuMemsetD32Async(address, value, count, stream),
+                    (Pattern::Eight(value), Some(kernel)) => {
+                        let n = count as u64;
+                        let mut parameters = [parameter(&address), parameter(&value), parameter(&n)];
+                        launch(kernel, stream, ([blocks(count, 256), 1, 1], [256, 1, 1], 0), &mut parameters)
+                    }
+                    (Pattern::Eight(_), None) => Ok(()),
                 }
             }
-        })??;
-        Ok(())
+        })
     }
 }
 

@@ -11,7 +11,7 @@ use crate::kernel::library::{Kernel, launch, parameter};
 use crate::layout::{Layout, Order};
 use crate::ops::blocks;
 use crate::ops::reduce::{Terms, reduce};
-use crate::track::Access;
+use crate::track::{Access, Storage, queue};
 use crate::view::{AsView, GpuView};
 use core::ffi::c_void;
 use ndarray::{Dimension, Ix1, Ix2};
@@ -49,13 +49,16 @@ impl<T: Numeric> GpuView<'_, T, Ix2> {
         self.storage().order(gpu.stream(), Access::Read)?;
         vector.storage().order(gpu.stream(), Access::Read)?;
         let (x, v) = (self.address(), vector.address());
+        let uses = [self.storage(), vector.storage()];
         // SAFETY: `path` describes where the matrix lies in live memory of this device, the vector lies side by side and
-        // has a factor for each column of the view; the stream has been ordered to read both.
+        // has a factor for each column of the view; both are named, and the stream has been ordered to read them.
         unsafe {
             match path {
-                Path::One => reduce(gpu, Terms::Products(x, v), column_count)?.into_shape(1),
-                Path::Rows { row_step } => along_rows(gpu, x, row_step, v, [row_count, column_count]),
-                Path::Columns { row_step } => along_columns(gpu, x, row_step, v, [column_count, row_count]),
+                Path::One => reduce(gpu, &uses, Terms::Products(x, v), column_count)?.into_shape(1),
+                Path::Rows { row_step } => along_rows(gpu, uses, x, row_step, v, [row_count, column_count]),
+                Path::Columns { row_step } => {
+                    along_columns(gpu, uses, x, row_step, v, [column_count, row_count])
+                }
             }
         }
     }
@@ -109,9 +112,10 @@ impl Path {
 /// # Safety
 ///
 /// `x` is the address of `row_count` contiguous rows of `column_count` elements, `row_step` apart, `v` that of
-/// `column_count` elements, all alive on this device and ready to be read on the stream of `gpu`.
+/// `column_count` elements, all in the memory of `uses`, alive on this device and ready to be read on the stream of `gpu`.
 unsafe fn along_rows<T: Numeric>(
     gpu: &Gpu,
+    uses: [&Storage; 2],
     x: u64,
     row_step: u64,
     v: u64,
@@ -120,15 +124,17 @@ unsafe fn along_rows<T: Numeric>(
     let long = column_count > LONG_ROW || row_count < FEW_ROWS && column_count > SHORT_ROW;
     if long {
         // SAFETY: the caller's promise.
-        return unsafe { along_long_rows(gpu, x, row_step, v, [row_count, column_count]) };
+        return unsafe { along_long_rows(gpu, uses, x, row_step, v, [row_count, column_count]) };
     }
     let result = vector::<T>(gpu, row_count)?;
     let (out, rows, columns) = (result.address(), row_count as u64, column_count as u64);
     let words = [out, x, row_step, v, rows, columns];
     let function = gpu.library().kernel(Kernel::RowsWarp, T::KIND)?;
-    // SAFETY: these are the kernel's parameters, all of them words; the result has an element for each row; the rest is the
-    // caller's promise.
-    unsafe { launch(gpu, function, warp_a_row(row_count), &mut parameters(&words))? };
+    queue(gpu, uses.into_iter().chain([result.storage()]), |stream| {
+        // SAFETY: these are the kernel's parameters, all of them words; the result has an element for each row; the rest is the
+        // caller's promise.
+        unsafe { launch(function, stream, warp_a_row(row_count), &mut parameters(&words)) }
+    })?;
     Ok(result)
 }
 
@@ -139,6 +145,7 @@ unsafe fn along_rows<T: Numeric>(
 /// As [`along_rows`].
 unsafe fn along_long_rows<T: Numeric>(
     gpu: &Gpu,
+    uses: [&Storage; 2],
     x: u64,
     row_step: u64,
     v: u64,
@@ -156,17 +163,21 @@ unsafe fn along_long_rows<T: Numeric>(
     let shape = ([blocks(row_count, 1), parts as u32, 1], [WIDE, 1, 1], 0);
     // SAFETY: these are the kernel's parameters, all of them words; `partial` has an element for each row and part; the rest is
     // the caller's promise.
-    unsafe { launch(gpu, function, shape, &mut parameters(&words))? };
+    let sum_parts = |stream| unsafe { launch(function, stream, shape, &mut parameters(&words)) };
     if parts == 1 {
+        queue(gpu, uses.into_iter().chain([partial.storage()]), sum_parts)?;
         return partial.into_shape(row_count);
     }
     let result = vector::<T>(gpu, row_count)?;
     let (sum, parts) = (result.address(), parts as u64);
     let words = [sum, out, parts, rows, parts];
     let function = gpu.library().kernel(Kernel::RowsSum, T::KIND)?;
-    // SAFETY: these are the kernel's parameters, all of them words; `partial` is read as `rows` rows of `parts` elements, which it
-    // has, on the stream that wrote them, and `result` has an element for each row.
-    unsafe { launch(gpu, function, warp_a_row(row_count), &mut parameters(&words))? };
+    queue(gpu, uses.into_iter().chain([partial.storage(), result.storage()]), |stream| {
+        sum_parts(stream)?;
+        // SAFETY: these are the kernel's parameters, all of them words; `partial` is read as `rows` rows of `parts` elements, which
+        // it has, on the stream that wrote them, and `result` has an element for each row.
+        unsafe { launch(function, stream, warp_a_row(row_count), &mut parameters(&words)) }
+    })?;
     Ok(result)
 }
 
@@ -175,6 +186,7 @@ unsafe fn along_long_rows<T: Numeric>(
 /// As [`along_rows`], but `v` is that of `row_count` elements.
 unsafe fn along_columns<T: Numeric>(
     gpu: &Gpu,
+    uses: [&Storage; 2],
     x: u64,
     row_step: u64,
     v: u64,
@@ -192,18 +204,23 @@ unsafe fn along_columns<T: Numeric>(
         (partial.address(), row_count as u64, column_count as u64, rows_a_part as u64);
     let function = gpu.library().kernel(Kernel::Columns, T::KIND)?;
     let words = [out, x, row_step, v, rows, columns, step];
+    let shape = ([grid_columns, parts as u32, 1], block, 0);
     // SAFETY: these are the kernel's parameters, all of them words; `partial` has a row for each part; the rest is the caller's promise.
-    unsafe { launch(gpu, function, ([grid_columns, parts as u32, 1], block, 0), &mut parameters(&words))? };
+    let sum_parts = |stream| unsafe { launch(function, stream, shape, &mut parameters(&words)) };
     if parts == 1 {
+        queue(gpu, uses.into_iter().chain([partial.storage()]), sum_parts)?;
         return partial.into_shape(column_count);
     }
     let result = vector::<T>(gpu, column_count)?;
     let (sum, parts) = (result.address(), parts as u64);
     let function = gpu.library().kernel(Kernel::ColumnsSum, T::KIND)?;
     let words = [sum, out, columns, parts, columns, parts];
-    // SAFETY: these are the kernel's parameters, all of them words; `partial` is read as `parts` rows of `columns` elements, which
-    // it has, on the stream that wrote them, and `result` has an element for each column.
-    unsafe { launch(gpu, function, ([grid_columns, 1, 1], block, 0), &mut parameters(&words))? };
+    queue(gpu, uses.into_iter().chain([partial.storage(), result.storage()]), |stream| {
+        sum_parts(stream)?;
+        // SAFETY: these are the kernel's parameters, all of them words; `partial` is read as `parts` rows of `columns` elements,
+        // which it has, on the stream that wrote them, and `result` has an element for each column.
+        unsafe { launch(function, stream, ([grid_columns, 1, 1], block, 0), &mut parameters(&words)) }
+    })?;
     Ok(result)
 }
 

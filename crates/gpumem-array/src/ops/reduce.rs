@@ -7,10 +7,13 @@ use crate::copy::same_shape;
 use crate::element::Numeric;
 use crate::error::ArrayError;
 use crate::gpu::Gpu;
+use crate::kernel::Function;
 use crate::kernel::library::{Kernel, launch, parameter};
 use crate::layout::{Layout, Order};
-use crate::track::Access;
+use crate::track::{Access, Storage, queue};
 use crate::view::{AsView, GpuView};
+use gpumem_pool::sys::DriverError;
+use gpumem_pool::sys::types::CUstream;
 use ndarray::{Dimension, Ix0, Ix1};
 
 impl<T: Numeric, D: Dimension> GpuView<'_, T, D> {
@@ -29,8 +32,8 @@ impl<T: Numeric, D: Dimension> GpuView<'_, T, D> {
             return GpuArray::zeros(gpu, ());
         }
         self.storage().order(gpu.stream(), Access::Read)?;
-        // SAFETY: the elements lie side by side in live memory of this device, and the stream has been ordered.
-        unsafe { reduce(gpu, Terms::Elements(self.address()), self.len()) }
+        // SAFETY: the elements lie side by side in live memory of this device, which is named, and the stream has been ordered.
+        unsafe { reduce(gpu, &[self.storage()], Terms::Elements(self.address()), self.len()) }
     }
 }
 
@@ -68,8 +71,10 @@ impl<T: Numeric> GpuView<'_, T, Ix1> {
         }
         self.storage().order(gpu.stream(), Access::Read)?;
         other.storage().order(gpu.stream(), Access::Read)?;
-        // SAFETY: both vectors lie side by side in live memory of this device, and the stream has been ordered.
-        unsafe { reduce(gpu, Terms::Products(self.address(), other.address()), self.len()) }
+        let (uses, terms) =
+            ([self.storage(), other.storage()], Terms::Products(self.address(), other.address()));
+        // SAFETY: both vectors lie side by side in live memory of this device, which is named, and the stream has been ordered.
+        unsafe { reduce(gpu, &uses, terms, self.len()) }
     }
 }
 
@@ -95,51 +100,63 @@ pub(crate) enum Terms {
 ///
 /// # Safety
 ///
-/// `terms` are addresses of `len` elements each, alive on this device; the stream of `gpu` has been ordered to read them.
+/// `terms` are addresses of `len` elements each in the memory of `uses`, alive on this device; the stream of `gpu` has been
+/// ordered to read them.
 pub(crate) unsafe fn reduce<T: Numeric>(
     gpu: &Gpu,
+    uses: &[&Storage],
     terms: Terms,
     len: usize,
 ) -> Result<GpuArray<T, Ix0>, ArrayError> {
+    let sum = gpu.library().kernel(Kernel::Sum, T::KIND)?;
+    let first = match terms {
+        Terms::Elements(_) => sum,
+        Terms::Products(..) => gpu.library().kernel(Kernel::Dot, T::KIND)?,
+    };
     let result = GpuArray::unwritten(gpu, Layout::dense(Ix0(), Order::Row, size_of::<T>())?)?;
+    let uses = uses.iter().copied();
     if len <= ONE_BLOCK_MAX {
+        let uses = uses.chain([result.storage()]);
         // SAFETY: the caller's promise; the result has room for the one sum.
-        unsafe { reduce_once::<T>(gpu, result.address(), terms, len, 1)? };
+        queue(gpu, uses, |stream| unsafe { reduce_once(first, stream, result.address(), terms, len, 1) })?;
         return Ok(result);
     }
     let blocks = len.div_ceil(ELEMENTS_A_BLOCK).min(BLOCKS_MAX);
     let partial =
         GpuArray::<T, Ix1>::unwritten(gpu, Layout::dense(Ix1(blocks), Order::Row, size_of::<T>())?)?;
-    // SAFETY: the caller's promise; `partial` has room for a sum of each block, and is read on the stream that wrote it.
-    unsafe {
-        reduce_once::<T>(gpu, partial.address(), terms, len, blocks as u32)?;
-        reduce_once::<T>(gpu, result.address(), Terms::Elements(partial.address()), blocks, 1)?;
-    }
+    let (sums, last) = (partial.address(), result.address());
+    queue(gpu, uses.chain([partial.storage(), result.storage()]), |stream| {
+        // SAFETY: the caller's promise; `partial` has room for a sum of each block, and is read on the stream that wrote it.
+        unsafe {
+            reduce_once(first, stream, sums, terms, len, blocks as u32)?;
+            reduce_once(sum, stream, last, Terms::Elements(sums), blocks, 1)
+        }
+    })?;
     Ok(result)
 }
 
 /// # Safety
 ///
-/// As [`reduce`]; `target` has room for `blocks` elements and is written by nothing else.
-unsafe fn reduce_once<T: Numeric>(
-    gpu: &Gpu,
+/// As [`reduce`]; the function is `sum` or `dot` as the terms are, the stream that of `gpu`, whose context is current; `target`
+/// has room for `blocks` elements and is written by nothing else.
+unsafe fn reduce_once(
+    function: &Function,
+    stream: CUstream,
     target: u64,
     terms: Terms,
     len: usize,
     blocks: u32,
-) -> Result<(), ArrayError> {
+) -> Result<(), DriverError> {
     let (n, shape) = (len as u64, ([blocks, 1, 1], [THREADS, 1, 1], 0));
-    let kernel = |kernel| gpu.library().kernel(kernel, T::KIND);
     // SAFETY: target, inputs and count are the parameters of `sum` and `dot`; the rest is the caller's promise.
     unsafe {
         match terms {
             Terms::Elements(a) => {
-                let mut parameters = [parameter(&target), parameter(&a), parameter(&n)];
-                launch(gpu, kernel(Kernel::Sum)?, shape, &mut parameters)
+                launch(function, stream, shape, &mut [parameter(&target), parameter(&a), parameter(&n)])
             }
             Terms::Products(a, b) => {
                 let mut parameters = [parameter(&target), parameter(&a), parameter(&b), parameter(&n)];
-                launch(gpu, kernel(Kernel::Dot)?, shape, &mut parameters)
+                launch(function, stream, shape, &mut parameters)
             }
         }
     }

@@ -136,7 +136,13 @@ pub(super) fn set_now(
         return Ok(());
     }
     let _bound = stream.device().enter()?;
-    Ok(stream.queue_work(|raw| set(stream.device().driver(), address, value, size_bytes, raw))??)
+    let _call = stream.call()?;
+    // Another thread may have begun it since the request was looked at: the graph would fill the memory at each launch, and
+    // nothing before.
+    if stream.clocks().holds().is_open() && stream.captures_for()?.is_some() {
+        return Err(PoolError::NotInCapture { operation: "filling memory that was asked for before it" });
+    }
+    Ok(set(stream.device().driver(), address, value, size_bytes, stream.raw())?)
 }
 
 /// The memory is granted or about to be released, and so nobody else's; the stream is alive, and its context current.

@@ -96,7 +96,14 @@ impl Calls for NativeCalls {
         let _bound = self.device.enter()?;
         let _relaxed = Relaxed::enter(self.device.driver())?;
         match &self.frees {
-            Frees::Ordered(_) => self.chain.acquire(size_bytes, stream.raw()),
+            Frees::Ordered(_) => {
+                let _call = stream.hold();
+                // Another thread may have begun it since the request was looked at: the memory would be there in launches alone.
+                if stream.clocks().holds().is_open() && !matches!(stream.captures_for(), Ok(None)) {
+                    DriverError::check("cuMemAllocFromPoolAsync", CAPTURE_BEGUN)?;
+                }
+                self.chain.acquire(size_bytes, stream.raw())
+            }
             Frees::Complete(complete) => {
                 let most_bytes = self.limits.hard_bytes().unwrap_or(u64::MAX);
                 complete.acquire(&self.chain, size_bytes, most_bytes)
@@ -239,5 +246,6 @@ fn driver_version(device: &Device) -> Result<CudaVersion, DriverError> {
     Ok(CudaVersion(version.unsigned_abs()))
 }
 
+const CAPTURE_BEGUN: CUresult = CUresult::CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
 /// The field is ignored before.
 const MAX_SIZE_SINCE: CudaVersion = CudaVersion(12_020);

@@ -56,9 +56,9 @@ struct Held {
     devices: Vec<WeakDevice>,
     /// Streams that are known to be part of the capture.
     members: BTreeSet<Slot>,
-    /// Owned streams that have joined the capture, kept alive until it ends: the driver breaks a capture when one of its
-    /// streams is destroyed.
-    joined: Vec<Stream>,
+    /// The stream where the capture began and those that have joined it. Owned ones live until it ends: the driver breaks a
+    /// capture when one of its streams is destroyed.
+    streams: Vec<Stream>,
     /// What launches come after; and the streams, which come after it too once they run again.
     after: Vec<(Slot, Stamp)>,
     /// What was done outside with parts of its memory that are gone: launches come after that too.
@@ -117,11 +117,12 @@ impl Holds {
     }
 
     /// A capture has begun. One handle, to be given back by [`Holds::let_go`].
-    pub(crate) fn begin(&self, graph: u64, origin: Slot, device: &Device) {
-        let members = BTreeSet::from([origin]);
-        let devices = vec![device.downgrade()];
-        let origin = Some((origin, std::thread::current().id()));
-        let held = Held { handle_count: 1, is_open: true, origin, devices, members, ..Held::default() };
+    pub(crate) fn begin(&self, graph: u64, stream: &Stream) {
+        let members = BTreeSet::from([stream.slot()]);
+        let devices = vec![stream.device().downgrade()];
+        let (origin, streams) = (Some((stream.slot(), std::thread::current().id())), vec![stream.clone()]);
+        let held =
+            Held { handle_count: 1, is_open: true, origin, devices, members, streams, ..Held::default() };
         self.table().graphs.insert(graph, held);
     }
 
@@ -129,13 +130,21 @@ impl Holds {
     pub(crate) fn join(&self, graph: u64, stream: &Stream) {
         let device = stream.device().downgrade();
         self.with(graph, |held| {
-            if held.members.insert(stream.slot()) && stream.is_owned() && !held.is_ending {
-                held.joined.push(stream.clone());
+            held.members.insert(stream.slot());
+            if !held.is_ending && !held.streams.contains(stream) {
+                held.streams.push(stream.clone());
             }
             if !held.devices.iter().any(|known| known.is_same(&device)) {
                 held.devices.push(device);
             }
         });
+    }
+
+    /// The streams of a capture that goes on, each once, always in the same order.
+    pub(crate) fn members(&self, graph: u64) -> Vec<Stream> {
+        let mut streams = self.with(graph, |held| held.streams.clone()).unwrap_or_default();
+        streams.sort_unstable_by_key(Stream::id);
+        streams
     }
 
     /// The capture's end begins. False if it had begun before.
@@ -164,9 +173,9 @@ impl Holds {
     /// The capture has ended. Its streams still have to wait for what they were asked to wait for meanwhile, and for
     /// the memory that they have allocated.
     pub(crate) fn end(&self, graph: u64, clocks: &Clocks) -> Vec<(Slot, Stamp)> {
-        let joined = self.with(graph, |held| core::mem::take(&mut held.joined));
+        let streams = self.with(graph, |held| core::mem::take(&mut held.streams));
         // Outside of the lock: with the last clone a stream is destroyed.
-        drop(joined);
+        drop(streams);
         let ended = self.with(graph, |held| {
             held.is_open = false;
             (held.after.clone(), held.source.as_ref().map(|source| clocks.stamp(source.slot())))

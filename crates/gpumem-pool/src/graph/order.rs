@@ -14,6 +14,11 @@ impl Stream {
         Ok(self.clocks().part(self.slot())?)
     }
 
+    /// Whether a wait could make it part of a capture now: one goes on, and it is part of none.
+    pub(crate) fn may_join(&self) -> Result<bool, PoolError> {
+        Ok(self.clocks().holds().is_open() && self.part()? == Part::Runs)
+    }
+
     /// Refuses what the driver would break a capture for.
     pub(crate) fn check_runs(&self, operation: &'static str) -> Result<(), PoolError> {
         if !self.clocks().holds().is_open() {

@@ -1,33 +1,54 @@
 //! [`Stream::run_borrowed`]: work on memory that its caller has only borrowed; and calls that queue work on a stream that
-//! another thread may retire.
+//! another thread may retire, or capture.
+//!
+//! A call looks at the stream first (is it retired, does it capture?) and then queues its work. Whatever changes the answer
+//! comes before the look or after the work: the beginning and the end of a capture, a wait that makes the stream join one, and
+//! the stream's retirement. A call counts itself in an atomic; the others take the lock, close the stream, and look at the count.
 
 use super::Stream;
 use crate::device::Patience;
 use crate::error::{PoolError, is_of_capture};
+use core::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use core::time::Duration;
 use gpumem_sys::DriverError;
 use gpumem_sys::types::CUstream;
 use std::io::Write;
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::Instant;
 
-/// Calls on a stream that its retirement waits for.
+/// Calls on a stream that its retirement waits for, and that no capture begins or ends in the middle of.
 #[derive(Default)]
 pub(super) struct Borrows {
+    /// Calls that are queueing work, a mark or a wait.
+    calls: AtomicUsize,
+    /// Whether calls wait for the lock before they begin. Set by the thread that has it. Each call counts itself before it looks
+    /// here, and each closer sets this before it looks at the count: at least one of the two sees the other.
+    is_closed: AtomicBool,
+    /// Whether a thread waits for `ended`, in the same order.
+    is_awaited: AtomicBool,
     counts: Mutex<Counts>,
     ended: Condvar,
 }
 
 #[derive(Default)]
-pub(crate) struct Counts {
+struct Counts {
     /// Calls that have queued work which uses memory of their callers'. Until they have waited for it, the stream neither
     /// captures nor retires: the work would run when nobody waits any more, or could not be waited for.
     borrows: usize,
-    /// Calls that are queueing work on a stream of another library's, or a mark. The last mark comes after it.
-    calls: usize,
+    /// Of the counted calls, those that wait to make the stream join a capture. None of them has looked at the stream yet.
+    joiners: usize,
 }
 
-/// A call that names a stream, which is not retired meanwhile.
-#[must_use = "the stream may be retired as soon as this is dropped"]
-pub(crate) struct Call<'a>(Option<&'a Borrows>);
+/// A call that names a stream: meanwhile the stream is not retired, and neither begins nor ends to capture.
+#[must_use = "the stream may be retired or captured as soon as this is dropped"]
+pub(crate) struct Call<'a>(&'a Borrows);
+
+/// A stream in no call at all. Calls that begin wait until this is dropped.
+#[must_use = "calls begin as soon as this is dropped"]
+pub(crate) struct Closed<'a> {
+    borrows: &'a Borrows,
+    counts: MutexGuard<'a, Counts>,
+}
 
 /// One such call. Dropped, it waits until the stream's work is done.
 struct Borrow<'a> {
@@ -84,40 +105,56 @@ impl Stream {
         Ok(Borrow { stream: self, is_over: false })
     }
 
-    /// Has `queue` queue work on this stream. One of another library's is not retired meanwhile: [`Stream::retire`] on another
-    /// thread waits, so that its last mark covers the work. `queue` must not retire it itself.
+    /// Has `queue` queue work on this stream. Meanwhile the stream is not retired, and captures or not as when `queue` began:
+    /// [`Stream::retire`], [`Stream::begin_capture`], [`Capture::end`](crate::Capture::end) and waits that make the stream join a
+    /// capture wait on other threads until `queue` returns (captures for a quarter of a second). `queue` must call none of them
+    /// itself, nor wait for a thread that does.
+    ///
+    /// # Errors
+    ///
+    /// [`PoolError::StreamRetired`], [`PoolError::WrongThread`].
     #[doc(hidden)]
     pub fn queue_work<R>(&self, queue: impl FnOnce(CUstream) -> R) -> Result<R, PoolError> {
         let _call = self.call()?;
         Ok(queue(self.raw()))
     }
 
-    /// As [`Stream::check_usable`], and it stays so until this is dropped.
+    /// As [`Stream::check_usable`], and it stays so until this is dropped, as does whether the stream captures.
     pub(crate) fn call(&self) -> Result<Call<'_>, PoolError> {
-        // It lives as long as a clone does.
-        if self.is_owned() {
-            return Ok(Call(None));
-        }
-        let mut counts = self.0.borrows.lock();
+        let call = self.hold();
         self.check_usable()?;
-        counts.calls += 1;
-        Ok(Call(Some(&self.0.borrows)))
+        Ok(call)
     }
 
-    /// Keeps [`Stream::run_borrowed`] from beginning while the guard lives, for a call that makes the stream capture.
-    pub(crate) fn stay_out_of_capture(
-        &self,
-        joins: bool,
-    ) -> Result<Option<MutexGuard<'_, Counts>>, PoolError> {
-        if !joins || !self.clocks().holds().is_open() {
-            return Ok(None);
-        }
-        let counts = self.0.borrows.lock();
-        match counts.borrows {
-            0 => Ok(Some(counts)),
-            _ => Err(PoolError::NotInCapture {
-                operation: "a copy to or from borrowed memory that has yet to end",
-            }),
+    /// A call on a stream that has been looked at.
+    pub(crate) fn hold(&self) -> Call<'_> {
+        self.0.borrows.begin_call()
+    }
+
+    /// Closes the stream for a capture that is about to begin there. Waits for calls on other threads, but no longer than
+    /// [`CALLS_END_WITHIN`]: this thread may be inside of one.
+    pub(crate) fn close_for_capture(&self) -> Result<Closed<'_>, PoolError> {
+        self.0.borrows.close(0)
+    }
+
+    /// The same for the caller's [`Call`], if that `joins` a capture.
+    pub(crate) fn close_to_join(&self, joins: bool) -> Result<Option<Closed<'_>>, PoolError> {
+        if joins { self.0.borrows.close(1).map(Some) } else { Ok(None) }
+    }
+
+    /// Closes streams for the end of their capture. If a call takes longer than [`CALLS_END_WITHIN`], the capture ends in
+    /// its middle, because nobody else would end it: then none is closed. No stream may be named twice.
+    pub(crate) fn close_for_end(streams: &[Stream]) -> Vec<Closed<'_>> {
+        let start = Instant::now();
+        loop {
+            // All of them or none: a call on one may be about to begin another on the next.
+            let closed: Option<Vec<_>> =
+                streams.iter().map(|stream| stream.0.borrows.try_close(stream.0.borrows.lock())).collect();
+            match closed {
+                Some(closed) => return closed,
+                None if start.elapsed() >= CALLS_END_WITHIN => return Vec::new(),
+                None => std::thread::sleep(PAUSE),
+            }
         }
     }
 }
@@ -127,10 +164,67 @@ impl Borrows {
         self.counts.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Waits until no call is left. No new one begins: the stream is retired.
+    fn begin_call(&self) -> Call<'_> {
+        self.calls.fetch_add(1, Ordering::SeqCst);
+        let call = Call(self);
+        if self.is_closed.load(Ordering::SeqCst) { self.begin_behind(call) } else { call }
+    }
+
+    /// Begins the call once the stream is open: it can't be closed again while the lock is held here.
+    #[cold]
+    fn begin_behind<'a>(&'a self, call: Call<'a>) -> Call<'a> {
+        drop(call);
+        let _open = self.lock();
+        self.calls.fetch_add(1, Ordering::SeqCst);
+        Call(self)
+    }
+
+    /// Closes the stream to all calls but the caller's own, of which there are `joiners`.
+    fn close(&self, joiners: usize) -> Result<Closed<'_>, PoolError> {
+        let start = Instant::now();
+        let mut counts = self.lock();
+        counts.joiners += joiners;
+        let operation = loop {
+            if counts.borrows > 0 {
+                break "a copy to or from borrowed memory that has yet to end";
+            }
+            if let Some(mut closed) = self.try_close(counts) {
+                closed.counts.joiners -= joiners;
+                return Ok(closed);
+            }
+            let is_late = start.elapsed() >= CALLS_END_WITHIN;
+            if !is_late {
+                std::thread::sleep(PAUSE);
+            }
+            counts = self.lock();
+            if is_late {
+                break "work that another call is just queueing on the stream";
+            }
+        };
+        counts.joiners -= joiners;
+        Err(PoolError::NotInCapture { operation })
+    }
+
+    /// `None`, and the stream stays open, if a call goes on.
+    fn try_close<'a>(&'a self, counts: MutexGuard<'a, Counts>) -> Option<Closed<'a>> {
+        self.is_closed.store(true, Ordering::SeqCst);
+        let closed = Closed { borrows: self, counts };
+        let start = Instant::now();
+        // Calls that would begin wait: without that, threads that queue work all the time would leave no gap.
+        while self.calls.load(Ordering::SeqCst) > closed.counts.joiners {
+            if start.elapsed() >= CLOSING_MAX {
+                return None;
+            }
+            std::thread::yield_now();
+        }
+        Some(closed)
+    }
+
+    /// Waits until no call is left. No new one gets far: the stream is retired.
     pub(super) fn wait_for_all(&self) {
         let mut counts = self.lock();
-        while counts.borrows + counts.calls > 0 {
+        self.is_awaited.store(true, Ordering::SeqCst);
+        while counts.borrows + self.calls.load(Ordering::SeqCst) > 0 {
             counts = self.ended.wait(counts).unwrap_or_else(PoisonError::into_inner);
         }
     }
@@ -138,10 +232,18 @@ impl Borrows {
 
 impl Drop for Call<'_> {
     fn drop(&mut self) {
-        if let Some(borrows) = self.0 {
-            borrows.lock().calls -= 1;
-            borrows.ended.notify_all();
+        self.0.calls.fetch_sub(1, Ordering::SeqCst);
+        if self.0.is_awaited.load(Ordering::SeqCst) {
+            // Under the lock: between the other thread's look at the count and its sleep it would be missed.
+            let _counts = self.0.lock();
+            self.0.ended.notify_all();
         }
+    }
+}
+
+impl Drop for Closed<'_> {
+    fn drop(&mut self) {
+        self.borrows.is_closed.store(false, Ordering::SeqCst);
     }
 }
 
@@ -207,3 +309,9 @@ fn give_up(stream: &Stream, cause: DriverError) -> ! {
 
 /// How often a refused wait for the stream is repeated before the device is waited for.
 const TRIES: usize = 3;
+/// How long the beginning or the end of a capture waits for a call that queues work. The driver takes microseconds for one, and
+/// longer only where its queue is full.
+const CALLS_END_WITHIN: Duration = Duration::from_millis(250);
+/// How long calls are kept from beginning to see whether others end.
+const CLOSING_MAX: Duration = Duration::from_micros(50);
+const PAUSE: Duration = Duration::from_micros(20);

@@ -1,0 +1,298 @@
+//! A capture that another thread begins, joins or ends between a call's look at its stream and the work that the call queues: the
+//! work is all in the graph or all outside of it, and a graph never has memory that it does not keep.
+
+#![cfg(feature = "sim")]
+#![allow(clippy::unwrap_used)] // helpers of tests are tests too
+
+use core::ffi::{c_uint, c_void};
+use gpumem_array::pool::adaptor::Fill;
+use gpumem_array::pool::sys::sim::Schedule;
+use gpumem_array::pool::sys::types::{CUdevice, CUdeviceptr, CUfunction, CUgraph, CUresult, CUstream};
+use gpumem_array::pool::sys::{Driver, SimConfig, Table};
+use gpumem_array::pool::{CaptureMode, Device, Location, MemoryKind, Pool, PoolError, Stream};
+use gpumem_array::{Gpu, GpuArray, ndarray::Ix1};
+use std::sync::mpsc::{Receiver, Sender, channel};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::thread::ThreadId;
+use std::time::Duration;
+
+type Other = (ThreadId, Sender<()>, Receiver<()>);
+
+/// The driver's own functions; the thread whose next work tells the other, and waits a while for its answer; the same for the end of
+/// a capture, once it has ended.
+static DRIVER: Mutex<Option<Table>> = Mutex::new(None);
+static OTHER: Mutex<Option<Other>> = Mutex::new(None);
+static AFTER_END: Mutex<Option<Other>> = Mutex::new(None);
+static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
+
+fn meet(other: &Mutex<Option<Other>>) {
+    let found = {
+        let mut other = other.lock().unwrap();
+        let is_here = other.as_ref().is_some_and(|(thread, ..)| *thread == std::thread::current().id());
+        if is_here { other.take() } else { None }
+    };
+    if let Some((_, tell, told)) = found {
+        let _it_may_be_gone = tell.send(());
+        let _it_may_have_to_wait = told.recv_timeout(Duration::from_millis(50));
+    }
+}
+
+fn own() -> Table {
+    meet(&OTHER);
+    DRIVER.lock().unwrap().unwrap()
+}
+
+#[allow(clippy::too_many_arguments, reason = "the driver's")]
+unsafe extern "C" fn launch(
+    function: CUfunction,
+    grid_x: c_uint,
+    grid_y: c_uint,
+    grid_z: c_uint,
+    block_x: c_uint,
+    block_y: c_uint,
+    block_z: c_uint,
+    shared: c_uint,
+    stream: CUstream,
+    parameters: *mut *mut c_void,
+    extra: *mut *mut c_void,
+) -> CUresult {
+    let own = own().cuLaunchKernel.unwrap();
+    let (grid, block) = ([grid_x, grid_y, grid_z], [block_x, block_y, block_z]);
+    // SAFETY: the arguments are those of the same function of the driver's, unchanged.
+    unsafe {
+        own(
+            function, grid[0], grid[1], grid[2], block[0], block[1], block[2], shared, stream, parameters,
+            extra,
+        )
+    }
+}
+
+unsafe extern "C" fn set_bytes(at: CUdeviceptr, value: u8, count: usize, stream: CUstream) -> CUresult {
+    let own = own().cuMemsetD8Async.unwrap();
+    // SAFETY: the arguments are those of the same function of the driver's, unchanged.
+    unsafe { own(at, value, count, stream) }
+}
+
+unsafe extern "C" fn set_words(at: CUdeviceptr, value: c_uint, count: usize, stream: CUstream) -> CUresult {
+    let own = own().cuMemsetD32Async.unwrap();
+    // SAFETY: the arguments are those of the same function of the driver's, unchanged.
+    unsafe { own(at, value, count, stream) }
+}
+
+unsafe extern "C" fn copy(to: CUdeviceptr, from: CUdeviceptr, size: usize, stream: CUstream) -> CUresult {
+    let own = own().cuMemcpyAsync.unwrap();
+    // SAFETY: the arguments are those of the same function of the driver's, unchanged.
+    unsafe { own(to, from, size, stream) }
+}
+
+unsafe extern "C" fn prefetch(at: CUdeviceptr, size: usize, to: CUdevice, stream: CUstream) -> CUresult {
+    let own = own().cuMemPrefetchAsync.unwrap();
+    // SAFETY: the arguments are those of the same function of the driver's, unchanged.
+    unsafe { own(at, size, to, stream) }
+}
+
+unsafe extern "C" fn end_capture(stream: CUstream, graph: *mut CUgraph) -> CUresult {
+    let own = DRIVER.lock().unwrap().unwrap().cuStreamEndCapture.unwrap();
+    // SAFETY: the arguments are those of the same function of the driver's, unchanged.
+    let code = unsafe { own(stream, graph) };
+    meet(&AFTER_END);
+    code
+}
+
+/// A machine with these functions, whose work runs as late as it may, for one test at a time.
+fn machine() -> (MutexGuard<'static, ()>, Driver) {
+    let turn = ONE_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner);
+    let driver = Driver::sim(SimConfig::new().schedule(Schedule::Late)).unwrap();
+    *DRIVER.lock().unwrap() = Some(*driver.table());
+    // SAFETY: each wrapper calls the function that it replaces.
+    let driver = unsafe {
+        driver.with_table(|table| {
+            table.cuLaunchKernel = Some(launch);
+            table.cuMemsetD8Async = Some(set_bytes);
+            table.cuMemsetD32Async = Some(set_words);
+            table.cuMemcpyAsync = Some(copy);
+            table.cuMemPrefetchAsync = Some(prefetch);
+            table.cuStreamEndCapture = Some(end_capture);
+        })
+    };
+    (turn, driver)
+}
+
+/// Does `work` here while another thread does `other`, from within the driver's call for the next work that this thread queues.
+fn while_queueing<R>(work: impl FnOnce() -> R, other: impl FnOnce(&dyn Fn()) + Send) -> R {
+    let ((tell, told), (answer, answered)) = (channel(), channel());
+    let ((finish, finished), thread) = (channel(), std::thread::current().id());
+    *OTHER.lock().unwrap() = Some((thread, tell, answered));
+    std::thread::scope(|scope| {
+        let other = scope.spawn(move || {
+            told.recv().unwrap();
+            other(&|| {
+                let _nobody_may_wait = answer.send(());
+                let _it_may_have_failed = finished.recv_timeout(Duration::from_secs(1));
+            });
+        });
+        let done = work();
+        let _it_may_be_over = finish.send(());
+        other.join().unwrap();
+        assert!(OTHER.lock().unwrap().is_none(), "no work was queued");
+        done
+    })
+}
+
+/// Another thread captures the stream meanwhile, in any order with this thread's work, and makes no graph of it.
+fn captured<R>(stream: &Stream, work: impl FnOnce() -> R) -> R {
+    while_queueing(work, |until_done| {
+        let capture = stream.begin_capture(CaptureMode::Relaxed).unwrap();
+        until_done();
+        drop(capture);
+    })
+}
+
+type Array = GpuArray<f32, Ix1>;
+const LEN: usize = 64 << 10;
+
+#[test]
+fn a_capture_that_begins_during_an_operation_begins_after_it() {
+    let (_turn, driver) = machine();
+    let gpu = Gpu::new(&Pool::new(&Device::new(&driver, 0).unwrap()).unwrap()).unwrap();
+    gpu.preload::<f32>().unwrap();
+    let ones = Array::full(&gpu, LEN, 1.0).unwrap();
+    let matrix = GpuArray::<f32, _>::full(&gpu, (4, 8192), 1.0).unwrap();
+    let vector = Array::full(&gpu, 8192, 1.0).unwrap();
+    let all = |array: &Array| array.to_vec().unwrap().iter().fold(0.0, |sum: f32, value| sum + value);
+    let operations: [(&str, f32, &dyn Fn() -> Array); 8] = [
+        ("bytes", 0.0, &|| Array::zeros(&gpu, LEN).unwrap()),
+        ("words", LEN as f32, &|| Array::full(&gpu, LEN, 1.0).unwrap()),
+        ("a copy", LEN as f32, &|| ones.try_clone().unwrap()),
+        ("a kernel", 2.0 * LEN as f32, &|| ones.try_add(&ones).unwrap()),
+        ("a kernel with a scalar", 3.0 * LEN as f32, &|| ones.try_add_scalar(2.0).unwrap()),
+        ("two kernels", LEN as f32, &|| {
+            let sum = captured(gpu.stream(), || ones.sum().unwrap());
+            Array::from_slice(&gpu, &[sum.item().unwrap()]).unwrap()
+        }),
+        ("rows", 4.0 * 8192.0, &|| matrix.dot(&vector).unwrap()),
+        ("in place", 3.0 * LEN as f32, &|| {
+            let mut array = Array::full(&gpu, LEN, 2.0).unwrap();
+            captured(gpu.stream(), || array.try_add_assign(&ones).unwrap());
+            array
+        }),
+    ];
+    for (name, sum, operation) in operations {
+        // What lies where the result will be.
+        drop(Array::full(&gpu, LEN, 42.0).unwrap());
+        let result = match name {
+            "two kernels" | "in place" => operation(),
+            _ => captured(gpu.stream(), operation),
+        };
+        assert_eq!(all(&result), sum, "{name}");
+        // The next user of the memory of arrays that are gone.
+        drop(result);
+        let next = Array::full(&gpu, LEN, 7.0).unwrap();
+        assert_eq!(all(&next), 7.0 * LEN as f32, "{name}");
+    }
+    assert_eq!(driver.simulator().unwrap().report().findings, []);
+}
+
+#[test]
+fn a_stream_that_joins_a_capture_during_an_operation_joins_after_it() {
+    let (_turn, driver) = machine();
+    let gpu = Gpu::new(&Pool::new(&Device::new(&driver, 0).unwrap()).unwrap()).unwrap();
+    let captures = Stream::new(gpu.device()).unwrap();
+    drop(Array::full(&gpu, LEN, 42.0).unwrap());
+    let zeros = while_queueing(
+        || Array::zeros(&gpu, LEN).unwrap(),
+        |until_done| {
+            let capture = captures.begin_capture(CaptureMode::Relaxed).unwrap();
+            gpu.stream().wait_for(&captures).unwrap();
+            until_done();
+            captures.wait_for(gpu.stream()).unwrap();
+            capture.end().unwrap();
+        },
+    );
+    assert!(zeros.to_vec().unwrap().iter().all(|value| *value == 0.0));
+    assert_eq!(driver.simulator().unwrap().report().findings, []);
+}
+
+/// The end makes the stream wait for what the capture left to launches: an operation that was asked for in the capture must not
+/// run before.
+#[test]
+fn a_capture_that_ends_during_an_operation_ends_after_it() {
+    let (_turn, driver) = machine();
+    let gpu = Gpu::new(&Pool::new(&Device::new(&driver, 0).unwrap()).unwrap()).unwrap();
+    let other = gpu.fork().unwrap();
+    let mut target = Array::zeros(&gpu, LEN).unwrap();
+    let source = Array::full(&other, LEN, 5.0).unwrap();
+    let ((began, has_begun), (copied, is_copied)) = (channel(), channel());
+    let ((tell, told), (answer, answered)) = (channel(), channel());
+    let ((tell_ended, told_ended), (_never, nothing)) = (channel(), channel());
+    *OTHER.lock().unwrap() = Some((std::thread::current().id(), tell, answered));
+    std::thread::scope(|scope| {
+        let stream = gpu.stream();
+        let ending = scope.spawn(move || {
+            let capture = stream.begin_capture(CaptureMode::Relaxed).unwrap();
+            began.send(()).unwrap();
+            told.recv().unwrap();
+            // Between the driver's end and the waits.
+            *AFTER_END.lock().unwrap() = Some((std::thread::current().id(), tell_ended, nothing));
+            scope.spawn(move || {
+                let _it_may_not_end = told_ended.recv();
+                let _nobody_may_wait = answer.send(());
+            });
+            capture.end().map(drop).unwrap();
+            let _it_may_have_failed = is_copied.recv_timeout(Duration::from_secs(1));
+        });
+        has_begun.recv().unwrap();
+        target.assign(&source).unwrap();
+        copied.send(()).unwrap();
+        ending.join().unwrap();
+    });
+    gpu.device().synchronize().unwrap();
+    assert_eq!(driver.simulator().unwrap().report().findings, []);
+}
+
+#[test]
+fn a_prefetch_is_no_part_of_a_capture_that_begins_meanwhile() {
+    let (_turn, driver) = machine();
+    let device = Device::new(&driver, 0).unwrap();
+    let pool = Pool::builder(&device).kind(MemoryKind::Unified).build().unwrap();
+    let stream = Stream::new(&device).unwrap();
+    let block = pool.alloc(4 << 20, &stream).unwrap();
+    let to = Location::Device(&device);
+    while_queueing(
+        || block.prefetch(0..4 << 20, to, &stream).unwrap(),
+        |until_done| {
+            let capture = stream.begin_capture(CaptureMode::Relaxed).unwrap();
+            until_done();
+            capture.end().unwrap();
+        },
+    );
+}
+
+#[test]
+fn memory_is_filled_before_a_capture_that_begins_meanwhile() {
+    let (_turn, driver) = machine();
+    let device = Device::new(&driver, 0).unwrap();
+    let pool = Pool::builder(&device).adaptor(Arc::new(Fill::zero_on_alloc())).build().unwrap();
+    let stream = Stream::new(&device).unwrap();
+    let (block, mut bytes) = (captured(&stream, || pool.alloc(64, &stream).unwrap()), [1_u8; 64]);
+    let _bound = device.bind().unwrap();
+    stream
+        .run_borrowed("a download", |raw| {
+            // SAFETY: both have 64 bytes, and the call returns when the copy is done.
+            unsafe { driver.cuMemcpyDtoHAsync_v2(bytes.as_mut_ptr().cast(), block.address(), 64, raw) }
+        })
+        .unwrap()
+        .unwrap();
+    assert_eq!(bytes, [0; 64]);
+}
+
+/// A capture that its own thread begins within such a call, which never ends meanwhile, is refused instead of waited for.
+#[test]
+fn a_capture_within_a_call_of_the_same_thread_is_refused() {
+    let (_turn, driver) = machine();
+    let device = Device::new(&driver, 0).unwrap();
+    let stream = Stream::new(&device).unwrap();
+    let begun = stream.queue_work(|_| stream.begin_capture(CaptureMode::Relaxed).map(drop)).unwrap();
+    assert!(matches!(begun, Err(PoolError::NotInCapture { .. })), "{begun:?}");
+    stream.begin_capture(CaptureMode::Relaxed).unwrap().end().unwrap();
+}
