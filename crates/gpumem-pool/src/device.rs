@@ -18,7 +18,7 @@ use core::ffi::{CStr, c_char, c_int};
 use core::fmt;
 use gpumem_sys::types::{CUcontext, CUctx_st, CUdevice, CUdevice_attribute};
 use gpumem_sys::{Driver, DriverError};
-pub(crate) use settle::Patience;
+pub(crate) use settle::{KeptMemory, Patience, Work};
 use std::sync::{Arc, Mutex, OnceLock, RwLock, Weak};
 
 /// One GPU, through its primary context. Clones share it.
@@ -64,6 +64,8 @@ struct Common {
     quiet: RwLock<()>,
     /// Memory that was kept instead of being given back, and not yet reported.
     kept: Mutex<Vec<PoolError>>,
+    /// The same memory, as far as it can be given back later.
+    kept_memory: Mutex<Vec<KeptMemory>>,
 }
 
 /// How much memory a device has, and how much of it is free, whoever uses the rest.
@@ -268,8 +270,8 @@ impl Device {
 impl Common {
     fn new(total_bytes: u64) -> Self {
         let account = Arc::new(Account::new(total_bytes));
-        let (quiet, kept) = (RwLock::default(), Mutex::default());
-        Self { upkeep: Upkeep::default(), watch: Watch::default(), account, quiet, kept }
+        let (quiet, kept, kept_memory) = (RwLock::default(), Mutex::default(), Mutex::default());
+        Self { upkeep: Upkeep::default(), watch: Watch::default(), account, quiet, kept, kept_memory }
     }
 }
 

@@ -290,7 +290,9 @@ pub enum PoolError {
         cause: DriverError,
     },
     /// Host memory or an imported block was dropped, and the device could not be waited for. The memory stays registered or
-    /// mapped, and is leaked, rather than being given back under use. Nothing is wrong with this call: repeat it.
+    /// mapped rather than being given back under use. The next [`Device::synchronize`](crate::Device::synchronize) that succeeds
+    /// gives a [`HostMemory`](crate::HostMemory) back whose elements have no drop; other memory is leaked. Nothing is wrong with
+    /// this call: repeat it.
     #[error(
         "{what} at {address:#x} ({}) was kept when it was dropped, because the device could not be waited for ({cause}); end \
          captures of other threads before such a drop, and repeat this call, which reports each case once",

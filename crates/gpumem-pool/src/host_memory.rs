@@ -5,8 +5,8 @@
 //! call is owned ([`HostMemory`]). Both wait for the device at their end. The owner keeps the buffer if it can't wait; the
 //! closure's caller gets the slice back whatever happens, so that it waits as long as it takes.
 
-use crate::context::Relaxed;
-use crate::device::{Device, Patience};
+use crate::context::{Handle, Relaxed};
+use crate::device::{Device, KeptMemory, Patience};
 use crate::error::PoolError;
 use buffer::Parts;
 pub use buffer::{HostBuffer, HostBufferMut};
@@ -24,11 +24,22 @@ mod buffer;
 /// A buffer of the program's own (`Vec<T>`, `Box<[T]>`, `&'static mut [T]`; for devices that only read also `Arc<[T]>` and
 /// `&'static [T]`) with an address for devices. It belongs to this value until [`HostMemory::into_inner`].
 ///
-/// Its drop waits for all devices that are open, also under a capture, and then gives the buffer back to the allocator. A
-/// capture that this thread has begun is ended if nothing else lets the wait succeed ([`PoolError::CaptureBroken`] at its
-/// end). If the wait stays impossible for two seconds, because another thread captures or because the driver refuses, the
-/// buffer stays registered and is leaked, and the next [`Device::synchronize`], registration or import reports
-/// [`PoolError::Kept`]. [`core::mem::forget`] leaks the buffer.
+/// Its drop waits until the streams of all open devices have done their work, also under a capture, and then gives the buffer
+/// back to the allocator. These are the streams that a [`Stream`](crate::Stream) stands for or stood for. Markers in the streams
+/// are enough for this crate's, long-lived, retired and blocking ones, and break no capture, whoever has begun it and wherever.
+/// Only a non-blocking stream of [`Stream::from_raw`](crate::Stream::from_raw) that is not retired has to be waited for with its
+/// whole context:
+///
+/// - A capture that this thread has begun through this crate is ended for that ([`PoolError::CaptureBroken`] at its end), and
+///   any other that is known (through this crate, or on a long-lived stream) is waited for.
+/// - A capture that another library has begun on another stream can't be seen. The driver refuses the wait and breaks the capture
+///   (`CUDA_ERROR_STREAM_CAPTURE_INVALIDATED` at its end), and the drop waits for that end. Retire such streams first, or wrap
+///   them by [`Stream::from_raw_long_lived`](crate::Stream::from_raw_long_lived), where a capture must stay whole.
+///
+/// If the wait stays impossible for two seconds, because another thread captures or because the driver refuses, the buffer stays
+/// registered, and the next [`Device::synchronize`], registration or import reports [`PoolError::Kept`]. The first
+/// [`Device::synchronize`] after the report that succeeds gives the buffer back, unless its elements have a drop: those are
+/// leaked. [`core::mem::forget`] leaks the buffer.
 ///
 /// ```
 /// use gpumem_pool::{Device, HostMemory, Stream, sys::{Driver, SimConfig}};
@@ -172,23 +183,59 @@ impl<B: HostBuffer> Drop for HostMemory<B> {
         match self.registration.end(Patience::Owned) {
             // SAFETY: the parts came from such a buffer, once, and no work uses them.
             Ok(()) => drop(unsafe { B::from_parts(self.parts) }),
-            Err(cause) => self.registration.device.report_kept(PoolError::Kept {
-                what: "host memory",
-                address: self.registration.host.addr() as u64,
-                size_bytes: self.registration.size_bytes,
-                cause,
-            }),
+            Err(cause) => {
+                let Registration { device, host, size_bytes, .. } = &self.registration;
+                let (what, address) = ("host memory", host.addr() as u64);
+                device.report_kept(PoolError::Kept { what, address, size_bytes: *size_bytes, cause });
+                self.keep();
+            }
         }
+    }
+}
+
+impl<B: HostBuffer> HostMemory<B> {
+    /// Leaves the buffer to a later wait, unless its elements have a drop, which may be bound to this thread.
+    fn keep(&self) {
+        if core::mem::needs_drop::<B::Element>() {
+            return;
+        }
+        let (start, length, capacity) = self.parts.erased();
+        let (start, free) = (Handle(start), buffer::free::<B> as unsafe fn(*mut c_void, usize, usize));
+        let mut is_registered = self.registration.is_registered;
+        let give_back = move |device: &Device| {
+            // As a whole: the pointer alone may not go to another thread.
+            let Handle(start) = &start;
+            is_registered = is_registered && unregister(device, *start).is_err();
+            if !is_registered {
+                // SAFETY: the parts came from such a buffer, once, and its drop left them to this call, which is made again
+                // only where it has failed. No work uses them, the driver does not know them, and elements need no drop.
+                unsafe { free(*start, length, capacity) };
+            }
+            !is_registered
+        };
+        self.registration.device.keep(KeptMemory { give_back: Box::new(give_back) });
+    }
+}
+
+/// Takes a registration back that no work uses any more.
+fn unregister(device: &Device, host: *mut c_void) -> Result<(), DriverError> {
+    let _bound = device.enter()?;
+    let _relaxed = Relaxed::enter(device.driver())?;
+    // SAFETY: the memory was registered by `Registration::pin`, no work uses it, and the context is current.
+    match unsafe { device.driver().cuMemHostUnregister(host) } {
+        Err(error) if error.code() == CUresult::CUDA_ERROR_HOST_MEMORY_NOT_REGISTERED => Ok(()),
+        answer => answer,
     }
 }
 
 impl Device {
     /// Pins a slice with the driver, for all devices, while `body` runs: `body` gets its address for devices. The slice is
-    /// the caller's again when this returns, or panics with `body`: everything that devices have queued is waited for first.
+    /// the caller's again when this returns, or panics with `body`: the same streams as at the drop of [`HostMemory`] are waited
+    /// for first, and the same captures minded.
     ///
-    /// The wait has no bound. A capture that this thread has begun is ended if nothing else lets the wait succeed
-    /// ([`PoolError::CaptureBroken`] at its end), and one of another thread is waited for. That is so only where another
-    /// library's stream ([`Stream::from_raw`](crate::Stream::from_raw)) may have work, which nobody may mark in this call.
+    /// The wait has no bound. A capture that another thread has begun is waited for where it is in the way. One that was begun
+    /// without this crate on a long-lived stream is ended after half a minute, if the driver lets this thread do so: this
+    /// thread may have begun it.
     ///
     /// ```
     /// use gpumem_pool::{Device, Stream, sys::{Driver, SimConfig}};
@@ -400,15 +447,7 @@ impl Registration {
             return Ok(());
         }
         let (device, host) = (&self.device, self.host);
-        device.give_back(patience, || {
-            let _bound = device.enter()?;
-            let _relaxed = Relaxed::enter(device.driver())?;
-            // SAFETY: the memory was registered by `pin`, no work uses it, and the context is current.
-            match unsafe { device.driver().cuMemHostUnregister(host) } {
-                Err(error) if error.code() == CUresult::CUDA_ERROR_HOST_MEMORY_NOT_REGISTERED => Ok(()),
-                answer => answer,
-            }
-        })?;
+        device.give_back(patience, || unregister(device, host))?;
         self.is_registered = false;
         Ok(())
     }

@@ -6,7 +6,7 @@
 use crate::backend::{Source, Underlying};
 use crate::block::Block;
 use crate::context::Relaxed;
-use crate::device::{Device, Patience};
+use crate::device::{Device, Patience, Work};
 use crate::error::PoolError;
 use core::ffi::c_void;
 use core::fmt;
@@ -237,7 +237,7 @@ impl ImportedBlock {
         }
         let device = &self.device;
         if self.is_open {
-            device.settle(Patience::Owned)?;
+            device.settle(Work::OfDevice, Patience::Owned)?;
         }
         let driver = device.driver();
         let give_back = |call: &dyn Fn() -> Result<(), DriverError>| {

@@ -76,8 +76,19 @@ impl Clocks {
         Ok(ended?.unwrap_or(core::ptr::null_mut()))
     }
 
-    /// Ends captures on a device's streams that were begun without this crate, where the driver lets this thread end them, and
-    /// throws their graphs away. False if there is none. The caller keeps captures of this crate from beginning.
+    /// Whether a stream of a device captures now that may be asked in any call, whoever has begun that.
+    pub(crate) fn has_capture(&self, device: &Device) -> bool {
+        let captures = |slot: Slot| {
+            self.with_lane(slot, |lane| {
+                Ok(lane.device == *device && lane.is_ours() && lane.part()? != Part::Runs)
+            })
+        };
+        self.used_slots().any(|slot| matches!(captures(slot), Ok(Some(true))))
+    }
+
+    /// Ends captures on a device's streams that were begun without this crate, where the driver lets this thread end them (its
+    /// own, and relaxed ones of any thread), and throws their graphs away. False if there is none. The caller keeps captures of
+    /// this crate from beginning.
     pub(crate) fn end_others_captures(&self, device: &Device) -> bool {
         let end = |slot: &Slot| {
             self.with_lane(*slot, |lane| {

@@ -17,7 +17,8 @@ use std::sync::{RwLockReadGuard, RwLockWriteGuard, TryLockError};
 use std::time::Instant;
 
 impl Device {
-    /// Waits on the host until everything queued on the device so far is done.
+    /// Waits on the host until everything queued on the device so far is done. Then gives back host memory that was kept when it
+    /// was dropped ([`PoolError::Kept`]).
     ///
     /// # Errors
     ///
@@ -26,7 +27,9 @@ impl Device {
     /// wait or earlier work failed.
     pub fn synchronize(&self) -> Result<(), PoolError> {
         self.take_kept()?;
-        self.synchronize_for_drop()
+        self.synchronize_for_drop()?;
+        self.give_back_kept();
+        Ok(())
     }
 
     /// As [`Device::synchronize`], for the drops of other layers: reports of memory that was kept stay for the program.

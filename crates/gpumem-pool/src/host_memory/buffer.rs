@@ -1,5 +1,6 @@
 //! The buffers that [`HostMemory`](super::HostMemory) can own: their memory stays where it is when they are moved.
 
+use core::ffi::c_void;
 use core::mem::ManuallyDrop;
 use std::sync::Arc;
 
@@ -34,9 +35,26 @@ impl<T> Parts<T> {
         (self.length * size_of::<T>()) as u64
     }
 
+    /// Start, length and capacity, for a time when the element's type is not known.
+    pub(super) fn erased(&self) -> (*mut c_void, usize, usize) {
+        (self.start.cast(), self.length, self.capacity)
+    }
+
     fn slice(self) -> *mut [T] {
         core::ptr::slice_from_raw_parts_mut(self.start, self.length)
     }
+}
+
+/// Frees a buffer from [`Parts::erased`].
+///
+/// # Safety
+///
+/// The numbers are those of the parts of such a buffer, which was not made again from them. On another thread than the buffer's:
+/// its elements need no drop.
+pub(super) unsafe fn free<B: HostBuffer>(start: *mut c_void, length: usize, capacity: usize) {
+    let parts = Parts { start: start.cast(), length, capacity };
+    // SAFETY: the parts came from such a buffer, and only once, by the caller's promise.
+    drop(unsafe { B::from_parts(parts) });
 }
 
 pub(super) mod sealed {

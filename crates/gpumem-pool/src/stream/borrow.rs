@@ -6,7 +6,7 @@
 //! the stream's retirement. A call counts itself in an atomic; the others take the lock, close the stream, and look at the count.
 
 use super::Stream;
-use crate::device::Patience;
+use crate::device::{Patience, Work};
 use crate::error::{PoolError, is_of_capture};
 use core::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use core::time::Duration;
@@ -274,7 +274,7 @@ impl Borrow<'_> {
         }
         if let Err(error) = waited {
             // The driver does not say what the stream does. The device can be asked, and be waited for by other ways.
-            if let Err(cause) = device.settle(Patience::Borrowed) {
+            if let Err(cause) = device.settle(Work::OfKnownStreams, Patience::Borrowed) {
                 give_up(self.stream, cause);
             }
             let is_done = !device.is_context_gone() && !is_of_capture(error.code());

@@ -2,8 +2,8 @@
 //! captures, and whatever the driver refuses. Work runs only when somebody waits for it here, and the functions that give
 //! memory back look whether it has run by then: the simulator's own waits can't hide a missing one of ours.
 
-use gpumem_pool::sys::sim::{Rule, Schedule};
-use gpumem_pool::sys::types::{CUdeviceptr, CUresult, CUstream};
+use gpumem_pool::sys::sim::{Finding, Rule, Schedule};
+use gpumem_pool::sys::types::{CUdeviceptr, CUresult, CUstream, CUstreamCaptureMode};
 use gpumem_pool::sys::{Driver, SimConfig, Table};
 use gpumem_pool::{
     BackendKind, Capture, CaptureMode, Device, HostMemory, ImportedBlock, Pool, PoolError, Stream,
@@ -264,6 +264,133 @@ fn the_end_waits_under_a_capture_of_another_thread() {
     }
 }
 
+/// Another library's capture, on a stream of its own or a long-lived one and on another thread.
+struct Others<'a> {
+    rig: &'a Rig,
+    stream: RawStream,
+    mode: CUstreamCaptureMode,
+}
+
+#[derive(Clone, Copy)]
+struct RawStream(CUstream);
+
+// SAFETY: the driver takes a stream's handle on any thread.
+unsafe impl Send for RawStream {}
+// SAFETY: it is a name that is never followed here.
+unsafe impl Sync for RawStream {}
+
+const RAW_MODES: [CUstreamCaptureMode; 3] = [
+    CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_GLOBAL,
+    CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL,
+    CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_RELAXED,
+];
+
+impl Rig {
+    /// A stream that this crate knows nothing of.
+    fn raw_stream(&self, flags: u32) -> RawStream {
+        let _bound = self.device.bind().unwrap();
+        let mut raw = std::ptr::null_mut();
+        // SAFETY: a local outlives the call, and the stream lives as long as its context.
+        unsafe { self.driver.cuStreamCreate(&mut raw, flags).unwrap() };
+        RawStream(raw)
+    }
+}
+
+impl Others<'_> {
+    /// Captures from within `body` until that ends, or for as long as a wait may have to wait. The end's answer.
+    fn during<R>(&self, body: impl FnOnce(&dyn Fn()) -> R) -> (R, CUresult) {
+        let ((begin, may_begin), (begun, has_begun)) = (channel(), channel());
+        let (end, may_end) = channel::<()>();
+        std::thread::scope(|scope| {
+            let other = scope.spawn(move || {
+                let (driver, stream) = (&self.rig.driver, self.stream);
+                let _bound = self.rig.device.bind().unwrap();
+                may_begin.recv().unwrap();
+                // SAFETY: the stream lives as long as its context, which is current.
+                unsafe { driver.cuStreamBeginCapture_v2(stream.0, self.mode).unwrap() };
+                begun.send(()).unwrap();
+                let _by_itself_if_it_is_waited_for = may_end.recv_timeout(Duration::from_millis(50));
+                let mut graph = std::ptr::null_mut();
+                // SAFETY: a local outlives the call, the stream is alive, and nobody else knows the graph.
+                unsafe {
+                    let ended = driver.cuStreamEndCapture(stream.0, &mut graph);
+                    if !graph.is_null() {
+                        driver.cuGraphDestroy(graph).unwrap();
+                    }
+                    ended.map_or_else(|error| error.code(), |()| CUresult::CUDA_SUCCESS)
+                }
+            });
+            let done = body(&|| {
+                begin.send(()).unwrap();
+                has_begun.recv().unwrap();
+            });
+            let _it_may_have_ended = end.send(());
+            (done, other.join().unwrap())
+        })
+    }
+}
+
+/// Markers cover all work of streams that are known here, so that the whole device need not be waited for.
+#[test]
+fn the_end_leaves_captures_of_other_libraries_whole() {
+    let known = [Whose::Ours, Whose::Dropped, Whose::ForeignRetired, Whose::Legacy, Whose::ForeignBlocking];
+    let cases = RAW_MODES.into_iter().flat_map(|mode| known.map(|whose| (mode, whose)));
+    for (mode, whose) in cases {
+        // No marker can be made in the legacy stream while a blocking stream captures.
+        let flags = if matches!(whose, Whose::Legacy | Whose::ForeignBlocking) { &[1][..] } else { &[0, 1] };
+        for (form, flags) in
+            [Form::Scope, Form::Owner].into_iter().flat_map(|form| flags.iter().map(move |f| (form, *f)))
+        {
+            let rig = Rig::new(&[]);
+            let captured = Stream::new(&rig.device).unwrap();
+            let others = Others { rig: &rig, stream: rig.raw_stream(flags), mode };
+            let mut kept = None;
+            let ((seen, table), ended) = others.during(|begin| {
+                rig.through(form, |address| {
+                    kept = whose.fill(&rig, address, &captured);
+                    begin();
+                })
+            });
+            let context = format!("{form:?} {mode:?} {whose:?} {flags}");
+            assert_eq!(ended, CUresult::CUDA_SUCCESS, "{context}");
+            assert_eq!(seen, [7], "{context}");
+            assert!(table.iter().all(|byte| *byte == 7), "{context}");
+            drop(captured);
+            // Asking the legacy stream is refused while a blocking stream captures, and breaks nothing.
+            let findings = rig.driver.simulator().unwrap().take_findings();
+            let is_question =
+                |finding: &_| matches!(finding, Finding::Refused { call: "cuStreamIsCapturing", .. });
+            assert!(findings.iter().all(|finding| flags == 0 && is_question(finding)), "{findings:?}");
+            rig.assert_clean();
+        }
+    }
+}
+
+/// What a long-lived stream had queued when another library's capture began there, on another thread, has no marker. The capture
+/// is waited for, whatever its mode.
+#[test]
+fn the_end_waits_for_a_capture_of_another_library_on_a_long_lived_stream() {
+    for (mode, form) in
+        RAW_MODES.into_iter().flat_map(|mode| [Form::Scope, Form::Owner].map(|form| (mode, form)))
+    {
+        let rig = Rig::new(&[]);
+        let raw = rig.raw_stream(1);
+        // SAFETY: it is never destroyed.
+        let _stream = unsafe { Stream::from_raw_long_lived(&rig.device, raw.0).unwrap() };
+        let others = Others { rig: &rig, stream: raw, mode };
+        let ((seen, table), ended) = others.during(|begin| {
+            rig.through(form, |address| {
+                rig.fill(address, 7, raw.0);
+                begin();
+            })
+        });
+        assert_eq!(ended, CUresult::CUDA_SUCCESS, "{form:?} {mode:?}");
+        assert_eq!(seen, [7], "{form:?} {mode:?}");
+        assert!(table.iter().all(|byte| *byte == 7), "{form:?} {mode:?}");
+        rig.assert_clean();
+    }
+}
+
 /// An owner does not wait for another thread's capture for ever: it keeps the buffer, and says so.
 #[test]
 fn an_owner_that_can_not_wait_keeps_the_buffer_and_says_so() {
@@ -293,6 +420,12 @@ fn an_owner_that_can_not_wait_keeps_the_buffer_and_says_so() {
         let PoolError::Kept { address: told, size_bytes, .. } = kept else { panic!("{kept}") };
         assert_eq!((told, size_bytes), (address, LEN as u64));
         assert!(kept.to_string().contains("captures of other threads"), "{kept}");
+        // And given back at the first wait that covers its work.
+        assert_eq!(*lock(&SEEN), []);
+        rig.device.synchronize().unwrap();
+        assert_eq!(*lock(&SEEN), [7]);
+        rig.device.synchronize().unwrap();
+        assert_eq!(*lock(&SEEN), [7]);
     });
     // It is said once.
     rig.assert_clean();
