@@ -29,7 +29,7 @@ struct Kernels(*mut CUfunc_st);
 
 // SAFETY: the pointer is a name that only the driver follows, and its functions take it on any thread.
 unsafe impl Send for Kernels {}
-// SAFETY: as above; the driver locks what threads share.
+// SAFETY: a shared one gives away only that name, and the driver locks what threads share behind it.
 unsafe impl Sync for Kernels {}
 
 impl Patterns {

@@ -47,7 +47,7 @@ cases! {
         let (plain, pinned) = (pair.gpu.alloc(pair.size_bytes)?, pair.pinned()?);
         // SAFETY: both places have that size and live until all work is done.
         let out = |from, key: &Pair| unsafe { key.gpu.driver.cuMemcpyDtoHAsync_v2(pinned, from, key.size_bytes, copies) };
-        // SAFETY: as above.
+        // SAFETY: the pinned memory and the place copied to have that size, and live until all work is done.
         let back = |to, key: &Pair| unsafe { key.gpu.driver.cuMemcpyHtoDAsync_v2(to, pinned, key.size_bytes, copies) };
         for _ in 0..pair.rounds {
             pair.write(HERE, kernels)?;
@@ -260,7 +260,7 @@ impl Pair {
     }
 
     fn check_at(&self, address: CUdeviceptr, stream: CUstream) -> Result<(), DriverError> {
-        // SAFETY: as above.
+        // SAFETY: the memory, the ledger and the streams live until `finish`.
         unsafe { self.patterns.check(address, self.size_bytes, self.key, self.ledger, stream) }
     }
 
@@ -353,7 +353,7 @@ impl Far {
     }
 
     fn check(&self, pair: &Pair, address: CUdeviceptr, key: u64) -> Result<(), DriverError> {
-        // SAFETY: as above.
+        // SAFETY: the memory, the ledger and the stream live until `finish`.
         let check =
             || unsafe { self.patterns.check(address, pair.size_bytes, key, self.ledger, self.stream) };
         within(&pair.gpu.driver, self.context, check)

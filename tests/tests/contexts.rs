@@ -30,7 +30,7 @@ cases! {
             driver.cuCtxPopCurrent_v2(&mut popped).unwrap();
         }
         each_entry(driver, context);
-        // SAFETY: as above.
+        // SAFETY: the context was created for this case, and is neither current on this thread nor used again.
         unsafe { driver.cuCtxDestroy_v2(context).unwrap() };
     }
 

@@ -60,7 +60,7 @@ cases! {
             Depth: 2,
             ..Default::default()
         };
-        // SAFETY: as above; the stream is live.
+        // SAFETY: the places are live and as large as the copy says until the stream is waited for; both are destroyed once, then.
         unsafe {
             driver.cuMemcpy3DAsync_v2(&down, stream).unwrap();
             driver.cuStreamSynchronize(stream).unwrap();

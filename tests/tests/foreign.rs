@@ -106,7 +106,7 @@ fn run(shim: &mut Shim, raw: &Raw, [main, side]: [CUstream; 2]) -> u64 {
         shim.free(batch, side);
         shim.free(scratch, main);
     }
-    // SAFETY: as above.
+    // SAFETY: the caller destroys the main stream only after this function.
     unsafe { raw.driver.cuStreamSynchronize(main).unwrap() };
     let seen = raw.read(target, STEPS as usize).unwrap();
     assert!(seen.iter().enumerate().all(|(step, value)| *value == step as u8), "{seen:?}");

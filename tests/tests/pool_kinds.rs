@@ -72,14 +72,14 @@ impl Bench {
 
     fn access(&self, place: CUmemLocationType) -> CUmemAccess_flags {
         let (mut flags, mut location) = (CUmemAccess_flags(9), CUmemLocation { type_: place, id: 0 });
-        // SAFETY: as above.
+        // SAFETY: the pool is alive, and both locals outlive the call.
         unsafe { self.raw.driver.cuMemPoolGetAccess(&mut flags, self.pool, &mut location).unwrap() };
         flags
     }
 
     fn alloc(&self, size_bytes: usize) -> u64 {
         let mut address = 0;
-        // SAFETY: as above; the stream is alive.
+        // SAFETY: pool and stream are alive as long as the bench, and `address` outlives the call.
         unsafe {
             self.raw
                 .driver
@@ -131,7 +131,7 @@ fn host_write(address: u64, value: u8, size_bytes: usize) {
 
 fn host_sees(address: u64, value: u8, size_bytes: usize) -> bool {
     let host = std::ptr::with_exposed_provenance::<u8>(address as usize);
-    // SAFETY: as above.
+    // SAFETY: callers pass a live block of this size that the host has at this address, and no work writes it now.
     unsafe { std::slice::from_raw_parts(host, size_bytes) }.iter().all(|byte| *byte == value)
 }
 
@@ -276,7 +276,7 @@ cases! {
         bench.end();
         let bench = Bench::new(driver, KINDS[0]);
         let address = bench.alloc(MIB);
-        // SAFETY: as above.
+        // SAFETY: the block has so many bytes, the stream is alive, and what the driver can't do it refuses.
         unsafe {
             assert_eq!(code(driver.cuMemPrefetchAsync(address, MIB, 0, bench.stream)), INVALID_VALUE);
             let advice = CUmem_advise::CU_MEM_ADVISE_SET_READ_MOSTLY;

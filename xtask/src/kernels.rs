@@ -221,7 +221,7 @@ fn read(program: Program, size: Size, text: Text) -> Result<String> {
     let code = unsafe { size(program, &mut size_bytes) };
     ensure!(code == 0, "NVRTC returned {code} for the size of its text");
     let mut bytes = vec![0u8; size_bytes.max(1)];
-    // SAFETY: as above; the buffer has the size that was just asked for.
+    // SAFETY: the caller's program is live, `text` writes as many bytes as `size` has just said, and the buffer has so many.
     let code = unsafe { text(program, bytes.as_mut_ptr().cast()) };
     ensure!(code == 0, "NVRTC returned {code} for its text");
     Ok(CStr::from_bytes_until_nul(&bytes)?.to_str()?.to_string())

@@ -170,7 +170,7 @@ fn pinned() -> Checked {
         *value = index as u64 * 3;
     }
     let device = stream.clone_htod(&host)?;
-    // SAFETY: as above.
+    // SAFETY: all of it is filled with zeros before it is read.
     let mut back = unsafe { context.alloc_pinned_with_flags::<u64>(1000, 0)? };
     back.as_mut_slice()?.fill(0);
     stream.memcpy_dtoh(&device, &mut back)?;

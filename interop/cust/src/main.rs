@@ -59,7 +59,7 @@ fn asynchronous_copies() -> CudaResult<()> {
     let device = unsafe { DeviceBuffer::from_slice_async(host.as_slice(), &stream)? };
     stream.synchronize()?;
     host.as_mut_slice().fill(0);
-    // SAFETY: as above.
+    // SAFETY: the host buffer and the device's outlive the copy, and nothing else touches them until the stream is done.
     unsafe { device.async_copy_to(host.as_mut_slice(), &stream)? };
     stream.synchronize()?;
     assert_eq!(host.as_slice(), [1, 2, 3, 4]);

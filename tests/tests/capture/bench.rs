@@ -49,13 +49,13 @@ impl Bench {
     }
 
     pub(crate) fn begin(&self, mode: Mode) {
-        // SAFETY: see above.
+        // SAFETY: the stream lives as long as the bench.
         unsafe { self.cuStreamBeginCapture_v2(self.stream, mode).unwrap() };
     }
 
     pub(crate) fn end(&self) -> CUgraph {
         let mut graph = null_mut();
-        // SAFETY: see above.
+        // SAFETY: the stream lives as long as the bench, and `graph` outlives the call.
         unsafe { self.cuStreamEndCapture(self.stream, &mut graph).unwrap() };
         graph
     }
@@ -63,7 +63,7 @@ impl Bench {
     /// The code of the end of a capture that comes to nothing.
     pub(crate) fn end_code(&self) -> CUresult {
         let mut graph = null_mut();
-        // SAFETY: see above.
+        // SAFETY: the stream lives as long as the bench, and `graph` outlives the call.
         let ended = unsafe { self.cuStreamEndCapture(self.stream, &mut graph) };
         assert!(graph.is_null());
         code(ended)
@@ -71,7 +71,7 @@ impl Bench {
 
     pub(crate) fn status(&self, stream: CUstream) -> Status {
         let mut status = Status::CU_STREAM_CAPTURE_STATUS_NONE;
-        // SAFETY: see above.
+        // SAFETY: the cases pass a stream of the bench's, which lives as long, and `status` outlives the call.
         unsafe { self.cuStreamIsCapturing(stream, &mut status).unwrap() };
         status
     }
@@ -87,29 +87,29 @@ impl Bench {
     }
 
     pub(crate) fn record(&self, stream: CUstream) {
-        // SAFETY: see above.
+        // SAFETY: the event lives as long as the bench, as do the streams that the cases pass.
         unsafe { self.cuEventRecord(self.event, stream).unwrap() };
     }
 
     pub(crate) fn wait(&self, stream: CUstream) {
-        // SAFETY: see above.
+        // SAFETY: the event lives as long as the bench, as do the streams that the cases pass.
         unsafe { self.cuStreamWaitEvent(stream, self.event, 0).unwrap() };
     }
 
     pub(crate) fn instantiate(&self, graph: CUgraph) -> CUgraphExec {
         let mut exec = null_mut();
-        // SAFETY: see above.
+        // SAFETY: the cases pass a graph that they have not destroyed, and `exec` outlives the call.
         unsafe { self.cuGraphInstantiateWithFlags(&mut exec, graph, 0).unwrap() };
         exec
     }
 
     pub(crate) fn launch(&self, exec: CUgraphExec) {
-        // SAFETY: see above.
+        // SAFETY: the cases pass an executable that they have not destroyed, and memory that outlives the launch.
         unsafe { self.cuGraphLaunch(exec, self.stream).unwrap() };
     }
 
     pub(crate) fn sync(&self) {
-        // SAFETY: see above.
+        // SAFETY: the stream lives as long as the bench.
         unsafe { self.cuStreamSynchronize(self.stream).unwrap() };
     }
 
@@ -127,7 +127,7 @@ impl Bench {
     pub(crate) fn types(&self, graph: CUgraph) -> Vec<CUgraphNodeType> {
         let type_of = |node| {
             let mut found = CUgraphNodeType::CU_GRAPH_NODE_TYPE_EMPTY;
-            // SAFETY: see above.
+            // SAFETY: the node is one that its graph, which is alive, has just named; `found` outlives the call.
             unsafe { self.cuGraphNodeGetType(node, &mut found).unwrap() };
             found
         };
@@ -136,7 +136,7 @@ impl Bench {
 
     pub(crate) fn edge_count(&self, graph: CUgraph) -> usize {
         let mut count = 0;
-        // SAFETY: see above; without anywhere for the edges, only their number is written.
+        // SAFETY: the graph is alive; without anywhere for the edges, only their number is written, to a local.
         unsafe {
             self.cuGraphGetEdges_v2(graph, null_mut(), null_mut(), null_mut(), &mut count).unwrap();
         }
@@ -144,12 +144,12 @@ impl Bench {
     }
 
     pub(crate) fn destroy(&self, graph: CUgraph) {
-        // SAFETY: see above.
+        // SAFETY: the cases pass a graph that they do not name again.
         unsafe { self.cuGraphDestroy(graph).unwrap() };
     }
 
     pub(crate) fn destroy_exec(&self, exec: CUgraphExec) {
-        // SAFETY: see above.
+        // SAFETY: the cases pass an executable that they do not name again; launches keep what they need.
         unsafe { self.cuGraphExecDestroy(exec).unwrap() };
     }
 

@@ -59,7 +59,7 @@ cases! {
         let ended = unsafe { bench.cuStreamEndCapture(bench.other, &mut graph) };
         assert_eq!(code(ended), UNMATCHED);
         // Whether the capture survives that is not what this case is about.
-        // SAFETY: as above.
+        // SAFETY: the stream where the capture began is alive, and the local outlives the call.
         if unsafe { bench.cuStreamEndCapture(bench.stream, &mut graph) }.is_ok() {
             bench.destroy(graph);
         }

@@ -107,7 +107,7 @@ cases! {
         let outside = unsafe { bench.raw.alloc_async(1 << 20, bench.stream).unwrap() };
         bench.sync();
         bench.begin(RELAXED);
-        // SAFETY: as above.
+        // SAFETY: the memory is alive, and the driver refuses to have the capture free it.
         assert_eq!(code(unsafe { bench.cuMemFreeAsync(outside, bench.stream) }), INVALID_VALUE);
         let mut graph = null_mut();
         // SAFETY: the local outlives the call. Whether the capture survived is not what this case is about.
@@ -207,7 +207,7 @@ cases! {
         bench.sync();
         assert_eq!(bench.byte(b), 3);
         wish.value = 5;
-        // SAFETY: as above.
+        // SAFETY: the executable has the node, the parameters outlive the call, and the memory outlives the launch.
         unsafe { bench.cuGraphExecMemsetNodeSetParams(exec, fill, &wish, bench.raw.context).unwrap() };
         bench.launch(exec);
         bench.sync();

@@ -125,7 +125,7 @@ cases! {
         bench.launch(exec);
         bench.sync();
         assert_eq!(bench.raw.read(b, 3).unwrap(), [5, 5, 0]);
-        // SAFETY: as above.
+        // SAFETY: node and graph are alive, the parameters outlive the calls, and the memory outlives the launches.
         unsafe {
             wish.__bindgen_anon_1.memset.value = 6;
             bench.cuGraphNodeSetParams(fill, &mut wish).unwrap();

@@ -82,7 +82,7 @@ cases! {
         }
         let reserved = pool_attribute(driver, pool, Attribute::CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT);
         assert!(reserved >= 64 << 20, "{reserved}");
-        // SAFETY: as above.
+        // SAFETY: the pool is alive, and the only block from it was freed before the stream was waited for.
         unsafe { driver.cuMemPoolTrimTo(pool, 0).unwrap() };
         assert_eq!(pool_attribute(driver, pool, Attribute::CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT), 0);
         // SAFETY: nothing lives in the pool or on the stream.

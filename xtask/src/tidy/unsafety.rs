@@ -8,10 +8,18 @@ use super::{Files, Finding};
 use crate::layers::LAYERS;
 
 const REASON: &str = "say above it, after `// SAFETY:`, why its contract holds here";
+/// What was true above need not be true here, and nobody looks again when one of the two changes.
+const POINTERS: [&str; 2] = ["SAFETY: as above", "SAFETY: see above"];
 const CONTRACT: &str = "list the caller's duties under `# Safety`";
 
 pub(super) fn check(path: &str, source: &Source) -> Vec<Finding> {
-    let mut findings = Vec::new();
+    let mut findings: Vec<_> = source
+        .lines
+        .iter()
+        .enumerate()
+        .filter(|(_, line)| POINTERS.iter().any(|pointer| line.comment.contains(pointer)))
+        .map(|(index, _)| Finding::new(path, index + 1, "a reason that only points at another", REASON))
+        .collect();
     let one_reason_for_all = path.contains("tests/") && has_one_reason(source);
     for (index, word, after) in source.words() {
         if word != "unsafe" {
@@ -126,6 +134,16 @@ mod tests {
         assert_eq!(found("// SAFETY: it lives.\n\nunsafe { f() };"), [3]);
         assert_eq!(found("// It lives.\nunsafe\n{ f() };"), [2]);
         assert_eq!(found("unsafe impl Send for A {}"), [1]);
+    }
+
+    #[test]
+    fn a_reason_is_given_where_it_counts() {
+        assert_eq!(
+            found("// SAFETY: it lives.\nunsafe { f() };\n// SAFETY: as above.\nunsafe { f() };"),
+            [3]
+        );
+        assert_eq!(found("unsafe { f() } // SAFETY: see above; and it lives."), [1]);
+        assert_eq!(found("// SAFETY: it lives, as does the one above.\nunsafe { f() };"), NONE);
     }
 
     #[test]

@@ -528,7 +528,7 @@ fn a_promise_counts_from_when_it_is_made_and_waits_stay_off() {
     assert!(long == plain && clocks.tick(plain.slot()).unwrap());
     let waits = |stamp| clocks.insert_wait(stamp, bench.b.slot()).unwrap();
     assert!(waits(bench.work(&plain)));
-    // SAFETY: as above.
+    // SAFETY: the stream is alive for as long as `foreign`, which outlives its wraps' last use.
     let quiet = unsafe { Stream::builder(&bench.device).no_waits().wrap(foreign.1).unwrap() };
     assert!(quiet == long && !waits(bench.work(&plain)));
     assert!(!clocks.insert_wait(bench.work(&bench.a), long.slot()).unwrap());
@@ -536,7 +536,7 @@ fn a_promise_counts_from_when_it_is_made_and_waits_stay_off() {
     assert!(!waits(bench.work(&plain)), "once asked for, it stays");
     plain.retire().unwrap();
     let other = Foreign::new(&bench);
-    // SAFETY: as above.
+    // SAFETY: the stream is alive for as long as `other`, and retired below before that goes.
     let quiet = unsafe { Stream::builder(&bench.device).no_waits().wrap_long_lived(other.1).unwrap() };
     let stamp = bench.work(&quiet);
     assert!(!waits(stamp) && clocks.tick(quiet.slot()).unwrap() && !waits(stamp));
@@ -555,7 +555,7 @@ fn a_long_lived_stream_goes_with_its_device() {
         // SAFETY: the default stream lives as long as the context.
         let long = unsafe { Stream::from_raw_long_lived(&device, core::ptr::null_mut()).unwrap() };
         let (id, stamp) = (long.id(), clocks.stamp(long.slot()));
-        // SAFETY: as above.
+        // SAFETY: the handle is still the default stream's, and its device is open.
         let again = unsafe { Stream::from_raw_long_lived(&device, core::ptr::null_mut()).unwrap() };
         assert_eq!((again.id(), clocks.active_streams()), (id, 1));
         slots.insert(id.slot());

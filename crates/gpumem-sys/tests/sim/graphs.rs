@@ -13,14 +13,14 @@ fn outcomes<T: Ord>(program: impl Fn(&Machine) -> T) -> BTreeSet<T> {
 impl Machine {
     fn begin(&self, stream: CUstream) {
         let mode = CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_GLOBAL;
-        // SAFETY: see above.
+        // SAFETY: the stream is a handle that the driver under test checks.
         unsafe { self.cuStreamBeginCapture_v2(stream, mode).unwrap() };
     }
 
     /// Ends a capture and makes it executable; the graph itself is gone.
     fn end(&self, stream: CUstream) -> CUgraphExec {
         let (mut graph, mut exec) = (null_mut(), null_mut());
-        // SAFETY: see above.
+        // SAFETY: `graph` and `exec` outlive the calls, and the graph is destroyed once, here, where its only handle is.
         unsafe {
             self.cuStreamEndCapture(stream, &mut graph).unwrap();
             self.cuGraphInstantiateWithFlags(&mut exec, graph, 0).unwrap();
@@ -30,12 +30,12 @@ impl Machine {
     }
 
     fn launch(&self, exec: CUgraphExec, stream: CUstream) {
-        // SAFETY: see above.
+        // SAFETY: executable and stream are handles that the driver under test checks.
         unsafe { self.cuGraphLaunch(exec, stream).unwrap() };
     }
 
     fn end_exec(&self, exec: CUgraphExec) {
-        // SAFETY: see above.
+        // SAFETY: the handle is one that the driver under test checks, also if it was destroyed before.
         unsafe { self.cuGraphExecDestroy(exec).unwrap() };
     }
 }
