@@ -258,14 +258,18 @@ fn a_prefetch_is_no_part_of_a_capture_that_begins_meanwhile() {
     let stream = Stream::new(&device).unwrap();
     let block = pool.alloc(4 << 20, &stream).unwrap();
     let to = Location::Device(&device);
+    let mut count = usize::MAX;
     while_queueing(
         || block.prefetch(0..4 << 20, to, &stream).unwrap(),
         |until_done| {
             let capture = stream.begin_capture(CaptureMode::Relaxed).unwrap();
             until_done();
-            capture.end().unwrap();
+            let graph = capture.end().unwrap();
+            // SAFETY: the graph is alive, and without anywhere for the nodes only their number is written.
+            unsafe { driver.cuGraphGetNodes(graph.raw(), std::ptr::null_mut(), &mut count).unwrap() };
         },
     );
+    assert_eq!(count, 0, "the graph moves pages");
 }
 
 #[test]
