@@ -16,7 +16,7 @@ use super::ptx::Signature;
 use super::view::View;
 use crate::types::CUresult;
 use bytemuck::{AnyBitPattern, Pod};
-use core::cell::{Cell, RefCell};
+use core::cell::{Cell, OnceCell, RefCell};
 use core::fmt;
 use std::any::Any;
 use std::borrow::Cow;
@@ -106,6 +106,28 @@ pub struct Launch<'a> {
     next: usize,
     /// What it has asked for so far.
     touched: RefCell<Vec<Touch>>,
+    copies: &'a Copies,
+}
+
+/// Copies of the host memory that a kernel reads and may not write: it gets cells, which it could write.
+#[derive(Default)]
+struct Copies(OnceCell<Box<HostCopy>>);
+
+struct HostCopy {
+    words: Box<[Cell<u128>]>,
+    next: Copies,
+}
+
+impl Copies {
+    /// Zeroed, and where it is until this is dropped.
+    fn add(&self, size_bytes: usize) -> &[Cell<u128>] {
+        let mut end = self;
+        while let Some(copy) = end.0.get() {
+            end = &copy.next;
+        }
+        let words = vec![Cell::new(0); size_bytes.div_ceil(size_of::<u128>())].into();
+        &end.0.get_or_init(|| Box::new(HostCopy { words, next: Self::default() })).words
+    }
 }
 
 /// A range that a kernel asked for.
@@ -174,7 +196,8 @@ impl<'a> Launch<'a> {
         })
     }
 
-    /// `len` elements of device memory, to be read. Cells, because two parameters may name the same memory.
+    /// `len` elements of device memory, to be read. Cells, because two parameters may name the same memory. Of host memory that
+    /// is registered for reading only it is a copy.
     ///
     /// # Errors
     ///
@@ -226,10 +249,32 @@ impl<'a> Launch<'a> {
         }
         let touch = Touch { is_write, address, size_bytes, bytes: allocation.bytes_at(address) };
         self.touched.borrow_mut().push(touch);
+        if allocation.owner.is_read_only() {
+            return self.copied(bytes, len).ok_or_else(|| KernelFault::new(format!(
+                "it reads memory that is registered for reading only as {}, which is aligned to more than 16 bytes",
+                core::any::type_name::<T>()
+            )));
+        }
         // SAFETY: the range lies whole in an allocation that is alive for as long as the machine is borrowed: frees
         // are queued work too and only one operation runs at a time. The type has no invalid bits, the address is
         // aligned, and a cell allows others to name the same memory.
         Ok(unsafe { core::slice::from_raw_parts(bytes.cast::<Cell<T>>(), len) })
+    }
+
+    /// Of memory that is alive: the program has it in a `&[u8]`, so not even a reference to cells may point there. `None` for a
+    /// type whose alignment is larger than a copy's.
+    fn copied<T: Pod>(&self, bytes: *const u8, len: usize) -> Option<&'a [Cell<T>]> {
+        if align_of::<T>() > align_of::<u128>() {
+            return None;
+        }
+        let size_bytes = len * size_of::<T>();
+        let words = self.copies.add(size_bytes);
+        // SAFETY: the source is alive for as long as the machine is borrowed, and only read; the copy is as large, was just made,
+        // and holds cells.
+        unsafe { core::ptr::copy_nonoverlapping(bytes, words.as_ptr().cast_mut().cast::<u8>(), size_bytes) };
+        // SAFETY: the copy is as large and lives as long as the launch; the type is aligned no more than it, and has no invalid
+        // bits.
+        Some(unsafe { core::slice::from_raw_parts(words.as_ptr().cast::<Cell<T>>(), len) })
     }
 }
 
@@ -246,7 +291,8 @@ impl fmt::Debug for Launch<'_> {
 impl Machine {
     pub(super) fn execute_launch(&mut self, context: Handle, queued: &QueuedLaunch) -> Result<u64, Fault> {
         let touched = RefCell::default();
-        let mut launch = Launch { machine: self, context, queued, next: 0, touched };
+        let copies = Copies::default();
+        let mut launch = Launch { machine: self, context, queued, next: 0, touched, copies: &copies };
         let name = queued.kernel.name;
         let _inside = Inside::enter();
         let view = View::open(self);
