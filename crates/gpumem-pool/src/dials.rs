@@ -18,9 +18,10 @@
 //! | [`empty_windows_max`](Dials::empty_windows_max) | 4096 | 4096 | 16384 | mappings kept after their memory moved on, to which it can move back for nothing; no more than 8 for each 2 MiB of memory, or 256 | host memory, 12 bytes for each frame of 2 MiB; less of it: driver calls |
 //! | [`wait_deadline`](Dials::wait_deadline) | 10 s | 10 s | 10 s | how long an allocation may wait for running work when memory is out, over all that it tries; other backends keep to it too | time before an error |
 //!
-//! A pool with a hard limit is *careful* once its blocks have needed a sixteenth of it: then slack, handles, growth and magazines are those of `tight`
-//! in every profile, whatever was set, because a request that fits comes before speed. Below that, handles are at most a
-//! 2,048th of the limit, and blocks are not rounded up.
+//! In a pool with a hard limit a request that fits comes before speed, in every profile and whatever was set. Handles are at most
+//! a 2,048th of the limit, and blocks are not rounded up. Once blocks have needed a thirty-second of the limit there is no slack, and
+//! once they have needed half of it, handles, growth and magazines are those of `tight` too. Some thousand misses after the blocks
+//! were freed, the profile's own values apply again.
 
 use core::fmt;
 use core::str::FromStr;

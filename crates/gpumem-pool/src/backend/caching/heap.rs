@@ -88,6 +88,8 @@ pub(super) struct Heap {
     /// What blocks have, by the sizes that they were given.
     used_bytes: u64,
     used_peak_bytes: u64,
+    /// As the peak, but what is long ago counts ever less; see `careful`.
+    fading_peak_bytes: u64,
     reserved_peak_bytes: u64,
     /// As used, but for what threads keep at hand of large blocks: the most when that was asked for, and what they keep.
     needed_peak_bytes: u64,
@@ -121,6 +123,7 @@ impl Heap {
             shares: Shares::default(),
             used_bytes: 0,
             used_peak_bytes: 0,
+            fading_peak_bytes: 0,
             reserved_peak_bytes: 0,
             needed_peak_bytes: 0,
             kept_bytes: 0,
@@ -230,6 +233,7 @@ impl Heap {
         }
         self.used_bytes += size_bytes;
         self.used_peak_bytes = self.used_peak_bytes.max(self.used_bytes);
+        self.fading_peak_bytes = self.fading_peak_bytes.max(self.used_bytes);
         let address = match &self.segments {
             None => self.spaces[index].base + start,
             Some(segments) => segments.address(index, start).unwrap_or_default(),

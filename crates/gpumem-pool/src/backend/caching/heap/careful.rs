@@ -4,12 +4,18 @@
 //! to a request that needs more than that. Nothing done at the limit brings it back, so a heap with a limit prepares for it:
 //!
 //! - below any limit handles are so small that many of them make up the limit, and threads keep little;
-//! - once blocks have needed a sixteenth of the limit, the heap is *careful*: it trades as
-//!   [`Profile::Tight`](crate::Profile::Tight) does, in every profile, until less is reserved again.
+//! - once blocks have needed a thirty-second of the limit, the heap is *exact*: it keeps no slack, so that streams share no page under
+//!   blocks that may live long;
+//! - once blocks have needed half of the limit, the heap is *careful*: it trades as [`Profile::Tight`](crate::Profile::Tight) does,
+//!   in every profile.
 //!
-//! A sixteenth is measured (`cargo xtask replay --random`): with half, one program of fifty that fits under `tight` at 1.02
-//! times its peak did not fit under `fast`; with an eighth, one of eighty. What differs from `tight` before the heap is careful decides where long-lived
-//! blocks lie later.
+//! What blocks have needed is a peak that fades with each allocation that misses the caches, so a pool relaxes some thousand
+//! misses after its blocks were freed.
+//!
+//! Both parts are measured (`cargo xtask replay --random`), at 1.02 times the peak of random programs: of 764 that fit under
+//! `tight`, 1.6 % do not fit under `fast` if slack ends at a quarter of the limit, 0.9 % if it ends at a sixteenth, and 0.5 % with
+//! these. To be careful from a sixteenth on costs eleven times as much driver time where the limit is far (`gpt2_train_varlen` at
+//! four times its peak: 257 ms instead of 23).
 
 use super::Heap;
 use super::space::FRAME_SHIFT;
@@ -21,6 +27,8 @@ pub(super) struct Tuning {
     usual: Dials,
     /// Far below a limit.
     limited: Dials,
+    /// Nearer, without slack.
+    exact: Dials,
     /// Near it.
     careful: Dials,
     /// [`NO_LIMIT`] without one.
@@ -29,7 +37,8 @@ pub(super) struct Tuning {
 
 impl Tuning {
     pub(super) fn new(dials: Dials) -> Self {
-        Self { limited: dials.clone(), careful: dials.careful(), usual: dials, limit_bytes: NO_LIMIT }
+        let (limited, exact) = (dials.clone(), dials.clone());
+        Self { limited, exact, careful: dials.careful(), usual: dials, limit_bytes: NO_LIMIT }
     }
 
     fn set_limit_bytes(&mut self, limit_bytes: u64) {
@@ -39,6 +48,11 @@ impl Tuning {
         self.limited.handle_max_frames = handle_max_frames.min(cap);
         let magazine_bytes = (limit_bytes / MAGAZINE_DIVISOR).max(self.careful.magazine_bytes_min);
         self.limited.magazine_bytes_min = magazine_bytes_min.min(magazine_bytes);
+        self.exact = Dials {
+            growth_slack_per_mille: self.careful.growth_slack_per_mille,
+            growth_slack_max_per_mille: self.careful.growth_slack_max_per_mille,
+            ..self.limited.clone()
+        };
         self.limit_bytes = limit_bytes;
     }
 
@@ -50,6 +64,7 @@ impl Tuning {
         match self.limit_bytes {
             NO_LIMIT => &self.usual,
             _ if self.is_careful(needed_bytes) => &self.careful,
+            limit_bytes if needed_bytes >= limit_bytes / EXACT_DIVISOR => &self.exact,
             _ => &self.limited,
         }
     }
@@ -57,8 +72,11 @@ impl Tuning {
 
 impl Heap {
     /// How much may be reserved, by limits that are kept elsewhere; [`u64::MAX`] for no limit. Segments are not handles: where
-    /// there is no virtual memory this changes nothing.
+    /// there is no virtual memory this changes nothing. Called once for each allocation that misses the caches: the peak of use
+    /// that decides how near the limit is fades with each.
     pub(in super::super) fn set_limit_bytes(&mut self, limit_bytes: u64) {
+        self.fading_peak_bytes =
+            self.used_bytes.max(self.fading_peak_bytes - self.fading_peak_bytes / FADE_DIVISOR);
         if limit_bytes != self.tuning.limit_bytes && self.segments.is_none() {
             self.tuning.set_limit_bytes(limit_bytes);
         }
@@ -74,9 +92,9 @@ impl Heap {
         self.tuning.at(self.needed_bytes())
     }
 
-    /// What blocks have had at most, as far as that is still reserved: memory that was reserved ahead is near no limit.
+    /// What blocks have had at most lately, as far as that is still reserved: memory that was reserved ahead is near no limit.
     fn needed_bytes(&self) -> u64 {
-        self.reserved_bytes().min(self.used_peak_bytes.saturating_add(self.outside_bytes))
+        self.reserved_bytes().min(self.fading_peak_bytes.saturating_add(self.outside_bytes))
     }
 
     /// Whether the limit is near.
@@ -96,8 +114,12 @@ impl Heap {
 }
 
 const NO_LIMIT: u64 = u64::MAX;
+/// Without slack from this part of the limit on.
+const EXACT_DIVISOR: u64 = 32;
 /// Careful from this part of the limit on.
-const CAREFUL_DIVISOR: u64 = 16;
+const CAREFUL_DIVISOR: u64 = 2;
+/// A peak loses this part of itself with each miss.
+const FADE_DIVISOR: u64 = 2048;
 /// A limit is made up of this many handles at least. Below 4 GiB those are of 2 MiB.
 const HANDLES_MIN: u64 = 2048;
 /// Threads keep this part of the limit at most, of small blocks, while the share of what is reserved is less.
@@ -123,9 +145,11 @@ mod tests {
     fn the_heap_is_careful_near_its_limit_and_relaxes_away_from_it() {
         let mut tuning = Tuning::new(Dials::of(Profile::Fast));
         tuning.set_limit_bytes(64 * GIB);
-        let relaxed = tuning.at(4 * GIB - 1);
+        let relaxed = tuning.at(2 * GIB - 1);
         assert_eq!((relaxed.handle_max_frames, relaxed.growth_slack_per_mille), (16, 100));
-        let careful = tuning.at(4 * GIB);
+        let exact = tuning.at(2 * GIB);
+        assert_eq!((exact.handle_max_frames, exact.growth_slack_per_mille), (16, 0));
+        let careful = tuning.at(32 * GIB);
         assert_eq!((careful.handle_max_frames, careful.growth_slack_per_mille), (1, 0));
         tuning.set_limit_bytes(NO_LIMIT);
         assert_eq!(*tuning.at(16 * GIB), Dials::of(Profile::Fast));
