@@ -99,8 +99,12 @@ impl Calls for NativeCalls {
             Frees::Ordered(_) => {
                 let _call = stream.hold();
                 // Another thread may have begun it since the request was looked at: the memory would be there in launches alone.
-                if stream.clocks().holds().is_open() && !matches!(stream.captures_for(), Ok(None)) {
-                    DriverError::check("cuMemAllocFromPoolAsync", CAPTURE_BEGUN)?;
+                if stream.clocks().holds().is_open() {
+                    match stream.captures_for() {
+                        Ok(None) => {}
+                        Err(PoolError::Driver(error)) => return Err(error),
+                        _ => DriverError::check("cuMemAllocFromPoolAsync", CAPTURE_BEGUN)?,
+                    }
                 }
                 self.chain.acquire(size_bytes, stream.raw())
             }
