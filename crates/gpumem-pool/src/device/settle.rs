@@ -30,7 +30,8 @@ pub(crate) struct KeptMemory {
 pub(crate) enum Work {
     /// That of streams that a [`Stream`](crate::Stream) stands for or stood for.
     OfKnownStreams,
-    /// All work of the device, as long as no capture is known.
+    /// All work of the device, as long as no capture is known. For memory of other processes, which only Unix has.
+    #[cfg(unix)]
     OfDevice,
 }
 
