@@ -251,3 +251,35 @@ const SLOW: Duration = Duration::from_millis(1);
 pub(super) fn blocks(count: u64) -> String {
     if count == 1 { "in 1 block".into() } else { format!("in {count} blocks") }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const GIB: u64 = 1 << 30;
+
+    #[test]
+    fn what_gave_nothing_tells_its_time_only_if_it_was_slow() {
+        let attempt = |name, took| Attempt { name, gained_bytes: 0, took, failures: Vec::new() };
+        let attempts = [attempt("quick", SLOW / 2), attempt("slow", SLOW * 7)];
+        let text = gave_nothing(&attempts.each_ref());
+        assert_eq!(text, "  gave nothing, in 8ms: quick, slow (7ms)\n");
+    }
+
+    /// What others hold of a shared limit is no need of this pool.
+    #[test]
+    fn a_limit_that_others_fill_does_not_make_the_device_too_small() {
+        let report = OutOfMemory {
+            requested_bytes: 20 * GIB,
+            in_use_bytes: 10 * GIB,
+            reserved_bytes: 10 * GIB,
+            device_free_bytes: 70 * GIB,
+            device_total_bytes: 80 * GIB,
+            limit_others_bytes: 60 * GIB,
+            ..OutOfMemory::default()
+        };
+        assert_eq!(report.all_there_is(), "there is");
+        let larger = OutOfMemory { requested_bytes: 90 * GIB, ..report };
+        assert_eq!(larger.all_there_is(), "the 80.000 GiB that this device has for this pool");
+    }
+}
