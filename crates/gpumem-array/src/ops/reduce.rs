@@ -137,8 +137,8 @@ pub(crate) unsafe fn reduce<T: Numeric>(
 
 /// # Safety
 ///
-/// As [`reduce`]; the function is `sum` or `dot` as the terms are, the stream that of `gpu`, whose context is current; `target`
-/// has room for `blocks` elements and is written by nothing else.
+/// The caller keeps [`reduce`]'s promises. `function` is `sum` for [`Terms`] of one array and `dot` for those of two, `stream` is
+/// alive and its context current, and `target` has room for `blocks` elements, which nothing else writes.
 unsafe fn reduce_once(
     function: &Function,
     stream: CUstream,

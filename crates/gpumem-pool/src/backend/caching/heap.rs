@@ -88,7 +88,7 @@ pub(super) struct Heap {
     /// What blocks have, by the sizes that they were given.
     used_bytes: u64,
     used_peak_bytes: u64,
-    /// As the peak, but what is long ago counts ever less; see `careful`.
+    /// A peak of `used_bytes` that decays with each miss; see `careful`.
     fading_peak_bytes: u64,
     reserved_peak_bytes: u64,
     /// As used, but for what threads keep at hand of large blocks: the most when that was asked for, and what they keep.

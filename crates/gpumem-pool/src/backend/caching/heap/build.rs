@@ -26,7 +26,7 @@ pub(super) struct Row {
     pub(super) new: Vec<u32>,
     /// The start of a handle, behind the new ones.
     pub(super) last: Option<Part>,
-    /// What the block ends with, behind the new ones.
+    /// The free start of a page that another block uses in part: the block's last bytes, behind the new handles.
     pub(super) head: Option<Odd>,
 }
 

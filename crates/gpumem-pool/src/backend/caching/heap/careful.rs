@@ -9,8 +9,8 @@
 //! - once blocks have needed half of the limit, the heap is *careful*: it trades as [`Profile::Tight`](crate::Profile::Tight) does,
 //!   in every profile.
 //!
-//! What blocks have needed is a peak that fades with each allocation that misses the caches, so a pool relaxes some thousand
-//! misses after its blocks were freed.
+//! The bytes that blocks have needed are a peak of use. It decays with each allocation that misses the thread caches, so a pool
+//! relaxes some thousand misses after its blocks were freed.
 //!
 //! Both parts are measured (`cargo xtask replay --random`), at 1.02 times the peak of random programs: of 764 that fit under
 //! `tight`, 1.6 % do not fit under `fast` if slack ends at a quarter of the limit, 0.9 % if it ends at a sixteenth, and 0.5 % with
@@ -82,32 +82,33 @@ impl Heap {
         }
     }
 
-    /// Whether blocks are given what they ask for without rounding.
+    /// True if the heap has a limit. Block sizes are not rounded up then.
     pub(in super::super) fn has_limit(&self) -> bool {
         self.tuning.limit_bytes != NO_LIMIT
     }
 
-    /// What the heap trades now.
+    /// The tuning for the current distance from the limit.
     pub(in super::super) fn dials(&self) -> &Dials {
         self.tuning.at(self.needed_bytes())
     }
 
-    /// What blocks have had at most lately, as far as that is still reserved: memory that was reserved ahead is near no limit.
+    /// The decaying peak of use, but no more than is reserved. Memory that was reserved ahead and never used does not count: it
+    /// brings the heap no nearer to its limit.
     fn needed_bytes(&self) -> u64 {
         self.reserved_bytes().min(self.fading_peak_bytes.saturating_add(self.outside_bytes))
     }
 
-    /// Whether the limit is near.
+    /// True once blocks have needed half of the limit.
     pub(super) fn is_careful(&self) -> bool {
         self.tuning.is_careful(self.needed_bytes())
     }
 
-    /// What magazines and depot may hold together.
+    /// The combined capacity of magazines and depot, in bytes.
     pub(in super::super) fn magazine_bytes(&self) -> u64 {
         self.dials().magazine_bytes(self.reserved_bytes())
     }
 
-    /// Whether the heap grows by its slack before it takes small blocks from threads, or has plenty anyway.
+    /// True if a miss leaves small blocks in the thread caches: the heap may grow by its slack first, or has enough free memory.
     pub(in super::super) fn spares_magazines(&self) -> bool {
         self.dials().spares_magazines() || self.has_plenty()
     }

@@ -37,11 +37,12 @@ impl Heap {
         self.grow(request, order, backing, (reserved_max_bytes, false))
     }
 
-    /// A piece that starts and ends in frames of others, and new handles between: when nothing else is left.
+    /// Allocates a block that starts and ends in pages which other blocks use in part, with new handles between them. The last
+    /// rung calls this, after all other rungs found nothing.
     ///
     /// # Errors
     ///
-    /// As [`Heap::take_grown`].
+    /// The [`DriverError`] of the first call for new handles or mappings that fails.
     pub(in super::super) fn take_glued(
         &mut self,
         request: &Request,
@@ -195,7 +196,8 @@ impl Heap {
         self.keepable_bytes
     }
 
-    /// Whether the memory that was reserved ahead would hold all blocks if each were a quarter larger.
+    /// True if the unused memory that was reserved ahead exceeds a quarter of the peak of use, so that every block could be a
+    /// quarter larger.
     pub(in super::super) fn is_far_ahead(&self) -> bool {
         self.keepable_bytes > self.needed_peak_bytes / 4
     }
