@@ -60,6 +60,8 @@ impl Rig {
         let turn = lock(&ONE_AT_A_TIME);
         lock(&SEEN).clear();
         let config = SimConfig::new().schedule(Schedule::Late);
+        // A second device may use the same host memory.
+        let config = config.devices(2);
         let rules = rules.iter().map(|rule| rule.parse::<Rule>().unwrap());
         let driver = Driver::sim(rules.fold(config, SimConfig::rule)).unwrap();
         let install = |table: &mut Table| {
@@ -408,7 +410,7 @@ fn an_owner_that_can_not_wait_keeps_the_buffer_and_says_so() {
         });
         has_begun.recv().unwrap();
         let memory = HostMemory::register(&rig.device, vec![1_u8; LEN]).unwrap();
-        let (address, _stream) = (memory.address(), Whose::Foreign.fill(&rig, memory.address(), captured));
+        let (address, used) = (memory.address(), Whose::Foreign.fill(&rig, memory.address(), captured));
         // Nothing is lost with the error.
         let error = memory.into_inner().unwrap_err();
         assert!(matches!(error.error(), PoolError::Driver(_)), "{error}");
@@ -420,12 +422,20 @@ fn an_owner_that_can_not_wait_keeps_the_buffer_and_says_so() {
         let PoolError::Kept { address: told, size_bytes, .. } = kept else { panic!("{kept}") };
         assert_eq!((told, size_bytes), (address, LEN as u64));
         assert!(kept.to_string().contains("captures of other threads"), "{kept}");
-        // And given back at the first wait that covers its work.
+        // And given back at the first wait that covers its work, which another device may have, too.
+        used.unwrap().synchronize().unwrap();
+        let second = Device::new(&rig.driver, 1).unwrap();
+        let stream = Stream::new(&second).unwrap();
+        {
+            let _bound = second.bind().unwrap();
+            // SAFETY: the memory is registered until the wait below covers this.
+            unsafe { rig.driver.cuMemsetD8Async(address, 9, LEN, stream.raw()).unwrap() };
+        }
         assert_eq!(*lock(&SEEN), []);
         rig.device.synchronize().unwrap();
-        assert_eq!(*lock(&SEEN), [7]);
+        assert_eq!(*lock(&SEEN), [9]);
         rig.device.synchronize().unwrap();
-        assert_eq!(*lock(&SEEN), [7]);
+        assert_eq!(*lock(&SEEN), [9]);
     });
     // It is said once.
     rig.assert_clean();
@@ -446,6 +456,27 @@ fn a_wait_that_the_driver_refuses_is_repeated() {
             assert_eq!(seen.first(), Some(&7), "{form:?} {both:?}");
             assert!(table.iter().all(|byte| *byte == 7), "{form:?} {both:?}");
         }
+    }
+}
+
+/// A call that waits for its own work returns what `queue` did, however its stream's end was seen.
+#[test]
+fn a_call_waits_by_other_ways_where_the_stream_refuses() {
+    for refused in ["cuStreamSynchronize=fail:999", "cuStreamSynchronize=fail:700"] {
+        let rig = Rig::new(&[refused]);
+        let stream = Stream::new(&rig.device).unwrap();
+        let mut table = vec![1_u8; LEN];
+        let queue = |address| stream.run_borrowed("a fill", |raw| rig.fill(address, 7, raw));
+        let queued = rig.device.with_host_memory(&mut table, |memory| {
+            let queued = queue(memory.address());
+            let _bound = rig.device.bind().unwrap();
+            // SAFETY: the stream is alive.
+            (queued, unsafe { rig.driver.cuStreamQuery(stream.raw()) })
+        });
+        let (queued, is_done) = queued.unwrap();
+        queued.unwrap();
+        is_done.unwrap();
+        assert!(table.iter().all(|byte| *byte == 7), "{refused}");
     }
 }
 

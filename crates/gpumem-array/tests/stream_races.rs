@@ -1,5 +1,6 @@
-//! A capture that another thread begins, joins or ends between a call's look at its stream and the work that the call queues: the
-//! work is all in the graph or all outside of it, and a graph never has memory that it does not keep.
+//! What another thread does to a stream between an operation's look at it and the work that the operation queues. A capture that
+//! it begins, joins or ends has all of the work or none, and a graph never has memory that it does not keep. The last mark of a
+//! stream that it retires, behind which other streams get the memory, comes after the work.
 
 #![cfg(feature = "sim")]
 #![allow(clippy::unwrap_used)] // helpers of tests are tests too
@@ -288,6 +289,39 @@ fn memory_is_filled_before_a_capture_that_begins_meanwhile() {
         .unwrap()
         .unwrap();
     assert_eq!(bytes, [0; 64]);
+}
+
+#[test]
+fn memory_goes_on_behind_the_last_operation_of_a_retired_stream() {
+    type Operation = fn(&mut Array, &Array);
+    let operations: [(&str, Operation); 3] = [
+        ("a kernel", |array, _| array.try_add_assign_scalar(1.0).unwrap()),
+        ("a fill", |array, _| array.fill(1.0).unwrap()),
+        ("a copy", |array, source| array.assign(source).unwrap()),
+    ];
+    for (name, operation) in operations {
+        let (_turn, driver) = machine();
+        let device = Device::new(&driver, 0).unwrap();
+        let pool = Pool::new(&device).unwrap();
+        let legacy = Stream::legacy(&device).unwrap();
+        let (gpu, other) = (Gpu::with_stream(&pool, &legacy).unwrap(), Gpu::new(&pool).unwrap());
+        let source = Array::zeros(&gpu, 1 << 20).unwrap();
+        let mut array = Array::zeros(&gpu, 1 << 20).unwrap();
+        let address = array.address();
+        while_queueing(
+            || operation(&mut array, &source),
+            |until_done| {
+                legacy.retire().unwrap();
+                until_done();
+            },
+        );
+        drop(array);
+        let theirs = Array::from_slice(&other, &[2.0; 1 << 20]).unwrap();
+        assert_eq!(theirs.address(), address, "{name}: the test is about memory that comes again");
+        device.synchronize().unwrap();
+        assert!(theirs.to_vec().unwrap().iter().all(|value| *value == 2.0), "{name} came later");
+        assert_eq!(driver.simulator().unwrap().report().findings, [], "{name}");
+    }
 }
 
 /// A capture that its own thread begins within such a call, which never ends meanwhile, is refused instead of waited for.
