@@ -10,6 +10,7 @@ mod kernels;
 mod layers;
 mod measure;
 mod mutants;
+mod plots;
 mod programs;
 mod table;
 mod tidy;
@@ -53,6 +54,8 @@ enum Task {
     Mutants(mutants::Args),
     /// Check layers, headers, `unsafe`, kernels, documents and leftovers
     Tidy,
+    /// Draw the README's plots from the figures in docs/plots
+    Plots,
     /// Compile the CUDA sources to the PTX that is checked in
     Kernels(kernels::Args),
 }
@@ -79,6 +82,7 @@ fn run(task: Task) -> anyhow::Result<()> {
         Task::Ci(args) => ci::run(args),
         Task::Mutants(args) => mutants::run(args),
         Task::Tidy => tidy::run(),
+        Task::Plots => plots::run(),
         Task::Kernels(args) => kernels::run(args),
     }
 }

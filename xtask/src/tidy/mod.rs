@@ -75,6 +75,7 @@ fn check(files: &Files) -> Vec<Finding> {
     }
     findings.extend(unsafety::layers_deny(files));
     findings.extend(ptx::check(files));
+    findings.extend(crate::plots::check(files));
     findings
 }
 
