@@ -160,7 +160,7 @@ fn nearest(name: &str) -> Option<&'static str> {
 /// The known name with the fewest edits, of those that somebody who mistyped it, or left words out, may have meant.
 #[must_use]
 pub fn nearest_of(name: &str, known: impl Iterator<Item = &'static str>) -> Option<&'static str> {
-    let ranked = known.map(|known| (edits(name, known), known));
+    let ranked = known.map(|known| (strsim::levenshtein(name, known), known));
     ranked.filter(|(edits, known)| *edits <= 3 || is_shortened(name, known)).min().map(|(_, known)| known)
 }
 
@@ -168,22 +168,6 @@ pub fn nearest_of(name: &str, known: impl Iterator<Item = &'static str>) -> Opti
 fn is_shortened(name: &str, known: &str) -> bool {
     let mut words = known.split('_');
     name.split('_').all(|word| words.any(|other| other == word))
-}
-
-/// Levenshtein's distance, one row at a time.
-fn edits(from: &str, to: &str) -> usize {
-    let to: Vec<char> = to.chars().collect();
-    let mut row: Vec<usize> = (0..=to.len()).collect();
-    for (i, a) in from.chars().enumerate() {
-        let mut diagonal = row[0];
-        row[0] = i + 1;
-        for (j, b) in to.iter().enumerate() {
-            let replaced = diagonal + usize::from(a != *b);
-            diagonal = row[j + 1];
-            row[j + 1] = replaced.min(row[j] + 1).min(diagonal + 1);
-        }
-    }
-    row[to.len()]
 }
 
 #[cfg(test)]

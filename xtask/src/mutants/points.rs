@@ -132,7 +132,7 @@ impl<'ast> Visit<'ast> for Finder<'_> {
     }
 
     fn visit_item_impl(&mut self, item: &'ast syn::ItemImpl) {
-        let of = item.trait_.as_ref().and_then(|(_, path, _)| path.segments.last());
+        let of = item.trait_.as_ref().and_then(|(path, _)| path.segments.last());
         let is_text =
             of.is_some_and(|name| ["Debug", "Display", "Error"].iter().any(|text| name.ident == text));
         if is_compiled(&item.attrs) && !is_text {
@@ -192,16 +192,18 @@ impl<'ast> Visit<'ast> for Finder<'_> {
         if !is_compiled(&arm.attrs) {
             return;
         }
-        if let Some((_, guard)) = &arm.guard {
+        if let Some(guard) = guard(arm) {
             self.condition(guard);
+            // A guard is part of its pattern, and patterns are not visited.
+            self.visit_expr(guard);
         }
         visit::visit_arm(self, arm);
     }
 
     fn visit_expr_match(&mut self, matching: &'ast syn::ExprMatch) {
-        let takes_all = |arm: &syn::Arm| matches!(arm.pat, syn::Pat::Wild(_)) && arm.guard.is_none();
+        let takes_all = |arm: &syn::Arm| matches!(arm.pat, syn::Pat::Wild(_));
         if matching.arms.iter().any(takes_all) {
-            for arm in matching.arms.iter().filter(|arm| arm.guard.is_none() && !takes_all(arm)) {
+            for arm in matching.arms.iter().filter(|arm| guard(arm).is_none() && !takes_all(arm)) {
                 if is_compiled(&arm.attrs) {
                     let end = arm.pat.span().byte_range().end;
                     self.add_at(end..end, Form::Arm, arm.span().byte_range(), String::new());
@@ -398,6 +400,14 @@ fn attributes(expr: &Expr) -> &[Attribute] {
         Expr::Unsafe(block) => &block.attrs,
         Expr::Try(attempt) => &attempt.attrs,
         _ => &[],
+    }
+}
+
+/// The condition behind an arm's pattern.
+fn guard(arm: &syn::Arm) -> Option<&Expr> {
+    match &arm.pat {
+        syn::Pat::Guard(pattern) => Some(&pattern.guard),
+        _ => None,
     }
 }
 
