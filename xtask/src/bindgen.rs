@@ -117,7 +117,8 @@ const HEAD: &str = "// Made by `cargo xtask bindgen` from cuda.h 13.0; do not ed
 
 fn types(parsed: &syn::File) -> String {
     let items = parsed.items.iter().filter(|item| !matches!(item, syn::Item::ForeignMod(_)));
-    let file = syn::File { shebang: None, frontmatter: None, attrs: Vec::new(), items: items.cloned().collect() };
+    let file =
+        syn::File { shebang: None, frontmatter: None, attrs: Vec::new(), items: items.cloned().collect() };
     format!("{HEAD}\n{}", prettyplease::unparse(&file))
 }
 

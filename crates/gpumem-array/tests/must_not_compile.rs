@@ -1,0 +1,8 @@
+//! Programs that the borrow checker refuses: lifetimes of views and of host memory that devices use.
+//!
+//! The expected messages are those of the stable compiler. `TRYBUILD=overwrite` writes them again after an update.
+
+#[test]
+fn programs_that_break_a_borrow_are_refused() {
+    trybuild::TestCases::new().compile_fail("tests/must_not_compile/*.rs");
+}
