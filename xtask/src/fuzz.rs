@@ -35,9 +35,9 @@ pub(crate) struct Args {
 
 pub(crate) fn run(args: Args) -> Result<()> {
     if let Some(name) = &args.plant
-        && !planted::plant(name)?
+        && !injected::plant(name)?
     {
-        return planted::run_again();
+        return injected::run_again();
     }
     let search = args.search()?;
     let limit = args.limit();
@@ -128,11 +128,11 @@ fn summary(search: &Search, coverage: &Coverage, elapsed: Duration) -> String {
     )
 }
 
-/// Mistakes on purpose, which only a build with the feature can have.
-#[cfg(feature = "planted-bugs")]
-mod planted {
+/// Injected bugs, which only a build with `--cfg gpumem_planted_bugs` has.
+#[cfg(gpumem_planted_bugs)]
+mod injected {
     use anyhow::{Context, Result};
-    use gpumem_tests::pool::planted::{Bug, plant as plant_bug};
+    use gpumem_tests::pool::injected_bugs::{Bug, inject};
 
     /// Whether it is there now.
     pub(super) fn plant(name: &str) -> Result<bool> {
@@ -140,7 +140,7 @@ mod planted {
         let bug = Bug::NAMES.iter().find(|(known, _)| *known == name);
         let (_, bug) = bug.with_context(|| format!("{name} is none of {}", known.join(", ")))?;
         // SAFETY: what the pool breaks from here on is the software driver's memory, and this program is there for that.
-        unsafe { plant_bug(*bug) };
+        unsafe { inject(*bug) };
         Ok(true)
     }
 
@@ -149,8 +149,8 @@ mod planted {
     }
 }
 
-#[cfg(not(feature = "planted-bugs"))]
-mod planted {
+#[cfg(not(gpumem_planted_bugs))]
+mod injected {
     use anyhow::{Result, ensure};
     use std::process::Command;
 
@@ -158,12 +158,14 @@ mod planted {
         Ok(false)
     }
 
-    /// The same command by a build that has the mistakes.
+    /// Runs this command in a build that has the injected bugs, with a target directory of its own.
     pub(super) fn run_again() -> Result<()> {
         let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
-        let build = ["run", "-q", "-p", "xtask", "--features", "planted-bugs", "--"];
-        let status = Command::new(cargo).args(build).args(std::env::args_os().skip(1)).status()?;
-        ensure!(status.success(), "the build with the mistake says so: {status}");
+        let build = ["run", "-q", "-p", "xtask", "--target-dir", "target/injected-bugs", "--"];
+        let mut command = Command::new(cargo);
+        command.current_dir(crate::root()).env("RUSTFLAGS", "--cfg gpumem_planted_bugs");
+        let status = command.args(build).args(std::env::args_os().skip(1)).status()?;
+        ensure!(status.success(), "the build with injected bugs failed: {status}");
         Ok(())
     }
 }

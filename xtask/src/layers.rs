@@ -6,7 +6,8 @@ use cargo_metadata::{Dependency, DependencyKind, MetadataCommand, Package};
 use std::path::Path;
 
 /// Lowest first. A crate names only crates before it, in its tests too.
-pub(crate) const LAYERS: [&str; 4] = ["gpumem-sys", "gpumem-pool", "gpumem-array", "gpumem-adapt"];
+pub(crate) const LAYERS: [&str; 5] =
+    ["gpumem-heap", "gpumem-sys", "gpumem-pool", "gpumem-array", "gpumem-adapt"];
 
 /// Crates beside the layers that users get too, each with the topmost layer that it may name. No layer names them.
 const SATELLITES: [(&str, &str); 1] = [("gpumem-libcuda", "gpumem-sys")];
@@ -17,26 +18,21 @@ const NOT_FOR_LIBRARIES: [&str; 3] = ["anyhow", "clap", "indicatif"];
 /// Every feature there is, by package. The flag tells whether it may be empty, which in a manifest looks like a slip:
 /// these select code of their own package and need no dependency.
 const FEATURES: [(&str, &[(&str, bool)]); 6] = [
+    ("gpumem-heap", &[("serde", false)]),
     ("gpumem-sys", &[("sim", false)]),
     (
         "gpumem-pool",
         &[
             ("backend-caching", true),
             ("backend-native", true),
-            ("planted-bugs", true),
             ("serde", false),
             ("nvml", false),
-            ("shuttle", false),
             ("sim", false),
         ],
     ),
     ("gpumem-array", &[("backend-caching", false), ("backend-native", false), ("sim", false)]),
     ("gpumem-adapt", &[("backend-caching", false), ("backend-native", false), ("sim", false)]),
-    (
-        "gpumem-tests",
-        &[("backend-caching", false), ("backend-native", false), ("gpu", true), ("planted-bugs", false)],
-    ),
-    ("xtask", &[("planted-bugs", false)]),
+    ("gpumem-tests", &[("backend-caching", false), ("backend-native", false), ("gpu", true)]),
 ];
 
 /// Findings in the manifests below `root`.

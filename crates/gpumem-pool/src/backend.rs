@@ -16,7 +16,6 @@ mod none;
 mod plain;
 
 use crate::clock::{Clocks, Stamp, StreamId};
-use crate::counters::Counters;
 use crate::device::Device;
 use crate::error::PoolError;
 use crate::limit::Limits;
@@ -26,6 +25,7 @@ use crate::stream::Stream;
 use caching::CachingBackend;
 use direct::Direct;
 use enum_dispatch::enum_dispatch;
+use gpumem_heap::counters::Counters;
 use gpumem_sys::DriverError;
 use gpumem_sys::types::{CUdeviceptr, CUmemGenericAllocationHandle};
 #[cfg(feature = "backend-native")]

@@ -6,7 +6,7 @@
 //! crate that orders or observes streams anyway.
 //!
 //! One `Clocks` serves a machine: its devices and all threads share it, since streams of two devices may wait for each
-//! other. The pure part, with the rules, is [`epochs`](self); `lane` is a stream's side of it, which calls the driver;
+//! other. The numbers and their rules are [`gpumem_heap::order`]; `lane` is a stream's side of it, which calls the driver;
 //! `slots` hands slots out and takes them back.
 //!
 //! *Steps, always in this order.* A tick closes the epoch, notes what is ordered before the stream, records the event,
@@ -19,7 +19,6 @@
 
 #[allow(unsafe_code)]
 mod capture;
-mod epochs;
 mod finish;
 #[allow(unsafe_code)]
 mod lane;
@@ -27,22 +26,20 @@ mod lane;
 mod mark;
 #[allow(unsafe_code)]
 mod slots;
-mod stamp;
-mod sync;
 pub(crate) mod uses;
 mod wait;
 
 use crate::graph::Holds;
 pub(crate) use capture::Part;
 use core::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use epochs::{Epochs, Seen};
+pub use gpumem_heap::order::StreamId;
+use gpumem_heap::order::{Epochs, Seen};
+pub(crate) use gpumem_heap::order::{Order, Stamp, StreamIndex};
 use gpumem_sys::Driver;
 use lane::Lanes;
 pub(crate) use lane::{Life, StreamParts};
 pub(crate) use mark::MarkEvent;
 use slots::{Name, Slots};
-pub use stamp::StreamId;
-pub(crate) use stamp::{Order, Slot, Stamp};
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 pub(crate) use uses::GRAPH_BIT;
@@ -104,11 +101,11 @@ impl Clocks {
 
     /// Stands for everything queued on the slot's stream by now.
     #[inline]
-    pub(crate) fn stamp(&self, slot: Slot) -> Stamp {
+    pub(crate) fn stamp(&self, slot: StreamIndex) -> Stamp {
         self.epochs.stamp(slot)
     }
 
-    /// The same by the stream's name, or [`Stamp::NONE`] if its slot has gone to another: then its work is complete.
+    /// The same by the stream's name, or [`Stamp::COMPLETE`] if its slot has gone to another: then its work is complete.
     #[inline]
     pub(crate) fn stamp_of(&self, stream: StreamId) -> Stamp {
         self.epochs.stamp_of(stream)
@@ -117,18 +114,18 @@ impl Clocks {
     /// The uses of a block that are not known to be done: home's, then those of the slots that are told of.
     pub(crate) fn uses(&self, home: StreamId, uses: u64) -> impl Iterator<Item = Stamp> {
         // A slot that is just being given to its first stream has no work yet, and nothing that could be waited for.
-        let had_stream = |slot: &Slot| self.epochs.stream_in(*slot) != StreamId(0);
+        let had_stream = |slot: &StreamIndex| self.epochs.stream_in(*slot) != StreamId::from_u64(0);
         let used = self.used(uses).filter(had_stream).map(|slot| self.stamp(slot));
         core::iter::once(self.stamp_of(home)).chain(used).filter(|stamp| !self.is_complete(*stamp))
     }
 
     /// The stream that has a slot, or had it last.
-    pub(crate) fn stream_in(&self, slot: Slot) -> StreamId {
+    pub(crate) fn stream_in(&self, slot: StreamIndex) -> StreamId {
         self.epochs.stream_in(slot)
     }
 
     /// The slots that [`uses`] tells of.
-    pub(crate) fn used(&self, uses: u64) -> impl Iterator<Item = Slot> + use<> {
+    pub(crate) fn used(&self, uses: u64) -> impl Iterator<Item = StreamIndex> + use<> {
         uses::slots(uses, self.slot_count.load(Ordering::Acquire))
     }
 
@@ -162,9 +159,9 @@ impl Clocks {
 
 impl Order for Clocks {
     #[inline]
-    fn is_ordered(&self, stamp: Stamp, before: Slot) -> bool {
-        #[cfg(feature = "planted-bugs")]
-        if crate::planted::has(crate::planted::Bug::InvertedClocks) {
+    fn is_ordered(&self, stamp: Stamp, before: StreamIndex) -> bool {
+        #[cfg(gpumem_planted_bugs)]
+        if crate::injected_bugs::has(crate::injected_bugs::Bug::InvertedClocks) {
             return stamp.slot() == before || !self.epochs.is_ordered(stamp, before);
         }
         self.epochs.is_ordered(stamp, before)
@@ -180,6 +177,3 @@ impl Order for Clocks {
 #[cfg(feature = "sim")]
 #[allow(unsafe_code)]
 mod tests;
-
-#[cfg(test)]
-mod twin;

@@ -29,6 +29,7 @@ use core::time::Duration;
 
 use crate::divisions::Divisions;
 use crate::error::PoolError;
+use gpumem_heap::{SPLIT_BYTES_MAX_MIN, Tuning};
 
 /// A set of [`Dials`] for one aim.
 ///
@@ -66,20 +67,11 @@ pub enum Profile {
 #[non_exhaustive]
 #[must_use]
 pub struct Dials {
-    pub(crate) growth_slack_per_mille: u32,
-    pub(crate) growth_slack_max_per_mille: u32,
-    pub(crate) window_allowance_per_mille: u32,
-    pub(crate) handle_max_frames: u32,
-    pub(crate) growth_divisor: u32,
+    pub(crate) heap: Tuning,
     pub(crate) rounding: Divisions,
-    pub(crate) split_bytes_max: u64,
-    pub(crate) magazine_share_per_mille: u32,
-    pub(crate) magazine_bytes_min: u64,
-    pub(crate) large_share_per_mille: u32,
     pub(crate) poll_budget: Duration,
     pub(crate) release_budget: Duration,
     pub(crate) inserted_waits: bool,
-    pub(crate) empty_windows_max: u32,
     pub(crate) wait_deadline: Duration,
 }
 
@@ -87,74 +79,47 @@ impl Dials {
     /// All of them as a profile has them.
     pub fn of(profile: Profile) -> Self {
         let balanced = Self {
-            growth_slack_per_mille: 5,
-            growth_slack_max_per_mille: 150,
-            window_allowance_per_mille: 45,
-            handle_max_frames: 26,
-            growth_divisor: 512,
+            heap: Tuning::BALANCED,
             rounding: Divisions::from(64),
-            split_bytes_max: u64::MAX,
-            magazine_share_per_mille: 5,
-            magazine_bytes_min: 8 << 20,
-            large_share_per_mille: 1000,
             poll_budget: Duration::from_micros(20),
             release_budget: Duration::from_micros(200),
             inserted_waits: true,
-            empty_windows_max: 4096,
             wait_deadline: Duration::from_secs(10),
         };
         match profile {
             Profile::Balanced => balanced,
-            Profile::Fast => Self {
-                growth_slack_per_mille: 100,
-                growth_slack_max_per_mille: 300,
-                window_allowance_per_mille: 20,
-                handle_max_frames: 32,
-                growth_divisor: 64,
-                inserted_waits: false,
-                ..balanced
-            },
-            Profile::Tight => Self {
-                growth_slack_per_mille: 0,
-                growth_slack_max_per_mille: 0,
-                handle_max_frames: 1,
-                growth_divisor: 2048,
-                rounding: Divisions::from(0),
-                magazine_share_per_mille: 2,
-                magazine_bytes_min: 1 << 20,
-                empty_windows_max: 16384,
-                ..balanced
-            },
+            Profile::Fast => Self { heap: Tuning::FAST, inserted_waits: false, ..balanced },
+            Profile::Tight => Self { heap: Tuning::TIGHT, rounding: Divisions::from(0), ..balanced },
         }
     }
 
     /// In thousandths of the most that was ever in use. Without any, streams that share the heap don't share pieces of 2 MiB.
     pub fn growth_slack(mut self, per_mille: u32) -> Self {
-        self.growth_slack_per_mille = per_mille;
+        self.heap.growth_slack_per_mille = per_mille;
         self
     }
 
     /// In thousandths of the most that was ever in use; takes the place of [`Dials::growth_slack`] while it applies.
     pub fn growth_slack_max(mut self, per_mille: u32) -> Self {
-        self.growth_slack_max_per_mille = per_mille;
+        self.heap.growth_slack_max_per_mille = per_mille;
         self
     }
 
     /// In thousandths: 40 is one window in 25 blocks. A program starts with 512 windows, and saves up no more.
     pub fn window_allowance(mut self, per_mille: u32) -> Self {
-        self.window_allowance_per_mille = per_mille;
+        self.heap.window_allowance_per_mille = per_mille;
         self
     }
 
     /// Rounded to 2 MiB, and to between 2 and 128 MiB.
     pub fn handle_bytes_max(mut self, size_bytes: u64) -> Self {
-        self.handle_max_frames = (size_bytes >> 21).clamp(1, 64) as u32;
+        self.heap.handle_max_frames = (size_bytes >> 21).clamp(1, 64) as u32;
         self
     }
 
     /// At least 1.
     pub fn growth_divisor(mut self, divisor: u32) -> Self {
-        self.growth_divisor = divisor.max(1);
+        self.heap.growth_divisor = divisor.max(1);
         self
     }
 
@@ -168,26 +133,26 @@ impl Dials {
     /// `max_split_size_mb`. Where memory can be mapped it says nothing: what is cut up is not lost there.
     pub fn split_bytes_max(mut self, size_bytes: u64) -> Self {
         let rounded_bytes = size_bytes.checked_next_multiple_of(2 << 20).unwrap_or(u64::MAX);
-        self.split_bytes_max = rounded_bytes.max(SPLIT_BYTES_MAX_MIN);
+        self.heap.split_bytes_max = rounded_bytes.max(SPLIT_BYTES_MAX_MIN);
         self
     }
 
     /// In thousandths of what is reserved.
     pub fn magazine_share(mut self, per_mille: u32) -> Self {
-        self.magazine_share_per_mille = per_mille;
+        self.heap.magazine_share_per_mille = per_mille;
         self
     }
 
     /// In bytes.
     pub fn magazine_bytes_min(mut self, size_bytes: u64) -> Self {
-        self.magazine_bytes_min = size_bytes;
+        self.heap.magazine_bytes_min = size_bytes;
         self
     }
 
     /// In thousandths of what was reserved ahead, beyond the most that was ever in use and its slack. Zero keeps no more than
     /// the last few, each for a request of its size.
     pub fn large_share(mut self, per_mille: u32) -> Self {
-        self.large_share_per_mille = per_mille;
+        self.heap.large_share_per_mille = per_mille;
         self
     }
 
@@ -211,7 +176,7 @@ impl Dials {
 
     /// Beyond it some are unmapped, each in its turn, as far as the last uses of what left them are known to be complete.
     pub fn empty_windows_max(mut self, count: u32) -> Self {
-        self.empty_windows_max = count;
+        self.heap.empty_windows_max = count;
         self
     }
 
@@ -228,40 +193,6 @@ impl Dials {
     pub fn wait_deadline(mut self, deadline: Duration) -> Self {
         self.wait_deadline = deadline.min(DEADLINE_MAX);
         self
-    }
-
-    /// What is traded near a limit, where what fits is had in every profile.
-    #[cfg(feature = "backend-caching")]
-    pub(crate) fn careful(&self) -> Self {
-        let tight = Self::of(Profile::Tight);
-        Self {
-            growth_slack_per_mille: tight.growth_slack_per_mille,
-            growth_slack_max_per_mille: tight.growth_slack_max_per_mille,
-            handle_max_frames: tight.handle_max_frames,
-            growth_divisor: tight.growth_divisor,
-            magazine_share_per_mille: tight.magazine_share_per_mille.min(self.magazine_share_per_mille),
-            magazine_bytes_min: tight.magazine_bytes_min.min(self.magazine_bytes_min),
-            empty_windows_max: tight.empty_windows_max.max(self.empty_windows_max),
-            ..self.clone()
-        }
-    }
-
-    /// What magazines and depot may hold together beside so much that is reserved.
-    pub(crate) fn magazine_bytes(&self, reserved_bytes: u64) -> u64 {
-        let share_bytes = (reserved_bytes / 1000).saturating_mul(u64::from(self.magazine_share_per_mille));
-        self.magazine_bytes_min.max(share_bytes)
-    }
-
-    /// Whether the slack is more than what magazines hold, so that the heap takes it from them only after growing so far.
-    #[cfg(feature = "backend-caching")]
-    pub(crate) fn spares_magazines(&self) -> bool {
-        self.growth_slack_per_mille > self.magazine_share_per_mille
-    }
-
-    /// Whether it may hold more than was ever in use at all.
-    #[cfg(feature = "backend-caching")]
-    pub(crate) fn has_slack(&self) -> bool {
-        self.growth_slack_per_mille > 0
     }
 
     /// What a large block takes.
@@ -303,9 +234,6 @@ impl fmt::Display for Profile {
     }
 }
 
-/// More than what a block leaves over of a segment that is its own: so nobody else can have that.
-pub(crate) const SPLIT_BYTES_MAX_MIN: u64 = 20 << 20;
-
 /// A century: added to any time, it is still one.
 const DEADLINE_MAX: Duration = Duration::from_secs(100 * 365 * 24 * 3600);
 
@@ -330,11 +258,11 @@ mod tests {
         let endless = Dials::default().wait_deadline(Duration::MAX).wait_deadline;
         assert!(std::time::Instant::now().checked_add(endless).is_some());
         let dials = Dials::default().handle_bytes_max(u64::MAX).growth_divisor(0);
-        assert_eq!((dials.handle_max_frames, dials.growth_divisor), (64, 1));
+        assert_eq!((dials.heap.handle_max_frames, dials.heap.growth_divisor), (64, 1));
         let dials = dials.handle_bytes_max(0).split_bytes_max(1);
-        assert_eq!((dials.handle_max_frames, dials.split_bytes_max), (1, 20 << 20));
-        assert_eq!(dials.clone().split_bytes_max(65 << 20).split_bytes_max, 66 << 20);
-        assert_eq!(dials.split_bytes_max(u64::MAX).split_bytes_max, u64::MAX);
+        assert_eq!((dials.heap.handle_max_frames, dials.heap.split_bytes_max), (1, 20 << 20));
+        assert_eq!(dials.clone().split_bytes_max(65 << 20).heap.split_bytes_max, 66 << 20);
+        assert_eq!(dials.split_bytes_max(u64::MAX).heap.split_bytes_max, u64::MAX);
     }
 
     #[test]

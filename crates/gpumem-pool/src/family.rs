@@ -85,8 +85,8 @@ impl Family {
 
     /// The same, unless that is to be a mistake.
     fn admitted_bytes(&self) -> u64 {
-        #[cfg(feature = "planted-bugs")]
-        if crate::planted::has(crate::planted::Bug::LimitOffByOne) {
+        #[cfg(gpumem_planted_bugs)]
+        if crate::injected_bugs::has(crate::injected_bugs::Bug::LimitOffByOne) {
             return self.limit_bytes().saturating_add(2 << 20);
         }
         self.limit_bytes()

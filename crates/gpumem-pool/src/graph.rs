@@ -23,7 +23,7 @@ mod order;
 
 pub(crate) use holds::Holds;
 
-use crate::clock::{Part, Slot};
+use crate::clock::{Part, StreamIndex};
 use crate::context::Handle;
 use crate::device::Device;
 use crate::error::PoolError;
@@ -195,7 +195,7 @@ impl Capture {
 
 /// Ends a capture that this thread has begun, which kept the end of a borrow from waiting for the device: the borrowed memory
 /// comes before the graph. [`Capture::end`] says that the capture is broken.
-pub(crate) fn cut_short(device: &Device, graph: u64, origin: Slot) {
+pub(crate) fn cut_short(device: &Device, graph: u64, origin: StreamIndex) {
     let clocks = device.clocks();
     let members = clocks.holds().members(graph);
     let _alone = Stream::close_for_end(&members);
@@ -207,7 +207,7 @@ pub(crate) fn cut_short(device: &Device, graph: u64, origin: Slot) {
 }
 
 /// The capture is over: its streams wait for what they were asked to wait for meanwhile.
-fn run_again(device: &Device, graph: u64, origin: Slot) -> Result<(), DriverError> {
+fn run_again(device: &Device, graph: u64, origin: StreamIndex) -> Result<(), DriverError> {
     let clocks = device.clocks();
     let waits = clocks.holds().end(graph, clocks);
     let ours =

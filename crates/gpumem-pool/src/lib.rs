@@ -18,7 +18,7 @@
 //! | `clock` | what is ordered and what is done: a free asks the driver nothing |
 //! | `graph` | [`Capture`], [`Graph`], [`GraphExec`]: work recorded once and launched often, with its memory |
 //! | `options`, `limit`, `dials`, `divisions` | [`PoolBuilder`], [`BackendKind`], [`Limit`], [`Profile`], [`Dials`] and [`Divisions`] |
-//! | `status`, `bytes`, `error` | what a pool says of itself; `scope`, `tags`, `counters`: what for; `out_of_memory`: why it refused, with advice |
+//! | `status`, `bytes`, `error` | what a pool says of itself; `scope`, `tags`: what for; `out_of_memory`: why it refused, with advice |
 //! | `reclaim` | [`Reclaimable`]: what a program can do without when memory is short |
 //! | [`adaptor`], [`trace`] | behaviour around a pool: budgets, failures on purpose, guards, fills, tracking, another pool, a record of it all |
 //! | `backend` | where the bytes come from: `caching`, `native`, `none`; `upkeep`: what pools leave to their device |
@@ -77,7 +77,6 @@ pub mod conf;
 mod contained;
 #[allow(unsafe_code)]
 mod context;
-mod counters;
 mod deadline;
 #[allow(unsafe_code)]
 mod device;
@@ -114,10 +113,9 @@ mod out_of_memory;
 #[allow(unsafe_code)]
 mod peers;
 mod pinning;
-#[cfg(feature = "planted-bugs")]
+#[cfg(gpumem_planted_bugs)]
 #[doc(hidden)]
-#[allow(unsafe_code)]
-pub mod planted;
+pub use gpumem_heap::injected_bugs;
 mod pool;
 mod private;
 #[allow(unsafe_code)]

@@ -1,15 +1,13 @@
-//! [`State`]: what a pool is, and how long: until no handle and no block of it is left, as `lifetime` counts them.
+//! [`State`]: what a pool is, and how long: until no handle and no block of it is left, as its [`Lifetime`] counts them.
 //!
 //! What it does lies in its parts: `blocks`, handed out and taken back; `room`, limits and what is given back; `relief`, for
 //! when there is none; `adapted`, with adaptors around; `status`.
 
 mod adapted;
 mod blocks;
-mod lifetime;
 mod relief;
 mod room;
 mod status;
-mod sync;
 
 use crate::adaptor::{Peak, Stack};
 use crate::backend::{Backend, NOWHERE, Source};
@@ -25,7 +23,7 @@ use crate::tags::Tags;
 use core::ops::Deref;
 use core::ptr::NonNull;
 use core::sync::atomic::{AtomicU64, Ordering};
-use lifetime::Lifetime;
+use gpumem_heap::sync::Lifetime;
 use std::sync::{Arc, OnceLock};
 
 /// What a pool is, for as long as a handle or a block lives.

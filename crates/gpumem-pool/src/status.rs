@@ -140,7 +140,8 @@ impl fmt::Display for Status {
         });
         table(f, ["tag", "in use", "peak"], tags)?;
         if f.alternate() {
-            let name = |stream: &StreamUsage| stream.stream.map_or("gone".into(), |id| id.0.to_string());
+            let name =
+                |stream: &StreamUsage| stream.stream.map_or("gone".into(), |id| id.as_u64().to_string());
             let streams = self
                 .streams
                 .iter()
@@ -248,7 +249,7 @@ mod tests {
         let stream = |stream, in_use_bytes| StreamUsage { stream, in_use_bytes, block_count: 1 };
         Status {
             tags: vec![tag("weights", 6 << 20, 4), tag("a", 2 << 10, 1)],
-            streams: vec![stream(None, 100), stream(Some(StreamId(65_537)), 3 << 20)],
+            streams: vec![stream(None, 100), stream(Some(StreamId::from_u64(65_537)), 3 << 20)],
             ..seeds_status()
         }
     }

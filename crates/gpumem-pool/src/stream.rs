@@ -12,7 +12,7 @@ mod foreign;
 pub use builder::StreamBuilder;
 pub(crate) use foreign::{LEGACY, WeakStream};
 
-use crate::clock::{Clocks, Slot, StreamId};
+use crate::clock::{Clocks, StreamId, StreamIndex};
 use crate::context::{Handle, Relaxed};
 use crate::device::Device;
 use crate::error::PoolError;
@@ -239,7 +239,7 @@ impl Stream {
             return;
         }
         if !matches!(self.0.kind, Kind::OfThread(_)) {
-            self.0.near_id.store(self.id().0, Ordering::SeqCst);
+            self.0.near_id.store(self.id().as_u64(), Ordering::SeqCst);
             // Another thread may have retired it meanwhile: one of the two sees what the other did.
             if self.0.is_retired.load(Ordering::SeqCst) {
                 self.0.near_id.store(0, Ordering::SeqCst);
@@ -284,7 +284,7 @@ impl Stream {
         }
     }
 
-    pub(crate) fn slot(&self) -> Slot {
+    pub(crate) fn slot(&self) -> StreamIndex {
         self.id().slot()
     }
 
@@ -323,7 +323,7 @@ impl Eq for Stream {}
 impl fmt::Debug for Stream {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Stream")
-            .field("id", &self.id().0)
+            .field("id", &self.id().as_u64())
             .field("device", &self.device().ordinal())
             .finish_non_exhaustive()
     }

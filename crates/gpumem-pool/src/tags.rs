@@ -10,10 +10,10 @@ mod share;
 pub(crate) use names::Names;
 pub(crate) use share::Share;
 
-use crate::counters::Counters;
 use crate::out_of_memory::Holder;
 use core::cell::{Cell, RefCell};
 use core::sync::atomic::{AtomicU64, Ordering};
+use gpumem_heap::counters::Counters;
 use share::Peak;
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};

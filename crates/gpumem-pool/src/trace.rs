@@ -135,7 +135,7 @@ impl Trace {
     #[cold]
     fn resize(&self, change: &Change<'_>) {
         let whose = whose(change.pool(), change.tag_number());
-        self.record(Kind::Resize, change.address(), change.to_bytes(), change.stream_id().0, whose);
+        self.record(Kind::Resize, change.address(), change.to_bytes(), change.stream_id().as_u64(), whose);
     }
 }
 
@@ -160,7 +160,7 @@ impl Adaptor for Trace {
 
     fn alloc(&self, request: &Request<'_>, next: Next<'_>) -> Result<Grant, PoolError> {
         let grant = next.alloc(request)?;
-        let (stream, whose) = (request.stream().id().0, whose(request.pool(), request.tag_number()));
+        let (stream, whose) = (request.stream().id().as_u64(), whose(request.pool(), request.tag_number()));
         self.record(Kind::Alloc, grant.address(), grant.size_bytes(), stream, whose);
         Ok(grant)
     }
@@ -168,9 +168,9 @@ impl Adaptor for Trace {
     fn free(&self, release: &Release<'_>) {
         let (address, whose) = (release.address(), whose(release.pool(), 0));
         for user in release.users() {
-            self.record(Kind::Use, address, 0, user.0, whose);
+            self.record(Kind::Use, address, 0, user.as_u64(), whose);
         }
-        self.record(Kind::Free, address, release.is_complete().into(), release.stream_id().0, whose);
+        self.record(Kind::Free, address, release.is_complete().into(), release.stream_id().as_u64(), whose);
     }
 
     fn grown(&self, change: &Change<'_>) -> Result<(), PoolError> {
@@ -184,7 +184,7 @@ impl Adaptor for Trace {
         }
         let (address, whose) = (change.address(), whose(change.pool(), 0));
         for user in change.users() {
-            self.record(Kind::Use, address, 0, user.0, whose);
+            self.record(Kind::Use, address, 0, user.as_u64(), whose);
         }
         self.resize(change);
     }

@@ -2,6 +2,7 @@
 //! of shuttle's: nobody is refused, no memory is in two hands, and at the end nothing is lost. It is the whole library, on the
 //! software driver; threads change where the front, the heap's lock or a drain is touched.
 
+#![cfg(gpumem_shuttle)]
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 use gpumem_pool::sys::{Driver, SimConfig};

@@ -530,7 +530,7 @@ mod tests {
             "static A: [u8; 3] = [1; 3];",
             "#[cfg(test)] mod tests { fn f() { a(); } }",
             "#[test] fn f() { a(); }",
-            "#[cfg(feature = \"planted-bugs\")] fn f() { a(); }",
+            "#[cfg(gpumem_planted_bugs)] fn f() { a(); }",
             "#[cfg(not(unix))] fn f() { a(); }",
             "impl Debug for A { fn fmt(&self) { a(); } }",
             "fn f<const N: usize>() -> &'static [u8; 3 + 4] { debug_assert!(a < b); }",

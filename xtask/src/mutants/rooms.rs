@@ -20,14 +20,20 @@ pub(crate) struct Target {
     pub(crate) is_library: bool,
     /// Filters of the test harness.
     pub(crate) filters: &'static [&'static str],
+    /// The cfg that it is compiled with, in a build of its own.
+    pub(crate) cfg: Option<&'static str>,
 }
 
 const fn target(name: &'static str, package: &'static str, target: &'static str) -> Target {
-    Target { name, package, target, is_library: false, filters: &[] }
+    Target { name, package, target, is_library: false, filters: &[], cfg: None }
 }
 
 const fn library(name: &'static str, package: &'static str, target: &'static str) -> Target {
-    Target { name, package, target, is_library: true, filters: &[] }
+    Target { name, package, target, is_library: true, filters: &[], cfg: None }
+}
+
+const fn model(name: &'static str, package: &'static str, cfg: &'static str) -> Target {
+    Target { cfg: Some(cfg), ..target(name, package, name) }
 }
 
 const TESTS: &str = "gpumem-tests";
@@ -36,8 +42,9 @@ const TESTS: &str = "gpumem-tests";
 pub(crate) const TARGETS: &[Target] = &[
     library("pool-src", "gpumem-pool", "gpumem_pool"),
     target("pool", "gpumem-pool", "pool"),
-    target("loom", "gpumem-pool", "loom"),
-    target("shuttle", "gpumem-pool", "shuttle"),
+    library("heap-src", "gpumem-heap", "gpumem_heap"),
+    model("loom", "gpumem-heap", "gpumem_loom"),
+    model("shuttle", "gpumem-heap", "gpumem_shuttle"),
     library("array-src", "gpumem-array", "gpumem_array"),
     target("array-borrows", "gpumem-array", "borrows"),
     target("array-clients", "gpumem-array", "clients"),
@@ -83,9 +90,9 @@ pub(crate) const TARGETS: &[Target] = &[
 pub(crate) const ROOMS: &[Room] = &[
     Room {
         name: "order",
-        paths: &["crates/gpumem-pool/src/clock.rs", "crates/gpumem-pool/src/clock/"],
+        paths: &["crates/gpumem-heap/src/order/", "crates/gpumem-pool/src/clock.rs", "crates/gpumem-pool/src/clock/"],
         suites: &[
-            "pool-src", "pool", "loom", "tests/streams", "tests/stream_kinds", "tests/reuse", "tests/others_bugs", "tests/capture",
+            "heap-src", "pool-src", "pool", "loom", "tests/streams", "tests/stream_kinds", "tests/reuse", "tests/others_bugs", "tests/capture",
             "tests/graphs", "tests/lifetimes", "tests/kinds", "tests/threads", "tests/model", "tests/stress", "tests/calls",
             "tests/replay", "tests/pool", "tests/sharing", "tests/array", "tests/foreign", "tests/stream_entries",
         ],
@@ -105,7 +112,7 @@ pub(crate) const ROOMS: &[Room] = &[
     Room {
         name: "ladder",
         paths: &[
-            "crates/gpumem-pool/src/backend/caching/ladder.rs", "crates/gpumem-pool/src/backend/caching/gate.rs",
+            "crates/gpumem-pool/src/backend/caching/ladder.rs", "crates/gpumem-heap/src/sync/gate.rs",
             "crates/gpumem-pool/src/backend/caching/shared.rs", "crates/gpumem-pool/src/backend/caching/shared/",
         ],
         suites: &[
@@ -117,11 +124,10 @@ pub(crate) const ROOMS: &[Room] = &[
     Room {
         name: "heap",
         paths: &[
-            "crates/gpumem-pool/src/backend/caching/heap.rs", "crates/gpumem-pool/src/backend/caching/heap/",
-            "crates/gpumem-pool/src/backend/caching/extent.rs",
+            "crates/gpumem-heap/src/heap.rs", "crates/gpumem-heap/src/heap/", "crates/gpumem-pool/src/backend/caching/extent.rs",
         ],
         suites: &[
-            "pool-src", "pool", "tests/reuse", "tests/calls", "tests/vmm", "tests/pool", "tests/limits", "tests/refusals",
+            "heap-src", "pool-src", "pool", "tests/reuse", "tests/calls", "tests/vmm", "tests/pool", "tests/limits", "tests/refusals",
             "tests/others_bugs", "tests/kinds", "tests/lifetimes", "tests/model", "tests/replay", "tests/settings", "tests/stress",
             "tests/features", "tests/sharing", "tests/threads",
         ],
@@ -197,8 +203,7 @@ pub(crate) const ROOMS: &[Room] = &[
 ];
 
 /// What the tests themselves check with: a change there hides mistakes instead of making one.
-const CHECKERS: [&str; 2] =
-    ["crates/gpumem-pool/src/backend/caching/heap/check.rs", "crates/gpumem-pool/src/clock/twin.rs"];
+const CHECKERS: [&str; 2] = ["crates/gpumem-heap/src/heap/check.rs", "crates/gpumem-heap/src/order/twin.rs"];
 
 /// The files of each room, in the order of the rooms. A path that leads nowhere is an error: the table is out of date.
 pub(crate) fn files<'a>(
@@ -264,7 +269,7 @@ mod tests {
                 assert!(TARGETS.iter().any(|target| target.name == *suite), "{}: {suite}", room.name);
             }
         }
-        assert_eq!(packages(), ["gpumem-array", "gpumem-pool"]);
+        assert_eq!(packages(), ["gpumem-array", "gpumem-heap", "gpumem-pool"]);
     }
 
     #[test]

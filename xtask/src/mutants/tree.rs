@@ -152,22 +152,42 @@ impl Tree {
         Ok(())
     }
 
-    /// Runs cargo: what does not compile, and the test programs if all does.
+    /// Runs cargo once for each cfg: what does not compile, and the test programs if all does.
     fn compile(&self) -> Result<(Vec<Diagnostic>, BTreeMap<String, PathBuf>)> {
+        let mut programs = BTreeMap::new();
+        for cfg in BTreeSet::from_iter(TARGETS.iter().map(|target| target.cfg)) {
+            let (errors, built) = self.compile_with(cfg)?;
+            if !errors.is_empty() {
+                return Ok((errors, built));
+            }
+            programs.extend(built);
+        }
+        Ok((Vec::new(), programs))
+    }
+
+    fn compile_with(&self, cfg: Option<&str>) -> Result<(Vec<Diagnostic>, BTreeMap<String, PathBuf>)> {
+        let targets = || TARGETS.iter().filter(|target| target.cfg == cfg);
         let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
         let mut command = Command::new(cargo);
         command.current_dir(&self.root).args(["test", "--no-run", "--message-format=json", "--quiet"]);
-        for package in BTreeSet::from_iter(TARGETS.iter().map(|target| target.package)) {
+        for package in BTreeSet::from_iter(targets().map(|target| target.package)) {
             command.args(["--package", package]);
         }
-        for name in BTreeSet::from_iter(
-            TARGETS.iter().filter(|target| !target.is_library).map(|target| target.target),
-        ) {
+        for name in
+            BTreeSet::from_iter(targets().filter(|target| !target.is_library).map(|target| target.target))
+        {
             command.args(["--test", name]);
         }
-        command.arg("--lib");
+        if targets().any(|target| target.is_library) {
+            command.arg("--lib");
+        }
+        if let Some(cfg) = cfg {
+            command.env("RUSTFLAGS", format!("--cfg {cfg}"));
+        }
         // Neither changes what the tests do, and the programs are to be carried elsewhere.
-        command.env("CARGO_TARGET_DIR", &self.build).env("CARGO_PROFILE_DEV_DEBUG", "0");
+        command
+            .env("CARGO_TARGET_DIR", self.build.join(cfg.unwrap_or_default()))
+            .env("CARGO_PROFILE_DEV_DEBUG", "0");
         command.env("CARGO_PROFILE_DEV_STRIP", "debuginfo").env("CARGO_INCREMENTAL", "0");
         let mut child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn()?;
         let complaints = child.stderr.take().context("cargo has no error output")?;
@@ -184,7 +204,7 @@ impl Tree {
                     let folder =
                         manifest.and_then(|path| Some(path.strip_prefix(&self.root).ok()?.to_path_buf()));
                     let is_library = !artifact.target.is_test();
-                    let target = TARGETS.iter().find(|target| {
+                    let target = targets().find(|target| {
                         target.target == artifact.target.name
                             && target.is_library == is_library
                             && folder.as_deref() == Some(Path::new(&rooms::folder(target.package)))
@@ -200,7 +220,7 @@ impl Tree {
         let complaints = complaints.join().unwrap_or_default();
         ensure!(is_built || !errors.is_empty(), "cargo failed: {complaints}");
         if is_built {
-            for target in TARGETS {
+            for target in targets() {
                 ensure!(programs.contains_key(target.name), "cargo has built no {}", target.name);
             }
         }

@@ -20,47 +20,23 @@
 //! | `sync` | what the front needs of threads |
 
 mod access;
-#[cfg_attr(feature = "shuttle", allow(dead_code, reason = "its threads are simulated"))]
-mod barrier;
-mod budget;
-mod class;
-mod depot;
 mod extent;
-mod front;
-mod gate;
-mod heap;
 mod ladder;
-#[allow(unsafe_code)]
-mod lock;
-#[allow(unsafe_code)]
-mod magazine;
-mod recent;
-#[allow(unsafe_code)]
-mod set;
 mod shared;
-#[cfg(not(feature = "shuttle"))]
-mod sync;
-#[cfg(feature = "shuttle")]
-#[path = "../../tests/shuttle/sync.rs"]
-mod sync;
-#[cfg(test)]
-mod tests;
-#[allow(unsafe_code)]
-mod thread;
 #[allow(unsafe_code)]
 mod vmm;
 
 use super::{Counts, Freed, Growing, Piece, Reserved, Source, Taken, Underlying};
 use crate::clock::StreamId;
-use crate::counters::{self, Counters};
 use crate::device::Device;
 use crate::error::PoolError;
 use crate::limit::Limits;
 use crate::options::{BackendKind, PoolBuilder};
 use crate::stream::Stream;
-use class::Class;
 use core::sync::atomic::{AtomicU64, Ordering};
-use recent::{Large, Step};
+use gpumem_heap::cache::{self, Large, Own, Step};
+use gpumem_heap::counters::Counters;
+use gpumem_heap::{Class, Piece as HeapPiece};
 use shared::Shared;
 use std::sync::Arc;
 
@@ -72,8 +48,8 @@ pub(crate) struct CachingBackend {
 
 impl CachingBackend {
     pub(super) fn new(options: &PoolBuilder, limits: &Limits) -> Result<Self, PoolError> {
-        static NEXT: AtomicU64 = AtomicU64::new(thread::FRONT_STEP);
-        let front = NEXT.fetch_add(thread::FRONT_STEP, Ordering::Relaxed);
+        static NEXT: AtomicU64 = AtomicU64::new(cache::FRONT_STEP);
+        let front = NEXT.fetch_add(cache::FRONT_STEP, Ordering::Relaxed);
         Ok(Self { front, shared: Shared::new(front, options, limits)? })
     }
 }
@@ -86,17 +62,17 @@ impl CachingBackend {
     #[inline(always)]
     pub(super) fn hit(near: u64, size_bytes: u64, near_id: u64) -> Option<Piece> {
         let Some(class) = Class::of(size_bytes) else { return Self::hit_large(near, size_bytes, near_id) };
-        let piece = thread::with_near(near, near_id, |set| set.take(class, size_bytes));
+        let piece = cache::with_near(near, near_id, |set| set.take(class, size_bytes));
         piece.flatten().map(|piece| of_class(class, piece))
     }
 
     #[inline(always)]
     pub(super) fn put_back_small(near: u64, piece: &Piece, size_bytes: u64, home: StreamId) -> bool {
         let Some(class) = Class::at(piece.untagged_class()) else { return false };
-        let put = |set: set::Own<'_>| {
-            set.put(class, size_bytes, magazine::Piece { address: piece.address, record: piece.record() })
+        let put = |set: Own<'_>| {
+            set.put(class, size_bytes, HeapPiece { address: piece.address, record: piece.record() })
         };
-        thread::with_near(near, home.0, put) == Some(true)
+        cache::with_near(near, home.as_u64(), put) == Some(true)
     }
 
     pub(super) fn put_back(&self, near: u64, piece: &Piece, size_bytes: u64, home: StreamId) -> bool {
@@ -104,12 +80,12 @@ impl CachingBackend {
             return Self::put_back_small(near, piece, size_bytes, home);
         }
         let Some(large) = self.shared.large(piece, size_bytes, home) else { return false };
-        thread::with_near(near, home.0, |set| set.put_large(large)) == Some(true)
+        cache::with_near(near, home.as_u64(), |set| set.put_large(large)) == Some(true)
     }
 
     #[inline(never)]
     fn hit_large(near: u64, size_bytes: u64, near_id: u64) -> Option<Piece> {
-        thread::with_near(near, near_id, |set| set.take_large(size_bytes)).flatten().map(of_recent)
+        cache::with_near(near, near_id, |set| set.take_large(size_bytes)).flatten().map(of_recent)
     }
 }
 
@@ -209,7 +185,7 @@ impl Freed {
     }
 }
 
-fn of_class(class: Class, piece: magazine::Piece) -> Piece {
+fn of_class(class: Class, piece: HeapPiece) -> Piece {
     Piece::new(piece.address, piece.record, class.index() as u16)
 }
 
@@ -218,7 +194,7 @@ fn of_recent(large: Large) -> Piece {
 }
 
 /// A large piece's class says how large it is.
-fn of_heap(piece: magazine::Piece, step: Step) -> Piece {
+fn of_heap(piece: HeapPiece, step: Step) -> Piece {
     Piece::new(piece.address, piece.record, LARGE_FIRST + step.number())
 }
 

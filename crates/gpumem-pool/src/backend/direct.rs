@@ -8,8 +8,7 @@ mod eager;
 
 use super::{Counts, Freed, Piece, Reserved, Source, Taken};
 use crate::alignment::ALIGNMENT_MIN;
-use crate::clock::{MarkEvent, Slot, StreamId};
-use crate::counters::Counters;
+use crate::clock::{MarkEvent, StreamId, StreamIndex};
 use crate::deadline;
 use crate::device::Device;
 use crate::dues::Dues;
@@ -23,6 +22,7 @@ use crate::stream::Stream;
 use crate::upkeep::Idle;
 use core::ops::Deref;
 use core::time::Duration;
+use gpumem_heap::counters::Counters;
 use gpumem_sys::DriverError;
 use gpumem_sys::types::{CUdeviceptr, CUresult};
 use std::collections::BTreeMap;
@@ -104,7 +104,7 @@ pub(crate) struct Desk<C> {
     /// As [`PoolBuilder::garbage_collection_threshold`].
     collect_above: Option<f64>,
     /// In each stream, behind what was queued there when something was last found to be too much; see `eager`.
-    unseen: Mutex<Vec<(Slot, MarkEvent)>>,
+    unseen: Mutex<Vec<(StreamIndex, MarkEvent)>>,
     /// As [`Dials::wait_deadline`](crate::Dials::wait_deadline).
     wait_deadline: Duration,
     calls: C,

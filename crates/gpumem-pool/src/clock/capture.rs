@@ -1,7 +1,7 @@
 //! Captures, as a stream's lane sees them: begun and ended under its lock, so that nobody makes a mark in between.
 
 use super::lane::{Asker, Locked};
-use super::{Clocks, Order, Slot, Stamp};
+use super::{Clocks, Order, Stamp, StreamIndex};
 use crate::device::Device;
 use gpumem_sys::DriverError;
 use gpumem_sys::types::{CUgraph, CUresult, CUstreamCaptureMode, CUstreamCaptureStatus as Status};
@@ -22,7 +22,7 @@ impl Clocks {
     /// is gone. What is queued there by then is marked first: while the stream captures, it can be waited for all the same.
     pub(crate) fn begin_capture(
         &self,
-        slot: Slot,
+        slot: StreamIndex,
         mode: CUstreamCaptureMode,
     ) -> Result<Option<u64>, DriverError> {
         self.with_lane(slot, |lane| {
@@ -46,7 +46,11 @@ impl Clocks {
     }
 
     /// Marks what is queued on a stream that its user names, unless it is done: while the stream captures, no mark can be made.
-    pub(super) fn mark_before_capture(&self, lane: &mut Locked<'_>, slot: Slot) -> Result<(), DriverError> {
+    pub(super) fn mark_before_capture(
+        &self,
+        lane: &mut Locked<'_>,
+        slot: StreamIndex,
+    ) -> Result<(), DriverError> {
         match self.is_complete(self.stamp(slot)) {
             true => Ok(()),
             false => lane.tick(slot, &self.epochs, Asker::User).map(drop),
@@ -55,7 +59,7 @@ impl Clocks {
 
     /// After a wait that may have made a stream part of a capture, before which what it had queued was marked: all that is
     /// queued from here on is the capture's.
-    pub(super) fn note_captured(&self, lane: &mut Locked<'_>, slot: Slot) {
+    pub(super) fn note_captured(&self, lane: &mut Locked<'_>, slot: StreamIndex) {
         if let Ok(Part::In(id)) = lane.part() {
             lane.set_captured(id, self.stamp(slot).epoch());
         }
@@ -63,7 +67,7 @@ impl Clocks {
 
     /// Ends the capture that was begun on a stream. Whatever comes of it, the stream runs its work again, unless this is
     /// the wrong thread.
-    pub(crate) fn end_capture(&self, slot: Slot) -> Result<CUgraph, DriverError> {
+    pub(crate) fn end_capture(&self, slot: StreamIndex) -> Result<CUgraph, DriverError> {
         let end = || self.with_lane(slot, |lane| lane.end_capture());
         let mut ended = end();
         for _ in 0..TRIES {
@@ -78,7 +82,7 @@ impl Clocks {
 
     /// Whether a stream of a device captures now that may be asked in any call, whoever has begun that.
     pub(crate) fn has_capture(&self, device: &Device) -> bool {
-        let captures = |slot: Slot| {
+        let captures = |slot: StreamIndex| {
             self.with_lane(slot, |lane| {
                 Ok(lane.device == *device && lane.is_ours() && lane.part()? != Part::Runs)
             })
@@ -90,7 +94,7 @@ impl Clocks {
     /// own, and relaxed ones of any thread), and throws their graphs away. False if there is none. The caller keeps captures of
     /// this crate from beginning.
     pub(crate) fn end_others_captures(&self, device: &Device) -> bool {
-        let end = |slot: &Slot| {
+        let end = |slot: &StreamIndex| {
             self.with_lane(*slot, |lane| {
                 let is_others = lane.device == *device
                     && lane.is_ours()
@@ -110,17 +114,17 @@ impl Clocks {
     }
 
     /// Ends a capture that this thread has begun, and throws its graph away.
-    pub(crate) fn discard_capture(&self, slot: Slot) -> Result<(), DriverError> {
+    pub(crate) fn discard_capture(&self, slot: StreamIndex) -> Result<(), DriverError> {
         self.with_lane(slot, |lane| lane.end_capture().and_then(|graph| destroy(lane, graph))).map(drop)
     }
 
     /// What a stream does now. For one that is not ours only inside a call that names it.
-    pub(crate) fn part(&self, slot: Slot) -> Result<Part, DriverError> {
+    pub(crate) fn part(&self, slot: StreamIndex) -> Result<Part, DriverError> {
         self.with_lane(slot, |lane| lane.part()).map(|part| part.unwrap_or(Part::Runs))
     }
 
     /// The same from anywhere: of a stream that is not ours nothing is known.
-    pub(crate) fn own_part(&self, slot: Slot) -> Option<Part> {
+    pub(crate) fn own_part(&self, slot: StreamIndex) -> Option<Part> {
         self.with_lane(slot, |lane| if lane.is_ours() { lane.part().map(Some) } else { Ok(None) })
             .unwrap_or_default()
             .flatten()
@@ -137,7 +141,7 @@ impl Clocks {
 
     /// Makes a stream that the caller has in his hands wait for what the stamp stands for. False if its stream can't be
     /// marked now.
-    pub(crate) fn order_launch(&self, stamp: Stamp, waiter: Slot) -> Result<bool, DriverError> {
+    pub(crate) fn order_launch(&self, stamp: Stamp, waiter: StreamIndex) -> Result<bool, DriverError> {
         if self.is_ordered(stamp, waiter) {
             return Ok(true);
         }
@@ -153,7 +157,7 @@ impl Clocks {
 
     /// A stamp for everything queued so far on a stream that the caller has in his hands, with a mark that covers it.
     /// `None` if it can't be marked now.
-    pub(crate) fn marked(&self, slot: Slot) -> Result<Option<Stamp>, DriverError> {
+    pub(crate) fn marked(&self, slot: StreamIndex) -> Result<Option<Stamp>, DriverError> {
         let stamp = self.stamp(slot);
         Ok(self.tick_by_user(slot)?.then_some(stamp))
     }

@@ -3,7 +3,7 @@
 use super::lane::{Asker, Locked};
 use super::mark::{Mark, MarkEvent};
 use super::wait::PAUSE_MAX;
-use super::{Clocks, Order, Slot, Stamp};
+use super::{Clocks, Order, Stamp, StreamIndex};
 use crate::clock::Part;
 use crate::context::Relaxed;
 use crate::device::Device;
@@ -74,7 +74,7 @@ impl Clocks {
         Ok((is_in_time, is_covered))
     }
 
-    fn cover(&self, slot: Slot, device: &Device) -> Result<Cover, DriverError> {
+    fn cover(&self, slot: StreamIndex, device: &Device) -> Result<Cover, DriverError> {
         let Some(mut lane) = self.lanes.lock(slot).filter(|lane| lane.device == *device) else {
             return Ok(Cover::Complete);
         };

@@ -3,12 +3,12 @@
 //! A lane's lock keeps three things apart that may come from different threads: making a mark, waiting for one, and the
 //! end of the stream or the beginning of a capture. Whoever holds it finds the stream alive or gone, and it stays so.
 
-use super::epochs::Epochs;
 use super::mark::{Mark, MarkEvent};
-use super::{Order, Slot, Stamp};
+use super::{Order, Stamp, StreamIndex};
 use crate::context::Handle;
 use crate::device::{Device, WeakDevice};
 use crate::stream::WeakStream;
+use gpumem_heap::order::Epochs;
 use gpumem_sys::DriverError;
 use gpumem_sys::types::{CUevent, CUstream, CUstream_st, CUstreamCaptureStatus};
 use std::collections::VecDeque;
@@ -79,16 +79,16 @@ pub(super) struct Locked<'a> {
 
 impl Lanes {
     pub(super) fn new() -> Self {
-        Self((0..Slot::COUNT_MAX).map(|_| OnceLock::new()).collect())
+        Self((0..StreamIndex::COUNT_MAX).map(|_| OnceLock::new()).collect())
     }
 
     /// `None` where the slot was never used, or its device is gone. The host has no lane.
-    pub(super) fn lock(&self, slot: Slot) -> Option<Locked<'_>> {
-        if slot == Slot::NOBODY { None } else { Self::with_device(self.guard(slot)) }
+    pub(super) fn lock(&self, slot: StreamIndex) -> Option<Locked<'_>> {
+        if slot == StreamIndex::HOST { None } else { Self::with_device(self.guard(slot)) }
     }
 
     /// The same, and `None` also while somebody else has it.
-    pub(super) fn try_lock(&self, slot: Slot) -> Option<Locked<'_>> {
+    pub(super) fn try_lock(&self, slot: StreamIndex) -> Option<Locked<'_>> {
         match self.lane(slot).try_lock() {
             Ok(lane) => Self::with_device(lane),
             Err(TryLockError::Poisoned(poisoned)) => Self::with_device(poisoned.into_inner()),
@@ -97,12 +97,13 @@ impl Lanes {
     }
 
     /// Whatever has become of the device.
-    pub(super) fn guard(&self, slot: Slot) -> MutexGuard<'_, Lane> {
+    pub(super) fn guard(&self, slot: StreamIndex) -> MutexGuard<'_, Lane> {
         self.lane(slot).lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn lane(&self, slot: Slot) -> &Mutex<Lane> {
-        self.0[usize::from(slot.0) % Slot::COUNT_MAX].get_or_init(|| Box::new(Mutex::new(Lane::empty())))
+    fn lane(&self, slot: StreamIndex) -> &Mutex<Lane> {
+        self.0[usize::from(slot.0) % StreamIndex::COUNT_MAX]
+            .get_or_init(|| Box::new(Mutex::new(Lane::empty())))
     }
 
     fn with_device(lane: MutexGuard<'_, Lane>) -> Option<Locked<'_>> {
@@ -250,12 +251,12 @@ impl Locked<'_> {
     }
 
     /// Closes the epoch, if this asker may make a mark: what a call to the driver from now on covers.
-    pub(super) fn close(&mut self, slot: Slot, epochs: &Epochs, asker: Asker) -> Option<Box<[Stamp]>> {
+    pub(super) fn close(&mut self, slot: StreamIndex, epochs: &Epochs, asker: Asker) -> Option<Box<[Stamp]>> {
         if self.may_mark(asker) { epochs.close(slot) } else { None }
     }
 
     /// The same before a wait for the whole device, which asks nothing of the stream itself.
-    pub(super) fn close_untouched(&mut self, slot: Slot, epochs: &Epochs) -> Option<Box<[Stamp]>> {
+    pub(super) fn close_untouched(&mut self, slot: StreamIndex, epochs: &Epochs) -> Option<Box<[Stamp]>> {
         let stream = self.lane.stream.as_ref()?;
         if stream.life != Life::Named && self.is_capturing() { None } else { epochs.close(slot) }
     }
@@ -263,7 +264,7 @@ impl Locked<'_> {
     /// A tick: a mark behind everything queued so far. `None` if this asker may not make one.
     pub(super) fn tick(
         &mut self,
-        slot: Slot,
+        slot: StreamIndex,
         epochs: &Epochs,
         asker: Asker,
     ) -> Result<Option<Arc<Mark>>, DriverError> {
@@ -272,8 +273,8 @@ impl Locked<'_> {
             return Ok(None);
         }
         let event = self.event()?;
-        #[cfg(feature = "planted-bugs")]
-        if crate::planted::has(crate::planted::Bug::EventBeforeEpoch) {
+        #[cfg(gpumem_planted_bugs)]
+        if crate::injected_bugs::has(crate::injected_bugs::Bug::EventBeforeEpoch) {
             event.record(&self.device, raw)?;
             return Ok(epochs.close(slot).map(|covered| self.keep(event, covered)));
         }
@@ -286,7 +287,7 @@ impl Locked<'_> {
     }
 
     /// The last mark, made by who destroys the stream next: from here on it is gone.
-    pub(super) fn finish(&mut self, slot: Slot, epochs: &Epochs) {
+    pub(super) fn finish(&mut self, slot: StreamIndex, epochs: &Epochs) {
         if let Some(raw) = self.raw().filter(|_| self.may_mark(Asker::User)) {
             let covered = epochs.close_for_good(slot);
             // Unmarked, it counts as complete once the device has been waited for.
@@ -411,7 +412,7 @@ impl Locked<'_> {
     /// Records an event of the user's. What it covers, unless it became part of a capture.
     pub(super) fn record(
         &mut self,
-        slot: Slot,
+        slot: StreamIndex,
         epochs: &Epochs,
         event: CUevent,
     ) -> Result<Option<Box<[Stamp]>>, DriverError> {

@@ -18,7 +18,7 @@ pub(crate) struct Mark {
 impl Mark {
     /// The last stamp of its stream that it covers.
     pub(super) fn closed(&self) -> Stamp {
-        self.covered.first().copied().unwrap_or(Stamp::NONE)
+        self.covered.first().copied().unwrap_or(Stamp::COMPLETE)
     }
 }
 

@@ -6,7 +6,7 @@
 //! No `Device` is let go of while a lock is held here: its end takes the locks again.
 
 use super::mark::MarkEvent;
-use super::{Clocks, Life, Order, Slot, Stamp, StreamId, StreamParts};
+use super::{Clocks, Life, Order, Stamp, StreamId, StreamIndex, StreamParts};
 use crate::context::{Bound, Relaxed};
 use crate::device::{Device, WeakDevice};
 use crate::error::PoolError;
@@ -20,7 +20,7 @@ use std::sync::{MutexGuard, PoisonError};
 #[derive(Default)]
 pub(super) struct Slots {
     /// Their streams are gone; lowest first.
-    retired: Vec<Slot>,
+    retired: Vec<StreamIndex>,
     devices: Vec<WeakDevice>,
 }
 
@@ -168,7 +168,7 @@ impl Clocks {
         self.give_up(stream.slot());
     }
 
-    fn last_mark(&self, slot: Slot) {
+    fn last_mark(&self, slot: StreamIndex) {
         let Some(mut lane) = self.lanes.lock(slot) else { return };
         let device = lane.device.clone();
         match device.enter() {
@@ -177,7 +177,7 @@ impl Clocks {
         }
     }
 
-    fn give_up(&self, slot: Slot) {
+    fn give_up(&self, slot: StreamIndex) {
         self.live_count.fetch_sub(1, Ordering::Relaxed);
         let mut slots = self.slots();
         let at = slots.retired.partition_point(|other| *other < slot);
@@ -185,7 +185,7 @@ impl Clocks {
     }
 
     /// The lowest that can be had: low slots are cheap to name in a block.
-    fn free_slot(&self) -> Result<Slot, PoolError> {
+    fn free_slot(&self) -> Result<StreamIndex, PoolError> {
         if let Some(slot) = self.take_complete() {
             return Ok(slot);
         }
@@ -201,20 +201,20 @@ impl Clocks {
         self.take_complete().map_or_else(|| self.fresh_slot(), Ok)
     }
 
-    fn take_complete(&self) -> Option<Slot> {
+    fn take_complete(&self) -> Option<StreamIndex> {
         let mut slots = self.slots();
         let at = slots.retired.iter().position(|slot| self.is_complete(self.stamp(*slot)))?;
         Some(slots.retired.remove(at))
     }
 
-    fn fresh_slot(&self) -> Result<Slot, PoolError> {
+    fn fresh_slot(&self) -> Result<StreamIndex, PoolError> {
         let _one_at_a_time = self.slots();
         let next = self.slot_count.load(Ordering::Relaxed);
-        if next == Slot::COUNT_MAX {
-            return Err(PoolError::TooManyStreams { limit: Slot::COUNT_MAX });
+        if next == StreamIndex::COUNT_MAX {
+            return Err(PoolError::TooManyStreams { limit: StreamIndex::COUNT_MAX });
         }
         self.slot_count.store(next + 1, Ordering::Release);
-        Ok(Slot(next as u16))
+        Ok(StreamIndex(next as u16))
     }
 
     /// The end of a device, before its context is released. What is pending on its streams goes to another holder of
@@ -222,7 +222,8 @@ impl Clocks {
     pub(crate) fn close_device(&self, ending: &WeakDevice, context: CUcontext) {
         self.slots().devices.retain(|device| !device.is_same(ending));
         let others = self.devices();
-        let own: Vec<Slot> = self.used_slots().filter(|slot| self.lanes.guard(*slot).is_of(ending)).collect();
+        let own: Vec<StreamIndex> =
+            self.used_slots().filter(|slot| self.lanes.guard(*slot).is_of(ending)).collect();
         if let Some(heir) = others.iter().find(|other| other.context() == context) {
             own.iter().for_each(|slot| self.lanes.guard(*slot).move_to(heir));
             return;
@@ -242,8 +243,8 @@ impl Clocks {
         events.into_iter().for_each(|event| event.destroy(&self.driver));
     }
 
-    pub(super) fn used_slots(&self) -> impl Iterator<Item = Slot> + use<> {
-        (0..self.slot_count.load(Ordering::Acquire)).map(|index| Slot(index as u16))
+    pub(super) fn used_slots(&self) -> impl Iterator<Item = StreamIndex> + use<> {
+        (0..self.slot_count.load(Ordering::Acquire)).map(|index| StreamIndex(index as u16))
     }
 
     /// Taken before the lock of the slots.

@@ -13,7 +13,7 @@
 //!
 //! The last bit belongs to nobody's slot: it makes the block a graph's business; see [`Holds`](crate::graph::Holds).
 
-use super::Slot;
+use super::StreamIndex;
 use core::sync::atomic::{AtomicU64, Ordering};
 
 /// A use that makes the block a graph's business.
@@ -21,7 +21,7 @@ pub(crate) const GRAPH_BIT: u64 = 1 << 63;
 
 /// One more stream.
 #[inline]
-pub(crate) fn with(uses: u64, slot: Slot) -> u64 {
+pub(crate) fn with(uses: u64, slot: StreamIndex) -> u64 {
     if uses & LISTED_BIT == 0 && slot.0 < BITS_END {
         return uses | 1 << slot.0;
     }
@@ -53,15 +53,15 @@ fn joined_listed(uses: u64, more: u64) -> u64 {
 }
 
 /// The streams: in ascending order or as listed, each once. `slot_count` is how many slots there are.
-pub(crate) fn slots(uses: u64, slot_count: usize) -> impl Iterator<Item = Slot> {
+pub(crate) fn slots(uses: u64, slot_count: usize) -> impl Iterator<Item = StreamIndex> {
     let is_folded = is_folded(uses);
     let all = if is_folded { 0..slot_count as u16 } else { 0..0 };
-    let folded = all.filter(move |slot| uses >> (slot % REMAINDERS) & 1 != 0).map(Slot);
+    let folded = all.filter(move |slot| uses >> (slot % REMAINDERS) & 1 != 0).map(StreamIndex);
     exact(if is_folded { 0 } else { uses }).chain(folded)
 }
 
 #[cold]
-fn with_listed(uses: u64, slot: Slot) -> u64 {
+fn with_listed(uses: u64, slot: StreamIndex) -> u64 {
     if is_folded(uses) {
         return uses | 1 << (slot.0 % REMAINDERS);
     }
@@ -80,10 +80,10 @@ fn with_listed(uses: u64, slot: Slot) -> u64 {
 }
 
 /// Of what is not folded.
-fn exact(uses: u64) -> impl Iterator<Item = Slot> {
+fn exact(uses: u64) -> impl Iterator<Item = StreamIndex> {
     let is_listed = uses & LISTED_BIT != 0;
-    let bits = (0..BITS_END).filter(move |slot| !is_listed && uses >> slot & 1 != 0).map(Slot);
-    let number = move |place: u32| Slot((uses >> (place * SLOT_BITS)) as u16 & SLOT_MASK);
+    let bits = (0..BITS_END).filter(move |slot| !is_listed && uses >> slot & 1 != 0).map(StreamIndex);
+    let number = move |place: u32| StreamIndex((uses >> (place * SLOT_BITS)) as u16 & SLOT_MASK);
     let list = (0..LIST_LENGTH as u32)
         .filter(move |place| is_listed && (*place == 0 || number(*place) != number(0)));
     bits.chain(list.map(number))
@@ -110,7 +110,7 @@ const LIST_LENGTH: usize = 5;
 const SLOT_BITS: u32 = 12;
 const SLOT_MASK: u16 = (1 << SLOT_BITS) - 1;
 
-const _: () = assert!(Slot::COUNT_MAX <= 1 << SLOT_BITS && LIST_LENGTH as u32 * SLOT_BITS <= 61);
+const _: () = assert!(StreamIndex::COUNT_MAX <= 1 << SLOT_BITS && LIST_LENGTH as u32 * SLOT_BITS <= 61);
 
 #[cfg(test)]
 mod tests {
@@ -120,11 +120,11 @@ mod tests {
     use std::collections::BTreeSet;
 
     fn slot() -> impl Strategy<Value = u16> {
-        prop_oneof![0..8_u16, 50..70_u16, 0..Slot::COUNT_MAX as u16]
+        prop_oneof![0..8_u16, 50..70_u16, 0..StreamIndex::COUNT_MAX as u16]
     }
 
     fn set(uses: u64) -> BTreeSet<u16> {
-        let all: Vec<u16> = slots(uses, Slot::COUNT_MAX).map(|slot| slot.0).collect();
+        let all: Vec<u16> = slots(uses, StreamIndex::COUNT_MAX).map(|slot| slot.0).collect();
         let set: BTreeSet<u16> = all.iter().copied().collect();
         assert_eq!(set.len(), all.len(), "each once");
         set
@@ -145,7 +145,7 @@ mod tests {
     proptest! {
         #[test]
         fn a_word_names_what_a_set_has(one in vec(slot(), 0..9), two in vec(slot(), 0..9), graph: bool) {
-            let word = |slots: &[u16]| slots.iter().fold(0, |uses, slot| with(uses, Slot(*slot)));
+            let word = |slots: &[u16]| slots.iter().fold(0, |uses, slot| with(uses, StreamIndex(*slot)));
             let twin = |slots: &[u16]| slots.iter().copied().collect::<BTreeSet<u16>>();
             let flag = if graph { GRAPH_BIT } else { 0 };
             let (a, b) = (word(&one) | flag, word(&two));

@@ -2,7 +2,7 @@
 
 use super::lane::{Asker, Locked};
 use super::mark::{Mark, MarkEvent};
-use super::{Clocks, Order, Slot, Stamp, StreamId};
+use super::{Clocks, Order, Stamp, StreamId, StreamIndex};
 use crate::context::Relaxed;
 use crate::device::Device;
 use crate::stream::WeakStream;
@@ -20,7 +20,7 @@ pub(crate) struct Observation(Option<Box<[Stamp]>>);
 impl Clocks {
     /// Makes a mark in a stream, for anyone who wants what was freed there. False if it may not be made now: the
     /// stream is being captured, is gone, or is marked only in calls that name it. The next such call makes it then.
-    pub(crate) fn tick(&self, slot: Slot) -> Result<bool, DriverError> {
+    pub(crate) fn tick(&self, slot: StreamIndex) -> Result<bool, DriverError> {
         let _relaxed = Relaxed::enter(&self.driver)?;
         let ticked = self.with_lane(slot, |lane| {
             let mark = lane.tick(slot, &self.epochs, Asker::Pool)?;
@@ -32,19 +32,19 @@ impl Clocks {
     }
 
     /// The same by somebody who was handed the stream for this call, which allows it on another's too.
-    pub(crate) fn tick_by_user(&self, slot: Slot) -> Result<bool, DriverError> {
+    pub(crate) fn tick_by_user(&self, slot: StreamIndex) -> Result<bool, DriverError> {
         self.with_lane(slot, |lane| Ok(lane.tick(slot, &self.epochs, Asker::User)?.is_some()))
             .map(Option::unwrap_or_default)
     }
 
     /// Whether a stream is marked only in calls that name it.
-    pub(crate) fn is_named_only(&self, slot: Slot) -> bool {
+    pub(crate) fn is_named_only(&self, slot: StreamIndex) -> bool {
         self.lanes.lock(slot).is_some_and(|lane| lane.is_named_only())
     }
 
     /// What is pending on these streams waits for marks that only calls that name them can make: the next ones do. For
     /// drops: waits for nobody. A stream that another thread is marking just now is left to whoever asks for its memory.
-    pub(crate) fn want_marks(&self, slots: impl Iterator<Item = Slot>) {
+    pub(crate) fn want_marks(&self, slots: impl Iterator<Item = StreamIndex>) {
         if self.has_named_streams() {
             slots.for_each(|slot| {
                 let named = self.lanes.try_lock(slot).and_then(|mut lane| lane.want());
@@ -55,7 +55,7 @@ impl Clocks {
 
     /// A call that names a stream makes the mark that others have wanted. False if one is still wanted: the stream is
     /// being captured, or the driver refuses.
-    pub(crate) fn mark_if_wanted(&self, slot: Slot) -> bool {
+    pub(crate) fn mark_if_wanted(&self, slot: StreamIndex) -> bool {
         // Locked once more below: the context is entered for a mark alone.
         match self.lanes.lock(slot).is_some_and(|lane| lane.is_wanted()) {
             false => true,
@@ -84,14 +84,14 @@ impl Clocks {
         let first = self.cursor.load(Ordering::Relaxed);
         for step in (0..count).take_while(|step| goes_on(*step)) {
             let index = (first + step) % count;
-            moved |= self.poll_lane(Slot(index as u16))?;
+            moved |= self.poll_lane(StreamIndex(index as u16))?;
             self.cursor.store(index + 1, Ordering::Relaxed);
         }
         Ok(moved)
     }
 
     /// Asks about one lane's marks until one is still ahead. A lane that somebody else has is left to him.
-    pub(super) fn poll_lane(&self, slot: Slot) -> Result<bool, DriverError> {
+    pub(super) fn poll_lane(&self, slot: StreamIndex) -> Result<bool, DriverError> {
         let Some(mut lane) = self.lanes.try_lock(slot).filter(Locked::has_marks) else { return Ok(false) };
         let device = lane.device.clone();
         let _bound = device.enter()?;
@@ -100,7 +100,7 @@ impl Clocks {
 
     /// Makes `waiter`, which the caller was handed for this call, wait on the device for what the stamp stands for: for the
     /// earliest mark that covers it, or a new one. False if a stream forbids it, or can't be marked in this call.
-    pub(crate) fn insert_wait(&self, stamp: Stamp, waiter: Slot) -> Result<bool, DriverError> {
+    pub(crate) fn insert_wait(&self, stamp: Stamp, waiter: StreamIndex) -> Result<bool, DriverError> {
         if self.is_ordered(stamp, waiter) {
             return Ok(true);
         }
@@ -190,7 +190,7 @@ impl Clocks {
     }
 
     /// The device that a slot's stream is of, or was.
-    pub(crate) fn device_of(&self, slot: Slot) -> Option<Device> {
+    pub(crate) fn device_of(&self, slot: StreamIndex) -> Option<Device> {
         self.lanes.lock(slot).map(|lane| lane.device.clone())
     }
 
@@ -246,7 +246,7 @@ impl Clocks {
     pub(crate) fn mark_each(
         &self,
         device: &Device,
-        marks: &mut Vec<(Slot, MarkEvent)>,
+        marks: &mut Vec<(StreamIndex, MarkEvent)>,
     ) -> Result<(), DriverError> {
         let _bound = device.enter()?;
         let _relaxed = Relaxed::enter(&self.driver)?;
@@ -278,8 +278,8 @@ impl Clocks {
         unfinished
     }
 
-    fn unfinished_slots(&self, device: &Device) -> Vec<Slot> {
-        let is_of = |slot: &Slot| self.lanes.lock(*slot).is_some_and(|lane| lane.device == *device);
+    fn unfinished_slots(&self, device: &Device) -> Vec<StreamIndex> {
+        let is_of = |slot: &StreamIndex| self.lanes.lock(*slot).is_some_and(|lane| lane.device == *device);
         self.used_slots().filter(|slot| !self.is_complete(self.stamp(*slot)) && is_of(slot)).collect()
     }
 
@@ -318,7 +318,7 @@ impl Clocks {
     /// of may be a capture's, which the stream joins then: what is queued there by then is marked first.
     pub(crate) fn queue_wait(
         &self,
-        waiter: Slot,
+        waiter: StreamIndex,
         event: CUevent,
         covered: Option<&[Stamp]>,
     ) -> Result<bool, DriverError> {
@@ -340,7 +340,11 @@ impl Clocks {
 
     /// Makes a stream wait for everything queued so far on another that the caller has in his hands. False if that has
     /// been retired.
-    pub(crate) fn queue_wait_for(&self, waiter: Slot, source: Slot) -> Result<bool, DriverError> {
+    pub(crate) fn queue_wait_for(
+        &self,
+        waiter: StreamIndex,
+        source: StreamIndex,
+    ) -> Result<bool, DriverError> {
         let mark = self.with_lane(source, |lane| lane.tick(source, &self.epochs, Asker::User))?.flatten();
         let Some(mark) = mark else { return self.queue_fork(waiter, source) };
         self.queue_wait(waiter, mark.event.raw(), Some(&mark.covered))?;
@@ -349,7 +353,7 @@ impl Clocks {
 
     /// Makes a stream wait for another that is being captured, which raises nothing: the driver makes it part of the
     /// capture, or refuses.
-    fn queue_fork(&self, waiter: Slot, source: Slot) -> Result<bool, DriverError> {
+    fn queue_fork(&self, waiter: StreamIndex, source: StreamIndex) -> Result<bool, DriverError> {
         let Some(event) = self.with_lane(source, |lane| lane.record_apart())?.flatten() else {
             return Ok(false);
         };
@@ -358,7 +362,11 @@ impl Clocks {
     }
 
     /// Records an event of the user's on a stream that he has in his hands. What it covers; `None` in a capture.
-    pub(crate) fn record(&self, slot: Slot, event: CUevent) -> Result<Option<Box<[Stamp]>>, DriverError> {
+    pub(crate) fn record(
+        &self,
+        slot: StreamIndex,
+        event: CUevent,
+    ) -> Result<Option<Box<[Stamp]>>, DriverError> {
         self.with_lane(slot, |lane| lane.record(slot, &self.epochs, event)).map(Option::flatten)
     }
 
@@ -411,7 +419,7 @@ impl Clocks {
     /// Works on a lane with its context current. `None` if the slot's device is gone.
     pub(super) fn with_lane<T>(
         &self,
-        slot: Slot,
+        slot: StreamIndex,
         work: impl FnOnce(&mut Locked<'_>) -> Result<T, DriverError>,
     ) -> Result<Option<T>, DriverError> {
         let Some(mut lane) = self.lanes.lock(slot) else { return Ok(None) };

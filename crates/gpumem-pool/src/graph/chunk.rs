@@ -3,7 +3,7 @@
 use crate::alignment::ALIGNMENT_MIN;
 use crate::backend::{Freed, Piece};
 use crate::block::Block;
-use crate::clock::{GRAPH_BIT, Slot, StreamId, uses};
+use crate::clock::{GRAPH_BIT, StreamId, StreamIndex, uses};
 use crate::state::StateRef;
 use gpumem_sys::types::CUdeviceptr;
 use std::collections::BTreeMap;
@@ -57,7 +57,7 @@ impl Chunk {
     }
 
     /// The stream that had it made, if that was in this capture.
-    pub(super) fn home_in(&self, capture: u64) -> Option<Slot> {
+    pub(super) fn home_in(&self, capture: u64) -> Option<StreamIndex> {
         (self.maker == capture).then(|| self.home.slot())
     }
 

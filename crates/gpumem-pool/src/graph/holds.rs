@@ -17,7 +17,7 @@
 use crate::attention::Attention;
 use crate::backend::{Freed, Piece};
 use crate::block::Block;
-use crate::clock::{Clocks, GRAPH_BIT, Order, Slot, Stamp, StreamId, uses};
+use crate::clock::{Clocks, GRAPH_BIT, Order, Stamp, StreamId, StreamIndex, uses};
 use crate::device::{Device, WeakDevice};
 use crate::graph::chunk::Chunk;
 use crate::state::{State, StateRef};
@@ -51,16 +51,16 @@ struct Held {
     /// Its end has begun: streams may run their work again.
     is_ending: bool,
     /// Where it began: the stream, and the thread that has to end it.
-    origin: Option<(Slot, ThreadId)>,
+    origin: Option<(StreamIndex, ThreadId)>,
     /// Those of the members.
     devices: Vec<WeakDevice>,
     /// Streams that are known to be part of the capture.
-    members: BTreeSet<Slot>,
+    members: BTreeSet<StreamIndex>,
     /// The stream where the capture began and those that have joined it. Owned ones live until it ends: the driver breaks a
     /// capture when one of its streams is destroyed.
     streams: Vec<Stream>,
     /// What launches come after; and the streams, which come after it too once they run again.
-    after: Vec<(Slot, Stamp)>,
+    after: Vec<(StreamIndex, Stamp)>,
     /// What was done outside with parts of its memory that are gone: launches come after that too.
     after_parts: Vec<Stamp>,
     /// Where chunks are allocated.
@@ -153,7 +153,7 @@ impl Holds {
     }
 
     /// The captures that go on, of which streams of a device are part, and that this thread has begun; with their first streams.
-    pub(crate) fn begun_here(&self, device: &Device) -> Vec<(u64, Slot)> {
+    pub(crate) fn begun_here(&self, device: &Device) -> Vec<(u64, StreamIndex)> {
         let thread = std::thread::current().id();
         let open: Vec<_> = {
             let table = self.table();
@@ -172,7 +172,7 @@ impl Holds {
 
     /// The capture has ended. Its streams still have to wait for what they were asked to wait for meanwhile, and for
     /// the memory that they have allocated.
-    pub(crate) fn end(&self, graph: u64, clocks: &Clocks) -> Vec<(Slot, Stamp)> {
+    pub(crate) fn end(&self, graph: u64, clocks: &Clocks) -> Vec<(StreamIndex, Stamp)> {
         let streams = self.with(graph, |held| core::mem::take(&mut held.streams));
         // Outside of the lock: with the last clone a stream is destroyed.
         drop(streams);
@@ -183,7 +183,7 @@ impl Holds {
         self.withdraw();
         let (mut after, made) = ended.unwrap_or_default();
         if let Some(made) = made {
-            let homes: BTreeSet<Slot> =
+            let homes: BTreeSet<StreamIndex> =
                 self.table().chunks.values().filter_map(|chunk| chunk.home_in(graph)).collect();
             after.extend(homes.into_iter().map(|home| (home, made)));
         }
@@ -223,7 +223,7 @@ impl Holds {
 
     /// A capture that a stream belongs to, by what is noted of it. For a broken one that nobody knows of, any that goes
     /// on: what it keeps too long it gives back in the end.
-    pub(crate) fn capture_of(&self, slot: Slot, is_broken: bool) -> Option<u64> {
+    pub(crate) fn capture_of(&self, slot: StreamIndex, is_broken: bool) -> Option<u64> {
         let table = self.table();
         let mut open = table.graphs.iter().filter(|(_, held)| held.is_open);
         let member = open.clone().find(|(_, held)| held.members.contains(&slot));
@@ -231,13 +231,13 @@ impl Holds {
     }
 
     /// A stream of the capture is to come after this: launches do, and the stream itself once it runs again.
-    pub(crate) fn add_after(&self, graph: u64, slot: Slot, stamps: impl IntoIterator<Item = Stamp>) {
+    pub(crate) fn add_after(&self, graph: u64, slot: StreamIndex, stamps: impl IntoIterator<Item = Stamp>) {
         self.with(graph, |held| held.after.extend(stamps.into_iter().map(|stamp| (slot, stamp))));
     }
 
     /// Notes a launch that is about to be made; what it comes after, and what it comes after where that can be waited for:
     /// another library's stream can't always.
-    pub(crate) fn launch(&self, graph: u64, on: Slot, clocks: &Clocks) -> (Vec<Stamp>, Vec<Stamp>) {
+    pub(crate) fn launch(&self, graph: u64, on: StreamIndex, clocks: &Clocks) -> (Vec<Stamp>, Vec<Stamp>) {
         let noted = self.with(graph, |held| {
             held.launched = uses::with(held.launched, on);
             let source = held.source.as_ref().map(|source| clocks.stamp(source.slot()));
@@ -285,7 +285,7 @@ impl Holds {
     }
 
     /// A block is used in a capture: its memory stays for the graph.
-    pub(crate) fn note_use(&self, graph: u64, address: CUdeviceptr, slot: Option<Slot>) {
+    pub(crate) fn note_use(&self, graph: u64, address: CUdeviceptr, slot: Option<StreamIndex>) {
         let mut table = self.table();
         let Some(held) = table.graphs.get_mut(&graph) else { return };
         held.members.extend(slot);

@@ -4,7 +4,7 @@ use super::chunk::rounded;
 use crate::alignment::ALIGNMENT_MIN;
 use crate::backend::{Freed, Piece};
 use crate::block::Block;
-use crate::clock::{Clocks, GRAPH_BIT, Part, Slot};
+use crate::clock::{Clocks, GRAPH_BIT, Part, StreamIndex};
 use crate::context::Relaxed;
 use crate::error::PoolError;
 use crate::state::StateRef;
@@ -109,7 +109,7 @@ fn captures_of(clocks: &Clocks, freed: &Freed) -> Vec<u64> {
     graphs
 }
 
-fn capture_of(clocks: &Clocks, slot: Slot) -> Option<u64> {
+fn capture_of(clocks: &Clocks, slot: StreamIndex) -> Option<u64> {
     match clocks.own_part(slot) {
         Some(Part::In(graph)) => Some(graph).filter(|graph| clocks.holds().knows(*graph)),
         Some(Part::Broken) => clocks.holds().capture_of(slot, true),

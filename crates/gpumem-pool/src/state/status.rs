@@ -3,10 +3,10 @@
 use super::State;
 use crate::backend::Source;
 use crate::clock::StreamId;
-use crate::counters::Counters;
 use crate::error::PoolError;
 use crate::status::{Status, StreamUsage, TagUsage};
 use crate::tags::TagSum;
+use gpumem_heap::counters::Counters;
 
 impl State {
     pub(crate) fn status(&self) -> Result<Status, PoolError> {

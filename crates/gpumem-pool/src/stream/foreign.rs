@@ -143,7 +143,7 @@ impl Stream {
         let parts = StreamParts { raw, life, no_waits, is_blocking };
         let make = |id: StreamId| {
             let is_retired = AtomicBool::new(false);
-            let near_id = AtomicU64::new(if kind == Kind::Foreign { id.0 } else { 0 });
+            let near_id = AtomicU64::new(if kind == Kind::Foreign { id.as_u64() } else { 0 });
             Self(Arc::new(Inner {
                 device: device.clone(),
                 raw: Handle(raw),

@@ -4,8 +4,8 @@
 //! [`STRIDE_BYTES`], so that blocks which come and go cost nobody a shared count. So a tag's peak is exact if one thread counts
 //! for it; of several, what each has told and what it has not may be from different moments, two strides apart at most.
 
-use crate::counters::{Counters, Tally};
 use core::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use gpumem_heap::counters::{Counters, Tally};
 use std::sync::Arc;
 
 /// A tally that one thread at a time writes.

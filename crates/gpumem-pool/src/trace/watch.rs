@@ -24,19 +24,19 @@ impl Watch {
     }
 
     pub(crate) fn wait(&self, stream: StreamId, source: StreamId) {
-        self.note(Kind::Wait, 0, source.0, stream.0);
+        self.note(Kind::Wait, 0, source.as_u64(), stream.as_u64());
     }
 
     pub(crate) fn mark(&self, event: CUevent, stream: StreamId) {
-        self.note(Kind::Mark, event as u64, 0, stream.0);
+        self.note(Kind::Mark, event as u64, 0, stream.as_u64());
     }
 
     pub(crate) fn wait_for_mark(&self, stream: StreamId, event: CUevent) {
-        self.note(Kind::WaitForMark, event as u64, 0, stream.0);
+        self.note(Kind::WaitForMark, event as u64, 0, stream.as_u64());
     }
 
     pub(crate) fn stream_done(&self, stream: StreamId) {
-        self.note(Kind::StreamDone, 0, 0, stream.0);
+        self.note(Kind::StreamDone, 0, 0, stream.as_u64());
     }
 
     pub(crate) fn mark_done(&self, event: CUevent) {

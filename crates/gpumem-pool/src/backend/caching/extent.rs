@@ -4,15 +4,16 @@
 //! An extent is mapped from its start on, handle by handle. What lies behind its size stays mapped until the work that
 //! used it is complete, which is looked at whenever an extent changes and whenever the pool gives memory back.
 
-use super::heap::{Heap, Lost};
 use super::shared::{Lack, Shared};
-use super::vmm::{Backing, RawHandle, Said, Vmm};
+use super::vmm::{Said, Vmm};
 use crate::backend::{GROWTH_UNIT_BYTES, Growing};
-use crate::clock::{Order, Slot, Stamp};
+use crate::clock::{Order, Stamp, StreamIndex};
 use crate::context::Relaxed;
 use crate::deadline;
 use crate::error::PoolError;
 use crate::out_of_memory::Attempt;
+use gpumem_heap::heap::{Heap, Lost};
+use gpumem_heap::{PhysicalMemory, RawHandle};
 use gpumem_sys::DriverError;
 use gpumem_sys::types::CUresult;
 use std::collections::BTreeMap;
@@ -121,7 +122,7 @@ impl Extents {
     }
 
     /// The streams that they wait for.
-    pub(super) fn pending_slots(&self) -> impl Iterator<Item = Slot> {
+    pub(super) fn pending_slots(&self) -> impl Iterator<Item = StreamIndex> {
         self.by_id.values().flat_map(|extent| &extent.cut).map(|stamp| stamp.slot())
     }
 

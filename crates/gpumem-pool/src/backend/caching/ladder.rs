@@ -24,15 +24,15 @@
 //! in use the driver gives nothing back. When the driver has less left than our limit allows, another has taken it: then
 //! growth stops where the driver does, and the rungs below it make do with what there is.
 
-use super::class::Class;
-use super::heap::Request;
-use super::magazine::Piece;
 use super::shared::{Lack, Shared};
-use crate::clock::Slot;
+use crate::clock::StreamIndex;
 use crate::context::Relaxed;
 use crate::deadline;
 use crate::error::PoolError;
 use crate::out_of_memory::Attempt;
+use gpumem_heap::Class;
+use gpumem_heap::Piece;
+use gpumem_heap::heap::Request;
 use gpumem_sys::types::CUresult;
 use std::time::{Duration, Instant};
 
@@ -130,7 +130,7 @@ fn climb_once(
         let heap = &mut shared.core_with_limit().heap;
         // Looked at once: other threads may change it before the rung that makes up for it.
         lack.spares_magazines = is_small(request) && heap.spares_magazines();
-        lack.has_slack = heap.dials().has_slack();
+        lack.has_slack = heap.tuning().has_slack();
         heap.free_bytes(request.slot)
     };
     let mut start = Instant::now();
@@ -229,7 +229,7 @@ fn completed(shared: &Shared, request: &Request, _: &mut Lack) -> Result<Step, P
         return Ok(Step::Nothing);
     }
     // The host has no stream of its own to turn to, and the driver's other memory is dear: what is idle now is seen now.
-    if request.slot == Slot::NOBODY {
+    if request.slot == StreamIndex::HOST {
         mark_pending(shared, request)?;
     }
     if clocks.poll(budget)? {

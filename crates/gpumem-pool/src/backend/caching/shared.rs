@@ -30,20 +30,12 @@ mod remains;
 mod users;
 
 use super::access::{Access, Memory};
-use super::class::Class;
 use super::extent::Extents;
-use super::front::Front;
-use super::gate::{Entered, Gate};
-use super::heap::{Heap, Request};
 use super::ladder;
-use super::magazine::Piece;
-use super::recent::{CLOSE_STEPS, LOOSE_STEPS, Retention, Step};
-use super::set::Own;
-use super::sync::Mutex;
 use super::vmm::Vmm;
-use super::{of_class, of_heap, thread};
+use super::{of_class, of_heap};
 use crate::backend::Piece as BlockPiece;
-use crate::clock::{Clocks, Order, Slot, Stamp, StreamId};
+use crate::clock::{Clocks, Order, Stamp, StreamId, StreamIndex};
 use crate::device::Device;
 use crate::dials::Dials;
 use crate::error::PoolError;
@@ -53,6 +45,15 @@ use crate::out_of_memory::GrowthLog;
 use crate::stream::Stream;
 use crate::upkeep::Idle;
 use core::sync::atomic::AtomicBool;
+use gpumem_heap::Class;
+use gpumem_heap::Piece;
+use gpumem_heap::cache;
+use gpumem_heap::cache::Front;
+use gpumem_heap::cache::Own;
+use gpumem_heap::cache::{CLOSE_STEPS, LOOSE_STEPS, Retention, Step};
+use gpumem_heap::heap::{Heap, Request};
+use gpumem_heap::sync::Mutex;
+use gpumem_heap::sync::{Entered, Gate};
 pub(super) use guarded::Core;
 pub(super) use refusal::Lack;
 use std::sync::{Arc, Weak};
@@ -87,14 +88,14 @@ impl Shared {
         let (memory, ranges) = addresses::choose(options)?;
         let access = Access::new(memory, options);
         let mut heap = match memory {
-            Memory::Virtual => Heap::new(dials.clone(), ranges),
-            Memory::Segments(_) => Heap::of_segments(dials.clone()),
+            Memory::Virtual => Heap::new(dials.heap, ranges),
+            Memory::Segments(_) => Heap::of_segments(dials.heap),
         };
         heap.set_limit_bytes(limits.family().limit_bytes());
         let shared = Arc::new(Self {
             id,
             device: device.clone(),
-            dials: dials.clone(),
+            dials,
             limits: limits.clone(),
             access,
             growth: GrowthLog::default(),
@@ -166,32 +167,32 @@ impl Shared {
         let Found { piece, room_bytes, retention } =
             self.climb(&request, least_bytes, size_bytes, Some(stream.id()))?;
         self.count_out(stream.id(), size_bytes);
-        thread::with_near(self.id, stream.id().0, |set| set.note_out(piece.record, retention));
+        cache::with_near(self.id, stream.id().as_u64(), |set| set.note_out(piece.record, retention));
         let address = piece.address.next_multiple_of(alignment);
         Ok(of_heap(Piece { address, ..piece }, Step::floor(room_bytes - (address - piece.address))))
     }
 
     /// In whose order memory is handed out: what the host may use is the host's at once.
-    fn order_of(&self, stream: &Stream) -> Slot {
-        #[cfg(feature = "planted-bugs")]
-        if crate::planted::has(crate::planted::Bug::HostInStreamOrder) {
+    fn order_of(&self, stream: &Stream) -> StreamIndex {
+        #[cfg(gpumem_planted_bugs)]
+        if crate::injected_bugs::has(crate::injected_bugs::Bug::HostInStreamOrder) {
             return stream.slot();
         }
-        if self.is_for_host() { Slot::NOBODY } else { stream.slot() }
+        if self.is_for_host() { StreamIndex::HOST } else { stream.slot() }
     }
 
     /// The heap has handed out a block.
     fn count_out(&self, stream: StreamId, size_bytes: u64) {
         if self.with_set(stream, |set| set.count_out(size_bytes)) != Some(true) {
-            self.front.count_out(stream.0, size_bytes);
+            self.front.count_out(stream.as_u64(), size_bytes);
         }
     }
 
     /// This thread's set for a stream, unless the stream is long gone or the thread at its end.
     fn with_set<R>(&self, stream: StreamId, work: impl FnOnce(Own<'_>) -> R) -> Option<R> {
         let adopt = || {
-            let is_gone = |stream| self.stamp_of(stream) == Stamp::NONE;
-            if is_gone(stream.0) {
+            let is_gone = |stream| self.stamp_of(stream) == Stamp::COMPLETE;
+            if is_gone(stream.as_u64()) {
                 return None;
             }
             let mut spill = Vec::new();
@@ -200,9 +201,9 @@ impl Shared {
                 self.core().heap.note_kept(kept_bytes, 0);
             }
             self.give_all(spill);
-            self.front.adopt(stream.0)
+            self.front.adopt(stream.as_u64())
         };
-        thread::with_set(self.id, stream.0, adopt, work)
+        cache::with_set(self.id, stream.as_u64(), adopt, work)
     }
 
     /// The ladder: what is free, with what the stream has freed most recently, cheapest first, and a fresh search after
@@ -218,7 +219,7 @@ impl Shared {
         if let Some(stream) = recent_of {
             // With the heap locked: whoever looks for memory finds it in the set or there, and never in somebody's hands.
             let give = |set: Own<'_>| set.empty_unkept(|large| core.give_large(large));
-            let kept = thread::with_near(self.id, stream.0, give).unwrap_or_default();
+            let kept = cache::with_near(self.id, stream.as_u64(), give).unwrap_or_default();
             core.heap.note_kept(kept.0, kept.1);
         }
         // Under a limit nothing is rounded up: what is over could be what another block lacks.
@@ -261,7 +262,7 @@ impl Shared {
 
     /// How much larger than its request a kept block may be.
     fn excess_steps(heap: &Heap) -> u16 {
-        if heap.dials().has_slack() {
+        if heap.tuning().has_slack() {
             LOOSE_STEPS
         } else if heap.has_limit() {
             // Near a limit, what a block has beyond its request is part of what has to fit.
@@ -282,7 +283,7 @@ impl Shared {
     }
 
     fn stamp_of(&self, stream: u64) -> Stamp {
-        self.clocks().stamp_of(StreamId(stream))
+        self.clocks().stamp_of(StreamId::from_u64(stream))
     }
 
     pub(super) fn vmm(&self) -> Vmm<'_> {

@@ -3,28 +3,15 @@
 use super::access::{Access, Memory};
 use crate::backend::plain;
 use crate::out_of_memory::Passed;
+use gpumem_heap::{PhysicalMemory, RawHandle};
 use gpumem_sys::types::{CUmemAccessDesc, CUresult};
 use gpumem_sys::{Driver, DriverError};
-
-/// The driver's name of some physical memory: of a handle, or a plain segment's address.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct RawHandle(pub(super) u64);
 
 /// The driver's word for that it has no more memory, or a limit's in its place: others may have taken what the limit
 /// allowed a moment ago, or it has become a lower one.
 pub(super) struct Said {
     pub(super) error: DriverError,
     pub(super) passed: Option<Passed>,
-}
-
-/// What a heap asks of the driver; one over plain segments only creates and releases.
-pub(super) trait Backing {
-    fn create(&mut self, size_bytes: u64) -> Result<RawHandle, DriverError>;
-    fn map(&mut self, address: u64, size_bytes: u64, handle: RawHandle) -> Result<(), DriverError>;
-    fn set_access(&mut self, address: u64, size_bytes: u64) -> Result<(), DriverError>;
-    fn unmap(&mut self, address: u64, size_bytes: u64) -> Result<(), DriverError>;
-    /// Of the size that it was created with.
-    fn release(&mut self, handle: RawHandle, size_bytes: u64) -> Result<(), DriverError>;
 }
 
 /// The driver itself, for one device. Its context is current.
@@ -90,7 +77,9 @@ impl<'a> Vmm<'a> {
     }
 }
 
-impl Backing for Vmm<'_> {
+impl PhysicalMemory for Vmm<'_> {
+    type Error = DriverError;
+
     fn create(&mut self, size_bytes: u64) -> Result<RawHandle, DriverError> {
         self.admit(size_bytes)?;
         let created = match self.access.memory() {

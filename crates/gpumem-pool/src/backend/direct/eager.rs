@@ -6,7 +6,7 @@
 //! their frees, once a millisecond, and `release_budget` has no meaning.
 
 use super::{Calls, Desk};
-use crate::clock::{MarkEvent, Slot};
+use crate::clock::{MarkEvent, StreamIndex};
 use crate::context::Relaxed;
 use crate::family::Member;
 use crate::kind::MemoryKind;
@@ -70,7 +70,7 @@ impl<C: Calls> Desk<C> {
         failed.map(|()| unseen.len() < marked_count)
     }
 
-    fn unseen(&self) -> MutexGuard<'_, Vec<(Slot, MarkEvent)>> {
+    fn unseen(&self) -> MutexGuard<'_, Vec<(StreamIndex, MarkEvent)>> {
         self.unseen.lock().unwrap_or_else(PoisonError::into_inner)
     }
 

@@ -3,11 +3,12 @@
 
 use super::remains::leave;
 use crate::backend::caching::access::{Access, Memory};
-use crate::backend::caching::vmm::{Backing, Vmm};
+use crate::backend::caching::vmm::Vmm;
 use crate::device::Device;
 use crate::error::PoolError;
 use crate::kind::MemoryKind;
 use crate::options::{BackendKind, PoolBuilder};
+use gpumem_heap::PhysicalMemory;
 use gpumem_sys::DriverError;
 use gpumem_sys::types::{CUdevice_attribute, CUresult};
 

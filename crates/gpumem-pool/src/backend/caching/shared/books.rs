@@ -3,7 +3,7 @@
 use super::Shared;
 use crate::backend::{Counts, Reserved};
 use crate::clock::{Stamp, StreamId};
-use crate::counters::Counters;
+use gpumem_heap::counters::Counters;
 
 impl Shared {
     pub(in super::super) fn counts(&self) -> Counts {
@@ -20,8 +20,8 @@ impl Shared {
 
     /// By stream; together under `None` what was on streams that are gone.
     pub(in super::super) fn streams(&self) -> Vec<(Option<StreamId>, Counters)> {
-        let streams = self.front.streams(|stream| self.stamp_of(stream) == Stamp::NONE);
-        streams.into_iter().map(|(stream, counters)| (stream.map(StreamId), counters)).collect()
+        let streams = self.front.streams(|stream| self.stamp_of(stream) == Stamp::COMPLETE);
+        streams.into_iter().map(|(stream, counters)| (stream.map(StreamId::from_u64), counters)).collect()
     }
 
     pub(in super::super) fn reset_peaks(&self) {

@@ -1,10 +1,10 @@
 //! Taking from threads what they keep at hand.
 
 use super::Shared;
-use crate::backend::caching::front::Spill;
-use crate::backend::caching::sync::MutexGuard;
-use crate::backend::caching::thread;
 use crate::clock::Stamp;
+use gpumem_heap::cache;
+use gpumem_heap::cache::Spill;
+use gpumem_heap::sync::MutexGuard;
 use std::sync::PoisonError;
 
 impl Shared {
@@ -13,9 +13,7 @@ impl Shared {
     pub(in super::super) fn drain_own(&self) -> bool {
         let _turn = self.draining();
         let mut spill = Vec::new();
-        thread::each_set(self.id, |set| {
-            self.front.drain_own(set, |stream| self.stamp_of(stream), &mut spill)
-        });
+        cache::each_set(self.id, |set| self.front.drain_own(set, |stream| self.stamp_of(stream), &mut spill));
         self.give_all(spill)
     }
 
@@ -27,7 +25,7 @@ impl Shared {
     /// The same, of blocks beyond the classes only.
     pub(in super::super) fn drain_own_recent(&self) -> bool {
         let (mut is_any, mut core) = (false, self.core());
-        thread::each_set(self.id, |set| {
+        cache::each_set(self.id, |set| {
             is_any |= set.has_recent();
             set.empty_recent(|large| core.give_large(large));
         });

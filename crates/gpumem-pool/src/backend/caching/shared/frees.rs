@@ -1,13 +1,14 @@
 //! What comes back and finds no room at hand.
 
 use super::Shared;
-use crate::backend::caching::class::Class;
-use crate::backend::caching::magazine::Piece;
-use crate::backend::caching::recent::{Large, Step};
-use crate::backend::caching::set::Own;
-use crate::backend::caching::{step_of, thread};
+use crate::backend::caching::step_of;
 use crate::backend::{Freed, Piece as BlockPiece, Taken};
 use crate::clock::{Stamp, StreamId};
+use gpumem_heap::Class;
+use gpumem_heap::Piece;
+use gpumem_heap::cache;
+use gpumem_heap::cache::Own;
+use gpumem_heap::cache::{Large, Step};
 
 impl Shared {
     /// What the thread's magazine had no room for, and blocks that don't go there.
@@ -33,7 +34,7 @@ impl Shared {
         let piece = Piece { address: freed.piece.address, record: freed.piece.record() };
         // Last of all: it counts.
         is_made
-            && thread::with_near(self.id, freed.home.0, |set| set.put(class, freed.size_bytes, piece))
+            && cache::with_near(self.id, freed.home.as_u64(), |set| set.put(class, freed.size_bytes, piece))
                 == Some(true)
     }
 
@@ -42,17 +43,17 @@ impl Shared {
         let Some(large) = self.large(&freed.piece, freed.size_bytes, freed.home) else { return false };
         if self.with_set(freed.home, |set| set.has_recent()) == Some(true) {
             let mut core = self.core();
-            thread::with_near(self.id, freed.home.0, |set| {
+            cache::with_near(self.id, freed.home.as_u64(), |set| {
                 set.make_way_large(|large| core.give_large(large))
             });
         }
         // Last of all: it counts.
-        thread::with_near(self.id, freed.home.0, |set| set.put_large(large)) == Some(true)
+        cache::with_near(self.id, freed.home.as_u64(), |set| set.put_large(large)) == Some(true)
     }
 
     /// What a set keeps of a block beyond the classes that only home has used; `None` if it is not one, if home is gone, or
     /// if the host may use it, who follows no stream's order.
-    #[inline]
+    #[inline(always)]
     pub(in super::super) fn large(
         &self,
         piece: &BlockPiece,
@@ -63,7 +64,8 @@ impl Shared {
         let step = step_of(piece).max(Step::floor(size_bytes));
         let piece = Piece { address: piece.address, record: piece.record() };
         let large = Large { piece, size_bytes, step, stamp: stamp.into() };
-        (size_bytes > Class::SIZE_BYTES_MAX && stamp != Stamp::NONE && !self.is_for_host()).then_some(large)
+        (size_bytes > Class::SIZE_BYTES_MAX && stamp != Stamp::COMPLETE && !self.is_for_host())
+            .then_some(large)
     }
 
     fn give(&self, freed: &Freed) {
@@ -79,6 +81,7 @@ impl Shared {
     /// The last touch, if it says true.
     fn count_in(&self, freed: &Freed) -> bool {
         let count = |set: Own<'_>| set.count_in(freed.size_bytes);
-        self.with_set(freed.home, count) == Some(true) || self.front.count_in(freed.home.0, freed.size_bytes)
+        self.with_set(freed.home, count) == Some(true)
+            || self.front.count_in(freed.home.as_u64(), freed.size_bytes)
     }
 }

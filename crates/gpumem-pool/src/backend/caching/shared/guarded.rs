@@ -1,9 +1,9 @@
 //! [`Core`]: what the heap's lock protects.
 
 use crate::backend::caching::extent::Extents;
-use crate::backend::caching::heap::Heap;
-use crate::backend::caching::recent::Large;
-use crate::clock::Slot;
+use crate::clock::StreamIndex;
+use gpumem_heap::cache::Large;
+use gpumem_heap::heap::Heap;
 
 pub(in super::super) struct Core {
     pub(in super::super) heap: Heap,
@@ -17,7 +17,7 @@ impl Core {
         self.heap.give(large.piece.record, &[large.stamp.into()]);
     }
 
-    pub(super) fn pending_slots(&self) -> Vec<Slot> {
+    pub(super) fn pending_slots(&self) -> Vec<StreamIndex> {
         self.heap.pending_slots().into_iter().chain(self.extents.pending_slots()).collect()
     }
 

@@ -3,9 +3,7 @@
 use super::{Core, Lack, Shared};
 use crate::backend::Counts;
 use crate::backend::caching::access::Memory;
-use crate::backend::caching::gate::Entered;
-use crate::backend::caching::heap::Heap;
-use crate::clock::Slot;
+use crate::clock::StreamIndex;
 use crate::context::Relaxed;
 use crate::deadline;
 use crate::error::PoolError;
@@ -13,6 +11,8 @@ use crate::family::Member;
 use crate::kind::MemoryKind;
 use core::sync::atomic::Ordering;
 use core::time::Duration;
+use gpumem_heap::heap::Heap;
+use gpumem_heap::sync::Entered;
 use gpumem_sys::DriverError;
 use gpumem_sys::types::CUresult;
 use std::sync::{Arc, Weak};
@@ -103,7 +103,7 @@ impl Shared {
     }
 
     /// Marks streams, and asks about each stream's marks which have been passed.
-    pub(in super::super) fn look(&self, slots: Vec<Slot>) -> Result<(), DriverError> {
+    pub(in super::super) fn look(&self, slots: Vec<StreamIndex>) -> Result<(), DriverError> {
         slots.into_iter().try_for_each(|slot| self.clocks().tick(slot).map(drop))?;
         self.clocks().poll(Duration::MAX).map(drop)
     }
@@ -138,8 +138,8 @@ impl Shared {
 
     /// What may be reserved now, by our own limit and those that we share.
     pub(in super::super) fn limit_bytes(&self, heap: &Heap) -> u64 {
-        #[cfg(feature = "planted-bugs")]
-        if crate::planted::has(crate::planted::Bug::LimitOffByOne) {
+        #[cfg(gpumem_planted_bugs)]
+        if crate::injected_bugs::has(crate::injected_bugs::Bug::LimitOffByOne) {
             return self.limits.family().limit_bytes().saturating_add(2 << 20);
         }
         heap.reserved_bytes().saturating_add(self.access.dues().room_bytes())

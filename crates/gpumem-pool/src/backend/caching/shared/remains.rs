@@ -3,21 +3,21 @@
 use super::Shared;
 use crate::backend::caching::access::{Access, Memory};
 use crate::backend::caching::extent::Extents;
-use crate::backend::caching::heap::Heap;
-use crate::backend::caching::vmm::{RawHandle, Vmm};
-use crate::clock::{Clocks, Order, Slot, Stamp};
+use crate::backend::caching::vmm::Vmm;
+use crate::clock::{Clocks, Order, Stamp, StreamIndex};
 use crate::context::Relaxed;
 use crate::device::Device;
-use crate::dials::Dials;
 use crate::kind::MemoryKind;
 use crate::upkeep::{HowFar, Left};
+use gpumem_heap::heap::Heap;
+use gpumem_heap::{RawHandle, Tuning};
 use gpumem_sys::Driver;
 
 impl Drop for Shared {
     fn drop(&mut self) {
         let core = self.core.get_mut();
         let pending = core.pending_slots();
-        let heap = core::mem::replace(&mut core.heap, Heap::new(Dials::default(), [(0, 0); 2]));
+        let heap = core::mem::replace(&mut core.heap, Heap::new(Tuning::BALANCED, [(0, 0); 2]));
         let extents = core::mem::take(&mut core.extents);
         let ranges = match self.access.memory() {
             Memory::Virtual => self.ranges.to_vec(),
@@ -45,7 +45,7 @@ pub(super) fn leave(
     handle: Option<(RawHandle, u64)>,
     ranges: Vec<(u64, u64)>,
 ) {
-    let (mut heap, extents) = (Heap::new(Dials::default(), [(0, 0); 2]), Extents::default());
+    let (mut heap, extents) = (Heap::new(Tuning::BALANCED, [(0, 0); 2]), Extents::default());
     if let Some((handle, size_bytes)) = handle {
         heap.lose(handle, size_bytes);
     }
@@ -114,7 +114,7 @@ const STEP_BYTES: u64 = 64 << 20;
 struct AllDone;
 
 impl Order for AllDone {
-    fn is_ordered(&self, _: Stamp, _: Slot) -> bool {
+    fn is_ordered(&self, _: Stamp, _: StreamIndex) -> bool {
         true
     }
 

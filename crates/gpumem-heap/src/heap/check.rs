@@ -1,0 +1,222 @@
+//! [`Heap::check`]: every invariant, as one walk.
+
+use super::Heap;
+use super::frames::ones;
+use super::record::{Kind, NONE, Record, Records};
+use super::segments::Segments;
+use super::space::{FRAME_BYTES, FRAME_SHIFT, Space};
+use super::stamps::{Owner, Pending};
+use super::windows::Entry;
+use std::collections::BTreeMap;
+
+impl Heap {
+    /// Walks everything the heap knows and says the first thing that contradicts another. Returns how many pieces are out.
+    pub fn check(&self) -> Result<u64, String> {
+        let mut shares = BTreeMap::new();
+        let (mut record_count, mut live_count, mut live_bytes) = (0, 0, 0);
+        for (index, space) in self.spaces.iter().enumerate() {
+            let ids = check_tiling(index, space, &self.records)?;
+            check_lists(index, space, &self.records, &ids)?;
+            for id in &ids {
+                let record = &self.records[*id];
+                self.check_memory(index, *id, record)?;
+                if record.kind == Kind::Live {
+                    expect(self.allows(index, record.start, record.size_bytes), || {
+                        format!("record {id} is cut from a segment that is kept whole")
+                    })?;
+                    live_count += 1;
+                    live_bytes += record.size_bytes;
+                }
+                if record.kind == Kind::Free && record.owner == Owner::MIXED {
+                    *shares.entry(record.stamp).or_insert(0_u32) += 1;
+                }
+            }
+            record_count += ids.len();
+        }
+        expect(record_count == self.records.count(), || {
+            format!("{record_count} records tile, {} exist", self.records.count())
+        })?;
+        expect(live_bytes == self.used_bytes, || {
+            format!("{live_bytes} bytes are live, {} counted", self.used_bytes)
+        })?;
+        expect(self.used_bytes <= self.used_peak_bytes, || "more is used than ever".into())?;
+        for (set, count) in self.records.sets.shares().filter(|(_, count)| *count > 0) {
+            expect(shares.get(&set) == Some(&count), || {
+                format!("set {set:?} is counted {count} times, carried {:?}", shares.get(&set))
+            })?;
+        }
+        self.check_holes()?;
+        self.check_frames()?;
+        self.check_shared()?;
+        Ok(live_count)
+    }
+
+    fn check_holes(&self) -> Result<(), String> {
+        for (index, space) in self.spaces.iter().enumerate() {
+            let end = space.end() >> FRAME_SHIFT;
+            let mut place = 0;
+            for (slot, count) in self.frames.holes(index).iter() {
+                expect(slot >= place && count > 0, || {
+                    format!("hole {slot} of space {index} should be part of another")
+                })?;
+                place = slot + count + 1;
+                expect(slot + count <= end, || format!("hole {slot} lies behind the end of space {index}"))?;
+                let mapped = (slot..slot + count).find(|slot| {
+                    self.frames.window_at(index, *slot).is_some() || self.is_resident(index, *slot)
+                });
+                expect(mapped.is_none(), || {
+                    format!("slot {mapped:?} of space {index} is mapped and a hole")
+                })?;
+            }
+        }
+        Ok(())
+    }
+
+    fn check_frames(&self) -> Result<(), String> {
+        let mut reserved_bytes = 0;
+        let (mut window_count, mut empty_count, mut shared_count) = (0, 0, 0);
+        for id in self.frames.handle_ids() {
+            let handle = self.frames.handle(id);
+            reserved_bytes += u64::from(handle.frame_count) << FRAME_SHIFT;
+            let (mut resident, mut shared) = (0, 0);
+            for window_id in self.frames.windows_of(id) {
+                window_count += 1;
+                let (here, parts) = self.frames.resident_of(window_id, id);
+                empty_count += usize::from((here, parts) == (0, 0));
+                shared |= parts;
+                expect(self.frames.handle_of(window_id) == id, || {
+                    format!("window {window_id:?} is not handle {id}'s")
+                })?;
+                expect(resident & here == 0, || format!("a frame of handle {id} is resident twice"))?;
+                resident |= here;
+                for slot in u64::from(window_id.slot())..u64::from(window_id.slot() + handle.frame_count) {
+                    let found = self.frames.window_at(window_id.space(), slot);
+                    expect(found == Some(window_id), || {
+                        format!("slot {slot} is window {found:?}, not {window_id:?}")
+                    })?;
+                }
+            }
+            let all = ones(0, handle.frame_count);
+            expect(resident | shared == all && resident & shared == 0, || {
+                format!("handle {id}: frames {resident:#b} and {shared:#b} of {all:#b} are resident")
+            })?;
+            shared_count += shared.count_ones() as usize;
+        }
+        expect(shared_count == self.frames.shared().count(), || format!("{shared_count} frames are shared"))?;
+        let placed_count = (0..2).flat_map(|space| self.frames.windows_in(space)).count();
+        expect(placed_count == window_count, || format!("{placed_count} windows have a place"))?;
+        expect(empty_count == self.frames.empty_count(), || format!("{empty_count} windows are empty"))?;
+        expect(window_count == self.frames.window_count(), || "a window belongs to no handle".into())?;
+        expect(reserved_bytes == self.frames.reserved_bytes, || {
+            format!("{reserved_bytes} bytes of handles, {} counted", self.frames.reserved_bytes)
+        })?;
+        expect(self.lost.check(), || "the sum of what the driver would not take back".into())?;
+        expect(self.segments.iter().all(Segments::is_consistent), || "segments touch, or their sum".into())?;
+        expect(self.reserved_bytes() <= self.reserved_peak_bytes, || "more is reserved than ever".into())
+    }
+
+    /// Each byte of a frame that is in several windows is in one of them.
+    fn check_shared(&self) -> Result<(), String> {
+        for (handle, frame, parts) in self.frames.shared() {
+            let mut ranges = Vec::new();
+            for part in parts {
+                let (space, start) =
+                    (&self.spaces[part.space()], u64::from(part.slot() + frame) << FRAME_SHIFT);
+                let mut place = start;
+                while place < start + FRAME_BYTES {
+                    let record = &self.records[space.at(&self.records, place)];
+                    let end = record.end().min(start + FRAME_BYTES);
+                    ranges.extend((record.kind != Kind::Gap).then_some((place - start, end - start)));
+                    place = end;
+                }
+            }
+            ranges.sort_unstable();
+            let end = ranges.iter().try_fold(0, |place, (start, end)| (place == *start).then_some(*end));
+            expect(end == Some(FRAME_BYTES), || format!("frame {frame} of handle {handle} is {ranges:?}"))?;
+        }
+        Ok(())
+    }
+
+    /// Whether there is memory behind a frame of addresses.
+    fn is_resident(&self, index: usize, slot: u64) -> bool {
+        self.frames.entry(index, slot).is_some_and(Entry::is_resident)
+            || self.segments.as_ref().is_some_and(|segments| segments.has(index, slot))
+    }
+
+    /// Bytes that somebody may hold lie on frames that are resident there; gaps on frames that are not. Of a frame that is
+    /// there in part, some are the one and some the other.
+    fn check_memory(&self, index: usize, id: u32, record: &Record) -> Result<(), String> {
+        let is_memory = record.kind != Kind::Gap;
+        let slots = record.start >> FRAME_SHIFT..record.end().div_ceil(FRAME_BYTES);
+        let is_part = |slot: &u64| self.frames.entry(index, *slot).is_some_and(Entry::is_part);
+        for slot in slots.filter(|slot| !is_part(slot)) {
+            let is_resident = self.is_resident(index, slot);
+            expect(is_resident == is_memory, || {
+                format!("record {id} ({:?}) over slot {slot}: resident {is_resident}", record.kind)
+            })?;
+        }
+        let is_waiting = record.kind == Kind::Free && record.owner != Owner::READY;
+        let pending = Pending { owner: record.owner, stamp: record.stamp };
+        let is_right = match record.kind {
+            Kind::Free if pending.owner == Owner::READY => pending == Pending::READY,
+            Kind::Free if pending.owner != Owner::MIXED => Owner::of(pending.stamp.slot()) == pending.owner,
+            _ => true,
+        };
+        expect(is_right || !is_waiting, || {
+            format!("record {id} waits for {:?} of another stream", record.stamp)
+        })
+    }
+}
+
+/// The records of a space follow each other without a break or an overlap, and none could be one with its neighbour.
+fn check_tiling(index: usize, space: &Space, records: &Records) -> Result<Vec<u32>, String> {
+    let mut ids: Vec<u32> = space.ids_backwards(records).collect();
+    ids.reverse();
+    let (mut place, mut prev) = (0, NONE);
+    let mut starts = vec![NONE; (space.end() >> FRAME_SHIFT) as usize];
+    for id in &ids {
+        let record = records.get(*id).ok_or_else(|| format!("record {id} tiles and is unused"))?;
+        expect(record.start == place && record.size_bytes > 0, || {
+            format!("record {id} starts at {}, not {place}", record.start)
+        })?;
+        expect(usize::from(record.space) == index, || format!("record {id} is of another space"))?;
+        expect(record.prev == prev, || format!("record {id} follows {}, not {prev}", record.prev))?;
+        expect(prev == NONE || records[prev].next == *id, || format!("record {prev} doesn't know {id}"))?;
+        expect(prev == NONE || !records[prev].joins(record), || {
+            format!("records {prev} and {id} should be one")
+        })?;
+        let first = &mut starts[(record.start >> FRAME_SHIFT) as usize];
+        *first = if *first == NONE { *id } else { *first };
+        (place, prev) = (record.end(), *id);
+    }
+    expect(place == space.end(), || format!("space {index} is tiled up to {place}, not {}", space.end()))?;
+    for (frame, id) in starts.iter().enumerate() {
+        let noted = space.start_in(frame);
+        expect(noted == *id, || format!("frame {frame} of space {index} starts with {id}, noted {noted}"))?;
+    }
+    Ok(ids)
+}
+
+/// Each free record is in its owner's list of its size, and nothing else is in any.
+fn check_lists(index: usize, space: &Space, records: &Records, ids: &[u32]) -> Result<(), String> {
+    let free = ids.iter().filter(|id| records[**id].kind == Kind::Free).count();
+    let mut listed = 0;
+    for (owner, fit) in space.fits_by_owner() {
+        expect(fit.is_consistent(records), || {
+            format!("lists of owner {owner} in space {index}: the bits are wrong")
+        })?;
+        for id in fit.ids(records, 0) {
+            listed += 1;
+            let record = records.get(id).ok_or_else(|| format!("record {id} is listed and unused"))?;
+            expect(record.kind == Kind::Free && record.owner.index() == owner, || {
+                format!("record {id} is in another's list")
+            })?;
+            expect(listed <= free, || format!("space {index} lists more than {free} records"))?;
+        }
+    }
+    expect(listed == free, || format!("space {index} has {free} free records, {listed} listed"))
+}
+
+fn expect(holds: bool, or: impl FnOnce() -> String) -> Result<(), String> {
+    if holds { Ok(()) } else { Err(or()) }
+}

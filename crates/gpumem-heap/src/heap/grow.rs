@@ -1,0 +1,237 @@
+//! New handles, or segments: how many, how large, and how far the heap may grow.
+
+use super::build::{self, Row};
+use super::extension::Extension;
+use super::plan;
+use super::space::{FRAME_BYTES, FRAME_SHIFT};
+use super::survey::{Idle, Survey, View};
+use super::{Heap, LARGE_SPACE, Request, frames_in, rounded, space_of};
+use crate::block::Piece;
+use crate::memory::PhysicalMemory;
+use crate::order::Order;
+use crate::tuning::Tuning;
+
+impl Heap {
+    /// A piece that new handles are part of. No more than `reserved_max_bytes` are reserved afterwards.
+    ///
+    /// # Errors
+    ///
+    /// What the driver says, that it has no more memory included; nothing has changed then.
+    pub fn take_grown<M: PhysicalMemory>(
+        &mut self,
+        request: &Request,
+        order: &impl Order,
+        backing: &mut M,
+        reserved_max_bytes: u64,
+    ) -> Result<Option<Piece>, M::Error> {
+        if self.segments.is_some() {
+            return self.take_of_new_segment(request, backing, reserved_max_bytes);
+        }
+        if self.starts_in_frames(request) {
+            let piece = self.grow(request, order, backing, (reserved_max_bytes, true))?;
+            if piece.is_some() || reserved_max_bytes <= self.reserved_bytes() {
+                return Ok(piece);
+            }
+        }
+        self.grow(request, order, backing, (reserved_max_bytes, false))
+    }
+
+    /// Allocates a block that starts and ends in pages which other blocks use in part, with new handles between them. The last
+    /// rung calls this, after all other rungs found nothing.
+    ///
+    /// # Errors
+    ///
+    /// The memory's error of the first call for new handles or mappings that fails.
+    pub fn take_glued<M: PhysicalMemory>(
+        &mut self,
+        request: &Request,
+        order: &impl Order,
+        backing: &mut M,
+        reserved_max_bytes: u64,
+    ) -> Result<Option<Piece>, M::Error> {
+        let Some(size_bytes) = rounded(request.size_bytes) else { return Ok(None) };
+        let room = reserved_max_bytes.saturating_sub(self.reserved_bytes()) >> FRAME_SHIFT;
+        let view = View { records: &self.records, slot: request.slot, order, with_ready: true };
+        let survey = Survey::movable(&self.frames, &self.spaces, &view);
+        match self.glued((size_bytes, request.alignment), &survey, &view, room) {
+            Some(row) => {
+                self.build(space_of(request), &Request { size_bytes, ..*request }, None, &row, backing)
+            }
+            None => Ok(None),
+        }
+    }
+
+    fn grow<M: PhysicalMemory>(
+        &mut self,
+        request: &Request,
+        order: &impl Order,
+        backing: &mut M,
+        (reserved_max_bytes, in_frames): (u64, bool),
+    ) -> Result<Option<Piece>, M::Error> {
+        let alignment = if in_frames { FRAME_BYTES } else { request.alignment };
+        let Some(size_bytes) = rounded(request.size_bytes) else { return Ok(None) };
+        let index = space_of(request);
+        let room = reserved_max_bytes.saturating_sub(self.reserved_bytes()) >> FRAME_SHIFT;
+        let view = View { records: &self.records, slot: request.slot, order, with_ready: true };
+        let mut survey = Survey::movable(&self.frames, &self.spaces, &view);
+        if in_frames {
+            survey.ends = self.ends(index, request.slot, &survey);
+        }
+        let mut extensions = self.extensions(index, (size_bytes, alignment), &survey, &view);
+        let target = self.growth_target_bytes(request).saturating_sub(self.reserved_bytes()) >> FRAME_SHIFT;
+        let Some(last) = extensions.last() else { return Ok(None) };
+        let (place, row) = if last.missing_frames == 0 {
+            (extensions.pop(), Row::default())
+        } else if u64::from(last.missing_frames) <= room.min(target) {
+            let frame_count = last
+                .missing_frames
+                .max(self.growth_frames(index))
+                .min(u32::try_from(room.min(target)).unwrap_or(u32::MAX));
+            let place = extensions.pop().filter(|one| one.is_worth_it(alignment));
+            (place, Row { new: self.new_handles(frame_count), ..Row::default() })
+        } else {
+            match self.mixed(extensions, &survey, (size_bytes, alignment), room) {
+                Some(found) => found,
+                None => return Ok(None),
+            }
+        };
+        self.build(index, &Request { size_bytes, ..*request }, place, &row, backing)
+    }
+
+    /// The fewest new frames.
+    fn mixed(
+        &self,
+        extensions: Vec<Extension>,
+        survey: &Survey,
+        (size_bytes, alignment): (u64, u64),
+        room: u64,
+    ) -> Option<(Option<Extension>, Row)> {
+        let extensions = extensions.into_iter().filter(|one| one.is_worth_it(alignment));
+        let extended = extensions.filter_map(|extension| {
+            let rest = survey.without(&extension.survey);
+            let row = self.mixed_row(&rest.idle, extension.missing_frames, room, true)?;
+            (row.size_bytes(&self.frames) >> FRAME_SHIFT <= extension.room_frames)
+                .then_some((Some(extension), row))
+        });
+        let fresh = (alignment <= FRAME_BYTES)
+            .then(|| self.mixed_row(&survey.idle, frames_in(size_bytes), room, false))
+            .flatten();
+        let odd = survey.odd(size_bytes).and_then(|odd| {
+            let rest = frames_in(size_bytes - odd.size_bytes);
+            Some(Row { odd: Some(odd), ..self.mixed_row(&survey.idle, rest, room, true)? })
+        });
+        let all = extended.chain(fresh.into_iter().chain(odd).map(|row| (None, row)));
+        all.min_by_key(|(_, row)| (row.new.iter().sum::<u32>(), row.window_count()))
+    }
+
+    /// All that is idle and can stand in a row, and new handles for the rest.
+    pub(super) fn mixed_row(&self, idle: &[Idle], missing: u32, room: u64, from_start: bool) -> Option<Row> {
+        let sizes = |handle| self.frames.handle(handle).frame_count;
+        let (mut parts, last) = plan::reach(idle, sizes, from_start);
+        let mut missing = missing.checked_sub(last.map_or(0, |part| part.count))?;
+        parts.retain_mut(|part| {
+            part.count = part.count.min(missing);
+            missing -= part.count;
+            part.count > 0
+        });
+        (missing > 0 && u64::from(missing) <= room).then(|| Row {
+            parts,
+            new: self.new_handles(missing),
+            last,
+            ..Row::default()
+        })
+    }
+
+    /// Makes new handles for so many bytes more, which are ready for all. False when that would reserve more than
+    /// `reserved_max_bytes`.
+    ///
+    /// # Errors
+    ///
+    /// What the driver says. What several segments had got by then stays, ready for all.
+    pub fn reserve<M: PhysicalMemory>(
+        &mut self,
+        size_bytes: u64,
+        backing: &mut M,
+        reserved_max_bytes: u64,
+    ) -> Result<bool, M::Error> {
+        let frame_count = frames_in(size_bytes);
+        let room = reserved_max_bytes.saturating_sub(self.reserved_bytes()) >> FRAME_SHIFT;
+        if u64::from(frame_count) > room {
+            return Ok(false);
+        }
+        let is_made = if self.segments.is_some() {
+            self.reserve_segments(u64::from(frame_count), backing)?
+        } else {
+            let row = Row { new: self.new_handles(frame_count), ..Row::default() };
+            build::make(self, (LARGE_SPACE, self.spaces[LARGE_SPACE].end()), &row, backing)?
+        };
+        self.reserved_peak_bytes = self.reserved_peak_bytes.max(self.reserved_bytes());
+        if is_made {
+            self.reserved_ahead_bytes = self.blocks_bytes();
+        }
+        Ok(is_made)
+    }
+
+    /// What a set keeps at hand of large blocks, as its thread finds it when it comes to the heap: when it came last, and now.
+    ///
+    /// The sum is of as many moments as there are sets, and only guides what they may keep. Where others have drained a
+    /// set since, more counts as kept than is, and sets may keep too much until its thread comes again: an allocation
+    /// that finds too little takes all of that from them. Where one has kept more since, that counts as needed, and sets
+    /// may keep less.
+    pub fn note_kept(&mut self, before_bytes: u64, now_bytes: u64) {
+        self.kept_bytes = (self.kept_bytes + now_bytes).saturating_sub(before_bytes);
+    }
+
+    /// What threads may keep at hand of large blocks: a part of what was reserved ahead and nobody has ever needed.
+    pub fn keepable_bytes(&mut self) -> u64 {
+        let needed_bytes = self.used_bytes.saturating_sub(self.kept_bytes);
+        self.needed_peak_bytes = self.needed_peak_bytes.max(needed_bytes);
+        let slack_bytes = self.needed_peak_bytes / 1000 * u64::from(self.tuning().growth_slack_per_mille);
+        let needed_bytes = self.needed_peak_bytes + slack_bytes;
+        self.reserved_ahead_bytes = self.reserved_ahead_bytes.min(self.blocks_bytes());
+        let spare_bytes = self.reserved_ahead_bytes.saturating_sub(needed_bytes);
+        self.keepable_bytes =
+            (spare_bytes / 1000).saturating_mul(u64::from(self.tuning().large_share_per_mille));
+        self.keepable_bytes
+    }
+
+    /// True if the unused memory that was reserved ahead exceeds a quarter of the peak of use, so that every block could be a
+    /// quarter larger.
+    pub fn is_far_ahead(&self) -> bool {
+        self.keepable_bytes > self.needed_peak_bytes / 4
+    }
+
+    /// How far the heap may grow for this request before anything dearer than a new handle is worth trying.
+    pub fn growth_target_bytes(&self, request: &Request) -> u64 {
+        let used = self.used_bytes.saturating_add(request.size_bytes).max(self.used_peak_bytes);
+        // Where nothing can be mapped elsewhere, there has to be room for what is left over.
+        let piece_frames =
+            self.segments.as_ref().map_or(0, |_| self.segment_frames(space_of(request), request.size_bytes));
+        let Tuning { growth_slack_per_mille: usual, growth_slack_max_per_mille: most, .. } = *self.tuning();
+        let beyond = |used: u64, per_mille: u32| {
+            let slack_bytes = (used / 1000).saturating_mul(u64::from(per_mille));
+            used.saturating_add(slack_bytes).saturating_add(piece_frames << FRAME_SHIFT)
+        };
+        if self.window_credit >= 1000 || most <= usual {
+            return beyond(used, usual);
+        }
+        // What each stream has ever used is what they need together if none is ever ordered after another.
+        beyond(used.max(self.shares.peak_bytes()), most)
+    }
+
+    /// How much a space grows by at least: few handles for a large heap, little waste in a small one.
+    pub(super) fn growth_frames(&self, index: usize) -> u32 {
+        let reserved = self.spaces[index].end().min(self.reserved_bytes());
+        let bytes = reserved / u64::from(self.tuning().growth_divisor);
+        let frames = (bytes >> FRAME_SHIFT).max(1).next_power_of_two();
+        (frames as u32).min(self.tuning().handle_max_frames)
+    }
+
+    pub(super) fn new_handles(&self, frame_count: u32) -> Vec<u32> {
+        let largest = self.tuning().handle_max_frames;
+        let mut handles = vec![largest; (frame_count / largest) as usize];
+        let rest = frame_count % largest;
+        handles.extend((rest > 0).then_some(rest));
+        handles
+    }
+}

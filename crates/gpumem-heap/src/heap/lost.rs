@@ -1,0 +1,115 @@
+//! [`Lost`]: what the driver would not take back when it was asked. It counts as reserved, and is tried again whenever memory
+//! is given back.
+
+use super::Heap;
+use super::space::FRAME_SHIFT;
+use crate::memory::{PhysicalMemory, RawHandle};
+
+/// Physical memory that could not be given back.
+#[derive(Debug, Default)]
+pub struct Lost {
+    /// Not mapped any more: each with its size.
+    handles: Vec<(RawHandle, u64)>,
+    rows: Vec<LostRow>,
+    bytes: u64,
+}
+
+/// A row of windows that was not completed and could not be undone.
+#[derive(Debug)]
+struct LostRow {
+    space: usize,
+    slot: u64,
+    frame_count: u64,
+    /// What is still mapped of it: address and size.
+    mapped: Vec<(u64, u64)>,
+    /// The handles that were made for it: each with its size.
+    created: Vec<(RawHandle, u64)>,
+}
+
+impl Lost {
+    /// Of handles that nothing maps any more, and of those that were made for rows.
+    pub fn bytes(&self) -> u64 {
+        self.bytes
+    }
+
+    /// True if there is none.
+    pub fn is_empty(&self) -> bool {
+        self.handles.is_empty() && self.rows.is_empty()
+    }
+
+    /// Adds a handle that nothing maps.
+    pub fn add(&mut self, handle: RawHandle, size_bytes: u64) {
+        self.handles.push((handle, size_bytes));
+        self.bytes += size_bytes;
+    }
+
+    /// Tries all again, and returns the first failure.
+    pub fn release<M: PhysicalMemory>(&mut self, backing: &mut M) -> Result<(), M::Error> {
+        let Self { handles, bytes, .. } = self;
+        let mut released = Ok(());
+        handles.retain(|(handle, size_bytes)| match backing.release(*handle, *size_bytes) {
+            Ok(()) => {
+                *bytes -= size_bytes;
+                false
+            }
+            Err(error) => {
+                released = released.and(Err(error));
+                true
+            }
+        });
+        released
+    }
+
+    pub(super) fn check(&self) -> bool {
+        let created = self.rows.iter().flat_map(|row| &row.created);
+        let sum = self.handles.iter().chain(created).map(|(_, size_bytes)| size_bytes).sum::<u64>();
+        sum == self.bytes && self.rows.iter().all(|row| !row.mapped.is_empty())
+    }
+}
+
+impl Heap {
+    /// A handle that nothing maps.
+    pub fn lose(&mut self, handle: RawHandle, size_bytes: u64) {
+        self.lost.add(handle, size_bytes);
+    }
+
+    /// What stays mapped of a row that was not completed: its addresses are not used before it is unmapped.
+    pub(super) fn lose_row(
+        &mut self,
+        (space, start): (usize, u64),
+        size_bytes: u64,
+        mapped: Vec<(u64, u64)>,
+        created: Vec<(RawHandle, u64)>,
+    ) {
+        self.lost.bytes += created.iter().map(|(_, size_bytes)| size_bytes).sum::<u64>();
+        let (slot, frame_count) = (start >> FRAME_SHIFT, size_bytes >> FRAME_SHIFT);
+        self.lost.rows.push(LostRow { space, slot, frame_count, mapped, created });
+    }
+
+    /// Gives back what the driver would not take back before, as far as it does now.
+    ///
+    /// # Errors
+    ///
+    /// The first failure; the others were tried all the same.
+    pub fn release_lost<M: PhysicalMemory>(&mut self, backing: &mut M) -> Result<(), M::Error> {
+        if self.lost.is_empty() {
+            return Ok(());
+        }
+        let mut unmapped = Ok(());
+        for mut row in core::mem::take(&mut self.lost.rows) {
+            row.mapped.retain(|(address, size_bytes)| {
+                let result = backing.unmap(*address, *size_bytes);
+                unmapped = unmapped.and(result);
+                result.is_err()
+            });
+            if row.mapped.is_empty() {
+                self.frames.holes_mut(row.space).add(row.slot, row.frame_count);
+                self.lost.handles.append(&mut row.created);
+            } else {
+                self.lost.rows.push(row);
+            }
+        }
+        let released = self.lost.release(backing);
+        unmapped.and(released)
+    }
+}

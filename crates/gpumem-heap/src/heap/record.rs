@@ -1,0 +1,124 @@
+//! [`Records`]: what the heap knows of each stretch of its addresses, on the host.
+//!
+//! Each space of addresses is tiled by records without a break: a stretch is live (somebody's block), free (nobody's,
+//! and backed by memory), or a gap (no memory of its own is there now). Records know their neighbours by address, so
+//! that freeing needs no search, and a free one hangs in the list of its size. A record is 48 bytes, named by an index
+//! that stays the same for as long as its block lives.
+
+use super::stamps::{Owner, Sets};
+use crate::order::Stamp;
+
+/// No record.
+pub(super) const NONE: u32 = u32::MAX;
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Kind {
+    /// Names nothing; waits to be used again.
+    Unused,
+    Live,
+    Free,
+    Gap,
+}
+
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Record {
+    /// Counted from the start of the space.
+    pub(super) start: u64,
+    pub(super) size_bytes: u64,
+    /// Of a free one: its last uses, as `owner` says.
+    pub(super) stamp: Stamp,
+    /// Neighbours by address.
+    pub(super) prev: u32,
+    pub(super) next: u32,
+    /// Neighbours in the list of a size.
+    pub(super) list_prev: u32,
+    pub(super) list_next: u32,
+    pub(super) owner: Owner,
+    pub(super) kind: Kind,
+    /// Which space it lies in.
+    pub(super) space: u8,
+}
+
+const _: () = assert!(size_of::<Record>() <= 48);
+
+impl Record {
+    pub(super) fn end(&self) -> u64 {
+        self.start + self.size_bytes
+    }
+
+    /// Whether both may be one: a gap with a gap, a free stretch with one that waits for the same.
+    pub(super) fn joins(&self, other: &Self) -> bool {
+        match (self.kind, other.kind) {
+            (Kind::Gap, Kind::Gap) => true,
+            (Kind::Free, Kind::Free) => {
+                self.owner == other.owner && (self.owner != Owner::MIXED || self.stamp == other.stamp)
+            }
+            _ => false,
+        }
+    }
+}
+
+/// All records of a heap, and the sets of stamps that some of them need.
+#[derive(Debug)]
+pub(super) struct Records {
+    list: Vec<Record>,
+    /// The first unused one; they hang together by `next`.
+    unused: u32,
+    unused_count: usize,
+    pub(super) sets: Sets,
+}
+
+impl Records {
+    pub(super) fn new() -> Self {
+        Self { list: Vec::new(), unused: NONE, unused_count: 0, sets: Sets::default() }
+    }
+
+    pub(super) fn add(&mut self, record: Record) -> u32 {
+        if self.unused == NONE {
+            self.list.push(record);
+            return (self.list.len() - 1) as u32;
+        }
+        let id = self.unused;
+        self.unused = self[id].next;
+        self.unused_count -= 1;
+        self[id] = record;
+        id
+    }
+
+    pub(super) fn remove(&mut self, id: u32) {
+        let unused = self.unused;
+        let record = &mut self[id];
+        record.kind = Kind::Unused;
+        record.next = unused;
+        self.unused = id;
+        self.unused_count += 1;
+    }
+
+    pub(super) fn get(&self, id: u32) -> Option<&Record> {
+        self.list.get(id as usize).filter(|record| record.kind != Kind::Unused)
+    }
+
+    /// How many name something.
+    pub(super) fn count(&self) -> usize {
+        self.list.len() - self.unused_count
+    }
+
+    /// The host memory that they take.
+    pub(super) fn size_bytes(&self) -> usize {
+        self.list.capacity() * size_of::<Record>() + self.sets.size_bytes()
+    }
+}
+
+impl core::ops::Index<u32> for Records {
+    type Output = Record;
+
+    fn index(&self, id: u32) -> &Record {
+        &self.list[id as usize]
+    }
+}
+
+impl core::ops::IndexMut<u32> for Records {
+    fn index_mut(&mut self, id: u32) -> &mut Record {
+        &mut self.list[id as usize]
+    }
+}

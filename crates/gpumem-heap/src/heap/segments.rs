@@ -1,0 +1,236 @@
+//! [`Segments`]: memory that can't be mapped elsewhere, where the driver has no virtual memory.
+//!
+//! The heap's spaces are offsets then, and behind them stand segments, each with an address of its own. Between two of
+//! them lies a frame that is always a gap: no free stretch goes across, so no block does. All that knows windows finds
+//! none here, and so nothing is recycled: what is free is had as it is, and a segment that is free as a whole goes back
+//! to the driver.
+//!
+//! A segment that is cut up is whole again only when all of its blocks are gone. So that small ones don't keep a large one
+//! from that, segments beyond a size may be kept for blocks that need nearly all of them (`split_bytes_max`). What such a
+//! block leaves over is nobody's until it is gone.
+
+use super::record::Records;
+use super::space::{FRAME_BYTES, FRAME_SHIFT};
+use super::stamps::Pending;
+use super::survey::View;
+use super::trim::Complete;
+use super::{Heap, LARGE_SPACE, Request, frames_in, rounded, space_of};
+use crate::block::Piece;
+use crate::memory::{PhysicalMemory, RawHandle};
+use crate::order::{Order, StreamIndex};
+use crate::tuning::SPLIT_BYTES_MAX_MIN;
+use std::collections::BTreeMap;
+
+#[derive(Debug, Default)]
+pub(super) struct Segments {
+    /// Of each space, by the first of their frames of offsets.
+    by_place: [BTreeMap<u64, Segment>; 2],
+    pub(super) reserved_bytes: u64,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Segment {
+    raw: RawHandle,
+    frame_count: u64,
+}
+
+impl Segments {
+    /// Where a place of a space really is.
+    pub(super) fn address(&self, space: usize, place: u64) -> Option<u64> {
+        let (slot, segment) = self.at(space, place >> FRAME_SHIFT)?;
+        Some(segment.raw.0 + (place - (slot << FRAME_SHIFT)))
+    }
+
+    /// The segment that a frame of offsets belongs to.
+    fn at(&self, space: usize, slot: u64) -> Option<(u64, Segment)> {
+        let (first, segment) = self.by_place[space].range(..=slot).next_back()?;
+        (slot < first + segment.frame_count).then_some((*first, *segment))
+    }
+
+    pub(super) fn has(&self, space: usize, slot: u64) -> bool {
+        self.at(space, slot).is_some()
+    }
+
+    /// For [`super::check`]: whether there is a gap behind each, and the sum is right.
+    pub(super) fn is_consistent(&self) -> bool {
+        let is_apart = |by_place: &BTreeMap<u64, Segment>| {
+            let ends = by_place.iter().map(|(slot, segment)| slot + segment.frame_count + WALL_FRAMES);
+            ends.zip(by_place.keys().skip(1)).all(|(end, next)| end <= *next)
+        };
+        let frame_count: u64 = self.all().map(|(_, _, segment)| segment.frame_count).sum();
+        self.by_place.iter().all(is_apart) && frame_count << FRAME_SHIFT == self.reserved_bytes
+    }
+
+    fn all(&self) -> impl Iterator<Item = (usize, u64, Segment)> {
+        let of = |(space, by_place)| {
+            let named = move |(slot, segment): (&u64, &Segment)| (space, *slot, *segment);
+            BTreeMap::iter(by_place).map(named)
+        };
+        self.by_place.iter().enumerate().flat_map(of)
+    }
+
+    pub(super) fn size_bytes(&self) -> usize {
+        self.by_place.iter().map(BTreeMap::len).sum::<usize>() * size_of::<(u64, Segment)>()
+    }
+}
+
+impl Heap {
+    /// A piece of a new segment, as [`Heap::take_grown`].
+    pub(super) fn take_of_new_segment<M: PhysicalMemory>(
+        &mut self,
+        request: &Request,
+        backing: &mut M,
+        reserved_max_bytes: u64,
+    ) -> Result<Option<Piece>, M::Error> {
+        let Some(size_bytes) = rounded(request.size_bytes) else { return Ok(None) };
+        let (index, needed) = (space_of(request), u64::from(frames_in(size_bytes)));
+        let room = reserved_max_bytes.saturating_sub(self.reserved_bytes()) >> FRAME_SHIFT;
+        if needed > room {
+            return Ok(None);
+        }
+        // Large while there is room; at the limit, what would be left over of one is lost for others.
+        let wanted = needed.max(self.segment_frames(index, size_bytes));
+        let wanted = Some(wanted).filter(|wanted| *wanted <= room);
+        let wanted = wanted.unwrap_or(needed);
+        let start = match self.add_segment(index, wanted, backing) {
+            // The driver may have less than the limit allows.
+            Err(_) if needed < wanted => self.add_segment(index, needed, backing)?,
+            start => start?,
+        };
+        Ok(start.map(|start| self.claimed(index, start, size_bytes, request.slot)))
+    }
+
+    /// Whether so many bytes may be had at a place: a segment that is beyond what may be cut up is for blocks that need nearly
+    /// all of it, alone.
+    pub(super) fn allows(&self, index: usize, start: u64, size_bytes: u64) -> bool {
+        let most_bytes = self.tuning().split_bytes_max;
+        if index != LARGE_SPACE || most_bytes == u64::MAX {
+            return true;
+        }
+        let segment = self.segments.as_ref().and_then(|segments| segments.at(index, start >> FRAME_SHIFT));
+        let Some((_, segment)) = segment else { return true };
+        let segment_bytes = segment.frame_count << FRAME_SHIFT;
+        match size_bytes > most_bytes {
+            true => segment_bytes <= size_bytes.saturating_add(most_bytes.min(SPLIT_BYTES_MAX_MIN)),
+            false => segment_bytes <= most_bytes,
+        }
+    }
+
+    /// Makes one, which is ready for all: where it starts, if the space has room.
+    pub(super) fn add_segment<M: PhysicalMemory>(
+        &mut self,
+        space: usize,
+        frame_count: u64,
+        backing: &mut M,
+    ) -> Result<Option<u64>, M::Error> {
+        let place_count = frame_count + WALL_FRAMES;
+        let hole = self.frames.holes(space).find(place_count);
+        if hole.is_none() && self.spaces[space].room_bytes() >> FRAME_SHIFT < place_count {
+            return Ok(None);
+        }
+        let size_bytes = frame_count << FRAME_SHIFT;
+        let raw = backing.create(size_bytes)?;
+        let start = match hole {
+            Some(slot) => slot << FRAME_SHIFT,
+            None => self.spaces[space].end(),
+        };
+        match hole {
+            Some(slot) => self.frames.holes_mut(space).fill(slot, place_count),
+            None => self.spaces[space].extend(&mut self.records, place_count << FRAME_SHIFT),
+        }
+        self.spaces[space].occupy(&mut self.records, start, start + size_bytes, Pending::READY);
+        if let Some(segments) = &mut self.segments {
+            segments.by_place[space].insert(start >> FRAME_SHIFT, Segment { raw, frame_count });
+            segments.reserved_bytes += size_bytes;
+        }
+        self.reserved_peak_bytes = self.reserved_peak_bytes.max(self.reserved_bytes());
+        Ok(Some(start))
+    }
+
+    /// Makes segments that may be cut up, for so much together. False when the space has no room.
+    pub(super) fn reserve_segments<M: PhysicalMemory>(
+        &mut self,
+        frame_count: u64,
+        backing: &mut M,
+    ) -> Result<bool, M::Error> {
+        let most_frames = self.tuning().split_bytes_max >> FRAME_SHIFT;
+        let mut left = frame_count;
+        while left > 0 {
+            if self.add_segment(LARGE_SPACE, left.min(most_frames), backing)?.is_none() {
+                return Ok(false);
+            }
+            left -= left.min(most_frames);
+        }
+        Ok(true)
+    }
+
+    /// Gives back segments that nobody holds any of, as [`Heap::trim`].
+    pub(super) fn trim_segments<M: PhysicalMemory>(
+        &mut self,
+        keep_bytes: u64,
+        order: &impl Order,
+        backing: &mut M,
+    ) -> Result<(), M::Error> {
+        let mut idle = self.idle_segments(order);
+        idle.sort_unstable_by_key(|(_, _, segment)| segment.frame_count);
+        while !idle.is_empty() && self.reserved_bytes() > keep_bytes {
+            let excess = (self.reserved_bytes() - keep_bytes).div_ceil(FRAME_BYTES);
+            // The smallest that will do, else the largest.
+            let enough = idle.partition_point(|(_, _, segment)| segment.frame_count < excess);
+            let (space, slot, segment) = idle.remove(enough.min(idle.len() - 1));
+            self.release_segment(space, slot, segment, backing)?;
+        }
+        Ok(())
+    }
+
+    /// Those that are free from start to end, their last uses complete.
+    fn idle_segments(&self, order: &impl Order) -> Vec<(usize, u64, Segment)> {
+        let complete = Complete(order);
+        let view =
+            View { records: &self.records, slot: StreamIndex::HOST, order: &complete, with_ready: true };
+        let is_idle = |(index, slot, segment): &(usize, u64, Segment)| {
+            let (space, start) = (&self.spaces[*index], slot << FRAME_SHIFT);
+            let id = space.at(&self.records, start);
+            let end = start + (segment.frame_count << FRAME_SHIFT);
+            view.is_usable(&self.records[id]) && space.run_around(id, &view) == (start, end)
+        };
+        self.segments.iter().flat_map(Segments::all).filter(is_idle).collect()
+    }
+
+    fn release_segment<M: PhysicalMemory>(
+        &mut self,
+        space: usize,
+        slot: u64,
+        Segment { raw, frame_count }: Segment,
+        backing: &mut M,
+    ) -> Result<(), M::Error> {
+        let (start, size_bytes) = (slot << FRAME_SHIFT, frame_count << FRAME_SHIFT);
+        backing.release(raw, size_bytes)?;
+        let drop_uses = |records: &mut Records, _: u64, _: u64, pending: Pending| records.sets.drop(pending);
+        self.spaces[space].vacate(&mut self.records, start, start + size_bytes, drop_uses);
+        self.frames.holes_mut(space).add(slot, frame_count + WALL_FRAMES);
+        if let Some(segments) = &mut self.segments {
+            segments.by_place[space].remove(&slot);
+            segments.reserved_bytes -= size_bytes;
+        }
+        Ok(())
+    }
+
+    /// What a space grows by at least: as much as there is, up to the largest piece that is made at once. Small blocks
+    /// have smaller ones, so that one of them holds less.
+    pub(super) fn segment_frames(&self, space: usize, size_bytes: u64) -> u64 {
+        match space {
+            // Of its own.
+            LARGE_SPACE if size_bytes > self.tuning().split_bytes_max => 1,
+            LARGE_SPACE => {
+                let most_frames = u64::from(self.tuning().handle_max_frames)
+                    .min(self.tuning().split_bytes_max >> FRAME_SHIFT);
+                (self.reserved_bytes() >> FRAME_SHIFT).clamp(1, most_frames)
+            }
+            _ => u64::from(self.growth_frames(space)),
+        }
+    }
+}
+
+/// The gap behind each segment.
+const WALL_FRAMES: u64 = 1;

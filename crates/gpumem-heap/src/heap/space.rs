@@ -1,0 +1,353 @@
+//! [`Space`]: one reserved range of addresses, tiled by records.
+//!
+//! Every free record lies on memory that is there, under its own addresses: whoever finds one may have it without
+//! looking further. Free neighbours of one owner are merged at once; neighbours that wait for different streams stay
+//! apart. What is mapped where is [`super::frames`]' business; this knows only which frames of addresses have memory.
+
+use super::fit::Fit;
+use super::record::{Kind, NONE, Record, Records};
+use super::stamps::{Owner, Pending};
+use super::survey::View;
+use super::windows::extend;
+use crate::order::{Order, Stamp, StreamIndex};
+
+/// Physical memory comes in pieces of this, and so do mappings.
+pub(super) const FRAME_BYTES: u64 = 1 << FRAME_SHIFT;
+pub(super) const FRAME_SHIFT: u32 = 21;
+
+#[derive(Debug)]
+pub(super) struct Space {
+    index: u8,
+    /// The address it starts at.
+    pub(super) base: u64,
+    size_bytes: u64,
+    /// The last record, up to which the space is tiled.
+    last: u32,
+    /// By owner; made with the first free record of each.
+    fits: Vec<Option<Box<Fit>>>,
+    /// Of each frame of addresses, the first record that starts in it.
+    starts: Vec<u32>,
+}
+
+impl Space {
+    pub(super) fn new(index: u8, base: u64, size_bytes: u64) -> Self {
+        Self { index, base, size_bytes, last: NONE, fits: Vec::new(), starts: Vec::new() }
+    }
+
+    /// How far it is tiled.
+    pub(super) fn end(&self) -> u64 {
+        (self.starts.len() as u64) << FRAME_SHIFT
+    }
+
+    /// How far it can be.
+    pub(super) fn size_bytes(&self) -> u64 {
+        self.size_bytes
+    }
+
+    /// How much further it could be.
+    pub(super) fn room_bytes(&self) -> u64 {
+        self.size_bytes - self.end()
+    }
+
+    pub(super) fn fit(&self, owner: Owner) -> Option<&Fit> {
+        self.fits.get(owner.index())?.as_deref().filter(|fit| !fit.is_empty())
+    }
+
+    pub(super) fn fits(&self) -> impl Iterator<Item = &Fit> {
+        self.fits.iter().flatten().map(|fit| &**fit)
+    }
+
+    /// With the number of each one's owner, for [`super::check`].
+    pub(super) fn fits_by_owner(&self) -> impl Iterator<Item = (usize, &Fit)> {
+        self.fits.iter().enumerate().filter_map(|(owner, fit)| Some((owner, &**fit.as_ref()?)))
+    }
+
+    /// Whether anything free waits for a stream other than this owner's.
+    pub(super) fn has_pending_of_others(&self, owner: Owner) -> bool {
+        let others = self.fits.iter().enumerate().skip(1).filter(|(index, _)| *index != owner.index());
+        others.flat_map(|(_, fit)| fit).any(|fit| !fit.is_empty())
+    }
+
+    /// Takes a place in a free record; what lies before and behind stays free.
+    pub(super) fn take(&mut self, records: &mut Records, id: u32, start: u64, size_bytes: u64) -> u32 {
+        self.unlink(records, id);
+        let id = self.isolate(records, id, start, start + size_bytes);
+        self.drop_pending(records, id);
+        records[id].kind = Kind::Live;
+        id
+    }
+
+    /// Frees a live record, or fills a gap: it waits for what `pending` says, which is the record's from here on.
+    pub(super) fn give(&mut self, records: &mut Records, mut id: u32, pending: Pending) {
+        let record = &mut records[id];
+        (record.kind, record.owner, record.stamp) = (Kind::Free, pending.owner, pending.stamp);
+        let (prev, next) = (record.prev, record.next);
+        #[cfg(gpumem_planted_bugs)]
+        if crate::injected_bugs::has(crate::injected_bugs::Bug::MissedCoalescing) {
+            return self.link(records, id);
+        }
+        if next != NONE && records[id].joins(&records[next]) {
+            self.unlink(records, next);
+            self.absorb_next(records, id);
+        }
+        if prev != NONE && records[prev].joins(&records[id]) {
+            self.unlink(records, prev);
+            self.absorb_next(records, prev);
+            id = prev;
+        }
+        self.link(records, id);
+    }
+
+    /// What is ready for all of the frames that a block cuts up belongs to the block's stream from here on.
+    pub(super) fn own_frames(&mut self, records: &mut Records, id: u32, slot: StreamIndex) {
+        let Record { start, prev, next, .. } = records[id];
+        let end = records[id].end();
+        let pending = Pending { owner: Owner::of(slot), stamp: Stamp::new(slot, 0) };
+        let low = start >> FRAME_SHIFT << FRAME_SHIFT;
+        let high = end.next_multiple_of(FRAME_BYTES);
+        let is_ready = |record: &Record| record.kind == Kind::Free && record.owner == Owner::READY;
+        if low < start && prev != NONE && is_ready(&records[prev]) && records[prev].start <= low {
+            self.unlink(records, prev);
+            let part = self.isolate(records, prev, low, start);
+            self.give(records, part, pending);
+        }
+        if end < high && next != NONE && is_ready(&records[next]) && records[next].end() >= high {
+            self.unlink(records, next);
+            let part = self.isolate(records, next, end, high);
+            self.give(records, part, pending);
+        }
+    }
+
+    /// Takes a stretch that free records cover without a break, as one live record.
+    pub(super) fn claim(&mut self, records: &mut Records, start: u64, size_bytes: u64) -> u32 {
+        let end = start + size_bytes;
+        let mut id = self.at(records, start);
+        self.unlink(records, id);
+        id = self.isolate(records, id, start, end.min(records[id].end()));
+        self.drop_pending(records, id);
+        records[id].kind = Kind::Live;
+        while records[id].end() < end {
+            let next = records[id].next;
+            self.unlink(records, next);
+            let until = end.min(records[next].end());
+            let next = self.isolate(records, next, records[id].end(), until);
+            self.drop_pending(records, next);
+            self.absorb_next(records, id);
+        }
+        id
+    }
+
+    /// Takes the memory away from a stretch that free records cover, and gaps: all of it becomes a gap. `left` is told what each part of
+    /// it waits for, as an account of its own.
+    pub(super) fn vacate(
+        &mut self,
+        records: &mut Records,
+        start: u64,
+        end: u64,
+        mut left: impl FnMut(&mut Records, u64, u64, Pending),
+    ) {
+        let mut place = start;
+        while place < end {
+            let id = self.at(records, place);
+            let until = end.min(records[id].end());
+            if records[id].kind == Kind::Gap {
+                place = until;
+                continue;
+            }
+            self.unlink(records, id);
+            let id = self.isolate(records, id, place, until);
+            let Record { owner, stamp, .. } = records[id];
+            left(records, place, until, Pending { owner, stamp });
+            records[id].kind = Kind::Gap;
+            (records[id].owner, records[id].stamp) = (Owner::READY, Stamp::COMPLETE);
+            self.join_gaps(records, id);
+            place = until;
+        }
+    }
+
+    /// Memory is there now for a stretch of a gap.
+    pub(super) fn occupy(&mut self, records: &mut Records, start: u64, end: u64, pending: Pending) {
+        let id = self.at(records, start);
+        let id = self.isolate(records, id, start, end);
+        self.give(records, id, pending);
+    }
+
+    /// Tiles `size_bytes` more of the space, with a gap.
+    pub(super) fn extend(&mut self, records: &mut Records, size_bytes: u64) {
+        let start = self.end();
+        let frames = (size_bytes >> FRAME_SHIFT) as usize;
+        let length = self.starts.len() + frames;
+        extend(&mut self.starts, length, NONE);
+        let id = records.add(Record {
+            start,
+            size_bytes,
+            stamp: Stamp::COMPLETE,
+            prev: self.last,
+            next: NONE,
+            list_prev: NONE,
+            list_next: NONE,
+            owner: Owner::READY,
+            kind: Kind::Gap,
+            space: self.index,
+        });
+        if self.last != NONE {
+            records[self.last].next = id;
+        }
+        self.last = id;
+        self.note_start(records, id);
+        self.join_gaps(records, id);
+    }
+
+    /// The record that covers a place.
+    pub(super) fn at(&self, records: &Records, place: u64) -> u32 {
+        let mut frame = (place >> FRAME_SHIFT) as usize;
+        // The first record of the nearest frame that has one, and not beyond the place.
+        let mut id = loop {
+            let id = self.starts[frame];
+            if id != NONE && records[id].start <= place {
+                break id;
+            }
+            // The first record of all starts in the first frame, at its start.
+            frame -= 1;
+        };
+        while records[id].end() <= place {
+            id = records[id].next;
+        }
+        id
+    }
+
+    /// The free records on both sides that the same work may touch, as one stretch around a free record.
+    pub(super) fn run_around(&self, id: u32, view: &View<impl Order>) -> (u64, u64) {
+        let records = view.records;
+        let (mut first, mut last) = (id, id);
+        while let Some(prev) = neighbour(records[first].prev, view) {
+            first = prev;
+        }
+        while let Some(next) = neighbour(records[last].next, view) {
+            last = next;
+        }
+        (records[first].start, records[last].end())
+    }
+
+    /// From the last record to the first.
+    pub(super) fn ids_backwards<'a>(&self, records: &'a Records) -> impl Iterator<Item = u32> + 'a {
+        let some = |id: u32| (id != NONE).then_some(id);
+        core::iter::successors(some(self.last), move |id| some(records[*id].prev))
+    }
+
+    pub(super) fn link(&mut self, records: &mut Records, id: u32) {
+        let index = records[id].owner.index();
+        if self.fits.len() <= index {
+            self.fits.resize_with(index + 1, || None);
+        }
+        self.fits[index].get_or_insert_with(|| Box::new(Fit::new())).insert(records, id);
+    }
+
+    pub(super) fn unlink(&mut self, records: &mut Records, id: u32) {
+        if let Some(Some(fit)) = self.fits.get_mut(records[id].owner.index()) {
+            fit.remove(records, id);
+        }
+    }
+
+    fn drop_pending(&mut self, records: &mut Records, id: u32) {
+        let Record { owner, stamp, .. } = records[id];
+        records.sets.drop(Pending { owner, stamp });
+        (records[id].owner, records[id].stamp) = (Owner::READY, Stamp::COMPLETE);
+    }
+
+    /// Cuts a record that hangs in no list down to a stretch; what is cut off a free one is free.
+    fn isolate(&mut self, records: &mut Records, id: u32, start: u64, end: u64) -> u32 {
+        let is_free = records[id].kind == Kind::Free;
+        if records[id].end() > end {
+            let rest = self.split(records, id, end);
+            if is_free {
+                self.link(records, rest);
+            }
+        }
+        if records[id].start == start {
+            return id;
+        }
+        let inner = self.split(records, id, start);
+        if is_free {
+            self.link(records, id);
+        }
+        inner
+    }
+
+    /// Cuts a record in two, and names the second.
+    fn split(&mut self, records: &mut Records, id: u32, place: u64) -> u32 {
+        let record = records[id];
+        records.sets.share(Pending { owner: record.owner, stamp: record.stamp });
+        let size_bytes = record.end() - place;
+        let second = records.add(Record { start: place, size_bytes, prev: id, ..record });
+        records[id].size_bytes -= size_bytes;
+        records[id].next = second;
+        match record.next {
+            NONE => self.last = second,
+            next => records[next].prev = second,
+        }
+        self.note_start(records, second);
+        second
+    }
+
+    /// Makes one of two neighbours; the stamp is the later one's.
+    fn absorb_next(&mut self, records: &mut Records, id: u32) {
+        let absorbed = records[id].next;
+        let gone = records[absorbed];
+        self.forget_start(records, absorbed);
+        let record = &mut records[id];
+        record.size_bytes += gone.size_bytes;
+        record.next = gone.next;
+        record.stamp = record.stamp.max(gone.stamp);
+        if gone.kind == Kind::Free && gone.owner == Owner::MIXED {
+            records.sets.drop(Pending { owner: gone.owner, stamp: gone.stamp });
+        }
+        match gone.next {
+            NONE => self.last = id,
+            next => records[next].prev = id,
+        }
+        records.remove(absorbed);
+    }
+
+    fn join_gaps(&mut self, records: &mut Records, mut id: u32) {
+        let Record { prev, next, .. } = records[id];
+        if next != NONE && records[id].joins(&records[next]) {
+            self.absorb_next(records, id);
+        }
+        if prev != NONE && records[prev].joins(&records[id]) {
+            id = prev;
+            self.absorb_next(records, id);
+        }
+    }
+
+    fn note_start(&mut self, records: &Records, id: u32) {
+        let first = &mut self.starts[(records[id].start >> FRAME_SHIFT) as usize];
+        if *first == NONE || records[*first].start > records[id].start {
+            *first = id;
+        }
+    }
+
+    fn forget_start(&mut self, records: &Records, id: u32) {
+        let frame = records[id].start >> FRAME_SHIFT;
+        let first = &mut self.starts[frame as usize];
+        if *first == id {
+            let next = records[id].next;
+            let is_here = next != NONE && records[next].start >> FRAME_SHIFT == frame;
+            *first = if is_here { next } else { NONE };
+        }
+    }
+
+    /// The first record that starts in a frame of addresses, for [`super::check`].
+    pub(super) fn start_in(&self, frame: usize) -> u32 {
+        self.starts[frame]
+    }
+
+    /// The host memory that it takes.
+    pub(super) fn table_bytes(&self) -> usize {
+        self.starts.capacity() * size_of::<u32>() + self.fits().count() * size_of::<Fit>()
+    }
+}
+
+fn neighbour(id: u32, view: &View<impl Order>) -> Option<u32> {
+    (id != NONE && view.is_usable(&view.records[id])).then_some(id)
+}

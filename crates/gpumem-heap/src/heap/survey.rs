@@ -1,0 +1,157 @@
+//! [`Survey`]: which frames nobody holds, from one stream's point of view.
+//!
+//! Made anew when a request found nothing: it walks the free records, not the heap. From it come the two ways to have
+//! memory without asking the driver for more: stretches of addresses whose memory can move back to them
+//! ([`super::revival`]), and the parts of handles that a new window can be made of ([`super::plan`]).
+
+use super::frames::{Frames, ones};
+use super::odd::Odd;
+use super::record::{Kind, Record, Records};
+use super::space::{FRAME_BYTES, FRAME_SHIFT, Space};
+use super::stamps::{Owner, Pending};
+use crate::order::{Order, StreamIndex};
+
+/// The idle frames of one handle.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Idle {
+    pub(super) handle: u32,
+    pub(super) mask: u64,
+    /// Where the first of them is resident.
+    pub(super) slot: u32,
+}
+
+#[derive(Debug, Default)]
+pub(super) struct Survey {
+    /// By handle.
+    pub(super) idle: Vec<Idle>,
+    /// What a block may start with, if any may.
+    pub(super) ends: Vec<Odd>,
+}
+
+/// The records as work on one stream may see them.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct View<'a, O> {
+    pub(super) records: &'a Records,
+    pub(super) slot: StreamIndex,
+    pub(super) order: &'a O,
+    /// Whether what is ready for all counts.
+    pub(super) with_ready: bool,
+}
+
+impl<O: Order> View<'_, O> {
+    /// Whether that work may touch it: it is free, and its last uses are ordered before.
+    pub(super) fn is_usable(&self, record: &Record) -> bool {
+        let pending = Pending { owner: record.owner, stamp: record.stamp };
+        record.kind == Kind::Free
+            && (self.with_ready || record.owner != Owner::READY)
+            && self.records.sets.is_usable(pending, self.slot, self.order)
+    }
+}
+
+impl Survey {
+    pub(super) fn collect(frames: &Frames, spaces: &[Space; 2], view: &View<impl Order>) -> Self {
+        let mut survey = Self::default();
+        for (index, space) in spaces.iter().enumerate() {
+            for (start, end) in stretches(space, FRAME_BYTES, view) {
+                survey.add(frames, index, start, end);
+            }
+        }
+        for (handle, frame, parts) in frames.shared() {
+            let mut slots = parts.map(|id| (id.space(), id.slot() + frame)).peekable();
+            let slot = slots.peek().map_or(0, |(_, slot)| *slot);
+            if slots.all(|(space, slot)| spaces[space].is_usable(u64::from(slot), view)) {
+                survey.idle.push(Idle { handle, mask: ones(frame, 1), slot });
+            }
+        }
+        survey.merge();
+        survey
+    }
+
+    /// The same without what is pinned to its place.
+    pub(super) fn movable(frames: &Frames, spaces: &[Space; 2], view: &View<impl Order>) -> Self {
+        let mut survey = Self::collect(frames, spaces, view);
+        survey.idle.retain(|idle| !frames.is_pinned(idle.handle));
+        survey
+    }
+
+    /// Of these, in any order.
+    pub(super) fn of(idle: Vec<Idle>) -> Self {
+        let mut survey = Self { idle, ends: Vec::new() };
+        survey.merge();
+        survey
+    }
+
+    pub(super) fn without(&self, other: &Self) -> Self {
+        let mut others = other.idle.iter().peekable();
+        let masked = self.idle.iter().map(|idle| {
+            while others.next_if(|other| other.handle < idle.handle).is_some() {}
+            let taken = others.peek().filter(|other| other.handle == idle.handle);
+            Idle { mask: idle.mask & !taken.map_or(0, |taken| taken.mask), ..*idle }
+        });
+        Self { idle: masked.filter(|idle| idle.mask != 0).collect(), ends: Vec::new() }
+    }
+
+    pub(super) fn has(&self, handle: u32, frame: u32) -> bool {
+        let found = self.idle.binary_search_by_key(&handle, |idle| idle.handle);
+        found.is_ok_and(|at| self.idle[at].mask >> frame & 1 == 1)
+    }
+
+    /// All of them together.
+    pub(super) fn frame_count(&self) -> u32 {
+        self.idle.iter().map(|idle| idle.mask.count_ones()).sum()
+    }
+
+    /// Of every handle, which of its frames are idle.
+    pub(super) fn by_handle(&self, frames: &Frames) -> Vec<u64> {
+        let mut masks = vec![0; frames.handles.len()];
+        self.idle.iter().for_each(|idle| masks[idle.handle as usize] = idle.mask);
+        masks
+    }
+
+    fn add(&mut self, frames: &Frames, space: usize, start: u64, end: u64) {
+        let mut slot = start.div_ceil(FRAME_BYTES);
+        let end = end >> FRAME_SHIFT;
+        while slot < end {
+            let Some(entry) = frames.entry(space, slot) else { break };
+            let (handle, first) = (entry.handle(), entry.frame());
+            let count = (frames.handle(handle).frame_count - first).min((end - slot) as u32);
+            self.idle.push(Idle { handle, mask: ones(first, count), slot: slot as u32 });
+            slot += u64::from(count);
+        }
+    }
+
+    fn merge(&mut self) {
+        self.idle.sort_unstable_by_key(|idle| idle.handle);
+        self.idle.dedup_by(|idle, kept| {
+            let is_same = idle.handle == kept.handle;
+            if is_same {
+                kept.mask |= idle.mask;
+            }
+            is_same
+        });
+    }
+}
+
+/// The stretches of free records that the same work may touch, each as long as it goes; those that are shorter than
+/// `size_bytes` may be left out.
+pub(super) fn stretches(space: &Space, size_bytes: u64, view: &View<impl Order>) -> Vec<(u64, u64)> {
+    // With one list only, neighbours are merged already, unless it is that of different sets.
+    let mut lists = space.fits_by_owner().filter(|(_, fit)| !fit.is_empty());
+    let is_merged =
+        lists.next().is_none_or(|(owner, _)| owner != Owner::MIXED.index()) && lists.next().is_none();
+    let seed_bytes = if is_merged { size_bytes } else { size_bytes / SEEDS };
+    let records = view.records;
+    let seeds =
+        space.fits().flat_map(|fit| fit.ids(records, seed_bytes)).filter(|id| view.is_usable(&records[*id]));
+    let mut found: Vec<(u64, u64)> = if is_merged {
+        seeds.map(|id| (records[id].start, records[id].end())).collect()
+    } else {
+        seeds.map(|id| space.run_around(id, view)).collect()
+    };
+    found.sort_unstable();
+    found.dedup();
+    found
+}
+
+/// Where neighbours may wait for different streams, records of this part of a stretch are looked at too.
+const SEEDS: u64 = 8;

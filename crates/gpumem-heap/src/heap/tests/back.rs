@@ -1,0 +1,91 @@
+//! What the heap gives back.
+
+use super::super::Request;
+use super::pair::{Pair, Step};
+use crate::order::{Stamp, StreamIndex};
+use crate::tuning::Tuning;
+
+#[test]
+fn what_nobody_holds_goes_back_once_it_is_complete() {
+    let mut pair = Pair::new(Tuning::BALANCED);
+    (0..20).for_each(|i| {
+        pair.run(&Step::Take { size_bytes: 3_000_000 * (i % 7 + 1), alignment: 256, stream: 0 })
+    });
+    (0..20).for_each(|_| pair.run(&Step::Give { index: 0, uses: 1, complete: false }));
+    let reserved_bytes = pair.heap.reserved_bytes();
+    assert_eq!(pair.heap.trim(0, &pair.known, &mut pair.driver), Ok(0), "nothing is complete");
+    pair.known.observe(0);
+    pair.heap.settle(&pair.known);
+    pair.heap.check().unwrap();
+    let kept_bytes =
+        reserved_bytes - pair.heap.trim(reserved_bytes / 2, &pair.known, &mut pair.driver).unwrap();
+    assert!(0 < kept_bytes && kept_bytes <= reserved_bytes / 2);
+    assert_eq!(pair.heap.trim(0, &pair.known, &mut pair.driver), Ok(kept_bytes));
+    pair.heap.check().unwrap();
+    assert!(pair.driver.mapped.is_empty() && pair.driver.created.is_empty());
+}
+
+#[test]
+fn neighbours_that_waited_for_several_streams_go_back_together() {
+    let mut pair = Pair::new(Tuning::BALANCED);
+    let request = Request { size_bytes: 1 << 20, alignment: 256, slot: StreamIndex(0) };
+    let halves = [0, 1].map(|_| pair.climb(&request).unwrap());
+    for half in halves {
+        pair.heap.give(half.record, &[Stamp::new(StreamIndex(0), 1), Stamp::new(StreamIndex(1), 1)]);
+    }
+    [0, 1].into_iter().for_each(|stream| pair.known.observe(stream));
+    let reserved_bytes = pair.heap.reserved_bytes();
+    assert_eq!(pair.heap.trim(0, &pair.known, &mut pair.driver), Ok(reserved_bytes));
+}
+
+#[test]
+fn what_was_reserved_ahead_is_the_heaps_own_and_there() {
+    let mut pair = Pair::new(Tuning::FAST);
+    pair.heap.set_outside_bytes(64 << 20);
+    assert_eq!(pair.heap.reserve(100_000_000, &mut pair.driver, u64::MAX), Ok(true));
+    let ahead_bytes = 100_000_000_u64.next_multiple_of(2 << 20);
+    assert_eq!(
+        pair.heap.keepable_bytes(),
+        ahead_bytes / 1000 * 1000,
+        "what is beside the heap is no part of it"
+    );
+    assert_eq!(pair.heap.reserve(1 << 30, &mut pair.driver, 1 << 30), Ok(false));
+    assert_eq!(pair.heap.keepable_bytes(), ahead_bytes / 1000 * 1000);
+    pair.heap.trim(0, &pair.known, &mut pair.driver).unwrap();
+    assert_eq!(pair.heap.keepable_bytes(), 0);
+    // Whatever it grows to from here on, somebody needed.
+    let requests = [3, 5].map(|mib| Request { size_bytes: mib << 20, alignment: 256, slot: StreamIndex(0) });
+    let pieces = requests.map(|request| pair.climb(&request).unwrap());
+    pair.heap.give(pieces[1].record, &[]);
+    assert_eq!((pair.heap.blocks_bytes(), pair.heap.keepable_bytes()), (8 << 20, 0));
+}
+
+#[test]
+fn memory_reserved_ahead_is_plentiful_while_every_block_could_be_a_quarter_larger() {
+    let mut pair = Pair::new(Tuning::TIGHT);
+    assert!(!pair.heap.is_far_ahead(), "nothing is reserved ahead");
+    assert_eq!(pair.heap.reserve(100 << 20, &mut pair.driver, u64::MAX), Ok(true));
+    let mut is_far_ahead_with = |size_bytes| {
+        pair.climb(&Request { size_bytes, alignment: 256, slot: StreamIndex(0) }).unwrap();
+        pair.heap.keepable_bytes();
+        pair.heap.is_far_ahead()
+    };
+    assert!(is_far_ahead_with(78 << 20));
+    assert!(!is_far_ahead_with(4 << 20));
+}
+
+#[test]
+fn addresses_that_were_unmapped_are_used_again() {
+    let mut pair = Pair::new(Tuning::BALANCED);
+    let mut reached = Vec::new();
+    for _ in 0..6 {
+        (0..12).for_each(|i| {
+            pair.run(&Step::Take { size_bytes: 5_000_000 * (i % 5 + 1), alignment: 256, stream: 0 })
+        });
+        (0..12).for_each(|_| pair.run(&Step::Give { index: 0, uses: 1, complete: true }));
+        pair.heap.trim(0, &pair.known, &mut pair.driver).unwrap();
+        pair.heap.check().unwrap();
+        reached.push(pair.heap.spaces[1].end());
+    }
+    assert_eq!(reached[2..].iter().max(), reached[2..].iter().min(), "{reached:?}");
+}

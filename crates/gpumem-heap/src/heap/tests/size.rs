@@ -1,0 +1,61 @@
+//! What the heap keeps of itself on the host; the bounds are those of [`heap`](super::super).
+
+use super::super::Request;
+use super::super::space::FRAME_SHIFT;
+use super::pair::Pair;
+use crate::order::{Stamp, StreamIndex};
+use crate::tuning::Tuning;
+
+/// The bound: for each record, each handle, and each frame of addresses.
+fn bound_bytes(pair: &Pair) -> usize {
+    let heap = &pair.heap;
+    let address_frames: u64 = heap.spaces.iter().map(|space| space.end() >> FRAME_SHIFT).sum();
+    let list_count: usize = heap.spaces.iter().map(|space| space.fits().count()).sum();
+    100 * heap.records.count()
+        + 160 * heap.frames.handles.len()
+        + 13 * address_frames as usize
+        + 5300 * list_count
+        + (4 << 10)
+}
+
+#[test]
+fn blocks_take_a_hundred_bytes_each() {
+    let mut pair = Pair::new(Tuning::BALANCED);
+    let mut live = Vec::new();
+    for i in 0..2_000_u64 {
+        let size_bytes = 1 << (10 + i % 14);
+        live.push(pair.climb(&Request { size_bytes, alignment: 256, slot: StreamIndex(0) }).unwrap());
+    }
+    let record_bytes = pair.heap.record_bytes();
+    assert!(record_bytes <= bound_bytes(&pair), "{record_bytes} bytes");
+    let block_bytes =
+        100 * live.len() + (pair.heap.reserved_bytes() >> FRAME_SHIFT) as usize * 64 + (32 << 10);
+    assert!(record_bytes <= block_bytes, "{record_bytes} bytes");
+}
+
+/// Nothing that was queued is ever known to be done, and no block has the size of another: no window can be unmapped, and few
+/// can be used again.
+#[test]
+fn windows_that_must_stay_take_little() {
+    let mut pair = Pair::new(Tuning::TIGHT);
+    let mut live = Vec::new();
+    let mut seed = 1_u64;
+    for i in 0..4_000_u64 {
+        seed = seed.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
+        let size_bytes = (seed >> 38) + (2 << 20);
+        live.push(
+            pair.climb(&Request { size_bytes, alignment: 256, slot: StreamIndex((i % 2) as u16) }).unwrap(),
+        );
+        if live.len() > 12 {
+            let piece = live.swap_remove((seed >> 20) as usize % live.len());
+            let slot = pair.heap.records[piece.record].owner.slot().unwrap();
+            pair.heap.give(piece.record, &[Stamp::new(slot, 1)]);
+        }
+    }
+    pair.heap.check().unwrap();
+    let (record_bytes, window_count) = (pair.heap.record_bytes(), pair.heap.window_count());
+    let frame_count = (pair.heap.reserved_bytes() >> FRAME_SHIFT) as usize;
+    assert!(window_count > 12 * frame_count, "{window_count} windows of {frame_count} frames");
+    assert!(record_bytes <= bound_bytes(&pair), "{record_bytes} bytes");
+    assert!(record_bytes <= 20 * window_count + (64 << 10), "{record_bytes} bytes, {window_count} windows");
+}

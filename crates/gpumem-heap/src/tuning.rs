@@ -1,0 +1,100 @@
+//! [`Tuning`]: what the heap trades.
+
+/// The options of a heap. [`Tuning::FAST`], [`Tuning::BALANCED`] and [`Tuning::TIGHT`] are tested settings.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Tuning {
+    /// How far reserved memory may exceed the peak of use before idle memory is remapped instead, in thousandths of that peak.
+    pub growth_slack_per_mille: u32,
+    /// The slack of a program whose requests keep changing, once it has used up its remappings.
+    pub growth_slack_max_per_mille: u32,
+    /// Mappings made over idle memory, in thousandths of the large blocks that are allocated.
+    pub window_allowance_per_mille: u32,
+    /// The largest handle, in pages of 2 MiB: 1 to 64.
+    pub handle_max_frames: u32,
+    /// The heap grows by at least this part of what it has; not zero.
+    pub growth_divisor: u32,
+    /// Over segments, larger blocks have a segment each, which no smaller block is cut from. A multiple of 2 MiB, at least
+    /// [`SPLIT_BYTES_MAX_MIN`]; [`u64::MAX`] for no such limit.
+    pub split_bytes_max: u64,
+    /// The combined capacity of magazines and depot, in thousandths of what is reserved.
+    pub magazine_share_per_mille: u32,
+    /// The least capacity of magazines and depot.
+    pub magazine_bytes_min: u64,
+    /// What thread caches may keep of large blocks, in thousandths of the memory that was reserved ahead and never needed.
+    pub large_share_per_mille: u32,
+    /// How many mappings are kept after their memory has moved to another one.
+    pub empty_windows_max: u32,
+}
+
+impl Tuning {
+    /// Hardly more memory than is in use, and few driver calls.
+    pub const BALANCED: Self = Self {
+        growth_slack_per_mille: 5,
+        growth_slack_max_per_mille: 150,
+        window_allowance_per_mille: 45,
+        handle_max_frames: 26,
+        growth_divisor: 512,
+        split_bytes_max: u64::MAX,
+        magazine_share_per_mille: 5,
+        magazine_bytes_min: 8 << 20,
+        large_share_per_mille: 1000,
+        empty_windows_max: 4096,
+    };
+
+    /// The fewest driver calls.
+    pub const FAST: Self = Self {
+        growth_slack_per_mille: 100,
+        growth_slack_max_per_mille: 300,
+        window_allowance_per_mille: 20,
+        handle_max_frames: 32,
+        growth_divisor: 64,
+        ..Self::BALANCED
+    };
+
+    /// The least memory, whatever the driver calls cost.
+    pub const TIGHT: Self = Self {
+        growth_slack_per_mille: 0,
+        growth_slack_max_per_mille: 0,
+        handle_max_frames: 1,
+        growth_divisor: 2048,
+        magazine_share_per_mille: 2,
+        magazine_bytes_min: 1 << 20,
+        empty_windows_max: 16384,
+        ..Self::BALANCED
+    };
+
+    /// The tuning near a limit, where a request that fits comes before speed.
+    pub(crate) fn careful(&self) -> Self {
+        let tight = Self::TIGHT;
+        Self {
+            growth_slack_per_mille: tight.growth_slack_per_mille,
+            growth_slack_max_per_mille: tight.growth_slack_max_per_mille,
+            handle_max_frames: tight.handle_max_frames,
+            growth_divisor: tight.growth_divisor,
+            magazine_share_per_mille: tight.magazine_share_per_mille.min(self.magazine_share_per_mille),
+            magazine_bytes_min: tight.magazine_bytes_min.min(self.magazine_bytes_min),
+            empty_windows_max: tight.empty_windows_max.max(self.empty_windows_max),
+            ..*self
+        }
+    }
+
+    /// The combined capacity of magazines and depot while so much is reserved.
+    pub(crate) fn magazine_bytes(&self, reserved_bytes: u64) -> u64 {
+        let share_bytes = (reserved_bytes / 1000).saturating_mul(u64::from(self.magazine_share_per_mille));
+        self.magazine_bytes_min.max(share_bytes)
+    }
+
+    /// True if the slack is more than what magazines hold, so that the heap drains them only after growing by its slack.
+    pub(crate) fn spares_magazines(&self) -> bool {
+        self.growth_slack_per_mille > self.magazine_share_per_mille
+    }
+
+    /// True if the heap may reserve more than its peak of use.
+    pub fn has_slack(&self) -> bool {
+        self.growth_slack_per_mille > 0
+    }
+}
+
+/// The least [`Tuning::split_bytes_max`]: more than what a block leaves over of a segment of its own, so that no other block fits
+/// there.
+pub const SPLIT_BYTES_MAX_MIN: u64 = 20 << 20;

@@ -1,0 +1,118 @@
+//! The clocks: what a yes means to who reads it.
+
+use gpumem_heap::order::{Epochs, Order, Stamp, StreamId, StreamIndex};
+use loom::sync::atomic::{AtomicBool, Ordering};
+use loom::sync::{Arc, Mutex};
+use loom::thread;
+
+fn stream() -> StreamId {
+    StreamId::new(1, SLOT)
+}
+
+const SLOT: StreamIndex = StreamIndex(1);
+const OTHER: StreamIndex = StreamIndex(2);
+const THIRD: StreamIndex = StreamIndex(3);
+
+fn clocks() -> Arc<Epochs> {
+    let epochs = Arc::new(Epochs::new());
+    epochs.open(stream());
+    // The model knows atomics only where it sees that they were made: before the threads.
+    for slot in [SLOT, OTHER, THIRD] {
+        epochs.raise_order(slot, &[Stamp::new(slot, 0)]);
+        epochs.stamp(slot);
+    }
+    epochs
+}
+
+/// A thread queues work and stamps it; another makes a mark. A stamp that the mark covers was taken when the work was
+/// queued before the mark.
+#[test]
+fn a_mark_covers_the_work_behind_every_stamp_that_it_closes() {
+    loom::model(|| {
+        let epochs = clocks();
+        // The driver serialises what is queued on a stream.
+        let queued = Arc::new(Mutex::new(false));
+        let user = thread::spawn({
+            let (epochs, queued) = (Arc::clone(&epochs), Arc::clone(&queued));
+            move || {
+                *queued.lock().unwrap() = true;
+                epochs.stamp(SLOT)
+            }
+        });
+        let covered = epochs.close(SLOT).unwrap();
+        let was_queued = *queued.lock().unwrap();
+        let stamp = user.join().unwrap();
+        epochs.raise_complete(&covered);
+        assert!(was_queued || !epochs.is_complete(stamp), "{stamp:?} is not behind {covered:?}");
+    });
+}
+
+/// Who sees that a stamp is ordered before a stream queues there behind the wait.
+#[test]
+fn an_order_that_is_seen_has_been_queued() {
+    loom::model(|| {
+        let epochs = clocks();
+        let waits = Arc::new(AtomicBool::new(false));
+        let stamp = epochs.stamp(SLOT);
+        let waiter = thread::spawn({
+            let (epochs, waits) = (Arc::clone(&epochs), Arc::clone(&waits));
+            move || {
+                let covered = epochs.close(SLOT).unwrap();
+                waits.store(true, Ordering::Relaxed);
+                epochs.raise_order(OTHER, &covered);
+            }
+        });
+        assert!(!epochs.is_ordered(stamp, OTHER) || waits.load(Ordering::Relaxed));
+        waiter.join().unwrap();
+        assert!(epochs.is_ordered(stamp, OTHER) && !epochs.is_complete(stamp));
+    });
+}
+
+/// Two marks at once: each closes an epoch of its own, and what was known of a third stream goes along with both.
+#[test]
+fn marks_made_at_once_close_different_epochs() {
+    loom::model(|| {
+        let epochs = clocks();
+        let known = Stamp::new(THIRD, 1);
+        epochs.raise_order(SLOT, &[known]);
+        let marks = [(); 2].map(|()| {
+            let epochs = Arc::clone(&epochs);
+            thread::spawn(move || epochs.close(SLOT).unwrap())
+        });
+        let [one, two] = marks.map(|mark| mark.join().unwrap());
+        assert_ne!(one[0], two[0]);
+        assert_eq!((one[1], two[1]), (known, known));
+        assert!(epochs.stamp(SLOT) > one[0].max(two[0]));
+    });
+}
+
+/// A stream has ended; its last mark is passed, and its slot goes to another, while a block of the former is dropped:
+/// that block's stamp is complete only once the work is, and work of the new stream is not.
+#[test]
+fn a_slot_that_goes_to_another_stream_misleads_nobody() {
+    loom::model(|| {
+        let epochs = clocks();
+        let (last, done) = (epochs.close_for_good(SLOT), Arc::new(AtomicBool::new(false)));
+        let device = thread::spawn({
+            let (epochs, done) = (Arc::clone(&epochs), Arc::clone(&done));
+            move || {
+                done.store(true, Ordering::Relaxed);
+                epochs.raise_complete(&last);
+            }
+        });
+        let taker = thread::spawn({
+            let epochs = Arc::clone(&epochs);
+            move || {
+                let is_free = epochs.is_complete(epochs.stamp(SLOT));
+                if is_free {
+                    epochs.open(StreamId::new(2, SLOT));
+                    assert!(!epochs.is_complete(epochs.stamp(SLOT)));
+                }
+            }
+        });
+        let stamp = epochs.stamp_of(stream());
+        assert!(!epochs.is_complete(stamp) || done.load(Ordering::Relaxed), "{stamp:?} too early");
+        device.join().unwrap();
+        taker.join().unwrap();
+    });
+}

@@ -1,0 +1,204 @@
+//! Magazines, depot and drain under many random schedules: no piece is lost, none is in two hands, and no more is held than
+//! the cap allows. Compiled with `--cfg gpumem_shuttle` only. The test `climbs` of the pool has the whole pool.
+
+#![cfg(gpumem_shuttle)]
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+use gpumem_heap::cache::{Front, Own, Set, Spill};
+use gpumem_heap::{Class, Piece};
+use shuttle::scheduler::{PctScheduler, RandomScheduler, Scheduler};
+use shuttle::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use shuttle::sync::{Arc, Mutex};
+use shuttle::thread;
+
+const SCHEDULES: usize = 100;
+const PAUSES: usize = 4;
+const CAP_BYTES: u64 = 128 << 10;
+
+/// Runs a body under many random schedules, and under others in which threads stand still for long. A failure prints the
+/// schedule's seed.
+fn check(body: fn()) {
+    run(RandomScheduler::new(SCHEDULES), body);
+    run(PctScheduler::new(PAUSES, SCHEDULES), body);
+}
+
+fn run(scheduler: impl Scheduler + 'static, body: impl Fn() + Send + Sync + 'static) {
+    let mut config = shuttle::Config::new();
+    // A front is built on the stack before it is moved.
+    config.stack_size = 1 << 20;
+    shuttle::Runner::new(scheduler, config).run(body);
+}
+
+/// The heap behind the front: it has everything, and knows which pieces are in somebody's hands.
+struct World {
+    front: Front<u64>,
+    next_record: AtomicU32,
+    in_hand: Vec<AtomicBool>,
+    back: Mutex<Spill<u64>>,
+}
+
+impl World {
+    fn new() -> Arc<Self> {
+        let in_hand = (0..500).map(|_| AtomicBool::new(false)).collect();
+        let (next_record, back) = (AtomicU32::new(0), Mutex::new(Vec::new()));
+        Arc::new(Self { front: Front::new(CAP_BYTES), next_record, in_hand, back })
+    }
+
+    fn take(&self, set: Own<'_>, class: Class) -> Piece {
+        let may_have = |stamp: &u64| *stamp == set.stream();
+        let near = set.take(class, class.size_bytes());
+        let again =
+            || self.front.refill(set, class, may_have).then(|| set.take(class, class.size_bytes()))?;
+        let piece = near.or_else(again).unwrap_or_else(|| {
+            let record = self.next_record.fetch_add(1, Ordering::SeqCst);
+            Piece { address: class.size_bytes(), record }
+        });
+        assert!(
+            !self.in_hand[piece.record as usize].swap(true, Ordering::SeqCst),
+            "two hands hold {piece:?}"
+        );
+        piece
+    }
+
+    fn put(&self, set: Own<'_>, class: Class, piece: Piece) {
+        assert!(self.in_hand[piece.record as usize].swap(false, Ordering::SeqCst));
+        let mut spill = Vec::new();
+        let size_bytes = class.size_bytes();
+        let is_in = set.put(class, size_bytes, piece)
+            || (self.front.make_way(set, class, |stream| stream, &mut spill)
+                && set.put(class, size_bytes, piece));
+        if !is_in {
+            spill.push((piece, set.stream()));
+            let counted = set.count_in(size_bytes) || self.front.count_in(set.stream(), size_bytes);
+            assert!(counted, "nobody closes the front here");
+        }
+        self.back.lock().unwrap().extend(spill);
+    }
+
+    fn drain(&self) {
+        let mut spill = Vec::new();
+        self.front.drain(|stream| stream, &mut spill);
+        self.back.lock().unwrap().extend(spill);
+    }
+
+    /// Everything that was ever handed out is back, once.
+    fn check_all_back(&self) {
+        self.drain();
+        assert_eq!(self.front.granted_bytes(), 0);
+        assert_eq!(self.front.counters().block_count(), self.heap_count().wrapping_neg());
+        let mut records: Vec<u32> = self.back.lock().unwrap().iter().map(|(piece, _)| piece.record).collect();
+        records.sort_unstable();
+        assert_eq!(records, (0..self.next_record.load(Ordering::SeqCst)).collect::<Vec<_>>());
+    }
+
+    /// What the heap handed out it would have counted itself.
+    fn heap_count(&self) -> u64 {
+        u64::from(self.next_record.load(Ordering::SeqCst))
+    }
+}
+
+/// The calling thread's view of a set that it has adopted.
+#[allow(unsafe_code)]
+fn own(set: &Set) -> Own<'_> {
+    // SAFETY: each thread here uses the sets that it has adopted itself, until it hands them over.
+    unsafe { set.own() }
+}
+
+fn class(size_bytes: u64) -> Class {
+    Class::of(size_bytes).unwrap()
+}
+
+#[test]
+fn threads_that_cycle_while_another_drains() {
+    check(|| {
+        let world = World::new();
+        let workers = [256, 256, 16 << 10].map(|size_bytes| {
+            let world = Arc::clone(&world);
+            thread::spawn(move || {
+                let set = world.front.adopt(7).unwrap();
+                for _ in 0..6 {
+                    let pieces = [(); 2].map(|()| world.take(own(&set), class(size_bytes)));
+                    pieces.into_iter().for_each(|piece| world.put(own(&set), class(size_bytes), piece));
+                }
+                set.hand_over();
+            })
+        });
+        (0..3).for_each(|_| world.drain());
+        workers.into_iter().for_each(|worker| worker.join().unwrap());
+        world.check_all_back();
+    });
+}
+
+#[test]
+fn a_producer_and_a_consumer() {
+    check(|| {
+        let world = World::new();
+        let (sender, receiver) = shuttle::sync::mpsc::channel();
+        let size = class(32 << 10);
+        let producer = thread::spawn({
+            let world = Arc::clone(&world);
+            move || {
+                let set = world.front.adopt(7).unwrap();
+                (0..24).for_each(|_| sender.send(world.take(own(&set), size)).unwrap());
+            }
+        });
+        let set = world.front.adopt(7).unwrap();
+        for piece in receiver.iter() {
+            world.put(own(&set), size, piece);
+            assert!(world.front.granted_bytes() <= CAP_BYTES);
+        }
+        producer.join().unwrap();
+        world.check_all_back();
+    });
+}
+
+/// What is freed while the front closes is counted by the close or refused, never both and never neither.
+#[test]
+fn frees_while_the_front_closes() {
+    check(|| {
+        let world = World::new();
+        let (set, size) = (world.front.adopt(7).unwrap(), class(256));
+        let pieces: Vec<Piece> = (0..4).map(|_| world.take(own(&set), size)).collect();
+        let worker = thread::spawn({
+            let world = Arc::clone(&world);
+            move || {
+                let set = own(&set);
+                let counted = |piece: &Piece| {
+                    let is_in = set.put(size, 256, *piece)
+                        || (world.front.make_way(set, size, |stream| stream, &mut Vec::new())
+                            && set.put(size, 256, *piece));
+                    is_in || set.count_in(256) || world.front.count_in(7, 256)
+                };
+                pieces.iter().filter(|piece| counted(piece)).count() as u64
+            }
+        });
+        let counters = world.front.close(|stream| stream, &mut Vec::new());
+        let counted = worker.join().unwrap();
+        assert_eq!(counters.block_count(), counted.wrapping_neg());
+        assert!(world.front.adopt(7).is_none());
+    });
+}
+
+/// One thread's sets go to the next, with what is in them.
+#[test]
+fn threads_that_come_and_go() {
+    check(|| {
+        let world = World::new();
+        let workers = [(); 3].map(|()| {
+            let world = Arc::clone(&world);
+            thread::spawn(move || {
+                for stream in [7, 8] {
+                    let set = world.front.adopt(stream).unwrap();
+                    let piece = world.take(own(&set), class(256));
+                    world.put(own(&set), class(256), piece);
+                    set.hand_over();
+                }
+            })
+        });
+        let mut spill = Vec::new();
+        world.front.purge(|stream| stream == 8, |stream| stream, &mut spill);
+        world.back.lock().unwrap().extend(spill);
+        workers.into_iter().for_each(|worker| worker.join().unwrap());
+        world.check_all_back();
+    });
+}
