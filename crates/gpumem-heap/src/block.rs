@@ -1,8 +1,8 @@
-//! [`Piece`]: what thread caches and heap exchange.
+//! [`HeapBlock`]: what thread caches and heap exchange.
 
 /// Some memory, and the heap's record of it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Piece {
+pub struct HeapBlock {
     /// Where it starts.
     pub address: u64,
     /// The heap's record, valid until the piece is given back.

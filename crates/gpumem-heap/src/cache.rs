@@ -2,23 +2,23 @@
 //!
 //! | file | job |
 //! | --- | --- |
-//! | `front` | [`Front`]: all caches and the depot of one pool |
-//! | `thread` | finds the calling thread's cache of a stream |
-//! | `set` | [`Set`]: one thread's cache of one stream |
-//! | `magazine`, `recent` | blocks up to 1 MiB by size class; the last few larger ones |
+//! | `thread_caches` | [`ThreadCaches`]: all caches and the depot of one pool |
+//! | `thread_table` | finds the calling thread's cache of a stream |
+//! | `thread_cache` | [`ThreadCache`]: one thread's cache of one stream |
+//! | `magazine`, `large_cache` | blocks up to 1 MiB by size class; the last few larger ones |
 //! | `depot`, `budget` | batches of blocks that move between threads; the capacity of all caches together |
 
 mod budget;
 mod depot;
-mod front;
+mod large_cache;
 mod magazine;
-mod recent;
-mod set;
 #[cfg(test)]
 mod tests;
-mod thread;
+mod thread_cache;
+mod thread_caches;
+mod thread_table;
 
-pub use front::{Front, Spill};
-pub use recent::{CLOSE_STEPS, LOOSE_STEPS, Large, Retention, Step};
-pub use set::{Own, Set};
-pub use thread::{FRONT_STEP, each_set, with_near, with_set};
+pub use large_cache::{CLOSE_STEPS, LOOSE_STEPS, LargeBlock, Retention, SizeStep};
+pub use thread_cache::{OwnerGuard, ThreadCache};
+pub use thread_caches::{Spill, ThreadCaches};
+pub use thread_table::{KEY_STEP, each_cache, with_cache, with_cache_or_adopt};

@@ -1,6 +1,6 @@
 //! [`Counters`]: what was handed out and came back, counted by whoever served it.
 //!
-//! Every thread counts for itself, in a [`Tally`] that it alone writes. A block may be handed out by one and come back to
+//! Every thread counts for itself, in a [`LocalCounters`] that it alone writes. A block may be handed out by one and come back to
 //! another, so a single count means little and wraps around zero; the sum of all is exact once no call is under way.
 
 use core::ops::Add;
@@ -16,13 +16,13 @@ pub struct Counters {
 
 /// Counters that one thread at a time writes and that anyone reads.
 #[derive(Debug)]
-pub struct Tally {
+pub struct LocalCounters {
     in_use_bytes: AtomicU64,
     allocation_count: AtomicU64,
     free_count: AtomicU64,
 }
 
-impl Tally {
+impl LocalCounters {
     /// A block of so many bytes was handed out.
     #[inline]
     pub fn count_out(&self, size_bytes: u64) {
@@ -58,7 +58,7 @@ impl Tally {
     }
 }
 
-impl Default for Tally {
+impl Default for LocalCounters {
     fn default() -> Self {
         let [in_use_bytes, allocation_count, free_count] = [(); 3].map(|()| AtomicU64::new(0));
         Self { in_use_bytes, allocation_count, free_count }
@@ -133,7 +133,7 @@ mod tests {
 
     #[test]
     fn a_free_that_is_seen_alone_shows_as_nothing() {
-        let (out, back) = (Tally::default(), Tally::default());
+        let (out, back) = (LocalCounters::default(), LocalCounters::default());
         out.count_out(700);
         back.count_in(700);
         assert_eq!((out.counters() + back.counters()).shown(), out.counters() + back.counters());

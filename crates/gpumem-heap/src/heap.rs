@@ -6,12 +6,12 @@
 //!
 //! 1. free stretches of several streams side by side, all ordered before the request (`take_ready`);
 //! 2. stretches of addresses whose memory is idle under other addresses: it moves back, without a driver call;
-//! 3. a new window over idle parts of handles (both `take_recycled`);
+//! 3. a new mapping over idle parts of handles (both `take_recycled`);
 //! 4. new handles, up to the bytes that the caller allows (`take_grown`).
 //!
-//! Where the dials leave no slack and several streams share the heap, it is dealt out to them by the frame: blocks of two
-//! frames and more start with one, what is left of a frame belongs to the stream that began it (`keeps_frames`), and
-//! another of its blocks may start there ([`odd`]). A piece of a frame that two streams have begun serves neither's large
+//! Where the dials leave no slack and several streams share the heap, it is dealt out to them by the page: blocks of two
+//! pages and more start with one, what is left of a page belongs to the stream that began it (`keeps_pages`), and
+//! another of its blocks may start there ([`partial_page`]). A piece of a page that two streams have begun serves neither's large
 //! blocks.
 //!
 //! Where there is no virtual memory, the spaces are filled with segments instead (`segments`), and 2 and 3 find nothing.
@@ -19,7 +19,7 @@
 //! What it keeps of all this on the host: 48 bytes for each stretch (a block, what is free beside it), and up to as much
 //! again in reserve; likewise for each handle, with a word for each stream that has used it; 12 bytes, and a sixteenth of
 //! that, for each 2 MiB of addresses ever in use, whether they are mapped or a gap; and 5 KiB of lists for each stream and
-//! space. Nothing else grows with mappings that can't be unmapped yet, of which there may be a hundred for each frame.
+//! space. Nothing else grows with mappings that can't be unmapped yet, of which there may be a hundred for each page.
 //!
 //! Nothing here knows a driver: the calls go through [`PhysicalMemory`](PhysicalMemory), and what streams
 //! have done is asked of [`Order`](crate::order::Order).
@@ -29,41 +29,41 @@ mod careful;
 mod check;
 mod extension;
 mod fit;
-mod frames;
+mod free_va_ranges;
 mod grow;
-mod holes;
+mod idle_scan;
 mod lost;
-mod odd;
+mod mappings;
+mod pages;
+mod partial_page;
 mod pinning;
 mod plan;
 mod ready;
 mod record;
 mod recycle;
-mod revival;
+mod remap;
 mod segments;
 mod shares;
 mod space;
 mod stamps;
-mod survey;
-mod tally;
 #[cfg(test)]
 mod tests;
+mod totals;
 mod trim;
 mod waits;
-mod windows;
 
-use crate::block::Piece;
+use crate::block::HeapBlock;
 use crate::order::{Stamp, StreamIndex};
 use crate::tuning::Tuning;
 use careful::TuningByLimit;
 use fit::UNIT_BYTES;
-use frames::Frames;
 pub use lost::Lost;
-pub use pinning::HandleRange;
+use pages::Pages;
+pub use pinning::BlockBacking;
 use record::{Kind, Record, Records};
 use segments::Segments;
 use shares::Shares;
-use space::{FRAME_BYTES, Space};
+use space::{PAGE_BYTES, Space};
 use stamps::Owner;
 
 /// What a block is asked for.
@@ -81,8 +81,8 @@ pub struct Request {
 #[derive(Debug)]
 pub struct Heap {
     spaces: [Space; 2],
-    frames: Frames,
-    /// Instead of handles and windows, where there is no virtual memory.
+    pages: Pages,
+    /// Instead of handles and mappings, where there is no virtual memory.
     segments: Option<Segments>,
     records: Records,
     tuning: TuningByLimit,
@@ -103,9 +103,9 @@ pub struct Heap {
     lost: Lost,
     /// What others hold under the same limit.
     outside_bytes: u64,
-    /// Windows that may yet be made anew before the heap grows instead, in thousandths.
-    window_credit: u32,
-    /// How many windows have to be empty before those that could not be unmapped are tried again.
+    /// Mappings that may yet be made anew before the heap grows instead, in thousandths.
+    mapping_credit: u32,
+    /// How many mappings have to be empty before those that could not be unmapped are tried again.
     empty_retry: usize,
 }
 
@@ -114,11 +114,11 @@ impl Heap {
     pub fn new(tuning: Tuning, ranges: [(u64, u64); 2]) -> Self {
         let space = |index: usize| {
             let (base, size_bytes) = ranges[index];
-            Space::new(index as u8, base, size_bytes / FRAME_BYTES * FRAME_BYTES)
+            Space::new(index as u8, base, size_bytes / PAGE_BYTES * PAGE_BYTES)
         };
         Self {
             spaces: [space(0), space(1)],
-            frames: Frames::default(),
+            pages: Pages::default(),
             segments: None,
             records: Records::new(),
             tuning: TuningByLimit::new(tuning),
@@ -133,7 +133,7 @@ impl Heap {
             reserved_ahead_bytes: 0,
             lost: Lost::default(),
             outside_bytes: 0,
-            window_credit: WINDOW_CREDIT_MAX,
+            mapping_credit: MAPPING_CREDIT_MAX,
             empty_retry: 0,
         }
     }
@@ -173,7 +173,7 @@ impl Heap {
     /// That part of it which blocks have, or could have.
     pub fn blocks_bytes(&self) -> u64 {
         let segments_bytes = self.segments.as_ref().map_or(0, |segments| segments.reserved_bytes);
-        self.frames.reserved_bytes + segments_bytes
+        self.pages.reserved_bytes + segments_bytes
     }
 
     /// Physical memory that the caller holds beside the heap: it counts as reserved too.
@@ -208,33 +208,33 @@ impl Heap {
     }
 
     #[cfg(test)]
-    pub(crate) fn window_count(&self) -> usize {
-        self.frames.window_count()
+    pub(crate) fn mapping_count(&self) -> usize {
+        self.pages.mapping_count()
     }
 
     /// The host memory of all records.
     pub fn record_bytes(&self) -> usize {
         let tables: usize = self.spaces.iter().map(Space::table_bytes).sum();
         let segments = self.segments.as_ref().map_or(0, Segments::size_bytes);
-        self.records.size_bytes() + self.frames.size_bytes() + segments + tables
+        self.records.size_bytes() + self.pages.size_bytes() + segments + tables
     }
 
-    fn claimed(&mut self, index: usize, start: u64, size_bytes: u64, slot: StreamIndex) -> Piece {
+    fn claimed(&mut self, index: usize, start: u64, size_bytes: u64, slot: StreamIndex) -> HeapBlock {
         let id = self.spaces[index].claim(&mut self.records, start, size_bytes);
         self.taken(index, id, slot)
     }
 
-    fn taken(&mut self, index: usize, record: u32, slot: StreamIndex) -> Piece {
+    fn taken(&mut self, index: usize, record: u32, slot: StreamIndex) -> HeapBlock {
         let Record { start, size_bytes, owner, .. } = &mut self.records[record];
         *owner = Owner::of(slot);
         let (start, size_bytes) = (*start, *size_bytes);
-        if index == LARGE_SPACE && self.keeps_frames(slot) {
-            self.spaces[index].own_frames(&mut self.records, record, slot);
+        if index == LARGE_SPACE && self.keeps_pages(slot) {
+            self.spaces[index].own_pages(&mut self.records, record, slot);
         }
         self.shares.take(slot, size_bytes);
         if index == LARGE_SPACE {
-            let credit = self.window_credit.saturating_add(self.tuning().window_allowance_per_mille);
-            self.window_credit = credit.min(WINDOW_CREDIT_MAX);
+            let credit = self.mapping_credit.saturating_add(self.tuning().mapping_allowance_per_mille);
+            self.mapping_credit = credit.min(MAPPING_CREDIT_MAX);
         }
         self.used_bytes += size_bytes;
         self.used_peak_bytes = self.used_peak_bytes.max(self.used_bytes);
@@ -243,7 +243,7 @@ impl Heap {
             None => self.spaces[index].base + start,
             Some(segments) => segments.address(index, start).unwrap_or_default(),
         };
-        Piece { address, record }
+        HeapBlock { address, record }
     }
 }
 
@@ -256,14 +256,14 @@ fn rounded(size_bytes: u64) -> Option<u64> {
     size_bytes.max(1).checked_next_multiple_of(UNIT_BYTES).filter(|size| *size <= SIZE_MAX_BYTES)
 }
 
-fn frames_in(size_bytes: u64) -> u32 {
-    u32::try_from(size_bytes.div_ceil(FRAME_BYTES)).unwrap_or(u32::MAX)
+fn pages_in(size_bytes: u64) -> u32 {
+    u32::try_from(size_bytes.div_ceil(PAGE_BYTES)).unwrap_or(u32::MAX)
 }
 
 /// Offsets cost nothing; there are more of them than any device has bytes.
 const SEGMENT_SPACE_BYTES: u64 = 1 << 50;
 /// What a program may use up before its first large blocks have earned any.
-const WINDOW_CREDIT_MAX: u32 = 512 * 1000;
+const MAPPING_CREDIT_MAX: u32 = 512 * 1000;
 const LARGE_SPACE: usize = 1;
 const SMALL_MAX_BYTES: u64 = 1 << 20;
 /// More than any device has; sums of a few such sizes fit a word.

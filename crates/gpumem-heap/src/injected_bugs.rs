@@ -16,7 +16,7 @@ pub enum Bug {
     EventBeforeEpoch,
     /// A window is unmapped whose last uses are not known to be over.
     EarlyUnmap,
-    /// Magazines are drained without being claimed.
+    /// Magazines are drained without being revoked.
     UnlockedDrain,
     /// Memory that the host may use is handed out again in its stream's order, with work on it still queued.
     HostInStreamOrder,

@@ -14,7 +14,7 @@
 //! | [`sync`] | atomics and locks of the standard library, or of a model checker; the biased lock, the spinning mutex, asymmetric fences |
 //! | [`order`] | streams, stamps and epochs: two numbers that tell whether memory freed on one stream may be used on another |
 //! | [`counters`] | blocks handed out and given back, counted by thread |
-//! | [`Class`], [`Piece`], [`Tuning`] | sizes of small blocks; what caches and heap exchange; the options of the heap |
+//! | [`SizeClass`], [`HeapBlock`], [`Tuning`] | sizes of small blocks; what caches and heap exchange; the options of the heap |
 //! | [`cache`] | thread caches: freed blocks that a thread keeps for a stream, and the depot between threads |
 //! | [`heap`] | everything else: addresses, pages, mappings and segments behind one lock |
 //!
@@ -42,7 +42,7 @@ mod size_class;
 pub mod sync;
 mod tuning;
 
-pub use block::Piece;
+pub use block::HeapBlock;
 pub use memory::{PhysicalMemory, RawHandle};
-pub use size_class::Class;
+pub use size_class::SizeClass;
 pub use tuning::{SPLIT_BYTES_MAX_MIN, Tuning};

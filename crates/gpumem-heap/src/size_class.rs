@@ -8,13 +8,13 @@
 //!
 //! Every class is a multiple of 256 bytes, so blocks that lie side by side keep the alignment. Small blocks are little of
 //! what programs hold; large ones are held to tighter classes because there waste counts. Where memory is plentiful a request
-//! may get a piece of a larger class ([`Class::nearly`]).
+//! may get a piece of a larger class ([`SizeClass::nearly`]).
 
 /// One size class. Orders by size.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub struct Class(u8);
+pub struct SizeClass(u8);
 
-impl Class {
+impl SizeClass {
     /// How many there are.
     pub const COUNT: usize = FINE_FIRST as usize + 4 * FINE_STEPS as usize;
 
@@ -104,7 +104,7 @@ const FINE_UNIT_BYTES: u64 = FINE_BYTES / FINE_STEPS as u64;
 
 /// The class of each multiple of a unit, and of each of the larger units: an allocation looks once instead of counting.
 static BY_UNIT: [u8; (FINE_BYTES / UNIT_BYTES) as usize] = by_unit(UNIT_BYTES);
-static BY_FINE_UNIT: [u8; (Class::SIZE_BYTES_MAX / FINE_UNIT_BYTES) as usize] = by_unit(FINE_UNIT_BYTES);
+static BY_FINE_UNIT: [u8; (SizeClass::SIZE_BYTES_MAX / FINE_UNIT_BYTES) as usize] = by_unit(FINE_UNIT_BYTES);
 
 const fn by_unit<const COUNT: usize>(unit_bytes: u64) -> [u8; COUNT] {
     let (mut classes, mut class, mut unit) = ([0; COUNT], 0, 0);
@@ -119,10 +119,10 @@ const fn by_unit<const COUNT: usize>(unit_bytes: u64) -> [u8; COUNT] {
 }
 
 /// What each class occupies.
-static SIZES_BYTES: [u32; Class::COUNT] = {
-    let mut sizes_bytes = [0; Class::COUNT];
+static SIZES_BYTES: [u32; SizeClass::COUNT] = {
+    let mut sizes_bytes = [0; SizeClass::COUNT];
     let mut index = 0;
-    while index < Class::COUNT {
+    while index < SizeClass::COUNT {
         sizes_bytes[index] = upper_bound_bytes(index as u32);
         index += 1;
     }

@@ -7,19 +7,21 @@
 //! would be spent on them.
 
 #[cfg(not(any(gpumem_loom, gpumem_shuttle)))]
-mod fence;
-mod gate;
+mod asymmetric_fence;
+mod biased_lock;
 mod lifetime;
-mod lock;
+mod spin_mutex;
 
-pub use gate::{Entered, Gate};
+pub use biased_lock::{BiasedLock, Revoked, revoke_all};
 pub use lifetime::Lifetime;
-pub use lock::{Claimed, Locked, claim_all};
 pub use primitives::*;
+pub use spin_mutex::{SpinMutex, SpinMutexGuard};
 
 #[cfg(not(any(gpumem_loom, gpumem_shuttle)))]
 mod primitives {
-    pub(super) use super::fence::{fence, heavy, is_light, light};
+    pub(super) use super::asymmetric_fence::{
+        asymmetric_fence_heavy, asymmetric_fence_light, fence, is_light,
+    };
     pub(crate) use core::sync::atomic::AtomicU64 as LoomAtomicU64;
     pub use core::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
     pub use std::sync::{Arc, Mutex, MutexGuard};
@@ -74,13 +76,13 @@ mod primitives {
         false
     }
 
-    pub(crate) fn light() {}
+    pub(crate) fn asymmetric_fence_light() {}
 
     pub(crate) fn fence() {
         unless(Missing::Light);
     }
 
-    pub(crate) fn heavy(_are_light: bool) {
+    pub(crate) fn asymmetric_fence_heavy(_are_light: bool) {
         unless(Missing::Heavy);
     }
 
@@ -145,11 +147,11 @@ mod primitives {
         true
     }
 
-    pub(crate) fn light() {}
+    pub(crate) fn asymmetric_fence_light() {}
 
     pub(crate) fn fence() {}
 
-    pub(crate) fn heavy(_are_light: bool) {}
+    pub(crate) fn asymmetric_fence_heavy(_are_light: bool) {}
 
     pub(crate) fn pause(_turn: u32) {
         shuttle::thread::yield_now();

@@ -8,9 +8,9 @@ pub struct Tuning {
     /// The slack of a program whose requests keep changing, once it has used up its remappings.
     pub growth_slack_max_per_mille: u32,
     /// Mappings made over idle memory, in thousandths of the large blocks that are allocated.
-    pub window_allowance_per_mille: u32,
+    pub mapping_allowance_per_mille: u32,
     /// The largest handle, in pages of 2 MiB: 1 to 64.
-    pub handle_max_frames: u32,
+    pub handle_max_pages: u32,
     /// The heap grows by at least this part of what it has; not zero.
     pub growth_divisor: u32,
     /// Over segments, larger blocks have a segment each, which no smaller block is cut from. A multiple of 2 MiB, at least
@@ -23,7 +23,7 @@ pub struct Tuning {
     /// What thread caches may keep of large blocks, in thousandths of the memory that was reserved ahead and never needed.
     pub large_share_per_mille: u32,
     /// How many mappings are kept after their memory has moved to another one.
-    pub empty_windows_max: u32,
+    pub empty_mappings_max: u32,
 }
 
 impl Tuning {
@@ -31,22 +31,22 @@ impl Tuning {
     pub const BALANCED: Self = Self {
         growth_slack_per_mille: 5,
         growth_slack_max_per_mille: 150,
-        window_allowance_per_mille: 45,
-        handle_max_frames: 26,
+        mapping_allowance_per_mille: 45,
+        handle_max_pages: 26,
         growth_divisor: 512,
         split_bytes_max: u64::MAX,
         magazine_share_per_mille: 5,
         magazine_bytes_min: 8 << 20,
         large_share_per_mille: 1000,
-        empty_windows_max: 4096,
+        empty_mappings_max: 4096,
     };
 
     /// The fewest driver calls.
     pub const FAST: Self = Self {
         growth_slack_per_mille: 100,
         growth_slack_max_per_mille: 300,
-        window_allowance_per_mille: 20,
-        handle_max_frames: 32,
+        mapping_allowance_per_mille: 20,
+        handle_max_pages: 32,
         growth_divisor: 64,
         ..Self::BALANCED
     };
@@ -55,11 +55,11 @@ impl Tuning {
     pub const TIGHT: Self = Self {
         growth_slack_per_mille: 0,
         growth_slack_max_per_mille: 0,
-        handle_max_frames: 1,
+        handle_max_pages: 1,
         growth_divisor: 2048,
         magazine_share_per_mille: 2,
         magazine_bytes_min: 1 << 20,
-        empty_windows_max: 16384,
+        empty_mappings_max: 16384,
         ..Self::BALANCED
     };
 
@@ -69,11 +69,11 @@ impl Tuning {
         Self {
             growth_slack_per_mille: tight.growth_slack_per_mille,
             growth_slack_max_per_mille: tight.growth_slack_max_per_mille,
-            handle_max_frames: tight.handle_max_frames,
+            handle_max_pages: tight.handle_max_pages,
             growth_divisor: tight.growth_divisor,
             magazine_share_per_mille: tight.magazine_share_per_mille.min(self.magazine_share_per_mille),
             magazine_bytes_min: tight.magazine_bytes_min.min(self.magazine_bytes_min),
-            empty_windows_max: tight.empty_windows_max.max(self.empty_windows_max),
+            empty_mappings_max: tight.empty_mappings_max.max(self.empty_mappings_max),
             ..*self
         }
     }

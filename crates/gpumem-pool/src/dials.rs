@@ -107,13 +107,13 @@ impl Dials {
 
     /// In thousandths: 40 is one window in 25 blocks. A program starts with 512 windows, and saves up no more.
     pub fn window_allowance(mut self, per_mille: u32) -> Self {
-        self.heap.window_allowance_per_mille = per_mille;
+        self.heap.mapping_allowance_per_mille = per_mille;
         self
     }
 
     /// Rounded to 2 MiB, and to between 2 and 128 MiB.
     pub fn handle_bytes_max(mut self, size_bytes: u64) -> Self {
-        self.heap.handle_max_frames = (size_bytes >> 21).clamp(1, 64) as u32;
+        self.heap.handle_max_pages = (size_bytes >> 21).clamp(1, 64) as u32;
         self
     }
 
@@ -176,7 +176,7 @@ impl Dials {
 
     /// Beyond it some are unmapped, each in its turn, as far as the last uses of what left them are known to be complete.
     pub fn empty_windows_max(mut self, count: u32) -> Self {
-        self.heap.empty_windows_max = count;
+        self.heap.empty_mappings_max = count;
         self
     }
 
@@ -258,9 +258,9 @@ mod tests {
         let endless = Dials::default().wait_deadline(Duration::MAX).wait_deadline;
         assert!(std::time::Instant::now().checked_add(endless).is_some());
         let dials = Dials::default().handle_bytes_max(u64::MAX).growth_divisor(0);
-        assert_eq!((dials.heap.handle_max_frames, dials.heap.growth_divisor), (64, 1));
+        assert_eq!((dials.heap.handle_max_pages, dials.heap.growth_divisor), (64, 1));
         let dials = dials.handle_bytes_max(0).split_bytes_max(1);
-        assert_eq!((dials.heap.handle_max_frames, dials.heap.split_bytes_max), (1, 20 << 20));
+        assert_eq!((dials.heap.handle_max_pages, dials.heap.split_bytes_max), (1, 20 << 20));
         assert_eq!(dials.clone().split_bytes_max(65 << 20).heap.split_bytes_max, 66 << 20);
         assert_eq!(dials.split_bytes_max(u64::MAX).heap.split_bytes_max, u64::MAX);
     }

@@ -163,7 +163,7 @@ fn miri() -> Result<Outcome> {
     for (package, tests) in [
         (
             "gpumem-heap",
-            "cache::thread sync::fence cache::tests::set cache::tests::depot cache::tests::budget",
+            "cache::thread_table sync::asymmetric_fence cache::tests::thread_cache:: cache::tests::depot cache::tests::budget",
         ),
         ("gpumem-pool", "tags::tests"),
     ] {

@@ -112,7 +112,7 @@ pub(crate) const ROOMS: &[Room] = &[
     Room {
         name: "ladder",
         paths: &[
-            "crates/gpumem-pool/src/backend/caching/ladder.rs", "crates/gpumem-heap/src/sync/gate.rs",
+            "crates/gpumem-pool/src/backend/caching/ladder.rs", "crates/gpumem-heap/src/sync/spin_mutex.rs",
             "crates/gpumem-pool/src/backend/caching/shared.rs", "crates/gpumem-pool/src/backend/caching/shared/",
         ],
         suites: &[

@@ -8,20 +8,20 @@
 //! few: a shelf has its lines to itself, and the lists that batches come in go back and forth with them, empty one way,
 //! instead of to the allocator.
 
-use crate::block::Piece;
-use crate::size_class::Class;
+use crate::block::HeapBlock;
+use crate::size_class::SizeClass;
 use crate::sync::{AtomicU32, Mutex, MutexGuard, Ordering};
 
 /// Pieces of one class, all of them free once `stamp` is.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct Batch<S> {
     pub(super) stamp: S,
-    pub(super) pieces: Vec<Piece>,
+    pub(super) pieces: Vec<HeapBlock>,
 }
 
 #[derive(Debug)]
 pub(super) struct Depot<S> {
-    shelves: [Shelf<S>; Class::COUNT],
+    shelves: [Shelf<S>; SizeClass::COUNT],
 }
 
 #[derive(Debug)]
@@ -36,7 +36,7 @@ struct Shelf<S> {
 struct Pile<S> {
     batches: Vec<Batch<S>>,
     /// Lists without pieces, for the next batches.
-    spares: Vec<Vec<Piece>>,
+    spares: Vec<Vec<HeapBlock>>,
 }
 
 impl<S> Depot<S> {
@@ -50,7 +50,7 @@ impl<S> Depot<S> {
     }
 
     /// Lays a batch on its shelf; gives it back if that is full. Returns an empty list for the next one.
-    pub(super) fn add(&self, class: Class, batch: Batch<S>) -> Result<Vec<Piece>, Batch<S>> {
+    pub(super) fn add(&self, class: SizeClass, batch: Batch<S>) -> Result<Vec<HeapBlock>, Batch<S>> {
         let shelf = &self.shelves[class.index()];
         let mut pile = shelf.lock();
         if pile.batches.len() >= SHELF_COUNT_MAX {
@@ -64,9 +64,9 @@ impl<S> Depot<S> {
     /// The batch that came last of those that may be had, for the list of an earlier one.
     pub(super) fn take(
         &self,
-        class: Class,
+        class: SizeClass,
         may_have: impl Fn(&S) -> bool,
-        spare: &mut Vec<Piece>,
+        spare: &mut Vec<HeapBlock>,
     ) -> Option<Batch<S>> {
         let shelf = &self.shelves[class.index()];
         // One that is being added at this moment may be missed, as if it came a moment later.
@@ -84,7 +84,7 @@ impl<S> Depot<S> {
     }
 
     /// Lays a batch back, however full the shelf is.
-    pub(super) fn put_back(&self, class: Class, batch: Batch<S>) {
+    pub(super) fn put_back(&self, class: SizeClass, batch: Batch<S>) {
         let shelf = &self.shelves[class.index()];
         let mut pile = shelf.lock();
         pile.batches.push(batch);
@@ -92,9 +92,9 @@ impl<S> Depot<S> {
     }
 
     /// Takes the oldest batch off each shelf.
-    pub(super) fn age(&self, mut leaves: impl FnMut(Class, Batch<S>)) {
+    pub(super) fn age(&self, mut leaves: impl FnMut(SizeClass, Batch<S>)) {
         for (index, shelf) in self.shelves.iter().enumerate() {
-            let Some(class) = Class::at(index) else { return };
+            let Some(class) = SizeClass::at(index) else { return };
             if shelf.count.load(Ordering::Relaxed) > 0 {
                 let mut pile = shelf.lock();
                 let oldest = (!pile.batches.is_empty()).then(|| pile.batches.remove(0));
@@ -109,15 +109,15 @@ impl<S> Depot<S> {
     pub(super) fn held(&self) -> (u64, u64) {
         let counts = self.shelves.iter().enumerate().filter_map(|(index, shelf)| {
             let count: usize = shelf.lock().batches.iter().map(|batch| batch.pieces.len()).sum();
-            Some((count as u64, count as u64 * Class::at(index)?.size_bytes()))
+            Some((count as u64, count as u64 * SizeClass::at(index)?.size_bytes()))
         });
         counts.fold((0, 0), |(count, bytes), (more, more_bytes)| (count + more, bytes + more_bytes))
     }
 
     /// Empties all shelves.
-    pub(super) fn drain(&self, mut leaves: impl FnMut(Class, Batch<S>)) {
+    pub(super) fn drain(&self, mut leaves: impl FnMut(SizeClass, Batch<S>)) {
         for (index, shelf) in self.shelves.iter().enumerate() {
-            let Some(class) = Class::at(index) else { return };
+            let Some(class) = SizeClass::at(index) else { return };
             let mut pile = shelf.lock();
             pile.spares.clear();
             for batch in pile.batches.drain(..) {

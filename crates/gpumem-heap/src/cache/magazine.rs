@@ -1,27 +1,27 @@
 //! [`Magazines`]: free blocks of one stream, a stack for each size class.
 //!
 //! *Allowance*: the bytes that they may hold, granted by the device's [`Budget`](super::budget::Budget). Part of it is
-//! unused, their room: putting a piece in takes from the room, taking one out adds to it. [`Recent`] needs none.
+//! unused, their room: putting a piece in takes from the room, taking one out adds to it. [`LargeCache`] needs none.
 
-use super::recent::Recent;
-use crate::block::Piece;
-use crate::size_class::Class;
+use super::large_cache::LargeCache;
+use crate::block::HeapBlock;
+use crate::size_class::SizeClass;
 
 #[derive(Debug)]
 pub(super) struct Magazines {
     room_bytes: u64,
     allowance_bytes: u64,
     /// An empty list, of or for a batch.
-    spare: Vec<Piece>,
+    spare: Vec<HeapBlock>,
     /// What is beyond the classes.
-    pub(super) recent: Recent,
-    stacks: [Stack; Class::COUNT],
+    pub(super) recent: LargeCache,
+    stacks: [Stack; SizeClass::COUNT],
 }
 
 /// The free pieces of one class.
 #[derive(Debug)]
 struct Stack {
-    pieces: Vec<Piece>,
+    pieces: Vec<HeapBlock>,
     /// The class's size, here because it is needed whenever the stack is.
     size_bytes: u64,
 }
@@ -33,23 +33,23 @@ impl Magazines {
             room_bytes: 0,
             allowance_bytes: 0,
             spare: Vec::new(),
-            recent: Recent::new(),
+            recent: LargeCache::new(),
             stacks: core::array::from_fn(|index| Stack {
                 pieces: Vec::new(),
-                size_bytes: Class::at(index).map_or(0, Class::size_bytes),
+                size_bytes: SizeClass::at(index).map_or(0, SizeClass::size_bytes),
             }),
         }
     }
 
     #[inline]
-    fn stack(&mut self, class: Class) -> &mut Stack {
+    fn stack(&mut self, class: SizeClass) -> &mut Stack {
         // SAFETY: a class's place is below their number, and there are as many stacks.
         unsafe { self.stacks.get_unchecked_mut(class.index()) }
     }
 
     /// One of a class, the one that came last.
     #[inline]
-    pub(super) fn take(&mut self, class: Class) -> Option<Piece> {
+    pub(super) fn take(&mut self, class: SizeClass) -> Option<HeapBlock> {
         let stack = self.stack(class);
         let piece = stack.pieces.pop()?;
         self.room_bytes += stack.size_bytes;
@@ -58,7 +58,7 @@ impl Magazines {
 
     /// False if there is no room for it.
     #[inline]
-    pub(super) fn put(&mut self, class: Class, piece: Piece) -> bool {
+    pub(super) fn put(&mut self, class: SizeClass, piece: HeapBlock) -> bool {
         let all_bytes = self.room_bytes;
         let Stack { pieces, size_bytes: class_bytes } = self.stack(class);
         let (count, Some(room_bytes)) = (pieces.len(), all_bytes.checked_sub(*class_bytes)) else {
@@ -75,7 +75,7 @@ impl Magazines {
 
     /// Makes space for one more piece in the class's stack. If that is as long as it may get, its older half leaves, and
     /// takes its allowance along.
-    pub(super) fn make_space(&mut self, class: Class) -> Option<Vec<Piece>> {
+    pub(super) fn make_space(&mut self, class: SizeClass) -> Option<Vec<HeapBlock>> {
         let stack = &mut self.stacks[class.index()].pieces;
         if stack.len() < stack.capacity() {
             return None;
@@ -92,18 +92,18 @@ impl Magazines {
     }
 
     /// Takes pieces out of a list, which bring their allowance along.
-    pub(super) fn refill(&mut self, class: Class, pieces: &mut Vec<Piece>) {
+    pub(super) fn refill(&mut self, class: SizeClass, pieces: &mut Vec<HeapBlock>) {
         self.allowance_bytes += class.size_bytes() * pieces.len() as u64;
         self.stacks[class.index()].pieces.append(pieces);
     }
 
     /// The empty list that it has, if any.
-    pub(super) fn take_spare(&mut self) -> Vec<Piece> {
+    pub(super) fn take_spare(&mut self) -> Vec<HeapBlock> {
         core::mem::take(&mut self.spare)
     }
 
     /// Keeps an empty list for the next batch.
-    pub(super) fn keep_spare(&mut self, list: Vec<Piece>) {
+    pub(super) fn keep_spare(&mut self, list: Vec<HeapBlock>) {
         if list.capacity() > self.spare.capacity() {
             self.spare = list;
         }
@@ -149,7 +149,7 @@ impl Magazines {
 
     /// Gives up allowance until no more than `keep_bytes` are left: unused room first, then pieces, large ones first.
     /// Returns how much.
-    pub(super) fn shrink(&mut self, keep_bytes: u64, mut leaves: impl FnMut(Piece)) -> u64 {
+    pub(super) fn shrink(&mut self, keep_bytes: u64, mut leaves: impl FnMut(HeapBlock)) -> u64 {
         let before_bytes = self.allowance_bytes;
         let mut held_bytes = self.held_bytes();
         for stack in self.stacks.iter_mut().rev() {

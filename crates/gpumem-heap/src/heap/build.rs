@@ -1,75 +1,75 @@
-//! [`make`]: makes a row of windows, with the driver's help, or leaves everything as it was.
+//! [`make`]: makes a row of mappings, with the driver's help, or leaves everything as it was.
 //!
 //! The driver is asked first, and what is known here changes only once all of it has succeeded. When it fails half way,
 //! what was done is undone. Where even that fails, what stays mapped or created counts as reserved for good and is
 //! never touched again: its addresses are not used twice.
 
 use super::extension::Extension;
-use super::frames::{Frames, move_frames, ones};
-use super::odd::{Odd, move_odd};
+use super::mappings::HANDLES_MAX;
+use super::pages::{Pages, move_pages, ones};
+use super::partial_page::{PartialPage, move_partial_page};
 use super::plan::Part;
-use super::space::{FRAME_BYTES, FRAME_SHIFT};
+use super::space::{PAGE_BYTES, PAGE_SHIFT};
 use super::stamps::Pending;
-use super::windows::HANDLES_MAX;
 use super::{Heap, LARGE_SPACE, Request};
-use crate::block::Piece;
+use crate::block::HeapBlock;
 use crate::memory::{PhysicalMemory, RawHandle};
 
-/// A row of windows to be made, from left to right.
+/// A row of mappings to be made, from left to right.
 #[derive(Clone, Debug, Default)]
-pub(super) struct Row {
+pub(super) struct MappingPlan {
     /// What the block starts with.
-    pub(super) odd: Option<Odd>,
+    pub(super) partial: Option<PartialPage>,
     pub(super) parts: Vec<Part>,
-    /// The sizes of new handles, in frames, which stand behind the parts.
+    /// The sizes of new handles, in pages, which stand behind the parts.
     pub(super) new: Vec<u32>,
     /// The start of a handle, behind the new ones.
     pub(super) last: Option<Part>,
     /// The free start of a page that another block uses in part: the block's last bytes, behind the new handles.
-    pub(super) head: Option<Odd>,
+    pub(super) head: Option<PartialPage>,
 }
 
-impl Row {
-    /// How many windows are made of memory that there is.
-    pub(super) fn window_count(&self) -> usize {
+impl MappingPlan {
+    /// How many mappings are made of memory that there is.
+    pub(super) fn mapping_count(&self) -> usize {
         self.parts.len()
-            + [self.last.is_some(), self.odd.is_some(), self.head.is_some()]
+            + [self.last.is_some(), self.partial.is_some(), self.head.is_some()]
                 .map(usize::from)
                 .iter()
                 .sum::<usize>()
     }
 
     /// Where the block starts that it is made for.
-    fn block_start(&self, frames: &Frames) -> u64 {
-        match (self.odd, self.parts.first()) {
-            (Some(odd), _) => odd.start(frames),
+    fn block_start(&self, pages: &Pages) -> u64 {
+        match (self.partial, self.parts.first()) {
+            (Some(partial), _) => partial.start(pages),
             // It may be the end of its handle.
-            (None, Some(part)) => u64::from(part.first) << FRAME_SHIFT,
+            (None, Some(part)) => u64::from(part.first) << PAGE_SHIFT,
             (None, None) => 0,
         }
     }
 
-    /// What its windows take of a space.
-    pub(super) fn size_bytes(&self, frames: &Frames) -> u64 {
+    /// What its mappings take of a space.
+    pub(super) fn size_bytes(&self, pages: &Pages) -> u64 {
         let known = self.parts.iter().chain(&self.last).map(|part| part.handle);
         let known = known
-            .chain(self.odd.iter().chain(&self.head).map(|odd| odd.handle))
-            .map(|handle| frames.handle(handle).frame_count);
-        let frame_count: u64 = known.chain(self.new.iter().copied()).map(u64::from).sum();
-        frame_count << FRAME_SHIFT
+            .chain(self.partial.iter().chain(&self.head).map(|partial| partial.handle))
+            .map(|handle| pages.handle(handle).page_count);
+        let page_count: u64 = known.chain(self.new.iter().copied()).map(u64::from).sum();
+        page_count << PAGE_SHIFT
     }
 }
 
 impl Heap {
-    /// A piece over a row of windows, behind what it continues, or on its own.
+    /// A piece over a row of mappings, behind what it continues, or on its own.
     pub(super) fn build<M: PhysicalMemory>(
         &mut self,
         index: usize,
         request: &Request,
         place: Option<Extension>,
-        row: &Row,
+        row: &MappingPlan,
         backing: &mut M,
-    ) -> Result<Option<Piece>, M::Error> {
+    ) -> Result<Option<HeapBlock>, M::Error> {
         let row_start = match &place {
             Some(extension) => extension.row_start,
             None => self.own_place(index, row),
@@ -81,12 +81,12 @@ impl Heap {
         self.reserved_peak_bytes = self.reserved_peak_bytes.max(self.reserved_bytes());
         let start = match place {
             Some(Extension { start, moves, .. }) => {
-                for (window, mask) in moves {
-                    move_frames(&mut self.frames, &mut self.spaces, &mut self.records, window, mask);
+                for (mapping, mask) in moves {
+                    move_pages(&mut self.pages, &mut self.spaces, &mut self.records, mapping, mask);
                 }
                 start
             }
-            None => row_start + row.block_start(&self.frames),
+            None => row_start + row.block_start(&self.pages),
         };
         Ok(Some(self.claimed(index, start, request.size_bytes, request.slot)))
     }
@@ -94,24 +94,24 @@ impl Heap {
     /// Where a row stands that continues nothing: where much was unmapped, else at the end of the space. Behind a gap, into
     /// which the row before can be continued, unless it is one of new handles only: those are better side by side. Where
     /// addresses are short, gaps are used up.
-    fn own_place(&self, index: usize, row: &Row) -> u64 {
-        let (space, row_bytes) = (&self.spaces[index], row.size_bytes(&self.frames));
-        let hole = |size_bytes: u64| self.frames.holes(index).find(size_bytes >> FRAME_SHIFT);
-        let is_anew = row.window_count() == 0;
+    fn own_place(&self, index: usize, row: &MappingPlan) -> u64 {
+        let (space, row_bytes) = (&self.spaces[index], row.size_bytes(&self.pages));
+        let free_range = |size_bytes: u64| self.pages.free_va_ranges(index).find(size_bytes >> PAGE_SHIFT);
+        let is_anew = row.mapping_count() == 0;
         let gap_bytes = if is_anew || index != LARGE_SPACE { 0 } else { GAP_BYTES };
-        if let Some(slot) = hole(row_bytes + 2 * GAP_BYTES) {
-            return (slot << FRAME_SHIFT) + gap_bytes;
+        if let Some(slot) = free_range(row_bytes + 2 * GAP_BYTES) {
+            return (slot << PAGE_SHIFT) + gap_bytes;
         }
         let end = space.end();
         let behind_gap = if end == 0 { 0 } else { end + gap_bytes };
         let taken_bytes = behind_gap + row_bytes;
         let is_roomy = taken_bytes <= (self.reserved_bytes() + row_bytes).saturating_mul(SPAN)
             && taken_bytes <= space.size_bytes() / 2;
-        if is_roomy { behind_gap } else { hole(row_bytes).map_or(end, |slot| slot << FRAME_SHIFT) }
+        if is_roomy { behind_gap } else { free_range(row_bytes).map_or(end, |slot| slot << PAGE_SHIFT) }
     }
 
-    fn spend_credit(&mut self, row: &Row) {
-        self.window_credit = self.window_credit.saturating_sub(1000 * row.window_count() as u32);
+    fn spend_credit(&mut self, row: &MappingPlan) {
+        self.mapping_credit = self.mapping_credit.saturating_sub(1000 * row.mapping_count() as u32);
     }
 }
 
@@ -126,25 +126,25 @@ struct Done {
 impl Done {
     /// Each handle with its size.
     fn created_bytes(&self) -> impl Iterator<Item = (RawHandle, u64)> {
-        self.created.iter().map(|(raw, frame_count)| (*raw, u64::from(*frame_count) << FRAME_SHIFT))
+        self.created.iter().map(|(raw, page_count)| (*raw, u64::from(*page_count) << PAGE_SHIFT))
     }
 }
 
-/// Makes the windows, from a place on that is a hole or the end of the space, and moves what the parts name into them.
+/// Makes the mappings, from a place on that is a free range or the end of the space, and moves what the parts name into them.
 /// False when the space has no room, or handles no numbers.
 pub(super) fn make<M: PhysicalMemory>(
     heap: &mut Heap,
     (space, start): (usize, u64),
-    row: &Row,
+    row: &MappingPlan,
     backing: &mut M,
 ) -> Result<bool, M::Error> {
-    let size_bytes = row.size_bytes(&heap.frames);
+    let size_bytes = row.size_bytes(&heap.pages);
     if size_bytes == 0 {
         return Ok(true);
     }
     let end = heap.spaces[space].end();
     let more_bytes = (start + size_bytes).saturating_sub(end);
-    let has_numbers = heap.frames.handles.len() + row.new.len() < HANDLES_MAX;
+    let has_numbers = heap.pages.handles.len() + row.new.len() < HANDLES_MAX;
     if heap.spaces[space].room_bytes() < more_bytes || !has_numbers {
         return Ok(false);
     }
@@ -155,14 +155,14 @@ pub(super) fn make<M: PhysicalMemory>(
     if more_bytes > 0 && (asked.is_ok() || !is_undone) {
         heap.spaces[space].extend(&mut heap.records, more_bytes);
         if start > end {
-            heap.frames.holes_mut(space).add(end >> FRAME_SHIFT, (start - end) >> FRAME_SHIFT);
+            heap.pages.free_va_ranges_mut(space).add(end >> PAGE_SHIFT, (start - end) >> PAGE_SHIFT);
         }
     }
     match asked {
         Ok(()) => commit(heap, (space, start), row, &done.created),
-        // What could not be undone is no hole any more.
+        // What could not be undone is not a free range any more.
         Err(_) if !is_undone => {
-            heap.frames.holes_mut(space).fill(start >> FRAME_SHIFT, size_bytes >> FRAME_SHIFT);
+            heap.pages.free_va_ranges_mut(space).fill(start >> PAGE_SHIFT, size_bytes >> PAGE_SHIFT);
             heap.lose_row((space, start), size_bytes, still_mapped, done.created_bytes().collect());
             heap.reserved_peak_bytes = heap.reserved_peak_bytes.max(heap.reserved_bytes());
         }
@@ -174,24 +174,25 @@ pub(super) fn make<M: PhysicalMemory>(
 fn ask<M: PhysicalMemory>(
     heap: &Heap,
     base: u64,
-    row: &Row,
+    row: &MappingPlan,
     backing: &mut M,
     done: &mut Done,
 ) -> Result<(), M::Error> {
-    for frame_count in &row.new {
-        done.created.push((backing.create(u64::from(*frame_count) << FRAME_SHIFT)?, *frame_count));
+    for page_count in &row.new {
+        done.created.push((backing.create(u64::from(*page_count) << PAGE_SHIFT)?, *page_count));
     }
     let mut address = base;
     let known = |handle: u32| {
-        let handle = heap.frames.handle(handle);
-        (handle.raw, handle.frame_count)
+        let handle = heap.pages.handle(handle);
+        (handle.raw, handle.page_count)
     };
-    let first = row.odd.iter().map(|odd| odd.handle).chain(row.parts.iter().map(|part| part.handle));
+    let first =
+        row.partial.iter().map(|partial| partial.handle).chain(row.parts.iter().map(|part| part.handle));
     let last = row.last.iter().map(|part| part.handle).chain(row.head.iter().map(|head| head.handle));
     let handles: Vec<(RawHandle, u32)> =
         first.map(known).chain(done.created.iter().copied()).chain(last.map(known)).collect();
-    for (raw, frame_count) in handles {
-        let size_bytes = u64::from(frame_count) << FRAME_SHIFT;
+    for (raw, page_count) in handles {
+        let size_bytes = u64::from(page_count) << PAGE_SHIFT;
         backing.map(address, size_bytes, raw)?;
         done.mapped.push((address, size_bytes));
         address += size_bytes;
@@ -214,40 +215,40 @@ fn undo(heap: &mut Heap, done: &Done, backing: &mut impl PhysicalMemory) -> Vec<
     mapped
 }
 
-fn commit(heap: &mut Heap, (space, start): (usize, u64), row: &Row, created: &[(RawHandle, u32)]) {
-    let Heap { spaces, frames, records, .. } = heap;
-    let mut slot = start >> FRAME_SHIFT;
-    let mut window = |frames: &mut Frames, handle: u32| {
-        let window = frames.add_window(handle, space, slot);
-        slot += u64::from(frames.handle(handle).frame_count);
-        window
+fn commit(heap: &mut Heap, (space, start): (usize, u64), row: &MappingPlan, created: &[(RawHandle, u32)]) {
+    let Heap { spaces, pages, records, .. } = heap;
+    let mut slot = start >> PAGE_SHIFT;
+    let mut mapping = |pages: &mut Pages, handle: u32| {
+        let mapping = pages.add_mapping(handle, space, slot);
+        slot += u64::from(pages.handle(handle).page_count);
+        mapping
     };
-    if let Some(odd) = &row.odd {
-        let to = window(frames, odd.handle);
-        move_odd(frames, spaces, records, (odd, to));
+    if let Some(partial) = &row.partial {
+        let to = mapping(pages, partial.handle);
+        move_partial_page(pages, spaces, records, (partial, to));
     }
     for part in &row.parts {
-        let to = window(frames, part.handle);
-        move_frames(frames, spaces, records, to, ones(part.first, part.count));
+        let to = mapping(pages, part.handle);
+        move_pages(pages, spaces, records, to, ones(part.first, part.count));
     }
-    for (raw, frame_count) in created {
-        let handle = frames.add_handle(*raw, *frame_count);
-        let id = window(frames, handle);
-        frames.set_resident(id, (ones(0, *frame_count), 0));
-        let start = u64::from(id.slot()) << FRAME_SHIFT;
-        spaces[space].occupy(records, start, start + u64::from(*frame_count) * FRAME_BYTES, Pending::READY);
+    for (raw, page_count) in created {
+        let handle = pages.add_handle(*raw, *page_count);
+        let id = mapping(pages, handle);
+        pages.set_resident(id, (ones(0, *page_count), 0));
+        let start = u64::from(id.slot()) << PAGE_SHIFT;
+        spaces[space].occupy(records, start, start + u64::from(*page_count) * PAGE_BYTES, Pending::READY);
     }
     if let Some(part) = &row.last {
-        let to = window(frames, part.handle);
-        move_frames(frames, spaces, records, to, ones(part.first, part.count));
+        let to = mapping(pages, part.handle);
+        move_pages(pages, spaces, records, to, ones(part.first, part.count));
     }
     if let Some(head) = &row.head {
-        let to = window(frames, head.handle);
-        move_odd(frames, spaces, records, (head, to));
+        let to = mapping(pages, head.handle);
+        move_partial_page(pages, spaces, records, (head, to));
     }
 }
 
 /// Room for what a row will miss the next time.
 const GAP_BYTES: u64 = 32 << 20;
-/// Addresses that are tiled, of what is reserved; each frame of them takes 12 bytes of tables.
+/// Addresses that are tiled, of what is reserved; each page of them takes 12 bytes of tables.
 const SPAN: u64 = 16;

@@ -18,7 +18,7 @@
 //! four times its peak: 257 ms instead of 23).
 
 use super::Heap;
-use super::space::FRAME_SHIFT;
+use super::space::PAGE_SHIFT;
 use crate::tuning::Tuning;
 
 #[derive(Debug)]
@@ -47,10 +47,10 @@ impl TuningByLimit {
     }
 
     fn set_limit_bytes(&mut self, limit_bytes: u64) {
-        let Tuning { handle_max_frames, magazine_bytes_min, .. } = self.usual;
-        let handle_frames = (limit_bytes >> FRAME_SHIFT) / HANDLES_MIN;
-        let cap = u32::try_from(handle_frames).unwrap_or(u32::MAX).max(1);
-        self.limited.handle_max_frames = handle_max_frames.min(cap);
+        let Tuning { handle_max_pages, magazine_bytes_min, .. } = self.usual;
+        let handle_pages = (limit_bytes >> PAGE_SHIFT) / HANDLES_MIN;
+        let cap = u32::try_from(handle_pages).unwrap_or(u32::MAX).max(1);
+        self.limited.handle_max_pages = handle_max_pages.min(cap);
         let magazine_bytes = (limit_bytes / MAGAZINE_DIVISOR).max(self.careful.magazine_bytes_min);
         self.limited.magazine_bytes_min = magazine_bytes_min.min(magazine_bytes);
         self.exact = Tuning {
@@ -151,11 +151,11 @@ mod tests {
         let mut tuning = TuningByLimit::new(Tuning::FAST);
         tuning.set_limit_bytes(64 * GIB);
         let relaxed = tuning.at(2 * GIB - 1);
-        assert_eq!((relaxed.handle_max_frames, relaxed.growth_slack_per_mille), (16, 100));
+        assert_eq!((relaxed.handle_max_pages, relaxed.growth_slack_per_mille), (16, 100));
         let exact = tuning.at(2 * GIB);
-        assert_eq!((exact.handle_max_frames, exact.growth_slack_per_mille), (16, 0));
+        assert_eq!((exact.handle_max_pages, exact.growth_slack_per_mille), (16, 0));
         let careful = tuning.at(32 * GIB);
-        assert_eq!((careful.handle_max_frames, careful.growth_slack_per_mille), (1, 0));
+        assert_eq!((careful.handle_max_pages, careful.growth_slack_per_mille), (1, 0));
         tuning.set_limit_bytes(NO_LIMIT);
         assert_eq!(*tuning.at(16 * GIB), Tuning::FAST);
     }
@@ -164,16 +164,16 @@ mod tests {
     fn small_limits_have_the_smallest_handles() {
         let mut tuning = TuningByLimit::new(Tuning::FAST);
         tuning.set_limit_bytes(0);
-        assert_eq!(tuning.limited.handle_max_frames, 1);
+        assert_eq!(tuning.limited.handle_max_pages, 1);
         tuning.set_limit_bytes(GIB);
         let limited = tuning.at(0);
-        assert_eq!((limited.handle_max_frames, limited.magazine_bytes_min), (1, 2 << 20));
+        assert_eq!((limited.handle_max_pages, limited.magazine_bytes_min), (1, 2 << 20));
     }
 
     /// Near its limit every profile trades the same.
     #[test]
     fn profiles_differ_near_a_limit_in_what_does_not_decide_what_fits() {
-        let of = |profile: Tuning| Tuning { window_allowance_per_mille: 0, ..profile.careful() };
+        let of = |profile: Tuning| Tuning { mapping_allowance_per_mille: 0, ..profile.careful() };
         assert_eq!(of(Tuning::FAST), of(Tuning::TIGHT));
         assert_eq!(of(Tuning::BALANCED), of(Tuning::TIGHT));
     }

@@ -1,12 +1,12 @@
 //! [`Heap::check`]: every invariant, as one walk.
 
 use super::Heap;
-use super::frames::ones;
+use super::mappings::Entry;
+use super::pages::ones;
 use super::record::{Kind, NONE, Record, Records};
 use super::segments::Segments;
-use super::space::{FRAME_BYTES, FRAME_SHIFT, Space};
+use super::space::{PAGE_BYTES, PAGE_SHIFT, Space};
 use super::stamps::{Owner, Pending};
-use super::windows::Entry;
 use std::collections::BTreeMap;
 
 impl Heap {
@@ -27,7 +27,7 @@ impl Heap {
                     live_count += 1;
                     live_bytes += record.size_bytes;
                 }
-                if record.kind == Kind::Free && record.owner == Owner::MIXED {
+                if record.kind == Kind::Free && record.owner == Owner::MULTI_STREAM {
                     *shares.entry(record.stamp).or_insert(0_u32) += 1;
                 }
             }
@@ -45,110 +45,112 @@ impl Heap {
                 format!("set {set:?} is counted {count} times, carried {:?}", shares.get(&set))
             })?;
         }
-        self.check_holes()?;
-        self.check_frames()?;
+        self.check_free_va_ranges()?;
+        self.check_pages()?;
         self.check_shared()?;
         Ok(live_count)
     }
 
-    fn check_holes(&self) -> Result<(), String> {
+    fn check_free_va_ranges(&self) -> Result<(), String> {
         for (index, space) in self.spaces.iter().enumerate() {
-            let end = space.end() >> FRAME_SHIFT;
+            let end = space.end() >> PAGE_SHIFT;
             let mut place = 0;
-            for (slot, count) in self.frames.holes(index).iter() {
+            for (slot, count) in self.pages.free_va_ranges(index).iter() {
                 expect(slot >= place && count > 0, || {
-                    format!("hole {slot} of space {index} should be part of another")
+                    format!("free_range {slot} of space {index} should be part of another")
                 })?;
                 place = slot + count + 1;
-                expect(slot + count <= end, || format!("hole {slot} lies behind the end of space {index}"))?;
+                expect(slot + count <= end, || {
+                    format!("free_range {slot} lies behind the end of space {index}")
+                })?;
                 let mapped = (slot..slot + count).find(|slot| {
-                    self.frames.window_at(index, *slot).is_some() || self.is_resident(index, *slot)
+                    self.pages.mapping_at(index, *slot).is_some() || self.is_resident(index, *slot)
                 });
                 expect(mapped.is_none(), || {
-                    format!("slot {mapped:?} of space {index} is mapped and a hole")
+                    format!("slot {mapped:?} of space {index} is mapped and a free_range")
                 })?;
             }
         }
         Ok(())
     }
 
-    fn check_frames(&self) -> Result<(), String> {
+    fn check_pages(&self) -> Result<(), String> {
         let mut reserved_bytes = 0;
-        let (mut window_count, mut empty_count, mut shared_count) = (0, 0, 0);
-        for id in self.frames.handle_ids() {
-            let handle = self.frames.handle(id);
-            reserved_bytes += u64::from(handle.frame_count) << FRAME_SHIFT;
+        let (mut mapping_count, mut empty_count, mut shared_count) = (0, 0, 0);
+        for id in self.pages.handle_ids() {
+            let handle = self.pages.handle(id);
+            reserved_bytes += u64::from(handle.page_count) << PAGE_SHIFT;
             let (mut resident, mut shared) = (0, 0);
-            for window_id in self.frames.windows_of(id) {
-                window_count += 1;
-                let (here, parts) = self.frames.resident_of(window_id, id);
+            for mapping_id in self.pages.mappings_of(id) {
+                mapping_count += 1;
+                let (here, parts) = self.pages.resident_of(mapping_id, id);
                 empty_count += usize::from((here, parts) == (0, 0));
                 shared |= parts;
-                expect(self.frames.handle_of(window_id) == id, || {
-                    format!("window {window_id:?} is not handle {id}'s")
+                expect(self.pages.handle_of(mapping_id) == id, || {
+                    format!("mapping {mapping_id:?} is not handle {id}'s")
                 })?;
-                expect(resident & here == 0, || format!("a frame of handle {id} is resident twice"))?;
+                expect(resident & here == 0, || format!("a page of handle {id} is resident twice"))?;
                 resident |= here;
-                for slot in u64::from(window_id.slot())..u64::from(window_id.slot() + handle.frame_count) {
-                    let found = self.frames.window_at(window_id.space(), slot);
-                    expect(found == Some(window_id), || {
-                        format!("slot {slot} is window {found:?}, not {window_id:?}")
+                for slot in u64::from(mapping_id.slot())..u64::from(mapping_id.slot() + handle.page_count) {
+                    let found = self.pages.mapping_at(mapping_id.space(), slot);
+                    expect(found == Some(mapping_id), || {
+                        format!("slot {slot} is mapping {found:?}, not {mapping_id:?}")
                     })?;
                 }
             }
-            let all = ones(0, handle.frame_count);
+            let all = ones(0, handle.page_count);
             expect(resident | shared == all && resident & shared == 0, || {
-                format!("handle {id}: frames {resident:#b} and {shared:#b} of {all:#b} are resident")
+                format!("handle {id}: pages {resident:#b} and {shared:#b} of {all:#b} are resident")
             })?;
             shared_count += shared.count_ones() as usize;
         }
-        expect(shared_count == self.frames.shared().count(), || format!("{shared_count} frames are shared"))?;
-        let placed_count = (0..2).flat_map(|space| self.frames.windows_in(space)).count();
-        expect(placed_count == window_count, || format!("{placed_count} windows have a place"))?;
-        expect(empty_count == self.frames.empty_count(), || format!("{empty_count} windows are empty"))?;
-        expect(window_count == self.frames.window_count(), || "a window belongs to no handle".into())?;
-        expect(reserved_bytes == self.frames.reserved_bytes, || {
-            format!("{reserved_bytes} bytes of handles, {} counted", self.frames.reserved_bytes)
+        expect(shared_count == self.pages.shared().count(), || format!("{shared_count} pages are shared"))?;
+        let placed_count = (0..2).flat_map(|space| self.pages.mappings_in(space)).count();
+        expect(placed_count == mapping_count, || format!("{placed_count} mappings have a place"))?;
+        expect(empty_count == self.pages.empty_count(), || format!("{empty_count} mappings are empty"))?;
+        expect(mapping_count == self.pages.mapping_count(), || "a mapping belongs to no handle".into())?;
+        expect(reserved_bytes == self.pages.reserved_bytes, || {
+            format!("{reserved_bytes} bytes of handles, {} counted", self.pages.reserved_bytes)
         })?;
         expect(self.lost.check(), || "the sum of what the driver would not take back".into())?;
         expect(self.segments.iter().all(Segments::is_consistent), || "segments touch, or their sum".into())?;
         expect(self.reserved_bytes() <= self.reserved_peak_bytes, || "more is reserved than ever".into())
     }
 
-    /// Each byte of a frame that is in several windows is in one of them.
+    /// Each byte of a page that is in several mappings is in one of them.
     fn check_shared(&self) -> Result<(), String> {
-        for (handle, frame, parts) in self.frames.shared() {
+        for (handle, page, parts) in self.pages.shared() {
             let mut ranges = Vec::new();
             for part in parts {
                 let (space, start) =
-                    (&self.spaces[part.space()], u64::from(part.slot() + frame) << FRAME_SHIFT);
+                    (&self.spaces[part.space()], u64::from(part.slot() + page) << PAGE_SHIFT);
                 let mut place = start;
-                while place < start + FRAME_BYTES {
+                while place < start + PAGE_BYTES {
                     let record = &self.records[space.at(&self.records, place)];
-                    let end = record.end().min(start + FRAME_BYTES);
+                    let end = record.end().min(start + PAGE_BYTES);
                     ranges.extend((record.kind != Kind::Gap).then_some((place - start, end - start)));
                     place = end;
                 }
             }
             ranges.sort_unstable();
             let end = ranges.iter().try_fold(0, |place, (start, end)| (place == *start).then_some(*end));
-            expect(end == Some(FRAME_BYTES), || format!("frame {frame} of handle {handle} is {ranges:?}"))?;
+            expect(end == Some(PAGE_BYTES), || format!("page {page} of handle {handle} is {ranges:?}"))?;
         }
         Ok(())
     }
 
-    /// Whether there is memory behind a frame of addresses.
+    /// Whether there is memory behind a page of addresses.
     fn is_resident(&self, index: usize, slot: u64) -> bool {
-        self.frames.entry(index, slot).is_some_and(Entry::is_resident)
+        self.pages.entry(index, slot).is_some_and(Entry::is_resident)
             || self.segments.as_ref().is_some_and(|segments| segments.has(index, slot))
     }
 
-    /// Bytes that somebody may hold lie on frames that are resident there; gaps on frames that are not. Of a frame that is
+    /// Bytes that somebody may hold lie on pages that are resident there; gaps on pages that are not. Of a page that is
     /// there in part, some are the one and some the other.
     fn check_memory(&self, index: usize, id: u32, record: &Record) -> Result<(), String> {
         let is_memory = record.kind != Kind::Gap;
-        let slots = record.start >> FRAME_SHIFT..record.end().div_ceil(FRAME_BYTES);
-        let is_part = |slot: &u64| self.frames.entry(index, *slot).is_some_and(Entry::is_part);
+        let slots = record.start >> PAGE_SHIFT..record.end().div_ceil(PAGE_BYTES);
+        let is_part = |slot: &u64| self.pages.entry(index, *slot).is_some_and(Entry::is_part);
         for slot in slots.filter(|slot| !is_part(slot)) {
             let is_resident = self.is_resident(index, slot);
             expect(is_resident == is_memory, || {
@@ -159,7 +161,9 @@ impl Heap {
         let pending = Pending { owner: record.owner, stamp: record.stamp };
         let is_right = match record.kind {
             Kind::Free if pending.owner == Owner::READY => pending == Pending::READY,
-            Kind::Free if pending.owner != Owner::MIXED => Owner::of(pending.stamp.slot()) == pending.owner,
+            Kind::Free if pending.owner != Owner::MULTI_STREAM => {
+                Owner::of(pending.stamp.slot()) == pending.owner
+            }
             _ => true,
         };
         expect(is_right || !is_waiting, || {
@@ -173,7 +177,7 @@ fn check_tiling(index: usize, space: &Space, records: &Records) -> Result<Vec<u3
     let mut ids: Vec<u32> = space.ids_backwards(records).collect();
     ids.reverse();
     let (mut place, mut prev) = (0, NONE);
-    let mut starts = vec![NONE; (space.end() >> FRAME_SHIFT) as usize];
+    let mut starts = vec![NONE; (space.end() >> PAGE_SHIFT) as usize];
     for id in &ids {
         let record = records.get(*id).ok_or_else(|| format!("record {id} tiles and is unused"))?;
         expect(record.start == place && record.size_bytes > 0, || {
@@ -185,14 +189,14 @@ fn check_tiling(index: usize, space: &Space, records: &Records) -> Result<Vec<u3
         expect(prev == NONE || !records[prev].joins(record), || {
             format!("records {prev} and {id} should be one")
         })?;
-        let first = &mut starts[(record.start >> FRAME_SHIFT) as usize];
+        let first = &mut starts[(record.start >> PAGE_SHIFT) as usize];
         *first = if *first == NONE { *id } else { *first };
         (place, prev) = (record.end(), *id);
     }
     expect(place == space.end(), || format!("space {index} is tiled up to {place}, not {}", space.end()))?;
-    for (frame, id) in starts.iter().enumerate() {
-        let noted = space.start_in(frame);
-        expect(noted == *id, || format!("frame {frame} of space {index} starts with {id}, noted {noted}"))?;
+    for (page, id) in starts.iter().enumerate() {
+        let noted = space.start_in(page);
+        expect(noted == *id, || format!("page {page} of space {index} starts with {id}, noted {noted}"))?;
     }
     Ok(ids)
 }

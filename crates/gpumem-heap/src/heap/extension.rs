@@ -1,60 +1,60 @@
-//! [`Extension`]: a stretch of addresses that a block may have, too short by itself, with room for new windows behind it.
+//! [`Extension`]: a stretch of addresses that a block may have, too short by itself, with room for new mappings behind it.
 //! Pure.
 //!
-//! Rows of windows that continue nothing are made with a gap before them. Whoever needs a little more than a row has
-//! adds windows behind it, which costs the driver as many calls as there are new windows, not as many as the block has.
+//! Rows of mappings that continue nothing are made with a gap before them. Whoever needs a little more than a row has
+//! adds mappings behind it, which costs the driver as many calls as there are new mappings, not as many as the block has.
 
-use super::frames::{Frames, ones};
-use super::space::{FRAME_BYTES, FRAME_SHIFT, Space};
-use super::survey::{Idle, Survey, View};
-use super::windows::WindowId;
-use super::{Heap, frames_in};
+use super::idle_scan::{Idle, IdleScan, View};
+use super::mappings::MappingId;
+use super::pages::{Pages, ones};
+use super::space::{PAGE_BYTES, PAGE_SHIFT, Space};
+use super::{Heap, pages_in};
 use crate::order::Order;
 
 /// Where a block would start, and what it takes to make it fit.
 #[derive(Debug)]
 pub(super) struct Extension {
     pub(super) start: u64,
-    /// New windows stand from here on, up to so many frames of addresses.
+    /// New mappings stand from here on, up to so many pages of addresses.
     pub(super) row_start: u64,
-    pub(super) room_frames: u64,
-    pub(super) missing_frames: u32,
-    /// Windows of the stretch, and the frames that move back to each.
-    pub(super) moves: Vec<(WindowId, u64)>,
+    pub(super) room_pages: u64,
+    pub(super) missing_pages: u32,
+    /// Mappings of the stretch, and the pages that move back to each.
+    pub(super) moves: Vec<(MappingId, u64)>,
     /// The stretch's own memory, which can't be mapped elsewhere for this block.
-    pub(super) survey: Survey,
+    pub(super) scan: IdleScan,
 }
 
 impl Extension {
-    /// What continues nothing may as well stand elsewhere, unless its alignment needs more than that of a frame.
+    /// What continues nothing may as well stand elsewhere, unless its alignment needs more than that of a page.
     pub(super) fn is_worth_it(&self, alignment: u64) -> bool {
-        self.start < self.row_start || alignment > FRAME_BYTES
+        self.start < self.row_start || alignment > PAGE_BYTES
     }
 }
 
 impl Heap {
-    /// Those that miss the fewest frames, fewest first. That at the end of the space, which suits any alignment, is the
+    /// Those that miss the fewest pages, fewest first. That at the end of the space, which suits any alignment, is the
     /// last, whatever it misses.
     pub(super) fn extensions(
         &self,
         index: usize,
         place: (u64, u64),
-        survey: &Survey,
+        scan: &IdleScan,
         view: &View<impl Order>,
     ) -> Vec<Extension> {
         let space = &self.spaces[index];
-        let idle = match self.frames.pins_any() {
-            true => Survey::collect(&self.frames, &self.spaces, view).by_handle(&self.frames),
-            false => survey.by_handle(&self.frames),
+        let idle = match self.pages.pins_any() {
+            true => IdleScan::collect(&self.pages, &self.spaces, view).by_handle(&self.pages),
+            false => scan.by_handle(&self.pages),
         };
-        let stretch = Stretch { frames: &self.frames, index, idle };
-        let end = (space.end() >> FRAME_SHIFT, space.room_bytes() >> FRAME_SHIFT);
-        let at = |(slot, room_frames)| stretch.extension(space, (slot, room_frames), place, view);
+        let stretch = Stretch { pages: &self.pages, index, idle };
+        let end = (space.end() >> PAGE_SHIFT, space.room_bytes() >> PAGE_SHIFT);
+        let at = |(slot, room_pages)| stretch.extension(space, (slot, room_pages), place, view);
         let mut found: Vec<Extension> = Vec::new();
-        if place.1 <= FRAME_BYTES {
-            let holes = self.frames.holes(index).iter();
-            found.extend(holes.filter_map(at).filter(|found| found.start < found.row_start));
-            found.sort_by_key(|extension| extension.missing_frames);
+        if place.1 <= PAGE_BYTES {
+            let free_va_ranges = self.pages.free_va_ranges(index).iter();
+            found.extend(free_va_ranges.filter_map(at).filter(|found| found.start < found.row_start));
+            found.sort_by_key(|extension| extension.missing_pages);
             found.truncate(LOOKS_MAX);
         }
         found.extend(at(end));
@@ -62,67 +62,67 @@ impl Heap {
     }
 }
 
-/// Of a window, the frames that are part of a stretch.
+/// Of a mapping, the pages that are part of a stretch.
 struct Before {
-    window: WindowId,
+    mapping: MappingId,
     handle: u32,
     mask: u64,
 }
 
 struct Stretch<'a> {
-    frames: &'a Frames,
+    pages: &'a Pages,
     index: usize,
-    /// Of every handle, which of its frames are idle.
+    /// Of every handle, which of its pages are idle.
     idle: Vec<u64>,
 }
 
 impl Stretch<'_> {
-    /// What lies before a hole, as far as the block needs it.
+    /// What lies before a free range, as far as the block needs it.
     fn extension(
         &self,
         space: &Space,
-        (slot, room_frames): (u64, u64),
+        (slot, room_pages): (u64, u64),
         (size_bytes, alignment): (u64, u64),
         view: &View<impl Order>,
     ) -> Option<Extension> {
-        let parts = self.before(slot, frames_in(size_bytes));
-        let frame_count: u32 = parts.iter().map(|part| part.mask.count_ones()).sum();
-        let row_start = slot << FRAME_SHIFT;
-        let low = row_start - (u64::from(frame_count) << FRAME_SHIFT);
+        let parts = self.before(slot, pages_in(size_bytes));
+        let page_count: u32 = parts.iter().map(|part| part.mask.count_ones()).sum();
+        let row_start = slot << PAGE_SHIFT;
+        let low = row_start - (u64::from(page_count) << PAGE_SHIFT);
         let left = self.free_before(space, low, view);
         let start = space.base.checked_add(left)?.checked_next_multiple_of(alignment)? - space.base;
-        let missing_frames = frames_in(start.checked_add(size_bytes)?.saturating_sub(row_start));
-        if u64::from(missing_frames) > room_frames {
+        let missing_pages = pages_in(start.checked_add(size_bytes)?.saturating_sub(row_start));
+        if u64::from(missing_pages) > room_pages {
             return None;
         }
         let moves = parts.iter().filter_map(|part| {
-            let skipped = (start >> FRAME_SHIFT).saturating_sub(u64::from(part.window.slot())).min(64) as u32;
-            let away = part.mask & !self.frames.resident(part.window) & !ones(0, skipped);
-            (away != 0).then_some((part.window, away))
+            let skipped = (start >> PAGE_SHIFT).saturating_sub(u64::from(part.mapping.slot())).min(64) as u32;
+            let away = part.mask & !self.pages.resident(part.mapping) & !ones(0, skipped);
+            (away != 0).then_some((part.mapping, away))
         });
         let idle = parts.iter().map(|part| Idle { handle: part.handle, mask: part.mask, slot: 0 });
         Some(Extension {
             start,
             row_start,
-            room_frames,
-            missing_frames,
+            room_pages,
+            missing_pages,
             moves: moves.collect(),
-            survey: Survey::of(idle.collect()),
+            scan: IdleScan::of(idle.collect()),
         })
     }
 
-    /// Windows side by side up to a slot, and the frames of each that are idle: each frame of memory once.
-    fn before(&self, mut slot: u64, most_frames: u32) -> Vec<Before> {
+    /// Mappings side by side up to a slot, and the pages of each that are idle: each page of memory once.
+    fn before(&self, mut slot: u64, most_pages: u32) -> Vec<Before> {
         let mut parts: Vec<Before> = Vec::new();
-        let mut missing = most_frames;
+        let mut missing = most_pages;
         while missing > 0 && slot > 0 {
-            let Some(entry) = self.frames.entry(self.index, slot - 1) else { break };
-            let (handle, last) = (entry.handle(), entry.frame());
-            let window = WindowId::new(self.index, slot as u32 - 1 - last);
+            let Some(entry) = self.pages.entry(self.index, slot - 1) else { break };
+            let (handle, last) = (entry.handle(), entry.page());
+            let mapping = MappingId::new(self.index, slot as u32 - 1 - last);
             let mut idle = self.idle[handle as usize];
             // What is pinned may be had where it is.
-            if self.frames.is_pinned(handle) {
-                idle &= self.frames.resident(window);
+            if self.pages.is_pinned(handle) {
+                idle &= self.pages.resident(mapping);
             }
             for other in parts.iter().filter(|other| other.handle == handle) {
                 idle &= !other.mask;
@@ -131,7 +131,7 @@ impl Stretch<'_> {
             if count == 0 {
                 break;
             }
-            parts.push(Before { window, handle, mask: ones(last + 1 - count, count) });
+            parts.push(Before { mapping, handle, mask: ones(last + 1 - count, count) });
             missing -= count;
             slot -= u64::from(count);
             if count < last + 1 {
@@ -141,17 +141,17 @@ impl Stretch<'_> {
         parts
     }
 
-    /// The frame before a place is not idle as a whole, but the bytes next to the place may be free: from where on. What is in
-    /// several windows may be about to move.
+    /// The page before a place is not idle as a whole, but the bytes next to the place may be free: from where on. What is in
+    /// several mappings may be about to move.
     fn free_before(&self, space: &Space, place: u64, view: &View<impl Order>) -> u64 {
-        let entry = place.checked_sub(1).and_then(|last| self.frames.entry(self.index, last >> FRAME_SHIFT));
+        let entry = place.checked_sub(1).and_then(|last| self.pages.entry(self.index, last >> PAGE_SHIFT));
         let Some(_) = entry.filter(|entry| !entry.is_part()) else { return place };
         let id = space.at(view.records, place - 1);
         if !view.is_usable(&view.records[id]) {
             return place;
         }
         let start = space.run_around(id, view).0;
-        if place - start < FRAME_BYTES { start } else { place }
+        if place - start < PAGE_BYTES { start } else { place }
     }
 }
 

@@ -1,12 +1,12 @@
 //! New handles, or segments: how many, how large, and how far the heap may grow.
 
-use super::build::{self, Row};
+use super::build::{self, MappingPlan};
 use super::extension::Extension;
+use super::idle_scan::{Idle, IdleScan, View};
 use super::plan;
-use super::space::{FRAME_BYTES, FRAME_SHIFT};
-use super::survey::{Idle, Survey, View};
-use super::{Heap, LARGE_SPACE, Request, frames_in, rounded, space_of};
-use crate::block::Piece;
+use super::space::{PAGE_BYTES, PAGE_SHIFT};
+use super::{Heap, LARGE_SPACE, Request, pages_in, rounded, space_of};
+use crate::block::HeapBlock;
 use crate::memory::PhysicalMemory;
 use crate::order::Order;
 use crate::tuning::Tuning;
@@ -23,11 +23,11 @@ impl Heap {
         order: &impl Order,
         backing: &mut M,
         reserved_max_bytes: u64,
-    ) -> Result<Option<Piece>, M::Error> {
+    ) -> Result<Option<HeapBlock>, M::Error> {
         if self.segments.is_some() {
             return self.take_of_new_segment(request, backing, reserved_max_bytes);
         }
-        if self.starts_in_frames(request) {
+        if self.starts_in_pages(request) {
             let piece = self.grow(request, order, backing, (reserved_max_bytes, true))?;
             if piece.is_some() || reserved_max_bytes <= self.reserved_bytes() {
                 return Ok(piece);
@@ -48,12 +48,12 @@ impl Heap {
         order: &impl Order,
         backing: &mut M,
         reserved_max_bytes: u64,
-    ) -> Result<Option<Piece>, M::Error> {
+    ) -> Result<Option<HeapBlock>, M::Error> {
         let Some(size_bytes) = rounded(request.size_bytes) else { return Ok(None) };
-        let room = reserved_max_bytes.saturating_sub(self.reserved_bytes()) >> FRAME_SHIFT;
+        let room = reserved_max_bytes.saturating_sub(self.reserved_bytes()) >> PAGE_SHIFT;
         let view = View { records: &self.records, slot: request.slot, order, with_ready: true };
-        let survey = Survey::movable(&self.frames, &self.spaces, &view);
-        match self.glued((size_bytes, request.alignment), &survey, &view, room) {
+        let scan = IdleScan::movable(&self.pages, &self.spaces, &view);
+        match self.glued((size_bytes, request.alignment), &scan, &view, room) {
             Some(row) => {
                 self.build(space_of(request), &Request { size_bytes, ..*request }, None, &row, backing)
             }
@@ -66,31 +66,31 @@ impl Heap {
         request: &Request,
         order: &impl Order,
         backing: &mut M,
-        (reserved_max_bytes, in_frames): (u64, bool),
-    ) -> Result<Option<Piece>, M::Error> {
-        let alignment = if in_frames { FRAME_BYTES } else { request.alignment };
+        (reserved_max_bytes, in_pages): (u64, bool),
+    ) -> Result<Option<HeapBlock>, M::Error> {
+        let alignment = if in_pages { PAGE_BYTES } else { request.alignment };
         let Some(size_bytes) = rounded(request.size_bytes) else { return Ok(None) };
         let index = space_of(request);
-        let room = reserved_max_bytes.saturating_sub(self.reserved_bytes()) >> FRAME_SHIFT;
+        let room = reserved_max_bytes.saturating_sub(self.reserved_bytes()) >> PAGE_SHIFT;
         let view = View { records: &self.records, slot: request.slot, order, with_ready: true };
-        let mut survey = Survey::movable(&self.frames, &self.spaces, &view);
-        if in_frames {
-            survey.ends = self.ends(index, request.slot, &survey);
+        let mut scan = IdleScan::movable(&self.pages, &self.spaces, &view);
+        if in_pages {
+            scan.ends = self.ends(index, request.slot, &scan);
         }
-        let mut extensions = self.extensions(index, (size_bytes, alignment), &survey, &view);
-        let target = self.growth_target_bytes(request).saturating_sub(self.reserved_bytes()) >> FRAME_SHIFT;
+        let mut extensions = self.extensions(index, (size_bytes, alignment), &scan, &view);
+        let target = self.growth_target_bytes(request).saturating_sub(self.reserved_bytes()) >> PAGE_SHIFT;
         let Some(last) = extensions.last() else { return Ok(None) };
-        let (place, row) = if last.missing_frames == 0 {
-            (extensions.pop(), Row::default())
-        } else if u64::from(last.missing_frames) <= room.min(target) {
-            let frame_count = last
-                .missing_frames
-                .max(self.growth_frames(index))
+        let (place, row) = if last.missing_pages == 0 {
+            (extensions.pop(), MappingPlan::default())
+        } else if u64::from(last.missing_pages) <= room.min(target) {
+            let page_count = last
+                .missing_pages
+                .max(self.growth_pages(index))
                 .min(u32::try_from(room.min(target)).unwrap_or(u32::MAX));
             let place = extensions.pop().filter(|one| one.is_worth_it(alignment));
-            (place, Row { new: self.new_handles(frame_count), ..Row::default() })
+            (place, MappingPlan { new: self.new_handles(page_count), ..MappingPlan::default() })
         } else {
-            match self.mixed(extensions, &survey, (size_bytes, alignment), room) {
+            match self.mixed(extensions, &scan, (size_bytes, alignment), room) {
                 Some(found) => found,
                 None => return Ok(None),
             }
@@ -98,35 +98,41 @@ impl Heap {
         self.build(index, &Request { size_bytes, ..*request }, place, &row, backing)
     }
 
-    /// The fewest new frames.
+    /// The fewest new pages.
     fn mixed(
         &self,
         extensions: Vec<Extension>,
-        survey: &Survey,
+        scan: &IdleScan,
         (size_bytes, alignment): (u64, u64),
         room: u64,
-    ) -> Option<(Option<Extension>, Row)> {
+    ) -> Option<(Option<Extension>, MappingPlan)> {
         let extensions = extensions.into_iter().filter(|one| one.is_worth_it(alignment));
         let extended = extensions.filter_map(|extension| {
-            let rest = survey.without(&extension.survey);
-            let row = self.mixed_row(&rest.idle, extension.missing_frames, room, true)?;
-            (row.size_bytes(&self.frames) >> FRAME_SHIFT <= extension.room_frames)
+            let rest = scan.without(&extension.scan);
+            let row = self.mixed_row(&rest.idle, extension.missing_pages, room, true)?;
+            (row.size_bytes(&self.pages) >> PAGE_SHIFT <= extension.room_pages)
                 .then_some((Some(extension), row))
         });
-        let fresh = (alignment <= FRAME_BYTES)
-            .then(|| self.mixed_row(&survey.idle, frames_in(size_bytes), room, false))
+        let fresh = (alignment <= PAGE_BYTES)
+            .then(|| self.mixed_row(&scan.idle, pages_in(size_bytes), room, false))
             .flatten();
-        let odd = survey.odd(size_bytes).and_then(|odd| {
-            let rest = frames_in(size_bytes - odd.size_bytes);
-            Some(Row { odd: Some(odd), ..self.mixed_row(&survey.idle, rest, room, true)? })
+        let partial = scan.partial(size_bytes).and_then(|partial| {
+            let rest = pages_in(size_bytes - partial.size_bytes);
+            Some(MappingPlan { partial: Some(partial), ..self.mixed_row(&scan.idle, rest, room, true)? })
         });
-        let all = extended.chain(fresh.into_iter().chain(odd).map(|row| (None, row)));
-        all.min_by_key(|(_, row)| (row.new.iter().sum::<u32>(), row.window_count()))
+        let all = extended.chain(fresh.into_iter().chain(partial).map(|row| (None, row)));
+        all.min_by_key(|(_, row)| (row.new.iter().sum::<u32>(), row.mapping_count()))
     }
 
     /// All that is idle and can stand in a row, and new handles for the rest.
-    pub(super) fn mixed_row(&self, idle: &[Idle], missing: u32, room: u64, from_start: bool) -> Option<Row> {
-        let sizes = |handle| self.frames.handle(handle).frame_count;
+    pub(super) fn mixed_row(
+        &self,
+        idle: &[Idle],
+        missing: u32,
+        room: u64,
+        from_start: bool,
+    ) -> Option<MappingPlan> {
+        let sizes = |handle| self.pages.handle(handle).page_count;
         let (mut parts, last) = plan::reach(idle, sizes, from_start);
         let mut missing = missing.checked_sub(last.map_or(0, |part| part.count))?;
         parts.retain_mut(|part| {
@@ -134,11 +140,11 @@ impl Heap {
             missing -= part.count;
             part.count > 0
         });
-        (missing > 0 && u64::from(missing) <= room).then(|| Row {
+        (missing > 0 && u64::from(missing) <= room).then(|| MappingPlan {
             parts,
             new: self.new_handles(missing),
             last,
-            ..Row::default()
+            ..MappingPlan::default()
         })
     }
 
@@ -154,15 +160,15 @@ impl Heap {
         backing: &mut M,
         reserved_max_bytes: u64,
     ) -> Result<bool, M::Error> {
-        let frame_count = frames_in(size_bytes);
-        let room = reserved_max_bytes.saturating_sub(self.reserved_bytes()) >> FRAME_SHIFT;
-        if u64::from(frame_count) > room {
+        let page_count = pages_in(size_bytes);
+        let room = reserved_max_bytes.saturating_sub(self.reserved_bytes()) >> PAGE_SHIFT;
+        if u64::from(page_count) > room {
             return Ok(false);
         }
         let is_made = if self.segments.is_some() {
-            self.reserve_segments(u64::from(frame_count), backing)?
+            self.reserve_segments(u64::from(page_count), backing)?
         } else {
-            let row = Row { new: self.new_handles(frame_count), ..Row::default() };
+            let row = MappingPlan { new: self.new_handles(page_count), ..MappingPlan::default() };
             build::make(self, (LARGE_SPACE, self.spaces[LARGE_SPACE].end()), &row, backing)?
         };
         self.reserved_peak_bytes = self.reserved_peak_bytes.max(self.reserved_bytes());
@@ -205,14 +211,14 @@ impl Heap {
     pub fn growth_target_bytes(&self, request: &Request) -> u64 {
         let used = self.used_bytes.saturating_add(request.size_bytes).max(self.used_peak_bytes);
         // Where nothing can be mapped elsewhere, there has to be room for what is left over.
-        let piece_frames =
-            self.segments.as_ref().map_or(0, |_| self.segment_frames(space_of(request), request.size_bytes));
+        let piece_pages =
+            self.segments.as_ref().map_or(0, |_| self.segment_pages(space_of(request), request.size_bytes));
         let Tuning { growth_slack_per_mille: usual, growth_slack_max_per_mille: most, .. } = *self.tuning();
         let beyond = |used: u64, per_mille: u32| {
             let slack_bytes = (used / 1000).saturating_mul(u64::from(per_mille));
-            used.saturating_add(slack_bytes).saturating_add(piece_frames << FRAME_SHIFT)
+            used.saturating_add(slack_bytes).saturating_add(piece_pages << PAGE_SHIFT)
         };
-        if self.window_credit >= 1000 || most <= usual {
+        if self.mapping_credit >= 1000 || most <= usual {
             return beyond(used, usual);
         }
         // What each stream has ever used is what they need together if none is ever ordered after another.
@@ -220,17 +226,17 @@ impl Heap {
     }
 
     /// How much a space grows by at least: few handles for a large heap, little waste in a small one.
-    pub(super) fn growth_frames(&self, index: usize) -> u32 {
+    pub(super) fn growth_pages(&self, index: usize) -> u32 {
         let reserved = self.spaces[index].end().min(self.reserved_bytes());
         let bytes = reserved / u64::from(self.tuning().growth_divisor);
-        let frames = (bytes >> FRAME_SHIFT).max(1).next_power_of_two();
-        (frames as u32).min(self.tuning().handle_max_frames)
+        let pages = (bytes >> PAGE_SHIFT).max(1).next_power_of_two();
+        (pages as u32).min(self.tuning().handle_max_pages)
     }
 
-    pub(super) fn new_handles(&self, frame_count: u32) -> Vec<u32> {
-        let largest = self.tuning().handle_max_frames;
-        let mut handles = vec![largest; (frame_count / largest) as usize];
-        let rest = frame_count % largest;
+    pub(super) fn new_handles(&self, page_count: u32) -> Vec<u32> {
+        let largest = self.tuning().handle_max_pages;
+        let mut handles = vec![largest; (page_count / largest) as usize];
+        let rest = page_count % largest;
         handles.extend((rest > 0).then_some(rest));
         handles
     }

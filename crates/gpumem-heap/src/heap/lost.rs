@@ -2,7 +2,7 @@
 //! is given back.
 
 use super::Heap;
-use super::space::FRAME_SHIFT;
+use super::space::PAGE_SHIFT;
 use crate::memory::{PhysicalMemory, RawHandle};
 
 /// Physical memory that could not be given back.
@@ -10,16 +10,16 @@ use crate::memory::{PhysicalMemory, RawHandle};
 pub struct Lost {
     /// Not mapped any more: each with its size.
     handles: Vec<(RawHandle, u64)>,
-    rows: Vec<LostRow>,
+    rows: Vec<LostMappings>,
     bytes: u64,
 }
 
-/// A row of windows that was not completed and could not be undone.
+/// A row of mappings that was not completed and could not be undone.
 #[derive(Debug)]
-struct LostRow {
+struct LostMappings {
     space: usize,
     slot: u64,
-    frame_count: u64,
+    page_count: u64,
     /// What is still mapped of it: address and size.
     mapped: Vec<(u64, u64)>,
     /// The handles that were made for it: each with its size.
@@ -82,8 +82,8 @@ impl Heap {
         created: Vec<(RawHandle, u64)>,
     ) {
         self.lost.bytes += created.iter().map(|(_, size_bytes)| size_bytes).sum::<u64>();
-        let (slot, frame_count) = (start >> FRAME_SHIFT, size_bytes >> FRAME_SHIFT);
-        self.lost.rows.push(LostRow { space, slot, frame_count, mapped, created });
+        let (slot, page_count) = (start >> PAGE_SHIFT, size_bytes >> PAGE_SHIFT);
+        self.lost.rows.push(LostMappings { space, slot, page_count, mapped, created });
     }
 
     /// Gives back what the driver would not take back before, as far as it does now.
@@ -103,7 +103,7 @@ impl Heap {
                 result.is_err()
             });
             if row.mapped.is_empty() {
-                self.frames.holes_mut(row.space).add(row.slot, row.frame_count);
+                self.pages.free_va_ranges_mut(row.space).add(row.slot, row.page_count);
                 self.lost.handles.append(&mut row.created);
             } else {
                 self.lost.rows.push(row);

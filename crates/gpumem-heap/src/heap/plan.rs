@@ -1,13 +1,13 @@
-//! [`plan`]: which parts of which handles a new window is made of. Pure.
+//! [`plan`]: which parts of which handles a new mapping is made of. Pure.
 //!
-//! A handle is mapped whole, so what stands side by side in a row of windows is the end of one handle, whole handles,
+//! A handle is mapped whole, so what stands side by side in a row of mappings is the end of one handle, whole handles,
 //! and the start of another. Each part costs one mapping, whatever its size: the fewest parts win, and among those that
 //! leave the largest pieces alone.
 
-use super::frames::runs;
-use super::survey::Idle;
+use super::idle_scan::Idle;
+use super::pages::runs;
 
-/// A window to be made: the handle and which of its frames the block needs.
+/// A mapping to be made: the handle and which of its pages the block needs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Part {
     pub(super) handle: u32,
@@ -15,37 +15,37 @@ pub(super) struct Part {
     pub(super) count: u32,
 }
 
-/// One handle's idle frames: how many it has from its start, to its end, and at a stretch.
+/// One handle's idle pages: how many it has from its start, to its end, and at a stretch.
 #[derive(Clone, Copy, Debug)]
-struct Piece {
+struct HandleRange {
     handle: u32,
     slot: u32,
-    frame_count: u32,
+    page_count: u32,
     prefix: u32,
     suffix: u32,
 }
 
-impl Piece {
+impl HandleRange {
     fn is_whole(&self) -> bool {
-        self.prefix == self.frame_count
+        self.prefix == self.page_count
     }
 }
 
-/// The fewest parts that make `frame_count` frames in a row, if there are enough. `from_start`: the row continues
-/// something, so its first part starts at its handle's first frame.
+/// The fewest parts that make `page_count` pages in a row, if there are enough. `from_start`: the row continues
+/// something, so its first part starts at its handle's first page.
 pub(super) fn plan(
     idle: &[Idle],
     sizes: impl Fn(u32) -> u32 + Copy,
-    frame_count: u32,
+    page_count: u32,
     from_start: bool,
 ) -> Option<Vec<Part>> {
-    if !from_start && let Some(part) = single(idle, sizes, frame_count) {
+    if !from_start && let Some(part) = single(idle, sizes, page_count) {
         return Some(vec![part]);
     }
-    let parts = Pieces::new(idle, sizes).fewest(frame_count, from_start)?;
+    let parts = HandleRanges::new(idle, sizes).fewest(page_count, from_start)?;
     debug_assert_eq!(
         parts.iter().map(|part| part.count).sum::<u32>(),
-        frame_count,
+        page_count,
         "exactly what was asked for"
     );
     Some(parts)
@@ -58,58 +58,58 @@ pub(super) fn reach(
     sizes: impl Fn(u32) -> u32,
     from_start: bool,
 ) -> (Vec<Part>, Option<Part>) {
-    let pieces = Pieces::new(idle, sizes);
+    let pieces = HandleRanges::new(idle, sizes);
     let mut row: Vec<Part> = Vec::new();
-    row.extend(pieces.best_suffix.filter(|_| !from_start).map(Piece::end_part));
-    row.extend(pieces.wholes.iter().map(|piece| piece.start_part(piece.frame_count)));
+    row.extend(pieces.best_suffix.filter(|_| !from_start).map(HandleRange::end_part));
+    row.extend(pieces.wholes.iter().map(|piece| piece.start_part(piece.page_count)));
     (row, pieces.best_prefix.map(|piece| piece.start_part(piece.prefix)))
 }
 
 /// The smallest stretch of one handle that suffices.
-fn single(idle: &[Idle], sizes: impl Fn(u32) -> u32, frame_count: u32) -> Option<Part> {
+fn single(idle: &[Idle], sizes: impl Fn(u32) -> u32, page_count: u32) -> Option<Part> {
     let stretches = idle.iter().flat_map(|idle| {
         let size = sizes(idle.handle);
         let part =
-            move |(first, count)| (count, size, Part { handle: idle.handle, first, count: frame_count });
-        runs(idle.mask).filter(|(_, count)| *count >= frame_count).map(part)
+            move |(first, count)| (count, size, Part { handle: idle.handle, first, count: page_count });
+        runs(idle.mask).filter(|(_, count)| *count >= page_count).map(part)
     });
     let smallest = stretches.min_by_key(|(count, size, part)| (*count, *size, part.handle));
     // At the end of a stretch that reaches the handle's end, its start stays in one piece.
     smallest.map(|(count, size, part)| {
         let is_end = part.first > 0 && part.first + count == size;
-        Part { first: if is_end { size - frame_count } else { part.first }, ..part }
+        Part { first: if is_end { size - page_count } else { part.first }, ..part }
     })
 }
 
-struct Pieces {
+struct HandleRanges {
     /// Idle from start to end, largest first.
-    wholes: Vec<Piece>,
-    best_prefix: Option<Piece>,
-    best_suffix: Option<Piece>,
-    partly: Vec<Piece>,
+    wholes: Vec<HandleRange>,
+    best_prefix: Option<HandleRange>,
+    best_suffix: Option<HandleRange>,
+    partly: Vec<HandleRange>,
 }
 
-impl Piece {
+impl HandleRange {
     fn start_part(&self, count: u32) -> Part {
         Part { handle: self.handle, first: 0, count }
     }
 
     fn end_part(self) -> Part {
-        Part { handle: self.handle, first: self.frame_count - self.suffix, count: self.suffix }
+        Part { handle: self.handle, first: self.page_count - self.suffix, count: self.suffix }
     }
 }
 
-impl Pieces {
+impl HandleRanges {
     fn new(idle: &[Idle], sizes: impl Fn(u32) -> u32) -> Self {
         let pieces = idle.iter().map(|idle| {
-            let frame_count = sizes(idle.handle);
+            let page_count = sizes(idle.handle);
             let prefix = idle.mask.trailing_ones();
-            let suffix = (idle.mask << (64 - frame_count)).leading_ones();
-            Piece { handle: idle.handle, slot: idle.slot, frame_count, prefix, suffix }
+            let suffix = (idle.mask << (64 - page_count)).leading_ones();
+            HandleRange { handle: idle.handle, slot: idle.slot, page_count, prefix, suffix }
         });
-        let (mut wholes, partly): (Vec<Piece>, Vec<Piece>) = pieces.partition(Piece::is_whole);
-        wholes
-            .sort_unstable_by_key(|piece| (core::cmp::Reverse(piece.frame_count), piece.slot, piece.handle));
+        let (mut wholes, partly): (Vec<HandleRange>, Vec<HandleRange>) =
+            pieces.partition(HandleRange::is_whole);
+        wholes.sort_unstable_by_key(|piece| (core::cmp::Reverse(piece.page_count), piece.slot, piece.handle));
         Self {
             best_prefix: partly
                 .iter()
@@ -126,12 +126,12 @@ impl Pieces {
         }
     }
 
-    fn fewest(&self, frame_count: u32, from_start: bool) -> Option<Vec<Part>> {
+    fn fewest(&self, page_count: u32, from_start: bool) -> Option<Vec<Part>> {
         let ends = [None, self.best_suffix.filter(|_| !from_start)];
         let starts = [None, self.best_prefix];
         let mut best: Option<Vec<Part>> = None;
         for (end, start) in ends.into_iter().flat_map(|end| starts.map(|start| (end, start))) {
-            if let Some(row) = self.row(frame_count, end, start)
+            if let Some(row) = self.row(page_count, end, start)
                 && best.as_ref().is_none_or(|best| row.len() < best.len())
             {
                 best = Some(row);
@@ -141,24 +141,29 @@ impl Pieces {
     }
 
     /// The end of a handle, whole ones, and the start of another.
-    fn row(&self, frame_count: u32, end: Option<Piece>, start: Option<Piece>) -> Option<Vec<Part>> {
+    fn row(
+        &self,
+        page_count: u32,
+        end: Option<HandleRange>,
+        start: Option<HandleRange>,
+    ) -> Option<Vec<Part>> {
         let mut row: Vec<Part> = Vec::new();
-        let mut missing = frame_count;
+        let mut missing = page_count;
         if let Some(end) = end {
             let count = end.suffix.min(missing);
-            row.push(Part { handle: end.handle, first: end.frame_count - count, count });
+            row.push(Part { handle: end.handle, first: end.page_count - count, count });
             missing -= count;
         }
         let kept = start.map_or(0, |start| start.prefix);
         let mut used = 0;
         while missing > kept {
             let whole = self.wholes.get(used)?;
-            if whole.frame_count >= missing && start.is_none() {
+            if whole.page_count >= missing && start.is_none() {
                 row.push(self.last(used, missing)?);
                 return Some(row);
             }
-            row.push(whole.start_part(whole.frame_count.min(missing)));
-            missing -= whole.frame_count.min(missing);
+            row.push(whole.start_part(whole.page_count.min(missing)));
+            missing -= whole.page_count.min(missing);
             used += 1;
         }
         if missing > 0 {

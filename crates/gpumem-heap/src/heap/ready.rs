@@ -1,36 +1,36 @@
 //! What is free already: a request that finds its place here asks the driver for nothing.
 
 use super::fit::{UNIT_BYTES, place};
-use super::space::{FRAME_BYTES, Space};
+use super::idle_scan::{View, stretches};
+use super::space::{PAGE_BYTES, Space};
 use super::stamps::Owner;
-use super::survey::{View, stretches};
 use super::{Heap, LARGE_SPACE, Request, SMALL_MAX_BYTES, rounded, space_of};
-use crate::block::Piece;
+use crate::block::HeapBlock;
 use crate::order::{Order, StreamIndex};
 
 impl Heap {
     /// A piece that is free already. Asks the driver for nothing.
-    pub fn take_ready(&mut self, request: &Request, order: &impl Order) -> Option<Piece> {
+    pub fn take_ready(&mut self, request: &Request, order: &impl Order) -> Option<HeapBlock> {
         let with_ready = self.may_take_ready(request);
-        let alignment = if self.starts_in_frames(request) { FRAME_BYTES } else { request.alignment };
+        let alignment = if self.starts_in_pages(request) { PAGE_BYTES } else { request.alignment };
         self.take_free(space_of(request), &Request { alignment, ..*request }, order, with_ready)
     }
 
-    /// Whether memory is dealt out to streams by the frame: where there is no slack, and other streams can't have what is
-    /// left of a frame that one has begun.
-    pub(super) fn keeps_frames(&self, slot: StreamIndex) -> bool {
+    /// Whether memory is dealt out to streams by the page: where there is no slack, and other streams can't have what is
+    /// left of a page that one has begun.
+    pub(super) fn keeps_pages(&self, slot: StreamIndex) -> bool {
         self.tuning().growth_slack_per_mille == 0 && self.segments.is_none() && self.shares.has_others(slot)
     }
 
-    /// Whether a block that fills frames starts with one there.
-    pub(super) fn starts_in_frames(&self, request: &Request) -> bool {
-        request.size_bytes >= 2 * FRAME_BYTES
+    /// Whether a block that fills pages starts with one there.
+    pub(super) fn starts_in_pages(&self, request: &Request) -> bool {
+        request.size_bytes >= 2 * PAGE_BYTES
             && request.alignment <= UNIT_BYTES
-            && self.keeps_frames(request.slot)
+            && self.keeps_pages(request.slot)
     }
 
     /// The same among the larger blocks, for a small one that would not be met otherwise.
-    pub fn take_leftover(&mut self, request: &Request, order: &impl Order) -> Option<Piece> {
+    pub fn take_leftover(&mut self, request: &Request, order: &impl Order) -> Option<HeapBlock> {
         self.take_free(LARGE_SPACE, request, order, true)
     }
 
@@ -58,7 +58,7 @@ impl Heap {
         request: &Request,
         order: &impl Order,
         with_ready: bool,
-    ) -> Option<Piece> {
+    ) -> Option<HeapBlock> {
         let size_bytes = rounded(request.size_bytes)?;
         let space = &self.spaces[index];
         let Request { alignment, .. } = *request;

@@ -51,7 +51,7 @@ impl Record {
         match (self.kind, other.kind) {
             (Kind::Gap, Kind::Gap) => true,
             (Kind::Free, Kind::Free) => {
-                self.owner == other.owner && (self.owner != Owner::MIXED || self.stamp == other.stamp)
+                self.owner == other.owner && (self.owner != Owner::MULTI_STREAM || self.stamp == other.stamp)
             }
             _ => false,
         }

@@ -1,29 +1,29 @@
 //! Memory that is idle under other addresses: it moves back where it has been before, or is mapped anew.
 
-use super::build::Row;
+use super::build::MappingPlan;
 use super::extension::Extension;
-use super::frames::move_frames;
+use super::idle_scan::{IdleScan, View};
+use super::pages::move_pages;
 use super::plan;
-use super::revival::{Revival, revival};
-use super::space::FRAME_BYTES;
-use super::survey::{Survey, View};
-use super::{Heap, LARGE_SPACE, Request, frames_in, rounded, space_of};
-use crate::block::Piece;
+use super::remap::{Remap, remap};
+use super::space::PAGE_BYTES;
+use super::{Heap, LARGE_SPACE, Request, pages_in, rounded, space_of};
+use crate::block::HeapBlock;
 use crate::memory::PhysicalMemory;
 use crate::order::Order;
 
 /// Where memory that is idle elsewhere could come to.
 enum Found {
-    Revived(Revival),
-    /// What it would continue, and the windows that it takes.
-    Planned(Option<Extension>, Row),
+    Revived(Remap),
+    /// What it would continue, and the mappings that it takes.
+    Planned(Option<Extension>, MappingPlan),
 }
 
-/// Whose memory is looked at, and whether the block starts with a frame, or with what is odd.
+/// Whose memory is looked at, and whether the block starts with a page, or with what is partial.
 #[derive(Clone, Copy)]
 struct Look {
     with_ready: bool,
-    in_frames: bool,
+    in_pages: bool,
 }
 
 impl Heap {
@@ -37,8 +37,8 @@ impl Heap {
         request: &Request,
         order: &impl Order,
         backing: &mut M,
-    ) -> Result<Option<Piece>, M::Error> {
-        if self.starts_in_frames(request) {
+    ) -> Result<Option<HeapBlock>, M::Error> {
+        if self.starts_in_pages(request) {
             if let Some(piece) = self.recycle(request, order, backing, true)? {
                 return Ok(Some(piece));
             }
@@ -56,19 +56,19 @@ impl Heap {
         request: &Request,
         order: &impl Order,
         backing: &mut M,
-        in_frames: bool,
-    ) -> Result<Option<Piece>, M::Error> {
-        let all = Look { with_ready: true, in_frames };
+        in_pages: bool,
+    ) -> Result<Option<HeapBlock>, M::Error> {
+        let all = Look { with_ready: true, in_pages };
         if self.may_take_ready(request) {
             return self.take_idle(request, order, backing, all);
         }
-        if let Some(piece) = self.take_idle(request, order, backing, Look { with_ready: false, in_frames })? {
+        if let Some(piece) = self.take_idle(request, order, backing, Look { with_ready: false, in_pages })? {
             return Ok(Some(piece));
         }
-        if let Some(piece) = self.take_own_first(request, order, backing, in_frames)? {
+        if let Some(piece) = self.take_own_first(request, order, backing, in_pages)? {
             return Ok(Some(piece));
         }
-        let alignment = if in_frames { FRAME_BYTES } else { request.alignment };
+        let alignment = if in_pages { PAGE_BYTES } else { request.alignment };
         match self.take_free(space_of(request), &Request { alignment, ..*request }, order, true) {
             Some(piece) => Ok(Some(piece)),
             None => self.take_idle(request, order, backing, all),
@@ -81,24 +81,24 @@ impl Heap {
         order: &impl Order,
         backing: &mut M,
         look: Look,
-    ) -> Result<Option<Piece>, M::Error> {
+    ) -> Result<Option<HeapBlock>, M::Error> {
         let Some(size_bytes) = rounded(request.size_bytes) else { return Ok(None) };
         let view = View { records: &self.records, slot: request.slot, order, with_ready: look.with_ready };
-        let mut survey = Survey::movable(&self.frames, &self.spaces, &view);
-        if look.in_frames {
-            survey.ends = self.ends(space_of(request), request.slot, &survey);
+        let mut scan = IdleScan::movable(&self.pages, &self.spaces, &view);
+        if look.in_pages {
+            scan.ends = self.ends(space_of(request), request.slot, &scan);
         }
-        let alignment = if look.in_frames { FRAME_BYTES } else { request.alignment };
+        let alignment = if look.in_pages { PAGE_BYTES } else { request.alignment };
         let ahead_bytes = self.ahead_bytes(space_of(request)).max(size_bytes);
         for moved_bytes in [ahead_bytes, size_bytes] {
-            // The block's first and last frame need not be idle.
-            if survey.idle.is_empty() || survey.frame_count() + 2 < frames_in(moved_bytes) {
+            // The block's first and last page need not be idle.
+            if scan.idle.is_empty() || scan.page_count() + 2 < pages_in(moved_bytes) {
                 continue;
             }
-            match self.find_idle(space_of(request), (moved_bytes, alignment), &view, &survey) {
+            match self.find_idle(space_of(request), (moved_bytes, alignment), &view, &scan) {
                 Some(Found::Revived(found)) => {
-                    for (window, mask) in found.moves {
-                        move_frames(&mut self.frames, &mut self.spaces, &mut self.records, window, mask);
+                    for (mapping, mask) in found.moves {
+                        move_pages(&mut self.pages, &mut self.spaces, &mut self.records, mapping, mask);
                     }
                     let index = space_of(request);
                     return Ok(Some(self.claimed(index, found.start, size_bytes, request.slot)));
@@ -120,11 +120,11 @@ impl Heap {
         index: usize,
         place: (u64, u64),
         view: &View<impl Order>,
-        survey: &Survey,
+        scan: &IdleScan,
     ) -> Option<Found> {
-        let found = revival(survey, &self.frames, (index, &self.spaces[index]), place, view);
+        let found = remap(scan, &self.pages, (index, &self.spaces[index]), place, view);
         found.map(Found::Revived).or_else(|| {
-            let (place, row) = self.plan(index, place, survey, view)?;
+            let (place, row) = self.plan(index, place, scan, view)?;
             Some(Found::Planned(place, row))
         })
     }
@@ -138,7 +138,7 @@ impl Heap {
         let slack_bytes = share(self.tuning().growth_slack_per_mille);
         let spare_bytes = (self.keepable_bytes / SPARE_DIVISOR).min(SPARE_BYTES_MAX);
         let plenty_bytes = if self.has_plenty() { share(PLENTY_PER_MILLE) } else { 0 };
-        slack_bytes.max(plenty_bytes).max(spare_bytes) / FRAME_BYTES * FRAME_BYTES
+        slack_bytes.max(plenty_bytes).max(spare_bytes) / PAGE_BYTES * PAGE_BYTES
     }
 
     /// All that is the stream's own and idle, and of what is ready for all only the rest.
@@ -147,77 +147,75 @@ impl Heap {
         request: &Request,
         order: &impl Order,
         backing: &mut M,
-        in_frames: bool,
-    ) -> Result<Option<Piece>, M::Error> {
-        let Some(size_bytes) = rounded(request.size_bytes).filter(|_| request.alignment <= FRAME_BYTES)
-        else {
+        in_pages: bool,
+    ) -> Result<Option<HeapBlock>, M::Error> {
+        let Some(size_bytes) = rounded(request.size_bytes).filter(|_| request.alignment <= PAGE_BYTES) else {
             return Ok(None);
         };
         let own = View { records: &self.records, slot: request.slot, order, with_ready: false };
-        let own_idle = Survey::movable(&self.frames, &self.spaces, &own);
-        let mut all_idle = Survey::movable(&self.frames, &self.spaces, &View { with_ready: true, ..own });
-        if in_frames {
+        let own_idle = IdleScan::movable(&self.pages, &self.spaces, &own);
+        let mut all_idle = IdleScan::movable(&self.pages, &self.spaces, &View { with_ready: true, ..own });
+        if in_pages {
             all_idle.ends = self.ends(space_of(request), request.slot, &all_idle);
         }
-        let odd = all_idle.odd(size_bytes);
-        let sizes = |handle| self.frames.handle(handle).frame_count;
-        let (mut parts, _) = plan::reach(&own_idle.idle, sizes, odd.is_some());
+        let partial = all_idle.partial(size_bytes);
+        let sizes = |handle| self.pages.handle(handle).page_count;
+        let (mut parts, _) = plan::reach(&own_idle.idle, sizes, partial.is_some());
         let own_count: u32 = parts.iter().map(|part| part.count).sum();
-        let frame_count = frames_in(size_bytes - odd.map_or(0, |odd| odd.size_bytes));
-        let Some(rest) = frame_count.checked_sub(own_count).filter(|_| own_count > 0) else {
+        let page_count = pages_in(size_bytes - partial.map_or(0, |partial| partial.size_bytes));
+        let Some(rest) = page_count.checked_sub(own_count).filter(|_| own_count > 0) else {
             return Ok(None);
         };
         let Some(ready) = plan::plan(&all_idle.without(&own_idle).idle, sizes, rest, true) else {
             return Ok(None);
         };
         parts.extend(ready);
-        let row = Row { odd, parts, ..Row::default() };
+        let row = MappingPlan { partial, parts, ..MappingPlan::default() };
         self.build(space_of(request), &Request { size_bytes, ..*request }, None, &row, backing)
     }
 
-    /// The fewest windows that would make room: behind what is idle and has room behind it, or on their own.
+    /// The fewest mappings that would make room: behind what is idle and has room behind it, or on their own.
     pub(super) fn plan(
         &self,
         index: usize,
         place: (u64, u64),
-        survey: &Survey,
+        scan: &IdleScan,
         view: &View<impl Order>,
-    ) -> Option<(Option<Extension>, Row)> {
-        let sizes = |handle| self.frames.handle(handle).frame_count;
-        let extensions = self.extensions(index, place, survey, view).into_iter();
+    ) -> Option<(Option<Extension>, MappingPlan)> {
+        let sizes = |handle| self.pages.handle(handle).page_count;
+        let extensions = self.extensions(index, place, scan, view).into_iter();
         let extended = extensions.filter(|one| one.is_worth_it(place.1)).filter_map(|extension| {
-            let rest = survey.without(&extension.survey);
-            let parts = plan::plan(&rest.idle, sizes, extension.missing_frames, true)?;
-            let row_frames: u64 = parts.iter().map(|part| u64::from(sizes(part.handle))).sum();
-            let row = Row { parts, ..Row::default() };
-            (row_frames <= extension.room_frames).then_some((Some(extension), row))
+            let rest = scan.without(&extension.scan);
+            let parts = plan::plan(&rest.idle, sizes, extension.missing_pages, true)?;
+            let row_pages: u64 = parts.iter().map(|part| u64::from(sizes(part.handle))).sum();
+            let row = MappingPlan { parts, ..MappingPlan::default() };
+            (row_pages <= extension.room_pages).then_some((Some(extension), row))
         });
-        let extended = extended.min_by_key(|(_, row)| row.window_count());
-        if place.1 > FRAME_BYTES {
+        let extended = extended.min_by_key(|(_, row)| row.mapping_count());
+        if place.1 > PAGE_BYTES {
             return extended;
         }
-        let fresh = self.fresh(place.0, survey).map(|row| (None, row));
+        let fresh = self.fresh(place.0, scan).map(|row| (None, row));
         match (extended, fresh) {
-            (Some(extended), Some(fresh)) if fresh.1.window_count() < extended.1.window_count() => {
+            (Some(extended), Some(fresh)) if fresh.1.mapping_count() < extended.1.mapping_count() => {
                 Some(fresh)
             }
             (extended, fresh) => extended.or(fresh),
         }
     }
 
-    /// A row that continues nothing. It starts with what is odd where that takes no more windows.
-    fn fresh(&self, size_bytes: u64, survey: &Survey) -> Option<Row> {
-        let sizes = |handle| self.frames.handle(handle).frame_count;
-        let plan =
-            |size_bytes, from_start| plan::plan(&survey.idle, sizes, frames_in(size_bytes), from_start);
-        let plain = plan(size_bytes, false).map(|parts| Row { parts, ..Row::default() });
-        let odd = survey.odd(size_bytes).and_then(|odd| {
-            let parts = plan(size_bytes - odd.size_bytes, true)?;
-            Some(Row { odd: Some(odd), parts, ..Row::default() })
+    /// A row that continues nothing. It starts with what is partial where that takes no more mappings.
+    fn fresh(&self, size_bytes: u64, scan: &IdleScan) -> Option<MappingPlan> {
+        let sizes = |handle| self.pages.handle(handle).page_count;
+        let plan = |size_bytes, from_start| plan::plan(&scan.idle, sizes, pages_in(size_bytes), from_start);
+        let plain = plan(size_bytes, false).map(|parts| MappingPlan { parts, ..MappingPlan::default() });
+        let partial = scan.partial(size_bytes).and_then(|partial| {
+            let parts = plan(size_bytes - partial.size_bytes, true)?;
+            Some(MappingPlan { partial: Some(partial), parts, ..MappingPlan::default() })
         });
-        match (odd, plain) {
-            (Some(odd), Some(plain)) if plain.window_count() < odd.window_count() => Some(plain),
-            (odd, plain) => odd.or(plain),
+        match (partial, plain) {
+            (Some(partial), Some(plain)) if plain.mapping_count() < partial.mapping_count() => Some(plain),
+            (partial, plain) => partial.or(plain),
         }
     }
 }

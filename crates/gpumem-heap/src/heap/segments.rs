@@ -1,7 +1,7 @@
 //! [`Segments`]: memory that can't be mapped elsewhere, where the driver has no virtual memory.
 //!
 //! The heap's spaces are offsets then, and behind them stand segments, each with an address of its own. Between two of
-//! them lies a frame that is always a gap: no free stretch goes across, so no block does. All that knows windows finds
+//! them lies a page that is always a gap: no free stretch goes across, so no block does. All that knows mappings finds
 //! none here, and so nothing is recycled: what is free is had as it is, and a segment that is free as a whole goes back
 //! to the driver.
 //!
@@ -9,13 +9,13 @@
 //! from that, segments beyond a size may be kept for blocks that need nearly all of them (`split_bytes_max`). What such a
 //! block leaves over is nobody's until it is gone.
 
+use super::idle_scan::View;
 use super::record::Records;
-use super::space::{FRAME_BYTES, FRAME_SHIFT};
+use super::space::{PAGE_BYTES, PAGE_SHIFT};
 use super::stamps::Pending;
-use super::survey::View;
 use super::trim::Complete;
-use super::{Heap, LARGE_SPACE, Request, frames_in, rounded, space_of};
-use crate::block::Piece;
+use super::{Heap, LARGE_SPACE, Request, pages_in, rounded, space_of};
+use crate::block::HeapBlock;
 use crate::memory::{PhysicalMemory, RawHandle};
 use crate::order::{Order, StreamIndex};
 use crate::tuning::SPLIT_BYTES_MAX_MIN;
@@ -23,7 +23,7 @@ use std::collections::BTreeMap;
 
 #[derive(Debug, Default)]
 pub(super) struct Segments {
-    /// Of each space, by the first of their frames of offsets.
+    /// Of each space, by the first of their pages of offsets.
     by_place: [BTreeMap<u64, Segment>; 2],
     pub(super) reserved_bytes: u64,
 }
@@ -31,20 +31,20 @@ pub(super) struct Segments {
 #[derive(Clone, Copy, Debug)]
 struct Segment {
     raw: RawHandle,
-    frame_count: u64,
+    page_count: u64,
 }
 
 impl Segments {
     /// Where a place of a space really is.
     pub(super) fn address(&self, space: usize, place: u64) -> Option<u64> {
-        let (slot, segment) = self.at(space, place >> FRAME_SHIFT)?;
-        Some(segment.raw.0 + (place - (slot << FRAME_SHIFT)))
+        let (slot, segment) = self.at(space, place >> PAGE_SHIFT)?;
+        Some(segment.raw.0 + (place - (slot << PAGE_SHIFT)))
     }
 
-    /// The segment that a frame of offsets belongs to.
+    /// The segment that a page of offsets belongs to.
     fn at(&self, space: usize, slot: u64) -> Option<(u64, Segment)> {
         let (first, segment) = self.by_place[space].range(..=slot).next_back()?;
-        (slot < first + segment.frame_count).then_some((*first, *segment))
+        (slot < first + segment.page_count).then_some((*first, *segment))
     }
 
     pub(super) fn has(&self, space: usize, slot: u64) -> bool {
@@ -54,11 +54,11 @@ impl Segments {
     /// For [`super::check`]: whether there is a gap behind each, and the sum is right.
     pub(super) fn is_consistent(&self) -> bool {
         let is_apart = |by_place: &BTreeMap<u64, Segment>| {
-            let ends = by_place.iter().map(|(slot, segment)| slot + segment.frame_count + WALL_FRAMES);
+            let ends = by_place.iter().map(|(slot, segment)| slot + segment.page_count + WALL_PAGES);
             ends.zip(by_place.keys().skip(1)).all(|(end, next)| end <= *next)
         };
-        let frame_count: u64 = self.all().map(|(_, _, segment)| segment.frame_count).sum();
-        self.by_place.iter().all(is_apart) && frame_count << FRAME_SHIFT == self.reserved_bytes
+        let page_count: u64 = self.all().map(|(_, _, segment)| segment.page_count).sum();
+        self.by_place.iter().all(is_apart) && page_count << PAGE_SHIFT == self.reserved_bytes
     }
 
     fn all(&self) -> impl Iterator<Item = (usize, u64, Segment)> {
@@ -81,15 +81,15 @@ impl Heap {
         request: &Request,
         backing: &mut M,
         reserved_max_bytes: u64,
-    ) -> Result<Option<Piece>, M::Error> {
+    ) -> Result<Option<HeapBlock>, M::Error> {
         let Some(size_bytes) = rounded(request.size_bytes) else { return Ok(None) };
-        let (index, needed) = (space_of(request), u64::from(frames_in(size_bytes)));
-        let room = reserved_max_bytes.saturating_sub(self.reserved_bytes()) >> FRAME_SHIFT;
+        let (index, needed) = (space_of(request), u64::from(pages_in(size_bytes)));
+        let room = reserved_max_bytes.saturating_sub(self.reserved_bytes()) >> PAGE_SHIFT;
         if needed > room {
             return Ok(None);
         }
-        // Large while there is room; at the limit, what would be left over of one is lost for others.
-        let wanted = needed.max(self.segment_frames(index, size_bytes));
+        // LargeBlock while there is room; at the limit, what would be left over of one is lost for others.
+        let wanted = needed.max(self.segment_pages(index, size_bytes));
         let wanted = Some(wanted).filter(|wanted| *wanted <= room);
         let wanted = wanted.unwrap_or(needed);
         let start = match self.add_segment(index, wanted, backing) {
@@ -107,9 +107,9 @@ impl Heap {
         if index != LARGE_SPACE || most_bytes == u64::MAX {
             return true;
         }
-        let segment = self.segments.as_ref().and_then(|segments| segments.at(index, start >> FRAME_SHIFT));
+        let segment = self.segments.as_ref().and_then(|segments| segments.at(index, start >> PAGE_SHIFT));
         let Some((_, segment)) = segment else { return true };
-        let segment_bytes = segment.frame_count << FRAME_SHIFT;
+        let segment_bytes = segment.page_count << PAGE_SHIFT;
         match size_bytes > most_bytes {
             true => segment_bytes <= size_bytes.saturating_add(most_bytes.min(SPLIT_BYTES_MAX_MIN)),
             false => segment_bytes <= most_bytes,
@@ -120,27 +120,27 @@ impl Heap {
     pub(super) fn add_segment<M: PhysicalMemory>(
         &mut self,
         space: usize,
-        frame_count: u64,
+        page_count: u64,
         backing: &mut M,
     ) -> Result<Option<u64>, M::Error> {
-        let place_count = frame_count + WALL_FRAMES;
-        let hole = self.frames.holes(space).find(place_count);
-        if hole.is_none() && self.spaces[space].room_bytes() >> FRAME_SHIFT < place_count {
+        let place_count = page_count + WALL_PAGES;
+        let free_range = self.pages.free_va_ranges(space).find(place_count);
+        if free_range.is_none() && self.spaces[space].room_bytes() >> PAGE_SHIFT < place_count {
             return Ok(None);
         }
-        let size_bytes = frame_count << FRAME_SHIFT;
+        let size_bytes = page_count << PAGE_SHIFT;
         let raw = backing.create(size_bytes)?;
-        let start = match hole {
-            Some(slot) => slot << FRAME_SHIFT,
+        let start = match free_range {
+            Some(slot) => slot << PAGE_SHIFT,
             None => self.spaces[space].end(),
         };
-        match hole {
-            Some(slot) => self.frames.holes_mut(space).fill(slot, place_count),
-            None => self.spaces[space].extend(&mut self.records, place_count << FRAME_SHIFT),
+        match free_range {
+            Some(slot) => self.pages.free_va_ranges_mut(space).fill(slot, place_count),
+            None => self.spaces[space].extend(&mut self.records, place_count << PAGE_SHIFT),
         }
         self.spaces[space].occupy(&mut self.records, start, start + size_bytes, Pending::READY);
         if let Some(segments) = &mut self.segments {
-            segments.by_place[space].insert(start >> FRAME_SHIFT, Segment { raw, frame_count });
+            segments.by_place[space].insert(start >> PAGE_SHIFT, Segment { raw, page_count });
             segments.reserved_bytes += size_bytes;
         }
         self.reserved_peak_bytes = self.reserved_peak_bytes.max(self.reserved_bytes());
@@ -150,16 +150,16 @@ impl Heap {
     /// Makes segments that may be cut up, for so much together. False when the space has no room.
     pub(super) fn reserve_segments<M: PhysicalMemory>(
         &mut self,
-        frame_count: u64,
+        page_count: u64,
         backing: &mut M,
     ) -> Result<bool, M::Error> {
-        let most_frames = self.tuning().split_bytes_max >> FRAME_SHIFT;
-        let mut left = frame_count;
+        let most_pages = self.tuning().split_bytes_max >> PAGE_SHIFT;
+        let mut left = page_count;
         while left > 0 {
-            if self.add_segment(LARGE_SPACE, left.min(most_frames), backing)?.is_none() {
+            if self.add_segment(LARGE_SPACE, left.min(most_pages), backing)?.is_none() {
                 return Ok(false);
             }
-            left -= left.min(most_frames);
+            left -= left.min(most_pages);
         }
         Ok(true)
     }
@@ -172,11 +172,11 @@ impl Heap {
         backing: &mut M,
     ) -> Result<(), M::Error> {
         let mut idle = self.idle_segments(order);
-        idle.sort_unstable_by_key(|(_, _, segment)| segment.frame_count);
+        idle.sort_unstable_by_key(|(_, _, segment)| segment.page_count);
         while !idle.is_empty() && self.reserved_bytes() > keep_bytes {
-            let excess = (self.reserved_bytes() - keep_bytes).div_ceil(FRAME_BYTES);
+            let excess = (self.reserved_bytes() - keep_bytes).div_ceil(PAGE_BYTES);
             // The smallest that will do, else the largest.
-            let enough = idle.partition_point(|(_, _, segment)| segment.frame_count < excess);
+            let enough = idle.partition_point(|(_, _, segment)| segment.page_count < excess);
             let (space, slot, segment) = idle.remove(enough.min(idle.len() - 1));
             self.release_segment(space, slot, segment, backing)?;
         }
@@ -189,9 +189,9 @@ impl Heap {
         let view =
             View { records: &self.records, slot: StreamIndex::HOST, order: &complete, with_ready: true };
         let is_idle = |(index, slot, segment): &(usize, u64, Segment)| {
-            let (space, start) = (&self.spaces[*index], slot << FRAME_SHIFT);
+            let (space, start) = (&self.spaces[*index], slot << PAGE_SHIFT);
             let id = space.at(&self.records, start);
-            let end = start + (segment.frame_count << FRAME_SHIFT);
+            let end = start + (segment.page_count << PAGE_SHIFT);
             view.is_usable(&self.records[id]) && space.run_around(id, &view) == (start, end)
         };
         self.segments.iter().flat_map(Segments::all).filter(is_idle).collect()
@@ -201,14 +201,14 @@ impl Heap {
         &mut self,
         space: usize,
         slot: u64,
-        Segment { raw, frame_count }: Segment,
+        Segment { raw, page_count }: Segment,
         backing: &mut M,
     ) -> Result<(), M::Error> {
-        let (start, size_bytes) = (slot << FRAME_SHIFT, frame_count << FRAME_SHIFT);
+        let (start, size_bytes) = (slot << PAGE_SHIFT, page_count << PAGE_SHIFT);
         backing.release(raw, size_bytes)?;
         let drop_uses = |records: &mut Records, _: u64, _: u64, pending: Pending| records.sets.drop(pending);
         self.spaces[space].vacate(&mut self.records, start, start + size_bytes, drop_uses);
-        self.frames.holes_mut(space).add(slot, frame_count + WALL_FRAMES);
+        self.pages.free_va_ranges_mut(space).add(slot, page_count + WALL_PAGES);
         if let Some(segments) = &mut self.segments {
             segments.by_place[space].remove(&slot);
             segments.reserved_bytes -= size_bytes;
@@ -218,19 +218,19 @@ impl Heap {
 
     /// What a space grows by at least: as much as there is, up to the largest piece that is made at once. Small blocks
     /// have smaller ones, so that one of them holds less.
-    pub(super) fn segment_frames(&self, space: usize, size_bytes: u64) -> u64 {
+    pub(super) fn segment_pages(&self, space: usize, size_bytes: u64) -> u64 {
         match space {
             // Of its own.
             LARGE_SPACE if size_bytes > self.tuning().split_bytes_max => 1,
             LARGE_SPACE => {
-                let most_frames = u64::from(self.tuning().handle_max_frames)
-                    .min(self.tuning().split_bytes_max >> FRAME_SHIFT);
-                (self.reserved_bytes() >> FRAME_SHIFT).clamp(1, most_frames)
+                let most_pages = u64::from(self.tuning().handle_max_pages)
+                    .min(self.tuning().split_bytes_max >> PAGE_SHIFT);
+                (self.reserved_bytes() >> PAGE_SHIFT).clamp(1, most_pages)
             }
-            _ => u64::from(self.growth_frames(space)),
+            _ => u64::from(self.growth_pages(space)),
         }
     }
 }
 
 /// The gap behind each segment.
-const WALL_FRAMES: u64 = 1;
+const WALL_PAGES: u64 = 1;

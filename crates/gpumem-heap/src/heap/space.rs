@@ -2,18 +2,18 @@
 //!
 //! Every free record lies on memory that is there, under its own addresses: whoever finds one may have it without
 //! looking further. Free neighbours of one owner are merged at once; neighbours that wait for different streams stay
-//! apart. What is mapped where is [`super::frames`]' business; this knows only which frames of addresses have memory.
+//! apart. What is mapped where is [`super::pages`]' business; this knows only which pages of addresses have memory.
 
 use super::fit::Fit;
+use super::idle_scan::View;
+use super::mappings::extend;
 use super::record::{Kind, NONE, Record, Records};
 use super::stamps::{Owner, Pending};
-use super::survey::View;
-use super::windows::extend;
 use crate::order::{Order, Stamp, StreamIndex};
 
 /// Physical memory comes in pieces of this, and so do mappings.
-pub(super) const FRAME_BYTES: u64 = 1 << FRAME_SHIFT;
-pub(super) const FRAME_SHIFT: u32 = 21;
+pub(super) const PAGE_BYTES: u64 = 1 << PAGE_SHIFT;
+pub(super) const PAGE_SHIFT: u32 = 21;
 
 #[derive(Debug)]
 pub(super) struct Space {
@@ -25,7 +25,7 @@ pub(super) struct Space {
     last: u32,
     /// By owner; made with the first free record of each.
     fits: Vec<Option<Box<Fit>>>,
-    /// Of each frame of addresses, the first record that starts in it.
+    /// Of each page of addresses, the first record that starts in it.
     starts: Vec<u32>,
 }
 
@@ -36,7 +36,7 @@ impl Space {
 
     /// How far it is tiled.
     pub(super) fn end(&self) -> u64 {
-        (self.starts.len() as u64) << FRAME_SHIFT
+        (self.starts.len() as u64) << PAGE_SHIFT
     }
 
     /// How far it can be.
@@ -98,13 +98,13 @@ impl Space {
         self.link(records, id);
     }
 
-    /// What is ready for all of the frames that a block cuts up belongs to the block's stream from here on.
-    pub(super) fn own_frames(&mut self, records: &mut Records, id: u32, slot: StreamIndex) {
+    /// What is ready for all of the pages that a block cuts up belongs to the block's stream from here on.
+    pub(super) fn own_pages(&mut self, records: &mut Records, id: u32, slot: StreamIndex) {
         let Record { start, prev, next, .. } = records[id];
         let end = records[id].end();
         let pending = Pending { owner: Owner::of(slot), stamp: Stamp::new(slot, 0) };
-        let low = start >> FRAME_SHIFT << FRAME_SHIFT;
-        let high = end.next_multiple_of(FRAME_BYTES);
+        let low = start >> PAGE_SHIFT << PAGE_SHIFT;
+        let high = end.next_multiple_of(PAGE_BYTES);
         let is_ready = |record: &Record| record.kind == Kind::Free && record.owner == Owner::READY;
         if low < start && prev != NONE && is_ready(&records[prev]) && records[prev].start <= low {
             self.unlink(records, prev);
@@ -175,8 +175,8 @@ impl Space {
     /// Tiles `size_bytes` more of the space, with a gap.
     pub(super) fn extend(&mut self, records: &mut Records, size_bytes: u64) {
         let start = self.end();
-        let frames = (size_bytes >> FRAME_SHIFT) as usize;
-        let length = self.starts.len() + frames;
+        let pages = (size_bytes >> PAGE_SHIFT) as usize;
+        let length = self.starts.len() + pages;
         extend(&mut self.starts, length, NONE);
         let id = records.add(Record {
             start,
@@ -200,15 +200,15 @@ impl Space {
 
     /// The record that covers a place.
     pub(super) fn at(&self, records: &Records, place: u64) -> u32 {
-        let mut frame = (place >> FRAME_SHIFT) as usize;
-        // The first record of the nearest frame that has one, and not beyond the place.
+        let mut page = (place >> PAGE_SHIFT) as usize;
+        // The first record of the nearest page that has one, and not beyond the place.
         let mut id = loop {
-            let id = self.starts[frame];
+            let id = self.starts[page];
             if id != NONE && records[id].start <= place {
                 break id;
             }
-            // The first record of all starts in the first frame, at its start.
-            frame -= 1;
+            // The first record of all starts in the first page, at its start.
+            page -= 1;
         };
         while records[id].end() <= place {
             id = records[id].next;
@@ -299,7 +299,7 @@ impl Space {
         record.size_bytes += gone.size_bytes;
         record.next = gone.next;
         record.stamp = record.stamp.max(gone.stamp);
-        if gone.kind == Kind::Free && gone.owner == Owner::MIXED {
+        if gone.kind == Kind::Free && gone.owner == Owner::MULTI_STREAM {
             records.sets.drop(Pending { owner: gone.owner, stamp: gone.stamp });
         }
         match gone.next {
@@ -321,25 +321,25 @@ impl Space {
     }
 
     fn note_start(&mut self, records: &Records, id: u32) {
-        let first = &mut self.starts[(records[id].start >> FRAME_SHIFT) as usize];
+        let first = &mut self.starts[(records[id].start >> PAGE_SHIFT) as usize];
         if *first == NONE || records[*first].start > records[id].start {
             *first = id;
         }
     }
 
     fn forget_start(&mut self, records: &Records, id: u32) {
-        let frame = records[id].start >> FRAME_SHIFT;
-        let first = &mut self.starts[frame as usize];
+        let page = records[id].start >> PAGE_SHIFT;
+        let first = &mut self.starts[page as usize];
         if *first == id {
             let next = records[id].next;
-            let is_here = next != NONE && records[next].start >> FRAME_SHIFT == frame;
+            let is_here = next != NONE && records[next].start >> PAGE_SHIFT == page;
             *first = if is_here { next } else { NONE };
         }
     }
 
-    /// The first record that starts in a frame of addresses, for [`super::check`].
-    pub(super) fn start_in(&self, frame: usize) -> u32 {
-        self.starts[frame]
+    /// The first record that starts in a page of addresses, for [`super::check`].
+    pub(super) fn start_in(&self, page: usize) -> u32 {
+        self.starts[page]
     }
 
     /// The host memory that it takes.

@@ -13,7 +13,7 @@ impl Owner {
     /// Anybody: its last use is complete.
     pub(super) const READY: Self = Self(0);
     /// Nobody: several streams used it last; the record's stamp names a set.
-    pub(super) const MIXED: Self = Self(1);
+    pub(super) const MULTI_STREAM: Self = Self(1);
 
     /// What this stream frees, and what it takes first.
     pub(super) fn of(slot: StreamIndex) -> Self {
@@ -56,7 +56,7 @@ impl Sets {
         match stamps[..] {
             [] => Pending::READY,
             [stamp] => Pending { owner: Owner::of(stamp.slot()), stamp },
-            _ => Pending { owner: Owner::MIXED, stamp: self.add(stamps.into()) },
+            _ => Pending { owner: Owner::MULTI_STREAM, stamp: self.add(stamps.into()) },
         }
     }
 
@@ -71,14 +71,14 @@ impl Sets {
 
     /// One more record carries it.
     pub(super) fn share(&mut self, pending: Pending) {
-        if pending.owner == Owner::MIXED {
+        if pending.owner == Owner::MULTI_STREAM {
             self.list[index(pending.stamp)].0 += 1;
         }
     }
 
     /// One record fewer carries it.
     pub(super) fn drop(&mut self, pending: Pending) {
-        if pending.owner != Owner::MIXED {
+        if pending.owner != Owner::MULTI_STREAM {
             return;
         }
         let entry = &mut self.list[index(pending.stamp)];
@@ -93,7 +93,7 @@ impl Sets {
     pub(super) fn stamps<'a>(&'a self, pending: &'a Pending) -> &'a [Stamp] {
         match pending.owner {
             Owner::READY => &[],
-            Owner::MIXED => &self.list[index(pending.stamp)].1,
+            Owner::MULTI_STREAM => &self.list[index(pending.stamp)].1,
             _ => core::slice::from_ref(&pending.stamp),
         }
     }

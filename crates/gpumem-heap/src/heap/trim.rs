@@ -1,15 +1,15 @@
-//! What the heap gives back: handles that nobody holds any of, and windows that nothing is resident in.
+//! What the heap gives back: handles that nobody holds any of, and mappings that nothing is resident in.
 //!
 //! The driver may unmap only what no work can touch any more, so both wait until uses are *complete*, not only ordered;
-//! and a handle's memory is free only when all of its windows are gone.
+//! and a handle's memory is free only when all of its mappings are gone.
 
 use super::Heap;
-use super::frames::{move_frames, ones};
+use super::idle_scan::{IdleScan, View};
+use super::mappings::MappingId;
+use super::pages::{move_pages, ones};
 use super::record::Kind;
-use super::space::{FRAME_BYTES, FRAME_SHIFT};
+use super::space::{PAGE_BYTES, PAGE_SHIFT};
 use super::stamps::{Owner, Pending};
-use super::survey::{Survey, View};
-use super::windows::WindowId;
 use crate::memory::PhysicalMemory;
 use crate::order::{Order, Stamp, StreamIndex};
 use std::collections::BTreeSet;
@@ -32,10 +32,10 @@ impl Heap {
         let before_bytes = self.reserved_bytes();
         self.trim_segments(keep_bytes, order, backing)?;
         let mut handles = self.releasable(order);
-        handles.sort_unstable_by_key(|handle| self.frames.handle(*handle).frame_count);
+        handles.sort_unstable_by_key(|handle| self.pages.handle(*handle).page_count);
         while !handles.is_empty() && self.reserved_bytes() > keep_bytes {
             let excess_bytes = self.reserved_bytes() - keep_bytes;
-            let size_bytes = |handle: &u32| u64::from(self.frames.handle(*handle).frame_count) << FRAME_SHIFT;
+            let size_bytes = |handle: &u32| u64::from(self.pages.handle(*handle).page_count) << PAGE_SHIFT;
             // The smallest that will do, else the largest.
             let index =
                 handles.partition_point(|handle| size_bytes(handle) < excess_bytes).min(handles.len() - 1);
@@ -44,7 +44,7 @@ impl Heap {
         Ok(before_bytes - self.reserved_bytes())
     }
 
-    /// Unmaps windows that nothing is resident in, round by round, until `keep_count` are left or none may be
+    /// Unmaps mappings that nothing is resident in, round by round, until `keep_count` are left or none may be
     /// unmapped. Their addresses are used again. Returns how many those were.
     ///
     /// # Errors
@@ -56,27 +56,27 @@ impl Heap {
         order: &impl Order,
         backing: &mut M,
     ) -> Result<usize, M::Error> {
-        let excess = self.frames.empty_count().saturating_sub(keep_count);
-        let old = self.frames.empty_windows().filter(|(_, handle)| self.is_left(*handle, order));
-        let old: Vec<WindowId> = old.take(excess).map(|(id, _)| id).collect();
-        let unmapped = old.iter().try_for_each(|window| self.unmap(*window, backing));
+        let excess = self.pages.empty_count().saturating_sub(keep_count);
+        let old = self.pages.empty_mappings().filter(|(_, handle)| self.is_left(*handle, order));
+        let old: Vec<MappingId> = old.take(excess).map(|(id, _)| id).collect();
+        let unmapped = old.iter().try_for_each(|mapping| self.unmap(*mapping, backing));
         if let Some(last) = old.last() {
-            self.frames.move_hand(*last);
+            self.pages.move_hand(*last);
         }
-        let left = self.frames.empty_count();
+        let left = self.pages.empty_count();
         self.empty_retry = if left <= keep_count { 0 } else { left + left / 8 };
         unmapped.map(|()| old.len())
     }
 
-    /// How many empty windows are worth their records: so many for each frame of memory, as far as the dial allows.
-    pub fn kept_windows(&self) -> usize {
-        let frame_count = (self.reserved_bytes() >> FRAME_SHIFT) as usize;
-        (self.tuning().empty_windows_max as usize).min((WINDOWS_A_FRAME * frame_count).max(WINDOWS_MIN))
+    /// How many empty mappings are worth their records: so many for each page of memory, as far as the dial allows.
+    pub fn kept_mappings(&self) -> usize {
+        let page_count = (self.reserved_bytes() >> PAGE_SHIFT) as usize;
+        (self.tuning().empty_mappings_max as usize).min((MAPPINGS_A_PAGE * page_count).max(MAPPINGS_MIN))
     }
 
-    /// Whether more windows than so many are empty, and, if the last try left some, enough of them for another.
+    /// Whether more mappings than so many are empty, and, if the last try left some, enough of them for another.
     pub fn is_unmapping_due(&self, keep_count: usize) -> bool {
-        self.frames.empty_count() > keep_count.max(self.empty_retry)
+        self.pages.empty_count() > keep_count.max(self.empty_retry)
     }
 
     /// The streams that free memory waits for.
@@ -111,59 +111,59 @@ impl Heap {
         }
     }
 
-    /// The handles whose frames are all idle and whose last uses, through any window, are complete.
+    /// The handles whose pages are all idle and whose last uses, through any mapping, are complete.
     fn releasable(&self, order: &impl Order) -> Vec<u32> {
         let complete = Complete(order);
         let view =
             View { records: &self.records, slot: StreamIndex::HOST, order: &complete, with_ready: true };
-        let survey = Survey::collect(&self.frames, &self.spaces, &view);
-        let whole = survey.idle.iter().filter(|idle| {
-            idle.mask == ones(0, self.frames.handle(idle.handle).frame_count)
+        let scan = IdleScan::collect(&self.pages, &self.spaces, &view);
+        let whole = scan.idle.iter().filter(|idle| {
+            idle.mask == ones(0, self.pages.handle(idle.handle).page_count)
                 && self.is_left(idle.handle, order)
         });
         whole.map(|idle| idle.handle).collect()
     }
 
-    /// Whether no work can touch a handle through windows that its frames have left.
+    /// Whether no work can touch a handle through mappings that its pages have left.
     fn is_left(&self, handle: u32, order: &impl Order) -> bool {
-        may_unmap_early() || self.frames.are_departed(handle, |stamp| order.is_complete(stamp))
+        may_unmap_early() || self.pages.are_departed(handle, |stamp| order.is_complete(stamp))
     }
 
-    /// Gives one back. Its frames come together in one window first, so that what fails leaves a heap that is whole.
+    /// Gives one back. Its pages come together in one mapping first, so that what fails leaves a heap that is whole.
     fn release<M: PhysicalMemory>(&mut self, handle: u32, backing: &mut M) -> Result<(), M::Error> {
-        let resident_count = |id: &WindowId| self.frames.resident(*id).count_ones();
-        let Some(last) = self.frames.windows_of(handle).max_by_key(resident_count) else {
+        let resident_count = |id: &MappingId| self.pages.resident(*id).count_ones();
+        let Some(last) = self.pages.mappings_of(handle).max_by_key(resident_count) else {
             return Ok(());
         };
-        let frame_count = self.frames.handle(handle).frame_count;
-        let away = ones(0, frame_count) & !self.frames.resident(last);
-        move_frames(&mut self.frames, &mut self.spaces, &mut self.records, last, away);
-        let others: Vec<WindowId> = self.frames.windows_of(handle).filter(|id| *id != last).collect();
-        others.into_iter().try_for_each(|window| self.unmap(window, backing))?;
+        let page_count = self.pages.handle(handle).page_count;
+        let away = ones(0, page_count) & !self.pages.resident(last);
+        move_pages(&mut self.pages, &mut self.spaces, &mut self.records, last, away);
+        let others: Vec<MappingId> = self.pages.mappings_of(handle).filter(|id| *id != last).collect();
+        others.into_iter().try_for_each(|mapping| self.unmap(mapping, backing))?;
 
         self.ask_to_unmap(last, backing)?;
-        let (space, start) = (last.space(), u64::from(last.slot()) << FRAME_SHIFT);
-        let end = start + u64::from(frame_count) * FRAME_BYTES;
+        let (space, start) = (last.space(), u64::from(last.slot()) << PAGE_SHIFT);
+        let end = start + u64::from(page_count) * PAGE_BYTES;
         self.spaces[space]
             .vacate(&mut self.records, start, end, |records, _, _, pending| records.sets.drop(pending));
-        self.frames.set_resident(last, (0, 0));
-        self.frames.remove_window(last);
-        let raw = self.frames.handle(handle).raw;
-        self.frames.remove_handle(handle);
-        let size_bytes = u64::from(frame_count) << FRAME_SHIFT;
+        self.pages.set_resident(last, (0, 0));
+        self.pages.remove_mapping(last);
+        let raw = self.pages.handle(handle).raw;
+        self.pages.remove_handle(handle);
+        let size_bytes = u64::from(page_count) << PAGE_SHIFT;
         backing.release(raw, size_bytes).inspect_err(|_| self.lost.add(raw, size_bytes))
     }
 
-    fn unmap<M: PhysicalMemory>(&mut self, window: WindowId, backing: &mut M) -> Result<(), M::Error> {
-        self.ask_to_unmap(window, backing)?;
-        self.frames.remove_window(window);
+    fn unmap<M: PhysicalMemory>(&mut self, mapping: MappingId, backing: &mut M) -> Result<(), M::Error> {
+        self.ask_to_unmap(mapping, backing)?;
+        self.pages.remove_mapping(mapping);
         Ok(())
     }
 
-    fn ask_to_unmap<M: PhysicalMemory>(&self, window: WindowId, backing: &mut M) -> Result<(), M::Error> {
-        let address = self.spaces[window.space()].base + (u64::from(window.slot()) << FRAME_SHIFT);
-        let frame_count = self.frames.handle(self.frames.handle_of(window)).frame_count;
-        backing.unmap(address, u64::from(frame_count) << FRAME_SHIFT)
+    fn ask_to_unmap<M: PhysicalMemory>(&self, mapping: MappingId, backing: &mut M) -> Result<(), M::Error> {
+        let address = self.spaces[mapping.space()].base + (u64::from(mapping.slot()) << PAGE_SHIFT);
+        let page_count = self.pages.handle(self.pages.handle_of(mapping)).page_count;
+        backing.unmap(address, u64::from(page_count) << PAGE_SHIFT)
     }
 }
 
@@ -189,7 +189,7 @@ fn may_unmap_early() -> bool {
     false
 }
 
-/// They take 100 bytes then, a twentieth of a thousandth of the frame.
-const WINDOWS_A_FRAME: usize = 8;
+/// They take 100 bytes then, a twentieth of a thousandth of the page.
+const MAPPINGS_A_PAGE: usize = 8;
 /// For small heaps.
-const WINDOWS_MIN: usize = 256;
+const MAPPINGS_MIN: usize = 256;

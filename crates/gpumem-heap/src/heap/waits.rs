@@ -1,9 +1,9 @@
 //! [`Heap::blockers`]: what a request would have to wait for.
 
+use super::idle_scan::{IdleScan, View};
 use super::ready::smallest_stretch;
 use super::record::Kind;
 use super::stamps::{Owner, Pending};
-use super::survey::{Survey, View};
 use super::{Heap, Request, rounded, space_of};
 use crate::order::{Order, Stamp, StreamIndex};
 use std::collections::BTreeMap;
@@ -94,8 +94,8 @@ impl Heap {
         if smallest_stretch(&self.spaces[index], size_bytes, request.alignment, &view, allows).is_some() {
             return true;
         }
-        let survey = Survey::movable(&self.frames, &self.spaces, &view);
-        self.plan(index, (size_bytes, request.alignment), &survey, &view).is_some()
+        let scan = IdleScan::movable(&self.pages, &self.spaces, &view);
+        self.plan(index, (size_bytes, request.alignment), &scan, &view).is_some()
     }
 }
 

@@ -7,37 +7,37 @@
 mod clock;
 mod state;
 
-use gpumem_heap::sync::{Locked, MISSING, Missing, claim_all};
+use gpumem_heap::sync::{BiasedLock, MISSING, Missing, revoke_all};
 use loom::sync::Arc;
 use loom::sync::atomic::{AtomicU64, Ordering};
 use loom::thread;
 
 /// The owner's way to the value; one thread of a test is it, at any time.
 #[allow(unsafe_code)]
-fn own<T, R>(locked: &Locked<T>, work: impl FnOnce(&mut T) -> R) -> Option<R> {
+fn own<T, R>(locked: &BiasedLock<T>, work: impl FnOnce(&mut T) -> R) -> Option<R> {
     // SAFETY: each test has one thread that calls this, and others only when that has ended.
     unsafe { locked.own(work) }
 }
 
 /// The same without waiting.
 #[allow(unsafe_code)]
-fn try_own<T, R>(locked: &Locked<T>, work: impl FnOnce(&mut T) -> R) -> Option<R> {
+fn try_own<T, R>(locked: &BiasedLock<T>, work: impl FnOnce(&mut T) -> R) -> Option<R> {
     // SAFETY: as in `own`.
     unsafe { locked.try_own(work) }
 }
 
-fn claim<T, R>(locked: &Locked<T>, work: impl FnOnce(&mut T) -> R) -> Option<R> {
-    claim_all([((), locked)]).pop().map(|((), claimed)| claimed.with(work))
+fn revoke<T, R>(locked: &BiasedLock<T>, work: impl FnOnce(&mut T) -> R) -> Option<R> {
+    revoke_all([((), locked)]).pop().map(|((), revoked)| revoked.with(work))
 }
 
-fn close<T, R>(locked: &Locked<T>, work: impl FnOnce(&mut T) -> R) -> Option<R> {
-    claim_all([((), locked)]).pop().map(|((), claimed)| claimed.close(work))
+fn close<T, R>(locked: &BiasedLock<T>, work: impl FnOnce(&mut T) -> R) -> Option<R> {
+    revoke_all([((), locked)]).pop().map(|((), revoked)| revoked.close(work))
 }
 
 /// An owner and another at one value.
 fn an_owner_and_another() {
     loom::model(|| {
-        let pair = Arc::new(Locked::new((0, 0)));
+        let pair = Arc::new(BiasedLock::new((0, 0)));
         let owner = thread::spawn({
             let pair = Arc::clone(&pair);
             move || {
@@ -48,7 +48,7 @@ fn an_owner_and_another() {
                 [(); 2].map(|()| try_own(&pair, raised)).iter().flatten().count() as u32
             }
         });
-        let drained = claim(&pair, core::mem::take).unwrap();
+        let drained = revoke(&pair, core::mem::take).unwrap();
         let count = owner.join().unwrap();
         let rest = own(&pair, |pair| *pair).unwrap();
         assert_eq!(drained.0, drained.1);
@@ -79,13 +79,13 @@ fn without_the_heavy_barrier_both_are_at_the_value() {
 #[test]
 fn one_barrier_does_for_several() {
     loom::model(|| {
-        let counts = [(); 2].map(|()| Arc::new(Locked::new(0)));
+        let counts = [(); 2].map(|()| Arc::new(BiasedLock::new(0)));
         let owner = thread::spawn({
             let counts = counts.clone();
             move || counts.each_ref().map(|count| u32::from(try_own(count, |count| *count += 1).is_some()))
         });
-        for (_, claimed) in claim_all(counts.iter().map(|count| ((), &**count))) {
-            claimed.with(|count| *count += 1);
+        for (_, revoked) in revoke_all(counts.iter().map(|count| ((), &**count))) {
+            revoked.with(|count| *count += 1);
         }
         let raised = owner.join().unwrap();
         assert_eq!(counts.map(|count| own(&count, |count| *count).unwrap()), raised.map(|raised| raised + 1));
@@ -96,10 +96,10 @@ fn one_barrier_does_for_several() {
 #[test]
 fn an_owner_after_another() {
     loom::model(|| {
-        let count = Arc::new(Locked::new(0));
+        let count = Arc::new(BiasedLock::new(0));
         let drainer = thread::spawn({
             let count = Arc::clone(&count);
-            move || claim(&count, core::mem::take).unwrap()
+            move || revoke(&count, core::mem::take).unwrap()
         });
         let first = thread::spawn({
             let count = Arc::clone(&count);
@@ -115,14 +115,14 @@ fn an_owner_after_another() {
 #[test]
 fn what_was_put_in_before_the_close_is_found_by_the_close_and_nothing_comes_later() {
     loom::model(|| {
-        let count = Arc::new(Locked::new(0));
+        let count = Arc::new(BiasedLock::new(0));
         let owner = thread::spawn({
             let count = Arc::clone(&count);
             move || [(); 2].map(|()| own(&count, |count| *count += 1)).iter().flatten().count()
         });
         let closed_with = close(&count, |count| *count).unwrap();
         assert_eq!(owner.join().unwrap(), closed_with);
-        assert!(count.is_closed() && claim(&count, |_| ()).is_none() && own(&count, |_| ()).is_none());
+        assert!(count.is_closed() && revoke(&count, |_| ()).is_none() && own(&count, |_| ()).is_none());
     });
 }
 
@@ -131,7 +131,7 @@ fn what_was_put_in_before_the_close_is_found_by_the_close_and_nothing_comes_late
 #[test]
 fn a_stamp_read_after_the_piece_has_left_covers_the_work_before_its_free() {
     loom::model(|| {
-        let set = Arc::new(Locked::new(None));
+        let set = Arc::new(BiasedLock::new(None));
         let (queued, epoch, recorded) =
             (Arc::new(AtomicU64::new(0)), Arc::new(AtomicU64::new(1)), Arc::new(AtomicU64::new(0)));
         let free = thread::spawn({
@@ -151,7 +151,7 @@ fn a_stamp_read_after_the_piece_has_left_covers_the_work_before_its_free() {
                 closes
             }
         });
-        let drained = claim(&set, Option::take).unwrap();
+        let drained = revoke(&set, Option::take).unwrap();
         let stamp = epoch.load(Ordering::SeqCst);
         free.join().unwrap();
         let closes = tick.join().unwrap();

@@ -4,8 +4,8 @@
 #![cfg(gpumem_shuttle)]
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
-use gpumem_heap::cache::{Front, Own, Set, Spill};
-use gpumem_heap::{Class, Piece};
+use gpumem_heap::cache::{OwnerGuard, Spill, ThreadCache, ThreadCaches};
+use gpumem_heap::{HeapBlock, SizeClass};
 use shuttle::scheduler::{PctScheduler, RandomScheduler, Scheduler};
 use shuttle::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use shuttle::sync::{Arc, Mutex};
@@ -31,7 +31,7 @@ fn run(scheduler: impl Scheduler + 'static, body: impl Fn() + Send + Sync + 'sta
 
 /// The heap behind the front: it has everything, and knows which pieces are in somebody's hands.
 struct World {
-    front: Front<u64>,
+    front: ThreadCaches<u64>,
     next_record: AtomicU32,
     in_hand: Vec<AtomicBool>,
     back: Mutex<Spill<u64>>,
@@ -41,17 +41,17 @@ impl World {
     fn new() -> Arc<Self> {
         let in_hand = (0..500).map(|_| AtomicBool::new(false)).collect();
         let (next_record, back) = (AtomicU32::new(0), Mutex::new(Vec::new()));
-        Arc::new(Self { front: Front::new(CAP_BYTES), next_record, in_hand, back })
+        Arc::new(Self { front: ThreadCaches::new(CAP_BYTES), next_record, in_hand, back })
     }
 
-    fn take(&self, set: Own<'_>, class: Class) -> Piece {
+    fn take(&self, set: OwnerGuard<'_>, class: SizeClass) -> HeapBlock {
         let may_have = |stamp: &u64| *stamp == set.stream();
         let near = set.take(class, class.size_bytes());
         let again =
             || self.front.refill(set, class, may_have).then(|| set.take(class, class.size_bytes()))?;
         let piece = near.or_else(again).unwrap_or_else(|| {
             let record = self.next_record.fetch_add(1, Ordering::SeqCst);
-            Piece { address: class.size_bytes(), record }
+            HeapBlock { address: class.size_bytes(), record }
         });
         assert!(
             !self.in_hand[piece.record as usize].swap(true, Ordering::SeqCst),
@@ -60,7 +60,7 @@ impl World {
         piece
     }
 
-    fn put(&self, set: Own<'_>, class: Class, piece: Piece) {
+    fn put(&self, set: OwnerGuard<'_>, class: SizeClass, piece: HeapBlock) {
         assert!(self.in_hand[piece.record as usize].swap(false, Ordering::SeqCst));
         let mut spill = Vec::new();
         let size_bytes = class.size_bytes();
@@ -99,13 +99,13 @@ impl World {
 
 /// The calling thread's view of a set that it has adopted.
 #[allow(unsafe_code)]
-fn own(set: &Set) -> Own<'_> {
+fn own(set: &ThreadCache) -> OwnerGuard<'_> {
     // SAFETY: each thread here uses the sets that it has adopted itself, until it hands them over.
     unsafe { set.own() }
 }
 
-fn class(size_bytes: u64) -> Class {
-    Class::of(size_bytes).unwrap()
+fn class(size_bytes: u64) -> SizeClass {
+    SizeClass::of(size_bytes).unwrap()
 }
 
 #[test]
@@ -158,12 +158,12 @@ fn frees_while_the_front_closes() {
     check(|| {
         let world = World::new();
         let (set, size) = (world.front.adopt(7).unwrap(), class(256));
-        let pieces: Vec<Piece> = (0..4).map(|_| world.take(own(&set), size)).collect();
+        let pieces: Vec<HeapBlock> = (0..4).map(|_| world.take(own(&set), size)).collect();
         let worker = thread::spawn({
             let world = Arc::clone(&world);
             move || {
                 let set = own(&set);
-                let counted = |piece: &Piece| {
+                let counted = |piece: &HeapBlock| {
                     let is_in = set.put(size, 256, *piece)
                         || (world.front.make_way(set, size, |stream| stream, &mut Vec::new())
                             && set.put(size, 256, *piece));

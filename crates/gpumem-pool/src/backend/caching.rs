@@ -12,7 +12,7 @@
 //! | `recent` | the last few larger blocks that came back |
 //! | `depot`, `budget` | batches that wander between threads; how much all of this may hold |
 //! | `front` | magazines and depot of one pool |
-//! | `heap` | all that is larger, and what the front is filled from: addresses, handles, windows |
+//! | `heap` | all that is larger, and what the front is filled from: addresses, handles, mappings |
 //! | `ladder` | what an allocation does that found nothing at hand, rung by rung |
 //! | `extent` | blocks that grow in place |
 //! | `vmm`, `access` | the driver's calls for physical memory; who may use it |
@@ -34,9 +34,9 @@ use crate::limit::Limits;
 use crate::options::{BackendKind, PoolBuilder};
 use crate::stream::Stream;
 use core::sync::atomic::{AtomicU64, Ordering};
-use gpumem_heap::cache::{self, Large, Own, Step};
+use gpumem_heap::cache::{self, LargeBlock, OwnerGuard, SizeStep};
 use gpumem_heap::counters::Counters;
-use gpumem_heap::{Class, Piece as HeapPiece};
+use gpumem_heap::{HeapBlock, SizeClass};
 use shared::Shared;
 use std::sync::Arc;
 
@@ -48,8 +48,8 @@ pub(crate) struct CachingBackend {
 
 impl CachingBackend {
     pub(super) fn new(options: &PoolBuilder, limits: &Limits) -> Result<Self, PoolError> {
-        static NEXT: AtomicU64 = AtomicU64::new(cache::FRONT_STEP);
-        let front = NEXT.fetch_add(cache::FRONT_STEP, Ordering::Relaxed);
+        static NEXT: AtomicU64 = AtomicU64::new(cache::KEY_STEP);
+        let front = NEXT.fetch_add(cache::KEY_STEP, Ordering::Relaxed);
         Ok(Self { front, shared: Shared::new(front, options, limits)? })
     }
 }
@@ -61,31 +61,33 @@ impl CachingBackend {
 
     #[inline(always)]
     pub(super) fn hit(near: u64, size_bytes: u64, near_id: u64) -> Option<Piece> {
-        let Some(class) = Class::of(size_bytes) else { return Self::hit_large(near, size_bytes, near_id) };
-        let piece = cache::with_near(near, near_id, |set| set.take(class, size_bytes));
+        let Some(class) = SizeClass::of(size_bytes) else {
+            return Self::hit_large(near, size_bytes, near_id);
+        };
+        let piece = cache::with_cache(near, near_id, |set| set.take(class, size_bytes));
         piece.flatten().map(|piece| of_class(class, piece))
     }
 
     #[inline(always)]
     pub(super) fn put_back_small(near: u64, piece: &Piece, size_bytes: u64, home: StreamId) -> bool {
-        let Some(class) = Class::at(piece.untagged_class()) else { return false };
-        let put = |set: Own<'_>| {
-            set.put(class, size_bytes, HeapPiece { address: piece.address, record: piece.record() })
+        let Some(class) = SizeClass::at(piece.untagged_class()) else { return false };
+        let put = |set: OwnerGuard<'_>| {
+            set.put(class, size_bytes, HeapBlock { address: piece.address, record: piece.record() })
         };
-        cache::with_near(near, home.as_u64(), put) == Some(true)
+        cache::with_cache(near, home.as_u64(), put) == Some(true)
     }
 
     pub(super) fn put_back(&self, near: u64, piece: &Piece, size_bytes: u64, home: StreamId) -> bool {
-        if Class::at(piece.untagged_class()).is_some() {
+        if SizeClass::at(piece.untagged_class()).is_some() {
             return Self::put_back_small(near, piece, size_bytes, home);
         }
         let Some(large) = self.shared.large(piece, size_bytes, home) else { return false };
-        cache::with_near(near, home.as_u64(), |set| set.put_large(large)) == Some(true)
+        cache::with_cache(near, home.as_u64(), |set| set.put_large(large)) == Some(true)
     }
 
     #[inline(never)]
     fn hit_large(near: u64, size_bytes: u64, near_id: u64) -> Option<Piece> {
-        cache::with_near(near, near_id, |set| set.take_large(size_bytes)).flatten().map(of_recent)
+        cache::with_cache(near, near_id, |set| set.take_large(size_bytes)).flatten().map(of_recent)
     }
 }
 
@@ -185,22 +187,22 @@ impl Freed {
     }
 }
 
-fn of_class(class: Class, piece: HeapPiece) -> Piece {
+fn of_class(class: SizeClass, piece: HeapBlock) -> Piece {
     Piece::new(piece.address, piece.record, class.index() as u16)
 }
 
-fn of_recent(large: Large) -> Piece {
+fn of_recent(large: LargeBlock) -> Piece {
     of_heap(large.piece, large.step)
 }
 
 /// A large piece's class says how large it is.
-fn of_heap(piece: HeapPiece, step: Step) -> Piece {
+fn of_heap(piece: HeapBlock, step: SizeStep) -> Piece {
     Piece::new(piece.address, piece.record, LARGE_FIRST + step.number())
 }
 
 /// What there is of a large piece at least, as far as it is known.
-fn step_of(piece: &Piece) -> Step {
-    piece.class().checked_sub(LARGE_FIRST).and_then(Step::at).unwrap_or_default()
+fn step_of(piece: &Piece) -> SizeStep {
+    piece.class().checked_sub(LARGE_FIRST).and_then(SizeStep::at).unwrap_or_default()
 }
 
 /// Beyond the classes of small ones.

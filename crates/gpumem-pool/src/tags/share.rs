@@ -5,12 +5,12 @@
 //! for it; of several, what each has told and what it has not may be from different moments, two strides apart at most.
 
 use core::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use gpumem_heap::counters::{Counters, Tally};
+use gpumem_heap::counters::{Counters, LocalCounters};
 use std::sync::Arc;
 
 /// A tally that one thread at a time writes.
 pub(crate) struct Share {
-    tally: Tally,
+    tally: LocalCounters,
     /// What the tally had when all were told last.
     told_bytes: AtomicU64,
     /// The most that it has had since.
@@ -31,7 +31,7 @@ impl Share {
     /// The calling thread's.
     pub(super) fn new(peak: &Arc<Peak>) -> Self {
         Self {
-            tally: Tally::default(),
+            tally: LocalCounters::default(),
             told_bytes: AtomicU64::new(0),
             high_bytes: AtomicU64::new(0),
             is_owned: AtomicBool::new(true),

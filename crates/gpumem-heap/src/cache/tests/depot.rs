@@ -1,15 +1,15 @@
 //! [`Depot`]: who gets which batch.
 
-use crate::block::Piece;
+use crate::block::HeapBlock;
 use crate::cache::depot::{Batch, Depot, SHELF_COUNT_MAX};
-use crate::size_class::Class;
+use crate::size_class::SizeClass;
 
-fn class(size_bytes: u64) -> Class {
-    Class::of(size_bytes).unwrap()
+fn class(size_bytes: u64) -> SizeClass {
+    SizeClass::of(size_bytes).unwrap()
 }
 
 fn batch(stamp: u32) -> Batch<u32> {
-    Batch { stamp, pieces: vec![Piece { address: 0, record: stamp }] }
+    Batch { stamp, pieces: vec![HeapBlock { address: 0, record: stamp }] }
 }
 
 #[test]

@@ -2,18 +2,18 @@
 //! compile those over other threads, outside of which they can't run.
 
 mod budget;
-mod class;
 mod counters;
 mod depot;
-mod front;
-mod recent;
-mod set;
+mod large_cache;
+mod size_class;
+mod thread_cache;
+mod thread_caches;
 
-use super::set::{Own, Set};
+use super::thread_cache::{OwnerGuard, ThreadCache};
 
 /// The test's view of a set of its own.
 #[allow(unsafe_code)]
-fn own(set: &Set) -> Own<'_> {
+fn own(set: &ThreadCache) -> OwnerGuard<'_> {
     // SAFETY: a test uses each of its sets on one thread, and not within the work that it gives to a view.
     unsafe { set.own() }
 }

@@ -1,9 +1,9 @@
 //! Lists by size, and runs of bits.
 
 use super::super::fit::{Fit, UNIT_BYTES, place};
-use super::super::frames::{ones, runs};
+use super::super::pages::{ones, runs};
 use super::super::record::{Kind, NONE, Record, Records};
-use super::super::space::FRAME_BYTES;
+use super::super::space::PAGE_BYTES;
 use super::super::stamps::Owner;
 use crate::order::Stamp;
 use proptest::prelude::*;
@@ -23,7 +23,7 @@ proptest! {
         for (units, is_removed) in sizes {
             let id = records.add(free(start, units * UNIT_BYTES));
             fit.insert(&mut records, id);
-            start += units * UNIT_BYTES + FRAME_BYTES;
+            start += units * UNIT_BYTES + PAGE_BYTES;
             if is_removed {
                 fit.remove(&mut records, id);
             } else {

@@ -3,8 +3,8 @@
 mod back;
 mod fit;
 mod known;
-mod odd;
 mod pair;
+mod partial_page;
 mod random;
 mod size;
 mod twin;

@@ -1,11 +1,11 @@
 //! A heap beside naive twins: a driver, clocks, and a list of who used which physical bytes last.
 
 use super::super::fit::UNIT_BYTES;
-use super::super::space::FRAME_BYTES;
+use super::super::space::PAGE_BYTES;
 use super::super::{Heap, Request};
 use super::known::{Known, STREAMS};
 use super::twin::Twin;
-use crate::block::Piece;
+use crate::block::HeapBlock;
 use crate::order::{Order, Stamp, StreamIndex};
 use crate::tuning::Tuning;
 use proptest::prelude::*;
@@ -63,7 +63,7 @@ pub(super) struct Pair {
     pub(super) heap: Heap,
     pub(super) driver: Twin,
     pub(super) known: Known,
-    pub(super) live: Vec<(Piece, u64, usize)>,
+    pub(super) live: Vec<(HeapBlock, u64, usize)>,
     /// The host uses what is handed out.
     pub(super) is_for_host: bool,
     /// The most that may be reserved.
@@ -103,7 +103,7 @@ impl Pair {
         let created: u64 = self.driver.created.values().sum();
         assert_eq!(self.heap.reserved_bytes(), created, "every byte of every handle is accounted for");
         let mapped_count = if self.driver.next_segment.is_some() { 0 } else { self.driver.mapped.len() };
-        assert_eq!(self.heap.window_count(), mapped_count, "what is mapped is known");
+        assert_eq!(self.heap.mapping_count(), mapped_count, "what is mapped is known");
         for (base, (size_bytes, _)) in
             mapped.iter().filter(|(base, _)| !self.driver.mapped.contains_key(base))
         {
@@ -171,7 +171,7 @@ impl Pair {
         self.live.push((piece, size_bytes, stream));
     }
 
-    pub(super) fn climb(&mut self, request: &Request) -> Option<Piece> {
+    pub(super) fn climb(&mut self, request: &Request) -> Option<HeapBlock> {
         let Self { heap, driver, known, limit_bytes, .. } = self;
         heap.set_limit_bytes(*limit_bytes);
         if let Some(piece) = heap.take_ready(request, known) {
@@ -215,7 +215,7 @@ impl Pair {
         let Self { heap, driver, known, .. } = self;
         let (size_bytes, reserved_bytes) = (heap.largest_free_bytes(known), heap.reserved_bytes());
         // Smaller ones have another space.
-        if size_bytes <= FRAME_BYTES {
+        if size_bytes <= PAGE_BYTES {
             return;
         }
         let request = Request { size_bytes, alignment: UNIT_BYTES, slot: StreamIndex(0) };

@@ -1,20 +1,20 @@
 //! Whatever the order of operations, nothing is handed out twice, too early, or unmapped while it may be in use.
 
-use super::super::space::FRAME_BYTES;
+use super::super::space::PAGE_BYTES;
 use super::known::STREAMS;
 use super::pair::{Pair, Step, step};
 use crate::tuning::Tuning;
 use proptest::prelude::*;
 
 fn tuning() -> impl Strategy<Value = Tuning> {
-    let split_bytes_max = prop_oneof![Just(u64::MAX), (1_u64..4).prop_map(|frames| frames * FRAME_BYTES)];
-    let tuning = |(growth_slack_per_mille, handle_max_frames, split_bytes_max)| Tuning {
+    let split_bytes_max = prop_oneof![Just(u64::MAX), (1_u64..4).prop_map(|pages| pages * PAGE_BYTES)];
+    let tuning = |(growth_slack_per_mille, handle_max_pages, split_bytes_max)| Tuning {
         growth_slack_per_mille,
-        handle_max_frames,
+        handle_max_pages,
         split_bytes_max,
         ..Tuning::BALANCED
     };
-    // Without slack streams don't share frames.
+    // Without slack streams don't share pages.
     let growth_slack = prop_oneof![Just(0), 1_u32..200];
     (growth_slack, 1_u32..=8, split_bytes_max).prop_map(tuning)
 }
@@ -33,16 +33,16 @@ proptest! {
         pair.has_what_it_says_is_free();
     }
 
-    /// Blocks share frames where a limit leaves nothing else.
+    /// Blocks share pages where a limit leaves nothing else.
     #[test]
-    fn nothing_is_at_a_limit(tuning in tuning(), frames in 4_u64..40, steps in prop::collection::vec(step(), 1..160)) {
-        let mut pair = Pair { limit_bytes: frames * FRAME_BYTES, ..Pair::new(tuning) };
+    fn nothing_is_at_a_limit(tuning in tuning(), pages in 4_u64..40, steps in prop::collection::vec(step(), 1..160)) {
+        let mut pair = Pair { limit_bytes: pages * PAGE_BYTES, ..Pair::new(tuning) };
         for step in &steps {
             pair.run(step);
         }
         (0..STREAMS).for_each(|stream| pair.known.observe(stream));
         pair.driver.fails_in = None;
-        // What all streams are done with can be given back as a whole, shared frames too.
+        // What all streams are done with can be given back as a whole, shared pages too.
         pair.live.drain(..).for_each(|(piece, ..)| pair.heap.give(piece.record, &[]));
         pair.run(&Step::Trim { keep_bytes: 0 });
         assert_eq!(pair.heap.reserved_bytes(), 0);

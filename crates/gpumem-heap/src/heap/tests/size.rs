@@ -1,19 +1,19 @@
 //! What the heap keeps of itself on the host; the bounds are those of [`heap`](super::super).
 
 use super::super::Request;
-use super::super::space::FRAME_SHIFT;
+use super::super::space::PAGE_SHIFT;
 use super::pair::Pair;
 use crate::order::{Stamp, StreamIndex};
 use crate::tuning::Tuning;
 
-/// The bound: for each record, each handle, and each frame of addresses.
+/// The bound: for each record, each handle, and each page of addresses.
 fn bound_bytes(pair: &Pair) -> usize {
     let heap = &pair.heap;
-    let address_frames: u64 = heap.spaces.iter().map(|space| space.end() >> FRAME_SHIFT).sum();
+    let address_pages: u64 = heap.spaces.iter().map(|space| space.end() >> PAGE_SHIFT).sum();
     let list_count: usize = heap.spaces.iter().map(|space| space.fits().count()).sum();
     100 * heap.records.count()
-        + 160 * heap.frames.handles.len()
-        + 13 * address_frames as usize
+        + 160 * heap.pages.handles.len()
+        + 13 * address_pages as usize
         + 5300 * list_count
         + (4 << 10)
 }
@@ -29,14 +29,14 @@ fn blocks_take_a_hundred_bytes_each() {
     let record_bytes = pair.heap.record_bytes();
     assert!(record_bytes <= bound_bytes(&pair), "{record_bytes} bytes");
     let block_bytes =
-        100 * live.len() + (pair.heap.reserved_bytes() >> FRAME_SHIFT) as usize * 64 + (32 << 10);
+        100 * live.len() + (pair.heap.reserved_bytes() >> PAGE_SHIFT) as usize * 64 + (32 << 10);
     assert!(record_bytes <= block_bytes, "{record_bytes} bytes");
 }
 
-/// Nothing that was queued is ever known to be done, and no block has the size of another: no window can be unmapped, and few
+/// Nothing that was queued is ever known to be done, and no block has the size of another: no mapping can be unmapped, and few
 /// can be used again.
 #[test]
-fn windows_that_must_stay_take_little() {
+fn mappings_that_must_stay_take_little() {
     let mut pair = Pair::new(Tuning::TIGHT);
     let mut live = Vec::new();
     let mut seed = 1_u64;
@@ -53,9 +53,12 @@ fn windows_that_must_stay_take_little() {
         }
     }
     pair.heap.check().unwrap();
-    let (record_bytes, window_count) = (pair.heap.record_bytes(), pair.heap.window_count());
-    let frame_count = (pair.heap.reserved_bytes() >> FRAME_SHIFT) as usize;
-    assert!(window_count > 12 * frame_count, "{window_count} windows of {frame_count} frames");
+    let (record_bytes, mapping_count) = (pair.heap.record_bytes(), pair.heap.mapping_count());
+    let page_count = (pair.heap.reserved_bytes() >> PAGE_SHIFT) as usize;
+    assert!(mapping_count > 12 * page_count, "{mapping_count} mappings of {page_count} pages");
     assert!(record_bytes <= bound_bytes(&pair), "{record_bytes} bytes");
-    assert!(record_bytes <= 20 * window_count + (64 << 10), "{record_bytes} bytes, {window_count} windows");
+    assert!(
+        record_bytes <= 20 * mapping_count + (64 << 10),
+        "{record_bytes} bytes, {mapping_count} mappings"
+    );
 }

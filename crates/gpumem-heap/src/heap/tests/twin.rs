@@ -1,6 +1,6 @@
 //! A naive driver: what is mapped, created and accessible, in sorted maps. It says where physical bytes are.
 
-use super::super::space::FRAME_BYTES;
+use super::super::space::PAGE_BYTES;
 use crate::memory::{PhysicalMemory, RawHandle};
 use std::collections::BTreeMap;
 
@@ -61,7 +61,7 @@ impl PhysicalMemory for Twin {
         if let Some(address) = &mut self.next_segment {
             let here = *address;
             // Some lie side by side.
-            *address += size_bytes + if size_bytes.is_multiple_of(3) { FRAME_BYTES } else { 0 };
+            *address += size_bytes + if size_bytes.is_multiple_of(3) { PAGE_BYTES } else { 0 };
             self.created.insert(here, size_bytes);
             self.mapped.insert(here, (size_bytes, here));
             self.accessible.insert(here, size_bytes);

@@ -139,7 +139,7 @@ impl Extent {
     /// Maps new handles up to a size, or leaves everything as it was.
     fn map_up_to(&mut self, end_bytes: u64, lost: &mut Lost, vmm: &mut Vmm<'_>) -> Result<(), DriverError> {
         let (start_bytes, open_bytes) = (self.mapped_bytes, self.open_bytes);
-        let handle_bytes = (end_bytes / HANDLE_SHARE).clamp(FRAME_BYTES, HANDLE_MAX_BYTES);
+        let handle_bytes = (end_bytes / HANDLE_SHARE).clamp(PAGE_BYTES, HANDLE_MAX_BYTES);
         let handle_bytes = 1_u64 << handle_bytes.ilog2();
         let mut asked = Ok(());
         while asked.is_ok() && self.mapped_bytes < end_bytes {
@@ -200,7 +200,7 @@ impl Growing for Shared {
     fn add(&self, max_bytes: u64) -> Result<(u64, u64), PoolError> {
         let _relaxed = Relaxed::enter(self.device.driver())?;
         let _bound = self.device.enter()?;
-        let addresses_bytes = max_bytes.next_multiple_of(FRAME_BYTES);
+        let addresses_bytes = max_bytes.next_multiple_of(PAGE_BYTES);
         let address = self.vmm().reserve(addresses_bytes)?;
         Ok((self.core().extents.add(address, addresses_bytes), address))
     }
@@ -278,7 +278,7 @@ impl Shared {
         let limit_bytes = self.limit_bytes(&core.heap);
         let Extents { by_id, lost, .. } = &mut core.extents;
         let Some(extent) = by_id.get_mut(&id) else { return Ok(Ok(())) };
-        let end_bytes = size_bytes.next_multiple_of(FRAME_BYTES);
+        let end_bytes = size_bytes.next_multiple_of(PAGE_BYTES);
         if end_bytes > extent.open_bytes {
             let missing_bytes = end_bytes.saturating_sub(extent.mapped_bytes);
             if core.heap.reserved_bytes().saturating_add(missing_bytes) > limit_bytes {
@@ -316,7 +316,7 @@ impl Shared {
 }
 
 /// Physical memory comes in pieces of this.
-const FRAME_BYTES: u64 = GROWTH_UNIT_BYTES;
+const PAGE_BYTES: u64 = GROWTH_UNIT_BYTES;
 
 /// A handle is this part of the extent, so that little stays when it shrinks.
 const HANDLE_SHARE: u64 = 16;

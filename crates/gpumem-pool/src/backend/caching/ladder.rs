@@ -30,15 +30,15 @@ use crate::context::Relaxed;
 use crate::deadline;
 use crate::error::PoolError;
 use crate::out_of_memory::Attempt;
-use gpumem_heap::Class;
-use gpumem_heap::Piece;
+use gpumem_heap::HeapBlock;
+use gpumem_heap::SizeClass;
 use gpumem_heap::heap::Request;
 use gpumem_sys::types::CUresult;
 use std::time::{Duration, Instant};
 
 /// What a rung came to.
 enum Step {
-    Found(Piece),
+    Found(HeapBlock),
     /// Something may be free now that was not: to be looked for as far as this.
     Look(Reach),
     Nothing,
@@ -97,7 +97,7 @@ pub(super) fn climb(
     request: &Request,
     least_bytes: u64,
     lack: &mut Lack,
-) -> Result<Option<Piece>, PoolError> {
+) -> Result<Option<HeapBlock>, PoolError> {
     let _relaxed = Relaxed::enter(shared.device.driver())?;
     let _bound = shared.device.enter()?;
     let mut tried = [Tried::default(); RUNGS.len() + LAST_RUNGS.len()];
@@ -123,7 +123,7 @@ fn climb_once(
     least_bytes: u64,
     lack: &mut Lack,
     tried: &mut [Tried],
-) -> Result<Option<Piece>, PoolError> {
+) -> Result<Option<HeapBlock>, PoolError> {
     let least = Request { size_bytes: least_bytes.min(request.size_bytes), ..*request };
     let rungs = RUNGS.iter().map(|rung| (rung, request)).chain(LAST_RUNGS.iter().map(|rung| (rung, &least)));
     let mut free_bytes = {
@@ -167,7 +167,7 @@ fn search_further(
     request: &Request,
     reach: Reach,
     lack: &mut Lack,
-) -> Result<Option<Piece>, PoolError> {
+) -> Result<Option<HeapBlock>, PoolError> {
     let steps: &[Rung] = match reach {
         Reach::Ready => &[],
         Reach::Recycled => &[recycled],
@@ -260,7 +260,7 @@ fn growth_to_target(shared: &Shared, request: &Request, lack: &mut Lack) -> Resu
 fn recycled(shared: &Shared, request: &Request, _: &mut Lack) -> Result<Step, PoolError> {
     let (clocks, mut vmm) = (shared.clocks(), shared.vmm());
     let mut core = shared.core();
-    let kept_count = core.heap.kept_windows();
+    let kept_count = core.heap.kept_mappings();
     if core.heap.is_unmapping_due(kept_count) {
         drop(core);
         if !shared.dials.poll_budget.is_zero() {
@@ -377,7 +377,7 @@ fn glued(shared: &Shared, request: &Request, _: &mut Lack) -> Result<Step, PoolE
 }
 
 fn is_small(request: &Request) -> bool {
-    request.size_bytes <= Class::SIZE_BYTES_MAX
+    request.size_bytes <= SizeClass::SIZE_BYTES_MAX
 }
 
 /// The smallest.

@@ -45,15 +45,15 @@ use crate::out_of_memory::GrowthLog;
 use crate::stream::Stream;
 use crate::upkeep::Idle;
 use core::sync::atomic::AtomicBool;
-use gpumem_heap::Class;
-use gpumem_heap::Piece;
+use gpumem_heap::HeapBlock;
+use gpumem_heap::SizeClass;
 use gpumem_heap::cache;
-use gpumem_heap::cache::Front;
-use gpumem_heap::cache::Own;
-use gpumem_heap::cache::{CLOSE_STEPS, LOOSE_STEPS, Retention, Step};
+use gpumem_heap::cache::OwnerGuard;
+use gpumem_heap::cache::ThreadCaches;
+use gpumem_heap::cache::{CLOSE_STEPS, LOOSE_STEPS, Retention, SizeStep};
 use gpumem_heap::heap::{Heap, Request};
 use gpumem_heap::sync::Mutex;
-use gpumem_heap::sync::{Entered, Gate};
+use gpumem_heap::sync::{SpinMutex, SpinMutexGuard};
 pub(super) use guarded::Core;
 pub(super) use refusal::Lack;
 use std::sync::{Arc, Weak};
@@ -73,8 +73,8 @@ pub(super) struct Shared {
     hears_of_waits: AtomicBool,
     /// The heap's addresses.
     ranges: [(u64, u64); 2],
-    front: Front<Stamp>,
-    core: Gate<Core>,
+    front: ThreadCaches<Stamp>,
+    core: SpinMutex<Core>,
     draining: Mutex<()>,
 }
 
@@ -103,8 +103,8 @@ impl Shared {
             idle: Idle::new(options.idle_after),
             hears_of_waits: AtomicBool::new(false),
             ranges,
-            front: Front::new(heap.magazine_bytes()),
-            core: Gate::new(Core { heap, extents: Extents::default(), out_peak_bytes: 0 }),
+            front: ThreadCaches::new(heap.magazine_bytes()),
+            core: SpinMutex::new(Core { heap, extents: Extents::default(), out_peak_bytes: 0 }),
             draining: Mutex::new(()),
         });
         if limits.soft_bytes().is_some() || shared.idle.is_asked_for() {
@@ -121,19 +121,24 @@ impl Shared {
 
     pub(super) fn alloc(&self, size_bytes: u64, stream: &Stream) -> Result<BlockPiece, PoolError> {
         // Magazines and depot know what is ordered, and not what is complete.
-        match Class::of(size_bytes).filter(|_| !self.is_for_host()) {
+        match SizeClass::of(size_bytes).filter(|_| !self.is_for_host()) {
             Some(class) => self.alloc_small(class, size_bytes, stream),
             None => self.alloc_from_heap(size_bytes, UNIT_BYTES, stream),
         }
     }
 
     /// What the thread's magazine did not have: from the depot, or from the heap.
-    fn alloc_small(&self, class: Class, size_bytes: u64, stream: &Stream) -> Result<BlockPiece, PoolError> {
+    fn alloc_small(
+        &self,
+        class: SizeClass,
+        size_bytes: u64,
+        stream: &Stream,
+    ) -> Result<BlockPiece, PoolError> {
         let slot = stream.slot();
-        let near = self.with_set(stream.id(), |set| {
+        let near = self.with_cache_or_adopt(stream.id(), |set| {
             let may_have = |stamp: &Stamp| self.clocks().is_ordered(*stamp, slot);
             let own = || Some((class, set.take(class, size_bytes)?));
-            let near = || set.take_near(class, size_bytes);
+            let near = || set.take_oversized(class, size_bytes);
             own().or_else(near).or_else(|| self.front.refill(set, class, may_have).then(own)?)
         });
         if let Some((class, piece)) = near.flatten() {
@@ -167,9 +172,9 @@ impl Shared {
         let Found { piece, room_bytes, retention } =
             self.climb(&request, least_bytes, size_bytes, Some(stream.id()))?;
         self.count_out(stream.id(), size_bytes);
-        cache::with_near(self.id, stream.id().as_u64(), |set| set.note_out(piece.record, retention));
+        cache::with_cache(self.id, stream.id().as_u64(), |set| set.note_out(piece.record, retention));
         let address = piece.address.next_multiple_of(alignment);
-        Ok(of_heap(Piece { address, ..piece }, Step::floor(room_bytes - (address - piece.address))))
+        Ok(of_heap(HeapBlock { address, ..piece }, SizeStep::floor(room_bytes - (address - piece.address))))
     }
 
     /// In whose order memory is handed out: what the host may use is the host's at once.
@@ -183,13 +188,13 @@ impl Shared {
 
     /// The heap has handed out a block.
     fn count_out(&self, stream: StreamId, size_bytes: u64) {
-        if self.with_set(stream, |set| set.count_out(size_bytes)) != Some(true) {
+        if self.with_cache_or_adopt(stream, |set| set.count_out(size_bytes)) != Some(true) {
             self.front.count_out(stream.as_u64(), size_bytes);
         }
     }
 
     /// This thread's set for a stream, unless the stream is long gone or the thread at its end.
-    fn with_set<R>(&self, stream: StreamId, work: impl FnOnce(Own<'_>) -> R) -> Option<R> {
+    fn with_cache_or_adopt<R>(&self, stream: StreamId, work: impl FnOnce(OwnerGuard<'_>) -> R) -> Option<R> {
         let adopt = || {
             let is_gone = |stream| self.stamp_of(stream) == Stamp::COMPLETE;
             if is_gone(stream.as_u64()) {
@@ -203,7 +208,7 @@ impl Shared {
             self.give_all(spill);
             self.front.adopt(stream.as_u64())
         };
-        cache::with_set(self.id, stream.as_u64(), adopt, work)
+        cache::with_cache_or_adopt(self.id, stream.as_u64(), adopt, work)
     }
 
     /// The ladder: what is free, with what the stream has freed most recently, cheapest first, and a fresh search after
@@ -218,8 +223,8 @@ impl Shared {
         let mut core = self.core();
         if let Some(stream) = recent_of {
             // With the heap locked: whoever looks for memory finds it in the set or there, and never in somebody's hands.
-            let give = |set: Own<'_>| set.empty_unkept(|large| core.give_large(large));
-            let kept = cache::with_near(self.id, stream.as_u64(), give).unwrap_or_default();
+            let give = |set: OwnerGuard<'_>| set.empty_unkept(|large| core.give_large(large));
+            let kept = cache::with_cache(self.id, stream.as_u64(), give).unwrap_or_default();
             core.heap.note_kept(kept.0, kept.1);
         }
         // Under a limit nothing is rounded up: what is over could be what another block lacks.
@@ -253,7 +258,7 @@ impl Shared {
         Ok(found)
     }
 
-    fn found(&self, core: &mut Core, piece: Piece) -> Found {
+    fn found(&self, core: &mut Core, piece: HeapBlock) -> Found {
         core.note_peak();
         let keep_bytes = core.heap.keepable_bytes() / self.front.set_count().max(1);
         let retention = Retention { keep_bytes, excess_steps: Self::excess_steps(&core.heap) };
@@ -294,14 +299,14 @@ impl Shared {
         self.device.clocks()
     }
 
-    pub(super) fn core(&self) -> Entered<'_, Core> {
+    pub(super) fn core(&self) -> SpinMutexGuard<'_, Core> {
         self.core.enter()
     }
 }
 
 /// What the ladder came to.
 struct Found {
-    piece: Piece,
+    piece: HeapBlock,
     /// What there is of it.
     room_bytes: u64,
     /// What a set may keep of large blocks from now on.

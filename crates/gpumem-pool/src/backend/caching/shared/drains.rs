@@ -13,7 +13,9 @@ impl Shared {
     pub(in super::super) fn drain_own(&self) -> bool {
         let _turn = self.draining();
         let mut spill = Vec::new();
-        cache::each_set(self.id, |set| self.front.drain_own(set, |stream| self.stamp_of(stream), &mut spill));
+        cache::each_cache(self.id, |set| {
+            self.front.drain_own(set, |stream| self.stamp_of(stream), &mut spill)
+        });
         self.give_all(spill)
     }
 
@@ -25,7 +27,7 @@ impl Shared {
     /// The same, of blocks beyond the classes only.
     pub(in super::super) fn drain_own_recent(&self) -> bool {
         let (mut is_any, mut core) = (false, self.core());
-        cache::each_set(self.id, |set| {
+        cache::each_cache(self.id, |set| {
             is_any |= set.has_recent();
             set.empty_recent(|large| core.give_large(large));
         });

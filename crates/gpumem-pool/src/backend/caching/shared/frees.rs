@@ -4,16 +4,16 @@ use super::Shared;
 use crate::backend::caching::step_of;
 use crate::backend::{Freed, Piece as BlockPiece, Taken};
 use crate::clock::{Stamp, StreamId};
-use gpumem_heap::Class;
-use gpumem_heap::Piece;
+use gpumem_heap::HeapBlock;
+use gpumem_heap::SizeClass;
 use gpumem_heap::cache;
-use gpumem_heap::cache::Own;
-use gpumem_heap::cache::{Large, Step};
+use gpumem_heap::cache::OwnerGuard;
+use gpumem_heap::cache::{LargeBlock, SizeStep};
 
 impl Shared {
     /// What the thread's magazine had no room for, and blocks that don't go there.
     pub(in super::super) fn free(&self, freed: &Freed) -> Taken {
-        let counted = match Class::at(usize::from(freed.piece.class())) {
+        let counted = match SizeClass::at(usize::from(freed.piece.class())) {
             _ if !freed.is_plain() => false,
             Some(class) => self.free_small(class, freed),
             None => self.free_large(freed),
@@ -25,30 +25,30 @@ impl Shared {
         Taken { result: Ok(()), counted: self.count_in(freed) }
     }
 
-    fn free_small(&self, class: Class, freed: &Freed) -> bool {
+    fn free_small(&self, class: SizeClass, freed: &Freed) -> bool {
         let mut spill = Vec::new();
         let make_way =
-            |set: Own<'_>| self.front.make_way(set, class, |stream| self.stamp_of(stream), &mut spill);
-        let is_made = self.with_set(freed.home, make_way) == Some(true);
+            |set: OwnerGuard<'_>| self.front.make_way(set, class, |stream| self.stamp_of(stream), &mut spill);
+        let is_made = self.with_cache_or_adopt(freed.home, make_way) == Some(true);
         self.give_all(spill);
-        let piece = Piece { address: freed.piece.address, record: freed.piece.record() };
+        let piece = HeapBlock { address: freed.piece.address, record: freed.piece.record() };
         // Last of all: it counts.
         is_made
-            && cache::with_near(self.id, freed.home.as_u64(), |set| set.put(class, freed.size_bytes, piece))
+            && cache::with_cache(self.id, freed.home.as_u64(), |set| set.put(class, freed.size_bytes, piece))
                 == Some(true)
     }
 
     /// Some make way.
     fn free_large(&self, freed: &Freed) -> bool {
         let Some(large) = self.large(&freed.piece, freed.size_bytes, freed.home) else { return false };
-        if self.with_set(freed.home, |set| set.has_recent()) == Some(true) {
+        if self.with_cache_or_adopt(freed.home, |set| set.has_recent()) == Some(true) {
             let mut core = self.core();
-            cache::with_near(self.id, freed.home.as_u64(), |set| {
+            cache::with_cache(self.id, freed.home.as_u64(), |set| {
                 set.make_way_large(|large| core.give_large(large))
             });
         }
         // Last of all: it counts.
-        cache::with_near(self.id, freed.home.as_u64(), |set| set.put_large(large)) == Some(true)
+        cache::with_cache(self.id, freed.home.as_u64(), |set| set.put_large(large)) == Some(true)
     }
 
     /// What a set keeps of a block beyond the classes that only home has used; `None` if it is not one, if home is gone, or
@@ -59,12 +59,12 @@ impl Shared {
         piece: &BlockPiece,
         size_bytes: u64,
         home: StreamId,
-    ) -> Option<Large> {
+    ) -> Option<LargeBlock> {
         let stamp = self.clocks().stamp_of(home);
-        let step = step_of(piece).max(Step::floor(size_bytes));
-        let piece = Piece { address: piece.address, record: piece.record() };
-        let large = Large { piece, size_bytes, step, stamp: stamp.into() };
-        (size_bytes > Class::SIZE_BYTES_MAX && stamp != Stamp::COMPLETE && !self.is_for_host())
+        let step = step_of(piece).max(SizeStep::floor(size_bytes));
+        let piece = HeapBlock { address: piece.address, record: piece.record() };
+        let large = LargeBlock { piece, size_bytes, step, stamp: stamp.into() };
+        (size_bytes > SizeClass::SIZE_BYTES_MAX && stamp != Stamp::COMPLETE && !self.is_for_host())
             .then_some(large)
     }
 
@@ -80,8 +80,8 @@ impl Shared {
 
     /// The last touch, if it says true.
     fn count_in(&self, freed: &Freed) -> bool {
-        let count = |set: Own<'_>| set.count_in(freed.size_bytes);
-        self.with_set(freed.home, count) == Some(true)
+        let count = |set: OwnerGuard<'_>| set.count_in(freed.size_bytes);
+        self.with_cache_or_adopt(freed.home, count) == Some(true)
             || self.front.count_in(freed.home.as_u64(), freed.size_bytes)
     }
 }

@@ -2,7 +2,7 @@
 
 use crate::backend::caching::extent::Extents;
 use crate::clock::StreamIndex;
-use gpumem_heap::cache::Large;
+use gpumem_heap::cache::LargeBlock;
 use gpumem_heap::heap::Heap;
 
 pub(in super::super) struct Core {
@@ -13,7 +13,7 @@ pub(in super::super) struct Core {
 }
 
 impl Core {
-    pub(super) fn give_large(&mut self, large: Large) {
+    pub(super) fn give_large(&mut self, large: LargeBlock) {
         self.heap.give(large.piece.record, &[large.stamp.into()]);
     }
 

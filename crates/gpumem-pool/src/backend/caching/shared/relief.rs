@@ -12,7 +12,7 @@ use crate::kind::MemoryKind;
 use core::sync::atomic::Ordering;
 use core::time::Duration;
 use gpumem_heap::heap::Heap;
-use gpumem_heap::sync::Entered;
+use gpumem_heap::sync::SpinMutexGuard;
 use gpumem_sys::DriverError;
 use gpumem_sys::types::CUresult;
 use std::sync::{Arc, Weak};
@@ -146,7 +146,7 @@ impl Shared {
     }
 
     /// Locks the heap, and sets how much it may reserve by now under the pool's hard limit and those above it, if there are any.
-    pub(in super::super) fn core_with_limit(&self) -> Entered<'_, Core> {
+    pub(in super::super) fn core_with_limit(&self) -> SpinMutexGuard<'_, Core> {
         let room_bytes = self.limits.family().room_bytes();
         let mut core = self.core();
         let limit_bytes = match room_bytes > ROOM_MAX_BYTES {

@@ -7,7 +7,7 @@ use crate::context::Relaxed;
 use crate::device::Device;
 use crate::error::PoolError;
 use crate::kind::MemoryKind;
-use gpumem_heap::heap::HandleRange;
+use gpumem_heap::heap::BlockBacking;
 
 impl Shared {
     /// Over what is mapped, and from now on over what will be.
@@ -39,7 +39,7 @@ impl Shared {
     #[cfg_attr(not(unix), allow(dead_code, reason = "only exports ask for it, which are for Unix"))]
     pub(in super::super) fn backing(&self, piece: &Piece) -> Option<Underlying> {
         let mut core = self.core();
-        let HandleRange { handles, offset_bytes } =
+        let BlockBacking { handles, offset_bytes } =
             self.access.is_exportable().then(|| core.heap.backing(piece.record(), piece.address))??;
         let handles = handles.into_iter().map(|(handle, size_bytes)| (handle.0, size_bytes)).collect();
         Some(Underlying { handles, offset_bytes })

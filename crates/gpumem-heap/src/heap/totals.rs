@@ -1,10 +1,10 @@
 //! What is free in the heap, as an error tells it.
 
-use super::frames::runs;
+use super::idle_scan::{IdleScan, View, stretches};
+use super::pages::runs;
 use super::plan;
-use super::space::FRAME_BYTES;
+use super::space::PAGE_BYTES;
 use super::stamps::Owner;
-use super::survey::{Survey, View, stretches};
 use super::trim::Complete;
 use super::{Heap, LARGE_SPACE, SMALL_MAX_BYTES};
 use crate::order::{Order, StreamIndex};
@@ -32,18 +32,17 @@ impl Heap {
             View { records: &self.records, slot: StreamIndex::HOST, order: &complete, with_ready: true };
         let lengths = self.spaces.iter().enumerate().flat_map(|(index, space)| {
             let may_be_had = move |(start, end): &(u64, u64)| self.allows(index, *start, end - start);
-            // No larger block lies among the small ones, but in frames of theirs that it takes over.
+            // No larger block lies among the small ones, but in pages of theirs that it takes over.
             let most_bytes = if index == LARGE_SPACE { u64::MAX } else { SMALL_MAX_BYTES };
             let free = stretches(space, 0, &view).into_iter().filter(may_be_had);
             free.map(move |(start, end)| (end - start).min(most_bytes))
         });
         let longest = lengths.max().unwrap_or(0);
-        let movable = Survey::movable(&self.frames, &self.spaces, &view);
+        let movable = IdleScan::movable(&self.pages, &self.spaces, &view);
         // The rest lies between blocks of the same handles.
-        let (parts, last) =
-            plan::reach(&movable.idle, |handle| self.frames.handle(handle).frame_count, false);
+        let (parts, last) = plan::reach(&movable.idle, |handle| self.pages.handle(handle).page_count, false);
         let in_a_row: u32 = parts.iter().chain(&last).map(|part| part.count).sum();
         let in_one = movable.idle.iter().flat_map(|idle| runs(idle.mask)).map(|(_, count)| count).max();
-        longest.max(u64::from(in_a_row.max(in_one.unwrap_or(0))) * FRAME_BYTES)
+        longest.max(u64::from(in_a_row.max(in_one.unwrap_or(0))) * PAGE_BYTES)
     }
 }

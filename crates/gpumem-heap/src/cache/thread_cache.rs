@@ -1,31 +1,31 @@
-//! [`Set`]: what one thread keeps at hand of one stream's freed blocks, its [`Magazines`] behind a lock that costs it nothing.
+//! [`ThreadCache`]: what one thread keeps at hand of one stream's freed blocks, its [`Magazines`] behind a lock that costs it nothing.
 //!
 //! Everything in a set was freed on its stream, or was ready for it, so an allocation on that stream takes any of it
-//! without a further look. The thread that owns the set works on it as [`Own`]; others take it away for a moment, to drain
+//! without a further look. The thread that owns the set works on it as [`OwnerGuard`]; others take it away for a moment, to drain
 //! it or to take its allowance back. Its counters, and what it may hold, anyone reads as they are.
 
+use super::large_cache::{LargeBlock, Retention};
 use super::magazine::Magazines;
-use super::recent::{Large, Retention};
-use crate::block::Piece;
-use crate::counters::{Counters, Tally};
-use crate::size_class::Class;
+use crate::block::HeapBlock;
+use crate::counters::{Counters, LocalCounters};
+use crate::size_class::SizeClass;
 use crate::sync::{AtomicBool, AtomicU32, AtomicU64, Ordering};
-use crate::sync::{Locked, claim_all};
+use crate::sync::{BiasedLock, revoke_all};
 use core::marker::PhantomData;
 use core::ops::Deref;
 
 /// Aligned, so that two threads' sets share no cache line.
 #[derive(Debug)]
 #[repr(align(128))]
-pub struct Set {
-    magazines: Locked<Magazines>,
+pub struct ThreadCache {
+    magazines: BiasedLock<Magazines>,
     /// What was handed out and came back here. Written by whoever is at the magazines.
-    tally: Tally,
+    tally: LocalCounters,
     /// As the magazines say since the last change.
     allowance_bytes: AtomicU64,
     /// How many are recent, likewise.
     recent_count: AtomicU32,
-    /// The operations that [`Set::was_used`] has seen.
+    /// The operations that [`ThreadCache::was_used`] has seen.
     seen_count: AtomicU64,
     stream: u64,
     is_owned: AtomicBool,
@@ -33,17 +33,17 @@ pub struct Set {
 
 /// A set as the thread has it that owns it.
 #[derive(Clone, Copy)]
-pub struct Own<'a> {
-    set: &'a Set,
+pub struct OwnerGuard<'a> {
+    set: &'a ThreadCache,
     _thread: PhantomData<*const ()>,
 }
 
-impl Set {
+impl ThreadCache {
     /// An empty one without allowance, owned by the thread that asks for it.
     pub fn new(stream: u64) -> Self {
         Self {
-            magazines: Locked::new(Magazines::new()),
-            tally: Tally::default(),
+            magazines: BiasedLock::new(Magazines::new()),
+            tally: LocalCounters::default(),
             allowance_bytes: AtomicU64::new(0),
             recent_count: AtomicU32::new(0),
             seen_count: AtomicU64::new(0),
@@ -92,8 +92,8 @@ impl Set {
     /// The calling thread owns it: it made it or adopted it, and has not handed it over since, nor does before the last
     /// use of the view. Within `work` that it gives to the view, it does not use it.
     #[inline]
-    pub unsafe fn own(&self) -> Own<'_> {
-        Own { set: self, _thread: PhantomData }
+    pub unsafe fn own(&self) -> OwnerGuard<'_> {
+        OwnerGuard { set: self, _thread: PhantomData }
     }
 
     /// Its thread ends: what it holds stays, for the next thread that works on the stream or for whoever drains it.
@@ -121,32 +121,32 @@ impl Set {
 
 /// Takes all that are not closed from their owners, in turn, for one barrier. One caller at a time.
 pub(super) fn visit_all<'a, K>(
-    sets: impl IntoIterator<Item = (&'a Set, K)>,
-    mut visit: impl FnMut(&'a Set, K, &mut Magazines),
+    sets: impl IntoIterator<Item = (&'a ThreadCache, K)>,
+    mut visit: impl FnMut(&'a ThreadCache, K, &mut Magazines),
 ) {
-    for ((set, key), claimed) in claim_all(sets.into_iter().map(keyed)) {
-        claimed.with(|magazines| set.noting(magazines, |magazines| visit(set, key, magazines)));
+    for ((set, key), revoked) in revoke_all(sets.into_iter().map(keyed)) {
+        revoked.with(|magazines| set.noting(magazines, |magazines| visit(set, key, magazines)));
     }
 }
 
 /// The same for the last time: they are closed then.
 pub(super) fn close_all<'a>(
-    sets: impl IntoIterator<Item = &'a Set>,
-    mut visit: impl FnMut(&'a Set, &mut Magazines),
+    sets: impl IntoIterator<Item = &'a ThreadCache>,
+    mut visit: impl FnMut(&'a ThreadCache, &mut Magazines),
 ) {
-    for ((set, ()), claimed) in claim_all(sets.into_iter().map(|set| keyed((set, ())))) {
-        claimed.close(|magazines| set.noting(magazines, |magazines| visit(set, magazines)));
+    for ((set, ()), revoked) in revoke_all(sets.into_iter().map(|set| keyed((set, ())))) {
+        revoked.close(|magazines| set.noting(magazines, |magazines| visit(set, magazines)));
     }
 }
 
-fn keyed<K>((set, key): (&Set, K)) -> ((&Set, K), &Locked<Magazines>) {
+fn keyed<K>((set, key): (&ThreadCache, K)) -> ((&ThreadCache, K), &BiasedLock<Magazines>) {
     ((set, key), &set.magazines)
 }
 
-impl Own<'_> {
+impl OwnerGuard<'_> {
     /// Hands out a piece, and counts it; `None` if there is none of the class, or if somebody else is at the set.
     #[inline]
-    pub fn take(self, class: Class, size_bytes: u64) -> Option<Piece> {
+    pub fn take(self, class: SizeClass, size_bytes: u64) -> Option<HeapBlock> {
         self.try_with(|magazines| {
             let piece = magazines.take(class)?;
             self.tally.count_out(size_bytes);
@@ -157,7 +157,7 @@ impl Own<'_> {
     /// Takes a piece back, and counts it; false if there is no room, or if somebody else is at the set. When it returns
     /// true, nothing of the pool is touched any more: this may have been the pool's last block.
     #[inline]
-    pub fn put(self, class: Class, size_bytes: u64, piece: Piece) -> bool {
+    pub fn put(self, class: SizeClass, size_bytes: u64, piece: HeapBlock) -> bool {
         let put = self.try_with(|magazines| {
             let is_in = magazines.put(class, piece);
             if is_in {
@@ -168,9 +168,9 @@ impl Own<'_> {
         put == Some(true)
     }
 
-    /// As [`Own::take`], of what is beyond the classes.
+    /// As [`OwnerGuard::take`], of what is beyond the classes.
     #[inline]
-    pub fn take_large(self, size_bytes: u64) -> Option<Large> {
+    pub fn take_large(self, size_bytes: u64) -> Option<LargeBlock> {
         self.try_with(|magazines| {
             let large = magazines.recent.take(size_bytes)?;
             self.note_recent(magazines);
@@ -179,9 +179,9 @@ impl Own<'_> {
         })?
     }
 
-    /// As [`Own::put`], of what is beyond the classes.
+    /// As [`OwnerGuard::put`], of what is beyond the classes.
     #[inline]
-    pub fn put_large(self, large: Large) -> bool {
+    pub fn put_large(self, large: LargeBlock) -> bool {
         let put = self.try_with(|magazines| {
             let is_in = magazines.recent.put(large);
             if is_in {
@@ -193,8 +193,8 @@ impl Own<'_> {
         put == Some(true)
     }
 
-    /// As [`Own::take`], of a class that is nearly it, if the set keeps [`Recent`] blocks that are.
-    pub fn take_near(self, class: Class, size_bytes: u64) -> Option<(Class, Piece)> {
+    /// As [`OwnerGuard::take`], of a class that is nearly it, if the set keeps [`LargeCache`] blocks that are.
+    pub fn take_oversized(self, class: SizeClass, size_bytes: u64) -> Option<(SizeClass, HeapBlock)> {
         self.with(|magazines| {
             if !magazines.recent.is_loose() {
                 return None;
@@ -206,21 +206,21 @@ impl Own<'_> {
     }
 
     /// Takes out all that is beyond the classes.
-    pub fn empty_recent(self, leaves: impl FnMut(Large)) {
+    pub fn empty_recent(self, leaves: impl FnMut(LargeBlock)) {
         self.with(|magazines| magazines.recent.empty(leaves));
     }
 
-    /// As [`Recent::empty_unkept`].
-    pub fn empty_unkept(self, leaves: impl FnMut(Large)) -> (u64, u64) {
+    /// As [`LargeCache::empty_unkept`].
+    pub fn empty_unkept(self, leaves: impl FnMut(LargeBlock)) -> (u64, u64) {
         self.with(|magazines| magazines.recent.empty_unkept(leaves)).unwrap_or_default()
     }
 
     /// Takes out some of what is beyond the classes, if there is any.
-    pub fn make_way_large(self, leaves: impl FnMut(Large)) {
+    pub fn make_way_large(self, leaves: impl FnMut(LargeBlock)) {
         self.with(|magazines| magazines.recent.make_way(leaves));
     }
 
-    /// The heap has handed out a block that is beyond the classes; as [`Recent::note_out`].
+    /// The heap has handed out a block that is beyond the classes; as [`LargeCache::note_out`].
     pub fn note_out(self, record: u32, retention: Retention) {
         self.with(|magazines| magazines.recent.note_out(record, retention));
     }
@@ -235,7 +235,7 @@ impl Own<'_> {
         self.with(|_| self.tally.count_in(size_bytes)).is_some()
     }
 
-    /// As [`Locked::own`].
+    /// As [`BiasedLock::own`].
     pub(super) fn with<R>(self, work: impl FnOnce(&mut Magazines) -> R) -> Option<R> {
         // SAFETY: as whoever made the view has promised.
         unsafe { self.magazines.own(|magazines| self.noting(magazines, work)) }
@@ -248,11 +248,11 @@ impl Own<'_> {
     }
 }
 
-impl Deref for Own<'_> {
-    type Target = Set;
+impl Deref for OwnerGuard<'_> {
+    type Target = ThreadCache;
 
     #[inline]
-    fn deref(&self) -> &Set {
+    fn deref(&self) -> &ThreadCache {
         self.set
     }
 }

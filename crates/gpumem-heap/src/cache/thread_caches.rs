@@ -1,11 +1,11 @@
-//! [`Front`]: the magazines and the depot of one pool. All that small allocations and frees touch as long as they hit.
+//! [`ThreadCaches`]: the magazines and the depot of one pool. All that small allocations and frees touch as long as they hit.
 //!
 //! ```text
 //! take: this thread's set ── empty ──▶ a batch from the depot ── none ──▶ the caller asks the heap
 //! put:  this thread's set ── full ───▶ its older half to the depot ── no allowance ──▶ the caller gives to the heap
 //! ```
 //!
-//! Of larger blocks each set keeps the last few ([`Recent`]).
+//! Of larger blocks each set keeps the last few ([`LargeCache`]).
 //!
 //! What leaves the front for the heap is collected in a [`Spill`], each piece with its stamp. `S` is the stamp: the front
 //! asks for one when pieces leave a set, and passes it on.
@@ -18,17 +18,17 @@
 
 use super::budget::Budget;
 use super::depot::{Batch, Depot};
-use super::recent::Large;
-use super::set::{Own, Set, close_all, visit_all};
-use crate::block::Piece;
+use super::large_cache::LargeBlock;
+use super::thread_cache::{OwnerGuard, ThreadCache, close_all, visit_all};
+use crate::block::HeapBlock;
 use crate::counters::Counters;
-use crate::size_class::Class;
+use crate::size_class::SizeClass;
 use crate::sync::{Arc, AtomicU32, Mutex, MutexGuard, Ordering};
 use std::collections::BTreeMap;
 
 /// The thread caches and the depot of one pool.
 #[derive(Debug)]
-pub struct Front<S> {
+pub struct ThreadCaches<S> {
     budget: Budget,
     depot: Depot<S>,
     registry: Mutex<Registry>,
@@ -42,16 +42,16 @@ pub struct Front<S> {
 /// All sets: those that a thread owns, and those whose thread has ended.
 #[derive(Debug)]
 struct Registry {
-    sets: Vec<Arc<Set>>,
+    sets: Vec<Arc<ThreadCache>>,
     /// What sets counted that are gone.
     retired: Counters,
     is_closed: bool,
 }
 
 /// Pieces on their way to the heap, each free once its stamp is.
-pub type Spill<S> = Vec<(Piece, S)>;
+pub type Spill<S> = Vec<(HeapBlock, S)>;
 
-impl<S: Copy + From<u64>> Front<S> {
+impl<S: Copy + From<u64>> ThreadCaches<S> {
     /// Empty caches that may hold so much together.
     pub fn new(cap_bytes: u64) -> Self {
         Self {
@@ -79,7 +79,7 @@ impl<S: Copy + From<u64>> Front<S> {
     }
 
     /// A set for a thread that has none for the stream: one that another thread left, or a new one. `None` once closed.
-    pub fn adopt(&self, stream: u64) -> Option<Arc<Set>> {
+    pub fn adopt(&self, stream: u64) -> Option<Arc<ThreadCache>> {
         let mut registry = self.lock();
         if registry.is_closed {
             return None;
@@ -88,7 +88,7 @@ impl<S: Copy + From<u64>> Front<S> {
         if let Some(set) = left {
             return Some(Arc::clone(set));
         }
-        let set = Arc::new(Set::new(stream));
+        let set = Arc::new(ThreadCache::new(stream));
         registry.sets.push(Arc::clone(&set));
         self.note_sets(&registry);
         Some(set)
@@ -96,7 +96,7 @@ impl<S: Copy + From<u64>> Front<S> {
 
     /// Fills the class's empty stack from the depot; false if nothing there may be had. A set that runs empty allocates
     /// more than it frees, so it gives up most of its room: pieces that are handed out leave theirs behind.
-    pub fn refill(&self, set: Own<'_>, class: Class, may_have: impl Fn(&S) -> bool) -> bool {
+    pub fn refill(&self, set: OwnerGuard<'_>, class: SizeClass, may_have: impl Fn(&S) -> bool) -> bool {
         let kept_bytes = ROOM_KEPT_BYTES.max(class.size_bytes());
         let given = set.with(|magazines| (magazines.give_up_room(kept_bytes), magazines.take_spare()));
         let (given_bytes, mut spare) = given.unwrap_or_default();
@@ -120,8 +120,8 @@ impl<S: Copy + From<u64>> Front<S> {
     /// Makes way in a set for one more piece of a class, if the allowances permit. The piece itself is put in last.
     pub fn make_way(
         &self,
-        set: Own<'_>,
-        class: Class,
+        set: OwnerGuard<'_>,
+        class: SizeClass,
         stamp: impl Fn(u64) -> S,
         spill: &mut Spill<S>,
     ) -> bool {
@@ -149,7 +149,7 @@ impl<S: Copy + From<u64>> Front<S> {
     }
 
     /// Takes all pieces out of a set, and its allowance.
-    pub fn drain_own(&self, set: Own<'_>, stamp: impl Fn(u64) -> S, spill: &mut Spill<S>) {
+    pub fn drain_own(&self, set: OwnerGuard<'_>, stamp: impl Fn(u64) -> S, spill: &mut Spill<S>) {
         let mut pieces = Vec::new();
         let given_bytes = set.with(|magazines| {
             magazines.recent.empty(leaving(spill));
@@ -267,7 +267,7 @@ impl<S: Copy + From<u64>> Front<S> {
         }
     }
 
-    fn grant(&self, set: Own<'_>, class: Class, wanted_bytes: u64) -> bool {
+    fn grant(&self, set: OwnerGuard<'_>, class: SizeClass, wanted_bytes: u64) -> bool {
         let needed_bytes = class.size_bytes();
         let granted_bytes = self.budget.grant(needed_bytes, wanted_bytes.max(needed_bytes));
         if granted_bytes > 0 && set.with(|magazines| magazines.add_room(granted_bytes)).is_none() {
@@ -279,7 +279,7 @@ impl<S: Copy + From<u64>> Front<S> {
 
     /// Takes allowance back: all of it from sets that were not used since the last time, and from the others what exceeds
     /// an equal share. The depot gives up the oldest batch of each shelf.
-    fn rebalance(&self, asking: Own<'_>, stamp: impl Fn(u64) -> S, spill: &mut Spill<S>) {
+    fn rebalance(&self, asking: OwnerGuard<'_>, stamp: impl Fn(u64) -> S, spill: &mut Spill<S>) {
         // Whoever holds it is here already, or changes the sets anyway.
         let Ok(registry) = self.registry.try_lock() else { return };
         let others = registry.sets.iter().filter(|set| !core::ptr::eq(&***set, &*asking));
@@ -294,7 +294,7 @@ impl<S: Copy + From<u64>> Front<S> {
     /// Takes from each set what it may hold beyond so many bytes. By who has the registry, one caller at a time.
     fn shrink<'a>(
         &self,
-        sets: impl Iterator<Item = (&'a Set, u64)>,
+        sets: impl Iterator<Item = (&'a ThreadCache, u64)>,
         stamp: impl Fn(u64) -> S,
         spill: &mut Spill<S>,
     ) {
@@ -317,7 +317,7 @@ impl<S: Copy + From<u64>> Front<S> {
     /// Returns what they counted, and what the heap was told that they keep.
     fn close_sets(
         &self,
-        sets: &[Arc<Set>],
+        sets: &[Arc<ThreadCache>],
         stamp: impl Fn(u64) -> S,
         spill: &mut Spill<S>,
     ) -> (Counters, u64) {
@@ -335,7 +335,7 @@ impl<S: Copy + From<u64>> Front<S> {
     }
 
     /// Lays a batch into the depot; what does not fit leaves. Returns an empty list for the next one.
-    fn shelve(&self, class: Class, batch: Batch<S>, spill: &mut Spill<S>) -> Vec<Piece> {
+    fn shelve(&self, class: SizeClass, batch: Batch<S>, spill: &mut Spill<S>) -> Vec<HeapBlock> {
         self.depot.add(class, batch).unwrap_or_else(|batch| {
             self.leave(class, batch, spill);
             Vec::new()
@@ -346,7 +346,7 @@ impl<S: Copy + From<u64>> Front<S> {
         self.depot.drain(|class, batch| self.leave(class, batch, spill));
     }
 
-    fn leave(&self, class: Class, batch: Batch<S>, spill: &mut Spill<S>) {
+    fn leave(&self, class: SizeClass, batch: Batch<S>, spill: &mut Spill<S>) {
         self.budget.give_back(class.size_bytes() * batch.pieces.len() as u64);
         spill.extend(batch.pieces.into_iter().map(|piece| (piece, batch.stamp)));
     }
@@ -366,7 +366,7 @@ impl<S: Copy + From<u64>> Front<S> {
 }
 
 /// With the stamps that they have.
-fn leaving<S: From<u64>>(spill: &mut Spill<S>) -> impl FnMut(Large) {
+fn leaving<S: From<u64>>(spill: &mut Spill<S>) -> impl FnMut(LargeBlock) {
     |large| spill.push((large.piece, S::from(large.stamp)))
 }
 
@@ -375,7 +375,12 @@ fn sum_of<'a>(counters: impl Iterator<Item = &'a Counters>, first: Counters) -> 
 }
 
 /// Reads the stamp, now that the pieces have left the set.
-fn stamped<S: Copy>(set: &Set, pieces: Vec<Piece>, stamp: impl Fn(u64) -> S, spill: &mut Spill<S>) {
+fn stamped<S: Copy>(
+    set: &ThreadCache,
+    pieces: Vec<HeapBlock>,
+    stamp: impl Fn(u64) -> S,
+    spill: &mut Spill<S>,
+) {
     if !pieces.is_empty() {
         let stamp = stamp(set.stream());
         spill.extend(pieces.into_iter().map(|piece| (piece, stamp)));

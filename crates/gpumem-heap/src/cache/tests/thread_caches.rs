@@ -1,21 +1,21 @@
-//! [`Front`]: single steps, and any order of steps against a list of what is live.
+//! [`ThreadCaches`]: single steps, and any order of steps against a list of what is live.
 
-use crate::block::Piece;
-use crate::cache::front::{Front, REFUSALS_BETWEEN_REBALANCES, Spill};
-use crate::cache::set::Set;
+use crate::block::HeapBlock;
 use crate::cache::tests::own;
-use crate::size_class::Class;
+use crate::cache::thread_cache::ThreadCache;
+use crate::cache::thread_caches::{REFUSALS_BETWEEN_REBALANCES, Spill, ThreadCaches};
+use crate::size_class::SizeClass;
 use proptest::prelude::*;
 use std::sync::Arc;
 
-fn class(size_bytes: u64) -> Class {
-    Class::of(size_bytes).unwrap()
+fn class(size_bytes: u64) -> SizeClass {
+    SizeClass::of(size_bytes).unwrap()
 }
 
 /// A front over a heap that has everything: records are numbers, stamps say on which stream a piece was freed.
 struct World {
-    front: Front<u64>,
-    sets: Vec<Arc<Set>>,
+    front: ThreadCaches<u64>,
+    sets: Vec<Arc<ThreadCache>>,
     next_record: u32,
     spill: Spill<u64>,
     heap_visits: u32,
@@ -23,12 +23,12 @@ struct World {
 
 impl World {
     fn new(cap_bytes: u64, streams: impl IntoIterator<Item = u64>) -> Self {
-        let front = Front::new(cap_bytes);
+        let front = ThreadCaches::new(cap_bytes);
         let sets = streams.into_iter().map(|stream| front.adopt(stream).unwrap()).collect();
         Self { front, sets, next_record: 0, spill: Vec::new(), heap_visits: 0 }
     }
 
-    fn take(&mut self, set: usize, class: Class) -> Piece {
+    fn take(&mut self, set: usize, class: SizeClass) -> HeapBlock {
         let set = own(&self.sets[set]);
         let near = set.take(class, class.size_bytes());
         if let Some(piece) = near {
@@ -39,10 +39,10 @@ impl World {
         }
         self.heap_visits += 1;
         self.next_record += 1;
-        Piece { address: class.size_bytes(), record: self.next_record }
+        HeapBlock { address: class.size_bytes(), record: self.next_record }
     }
 
-    fn put(&mut self, set: usize, class: Class, piece: Piece) {
+    fn put(&mut self, set: usize, class: SizeClass, piece: HeapBlock) {
         let set = own(&self.sets[set]);
         if set.put(class, class.size_bytes(), piece) {
             return;
@@ -57,7 +57,7 @@ impl World {
     }
 
     fn held_bytes(&self) -> u64 {
-        let held = |set: &Arc<Set>| own(set).with(|magazines| magazines.held_bytes());
+        let held = |set: &Arc<ThreadCache>| own(set).with(|magazines| magazines.held_bytes());
         self.sets.iter().filter_map(held).sum()
     }
 
@@ -94,7 +94,7 @@ fn sixteen_threads_that_cycle_a_mebibyte_hit_though_one_was_greedy() {
     let mut world = World::new(cap_bytes, 0..16);
     let size = class(1 << 20);
     for small in [class(900 << 10), class(1000 << 10), size] {
-        let pieces: Vec<Piece> = (0..10).map(|_| world.take(0, small)).collect();
+        let pieces: Vec<HeapBlock> = (0..10).map(|_| world.take(0, small)).collect();
         pieces.into_iter().for_each(|piece| world.put(0, small, piece));
     }
     let cycle = |world: &mut World| {
@@ -114,7 +114,7 @@ fn sixteen_threads_that_cycle_a_mebibyte_hit_though_one_was_greedy() {
 fn what_nobody_uses_makes_room() {
     let mut world = World::new(1 << 20, 0..3);
     let size = class(64 << 10);
-    let held: Vec<Piece> = (0..16).map(|_| world.take(0, size)).collect();
+    let held: Vec<HeapBlock> = (0..16).map(|_| world.take(0, size)).collect();
     held.into_iter().for_each(|piece| world.put(0, size, piece));
     assert_eq!(world.held_bytes(), 1 << 20);
     for _ in 0..2 * REFUSALS_BETWEEN_REBALANCES {
@@ -174,7 +174,7 @@ enum Step {
 }
 
 fn step() -> impl Strategy<Value = Step> {
-    let class = prop_oneof![0..Class::COUNT, Just(0), Just(Class::COUNT - 1)];
+    let class = prop_oneof![0..SizeClass::COUNT, Just(0), Just(SizeClass::COUNT - 1)];
     prop_oneof![
         8 => (0_usize..6, class).prop_map(|(set, class)| Step::Take { set, class }),
         8 => (0_usize..6, any::<usize>()).prop_map(|(set, live)| Step::Put { set, live }),
@@ -191,12 +191,12 @@ proptest! {
     #[test]
     fn no_piece_is_lost_or_handed_out_twice(steps in prop::collection::vec(step(), 1..400)) {
         let mut world = World::new(1 << 20, [0, 1, 2].iter().flat_map(|stream| [10 + stream; 2]));
-        let mut live: Vec<(Class, Piece)> = Vec::new();
+        let mut live: Vec<(SizeClass, HeapBlock)> = Vec::new();
         let mut cap_bytes = 1 << 20;
         for step in steps {
             match step {
                 Step::Take { set, class } => {
-                    let class = Class::at(class).unwrap();
+                    let class = SizeClass::at(class).unwrap();
                     let piece = world.take(set, class);
                     prop_assert_eq!(piece.address, class.size_bytes());
                     prop_assert!(live.iter().all(|(_, other)| other.record != piece.record));

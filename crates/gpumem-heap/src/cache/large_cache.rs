@@ -1,4 +1,4 @@
-//! [`Recent`]: the last large blocks that came back to a set, each as it was handed out.
+//! [`LargeCache`]: the last large blocks that came back to a set, each as it was handed out.
 //!
 //! A program that frees the block that it was given last, and asks for as much again, gets it again without the heap and
 //! its lock. All else goes to the heap, a few at a time: where a block is best put, the heap knows.
@@ -12,17 +12,17 @@
 //! Unlike smaller pieces each has the stamp of its own free: other streams may have been ordered behind that since, and
 //! a later stamp would hide it from them.
 
-use crate::block::Piece;
+use crate::block::HeapBlock;
 
 /// A block beyond the size classes, and when it was freed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Large {
+pub struct LargeBlock {
     /// Where it is.
-    pub piece: Piece,
+    pub piece: HeapBlock,
     /// As it was asked for.
     pub size_bytes: u64,
     /// What there is of it at least.
-    pub step: Step,
+    pub step: SizeStep,
     /// What the heap is told with it; see [`Stamp`](crate::order::Stamp).
     pub stamp: u64,
 }
@@ -38,9 +38,9 @@ pub struct Retention {
 
 /// A size to a 64th of its power of two.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
-pub struct Step(u16);
+pub struct SizeStep(u16);
 
-impl Step {
+impl SizeStep {
     /// More than every other.
     pub const COUNT: u16 = 64 << STEP_SHIFT;
 
@@ -57,13 +57,13 @@ impl Step {
         Self(Self::floor(size_bytes.saturating_sub(1)).0 + 1)
     }
 
-    /// Its number, below [`Step::COUNT`].
+    /// Its number, below [`SizeStep::COUNT`].
     #[inline]
     pub const fn number(self) -> u16 {
         self.0
     }
 
-    /// The step with a number; `None` from [`Step::COUNT`] on.
+    /// The step with a number; `None` from [`SizeStep::COUNT`] on.
     #[inline]
     pub fn at(number: u16) -> Option<Self> {
         (number < Self::COUNT).then_some(Self(number))
@@ -82,26 +82,26 @@ impl Step {
 
 /// Blocks that came back, oldest first.
 #[derive(Debug)]
-pub(super) struct Recent {
-    list: Vec<Large>,
+pub(super) struct LargeCache {
+    list: Vec<LargeBlock>,
     /// What there is of each, and 0 beyond the last: a search reads nothing else.
-    steps: [Step; COUNT_MAX],
+    steps: [SizeStep; COUNT_MAX],
     /// What there is of all.
     held_bytes: u64,
     /// What the heap was told of that.
-    told_bytes: u64,
+    published_bytes: u64,
     retention: Retention,
     /// The record of the block that was handed out last.
     last_out: u32,
 }
 
-impl Recent {
+impl LargeCache {
     pub(super) const fn new() -> Self {
         Self {
             list: Vec::new(),
-            steps: [Step(0); COUNT_MAX],
+            steps: [SizeStep(0); COUNT_MAX],
             held_bytes: 0,
-            told_bytes: 0,
+            published_bytes: 0,
             retention: Retention { keep_bytes: 0, excess_steps: 0 },
             last_out: u32::MAX,
         }
@@ -110,7 +110,7 @@ impl Recent {
     /// A block that fits, if the set keeps some; else only the one that was handed out last, if it was the last to come
     /// back too, and was of this size.
     #[inline]
-    pub(super) fn take(&mut self, size_bytes: u64) -> Option<Large> {
+    pub(super) fn take(&mut self, size_bytes: u64) -> Option<LargeBlock> {
         let last = self.list.last()?;
         if last.size_bytes == size_bytes && last.piece.record == self.last_out {
             return self.remove(self.list.len() - 1);
@@ -123,18 +123,18 @@ impl Recent {
         if !self.keeps() {
             return None;
         }
-        let least = Step::ceil(size_bytes);
-        let excess = |step: &Step| u32::from(step.0.wrapping_sub(least.0)) << PLACE_BITS;
+        let least = SizeStep::ceil(size_bytes);
+        let excess = |step: &SizeStep| u32::from(step.0.wrapping_sub(least.0)) << PLACE_BITS;
         let nearest = self.steps.iter().zip(0..).map(|(step, place)| excess(step) | place).min()?;
         let (excess, place) = (nearest >> PLACE_BITS, nearest % (1 << PLACE_BITS));
         (excess <= u32::from(self.retention.excess_steps)).then_some(place as usize)
     }
 
-    fn remove(&mut self, place: usize) -> Option<Large> {
+    fn remove(&mut self, place: usize) -> Option<LargeBlock> {
         let last = self.list.pop()?;
         let end = self.list.len();
         self.steps[place] = self.steps[end];
-        self.steps[end] = Step(0);
+        self.steps[end] = SizeStep(0);
         let large = match self.list.get_mut(place) {
             Some(there) => core::mem::replace(there, last),
             None => last,
@@ -146,7 +146,7 @@ impl Recent {
 
     /// False if there is no room.
     #[inline]
-    pub(super) fn put(&mut self, large: Large) -> bool {
+    pub(super) fn put(&mut self, large: LargeBlock) -> bool {
         let (count, held_bytes) = (self.list.len(), self.held_bytes.saturating_add(large.step.size_bytes()));
         if count >= COUNT_FREE && (held_bytes > self.retention.keep_bytes || count >= COUNT_MAX) {
             return false;
@@ -174,37 +174,37 @@ impl Recent {
     }
 
     /// All leave where none is to be kept. Returns what was held when this was last asked, and what is held now.
-    pub(super) fn empty_unkept(&mut self, leaves: impl FnMut(Large)) -> (u64, u64) {
+    pub(super) fn empty_unkept(&mut self, leaves: impl FnMut(LargeBlock)) -> (u64, u64) {
         if !self.keeps() {
             self.empty(leaves);
         }
-        (core::mem::replace(&mut self.told_bytes, self.held_bytes), self.held_bytes)
+        (core::mem::replace(&mut self.published_bytes, self.held_bytes), self.held_bytes)
     }
 
     /// All leave: somebody needs them, so none is to be kept until the heap says so again.
-    pub(super) fn empty(&mut self, leaves: impl FnMut(Large)) {
+    pub(super) fn empty(&mut self, leaves: impl FnMut(LargeBlock)) {
         self.retention = Retention::default();
         self.leave(self.list.len(), leaves);
     }
 
     /// The set is closed. Returns what the heap was told of it.
     pub(super) fn forget(&mut self) -> u64 {
-        core::mem::take(&mut self.told_bytes)
+        core::mem::take(&mut self.published_bytes)
     }
 
     /// Some of the oldest leave: few at a time, since others wait for the heap meanwhile.
-    pub(super) fn make_way(&mut self, leaves: impl FnMut(Large)) {
+    pub(super) fn make_way(&mut self, leaves: impl FnMut(LargeBlock)) {
         let count = self.list.len();
         self.leave(if count <= COUNT_FREE { count } else { count.div_ceil(4).min(LEAVING_MAX) }, leaves);
     }
 
-    pub(super) fn as_slice(&self) -> &[Large] {
+    pub(super) fn as_slice(&self) -> &[LargeBlock] {
         &self.list
     }
 
-    fn leave(&mut self, count: usize, leaves: impl FnMut(Large)) {
+    fn leave(&mut self, count: usize, leaves: impl FnMut(LargeBlock)) {
         self.list.drain(..count).for_each(leaves);
-        self.steps = [Step(0); COUNT_MAX];
+        self.steps = [SizeStep(0); COUNT_MAX];
         self.steps.iter_mut().zip(&self.list).for_each(|(step, large)| *step = large.step);
         self.held_bytes = self.list.iter().map(|large| large.step.size_bytes()).sum();
     }

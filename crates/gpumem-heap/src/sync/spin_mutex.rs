@@ -1,4 +1,4 @@
-//! [`Gate`]: a lock for what many threads need for a hundred nanoseconds at a time.
+//! [`SpinMutex`]: a lock for what many threads need for a hundred nanoseconds at a time.
 //!
 //! A mutex parks whoever does not get it at once, and then each handing over costs a wake-up: some fifty times as long as
 //! the work. Here threads first look for a while, further and further apart so that they leave the line to whoever is at
@@ -10,7 +10,7 @@ use std::sync::{PoisonError, TryLockError};
 
 /// A mutex whose waiters spin for a while before they park.
 #[derive(Debug)]
-pub struct Gate<T> {
+pub struct SpinMutex<T> {
     /// A hint, which is read in place of the mutex: reading takes the line from nobody.
     is_taken: Apart<AtomicBool>,
     value: Mutex<Apart<T>>,
@@ -23,13 +23,13 @@ struct Apart<T>(T);
 
 /// Whoever is in. Nobody else is until it is dropped.
 #[derive(Debug)]
-pub struct Entered<'a, T> {
+pub struct SpinMutexGuard<'a, T> {
     // In this order: the hint says that the value is free a moment before it is.
     _hint: Hint<'a>,
     value: MutexGuard<'a, Apart<T>>,
 }
 
-impl<T> Gate<T> {
+impl<T> SpinMutex<T> {
     /// An unlocked one.
     pub fn new(value: T) -> Self {
         Self { is_taken: Apart(AtomicBool::new(false)), value: Mutex::new(Apart(value)) }
@@ -37,13 +37,13 @@ impl<T> Gate<T> {
 
     /// Waits until nobody else is in.
     #[inline]
-    pub fn enter(&self) -> Entered<'_, T> {
+    pub fn enter(&self) -> SpinMutexGuard<'_, T> {
         let value = match self.try_lock() {
             Some(value) => value,
             None => self.wait(),
         };
         self.is_taken.0.store(true, Ordering::Relaxed);
-        Entered { _hint: Hint(&self.is_taken.0), value }
+        SpinMutexGuard { _hint: Hint(&self.is_taken.0), value }
     }
 
     /// Whoever has it has it alone.
@@ -74,7 +74,7 @@ impl<T> Gate<T> {
     }
 }
 
-impl<T> Deref for Entered<'_, T> {
+impl<T> Deref for SpinMutexGuard<'_, T> {
     type Target = T;
 
     #[inline]
@@ -83,7 +83,7 @@ impl<T> Deref for Entered<'_, T> {
     }
 }
 
-impl<T> DerefMut for Entered<'_, T> {
+impl<T> DerefMut for SpinMutexGuard<'_, T> {
     #[inline]
     fn deref_mut(&mut self) -> &mut T {
         &mut self.value.0

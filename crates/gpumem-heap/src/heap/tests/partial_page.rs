@@ -1,13 +1,13 @@
-//! Frames that blocks of one stream share, each byte in one of several windows.
+//! Pages that blocks of one stream share, each byte in one of several mappings.
 
 use super::super::Request;
-use super::super::space::FRAME_BYTES;
+use super::super::space::PAGE_BYTES;
 use super::pair::{Pair, Step};
 use crate::order::StreamIndex;
 use crate::tuning::Tuning;
 
-fn take(pair: &mut Pair, frames: f64, stream: usize) {
-    let size_bytes = (frames * FRAME_BYTES as f64) as u64;
+fn take(pair: &mut Pair, pages: f64, stream: usize) {
+    let size_bytes = (pages * PAGE_BYTES as f64) as u64;
     pair.run(&Step::Take { size_bytes, alignment: 256, stream });
 }
 
@@ -15,42 +15,42 @@ fn give(pair: &mut Pair, index: usize) {
     pair.run(&Step::Give { index, uses: 1, complete: false });
 }
 
-fn frames(pair: &Pair) -> u64 {
-    pair.heap.reserved_bytes() / FRAME_BYTES
+fn pages(pair: &Pair) -> u64 {
+    pair.heap.reserved_bytes() / PAGE_BYTES
 }
 
-/// Another stream's frame, and a block that leaves half a frame behind it, of what its stream has used before.
+/// Another stream's page, and a block that leaves half a page behind it, of what its stream has used before.
 fn begun() -> Pair {
     let mut pair = Pair::new(Tuning::TIGHT);
     take(&mut pair, 1.0, 1);
     take(&mut pair, 3.0, 0);
     give(&mut pair, 1);
     take(&mut pair, 2.5, 0);
-    assert_eq!(frames(&pair), 4);
+    assert_eq!(pages(&pair), 4);
     pair
 }
 
 #[test]
-fn a_block_starts_with_what_its_stream_left_of_a_frame() {
+fn a_block_starts_with_what_its_stream_left_of_a_page() {
     let mut pair = begun();
     take(&mut pair, 4.5, 0);
-    assert_eq!((frames(&pair), pair.heap.frames.shared().count()), (8, 1));
-    // Once nobody holds any of it, the frame is whole again wherever it is wanted.
+    assert_eq!((pages(&pair), pair.heap.pages.shared().count()), (8, 1));
+    // Once nobody holds any of it, the page is whole again wherever it is wanted.
     give(&mut pair, 1);
     give(&mut pair, 1);
     take(&mut pair, 7.0, 0);
-    assert_eq!((frames(&pair), pair.heap.frames.shared().count()), (8, 0));
+    assert_eq!((pages(&pair), pair.heap.pages.shared().count()), (8, 0));
 }
 
 #[test]
 fn what_one_stream_left_is_not_what_another_starts_with() {
     let mut pair = begun();
     take(&mut pair, 4.5, 1);
-    assert_eq!((frames(&pair), pair.heap.frames.shared().count()), (9, 0));
+    assert_eq!((pages(&pair), pair.heap.pages.shared().count()), (9, 0));
 }
 
 #[test]
-fn a_frame_in_several_windows_goes_back_with_the_rest() {
+fn a_page_in_several_mappings_goes_back_with_the_rest() {
     let mut pair = begun();
     take(&mut pair, 4.5, 0);
     (0..3).for_each(|_| give(&mut pair, 0));
@@ -62,15 +62,15 @@ fn a_frame_in_several_windows_goes_back_with_the_rest() {
 #[test]
 fn what_is_asked_for_at_an_alignment_starts_there() {
     let mut pair = begun();
-    let size_bytes = 9 * FRAME_BYTES / 2;
-    let piece = pair.climb(&Request { size_bytes, alignment: FRAME_BYTES, slot: StreamIndex(0) }).unwrap();
-    assert_eq!(piece.address % FRAME_BYTES, 0);
+    let size_bytes = 9 * PAGE_BYTES / 2;
+    let piece = pair.climb(&Request { size_bytes, alignment: PAGE_BYTES, slot: StreamIndex(0) }).unwrap();
+    assert_eq!(piece.address % PAGE_BYTES, 0);
     pair.heap.check().unwrap();
 }
 
-/// Two frames that another stream has left in part: the end of one is free, and the start of the other.
-fn at_its_limit(frames: u64) -> Pair {
-    let mut pair = Pair { limit_bytes: frames * FRAME_BYTES, ..Pair::new(Tuning::FAST) };
+/// Two pages that another stream has left in part: the end of one is free, and the start of the other.
+fn at_its_limit(pages: u64) -> Pair {
+    let mut pair = Pair { limit_bytes: pages * PAGE_BYTES, ..Pair::new(Tuning::FAST) };
     for size in [0.75, 0.75, 2.0, 1.0] {
         take(&mut pair, size, 1);
     }
@@ -81,22 +81,22 @@ fn at_its_limit(frames: u64) -> Pair {
 }
 
 #[test]
-fn at_a_limit_a_block_starts_and_ends_in_frames_of_others() {
+fn at_a_limit_a_block_starts_and_ends_in_pages_of_others() {
     let mut pair = at_its_limit(7);
-    let before = frames(&pair);
+    let before = pages(&pair);
     assert_eq!(before, 5);
-    // Half a frame is free behind the second block, three quarters before it; two frames are left below the limit.
+    // Half a page is free behind the second block, three quarters before it; two pages are left below the limit.
     take(&mut pair, 3.0, 0);
-    assert_eq!((frames(&pair), pair.live.len(), pair.heap.frames.shared().count()), (7, 4, 2));
+    assert_eq!((pages(&pair), pair.live.len(), pair.heap.pages.shared().count()), (7, 4, 2));
     pair.run(&Step::Give { index: 0, uses: 1, complete: true });
     pair.heap.check().unwrap();
 }
 
 #[test]
 fn what_is_not_free_yet_is_not_shared() {
-    let mut pair = Pair { limit_bytes: 5 * FRAME_BYTES, ..Pair::new(Tuning::FAST) };
+    let mut pair = Pair { limit_bytes: 5 * PAGE_BYTES, ..Pair::new(Tuning::FAST) };
     take(&mut pair, 3.0, 1);
-    let request = Request { size_bytes: 5 * FRAME_BYTES / 2, alignment: 256, slot: StreamIndex(0) };
+    let request = Request { size_bytes: 5 * PAGE_BYTES / 2, alignment: 256, slot: StreamIndex(0) };
     give(&mut pair, 0);
     take(&mut pair, 2.25, 1);
     assert_eq!(pair.climb(&request), None);

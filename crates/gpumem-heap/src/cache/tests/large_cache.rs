@@ -1,26 +1,26 @@
-//! [`Recent`]: what is handed out again, and what leaves for the heap.
+//! [`LargeCache`]: what is handed out again, and what leaves for the heap.
 
-use crate::block::Piece;
-use crate::cache::recent::{CLOSE_STEPS, LOOSE_STEPS, Large, Recent, Retention, Step};
+use crate::block::HeapBlock;
+use crate::cache::large_cache::{CLOSE_STEPS, LOOSE_STEPS, LargeBlock, LargeCache, Retention, SizeStep};
 
 const MIB: u64 = 1 << 20;
 
-fn large(record: u32, size_bytes: u64) -> Large {
-    let piece = Piece { address: u64::from(record) << 32, record };
-    Large { piece, size_bytes, step: Step::floor(size_bytes), stamp: 7 }
+fn large(record: u32, size_bytes: u64) -> LargeBlock {
+    let piece = HeapBlock { address: u64::from(record) << 32, record };
+    LargeBlock { piece, size_bytes, step: SizeStep::floor(size_bytes), stamp: 7 }
 }
 
 fn loosely(keep_bytes: u64) -> Retention {
     Retention { keep_bytes, excess_steps: LOOSE_STEPS }
 }
 
-fn records(recent: &Recent) -> Vec<u32> {
+fn records(recent: &LargeCache) -> Vec<u32> {
     recent.as_slice().iter().map(|large| large.piece.record).collect()
 }
 
 #[test]
 fn the_block_that_went_out_last_comes_out_again_if_it_came_back_last() {
-    let mut recent = Recent::new();
+    let mut recent = LargeCache::new();
     recent.note_out(3, loosely(0));
     assert!(recent.put(large(3, 64)));
     assert_eq!(recent.take(65), None);
@@ -36,7 +36,7 @@ fn the_block_that_went_out_last_comes_out_again_if_it_came_back_last() {
 
 #[test]
 fn a_few_wait_and_leave_together_as_they_came() {
-    let mut recent = Recent::new();
+    let mut recent = LargeCache::new();
     let put = (0..9).take_while(|record| recent.put(large(*record, 64))).count();
     assert!(put > 1 && put < 9);
     let mut left = Vec::new();
@@ -47,12 +47,12 @@ fn a_few_wait_and_leave_together_as_they_came() {
 
 #[test]
 fn of_those_that_are_kept_the_smallest_that_is_large_enough_comes_out() {
-    let mut recent = Recent::new();
+    let mut recent = LargeCache::new();
     recent.note_out(99, loosely(100 * MIB));
     for (record, mib) in [(0, 10), (1, 12), (2, 9), (3, 30), (4, 12)] {
         assert!(recent.put(large(record, mib * MIB)));
     }
-    let taken = |recent: &mut Recent, size_bytes| recent.take(size_bytes).map(|large| large.piece.record);
+    let taken = |recent: &mut LargeCache, size_bytes| recent.take(size_bytes).map(|large| large.piece.record);
     assert_eq!(taken(&mut recent, 9 * MIB + 1), Some(0));
     assert_eq!(taken(&mut recent, 9 * MIB), Some(2));
     // More than a quarter larger: left to the heap.
@@ -66,7 +66,7 @@ fn of_those_that_are_kept_the_smallest_that_is_large_enough_comes_out() {
 
 #[test]
 fn without_slack_a_kept_block_is_a_sixteenth_larger_at_most() {
-    let mut recent = Recent::new();
+    let mut recent = LargeCache::new();
     recent.note_out(99, Retention { keep_bytes: 100 * MIB, excess_steps: CLOSE_STEPS });
     for (record, mib) in [(0, 20), (1, 17)] {
         assert!(recent.put(large(record, mib * MIB)));
@@ -81,7 +81,7 @@ fn without_slack_a_kept_block_is_a_sixteenth_larger_at_most() {
 
 #[test]
 fn a_set_keeps_no_more_than_it_was_told() {
-    let mut recent = Recent::new();
+    let mut recent = LargeCache::new();
     recent.note_out(99, loosely(100 * MIB));
     let put = (0..200).take_while(|record| recent.put(large(*record, 10 * MIB))).count();
     assert_eq!(put, 10);
@@ -102,7 +102,7 @@ fn a_set_keeps_no_more_than_it_was_told() {
 
 #[test]
 fn who_was_emptied_keeps_none_until_the_heap_says_so() {
-    let mut recent = Recent::new();
+    let mut recent = LargeCache::new();
     recent.note_out(99, loosely(100 * MIB));
     assert!(recent.put(large(0, 10 * MIB)));
     recent.empty(|_| ());
@@ -115,9 +115,9 @@ fn who_was_emptied_keeps_none_until_the_heap_says_so() {
 fn a_step_is_no_more_than_its_size_and_a_64th_less_at_most() {
     let sizes = (0..64).flat_map(|power| [0, 1, 77, u64::MAX].map(|more| (1 << power) + more % (1 << power)));
     for size_bytes in sizes {
-        let step = Step::floor(size_bytes);
-        assert!(step.number() < Step::COUNT && Step::at(step.number()) == Some(step));
+        let step = SizeStep::floor(size_bytes);
+        assert!(step.number() < SizeStep::COUNT && SizeStep::at(step.number()) == Some(step));
         assert!(step.size_bytes() <= size_bytes && size_bytes - step.size_bytes() <= size_bytes / 64);
-        assert!(Step::floor(step.size_bytes()) == step);
+        assert!(SizeStep::floor(step.size_bytes()) == step);
     }
 }

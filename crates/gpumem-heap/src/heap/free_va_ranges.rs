@@ -1,20 +1,20 @@
-//! [`Holes`]: addresses of a space that nothing is mapped at, among those that were used before. Pure.
+//! [`FreeVaRanges`]: addresses of a space that nothing is mapped at, among those that were used before. Pure.
 
 use std::collections::BTreeMap;
 
-/// Frames of addresses: first and count. None touches another.
+/// Pages of addresses: first and count. None touches another.
 #[derive(Debug, Default)]
-pub(super) struct Holes {
+pub(super) struct FreeVaRanges {
     list: BTreeMap<u64, u64>,
 }
 
-impl Holes {
-    /// The first that has so many frames.
-    pub(super) fn find(&self, frame_count: u64) -> Option<u64> {
-        self.iter().find(|(_, count)| *count >= frame_count).map(|(slot, _)| slot)
+impl FreeVaRanges {
+    /// The first that has so many pages.
+    pub(super) fn find(&self, page_count: u64) -> Option<u64> {
+        self.iter().find(|(_, count)| *count >= page_count).map(|(slot, _)| slot)
     }
 
-    /// First frame and count of each.
+    /// First page and count of each.
     pub(super) fn iter(&self) -> impl Iterator<Item = (u64, u64)> {
         self.list.iter().map(|(slot, count)| (*slot, *count))
     }
@@ -30,23 +30,23 @@ impl Holes {
         self.list.insert(slot, count);
     }
 
-    /// Something is mapped there now; what lies in no hole is left alone.
+    /// Something is mapped there now; what lies in no free range is left alone.
     pub(super) fn fill(&mut self, slot: u64, count: u64) {
-        let Some((start, hole_count)) =
+        let Some((start, free_range_count)) =
             self.list.range(..=slot).next_back().map(|(slot, count)| (*slot, *count))
         else {
             return;
         };
-        let (end, hole_end) = (slot + count, start + hole_count);
-        if end > hole_end {
+        let (end, free_range_end) = (slot + count, start + free_range_count);
+        if end > free_range_end {
             return;
         }
         self.list.remove(&start);
         if start < slot {
             self.list.insert(start, slot - start);
         }
-        if end < hole_end {
-            self.list.insert(end, hole_end - end);
+        if end < free_range_end {
+            self.list.insert(end, free_range_end - end);
         }
     }
 

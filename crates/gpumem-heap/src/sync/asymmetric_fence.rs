@@ -30,7 +30,7 @@ static IS_LIGHT: AtomicBool = AtomicBool::new(false);
 
 /// Between the owner's write and his read, where he may.
 #[inline(always)]
-pub(super) fn light() {
+pub(super) fn asymmetric_fence_light() {
     compiler_fence(Ordering::SeqCst);
 }
 
@@ -42,7 +42,7 @@ pub(super) fn fence() {
 
 /// Between anybody else's write and his read, if one of the owners may have made a light one, or none.
 #[cold]
-pub(super) fn heavy(are_light: bool) {
+pub(super) fn asymmetric_fence_heavy(are_light: bool) {
     fence();
     if are_light && !system::barrier() {
         give_up();
@@ -104,7 +104,7 @@ mod tests {
                     wait_for(&begun, 2 * u64::from(round));
                     owners.store(round, Ordering::Relaxed);
                     if is_light {
-                        light()
+                        asymmetric_fence_light()
                     } else {
                         fence()
                     }
@@ -119,7 +119,7 @@ mod tests {
                 begun.fetch_add(1, Ordering::AcqRel);
                 wait_for(&begun, 2 * u64::from(round));
                 others.store(round, Ordering::Relaxed);
-                heavy(is_light);
+                asymmetric_fence_heavy(is_light);
                 let saw = owners.load(Ordering::Relaxed) == round;
                 done.fetch_add(1, Ordering::AcqRel);
                 wait_for(&done, 2 * u64::from(round));

@@ -1,15 +1,15 @@
-//! [`Windows`]: what is mapped where in one space. A word for each frame of addresses, and another for each window's next.
+//! [`Mappings`]: what is mapped where in one space. A word for each page of addresses, and another for each mapping's next.
 //!
 //! Mappings that their memory has left are kept by the thousand, and where the device is far behind none of them may be
-//! unmapped: so they have no record of their own. What there is to know of a window stands at its frames of addresses.
+//! unmapped: so they have no record of their own. What there is to know of a mapping stands at its pages of addresses.
 
 use super::record::NONE;
 
-/// One mapping of a handle: its first frame of addresses, and the space that this lies in.
+/// One mapping of a handle: its first page of addresses, and the space that this lies in.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct WindowId(u32);
+pub(super) struct MappingId(u32);
 
-impl WindowId {
+impl MappingId {
     pub(super) fn new(space: usize, slot: u32) -> Self {
         Self((space as u32) << SPACE_SHIFT | slot)
     }
@@ -23,7 +23,7 @@ impl WindowId {
     }
 }
 
-/// What is at a frame of addresses: a handle's number, which of its frames, and whether that one is resident here, as a
+/// What is at a page of addresses: a handle's number, which of its pages, and whether that one is resident here, as a
 /// whole or in part.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Entry(u32);
@@ -31,16 +31,16 @@ pub(super) struct Entry(u32);
 impl Entry {
     const NOTHING: Self = Self(NONE);
 
-    fn new(handle: u32, frame: u32) -> Self {
-        Self(frame << FRAME_AT | handle)
+    fn new(handle: u32, page: u32) -> Self {
+        Self(page << PAGE_AT | handle)
     }
 
     pub(super) fn handle(self) -> u32 {
         self.0 & (HANDLES_MAX as u32)
     }
 
-    pub(super) fn frame(self) -> u32 {
-        self.0 >> FRAME_AT & 63
+    pub(super) fn page(self) -> u32 {
+        self.0 >> PAGE_AT & 63
     }
 
     /// As a whole.
@@ -56,23 +56,23 @@ impl Entry {
 
 /// Those of one space.
 #[derive(Debug, Default)]
-pub(super) struct Windows {
+pub(super) struct Mappings {
     entries: Vec<Entry>,
-    /// At each window's first frame: the handle's next older window.
+    /// At each mapping's first page: the handle's next older mapping.
     older: Vec<u32>,
 }
 
-impl Windows {
+impl Mappings {
     #[inline]
     pub(super) fn entry(&self, slot: u64) -> Option<Entry> {
         self.entries.get(slot as usize).copied().filter(|entry| *entry != Entry::NOTHING)
     }
 
-    /// The windows by address, from a frame on, given their handles' sizes: the first frame of each, and the handle.
+    /// The mappings by address, from a page on, given their handles' sizes: the first page of each, and the handle.
     pub(super) fn from(
         &self,
         mut slot: u32,
-        frame_count: impl Fn(u32) -> u32,
+        page_count: impl Fn(u32) -> u32,
     ) -> impl Iterator<Item = (u32, u32)> {
         core::iter::from_fn(move || {
             loop {
@@ -82,53 +82,53 @@ impl Windows {
                     continue;
                 }
                 let handle = entry.handle();
-                // Most windows of a heap without slack are of one frame.
-                let goes_on = self.entry(u64::from(slot) + 1).is_some_and(|next| next.frame() > 0);
-                slot += if goes_on { frame_count(handle) - entry.frame() } else { 1 };
-                if entry.frame() == 0 {
+                // Most mappings of a heap without slack are of one page.
+                let goes_on = self.entry(u64::from(slot) + 1).is_some_and(|next| next.page() > 0);
+                slot += if goes_on { page_count(handle) - entry.page() } else { 1 };
+                if entry.page() == 0 {
                     return Some((here, handle));
                 }
             }
         })
     }
 
-    /// The next older window of the one that starts at a frame.
-    pub(super) fn older(&self, slot: u32) -> Option<WindowId> {
-        self.older.get(slot as usize).copied().filter(|older| *older != NONE).map(WindowId)
+    /// The next older mapping of the one that starts at a page.
+    pub(super) fn older(&self, slot: u32) -> Option<MappingId> {
+        self.older.get(slot as usize).copied().filter(|older| *older != NONE).map(MappingId)
     }
 
-    pub(super) fn set_older(&mut self, slot: u32, older: Option<WindowId>) {
+    pub(super) fn set_older(&mut self, slot: u32, older: Option<MappingId>) {
         self.older[slot as usize] = older.map_or(NONE, |older| older.0);
     }
 
-    /// A handle is mapped from a frame of addresses on; nothing is resident there yet.
-    pub(super) fn add(&mut self, slot: u32, handle: u32, frame_count: u32) {
-        let end = (slot + frame_count) as usize;
+    /// A handle is mapped from a page of addresses on; nothing is resident there yet.
+    pub(super) fn add(&mut self, slot: u32, handle: u32, page_count: u32) {
+        let end = (slot + page_count) as usize;
         if self.entries.len() < end {
             extend(&mut self.entries, end, Entry::NOTHING);
             extend(&mut self.older, end, NONE);
         }
-        for frame in 0..frame_count {
-            self.entries[(slot + frame) as usize] = Entry::new(handle, frame);
+        for page in 0..page_count {
+            self.entries[(slot + page) as usize] = Entry::new(handle, page);
         }
     }
 
-    pub(super) fn remove(&mut self, slot: u32, frame_count: u32) {
-        self.entries[slot as usize..(slot + frame_count) as usize].fill(Entry::NOTHING);
+    pub(super) fn remove(&mut self, slot: u32, page_count: u32) {
+        self.entries[slot as usize..(slot + page_count) as usize].fill(Entry::NOTHING);
     }
 
-    /// Which of its frames are resident in the window that starts at a frame, as a whole and in part.
-    pub(super) fn resident(&self, slot: u32, frame_count: u32) -> (u64, u64) {
-        let entries = &self.entries[slot as usize..(slot + frame_count) as usize];
+    /// Which of its pages are resident in the mapping that starts at a page, as a whole and in part.
+    pub(super) fn resident(&self, slot: u32, page_count: u32) -> (u64, u64) {
+        let entries = &self.entries[slot as usize..(slot + page_count) as usize];
         entries.iter().rev().fold((0, 0), |(wholes, parts), entry| {
             (wholes << 1 | u64::from(entry.is_resident()), parts << 1 | u64::from(entry.is_part()))
         })
     }
 
-    pub(super) fn set_resident(&mut self, slot: u32, frame_count: u32, (wholes, parts): (u64, u64)) {
-        let entries = &mut self.entries[slot as usize..(slot + frame_count) as usize];
-        for (frame, entry) in entries.iter_mut().enumerate() {
-            let (whole, part) = ((wholes >> frame & 1) as u32, (parts >> frame & 1) as u32);
+    pub(super) fn set_resident(&mut self, slot: u32, page_count: u32, (wholes, parts): (u64, u64)) {
+        let entries = &mut self.entries[slot as usize..(slot + page_count) as usize];
+        for (page, entry) in entries.iter_mut().enumerate() {
+            let (whole, part) = ((wholes >> page & 1) as u32, (parts >> page & 1) as u32);
             entry.0 = entry.0 & !(0b11 << PART_AT) | (whole << 1 | part << 1 | part) << PART_AT;
         }
     }
@@ -148,7 +148,7 @@ pub(super) fn extend<T: Copy>(table: &mut Vec<T>, length: usize, value: T) {
 }
 
 /// How many handles there may be: 32 TiB of the smallest.
-pub(super) const HANDLES_MAX: usize = (1 << FRAME_AT) - 1;
-const FRAME_AT: u32 = 24;
+pub(super) const HANDLES_MAX: usize = (1 << PAGE_AT) - 1;
+const PAGE_AT: u32 = 24;
 const PART_AT: u32 = 30;
 const SPACE_SHIFT: u32 = 31;

@@ -1,17 +1,17 @@
-//! [`Survey`]: which frames nobody holds, from one stream's point of view.
+//! [`IdleScan`]: which pages nobody holds, from one stream's point of view.
 //!
 //! Made anew when a request found nothing: it walks the free records, not the heap. From it come the two ways to have
 //! memory without asking the driver for more: stretches of addresses whose memory can move back to them
-//! ([`super::revival`]), and the parts of handles that a new window can be made of ([`super::plan`]).
+//! ([`super::remap`]), and the parts of handles that a new mapping can be made of ([`super::plan`]).
 
-use super::frames::{Frames, ones};
-use super::odd::Odd;
+use super::pages::{Pages, ones};
+use super::partial_page::PartialPage;
 use super::record::{Kind, Record, Records};
-use super::space::{FRAME_BYTES, FRAME_SHIFT, Space};
+use super::space::{PAGE_BYTES, PAGE_SHIFT, Space};
 use super::stamps::{Owner, Pending};
 use crate::order::{Order, StreamIndex};
 
-/// The idle frames of one handle.
+/// The idle pages of one handle.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Idle {
     pub(super) handle: u32,
@@ -21,11 +21,11 @@ pub(super) struct Idle {
 }
 
 #[derive(Debug, Default)]
-pub(super) struct Survey {
+pub(super) struct IdleScan {
     /// By handle.
     pub(super) idle: Vec<Idle>,
     /// What a block may start with, if any may.
-    pub(super) ends: Vec<Odd>,
+    pub(super) ends: Vec<PartialPage>,
 }
 
 /// The records as work on one stream may see them.
@@ -48,37 +48,37 @@ impl<O: Order> View<'_, O> {
     }
 }
 
-impl Survey {
-    pub(super) fn collect(frames: &Frames, spaces: &[Space; 2], view: &View<impl Order>) -> Self {
-        let mut survey = Self::default();
+impl IdleScan {
+    pub(super) fn collect(pages: &Pages, spaces: &[Space; 2], view: &View<impl Order>) -> Self {
+        let mut scan = Self::default();
         for (index, space) in spaces.iter().enumerate() {
-            for (start, end) in stretches(space, FRAME_BYTES, view) {
-                survey.add(frames, index, start, end);
+            for (start, end) in stretches(space, PAGE_BYTES, view) {
+                scan.add(pages, index, start, end);
             }
         }
-        for (handle, frame, parts) in frames.shared() {
-            let mut slots = parts.map(|id| (id.space(), id.slot() + frame)).peekable();
+        for (handle, page, parts) in pages.shared() {
+            let mut slots = parts.map(|id| (id.space(), id.slot() + page)).peekable();
             let slot = slots.peek().map_or(0, |(_, slot)| *slot);
             if slots.all(|(space, slot)| spaces[space].is_usable(u64::from(slot), view)) {
-                survey.idle.push(Idle { handle, mask: ones(frame, 1), slot });
+                scan.idle.push(Idle { handle, mask: ones(page, 1), slot });
             }
         }
-        survey.merge();
-        survey
+        scan.merge();
+        scan
     }
 
     /// The same without what is pinned to its place.
-    pub(super) fn movable(frames: &Frames, spaces: &[Space; 2], view: &View<impl Order>) -> Self {
-        let mut survey = Self::collect(frames, spaces, view);
-        survey.idle.retain(|idle| !frames.is_pinned(idle.handle));
-        survey
+    pub(super) fn movable(pages: &Pages, spaces: &[Space; 2], view: &View<impl Order>) -> Self {
+        let mut scan = Self::collect(pages, spaces, view);
+        scan.idle.retain(|idle| !pages.is_pinned(idle.handle));
+        scan
     }
 
     /// Of these, in any order.
     pub(super) fn of(idle: Vec<Idle>) -> Self {
-        let mut survey = Self { idle, ends: Vec::new() };
-        survey.merge();
-        survey
+        let mut scan = Self { idle, ends: Vec::new() };
+        scan.merge();
+        scan
     }
 
     pub(super) fn without(&self, other: &Self) -> Self {
@@ -91,30 +91,30 @@ impl Survey {
         Self { idle: masked.filter(|idle| idle.mask != 0).collect(), ends: Vec::new() }
     }
 
-    pub(super) fn has(&self, handle: u32, frame: u32) -> bool {
+    pub(super) fn has(&self, handle: u32, page: u32) -> bool {
         let found = self.idle.binary_search_by_key(&handle, |idle| idle.handle);
-        found.is_ok_and(|at| self.idle[at].mask >> frame & 1 == 1)
+        found.is_ok_and(|at| self.idle[at].mask >> page & 1 == 1)
     }
 
     /// All of them together.
-    pub(super) fn frame_count(&self) -> u32 {
+    pub(super) fn page_count(&self) -> u32 {
         self.idle.iter().map(|idle| idle.mask.count_ones()).sum()
     }
 
-    /// Of every handle, which of its frames are idle.
-    pub(super) fn by_handle(&self, frames: &Frames) -> Vec<u64> {
-        let mut masks = vec![0; frames.handles.len()];
+    /// Of every handle, which of its pages are idle.
+    pub(super) fn by_handle(&self, pages: &Pages) -> Vec<u64> {
+        let mut masks = vec![0; pages.handles.len()];
         self.idle.iter().for_each(|idle| masks[idle.handle as usize] = idle.mask);
         masks
     }
 
-    fn add(&mut self, frames: &Frames, space: usize, start: u64, end: u64) {
-        let mut slot = start.div_ceil(FRAME_BYTES);
-        let end = end >> FRAME_SHIFT;
+    fn add(&mut self, pages: &Pages, space: usize, start: u64, end: u64) {
+        let mut slot = start.div_ceil(PAGE_BYTES);
+        let end = end >> PAGE_SHIFT;
         while slot < end {
-            let Some(entry) = frames.entry(space, slot) else { break };
-            let (handle, first) = (entry.handle(), entry.frame());
-            let count = (frames.handle(handle).frame_count - first).min((end - slot) as u32);
+            let Some(entry) = pages.entry(space, slot) else { break };
+            let (handle, first) = (entry.handle(), entry.page());
+            let count = (pages.handle(handle).page_count - first).min((end - slot) as u32);
             self.idle.push(Idle { handle, mask: ones(first, count), slot: slot as u32 });
             slot += u64::from(count);
         }
@@ -138,7 +138,7 @@ pub(super) fn stretches(space: &Space, size_bytes: u64, view: &View<impl Order>)
     // With one list only, neighbours are merged already, unless it is that of different sets.
     let mut lists = space.fits_by_owner().filter(|(_, fit)| !fit.is_empty());
     let is_merged =
-        lists.next().is_none_or(|(owner, _)| owner != Owner::MIXED.index()) && lists.next().is_none();
+        lists.next().is_none_or(|(owner, _)| owner != Owner::MULTI_STREAM.index()) && lists.next().is_none();
     let seed_bytes = if is_merged { size_bytes } else { size_bytes / SEEDS };
     let records = view.records;
     let seeds =

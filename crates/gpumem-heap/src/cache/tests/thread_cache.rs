@@ -1,21 +1,21 @@
-//! [`Set`]: stacks, room and allowance.
+//! [`ThreadCache`]: stacks, room and allowance.
 
-use crate::block::Piece;
-use crate::cache::set::{Set, close_all, visit_all};
+use crate::block::HeapBlock;
 use crate::cache::tests::own;
-use crate::size_class::Class;
+use crate::cache::thread_cache::{ThreadCache, close_all, visit_all};
+use crate::size_class::SizeClass;
 
-fn class(size_bytes: u64) -> Class {
-    Class::of(size_bytes).unwrap()
+fn class(size_bytes: u64) -> SizeClass {
+    SizeClass::of(size_bytes).unwrap()
 }
 
-fn piece(record: u32) -> Piece {
-    Piece { address: 0x1000 * u64::from(record), record }
+fn piece(record: u32) -> HeapBlock {
+    HeapBlock { address: 0x1000 * u64::from(record), record }
 }
 
 /// A set that holds pieces 1 to `count` of a class, and has room for nothing more.
-fn filled(class: Class, count: u32) -> Set {
-    let set = Set::new(7);
+fn filled(class: SizeClass, count: u32) -> ThreadCache {
+    let set = ThreadCache::new(7);
     for record in 1..=count {
         own(&set).with(|magazines| magazines.add_room(class.size_bytes())).unwrap();
         assert!(own(&set).with(|magazines| magazines.make_space(class)).unwrap().is_none());
@@ -65,8 +65,8 @@ fn a_full_stack_gives_up_its_older_half_with_the_allowance() {
 #[test]
 fn a_stack_that_is_a_little_short_of_its_longest_grows_by_that_little() {
     let largest = class(1 << 20);
-    let set = Set::new(7);
-    let mut pieces: Vec<Piece> = (1..=6).map(piece).collect();
+    let set = ThreadCache::new(7);
+    let mut pieces: Vec<HeapBlock> = (1..=6).map(piece).collect();
     own(&set).with(|magazines| magazines.refill(largest, &mut pieces)).unwrap();
     for record in 7..=8 {
         own(&set).with(|magazines| magazines.add_room(largest.size_bytes())).unwrap();
@@ -117,7 +117,7 @@ fn a_closed_set_takes_and_gives_nothing() {
 
 #[test]
 fn only_one_thread_adopts_what_another_left() {
-    let set = Set::new(7);
+    let set = ThreadCache::new(7);
     assert!(!set.adopt());
     set.hand_over();
     assert!(set.adopt());
@@ -170,6 +170,6 @@ fn an_owner_and_a_drainer_lose_nothing() {
 /// What is told of the records' host memory ([`Status::record_bytes`](crate::Status::record_bytes)).
 #[test]
 fn a_set_takes_six_kibibytes() {
-    assert!(size_of::<Set>() <= 6 << 10, "{}", size_of::<Set>());
-    assert_eq!(size_of::<Piece>(), 16);
+    assert!(size_of::<ThreadCache>() <= 6 << 10, "{}", size_of::<ThreadCache>());
+    assert_eq!(size_of::<HeapBlock>(), 16);
 }

@@ -1,0 +1,306 @@
+//! [`Pages`]: physical memory, and the addresses that it is reached by.
+//!
+//! A *handle* is 1 to 64 pages of 2 MiB, mapped whole or not at all. A handle may
+//! be mapped in many places; each is a *mapping* ([`Mappings`]). Each page is *resident* in one of its handle's mappings: only there do records stand for its
+//! bytes, so no byte can be in two blocks. (Or it is in several in part, each byte in one: [`partial_page`](super::partial_page).) A page moves to another mapping of its handle when nobody holds any of it;
+//! the mapping that it left stays mapped, and moving back costs no driver call. A handle remembers what was in use where its
+//! pages moved away, because the driver may unmap those mappings only when that is complete.
+
+use super::free_va_ranges::FreeVaRanges;
+use super::mappings::{Entry, MappingId, Mappings};
+use super::record::Records;
+use super::space::{PAGE_BYTES, PAGE_SHIFT, Space};
+use super::stamps::{Pending, join};
+use crate::memory::RawHandle;
+use crate::order::Stamp;
+use std::collections::BTreeSet;
+
+#[derive(Clone, Debug)]
+pub(super) struct Handle {
+    pub(super) raw: RawHandle,
+    /// 1 to 64; 0 marks a number that is unused.
+    pub(super) page_count: u32,
+    newest: Option<MappingId>,
+    /// The last uses of what has moved away, through any mapping.
+    departed: Vec<Stamp>,
+}
+
+const _: () = assert!(size_of::<Handle>() <= 48);
+
+#[derive(Debug, Default)]
+pub(super) struct Pages {
+    pub(super) handles: Vec<Handle>,
+    unused_handles: Vec<u32>,
+    /// Of each space.
+    mappings: [Mappings; 2],
+    /// Of each space, the pages of addresses where a mapping was unmapped.
+    free_va_ranges: [FreeVaRanges; 2],
+    mapping_count: usize,
+    empty_count: usize,
+    /// Where the next empty mappings are looked for.
+    hand: u32,
+    /// Handles that are mapped in no more mappings than they are, and move to none.
+    pinned: BTreeSet<u32>,
+    /// Pages that are in several mappings, in part: handle and page.
+    shared: BTreeSet<(u32, u32)>,
+    pub(super) reserved_bytes: u64,
+}
+
+impl Pages {
+    pub(super) fn handle(&self, handle: u32) -> &Handle {
+        &self.handles[handle as usize]
+    }
+
+    pub(super) fn handle_of(&self, id: MappingId) -> u32 {
+        self.mappings[id.space()].entry(u64::from(id.slot())).map_or(0, Entry::handle)
+    }
+
+    /// Which of the handle's pages are resident in a mapping as a whole.
+    pub(super) fn resident(&self, id: MappingId) -> u64 {
+        self.resident_of(id, self.handle_of(id)).0
+    }
+
+    /// And which in part.
+    pub(super) fn resident_of(&self, id: MappingId, handle: u32) -> (u64, u64) {
+        self.mappings[id.space()].resident(id.slot(), self.handle(handle).page_count)
+    }
+
+    /// The numbers of the handles that there are.
+    pub(super) fn handle_ids(&self) -> impl Iterator<Item = u32> {
+        (0..self.handles.len() as u32).filter(|handle| self.handle(*handle).page_count > 0)
+    }
+
+    /// A handle's mappings, newest first.
+    pub(super) fn mappings_of(&self, handle: u32) -> impl Iterator<Item = MappingId> {
+        core::iter::successors(self.handle(handle).newest, |id| self.mappings[id.space()].older(id.slot()))
+    }
+
+    /// A space's mappings by address, and their handles.
+    pub(super) fn mappings_in(&self, space: usize) -> impl Iterator<Item = (MappingId, u32)> {
+        self.mappings[space]
+            .from(0, |handle| self.handle(handle).page_count)
+            .map(move |(slot, handle)| (MappingId::new(space, slot), handle))
+    }
+
+    pub(super) fn mapping_count(&self) -> usize {
+        self.mapping_count
+    }
+
+    /// The mapping at a page of addresses.
+    pub(super) fn mapping_at(&self, space: usize, slot: u64) -> Option<MappingId> {
+        self.mappings[space].entry(slot).map(|entry| MappingId::new(space, slot as u32 - entry.page()))
+    }
+
+    /// What is mapped at a page of addresses.
+    #[inline]
+    pub(super) fn entry(&self, space: usize, slot: u64) -> Option<Entry> {
+        self.mappings[space].entry(slot)
+    }
+
+    pub(super) fn add_handle(&mut self, raw: RawHandle, page_count: u32) -> u32 {
+        self.reserved_bytes += u64::from(page_count) << PAGE_SHIFT;
+        let handle = Handle { raw, page_count, newest: None, departed: Vec::new() };
+        match self.unused_handles.pop() {
+            Some(id) => {
+                self.handles[id as usize] = handle;
+                id
+            }
+            None => {
+                self.handles.push(handle);
+                (self.handles.len() - 1) as u32
+            }
+        }
+    }
+
+    /// For as long as there is the handle.
+    pub(super) fn pin(&mut self, handle: u32) {
+        self.pinned.insert(handle);
+    }
+
+    pub(super) fn pins_any(&self) -> bool {
+        !self.pinned.is_empty()
+    }
+
+    pub(super) fn is_pinned(&self, handle: u32) -> bool {
+        self.pinned.contains(&handle)
+    }
+
+    /// A handle that is mapped nowhere and was given back to the driver.
+    pub(super) fn remove_handle(&mut self, id: u32) {
+        let handle = &mut self.handles[id as usize];
+        self.reserved_bytes -= u64::from(handle.page_count) << PAGE_SHIFT;
+        handle.page_count = 0;
+        handle.departed = Vec::new();
+        self.pinned.remove(&id);
+        self.unused_handles.push(id);
+    }
+
+    /// A handle has been mapped at `slot`; nothing is resident there yet.
+    pub(super) fn add_mapping(&mut self, handle: u32, space: usize, slot: u64) -> MappingId {
+        let Handle { page_count, newest, .. } = *self.handle(handle);
+        let id = MappingId::new(space, slot as u32);
+        self.free_va_ranges[space].fill(slot, u64::from(page_count));
+        self.mappings[space].add(id.slot(), handle, page_count);
+        self.mappings[space].set_older(id.slot(), newest);
+        self.handles[handle as usize].newest = Some(id);
+        self.mapping_count += 1;
+        self.empty_count += 1;
+        id
+    }
+
+    /// A mapping where nothing is resident has been unmapped.
+    pub(super) fn remove_mapping(&mut self, id: MappingId) {
+        let handle = self.handle_of(id);
+        let older = self.mappings[id.space()].older(id.slot());
+        let newer = self
+            .mappings_of(handle)
+            .find(|newer| self.mappings[newer.space()].older(newer.slot()) == Some(id));
+        match newer {
+            Some(newer) => self.mappings[newer.space()].set_older(newer.slot(), older),
+            None => self.handles[handle as usize].newest = older,
+        }
+        let page_count = self.handle(handle).page_count;
+        self.mappings[id.space()].remove(id.slot(), page_count);
+        self.free_va_ranges[id.space()].add(u64::from(id.slot()), u64::from(page_count));
+        self.mapping_count -= 1;
+        self.empty_count -= 1;
+    }
+
+    /// Mappings where nothing is resident, and their handles, round by round: each is kept for a round.
+    pub(super) fn empty_mappings(&self) -> impl Iterator<Item = (MappingId, u32)> {
+        let sizes = |handle| self.handle(handle).page_count;
+        let rest = self.mappings[1].from(self.hand, sizes);
+        let large = rest.chain(self.mappings[1].from(0, sizes).take_while(|(slot, _)| *slot < self.hand));
+        let all = large.map(|(slot, handle)| (MappingId::new(1, slot), handle)).chain(self.mappings_in(0));
+        all.filter(|(id, handle)| self.resident_of(*id, *handle) == (0, 0))
+    }
+
+    /// The next round goes on behind this one.
+    pub(super) fn move_hand(&mut self, behind: MappingId) {
+        if behind.space() == 1 {
+            self.hand = behind.slot() + 1;
+        }
+    }
+
+    pub(super) fn empty_count(&self) -> usize {
+        self.empty_count
+    }
+
+    /// Pages of its handle become resident in a mapping, as a whole or in part, or leave it.
+    pub(super) fn set_resident(&mut self, id: MappingId, resident: (u64, u64)) {
+        let page_count = self.handle(self.handle_of(id)).page_count;
+        let mappings = &mut self.mappings[id.space()];
+        self.empty_count += usize::from(resident == (0, 0));
+        self.empty_count -= usize::from(mappings.resident(id.slot(), page_count) == (0, 0));
+        mappings.set_resident(id.slot(), page_count, resident);
+    }
+
+    /// What has moved away from one of the handle's mappings was last used so.
+    pub(super) fn note_departed(&mut self, handle: u32, stamps: &[Stamp]) {
+        join(&mut self.handles[handle as usize].departed, stamps);
+    }
+
+    /// A part of a page has moved from one mapping, which may have another part left, to one that had none.
+    pub(super) fn share(
+        &mut self,
+        handle: u32,
+        page: u32,
+        (from, is_left): (MappingId, bool),
+        to: MappingId,
+    ) {
+        let bit = ones(page, 1);
+        let (wholes, parts) = self.resident_of(from, handle);
+        self.set_resident(from, (wholes & !bit, if is_left { parts | bit } else { parts & !bit }));
+        let (wholes, parts) = self.resident_of(to, handle);
+        self.set_resident(to, (wholes, parts | bit));
+        self.shared.insert((handle, page));
+    }
+
+    /// Pages that are in several mappings, and where the parts of each are.
+    pub(super) fn shared(&self) -> impl Iterator<Item = (u32, u32, impl Iterator<Item = MappingId>)> {
+        self.shared.iter().map(|(handle, page)| {
+            let has_part = |id: &MappingId| self.resident_of(*id, *handle).1 & ones(*page, 1) != 0;
+            (*handle, *page, self.mappings_of(*handle).filter(has_part))
+        })
+    }
+
+    /// Whether all uses are over of what has moved away from the handle's mappings.
+    pub(super) fn are_departed(&self, handle: u32, is_complete: impl Fn(Stamp) -> bool) -> bool {
+        self.handle(handle).departed.iter().all(|stamp| is_complete(*stamp))
+    }
+
+    pub(super) fn free_va_ranges(&self, space: usize) -> &FreeVaRanges {
+        &self.free_va_ranges[space]
+    }
+
+    pub(super) fn free_va_ranges_mut(&mut self, space: usize) -> &mut FreeVaRanges {
+        &mut self.free_va_ranges[space]
+    }
+
+    /// The host memory that they take.
+    pub(super) fn size_bytes(&self) -> usize {
+        let departed: usize = self.handles.iter().map(|handle| handle.departed.capacity()).sum();
+        self.handles.capacity() * size_of::<Handle>()
+            + self.shared.len() * size_of::<(u32, u32)>() * 3 / 2
+            + self.unused_handles.capacity() * size_of::<u32>()
+            + departed * size_of::<Stamp>()
+            + self.mappings.iter().map(Mappings::size_bytes).sum::<usize>()
+            + self.free_va_ranges.iter().map(FreeVaRanges::size_bytes).sum::<usize>()
+    }
+}
+
+/// Moves pages that are free, whole, to another mapping of their handle: what they wait for goes along.
+pub(super) fn move_pages(
+    pages: &mut Pages,
+    spaces: &mut [Space; 2],
+    records: &mut Records,
+    to: MappingId,
+    mask: u64,
+) {
+    let handle = pages.handle_of(to);
+    let mut moved: Vec<(u64, u64, Pending)> = Vec::new();
+    let mut stamps: Vec<Stamp> = Vec::new();
+    let others =
+        pages.mappings_of(handle).filter(|id| *id != to).map(|id| (id, pages.resident_of(id, handle)));
+    let left: Vec<_> = others.filter(|(_, (wholes, parts))| (wholes | parts) & mask != 0).collect();
+    for (id, (wholes, parts)) in left {
+        let leaving = (wholes | parts) & mask;
+        pages.set_resident(id, (wholes & !mask, parts & !mask));
+        let base = u64::from(id.slot()) << PAGE_SHIFT;
+        for (first, count) in runs(leaving) {
+            let start = base + u64::from(first) * PAGE_BYTES;
+            let end = start + u64::from(count) * PAGE_BYTES;
+            spaces[id.space()].vacate(records, start, end, |records, start, end, pending| {
+                stamps.extend_from_slice(records.sets.stamps(&pending));
+                moved.push((start - base, end - base, pending));
+            });
+        }
+    }
+    pages.note_departed(handle, &stamps);
+    let (wholes, parts) = pages.resident_of(to, handle);
+    pages.set_resident(to, (wholes | mask, parts & !mask));
+    pages.shared.retain(|(of, page)| *of != handle || mask >> page & 1 == 0);
+    let base = u64::from(to.slot()) << PAGE_SHIFT;
+    for (start, end, pending) in moved {
+        spaces[to.space()].occupy(records, base + start, base + end, pending);
+    }
+}
+
+/// The runs of ones in a word, lowest first: where each starts, and how long it is.
+pub(super) fn runs(mut mask: u64) -> impl Iterator<Item = (u32, u32)> {
+    core::iter::from_fn(move || {
+        if mask == 0 {
+            return None;
+        }
+        let first = mask.trailing_zeros();
+        let count = (mask >> first).trailing_ones();
+        mask &= !ones(first, count);
+        Some((first, count))
+    })
+}
+
+/// `count` ones from bit `first` on.
+pub(super) fn ones(first: u32, count: u32) -> u64 {
+    let ones = u64::MAX.checked_shr(64 - count).unwrap_or(0);
+    ones << first
+}
