@@ -10,7 +10,7 @@ use gpumem_tests::pool::{
     BackendKind, Block, BorrowedHostMemory, Device, Expectation, HostMemory, Location, MemoryKind, Pool,
     PoolError, Stream,
 };
-use gpumem_tests::sys::types::CUdevice_attribute;
+use gpumem_tests::sys::types::{CUdevice_attribute, CUmem_range_attribute};
 
 const MIB: u64 = 1 << 20;
 const FOR_HOST: [MemoryKind; 2] = [MemoryKind::Unified, MemoryKind::Host];
@@ -31,6 +31,19 @@ fn fill(address: u64, value: u8, size_bytes: u64, stream: &Stream) {
     let driver = stream.device().driver();
     // SAFETY: who owns the bytes waits for the stream before he gives them back.
     unsafe { driver.cuMemsetD8Async(address, value, size_bytes as usize, stream.raw()).unwrap() };
+}
+
+/// The number of the device that all pages of a block were last moved to, or -1 for the host.
+fn last_prefetched_to(block: &Block, device: &Device) -> i32 {
+    let attribute = CUmem_range_attribute::CU_MEM_RANGE_ATTRIBUTE_LAST_PREFETCH_LOCATION;
+    let (_bound, mut value) = (device.bind().unwrap(), 99_i32);
+    let place = (&raw mut value).cast();
+    // SAFETY: the attribute is an `int`, which the local is, and the block has these bytes.
+    unsafe {
+        let (address, size) = (block.address(), block.size_bytes() as usize);
+        device.driver().cuMemRangeGetAttribute(place, 4, attribute, address, size).unwrap();
+    }
+    value
 }
 
 fn host_write(block: &Block, value: u8) {
@@ -127,6 +140,13 @@ cases! {
             let takes_advice = pool.backend() != BackendKind::Native;
             block.prefetch(0..4 * MIB, here, &stream).unwrap();
             assert_eq!(device_sees(block.address() + MIB, &stream), 5);
+            if takes_advice {
+                assert_eq!(last_prefetched_to(&block, &device), device.raw());
+                block.prefetch(0..4 * MIB, Location::Host, &stream).unwrap();
+                stream.synchronize().unwrap();
+                assert_eq!(last_prefetched_to(&block, &device), -1);
+                block.prefetch(0..4 * MIB, here, &stream).unwrap();
+            }
             for expectation in [
                 Expectation::ReadMostly(true),
                 Expectation::ReadMostly(false),

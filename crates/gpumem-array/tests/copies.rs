@@ -129,6 +129,8 @@ fn copies_that_can_not_be_are_refused() {
     assert!(refused.contains("a download"), "{refused}");
     let refused = target.copy_from_slice(&[1, 2, 3, 4]).unwrap_err().to_string();
     assert!(refused.contains("an upload"), "{refused}");
+    // No elements are no work.
+    GpuArray::<i32, _>::zeros(&gpu, 0).unwrap().copy_from_slice(&[]).unwrap();
     capture.end().unwrap();
     assert_eq!(target.to_vec().unwrap(), [0; 4]);
 }

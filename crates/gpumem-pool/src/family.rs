@@ -252,6 +252,20 @@ mod tests {
     }
 
     #[test]
+    fn a_part_is_short_of_others_where_the_whole_has_less_room() {
+        let whole = Family::new(100, None);
+        let part = Family::new(60, Some(whole.clone()));
+        assert!(whole.is_short_of_others());
+        assert!(!part.is_short_of_others());
+        part.admit(50).unwrap();
+        whole.admit(40).unwrap();
+        assert_eq!((part.room_bytes(), whole.room_bytes()), (10, 10));
+        assert!(!part.is_short_of_others());
+        whole.admit(1).unwrap();
+        assert!(part.is_short_of_others());
+    }
+
+    #[test]
     fn sums_beyond_a_word_are_refused() {
         let family = Family::new(u64::MAX, None);
         assert_eq!(family.admit(u64::MAX - 1), Ok(()));

@@ -277,3 +277,40 @@ const SERVED_EVERY: Duration = Duration::from_millis(1);
 /// What ended pools left has no dials any more: as those are by default.
 const LEFT_BUDGET: Duration = Duration::from_micros(200);
 const LEFT_POLL_BUDGET: Duration = Duration::from_micros(20);
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    struct Quiet;
+
+    impl Waiting for Quiet {
+        fn before_wait(&self) {}
+        fn after_wait(&self) {}
+        fn serve(&self) {}
+    }
+
+    /// A device that outlives many pools keeps no trace of them.
+    #[test]
+    fn ended_pools_are_forgotten() {
+        let device = Device::new(&Driver::sim(gpumem_sys::SimConfig::new()).unwrap(), 0).unwrap();
+        let upkeep = Upkeep::default();
+        let add = || {
+            let pool: Arc<dyn Waiting> = Arc::new(Quiet);
+            upkeep.add_pool(Arc::downgrade(&pool));
+            pool
+        };
+        let alive = add();
+        for _ in 0..3 {
+            drop(add());
+        }
+        assert_eq!(upkeep.work().pools.len(), 2);
+        let _bound = device.bind().unwrap();
+        upkeep.after_wait(device.driver(), device.clocks());
+        assert_eq!(upkeep.work().pools.len(), 1);
+        assert!(upkeep.is_needed.load(Ordering::Relaxed));
+        drop(alive);
+        upkeep.after_wait(device.driver(), device.clocks());
+        assert!(!upkeep.is_needed.load(Ordering::Relaxed));
+    }
+}

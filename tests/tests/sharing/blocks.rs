@@ -59,6 +59,9 @@ cases! {
         let exported = block.export().unwrap();
         let wrong = ExportedBlock::new(exported.handles, exported.offset_bytes, 1 << 40);
         assert!(matches!(ImportedBlock::new(&device, wrong), Err(PoolError::OutOfBounds { .. })));
+        let nothing = pool.alloc(0, &stream).unwrap();
+        let import = ImportedBlock::new(&device, nothing.export().unwrap()).unwrap();
+        assert_eq!((import.address(), import.size_bytes()), (0, 0));
         let secret = Pool::new(&device).unwrap().alloc(100, &stream).unwrap();
         assert!(matches!(secret.export(), Err(PoolError::NotExportable)));
     }

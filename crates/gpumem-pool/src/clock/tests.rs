@@ -155,6 +155,26 @@ fn a_tick_lets_a_poll_see() {
     assert!(!bench.clocks().is_complete(late));
 }
 
+/// Polls of a few streams each reach all of them in turn.
+#[test]
+fn polls_of_one_stream_reach_each() {
+    let bench = Bench::new();
+    let stamps = [&bench.a, &bench.b].map(|stream| {
+        let stamp = bench.work(stream);
+        assert!(bench.clocks().tick(stream.slot()).unwrap());
+        stamp
+    });
+    // Past the clocks.
+    let _bound = bench.device.bind().unwrap();
+    // SAFETY: the context is current.
+    unsafe { bench.device.driver().cuCtxSynchronize().unwrap() };
+    let slot_count = bench.clocks().slot_count.load(Ordering::Acquire);
+    for _ in 0..slot_count {
+        bench.clocks().poll_next(1).unwrap();
+    }
+    assert!(stamps.iter().all(|stamp| bench.clocks().is_complete(*stamp)));
+}
+
 /// One look that passes several marks says that something has moved.
 #[test]
 fn a_poll_says_that_it_has_seen_something() {

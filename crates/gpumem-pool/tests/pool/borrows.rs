@@ -493,7 +493,10 @@ fn an_owner_keeps_the_buffer_where_every_wait_is_refused() {
     let told = HostMemory::register(&rig.device, vec![1_u8; LEN]).unwrap_err();
     assert!(matches!(told.error(), PoolError::Kept { .. }), "{told}");
     assert_eq!(told.into_value().len(), LEN);
-    drop(HostMemory::register(&rig.device, Vec::<u8>::new()).unwrap());
+    // No bytes need no wait: nothing is kept, and nothing reported.
+    for _ in 0..2 {
+        drop(HostMemory::register(&rig.device, Vec::<u8>::new()).unwrap());
+    }
 }
 
 /// A lost context runs nothing: the memory comes back at once.
@@ -583,6 +586,18 @@ fn an_imported_block_is_unmapped_when_its_work_is_done() {
 
 /// One refusal does not leave it mapped; a refusal for ever does, and is told.
 #[cfg(all(unix, feature = "backend-caching"))]
+/// The drop gives back what was mapped until then, and no more.
+#[test]
+fn an_import_that_fails_half_way_leaves_nothing() {
+    let rig = Rig::new(&["cuMemMap#2=fail:2"]);
+    let pool = Pool::builder(&rig.device).backend(BackendKind::Caching).exportable().build().unwrap();
+    let block = pool.alloc(2 << 20, &Stream::new(&rig.device).unwrap()).unwrap();
+    let refused = ImportedBlock::new(&rig.device, block.export().unwrap()).map(drop);
+    assert!(matches!(refused, Err(PoolError::Driver(_) | PoolError::OutOfMemory(_))), "{refused:?}");
+    drop(ImportedBlock::new(&rig.device, block.export().unwrap()).unwrap());
+    rig.assert_clean();
+}
+
 #[test]
 fn an_imported_block_that_can_not_be_unmapped_is_reported() {
     for (rule, is_kept) in [("cuMemUnmap#1=fail:999", false), ("cuMemUnmap=fail:999", true)] {

@@ -105,6 +105,21 @@ fn the_limit_may_change() {
     });
 }
 
+/// A limit one byte below what idle memory is reserved gives memory back at once.
+#[test]
+fn a_limit_just_below_what_is_kept_takes_effect() {
+    on_each_backend(&small(), |bench| {
+        let (pool, stream) = (bench.pool(), bench.stream());
+        drop(pool.alloc(8 << 20, &stream).unwrap());
+        stream.synchronize().unwrap();
+        let reserved_bytes = pool.status().unwrap().reserved_bytes;
+        if bench.backend == BackendKind::Caching {
+            pool.set_hard_limit(reserved_bytes - 1).unwrap();
+            assert!(pool.status().unwrap().reserved_bytes < reserved_bytes);
+        }
+    });
+}
+
 #[test]
 fn a_limit_that_a_pool_was_built_with_may_change() {
     on_each_backend(&small(), |bench| {

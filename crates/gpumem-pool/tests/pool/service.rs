@@ -77,6 +77,65 @@ fn no_allocation_waits_for_a_full_device_beyond_its_deadline() {
     });
 }
 
+/// A driver that exports the call and answers that it is not supported.
+#[test]
+fn waits_need_no_event_of_the_context() {
+    let rule: Rule = "cuCtxRecordEvent=fail:801".parse().unwrap();
+    on_each_backend(&SimConfig::new().memory_bytes(128 * MIB).rule(rule), |bench| {
+        let pool = match bench.kind {
+            MemoryKind::Host => bench.builder().hard_limit(96 * MIB).build().unwrap(),
+            _ => bench.pool(),
+        };
+        let (busy, stream) = (bench.stream(), bench.stream());
+        let held = pool.alloc(60 * MIB, &busy).unwrap();
+        bench.fill(&held, 1, &busy);
+        drop(held);
+        drop(pool.alloc(70 * MIB, &stream).unwrap());
+        drop(pool);
+        assert!(busy.is_complete().is_ok());
+    });
+}
+
+/// Calls that release an ended pool's memory wait for the device, so queries make them only while it is idle.
+#[test]
+fn what_an_ended_pool_left_waits_for_an_idle_device() {
+    on_each_backend(&SimConfig::new(), |bench| {
+        let (busy, stream, pool) = (bench.stream(), bench.stream(), bench.pool());
+        let block = pool.alloc(4 * MIB, &stream).unwrap();
+        if pool.backend() == BackendKind::Caching {
+            bench.fill(&block, 1, &stream);
+            drop(block);
+            let gate = Gate::close(&busy);
+            drop(pool);
+            for _ in 0..3 {
+                while !stream.is_complete().unwrap() {}
+                std::thread::sleep(Duration::from_millis(2));
+            }
+            assert!(gate.open(), "a query waited for the device");
+            busy.synchronize().unwrap();
+        }
+    });
+}
+
+/// An idle pool that a query may not trim is still idle at the next wait.
+#[test]
+fn an_idle_pool_is_trimmed_by_the_wait_where_queries_may_not() {
+    on_each_backend(&SimConfig::new(), |bench| {
+        if bench.backend != BackendKind::Caching {
+            return;
+        }
+        let builder = bench.builder().conf("trim_when_idle_ms:20,release_budget_us:0").unwrap();
+        let (pool, stream) = (builder.build().unwrap(), bench.stream());
+        drop(pool.alloc(4 * MIB, &stream).unwrap());
+        stream.synchronize().unwrap();
+        assert!(pool.status().unwrap().reserved_bytes > 0);
+        std::thread::sleep(Duration::from_millis(30));
+        assert!(stream.is_complete().unwrap());
+        stream.synchronize().unwrap();
+        assert_eq!(pool.status().unwrap().reserved_bytes, 0);
+    });
+}
+
 struct Cache(MemoryKind, AtomicU32);
 
 impl Reclaimable for Cache {
