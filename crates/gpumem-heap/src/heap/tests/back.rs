@@ -39,6 +39,23 @@ fn neighbours_that_waited_for_several_streams_go_back_together() {
 }
 
 #[test]
+fn a_trim_releases_the_smallest_handle_that_will_do() {
+    let mut pair = Pair::new(Tuning::BALANCED);
+    let requests = [64, 2, 16, 4].map(|mib| Request { size_bytes: mib << 20, alignment: 256, slot: StreamIndex(0) });
+    let blocks = requests.map(|request| pair.climb(&request).unwrap());
+    let mut sizes_bytes: Vec<u64> = pair.driver.created.values().copied().collect();
+    sizes_bytes.sort_unstable();
+    assert!(sizes_bytes.windows(2).all(|pair| pair[0] < pair[1]) && sizes_bytes.len() > 2, "{sizes_bytes:?}");
+    for block in blocks {
+        pair.heap.give(block.record, &[]);
+    }
+    let reserved_bytes = pair.heap.reserved_bytes();
+    let second_bytes = sizes_bytes[1];
+    let keep_bytes = reserved_bytes - sizes_bytes[0] - 1;
+    assert_eq!(pair.heap.trim(keep_bytes, &pair.known, &mut pair.driver), Ok(second_bytes));
+}
+
+#[test]
 fn what_was_reserved_ahead_is_the_heaps_own_and_there() {
     let mut pair = Pair::new(Tuning::FAST);
     pair.heap.set_outside_bytes(64 << 20);

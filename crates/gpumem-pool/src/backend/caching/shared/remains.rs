@@ -30,7 +30,9 @@ impl Drop for Shared {
         // entered now.
         let is_gone = self.device.enter().is_ok_and(|_bound| {
             let _ = self.look(pending);
-            left.give_back(driver, clocks, HowFar::Known)
+            // Calls that release segments wait for the device, and no drop does: a busy device keeps them for later.
+            let is_free_to_go = !left.waits() || self.device.is_idle().unwrap_or(false);
+            is_free_to_go && left.give_back(driver, clocks, HowFar::Known)
         });
         if !is_gone {
             self.device.upkeep().add_left(Box::new(left));
