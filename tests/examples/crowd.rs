@@ -12,10 +12,9 @@ use gpumem_tests::backends::{Setting, settings};
 use gpumem_tests::counted::Counted;
 use gpumem_tests::crowd::{Mixture, Plan, run};
 use gpumem_tests::pool::{BackendKind, Device, Limit, MemoryKind};
-use gpumem_tests::sys::Driver;
 use std::time::Duration;
 
-/// Has many threads allocate against a limit; on the software driver where there is no GPU.
+/// Has many threads allocate against a limit; on the simulator where there is no GPU.
 ///
 /// GPUMEM_DRIVER=cuda|sim chooses the driver.
 #[derive(Parser)]
@@ -33,7 +32,7 @@ struct Options {
     /// Only this backend [default: all that are built in, in turns].
     #[arg(long)]
     backend: Option<BackendKind>,
-    /// Only this kind of memory [default: device, and on the software driver all].
+    /// Only this kind of memory [default: device, and on the simulator all].
     #[arg(long)]
     kind: Option<MemoryKind>,
     /// Decides the random choices.
@@ -43,7 +42,7 @@ struct Options {
 
 fn main() -> Result<()> {
     let options = Options::parse();
-    let driver = Driver::from_env_or_sim()?;
+    let driver = gpumem_sim::driver_or_sim()?;
     let counted = Counted::new(&driver);
     let device = Device::new(&counted.driver, 0)?;
     println!("{}: {device}", driver.kind());

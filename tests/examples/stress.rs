@@ -1,7 +1,7 @@
 //! The stress test for as long as wanted: many threads on many streams, each block filled and checked by kernels.
 //!
 //! Goes round over the backends and their profiles, a fresh pool and other random choices each round, prints what each round did, and
-//! fails when a block held what it should not, a guard was written or the software driver found a race.
+//! fails when a block held what it should not, a guard was written or the simulator found a race.
 
 #![allow(clippy::print_stdout, reason = "a program that says what it does")]
 
@@ -12,12 +12,12 @@ use gpumem_tests::pattern::Wrong;
 use gpumem_tests::pool::adaptor::Guard;
 use gpumem_tests::pool::{BackendKind, Device, Limit, Profile};
 use gpumem_tests::stress::{Done, Mistake, Plan, Until, run};
-use gpumem_tests::sys::{Driver, DriverKind};
+use gpumem_tests::sys::DriverKind;
 use gpumem_tests::told::told;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// Stresses the pool with many threads and streams; on the software driver where there is no GPU.
+/// Stresses the pool with many threads and streams; on the simulator where there is no GPU.
 ///
 /// GPUMEM_DRIVER=cuda|sim chooses the driver.
 #[derive(Parser)]
@@ -41,10 +41,10 @@ struct Options {
     /// Only this profile of the backend `caching` [default: all, in turns].
     #[arg(long)]
     profile: Option<Profile>,
-    /// The largest block [default: 64MiB on a GPU, 1MiB on the software driver].
+    /// The largest block [default: 64MiB on a GPU, 1MiB on the simulator].
     #[arg(long, value_name = "SIZE")]
     size_max: Option<Limit>,
-    /// What blocks hold together at most [default: 8GiB on a GPU, 64MiB on the software driver].
+    /// What blocks hold together at most [default: 8GiB on a GPU, 64MiB on the simulator].
     #[arg(long, value_name = "SIZE")]
     budget: Option<Limit>,
     /// The pools' hard limit.
@@ -78,7 +78,7 @@ fn main() -> Result<()> {
     let options = Options::parse();
     let needs_guard = matches!(options.mistake, Some(Forgotten::End));
     ensure!(options.guard || !needs_guard, "what is written behind a block is another's without --guard");
-    let driver = Driver::from_env_or_sim()?;
+    let driver = gpumem_sim::driver_or_sim()?;
     let driver = if options.told { told(&driver) } else { driver };
     let device = Device::new(&driver, 0)?;
     println!("{}: {device}", driver.kind());
@@ -99,9 +99,9 @@ fn main() -> Result<()> {
         let done = options.round(&device, setting, round, share)?;
         println!("{setting}, {done}");
         sum = sum.and(done);
-        if let Some(sim) = driver.simulator() {
+        if let Some(sim) = gpumem_sim::Sim::of(&driver) {
             let findings = sim.take_findings();
-            ensure!(findings.is_empty(), "the software driver found: {}", findings[0]);
+            ensure!(findings.is_empty(), "the simulator found: {}", findings[0]);
         }
         ensure!(
             done.wrong == Wrong::default(),

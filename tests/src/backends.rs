@@ -40,10 +40,10 @@ impl fmt::Display for Setting {
 }
 
 /// Every backend that is built in, with every profile it has, and over plain segments where it has the choice; on the
-/// software driver with every kind of memory too. A GPU's cases of other kinds are small, and in a file of their own.
+/// simulator with every kind of memory too. A GPU's cases of other kinds are small, and in a file of their own.
 #[must_use]
 pub fn settings(device: &Device) -> Vec<Setting> {
-    let is_real = device.driver().simulator().is_none();
+    let is_real = gpumem_sim::Sim::of(device.driver()).is_none();
     let mut all = Vec::new();
     for backend in backends(device) {
         let plain = Setting { backend, profile: None, plain_segments: false, kind: MemoryKind::Device };

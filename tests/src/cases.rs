@@ -1,14 +1,14 @@
 //! Cases: tests that are written once and mounted on every driver there is.
 //!
-//! [`cases!`](crate::cases!) turns each body into one test on the software driver (`sim::NAME`) and, with feature
+//! [`cases!`](crate::cases!) turns each body into one test on the simulator (`sim::NAME`) and, with feature
 //! `gpu`, a second one on the vendor's (`cuda::NAME`). `cargo xtask gpu-test` runs what is under `cuda::`; there a
-//! missing driver is a failure, never a skip. What needs many schedules of the software driver is in
+//! missing driver is a failure, never a skip. What needs many schedules of the simulator is in
 //! [`seeds`].
 
 use crate::seeds::{self, Outcome, Suite};
 use crate::sys::Driver;
 
-/// Mounts each body as a test on the software driver and, with feature `gpu`, on the vendor's.
+/// Mounts each body as a test on the simulator and, with feature `gpu`, on the vendor's.
 ///
 /// A body takes a fresh driver and fails by a panic or, where it returns a `Result`, by an error. Attributes go to the
 /// tests. One invocation makes the modules `sim` and `cuda`, so a file with several puts each into a module.
@@ -54,7 +54,7 @@ macro_rules! cases {
     };
 }
 
-/// Runs a case on a software driver whose seed is `GPUMEM_SIM_SEED`, or 0.
+/// Runs a case on a simulator whose seed is `GPUMEM_SIM_SEED`, or 0.
 ///
 /// # Panics
 ///

@@ -201,12 +201,12 @@ wrapped! {
 mod tests {
     use super::*;
     use crate::pool::{BackendKind, Device, Pool, PoolError, Stream};
-    use crate::sys::SimConfig;
+    use gpumem_sim::SimConfig;
 
     /// A pool that took memory in another way than it does now would not be missed.
     #[test]
     fn calls_that_no_pool_makes_are_counted_too() {
-        let counted = Counted::new(&Driver::sim(SimConfig::new()).unwrap());
+        let counted = Counted::new(&gpumem_sim::driver(SimConfig::new()).unwrap());
         let (device, driver) = (Device::new(&counted.driver, 0).unwrap(), &counted.driver);
         let _bound = device.bind().unwrap();
         let held = || [MemoryKind::Device, MemoryKind::Host].map(|kind| counted.held_bytes(kind));
@@ -228,7 +228,7 @@ mod tests {
 
     #[test]
     fn every_byte_is_counted_where_it_belongs() {
-        let counted = Counted::new(&Driver::sim(SimConfig::new()).unwrap());
+        let counted = Counted::new(&gpumem_sim::driver(SimConfig::new()).unwrap());
         let device = Device::new(&counted.driver, 0).unwrap();
         let stream = Stream::new(&device).unwrap();
         let kinds = [MemoryKind::Device, MemoryKind::Unified, MemoryKind::Host];

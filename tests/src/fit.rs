@@ -1,14 +1,14 @@
 //! Random programs at a limit: which profiles complete what `tight` completes.
 //!
-//! Each program runs under every profile with a hard limit of a multiple of its peak live bytes, on a software driver. A
+//! Each program runs under every profile with a hard limit of a multiple of its peak live bytes, on a simulator. A
 //! program that `tight` completes and another profile does not is a difference, and says what was in the way.
 
-use crate::pool::{Dials, OutOfMemory, PoolError, Profile};
+use crate::pool::{Dials, OutOfMemory, Profile};
 use crate::replay::{Outcome, ReplayError, Setup, TraceLimit, replay};
-use crate::sys::{Driver, SimConfig};
 use crate::trace::{Trace, random_program};
 use core::fmt;
 use core::time::Duration;
+use gpumem_sim::SimConfig;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 /// The profiles, the one that the others are compared with first.
@@ -131,7 +131,7 @@ pub fn compare(seed: u64, factor: f64) -> Result<Comparison, ReplayError> {
 ///
 /// Any error but a refusal of memory.
 pub fn fit(trace: &Trace, factor: f64, profile: Profile) -> Result<Fit, ReplayError> {
-    let driver = Driver::sim(SimConfig::h200().races(false)).map_err(PoolError::from)?;
+    let driver = gpumem_sim::driver(SimConfig::h200().races(false))?;
     let setup = Setup {
         dials: Dials::of(profile).inserted_waits(false),
         hard_limit: Some(TraceLimit::TimesPeak(factor).of(trace)),

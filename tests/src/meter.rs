@@ -217,11 +217,11 @@ crate::sys::for_each_driver_fn!(meter!);
 mod tests {
     use super::*;
     use crate::pool::{Device, Pool, Stream};
-    use crate::sys::SimConfig;
+    use gpumem_sim::SimConfig;
 
     #[test]
     fn every_call_is_counted_and_each_thread_has_its_own() {
-        let driver = metered(&Driver::sim(SimConfig::new()).unwrap());
+        let driver = metered(&gpumem_sim::driver(SimConfig::new()).unwrap());
         let device = Device::new(&driver, 0).unwrap();
         let (pool, stream) = (Pool::new(&device).unwrap(), Stream::new(&device).unwrap());
         let before = reading();
@@ -240,7 +240,7 @@ mod tests {
 
     #[test]
     fn a_busy_driver_never_says_that_work_is_over_and_still_waits_for_it() {
-        let driver = metered_and_busy(&Driver::sim(SimConfig::new()).unwrap());
+        let driver = metered_and_busy(&gpumem_sim::driver(SimConfig::new()).unwrap());
         let stream = Stream::new(&Device::new(&driver, 0).unwrap()).unwrap();
         assert_eq!((stream.is_complete().unwrap(), reading().calls.cuStreamQuery), (false, 1));
         stream.synchronize().unwrap();

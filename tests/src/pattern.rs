@@ -3,9 +3,9 @@
 //! What a check finds wrong it adds to a [`Ledger`] in device memory, so that a program checks as often as it wants and
 //! reads once at its end. Checks that nothing orders need a ledger each.
 
-use crate::sys::sim::{Kernel, KernelFault, Launch};
 use crate::sys::types::{CUdeviceptr, CUfunc_st, CUfunction, CUmod_st, CUstream};
 use crate::sys::{Driver, DriverError};
+use gpumem_sim::{Kernel, KernelFault, Launch};
 use std::cell::Cell;
 use std::ffi::{CString, c_void};
 use std::fmt;
@@ -39,7 +39,7 @@ impl Patterns {
     ///
     /// Whatever the driver refuses.
     pub fn load(driver: &Driver) -> Result<Self, DriverError> {
-        if let Some(sim) = driver.simulator() {
+        if let Some(sim) = gpumem_sim::Sim::of(driver) {
             sim.register(TWINS);
         }
         let ptx = CString::new(PTX).unwrap_or_default();
@@ -235,7 +235,7 @@ impl fmt::Display for Wrong {
     }
 }
 
-/// The kernels once more, for the software driver. They ask for all of the range, so that its race detector sees all
+/// The kernels once more, for the simulator. They ask for all of the range, so that its race detector sees all
 /// of it, but of large ones they write and look at some words only: tests should not wait for the host to do this.
 static TWINS: &[Kernel] =
     &[Kernel::new("gpumem_pattern_write", write_twin), Kernel::new("gpumem_pattern_check", check_twin)];

@@ -9,19 +9,20 @@
 //! alone, wrapped once, and named in each call as PyTorch's interface for allocators has it: an allocation and a free pass
 //! the block's stream, and a block that another stream still uses is recorded there before its free.
 //!
-//! Two clocks. *Driver time* is what the calls cost: on the software driver by its virtual clock, that is by the prices of
+//! Two clocks. *Driver time* is what the calls cost: on the simulator by its virtual clock, that is by the prices of
 //! an H200; on a GPU by the host's. *Host time* is the rest: the time that passes from the first event to the last, less
 //! what passes inside calls of the driver. The loop that reads the trace and keeps the blocks is part of it, and so is
 //! reading the clock around each driver call (some 50 ns a call).
 
 use crate::meter::{self, Calls, Reading};
 use crate::pool::{BackendKind, Block, Device, Dials, Limit, Notice, Pool, PoolError, Stream};
+use crate::sys::Driver;
 use crate::sys::types::{CUstream, CUstream_flags};
-use crate::sys::{Driver, Sim};
 use crate::trace::{Event, Peaks, Trace};
 use core::fmt;
 use core::str::FromStr;
 use core::time::Duration;
+use gpumem_sim::Sim;
 use std::time::Instant;
 
 /// Whose the streams of a replay are.
@@ -166,6 +167,9 @@ pub enum ReplayError {
     /// Before the first event.
     #[error(transparent)]
     Setup(#[from] PoolError),
+    /// The simulator did not start.
+    #[error(transparent)]
+    Simulator(#[from] gpumem_sim::SimError),
     /// At an event.
     #[error("{name}, line {line}: {error}")]
     Event {
@@ -283,7 +287,7 @@ impl Drop for Streams {
 }
 
 fn virtual_time(driver: &Driver) -> Option<Duration> {
-    driver.simulator().map(Sim::host_time)
+    Sim::of(driver).map(Sim::host_time)
 }
 
 /// A replay in progress.

@@ -1,11 +1,11 @@
-//! Schedules: the same body under every order in which the software driver may run its work.
+//! Schedules: the same body under every order in which the simulator may run its work.
 //!
 //! For small programs: each stream more, and each call while work is queued, multiplies the orders. What is too large
 //! for this is for [`seeds`](crate::seeds), which sample the orders instead.
 
 use crate::seeds::{Outcome, Suite, explain, run_on};
-use crate::sys::sim::Schedule;
-use crate::sys::{Driver, SimConfig, env};
+use crate::sys::{Driver, env};
+use gpumem_sim::{Schedule, SimConfig};
 
 /// Runs a body under every schedule there is for it, or under the first `limit` of them; or only under the one in
 /// `GPUMEM_SIM_SCHEDULE`. The body gets a fresh driver each time, and fails by a panic or an `Err`; it must call the
@@ -46,7 +46,9 @@ pub struct Explored {
 pub fn for_each<R: Outcome>(suite: Suite, limit: u64, body: impl Fn(&Driver) -> R) -> Explored {
     let body = |driver: &Driver| body(driver).failure();
     let config = SimConfig::from_env().unwrap_or_else(|error| panic!("{error}"));
-    let is_given = env::read("GPUMEM_SIM_SCHEDULE").unwrap_or_else(|error| panic!("{error}")).is_some();
+    let is_given = env::read(gpumem_sim::VARIABLES, "GPUMEM_SIM_SCHEDULE")
+        .unwrap_or_else(|error| panic!("{error}"))
+        .is_some();
     let first =
         if is_given { config.clone() } else { config.clone().schedule(Schedule::Choices(Vec::new())) };
     let mut next = Some(first);
@@ -107,7 +109,7 @@ mod tests {
         let explored = crate::for_each_schedule!(10_000, |driver: &Driver| {
             seen.borrow_mut().insert(last_writer(driver, false)?);
             // Wrong on purpose: the race is known.
-            let _ = driver.simulator().map(crate::sys::Sim::take_findings);
+            let _ = gpumem_sim::Sim::of(driver).map(gpumem_sim::Sim::take_findings);
             Ok::<_, DriverError>(())
         });
         assert!(explored.is_complete && explored.count > 2 && *seen.borrow() == [1, 2].into() || is_given());
@@ -132,7 +134,7 @@ mod tests {
     fn wrong_when_the_second_writer_is_first() {
         let _ = crate::for_each_schedule!(10_000, |driver: &Driver| {
             assert_eq!(last_writer(driver, false)?, 2);
-            let _ = driver.simulator().map(crate::sys::Sim::take_findings);
+            let _ = gpumem_sim::Sim::of(driver).map(gpumem_sim::Sim::take_findings);
             Ok::<_, DriverError>(())
         });
     }

@@ -1,15 +1,15 @@
-//! Seeds: the same body under many schedules of the software driver.
+//! Seeds: the same body under many schedules of the simulator.
 //!
-//! A seed fixes the order in which the software driver runs queued work, so a body that fails for one fails for it
+//! A seed fixes the order in which the simulator runs queued work, so a body that fails for one fails for it
 //! every time. Whatever fails here ends with the command that repeats it.
 
-use crate::sys::sim::{Choice, Finding, Report};
-use crate::sys::{Driver, SimConfig, env};
+use crate::sys::{Driver, env};
+use gpumem_sim::{Choice, Finding, Report, SimConfig};
 use std::any::Any;
 use std::fmt::Debug;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 
-/// Runs a body under `count` seeds of the software driver, or only under the one in `GPUMEM_SIM_SEED`.
+/// Runs a body under `count` seeds of the simulator, or only under the one in `GPUMEM_SIM_SEED`.
 ///
 /// `for_each_seed!(64, |driver, seed| …)`: the body gets a fresh driver for each seed, and fails by a panic or an `Err`.
 ///
@@ -100,7 +100,7 @@ pub(crate) fn run_or_explain<R: Outcome>(suite: Suite, seed: u64, body: &impl Fn
 #[expect(clippy::print_stderr, reason = "libtest shows it with the failed test")]
 pub(crate) fn explain(failed: Failed, order: &str, command: &str) -> ! {
     eprintln!("{}", failed.report);
-    eprintln!("failed under {order} of the software driver; repeat: {command}");
+    eprintln!("failed under {order} of the simulator; repeat: {command}");
     match failed.failure {
         Failure::Panic(payload) => resume_unwind(payload),
         Failure::Error(message) => panic!("{message}"),
@@ -118,10 +118,10 @@ pub(crate) fn run_on(
     config: SimConfig,
     body: &impl Fn(&Driver) -> Option<String>,
 ) -> (Vec<Choice>, Result<(), Failed>) {
-    let driver = Driver::sim(config).unwrap_or_else(|error| panic!("{error}"));
+    let driver = gpumem_sim::driver(config).unwrap_or_else(|error| panic!("{error}"));
     // What the body captured is not looked at again when it has panicked, except to run it once more from the start.
     let outcome = catch_unwind(AssertUnwindSafe(|| body(&driver)));
-    let Some(simulator) = driver.simulator() else { panic!("a software driver has a simulator") };
+    let Some(simulator) = gpumem_sim::Sim::of(&driver) else { panic!("a simulator has a simulator") };
     (simulator.choices(), judge(outcome, simulator.report()))
 }
 
@@ -142,11 +142,12 @@ fn judge(outcome: std::thread::Result<Option<String>>, report: Report) -> Result
 
 /// The seed in `GPUMEM_SIM_SEED`, if one is set.
 pub(crate) fn from_env() -> Option<u64> {
-    let value = env::read("GPUMEM_SIM_SEED").unwrap_or_else(|error| panic!("{error}"))?;
+    let value =
+        env::read(gpumem_sim::VARIABLES, "GPUMEM_SIM_SEED").unwrap_or_else(|error| panic!("{error}"))?;
     Some(value.trim().parse().unwrap_or_else(|_| panic!("GPUMEM_SIM_SEED={value:?} is not a number")))
 }
 
-/// A failure, and what the software driver held after it.
+/// A failure, and what the simulator held after it.
 pub(crate) struct Failed {
     failure: Failure,
     pub(crate) report: Box<Report>,

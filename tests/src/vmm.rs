@@ -22,7 +22,7 @@ impl Deref for Vmm {
 }
 
 impl Vmm {
-    /// None where the device has no virtual memory management: a software driver on a system without what it needs.
+    /// None where the device has no virtual memory management: a simulator on a system without what it needs.
     ///
     /// # Panics
     ///

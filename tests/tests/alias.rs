@@ -3,11 +3,12 @@
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
+use gpumem_sim::SimConfig;
 use gpumem_tests::cases;
 use gpumem_tests::gate::Gate;
 use gpumem_tests::pattern::{Ledger, Patterns, Wrong};
 use gpumem_tests::sys::types::*;
-use gpumem_tests::sys::{Driver, DriverError, DriverKind, SimConfig};
+use gpumem_tests::sys::{Driver, DriverError, DriverKind};
 use gpumem_tests::vmm::{PIECE, Vmm, read_write};
 use std::ptr::null_mut;
 
@@ -112,8 +113,8 @@ cases! {
 
     /// Device 0 writes through one address; device 1 reads through the other, and writes; device 0 reads.
     fn across_devices(driver: &Driver) -> Result<(), DriverError> {
-        let driver = match driver.simulator() {
-            Some(sim) => Driver::sim(SimConfig::new().seed(sim.seed()).devices(2)).unwrap(),
+        let driver = match gpumem_sim::Sim::of(driver) {
+            Some(sim) => gpumem_sim::driver(SimConfig::new().seed(sim.seed()).devices(2)).unwrap(),
             None => driver.clone(),
         };
         let Some(mut pair) = Pair::new(&driver) else { return Ok(()) };

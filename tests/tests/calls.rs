@@ -1,11 +1,11 @@
 //! Calls that programs make in passing: memory with a pitch, callbacks, occupancy, names on the bus. Each case holds on
-//! the software driver and on a GPU.
+//! the simulator and on a GPU.
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
+use gpumem_sim::{Kernel, KernelFault, Launch};
 use gpumem_tests::cases;
 use gpumem_tests::raw::{Raw, code};
-use gpumem_tests::sys::sim::{Kernel, KernelFault, Launch};
 use gpumem_tests::sys::types::*;
 use gpumem_tests::sys::{CUresult, Driver};
 use std::ffi::{c_char, c_void};
@@ -131,7 +131,7 @@ fn nothing(driver: &Driver) -> (CUmodule, CUfunction) {
     const PTX: &[u8] =
         b".version 7.0\n.target sm_70\n.address_size 64\n.visible .entry nothing()\n{\nret;\n}\n\0";
     static KERNELS: [Kernel; 1] = [Kernel::new("nothing", |_: &mut Launch<'_>| Ok::<(), KernelFault>(()))];
-    if let Some(sim) = driver.simulator() {
+    if let Some(sim) = gpumem_sim::Sim::of(driver) {
         sim.register(&KERNELS);
     }
     let (mut module, mut function) = (null_mut(), null_mut());

@@ -1,4 +1,4 @@
-//! Copies of boxes, and of several ranges at once. Each case holds on the software driver and on a GPU.
+//! Copies of boxes, and of several ranges at once. Each case holds on the simulator and on a GPU.
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 

@@ -3,10 +3,11 @@
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
+use gpumem_sim::SimConfig;
 use gpumem_tests::backends::backends;
 use gpumem_tests::cases;
 use gpumem_tests::pool::{Block, Device, Pool, PoolError, Stream};
-use gpumem_tests::sys::{Driver, SimConfig};
+use gpumem_tests::sys::Driver;
 
 const MIB: u64 = 1 << 20;
 
@@ -27,10 +28,10 @@ fn byte(address: u64, stream: &Stream) -> u8 {
     byte
 }
 
-/// A driver with two devices: this one, or a software driver's in its place, which has one.
+/// A driver with two devices: this one, or a simulator's in its place, which has one.
 fn two_devices(driver: &Driver) -> Option<[Device; 2]> {
-    let driver = match driver.simulator() {
-        Some(sim) => Driver::sim(SimConfig::new().seed(sim.seed()).devices(2)).unwrap(),
+    let driver = match gpumem_sim::Sim::of(driver) {
+        Some(sim) => gpumem_sim::driver(SimConfig::new().seed(sim.seed()).devices(2)).unwrap(),
         None => driver.clone(),
     };
     let count = Device::count(&driver).unwrap();

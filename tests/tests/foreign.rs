@@ -147,7 +147,7 @@ cases! {
         device.synchronize().unwrap();
         // SAFETY: nothing names them any more.
         streams.into_iter().for_each(|stream| unsafe { driver.cuStreamDestroy_v2(stream).unwrap() });
-        if let Some(sim) = driver.simulator() {
+        if let Some(sim) = gpumem_sim::Sim::of(driver) {
             assert_eq!(sim.report().findings, []);
         }
     }

@@ -1,13 +1,14 @@
-//! Every kernel of ours against its Rust twin on the software driver, and both against plain host arithmetic.
+//! Every kernel of ours against its Rust twin on the simulator, and both against plain host arithmetic.
 //!
-//! On the GPU this holds PTX and twins to each other; on the software driver it holds the twins to the host.
+//! On the GPU this holds PTX and twins to each other; on the simulator it holds the twins to the host.
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 use gpumem_adapt::array::ndarray::{Array1, Array2, Axis, Ix1, Slice};
-use gpumem_adapt::array::pool::sys::{Driver, SimConfig};
+use gpumem_adapt::array::pool::sys::Driver;
 use gpumem_adapt::array::pool::{Device, Pool};
 use gpumem_adapt::array::{Gpu, GpuArray, Numeric};
+use gpumem_sim::SimConfig;
 use gpumem_tests::cases;
 use std::fmt::Debug;
 
@@ -19,9 +20,9 @@ fn gpu(driver: &Driver) -> Gpu {
     Gpu::new(&Pool::from_env(&device).unwrap()).unwrap()
 }
 
-/// The driver under test and a software driver beside it.
+/// The driver under test and a simulator beside it.
 fn both(driver: &Driver) -> [Gpu; 2] {
-    [gpu(driver), gpu(&Driver::sim(SimConfig::new()).unwrap())]
+    [gpu(driver), gpu(&gpumem_sim::driver(SimConfig::new()).unwrap())]
 }
 
 /// Small values that are exact in every type, never zero, of both signs.

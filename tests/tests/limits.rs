@@ -2,12 +2,11 @@
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
+use gpumem_sim::{Schedule, SimConfig};
 use gpumem_tests::backends::{backends, settings};
 use gpumem_tests::cases;
 use gpumem_tests::counted::Counted;
 use gpumem_tests::pool::{BackendKind, Block, Device, MemoryKind, Pool, PoolError, Stream};
-use gpumem_tests::sys::sim::Schedule;
-use gpumem_tests::sys::{Driver, SimConfig};
 use proptest::prelude::*;
 use std::sync::Arc;
 
@@ -206,7 +205,7 @@ fn wants_too_much(pool: &Pool, stream: &Stream, thread: u64, limit_bytes: u64) -
 fn device(seed: u64, is_late: bool) -> Device {
     let config = SimConfig::new().memory_bytes(1 << 30).seed(seed);
     let config = if is_late { config.schedule(Schedule::Late) } else { config };
-    Device::new(&Driver::sim(config).unwrap(), 0).unwrap()
+    Device::new(&gpumem_sim::driver(config).unwrap(), 0).unwrap()
 }
 
 cases! {

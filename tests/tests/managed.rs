@@ -1,4 +1,4 @@
-//! Managed memory: one address for the host and the device, prefetch, advice. Each case holds on the software driver
+//! Managed memory: one address for the host and the device, prefetch, advice. Each case holds on the simulator
 //! and on a GPU with concurrent access.
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]

@@ -1,13 +1,14 @@
 //! Two devices of one host: whose memory a device may use, and how it is told that it may not. Each case holds on the
-//! software driver and on GPUs. A machine with one GPU has no peers, so there the cases pass without a look; the
-//! software driver always has two.
+//! simulator and on GPUs. A machine with one GPU has no peers, so there the cases pass without a look; the
+//! simulator always has two.
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
+use gpumem_sim::SimConfig;
 use gpumem_tests::cases;
 use gpumem_tests::raw::code;
 use gpumem_tests::sys::types::*;
-use gpumem_tests::sys::{CUresult, Driver, SimConfig};
+use gpumem_tests::sys::{CUresult, Driver};
 use std::ptr::null_mut;
 
 const MIB: usize = 1 << 20;
@@ -189,10 +190,10 @@ struct Pair {
 }
 
 impl Pair {
-    /// None on a machine with one GPU. A software driver with one device is exchanged for one with two.
+    /// None on a machine with one GPU. A simulator with one device is exchanged for one with two.
     fn new(driver: &Driver) -> Option<Self> {
-        let driver = match driver.simulator() {
-            Some(sim) => Driver::sim(SimConfig::new().seed(sim.seed()).devices(2)).unwrap(),
+        let driver = match gpumem_sim::Sim::of(driver) {
+            Some(sim) => gpumem_sim::driver(SimConfig::new().seed(sim.seed()).devices(2)).unwrap(),
             None => driver.clone(),
         };
         let (mut count, mut contexts) = (0, [null_mut(); 2]);

@@ -1,4 +1,4 @@
-//! The driver's pools of pinned host memory and of managed memory, by its own calls. Each case holds on the software driver
+//! The driver's pools of pinned host memory and of managed memory, by its own calls. Each case holds on the simulator
 //! and on an H200 with CUDA 13.0, where all of it was seen first.
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]

@@ -5,13 +5,14 @@
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 #![allow(clippy::print_stderr, reason = "a test that fails says where")]
 
+use gpumem_sim::SimConfig;
 use gpumem_tests::backends::{Setting, settings};
 use gpumem_tests::meter::{metered, metered_and_failing, reading};
 use gpumem_tests::pool::{
     BackendKind, Block, CaptureMode, Device, Dials, Event, Graph, GraphExec, GrowableBlock, MemoryKind, Pool,
     PoolError, Profile, Stream,
 };
-use gpumem_tests::sys::{CUresult, Driver, SimConfig};
+use gpumem_tests::sys::{CUresult, Driver};
 use std::time::Duration;
 
 const MIB: u64 = 1 << 20;
@@ -290,7 +291,7 @@ fn ends_capture(call: &str) -> bool {
 }
 
 fn new_driver() -> Driver {
-    Driver::sim(SimConfig::new().memory_bytes(DEVICE_BYTES)).unwrap()
+    gpumem_sim::driver(SimConfig::new().memory_bytes(DEVICE_BYTES)).unwrap()
 }
 
 /// Calls that end an object of the driver's, or make a context current before one does: such an object is lost. Memory is not.
@@ -332,7 +333,7 @@ fn fail_once(setting: Setting, nth: u64, code: CUresult) {
     let loses_objects = reading().refused.is_some_and(loses_objects);
     if end != End::Capturing {
         assert!(finished.iter().any(Result::is_ok), "{finished:?}");
-        let report = plain.simulator().unwrap().report();
+        let report = gpumem_sim::Sim::of(&plain).unwrap().report();
         assert!(report.allocations.is_empty(), "{report}");
         assert_eq!((report.handle_count, report.reservation_count), (0, 0), "{report}");
         let info = device.memory_info().or_else(|_| device.memory_info()).unwrap();
@@ -397,7 +398,7 @@ fn any_mapping_of_several_fails_and_all_are_undone() {
         if outcome.is_err()
             && matches!(reading().refused, Some("cuMemCreate" | "cuMemMap" | "cuMemSetAccess"))
         {
-            let report = plain.simulator().unwrap().report();
+            let report = gpumem_sim::Sim::of(&plain).unwrap().report();
             assert_eq!((report.handle_count, pool.status().unwrap().reserved_bytes), (0, 0));
             pool.check().unwrap();
         }
@@ -412,7 +413,7 @@ fn any_mapping_of_several_fails_and_all_are_undone() {
 fn memory_taken_by_another_process_is_no_error_while_something_can_be_given_back() {
     for setting in of_device_memory().filter(|setting| setting.backend != BackendKind::None) {
         let driver = new_driver();
-        let sim = driver.simulator().unwrap();
+        let sim = gpumem_sim::Sim::of(&driver).unwrap();
         let device = Device::new(&driver, 0).unwrap();
         let pool = setting.builder(&device).build().unwrap();
         let (home, other) = (Stream::new(&device).unwrap(), Stream::new(&device).unwrap());

@@ -2,11 +2,12 @@
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
+use gpumem_sim::SimConfig;
 use gpumem_tests::backends::backends;
 use gpumem_tests::fit;
 use gpumem_tests::pool::{BackendKind, Device, Dials, Limit, Profile};
 use gpumem_tests::replay::{Outcome, Setup, StreamKind, TraceLimit, replay};
-use gpumem_tests::sys::{Driver, SimConfig};
+use gpumem_tests::sys::Driver;
 use gpumem_tests::trace::{Event, Synthetic, Trace};
 
 gpumem_tests::cases! {
@@ -50,7 +51,7 @@ fn a_recorded_program_may_bring_its_own_streams() {
         let has_several = trace.stream_count() > 1;
         for may_wait in [false, true].into_iter().filter(|may_wait| has_several || !may_wait) {
             let of = |streams| {
-                let driver = Driver::sim(SimConfig::h200().races(false)).unwrap();
+                let driver = gpumem_sim::driver(SimConfig::h200().races(false)).unwrap();
                 let dials = Dials::of(Profile::Balanced).inserted_waits(may_wait);
                 let setup = Setup { dials, may_wait, streams, ..Setup::default() };
                 replay(&trace, &driver, &setup, |_| ()).unwrap()
@@ -94,7 +95,7 @@ fn the_events_of_every_trace_bear_its_header_out() {
 /// The second half of a periodic program needs no memory of the driver.
 #[test]
 fn a_program_that_repeats_itself_comes_to_rest() {
-    let driver = Driver::sim(SimConfig::h200().races(false)).unwrap();
+    let driver = gpumem_sim::driver(SimConfig::h200().races(false)).unwrap();
     for profile in [Profile::Fast, Profile::Balanced, Profile::Tight] {
         let setup = Setup { dials: Dials::of(profile), ..Setup::default() };
         let outcome = replay(
@@ -112,7 +113,7 @@ fn a_program_that_repeats_itself_comes_to_rest() {
 
 #[test]
 fn what_a_limit_refuses_is_told_with_its_line() {
-    let driver = Driver::sim(SimConfig::h200().races(false)).unwrap();
+    let driver = gpumem_sim::driver(SimConfig::h200().races(false)).unwrap();
     let setup = Setup {
         backend: Some(BackendKind::None),
         hard_limit: Some(Limit::Bytes(64 << 20)),
@@ -126,7 +127,7 @@ fn what_a_limit_refuses_is_told_with_its_line() {
 #[test]
 fn a_limit_is_kept_by_waiting_for_the_device() {
     let trace = prefetch().prefix(6000);
-    let driver = Driver::sim(SimConfig::h200().races(false)).unwrap();
+    let driver = gpumem_sim::driver(SimConfig::h200().races(false)).unwrap();
     let free = run(&trace, &driver, BackendKind::Caching);
     let limit_bytes = trace.floor_bytes().next_multiple_of(2 << 20);
     assert!(free.device_wait_count() == 0 && free.peak_reserved_bytes > limit_bytes, "{free:?}");
@@ -172,7 +173,7 @@ fn limits_of_traces_are_amounts_or_multiples_of_their_peaks() {
 
 #[test]
 fn options_by_name_reach_the_pool() {
-    let driver = Driver::sim(SimConfig::h200().races(false)).unwrap();
+    let driver = gpumem_sim::driver(SimConfig::h200().races(false)).unwrap();
     let setup = Setup { conf: "backend:none,max_split_size_mb:64".into(), ..Setup::default() };
     let outcome = replay(&Synthetic::Kv.trace(0, 2), &driver, &setup, |_| ()).unwrap();
     assert_eq!((outcome.backend, outcome.notices.len()), (BackendKind::None, 1));
@@ -186,9 +187,9 @@ fn options_by_name_reach_the_pool() {
 fn driver_time_is_the_virtual_clocks() {
     let trace = Synthetic::Kv.trace(0, 2);
     let at = |is_busy, calls_percent| {
-        let mut costs = gpumem_tests::sys::sim::Costs::h200();
+        let mut costs = gpumem_sim::Costs::h200();
         (costs.is_busy, costs.calls_percent) = (Some(is_busy), calls_percent);
-        let driver = Driver::sim(SimConfig::h200().races(false).costs(costs)).unwrap();
+        let driver = gpumem_sim::driver(SimConfig::h200().races(false).costs(costs)).unwrap();
         run(&trace, &driver, BackendKind::None).driver_time
     };
     assert_eq!(at(false, 100), at(false, 100));

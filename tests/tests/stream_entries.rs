@@ -4,6 +4,7 @@
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 #![forbid(unsafe_code)]
 
+use gpumem_sim::SimConfig;
 use gpumem_tests::array::{Gpu, GpuArray};
 use gpumem_tests::meter::{metered, reading};
 use gpumem_tests::pool::adaptor::{Adaptor, Release};
@@ -11,7 +12,7 @@ use gpumem_tests::pool::{
     BackendKind, Block, CaptureMode, Device, Event, GrowableBlock, Location, MemoryKind, Pool, PoolError,
     Stream, StreamId,
 };
-use gpumem_tests::sys::{Driver, SimConfig};
+use gpumem_tests::sys::Driver;
 use std::sync::{Arc, Mutex};
 
 const MIB: u64 = 1 << 20;
@@ -106,7 +107,7 @@ fn record(stage: &Stage, stream: &Stream) {
 }
 
 fn driver(device_count: u32) -> Driver {
-    Driver::sim(SimConfig::new().devices(device_count as _)).unwrap()
+    gpumem_sim::driver(SimConfig::new().devices(device_count as _)).unwrap()
 }
 
 /// Calls every entry, and says which did not refuse as they should.

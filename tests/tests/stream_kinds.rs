@@ -113,7 +113,7 @@ cases! {
         }
     }
 
-    /// A host function may not allocate. (The vendor's driver answers a query there; the software driver refuses every
+    /// A host function may not allocate. (The vendor's driver answers a query there; the simulator refuses every
     /// call, as the documentation asks of programs.)
     fn host_functions_may_not_allocate(driver: &Driver) {
         struct Note {

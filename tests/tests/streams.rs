@@ -1,4 +1,4 @@
-//! Forgetting to wait: wrong for some seed of the software driver, and always for that seed; right with the wait.
+//! Forgetting to wait: wrong for some seed of the simulator, and always for that seed; right with the wait.
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
@@ -56,7 +56,7 @@ fn some_seed_breaks_the_program_that_forgets() {
     let found = gpumem_tests::find_failing_seed!(1_000, |driver: &Driver, _| {
         assert_eq!(hand_over(driver, false), 2, "the copy saw old bytes");
         // Here it is the bytes that tell.
-        driver.simulator().unwrap().take_findings();
+        gpumem_sim::Sim::of(driver).unwrap().take_findings();
     });
     assert!(found.message.contains("the copy saw old bytes"), "{found:?}");
     assert!(found.command.starts_with(&format!("GPUMEM_SIM_SEED={} cargo test", found.seed)), "{found:?}");

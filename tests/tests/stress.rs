@@ -2,13 +2,14 @@
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
+use gpumem_sim::SimConfig;
 use gpumem_tests::backends::settings;
 use gpumem_tests::cases;
 use gpumem_tests::pattern::Wrong;
 use gpumem_tests::pool::adaptor::{Guard, Side};
 use gpumem_tests::pool::{BackendKind, Device, PoolError};
 use gpumem_tests::stress::{Mistake, Plan, Until, run};
-use gpumem_tests::sys::{Driver, DriverKind, SimConfig};
+use gpumem_tests::sys::{Driver, DriverKind};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -85,7 +86,7 @@ cases! {
 fn what_is_forgotten_is_found() {
     for mistake in [Mistake::NoWait, Mistake::NoRecordUse] {
         let machine = || {
-            let driver = Driver::sim(SimConfig::new()).unwrap();
+            let driver = gpumem_sim::driver(SimConfig::new()).unwrap();
             let device = Device::new(&driver, 0).unwrap();
             (driver, device)
         };
@@ -97,7 +98,7 @@ fn what_is_forgotten_is_found() {
             let (driver, device) = machine();
             let pool = setting.builder(&device).build().unwrap();
             let done = run(&pool, &Plan { mistake: Some(mistake), ..plan(&driver) });
-            let findings = driver.simulator().unwrap().take_findings();
+            let findings = gpumem_sim::Sim::of(&driver).unwrap().take_findings();
             let is_found = !findings.is_empty() || done.is_err();
             assert!(is_found, "{setting} {mistake:?}");
         }

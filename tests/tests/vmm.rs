@@ -1,5 +1,5 @@
 //! Virtual memory management: reserved addresses, handles, mappings, access, and what is refused. Each case holds on
-//! the software driver and on a GPU; what a GPU answers is in the project's measurements.
+//! the simulator and on a GPU; what a GPU answers is in the project's measurements.
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 

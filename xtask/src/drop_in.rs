@@ -1,4 +1,4 @@
-//! `cargo xtask drop-in DIR`: the software driver laid out as the library that CUDA programs look for.
+//! `cargo xtask drop-in DIR`: the simulator laid out as the library that CUDA programs look for.
 //!
 //! Only into a folder that nothing takes by itself: from cargo's own folders it would pose as the GPU of every program
 //! that cargo runs, and a real driver is never overwritten.
@@ -19,7 +19,7 @@ pub(crate) struct Args {
 pub(crate) fn run(args: Args) -> Result<()> {
     let folder = lay_out(&args.dir)?;
     println!(
-        "libcuda.so and libcuda.so.1 in {0} are gpumem's software driver. To run a program on it:\n",
+        "libcuda.so and libcuda.so.1 in {0} are gpumem's simulator. To run a program on it:\n",
         folder.display()
     );
     println!(
@@ -68,7 +68,7 @@ pub(crate) fn link(target: &str, place: &Path) -> Result<()> {
 fn check_folder(folder: &Path, library_path: &Path) -> Result<()> {
     if let Some(profile) = folder.ancestors().find(|ancestor| ancestor.join(".fingerprint").is_dir()) {
         bail!(
-            "{} is cargo's: it puts it on the library path, and the software driver would pose as the GPU; choose another folder, such as target/drop-in",
+            "{} is cargo's: it puts it on the library path, and the simulator would pose as the GPU; choose another folder, such as target/drop-in",
             profile.display()
         );
     }
@@ -104,7 +104,7 @@ fn check_contents(folder: &Path) -> Result<()> {
 }
 
 /// The symbol by which the library is known, as in its table of strings.
-const MARKER: &[u8] = b"gpumem_software_driver";
+const MARKER: &[u8] = b"gpumem_simulator";
 
 fn build() -> Result<PathBuf> {
     let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
@@ -153,7 +153,7 @@ mod tests {
     fn a_real_driver_is_left_alone() {
         let folder = folder("real");
         check_contents(&folder).unwrap();
-        fs::write(folder.join("libcuda.so.1"), "with gpumem_software_driver in it").unwrap();
+        fs::write(folder.join("libcuda.so.1"), "with gpumem_simulator in it").unwrap();
         check_contents(&folder).unwrap();
         fs::write(folder.join("libcuda.so"), "somebody else's").unwrap();
         assert!(check_contents(&folder).unwrap_err().to_string().contains("real driver"));

@@ -139,7 +139,7 @@ mod injected {
         let known: Vec<&str> = Bug::NAMES.iter().map(|(name, _)| *name).collect();
         let bug = Bug::NAMES.iter().find(|(known, _)| *known == name);
         let (_, bug) = bug.with_context(|| format!("{name} is none of {}", known.join(", ")))?;
-        // SAFETY: what the pool breaks from here on is the software driver's memory, and this program is there for that.
+        // SAFETY: what the pool breaks from here on is the simulator's memory, and this program is there for that.
         unsafe { inject(*bug) };
         Ok(true)
     }

@@ -2,38 +2,38 @@
 
 use crate::tidy::Finding;
 use anyhow::Result;
+use cargo_metadata::semver::VersionReq;
 use cargo_metadata::{Dependency, DependencyKind, MetadataCommand, Package};
 use std::path::Path;
 
 /// Lowest first. A crate names only crates before it, in its tests too.
-pub(crate) const LAYERS: [&str; 5] =
-    ["gpumem-heap", "gpumem-sys", "gpumem-pool", "gpumem-array", "gpumem-adapt"];
+pub(crate) const LAYERS: [&str; 6] =
+    ["gpumem-heap", "gpumem-sys", "gpumem-sim", "gpumem-pool", "gpumem-array", "gpumem-adapt"];
+
+/// The layer that others name in dev-dependencies only, with the one crate that may also name it as an optional dependency.
+const FOR_TESTS: (&str, &str) = ("gpumem-sim", "gpumem-array");
 
 /// Crates beside the layers that users get too, each with the topmost layer that it may name. No layer names them.
-const SATELLITES: [(&str, &str); 1] = [("gpumem-libcuda", "gpumem-sys")];
+const SATELLITES: [(&str, &str); 1] = [("gpumem-libcuda", "gpumem-sim")];
 
 /// For examples and tools; a library has no command line and draws no bars.
 const NOT_FOR_LIBRARIES: [&str; 3] = ["anyhow", "clap", "indicatif"];
 
 /// Every feature there is, by package. The flag tells whether it may be empty, which in a manifest looks like a slip:
 /// these select code of their own package and need no dependency.
-const FEATURES: [(&str, &[(&str, bool)]); 6] = [
+const FEATURES: [(&str, &[(&str, bool)]); 5] = [
     ("gpumem-heap", &[("serde", false)]),
-    ("gpumem-sys", &[("sim", false)]),
     (
         "gpumem-pool",
-        &[
-            ("backend-caching", true),
-            ("backend-native", true),
-            ("serde", false),
-            ("nvml", false),
-            ("sim", false),
-        ],
+        &[("backend-caching", true), ("backend-native", true), ("serde", false), ("nvml", false)],
     ),
     ("gpumem-array", &[("backend-caching", false), ("backend-native", false), ("sim", false)]),
     ("gpumem-adapt", &[("backend-caching", false), ("backend-native", false), ("sim", false)]),
     ("gpumem-tests", &[("backend-caching", false), ("backend-native", false), ("gpu", true)]),
 ];
+
+/// Features that are in no package's default: whoever does not ask for the simulator compiles none of it.
+const NEVER_DEFAULT: [&str; 1] = ["sim"];
 
 /// Findings in the manifests below `root`.
 pub(crate) fn check(root: &Path) -> Result<Vec<Finding>> {
@@ -73,6 +73,18 @@ fn arrow(package: &str, dependency: &Dependency, manifest: &Manifest<'_>) -> Opt
     // A satellite stands right above the topmost layer that it may name.
     let own = satellite.map_or_else(|| place(package), |(_, topmost)| Some(place(topmost)? + 1))?;
     let finding = |what: String, advice| Some(manifest.finding(name, what, advice));
+    // A package may turn its own features on for its tests, by path: with a version, publishing would wait for itself.
+    let is_development = dependency.kind == DependencyKind::Development;
+    if name == package && is_development && dependency.req == VersionReq::STAR {
+        return None;
+    }
+    let is_optional = dependency.optional && package == FOR_TESTS.1;
+    if name == FOR_TESTS.0 && satellite.is_none() && !is_development && !is_optional {
+        return finding(
+            format!("{package} names {name} outside of its dev-dependencies"),
+            "take a `Driver` from the caller; tests and examples start the simulator",
+        );
+    }
     if let Some(other) = place(name) {
         return match other < own {
             false => finding(
@@ -92,8 +104,7 @@ fn arrow(package: &str, dependency: &Dependency, manifest: &Manifest<'_>) -> Opt
             "move what you need into a layer",
         );
     }
-    let for_users = dependency.kind != DependencyKind::Development;
-    if NOT_FOR_LIBRARIES.contains(&name) && (for_users || own + 1 < LAYERS.len()) {
+    if NOT_FOR_LIBRARIES.contains(&name) && (!is_development || own + 1 < LAYERS.len()) {
         return finding(format!("{package} depends on {name}"), "libraries leave that to examples and tools");
     }
     None
@@ -104,6 +115,11 @@ fn features(package: &Package, manifest: &Manifest<'_>) -> Vec<Finding> {
     let known = FEATURES.iter().find(|(package, _)| *package == name).map(|(_, features)| *features);
     let known = known.unwrap_or_default();
     let mut findings = Vec::new();
+    let default = package.features.get("default").map(Vec::as_slice).unwrap_or_default();
+    for feature in default.iter().filter(|feature| NEVER_DEFAULT.contains(&feature.as_str())) {
+        let what = format!("{name} turns {feature} on by default");
+        findings.push(manifest.finding("default", what, "leave it to the user"));
+    }
     for (feature, turns_on) in package.features.iter().filter(|(feature, _)| *feature != "default") {
         let mut found = |what: String, advice| findings.push(manifest.finding(feature, what, advice));
         match known.iter().find(|(known, _)| known == feature) {
@@ -156,6 +172,28 @@ mod tests {
         }
         let tests = dependency("gpumem-tests", "dev", false, Some("/x/tests"));
         assert!(said("gpumem-pool", &tests).unwrap().contains("no layer"));
+    }
+
+    #[test]
+    fn the_simulator_is_for_tests() {
+        let simulator = |kind| dependency("gpumem-sim", kind, false, Some("/x/sim"));
+        assert_eq!(said("gpumem-pool", &simulator("dev")), None);
+        assert!(said("gpumem-pool", &simulator("normal")).unwrap().contains("dev-dependencies"));
+        assert!(said("gpumem-sys", &simulator("dev")).unwrap().contains("not below it"));
+        assert!(said("gpumem-array", &simulator("normal")).unwrap().contains("dev-dependencies"));
+        let mut optional = simulator("normal");
+        optional.optional = true;
+        assert_eq!(said("gpumem-array", &optional), None);
+        assert!(said("gpumem-pool", &optional).unwrap().contains("dev-dependencies"));
+        assert_eq!(said("gpumem-libcuda", &simulator("normal")), None);
+    }
+
+    #[test]
+    fn a_package_turns_its_own_features_on_by_path_alone() {
+        let mut own = dependency("gpumem-array", "dev", false, Some("/x/array"));
+        assert_eq!(said("gpumem-array", &own), None);
+        own.req = VersionReq::parse("0.1.0").unwrap();
+        assert!(said("gpumem-array", &own).unwrap().contains("not below it"));
     }
 
     #[test]

@@ -34,7 +34,7 @@ struct Cli {
 enum Task {
     /// Generate the driver's types and function list from `cuda.h`
     Bindgen(bindgen::Args),
-    /// Try random programs over the pool on the software driver, and shrink what fails
+    /// Try random programs over the pool on the simulator, and shrink what fails
     Fuzz(fuzz::Args),
     /// Replay recorded traces of allocations through a pool, and say what it reserved and what that cost
     #[command(disable_help_flag = true)]
@@ -44,9 +44,9 @@ enum Task {
     Bench(measure::Args),
     /// Run every test that can run on a GPU on this machine's, or bundle them for another machine
     GpuTest(gpu_test::Args),
-    /// Lay the software driver out as libcuda.so.1, for programs that know nothing of gpumem
+    /// Lay the simulator out as libcuda.so.1, for programs that know nothing of gpumem
     DropIn(drop_in::Args),
-    /// Run programs of others on the software driver
+    /// Run programs of others on the simulator
     Interop(interop::Args),
     /// Run what CI runs, or some of its steps
     Ci(ci::Args),

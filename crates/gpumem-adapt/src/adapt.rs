@@ -11,7 +11,7 @@ use crate::AdaptError;
 /// A struct takes part by being generic over its storage, which a field of type `Vec<f32>` could never be:
 ///
 /// ```
-/// use gpumem_adapt::array::pool::sys::{Driver, SimConfig};
+/// use gpumem_sim::SimConfig;
 /// use gpumem_adapt::array::pool::{Device, Pool};
 /// use gpumem_adapt::array::{Gpu, GpuArray, ndarray::Ix1};
 /// use gpumem_adapt::{Adapt, AdaptError, HostVec};
@@ -32,7 +32,7 @@ use crate::AdaptError;
 ///     }
 /// }
 ///
-/// let device = Device::new(&Driver::sim(SimConfig::new())?, 0)?;
+/// let device = Device::new(&gpumem_sim::driver(SimConfig::new())?, 0)?;
 /// let gpu = Gpu::new(&Pool::new(&device)?)?;
 /// let layer = Layer { weight: vec![1.0_f32, 2.0], bias: vec![0.5] };
 /// let on_gpu: Layer<GpuArray<f32, Ix1>> = layer.adapt(&gpu)?;

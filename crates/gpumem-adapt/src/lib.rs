@@ -5,12 +5,12 @@
 //! [`Diagonal`] and structs generic over their storage come out as what they were.
 //!
 //! ```
-//! use gpumem_adapt::array::pool::sys::{Driver, SimConfig};
+//! use gpumem_sim::SimConfig;
 //! use gpumem_adapt::array::pool::{Device, Pool};
 //! use gpumem_adapt::array::{Gpu, GpuArray, ndarray::Ix1};
 //! use gpumem_adapt::{Adapt, Diagonal, HostVec};
 //!
-//! let device = Device::new(&Driver::sim(SimConfig::new())?, 0)?;
+//! let device = Device::new(&gpumem_sim::driver(SimConfig::new())?, 0)?;
 //! let gpu = Gpu::new(&Pool::new(&device)?)?;
 //!
 //! let cpu = Diagonal::new(vec![1.0_f32, 2.0]);

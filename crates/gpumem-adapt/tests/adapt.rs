@@ -1,17 +1,16 @@
-//! Values of every kind that has a rule, up to the software driver and back.
-
-#![cfg(feature = "sim")]
+//! Values of every kind that has a rule, up to the simulator and back.
 
 use gpumem_adapt::array::ndarray::{Array1, Array2, Array3, Axis, Ix1, Ix2, array, s};
 use gpumem_adapt::array::pool::sys::types::{CUdeviceptr, CUstream};
-use gpumem_adapt::array::pool::sys::{CUresult, Driver, SimConfig};
+use gpumem_adapt::array::pool::sys::{CUresult, Driver};
 use gpumem_adapt::array::pool::{Device, Pool, PoolError};
 use gpumem_adapt::array::{ArrayError, Gpu, GpuArray};
 use gpumem_adapt::{Adapt, AdaptError, Diagonal, Host, HostVec};
+use gpumem_sim::SimConfig;
 use std::sync::Mutex;
 
 fn gpu() -> Gpu {
-    on(&Driver::sim(SimConfig::new()).expect("an instance is free"))
+    on(&gpumem_sim::driver(SimConfig::new()).expect("an instance is free"))
 }
 
 fn on(driver: &Driver) -> Gpu {
@@ -75,7 +74,7 @@ fn a_value_on_the_host_adapts_to_the_host() {
 
 #[test]
 fn a_failing_part_releases_the_others_and_says_which_it_was() {
-    let driver = Driver::sim(SimConfig::new()).unwrap();
+    let driver = gpumem_sim::driver(SimConfig::new()).unwrap();
     let device = Device::new(&driver, 0).unwrap();
     let pool = Pool::builder(&device).hard_limit(40 << 20).build().unwrap();
     let gpu = Gpu::new(&pool).unwrap();
@@ -129,7 +128,7 @@ static COPY: Mutex<Option<Copy>> = Mutex::new(None);
 
 #[test]
 fn a_diagonal_that_cannot_be_downloaded_says_so() {
-    let driver = Driver::sim(SimConfig::new()).unwrap();
+    let driver = gpumem_sim::driver(SimConfig::new()).unwrap();
     *COPY.lock().unwrap() = driver.table().cuMemcpyAsync;
     // SAFETY: the stand-in does what the driver documents, and returns one of its codes.
     let deaf = unsafe { driver.with_table(|table| table.cuMemcpyAsync = Some(copy_or_refuse)) };

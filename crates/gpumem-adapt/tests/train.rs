@@ -1,19 +1,15 @@
 //! The example `train` as a user meets it: what it prints, what it refuses, and how it ends.
 //!
-//! These run the program that `cargo test` builds beside them, on the software driver, with few epochs.
-
-#![cfg(feature = "sim")]
+//! These run the program that `cargo test` builds beside them, on the simulator, with few epochs.
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
 #[test]
-fn the_default_data_is_learned_on_the_software_driver() {
+fn the_default_data_is_learned_on_the_simulator() {
     let run = train(&["--epochs", "4"], SIM);
     let text = run.succeeded();
-    for part in
-        ["software driver (no GPU)", "442 rows", "before", "during", "after", "by ndarray on the host"]
-    {
+    for part in ["simulator (no GPU)", "442 rows", "before", "during", "after", "by ndarray on the host"] {
         assert!(text.contains(part), "{part:?} is missing in:\n{text}");
     }
     assert!(!text.contains(['\r', '\u{1b}']), "progress was printed where nobody sees it: {text:?}");
@@ -93,7 +89,7 @@ fn a_limit_that_the_data_exceeds_is_refused() {
 
 /// A machine with a GPU has a driver: there, training succeeds.
 #[test]
-fn no_driver_is_an_error_that_names_the_software_driver() {
+fn no_driver_is_an_error_that_names_the_simulator() {
     let run = train(&["--epochs", "1"], &[("GPUMEM_DRIVER", "cuda")]);
     if run.code != Some(0) {
         run.failed("GPUMEM_DRIVER=cuda", &["GPUMEM_DRIVER=sim"]);

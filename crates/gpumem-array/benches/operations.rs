@@ -6,14 +6,14 @@
 #![allow(clippy::print_stdout)] // printing is what it is for
 
 use gpumem_array::ndarray::{Axis, Ix1, Ix2, Slice};
-use gpumem_array::pool::sys::{Driver, DriverKind};
+use gpumem_array::pool::sys::DriverKind;
 use gpumem_array::pool::{Device, Event, Pool};
 use gpumem_array::{ArrayError, Gpu, GpuArray};
 use std::error::Error;
 use std::time::Instant;
 
 fn main() -> Result<(), Box<dyn Error>> {
-    let driver = Driver::from_env_or_sim()?;
+    let driver = gpumem_sim::driver_or_sim()?;
     let device = Device::new(&driver, 0)?;
     println!("{device}, {}", driver.kind());
     let gpu = Gpu::new(&Pool::new(&device)?)?;

@@ -17,9 +17,10 @@ use ndarray::{ArrayBase, Axis, Data, Dimension, IntoDimension, Ix1, Slice};
 /// Elements of type `T` on a device, in the shape of an `ndarray` dimension `D`.
 ///
 /// ```
-/// use gpumem_array::{Gpu, GpuArray, ndarray::array, pool::{Device, Pool, sys::{Driver, SimConfig}}};
+/// use gpumem_array::{Gpu, GpuArray, ndarray::array, pool::{Device, Pool}};
+/// use gpumem_sim::SimConfig;
 ///
-/// let gpu = Gpu::new(&Pool::new(&Device::new(&Driver::sim(SimConfig::new())?, 0)?)?)?;
+/// let gpu = Gpu::new(&Pool::new(&Device::new(&gpumem_sim::driver(SimConfig::new())?, 0)?)?)?;
 /// let a = GpuArray::from_array(&gpu, &array![[1.0_f32, 2.0], [3.0, 4.0]])?;
 /// let b = GpuArray::full(&gpu, (2, 2), 10.0_f32)?;
 /// let c = &a * &b - 1.0; // operators panic where `try_mul`, `try_sub_scalar` give an error

@@ -77,7 +77,7 @@ pub enum ArrayError {
     },
     /// A module has no kernel of this name.
     #[error(
-        "no kernel {name:?} in this module; check the name (extern \"C\"), and on the software driver register its twin"
+        "no kernel {name:?} in this module; check the name (extern \"C\"); on the simulator register a Rust function of that name (for gpumem-array's own kernels enable its feature `sim`)"
     )]
     NoSuchKernel {
         /// What was asked for.
@@ -110,6 +110,21 @@ pub enum ArrayError {
     /// The layer below failed.
     #[error(transparent)]
     Pool(#[from] PoolError),
+    /// The simulator did not start.
+    #[cfg(feature = "sim")]
+    #[error(transparent)]
+    Sim(gpumem_sim::SimError),
+}
+
+#[cfg(feature = "sim")]
+impl From<gpumem_sim::SimError> for ArrayError {
+    fn from(error: gpumem_sim::SimError) -> Self {
+        match error {
+            gpumem_sim::SimError::Load(error) => Self::Pool(error.into()),
+            gpumem_sim::SimError::Env(error) => Self::Pool(error.into()),
+            error => Self::Sim(error),
+        }
+    }
 }
 
 impl From<DriverError> for ArrayError {

@@ -8,8 +8,7 @@ use crate::error::ArrayError;
 use crate::kernel::Module;
 use crate::kernel::library::Library;
 use core::fmt;
-use gpumem_pool::sys::Driver;
-use gpumem_pool::{Device, Pool, PoolError, Stream};
+use gpumem_pool::{Device, Pool, Stream};
 use std::sync::Arc;
 
 /// A device's pool, a stream of it, and kernels. Clones are cheap and share all three.
@@ -17,9 +16,10 @@ use std::sync::Arc;
 /// Arrays hold clones. When the last of a `Gpu` and its forks goes, the kernels are unloaded, which waits for the device.
 ///
 /// ```
-/// use gpumem_array::{Gpu, GpuArray, pool::{Device, Pool, sys::{Driver, SimConfig}}};
+/// use gpumem_array::{Gpu, GpuArray, pool::{Device, Pool}};
+/// use gpumem_sim::SimConfig;
 ///
-/// let device = Device::new(&Driver::sim(SimConfig::new())?, 0)?;
+/// let device = Device::new(&gpumem_sim::driver(SimConfig::new())?, 0)?;
 /// let gpu = Gpu::new(&Pool::new(&device)?)?;
 /// let other = gpu.fork()?; // another stream
 ///
@@ -59,13 +59,18 @@ impl Gpu {
         Ok(Self(Arc::new(Inner { library, pool: pool.clone(), stream: stream.clone() })))
     }
 
-    /// Device 0 of the driver that `GPUMEM_DRIVER` names, with a pool as the environment says.
+    /// Device 0 of the driver that `GPUMEM_DRIVER` names, with a pool set up by the environment. `GPUMEM_DRIVER=sim` needs
+    /// the feature `sim`.
     ///
     /// # Errors
     ///
-    /// No driver, no device, or a variable that can't be used.
+    /// [`ArrayError::Pool`] without a driver or a device, and for a variable that cannot be used; with the feature `sim`,
+    /// [`ArrayError::Sim`] if the simulator does not start.
     pub fn from_env() -> Result<Self, ArrayError> {
-        let driver = Driver::from_env().map_err(PoolError::from)?;
+        #[cfg(feature = "sim")]
+        let driver = gpumem_sim::from_env()?;
+        #[cfg(not(feature = "sim"))]
+        let driver = gpumem_pool::sys::Driver::from_env().map_err(gpumem_pool::PoolError::from)?;
         Self::new(&Pool::from_env(&Device::new(&driver, 0)?)?)
     }
 
@@ -109,8 +114,8 @@ impl Gpu {
 
     /// Loads kernels from PTX.
     ///
-    /// The driver translates the whole text now, which can take it a tenth of a second. On the software driver each
-    /// kernel needs a twin that is registered with [`sim::Sim::register`](gpumem_pool::sys).
+    /// The driver translates the whole text during this call, which can take a tenth of a second. On the simulator each kernel
+    /// needs a Rust twin, registered with `gpumem_sim::Sim::register`.
     ///
     /// # Errors
     ///

@@ -49,7 +49,7 @@ impl Module {
     ///
     /// # Errors
     ///
-    /// [`ArrayError::NoSuchKernel`]; on the software driver also when no twin is registered for it.
+    /// [`ArrayError::NoSuchKernel`]; on the simulator also when no twin is registered for it.
     pub fn function(&self, name: &str) -> Result<Function, ArrayError> {
         let text = CString::new(name).map_err(|_| ArrayError::ZeroByte { what: "the kernel's name" })?;
         let Loaded { device, raw: module } = &*self.0;

@@ -17,9 +17,10 @@
 //! | `element`, `error` | [`Element`], [`Numeric`]; [`ArrayError`] |
 //!
 //! ```
-//! use gpumem_array::{Gpu, GpuArray, ndarray::array, pool::{Device, Pool, sys::{Driver, SimConfig}}};
+//! use gpumem_array::{Gpu, GpuArray, ndarray::array, pool::{Device, Pool}};
+//! use gpumem_sim::SimConfig;
 //!
-//! let device = Device::new(&Driver::sim(SimConfig::new())?, 0)?;
+//! let device = Device::new(&gpumem_sim::driver(SimConfig::new())?, 0)?;
 //! let gpu = Gpu::new(&Pool::new(&device)?)?;
 //!
 //! let x = GpuArray::from_array(&gpu, &array![[1.0_f32, 2.0], [3.0, 4.0]])?;

@@ -14,9 +14,10 @@ use ndarray::Dimension;
 /// An array in the making: what writes all of it turns it into a [`GpuArray`].
 ///
 /// ```
-/// use gpumem_array::{Gpu, GpuArray, pool::{Device, Pool, sys::{Driver, SimConfig}}};
+/// use gpumem_array::{Gpu, GpuArray, pool::{Device, Pool}};
+/// use gpumem_sim::SimConfig;
 ///
-/// let gpu = Gpu::new(&Pool::new(&Device::new(&Driver::sim(SimConfig::new())?, 0)?)?)?;
+/// let gpu = Gpu::new(&Pool::new(&Device::new(&gpumem_sim::driver(SimConfig::new())?, 0)?)?)?;
 /// let empty = GpuArray::<u8, _>::uninit(&gpu, 3)?;
 /// assert_eq!(empty.fill(7)?.to_vec()?, [7, 7, 7]);
 /// # Ok::<(), Box<dyn std::error::Error>>(())

@@ -17,9 +17,10 @@ use ndarray::{Axis, Dimension, IntoDimension, Slice};
 /// All or part of a [`GpuArray`], to read.
 ///
 /// ```
-/// use gpumem_array::{Gpu, GpuArray, ndarray::{array, Axis, Slice}, pool::{Device, Pool, sys::{Driver, SimConfig}}};
+/// use gpumem_array::{Gpu, GpuArray, ndarray::{array, Axis, Slice}, pool::{Device, Pool}};
+/// use gpumem_sim::SimConfig;
 ///
-/// let gpu = Gpu::new(&Pool::new(&Device::new(&Driver::sim(SimConfig::new())?, 0)?)?)?;
+/// let gpu = Gpu::new(&Pool::new(&Device::new(&gpumem_sim::driver(SimConfig::new())?, 0)?)?)?;
 /// let table = GpuArray::from_array(&gpu, &array![[1, 2], [3, 4], [5, 6]])?;
 /// let last_rows = table.slice_axis(Axis(0), Slice::from(-2..))?;
 /// assert_eq!(last_rows.to_array()?, array![[3, 4], [5, 6]]);

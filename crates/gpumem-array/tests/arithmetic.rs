@@ -1,6 +1,5 @@
 //! Element-wise arithmetic, against `ndarray`.
 
-#![cfg(feature = "sim")]
 #![allow(clippy::unwrap_used)] // helpers of tests are tests too
 
 mod support;

@@ -1,14 +1,12 @@
 //! Copies from and to memory that is only borrowed return when the device is done with it, whatever other threads do to the
 //! stream meanwhile. The stream is retired, or begins to capture, right after the driver has queued the copy.
 
-#![cfg(feature = "sim")]
 #![allow(clippy::unwrap_used)] // helpers of tests are tests too
 
-use gpumem_array::pool::sys::sim::Schedule;
 use gpumem_array::pool::sys::types::{CUcontext, CUdeviceptr, CUmodule, CUresult, CUstream};
-use gpumem_array::pool::sys::{Driver, SimConfig};
 use gpumem_array::pool::{CaptureMode, Device, Pool, PoolError, Stream};
 use gpumem_array::{ArrayError, Gpu, GpuArray};
+use gpumem_sim::{Schedule, SimConfig};
 use std::sync::Mutex;
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::time::Duration;
@@ -42,7 +40,7 @@ unsafe extern "C" fn copy_and_tell(
 /// On the legacy stream of a machine whose work runs only when somebody waits for it.
 fn on_legacy(body: impl Fn(&Gpu)) {
     let _turn = ONE_AT_A_TIME.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
-    let driver = Driver::sim(SimConfig::new().schedule(Schedule::Late)).unwrap();
+    let driver = gpumem_sim::driver(SimConfig::new().schedule(Schedule::Late)).unwrap();
     *HOOK.lock().unwrap() = (driver.table().cuMemcpyAsync, None);
     // SAFETY: the wrapper calls the function that it replaces.
     let driver = unsafe { driver.with_table(|table| table.cuMemcpyAsync = Some(copy_and_tell)) };
@@ -118,7 +116,7 @@ fn the_stream_is_retired_during_a_download() {
 #[test]
 fn a_capture_begins_during_an_upload() {
     let _turn = ONE_AT_A_TIME.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
-    let driver = Driver::sim(SimConfig::new().schedule(Schedule::Late)).unwrap();
+    let driver = gpumem_sim::driver(SimConfig::new().schedule(Schedule::Late)).unwrap();
     *HOOK.lock().unwrap() = (driver.table().cuMemcpyAsync, None);
     // SAFETY: the wrapper calls the function that it replaces.
     let driver = unsafe { driver.with_table(|table| table.cuMemcpyAsync = Some(copy_and_tell)) };
@@ -167,7 +165,7 @@ unsafe extern "C" fn count_and_unload(module: CUmodule) -> CUresult {
 #[test]
 fn a_capture_begins_while_a_module_is_unloaded() {
     let _turn = ONE_AT_A_TIME.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
-    let driver = Driver::sim(SimConfig::new().schedule(Schedule::Late)).unwrap();
+    let driver = gpumem_sim::driver(SimConfig::new().schedule(Schedule::Late)).unwrap();
     let table = driver.table();
     *REAL.lock().unwrap() = (table.cuCtxGetCurrent, table.cuModuleUnload);
     // SAFETY: the wrappers call the functions that they replace.

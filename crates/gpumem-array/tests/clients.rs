@@ -1,6 +1,5 @@
 //! Programs without `unsafe` that would get host memory back while a device may use it, if a destructor were what keeps it.
 
-#![cfg(feature = "sim")]
 #![forbid(unsafe_code)]
 #![allow(clippy::unwrap_used)] // helpers of tests are tests too
 

@@ -1,15 +1,14 @@
 //! Host and device: what goes up comes back, whatever its type, shape and order.
 
-#![cfg(feature = "sim")]
 #![allow(clippy::unwrap_used)] // helpers of tests are tests too
 
 mod support;
 
 use gpumem_array::ndarray::{Array, Array2, Axis, Ix0, Ix2, IxDyn, Slice, arr0, array};
 use gpumem_array::pool::sys::types::{CUdeviceptr, CUresult, CUstream};
-use gpumem_array::pool::sys::{Driver, SimConfig};
 use gpumem_array::pool::{CaptureMode, Device, Pool, PoolError};
 use gpumem_array::{ArrayError, Element, Gpu, GpuArray, LaunchShape};
+use gpumem_sim::SimConfig;
 use proptest::prelude::*;
 use std::ffi::c_void;
 use std::sync::Mutex;
@@ -139,7 +138,7 @@ fn copies_that_can_not_be_are_refused() {
 fn a_bool_that_is_none_does_not_reach_rust() {
     let gpu = gpu();
     let mut flags = GpuArray::from_slice(&gpu, &[true, false, true]).unwrap();
-    if let Some(sim) = gpu.device().driver().simulator() {
+    if let Some(sim) = gpumem_sim::Sim::of(gpu.device().driver()) {
         sim.register(&TWINS);
     }
     let poke = gpu.module(POKE).unwrap().function("poke").unwrap();
@@ -156,12 +155,11 @@ const POKE: &str = "
     .address_size 64
     .visible .entry poke(.param .u64 bytes, .param .u8 value) { ret; }";
 
-static TWINS: [gpumem_array::pool::sys::sim::Kernel; 1] =
-    [gpumem_array::pool::sys::sim::Kernel::new("poke", |launch| {
-        let (bytes, value) = (launch.arg::<u64>()?, launch.arg::<u8>()?);
-        launch.write::<u8>(bytes + 1, 1)?[0].set(value);
-        Ok(())
-    })];
+static TWINS: [gpumem_sim::Kernel; 1] = [gpumem_sim::Kernel::new("poke", |launch| {
+    let (bytes, value) = (launch.arg::<u64>()?, launch.arg::<u8>()?);
+    launch.write::<u8>(bytes + 1, 1)?[0].set(value);
+    Ok(())
+})];
 
 #[test]
 fn scalars_come_back_as_items() {
@@ -223,7 +221,7 @@ static COMPLAINS: AtomicBool = AtomicBool::new(false);
 #[test]
 fn borrowed_memory_is_let_go_of_even_when_the_copy_fails() {
     for seed in 0..100 {
-        let driver = Driver::sim(SimConfig::new().seed(seed)).unwrap();
+        let driver = gpumem_sim::driver(SimConfig::new().seed(seed)).unwrap();
         *COPY.lock().unwrap() = driver.table().cuMemcpyAsync;
         // SAFETY: the wrapper does what the driver documents, and returns one of its codes.
         let driver = unsafe { driver.with_table(|table| table.cuMemcpyAsync = Some(copy_and_complain)) };

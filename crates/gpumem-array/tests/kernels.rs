@@ -1,14 +1,12 @@
 //! Kernels of the user's own, and what goes wrong with them.
 
-#![cfg(feature = "sim")]
 #![allow(clippy::unwrap_used)] // helpers of tests are tests too
 
 mod support;
 
-use gpumem_array::pool::sys::sim::{Kernel, KernelFault, Launch};
-use gpumem_array::pool::sys::{Driver, SimConfig};
 use gpumem_array::pool::{Device, Pool, PoolError, Stream};
 use gpumem_array::{ArrayError, Function, Gpu, GpuArray, LaunchShape};
+use gpumem_sim::{Kernel, KernelFault, Launch, SimConfig};
 use support::{gpu, gpu_with};
 
 const PTX: &str = "
@@ -46,7 +44,7 @@ fn wild(launch: &mut Launch<'_>) -> Result<(), KernelFault> {
 static TWINS: [Kernel; 3] = [Kernel::new("axpy", axpy), Kernel::new("ramp", ramp), Kernel::new("wild", wild)];
 
 fn function(gpu: &Gpu, name: &str) -> Result<Function, ArrayError> {
-    if let Some(sim) = gpu.device().driver().simulator() {
+    if let Some(sim) = gpumem_sim::Sim::of(gpu.device().driver()) {
         sim.register(&TWINS);
     }
     gpu.module(PTX)?.function(name)
@@ -99,7 +97,7 @@ fn what_can_not_run_is_refused() {
     let gpu = gpu();
     assert!(matches!(function(&gpu, "absent"), Err(ArrayError::NoSuchKernel { name }) if name == "absent"));
     let twin = function(&gpu, "no_twin").unwrap_err();
-    assert!(twin.to_string().contains("register its twin"), "{twin}");
+    assert!(twin.to_string().contains("register a Rust function"), "{twin}");
     assert!(matches!(function(&gpu, "a\0b"), Err(ArrayError::ZeroByte { .. })));
     assert!(gpu.module("this is no PTX").is_err());
 
@@ -126,7 +124,7 @@ fn a_kernel_that_goes_astray_loses_the_context() {
 
 #[test]
 fn devices_do_not_mix() {
-    let driver = Driver::sim(SimConfig::new().devices(2)).unwrap();
+    let driver = gpumem_sim::driver(SimConfig::new().devices(2)).unwrap();
     let gpu = |ordinal| Gpu::new(&Pool::new(&Device::new(&driver, ordinal).unwrap()).unwrap()).unwrap();
     let (first, second) = (gpu(0), gpu(1));
     let (mut a, b) =

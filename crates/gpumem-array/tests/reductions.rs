@@ -1,6 +1,5 @@
 //! Sums and products, against `ndarray`. Values are small whole numbers, so that floats are exact in any order.
 
-#![cfg(feature = "sim")]
 #![allow(clippy::unwrap_used)] // helpers of tests are tests too
 
 mod support;

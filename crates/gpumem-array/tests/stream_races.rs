@@ -2,16 +2,15 @@
 //! it begins, joins or ends has all of the work or none, and a graph never has memory that it does not keep. The last mark of a
 //! stream that it retires, behind which other streams get the memory, comes after the work.
 
-#![cfg(feature = "sim")]
 #![allow(clippy::unwrap_used)] // helpers of tests are tests too
 
 use core::ffi::{c_uint, c_void};
 use gpumem_array::pool::adaptor::Fill;
-use gpumem_array::pool::sys::sim::Schedule;
 use gpumem_array::pool::sys::types::{CUdevice, CUdeviceptr, CUfunction, CUgraph, CUresult, CUstream};
-use gpumem_array::pool::sys::{Driver, SimConfig, Table};
+use gpumem_array::pool::sys::{Driver, Table};
 use gpumem_array::pool::{CaptureMode, Device, Location, MemoryKind, Pool, PoolError, Stream};
 use gpumem_array::{Gpu, GpuArray, ndarray::Ix1};
+use gpumem_sim::{Schedule, SimConfig};
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::ThreadId;
@@ -103,7 +102,7 @@ unsafe extern "C" fn end_capture(stream: CUstream, graph: *mut CUgraph) -> CUres
 /// A machine with these functions, whose work runs as late as it may, for one test at a time.
 fn machine() -> (MutexGuard<'static, ()>, Driver) {
     let turn = ONE_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner);
-    let driver = Driver::sim(SimConfig::new().schedule(Schedule::Late)).unwrap();
+    let driver = gpumem_sim::driver(SimConfig::new().schedule(Schedule::Late)).unwrap();
     *DRIVER.lock().unwrap() = Some(*driver.table());
     // SAFETY: each wrapper calls the function that it replaces.
     let driver = unsafe {
@@ -191,7 +190,7 @@ fn a_capture_that_begins_during_an_operation_begins_after_it() {
         let next = Array::full(&gpu, LEN, 7.0).unwrap();
         assert_eq!(all(&next), 7.0 * LEN as f32, "{name}");
     }
-    assert_eq!(driver.simulator().unwrap().report().findings, []);
+    assert_eq!(gpumem_sim::Sim::of(&driver).unwrap().report().findings, []);
 }
 
 #[test]
@@ -211,7 +210,7 @@ fn a_stream_that_joins_a_capture_during_an_operation_joins_after_it() {
         },
     );
     assert!(zeros.to_vec().unwrap().iter().all(|value| *value == 0.0));
-    assert_eq!(driver.simulator().unwrap().report().findings, []);
+    assert_eq!(gpumem_sim::Sim::of(&driver).unwrap().report().findings, []);
 }
 
 /// The end makes the stream wait for what the capture left to launches: an operation that was asked for in the capture must not
@@ -248,7 +247,7 @@ fn a_capture_that_ends_during_an_operation_ends_after_it() {
         ending.join().unwrap();
     });
     gpu.device().synchronize().unwrap();
-    assert_eq!(driver.simulator().unwrap().report().findings, []);
+    assert_eq!(gpumem_sim::Sim::of(&driver).unwrap().report().findings, []);
 }
 
 #[test]
@@ -327,7 +326,7 @@ fn memory_goes_on_behind_the_last_operation_of_a_retired_stream() {
         assert_eq!(theirs.address(), address, "{name}: the test is about memory that comes again");
         device.synchronize().unwrap();
         assert!(theirs.to_vec().unwrap().iter().all(|value| *value == 2.0), "{name} came later");
-        assert_eq!(driver.simulator().unwrap().report().findings, [], "{name}");
+        assert_eq!(gpumem_sim::Sim::of(&driver).unwrap().report().findings, [], "{name}");
     }
 }
 

@@ -1,14 +1,13 @@
 //! Several streams and threads, and nobody writes a synchronisation: results are right in every order of execution that
 //! the simulator's seeds choose.
 
-#![cfg(feature = "sim")]
 #![allow(clippy::unwrap_used)] // helpers of tests are tests too
 
 mod support;
 
 use gpumem_array::ndarray::Ix1;
-use gpumem_array::pool::sys::SimConfig;
 use gpumem_array::{Function, Gpu, GpuArray, GpuView, GpuViewMut, Module, UninitArray};
+use gpumem_sim::SimConfig;
 use support::{gpu, gpu_with};
 
 const SEEDS: u64 = 250;

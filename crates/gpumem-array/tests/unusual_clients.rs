@@ -1,6 +1,5 @@
 //! Safe programs that use adaptors, events and streams in unusual orders, none of which may break a capture or read foreign memory.
 
-#![cfg(feature = "sim")]
 #![forbid(unsafe_code)]
 #![allow(clippy::unwrap_used)] // helpers of tests are tests too
 
@@ -94,7 +93,7 @@ fn waits_for_marks_break_no_capture() {
         mark.record(&first).unwrap();
         second.wait(&mark).unwrap();
         second.synchronize().unwrap();
-        assert_eq!(gpu.device().driver().simulator().unwrap().report().findings, []);
+        assert_eq!(gpumem_sim::Sim::of(gpu.device().driver()).unwrap().report().findings, []);
     }
 }
 
@@ -103,13 +102,13 @@ fn waits_for_marks_break_no_capture() {
 fn a_stream_that_joined_a_capture_may_go() {
     let gpu = gpu();
     for mode in [CaptureMode::Global, CaptureMode::ThreadLocal, CaptureMode::Relaxed] {
-        let before = gpu.device().driver().simulator().unwrap().report().stream_count;
+        let before = gpumem_sim::Sim::of(gpu.device().driver()).unwrap().report().stream_count;
         let capture = gpu.stream().begin_capture(mode).unwrap();
         let side = Stream::new(gpu.device()).unwrap();
         side.wait_for(gpu.stream()).unwrap();
         gpu.stream().wait_for(&side).unwrap();
         drop(side);
         capture.end().unwrap();
-        assert_eq!(gpu.device().driver().simulator().unwrap().report().stream_count, before);
+        assert_eq!(gpumem_sim::Sim::of(gpu.device().driver()).unwrap().report().stream_count, before);
     }
 }

@@ -8,7 +8,7 @@ use gpumem_sys::types::*;
 macro_rules! export {
     ($( [$since:literal] fn $name:ident($($arg:ident: $kind:ty),* $(,)?); )*) => {
         $(
-            #[doc = concat!("`", stringify!($name), "` of the process's software driver.")]
+            #[doc = concat!("`", stringify!($name), "` of the process's simulator.")]
             ///
             /// # Safety
             ///

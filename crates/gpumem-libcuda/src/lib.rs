@@ -1,10 +1,10 @@
-//! gpumem's software driver as a drop-in for NVIDIA's `libcuda.so.1`, for programs that know nothing of gpumem.
+//! gpumem's simulator as a drop-in for NVIDIA's `libcuda.so.1`, for programs that know nothing of gpumem.
 //!
-//! The library exports every function of the driver API. Each forwards to one software driver of the process, made by
+//! The library exports every function of the driver API. Each forwards to one simulator of the process, made by
 //! the first call from the `GPUMEM_SIM_…` variables. A function that
-//! the software driver lacks answers `CUDA_ERROR_NOT_SUPPORTED`. Kernels have no Rust twins here: modules load, but no
+//! the simulator lacks answers `CUDA_ERROR_NOT_SUPPORTED`. Kernels have no Rust twins here: modules load, but no
 //! function is found in them (`CUDA_ERROR_NOT_FOUND`), so that nothing pretends to have computed. When the process
-//! exits, the races and faults that the software driver has found are written to standard error.
+//! exits, the races and faults that the simulator has found are written to standard error.
 //!
 //! `cargo xtask drop-in DIR` lays the library out under the names that programs look for:
 //!
@@ -15,7 +15,7 @@
 //!
 //! This crate decides nothing. Behaviour belongs to the simulator in `gpumem-sys`; Rust code that can take a driver as
 //! an argument is better tested with that crate. Programs built on it recognise this library by
-//! [`gpumem_software_driver`] and refuse to take it for a GPU.
+//! [`gpumem_simulator`] and refuse to take it for a GPU.
 
 mod export;
 mod process;
@@ -24,4 +24,4 @@ pub use export::*;
 
 /// Marks the library: gpumem's loader never takes one that has this symbol for the vendor's.
 #[unsafe(no_mangle)]
-pub extern "C" fn gpumem_software_driver() {}
+pub extern "C" fn gpumem_simulator() {}

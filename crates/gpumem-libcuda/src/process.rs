@@ -1,8 +1,8 @@
-//! The one software driver of this process. It is never dropped: at exit the program's threads and static destructors
+//! The one simulator of this process. It is never dropped: at exit the program's threads and static destructors
 //! may still be calling. What it has found against the program is said then, since nobody can ask for it.
 
-use gpumem_sys::sim::Finding;
-use gpumem_sys::{Driver, LoadError, SimConfig, Table};
+use gpumem_sim::{Finding, SimConfig, SimError};
+use gpumem_sys::{Driver, Table};
 use std::fmt::Write as _;
 use std::io::Write as _;
 use std::sync::OnceLock;
@@ -18,13 +18,13 @@ pub(crate) fn table() -> Option<&'static Table> {
     DRIVER.get_or_init(|| start().map_err(complain).ok()).as_ref().map(Driver::table)
 }
 
-fn start() -> Result<Driver, LoadError> {
+fn start() -> Result<Driver, SimError> {
     STARTED_BY.store(std::process::id(), Ordering::Relaxed);
-    Driver::sim(SimConfig::from_env()?)
+    gpumem_sim::driver(SimConfig::from_env()?)
 }
 
-fn complain(error: LoadError) {
-    say(&format!("gpumem's software driver (libcuda.so.1) can't start: {error}\n"));
+fn complain(error: SimError) {
+    say(&format!("gpumem's simulator (libcuda.so.1) can't start: {error}\n"));
 }
 
 /// Called by the loader when the process exits, after everything that the program has registered for that.
@@ -41,7 +41,7 @@ extern "C" fn at_exit() {
         return;
     }
     let driver = DRIVER.get().and_then(Option::as_ref);
-    let Some(report) = driver.and_then(Driver::simulator).map(|sim| sim.report()) else { return };
+    let Some(report) = driver.and_then(gpumem_sim::Sim::of).map(|sim| sim.report()) else { return };
     let found = report.findings.iter().filter(|finding| is_worth_saying(finding));
     let found = found.take(SHOWN_MAX).fold(String::new(), |mut text, finding| {
         let _ = writeln!(text, "  {finding}");
@@ -50,7 +50,7 @@ extern "C" fn at_exit() {
     if !found.is_empty() {
         let (seed, schedule) = (report.seed, report.schedule);
         say(&format!(
-            "gpumem's software driver has found, with GPUMEM_SIM_SEED={seed} GPUMEM_SIM_SCHEDULE={schedule}:\n{found}"
+            "gpumem's simulator has found, with GPUMEM_SIM_SEED={seed} GPUMEM_SIM_SCHEDULE={schedule}:\n{found}"
         ));
     }
 }

@@ -5,6 +5,7 @@
 #![cfg(target_os = "linux")]
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
+use gpumem_sim::SimError;
 use gpumem_sys::types::CUdevice_attribute;
 use gpumem_sys::{CUresult, Driver, LoadError, Table};
 use std::path::PathBuf;
@@ -20,7 +21,7 @@ fn every_function_is_exported() {
         assert!(found.is_ok(), "{} is missing", symbol.name);
     }
     // SAFETY: only the symbol's presence is looked at.
-    assert!(unsafe { library.get::<*const ()>(b"gpumem_software_driver\0") }.is_ok());
+    assert!(unsafe { library.get::<*const ()>(b"gpumem_simulator\0") }.is_ok());
 }
 
 #[test]
@@ -100,9 +101,10 @@ mod child {
     #[test]
     #[ignore = "needs the library on the path; its parent starts it"]
     fn is_refused_by_gpumem() {
-        for driver in [Driver::cuda(), Driver::cuda_or_sim()] {
-            assert!(matches!(driver, Err(LoadError::Impostor)), "{driver:?}");
-        }
+        let vendors = Driver::cuda();
+        assert!(matches!(vendors, Err(LoadError::Impostor)), "{vendors:?}");
+        let either = gpumem_sim::driver_or_sim();
+        assert!(matches!(either, Err(SimError::Load(LoadError::Impostor))), "{either:?}");
     }
 
     #[test]

@@ -5,13 +5,14 @@
 //! blocks for another stream, which makes a few small arrays for each; 4 GiB are allowed, of which 2 GiB are soft. Only the
 //! memory is real: kernels are copies and fills.
 //!
-//! `cargo run --release -p gpumem-pool --example eager [-- EPOCHS]`, on a GPU or, without one, on the software driver.
+//! `cargo run --release -p gpumem-pool --example eager [-- EPOCHS]`, on a GPU or, without one, on the simulator.
 
 #![allow(clippy::print_stdout)] // printing is what it is for
 
 use core::time::Duration;
-use gpumem_pool::sys::{Driver, SimConfig};
+use gpumem_pool::sys::Driver;
 use gpumem_pool::{BackendKind, Block, Device, Dials, Pool, Stream};
+use gpumem_sim::SimConfig;
 use std::error::Error;
 use std::time::Instant;
 
@@ -22,7 +23,7 @@ const BATCH: u64 = 2_048;
 fn main() -> Result<(), Box<dyn Error>> {
     let epochs = std::env::args().nth(1).map_or(Ok(20), |epochs| epochs.parse())?;
     // A simulated device that wakes up for nothing: what counts here is the host's.
-    let simulated = || Driver::sim(SimConfig::new().memory_bytes(8 << 30).races(false));
+    let simulated = || gpumem_sim::driver(SimConfig::new().memory_bytes(8 << 30).races(false));
     let driver = Driver::cuda().or_else(|_| simulated())?;
     let device = Device::new(&driver, 0)?;
     println!("{device}, {}, {epochs} epochs", driver.kind());

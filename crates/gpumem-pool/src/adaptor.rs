@@ -69,7 +69,8 @@ use std::sync::Arc;
 /// included; using the very pool that calls them calls them again.
 ///
 /// ```
-/// use gpumem_pool::{Device, Pool, PoolError, Stream, sys::{Driver, SimConfig}};
+/// use gpumem_pool::{Device, Pool, PoolError, Stream};
+/// use gpumem_sim::SimConfig;
 /// use gpumem_pool::adaptor::{Adaptor, Grant, Next, Release, Request};
 /// use std::sync::{Arc, atomic::{AtomicU64, Ordering}};
 ///
@@ -93,7 +94,7 @@ use std::sync::Arc;
 ///     }
 /// }
 ///
-/// let device = Device::new(&Driver::sim(SimConfig::new())?, 0)?;
+/// let device = Device::new(&gpumem_sim::driver(SimConfig::new())?, 0)?;
 /// let large = Arc::new(Large::default());
 /// let pool = Pool::builder(&device).adaptor(large.clone()).build()?;
 /// let stream = Stream::new(&device)?;

@@ -13,9 +13,10 @@ impl Pool {
     /// `native` and `none` have to ask the driver for as much more, which counts as in use.
     ///
     /// ```
-    /// use gpumem_pool::{Device, Pool, PoolError, Stream, sys::{Driver, SimConfig}};
+    /// use gpumem_pool::{Device, Pool, PoolError, Stream};
+    /// use gpumem_sim::SimConfig;
     ///
-    /// let device = Device::new(&Driver::sim(SimConfig::new())?, 0)?;
+    /// let device = Device::new(&gpumem_sim::driver(SimConfig::new())?, 0)?;
     /// let (pool, stream) = (Pool::new(&device)?, Stream::new(&device)?);
     ///
     /// let table = pool.alloc_aligned(3000, 64 << 10, &stream)?;

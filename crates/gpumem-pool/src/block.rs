@@ -22,9 +22,10 @@ use std::sync::Arc;
 /// has no other way. When the driver refuses the free, the block is leaked and the pool says so at its next call.
 ///
 /// ```
-/// use gpumem_pool::{Device, Pool, Stream, sys::{Driver, SimConfig}};
+/// use gpumem_pool::{Device, Pool, Stream};
+/// use gpumem_sim::SimConfig;
 ///
-/// let device = Device::new(&Driver::sim(SimConfig::new())?, 0)?;
+/// let device = Device::new(&gpumem_sim::driver(SimConfig::new())?, 0)?;
 /// let pool = Pool::new(&device)?;
 /// let (home, other) = (Stream::new(&device)?, Stream::new(&device)?);
 ///
@@ -115,9 +116,10 @@ impl Block {
     /// streams get the memory once it is done there. Streams of this crate's, and long-lived ones, need no such call.
     ///
     /// ```
-    /// use gpumem_pool::{Device, Pool, Stream, sys::{Driver, SimConfig, types::CUstream}};
+    /// use gpumem_pool::{Device, Pool, Stream, sys::types::CUstream};
+    /// use gpumem_sim::SimConfig;
     ///
-    /// let device = Device::new(&Driver::sim(SimConfig::new())?, 0)?;
+    /// let device = Device::new(&gpumem_sim::driver(SimConfig::new())?, 0)?;
     /// let pool = Pool::new(&device)?;
     /// # let raw = std::ptr::null_mut::<()>() as CUstream;
     /// // SAFETY: the stream outlives its wrap.

@@ -174,6 +174,5 @@ impl Order for Clocks {
 }
 
 #[cfg(test)]
-#[cfg(feature = "sim")]
 #[allow(unsafe_code)]
 mod tests;

@@ -24,9 +24,10 @@ use std::sync::{Arc, Mutex, OnceLock, RwLock, Weak};
 /// One GPU, through its primary context. Clones share it.
 ///
 /// ```
-/// use gpumem_pool::{Device, sys::{Driver, SimConfig}};
+/// use gpumem_pool::Device;
+/// use gpumem_sim::SimConfig;
 ///
-/// let driver = Driver::sim(SimConfig::new().memory_bytes(1 << 30))?;
+/// let driver = gpumem_sim::driver(SimConfig::new().memory_bytes(1 << 30))?;
 /// let device = Device::new(&driver, 0)?;
 /// assert_eq!(device.total_bytes(), 1 << 30);
 /// assert!(device.to_string().ends_with("(device 0, 1.0 GiB)"));

@@ -55,9 +55,10 @@ pub enum Profile {
 /// What the caching backend trades, dial by dial. Other backends have none of this.
 ///
 /// ```
-/// use gpumem_pool::{Device, Dials, Pool, Profile, sys::{Driver, SimConfig}};
+/// use gpumem_pool::{Device, Dials, Pool, Profile};
+/// use gpumem_sim::SimConfig;
 ///
-/// let device = Device::new(&Driver::sim(SimConfig::new())?, 0)?;
+/// let device = Device::new(&gpumem_sim::driver(SimConfig::new())?, 0)?;
 /// let dials = Dials::of(Profile::Balanced).growth_slack(50).inserted_waits(false);
 /// let pool = Pool::builder(&device).dials(dials).build()?;
 /// # drop(pool);

@@ -67,9 +67,10 @@ pub struct Capture {
 /// What a stream has captured, with the memory that it uses.
 ///
 /// ```
-/// use gpumem_pool::{CaptureMode, Device, Pool, Stream, sys::{Driver, SimConfig}};
+/// use gpumem_pool::{CaptureMode, Device, Pool, Stream};
+/// use gpumem_sim::SimConfig;
 ///
-/// let device = Device::new(&Driver::sim(SimConfig::new())?, 0)?;
+/// let device = Device::new(&gpumem_sim::driver(SimConfig::new())?, 0)?;
 /// let (pool, stream) = (Pool::new(&device)?, Stream::new(&device)?);
 ///
 /// let capture = stream.begin_capture(CaptureMode::Global)?;

@@ -24,10 +24,11 @@ use std::sync::Arc;
 /// graphs that use it are launched.
 ///
 /// ```
-/// use gpumem_pool::{BackendKind, Device, Pool, Stream, sys::{Driver, SimConfig}};
+/// use gpumem_pool::{BackendKind, Device, Pool, Stream};
+/// use gpumem_sim::SimConfig;
 ///
 /// # #[cfg(feature = "backend-caching")] {
-/// let device = Device::new(&Driver::sim(SimConfig::new())?, 0)?;
+/// let device = Device::new(&gpumem_sim::driver(SimConfig::new())?, 0)?;
 /// let pool = Pool::builder(&device).backend(BackendKind::Caching).build()?;
 /// let stream = Stream::new(&device)?;
 ///

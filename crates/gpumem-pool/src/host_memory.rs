@@ -42,9 +42,10 @@ mod buffer;
 /// leaked. [`core::mem::forget`] leaks the buffer.
 ///
 /// ```
-/// use gpumem_pool::{Device, HostMemory, Stream, sys::{Driver, SimConfig}};
+/// use gpumem_pool::{Device, HostMemory, Stream};
+/// use gpumem_sim::SimConfig;
 ///
-/// let device = Device::new(&Driver::sim(SimConfig::new())?, 0)?;
+/// let device = Device::new(&gpumem_sim::driver(SimConfig::new())?, 0)?;
 /// let stream = Stream::new(&device)?;
 /// let shared = HostMemory::register(&device, vec![0_u32; 1 << 20])?;
 /// {
@@ -238,9 +239,10 @@ impl Device {
     /// thread may have begun it.
     ///
     /// ```
-    /// use gpumem_pool::{Device, Stream, sys::{Driver, SimConfig}};
+    /// use gpumem_pool::{Device, Stream};
+    /// use gpumem_sim::SimConfig;
     ///
-    /// let device = Device::new(&Driver::sim(SimConfig::new())?, 0)?;
+    /// let device = Device::new(&gpumem_sim::driver(SimConfig::new())?, 0)?;
     /// let stream = Stream::new(&device)?;
     /// let mut table = vec![0_u32; 1 << 20];
     /// device.with_host_memory(&mut table, |memory| {

@@ -12,9 +12,10 @@ use gpumem_sys::types::CUdevice_attribute;
 /// Whose memory a pool hands out. Each pool has one kind, and its limits are for that alone.
 ///
 /// ```
-/// use gpumem_pool::{Device, MemoryKind, Pool, Stream, sys::{Driver, SimConfig}};
+/// use gpumem_pool::{Device, MemoryKind, Pool, Stream};
+/// use gpumem_sim::SimConfig;
 ///
-/// let device = Device::new(&Driver::sim(SimConfig::new())?, 0)?;
+/// let device = Device::new(&gpumem_sim::driver(SimConfig::new())?, 0)?;
 /// let pool = Pool::builder(&device).kind(MemoryKind::Host).hard_limit(64 << 20).build()?;
 /// let stream = Stream::new(&device)?;
 ///

@@ -24,9 +24,10 @@
 //! | `backend` | where the bytes come from: `caching`, `native`, `none`; `upkeep`: what pools leave to their device |
 //!
 //! ```
-//! use gpumem_pool::{Device, Limit, Pool, Stream, sys::{Driver, SimConfig}};
+//! use gpumem_pool::{Device, Limit, Pool, Stream};
+//! use gpumem_sim::SimConfig;
 //!
-//! let device = Device::new(&Driver::sim(SimConfig::new())?, 0)?;
+//! let device = Device::new(&gpumem_sim::driver(SimConfig::new())?, 0)?;
 //! let pool = Pool::builder(&device).hard_limit("50%".parse::<Limit>()?).build()?;
 //! let stream = Stream::new(&device)?;
 //!
@@ -41,7 +42,7 @@
 //!
 //! Everything is there on Linux. Elsewhere:
 //!
-//! - the software driver has no virtual memory management, so [`BackendKind::Caching`] works over plain segments there; the
+//! - the simulator has no virtual memory management, so [`BackendKind::Caching`] works over plain segments there; the
 //!   status says so. Over the vendor's driver on Windows it works as on Linux;
 //! - blocks can't be exported to other processes, and on Windows `ExportedBlock` and `ImportedBlock` don't exist;
 //! - a [`trace::Trace`] does not lock its file: two processes that name one file spoil it, so put `%p` into the name;
@@ -156,7 +157,7 @@ pub use growable::GrowableBlock;
 pub use host_memory::{BorrowedHostMemory, HostBuffer, HostBufferMut, HostMemory, HostMemoryError};
 pub use kind::MemoryKind;
 pub use limit::Limit;
-pub use options::{BackendKind, PoolBuilder};
+pub use options::{BackendKind, PoolBuilder, VARIABLES};
 pub use out_of_memory::{
     Advice, Attempt, Growth, Holder, OutOfMemory, ProcessUsage, RefusedBy, UnfinishedStream,
 };

@@ -18,6 +18,8 @@
 
 mod environment;
 
+pub use environment::VARIABLES;
+
 use crate::adaptor::Adaptor;
 use crate::conf::{self, ConfError};
 use crate::device::Device;
@@ -119,9 +121,10 @@ impl PoolBuilder {
     /// backend are told of by [`Pool::notices`].
     ///
     /// ```
-    /// use gpumem_pool::{Device, Pool, sys::{Driver, SimConfig}};
+    /// use gpumem_pool::{Device, Pool};
+    /// use gpumem_sim::SimConfig;
     ///
-    /// let device = Device::new(&Driver::sim(SimConfig::new())?, 0)?;
+    /// let device = Device::new(&gpumem_sim::driver(SimConfig::new())?, 0)?;
     /// let builder = Pool::builder(&device).conf("backend:none, max_split_size_mb:128")?;
     /// let pool = builder.build()?;
     /// assert!(pool.notices()[0].to_string().starts_with("max_split_size_mb has no effect on the backend none"));
@@ -171,9 +174,10 @@ impl PoolBuilder {
     /// anyway.
     ///
     /// ```
-    /// use gpumem_pool::{Device, Pool, Profile, Stream, sys::{Driver, SimConfig}};
+    /// use gpumem_pool::{Device, Pool, Profile, Stream};
+    /// use gpumem_sim::SimConfig;
     ///
-    /// let device = Device::new(&Driver::sim(SimConfig::new())?, 0)?;
+    /// let device = Device::new(&gpumem_sim::driver(SimConfig::new())?, 0)?;
     /// let pool = Pool::builder(&device).profile(Profile::Fast).exact_peaks().build()?;
     /// let stream = Stream::new(&device)?;
     /// pool.reserve(256 << 20)?;
@@ -215,10 +219,11 @@ impl PoolBuilder {
     /// it. The backend `none` keeps nothing.
     ///
     /// ```
-    /// use gpumem_pool::{Device, Pool, Stream, sys::{Driver, SimConfig}};
+    /// use gpumem_pool::{Device, Pool, Stream};
+    /// use gpumem_sim::SimConfig;
     /// use std::time::Duration;
     ///
-    /// let device = Device::new(&Driver::sim(SimConfig::new())?, 0)?;
+    /// let device = Device::new(&gpumem_sim::driver(SimConfig::new())?, 0)?;
     /// let pool = Pool::builder(&device).trim_when_idle(Duration::from_millis(5)).build()?;
     /// let stream = Stream::new(&device)?;
     /// drop(pool.alloc(5 << 20, &stream)?);
@@ -276,10 +281,11 @@ impl PoolBuilder {
     /// it. Of requests that it makes itself it is not told, and its panics are the caller's.
     ///
     /// ```
-    /// use gpumem_pool::{Device, Pool, Stream, sys::{Driver, SimConfig}};
+    /// use gpumem_pool::{Device, Pool, Stream};
+    /// use gpumem_sim::SimConfig;
     /// use std::sync::{Arc, Mutex};
     ///
-    /// let device = Device::new(&Driver::sim(SimConfig::new().memory_bytes(1 << 30))?, 0)?;
+    /// let device = Device::new(&gpumem_sim::driver(SimConfig::new().memory_bytes(1 << 30))?, 0)?;
     /// let log = Arc::new(Mutex::new(Vec::new()));
     /// let lines = Arc::clone(&log);
     /// let observed = Pool::builder(&device).on_out_of_memory(move |error| lines.lock().unwrap().push(error.to_string()));
@@ -306,10 +312,11 @@ impl PoolBuilder {
     /// pool.
     ///
     /// ```
-    /// use gpumem_pool::{BackendKind, Device, Pool, Stream, sys::{Driver, SimConfig}};
+    /// use gpumem_pool::{BackendKind, Device, Pool, Stream};
+    /// use gpumem_sim::SimConfig;
     ///
     /// # #[cfg(feature = "backend-caching")] {
-    /// let device = Device::new(&Driver::sim(SimConfig::new())?, 0)?;
+    /// let device = Device::new(&gpumem_sim::driver(SimConfig::new())?, 0)?;
     /// let pool = Pool::builder(&device).backend(BackendKind::Caching).plain_segments().build()?;
     /// let block = pool.alloc(5 << 20, &Stream::new(&device)?)?;
     /// assert!(pool.status()?.to_string().contains("caching (plain segments)"));
@@ -326,10 +333,11 @@ impl PoolBuilder {
     /// [`adaptor`](crate::adaptor).
     ///
     /// ```
-    /// use gpumem_pool::{Device, Pool, PoolError, Stream, adaptor::Budget, sys::{Driver, SimConfig}};
+    /// use gpumem_pool::{Device, Pool, PoolError, Stream, adaptor::Budget};
+    /// use gpumem_sim::SimConfig;
     /// use std::sync::Arc;
     ///
-    /// let device = Device::new(&Driver::sim(SimConfig::new())?, 0)?;
+    /// let device = Device::new(&gpumem_sim::driver(SimConfig::new())?, 0)?;
     /// let budget = Arc::new(Budget::new(1 << 20));
     /// let pool = Pool::builder(&device).adaptor(budget.clone()).build()?;
     /// let stream = Stream::new(&device)?;

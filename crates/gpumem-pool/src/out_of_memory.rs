@@ -31,9 +31,10 @@ use std::time::Instant;
 /// Printed, it is a table that ends with [`OutOfMemory::advice`]:
 ///
 /// ```
-/// use gpumem_pool::{Advice, Device, Pool, PoolError, Stream, sys::{Driver, SimConfig}};
+/// use gpumem_pool::{Advice, Device, Pool, PoolError, Stream};
+/// use gpumem_sim::SimConfig;
 ///
-/// let device = Device::new(&Driver::sim(SimConfig::new())?, 0)?;
+/// let device = Device::new(&gpumem_sim::driver(SimConfig::new())?, 0)?;
 /// let pool = Pool::builder(&device).hard_limit(64 << 20).build()?;
 /// let stream = Stream::new(&device)?;
 ///
@@ -83,7 +84,7 @@ pub struct OutOfMemory {
     /// What other pools of the same [`Device`](crate::Device) hold, a part of [`OutOfMemory::others_bytes`].
     pub other_pools_bytes: u64,
     /// The other processes on the device, the largest first, as far as they are known: asked for only where what others hold
-    /// is in the way, and only with the feature `nvml`, or of the software driver.
+    /// is in the way, and only with the feature `nvml`, or of the simulator.
     pub processes: Vec<ProcessUsage>,
     /// What was tried before giving up, in this order; once for all times that it was tried.
     pub attempts: Vec<Attempt>,

@@ -15,9 +15,10 @@ impl Pool {
     /// the driver has no narrower way.
     ///
     /// ```
-    /// use gpumem_pool::{Device, Pool, PoolError, Stream, sys::{Driver, SimConfig}};
+    /// use gpumem_pool::{Device, Pool, PoolError, Stream};
+    /// use gpumem_sim::SimConfig;
     ///
-    /// let driver = Driver::sim(SimConfig::new().devices(3).without_link(0, 2))?;
+    /// let driver = gpumem_sim::driver(SimConfig::new().devices(3).without_link(0, 2))?;
     /// let device = Device::new(&driver, 0)?;
     /// let (peer, far) = (Device::new(&driver, 1)?, Device::new(&driver, 2)?);
     /// let pool = Pool::builder(&device).peer_access(&[peer.clone()]).build()?;

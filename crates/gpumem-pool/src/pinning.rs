@@ -14,9 +14,10 @@ impl Block {
     /// other sizes as freely: pin what must be, not everything.
     ///
     /// ```
-    /// use gpumem_pool::{BackendKind, Device, Pool, Stream, sys::{Driver, SimConfig}};
+    /// use gpumem_pool::{BackendKind, Device, Pool, Stream};
+    /// use gpumem_sim::SimConfig;
     ///
-    /// let device = Device::new(&Driver::sim(SimConfig::new())?, 0)?;
+    /// let device = Device::new(&gpumem_sim::driver(SimConfig::new())?, 0)?;
     /// let pool = Pool::builder(&device).backend(BackendKind::None).build()?;
     /// let stream = Stream::new(&device)?;
     ///

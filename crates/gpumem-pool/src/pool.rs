@@ -18,9 +18,10 @@ use std::sync::Arc;
 /// Hands out [`Block`]s of one device's memory. Clones share it; blocks keep it alive.
 ///
 /// ```
-/// use gpumem_pool::{Device, Pool, PoolError, Stream, sys::{Driver, SimConfig}};
+/// use gpumem_pool::{Device, Pool, PoolError, Stream};
+/// use gpumem_sim::SimConfig;
 ///
-/// let device = Device::new(&Driver::sim(SimConfig::new())?, 0)?;
+/// let device = Device::new(&gpumem_sim::driver(SimConfig::new())?, 0)?;
 /// let pool = Pool::builder(&device).hard_limit(64 << 20).build()?;
 /// let stream = Stream::new(&device)?;
 ///
@@ -174,9 +175,10 @@ impl Pool {
     /// and later, when more has been freed, whenever the host waits. Until then the pool does not grow.
     ///
     /// ```
-    /// use gpumem_pool::{Device, Limit, Pool, PoolError, Stream, sys::{Driver, SimConfig}};
+    /// use gpumem_pool::{Device, Limit, Pool, PoolError, Stream};
+    /// use gpumem_sim::SimConfig;
     ///
-    /// let device = Device::new(&Driver::sim(SimConfig::new().memory_bytes(1 << 30))?, 0)?;
+    /// let device = Device::new(&gpumem_sim::driver(SimConfig::new().memory_bytes(1 << 30))?, 0)?;
     /// let (pool, stream) = (Pool::new(&device)?, Stream::new(&device)?);
     /// let block = pool.alloc(48 << 20, &stream)?;
     /// pool.set_hard_limit("6.25%".parse::<Limit>()?)?;

@@ -14,9 +14,10 @@ impl Pool {
     /// A quota above this pool's limit is cut down to it. Either pool may go first.
     ///
     /// ```
-    /// use gpumem_pool::{Device, Pool, PoolError, Stream, sys::{Driver, SimConfig}};
+    /// use gpumem_pool::{Device, Pool, PoolError, Stream};
+    /// use gpumem_sim::SimConfig;
     ///
-    /// let device = Device::new(&Driver::sim(SimConfig::new())?, 0)?;
+    /// let device = Device::new(&gpumem_sim::driver(SimConfig::new())?, 0)?;
     /// let pool = Pool::builder(&device).hard_limit(64 << 20).build()?;
     /// let stream = Stream::new(&device)?;
     ///

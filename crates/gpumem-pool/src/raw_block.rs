@@ -10,9 +10,10 @@ use gpumem_sys::types::CUdeviceptr;
 /// What [`Block::into_raw`] leaves: plain data, without a drop. The block goes on to live, and its pool with it.
 ///
 /// ```
-/// use gpumem_pool::{Block, Device, Pool, Stream, sys::{Driver, SimConfig}};
+/// use gpumem_pool::{Block, Device, Pool, Stream};
+/// use gpumem_sim::SimConfig;
 ///
-/// let device = Device::new(&Driver::sim(SimConfig::new())?, 0)?;
+/// let device = Device::new(&gpumem_sim::driver(SimConfig::new())?, 0)?;
 /// let (pool, stream) = (Pool::new(&device)?, Stream::new(&device)?);
 ///
 /// let raw = pool.alloc(4096, &stream)?.into_raw();

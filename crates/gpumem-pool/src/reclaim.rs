@@ -20,7 +20,8 @@ use std::time::Instant;
 /// Something that can make room on a device. A thread that allocates calls it, with all locks that it holds at that moment.
 ///
 /// ```
-/// use gpumem_pool::{Block, Device, Pool, Reclaimable, Stream, sys::{Driver, SimConfig}};
+/// use gpumem_pool::{Block, Device, Pool, Reclaimable, Stream};
+/// use gpumem_sim::SimConfig;
 /// use std::error::Error;
 /// use std::sync::{Arc, Mutex};
 ///
@@ -34,7 +35,7 @@ use std::time::Instant;
 ///     }
 /// }
 ///
-/// let device = Device::new(&Driver::sim(SimConfig::new().memory_bytes(64 << 20))?, 0)?;
+/// let device = Device::new(&gpumem_sim::driver(SimConfig::new().memory_bytes(64 << 20))?, 0)?;
 /// let (pool, stream) = (Pool::new(&device)?, Stream::new(&device)?);
 /// let cache = Arc::new(Cache(Mutex::default()));
 /// let _registration = device.register_reclaimable(&cache);

@@ -51,9 +51,10 @@ impl Pool {
     /// A block keeps its tag, whoever frees it. What is allocated outside of scopes has none, and costs what it did.
     ///
     /// ```
-    /// use gpumem_pool::{Device, Pool, Stream, sys::{Driver, SimConfig}};
+    /// use gpumem_pool::{Device, Pool, Stream};
+    /// use gpumem_sim::SimConfig;
     ///
-    /// let device = Device::new(&Driver::sim(SimConfig::new())?, 0)?;
+    /// let device = Device::new(&gpumem_sim::driver(SimConfig::new())?, 0)?;
     /// let (pool, stream) = (Pool::new(&device)?, Stream::new(&device)?);
     ///
     /// let scope = pool.scope("forward");

@@ -65,10 +65,11 @@ impl Block {
     /// are done.
     ///
     /// ```
-    /// use gpumem_pool::{BackendKind, Device, ImportedBlock, Pool, Stream, sys::{Driver, SimConfig}};
+    /// use gpumem_pool::{BackendKind, Device, ImportedBlock, Pool, Stream};
+    /// use gpumem_sim::SimConfig;
     ///
     /// # #[cfg(feature = "backend-caching")] {
-    /// let device = Device::new(&Driver::sim(SimConfig::new())?, 0)?;
+    /// let device = Device::new(&gpumem_sim::driver(SimConfig::new())?, 0)?;
     /// let pool = Pool::builder(&device).backend(BackendKind::Caching).exportable().build()?;
     /// let block = pool.alloc(3 << 20, &Stream::new(&device)?)?;
     /// let exported = block.export()?;

@@ -28,9 +28,10 @@ use std::thread::ThreadId;
 /// A queue of work on a device. Clones share it.
 ///
 /// ```
-/// use gpumem_pool::{Device, Event, Stream, sys::{Driver, SimConfig}};
+/// use gpumem_pool::{Device, Event, Stream};
+/// use gpumem_sim::SimConfig;
 ///
-/// let device = Device::new(&Driver::sim(SimConfig::new())?, 0)?;
+/// let device = Device::new(&gpumem_sim::driver(SimConfig::new())?, 0)?;
 /// let (compute, copy) = (Stream::new(&device)?, Stream::new(&device)?);
 /// let uploaded = Event::new(&device)?;
 /// uploaded.record(&copy)?;

@@ -53,10 +53,11 @@ use std::sync::{Arc, Mutex, PoisonError};
 ///
 /// ```
 /// use gpumem_pool::trace::{Recording, Trace, What};
-/// use gpumem_pool::{Device, Pool, Stream, sys::{Driver, SimConfig}};
+/// use gpumem_pool::{Device, Pool, Stream};
+/// use gpumem_sim::SimConfig;
 ///
 /// # let path = std::env::temp_dir().join(format!("gpumem-doc-{}.trace", std::process::id()));
-/// let device = Device::new(&Driver::sim(SimConfig::new())?, 0)?;
+/// let device = Device::new(&gpumem_sim::driver(SimConfig::new())?, 0)?;
 /// let trace = Trace::create(&path)?;
 /// let pool = Pool::builder(&device).adaptor(trace.clone()).build()?;
 /// let scope = pool.scope("forward");

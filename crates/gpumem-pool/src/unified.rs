@@ -37,9 +37,10 @@ impl Block {
     /// its order, without waiting here. Where a page is changes no contents. It counts as a use of the block on `stream`.
     ///
     /// ```
-    /// use gpumem_pool::{Device, Location, MemoryKind, Pool, Stream, sys::{Driver, SimConfig}};
+    /// use gpumem_pool::{Device, Location, MemoryKind, Pool, Stream};
+    /// use gpumem_sim::SimConfig;
     ///
-    /// let device = Device::new(&Driver::sim(SimConfig::new())?, 0)?;
+    /// let device = Device::new(&gpumem_sim::driver(SimConfig::new())?, 0)?;
     /// let pool = Pool::builder(&device).kind(MemoryKind::Unified).build()?;
     /// let stream = Stream::new(&device)?;
     ///
@@ -77,9 +78,10 @@ impl Block {
     /// what should not hold for the next one there.
     ///
     /// ```
-    /// use gpumem_pool::{BackendKind, Device, Expectation, MemoryKind, Pool, Stream, sys::{Driver, SimConfig}};
+    /// use gpumem_pool::{BackendKind, Device, Expectation, MemoryKind, Pool, Stream};
+    /// use gpumem_sim::SimConfig;
     ///
-    /// let device = Device::new(&Driver::sim(SimConfig::new())?, 0)?;
+    /// let device = Device::new(&gpumem_sim::driver(SimConfig::new())?, 0)?;
     /// let pool = Pool::builder(&device).kind(MemoryKind::Unified).backend(BackendKind::None).build()?;
     ///
     /// let block = pool.alloc(4 << 20, &Stream::new(&device)?)?;

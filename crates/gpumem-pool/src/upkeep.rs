@@ -293,7 +293,7 @@ mod tests {
     /// A device that outlives many pools keeps no trace of them.
     #[test]
     fn ended_pools_are_forgotten() {
-        let device = Device::new(&Driver::sim(gpumem_sys::SimConfig::new()).unwrap(), 0).unwrap();
+        let device = Device::new(&gpumem_sim::driver(gpumem_sim::SimConfig::new()).unwrap(), 0).unwrap();
         let upkeep = Upkeep::default();
         let add = || {
             let pool: Arc<dyn Waiting> = Arc::new(Quiet);

@@ -1,12 +1,13 @@
 //! Threads that allocate and free at once on a pool whose limit has room for all that they hold, under many random schedules
 //! of shuttle's: nobody is refused, no memory is in two hands, and at the end nothing is lost. It is the whole library, on the
-//! software driver; threads change where the front, the heap's lock or a drain is touched.
+//! simulator; threads change where the front, the heap's lock or a drain is touched.
 
 #![cfg(gpumem_shuttle)]
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
-use gpumem_pool::sys::{Driver, SimConfig};
+use gpumem_pool::sys::Driver;
 use gpumem_pool::{BackendKind, Block, Device, Dials, MemoryKind, Pool, PoolError, Profile, Stream};
+use gpumem_sim::SimConfig;
 use shuttle::scheduler::{PctScheduler, RandomScheduler, Scheduler};
 use shuttle::sync::atomic::{AtomicU64, Ordering::SeqCst};
 use shuttle::thread;
@@ -54,7 +55,7 @@ fn run_with(
 }
 
 fn crowd(plan: Plan, refused: &(impl Fn(PoolError) + Send + Clone + 'static)) {
-    let device = Device::new(&Driver::sim(SimConfig::new()).unwrap(), 0).unwrap();
+    let device = Device::new(&gpumem_sim::driver(SimConfig::new()).unwrap(), 0).unwrap();
     // To the driver all of shuttle's threads are one: its context stays current.
     let _bound = device.bind().unwrap();
     let builder = Pool::builder(&device).backend(BackendKind::Caching).kind(plan.kind).dials((plan.dials)());

@@ -5,6 +5,9 @@ use crate::types::CUresult;
 use core::fmt;
 
 impl CUresult {
+    /// Every result code of `cuda.h`, with its name.
+    pub const NAMES: &'static [(Self, &'static str)] = NAMES;
+
     /// The code's name in `cuda.h`, or `None` for one that a newer driver made up.
     #[must_use]
     pub fn name(self) -> Option<&'static str> {

@@ -1,7 +1,7 @@
 //! Fills the table from the vendor's library. Loaded once a process and never unloaded: the driver keeps threads and
 //! exit handlers of its own.
 
-use crate::driver::Driver;
+use crate::driver::{Driver, DriverKind};
 use crate::error::{DriverError, LoadError};
 use crate::table::Table;
 use crate::types::CUresult;
@@ -14,7 +14,7 @@ const NAMES: &[&str] = &["nvcuda.dll"];
 const NAMES: &[&str] = &["libcuda.so.1", "libcuda.so"];
 
 /// Exported by this project's drop-in library, so that it is never taken for a GPU.
-const MARKER: &[u8] = b"gpumem_software_driver\0";
+const MARKER: &[u8] = b"gpumem_simulator\0";
 
 /// The driver of this process. A failure is not remembered: a driver may be installed or a GPU freed meanwhile.
 pub(crate) fn driver() -> Result<Driver, LoadError> {
@@ -73,7 +73,8 @@ fn start(library: &'static Library) -> Result<Driver, LoadError> {
                 .map_or(core::ptr::null(), |found| *found)
         })
     };
-    let driver = Driver::loaded(table);
+    // SAFETY: the library is never unloaded, and its functions are those that the vendor documents.
+    let driver = unsafe { Driver::from_parts(table, DriverKind::Cuda, None) };
     // SAFETY: `cuInit` may be called at any time, from any thread, any number of times.
     match unsafe { driver.cuInit(0) } {
         Ok(()) => Ok(driver),

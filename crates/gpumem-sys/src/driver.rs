@@ -1,39 +1,64 @@
-//! [`Driver`]: a cheap, cloneable handle to a filled table, and the choice of who fills it.
+//! [`Driver`]: a cheap, cloneable handle to a filled table and to the state behind it.
 
 use crate::error::LoadError;
+use crate::process::ProcessUsage;
 use crate::table::Table;
 use crate::{cuda, env};
+use core::any::Any;
 use core::fmt;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-/// A driver: the table of its functions, and what keeps them callable.
+/// A driver: the table of its functions, and the state that keeps them callable.
 ///
-/// Clones share the table. The vendor's library is loaded once a process and never unloaded; a software driver lives
-/// until the last clone of its `Driver` is gone.
+/// Clones share the table. The vendor's library is loaded once a process and never unloaded. A driver made by
+/// [`Driver::from_parts`] owns its [`Extension`] until its last clone is dropped.
 #[derive(Clone)]
 pub struct Driver(Arc<Inner>);
 
 struct Inner {
     table: Table,
-    source: Source,
+    kind: DriverKind,
+    /// Its address identifies the machine; `None` for the vendor's driver, of which a process has one.
+    extension: Option<Arc<dyn Extension>>,
     /// Shared with every table made from this one: they all take down the same objects.
     teardown: Arc<Mutex<()>>,
 }
 
-enum Source {
-    Cuda,
-    #[cfg(feature = "sim")]
-    Sim(crate::sim::Sim),
-}
-
-/// Who fills a driver's table.
+/// Which kind of driver fills a table.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum DriverKind {
     /// The vendor's library, with real GPUs.
     Cuda,
-    /// The software driver of this crate.
+    /// A simulator on the host, such as that of the crate `gpumem-sim`.
     Sim,
+}
+
+/// The state behind a table that the vendor's library did not fill: dropped with the last clone of its [`Driver`].
+///
+/// The crate that made the driver finds its own type again by [`Any`]:
+///
+/// ```
+/// use gpumem_sys::{Driver, DriverKind, Extension, Table};
+/// use std::any::Any;
+/// use std::sync::Arc;
+///
+/// struct Empty;
+/// impl Extension for Empty {}
+///
+/// // SAFETY: the table has no functions.
+/// let driver = unsafe { Driver::from_parts(Table::default(), DriverKind::Sim, Some(Arc::new(Empty))) };
+/// let extension: &dyn Any = driver.extension().ok_or("no extension")?;
+/// assert!(extension.is::<Empty>());
+/// # Ok::<(), &str>(())
+/// ```
+pub trait Extension: Any + Send + Sync {
+    /// The processes that have memory of a device, as the vendor's management library reports them for a GPU. Empty
+    /// unless implemented.
+    fn processes(&self, device: u32) -> Vec<ProcessUsage> {
+        let _ = device;
+        Vec::new()
+    }
 }
 
 impl Driver {
@@ -41,102 +66,51 @@ impl Driver {
     ///
     /// # Errors
     ///
-    /// [`LoadError`], when there is no library, no GPU, or the driver does not start.
+    /// [`LoadError::NoLibrary`] without a library, [`LoadError::NoDevice`] without a GPU, [`LoadError::Start`] if the
+    /// driver does not initialise, [`LoadError::Impostor`] if the library is gpumem's drop-in.
     pub fn cuda() -> Result<Self, LoadError> {
         cuda::driver()
     }
 
-    /// A software driver of its own: its devices, memory and queues are shared with no other instance.
+    /// The driver that `GPUMEM_DRIVER` names: `cuda`, also when unset. For `sim` call `gpumem_sim::from_env`.
     ///
     /// # Errors
     ///
-    /// [`LoadError::Sim`], when too many instances are alive.
-    #[cfg(feature = "sim")]
-    pub fn sim(config: crate::sim::SimConfig) -> Result<Self, LoadError> {
-        let (sim, table) = crate::sim::Sim::start(config)?;
-        Ok(Self::new(table, Source::Sim(sim)))
-    }
-
-    /// The driver that `GPUMEM_DRIVER` names: `cuda` (also when unset) or `sim`, which obeys the `GPUMEM_SIM_…`
-    /// variables.
-    ///
-    /// # Errors
-    ///
-    /// What [`Driver::cuda`] gives; or an unknown driver name, an unknown `GPUMEM_…` variable, a value that does not
-    /// parse, or a build without the feature `sim`.
+    /// Those of [`Driver::cuda`]; [`LoadError::SimulatorRequested`] for `sim`; [`LoadError::UnknownDriver`] for another
+    /// name; [`LoadError::Env`] for an unknown `GPUMEM_…` variable or a value that is not Unicode.
     pub fn from_env() -> Result<Self, LoadError> {
-        Self::named(env::read("GPUMEM_DRIVER")?.as_deref().unwrap_or("cuda"))
-    }
-
-    /// The vendor's driver, or where there is none, or no GPU, a software driver set up by the `GPUMEM_SIM_…` variables.
-    ///
-    /// For tests, examples and tools, which print [`Driver::kind`]: nothing should run on a simulator unnoticed. A
-    /// library takes a `Driver` from its caller instead.
-    ///
-    /// # Errors
-    ///
-    /// What setting up the software driver can give; [`LoadError::Start`] and [`LoadError::Impostor`], since a machine
-    /// whose driver is broken should not quietly become one without a GPU. Without the feature `sim`, as
-    /// [`Driver::cuda`].
-    pub fn cuda_or_sim() -> Result<Self, LoadError> {
-        match Self::cuda() {
-            Err(LoadError::NoLibrary { .. } | LoadError::NoDevice(_)) if cfg!(feature = "sim") => {
-                Self::named("sim")
-            }
-            other => other,
+        match env::read(env::VARIABLES, "GPUMEM_DRIVER")?.as_deref() {
+            None | Some("cuda") => Self::cuda(),
+            Some("sim") => Err(LoadError::SimulatorRequested),
+            Some(other) => Err(LoadError::UnknownDriver(other.to_string())),
         }
     }
 
-    /// [`Driver::from_env`] where `GPUMEM_DRIVER` is set, else [`Driver::cuda_or_sim`].
+    /// A driver whose table another crate has filled, with the state that its functions need.
     ///
-    /// # Errors
+    /// Drivers that share one `extension` are one machine, see [`Driver::is_same_machine`].
     ///
-    /// As those two.
-    pub fn from_env_or_sim() -> Result<Self, LoadError> {
-        match env::read("GPUMEM_DRIVER")? {
-            Some(name) => Self::named(&name),
-            None => Self::cuda_or_sim(),
-        }
+    /// # Safety
+    ///
+    /// - Each function in `table` behaves as the vendor documents it for the symbol of its field, and is callable from
+    ///   every thread as long as a clone of `extension` lives (without one, for the rest of the process).
+    /// - The table's handles and addresses belong to this machine alone: a table with `DriverKind::Cuda` and no
+    ///   `extension` is one of the vendor's driver.
+    #[must_use]
+    pub unsafe fn from_parts(table: Table, kind: DriverKind, extension: Option<Arc<dyn Extension>>) -> Self {
+        Self(Arc::new(Inner { table, kind, extension, teardown: Arc::default() }))
     }
 
-    fn named(name: &str) -> Result<Self, LoadError> {
-        match name {
-            "cuda" => Self::cuda(),
-            #[cfg(feature = "sim")]
-            "sim" => Self::sim(crate::sim::SimConfig::from_env()?),
-            #[cfg(not(feature = "sim"))]
-            "sim" => Err(LoadError::SimNotBuilt),
-            other => Err(LoadError::UnknownDriver(other.to_string())),
-        }
-    }
-
-    /// A driver whose library is loaded and initialised.
-    pub(crate) fn loaded(table: Table) -> Self {
-        Self::new(table, Source::Cuda)
-    }
-
-    fn new(table: Table, source: Source) -> Self {
-        Self(Arc::new(Inner { table, source, teardown: Arc::default() }))
-    }
-
-    /// Who fills the table.
+    /// The kind of driver that fills the table.
     #[must_use]
     pub fn kind(&self) -> DriverKind {
-        match self.0.source {
-            Source::Cuda => DriverKind::Cuda,
-            #[cfg(feature = "sim")]
-            Source::Sim(_) => DriverKind::Sim,
-        }
+        self.0.kind
     }
 
-    /// The software driver behind the table, to register kernels with or to look into; `None` for the vendor's.
-    #[cfg(feature = "sim")]
+    /// The state that [`Driver::from_parts`] was given; `None` for the vendor's driver.
     #[must_use]
-    pub fn simulator(&self) -> Option<&crate::sim::Sim> {
-        match &self.0.source {
-            Source::Cuda => None,
-            Source::Sim(sim) => Some(sim),
-        }
+    pub fn extension(&self) -> Option<&dyn Extension> {
+        self.0.extension.as_deref()
     }
 
     /// The raw table.
@@ -157,24 +131,19 @@ impl Driver {
     pub unsafe fn with_table(&self, change: impl FnOnce(&mut Table)) -> Self {
         let mut table = self.0.table;
         change(&mut table);
-        let source = match &self.0.source {
-            Source::Cuda => Source::Cuda,
-            #[cfg(feature = "sim")]
-            Source::Sim(sim) => Source::Sim(sim.clone()),
-        };
-        Self(Arc::new(Inner { table, source, teardown: Arc::clone(&self.0.teardown) }))
+        let Inner { kind, extension, teardown, .. } = &*self.0;
+        let (extension, teardown) = (extension.clone(), Arc::clone(teardown));
+        Self(Arc::new(Inner { table, kind: *kind, extension, teardown }))
     }
 
-    /// Whether both reach the same devices: the vendor's driver, or one software driver, through whatever table.
+    /// Whether both reach the same devices: the vendor's driver, or one simulator, through whatever table.
     ///
     /// A handle of one machine means nothing to another, and the vendor's driver would follow a foreign one.
     #[must_use]
     pub fn is_same_machine(&self, other: &Self) -> bool {
-        match (&self.0.source, &other.0.source) {
-            (Source::Cuda, Source::Cuda) => true,
-            #[cfg(feature = "sim")]
-            (Source::Sim(ours), Source::Sim(theirs)) => ours == theirs,
-            #[cfg(feature = "sim")]
+        match (&self.0.extension, &other.0.extension) {
+            (None, None) => self.0.kind == other.0.kind,
+            (Some(ours), Some(theirs)) => core::ptr::addr_eq(Arc::as_ptr(ours), Arc::as_ptr(theirs)),
             _ => false,
         }
     }
@@ -211,7 +180,7 @@ impl fmt::Display for DriverKind {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
             Self::Cuda => "NVIDIA driver",
-            Self::Sim => "software driver (no GPU)",
+            Self::Sim => "simulator (no GPU)",
         })
     }
 }

@@ -1,9 +1,11 @@
-//! The environment variables of this project: the one list of their names, and how they are read.
+//! The environment variables of this project: the registry of their names, and how they are read.
 //!
-//! Only constructors named `from_env…` read them. Each reading first refuses names that are not on the list, so that
-//! a typing error is not a silent default. What a value means is decided by the layer that owns the variable.
+//! Only constructors named `from_env…` read them. Each crate has a list of its own variables and registers it with its first
+//! read. Each read first refuses `GPUMEM_…` names that are neither registered nor [`RESERVED`], so that a typing error is
+//! not a silent default. The crate that owns a variable parses its value.
 
 use std::ffi::OsStr;
+use std::sync::{Mutex, PoisonError};
 
 /// One variable: its name and what it is for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -14,66 +16,61 @@ pub struct Variable {
     pub meaning: &'static str,
 }
 
-/// Every variable that any layer reads.
-pub const VARIABLES: &[Variable] = &[
-    Variable { name: "GPUMEM_DRIVER", meaning: "cuda | sim: which driver `from_env` takes (default cuda)" },
-    Variable {
-        name: "GPUMEM_POOL",
-        meaning: "caching | native | none: which backend a pool takes (default the first that is built and works)",
-    },
-    Variable {
-        name: "GPUMEM_KIND",
-        meaning: "device | unified | host: whose memory a pool hands out (default device)",
-    },
-    Variable {
-        name: "GPUMEM_PROFILE",
-        meaning: "fast | balanced | tight: what the caching backend trades (default balanced)",
-    },
-    Variable {
-        name: "GPUMEM_CONF",
-        meaning: "key:value,…: any option of a pool by its name, PyTorch's knobs among them",
-    },
-    Variable {
-        name: "GPUMEM_SOFT_LIMIT",
-        meaning: "100M, 1.5GiB, 50%, 10000: cached memory above it is given back",
-    },
-    Variable {
-        name: "GPUMEM_HARD_LIMIT",
-        meaning: "100M, 1.5GiB, 50%, 10000: the pool never hands out more",
-    },
-    Variable {
-        name: "GPUMEM_TRACE",
-        meaning: "a file, %p in it is the process: what pools are asked for is recorded, for `cargo xtask replay`",
-    },
-    Variable {
-        name: "GPUMEM_SIM_SEED",
-        meaning: "a number: the order in which the software driver runs queued work",
-    },
-    Variable {
-        name: "GPUMEM_SIM_DEVICES",
-        meaning: "a number: how many devices the software driver has (default 1)",
-    },
-    Variable {
-        name: "GPUMEM_SIM_SCHEDULE",
-        meaning: "random | late | early | 0.2.1: in which of the allowed orders queued work runs (default random)",
-    },
-    Variable {
-        name: "GPUMEM_SIM_RULES",
-        meaning: "cuMemAlloc#3=fail:OUT_OF_MEMORY;…: injected faults in the software driver's calls (#3+ for the third and later)",
-    },
-    Variable {
-        name: "GPUMEM_SIM_BACKTRACES",
-        meaning: "1 | 0: whether its findings show the call stacks of allocations (default 0)",
-    },
-    Variable { name: "GPUMEM_SIM_MEMORY", meaning: "8GiB: the memory of each of its devices" },
+/// The variables that this crate reads.
+pub const VARIABLES: &[Variable] = &[Variable {
+    name: "GPUMEM_DRIVER",
+    meaning: "cuda | sim: which driver `from_env` takes (default cuda); sim in programs with the crate gpumem-sim",
+}];
+
+/// Names that belong to crates above this one. They are accepted before their crate has registered them, because a program
+/// may choose its driver first, and in programs without that crate. A name that ends with `_` stands for all that begin
+/// with it, until one of them is registered.
+pub const RESERVED: &[&str] = &[
+    "GPUMEM_POOL",
+    "GPUMEM_KIND",
+    "GPUMEM_PROFILE",
+    "GPUMEM_CONF",
+    "GPUMEM_SOFT_LIMIT",
+    "GPUMEM_HARD_LIMIT",
+    "GPUMEM_TRACE",
+    "GPUMEM_SIM_",
 ];
+
+/// The lists of the crates that have registered.
+static REGISTERED: Mutex<Vec<&'static [Variable]>> = Mutex::new(Vec::new());
+
+/// Adds a crate's variables to those that are known. Once is enough, and more often does no harm.
+pub fn register(variables: &'static [Variable]) {
+    let mut registered = REGISTERED.lock().unwrap_or_else(PoisonError::into_inner);
+    if !registered.contains(&variables) {
+        registered.push(variables);
+    }
+}
+
+/// Every name that is known now: those registered, this crate's own, and the reserved ones that no registered name replaces.
+fn known_names() -> Vec<&'static str> {
+    let registered = REGISTERED.lock().unwrap_or_else(PoisonError::into_inner);
+    let lists = registered.iter().copied().chain([VARIABLES]);
+    let mut names: Vec<_> = lists.flatten().map(|variable| variable.name).collect();
+    let is_replaced = |reserved: &&&str| names.iter().any(|name| is_of(name, reserved));
+    let reserved: Vec<_> = RESERVED.iter().filter(|reserved| !is_replaced(reserved)).copied().collect();
+    names.extend(reserved);
+    names.sort_unstable();
+    names.dedup();
+    names
+}
+
+/// Whether a variable is the known one, or of the known family.
+fn is_of(name: &str, known: &str) -> bool {
+    name == known || known.ends_with('_') && name.starts_with(known)
+}
 
 /// The environment holds something of ours that can't be used.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum EnvError {
     /// A name that starts like ours but is none of ours.
-    #[error("unknown environment variable {name}{}; unset it or correct its name (known: {})", did_you_mean(.nearest), known())]
+    #[error("unknown environment variable {name}{}; unset it or correct its name (known: {})", did_you_mean(.nearest), known().join(", "))]
     UnknownVariable {
         /// The name found.
         name: String,
@@ -96,11 +93,14 @@ fn did_you_mean(nearest: &Option<&'static str>) -> String {
     nearest.map(|name| format!(", did you mean {name}?")).unwrap_or_default()
 }
 
-fn known() -> String {
-    VARIABLES.iter().map(|variable| variable.name).collect::<Vec<_>>().join(", ")
+/// As they are listed for people: a family as `GPUMEM_SIM_…`.
+fn known() -> Vec<String> {
+    let shown = |name: &str| if name.ends_with('_') { format!("{name}…") } else { name.to_string() };
+    known_names().into_iter().map(shown).collect()
 }
 
-/// Reads one of our variables, after checking that no unknown `GPUMEM_…` name is set. Empty counts as unset.
+/// Registers a crate's `variables` and reads the one called `name`, after checking that no unknown `GPUMEM_…` name is set.
+/// Empty counts as unset.
 ///
 /// In a program that has more rights than its caller (setuid, setgid or file capabilities: `AT_SECURE` on Linux) every
 /// variable counts as unset, so that the caller can't choose a file that the program writes.
@@ -108,8 +108,9 @@ fn known() -> String {
 /// # Errors
 ///
 /// [`EnvError::UnknownVariable`] for any unknown name; [`EnvError::BadValue`] for a value that is not Unicode.
-pub fn read(name: &'static str) -> Result<Option<String>, EnvError> {
-    debug_assert!(VARIABLES.iter().any(|variable| variable.name == name), "{name} is not in the list");
+pub fn read(variables: &'static [Variable], name: &'static str) -> Result<Option<String>, EnvError> {
+    debug_assert!(variables.iter().any(|variable| variable.name == name), "{name} is not in the list");
+    register(variables);
     if is_secure() {
         return Ok(None);
     }
@@ -144,17 +145,19 @@ fn is_secure() -> bool {
 }
 
 fn check_names(names: impl Iterator<Item = impl AsRef<OsStr>>) -> Result<(), EnvError> {
+    let known = known_names();
     for name in names {
         let name = name.as_ref().to_string_lossy();
-        if name.starts_with("GPUMEM_") && !VARIABLES.iter().any(|variable| variable.name == name) {
-            return Err(EnvError::UnknownVariable { nearest: nearest(&name), name: name.into_owned() });
+        if name.starts_with("GPUMEM_") && !known.iter().any(|known| is_of(&name, known)) {
+            let nearest = nearest(&name, &known);
+            return Err(EnvError::UnknownVariable { nearest, name: name.into_owned() });
         }
     }
     Ok(())
 }
 
-fn nearest(name: &str) -> Option<&'static str> {
-    nearest_of(name, VARIABLES.iter().map(|variable| variable.name))
+fn nearest(name: &str, known: &[&'static str]) -> Option<&'static str> {
+    nearest_of(name, known.iter().copied().filter(|known| !known.ends_with('_')))
 }
 
 /// The known name with the fewest edits, of those that somebody who mistyped it, or left words out, may have meant.
@@ -184,9 +187,21 @@ mod tests {
         let error = check_names(["GPUMEM_HARDLIMIT"].iter()).unwrap_err();
         let text = error.to_string();
         assert!(text.contains("did you mean GPUMEM_HARD_LIMIT?"), "{text}");
+        let nearest = |name| nearest(name, &known_names());
         assert_eq!(nearest("GPUMEM_LIMIT"), Some("GPUMEM_HARD_LIMIT"));
         assert_eq!((nearest("GPUMEM_"), nearest("")), (None, None));
         let far = check_names(["GPUMEM_COFFEE_MACHINE"].iter()).unwrap_err().to_string();
         assert!(!far.contains("did you mean") && far.contains("GPUMEM_POOL"), "{far}");
+    }
+
+    #[test]
+    fn a_family_passes_until_its_crate_registers_it() {
+        assert!(is_of("GPUMEM_SIM_SEDE", "GPUMEM_SIM_") && !is_of("GPUMEM_SIMULATOR", "GPUMEM_SIM_"));
+        assert!(!is_of("GPUMEM_POOLS", "GPUMEM_POOL"));
+        assert_eq!(check_names(["GPUMEM_SIM_SEED"].iter()), Ok(()));
+        register(&[Variable { name: "GPUMEM_SIM_SEED", meaning: "a number" }]);
+        assert_eq!(check_names(["GPUMEM_SIM_SEED"].iter()), Ok(()));
+        let text = check_names(["GPUMEM_SIM_SEDE"].iter()).unwrap_err().to_string();
+        assert!(text.contains("did you mean GPUMEM_SIM_SEED?"), "{text}");
     }
 }

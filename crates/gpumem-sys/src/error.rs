@@ -68,7 +68,7 @@ impl DriverError {
 pub enum LoadError {
     /// No driver library on this machine.
     #[error(
-        "no NVIDIA driver on this machine ({reason}); install one, or set GPUMEM_DRIVER=sim to run on the software driver"
+        "no NVIDIA driver on this machine ({reason}); install one, or set GPUMEM_DRIVER=sim in a program that has the simulator (crate gpumem-sim)"
     )]
     NoLibrary {
         /// What the loader said of each name that it tried.
@@ -76,30 +76,30 @@ pub enum LoadError {
     },
     /// A driver is installed but finds no GPU.
     #[error(
-        "the NVIDIA driver finds no GPU ({0}); check `nvidia-smi` and CUDA_VISIBLE_DEVICES, or set GPUMEM_DRIVER=sim to run on the software driver"
+        "the NVIDIA driver finds no GPU ({0}); check `nvidia-smi` and CUDA_VISIBLE_DEVICES, or set GPUMEM_DRIVER=sim in a program that has the simulator (crate gpumem-sim)"
     )]
     NoDevice(DriverError),
     /// A driver is installed but does not start.
     #[error(
-        "the NVIDIA driver does not start ({0}); check `nvidia-smi`, or set GPUMEM_DRIVER=sim to run on the software driver"
+        "the NVIDIA driver does not start ({0}); check `nvidia-smi`, or set GPUMEM_DRIVER=sim in a program that has the simulator (crate gpumem-sim)"
     )]
     Start(DriverError),
     /// The library found under the driver's name is this project's own drop-in.
     #[error(
-        "the library found as libcuda is gpumem's software driver, not the vendor's; take it off the library path, or set GPUMEM_DRIVER=sim"
+        "the library found as libcuda is gpumem's simulator, not the vendor's driver; take it off the library path"
     )]
     Impostor,
     /// `GPUMEM_DRIVER` names no driver.
     #[error("GPUMEM_DRIVER={0:?} names no driver; use `cuda` or `sim`")]
     UnknownDriver(String),
-    /// The software driver was asked for, and this build lacks it.
-    #[error("this program was built without the software driver; enable the feature `sim`")]
-    SimNotBuilt,
+    /// `GPUMEM_DRIVER=sim`, which [`Driver::from_env`](crate::Driver::from_env) cannot obey: the simulator is in a crate
+    /// above this one.
+    #[error(
+        "GPUMEM_DRIVER=sim asks for the simulator, which `gpumem_sys::Driver::from_env` does not have; call \
+         `gpumem_sim::from_env` (crate gpumem-sim) in its place, or unset GPUMEM_DRIVER"
+    )]
+    SimulatorRequested,
     /// The environment holds something of ours that can't be used.
     #[error(transparent)]
     Env(#[from] crate::env::EnvError),
-    /// The software driver could not be set up.
-    #[cfg(feature = "sim")]
-    #[error(transparent)]
-    Sim(#[from] crate::sim::SimError),
 }

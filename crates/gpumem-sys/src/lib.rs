@@ -1,20 +1,25 @@
-//! The CUDA driver API for Rust, loaded at run time, with a software driver beside it.
+//! The raw CUDA driver API for Rust, loaded at run time.
 //!
-//! [`Driver`] is a table of the driver's functions. Two things fill it: the vendor's library ([`Driver::cuda`]) and a
-//! software driver that runs on any machine ([`Driver::sim`], feature `sim`, on by default). Everything above goes
-//! through the table, so the same code, `unsafe` included, runs on both.
+//! [`Driver`] is a table of the driver's functions. [`Driver::cuda`] fills it from the vendor's library. Other crates fill
+//! one through [`Driver::from_parts`]: `gpumem-sim` does so with a simulator that runs on any machine. Everything above
+//! goes through the table, so the same code, `unsafe` included, runs on both.
 //!
-//! Nothing here decides anything: which driver is taken is the caller's choice, a function that a driver lacks is an
-//! error value, and nothing is printed. The environment is read only by the constructors named `from_env…`.
+//! This crate makes no choices: the caller picks the driver, a function that a driver lacks is an error value, and nothing
+//! is printed. Only [`Driver::from_env`] reads the environment.
 //!
 //! ```
-//! use gpumem_sys::{Driver, SimConfig};
+//! use gpumem_sys::{Driver, LoadError};
 //!
-//! let driver = Driver::sim(SimConfig::new().seed(7))?;
-//! let mut count = 0;
-//! // SAFETY: `count` outlives the call.
-//! unsafe { driver.cuDeviceGetCount(&mut count)? };
-//! assert_eq!(count, 1);
+//! match Driver::cuda() {
+//!     Ok(driver) => {
+//!         let mut count = 0;
+//!         // SAFETY: `count` outlives the call.
+//!         unsafe { driver.cuDeviceGetCount(&mut count)? };
+//!         println!("{count} devices");
+//!     }
+//!     Err(LoadError::NoLibrary { .. } | LoadError::NoDevice(_)) => println!("no GPU on this machine"),
+//!     Err(error) => return Err(error.into()),
+//! }
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 
@@ -24,14 +29,12 @@ mod driver;
 pub mod env;
 mod error;
 mod generated;
-#[cfg(feature = "sim")]
-pub mod sim;
+mod process;
 mod table;
 
-pub use driver::{Driver, DriverKind};
+pub use driver::{Driver, DriverKind, Extension};
 pub use error::{CudaVersion, DriverError, LoadError};
 pub use generated::types;
-#[cfg(feature = "sim")]
-pub use sim::{Sim, SimConfig};
+pub use process::ProcessUsage;
 pub use table::{Symbol, Table};
 pub use types::CUresult;

@@ -1,6 +1,6 @@
 //! [`Table`]: one optional C function pointer for each function of the driver. The only seam in the project.
 //!
-//! The table does not know who fills it. The vendor's library, the software driver and a test's counting wrapper all
+//! The table does not know who fills it. The vendor's library, the simulator and a test's counting wrapper all
 //! come in through [`Table::load`] or by setting fields. A function that is absent is data: calling it through
 //! [`Driver`] gives [`DriverError::Missing`], never a panic.
 

@@ -203,7 +203,7 @@ fn peers() -> Checked {
         let there = streams[1].clone_dtod(&here)?;
         let back = streams[0].clone_dtod(&there)?;
         // cudarc frees the source in the order of its own stream, which does not wait for the copy on the other: the
-        // software driver finds that for some seeds.
+        // simulator finds that for some seeds.
         streams[1].synchronize()?;
         streams[0].synchronize()?;
         drop((here, there));
@@ -243,7 +243,7 @@ fn ownership() -> Checked {
     Ok(())
 }
 
-/// A kernel that the software driver has no function for is not found; a GPU would find it.
+/// A kernel that the simulator has no function for is not found; a GPU would find it.
 fn modules() -> Checked {
     let context = CudaContext::new(0)?;
     let module = context.load_module(cudarc::nvrtc::Ptx::from_src(EMPTY_KERNEL))?;

@@ -5,8 +5,7 @@ use super::operation::Pick;
 use super::twin::{Fate, Tagged};
 use super::world::{Step, World, text};
 use crate::pool::{MemoryKind, Pool, Status, TagUsage};
-use crate::sys::Sim;
-use crate::sys::sim::{AllocationKind, LiveAllocation};
+use gpumem_sim::{AllocationKind, LiveAllocation, Sim};
 
 impl World<'_> {
     /// Everything that must hold after every step.

@@ -144,7 +144,7 @@ macro_rules! wrapped {
                 }
             };
             // SAFETY: the stand-ins call what they replace, or fail with a code that the driver uses for that. Sabotage
-            // breaks the driver on purpose, and the software driver bears it.
+            // breaks the driver on purpose, and the simulator bears it.
             unsafe { driver.with_table(change) }
         }
 

@@ -11,7 +11,7 @@ use crate::pool::CaptureMode;
 /// One program and the machine that it runs on.
 #[derive(Clone, Debug)]
 pub struct Case {
-    /// The software driver's seed.
+    /// The simulator's seed.
     pub sim_seed: u64,
     /// The device's memory.
     pub memory_bytes: u64,

@@ -3,7 +3,7 @@
 use super::adapted::Adapted;
 use super::operation::Case;
 use crate::pool::{BackendKind, Device, Dials, MemoryKind, Pool, PoolBuilder, PoolError, Profile};
-use crate::sys::{Driver, SimConfig};
+use gpumem_sim::SimConfig;
 use std::fmt;
 use std::str::FromStr;
 use std::time::Duration;
@@ -59,7 +59,7 @@ impl Subject {
     #[must_use]
     pub fn refusal(self) -> Option<String> {
         let open = || {
-            let driver = Driver::sim(SimConfig::new()).map_err(|error| error.to_string())?;
+            let driver = gpumem_sim::driver(SimConfig::new()).map_err(|error| error.to_string())?;
             let device = Device::new(&driver, 0).map_err(|error| error.to_string())?;
             self.open_plain(&device).map_err(|error| error.to_string())
         };

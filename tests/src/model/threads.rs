@@ -6,7 +6,7 @@ use super::subject::Subject;
 use super::world::text;
 use crate::pool::{Block, Device, MemoryKind, Pool, Profile, Stream};
 use crate::random::Random;
-use crate::sys::{Driver, SimConfig};
+use gpumem_sim::SimConfig;
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Mutex, PoisonError};
@@ -14,7 +14,7 @@ use std::sync::{Mutex, PoisonError};
 /// Runs threads for a moment. Returns how many blocks there were.
 pub(super) fn run(seed: u64, subject: Subject) -> Result<u64, String> {
     let config = SimConfig::new().seed(seed).memory_bytes(1 << 30);
-    let device = Device::new(&Driver::sim(config).map_err(text)?, 0).map_err(text)?;
+    let device = Device::new(&gpumem_sim::driver(config).map_err(text)?, 0).map_err(text)?;
     let pool = subject.open_plain(&device).map_err(text)?;
     if subject.profile == Some(Profile::Fast) {
         // So that threads keep large blocks too.

@@ -18,7 +18,8 @@ use super::streams::{Streams, Uses};
 use super::subject::Subject;
 use super::twin::Twin;
 use crate::pool::{Block, Device, Event, Pool, PoolError, Stream, StreamId};
-use crate::sys::{Driver, Sim, SimConfig, Table};
+use crate::sys::{Driver, Table};
+use gpumem_sim::{Sim, SimConfig};
 
 /// Runs a case. The transcript tells what was done, whatever came of it.
 ///
@@ -33,8 +34,8 @@ pub fn run(
     transcript: &mut Vec<String>,
 ) -> Result<(), String> {
     let config = SimConfig::new().seed(case.sim_seed).memory_bytes(case.memory_bytes);
-    let driver = Driver::sim(config).map_err(|error| error.to_string())?;
-    let sim = driver.simulator().ok_or("no simulator")?.clone();
+    let driver = gpumem_sim::driver(config).map_err(|error| error.to_string())?;
+    let sim = Sim::of(&driver).ok_or("no simulator")?.clone();
     let real = *driver.table();
     let driver = faults::wrap(&driver, sabotage);
     let mut world =
@@ -361,7 +362,7 @@ impl<'a> World<'a> {
 }
 
 fn faults(sim: &Sim) -> String {
-    sim.report().faults.iter().map(|fault| format!("\n  the software driver: {fault}")).collect()
+    sim.report().faults.iter().map(|fault| format!("\n  the simulator: {fault}")).collect()
 }
 
 pub(super) fn text(error: impl std::fmt::Display) -> String {

@@ -237,8 +237,9 @@ mod tests {
     use crate::pool::trace::Trace as Recorder;
     use crate::pool::{BackendKind, Block, Device, Pool, Stream};
     use crate::replay::{Setup, replay};
-    use crate::sys::{Driver, SimConfig};
+
     use crate::trace::{Event, TagSum, Trace};
+    use gpumem_sim::SimConfig;
 
     fn scratch(name: &str) -> std::path::PathBuf {
         std::env::temp_dir().join(format!("gpumem-tests-{}-{name}.trace", std::process::id()))
@@ -248,7 +249,7 @@ mod tests {
     #[test]
     fn a_recorded_program_is_replayed() {
         let path = scratch("replayed");
-        let driver = Driver::sim(SimConfig::new()).unwrap();
+        let driver = gpumem_sim::driver(SimConfig::new()).unwrap();
         let device = Device::new(&driver, 0).unwrap();
         let pool = Pool::builder(&device).adaptor(Recorder::create(&path).unwrap()).build().unwrap();
         let (home, other) = (Stream::new(&device).unwrap(), Stream::new(&device).unwrap());
@@ -321,7 +322,7 @@ mod tests {
     #[test]
     fn growth_is_replayed_as_blocks() {
         let path = scratch("growing");
-        let driver = Driver::sim(SimConfig::new()).unwrap();
+        let driver = gpumem_sim::driver(SimConfig::new()).unwrap();
         let device = Device::new(&driver, 0).unwrap();
         let builder = Pool::builder(&device).backend(BackendKind::Caching);
         let pool = builder.adaptor(Recorder::create(&path).unwrap()).build().unwrap();

@@ -1,5 +1,5 @@
 //! The behaviour of a driver that this project relies on: return codes, orderings, attributes. Each case is written
-//! once and holds on the software driver and on a GPU.
+//! once and holds on the simulator and on a GPU.
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 

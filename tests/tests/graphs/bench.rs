@@ -1,9 +1,9 @@
 //! What the cases of this suite share: a pool with two streams, for each backend, and a look at the driver at the end.
 
+use gpumem_sim::Finding;
 use gpumem_tests::backends::backends;
 use gpumem_tests::pool::{Block, Capture, CaptureMode, Device, GraphExec, Pool, PoolError, Stream};
 use gpumem_tests::sys::Driver;
-use gpumem_tests::sys::sim::Finding;
 use gpumem_tests::sys::types::CUstream_flags;
 
 pub(crate) const MODES: [CaptureMode; 3] =
@@ -30,7 +30,7 @@ pub(crate) fn each_bench_with(driver: &Driver, refusal_count: usize, body: impl 
         let [stream, other] = [0, 1].map(|_| Stream::new(&device).unwrap());
         body(Bench { device: device.clone(), pool, stream, other });
         device.synchronize().unwrap();
-        if let Some(sim) = driver.simulator() {
+        if let Some(sim) = gpumem_sim::Sim::of(driver) {
             let report = sim.report();
             let (refused, found): (Vec<_>, Vec<_>) =
                 report.findings.iter().partition(|finding| matches!(finding, Finding::Refused { .. }));

@@ -1,10 +1,10 @@
 //! What a graph's memory is, and how long blocks stay for graphs.
 
 use crate::bench::{Bench, SIZE_BYTES, each_bench, executable};
+use gpumem_sim::{Effect, Rule, SimConfig};
 use gpumem_tests::cases;
 use gpumem_tests::pool::{Block, CaptureMode, Stream};
-use gpumem_tests::sys::sim::{Effect, Rule};
-use gpumem_tests::sys::{CUresult, Driver, SimConfig};
+use gpumem_tests::sys::CUresult;
 
 cases! {
     /// A graph's memory goes to nobody else while the graph or an executable lives, and back to the pool after that.
@@ -293,7 +293,7 @@ fn allocations_that_fail() {
         [CUresult::CUDA_ERROR_OUT_OF_MEMORY, CUresult::CUDA_ERROR_UNKNOWN].map(|code| (*call, code))
     }) {
         let rule = Rule::new(call, Effect::Fail(code)).nth(1);
-        let driver = Driver::sim(SimConfig::new().rule(rule)).unwrap();
+        let driver = gpumem_sim::driver(SimConfig::new().rule(rule)).unwrap();
         each_bench(&driver, |bench| {
             let capture = bench.capture();
             let first = bench.pool.alloc(SIZE_BYTES, &bench.stream);
@@ -305,7 +305,7 @@ fn allocations_that_fail() {
             drop((first, second, exec));
             assert_eq!(bench.in_use_bytes(), 0, "{call}");
         });
-        let report = driver.simulator().unwrap().report();
+        let report = gpumem_sim::Sim::of(&driver).unwrap().report();
         assert!(report.allocations.is_empty() && report.stream_count == 0, "{call}: {report}");
     }
 }

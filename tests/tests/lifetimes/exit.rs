@@ -25,9 +25,9 @@ cases! {
 
     #[ignore = "run by the case above, as a process of its own"]
     fn leaves_everything_alive(driver: &Driver) {
-        // The software driver's report, with what is alive here, is no failure: the machine must outlive the case.
-        let driver = match driver.simulator() {
-            Some(_) => gpumem_tests::sys::Driver::sim(gpumem_tests::sys::SimConfig::new()).unwrap(),
+        // The simulator's report, with what is alive here, is no failure: the machine must outlive the case.
+        let driver = match gpumem_sim::Sim::of(driver) {
+            Some(_) => gpumem_sim::driver(gpumem_sim::SimConfig::new()).unwrap(),
             None => driver.clone(),
         };
         let device = Device::new(&driver, 0).unwrap();

@@ -1,11 +1,11 @@
 //! The context is lost: whatever was asked when it happened, nothing panics, nothing waits for ever, and everything
 //! afterwards says so.
 
+use gpumem_sim::{Effect, Rule, SimConfig};
 use gpumem_tests::backends::{Setting, settings};
 use gpumem_tests::bench::MIB;
 use gpumem_tests::pool::{Device, Event, Pool, PoolError, Stream};
-use gpumem_tests::sys::sim::{Effect, Rule};
-use gpumem_tests::sys::{CUresult, Driver, SimConfig};
+use gpumem_tests::sys::CUresult;
 
 #[test]
 fn a_lost_context_is_met_by_every_entry() {
@@ -23,7 +23,7 @@ fn a_lost_context_is_met_by_every_entry() {
         "cuStreamSynchronize",
         "cuCtxSynchronize",
     ];
-    for setting in settings(&Device::new(&Driver::sim(SimConfig::new()).unwrap(), 0).unwrap()) {
+    for setting in settings(&Device::new(&gpumem_sim::driver(SimConfig::new()).unwrap(), 0).unwrap()) {
         for call in calls {
             for nth in [1, 2, 5] {
                 lose(setting, call, nth);
@@ -35,7 +35,7 @@ fn a_lost_context_is_met_by_every_entry() {
 fn lose(setting: Setting, call: &str, nth: u64) {
     let effect = Effect::LoseDevice { device: 0, code: CUresult::CUDA_ERROR_ILLEGAL_ADDRESS };
     let rules = [Rule::new(call, effect).nth(nth), Rule::new("cuCtxGetStreamPriorityRange", effect)];
-    let driver = Driver::sim(rules.into_iter().fold(SimConfig::small(), SimConfig::rule)).unwrap();
+    let driver = gpumem_sim::driver(rules.into_iter().fold(SimConfig::small(), SimConfig::rule)).unwrap();
     let device = Device::new(&driver, 0).unwrap();
     let (home, other) = (Stream::new(&device).unwrap(), Stream::new(&device).unwrap());
     let Ok(pool) = setting.builder(&device).build() else { return };

@@ -1,10 +1,11 @@
 //! Bugs of order: memory given on too early, and waits that nobody needed.
 
+use gpumem_sim::SimConfig;
 use gpumem_tests::bench::{Bench, MIB};
 use gpumem_tests::cases;
 use gpumem_tests::gate::Gate;
 use gpumem_tests::pool::{BackendKind, Block, Device, Event, MemoryKind, Pool, Stream};
-use gpumem_tests::sys::{Driver, SimConfig};
+use gpumem_tests::sys::Driver;
 
 cases! {
     /// rapidsai/rmm#2489: memory went from a first stream to a second, which freed it unused, and then to a third
@@ -266,10 +267,10 @@ fn on(device: &Device, backend: BackendKind) -> Bench {
     Bench::new(&Pool::builder(device).backend(backend).build().unwrap())
 }
 
-/// None on a machine with one GPU; a software driver is exchanged for one with two devices.
+/// None on a machine with one GPU; a simulator is exchanged for one with two devices.
 fn with_two_devices(driver: &Driver) -> Option<Driver> {
-    let driver = match driver.simulator() {
-        Some(sim) => Driver::sim(SimConfig::new().seed(sim.seed()).devices(2)).unwrap(),
+    let driver = match gpumem_sim::Sim::of(driver) {
+        Some(sim) => gpumem_sim::driver(SimConfig::new().seed(sim.seed()).devices(2)).unwrap(),
         None => driver.clone(),
     };
     (Device::count(&driver).unwrap() >= 2).then_some(driver)

@@ -1,11 +1,11 @@
 //! Bugs of refusal: errors that said nothing, came too early, or broke what came after them.
 
+use gpumem_sim::{Effect, Rule, SimConfig};
 use gpumem_tests::backends::{Setting, settings};
 use gpumem_tests::bench::{Bench, MIB};
 use gpumem_tests::cases;
 use gpumem_tests::pool::{Device, MemoryKind, Pool, PoolError, Stream};
-use gpumem_tests::sys::sim::{Effect, Rule};
-use gpumem_tests::sys::{CUresult, Driver, DriverError, SimConfig};
+use gpumem_tests::sys::{CUresult, DriverError};
 
 cases! {
     /// rapidsai/rmm#1134, #813, NVIDIA/cudf-spark#1054: "out of memory", and nothing about how much was asked for.
@@ -98,7 +98,7 @@ fn a_partial_failure_is_undone() {
 
 fn meet_a_failure(setting: Setting, rule: Rule) {
     let text = format!("{setting}, {rule}");
-    let driver = Driver::sim(SimConfig::small().rule(rule)).unwrap();
+    let driver = gpumem_sim::driver(SimConfig::small().rule(rule)).unwrap();
     let device = Device::new(&driver, 0).unwrap();
     let stream = Stream::new(&device).unwrap();
     let Ok(pool) = setting.builder(&device).build() else { return };
@@ -127,7 +127,7 @@ fn meet_a_failure(setting: Setting, rule: Rule) {
     let again = pool.alloc(24 * MIB, &stream).or_else(|_| pool.alloc(24 * MIB, &stream));
     assert!(again.is_ok(), "{text}: {again:?}");
     drop((again, pool, stream, device));
-    let findings = driver.simulator().unwrap().report().silent_findings();
+    let findings = gpumem_sim::Sim::of(&driver).unwrap().report().silent_findings();
     assert!(findings.is_empty(), "{text}: {}", findings[0]);
 }
 
@@ -142,7 +142,7 @@ fn a_lack_of_memory_is_told_without_the_numbers() {
     // Unified memory has its margin, and host memory is not the device's.
     for setting in built().into_iter().filter(|setting| setting.kind == MemoryKind::Device) {
         let rule = Rule::new("cuMemGetInfo*", Effect::Fail(CUresult::CUDA_ERROR_UNKNOWN));
-        let driver = Driver::sim(SimConfig::small().rule(rule)).unwrap();
+        let driver = gpumem_sim::driver(SimConfig::small().rule(rule)).unwrap();
         let device = Device::new(&driver, 0).unwrap();
         let (stream, pool) = (Stream::new(&device).unwrap(), setting.builder(&device).build().unwrap());
         let held = pool.alloc(40 * MIB, &stream).unwrap();
@@ -161,7 +161,7 @@ fn a_lack_of_memory_is_told_without_the_numbers() {
 /// JuliaGPU/CUDA.jl#763, #851, #1175: another GPU's stream or memory, met by the driver, killed the session.
 #[test]
 fn another_devices_stream_is_refused_before_the_driver_sees_it() {
-    let driver = Driver::sim(SimConfig::new().devices(2)).unwrap();
+    let driver = gpumem_sim::driver(SimConfig::new().devices(2)).unwrap();
     let [near, far] = [0, 1].map(|ordinal| Device::new(&driver, ordinal).unwrap());
     for setting in built() {
         let pool = setting.builder(&near).build().unwrap();
@@ -172,11 +172,11 @@ fn another_devices_stream_is_refused_before_the_driver_sees_it() {
         }
         drop(pool.alloc(MIB, &home).unwrap());
     }
-    assert_eq!(driver.simulator().unwrap().report().faults, Vec::<String>::new());
+    assert_eq!(gpumem_sim::Sim::of(&driver).unwrap().report().faults, Vec::<String>::new());
 }
 
 fn built() -> Vec<Setting> {
-    settings(&Device::new(&Driver::sim(SimConfig::new()).unwrap(), 0).unwrap())
+    settings(&Device::new(&gpumem_sim::driver(SimConfig::new()).unwrap(), 0).unwrap())
 }
 
 fn is_full(error: &DriverError) -> bool {

@@ -1,10 +1,10 @@
 //! Bugs of room: memory that was there and could not be had.
 
+use gpumem_sim::SimConfig;
 use gpumem_tests::backends::backends;
 use gpumem_tests::bench::{Bench, MIB};
 use gpumem_tests::cases;
 use gpumem_tests::pool::{BackendKind, Block, Device, MemoryKind, Pool, Stream};
-use gpumem_tests::sys::{Driver, SimConfig};
 use std::sync::mpsc::sync_channel;
 
 cases! {
@@ -229,7 +229,7 @@ cases! {
 /// twice the host memory that was asked for.
 #[test]
 fn pinned_blocks_take_what_was_asked_for() {
-    let driver = Driver::sim(SimConfig::new()).unwrap();
+    let driver = gpumem_sim::driver(SimConfig::new()).unwrap();
     let device = Device::new(&driver, 0).unwrap();
     let stream = Stream::new(&device).unwrap();
     // The driver's own pool takes 32 MiB at a time, whatever it is asked for.

@@ -15,7 +15,7 @@ cases! {
         let handles = CUdevice_attribute::CU_DEVICE_ATTRIBUTE_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED;
         assert_eq!(gpu.attribute(handles), 1);
         let of_pools = gpu.attribute(CUdevice_attribute::CU_DEVICE_ATTRIBUTE_MEMPOOL_SUPPORTED_HANDLE_TYPES);
-        // A known difference: an H200 has fabric handles as well, the software driver has none.
+        // A known difference: an H200 has fabric handles as well, the simulator has none.
         let fabric = CUmemAllocationHandleType::CU_MEM_HANDLE_TYPE_FABRIC.0 as i32;
         assert_eq!(of_pools & !fabric, POSIX.0 as i32);
         assert_eq!(gpu.attribute(CUdevice_attribute::CU_DEVICE_ATTRIBUTE_IPC_EVENT_SUPPORTED), 1);

@@ -191,7 +191,7 @@ cases! {
         }
     }
 
-    /// The software driver keeps plain memory for who has it open, and says of what it can't find any more that the handle is
+    /// The simulator keeps plain memory for who has it open, and says of what it can't find any more that the handle is
     /// not valid. What the vendor's does is not documented.
     fn whose_plain_memory_it_was_is_killed(driver: &Driver) {
         if driver.kind() == DriverKind::Cuda {

@@ -1,4 +1,4 @@
-//! Memory that one process hands to another, or takes back from itself. Each case holds on the software driver and on
+//! Memory that one process hands to another, or takes back from itself. Each case holds on the simulator and on
 //! a GPU. Where a refusal's code is not documented, only that it is one.
 
 #![cfg(target_os = "linux")]

@@ -23,7 +23,7 @@ pub(super) const STEPS: &[Step] = &[
     Step { name: "oldest", about: "the stated Rust version compiles everything", run: oldest },
     Step { name: "windows", about: "no warning in the crates for x86_64-pc-windows-gnu", run: || target("x86_64-pc-windows-gnu") },
     Step { name: "aarch64", about: "no warning in the crates for aarch64-unknown-linux-gnu", run: || target("aarch64-unknown-linux-gnu") },
-    Step { name: "miri", about: "the driver table, the software driver, the thread caches and tags, under miri", run: miri },
+    Step { name: "miri", about: "the driver table, the simulator, the thread caches and tags, under miri", run: miri },
 ];
 
 fn fmt() -> Result<Outcome> {
@@ -47,7 +47,7 @@ fn clippy() -> Result<Outcome> {
 
 /// Through the topmost crate, which forwards each feature down. All of them on is the default, and so every other step.
 fn features() -> Result<Outcome> {
-    // Each choice of backends, without the software driver and with it.
+    // Each choice of backends, without the kernels for the simulator and with them.
     let backends = ["", "backend-caching", "backend-native", "backend-caching,backend-native"];
     for features in
         backends.into_iter().flat_map(|backends| [backends.to_string(), format!("sim,{backends}")])
@@ -55,10 +55,10 @@ fn features() -> Result<Outcome> {
         let combination = format!("--package gpumem-adapt --lib --no-default-features --features={features}");
         cargo(&format!("clippy {combination} -- -D warnings")).run()?;
     }
-    // Those that are in no default.
+    // Those that are in no default. Tests have the simulator by their dev-dependencies.
     cargo("clippy --package gpumem-pool --all-targets --features nvml,serde -- -D warnings").run()?;
-    let layers = LAYERS[2..].iter().map(|layer| format!("--package {layer} ")).collect::<String>();
-    cargo(&format!("test --quiet {layers}--no-default-features --features=sim")).run()?;
+    let layers = LAYERS[3..].iter().map(|layer| format!("--package {layer} ")).collect::<String>();
+    cargo(&format!("test --quiet {layers}--no-default-features")).run()?;
     Ok(Outcome::Passed)
 }
 
@@ -150,11 +150,12 @@ fn miri() -> Result<Outcome> {
     // Device addresses are numbers in the driver's interface, so some become pointers again.
     let flags = "-Zmiri-permissive-provenance -Zmiri-disable-isolation";
     // Random walks and large memory take miri minutes and touch no other `unsafe` than these.
+    cargo_of("nightly", "miri test --package gpumem-sys --lib").env("MIRIFLAGS", flags).run()?;
     for tests in [
         "--lib -- --skip no_unit_is_handed_out_twice --skip a_full_table --skip a_rule_that_could_never_apply",
         "--test sim -- codes:: kernels::",
     ] {
-        cargo_of("nightly", &format!("miri test --package gpumem-sys {tests}"))
+        cargo_of("nightly", &format!("miri test --package gpumem-sim {tests}"))
             .env("MIRIFLAGS", flags)
             .run()?;
     }

@@ -1,4 +1,4 @@
-//! `cargo xtask interop`: programs of others on the software driver.
+//! `cargo xtask interop`: programs of others on the simulator.
 //!
 //! Each lives in `interop/`, outside the workspace, since it wants a build or versions of its own. The drop-in is laid
 //! out in a folder of its own below `target/interop`; the programs are built beside it and started with nothing but
@@ -18,7 +18,7 @@ pub(crate) struct Args {
     /// Only these [default: all]
     #[arg(value_name = "NAME", value_parser = names())]
     names: Vec<String>,
-    /// Start each program under this many seeds of the software driver
+    /// Start each program under this many seeds of the simulator
     #[arg(long, default_value_t = 8)]
     seeds: u64,
 }

@@ -33,7 +33,7 @@ pub(super) fn build(layout: &Layout, manifest: &Path, args: &[&str]) -> Result<P
     Ok(program.context("cargo reported no program")?.into())
 }
 
-/// The software driver that a program gets.
+/// The simulator that a program gets.
 pub(super) struct Session<'a> {
     layout: &'a Layout,
     seed: u64,
@@ -85,7 +85,7 @@ impl<'a> Session<'a> {
         };
         let output = printed.join().map_err(|_| anyhow!("the reader of its output panicked"))??;
         let has_finding = output.contains(FINDINGS);
-        let how = if has_finding { "the software driver found something".to_string() } else { how(status) };
+        let how = if has_finding { "the simulator found something".to_string() } else { how(status) };
         let is_success = !has_finding && status.is_some_and(|status| status.success());
         Ok(Ended { is_success, how, output })
     }
@@ -114,7 +114,7 @@ fn how(status: Option<ExitStatus>) -> String {
 }
 
 /// How the drop-in begins what it says at exit.
-const FINDINGS: &str = "gpumem's software driver has found";
+const FINDINGS: &str = "gpumem's simulator has found";
 
 /// A program that takes longer hangs.
 const DEADLINE: Duration = Duration::from_secs(120);

@@ -131,7 +131,7 @@ impl Expected {
                     .split("---- ")
                     .find_map(|part| part.strip_prefix(&format!("{name} stdout ----\n")));
                 let said = said.unwrap_or_default().trim_end();
-                format!("{said}\n{name} fails; correct the software driver, or list it with the reason\n")
+                format!("{said}\n{name} fails; correct the simulator, or list it with the reason\n")
             }
         }
     }

@@ -1,7 +1,7 @@
 //! The documents: that the files they point at exist, and that they name the environment variables there are.
 
 use super::{Files, Finding};
-use gpumem_sys::env::VARIABLES;
+use gpumem_sys::env::Variable;
 use pulldown_cmark::{Event, Options, Parser, Tag};
 
 /// Relative links, and paths in code spans that look like one of ours, must lead to a file.
@@ -48,7 +48,7 @@ pub(super) fn named_tests(path: &str, text: &str, files: &Files) -> Vec<Finding>
 const TEST_FOLDERS: [(&str, &str); 6] = [
     ("pool/", "crates/gpumem-pool/tests/pool/"),
     ("pool-src/", "crates/gpumem-pool/src/"),
-    ("sys/", "crates/gpumem-sys/tests/sim/"),
+    ("sim/", "crates/gpumem-sim/tests/sim/"),
     ("array/", "crates/gpumem-array/tests/"),
     ("adapt/", "crates/gpumem-adapt/tests/"),
     ("tests/", "tests/tests/"),
@@ -77,6 +77,11 @@ fn resolve(folder: &str, target: &str) -> Option<String> {
     Some(parts.join("/"))
 }
 
+/// The variables of all crates.
+fn known() -> impl Iterator<Item = &'static Variable> {
+    [gpumem_sys::env::VARIABLES, gpumem_sim::VARIABLES, gpumem_tests::pool::VARIABLES].into_iter().flatten()
+}
+
 /// The page whose table has every variable.
 const VARIABLES_PAGE: &str = "docs/environment.md";
 
@@ -86,9 +91,14 @@ pub(super) fn variables(path: &str, text: &str) -> Vec<Finding> {
     let mut table = Vec::new();
     for (index, line) in text.lines().enumerate() {
         for name in names(line) {
-            if !VARIABLES.iter().any(|variable| variable.name == name) {
+            if !known().any(|variable| variable.name == name) {
                 let what = format!("there is no variable {name}");
-                findings.push(Finding::new(path, index + 1, what, "see gpumem_sys::env::VARIABLES"));
+                findings.push(Finding::new(
+                    path,
+                    index + 1,
+                    what,
+                    "see the lists called VARIABLES in the crates",
+                ));
             }
         }
         let row = line.trim_start().strip_prefix('|').and_then(|row| names(row.split('|').next()?).next());
@@ -96,9 +106,7 @@ pub(super) fn variables(path: &str, text: &str) -> Vec<Finding> {
     }
     if path == VARIABLES_PAGE {
         let line = table.first().map_or(1, |(line, _)| *line);
-        for variable in
-            VARIABLES.iter().filter(|variable| !table.iter().any(|(_, name)| *name == variable.name))
-        {
+        for variable in known().filter(|variable| !table.iter().any(|(_, name)| *name == variable.name)) {
             let what = format!("the table of variables lacks {}", variable.name);
             findings.push(Finding::new(path, line, what, "add a row for it"));
         }
@@ -157,13 +165,26 @@ mod tests {
         assert_eq!((findings.len(), findings[0].line), (1, 2));
     }
 
+    /// `gpumem-sys` must accept a variable before its crate has registered it.
+    #[test]
+    fn every_variable_is_reserved() {
+        let own = gpumem_sys::env::VARIABLES;
+        for variable in known().filter(|variable| !own.contains(variable)) {
+            let is_reserved = |reserved: &&str| {
+                variable.name == *reserved || reserved.ends_with('_') && variable.name.starts_with(reserved)
+            };
+            assert!(gpumem_sys::env::RESERVED.iter().any(is_reserved), "{}", variable.name);
+        }
+    }
+
     #[test]
     fn the_table_of_variables_is_complete() {
         let row = |name: &str| format!("| `{name}` | what it is for |\n");
-        let all: String = VARIABLES.iter().map(|variable| row(variable.name)).collect();
+        let names: Vec<_> = known().map(|variable| variable.name).collect();
+        let all: String = names.iter().copied().map(row).collect();
         assert_eq!(variables(VARIABLES_PAGE, &all), []);
-        assert_eq!(variables(VARIABLES_PAGE, &row(VARIABLES[0].name)).len(), VARIABLES.len() - 1);
-        assert_eq!(variables(VARIABLES_PAGE, "no table").len(), VARIABLES.len());
-        assert_eq!(variables("docs/a.md", &row(VARIABLES[0].name)), []);
+        assert_eq!(variables(VARIABLES_PAGE, &row(names[0])).len(), names.len() - 1);
+        assert_eq!(variables(VARIABLES_PAGE, "no table").len(), names.len());
+        assert_eq!(variables("docs/a.md", &row(names[0])), []);
     }
 }

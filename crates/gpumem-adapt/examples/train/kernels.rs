@@ -1,4 +1,4 @@
-//! This example's own kernels: how `kernels.cu` is launched, and the same functions in Rust for the software driver.
+//! This example's own kernels: how `kernels.cu` is launched, and the same functions in Rust for the simulator.
 
 use crate::adam::Rates;
 use crate::model::Dense;
@@ -18,8 +18,7 @@ const RESIDUAL_THREADS: u32 = 1024;
 impl Kernels {
     /// Loads them for the device of `gpu`.
     pub(crate) fn load(gpu: &Gpu) -> Result<Self> {
-        #[cfg(feature = "sim")]
-        if let Some(simulator) = gpu.device().driver().simulator() {
+        if let Some(simulator) = gpumem_sim::Sim::of(gpu.device().driver()) {
             simulator.register(twins::KERNELS);
         }
         let module = gpu.module(include_str!("kernels.ptx"))?;
@@ -73,10 +72,9 @@ impl Kernels {
     }
 }
 
-/// What the software driver runs under the kernels' names.
-#[cfg(feature = "sim")]
+/// What the simulator runs under the kernels' names.
 mod twins {
-    use gpumem_adapt::array::pool::sys::sim::{Kernel, KernelFault, Launch};
+    use gpumem_sim::{Kernel, KernelFault, Launch};
 
     pub(crate) const KERNELS: &[Kernel] = &[Kernel::new("residual", residual), Kernel::new("adam", adam)];
 

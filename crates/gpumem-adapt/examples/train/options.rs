@@ -3,13 +3,12 @@
 use crate::data::{Size, Table};
 use anyhow::{Result, ensure};
 use clap::Parser;
-use gpumem_adapt::array::pool::sys::Driver;
 use gpumem_adapt::array::pool::{BackendKind, Device, Limit, Pool, PoolBuilder};
 use indicatif::ProgressBar;
 use std::ops::Range;
 use std::path::PathBuf;
 
-/// Fits a linear model with mini-batch Adam on the GPU, or on the software driver where there is none,
+/// Fits a linear model with mini-batch Adam on the GPU, or on the simulator where there is none,
 /// and holds the result against the same training done on the host.
 ///
 /// GPUMEM_DRIVER=cuda|sim chooses the driver; GPUMEM_HARD_LIMIT and GPUMEM_POOL work as everywhere.
@@ -45,7 +44,7 @@ pub(crate) struct Options {
 impl Options {
     /// The first device of the driver.
     pub(crate) fn device(&self) -> Result<Device> {
-        Ok(Device::new(&Driver::from_env_or_sim()?, 0)?)
+        Ok(Device::new(&gpumem_sim::driver_or_sim()?, 0)?)
     }
 
     /// A pool on it; what the environment says holds where no option was given.

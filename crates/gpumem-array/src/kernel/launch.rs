@@ -52,15 +52,16 @@ impl LaunchShape {
 /// A launch in the making: arguments are added in the order of the kernel's parameters, then [`Launch::enqueue`].
 ///
 /// ```
-/// use gpumem_array::{Gpu, GpuArray, LaunchShape, pool::{Device, Pool, sys::{Driver, SimConfig, sim}}};
+/// use gpumem_array::{Gpu, GpuArray, LaunchShape, pool::{Device, Pool}};
+/// use gpumem_sim::{Kernel, Sim, SimConfig};
 ///
-/// // The kernel for a GPU (here without its instructions) and its twin for the software driver.
+/// // The kernel for a GPU (here without its instructions) and its twin for the simulator.
 /// const PTX: &str = "
 ///     .version 7.8
 ///     .target sm_70
 ///     .address_size 64
 ///     .visible .entry scale(.param .u64 y, .param .u64 x, .param .f32 factor, .param .u64 n) { ret; }";
-/// static TWIN: [sim::Kernel; 1] = [sim::Kernel::new("scale", |launch| {
+/// static TWIN: [Kernel; 1] = [Kernel::new("scale", |launch| {
 ///     let (y, x) = (launch.arg::<u64>()?, launch.arg::<u64>()?);
 ///     let (factor, n) = (launch.arg::<f32>()?, launch.arg::<u64>()? as usize);
 ///     let (y, x) = (launch.write::<f32>(y, n)?, launch.read::<f32>(x, n)?);
@@ -68,8 +69,8 @@ impl LaunchShape {
 ///     Ok(())
 /// })];
 ///
-/// let driver = Driver::sim(SimConfig::new())?;
-/// if let Some(sim) = driver.simulator() {
+/// let driver = gpumem_sim::driver(SimConfig::new())?;
+/// if let Some(sim) = Sim::of(&driver) {
 ///     sim.register(&TWIN);
 /// }
 /// let gpu = Gpu::new(&Pool::new(&Device::new(&driver, 0)?)?)?;

@@ -92,7 +92,7 @@ const FILL: &str = include_str!("../../kernels/fill.ptx");
 impl Library {
     pub(crate) fn new(device: &Device) -> Self {
         #[cfg(feature = "sim")]
-        if let Some(sim) = device.driver().simulator() {
+        if let Some(sim) = gpumem_sim::Sim::of(device.driver()) {
             super::twins::register(sim);
         }
         Self {

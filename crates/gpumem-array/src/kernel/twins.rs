@@ -1,4 +1,4 @@
-//! The kernels of this crate once more, in Rust, for the software driver: same names, parameters and results.
+//! The kernels of this crate once more, in Rust, for the simulator: same names, parameters and results.
 //!
 //! Sums may be taken in another order than on a GPU, so floats agree within rounding; everything else agrees exactly.
 //! Elements come as cells because operands may be the same memory, and loops run over fixed numbers of lanes so that
@@ -11,8 +11,7 @@ mod reduce;
 use crate::kernel::twins::elementwise::{Add, Div, Mul, Sub, array_scalar, arrays, fill, scalar_array};
 use crate::kernel::twins::matvec::{columns, columns_sum, rows, rows_in_parts, rows_sum};
 use crate::kernel::twins::reduce::{dot, sum};
-use gpumem_pool::sys::Sim;
-use gpumem_pool::sys::sim::{Kernel, KernelFault, Launch};
+use gpumem_sim::{Kernel, KernelFault, Launch, Sim};
 
 /// Makes the twins known to a simulator.
 pub(crate) fn register(sim: &Sim) {

@@ -1,12 +1,12 @@
 //! A simulated GPU for each test.
 
 use gpumem_array::Gpu;
-use gpumem_array::pool::sys::{Driver, SimConfig};
 use gpumem_array::pool::{Device, Pool};
+use gpumem_sim::SimConfig;
 
 /// On a machine of its own, whose work runs in the order that the seed chooses.
 pub(crate) fn gpu_with(config: SimConfig) -> Gpu {
-    let device = Device::new(&Driver::sim(config).unwrap(), 0).unwrap();
+    let device = Device::new(&gpumem_sim::driver(config).unwrap(), 0).unwrap();
     Gpu::new(&Pool::new(&device).unwrap()).unwrap()
 }
 

@@ -3,7 +3,7 @@
 //!
 //! `churn` reserves its memory ahead, as the peers' pools do; `churn_grown` lets the pool grow with the program, and measures
 //! the second of two rounds. The caching backend runs both under each of its profiles. What the driver took stands in rows of its own, by the prices of
-//! the software driver where it is one, and is no part of the first figure; a wait for another thread's call is.
+//! the simulator where it is one, and is no part of the first figure; a wait for another thread's call is.
 
 use crate::{Bench, GROWN_BYTES, Outcome, Reading, per, together};
 use gpumem_pool::{BackendKind, PoolBuilder, Profile};

@@ -1,7 +1,7 @@
 //! What an allocation and its free cost the host: pairs, pairs on many threads, churn, and hand-over between threads.
 //!
 //! Runs on the driver that `GPUMEM_DRIVER` names, or on whichever there is, and says which it took. Nothing is queued on
-//! the streams, so on the software driver the figures are the pool's own. Each figure is the best of some repeats; the
+//! the streams, so on the simulator the figures are the pool's own. Each figure is the best of some repeats; the
 //! median stands beside it.
 //!
 //! `cargo bench -p gpumem-pool --bench pool -- [--backend NAME] [--only TEXT] [--repeats N] [--rows]`
@@ -15,8 +15,9 @@ mod meter;
 mod traced;
 
 use churn::Plan;
-use gpumem_pool::sys::{Driver, Sim, SimConfig};
+use gpumem_pool::sys::Driver;
 use gpumem_pool::{BackendKind, Block, Device, Pool, PoolBuilder, PoolError, Stream};
+use gpumem_sim::{Sim, SimConfig};
 use std::error::Error;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc;
@@ -29,7 +30,7 @@ fn main() -> Outcome<()> {
     let options = Options::parse(std::env::args().skip(1))?;
     let driver = driver()?;
     let device = Device::new(&meter::metered(&driver), 0)?;
-    let bench = Bench { device, simulator: driver.simulator().cloned(), options };
+    let bench = Bench { device, simulator: Sim::of(&driver).cloned(), options };
     if !bench.options.as_rows {
         println!("{}, {}, backend {}", bench.device, driver.kind(), bench.pool()?.backend());
         println!("{:<34} {:>10} {:>10}  a pair of operations", "", "best", "median");
@@ -41,12 +42,12 @@ fn main() -> Outcome<()> {
     bench.churn()
 }
 
-/// Whichever driver there is. The software driver's device is as large as an H200.
+/// Whichever driver there is. The simulator's device is as large as an H200.
 fn driver() -> Outcome<Driver> {
     if let Ok(driver) = Driver::cuda() {
         return Ok(driver);
     }
-    Ok(Driver::sim(SimConfig::new().memory_bytes(140 << 30).races(false))?)
+    Ok(gpumem_sim::driver(SimConfig::new().memory_bytes(140 << 30).races(false))?)
 }
 
 struct Options {
@@ -207,7 +208,7 @@ struct Reading {
     calls: u64,
     /// The host's time in calls.
     spent: Duration,
-    /// The same by the software driver's prices, where it is one.
+    /// The same by the simulator's prices, where it is one.
     priced: Duration,
 }
 

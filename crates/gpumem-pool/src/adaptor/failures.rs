@@ -10,10 +10,11 @@ use core::sync::atomic::{AtomicU64, Ordering};
 /// Fails some of the allocations that pass, as if the device were full; [`Failures::with_error`] chooses another error.
 ///
 /// ```
-/// use gpumem_pool::{Device, Pool, PoolError, Stream, adaptor::Failures, sys::{Driver, SimConfig}};
+/// use gpumem_pool::{Device, Pool, PoolError, Stream, adaptor::Failures};
+/// use gpumem_sim::SimConfig;
 /// use std::sync::Arc;
 ///
-/// let device = Device::new(&Driver::sim(SimConfig::new())?, 0)?;
+/// let device = Device::new(&gpumem_sim::driver(SimConfig::new())?, 0)?;
 /// let pool = Pool::builder(&device).adaptor(Arc::new(Failures::nth(2))).build()?;
 /// let stream = Stream::new(&device)?;
 /// let first = pool.alloc(4096, &stream)?;

@@ -13,10 +13,11 @@ use core::sync::atomic::{AtomicU64, Ordering};
 /// When that pool has none either, the error is the first one's.
 ///
 /// ```
-/// use gpumem_pool::{Device, Pool, Stream, adaptor::Fallback, sys::{Driver, SimConfig}};
+/// use gpumem_pool::{Device, Pool, Stream, adaptor::Fallback};
+/// use gpumem_sim::SimConfig;
 /// use std::sync::Arc;
 ///
-/// let device = Device::new(&Driver::sim(SimConfig::new())?, 0)?;
+/// let device = Device::new(&gpumem_sim::driver(SimConfig::new())?, 0)?;
 /// let spare = Pool::new(&device)?;
 /// let fallback = Arc::new(Fallback::new(&spare));
 /// let pool = Pool::builder(&device).hard_limit(8 << 20).adaptor(fallback.clone()).build()?;

@@ -41,10 +41,11 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 /// anew; a growth waits for the work that uses the block, so that it can.
 ///
 /// ```
-/// use gpumem_pool::{Device, Pool, Stream, adaptor::{Guard, Side}, sys::{Driver, SimConfig}};
+/// use gpumem_pool::{Device, Pool, Stream, adaptor::{Guard, Side}};
+/// use gpumem_sim::SimConfig;
 /// use std::sync::{Arc, Mutex};
 ///
-/// let device = Device::new(&Driver::sim(SimConfig::new())?, 0)?;
+/// let device = Device::new(&gpumem_sim::driver(SimConfig::new())?, 0)?;
 /// let guard = Arc::new(Guard::new());
 /// let pool = Pool::builder(&device).adaptor(guard.clone()).build()?;
 /// let stream = Stream::new(&device)?;

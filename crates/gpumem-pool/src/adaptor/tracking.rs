@@ -13,10 +13,11 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 /// Knows every block that is alive, with the thread that asked for it and, if wanted, the calls that led there.
 ///
 /// ```
-/// use gpumem_pool::{Device, Pool, Stream, adaptor::Tracking, sys::{Driver, SimConfig}};
+/// use gpumem_pool::{Device, Pool, Stream, adaptor::Tracking};
+/// use gpumem_sim::SimConfig;
 /// use std::sync::Arc;
 ///
-/// let device = Device::new(&Driver::sim(SimConfig::new())?, 0)?;
+/// let device = Device::new(&gpumem_sim::driver(SimConfig::new())?, 0)?;
 /// let tracking = Arc::new(Tracking::new().with_backtraces().on_end(|live| eprintln!("left alive: {live}")));
 /// let pool = Pool::builder(&device).adaptor(tracking.clone()).build()?;
 /// let block = pool.alloc(5 << 20, &Stream::new(&device)?)?;

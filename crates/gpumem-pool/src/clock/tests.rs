@@ -1,11 +1,11 @@
-//! The clocks on the software driver: what each call that orders or observes lets a reader know.
+//! The clocks on the simulator: what each call that orders or observes lets a reader know.
 
 use super::*;
 use crate::{Device, Event, Stream};
 use core::time::Duration;
-use gpumem_sys::sim::Schedule;
+use gpumem_sim::{Schedule, SimConfig};
+use gpumem_sys::DriverError;
 use gpumem_sys::types::{CUstream, CUstreamCaptureMode, CUstreamCaptureStatus};
-use gpumem_sys::{DriverError, SimConfig};
 use std::time::Instant;
 
 /// A machine where nothing runs before somebody waits, unless a test asks for luck.
@@ -23,7 +23,7 @@ impl Bench {
     }
 
     fn with(config: SimConfig) -> Self {
-        let device = Device::new(&Driver::sim(config).unwrap(), 0).unwrap();
+        let device = Device::new(&gpumem_sim::driver(config).unwrap(), 0).unwrap();
         let (a, b) = (Stream::new(&device).unwrap(), Stream::new(&device).unwrap());
         let mut address = 0;
         let bound = device.bind().unwrap();
@@ -206,7 +206,7 @@ fn marks_that_have_been_passed_leave_their_events() {
         // SAFETY: the arguments are the caller's.
         unsafe { real(event, flags) }
     }
-    let driver = Driver::sim(SimConfig::new()).unwrap();
+    let driver = gpumem_sim::driver(SimConfig::new()).unwrap();
     // SAFETY: it calls the function that it replaces.
     let driver =
         unsafe { driver.with_table(|table| CREATE.lock().unwrap().0 = table.cuEventCreate.replace(create)) };
@@ -327,7 +327,7 @@ fn a_failed_wait_raises_nothing() {
     ) -> gpumem_sys::types::CUresult {
         gpumem_sys::types::CUresult::CUDA_ERROR_INVALID_HANDLE
     }
-    let driver = Driver::sim(SimConfig::new()).unwrap();
+    let driver = gpumem_sim::driver(SimConfig::new()).unwrap();
     // SAFETY: refusing without doing anything is what the driver may do.
     let driver = unsafe { driver.with_table(|table| table.cuStreamWaitEvent = Some(refuse)) };
     let device = Device::new(&driver, 0).unwrap();
@@ -374,7 +374,7 @@ fn a_capture_is_neither_broken_nor_believed() {
 
 #[test]
 fn what_a_device_leaves_pending_goes_on_or_is_waited_for() {
-    let driver = Driver::sim(SimConfig::new().devices(2)).unwrap();
+    let driver = gpumem_sim::driver(SimConfig::new().devices(2)).unwrap();
     let (first, second) = (Device::new(&driver, 0).unwrap(), Device::new(&driver, 1).unwrap());
     for ending in [Device::new(&driver, 0).unwrap(), second] {
         let stream = Stream::new(&ending).unwrap();
@@ -388,10 +388,10 @@ fn what_a_device_leaves_pending_goes_on_or_is_waited_for() {
 /// What is pending on a device that ends counts as complete only if the wait for it has succeeded.
 #[test]
 fn a_device_that_could_not_be_waited_for_leaves_nothing_complete() {
-    use gpumem_sys::sim::{Effect, Rule};
+    use gpumem_sim::{Effect, Rule};
     let refuse = Effect::Fail(gpumem_sys::types::CUresult::CUDA_ERROR_UNKNOWN);
     let config = SimConfig::new().devices(2).rule(Rule::new("cuCtxSynchronize", refuse));
-    let driver = Driver::sim(config).unwrap();
+    let driver = gpumem_sim::driver(config).unwrap();
     let (first, ending) = (Device::new(&driver, 0).unwrap(), Device::new(&driver, 1).unwrap());
     let stream = Stream::new(&ending).unwrap();
     let stamp = first.clocks().stamp(stream.slot());
@@ -566,7 +566,7 @@ fn a_promise_counts_from_when_it_is_made_and_waits_stay_off() {
 /// One that lives as long as its device leaves nothing behind when that ends.
 #[test]
 fn a_long_lived_stream_goes_with_its_device() {
-    let driver = Driver::sim(SimConfig::new().devices(2)).unwrap();
+    let driver = gpumem_sim::driver(SimConfig::new().devices(2)).unwrap();
     let other = Device::new(&driver, 1).unwrap();
     let clocks = Arc::clone(other.clocks());
     let mut slots = std::collections::BTreeSet::new();

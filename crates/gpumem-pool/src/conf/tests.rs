@@ -3,10 +3,10 @@
 use super::*;
 use crate::device::Device;
 use crate::kind::MemoryKind;
-use gpumem_sys::{Driver, SimConfig};
+use gpumem_sim::SimConfig;
 
 fn applied(text: &str) -> Result<PoolBuilder, ConfError> {
-    let device = Device::new(&Driver::sim(SimConfig::new()).unwrap(), 0).unwrap();
+    let device = Device::new(&gpumem_sim::driver(SimConfig::new()).unwrap(), 0).unwrap();
     PoolBuilder::new(&device).conf(text)
 }
 
@@ -103,7 +103,7 @@ fn what_has_no_effect_is_told_for_each_backend() {
 
 #[test]
 fn a_variable_of_its_own_wins_and_keeps_what_others_say() {
-    let device = Device::new(&Driver::sim(SimConfig::new()).unwrap(), 0).unwrap();
+    let device = Device::new(&gpumem_sim::driver(SimConfig::new()).unwrap(), 0).unwrap();
     let of = |variables: &[(&str, &str)]| {
         let read = |name: &'static str| {
             Ok(variables.iter().find(|(other, _)| *other == name).map(|(_, value)| (*value).to_string()))
@@ -151,7 +151,7 @@ fn the_table_of_dials_has_them_all_with_what_profiles_set_them_to() {
     let source = include_str!("../dials.rs");
     let rows = rows(source);
     assert_eq!(rows.len(), source.matches("(mut self, ").count(), "a row for each setter");
-    let device = Device::new(&Driver::sim(SimConfig::new()).unwrap(), 0).unwrap();
+    let device = Device::new(&gpumem_sim::driver(SimConfig::new()).unwrap(), 0).unwrap();
     for (column, profile) in [Profile::Fast, Profile::Balanced, Profile::Tight].into_iter().enumerate() {
         let mut told = Dials::default();
         for (names, cells) in &rows {

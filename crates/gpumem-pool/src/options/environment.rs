@@ -1,4 +1,4 @@
-//! What `GPUMEM_…` variables say of a pool: [`PoolBuilder::from_env`] alone reads them.
+//! The environment variables of a pool, which only [`PoolBuilder::from_env`] reads: [`VARIABLES`].
 
 use super::PoolBuilder;
 use crate::conf;
@@ -7,8 +7,40 @@ use crate::error::PoolError;
 use crate::limit::FORMS;
 use crate::trace::Trace;
 use core::str::FromStr;
-use gpumem_sys::env::{self, EnvError};
+use gpumem_sys::env::{self, EnvError, Variable};
 use std::sync::Arc;
+
+/// The variables that [`PoolBuilder::from_env`] reads.
+pub const VARIABLES: &[Variable] = &[
+    Variable {
+        name: "GPUMEM_POOL",
+        meaning: "caching | native | none: which backend a pool takes (default the first that is built and works)",
+    },
+    Variable {
+        name: "GPUMEM_KIND",
+        meaning: "device | unified | host: whose memory a pool hands out (default device)",
+    },
+    Variable {
+        name: "GPUMEM_PROFILE",
+        meaning: "fast | balanced | tight: what the caching backend trades (default balanced)",
+    },
+    Variable {
+        name: "GPUMEM_CONF",
+        meaning: "key:value,…: any option of a pool by its name, PyTorch's knobs among them",
+    },
+    Variable {
+        name: "GPUMEM_SOFT_LIMIT",
+        meaning: "100M, 1.5GiB, 50%, 10000: cached memory above it is given back",
+    },
+    Variable {
+        name: "GPUMEM_HARD_LIMIT",
+        meaning: "100M, 1.5GiB, 50%, 10000: the pool never hands out more",
+    },
+    Variable {
+        name: "GPUMEM_TRACE",
+        meaning: "a file, %p in it is the process: what pools are asked for is recorded, for `cargo xtask replay`",
+    },
+];
 
 impl PoolBuilder {
     /// Starts from `GPUMEM_CONF`, `GPUMEM_KIND`, `GPUMEM_POOL`, `GPUMEM_PROFILE`, `GPUMEM_HARD_LIMIT`, `GPUMEM_SOFT_LIMIT` and
@@ -18,7 +50,7 @@ impl PoolBuilder {
     ///
     /// [`PoolError::Env`] for an unknown `GPUMEM_…` variable or a value that can't be used.
     pub fn from_env(device: &Device) -> Result<Self, PoolError> {
-        Self::from_variables(device, env::read)
+        Self::from_variables(device, |name| env::read(VARIABLES, name))
     }
 
     pub(crate) fn from_variables(
@@ -72,11 +104,11 @@ fn parse<T: FromStr>(
 mod tests {
     use super::*;
     use crate::dials::{Dials, Profile};
-    use gpumem_sys::{Driver, SimConfig};
+    use gpumem_sim::SimConfig;
 
     #[test]
     fn a_profile_of_the_environment_leaves_dials_that_are_named() {
-        let device = Device::new(&Driver::sim(SimConfig::new()).unwrap(), 0).unwrap();
+        let device = Device::new(&gpumem_sim::driver(SimConfig::new()).unwrap(), 0).unwrap();
         let dials = |variables: &[(&str, &str)]| {
             let value = |name| variables.iter().find(|(other, _)| *other == name);
             let read = |name| Ok(value(name).map(|(_, value)| (*value).to_owned()));

@@ -1,33 +1,11 @@
 //! Who else has memory of a device, asked when a request is refused because of them.
 //!
 //! The driver tells no more than a sum. With the feature `nvml`, the vendor's management library is asked, which is loaded once
-//! and kept; where it is missing, or names nobody, there is the sum. The software driver knows its other process itself.
+//! and kept; where it is missing, or names nobody, there is the sum. A driver with an extension, such as the
+//! simulator, lists its processes itself.
 
 use crate::device::Device;
-use core::fmt;
-
-/// A process that has memory of a device.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-#[non_exhaustive]
-pub struct ProcessUsage {
-    /// Its number, as the system of the management library counts: a container may have others.
-    pub id: Option<u32>,
-    /// What it is called, if this system knows its number.
-    pub name: Option<String>,
-    /// What it has, if the device's owner tells.
-    pub in_use_bytes: Option<u64>,
-}
-
-impl fmt::Display for ProcessUsage {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match (&self.name, self.id) {
-            (Some(name), Some(id)) => write!(f, "{name} (process {id})"),
-            (Some(name), None) => f.write_str(name),
-            (None, Some(id)) => write!(f, "process {id}"),
-            (None, None) => f.write_str("a process"),
-        }
-    }
-}
+pub use gpumem_sys::ProcessUsage;
 
 /// All but this one, as far as they are known, the largest first.
 pub(crate) fn of(device: &Device) -> Vec<ProcessUsage> {
@@ -42,19 +20,13 @@ pub(crate) fn of(device: &Device) -> Vec<ProcessUsage> {
 const COUNT_MAX: usize = 5;
 
 fn on(device: &Device) -> Vec<ProcessUsage> {
-    #[cfg(feature = "sim")]
-    if let Some(sim) = device.driver().simulator() {
-        let name = Some("the other process of the software driver".into());
-        let in_use_bytes = Some(sim.others_bytes(device.ordinal()));
-        return vec![ProcessUsage { id: None, name, in_use_bytes }];
+    if let Some(extension) = device.driver().extension() {
+        return extension.processes(device.ordinal());
     }
     #[cfg(feature = "nvml")]
     return nvml::on(device).unwrap_or_default();
     #[cfg(not(feature = "nvml"))]
-    {
-        let _ = device;
-        Vec::new()
-    }
+    Vec::new()
 }
 
 #[cfg(feature = "nvml")]
@@ -90,14 +62,14 @@ mod nvml {
 
     fn usage(process: &ProcessInfo) -> ProcessUsage {
         let name = std::fs::read_to_string(format!("/proc/{}/comm", process.pid)).ok();
-        ProcessUsage {
-            id: Some(process.pid),
-            name: name.map(|name| name.trim().to_string()).filter(|name| !name.is_empty()),
-            in_use_bytes: match process.used_gpu_memory {
-                UsedGpuMemory::Used(size_bytes) => Some(size_bytes),
-                UsedGpuMemory::Unavailable => None,
-            },
-        }
+        let mut usage = ProcessUsage::default();
+        usage.id = Some(process.pid);
+        usage.name = name.map(|name| name.trim().to_string()).filter(|name| !name.is_empty());
+        usage.in_use_bytes = match process.used_gpu_memory {
+            UsedGpuMemory::Used(size_bytes) => Some(size_bytes),
+            UsedGpuMemory::Unavailable => None,
+        };
+        usage
     }
 
     #[cfg(test)]
@@ -116,16 +88,16 @@ mod nvml {
     }
 }
 
-#[cfg(all(test, feature = "sim"))]
+#[cfg(test)]
 mod tests {
     use super::*;
-    use gpumem_sys::{Driver, SimConfig};
+    use gpumem_sim::SimConfig;
 
     #[test]
     fn a_process_that_has_nothing_is_not_named() {
-        let device = Device::new(&Driver::sim(SimConfig::new()).unwrap(), 0).unwrap();
+        let device = Device::new(&gpumem_sim::driver(SimConfig::new()).unwrap(), 0).unwrap();
         assert_eq!(of(&device), []);
-        let sim = device.driver().simulator().unwrap();
+        let sim = gpumem_sim::Sim::of(device.driver()).unwrap();
         sim.take_memory(0, 1 << 20);
         let in_use_bytes: Vec<_> = of(&device).iter().map(|process| process.in_use_bytes).collect();
         assert_eq!(in_use_bytes, [Some(1 << 20)]);

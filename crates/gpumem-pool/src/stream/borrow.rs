@@ -61,9 +61,10 @@ impl Stream {
     /// `queue` panics. The stream is alive and captures nothing meanwhile; `queue` must not retire it or begin a capture on it.
     ///
     /// ```
-    /// use gpumem_pool::{Device, Pool, Stream, sys::{Driver, SimConfig}};
+    /// use gpumem_pool::{Device, Pool, Stream};
+    /// use gpumem_sim::SimConfig;
     ///
-    /// let device = Device::new(&Driver::sim(SimConfig::new())?, 0)?;
+    /// let device = Device::new(&gpumem_sim::driver(SimConfig::new())?, 0)?;
     /// let (pool, stream) = (Pool::new(&device)?, Stream::new(&device)?);
     /// let (block, source) = (pool.alloc(5, &stream)?, *b"bytes");
     ///

@@ -13,9 +13,10 @@ use std::sync::Arc;
 /// Sets up a [`Stream`]; see [`Stream::builder`].
 ///
 /// ```
-/// use gpumem_pool::{Device, Stream, sys::{Driver, SimConfig}};
+/// use gpumem_pool::{Device, Stream};
+/// use gpumem_sim::SimConfig;
 ///
-/// let device = Device::new(&Driver::sim(SimConfig::new())?, 0)?;
+/// let device = Device::new(&gpumem_sim::driver(SimConfig::new())?, 0)?;
 /// let urgent = Stream::builder(&device).priority(-1).no_waits().build()?;
 /// assert!(urgent.is_complete()?);
 /// # Ok::<(), Box<dyn std::error::Error>>(())

@@ -62,9 +62,10 @@ impl Stream {
     /// that [`Stream::from_raw`] has wrapped before, the promise counts from here on, for all clones.
     ///
     /// ```
-    /// use gpumem_pool::{Device, Pool, Stream, sys::{Driver, SimConfig, types::CUstream}};
+    /// use gpumem_pool::{Device, Pool, Stream, sys::types::CUstream};
+    /// use gpumem_sim::SimConfig;
     ///
-    /// let device = Device::new(&Driver::sim(SimConfig::new())?, 0)?;
+    /// let device = Device::new(&gpumem_sim::driver(SimConfig::new())?, 0)?;
     /// let pool = Pool::new(&device)?;
     /// // SAFETY: the default stream lives as long as the context.
     /// let stream = unsafe { Stream::from_raw_long_lived(&device, std::ptr::null_mut::<()>() as CUstream)? };

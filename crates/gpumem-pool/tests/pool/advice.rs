@@ -2,7 +2,6 @@
 
 use crate::bench::{built_backends, small, stand_in};
 use gpumem_pool::adaptor::Fallback;
-use gpumem_pool::sys::Driver;
 use gpumem_pool::sys::types::CUresult;
 use gpumem_pool::{
     BackendKind, Block, Device, Expectation, MemoryKind, Pool, PoolBuilder, PoolError, Stream,
@@ -31,7 +30,7 @@ fn says_who(advised: Result<(), PoolError>) -> bool {
 #[test]
 fn on_memory_of_the_driver_s_pools_it_is_refused_with_who_takes_it() {
     // SAFETY: the stand-in calls the function that it replaces, or fails without doing anything.
-    let driver = unsafe { Driver::sim(small()).unwrap().with_table(advices::install) };
+    let driver = unsafe { gpumem_sim::driver(small()).unwrap().with_table(advices::install) };
     let device = Device::new(&driver, 0).unwrap();
     let stream = Stream::new(&device).unwrap();
     let unified = |backend| Pool::builder(&device).backend(backend).kind(MemoryKind::Unified);

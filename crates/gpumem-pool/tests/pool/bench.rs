@@ -1,7 +1,8 @@
 //! What the tests share: a simulated machine with one backend to try, and driver functions that count and fail.
 
-use gpumem_pool::sys::{Driver, SimConfig, Table};
+use gpumem_pool::sys::{Driver, Table};
 use gpumem_pool::{BackendKind, Block, Device, MemoryKind, Pool, PoolBuilder, Stream};
+use gpumem_sim::SimConfig;
 
 /// One simulated machine, its first device, and the backend under test.
 pub(crate) struct Bench {
@@ -39,7 +40,7 @@ fn on_each_of(
     for (backend, plain_segments, kind) in subjects {
         // The same code runs for all kinds: one schedule shows what differs.
         for seed in 0..if kind == MemoryKind::Device { SEED_COUNT } else { 1 } {
-            let driver = Driver::sim(config.clone().seed(seed)).unwrap();
+            let driver = gpumem_sim::driver(config.clone().seed(seed)).unwrap();
             // SAFETY: what the tests put in calls the function that it replaces, or fails without doing anything.
             let driver = unsafe { driver.with_table(&change) };
             let device = Device::new(&driver, 0).unwrap();

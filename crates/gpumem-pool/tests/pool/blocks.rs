@@ -1,8 +1,8 @@
 //! Blocks: sizes, contents, order of frees, order of drops.
 
 use crate::bench::{Bench, on_device_memory, on_each_backend, small};
-use gpumem_pool::sys::SimConfig;
 use gpumem_pool::{Block, Device, Event, Pool, PoolError, Stream};
+use gpumem_sim::SimConfig;
 
 #[test]
 fn a_block_is_memory_of_its_own() {

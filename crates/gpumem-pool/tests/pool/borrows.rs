@@ -2,12 +2,12 @@
 //! captures, and whatever the driver refuses. Work runs only when somebody waits for it here, and the functions that give
 //! memory back look whether it has run by then: the simulator's own waits can't hide a missing one of ours.
 
-use gpumem_pool::sys::sim::{Finding, Rule, Schedule};
 use gpumem_pool::sys::types::{CUdeviceptr, CUresult, CUstream, CUstreamCaptureMode};
-use gpumem_pool::sys::{Driver, SimConfig, Table};
+use gpumem_pool::sys::{Driver, Table};
 use gpumem_pool::{
     BackendKind, Capture, CaptureMode, Device, HostMemory, ImportedBlock, Pool, PoolError, Stream,
 };
+use gpumem_sim::{Finding, Rule, Schedule, SimConfig};
 use std::ffi::c_void;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::mpsc::channel;
@@ -63,7 +63,7 @@ impl Rig {
         // A second device may use the same host memory.
         let config = config.devices(2);
         let rules = rules.iter().map(|rule| rule.parse::<Rule>().unwrap());
-        let driver = Driver::sim(rules.fold(config, SimConfig::rule)).unwrap();
+        let driver = gpumem_sim::driver(rules.fold(config, SimConfig::rule)).unwrap();
         let install = |table: &mut Table| {
             *lock(&REAL) = (
                 table.cuMemHostUnregister.replace(look_and_unregister),
@@ -102,7 +102,7 @@ impl Rig {
     fn assert_clean(self) {
         let Self { driver, device, .. } = &self;
         device.synchronize().unwrap();
-        let findings = driver.simulator().unwrap().take_findings();
+        let findings = gpumem_sim::Sim::of(driver).unwrap().take_findings();
         assert!(findings.is_empty(), "{findings:?}");
     }
 }
@@ -359,7 +359,7 @@ fn the_end_leaves_captures_of_other_libraries_whole() {
             assert!(table.iter().all(|byte| *byte == 7), "{context}");
             drop(captured);
             // Asking the legacy stream is refused while a blocking stream captures, and breaks nothing.
-            let findings = rig.driver.simulator().unwrap().take_findings();
+            let findings = gpumem_sim::Sim::of(&rig.driver).unwrap().take_findings();
             let is_question =
                 |finding: &_| matches!(finding, Finding::Refused { call: "cuStreamIsCapturing", .. });
             assert!(findings.iter().all(|finding| flags == 0 && is_question(finding)), "{findings:?}");

@@ -1,8 +1,9 @@
 //! Captures beside whoever waits for all of the device: they are kept whole.
 
 use crate::bench::{on_device_memory, on_each_backend_with, small};
-use gpumem_pool::sys::{CUresult, SimConfig, Table};
+use gpumem_pool::sys::{CUresult, Table};
 use gpumem_pool::{BackendKind, CaptureMode, Device, Event, Pool, PoolError, Stream};
+use gpumem_sim::SimConfig;
 use std::sync::Mutex;
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::time::Duration;

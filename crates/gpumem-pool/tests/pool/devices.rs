@@ -1,12 +1,12 @@
 //! Devices: several of them, several machines, and what must not be mixed.
 
 use crate::bench::{built_backends, on_each_backend, small};
-use gpumem_pool::sys::{Driver, SimConfig};
 use gpumem_pool::{Device, Event, Pool, PoolError, Stream};
+use gpumem_sim::SimConfig;
 
 #[test]
 fn a_device_tells_what_it_is() {
-    let driver = Driver::sim(SimConfig::new().devices(2).memory_bytes(3 << 30)).unwrap();
+    let driver = gpumem_sim::driver(SimConfig::new().devices(2).memory_bytes(3 << 30)).unwrap();
     assert_eq!(Device::count(&driver).unwrap(), 2);
     let device = Device::new(&driver, 1).unwrap();
     assert_eq!((device.ordinal(), device.total_bytes()), (1, 3 << 30));
@@ -21,7 +21,7 @@ fn a_device_tells_what_it_is() {
 #[test]
 fn a_device_that_is_not_there_is_an_error() {
     for count in [0, 2] {
-        let driver = Driver::sim(SimConfig::new().devices(count)).unwrap();
+        let driver = gpumem_sim::driver(SimConfig::new().devices(count)).unwrap();
         for ordinal in [2, u32::MAX] {
             let error = Device::new(&driver, ordinal).unwrap_err();
             assert!(
@@ -76,7 +76,7 @@ fn devices_must_not_be_mixed() {
 #[test]
 fn machines_must_not_be_mixed() {
     on_each_backend(&small(), |bench| {
-        let elsewhere = Device::new(&Driver::sim(small()).unwrap(), 0).unwrap();
+        let elsewhere = Device::new(&gpumem_sim::driver(small()).unwrap(), 0).unwrap();
         let stranger = Stream::new(&elsewhere).unwrap();
         assert_ne!(bench.device, elsewhere);
         let (pool, home) = (bench.pool(), bench.stream());
@@ -97,7 +97,7 @@ fn machines_share_nothing() {
         for seed in 0..4 {
             let backends = &backends;
             scope.spawn(move || {
-                let driver = Driver::sim(small().seed(seed)).unwrap();
+                let driver = gpumem_sim::driver(small().seed(seed)).unwrap();
                 let device = Device::new(&driver, 0).unwrap();
                 for backend in backends {
                     let pool = Pool::builder(&device).backend(*backend).build().unwrap();

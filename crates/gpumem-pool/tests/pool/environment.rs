@@ -3,8 +3,8 @@
 //! A test process must not change its own environment while other tests run, so each case runs this program again with
 //! the variables set and only the test at the end selected.
 
-use gpumem_pool::sys::{Driver, SimConfig};
 use gpumem_pool::{BackendKind, Device, MemoryKind, Pool, PoolBuilder};
+use gpumem_sim::SimConfig;
 use std::process::Command;
 
 /// Runs [`child`] under the given variables and returns what it printed between the marks.
@@ -25,7 +25,8 @@ const MARK: &str = "<answer>";
 #[test]
 #[ignore = "run by the tests of this file, under variables"]
 fn child() {
-    let device = Device::new(&Driver::sim(SimConfig::new().memory_bytes(1 << 30)).unwrap(), 0).unwrap();
+    let device =
+        Device::new(&gpumem_sim::driver(SimConfig::new().memory_bytes(1 << 30)).unwrap(), 0).unwrap();
     let show = |pool: Pool| {
         let status = pool.status().unwrap();
         let kind =

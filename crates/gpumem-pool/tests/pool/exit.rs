@@ -1,8 +1,8 @@
 //! The end of a process, with blocks still alive: in a static, and in a thread's own storage.
 
 use crate::bench::built_backends;
-use gpumem_pool::sys::{Driver, SimConfig};
 use gpumem_pool::{Block, Device, Pool, Stream};
+use gpumem_sim::SimConfig;
 use std::cell::RefCell;
 use std::process::Command;
 use std::sync::Mutex;
@@ -23,7 +23,7 @@ fn child() {
         static OWN: RefCell<Vec<Block>> = const { RefCell::new(Vec::new()) };
     }
     for backend in built_backends() {
-        let device = Device::new(&Driver::sim(SimConfig::new()).unwrap(), 0).unwrap();
+        let device = Device::new(&gpumem_sim::driver(SimConfig::new()).unwrap(), 0).unwrap();
         let pool = Pool::builder(&device).backend(backend).build().unwrap();
         let (home, other) = (Stream::new(&device).unwrap(), Stream::new(&device).unwrap());
         for shelf in [false, true] {

@@ -1,10 +1,10 @@
 //! A driver that fails: what the pool says, and that its books stay right.
 
 use crate::bench::{Bench, on_each_backend_with, small, stand_in};
-use gpumem_pool::sys::sim::Kernel;
 use gpumem_pool::sys::types::CUresult;
 use gpumem_pool::sys::{DriverError, Table};
 use gpumem_pool::{BackendKind, Event, PoolError, Stream};
+use gpumem_sim::Kernel;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
@@ -243,7 +243,7 @@ fn work_that_goes_astray_is_met_by_every_entry() {
 /// Queues a kernel that reads where nothing is.
 fn queue_a_fault(bench: &Bench, stream: &Stream) {
     static KERNELS: &[Kernel] = &[Kernel::new("astray", |launch| launch.read::<u8>(8, 1).map(drop))];
-    bench.driver.simulator().unwrap().register(KERNELS);
+    gpumem_sim::Sim::of(&bench.driver).unwrap().register(KERNELS);
     let ptx = c".version 8.0\n.target sm_70\n.address_size 64\n.visible .entry astray()\n{ ret; }\n";
     let (mut module, mut function) = (std::ptr::null_mut(), std::ptr::null_mut());
     let none = std::ptr::null_mut::<std::ffi::c_void>();

@@ -1,9 +1,9 @@
 //! Aligned blocks, blocks as plain data, and memory that stays where it is.
 
 use crate::bench::{on_device_memory, on_each_backend, on_each_backend_with, small, stand_in};
-use gpumem_pool::sys::SimConfig;
 use gpumem_pool::sys::types::CUmemAllocationHandleType;
 use gpumem_pool::{BackendKind, Block, PoolError};
+use gpumem_sim::SimConfig;
 use std::os::fd::FromRawFd;
 use std::sync::atomic::Ordering;
 

@@ -1,9 +1,9 @@
 //! Blocks that grow in place.
 
 use crate::bench::{Bench, on_each_backend, on_each_backend_with, small, stand_in};
-use gpumem_pool::sys::SimConfig;
 use gpumem_pool::sys::types::CUresult;
 use gpumem_pool::{GrowableBlock, Pool, PoolError, Stream};
+use gpumem_sim::SimConfig;
 use std::sync::atomic::Ordering;
 
 const MIB: u64 = 1 << 20;

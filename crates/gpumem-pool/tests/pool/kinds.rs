@@ -3,12 +3,11 @@
 #[cfg(feature = "backend-native")]
 use crate::bench::stand_in;
 use crate::bench::{Bench, on_each_backend, small};
-use gpumem_pool::sys::sim::Schedule;
 use gpumem_pool::sys::types::{CUdevice_attribute, CUresult};
-use gpumem_pool::sys::{Driver, SimConfig};
 use gpumem_pool::{
     Advice, BackendKind, Block, CaptureMode, Device, Limit, MemoryKind, OutOfMemory, Pool, PoolError, Stream,
 };
+use gpumem_sim::{Schedule, SimConfig};
 
 const MIB: u64 = 1 << 20;
 
@@ -222,7 +221,7 @@ fn each_kind_has_its_own_budget() {
 
 #[test]
 fn host_memory_may_be_more_than_the_device_has() {
-    let device = Device::new(&Driver::sim(SimConfig::small()).unwrap(), 0).unwrap();
+    let device = Device::new(&gpumem_sim::driver(SimConfig::small()).unwrap(), 0).unwrap();
     let stream = Stream::new(&device).unwrap();
     for backend in crate::bench::built_backends() {
         let pool = Pool::builder(&device).backend(backend).kind(MemoryKind::Host).build().unwrap();
@@ -240,7 +239,7 @@ fn host_memory_may_be_more_than_the_device_has() {
 #[test]
 fn unified_memory_leaves_the_device_a_margin() {
     for backend in crate::bench::built_backends() {
-        let device = Device::new(&Driver::sim(small()).unwrap(), 0).unwrap();
+        let device = Device::new(&gpumem_sim::driver(small()).unwrap(), 0).unwrap();
         let stream = Stream::new(&device).unwrap();
         let builder = || Pool::builder(&device).backend(backend);
         let (own, unified) =
@@ -308,7 +307,7 @@ fn a_pool_that_ends_leaves_what_work_uses() {
         bench.fill(&kept, 4, &stream);
         drop(kept);
         bench.device.synchronize().unwrap();
-        let report = bench.driver.simulator().unwrap().report();
+        let report = gpumem_sim::Sim::of(&bench.driver).unwrap().report();
         assert!(report.allocations.is_empty() && report.findings.is_empty(), "{report}");
     });
 }
@@ -321,7 +320,7 @@ stand_in!(pools, cuMemPoolCreate(pool: *mut CUmemoryPool, props: *const CUmemPoo
 #[test]
 fn drivers_without_pools_of_a_kind_are_told() {
     // SAFETY: the stand-in calls what it replaces, or fails without doing anything.
-    let driver = unsafe { Driver::sim(small()).unwrap().with_table(pools::install) };
+    let driver = unsafe { gpumem_sim::driver(small()).unwrap().with_table(pools::install) };
     let device = Device::new(&driver, 0).unwrap();
     let invalid = CUresult::CUDA_ERROR_INVALID_VALUE.0;
     pools::FAIL_WITH.store(invalid, std::sync::atomic::Ordering::SeqCst);
@@ -343,13 +342,14 @@ fn drivers_without_pools_of_a_kind_are_told() {
 fn what_a_kind_or_a_backend_can_not_do_is_said() {
     #[cfg(feature = "backend-caching")]
     {
-        let device = Device::new(&Driver::sim(small()).unwrap(), 0).unwrap();
+        let device = Device::new(&gpumem_sim::driver(small()).unwrap(), 0).unwrap();
         let exported =
             Pool::builder(&device).backend(BackendKind::Caching).kind(MemoryKind::Host).exportable().build();
         assert!(matches!(exported, Err(PoolError::NotWithKind { kind: MemoryKind::Host, .. })));
     }
     // SAFETY: a function that is missing is not called.
-    let old = unsafe { Driver::sim(small()).unwrap().with_table(|table| table.cuMemAllocManaged = None) };
+    let old =
+        unsafe { gpumem_sim::driver(small()).unwrap().with_table(|table| table.cuMemAllocManaged = None) };
     let error = Pool::builder(&Device::new(&old, 0).unwrap()).kind(MemoryKind::Unified).build().unwrap_err();
     assert!(matches!(error, PoolError::KindUnsupported { kind: MemoryKind::Unified, .. }), "{error}");
 }
@@ -363,7 +363,7 @@ fn without_concurrent_access_the_host_is_kept_away() {
         unsafe { *value = i32::from(has) };
         CUresult::CUDA_SUCCESS
     }
-    let driver = Driver::sim(small()).unwrap();
+    let driver = gpumem_sim::driver(small()).unwrap();
     // SAFETY: the stand-in answers as the driver would, of another device.
     let driver = unsafe { driver.with_table(|table| table.cuDeviceGetAttribute = Some(none)) };
     let device = Device::new(&driver, 0).unwrap();

@@ -1,4 +1,4 @@
-//! The pool through its public interface, on the software driver: every body on every backend that is built in, under
+//! The pool through its public interface, on the simulator: every body on every backend that is built in, under
 //! several schedules.
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking, in its helpers too")]

@@ -2,10 +2,10 @@
 
 use crate::bench::{Bench, on_device_memory, on_each_backend, small};
 use gpumem_pool::adaptor::{Budget, Fallback};
-use gpumem_pool::sys::SimConfig;
 use gpumem_pool::{
     Advice, BackendKind, Block, CaptureMode, Dials, MemoryKind, Pool, PoolError, Profile, RefusedBy, Stream,
 };
+use gpumem_sim::SimConfig;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -63,7 +63,7 @@ fn another_process() {
     on_device_memory(&small(), |bench| {
         let (options, seen) = observed(bench);
         let (pool, stream) = (options.build().unwrap(), bench.stream());
-        bench.driver.simulator().unwrap().take_memory(0, 700 * MIB);
+        gpumem_sim::Sim::of(&bench.driver).unwrap().take_memory(0, 700 * MIB);
         let (_held, error) = until_refused(&pool, 100 * MIB, &stream);
         assert!(matches!(error, PoolError::OutOfMemory(_)));
         assert_eq!(refused(bench, "another_process", &error, &seen), Advice::FreeTheDevice);

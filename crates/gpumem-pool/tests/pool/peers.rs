@@ -1,9 +1,9 @@
 //! Memory of one device that another may use.
 
 use crate::bench::{Bench, on_device_memory, on_each_backend, on_each_backend_with, small, stand_in};
-use gpumem_pool::sys::SimConfig;
 use gpumem_pool::sys::types::CUresult;
 use gpumem_pool::{Block, Device, PoolError, Stream};
+use gpumem_sim::SimConfig;
 
 fn pair() -> SimConfig {
     small().devices(3).without_link(0, 2)
@@ -70,7 +70,7 @@ fn a_device_without_a_link_is_refused() {
         assert!(matches!(pool.enable_peer_access(&far), Err(PoolError::NoPeerAccess { .. })));
         let built = bench.builder().peer_access(std::slice::from_ref(&far)).build();
         assert!(matches!(built, Err(PoolError::NoPeerAccess { .. })));
-        let elsewhere = gpumem_pool::sys::Driver::sim(pair()).unwrap();
+        let elsewhere = gpumem_sim::driver(pair()).unwrap();
         let elsewhere = Device::new(&elsewhere, 1).unwrap();
         assert!(matches!(pool.enable_peer_access(&elsewhere), Err(PoolError::NoPeerAccess { .. })));
         let home = bench.stream();

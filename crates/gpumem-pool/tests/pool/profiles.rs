@@ -1,11 +1,11 @@
 //! What profiles and dials change: how much is reserved beside what is in use.
 
-use gpumem_pool::sys::{Driver, SimConfig};
 use gpumem_pool::{BackendKind, Device, Dials, Pool, Profile, Stream};
+use gpumem_sim::SimConfig;
 use std::sync::mpsc::channel;
 
 fn device() -> Device {
-    Device::new(&Driver::sim(SimConfig::new().memory_bytes(4 << 30)).unwrap(), 0).unwrap()
+    Device::new(&gpumem_sim::driver(SimConfig::new().memory_bytes(4 << 30)).unwrap(), 0).unwrap()
 }
 
 /// Blocks of changing sizes, a few alive at a time.

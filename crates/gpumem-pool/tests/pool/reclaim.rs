@@ -1,8 +1,8 @@
 //! Making room: those who registered and other pools, when memory is short; what goes back before that.
 
 use crate::bench::{built_backends, on_device_memory};
-use gpumem_pool::sys::{Driver, SimConfig};
 use gpumem_pool::{BackendKind, Block, Device, Dials, Pool, PoolError, Reclaimable, Stream};
+use gpumem_sim::SimConfig;
 use std::error::Error;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex};
@@ -187,7 +187,7 @@ fn a_limit_of_one_s_own_takes_nothing_from_others() {
 #[test]
 fn the_end_of_a_device_gives_back_what_its_pools_left() {
     on_device_memory(&cramped(), |bench| {
-        let driver = Driver::sim(cramped().seed(bench.seed)).unwrap();
+        let driver = gpumem_sim::driver(cramped().seed(bench.seed)).unwrap();
         let (mut context, mut free_bytes, mut total_bytes) = (std::ptr::null_mut(), 0, 0);
         // SAFETY: the context outlives the call, and is released at the end.
         unsafe { driver.cuDevicePrimaryCtxRetain(&mut context, 0).unwrap() };
@@ -253,7 +253,7 @@ fn whoever_is_asked_may_use_the_pool() {
 
 #[test]
 fn a_holder_that_is_gone_is_not_asked() {
-    let device = Device::new(&Driver::sim(cramped()).unwrap(), 0).unwrap();
+    let device = Device::new(&gpumem_sim::driver(cramped()).unwrap(), 0).unwrap();
     let shelf = Arc::new(Shelf::default());
     let registration = device.register_reclaimable(&shelf);
     drop(shelf);
@@ -280,7 +280,7 @@ fn pools_of_a_device_make_room_for_each_other() {
 
 #[test]
 fn errors_of_others_are_not_asked_about() {
-    let device = Device::new(&Driver::sim(cramped()).unwrap(), 0).unwrap();
+    let device = Device::new(&gpumem_sim::driver(cramped()).unwrap(), 0).unwrap();
     let shelf = Arc::new(Shelf::default());
     let _registration = device.register_reclaimable(&shelf);
     let (pool, stream) = (Pool::new(&device).unwrap(), Stream::new(&device).unwrap());

@@ -1,14 +1,14 @@
 //! A call of the driver fails while captures and the ends of borrows meet.
 
-use gpumem_pool::sys::sim::Rule;
-use gpumem_pool::sys::{CUresult, Driver, SimConfig};
+use gpumem_pool::sys::CUresult;
 use gpumem_pool::{CaptureMode, Device, HostMemory, PoolError, Stream};
+use gpumem_sim::{Rule, SimConfig};
 use std::sync::mpsc::channel;
 use std::time::Duration;
 
 fn device(rule: &str) -> Device {
     let config = SimConfig::new().rule(rule.parse::<Rule>().unwrap());
-    Device::new(&Driver::sim(config).unwrap(), 0).unwrap()
+    Device::new(&gpumem_sim::driver(config).unwrap(), 0).unwrap()
 }
 
 /// Whether `work` ends within some seconds.
@@ -128,7 +128,7 @@ fn a_block_of_a_capture_is_ordered_after_its_end_whatever_is_refused() {
             };
             fill(block.address(), &home);
             device.synchronize().unwrap();
-            let findings = device.driver().simulator().unwrap().take_findings();
+            let findings = gpumem_sim::Sim::of(device.driver()).unwrap().take_findings();
             assert!(findings.is_empty(), "wait {nth}, dropped: {is_dropped}, {ended:?}: {findings:?}");
             tried += 1;
         }

@@ -3,8 +3,8 @@
 use crate::bench::{on_device_memory, on_each_backend, small};
 use crate::out_of_memory::{observed, refused, until_refused};
 use gpumem_pool::sys::CUresult;
-use gpumem_pool::sys::sim::{Effect, Rule};
 use gpumem_pool::{Advice, BackendKind, CaptureMode, Limit, MemoryKind, PoolError, RefusedBy};
+use gpumem_sim::{Effect, Rule};
 
 const MIB: u64 = 1 << 20;
 
@@ -15,7 +15,7 @@ fn a_driver_that_keeps_what_it_has() {
     let config = ["cuMemAlloc*", "cuMemCreate"].map(|call| Rule::new(call, full()));
     let config = config.into_iter().fold(small(), |config, rule| config.rule(rule));
     on_device_memory(&config, |bench| {
-        bench.driver.simulator().unwrap().take_memory(0, 600 * MIB);
+        gpumem_sim::Sim::of(&bench.driver).unwrap().take_memory(0, 600 * MIB);
         let (options, seen) = observed(bench);
         let (pool, stream) = (options.build().unwrap(), bench.stream());
         let error = pool.alloc(100 * MIB, &stream).unwrap_err();

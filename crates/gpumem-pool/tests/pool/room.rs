@@ -2,8 +2,8 @@
 
 use crate::bench::{Bench, built_backends, on_device_memory, on_each_backend, small};
 use gpumem_pool::adaptor::Budget;
-use gpumem_pool::sys::{Driver, SimConfig};
 use gpumem_pool::{BackendKind, Block, Device, MemoryKind, Pool, PoolError, Reclaimable, Stream};
+use gpumem_sim::SimConfig;
 use std::error::Error;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Barrier, Mutex};
@@ -96,7 +96,7 @@ fn devices_that_were_opened_apart_make_room_for_each_other() {
 /// The margin of unified memory refuses, and the pool's own limit is the same number.
 #[test]
 fn a_limit_like_the_one_that_refuses_is_not_taken_for_it() {
-    let device = Device::new(&Driver::sim(cramped()).unwrap(), 0).unwrap();
+    let device = Device::new(&gpumem_sim::driver(cramped()).unwrap(), 0).unwrap();
     let (pool, stream) = (Pool::new(&device).unwrap(), Stream::new(&device).unwrap());
     drop(pool.alloc(40 * MIB, &stream).unwrap());
     let unified = Pool::builder(&device).kind(MemoryKind::Unified).hard_limit(60 * MIB).build().unwrap();
@@ -108,7 +108,7 @@ fn a_limit_like_the_one_that_refuses_is_not_taken_for_it() {
 fn what_an_ended_pool_left_is_no_part_of_the_margin() {
     let config = cramped().schedule("late".parse().unwrap());
     for backend in built_backends() {
-        let device = Device::new(&Driver::sim(config.clone()).unwrap(), 0).unwrap();
+        let device = Device::new(&gpumem_sim::driver(config.clone()).unwrap(), 0).unwrap();
         let (pool, stream) = (Pool::new(&device).unwrap(), Stream::new(&device).unwrap());
         let unified =
             Pool::builder(&device).kind(MemoryKind::Unified).backend(BackendKind::None).build().unwrap();

@@ -1,10 +1,10 @@
 //! The caching backend without virtual memory: when it falls back, and what it does then.
 
 use crate::bench::{Bench, on_each_backend, small};
-use gpumem_pool::sys::sim::{Effect, Rule};
 use gpumem_pool::sys::types::{CUdevice, CUdevice_attribute, CUresult};
-use gpumem_pool::sys::{Driver, SimConfig, Table};
+use gpumem_pool::sys::{Driver, Table};
 use gpumem_pool::{BackendKind, Device, Pool, PoolBuilder, PoolError, Profile, Stream};
+use gpumem_sim::{Effect, Rule, SimConfig};
 use std::ffi::c_int;
 use std::sync::Mutex;
 
@@ -35,11 +35,11 @@ unsafe extern "C" fn without_attribute(
 fn lacks() -> Vec<(&'static str, Driver)> {
     let refusing = |name: &str, code| {
         let rule = Rule::new(name, Effect::Fail(code));
-        Driver::sim(SimConfig::new().rule(rule)).unwrap()
+        gpumem_sim::driver(SimConfig::new().rule(rule)).unwrap()
     };
     // SAFETY: what is missing or replaced does what it replaces, or nothing.
     let changed =
-        |change: fn(&mut Table)| unsafe { Driver::sim(SimConfig::new()).unwrap().with_table(change) };
+        |change: fn(&mut Table)| unsafe { gpumem_sim::driver(SimConfig::new()).unwrap().with_table(change) };
     let hide = |table: &mut Table| {
         *GET_ATTRIBUTE.lock().unwrap() = table.cuDeviceGetAttribute;
         table.cuDeviceGetAttribute = Some(without_attribute);
@@ -105,7 +105,7 @@ fn plain_segments_in_place_of_mapped_ones_are_told() {
         assert!(!is_told(&told(Pool::builder(&device), "expandable_segments:false")), "{lack}");
         assert!(!is_told(&told(Pool::builder(&device), "")), "{lack}");
     }
-    let device = Device::new(&Driver::sim(small()).unwrap(), 0).unwrap();
+    let device = Device::new(&gpumem_sim::driver(small()).unwrap(), 0).unwrap();
     assert!(is_told(&told(Pool::builder(&device), "expandable_segments:true,kind:host")));
     assert!(!is_told(&told(Pool::builder(&device), "expandable_segments:true")));
     // What was said last counts.
@@ -118,7 +118,7 @@ fn plain_segments_in_place_of_mapped_ones_are_told() {
 fn virtual_memory_is_taken_where_there_is_some() {
     let full = Rule::new("cuMemCreate", Effect::Fail(CUresult::CUDA_ERROR_OUT_OF_MEMORY));
     for config in [small(), small().rule(full)] {
-        let device = Device::new(&Driver::sim(config).unwrap(), 0).unwrap();
+        let device = Device::new(&gpumem_sim::driver(config).unwrap(), 0).unwrap();
         let pool = Pool::builder(&device).backend(BackendKind::Caching).build().unwrap();
         assert!(!pool.status().unwrap().plain_segments);
     }

@@ -2,10 +2,9 @@
 //! that the driver refuses once is lost.
 
 use crate::bench::{built_backends, on_each_backend, stand_in};
-use gpumem_pool::sys::sim::{Effect, Rule};
 use gpumem_pool::sys::types::CUresult;
-use gpumem_pool::sys::{Driver, SimConfig};
 use gpumem_pool::{BackendKind, Device, GrowableBlock, MemoryKind, Pool, PoolError, Reclaimable, Stream};
+use gpumem_sim::{Effect, Rule, SimConfig};
 use std::error::Error;
 use std::ffi::c_void;
 use std::sync::Arc;
@@ -164,7 +163,7 @@ impl Reclaimable for Workspace {
 #[test]
 fn a_refused_pinned_request_asks_only_those_that_can_help() {
     for backend in built_backends() {
-        let driver = Driver::sim(SimConfig::new().memory_bytes(256 * MIB)).unwrap();
+        let driver = gpumem_sim::driver(SimConfig::new().memory_bytes(256 * MIB)).unwrap();
         let device = Device::new(&driver, 0).unwrap();
         let stream = Stream::new(&device).unwrap();
         let caches = [MemoryKind::Device, MemoryKind::Unified, MemoryKind::Host]
@@ -220,7 +219,8 @@ fn a_refused_pinned_request_asks_only_those_that_can_help() {
 #[test]
 fn unified_memory_may_be_more_than_the_device_has() {
     for backend in built_backends() {
-        let device = Device::new(&Driver::sim(SimConfig::new().memory_bytes(64 * MIB)).unwrap(), 0).unwrap();
+        let device =
+            Device::new(&gpumem_sim::driver(SimConfig::new().memory_bytes(64 * MIB)).unwrap(), 0).unwrap();
         let stream = Stream::new(&device).unwrap();
         let builder = || Pool::builder(&device).backend(backend).kind(MemoryKind::Unified);
         assert!(matches!(
@@ -249,7 +249,7 @@ const BROKEN: CUresult = CUresult::CUDA_ERROR_OPERATING_SYSTEM;
 /// A machine on which the `nth` of some calls fails.
 fn failing(call: &str, nth: u64) -> Device {
     let rule = Rule::new(call, Effect::Fail(BROKEN)).nth(nth);
-    Device::new(&Driver::sim(SimConfig::new().memory_bytes(256 * MIB).rule(rule)).unwrap(), 0).unwrap()
+    Device::new(&gpumem_sim::driver(SimConfig::new().memory_bytes(256 * MIB).rule(rule)).unwrap(), 0).unwrap()
 }
 
 fn free_bytes(device: &Device) -> u64 {
@@ -289,7 +289,7 @@ stand_in!(handle_release, cuMemRelease(handle: CUmemGenericAllocationHandle));
 #[cfg(feature = "backend-caching")]
 #[test]
 fn a_handle_that_is_never_taken_back_is_reported_each_time() {
-    let driver = Driver::sim(SimConfig::new().memory_bytes(256 * MIB)).unwrap();
+    let driver = gpumem_sim::driver(SimConfig::new().memory_bytes(256 * MIB)).unwrap();
     // SAFETY: the stand-in calls what it replaces, or fails without doing anything.
     let driver = unsafe { driver.with_table(handle_release::install) };
     let device = Device::new(&driver, 0).unwrap();
@@ -333,7 +333,7 @@ fn what_the_driver_would_not_free_goes_back_with_the_pool_at_the_latest() {
             }
             drop(pool);
             device.synchronize().unwrap();
-            let report = device.driver().simulator().unwrap().report();
+            let report = gpumem_sim::Sim::of(device.driver()).unwrap().report();
             assert!(report.allocations.is_empty(), "{call}: {report}");
             assert_eq!((report.handle_count, report.reservation_count), (0, 0), "{call}: {report}");
             assert_eq!(free_bytes(&device), 256 * MIB, "{call}: {report}");
@@ -357,7 +357,7 @@ fn what_a_growable_block_leaves_is_given_back_later() {
         pool.reclaim().unwrap();
         pool.check().unwrap();
         assert_eq!(pool.status().unwrap().reserved_bytes, 0, "{call}");
-        let report = device.driver().simulator().unwrap().report();
+        let report = gpumem_sim::Sim::of(device.driver()).unwrap().report();
         assert_eq!((report.handle_count, report.reservation_count), (0, 2), "{call}: {report}");
         assert_eq!(free_bytes(&device), 256 * MIB, "{call}");
     }

@@ -3,8 +3,8 @@
 use crate::bench::{Bench, on_each_backend};
 use crate::growable;
 use crate::reclaim::cramped;
-use gpumem_pool::sys::SimConfig;
 use gpumem_pool::{BackendKind, Block, Dials, GrowableBlock, Pool, PoolBuilder, Profile, Stream};
+use gpumem_sim::SimConfig;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 

@@ -132,7 +132,7 @@ fn memory_freed_on_another_s_stream_comes_back_when_that_is_safe() {
             pool.reclaim().unwrap();
             assert_eq!(pool.status().unwrap().reserved_bytes, 0, "{how}");
         }
-        assert_eq!(bench.driver.simulator().unwrap().report().silent_findings(), []);
+        assert_eq!(gpumem_sim::Sim::of(&bench.driver).unwrap().report().silent_findings(), []);
     });
 }
 
@@ -155,7 +155,7 @@ fn a_stream_without_waits_is_never_made_to_wait_by_a_free() {
         }
         bench.device.synchronize().unwrap();
         assert_eq!(pool.status().unwrap().in_use_bytes, 0);
-        assert_eq!(bench.driver.simulator().unwrap().report().findings, []);
+        assert_eq!(gpumem_sim::Sim::of(&bench.driver).unwrap().report().findings, []);
     });
 }
 
@@ -179,7 +179,7 @@ fn a_block_may_be_used_by_a_hundred_streams() {
         }
         drop(others);
         bench.device.synchronize().unwrap();
-        assert_eq!(bench.driver.simulator().unwrap().report().findings, []);
+        assert_eq!(gpumem_sim::Sim::of(&bench.driver).unwrap().report().findings, []);
     });
 }
 

@@ -1,8 +1,8 @@
 //! Threads: a pool, its streams and its blocks in use by many at once.
 
 use crate::bench::{on_each_backend, small};
-use gpumem_pool::sys::SimConfig;
 use gpumem_pool::{BackendKind, Block};
+use gpumem_sim::SimConfig;
 use std::sync::mpsc::sync_channel;
 use std::sync::{Arc, Mutex};
 

@@ -2,9 +2,9 @@
 
 use crate::bench::{built_backends, on_each_backend, small};
 use gpumem_pool::adaptor::{Adaptor, Grant, Next, Request};
-use gpumem_pool::sys::{Driver, SimConfig};
 use gpumem_pool::trace::{Recording, Trace, What};
 use gpumem_pool::{CaptureMode, Device, Event, Pool, PoolError, Stream};
+use gpumem_sim::SimConfig;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::sync::{Arc, Mutex};
@@ -242,7 +242,7 @@ fn child(name: &str, trace: &str) -> Command {
 }
 
 fn device() -> Device {
-    Device::new(&Driver::sim(SimConfig::new().memory_bytes(1 << 30)).unwrap(), 0).unwrap()
+    Device::new(&gpumem_sim::driver(SimConfig::new().memory_bytes(1 << 30)).unwrap(), 0).unwrap()
 }
 
 #[test]
@@ -424,7 +424,7 @@ fn a_trace_may_go_into_a_pipe() {
     let (mut reader, writer) = std::io::pipe().unwrap();
     let trace = Trace::create(format!("/proc/self/fd/{}", writer.as_raw_fd())).unwrap();
     drop(writer);
-    let device = Device::new(&Driver::sim(SimConfig::new()).unwrap(), 0).unwrap();
+    let device = Device::new(&gpumem_sim::driver(SimConfig::new()).unwrap(), 0).unwrap();
     let pool = Pool::builder(&device).adaptor(trace.clone()).build().unwrap();
     drop(pool.alloc(4096, &Stream::new(&device).unwrap()).unwrap());
     assert!(trace.flush(Duration::from_secs(10)));

@@ -1,7 +1,7 @@
 //! `cargo xtask replay`: recorded traces through a pool, and what that came to.
 //!
 //! The replay itself is `gpumem_tests::replay`; this is its command line, the progress while it runs, and its words. It
-//! runs on the GPU if there is one, or where `GPUMEM_DRIVER` says, else on a software driver as large as an H200 and with
+//! runs on the GPU if there is one, or where `GPUMEM_DRIVER` says, else on a simulator as large as an H200 and with
 //! its prices, which looks for no races: a replay touches no memory.
 
 mod pareto;
@@ -9,8 +9,8 @@ mod random;
 pub(crate) mod report;
 
 use anyhow::{Context, Result, ensure};
-use gpumem_sys::sim::Costs;
-use gpumem_sys::{Driver, DriverKind, SimConfig, env};
+use gpumem_sim::{Costs, SimConfig};
+use gpumem_sys::{Driver, DriverKind, env};
 use gpumem_tests::pool::{BackendKind, Dials, Profile};
 use gpumem_tests::replay::{Outcome, ReplayError, Setup, StreamKind, TraceLimit, replay};
 use gpumem_tests::trace::{Synthetic, Trace};
@@ -56,7 +56,7 @@ pub(crate) struct Args {
     /// One JSON object a trace, a line each
     #[arg(long)]
     json: bool,
-    /// Every setting of the pool against the peers, as Markdown, on the software driver
+    /// Every setting of the pool against the peers, as Markdown, on the simulator
     #[arg(long, conflicts_with_all = ["json", "backend", "profile", "limit", "conf", "waits", "random", "streams"])]
     pareto: bool,
     #[command(flatten)]
@@ -172,35 +172,35 @@ pub(crate) fn watched(trace: &Trace, driver: &Driver, setup: &Setup) -> Result<O
     Ok(outcome?)
 }
 
-/// Where replays run: the vendor's driver, or a fresh software driver for each.
+/// Where replays run: the vendor's driver, or a fresh simulator for each.
 pub(crate) struct Machine {
     pub(crate) kind: DriverKind,
 }
 
 impl Machine {
     pub(crate) fn find() -> Result<Self> {
-        Ok(Self { kind: Driver::from_env_or_sim()?.kind() })
+        Ok(Self { kind: gpumem_sim::driver_or_sim()?.kind() })
     }
 
     pub(crate) fn driver(&self) -> Result<Driver> {
         if self.kind == DriverKind::Cuda { Ok(Driver::cuda()?) } else { Self::simulated(None) }
     }
 
-    /// A software driver, with the prices of an idle or a busy device, or those of what it does.
+    /// A simulator, with the prices of an idle or a busy device, or those of what it does.
     fn simulated(is_busy: Option<bool>) -> Result<Driver> {
         let mut costs = Costs::h200();
         costs.is_busy = is_busy;
         let mut config = SimConfig::from_env()?.races(false).costs(costs);
-        if env::read("GPUMEM_SIM_MEMORY")?.is_none() {
+        if env::read(gpumem_sim::VARIABLES, "GPUMEM_SIM_MEMORY")?.is_none() {
             config = config.memory_bytes(H200_BYTES);
         }
-        Ok(Driver::sim(config)?)
+        Ok(gpumem_sim::driver(config)?)
     }
 
     fn describe(&self) -> String {
         match self.kind {
             DriverKind::Cuda => "on the GPU: driver time is the host's, spent in its calls".into(),
-            _ => "on the software driver: driver time is its virtual clock's, at an H200's prices".into(),
+            _ => "on the simulator: driver time is its virtual clock's, at an H200's prices".into(),
         }
     }
 }

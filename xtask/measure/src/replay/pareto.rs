@@ -1,6 +1,6 @@
 //! `--pareto`: what each setting of the pool reserves against what it costs in the driver, beside the peers, as Markdown.
 //!
-//! Driver time is a matter of prices, so this runs on the software driver wherever it runs: once at the prices of an idle
+//! Driver time is a matter of prices, so this runs on the simulator wherever it runs: once at the prices of an idle
 //! H200, once at those of a busy one. The peers' reserved memory is from the traces' headers, their driver time from
 //! the stored figures, at idle prices. A setting is *dominated* if a peer reserves no more and costs no more. Of the many
 //! combinations of handle size and slack, those are shown that none of the others dominates.
@@ -25,7 +25,7 @@ struct Point {
 }
 
 /// The profiles, with inserted waits and without; handle sizes and slack around `balanced`; the driver's own pool, as the
-/// software driver models it.
+/// simulator models it.
 fn points(trace: &Trace) -> Vec<Point> {
     let mut points = Vec::new();
     for profile in [Profile::Fast, Profile::Balanced, Profile::Tight] {
@@ -84,9 +84,9 @@ const PREFACE: &str = "\
 What the caching backend reserves for each recorded trace and what that costs in the driver, over its profiles and dials,
 beside PyTorch's allocators in the same program. Made by `cargo xtask replay --pareto > docs/pareto.md`.
 
-Reserved and live are peaks; live counts deferred frees. Driver time is the software driver's virtual clock, at the prices of
+Reserved and live are peaks; live counts deferred frees. Driver time is the simulator's virtual clock, at the prices of
 an idle and of a busy H200. The peers (in italics) reserved what the traces' headers say; their driver time is that of
-[peers.csv](../xtask/measure/src/bench/peers.csv). `native` is the driver's own pool as the software driver models it.
+[peers.csv](../xtask/measure/src/bench/peers.csv). `native` is the driver's own pool as the simulator models it.
 *Dominated by* names the peers that reserve no more and cost no more. Handle size and slack are varied around `balanced`, and
 shown where none of the others is better. Only where a row says *waits* may the pool make one stream wait for another, which
 is counted; in a program `balanced` and `tight` may unless they are told not to (`inserted_waits`).

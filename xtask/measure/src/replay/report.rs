@@ -157,7 +157,7 @@ fn mapping_calls(calls: &gpumem_tests::meter::Calls) -> u64 {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use gpumem_sys::{Driver, SimConfig};
+    use gpumem_sim::SimConfig;
     use gpumem_tests::replay::{Setup, replay};
     use gpumem_tests::trace::Synthetic;
 
@@ -165,7 +165,7 @@ mod tests {
     #[test]
     fn the_object_of_a_trace_is_one_line_with_the_promised_keys() {
         let trace = Synthetic::Kv.trace(0, 2);
-        let driver = Driver::sim(SimConfig::h200().races(false)).unwrap();
+        let driver = gpumem_sim::driver(SimConfig::h200().races(false)).unwrap();
         let object = json(&trace, &replay(&trace, &driver, &Setup::default(), |_| ()).unwrap());
         assert_eq!(object["name"], "kv");
         for key in ["operations", "peak_live_bytes", "peak_reserved_bytes", "driver_calls", "driver_ns"] {

@@ -1,7 +1,7 @@
 //! `elementwise.cu` and `fill.cu`.
 
 use super::{Number, count};
-use gpumem_pool::sys::sim::{KernelFault, Launch};
+use gpumem_sim::{KernelFault, Launch};
 use std::cell::Cell;
 
 /// One of the four operations.

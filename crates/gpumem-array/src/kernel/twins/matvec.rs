@@ -2,7 +2,7 @@
 
 use super::reduce::{plain_sum, product_sum};
 use super::{Number, count};
-use gpumem_pool::sys::sim::{KernelFault, Launch};
+use gpumem_sim::{KernelFault, Launch};
 use std::cell::Cell;
 
 pub(super) fn rows<T: Number>(launch: &mut Launch<'_>) -> Result<(), KernelFault> {

@@ -1,7 +1,7 @@
 //! `reduce.cu`: each block of the grid sums a stretch of the input.
 
 use super::{Number, count};
-use gpumem_pool::sys::sim::{KernelFault, Launch};
+use gpumem_sim::{KernelFault, Launch};
 use std::cell::Cell;
 
 pub(super) fn sum<T: Number>(launch: &mut Launch<'_>) -> Result<(), KernelFault> {

@@ -117,7 +117,10 @@ fn advice_can_be_followed() {
 #[test]
 fn a_process_that_is_known_is_named() {
     let named = |in_use_bytes| {
-        let process = ProcessUsage { id: Some(4711), name: Some("python3".into()), in_use_bytes };
+        let mut process = ProcessUsage::default();
+        process.id = Some(4711);
+        process.name = Some("python3".into());
+        process.in_use_bytes = in_use_bytes;
         OutOfMemory { processes: vec![process], ..beside(14 * GIB, 24 * GIB, 9 * GIB, 0, 2 * GIB) }
             .to_string()
     };

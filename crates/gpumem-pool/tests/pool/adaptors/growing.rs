@@ -305,7 +305,7 @@ fn growth_into_what_was_left_before_a_capture() {
             block.grow_to(20).unwrap();
             assert_eq!(byte(bench, &block, 10, &home), 0xA5);
         }
-        let report = bench.driver.simulator().unwrap().report();
+        let report = gpumem_sim::Sim::of(&bench.driver).unwrap().report();
         assert!(report.findings.is_empty(), "{report}");
     });
 }

@@ -80,7 +80,7 @@ fn use_at_random(bench: &Bench, order: &mut u64) {
     assert_eq!(guard.settle(), [], "{names:?}");
     assert!(tracking.live().blocks.is_empty() && budget.in_use_bytes() == 0, "{names:?}");
     assert_eq!(spare.status().unwrap().block_count, 0, "{names:?}");
-    assert_eq!(bench.driver.simulator().unwrap().report().findings, [], "{names:?}");
+    assert_eq!(gpumem_sim::Sim::of(&bench.driver).unwrap().report().findings, [], "{names:?}");
 }
 
 #[test]

@@ -1,0 +1,114 @@
+//! Schedules as their users name them, and the choices that one came to.
+//!
+//! Where more than one operation could run next, or a call could end before any does, there is a choice. Under
+//! [`Schedule::Choices`] a list says what is taken, and every choice is recorded with the number of alternatives;
+//! whoever counts such a list up, as one counts a number up digit by digit, runs a program under every schedule there
+//! is. Choices are few only for small programs: two streams with three operations each, under six calls, have
+//! hundreds.
+
+use core::fmt;
+use core::str::FromStr;
+
+/// In which of the orders that streams and events allow queued work runs.
+///
+/// ```
+/// use gpumem_sim::{Schedule, SimConfig};
+///
+/// let driver = gpumem_sim::driver(SimConfig::new().schedule(Schedule::Late))?;
+/// assert_eq!("0.2.1".parse(), Ok(Schedule::Choices(vec![0, 2, 1])));
+/// # let _ = driver;
+/// # Ok::<(), gpumem_sim::SimError>(())
+/// ```
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Schedule {
+    /// As the seed says.
+    #[default]
+    Random,
+    /// As late as possible: nothing runs until somebody waits, and then only what that takes.
+    Late,
+    /// As early as possible: everything has run when the call that queued it returns.
+    Early,
+    /// By these choices, one after the other; 0 where the list has ended.
+    Choices(Vec<u32>),
+}
+
+/// One choice of a schedule.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Choice {
+    /// Which alternative was taken, from 0.
+    pub taken: u32,
+    /// How many there were, at least 2.
+    pub count: u32,
+}
+
+impl Schedule {
+    /// The schedule after the one that came to these choices, in the order in which all are tried; none after the
+    /// last.
+    #[must_use]
+    pub fn next(choices: &[Choice]) -> Option<Self> {
+        let last = choices.iter().rposition(|choice| choice.taken + 1 < choice.count)?;
+        let mut list: Vec<u32> = choices[..=last].iter().map(|choice| choice.taken).collect();
+        list[last] += 1;
+        Some(Self::Choices(list))
+    }
+}
+
+impl fmt::Display for Schedule {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Random => f.write_str("random"),
+            Self::Late => f.write_str("late"),
+            Self::Early => f.write_str("early"),
+            Self::Choices(list) if list.is_empty() => f.write_str("0"),
+            Self::Choices(list) => {
+                let list: Vec<String> = list.iter().map(u32::to_string).collect();
+                f.write_str(&list.join("."))
+            }
+        }
+    }
+}
+
+impl FromStr for Schedule {
+    type Err = ();
+
+    fn from_str(text: &str) -> Result<Self, ()> {
+        match text.trim() {
+            "random" => Ok(Self::Random),
+            "late" => Ok(Self::Late),
+            "early" => Ok(Self::Early),
+            list => list
+                .split('.')
+                .map(|choice| choice.parse().map_err(drop))
+                .collect::<Result<_, _>>()
+                .map(Self::Choices),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn schedules_read_as_they_are_written() {
+        for schedule in [Schedule::Random, Schedule::Late, Schedule::Early, Schedule::Choices(vec![0, 12, 3])]
+        {
+            assert_eq!(schedule.to_string().parse(), Ok(schedule));
+        }
+        assert_eq!(Schedule::Choices(vec![]).to_string(), "0");
+        for bad in ["", "sometimes", "1.-2", "1."] {
+            assert_eq!(bad.parse::<Schedule>(), Err(()), "{bad}");
+        }
+    }
+
+    #[test]
+    fn counting_up_ends() {
+        let choice = |taken, count| Choice { taken, count };
+        let list = |list: &[u32]| Some(Schedule::Choices(list.to_vec()));
+        assert_eq!(Schedule::next(&[choice(0, 2), choice(0, 3)]), list(&[0, 1]));
+        assert_eq!(Schedule::next(&[choice(0, 2), choice(2, 3)]), list(&[1]));
+        assert_eq!(Schedule::next(&[choice(1, 2), choice(2, 3)]), None);
+    }
+}

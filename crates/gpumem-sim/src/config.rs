@@ -1,0 +1,260 @@
+//! What a simulated machine is made of, and where that can be said.
+
+use super::choices::Schedule;
+use super::cost::Costs;
+use super::rules::Rule;
+use crate::environment::read;
+use bytesize::ByteSize;
+use gpumem_sys::env::EnvError;
+use std::collections::BTreeSet;
+
+/// What a simulated machine is made of.
+///
+/// ```
+/// use gpumem_sim::SimConfig;
+///
+/// let driver = gpumem_sim::driver(SimConfig::new().seed(42).devices(2).memory_bytes(1 << 30))?;
+/// # let _ = driver;
+/// # Ok::<(), gpumem_sim::SimError>(())
+/// ```
+#[derive(Clone, Debug)]
+#[must_use]
+pub struct SimConfig {
+    pub(super) seed: u64,
+    pub(super) device_count: u32,
+    pub(super) memory_bytes: u64,
+    pub(super) costs: Costs,
+    /// Pairs of devices, the lesser first, that have no link.
+    pub(super) severed: BTreeSet<(u32, u32)>,
+    pub(super) is_looking_for_races: bool,
+    pub(super) is_unwritten_wanted: bool,
+    pub(super) takes_backtraces: bool,
+    pub(super) schedule: Schedule,
+    pub(super) rules: Vec<Rule>,
+}
+
+impl SimConfig {
+    /// One device with 8 GiB, seed 0.
+    pub fn new() -> Self {
+        Self {
+            seed: 0,
+            device_count: 1,
+            memory_bytes: 8 << 30,
+            costs: Costs::h200(),
+            is_looking_for_races: true,
+            is_unwritten_wanted: false,
+            takes_backtraces: false,
+            schedule: Schedule::Random,
+            rules: Vec::new(),
+            severed: BTreeSet::new(),
+        }
+    }
+
+    /// One device with as much memory as an H200 and its costs. Host memory is needed for what is touched only.
+    ///
+    /// ```
+    /// # use gpumem_sim::SimConfig;
+    /// let driver = gpumem_sim::driver(SimConfig::h200())?;
+    /// # let _ = driver;
+    /// # Ok::<(), gpumem_sim::SimError>(())
+    /// ```
+    pub fn h200() -> Self {
+        Self::new().memory_bytes(143_771 << 20).costs(Costs::h200())
+    }
+
+    /// One device with 64 MiB, which is soon full.
+    pub fn small() -> Self {
+        Self::new().memory_bytes(64 << 20)
+    }
+
+    /// Chooses the order in which queued work runs, among all that streams and events allow.
+    pub fn seed(mut self, seed: u64) -> Self {
+        self.seed = seed;
+        self
+    }
+
+    /// In which of the orders that are allowed queued work runs; [`Schedule::Random`] unless this says otherwise.
+    pub fn schedule(mut self, schedule: Schedule) -> Self {
+        self.schedule = schedule;
+        self
+    }
+
+    /// Adds an injected fault. [`driver`](crate::driver) refuses one that could never apply.
+    pub fn rule(mut self, rule: Rule) -> Self {
+        self.rules.push(rule);
+        self
+    }
+
+    /// How many devices there are, at most [`DEVICES_MAX`]; zero is a machine without a GPU.
+    pub fn devices(mut self, count: u32) -> Self {
+        self.device_count = count;
+        self
+    }
+
+    /// The memory of each device, at most [`MEMORY_BYTES_MAX`]. It costs host memory only where it is touched.
+    pub fn memory_bytes(mut self, size_bytes: u64) -> Self {
+        self.memory_bytes = size_bytes;
+        self
+    }
+
+    /// What work costs on the virtual clock, [`Costs::h200`] unless this says otherwise.
+    pub fn costs(mut self, costs: Costs) -> Self {
+        self.costs = costs;
+        self
+    }
+
+    /// Takes the link between two devices away: neither can be given access to the other's memory, and copies between
+    /// them go through the host. Every two devices are linked unless this says otherwise.
+    ///
+    /// ```
+    /// # use gpumem_sim::SimConfig;
+    /// let driver = gpumem_sim::driver(SimConfig::new().devices(3).without_link(0, 2))?;
+    /// let (mut near, mut far) = (0, 0);
+    /// // SAFETY: locals outlive the calls.
+    /// unsafe {
+    ///     driver.cuDeviceCanAccessPeer(&mut near, 0, 1)?;
+    ///     driver.cuDeviceCanAccessPeer(&mut far, 0, 2)?;
+    /// }
+    /// assert_eq!((near, far), (1, 0));
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    pub fn without_link(mut self, device: u32, peer: u32) -> Self {
+        self.severed.insert((device.min(peer), device.max(peer)));
+        self
+    }
+
+    /// Whether races are looked for, which they are unless this says no. It costs some speed.
+    pub fn races(mut self, is_looking: bool) -> Self {
+        self.is_looking_for_races = is_looking;
+        self
+    }
+
+    /// Whether reads of device memory that nobody has written are findings. Off unless asked: programs may copy
+    /// padding, and new memory reads as zeros or as old bytes on a GPU too. Needs races to be looked for.
+    pub fn uninitialised(mut self, is_looking: bool) -> Self {
+        self.is_unwritten_wanted = is_looking;
+        self
+    }
+
+    /// Whether findings say where an allocation was made by the functions that the thread was in, besides the call's
+    /// number and the thread's name. Off unless asked: each allocation costs some microseconds more.
+    pub fn backtraces(mut self, takes: bool) -> Self {
+        self.takes_backtraces = takes;
+        self
+    }
+
+    /// What the `GPUMEM_SIM_…` variables say, else the defaults.
+    ///
+    /// # Errors
+    ///
+    /// An unknown `GPUMEM_…` variable, or a value that does not parse.
+    pub fn from_env() -> Result<Self, EnvError> {
+        let mut config = Self::new();
+        if let Some(value) = read(SEED)? {
+            config.seed = parse_seed(value)?;
+        }
+        if let Some(value) = read(DEVICES)? {
+            config.device_count = parse_devices(value)?;
+        }
+        if let Some(value) = read(MEMORY)? {
+            config.memory_bytes = parse_memory(value)?;
+        }
+        if let Some(value) = read(SCHEDULE)? {
+            config.schedule = value.parse().map_err(|()| bad(SCHEDULE, value, SCHEDULE_EXPECTED))?;
+        }
+        if let Some(value) = read(RULES)? {
+            config.rules = Rule::parse_list(&value).map_err(|error| bad(RULES, value, &error.to_string()))?;
+        }
+        if let Some(value) = read(BACKTRACES)? {
+            config.takes_backtraces = parse_backtraces(value)?;
+        }
+        Ok(config)
+    }
+}
+
+impl Default for SimConfig {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+/// As many devices as a simulated machine can have.
+pub const DEVICES_MAX: u32 = 64;
+
+/// As much memory as a simulated device can have: 4 TiB.
+pub const MEMORY_BYTES_MAX: u64 = super::memory::DEVICE_SPACE_BYTES / 2;
+
+const SEED: &str = "GPUMEM_SIM_SEED";
+const DEVICES: &str = "GPUMEM_SIM_DEVICES";
+const MEMORY: &str = "GPUMEM_SIM_MEMORY";
+const SCHEDULE: &str = "GPUMEM_SIM_SCHEDULE";
+const RULES: &str = "GPUMEM_SIM_RULES";
+const BACKTRACES: &str = "GPUMEM_SIM_BACKTRACES";
+
+const SCHEDULE_EXPECTED: &str = "use random, late, early, or choices such as 0.2.1";
+
+fn parse_seed(value: String) -> Result<u64, EnvError> {
+    value.trim().parse().map_err(|_| bad(SEED, value, "use a whole number from 0 to 18446744073709551615"))
+}
+
+fn parse_devices(value: String) -> Result<u32, EnvError> {
+    let count = value.trim().parse().ok().filter(|count| *count <= DEVICES_MAX);
+    count.ok_or_else(|| bad(DEVICES, value, "use a whole number from 0 (no GPU) to 64"))
+}
+
+fn parse_memory(value: String) -> Result<u64, EnvError> {
+    let size = value.trim().parse::<ByteSize>().ok().map(|size| size.as_u64());
+    let size = size.filter(|size| (MEMORY_BYTES_MIN..=MEMORY_BYTES_MAX).contains(size));
+    size.ok_or_else(|| bad(MEMORY, value, "use a size from 2MiB to 4TiB, such as 8GiB, 500MB or 8589934592"))
+}
+
+fn parse_backtraces(value: String) -> Result<bool, EnvError> {
+    match value.trim() {
+        "0" => Ok(false),
+        "1" => Ok(true),
+        _ => Err(bad(BACKTRACES, value, "use 1 or 0")),
+    }
+}
+
+fn bad(name: &'static str, value: String, expected: &str) -> EnvError {
+    EnvError::BadValue { name, value, expected: expected.into() }
+}
+
+const MEMORY_BYTES_MIN: u64 = super::plain::CHUNK_BYTES;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn values_that_parse() {
+        assert_eq!(parse_seed(" 18446744073709551615 ".into()), Ok(u64::MAX));
+        assert_eq!(parse_devices("0".into()), Ok(0));
+        assert_eq!((parse_backtraces("1".into()), parse_backtraces("0".into())), (Ok(true), Ok(false)));
+        assert_eq!(parse_memory("141GiB".into()), Ok(141 << 30));
+        assert_eq!(parse_memory("8589934592".into()), Ok(8 << 30));
+    }
+
+    #[test]
+    fn values_that_do_not_parse_say_what_would() {
+        let texts = [
+            parse_seed("-1".into()).unwrap_err(),
+            parse_devices("65".into()).unwrap_err(),
+            parse_memory("lots".into()).unwrap_err(),
+            parse_memory("1KiB".into()).unwrap_err(),
+            parse_backtraces("yes".into()).unwrap_err(),
+        ]
+        .map(|error| error.to_string());
+        assert!(
+            texts[0].contains("GPUMEM_SIM_SEED=\"-1\"") && texts[0].contains("whole number"),
+            "{texts:?}"
+        );
+        assert!(
+            texts[4].contains("1 or 0")
+                && texts[1].contains("to 64")
+                && texts[2].contains("8GiB")
+                && texts[3].contains("2MiB"),
+            "{texts:?}"
+        );
+    }
+}

@@ -1,0 +1,187 @@
+//! Devices: what they say about themselves, and what they own.
+//!
+//! A device of the simulator answers like an H200 whose memory has another size. Capabilities that the simulator
+//! does not have answer 0, so that a program takes its other way.
+
+use super::backing::Spares;
+use super::extents::Extents;
+use super::handle::Handle;
+use super::machine::Machine;
+use super::memory::{DEVICE_SPACE_BYTES, device_space};
+use super::pages;
+use super::plain::Plain;
+use gpumem_sys::types::CUdevice_attribute as Attribute;
+
+/// One device.
+pub(super) struct Device {
+    pub(super) total_bytes: u64,
+    /// Plain chunks, the pools' segments, handles, and what other processes have.
+    pub(super) reserved_bytes: u64,
+    /// What other processes have.
+    others_bytes: u64,
+    /// Addresses without memory behind them.
+    pub(super) space: Extents,
+    pub(super) spares: Spares,
+    pub(super) plain: Plain,
+    pub(super) primary: Option<Handle>,
+    pub(super) primary_count: u32,
+    pub(super) primary_flags: u32,
+    pub(super) default_pool: Handle,
+    /// The pool that `cuMemAllocAsync` takes from.
+    pub(super) pool: Handle,
+}
+
+impl Device {
+    pub(super) fn new(slot: usize, index: usize, total_bytes: u64, default_pool: Handle) -> Self {
+        let mut space = Extents::default();
+        space.give(device_space(slot, index), DEVICE_SPACE_BYTES);
+        Self {
+            total_bytes,
+            reserved_bytes: 0,
+            others_bytes: 0,
+            space,
+            spares: Spares::default(),
+            plain: Plain::default(),
+            primary: None,
+            primary_count: 0,
+            primary_flags: 0,
+            default_pool,
+            pool: default_pool,
+        }
+    }
+
+    pub(super) fn free_bytes(&self) -> u64 {
+        self.total_bytes - self.reserved_bytes
+    }
+
+    fn take_for_others(&mut self, size_bytes: u64) -> u64 {
+        let taken_bytes = size_bytes.min(self.free_bytes());
+        self.others_bytes += taken_bytes;
+        self.reserved_bytes += taken_bytes;
+        taken_bytes
+    }
+
+    fn return_from_others(&mut self, size_bytes: u64) -> u64 {
+        let returned_bytes = size_bytes.min(self.others_bytes);
+        self.others_bytes -= returned_bytes;
+        self.reserved_bytes -= returned_bytes;
+        returned_bytes
+    }
+}
+
+impl Machine {
+    /// Another process takes what it can get of so much of a device's memory.
+    pub(super) fn take_memory(&mut self, device: u32, size_bytes: u64) -> u64 {
+        let Some(found) = self.devices.get_mut(device as usize) else { return 0 };
+        let taken_bytes = found.take_for_others(size_bytes);
+        self.managed_fit(device as usize);
+        taken_bytes
+    }
+
+    /// What another process has of a device's memory.
+    pub(super) fn others_bytes(&self, device: u32) -> u64 {
+        self.devices.get(device as usize).map_or(0, |found| found.others_bytes)
+    }
+
+    /// Another process gives back so much, if it has it.
+    pub(super) fn return_memory(&mut self, device: u32, size_bytes: u64) -> u64 {
+        self.devices.get_mut(device as usize).map_or(0, |found| found.return_from_others(size_bytes))
+    }
+}
+
+/// What every device is called.
+pub(super) const NAME: &str = "gpumem simulated device";
+
+/// A number that tells a device of an instance from every other.
+pub(super) fn uuid(instance: u64, device: usize) -> [u8; 16] {
+    let mut bytes = *b"gpumem\0\0\0\0\0\0\0\0\0\0";
+    bytes[6..14].copy_from_slice(&instance.to_be_bytes());
+    bytes[14..].copy_from_slice(&(device as u16).to_be_bytes());
+    bytes
+}
+
+/// Where a device is on the bus, as its attributes say, in the form that tools print.
+pub(super) fn bus_name(ordinal: usize) -> String {
+    format!("0000:{:02X}:00.0", ordinal + 1)
+}
+
+/// The shared memory a block may have without asking, and at most.
+pub(super) const SHARED_BYTES: i32 = 48 << 10;
+pub(super) const SHARED_BYTES_OPTIN: i32 = 227 << 10;
+
+/// The largest grid and block.
+pub(super) const GRID_MAX: [u32; 3] = [2_147_483_647, 65_535, 65_535];
+pub(super) const BLOCK_MAX: [u32; 3] = [1024, 1024, 64];
+pub(super) const BLOCK_THREADS_MAX: u64 = 1024;
+
+/// An attribute of any device; 0 for a capability that is missing, `None` for a number that is no attribute.
+pub(super) fn attribute(attribute: Attribute, ordinal: usize) -> Option<i32> {
+    if attribute.0 == 0 || attribute.0 >= Attribute::CU_DEVICE_ATTRIBUTE_MAX.0 {
+        return None;
+    }
+    if attribute == Attribute::CU_DEVICE_ATTRIBUTE_PCI_DEVICE_ID {
+        return Some(0);
+    }
+    if attribute == Attribute::CU_DEVICE_ATTRIBUTE_PCI_BUS_ID {
+        return Some(ordinal as i32 + 1);
+    }
+    if NEEDS_PAGES.contains(&attribute) {
+        return Some(i32::from(pages::IS_SUPPORTED));
+    }
+    let known = ATTRIBUTES.iter().find(|(known, _)| *known == attribute);
+    Some(known.map_or(0, |(_, value)| *value))
+}
+
+/// What stands or falls with what `pages` has. Of the ways to share a pool, descriptors are number 1; an H200 also has
+/// fabric handles.
+const NEEDS_PAGES: &[Attribute] = &[
+    Attribute::CU_DEVICE_ATTRIBUTE_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED,
+    Attribute::CU_DEVICE_ATTRIBUTE_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED,
+    Attribute::CU_DEVICE_ATTRIBUTE_MEMPOOL_SUPPORTED_HANDLE_TYPES,
+    Attribute::CU_DEVICE_ATTRIBUTE_IPC_EVENT_SUPPORTED,
+];
+
+const ATTRIBUTES: &[(Attribute, i32)] = &[
+    (Attribute::CU_DEVICE_ATTRIBUTE_MAX_THREADS_PER_BLOCK, 1024),
+    (Attribute::CU_DEVICE_ATTRIBUTE_MAX_BLOCK_DIM_X, 1024),
+    (Attribute::CU_DEVICE_ATTRIBUTE_MAX_BLOCK_DIM_Y, 1024),
+    (Attribute::CU_DEVICE_ATTRIBUTE_MAX_BLOCK_DIM_Z, 64),
+    (Attribute::CU_DEVICE_ATTRIBUTE_MAX_GRID_DIM_X, 2_147_483_647),
+    (Attribute::CU_DEVICE_ATTRIBUTE_MAX_GRID_DIM_Y, 65_535),
+    (Attribute::CU_DEVICE_ATTRIBUTE_MAX_GRID_DIM_Z, 65_535),
+    (Attribute::CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK, SHARED_BYTES),
+    (Attribute::CU_DEVICE_ATTRIBUTE_TOTAL_CONSTANT_MEMORY, 65_536),
+    (Attribute::CU_DEVICE_ATTRIBUTE_WARP_SIZE, 32),
+    (Attribute::CU_DEVICE_ATTRIBUTE_MAX_PITCH, i32::MAX),
+    (Attribute::CU_DEVICE_ATTRIBUTE_MAX_REGISTERS_PER_BLOCK, 65_536),
+    (Attribute::CU_DEVICE_ATTRIBUTE_CLOCK_RATE, 1_980_000),
+    (Attribute::CU_DEVICE_ATTRIBUTE_TEXTURE_ALIGNMENT, 512),
+    (Attribute::CU_DEVICE_ATTRIBUTE_GPU_OVERLAP, 1),
+    (Attribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT, 132),
+    (Attribute::CU_DEVICE_ATTRIBUTE_CAN_MAP_HOST_MEMORY, 1),
+    (Attribute::CU_DEVICE_ATTRIBUTE_SURFACE_ALIGNMENT, 512),
+    (Attribute::CU_DEVICE_ATTRIBUTE_CONCURRENT_KERNELS, 1),
+    (Attribute::CU_DEVICE_ATTRIBUTE_ECC_ENABLED, 1),
+    (Attribute::CU_DEVICE_ATTRIBUTE_L2_CACHE_SIZE, 60 << 20),
+    (Attribute::CU_DEVICE_ATTRIBUTE_MAX_THREADS_PER_MULTIPROCESSOR, 2048),
+    (Attribute::CU_DEVICE_ATTRIBUTE_ASYNC_ENGINE_COUNT, 3),
+    (Attribute::CU_DEVICE_ATTRIBUTE_UNIFIED_ADDRESSING, 1),
+    (Attribute::CU_DEVICE_ATTRIBUTE_TEXTURE_PITCH_ALIGNMENT, 32),
+    (Attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR, 9),
+    (Attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR, 0),
+    (Attribute::CU_DEVICE_ATTRIBUTE_STREAM_PRIORITIES_SUPPORTED, 1),
+    (Attribute::CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_MULTIPROCESSOR, 228 << 10),
+    (Attribute::CU_DEVICE_ATTRIBUTE_MAX_REGISTERS_PER_MULTIPROCESSOR, 65_536),
+    (Attribute::CU_DEVICE_ATTRIBUTE_MANAGED_MEMORY, 1),
+    (Attribute::CU_DEVICE_ATTRIBUTE_CONCURRENT_MANAGED_ACCESS, 1),
+    (Attribute::CU_DEVICE_ATTRIBUTE_CAN_USE_HOST_POINTER_FOR_REGISTERED_MEM, 1),
+    (Attribute::CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN, SHARED_BYTES_OPTIN),
+    (Attribute::CU_DEVICE_ATTRIBUTE_HOST_REGISTER_SUPPORTED, 1),
+    (Attribute::CU_DEVICE_ATTRIBUTE_MAX_BLOCKS_PER_MULTIPROCESSOR, 32),
+    (Attribute::CU_DEVICE_ATTRIBUTE_READ_ONLY_HOST_REGISTER_SUPPORTED, 1),
+    (Attribute::CU_DEVICE_ATTRIBUTE_CAN_USE_64_BIT_STREAM_MEM_OPS, 1),
+    (Attribute::CU_DEVICE_ATTRIBUTE_CAN_USE_STREAM_WAIT_VALUE_NOR, 1),
+    (Attribute::CU_DEVICE_ATTRIBUTE_MEMORY_POOLS_SUPPORTED, 1),
+    (Attribute::CU_DEVICE_ATTRIBUTE_HOST_NUMA_MEMORY_POOLS_SUPPORTED, 1),
+    (Attribute::CU_DEVICE_ATTRIBUTE_HOST_MEMORY_POOLS_SUPPORTED, 1),
+];

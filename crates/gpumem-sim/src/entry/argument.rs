@@ -1,0 +1,173 @@
+//! Arguments of entries: plain values as they come, and pointers with the caller's promise.
+//!
+//! A body of an entry is safe code. What the driver's documentation asks of a caller is taken over once, where the thunk
+//! makes a [`Target`] or a [`Source`] of a pointer; reading and writing through those is safe and refuses null. Pointers
+//! to several values, whose number is another argument, stay raw: who follows them says in a block of its own where the
+//! number comes from. Handles and addresses that are never followed stay raw too.
+
+use crate::codes::{Answer, INVALID_VALUE};
+use gpumem_sys::types::*;
+
+/// The form in which a body has an argument.
+pub(super) trait Argument {
+    /// The form in which the caller passes it.
+    type Raw;
+
+    /// # Safety
+    ///
+    /// For a [`Target`] or a [`Source`]: what their `new` asks. Nothing for other types.
+    unsafe fn of(raw: Self::Raw) -> Self;
+}
+
+/// Where a caller wants one value.
+pub(super) struct Target<T>(*mut T);
+
+/// Where a caller has one value.
+pub(super) struct Source<T>(*const T);
+
+impl<T> Target<T> {
+    /// # Safety
+    ///
+    /// The pointer is null, or one `T` may be written through it, and read if the body does so, until the call returns.
+    pub(super) unsafe fn new(pointer: *mut T) -> Self {
+        Self(pointer)
+    }
+
+    pub(super) fn is_null(self) -> bool {
+        self.0.is_null()
+    }
+
+    /// The same place for a value of another type.
+    ///
+    /// # Safety
+    ///
+    /// As for [`Target::new`], for the other type.
+    pub(super) unsafe fn cast<U>(self) -> Target<U> {
+        Target(self.0.cast())
+    }
+}
+
+/// Writes an answer to where the caller wants it.
+pub(super) fn put<T>(target: Target<T>, value: T) -> Answer<()> {
+    check_place(target)?;
+    // SAFETY: not null, so whoever made the target promised that a `T` may be written there.
+    unsafe { target.0.write_unaligned(value) };
+    Ok(())
+}
+
+/// The same where the caller may do without.
+pub(super) fn put_if_wanted<T>(target: Target<T>, value: T) -> Answer<()> {
+    if target.is_null() { Ok(()) } else { put(target, value) }
+}
+
+/// Before something is made whose handle a caller wants: there has to be a place for it.
+pub(super) fn check_place<T>(target: Target<T>) -> Answer<()> {
+    if target.is_null() { Err(INVALID_VALUE) } else { Ok(()) }
+}
+
+/// Reads what a caller points to.
+pub(super) fn take<T: Copy>(source: impl Into<Source<T>>) -> Answer<T> {
+    let Source(pointer) = source.into();
+    if pointer.is_null() {
+        return Err(INVALID_VALUE);
+    }
+    // SAFETY: not null, so whoever made the source promised that a `T` may be read there.
+    Ok(unsafe { pointer.read_unaligned() })
+}
+
+/// [`put`] through a raw pointer.
+///
+/// # Safety
+///
+/// The pointer is null, or one `T` may be written through it.
+pub(super) unsafe fn put_at<T>(target: *mut T, value: T) -> Answer<()> {
+    // SAFETY: the caller's promise is the one that a target needs.
+    put(unsafe { Target::new(target) }, value)
+}
+
+/// [`take`] through a raw pointer.
+///
+/// # Safety
+///
+/// The pointer is null, or one `T` may be read through it.
+pub(super) unsafe fn take_at<T: Copy>(source: *const T) -> Answer<T> {
+    take(Source(source))
+}
+
+impl<T> Clone for Target<T> {
+    fn clone(&self) -> Self {
+        *self
+    }
+}
+
+impl<T> Copy for Target<T> {}
+
+impl<T> Clone for Source<T> {
+    fn clone(&self) -> Self {
+        *self
+    }
+}
+
+impl<T> Copy for Source<T> {}
+
+/// What may be written may be read back: no page of the driver's documentation has a place for writing only.
+impl<T> From<Target<T>> for Source<T> {
+    fn from(target: Target<T>) -> Self {
+        Self(target.0)
+    }
+}
+
+impl<T> Argument for Target<T> {
+    type Raw = *mut T;
+
+    unsafe fn of(raw: *mut T) -> Self {
+        // SAFETY: the caller's promise is the one that is asked for.
+        unsafe { Self::new(raw) }
+    }
+}
+
+impl<T> Argument for Source<T> {
+    type Raw = *const T;
+
+    unsafe fn of(raw: *const T) -> Self {
+        Self(raw)
+    }
+}
+
+impl<T> Argument for *mut T {
+    type Raw = Self;
+
+    unsafe fn of(raw: Self) -> Self {
+        raw
+    }
+}
+
+impl<T> Argument for *const T {
+    type Raw = Self;
+
+    unsafe fn of(raw: Self) -> Self {
+        raw
+    }
+}
+
+macro_rules! plain {
+    ($($kind:ty)*) => {
+        $(
+            impl Argument for $kind {
+                type Raw = Self;
+
+                unsafe fn of(raw: Self) -> Self {
+                    raw
+                }
+            }
+        )*
+    };
+}
+
+plain! {
+    u8 u16 u32 u64 usize i32
+    CUdevice_P2PAttribute CUdevice_attribute CUfunc_cache CUfunction_attribute CUgraphMem_attribute CUhostFn
+    CUipcEventHandle CUipcMemHandle CUlimit CUmemAllocationGranularity_flags CUmemAllocationHandleType CUmemLocation
+    CUmemPool_attribute CUmem_advise CUmem_range_attribute CUoccupancyB2DSize CUpointer_attribute CUresult
+    CUsharedconfig CUstreamCallback CUstreamCaptureMode
+}

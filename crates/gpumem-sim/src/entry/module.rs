@@ -1,0 +1,292 @@
+//! Modules, functions and launches.
+
+use super::{Source, Target, check_place, entries, put, put_if_wanted, take, take_at};
+use crate::call::Call;
+use crate::codes::{Answer, FILE_NOT_FOUND, INVALID_HANDLE, INVALID_VALUE, NOT_FOUND, NOT_SUPPORTED};
+use crate::handle::Handle;
+use crate::module::Shape;
+use crate::ptx::Signature;
+use core::ffi::{CStr, c_char, c_int, c_uint, c_void};
+use core::ptr::null_mut;
+use gpumem_sys::Table;
+use gpumem_sys::types::{
+    CUfunction, CUfunction_attribute, CUfunctionLoadingState, CUjit_option, CUlaunchAttributeID,
+    CUlaunchConfig, CUmodule, CUmoduleLoadingMode, CUresult, CUstream,
+};
+
+entries! {
+    fn cuModuleLoad(call, target: Target<CUmodule>, path: *const c_char) {
+        check_place(target)?;
+        let context = call.context(call.thread)?;
+        // SAFETY: the caller has a string there that ends in NUL.
+        let path = unsafe { text(path)? }.to_str().map_err(|_| INVALID_VALUE)?;
+        let image = std::fs::read(path).map_err(|_| FILE_NOT_FOUND)?;
+        put(target, call.module_load(context, &image)?.to_ptr())
+    }
+
+    fn cuModuleLoadData(call, target: Target<CUmodule>, image: *const c_void) {
+        check_place(target)?;
+        let context = call.context(call.thread)?;
+        // SAFETY: the caller has an image there, which ends in NUL if it is one that can be loaded here.
+        let image = unsafe { text(image.cast())? };
+        put(target, call.module_load(context, image.to_bytes())?.to_ptr())
+    }
+
+    fn cuModuleLoadDataEx(
+        call,
+        target: Target<CUmodule>,
+        image: *const c_void,
+        _option_count: c_uint,
+        _options: *mut CUjit_option,
+        _option_values: *mut *mut c_void,
+    ) {
+        check_place(target)?;
+        let context = call.context(call.thread)?;
+        // SAFETY: the caller has an image there, which ends in NUL if it is one that can be loaded here.
+        let image = unsafe { text(image.cast())? };
+        put(target, call.module_load(context, image.to_bytes())?.to_ptr())
+    }
+
+    fn cuModuleUnload(call, module: CUmodule) {
+        call.context(call.thread)?;
+        call.module_unload(Handle::from_ptr(module))
+    }
+
+    fn cuModuleGetFunction(call, target: Target<CUfunction>, module: CUmodule, name: *const c_char) {
+        call.context(call.thread)?;
+        // SAFETY: the caller has a string there that ends in NUL.
+        let name = unsafe { text(name)? }.to_str().map_err(|_| NOT_FOUND)?;
+        put(target, call.module_function(Handle::from_ptr(module), name)?.to_ptr())
+    }
+
+    fn cuFuncGetAttribute(
+        call,
+        value: Target<c_int>,
+        attribute: CUfunction_attribute,
+        function: CUfunction,
+    ) {
+        call.context(call.thread)?;
+        put(value, call.function_attribute(Handle::from_ptr(function), attribute)?)
+    }
+
+    fn cuFuncSetAttribute(
+        call,
+        function: CUfunction,
+        attribute: CUfunction_attribute,
+        value: c_int,
+    ) {
+        call.context(call.thread)?;
+        call.function_set_attribute(Handle::from_ptr(function), attribute, value)
+    }
+
+    fn cuFuncGetModule(call, target: Target<CUmodule>, function: CUfunction) {
+        put(target, call.function(Handle::from_ptr(function))?.module.to_ptr())
+    }
+
+    fn cuFuncGetParamInfo(
+        call,
+        function: CUfunction,
+        index: usize,
+        offset_bytes: Target<usize>,
+        size_bytes: Target<usize>,
+    ) {
+        let signature = &call.function(Handle::from_ptr(function))?.signature;
+        let parameter = *signature.parameters.get(index).ok_or(INVALID_VALUE)?;
+        put(offset_bytes, parameter.offset_bytes)?;
+        put_if_wanted(size_bytes, parameter.size_bytes)
+    }
+
+    fn cuLaunchKernel(
+        call,
+        function: CUfunction,
+        grid_x: c_uint,
+        grid_y: c_uint,
+        grid_z: c_uint,
+        block_x: c_uint,
+        block_y: c_uint,
+        block_z: c_uint,
+        shared_bytes: c_uint,
+        stream: CUstream,
+        parameters: *mut *mut c_void,
+        extra: *mut *mut c_void,
+    ) {
+        let shape = Shape { grid: [grid_x, grid_y, grid_z], block: [block_x, block_y, block_z], shared_bytes };
+        // SAFETY: the caller gives the parameters of this function in one of the two forms.
+        unsafe { launch(call, function, shape, stream, (parameters, extra)) }
+    }
+
+    // A kernel runs for its whole grid at once, so all its threads are there.
+    fn cuLaunchCooperativeKernel(
+        call,
+        function: CUfunction,
+        grid_x: c_uint,
+        grid_y: c_uint,
+        grid_z: c_uint,
+        block_x: c_uint,
+        block_y: c_uint,
+        block_z: c_uint,
+        shared_bytes: c_uint,
+        stream: CUstream,
+        parameters: *mut *mut c_void,
+    ) {
+        let shape = Shape { grid: [grid_x, grid_y, grid_z], block: [block_x, block_y, block_z], shared_bytes };
+        // SAFETY: the caller gives a pointer for each parameter of this function.
+        unsafe { launch(call, function, shape, stream, (parameters, null_mut())) }
+    }
+
+    fn cuLaunchKernelEx(
+        call,
+        config: Source<CUlaunchConfig>,
+        function: CUfunction,
+        parameters: *mut *mut c_void,
+        extra: *mut *mut c_void,
+    ) {
+        let config = take(config)?;
+        for index in 0..config.numAttrs as usize {
+            // SAFETY: there are `numAttrs`, and each begins with what it is about.
+            let attribute =
+                unsafe { take_at(config.attrs.wrapping_add(index).cast::<CUlaunchAttributeID>())? };
+            if !WITHOUT_EFFECT.contains(&attribute) {
+                return Err(NOT_SUPPORTED);
+            }
+        }
+        let shape = Shape {
+            grid: [config.gridDimX, config.gridDimY, config.gridDimZ],
+            block: [config.blockDimX, config.blockDimY, config.blockDimZ],
+            shared_bytes: config.sharedMemBytes,
+        };
+        // SAFETY: the caller gives the parameters of this function in one of the two forms.
+        unsafe { launch(call, function, shape, config.hStream, (parameters, extra)) }
+    }
+
+    fn cuModuleGetFunctionCount(call, count: Target<c_uint>, module: CUmodule) {
+        let module = call.modules.get(Handle::from_ptr(module)).ok_or(INVALID_HANDLE)?;
+        put(count, module.entry_count() as c_uint)
+    }
+
+    fn cuModuleGetLoadingMode(_call, mode: Target<CUmoduleLoadingMode>) {
+        put(mode, CUmoduleLoadingMode::CU_MODULE_EAGER_LOADING)
+    }
+
+    fn cuFuncLoad(call, function: CUfunction) {
+        call.function(Handle::from_ptr(function)).map(drop)
+    }
+
+    fn cuFuncIsLoaded(call, state: Target<CUfunctionLoadingState>, function: CUfunction) {
+        call.function(Handle::from_ptr(function))?;
+        put(state, CUfunctionLoadingState::CU_FUNCTION_LOADING_STATE_LOADED)
+    }
+}
+
+/// Queues a kernel.
+///
+/// # Safety
+///
+/// What `cuLaunchKernel` asks for.
+unsafe fn launch(
+    call: &mut Call<'_>,
+    function: CUfunction,
+    shape: Shape,
+    stream: CUstream,
+    (parameters, extra): (*mut *mut c_void, *mut *mut c_void),
+) -> Answer<()> {
+    let (thread, function) = (call.thread, Handle::from_ptr(function));
+    let stream = call.stream(thread, Handle::from_ptr(stream))?;
+    // SAFETY: the caller promises what `cuLaunchKernel` asks for.
+    let packed = unsafe { packed(call, function, parameters, extra)? };
+    call.make_room(stream)?;
+    call.launch(stream, function, shape, packed)
+}
+
+/// What a launch may ask for and get here as it is.
+const WITHOUT_EFFECT: [CUlaunchAttributeID; 3] = [
+    CUlaunchAttributeID::CU_LAUNCH_ATTRIBUTE_IGNORE,
+    CUlaunchAttributeID::CU_LAUNCH_ATTRIBUTE_COOPERATIVE,
+    CUlaunchAttributeID::CU_LAUNCH_ATTRIBUTE_PRIORITY,
+];
+
+/// A C string of the caller's.
+///
+/// # Safety
+///
+/// The pointer is null or leads to a string that ends in NUL and outlives the call.
+unsafe fn text<'a>(source: *const c_char) -> Answer<&'a CStr> {
+    if source.is_null() {
+        return Err(INVALID_VALUE);
+    }
+    // SAFETY: not null, so the caller promises a string.
+    Ok(unsafe { CStr::from_ptr(source) })
+}
+
+/// Copies the parameters of a kernel, given in either of the two forms.
+///
+/// # Safety
+///
+/// What `cuLaunchKernel` asks for.
+pub(super) unsafe fn packed(
+    call: &mut Call<'_>,
+    function: Handle,
+    parameters: *mut *mut c_void,
+    extra: *mut *mut c_void,
+) -> Answer<Box<[u8]>> {
+    let signature = &call.function(function)?.signature;
+    // SAFETY: the caller promises what `cuLaunchKernel` asks for: that one of the two lists, for this function.
+    unsafe { if extra.is_null() { pack(signature, parameters) } else { unpack_extra(signature, extra) } }
+}
+
+/// Copies parameters that are given one pointer each.
+///
+/// # Safety
+///
+/// The pointer is null or leads to as many pointers as the signature has parameters, each to that parameter's bytes.
+unsafe fn pack(signature: &Signature, parameters: *mut *mut c_void) -> Answer<Box<[u8]>> {
+    let mut packed = vec![0; signature.size_bytes].into_boxed_slice();
+    for (index, parameter) in signature.parameters.iter().enumerate() {
+        if parameters.is_null() {
+            return Err(INVALID_VALUE);
+        }
+        // SAFETY: the caller promises one pointer for each parameter.
+        let source = unsafe { take_at(parameters.add(index))? };
+        if source.is_null() {
+            return Err(INVALID_VALUE);
+        }
+        let target = &mut packed[parameter.offset_bytes..][..parameter.size_bytes];
+        // SAFETY: the caller promises that it leads to the parameter's bytes; ours were just made.
+        unsafe { core::ptr::copy_nonoverlapping(source.cast(), target.as_mut_ptr(), target.len()) };
+    }
+    Ok(packed)
+}
+
+/// Copies parameters that are given packed in one buffer.
+///
+/// # Safety
+///
+/// The pointer leads to a list of keys and values that ends as the driver asks.
+unsafe fn unpack_extra(signature: &Signature, extra: *mut *mut c_void) -> Answer<Box<[u8]>> {
+    let (mut buffer, mut size_bytes) = (core::ptr::null::<u8>(), 0);
+    for index in (0..).step_by(2).take(EXTRA_PAIRS_MAX) {
+        // SAFETY: the list goes on until its end was read.
+        let (key, value) = unsafe { (take_at(extra.add(index))?.addr(), extra.add(index + 1)) };
+        match key {
+            EXTRA_END => break,
+            // SAFETY: a key other than the end has a value.
+            EXTRA_POINTER => buffer = unsafe { take_at(value)? }.cast(),
+            // SAFETY: a key other than the end has a value, and this one's leads to a size.
+            EXTRA_SIZE => size_bytes = unsafe { take_at(take_at(value)?.cast::<usize>())? },
+            _ => return Err(INVALID_VALUE),
+        }
+    }
+    if size_bytes < signature.size_bytes || buffer.is_null() && signature.size_bytes > 0 {
+        return Err(INVALID_VALUE);
+    }
+    if signature.size_bytes == 0 {
+        return Ok(Box::default());
+    }
+    // SAFETY: the caller promises that many bytes there, of which these are the first.
+    Ok(unsafe { core::slice::from_raw_parts(buffer, signature.size_bytes) }.into())
+}
+
+const EXTRA_END: usize = 0;
+const EXTRA_POINTER: usize = 1;
+const EXTRA_SIZE: usize = 2;
+const EXTRA_PAIRS_MAX: usize = 3;
