@@ -10,6 +10,7 @@ mod kernels;
 mod layers;
 mod measure;
 mod mutants;
+mod packages;
 mod plots;
 mod programs;
 mod table;

@@ -36,3 +36,8 @@ pub use error::AdaptError;
 pub use gpumem_array as array;
 pub use storage::{Host, HostVec, Storage};
 pub use wrappers::Diagonal;
+
+/// The example of the README.
+#[cfg(doctest)]
+#[doc = include_str!("../README.md")]
+struct Readme;

@@ -61,3 +61,8 @@ pub use kernel::launch::{Launch, LaunchShape};
 pub use kernel::{Function, Module};
 pub use uninit::UninitArray;
 pub use view::{AsView, AsViewMut, GpuView, GpuViewMut};
+
+/// The example of the README.
+#[cfg(doctest)]
+#[doc = include_str!("../README.md")]
+struct Readme;

@@ -54,6 +54,7 @@
 //! of the locks, too, some of them held by threads that it lacks. It must neither use nor drop devices, streams, pools and
 //! blocks of its parent: it may `exec`, or leave by `_exit`. Fork before the first [`Device`] is made, or start a new process.
 
+#![cfg_attr(docsrs, feature(doc_cfg))]
 // `unsafe` is calling the driver, in the modules that own one kind of its objects each.
 #![deny(unsafe_code)]
 
@@ -170,3 +171,8 @@ pub use sharing::{ExportedBlock, ExportedHandle, ImportedBlock};
 pub use status::{Status, StreamUsage, TagUsage};
 pub use stream::{Stream, StreamBuilder};
 pub use unified::{Expectation, Location};
+
+/// The example of the README.
+#[cfg(doctest)]
+#[doc = include_str!("../README.md")]
+struct Readme;

@@ -283,3 +283,8 @@ impl fmt::Debug for Sim {
         f.debug_struct("Sim").finish_non_exhaustive()
     }
 }
+
+/// The example of the README.
+#[cfg(doctest)]
+#[doc = include_str!("../README.md")]
+struct Readme;

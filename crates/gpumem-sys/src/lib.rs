@@ -38,3 +38,8 @@ pub use generated::types;
 pub use process::ProcessUsage;
 pub use table::{Symbol, Table};
 pub use types::CUresult;
+
+/// The example of the README.
+#[cfg(doctest)]
+#[doc = include_str!("../README.md")]
+struct Readme;

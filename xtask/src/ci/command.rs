@@ -2,6 +2,7 @@
 
 use super::watched;
 use anyhow::{Context, Result, ensure};
+use std::path::Path;
 use std::process::Command;
 use std::time::Duration;
 
@@ -21,6 +22,14 @@ pub(super) fn cargo_of(toolchain: &str, args: &str) -> Cargo {
     let mut command = Command::new("rustup");
     command.args(["run", toolchain, "cargo"]);
     Cargo::new(command, format!("+{toolchain} "), args)
+}
+
+/// `cargo ARGS` in another workspace.
+pub(super) fn cargo_in(folder: &Path, args: &str) -> Cargo {
+    let mut cargo = cargo(args);
+    cargo.command.current_dir(folder);
+    cargo.shown = format!("{} (in {})", cargo.shown, folder.display());
+    cargo
 }
 
 impl Cargo {

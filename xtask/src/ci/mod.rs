@@ -5,6 +5,7 @@
 //! one target folder.
 
 mod command;
+mod packages;
 mod steps;
 mod watched;
 

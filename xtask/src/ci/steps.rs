@@ -1,7 +1,7 @@
 //! The steps themselves. Cheap ones and ones that fail often come first.
 
 use super::command::{cargo, cargo_of, rustup, toolchain};
-use super::{Outcome, Step};
+use super::{Outcome, Step, packages};
 use crate::layers::LAYERS;
 use anyhow::{Context, Result};
 use cargo_metadata::MetadataCommand;
@@ -21,6 +21,7 @@ pub(super) const STEPS: &[Step] = &[
     Step { name: "train", about: "the README's main example", run: train },
     Step { name: "interop", about: "programs of others on the drop-in driver", run: interop },
     Step { name: "oldest", about: "the stated Rust version compiles everything", run: oldest },
+    Step { name: "minimal", about: "packages build from their own files, with the lowest versions of dependencies", run: packages::minimal },
     Step { name: "windows", about: "no warning in the crates for x86_64-pc-windows-gnu", run: || target("x86_64-pc-windows-gnu") },
     Step { name: "aarch64", about: "no warning in the crates for aarch64-unknown-linux-gnu", run: || target("aarch64-unknown-linux-gnu") },
     Step { name: "miri", about: "the driver table, the simulator, the thread caches and tags, under miri", run: miri },

@@ -41,6 +41,7 @@ impl fmt::Display for Finding {
 pub(crate) fn run() -> Result<()> {
     let files = files(&crate::root())?;
     let mut findings = crate::layers::check(&crate::root())?;
+    findings.extend(crate::packages::check(&crate::root())?);
     findings.extend(check(&files));
     findings.sort();
     for finding in &findings {
