@@ -8,6 +8,7 @@ use crate::out_of_memory::Passed;
 use core::fmt;
 use core::str::FromStr;
 use core::sync::atomic::{AtomicU64, Ordering};
+use gpumem_sys::env::{parse_number, parse_size};
 use std::sync::Arc;
 
 /// An amount of memory: a number of bytes, or a share of the device.
@@ -132,8 +133,8 @@ impl FromStr for Limit {
     fn from_str(text: &str) -> Result<Self, PoolError> {
         let trimmed = text.trim();
         let parsed = match trimmed.strip_suffix('%') {
-            Some(share) => percent(share.trim_end()),
-            None => bytes(trimmed),
+            Some(share) => parse_number(share.trim_end()).filter(|share| *share <= 100.0).map(Self::Percent),
+            None => parse_size(trimmed).map(Self::Bytes),
         };
         parsed.ok_or_else(|| PoolError::LimitSyntax { value: text.into() })
     }
@@ -163,42 +164,7 @@ impl fmt::Display for Limit {
     }
 }
 
-fn percent(share: &str) -> Option<Limit> {
-    let share = number(share)?;
-    (share <= 100.0).then_some(Limit::Percent(share))
-}
-
-fn bytes(text: &str) -> Option<Limit> {
-    let digits = text.find(|c: char| !(c.is_ascii_digit() || c == '.')).unwrap_or(text.len());
-    let (amount, unit) = text.split_at(digits);
-    let unit_bytes = unit_bytes(&unit.trim_start().to_ascii_uppercase())?;
-    if let Ok(whole) = amount.parse::<u64>() {
-        return whole.checked_mul(unit_bytes).map(Limit::Bytes);
-    }
-    // A part of a byte was meant to be something else: a share, or a unit is missing.
-    let product = number(amount).filter(|_| unit_bytes > 1)? * unit_bytes as f64;
-    // The largest float below 2^64 fits; 2^64 itself does not.
-    (product < u64::MAX as f64).then_some(Limit::Bytes(product as u64))
-}
-
-/// Digits with at most one point: no sign, exponent, infinity or NaN, which `f64` would take.
-fn number(text: &str) -> Option<f64> {
-    let plain = text.chars().all(|c| c.is_ascii_digit() || c == '.') && text.contains(|c: char| c != '.');
-    plain.then(|| text.parse().ok()).flatten().filter(|value: &f64| value.is_finite())
-}
-
-/// What a unit in upper case stands for. A bare letter is decimal, as on a disk: `100M` is a hundred million bytes.
-fn unit_bytes(unit: &str) -> Option<u64> {
-    let stem = unit.strip_suffix('B').unwrap_or(unit);
-    let (prefix, base) = match stem.strip_suffix('I') {
-        Some(prefix) => (prefix, 1024_u64),
-        None if stem.is_empty() => return Some(1),
-        None => (stem, 1000_u64),
-    };
-    let power = PREFIXES.iter().position(|known| *known == prefix)? + 1;
-    Some(base.pow(power as u32))
-}
-
+/// Of the binary units, smallest first.
 const PREFIXES: [&str; 6] = ["K", "M", "G", "T", "P", "E"];
 
 #[cfg(test)]

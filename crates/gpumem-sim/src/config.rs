@@ -4,8 +4,7 @@ use super::choices::Schedule;
 use super::cost::Costs;
 use super::rules::Rule;
 use crate::environment::read;
-use bytesize::ByteSize;
-use gpumem_sys::env::EnvError;
+use gpumem_sys::env::{EnvError, parse_size};
 use std::collections::BTreeSet;
 
 /// What a simulated machine is made of.
@@ -203,8 +202,7 @@ fn parse_devices(value: String) -> Result<u32, EnvError> {
 }
 
 fn parse_memory(value: String) -> Result<u64, EnvError> {
-    let size = value.trim().parse::<ByteSize>().ok().map(|size| size.as_u64());
-    let size = size.filter(|size| (MEMORY_BYTES_MIN..=MEMORY_BYTES_MAX).contains(size));
+    let size = parse_size(&value).filter(|size| (MEMORY_BYTES_MIN..=MEMORY_BYTES_MAX).contains(size));
     size.ok_or_else(|| bad(MEMORY, value, "use a size from 2MiB to 4TiB, such as 8GiB, 500MB or 8589934592"))
 }
 

@@ -19,11 +19,10 @@ use super::finding::FaultKind;
 use super::machine::Machine;
 use super::random::Random;
 use super::symbol::{is_revision, plain_name};
-use bytesize::ByteSize;
 use core::fmt;
 use core::str::FromStr;
 use gpumem_sys::Table;
-use gpumem_sys::env::nearest_of;
+use gpumem_sys::env::{nearest_of, parse_size};
 use gpumem_sys::types::CUresult;
 use std::sync::OnceLock;
 
@@ -389,10 +388,7 @@ fn parse_effect(text: &str) -> Option<Effect> {
     let (kind, value) = text.split_once(':').unwrap_or((text, ""));
     match (kind, value) {
         ("fail", code) => Some(Effect::Fail(parse_code(code)?)),
-        ("take", size) => {
-            let size_bytes = size.parse::<ByteSize>().ok()?.as_u64();
-            Some(Effect::TakeMemory { device: place, size_bytes })
-        }
+        ("take", size) => Some(Effect::TakeMemory { device: place, size_bytes: parse_size(size)? }),
         ("lose", "") => {
             Some(Effect::LoseDevice { device: place, code: CUresult::CUDA_ERROR_ECC_UNCORRECTABLE })
         }

@@ -4,6 +4,10 @@
 //! read. Each read first refuses `GPUMEM_…` names that are neither registered nor [`RESERVED`], so that a typing error is
 //! not a silent default. The crate that owns a variable parses its value.
 
+mod size;
+
+pub use size::{parse_number, parse_size};
+
 use std::ffi::OsStr;
 use std::sync::{Mutex, PoisonError};
 
