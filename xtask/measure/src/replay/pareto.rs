@@ -81,15 +81,15 @@ pub(super) fn markdown(traces: &[Trace]) -> Result<String> {
 const PREFACE: &str = "\
 # Memory against driver time
 
-What the caching backend reserves for each recorded trace and what that costs in the driver, over its profiles and dials,
-beside PyTorch's allocators in the same program. Made by `cargo xtask replay --pareto > docs/pareto.md`.
+This page compares the memory that the backend `caching` reserves for each recorded trace with its driver time, over its profiles and
+dials, beside PyTorch's allocators in the recorded program. `cargo xtask replay --pareto > docs/pareto.md` writes it.
 
-Reserved and live are peaks; live counts deferred frees. Driver time is the simulator's virtual clock, at the prices of
-an idle and of a busy H200. The peers (in italics) reserved what the traces' headers say; their driver time is that of
+Reserved and live are peaks; live includes deferred frees. Driver time is the simulator's virtual clock, at the prices of
+an idle and of a busy H200. The peers' reserved memory (in italics) is from the headers of the traces, their driver time from
 [peers.csv](../xtask/measure/src/bench/peers.csv). `native` is the driver's own pool as the simulator models it.
-*Dominated by* names the peers that reserve no more and cost no more. Handle size and slack are varied around `balanced`, and
-shown where none of the others is better. Only where a row says *waits* may the pool make one stream wait for another, which
-is counted; in a program `balanced` and `tight` may unless they are told not to (`inserted_waits`).
+*Dominated by* names the peers that reserve no more and cost no more. Handle size and slack vary around `balanced`; a combination is
+shown if no other is better. In rows with *waits* the pool may make one stream wait for another, and the waits are counted. In a
+program, `balanced` and `tight` may do so unless `inserted_waits` is off.
 
 ";
 
