@@ -7,21 +7,24 @@ use cargo_metadata::{Dependency, DependencyKind, MetadataCommand, Package};
 use std::path::Path;
 
 /// Lowest first. A crate names only crates before it, in its tests too.
-pub(crate) const LAYERS: [&str; 6] =
-    ["gpumem-heap", "gpumem-sys", "gpumem-sim", "gpumem-pool", "gpumem-array", "gpumem-adapt"];
+pub(crate) const LAYERS: [&str; 7] =
+    ["gpumem-heap", "gpumem-sys", "gpumem-sim", "gpumem-pool", "gpumem-array", "gpumem-adapt", "gpumem"];
 
-/// The layer that others name in dev-dependencies only, with the one crate that may also name it as an optional dependency.
-const FOR_TESTS: (&str, &str) = ("gpumem-sim", "gpumem-array");
+/// The layer that others name in dev-dependencies only, with the crates that may also name it as an optional dependency.
+const FOR_TESTS: (&str, [&str; 2]) = ("gpumem-sim", ["gpumem-array", "gpumem"]);
 
 /// Crates beside the layers that users get too, each with the topmost layer that it may name. No layer names them.
 const SATELLITES: [(&str, &str); 1] = [("gpumem-libcuda", "gpumem-sim")];
 
-/// For examples and tools; a library has no command line and draws no bars.
+/// For tools, and for the examples of [`WITH_COMMAND_LINES`]; a library has no command line and draws no bars.
 const NOT_FOR_LIBRARIES: [&str; 3] = ["anyhow", "clap", "indicatif"];
+
+/// The lowest layer whose examples have command lines.
+const WITH_COMMAND_LINES: &str = "gpumem-adapt";
 
 /// Every feature there is, by package. The flag tells whether it may be empty, which in a manifest looks like a slip:
 /// these select code of their own package and need no dependency.
-const FEATURES: [(&str, &[(&str, bool)]); 5] = [
+const FEATURES: [(&str, &[(&str, bool)]); 6] = [
     ("gpumem-heap", &[("serde", false)]),
     (
         "gpumem-pool",
@@ -29,6 +32,19 @@ const FEATURES: [(&str, &[(&str, bool)]); 5] = [
     ),
     ("gpumem-array", &[("backend-caching", false), ("backend-native", false), ("sim", false)]),
     ("gpumem-adapt", &[("backend-caching", false), ("backend-native", false), ("sim", false)]),
+    (
+        "gpumem",
+        &[
+            ("pool", false),
+            ("array", false),
+            ("adapt", false),
+            ("sim", false),
+            ("backend-caching", false),
+            ("backend-native", false),
+            ("serde", false),
+            ("nvml", false),
+        ],
+    ),
     ("gpumem-tests", &[("backend-caching", false), ("backend-native", false), ("gpu", true)]),
 ];
 
@@ -78,7 +94,7 @@ fn arrow(package: &str, dependency: &Dependency, manifest: &Manifest<'_>) -> Opt
     if name == package && is_development && dependency.req == VersionReq::STAR {
         return None;
     }
-    let is_optional = dependency.optional && package == FOR_TESTS.1;
+    let is_optional = dependency.optional && FOR_TESTS.1.contains(&package);
     if name == FOR_TESTS.0 && satellite.is_none() && !is_development && !is_optional {
         return finding(
             format!("{package} names {name} outside of its dev-dependencies"),
@@ -104,7 +120,7 @@ fn arrow(package: &str, dependency: &Dependency, manifest: &Manifest<'_>) -> Opt
             "move what you need into a layer",
         );
     }
-    if NOT_FOR_LIBRARIES.contains(&name) && (!is_development || own + 1 < LAYERS.len()) {
+    if NOT_FOR_LIBRARIES.contains(&name) && (!is_development || Some(own) < place(WITH_COMMAND_LINES)) {
         return finding(format!("{package} depends on {name}"), "libraries leave that to examples and tools");
     }
     None

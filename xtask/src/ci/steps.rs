@@ -46,14 +46,16 @@ fn clippy() -> Result<Outcome> {
     Ok(Outcome::Passed)
 }
 
-/// Through the topmost crate, which forwards each feature down. All of them on is the default, and so every other step.
+/// Through the topmost crate, which forwards each feature down. The defaults are covered by every other step.
 fn features() -> Result<Outcome> {
-    // Each choice of backends, without the kernels for the simulator and with them.
+    // Fewer layers; then each choice of backends, without the simulator and with it.
     let backends = ["", "backend-caching", "backend-native", "backend-caching,backend-native"];
-    for features in
-        backends.into_iter().flat_map(|backends| [backends.to_string(), format!("sim,{backends}")])
-    {
-        let combination = format!("--package gpumem-adapt --lib --no-default-features --features={features}");
+    let layers = ["".to_string(), "pool,backend-caching".to_string(), "sim".to_string()];
+    let combinations = backends
+        .into_iter()
+        .flat_map(|backends| [format!("adapt,{backends}"), format!("adapt,sim,{backends}")]);
+    for features in layers.into_iter().chain(combinations) {
+        let combination = format!("--package gpumem --lib --no-default-features --features={features}");
         cargo(&format!("clippy {combination} -- -D warnings")).run()?;
     }
     // Those that are in no default. Tests have the simulator by their dev-dependencies.
