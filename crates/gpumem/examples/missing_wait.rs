@@ -4,10 +4,16 @@
 
 #![allow(clippy::print_stdout)] // printing is what it is for
 
-use gpumem::sim::{Sim, SimConfig};
+use gpumem::sim::{Finding, Sim, SimConfig};
 use gpumem::{Device, Pool, Stream};
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
+    println!("{}", race()?);
+    Ok(())
+}
+
+/// The finding of a program without a wait.
+pub(crate) fn race() -> Result<Finding, Box<dyn std::error::Error>> {
     let driver = gpumem::sim::driver(SimConfig::new())?;
     let device = Device::new(&driver, 0)?;
     let pool = Pool::new(&device)?;
@@ -22,6 +28,5 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     }
     device.synchronize()?;
     let findings = Sim::of(&driver).map(Sim::take_findings).unwrap_or_default();
-    println!("{}", findings.first().ok_or("no race found")?);
-    Ok(())
+    Ok(findings.into_iter().next().ok_or("no race found")?)
 }

@@ -4,24 +4,25 @@
 
 #![allow(clippy::print_stdout)] // printing is what it is for
 
-use gpumem::{Device, Limit, Pool, Stream};
+use gpumem::{Device, Driver, Limit, Pool, PoolError, Stream};
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
-    let device = Device::new(&gpumem::sim::driver_or_sim()?, 0)?;
+    println!("{}", refusal(&gpumem::sim::driver_or_sim()?)?);
+    Ok(())
+}
+
+/// The error of a request for 2 GiB in a pool that has 2.5 GiB in use and a limit of 4 GiB.
+pub(crate) fn refusal(driver: &Driver) -> Result<PoolError, Box<dyn std::error::Error>> {
+    let device = Device::new(driver, 0)?;
     let pool = Pool::builder(&device).hard_limit("4GiB".parse::<Limit>()?).build()?;
     let stream = Stream::new(&device)?;
-    let weights = {
+    let _weights = {
         let _scope = pool.scope("weights");
         pool.alloc(1536 << 20, &stream)?
     };
-    let batch = {
+    let _batch = {
         let _scope = pool.scope("batch");
         pool.alloc(1 << 30, &stream)?
     };
-    match pool.alloc(2 << 30, &stream) {
-        Err(error) => println!("{error}"),
-        Ok(_) => return Err("the limit should have refused this".into()),
-    }
-    drop((weights, batch));
-    Ok(())
+    Ok(pool.alloc(2 << 30, &stream).err().ok_or("the limit should have refused this")?)
 }
