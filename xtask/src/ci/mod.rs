@@ -1,10 +1,11 @@
 //! `cargo xtask ci`: what CI runs, in an order in which the cheap steps fail first.
 //!
 //! A step that needs something this machine can't have (a toolchain, a target, the Python package index) says so and
-//! counts as skipped; everything else that goes wrong ends the run, a command that hangs included (`watched`). All steps share
-//! one target folder.
+//! counts as skipped; everything else that goes wrong ends the run, a command that hangs included (`watched`). Steps share
+//! one target folder; those that cannot have folders of their own in it (`folders`).
 
 mod command;
+mod folders;
 mod packages;
 mod steps;
 mod watched;
@@ -81,7 +82,7 @@ const FAILED: &str = "FAILED";
 fn run_step(step: &Step) -> (String, Duration) {
     println!("\n== {}: {} ==", step.name, step.about);
     let start = Instant::now();
-    let result = match (step.run)() {
+    let result = match (step.run)().and_then(|outcome| folders::remove_after(step.name).map(|()| outcome)) {
         Ok(Outcome::Passed) => "passed".to_string(),
         Ok(Outcome::Skipped(reason)) => format!("skipped: {reason}"),
         Err(error) => {

@@ -70,7 +70,7 @@ fn test() -> Result<Outcome> {
     Ok(Outcome::Passed)
 }
 
-/// The tests are empty without their cfg. Each cfg has a target directory of its own and so leaves the normal build alone.
+/// The tests are empty without their cfg. Each cfg has a target folder of its own and so leaves the normal build alone.
 fn models() -> Result<Outcome> {
     for (cfg, test) in [
         ("gpumem_loom", "--package gpumem-heap --test loom"),
@@ -133,7 +133,7 @@ fn oldest() -> Result<Outcome> {
     if let Err(error) = toolchain(&stated, &[]) {
         return Ok(Outcome::Skipped(format!("no Rust {stated} here: {error:#}")));
     }
-    cargo_of(&stated, "check --workspace --all-targets").run()?;
+    cargo_of(&stated, "check --workspace --all-targets --target-dir target/oldest").run()?;
     Ok(Outcome::Passed)
 }
 
