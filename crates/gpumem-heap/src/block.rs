@@ -1,10 +1,10 @@
 //! [`HeapBlock`]: what thread caches and heap exchange.
 
-/// Some memory, and the heap's record of it.
+/// A block of memory, and the heap's record of it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct HeapBlock {
-    /// Where it starts.
+    /// The start address.
     pub address: u64,
-    /// The heap's record, valid until the piece is given back.
+    /// The heap's record, valid until the block is given back to the heap.
     pub record: u32,
 }

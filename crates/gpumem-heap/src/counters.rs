@@ -1,12 +1,12 @@
-//! [`Counters`]: what was handed out and came back, counted by whoever served it.
+//! [`Counters`]: blocks and bytes allocated and freed.
 //!
-//! Every thread counts for itself, in a [`LocalCounters`] that it alone writes. A block may be handed out by one and come back to
-//! another, so a single count means little and wraps around zero; the sum of all is exact once no call is under way.
+//! Each thread counts in a [`LocalCounters`] that it alone writes. One thread may allocate a block and another free it, so the
+//! counters of one thread mean little and wrap around zero; their sum is exact once no call is running.
 
 use core::ops::Add;
 use core::sync::atomic::{AtomicU64, Ordering};
 
-/// Blocks and bytes handed out and given back.
+/// Blocks and bytes allocated and freed.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Counters {
     in_use_bytes: u64,
@@ -14,7 +14,7 @@ pub struct Counters {
     free_count: u64,
 }
 
-/// Counters that one thread at a time writes and that anyone reads.
+/// Counters that one thread at a time writes and any thread reads.
 #[derive(Debug)]
 pub struct LocalCounters {
     in_use_bytes: AtomicU64,
@@ -23,32 +23,32 @@ pub struct LocalCounters {
 }
 
 impl LocalCounters {
-    /// A block of so many bytes was handed out.
+    /// Counts an allocated block.
     #[inline]
     pub fn count_out(&self, size_bytes: u64) {
         raise(&self.in_use_bytes, size_bytes);
         raise(&self.allocation_count, 1);
     }
 
-    /// A block of so many bytes came back.
+    /// Counts a freed block.
     #[inline]
     pub fn count_in(&self, size_bytes: u64) {
         raise(&self.in_use_bytes, size_bytes.wrapping_neg());
         raise(&self.free_count, 1);
     }
 
-    /// Something that is no block of its own has more bytes than before, or fewer.
+    /// Counts a change of size of a block that is counted elsewhere.
     pub fn change(&self, from_bytes: u64, to_bytes: u64) {
         raise(&self.in_use_bytes, to_bytes.wrapping_sub(from_bytes));
     }
 
-    /// What was handed out and has not come back, of what is counted here: may be less than nothing.
+    /// Bytes allocated here minus bytes freed here. Wraps around zero: a negative difference is a number near [`u64::MAX`].
     #[inline]
     pub fn in_use_bytes(&self) -> u64 {
         self.in_use_bytes.load(Ordering::Relaxed)
     }
 
-    /// The counts at this moment; an operation that runs meanwhile may be counted in part.
+    /// The counters at this moment. An operation that runs at the same time may be counted in part.
     pub fn counters(&self) -> Counters {
         Counters {
             in_use_bytes: self.in_use_bytes.load(Ordering::Relaxed),
@@ -65,27 +65,27 @@ impl Default for LocalCounters {
     }
 }
 
-/// By the only thread that writes it at this time: no exchange.
+/// Adds to a counter without an atomic exchange: only one thread at a time writes it.
 #[inline]
 fn raise(count: &AtomicU64, by: u64) {
     count.store(count.load(Ordering::Relaxed).wrapping_add(by), Ordering::Relaxed);
 }
 
 impl Counters {
-    /// A block of so many bytes was handed out.
+    /// Counts an allocated block.
     pub fn count_out(&mut self, size_bytes: u64) {
         self.in_use_bytes = self.in_use_bytes.wrapping_add(size_bytes);
         self.allocation_count += 1;
     }
 
-    /// A block of so many bytes came back.
+    /// Counts a freed block.
     pub fn count_in(&mut self, size_bytes: u64) {
         self.in_use_bytes = self.in_use_bytes.wrapping_sub(size_bytes);
         self.free_count += 1;
     }
 
-    /// For people: while calls are under way, a block's end may have been seen and its beginning not. Then there is nothing,
-    /// rather than less.
+    /// The counters for display. While calls run, a free may have been read without its allocation; the difference is shown as zero
+    /// then.
     pub fn shown(self) -> Self {
         Self {
             in_use_bytes: self.in_use_bytes.cast_signed().max(0).unsigned_abs(),
@@ -94,22 +94,22 @@ impl Counters {
         }
     }
 
-    /// In blocks that are alive, as they were asked for.
+    /// The bytes of live blocks, by their requested sizes.
     pub fn in_use_bytes(&self) -> u64 {
         self.in_use_bytes
     }
 
-    /// Blocks that are alive.
+    /// The number of live blocks.
     pub fn block_count(&self) -> u64 {
         self.allocation_count.wrapping_sub(self.free_count)
     }
 
-    /// Blocks ever handed out.
+    /// The number of blocks ever allocated.
     pub fn allocation_count(&self) -> u64 {
         self.allocation_count
     }
 
-    /// How often it was used: what has not moved since is idle.
+    /// The number of allocations and frees. Two equal readings mean that nothing happened in between.
     pub fn operation_count(&self) -> u64 {
         self.allocation_count.wrapping_add(self.free_count)
     }

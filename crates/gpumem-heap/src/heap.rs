@@ -1,28 +1,38 @@
-//! [`Heap`]: all of a device's cached memory, shared by its streams. Called under one lock.
+//! [`Heap`]: all memory of a pool that no thread cache holds, shared by the pool's streams. The caller keeps it behind one lock.
 //!
-//! Addresses are reserved once, in two spaces: one for blocks up to 1 MiB, one for larger ones, so that no small block
-//! holds a large stretch. A request looks at what its own stream has freed and at what is ready for all, by size. Only
-//! when that finds nothing does it look further, each step dearer than the one before:
+//! Addresses are reserved once, in two *spaces*: one for blocks up to 1 MiB, one for larger blocks, so that no small block splits a
+//! large free range. A request first searches the memory that its own stream has freed, and the memory that is ready for all
+//! streams, by size. If that finds nothing, it goes on, each step more expensive than the one before:
 //!
-//! 1. free stretches of several streams side by side, all ordered before the request (`take_ready`);
-//! 2. stretches of addresses whose memory is idle under other addresses: it moves back, without a driver call;
-//! 3. a new mapping over idle parts of handles (both `take_recycled`);
+//! 1. adjacent free ranges of several streams, all ordered before the request (`take_ready`);
+//! 2. address ranges whose memory is idle under other addresses: the memory moves back, without a driver call;
+//! 3. a new mapping over idle parts of handles (steps 2 and 3 are `take_recycled`);
 //! 4. new handles, up to the bytes that the caller allows (`take_grown`).
 //!
-//! Where the dials leave no slack and several streams share the heap, it is dealt out to them by the page: blocks of two
-//! pages and more start with one, what is left of a page belongs to the stream that began it (`keeps_pages`), and
-//! another of its blocks may start there ([`partial_page`]). A piece of a page that two streams have begun serves neither's large
-//! blocks.
+//! If the tuning allows no growth slack and several streams share the heap, memory is dealt to streams by the page: a block of two
+//! or more pages starts at a page boundary, the rest of its last page belongs to the block's stream (`keeps_pages`), and another
+//! block of that stream may start there (`partial_page`). A page that is shared by two streams serves the large blocks of neither.
 //!
-//! Where there is no virtual memory, the spaces are filled with segments instead (`segments`), and 2 and 3 find nothing.
+//! Without virtual memory the spaces are filled with segments instead (`segments`), and steps 2 and 3 find nothing.
 //!
-//! What it keeps of all this on the host: 48 bytes for each stretch (a block, what is free beside it), and up to as much
-//! again in reserve; likewise for each handle, with a word for each stream that has used it; 12 bytes, and a sixteenth of
-//! that, for each 2 MiB of addresses ever in use, whether they are mapped or a gap; and 5 KiB of lists for each stream and
-//! space. Nothing else grows with mappings that can't be unmapped yet, of which there may be a hundred for each page.
+//! # Host memory
 //!
-//! Nothing here knows a driver: the calls go through [`PhysicalMemory`](PhysicalMemory), and what streams
-//! have done is asked of [`Order`](crate::order::Order).
+//! 48 bytes for each block and each free range, and up to as much again in reserve; likewise for each handle, with a word for each
+//! stream that has used it; 12 bytes, and a sixteenth of that, for each 2 MiB of addresses ever used; and 5 KiB of lists for each
+//! stream and space. Mappings that cannot be unmapped yet need no more, although there may be a hundred for each page.
+//!
+//! # Terms
+//!
+//! | term | meaning |
+//! | --- | --- |
+//! | page | 2 MiB of physical memory, or of addresses |
+//! | handle | physical memory created by one call, 1 to 64 pages |
+//! | mapping | a handle mapped at an address; a handle may have many |
+//! | resident | a page is resident in the one mapping whose addresses stand for its bytes |
+//! | gap | addresses without resident memory |
+//! | record | the host's description of one block, free range or gap |
+//! | ready | free, and complete on every stream |
+//! | idle | free, and ordered before the request |
 
 mod build;
 mod careful;
@@ -66,15 +76,15 @@ use shares::Shares;
 use space::{PAGE_BYTES, Space};
 use stamps::Owner;
 
-/// What a block is asked for.
+/// A request for a block.
 #[derive(Clone, Copy, Debug)]
 pub struct Request {
-    /// Not zero; rounded up to 256.
+    /// In bytes; not zero. Rounded up to 256.
     pub size_bytes: u64,
-    /// A power of two.
+    /// Of the address, in bytes: a power of two.
     pub alignment: u64,
-    /// The stream that will use it first.
-    pub slot: StreamIndex,
+    /// The stream that uses the block first.
+    pub stream: StreamIndex,
 }
 
 /// The memory of one pool that no thread cache holds. The caller keeps it behind a lock.
@@ -82,35 +92,35 @@ pub struct Request {
 pub struct Heap {
     spaces: [Space; 2],
     pages: Pages,
-    /// Instead of handles and mappings, where there is no virtual memory.
+    /// In place of handles and mappings, without virtual memory.
     segments: Option<Segments>,
     records: Records,
     tuning: TuningByLimit,
     shares: Shares,
-    /// What blocks have, by the sizes that they were given.
+    /// The size of all blocks.
     used_bytes: u64,
     used_peak_bytes: u64,
     /// A peak of `used_bytes` that decays with each miss; see `careful`.
     fading_peak_bytes: u64,
     reserved_peak_bytes: u64,
-    /// As used, but for what threads keep at hand of large blocks: the most when that was asked for, and what they keep.
+    /// The peak of `used_bytes` without `kept_bytes`, and the large blocks that thread caches retain.
     needed_peak_bytes: u64,
     kept_bytes: u64,
-    /// What they may keep, as it was last asked for.
+    /// How much thread caches may retain, as of the last request for it.
     keepable_bytes: u64,
-    /// How far `blocks_bytes` was reserved before it was needed, and has not been given back since.
+    /// The part of `blocks_bytes` that was reserved before it was needed, and that has not been given back since.
     reserved_ahead_bytes: u64,
     lost: Lost,
-    /// What others hold under the same limit.
+    /// Memory of the caller that counts against the same limit.
     outside_bytes: u64,
-    /// Mappings that may yet be made anew before the heap grows instead, in thousandths.
+    /// Mappings that may still be made before the heap grows instead, in thousandths.
     mapping_credit: u32,
-    /// How many mappings have to be empty before those that could not be unmapped are tried again.
+    /// The number of empty mappings from which on those that could not be unmapped are tried again.
     empty_retry: usize,
 }
 
 impl Heap {
-    /// A heap over two reserved ranges of addresses, given by their starts and sizes: for small blocks and for others.
+    /// Creates a heap over two reserved address ranges, given by start and size in bytes: for small blocks and for large ones.
     pub fn new(tuning: Tuning, ranges: [(u64, u64); 2]) -> Self {
         let space = |index: usize| {
             let (base, size_bytes) = ranges[index];
@@ -138,15 +148,17 @@ impl Heap {
         }
     }
 
-    /// A heap without addresses of its own: the driver says with each segment where it is.
+    /// Creates a heap without addresses of its own: [`PhysicalMemory::create`](crate::PhysicalMemory::create) returns the address
+    /// of each segment.
     pub fn of_segments(tuning: Tuning) -> Self {
         Self { segments: Some(Segments::default()), ..Self::new(tuning, [(0, SEGMENT_SPACE_BYTES); 2]) }
     }
 
-    /// Takes back what a piece had: it waits for these uses, of which none are left when there are none.
+    /// Takes a block back, which becomes usable once all `uses` are complete or ordered before the next user. Without uses it is
+    /// ready at once.
     ///
-    /// `uses` covers the stream that the piece was taken for, unless all work that was queued there before the piece was
-    /// taken is complete too.
+    /// `uses` covers the stream that the block was taken for, unless all work that was queued there before the block was taken is
+    /// complete too.
     pub fn give(&mut self, record: u32, uses: &[Stamp]) {
         let Some(Record { kind: Kind::Live, space, size_bytes, owner, .. }) =
             self.records.get(record).copied()
@@ -155,54 +167,56 @@ impl Heap {
             return;
         };
         self.used_bytes -= size_bytes;
-        if let Some(slot) = owner.slot() {
-            self.shares.give(slot, size_bytes);
+        if let Some(stream) = owner.stream_index() {
+            self.shares.give(stream, size_bytes);
         }
         let pending = match *uses {
-            [stamp] if stamp != Stamp::COMPLETE => stamps::Pending { owner: Owner::of(stamp.slot()), stamp },
+            [stamp] if stamp != Stamp::COMPLETE => {
+                stamps::Pending { owner: Owner::of(stamp.stream_index()), stamp }
+            }
             _ => self.records.sets.pending(uses),
         };
         self.spaces[usize::from(space)].give(&mut self.records, record, pending);
     }
 
-    /// Physical memory that the driver has made for this heap and that it has not got back.
+    /// The physical memory that this heap has created and not released, in bytes.
     pub fn reserved_bytes(&self) -> u64 {
         self.blocks_bytes() + self.lost.bytes() + self.outside_bytes
     }
 
-    /// That part of it which blocks have, or could have.
+    /// The part of [`Heap::reserved_bytes`] that holds blocks or can hold them.
     pub fn blocks_bytes(&self) -> u64 {
         let segments_bytes = self.segments.as_ref().map_or(0, |segments| segments.reserved_bytes);
         self.pages.reserved_bytes + segments_bytes
     }
 
-    /// Physical memory that the caller holds beside the heap: it counts as reserved too.
+    /// Sets the bytes of physical memory that the caller holds beside the heap. They count as reserved too.
     pub fn set_outside_bytes(&mut self, size_bytes: u64) {
         self.outside_bytes = size_bytes;
         self.reserved_peak_bytes = self.reserved_peak_bytes.max(self.reserved_bytes());
     }
 
-    /// As last set by [`Heap::set_outside_bytes`].
+    /// The bytes last set by [`Heap::set_outside_bytes`].
     pub fn outside_bytes(&self) -> u64 {
         self.outside_bytes
     }
 
-    /// From now on the peak is of what comes.
+    /// Starts a new peak of [`Heap::reserved_bytes`] at its current value.
     pub fn reset_peak(&mut self) {
         self.reserved_peak_bytes = self.reserved_bytes();
     }
 
-    /// The peak of [`Heap::reserved_bytes`] since it was last reset.
+    /// The peak of [`Heap::reserved_bytes`] since the last [`Heap::reset_peak`].
     pub fn reserved_peak_bytes(&self) -> u64 {
         self.reserved_peak_bytes
     }
 
-    /// The sizes of all pieces that are handed out, thread caches included.
+    /// The size of all blocks that were taken and not given back, those in thread caches included.
     pub fn used_bytes(&self) -> u64 {
         self.used_bytes
     }
 
-    /// What a piece that is out has.
+    /// The actual size of a block, at least its requested size; 0 if the record names no block.
     pub fn room_bytes(&self, record: u32) -> u64 {
         self.records.get(record).map_or(0, |record| record.size_bytes)
     }
@@ -212,26 +226,26 @@ impl Heap {
         self.pages.mapping_count()
     }
 
-    /// The host memory of all records.
+    /// The host memory of the heap's records, in bytes.
     pub fn record_bytes(&self) -> usize {
         let tables: usize = self.spaces.iter().map(Space::table_bytes).sum();
         let segments = self.segments.as_ref().map_or(0, Segments::size_bytes);
         self.records.size_bytes() + self.pages.size_bytes() + segments + tables
     }
 
-    fn claimed(&mut self, index: usize, start: u64, size_bytes: u64, slot: StreamIndex) -> HeapBlock {
+    fn claimed(&mut self, index: usize, start: u64, size_bytes: u64, stream: StreamIndex) -> HeapBlock {
         let id = self.spaces[index].claim(&mut self.records, start, size_bytes);
-        self.taken(index, id, slot)
+        self.taken(index, id, stream)
     }
 
-    fn taken(&mut self, index: usize, record: u32, slot: StreamIndex) -> HeapBlock {
+    fn taken(&mut self, index: usize, record: u32, stream: StreamIndex) -> HeapBlock {
         let Record { start, size_bytes, owner, .. } = &mut self.records[record];
-        *owner = Owner::of(slot);
+        *owner = Owner::of(stream);
         let (start, size_bytes) = (*start, *size_bytes);
-        if index == LARGE_SPACE && self.keeps_pages(slot) {
-            self.spaces[index].own_pages(&mut self.records, record, slot);
+        if index == LARGE_SPACE && self.keeps_pages(stream) {
+            self.spaces[index].own_pages(&mut self.records, record, stream);
         }
-        self.shares.take(slot, size_bytes);
+        self.shares.take(stream, size_bytes);
         if index == LARGE_SPACE {
             let credit = self.mapping_credit.saturating_add(self.tuning().mapping_allowance_per_mille);
             self.mapping_credit = credit.min(MAPPING_CREDIT_MAX);
@@ -247,7 +261,7 @@ impl Heap {
     }
 }
 
-/// Small blocks have a space of their own.
+/// The space of a request: small blocks have one of their own.
 fn space_of(request: &Request) -> usize {
     usize::from(request.size_bytes > SMALL_MAX_BYTES)
 }
@@ -260,11 +274,11 @@ fn pages_in(size_bytes: u64) -> u32 {
     u32::try_from(size_bytes.div_ceil(PAGE_BYTES)).unwrap_or(u32::MAX)
 }
 
-/// Offsets cost nothing; there are more of them than any device has bytes.
+/// Offsets cost nothing; this is more than any device has bytes.
 const SEGMENT_SPACE_BYTES: u64 = 1 << 50;
 /// What a program may use up before its first large blocks have earned any.
 const MAPPING_CREDIT_MAX: u32 = 512 * 1000;
 const LARGE_SPACE: usize = 1;
 const SMALL_MAX_BYTES: u64 = 1 << 20;
-/// More than any device has; sums of a few such sizes fit a word.
+/// More than any device has; the sum of a few such sizes fits a word.
 const SIZE_MAX_BYTES: u64 = 1 << 50;

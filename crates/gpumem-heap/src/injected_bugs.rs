@@ -6,24 +6,24 @@ use core::sync::atomic::{AtomicU8, Ordering};
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub enum Bug {
-    /// A stream is taken to be behind what it is not behind.
+    /// A stream counts as ordered behind work that it is not ordered behind.
     InvertedClocks = 1,
-    /// Free neighbours stay apart.
+    /// Free neighbours are not merged.
     MissedCoalescing,
-    /// A frame more than the limit allows.
+    /// The limit allows one page too much.
     LimitOffByOne,
-    /// An event is recorded, and only then the epoch is closed that it stands for.
+    /// An event is recorded before the epoch that it stands for is closed.
     EventBeforeEpoch,
-    /// A window is unmapped whose last uses are not known to be over.
+    /// A mapping is unmapped before its last uses are known to be complete.
     EarlyUnmap,
     /// Magazines are drained without being revoked.
     UnlockedDrain,
-    /// Memory that the host may use is handed out again in its stream's order, with work on it still queued.
+    /// Memory that the host may use is handed out in its stream's order, while work on it is still queued.
     HostInStreamOrder,
 }
 
 impl Bug {
-    /// All of them, with the names by which they are asked for.
+    /// All bugs, with the names that select them.
     pub const NAMES: [(&str, Self); 7] = [
         ("inverted-clocks", Self::InvertedClocks),
         ("missed-coalescing", Self::MissedCoalescing),
@@ -39,7 +39,7 @@ impl Bug {
 ///
 /// # Safety
 ///
-/// The pool keeps none of its promises any more: blocks may overlap, and threads may race.
+/// The pool is unsound from here on: blocks may overlap, and threads may race.
 pub unsafe fn inject(bug: Bug) {
     INJECTED.store(bug as u8, Ordering::Relaxed);
 }

@@ -1,10 +1,10 @@
-//! Synchronisation: the primitives that every other module uses, and the locks made of them.
+//! Primitives for threads, and the locks made of them.
 //!
-//! The primitives are those of the standard library. With `--cfg gpumem_loom` or `--cfg gpumem_shuttle` they are the model checker's,
-//! which may change threads at every access. This file is the only place that selects them.
+//! The primitives are those of the standard library. With `--cfg gpumem_loom` or `--cfg gpumem_shuttle` they are the model
+//! checker's, which may change threads at every access. This file is the only place that selects them.
 //!
-//! `LoomAtomicU64` is an atomic that only loom checks. Its users have models under loom; under shuttle, the schedules of a whole pool
-//! would be spent on them.
+//! `LoomAtomicU64` is an atomic that only loom checks. The types that use it have models under loom; under shuttle it would spend
+//! the schedules of a whole pool.
 
 #[cfg(not(any(gpumem_loom, gpumem_shuttle)))]
 mod asymmetric_fence;
@@ -27,7 +27,7 @@ mod primitives {
     pub use std::sync::{Arc, Mutex, MutexGuard};
     pub(crate) use std::thread_local;
 
-    /// A value whose owner says when it may be touched.
+    /// A value that several threads share; the code around it decides which of them may access it.
     #[derive(Debug)]
     pub(crate) struct UnsafeCell<T>(core::cell::UnsafeCell<T>);
 
@@ -43,7 +43,8 @@ mod primitives {
         }
     }
 
-    /// Waits a little for another thread: busily at first, for it is about to be done, unless it is not running.
+    /// Waits a little for another thread: busily at first, because it is about to be done, then by yielding, because it may not be
+    /// running.
     pub(crate) fn pause(turn: u32) {
         if turn < 64 { core::hint::spin_loop() } else { std::thread::yield_now() }
     }
@@ -71,7 +72,7 @@ mod primitives {
         }
     }
 
-    /// Loom knows only barriers of one kind: both sides make full fences, unless a test leaves one out.
+    /// Loom has one kind of fence: both sides make full fences, unless a test leaves one out.
     pub(crate) fn is_light() -> bool {
         false
     }
@@ -93,12 +94,12 @@ mod primitives {
         Nothing,
         /// The owner's.
         Light,
-        /// The others'.
+        /// The other threads'.
         Heavy,
     }
 
     std::thread_local! {
-        /// Loom runs all threads of a model on the thread that asked for it.
+        /// A plain thread-local: loom runs all threads of a model on the thread that started it.
         pub static MISSING: core::cell::Cell<Missing> = const { core::cell::Cell::new(Missing::Nothing) };
     }
 
@@ -121,7 +122,7 @@ mod primitives {
     pub use shuttle::sync::{Arc, Mutex, MutexGuard};
     pub(crate) use shuttle::thread_local;
 
-    /// Lets the other threads run while it is touched, and fails if one of them touches it too.
+    /// Lets other threads run during an access, and fails if one of them accesses the value too.
     #[derive(Debug)]
     pub(crate) struct UnsafeCell<T> {
         value: core::cell::UnsafeCell<T>,

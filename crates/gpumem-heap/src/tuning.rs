@@ -1,33 +1,34 @@
-//! [`Tuning`]: what the heap trades.
+//! [`Tuning`]: the trade-off between memory and driver calls.
 
 /// The options of a heap. [`Tuning::FAST`], [`Tuning::BALANCED`] and [`Tuning::TIGHT`] are tested settings.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Tuning {
     /// How far reserved memory may exceed the peak of use before idle memory is remapped instead, in thousandths of that peak.
     pub growth_slack_per_mille: u32,
-    /// The slack of a program whose requests keep changing, once it has used up its remappings.
+    /// The slack of a program that has used up its mapping allowance, in thousandths of the peak of use. Its requests keep
+    /// changing.
     pub growth_slack_max_per_mille: u32,
-    /// Mappings made over idle memory, in thousandths of the large blocks that are allocated.
+    /// Mappings that may be made over idle memory, in thousandths of the large blocks that are allocated.
     pub mapping_allowance_per_mille: u32,
     /// The largest handle, in pages of 2 MiB: 1 to 64.
     pub handle_max_pages: u32,
-    /// The heap grows by at least this part of what it has; not zero.
+    /// The heap grows by at least its reserved memory divided by this; not zero.
     pub growth_divisor: u32,
     /// Over segments, larger blocks have a segment each, which no smaller block is cut from. A multiple of 2 MiB, at least
     /// [`SPLIT_BYTES_MAX_MIN`]; [`u64::MAX`] for no such limit.
     pub split_bytes_max: u64,
-    /// The combined capacity of magazines and depot, in thousandths of what is reserved.
+    /// The combined capacity of magazines and depot, in thousandths of the reserved memory.
     pub magazine_share_per_mille: u32,
-    /// The least capacity of magazines and depot.
+    /// The least combined capacity of magazines and depot, in bytes.
     pub magazine_bytes_min: u64,
-    /// What thread caches may keep of large blocks, in thousandths of the memory that was reserved ahead and never needed.
+    /// The large blocks that thread caches may retain, in thousandths of the memory that was reserved ahead and never needed.
     pub large_share_per_mille: u32,
-    /// How many mappings are kept after their memory has moved to another one.
+    /// The most mappings that stay after their memory has moved to another one.
     pub empty_mappings_max: u32,
 }
 
 impl Tuning {
-    /// Hardly more memory than is in use, and few driver calls.
+    /// Little more memory than is in use, and few driver calls.
     pub const BALANCED: Self = Self {
         growth_slack_per_mille: 5,
         growth_slack_max_per_mille: 150,
@@ -78,7 +79,7 @@ impl Tuning {
         }
     }
 
-    /// The combined capacity of magazines and depot while so much is reserved.
+    /// The combined capacity of magazines and depot, in bytes, while `reserved_bytes` are reserved.
     pub(crate) fn magazine_bytes(&self, reserved_bytes: u64) -> u64 {
         let share_bytes = (reserved_bytes / 1000).saturating_mul(u64::from(self.magazine_share_per_mille));
         self.magazine_bytes_min.max(share_bytes)
@@ -95,6 +96,6 @@ impl Tuning {
     }
 }
 
-/// The least [`Tuning::split_bytes_max`]: more than what a block leaves over of a segment of its own, so that no other block fits
-/// there.
+/// The least [`Tuning::split_bytes_max`], in bytes: more than what a block leaves over of a segment of its own, so that no other
+/// block fits there.
 pub const SPLIT_BYTES_MAX_MIN: u64 = 20 << 20;

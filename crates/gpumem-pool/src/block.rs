@@ -106,7 +106,7 @@ impl Block {
         if stream.id() == self.home || !Arc::ptr_eq(stream.device().clocks(), self.device().clocks()) {
             return;
         }
-        self.add_uses(uses::with(0, stream.slot()));
+        self.add_uses(uses::with(0, stream.stream_index()));
         stream.note_named();
     }
 

@@ -162,7 +162,7 @@ impl Order for Clocks {
     fn is_ordered(&self, stamp: Stamp, before: StreamIndex) -> bool {
         #[cfg(gpumem_planted_bugs)]
         if crate::injected_bugs::has(crate::injected_bugs::Bug::InvertedClocks) {
-            return stamp.slot() == before || !self.epochs.is_ordered(stamp, before);
+            return stamp.stream_index() == before || !self.epochs.is_ordered(stamp, before);
         }
         self.epochs.is_ordered(stamp, before)
     }

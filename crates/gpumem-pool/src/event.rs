@@ -182,7 +182,7 @@ impl Event {
         let graph = if self.clocks().holds().is_open() { stream.captures_for().ok().flatten() } else { None };
         // If the record fails, there is no telling where the mark is.
         *covered = None;
-        *covered = self.clocks().record(stream.slot(), self.raw.0)?.map(Arc::from);
+        *covered = self.clocks().record(stream.stream_index(), self.raw.0)?.map(Arc::from);
         self.captured_in.store(graph.filter(|_| covered.is_none()).unwrap_or(0), Ordering::Release);
         self.is_captured.store(covered.is_none(), Ordering::Release);
         Ok(())
@@ -190,7 +190,7 @@ impl Event {
 
     pub(crate) fn make_wait(&self, stream: &Stream) -> Result<(), DriverError> {
         let covered = self.covered();
-        self.clocks().queue_wait(stream.slot(), self.raw.0, covered.as_deref()).map(drop)
+        self.clocks().queue_wait(stream.stream_index(), self.raw.0, covered.as_deref()).map(drop)
     }
 
     fn check_runs(&self, operation: &'static str) -> Result<(), PoolError> {

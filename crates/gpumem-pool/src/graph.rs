@@ -119,7 +119,7 @@ impl Stream {
         let _quiet = self.device().begin_capture();
         holds.announce();
         let begun = self.check_runs("beginning a capture").and_then(|()| {
-            let begun = self.clocks().begin_capture(self.slot(), mode.raw())?;
+            let begun = self.clocks().begin_capture(self.stream_index(), mode.raw())?;
             begun.ok_or(PoolError::CaptureBroken)
         });
         let graph = begun.inspect_err(|_| holds.withdraw())?;
@@ -176,8 +176,8 @@ impl Capture {
             // The end of a borrow has cut it short.
             return Err(PoolError::CaptureBroken);
         }
-        let ended = clocks.end_capture(self.stream.slot());
-        let waited = run_again(&self.hold.device, self.hold.graph, self.stream.slot());
+        let ended = clocks.end_capture(self.stream.stream_index());
+        let waited = run_again(&self.hold.device, self.hold.graph, self.stream.stream_index());
         match ended {
             Ok(raw) if raw.is_null() => Err(PoolError::CaptureBroken),
             Ok(raw) => {
@@ -286,11 +286,11 @@ impl GraphExec {
         }
         stream.check_runs("launching a graph")?;
         let clocks = stream.clocks();
-        let (after, after_parts) = clocks.holds().launch(self.hold.graph, stream.slot(), clocks);
+        let (after, after_parts) = clocks.holds().launch(self.hold.graph, stream.stream_index(), clocks);
         // Of another library's stream nobody can say from here when it is done.
         let after_parts = after_parts.into_iter().filter(|stamp| clocks.can_be_ordered(*stamp));
         for stamp in after.into_iter().chain(after_parts) {
-            if !clocks.order_launch(stamp, stream.slot())? {
+            if !clocks.order_launch(stamp, stream.stream_index())? {
                 return Err(PoolError::NotInCapture { operation: "waiting for a stream that captures" });
             }
         }

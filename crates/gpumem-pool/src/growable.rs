@@ -184,7 +184,7 @@ impl GrowableBlock {
     /// Says that work queued on `stream` uses it, as [`Block::record_use`](crate::Block::record_use) does.
     pub fn record_use(&self, stream: &Stream) {
         if stream.id() != self.home && Arc::ptr_eq(stream.device().clocks(), self.device().clocks()) {
-            uses::add(&self.uses, uses::with(0, stream.slot()));
+            uses::add(&self.uses, uses::with(0, stream.stream_index()));
             stream.note_named();
         }
     }

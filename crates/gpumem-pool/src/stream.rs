@@ -197,7 +197,8 @@ impl Stream {
     }
 
     pub(crate) fn queue_wait_for(&self, other: &Stream) -> Result<(), PoolError> {
-        let is_queued = self.id() == other.id() || self.clocks().queue_wait_for(self.slot(), other.slot())?;
+        let is_queued = self.id() == other.id()
+            || self.clocks().queue_wait_for(self.stream_index(), other.stream_index())?;
         // Another thread may have retired it since that was looked at.
         if is_queued { Ok(()) } else { Err(PoolError::StreamRetired) }
     }
@@ -236,7 +237,7 @@ impl Stream {
 
     #[cold]
     fn mark_if_wanted(&self) {
-        if self.check_usable().is_err() || !self.clocks().mark_if_wanted(self.slot()) {
+        if self.check_usable().is_err() || !self.clocks().mark_if_wanted(self.stream_index()) {
             return;
         }
         if !matches!(self.0.kind, Kind::OfThread(_)) {
@@ -274,19 +275,19 @@ impl Stream {
             return false;
         }
         unmarked_bytes.store(0, Ordering::Relaxed);
-        self.clocks().is_named_only(self.slot())
+        self.clocks().is_named_only(self.stream_index())
     }
 
     /// Marks the stream in a call that names it. What fails shows at the next call that the driver answers.
     #[cold]
     pub(crate) fn mark_named(&self) {
         if self.check_usable().is_ok() {
-            let _ = self.clocks().tick_by_user(self.slot());
+            let _ = self.clocks().tick_by_user(self.stream_index());
         }
     }
 
-    pub(crate) fn slot(&self) -> StreamIndex {
-        self.id().slot()
+    pub(crate) fn stream_index(&self) -> StreamIndex {
+        self.id().stream_index()
     }
 
     pub(crate) fn clocks(&self) -> &Clocks {

@@ -1,9 +1,9 @@
-//! [`Budget`]: how much all magazines and the depot of a device may hold together.
+//! [`Budget`]: limits the combined size of a pool's magazines and depot.
 //!
-//! Whoever holds pieces has an allowance for them, granted here before they are put in and given back after they have
-//! left; pieces that move between a magazine and the depot take theirs along. So the sum of all that is held never
-//! exceeds the sum of the allowances, which never exceeds the cap, however many threads there are. A lower cap takes
-//! nothing away by itself: grants stop until enough has come back.
+//! What holds blocks (a thread cache or a batch) has an *allowance* in bytes. The budget grants it before blocks are put in, and
+//! takes it back after they have left; blocks that move between a magazine and the depot take their allowance along. So the bytes
+//! held never exceed the sum of the allowances, which never exceeds the cap, however many threads there are. A lower cap takes
+//! nothing away by itself: no more is granted until enough has been given back.
 
 use crate::sync::{AtomicU64, Ordering};
 
@@ -30,7 +30,7 @@ impl Budget {
         self.granted_bytes.load(Ordering::Relaxed)
     }
 
-    /// Grants what is wanted, or what is needed if that is all there is; 0 if there is less.
+    /// Grants `wanted_bytes`, or as much of it as is left if that is at least `needed_bytes`; else 0.
     pub(super) fn grant(&self, needed_bytes: u64, wanted_bytes: u64) -> u64 {
         let cap_bytes = self.cap_bytes();
         let mut granted_bytes = self.granted_bytes();
@@ -40,7 +40,7 @@ impl Budget {
                 return 0;
             }
             let grant_bytes = wanted_bytes.clamp(needed_bytes, left_bytes);
-            // Only the number counts: what it stands for is passed on under locks.
+            // Relaxed: the number alone counts. The blocks that it stands for are passed on under locks.
             match self.granted_bytes.compare_exchange_weak(
                 granted_bytes,
                 granted_bytes + grant_bytes,

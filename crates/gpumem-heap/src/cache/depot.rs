@@ -1,22 +1,22 @@
-//! [`Depot`]: batches of freed pieces that any thread may take, a shelf for each size class.
+//! [`Depot`]: batches of freed blocks that any thread may take, one shelf for each size class.
 //!
-//! What one thread frees and another allocates travels through here, many pieces for one lock. A batch carries one stamp:
-//! when it may go to which stream is for the caller to say. Its allowance comes and goes with it, so what lies here counts
-//! against the device's budget like what lies in a magazine.
+//! Blocks that one thread frees and another allocates move through the depot, many blocks for one lock. A batch carries one stamp;
+//! the caller decides whether it may go to a stream. Its allowance moves with it, so blocks in the depot count against the budget
+//! like blocks in a magazine. Magazines and depot follow Bonwick and Adams, "Magazines and Vmem" (USENIX 2001).
 //!
-//! Between two threads each cache line that both write costs as much as a dozen pieces that don't move. So a visit touches
-//! few: a shelf has its lines to itself, and the lists that batches come in go back and forth with them, empty one way,
-//! instead of to the allocator.
+//! A cache line that two threads write costs as much as a dozen blocks that do not move. So a visit touches few: a shelf has cache
+//! lines of its own, and the lists that carry blocks move back and forth with them, empty one way, instead of being allocated and
+//! freed.
 
 use crate::block::HeapBlock;
 use crate::size_class::SizeClass;
 use crate::sync::{AtomicU32, Mutex, MutexGuard, Ordering};
 
-/// Pieces of one class, all of them free once `stamp` is.
+/// Blocks of one size class. All are free once `stamp` is.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct Batch<S> {
     pub(super) stamp: S,
-    pub(super) pieces: Vec<HeapBlock>,
+    pub(super) blocks: Vec<HeapBlock>,
 }
 
 #[derive(Debug)]
@@ -27,7 +27,7 @@ pub(super) struct Depot<S> {
 #[derive(Debug)]
 #[repr(align(128))]
 struct Shelf<S> {
-    /// How many batches there are, so that a look at an empty shelf takes no lock. Written under the lock.
+    /// The number of batches, so that a look at an empty shelf takes no lock. Written under the lock.
     count: AtomicU32,
     pile: Mutex<Pile<S>>,
 }
@@ -35,7 +35,7 @@ struct Shelf<S> {
 #[derive(Debug)]
 struct Pile<S> {
     batches: Vec<Batch<S>>,
-    /// Lists without pieces, for the next batches.
+    /// Empty lists for the next batches.
     spares: Vec<Vec<HeapBlock>>,
 }
 
@@ -49,7 +49,7 @@ impl<S> Depot<S> {
         }
     }
 
-    /// Lays a batch on its shelf; gives it back if that is full. Returns an empty list for the next one.
+    /// Adds a batch, or returns it if the shelf is full. Returns an empty list for the next batch.
     pub(super) fn add(&self, class: SizeClass, batch: Batch<S>) -> Result<Vec<HeapBlock>, Batch<S>> {
         let shelf = &self.shelves[class.index()];
         let mut pile = shelf.lock();
@@ -61,7 +61,7 @@ impl<S> Depot<S> {
         Ok(pile.spares.pop().unwrap_or_default())
     }
 
-    /// The batch that came last of those that may be had, for the list of an earlier one.
+    /// Takes the newest batch that `may_have` accepts, and keeps `spare` for a later batch.
     pub(super) fn take(
         &self,
         class: SizeClass,
@@ -69,7 +69,7 @@ impl<S> Depot<S> {
         spare: &mut Vec<HeapBlock>,
     ) -> Option<Batch<S>> {
         let shelf = &self.shelves[class.index()];
-        // One that is being added at this moment may be missed, as if it came a moment later.
+        // A batch that is being added at this moment may be missed, as if it were added a moment later.
         if shelf.count.load(Ordering::Relaxed) == 0 {
             return None;
         }
@@ -83,7 +83,7 @@ impl<S> Depot<S> {
         Some(batch)
     }
 
-    /// Lays a batch back, however full the shelf is.
+    /// Adds a batch, even if the shelf is full.
     pub(super) fn put_back(&self, class: SizeClass, batch: Batch<S>) {
         let shelf = &self.shelves[class.index()];
         let mut pile = shelf.lock();
@@ -91,7 +91,7 @@ impl<S> Depot<S> {
         shelf.note(&pile);
     }
 
-    /// Takes the oldest batch off each shelf.
+    /// Takes the oldest batch of each shelf.
     pub(super) fn age(&self, mut leaves: impl FnMut(SizeClass, Batch<S>)) {
         for (index, shelf) in self.shelves.iter().enumerate() {
             let Some(class) = SizeClass::at(index) else { return };
@@ -105,10 +105,10 @@ impl<S> Depot<S> {
         }
     }
 
-    /// How many pieces lie here, and their bytes.
+    /// The number of blocks, and their size in bytes.
     pub(super) fn held(&self) -> (u64, u64) {
         let counts = self.shelves.iter().enumerate().filter_map(|(index, shelf)| {
-            let count: usize = shelf.lock().batches.iter().map(|batch| batch.pieces.len()).sum();
+            let count: usize = shelf.lock().batches.iter().map(|batch| batch.blocks.len()).sum();
             Some((count as u64, count as u64 * SizeClass::at(index)?.size_bytes()))
         });
         counts.fold((0, 0), |(count, bytes), (more, more_bytes)| (count + more, bytes + more_bytes))
@@ -130,7 +130,7 @@ impl<S> Depot<S> {
 
 impl<S> Shelf<S> {
     fn lock(&self) -> MutexGuard<'_, Pile<S>> {
-        // Nothing here panics half way through a change.
+        // A poisoned lock is used on: no code under it panics half way through a change.
         self.pile.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
     }
 
@@ -139,8 +139,8 @@ impl<S> Shelf<S> {
     }
 }
 
-/// As many batches as a shelf takes: what is far behind gets cold, and a search looks at each.
+/// Batches per shelf. Old batches are out of the processor's caches, and a search looks at each.
 pub(super) const SHELF_COUNT_MAX: usize = 64;
 
-/// Lists that wait for pieces: two threads that hand over need few.
+/// Empty lists per shelf: two threads that hand blocks over need few.
 const SPARE_COUNT_MAX: usize = 4;

@@ -1,63 +1,63 @@
-//! [`LargeCache`]: the last large blocks that came back to a set, each as it was handed out.
+//! [`LargeCache`]: the last large blocks that were freed to a thread cache, each with its size and stamp.
 //!
-//! A program that frees the block that it was given last, and asks for as much again, gets it again without the heap and
-//! its lock. All else goes to the heap, a few at a time: where a block is best put, the heap knows.
+//! A program that frees the block that it allocated last, and allocates the same size again, gets that block back without the heap
+//! and its lock. All others go to the heap, a few at a time, because only the heap can place them well.
 //!
-//! A set that *keeps* some hands out any of them instead, the one that fits best: up to a quarter larger than the request, so
-//! that many threads whose sizes vary seldom meet at the heap. Where the profile allows no slack, and a quarter of every block
-//! would not fit into what is reserved ahead, it is a sixteenth. The heap sets how much a set may keep ([`Retention`]): a part of
-//! the memory that was reserved ahead and was never needed. Nothing is lost by waiting here: a large request that is not met
-//! from its set looks at the heap, and one that the heap can't meet empties first this thread's sets and then all.
+//! While the heap allows a cache to *retain* blocks ([`Retention`]), it hands out any of them, best fit first: up to a quarter
+//! larger than the request, so that threads whose sizes vary seldom meet at the heap. Without growth slack it is a sixteenth,
+//! because a quarter of every block would not fit into the memory that was reserved ahead. The heap derives the amount from memory
+//! that was reserved ahead and never needed. Retained blocks are not lost to others: a large request that misses its cache goes to
+//! the heap, and if that finds too little, this thread's caches are emptied first, and then all caches.
 //!
-//! Unlike smaller pieces each has the stamp of its own free: other streams may have been ordered behind that since, and
-//! a later stamp would hide it from them.
+//! Unlike small blocks each large block keeps the stamp of its own free. Other streams may have been ordered behind that free
+//! since; a later stamp would hide the block from them.
 
 use crate::block::HeapBlock;
 
 /// A block beyond the size classes, and when it was freed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LargeBlock {
-    /// Where it is.
-    pub piece: HeapBlock,
-    /// As it was asked for.
+    /// Its address and the heap's record.
+    pub block: HeapBlock,
+    /// The size that was requested.
     pub size_bytes: u64,
-    /// What there is of it at least.
+    /// A lower bound of its actual size.
     pub step: SizeStep,
-    /// What the heap is told with it; see [`Stamp`](crate::order::Stamp).
+    /// The [`Stamp`](crate::order::Stamp) of its free, as a word.
     pub stamp: u64,
 }
 
-/// How much a set may keep of large blocks, and how loosely one may fit a request.
+/// How much a thread cache may retain of large blocks, and how closely a retained block must fit a request.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Retention {
-    /// The most that the cache keeps.
+    /// The combined size of retained blocks, in bytes.
     pub keep_bytes: u64,
-    /// How much larger than the request a kept block may be, in steps of a 64th of a power of two.
+    /// How much larger than the request a block may be, in steps of a 64th of a power of two.
     pub excess_steps: u16,
 }
 
-/// A size to a 64th of its power of two.
+/// A size, rounded to a 64th of its power of two. Orders by size.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub struct SizeStep(u16);
 
 impl SizeStep {
-    /// More than every other.
+    /// One more than the largest number of a step.
     pub const COUNT: u16 = 64 << STEP_SHIFT;
 
-    /// The last that is no larger.
+    /// The largest step that is not larger than a size.
     #[inline]
     pub const fn floor(size_bytes: u64) -> Self {
         let power = (size_bytes | 1 << STEP_SHIFT).ilog2();
         Self(((power - STEP_SHIFT) << STEP_SHIFT) as u16 + (size_bytes >> (power - STEP_SHIFT)) as u16)
     }
 
-    /// The first that is no smaller.
+    /// The smallest step that is not smaller than a size.
     #[inline]
     const fn ceil(size_bytes: u64) -> Self {
         Self(Self::floor(size_bytes.saturating_sub(1)).0 + 1)
     }
 
-    /// Its number, below [`SizeStep::COUNT`].
+    /// The number of the step, below [`SizeStep::COUNT`].
     #[inline]
     pub const fn number(self) -> u16 {
         self.0
@@ -69,7 +69,7 @@ impl SizeStep {
         (number < Self::COUNT).then_some(Self(number))
     }
 
-    /// The least size of the step.
+    /// The smallest size of the step, in bytes.
     #[inline]
     pub const fn size_bytes(self) -> u64 {
         let (power, part) = (self.0 >> STEP_SHIFT, self.0 as u64 % (1 << STEP_SHIFT));
@@ -80,15 +80,15 @@ impl SizeStep {
     }
 }
 
-/// Blocks that came back, oldest first.
+/// Freed large blocks, oldest first.
 #[derive(Debug)]
 pub(super) struct LargeCache {
     list: Vec<LargeBlock>,
-    /// What there is of each, and 0 beyond the last: a search reads nothing else.
+    /// The size of each block, 0 beyond the last. A search reads only this.
     steps: [SizeStep; COUNT_MAX],
-    /// What there is of all.
+    /// The sum of the sizes.
     held_bytes: u64,
-    /// What the heap was told of that.
+    /// The part of that sum which the heap counts as kept.
     published_bytes: u64,
     retention: Retention,
     /// The record of the block that was handed out last.
@@ -107,18 +107,18 @@ impl LargeCache {
         }
     }
 
-    /// A block that fits, if the set keeps some; else only the one that was handed out last, if it was the last to come
-    /// back too, and was of this size.
+    /// While blocks are retained, the best fit. Else only the block that was handed out last, if it was also freed last and has
+    /// this size.
     #[inline]
     pub(super) fn take(&mut self, size_bytes: u64) -> Option<LargeBlock> {
         let last = self.list.last()?;
-        if last.size_bytes == size_bytes && last.piece.record == self.last_out {
+        if last.size_bytes == size_bytes && last.block.record == self.last_out {
             return self.remove(self.list.len() - 1);
         }
         self.remove(self.nearest(size_bytes)?)
     }
 
-    /// The place of the smallest that is large enough, and hardly larger.
+    /// The index of the smallest block that is large enough, within the allowed excess.
     fn nearest(&self, size_bytes: u64) -> Option<usize> {
         if !self.keeps() {
             return None;
@@ -140,11 +140,11 @@ impl LargeCache {
             None => last,
         };
         self.held_bytes -= large.step.size_bytes();
-        self.last_out = large.piece.record;
+        self.last_out = large.block.record;
         Some(large)
     }
 
-    /// False if there is no room.
+    /// Adds a block; false if there is no room.
     #[inline]
     pub(super) fn put(&mut self, large: LargeBlock) -> bool {
         let (count, held_bytes) = (self.list.len(), self.held_bytes.saturating_add(large.step.size_bytes()));
@@ -157,23 +157,23 @@ impl LargeCache {
         true
     }
 
-    /// The heap has handed out a block, and says what may be kept from now on.
+    /// Notes that the heap has handed out a block, and the retention that it allows from now on.
     pub(super) fn note_out(&mut self, record: u32, retention: Retention) {
         self.last_out = record;
         self.retention = retention;
     }
 
-    /// Whether memory is plentiful enough that a block may be larger than was asked for.
+    /// True if blocks are retained. Then a block may be larger than the request.
     pub(super) fn keeps(&self) -> bool {
         self.retention.keep_bytes > 0
     }
 
-    /// Whether a block of a class may stand in for one of a smaller class, up to twice as large.
+    /// True if a small block may stand in for one of a smaller class.
     pub(super) fn is_loose(&self) -> bool {
         self.keeps() && self.retention.excess_steps >= LOOSE_STEPS
     }
 
-    /// All leave where none is to be kept. Returns what was held when this was last asked, and what is held now.
+    /// Empties the cache unless blocks are retained. Returns the bytes held at the last call, and the bytes held now.
     pub(super) fn empty_unkept(&mut self, leaves: impl FnMut(LargeBlock)) -> (u64, u64) {
         if !self.keeps() {
             self.empty(leaves);
@@ -181,18 +181,18 @@ impl LargeCache {
         (core::mem::replace(&mut self.published_bytes, self.held_bytes), self.held_bytes)
     }
 
-    /// All leave: somebody needs them, so none is to be kept until the heap says so again.
+    /// Empties the cache and stops retaining, because a request found too little memory. The heap allows retention again later.
     pub(super) fn empty(&mut self, leaves: impl FnMut(LargeBlock)) {
         self.retention = Retention::default();
         self.leave(self.list.len(), leaves);
     }
 
-    /// The set is closed. Returns what the heap was told of it.
+    /// Returns the bytes that the heap counts as kept here, when the cache is closed.
     pub(super) fn forget(&mut self) -> u64 {
         core::mem::take(&mut self.published_bytes)
     }
 
-    /// Some of the oldest leave: few at a time, since others wait for the heap meanwhile.
+    /// Removes some of the oldest blocks. Few at a time, since other threads wait for the heap meanwhile.
     pub(super) fn make_way(&mut self, leaves: impl FnMut(LargeBlock)) {
         let count = self.list.len();
         self.leave(if count <= COUNT_FREE { count } else { count.div_ceil(4).min(LEAVING_MAX) }, leaves);
@@ -210,20 +210,21 @@ impl LargeCache {
     }
 }
 
-/// So many wait in any set.
+/// Blocks that a cache holds without retention.
 const COUNT_FREE: usize = 4;
 
-/// So many does one keep at most: a search reads four cache lines.
+/// Blocks that a cache retains at most: a search reads four cache lines.
 const COUNT_MAX: usize = 1 << PLACE_BITS;
 const PLACE_BITS: u32 = 7;
 
-/// So many leave at once.
+/// Blocks that leave at once, at most.
 const LEAVING_MAX: usize = 8;
 
-/// A quarter of a power of two.
+/// [`Retention::excess_steps`] for a quarter of a power of two.
 pub const LOOSE_STEPS: u16 = 16;
 
-/// A sixteenth: where the profile allows no slack, and a quarter of each block would not fit into what is reserved ahead.
+/// [`Retention::excess_steps`] for a sixteenth: without growth slack, a quarter of each block would not fit into the memory
+/// reserved ahead.
 pub const CLOSE_STEPS: u16 = 4;
 
 const STEP_SHIFT: u32 = 6;

@@ -1,7 +1,7 @@
-//! [`Magazines`]: free blocks of one stream, a stack for each size class.
+//! [`Magazines`]: free blocks of one stream, one stack for each size class.
 //!
-//! *Allowance*: the bytes that they may hold, granted by the device's [`Budget`](super::budget::Budget). Part of it is
-//! unused, their room: putting a piece in takes from the room, taking one out adds to it. [`LargeCache`] needs none.
+//! *Allowance*: the bytes that they may hold, granted by [`Budget`](super::budget::Budget). Its unused part is their *room*:
+//! putting a block in takes from the room, taking one out adds to it. [`LargeCache`] needs no allowance.
 
 use super::large_cache::LargeCache;
 use crate::block::HeapBlock;
@@ -11,31 +11,31 @@ use crate::size_class::SizeClass;
 pub(super) struct Magazines {
     room_bytes: u64,
     allowance_bytes: u64,
-    /// An empty list, of or for a batch.
+    /// An empty list for a batch.
     spare: Vec<HeapBlock>,
-    /// What is beyond the classes.
-    pub(super) recent: LargeCache,
+    /// Blocks beyond the size classes.
+    pub(super) large: LargeCache,
     stacks: [Stack; SizeClass::COUNT],
 }
 
-/// The free pieces of one class.
+/// The free blocks of one class.
 #[derive(Debug)]
 struct Stack {
-    pieces: Vec<HeapBlock>,
-    /// The class's size, here because it is needed whenever the stack is.
+    blocks: Vec<HeapBlock>,
+    /// The size of the class, beside the stack because it is needed whenever the stack is.
     size_bytes: u64,
 }
 
 impl Magazines {
-    /// Empty ones without allowance.
+    /// Creates empty magazines without allowance.
     pub(super) fn new() -> Self {
         Self {
             room_bytes: 0,
             allowance_bytes: 0,
             spare: Vec::new(),
-            recent: LargeCache::new(),
+            large: LargeCache::new(),
             stacks: core::array::from_fn(|index| Stack {
-                pieces: Vec::new(),
+                blocks: Vec::new(),
                 size_bytes: SizeClass::at(index).map_or(0, SizeClass::size_bytes),
             }),
         }
@@ -43,40 +43,40 @@ impl Magazines {
 
     #[inline]
     fn stack(&mut self, class: SizeClass) -> &mut Stack {
-        // SAFETY: a class's place is below their number, and there are as many stacks.
+        // SAFETY: `index` is below `SizeClass::COUNT`, which is the length of `stacks`.
         unsafe { self.stacks.get_unchecked_mut(class.index()) }
     }
 
-    /// One of a class, the one that came last.
+    /// Takes the newest block of a class.
     #[inline]
     pub(super) fn take(&mut self, class: SizeClass) -> Option<HeapBlock> {
         let stack = self.stack(class);
-        let piece = stack.pieces.pop()?;
+        let block = stack.blocks.pop()?;
         self.room_bytes += stack.size_bytes;
-        Some(piece)
+        Some(block)
     }
 
-    /// False if there is no room for it.
+    /// Puts a block in; false if there is no room.
     #[inline]
-    pub(super) fn put(&mut self, class: SizeClass, piece: HeapBlock) -> bool {
+    pub(super) fn put(&mut self, class: SizeClass, block: HeapBlock) -> bool {
         let all_bytes = self.room_bytes;
-        let Stack { pieces, size_bytes: class_bytes } = self.stack(class);
-        let (count, Some(room_bytes)) = (pieces.len(), all_bytes.checked_sub(*class_bytes)) else {
+        let Stack { blocks, size_bytes: class_bytes } = self.stack(class);
+        let (count, Some(room_bytes)) = (blocks.len(), all_bytes.checked_sub(*class_bytes)) else {
             return false;
         };
         // A stack grows only in `make_space`.
-        let Some(place) = pieces.spare_capacity_mut().first_mut() else { return false };
-        place.write(piece);
-        // SAFETY: one more has just been written behind them.
-        unsafe { pieces.set_len(count + 1) };
+        let Some(place) = blocks.spare_capacity_mut().first_mut() else { return false };
+        place.write(block);
+        // SAFETY: the element behind the first `count` has just been written.
+        unsafe { blocks.set_len(count + 1) };
         self.room_bytes = room_bytes;
         true
     }
 
-    /// Makes space for one more piece in the class's stack. If that is as long as it may get, its older half leaves, and
-    /// takes its allowance along.
+    /// Makes space for one more block in the stack of a class. A stack of the maximum length gives up its older half, with the
+    /// allowance.
     pub(super) fn make_space(&mut self, class: SizeClass) -> Option<Vec<HeapBlock>> {
-        let stack = &mut self.stacks[class.index()].pieces;
+        let stack = &mut self.stacks[class.index()].blocks;
         if stack.len() < stack.capacity() {
             return None;
         }
@@ -91,13 +91,13 @@ impl Magazines {
         Some(batch)
     }
 
-    /// Takes pieces out of a list, which bring their allowance along.
-    pub(super) fn refill(&mut self, class: SizeClass, pieces: &mut Vec<HeapBlock>) {
-        self.allowance_bytes += class.size_bytes() * pieces.len() as u64;
-        self.stacks[class.index()].pieces.append(pieces);
+    /// Adds the blocks of a list, which bring their allowance along.
+    pub(super) fn refill(&mut self, class: SizeClass, blocks: &mut Vec<HeapBlock>) {
+        self.allowance_bytes += class.size_bytes() * blocks.len() as u64;
+        self.stacks[class.index()].blocks.append(blocks);
     }
 
-    /// The empty list that it has, if any.
+    /// Takes the empty list, if there is one.
     pub(super) fn take_spare(&mut self) -> Vec<HeapBlock> {
         core::mem::take(&mut self.spare)
     }
@@ -109,12 +109,12 @@ impl Magazines {
         }
     }
 
-    /// What they may hold.
+    /// The bytes that the magazines may hold.
     pub(super) fn allowance_bytes(&self) -> u64 {
         self.allowance_bytes
     }
 
-    /// How much of it is unused.
+    /// The unused part of the allowance.
     pub(super) fn room_bytes(&self) -> u64 {
         self.room_bytes
     }
@@ -124,7 +124,7 @@ impl Magazines {
         self.allowance_bytes += granted_bytes;
     }
 
-    /// Gives up room beyond `keep_bytes`. Returns how much.
+    /// Gives up room beyond `keep_bytes`. Returns the bytes given up.
     pub(super) fn give_up_room(&mut self, keep_bytes: u64) -> u64 {
         let excess_bytes = self.room_bytes.saturating_sub(keep_bytes);
         self.room_bytes -= excess_bytes;
@@ -132,32 +132,32 @@ impl Magazines {
         excess_bytes
     }
 
-    pub(super) fn piece_count(&self) -> u64 {
-        let small_count: u64 = self.stacks.iter().map(|stack| stack.pieces.len() as u64).sum();
-        small_count + self.recent.as_slice().len() as u64
+    pub(super) fn block_count(&self) -> u64 {
+        let small_count: u64 = self.stacks.iter().map(|stack| stack.blocks.len() as u64).sum();
+        small_count + self.large.as_slice().len() as u64
     }
 
-    /// What its pieces come to.
+    /// The size of all small blocks, from the allowance.
     pub(super) fn held_bytes(&self) -> u64 {
         self.allowance_bytes - self.room_bytes
     }
 
-    /// The same, counted.
+    /// The size of all small blocks, counted.
     pub(super) fn counted_bytes(&self) -> u64 {
-        self.stacks.iter().map(|stack| stack.size_bytes * stack.pieces.len() as u64).sum()
+        self.stacks.iter().map(|stack| stack.size_bytes * stack.blocks.len() as u64).sum()
     }
 
-    /// Gives up allowance until no more than `keep_bytes` are left: unused room first, then pieces, large ones first.
-    /// Returns how much.
+    /// Gives up allowance until no more than `keep_bytes` are left: unused room first, then blocks, large ones first. Returns the
+    /// bytes given up.
     pub(super) fn shrink(&mut self, keep_bytes: u64, mut leaves: impl FnMut(HeapBlock)) -> u64 {
         let before_bytes = self.allowance_bytes;
         let mut held_bytes = self.held_bytes();
         for stack in self.stacks.iter_mut().rev() {
             while held_bytes > keep_bytes
-                && let Some(piece) = stack.pieces.pop()
+                && let Some(block) = stack.blocks.pop()
             {
                 held_bytes -= stack.size_bytes;
-                leaves(piece);
+                leaves(block);
             }
         }
         self.room_bytes = self.room_bytes.min(keep_bytes.saturating_sub(held_bytes));

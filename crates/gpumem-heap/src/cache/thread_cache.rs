@@ -1,8 +1,9 @@
-//! [`ThreadCache`]: what one thread keeps at hand of one stream's freed blocks, its [`Magazines`] behind a lock that costs it nothing.
+//! [`ThreadCache`]: freed blocks of one stream that one thread keeps. Its [`Magazines`] lie behind a lock that costs the owner
+//! nothing.
 //!
-//! Everything in a set was freed on its stream, or was ready for it, so an allocation on that stream takes any of it
-//! without a further look. The thread that owns the set works on it as [`OwnerGuard`]; others take it away for a moment, to drain
-//! it or to take its allowance back. Its counters, and what it may hold, anyone reads as they are.
+//! Every block in a cache was freed on the cache's stream, or was ready for all streams, so an allocation on that stream may take
+//! any of them without a check. The owning thread uses the cache through an [`OwnerGuard`]. Other threads revoke it for a moment,
+//! to drain it or to take its allowance back. Any thread reads its counters and its allowance without the lock.
 
 use super::large_cache::{LargeBlock, Retention};
 use super::magazine::Magazines;
@@ -14,38 +15,38 @@ use crate::sync::{BiasedLock, revoke_all};
 use core::marker::PhantomData;
 use core::ops::Deref;
 
-/// Aligned, so that two threads' sets share no cache line.
+/// Freed blocks of one stream, owned by one thread. Aligned, so that two threads' caches share no cache line.
 #[derive(Debug)]
 #[repr(align(128))]
 pub struct ThreadCache {
     magazines: BiasedLock<Magazines>,
-    /// What was handed out and came back here. Written by whoever is at the magazines.
+    /// Blocks handed out and put back here. Written by the holder of the magazines.
     tally: LocalCounters,
-    /// As the magazines say since the last change.
+    /// A copy of the magazines' allowance, as of the last change.
     allowance_bytes: AtomicU64,
-    /// How many are recent, likewise.
-    recent_count: AtomicU32,
-    /// The operations that [`ThreadCache::was_used`] has seen.
+    /// A copy of the number of large blocks, as of the last change.
+    large_count: AtomicU32,
+    /// The operation count at the last call of [`ThreadCache::was_used`].
     seen_count: AtomicU64,
     stream: u64,
     is_owned: AtomicBool,
 }
 
-/// A set as the thread has it that owns it.
+/// The owning thread's access to its cache.
 #[derive(Clone, Copy)]
 pub struct OwnerGuard<'a> {
-    set: &'a ThreadCache,
+    cache: &'a ThreadCache,
     _thread: PhantomData<*const ()>,
 }
 
 impl ThreadCache {
-    /// An empty one without allowance, owned by the thread that asks for it.
+    /// Creates an empty cache without allowance. The calling thread owns it.
     pub fn new(stream: u64) -> Self {
         Self {
             magazines: BiasedLock::new(Magazines::new()),
             tally: LocalCounters::default(),
             allowance_bytes: AtomicU64::new(0),
-            recent_count: AtomicU32::new(0),
+            large_count: AtomicU32::new(0),
             seen_count: AtomicU64::new(0),
             stream,
             is_owned: AtomicBool::new(true),
@@ -58,50 +59,50 @@ impl ThreadCache {
         self.stream
     }
 
-    /// True once it is closed, for good: its stream or its pool is gone.
+    /// True once the cache is closed, for good: its stream or its pool is gone.
     #[inline]
     pub fn is_closed(&self) -> bool {
         self.magazines.is_closed()
     }
 
-    /// What was counted here. While the owner is at it, a moment old.
+    /// The counters. An operation that runs at the same time may be missed.
     pub fn counters(&self) -> Counters {
         self.tally.counters()
     }
 
-    /// What it may hold, as it was a moment ago.
+    /// The allowance of its magazines. A change that happens at the same time may be missed.
     pub fn allowance_bytes(&self) -> u64 {
         self.allowance_bytes.load(Ordering::Relaxed)
     }
 
-    /// Whether it had any large blocks a moment ago.
-    pub fn has_recent(&self) -> bool {
-        self.recent_count.load(Ordering::Relaxed) > 0
+    /// True if it holds large blocks. A change that happens at the same time may be missed.
+    pub fn has_large(&self) -> bool {
+        self.large_count.load(Ordering::Relaxed) > 0
     }
 
-    /// Whether anything was handed out or came back since the last time that this was asked.
+    /// True if a block was handed out or put back since the previous call.
     pub fn was_used(&self) -> bool {
         let now_count = self.counters().operation_count();
         self.seen_count.swap(now_count, Ordering::Relaxed) != now_count
     }
 
-    /// The calling thread's view of it.
+    /// The calling thread's access.
     ///
     /// # Safety
     ///
-    /// The calling thread owns it: it made it or adopted it, and has not handed it over since, nor does before the last
-    /// use of the view. Within `work` that it gives to the view, it does not use it.
+    /// The calling thread owns the cache: it created or adopted it, and hands it over only after the last use of the guard. A
+    /// closure that runs inside one of the guard's functions does not use the cache.
     #[inline]
     pub unsafe fn own(&self) -> OwnerGuard<'_> {
-        OwnerGuard { set: self, _thread: PhantomData }
+        OwnerGuard { cache: self, _thread: PhantomData }
     }
 
-    /// Its thread ends: what it holds stays, for the next thread that works on the stream or for whoever drains it.
+    /// Gives up ownership at the end of the owning thread. The blocks stay, for the next thread that adopts the cache or drains it.
     pub fn hand_over(&self) {
         self.is_owned.store(false, Ordering::Release);
     }
 
-    /// Makes the calling thread the owner, if there is none.
+    /// Makes the calling thread the owner. Returns false if the cache has an owner.
     pub fn adopt(&self) -> bool {
         self.is_owned.compare_exchange(false, true, Ordering::Acquire, Ordering::Relaxed).is_ok()
     }
@@ -109,57 +110,57 @@ impl ThreadCache {
     fn noting<R>(&self, magazines: &mut Magazines, work: impl FnOnce(&mut Magazines) -> R) -> R {
         let result = work(magazines);
         self.allowance_bytes.store(magazines.allowance_bytes(), Ordering::Relaxed);
-        self.note_recent(magazines);
+        self.note_large(magazines);
         result
     }
 
     #[inline]
-    fn note_recent(&self, magazines: &Magazines) {
-        self.recent_count.store(magazines.recent.as_slice().len() as u32, Ordering::Relaxed);
+    fn note_large(&self, magazines: &Magazines) {
+        self.large_count.store(magazines.large.as_slice().len() as u32, Ordering::Relaxed);
     }
 }
 
-/// Takes all that are not closed from their owners, in turn, for one barrier. One caller at a time.
+/// Revokes all caches that are not closed, with one barrier, and visits them in turn. One caller at a time.
 pub(super) fn visit_all<'a, K>(
-    sets: impl IntoIterator<Item = (&'a ThreadCache, K)>,
+    caches: impl IntoIterator<Item = (&'a ThreadCache, K)>,
     mut visit: impl FnMut(&'a ThreadCache, K, &mut Magazines),
 ) {
-    for ((set, key), revoked) in revoke_all(sets.into_iter().map(keyed)) {
-        revoked.with(|magazines| set.noting(magazines, |magazines| visit(set, key, magazines)));
+    for ((cache, key), revoked) in revoke_all(caches.into_iter().map(keyed)) {
+        revoked.with(|magazines| cache.noting(magazines, |magazines| visit(cache, key, magazines)));
     }
 }
 
-/// The same for the last time: they are closed then.
+/// Like [`visit_all`], and closes the caches.
 pub(super) fn close_all<'a>(
-    sets: impl IntoIterator<Item = &'a ThreadCache>,
+    caches: impl IntoIterator<Item = &'a ThreadCache>,
     mut visit: impl FnMut(&'a ThreadCache, &mut Magazines),
 ) {
-    for ((set, ()), revoked) in revoke_all(sets.into_iter().map(|set| keyed((set, ())))) {
-        revoked.close(|magazines| set.noting(magazines, |magazines| visit(set, magazines)));
+    for ((cache, ()), revoked) in revoke_all(caches.into_iter().map(|cache| keyed((cache, ())))) {
+        revoked.close(|magazines| cache.noting(magazines, |magazines| visit(cache, magazines)));
     }
 }
 
-fn keyed<K>((set, key): (&ThreadCache, K)) -> ((&ThreadCache, K), &BiasedLock<Magazines>) {
-    ((set, key), &set.magazines)
+fn keyed<K>((cache, key): (&ThreadCache, K)) -> ((&ThreadCache, K), &BiasedLock<Magazines>) {
+    ((cache, key), &cache.magazines)
 }
 
 impl OwnerGuard<'_> {
-    /// Hands out a piece, and counts it; `None` if there is none of the class, or if somebody else is at the set.
+    /// Takes a block of a class and counts it. `None` if the magazine is empty, or if another thread has revoked the cache.
     #[inline]
     pub fn take(self, class: SizeClass, size_bytes: u64) -> Option<HeapBlock> {
         self.try_with(|magazines| {
-            let piece = magazines.take(class)?;
+            let block = magazines.take(class)?;
             self.tally.count_out(size_bytes);
-            Some(piece)
+            Some(block)
         })?
     }
 
-    /// Takes a piece back, and counts it; false if there is no room, or if somebody else is at the set. When it returns
-    /// true, nothing of the pool is touched any more: this may have been the pool's last block.
+    /// Puts a block back and counts it. False if there is no room, or if another thread has revoked the cache. Once this returns
+    /// true, nothing of the pool may be touched any more: it may have been the pool's last block.
     #[inline]
-    pub fn put(self, class: SizeClass, size_bytes: u64, piece: HeapBlock) -> bool {
+    pub fn put(self, class: SizeClass, size_bytes: u64, block: HeapBlock) -> bool {
         let put = self.try_with(|magazines| {
-            let is_in = magazines.put(class, piece);
+            let is_in = magazines.put(class, block);
             if is_in {
                 self.tally.count_in(size_bytes);
             }
@@ -168,24 +169,24 @@ impl OwnerGuard<'_> {
         put == Some(true)
     }
 
-    /// As [`OwnerGuard::take`], of what is beyond the classes.
+    /// Like [`OwnerGuard::take`], for blocks beyond the size classes.
     #[inline]
     pub fn take_large(self, size_bytes: u64) -> Option<LargeBlock> {
         self.try_with(|magazines| {
-            let large = magazines.recent.take(size_bytes)?;
-            self.note_recent(magazines);
+            let large = magazines.large.take(size_bytes)?;
+            self.note_large(magazines);
             self.tally.count_out(size_bytes);
             Some(large)
         })?
     }
 
-    /// As [`OwnerGuard::put`], of what is beyond the classes.
+    /// Like [`OwnerGuard::put`], for blocks beyond the size classes.
     #[inline]
     pub fn put_large(self, large: LargeBlock) -> bool {
         let put = self.try_with(|magazines| {
-            let is_in = magazines.recent.put(large);
+            let is_in = magazines.large.put(large);
             if is_in {
-                self.note_recent(magazines);
+                self.note_large(magazines);
                 self.tally.count_in(large.size_bytes);
             }
             is_in
@@ -193,10 +194,10 @@ impl OwnerGuard<'_> {
         put == Some(true)
     }
 
-    /// As [`OwnerGuard::take`], of a class that is nearly it, if the set keeps [`LargeCache`] blocks that are.
+    /// Takes a block of a slightly larger class, if the cache retains large blocks loosely ([`Retention`]).
     pub fn take_oversized(self, class: SizeClass, size_bytes: u64) -> Option<(SizeClass, HeapBlock)> {
         self.with(|magazines| {
-            if !magazines.recent.is_loose() {
+            if !magazines.large.is_loose() {
                 return None;
             }
             let found = class.nearly().find_map(|near| Some((near, magazines.take(near)?)))?;
@@ -205,45 +206,45 @@ impl OwnerGuard<'_> {
         })?
     }
 
-    /// Takes out all that is beyond the classes.
-    pub fn empty_recent(self, leaves: impl FnMut(LargeBlock)) {
-        self.with(|magazines| magazines.recent.empty(leaves));
+    /// Removes all large blocks, and stops retaining them.
+    pub fn empty_large(self, leaves: impl FnMut(LargeBlock)) {
+        self.with(|magazines| magazines.large.empty(leaves));
     }
 
-    /// As [`LargeCache::empty_unkept`].
+    /// Removes all large blocks unless they are retained. Returns the bytes held at the last call, and the bytes held now.
     pub fn empty_unkept(self, leaves: impl FnMut(LargeBlock)) -> (u64, u64) {
-        self.with(|magazines| magazines.recent.empty_unkept(leaves)).unwrap_or_default()
+        self.with(|magazines| magazines.large.empty_unkept(leaves)).unwrap_or_default()
     }
 
-    /// Takes out some of what is beyond the classes, if there is any.
+    /// Removes some of the oldest large blocks.
     pub fn make_way_large(self, leaves: impl FnMut(LargeBlock)) {
-        self.with(|magazines| magazines.recent.make_way(leaves));
+        self.with(|magazines| magazines.large.make_way(leaves));
     }
 
-    /// The heap has handed out a block that is beyond the classes; as [`LargeCache::note_out`].
+    /// Notes that the heap has handed out a large block, and the retention that it allows from now on.
     pub fn note_out(self, record: u32, retention: Retention) {
-        self.with(|magazines| magazines.recent.note_out(record, retention));
+        self.with(|magazines| magazines.large.note_out(record, retention));
     }
 
-    /// Counts a block out that came from elsewhere; false if the set is closed.
+    /// Counts a block that was allocated elsewhere. False if the cache is closed.
     pub fn count_out(self, size_bytes: u64) -> bool {
         self.with(|_| self.tally.count_out(size_bytes)).is_some()
     }
 
-    /// Counts a block in that went elsewhere; false if the set is closed.
+    /// Counts a block that was freed elsewhere. False if the cache is closed.
     pub fn count_in(self, size_bytes: u64) -> bool {
         self.with(|_| self.tally.count_in(size_bytes)).is_some()
     }
 
-    /// As [`BiasedLock::own`].
+    /// Runs `work` on the magazines, after a wait for other threads; `None` if the cache is closed.
     pub(super) fn with<R>(self, work: impl FnOnce(&mut Magazines) -> R) -> Option<R> {
-        // SAFETY: as whoever made the view has promised.
+        // SAFETY: the promise of `ThreadCache::own`'s caller.
         unsafe { self.magazines.own(|magazines| self.noting(magazines, work)) }
     }
 
     #[inline]
     fn try_with<R>(self, work: impl FnOnce(&mut Magazines) -> R) -> Option<R> {
-        // SAFETY: as whoever made the view has promised.
+        // SAFETY: the promise of `ThreadCache::own`'s caller.
         unsafe { self.magazines.try_own(work) }
     }
 }
@@ -253,6 +254,6 @@ impl Deref for OwnerGuard<'_> {
 
     #[inline]
     fn deref(&self) -> &ThreadCache {
-        self.set
+        self.cache
     }
 }

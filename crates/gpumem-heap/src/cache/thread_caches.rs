@@ -1,20 +1,21 @@
-//! [`ThreadCaches`]: the magazines and the depot of one pool. All that small allocations and frees touch as long as they hit.
+//! [`ThreadCaches`]: all thread caches of one pool, and the depot between them. Small allocations and frees that hit touch nothing
+//! else.
 //!
 //! ```text
-//! take: this thread's set ── empty ──▶ a batch from the depot ── none ──▶ the caller asks the heap
-//! put:  this thread's set ── full ───▶ its older half to the depot ── no allowance ──▶ the caller gives to the heap
+//! take: this thread's cache ── empty ──▶ a batch from the depot ── none ──▶ the caller goes to the heap
+//! put:  this thread's cache ── full ───▶ its older half to the depot ── no allowance ──▶ the caller goes to the heap
 //! ```
 //!
-//! Of larger blocks each set keeps the last few ([`LargeCache`]).
+//! Of larger blocks each cache keeps the last few ([`LargeCache`](super::large_cache::LargeCache)).
 //!
-//! What leaves the front for the heap is collected in a [`Spill`], each piece with its stamp. `S` is the stamp: the front
-//! asks for one when pieces leave a set, and passes it on.
+//! Blocks that leave for the heap are collected in a [`Spill`], each with its stamp. `S` is the type of the stamp. The caches read
+//! a stamp, through a function of the caller, when blocks leave a cache.
 //!
-//! *Order.* A piece in a set was freed by work that had been queued before. Its stamp is therefore read after it has left
-//! the set: the event that closes the stamp's epoch is recorded later still, and so behind that work.
+//! *Order.* A block in a cache was freed behind work that was queued before. Its stamp is read after it has left the cache: the
+//! event that closes the stamp's epoch is recorded later still, and so behind that work.
 //!
-//! *The last touch.* A pool may be torn down as soon as its last block has been counted in. So a free does everything
-//! else first, and counts last, in a set that its thread keeps alive.
+//! *The last access.* A pool may be torn down as soon as its last block has been counted as freed. So a free does everything else
+//! first, and counts last, in a cache that its thread keeps alive.
 
 use super::budget::Budget;
 use super::depot::{Batch, Depot};
@@ -32,153 +33,159 @@ pub struct ThreadCaches<S> {
     budget: Budget,
     depot: Depot<S>,
     registry: Mutex<Registry>,
-    /// Counts where no thread's set is at hand: a thread past its destructors, a stream that is gone. `None` once closed.
+    /// Counters by stream, for frees and allocations that have no thread cache: a thread past its destructors, a stream that is
+    /// gone. `None` once closed.
     common: Mutex<Option<BTreeMap<u64, Counters>>>,
     refusal_count: AtomicU32,
-    /// How many sets there are. Written under the registry's lock.
-    set_count: AtomicU32,
+    /// The number of caches. Written under the registry's lock.
+    cache_count: AtomicU32,
 }
 
-/// All sets: those that a thread owns, and those whose thread has ended.
+/// All caches: those with an owner, and those whose thread has ended.
 #[derive(Debug)]
 struct Registry {
-    sets: Vec<Arc<ThreadCache>>,
-    /// What sets counted that are gone.
+    caches: Vec<Arc<ThreadCache>>,
+    /// The sum of the counters of caches that were purged.
     retired: Counters,
     is_closed: bool,
 }
 
-/// Pieces on their way to the heap, each free once its stamp is.
+/// Blocks on their way to the heap, each free once its stamp is.
 pub type Spill<S> = Vec<(HeapBlock, S)>;
 
 impl<S: Copy + From<u64>> ThreadCaches<S> {
-    /// Empty caches that may hold so much together.
+    /// Creates the caches of a pool, with a combined capacity.
     pub fn new(cap_bytes: u64) -> Self {
         Self {
             budget: Budget::new(cap_bytes),
             depot: Depot::new(),
             registry: Mutex::new(Registry {
-                sets: Vec::new(),
+                caches: Vec::new(),
                 retired: Counters::default(),
                 is_closed: false,
             }),
             common: Mutex::new(Some(BTreeMap::new())),
             refusal_count: AtomicU32::new(0),
-            set_count: AtomicU32::new(0),
+            cache_count: AtomicU32::new(0),
         }
     }
 
-    /// How much all magazines and the depot may hold together from now on.
+    /// Sets the combined capacity of all magazines and the depot. A lower capacity takes nothing away by itself.
     pub fn set_cap(&self, cap_bytes: u64) {
         self.budget.set_cap(cap_bytes);
     }
 
-    /// How many sets there are, of threads and streams.
-    pub fn set_count(&self) -> u64 {
-        u64::from(self.set_count.load(Ordering::Relaxed))
+    /// The number of thread caches.
+    pub fn cache_count(&self) -> u64 {
+        u64::from(self.cache_count.load(Ordering::Relaxed))
     }
 
-    /// A set for a thread that has none for the stream: one that another thread left, or a new one. `None` once closed.
+    /// A cache for a thread that has none for the stream: one whose thread has ended, or a new one. `None` once closed.
     pub fn adopt(&self, stream: u64) -> Option<Arc<ThreadCache>> {
         let mut registry = self.lock();
         if registry.is_closed {
             return None;
         }
-        let left = registry.sets.iter().find(|set| set.stream() == stream && !set.is_closed() && set.adopt());
-        if let Some(set) = left {
-            return Some(Arc::clone(set));
+        let left = registry
+            .caches
+            .iter()
+            .find(|cache| cache.stream() == stream && !cache.is_closed() && cache.adopt());
+        if let Some(cache) = left {
+            return Some(Arc::clone(cache));
         }
-        let set = Arc::new(ThreadCache::new(stream));
-        registry.sets.push(Arc::clone(&set));
-        self.note_sets(&registry);
-        Some(set)
+        let cache = Arc::new(ThreadCache::new(stream));
+        registry.caches.push(Arc::clone(&cache));
+        self.note_caches(&registry);
+        Some(cache)
     }
 
-    /// Fills the class's empty stack from the depot; false if nothing there may be had. A set that runs empty allocates
-    /// more than it frees, so it gives up most of its room: pieces that are handed out leave theirs behind.
-    pub fn refill(&self, set: OwnerGuard<'_>, class: SizeClass, may_have: impl Fn(&S) -> bool) -> bool {
+    /// Fills the empty magazine of a class from the depot. False if the depot has no batch that `may_have` accepts. A cache that
+    /// runs empty allocates more than it frees, so it also gives up most of its room: allocated blocks leave theirs behind.
+    pub fn refill(&self, cache: OwnerGuard<'_>, class: SizeClass, may_have: impl Fn(&S) -> bool) -> bool {
         let kept_bytes = ROOM_KEPT_BYTES.max(class.size_bytes());
-        let given = set.with(|magazines| (magazines.give_up_room(kept_bytes), magazines.take_spare()));
+        let given = cache.with(|magazines| (magazines.give_up_room(kept_bytes), magazines.take_spare()));
         let (given_bytes, mut spare) = given.unwrap_or_default();
         self.budget.give_back(given_bytes);
         let Some(mut batch) = self.depot.take(class, may_have, &mut spare) else {
-            set.with(|magazines| magazines.keep_spare(spare));
+            cache.with(|magazines| magazines.keep_spare(spare));
             return false;
         };
-        let filled = set.with(|magazines| {
-            magazines.refill(class, &mut batch.pieces);
-            magazines.keep_spare(core::mem::take(&mut batch.pieces));
+        let filled = cache.with(|magazines| {
+            magazines.refill(class, &mut batch.blocks);
+            magazines.keep_spare(core::mem::take(&mut batch.blocks));
         });
         if filled.is_some() {
             return true;
         }
-        // Closed: the stream is gone. The shelf may have filled up, by others' work, so this can make it one too long.
+        // The cache was closed: its stream is gone. Other threads may have filled the shelf, so this can make it one batch too
+        // long.
         self.depot.put_back(class, batch);
         false
     }
 
-    /// Makes way in a set for one more piece of a class, if the allowances permit. The piece itself is put in last.
+    /// Makes room in a cache for one more block of a class. False if the budget allows none. The caller puts the block in
+    /// afterwards.
     pub fn make_way(
         &self,
-        set: OwnerGuard<'_>,
+        cache: OwnerGuard<'_>,
         class: SizeClass,
         stamp: impl Fn(u64) -> S,
         spill: &mut Spill<S>,
     ) -> bool {
         let Some((batch, room_bytes)) =
-            set.with(|magazines| (magazines.make_space(class), magazines.room_bytes()))
+            cache.with(|magazines| (magazines.make_space(class), magazines.room_bytes()))
         else {
             return false;
         };
         let mut wanted_bytes = GRANT_BYTES;
-        if let Some(pieces) = batch {
-            // It frees more than it allocates, and so will want room for as much again.
-            wanted_bytes = class.size_bytes() * pieces.len() as u64;
-            let spare = self.shelve(class, Batch { stamp: stamp(set.stream()), pieces }, spill);
-            set.with(|magazines| magazines.keep_spare(spare));
+        if let Some(blocks) = batch {
+            // This cache frees more than it allocates, so it will want room for another batch.
+            wanted_bytes = class.size_bytes() * blocks.len() as u64;
+            let spare = self.shelve(class, Batch { stamp: stamp(cache.stream()), blocks }, spill);
+            cache.with(|magazines| magazines.keep_spare(spare));
         }
-        if room_bytes >= class.size_bytes() || self.grant(set, class, wanted_bytes) {
+        if room_bytes >= class.size_bytes() || self.grant(cache, class, wanted_bytes) {
             return true;
         }
-        // Looking at all sets takes a while: one refusal of many does it.
+        // A rebalance looks at all caches, so only one of many refusals runs it.
         if !self.refusal_count.fetch_add(1, Ordering::Relaxed).is_multiple_of(REFUSALS_BETWEEN_REBALANCES) {
             return false;
         }
-        self.rebalance(set, stamp, spill);
-        self.grant(set, class, GRANT_BYTES)
+        self.rebalance(cache, stamp, spill);
+        self.grant(cache, class, GRANT_BYTES)
     }
 
-    /// Takes all pieces out of a set, and its allowance.
-    pub fn drain_own(&self, set: OwnerGuard<'_>, stamp: impl Fn(u64) -> S, spill: &mut Spill<S>) {
-        let mut pieces = Vec::new();
-        let given_bytes = set.with(|magazines| {
-            magazines.recent.empty(leaving(spill));
-            magazines.shrink(0, |piece| pieces.push(piece))
+    /// Removes all blocks of a cache, and its allowance.
+    pub fn drain_own(&self, cache: OwnerGuard<'_>, stamp: impl Fn(u64) -> S, spill: &mut Spill<S>) {
+        let mut blocks = Vec::new();
+        let given_bytes = cache.with(|magazines| {
+            magazines.large.empty(leaving(spill));
+            magazines.shrink(0, |block| blocks.push(block))
         });
         self.budget.give_back(given_bytes.unwrap_or(0));
-        stamped(&set, pieces, stamp, spill);
+        stamped(&cache, blocks, stamp, spill);
     }
 
-    /// Takes all pieces out of all sets and the depot, whatever their threads are doing.
+    /// Removes all blocks of all caches and of the depot, whatever their threads are doing.
     pub fn drain(&self, stamp: impl Fn(u64) -> S, spill: &mut Spill<S>) {
         let registry = self.lock();
-        self.shrink(registry.sets.iter().map(|set| (&**set, 0)), stamp, spill);
+        self.shrink(registry.caches.iter().map(|cache| (&**cache, 0)), stamp, spill);
         self.drain_depot(spill);
     }
 
-    /// What all sets may hold, as it was a moment ago.
+    /// The combined allowance of all caches. A change that happens at the same time may be missed.
     pub fn allowance_bytes(&self) -> u64 {
-        self.lock().sets.iter().map(|set| set.allowance_bytes()).sum()
+        self.lock().caches.iter().map(|cache| cache.allowance_bytes()).sum()
     }
 
-    /// Takes what is beyond the classes out of all sets.
-    pub fn drain_recent(&self, spill: &mut Spill<S>) {
+    /// Removes the large blocks of all caches.
+    pub fn drain_large(&self, spill: &mut Spill<S>) {
         let registry = self.lock();
-        let having = registry.sets.iter().filter(|set| set.has_recent()).map(|set| (&**set, ()));
-        visit_all(having, |_, (), magazines| magazines.recent.empty(leaving(spill)));
+        let having = registry.caches.iter().filter(|cache| cache.has_large()).map(|cache| (&**cache, ()));
+        visit_all(having, |_, (), magazines| magazines.large.empty(leaving(spill)));
     }
 
-    /// Drains and forgets the sets of streams that are gone. Returns what the heap was told that they keep.
+    /// Drains and forgets the caches of streams that are gone. Returns the bytes that the heap counts as kept in them.
     pub fn purge(
         &self,
         is_gone: impl Fn(u64) -> bool,
@@ -186,9 +193,9 @@ impl<S: Copy + From<u64>> ThreadCaches<S> {
         spill: &mut Spill<S>,
     ) -> u64 {
         let mut registry = self.lock();
-        let gone: Vec<_> = registry.sets.extract_if(.., |set| is_gone(set.stream())).collect();
-        self.note_sets(&registry);
-        let (counters, kept_bytes) = self.close_sets(&gone, stamp, spill);
+        let gone: Vec<_> = registry.caches.extract_if(.., |cache| is_gone(cache.stream())).collect();
+        self.note_caches(&registry);
+        let (counters, kept_bytes) = self.close_caches(&gone, stamp, spill);
         registry.retired = registry.retired + counters;
         let mut common = self.common();
         let Some(common) = common.as_mut() else { return kept_bytes };
@@ -203,24 +210,24 @@ impl<S: Copy + From<u64>> ThreadCaches<S> {
         kept_bytes
     }
 
-    /// Drains everything for good. From now on nothing is counted here; returns the sum of what was.
+    /// Drains everything for good, and returns the sum of all counters. Nothing is counted here afterwards.
     pub fn close(&self, stamp: impl Fn(u64) -> S, spill: &mut Spill<S>) -> Counters {
         let mut registry = self.lock();
         registry.is_closed = true;
-        let sets = core::mem::take(&mut registry.sets);
-        let sum = registry.retired + self.close_sets(&sets, stamp, spill).0;
+        let caches = core::mem::take(&mut registry.caches);
+        let sum = registry.retired + self.close_caches(&caches, stamp, spill).0;
         self.drain_depot(spill);
         sum_of(self.common().take().unwrap_or_default().values(), sum)
     }
 
-    /// The sum of what all sets have counted.
+    /// The sum of all counters.
     pub fn counters(&self) -> Counters {
         let registry = self.lock();
         let elsewhere = sum_of(self.common().iter().flat_map(BTreeMap::values), registry.retired);
-        registry.sets.iter().fold(elsewhere, |sum, set| sum + set.counters())
+        registry.caches.iter().fold(elsewhere, |sum, cache| sum + cache.counters())
     }
 
-    /// What has been counted for each stream, and together under `None` for those that are gone.
+    /// The counters of each stream; under `None` the sum of those that are gone.
     pub fn streams(&self, is_gone: impl Fn(u64) -> bool) -> BTreeMap<Option<u64>, Counters> {
         let registry = self.lock();
         let mut streams = BTreeMap::from([(None, registry.retired)]);
@@ -229,112 +236,120 @@ impl<S: Copy + From<u64>> ThreadCaches<S> {
                 streams.entry(Some(stream).filter(|stream| !is_gone(*stream))).or_default();
             *sum = *sum + counters;
         };
-        registry.sets.iter().for_each(|set| add(set.stream(), set.counters()));
+        registry.caches.iter().for_each(|cache| add(cache.stream(), cache.counters()));
         self.common().iter().flatten().for_each(|(stream, counters)| add(*stream, *counters));
         streams
     }
 
-    /// Counts a block out for a thread that has no set.
+    /// Counts an allocated block for a thread that has no cache.
     pub fn count_out(&self, stream: u64, size_bytes: u64) {
         if let Some(common) = self.common().as_mut() {
             common.entry(stream).or_default().count_out(size_bytes);
         }
     }
 
-    /// Counts a block in for a thread that has no set; false once closed.
+    /// Counts a freed block for a thread that has no cache. False once closed.
     pub fn count_in(&self, stream: u64, size_bytes: u64) -> bool {
         let mut common = self.common();
         common.as_mut().map(|common| common.entry(stream).or_default().count_in(size_bytes)).is_some()
     }
 
-    /// The sum of what the magazines and the depot may hold by now.
+    /// The combined allowance of magazines and depot.
     pub fn granted_bytes(&self) -> u64 {
         self.budget.granted_bytes()
     }
 
-    /// Compares what is held with what has been granted. Returns how many pieces are held.
+    /// Compares what is held with what was granted. Returns the number of blocks held.
+    ///
+    /// # Errors
+    ///
+    /// A description of the difference.
     pub fn check(&self) -> Result<u64, String> {
         let registry = self.lock();
-        let (mut piece_count, mut allowed_bytes) = self.depot.held();
-        visit_all(registry.sets.iter().map(|set| (&**set, ())), |_, (), magazines| {
-            piece_count += magazines.piece_count();
+        let (mut block_count, mut allowed_bytes) = self.depot.held();
+        visit_all(registry.caches.iter().map(|cache| (&**cache, ())), |_, (), magazines| {
+            block_count += magazines.block_count();
             allowed_bytes += magazines.counted_bytes() + magazines.room_bytes();
         });
         let granted_bytes = self.budget.granted_bytes();
         match allowed_bytes == granted_bytes {
-            true => Ok(piece_count),
-            false => Err(format!("the front may hold {allowed_bytes} bytes, {granted_bytes} are granted")),
+            true => Ok(block_count),
+            false => Err(format!(
+                "thread caches and depot may hold {allowed_bytes} bytes, {granted_bytes} are granted"
+            )),
         }
     }
 
-    fn grant(&self, set: OwnerGuard<'_>, class: SizeClass, wanted_bytes: u64) -> bool {
+    fn grant(&self, cache: OwnerGuard<'_>, class: SizeClass, wanted_bytes: u64) -> bool {
         let needed_bytes = class.size_bytes();
         let granted_bytes = self.budget.grant(needed_bytes, wanted_bytes.max(needed_bytes));
-        if granted_bytes > 0 && set.with(|magazines| magazines.add_room(granted_bytes)).is_none() {
+        if granted_bytes > 0 && cache.with(|magazines| magazines.add_room(granted_bytes)).is_none() {
             self.budget.give_back(granted_bytes);
             return false;
         }
         granted_bytes > 0
     }
 
-    /// Takes allowance back: all of it from sets that were not used since the last time, and from the others what exceeds
-    /// an equal share. The depot gives up the oldest batch of each shelf.
+    /// Takes allowance back: all of it from caches that were not used since the previous rebalance, and from the others what
+    /// exceeds an equal share. The depot gives up the oldest batch of each shelf.
     fn rebalance(&self, asking: OwnerGuard<'_>, stamp: impl Fn(u64) -> S, spill: &mut Spill<S>) {
-        // Whoever holds it is here already, or changes the sets anyway.
+        // The holder of the lock rebalances too, or changes the list of caches.
         let Ok(registry) = self.registry.try_lock() else { return };
-        let others = registry.sets.iter().filter(|set| !core::ptr::eq(&***set, &*asking));
-        let others: Vec<_> = others.map(|set| (&**set, set.was_used())).collect();
+        let others = registry.caches.iter().filter(|cache| !core::ptr::eq(&***cache, &*asking));
+        let others: Vec<_> = others.map(|cache| (&**cache, cache.was_used())).collect();
         let used_count = others.iter().filter(|(_, was_used)| *was_used).count() as u64;
         let share_bytes = self.budget.cap_bytes() / (used_count + 1);
-        let shares = others.into_iter().map(|(set, was_used)| (set, if was_used { share_bytes } else { 0 }));
+        let shares =
+            others.into_iter().map(|(cache, was_used)| (cache, if was_used { share_bytes } else { 0 }));
         self.shrink(shares, stamp, spill);
         self.depot.age(|class, batch| self.leave(class, batch, spill));
     }
 
-    /// Takes from each set what it may hold beyond so many bytes. By who has the registry, one caller at a time.
+    /// Takes from each cache the allowance beyond a number of bytes. The caller holds the registry, so only one thread does this at
+    /// a time.
     fn shrink<'a>(
         &self,
-        sets: impl Iterator<Item = (&'a ThreadCache, u64)>,
+        caches: impl Iterator<Item = (&'a ThreadCache, u64)>,
         stamp: impl Fn(u64) -> S,
         spill: &mut Spill<S>,
     ) {
-        // One that is being granted more at this moment is left alone, as if it were a moment later.
-        let above = sets.filter(|(set, keep_bytes)| {
-            set.allowance_bytes() > *keep_bytes || (*keep_bytes == 0 && set.has_recent())
+        // A cache whose allowance grows at this moment is left alone, as if it grew a moment later.
+        let above = caches.filter(|(cache, keep_bytes)| {
+            cache.allowance_bytes() > *keep_bytes || (*keep_bytes == 0 && cache.has_large())
         });
         let mut left = Vec::new();
-        visit_all(above, |set, keep_bytes, magazines| {
-            let mut pieces = Vec::new();
-            self.budget.give_back(magazines.shrink(keep_bytes, |piece| pieces.push(piece)));
+        visit_all(above, |cache, keep_bytes, magazines| {
+            let mut blocks = Vec::new();
+            self.budget.give_back(magazines.shrink(keep_bytes, |block| blocks.push(block)));
             if keep_bytes == 0 {
-                magazines.recent.empty(leaving(spill));
+                magazines.large.empty(leaving(spill));
             }
-            left.push((set, pieces));
+            left.push((cache, blocks));
         });
-        left.into_iter().for_each(|(set, pieces)| stamped(set, pieces, &stamp, spill));
+        left.into_iter().for_each(|(cache, blocks)| stamped(cache, blocks, &stamp, spill));
     }
 
-    /// Returns what they counted, and what the heap was told that they keep.
-    fn close_sets(
+    /// Returns the sum of their counters, and the bytes that the heap counts as kept in them.
+    fn close_caches(
         &self,
-        sets: &[Arc<ThreadCache>],
+        caches: &[Arc<ThreadCache>],
         stamp: impl Fn(u64) -> S,
         spill: &mut Spill<S>,
     ) -> (Counters, u64) {
         let (mut left, mut sum, mut kept_bytes) = (Vec::new(), Counters::default(), 0);
-        close_all(sets.iter().map(|set| &**set), |set, magazines| {
-            let mut pieces = Vec::new();
-            self.budget.give_back(magazines.shrink(0, |piece| pieces.push(piece)));
-            magazines.recent.empty(leaving(spill));
-            sum = sum + set.counters();
-            kept_bytes += magazines.recent.forget();
-            left.push((set, pieces));
+        close_all(caches.iter().map(|cache| &**cache), |cache, magazines| {
+            let mut blocks = Vec::new();
+            self.budget.give_back(magazines.shrink(0, |block| blocks.push(block)));
+            magazines.large.empty(leaving(spill));
+            sum = sum + cache.counters();
+            kept_bytes += magazines.large.forget();
+            left.push((cache, blocks));
         });
-        left.into_iter().for_each(|(set, pieces)| stamped(set, pieces, &stamp, spill));
+        left.into_iter().for_each(|(cache, blocks)| stamped(cache, blocks, &stamp, spill));
         (sum, kept_bytes)
     }
 
-    /// Lays a batch into the depot; what does not fit leaves. Returns an empty list for the next one.
+    /// Adds a batch to the depot; what does not fit goes to the spill. Returns an empty list for the next batch.
     fn shelve(&self, class: SizeClass, batch: Batch<S>, spill: &mut Spill<S>) -> Vec<HeapBlock> {
         self.depot.add(class, batch).unwrap_or_else(|batch| {
             self.leave(class, batch, spill);
@@ -347,12 +362,12 @@ impl<S: Copy + From<u64>> ThreadCaches<S> {
     }
 
     fn leave(&self, class: SizeClass, batch: Batch<S>, spill: &mut Spill<S>) {
-        self.budget.give_back(class.size_bytes() * batch.pieces.len() as u64);
-        spill.extend(batch.pieces.into_iter().map(|piece| (piece, batch.stamp)));
+        self.budget.give_back(class.size_bytes() * batch.blocks.len() as u64);
+        spill.extend(batch.blocks.into_iter().map(|block| (block, batch.stamp)));
     }
 
-    fn note_sets(&self, registry: &Registry) {
-        self.set_count.store(registry.sets.len() as u32, Ordering::Relaxed);
+    fn note_caches(&self, registry: &Registry) {
+        self.cache_count.store(registry.caches.len() as u32, Ordering::Relaxed);
     }
 
     fn common(&self) -> MutexGuard<'_, Option<BTreeMap<u64, Counters>>> {
@@ -360,38 +375,38 @@ impl<S: Copy + From<u64>> ThreadCaches<S> {
     }
 
     fn lock(&self) -> MutexGuard<'_, Registry> {
-        // Nothing here panics half way through a change.
+        // A poisoned lock is used on: no code under it panics half way through a change.
         self.registry.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
     }
 }
 
-/// With the stamps that they have.
+/// Adds large blocks to a spill, with the stamps of their frees.
 fn leaving<S: From<u64>>(spill: &mut Spill<S>) -> impl FnMut(LargeBlock) {
-    |large| spill.push((large.piece, S::from(large.stamp)))
+    |large| spill.push((large.block, S::from(large.stamp)))
 }
 
 fn sum_of<'a>(counters: impl Iterator<Item = &'a Counters>, first: Counters) -> Counters {
     counters.fold(first, |sum, counters| sum + *counters)
 }
 
-/// Reads the stamp, now that the pieces have left the set.
+/// Reads the stamp, now that the blocks have left the cache.
 fn stamped<S: Copy>(
-    set: &ThreadCache,
-    pieces: Vec<HeapBlock>,
+    cache: &ThreadCache,
+    blocks: Vec<HeapBlock>,
     stamp: impl Fn(u64) -> S,
     spill: &mut Spill<S>,
 ) {
-    if !pieces.is_empty() {
-        let stamp = stamp(set.stream());
-        spill.extend(pieces.into_iter().map(|piece| (piece, stamp)));
+    if !blocks.is_empty() {
+        let stamp = stamp(cache.stream());
+        spill.extend(blocks.into_iter().map(|block| (block, stamp)));
     }
 }
 
-/// What a set is granted at a time, at least: so small pieces rarely ask.
+/// The least that a cache is granted at a time, so that small blocks seldom ask.
 const GRANT_BYTES: u64 = 64 << 10;
 
-/// What a set that runs empty keeps of its room.
+/// The room that a cache keeps when it runs empty.
 const ROOM_KEPT_BYTES: u64 = 256 << 10;
 
-/// A rebalance looks at every set.
+/// A rebalance looks at every cache.
 pub(super) const REFUSALS_BETWEEN_REBALANCES: u32 = 32;

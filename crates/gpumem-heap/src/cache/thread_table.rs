@@ -1,87 +1,87 @@
-//! Which magazine set is this thread's for a stream: one look into a small table, without a destructor to ask about.
+//! The calling thread's cache of a pool and a stream: one look into a small table of the thread, which needs no destructor.
 //!
-//! The table is direct-mapped and holds bare pointers. Behind it this thread keeps each of its sets; when the thread
-//! ends, that map's destructor clears the table and hands the sets over: the pool lists them too, so nothing is lost with
-//! the thread. Later destructors of the same thread find neither, and their frees take the slow path.
+//! The table is direct-mapped and holds bare pointers. A map behind it keeps all caches that the thread owns. When the thread ends,
+//! the map's destructor clears the table and hands the caches over; the pool lists them too, so no block is lost with the thread.
+//! Later destructors of the same thread find neither table nor map, and their frees take the slow path.
 
 use super::thread_cache::{OwnerGuard, ThreadCache};
 use core::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-/// Lets `work` have this thread's set for a front and a stream; `None` if the table does not have it.
+/// Runs `work` on the thread's cache for a pool and a stream. `None` if the table does not have it.
 #[inline]
-pub fn with_cache<R>(front: u64, stream: u64, work: impl FnOnce(OwnerGuard<'_>) -> R) -> Option<R> {
-    let entry = NEAR.with(|near| near[place(front, stream)].get());
-    if entry.front != front || entry.stream != stream {
+pub fn with_cache<R>(pool: u64, stream: u64, work: impl FnOnce(OwnerGuard<'_>) -> R) -> Option<R> {
+    let entry = TABLE.with(|table| table[place(pool, stream)].get());
+    if entry.pool != pool || entry.stream != stream {
         return None;
     }
-    // SAFETY: an entry stands in the table only while this thread's map holds the set (`OwnCaches::keep`, `Drop`), and the map
-    // changes only in `bring_near` and at the thread's end: no `work` is as far as either. What it holds, the thread has
-    // adopted, and hands over when the map ends; and no `work` that a view is given comes back here.
-    Some(work(unsafe { (*entry.set).own() }))
+    // SAFETY: a pointer is in the table only while this thread's map holds the cache (`OwnCaches::keep` and `drop`), and the map
+    // changes only in `add_entry` and at the end of the thread, never while a `work` runs. The thread owns every cache in its map:
+    // it has adopted it, and hands it over when the map ends. No `work` comes back here.
+    Some(work(unsafe { (*entry.cache).own() }))
 }
 
-/// As [`with_cache`], but looks behind the table if need be, and puts there what it finds. `adopt` finds a set that this
-/// thread does not have yet. `None` if it finds none, or if this thread is past keeping any.
+/// Like [`with_cache`], but falls back to the thread's map, and then to `adopt`, and adds the cache that it finds to the table.
+/// `None` if `adopt` finds none, or if the thread is past the destructors of its caches.
 #[cold]
 pub fn with_cache_or_adopt<R>(
-    front: u64,
+    pool: u64,
     stream: u64,
     adopt: impl FnOnce() -> Option<Arc<ThreadCache>>,
     work: impl FnOnce(OwnerGuard<'_>) -> R,
 ) -> Option<R> {
-    if with_cache(front, stream, |set| set.is_closed()) != Some(false) {
-        bring_near(front, stream, adopt)?;
+    if with_cache(pool, stream, |cache| cache.is_closed()) != Some(false) {
+        add_entry(pool, stream, adopt)?;
     }
-    with_cache(front, stream, work)
+    with_cache(pool, stream, work)
 }
 
-fn bring_near(front: u64, stream: u64, adopt: impl FnOnce() -> Option<Arc<ThreadCache>>) -> Option<()> {
-    let brought = SETS.try_with(|sets| {
-        let mut sets = sets.try_borrow_mut().ok()?;
-        let known = sets.map.get(&(front, stream)).filter(|set| !set.is_closed());
-        let set = match known.map(Arc::as_ptr) {
-            Some(set) => set,
-            None => sets.keep(front, stream, adopt()?),
+fn add_entry(pool: u64, stream: u64, adopt: impl FnOnce() -> Option<Arc<ThreadCache>>) -> Option<()> {
+    let brought = CACHES.try_with(|caches| {
+        let mut caches = caches.try_borrow_mut().ok()?;
+        let known = caches.map.get(&(pool, stream)).filter(|cache| !cache.is_closed());
+        let cache = match known.map(Arc::as_ptr) {
+            Some(cache) => cache,
+            None => caches.keep(pool, stream, adopt()?),
         };
-        NEAR.with(|near| near[place(front, stream)].set(Near { front, stream, set }));
+        TABLE.with(|table| table[place(pool, stream)].set(Entry { pool, stream, cache }));
         Some(())
     });
     brought.ok().flatten()
 }
 
-/// Shows all sets that this thread has of a front.
-pub fn each_cache(front: u64, mut work: impl FnMut(OwnerGuard<'_>)) {
-    // A thread past keeping any has handed them over.
-    let _ = SETS.try_with(|sets| {
-        if let Ok(sets) = sets.try_borrow() {
-            let own = sets.map.range((front, 0)..=(front, u64::MAX));
+/// Runs `work` on all caches that the calling thread has of a pool.
+pub fn each_cache(pool: u64, mut work: impl FnMut(OwnerGuard<'_>)) {
+    // A thread past its destructors has handed its caches over.
+    let _ = CACHES.try_with(|caches| {
+        if let Ok(caches) = caches.try_borrow() {
+            let own = caches.map.range((pool, 0)..=(pool, u64::MAX));
             // SAFETY: as in `with_cache`.
-            own.for_each(|(_, set)| work(unsafe { set.own() }));
+            own.for_each(|(_, cache)| work(unsafe { cache.own() }));
         }
     });
 }
 
 #[derive(Clone, Copy)]
-struct Near {
-    front: u64,
+struct Entry {
+    pool: u64,
     stream: u64,
-    set: *const ThreadCache,
+    cache: *const ThreadCache,
 }
 
-/// As many streams of pools as a thread works on at a time without a longer look.
-const NEAR_COUNT: usize = 16;
+/// The pools' streams that a thread can use in turn without a look behind the table.
+const ENTRY_COUNT: usize = 16;
 
-/// Fronts are numbered in such steps, so that those of two pools on the same streams don't get in each other's way.
+/// The difference between the keys of two pools, so that their caches of the same streams have different places in the table.
 pub const KEY_STEP: u64 = 5;
 
-/// No front has the number 0.
-const NOTHING: Near = Near { front: 0, stream: 0, set: core::ptr::null() };
+/// No pool has the key 0.
+const EMPTY: Entry = Entry { pool: 0, stream: 0, cache: core::ptr::null() };
 
 #[inline]
-fn place(front: u64, stream: u64) -> usize {
-    front.wrapping_add(stream) as usize % NEAR_COUNT
+fn place(pool: u64, stream: u64) -> usize {
+    pool.wrapping_add(stream) as usize % ENTRY_COUNT
 }
 
 struct OwnCaches {
@@ -89,33 +89,33 @@ struct OwnCaches {
 }
 
 impl OwnCaches {
-    /// Adds a set, and lets go of those that have been closed: their pool or their stream is gone.
-    fn keep(&mut self, front: u64, stream: u64, set: Arc<ThreadCache>) -> *const ThreadCache {
-        if self.map.values().any(|set| set.is_closed()) {
-            forget_near();
-            self.map.retain(|_, set| !set.is_closed());
+    /// Adds a cache, and drops those that are closed: their pool or their stream is gone.
+    fn keep(&mut self, pool: u64, stream: u64, cache: Arc<ThreadCache>) -> *const ThreadCache {
+        if self.map.values().any(|cache| cache.is_closed()) {
+            clear_table();
+            self.map.retain(|_, cache| !cache.is_closed());
         }
-        let address = Arc::as_ptr(&set);
-        self.map.insert((front, stream), set);
+        let address = Arc::as_ptr(&cache);
+        self.map.insert((pool, stream), cache);
         address
     }
 }
 
 impl Drop for OwnCaches {
     fn drop(&mut self) {
-        forget_near();
-        self.map.values().for_each(|set| set.hand_over());
+        clear_table();
+        self.map.values().for_each(|cache| cache.hand_over());
     }
 }
 
-fn forget_near() {
-    // Threads of a model lose it sooner.
-    let _ = NEAR.try_with(|near| near.iter().for_each(|entry| entry.set(NOTHING)));
+fn clear_table() {
+    // Under a model checker threads lose the table sooner.
+    let _ = TABLE.try_with(|table| table.iter().for_each(|entry| entry.set(EMPTY)));
 }
 
 crate::sync::thread_local! {
-    static NEAR: [Cell<Near>; NEAR_COUNT] = const { [const { Cell::new(NOTHING) }; NEAR_COUNT] };
-    static SETS: RefCell<OwnCaches> = const { RefCell::new(OwnCaches { map: BTreeMap::new() }) };
+    static TABLE: [Cell<Entry>; ENTRY_COUNT] = const { [const { Cell::new(EMPTY) }; ENTRY_COUNT] };
+    static CACHES: RefCell<OwnCaches> = const { RefCell::new(OwnCaches { map: BTreeMap::new() }) };
 }
 
 #[cfg(test)]
@@ -124,8 +124,8 @@ mod tests {
     use crate::cache::thread_cache::close_all;
     use std::sync::atomic::{AtomicU64, Ordering};
 
-    /// Numbers of fronts that no other test uses.
-    fn front() -> u64 {
+    /// A key that no other test uses.
+    fn pool() -> u64 {
         static NEXT: AtomicU64 = AtomicU64::new(1 << 40);
         NEXT.fetch_add(KEY_STEP, Ordering::Relaxed)
     }
@@ -136,56 +136,56 @@ mod tests {
 
     #[test]
     fn a_set_is_adopted_once_and_found_again() {
-        let front = front();
-        assert_eq!(with_cache(front, 3, |set| set.stream()), None);
-        assert_eq!(with_cache_or_adopt(front, 3, made(3), |set| set.stream()), Some(3));
-        assert_eq!(with_cache(front, 3, |set| set.stream()), Some(3));
-        assert_eq!(with_cache(front, 4, |set| set.stream()), None);
+        let pool = pool();
+        assert_eq!(with_cache(pool, 3, |cache| cache.stream()), None);
+        assert_eq!(with_cache_or_adopt(pool, 3, made(3), |cache| cache.stream()), Some(3));
+        assert_eq!(with_cache(pool, 3, |cache| cache.stream()), Some(3));
+        assert_eq!(with_cache(pool, 4, |cache| cache.stream()), None);
         assert_eq!(
-            with_cache_or_adopt(front, 3, || unreachable!("it is there already"), |set| set.stream()),
+            with_cache_or_adopt(pool, 3, || unreachable!("it is there already"), |cache| cache.stream()),
             Some(3)
         );
     }
 
     #[test]
     fn many_streams_share_the_table() {
-        let front = front();
-        for stream in 0..3 * NEAR_COUNT as u64 {
-            with_cache_or_adopt(front, stream, made(stream), |_| ()).unwrap();
+        let pool = pool();
+        for stream in 0..3 * ENTRY_COUNT as u64 {
+            with_cache_or_adopt(pool, stream, made(stream), |_| ()).unwrap();
         }
-        for stream in 0..3 * NEAR_COUNT as u64 {
-            assert_eq!(with_cache_or_adopt(front, stream, || None, |set| set.stream()), Some(stream));
-            assert_eq!(with_cache(front, stream, |set| set.stream()), Some(stream));
+        for stream in 0..3 * ENTRY_COUNT as u64 {
+            assert_eq!(with_cache_or_adopt(pool, stream, || None, |cache| cache.stream()), Some(stream));
+            assert_eq!(with_cache(pool, stream, |cache| cache.stream()), Some(stream));
         }
         let mut streams = Vec::new();
-        each_cache(front, |set| streams.push(set.stream()));
-        assert_eq!(streams, (0..3 * NEAR_COUNT as u64).collect::<Vec<_>>());
+        each_cache(pool, |cache| streams.push(cache.stream()));
+        assert_eq!(streams, (0..3 * ENTRY_COUNT as u64).collect::<Vec<_>>());
     }
 
     #[test]
     fn a_closed_set_makes_way_for_a_new_one() {
-        let front = front();
+        let pool = pool();
         let first = Arc::new(ThreadCache::new(3));
-        with_cache_or_adopt(front, 3, || Some(Arc::clone(&first)), |_| ()).unwrap();
+        with_cache_or_adopt(pool, 3, || Some(Arc::clone(&first)), |_| ()).unwrap();
         close_all([&*first], |_, _| ());
-        with_cache_or_adopt(front, 3, made(3), |set| assert!(!set.is_closed())).unwrap();
-        with_cache(front, 3, |set| assert!(!set.is_closed())).unwrap();
+        with_cache_or_adopt(pool, 3, made(3), |cache| assert!(!cache.is_closed())).unwrap();
+        with_cache(pool, 3, |cache| assert!(!cache.is_closed())).unwrap();
         assert_eq!(Arc::strong_count(&first), 1);
     }
 
     #[test]
     fn the_end_of_a_thread_hands_its_sets_over() {
-        let (front, set) = (front(), Arc::new(ThreadCache::new(3)));
+        let (pool, cache) = (pool(), Arc::new(ThreadCache::new(3)));
         std::thread::scope(|scope| {
             scope.spawn(|| {
-                with_cache_or_adopt(front, 3, || Some(Arc::clone(&set)), |set| assert!(!set.adopt()))
+                with_cache_or_adopt(pool, 3, || Some(Arc::clone(&cache)), |cache| assert!(!cache.adopt()))
             });
         });
         // A scope ends before its threads' destructors do.
-        while Arc::strong_count(&set) > 1 {
+        while Arc::strong_count(&cache) > 1 {
             std::thread::yield_now();
         }
-        assert!(set.adopt());
+        assert!(cache.adopt());
     }
 
     #[test]
@@ -200,11 +200,11 @@ mod tests {
         }
         thread_local!(static LATE: RefCell<Option<Late>> = const { RefCell::new(None) });
         let (sender, receiver) = std::sync::mpsc::channel();
-        let front = front();
+        let pool = pool();
         std::thread::spawn(move || {
-            // Destructors run in some order of their first uses: with one on either side, one of the two runs late.
-            LATE.with(|late| *late.borrow_mut() = Some(Late(front, sender)));
-            with_cache_or_adopt(front, 3, made(3), |_| ()).unwrap();
+            // Destructors run in an unspecified order: with one registered before and one after, one of the two runs late.
+            LATE.with(|late| *late.borrow_mut() = Some(Late(pool, sender)));
+            with_cache_or_adopt(pool, 3, made(3), |_| ()).unwrap();
         })
         .join()
         .unwrap();

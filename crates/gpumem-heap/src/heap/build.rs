@@ -1,8 +1,8 @@
-//! [`make`]: makes a row of mappings, with the driver's help, or leaves everything as it was.
+//! [`make`]: makes a row of mappings, or leaves everything as it was.
 //!
-//! The driver is asked first, and what is known here changes only once all of it has succeeded. When it fails half way,
-//! what was done is undone. Where even that fails, what stays mapped or created counts as reserved for good and is
-//! never touched again: its addresses are not used twice.
+//! The memory is called first, and the heap's books change only once all calls have succeeded. If one fails, the calls before it
+//! are undone. If even that fails, what stays mapped or created counts as reserved and goes to [`Lost`](super::lost::Lost): its
+//! addresses are not used again before it is unmapped.
 
 use super::extension::Extension;
 use super::mappings::HANDLES_MAX;
@@ -15,22 +15,22 @@ use super::{Heap, LARGE_SPACE, Request};
 use crate::block::HeapBlock;
 use crate::memory::{PhysicalMemory, RawHandle};
 
-/// A row of mappings to be made, from left to right.
+/// A plan for adjacent mappings, from left to right.
 #[derive(Clone, Debug, Default)]
 pub(super) struct MappingPlan {
-    /// What the block starts with.
+    /// The partial page that the block starts with.
     pub(super) partial: Option<PartialPage>,
     pub(super) parts: Vec<Part>,
-    /// The sizes of new handles, in pages, which stand behind the parts.
+    /// The sizes of new handles, in pages, behind the parts.
     pub(super) new: Vec<u32>,
     /// The start of a handle, behind the new ones.
     pub(super) last: Option<Part>,
-    /// The free start of a page that another block uses in part: the block's last bytes, behind the new handles.
+    /// The free start of a page that another block uses in part. It takes the last bytes of the block, behind the new handles.
     pub(super) head: Option<PartialPage>,
 }
 
 impl MappingPlan {
-    /// How many mappings are made of memory that there is.
+    /// The number of mappings of existing handles.
     pub(super) fn mapping_count(&self) -> usize {
         self.parts.len()
             + [self.last.is_some(), self.partial.is_some(), self.head.is_some()]
@@ -39,17 +39,17 @@ impl MappingPlan {
                 .sum::<usize>()
     }
 
-    /// Where the block starts that it is made for.
+    /// The offset of the block in the row.
     fn block_start(&self, pages: &Pages) -> u64 {
         match (self.partial, self.parts.first()) {
             (Some(partial), _) => partial.start(pages),
-            // It may be the end of its handle.
+            // The part may be the end of its handle.
             (None, Some(part)) => u64::from(part.first) << PAGE_SHIFT,
             (None, None) => 0,
         }
     }
 
-    /// What its mappings take of a space.
+    /// The addresses that the row takes, in bytes.
     pub(super) fn size_bytes(&self, pages: &Pages) -> u64 {
         let known = self.parts.iter().chain(&self.last).map(|part| part.handle);
         let known = known
@@ -61,7 +61,7 @@ impl MappingPlan {
 }
 
 impl Heap {
-    /// A piece over a row of mappings, behind what it continues, or on its own.
+    /// Makes a row of mappings, as an extension or on its own, and takes a block there.
     pub(super) fn build<M: PhysicalMemory>(
         &mut self,
         index: usize,
@@ -88,17 +88,17 @@ impl Heap {
             }
             None => row_start + row.block_start(&self.pages),
         };
-        Ok(Some(self.claimed(index, start, request.size_bytes, request.slot)))
+        Ok(Some(self.claimed(index, start, request.size_bytes, request.stream)))
     }
 
-    /// Where a row stands that continues nothing: where much was unmapped, else at the end of the space. Behind a gap, into
-    /// which the row before can be continued, unless it is one of new handles only: those are better side by side. Where
+    /// The place of a row that extends nothing: a range where much was unmapped, else the end of the space. It stands behind a gap,
+    /// so that the row before it can be extended later, unless all its handles are new: those are better side by side. When
     /// addresses are short, gaps are used up.
     fn own_place(&self, index: usize, row: &MappingPlan) -> u64 {
         let (space, row_bytes) = (&self.spaces[index], row.size_bytes(&self.pages));
         let free_range = |size_bytes: u64| self.pages.free_va_ranges(index).find(size_bytes >> PAGE_SHIFT);
-        let is_anew = row.mapping_count() == 0;
-        let gap_bytes = if is_anew || index != LARGE_SPACE { 0 } else { GAP_BYTES };
+        let is_new = row.mapping_count() == 0;
+        let gap_bytes = if is_new || index != LARGE_SPACE { 0 } else { GAP_BYTES };
         if let Some(slot) = free_range(row_bytes + 2 * GAP_BYTES) {
             return (slot << PAGE_SHIFT) + gap_bytes;
         }
@@ -115,23 +115,23 @@ impl Heap {
     }
 }
 
-/// What the driver has been asked for, in case it has to be undone.
+/// The calls that were made, in case they have to be undone.
 #[derive(Default)]
 struct Done {
     created: Vec<(RawHandle, u32)>,
-    /// Address and size.
+    /// Address and size of each mapping.
     mapped: Vec<(u64, u64)>,
 }
 
 impl Done {
-    /// Each handle with its size.
+    /// Each new handle with its size in bytes.
     fn created_bytes(&self) -> impl Iterator<Item = (RawHandle, u64)> {
         self.created.iter().map(|(raw, page_count)| (*raw, u64::from(*page_count) << PAGE_SHIFT))
     }
 }
 
-/// Makes the mappings, from a place on that is a free range or the end of the space, and moves what the parts name into them.
-/// False when the space has no room, or handles no numbers.
+/// Makes the mappings at a place that is a free range or the end of the space, and moves the pages of the plan into them. False if
+/// the space has no room, or if the handles are used up.
 pub(super) fn make<M: PhysicalMemory>(
     heap: &mut Heap,
     (space, start): (usize, u64),
@@ -160,7 +160,7 @@ pub(super) fn make<M: PhysicalMemory>(
     }
     match asked {
         Ok(()) => commit(heap, (space, start), row, &done.created),
-        // What could not be undone is not a free range any more.
+        // Addresses that are still mapped are not a free range.
         Err(_) if !is_undone => {
             heap.pages.free_va_ranges_mut(space).fill(start >> PAGE_SHIFT, size_bytes >> PAGE_SHIFT);
             heap.lose_row((space, start), size_bytes, still_mapped, done.created_bytes().collect());
@@ -200,7 +200,7 @@ fn ask<M: PhysicalMemory>(
     backing.set_access(base, address - base)
 }
 
-/// What is still mapped of it. Where that is anything, the handles stay too.
+/// Undoes the calls, and returns what is still mapped. If that is anything, the new handles stay too.
 fn undo(heap: &mut Heap, done: &Done, backing: &mut impl PhysicalMemory) -> Vec<(u64, u64)> {
     let mut mapped = done.mapped.clone();
     mapped.retain(|(address, size_bytes)| backing.unmap(*address, *size_bytes).is_err());
@@ -248,7 +248,7 @@ fn commit(heap: &mut Heap, (space, start): (usize, u64), row: &MappingPlan, crea
     }
 }
 
-/// Room for what a row will miss the next time.
+/// Room for later extensions of the row before.
 const GAP_BYTES: u64 = 32 << 20;
-/// Addresses that are tiled, of what is reserved; each page of them takes 12 bytes of tables.
+/// The addresses in use, as a multiple of the reserved memory; each page of them takes 12 bytes of tables.
 const SPAN: u64 = 16;

@@ -1,21 +1,21 @@
-//! [`TuningByLimit`]: what the heap trades, by how near its limit is.
+//! [`TuningByLimit`]: the heap's tuning, which changes with the distance from the limit.
 //!
-//! Live blocks keep their addresses, and so the handles under them: what a large handle has free beside a live block is of no use
-//! to a request that needs more than that. Nothing done at the limit brings it back, so a heap with a limit prepares for it:
+//! Live blocks keep their addresses, and so the handles under them: the free rest of a large handle is of no use to a larger
+//! request. Nothing that happens at the limit brings it back, so a heap with a limit prepares for it:
 //!
-//! - below any limit handles are so small that many of them make up the limit, and threads keep little;
+//! - below any limit handles are so small that many of them make up the limit, and thread caches hold little;
 //! - once blocks have needed a thirty-second of the limit, the heap is *exact*: it keeps no slack, so that streams share no page under
 //!   blocks that may live long;
-//! - once blocks have needed half of the limit, the heap is *careful*: it trades as [`Tuning::TIGHT`] does, whatever its
-//!   own tuning is.
+//! - once blocks have needed half of the limit, the heap is *careful*: its tuning is [`Tuning::careful`], close to
+//!   [`Tuning::TIGHT`].
 //!
 //! The bytes that blocks have needed are a peak of use. It decays with each allocation that misses the thread caches, so a pool
 //! relaxes some thousand misses after its blocks were freed.
 //!
 //! Both parts are measured (`cargo xtask replay --random`), at 1.02 times the peak of random programs: of 764 that fit under
 //! `tight`, 1.6 % do not fit under `fast` if slack ends at a quarter of the limit, 0.9 % if it ends at a sixteenth, and 0.5 % with
-//! these. To be careful from a sixteenth on costs eleven times as much driver time where the limit is far (`gpt2_train_varlen` at
-//! four times its peak: 257 ms instead of 23).
+//! these values. Being careful from a sixteenth on costs eleven times the driver time while the limit is far (`gpt2_train_varlen`
+//! at four times its peak: 257 ms instead of 23).
 
 use super::Heap;
 use super::space::PAGE_SHIFT;
@@ -29,9 +29,9 @@ pub(super) struct TuningByLimit {
     limited: Tuning,
     /// Nearer, without slack.
     exact: Tuning,
-    /// Near it.
+    /// Near a limit.
     careful: Tuning,
-    /// [`NO_LIMIT`] without one.
+    /// [`NO_LIMIT`] without a limit.
     limit_bytes: u64,
 }
 
@@ -76,9 +76,9 @@ impl TuningByLimit {
 }
 
 impl Heap {
-    /// How much may be reserved, by limits that are kept elsewhere; [`u64::MAX`] for no limit. Segments are not handles: where
-    /// there is no virtual memory this changes nothing. Called once for each allocation that misses the caches: the peak of use
-    /// that decides how near the limit is fades with each.
+    /// Sets the bytes that may be reserved, as the caller's limits allow; [`u64::MAX`] for no limit. Without virtual memory this
+    /// changes nothing, because segments cannot be remapped. Call this once for each allocation that misses the thread caches: the
+    /// peak of use that determines the distance from the limit decays with each call.
     pub fn set_limit_bytes(&mut self, limit_bytes: u64) {
         self.fading_peak_bytes =
             self.used_bytes.max(self.fading_peak_bytes - self.fading_peak_bytes / FADE_DIVISOR);
@@ -120,15 +120,15 @@ impl Heap {
 }
 
 const NO_LIMIT: u64 = u64::MAX;
-/// Without slack from this part of the limit on.
+/// The part of the limit from which on there is no slack.
 const EXACT_DIVISOR: u64 = 32;
-/// Careful from this part of the limit on.
+/// The part of the limit from which on the heap is careful.
 const CAREFUL_DIVISOR: u64 = 2;
-/// A peak loses this part of itself with each miss.
+/// The part of itself that a peak loses with each miss.
 const FADE_DIVISOR: u64 = 2048;
-/// A limit is made up of this many handles at least. Below 4 GiB those are of 2 MiB.
+/// The least number of handles that make up a limit. Below 4 GiB each is 2 MiB.
 const HANDLES_MIN: u64 = 2048;
-/// Threads keep this part of the limit at most, of small blocks, while the share of what is reserved is less.
+/// The largest part of the limit that thread caches hold of small blocks, while the share of the reserved memory is less.
 const MAGAZINE_DIVISOR: u64 = 512;
 
 #[cfg(test)]
@@ -170,7 +170,7 @@ mod tests {
         assert_eq!((limited.handle_max_pages, limited.magazine_bytes_min), (1, 2 << 20));
     }
 
-    /// Near its limit every profile trades the same.
+    /// Near its limit every profile has the same tuning.
     #[test]
     fn profiles_differ_near_a_limit_in_what_does_not_decide_what_fits() {
         let of = |profile: Tuning| Tuning { mapping_allowance_per_mille: 0, ..profile.careful() };

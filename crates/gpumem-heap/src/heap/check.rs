@@ -1,4 +1,4 @@
-//! [`Heap::check`]: every invariant, as one walk.
+//! [`Heap::check`]: all invariants, checked by one walk.
 
 use super::Heap;
 use super::mappings::Entry;
@@ -10,7 +10,11 @@ use super::stamps::{Owner, Pending};
 use std::collections::BTreeMap;
 
 impl Heap {
-    /// Walks everything the heap knows and says the first thing that contradicts another. Returns how many pieces are out.
+    /// Checks all invariants, and returns the number of blocks that were taken and not given back.
+    ///
+    /// # Errors
+    ///
+    /// A description of the first contradiction.
     pub fn check(&self) -> Result<u64, String> {
         let mut shares = BTreeMap::new();
         let (mut record_count, mut live_count, mut live_bytes) = (0, 0, 0);
@@ -117,7 +121,7 @@ impl Heap {
         expect(self.reserved_bytes() <= self.reserved_peak_bytes, || "more is reserved than ever".into())
     }
 
-    /// Each byte of a page that is in several mappings is in one of them.
+    /// Checks that each byte of a page with several mappings is resident in one of them.
     fn check_shared(&self) -> Result<(), String> {
         for (handle, page, parts) in self.pages.shared() {
             let mut ranges = Vec::new();
@@ -139,14 +143,14 @@ impl Heap {
         Ok(())
     }
 
-    /// Whether there is memory behind a page of addresses.
+    /// True if there is memory behind a page of addresses.
     fn is_resident(&self, index: usize, slot: u64) -> bool {
         self.pages.entry(index, slot).is_some_and(Entry::is_resident)
             || self.segments.as_ref().is_some_and(|segments| segments.has(index, slot))
     }
 
-    /// Bytes that somebody may hold lie on pages that are resident there; gaps on pages that are not. Of a page that is
-    /// there in part, some are the one and some the other.
+    /// Checks that blocks and free ranges lie on pages that are resident there, and gaps on pages that are not. A partly resident
+    /// page has both.
     fn check_memory(&self, index: usize, id: u32, record: &Record) -> Result<(), String> {
         let is_memory = record.kind != Kind::Gap;
         let slots = record.start >> PAGE_SHIFT..record.end().div_ceil(PAGE_BYTES);
@@ -162,7 +166,7 @@ impl Heap {
         let is_right = match record.kind {
             Kind::Free if pending.owner == Owner::READY => pending == Pending::READY,
             Kind::Free if pending.owner != Owner::MULTI_STREAM => {
-                Owner::of(pending.stamp.slot()) == pending.owner
+                Owner::of(pending.stamp.stream_index()) == pending.owner
             }
             _ => true,
         };
@@ -172,7 +176,7 @@ impl Heap {
     }
 }
 
-/// The records of a space follow each other without a break or an overlap, and none could be one with its neighbour.
+/// Checks that the records of a space follow each other without a break or an overlap, and that no two neighbours could be merged.
 fn check_tiling(index: usize, space: &Space, records: &Records) -> Result<Vec<u32>, String> {
     let mut ids: Vec<u32> = space.ids_backwards(records).collect();
     ids.reverse();
@@ -201,7 +205,7 @@ fn check_tiling(index: usize, space: &Space, records: &Records) -> Result<Vec<u3
     Ok(ids)
 }
 
-/// Each free record is in its owner's list of its size, and nothing else is in any.
+/// Checks that each free record is in its owner's list of its size, and nothing else is in any list.
 fn check_lists(index: usize, space: &Space, records: &Records, ids: &[u32]) -> Result<(), String> {
     let free = ids.iter().filter(|id| records[**id].kind == Kind::Free).count();
     let mut listed = 0;

@@ -1,8 +1,7 @@
-//! [`Extension`]: a stretch of addresses that a block may have, too short by itself, with room for new mappings behind it.
-//! Pure.
+//! [`Extension`]: a free address range that is too short for a block, with room for new mappings behind it.
 //!
-//! Rows of mappings that continue nothing are made with a gap before them. Whoever needs a little more than a row has
-//! adds mappings behind it, which costs the driver as many calls as there are new mappings, not as many as the block has.
+//! Rows of mappings that extend nothing are made with a gap before them. A request that is a little too large for a row adds
+//! mappings behind it: the number of driver calls is that of the new mappings, not that of all mappings of the block.
 
 use super::idle_scan::{Idle, IdleScan, View};
 use super::mappings::MappingId;
@@ -11,30 +10,30 @@ use super::space::{PAGE_BYTES, PAGE_SHIFT, Space};
 use super::{Heap, pages_in};
 use crate::order::Order;
 
-/// Where a block would start, and what it takes to make it fit.
+/// Where a block would start, and what is missing to make it fit.
 #[derive(Debug)]
 pub(super) struct Extension {
     pub(super) start: u64,
-    /// New mappings stand from here on, up to so many pages of addresses.
+    /// The place of the new mappings, and the pages of addresses that are free there.
     pub(super) row_start: u64,
     pub(super) room_pages: u64,
     pub(super) missing_pages: u32,
-    /// Mappings of the stretch, and the pages that move back to each.
+    /// Mappings in the range, and the pages that move back to each.
     pub(super) moves: Vec<(MappingId, u64)>,
-    /// The stretch's own memory, which can't be mapped elsewhere for this block.
+    /// The range's own memory, which cannot be mapped elsewhere for this block.
     pub(super) scan: IdleScan,
 }
 
 impl Extension {
-    /// What continues nothing may as well stand elsewhere, unless its alignment needs more than that of a page.
+    /// True if the new mappings are cheaper here than elsewhere: something is extended, or the alignment is larger than a page.
     pub(super) fn is_worth_it(&self, alignment: u64) -> bool {
         self.start < self.row_start || alignment > PAGE_BYTES
     }
 }
 
 impl Heap {
-    /// Those that miss the fewest pages, fewest first. That at the end of the space, which suits any alignment, is the
-    /// last, whatever it misses.
+    /// The extensions that miss the fewest pages, fewest first. The end of the space, which suits any alignment, is the last,
+    /// whatever it misses.
     pub(super) fn extensions(
         &self,
         index: usize,
@@ -62,7 +61,7 @@ impl Heap {
     }
 }
 
-/// Of a mapping, the pages that are part of a stretch.
+/// The pages of a mapping that are part of a range.
 struct Before {
     mapping: MappingId,
     handle: u32,
@@ -72,12 +71,12 @@ struct Before {
 struct Stretch<'a> {
     pages: &'a Pages,
     index: usize,
-    /// Of every handle, which of its pages are idle.
+    /// For each handle, its idle pages.
     idle: Vec<u64>,
 }
 
 impl Stretch<'_> {
-    /// What lies before a free range, as far as the block needs it.
+    /// The range before a free range of addresses, as far as the block needs it.
     fn extension(
         &self,
         space: &Space,
@@ -111,7 +110,7 @@ impl Stretch<'_> {
         })
     }
 
-    /// Mappings side by side up to a slot, and the pages of each that are idle: each page of memory once.
+    /// The adjacent mappings up to a place, and the idle pages of each: each page of memory once.
     fn before(&self, mut slot: u64, most_pages: u32) -> Vec<Before> {
         let mut parts: Vec<Before> = Vec::new();
         let mut missing = most_pages;
@@ -120,7 +119,7 @@ impl Stretch<'_> {
             let (handle, last) = (entry.handle(), entry.page());
             let mapping = MappingId::new(self.index, slot as u32 - 1 - last);
             let mut idle = self.idle[handle as usize];
-            // What is pinned may be had where it is.
+            // Pinned memory may be used in its place.
             if self.pages.is_pinned(handle) {
                 idle &= self.pages.resident(mapping);
             }
@@ -141,8 +140,8 @@ impl Stretch<'_> {
         parts
     }
 
-    /// The page before a place is not idle as a whole, but the bytes next to the place may be free: from where on. What is in
-    /// several mappings may be about to move.
+    /// The page before a place is not idle as a whole, but its last bytes may be free: returns where they start. A page with
+    /// several mappings is left out, because it may be about to move.
     fn free_before(&self, space: &Space, place: u64, view: &View<impl Order>) -> u64 {
         let entry = place.checked_sub(1).and_then(|last| self.pages.entry(self.index, last >> PAGE_SHIFT));
         let Some(_) = entry.filter(|entry| !entry.is_part()) else { return place };
@@ -155,5 +154,5 @@ impl Stretch<'_> {
     }
 }
 
-/// So many stretches are planned for.
+/// The number of ranges that are planned for.
 const LOOKS_MAX: usize = 4;

@@ -1,21 +1,22 @@
-//! [`Fit`]: the free records of one owner, by size.
+//! [`Fit`]: the free records of one owner, by size (two-level segregated fit: Masmano, Ripoll, Crespo and Real, "TLSF", ECRTS
+//! 2004).
 //!
-//! Two levels: the size's power of two, and 32 steps within it. Two words of bits say which lists hold anything, so that
-//! a search looks at a few records of the request's own step and then takes the first of the next step that has any.
+//! The first level is the size's power of two, the second has 32 steps within it. Bitmaps tell which lists are not empty, so that a
+//! search looks at a few records of the request's own step and then takes the first record of the next step that has any.
 
 use super::record::{NONE, Record, Records};
 
-/// Sizes are multiples of this.
+/// All sizes are multiples of this.
 pub(super) const UNIT_BYTES: u64 = 1 << UNIT_SHIFT;
 
 #[derive(Debug)]
 pub(super) struct Fit {
-    /// Which rows hold anything.
+    /// The rows that are not empty.
     rows: u64,
-    /// Which steps of a row do.
+    /// The steps of each row that are not empty.
     steps: [u32; ROW_COUNT],
     heads: [u32; STEP_COUNT],
-    /// All that hangs here.
+    /// The sum of the sizes of all records.
     pub(super) size_bytes: u64,
 }
 
@@ -63,7 +64,7 @@ impl Fit {
         }
     }
 
-    /// A record that `size_bytes` fit into at this alignment, among the smallest there are.
+    /// A record with room for `size_bytes` at an alignment, among the smallest.
     pub(super) fn find(&self, records: &Records, size_bytes: u64, base: u64, alignment: u64) -> Option<u32> {
         let fits = |record: &Record| place(record, size_bytes, base, alignment).is_some();
         let own = step_of(size_bytes);
@@ -89,7 +90,7 @@ impl Fit {
         if alignment <= UNIT_BYTES {
             return Some(self.heads[step]);
         }
-        // Any record with room for the alignment on top fits; smaller ones may.
+        // Any record with room for the padding of the alignment fits; a smaller one may.
         let surely = step_of(size_bytes.saturating_add(alignment)) + 1;
         loop {
             let id = self.heads[step];
@@ -100,7 +101,7 @@ impl Fit {
         }
     }
 
-    /// The first step from this one on that holds anything.
+    /// The first list from a step on that is not empty.
     fn next_step(&self, step: usize) -> Option<usize> {
         let row = step / STEPS;
         if row >= ROW_COUNT {
@@ -118,7 +119,7 @@ impl Fit {
         Some(row * STEPS + self.steps[row].trailing_zeros() as usize)
     }
 
-    /// Every record from a size on; a few that are a little smaller may come along.
+    /// All records from a size on; a few slightly smaller ones may come along.
     pub(super) fn ids<'a>(&'a self, records: &'a Records, size_bytes: u64) -> impl Iterator<Item = u32> + 'a {
         let first = self.next_step(step_of(size_bytes));
         let steps = core::iter::successors(first, |step| self.next_step(step + 1));
@@ -128,7 +129,7 @@ impl Fit {
         })
     }
 
-    /// Whether the words of bits say what the lists hold, for [`super::check`].
+    /// True if the bitmaps agree with the lists, for [`super::check`].
     pub(super) fn is_consistent(&self, records: &Records) -> bool {
         let heads = self.heads.iter().enumerate().all(|(step, head)| {
             let bit = self.steps[step / STEPS] >> (step % STEPS) & 1 == 1;
@@ -141,13 +142,13 @@ impl Fit {
     }
 }
 
-/// Where in a record so many bytes start, at an alignment of the address `base` further on.
+/// The first place in a record for so many bytes, with the alignment counted from `-base`.
 pub(super) fn place(record: &Record, size_bytes: u64, base: u64, alignment: u64) -> Option<u64> {
     let start = (base + record.start).checked_next_multiple_of(alignment)? - base;
     (start.checked_add(size_bytes)? <= record.end()).then_some(start)
 }
 
-/// The list that records of this size are in.
+/// The list for records of a size.
 fn step_of(size_bytes: u64) -> usize {
     let units = size_bytes >> UNIT_SHIFT;
     if units < STEPS as u64 {
@@ -165,7 +166,7 @@ const STEPS: usize = 1 << STEP_SHIFT;
 const ROW_COUNT: usize = 38;
 const STEP_COUNT: usize = ROW_COUNT * STEPS;
 
-/// How many records of the request's own step are looked at.
+/// The records of the request's own step that a search looks at.
 const LOOKS_MAX: usize = 8;
 
 #[cfg(test)]

@@ -1,20 +1,20 @@
-//! [`FreeVaRanges`]: addresses of a space that nothing is mapped at, among those that were used before. Pure.
+//! [`FreeVaRanges`]: ranges of addresses that were used before and where nothing is mapped now.
 
 use std::collections::BTreeMap;
 
-/// Pages of addresses: first and count. None touches another.
+/// First page and number of pages of each range. No two ranges touch.
 #[derive(Debug, Default)]
 pub(super) struct FreeVaRanges {
     list: BTreeMap<u64, u64>,
 }
 
 impl FreeVaRanges {
-    /// The first that has so many pages.
+    /// The first range with so many pages.
     pub(super) fn find(&self, page_count: u64) -> Option<u64> {
         self.iter().find(|(_, count)| *count >= page_count).map(|(slot, _)| slot)
     }
 
-    /// First page and count of each.
+    /// First page and number of pages of each range.
     pub(super) fn iter(&self) -> impl Iterator<Item = (u64, u64)> {
         self.list.iter().map(|(slot, count)| (*slot, *count))
     }
@@ -30,7 +30,7 @@ impl FreeVaRanges {
         self.list.insert(slot, count);
     }
 
-    /// Something is mapped there now; what lies in no free range is left alone.
+    /// Removes a range where something is mapped now. Pages that are in no free range are left alone.
     pub(super) fn fill(&mut self, slot: u64, count: u64) {
         let Some((start, free_range_count)) =
             self.list.range(..=slot).next_back().map(|(slot, count)| (*slot, *count))
@@ -50,7 +50,7 @@ impl FreeVaRanges {
         }
     }
 
-    /// The host memory that they take: nodes of such a tree are two thirds full.
+    /// The host memory of the ranges: nodes of a B-tree are two thirds full.
     pub(super) fn size_bytes(&self) -> usize {
         self.list.len() * size_of::<(u64, u64)>() * 3 / 2
     }

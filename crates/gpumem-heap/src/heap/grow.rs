@@ -1,4 +1,4 @@
-//! New handles, or segments: how many, how large, and how far the heap may grow.
+//! Growth: how many new handles or segments, how large, and how far.
 
 use super::build::{self, MappingPlan};
 use super::extension::Extension;
@@ -12,11 +12,11 @@ use crate::order::Order;
 use crate::tuning::Tuning;
 
 impl Heap {
-    /// A piece that new handles are part of. No more than `reserved_max_bytes` are reserved afterwards.
+    /// Takes a block that includes new handles. At most `reserved_max_bytes` are reserved afterwards.
     ///
     /// # Errors
     ///
-    /// What the driver says, that it has no more memory included; nothing has changed then.
+    /// The error of the [`PhysicalMemory`] call that failed, out of memory included. Nothing has changed then.
     pub fn take_grown<M: PhysicalMemory>(
         &mut self,
         request: &Request,
@@ -28,20 +28,20 @@ impl Heap {
             return self.take_of_new_segment(request, backing, reserved_max_bytes);
         }
         if self.starts_in_pages(request) {
-            let piece = self.grow(request, order, backing, (reserved_max_bytes, true))?;
-            if piece.is_some() || reserved_max_bytes <= self.reserved_bytes() {
-                return Ok(piece);
+            let block = self.grow(request, order, backing, (reserved_max_bytes, true))?;
+            if block.is_some() || reserved_max_bytes <= self.reserved_bytes() {
+                return Ok(block);
             }
         }
         self.grow(request, order, backing, (reserved_max_bytes, false))
     }
 
-    /// Allocates a block that starts and ends in pages which other blocks use in part, with new handles between them. The last
-    /// rung calls this, after all other rungs found nothing.
+    /// Takes a block that starts and ends in pages which other blocks use in part, with new handles between them. For a request
+    /// that no other function can meet.
     ///
     /// # Errors
     ///
-    /// The memory's error of the first call for new handles or mappings that fails.
+    /// The error of the [`PhysicalMemory`] call that failed. Nothing has changed then.
     pub fn take_glued<M: PhysicalMemory>(
         &mut self,
         request: &Request,
@@ -51,7 +51,7 @@ impl Heap {
     ) -> Result<Option<HeapBlock>, M::Error> {
         let Some(size_bytes) = rounded(request.size_bytes) else { return Ok(None) };
         let room = reserved_max_bytes.saturating_sub(self.reserved_bytes()) >> PAGE_SHIFT;
-        let view = View { records: &self.records, slot: request.slot, order, with_ready: true };
+        let view = View { records: &self.records, stream: request.stream, order, with_ready: true };
         let scan = IdleScan::movable(&self.pages, &self.spaces, &view);
         match self.glued((size_bytes, request.alignment), &scan, &view, room) {
             Some(row) => {
@@ -72,10 +72,10 @@ impl Heap {
         let Some(size_bytes) = rounded(request.size_bytes) else { return Ok(None) };
         let index = space_of(request);
         let room = reserved_max_bytes.saturating_sub(self.reserved_bytes()) >> PAGE_SHIFT;
-        let view = View { records: &self.records, slot: request.slot, order, with_ready: true };
+        let view = View { records: &self.records, stream: request.stream, order, with_ready: true };
         let mut scan = IdleScan::movable(&self.pages, &self.spaces, &view);
         if in_pages {
-            scan.ends = self.ends(index, request.slot, &scan);
+            scan.ends = self.ends(index, request.stream, &scan);
         }
         let mut extensions = self.extensions(index, (size_bytes, alignment), &scan, &view);
         let target = self.growth_target_bytes(request).saturating_sub(self.reserved_bytes()) >> PAGE_SHIFT;
@@ -98,7 +98,7 @@ impl Heap {
         self.build(index, &Request { size_bytes, ..*request }, place, &row, backing)
     }
 
-    /// The fewest new pages.
+    /// The plan with the fewest new pages.
     fn mixed(
         &self,
         extensions: Vec<Extension>,
@@ -124,7 +124,7 @@ impl Heap {
         all.min_by_key(|(_, row)| (row.new.iter().sum::<u32>(), row.mapping_count()))
     }
 
-    /// All that is idle and can stand in a row, and new handles for the rest.
+    /// A row of all idle pages that can be adjacent, and new handles for the rest.
     pub(super) fn mixed_row(
         &self,
         idle: &[Idle],
@@ -148,12 +148,11 @@ impl Heap {
         })
     }
 
-    /// Makes new handles for so many bytes more, which are ready for all. False when that would reserve more than
-    /// `reserved_max_bytes`.
+    /// Creates memory that is ready for all streams. False if more than `reserved_max_bytes` would be reserved.
     ///
     /// # Errors
     ///
-    /// What the driver says. What several segments had got by then stays, ready for all.
+    /// The error of the [`PhysicalMemory`] call that failed. Segments that were created before it stay, ready for all streams.
     pub fn reserve<M: PhysicalMemory>(
         &mut self,
         size_bytes: u64,
@@ -178,17 +177,16 @@ impl Heap {
         Ok(is_made)
     }
 
-    /// What a set keeps at hand of large blocks, as its thread finds it when it comes to the heap: when it came last, and now.
+    /// Notes the large blocks that one thread cache retains: the bytes at its last visit, and now.
     ///
-    /// The sum is of as many moments as there are sets, and only guides what they may keep. Where others have drained a
-    /// set since, more counts as kept than is, and sets may keep too much until its thread comes again: an allocation
-    /// that finds too little takes all of that from them. Where one has kept more since, that counts as needed, and sets
-    /// may keep less.
+    /// The sum over all caches mixes as many moments as there are caches, and only guides how much they may retain. If a cache was
+    /// drained since its last visit, too much counts as retained until its thread comes again; an allocation that finds too little
+    /// memory empties the caches then. If a cache retains more since, that counts as needed, and caches may retain less.
     pub fn note_kept(&mut self, before_bytes: u64, now_bytes: u64) {
         self.kept_bytes = (self.kept_bytes + now_bytes).saturating_sub(before_bytes);
     }
 
-    /// What threads may keep at hand of large blocks: a part of what was reserved ahead and nobody has ever needed.
+    /// The bytes of large blocks that thread caches may retain: a part of the memory that was reserved ahead and never needed.
     pub fn keepable_bytes(&mut self) -> u64 {
         let needed_bytes = self.used_bytes.saturating_sub(self.kept_bytes);
         self.needed_peak_bytes = self.needed_peak_bytes.max(needed_bytes);
@@ -207,25 +205,25 @@ impl Heap {
         self.keepable_bytes > self.needed_peak_bytes / 4
     }
 
-    /// How far the heap may grow for this request before anything dearer than a new handle is worth trying.
+    /// How far the heap may grow for a request before more expensive steps than a new handle are worthwhile, in bytes.
     pub fn growth_target_bytes(&self, request: &Request) -> u64 {
         let used = self.used_bytes.saturating_add(request.size_bytes).max(self.used_peak_bytes);
-        // Where nothing can be mapped elsewhere, there has to be room for what is left over.
-        let piece_pages =
+        // Without mappings there has to be room for what is left over of a segment.
+        let segment_pages =
             self.segments.as_ref().map_or(0, |_| self.segment_pages(space_of(request), request.size_bytes));
         let Tuning { growth_slack_per_mille: usual, growth_slack_max_per_mille: most, .. } = *self.tuning();
         let beyond = |used: u64, per_mille: u32| {
             let slack_bytes = (used / 1000).saturating_mul(u64::from(per_mille));
-            used.saturating_add(slack_bytes).saturating_add(piece_pages << PAGE_SHIFT)
+            used.saturating_add(slack_bytes).saturating_add(segment_pages << PAGE_SHIFT)
         };
         if self.mapping_credit >= 1000 || most <= usual {
             return beyond(used, usual);
         }
-        // What each stream has ever used is what they need together if none is ever ordered after another.
+        // The sum of each stream's peak is what streams need if none is ever ordered after another.
         beyond(used.max(self.shares.peak_bytes()), most)
     }
 
-    /// How much a space grows by at least: few handles for a large heap, little waste in a small one.
+    /// The least growth of a space, in pages: few handles for a large heap, little waste in a small one.
     pub(super) fn growth_pages(&self, index: usize) -> u32 {
         let reserved = self.spaces[index].end().min(self.reserved_bytes());
         let bytes = reserved / u64::from(self.tuning().growth_divisor);

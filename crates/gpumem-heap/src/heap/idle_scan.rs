@@ -1,8 +1,8 @@
-//! [`IdleScan`]: which pages nobody holds, from one stream's point of view.
+//! [`IdleScan`]: the pages that are idle from one stream's point of view.
 //!
-//! Made anew when a request found nothing: it walks the free records, not the heap. From it come the two ways to have
-//! memory without asking the driver for more: stretches of addresses whose memory can move back to them
-//! ([`super::remap`]), and the parts of handles that a new mapping can be made of ([`super::plan`]).
+//! Made when a request found nothing else: it walks the free records, not the whole heap. It gives the two ways to reuse memory
+//! under other addresses: address ranges whose memory can move back ([`super::remap`]), and parts of handles that a new mapping can
+//! be made of ([`super::plan`]).
 
 use super::pages::{Pages, ones};
 use super::partial_page::PartialPage;
@@ -16,7 +16,7 @@ use crate::order::{Order, StreamIndex};
 pub(super) struct Idle {
     pub(super) handle: u32,
     pub(super) mask: u64,
-    /// Where the first of them is resident.
+    /// The place where the first of them is resident.
     pub(super) slot: u32,
 }
 
@@ -24,27 +24,27 @@ pub(super) struct Idle {
 pub(super) struct IdleScan {
     /// By handle.
     pub(super) idle: Vec<Idle>,
-    /// What a block may start with, if any may.
+    /// The partial pages that a block may start with.
     pub(super) ends: Vec<PartialPage>,
 }
 
-/// The records as work on one stream may see them.
+/// The records as work on one stream may use them.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct View<'a, O> {
     pub(super) records: &'a Records,
-    pub(super) slot: StreamIndex,
+    pub(super) stream: StreamIndex,
     pub(super) order: &'a O,
-    /// Whether what is ready for all counts.
+    /// False to leave out memory that is ready for all streams.
     pub(super) with_ready: bool,
 }
 
 impl<O: Order> View<'_, O> {
-    /// Whether that work may touch it: it is free, and its last uses are ordered before.
+    /// True if a record is free, and its last uses are ordered before the stream's next operation.
     pub(super) fn is_usable(&self, record: &Record) -> bool {
         let pending = Pending { owner: record.owner, stamp: record.stamp };
         record.kind == Kind::Free
             && (self.with_ready || record.owner != Owner::READY)
-            && self.records.sets.is_usable(pending, self.slot, self.order)
+            && self.records.sets.is_usable(pending, self.stream, self.order)
     }
 }
 
@@ -67,14 +67,14 @@ impl IdleScan {
         scan
     }
 
-    /// The same without what is pinned to its place.
+    /// Like [`IdleScan::collect`], without pages that are pinned to their place.
     pub(super) fn movable(pages: &Pages, spaces: &[Space; 2], view: &View<impl Order>) -> Self {
         let mut scan = Self::collect(pages, spaces, view);
         scan.idle.retain(|idle| !pages.is_pinned(idle.handle));
         scan
     }
 
-    /// Of these, in any order.
+    /// Makes a scan of idle pages in any order.
     pub(super) fn of(idle: Vec<Idle>) -> Self {
         let mut scan = Self { idle, ends: Vec::new() };
         scan.merge();
@@ -96,12 +96,12 @@ impl IdleScan {
         found.is_ok_and(|at| self.idle[at].mask >> page & 1 == 1)
     }
 
-    /// All of them together.
+    /// The number of idle pages.
     pub(super) fn page_count(&self) -> u32 {
         self.idle.iter().map(|idle| idle.mask.count_ones()).sum()
     }
 
-    /// Of every handle, which of its pages are idle.
+    /// For each handle, its idle pages.
     pub(super) fn by_handle(&self, pages: &Pages) -> Vec<u64> {
         let mut masks = vec![0; pages.handles.len()];
         self.idle.iter().for_each(|idle| masks[idle.handle as usize] = idle.mask);
@@ -132,10 +132,9 @@ impl IdleScan {
     }
 }
 
-/// The stretches of free records that the same work may touch, each as long as it goes; those that are shorter than
-/// `size_bytes` may be left out.
+/// The maximal ranges of usable free records. Ranges shorter than `size_bytes` may be left out.
 pub(super) fn stretches(space: &Space, size_bytes: u64, view: &View<impl Order>) -> Vec<(u64, u64)> {
-    // With one list only, neighbours are merged already, unless it is that of different sets.
+    // With one owner, neighbours are merged already, unless they have different sets of stamps.
     let mut lists = space.fits_by_owner().filter(|(_, fit)| !fit.is_empty());
     let is_merged =
         lists.next().is_none_or(|(owner, _)| owner != Owner::MULTI_STREAM.index()) && lists.next().is_none();
@@ -153,5 +152,5 @@ pub(super) fn stretches(space: &Space, size_bytes: u64, view: &View<impl Order>)
     found
 }
 
-/// Where neighbours may wait for different streams, records of this part of a stretch are looked at too.
+/// Where neighbours may have different owners, records down to this part of a range's size are looked at.
 const SEEDS: u64 = 8;

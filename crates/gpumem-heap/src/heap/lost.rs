@@ -1,14 +1,14 @@
-//! [`Lost`]: what the driver would not take back when it was asked. It counts as reserved, and is tried again whenever memory
-//! is given back.
+//! [`Lost`]: memory that could not be released when the heap tried. It counts as reserved, and is tried again whenever memory is
+//! given back.
 
 use super::Heap;
 use super::space::PAGE_SHIFT;
 use crate::memory::{PhysicalMemory, RawHandle};
 
-/// Physical memory that could not be given back.
+/// Physical memory that could not be released.
 #[derive(Debug, Default)]
 pub struct Lost {
-    /// Not mapped any more: each with its size.
+    /// Handles that are not mapped any more, each with its size.
     handles: Vec<(RawHandle, u64)>,
     rows: Vec<LostMappings>,
     bytes: u64,
@@ -20,14 +20,14 @@ struct LostMappings {
     space: usize,
     slot: u64,
     page_count: u64,
-    /// What is still mapped of it: address and size.
+    /// The mappings that still exist: address and size.
     mapped: Vec<(u64, u64)>,
-    /// The handles that were made for it: each with its size.
+    /// The handles created for the row, each with its size.
     created: Vec<(RawHandle, u64)>,
 }
 
 impl Lost {
-    /// Of handles that nothing maps any more, and of those that were made for rows.
+    /// The size of all handles, in bytes.
     pub fn bytes(&self) -> u64 {
         self.bytes
     }
@@ -37,13 +37,17 @@ impl Lost {
         self.handles.is_empty() && self.rows.is_empty()
     }
 
-    /// Adds a handle that nothing maps.
+    /// Adds a handle that is not mapped.
     pub fn add(&mut self, handle: RawHandle, size_bytes: u64) {
         self.handles.push((handle, size_bytes));
         self.bytes += size_bytes;
     }
 
-    /// Tries all again, and returns the first failure.
+    /// Tries to release all handles again.
+    ///
+    /// # Errors
+    ///
+    /// The first error. All handles were tried.
     pub fn release<M: PhysicalMemory>(&mut self, backing: &mut M) -> Result<(), M::Error> {
         let Self { handles, bytes, .. } = self;
         let mut released = Ok(());
@@ -68,12 +72,12 @@ impl Lost {
 }
 
 impl Heap {
-    /// A handle that nothing maps.
+    /// Adds a handle that is not mapped, which the caller could not release.
     pub fn lose(&mut self, handle: RawHandle, size_bytes: u64) {
         self.lost.add(handle, size_bytes);
     }
 
-    /// What stays mapped of a row that was not completed: its addresses are not used before it is unmapped.
+    /// Adds a row that was not completed. Its addresses are not used before it is unmapped.
     pub(super) fn lose_row(
         &mut self,
         (space, start): (usize, u64),
@@ -86,11 +90,11 @@ impl Heap {
         self.lost.rows.push(LostMappings { space, slot, page_count, mapped, created });
     }
 
-    /// Gives back what the driver would not take back before, as far as it does now.
+    /// Tries again to unmap and release everything that could not be released before.
     ///
     /// # Errors
     ///
-    /// The first failure; the others were tried all the same.
+    /// The first error. Everything was tried.
     pub fn release_lost<M: PhysicalMemory>(&mut self, backing: &mut M) -> Result<(), M::Error> {
         if self.lost.is_empty() {
             return Ok(());

@@ -1,11 +1,13 @@
-//! [`Mappings`]: what is mapped where in one space. A word for each page of addresses, and another for each mapping's next.
+//! [`Mappings`]: what is mapped where in one space. One word for each page of addresses, and another that links a handle's
+//! mappings.
 //!
-//! Mappings that their memory has left are kept by the thousand, and where the device is far behind none of them may be
-//! unmapped: so they have no record of their own. What there is to know of a mapping stands at its pages of addresses.
+//! Mappings that their memory has left are kept by the thousand, and while the device is far behind none of them may be unmapped.
+//! So mappings have no records of their own: all data of a mapping is in the table of its page addresses. Such a page-sized place
+//! in the address range is a *slot*.
 
 use super::record::NONE;
 
-/// One mapping of a handle: its first page of addresses, and the space that this lies in.
+/// One mapping of a handle: its space, and its first slot.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct MappingId(u32);
 
@@ -23,8 +25,7 @@ impl MappingId {
     }
 }
 
-/// What is at a page of addresses: a handle's number, which of its pages, and whether that one is resident here, as a
-/// whole or in part.
+/// The content of a slot: a handle's number, one of its pages, and whether that page is resident here, as a whole or in part.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Entry(u32);
 
@@ -43,22 +44,22 @@ impl Entry {
         self.0 >> PAGE_AT & 63
     }
 
-    /// As a whole.
+    /// True if the page is resident here as a whole.
     pub(super) fn is_resident(self) -> bool {
         self.0 >> PART_AT == 0b10
     }
 
-    /// Some of its bytes, while others are elsewhere.
+    /// True if some bytes of the page are resident here, and others elsewhere.
     pub(super) fn is_part(self) -> bool {
         self != Self::NOTHING && self.0 >> PART_AT == 0b11
     }
 }
 
-/// Those of one space.
+/// The mappings of one space.
 #[derive(Debug, Default)]
 pub(super) struct Mappings {
     entries: Vec<Entry>,
-    /// At each mapping's first page: the handle's next older mapping.
+    /// At each mapping's first slot: the handle's next older mapping.
     older: Vec<u32>,
 }
 
@@ -68,7 +69,7 @@ impl Mappings {
         self.entries.get(slot as usize).copied().filter(|entry| *entry != Entry::NOTHING)
     }
 
-    /// The mappings by address, from a page on, given their handles' sizes: the first page of each, and the handle.
+    /// The mappings from a slot on, by address, given the sizes of their handles: the first slot of each, and its handle.
     pub(super) fn from(
         &self,
         mut slot: u32,
@@ -82,7 +83,7 @@ impl Mappings {
                     continue;
                 }
                 let handle = entry.handle();
-                // Most mappings of a heap without slack are of one page.
+                // Most mappings of a heap without slack have one page.
                 let goes_on = self.entry(u64::from(slot) + 1).is_some_and(|next| next.page() > 0);
                 slot += if goes_on { page_count(handle) - entry.page() } else { 1 };
                 if entry.page() == 0 {
@@ -92,7 +93,7 @@ impl Mappings {
         })
     }
 
-    /// The next older mapping of the one that starts at a page.
+    /// The next older mapping of the handle whose mapping starts at a slot.
     pub(super) fn older(&self, slot: u32) -> Option<MappingId> {
         self.older.get(slot as usize).copied().filter(|older| *older != NONE).map(MappingId)
     }
@@ -101,7 +102,7 @@ impl Mappings {
         self.older[slot as usize] = older.map_or(NONE, |older| older.0);
     }
 
-    /// A handle is mapped from a page of addresses on; nothing is resident there yet.
+    /// Adds a mapping of a handle, in which nothing is resident yet.
     pub(super) fn add(&mut self, slot: u32, handle: u32, page_count: u32) {
         let end = (slot + page_count) as usize;
         if self.entries.len() < end {
@@ -117,7 +118,7 @@ impl Mappings {
         self.entries[slot as usize..(slot + page_count) as usize].fill(Entry::NOTHING);
     }
 
-    /// Which of its pages are resident in the mapping that starts at a page, as a whole and in part.
+    /// The pages that are resident in the mapping at a slot, as a whole and in part.
     pub(super) fn resident(&self, slot: u32, page_count: u32) -> (u64, u64) {
         let entries = &self.entries[slot as usize..(slot + page_count) as usize];
         entries.iter().rev().fold((0, 0), |(wholes, parts), entry| {
@@ -133,13 +134,13 @@ impl Mappings {
         }
     }
 
-    /// The host memory that they take.
+    /// The host memory of the tables.
     pub(super) fn size_bytes(&self) -> usize {
         self.entries.capacity() * size_of::<Entry>() + self.older.capacity() * size_of::<u32>()
     }
 }
 
-/// Lengthens a table by little more than it needs: tables are most of what there is to keep.
+/// Extends a table by little more than it needs, because tables are most of the heap's host memory.
 pub(super) fn extend<T: Copy>(table: &mut Vec<T>, length: usize, value: T) {
     if table.capacity() < length {
         table.reserve_exact(length + length / 16 - table.len());
@@ -147,7 +148,7 @@ pub(super) fn extend<T: Copy>(table: &mut Vec<T>, length: usize, value: T) {
     table.resize(length, value);
 }
 
-/// How many handles there may be: 32 TiB of the smallest.
+/// The largest number of handles: 32 TiB of the smallest.
 pub(super) const HANDLES_MAX: usize = (1 << PAGE_AT) - 1;
 const PAGE_AT: u32 = 24;
 const PART_AT: u32 = 30;

@@ -1,10 +1,11 @@
-//! [`Pages`]: physical memory, and the addresses that it is reached by.
+//! [`Pages`]: physical memory, and the addresses where it is mapped.
 //!
-//! A *handle* is 1 to 64 pages of 2 MiB, mapped whole or not at all. A handle may
-//! be mapped in many places; each is a *mapping* ([`Mappings`]). Each page is *resident* in one of its handle's mappings: only there do records stand for its
-//! bytes, so no byte can be in two blocks. (Or it is in several in part, each byte in one: [`partial_page`](super::partial_page).) A page moves to another mapping of its handle when nobody holds any of it;
-//! the mapping that it left stays mapped, and moving back costs no driver call. A handle remembers what was in use where its
-//! pages moved away, because the driver may unmap those mappings only when that is complete.
+//! A *handle* is 1 to 64 pages of 2 MiB, always mapped as a whole. A handle may have many *mappings* ([`Mappings`]). Each page is
+//! *resident* in one of its handle's mappings: only there do records stand for its bytes, so no byte can be in two blocks. (A page
+//! that blocks of one stream share may be resident in several mappings in part, each byte in one:
+//! [`partial_page`](super::partial_page).) A free page can move to another mapping of its handle. The mapping that it left stays
+//! mapped, so moving back costs no driver call. A handle keeps the last uses of its pages at places that they have left, because
+//! those mappings may be unmapped only when these uses are complete.
 
 use super::free_va_ranges::FreeVaRanges;
 use super::mappings::{Entry, MappingId, Mappings};
@@ -18,10 +19,10 @@ use std::collections::BTreeSet;
 #[derive(Clone, Debug)]
 pub(super) struct Handle {
     pub(super) raw: RawHandle,
-    /// 1 to 64; 0 marks a number that is unused.
+    /// 1 to 64; 0 marks an unused number.
     pub(super) page_count: u32,
     newest: Option<MappingId>,
-    /// The last uses of what has moved away, through any mapping.
+    /// The last uses of pages that have moved away, through any mapping.
     departed: Vec<Stamp>,
 }
 
@@ -31,17 +32,17 @@ const _: () = assert!(size_of::<Handle>() <= 48);
 pub(super) struct Pages {
     pub(super) handles: Vec<Handle>,
     unused_handles: Vec<u32>,
-    /// Of each space.
+    /// The mappings of each space.
     mappings: [Mappings; 2],
-    /// Of each space, the pages of addresses where a mapping was unmapped.
+    /// For each space, the slots where a mapping was unmapped.
     free_va_ranges: [FreeVaRanges; 2],
     mapping_count: usize,
     empty_count: usize,
-    /// Where the next empty mappings are looked for.
+    /// Where the search for empty mappings continues.
     hand: u32,
-    /// Handles that are mapped in no more mappings than they are, and move to none.
+    /// Handles that get no new mappings, and whose pages do not move.
     pinned: BTreeSet<u32>,
-    /// Pages that are in several mappings, in part: handle and page.
+    /// Pages that are resident in several mappings in part: handle and page.
     shared: BTreeSet<(u32, u32)>,
     pub(super) reserved_bytes: u64,
 }
@@ -55,17 +56,17 @@ impl Pages {
         self.mappings[id.space()].entry(u64::from(id.slot())).map_or(0, Entry::handle)
     }
 
-    /// Which of the handle's pages are resident in a mapping as a whole.
+    /// The handle's pages that are resident in a mapping as a whole.
     pub(super) fn resident(&self, id: MappingId) -> u64 {
         self.resident_of(id, self.handle_of(id)).0
     }
 
-    /// And which in part.
+    /// The handle's pages that are resident in a mapping in part.
     pub(super) fn resident_of(&self, id: MappingId, handle: u32) -> (u64, u64) {
         self.mappings[id.space()].resident(id.slot(), self.handle(handle).page_count)
     }
 
-    /// The numbers of the handles that there are.
+    /// The numbers of all handles.
     pub(super) fn handle_ids(&self) -> impl Iterator<Item = u32> {
         (0..self.handles.len() as u32).filter(|handle| self.handle(*handle).page_count > 0)
     }
@@ -86,12 +87,12 @@ impl Pages {
         self.mapping_count
     }
 
-    /// The mapping at a page of addresses.
+    /// The mapping at a slot.
     pub(super) fn mapping_at(&self, space: usize, slot: u64) -> Option<MappingId> {
         self.mappings[space].entry(slot).map(|entry| MappingId::new(space, slot as u32 - entry.page()))
     }
 
-    /// What is mapped at a page of addresses.
+    /// The content of a slot.
     #[inline]
     pub(super) fn entry(&self, space: usize, slot: u64) -> Option<Entry> {
         self.mappings[space].entry(slot)
@@ -112,7 +113,7 @@ impl Pages {
         }
     }
 
-    /// For as long as there is the handle.
+    /// Pins a handle for as long as it exists.
     pub(super) fn pin(&mut self, handle: u32) {
         self.pinned.insert(handle);
     }
@@ -125,7 +126,7 @@ impl Pages {
         self.pinned.contains(&handle)
     }
 
-    /// A handle that is mapped nowhere and was given back to the driver.
+    /// Removes a handle that is mapped nowhere and was released.
     pub(super) fn remove_handle(&mut self, id: u32) {
         let handle = &mut self.handles[id as usize];
         self.reserved_bytes -= u64::from(handle.page_count) << PAGE_SHIFT;
@@ -135,7 +136,7 @@ impl Pages {
         self.unused_handles.push(id);
     }
 
-    /// A handle has been mapped at `slot`; nothing is resident there yet.
+    /// Adds a mapping at `slot`, in which nothing is resident yet.
     pub(super) fn add_mapping(&mut self, handle: u32, space: usize, slot: u64) -> MappingId {
         let Handle { page_count, newest, .. } = *self.handle(handle);
         let id = MappingId::new(space, slot as u32);
@@ -148,7 +149,7 @@ impl Pages {
         id
     }
 
-    /// A mapping where nothing is resident has been unmapped.
+    /// Removes a mapping that was unmapped. Nothing was resident in it.
     pub(super) fn remove_mapping(&mut self, id: MappingId) {
         let handle = self.handle_of(id);
         let older = self.mappings[id.space()].older(id.slot());
@@ -166,7 +167,8 @@ impl Pages {
         self.empty_count -= 1;
     }
 
-    /// Mappings where nothing is resident, and their handles, round by round: each is kept for a round.
+    /// Mappings in which nothing is resident, and their handles. Successive searches go round, so that each mapping is kept for a
+    /// round.
     pub(super) fn empty_mappings(&self) -> impl Iterator<Item = (MappingId, u32)> {
         let sizes = |handle| self.handle(handle).page_count;
         let rest = self.mappings[1].from(self.hand, sizes);
@@ -175,7 +177,7 @@ impl Pages {
         all.filter(|(id, handle)| self.resident_of(*id, *handle) == (0, 0))
     }
 
-    /// The next round goes on behind this one.
+    /// Continues the next search behind a mapping.
     pub(super) fn move_hand(&mut self, behind: MappingId) {
         if behind.space() == 1 {
             self.hand = behind.slot() + 1;
@@ -186,7 +188,7 @@ impl Pages {
         self.empty_count
     }
 
-    /// Pages of its handle become resident in a mapping, as a whole or in part, or leave it.
+    /// Sets the pages that are resident in a mapping, as a whole and in part.
     pub(super) fn set_resident(&mut self, id: MappingId, resident: (u64, u64)) {
         let page_count = self.handle(self.handle_of(id)).page_count;
         let mappings = &mut self.mappings[id.space()];
@@ -195,12 +197,12 @@ impl Pages {
         mappings.set_resident(id.slot(), page_count, resident);
     }
 
-    /// What has moved away from one of the handle's mappings was last used so.
+    /// Adds the last uses of pages that have moved away from one of the handle's mappings.
     pub(super) fn note_departed(&mut self, handle: u32, stamps: &[Stamp]) {
         join(&mut self.handles[handle as usize].departed, stamps);
     }
 
-    /// A part of a page has moved from one mapping, which may have another part left, to one that had none.
+    /// Notes that a part of a page has moved from one mapping, which may still hold another part, to a mapping that held none.
     pub(super) fn share(
         &mut self,
         handle: u32,
@@ -216,7 +218,7 @@ impl Pages {
         self.shared.insert((handle, page));
     }
 
-    /// Pages that are in several mappings, and where the parts of each are.
+    /// Pages that are resident in several mappings in part, and those mappings.
     pub(super) fn shared(&self) -> impl Iterator<Item = (u32, u32, impl Iterator<Item = MappingId>)> {
         self.shared.iter().map(|(handle, page)| {
             let has_part = |id: &MappingId| self.resident_of(*id, *handle).1 & ones(*page, 1) != 0;
@@ -224,7 +226,7 @@ impl Pages {
         })
     }
 
-    /// Whether all uses are over of what has moved away from the handle's mappings.
+    /// True if all uses of pages that have moved away from the handle's mappings are complete.
     pub(super) fn are_departed(&self, handle: u32, is_complete: impl Fn(Stamp) -> bool) -> bool {
         self.handle(handle).departed.iter().all(|stamp| is_complete(*stamp))
     }
@@ -237,7 +239,7 @@ impl Pages {
         &mut self.free_va_ranges[space]
     }
 
-    /// The host memory that they take.
+    /// The host memory of the tables.
     pub(super) fn size_bytes(&self) -> usize {
         let departed: usize = self.handles.iter().map(|handle| handle.departed.capacity()).sum();
         self.handles.capacity() * size_of::<Handle>()
@@ -249,7 +251,7 @@ impl Pages {
     }
 }
 
-/// Moves pages that are free, whole, to another mapping of their handle: what they wait for goes along.
+/// Moves free pages, as a whole, to another mapping of their handle, with the stamps that they wait for.
 pub(super) fn move_pages(
     pages: &mut Pages,
     spaces: &mut [Space; 2],
@@ -286,7 +288,7 @@ pub(super) fn move_pages(
     }
 }
 
-/// The runs of ones in a word, lowest first: where each starts, and how long it is.
+/// The runs of ones in a word, lowest first: start and length.
 pub(super) fn runs(mut mask: u64) -> impl Iterator<Item = (u32, u32)> {
     core::iter::from_fn(move || {
         if mask == 0 {
@@ -299,7 +301,7 @@ pub(super) fn runs(mut mask: u64) -> impl Iterator<Item = (u32, u32)> {
     })
 }
 
-/// `count` ones from bit `first` on.
+/// A word with `count` ones from bit `first` on.
 pub(super) fn ones(first: u32, count: u32) -> u64 {
     let ones = u64::MAX.checked_shr(64 - count).unwrap_or(0);
     ones << first

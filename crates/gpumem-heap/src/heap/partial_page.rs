@@ -1,12 +1,12 @@
-//! [`PartialPage`]: the part of a block that fills no page, where another block has left as much of one over.
+//! [`PartialPage`]: lets a block start with the free end of a page that an earlier block of its stream left over.
 //!
-//! A block of 90 and a half pages takes 91, and half a page is left behind it. Where several streams share a heap without
-//! slack, such ends add up: what one stream has begun no other can have. There a block may start with the end of a page that
-//! its own stream has left over, in a mapping of that very handle, and go on with whole pages. The page's bytes are then in
-//! two mappings, each byte in one of them, until nobody holds any: then they come together wherever the page goes.
+//! A block of 90.5 pages takes 91, and half a page is left behind it. If several streams share a heap without slack, such ends add
+//! up, because a page that one stream uses serves the large blocks of no other. There a block may start with the free end of its
+//! own stream's page, in a new mapping of that handle, and go on with whole pages. The bytes of that page are then resident in two
+//! mappings, each byte in one of them, until all of them are free; then they come together in the mapping that the page moves to.
 //!
-//! At a limit, where a request would be refused otherwise, a block may also end with the start of a page that is free, and
-//! either end may be any stream's that is ordered before it ([`Heap::glued`]).
+//! At a limit, where a request would be refused otherwise, a block may also end with the free start of a page, and either end may
+//! belong to any stream that is ordered before the request ([`Heap::glued`]).
 
 use super::Heap;
 use super::build::MappingPlan;
@@ -19,17 +19,17 @@ use super::space::{PAGE_BYTES, PAGE_SHIFT, Space};
 use super::stamps::{Owner, Pending};
 use crate::order::{Order, Stamp, StreamIndex};
 
-/// The end of a handle that a block can start with, or the start of one that it can end with; the page is not idle.
+/// The end of a handle that a block can start with, or the start of a handle that it can end with. The page is not idle as a whole.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct PartialPage {
     pub(super) handle: u32,
-    /// Where the bytes are now.
+    /// The mapping where the bytes are resident now.
     mapping: MappingId,
     pub(super) size_bytes: u64,
     side: Side,
 }
 
-/// The side of a handle that free bytes are at.
+/// The side of a handle that has free bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Side {
     Start,
@@ -37,7 +37,7 @@ enum Side {
 }
 
 impl PartialPage {
-    /// Where in the handle its bytes start.
+    /// The offset of the bytes in the handle.
     pub(super) fn start(&self, pages: &Pages) -> u64 {
         match self.side {
             Side::Start => 0,
@@ -60,9 +60,9 @@ impl IdleScan {
 }
 
 impl Heap {
-    /// What a stream has free at the ends of handles, but for pages that are idle.
-    pub(super) fn ends(&self, index: usize, slot: StreamIndex, scan: &IdleScan) -> Vec<PartialPage> {
-        let fit = self.spaces[index].fit(Owner::of(slot));
+    /// The free ends of handles that a stream owns, except pages that are idle as a whole.
+    pub(super) fn ends(&self, index: usize, stream: StreamIndex, scan: &IdleScan) -> Vec<PartialPage> {
+        let fit = self.spaces[index].fit(Owner::of(stream));
         let ids = fit.into_iter().flat_map(|fit| fit.ids(&self.records, 0));
         let ends = ids.filter_map(|id| {
             let record = &self.records[id];
@@ -82,9 +82,9 @@ impl Heap {
         ends.collect()
     }
 
-    /// A row for a block that starts in the free end of one page and ends in the free start of another, with the fewest new
-    /// pages between them. For the last rungs of a heap that is careful: each such block costs up to two mappings of
-    /// memory that it has little of.
+    /// A row for a block that starts in the free end of one page and ends in the free start of another, with the fewest new pages
+    /// between them. Each such block costs up to two mappings of memory that it has little of, so only the last steps near a limit
+    /// use it.
     pub(super) fn glued(
         &self,
         (size_bytes, alignment): (u64, u64),
@@ -102,7 +102,7 @@ impl Heap {
                 tails.extend(self.free_side(id, Side::End, scan));
             }
         }
-        // A block that starts in the middle of a page is aligned to nothing else.
+        // A block that starts in the middle of a page has no larger alignment.
         tails.retain(|_| alignment <= UNIT_BYTES);
         heads.sort_unstable_by_key(|head: &PartialPage| (head.size_bytes, head.handle));
         let bytes = |partial: Option<PartialPage>| partial.map_or(0, |partial| partial.size_bytes);
@@ -132,7 +132,7 @@ impl Heap {
         })
     }
 
-    /// What a free record has of a page at one side of a handle, which is not free as a whole.
+    /// The part of a page that a free record covers at one side of a handle. The page is not free as a whole.
     fn free_side(&self, id: u32, side: Side, scan: &IdleScan) -> Option<PartialPage> {
         let record = &self.records[id];
         let index = usize::from(record.space);
@@ -161,7 +161,7 @@ impl Heap {
     }
 }
 
-/// Moves it to another mapping of its handle.
+/// Moves a partial page to another mapping of its handle.
 pub(super) fn move_partial_page(
     pages: &mut Pages,
     spaces: &mut [Space; 2],
@@ -187,14 +187,14 @@ pub(super) fn move_partial_page(
 }
 
 impl Space {
-    /// Whether nothing of a page of addresses has memory.
+    /// True if a slot has no resident memory.
     fn is_gap(&self, records: &Records, slot: u64) -> bool {
         let (start, end) = (slot << PAGE_SHIFT, (slot + 1) << PAGE_SHIFT);
         let record = &records[self.at(records, start)];
         record.kind == Kind::Gap && record.end() >= end
     }
 
-    /// Whether the same work may touch all that a page of addresses has of memory.
+    /// True if all resident memory of a slot is usable.
     pub(super) fn is_usable(&self, slot: u64, view: &View<impl Order>) -> bool {
         let end = (slot + 1) << PAGE_SHIFT;
         let mut place = slot << PAGE_SHIFT;

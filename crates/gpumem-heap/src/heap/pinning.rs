@@ -1,22 +1,22 @@
-//! What others know of the heap's physical memory: where it is mapped, and what must stay there.
+//! Physical memory that others know: where it is mapped, and how it stays there.
 
 use super::Heap;
 use super::record::Record;
 use super::space::{PAGE_BYTES, PAGE_SHIFT};
 use crate::memory::RawHandle;
 
-/// Where a live piece lies in physical memory.
+/// The physical memory under a block.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct BlockBacking {
-    /// The handles under it from left to right, each with its size.
+    /// The handles from left to right, each with its size in bytes.
     pub handles: Vec<(RawHandle, u64)>,
-    /// Where it starts in the first of them.
+    /// The offset of the block in the first handle.
     pub offset_bytes: u64,
 }
 
 impl Heap {
-    /// The handles under a live piece, for as long as they are kept: nothing of them moves to other mappings, and no new
-    /// mapping is made of them. They are given back as others are, when nobody holds any of them.
+    /// Pins the handles under a block for as long as the handles exist: their pages do not move to other mappings, and they get no
+    /// new mappings. They are released like other handles, once all their memory is free.
     pub fn pin(&mut self, record: u32) {
         let Some(Record { start, size_bytes, space, .. }) = self.records.get(record).copied() else { return };
         let pages = start >> PAGE_SHIFT..(start + size_bytes).div_ceil(PAGE_BYTES);
@@ -27,7 +27,7 @@ impl Heap {
         }
     }
 
-    /// The handles under a live piece, which pins them: from left to right, and where in the first of them its address is.
+    /// Pins the handles under a block, and returns them with the offset of `address`. `None` if the record names no block.
     pub fn backing(&mut self, record: u32, address: u64) -> Option<BlockBacking> {
         self.pin(record);
         let Record { start, size_bytes, space, .. } = self.records.get(record).copied()?;
@@ -43,7 +43,7 @@ impl Heap {
         Some(BlockBacking { handles, offset_bytes })
     }
 
-    /// All stretches of addresses that handles are mapped at: each with its size.
+    /// All mapped address ranges: start and size in bytes.
     pub fn mappings(&self) -> impl Iterator<Item = (u64, u64)> {
         self.spaces.iter().enumerate().flat_map(|(index, space)| {
             self.pages.mappings_in(index).map(|(id, handle)| {

@@ -1,13 +1,13 @@
-//! [`plan`]: which parts of which handles a new mapping is made of. Pure.
+//! [`plan`]: which parts of which handles a row of mappings is made of.
 //!
-//! A handle is mapped whole, so what stands side by side in a row of mappings is the end of one handle, whole handles,
-//! and the start of another. Each part costs one mapping, whatever its size: the fewest parts win, and among those that
-//! leave the largest pieces alone.
+//! A handle is mapped as a whole, so adjacent memory in a row of mappings is the end of one handle, whole handles, and the start of
+//! another. Each part costs one mapping, whatever its size. The plan with the fewest parts wins, and among those the one that
+//! leaves the largest ranges alone.
 
 use super::idle_scan::Idle;
 use super::pages::runs;
 
-/// A mapping to be made: the handle and which of its pages the block needs.
+/// A mapping to be made: a handle, and those of its pages that the block needs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Part {
     pub(super) handle: u32,
@@ -15,7 +15,7 @@ pub(super) struct Part {
     pub(super) count: u32,
 }
 
-/// One handle's idle pages: how many it has from its start, to its end, and at a stretch.
+/// The idle pages of one handle: how many at its start, and how many at its end.
 #[derive(Clone, Copy, Debug)]
 struct HandleRange {
     handle: u32,
@@ -31,8 +31,8 @@ impl HandleRange {
     }
 }
 
-/// The fewest parts that make `page_count` pages in a row, if there are enough. `from_start`: the row continues
-/// something, so its first part starts at its handle's first page.
+/// The fewest parts with `page_count` adjacent pages, if there are enough. `from_start`: the row extends something, so its first
+/// part starts at its handle's first page.
 pub(super) fn plan(
     idle: &[Idle],
     sizes: impl Fn(u32) -> u32 + Copy,
@@ -51,21 +51,20 @@ pub(super) fn plan(
     Some(parts)
 }
 
-/// All that can stand in one row: how much that is, and its parts; the place for new handles is before the last part
-/// when that is only the start of a handle.
+/// All idle pages that can be adjacent, as parts. The second value is the start of a handle; new handles go in front of it.
 pub(super) fn reach(
     idle: &[Idle],
     sizes: impl Fn(u32) -> u32,
     from_start: bool,
 ) -> (Vec<Part>, Option<Part>) {
-    let pieces = HandleRanges::new(idle, sizes);
+    let ranges = HandleRanges::new(idle, sizes);
     let mut row: Vec<Part> = Vec::new();
-    row.extend(pieces.best_suffix.filter(|_| !from_start).map(HandleRange::end_part));
-    row.extend(pieces.wholes.iter().map(|piece| piece.start_part(piece.page_count)));
-    (row, pieces.best_prefix.map(|piece| piece.start_part(piece.prefix)))
+    row.extend(ranges.best_suffix.filter(|_| !from_start).map(HandleRange::end_part));
+    row.extend(ranges.wholes.iter().map(|range| range.start_part(range.page_count)));
+    (row, ranges.best_prefix.map(|range| range.start_part(range.prefix)))
 }
 
-/// The smallest stretch of one handle that suffices.
+/// The smallest run of one handle's idle pages that suffices.
 fn single(idle: &[Idle], sizes: impl Fn(u32) -> u32, page_count: u32) -> Option<Part> {
     let stretches = idle.iter().flat_map(|idle| {
         let size = sizes(idle.handle);
@@ -74,7 +73,7 @@ fn single(idle: &[Idle], sizes: impl Fn(u32) -> u32, page_count: u32) -> Option<
         runs(idle.mask).filter(|(_, count)| *count >= page_count).map(part)
     });
     let smallest = stretches.min_by_key(|(count, size, part)| (*count, *size, part.handle));
-    // At the end of a stretch that reaches the handle's end, its start stays in one piece.
+    // Taken from the end of a run that reaches the handle's end, so that the start of the run stays whole.
     smallest.map(|(count, size, part)| {
         let is_end = part.first > 0 && part.first + count == size;
         Part { first: if is_end { size - page_count } else { part.first }, ..part }
@@ -82,7 +81,7 @@ fn single(idle: &[Idle], sizes: impl Fn(u32) -> u32, page_count: u32) -> Option<
 }
 
 struct HandleRanges {
-    /// Idle from start to end, largest first.
+    /// Idle as a whole, largest first.
     wholes: Vec<HandleRange>,
     best_prefix: Option<HandleRange>,
     best_suffix: Option<HandleRange>,
@@ -101,26 +100,26 @@ impl HandleRange {
 
 impl HandleRanges {
     fn new(idle: &[Idle], sizes: impl Fn(u32) -> u32) -> Self {
-        let pieces = idle.iter().map(|idle| {
+        let ranges = idle.iter().map(|idle| {
             let page_count = sizes(idle.handle);
             let prefix = idle.mask.trailing_ones();
             let suffix = (idle.mask << (64 - page_count)).leading_ones();
             HandleRange { handle: idle.handle, slot: idle.slot, page_count, prefix, suffix }
         });
         let (mut wholes, partly): (Vec<HandleRange>, Vec<HandleRange>) =
-            pieces.partition(HandleRange::is_whole);
-        wholes.sort_unstable_by_key(|piece| (core::cmp::Reverse(piece.page_count), piece.slot, piece.handle));
+            ranges.partition(HandleRange::is_whole);
+        wholes.sort_unstable_by_key(|range| (core::cmp::Reverse(range.page_count), range.slot, range.handle));
         Self {
             best_prefix: partly
                 .iter()
                 .copied()
-                .filter(|piece| piece.prefix > 0)
-                .max_by_key(|piece| piece.prefix),
+                .filter(|range| range.prefix > 0)
+                .max_by_key(|range| range.prefix),
             best_suffix: partly
                 .iter()
                 .copied()
-                .filter(|piece| piece.suffix > 0)
-                .max_by_key(|piece| piece.suffix),
+                .filter(|range| range.suffix > 0)
+                .max_by_key(|range| range.suffix),
             wholes,
             partly,
         }
@@ -140,7 +139,7 @@ impl HandleRanges {
         best
     }
 
-    /// The end of a handle, whole ones, and the start of another.
+    /// The end of a handle, whole handles, and the start of another.
     fn row(
         &self,
         page_count: u32,
@@ -172,10 +171,10 @@ impl HandleRanges {
         Some(row)
     }
 
-    /// The smallest start of a handle that suffices for the last part, the first wholes being in use.
+    /// The smallest start of a handle that suffices for the last part, after the first `used` whole handles.
     fn last(&self, used: usize, missing: u32) -> Option<Part> {
         let candidates = self.partly.iter().chain(self.wholes.get(used..).unwrap_or(&[]));
-        let smallest = candidates.filter(|piece| piece.prefix >= missing).min_by_key(|piece| piece.prefix)?;
+        let smallest = candidates.filter(|range| range.prefix >= missing).min_by_key(|range| range.prefix)?;
         Some(smallest.start_part(missing))
     }
 }

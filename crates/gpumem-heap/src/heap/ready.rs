@@ -1,4 +1,4 @@
-//! What is free already: a request that finds its place here asks the driver for nothing.
+//! Free memory under its own addresses: a request that finds some calls nothing.
 
 use super::fit::{UNIT_BYTES, place};
 use super::idle_scan::{View, stretches};
@@ -9,44 +9,44 @@ use crate::block::HeapBlock;
 use crate::order::{Order, StreamIndex};
 
 impl Heap {
-    /// A piece that is free already. Asks the driver for nothing.
+    /// Takes a block of memory that is free already. Calls no [`PhysicalMemory`](crate::PhysicalMemory) function.
     pub fn take_ready(&mut self, request: &Request, order: &impl Order) -> Option<HeapBlock> {
         let with_ready = self.may_take_ready(request);
         let alignment = if self.starts_in_pages(request) { PAGE_BYTES } else { request.alignment };
         self.take_free(space_of(request), &Request { alignment, ..*request }, order, with_ready)
     }
 
-    /// Whether memory is dealt out to streams by the page: where there is no slack, and other streams can't have what is
-    /// left of a page that one has begun.
-    pub(super) fn keeps_pages(&self, slot: StreamIndex) -> bool {
-        self.tuning().growth_slack_per_mille == 0 && self.segments.is_none() && self.shares.has_others(slot)
+    /// True if memory is dealt to streams by the page: there is no slack, and other streams could not use what this stream leaves
+    /// over of a page.
+    pub(super) fn keeps_pages(&self, stream: StreamIndex) -> bool {
+        self.tuning().growth_slack_per_mille == 0 && self.segments.is_none() && self.shares.has_others(stream)
     }
 
-    /// Whether a block that fills pages starts with one there.
+    /// True if a block must start at a page boundary.
     pub(super) fn starts_in_pages(&self, request: &Request) -> bool {
         request.size_bytes >= 2 * PAGE_BYTES
             && request.alignment <= UNIT_BYTES
-            && self.keeps_pages(request.slot)
+            && self.keeps_pages(request.stream)
     }
 
-    /// The same among the larger blocks, for a small one that would not be met otherwise.
+    /// Takes a small block of memory that is free among the large blocks. For a request that no other step meets.
     pub fn take_leftover(&mut self, request: &Request, order: &impl Order) -> Option<HeapBlock> {
         self.take_free(LARGE_SPACE, request, order, true)
     }
 
     pub(super) fn may_take_ready(&self, request: &Request) -> bool {
-        let Request { slot, size_bytes, .. } = *request;
+        let Request { stream, size_bytes, .. } = *request;
         size_bytes <= SMALL_MAX_BYTES
             || self.has_plenty()
             || self.shares.may_take_ready(
-                slot,
+                stream,
                 size_bytes,
                 self.tuning().growth_slack_per_mille,
                 &self.spaces,
             )
     }
 
-    /// Whether more is ready than was ever in use at once: then nobody needs to be sparing with it.
+    /// True if more memory is ready than was ever in use at once, so that streams need not be sparing with it.
     pub fn has_plenty(&self) -> bool {
         let ready = self.spaces[LARGE_SPACE].fit(Owner::READY);
         self.keepable_bytes > 0 || ready.is_some_and(|fit| fit.size_bytes > self.used_peak_bytes)
@@ -71,22 +71,22 @@ impl Heap {
             Some((self.records[id].size_bytes, id))
         };
         let ready = if with_ready { find(Owner::READY) } else { None };
-        let found = match (find(Owner::of(request.slot)), ready) {
+        let found = match (find(Owner::of(request.stream)), ready) {
             (Some(own), Some(ready)) => Some(if own.0 <= ready.0 { own } else { ready }),
             (own, ready) => own.or(ready),
         };
         if let Some((_, id)) = found {
             let start = place(&self.records[id], size_bytes, space.base, request.alignment)?;
             let id = self.spaces[index].take(&mut self.records, id, start, size_bytes);
-            return Some(self.taken(index, id, request.slot));
+            return Some(self.taken(index, id, request.stream));
         }
-        let view = View { records: &self.records, slot: request.slot, order, with_ready };
+        let view = View { records: &self.records, stream: request.stream, order, with_ready };
         let allows = |start| self.allows(index, start, size_bytes);
         let start = smallest_stretch(space, size_bytes, alignment, &view, allows)?;
-        Some(self.claimed(index, start, size_bytes, request.slot))
+        Some(self.claimed(index, start, size_bytes, request.stream))
     }
 
-    /// The smallest record that a block may be cut from, where not every segment may be cut up.
+    /// The smallest record that the block may be cut from, where some segments may not be split.
     fn find_allowed(&self, index: usize, owner: Owner, size_bytes: u64, alignment: u64) -> Option<u32> {
         let space = &self.spaces[index];
         let has_room = |id: &u32| {
@@ -98,7 +98,7 @@ impl Heap {
     }
 }
 
-/// The smallest stretch of neighbours that wait for different streams, all ordered before the request.
+/// The smallest range of free neighbours with different owners, all ordered before the request.
 pub(super) fn smallest_stretch(
     space: &Space,
     size_bytes: u64,

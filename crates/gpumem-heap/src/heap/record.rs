@@ -1,9 +1,9 @@
-//! [`Records`]: what the heap knows of each stretch of its addresses, on the host.
+//! [`Records`]: the host's description of each address range.
 //!
-//! Each space of addresses is tiled by records without a break: a stretch is live (somebody's block), free (nobody's,
-//! and backed by memory), or a gap (no memory of its own is there now). Records know their neighbours by address, so
-//! that freeing needs no search, and a free one hangs in the list of its size. A record is 48 bytes, named by an index
-//! that stays the same for as long as its block lives.
+//! Records tile each space without a break. A record is live (a block), free (with memory resident there), or a gap (without).
+//! Records know their neighbours by address (boundary tags: Knuth, "The Art of Computer Programming", vol. 1, 2.5), so that a free
+//! needs no search, and a free record is in the list of its size. A record takes 48 bytes, and its index stays the same for as long
+//! as its block lives.
 
 use super::stamps::{Owner, Sets};
 use crate::order::Stamp;
@@ -13,7 +13,7 @@ pub(super) const NONE: u32 = u32::MAX;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Kind {
-    /// Names nothing; waits to be used again.
+    /// Unused; waits to be used again.
     Unused,
     Live,
     Free,
@@ -22,10 +22,10 @@ pub(super) enum Kind {
 
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Record {
-    /// Counted from the start of the space.
+    /// Offset from the start of the space.
     pub(super) start: u64,
     pub(super) size_bytes: u64,
-    /// Of a free one: its last uses, as `owner` says.
+    /// For a free record: its last uses, as `owner` tells.
     pub(super) stamp: Stamp,
     /// Neighbours by address.
     pub(super) prev: u32,
@@ -35,7 +35,7 @@ pub(super) struct Record {
     pub(super) list_next: u32,
     pub(super) owner: Owner,
     pub(super) kind: Kind,
-    /// Which space it lies in.
+    /// The space that it lies in.
     pub(super) space: u8,
 }
 
@@ -46,7 +46,7 @@ impl Record {
         self.start + self.size_bytes
     }
 
-    /// Whether both may be one: a gap with a gap, a free stretch with one that waits for the same.
+    /// True if two neighbours can be merged: two gaps, or two free records that wait for the same uses.
     pub(super) fn joins(&self, other: &Self) -> bool {
         match (self.kind, other.kind) {
             (Kind::Gap, Kind::Gap) => true,
@@ -62,7 +62,7 @@ impl Record {
 #[derive(Debug)]
 pub(super) struct Records {
     list: Vec<Record>,
-    /// The first unused one; they hang together by `next`.
+    /// The first unused record; they are linked by `next`.
     unused: u32,
     unused_count: usize,
     pub(super) sets: Sets,
@@ -98,12 +98,12 @@ impl Records {
         self.list.get(id as usize).filter(|record| record.kind != Kind::Unused)
     }
 
-    /// How many name something.
+    /// The number of records in use.
     pub(super) fn count(&self) -> usize {
         self.list.len() - self.unused_count
     }
 
-    /// The host memory that they take.
+    /// The host memory of the records.
     pub(super) fn size_bytes(&self) -> usize {
         self.list.capacity() * size_of::<Record>() + self.sets.size_bytes()
     }

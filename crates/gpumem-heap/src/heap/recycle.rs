@@ -1,4 +1,4 @@
-//! Memory that is idle under other addresses: it moves back where it has been before, or is mapped anew.
+//! Memory that is idle under other addresses: it moves back to an earlier mapping, or is mapped again.
 
 use super::build::MappingPlan;
 use super::extension::Extension;
@@ -12,14 +12,14 @@ use crate::block::HeapBlock;
 use crate::memory::PhysicalMemory;
 use crate::order::Order;
 
-/// Where memory that is idle elsewhere could come to.
+/// How idle memory can come to the addresses of a block.
 enum Found {
     Revived(Remap),
-    /// What it would continue, and the mappings that it takes.
+    /// What the new mappings extend, and the mappings.
     Planned(Option<Extension>, MappingPlan),
 }
 
-/// Whose memory is looked at, and whether the block starts with a page, or with what is partial.
+/// Which memory is searched, and whether the block starts at a page boundary or with a partial page.
 #[derive(Clone, Copy)]
 struct Look {
     with_ready: bool,
@@ -27,11 +27,11 @@ struct Look {
 }
 
 impl Heap {
-    /// A piece of memory that is free under other addresses: it moves back where it has been before, or is mapped anew.
+    /// Takes a block of memory that is free under other addresses. The memory moves back to an earlier mapping, or is mapped again.
     ///
     /// # Errors
     ///
-    /// What the driver says; nothing has changed then.
+    /// The error of the [`PhysicalMemory`] call that failed. Nothing has changed then.
     pub fn take_recycled<M: PhysicalMemory>(
         &mut self,
         request: &Request,
@@ -39,13 +39,13 @@ impl Heap {
         backing: &mut M,
     ) -> Result<Option<HeapBlock>, M::Error> {
         if self.starts_in_pages(request) {
-            if let Some(piece) = self.recycle(request, order, backing, true)? {
-                return Ok(Some(piece));
+            if let Some(block) = self.recycle(request, order, backing, true)? {
+                return Ok(Some(block));
             }
-            // Rather than grow the heap, it starts anywhere.
+            // A start within a page is better than growth of the heap.
             let with_ready = self.may_take_ready(request);
-            if let Some(piece) = self.take_free(space_of(request), request, order, with_ready) {
-                return Ok(Some(piece));
+            if let Some(block) = self.take_free(space_of(request), request, order, with_ready) {
+                return Ok(Some(block));
             }
         }
         self.recycle(request, order, backing, false)
@@ -62,15 +62,15 @@ impl Heap {
         if self.may_take_ready(request) {
             return self.take_idle(request, order, backing, all);
         }
-        if let Some(piece) = self.take_idle(request, order, backing, Look { with_ready: false, in_pages })? {
-            return Ok(Some(piece));
+        if let Some(block) = self.take_idle(request, order, backing, Look { with_ready: false, in_pages })? {
+            return Ok(Some(block));
         }
-        if let Some(piece) = self.take_own_first(request, order, backing, in_pages)? {
-            return Ok(Some(piece));
+        if let Some(block) = self.take_own_first(request, order, backing, in_pages)? {
+            return Ok(Some(block));
         }
         let alignment = if in_pages { PAGE_BYTES } else { request.alignment };
         match self.take_free(space_of(request), &Request { alignment, ..*request }, order, true) {
-            Some(piece) => Ok(Some(piece)),
+            Some(block) => Ok(Some(block)),
             None => self.take_idle(request, order, backing, all),
         }
     }
@@ -83,10 +83,11 @@ impl Heap {
         look: Look,
     ) -> Result<Option<HeapBlock>, M::Error> {
         let Some(size_bytes) = rounded(request.size_bytes) else { return Ok(None) };
-        let view = View { records: &self.records, slot: request.slot, order, with_ready: look.with_ready };
+        let view =
+            View { records: &self.records, stream: request.stream, order, with_ready: look.with_ready };
         let mut scan = IdleScan::movable(&self.pages, &self.spaces, &view);
         if look.in_pages {
-            scan.ends = self.ends(space_of(request), request.slot, &scan);
+            scan.ends = self.ends(space_of(request), request.stream, &scan);
         }
         let alignment = if look.in_pages { PAGE_BYTES } else { request.alignment };
         let ahead_bytes = self.ahead_bytes(space_of(request)).max(size_bytes);
@@ -101,7 +102,7 @@ impl Heap {
                         move_pages(&mut self.pages, &mut self.spaces, &mut self.records, mapping, mask);
                     }
                     let index = space_of(request);
-                    return Ok(Some(self.claimed(index, found.start, size_bytes, request.slot)));
+                    return Ok(Some(self.claimed(index, found.start, size_bytes, request.stream)));
                 }
                 Some(Found::Planned(place, row)) => {
                     let request = Request { size_bytes, ..*request };
@@ -114,7 +115,7 @@ impl Heap {
         Ok(None)
     }
 
-    /// A place for so many bytes of memory that is idle elsewhere.
+    /// A place for idle memory of a size.
     fn find_idle(
         &self,
         index: usize,
@@ -129,7 +130,7 @@ impl Heap {
         })
     }
 
-    /// What small blocks take over at a time, as far as there is slack or plenty: the next ones then find it ready.
+    /// The bytes that small blocks take over at a time while there is slack or plenty, so that the next requests find free memory.
     fn ahead_bytes(&self, index: usize) -> u64 {
         if index == LARGE_SPACE {
             return 0;
@@ -141,7 +142,7 @@ impl Heap {
         slack_bytes.max(plenty_bytes).max(spare_bytes) / PAGE_BYTES * PAGE_BYTES
     }
 
-    /// All that is the stream's own and idle, and of what is ready for all only the rest.
+    /// Takes all idle memory that the stream owns, and of the memory that is ready for all streams only the rest.
     fn take_own_first<M: PhysicalMemory>(
         &mut self,
         request: &Request,
@@ -152,11 +153,11 @@ impl Heap {
         let Some(size_bytes) = rounded(request.size_bytes).filter(|_| request.alignment <= PAGE_BYTES) else {
             return Ok(None);
         };
-        let own = View { records: &self.records, slot: request.slot, order, with_ready: false };
+        let own = View { records: &self.records, stream: request.stream, order, with_ready: false };
         let own_idle = IdleScan::movable(&self.pages, &self.spaces, &own);
         let mut all_idle = IdleScan::movable(&self.pages, &self.spaces, &View { with_ready: true, ..own });
         if in_pages {
-            all_idle.ends = self.ends(space_of(request), request.slot, &all_idle);
+            all_idle.ends = self.ends(space_of(request), request.stream, &all_idle);
         }
         let partial = all_idle.partial(size_bytes);
         let sizes = |handle| self.pages.handle(handle).page_count;
@@ -174,7 +175,7 @@ impl Heap {
         self.build(space_of(request), &Request { size_bytes, ..*request }, None, &row, backing)
     }
 
-    /// The fewest mappings that would make room: behind what is idle and has room behind it, or on their own.
+    /// The plan with the fewest mappings: an extension, or a row on its own.
     pub(super) fn plan(
         &self,
         index: usize,
@@ -204,7 +205,7 @@ impl Heap {
         }
     }
 
-    /// A row that continues nothing. It starts with what is partial where that takes no more mappings.
+    /// A row that extends nothing. It starts with a partial page if that takes no more mappings.
     fn fresh(&self, size_bytes: u64, scan: &IdleScan) -> Option<MappingPlan> {
         let sizes = |handle| self.pages.handle(handle).page_count;
         let plan = |size_bytes, from_start| plan::plan(&scan.idle, sizes, pages_in(size_bytes), from_start);
@@ -220,11 +221,11 @@ impl Heap {
     }
 }
 
-/// Where more is ready than was ever in use, small blocks take over this part of what they have, at least.
+/// The part of their own space that small blocks take over at a time, while more memory is ready than was ever in use.
 const PLENTY_PER_MILLE: u32 = 100;
 
-/// And of what threads may keep, this part.
+/// The part of what thread caches may retain that small blocks take over at a time.
 const SPARE_DIVISOR: u64 = 64;
 
-/// But no more than this: the heap's lock is held while it is mapped.
+/// The most that small blocks take over at a time: the heap's lock is held while it is mapped.
 const SPARE_BYTES_MAX: u64 = 64 << 20;

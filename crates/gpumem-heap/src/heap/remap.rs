@@ -1,7 +1,7 @@
-//! [`remap`]: a place whose memory is idle, but under other addresses of the same handles. Pure.
+//! [`remap`]: a place whose memory is idle under other addresses of the same handles.
 //!
-//! Mappings stay mapped when their pages move away, so pages can come back for nothing. A program that repeats itself
-//! finds the mappings that it made the last time, and asks the driver for no more.
+//! Mappings stay when their pages move away, so pages can come back without a driver call. A program that repeats itself finds the
+//! mappings of the previous round.
 
 use super::idle_scan::{IdleScan, View};
 use super::mappings::{Entry, MappingId};
@@ -49,14 +49,14 @@ pub(super) fn remap(
     best.map(|(_, remap)| remap)
 }
 
-/// Pages of addresses side by side whose memory is idle, each page of memory once.
+/// Adjacent slots whose memory is idle, each page of memory once.
 struct Run {
     first_slot: u32,
-    /// Of each: its mapping, and its place in the handle.
+    /// For each slot, its mapping and its page of the handle.
     pages: Vec<(MappingId, u32)>,
-    /// How many of the pages before each are elsewhere now; one more than pages.
+    /// The number of pages before each slot that are resident elsewhere; one element more than slots.
     away: Vec<u32>,
-    /// By handle: which of its pages are in the run.
+    /// By handle: its pages that are in the run.
     taken: Vec<u64>,
     handles: Vec<u32>,
 }
@@ -75,7 +75,7 @@ impl Run {
         }
     }
 
-    /// False when the piece is not the next, or when its memory is in the run already.
+    /// Adds a slot. False if it is not the next one, or if its memory is in the run already.
     fn extend(&mut self, pages: &Pages, (id, handle): (MappingId, u32), (first, count): (u32, u32)) -> bool {
         let slot = id.slot() + first;
         let mask = ones(first, count);
@@ -100,7 +100,7 @@ impl Run {
         true
     }
 
-    /// Where a block goes so that the fewest pages have to move, and how many those are.
+    /// The place in the run where the fewest pages have to move, and their number.
     fn place(
         &self,
         (pages, index, space): (&Pages, usize, &Space),
@@ -120,25 +120,25 @@ impl Run {
         places.map(|start| (self.away_in(start, size_bytes), start)).min()
     }
 
-    /// The pages at both sides are not idle, but the bytes of theirs that are next to ours may be free.
+    /// Extends the run by the free bytes of the slots on both sides, which are not idle as a whole.
     fn edges(&self, (pages, index, space): (&Pages, usize, &Space), view: &View<impl Order>) -> (u64, u64) {
         let low = u64::from(self.first_slot) << PAGE_SHIFT;
         let high = low + ((self.pages.len() as u64) << PAGE_SHIFT);
         let free_around = |place: u64| {
-            // What is in several mappings may be about to move.
+            // A page with several mappings may be about to move.
             pages.entry(index, place >> PAGE_SHIFT).filter(|entry| !entry.is_part())?;
             let id = space.at(view.records, place);
             view.is_usable(&view.records[id]).then(|| space.run_around(id, view))
         };
         let before = (low > 0).then(|| free_around(low - 1)).flatten();
         let behind = (high < space.end()).then(|| free_around(high)).flatten();
-        // An idle page beside the run is not in it because its memory is: it may be about to move.
+        // An idle page beside the run is left out because its memory is in the run: it may be about to move.
         let left = before.map(|(start, _)| start).filter(|start| low - start.min(&low) < PAGE_BYTES);
         let right = behind.map(|(_, end)| end).filter(|end| end.max(&high) - high < PAGE_BYTES);
         (left.unwrap_or(low), right.unwrap_or(high))
     }
 
-    /// The pages of the run that a block covers.
+    /// The slots of the run that a block covers.
     fn covered(&self, start: u64, size_bytes: u64) -> core::ops::Range<usize> {
         let index =
             |slot: u64| (slot.saturating_sub(u64::from(self.first_slot)) as usize).min(self.pages.len());

@@ -1,13 +1,12 @@
-//! [`Segments`]: memory that can't be mapped elsewhere, where the driver has no virtual memory.
+//! [`Segments`]: memory that cannot be mapped elsewhere, for devices without virtual memory.
 //!
-//! The heap's spaces are offsets then, and behind them stand segments, each with an address of its own. Between two of
-//! them lies a page that is always a gap: no free stretch goes across, so no block does. All that knows mappings finds
-//! none here, and so nothing is recycled: what is free is had as it is, and a segment that is free as a whole goes back
-//! to the driver.
+//! The heap's spaces are offsets then, backed by segments that have an address each. Between two segments lies a page that is
+//! always a gap, so no free range and no block crosses the border. There are no mappings, so nothing is recycled: free memory is
+//! used in its place, and a segment that is free as a whole is released.
 //!
-//! A segment that is cut up is whole again only when all of its blocks are gone. So that small ones don't keep a large one
-//! from that, segments beyond a size may be kept for blocks that need nearly all of them (`split_bytes_max`). What such a
-//! block leaves over is nobody's until it is gone.
+//! A segment that was split is whole again only when all of its blocks are freed. So that small blocks do not keep a large segment
+//! from that, segments above a size can be reserved for blocks that need nearly all of them (`split_bytes_max`). What such a block
+//! leaves over is unused until the block is freed.
 
 use super::idle_scan::View;
 use super::record::Records;
@@ -23,7 +22,7 @@ use std::collections::BTreeMap;
 
 #[derive(Debug, Default)]
 pub(super) struct Segments {
-    /// Of each space, by the first of their pages of offsets.
+    /// For each space, by the first slot of the segment.
     by_place: [BTreeMap<u64, Segment>; 2],
     pub(super) reserved_bytes: u64,
 }
@@ -35,13 +34,13 @@ struct Segment {
 }
 
 impl Segments {
-    /// Where a place of a space really is.
+    /// The address of an offset in a space.
     pub(super) fn address(&self, space: usize, place: u64) -> Option<u64> {
         let (slot, segment) = self.at(space, place >> PAGE_SHIFT)?;
         Some(segment.raw.0 + (place - (slot << PAGE_SHIFT)))
     }
 
-    /// The segment that a page of offsets belongs to.
+    /// The segment of a slot.
     fn at(&self, space: usize, slot: u64) -> Option<(u64, Segment)> {
         let (first, segment) = self.by_place[space].range(..=slot).next_back()?;
         (slot < first + segment.page_count).then_some((*first, *segment))
@@ -51,7 +50,7 @@ impl Segments {
         self.at(space, slot).is_some()
     }
 
-    /// For [`super::check`]: whether there is a gap behind each, and the sum is right.
+    /// For [`super::check`]: true if there is a gap behind each segment, and if the sum is right.
     pub(super) fn is_consistent(&self) -> bool {
         let is_apart = |by_place: &BTreeMap<u64, Segment>| {
             let ends = by_place.iter().map(|(slot, segment)| slot + segment.page_count + WALL_PAGES);
@@ -75,7 +74,7 @@ impl Segments {
 }
 
 impl Heap {
-    /// A piece of a new segment, as [`Heap::take_grown`].
+    /// Takes a block of a new segment. Like [`Heap::take_grown`].
     pub(super) fn take_of_new_segment<M: PhysicalMemory>(
         &mut self,
         request: &Request,
@@ -88,20 +87,19 @@ impl Heap {
         if needed > room {
             return Ok(None);
         }
-        // LargeBlock while there is room; at the limit, what would be left over of one is lost for others.
+        // Large while the limit has room; at the limit, what is left over of a segment is lost for other requests.
         let wanted = needed.max(self.segment_pages(index, size_bytes));
         let wanted = Some(wanted).filter(|wanted| *wanted <= room);
         let wanted = wanted.unwrap_or(needed);
         let start = match self.add_segment(index, wanted, backing) {
-            // The driver may have less than the limit allows.
+            // The device may have less memory than the limit allows.
             Err(_) if needed < wanted => self.add_segment(index, needed, backing)?,
             start => start?,
         };
-        Ok(start.map(|start| self.claimed(index, start, size_bytes, request.slot)))
+        Ok(start.map(|start| self.claimed(index, start, size_bytes, request.stream)))
     }
 
-    /// Whether so many bytes may be had at a place: a segment that is beyond what may be cut up is for blocks that need nearly
-    /// all of it, alone.
+    /// True if a block may lie at a place: a segment above `split_bytes_max` holds only one block, which needs nearly all of it.
     pub(super) fn allows(&self, index: usize, start: u64, size_bytes: u64) -> bool {
         let most_bytes = self.tuning().split_bytes_max;
         if index != LARGE_SPACE || most_bytes == u64::MAX {
@@ -116,7 +114,7 @@ impl Heap {
         }
     }
 
-    /// Makes one, which is ready for all: where it starts, if the space has room.
+    /// Creates a segment that is ready for all streams, and returns its place. `None` if the space has no room.
     pub(super) fn add_segment<M: PhysicalMemory>(
         &mut self,
         space: usize,
@@ -147,7 +145,7 @@ impl Heap {
         Ok(Some(start))
     }
 
-    /// Makes segments that may be cut up, for so much together. False when the space has no room.
+    /// Creates segments that may be split, for a number of pages together. False if the space has no room.
     pub(super) fn reserve_segments<M: PhysicalMemory>(
         &mut self,
         page_count: u64,
@@ -164,7 +162,7 @@ impl Heap {
         Ok(true)
     }
 
-    /// Gives back segments that nobody holds any of, as [`Heap::trim`].
+    /// Releases segments that are free as a whole. Like [`Heap::trim`].
     pub(super) fn trim_segments<M: PhysicalMemory>(
         &mut self,
         keep_bytes: u64,
@@ -175,7 +173,7 @@ impl Heap {
         idle.sort_unstable_by_key(|(_, _, segment)| segment.page_count);
         while !idle.is_empty() && self.reserved_bytes() > keep_bytes {
             let excess = (self.reserved_bytes() - keep_bytes).div_ceil(PAGE_BYTES);
-            // The smallest that will do, else the largest.
+            // The smallest that suffices, else the largest.
             let enough = idle.partition_point(|(_, _, segment)| segment.page_count < excess);
             let (space, slot, segment) = idle.remove(enough.min(idle.len() - 1));
             self.release_segment(space, slot, segment, backing)?;
@@ -183,11 +181,11 @@ impl Heap {
         Ok(())
     }
 
-    /// Those that are free from start to end, their last uses complete.
+    /// Segments that are free as a whole and whose last uses are complete.
     fn idle_segments(&self, order: &impl Order) -> Vec<(usize, u64, Segment)> {
         let complete = Complete(order);
         let view =
-            View { records: &self.records, slot: StreamIndex::HOST, order: &complete, with_ready: true };
+            View { records: &self.records, stream: StreamIndex::HOST, order: &complete, with_ready: true };
         let is_idle = |(index, slot, segment): &(usize, u64, Segment)| {
             let (space, start) = (&self.spaces[*index], slot << PAGE_SHIFT);
             let id = space.at(&self.records, start);
@@ -216,11 +214,11 @@ impl Heap {
         Ok(())
     }
 
-    /// What a space grows by at least: as much as there is, up to the largest piece that is made at once. Small blocks
-    /// have smaller ones, so that one of them holds less.
+    /// The least size of a new segment, in pages: as much as is reserved already, up to the largest handle. Segments for small
+    /// blocks are smaller, so that one small block keeps less memory.
     pub(super) fn segment_pages(&self, space: usize, size_bytes: u64) -> u64 {
         match space {
-            // Of its own.
+            // The segment of a block that may not be split has the size of the block.
             LARGE_SPACE if size_bytes > self.tuning().split_bytes_max => 1,
             LARGE_SPACE => {
                 let most_pages = u64::from(self.tuning().handle_max_pages)

@@ -1,8 +1,8 @@
-//! [`Space`]: one reserved range of addresses, tiled by records.
+//! [`Space`]: one reserved address range, tiled by records.
 //!
-//! Every free record lies on memory that is there, under its own addresses: whoever finds one may have it without
-//! looking further. Free neighbours of one owner are merged at once; neighbours that wait for different streams stay
-//! apart. What is mapped where is [`super::pages`]' business; this knows only which pages of addresses have memory.
+//! Every free record has resident memory under its own addresses, so a request that finds one needs nothing else. Free neighbours
+//! of one owner are merged at once; neighbours that wait for different streams stay apart. [`super::pages`] keeps what is mapped
+//! where; this file only keeps which slots have memory.
 
 use super::fit::Fit;
 use super::idle_scan::View;
@@ -11,21 +11,21 @@ use super::record::{Kind, NONE, Record, Records};
 use super::stamps::{Owner, Pending};
 use crate::order::{Order, Stamp, StreamIndex};
 
-/// Physical memory comes in pieces of this, and so do mappings.
+/// The unit of physical memory and of mappings.
 pub(super) const PAGE_BYTES: u64 = 1 << PAGE_SHIFT;
 pub(super) const PAGE_SHIFT: u32 = 21;
 
 #[derive(Debug)]
 pub(super) struct Space {
     index: u8,
-    /// The address it starts at.
+    /// The start address.
     pub(super) base: u64,
     size_bytes: u64,
     /// The last record, up to which the space is tiled.
     last: u32,
     /// By owner; made with the first free record of each.
     fits: Vec<Option<Box<Fit>>>,
-    /// Of each page of addresses, the first record that starts in it.
+    /// For each slot, the first record that starts in it.
     starts: Vec<u32>,
 }
 
@@ -34,17 +34,17 @@ impl Space {
         Self { index, base, size_bytes, last: NONE, fits: Vec::new(), starts: Vec::new() }
     }
 
-    /// How far it is tiled.
+    /// The end of the tiled part.
     pub(super) fn end(&self) -> u64 {
         (self.starts.len() as u64) << PAGE_SHIFT
     }
 
-    /// How far it can be.
+    /// The size of the address range.
     pub(super) fn size_bytes(&self) -> u64 {
         self.size_bytes
     }
 
-    /// How much further it could be.
+    /// The size of the part that is not tiled yet.
     pub(super) fn room_bytes(&self) -> u64 {
         self.size_bytes - self.end()
     }
@@ -57,18 +57,18 @@ impl Space {
         self.fits.iter().flatten().map(|fit| &**fit)
     }
 
-    /// With the number of each one's owner, for [`super::check`].
+    /// With the index of each owner, for [`super::check`].
     pub(super) fn fits_by_owner(&self) -> impl Iterator<Item = (usize, &Fit)> {
         self.fits.iter().enumerate().filter_map(|(owner, fit)| Some((owner, &**fit.as_ref()?)))
     }
 
-    /// Whether anything free waits for a stream other than this owner's.
+    /// True if free records wait for a stream other than this owner's.
     pub(super) fn has_pending_of_others(&self, owner: Owner) -> bool {
         let others = self.fits.iter().enumerate().skip(1).filter(|(index, _)| *index != owner.index());
         others.flat_map(|(_, fit)| fit).any(|fit| !fit.is_empty())
     }
 
-    /// Takes a place in a free record; what lies before and behind stays free.
+    /// Takes a place in a free record; what lies before and behind it stays free.
     pub(super) fn take(&mut self, records: &mut Records, id: u32, start: u64, size_bytes: u64) -> u32 {
         self.unlink(records, id);
         let id = self.isolate(records, id, start, start + size_bytes);
@@ -77,7 +77,7 @@ impl Space {
         id
     }
 
-    /// Frees a live record, or fills a gap: it waits for what `pending` says, which is the record's from here on.
+    /// Frees a live record, or fills a gap. The record waits for `pending`, and owns it from here on.
     pub(super) fn give(&mut self, records: &mut Records, mut id: u32, pending: Pending) {
         let record = &mut records[id];
         (record.kind, record.owner, record.stamp) = (Kind::Free, pending.owner, pending.stamp);
@@ -98,11 +98,11 @@ impl Space {
         self.link(records, id);
     }
 
-    /// What is ready for all of the pages that a block cuts up belongs to the block's stream from here on.
-    pub(super) fn own_pages(&mut self, records: &mut Records, id: u32, slot: StreamIndex) {
+    /// Gives the ready rest of the pages that a block splits to the block's stream.
+    pub(super) fn own_pages(&mut self, records: &mut Records, id: u32, stream: StreamIndex) {
         let Record { start, prev, next, .. } = records[id];
         let end = records[id].end();
-        let pending = Pending { owner: Owner::of(slot), stamp: Stamp::new(slot, 0) };
+        let pending = Pending { owner: Owner::of(stream), stamp: Stamp::new(stream, 0) };
         let low = start >> PAGE_SHIFT << PAGE_SHIFT;
         let high = end.next_multiple_of(PAGE_BYTES);
         let is_ready = |record: &Record| record.kind == Kind::Free && record.owner == Owner::READY;
@@ -118,7 +118,7 @@ impl Space {
         }
     }
 
-    /// Takes a stretch that free records cover without a break, as one live record.
+    /// Takes a range that free records cover without a break, as one live record.
     pub(super) fn claim(&mut self, records: &mut Records, start: u64, size_bytes: u64) -> u32 {
         let end = start + size_bytes;
         let mut id = self.at(records, start);
@@ -137,8 +137,8 @@ impl Space {
         id
     }
 
-    /// Takes the memory away from a stretch that free records cover, and gaps: all of it becomes a gap. `left` is told what each part of
-    /// it waits for, as an account of its own.
+    /// Removes the memory of a range that free records and gaps cover: all of it becomes a gap. `left` receives what each part
+    /// waits for, and owns it.
     pub(super) fn vacate(
         &mut self,
         records: &mut Records,
@@ -165,7 +165,7 @@ impl Space {
         }
     }
 
-    /// Memory is there now for a stretch of a gap.
+    /// Adds memory to a part of a gap, as a free record.
     pub(super) fn occupy(&mut self, records: &mut Records, start: u64, end: u64, pending: Pending) {
         let id = self.at(records, start);
         let id = self.isolate(records, id, start, end);
@@ -201,13 +201,13 @@ impl Space {
     /// The record that covers a place.
     pub(super) fn at(&self, records: &Records, place: u64) -> u32 {
         let mut page = (place >> PAGE_SHIFT) as usize;
-        // The first record of the nearest page that has one, and not beyond the place.
+        // Starts at the first record of the nearest slot that has one, not beyond the place.
         let mut id = loop {
             let id = self.starts[page];
             if id != NONE && records[id].start <= place {
                 break id;
             }
-            // The first record of all starts in the first page, at its start.
+            // The first record of all starts at the start of the first slot.
             page -= 1;
         };
         while records[id].end() <= place {
@@ -216,7 +216,7 @@ impl Space {
         id
     }
 
-    /// The free records on both sides that the same work may touch, as one stretch around a free record.
+    /// The range of a free record and its usable neighbours on both sides.
     pub(super) fn run_around(&self, id: u32, view: &View<impl Order>) -> (u64, u64) {
         let records = view.records;
         let (mut first, mut last) = (id, id);
@@ -255,7 +255,7 @@ impl Space {
         (records[id].owner, records[id].stamp) = (Owner::READY, Stamp::COMPLETE);
     }
 
-    /// Cuts a record that hangs in no list down to a stretch; what is cut off a free one is free.
+    /// Cuts a record that is in no list down to a range; what is cut off a free record is free.
     fn isolate(&mut self, records: &mut Records, id: u32, start: u64, end: u64) -> u32 {
         let is_free = records[id].kind == Kind::Free;
         if records[id].end() > end {
@@ -274,7 +274,7 @@ impl Space {
         inner
     }
 
-    /// Cuts a record in two, and names the second.
+    /// Splits a record in two, and returns the second.
     fn split(&mut self, records: &mut Records, id: u32, place: u64) -> u32 {
         let record = records[id];
         records.sets.share(Pending { owner: record.owner, stamp: record.stamp });
@@ -290,7 +290,7 @@ impl Space {
         second
     }
 
-    /// Makes one of two neighbours; the stamp is the later one's.
+    /// Merges a record with its next neighbour; the later stamp wins.
     fn absorb_next(&mut self, records: &mut Records, id: u32) {
         let absorbed = records[id].next;
         let gone = records[absorbed];
@@ -337,12 +337,12 @@ impl Space {
         }
     }
 
-    /// The first record that starts in a page of addresses, for [`super::check`].
+    /// The first record that starts in a slot, for [`super::check`].
     pub(super) fn start_in(&self, page: usize) -> u32 {
         self.starts[page]
     }
 
-    /// The host memory that it takes.
+    /// The host memory of the tables.
     pub(super) fn table_bytes(&self) -> usize {
         self.starts.capacity() * size_of::<u32>() + self.fits().count() * size_of::<Fit>()
     }

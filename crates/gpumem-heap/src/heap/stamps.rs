@@ -1,27 +1,27 @@
-//! [`Owner`] and [`Sets`]: what a free stretch waits for.
+//! [`Owner`] and [`Sets`]: what a free record waits for.
 //!
-//! Nearly every free waits for one stream, and carries one stamp. One that several streams used carries a set, which is
-//! kept here once and shared by the records that were split from it.
+//! Nearly every free waits for one stream, and carries one stamp. A free of a block that several streams used carries a set of
+//! stamps, which is kept here once and shared by the records that were split from it.
 
 use crate::order::{Order, Stamp, StreamIndex};
 
-/// Who may have a free stretch without asking the clocks.
+/// The stream that may use a free record without a check.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Owner(u16);
 
 impl Owner {
-    /// Anybody: its last use is complete.
+    /// All streams: the last use is complete.
     pub(super) const READY: Self = Self(0);
-    /// Nobody: several streams used it last; the record's stamp names a set.
+    /// No stream: several streams used it last. The record's stamp names a set.
     pub(super) const MULTI_STREAM: Self = Self(1);
 
-    /// What this stream frees, and what it takes first.
-    pub(super) fn of(slot: StreamIndex) -> Self {
-        Self(slot.0.saturating_add(2))
+    /// The owner of what a stream frees, which it takes first.
+    pub(super) fn of(stream: StreamIndex) -> Self {
+        Self(stream.0.saturating_add(2))
     }
 
-    /// Whose it is.
-    pub(super) fn slot(self) -> Option<StreamIndex> {
+    /// The owning stream.
+    pub(super) fn stream_index(self) -> Option<StreamIndex> {
         self.0.checked_sub(2).map(StreamIndex)
     }
 
@@ -30,7 +30,7 @@ impl Owner {
     }
 }
 
-/// An owner and the word that goes with it: a stamp, or the name of a set.
+/// An owner, and its word: a stamp, or the name of a set.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Pending {
     pub(super) owner: Owner,
@@ -41,7 +41,7 @@ impl Pending {
     pub(super) const READY: Self = Self { owner: Owner::READY, stamp: Stamp::COMPLETE };
 }
 
-/// The sets of stamps that are in use, counted.
+/// The sets of stamps in use, with reference counts.
 #[derive(Debug, Default)]
 pub(super) struct Sets {
     list: Vec<(u32, Box<[Stamp]>)>,
@@ -49,13 +49,13 @@ pub(super) struct Sets {
 }
 
 impl Sets {
-    /// What a free that covers these uses waits for.
+    /// What a free with these uses waits for.
     pub(super) fn pending(&mut self, uses: &[Stamp]) -> Pending {
         let mut stamps: Vec<Stamp> = uses.iter().copied().filter(|stamp| *stamp != Stamp::COMPLETE).collect();
         join(&mut stamps, &[]);
         match stamps[..] {
             [] => Pending::READY,
-            [stamp] => Pending { owner: Owner::of(stamp.slot()), stamp },
+            [stamp] => Pending { owner: Owner::of(stamp.stream_index()), stamp },
             _ => Pending { owner: Owner::MULTI_STREAM, stamp: self.add(stamps.into()) },
         }
     }
@@ -69,14 +69,14 @@ impl Sets {
         Stamp::new(StreamIndex(0), index as u64)
     }
 
-    /// One more record carries it.
+    /// Notes that one more record carries a set.
     pub(super) fn share(&mut self, pending: Pending) {
         if pending.owner == Owner::MULTI_STREAM {
             self.list[index(pending.stamp)].0 += 1;
         }
     }
 
-    /// One record fewer carries it.
+    /// Notes that one record fewer carries a set.
     pub(super) fn drop(&mut self, pending: Pending) {
         if pending.owner != Owner::MULTI_STREAM {
             return;
@@ -89,7 +89,7 @@ impl Sets {
         }
     }
 
-    /// All of what it waits for.
+    /// All stamps that a record waits for.
     pub(super) fn stamps<'a>(&'a self, pending: &'a Pending) -> &'a [Stamp] {
         match pending.owner {
             Owner::READY => &[],
@@ -98,18 +98,18 @@ impl Sets {
         }
     }
 
-    /// Whether work queued on `slot` from now on may touch what carries this.
-    pub(super) fn is_usable(&self, pending: Pending, slot: StreamIndex, order: &impl Order) -> bool {
+    /// True if work queued on `stream` from now on may use a record that carries this.
+    pub(super) fn is_usable(&self, pending: Pending, stream: StreamIndex, order: &impl Order) -> bool {
         pending.owner == Owner::READY
-            || pending.owner == Owner::of(slot)
-            || self.stamps(&pending).iter().all(|stamp| order.is_ordered(*stamp, slot))
+            || pending.owner == Owner::of(stream)
+            || self.stamps(&pending).iter().all(|stamp| order.is_ordered(*stamp, stream))
     }
 
     pub(super) fn is_complete(&self, pending: Pending, order: &impl Order) -> bool {
         self.stamps(&pending).iter().all(|stamp| order.is_complete(*stamp))
     }
 
-    /// How many records carry each set, for [`super::check`].
+    /// The number of records that carry each set, for [`super::check`].
     pub(super) fn shares(&self) -> impl Iterator<Item = (Stamp, u32)> {
         let named = |(index, entry): (usize, &(u32, Box<[Stamp]>))| {
             (Stamp::new(StreamIndex(0), index as u64), entry.0)
@@ -123,13 +123,13 @@ impl Sets {
     }
 }
 
-/// Adds stamps to a list that holds the latest of each stream.
+/// Adds stamps to a list that holds the latest stamp of each stream.
 pub(super) fn join(stamps: &mut Vec<Stamp>, more: &[Stamp]) {
     stamps.extend_from_slice(more);
-    // Sorted, the latest of a stream is its last.
+    // After sorting, the latest stamp of a stream is its last.
     stamps.sort_unstable();
     stamps.reverse();
-    stamps.dedup_by_key(|stamp| stamp.slot());
+    stamps.dedup_by_key(|stamp| stamp.stream_index());
 }
 
 fn index(name: Stamp) -> usize {

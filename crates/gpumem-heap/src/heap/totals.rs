@@ -1,4 +1,4 @@
-//! What is free in the heap, as an error tells it.
+//! Sums over the free memory, for reports.
 
 use super::idle_scan::{IdleScan, View, stretches};
 use super::pages::runs;
@@ -10,36 +10,36 @@ use super::{Heap, LARGE_SPACE, SMALL_MAX_BYTES};
 use crate::order::{Order, StreamIndex};
 
 impl Heap {
-    /// Free, for work on this stream, of what is reserved; the more is reserved, the less: a change of it is what somebody
-    /// gave back, to the heap or to the driver.
-    pub fn free_bytes(&self, slot: StreamIndex) -> i64 {
-        let owners = [Owner::READY, Owner::of(slot)];
+    /// Free memory for work on a stream, minus reserved memory. A change of this number means that memory was freed to the heap, or
+    /// released.
+    pub fn free_bytes(&self, stream: StreamIndex) -> i64 {
+        let owners = [Owner::READY, Owner::of(stream)];
         let free = owners.iter().flat_map(|owner| self.spaces.iter().filter_map(|space| space.fit(*owner)));
         let free_bytes: u64 = free.map(|fit| fit.size_bytes).sum();
         free_bytes.cast_signed() - self.reserved_bytes().cast_signed()
     }
 
-    /// Free, but waiting for a stream, as far as the heap has been told.
+    /// Free memory that waits for a stream, as far as the heap was told.
     pub fn pending_bytes(&self) -> u64 {
         let fits = self.spaces.iter().flat_map(|space| space.fits_by_owner());
         fits.filter(|(owner, _)| *owner != Owner::READY.index()).map(|(_, fit)| fit.size_bytes).sum()
     }
 
-    /// The largest block that needs no wait and nothing new from the driver but mappings.
+    /// The largest block that needs no wait and no new handle; mappings may be needed.
     pub fn largest_free_bytes(&self, order: &impl Order) -> u64 {
         let complete = Complete(order);
         let view =
-            View { records: &self.records, slot: StreamIndex::HOST, order: &complete, with_ready: true };
+            View { records: &self.records, stream: StreamIndex::HOST, order: &complete, with_ready: true };
         let lengths = self.spaces.iter().enumerate().flat_map(|(index, space)| {
             let may_be_had = move |(start, end): &(u64, u64)| self.allows(index, *start, end - start);
-            // No larger block lies among the small ones, but in pages of theirs that it takes over.
+            // A block in the space of small blocks is small, except in pages that the other space takes over.
             let most_bytes = if index == LARGE_SPACE { u64::MAX } else { SMALL_MAX_BYTES };
             let free = stretches(space, 0, &view).into_iter().filter(may_be_had);
             free.map(move |(start, end)| (end - start).min(most_bytes))
         });
         let longest = lengths.max().unwrap_or(0);
         let movable = IdleScan::movable(&self.pages, &self.spaces, &view);
-        // The rest lies between blocks of the same handles.
+        // Other idle pages lie between blocks of the same handles.
         let (parts, last) = plan::reach(&movable.idle, |handle| self.pages.handle(handle).page_count, false);
         let in_a_row: u32 = parts.iter().chain(&last).map(|part| part.count).sum();
         let in_one = movable.idle.iter().flat_map(|idle| runs(idle.mask)).map(|(_, count)| count).max();

@@ -1,7 +1,7 @@
-//! What the heap gives back: handles that nobody holds any of, and mappings that nothing is resident in.
+//! What the heap gives back: handles that are free as a whole, and mappings in which nothing is resident.
 //!
-//! The driver may unmap only what no work can touch any more, so both wait until uses are *complete*, not only ordered;
-//! and a handle's memory is free only when all of its mappings are gone.
+//! Memory may be unmapped only when no work can access it any more, so both wait until uses are *complete*, not only ordered; and a
+//! handle's memory is free only when all of its mappings are gone.
 
 use super::Heap;
 use super::idle_scan::{IdleScan, View};
@@ -15,19 +15,19 @@ use crate::order::{Order, Stamp, StreamIndex};
 use std::collections::BTreeSet;
 
 impl Heap {
-    /// Gives back handles that nobody holds any of, until no more than `keep_bytes` are reserved or no such handle is
-    /// left. Returns how many bytes that were.
+    /// Releases handles that are free as a whole, until at most `keep_bytes` are reserved or no such handle is left. Returns the
+    /// bytes released.
     ///
     /// # Errors
     ///
-    /// What the driver says. What had been given back until then stays so.
+    /// The error of the [`PhysicalMemory`] call that failed. What was released before it stays released.
     pub fn trim<M: PhysicalMemory>(
         &mut self,
         keep_bytes: u64,
         order: &impl Order,
         backing: &mut M,
     ) -> Result<u64, M::Error> {
-        // Small pieces of several streams would hide a handle that is idle as a whole.
+        // Small blocks of several streams would hide a handle that is idle as a whole.
         self.settle(order);
         let before_bytes = self.reserved_bytes();
         self.trim_segments(keep_bytes, order, backing)?;
@@ -36,7 +36,7 @@ impl Heap {
         while !handles.is_empty() && self.reserved_bytes() > keep_bytes {
             let excess_bytes = self.reserved_bytes() - keep_bytes;
             let size_bytes = |handle: &u32| u64::from(self.pages.handle(*handle).page_count) << PAGE_SHIFT;
-            // The smallest that will do, else the largest.
+            // The smallest that suffices, else the largest.
             let index =
                 handles.partition_point(|handle| size_bytes(handle) < excess_bytes).min(handles.len() - 1);
             self.release(handles.remove(index), backing)?;
@@ -44,12 +44,12 @@ impl Heap {
         Ok(before_bytes - self.reserved_bytes())
     }
 
-    /// Unmaps mappings that nothing is resident in, round by round, until `keep_count` are left or none may be
-    /// unmapped. Their addresses are used again. Returns how many those were.
+    /// Unmaps mappings in which nothing is resident, until `keep_count` are left or none of the others may be unmapped. Their
+    /// addresses are used again. Returns the number of mappings.
     ///
     /// # Errors
     ///
-    /// As [`Heap::trim`].
+    /// The error of the [`PhysicalMemory`] call that failed. What was unmapped before it stays unmapped.
     pub fn unmap_empty<M: PhysicalMemory>(
         &mut self,
         keep_count: usize,
@@ -68,35 +68,35 @@ impl Heap {
         unmapped.map(|()| old.len())
     }
 
-    /// How many empty mappings are worth their records: so many for each page of memory, as far as the dial allows.
+    /// The number of empty mappings that are worth their records: some for each page of memory, as far as the tuning allows.
     pub fn kept_mappings(&self) -> usize {
         let page_count = (self.reserved_bytes() >> PAGE_SHIFT) as usize;
         (self.tuning().empty_mappings_max as usize).min((MAPPINGS_A_PAGE * page_count).max(MAPPINGS_MIN))
     }
 
-    /// Whether more mappings than so many are empty, and, if the last try left some, enough of them for another.
+    /// True if more than `keep_count` mappings are empty and, if the last try left some, enough of them for another try.
     pub fn is_unmapping_due(&self, keep_count: usize) -> bool {
         self.pages.empty_count() > keep_count.max(self.empty_retry)
     }
 
     /// The streams that free memory waits for.
-    pub fn pending_slots(&self) -> Vec<StreamIndex> {
+    pub fn pending_streams(&self) -> Vec<StreamIndex> {
         let ids = self.spaces.iter().flat_map(|space| space.fits()).flat_map(|fit| fit.ids(&self.records, 0));
         let records = ids.map(|id| &self.records[id]).filter(|record| record.kind == Kind::Free);
         let pending = records.map(|record| Pending { owner: record.owner, stamp: record.stamp });
-        let slots = pending.flat_map(|pending| {
-            self.records.sets.stamps(&pending).iter().map(|stamp| stamp.slot()).collect::<Vec<_>>()
+        let streams = pending.flat_map(|pending| {
+            self.records.sets.stamps(&pending).iter().map(|stamp| stamp.stream_index()).collect::<Vec<_>>()
         });
-        slots.collect::<BTreeSet<_>>().into_iter().collect()
+        streams.collect::<BTreeSet<_>>().into_iter().collect()
     }
 
-    /// What waits for streams that have come that far is ready for all from here on. Worth it after the clocks moved.
+    /// Makes free memory ready for all streams if all that it waits for is complete. Worthwhile after the clocks have moved.
     pub fn settle(&mut self, order: &impl Order) {
         for space in &mut self.spaces {
             let pending = space.fits_by_owner().filter(|(owner, _)| *owner != Owner::READY.index());
             let ids: Vec<u32> = pending.flat_map(|(_, fit)| fit.ids(&self.records, 0)).collect();
             for id in ids {
-                // A neighbour that it was merged into may have been settled before it.
+                // It may have been merged into a neighbour that was made ready before.
                 let Some(record) = self.records.get(id).filter(|record| record.kind == Kind::Free).copied()
                 else {
                     continue;
@@ -115,7 +115,7 @@ impl Heap {
     fn releasable(&self, order: &impl Order) -> Vec<u32> {
         let complete = Complete(order);
         let view =
-            View { records: &self.records, slot: StreamIndex::HOST, order: &complete, with_ready: true };
+            View { records: &self.records, stream: StreamIndex::HOST, order: &complete, with_ready: true };
         let scan = IdleScan::collect(&self.pages, &self.spaces, &view);
         let whole = scan.idle.iter().filter(|idle| {
             idle.mask == ones(0, self.pages.handle(idle.handle).page_count)
@@ -124,12 +124,12 @@ impl Heap {
         whole.map(|idle| idle.handle).collect()
     }
 
-    /// Whether no work can touch a handle through mappings that its pages have left.
+    /// True if no work can access a handle through mappings that its pages have left.
     fn is_left(&self, handle: u32, order: &impl Order) -> bool {
         may_unmap_early() || self.pages.are_departed(handle, |stamp| order.is_complete(stamp))
     }
 
-    /// Gives one back. Its pages come together in one mapping first, so that what fails leaves a heap that is whole.
+    /// Releases a handle. Its pages first come together in one mapping, so that a failure leaves a consistent heap.
     fn release<M: PhysicalMemory>(&mut self, handle: u32, backing: &mut M) -> Result<(), M::Error> {
         let resident_count = |id: &MappingId| self.pages.resident(*id).count_ones();
         let Some(last) = self.pages.mappings_of(handle).max_by_key(resident_count) else {
@@ -167,7 +167,7 @@ impl Heap {
     }
 }
 
-/// An order in which only what is complete comes before anything.
+/// An order in which only complete work comes before anything.
 pub(super) struct Complete<'a, O>(pub(super) &'a O);
 
 impl<O: Order> Order for Complete<'_, O> {
@@ -180,7 +180,7 @@ impl<O: Order> Order for Complete<'_, O> {
     }
 }
 
-/// Never, unless that is the mistake on purpose.
+/// True while the bug `EarlyUnmap` is injected.
 #[inline]
 fn may_unmap_early() -> bool {
     #[cfg(gpumem_planted_bugs)]
@@ -189,7 +189,7 @@ fn may_unmap_early() -> bool {
     false
 }
 
-/// They take 100 bytes then, a twentieth of a thousandth of the page.
+/// They take 100 bytes then, 0.005 % of the page.
 const MAPPINGS_A_PAGE: usize = 8;
-/// For small heaps.
+/// The least number, for small heaps.
 const MAPPINGS_MIN: usize = 256;

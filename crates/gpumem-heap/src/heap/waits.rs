@@ -9,44 +9,45 @@ use crate::order::{Order, Stamp, StreamIndex};
 use std::collections::BTreeMap;
 
 impl Heap {
-    /// A small set of stamps after which the request is met from what is free already: one stream's, if one suffices,
-    /// and the earliest of its frees. Empty when waiting for all of them would not help, those that can be waited for.
+    /// A small set of stamps whose completion lets the request be met from free memory: the earliest suitable free of one stream if
+    /// one stream suffices. Empty if a wait for all stamps that `can_wait` accepts would not suffice.
     pub fn blockers(
         &self,
         request: &Request,
         order: &impl Order,
         can_wait: impl Fn(Stamp) -> bool,
     ) -> Vec<Stamp> {
-        let mut epochs = self.pending_epochs(request.slot, order);
-        epochs.retain(|slot, epochs| {
-            // What can be waited for is a stream's beginning: up to its last mark, or all.
-            let end = epochs.partition_point(|epoch| can_wait(Stamp::new(StreamIndex(*slot), *epoch)));
+        let mut epochs = self.pending_epochs(request.stream, order);
+        epochs.retain(|stream, epochs| {
+            // A prefix of each stream's frees can be waited for: up to its last marker, or all.
+            let end = epochs.partition_point(|epoch| can_wait(Stamp::new(StreamIndex(*stream), *epoch)));
             epochs.truncate(end);
             end > 0
         });
         let fits = |waits: &[Stamp]| self.would_fit(request, &After { order, waits });
-        let earliest = |slot: StreamIndex, epochs: &[u64], others: &[Stamp]| {
-            let waits = |epoch: u64| [others, &[Stamp::new(slot, epoch)]].concat();
+        let earliest = |stream: StreamIndex, epochs: &[u64], others: &[Stamp]| {
+            let waits = |epoch: u64| [others, &[Stamp::new(stream, epoch)]].concat();
             let first = epochs.partition_point(|epoch| !fits(&waits(*epoch)));
-            epochs.get(first).map(|epoch| (first, Stamp::new(slot, *epoch)))
+            epochs.get(first).map(|epoch| (first, Stamp::new(stream, *epoch)))
         };
-        let single = epochs.iter().filter_map(|(slot, epochs)| earliest(StreamIndex(*slot), epochs, &[]));
+        let single = epochs.iter().filter_map(|(stream, epochs)| earliest(StreamIndex(*stream), epochs, &[]));
         if let Some((_, stamp)) = single.min_by_key(|(first, _)| *first) {
             return vec![stamp];
         }
-        let last = |(slot, epochs): (&u16, &Vec<u64>)| {
-            epochs.last().map(|epoch| Stamp::new(StreamIndex(*slot), *epoch))
+        let last = |(stream, epochs): (&u16, &Vec<u64>)| {
+            epochs.last().map(|epoch| Stamp::new(StreamIndex(*stream), *epoch))
         };
         let mut waits: Vec<Stamp> = epochs.iter().filter_map(last).collect();
         if !fits(&waits) {
             return Vec::new();
         }
         // Each stream in turn waits less, or not at all, as far as the others allow.
-        for (slot, epochs) in &epochs {
-            let others: Vec<Stamp> = waits.iter().copied().filter(|stamp| stamp.slot().0 != *slot).collect();
+        for (stream, epochs) in &epochs {
+            let others: Vec<Stamp> =
+                waits.iter().copied().filter(|stamp| stamp.stream_index().0 != *stream).collect();
             if fits(&others) {
                 waits = others;
-            } else if let Some((_, stamp)) = earliest(StreamIndex(*slot), epochs, &others) {
+            } else if let Some((_, stamp)) = earliest(StreamIndex(*stream), epochs, &others) {
                 waits = others;
                 waits.push(stamp);
             }
@@ -54,28 +55,29 @@ impl Heap {
         waits
     }
 
-    /// Whether other streams' frees are about, in the space that the request looks in.
+    /// True if frees of other streams are pending in the space of the request.
     pub fn has_pending_of_others(&self, request: &Request) -> bool {
-        self.spaces[space_of(request)].has_pending_of_others(Owner::of(request.slot))
+        self.spaces[space_of(request)].has_pending_of_others(Owner::of(request.stream))
     }
 
-    /// Of each stream whose frees the request may not have, the latest free's stamp.
+    /// For each stream whose frees the request may not use, the stamp of the latest free.
     pub fn latest_pending(&self, request: &Request, order: &impl Order) -> Vec<Stamp> {
-        let epochs = self.pending_epochs(request.slot, order);
-        let latest = |(slot, epochs): (u16, Vec<u64>)| Some(Stamp::new(StreamIndex(slot), *epochs.last()?));
+        let epochs = self.pending_epochs(request.stream, order);
+        let latest =
+            |(stream, epochs): (u16, Vec<u64>)| Some(Stamp::new(StreamIndex(stream), *epochs.last()?));
         epochs.into_iter().filter_map(latest).collect()
     }
 
-    /// Of each stream whose frees the request may not have, their epochs, earliest first.
-    fn pending_epochs(&self, slot: StreamIndex, order: &impl Order) -> BTreeMap<u16, Vec<u64>> {
+    /// For each stream whose frees the request may not use, their epochs, earliest first.
+    fn pending_epochs(&self, stream: StreamIndex, order: &impl Order) -> BTreeMap<u16, Vec<u64>> {
         let mut epochs: BTreeMap<u16, Vec<u64>> = BTreeMap::new();
         let ids = self.spaces.iter().flat_map(|space| space.fits()).flat_map(|fit| fit.ids(&self.records, 0));
         for record in ids.map(|id| &self.records[id]).filter(|record| record.kind == Kind::Free) {
             let pending = Pending { owner: record.owner, stamp: record.stamp };
             for stamp in
-                self.records.sets.stamps(&pending).iter().filter(|stamp| !order.is_ordered(**stamp, slot))
+                self.records.sets.stamps(&pending).iter().filter(|stamp| !order.is_ordered(**stamp, stream))
             {
-                epochs.entry(stamp.slot().0).or_default().push(stamp.epoch());
+                epochs.entry(stamp.stream_index().0).or_default().push(stamp.epoch());
             }
         }
         for list in epochs.values_mut() {
@@ -85,10 +87,10 @@ impl Heap {
         epochs
     }
 
-    /// Whether what is free would do, perhaps under new addresses.
+    /// True if free memory would suffice, perhaps under new addresses.
     fn would_fit(&self, request: &Request, order: &impl Order) -> bool {
         let Some(size_bytes) = rounded(request.size_bytes) else { return false };
-        let view = View { records: &self.records, slot: request.slot, order, with_ready: true };
+        let view = View { records: &self.records, stream: request.stream, order, with_ready: true };
         let index = space_of(request);
         let allows = |start| self.allows(index, start, size_bytes);
         if smallest_stretch(&self.spaces[index], size_bytes, request.alignment, &view, allows).is_some() {
@@ -99,7 +101,7 @@ impl Heap {
     }
 }
 
-/// The order once some more has been waited for.
+/// The order after some waits.
 struct After<'a, O> {
     order: &'a O,
     waits: &'a [Stamp],
@@ -107,7 +109,9 @@ struct After<'a, O> {
 
 impl<O: Order> Order for After<'_, O> {
     fn is_ordered(&self, stamp: Stamp, before: StreamIndex) -> bool {
-        self.waits.iter().any(|wait| wait.slot() == stamp.slot() && wait.epoch() >= stamp.epoch())
+        self.waits
+            .iter()
+            .any(|wait| wait.stream_index() == stamp.stream_index() && wait.epoch() >= stamp.epoch())
             || self.order.is_ordered(stamp, before)
     }
 

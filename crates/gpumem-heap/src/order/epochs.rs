@@ -1,20 +1,22 @@
-//! [`Epochs`]: for each slot its epoch, what is ordered before its next operation, and what of it is complete. Pure.
+//! [`Epochs`]: the logical clocks of all streams. For each stream its epoch, the epochs ordered before its next operation, and the
+//! epoch up to which it is complete. These are vector clocks (Mattern, "Virtual time and global states of distributed systems",
+//! 1989) whose components grow only when a marker is made.
 //!
-//! A slot's *epoch* counts the marks made on its stream. A stamp is the slot and the epoch at one moment: it stands for
-//! everything queued on the stream by then. To *close* an epoch is to raise the count and only then to mark the stream
-//! (an event, or a wait of the host): whoever read the old count had queued his work before, so the mark covers it. The
-//! other way round, work queued behind the mark could still be stamped with the old count.
+//! A stream's *epoch* counts the markers made in it. A stamp is the stream's index and its epoch at one moment: it stands for
+//! everything queued on the stream by then. To *close* an epoch is to raise the count first and then to make the marker (an event,
+//! or a wait of the host): a thread that read the old count had queued its work before, so the marker covers that work. In the
+//! other order, work queued behind the marker could still get a stamp with the old count.
 //!
-//! `order[t][s] >= e`: everything stamped up to `e` on `s` is ordered before the next operation on `t`.
-//! `complete[s] >= e`: everything stamped up to `e` on `s` is done. Neither ever goes back, and
-//! epochs never start over: what was known of a slot's former stream stays true.
+//! `order[t][s] >= e`: everything stamped up to `e` on `s` is ordered before the next operation on `t`. `complete[s] >= e`:
+//! everything stamped up to `e` on `s` is complete. Neither ever decreases, and an index that passes to another stream keeps its
+//! epochs, so what was known of the former stream stays true.
 
 use super::{Order, Stamp, StreamId, StreamIndex};
 use crate::sync::{LoomAtomicU64, Ordering};
 use std::collections::BTreeMap;
 use std::sync::OnceLock;
 
-/// The clocks of all slots of one machine. Rows are made when a slot is first used, so that reading needs no lock.
+/// The clocks of all streams of one machine. A stream's row is made at its first use, so reading needs no lock.
 pub struct Epochs {
     rows: Box<[OnceLock<Box<Row>>]>,
 }
@@ -25,83 +27,84 @@ impl Default for Epochs {
     }
 }
 
-/// One slot's clocks. Apart from other rows: a free reads `epoch` while other streams' rows are written.
+/// The clocks of one stream. On cache lines of its own: a free reads `epoch` while other streams' rows are written.
 #[repr(align(64))]
 struct Row {
     epoch: LoomAtomicU64,
     complete: LoomAtomicU64,
-    /// The stream that has the slot, or had it last.
+    /// The stream that has the index, or had it last.
     stream: LoomAtomicU64,
-    /// By slot, in chunks that are made when first raised; a missing one knows nothing.
+    /// By the other stream's index, in chunks that are made when first raised; a missing chunk counts as zeros.
     order: Box<[OnceLock<Chunk>]>,
 }
 
 type Chunk = Box<[LoomAtomicU64]>;
 
-/// What a check has found: of each clock, by its name, the slot that has it and the slot that it is about.
+/// What [`Epochs::check`] found: for each clock, by its name, its stream and the stream it is about, the value.
 pub type Seen = BTreeMap<(&'static str, u16, u16), u64>;
 
 impl Epochs {
-    /// Epochs of streams of which none has queued anything.
+    /// Creates the clocks of streams of which none has queued anything.
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// Stands for everything queued on the slot's stream by now.
+    /// The stamp of everything queued on the stream by now.
     #[inline]
-    pub fn stamp(&self, slot: StreamIndex) -> Stamp {
-        // Acquire: whoever sees the new count also sees what made it safe to raise it.
-        Stamp::new(slot, self.row(slot).epoch.load(Ordering::Acquire))
+    pub fn stamp(&self, index: StreamIndex) -> Stamp {
+        // Acquire: a thread that reads the new count also sees what made it safe to raise it.
+        Stamp::new(index, self.row(index).epoch.load(Ordering::Acquire))
     }
 
-    /// The same, or [`Stamp::COMPLETE`] if the stream's slot has gone to another: then its work is complete.
+    /// Like [`Epochs::stamp`]; [`Stamp::COMPLETE`] if the stream's index has passed to another stream, because then its work is
+    /// complete.
     #[inline]
     pub fn stamp_of(&self, stream: StreamId) -> Stamp {
-        let stamp = self.stamp(stream.slot());
-        if self.stream_in(stream.slot()) == stream { stamp } else { Stamp::COMPLETE }
+        let stamp = self.stamp(stream.stream_index());
+        if self.stream_in(stream.stream_index()) == stream { stamp } else { Stamp::COMPLETE }
     }
 
     /// The stream that has an index, or had it last.
     #[inline]
-    pub fn stream_in(&self, slot: StreamIndex) -> StreamId {
-        StreamId::from_u64(self.row(slot).stream.load(Ordering::Acquire))
+    pub fn stream_in(&self, index: StreamIndex) -> StreamId {
+        StreamId::from_u64(self.row(index).stream.load(Ordering::Acquire))
     }
 
-    /// Gives a slot to a new stream, in a new epoch, when all of the former one's work is complete. So is all that was
-    /// ordered before that, which therefore stays ordered before the new one.
+    /// Gives an index to a new stream, in a new epoch. All work of the former stream is complete, and so is everything ordered
+    /// before it, which therefore stays ordered before the new stream.
     pub fn open(&self, stream: StreamId) {
-        let row = self.row(stream.slot());
+        let row = self.row(stream.stream_index());
         row.stream.store(stream.as_u64(), Ordering::Release);
         row.epoch.fetch_add(1, Ordering::AcqRel);
     }
 
-    /// Closes the current epoch and returns what a mark made from now on covers: that epoch, and all that is ordered
-    /// before the slot's next operation. `None` once the count is exhausted, after years.
-    pub fn close(&self, slot: StreamIndex) -> Option<Box<[Stamp]>> {
-        let epoch = &self.row(slot).epoch;
+    /// Closes the current epoch, and returns the stamps that a marker made from now on covers: that epoch, and everything ordered
+    /// before the stream's next operation. `None` once the count is exhausted, after years.
+    pub fn close(&self, index: StreamIndex) -> Option<Box<[Stamp]>> {
+        let epoch = &self.row(index).epoch;
         // The margin is for threads that pass the check together.
         if epoch.load(Ordering::Relaxed) >= Stamp::EPOCH_MAX - u64::from(u16::MAX) {
             return None;
         }
         let closed = epoch.fetch_add(1, Ordering::AcqRel);
-        Some(self.covered(Stamp::new(slot, closed)))
+        Some(self.covered(Stamp::new(index, closed)))
     }
 
-    /// The same for a stream on which nothing will be queued any more: the epoch stays, so that frees that come later
-    /// are stamped with what the last mark covers.
-    pub fn close_for_good(&self, slot: StreamIndex) -> Box<[Stamp]> {
-        self.covered(self.stamp(slot))
+    /// Like [`Epochs::close`], for a stream on which nothing will be queued any more. The epoch stays, so that later frees are
+    /// stamped with an epoch that the last marker covers.
+    pub fn close_for_good(&self, index: StreamIndex) -> Box<[Stamp]> {
+        self.covered(self.stamp(index))
     }
 
-    /// Read before the mark is made: what is raised later may belong to waits that are queued behind it.
+    /// Read before the marker is made: what is raised later may belong to waits that are queued behind it.
     fn covered(&self, own: Stamp) -> Box<[Stamp]> {
-        let known = self.known(own.slot()).filter(|stamp| !self.is_complete(*stamp));
+        let known = self.known(own.stream_index()).filter(|stamp| !self.is_complete(*stamp));
         core::iter::once(own).chain(known).collect()
     }
 
-    /// What is ordered before the slot's next operation.
-    fn known(&self, slot: StreamIndex) -> impl Iterator<Item = Stamp> {
-        let chunks = self.row(slot).order.iter().enumerate();
+    /// What is ordered before the stream's next operation.
+    fn known(&self, index: StreamIndex) -> impl Iterator<Item = Stamp> {
+        let chunks = self.row(index).order.iter().enumerate();
         chunks.filter_map(|(index, chunk)| Some((index, chunk.get()?))).flat_map(|(index, chunk)| {
             chunk.iter().enumerate().filter_map(move |(at, count)| {
                 let epoch = count.load(Ordering::Acquire);
@@ -110,40 +113,49 @@ impl Epochs {
         })
     }
 
-    /// `waiter` has been made to wait for a mark that covers these.
+    /// Notes that `waiter` has been made to wait for a marker that covers these stamps.
     pub fn raise_order(&self, waiter: StreamIndex, covered: &[Stamp]) {
         for stamp in covered {
-            let chunk = &self.row(waiter).order[usize::from(stamp.slot().0) / CHUNK_LENGTH];
+            let chunk = &self.row(waiter).order[usize::from(stamp.stream_index().0) / CHUNK_LENGTH];
             let chunk = chunk.get_or_init(|| (0..CHUNK_LENGTH).map(|_| LoomAtomicU64::new(0)).collect());
-            chunk[usize::from(stamp.slot().0) % CHUNK_LENGTH].fetch_max(stamp.epoch(), Ordering::AcqRel);
+            chunk[usize::from(stamp.stream_index().0) % CHUNK_LENGTH]
+                .fetch_max(stamp.epoch(), Ordering::AcqRel);
         }
     }
 
-    /// A mark that covers these has been passed. Says whether that was news.
+    /// Notes that a marker that covers these stamps is complete. Returns true if that was news.
     pub fn raise_complete(&self, covered: &[Stamp]) -> bool {
         covered.iter().fold(false, |news, stamp| {
-            let before = self.row(stamp.slot()).complete.fetch_max(stamp.epoch(), Ordering::AcqRel);
+            let before = self.row(stamp.stream_index()).complete.fetch_max(stamp.epoch(), Ordering::AcqRel);
             news | (before < stamp.epoch())
         })
     }
 
-    /// Whether no clock has gone back since `seen` was filled, and none is ahead of the epoch of the slot that it is about:
-    /// says the first that has or is. Others may raise clocks meanwhile, which is why an epoch is read last.
-    pub fn check(&self, slot_count: usize, seen: &mut Seen) -> Result<(), String> {
-        for slot in (0..slot_count).map(|slot| StreamIndex(slot as u16)) {
-            let complete = Stamp::new(slot, self.row(slot).complete.load(Ordering::Acquire));
-            let known = self.known(slot).map(|stamp| ("ordered before it", stamp));
+    /// Compares all clocks with `seen`, and updates it. Other threads may raise clocks at the same time, so each epoch is read
+    /// last.
+    ///
+    /// # Errors
+    ///
+    /// A description of the first clock that went back, or that is ahead of the epoch of the stream it is about.
+    pub fn check(&self, index_count: usize, seen: &mut Seen) -> Result<(), String> {
+        for index in (0..index_count).map(|index| StreamIndex(index as u16)) {
+            let complete = Stamp::new(index, self.row(index).complete.load(Ordering::Acquire));
+            let known = self.known(index).map(|stamp| ("ordered before it", stamp));
             for (what, stamp) in core::iter::once(("complete", complete)).chain(known) {
-                let (of, count, epoch) = (stamp.slot().0, stamp.epoch(), self.stamp(stamp.slot()).epoch());
+                let (of, count, epoch) =
+                    (stamp.stream_index().0, stamp.epoch(), self.stamp(stamp.stream_index()).epoch());
                 if count > epoch {
-                    return Err(format!("slot {}: {count} of slot {of} is {what}, in epoch {epoch}", slot.0));
+                    return Err(format!(
+                        "stream {}: {count} of stream {of} is {what}, in epoch {epoch}",
+                        index.0
+                    ));
                 }
                 for (what, of, count) in [(what, of, count), ("epoch", of, epoch)] {
-                    let before = seen.insert((what, slot.0, of), count).unwrap_or(0);
+                    let before = seen.insert((what, index.0, of), count).unwrap_or(0);
                     if before > count {
                         return Err(format!(
-                            "slot {}: {what} went back, {before} to {count} of {of}",
-                            slot.0
+                            "stream {}: {what} went back from {before} to {count} of stream {of}",
+                            index.0
                         ));
                     }
                 }
@@ -153,39 +165,39 @@ impl Epochs {
     }
 
     #[inline]
-    fn ordered_epoch(&self, slot: StreamIndex, before: StreamIndex) -> u64 {
+    fn ordered_epoch(&self, index: StreamIndex, before: StreamIndex) -> u64 {
         if before == StreamIndex::HOST {
             return 0;
         }
-        let chunk = self.row(before).order[usize::from(slot.0) / CHUNK_LENGTH].get();
-        chunk.map_or(0, |chunk| chunk[usize::from(slot.0) % CHUNK_LENGTH].load(Ordering::Acquire))
+        let chunk = self.row(before).order[usize::from(index.0) / CHUNK_LENGTH].get();
+        chunk.map_or(0, |chunk| chunk[usize::from(index.0) % CHUNK_LENGTH].load(Ordering::Acquire))
     }
 
     #[inline]
-    fn row(&self, slot: StreamIndex) -> &Row {
-        self.rows[usize::from(slot.0) % StreamIndex::COUNT_MAX].get_or_init(Row::new)
+    fn row(&self, index: StreamIndex) -> &Row {
+        self.rows[usize::from(index.0) % StreamIndex::COUNT_MAX].get_or_init(Row::new)
     }
 }
 
 impl Order for Epochs {
     #[inline]
     fn is_ordered(&self, stamp: Stamp, before: StreamIndex) -> bool {
-        stamp.slot() == before
+        stamp.stream_index() == before
             || self.is_complete(stamp)
-            || self.ordered_epoch(stamp.slot(), before) >= stamp.epoch()
+            || self.ordered_epoch(stamp.stream_index(), before) >= stamp.epoch()
     }
 
     #[inline]
     fn is_complete(&self, stamp: Stamp) -> bool {
-        // Acquire: what is queued after a yes comes after the work that it is about.
-        self.row(stamp.slot()).complete.load(Ordering::Acquire) >= stamp.epoch()
+        // Acquire: what is queued after a `true` comes after the work that it is about.
+        self.row(stamp.stream_index()).complete.load(Ordering::Acquire) >= stamp.epoch()
     }
 }
 
 impl Row {
     fn new() -> Box<Self> {
         Box::new(Self {
-            // Epoch 0 is complete from the start, which makes the empty stamp so.
+            // Epoch 0 is complete from the start, which makes [`Stamp::COMPLETE`] so.
             epoch: LoomAtomicU64::new(1),
             complete: LoomAtomicU64::new(0),
             stream: LoomAtomicU64::new(0),

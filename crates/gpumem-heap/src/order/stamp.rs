@@ -1,18 +1,17 @@
-//! [`StreamIndex`], [`StreamId`], [`Stamp`], and [`Order`], the two questions that may be asked of a stamp.
+//! [`StreamIndex`], [`StreamId`], [`Stamp`], and [`Order`], the two questions about a stamp.
 
 use core::fmt;
 
-/// A small number that a stream has for its life, dense so that clocks are arrays. Another stream gets it only when
-/// everything that the former one queued is complete.
+/// A small number that a stream has for its life, dense so that clocks are arrays. It passes to another stream only when everything
+/// that the former one queued is complete.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct StreamIndex(pub u16);
 
 impl StreamIndex {
-    /// Streams of a machine that may be alive, or have work left, at once.
+    /// The number of streams of a machine that may be alive, or have unfinished work, at once.
     pub const COUNT_MAX: usize = 4096;
 
-    /// No stream's: only what is complete is ordered before it. It stands for the host, which waits for no stream by
-    /// itself.
+    /// The host, which waits for no stream by itself: only complete work is ordered before it.
     pub const HOST: Self = Self(u16::MAX);
 }
 
@@ -22,61 +21,61 @@ impl StreamIndex {
 pub struct StreamId(u64);
 
 impl StreamId {
-    /// The generation is never used again; the slot is, by another stream.
-    pub fn new(generation: u64, slot: StreamIndex) -> Self {
-        Self(generation << SLOT_BITS | u64::from(slot.0))
+    /// An id from a generation, which is never used again, and an index, which may be.
+    pub fn new(generation: u64, index: StreamIndex) -> Self {
+        Self(generation << INDEX_BITS | u64::from(index.0))
     }
 
-    /// The stream that [`StreamId::as_u64`] gave this number of.
+    /// The id with a number that [`StreamId::as_u64`] returned.
     #[inline]
     pub const fn from_u64(number: u64) -> Self {
         Self(number)
     }
 
-    /// A number of its own.
+    /// The id as a number.
     #[inline]
     pub const fn as_u64(self) -> u64 {
         self.0
     }
 
-    /// Where the clocks keep what they know of it.
+    /// The stream's index.
     #[inline]
-    pub fn slot(self) -> StreamIndex {
+    pub fn stream_index(self) -> StreamIndex {
         StreamIndex(self.0 as u16)
     }
 }
 
-/// Everything queued on a slot's stream up to one moment: the slot, and its epoch then.
+/// Everything queued on a stream up to one moment: the stream's index, and its epoch then.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Stamp(u64);
 
 impl Stamp {
-    /// Stands for nothing: always complete.
+    /// Stands for no work: always complete.
     pub const COMPLETE: Self = Self(0);
 
-    /// The last epoch that a stamp can hold.
+    /// The largest epoch that a stamp can hold.
     pub const EPOCH_MAX: u64 = (1 << EPOCH_BITS) - 1;
 
     /// The stamp of a stream in an epoch.
     #[inline]
-    pub fn new(slot: StreamIndex, epoch: u64) -> Self {
-        Self(u64::from(slot.0) << EPOCH_BITS | epoch & Self::EPOCH_MAX)
+    pub fn new(index: StreamIndex, epoch: u64) -> Self {
+        Self(u64::from(index.0) << EPOCH_BITS | epoch & Self::EPOCH_MAX)
     }
 
-    /// The index of the stream.
+    /// The stream's index.
     #[inline]
-    pub fn slot(self) -> StreamIndex {
+    pub fn stream_index(self) -> StreamIndex {
         StreamIndex((self.0 >> EPOCH_BITS) as u16)
     }
 
-    /// The epoch of the stream.
+    /// The stream's epoch.
     #[inline]
     pub fn epoch(self) -> u64 {
         self.0 & Self::EPOCH_MAX
     }
 }
 
-/// The word that keeps it.
+/// The stamp as a word, for example to keep it in an atomic.
 impl From<Stamp> for u64 {
     #[inline]
     fn from(stamp: Stamp) -> Self {
@@ -91,12 +90,14 @@ impl From<u64> for Stamp {
     }
 }
 
-/// What the clocks answer. A trait, so that whoever asks can be tested without a driver.
+/// Answers two questions about stamps. A trait, so that the heap can be tested without streams. Called only after a request has
+/// missed the thread caches.
 pub trait Order {
-    /// Whether what the stamp stands for is ordered before the next operation on `before`: there the memory may be used.
+    /// True if everything that the stamp stands for is ordered before the next operation on `before`, so that `before` may use the
+    /// memory.
     fn is_ordered(&self, stamp: Stamp, before: StreamIndex) -> bool;
 
-    /// Whether what the stamp stands for is known to be done.
+    /// True if everything that the stamp stands for is known to be complete.
     fn is_complete(&self, stamp: Stamp) -> bool;
 }
 
@@ -104,7 +105,7 @@ impl fmt::Debug for Stamp {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match *self {
             Self::COMPLETE => f.write_str("complete"),
-            stamp => write!(f, "{}@{}", stamp.slot().0, stamp.epoch()),
+            stamp => write!(f, "{}@{}", stamp.stream_index().0, stamp.epoch()),
         }
     }
 }
@@ -115,5 +116,5 @@ impl fmt::Display for StreamId {
     }
 }
 
-const SLOT_BITS: u32 = 16;
+const INDEX_BITS: u32 = 16;
 const EPOCH_BITS: u32 = 48;

@@ -19,7 +19,7 @@ enum Step {
     Seen(usize),
     /// The host waits for the stream.
     Finish(u16),
-    /// The stream ends, is waited for, and another gets its slot.
+    /// The stream ends, is waited for, and another gets its index.
     Replace(u16),
 }
 
@@ -29,7 +29,7 @@ type Set = BTreeSet<Operation>;
 /// Everything that is ordered before, written out.
 #[derive(Default)]
 struct Twin {
-    /// For each slot, all that comes before its stream's next operation.
+    /// For each index, all that comes before its stream's next operation.
     before: [Set; STREAM_COUNT as usize],
     complete: Set,
     operation_count: u32,
@@ -104,15 +104,15 @@ impl World {
         for Stamped { stamp, operation } in &self.stamps {
             let is_complete = self.twin.complete.contains(operation);
             prop_assert_eq!(epochs.is_complete(*stamp), is_complete, "{:?} complete", stamp);
-            for slot in 0..STREAM_COUNT {
-                let knows = self.twin.before[usize::from(slot)].contains(operation);
-                let is_ordered = knows || is_complete || operation.0 == slot;
+            for index in 0..STREAM_COUNT {
+                let knows = self.twin.before[usize::from(index)].contains(operation);
+                let is_ordered = knows || is_complete || operation.0 == index;
                 prop_assert_eq!(
-                    epochs.is_ordered(*stamp, StreamIndex(slot)),
+                    epochs.is_ordered(*stamp, StreamIndex(index)),
                     is_ordered,
                     "{:?} on {}",
                     stamp,
-                    slot
+                    index
                 );
             }
         }
@@ -140,8 +140,8 @@ proptest! {
     #[test]
     fn numbers_answer_as_sets_do(steps in prop::collection::vec(step(), 1..60)) {
         let (epochs, mut world) = (Epochs::new(), World::default());
-        for slot in 0..STREAM_COUNT {
-            epochs.open(StreamId::new(0, StreamIndex(slot)));
+        for index in 0..STREAM_COUNT {
+            epochs.open(StreamId::new(0, StreamIndex(index)));
         }
         let mut seen = Seen::new();
         for step in &steps {
@@ -155,7 +155,7 @@ proptest! {
 #[test]
 fn a_clock_that_is_ahead_or_goes_back_is_told() {
     let (epochs, mut seen) = (Epochs::new(), Seen::new());
-    (0..2).for_each(|slot| epochs.open(StreamId::new(1, StreamIndex(slot))));
+    (0..2).for_each(|index| epochs.open(StreamId::new(1, StreamIndex(index))));
     epochs.raise_order(StreamIndex(0), &[Stamp::new(StreamIndex(1), 1)]);
     epochs.check(2, &mut seen).unwrap();
     for what in ["epoch", "complete", "ordered before it"] {
@@ -166,7 +166,7 @@ fn a_clock_that_is_ahead_or_goes_back_is_told() {
     }
     epochs.raise_complete(&[Stamp::new(StreamIndex(1), 99)]);
     let said = epochs.check(2, &mut seen).unwrap_err();
-    assert_eq!(said, "slot 1: 99 of slot 1 is complete, in epoch 2");
+    assert_eq!(said, "stream 1: 99 of stream 1 is complete, in epoch 2");
 }
 
 #[test]
@@ -175,7 +175,7 @@ fn a_stamp_is_of_its_stream_or_of_none() {
     let (first, second) = (StreamId::new(1, StreamIndex(3)), StreamId::new(2, StreamIndex(3)));
     epochs.open(first);
     let stamp = epochs.stamp_of(first);
-    assert_eq!((stamp.slot(), stamp), (StreamIndex(3), epochs.stamp(StreamIndex(3))));
+    assert_eq!((stamp.stream_index(), stamp), (StreamIndex(3), epochs.stamp(StreamIndex(3))));
     epochs.raise_complete(&epochs.close_for_good(StreamIndex(3)));
     epochs.open(second);
     assert_eq!(epochs.stamp_of(first), Stamp::COMPLETE);

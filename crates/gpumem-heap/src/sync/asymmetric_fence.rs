@@ -1,25 +1,24 @@
-//! Two barriers of unequal price: [`light`], which costs next to nothing, and [`heavy`], which pays for both.
+//! Two fences of unequal cost: the light one costs next to nothing, and the heavy one pays for both.
 //!
-//! Two threads each write a word of their own and then read the other's. At least one of them must see what the other
-//! wrote, so each needs a barrier between its write and its read. An owner who comes by millions of times a second makes
-//! the light one, and others, who come rarely, the heavy one:
+//! Two threads each write a word of their own and then read the other's. At least one of them must see what the other wrote, so
+//! each needs a fence between its write and its read. An owner that does this millions of times a second makes the light fence, and
+//! other threads, which do it rarely, the heavy one. The Linux kernel and Folly (`asymmetricThreadFenceLight`) use the same scheme.
 //!
-//! - The *light* barrier only keeps the compiler from moving the read before the write. The processor may still read first,
-//!   while the write waits in its store buffer.
-//! - The *heavy* barrier asks the system (`membarrier`) to have every processor that runs a thread of this process make a
-//!   full barrier before it returns; a thread that does not run has made one when it was taken off its processor. Look at
-//!   where it falls into the owner's steps. Behind the owner's write: then the write is seen by whoever reads after the
-//!   heavy barrier. Before the owner's write: then the owner's read comes later still, and sees all that was written before
-//!   the heavy barrier. There is no third place.
+//! - The *light* fence only keeps the compiler from moving the read before the write. The processor may still read first, while the
+//!   write waits in its store buffer.
+//! - The *heavy* fence asks the system (`membarrier`) to have every processor that runs a thread of this process make a full fence
+//!   before it returns; a thread that does not run made one when it was taken off its processor. There are two places where this
+//!   can fall into the owner's steps. After the owner's write: then a read behind the heavy fence sees the write. Before the
+//!   owner's write: then the owner's read comes later still, and sees everything written before the heavy fence.
 //!
-//! Where the system does not have that, both make full fences, for which the same holds by the language's own rules.
-//! [`is_light`] says which of the two to begin with; owners who began with light barriers are met with heavy ones until they
-//! know better, whatever it says by then.
+//! Without `membarrier` both make full fences, and the language guarantees the same. [`is_light`] tells which of the two an owner
+//! uses from now on. If the system refuses `membarrier` later, owners that still use light fences are met with
+//! [`asymmetric_fence_heavy`] until they switch.
 
 use core::sync::atomic::{AtomicBool, Ordering, compiler_fence};
 use std::sync::Once;
 
-/// Whether owners may make light barriers from now on. The process is registered first.
+/// True if owners may make light fences from now on. Registers the process at the first call.
 pub(super) fn is_light() -> bool {
     static DECIDED: Once = Once::new();
     DECIDED.call_once(|| IS_LIGHT.store(system::register(), Ordering::Relaxed));
@@ -28,19 +27,19 @@ pub(super) fn is_light() -> bool {
 
 static IS_LIGHT: AtomicBool = AtomicBool::new(false);
 
-/// Between the owner's write and his read, where he may.
+/// The owner's fence between its write and its read, if [`is_light`].
 #[inline(always)]
 pub(super) fn asymmetric_fence_light() {
     compiler_fence(Ordering::SeqCst);
 }
 
-/// The same where he may not.
+/// The owner's fence between its write and its read, if not [`is_light`].
 #[inline(always)]
 pub(super) fn fence() {
     core::sync::atomic::fence(Ordering::SeqCst);
 }
 
-/// Between anybody else's write and his read, if one of the owners may have made a light one, or none.
+/// Every other thread's fence between its write and its read. `are_light`: an owner may have made a light fence.
 #[cold]
 pub(super) fn asymmetric_fence_heavy(are_light: bool) {
     fence();
@@ -49,8 +48,8 @@ pub(super) fn asymmetric_fence_heavy(are_light: bool) {
     }
 }
 
-/// The system refuses what it once agreed to, as in a sandbox that was put up later. From now on owners make fences; until
-/// one knows, the others wait here: no processor keeps a write to itself for as long.
+/// Handles a system that refuses `membarrier` after it agreed to it, as in a sandbox that was set up later. Owners make full fences
+/// from now on. The wait covers owners that have not noticed: no processor keeps a write to itself for as long.
 fn give_up() {
     IS_LIGHT.store(false, Ordering::Relaxed);
     std::thread::sleep(core::time::Duration::from_millis(10));
@@ -85,7 +84,7 @@ mod tests {
     use super::*;
     use core::sync::atomic::{AtomicU32, AtomicU64};
 
-    /// Both write a round's number, make their barriers, and read what the other wrote. In no round do both miss it.
+    /// Both write a round's number, make their fences, and read what the other wrote. In no round do both miss it.
     #[test]
     fn one_of_two_sees_the_other() {
         let is_light = is_light();

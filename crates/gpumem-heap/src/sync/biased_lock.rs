@@ -1,19 +1,19 @@
-//! [`BiasedLock`]: a value that its owner reaches with plain reads and writes, and anyone else by taking it away for a moment.
+//! [`BiasedLock`]: a lock whose owner needs only plain reads and writes, because other threads pay for both (biased locking:
+//! Kawachiya, Koseki and Onodera, "Lock reservation", OOPSLA 2002).
 //!
-//! There are two words. `held` is the owner's: he writes that he is at the value, looks whether somebody else has revoked
-//! it, and goes to the value if not. `revoke` is for all others: whoever has revoked it waits until the owner is not at it.
-//! Between the write and the look each makes a barrier, so that one of them sees the other; the owner's costs nothing, the
-//! others' all the more, so those who want several values revoke all of them and make one barrier ([`revoke_all`]). Where the
-//! system has no such barriers an unclaimed value says so ([`FENCED`]), and its owner looks again behind a fence.
+//! There are two words. `held` belongs to the owner: it writes that it holds the value, checks whether another thread has revoked
+//! it, and goes on if not. `revoke` is for all other threads: a thread that has set it waits until the owner does not hold the
+//! value. Between the write and the check each side makes a fence, so that one of them sees the other. The owner's fence costs
+//! nothing and the others' all the more, so a thread that needs several values revokes all of them with one fence ([`revoke_all`]).
+//! Without asymmetric fences an unrevoked value is marked [`FENCED`], and its owner checks again behind a full fence.
 //!
-//! Whoever is at the value does a few loads and stores and waits for nobody, so waiting for it is short. A closed value
-//! stays closed.
+//! A holder does a few loads and stores and waits for nothing, so waiting for it is short. A closed value stays closed.
 
 use super::{
     AtomicU32, Ordering, UnsafeCell, asymmetric_fence_heavy, asymmetric_fence_light, fence, is_light, pause,
 };
 
-/// A value that one thread owns, and that others may take from it for a moment.
+/// A value that one thread owns, and that other threads may revoke for a moment.
 #[derive(Debug)]
 pub struct BiasedLock<T> {
     /// Written by the owner alone.
@@ -22,15 +22,15 @@ pub struct BiasedLock<T> {
     value: UnsafeCell<T>,
 }
 
-/// The states of both words; only claims are closed or fenced.
+/// The states of both words; only `revoke` is ever closed or fenced.
 const FREE: u32 = 0;
 const TAKEN: u32 = 1;
 const CLOSED: u32 = 2;
 
-/// Unclaimed, for an owner who makes a fence.
+/// Not revoked, for an owner that makes full fences.
 const FENCED: u32 = 3;
 
-/// A value taken from its owner until this is dropped.
+/// A value that was taken from its owner, until this is dropped.
 #[derive(Debug)]
 pub struct Revoked<'a, T> {
     locked: &'a BiasedLock<T>,
@@ -38,7 +38,7 @@ pub struct Revoked<'a, T> {
 }
 
 impl<T> BiasedLock<T> {
-    /// An unclaimed value.
+    /// Creates a value that is not revoked.
     pub fn new(value: T) -> Self {
         Self {
             held: AtomicU32::new(FREE),
@@ -47,28 +47,28 @@ impl<T> BiasedLock<T> {
         }
     }
 
-    /// Lets `work` have the value to itself; `None` if somebody else has revoked it, or if it is closed.
+    /// Runs `work` on the value. `None` if another thread has revoked it, or if it is closed.
     ///
     /// # Safety
     ///
-    /// One thread at a time is the value's owner, and each comes after all that the one before did. The calling thread is
-    /// it, and not within the `work` of an earlier call.
+    /// One thread at a time is the owner, and everything that an owner did happens before the next one starts. The calling thread
+    /// is the owner, and not within the `work` of an earlier call.
     #[inline]
     pub unsafe fn try_own<R>(&self, work: impl FnOnce(&mut T) -> R) -> Option<R> {
         debug_assert_eq!(self.held.load(Ordering::Relaxed), FREE, "one owner, and no work within work");
         self.held.store(TAKEN, Ordering::Relaxed);
         let _held = Word { word: &self.held, after: FREE };
         asymmetric_fence_light();
-        // Acquire: what the last claimer did to the value is seen here.
+        // Acquire: makes the changes of the last revoking thread visible.
         if self.revoke.load(Ordering::Acquire) != FREE && !self.is_unclaimed_behind_a_fence() {
             return None;
         }
-        // SAFETY: the barriers are made in between, so a claimer whose revoke was not seen here sees that the value is held,
-        // and waits until `_held` is dropped. Other owners there are none, by the caller's promise.
+        // SAFETY: the fences come in between, so a revoking thread whose mark was not seen here sees that the value is held, and
+        // waits until `_held` is dropped. By the caller's promise there is no other owner.
         Some(self.value.with_mut(|value| work(unsafe { &mut *value })))
     }
 
-    /// Without a call, whose caller would have to save what it has in registers.
+    /// Inlined: a call would make the caller save its registers.
     #[inline(always)]
     fn is_unclaimed_behind_a_fence(&self) -> bool {
         let is_fenced = || self.revoke.load(Ordering::Acquire) == FENCED;
@@ -78,7 +78,7 @@ impl<T> BiasedLock<T> {
         }
     }
 
-    /// The same after waiting until nobody else has it; `None` once it is closed.
+    /// Like [`BiasedLock::try_own`], but waits while another thread has revoked the value. `None` once it is closed.
     ///
     /// # Safety
     ///
@@ -109,7 +109,7 @@ impl<T> BiasedLock<T> {
         self.revoke.load(Ordering::Relaxed) == CLOSED
     }
 
-    /// To be followed by a heavy barrier. Says what it was before; `None` if it is closed.
+    /// Sets the mark; a heavy fence must follow. Returns the state before; `None` if the value is closed.
     fn revoke(&self) -> Option<u32> {
         for turn in 0.. {
             match self.revoke.load(Ordering::Relaxed) {
@@ -117,7 +117,7 @@ impl<T> BiasedLock<T> {
                 before if is_unlocked() => return Some(before),
                 TAKEN => pause(turn),
                 before => {
-                    // Acquire: what the last claimer did to the value is seen here.
+                    // Acquire: makes the changes of the last revoking thread visible.
                     let revoked =
                         self.revoke.compare_exchange(before, TAKEN, Ordering::Acquire, Ordering::Relaxed);
                     if revoked.is_ok() {
@@ -130,8 +130,8 @@ impl<T> BiasedLock<T> {
     }
 }
 
-/// Claims all values that are not closed, each with its key, for one barrier. Who claims more than one keeps others who
-/// do so away meanwhile: two might wait for each other.
+/// Revokes all values that are not closed, with one fence, and keeps the key of each. Two threads that revoke several values at
+/// once might wait for each other; a caller with more than one value holds a lock that prevents this.
 pub fn revoke_all<'a, K, T>(
     values: impl IntoIterator<Item = (K, &'a BiasedLock<T>)>,
 ) -> Vec<(K, Revoked<'a, T>)> {
@@ -148,22 +148,22 @@ pub fn revoke_all<'a, K, T>(
 }
 
 impl<T> Revoked<'_, T> {
-    /// Lets `work` have the value to itself, once the owner is not at it. Then it is the owner's again.
+    /// Runs `work` on the value, once the owner does not hold it. Then it is the owner's again.
     pub fn with<R>(self, work: impl FnOnce(&mut T) -> R) -> R {
-        // Acquire: what the owner did to the value is seen here.
+        // Acquire: makes the owner's changes visible.
         for turn in 0.. {
             if self.locked.held.load(Ordering::Acquire) == FREE || is_unlocked() {
                 break;
             }
             pause(turn);
         }
-        // SAFETY: the revoke is taken until `self` is dropped, which is after `work`, so no other revoke succeeds. The barriers
-        // were made in between, so an owner who did not see the revoke was seen above, and waited for; and one who comes now
-        // sees it.
+        // SAFETY: the mark stays until `self` is dropped, which is after `work`, so no other thread revokes the value. The fences
+        // come in between, so an owner that did not see the mark was seen above, and waited for; and an owner that comes now sees
+        // it.
         self.locked.value.with_mut(|value| work(unsafe { &mut *value }))
     }
 
-    /// As [`Revoked::with`]; then it is nobody's any more.
+    /// Like [`Revoked::with`], and closes the value.
     pub fn close<R>(mut self, work: impl FnOnce(&mut T) -> R) -> R {
         self.closes = true;
         self.with(work)
@@ -179,10 +179,10 @@ impl<T> Drop for Revoked<'_, T> {
     }
 }
 
-// SAFETY: the value is reached by one thread at a time, which is what moving it between them amounts to.
+// SAFETY: one thread at a time reaches the value, which amounts to moving it between threads.
 unsafe impl<T: Send> Sync for BiasedLock<T> {}
 
-/// Lets go of a word when dropped, also by a panic.
+/// Resets a word when dropped, also by a panic.
 struct Word<'a> {
     word: &'a AtomicU32,
     after: u32,
@@ -191,17 +191,17 @@ struct Word<'a> {
 impl Drop for Word<'_> {
     #[inline]
     fn drop(&mut self) {
-        // Release: the next one at the value sees what was done to it.
+        // Release: the next holder sees what was done to the value.
         self.word.store(self.after, Ordering::Release);
     }
 }
 
-/// What says that nobody has revoked a value.
+/// The state of a value that no thread has revoked.
 fn unclaimed() -> u32 {
     if is_light() { FREE } else { FENCED }
 }
 
-/// Whether claims are a mistake on purpose: nobody is kept away by them.
+/// True while the injected bug `UnlockedDrain` makes revocation a no-op.
 #[inline]
 fn is_unlocked() -> bool {
     #[cfg(gpumem_planted_bugs)]

@@ -1,8 +1,8 @@
-//! [`SpinMutex`]: a lock for what many threads need for a hundred nanoseconds at a time.
+//! [`SpinMutex`]: a mutex for critical sections of about a hundred nanoseconds that many threads enter.
 //!
-//! A mutex parks whoever does not get it at once, and then each handing over costs a wake-up: some fifty times as long as
-//! the work. Here threads first look for a while, further and further apart so that they leave the line to whoever is at
-//! it, and park only when that has taken so long that whoever has it must be asking the driver, or not running.
+//! A plain mutex parks a thread that does not get it at once, and then each handover costs a wake-up, some fifty times as long as
+//! the work. Here a thread first polls for a while, at growing intervals so that it leaves the cache line to the holder. It parks
+//! only when that has taken so long that the holder must be calling the driver, or not running.
 
 use super::{AtomicBool, Mutex, MutexGuard, Ordering};
 use core::ops::{Deref, DerefMut};
@@ -11,31 +11,31 @@ use std::sync::{PoisonError, TryLockError};
 /// A mutex whose waiters spin for a while before they park.
 #[derive(Debug)]
 pub struct SpinMutex<T> {
-    /// A hint, which is read in place of the mutex: reading takes the line from nobody.
+    /// A hint, polled in place of the mutex: reading it does not take the cache line from the holder.
     is_taken: Apart<AtomicBool>,
     value: Mutex<Apart<T>>,
 }
 
-/// On cache lines of its own: who waits does not disturb who is in.
+/// A value on cache lines of its own, so that waiting threads do not disturb the holder.
 #[derive(Debug)]
 #[repr(align(128))]
 struct Apart<T>(T);
 
-/// Whoever is in. Nobody else is until it is dropped.
+/// Access to the value. The mutex is locked until this is dropped.
 #[derive(Debug)]
 pub struct SpinMutexGuard<'a, T> {
-    // In this order: the hint says that the value is free a moment before it is.
+    // In this order: the hint turns false a moment before the mutex is unlocked.
     _hint: Hint<'a>,
     value: MutexGuard<'a, Apart<T>>,
 }
 
 impl<T> SpinMutex<T> {
-    /// An unlocked one.
+    /// Creates an unlocked mutex.
     pub fn new(value: T) -> Self {
         Self { is_taken: Apart(AtomicBool::new(false)), value: Mutex::new(Apart(value)) }
     }
 
-    /// Waits until nobody else is in.
+    /// Locks the mutex. A poisoned mutex is locked too.
     #[inline]
     pub fn enter(&self) -> SpinMutexGuard<'_, T> {
         let value = match self.try_lock() {
@@ -46,7 +46,7 @@ impl<T> SpinMutex<T> {
         SpinMutexGuard { _hint: Hint(&self.is_taken.0), value }
     }
 
-    /// Whoever has it has it alone.
+    /// Access without a lock, because the caller has the mutex alone.
     pub fn get_mut(&mut self) -> &mut T {
         &mut self.value.get_mut().unwrap_or_else(PoisonError::into_inner).0
     }
@@ -100,6 +100,6 @@ impl Drop for Hint<'_> {
     }
 }
 
-/// Some ten microseconds, and from one look to the next half of one at most.
+/// Some ten microseconds in all, at most half of one from one poll to the next.
 const LOOKS_MAX: u32 = 24;
 const PAUSES_SHIFT_MAX: u32 = 3;

@@ -1,4 +1,4 @@
-//! Magazines, depot and drain under many random schedules: no piece is lost, none is in two hands, and no more is held than
+//! Magazines, depot and drain under many random schedules: no block is lost, none is in two hands, and no more is held than
 //! the cap allows. Compiled with `--cfg gpumem_shuttle` only. The test `climbs` of the pool has the whole pool.
 
 #![cfg(gpumem_shuttle)]
@@ -24,14 +24,14 @@ fn check(body: fn()) {
 
 fn run(scheduler: impl Scheduler + 'static, body: impl Fn() + Send + Sync + 'static) {
     let mut config = shuttle::Config::new();
-    // A front is built on the stack before it is moved.
+    // A pool is built on the stack before it is moved.
     config.stack_size = 1 << 20;
     shuttle::Runner::new(scheduler, config).run(body);
 }
 
-/// The heap behind the front: it has everything, and knows which pieces are in somebody's hands.
+/// The heap behind the pool: it has everything, and knows which blocks are in somebody's hands.
 struct World {
-    front: ThreadCaches<u64>,
+    pool: ThreadCaches<u64>,
     next_record: AtomicU32,
     in_hand: Vec<AtomicBool>,
     back: Mutex<Spill<u64>>,
@@ -41,52 +41,52 @@ impl World {
     fn new() -> Arc<Self> {
         let in_hand = (0..500).map(|_| AtomicBool::new(false)).collect();
         let (next_record, back) = (AtomicU32::new(0), Mutex::new(Vec::new()));
-        Arc::new(Self { front: ThreadCaches::new(CAP_BYTES), next_record, in_hand, back })
+        Arc::new(Self { pool: ThreadCaches::new(CAP_BYTES), next_record, in_hand, back })
     }
 
-    fn take(&self, set: OwnerGuard<'_>, class: SizeClass) -> HeapBlock {
-        let may_have = |stamp: &u64| *stamp == set.stream();
-        let near = set.take(class, class.size_bytes());
+    fn take(&self, cache: OwnerGuard<'_>, class: SizeClass) -> HeapBlock {
+        let may_have = |stamp: &u64| *stamp == cache.stream();
+        let near = cache.take(class, class.size_bytes());
         let again =
-            || self.front.refill(set, class, may_have).then(|| set.take(class, class.size_bytes()))?;
-        let piece = near.or_else(again).unwrap_or_else(|| {
+            || self.pool.refill(cache, class, may_have).then(|| cache.take(class, class.size_bytes()))?;
+        let block = near.or_else(again).unwrap_or_else(|| {
             let record = self.next_record.fetch_add(1, Ordering::SeqCst);
             HeapBlock { address: class.size_bytes(), record }
         });
         assert!(
-            !self.in_hand[piece.record as usize].swap(true, Ordering::SeqCst),
-            "two hands hold {piece:?}"
+            !self.in_hand[block.record as usize].swap(true, Ordering::SeqCst),
+            "two hands hold {block:?}"
         );
-        piece
+        block
     }
 
-    fn put(&self, set: OwnerGuard<'_>, class: SizeClass, piece: HeapBlock) {
-        assert!(self.in_hand[piece.record as usize].swap(false, Ordering::SeqCst));
+    fn put(&self, cache: OwnerGuard<'_>, class: SizeClass, block: HeapBlock) {
+        assert!(self.in_hand[block.record as usize].swap(false, Ordering::SeqCst));
         let mut spill = Vec::new();
         let size_bytes = class.size_bytes();
-        let is_in = set.put(class, size_bytes, piece)
-            || (self.front.make_way(set, class, |stream| stream, &mut spill)
-                && set.put(class, size_bytes, piece));
+        let is_in = cache.put(class, size_bytes, block)
+            || (self.pool.make_way(cache, class, |stream| stream, &mut spill)
+                && cache.put(class, size_bytes, block));
         if !is_in {
-            spill.push((piece, set.stream()));
-            let counted = set.count_in(size_bytes) || self.front.count_in(set.stream(), size_bytes);
-            assert!(counted, "nobody closes the front here");
+            spill.push((block, cache.stream()));
+            let counted = cache.count_in(size_bytes) || self.pool.count_in(cache.stream(), size_bytes);
+            assert!(counted, "nobody closes the pool here");
         }
         self.back.lock().unwrap().extend(spill);
     }
 
     fn drain(&self) {
         let mut spill = Vec::new();
-        self.front.drain(|stream| stream, &mut spill);
+        self.pool.drain(|stream| stream, &mut spill);
         self.back.lock().unwrap().extend(spill);
     }
 
     /// Everything that was ever handed out is back, once.
     fn check_all_back(&self) {
         self.drain();
-        assert_eq!(self.front.granted_bytes(), 0);
-        assert_eq!(self.front.counters().block_count(), self.heap_count().wrapping_neg());
-        let mut records: Vec<u32> = self.back.lock().unwrap().iter().map(|(piece, _)| piece.record).collect();
+        assert_eq!(self.pool.granted_bytes(), 0);
+        assert_eq!(self.pool.counters().block_count(), self.heap_count().wrapping_neg());
+        let mut records: Vec<u32> = self.back.lock().unwrap().iter().map(|(block, _)| block.record).collect();
         records.sort_unstable();
         assert_eq!(records, (0..self.next_record.load(Ordering::SeqCst)).collect::<Vec<_>>());
     }
@@ -97,11 +97,11 @@ impl World {
     }
 }
 
-/// The calling thread's view of a set that it has adopted.
+/// The calling thread's view of a cache that it has adopted.
 #[allow(unsafe_code)]
-fn own(set: &ThreadCache) -> OwnerGuard<'_> {
-    // SAFETY: each thread here uses the sets that it has adopted itself, until it hands them over.
-    unsafe { set.own() }
+fn own(cache: &ThreadCache) -> OwnerGuard<'_> {
+    // SAFETY: each thread here uses the caches that it has adopted itself, until it hands them over.
+    unsafe { cache.own() }
 }
 
 fn class(size_bytes: u64) -> SizeClass {
@@ -115,12 +115,12 @@ fn threads_that_cycle_while_another_drains() {
         let workers = [256, 256, 16 << 10].map(|size_bytes| {
             let world = Arc::clone(&world);
             thread::spawn(move || {
-                let set = world.front.adopt(7).unwrap();
+                let cache = world.pool.adopt(7).unwrap();
                 for _ in 0..6 {
-                    let pieces = [(); 2].map(|()| world.take(own(&set), class(size_bytes)));
-                    pieces.into_iter().for_each(|piece| world.put(own(&set), class(size_bytes), piece));
+                    let blocks = [(); 2].map(|()| world.take(own(&cache), class(size_bytes)));
+                    blocks.into_iter().for_each(|block| world.put(own(&cache), class(size_bytes), block));
                 }
-                set.hand_over();
+                cache.hand_over();
             })
         });
         (0..3).for_each(|_| world.drain());
@@ -138,48 +138,48 @@ fn a_producer_and_a_consumer() {
         let producer = thread::spawn({
             let world = Arc::clone(&world);
             move || {
-                let set = world.front.adopt(7).unwrap();
-                (0..24).for_each(|_| sender.send(world.take(own(&set), size)).unwrap());
+                let cache = world.pool.adopt(7).unwrap();
+                (0..24).for_each(|_| sender.send(world.take(own(&cache), size)).unwrap());
             }
         });
-        let set = world.front.adopt(7).unwrap();
-        for piece in receiver.iter() {
-            world.put(own(&set), size, piece);
-            assert!(world.front.granted_bytes() <= CAP_BYTES);
+        let cache = world.pool.adopt(7).unwrap();
+        for block in receiver.iter() {
+            world.put(own(&cache), size, block);
+            assert!(world.pool.granted_bytes() <= CAP_BYTES);
         }
         producer.join().unwrap();
         world.check_all_back();
     });
 }
 
-/// What is freed while the front closes is counted by the close or refused, never both and never neither.
+/// What is freed while the pool closes is counted by the close or refused, never both and never neither.
 #[test]
 fn frees_while_the_front_closes() {
     check(|| {
         let world = World::new();
-        let (set, size) = (world.front.adopt(7).unwrap(), class(256));
-        let pieces: Vec<HeapBlock> = (0..4).map(|_| world.take(own(&set), size)).collect();
+        let (cache, size) = (world.pool.adopt(7).unwrap(), class(256));
+        let blocks: Vec<HeapBlock> = (0..4).map(|_| world.take(own(&cache), size)).collect();
         let worker = thread::spawn({
             let world = Arc::clone(&world);
             move || {
-                let set = own(&set);
-                let counted = |piece: &HeapBlock| {
-                    let is_in = set.put(size, 256, *piece)
-                        || (world.front.make_way(set, size, |stream| stream, &mut Vec::new())
-                            && set.put(size, 256, *piece));
-                    is_in || set.count_in(256) || world.front.count_in(7, 256)
+                let cache = own(&cache);
+                let counted = |block: &HeapBlock| {
+                    let is_in = cache.put(size, 256, *block)
+                        || (world.pool.make_way(cache, size, |stream| stream, &mut Vec::new())
+                            && cache.put(size, 256, *block));
+                    is_in || cache.count_in(256) || world.pool.count_in(7, 256)
                 };
-                pieces.iter().filter(|piece| counted(piece)).count() as u64
+                blocks.iter().filter(|block| counted(block)).count() as u64
             }
         });
-        let counters = world.front.close(|stream| stream, &mut Vec::new());
+        let counters = world.pool.close(|stream| stream, &mut Vec::new());
         let counted = worker.join().unwrap();
         assert_eq!(counters.block_count(), counted.wrapping_neg());
-        assert!(world.front.adopt(7).is_none());
+        assert!(world.pool.adopt(7).is_none());
     });
 }
 
-/// One thread's sets go to the next, with what is in them.
+/// One thread's caches go to the next, with what is in them.
 #[test]
 fn threads_that_come_and_go() {
     check(|| {
@@ -188,15 +188,15 @@ fn threads_that_come_and_go() {
             let world = Arc::clone(&world);
             thread::spawn(move || {
                 for stream in [7, 8] {
-                    let set = world.front.adopt(stream).unwrap();
-                    let piece = world.take(own(&set), class(256));
-                    world.put(own(&set), class(256), piece);
-                    set.hand_over();
+                    let cache = world.pool.adopt(stream).unwrap();
+                    let block = world.take(own(&cache), class(256));
+                    world.put(own(&cache), class(256), block);
+                    cache.hand_over();
                 }
             })
         });
         let mut spill = Vec::new();
-        world.front.purge(|stream| stream == 8, |stream| stream, &mut spill);
+        world.pool.purge(|stream| stream == 8, |stream| stream, &mut spill);
         world.back.lock().unwrap().extend(spill);
         workers.into_iter().for_each(|worker| worker.join().unwrap());
         world.check_all_back();

@@ -152,7 +152,7 @@ impl<'a> Change<'a> {
             }
             clocks.queue_behind(core::iter::empty(), stream.id(), call)?;
         }
-        let stamp = clocks.stamp(stream.slot());
+        let stamp = clocks.stamp(stream.stream_index());
         // Whoever has the memory next must not meet this work. So where one way to wait fails, there is another.
         let wait = || clocks.wait_on_host(&[stamp], Instant::now() + WAIT_MAX);
         stream.synchronize().or_else(|error| if wait()? { Ok(()) } else { Err(error) })

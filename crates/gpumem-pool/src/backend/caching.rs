@@ -192,7 +192,7 @@ fn of_class(class: SizeClass, piece: HeapBlock) -> Piece {
 }
 
 fn of_recent(large: LargeBlock) -> Piece {
-    of_heap(large.piece, large.step)
+    of_heap(large.block, large.step)
 }
 
 /// A large piece's class says how large it is.

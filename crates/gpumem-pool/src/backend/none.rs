@@ -40,7 +40,7 @@ impl NoneCalls {
         for stamp in stamps {
             // One wait completes the stamps of all streams of a device.
             if !clocks.is_complete(stamp)
-                && let Some(user) = clocks.device_of(stamp.slot())
+                && let Some(user) = clocks.device_of(stamp.stream_index())
             {
                 user.finish()?;
             }

@@ -132,9 +132,9 @@ impl Clocks {
 
     /// What a stamp of now stands for that runs: of a stream of ours that captures, what it had queued before, which was marked.
     pub(crate) fn that_runs(&self, stamp: Stamp) -> Stamp {
-        let captures = self.with_lane(stamp.slot(), |lane| Ok(lane.is_ours() && lane.is_capturing()));
+        let captures = self.with_lane(stamp.stream_index(), |lane| Ok(lane.is_ours() && lane.is_capturing()));
         match captures {
-            Ok(Some(true)) => Stamp::new(stamp.slot(), stamp.epoch().saturating_sub(1)),
+            Ok(Some(true)) => Stamp::new(stamp.stream_index(), stamp.epoch().saturating_sub(1)),
             _ => stamp,
         }
     }
@@ -151,7 +151,7 @@ impl Clocks {
 
     /// Whether a stream can be made to wait for what a stamp stands for in a call that does not name the stamp's own stream.
     pub(crate) fn can_be_ordered(&self, stamp: Stamp) -> bool {
-        let lane = self.lanes.lock(stamp.slot());
+        let lane = self.lanes.lock(stamp.stream_index());
         self.is_complete(stamp) || lane.is_some_and(|lane| lane.is_ours() || lane.mark_of(stamp).is_some())
     }
 

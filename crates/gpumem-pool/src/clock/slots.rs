@@ -76,7 +76,7 @@ impl Clocks {
     ) -> Result<Stream, PoolError> {
         let Some(driver_id) = driver_id else {
             let stream = make(self.open(device, parts)?);
-            self.lanes.guard(stream.slot()).set_stream(stream.downgrade());
+            self.lanes.guard(stream.stream_index()).set_stream(stream.downgrade());
             return Ok(stream);
         };
         // Let go of after the lock: the end of a stream takes it.
@@ -85,7 +85,7 @@ impl Clocks {
         let known = names.get(&driver_id);
         found = known.and_then(|name| name.stream.upgrade());
         if let Some(stream) = found.as_ref().filter(|stream| stream.check_usable().is_ok()) {
-            self.lanes.guard(stream.slot()).promise(parts);
+            self.lanes.guard(stream.stream_index()).promise(parts);
             return Ok(stream.clone());
         }
         let is_kept = |id: StreamId| found.is_none() && self.is_kept(id, parts);
@@ -95,8 +95,8 @@ impl Clocks {
             None => self.open(device, parts)?,
         };
         let stream = make(id);
-        self.lanes.guard(stream.slot()).set_stream(stream.downgrade());
-        names.retain(|_, name| self.epochs.stream_in(name.id.slot()) == name.id);
+        self.lanes.guard(stream.stream_index()).set_stream(stream.downgrade());
+        names.retain(|_, name| self.epochs.stream_in(name.id.stream_index()) == name.id);
         names.insert(driver_id, Name { stream: stream.downgrade(), id });
         Ok(stream)
     }
@@ -110,8 +110,8 @@ impl Clocks {
 
     /// Whether a stream lives on without a clone, and is not retired.
     fn is_kept(&self, stream: StreamId, parts: &StreamParts) -> bool {
-        let mut lane = self.lanes.guard(stream.slot());
-        let is_kept = lane.is_long_lived() && self.epochs.stream_in(stream.slot()) == stream;
+        let mut lane = self.lanes.guard(stream.stream_index());
+        let is_kept = lane.is_long_lived() && self.epochs.stream_in(stream.stream_index()) == stream;
         if is_kept {
             lane.promise(parts);
         }
@@ -121,17 +121,17 @@ impl Clocks {
     /// Takes a stream up again that has been abandoned, unless its slot has gone to another.
     fn adopt(&self, stream: StreamId, device: &Device, parts: &StreamParts) -> bool {
         let mut slots = self.slots();
-        let at = slots.retired.binary_search(&stream.slot());
-        let Some(at) = at.ok().filter(|_| self.epochs.stream_in(stream.slot()) == stream) else {
+        let at = slots.retired.binary_search(&stream.stream_index());
+        let Some(at) = at.ok().filter(|_| self.epochs.stream_in(stream.stream_index()) == stream) else {
             return false;
         };
         // What is queued from now on is not what waits of the host have seen meanwhile.
-        if self.epochs.close(stream.slot()).is_none() {
+        if self.epochs.close(stream.stream_index()).is_none() {
             return false;
         }
         slots.retired.remove(at);
         drop(slots);
-        let former = self.lanes.guard(stream.slot()).open(device, parts);
+        let former = self.lanes.guard(stream.stream_index()).open(device, parts);
         drop(former);
         self.add_live(parts);
         true
@@ -142,7 +142,7 @@ impl Clocks {
     /// Nobody is there to tell of a failure. Without the mark, what the stream has queued counts as complete once the
     /// device has been waited for.
     pub(crate) fn retire(&self, stream: StreamId, driver_id: Option<u64>) {
-        let slot = stream.slot();
+        let slot = stream.stream_index();
         if let Some(driver_id) = driver_id {
             let mut names = self.names();
             if names.get(&driver_id).is_some_and(|name| name.id == stream) {
@@ -157,15 +157,15 @@ impl Clocks {
     /// is alive. It may come again. One that lives on without a clone stays as it is.
     pub(crate) fn abandon(&self, stream: StreamId, driver_id: Option<u64>, is_alive: bool) {
         let _names = driver_id.map(|_| self.names());
-        if self.lanes.guard(stream.slot()).is_long_lived() {
+        if self.lanes.guard(stream.stream_index()).is_long_lived() {
             return;
         }
-        if is_alive && !self.is_complete(self.stamp(stream.slot())) {
-            self.last_mark(stream.slot());
-        } else if let Some(mut lane) = self.lanes.lock(stream.slot()) {
+        if is_alive && !self.is_complete(self.stamp(stream.stream_index())) {
+            self.last_mark(stream.stream_index());
+        } else if let Some(mut lane) = self.lanes.lock(stream.stream_index()) {
             lane.forget();
         }
-        self.give_up(stream.slot());
+        self.give_up(stream.stream_index());
     }
 
     fn last_mark(&self, slot: StreamIndex) {

@@ -42,7 +42,7 @@ impl Bench {
         let _bound = self.device.bind().unwrap();
         // SAFETY: the memory is alive. Each test works on it with one stream at a time, or with none that matters.
         unsafe { self.device.driver().cuMemsetD8Async(self.address, 0, 64, stream.raw()).unwrap() };
-        self.clocks().stamp(stream.slot())
+        self.clocks().stamp(stream.stream_index())
     }
 
     /// Nothing that is queued on the stream from now on runs before [`Bench::let_go`].
@@ -64,7 +64,7 @@ impl Bench {
 
     fn begin_capture(&self, stream: &Stream) {
         let mode = CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_GLOBAL;
-        self.clocks().begin_capture(stream.slot(), mode).unwrap();
+        self.clocks().begin_capture(stream.stream_index(), mode).unwrap();
     }
 
     /// Ends a capture that nothing has broken.
@@ -89,8 +89,8 @@ fn soon() -> Instant {
 fn a_stamp_is_ordered_on_its_own_stream_alone() {
     let bench = Bench::new();
     let stamp = bench.work(&bench.a);
-    assert!(bench.clocks().is_ordered(stamp, bench.a.slot()));
-    assert!(!bench.clocks().is_ordered(stamp, bench.b.slot()) && !bench.clocks().is_complete(stamp));
+    assert!(bench.clocks().is_ordered(stamp, bench.a.stream_index()));
+    assert!(!bench.clocks().is_ordered(stamp, bench.b.stream_index()) && !bench.clocks().is_complete(stamp));
 }
 
 #[test]
@@ -99,8 +99,8 @@ fn waiting_for_a_stream_orders_what_was_stamped_before() {
     let before = bench.work(&bench.a);
     bench.b.wait_for(&bench.a).unwrap();
     let after = bench.work(&bench.a);
-    assert!(bench.clocks().is_ordered(before, bench.b.slot()));
-    assert!(!bench.clocks().is_ordered(after, bench.b.slot()) && !bench.clocks().is_complete(before));
+    assert!(bench.clocks().is_ordered(before, bench.b.stream_index()));
+    assert!(!bench.clocks().is_ordered(after, bench.b.stream_index()) && !bench.clocks().is_complete(before));
 }
 
 #[test]
@@ -114,10 +114,13 @@ fn an_event_orders_what_was_stamped_before_its_record_and_goes_on_through_others
     next.record(&bench.b).unwrap();
     bench.b.wait(&event).unwrap();
     third.wait(&next).unwrap();
-    assert!(!bench.clocks().is_ordered(stamp, third.slot()), "recorded before the wait");
+    assert!(!bench.clocks().is_ordered(stamp, third.stream_index()), "recorded before the wait");
     next.record(&bench.b).unwrap();
     third.wait(&next).unwrap();
-    assert!(bench.clocks().is_ordered(stamp, third.slot()) && !bench.clocks().is_ordered(late, third.slot()));
+    assert!(
+        bench.clocks().is_ordered(stamp, third.stream_index())
+            && !bench.clocks().is_ordered(late, third.stream_index())
+    );
     next.synchronize().unwrap();
     assert!(bench.clocks().is_complete(stamp) && !bench.clocks().is_complete(late));
 }
@@ -146,7 +149,7 @@ fn a_tick_lets_a_poll_see() {
     let stamp = bench.work(&bench.a);
     while bench.clocks().poll(Duration::from_millis(1)).unwrap() {}
     assert!(!bench.clocks().is_complete(stamp), "nothing marks it");
-    assert!(bench.clocks().tick(bench.a.slot()).unwrap());
+    assert!(bench.clocks().tick(bench.a.stream_index()).unwrap());
     let late = bench.work(&bench.a);
     assert!(!bench.clocks().poll(Duration::ZERO).unwrap(), "no time, no question");
     while !bench.clocks().is_complete(stamp) {
@@ -161,7 +164,7 @@ fn polls_of_one_stream_reach_each() {
     let bench = Bench::new();
     let stamps = [&bench.a, &bench.b].map(|stream| {
         let stamp = bench.work(stream);
-        assert!(bench.clocks().tick(stream.slot()).unwrap());
+        assert!(bench.clocks().tick(stream.stream_index()).unwrap());
         stamp
     });
     // Past the clocks.
@@ -181,7 +184,7 @@ fn a_poll_says_that_it_has_seen_something() {
     let bench = Bench::new();
     let stamps = [(); 2].map(|()| {
         let stamp = bench.work(&bench.a);
-        assert!(bench.clocks().tick(bench.a.slot()).unwrap());
+        assert!(bench.clocks().tick(bench.a.stream_index()).unwrap());
         stamp
     });
     // Past the clocks.
@@ -213,7 +216,7 @@ fn marks_that_have_been_passed_leave_their_events() {
     let device = Device::new(&driver, 0).unwrap();
     let stream = Stream::new(&device).unwrap();
     for _ in 0..20 {
-        assert!(device.clocks().tick(stream.slot()).unwrap());
+        assert!(device.clocks().tick(stream.stream_index()).unwrap());
         let _bound = device.bind().unwrap();
         // SAFETY: the stream is alive.
         unsafe { device.driver().cuStreamSynchronize(stream.raw()).unwrap() };
@@ -230,13 +233,13 @@ fn more_marks_than_are_kept_lose_nothing() {
     let mut stamps = Vec::new();
     for _ in 0..100 {
         stamps.push(bench.work(&bench.a));
-        assert!(bench.clocks().tick(bench.a.slot()).unwrap());
+        assert!(bench.clocks().tick(bench.a.stream_index()).unwrap());
     }
-    let epoch = bench.clocks().stamp(bench.a.slot());
-    assert!(bench.clocks().insert_wait(stamps[50], bench.b.slot()).unwrap());
-    assert_eq!(epoch, bench.clocks().stamp(bench.a.slot()), "a mark that is there is enough");
-    assert!(bench.clocks().is_ordered(stamps[50], bench.b.slot()));
-    assert!(!bench.clocks().is_ordered(stamps[90], bench.b.slot()), "and no more than needed");
+    let epoch = bench.clocks().stamp(bench.a.stream_index());
+    assert!(bench.clocks().insert_wait(stamps[50], bench.b.stream_index()).unwrap());
+    assert_eq!(epoch, bench.clocks().stamp(bench.a.stream_index()), "a mark that is there is enough");
+    assert!(bench.clocks().is_ordered(stamps[50], bench.b.stream_index()));
+    assert!(!bench.clocks().is_ordered(stamps[90], bench.b.stream_index()), "and no more than needed");
     assert!(bench.clocks().wait_on_host(&stamps, soon()).unwrap());
     assert!(stamps.iter().all(|stamp| bench.clocks().is_complete(*stamp)));
 }
@@ -262,32 +265,37 @@ fn a_stream_that_is_gone_leaves_a_mark_and_then_its_slot() {
     bench.a.wait_for(&bench.b).unwrap();
     let Bench { device, a, b, .. } = bench;
     let (gone, clocks) = (a.id(), device.clocks());
-    let stamp = clocks.stamp(a.slot());
+    let stamp = clocks.stamp(a.stream_index());
     drop(a);
     assert_eq!(clocks.stamp_of(gone), stamp, "frees that come later are covered too");
-    assert!(!clocks.tick(gone.slot()).unwrap());
-    assert!(clocks.insert_wait(stamp, b.slot()).unwrap() && clocks.is_ordered(stamp, b.slot()));
+    assert!(!clocks.tick(gone.stream_index()).unwrap());
+    assert!(
+        clocks.insert_wait(stamp, b.stream_index()).unwrap() && clocks.is_ordered(stamp, b.stream_index())
+    );
     assert!(clocks.wait_on_host(&[stamp], soon()).unwrap());
     assert!(clocks.is_complete(other), "the mark covers what the stream had waited for");
     let next = Stream::new(&device).unwrap();
-    assert_eq!(next.slot(), gone.slot());
+    assert_eq!(next.stream_index(), gone.stream_index());
     assert_ne!(next.id(), gone);
     assert_eq!(clocks.stamp_of(gone), Stamp::COMPLETE);
-    assert!(!clocks.is_complete(clocks.stamp(next.slot())) && clocks.is_complete(stamp));
+    assert!(!clocks.is_complete(clocks.stamp(next.stream_index())) && clocks.is_complete(stamp));
 }
 
 #[test]
 fn a_slot_with_work_left_is_not_given_away() {
     let bench = Bench::new();
-    let mut used = vec![bench.a.slot(), bench.b.slot()];
+    let mut used = vec![bench.a.stream_index(), bench.b.stream_index()];
     for _ in 0..50 {
         let stream = Stream::new(&bench.device).unwrap();
-        assert!(!used.contains(&stream.slot()) || bench.clocks().is_complete(Stamp::new(stream.slot(), 1)));
+        assert!(
+            !used.contains(&stream.stream_index())
+                || bench.clocks().is_complete(Stamp::new(stream.stream_index(), 1))
+        );
         let stamp = bench.work(&stream);
-        used.push(stream.slot());
+        used.push(stream.stream_index());
         drop(stream);
         let next = Stream::new(&bench.device).unwrap();
-        assert!(next.slot() != stamp.slot() || bench.clocks().is_complete(stamp));
+        assert!(next.stream_index() != stamp.stream_index() || bench.clocks().is_complete(stamp));
     }
     assert!(bench.clocks().used_slots().count() < 20, "slots are used again");
 }
@@ -332,10 +340,10 @@ fn a_failed_wait_raises_nothing() {
     let driver = unsafe { driver.with_table(|table| table.cuStreamWaitEvent = Some(refuse)) };
     let device = Device::new(&driver, 0).unwrap();
     let (a, b) = (Stream::new(&device).unwrap(), Stream::new(&device).unwrap());
-    let stamp = device.clocks().stamp(a.slot());
+    let stamp = device.clocks().stamp(a.stream_index());
     assert!(b.wait_for(&a).is_err());
-    assert!(matches!(device.clocks().insert_wait(stamp, b.slot()), Err(DriverError::Failed { .. })));
-    assert!(!device.clocks().is_ordered(stamp, b.slot()));
+    assert!(matches!(device.clocks().insert_wait(stamp, b.stream_index()), Err(DriverError::Failed { .. })));
+    assert!(!device.clocks().is_ordered(stamp, b.stream_index()));
 }
 
 /// A stream that is being captured is left alone, and so is the capture while the pool asks about other streams.
@@ -343,7 +351,7 @@ fn a_failed_wait_raises_nothing() {
 fn a_capture_is_neither_broken_nor_believed() {
     let bench = Bench::new();
     let outside = bench.work(&bench.b);
-    assert!(bench.clocks().tick(bench.b.slot()).unwrap());
+    assert!(bench.clocks().tick(bench.b.stream_index()).unwrap());
     let event = Event::new(&bench.device).unwrap();
     let before = bench.work(&bench.a);
     bench.begin_capture(&bench.a);
@@ -351,9 +359,9 @@ fn a_capture_is_neither_broken_nor_believed() {
     assert!(!bench.clocks().order_free(captured, bench.b.id()).unwrap());
     assert!(bench.clocks().order_free(before, bench.b.id()).unwrap());
     assert!(bench.clocks().wait_on_host(&[before], soon()).unwrap());
-    assert!(!bench.clocks().tick(bench.a.slot()).unwrap());
-    assert!(!bench.clocks().insert_wait(captured, bench.b.slot()).unwrap());
-    assert!(!bench.clocks().insert_wait(outside, bench.a.slot()).unwrap());
+    assert!(!bench.clocks().tick(bench.a.stream_index()).unwrap());
+    assert!(!bench.clocks().insert_wait(captured, bench.b.stream_index()).unwrap());
+    assert!(!bench.clocks().insert_wait(outside, bench.a.stream_index()).unwrap());
     assert!(!bench.clocks().wait_on_host(&[captured], soon()).unwrap());
     while !bench.clocks().is_complete(outside) {
         bench.clocks().poll(Duration::from_millis(1)).unwrap();
@@ -367,9 +375,11 @@ fn a_capture_is_neither_broken_nor_believed() {
     assert!(bench.clocks().wait_on_host(&before, soon()).unwrap());
     fork.wait_for(&other_fork).unwrap();
     bench.a.wait_for(&fork).unwrap();
-    assert!(!bench.clocks().is_ordered(captured, fork.slot()) && !bench.clocks().is_complete(captured));
+    assert!(
+        !bench.clocks().is_ordered(captured, fork.stream_index()) && !bench.clocks().is_complete(captured)
+    );
     bench.end_capture(&bench.a);
-    assert!(bench.clocks().tick(bench.a.slot()).unwrap());
+    assert!(bench.clocks().tick(bench.a.stream_index()).unwrap());
 }
 
 #[test]
@@ -378,7 +388,7 @@ fn what_a_device_leaves_pending_goes_on_or_is_waited_for() {
     let (first, second) = (Device::new(&driver, 0).unwrap(), Device::new(&driver, 1).unwrap());
     for ending in [Device::new(&driver, 0).unwrap(), second] {
         let stream = Stream::new(&ending).unwrap();
-        let stamp = first.clocks().stamp(stream.slot());
+        let stamp = first.clocks().stamp(stream.stream_index());
         drop(stream);
         drop(ending);
         assert!(first.clocks().wait_on_host(&[stamp], soon()).unwrap());
@@ -394,7 +404,7 @@ fn a_device_that_could_not_be_waited_for_leaves_nothing_complete() {
     let driver = gpumem_sim::driver(config).unwrap();
     let (first, ending) = (Device::new(&driver, 0).unwrap(), Device::new(&driver, 1).unwrap());
     let stream = Stream::new(&ending).unwrap();
-    let stamp = first.clocks().stamp(stream.slot());
+    let stamp = first.clocks().stamp(stream.stream_index());
     drop((stream, ending));
     assert!(!first.clocks().is_complete(stamp));
 }
@@ -411,10 +421,10 @@ fn streams_end_while_others_tick_and_poll_and_wait() {
             scope.spawn(move || {
                 let own = Stream::new(&bench.device).unwrap();
                 while running.strong_count() > 0 {
-                    for slot in bench.clocks().used_slots().filter(|slot| *slot != own.slot()) {
+                    for slot in bench.clocks().used_slots().filter(|slot| *slot != own.stream_index()) {
                         bench.clocks().tick(slot).unwrap();
                         let stamp = bench.clocks().stamp(slot);
-                        bench.clocks().insert_wait(stamp, own.slot()).unwrap();
+                        bench.clocks().insert_wait(stamp, own.stream_index()).unwrap();
                         bench.clocks().poll(Duration::from_micros(10)).unwrap();
                     }
                 }
@@ -422,8 +432,10 @@ fn streams_end_while_others_tick_and_poll_and_wait() {
         }
         for _ in 0..200 {
             let stream = Stream::new(&bench.device).unwrap();
-            let stamp = bench.clocks().stamp(stream.slot());
-            assert!(!bench.clocks().is_complete(stamp) || bench.clocks().stamp(stream.slot()) > stamp);
+            let stamp = bench.clocks().stamp(stream.stream_index());
+            assert!(
+                !bench.clocks().is_complete(stamp) || bench.clocks().stamp(stream.stream_index()) > stamp
+            );
         }
     });
     assert_eq!(bench.clocks().active_streams(), 2);
@@ -441,10 +453,10 @@ fn a_stream_of_somebody_elses_is_left_alone() {
     let wrap = || unsafe { Stream::from_raw(device, raw).unwrap() };
     let foreign = wrap();
     let stamp = bench.work(&foreign);
-    assert!(!clocks.tick(foreign.slot()).unwrap());
-    assert!(!clocks.insert_wait(stamp, bench.b.slot()).unwrap());
+    assert!(!clocks.tick(foreign.stream_index()).unwrap());
+    assert!(!clocks.insert_wait(stamp, bench.b.stream_index()).unwrap());
     assert!(!clocks.wait_on_host(&[stamp], soon()).unwrap());
-    assert!(clocks.tick_by_user(foreign.slot()).unwrap());
+    assert!(clocks.tick_by_user(foreign.stream_index()).unwrap());
     assert!(clocks.wait_on_host(&[stamp], soon()).unwrap() && clocks.is_complete(stamp));
 
     let (id, stamp) = (foreign.id(), bench.work(&foreign));
@@ -522,12 +534,18 @@ fn a_long_lived_stream_of_somebody_elses_is_like_ours() {
     let (clocks, foreign) = (bench.clocks(), Foreign::new(&bench));
     let long = foreign.wrap_long_lived();
     let (id, ours, stamp) = (long.id(), bench.work(&bench.a), bench.work(&long));
-    assert!(clocks.insert_wait(stamp, bench.b.slot()).unwrap() && clocks.is_ordered(stamp, bench.b.slot()));
-    assert!(clocks.insert_wait(ours, long.slot()).unwrap() && clocks.is_ordered(ours, long.slot()));
+    assert!(
+        clocks.insert_wait(stamp, bench.b.stream_index()).unwrap()
+            && clocks.is_ordered(stamp, bench.b.stream_index())
+    );
+    assert!(
+        clocks.insert_wait(ours, long.stream_index()).unwrap()
+            && clocks.is_ordered(ours, long.stream_index())
+    );
     let stamp = bench.work(&long);
     assert!(clocks.order_free(bench.work(&bench.a), long.id()).unwrap(), "a free of its user's");
     drop(long);
-    assert!(clocks.tick(id.slot()).unwrap() && clocks.wait_on_host(&[stamp], soon()).unwrap());
+    assert!(clocks.tick(id.stream_index()).unwrap() && clocks.wait_on_host(&[stamp], soon()).unwrap());
     let [long, plain] = [foreign.wrap_long_lived(), foreign.wrap()];
     assert_eq!((long.id(), plain.id(), clocks.active_streams()), (id, id, 3));
     let stamp = bench.work(&long);
@@ -543,15 +561,15 @@ fn a_promise_counts_from_when_it_is_made_and_waits_stay_off() {
     let bench = Bench::new();
     let (clocks, foreign) = (bench.clocks(), Foreign::new(&bench));
     let plain = foreign.wrap();
-    assert!(!clocks.tick(plain.slot()).unwrap());
+    assert!(!clocks.tick(plain.stream_index()).unwrap());
     let long = foreign.wrap_long_lived();
-    assert!(long == plain && clocks.tick(plain.slot()).unwrap());
-    let waits = |stamp| clocks.insert_wait(stamp, bench.b.slot()).unwrap();
+    assert!(long == plain && clocks.tick(plain.stream_index()).unwrap());
+    let waits = |stamp| clocks.insert_wait(stamp, bench.b.stream_index()).unwrap();
     assert!(waits(bench.work(&plain)));
     // SAFETY: the stream is alive for as long as `foreign`, which outlives its wraps' last use.
     let quiet = unsafe { Stream::builder(&bench.device).no_waits().wrap(foreign.1).unwrap() };
     assert!(quiet == long && !waits(bench.work(&plain)));
-    assert!(!clocks.insert_wait(bench.work(&bench.a), long.slot()).unwrap());
+    assert!(!clocks.insert_wait(bench.work(&bench.a), long.stream_index()).unwrap());
     drop(foreign.wrap_long_lived());
     assert!(!waits(bench.work(&plain)), "once asked for, it stays");
     plain.retire().unwrap();
@@ -559,7 +577,7 @@ fn a_promise_counts_from_when_it_is_made_and_waits_stay_off() {
     // SAFETY: the stream is alive for as long as `other`, and retired below before that goes.
     let quiet = unsafe { Stream::builder(&bench.device).no_waits().wrap_long_lived(other.1).unwrap() };
     let stamp = bench.work(&quiet);
-    assert!(!waits(stamp) && clocks.tick(quiet.slot()).unwrap() && !waits(stamp));
+    assert!(!waits(stamp) && clocks.tick(quiet.stream_index()).unwrap() && !waits(stamp));
     quiet.retire().unwrap();
 }
 
@@ -574,11 +592,11 @@ fn a_long_lived_stream_goes_with_its_device() {
         let device = Device::new(&driver, 0).unwrap();
         // SAFETY: the default stream lives as long as the context.
         let long = unsafe { Stream::from_raw_long_lived(&device, core::ptr::null_mut()).unwrap() };
-        let (id, stamp) = (long.id(), clocks.stamp(long.slot()));
+        let (id, stamp) = (long.id(), clocks.stamp(long.stream_index()));
         // SAFETY: the handle is still the default stream's, and its device is open.
         let again = unsafe { Stream::from_raw_long_lived(&device, core::ptr::null_mut()).unwrap() };
         assert_eq!((again.id(), clocks.active_streams()), (id, 1));
-        slots.insert(id.slot());
+        slots.insert(id.stream_index());
         drop((long, again));
         assert_eq!(clocks.active_streams(), 1, "it lives on without a clone");
         drop(device);
@@ -599,12 +617,15 @@ fn a_mark_that_is_wanted_is_made_by_the_next_call_that_names_the_stream() {
     assert_eq!(stream.near_id(), 0);
     stream.note_named();
     assert_ne!(stream.near_id(), 0);
-    assert!(clocks.allows_wait_for(stamp) && clocks.insert_wait(stamp, bench.b.slot()).unwrap());
+    assert!(clocks.allows_wait_for(stamp) && clocks.insert_wait(stamp, bench.b.stream_index()).unwrap());
     let late = bench.work(&stream);
-    assert!(!clocks.allows_wait_for(late) && !clocks.insert_wait(late, bench.b.slot()).unwrap());
+    assert!(!clocks.allows_wait_for(late) && !clocks.insert_wait(late, bench.b.stream_index()).unwrap());
     // Its own waits, too, in calls that name it.
     let ours = bench.work(&bench.a);
-    assert!(clocks.insert_wait(ours, stream.slot()).unwrap() && clocks.is_ordered(ours, stream.slot()));
+    assert!(
+        clocks.insert_wait(ours, stream.stream_index()).unwrap()
+            && clocks.is_ordered(ours, stream.stream_index())
+    );
     foreign.begin_capture();
     stream.note_named();
     assert_eq!((stream.near_id(), clocks.allows_wait_for(late)), (0, false), "not while it is captured");
@@ -621,13 +642,13 @@ fn a_capture_of_the_owners_is_neither_broken_nor_believed() {
     let long = foreign.wrap_long_lived();
     let ours = bench.work(&bench.a);
     foreign.begin_capture();
-    let captured = clocks.stamp(long.slot());
-    assert!(!clocks.tick(long.slot()).unwrap() && !clocks.tick_by_user(long.slot()).unwrap());
-    assert!(!clocks.insert_wait(captured, bench.b.slot()).unwrap());
-    assert!(!clocks.insert_wait(ours, long.slot()).unwrap());
+    let captured = clocks.stamp(long.stream_index());
+    assert!(!clocks.tick(long.stream_index()).unwrap() && !clocks.tick_by_user(long.stream_index()).unwrap());
+    assert!(!clocks.insert_wait(captured, bench.b.stream_index()).unwrap());
+    assert!(!clocks.insert_wait(ours, long.stream_index()).unwrap());
     assert!(!clocks.wait_on_host(&[captured], soon()).unwrap());
     foreign.end_capture();
-    assert!(clocks.tick(long.slot()).unwrap());
+    assert!(clocks.tick(long.stream_index()).unwrap());
     long.retire().unwrap();
 }
 
@@ -651,9 +672,9 @@ fn a_capture_that_begins_while_a_mark_is_made_is_not_believed() {
     let device = Device::new(&driver, 0).unwrap();
     // SAFETY: the stream is alive until the end of this test.
     let long = unsafe { Stream::from_raw_long_lived(&device, foreign.1).unwrap() };
-    let stamp = device.clocks().stamp(long.slot());
-    assert!(!device.clocks().tick(long.slot()).unwrap());
-    assert!(!device.clocks().insert_wait(stamp, bench.b.slot()).unwrap());
+    let stamp = device.clocks().stamp(long.stream_index());
+    assert!(!device.clocks().tick(long.stream_index()).unwrap());
+    assert!(!device.clocks().insert_wait(stamp, bench.b.stream_index()).unwrap());
     long.retire().unwrap();
     assert!(!device.clocks().wait_on_host(&[stamp], soon()).unwrap());
 }
@@ -666,7 +687,7 @@ fn a_wait_for_a_stream_whose_slot_has_gone_to_another_sees_nothing_of_that() {
     gone.retire().unwrap();
     bench.device.synchronize().unwrap();
     let next = Stream::new(&bench.device).unwrap();
-    assert_eq!(next.slot(), gone.slot());
+    assert_eq!(next.stream_index(), gone.stream_index());
     bench.hold_up(&next);
     let stamp = bench.work(&next);
     // As if it had been retired after a look whether it was.

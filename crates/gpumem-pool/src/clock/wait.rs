@@ -127,7 +127,7 @@ impl Clocks {
     /// waiter is gone, another's or allows no waits, if the stamp's stream would have to be marked and may not be now, or if
     /// the waiter is being captured and that stream is not.
     pub(crate) fn order_free(&self, stamp: Stamp, waiter: StreamId) -> Result<bool, DriverError> {
-        let (source, slot) = (stamp.slot(), waiter.slot());
+        let (source, slot) = (stamp.stream_index(), waiter.stream_index());
         let Some(waiter_captures) = self.open_capture(waiter)? else { return Ok(false) };
         if waiter_captures {
             let source_captures = self.with_lane(source, |lane| Ok(lane.is_ours() && lane.is_capturing()))?;
@@ -144,7 +144,7 @@ impl Clocks {
 
     /// Whether a stream that is ours, alive and allows waits is being captured; `None` if it is not all that.
     fn open_capture(&self, stream: StreamId) -> Result<Option<bool>, DriverError> {
-        let is_capturing = self.with_lane(stream.slot(), |lane| {
+        let is_capturing = self.with_lane(stream.stream_index(), |lane| {
             let is_open = self.is_open(lane, stream) && lane.allows_waits();
             Ok(is_open.then(|| lane.is_capturing()))
         });
@@ -157,7 +157,7 @@ impl Clocks {
         stream: StreamId,
         call: impl FnOnce(CUstream) -> Result<T, DriverError>,
     ) -> Result<Option<T>, DriverError> {
-        let called = self.with_lane(stream.slot(), |lane| {
+        let called = self.with_lane(stream.stream_index(), |lane| {
             let raw = lane.raw().filter(|_| self.is_open(lane, stream));
             raw.map(call).transpose()
         });
@@ -173,12 +173,12 @@ impl Clocks {
         call: impl FnOnce(CUstream) -> Result<(), DriverError>,
     ) -> Result<bool, DriverError> {
         let _relaxed = Relaxed::enter(&self.driver)?;
-        for stamp in stamps.filter(|stamp| stamp.slot() != stream.slot()) {
+        for stamp in stamps.filter(|stamp| stamp.stream_index() != stream.stream_index()) {
             if self.open_capture(stream)? != Some(false) || !self.order_free(stamp, stream)? {
                 return Ok(false);
             }
         }
-        let queued = self.with_lane(stream.slot(), |lane| {
+        let queued = self.with_lane(stream.stream_index(), |lane| {
             let raw = lane.raw().filter(|_| self.is_open(lane, stream) && !lane.is_capturing());
             raw.map(call).transpose()
         });
@@ -186,7 +186,7 @@ impl Clocks {
     }
 
     fn is_open(&self, lane: &Locked<'_>, stream: StreamId) -> bool {
-        lane.is_ours() && self.epochs.stream_in(stream.slot()) == stream
+        lane.is_ours() && self.epochs.stream_in(stream.stream_index()) == stream
     }
 
     /// The device that a slot's stream is of, or was.
@@ -290,12 +290,12 @@ impl Clocks {
         stamp: Stamp,
         pleases: impl Fn(&Locked<'_>) -> bool,
     ) -> Result<Option<(Device, Arc<Mark>)>, DriverError> {
-        let found = self.with_lane(stamp.slot(), |lane| {
+        let found = self.with_lane(stamp.stream_index(), |lane| {
             if !pleases(lane) {
                 return Ok((None, None));
             }
             let mark = match lane.mark_of(stamp) {
-                None => lane.tick(stamp.slot(), &self.epochs, Asker::Pool)?,
+                None => lane.tick(stamp.stream_index(), &self.epochs, Asker::Pool)?,
                 found => found,
             };
             let named = if mark.is_some() { None } else { lane.want() };
@@ -308,7 +308,7 @@ impl Clocks {
 
     /// Whether a wait on the device for what the stamp stands for can be queued in a call that does not name its stream.
     pub(crate) fn allows_wait_for(&self, stamp: Stamp) -> bool {
-        let lane = self.lanes.lock(stamp.slot());
+        let lane = self.lanes.lock(stamp.stream_index());
         lane.is_none_or(|lane| {
             lane.allows_waits() && (!lane.is_named_only() || lane.mark_of(stamp).is_some())
         })
@@ -373,7 +373,7 @@ impl Clocks {
     /// Before the driver is asked about a stream, by its user. If another thread has retired it meanwhile, and another stream
     /// has its slot, nothing of that is seen.
     pub(crate) fn observe(&self, stream: StreamId) -> Result<Observation, DriverError> {
-        let slot = stream.slot();
+        let slot = stream.stream_index();
         let covered = self.with_lane(slot, |lane| {
             let is_its_own = self.epochs.stream_in(slot) == stream;
             Ok(if is_its_own { lane.close(slot, &self.epochs, Asker::User) } else { None })

@@ -58,7 +58,7 @@ impl Chunk {
 
     /// The stream that had it made, if that was in this capture.
     pub(super) fn home_in(&self, capture: u64) -> Option<StreamIndex> {
-        (self.maker == capture).then(|| self.home.slot())
+        (self.maker == capture).then(|| self.home.stream_index())
     }
 
     /// Whether what is free in it may be handed out on this stream in this capture.
@@ -88,7 +88,7 @@ impl Chunk {
     pub(super) fn drop_part(&mut self, freed: &Freed) {
         self.part_count -= 1;
         let others = freed.uses & !GRAPH_BIT;
-        self.uses = uses::with(uses::joined(self.uses, others), freed.home.slot());
+        self.uses = uses::with(uses::joined(self.uses, others), freed.home.stream_index());
         if others == 0 && self.graphs == [self.maker] {
             self.merge(freed.piece.address, rounded(freed.size_bytes));
         }

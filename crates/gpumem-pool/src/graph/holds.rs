@@ -118,9 +118,10 @@ impl Holds {
 
     /// A capture has begun. One handle, to be given back by [`Holds::let_go`].
     pub(crate) fn begin(&self, graph: u64, stream: &Stream) {
-        let members = BTreeSet::from([stream.slot()]);
+        let members = BTreeSet::from([stream.stream_index()]);
         let devices = vec![stream.device().downgrade()];
-        let (origin, streams) = (Some((stream.slot(), std::thread::current().id())), vec![stream.clone()]);
+        let (origin, streams) =
+            (Some((stream.stream_index(), std::thread::current().id())), vec![stream.clone()]);
         let held =
             Held { handle_count: 1, is_open: true, origin, devices, members, streams, ..Held::default() };
         self.table().graphs.insert(graph, held);
@@ -130,7 +131,7 @@ impl Holds {
     pub(crate) fn join(&self, graph: u64, stream: &Stream) {
         let device = stream.device().downgrade();
         self.with(graph, |held| {
-            held.members.insert(stream.slot());
+            held.members.insert(stream.stream_index());
             if !held.is_ending && !held.streams.contains(stream) {
                 held.streams.push(stream.clone());
             }
@@ -178,7 +179,7 @@ impl Holds {
         drop(streams);
         let ended = self.with(graph, |held| {
             held.is_open = false;
-            (held.after.clone(), held.source.as_ref().map(|source| clocks.stamp(source.slot())))
+            (held.after.clone(), held.source.as_ref().map(|source| clocks.stamp(source.stream_index())))
         });
         self.withdraw();
         let (mut after, made) = ended.unwrap_or_default();
@@ -240,7 +241,7 @@ impl Holds {
     pub(crate) fn launch(&self, graph: u64, on: StreamIndex, clocks: &Clocks) -> (Vec<Stamp>, Vec<Stamp>) {
         let noted = self.with(graph, |held| {
             held.launched = uses::with(held.launched, on);
-            let source = held.source.as_ref().map(|source| clocks.stamp(source.slot()));
+            let source = held.source.as_ref().map(|source| clocks.stamp(source.stream_index()));
             let after = held.after.iter().map(|(_, stamp)| *stamp).chain(source).collect();
             (after, held.after_parts.clone())
         });
@@ -267,7 +268,7 @@ impl Holds {
         home: StreamId,
     ) -> Option<CUdeviceptr> {
         let mut table = self.table();
-        table.graphs.get_mut(&graph)?.members.insert(home.slot());
+        table.graphs.get_mut(&graph)?.members.insert(home.stream_index());
         let chunks = table.chunks.values_mut().filter(|chunk| chunk.serves(graph, pool, home));
         let fitting = chunks.filter_map(|chunk| Some((chunk.best_fit(size_bytes)?, chunk)));
         let (_, chunk) = fitting.min_by_key(|((free_bytes, _), _)| *free_bytes)?;
@@ -279,7 +280,7 @@ impl Holds {
         let chunk = Chunk::new(graph, pool, block, home);
         let mut table = self.table();
         if let Some(held) = table.graphs.get_mut(&graph) {
-            held.members.insert(home.slot());
+            held.members.insert(home.stream_index());
         }
         table.chunks.insert(chunk.address(), chunk);
     }
@@ -367,8 +368,9 @@ impl Table {
         let freed = Freed { uses: freed.uses & !GRAPH_BIT, ..*freed };
         for graph in graphs {
             let Some(held) = self.graphs.get_mut(graph) else { continue };
-            let outside =
-                freed.stamps(clocks).filter(|stamp| !(held.is_open && held.members.contains(&stamp.slot())));
+            let outside = freed
+                .stamps(clocks)
+                .filter(|stamp| !(held.is_open && held.members.contains(&stamp.stream_index())));
             held.after_parts.retain(|stamp| !clocks.is_complete(*stamp));
             held.after_parts.extend(outside);
         }

@@ -63,9 +63,9 @@ impl Block {
         }
         let holds = stream.clocks().holds();
         let (graph, slot) = match stream.captures_for() {
-            Ok(graph) => (graph, Some(stream.slot())),
+            Ok(graph) => (graph, Some(stream.stream_index())),
             // The driver did not answer, and the use may be part of a capture: the block is kept for the open one.
-            Err(_) => (holds.capture_of(stream.slot(), true), None),
+            Err(_) => (holds.capture_of(stream.stream_index(), true), None),
         };
         if let Some(graph) = graph
             && self.size_bytes() > 0
@@ -94,7 +94,9 @@ impl Stream {
         let holds = self.clocks().holds();
         match self.part()? {
             Part::In(graph) if holds.knows(graph) => Ok(Some(graph)),
-            Part::Broken if holds.capture_of(self.slot(), true).is_some() => Err(PoolError::CaptureBroken),
+            Part::Broken if holds.capture_of(self.stream_index(), true).is_some() => {
+                Err(PoolError::CaptureBroken)
+            }
             _ => Ok(None),
         }
     }
@@ -102,7 +104,7 @@ impl Stream {
 
 /// The captures that a block's streams are part of now.
 fn captures_of(clocks: &Clocks, freed: &Freed) -> Vec<u64> {
-    let slots = core::iter::once(freed.home.slot()).chain(clocks.used(freed.uses));
+    let slots = core::iter::once(freed.home.stream_index()).chain(clocks.used(freed.uses));
     let mut graphs: Vec<u64> = slots.filter_map(|slot| capture_of(clocks, slot)).collect();
     graphs.sort_unstable();
     graphs.dedup();

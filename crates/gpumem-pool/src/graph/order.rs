@@ -11,7 +11,7 @@ use crate::stream::Stream;
 impl Stream {
     /// What is done now with what is queued on it; the caller has it in his hands.
     pub(crate) fn part(&self) -> Result<Part, PoolError> {
-        Ok(self.clocks().part(self.slot())?)
+        Ok(self.clocks().part(self.stream_index())?)
     }
 
     /// Whether a wait could make it part of a capture now: one goes on, and it is part of none.
@@ -41,7 +41,7 @@ impl Stream {
             (Part::Broken, _) | (_, Part::Broken) => Err(PoolError::CaptureBroken),
             (Part::In(graph), Part::Runs) if holds.knows(graph) => {
                 let _relaxed = Relaxed::enter(self.device().driver())?;
-                holds.add_after(graph, self.slot(), self.clocks().marked(other.slot())?);
+                holds.add_after(graph, self.stream_index(), self.clocks().marked(other.stream_index())?);
                 Ok(true)
             }
             (Part::In(graph), Part::In(other)) if graph != other => {
@@ -88,10 +88,10 @@ impl Stream {
                         let _relaxed = Relaxed::enter(self.device().driver())?;
                         let source = self.source_of(graph)?;
                         event.make_wait(&source)?;
-                        self.clocks().marked(source.slot())?
+                        self.clocks().marked(source.stream_index())?
                     }
                 };
-                holds.add_after(graph, self.slot(), waited_for);
+                holds.add_after(graph, self.stream_index(), waited_for);
                 Ok(true)
             }
             _ => Ok(false),

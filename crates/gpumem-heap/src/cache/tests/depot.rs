@@ -9,7 +9,7 @@ fn class(size_bytes: u64) -> SizeClass {
 }
 
 fn batch(stamp: u32) -> Batch<u32> {
-    Batch { stamp, pieces: vec![HeapBlock { address: 0, record: stamp }] }
+    Batch { stamp, blocks: vec![HeapBlock { address: 0, record: stamp }] }
 }
 
 #[test]

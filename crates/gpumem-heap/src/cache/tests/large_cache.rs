@@ -6,8 +6,8 @@ use crate::cache::large_cache::{CLOSE_STEPS, LOOSE_STEPS, LargeBlock, LargeCache
 const MIB: u64 = 1 << 20;
 
 fn large(record: u32, size_bytes: u64) -> LargeBlock {
-    let piece = HeapBlock { address: u64::from(record) << 32, record };
-    LargeBlock { piece, size_bytes, step: SizeStep::floor(size_bytes), stamp: 7 }
+    let block = HeapBlock { address: u64::from(record) << 32, record };
+    LargeBlock { block, size_bytes, step: SizeStep::floor(size_bytes), stamp: 7 }
 }
 
 fn loosely(keep_bytes: u64) -> Retention {
@@ -15,7 +15,7 @@ fn loosely(keep_bytes: u64) -> Retention {
 }
 
 fn records(recent: &LargeCache) -> Vec<u32> {
-    recent.as_slice().iter().map(|large| large.piece.record).collect()
+    recent.as_slice().iter().map(|large| large.block.record).collect()
 }
 
 #[test]
@@ -52,7 +52,7 @@ fn of_those_that_are_kept_the_smallest_that_is_large_enough_comes_out() {
     for (record, mib) in [(0, 10), (1, 12), (2, 9), (3, 30), (4, 12)] {
         assert!(recent.put(large(record, mib * MIB)));
     }
-    let taken = |recent: &mut LargeCache, size_bytes| recent.take(size_bytes).map(|large| large.piece.record);
+    let taken = |recent: &mut LargeCache, size_bytes| recent.take(size_bytes).map(|large| large.block.record);
     assert_eq!(taken(&mut recent, 9 * MIB + 1), Some(0));
     assert_eq!(taken(&mut recent, 9 * MIB), Some(2));
     // More than a quarter larger: left to the heap.
@@ -86,7 +86,7 @@ fn a_set_keeps_no_more_than_it_was_told() {
     let put = (0..200).take_while(|record| recent.put(large(*record, 10 * MIB))).count();
     assert_eq!(put, 10);
     let mut left = Vec::new();
-    recent.make_way(|large| left.push(large.piece.record));
+    recent.make_way(|large| left.push(large.block.record));
     assert_eq!(left, [0, 1, 2]);
     assert!((10..13).all(|record| recent.put(large(record, 10 * MIB))));
     assert!(!recent.put(large(13, 10 * MIB)) && !recent.put(large(14, u64::MAX)));

@@ -1,4 +1,4 @@
-//! Tests of the front's parts. They are not in the parts' files because the models in `tests/loom` and `tests/shuttle`
+//! Tests of the pool's parts. They are not in the parts' files because the models in `tests/loom` and `tests/shuttle`
 //! compile those over other threads, outside of which they can't run.
 
 mod budget;
@@ -11,9 +11,9 @@ mod thread_caches;
 
 use super::thread_cache::{OwnerGuard, ThreadCache};
 
-/// The test's view of a set of its own.
+/// The test's view of a cache of its own.
 #[allow(unsafe_code)]
-fn own(set: &ThreadCache) -> OwnerGuard<'_> {
-    // SAFETY: a test uses each of its sets on one thread, and not within the work that it gives to a view.
-    unsafe { set.own() }
+fn own(cache: &ThreadCache) -> OwnerGuard<'_> {
+    // SAFETY: a test uses each of its caches on one thread, and not within the work that it gives to a view.
+    unsafe { cache.own() }
 }

@@ -28,7 +28,7 @@ fn what_nobody_holds_goes_back_once_it_is_complete() {
 #[test]
 fn neighbours_that_waited_for_several_streams_go_back_together() {
     let mut pair = Pair::new(Tuning::BALANCED);
-    let request = Request { size_bytes: 1 << 20, alignment: 256, slot: StreamIndex(0) };
+    let request = Request { size_bytes: 1 << 20, alignment: 256, stream: StreamIndex(0) };
     let halves = [0, 1].map(|_| pair.climb(&request).unwrap());
     for half in halves {
         pair.heap.give(half.record, &[Stamp::new(StreamIndex(0), 1), Stamp::new(StreamIndex(1), 1)]);
@@ -42,7 +42,7 @@ fn neighbours_that_waited_for_several_streams_go_back_together() {
 fn a_trim_releases_the_smallest_handle_that_will_do() {
     let mut pair = Pair::new(Tuning::BALANCED);
     let requests =
-        [64, 2, 16, 4].map(|mib| Request { size_bytes: mib << 20, alignment: 256, slot: StreamIndex(0) });
+        [64, 2, 16, 4].map(|mib| Request { size_bytes: mib << 20, alignment: 256, stream: StreamIndex(0) });
     let blocks = requests.map(|request| pair.climb(&request).unwrap());
     let mut sizes_bytes: Vec<u64> = pair.driver.created.values().copied().collect();
     sizes_bytes.sort_unstable();
@@ -72,9 +72,10 @@ fn what_was_reserved_ahead_is_the_heaps_own_and_there() {
     pair.heap.trim(0, &pair.known, &mut pair.driver).unwrap();
     assert_eq!(pair.heap.keepable_bytes(), 0);
     // Whatever it grows to from here on, somebody needed.
-    let requests = [3, 5].map(|mib| Request { size_bytes: mib << 20, alignment: 256, slot: StreamIndex(0) });
-    let pieces = requests.map(|request| pair.climb(&request).unwrap());
-    pair.heap.give(pieces[1].record, &[]);
+    let requests =
+        [3, 5].map(|mib| Request { size_bytes: mib << 20, alignment: 256, stream: StreamIndex(0) });
+    let blocks = requests.map(|request| pair.climb(&request).unwrap());
+    pair.heap.give(blocks[1].record, &[]);
     assert_eq!((pair.heap.blocks_bytes(), pair.heap.keepable_bytes()), (8 << 20, 0));
 }
 
@@ -84,7 +85,7 @@ fn memory_reserved_ahead_is_plentiful_while_every_block_could_be_a_quarter_large
     assert!(!pair.heap.is_far_ahead(), "nothing is reserved ahead");
     assert_eq!(pair.heap.reserve(100 << 20, &mut pair.driver, u64::MAX), Ok(true));
     let mut is_far_ahead_with = |size_bytes| {
-        pair.climb(&Request { size_bytes, alignment: 256, slot: StreamIndex(0) }).unwrap();
+        pair.climb(&Request { size_bytes, alignment: 256, stream: StreamIndex(0) }).unwrap();
         pair.heap.keepable_bytes();
         pair.heap.is_far_ahead()
     };

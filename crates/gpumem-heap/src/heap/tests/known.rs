@@ -38,11 +38,11 @@ impl Order for Known {
         if before == StreamIndex::HOST {
             return self.is_complete(stamp);
         }
-        let (slot, before) = (usize::from(stamp.slot().0), usize::from(before.0));
+        let (slot, before) = (usize::from(stamp.stream_index().0), usize::from(before.0));
         slot == before || self.ordered[before][slot] >= stamp.epoch() || self.is_complete(stamp)
     }
 
     fn is_complete(&self, stamp: Stamp) -> bool {
-        stamp == Stamp::COMPLETE || self.complete[usize::from(stamp.slot().0)] >= stamp.epoch()
+        stamp == Stamp::COMPLETE || self.complete[usize::from(stamp.stream_index().0)] >= stamp.epoch()
     }
 }

@@ -139,11 +139,11 @@ impl Pair {
     fn take(&mut self, size_bytes: u64, alignment: u64, stream: usize) {
         // A heap of segments leaves other alignments to its caller.
         let alignment = if self.driver.next_segment.is_some() { UNIT_BYTES } else { alignment };
-        let slot = if self.is_for_host { StreamIndex::HOST } else { StreamIndex(stream as u16) };
-        let request = Request { size_bytes, alignment, slot };
-        let Some(piece) = self.climb(&request) else { return };
-        assert_eq!(piece.address % alignment, 0);
-        let bytes = self.driver.physical(piece.address, size_bytes);
+        let index = if self.is_for_host { StreamIndex::HOST } else { StreamIndex(stream as u16) };
+        let request = Request { size_bytes, alignment, stream: index };
+        let Some(block) = self.climb(&request) else { return };
+        assert_eq!(block.address % alignment, 0);
+        let bytes = self.driver.physical(block.address, size_bytes);
         for (other, other_bytes, _) in &self.live {
             let others = self.driver.physical(other.address, *other_bytes);
             assert!(
@@ -155,7 +155,7 @@ impl Pair {
         for (place, stamps) in self.used.drain(..) {
             if bytes.iter().any(|mine| overlaps(mine, &place)) {
                 assert!(
-                    stamps.iter().all(|stamp| self.known.is_ordered(*stamp, request.slot)),
+                    stamps.iter().all(|stamp| self.known.is_ordered(*stamp, request.stream)),
                     "an earlier use could still touch it"
                 );
             }
@@ -168,46 +168,46 @@ impl Pair {
             );
         }
         self.used = kept;
-        self.live.push((piece, size_bytes, stream));
+        self.live.push((block, size_bytes, stream));
     }
 
     pub(super) fn climb(&mut self, request: &Request) -> Option<HeapBlock> {
         let Self { heap, driver, known, limit_bytes, .. } = self;
         heap.set_limit_bytes(*limit_bytes);
-        if let Some(piece) = heap.take_ready(request, known) {
-            return Some(piece);
+        if let Some(block) = heap.take_ready(request, known) {
+            return Some(block);
         }
         let target_bytes = heap.growth_target_bytes(request).min(*limit_bytes);
         let reserved_bytes = heap.reserved_bytes();
-        if let Some(piece) = heap.take_grown(request, known, driver, target_bytes).ok()? {
+        if let Some(block) = heap.take_grown(request, known, driver, target_bytes).ok()? {
             assert!(heap.reserved_bytes() <= target_bytes.max(reserved_bytes));
-            return Some(piece);
+            return Some(block);
         }
-        if let Some(piece) = heap.take_recycled(request, known, driver).ok()? {
-            return Some(piece);
+        if let Some(block) = heap.take_recycled(request, known, driver).ok()? {
+            return Some(block);
         }
         let waits = heap.blockers(request, known, |_| true);
         if !waits.is_empty() && request.size_bytes.is_multiple_of(3) {
             for stamp in &waits {
-                let source = usize::from(stamp.slot().0);
-                match request.slot {
+                let source = usize::from(stamp.stream_index().0);
+                match request.stream {
                     StreamIndex::HOST => known.observe(source),
                     waiter => known.wait(usize::from(waiter.0), source),
                 }
             }
-            let piece = match heap.take_ready(request, known) {
+            let block = match heap.take_ready(request, known) {
                 None => heap.take_recycled(request, known, driver).ok()?,
                 ready => ready,
             };
-            assert!(piece.is_some(), "{waits:?} do not suffice");
-            return piece;
+            assert!(block.is_some(), "{waits:?} do not suffice");
+            return block;
         }
-        if let Some(piece) = heap.take_grown(request, known, driver, *limit_bytes).ok()? {
-            return Some(piece);
+        if let Some(block) = heap.take_grown(request, known, driver, *limit_bytes).ok()? {
+            return Some(block);
         }
-        let piece = heap.take_glued(request, known, driver, *limit_bytes).ok()?;
+        let block = heap.take_glued(request, known, driver, *limit_bytes).ok()?;
         assert!(heap.reserved_bytes() <= *limit_bytes);
-        piece
+        block
     }
 
     /// A block as large as the largest that is told to be free can be had, and nothing new is made for it.
@@ -218,16 +218,16 @@ impl Pair {
         if size_bytes <= PAGE_BYTES {
             return;
         }
-        let request = Request { size_bytes, alignment: UNIT_BYTES, slot: StreamIndex(0) };
+        let request = Request { size_bytes, alignment: UNIT_BYTES, stream: StreamIndex(0) };
         let ready = heap.take_ready(&request, known);
-        let piece = ready.or_else(|| heap.take_recycled(&request, known, driver).unwrap());
-        let piece = piece.unwrap_or_else(|| panic!("{size_bytes} bytes are not to be had"));
+        let block = ready.or_else(|| heap.take_recycled(&request, known, driver).unwrap());
+        let block = block.unwrap_or_else(|| panic!("{size_bytes} bytes are not to be had"));
         assert_eq!(heap.reserved_bytes(), reserved_bytes);
-        heap.give(piece.record, &[]);
+        heap.give(block.record, &[]);
     }
 
     fn give(&mut self, index: usize, uses: usize, complete: bool) {
-        let (piece, size_bytes, home) = self.live.swap_remove(index);
+        let (block, size_bytes, home) = self.live.swap_remove(index);
         let stamps: Vec<Stamp> = (0..uses)
             .map(|other| (home + other) % STREAMS)
             .map(|slot| Stamp::new(StreamIndex(slot as u16), self.known.epoch[slot]))
@@ -235,11 +235,11 @@ impl Pair {
         if complete {
             // What is complete now includes everything on home so far.
             self.known.observe(home);
-            self.heap.give(piece.record, &[]);
+            self.heap.give(block.record, &[]);
         } else {
-            self.heap.give(piece.record, &stamps);
-            self.used_through.push(((piece.address, size_bytes), stamps.clone()));
-            let bytes = self.driver.physical(piece.address, size_bytes);
+            self.heap.give(block.record, &stamps);
+            self.used_through.push(((block.address, size_bytes), stamps.clone()));
+            let bytes = self.driver.physical(block.address, size_bytes);
             self.used.extend(bytes.into_iter().map(|place| (place, stamps.clone())));
         }
     }

@@ -63,8 +63,8 @@ fn a_page_in_several_mappings_goes_back_with_the_rest() {
 fn what_is_asked_for_at_an_alignment_starts_there() {
     let mut pair = begun();
     let size_bytes = 9 * PAGE_BYTES / 2;
-    let piece = pair.climb(&Request { size_bytes, alignment: PAGE_BYTES, slot: StreamIndex(0) }).unwrap();
-    assert_eq!(piece.address % PAGE_BYTES, 0);
+    let block = pair.climb(&Request { size_bytes, alignment: PAGE_BYTES, stream: StreamIndex(0) }).unwrap();
+    assert_eq!(block.address % PAGE_BYTES, 0);
     pair.heap.check().unwrap();
 }
 
@@ -96,7 +96,7 @@ fn at_a_limit_a_block_starts_and_ends_in_pages_of_others() {
 fn what_is_not_free_yet_is_not_shared() {
     let mut pair = Pair { limit_bytes: 5 * PAGE_BYTES, ..Pair::new(Tuning::FAST) };
     take(&mut pair, 3.0, 1);
-    let request = Request { size_bytes: 5 * PAGE_BYTES / 2, alignment: 256, slot: StreamIndex(0) };
+    let request = Request { size_bytes: 5 * PAGE_BYTES / 2, alignment: 256, stream: StreamIndex(0) };
     give(&mut pair, 0);
     take(&mut pair, 2.25, 1);
     assert_eq!(pair.climb(&request), None);

@@ -43,7 +43,7 @@ proptest! {
         (0..STREAMS).for_each(|stream| pair.known.observe(stream));
         pair.driver.fails_in = None;
         // What all streams are done with can be given back as a whole, shared pages too.
-        pair.live.drain(..).for_each(|(piece, ..)| pair.heap.give(piece.record, &[]));
+        pair.live.drain(..).for_each(|(block, ..)| pair.heap.give(block.record, &[]));
         pair.run(&Step::Trim { keep_bytes: 0 });
         assert_eq!(pair.heap.reserved_bytes(), 0);
     }
@@ -58,7 +58,7 @@ proptest! {
         pair.driver.fails_in = None;
         pair.has_what_it_says_is_free();
         // What all streams are done with can be given back as a whole.
-        pair.live.drain(..).for_each(|(piece, ..)| pair.heap.give(piece.record, &[]));
+        pair.live.drain(..).for_each(|(block, ..)| pair.heap.give(block.record, &[]));
         pair.run(&Step::Trim { keep_bytes: 0 });
         assert_eq!(pair.heap.reserved_bytes(), 0);
     }

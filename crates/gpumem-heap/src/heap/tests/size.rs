@@ -24,7 +24,7 @@ fn blocks_take_a_hundred_bytes_each() {
     let mut live = Vec::new();
     for i in 0..2_000_u64 {
         let size_bytes = 1 << (10 + i % 14);
-        live.push(pair.climb(&Request { size_bytes, alignment: 256, slot: StreamIndex(0) }).unwrap());
+        live.push(pair.climb(&Request { size_bytes, alignment: 256, stream: StreamIndex(0) }).unwrap());
     }
     let record_bytes = pair.heap.record_bytes();
     assert!(record_bytes <= bound_bytes(&pair), "{record_bytes} bytes");
@@ -44,12 +44,12 @@ fn mappings_that_must_stay_take_little() {
         seed = seed.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
         let size_bytes = (seed >> 38) + (2 << 20);
         live.push(
-            pair.climb(&Request { size_bytes, alignment: 256, slot: StreamIndex((i % 2) as u16) }).unwrap(),
+            pair.climb(&Request { size_bytes, alignment: 256, stream: StreamIndex((i % 2) as u16) }).unwrap(),
         );
         if live.len() > 12 {
-            let piece = live.swap_remove((seed >> 20) as usize % live.len());
-            let slot = pair.heap.records[piece.record].owner.slot().unwrap();
-            pair.heap.give(piece.record, &[Stamp::new(slot, 1)]);
+            let block = live.swap_remove((seed >> 20) as usize % live.len());
+            let slot = pair.heap.records[block.record].owner.stream_index().unwrap();
+            pair.heap.give(block.record, &[Stamp::new(slot, 1)]);
         }
     }
     pair.heap.check().unwrap();

@@ -93,7 +93,7 @@ impl Slots {
         let stamp = clocks.stamp_of(stream);
         slab.filling.push(Filling { slot, stamp, edges });
         // Without a mark the copies are known to be done when the stream or the device has been waited for.
-        let _ = clocks.tick(stream.slot());
+        let _ = clocks.tick(stream.stream_index());
         true
     }
 

@@ -123,7 +123,7 @@ impl Extents {
 
     /// The streams that they wait for.
     pub(super) fn pending_slots(&self) -> impl Iterator<Item = StreamIndex> {
-        self.by_id.values().flat_map(|extent| &extent.cut).map(|stamp| stamp.slot())
+        self.by_id.values().flat_map(|extent| &extent.cut).map(|stamp| stamp.stream_index())
     }
 
     pub(super) fn is_empty(&self) -> bool {
@@ -191,7 +191,8 @@ impl Extent {
 
     fn cut_to(&mut self, size_bytes: u64, uses: &[Stamp]) {
         self.size_bytes = size_bytes;
-        self.cut.retain(|old| !uses.iter().any(|new| new.slot() == old.slot() && *new >= *old));
+        self.cut
+            .retain(|old| !uses.iter().any(|new| new.stream_index() == old.stream_index() && *new >= *old));
         self.cut.extend(uses);
     }
 }
@@ -236,7 +237,7 @@ impl Growing for Shared {
         let _relaxed = Relaxed::enter(self.device.driver())?;
         let _bound = self.device.enter()?;
         // What is done by now goes back at once.
-        self.look(uses.iter().map(|stamp| stamp.slot()).collect())?;
+        self.look(uses.iter().map(|stamp| stamp.stream_index()).collect())?;
         Ok(self.settle_extents()?)
     }
 
@@ -248,7 +249,7 @@ impl Growing for Shared {
         // What can't be given back now waits for the next time.
         let Ok(_relaxed) = Relaxed::enter(self.device.driver()) else { return };
         let Ok(_bound) = self.device.enter() else { return };
-        let _ = self.look(uses.iter().map(|stamp| stamp.slot()).collect());
+        let _ = self.look(uses.iter().map(|stamp| stamp.stream_index()).collect());
         let _ = self.settle_extents();
     }
 }

@@ -131,7 +131,7 @@ fn climb_once(
         // Looked at once: other threads may change it before the rung that makes up for it.
         lack.spares_magazines = is_small(request) && heap.spares_magazines();
         lack.has_slack = heap.tuning().has_slack();
-        heap.free_bytes(request.slot)
+        heap.free_bytes(request.stream)
     };
     let mut start = Instant::now();
     for (((_, rung), request), tried) in rungs.zip(tried) {
@@ -140,7 +140,7 @@ fn climb_once(
             Step::Look(reach) => {
                 let (now_bytes, ready) = {
                     let heap = &mut shared.core().heap;
-                    (heap.free_bytes(request.slot), heap.take_ready(request, shared.clocks()))
+                    (heap.free_bytes(request.stream), heap.take_ready(request, shared.clocks()))
                 };
                 tried.gained_bytes += now_bytes.saturating_sub(free_bytes).max(0).unsigned_abs();
                 free_bytes = now_bytes;
@@ -186,7 +186,7 @@ fn search_further(
 fn own_magazines(shared: &Shared, request: &Request, lack: &mut Lack) -> Result<Step, PoolError> {
     Ok(ready_if(match is_small(request) {
         true => !lack.spares_magazines && shared.drain_own(),
-        false => shared.drain_own_recent(),
+        false => shared.drain_own_large(),
     }))
 }
 
@@ -229,7 +229,7 @@ fn completed(shared: &Shared, request: &Request, _: &mut Lack) -> Result<Step, P
         return Ok(Step::Nothing);
     }
     // The host has no stream of its own to turn to, and the driver's other memory is dear: what is idle now is seen now.
-    if request.slot == StreamIndex::HOST {
+    if request.stream == StreamIndex::HOST {
         mark_pending(shared, request)?;
     }
     if clocks.poll(budget)? {
@@ -243,8 +243,8 @@ fn completed(shared: &Shared, request: &Request, _: &mut Lack) -> Result<Step, P
 fn mark_pending(shared: &Shared, request: &Request) -> Result<(), PoolError> {
     let clocks = shared.clocks();
     let pending = shared.core().heap.latest_pending(request, clocks);
-    for stamp in pending.into_iter().filter(|stamp| clocks.stamp(stamp.slot()) == *stamp) {
-        clocks.tick(stamp.slot())?;
+    for stamp in pending.into_iter().filter(|stamp| clocks.stamp(stamp.stream_index()) == *stamp) {
+        clocks.tick(stamp.stream_index())?;
     }
     Ok(())
 }
@@ -265,7 +265,7 @@ fn recycled(shared: &Shared, request: &Request, _: &mut Lack) -> Result<Step, Po
         drop(core);
         if !shared.dials.poll_budget.is_zero() {
             // This call names the stream.
-            clocks.tick_by_user(request.slot)?;
+            clocks.tick_by_user(request.stream)?;
             clocks.poll(shared.dials.poll_budget)?;
         }
         core = shared.core();
@@ -282,7 +282,7 @@ fn device_waits(shared: &Shared, request: &Request, _: &mut Lack) -> Result<Step
     let clocks = shared.clocks();
     let waits = shared.core().heap.blockers(request, clocks, |stamp| clocks.allows_wait_for(stamp));
     for stamp in &waits {
-        if !shared.clocks().insert_wait(*stamp, request.slot)? {
+        if !shared.clocks().insert_wait(*stamp, request.stream)? {
             return Ok(Step::Nothing);
         }
     }

@@ -134,7 +134,7 @@ impl Shared {
         size_bytes: u64,
         stream: &Stream,
     ) -> Result<BlockPiece, PoolError> {
-        let slot = stream.slot();
+        let slot = stream.stream_index();
         let near = self.with_cache_or_adopt(stream.id(), |set| {
             let may_have = |stamp: &Stamp| self.clocks().is_ordered(*stamp, slot);
             let own = || Some((class, set.take(class, size_bytes)?));
@@ -145,7 +145,7 @@ impl Shared {
             return Ok(of_class(class, piece));
         }
         let class_bytes = class.size_bytes();
-        let request = Request { size_bytes: class_bytes, alignment: UNIT_BYTES, slot };
+        let request = Request { size_bytes: class_bytes, alignment: UNIT_BYTES, stream: slot };
         let found = self.climb(&request, class_bytes, size_bytes, None)?;
         self.count_out(stream.id(), size_bytes);
         Ok(of_class(class, found.piece))
@@ -167,7 +167,7 @@ impl Shared {
         let request = Request {
             size_bytes: self.dials.rounded(least_bytes),
             alignment: heap_alignment,
-            slot: self.order_of(stream),
+            stream: self.order_of(stream),
         };
         let Found { piece, room_bytes, retention } =
             self.climb(&request, least_bytes, size_bytes, Some(stream.id()))?;
@@ -181,9 +181,9 @@ impl Shared {
     fn order_of(&self, stream: &Stream) -> StreamIndex {
         #[cfg(gpumem_planted_bugs)]
         if crate::injected_bugs::has(crate::injected_bugs::Bug::HostInStreamOrder) {
-            return stream.slot();
+            return stream.stream_index();
         }
-        if self.is_for_host() { StreamIndex::HOST } else { stream.slot() }
+        if self.is_for_host() { StreamIndex::HOST } else { stream.stream_index() }
     }
 
     /// The heap has handed out a block.
@@ -260,7 +260,7 @@ impl Shared {
 
     fn found(&self, core: &mut Core, piece: HeapBlock) -> Found {
         core.note_peak();
-        let keep_bytes = core.heap.keepable_bytes() / self.front.set_count().max(1);
+        let keep_bytes = core.heap.keepable_bytes() / self.front.cache_count().max(1);
         let retention = Retention { keep_bytes, excess_steps: Self::excess_steps(&core.heap) };
         Found { piece, room_bytes: core.heap.room_bytes(piece.record), retention }
     }

@@ -139,7 +139,7 @@ impl Complete {
         for stamp in stamps {
             // One wait completes the stamps of all streams of a device.
             if !clocks.is_complete(stamp)
-                && let Some(user) = clocks.device_of(stamp.slot())
+                && let Some(user) = clocks.device_of(stamp.stream_index())
             {
                 match until {
                     None => user.finish()?,
@@ -158,14 +158,14 @@ impl Complete {
         self.sweep()?;
         let clocks = self.device.clocks();
         // Of each stream only what was used last is without a mark.
-        let is_unmarked = |stamp: &Stamp| clocks.stamp(stamp.slot()) == *stamp;
+        let is_unmarked = |stamp: &Stamp| clocks.stamp(stamp.stream_index()) == *stamp;
         let mut unmarked: Vec<Stamp> =
             self.lock_waiting().iter().flat_map(|block| &block.stamps).copied().collect();
         unmarked.retain(is_unmarked);
         unmarked.dedup();
         for stamp in unmarked {
             if is_unmarked(&stamp) {
-                clocks.tick(stamp.slot())?;
+                clocks.tick(stamp.stream_index())?;
             }
         }
         if clocks.poll(self.poll_budget)? {

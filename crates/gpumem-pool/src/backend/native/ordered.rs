@@ -44,7 +44,7 @@ impl Ordered {
     /// A stream is in its user's hands: what waits for it may go on.
     pub(super) fn before_acquire(&self, stream: &Stream) -> Result<(), DriverError> {
         if self.is_any_waiting.load(Ordering::Acquire) {
-            stream.clocks().tick_by_user(stream.slot())?;
+            stream.clocks().tick_by_user(stream.stream_index())?;
             self.sweep()?;
         }
         Ok(())
@@ -94,7 +94,7 @@ impl Ordered {
     /// made to wait for the other uses.
     fn free_at_home(&self, freed: &Freed) -> Result<bool, DriverError> {
         let clocks = self.device.clocks();
-        for stamp in freed.stamps(clocks).filter(|stamp| stamp.slot() != freed.home.slot()) {
+        for stamp in freed.stamps(clocks).filter(|stamp| stamp.stream_index() != freed.home.stream_index()) {
             if !clocks.order_free(stamp, freed.home)? {
                 return Ok(false);
             }
@@ -151,8 +151,8 @@ impl Drop for Ordered {
             // Marks tell the device when the rest is done, where they can be made.
             let clocks = self.device.clocks();
             for stamp in waiting.iter().flat_map(|block| &block.stamps) {
-                if clocks.stamp(stamp.slot()) == *stamp {
-                    let _ = clocks.tick(stamp.slot());
+                if clocks.stamp(stamp.stream_index()) == *stamp {
+                    let _ = clocks.tick(stamp.stream_index());
                 }
             }
             self.device.upkeep().add_left(Box::new(Remains { waiting }));

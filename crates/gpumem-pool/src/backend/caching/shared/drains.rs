@@ -25,11 +25,11 @@ impl Shared {
     }
 
     /// The same, of blocks beyond the classes only.
-    pub(in super::super) fn drain_own_recent(&self) -> bool {
+    pub(in super::super) fn drain_own_large(&self) -> bool {
         let (mut is_any, mut core) = (false, self.core());
         cache::each_cache(self.id, |set| {
-            is_any |= set.has_recent();
-            set.empty_recent(|large| core.give_large(large));
+            is_any |= set.has_large();
+            set.empty_large(|large| core.give_large(large));
         });
         is_any
     }
@@ -38,7 +38,7 @@ impl Shared {
     pub(in super::super) fn drain_all_recent(&self) -> bool {
         let _turn = self.draining();
         let mut spill = Vec::new();
-        self.front.drain_recent(&mut spill);
+        self.front.drain_large(&mut spill);
         self.give_all(spill)
     }
 

@@ -41,7 +41,7 @@ impl Shared {
     /// Some make way.
     fn free_large(&self, freed: &Freed) -> bool {
         let Some(large) = self.large(&freed.piece, freed.size_bytes, freed.home) else { return false };
-        if self.with_cache_or_adopt(freed.home, |set| set.has_recent()) == Some(true) {
+        if self.with_cache_or_adopt(freed.home, |set| set.has_large()) == Some(true) {
             let mut core = self.core();
             cache::with_cache(self.id, freed.home.as_u64(), |set| {
                 set.make_way_large(|large| core.give_large(large))
@@ -63,7 +63,7 @@ impl Shared {
         let stamp = self.clocks().stamp_of(home);
         let step = step_of(piece).max(SizeStep::floor(size_bytes));
         let piece = HeapBlock { address: piece.address, record: piece.record() };
-        let large = LargeBlock { piece, size_bytes, step, stamp: stamp.into() };
+        let large = LargeBlock { block: piece, size_bytes, step, stamp: stamp.into() };
         (size_bytes > SizeClass::SIZE_BYTES_MAX && stamp != Stamp::COMPLETE && !self.is_for_host())
             .then_some(large)
     }

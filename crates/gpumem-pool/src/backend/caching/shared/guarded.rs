@@ -14,11 +14,11 @@ pub(in super::super) struct Core {
 
 impl Core {
     pub(super) fn give_large(&mut self, large: LargeBlock) {
-        self.heap.give(large.piece.record, &[large.stamp.into()]);
+        self.heap.give(large.block.record, &[large.stamp.into()]);
     }
 
     pub(super) fn pending_slots(&self) -> Vec<StreamIndex> {
-        self.heap.pending_slots().into_iter().chain(self.extents.pending_slots()).collect()
+        self.heap.pending_streams().into_iter().chain(self.extents.pending_slots()).collect()
     }
 
     pub(in super::super) fn note_peak(&mut self) {
