@@ -124,7 +124,7 @@ impl Heap {
     pub fn new(tuning: Tuning, ranges: [(u64, u64); 2]) -> Self {
         let space = |index: usize| {
             let (base, size_bytes) = ranges[index];
-            Space::new(index as u8, base, size_bytes / PAGE_BYTES * PAGE_BYTES)
+            Space::new(index as u8, base, size_bytes.min(SPACE_BYTES_MAX) / PAGE_BYTES * PAGE_BYTES)
         };
         Self {
             spaces: [space(0), space(1)],
@@ -151,7 +151,7 @@ impl Heap {
     /// Creates a heap without addresses of its own: [`PhysicalMemory::create`](crate::PhysicalMemory::create) returns the address
     /// of each segment.
     pub fn of_segments(tuning: Tuning) -> Self {
-        Self { segments: Some(Segments::default()), ..Self::new(tuning, [(0, SEGMENT_SPACE_BYTES); 2]) }
+        Self { segments: Some(Segments::default()), ..Self::new(tuning, [(0, SPACE_BYTES_MAX); 2]) }
     }
 
     /// Takes a block back, which becomes usable once all `uses` are complete or ordered before the next user. Without uses it is
@@ -181,7 +181,7 @@ impl Heap {
 
     /// The physical memory that this heap has created and not released, in bytes.
     pub fn reserved_bytes(&self) -> u64 {
-        self.blocks_bytes() + self.lost.bytes() + self.outside_bytes
+        (self.blocks_bytes() + self.lost.bytes()).saturating_add(self.outside_bytes)
     }
 
     /// The part of [`Heap::reserved_bytes`] that holds blocks or can hold them.
@@ -274,8 +274,8 @@ fn pages_in(size_bytes: u64) -> u32 {
     u32::try_from(size_bytes.div_ceil(PAGE_BYTES)).unwrap_or(u32::MAX)
 }
 
-/// Offsets cost nothing; this is more than any device has bytes.
-const SEGMENT_SPACE_BYTES: u64 = 1 << 50;
+/// The largest space, in bytes: more than any device has. Addresses cost nothing.
+const SPACE_BYTES_MAX: u64 = 1 << 50;
 /// What a program may use up before its first large blocks have earned any.
 const MAPPING_CREDIT_MAX: u32 = 512 * 1000;
 const LARGE_SPACE: usize = 1;

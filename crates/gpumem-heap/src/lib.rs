@@ -1,22 +1,31 @@
 //! Thread caches and a heap for stream-ordered memory.
 //!
-//! This crate keeps books about memory that it never touches: which bytes are free, in the order of which stream, and how physical
-//! memory is mapped under addresses. It calls no driver. Two traits supply what it needs from outside:
+//! This crate keeps books about memory that it never accesses: which bytes are free, in the order of which stream, and how physical
+//! memory is mapped at addresses. It calls no driver. Two traits supply the rest:
 //!
 //! - [`PhysicalMemory`]: creates, maps, unmaps and releases physical memory;
 //! - [`Order`](order::Order): which uses of memory are ordered before a stream's next operation, and which are complete.
 //!
-//! Functions that use them are generic, so a pool that implements both gets its own copies of them, without dynamic calls. Neither is
+//! Functions that use them are generic, so a pool that implements both gets its own copies without dynamic calls. Neither trait is
 //! called before a request misses the thread caches.
 //!
-//! | module | job |
+//! Arguments out of range are refused or clamped, and never panic in a release build. Debug assertions and
+//! [`heap::Heap::check`] find a caller that gives a block back twice.
+//!
+//! # Rooms
+//!
+//! A room imports only rooms before it in this table.
+//!
+//! | room | content |
 //! | --- | --- |
-//! | [`sync`] | atomics and locks of the standard library, or of a model checker; the biased lock, the spinning mutex, asymmetric fences |
+//! | [`sync`] | atomics and locks of the standard library or of a model checker; the biased lock, the spinning mutex, asymmetric fences |
 //! | [`order`] | streams, stamps and epochs: two numbers that tell whether memory freed on one stream may be used on another |
-//! | [`counters`] | blocks handed out and given back, counted by thread |
-//! | [`SizeClass`], [`HeapBlock`], [`Tuning`] | sizes of small blocks; what caches and heap exchange; the options of the heap |
+//! | [`counters`] | blocks allocated and freed, counted by thread |
+//! | [`SizeClass`], [`HeapBlock`], [`PhysicalMemory`], [`Tuning`] | a file each: sizes of small blocks; what caches and heap exchange; the memory under the heap; its options |
 //! | [`cache`] | thread caches: freed blocks that a thread keeps for a stream, and the depot between threads |
-//! | [`heap`] | everything else: addresses, pages, mappings and segments behind one lock |
+//! | [`heap`] | all other memory: addresses, pages, mappings and segments |
+//!
+//! `injected_bugs`, before all of them, exists only with `--cfg gpumem_planted_bugs`.
 //!
 //! # Model checking
 //!

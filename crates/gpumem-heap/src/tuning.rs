@@ -1,6 +1,7 @@
 //! [`Tuning`]: the trade-off between memory and driver calls.
 
-/// The options of a heap. [`Tuning::FAST`], [`Tuning::BALANCED`] and [`Tuning::TIGHT`] are tested settings.
+/// The options of a heap. [`Tuning::FAST`], [`Tuning::BALANCED`] and [`Tuning::TIGHT`] are tested settings. A heap clamps values that
+/// are out of range.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Tuning {
     /// How far reserved memory may exceed the peak of use before idle memory is remapped instead, in thousandths of that peak.
@@ -64,6 +65,24 @@ impl Tuning {
         ..Self::BALANCED
     };
 
+    /// The nearest options that the heap can work with.
+    pub(crate) fn clamped(&self) -> Self {
+        Self {
+            growth_slack_per_mille: self.growth_slack_per_mille.min(PER_MILLE_MAX),
+            growth_slack_max_per_mille: self.growth_slack_max_per_mille.min(PER_MILLE_MAX),
+            mapping_allowance_per_mille: self.mapping_allowance_per_mille.min(PER_MILLE_MAX),
+            handle_max_pages: self.handle_max_pages.clamp(1, HANDLE_PAGES_MAX),
+            growth_divisor: self.growth_divisor.max(1),
+            split_bytes_max: match self.split_bytes_max {
+                u64::MAX => u64::MAX,
+                size_bytes => (size_bytes / PAGE_BYTES * PAGE_BYTES).max(SPLIT_BYTES_MAX_MIN),
+            },
+            magazine_share_per_mille: self.magazine_share_per_mille.min(PER_MILLE_MAX),
+            large_share_per_mille: self.large_share_per_mille.min(PER_MILLE_MAX),
+            ..*self
+        }
+    }
+
     /// The tuning near a limit, where a request that fits comes before speed.
     pub(crate) fn careful(&self) -> Self {
         let tight = Self::TIGHT;
@@ -99,3 +118,30 @@ impl Tuning {
 /// The least [`Tuning::split_bytes_max`], in bytes: more than what a block leaves over of a segment of its own, so that no other
 /// block fits there.
 pub const SPLIT_BYTES_MAX_MIN: u64 = 20 << 20;
+
+const PAGE_BYTES: u64 = 2 << 20;
+/// A thousand times everything: more would overflow, and means nothing.
+const PER_MILLE_MAX: u32 = 1_000_000;
+/// A bit of a word for each page.
+const HANDLE_PAGES_MAX: u32 = 64;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn options_out_of_range_are_clamped() {
+        for tuning in [Tuning::FAST, Tuning::BALANCED, Tuning::TIGHT] {
+            assert_eq!(tuning.clamped(), tuning);
+        }
+        let zero =
+            Tuning { handle_max_pages: 0, growth_divisor: 0, split_bytes_max: 0, ..Tuning::FAST }.clamped();
+        assert_eq!((zero.handle_max_pages, zero.growth_divisor), (1, 1));
+        assert_eq!(zero.split_bytes_max, SPLIT_BYTES_MAX_MIN);
+        let odd = Tuning { split_bytes_max: (40 << 20) + 1, ..Tuning::FAST }.clamped();
+        assert_eq!(odd.split_bytes_max, 40 << 20);
+        let most = u32::MAX;
+        let most = Tuning { handle_max_pages: most, growth_slack_per_mille: most, ..Tuning::FAST }.clamped();
+        assert_eq!((most.handle_max_pages, most.growth_slack_per_mille), (64, PER_MILLE_MAX));
+    }
+}

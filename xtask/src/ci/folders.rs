@@ -27,8 +27,8 @@ pub(super) fn remove_after(step: &str) -> Result<()> {
         return Ok(());
     }
     let own = crate::root().join("target");
-    let targets = std::env::var_os("CARGO_TARGET_DIR").map(PathBuf::from).into_iter().chain([own]);
-    targets.map(|target| remove_below(&target, step)).collect()
+    let mut targets = std::env::var_os("CARGO_TARGET_DIR").map(PathBuf::from).into_iter().chain([own]);
+    targets.try_for_each(|target| remove_below(&target, step))
 }
 
 fn remove_below(target: &Path, step: &str) -> Result<()> {

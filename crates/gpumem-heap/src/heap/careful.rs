@@ -37,6 +37,7 @@ pub(super) struct TuningByLimit {
 
 impl TuningByLimit {
     pub(super) fn new(tuning: Tuning) -> Self {
+        let tuning = tuning.clamped();
         Self {
             limited: tuning,
             exact: tuning,

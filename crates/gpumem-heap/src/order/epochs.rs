@@ -116,7 +116,8 @@ impl Epochs {
     /// Notes that `waiter` has been made to wait for a marker that covers these stamps.
     pub fn raise_order(&self, waiter: StreamIndex, covered: &[Stamp]) {
         for stamp in covered {
-            let chunk = &self.row(waiter).order[usize::from(stamp.stream_index().0) / CHUNK_LENGTH];
+            let chunk = self.row(waiter).order.get(usize::from(stamp.stream_index().0) / CHUNK_LENGTH);
+            let Some(chunk) = chunk else { continue };
             let chunk = chunk.get_or_init(|| (0..CHUNK_LENGTH).map(|_| LoomAtomicU64::new(0)).collect());
             chunk[usize::from(stamp.stream_index().0) % CHUNK_LENGTH]
                 .fetch_max(stamp.epoch(), Ordering::AcqRel);
@@ -169,7 +170,7 @@ impl Epochs {
         if before == StreamIndex::HOST {
             return 0;
         }
-        let chunk = self.row(before).order[usize::from(index.0) / CHUNK_LENGTH].get();
+        let chunk = self.row(before).order.get(usize::from(index.0) / CHUNK_LENGTH).and_then(OnceLock::get);
         chunk.map_or(0, |chunk| chunk[usize::from(index.0) % CHUNK_LENGTH].load(Ordering::Acquire))
     }
 
