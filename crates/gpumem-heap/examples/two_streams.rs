@@ -48,7 +48,7 @@ struct Streams {
 
 impl Order for Streams {
     fn is_ordered(&self, stamp: Stamp, before: StreamIndex) -> bool {
-        stamp.slot() == before || self.have_met
+        stamp.stream_index() == before || self.have_met
     }
 
     fn is_complete(&self, _stamp: Stamp) -> bool {
@@ -85,9 +85,9 @@ fn allocate(
     memory: &mut Counted,
     streams: &Streams,
     size_bytes: u64,
-    slot: StreamIndex,
+    stream: StreamIndex,
 ) -> Result<HeapBlock, Box<dyn std::error::Error>> {
-    let request = Request { size_bytes, alignment: 256, slot };
+    let request = Request { size_bytes, alignment: 256, stream };
     if let Some(block) = heap.take_ready(&request, streams) {
         return Ok(block);
     }

@@ -12,6 +12,7 @@ const LAST_USED: &[(&str, &[&str])] = &[
     ("kernels", &["xtask"]),
     ("interop", &["interop", "release"]),
     ("oldest", &["oldest"]),
+    ("minimal", &["minimal", "package"]),
     ("windows", &["x86_64-pc-windows-gnu"]),
     ("aarch64", &["aarch64-unknown-linux-gnu"]),
     ("miri", &["miri"]),
