@@ -1,9 +1,15 @@
 //! Host memory that stands in for a device's memory: reserved whole, paid for page by page as it is touched.
 
-use super::codes::{Answer, OUT_OF_MEMORY};
-use super::pages::PageFile;
+#[allow(unsafe_code)]
+pub(crate) mod pages;
+pub(crate) mod ticket;
+
+use crate::backing::pages::PageFile;
+use crate::base::codes::{Answer, OUT_OF_MEMORY};
 #[cfg(not(miri))]
-use memmap2::{MmapMut as Map, MmapOptions};
+use memmap2::MmapMut as Map;
+#[cfg(not(miri))]
+use memmap2::MmapOptions;
 use std::collections::BTreeMap;
 
 /// Miri knows no mappings of this kind, but an allocation of zeros is as good to it.
@@ -13,7 +19,7 @@ struct Map(*mut u8, std::alloc::Layout);
 
 /// One mapping. Its bytes start as zeros and go back to the system with it.
 #[derive(Debug)]
-pub(super) struct Backing {
+pub(crate) struct Backing {
     _map: Map,
     size_bytes: u64,
     bytes: Bytes,
@@ -25,7 +31,7 @@ pub(super) struct Backing {
 /// here, and a pool whose threshold is 0 would do so after every synchronisation. What is taken again still holds its
 /// old bytes, as on a real device.
 #[derive(Default)]
-pub(super) struct Spares {
+pub(crate) struct Spares {
     by_size: BTreeMap<u64, Vec<Backing>>,
     kept_bytes: u64,
 }
@@ -36,7 +42,7 @@ impl Spares {
     /// # Errors
     ///
     /// As [`Backing::new`].
-    pub(super) fn take(&mut self, size_bytes: u64) -> Answer<Backing> {
+    pub(crate) fn take(&mut self, size_bytes: u64) -> Answer<Backing> {
         match self.by_size.get_mut(&size_bytes).and_then(Vec::pop) {
             Some(backing) => {
                 self.kept_bytes -= size_bytes;
@@ -47,7 +53,7 @@ impl Spares {
     }
 
     /// Keeps a mapping, or gives it back to the system if enough are kept, or if others may have it too.
-    pub(super) fn give(&mut self, backing: Backing) {
+    pub(crate) fn give(&mut self, backing: Backing) {
         let size_bytes = backing.size_bytes;
         if !backing.is_shared && self.kept_bytes + size_bytes <= SPARE_BYTES_MAX {
             self.kept_bytes += size_bytes;
@@ -56,16 +62,16 @@ impl Spares {
     }
 }
 
-/// Where some bytes begin. Says nothing about their number or whether they are still there: [`super::memory`] does.
+/// Where some bytes begin. Says nothing about their number or whether they are still there: [`crate::memory`] does.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Bytes(pub(super) *mut u8);
+pub(crate) struct Bytes(pub(crate) *mut u8);
 
 // SAFETY: an address is a number, which may be sent anywhere. Who follows it says why it may.
 unsafe impl Send for Bytes {}
 
 impl Bytes {
     /// The address `offset_bytes` further on.
-    pub(super) fn at(self, offset_bytes: u64) -> Self {
+    pub(crate) fn at(self, offset_bytes: u64) -> Self {
         Self(self.0.wrapping_add(offset_bytes as usize))
     }
 }
@@ -74,7 +80,7 @@ impl Backing {
     /// # Errors
     ///
     /// `OUT_OF_MEMORY` where the host has no room, not even for the addresses.
-    pub(super) fn new(size_bytes: u64) -> Answer<Self> {
+    pub(crate) fn new(size_bytes: u64) -> Answer<Self> {
         let len = usize::try_from(size_bytes).map_err(|_| OUT_OF_MEMORY)?;
         let mut map = map(len)?;
         Ok(Self { bytes: Bytes(map.as_mut_ptr()), _map: map, size_bytes, is_shared: false })
@@ -82,12 +88,12 @@ impl Backing {
 
     /// A piece of a file that others may have as well.
     #[cfg(all(target_os = "linux", not(miri)))]
-    pub(super) fn of_file(mut map: Map, size_bytes: u64) -> Self {
+    pub(crate) fn of_file(mut map: Map, size_bytes: u64) -> Self {
         Self { bytes: Bytes(map.as_mut_ptr()), _map: map, size_bytes, is_shared: true }
     }
 
     /// Makes it the memory of a file, where it is, with its bytes.
-    pub(super) fn share(&mut self, file: &PageFile) -> Answer<()> {
+    pub(crate) fn share(&mut self, file: &PageFile) -> Answer<()> {
         // SAFETY: the mapping is this one's, whole. Work and kernels follow its addresses only while they borrow the
         // machine, which the caller has to itself.
         unsafe { file.take_over(self.bytes, self.size_bytes)? };
@@ -95,11 +101,11 @@ impl Backing {
         Ok(())
     }
 
-    pub(super) fn size_bytes(&self) -> u64 {
+    pub(crate) fn size_bytes(&self) -> u64 {
         self.size_bytes
     }
 
-    pub(super) fn bytes(&self) -> Bytes {
+    pub(crate) fn bytes(&self) -> Bytes {
         self.bytes
     }
 }

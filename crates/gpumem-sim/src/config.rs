@@ -1,9 +1,15 @@
 //! What a simulated machine is made of, and where that can be said.
 
-use super::choices::Schedule;
-use super::cost::Costs;
-use super::rules::Rule;
-use crate::environment::read;
+pub(crate) mod choices;
+pub(crate) mod cost;
+pub(crate) mod environment;
+pub(crate) mod error;
+pub(crate) mod rules;
+
+use crate::config::choices::Schedule;
+use crate::config::cost::Costs;
+use crate::config::environment::read;
+use crate::config::rules::Rule;
 use gpumem_sys::env::{EnvError, parse_size};
 use std::collections::BTreeSet;
 
@@ -19,17 +25,17 @@ use std::collections::BTreeSet;
 #[derive(Clone, Debug)]
 #[must_use]
 pub struct SimConfig {
-    pub(super) seed: u64,
-    pub(super) device_count: u32,
-    pub(super) memory_bytes: u64,
-    pub(super) costs: Costs,
+    pub(crate) seed: u64,
+    pub(crate) device_count: u32,
+    pub(crate) memory_bytes: u64,
+    pub(crate) costs: Costs,
     /// Pairs of devices, the lesser first, that have no link.
-    pub(super) severed: BTreeSet<(u32, u32)>,
-    pub(super) is_looking_for_races: bool,
-    pub(super) is_unwritten_wanted: bool,
-    pub(super) takes_backtraces: bool,
-    pub(super) schedule: Schedule,
-    pub(super) rules: Vec<Rule>,
+    pub(crate) severed: BTreeSet<(u32, u32)>,
+    pub(crate) is_looking_for_races: bool,
+    pub(crate) is_unwritten_wanted: bool,
+    pub(crate) takes_backtraces: bool,
+    pub(crate) schedule: Schedule,
+    pub(crate) rules: Vec<Rule>,
 }
 
 impl SimConfig {
@@ -181,7 +187,7 @@ impl Default for SimConfig {
 pub const DEVICES_MAX: u32 = 64;
 
 /// As much memory as a simulated device can have: 4 TiB.
-pub const MEMORY_BYTES_MAX: u64 = super::memory::DEVICE_SPACE_BYTES / 2;
+pub const MEMORY_BYTES_MAX: u64 = crate::base::address::DEVICE_SPACE_BYTES / 2;
 
 const SEED: &str = "GPUMEM_SIM_SEED";
 const DEVICES: &str = "GPUMEM_SIM_DEVICES";
@@ -218,7 +224,7 @@ fn bad(name: &'static str, value: String, expected: &str) -> EnvError {
     EnvError::BadValue { name, value, expected: expected.into() }
 }
 
-const MEMORY_BYTES_MIN: u64 = super::plain::CHUNK_BYTES;
+const MEMORY_BYTES_MIN: u64 = crate::base::address::CHUNK_BYTES;
 
 #[cfg(test)]
 mod tests {

@@ -3,97 +3,21 @@
 //! A device of the simulator answers like an H200 whose memory has another size. Capabilities that the simulator
 //! does not have answer 0, so that a program takes its other way.
 
-use super::backing::Spares;
-use super::extents::Extents;
-use super::handle::Handle;
-use super::machine::Machine;
-use super::memory::{DEVICE_SPACE_BYTES, device_space};
-use super::pages;
-use super::plain::Plain;
+pub(crate) mod context;
+#[allow(unsafe_code)]
+pub(crate) mod launch;
+pub(crate) mod module;
+pub(crate) mod ptx;
+pub(crate) mod settings;
+
+use crate::backing::pages;
 use gpumem_sys::types::CUdevice_attribute as Attribute;
 
-/// One device.
-pub(super) struct Device {
-    pub(super) total_bytes: u64,
-    /// Plain chunks, the pools' segments, handles, and what other processes have.
-    pub(super) reserved_bytes: u64,
-    /// What other processes have.
-    others_bytes: u64,
-    /// Addresses without memory behind them.
-    pub(super) space: Extents,
-    pub(super) spares: Spares,
-    pub(super) plain: Plain,
-    pub(super) primary: Option<Handle>,
-    pub(super) primary_count: u32,
-    pub(super) primary_flags: u32,
-    pub(super) default_pool: Handle,
-    /// The pool that `cuMemAllocAsync` takes from.
-    pub(super) pool: Handle,
-}
-
-impl Device {
-    pub(super) fn new(slot: usize, index: usize, total_bytes: u64, default_pool: Handle) -> Self {
-        let mut space = Extents::default();
-        space.give(device_space(slot, index), DEVICE_SPACE_BYTES);
-        Self {
-            total_bytes,
-            reserved_bytes: 0,
-            others_bytes: 0,
-            space,
-            spares: Spares::default(),
-            plain: Plain::default(),
-            primary: None,
-            primary_count: 0,
-            primary_flags: 0,
-            default_pool,
-            pool: default_pool,
-        }
-    }
-
-    pub(super) fn free_bytes(&self) -> u64 {
-        self.total_bytes - self.reserved_bytes
-    }
-
-    fn take_for_others(&mut self, size_bytes: u64) -> u64 {
-        let taken_bytes = size_bytes.min(self.free_bytes());
-        self.others_bytes += taken_bytes;
-        self.reserved_bytes += taken_bytes;
-        taken_bytes
-    }
-
-    fn return_from_others(&mut self, size_bytes: u64) -> u64 {
-        let returned_bytes = size_bytes.min(self.others_bytes);
-        self.others_bytes -= returned_bytes;
-        self.reserved_bytes -= returned_bytes;
-        returned_bytes
-    }
-}
-
-impl Machine {
-    /// Another process takes what it can get of so much of a device's memory.
-    pub(super) fn take_memory(&mut self, device: u32, size_bytes: u64) -> u64 {
-        let Some(found) = self.devices.get_mut(device as usize) else { return 0 };
-        let taken_bytes = found.take_for_others(size_bytes);
-        self.managed_fit(device as usize);
-        taken_bytes
-    }
-
-    /// What another process has of a device's memory.
-    pub(super) fn others_bytes(&self, device: u32) -> u64 {
-        self.devices.get(device as usize).map_or(0, |found| found.others_bytes)
-    }
-
-    /// Another process gives back so much, if it has it.
-    pub(super) fn return_memory(&mut self, device: u32, size_bytes: u64) -> u64 {
-        self.devices.get_mut(device as usize).map_or(0, |found| found.return_from_others(size_bytes))
-    }
-}
-
 /// What every device is called.
-pub(super) const NAME: &str = "gpumem simulated device";
+pub(crate) const NAME: &str = "gpumem simulated device";
 
 /// A number that tells a device of an instance from every other.
-pub(super) fn uuid(instance: u64, device: usize) -> [u8; 16] {
+pub(crate) fn uuid(instance: u64, device: usize) -> [u8; 16] {
     let mut bytes = *b"gpumem\0\0\0\0\0\0\0\0\0\0";
     bytes[6..14].copy_from_slice(&instance.to_be_bytes());
     bytes[14..].copy_from_slice(&(device as u16).to_be_bytes());
@@ -101,21 +25,21 @@ pub(super) fn uuid(instance: u64, device: usize) -> [u8; 16] {
 }
 
 /// Where a device is on the bus, as its attributes say, in the form that tools print.
-pub(super) fn bus_name(ordinal: usize) -> String {
+pub(crate) fn bus_name(ordinal: usize) -> String {
     format!("0000:{:02X}:00.0", ordinal + 1)
 }
 
 /// The shared memory a block may have without asking, and at most.
-pub(super) const SHARED_BYTES: i32 = 48 << 10;
-pub(super) const SHARED_BYTES_OPTIN: i32 = 227 << 10;
+pub(crate) const SHARED_BYTES: i32 = 48 << 10;
+pub(crate) const SHARED_BYTES_OPTIN: i32 = 227 << 10;
 
 /// The largest grid and block.
-pub(super) const GRID_MAX: [u32; 3] = [2_147_483_647, 65_535, 65_535];
-pub(super) const BLOCK_MAX: [u32; 3] = [1024, 1024, 64];
-pub(super) const BLOCK_THREADS_MAX: u64 = 1024;
+pub(crate) const GRID_MAX: [u32; 3] = [2_147_483_647, 65_535, 65_535];
+pub(crate) const BLOCK_MAX: [u32; 3] = [1024, 1024, 64];
+pub(crate) const BLOCK_THREADS_MAX: u64 = 1024;
 
 /// An attribute of any device; 0 for a capability that is missing, `None` for a number that is no attribute.
-pub(super) fn attribute(attribute: Attribute, ordinal: usize) -> Option<i32> {
+pub(crate) fn attribute(attribute: Attribute, ordinal: usize) -> Option<i32> {
     if attribute.0 == 0 || attribute.0 >= Attribute::CU_DEVICE_ATTRIBUTE_MAX.0 {
         return None;
     }

@@ -1,6 +1,6 @@
 //! [`driver`] and the choices between the simulator and the vendor's driver.
 
-use crate::environment::VARIABLES;
+use crate::config::environment::VARIABLES;
 use crate::{Sim, SimConfig, SimError};
 use core::any::Any;
 use gpumem_sys::{Driver, DriverKind, Extension, LoadError, ProcessUsage, env};

@@ -3,37 +3,41 @@
 //! Each file lists its functions once in `entries!`. From a line of the list come the body, which runs under the
 //! instance's lock, and a thunk for each slot, which only adds the slot's number.
 
-mod any_node;
-mod argument;
-mod capture;
-mod context;
-mod device;
-mod event;
-mod exec;
-mod graph;
-mod managed;
-mod memory;
-mod module;
-mod node;
-mod node_parameters;
-mod occupancy;
-mod pool;
-mod settings;
-mod sharing;
-mod stream;
-mod symbol;
-mod transfer;
-mod value;
-mod virtual_memory;
-mod volume;
+pub(crate) mod any_node;
+pub(crate) mod argument;
+pub(crate) mod call;
+pub(crate) mod capture;
+pub(crate) mod context;
+pub(crate) mod device;
+pub(crate) mod event;
+pub(crate) mod exec;
+pub(crate) mod graph;
+pub(crate) mod host_call;
+pub(crate) mod managed;
+pub(crate) mod memory;
+pub(crate) mod module;
+pub(crate) mod node;
+pub(crate) mod node_parameters;
+pub(crate) mod occupancy;
+pub(crate) mod pool;
+pub(crate) mod rule_names;
+pub(crate) mod settings;
+pub(crate) mod sharing;
+pub(crate) mod slot;
+pub(crate) mod stream;
+pub(crate) mod symbol;
+pub(crate) mod transfer;
+pub(crate) mod value;
+pub(crate) mod virtual_memory;
+pub(crate) mod volume;
 
-use super::codes::{Answer, INVALID_VALUE};
-use super::handle::Handle;
-use argument::{Argument, Source, Target, check_place, put, put_at, put_if_wanted, take, take_at};
+use crate::base::codes::{Answer, INVALID_VALUE};
+use crate::base::handle::Handle;
+use crate::entry::argument::{Argument, take_at};
 use gpumem_sys::Table;
 
 /// The table whose functions reach the instance in a slot.
-pub(super) fn table<const SLOT: usize>() -> Table {
+pub(crate) fn table<const SLOT: usize>() -> Table {
     let mut table = Table::default();
     device::install::<SLOT>(&mut table);
     context::install::<SLOT>(&mut table);
@@ -74,15 +78,15 @@ macro_rules! entries {
             #[inline(never)]
             #[allow(non_snake_case, clippy::too_many_arguments)]
             unsafe fn $name(slot: usize, $($arg: <$kind as crate::entry::Argument>::Raw),*) -> CUresult {
-                const COST: crate::call_cost::CallCost = crate::call_cost::CallCost::of(stringify!($name));
+                const COST: crate::machine::call_cost::CallCost = crate::machine::call_cost::CallCost::of(stringify!($name));
                 // SAFETY: the caller promises what the function's documentation asks: of a pointer that the list calls
                 // a target or a source, that it is null or good for one value of its type until the call returns.
                 $( let $arg = unsafe { <$kind as crate::entry::Argument>::of($arg) }; )*
-                crate::call::enter(slot, stringify!($name), COST, |$call| $body)
+                crate::entry::call::enter(slot, stringify!($name), COST, |$call| $body)
             }
         )*
 
-        pub(super) fn install<const SLOT: usize>(table: &mut Table) {
+        pub(crate) fn install<const SLOT: usize>(table: &mut Table) {
             $( table.$name = Some({
                 #[allow(non_snake_case, clippy::too_many_arguments)]
                 unsafe extern "C" fn thunk<const SLOT: usize>(

@@ -1,63 +1,58 @@
 //! Graphs: work that is described once, as nodes with dependencies, to be launched again and again.
 //!
 //! A [`Graph`] only describes. `exec` makes it executable and launches it, `memory` keeps the allocations that its
-//! nodes make. Nodes come from a capture (`capture.rs`) or are added by hand; the second kind is made by capturing
+//! nodes make. Nodes come from a capture (`stream/capture.rs`) or are added by hand; the second kind is made by capturing
 //! the one operation on a stream that exists for that moment, so both are checked alike.
 
-mod clone;
-mod exec;
-mod memory;
+pub(crate) mod exec;
+pub(crate) mod memory;
 #[allow(unsafe_code)]
-mod parameters;
+pub(crate) mod parameters;
 
-pub(super) use exec::Exec;
-pub(super) use memory::{GraphMemory, MemoryUse};
-
-use super::capture::Joined;
-use super::codes::{Answer, INVALID_HANDLE, INVALID_VALUE, NOT_SUPPORTED};
-use super::handle::{Handle, Kind, Slab};
-use super::machine::Machine;
-use super::operation::Operation;
-use super::stream::{NON_BLOCKING, Role, Stream};
+use crate::base::codes::{Answer, INVALID_VALUE};
+use crate::base::handle::{Handle, Kind, Slab};
+pub(crate) use crate::graph::exec::Exec;
+pub(crate) use crate::graph::memory::{GraphMemory, MemoryUse};
+use crate::graph::parameters::Told;
+use crate::stream::operation::Operation;
 use gpumem_sys::types::CUgraphNodeType as NodeType;
-use parameters::Told;
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 
 /// Every graph of an instance, what they are made of and what was made of them.
-pub(super) struct Graphs {
-    graphs: Slab<Graph>,
-    nodes: Slab<Node>,
-    execs: Slab<Exec>,
-    memory: BTreeMap<u64, GraphMemory>,
+pub(crate) struct Graphs {
+    pub(crate) graphs: Slab<Graph>,
+    pub(crate) nodes: Slab<Node>,
+    pub(crate) execs: Slab<Exec>,
+    pub(crate) memory: BTreeMap<u64, GraphMemory>,
     /// By device.
-    memory_use: BTreeMap<usize, MemoryUse>,
+    pub(crate) memory_use: BTreeMap<usize, MemoryUse>,
 }
 
 /// One graph.
 #[derive(Default)]
-struct Graph {
+pub(crate) struct Graph {
     /// In the order in which they were added.
-    nodes: Vec<Handle>,
+    pub(crate) nodes: Vec<Handle>,
     /// Whether a node allocates or frees: such a graph can't be copied, and only one executable of it may exist.
-    has_memory: bool,
+    pub(crate) has_memory: bool,
     /// A child graph belongs to its node.
-    is_child: bool,
+    pub(crate) is_child: bool,
     /// For a clone, its nodes by those of the original.
-    clones: BTreeMap<Handle, Handle>,
+    pub(crate) clones: BTreeMap<Handle, Handle>,
 }
 
 /// One piece of work of a graph.
-struct Node {
-    graph: Handle,
-    context: Handle,
-    work: Work,
-    after: Vec<Handle>,
-    told: Told,
+pub(crate) struct Node {
+    pub(crate) graph: Handle,
+    pub(crate) context: Handle,
+    pub(crate) work: Work,
+    pub(crate) after: Vec<Handle>,
+    pub(crate) told: Told,
 }
 
 /// What a node does.
 #[derive(Clone)]
-pub(super) enum Work {
+pub(crate) enum Work {
     /// A kernel, a copy, a memset, a host function, or nothing but a place in the order.
     Queue(Operation),
     /// Records an event for work outside of the graph.
@@ -73,7 +68,7 @@ pub(super) enum Work {
 }
 
 impl Graphs {
-    pub(super) fn new(instance: u64) -> Self {
+    pub(crate) fn new(instance: u64) -> Self {
         Self {
             graphs: Slab::new(Kind::Graph, instance),
             nodes: Slab::new(Kind::GraphNode, instance),
@@ -84,254 +79,9 @@ impl Graphs {
     }
 }
 
-impl Machine {
-    pub(super) fn graph_create(&mut self) -> Answer<Handle> {
-        self.graphs.graphs.insert(Graph::default())
-    }
-
-    /// Executables that were made of it live on, and so does memory that it allocated and nobody freed.
-    pub(super) fn graph_destroy(&mut self, handle: Handle) -> Answer<()> {
-        let graph = self.graphs.graphs.remove(handle).ok_or(INVALID_VALUE)?;
-        for node in graph.nodes {
-            self.node_drop(node);
-        }
-        Ok(())
-    }
-
-    fn node_drop(&mut self, handle: Handle) {
-        match self.graphs.nodes.remove(handle).map(|node| node.work) {
-            Some(Work::Alloc(base)) => self.graph_memory_unhold(base),
-            Some(Work::Child(graph)) => {
-                // Only its node knows it, so it is there.
-                let _ = self.graph_destroy(graph);
-            }
-            _ => {}
-        }
-    }
-
-    /// Removes a node and its edges.
-    pub(super) fn graph_destroy_node(&mut self, handle: Handle) -> Answer<()> {
-        let owner = self.node(handle)?.graph;
-        let graph = self.graphs.graphs.get_mut(owner).ok_or(INVALID_VALUE)?;
-        if graph.has_memory {
-            return Err(NOT_SUPPORTED);
-        }
-        graph.nodes.retain(|&node| node != handle);
-        for node in graph.nodes.clone() {
-            if let Some(node) = self.graphs.nodes.get_mut(node) {
-                node.after.retain(|&after| after != handle);
-            }
-        }
-        self.node_drop(handle);
-        Ok(())
-    }
-
-    fn graph(&self, handle: Handle) -> Answer<&Graph> {
-        self.graphs.graphs.get(handle).ok_or(INVALID_VALUE)
-    }
-
-    fn node(&self, handle: Handle) -> Answer<&Node> {
-        self.graphs.nodes.get(handle).ok_or(INVALID_VALUE)
-    }
-
-    /// Whether some nodes are all a graph's, none twice.
-    pub(super) fn graph_check_nodes(&self, graph: Handle, nodes: &[Handle]) -> Answer<()> {
-        self.graph(graph)?;
-        let mut seen = BTreeSet::new();
-        let is_good = |node: &Handle| {
-            seen.insert(*node) && self.graphs.nodes.get(*node).is_some_and(|found| found.graph == graph)
-        };
-        if nodes.iter().all(is_good) { Ok(()) } else { Err(INVALID_VALUE) }
-    }
-
-    /// Adds a node behind others.
-    pub(super) fn graph_add(
-        &mut self,
-        graph: Handle,
-        context: Handle,
-        work: Work,
-        after: Vec<Handle>,
-    ) -> Answer<Handle> {
-        self.graph_check_nodes(graph, &after)?;
-        let is_memory = matches!(work, Work::Alloc(_) | Work::Free(_));
-        let node = self.graphs.nodes.insert(Node { graph, context, work, after, told: Told::default() })?;
-        let graph = self.graphs.graphs.get_mut(graph).ok_or(INVALID_VALUE)?;
-        graph.nodes.push(node);
-        graph.has_memory |= is_memory;
-        Ok(node)
-    }
-
-    /// Adds the node that some work queued on a stream of the context is captured as.
-    pub(super) fn graph_add_by(
-        &mut self,
-        graph: Handle,
-        context: Handle,
-        after: Vec<Handle>,
-        queue: impl FnOnce(&mut Self, Handle) -> Answer<()>,
-    ) -> Answer<Handle> {
-        self.graph_check_nodes(graph, &after)?;
-        let stream = self.lane_create(context)?;
-        if let Some(found) = self.streams.get_mut(stream) {
-            found.capture = Some(Joined::new(0, graph, after.clone()));
-        }
-        let queued = queue(self, stream);
-        let joined = self.streams.remove(stream).and_then(|stream| stream.capture);
-        queued?;
-        let added = joined.filter(|joined| joined.after != after);
-        // Work of no size is no work, and no node.
-        added.and_then(|joined| joined.after.last().copied()).ok_or(INVALID_VALUE)
-    }
-
-    /// Gives a node the work of the kind it has, as queued on a stream of the context.
-    pub(super) fn node_set_by(
-        &mut self,
-        handle: Handle,
-        context: Handle,
-        queue: impl FnOnce(&mut Self, Handle) -> Answer<()>,
-    ) -> Answer<()> {
-        let work = self.work_by(handle, context, queue)?;
-        self.graphs.nodes.get_mut(handle).ok_or(INVALID_VALUE)?.work = work;
-        Ok(())
-    }
-
-    /// The work of a node's kind that some queueing on a stream of the context comes to.
-    fn work_by(
-        &mut self,
-        handle: Handle,
-        context: Handle,
-        queue: impl FnOnce(&mut Self, Handle) -> Answer<()>,
-    ) -> Answer<Work> {
-        let scratch = self.graph_create()?;
-        let work = self.graph_add_by(scratch, context, Vec::new(), queue).and_then(|made| {
-            let (made, given) = (&self.node(made)?.work, &self.node(handle)?.work);
-            let is_of_kind = made.node_type() == given.node_type();
-            if is_of_kind { Ok(made.clone()) } else { Err(INVALID_VALUE) }
-        });
-        self.graph_destroy(scratch)?;
-        work
-    }
-
-    /// A stream of the driver's own, on which a chain of nodes runs.
-    fn lane_create(&mut self, context: Handle) -> Answer<Handle> {
-        let device = self.context_device(context)?;
-        self.streams.insert(Stream::new(context, device, NON_BLOCKING, 0, Role::Lane))
-    }
-
-    /// Some nodes, and everything that they come after.
-    pub(super) fn graph_ancestors(&self, nodes: &[Handle]) -> BTreeSet<Handle> {
-        let mut found = BTreeSet::new();
-        let mut left = nodes.to_vec();
-        while let Some(node) = left.pop() {
-            if found.insert(node)
-                && let Some(node) = self.graphs.nodes.get(node)
-            {
-                left.extend(&node.after);
-            }
-        }
-        found
-    }
-
-    /// As many as the program may destroy.
-    pub(super) fn graph_count(&self) -> usize {
-        self.graphs.graphs.iter().filter(|(_, graph)| !graph.is_child).count()
-    }
-
-    pub(super) fn graph_nodes(&self, graph: Handle) -> Answer<Vec<Handle>> {
-        Ok(self.graph(graph)?.nodes.clone())
-    }
-
-    pub(super) fn graph_roots(&self, graph: Handle) -> Answer<Vec<Handle>> {
-        let is_root = |node: &Handle| self.graphs.nodes.get(*node).is_some_and(|node| node.after.is_empty());
-        Ok(self.graph(graph)?.nodes.iter().copied().filter(is_root).collect())
-    }
-
-    /// Pairs of a node and one that comes after it.
-    pub(super) fn graph_edges(&self, graph: Handle) -> Answer<Vec<(Handle, Handle)>> {
-        let mut edges = Vec::new();
-        for &to in &self.graph(graph)?.nodes {
-            edges.extend(self.node(to)?.after.iter().map(|&from| (from, to)));
-        }
-        Ok(edges)
-    }
-
-    pub(super) fn node_type(&self, node: Handle) -> Answer<NodeType> {
-        Ok(self.node(node)?.work.node_type())
-    }
-
-    pub(super) fn node_dependencies(&self, node: Handle) -> Answer<Vec<Handle>> {
-        Ok(self.node(node)?.after.clone())
-    }
-
-    pub(super) fn node_dependents(&self, node: Handle) -> Answer<Vec<Handle>> {
-        let edges = self.graph_edges(self.node(node)?.graph)?;
-        Ok(edges.into_iter().filter(|&(from, _)| from == node).map(|(_, to)| to).collect())
-    }
-
-    /// Adds edges, each of which must be new. A cycle shows when the graph is instantiated.
-    pub(super) fn graph_connect(&mut self, graph: Handle, edges: &[(Handle, Handle)]) -> Answer<()> {
-        for &(from, to) in edges {
-            self.graph_check_nodes(graph, &[from, to])?;
-            let node = self.graphs.nodes.get_mut(to).ok_or(INVALID_VALUE)?;
-            if node.after.contains(&from) {
-                return Err(INVALID_VALUE);
-            }
-            node.after.push(from);
-        }
-        Ok(())
-    }
-
-    pub(super) fn graph_disconnect(&mut self, graph: Handle, edges: &[(Handle, Handle)]) -> Answer<()> {
-        if self.graph(graph)?.has_memory {
-            return Err(NOT_SUPPORTED);
-        }
-        for &(from, to) in edges {
-            self.graph_check_nodes(graph, &[from, to])?;
-            let node = self.graphs.nodes.get_mut(to).ok_or(INVALID_VALUE)?;
-            if !node.after.contains(&from) {
-                return Err(INVALID_VALUE);
-            }
-            node.after.retain(|&after| after != from);
-        }
-        Ok(())
-    }
-
-    fn graph_has_memory(&self, graph: Handle) -> Answer<bool> {
-        Ok(self.graph(graph)?.has_memory)
-    }
-
-    /// The event of a node that records or waits for one.
-    pub(super) fn node_event(&self, node: Handle, wanted: NodeType) -> Answer<Handle> {
-        match self.node(node)?.work {
-            Work::Record(event) | Work::Wait(event) if self.node_type(node)? == wanted => Ok(event),
-            _ => Err(INVALID_VALUE),
-        }
-    }
-
-    /// The address that a node allocates or frees.
-    pub(super) fn node_memory(&self, node: Handle, wanted: NodeType) -> Answer<u64> {
-        match self.node(node)?.work {
-            Work::Alloc(base) | Work::Free(base) if self.node_type(node)? == wanted => Ok(base),
-            _ => Err(INVALID_VALUE),
-        }
-    }
-
-    /// A node that records an event or waits for one.
-    pub(super) fn graph_add_event(
-        &mut self,
-        graph: Handle,
-        event: Handle,
-        after: Vec<Handle>,
-        is_wait: bool,
-    ) -> Answer<Handle> {
-        let context = self.events.get(event).ok_or(INVALID_HANDLE)?.context;
-        let work = if is_wait { Work::Wait(event) } else { Work::Record(event) };
-        self.graph_add(graph, context, work, after)
-    }
-}
-
 impl Work {
     /// Another event for what records one, or waits for one.
-    fn set_event(&mut self, event: Handle, is_wait: bool) -> Answer<()> {
+    pub(crate) fn set_event(&mut self, event: Handle, is_wait: bool) -> Answer<()> {
         match self {
             Self::Wait(given) if is_wait => *given = event,
             Self::Record(given) if !is_wait => *given = event,
@@ -340,7 +90,7 @@ impl Work {
         Ok(())
     }
 
-    pub(super) fn node_type(&self) -> NodeType {
+    pub(crate) fn node_type(&self) -> NodeType {
         match self {
             Self::Queue(Operation::Launch(_)) => NodeType::CU_GRAPH_NODE_TYPE_KERNEL,
             Self::Queue(Operation::Fill(_)) => NodeType::CU_GRAPH_NODE_TYPE_MEMSET,

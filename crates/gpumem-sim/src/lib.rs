@@ -1,45 +1,31 @@
-//! A simulator of the CUDA driver: fills the table of `gpumem-sys`, so that CUDA host code runs without a GPU.
+//! A simulator of the CUDA driver. It fills the function table of `gpumem-sys`, so that CUDA host code runs without a GPU.
 //!
-//! # What a simulated machine is
+//! [`driver()`] starts an instance: devices with a given memory, and the contexts, streams, events, memory, pools
+//! and modules on them. Instances share no state, except memory that the program exports from one and imports into another
+//! (on Linux, also in another process). A call reaches its instance through the function table, from any thread. The instance
+//! ends with its last handle.
 //!
-//! Devices with a stated memory, and everything that lives on them: contexts, streams, events, memory, pools,
-//! modules. [`driver`](crate::driver) starts one; its state is shared with no other, but for memory that the
-//! program exports from one and imports into another, also of another process (on Linux). It is found by the table
-//! that a call came through and never by the calling thread, and is gone with the last handle.
+//! **Queued work runs later.** A call that queues work returns at once. The work runs during later calls, at the latest when
+//! the program waits for it, in an order that the seed chooses among all orders that streams and events allow. A program that
+//! forgot to wait is wrong for some seed, and every time for that seed. A thread that waits for the device without calling
+//! the driver, for example by polling pinned memory, waits forever: work runs only inside of calls.
 //!
-//! **Queued work runs later.** A call that queues work returns at once; the work runs during later calls, in an order
-//! that the seed chooses among all that streams and events allow, and at the latest when somebody waits for it. A
-//! program that is wrong on a GPU because it did not wait is wrong here too, for some seed, and every time for that
-//! seed. (A thread that waits for the device without calling the driver, by watching memory or for a host function to
-//! tell it, waits forever: something has to call the driver.)
+//! **Misuse is refused.** What the driver can check at the call gets the driver's return code. What shows only when work runs,
+//! such as memory that was freed, is not yet allocated in stream order, or is too short, ends the context with a sticky
+//! error, and [`Sim::report`] names the allocation.
 //!
-//! **Misuse is refused.** What the real driver can know at the call gets its return code. What only shows when work
-//! runs (memory that was freed, not yet allocated in stream order, too short) ends the context with a sticky error,
-//! and [`Sim::report`] says what happened to which allocation.
+//! **Races are found.** Two accesses that nothing orders are reported together ([`Finding`]), whatever order the schedule
+//! chose. The order is random, early, late, or every possible one ([`Schedule`]). Faults are injected by rules ([`Rule`]).
 //!
-//! **Races are found.** Two accesses that nothing orders are reported with both, whatever order the schedule chose
-//! ([`Finding`]). The order itself is the seed's, or early, late, or every one there is ([`Schedule`]); faults happen
-//! where rules say so ([`Rule`]).
+//! **Other systems than Linux** have no virtual memory management and no memory for other processes: these calls return
+//! `CUDA_ERROR_NOT_SUPPORTED`, and the attributes of the device agree.
 //!
-//! **Off Linux there is less.** No virtual memory management, and no memory for other processes: the calls answer
-//! `CUDA_ERROR_NOT_SUPPORTED`, and the device's attributes say so.
+//! **A forked child cannot use the instances of its parent.** As with the vendor's driver, their calls return
+//! `CUDA_ERROR_NOT_INITIALIZED` in the child. The functions of a [`Sim`] from the parent may block forever there. The child
+//! can start an instance of its own.
 //!
-//! **A forked process has no simulator.** As with the vendor's driver, every call of an instance that the parent started
-//! answers `CUDA_ERROR_NOT_INITIALIZED` in the child. A [`Sim`] of the parent is not for the child either: its functions
-//! may wait for ever for a lock that a thread of the parent held. The child may start an instance of its own, and `exec`.
-//!
-//! **Memory costs what is touched.** A device of 141 GiB is mapped lazily, block by block. Device addresses lie where
-//! no host pointer can, so one that leaks into host code faults.
-//!
-//! # The parts
-//!
-//! `entry` decodes calls, `call` runs them under the instance's lock, `machine` is the state. `stream`, `event` and
-//! `operation` are what is queued, `schedule` decides what runs next, `execute` runs it. `memory` says which addresses
-//! are whose (`owner`), seen by the host and by the device; `plain`, `pool`, `virtual_memory`, `managed` and `host` hand them
-//! out; `pool_file`, `import`, `ipc` and `ticket` hand them on, to other instances and processes. `copy`, `module` and
-//! `launch` use them. `capture` turns what is queued into the nodes of a `graph`.
-//! `races` holds what runs against what ran before, with `clock`, `shadow` and `usage`; `rules` see every call first.
-//! `behind` knows at the call what comes after what, for the pools, and `origins` where allocations were made.
+//! **Memory costs what is touched.** A device of 141 GiB is mapped lazily. Device addresses lie where no host pointer can be,
+//! so an address that leaks into host code faults.
 //!
 //! ```
 //! use gpumem_sim::SimConfig;
@@ -65,98 +51,54 @@
 // `unsafe` is decoding C arguments, host mappings, and the bytes behind addresses, in the modules that own them.
 #![deny(unsafe_code)]
 
+// The rooms, lowest first: a room imports from rooms above it in this list. `cargo xtask tidy` checks that. `machine` has the
+// methods of `Machine` in folders named like the rooms whose types they work on.
+
+// Result codes, handles, addresses, free ranges, random numbers, threads.
+mod base;
+// The settings of an instance: `SimConfig`, schedules, rules, costs, environment variables, errors.
+mod config;
+// Findings and reports.
+mod report;
+// Host memory that stands in for device memory; files of it that other processes map.
 #[allow(unsafe_code)]
 mod backing;
-mod behind;
-mod call;
-mod call_cost;
-mod capture;
-mod choices;
-mod clock;
-mod codes;
-mod config;
-mod context;
-#[allow(unsafe_code)]
-mod copy;
-mod cost;
+// Points in streams, vector clocks, the accesses that races are found by.
+mod order;
+// What is allocated, mapped, pooled, managed, imported.
+mod memory;
+// Attributes, contexts, modules, kernels.
 mod device;
-#[allow(unsafe_code)]
-mod driver;
+// Streams, events, operations, captures, the schedule.
+mod stream;
+// Graphs and their executables.
+mod graph;
+// One instance: what each call does, and what runs.
+mod machine;
+// The C functions: arguments, the lock, the slots of instances.
 #[allow(unsafe_code)]
 mod entry;
-mod environment;
-mod error;
-mod event;
+// `driver`, `from_env`, `driver_or_sim`, `Sim::of`.
 #[allow(unsafe_code)]
-mod execute;
-mod extents;
-mod finding;
-mod graph;
-mod handle;
-mod host;
-#[allow(unsafe_code)]
-mod host_call;
-mod import;
-mod ipc;
-#[allow(unsafe_code)]
-mod launch;
-mod machine;
-mod managed;
-mod managed_range;
-mod memory;
-mod module;
-mod occupancy;
-#[allow(unsafe_code)]
-mod operation;
-mod origins;
-mod owner;
-#[allow(unsafe_code)]
-mod pages;
-mod peers;
-mod pending;
-mod plain;
-mod pointer;
-mod pool;
-mod pool_file;
-mod ptx;
-mod races;
-mod random;
-mod report;
-mod rules;
-mod schedule;
-mod settings;
-mod shadow;
-mod slot;
-mod stream;
-#[allow(unsafe_code)]
-mod symbol;
-mod ticket;
-mod usage;
-#[allow(unsafe_code)]
-mod value;
-#[allow(unsafe_code)]
-mod view;
-mod virtual_memory;
-#[allow(unsafe_code)]
-mod window;
+mod driver;
 
-pub use choices::{Choice, Schedule};
-pub use config::{DEVICES_MAX, MEMORY_BYTES_MAX, SimConfig};
-pub use cost::Costs;
-pub use driver::{driver, driver_or_sim, from_env};
-pub use environment::VARIABLES;
-pub use error::SimError;
-pub use finding::{Access, Deed, FaultKind, Finding, Misuse, Origin};
-pub use launch::{Kernel, KernelFault, Launch};
-pub use origins::CallStack;
-pub use report::{AllocationKind, LiveAllocation, Report};
-pub use rules::{Effect, Rule, RuleError};
-
+pub use crate::config::choices::{Choice, Schedule};
+pub use crate::config::cost::Costs;
+pub use crate::config::environment::VARIABLES;
+pub use crate::config::error::SimError;
+pub use crate::config::rules::{Effect, Rule, RuleError};
+pub use crate::config::{DEVICES_MAX, MEMORY_BYTES_MAX, SimConfig};
+pub use crate::device::launch::{Kernel, KernelFault, Launch};
+pub use crate::driver::{driver, driver_or_sim, from_env};
+use crate::entry::slot;
+use crate::entry::slot::Shared;
+use crate::machine::Machine;
+pub use crate::report::finding::{Access, AccessKind, FaultKind, Finding, Misuse, Origin};
+pub use crate::report::origins::CallStack;
+pub use crate::report::{AllocationKind, LiveAllocation, Report};
 use core::fmt;
 use core::time::Duration;
 use gpumem_sys::Table;
-use machine::Machine;
-use slot::Shared;
 use std::sync::Arc;
 
 /// A handle to a running simulated machine. Clones share it; it is gone with the last one.
@@ -265,15 +207,16 @@ impl Sim {
     /// copy into it that nothing orders before this is found as a race.
     pub fn host_reads<T>(&self, memory: *const T, len: usize) {
         let size_bytes = len.saturating_mul(size_of::<T>());
-        self.0
-            .change("host_reads", |machine| machine.host_touches(Deed::HostRead, memory.addr(), size_bytes));
+        self.0.change("host_reads", |machine| {
+            machine.host_touches(AccessKind::HostRead, memory.addr(), size_bytes)
+        });
     }
 
     /// Says that the host writes memory that devices reach. As [`Sim::host_reads`].
     pub fn host_writes<T>(&self, memory: *const T, len: usize) {
         let size_bytes = len.saturating_mul(size_of::<T>());
         self.0.change("host_writes", |machine| {
-            machine.host_touches(Deed::HostWrite, memory.addr(), size_bytes)
+            machine.host_touches(AccessKind::HostWrite, memory.addr(), size_bytes)
         });
     }
 }

@@ -1,80 +1,92 @@
-//! [`Machine`]: everything that one instance is made of. Whoever holds its lock may change it.
+//! [`Machine`]: the state of one instance, and what each call does to it.
 //!
-//! The parts are spread over the files beside this one, each with the methods of `Machine` that concern it. Nothing
-//! here waits: a call that has to wait for work does so in `call.rs`, a step at a time.
+//! The types of its fields are in the rooms below. The methods of `Machine` are in the files of this folder, by subject:
+//! `machine/memory/pool.rs` has what calls do to the types of `memory/pool.rs`. Nothing here waits: a call that has to wait
+//! for work does so in `entry/call.rs`, a step at a time.
 
-use super::backing::Backing;
-use super::capture::Captures;
-use super::codes::{Answer, INVALID_DEVICE};
-use super::config::SimConfig;
-use super::context::{Context, ThreadKey};
-use super::device::Device;
-use super::event::Event;
-use super::graph::Graphs;
-use super::handle::{Handle, Kind, Slab};
-use super::import::Import;
-use super::launch::Kernel;
-use super::managed::Managed;
-use super::memory::Memory;
-use super::module::{Function, Module};
-use super::origins::Origins;
-use super::pool::Pool;
-use super::races::{Findings, Races, Running};
-use super::rules::Rules;
-use super::schedule::Scheduler;
-use super::stream::Stream;
-use super::virtual_memory::VirtualMemory;
+pub(crate) mod call_cost;
+pub(crate) mod device;
+pub(crate) mod graph;
+pub(crate) mod memory;
+pub(crate) mod order;
+pub(crate) mod origins;
+pub(crate) mod report;
+pub(crate) mod rules;
+pub(crate) mod stream;
+
+use crate::backing::Backing;
+use crate::base::codes::{Answer, INVALID_DEVICE};
+use crate::base::handle::{Handle, Kind, Slab};
+use crate::base::thread::ThreadKey;
+use crate::config::SimConfig;
+use crate::config::rules::Rules;
+use crate::device::context::Context;
+use crate::device::launch::Kernel;
+use crate::device::module::{Function, Module};
+use crate::graph::Graphs;
+use crate::memory::Memory;
+use crate::memory::device::Device;
+use crate::memory::import::Import;
+use crate::memory::managed::Managed;
+use crate::memory::pool::Pool;
+use crate::memory::virtual_memory::VirtualMemory;
+use crate::order::races::{Findings, Races, Running};
+use crate::report::origins::Origins;
+use crate::stream::Stream;
+use crate::stream::capture::Captures;
+use crate::stream::event::Event;
+use crate::stream::schedule::Scheduler;
 use std::collections::BTreeMap;
 
 /// The state of one instance.
-pub(super) struct Machine {
-    pub(super) config: SimConfig,
-    pub(super) instance: u64,
-    pub(super) devices: Vec<Device>,
-    pub(super) contexts: Slab<Context>,
+pub(crate) struct Machine {
+    pub(crate) config: SimConfig,
+    pub(crate) instance: u64,
+    pub(crate) devices: Vec<Device>,
+    pub(crate) contexts: Slab<Context>,
     /// Each thread's stack of contexts; the last one is current.
-    pub(super) current: BTreeMap<ThreadKey, Vec<Handle>>,
-    pub(super) streams: Slab<Stream>,
+    pub(crate) current: BTreeMap<ThreadKey, Vec<Handle>>,
+    pub(crate) streams: Slab<Stream>,
     /// The streams that have work left.
-    pub(super) active: Vec<Handle>,
-    pub(super) events: Slab<Event>,
-    pub(super) captures: Captures,
-    pub(super) graphs: Graphs,
-    pub(super) pools: Slab<Pool>,
-    pub(super) modules: Slab<Module>,
-    pub(super) functions: Slab<Function>,
-    pub(super) kernels: BTreeMap<&'static str, Kernel>,
-    pub(super) memory: Memory,
-    pub(super) managed: Managed,
-    pub(super) virtual_memory: VirtualMemory,
-    pub(super) imports: BTreeMap<u64, Import>,
+    pub(crate) active: Vec<Handle>,
+    pub(crate) events: Slab<Event>,
+    pub(crate) captures: Captures,
+    pub(crate) graphs: Graphs,
+    pub(crate) pools: Slab<Pool>,
+    pub(crate) modules: Slab<Module>,
+    pub(crate) functions: Slab<Function>,
+    pub(crate) kernels: BTreeMap<&'static str, Kernel>,
+    pub(crate) memory: Memory,
+    pub(crate) managed: Managed,
+    pub(crate) virtual_memory: VirtualMemory,
+    pub(crate) imports: BTreeMap<u64, Import>,
     /// The driver's own pinned memory.
-    pub(super) host: BTreeMap<u64, Backing>,
-    pub(super) schedule: Scheduler,
-    pub(super) rules: Rules,
+    pub(crate) host: BTreeMap<u64, Backing>,
+    pub(crate) schedule: Scheduler,
+    pub(crate) rules: Rules,
     /// The host's place on the virtual clock.
-    pub(super) host_ns: u64,
+    pub(crate) host_ns: u64,
     /// The latest end of any work that has run, marks apart, there.
-    pub(super) work_ns: u64,
+    pub(crate) work_ns: u64,
     /// Pageable memory that queued copies hold.
-    pub(super) staged_bytes: u64,
+    pub(crate) staged_bytes: u64,
     /// The detector of races, if it is on.
-    pub(super) races: Option<Races>,
-    pub(super) findings: Findings,
+    pub(crate) races: Option<Races>,
+    pub(crate) findings: Findings,
     /// The operation that runs now.
-    pub(super) running: Option<Running>,
+    pub(crate) running: Option<Running>,
     /// The calls so far, this one included, and the thread of this one.
-    pub(super) call_count: u64,
-    pub(super) caller: ThreadKey,
-    pub(super) call_name: &'static str,
+    pub(crate) call_count: u64,
+    pub(crate) caller: ThreadKey,
+    pub(crate) call_name: &'static str,
     /// The streams that have been used.
-    pub(super) stream_number: u32,
+    pub(crate) stream_number: u32,
     /// What went wrong while work ran, in words.
-    pub(super) faults: Vec<String>,
+    pub(crate) faults: Vec<String>,
 }
 
 impl Machine {
-    pub(super) fn new(config: SimConfig, slot: usize, instance: u64) -> Self {
+    pub(crate) fn new(config: SimConfig, slot: usize, instance: u64) -> Self {
         let mut pools = Slab::new(Kind::Pool, instance);
         let devices = (0..config.device_count as usize)
             .map(|index| {
@@ -121,7 +133,7 @@ impl Machine {
     }
 
     /// The device that a number names.
-    pub(super) fn device_index(&self, ordinal: i32) -> Answer<usize> {
+    pub(crate) fn device_index(&self, ordinal: i32) -> Answer<usize> {
         usize::try_from(ordinal).ok().filter(|&index| index < self.devices.len()).ok_or(INVALID_DEVICE)
     }
 }

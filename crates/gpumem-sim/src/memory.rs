@@ -9,51 +9,64 @@
 //! Device addresses start at [`DEVICE_SPACE`], where no host allocation can be. Host memory that the program pins
 //! has the same address on both sides.
 
-use super::backing::Bytes;
-use super::codes::{Answer, INVALID_VALUE};
-use super::finding::FaultKind;
-use super::handle::Handle;
-use super::machine::Machine;
-use super::origins::Origins;
-use super::owner::Owner;
-use super::stream::Point;
+pub(crate) mod device;
+pub(crate) mod import;
+pub(crate) mod managed;
+pub(crate) mod owner;
+pub(crate) mod pending;
+pub(crate) mod plain;
+pub(crate) mod pool;
+pub(crate) mod pool_file;
+pub(crate) mod pool_kind;
+pub(crate) mod pool_reuse;
+pub(crate) mod virtual_memory;
+pub(crate) mod virtual_memory_shared;
+#[allow(unsafe_code)]
+pub(crate) mod window;
+
+use crate::backing::Bytes;
+use crate::base::handle::Handle;
+use crate::memory::owner::Owner;
+use crate::order::Point;
+use crate::report::finding::FaultKind;
+use crate::report::origins::Origins;
 use std::collections::{BTreeMap, VecDeque};
 
 /// Both views.
 #[derive(Default)]
-pub(super) struct Memory {
-    pub(super) at_call: BTreeMap<u64, Allocation>,
-    pub(super) at_run: BTreeMap<u64, Allocation>,
+pub(crate) struct Memory {
+    pub(crate) at_call: BTreeMap<u64, Allocation>,
+    pub(crate) at_run: BTreeMap<u64, Allocation>,
     /// Allocations in stream order that were freed before their turn came, and so never appear.
-    stillborn: Vec<Point>,
+    pub(crate) stillborn: Vec<Point>,
     /// The addresses that the program has given back last.
-    pub(super) retired: VecDeque<u64>,
+    pub(crate) retired: VecDeque<u64>,
     /// The last few that are gone, to name them in a report.
     gone: VecDeque<Allocation>,
-    pub(super) origins: Origins,
+    pub(crate) origins: Origins,
 }
 
 /// One allocation.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Allocation {
-    pub(super) base: u64,
-    pub(super) size_bytes: u64,
-    pub(super) bytes: Bytes,
-    pub(super) device: usize,
-    pub(super) context: Handle,
-    pub(super) owner: Owner,
+pub(crate) struct Allocation {
+    pub(crate) base: u64,
+    pub(crate) size_bytes: u64,
+    pub(crate) bytes: Bytes,
+    pub(crate) device: usize,
+    pub(crate) context: Handle,
+    pub(crate) owner: Owner,
     /// The call that made it.
-    pub(super) call: u64,
+    pub(crate) call: u64,
     /// The end of its allocation in stream order; none where it was there at once.
-    pub(super) born: Option<Point>,
+    pub(crate) born: Option<Point>,
 }
 
 impl Allocation {
-    pub(super) fn is_mapped(&self) -> bool {
+    pub(crate) fn is_mapped(&self) -> bool {
         matches!(self.owner, Owner::Mapped { .. })
     }
 
-    pub(super) fn end(&self) -> u64 {
+    pub(crate) fn end(&self) -> u64 {
         self.base + self.size_bytes
     }
 
@@ -63,40 +76,40 @@ impl Allocation {
     }
 
     /// Where an address inside it lies in this process.
-    pub(super) fn bytes_at(&self, address: u64) -> Bytes {
+    pub(crate) fn bytes_at(&self, address: u64) -> Bytes {
         self.bytes.at(address - self.base)
     }
 }
 
 impl Memory {
-    pub(super) fn new(origins: Origins) -> Self {
+    pub(crate) fn new(origins: Origins) -> Self {
         Self { origins, ..Self::default() }
     }
 
     /// The allocation that a program may use these bytes of, as of now.
-    pub(super) fn known(&self, address: u64, size_bytes: u64) -> Option<Allocation> {
+    pub(crate) fn known(&self, address: u64, size_bytes: u64) -> Option<Allocation> {
         find(&self.at_call, address, size_bytes)
     }
 
     /// The allocation that holds these bytes while work runs.
-    pub(super) fn live(&self, address: u64, size_bytes: u64) -> Option<Allocation> {
+    pub(crate) fn live(&self, address: u64, size_bytes: u64) -> Option<Allocation> {
         find(&self.at_run, address, size_bytes)
     }
 
     /// Memory that is there for the host and the device at once.
-    pub(super) fn insert(&mut self, allocation: Allocation) {
+    pub(crate) fn insert(&mut self, allocation: Allocation) {
         self.at_call.insert(allocation.base, allocation);
         self.at_run.insert(allocation.base, allocation);
     }
 
     /// Memory that both sides lose at once.
-    pub(super) fn remove(&mut self, base: u64) {
+    pub(crate) fn remove(&mut self, base: u64) {
         self.at_call.remove(&base);
         self.free_now(base);
     }
 
     /// The device's side of an allocation in stream order, whose turn has come. Whether it was not freed before.
-    pub(super) fn born(&mut self, allocation: Allocation, at: Point) -> bool {
+    pub(crate) fn born(&mut self, allocation: Allocation, at: Point) -> bool {
         match self.stillborn.iter().position(|&stillborn| stillborn == at) {
             Some(index) => {
                 self.stillborn.swap_remove(index);
@@ -110,7 +123,7 @@ impl Memory {
     }
 
     /// The device's side of a free.
-    pub(super) fn free_now(&mut self, base: u64) {
+    pub(crate) fn free_now(&mut self, base: u64) {
         let Some(allocation) = self.at_run.remove(&base) else { return };
         self.gone.push_back(allocation);
         if self.gone.len() > GONE_MAX
@@ -122,13 +135,13 @@ impl Memory {
     }
 
     /// The last that is gone of what held an address.
-    pub(super) fn gone_at(&self, address: u64) -> Option<Allocation> {
+    pub(crate) fn gone_at(&self, address: u64) -> Option<Allocation> {
         let covers = |gone: &&Allocation| gone.base <= address && gone.holds(address, 1);
         self.gone.iter().rev().find(covers).copied()
     }
 
     /// Why work could not use an address: the kind of fault, in words, and the allocation that is or was there.
-    pub(super) fn describe(&self, address: u64, size_bytes: u64) -> (FaultKind, String, Option<Allocation>) {
+    pub(crate) fn describe(&self, address: u64, size_bytes: u64) -> (FaultKind, String, Option<Allocation>) {
         let covers = |allocation: &&Allocation| {
             allocation.base <= address && address - allocation.base < allocation.size_bytes.max(1)
         };
@@ -202,145 +215,4 @@ fn below(view: &BTreeMap<u64, Allocation>, address: u64) -> Option<&Allocation> 
     view.range(..=address).next_back().map(|(_, allocation)| allocation)
 }
 
-impl Machine {
-    /// Takes away what a context owns, and with a primary context what its device's pools have handed out.
-    pub(super) fn memory_forget(&mut self, context: Handle, device: Option<usize>) {
-        let owned = |allocation: &&Allocation| match allocation.owner {
-            Owner::Pool(_) | Owner::PinnedPool(_) | Owner::ManagedPool(_) | Owner::Imported(_) => {
-                Some(allocation.device) == device
-            }
-            // Handles belong to no context.
-            Owner::Mapped { .. } => false,
-            _ => allocation.context == context,
-        };
-        let bases: Vec<u64> = self.memory.at_call.values().filter(owned).map(|found| found.base).collect();
-        for base in bases {
-            // Each is known, so none can be refused.
-            let _ = self.free_any(base);
-        }
-        if let Some(device) = device {
-            self.pools_trim(device);
-        }
-    }
-
-    /// Frees device memory or pinned memory of either kind, once nothing uses it.
-    fn free_any(&mut self, base: u64) -> Answer<()> {
-        let owner = self.memory.at_call.get(&base).ok_or(INVALID_VALUE)?.owner;
-        match owner {
-            Owner::Plain
-            | Owner::Pool(_)
-            | Owner::PinnedPool(_)
-            | Owner::ManagedPool(_)
-            | Owner::Imported(_)
-            | Owner::Managed
-            | Owner::Mapped { .. } => self.free(base),
-            Owner::Opened => {
-                self.import_close(base);
-                Ok(())
-            }
-            Owner::Graph => {
-                self.graph_memory_remove(base);
-                Ok(())
-            }
-            Owner::Host { .. } => self.host_free(base),
-            Owner::Registered { .. } => self.host_unregister(base),
-        }
-    }
-
-    /// Frees device memory for the host and the device at once. The device's work has run.
-    pub(super) fn free(&mut self, base: u64) -> Answer<()> {
-        let allocation = self.device_allocation(base)?;
-        self.retire(base);
-        self.release(&allocation, None);
-        Ok(())
-    }
-
-    /// The device memory that begins at an address and can be freed there. What is mapped is unmapped instead.
-    pub(super) fn device_allocation(&self, base: u64) -> Answer<Allocation> {
-        let found = *self.memory.at_call.get(&base).ok_or(INVALID_VALUE)?;
-        match found.owner {
-            Owner::Plain
-            | Owner::Pool(_)
-            | Owner::PinnedPool(_)
-            | Owner::ManagedPool(_)
-            | Owner::Imported(_)
-            | Owner::Managed => Ok(found),
-            Owner::Graph if self.graph_memory_is_live(base) => Ok(found),
-            Owner::Host { .. }
-            | Owner::Registered { .. }
-            | Owner::Mapped { .. }
-            | Owner::Opened
-            | Owner::Graph => Err(INVALID_VALUE),
-        }
-    }
-
-    /// The host's side of a free: the address may not be passed to the driver any more.
-    pub(super) fn retire(&mut self, base: u64) {
-        // A graph keeps its addresses.
-        if self.memory.at_call.get(&base).is_some_and(|found| found.owner == Owner::Graph) {
-            return self.graph_memory_retire(base);
-        }
-        let Some(allocation) = self.memory.at_call.remove(&base) else { return };
-        if self.memory.retired.len() == GONE_MAX {
-            self.memory.retired.pop_front();
-        }
-        self.memory.retired.push_back(base);
-        if let Some(pool) = allocation.owner.pool() {
-            self.pool_retire(pool, allocation.size_bytes);
-        }
-    }
-
-    /// The point at which the device will have the memory, if it has not been there yet.
-    pub(super) fn unborn(&self, allocation: &Allocation) -> Option<Point> {
-        allocation.born.filter(|&born| !self.is_done(born))
-    }
-
-    /// The device's side: the bytes may be handed out again. `at` is the point of a free in stream order.
-    pub(super) fn release(&mut self, allocation: &Allocation, at: Option<Point>) {
-        match self.unborn(allocation) {
-            Some(born) => self.memory.stillborn.push(born),
-            None => self.memory.free_now(allocation.base),
-        }
-        self.note_free(allocation);
-        match allocation.owner {
-            Owner::Plain => self.plain_release(allocation),
-            Owner::Graph => self.graph_memory_released(allocation.base),
-            Owner::Pool(pool) => {
-                self.imports_lose(allocation);
-                self.pool_release(pool, allocation.base, allocation.size_bytes, at);
-            }
-            Owner::PinnedPool(pool) | Owner::ManagedPool(pool) => {
-                self.pool_release(pool, allocation.base, allocation.size_bytes, at);
-            }
-            Owner::Imported(_) | Owner::Opened => self.import_release(allocation.base),
-            Owner::Managed => self.managed_release(allocation.base),
-            Owner::Host { .. } | Owner::Registered { .. } | Owner::Mapped { .. } => {}
-        }
-    }
-}
-
-/// The first device address: beyond what a host's pointer can be, and with the bit set that sends ARM processors
-/// (which ignore the top byte) into the kernel's half, so that following one faults everywhere.
-pub(super) const DEVICE_SPACE: u64 = 0x4080_0000_0000_0000;
-
-/// The addresses of one device, and so the most memory it can have (half of it, so that addresses never run out).
-pub(super) const DEVICE_SPACE_BYTES: u64 = 1 << 43;
-
-/// The first address of a device of an instance.
-pub(super) fn device_space(slot: usize, device: usize) -> u64 {
-    DEVICE_SPACE + ((slot as u64) << 49) + device as u64 * DEVICE_SPACE_BYTES
-}
-
-pub(super) fn is_device_address(address: u64) -> bool {
-    address >= DEVICE_SPACE
-}
-
-/// The first address of the ranges that an instance's programs reserve, behind every device's.
-pub(super) fn reserved_space(slot: usize) -> u64 {
-    DEVICE_SPACE + (1 << 56) + ((slot as u64) << 49)
-}
-
-/// The addresses that an instance's programs can reserve.
-pub(super) const RESERVED_SPACE_BYTES: u64 = 1 << 49;
-
-const GONE_MAX: usize = 256;
+pub(crate) const GONE_MAX: usize = 256;

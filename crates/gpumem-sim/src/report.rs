@@ -1,11 +1,11 @@
 //! What an instance holds at a moment: live memory, queued work, faults. For tests to look at and to print.
 
-use super::choices::Schedule;
-use super::finding::{Finding, Origin};
-use super::machine::Machine;
-use super::memory::Allocation;
-use super::owner::Owner;
-use super::rules::Rule;
+pub(crate) mod finding;
+pub(crate) mod origins;
+
+use crate::config::choices::Schedule;
+use crate::config::rules::Rule;
+use crate::report::finding::{Finding, Origin};
 use core::fmt;
 
 /// What an instance holds. Printed when a test fails.
@@ -40,7 +40,7 @@ pub struct Report {
     pub findings: Vec<Finding>,
     /// How many more findings there were, of the same operations or beyond what is kept.
     pub more_findings_count: usize,
-    leaks: Vec<Origin>,
+    pub(crate) leaks: Vec<Origin>,
 }
 
 /// Memory that the program has allocated and not freed.
@@ -89,47 +89,6 @@ impl Report {
     pub fn silent_findings(&self) -> Vec<Finding> {
         let leaks = self.leaks.iter().map(|allocation| Finding::Leak { allocation: allocation.clone() });
         self.findings.iter().filter(|finding| finding.is_silent()).cloned().chain(leaks).collect()
-    }
-}
-
-impl Machine {
-    pub(super) fn report(&self) -> Report {
-        let is_live =
-            |found: &&Allocation| found.owner != Owner::Graph || self.graph_memory_is_live(found.base);
-        let allocations = self.memory.at_call.values().filter(is_live).map(|found| LiveAllocation {
-            address: found.base,
-            size_bytes: found.size_bytes,
-            device: found.device as u32,
-            kind: found.owner.kind(),
-        });
-        Report {
-            seed: self.config.seed,
-            schedule: self.config.schedule.clone(),
-            rules: self.config.rules.clone(),
-            allocations: allocations.collect(),
-            stream_count: self.streams.iter().filter(|(_, stream)| stream.is_of_program()).count(),
-            event_count: self.events.len(),
-            graph_count: self.graph_count(),
-            executable_graph_count: self.exec_count(),
-            handle_count: self.virtual_memory.handle_count(),
-            reservation_count: self.virtual_memory.reservations.len(),
-            queued_count: self.streams.iter().map(|(_, stream)| stream.queue.len()).sum(),
-            faults: self.faults.clone(),
-            findings: self.findings.list().to_vec(),
-            more_findings_count: self.findings.more_count,
-            leaks: self.leaks(),
-        }
-    }
-
-    /// What was not given back: what is allocated or mapped, and handles that are mapped nowhere.
-    fn leaks(&self) -> Vec<Origin> {
-        let is_live =
-            |found: &&Allocation| found.owner != Owner::Graph || self.graph_memory_is_live(found.base);
-        let allocations = self.memory.at_call.values().filter(is_live).map(|found| self.origin_of(found));
-        let handles = self.virtual_memory.unmapped().map(|(handle, device, size_bytes, call)| {
-            self.origin_made(handle.to_bits(), size_bytes, (device, AllocationKind::Handle), call)
-        });
-        allocations.chain(handles).collect()
     }
 }
 

@@ -1,12 +1,13 @@
 //! Nodes of any kind through one structure: adding them, and giving them other work.
 
-use super::node::{Queue, alloc_place, host, kernel, memcpy, memset};
-use super::{Target, entries, handles, put, take, take_at};
-use crate::call::Call;
-use crate::codes::{Answer, INVALID_VALUE, NOT_SUPPORTED};
+use crate::base::codes::{Answer, INVALID_VALUE, NOT_SUPPORTED};
+use crate::base::handle::Handle;
+use crate::entry::argument::{Target, put, take, take_at};
+use crate::entry::call::Call;
+use crate::entry::node::{Queue, alloc_place, host, kernel, memcpy, memset};
+use crate::entry::{entries, handles};
 use crate::graph::Work;
-use crate::handle::Handle;
-use crate::operation::Operation;
+use crate::stream::operation::Operation;
 use gpumem_sys::Table;
 use gpumem_sys::types::{
     CUDA_HOST_NODE_PARAMS, CUDA_KERNEL_NODE_PARAMS, CUDA_MEMSET_NODE_PARAMS, CUcontext, CUgraph,

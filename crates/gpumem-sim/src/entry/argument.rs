@@ -5,11 +5,11 @@
 //! to several values, whose number is another argument, stay raw: who follows them says in a block of its own where the
 //! number comes from. Handles and addresses that are never followed stay raw too.
 
-use crate::codes::{Answer, INVALID_VALUE};
+use crate::base::codes::{Answer, INVALID_VALUE};
 use gpumem_sys::types::*;
 
 /// The form in which a body has an argument.
-pub(super) trait Argument {
+pub(crate) trait Argument {
     /// The form in which the caller passes it.
     type Raw;
 
@@ -20,20 +20,20 @@ pub(super) trait Argument {
 }
 
 /// Where a caller wants one value.
-pub(super) struct Target<T>(*mut T);
+pub(crate) struct Target<T>(*mut T);
 
 /// Where a caller has one value.
-pub(super) struct Source<T>(*const T);
+pub(crate) struct Source<T>(*const T);
 
 impl<T> Target<T> {
     /// # Safety
     ///
     /// The pointer is null, or one `T` may be written through it, and read if the body does so, until the call returns.
-    pub(super) unsafe fn new(pointer: *mut T) -> Self {
+    pub(crate) unsafe fn new(pointer: *mut T) -> Self {
         Self(pointer)
     }
 
-    pub(super) fn is_null(self) -> bool {
+    pub(crate) fn is_null(self) -> bool {
         self.0.is_null()
     }
 
@@ -42,13 +42,13 @@ impl<T> Target<T> {
     /// # Safety
     ///
     /// As for [`Target::new`], for the other type.
-    pub(super) unsafe fn cast<U>(self) -> Target<U> {
+    pub(crate) unsafe fn cast<U>(self) -> Target<U> {
         Target(self.0.cast())
     }
 }
 
 /// Writes an answer to where the caller wants it.
-pub(super) fn put<T>(target: Target<T>, value: T) -> Answer<()> {
+pub(crate) fn put<T>(target: Target<T>, value: T) -> Answer<()> {
     check_place(target)?;
     // SAFETY: not null, so whoever made the target promised that a `T` may be written there.
     unsafe { target.0.write_unaligned(value) };
@@ -56,17 +56,17 @@ pub(super) fn put<T>(target: Target<T>, value: T) -> Answer<()> {
 }
 
 /// The same where the caller may do without.
-pub(super) fn put_if_wanted<T>(target: Target<T>, value: T) -> Answer<()> {
+pub(crate) fn put_if_wanted<T>(target: Target<T>, value: T) -> Answer<()> {
     if target.is_null() { Ok(()) } else { put(target, value) }
 }
 
 /// Before something is made whose handle a caller wants: there has to be a place for it.
-pub(super) fn check_place<T>(target: Target<T>) -> Answer<()> {
+pub(crate) fn check_place<T>(target: Target<T>) -> Answer<()> {
     if target.is_null() { Err(INVALID_VALUE) } else { Ok(()) }
 }
 
 /// Reads what a caller points to.
-pub(super) fn take<T: Copy>(source: impl Into<Source<T>>) -> Answer<T> {
+pub(crate) fn take<T: Copy>(source: impl Into<Source<T>>) -> Answer<T> {
     let Source(pointer) = source.into();
     if pointer.is_null() {
         return Err(INVALID_VALUE);
@@ -80,7 +80,7 @@ pub(super) fn take<T: Copy>(source: impl Into<Source<T>>) -> Answer<T> {
 /// # Safety
 ///
 /// The pointer is null, or one `T` may be written through it.
-pub(super) unsafe fn put_at<T>(target: *mut T, value: T) -> Answer<()> {
+pub(crate) unsafe fn put_at<T>(target: *mut T, value: T) -> Answer<()> {
     // SAFETY: the caller's promise is the one that a target needs.
     put(unsafe { Target::new(target) }, value)
 }
@@ -90,7 +90,7 @@ pub(super) unsafe fn put_at<T>(target: *mut T, value: T) -> Answer<()> {
 /// # Safety
 ///
 /// The pointer is null, or one `T` may be read through it.
-pub(super) unsafe fn take_at<T: Copy>(source: *const T) -> Answer<T> {
+pub(crate) unsafe fn take_at<T: Copy>(source: *const T) -> Answer<T> {
     take(Source(source))
 }
 

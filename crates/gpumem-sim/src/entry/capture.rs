@@ -1,10 +1,11 @@
 //! Stream capture.
 
-use super::{Target, entries, handles, put, put_at, put_if_wanted, take};
-use crate::call::Call;
-use crate::capture::CaptureInfo;
-use crate::codes::{Answer, INVALID_VALUE};
-use crate::handle::Handle;
+use crate::base::codes::{Answer, INVALID_VALUE};
+use crate::base::handle::Handle;
+use crate::entry::argument::{Target, put, put_at, put_if_wanted, take};
+use crate::entry::call::Call;
+use crate::entry::{entries, handles};
+use crate::stream::capture::CaptureInfo;
 use core::ffi::c_uint;
 use core::ptr::{null, null_mut};
 use gpumem_sys::Table;

@@ -1,8 +1,9 @@
 //! Contexts: the primary one of a device, others, and the calling thread's stack.
 
-use super::{Target, check_place, entries, put};
-use crate::codes::{INVALID_CONTEXT, INVALID_VALUE};
-use crate::handle::Handle;
+use crate::base::codes::{INVALID_CONTEXT, INVALID_VALUE};
+use crate::base::handle::Handle;
+use crate::entry::argument::{Target, check_place, put};
+use crate::entry::entries;
 use crate::stream::{GREATEST_PRIORITY, LEAST_PRIORITY};
 use core::ffi::{c_int, c_uint, c_ulonglong};
 use core::ptr::null_mut;

@@ -3,9 +3,10 @@
 //! A simulated machine is ready from its start, as the vendor's driver is once `Driver::cuda` has returned; `cuInit`
 //! only says whether there is a device.
 
-use super::{Target, entries, put, put_at};
-use crate::codes::{INVALID_DEVICE, INVALID_VALUE, NO_DEVICE};
+use crate::base::codes::{INVALID_DEVICE, INVALID_VALUE, NO_DEVICE};
 use crate::device;
+use crate::entry::argument::{Target, put, put_at};
+use crate::entry::entries;
 use core::ffi::{CStr, c_char, c_int, c_uint};
 use gpumem_sys::Table;
 use gpumem_sys::types::{CUdevice, CUdevice_P2PAttribute, CUdevice_attribute, CUresult, CUuuid};

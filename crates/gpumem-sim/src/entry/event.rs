@@ -1,10 +1,11 @@
 //! Events.
 
-use super::{Target, check_place, entries, put};
-use crate::call::Call;
-use crate::capture::EXTERNAL;
-use crate::codes::{Answer, INVALID_CONTEXT, INVALID_VALUE};
-use crate::handle::Handle;
+use crate::base::codes::{Answer, INVALID_CONTEXT, INVALID_VALUE};
+use crate::base::handle::Handle;
+use crate::entry::argument::{Target, check_place, put};
+use crate::entry::call::Call;
+use crate::entry::entries;
+use crate::stream::capture::EXTERNAL;
 use core::ffi::c_uint;
 use gpumem_sys::Table;
 use gpumem_sys::types::{CUcontext, CUevent, CUresult, CUstream};
@@ -84,6 +85,6 @@ entries! {
 }
 
 /// Runs what was recorded in an event that other processes can see.
-pub(super) fn run_if_shared(call: &mut Call<'_>, event: Handle) -> Answer<()> {
+pub(crate) fn run_if_shared(call: &mut Call<'_>, event: Handle) -> Answer<()> {
     call.ipc_event_due(event).map_or(Ok(()), |point| call.wait_for_point(point))
 }

@@ -1,9 +1,10 @@
 //! Executable graphs.
 
-use super::node::{host, kernel, memcpy, memset, newest};
-use super::{Source, Target, entries, put, take};
-use crate::codes::INVALID_VALUE;
-use crate::handle::Handle;
+use crate::base::codes::INVALID_VALUE;
+use crate::base::handle::Handle;
+use crate::entry::argument::{Source, Target, put, take};
+use crate::entry::entries;
+use crate::entry::node::{host, kernel, memcpy, memset, newest};
 use core::ffi::{c_char, c_uint, c_ulonglong};
 use core::ptr::null_mut;
 use gpumem_sys::Table;

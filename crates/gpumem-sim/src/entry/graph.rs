@@ -1,8 +1,9 @@
 //! Graphs: their nodes and edges, and the memory of their allocation nodes.
 
-use super::{Target, entries, handles, put, put_at, take, take_at};
-use crate::codes::{Answer, INVALID_VALUE};
-use crate::handle::Handle;
+use crate::base::codes::{Answer, INVALID_VALUE};
+use crate::base::handle::Handle;
+use crate::entry::argument::{Target, put, put_at, take, take_at};
+use crate::entry::{entries, handles};
 use core::ffi::{c_uint, c_void};
 use core::ptr::null_mut;
 use gpumem_sys::Table;

@@ -1,10 +1,11 @@
 //! Managed memory.
 
-use super::{Target, check_place, entries, put, put_at, take_at};
-use crate::call::Call;
-use crate::codes::{Answer, INVALID_VALUE};
-use crate::handle::Handle;
-use crate::managed::Place;
+use crate::base::codes::{Answer, INVALID_VALUE};
+use crate::base::handle::Handle;
+use crate::entry::argument::{Target, check_place, put, put_at, take_at};
+use crate::entry::call::Call;
+use crate::entry::entries;
+use crate::memory::managed::Place;
 use core::ffi::{c_uint, c_void};
 use gpumem_sys::Table;
 use gpumem_sys::types::{

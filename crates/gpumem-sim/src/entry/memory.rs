@@ -1,13 +1,14 @@
 //! Device and pinned memory, and what an address is.
 
-use super::{Target, check_place, entries, put, put_at, put_if_wanted, take_at};
-use crate::call::Call;
-use crate::codes::{Answer, INVALID_VALUE, NOT_SUPPORTED, OUT_OF_MEMORY};
-use crate::handle::Handle;
+use crate::base::codes::{Answer, INVALID_VALUE, NOT_SUPPORTED, OUT_OF_MEMORY};
+use crate::base::handle::Handle;
+use crate::entry::argument::{Target, check_place, put, put_at, put_if_wanted, take_at};
+use crate::entry::call::Call;
+use crate::entry::entries;
+use crate::machine::memory::pointer::PointerValue;
 use crate::memory::Allocation;
-use crate::owner::Owner;
-use crate::plain::{ALIGNMENT_BYTES, round_up};
-use crate::pointer::PointerValue;
+use crate::memory::owner::Owner;
+use crate::memory::plain::{ALIGNMENT_BYTES, round_up};
 use core::ffi::{c_uint, c_void};
 use gpumem_sys::Table;
 use gpumem_sys::types::{CUdeviceptr, CUpointer_attribute, CUresult, CUstream};
@@ -133,7 +134,7 @@ entries! {
         call.context(call.thread)?;
         // It is host memory to the driver.
         let is_range = |found: &Allocation| !matches!(found.owner, Owner::PinnedPool(_));
-        let found = call.memory.known(address, 1).filter(is_range).ok_or(crate::codes::NOT_FOUND)?;
+        let found = call.memory.known(address, 1).filter(is_range).ok_or(crate::base::codes::NOT_FOUND)?;
         put_if_wanted(base, found.base)?;
         put_if_wanted(size_bytes, found.size_bytes as usize)
     }

@@ -1,11 +1,12 @@
 //! Modules, functions and launches.
 
-use super::{Source, Target, check_place, entries, put, put_if_wanted, take, take_at};
-use crate::call::Call;
-use crate::codes::{Answer, FILE_NOT_FOUND, INVALID_HANDLE, INVALID_VALUE, NOT_FOUND, NOT_SUPPORTED};
-use crate::handle::Handle;
-use crate::module::Shape;
-use crate::ptx::Signature;
+use crate::base::codes::{Answer, FILE_NOT_FOUND, INVALID_HANDLE, INVALID_VALUE, NOT_FOUND, NOT_SUPPORTED};
+use crate::base::handle::Handle;
+use crate::device::module::Shape;
+use crate::device::ptx::Signature;
+use crate::entry::argument::{Source, Target, check_place, put, put_if_wanted, take, take_at};
+use crate::entry::call::Call;
+use crate::entry::entries;
 use core::ffi::{CStr, c_char, c_int, c_uint, c_void};
 use core::ptr::null_mut;
 use gpumem_sys::Table;
@@ -223,7 +224,7 @@ unsafe fn text<'a>(source: *const c_char) -> Answer<&'a CStr> {
 /// # Safety
 ///
 /// What `cuLaunchKernel` asks for.
-pub(super) unsafe fn packed(
+pub(crate) unsafe fn packed(
     call: &mut Call<'_>,
     function: Handle,
     parameters: *mut *mut c_void,

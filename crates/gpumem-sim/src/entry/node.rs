@@ -1,14 +1,15 @@
 //! The nodes of graphs: adding them by hand, each kind its own way, and giving them other work.
 
-use super::module::packed;
-use super::{Source, Target, entries, handles, put, put_at, take, take_at};
-use crate::call::Call;
-use crate::codes::{Answer, INVALID_CONTEXT, INVALID_VALUE, NOT_SUPPORTED};
+use crate::base::codes::{Answer, INVALID_CONTEXT, INVALID_VALUE, NOT_SUPPORTED};
+use crate::base::handle::Handle;
+use crate::device::module::Shape;
+use crate::entry::argument::{Source, Target, put, put_at, take, take_at};
+use crate::entry::call::Call;
+use crate::entry::module::packed;
+use crate::entry::{entries, handles};
 use crate::graph::Work;
-use crate::handle::Handle;
 use crate::machine::Machine;
-use crate::module::Shape;
-use crate::operation::{Fill, HostCall, HostFunction, Operation};
+use crate::stream::operation::{Fill, HostCall, HostFunction, Operation};
 use core::ptr::null_mut;
 use gpumem_sys::Table;
 use gpumem_sys::types::{
@@ -248,7 +249,7 @@ unsafe fn add(
 /// # Safety
 ///
 /// The descriptions are null or as many as is said.
-pub(super) unsafe fn alloc_place(
+pub(crate) unsafe fn alloc_place(
     call: &Call<'_>,
     props: &CUmemPoolProps,
     (descriptions, count): (*const CUmemAccessDesc, usize),
@@ -269,14 +270,14 @@ pub(super) unsafe fn alloc_place(
 }
 
 /// The context of some work, and what queues it.
-pub(super) type Queue = (Handle, Box<dyn FnOnce(&mut Machine, Handle) -> Answer<()>>);
+pub(crate) type Queue = (Handle, Box<dyn FnOnce(&mut Machine, Handle) -> Answer<()>>);
 
 /// The context of a kernel, and its launch.
 ///
 /// # Safety
 ///
 /// The parameters are what `cuLaunchKernel` asks for.
-pub(super) unsafe fn kernel(call: &mut Call<'_>, parameters: CUDA_KERNEL_NODE_PARAMS) -> Answer<Queue> {
+pub(crate) unsafe fn kernel(call: &mut Call<'_>, parameters: CUDA_KERNEL_NODE_PARAMS) -> Answer<Queue> {
     let function = Handle::from_ptr(parameters.func);
     let context = call.function(function)?.context;
     let shape = Shape {
@@ -289,7 +290,7 @@ pub(super) unsafe fn kernel(call: &mut Call<'_>, parameters: CUDA_KERNEL_NODE_PA
     Ok((context, Box::new(move |machine, stream| machine.launch(stream, function, shape, packed))))
 }
 
-pub(super) fn newest(parameters: CUDA_KERNEL_NODE_PARAMS_v1) -> CUDA_KERNEL_NODE_PARAMS {
+pub(crate) fn newest(parameters: CUDA_KERNEL_NODE_PARAMS_v1) -> CUDA_KERNEL_NODE_PARAMS {
     CUDA_KERNEL_NODE_PARAMS {
         func: parameters.func,
         gridDimX: parameters.gridDimX,
@@ -307,14 +308,14 @@ pub(super) fn newest(parameters: CUDA_KERNEL_NODE_PARAMS_v1) -> CUDA_KERNEL_NODE
 }
 
 /// The context of a copy, and the copy.
-pub(super) fn memcpy(call: &mut Call<'_>, copy: CUDA_MEMCPY3D, context: CUcontext) -> Answer<Queue> {
+pub(crate) fn memcpy(call: &mut Call<'_>, copy: CUDA_MEMCPY3D, context: CUcontext) -> Answer<Queue> {
     let context = Handle::from_ptr(context);
     call.contexts.get(context).ok_or(INVALID_CONTEXT)?;
     Ok((context, Box::new(move |machine, stream| machine.copy_3d(stream, &copy, false).map(drop))))
 }
 
 /// The context of a memset, and the memset.
-pub(super) fn memset(
+pub(crate) fn memset(
     call: &mut Call<'_>,
     parameters: CUDA_MEMSET_NODE_PARAMS,
     context: CUcontext,
@@ -336,7 +337,7 @@ pub(super) fn memset(
 }
 
 /// The context that a host function is put on, and the call.
-pub(super) fn host(call: &mut Call<'_>, parameters: CUDA_HOST_NODE_PARAMS) -> Answer<Queue> {
+pub(crate) fn host(call: &mut Call<'_>, parameters: CUDA_HOST_NODE_PARAMS) -> Answer<Queue> {
     let context = call.context(call.thread)?;
     let run = HostFunction::Plain(parameters.fn_.ok_or(INVALID_VALUE)?);
     let called = HostCall { run, data: parameters.userData };

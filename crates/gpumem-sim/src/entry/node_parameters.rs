@@ -1,7 +1,8 @@
 //! What nodes of graphs do, told back.
 
-use super::{Target, entries, put};
-use crate::handle::Handle;
+use crate::base::handle::Handle;
+use crate::entry::argument::{Target, put};
+use crate::entry::entries;
 use core::ptr::null;
 use gpumem_sys::Table;
 use gpumem_sys::types::{

@@ -1,10 +1,12 @@
 //! Occupancy.
 
-use super::{Target, entries, put};
-use crate::call::{Call, Inside};
-use crate::codes::{Answer, INVALID_VALUE};
-use crate::handle::Handle;
-use crate::occupancy::block_sizes;
+use crate::base::codes::{Answer, INVALID_VALUE};
+use crate::base::handle::Handle;
+use crate::base::thread::Inside;
+use crate::entry::argument::{Target, put};
+use crate::entry::call::Call;
+use crate::entry::entries;
+use crate::machine::device::occupancy::block_sizes;
 use core::ffi::{c_int, c_uint};
 use gpumem_sys::Table;
 use gpumem_sys::types::{CUfunction, CUoccupancy_flags, CUoccupancyB2DSize, CUresult};

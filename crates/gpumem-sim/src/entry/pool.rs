@@ -1,10 +1,11 @@
 //! Memory pools.
 
-use super::{Source, Target, check_place, entries, put, take, take_at};
-use crate::codes::INVALID_VALUE;
-use crate::handle::Handle;
+use crate::base::codes::INVALID_VALUE;
+use crate::base::handle::Handle;
+use crate::entry::argument::{Source, Target, check_place, put, take, take_at};
+use crate::entry::entries;
 use crate::machine::Machine;
-use crate::pool::{PoolKind, PoolValue};
+use crate::memory::pool::{PoolKind, PoolValue};
 use core::ffi::c_void;
 use gpumem_sys::Table;
 use gpumem_sys::types::{

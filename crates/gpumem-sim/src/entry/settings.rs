@@ -1,8 +1,9 @@
 //! What contexts and functions are set to.
 
-use super::{Target, entries, put};
-use crate::codes::INVALID_CONTEXT;
-use crate::handle::Handle;
+use crate::base::codes::INVALID_CONTEXT;
+use crate::base::handle::Handle;
+use crate::entry::argument::{Target, put};
+use crate::entry::entries;
 use core::ffi::c_uint;
 use gpumem_sys::Table;
 use gpumem_sys::types::{CUfunc_cache, CUfunction, CUlimit, CUresult, CUsharedconfig};

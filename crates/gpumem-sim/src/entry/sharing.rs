@@ -1,11 +1,12 @@
 //! Pools, plain memory and events that are handed to others.
 
-use super::event::run_if_shared;
-use super::virtual_memory::{check_shareable, descriptor};
-use super::{Target, check_place, entries, put, take};
-use crate::codes::{Answer, INVALID_VALUE, NOT_SUPPORTED};
-use crate::handle::Handle;
-use crate::pages;
+use crate::backing::pages;
+use crate::base::codes::{Answer, INVALID_VALUE, NOT_SUPPORTED};
+use crate::base::handle::Handle;
+use crate::entry::argument::{Target, check_place, put, take};
+use crate::entry::entries;
+use crate::entry::event::run_if_shared;
+use crate::entry::virtual_memory::{check_shareable, descriptor};
 use core::ffi::{c_char, c_uint, c_ulonglong, c_void};
 use gpumem_sys::Table;
 use gpumem_sys::types::{

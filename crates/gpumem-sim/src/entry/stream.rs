@@ -1,10 +1,11 @@
 //! Streams.
 
-use super::{Target, check_place, entries, put};
-use crate::capture::EXTERNAL;
-use crate::codes::{INVALID_HANDLE, INVALID_VALUE};
-use crate::handle::Handle;
-use crate::operation::{HostCall, HostFunction, Operation};
+use crate::base::codes::{INVALID_HANDLE, INVALID_VALUE};
+use crate::base::handle::Handle;
+use crate::entry::argument::{Target, check_place, put};
+use crate::entry::entries;
+use crate::stream::capture::EXTERNAL;
+use crate::stream::operation::{HostCall, HostFunction, Operation};
 use core::ffi::{c_int, c_uint, c_ulonglong, c_void};
 use gpumem_sys::Table;
 use gpumem_sys::types::{CUcontext, CUdevice, CUevent, CUhostFn, CUresult, CUstream, CUstreamCallback};

@@ -1,8 +1,10 @@
 //! Names of errors, and functions by name.
 
-use super::{Target, entries, put, put_if_wanted};
-use crate::codes::{INVALID_VALUE, NOT_FOUND};
-use crate::symbol::{self, Found};
+use crate::base::codes::{INVALID_VALUE, NOT_FOUND};
+use crate::base::symbol;
+use crate::base::symbol::Found;
+use crate::entry::argument::{Target, put, put_if_wanted};
+use crate::entry::entries;
 use core::ffi::{CStr, c_char, c_int, c_void};
 use core::ptr::null_mut;
 use gpumem_sys::Table;

@@ -1,11 +1,12 @@
 //! Copies and memsets.
 
-use super::{Source, entries, take};
-use crate::call::Call;
-use crate::codes::{Answer, INVALID_CONTEXT};
-use crate::copy::Direction;
-use crate::handle::Handle;
-use crate::operation::Fill;
+use crate::base::codes::{Answer, INVALID_CONTEXT};
+use crate::base::handle::Handle;
+use crate::entry::argument::{Source, take};
+use crate::entry::call::Call;
+use crate::entry::entries;
+use crate::machine::stream::copy::Direction;
+use crate::stream::operation::Fill;
 use core::ffi::{c_uchar, c_uint, c_ushort, c_void};
 use core::ptr::null_mut;
 use gpumem_sys::Table;

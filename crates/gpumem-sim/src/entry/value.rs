@@ -1,10 +1,11 @@
 //! Values in memory that streams wait for and write.
 
-use super::{entries, take_at};
-use crate::call::Call;
-use crate::codes::{Answer, INVALID_VALUE, NOT_SUPPORTED};
-use crate::handle::Handle;
-use crate::value::{Condition, Value};
+use crate::base::codes::{Answer, INVALID_VALUE, NOT_SUPPORTED};
+use crate::base::handle::Handle;
+use crate::entry::argument::take_at;
+use crate::entry::call::Call;
+use crate::entry::entries;
+use crate::stream::value::{Condition, Value};
 use core::ffi::c_uint;
 use gpumem_sys::Table;
 use gpumem_sys::types::{

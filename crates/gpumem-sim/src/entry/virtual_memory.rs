@@ -1,10 +1,11 @@
 //! Virtual memory management.
 
-use super::{Source, Target, check_place, entries, put, take, take_at};
-use crate::codes::{Answer, INVALID_VALUE, NOT_SUPPORTED};
-use crate::handle::Handle;
-use crate::pages;
-use crate::virtual_memory::GRANULARITY_BYTES;
+use crate::backing::pages;
+use crate::base::codes::{Answer, INVALID_VALUE, NOT_SUPPORTED};
+use crate::base::handle::Handle;
+use crate::entry::argument::{Source, Target, check_place, put, take, take_at};
+use crate::entry::entries;
+use crate::memory::virtual_memory::GRANULARITY_BYTES;
 use core::ffi::{c_ulonglong, c_void};
 use gpumem_sys::Table;
 use gpumem_sys::types::{
@@ -162,7 +163,7 @@ entries! {
 }
 
 /// What there is of the ways to share memory.
-pub(super) fn check_shareable(handle_type: CUmemAllocationHandleType) -> Answer<()> {
+pub(crate) fn check_shareable(handle_type: CUmemAllocationHandleType) -> Answer<()> {
     match handle_type {
         CUmemAllocationHandleType::CU_MEM_HANDLE_TYPE_NONE => Err(INVALID_VALUE),
         CUmemAllocationHandleType::CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR if pages::IS_SUPPORTED => Ok(()),
@@ -171,7 +172,7 @@ pub(super) fn check_shareable(handle_type: CUmemAllocationHandleType) -> Answer<
 }
 
 /// A descriptor, which the driver takes as a number in a pointer's clothes: 0 is a null pointer to it.
-pub(super) fn descriptor(shareable: *mut c_void) -> Answer<i32> {
+pub(crate) fn descriptor(shareable: *mut c_void) -> Answer<i32> {
     if shareable.is_null() {
         return Err(INVALID_VALUE);
     }

@@ -1,10 +1,11 @@
 //! Copies of boxes, and of several ranges at once.
 
-use super::{Source, Target, entries, put_if_wanted, take, take_at};
-use crate::call::Call;
-use crate::codes::{Answer, INVALID_CONTEXT, INVALID_VALUE};
-use crate::copy::Direction;
-use crate::handle::Handle;
+use crate::base::codes::{Answer, INVALID_CONTEXT, INVALID_VALUE};
+use crate::base::handle::Handle;
+use crate::entry::argument::{Source, Target, put_if_wanted, take, take_at};
+use crate::entry::call::Call;
+use crate::entry::entries;
+use crate::machine::stream::copy::Direction;
 use core::ptr::null_mut;
 use gpumem_sys::Table;
 use gpumem_sys::types::{

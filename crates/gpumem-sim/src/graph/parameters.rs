@@ -3,137 +3,13 @@
 //! Nodes keep operations, not the structures that they were made of, so a copy is told with the offsets of its box
 //! taken into the addresses, and one that was captured looks like one made by hand.
 
-use super::{Node, Work};
-use crate::codes::{Answer, INVALID_HANDLE, INVALID_VALUE};
-use crate::handle::Handle;
-use crate::machine::Machine;
-use crate::memory::is_device_address;
-use crate::operation::{CopyRows, Fill, HostCall, HostFunction, Operation};
 use core::ffi::c_void;
-use core::ptr::null_mut;
-use gpumem_sys::types::{CUDA_KERNEL_NODE_PARAMS, CUDA_MEMCPY3D, CUmemorytype};
 
 /// Pointers to the parameters of a kernel, as they were last told. The program may keep them until the node changes.
 #[derive(Default)]
-pub(super) struct Told(Vec<*mut c_void>);
+pub(crate) struct Told(pub(crate) Vec<*mut c_void>);
 
 // SAFETY: the list only keeps alive what it was told; nobody here follows its pointers.
 unsafe impl Send for Told {}
 
-impl Machine {
-    pub(crate) fn node_kernel(&mut self, node: Handle) -> Answer<CUDA_KERNEL_NODE_PARAMS> {
-        let Node { work: Work::Queue(Operation::Launch(launch)), told, .. } =
-            self.graphs.nodes.get_mut(node).ok_or(INVALID_VALUE)?
-        else {
-            return Err(INVALID_VALUE);
-        };
-        let start = launch.parameters.as_mut_ptr();
-        let offsets = launch.signature.parameters.iter().map(|parameter| parameter.offset_bytes);
-        told.0 = offsets.map(|offset_bytes| start.wrapping_add(offset_bytes).cast()).collect();
-        let (shape, [grid_x, grid_y, grid_z]) = (&launch.shape, launch.shape.grid);
-        let [block_x, block_y, block_z] = shape.block;
-        Ok(CUDA_KERNEL_NODE_PARAMS {
-            func: launch.function.to_ptr(),
-            gridDimX: grid_x,
-            gridDimY: grid_y,
-            gridDimZ: grid_z,
-            blockDimX: block_x,
-            blockDimY: block_y,
-            blockDimZ: block_z,
-            sharedMemBytes: shape.shared_bytes,
-            kernelParams: told.0.as_mut_ptr(),
-            extra: null_mut(),
-            kern: null_mut(),
-            ctx: null_mut(),
-        })
-    }
-
-    pub(crate) fn node_copy(&self, node: Handle) -> Answer<CUDA_MEMCPY3D> {
-        match &self.node(node)?.work {
-            Work::Queue(Operation::Copy { target, source, size_bytes, .. }) => {
-                Ok(self.copy_told((*target, 0, 0), (*source, 0, 0), [*size_bytes, 1, 1]))
-            }
-            Work::Queue(Operation::CopyRows(copy)) => {
-                let CopyRows { target, target_pitch, target_slice_bytes, width_bytes, height, depth, .. } =
-                    **copy;
-                let CopyRows { source, source_pitch, source_slice_bytes, .. } = **copy;
-                let target = (target, target_pitch, target_slice_bytes);
-                let source = (source, source_pitch, source_slice_bytes);
-                Ok(self.copy_told(target, source, [width_bytes, height, depth]))
-            }
-            _ => Err(INVALID_VALUE),
-        }
-    }
-
-    /// A copy between two places: of each the address, the pitch of rows, and the bytes of a slice.
-    fn copy_told(
-        &self,
-        target: (u64, u64, u64),
-        source: (u64, u64, u64),
-        [width_bytes, height, depth]: [u64; 3],
-    ) -> CUDA_MEMCPY3D {
-        let rows = |(_, pitch, slice_bytes): (u64, u64, u64)| slice_bytes.checked_div(pitch).unwrap_or(0);
-        let mut copy = CUDA_MEMCPY3D {
-            srcMemoryType: self.memory_type(source.0),
-            srcPitch: source.1 as usize,
-            srcHeight: rows(source) as usize,
-            dstMemoryType: self.memory_type(target.0),
-            dstPitch: target.1 as usize,
-            dstHeight: rows(target) as usize,
-            WidthInBytes: width_bytes as usize,
-            Height: height as usize,
-            Depth: depth as usize,
-            ..CUDA_MEMCPY3D::default()
-        };
-        match copy.srcMemoryType {
-            CUmemorytype::CU_MEMORYTYPE_HOST => copy.srcHost = host_pointer(source.0),
-            _ => copy.srcDevice = source.0,
-        }
-        match copy.dstMemoryType {
-            CUmemorytype::CU_MEMORYTYPE_HOST => copy.dstHost = host_pointer(target.0).cast_mut(),
-            _ => copy.dstDevice = target.0,
-        }
-        copy
-    }
-
-    fn memory_type(&self, address: u64) -> CUmemorytype {
-        let is_managed = self.memory.known(address, 1).is_some_and(|found| found.owner.is_managed());
-        match is_device_address(address) || is_managed {
-            true => CUmemorytype::CU_MEMORYTYPE_DEVICE,
-            false => CUmemorytype::CU_MEMORYTYPE_HOST,
-        }
-    }
-
-    pub(crate) fn node_fill(&self, node: Handle) -> Answer<Fill> {
-        match self.node(node)?.work {
-            Work::Queue(Operation::Fill(fill)) => Ok(fill),
-            _ => Err(INVALID_VALUE),
-        }
-    }
-
-    pub(crate) fn node_call(&self, node: Handle) -> Answer<(PlainFunction, *mut c_void)> {
-        match self.node(node)?.work {
-            Work::Queue(Operation::Call(HostCall { run: HostFunction::Plain(run), data })) => Ok((run, data)),
-            _ => Err(INVALID_VALUE),
-        }
-    }
-
-    /// The device, size and address of what a node allocates.
-    pub(crate) fn node_alloc(&self, node: Handle) -> Answer<(usize, u64, u64)> {
-        let Work::Alloc(base) = self.node(node)?.work else { return Err(INVALID_VALUE) };
-        let found = self.memory.at_call.get(&base).ok_or(INVALID_VALUE)?;
-        Ok((found.device, found.size_bytes, base))
-    }
-
-    /// Gives a node that records an event, or waits for one, another event.
-    pub(crate) fn node_set_event(&mut self, node: Handle, event: Handle, is_wait: bool) -> Answer<()> {
-        self.events.get(event).ok_or(INVALID_HANDLE)?;
-        self.graphs.nodes.get_mut(node).ok_or(INVALID_VALUE)?.work.set_event(event, is_wait)
-    }
-}
-
-type PlainFunction = unsafe extern "C" fn(*mut c_void);
-
-fn host_pointer(address: u64) -> *const c_void {
-    core::ptr::with_exposed_provenance(address as usize)
-}
+pub(crate) type PlainFunction = unsafe extern "C" fn(*mut c_void);

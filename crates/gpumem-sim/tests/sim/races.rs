@@ -1,7 +1,7 @@
 //! The race detector: what is a race, under every schedule alike, and what is none.
 
 use super::*;
-use gpumem_sim::{Deed, Finding};
+use gpumem_sim::{AccessKind, Finding};
 
 const SEEDS: u64 = 300;
 
@@ -57,10 +57,10 @@ fn a_finding_names_both_accesses_and_the_allocation() {
         panic!("{findings:?}")
     };
     assert_eq!((*address, *size_bytes), (memory + 50, 10));
-    let mut deeds =
-        [(first.deed, first.stream, first.position), (second.deed, second.stream, second.position)];
-    deeds.sort_by_key(|(deed, ..)| *deed == Deed::CopyRead);
-    assert_eq!(deeds, [(Deed::Memset, Some(a as u64), 2), (Deed::CopyRead, Some(b as u64), 1)]);
+    let mut kinds =
+        [(first.kind, first.stream, first.position), (second.kind, second.stream, second.position)];
+    kinds.sort_by_key(|(kind, ..)| *kind == AccessKind::CopyRead);
+    assert_eq!(kinds, [(AccessKind::Memset, Some(a as u64), 2), (AccessKind::CopyRead, Some(b as u64), 1)]);
     assert!(first.call != second.call && origin.call < first.call.min(second.call));
     assert_eq!((origin.address, origin.size_bytes), (memory, 100));
     assert_eq!(origin.thread, std::thread::current().name().unwrap());

@@ -1,7 +1,7 @@
 //! Memory of the program's own, registered with the driver.
 
 use super::*;
-use gpumem_sim::{Access, Deed, FaultKind, Finding};
+use gpumem_sim::{Access, AccessKind, FaultKind, Finding};
 
 const READ_ONLY: u32 = 8;
 
@@ -39,8 +39,8 @@ fn unregistering_what_queued_work_still_uses_is_a_finding_and_the_work_is_done()
         let findings = gpu.sim().take_findings();
         assert_eq!(names(&findings), ["unregistering not ordered after a use"]);
         let Finding::Race { first, second, .. } = &findings[0] else { panic!("{findings:?}") };
-        let deed = |access: &Access| access.deed;
-        assert_eq!([deed(first), deed(second)], [Deed::Memset, Deed::Unregister]);
+        let kind = |access: &Access| access.kind;
+        assert_eq!([kind(first), kind(second)], [AccessKind::Memset, AccessKind::Unregister]);
     }
 }
 

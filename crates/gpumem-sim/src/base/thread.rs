@@ -1,0 +1,43 @@
+//! The calling thread: its number, and whether it runs a kernel or a host function.
+
+use core::cell::Cell;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+/// A thread of the process.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) struct ThreadKey(u64);
+
+impl ThreadKey {
+    /// The calling thread's number, also while its thread-locals are being destroyed (a `Cell<u64>` never is).
+    pub(crate) fn current() -> Self {
+        static NEXT: AtomicU64 = AtomicU64::new(1);
+        thread_local!(static KEY: Cell<u64> = const { Cell::new(0) });
+        Self(KEY.with(|key| {
+            if key.get() == 0 {
+                key.set(NEXT.fetch_add(1, Ordering::Relaxed));
+            }
+            key.get()
+        }))
+    }
+}
+
+/// Marks a thread that runs a kernel or a host function: it may not call the driver.
+pub(crate) struct Inside(bool);
+
+impl Inside {
+    pub(crate) fn enter() -> Self {
+        Self(INSIDE.replace(true))
+    }
+
+    pub(crate) fn is_inside() -> bool {
+        INSIDE.get()
+    }
+}
+
+impl Drop for Inside {
+    fn drop(&mut self) {
+        INSIDE.set(self.0);
+    }
+}
+
+thread_local!(static INSIDE: Cell<bool> = const { Cell::new(false) });

@@ -1,0 +1,34 @@
+//! The environment variables of the simulator: [`VARIABLES`].
+
+use gpumem_sys::env;
+use gpumem_sys::env::{EnvError, Variable};
+
+/// The variables that [`SimConfig::from_env`](crate::SimConfig::from_env) reads.
+pub const VARIABLES: &[Variable] = &[
+    Variable {
+        name: "GPUMEM_SIM_SEED",
+        meaning: "a number: the order in which the simulator runs queued work",
+    },
+    Variable {
+        name: "GPUMEM_SIM_DEVICES",
+        meaning: "a number: how many devices the simulator has (default 1)",
+    },
+    Variable {
+        name: "GPUMEM_SIM_SCHEDULE",
+        meaning: "random | late | early | 0.2.1: in which of the allowed orders queued work runs (default random)",
+    },
+    Variable {
+        name: "GPUMEM_SIM_RULES",
+        meaning: "cuMemAlloc#3=fail:OUT_OF_MEMORY;…: injected faults in the simulator's calls (#3+ for the third and later)",
+    },
+    Variable {
+        name: "GPUMEM_SIM_BACKTRACES",
+        meaning: "1 | 0: whether its findings show the call stacks of allocations (default 0)",
+    },
+    Variable { name: "GPUMEM_SIM_MEMORY", meaning: "8GiB: the memory of each of its devices" },
+];
+
+/// Reads one of [`VARIABLES`].
+pub(crate) fn read(name: &'static str) -> Result<Option<String>, EnvError> {
+    env::read(VARIABLES, name)
+}

@@ -1,0 +1,25 @@
+//! Contexts: who owns streams and memory, which one is current on a thread, and what happens when one fails.
+//!
+//! A thread's stack of contexts is kept here, under the thread's number, not in the thread: it dies with the
+//! instance, and a destructor of a thread-local may still call the driver.
+
+use crate::base::handle::Handle;
+use crate::base::thread::ThreadKey;
+use crate::device::settings::Settings;
+use gpumem_sys::types::CUresult;
+use std::collections::{BTreeMap, BTreeSet};
+
+/// A context of a device.
+pub(crate) struct Context {
+    pub(crate) device: usize,
+    pub(crate) is_primary: bool,
+    /// The null stream.
+    pub(crate) legacy: Handle,
+    /// The per-thread default streams, made when first used.
+    pub(crate) of_thread: BTreeMap<ThreadKey, Handle>,
+    /// What went wrong; every later call answers it.
+    pub(crate) error: Option<CUresult>,
+    /// The contexts whose plain memory this one may use.
+    pub(crate) peers: BTreeSet<Handle>,
+    pub(crate) settings: Settings,
+}

@@ -1,0 +1,306 @@
+//! Kernels: Rust functions that stand in for a module's entries, and what they see of their launch.
+//!
+//! A kernel runs once for a whole launch, not once a thread: it reads its parameters in the order of the PTX
+//! signature, asks for the ranges of device memory that they point to, and computes what the grid would have. Ranges
+//! are checked like everything that touches memory: alive at this moment, whole, aligned, within reach of the device.
+
+use crate::backing::Bytes;
+use crate::base::codes::NOT_PERMITTED;
+use crate::base::handle::Handle;
+use crate::device::module::Shape;
+use crate::device::ptx::Signature;
+use crate::report::finding::{FaultKind, Origin};
+use bytemuck::{AnyBitPattern, Pod};
+use core::cell::{Cell, OnceCell, RefCell};
+use core::fmt;
+use gpumem_sys::types::CUresult;
+use std::any::Any;
+use std::borrow::Cow;
+use std::sync::Arc;
+
+/// A Rust function that stands in for the entry of a module with its name.
+///
+/// ```
+/// use gpumem_sim::{Kernel, KernelFault, Launch};
+///
+/// /// y[i] *= factor
+/// fn scale(launch: &mut Launch<'_>) -> Result<(), KernelFault> {
+///     let (y, factor, len) = (launch.arg::<u64>()?, launch.arg::<f32>()?, launch.arg::<u64>()?);
+///     for value in launch.write::<f32>(y, len as usize)? {
+///         value.set(value.get() * factor);
+///     }
+///     Ok(())
+/// }
+/// static KERNELS: [Kernel; 1] = [Kernel::new("scale", scale)];
+/// # let sim = gpumem_sim::driver(gpumem_sim::SimConfig::new())?;
+/// # if let Some(sim) = gpumem_sim::Sim::of(&sim) { sim.register(&KERNELS) }
+/// # Ok::<(), gpumem_sim::SimError>(())
+/// ```
+#[derive(Clone, Copy)]
+pub struct Kernel {
+    /// The name of the entry.
+    pub name: &'static str,
+    /// What it does.
+    pub run: fn(&mut Launch<'_>) -> Result<(), KernelFault>,
+}
+
+impl Kernel {
+    /// A kernel, for a `static` table of them.
+    #[must_use]
+    pub const fn new(name: &'static str, run: fn(&mut Launch<'_>) -> Result<(), KernelFault>) -> Self {
+        Self { name, run }
+    }
+}
+
+impl fmt::Debug for Kernel {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Kernel").field("name", &self.name).finish_non_exhaustive()
+    }
+}
+
+/// Why a kernel could not go on. Its context is lost.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{text}")]
+pub struct KernelFault {
+    pub(crate) kind: FaultKind,
+    pub(crate) code: CUresult,
+    pub(crate) text: String,
+    pub(crate) allocation: Option<Box<Origin>>,
+}
+
+impl KernelFault {
+    /// A kernel's own reason to stop, as an assertion on the device would.
+    #[must_use]
+    pub fn new(text: impl Into<String>) -> Self {
+        Self {
+            kind: FaultKind::Kernel,
+            code: CUresult::CUDA_ERROR_ASSERT,
+            text: text.into(),
+            allocation: None,
+        }
+    }
+
+    /// It asked for what a kernel may not do.
+    pub(crate) fn refused(call: &str) -> Self {
+        let text = format!("it called `Sim::{call}`, which changes the machine that runs it");
+        Self { kind: FaultKind::Kernel, code: NOT_PERMITTED, text, allocation: None }
+    }
+
+    /// What the context answers from then on.
+    #[must_use]
+    pub fn code(&self) -> CUresult {
+        self.code
+    }
+}
+
+/// The memory of the machine that runs a kernel.
+pub(crate) trait LaunchMemory {
+    /// The bytes behind a range that lies whole in one allocation, alive for as long as the machine is borrowed, and whether
+    /// they may only be read.
+    ///
+    /// # Errors
+    ///
+    /// The fault of the launch: no such allocation, one that the context may not use in this way, or a misaligned address.
+    fn range(
+        &self,
+        context: Handle,
+        is_write: bool,
+        address: u64,
+        size_bytes: u64,
+        align_bytes: usize,
+    ) -> Result<(Bytes, bool), KernelFault>;
+}
+
+/// One launch, as its kernel sees it.
+pub struct Launch<'a> {
+    memory: &'a dyn LaunchMemory,
+    context: Handle,
+    queued: &'a QueuedLaunch,
+    next: usize,
+    /// What it has asked for so far.
+    touched: RefCell<Vec<Touch>>,
+    copies: &'a Copies,
+}
+
+/// Copies of the host memory that a kernel reads and may not write: it gets cells, which it could write.
+#[derive(Default)]
+pub(crate) struct Copies(OnceCell<Box<HostCopy>>);
+
+struct HostCopy {
+    words: Box<[Cell<u128>]>,
+    next: Copies,
+}
+
+impl Copies {
+    /// Zeroed, and where it is until this is dropped.
+    fn add(&self, size_bytes: usize) -> &[Cell<u128>] {
+        let mut end = self;
+        while let Some(copy) = end.0.get() {
+            end = &copy.next;
+        }
+        let words = vec![Cell::new(0); size_bytes.div_ceil(size_of::<u128>())].into();
+        &end.0.get_or_init(|| Box::new(HostCopy { words, next: Self::default() })).words
+    }
+}
+
+/// A range that a kernel asked for.
+#[derive(Clone, Copy)]
+pub(crate) struct Touch {
+    pub(crate) is_write: bool,
+    pub(crate) address: u64,
+    pub(crate) size_bytes: u64,
+    pub(crate) bytes: Bytes,
+}
+
+/// A launch that waits for its turn.
+#[derive(Clone)]
+pub(crate) struct QueuedLaunch {
+    pub(crate) function: Handle,
+    pub(crate) kernel: Kernel,
+    pub(crate) signature: Arc<Signature>,
+    /// The parameters, packed as the signature says, copied at the call.
+    pub(crate) parameters: Box<[u8]>,
+    pub(crate) shape: Shape,
+}
+
+impl<'a> Launch<'a> {
+    pub(crate) fn new(
+        memory: &'a dyn LaunchMemory,
+        context: Handle,
+        queued: &'a QueuedLaunch,
+        copies: &'a Copies,
+    ) -> Self {
+        Self { memory, context, queued, next: 0, touched: RefCell::default(), copies }
+    }
+
+    /// The ranges that the kernel asked for.
+    pub(crate) fn into_touched(self) -> Vec<Touch> {
+        self.touched.into_inner()
+    }
+
+    /// The blocks in each direction.
+    #[must_use]
+    pub fn grid(&self) -> [u32; 3] {
+        self.queued.shape.grid
+    }
+
+    /// The threads of a block in each direction.
+    #[must_use]
+    pub fn block(&self) -> [u32; 3] {
+        self.queued.shape.block
+    }
+
+    /// The dynamic shared memory of a block.
+    #[must_use]
+    pub fn shared_bytes(&self) -> u32 {
+        self.queued.shape.shared_bytes
+    }
+
+    /// The next parameter.
+    ///
+    /// # Errors
+    ///
+    /// The entry has no more parameters, or the next one has another size.
+    pub fn arg<T: AnyBitPattern>(&mut self) -> Result<T, KernelFault> {
+        let index = self.next;
+        let parameters = &self.queued.signature.parameters;
+        let Some(parameter) = parameters.get(index) else {
+            return Err(KernelFault::new(format!(
+                "it has {} parameters and asks for more",
+                parameters.len()
+            )));
+        };
+        let end = parameter.offset_bytes + parameter.size_bytes;
+        let bytes = self.queued.parameters.get(parameter.offset_bytes..end).unwrap_or_default();
+        self.next += 1;
+        bytemuck::try_pod_read_unaligned(bytes).map_err(|_| {
+            KernelFault::new(format!(
+                "parameter {index} has {} bytes in the PTX and is read as {} ({} bytes)",
+                parameter.size_bytes,
+                core::any::type_name::<T>(),
+                size_of::<T>()
+            ))
+        })
+    }
+
+    /// `len` elements of device memory, to be read. Cells, because two parameters may name the same memory. Of host memory that
+    /// is registered for reading only it is a copy.
+    ///
+    /// # Errors
+    ///
+    /// They are not all in one allocation that is alive and that the device may use, or are misaligned.
+    pub fn read<T: Pod>(&self, address: u64, len: usize) -> Result<&'a [Cell<T>], KernelFault> {
+        self.range(false, address, len)
+    }
+
+    /// `len` elements of device memory, to be written.
+    ///
+    /// # Errors
+    ///
+    /// As [`Launch::read`].
+    pub fn write<T: Pod>(&self, address: u64, len: usize) -> Result<&'a [Cell<T>], KernelFault> {
+        self.range(true, address, len)
+    }
+
+    fn range<T: Pod>(&self, is_write: bool, address: u64, len: usize) -> Result<&'a [Cell<T>], KernelFault> {
+        if len == 0 {
+            return Ok(&[]);
+        }
+        let size_bytes = (len as u64).saturating_mul(size_of::<T>() as u64);
+        let (bytes, is_read_only) =
+            self.memory.range(self.context, is_write, address, size_bytes, align_of::<T>())?;
+        self.touched.borrow_mut().push(Touch { is_write, address, size_bytes, bytes });
+        if is_read_only {
+            return self.copied(bytes.0, len).ok_or_else(|| KernelFault::new(format!(
+                "it reads memory that is registered for reading only as {}, which is aligned to more than 16 bytes",
+                core::any::type_name::<T>()
+            )));
+        }
+        // SAFETY: the range lies whole in an allocation that is alive for as long as the machine is borrowed: frees
+        // are queued work too and only one operation runs at a time. The type has no invalid bits, the address is
+        // aligned, and a cell allows others to name the same memory.
+        Ok(unsafe { core::slice::from_raw_parts(bytes.0.cast::<Cell<T>>(), len) })
+    }
+
+    /// Of memory that is alive: the program has it in a `&[u8]`, so not even a reference to cells may point there. `None` for a
+    /// type whose alignment is larger than a copy's.
+    fn copied<T: Pod>(&self, bytes: *const u8, len: usize) -> Option<&'a [Cell<T>]> {
+        if align_of::<T>() > align_of::<u128>() {
+            return None;
+        }
+        let size_bytes = len * size_of::<T>();
+        let words = self.copies.add(size_bytes);
+        // SAFETY: the source is alive for as long as the machine is borrowed, and only read; the copy is as large, was just made,
+        // and holds cells.
+        unsafe { core::ptr::copy_nonoverlapping(bytes, words.as_ptr().cast_mut().cast::<u8>(), size_bytes) };
+        // SAFETY: the copy is as large and lives as long as the launch; the type is aligned no more than it, and has no invalid
+        // bits.
+        Some(unsafe { core::slice::from_raw_parts(words.as_ptr().cast::<Cell<T>>(), len) })
+    }
+}
+
+impl fmt::Debug for Launch<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Launch")
+            .field("kernel", &self.queued.kernel.name)
+            .field("grid", &self.grid())
+            .field("block", &self.block())
+            .finish_non_exhaustive()
+    }
+}
+
+/// What a panic said. A payload of another type is never dropped: its drop may panic, wait for the lock that is held
+/// here, or give memory back through the driver, which is in a call.
+pub(crate) fn panic_text(panic: Box<dyn Any + Send>) -> Cow<'static, str> {
+    let panic = match panic.downcast::<&'static str>() {
+        Ok(text) => return Cow::Borrowed(*text),
+        Err(panic) => panic,
+    };
+    match panic.downcast::<String>() {
+        Ok(text) => Cow::Owned(*text),
+        Err(panic) => {
+            core::mem::forget(panic);
+            Cow::Borrowed("no text")
+        }
+    }
+}

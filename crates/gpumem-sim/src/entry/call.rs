@@ -1,0 +1,210 @@
+//! One call of the driver: from the slot of its table to the instance, under the instance's lock, and back to a code.
+//!
+//! Queued work runs only here: a little at the end of each call, as the seed's pace says, and as much as it takes
+//! where a call waits. Host functions run without the lock and on threads of their own, so that they may wait for
+//! threads that call the driver; while one runs, its stream counts as busy, and a thread that needs what stands behind
+//! it sleeps until it is done. Kernels run under the lock. Neither may call the driver: such a call is refused.
+
+use crate::base::codes::{Answer, NOT_PERMITTED, NOT_READY, UNKNOWN};
+use crate::base::handle::Handle;
+use crate::base::thread::{Inside, ThreadKey};
+use crate::device::launch::panic_text;
+use crate::entry::slot::Shared;
+use crate::entry::{host_call, slot};
+use crate::machine::Machine;
+use crate::machine::call_cost::CallCost;
+use crate::order::Point;
+use crate::stream::operation::HostCall;
+use crate::stream::schedule::Step;
+use core::ops::{Deref, DerefMut};
+use core::time::Duration;
+use gpumem_sys::types::CUresult;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::atomic::Ordering;
+use std::sync::{Arc, MutexGuard, PoisonError};
+
+/// A call in progress: the machine, locked, and who is calling.
+pub(crate) struct Call<'a> {
+    shared: &'a Arc<Shared>,
+    /// None only while a host function runs.
+    machine: Option<MutexGuard<'a, Machine>>,
+    pub(crate) thread: ThreadKey,
+}
+
+/// Runs the body of an entry on the instance of a slot.
+pub(crate) fn enter(
+    slot: usize,
+    name: &'static str,
+    cost: CallCost,
+    body: impl FnOnce(&mut Call<'_>) -> Answer<()>,
+) -> CUresult {
+    if Inside::is_inside() {
+        return NOT_PERMITTED;
+    }
+    let shared = match slot::find(slot) {
+        Ok(shared) => shared,
+        Err(code) => return code,
+    };
+    let other_threads = shared.threads.fetch_add(1, Ordering::Relaxed);
+    // A panic would be a bug of ours; it may not unwind into the caller, who expects C.
+    let answer = catch_unwind(AssertUnwindSafe(|| {
+        let mut call = Call { machine: Some(shared.lock()), shared: &shared, thread: ThreadKey::current() };
+        call.charge_call(cost, other_threads);
+        (call.call_count, call.caller, call.call_name) = (call.call_count + 1, call.thread, name);
+        let answer = call.offer(name).map_or_else(|| body(&mut call), Err);
+        if let Err(code) = answer {
+            call.note_if_capture_forbids(code);
+        }
+        call.progress();
+        answer
+    }));
+    shared.threads.fetch_sub(1, Ordering::Relaxed);
+    let answer = answer.unwrap_or_else(|panic| {
+        panic_text(panic);
+        Err(UNKNOWN)
+    });
+    answer.err().unwrap_or(CUresult::CUDA_SUCCESS)
+}
+
+impl Call<'_> {
+    /// The table that fills this instance's slot.
+    pub(crate) fn table(&self) -> &gpumem_sys::Table {
+        &self.shared.table
+    }
+
+    /// Lets some queued work run, as the seed's pace says.
+    fn progress(&mut self) {
+        let count = self.progress_count();
+        self.schedule.set_may_stop(true);
+        self.step_up_to(count);
+        self.schedule.set_may_stop(false);
+    }
+
+    /// Runs queued work until something has happened.
+    pub(crate) fn wait_until(&mut self, is_done: impl Fn(&Machine) -> bool) -> Answer<()> {
+        while !is_done(self) {
+            match self.step() {
+                Step::Ran => {}
+                Step::Call(stream, call) => self.call_host(stream, call),
+                Step::Busy => self.sleep(),
+                // Every wait is for something queued before, so this is not reached.
+                Step::Idle => return Err(UNKNOWN),
+            }
+        }
+        Ok(())
+    }
+
+    /// Waits for a point, if there is one; afterwards its context may have failed.
+    pub(crate) fn wait_for(&mut self, point: Option<Point>) -> Answer<()> {
+        let Some(point) = point else { return Ok(()) };
+        let context = self.streams.get(point.stream).map(|stream| stream.context);
+        self.wait_for_point(point)?;
+        self.host_saw_stream(point.stream);
+        context.map_or(Ok(()), |context| self.check_context(context))
+    }
+
+    /// Waits for a point, and as much as that takes.
+    pub(crate) fn wait_for_point(&mut self, point: Point) -> Answer<()> {
+        self.schedule.set_goal(Some(point.stream));
+        let answer = self.wait_until(|machine| machine.is_done(point));
+        self.schedule.set_goal(None);
+        answer
+    }
+
+    /// Waits for all work of a context.
+    pub(crate) fn wait_for_context(&mut self, context: Handle) -> Answer<()> {
+        self.wait_until(|machine| machine.is_context_idle(context))?;
+        self.host_saw_context(context);
+        self.check_context(context)
+    }
+
+    /// Waits for all work of a device.
+    pub(crate) fn wait_for_device(&mut self, device: usize) -> Answer<()> {
+        self.wait_until(|machine| machine.is_device_idle(device))?;
+        self.host_learns_device(device);
+        Ok(())
+    }
+
+    /// Waits for all work there is.
+    pub(crate) fn wait_for_all(&mut self) -> Answer<()> {
+        self.wait_until(|machine| machine.active.is_empty())?;
+        self.host_learns_all();
+        Ok(())
+    }
+
+    /// Whether something has happened; if not, some work may run, so that asking again and again ends.
+    pub(crate) fn poll(&mut self, is_done: impl Fn(&Machine) -> bool) -> Answer<()> {
+        if is_done(self) {
+            return Ok(());
+        }
+        let count = self.poll_count();
+        self.step_up_to(count);
+        Err(NOT_READY)
+    }
+
+    /// Before work is queued: a stream whose queue is full makes its caller wait, and a capture may refuse.
+    pub(crate) fn make_room(&mut self, stream: Handle) -> Answer<()> {
+        self.capture_check(stream)?;
+        self.wait_until(|machine| !machine.is_full(stream))
+    }
+
+    /// Before a call that may wait for the device: a capture may refuse it.
+    pub(crate) fn refuse_unsafe(&mut self) -> Answer<()> {
+        let thread = self.thread;
+        self.capture_check_unsafe(thread)
+    }
+
+    /// The same for a call that a capture takes as a node when it names a stream of its own.
+    pub(crate) fn refuse_outside_capture(&mut self, stream: Handle) -> Answer<()> {
+        if self.is_capturing(stream) { Ok(()) } else { self.refuse_unsafe() }
+    }
+
+    fn step_up_to(&mut self, count: usize) {
+        for _ in 0..count {
+            match self.step() {
+                Step::Ran => {}
+                Step::Call(stream, call) => self.call_host(stream, call),
+                Step::Busy | Step::Idle => return,
+            }
+        }
+    }
+
+    /// Runs a host function without the lock.
+    fn call_host(&mut self, stream: Handle, call: HostCall) {
+        if let Some(machine) = self.machine.take() {
+            self.machine = Some(host_call::run(self.shared, machine, stream, call));
+        }
+    }
+
+    /// Gives the lock away until some thread's host function has returned, or for a moment: a value that streams wait
+    /// for may be written by anybody.
+    fn sleep(&mut self) {
+        if let Some(machine) = self.machine.take() {
+            let woken = self.shared.returned.wait_timeout(machine, MOMENT);
+            self.machine = Some(woken.unwrap_or_else(PoisonError::into_inner).0);
+        }
+    }
+}
+
+impl Deref for Call<'_> {
+    type Target = Machine;
+
+    fn deref(&self) -> &Machine {
+        match &self.machine {
+            Some(machine) => machine,
+            None => unreachable!("the lock is given away only while nothing else runs in this call"),
+        }
+    }
+}
+
+impl DerefMut for Call<'_> {
+    fn deref_mut(&mut self) -> &mut Machine {
+        match &mut self.machine {
+            Some(machine) => machine,
+            None => unreachable!("the lock is given away only while nothing else runs in this call"),
+        }
+    }
+}
+
+/// How long a call sleeps before it looks again.
+const MOMENT: Duration = Duration::from_millis(1);

@@ -1,0 +1,53 @@
+//! Host functions, which run on threads of the driver's own: one may wait for the very thread whose call made it due,
+//! as long as that thread goes on.
+
+use crate::base::handle::Handle;
+use crate::base::thread::Inside;
+use crate::entry::slot::Shared;
+use crate::machine::Machine;
+use crate::stream::operation::HostCall;
+use core::time::Duration;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, MutexGuard, PoisonError};
+
+/// Starts a host function that is due and gives it the lock away until it has returned, or lasts too long. One that
+/// returns in time has thus returned at the same point in every run of a program.
+pub(crate) fn run<'a>(
+    shared: &'a Arc<Shared>,
+    machine: MutexGuard<'a, Machine>,
+    stream: Handle,
+    call: HostCall,
+) -> MutexGuard<'a, Machine> {
+    let has_returned = Arc::new(AtomicBool::new(false));
+    let (its_shared, its_flag) = (shared.clone(), has_returned.clone());
+    let thread = std::thread::Builder::new().name("host function".into());
+    match thread.spawn(move || invoke(&its_shared, stream, call, &its_flag)) {
+        Ok(_) => {
+            let is_running = |_: &mut Machine| !has_returned.load(Ordering::Relaxed);
+            let waited = shared.returned.wait_timeout_while(machine, PATIENCE, is_running);
+            waited.unwrap_or_else(PoisonError::into_inner).0
+        }
+        // No thread is to be had, so this one does it.
+        Err(_) => {
+            drop(machine);
+            invoke(shared, stream, call, &has_returned);
+            shared.lock()
+        }
+    }
+}
+
+fn invoke(shared: &Shared, stream: Handle, call: HostCall, has_returned: &AtomicBool) {
+    {
+        let _inside = Inside::enter();
+        // SAFETY: the program asked for this call with this argument, and its turn in the stream has come.
+        unsafe { call.invoke() };
+    }
+    let mut machine = shared.lock();
+    machine.call_returned(stream);
+    has_returned.store(true, Ordering::Relaxed);
+    shared.returned.notify_all();
+}
+
+/// How long a call waits for a host function that it does not need. Long, so that only one that really waits for
+/// something outlasts it.
+const PATIENCE: Duration = Duration::from_millis(250);

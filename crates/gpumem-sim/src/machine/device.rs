@@ -1,0 +1,31 @@
+//! The memory that another process takes of a device.
+
+pub(crate) mod context;
+pub(crate) mod launch;
+pub(crate) mod module;
+pub(crate) mod occupancy;
+pub(crate) mod peers;
+#[allow(unsafe_code)]
+pub(crate) mod view;
+
+use crate::machine::Machine;
+
+impl Machine {
+    /// Another process takes what it can get of so much of a device's memory.
+    pub(crate) fn take_memory(&mut self, device: u32, size_bytes: u64) -> u64 {
+        let Some(found) = self.devices.get_mut(device as usize) else { return 0 };
+        let taken_bytes = found.take_for_others(size_bytes);
+        self.managed_fit(device as usize);
+        taken_bytes
+    }
+
+    /// What another process has of a device's memory.
+    pub(crate) fn others_bytes(&self, device: u32) -> u64 {
+        self.devices.get(device as usize).map_or(0, |found| found.others_bytes)
+    }
+
+    /// Another process gives back so much, if it has it.
+    pub(crate) fn return_memory(&mut self, device: u32, size_bytes: u64) -> u64 {
+        self.devices.get_mut(device as usize).map_or(0, |found| found.return_from_others(size_bytes))
+    }
+}

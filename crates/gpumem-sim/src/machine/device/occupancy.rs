@@ -1,0 +1,65 @@
+//! How many blocks of a kernel a multiprocessor holds at once: an H200's limits, for a kernel with the registers that
+//! `module.rs` gives each.
+
+use crate::base::codes::{Answer, INVALID_VALUE};
+use crate::base::handle::Handle;
+use crate::device::module::REGISTERS_PER_THREAD;
+use crate::device::{BLOCK_THREADS_MAX, SHARED_BYTES_OPTIN};
+use crate::machine::Machine;
+
+impl Machine {
+    /// The blocks of a size, and with so much dynamic shared memory, that a multiprocessor holds.
+    pub(crate) fn occupancy(&self, function: Handle, block_threads: i32, shared_bytes: u64) -> Answer<u32> {
+        let shared_bytes_max = self.function(function)?.shared_bytes_max as u64;
+        let threads = u64::try_from(block_threads).map_err(|_| INVALID_VALUE)?;
+        if threads == 0 {
+            return Err(INVALID_VALUE);
+        }
+        if threads > BLOCK_THREADS_MAX || shared_bytes > shared_bytes_max {
+            return Ok(0);
+        }
+        let warps = threads.div_ceil(WARP_THREADS);
+        let by_registers = REGISTERS / (REGISTERS_PER_THREAD as u64 * WARP_THREADS * warps);
+        let by_shared = SHARED_BYTES_TOTAL / (shared_bytes + SHARED_BYTES_RESERVED);
+        Ok((WARPS_MAX / warps).min(by_registers).min(by_shared).min(BLOCKS_MAX) as u32)
+    }
+
+    /// The size of blocks that keeps most threads busy, the largest of several, and as many blocks as fill the device.
+    /// `sizes` are those that are allowed, in warps, each with its dynamic shared memory.
+    pub(crate) fn best_block(&self, function: Handle, sizes: &[(i32, u64)]) -> Answer<(i32, i32)> {
+        let mut best = (0, 0, 0);
+        for &(threads, shared_bytes) in sizes {
+            let blocks = self.occupancy(function, threads, shared_bytes)? as i32;
+            if (blocks * threads, threads) > (best.0, best.1) {
+                best = (blocks * threads, threads, blocks);
+            }
+        }
+        let (_, threads, blocks) = best;
+        Ok((blocks * MULTIPROCESSORS, threads))
+    }
+
+    /// The dynamic shared memory that each of so many blocks can have.
+    pub(crate) fn shared_for_blocks(&self, function: Handle, blocks: i32, block_threads: i32) -> Answer<u64> {
+        if self.occupancy(function, block_threads, 0)? < u32::try_from(blocks).map_err(|_| INVALID_VALUE)? {
+            return Err(INVALID_VALUE);
+        }
+        let each_bytes = SHARED_BYTES_TOTAL.checked_div(blocks as u64).ok_or(INVALID_VALUE)?;
+        Ok(each_bytes.saturating_sub(SHARED_BYTES_RESERVED).min(SHARED_BYTES_OPTIN as u64))
+    }
+}
+
+/// The sizes of blocks up to a limit: whole warps, and the limit itself.
+pub(crate) fn block_sizes(limit: i32) -> impl Iterator<Item = i32> {
+    let max = if limit <= 0 { BLOCK_THREADS_MAX as i32 } else { limit.min(BLOCK_THREADS_MAX as i32) };
+    let is_partial = !(max as u64).is_multiple_of(WARP_THREADS);
+    (1..=max / WARP_THREADS as i32).map(|warps| warps * WARP_THREADS as i32).chain(is_partial.then_some(max))
+}
+
+const WARP_THREADS: u64 = 32;
+const WARPS_MAX: u64 = 64;
+const BLOCKS_MAX: u64 = 32;
+const REGISTERS: u64 = 65_536;
+const SHARED_BYTES_TOTAL: u64 = 228 << 10;
+/// What the system takes of each block's.
+const SHARED_BYTES_RESERVED: u64 = 1 << 10;
+const MULTIPROCESSORS: i32 = 132;

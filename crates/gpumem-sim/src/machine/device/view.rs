@@ -1,0 +1,60 @@
+//! The machine as a running kernel finds it when it asks by a [`Sim`](crate::Sim) handle.
+//!
+//! A kernel runs under its machine's lock, on the thread that holds it; waiting for the lock there would be for ever.
+//! So while one runs, its thread knows which machine that is: a look is a look at that one, and a change is refused,
+//! which ends the kernel in a fault that says so. Threads that a kernel starts are not the kernel, and wait.
+
+use crate::machine::Machine;
+use core::cell::Cell;
+use core::marker::PhantomData;
+
+/// For as long as it lives, its thread runs a kernel of this machine.
+pub(crate) struct View<'a> {
+    before: Option<Running>,
+    machine: PhantomData<&'a Machine>,
+}
+
+/// Whose kernel a thread runs.
+#[derive(Clone, Copy)]
+struct Running {
+    machine: *const Machine,
+    instance: u64,
+    /// What it has called that would have changed the machine.
+    refused: Option<&'static str>,
+}
+
+impl<'a> View<'a> {
+    pub(crate) fn open(machine: &'a Machine) -> Self {
+        let running = Running { machine, instance: machine.instance, refused: None };
+        Self { before: RUNNING.replace(Some(running)), machine: PhantomData }
+    }
+
+    /// The last call that was refused.
+    pub(crate) fn refused(&self) -> Option<&'static str> {
+        RUNNING.get()?.refused
+    }
+}
+
+impl Drop for View<'_> {
+    fn drop(&mut self) {
+        RUNNING.set(self.before);
+    }
+}
+
+/// Shows the machine of this instance to `look`, if a kernel of it runs on this thread.
+pub(crate) fn with<T>(instance: u64, look: impl FnOnce(&Machine) -> T) -> Option<T> {
+    let running = RUNNING.get().filter(|running| running.instance == instance)?;
+    // SAFETY: the view on this thread borrows the machine, shared, until it drops and takes this pointer away; `look` has
+    // returned before that.
+    Some(look(unsafe { &*running.machine }))
+}
+
+/// Refuses a call that changes the machine of this instance, if a kernel of it runs on this thread. Returns whether it was
+/// refused; the kernel's launch then fails and names the call.
+pub(crate) fn refuse(instance: u64, call: &'static str) -> bool {
+    let Some(running) = RUNNING.get().filter(|running| running.instance == instance) else { return false };
+    RUNNING.set(Some(Running { refused: Some(call), ..running }));
+    true
+}
+
+thread_local!(static RUNNING: Cell<Option<Running>> = const { Cell::new(None) });

@@ -1,0 +1,101 @@
+//! Plain device memory: allocation, export and free.
+
+use crate::backing::pages::PageFile;
+use crate::backing::ticket::{Ticket, TicketKind};
+use crate::base::address::CHUNK_BYTES;
+use crate::base::codes::{Answer, INVALID_VALUE, OUT_OF_MEMORY};
+use crate::base::handle::Handle;
+use crate::machine::Machine;
+use crate::memory::Allocation;
+use crate::memory::owner::Owner;
+use crate::memory::plain::{ALIGNMENT_BYTES, Chunk, SMALL_BYTES_MAX, round_up};
+
+impl Machine {
+    /// Device memory for any stream at once.
+    pub(crate) fn alloc(&mut self, context: Handle, size_bytes: u64) -> Answer<u64> {
+        if size_bytes == 0 {
+            return Err(INVALID_VALUE);
+        }
+        let device = self.contexts.get(context).ok_or(INVALID_VALUE)?.device;
+        let base = self.plain_take(device, size_bytes)?;
+        let plain = &self.devices[device].plain;
+        let (chunk_base, chunk) = plain.chunk(base).ok_or(OUT_OF_MEMORY)?;
+        let bytes = chunk.backing.bytes().at(base - chunk_base);
+        let owner = Owner::Plain;
+        let call = self.made_here();
+        self.memory.insert(Allocation { base, size_bytes, bytes, device, context, owner, call, born: None });
+        Ok(base)
+    }
+
+    fn plain_take(&mut self, device: usize, size_bytes: u64) -> Answer<u64> {
+        if size_bytes > SMALL_BYTES_MAX {
+            return self.chunk_create(device, round_up(size_bytes, CHUNK_BYTES)?, false);
+        }
+        let size_bytes = round_up(size_bytes, ALIGNMENT_BYTES)?;
+        if let Some(base) = self.devices[device].plain.free.take(size_bytes) {
+            return Ok(base);
+        }
+        let base = self.chunk_create(device, CHUNK_BYTES, true)?;
+        let free = &mut self.devices[device].plain.free;
+        free.give(base, CHUNK_BYTES);
+        free.take(size_bytes).ok_or(OUT_OF_MEMORY)
+    }
+
+    fn chunk_create(&mut self, device: usize, size_bytes: u64, is_shared: bool) -> Answer<u64> {
+        self.admit(device, size_bytes)?;
+        self.charge_chunk(size_bytes);
+        let device = &mut self.devices[device];
+        let (base, backing) = device.map(size_bytes)?;
+        device.plain.chunks.insert(base, Chunk { backing, size_bytes, is_shared, file: None });
+        Ok(base)
+    }
+
+    /// What names an allocation to other processes. Its chunk becomes a file that they can open.
+    pub(crate) fn plain_export(&mut self, found: &Allocation) -> Answer<Ticket> {
+        let instance = self.instance;
+        let chunks = &mut self.devices[found.device].plain.chunks;
+        let (base, chunk) = chunks.range_mut(..=found.base).next_back().ok_or(INVALID_VALUE)?;
+        let (file, label) = match &chunk.file {
+            Some(known) => known,
+            None => {
+                let label = Ticket::new(TicketKind::Chunk, instance, found.device, chunk.size_bytes);
+                let file = PageFile::labelled(&label)?;
+                chunk.backing.share(&file)?;
+                chunk.file.insert((file, label))
+            }
+        };
+        let part = label.part(TicketKind::Plain, found.base - base, found.size_bytes);
+        Ok(Ticket { descriptor: file.descriptor(), ..part })
+    }
+
+    pub(crate) fn plain_release(&mut self, allocation: &Allocation) {
+        let device = &mut self.devices[allocation.device];
+        let plain = &mut device.plain;
+        let Some((base, chunk)) = plain.chunk(allocation.base) else { return };
+        let (size_bytes, is_shared) = (chunk.size_bytes, chunk.is_shared);
+        if is_shared {
+            plain.free.give(allocation.base, allocation.size_bytes.next_multiple_of(ALIGNMENT_BYTES));
+        }
+        if (!is_shared || plain.free.take_whole(base, size_bytes))
+            && let Some(chunk) = plain.chunks.remove(&base)
+        {
+            device.unmap(base, size_bytes, chunk.backing);
+            self.charge_chunk(size_bytes);
+        }
+    }
+
+    /// Counts memory against a device's capacity, after the pools have given back what they hold for nothing if that
+    /// is what it takes.
+    pub(crate) fn admit(&mut self, index: usize, size_bytes: u64) -> Answer<()> {
+        if self.devices[index].free_bytes() < size_bytes {
+            self.pools_trim(index);
+        }
+        let device = &mut self.devices[index];
+        if device.free_bytes() < size_bytes {
+            return Err(OUT_OF_MEMORY);
+        }
+        device.reserved_bytes += size_bytes;
+        self.managed_fit(index);
+        Ok(())
+    }
+}

@@ -1,0 +1,122 @@
+//! What an address is: the attributes of a pointer.
+
+use crate::backing::pages;
+use crate::base::codes::{Answer, INVALID_VALUE};
+use crate::base::handle::Handle;
+use crate::machine::Machine;
+use crate::memory::Allocation;
+use crate::memory::owner::Owner;
+use gpumem_sys::types::{CUmemorytype, CUpointer_attribute as Attribute};
+
+/// An attribute's value, as wide as the driver writes it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum PointerValue {
+    Bool(bool),
+    Int(u32),
+    Long(u64),
+    /// Asked for something that the simulator does not keep.
+    Unsupported,
+}
+
+impl Machine {
+    /// An attribute of a known address; of an unknown one, an error.
+    pub(crate) fn pointer_attribute(&self, attribute: Attribute, address: u64) -> Answer<PointerValue> {
+        let found = self.memory.known(address, 1).ok_or(INVALID_VALUE)?;
+        match self.pointer_value(attribute, &found, address)? {
+            // A device's memory has no address for the host, and pinned memory of a pool none for devices.
+            PointerValue::Long(0)
+                if attribute == Attribute::CU_POINTER_ATTRIBUTE_HOST_POINTER
+                    || attribute == Attribute::CU_POINTER_ATTRIBUTE_DEVICE_POINTER =>
+            {
+                Err(INVALID_VALUE)
+            }
+            value => Ok(value),
+        }
+    }
+
+    /// The form that asks for several at once: an unknown address has zeros.
+    pub(crate) fn pointer_attribute_or_zero(
+        &self,
+        attribute: Attribute,
+        address: u64,
+    ) -> Answer<PointerValue> {
+        match self.memory.known(address, 1) {
+            Some(found) => self.pointer_value(attribute, &found, address),
+            None => Ok(zero(attribute)),
+        }
+    }
+
+    fn pointer_value(&self, attribute: Attribute, found: &Allocation, address: u64) -> Answer<PointerValue> {
+        match attribute {
+            Attribute::CU_POINTER_ATTRIBUTE_ALLOWED_HANDLE_TYPES => {
+                let types = match found.owner {
+                    Owner::Pool(pool) => self.pools.get(pool).map(|pool| pool.sharing.handle_types()),
+                    Owner::Mapped { handle, .. } => Some(self.virtual_memory.handle_types(handle)),
+                    _ => None,
+                };
+                Ok(PointerValue::Long(types.map_or(0, |types| u64::from(types.0))))
+            }
+            Attribute::CU_POINTER_ATTRIBUTE_IS_LEGACY_CUDA_IPC_CAPABLE => {
+                Ok(PointerValue::Bool(pages::IS_SUPPORTED && found.owner == Owner::Plain))
+            }
+            _ => value(attribute, found, address),
+        }
+    }
+}
+
+fn value(attribute: Attribute, found: &Allocation, address: u64) -> Answer<PointerValue> {
+    let (is_host, is_managed) = (found.owner.is_host(), found.owner.is_managed());
+    Ok(match attribute {
+        // Memory of a pool belongs to no context, and neither does what is mapped.
+        Attribute::CU_POINTER_ATTRIBUTE_CONTEXT
+            if found.owner.pool().is_some()
+                || matches!(found.owner, Owner::Imported(_) | Owner::Mapped { .. }) =>
+        {
+            PointerValue::Long(0)
+        }
+        Attribute::CU_POINTER_ATTRIBUTE_CONTEXT => PointerValue::Long(found.context.to_bits()),
+        Attribute::CU_POINTER_ATTRIBUTE_MEMORY_TYPE if is_host => {
+            PointerValue::Int(CUmemorytype::CU_MEMORYTYPE_HOST.0)
+        }
+        Attribute::CU_POINTER_ATTRIBUTE_MEMORY_TYPE => {
+            PointerValue::Int(CUmemorytype::CU_MEMORYTYPE_DEVICE.0)
+        }
+        Attribute::CU_POINTER_ATTRIBUTE_DEVICE_POINTER if matches!(found.owner, Owner::PinnedPool(_)) => {
+            PointerValue::Long(0)
+        }
+        Attribute::CU_POINTER_ATTRIBUTE_DEVICE_POINTER => PointerValue::Long(address),
+        Attribute::CU_POINTER_ATTRIBUTE_HOST_POINTER if is_host || is_managed => PointerValue::Long(address),
+        Attribute::CU_POINTER_ATTRIBUTE_HOST_POINTER => PointerValue::Long(0),
+        Attribute::CU_POINTER_ATTRIBUTE_IS_MANAGED => PointerValue::Bool(is_managed),
+        Attribute::CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL => PointerValue::Int(found.device as u32),
+        Attribute::CU_POINTER_ATTRIBUTE_RANGE_START_ADDR => PointerValue::Long(found.base),
+        Attribute::CU_POINTER_ATTRIBUTE_RANGE_SIZE => PointerValue::Long(found.size_bytes),
+        Attribute::CU_POINTER_ATTRIBUTE_MAPPED => PointerValue::Bool(true),
+        Attribute::CU_POINTER_ATTRIBUTE_MEMPOOL_HANDLE => PointerValue::Long(match found.owner {
+            Owner::Imported(pool) => pool.to_bits(),
+            owner => owner.pool().map_or(0, Handle::to_bits),
+        }),
+        Attribute::CU_POINTER_ATTRIBUTE_BUFFER_ID => PointerValue::Long(found.base),
+        _ => PointerValue::Unsupported,
+    })
+}
+
+fn zero(attribute: Attribute) -> PointerValue {
+    match attribute {
+        Attribute::CU_POINTER_ATTRIBUTE_MEMORY_TYPE => PointerValue::Int(0),
+        // No device.
+        Attribute::CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL => PointerValue::Int(-2_i32 as u32),
+        Attribute::CU_POINTER_ATTRIBUTE_IS_MANAGED
+        | Attribute::CU_POINTER_ATTRIBUTE_MAPPED
+        | Attribute::CU_POINTER_ATTRIBUTE_IS_LEGACY_CUDA_IPC_CAPABLE => PointerValue::Bool(false),
+        Attribute::CU_POINTER_ATTRIBUTE_CONTEXT
+        | Attribute::CU_POINTER_ATTRIBUTE_DEVICE_POINTER
+        | Attribute::CU_POINTER_ATTRIBUTE_HOST_POINTER
+        | Attribute::CU_POINTER_ATTRIBUTE_RANGE_START_ADDR
+        | Attribute::CU_POINTER_ATTRIBUTE_RANGE_SIZE
+        | Attribute::CU_POINTER_ATTRIBUTE_MEMPOOL_HANDLE
+        | Attribute::CU_POINTER_ATTRIBUTE_ALLOWED_HANDLE_TYPES
+        | Attribute::CU_POINTER_ATTRIBUTE_BUFFER_ID => PointerValue::Long(0),
+        _ => PointerValue::Unsupported,
+    }
+}

@@ -1,0 +1,230 @@
+//! Vector clocks at work: what streams and the host learn from waits, events, values and synchronisation.
+
+use crate::base::handle::Handle;
+use crate::machine::Machine;
+use crate::order::Point;
+use crate::order::clock::{Gone, HOST, Knowledge, Mark, Order};
+use crate::stream::operation::Operation;
+use crate::stream::{Queued, Role, Stream};
+use std::sync::{Arc, OnceLock};
+
+impl Machine {
+    /// What an operation that is queued now carries, with races looked for.
+    pub(crate) fn order_of(&mut self, handle: Handle, operation: &Operation) -> Order {
+        self.number_stream(handle);
+        if self.races.is_none() {
+            return Order::default();
+        }
+        let waits_for = match operation {
+            Operation::Wait { event: Some(event), .. } => {
+                self.events.get(*event).and_then(|event| event.mark.clone())
+            }
+            Operation::Wait { point, .. } => self.lesson_of(*point),
+            _ => None,
+        };
+        let legacy = self.legacy_knowledge(handle);
+        let (Some(races), Some(stream)) = (&mut self.races, self.streams.get_mut(handle)) else {
+            return Order::default();
+        };
+        let clocks = &mut races.clocks;
+        if stream.clock.slot.is_none() {
+            let vacant = clocks.slot();
+            (stream.clock.slot, stream.clock.base) = (Some(vacant.slot), vacant.time);
+        }
+        let mut learns = legacy;
+        if stream.clock.host_version != clocks.host_version {
+            stream.clock.host_version = clocks.host_version;
+            learns.get_or_insert_default().learn(&clocks.host);
+        }
+        Order { call: self.call_count, learns: learns.map(Box::new), waits_for, mark: None }
+    }
+
+    /// A stream of the simulator's own, which is no stream of the program's: it has no number among those, and knows what
+    /// streams of its context have done that are gone.
+    pub(crate) fn clock_stands_apart(&mut self, handle: Handle, context: Handle) {
+        let Some(stream) = self.streams.get_mut(handle) else { return };
+        stream.clock.number = u32::MAX;
+        let gone = self.races.as_ref().map_or(&[][..], |races| &races.clocks.gone);
+        for gone in gone.iter().filter(|gone| gone.context == context) {
+            stream.clock.knows.learn_snapshot(&gone.end);
+        }
+    }
+
+    /// Streams count from 1, in the order in which they are first used.
+    fn number_stream(&mut self, handle: Handle) {
+        if let Some(stream) = self.streams.get_mut(handle).filter(|stream| stream.clock.number == 0) {
+            self.stream_number += 1;
+            stream.clock.number = self.stream_number;
+        }
+    }
+
+    /// What the implicit order of the legacy stream says about streams that have nothing left to wait for.
+    fn legacy_knowledge(&mut self, handle: Handle) -> Option<Knowledge> {
+        let stream = self.streams.get(handle)?;
+        let (context, role, is_blocking) = (stream.context, stream.role, stream.is_blocking());
+        let mut knowledge = None;
+        if role == Role::Legacy {
+            for other in self.streams.values_mut() {
+                let is_news = other.is_idle() && other.clock.before_legacy < other.done_count;
+                if is_news && other.context == context && other.role != Role::Legacy && other.is_blocking() {
+                    other.clock.before_legacy = other.done_count;
+                    let snapshot = other.snapshot();
+                    snapshot.map(|snapshot| {
+                        knowledge.get_or_insert_with(Knowledge::default).learn_snapshot(&snapshot)
+                    });
+                }
+            }
+            let gone = self.races.as_ref().map_or(&[][..], |races| &races.clocks.gone);
+            for gone in gone.iter().filter(|gone| gone.context == context && gone.is_blocking) {
+                knowledge.get_or_insert_with(Knowledge::default).learn_snapshot(&gone.end);
+            }
+        } else if is_blocking {
+            let legacy = self.contexts.get(context)?.legacy;
+            let legacy = self.streams.get(legacy).filter(|legacy| legacy.is_idle())?;
+            let (done_count, snapshot) = (legacy.done_count, legacy.snapshot()?);
+            let stream = self.streams.get_mut(handle)?;
+            if stream.clock.after_legacy < done_count {
+                stream.clock.after_legacy = done_count;
+                knowledge.get_or_insert_with(Knowledge::default).learn_snapshot(&snapshot);
+            }
+        }
+        knowledge
+    }
+
+    /// What waiting for a point teaches. A point that was passed before anybody asked for it teaches what its stream
+    /// knows by now.
+    fn lesson_of(&mut self, point: Point) -> Option<Mark> {
+        self.mark_at(point).or_else(|| {
+            let snapshot = self.streams.get(point.stream)?.clock.snapshot(point.position)?;
+            Some(Arc::new(OnceLock::from(snapshot)))
+        })
+    }
+
+    /// The mark of an operation that is still queued.
+    pub(crate) fn mark_at(&mut self, point: Point) -> Option<Mark> {
+        self.races.as_ref()?;
+        let stream = self.streams.get_mut(point.stream)?;
+        let index = point.position.checked_sub(stream.done_count + 1)?;
+        let queued = stream.queue.get_mut(usize::try_from(index).ok()?)?;
+        Some(queued.order.mark.get_or_insert_default().clone())
+    }
+
+    /// An operation's turn has come: its stream knows what it carries.
+    pub(crate) fn order_before(&mut self, handle: Handle, queued: &mut Queued) -> Order {
+        let order = core::mem::take(&mut queued.order);
+        if self.races.is_none() {
+            return order;
+        }
+        let Some(stream) = self.streams.get_mut(handle) else { return order };
+        let knows = &mut stream.clock.knows;
+        knows.host = knows.host.max(order.call);
+        if let Some(learns) = &order.learns {
+            knows.learn(learns);
+        }
+        if let Some(snapshot) = order.waits_for.as_ref().and_then(|mark| mark.get()) {
+            knows.learn_snapshot(snapshot);
+        }
+        order
+    }
+
+    /// An operation has run: whoever waits for it may look.
+    pub(crate) fn order_after(&mut self, handle: Handle, order: &Order) {
+        let Some(mark) = &order.mark else { return };
+        if let Some(stream) = self.streams.get(handle)
+            && let Some(snapshot) = stream.clock.snapshot(stream.done_count + 1)
+        {
+            // Set once: an operation runs once.
+            let _ = mark.set(snapshot);
+        }
+    }
+
+    /// The operation that runs now writes a value that others may wait for.
+    pub(crate) fn clock_tells_value(&mut self, place: u64) {
+        let Some(running) = self.running else { return };
+        let (Some(races), Some(stream)) = (&mut self.races, self.streams.get(running.stream)) else { return };
+        if let Some(snapshot) = stream.clock.snapshot(running.position) {
+            races.clocks.values.insert(place, snapshot);
+        }
+    }
+
+    /// The operation that runs now has waited for a value: a stream wrote it as such or with other work, or the host if
+    /// it could.
+    pub(crate) fn clock_learns_value(&mut self, place: u64, may_be_hosts: bool) {
+        let (Some(running), call_count) = (self.running, self.call_count) else { return };
+        let (Some(races), Some(stream)) = (&self.races, self.streams.get_mut(running.stream)) else { return };
+        let knows = &mut stream.clock.knows;
+        if let Some(snapshot) = races.clocks.values.get(&place) {
+            knows.learn_snapshot(snapshot);
+        }
+        if let Some(writer) = races.shadow.last_writer(place).filter(|writer| writer.slot != HOST) {
+            knows.learn_epoch(writer);
+        }
+        if may_be_hosts {
+            knows.learn(&races.clocks.host);
+            knows.host = call_count;
+        }
+    }
+
+    /// A stream leaves; what it did has to be remembered until the host knows it.
+    pub(crate) fn clock_gone(&mut self, stream: &Stream) {
+        let Some(races) = &mut self.races else { return };
+        if let Some(end) = stream.snapshot() {
+            let (context, device) = (stream.context, stream.device);
+            races.clocks.gone.push(Gone { context, device, is_blocking: stream.is_blocking(), end });
+        }
+    }
+
+    /// The host has seen all of a stream's work that has run.
+    pub(crate) fn host_learns_stream(&mut self, handle: Handle) {
+        self.pools_seen(|seen, _| seen == handle);
+        if let (Some(races), Some(stream)) = (&mut self.races, self.streams.get(handle)) {
+            races.clocks.host_learns(stream.snapshot());
+        }
+    }
+
+    pub(crate) fn host_learns_event(&mut self, event: Handle) {
+        self.pools_seen_event(event);
+        let mark = self.events.get(event).and_then(|event| event.mark.as_ref());
+        if let (Some(races), Some(mark)) = (&mut self.races, mark) {
+            races.clocks.host_learns(mark.get().cloned());
+        }
+    }
+
+    pub(crate) fn host_learns_context(&mut self, context: Handle) {
+        self.host_learns_where(|stream| stream.context == context, |gone| gone.context == context);
+    }
+
+    pub(crate) fn host_learns_device(&mut self, device: usize) {
+        self.host_learns_where(|stream| stream.device == device, |gone| gone.device == device);
+    }
+
+    pub(crate) fn host_learns_all(&mut self) {
+        self.host_learns_where(|_| true, |_| true);
+    }
+
+    fn host_learns_where(
+        &mut self,
+        is_meant: impl Fn(&Stream) -> bool,
+        is_gone_meant: impl Fn(&Gone) -> bool,
+    ) {
+        self.pools_seen(|_, stream| is_meant(stream));
+        let Some(races) = &mut self.races else { return };
+        for (_, stream) in self.streams.iter().filter(|(_, stream)| is_meant(stream)) {
+            races.clocks.host_learns(stream.snapshot());
+        }
+        let ends = races.clocks.gone.iter().filter(|gone| is_gone_meant(gone)).map(|gone| gone.end.clone());
+        for end in ends.collect::<Vec<_>>() {
+            races.clocks.host_learns(Some(end));
+        }
+    }
+
+    /// A host function of a stream has returned: it is host code that ran behind the stream's work and before the
+    /// rest of it, so each side knows what the other did.
+    pub(crate) fn host_function_ran(&mut self, handle: Handle) {
+        let call_count = self.call_count;
+        let (Some(races), Some(stream)) = (&mut self.races, self.streams.get_mut(handle)) else { return };
+        stream.clock.knows.learn(&races.clocks.host);
+        stream.clock.knows.host = call_count;
+        races.clocks.host_learns(stream.clock.snapshot(stream.done_count + 1));
+    }
+}

@@ -1,0 +1,260 @@
+//! Race detection: each access of an operation or of the host is compared with the earlier ones to the same bytes.
+
+use crate::backing::Bytes;
+use crate::base::codes::{Answer, INVALID_VALUE};
+use crate::machine::Machine;
+use crate::machine::stream::execute::Fault;
+use crate::memory::Allocation;
+use crate::memory::owner::Owner;
+use crate::order::clock::{Epoch, HOST};
+use crate::order::races::Races;
+use crate::order::shadow::{Conflict, Trace};
+use crate::report::finding::{AccessKind, Finding, Misuse};
+use core::ops::{Range, RangeInclusive};
+use gpumem_sys::types::CUresult;
+
+impl Machine {
+    /// The operation that runs now reads device or pinned memory.
+    pub(crate) fn note_read(&mut self, kind: AccessKind, address: u64, size_bytes: u64, bytes: Bytes) {
+        self.each_piece(kind, address, size_bytes, bytes, |machine, address, range| {
+            machine.note_read_of(kind, address, range);
+        });
+    }
+
+    fn note_read_of(&mut self, kind: AccessKind, address: u64, range: Range<u64>) {
+        let Some(trace) = self.trace(kind, address, &range) else { return };
+        let is_host = !crate::base::address::is_device_address(address);
+        let (Some(races), Some(stream)) = (&mut self.races, trace.stream.and_then(|s| self.streams.get(s)))
+        else {
+            return;
+        };
+        let mut conflicts = Vec::new();
+        let unwritten = match races.is_unwritten_wanted && !is_host {
+            true => races.shadow.unwritten(range.clone()),
+            false => None,
+        };
+        races.shadow.read(range, trace, |epoch| stream.clock.covers(epoch), &mut conflicts);
+        self.report_races(trace, &conflicts);
+        if let Some(unwritten) = unwritten {
+            let address = unwritten.start.wrapping_add(trace.shift);
+            let size_bytes = unwritten.end - unwritten.start;
+            let (access, allocation) = (trace.access(unwritten.start), self.origin(address));
+            self.findings.add(Finding::Uninitialised { access, address, size_bytes, allocation });
+        }
+    }
+
+    /// The operation that runs now writes device or pinned memory.
+    pub(crate) fn note_write(&mut self, kind: AccessKind, address: u64, size_bytes: u64, bytes: Bytes) {
+        self.each_piece(kind, address, size_bytes, bytes, |machine, address, range| {
+            machine.note_write_of(kind, address, range);
+        });
+    }
+
+    fn note_write_of(&mut self, kind: AccessKind, address: u64, range: Range<u64>) {
+        let Some(trace) = self.trace(kind, address, &range) else { return };
+        let (Some(races), Some(stream)) = (&mut self.races, trace.stream.and_then(|s| self.streams.get(s)))
+        else {
+            return;
+        };
+        let mut conflicts = Vec::new();
+        races.shadow.write(range, trace, |epoch| stream.clock.covers(epoch), &mut conflicts);
+        self.report_races(trace, &conflicts);
+    }
+
+    /// The host reads or writes memory that devices reach, or frees or unregisters memory at a call.
+    pub(crate) fn note_host(&mut self, kind: AccessKind, address: u64, size_bytes: u64, bytes: Bytes) {
+        let call = self.call_count;
+        let Some(races) = &mut self.races else { return };
+        let range = range_of(bytes, size_bytes);
+        if range.is_empty() {
+            return;
+        }
+        let shift = address.wrapping_sub(range.start);
+        let epoch = Epoch { slot: HOST, time: call };
+        let trace = Trace { epoch, kind, stream: None, stream_number: 0, position: 0, call, shift };
+        let Races { clocks, shadow, .. } = races;
+        let is_ordered = |epoch: Epoch| epoch.slot == HOST || clocks.host.covers(epoch);
+        let mut conflicts = Vec::new();
+        match kind {
+            AccessKind::HostRead => shadow.read(range, trace, is_ordered, &mut conflicts),
+            AccessKind::Free | AccessKind::Unregister => {
+                shadow.check_and_clear(range, is_ordered, &mut conflicts)
+            }
+            _ => shadow.write(range, trace, is_ordered, &mut conflicts),
+        }
+        self.report_races(trace, &conflicts);
+    }
+
+    /// Memory of this allocation is gone for the device: by an operation of a stream, or by a call.
+    pub(crate) fn note_free(&mut self, allocation: &Allocation) {
+        if self.races.is_none() {
+            return;
+        }
+        let Allocation { base, size_bytes, bytes, .. } = *allocation;
+        let range = range_of(bytes, size_bytes);
+        match self.trace(AccessKind::Free, base, &range) {
+            _ if self.is_alias(base) => self.note_import_gone(allocation),
+            None => self.note_host(AccessKind::Free, base, size_bytes, bytes),
+            Some(trace) => {
+                let stream = trace.stream.and_then(|stream| self.streams.get(stream));
+                let (Some(races), Some(stream)) = (&mut self.races, stream) else { return };
+                let mut conflicts = Vec::new();
+                let is_ordered = |epoch| stream.clock.covers(epoch);
+                races.shadow.check_and_clear(range, is_ordered, &mut conflicts);
+                self.report_races(trace, &conflicts);
+            }
+        }
+    }
+
+    /// Pinned memory is about to go at a call, freed or unregistered.
+    pub(crate) fn note_host_free(&mut self, base: u64, kind: AccessKind) {
+        if let Some(Allocation { size_bytes, bytes, .. }) = self.memory.at_call.get(&base).copied() {
+            self.note_host(kind, base, size_bytes, bytes);
+        }
+    }
+
+    /// The program says that it touches memory itself. What no device can reach is nobody's business.
+    pub(crate) fn host_touches(&mut self, kind: AccessKind, address: usize, size_bytes: usize) {
+        let (address, size_bytes) = (address as u64, size_bytes as u64);
+        self.call_count += 1;
+        if let Some(bytes) = self.memory.live(address, size_bytes).map(|found| found.bytes_at(address)) {
+            self.note_host(kind, address, size_bytes, bytes);
+        }
+    }
+
+    /// A fault of queued work.
+    pub(crate) fn note_fault(&mut self, fault: Fault) {
+        let Fault { kind, code, text, allocation } = fault;
+        self.findings.add(Finding::Fault { kind, code, text, allocation: allocation.map(|origin| *origin) });
+    }
+
+    /// Says what was wrong with a call that frees, if it was refused for that.
+    pub(crate) fn note_if_refused<T>(&mut self, address: u64, answer: Answer<T>) -> Answer<T> {
+        let code = match &answer {
+            Err(code) if address != 0 => *code,
+            _ => return answer,
+        };
+        let was_there = self.memory.retired.contains(&address);
+        if self.contexts.iter().any(|(_, context)| context.error == Some(code)) {
+            self.note_refused(Misuse::FreeOnLostDevice, code, address);
+        } else if code == INVALID_VALUE && !self.memory.at_call.contains_key(&address) {
+            let misuse = if was_there { Misuse::DoubleFree } else { Misuse::ForeignFree };
+            self.note_refused(misuse, code, address);
+        }
+        answer
+    }
+
+    /// Says that a call names another device's memory without access, if it was refused for that.
+    pub(crate) fn note_if_foreign<T>(&mut self, address: u64, answer: Answer<T>) -> Answer<T> {
+        if answer.as_ref().is_err_and(|&code| code == INVALID_VALUE) {
+            self.note_refused(Misuse::WrongDevice, INVALID_VALUE, address);
+        }
+        answer
+    }
+
+    /// Says that a call is not allowed during a capture, if it was refused for that.
+    pub(crate) fn note_if_capture_forbids(&mut self, code: CUresult) {
+        if CAPTURE_CODES.contains(&code.0) {
+            self.note_refused(Misuse::InsideCapture, code, 0);
+        }
+    }
+
+    /// A call that was refused because it is wrong in itself.
+    fn note_refused(&mut self, misuse: Misuse, code: CUresult, address: u64) {
+        let allocation = self.origin(address);
+        let call = self.call_name;
+        self.findings.add(Finding::Refused { misuse, call, code, address, allocation });
+    }
+
+    pub(crate) fn trace(&self, kind: AccessKind, address: u64, range: &Range<u64>) -> Option<Trace> {
+        let running = self.running?;
+        self.races.as_ref().filter(|_| !range.is_empty())?;
+        let clock = &self.streams.get(running.stream)?.clock;
+        Some(Trace {
+            epoch: clock.epoch(running.position)?,
+            kind,
+            stream: Some(running.stream),
+            stream_number: clock.number,
+            position: running.position,
+            call: running.call,
+            shift: address.wrapping_sub(range.start),
+        })
+    }
+
+    /// Where the bytes behind an address are remembered. For all but mapped handles that is where they lie in this
+    /// process; what is mapped is remembered by its place in the file of handles, a piece for each handle.
+    fn each_piece(
+        &mut self,
+        kind: AccessKind,
+        address: u64,
+        size_bytes: u64,
+        bytes: Bytes,
+        mut note: impl FnMut(&mut Self, u64, Range<u64>),
+    ) {
+        if self.races.is_none() {
+            return;
+        }
+        let found = self.memory.live(address, 1);
+        if !found.is_some_and(|found| found.is_mapped()) {
+            let range = range_of(bytes, size_bytes);
+            if let Some(Allocation { owner: Owner::Imported(_), base, .. }) = found {
+                self.note_use(kind, address, base, &range);
+            }
+            return note(self, address, range);
+        }
+        let mut at = address;
+        while at < address + size_bytes
+            && let Some(piece) = self.memory.live(at, 1)
+            && let Some(start) = self.virtual_memory.file_offset_of(&piece)
+        {
+            let end = piece.end().min(address + size_bytes);
+            let start = FILE_SPACE + start;
+            let range = start + (at - piece.base)..start + (end - piece.base);
+            self.note_use(kind, at, piece.base, &range);
+            note(self, at, range);
+            at = end;
+        }
+    }
+
+    /// Where the byte at an address is remembered.
+    pub(crate) fn place_of(&self, address: u64, found: &Allocation) -> u64 {
+        match self.virtual_memory.file_offset_of(found) {
+            Some(start) => FILE_SPACE + start + (address - found.base),
+            None => found.bytes_at(address).0.addr() as u64,
+        }
+    }
+
+    /// A handle's memory is the device's again.
+    pub(crate) fn note_physical_gone(&mut self, file_offset_bytes: u64, size_bytes: u64) {
+        if let Some(races) = &mut self.races {
+            let start = FILE_SPACE + file_offset_bytes;
+            races.shadow.check_and_clear(start..start + size_bytes, |_| true, &mut Vec::new());
+        }
+    }
+
+    pub(crate) fn report_races(&mut self, second: Trace, conflicts: &[Conflict]) {
+        for (range, first) in conflicts {
+            let address = range.start.wrapping_add(second.shift);
+            self.findings.add(Finding::Race {
+                first: first.access(range.start),
+                second: second.access(range.start),
+                address,
+                size_bytes: range.end - range.start,
+                allocation: self.origin(address),
+            });
+        }
+    }
+}
+
+fn range_of(bytes: Bytes, size_bytes: u64) -> Range<u64> {
+    let start = bytes.0.addr() as u64;
+    start..start + size_bytes
+}
+
+/// Where the file of mapped handles begins among the places that bytes are remembered by: behind all that a process
+/// can hold.
+const FILE_SPACE: u64 = 1 << 62;
+
+/// What calls answer that a capture forbids or that break one.
+const CAPTURE_CODES: RangeInclusive<u32> =
+    CUresult::CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED.0..=CUresult::CUDA_ERROR_STREAM_CAPTURE_WRONG_THREAD.0;

@@ -1,0 +1,36 @@
+//! Applies the rules to each call.
+
+use crate::config::rules::Effect;
+use crate::machine::Machine;
+use crate::machine::stream::execute::Fault;
+use crate::report::finding::FaultKind;
+use gpumem_sys::types::CUresult;
+
+impl Machine {
+    /// Offers a call to the rules. What it answers instead of doing anything, if one says so.
+    pub(crate) fn offer(&mut self, call: &str) -> Option<CUresult> {
+        if self.rules.rules.is_empty() {
+            return None;
+        }
+        let mut verdict = None;
+        for effect in self.rules.effects(call) {
+            match effect {
+                Effect::Fail(code) => verdict = verdict.or(Some(code)),
+                Effect::TakeMemory { device, size_bytes } => _ = self.take_memory(device, size_bytes),
+                Effect::LoseDevice { device, code } => self.lose_device(device, code),
+                Effect::Delay { stream_number, step_count } => {
+                    self.schedule.delay(stream_number, step_count);
+                }
+            }
+        }
+        verdict
+    }
+
+    fn lose_device(&mut self, device: u32, code: CUresult) {
+        for context in self.contexts.values_mut().filter(|context| context.device == device as usize) {
+            context.error = context.error.or(Some(code));
+        }
+        let text = format!("a rule took device {device} away");
+        self.note_fault(Fault { kind: FaultKind::DeviceLost, code, text, allocation: None });
+    }
+}

@@ -1,0 +1,152 @@
+//! Managed memory: one address for the host and every device, and books about where its pages would be.
+//!
+//! The bytes are host memory, which the program follows directly; devices use them when their work runs. So a program
+//! that reads without waiting reads old bytes, as it can on a device with concurrent access. Where the pages are
+//! decides what work costs and how much memory a device has free, never what is computed: a device's use brings a
+//! group of pages to it (or leaves it where advice wants it), a prefetch moves it ahead of use, and what does not fit
+//! goes back to the host. What the host touches can't be seen here, so its faults have no price.
+
+use crate::backing::Backing;
+use crate::base::codes::{Answer, INVALID_VALUE};
+use core::cell::Cell;
+use std::collections::BTreeMap;
+
+/// All managed memory of an instance.
+pub(crate) struct Managed {
+    pub(crate) allocations: BTreeMap<u64, Pages>,
+    /// Host memory that is gone, while work was queued that may follow its addresses.
+    pub(crate) lingering: Vec<Backing>,
+    /// What is on each device. Cells here and below: work that reads the books also moves pages.
+    resident_bytes: Vec<Cell<u64>>,
+    /// What the running operation has spent on faults.
+    pub(crate) fault_ns: Cell<u64>,
+}
+
+/// The pages of one allocation, or of one segment of a pool, which has its memory itself.
+pub(crate) struct Pages {
+    pub(crate) backing: Option<Backing>,
+    pub(crate) groups: Vec<Cell<Group>>,
+}
+
+/// What is known of [`GROUP_BYTES`] of pages.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Group {
+    /// None before anything but the host has used them.
+    pub(crate) resident: Option<Place>,
+    pub(crate) preferred: Option<Place>,
+    pub(crate) last_prefetch: Option<Place>,
+    pub(crate) is_read_mostly: bool,
+    /// One bit for each device, and [`HOST_BIT`].
+    pub(crate) accessed_by: u128,
+}
+
+/// Where pages can be.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Place {
+    Host,
+    Device(usize),
+}
+
+impl Managed {
+    pub(crate) fn new(device_count: u32) -> Self {
+        Self {
+            allocations: BTreeMap::new(),
+            lingering: Vec::new(),
+            resident_bytes: (0..device_count).map(|_| Cell::new(0)).collect(),
+            fault_ns: Cell::new(0),
+        }
+    }
+
+    /// Books for memory that is new.
+    pub(crate) fn add(&mut self, base: u64, size_bytes: u64, backing: Option<Backing>) {
+        let groups = vec![Cell::default(); size_bytes.div_ceil(GROUP_BYTES) as usize];
+        self.allocations.insert(base, Pages { backing, groups });
+    }
+
+    /// What is on a device.
+    pub(crate) fn resident_bytes(&self, device: usize) -> u64 {
+        self.resident_bytes.get(device).map_or(0, Cell::get)
+    }
+
+    /// What the running operation has spent on faults; the next one starts from nothing.
+    pub(crate) fn take_fault_ns(&self) -> u64 {
+        self.fault_ns.take()
+    }
+
+    /// The groups that a range lies in, whole or in part. All of one allocation.
+    pub(crate) fn groups(&self, address: u64, size_bytes: u64) -> Answer<&[Cell<Group>]> {
+        let (&base, pages) = self.allocations.range(..=address).next_back().ok_or(INVALID_VALUE)?;
+        let last =
+            size_bytes.checked_sub(1).and_then(|rest| address.checked_add(rest)).ok_or(INVALID_VALUE)?;
+        let (first, last) = ((address - base) / GROUP_BYTES, (last - base) / GROUP_BYTES);
+        pages.groups.get(first as usize..=last as usize).ok_or(INVALID_VALUE)
+    }
+
+    /// Moves groups, and says how many bytes that were elsewhere.
+    pub(crate) fn bring(&self, groups: &[Cell<Group>], to: Place) -> u64 {
+        let mut moved_bytes = 0;
+        for cell in groups {
+            let group = cell.get();
+            if group.resident != Some(to) {
+                self.leave(group.resident);
+                if let Some(resident) = self.on(to) {
+                    resident.set(resident.get() + GROUP_BYTES);
+                }
+                cell.set(Group { resident: Some(to), ..group });
+                moved_bytes += GROUP_BYTES;
+            }
+        }
+        moved_bytes
+    }
+
+    pub(crate) fn leave(&self, place: Option<Place>) {
+        if let Some(resident) = place.and_then(|place| self.on(place)) {
+            resident.set(resident.get() - GROUP_BYTES);
+        }
+    }
+
+    fn on(&self, place: Place) -> Option<&Cell<u64>> {
+        match place {
+            Place::Host => None,
+            Place::Device(device) => self.resident_bytes.get(device),
+        }
+    }
+
+    /// Sends groups to the host until no more than this is on a device, lowest addresses first.
+    pub(crate) fn evict(&self, device: usize, keep_bytes: u64) {
+        for cell in self.allocations.values().flat_map(|pages| &pages.groups) {
+            if self.resident_bytes(device) <= keep_bytes {
+                return;
+            }
+            if cell.get().resident == Some(Place::Device(device)) {
+                self.bring(core::slice::from_ref(cell), Place::Host);
+            }
+        }
+    }
+}
+
+impl Place {
+    /// The number that the older functions use.
+    pub(crate) fn number(self) -> i32 {
+        match self {
+            Self::Host => HOST_NUMBER,
+            Self::Device(device) => device as i32,
+        }
+    }
+
+    pub(crate) fn bit(self) -> u128 {
+        match self {
+            Self::Host => HOST_BIT,
+            Self::Device(device) => 1 << device,
+        }
+    }
+}
+
+/// The unit in which pages move.
+const GROUP_BYTES: u64 = 64 << 10;
+
+/// In [`Group::accessed_by`].
+pub(crate) const HOST_BIT: u128 = 1 << 64;
+
+/// The host, where a device's number is asked for.
+pub(crate) const HOST_NUMBER: i32 = -1;

@@ -1,0 +1,71 @@
+//! [`Owner`]: which call an allocation came from, and so who may free it and use it.
+
+use crate::base::handle::Handle;
+use crate::report::AllocationKind;
+
+/// Where an allocation came from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Owner {
+    /// `cuMemAlloc`.
+    Plain,
+    /// A memory pool.
+    Pool(Handle),
+    /// A pool of pinned host memory.
+    PinnedPool(Handle),
+    /// A pool of managed memory.
+    ManagedPool(Handle),
+    /// Another address of a pool's memory, one's own or another's: the pool that it was imported through.
+    Imported(Handle),
+    /// Plain memory of another process, opened by its handle.
+    Opened,
+    /// An allocation node of a graph.
+    Graph,
+    /// Pinned host memory of the driver's.
+    Host { flags: u32 },
+    /// The program's own memory, pinned.
+    Registered { flags: u32 },
+    /// Managed memory, which host and devices share.
+    Managed,
+    /// A handle of virtual memory management, mapped at an address of the program's choice. One bit for each device
+    /// that has been given access.
+    Mapped { handle: Handle, devices: u64 },
+}
+
+impl Owner {
+    pub(crate) fn kind(self) -> AllocationKind {
+        match self {
+            Self::Plain => AllocationKind::Device,
+            Self::Pool(_) | Self::PinnedPool(_) | Self::ManagedPool(_) => AllocationKind::Pool,
+            Self::Imported(_) | Self::Opened => AllocationKind::Imported,
+            Self::Host { .. } => AllocationKind::Host,
+            Self::Registered { .. } => AllocationKind::Registered,
+            Self::Graph => AllocationKind::Graph,
+            Self::Managed => AllocationKind::Managed,
+            Self::Mapped { .. } => AllocationKind::Mapped,
+        }
+    }
+
+    pub(crate) fn is_host(self) -> bool {
+        matches!(self, Self::Host { .. } | Self::Registered { .. } | Self::PinnedPool(_))
+    }
+
+    /// Whether devices may only read it.
+    pub(crate) fn is_read_only(self) -> bool {
+        matches!(self, Self::Registered { flags } if flags & REGISTERED_READ_ONLY != 0)
+    }
+
+    pub(crate) fn is_managed(self) -> bool {
+        matches!(self, Self::Managed | Self::ManagedPool(_))
+    }
+
+    /// The pool that it was allocated from.
+    pub(crate) fn pool(self) -> Option<Handle> {
+        match self {
+            Self::Pool(pool) | Self::PinnedPool(pool) | Self::ManagedPool(pool) => Some(pool),
+            _ => None,
+        }
+    }
+}
+
+/// The flag of `cuMemHostRegister` for memory that devices only read.
+const REGISTERED_READ_ONLY: u32 = 8;

@@ -1,0 +1,45 @@
+//! Plain device memory (`cuMemAlloc`): chunks of 2 MiB for small blocks, chunks of their own for large ones.
+//!
+//! Chunks are what counts against the device's capacity, like the pages of the real one. Between two chunks lies a
+//! gap of addresses: free ranges of different chunks never merge, and running off a chunk's end hits nothing.
+
+use crate::backing::Backing;
+use crate::backing::pages::PageFile;
+use crate::backing::ticket::Ticket;
+use crate::base::address::CHUNK_BYTES;
+use crate::base::codes::{Answer, OUT_OF_MEMORY};
+use crate::base::extents::Extents;
+use std::collections::BTreeMap;
+
+/// The chunks of one device.
+#[derive(Default)]
+pub(crate) struct Plain {
+    pub(crate) chunks: BTreeMap<u64, Chunk>,
+    /// What is free in the chunks for small blocks.
+    pub(crate) free: Extents,
+}
+
+pub(crate) struct Chunk {
+    pub(crate) backing: Backing,
+    pub(crate) size_bytes: u64,
+    pub(crate) is_shared: bool,
+    /// The file that other processes open, if they may.
+    pub(crate) file: Option<(PageFile, Ticket)>,
+}
+
+impl Plain {
+    pub(crate) fn chunk(&self, address: u64) -> Option<(u64, &Chunk)> {
+        self.chunks.range(..=address).next_back().map(|(&base, chunk)| (base, chunk))
+    }
+}
+
+/// Rounds up to a multiple; beyond any device's size is out of memory.
+pub(crate) fn round_up(size_bytes: u64, multiple: u64) -> Answer<u64> {
+    size_bytes.checked_next_multiple_of(multiple).filter(|&bytes| bytes < 1 << 60).ok_or(OUT_OF_MEMORY)
+}
+
+/// What the addresses of allocations are multiples of.
+pub(crate) const ALIGNMENT_BYTES: u64 = 512;
+/// Addresses that stay unused behind each mapping.
+pub(crate) const GAP_BYTES: u64 = CHUNK_BYTES;
+pub(crate) const SMALL_BYTES_MAX: u64 = 1 << 20;

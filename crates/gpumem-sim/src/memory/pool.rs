@@ -1,0 +1,127 @@
+//! Memory pools: stream-ordered allocation, reuse, and when memory goes back to the device.
+//!
+//! A pool reserves segments of 32 MiB or more. Who may have a block again that was freed says `reuse`. A program can't
+//! rely on it, so all that it decides is how much memory is reserved, and what a missing wait does.
+//!
+//! Segments that are free whole go back at synchronisation, down to the release threshold, when the pool is trimmed,
+//! or when the device has no memory left for somebody else.
+
+use crate::backing::{Backing, Bytes};
+use crate::base::extents::Extents;
+use crate::memory::pending::Pending;
+use crate::memory::pool_file::Sharing;
+pub(crate) use crate::memory::pool_kind::PoolKind;
+use crate::memory::pool_reuse::Policies;
+use std::collections::{BTreeMap, BTreeSet};
+
+/// One pool.
+pub(crate) struct Pool {
+    pub(crate) kind: PoolKind,
+    /// Whose memory it hands out, or from where it was made.
+    pub(crate) device: usize,
+    pub(crate) is_default: bool,
+    pub(crate) is_closing: bool,
+    /// The most it may reserve.
+    pub(crate) bytes_max: u64,
+    pub(crate) segments: BTreeMap<u64, Segment>,
+    /// What any stream may have.
+    pub(crate) free: Extents,
+    pub(crate) pending: Pending,
+    pub(crate) reserved: Gauge,
+    pub(crate) used: Gauge,
+    pub(crate) release_threshold_bytes: u64,
+    pub(crate) policies: Policies,
+    /// The other devices that may use its memory.
+    pub(crate) shared_with: BTreeSet<usize>,
+    /// Whether the host was given access to managed memory, which it has anyway.
+    pub(crate) is_hosts: bool,
+    pub(crate) sharing: Sharing,
+}
+
+pub(crate) struct Segment {
+    pub(crate) backing: Backing,
+    pub(crate) size_bytes: u64,
+    /// Its place in the pool's file, if it has one.
+    pub(crate) file_offset_bytes: u64,
+}
+
+/// A number of bytes and the most that it has been.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Gauge {
+    pub(crate) current: u64,
+    pub(crate) high: u64,
+}
+
+impl Gauge {
+    pub(crate) fn add(&mut self, bytes: u64) {
+        self.current += bytes;
+        self.high = self.high.max(self.current);
+    }
+}
+
+impl Pool {
+    pub(crate) fn new(device: usize, is_default: bool, bytes_max: u64) -> Self {
+        Self {
+            kind: PoolKind::Device,
+            device,
+            is_default,
+            is_closing: false,
+            bytes_max: reserve_max_bytes(bytes_max),
+            segments: BTreeMap::new(),
+            free: Extents::default(),
+            pending: Pending::default(),
+            reserved: Gauge::default(),
+            used: Gauge::default(),
+            release_threshold_bytes: 0,
+            policies: Policies::default(),
+            shared_with: BTreeSet::new(),
+            is_hosts: false,
+            sharing: Sharing::Private,
+        }
+    }
+
+    pub(crate) fn shared(self, sharing: Sharing) -> Self {
+        Self { sharing, ..self }
+    }
+
+    pub(crate) fn bytes_at(&self, address: u64) -> Option<Bytes> {
+        let (base, segment) = self.segments.range(..=address).next_back()?;
+        (address - base < segment.size_bytes).then(|| segment.backing.bytes().at(address - base))
+    }
+
+    /// Where an address of the pool lies in its file.
+    pub(crate) fn file_offset_of(&self, address: u64) -> Option<u64> {
+        let (base, segment) = self.segments.range(..=address).next_back()?;
+        Some(segment.file_offset_bytes + (address - base))
+    }
+
+    /// The address of a place in the pool's file.
+    pub(crate) fn address_at(&self, file_offset_bytes: u64) -> Option<u64> {
+        self.segments.iter().find_map(|(base, segment)| {
+            let offset_bytes = file_offset_bytes.checked_sub(segment.file_offset_bytes)?;
+            (offset_bytes < segment.size_bytes).then_some(base + offset_bytes)
+        })
+    }
+
+    /// The segments that hold nothing, largest address first.
+    pub(crate) fn idle_segment(&self) -> Option<(u64, u64)> {
+        let idle = |&(&base, segment): &(&u64, &Segment)| self.free.is_whole(base, segment.size_bytes);
+        self.segments.iter().rev().find(idle).map(|(&base, segment)| (base, segment.size_bytes))
+    }
+}
+
+/// An attribute's value, as wide as the driver writes it.
+pub(crate) enum PoolValue {
+    Int(u32),
+    Long(u64),
+}
+
+/// The most that a pool reserves for a `maxSize`: whole segments, and 0 is no bound.
+fn reserve_max_bytes(max_size_bytes: u64) -> u64 {
+    match max_size_bytes {
+        0 => u64::MAX,
+        max => max.checked_next_multiple_of(SEGMENT_BYTES).unwrap_or(u64::MAX),
+    }
+}
+
+pub(crate) const SEGMENT_BYTES: u64 = 32 << 20;

@@ -1,0 +1,38 @@
+//! Whose memory a pool hands out, and who may use it.
+//!
+//! | kind | its segments | used by devices | used by the host |
+//! | --- | --- | --- | --- |
+//! | of a device | that device's memory | its own, and those that were given access | never |
+//! | pinned host memory | this process's, at one address for all | those that were given access | always |
+//! | managed memory | the same, with books about its pages | all | always |
+//!
+//! To the driver, pinned memory of a pool is host memory and nothing else: in copies that name a direction it is the host's
+//! end alone.
+
+use crate::base::handle::Handle;
+use crate::memory::owner::Owner;
+
+/// Whose memory a pool hands out.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum PoolKind {
+    Device,
+    Pinned,
+    Managed,
+}
+
+impl PoolKind {
+    pub(crate) fn owner(self, pool: Handle) -> Owner {
+        match self {
+            Self::Device => Owner::Pool(pool),
+            Self::Pinned => Owner::PinnedPool(pool),
+            Self::Managed => Owner::ManagedPool(pool),
+        }
+    }
+}
+
+/// Who uses memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum User {
+    Device(usize),
+    Host,
+}

@@ -1,0 +1,134 @@
+//! Virtual memory management: reserved addresses, handles of physical memory, and what is mapped where.
+//!
+//! A handle is memory of one device; it counts against the device from its creation until the program has released
+//! it and no mapping is left. A mapping is an allocation like any other, in both views of `memory.rs` from the
+//! call on: mapping and unmapping wait for nothing, so work that is still queued for an address that is unmapped
+//! faults when it runs. A mapping belongs to no device until access is given.
+//!
+//! Handles that are to be shared are in `shared`.
+
+use crate::backing::pages::{AddressRange, PageFile};
+use crate::base::address::{CHUNK_BYTES, DEVICE_SPACE_BYTES, RESERVED_SPACE_BYTES, reserved_space};
+use crate::base::codes::{Answer, INVALID_VALUE, OUT_OF_MEMORY};
+use crate::base::extents::Extents;
+use crate::base::handle::{Handle, Kind, Slab};
+use crate::memory::Allocation;
+use crate::memory::owner::Owner;
+use crate::memory::virtual_memory_shared::Shared;
+use crate::memory::window::Windows;
+use gpumem_sys::types::CUmemAllocationProp_st__bindgen_ty_1 as AllocationFlags;
+use std::collections::BTreeMap;
+
+/// What an instance has reserved and created.
+pub(crate) struct VirtualMemory {
+    pub(crate) reservations: BTreeMap<u64, Reservation>,
+    pub(crate) handles: Slab<Physical>,
+    /// Addresses that are not reserved.
+    pub(crate) space: Extents,
+    /// Made with the first handle, as many bytes as `pieces` gives out.
+    pub(crate) file: Option<PageFile>,
+    /// What no handle has of the file.
+    pub(crate) pieces: Extents,
+    pub(crate) windows: Windows,
+}
+
+/// A range of addresses, the program's and this process's.
+pub(crate) struct Reservation {
+    pub(crate) size_bytes: u64,
+    pub(crate) range: AddressRange,
+    /// What was taken from the space for it: more than it has, for its alignment and a gap behind it.
+    pub(crate) taken: (u64, u64),
+}
+
+/// Physical memory of one device.
+pub(crate) struct Physical {
+    pub(crate) device: usize,
+    pub(crate) size_bytes: u64,
+    /// Its place in the instance's file; also of a handle whose bytes are elsewhere, so that no two have the same.
+    pub(crate) file_offset_bytes: u64,
+    /// Its own file, if it is to be shared.
+    pub(crate) shared: Option<Shared>,
+    /// The call that created it.
+    pub(crate) call: u64,
+    pub(crate) flags: AllocationFlags,
+    /// How often the program has to release it.
+    pub(crate) holder_count: u32,
+    pub(crate) mapping_count: u32,
+}
+
+impl VirtualMemory {
+    pub(crate) fn new(slot: usize, instance: u64) -> Self {
+        let (mut space, mut pieces) = (Extents::default(), Extents::default());
+        space.give(reserved_space(slot), RESERVED_SPACE_BYTES);
+        pieces.give(0, DEVICE_SPACE_BYTES);
+        Self {
+            reservations: BTreeMap::new(),
+            handles: Slab::new(Kind::Physical, instance),
+            space,
+            file: None,
+            pieces,
+            windows: Windows::default(),
+        }
+    }
+
+    /// The handles that the program has to release yet.
+    pub(crate) fn handle_count(&self) -> usize {
+        self.handles.iter().filter(|(_, physical)| physical.holder_count > 0).count()
+    }
+
+    /// The handles that the program has to release yet and that are mapped nowhere: device, size, and the call
+    /// that created each.
+    pub(crate) fn unmapped(&self) -> impl Iterator<Item = (Handle, usize, u64, u64)> {
+        let is_unmapped = |physical: &Physical| physical.holder_count > 0 && physical.mapping_count == 0;
+        let unmapped = self.handles.iter().filter(move |(_, physical)| is_unmapped(physical));
+        unmapped.map(|(handle, physical)| (handle, physical.device, physical.size_bytes, physical.call))
+    }
+
+    /// A handle that the program holds; one that only mappings keep is no longer its own.
+    pub(crate) fn held(&mut self, handle: Handle) -> Answer<&mut Physical> {
+        self.handles.get_mut(handle).filter(|physical| physical.holder_count > 0).ok_or(INVALID_VALUE)
+    }
+
+    /// Where the bytes of a mapping lie in the file, which is the same for all mappings of its handle.
+    pub(crate) fn file_offset_of(&self, mapping: &Allocation) -> Option<u64> {
+        let Owner::Mapped { handle, .. } = mapping.owner else { return None };
+        self.handles.get(handle).map(|physical| physical.file_offset_bytes)
+    }
+
+    /// The reservation that a range of addresses lies in, whole.
+    pub(crate) fn reservation(&self, base: u64, size_bytes: u64) -> Answer<(u64, &Reservation)> {
+        let (&start, found) = self.reservations.range(..=base).next_back().ok_or(INVALID_VALUE)?;
+        let end = base.checked_add(size_bytes).ok_or(INVALID_VALUE)?;
+        if end <= start + found.size_bytes { Ok((start, found)) } else { Err(INVALID_VALUE) }
+    }
+}
+
+impl VirtualMemory {
+    pub(crate) fn create(
+        &mut self,
+        device: usize,
+        size_bytes: u64,
+        flags: AllocationFlags,
+        shared: Option<Shared>,
+    ) -> Answer<Handle> {
+        if self.file.is_none() {
+            self.file = Some(PageFile::new(DEVICE_SPACE_BYTES)?);
+        }
+        let file_offset_bytes = self.pieces.take(size_bytes).ok_or(OUT_OF_MEMORY)?;
+        let physical = Physical {
+            device,
+            size_bytes,
+            file_offset_bytes,
+            shared,
+            call: 0,
+            flags,
+            holder_count: 1,
+            mapping_count: 0,
+        };
+        let room = self.handles.insert(physical);
+        room.inspect_err(|_| self.pieces.give(file_offset_bytes, size_bytes))
+    }
+}
+
+/// The unit of sizes and addresses, the least and the recommended.
+pub(crate) const GRANULARITY_BYTES: u64 = CHUNK_BYTES;

@@ -1,0 +1,91 @@
+//! What a stream's next operation comes after, as far as the program has said so by now.
+//!
+//! `clock.rs` knows what was in order when work *runs*, and only while races are looked for. A pool has to know at the
+//! call whether a stream that asks for memory is behind another stream's free that may still be queued. So each stream
+//! keeps the points that it was made to wait for, and what those were behind in turn; an event takes along what its
+//! stream knew where it was recorded. What is kept is shared until it changes, and costs nothing where nobody waits.
+//!
+//! It errs on one side only: where a wait names a point in the middle of a stream without an event, what lies before
+//! that point on third streams is not known, and the pool takes other memory.
+
+use crate::base::handle::Handle;
+use crate::order::Point;
+use std::sync::Arc;
+
+/// Points that something comes after: of each stream the latest, ordered by stream.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct HappensBefore(pub(crate) Arc<Vec<Point>>);
+
+impl HappensBefore {
+    /// Whether a point is among those, or before one.
+    pub(crate) fn covers(&self, point: Point) -> bool {
+        self.known(point.stream) >= Some(point.position)
+    }
+
+    /// The latest of those points on a stream.
+    pub(crate) fn known(&self, stream: Handle) -> Option<u64> {
+        Some(self.0[self.place(stream).ok()?].position)
+    }
+
+    pub(crate) fn learn(&mut self, point: Point) {
+        match self.place(point.stream) {
+            Ok(index) if self.0[index].position >= point.position => {}
+            Ok(index) => Arc::make_mut(&mut self.0)[index] = point,
+            Err(index) => Arc::make_mut(&mut self.0).insert(index, point),
+        }
+    }
+
+    pub(crate) fn learn_all(&mut self, other: &Self) {
+        if self.0.is_empty() {
+            self.0 = other.0.clone();
+        } else if !Arc::ptr_eq(&self.0, &other.0) {
+            other.0.iter().for_each(|&point| self.learn(point));
+        }
+    }
+
+    fn place(&self, stream: Handle) -> Result<usize, usize> {
+        self.0.binary_search_by_key(&stream, |point| point.stream)
+    }
+
+    /// Worth a look at whether all of its streams are still there: at 64, 128, … of them.
+    pub(crate) fn is_crowded(&self) -> bool {
+        self.0.len() >= CROWD && self.0.len().is_power_of_two()
+    }
+
+    pub(crate) fn retain(&mut self, keep: impl Fn(Point) -> bool) {
+        Arc::make_mut(&mut self.0).retain(|&point| keep(point));
+    }
+}
+
+const CROWD: usize = 64;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn point(stream: u64, position: u64) -> Point {
+        Point { stream: Handle::from_bits(stream), position }
+    }
+
+    #[test]
+    fn of_each_stream_the_latest_point_counts() {
+        let mut happens_before = HappensBefore::default();
+        for known in [point(3, 5), point(1, 2), point(3, 4)] {
+            happens_before.learn(known);
+        }
+        assert!(happens_before.covers(point(3, 5)) && happens_before.covers(point(1, 1)));
+        assert!(!happens_before.covers(point(3, 6)) && !happens_before.covers(point(2, 1)));
+    }
+
+    #[test]
+    fn what_was_taken_along_does_not_change_afterwards() {
+        let mut stream = HappensBefore::default();
+        stream.learn(point(1, 1));
+        let event = stream.clone();
+        stream.learn(point(1, 9));
+        let mut waiter = HappensBefore::default();
+        waiter.learn(point(2, 7));
+        waiter.learn_all(&event);
+        assert!(waiter.covers(point(1, 1)) && waiter.covers(point(2, 7)) && !waiter.covers(point(1, 2)));
+    }
+}

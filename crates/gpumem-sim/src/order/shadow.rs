@@ -1,0 +1,289 @@
+//! Who touched which bytes: the last writer of each range, and who has read it since. Pure.
+//!
+//! Ranges are those of the bytes themselves, not of the addresses by which programs reach them, so that two mappings
+//! of the same memory meet here. Neighbours with the same history are one range; an access splits ranges at its ends.
+//!
+//! A reader is forgotten when one that is ordered after it reads too: whatever write comes later and conflicts with
+//! the first conflicts with the second, or is ordered after both. A writer is forgotten when the next one writes.
+
+use crate::base::handle::Handle;
+use crate::order::clock::Epoch;
+use crate::report::finding::AccessKind;
+use core::ops::Range;
+use std::collections::BTreeMap;
+
+/// One access, as it is remembered.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Trace {
+    pub(crate) epoch: Epoch,
+    pub(crate) kind: AccessKind,
+    /// None for the host.
+    pub(crate) stream: Option<Handle>,
+    pub(crate) stream_number: u32,
+    /// In the stream, from 1.
+    pub(crate) position: u64,
+    /// The call that asked for it.
+    pub(crate) call: u64,
+    /// The address of the byte 0 of this process's memory as the access saw it: tells mappings of one memory apart.
+    pub(crate) shift: u64,
+}
+
+/// The histories of all bytes that anybody has touched.
+#[derive(Default)]
+pub(crate) struct Shadow {
+    /// By first byte.
+    ranges: BTreeMap<u64, History>,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct History {
+    end: u64,
+    write: Option<Trace>,
+    reads: Vec<Trace>,
+}
+
+/// A conflict with an earlier access, and where.
+pub(crate) type Conflict = (Range<u64>, Trace);
+
+impl Shadow {
+    /// A write. What it conflicts with and is not ordered after goes to `conflicts`.
+    pub(crate) fn write(
+        &mut self,
+        bytes: Range<u64>,
+        trace: Trace,
+        is_ordered: impl Fn(Epoch) -> bool,
+        conflicts: &mut Vec<Conflict>,
+    ) {
+        if let Some(history) = self.ranges.get_mut(&bytes.start).filter(|history| history.end == bytes.end) {
+            history.check(bytes.start, true, &is_ordered, conflicts);
+            history.write = Some(trace);
+            history.reads.clear();
+            return;
+        }
+        self.check_and_clear(bytes.clone(), &is_ordered, conflicts);
+        self.ranges.insert(bytes.start, History { end: bytes.end, write: Some(trace), reads: Vec::new() });
+        self.merge(bytes.start);
+    }
+
+    /// A read.
+    pub(crate) fn read(
+        &mut self,
+        bytes: Range<u64>,
+        trace: Trace,
+        is_ordered: impl Fn(Epoch) -> bool,
+        conflicts: &mut Vec<Conflict>,
+    ) {
+        self.split(bytes.start);
+        self.split(bytes.end);
+        let mut gaps = Vec::new();
+        let mut at = bytes.start;
+        for (&start, history) in self.ranges.range_mut(bytes.clone()) {
+            if at < start {
+                gaps.push(at..start);
+            }
+            at = history.end;
+            history.check(start, false, &is_ordered, conflicts);
+            history.reads.retain(|read| !is_ordered(read.epoch));
+            history.reads.push(trace);
+        }
+        if at < bytes.end {
+            gaps.push(at..bytes.end);
+        }
+        for gap in gaps {
+            self.ranges.insert(gap.start, History { end: gap.end, write: None, reads: vec![trace] });
+        }
+        self.merge_all(bytes);
+    }
+
+    /// Who wrote a byte last.
+    pub(crate) fn last_writer(&self, byte: u64) -> Option<Epoch> {
+        let (_, history) = self.ranges.range(..=byte).next_back()?;
+        history.write.filter(|_| byte < history.end).map(|write| write.epoch)
+    }
+
+    /// The end of the bytes, as far as their history goes: what was not ordered before goes to `conflicts`.
+    pub(crate) fn check_and_clear(
+        &mut self,
+        bytes: Range<u64>,
+        is_ordered: impl Fn(Epoch) -> bool,
+        conflicts: &mut Vec<Conflict>,
+    ) {
+        self.split(bytes.start);
+        self.split(bytes.end);
+        while let Some((&start, _)) = self.ranges.range(bytes.clone()).next() {
+            if let Some(history) = self.ranges.remove(&start) {
+                history.check(start, true, &is_ordered, conflicts);
+            }
+        }
+    }
+
+    /// The part of the bytes that nobody has written, if there is one.
+    pub(crate) fn unwritten(&self, bytes: Range<u64>) -> Option<Range<u64>> {
+        let mut at = bytes.start;
+        let before =
+            self.ranges.range(..=bytes.start).next_back().filter(|(_, history)| history.end > bytes.start);
+        for (&start, history) in before.into_iter().chain(self.ranges.range(bytes.start + 1..bytes.end)) {
+            if at < start {
+                return Some(at..start);
+            }
+            if history.write.is_none_or(|write| write.kind == AccessKind::Allocation) {
+                return Some(at..history.end.min(bytes.end));
+            }
+            at = history.end;
+        }
+        (at < bytes.end).then_some(at..bytes.end)
+    }
+
+    /// Cuts the range that `at` lies inside of.
+    fn split(&mut self, at: u64) {
+        if let Some((_, history)) = self.ranges.range_mut(..at).next_back()
+            && history.end > at
+        {
+            let rest = history.clone();
+            history.end = at;
+            self.ranges.insert(at, rest);
+        }
+    }
+
+    fn merge_all(&mut self, bytes: Range<u64>) {
+        let mut at = bytes.start;
+        while at <= bytes.end
+            && let Some((&start, _)) = self.ranges.range(at..=bytes.end).next()
+        {
+            self.merge(start);
+            at = start + 1;
+        }
+    }
+
+    /// Joins the range that begins here with the one before it, if they touch and have the same history.
+    fn merge(&mut self, start: u64) {
+        let Some((_, before)) = self.ranges.range(..start).next_back() else { return };
+        let is_same = self.ranges.get(&start).is_some_and(|history| {
+            before.end == start && before.write == history.write && before.reads == history.reads
+        });
+        if is_same
+            && let Some(history) = self.ranges.remove(&start)
+            && let Some((_, before)) = self.ranges.range_mut(..start).next_back()
+        {
+            before.end = history.end;
+        }
+    }
+}
+
+impl History {
+    fn check(
+        &self,
+        start: u64,
+        is_write: bool,
+        is_ordered: impl Fn(Epoch) -> bool,
+        conflicts: &mut Vec<Conflict>,
+    ) {
+        let reads = self.reads.iter().filter(|_| is_write);
+        let unordered = self.write.iter().chain(reads).filter(|trace| !is_ordered(trace.epoch));
+        conflicts.extend(unordered.map(|trace| (start..self.end, *trace)));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::base::random::Random;
+
+    fn trace(slot: u32, time: u64) -> Trace {
+        let epoch = Epoch { slot, time };
+        Trace {
+            epoch,
+            kind: AccessKind::Memset,
+            stream: None,
+            stream_number: slot,
+            position: time,
+            call: time,
+            shift: 0,
+        }
+    }
+
+    fn found(conflicts: &[Conflict]) -> Vec<(Range<u64>, u32)> {
+        conflicts.iter().map(|(range, trace)| (range.clone(), trace.epoch.slot)).collect()
+    }
+
+    #[test]
+    fn a_write_conflicts_with_the_writer_and_all_readers_of_its_bytes() {
+        let mut shadow = Shadow::default();
+        let mut conflicts = Vec::new();
+        shadow.write(0..100, trace(0, 1), |_| false, &mut conflicts);
+        shadow.read(10..20, trace(1, 1), |_| true, &mut conflicts);
+        shadow.read(15..30, trace(2, 1), |epoch| epoch.slot == 0, &mut conflicts);
+        assert_eq!(found(&conflicts), []);
+        shadow.write(18..19, trace(3, 1), |_| false, &mut conflicts);
+        assert_eq!(found(&conflicts), [(18..19, 0), (18..19, 1), (18..19, 2)]);
+    }
+
+    #[test]
+    fn neighbours_with_one_history_are_one_range() {
+        let mut shadow = Shadow::default();
+        let mut conflicts = Vec::new();
+        shadow.write(0..10, trace(0, 1), |_| true, &mut conflicts);
+        shadow.write(10..20, trace(0, 1), |_| true, &mut conflicts);
+        assert_eq!(shadow.ranges.len(), 1);
+        shadow.read(5..15, trace(0, 2), |_| true, &mut conflicts);
+        assert_eq!(shadow.ranges.len(), 3);
+        shadow.read(0..5, trace(0, 2), |_| true, &mut conflicts);
+        shadow.read(15..20, trace(0, 2), |_| true, &mut conflicts);
+        assert_eq!(shadow.ranges.len(), 1);
+    }
+
+    #[test]
+    fn what_nobody_wrote_is_found() {
+        let mut shadow = Shadow::default();
+        let mut conflicts = Vec::new();
+        shadow.write(0..10, trace(0, 1), |_| true, &mut conflicts);
+        shadow.write(20..30, trace(0, 1), |_| true, &mut conflicts);
+        assert_eq!(shadow.unwritten(0..10), None);
+        assert_eq!(shadow.unwritten(5..25), Some(10..20));
+        assert_eq!(shadow.unwritten(25..40), Some(30..40));
+    }
+
+    /// Against the obvious twin: a full list of accesses for each byte, none forgotten. Two streams that learn of each
+    /// other now and then; a race is found by one if and only if by the other.
+    #[test]
+    fn a_race_is_found_if_and_only_if_there_is_one() {
+        let mut random = Random::new(4);
+        for _ in 0..300 {
+            let mut shadow = Shadow::default();
+            let mut bytes: Vec<Vec<(bool, Epoch)>> = vec![Vec::new(); 32];
+            let mut clocks = [[0u64; 3]; 3];
+            for _ in 0..40 {
+                let slot = random.below(3);
+                if random.one_in(3) {
+                    let other = clocks[random.below(3)];
+                    clocks[slot].iter_mut().zip(other).for_each(|(own, other)| *own = (*own).max(other));
+                }
+                clocks[slot][slot] += 1;
+                let clock = clocks[slot];
+                let is_ordered = |epoch: Epoch| clock[epoch.slot as usize] >= epoch.time;
+                let start = random.below(31);
+                let end = start + 1 + random.below(31 - start);
+                let is_write = random.one_in(2);
+                let epoch = Epoch { slot: slot as u32, time: clock[slot] };
+                let is_race = bytes[start..end]
+                    .iter()
+                    .flatten()
+                    .any(|&(is_other_write, other)| (is_write || is_other_write) && !is_ordered(other));
+                bytes[start..end].iter_mut().for_each(|byte| byte.push((is_write, epoch)));
+                let (mut conflicts, trace) = (Vec::new(), trace(epoch.slot, epoch.time));
+                let range = start as u64..end as u64;
+                if is_write {
+                    shadow.write(range, trace, is_ordered, &mut conflicts);
+                } else {
+                    shadow.read(range, trace, is_ordered, &mut conflicts);
+                }
+                assert!(conflicts.is_empty() || is_race);
+                if is_race {
+                    // Later verdicts may differ: after a race, who was forgotten depends on the order.
+                    assert!(!conflicts.is_empty());
+                    break;
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,323 @@
+//! Findings: what the simulator has to say against a program, in a form that tests can look at and people can read.
+
+use crate::report::AllocationKind;
+use crate::report::origins::CallStack;
+use core::fmt;
+use gpumem_sys::types::CUresult;
+
+/// Something that is wrong with a program.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Finding {
+    /// Two accesses to the same bytes, one of them a write, that nothing orders. The call that asked for either
+    /// succeeded, as on a GPU.
+    Race {
+        /// The one that ran first under this schedule.
+        first: Access,
+        /// The one that ran second.
+        second: Access,
+        /// The first of the bytes, as the second access named it.
+        address: u64,
+        /// Their number.
+        size_bytes: u64,
+        /// The allocation that they are in.
+        allocation: Option<Origin>,
+    },
+    /// Device memory was read that nobody has written. Looked for only if asked.
+    Uninitialised {
+        /// The reading.
+        access: Access,
+        /// The first unwritten byte.
+        address: u64,
+        /// The number of unwritten bytes.
+        size_bytes: u64,
+        /// The allocation that they are in.
+        allocation: Option<Origin>,
+    },
+    /// Queued work could not be done, and its context is lost; later calls said so.
+    Fault {
+        /// What kind of fault.
+        kind: FaultKind,
+        /// What the context answers.
+        code: CUresult,
+        /// What happened, to which allocation.
+        text: String,
+        /// The allocation that is or was at the address in question.
+        allocation: Option<Origin>,
+    },
+    /// A call was wrong in itself, and its return code said so.
+    Refused {
+        /// What was wrong.
+        misuse: Misuse,
+        /// The function that was called.
+        call: &'static str,
+        /// What it answered.
+        code: CUresult,
+        /// The address passed, 0 where none is to blame.
+        address: u64,
+        /// The allocation that was or is there.
+        allocation: Option<Origin>,
+    },
+    /// Memory that was allocated and not freed.
+    Leak {
+        /// The memory.
+        allocation: Origin,
+    },
+}
+
+/// Why queued work could not be done.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum FaultKind {
+    /// It used memory that was freed before.
+    UseAfterFree,
+    /// It used an address that was unmapped before.
+    UseAfterUnmap,
+    /// It used memory whose allocation, on another stream, had not run.
+    UseBeforeAllocation,
+    /// It freed memory whose allocation, on another stream, had not run.
+    FreeBeforeAllocation,
+    /// It ran past the end of an allocation.
+    OutOfBounds,
+    /// It used an address that is in no allocation.
+    NoAllocation,
+    /// It used another device's memory without access.
+    WrongDevice,
+    /// It wrote host memory that was registered for reading only.
+    ReadOnly,
+    /// A kernel stopped by itself, misread its parameters or panicked.
+    Kernel,
+    /// A rule took the device away.
+    DeviceLost,
+    /// The process that stands in for the device has no room to go on.
+    Host,
+}
+
+/// What was wrong with a call.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Misuse {
+    /// It freed what was freed before.
+    DoubleFree,
+    /// It freed an address that the driver never gave out, or one inside an allocation.
+    ForeignFree,
+    /// It freed memory of a context that is lost.
+    FreeOnLostDevice,
+    /// It used another device's memory without access.
+    WrongDevice,
+    /// It is not allowed while a stream captures, or it broke the capture.
+    InsideCapture,
+}
+
+/// One access to memory.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Access {
+    /// What it did.
+    pub kind: AccessKind,
+    /// The stream, as the program knows it; none for the host.
+    pub stream: Option<u64>,
+    /// The stream's number in the order of first use, from 1; 0 for the host.
+    pub stream_number: u32,
+    /// Which operation of the stream it was, from 1.
+    pub position: u64,
+    /// Which call of the driver asked for it, counted from 1.
+    pub call: u64,
+    /// The address of the first byte in question as this access named it.
+    pub address: u64,
+}
+
+/// What an access did.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum AccessKind {
+    /// A copy read.
+    CopyRead,
+    /// A copy wrote.
+    CopyWrite,
+    /// A memset wrote.
+    Memset,
+    /// A kernel of this name read.
+    KernelRead(&'static str),
+    /// A kernel of this name wrote.
+    KernelWrite(&'static str),
+    /// Memory was allocated in stream order.
+    Allocation,
+    /// Memory was freed.
+    Free,
+    /// Memory of the program's own was unregistered.
+    Unregister,
+    /// A handle was mapped at an address.
+    Map,
+    /// A mapping was taken away.
+    Unmap,
+    /// A stream wrote a value.
+    ValueWrite,
+    /// A stream waited for a value.
+    ValueWait,
+    /// The host read, as [`Sim::host_reads`](crate::Sim::host_reads) was told.
+    HostRead,
+    /// The host wrote, as [`Sim::host_writes`](crate::Sim::host_writes) was told.
+    HostWrite,
+}
+
+/// An allocation and where it was made.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Origin {
+    /// Its first address.
+    pub address: u64,
+    /// Its size as asked for.
+    pub size_bytes: u64,
+    /// The device that it belongs to.
+    pub device: u32,
+    /// What kind it is.
+    pub kind: AllocationKind,
+    /// Which call of the driver made it, counted from 1.
+    pub call: u64,
+    /// The name of the thread that made it.
+    pub thread: String,
+    /// What the thread was doing there, if [`SimConfig::backtraces`](crate::SimConfig::backtraces) asked for it.
+    pub stack: Option<CallStack>,
+}
+
+impl Finding {
+    /// What it is, in two or three words.
+    #[must_use]
+    pub fn name(&self) -> &'static str {
+        match self {
+            Self::Race { first, second, .. } => race_name(first, second),
+            Self::Uninitialised { .. } => "read of unwritten memory",
+            Self::Fault { kind, .. } => kind.name(),
+            Self::Refused { misuse, .. } => misuse.name(),
+            Self::Leak { .. } => "leak",
+        }
+    }
+
+    /// Whether no return code tells the program of it. On a GPU it would go unnoticed, so it fails a test by itself.
+    #[must_use]
+    pub fn is_silent(&self) -> bool {
+        matches!(self, Self::Race { .. } | Self::Uninitialised { .. } | Self::Leak { .. })
+    }
+}
+
+fn race_name(first: &Access, second: &Access) -> &'static str {
+    let kinds = [first.kind, second.kind];
+    if kinds.contains(&AccessKind::Free) {
+        "free not ordered after a use"
+    } else if kinds.contains(&AccessKind::Unregister) {
+        "unregistering not ordered after a use"
+    } else if kinds.contains(&AccessKind::Unmap) {
+        "unmapping not ordered after a use"
+    } else if kinds.contains(&AccessKind::Map) {
+        "use not ordered after the mapping"
+    } else if kinds.contains(&AccessKind::Allocation) {
+        "use not ordered after the allocation"
+    } else if kinds.contains(&AccessKind::HostRead) || kinds.contains(&AccessKind::HostWrite) {
+        "host access not ordered with the device's"
+    } else if first.address != second.address {
+        "unordered use through an alias"
+    } else {
+        "race between streams"
+    }
+}
+
+impl FaultKind {
+    fn name(self) -> &'static str {
+        match self {
+            Self::UseAfterFree => "use after free",
+            Self::UseAfterUnmap => "use after unmap",
+            Self::UseBeforeAllocation => "use before the allocation",
+            Self::FreeBeforeAllocation => "free before the allocation",
+            Self::OutOfBounds => "use out of bounds",
+            Self::NoAllocation => "use of no allocation",
+            Self::WrongDevice => "use of another device's memory",
+            Self::ReadOnly => "write to read-only memory",
+            Self::Kernel => "kernel failure",
+            Self::DeviceLost => "lost device",
+            Self::Host => "no room in this process",
+        }
+    }
+}
+
+impl Misuse {
+    fn name(self) -> &'static str {
+        match self {
+            Self::DoubleFree => "double free",
+            Self::ForeignFree => "free of no allocation",
+            Self::FreeOnLostDevice => "free on a lost device",
+            Self::WrongDevice => "use of another device's memory",
+            Self::InsideCapture => "use inside a capture",
+        }
+    }
+}
+
+impl fmt::Display for Finding {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}: ", self.name())?;
+        match self {
+            Self::Race { first, second, address, size_bytes, allocation } => {
+                write!(f, "{first} and {second}: nothing orders them; {size_bytes} bytes at {address:#x}")?;
+                show_allocation(f, allocation)
+            }
+            Self::Uninitialised { access, address, size_bytes, allocation } => {
+                write!(f, "{access}; {size_bytes} bytes at {address:#x}")?;
+                show_allocation(f, allocation)
+            }
+            Self::Fault { code, text, allocation, .. } => {
+                write!(f, "{text}; the context answers {code}")?;
+                show_allocation(f, allocation)
+            }
+            Self::Refused { call, code, address, allocation, .. } => {
+                write!(f, "{call}({address:#x}) answered {code}")?;
+                show_allocation(f, allocation)
+            }
+            Self::Leak { allocation } => write!(f, "{allocation}"),
+        }
+    }
+}
+
+fn show_allocation(f: &mut fmt::Formatter<'_>, allocation: &Option<Origin>) -> fmt::Result {
+    allocation.as_ref().map_or(Ok(()), |allocation| write!(f, ", in {allocation}"))
+}
+
+impl fmt::Display for Origin {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { address, size_bytes, device, kind, call, thread, stack } = self;
+        write!(f, "{size_bytes} bytes at {address:#x} ({kind:?}, device {device}), ")?;
+        write!(f, "made by call {call} on thread {thread:?}")?;
+        stack.as_ref().map_or(Ok(()), |stack| write!(f, " in{stack}"))
+    }
+}
+
+impl fmt::Display for Access {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}", self.kind)?;
+        if let Some(stream) = self.stream {
+            write!(f, " (operation {} of stream {}, {stream:#x}", self.position, self.stream_number)?;
+            return write!(f, ", queued by call {})", self.call);
+        }
+        write!(f, " (by the host, at call {})", self.call)
+    }
+}
+
+impl fmt::Display for AccessKind {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::CopyRead => f.write_str("a copy's read"),
+            Self::CopyWrite => f.write_str("a copy's write"),
+            Self::Memset => f.write_str("a memset"),
+            Self::KernelRead(name) => write!(f, "kernel `{name}`'s read"),
+            Self::KernelWrite(name) => write!(f, "kernel `{name}`'s write"),
+            Self::Allocation => f.write_str("the allocation"),
+            Self::Free => f.write_str("the free"),
+            Self::Unregister => f.write_str("the unregistering"),
+            Self::Map => f.write_str("the mapping"),
+            Self::Unmap => f.write_str("the unmapping"),
+            Self::ValueWrite => f.write_str("the writing of a value"),
+            Self::ValueWait => f.write_str("the wait for a value"),
+            Self::HostRead => f.write_str("the host's read"),
+            Self::HostWrite => f.write_str("the host's write"),
+        }
+    }
+}

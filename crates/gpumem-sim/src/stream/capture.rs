@@ -1,0 +1,68 @@
+//! Stream capture: work that a stream records as nodes of a graph instead of queueing it.
+//!
+//! A [`Capture`] begins on one stream, its origin. Other streams join by waiting for an event that was recorded in it
+//! and leave when it ends; each knows the nodes that its next one comes after ([`Joined`]). What would tie something
+//! captured to something that runs is refused, and breaks the capture: it answers `INVALIDATED` from then on, and its
+//! end gives no graph.
+//!
+//! Calls that may wait for the device behind the program's back (allocation, queries of other streams) are refused as
+//! the modes say: the capture's own, given when it began, and the calling thread's, which can be exchanged.
+
+use crate::base::handle::Handle;
+use crate::base::thread::ThreadKey;
+use gpumem_sys::types::{CUgraphNode, CUstreamCaptureMode as Mode};
+use std::collections::BTreeMap;
+
+/// The captures that go on, and each thread's mode.
+#[derive(Default)]
+pub(crate) struct Captures {
+    pub(crate) live: BTreeMap<u64, Capture>,
+    /// Threads that have exchanged their mode; the others' is `GLOBAL`.
+    pub(crate) modes: BTreeMap<ThreadKey, Mode>,
+    pub(crate) last_id: u64,
+}
+
+/// One capture.
+pub(crate) struct Capture {
+    pub(crate) origin: Handle,
+    pub(crate) thread: ThreadKey,
+    pub(crate) mode: Mode,
+    pub(crate) graph: Handle,
+    /// Whether the graph was made for it and dies with it if it fails.
+    pub(crate) owns_graph: bool,
+    pub(crate) is_broken: bool,
+}
+
+/// A stream's part in a capture.
+pub(crate) struct Joined {
+    pub(crate) id: u64,
+    pub(crate) graph: Handle,
+    /// What the next node comes after.
+    pub(crate) after: Vec<Handle>,
+    /// The same, as it was last shown to the program, which may keep the pointer until its next call.
+    pub(crate) shown: Vec<usize>,
+}
+
+/// Where an event was recorded that was recorded in a capture.
+#[derive(Clone)]
+pub(crate) struct CapturedAt {
+    pub(crate) id: u64,
+    pub(crate) after: Vec<Handle>,
+}
+
+/// What a program may know about the capture on a stream.
+pub(crate) struct CaptureInfo {
+    pub(crate) id: u64,
+    pub(crate) graph: Handle,
+    pub(crate) after: *const CUgraphNode,
+    pub(crate) after_count: usize,
+}
+
+impl Joined {
+    pub(crate) fn new(id: u64, graph: Handle, after: Vec<Handle>) -> Box<Self> {
+        Box::new(Self { id, graph, after, shown: Vec::new() })
+    }
+}
+
+/// The flag of a recording or wait that becomes a node of its own.
+pub(crate) const EXTERNAL: u32 = 1;

@@ -1,0 +1,116 @@
+//! Which queued operation runs next: any that streams and events allow, as the schedule decides.
+//!
+//! With [`Schedule::Random`] the seed draws two things. The *pace* is how much runs by itself at each call of the driver, from nothing (work is
+//! done only when somebody waits for it) to everything in sight. The *order* comes in bursts: a stream runs for a
+//! while before another is drawn, so that both fine interleavings and one stream far ahead of another are common. A
+//! queue is finite like the real one: a stream with [`QUEUE_MAX`] operations, or too much staged memory, runs some.
+
+use crate::base::handle::Handle;
+use crate::base::random::Random;
+use crate::config::choices::{Choice, Schedule};
+use crate::stream::operation::HostCall;
+
+/// What the seed decides, and where it stands.
+pub(crate) struct Scheduler {
+    pub(crate) mode: Schedule,
+    /// What came of the choices so far.
+    choices: Vec<Choice>,
+    /// A call may end now, with work left to run.
+    pub(crate) may_stop: bool,
+    /// The stream that somebody waits for.
+    pub(crate) goal: Option<Handle>,
+    /// Streams that rules hold back, by number, and for how many operations.
+    pub(crate) delays: Vec<(u32, u64)>,
+    pub(crate) random: Random,
+    pace: Pace,
+    pub(crate) burst: Option<Handle>,
+    pub(crate) burst_left: usize,
+}
+
+/// How much runs by itself at a call of the driver.
+#[derive(Clone, Copy, Debug)]
+enum Pace {
+    Never,
+    Seldom,
+    Often,
+    Always,
+}
+
+/// What one step came to.
+pub(crate) enum Step {
+    /// An operation ran.
+    Ran,
+    /// A host function is due: the caller runs it without the lock, then says so.
+    Call(Handle, HostCall),
+    /// Everything that is left stands behind a host function that another thread is running, or behind a value that
+    /// is still to be written.
+    Busy,
+    /// Nothing is queued.
+    Idle,
+}
+
+impl Scheduler {
+    pub(crate) fn new(seed: u64, mode: Schedule) -> Self {
+        let mut random = Random::new(seed);
+        let pace = [Pace::Never, Pace::Seldom, Pace::Often, Pace::Always][random.below(4)];
+        Self {
+            mode,
+            choices: Vec::new(),
+            may_stop: false,
+            goal: None,
+            delays: Vec::new(),
+            random,
+            pace,
+            burst: None,
+            burst_left: 0,
+        }
+    }
+
+    pub(crate) fn choices(&self) -> &[Choice] {
+        &self.choices
+    }
+
+    /// Says which stream a wait is for, or that it is over.
+    pub(crate) fn set_goal(&mut self, goal: Option<Handle>) {
+        self.goal = goal;
+    }
+
+    /// Says whether what runs next is up to nobody's wait.
+    pub(crate) fn set_may_stop(&mut self, may_stop: bool) {
+        self.may_stop = may_stop;
+    }
+
+    pub(crate) fn delay(&mut self, stream_number: u32, step_count: u64) {
+        self.delays.push((stream_number, step_count));
+    }
+
+    /// One of so many alternatives, as the list says.
+    pub(crate) fn choose(&mut self, count: usize) -> usize {
+        if count < 2 {
+            return 0;
+        }
+        let Schedule::Choices(list) = &self.mode else { return 0 };
+        let taken = list.get(self.choices.len()).map_or(0, |&taken| taken as usize).min(count - 1);
+        self.choices.push(Choice { taken: taken as u32, count: count as u32 });
+        taken
+    }
+
+    /// How many operations run by themselves at this call.
+    pub(crate) fn allowance(&mut self) -> usize {
+        match self.mode {
+            Schedule::Random => self.allowance_of_pace(),
+            Schedule::Late => 0,
+            Schedule::Early | Schedule::Choices(_) => usize::MAX,
+        }
+    }
+
+    fn allowance_of_pace(&mut self) -> usize {
+        match self.pace {
+            Pace::Never => 0,
+            Pace::Seldom if self.random.one_in(16) => 1 + self.random.below(4),
+            Pace::Often if self.random.one_in(2) => 1 + self.random.below(4),
+            Pace::Always => 1 + self.random.below(16),
+            _ => 0,
+        }
+    }
+}
