@@ -21,7 +21,12 @@
 //! ```
 //!
 //! Nothing here launches kernels or decides where memory comes from: that is [`mod@array`] and its [`array::pool`].
+//!
+//! # Features
+//!
+//! Those of [`mod@array`]: `backend-caching` and `backend-native` (both default), and `sim`.
 
+#![cfg_attr(docsrs, feature(doc_cfg))]
 #![forbid(unsafe_code)]
 
 mod adapt;

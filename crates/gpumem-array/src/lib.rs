@@ -30,7 +30,13 @@
 //! assert_eq!(y.sum()?.item()?, 47.0);
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
+//!
+//! # Features
+//!
+//! `backend-caching` and `backend-native` (both default) choose the backends of the pool. `sim` (not default) has the kernels of this
+//! crate as Rust functions, for arrays on the simulator of `gpumem-sim`.
 
+#![cfg_attr(docsrs, feature(doc_cfg))]
 #![deny(unsafe_code)]
 
 pub use gpumem_pool as pool;

@@ -32,6 +32,7 @@
 //! `--cfg gpumem_loom` and `--cfg gpumem_shuttle` compile the crate over the threads of [loom](https://docs.rs/loom) or
 //! [shuttle](https://docs.rs/shuttle). Only the tests of this repository use them.
 
+#![cfg_attr(docsrs, feature(doc_cfg))]
 // The few modules that need `unsafe` allow it.
 #![deny(unsafe_code)]
 

@@ -38,6 +38,15 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 
+//! # Features
+//!
+//! | feature | default | meaning |
+//! | --- | --- | --- |
+//! | `backend-caching` | yes | [`BackendKind::Caching`]: thread caches and a heap over the driver's virtual memory |
+//! | `backend-native` | yes | [`BackendKind::Native`]: the driver's stream-ordered pool |
+//! | `serde` | no | [`Status`] and its parts implement `Serialize` |
+//! | `nvml` | no | [`OutOfMemory`] names the other processes on the device |
+//!
 //! # Systems
 //!
 //! Everything is there on Linux. Elsewhere:
