@@ -110,7 +110,7 @@ impl FromStr for TraceLimit {
         let factor = text.trim().strip_suffix(['x', 'X']).and_then(|factor| factor.parse::<f64>().ok());
         match factor.filter(|factor| factor.is_finite() && *factor > 0.0) {
             Some(factor) => Ok(Self::TimesPeak(factor)),
-            None => text.parse().map(Self::Fixed),
+            None => Ok(Self::Fixed(text.parse()?)),
         }
     }
 }

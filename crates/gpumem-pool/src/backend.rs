@@ -15,12 +15,10 @@ mod none;
 #[allow(unsafe_code)]
 mod plain;
 
-use crate::clock::{Clocks, Stamp, StreamId};
-use crate::device::Device;
+use crate::config::{BackendKind, Config, HandleUse};
+use crate::device::{Clocks, Device, Stamp, Stream, StreamId};
 use crate::error::PoolError;
-use crate::limit::Limits;
-use crate::options::{BackendKind, HandleUse, PoolBuilder};
-use crate::stream::Stream;
+use crate::limits::Limits;
 #[cfg(feature = "backend-caching")]
 use caching::CachingBackend;
 use direct::Direct;
@@ -159,7 +157,7 @@ impl Piece {
     pub(crate) const NO_CLASS: u16 = u16::MAX;
 
     /// What adaptors know more of than a backend: the record is a number of the pool's own
-    /// [`Stack`](crate::adaptor::Stack). No backend has such a class.
+    /// [`Stack`](crate::pool::adaptors::Stack). No backend has such a class.
     const SPECIAL: u16 = u16::MAX - 1;
 
     #[inline]
@@ -340,11 +338,11 @@ pub(crate) const NOWHERE: u64 = u64::MAX;
 
 impl Backend {
     /// The one that was asked for, else the best that is built and that the device can carry.
-    pub(crate) fn new(options: &PoolBuilder, limits: &Limits) -> Result<Self, PoolError> {
-        let caching = || caching(options, limits);
-        let native = || native(options, limits);
-        let none = || none(options, limits);
-        match options.backend {
+    pub(crate) fn new(device: &Device, config: &Config, limits: &Limits) -> Result<Self, PoolError> {
+        let caching = || caching(device, config, limits);
+        let native = || native(device, config, limits);
+        let none = || none(device, config, limits);
+        match config.backend {
             Some(BackendKind::Caching) => caching(),
             Some(BackendKind::Native) => native(),
             Some(BackendKind::None) => none(),
@@ -367,18 +365,18 @@ fn instead(
 }
 
 #[cfg(feature = "backend-caching")]
-fn caching(options: &PoolBuilder, limits: &Limits) -> Result<Backend, PoolError> {
-    Ok(CachingBackend::new(options, limits)?.into())
+fn caching(device: &Device, config: &Config, limits: &Limits) -> Result<Backend, PoolError> {
+    Ok(CachingBackend::new(device, config, limits)?.into())
 }
 
 #[cfg(not(feature = "backend-caching"))]
-fn caching(_: &PoolBuilder, _: &Limits) -> Result<Backend, PoolError> {
+fn caching(_: &Device, _: &Config, _: &Limits) -> Result<Backend, PoolError> {
     Err(PoolError::BackendNotBuilt { backend: BackendKind::Caching, feature: "backend-caching" })
 }
 
-fn none(options: &PoolBuilder, limits: &Limits) -> Result<Backend, PoolError> {
-    check_not_exported(BackendKind::None, options.handle_use)?;
-    Ok(Direct::new(options, limits, NoneCalls::new(options.kind)).into())
+fn none(device: &Device, config: &Config, limits: &Limits) -> Result<Backend, PoolError> {
+    check_not_exported(BackendKind::None, config.handle_use)?;
+    Ok(Direct::new(device, config, limits, NoneCalls::new(config.kind)).into())
 }
 
 fn check_not_exported(backend: BackendKind, handle_use: HandleUse) -> Result<(), PoolError> {
@@ -389,15 +387,15 @@ fn check_not_exported(backend: BackendKind, handle_use: HandleUse) -> Result<(),
 }
 
 #[cfg(feature = "backend-native")]
-fn native(options: &PoolBuilder, limits: &Limits) -> Result<Backend, PoolError> {
-    check_not_exported(BackendKind::Native, options.handle_use)?;
-    if options.handle_use.rdma {
+fn native(device: &Device, config: &Config, limits: &Limits) -> Result<Backend, PoolError> {
+    check_not_exported(BackendKind::Native, config.handle_use)?;
+    if config.handle_use.rdma {
         return Err(native::cannot_pin());
     }
-    Ok(Direct::new(options, limits, NativeCalls::new(options, limits)?).into())
+    Ok(Direct::new(device, config, limits, NativeCalls::new(device, config, limits)?).into())
 }
 
 #[cfg(not(feature = "backend-native"))]
-fn native(_: &PoolBuilder, _: &Limits) -> Result<Backend, PoolError> {
+fn native(_: &Device, _: &Config, _: &Limits) -> Result<Backend, PoolError> {
     Err(PoolError::BackendNotBuilt { backend: BackendKind::Native, feature: "backend-native" })
 }

@@ -4,22 +4,55 @@
 //! memory and streams can be shared with them. It is retained here and released with the last clone; whatever needs the
 //! context alive (streams, events, pools, blocks) holds a clone.
 
+pub(crate) mod captures;
+pub(crate) mod capturing;
+#[allow(dead_code, reason = "what only the caching backend asks for")]
+pub(crate) mod clock;
+pub(crate) mod context;
+pub(crate) mod deadline;
+pub(crate) mod event;
+pub(crate) mod host_memory;
+pub(crate) mod processes;
+#[cfg_attr(
+    not(feature = "backend-caching"),
+    allow(dead_code, reason = "what only the caching backend asks for")
+)]
+pub(crate) mod slow_path_flag;
+pub(crate) mod stream;
+pub(crate) mod upkeep;
+pub(crate) mod watch;
+
 mod settle;
 mod wait;
 
-use crate::account::Account;
-use crate::bytes::Bytes;
-use crate::clock::Clocks;
-use crate::context::{Bound, Handle, Relaxed};
-use crate::error::{PoolError, is_sticky};
-use crate::trace::Watch;
-use crate::upkeep::Upkeep;
+pub(crate) use captures::Captures;
+pub use clock::StreamId;
+pub(crate) use clock::{
+    Clocks, GRAPH_BIT, Life, MarkEvent, Observation, Order, Part, Stamp, StreamIndex, StreamParts,
+};
+pub(crate) use context::Handle;
+pub use context::{Bound, Relaxed};
+pub use event::Event;
+pub use host_memory::{BorrowedHostMemory, HostBuffer, HostBufferMut, HostMemory, HostMemoryError};
+pub(crate) use slow_path_flag::SlowPathFlag;
+pub(crate) use stream::{LEGACY, WeakStream};
+pub use stream::{Stream, StreamBuilder};
+pub(crate) use upkeep::{HowFar, Idle, Left, Upkeep, Waiting};
+pub(crate) use watch::{OrderEvent, OrderObserver};
+
+use crate::config::Bytes;
+use crate::error::{PoolError, UnfinishedStream, is_sticky};
+use crate::limits::Account;
+use crate::reclaim::{Reclaimable, Registration};
+use core::cmp::Reverse;
 use core::ffi::{CStr, c_char, c_int};
 use core::fmt;
 use gpumem_sys::types::{CUcontext, CUctx_st, CUdevice, CUdevice_attribute};
 use gpumem_sys::{Driver, DriverError};
 pub(crate) use settle::{KeptMemory, Patience, Work};
 use std::sync::{Arc, Mutex, OnceLock, RwLock, Weak};
+use std::time::Instant;
+use watch::Watch;
 
 /// One GPU, through its primary context. Clones share it.
 ///
@@ -226,6 +259,38 @@ impl Device {
         Ok(Relaxed::enter(self.driver())?)
     }
 
+    /// Asks `holder` from now on when memory of this device is short, until it or the registration is gone. All
+    /// that were opened of one GPU share what is registered.
+    pub fn register_reclaimable<T: Reclaimable + 'static>(&self, holder: &Arc<T>) -> Registration {
+        let holder: Weak<dyn Reclaimable> = Arc::<T>::downgrade(holder);
+        Registration::new(self.upkeep().registry(), holder)
+    }
+
+    /// The error for something that belongs to `found` where this device was expected.
+    pub(crate) fn mismatch(&self, found: &Self) -> PoolError {
+        PoolError::WrongDevice {
+            expected: format!("{self} of the {}", self.driver().kind()),
+            found: format!("{found} of the {}", found.driver().kind()),
+        }
+    }
+
+    /// The streams whose work was not done when this thread's request had waited for as long as it may, the longest first.
+    /// None if it did not wait so long.
+    pub(crate) fn unfinished_of_request(&self) -> Vec<UnfinishedStream> {
+        if !deadline::has_passed() {
+            return Vec::new();
+        }
+        let now = Instant::now();
+        let unfinished =
+            self.clocks().unfinished(self).into_iter().map(|(stream, marked_at)| UnfinishedStream {
+                stream,
+                queued_ago: marked_at.map(|marked_at| now.saturating_duration_since(marked_at)),
+            });
+        let mut unfinished: Vec<_> = unfinished.collect();
+        unfinished.sort_by_key(|stream| Reverse(stream.queued_ago));
+        unfinished
+    }
+
     pub(crate) fn enter(&self) -> Result<Bound<'_>, DriverError> {
         Bound::enter(self.driver(), self.context())
     }
@@ -235,7 +300,7 @@ impl Device {
         result.inspect_err(|error| {
             if is_sticky(error.code()) {
                 let _first_counts = self.0.lost.set(*error);
-                self.clocks().holds().attention().add_lost();
+                self.clocks().captures().slow_path().add_lost();
             }
         })
     }

@@ -1,13 +1,14 @@
 //! [`PoolError`]: what a correct program can meet, and what it can do then.
 
-use crate::adaptor::Damage;
-use crate::alignment::ALIGNMENT_MIN;
-use crate::bytes::Bytes;
-use crate::device::Device;
-use crate::kind::MemoryKind;
-use crate::limit::{FORMS, Limit};
-use crate::options::BackendKind;
-use crate::out_of_memory::{Attempt, OutOfMemory};
+pub(crate) mod damage;
+pub(crate) mod out_of_memory;
+
+pub use out_of_memory::{
+    Advice, Attempt, Growth, Holder, OutOfMemory, ProcessUsage, RefusedBy, UnfinishedStream,
+};
+pub(crate) use out_of_memory::{GrowthLog, Maker, Passed, Sample};
+
+use crate::config::{ALIGNMENT_MIN, BackendKind, Bytes, ConfigError, MemoryKind};
 use gpumem_sys::env::EnvError;
 use gpumem_sys::types::CUresult;
 use gpumem_sys::{DriverError, LoadError};
@@ -53,7 +54,7 @@ pub enum PoolError {
     #[error(
         "{0}; look for the kernel or copy that did it, with compute-sanitizer or `Guard::settle` after each"
     )]
-    Damaged(Damage),
+    Damaged(damage::Damage),
     /// An adaptor refused it.
     #[error("the adaptor `{adaptor}` refused {}: it {reason}", Bytes(*.requested_bytes))]
     Refused {
@@ -120,21 +121,6 @@ pub enum PoolError {
         /// What is missing.
         reason: String,
     },
-    /// No kind of memory has this name.
-    #[error("{name:?} names no kind of memory; use `device`, `unified` or `host`")]
-    UnknownKind {
-        /// What was given.
-        name: String,
-    },
-    /// A limit of host memory that is a share.
-    #[error(
-        "{limit} is no limit for host memory, which is no part of the device's: use bytes (10000), with or without a unit \
-         (100M, 1.5GiB)"
-    )]
-    ShareOfHost {
-        /// What was given.
-        limit: Limit,
-    },
     /// The device has no way to use the program's own memory like that.
     #[error("{device} {what}; use {instead}, or copy")]
     NoHostAccess {
@@ -168,12 +154,6 @@ pub enum PoolError {
         /// Who was to use it.
         peer: String,
     },
-    /// A limit that can't be read.
-    #[error("{value:?} is no memory limit: use {FORMS}")]
-    LimitSyntax {
-        /// What was given.
-        value: String,
-    },
     /// A hard limit or a quota that nothing useful fits into.
     #[error(
         "a hard limit or quota of {} leaves room for nothing: the least is {}; raise it where it was set, by \
@@ -185,18 +165,6 @@ pub enum PoolError {
         limit_bytes: u64,
         /// The smallest that is accepted.
         minimum_bytes: u64,
-    },
-    /// No backend has this name.
-    #[error("{name:?} names no backend of the pool; use `caching`, `native` or `none`")]
-    UnknownBackend {
-        /// What was given.
-        name: String,
-    },
-    /// No profile has this name.
-    #[error("{name:?} names no profile of the pool; use `fast`, `balanced` or `tight`")]
-    UnknownProfile {
-        /// What was given.
-        name: String,
     },
     /// The backend exists, but this program was built without it.
     #[error(
@@ -313,7 +281,7 @@ pub enum PoolError {
     Load(#[from] LoadError),
     /// Options by name that can't be used.
     #[error(transparent)]
-    Conf(#[from] crate::conf::ConfError),
+    Config(#[from] ConfigError),
     /// The environment holds something of ours that can't be used.
     #[error(transparent)]
     Env(#[from] EnvError),
@@ -377,13 +345,6 @@ impl PoolError {
         match self {
             Self::OutOfMemory(report) | Self::LimitReached(report) => Some(report),
             _ => None,
-        }
-    }
-
-    pub(crate) fn wrong_device(expected: &Device, found: &Device) -> Self {
-        Self::WrongDevice {
-            expected: format!("{expected} of the {}", expected.driver().kind()),
-            found: format!("{found} of the {}", found.driver().kind()),
         }
     }
 }

@@ -16,23 +16,14 @@
 //! What can't be part of a graph is refused before the driver sees it, which would break the capture. Captures that are
 //! begun by other means than [`Stream::begin_capture`] are not seen here.
 
-mod chunk;
-mod holds;
-mod memory;
-mod order;
-
-pub(crate) use holds::Holds;
-
-use crate::clock::{Part, StreamIndex};
-use crate::context::Handle;
-use crate::device::Device;
+use crate::device::{Device, Handle, Part, Stream, capturing::run_again};
 use crate::error::PoolError;
-use crate::stream::Stream;
+use crate::pool::GraphMemory;
 use core::fmt;
 use core::marker::PhantomData;
 use gpumem_sys::DriverError;
 use gpumem_sys::types::{CUgraph, CUgraph_st, CUgraphExec_st, CUresult, CUstreamCaptureMode};
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError};
 
 /// What other calls to the driver may do to a capture that goes on. The pool's own calls are safe in every mode.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -98,6 +89,7 @@ pub struct GraphExec {
 /// Keeps what a graph keeps.
 struct Hold {
     device: Device,
+    memory: Arc<GraphMemory>,
     graph: u64,
 }
 
@@ -113,18 +105,20 @@ impl Stream {
     /// call has not done queueing work on the stream within a quarter of a second; else as [`Stream::synchronize`].
     pub fn begin_capture(&self, mode: CaptureMode) -> Result<Capture, PoolError> {
         self.check_usable()?;
-        let holds = self.clocks().holds();
+        let captures = self.clocks().captures();
         // Until the capture is known below: a call that queues work looks for it first.
         let _alone = self.close_for_capture()?;
         let _quiet = self.device().begin_capture();
-        holds.announce();
+        captures.announce();
         let begun = self.check_runs("beginning a capture").and_then(|()| {
             let begun = self.clocks().begin_capture(self.stream_index(), mode.raw())?;
             begun.ok_or(PoolError::CaptureBroken)
         });
-        let graph = begun.inspect_err(|_| holds.withdraw())?;
-        holds.begin(graph, self);
-        let hold = Hold { device: self.device().clone(), graph };
+        let graph = begun.inspect_err(|_| captures.withdraw())?;
+        captures.begin(graph, self);
+        let memory = GraphMemory::of(self.device().clocks());
+        memory.begin(graph);
+        let hold = Hold { device: self.device().clone(), memory, graph };
         Ok(Capture { stream: self.clone(), hold, is_ended: false, _thread: PhantomData })
     }
 
@@ -136,7 +130,7 @@ impl Stream {
     /// As [`Stream::synchronize`].
     pub fn is_capturing(&self) -> Result<bool, PoolError> {
         self.check_usable()?;
-        Ok(self.clocks().holds().is_open() && self.part()? != Part::Runs)
+        Ok(self.clocks().captures().is_open() && self.part()? != Part::Runs)
     }
 }
 
@@ -169,10 +163,10 @@ impl Capture {
     fn finish(&mut self) -> Result<Graph, PoolError> {
         self.is_ended = true;
         let clocks = self.stream.clocks();
-        let members = clocks.holds().members(self.hold.graph);
+        let members = clocks.captures().members(self.hold.graph);
         // Until the streams wait for all that they were asked to wait for: a call that looks at them now finds all of that.
         let _alone = Stream::close_for_end(&members);
-        if !clocks.holds().end_begins(self.hold.graph) {
+        if !clocks.captures().end_begins(self.hold.graph) {
             // The end of a borrow has cut it short.
             return Err(PoolError::CaptureBroken);
         }
@@ -191,37 +185,6 @@ impl Capture {
                 _ => error.into(),
             }),
         }
-    }
-}
-
-/// Ends a capture that this thread has begun, which kept the end of a borrow from waiting for the device: the borrowed memory
-/// comes before the graph. [`Capture::end`] says that the capture is broken.
-pub(crate) fn cut_short(device: &Device, graph: u64, origin: StreamIndex) {
-    let clocks = device.clocks();
-    let members = clocks.holds().members(graph);
-    let _alone = Stream::close_for_end(&members);
-    if clocks.holds().end_begins(graph) {
-        // If the driver refuses, the next try to wait finds that out.
-        let _ = clocks.discard_capture(origin);
-        let _ = run_again(device, graph, origin);
-    }
-}
-
-/// The capture is over: its streams wait for what they were asked to wait for meanwhile.
-fn run_again(device: &Device, graph: u64, origin: StreamIndex) -> Result<(), DriverError> {
-    let clocks = device.clocks();
-    let waits = clocks.holds().end(graph, clocks);
-    let ours =
-        waits.into_iter().filter(|(slot, _)| *slot == origin || clocks.own_part(*slot) == Some(Part::Runs));
-    let mut refused = None;
-    // Every wait is tried, also behind one that was refused.
-    for (slot, stamp) in ours {
-        refused = clocks.order_launch(stamp, slot).err().or(refused);
-    }
-    match refused {
-        // Nothing asks for these waits again, and blocks of the capture may live on: the host waits instead.
-        Some(error) if !clocks.finish_everything(device)? => Err(error),
-        _ => Ok(()),
     }
 }
 
@@ -282,11 +245,11 @@ impl GraphExec {
         let device = &self.hold.device;
         let _call = stream.call()?;
         if stream.device() != device {
-            return Err(PoolError::wrong_device(device, stream.device()));
+            return Err(device.mismatch(stream.device()));
         }
         stream.check_runs("launching a graph")?;
         let clocks = stream.clocks();
-        let (after, after_parts) = clocks.holds().launch(self.hold.graph, stream.stream_index(), clocks);
+        let (after, after_parts) = clocks.captures().launch(self.hold.graph, stream.stream_index(), clocks);
         // Of another library's stream nobody can say from here when it is done.
         let after_parts = after_parts.into_iter().filter(|stamp| clocks.can_be_ordered(*stamp));
         for stamp in after.into_iter().chain(after_parts) {
@@ -331,14 +294,14 @@ impl Hold {
 
 impl Clone for Hold {
     fn clone(&self) -> Self {
-        self.device.clocks().holds().add_handle(self.graph);
-        Self { device: self.device.clone(), graph: self.graph }
+        self.device.clocks().captures().add_handle(self.graph);
+        Self { device: self.device.clone(), memory: Arc::clone(&self.memory), graph: self.graph }
     }
 }
 
 impl Drop for Hold {
     fn drop(&mut self) {
-        self.device.clocks().holds().let_go(self.graph);
+        self.memory.drop_handle(self.graph);
     }
 }
 

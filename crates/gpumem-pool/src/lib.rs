@@ -6,22 +6,23 @@
 //!
 //! Everything here works on any thread, whatever CUDA context is current there, and leaves that context as it was.
 //!
-//! | module | noun |
+//! The rooms of this crate, the lowest first. A room imports only from rooms above it in this table, which `cargo xtask tidy`
+//! checks:
+//!
+//! | room | what is in it |
 //! | --- | --- |
-//! | `device`, `context` | [`Device`], and [`Bound`]: its context, current on a thread for a while |
-//! | `stream`, `event` | [`Stream`], [`Event`]: the driver's objects, owned |
-//! | `block`, `raw_block`, `alignment`, `pinning` | [`Block`]: what a user holds; drop gives it back in stream order |
-//! | `growable` | [`GrowableBlock`]: one that grows in place |
-//! | `kind`, `unified`, `account` | [`MemoryKind`]: whose memory it is; where its pages are; how much of it a device bears |
-//! | `host_memory`, `sharing` | [`HostMemory`]: the program's own, for devices; blocks in other processes |
-//! | `pool`, `state`, `peers`, `private`, `family`, `dues` | [`Pool`]: the front door, and what is behind it for as long as a handle or a block lives |
-//! | `clock` | what is ordered and what is done: a free asks the driver nothing |
-//! | `graph` | [`Capture`], [`Graph`], [`GraphExec`]: work recorded once and launched often, with its memory |
-//! | `options`, `limit`, `dials`, `divisions` | [`PoolBuilder`], [`BackendKind`], [`Limit`], [`Profile`], [`Dials`] and [`Divisions`] |
-//! | `status`, `bytes`, `error` | what a pool says of itself; `scope`, `tags`: what for; `out_of_memory`: why it refused, with advice |
+//! | `config` | how a pool is set up: [`Limit`], [`MemoryKind`], [`BackendKind`], [`Profile`], [`Dials`], options by name ([`conf`]) |
+//! | `error` | [`PoolError`]; [`OutOfMemory`], why a request was refused, with advice |
+//! | `limits` | how many bytes a pool may hold, alone and together with others |
+//! | `stats` | counters, tags, [`Status`] |
 //! | `reclaim` | [`Reclaimable`]: what a program can do without when memory is short |
-//! | [`adaptor`], [`trace`] | behaviour around a pool: budgets, failures on purpose, guards, fills, tracking, another pool, a record of it all |
-//! | `backend` | where the bytes come from: `caching`, `native`, `none`; `upkeep`: what pools leave to their device |
+//! | `device` | [`Device`], [`Stream`], [`Event`], [`HostMemory`]; which work is ordered and which is complete; maintenance while the host waits |
+//! | `backend` | where the bytes come from: `caching`, `native`, `none` |
+//! | `pool` | [`Pool`], [`Block`], and how a request runs: adaptors, backend, graphs |
+//! | [`trace`] | a record of all that a pool does |
+//! | [`adaptor`] | behaviour around a pool: budgets, injected failures, guards, fills, tracking, another pool |
+//! | `graph` | [`Capture`], [`Graph`], [`GraphExec`]: work recorded once and launched often, with its memory |
+//! | `builder` | [`PoolBuilder`], and the environment variables |
 //!
 //! ```
 //! use gpumem_pool::{Device, Limit, Pool, Stream};
@@ -69,119 +70,39 @@
 
 pub use gpumem_sys as sys;
 
-#[cfg_attr(
-    not(feature = "backend-caching"),
-    allow(dead_code, reason = "what only the caching backend asks for")
-)]
-mod account;
 #[allow(unsafe_code)]
 pub mod adaptor;
-mod alignment;
-mod attention;
 mod backend;
-#[allow(unsafe_code)]
-mod block;
-mod bytes;
-#[allow(dead_code, reason = "what only the caching backend asks for")]
-mod clock;
-pub mod conf;
-mod contained;
-#[allow(unsafe_code)]
-mod context;
-mod deadline;
+mod builder;
+mod config;
 #[allow(unsafe_code)]
 mod device;
-#[cfg_attr(
-    not(feature = "backend-caching"),
-    allow(dead_code, reason = "only the caching backend reads them")
-)]
-mod dials;
-#[cfg_attr(not(feature = "backend-caching"), allow(dead_code, reason = "only the caching backend rounds"))]
-mod divisions;
-#[cfg_attr(
-    not(feature = "backend-caching"),
-    allow(dead_code, reason = "what only the caching backend asks for")
-)]
-mod dues;
 mod error;
 #[allow(unsafe_code)]
-mod event;
-#[cfg_attr(
-    not(feature = "backend-caching"),
-    allow(dead_code, reason = "what only the caching backend asks for")
-)]
-mod family;
-#[allow(unsafe_code)]
 mod graph;
-mod growable;
+mod limits;
 #[allow(unsafe_code)]
-mod host_memory;
-mod kind;
-mod ledger;
-mod limit;
-mod options;
-mod out_of_memory;
-#[allow(unsafe_code)]
-mod peers;
-mod pinning;
+mod pool;
+mod reclaim;
+mod stats;
+pub mod trace;
+
+pub use builder::{PoolBuilder, VARIABLES};
+pub use config::conf::{ConfigError, Notice};
+pub use config::{BackendKind, Bytes, Dials, Divisions, DivisionsError, Limit, MemoryKind, Profile, conf};
+pub use device::{
+    BorrowedHostMemory, Bound, Device, Event, HostBuffer, HostBufferMut, HostMemory, HostMemoryError,
+    MemoryInfo, Relaxed, Stream, StreamBuilder, StreamId,
+};
+pub use error::{
+    Advice, Attempt, Growth, Holder, OutOfMemory, PoolError, ProcessUsage, RefusedBy, UnfinishedStream,
+};
 #[cfg(gpumem_planted_bugs)]
 #[doc(hidden)]
 pub use gpumem_heap::injected_bugs;
-mod pool;
-mod private;
-#[allow(unsafe_code)]
-mod raw_block;
-mod reclaim;
-mod scope;
-#[cfg(unix)]
-#[allow(unsafe_code)]
-mod sharing;
-#[allow(unsafe_code)]
-mod state;
-mod status;
-#[allow(unsafe_code)]
-mod stream;
-#[allow(unsafe_code)]
-mod tags;
-pub mod trace;
-#[allow(unsafe_code)]
-mod unified;
-#[cfg_attr(
-    not(feature = "backend-caching"),
-    allow(dead_code, reason = "what only the caching backend asks for")
-)]
-mod upkeep;
-
-pub use block::Block;
-pub use bytes::Bytes;
-pub use clock::StreamId;
-pub use conf::{ConfError, Notice};
-pub use context::{Bound, Relaxed};
-pub use device::{Device, MemoryInfo};
-pub use dials::{Dials, Profile};
-pub use divisions::{Divisions, DivisionsError};
-pub use error::PoolError;
-pub use event::Event;
 pub use graph::{Capture, CaptureMode, Graph, GraphExec};
-pub use growable::GrowableBlock;
-pub use host_memory::{BorrowedHostMemory, HostBuffer, HostBufferMut, HostMemory, HostMemoryError};
-pub use kind::MemoryKind;
-pub use limit::Limit;
-pub use options::{BackendKind, PoolBuilder, VARIABLES};
-pub use out_of_memory::{
-    Advice, Attempt, Growth, Holder, OutOfMemory, ProcessUsage, RefusedBy, UnfinishedStream,
-};
-pub use pool::Pool;
-pub use raw_block::{BlockToken, RawBlock};
-pub use reclaim::{Reclaimable, Registration};
-pub use scope::{Scope, ScopeUsage};
+pub use pool::{Block, BlockToken, Expectation, GrowableBlock, Location, Pool, RawBlock, Scope, ScopeUsage};
 #[cfg(unix)]
-pub use sharing::{ExportedBlock, ExportedHandle, ImportedBlock};
-pub use status::{Status, StreamUsage, TagUsage};
-pub use stream::{Stream, StreamBuilder};
-pub use unified::{Expectation, Location};
-
-/// The example of the README.
-#[cfg(doctest)]
-#[doc = include_str!("../README.md")]
-struct Readme;
+pub use pool::{ExportedBlock, ExportedHandle, ImportedBlock};
+pub use reclaim::{Reclaimable, Registration};
+pub use stats::{Status, StreamUsage, TagUsage};

@@ -1,18 +1,44 @@
 //! [`Pool`]: the front door. A handle to a `State`, which has the backend and outlives the last handle for as long as
 //! blocks live.
 
+pub(crate) mod adaptors;
+mod alignment;
+pub(crate) mod block;
+pub(crate) mod graph_memory;
+pub(crate) mod growable;
+pub(crate) mod observer;
+pub(crate) mod peers;
+pub(crate) mod pinning;
+mod private;
+pub(crate) mod raw_block;
+pub(crate) mod scope;
+#[cfg(unix)]
+pub(crate) mod sharing;
+pub(crate) mod state;
+pub(crate) mod unified;
+
+pub(crate) use adaptors::{
+    Adaptor, After, Behind, Change, Grant, Next, Opening, Peak, PoolId, Release, Request, Stack, Subject,
+};
+pub use block::Block;
+pub(crate) use graph_memory::GraphMemory;
+pub use growable::GrowableBlock;
+pub(crate) use observer::Observer;
+pub use raw_block::{BlockToken, RawBlock};
+pub use scope::{Scope, ScopeUsage};
+#[cfg(unix)]
+pub use sharing::{ExportedBlock, ExportedHandle, ImportedBlock};
+pub(crate) use state::{State, StateRef};
+pub use unified::{Expectation, Location};
+
 use crate::backend::{Backend, Source};
-use crate::block::Block;
-use crate::device::Device;
+use crate::config::{BackendKind, Config, Limit, MemoryKind, conf, conf::Notice};
+use crate::device::{Device, Stream};
 use crate::error::PoolError;
-use crate::family::Family;
-use crate::kind::MemoryKind;
-use crate::limit::{Limit, Limits};
-use crate::options::{BackendKind, PoolBuilder};
-use crate::state::StateRef;
-use crate::status::Status;
-use crate::stream::Stream;
+use crate::limits::{Family, Limits};
+use crate::stats::Status;
 use core::fmt;
+use gpumem_sys::types::CUdevice_attribute;
 use std::sync::Arc;
 
 /// Hands out [`Block`]s of one device's memory. Clones share it; blocks keep it alive.
@@ -34,43 +60,29 @@ use std::sync::Arc;
 /// ```
 pub struct Pool(pub(crate) StateRef);
 
+/// What a pool is made of, and what it knows of its making as long as it lives.
+#[derive(Clone, Debug)]
+pub(crate) struct Setup {
+    pub(crate) device: Device,
+    pub(crate) config: Config,
+    pub(crate) peers: Vec<Device>,
+    /// Innermost first.
+    pub(crate) adaptors: Vec<Arc<dyn Adaptor>>,
+    /// The limit of another pool that this pool's memory counts against too.
+    pub(crate) parent: Option<Arc<Family>>,
+    pub(crate) observer: Option<Observer>,
+}
+
 impl Pool {
-    /// A pool with the defaults; the environment is not read.
-    ///
-    /// # Errors
-    ///
-    /// What the driver says.
-    pub fn new(device: &Device) -> Result<Self, PoolError> {
-        Self::builder(device).build()
-    }
-
-    /// A pool as `GPUMEM_CONF`, `GPUMEM_KIND`, `GPUMEM_POOL`, `GPUMEM_PROFILE`, `GPUMEM_HARD_LIMIT`, `GPUMEM_SOFT_LIMIT`
-    /// and `GPUMEM_TRACE` say.
-    ///
-    /// # Errors
-    ///
-    /// As [`PoolBuilder::from_env`] and [`PoolBuilder::build`].
-    pub fn from_env(device: &Device) -> Result<Self, PoolError> {
-        PoolBuilder::from_env(device)?.build()
-    }
-
-    /// Starts from the defaults; the environment is not read.
-    pub fn builder(device: &Device) -> PoolBuilder {
-        PoolBuilder::new(device)
-    }
-
-    pub(crate) fn build(mut options: PoolBuilder) -> Result<Self, PoolError> {
-        let device = &options.device;
-        options.is_for_host = options.kind.check_supported(device)?;
-        let soft_limit_bytes = Limits::resolve(options.soft_limit, options.kind, device)?;
-        let hard_limit_bytes = Limits::resolve_hard(options.hard_limit, options.kind, device)?;
-        let family = Family::new(hard_limit_bytes, options.family.take());
-        options.family = Some(Arc::clone(&family));
-        let limits = Limits::new(family, soft_limit_bytes);
-        let backend = Backend::new(&options, &limits)?;
-        options.adaptors.extend(options.trace.take().map(|trace| trace as _));
-        let peers = options.peers.clone();
-        let pool = Self(StateRef::new(options, backend, limits));
+    pub(crate) fn build(setup: Setup) -> Result<Self, PoolError> {
+        let Setup { ref device, ref config, ref parent, .. } = setup;
+        let is_for_host = check_kind(config.kind, device)?;
+        let soft_limit_bytes = Limits::resolve(config.soft_limit, config.kind, device.total_bytes())?;
+        let hard_limit_bytes = Limits::resolve_hard(config.hard_limit, config.kind, device.total_bytes())?;
+        let limits = Limits::new(Family::new(hard_limit_bytes, parent.clone()), soft_limit_bytes);
+        let backend = Backend::new(device, config, &limits)?;
+        let peers = setup.peers.clone();
+        let pool = Self(StateRef::new(setup, is_for_host, backend, limits));
         peers.iter().try_for_each(|peer| pool.enable_peer_access(peer))?;
         Ok(pool)
     }
@@ -97,16 +109,16 @@ impl Pool {
     }
 
     /// The options that were given, by name, builder or environment, and have no effect on its backend. Dials that were set all
-    /// together ([`PoolBuilder::dials`]) are not told apart.
+    /// together ([`PoolBuilder::dials`](crate::PoolBuilder::dials)) are not told apart.
     #[must_use]
-    pub fn notices(&self) -> Vec<crate::conf::Notice> {
-        crate::conf::notices(self.0.setup(), self.backend(), self.0.backend().growing().is_some())
+    pub fn notices(&self) -> Vec<Notice> {
+        conf::notices(self.0.config(), self.backend(), self.0.backend().growing().is_some())
     }
 
     /// Whose memory it hands out.
     #[must_use]
     pub fn kind(&self) -> MemoryKind {
-        self.0.setup().kind
+        self.0.config().kind
     }
 
     /// The device whose memory it hands out, or which uses it.
@@ -167,7 +179,7 @@ impl Pool {
         self.0.reclaim()
     }
 
-    /// Changes the hard limit, which [`PoolBuilder::hard_limit`] describes, for all clones and all threads: once this
+    /// Changes the hard limit, which [`PoolBuilder::hard_limit`](crate::PoolBuilder::hard_limit) describes, for all clones and all threads: once this
     /// returns, nothing is added beyond it. `Limit::Bytes(u64::MAX)` is no limit any more. A share of the device is what
     /// PyTorch calls the fraction of a process's memory.
     ///
@@ -192,18 +204,18 @@ impl Pool {
     ///
     /// # Errors
     ///
-    /// [`PoolError::LimitTooSmall`], [`PoolError::LimitSyntax`] for a share that is none, [`PoolError::ShareOfHost`]. What the driver says: the limit
+    /// [`PoolError::LimitTooSmall`], [`ConfigError::LimitSyntax`](crate::ConfigError::LimitSyntax) for a share that is none, [`ConfigError::ShareOfHost`](crate::ConfigError::ShareOfHost). What the driver says: the limit
     /// holds then, and what could be given back may still be there.
     pub fn set_hard_limit(&self, limit: impl Into<Limit>) -> Result<(), PoolError> {
         self.0.set_hard_limit(limit.into())
     }
 
-    /// Changes the soft limit, which [`PoolBuilder::soft_limit`] describes. What is cached beyond it is given back now as far
+    /// Changes the soft limit, which [`PoolBuilder::soft_limit`](crate::PoolBuilder::soft_limit) describes. What is cached beyond it is given back now as far
     /// as that goes without waiting, and later whenever the host waits. `Limit::Bytes(u64::MAX)` is no limit any more.
     ///
     /// # Errors
     ///
-    /// [`PoolError::LimitSyntax`] for a share that is none, [`PoolError::ShareOfHost`], or what the driver says.
+    /// [`ConfigError::LimitSyntax`](crate::ConfigError::LimitSyntax) for a share that is none, [`ConfigError::ShareOfHost`](crate::ConfigError::ShareOfHost), or what the driver says.
     pub fn set_soft_limit(&self, limit: impl Into<Limit>) -> Result<(), PoolError> {
         self.0.set_soft_limit(limit.into())
     }
@@ -240,5 +252,23 @@ impl fmt::Debug for Pool {
             .field("counts", &self.0.backend().counts())
             .field("poison", &self.0.poison())
             .finish()
+    }
+}
+
+/// What pools of this kind need of a device. Says whether the host may use their memory while the device works.
+fn check_kind(kind: MemoryKind, device: &Device) -> Result<bool, PoolError> {
+    let unsupported = |reason: String| PoolError::KindUnsupported { kind, reason };
+    match kind {
+        MemoryKind::Device => Ok(false),
+        MemoryKind::Host => Ok(true),
+        MemoryKind::Unified => {
+            let has = |attribute| Ok::<_, PoolError>(device.attribute(attribute)? != 0);
+            if device.driver().table().cuMemAllocManaged.is_none()
+                || !has(CUdevice_attribute::CU_DEVICE_ATTRIBUTE_MANAGED_MEMORY)?
+            {
+                return Err(unsupported(format!("{device} has no managed memory")));
+            }
+            has(CUdevice_attribute::CU_DEVICE_ATTRIBUTE_CONCURRENT_MANAGED_ACCESS)
+        }
     }
 }

@@ -1,14 +1,17 @@
 //! [`Reclaimable`]: what a program holds of a device's memory and can do without: library handles, workspaces, caches.
 //!
-//! Whoever has some registers it with the [`Device`]. It is asked when an allocation of any pool of that device would fail
+//! Whoever has some registers it with the [`Device`](crate::Device). It is asked when an allocation of any pool of that device would fail
 //! otherwise, and by [`Pool::reclaim`](crate::Pool::reclaim): first everybody to purge, and if that was not enough everybody
 //! to release. Only holders whose memory helps the kind of that pool are asked ([`Reclaimable::helps`]). No lock is held then, so all of this crate may be used; only an allocation that fails within is refused
 //! without asking anybody again. What one of them does wrong, by an error or by a panic, is kept from the others and from
 //! the caller: the report of the request says it, if that is refused after all.
 
-use crate::contained::{Outermost, contained};
-use crate::device::Device;
-use crate::kind::MemoryKind;
+pub(crate) mod contained;
+
+pub(crate) use contained::Outermost;
+
+use crate::config::MemoryKind;
+use crate::reclaim::contained::contained;
 use core::cell::Cell;
 use core::fmt;
 use core::time::Duration;
@@ -87,14 +90,9 @@ pub struct Registration {
     id: u64,
 }
 
-impl Device {
-    /// Asks `holder` from now on when memory of this device is short, until it or the registration is gone. All
-    /// that were opened of one GPU share what is registered.
-    pub fn register_reclaimable<T: Reclaimable + 'static>(&self, holder: &Arc<T>) -> Registration {
-        let registry = Arc::clone(self.upkeep().registry());
-        let holder: Weak<dyn Reclaimable> = Arc::<T>::downgrade(holder);
-        let id = registry.add(holder);
-        Registration { registry, id }
+impl Registration {
+    pub(crate) fn new(registry: &Arc<Registry>, holder: Weak<dyn Reclaimable>) -> Self {
+        Self { registry: Arc::clone(registry), id: registry.add(holder) }
     }
 }
 

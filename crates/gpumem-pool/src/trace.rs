@@ -23,15 +23,14 @@ mod format;
 mod read;
 mod recorder;
 mod ring;
-mod watch;
 
 pub use event::{Event, What};
 pub use format::is_trace;
 pub use read::{Flaw, ReadError, Recording, Tail};
-pub(crate) use watch::Watch;
 
-use crate::adaptor::{Adaptor, Change, Grant, Next, Opening, PoolId, Release, Request};
+use crate::device::OrderObserver;
 use crate::error::PoolError;
+use crate::pool::{Adaptor, Change, Grant, Next, Opening, PoolId, Release, Request};
 use core::fmt;
 use core::time::Duration;
 use event::{Kind, Raw};
@@ -156,7 +155,8 @@ impl Adaptor for Trace {
 
     fn open(&self, opening: &Opening<'_>) {
         self.recorder.add_pool(number(opening.pool()), opening.names());
-        opening.device().watch().add(&self.recorder);
+        let recorder: Arc<dyn OrderObserver> = self.recorder.clone();
+        opening.device().watch().add(&recorder);
     }
 
     fn alloc(&self, request: &Request<'_>, next: Next<'_>) -> Result<Grant, PoolError> {

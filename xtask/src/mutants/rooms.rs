@@ -90,7 +90,7 @@ pub(crate) const TARGETS: &[Target] = &[
 pub(crate) const ROOMS: &[Room] = &[
     Room {
         name: "order",
-        paths: &["crates/gpumem-heap/src/order/", "crates/gpumem-pool/src/clock.rs", "crates/gpumem-pool/src/clock/"],
+        paths: &["crates/gpumem-heap/src/order/", "crates/gpumem-pool/src/device/clock.rs", "crates/gpumem-pool/src/device/clock/"],
         suites: &[
             "heap-src", "pool-src", "pool", "loom", "tests/streams", "tests/stream_kinds", "tests/reuse", "tests/others_bugs", "tests/capture",
             "tests/graphs", "tests/lifetimes", "tests/kinds", "tests/threads", "tests/model", "tests/stress", "tests/calls",
@@ -100,9 +100,9 @@ pub(crate) const ROOMS: &[Room] = &[
     Room {
         name: "limits",
         paths: &[
-            "crates/gpumem-pool/src/limit.rs", "crates/gpumem-pool/src/family.rs", "crates/gpumem-pool/src/dues.rs",
-            "crates/gpumem-pool/src/account.rs", "crates/gpumem-pool/src/ledger.rs", "crates/gpumem-pool/src/state/room.rs",
-            "crates/gpumem-pool/src/private.rs",
+            "crates/gpumem-pool/src/config/limit.rs", "crates/gpumem-pool/src/limits/family.rs", "crates/gpumem-pool/src/limits/dues.rs",
+            "crates/gpumem-pool/src/limits/account.rs", "crates/gpumem-pool/src/stats/ledger.rs", "crates/gpumem-pool/src/pool/state/room.rs",
+            "crates/gpumem-pool/src/pool/private.rs",
         ],
         suites: &[
             "pool-src", "pool", "tests/limits", "tests/crowd", "tests/kinds", "tests/pool", "tests/pool_kinds", "tests/features",
@@ -135,7 +135,8 @@ pub(crate) const ROOMS: &[Room] = &[
     Room {
         name: "adaptors",
         paths: &[
-            "crates/gpumem-pool/src/adaptor.rs", "crates/gpumem-pool/src/adaptor/", "crates/gpumem-pool/src/state/adapted.rs",
+            "crates/gpumem-pool/src/adaptor/", "crates/gpumem-pool/src/pool/adaptors.rs", "crates/gpumem-pool/src/pool/adaptors/",
+            "crates/gpumem-pool/src/pool/state/adapted.rs",
         ],
         suites: &[
             "pool-src", "pool", "tests/adaptors", "tests/features", "tests/model", "tests/stress", "tests/pool", "tests/graphs",
@@ -143,7 +144,11 @@ pub(crate) const ROOMS: &[Room] = &[
     },
     Room {
         name: "graph",
-        paths: &["crates/gpumem-pool/src/graph.rs", "crates/gpumem-pool/src/graph/"],
+        paths: &[
+            "crates/gpumem-pool/src/graph.rs", "crates/gpumem-pool/src/pool/graph_memory.rs", "crates/gpumem-pool/src/pool/graph_memory/",
+            "crates/gpumem-pool/src/pool/state/captured.rs", "crates/gpumem-pool/src/device/captures.rs",
+            "crates/gpumem-pool/src/device/capturing.rs",
+        ],
         suites: &[
             "pool-src", "pool", "tests/graphs", "tests/capture", "tests/others_bugs", "tests/streams", "tests/lifetimes", "tests/kinds",
             "tests/adaptors", "tests/model", "tests/sharing", "tests/array", "tests/copies",
@@ -152,8 +157,8 @@ pub(crate) const ROOMS: &[Room] = &[
     Room {
         name: "host memory",
         paths: &[
-            "crates/gpumem-pool/src/host_memory.rs", "crates/gpumem-pool/src/host_memory/", "crates/gpumem-pool/src/sharing.rs",
-            "crates/gpumem-pool/src/unified.rs", "crates/gpumem-pool/src/kind.rs", "crates/gpumem-pool/src/pinning.rs",
+            "crates/gpumem-pool/src/device/host_memory.rs", "crates/gpumem-pool/src/device/host_memory/", "crates/gpumem-pool/src/pool/sharing.rs",
+            "crates/gpumem-pool/src/pool/unified.rs", "crates/gpumem-pool/src/config/kind.rs", "crates/gpumem-pool/src/pool/pinning.rs",
             "crates/gpumem-pool/src/device/settle.rs",
         ],
         suites: &[
@@ -164,7 +169,7 @@ pub(crate) const ROOMS: &[Room] = &[
     },
     Room {
         name: "waits",
-        paths: &["crates/gpumem-pool/src/device/wait.rs", "crates/gpumem-pool/src/stream/borrow.rs"],
+        paths: &["crates/gpumem-pool/src/device/wait.rs", "crates/gpumem-pool/src/device/stream/borrow.rs"],
         suites: &[
             "pool-src", "pool", "array-borrows", "array-stream-races", "tests/service", "tests/streams",
             "tests/stream_kinds", "tests/stream_entries", "tests/foreign", "tests/capture", "tests/graphs", "tests/limits",
@@ -182,7 +187,7 @@ pub(crate) const ROOMS: &[Room] = &[
     Room {
         name: "reclaim",
         paths: &[
-            "crates/gpumem-pool/src/reclaim.rs", "crates/gpumem-pool/src/state/relief.rs", "crates/gpumem-pool/src/upkeep.rs",
+            "crates/gpumem-pool/src/reclaim.rs", "crates/gpumem-pool/src/pool/state/relief.rs", "crates/gpumem-pool/src/device/upkeep.rs",
         ],
         suites: &[
             "pool-src", "pool", "tests/limits", "tests/features", "tests/kinds", "tests/lifetimes", "tests/pool", "tests/refusals",
@@ -192,8 +197,8 @@ pub(crate) const ROOMS: &[Room] = &[
     Room {
         name: "reports",
         paths: &[
-            "crates/gpumem-pool/src/out_of_memory.rs", "crates/gpumem-pool/src/out_of_memory/", "crates/gpumem-pool/src/status.rs",
-            "crates/gpumem-pool/src/state/status.rs",
+            "crates/gpumem-pool/src/error/out_of_memory.rs", "crates/gpumem-pool/src/error/out_of_memory/", "crates/gpumem-pool/src/stats/status.rs",
+            "crates/gpumem-pool/src/pool/state/status.rs",
         ],
         suites: &[
             "pool-src", "pool", "tests/limits", "tests/kinds", "tests/features", "tests/graphs", "tests/pool", "tests/others_bugs",
@@ -278,7 +283,9 @@ mod tests {
         let rooms = files(&all, None).unwrap();
         assert_eq!(rooms.len(), ROOMS.len());
         // The waits at the end of borrows, which lie beside files of other jobs.
-        for file in ["device/settle.rs", "device/wait.rs", "host_memory/buffer.rs", "stream/borrow.rs"] {
+        for file in
+            ["device/settle.rs", "device/wait.rs", "device/host_memory/buffer.rs", "device/stream/borrow.rs"]
+        {
             let file = format!("crates/gpumem-pool/src/{file}");
             assert!(rooms.iter().any(|(_, files)| files.iter().any(|other| **other == file)), "{file}");
         }

@@ -54,7 +54,7 @@ const TEST_FOLDERS: [(&str, &str); 6] = [
     ("tests/", "tests/tests/"),
 ];
 
-/// Code like `crates/gpumem-pool/src/block.rs`: a plain path from the root into one of the folders with sources.
+/// Code like `crates/gpumem-pool/src/pool/block.rs`: a plain path from the root into one of the folders with sources.
 fn is_repository_path(code: &str) -> bool {
     let plain = code.chars().all(|c| c.is_ascii_alphanumeric() || "-_./".contains(c));
     plain

@@ -2,8 +2,7 @@
 
 use super::{Adaptor, Change, Grant, Next, Request};
 use crate::device::Device;
-use crate::error::PoolError;
-use crate::out_of_memory::{OutOfMemory, RefusedBy};
+use crate::error::{OutOfMemory, PoolError, RefusedBy};
 use core::fmt;
 use core::sync::atomic::{AtomicU64, Ordering};
 

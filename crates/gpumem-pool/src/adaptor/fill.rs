@@ -1,8 +1,9 @@
 //! [`Fill`]: bytes of every block set to a value, when it is handed out or when it comes back.
 
-use super::{Adaptor, After, Change, Grant, Next, Release, Request};
+use super::{Adaptor, Change, Grant, Next, Release, Request};
+use crate::device::Stream;
 use crate::error::PoolError;
-use crate::stream::Stream;
+use crate::pool::After;
 use core::fmt;
 use core::sync::atomic::{AtomicBool, Ordering};
 use gpumem_sys::types::{CUdeviceptr, CUstream};
@@ -139,7 +140,7 @@ pub(super) fn set_now(
     let _call = stream.call()?;
     // Another thread may have begun it since the request was looked at: the graph would fill the memory at each launch, and
     // nothing before.
-    if stream.clocks().holds().is_open() && stream.captures_for()?.is_some() {
+    if stream.clocks().captures().is_open() && stream.captures_for()?.is_some() {
         return Err(PoolError::NotInCapture { operation: "filling memory that was asked for before it" });
     }
     Ok(set(stream.device().driver(), address, value, size_bytes, stream.raw())?)

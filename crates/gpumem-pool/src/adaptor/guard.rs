@@ -11,16 +11,13 @@ mod ends;
 mod slots;
 
 use super::fill::set_now;
-use super::{Adaptor, Change, Grant, Next, PoolId, Release, Request};
-use crate::alignment::ALIGNMENT_MIN;
-use crate::bytes::Bytes;
-use crate::clock::StreamId;
+use super::{Adaptor, Change, Damage, Grant, Next, PoolId, Release, Request, Side};
+use crate::config::ALIGNMENT_MIN;
 use crate::device::Device;
 use crate::error::PoolError;
 use core::fmt;
 use core::sync::atomic::{AtomicU64, Ordering};
 use ends::Ends;
-use gpumem_sys::types::CUdeviceptr;
 pub(super) use slots::Edges;
 use slots::{Slots, Work};
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -72,37 +69,6 @@ pub struct Guard {
 }
 
 type Tell = dyn Fn(&Damage) + Send + Sync;
-
-/// Somebody wrote past an end of a block.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[non_exhaustive]
-pub struct Damage {
-    /// Where the block started.
-    pub address: CUdeviceptr,
-    /// How large it was.
-    pub size_bytes: u64,
-    /// The stream that it was of.
-    pub stream: StreamId,
-    /// The pool that it was of.
-    pub pool: PoolId,
-    /// At which end.
-    pub side: Side,
-    /// How many bytes lie between the block and the nearest byte that was written.
-    pub distance_bytes: u64,
-    /// How many of the guard's bytes were written.
-    pub count: u64,
-    /// What the nearest one holds.
-    pub found: u8,
-}
-
-/// An end of a block.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Side {
-    /// Its first byte's.
-    Before,
-    /// Its last byte's.
-    Behind,
-}
 
 impl Guard {
     /// Without an observer.
@@ -248,22 +214,6 @@ impl fmt::Debug for Guard {
             .field("checked_count", &self.checked_count())
             .field("unchecked_count", &self.unchecked_count())
             .finish_non_exhaustive()
-    }
-}
-
-impl fmt::Display for Damage {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { address, size_bytes, stream, distance_bytes, count, found, .. } = *self;
-        let side = match self.side {
-            Side::Before => "before",
-            Side::Behind => "behind",
-        };
-        write!(
-            f,
-            "{count} bytes {side} a block of {} at {address:#x}, of {stream}, were written: the nearest is \
-             {distance_bytes} bytes from it and holds {found:#04x}",
-            Bytes(size_bytes)
-        )
     }
 }
 

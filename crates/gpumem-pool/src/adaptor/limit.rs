@@ -1,7 +1,7 @@
 //! [`Budget`]: no more than so many bytes at a time, for whatever shares it.
 
 use super::{Adaptor, Change, Grant, Next, Release, Request};
-use crate::alignment::ALIGNMENT_MIN;
+use crate::config::ALIGNMENT_MIN;
 use crate::error::PoolError;
 use core::fmt;
 use core::sync::atomic::{AtomicU64, Ordering};

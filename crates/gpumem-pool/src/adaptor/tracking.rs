@@ -1,8 +1,8 @@
 //! [`Tracking`]: which blocks are alive, and where they come from.
 
 use super::{Adaptor, Change, Grant, Next, PoolId, Release, Request};
-use crate::bytes::Bytes;
-use crate::clock::StreamId;
+use crate::config::Bytes;
+use crate::device::StreamId;
 use crate::error::PoolError;
 use core::fmt;
 use gpumem_sys::types::CUdeviceptr;

@@ -27,12 +27,10 @@ mod shared;
 mod vmm;
 
 use super::{Counts, Freed, Growing, Piece, Reserved, Source, Taken, Underlying};
-use crate::clock::StreamId;
-use crate::device::Device;
+use crate::config::{BackendKind, Config};
+use crate::device::{Device, Stream, StreamId};
 use crate::error::PoolError;
-use crate::limit::Limits;
-use crate::options::{BackendKind, PoolBuilder};
-use crate::stream::Stream;
+use crate::limits::Limits;
 use core::sync::atomic::{AtomicU64, Ordering};
 use gpumem_heap::cache::{self, LargeBlock, OwnerGuard, SizeStep};
 use gpumem_heap::counters::Counters;
@@ -47,10 +45,10 @@ pub(crate) struct CachingBackend {
 }
 
 impl CachingBackend {
-    pub(super) fn new(options: &PoolBuilder, limits: &Limits) -> Result<Self, PoolError> {
+    pub(super) fn new(device: &Device, config: &Config, limits: &Limits) -> Result<Self, PoolError> {
         static NEXT: AtomicU64 = AtomicU64::new(cache::KEY_STEP);
         let front = NEXT.fetch_add(cache::KEY_STEP, Ordering::Relaxed);
-        Ok(Self { front, shared: Shared::new(front, options, limits)? })
+        Ok(Self { front, shared: Shared::new(front, device, config, limits)? })
     }
 }
 

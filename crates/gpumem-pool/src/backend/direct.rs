@@ -7,19 +7,11 @@
 mod eager;
 
 use super::{Counts, Freed, Piece, Reserved, Source, Taken};
-use crate::alignment::ALIGNMENT_MIN;
-use crate::clock::{MarkEvent, StreamId, StreamIndex};
-use crate::deadline;
-use crate::device::Device;
-use crate::dues::Dues;
-use crate::error::PoolError;
-use crate::kind::MemoryKind;
-use crate::ledger::Ledger;
-use crate::limit::Limits;
-use crate::options::{BackendKind, PoolBuilder};
-use crate::out_of_memory::{Attempt, GrowthLog, OutOfMemory, Passed, Sample, UnfinishedStream};
-use crate::stream::Stream;
-use crate::upkeep::Idle;
+use crate::config::{ALIGNMENT_MIN, BackendKind, Config, MemoryKind};
+use crate::device::{Device, Idle, MarkEvent, Stream, StreamId, StreamIndex, deadline};
+use crate::error::{Attempt, GrowthLog, OutOfMemory, Passed, PoolError, Sample};
+use crate::limits::{Dues, Limits};
+use crate::stats::Ledger;
 use core::ops::Deref;
 use core::time::Duration;
 use gpumem_heap::counters::Counters;
@@ -101,7 +93,7 @@ pub(crate) struct Desk<C> {
     growth: GrowthLog,
     idle: Idle,
     hears_of_waits: Once,
-    /// As [`PoolBuilder::garbage_collection_threshold`].
+    /// As [`PoolBuilder::garbage_collection_threshold`](crate::PoolBuilder::garbage_collection_threshold).
     collect_above: Option<f64>,
     /// In each stream, behind what was queued there when something was last found to be too much; see `eager`.
     unseen: Mutex<Vec<(StreamIndex, MarkEvent)>>,
@@ -111,8 +103,9 @@ pub(crate) struct Desk<C> {
 }
 
 impl<C: Calls + Send + Sync + 'static> Direct<C> {
-    pub(super) fn new(options: &PoolBuilder, limits: &Limits, calls: C) -> Self {
-        let (device, dues, limits) = (options.device.clone(), Dues::new(options), limits.clone());
+    pub(super) fn new(device: &Device, config: &Config, limits: &Limits, calls: C) -> Self {
+        let (device, dues, limits) =
+            (device.clone(), Dues::new(config, limits, device.account()), limits.clone());
         let growth = GrowthLog::default();
         let desk = Arc::new(Desk {
             device,
@@ -121,11 +114,11 @@ impl<C: Calls + Send + Sync + 'static> Direct<C> {
             dues,
             limits,
             growth,
-            idle: Idle::new(options.idle_after),
+            idle: Idle::new(config.idle_after),
             hears_of_waits: Once::new(),
-            collect_above: options.collect_above,
+            collect_above: config.collect_above,
             unseen: Mutex::default(),
-            wait_deadline: options.dials.wait_deadline,
+            wait_deadline: config.dials.wait_deadline,
             calls,
         });
         if C::KEEPS_MEMORY {
@@ -202,7 +195,7 @@ impl<C: Calls> Desk<C> {
         let (Some(share), true) = (self.collect_above, C::KEEPS_MEMORY) else {
             return self.calls.acquire(size_bytes, stream);
         };
-        let keep_bytes = self.limits.part_bytes(share, &self.device);
+        let keep_bytes = self.limits.part_bytes(share, self.device.total_bytes());
         let before_bytes = self.calls.reserved(&self.device)?.map_or(0, |held| held.current_bytes);
         let has_enough = self.ledger.in_use_bytes().saturating_add(size_bytes) <= before_bytes;
         if !has_enough && before_bytes.saturating_add(size_bytes) > keep_bytes {
@@ -286,7 +279,7 @@ impl<C: Calls> Desk<C> {
             device_total_bytes: info.total_bytes,
             attempts,
             growth: self.growth.steady(in_use_bytes),
-            unfinished: UnfinishedStream::of_request(&self.device),
+            unfinished: self.device.unfinished_of_request(),
             ..OutOfMemory::default()
         };
         PoolError::refused(report.limited(passed.or_else(pools_limit), in_use_bytes))

@@ -24,13 +24,10 @@ mod ordered;
 
 use super::direct::Calls;
 use super::{Freed, Reserved};
-use crate::context::Relaxed;
-use crate::device::Device;
+use crate::config::{BackendKind, Config, MemoryKind};
+use crate::device::{Device, Relaxed, Stream};
 use crate::error::PoolError;
-use crate::kind::MemoryKind;
-use crate::limit::Limits;
-use crate::options::{BackendKind, PoolBuilder};
-use crate::stream::Stream;
+use crate::limits::Limits;
 use chain::Chain;
 use complete::Complete;
 use core::ffi::c_int;
@@ -56,8 +53,8 @@ enum Frees {
 }
 
 impl NativeCalls {
-    pub(super) fn new(options: &PoolBuilder, limits: &Limits) -> Result<Self, PoolError> {
-        let (device, kind) = (&options.device, options.kind);
+    pub(super) fn new(device: &Device, config: &Config, limits: &Limits) -> Result<Self, PoolError> {
+        let kind = config.kind;
         check_supported(device, kind)?;
         let bound_bytes = match limits.hard_bytes() {
             Some(limit_bytes) if driver_version(device)? >= MAX_SIZE_SINCE => {
@@ -78,7 +75,7 @@ impl NativeCalls {
             _ => error.into(),
         })?;
         let frees = match kind.is_host_accessible() {
-            true => Frees::Complete(Complete::new(device, kind, options.dials.poll_budget)?),
+            true => Frees::Complete(Complete::new(device, kind, config.dials.poll_budget)?),
             false => Frees::Ordered(Ordered::new(device)),
         };
         Ok(Self { device: device.clone(), kind, limits: limits.clone(), frees, chain })
@@ -99,7 +96,7 @@ impl Calls for NativeCalls {
             Frees::Ordered(_) => {
                 let _call = stream.hold();
                 // Another thread may have begun it since the request was looked at: the memory would be there in launches alone.
-                if stream.clocks().holds().is_open() {
+                if stream.clocks().captures().is_open() {
                     match stream.captures_for() {
                         Ok(None) => {}
                         Err(PoolError::Driver(error)) => return Err(error),

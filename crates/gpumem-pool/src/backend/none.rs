@@ -6,13 +6,9 @@
 
 use super::direct::Calls;
 use super::{Freed, Reserved, plain};
-use crate::clock::{Order, Stamp};
-use crate::context::Relaxed;
-use crate::device::Device;
+use crate::config::{BackendKind, MemoryKind};
+use crate::device::{Device, Order, Relaxed, Stamp, Stream};
 use crate::error::PoolError;
-use crate::kind::MemoryKind;
-use crate::options::BackendKind;
-use crate::stream::Stream;
 use gpumem_sys::DriverError;
 use gpumem_sys::types::CUdeviceptr;
 use std::sync::{Mutex, PoisonError};

@@ -1,7 +1,7 @@
 //! Memory that is neither mapped nor in any stream's order: the driver's calls for each kind of it.
 
+use crate::config::MemoryKind;
 use crate::device::Device;
-use crate::kind::MemoryKind;
 use core::ffi::c_void;
 use gpumem_sys::types::{CUdeviceptr, CUmemAttach_flags, CUresult};
 use gpumem_sys::{Driver, DriverError};

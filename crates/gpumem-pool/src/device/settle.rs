@@ -1,9 +1,8 @@
 //! Waiting at the end of a borrow: for all work of a device, captures or not, until it is done.
 
 use super::Device;
-use crate::context::Relaxed;
+use crate::device::{Relaxed, capturing::cut_short};
 use crate::error::{PoolError, is_of_capture, is_over};
-use crate::graph::cut_short;
 use core::time::Duration;
 use gpumem_sys::DriverError;
 use gpumem_sys::types::CUresult;
@@ -91,7 +90,7 @@ impl Device {
     fn try_to_settle(&self, work: Work) -> Result<bool, DriverError> {
         let _bound = self.enter()?;
         let _relaxed = Relaxed::enter(self.driver())?;
-        let is_captured = self.clocks().holds().captures_on(self) || self.clocks().has_capture(self);
+        let is_captured = self.clocks().captures().captures_on(self) || self.clocks().has_capture(self);
         if work == Work::OfKnownStreams || is_captured {
             let by_markers = self.clocks().finish_everything(self);
             if is_captured || matches!(by_markers, Ok(true)) {
@@ -139,7 +138,7 @@ impl Device {
     /// Ends the captures on the device that this thread has begun through this crate: their ends report a broken capture. False
     /// if there is none.
     fn end_captures_of_this_thread(&self) -> bool {
-        let captures = self.clocks().holds().begun_here(self);
+        let captures = self.clocks().captures().begun_here(self);
         captures.iter().for_each(|(graph, origin)| cut_short(self, *graph, *origin));
         !captures.is_empty()
     }

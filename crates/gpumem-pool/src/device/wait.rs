@@ -4,11 +4,10 @@
 //! | --- | --- |
 //! | [`Device::synchronize`], [`Stream::synchronize`](crate::Stream::synchronize), [`Event::synchronize`](crate::Event::synchronize), [`Pool::reclaim`](crate::Pool::reclaim) | nothing: the caller asked for the wait |
 //! | ends of host borrows and imported blocks, frees of backend `none`, the end of a device | nothing: safety comes first |
-//! | an allocation, a growth, [`Pool::reserve`](crate::Pool::reserve) | [`Dials::wait_deadline`](crate::Dials::wait_deadline), over all that it tries ([`crate::deadline`]) |
+//! | an allocation, a growth, [`Pool::reserve`](crate::Pool::reserve) | [`Dials::wait_deadline`](crate::Dials::wait_deadline), over all that it tries ([`deadline`](crate::device::deadline)) |
 
 use super::Device;
-use crate::clock::{MarkEvent, Observation};
-use crate::context::Relaxed;
+use crate::device::{MarkEvent, Observation, OrderEvent, Relaxed};
 use crate::error::PoolError;
 use core::time::Duration;
 use gpumem_sys::DriverError;
@@ -44,7 +43,7 @@ impl Device {
             return Err(PoolError::NotInCapture { operation });
         }
         self.after_wait();
-        self.watch().device_done();
+        self.watch().note(OrderEvent::DeviceDone);
         Ok(())
     }
 
@@ -68,7 +67,7 @@ impl Device {
 
     /// Waits for all of the device. False, without waiting, while a capture goes on there.
     fn finish_whole(&self) -> Result<bool, DriverError> {
-        if self.clocks().holds().captures_on(self) {
+        if self.clocks().captures().captures_on(self) {
             return Ok(false);
         }
         let _bound = self.enter()?;
@@ -105,7 +104,7 @@ impl Device {
         if self.upkeep().has_driver_pools() {
             self.clocks().mark_each(self, &mut each)?;
         }
-        let all = match self.clocks().holds().captures_on(self) {
+        let all = match self.clocks().captures().captures_on(self) {
             true => AllMark::Capturing,
             false => self.mark_all()?,
         };
@@ -200,7 +199,7 @@ impl Device {
 
     /// Keeps captures from beginning on this device; `None` if one goes on or is just beginning.
     pub(super) fn quiet(&self) -> Option<RwLockReadGuard<'_, ()>> {
-        self.keep_captures_out().filter(|_| !self.clocks().holds().captures_on(self))
+        self.keep_captures_out().filter(|_| !self.clocks().captures().captures_on(self))
     }
 
     /// Keeps captures from beginning on this device, whether others go on or not; `None` if one is just beginning.

@@ -1,9 +1,10 @@
 //! [`Recorder`]: all rings of one trace, and the thread that writes them to the file.
 
-use super::event::Raw;
+use super::event::{Kind, Raw};
 use super::format;
 use super::ring::{Level, Ring, Timed};
-use crate::tags::Names;
+use crate::device::{OrderEvent, OrderObserver};
+use crate::stats::Names;
 use core::cell::RefCell;
 use core::sync::atomic::{AtomicU64, Ordering};
 use core::time::Duration;
@@ -56,6 +57,22 @@ struct Flushes {
 thread_local! {
     /// This thread's ring of each recorder.
     static OWN: RefCell<Vec<(u64, Arc<Ring>)>> = const { RefCell::new(Vec::new()) };
+}
+
+impl OrderObserver for Recorder {
+    fn note(&self, event: OrderEvent) {
+        let (kind, words) = match event {
+            OrderEvent::Wait { stream, source } => (Kind::Wait, [0, source.as_u64(), stream.as_u64(), 0]),
+            OrderEvent::Mark { event, stream } => (Kind::Mark, [event as u64, 0, stream.as_u64(), 0]),
+            OrderEvent::WaitForMark { stream, event } => {
+                (Kind::WaitForMark, [event as u64, 0, stream.as_u64(), 0])
+            }
+            OrderEvent::StreamDone(stream) => (Kind::StreamDone, [0, 0, stream.as_u64(), 0]),
+            OrderEvent::MarkDone(event) => (Kind::MarkDone, [event as u64, 0, 0, 0]),
+            OrderEvent::DeviceDone => (Kind::DeviceDone, [0; 4]),
+        };
+        self.record(Raw { kind, words });
+    }
 }
 
 impl Recorder {

@@ -5,7 +5,7 @@ use super::format::{self, CHUNK_HEADER_BYTES, HEADER_BYTES};
 use super::read::{Flaw, ReadError, Recording};
 use super::recorder::Recorder;
 use super::ring::{EVENT_COUNT, Level, Ring, Timed};
-use crate::tags::Names;
+use crate::stats::Names;
 use core::time::Duration;
 use proptest::prelude::*;
 

@@ -5,7 +5,8 @@ use crate::bench::stand_in;
 use crate::bench::{Bench, on_each_backend, small};
 use gpumem_pool::sys::types::{CUdevice_attribute, CUresult};
 use gpumem_pool::{
-    Advice, BackendKind, Block, CaptureMode, Device, Limit, MemoryKind, OutOfMemory, Pool, PoolError, Stream,
+    Advice, BackendKind, Block, CaptureMode, ConfigError, Device, Limit, MemoryKind, OutOfMemory, Pool,
+    PoolError, Stream,
 };
 use gpumem_sim::{Schedule, SimConfig};
 
@@ -211,7 +212,7 @@ fn each_kind_has_its_own_budget() {
         match bench.kind {
             MemoryKind::Host => {
                 let error = share.unwrap_err();
-                assert!(matches!(&error, PoolError::ShareOfHost { .. }), "{error}");
+                assert!(matches!(&error, PoolError::Config(ConfigError::ShareOfHost { .. })), "{error}");
                 assert!(error.to_string().contains("25%") && error.to_string().contains("1.5GiB"), "{error}");
             }
             _ => assert_eq!(share.unwrap().status().unwrap().hard_limit_bytes, Some(256 * MIB)),

@@ -2,7 +2,7 @@
 //! counts, see `limits` and `crowd` of the workspace's tests.
 
 use crate::bench::{on_device_memory, on_each_backend, small};
-use gpumem_pool::{BackendKind, Device, Limit, PoolError, Stream};
+use gpumem_pool::{BackendKind, ConfigError, Device, Limit, PoolError, Stream};
 
 #[test]
 fn the_limit_is_exact() {
@@ -51,7 +51,7 @@ fn a_limit_that_nothing_fits_into_is_a_mistake() {
         for share in [f64::NAN, 200.0, -1.0] {
             assert!(matches!(
                 bench.builder().hard_limit(Limit::Percent(share)).build(),
-                Err(PoolError::LimitSyntax { .. })
+                Err(PoolError::Config(ConfigError::LimitSyntax { .. }))
             ));
         }
         drop(bench.builder().hard_limit(2 << 20).soft_limit(0).build().unwrap());
@@ -172,7 +172,10 @@ fn a_share_that_is_set_later_is_of_the_device() {
         pool.set_hard_limit(Limit::Percent(50.0)).unwrap();
         assert_eq!(pool.status().unwrap().hard_limit_bytes, Some(512 << 20));
         assert!(matches!(pool.set_hard_limit(Limit::Percent(0.0)), Err(PoolError::LimitTooSmall { .. })));
-        assert!(matches!(pool.set_soft_limit(Limit::Percent(-1.0)), Err(PoolError::LimitSyntax { .. })));
+        assert!(matches!(
+            pool.set_soft_limit(Limit::Percent(-1.0)),
+            Err(PoolError::Config(ConfigError::LimitSyntax { .. }))
+        ));
         assert_eq!(pool.status().unwrap().hard_limit_bytes, Some(512 << 20));
     });
 }

@@ -1,7 +1,7 @@
 //! Pools within a pool's limit.
 
 use crate::bench::{on_device_memory, on_each_backend, small};
-use gpumem_pool::{BackendKind, Block, Limit, Pool, PoolError};
+use gpumem_pool::{BackendKind, Block, ConfigError, Limit, Pool, PoolError};
 
 const MIB: u64 = 1 << 20;
 
@@ -113,7 +113,10 @@ fn a_pool_without_a_limit_has_private_pools_too() {
         drop(pool.alloc(512 * MIB, &stream).unwrap());
         drop(inner.alloc(8 * MIB, &stream).unwrap());
         assert!(matches!(pool.private(1), Err(PoolError::LimitTooSmall { .. })));
-        assert!(matches!(pool.private(Limit::Percent(101.0)), Err(PoolError::LimitSyntax { .. })));
+        assert!(matches!(
+            pool.private(Limit::Percent(101.0)),
+            Err(PoolError::Config(ConfigError::LimitSyntax { .. }))
+        ));
     });
 }
 

@@ -3,9 +3,9 @@
 //! The guard takes nothing that is not there: it lies in the last piece of the block's memory, behind what may be used of it.
 
 use super::{BACK_BYTES_MAX, Edges, Guard, PATTERN};
-use crate::adaptor::fill::set;
-use crate::adaptor::{After, Change};
+use crate::adaptor::{Change, fill::set};
 use crate::error::PoolError;
+use crate::pool::After;
 use core::ops::Range;
 use gpumem_sys::types::CUdeviceptr;
 use std::collections::BTreeMap;

@@ -4,12 +4,9 @@
 //! looked at. A guard that ends leaves its slabs to their devices, which free them when nothing is copied any more.
 
 use super::{BACK_BYTES_MAX, FRONT_BYTES, PoolId};
-use crate::clock::{Clocks, Order, Stamp, StreamId};
-use crate::context::{Handle, Relaxed};
-use crate::device::{Device, WeakDevice};
+use crate::config::MemoryKind;
+use crate::device::{Clocks, Device, Handle, HowFar, Left, Order, Relaxed, Stamp, StreamId, WeakDevice};
 use crate::error::PoolError;
-use crate::kind::MemoryKind;
-use crate::upkeep::{HowFar, Left};
 use core::ffi::c_void;
 use gpumem_sys::types::{CUdeviceptr, CUstream};
 use gpumem_sys::{Driver, DriverError};

@@ -1,8 +1,8 @@
 //! [`Access`]: how a pool has its memory and for what, which devices may use it, and what it counts against.
 
-use crate::dues::Dues;
-use crate::kind::MemoryKind;
-use crate::options::{HandleUse, PoolBuilder};
+use crate::config::{Config, HandleUse, MemoryKind};
+use crate::device::Device;
+use crate::limits::{Dues, Limits};
 use gpumem_sys::types::{
     CUdevice, CUmemAccess_flags, CUmemAccessDesc, CUmemAllocationHandleType, CUmemAllocationProp,
     CUmemAllocationProp_st__bindgen_ty_1, CUmemAllocationType, CUmemLocation, CUmemLocationType,
@@ -37,14 +37,13 @@ pub(super) struct Access {
 }
 
 impl Access {
-    pub(super) fn new(memory: Memory, options: &PoolBuilder) -> Self {
-        let device = options.device.raw();
+    pub(super) fn new(memory: Memory, device: &Device, config: &Config, limits: &Limits) -> Self {
         Self {
             memory,
-            device,
-            handle_use: options.handle_use,
-            dues: Dues::new(options),
-            granted: RwLock::new(vec![all_of(device)]),
+            device: device.raw(),
+            handle_use: config.handle_use,
+            dues: Dues::new(config, limits, device.account()),
+            granted: RwLock::new(vec![all_of(device.raw())]),
         }
     }
 

@@ -7,11 +7,8 @@
 use super::shared::{Lack, Shared};
 use super::vmm::{Said, Vmm};
 use crate::backend::{GROWTH_UNIT_BYTES, Growing};
-use crate::clock::{Order, Stamp, StreamIndex};
-use crate::context::Relaxed;
-use crate::deadline;
-use crate::error::PoolError;
-use crate::out_of_memory::Attempt;
+use crate::device::{Order, Relaxed, Stamp, StreamIndex, deadline};
+use crate::error::{Attempt, PoolError};
 use gpumem_heap::heap::{Heap, Lost};
 use gpumem_heap::{PhysicalMemory, RawHandle};
 use gpumem_sys::DriverError;

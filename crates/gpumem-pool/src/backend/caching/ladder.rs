@@ -25,11 +25,8 @@
 //! growth stops where the driver does, and the rungs below it make do with what there is.
 
 use super::shared::{Lack, Shared};
-use crate::clock::StreamIndex;
-use crate::context::Relaxed;
-use crate::deadline;
-use crate::error::PoolError;
-use crate::out_of_memory::Attempt;
+use crate::device::{Relaxed, StreamIndex, deadline};
+use crate::error::{Attempt, PoolError};
 use gpumem_heap::HeapBlock;
 use gpumem_heap::SizeClass;
 use gpumem_heap::heap::Request;

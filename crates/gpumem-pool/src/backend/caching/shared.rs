@@ -35,15 +35,10 @@ use super::ladder;
 use super::vmm::Vmm;
 use super::{of_class, of_heap};
 use crate::backend::Piece as BlockPiece;
-use crate::clock::{Clocks, Order, Stamp, StreamId, StreamIndex};
-use crate::device::Device;
-use crate::dials::Dials;
-use crate::error::PoolError;
-use crate::limit::Limits;
-use crate::options::PoolBuilder;
-use crate::out_of_memory::GrowthLog;
-use crate::stream::Stream;
-use crate::upkeep::Idle;
+use crate::config::{Config, Dials};
+use crate::device::{Clocks, Device, Idle, Order, Stamp, Stream, StreamId, StreamIndex};
+use crate::error::{GrowthLog, PoolError};
+use crate::limits::Limits;
 use core::sync::atomic::AtomicBool;
 use gpumem_heap::HeapBlock;
 use gpumem_heap::SizeClass;
@@ -66,7 +61,7 @@ pub(super) struct Shared {
     limits: Limits,
     access: Access,
     growth: GrowthLog,
-    /// As [`PoolBuilder::garbage_collection_threshold`].
+    /// As [`PoolBuilder::garbage_collection_threshold`](crate::PoolBuilder::garbage_collection_threshold).
     collect_above: Option<f64>,
     idle: Idle,
     /// Whether the device tells this pool when the host waits.
@@ -79,14 +74,18 @@ pub(super) struct Shared {
 }
 
 impl Shared {
-    pub(super) fn new(id: u64, options: &PoolBuilder, limits: &Limits) -> Result<Arc<Self>, PoolError> {
-        let PoolBuilder { device, family, .. } = options;
-        let mut dials = options.dials.clone();
+    pub(super) fn new(
+        id: u64,
+        device: &Device,
+        config: &Config,
+        limits: &Limits,
+    ) -> Result<Arc<Self>, PoolError> {
+        let mut dials = config.dials.clone();
         // No stream waits in place of the host.
-        dials.inserted_waits &= !options.kind.is_host_accessible();
+        dials.inserted_waits &= !config.kind.is_host_accessible();
         let _bound = device.enter()?;
-        let (memory, ranges) = addresses::choose(options)?;
-        let access = Access::new(memory, options);
+        let (memory, ranges) = addresses::choose(device, config, limits)?;
+        let access = Access::new(memory, device, config, limits);
         let mut heap = match memory {
             Memory::Virtual => Heap::new(dials.heap, ranges),
             Memory::Segments(_) => Heap::of_segments(dials.heap),
@@ -99,8 +98,8 @@ impl Shared {
             limits: limits.clone(),
             access,
             growth: GrowthLog::default(),
-            collect_above: options.collect_above,
-            idle: Idle::new(options.idle_after),
+            collect_above: config.collect_above,
+            idle: Idle::new(config.idle_after),
             hears_of_waits: AtomicBool::new(false),
             ranges,
             front: ThreadCaches::new(heap.magazine_bytes()),
@@ -112,10 +111,8 @@ impl Shared {
         }
         let member: Weak<Self> = Arc::downgrade(&shared);
         device.upkeep().add_member(member);
-        if let Some(family) = family {
-            let member: Weak<Self> = Arc::downgrade(&shared);
-            family.add_member(member);
-        }
+        let member: Weak<Self> = Arc::downgrade(&shared);
+        limits.family().add_member(member);
         Ok(shared)
     }
 

@@ -2,7 +2,7 @@
 
 use super::access::{Access, Memory};
 use crate::backend::plain;
-use crate::out_of_memory::Passed;
+use crate::error::Passed;
 use gpumem_heap::{PhysicalMemory, RawHandle};
 use gpumem_sys::types::{CUmemAccessDesc, CUresult};
 use gpumem_sys::{Driver, DriverError};

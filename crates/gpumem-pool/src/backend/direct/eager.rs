@@ -6,11 +6,9 @@
 //! their frees, once a millisecond, and `release_budget` has no meaning.
 
 use super::{Calls, Desk};
-use crate::clock::{MarkEvent, StreamIndex};
-use crate::context::Relaxed;
-use crate::family::Member;
-use crate::kind::MemoryKind;
-use crate::upkeep::Waiting;
+use crate::config::MemoryKind;
+use crate::device::{MarkEvent, Relaxed, StreamIndex, Waiting};
+use crate::limits::Member;
 use gpumem_sys::DriverError;
 use std::sync::{MutexGuard, PoisonError};
 

@@ -15,8 +15,8 @@
 
 use super::driver_pool::{DriverPool, UNBOUNDED};
 use crate::backend::direct::is_full;
+use crate::config::MemoryKind;
 use crate::device::Device;
-use crate::kind::MemoryKind;
 use core::sync::atomic::{AtomicU64, Ordering};
 use gpumem_sys::DriverError;
 use gpumem_sys::types::{CUdeviceptr, CUstream};

@@ -8,11 +8,8 @@
 
 use super::chain::Chain;
 use crate::backend::Freed;
-use crate::clock::{Clocks, Order, Stamp};
-use crate::context::{Bound, Handle, Relaxed};
-use crate::device::Device;
-use crate::kind::MemoryKind;
-use crate::upkeep::{HowFar, Left};
+use crate::config::MemoryKind;
+use crate::device::{Bound, Clocks, Device, Handle, HowFar, Left, Order, Relaxed, Stamp};
 use core::sync::atomic::{AtomicU64, Ordering};
 use core::time::Duration;
 use gpumem_sys::types::{CUcontext, CUdeviceptr, CUresult, CUstream, CUstream_flags, CUstream_st};

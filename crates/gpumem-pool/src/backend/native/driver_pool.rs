@@ -3,11 +3,8 @@
 //! The device's context is current in all of them but the drop, and no capture minds them. The driver keeps a destroyed
 //! pool until its last queued free is done, so the drop waits for nothing.
 
-use crate::clock::Clocks;
-use crate::context::{Handle, Relaxed};
-use crate::device::Device;
-use crate::kind::MemoryKind;
-use crate::upkeep::{HowFar, Left};
+use crate::config::MemoryKind;
+use crate::device::{Clocks, Device, Handle, HowFar, Left, Relaxed};
 use core::ffi::{c_int, c_void};
 use gpumem_sys::types::{
     CUdevice, CUdeviceptr, CUmemAccess_flags, CUmemAccessDesc, CUmemAllocationHandleType,

@@ -1,13 +1,9 @@
 //! [`Ordered`]: frees of the device's own memory, each in a stream's order.
 
 use crate::backend::Freed;
-use crate::clock::{Clocks, Order, Stamp};
-use crate::context::Relaxed;
-use crate::device::Device;
+use crate::config::MemoryKind;
+use crate::device::{Clocks, Device, HowFar, Left, Order, Relaxed, Stamp, Stream};
 use crate::error::PoolError;
-use crate::kind::MemoryKind;
-use crate::stream::Stream;
-use crate::upkeep::{HowFar, Left};
 use core::sync::atomic::{AtomicBool, Ordering};
 use gpumem_sys::types::CUdeviceptr;
 use gpumem_sys::{Driver, DriverError};

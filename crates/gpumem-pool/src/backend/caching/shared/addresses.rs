@@ -2,12 +2,11 @@
 //! refused, and so does memory of other kinds.
 
 use super::remains::leave;
-use crate::backend::caching::access::{Access, Memory};
-use crate::backend::caching::vmm::Vmm;
+use crate::backend::{caching::access::Access, caching::access::Memory, caching::vmm::Vmm};
+use crate::config::{BackendKind, Config, MemoryKind};
 use crate::device::Device;
 use crate::error::PoolError;
-use crate::kind::MemoryKind;
-use crate::options::{BackendKind, PoolBuilder};
+use crate::limits::Limits;
 use gpumem_heap::PhysicalMemory;
 use gpumem_sys::DriverError;
 use gpumem_sys::types::{CUdevice_attribute, CUresult};
@@ -16,25 +15,33 @@ use gpumem_sys::types::{CUdevice_attribute, CUresult};
 type Ranges = [(u64, u64); 2];
 
 /// How the pool has its memory, and the addresses reserved for it. The device's context is current.
-pub(super) fn choose(options: &PoolBuilder) -> Result<(Memory, Ranges), PoolError> {
+pub(super) fn choose(
+    device: &Device,
+    config: &Config,
+    limits: &Limits,
+) -> Result<(Memory, Ranges), PoolError> {
     let no_ranges = Ranges::default();
-    if options.kind != MemoryKind::Device {
-        return match options.handle_use.exportable {
-            true => Err(PoolError::not_with_kind(options.kind, "be exported as descriptors")),
-            false => Ok((Memory::Segments(options.kind), no_ranges)),
+    if config.kind != MemoryKind::Device {
+        return match config.handle_use.exportable {
+            true => Err(PoolError::not_with_kind(config.kind, "be exported as descriptors")),
+            false => Ok((Memory::Segments(config.kind), no_ranges)),
         };
     }
-    let found = if options.plain_segments { Err(ASKED_FOR.into()) } else { virtual_memory(options)? };
+    let found =
+        if config.plain_segments { Err(ASKED_FOR.into()) } else { virtual_memory(device, config, limits)? };
     match found {
         Ok(ranges) => Ok((Memory::Virtual, ranges)),
-        Err(_) if !options.handle_use.exportable => Ok((Memory::Segments(MemoryKind::Device), no_ranges)),
+        Err(_) if !config.handle_use.exportable => Ok((Memory::Segments(MemoryKind::Device), no_ranges)),
         Err(lack) => Err(unsupported(format!("{lack}, and nothing else can be exported as descriptors"))),
     }
 }
 
 /// The inner error says why there is none. A device may claim to have it, and refuse all the same.
-fn virtual_memory(options: &PoolBuilder) -> Result<Result<Ranges, String>, PoolError> {
-    let device = &options.device;
+fn virtual_memory(
+    device: &Device,
+    config: &Config,
+    limits: &Limits,
+) -> Result<Result<Ranges, String>, PoolError> {
     let table = device.driver().table();
     if table.cuMemCreate.is_none() || table.cuMemAddressReserve.is_none() {
         return Ok(Err("the driver is older than CUDA 10.2, which introduced virtual memory".into()));
@@ -43,8 +50,8 @@ fn virtual_memory(options: &PoolBuilder) -> Result<Result<Ranges, String>, PoolE
     if device.attribute(attribute)? == 0 {
         return Ok(Err(format!("{device} has no virtual memory management")));
     }
-    check_handle_use(options)?;
-    let access = Access::new(Memory::Virtual, options);
+    check_handle_use(device, config)?;
+    let access = Access::new(Memory::Virtual, device, config, limits);
     let mut vmm = Vmm::new(device.driver(), &access);
     if let Some(refusal) = refusal_to_create(device, &access, &mut vmm)? {
         return Ok(Err(format!("{device} refuses virtual memory ({refusal})")));
@@ -73,8 +80,8 @@ fn refusal_to_create(
     }
 }
 
-fn check_handle_use(options: &PoolBuilder) -> Result<(), PoolError> {
-    let (device, handle_use) = (&options.device, options.handle_use);
+fn check_handle_use(device: &Device, config: &Config) -> Result<(), PoolError> {
+    let handle_use = config.handle_use;
     let rdma = CUdevice_attribute::CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_WITH_CUDA_VMM_SUPPORTED;
     let export = CUdevice_attribute::CU_DEVICE_ATTRIBUTE_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED;
     let needed = [

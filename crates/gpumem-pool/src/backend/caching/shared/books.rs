@@ -2,7 +2,7 @@
 
 use super::Shared;
 use crate::backend::{Counts, Reserved};
-use crate::clock::{Stamp, StreamId};
+use crate::device::{Stamp, StreamId};
 use gpumem_heap::counters::Counters;
 
 impl Shared {

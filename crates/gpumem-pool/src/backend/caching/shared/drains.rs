@@ -1,7 +1,7 @@
 //! Taking from threads what they keep at hand.
 
 use super::Shared;
-use crate::clock::Stamp;
+use crate::device::Stamp;
 use gpumem_heap::cache;
 use gpumem_heap::cache::Spill;
 use gpumem_heap::sync::MutexGuard;

@@ -1,9 +1,8 @@
 //! Eager release: what nobody needs goes back a little at a time, before anybody is short.
 
 use super::Shared;
-use crate::context::Relaxed;
+use crate::device::{Relaxed, Waiting};
 use crate::error::PoolError;
-use crate::upkeep::Waiting;
 use core::time::Duration;
 use std::time::Instant;
 

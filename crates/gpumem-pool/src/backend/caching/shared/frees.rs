@@ -1,9 +1,8 @@
 //! What comes back and finds no room at hand.
 
 use super::Shared;
-use crate::backend::caching::step_of;
-use crate::backend::{Freed, Piece as BlockPiece, Taken};
-use crate::clock::{Stamp, StreamId};
+use crate::backend::{Freed, Piece as BlockPiece, Taken, caching::step_of};
+use crate::device::{Stamp, StreamId};
 use gpumem_heap::HeapBlock;
 use gpumem_heap::SizeClass;
 use gpumem_heap::cache;

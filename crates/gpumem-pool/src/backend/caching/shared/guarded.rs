@@ -1,7 +1,7 @@
 //! [`Core`]: what the heap's lock protects.
 
 use crate::backend::caching::extent::Extents;
-use crate::clock::StreamIndex;
+use crate::device::StreamIndex;
 use gpumem_heap::cache::LargeBlock;
 use gpumem_heap::heap::Heap;
 

@@ -3,8 +3,7 @@
 use super::super::vmm::Said;
 use super::Shared;
 use crate::backend::Counts;
-use crate::error::PoolError;
-use crate::out_of_memory::{Attempt, OutOfMemory, Sample, UnfinishedStream};
+use crate::error::{Attempt, OutOfMemory, PoolError, Sample};
 
 /// Why the ladder ended in nothing.
 #[derive(Default)]
@@ -49,7 +48,7 @@ impl Shared {
             device_total_bytes: info.total_bytes,
             attempts: lack.attempts,
             growth: self.growth.steady(counts.in_use_bytes),
-            unfinished: UnfinishedStream::of_request(&self.device),
+            unfinished: self.device.unfinished_of_request(),
             ..OutOfMemory::default()
         };
         PoolError::refused(report.limited(passed, reserved.current_bytes))

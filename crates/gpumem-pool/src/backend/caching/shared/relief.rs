@@ -1,14 +1,11 @@
 //! How a pool takes memory before it is asked for, and gives back what nobody needs.
 
 use super::{Core, Lack, Shared};
-use crate::backend::Counts;
-use crate::backend::caching::access::Memory;
-use crate::clock::StreamIndex;
-use crate::context::Relaxed;
-use crate::deadline;
+use crate::backend::{Counts, caching::access::Memory};
+use crate::config::MemoryKind;
+use crate::device::{Relaxed, StreamIndex, deadline};
 use crate::error::PoolError;
-use crate::family::Member;
-use crate::kind::MemoryKind;
+use crate::limits::Member;
 use core::sync::atomic::Ordering;
 use core::time::Duration;
 use gpumem_heap::heap::Heap;
@@ -94,7 +91,7 @@ impl Shared {
     /// Gives back what is idle beyond a part of what may be reserved, if that was asked for. Waits for nothing.
     pub(in super::super) fn collect_garbage(&self, size_bytes: u64) -> Result<(), PoolError> {
         let Some(share) = self.collect_above else { return Ok(()) };
-        let keep_bytes = self.limits.part_bytes(share, &self.device);
+        let keep_bytes = self.limits.part_bytes(share, self.device.total_bytes());
         let wanted_bytes = self.core().heap.reserved_bytes().saturating_add(size_bytes);
         match wanted_bytes > keep_bytes && self.may_release()? {
             true => self.trim_to(keep_bytes.saturating_sub(size_bytes)),
@@ -175,7 +172,7 @@ impl Shared {
     /// Other pools under a limit that keeps this one from growing, ready to give back what they keep unused once the
     /// device has been waited for.
     pub(in super::super) fn short_family(&self) -> Vec<Arc<dyn Member>> {
-        let short = self.access.dues().family().filter(|family| family.is_short_of_others());
+        let short = Some(self.limits.family()).filter(|family| family.is_short_of_others());
         let mut members = short.map(|family| family.members()).unwrap_or_default();
         members.retain(|member| !core::ptr::addr_eq(Arc::as_ptr(member), self));
         members.iter().for_each(|member| member.before_giving());

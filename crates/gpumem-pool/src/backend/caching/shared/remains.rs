@@ -1,14 +1,11 @@
 //! [`Remains`]: the heap of a pool that is gone while work was queued.
 
 use super::Shared;
-use crate::backend::caching::access::{Access, Memory};
-use crate::backend::caching::extent::Extents;
-use crate::backend::caching::vmm::Vmm;
-use crate::clock::{Clocks, Order, Stamp, StreamIndex};
-use crate::context::Relaxed;
-use crate::device::Device;
-use crate::kind::MemoryKind;
-use crate::upkeep::{HowFar, Left};
+use crate::backend::{
+    caching::access::Access, caching::access::Memory, caching::extent::Extents, caching::vmm::Vmm,
+};
+use crate::config::MemoryKind;
+use crate::device::{Clocks, Device, HowFar, Left, Order, Relaxed, Stamp, StreamIndex};
 use gpumem_heap::heap::Heap;
 use gpumem_heap::{RawHandle, Tuning};
 use gpumem_sys::Driver;

@@ -1,12 +1,12 @@
 //! Who may use a pool's memory beyond its own device, and what must stay where it is for them.
 
 use super::Shared;
-use crate::backend::caching::access::{Memory, all_of, none_of};
-use crate::backend::{Piece, Underlying, plain};
-use crate::context::Relaxed;
-use crate::device::Device;
+use crate::backend::{
+    Piece, Underlying, caching::access::Memory, caching::access::all_of, caching::access::none_of, plain,
+};
+use crate::config::MemoryKind;
+use crate::device::{Device, Relaxed};
 use crate::error::PoolError;
-use crate::kind::MemoryKind;
 use gpumem_heap::heap::BlockBacking;
 
 impl Shared {

@@ -1,0 +1,122 @@
+//! The environment variables of a pool, which only [`PoolBuilder::from_env`] reads: [`VARIABLES`].
+
+use super::PoolBuilder;
+use crate::config::{FORMS, conf};
+use crate::device::Device;
+use crate::error::PoolError;
+use crate::trace::Trace;
+use core::str::FromStr;
+use gpumem_sys::env::{self, EnvError, Variable};
+use std::sync::Arc;
+
+/// The variables that [`PoolBuilder::from_env`] reads.
+pub const VARIABLES: &[Variable] = &[
+    Variable {
+        name: "GPUMEM_POOL",
+        meaning: "caching | native | none: which backend a pool takes (default the first that is built and works)",
+    },
+    Variable {
+        name: "GPUMEM_KIND",
+        meaning: "device | unified | host: whose memory a pool hands out (default device)",
+    },
+    Variable {
+        name: "GPUMEM_PROFILE",
+        meaning: "fast | balanced | tight: what the caching backend trades (default balanced)",
+    },
+    Variable {
+        name: "GPUMEM_CONF",
+        meaning: "key:value,…: any option of a pool by its name, PyTorch's knobs among them",
+    },
+    Variable {
+        name: "GPUMEM_SOFT_LIMIT",
+        meaning: "100M, 1.5GiB, 50%, 10000: cached memory above it is given back",
+    },
+    Variable {
+        name: "GPUMEM_HARD_LIMIT",
+        meaning: "100M, 1.5GiB, 50%, 10000: the pool never hands out more",
+    },
+    Variable {
+        name: "GPUMEM_TRACE",
+        meaning: "a file, %p in it is the process: what pools are asked for is recorded, for `cargo xtask replay`",
+    },
+];
+
+impl PoolBuilder {
+    /// Starts from `GPUMEM_CONF`, `GPUMEM_KIND`, `GPUMEM_POOL`, `GPUMEM_PROFILE`, `GPUMEM_HARD_LIMIT`, `GPUMEM_SOFT_LIMIT` and
+    /// `GPUMEM_TRACE`; what is set on the builder wins.
+    ///
+    /// # Errors
+    ///
+    /// [`PoolError::Env`] for an unknown `GPUMEM_…` variable or a value that can't be used.
+    pub fn from_env(device: &Device) -> Result<Self, PoolError> {
+        Self::from_variables(device, |name| env::read(VARIABLES, name))
+    }
+
+    pub(crate) fn from_variables(
+        device: &Device,
+        read: impl Fn(&'static str) -> Result<Option<String>, EnvError>,
+    ) -> Result<Self, PoolError> {
+        let mut builder = Self::new(device);
+        let config = &mut builder.setup.config;
+        let profile = parse(&read, "GPUMEM_PROFILE", "use `fast`, `balanced` or `tight`")?;
+        let value = read("GPUMEM_CONF")?.unwrap_or_default();
+        conf::apply(config, &value, profile).map_err(|error| EnvError::BadValue {
+            name: "GPUMEM_CONF",
+            value,
+            expected: error.to_string(),
+        })?;
+        let soft_limit = parse(&read, "GPUMEM_SOFT_LIMIT", &format!("use {FORMS}"))?;
+        config.asked.extend(soft_limit.map(|_| "soft_limit"));
+        config.kind =
+            parse(&read, "GPUMEM_KIND", "use `device`, `unified` or `host`")?.unwrap_or(config.kind);
+        config.backend = parse(&read, "GPUMEM_POOL", "use `caching`, `native` or `none`")?.or(config.backend);
+        config.hard_limit = parse(&read, "GPUMEM_HARD_LIMIT", &format!("use {FORMS}"))?.or(config.hard_limit);
+        config.soft_limit = soft_limit.or(config.soft_limit);
+        builder.trace = read("GPUMEM_TRACE")?.map(trace).transpose()?;
+        Ok(builder)
+    }
+}
+
+/// Pools of one process record into one file.
+fn trace(path: String) -> Result<Arc<Trace>, EnvError> {
+    Trace::shared(path.as_ref()).map_err(|error| EnvError::BadValue {
+        name: "GPUMEM_TRACE",
+        value: path,
+        expected: format!("name a file that can be written ({error})"),
+    })
+}
+
+/// The variable's value, with its name in the error: who set it should find it.
+fn parse<T: FromStr>(
+    read: impl Fn(&'static str) -> Result<Option<String>, EnvError>,
+    name: &'static str,
+    expected: &str,
+) -> Result<Option<T>, EnvError> {
+    let Some(value) = read(name)? else { return Ok(None) };
+    match value.parse() {
+        Ok(parsed) => Ok(Some(parsed)),
+        Err(_) => Err(EnvError::BadValue { name, value, expected: expected.into() }),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::config::dials::{Dials, Profile};
+    use gpumem_sim::SimConfig;
+
+    #[test]
+    fn a_profile_of_the_environment_leaves_dials_that_are_named() {
+        let device = Device::new(&gpumem_sim::driver(SimConfig::new()).unwrap(), 0).unwrap();
+        let dials = |variables: &[(&str, &str)]| {
+            let value = |name| variables.iter().find(|(other, _)| *other == name);
+            let read = |name| Ok(value(name).map(|(_, value)| (*value).to_owned()));
+            PoolBuilder::from_variables(&device, read).unwrap().setup.config.dials
+        };
+        let conf = ("GPUMEM_CONF", "growth_slack:77,profile:fast");
+        assert_eq!(dials(&[conf]), Dials::of(Profile::Fast).growth_slack(77));
+        assert_eq!(dials(&[conf, ("GPUMEM_PROFILE", "tight")]), Dials::of(Profile::Tight).growth_slack(77));
+        assert_eq!(dials(&[("GPUMEM_PROFILE", "tight")]), Dials::of(Profile::Tight));
+        assert_eq!(dials(&[]), Dials::default());
+    }
+}

@@ -1,0 +1,56 @@
+//! How a pool is set up: values that a program or its environment gives, and their text forms. Pure.
+
+pub(crate) mod alignment;
+pub(crate) mod backend_kind;
+pub(crate) mod bytes;
+pub mod conf;
+#[cfg_attr(
+    not(feature = "backend-caching"),
+    allow(dead_code, reason = "what only the caching backend asks for")
+)]
+pub(crate) mod dials;
+#[cfg_attr(
+    not(feature = "backend-caching"),
+    allow(dead_code, reason = "what only the caching backend asks for")
+)]
+pub(crate) mod divisions;
+pub(crate) mod kind;
+pub(crate) mod limit;
+pub(crate) mod pool_id;
+pub(crate) mod text;
+
+pub(crate) use alignment::ALIGNMENT_MIN;
+pub use backend_kind::BackendKind;
+pub(crate) use backend_kind::HandleUse;
+pub use bytes::Bytes;
+pub(crate) use conf::ConfigError;
+pub use dials::{Dials, Profile};
+pub use divisions::{Divisions, DivisionsError};
+pub use kind::MemoryKind;
+pub(crate) use limit::FORMS;
+pub use limit::Limit;
+pub(crate) use pool_id::PoolId;
+
+use core::time::Duration;
+
+/// What a pool is to be, and what it is from its making on.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Config {
+    pub(crate) kind: MemoryKind,
+    /// `None` takes the first that is built and works.
+    pub(crate) backend: Option<BackendKind>,
+    pub(crate) hard_limit: Option<Limit>,
+    pub(crate) soft_limit: Option<Limit>,
+    pub(crate) idle_after: Option<Duration>,
+    pub(crate) dials: Dials,
+    pub(crate) handle_use: HandleUse,
+    pub(crate) plain_segments: bool,
+    /// Whether memory that can be mapped was asked for.
+    pub(crate) expandable_segments: bool,
+    pub(crate) oversubscribes: bool,
+    pub(crate) exact_peaks: bool,
+    /// Beyond this part of what may be reserved, idle memory is given back before there is more.
+    pub(crate) collect_above: Option<f64>,
+    /// The names of options that were given, of all those that may have no effect.
+    pub(crate) asked: Vec<&'static str>,
+}

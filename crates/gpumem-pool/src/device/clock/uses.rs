@@ -1,0 +1,158 @@
+//! The streams that have used a block, in one word. Pure.
+//!
+//! While all of them have low slots, each is a bit. Once one has a high slot, up to five are listed by their numbers;
+//! beyond five they are *folded*: a bit stands for every slot with the same remainder, which costs a wait for streams
+//! that have nothing to do with the block. Low slots are handed out first, so a program needs many streams, and a block
+//! many users, before that happens.
+//!
+//! | bits 63, 62, 61 | the rest |
+//! | --- | --- |
+//! | any, 0, any | a bit for each slot up to 61 |
+//! | any, 1, 0 | five numbers of 12 bits; a list that is shorter repeats its first |
+//! | any, 1, 1 | a bit for each remainder of 60 |
+//!
+//! The last bit belongs to nobody's slot: it makes the block a graph's business; see [`GraphMemory`](crate::pool::GraphMemory).
+
+use super::StreamIndex;
+use core::sync::atomic::{AtomicU64, Ordering};
+
+/// A use that makes the block a graph's business.
+pub(crate) const GRAPH_BIT: u64 = 1 << 63;
+
+/// One more stream.
+#[inline]
+pub(crate) fn with(uses: u64, slot: StreamIndex) -> u64 {
+    if uses & LISTED_BIT == 0 && slot.0 < BITS_END {
+        return uses | 1 << slot.0;
+    }
+    with_listed(uses, slot)
+}
+
+/// Adds streams to those of a block. Its drop comes after all such calls by whoever owns the block: they need no order
+/// of their own.
+#[inline]
+pub(crate) fn add(uses: &AtomicU64, more: u64) {
+    let sum = |uses| Some(joined(uses, more)).filter(|sum| *sum != uses);
+    let _news = uses.fetch_update(Ordering::Relaxed, Ordering::Relaxed, sum);
+}
+
+/// The streams of both.
+#[inline]
+pub(crate) fn joined(uses: u64, more: u64) -> u64 {
+    if (uses | more) & LISTED_BIT == 0 { uses | more } else { joined_listed(uses, more) }
+}
+
+#[cold]
+fn joined_listed(uses: u64, more: u64) -> u64 {
+    let flags = (uses | more) & GRAPH_BIT;
+    let sum = match (is_folded(uses), is_folded(more)) {
+        (false, false) => exact(more).fold(uses, with),
+        _ => folded(uses) | folded(more),
+    };
+    sum | flags
+}
+
+/// The streams: in ascending order or as listed, each once. `slot_count` is how many slots there are.
+pub(crate) fn slots(uses: u64, slot_count: usize) -> impl Iterator<Item = StreamIndex> {
+    let is_folded = is_folded(uses);
+    let all = if is_folded { 0..slot_count as u16 } else { 0..0 };
+    let folded = all.filter(move |slot| uses >> (slot % REMAINDERS) & 1 != 0).map(StreamIndex);
+    exact(if is_folded { 0 } else { uses }).chain(folded)
+}
+
+#[cold]
+fn with_listed(uses: u64, slot: StreamIndex) -> u64 {
+    if is_folded(uses) {
+        return uses | 1 << (slot.0 % REMAINDERS);
+    }
+    if exact(uses).any(|listed| listed == slot) {
+        return uses;
+    }
+    let mut all = [slot; LIST_LENGTH];
+    for (place, listed) in (1..).zip(exact(uses)) {
+        match all.get_mut(place) {
+            Some(number) => *number = listed,
+            None => return folded(uses) | 1 << (slot.0 % REMAINDERS),
+        }
+    }
+    let list = all.iter().rev().fold(0, |list, slot| list << SLOT_BITS | u64::from(slot.0));
+    uses & GRAPH_BIT | LISTED_BIT | list
+}
+
+/// Of what is not folded.
+fn exact(uses: u64) -> impl Iterator<Item = StreamIndex> {
+    let is_listed = uses & LISTED_BIT != 0;
+    let bits = (0..BITS_END).filter(move |slot| !is_listed && uses >> slot & 1 != 0).map(StreamIndex);
+    let number = move |place: u32| StreamIndex((uses >> (place * SLOT_BITS)) as u16 & SLOT_MASK);
+    let list = (0..LIST_LENGTH as u32)
+        .filter(move |place| is_listed && (*place == 0 || number(*place) != number(0)));
+    bits.chain(list.map(number))
+}
+
+fn folded(uses: u64) -> u64 {
+    if is_folded(uses) {
+        return uses;
+    }
+    let bits = exact(uses).fold(0, |bits, slot| bits | 1 << (slot.0 % REMAINDERS));
+    uses & GRAPH_BIT | LISTED_BIT | FOLDED_BIT | bits
+}
+
+fn is_folded(uses: u64) -> bool {
+    uses & LISTED_BIT != 0 && uses & FOLDED_BIT != 0
+}
+
+const LISTED_BIT: u64 = 1 << 62;
+const FOLDED_BIT: u64 = 1 << 61;
+/// Slots below this have a bit each.
+const BITS_END: u16 = 62;
+const REMAINDERS: u16 = 60;
+const LIST_LENGTH: usize = 5;
+const SLOT_BITS: u32 = 12;
+const SLOT_MASK: u16 = (1 << SLOT_BITS) - 1;
+
+const _: () = assert!(StreamIndex::COUNT_MAX <= 1 << SLOT_BITS && LIST_LENGTH as u32 * SLOT_BITS <= 61);
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::collection::vec;
+    use proptest::prelude::*;
+    use std::collections::BTreeSet;
+
+    fn slot() -> impl Strategy<Value = u16> {
+        prop_oneof![0..8_u16, 50..70_u16, 0..StreamIndex::COUNT_MAX as u16]
+    }
+
+    fn set(uses: u64) -> BTreeSet<u16> {
+        let all: Vec<u16> = slots(uses, StreamIndex::COUNT_MAX).map(|slot| slot.0).collect();
+        let set: BTreeSet<u16> = all.iter().copied().collect();
+        assert_eq!(set.len(), all.len(), "each once");
+        set
+    }
+
+    /// Whether a word names these, and others only where it must.
+    fn agrees(uses: u64, twin: &BTreeSet<u16>) -> bool {
+        let found = set(uses);
+        match twin.len() <= LIST_LENGTH || twin.iter().all(|slot| *slot < BITS_END) {
+            true => found == *twin,
+            false => {
+                let remainders: BTreeSet<u16> = twin.iter().map(|slot| slot % REMAINDERS).collect();
+                found.is_superset(twin) && found.iter().all(|slot| remainders.contains(&(slot % REMAINDERS)))
+            }
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn a_word_names_what_a_set_has(one in vec(slot(), 0..9), two in vec(slot(), 0..9), graph: bool) {
+            let word = |slots: &[u16]| slots.iter().fold(0, |uses, slot| with(uses, StreamIndex(*slot)));
+            let twin = |slots: &[u16]| slots.iter().copied().collect::<BTreeSet<u16>>();
+            let flag = if graph { GRAPH_BIT } else { 0 };
+            let (a, b) = (word(&one) | flag, word(&two));
+            prop_assert!(agrees(a, &twin(&one)) && agrees(b, &twin(&two)));
+            let (sum, all) = (joined(a, b), &twin(&one) | &twin(&two));
+            prop_assert!(agrees(sum, &all) && set(sum) == set(joined(b, a)));
+            prop_assert_eq!((sum & GRAPH_BIT, joined(sum, b)), (flag, sum));
+        }
+    }
+}

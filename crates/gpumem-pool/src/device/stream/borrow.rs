@@ -1,0 +1,318 @@
+//! [`Stream::run_borrowed`]: work on memory that its caller has only borrowed; and calls that queue work on a stream that
+//! another thread may retire, or capture.
+//!
+//! A call looks at the stream first (is it retired, does it capture?) and then queues its work. Whatever changes the answer
+//! comes before the look or after the work: the beginning and the end of a capture, a wait that makes the stream join one, and
+//! the stream's retirement. A call counts itself in an atomic; the others take the lock, close the stream, and look at the count.
+
+use super::Stream;
+use crate::device::{OrderEvent, Patience, Work};
+use crate::error::{PoolError, is_of_capture};
+use core::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use core::time::Duration;
+use gpumem_sys::DriverError;
+use gpumem_sys::types::CUstream;
+use std::io::Write;
+use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::Instant;
+
+/// Calls on a stream that its retirement waits for, and that no capture begins or ends in the middle of.
+#[derive(Default)]
+pub(super) struct Borrows {
+    /// Calls that are queueing work, a mark or a wait.
+    calls: AtomicUsize,
+    /// Whether calls wait for the lock before they begin. Set by the thread that has it. Each call counts itself before it looks
+    /// here, and each closer sets this before it looks at the count: at least one of the two sees the other.
+    is_closed: AtomicBool,
+    /// Whether a thread waits for `ended`, in the same order.
+    is_awaited: AtomicBool,
+    counts: Mutex<Counts>,
+    ended: Condvar,
+}
+
+#[derive(Default)]
+struct Counts {
+    /// Calls that have queued work which uses memory of their callers'. Until they have waited for it, the stream neither
+    /// captures nor retires: the work would run when nobody waits any more, or could not be waited for.
+    borrows: usize,
+    /// Of the counted calls, those that wait to make the stream join a capture. None of them has looked at the stream yet.
+    joiners: usize,
+}
+
+/// A call that names a stream: meanwhile the stream is not retired, and neither begins nor ends to capture.
+#[must_use = "the stream may be retired or captured as soon as this is dropped"]
+pub(crate) struct Call<'a>(&'a Borrows);
+
+/// A stream in no call at all. Calls that begin wait until this is dropped.
+#[must_use = "calls begin as soon as this is dropped"]
+pub(crate) struct Closed<'a> {
+    borrows: &'a Borrows,
+    counts: MutexGuard<'a, Counts>,
+}
+
+/// One such call. Dropped, it waits until the stream's work is done.
+struct Borrow<'a> {
+    stream: &'a Stream,
+    is_over: bool,
+}
+
+impl Stream {
+    /// Has `queue` queue work on this stream that uses memory of the caller's, and waits until that work is done, also if
+    /// `queue` panics. The stream is alive and captures nothing meanwhile; `queue` must not retire it or begin a capture on it.
+    ///
+    /// ```
+    /// use gpumem_pool::{Device, Pool, Stream};
+    /// use gpumem_sim::SimConfig;
+    ///
+    /// let device = Device::new(&gpumem_sim::driver(SimConfig::new())?, 0)?;
+    /// let (pool, stream) = (Pool::new(&device)?, Stream::new(&device)?);
+    /// let (block, source) = (pool.alloc(5, &stream)?, *b"bytes");
+    ///
+    /// let _bound = device.bind()?;
+    /// stream.run_borrowed("an upload", |raw| {
+    ///     // SAFETY: both have five bytes, and the call returns when the copy is done.
+    ///     unsafe { device.driver().cuMemcpyHtoDAsync_v2(block.address(), source.as_ptr().cast(), 5, raw) }
+    /// })??;
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// Before `queue` runs: [`PoolError::NotInCapture`], which names `operation`, and [`PoolError::CaptureBroken`] while the
+    /// stream captures; [`PoolError::StreamRetired`], [`PoolError::WrongThread`]. After it: [`PoolError::DeviceLost`], or
+    /// [`PoolError::NotInCapture`] if a capture that was begun without this crate has taken the work: it is broken.
+    ///
+    /// # Aborts
+    ///
+    /// If the driver, whose context is not lost, refuses every way to wait for half a minute. The caller would get back memory
+    /// that the device may still use.
+    pub fn run_borrowed<R>(
+        &self,
+        operation: &'static str,
+        queue: impl FnOnce(CUstream) -> R,
+    ) -> Result<R, PoolError> {
+        let borrow = self.borrow_for(operation)?;
+        let queued = queue(self.raw());
+        borrow.end(operation)?;
+        Ok(queued)
+    }
+
+    fn borrow_for(&self, operation: &'static str) -> Result<Borrow<'_>, PoolError> {
+        let mut counts = self.0.borrows.lock();
+        // Under the lock: neither a capture nor the end of the stream comes in between.
+        self.check_usable()?;
+        self.check_runs(operation)?;
+        counts.borrows += 1;
+        Ok(Borrow { stream: self, is_over: false })
+    }
+
+    /// Has `queue` queue work on this stream. Meanwhile the stream is not retired, and captures or not as when `queue` began:
+    /// [`Stream::retire`], [`Stream::begin_capture`], [`Capture::end`](crate::Capture::end) and waits that make the stream join a
+    /// capture wait on other threads until `queue` returns (captures for a quarter of a second). `queue` must call none of them
+    /// itself, nor wait for a thread that does.
+    ///
+    /// # Errors
+    ///
+    /// [`PoolError::StreamRetired`], [`PoolError::WrongThread`].
+    #[doc(hidden)]
+    pub fn queue_work<R>(&self, queue: impl FnOnce(CUstream) -> R) -> Result<R, PoolError> {
+        let _call = self.call()?;
+        Ok(queue(self.raw()))
+    }
+
+    /// As [`Stream::check_usable`], and it stays so until this is dropped, as does whether the stream captures.
+    pub(crate) fn call(&self) -> Result<Call<'_>, PoolError> {
+        let call = self.hold();
+        self.check_usable()?;
+        Ok(call)
+    }
+
+    /// A call on a stream that has been looked at.
+    pub(crate) fn hold(&self) -> Call<'_> {
+        self.0.borrows.begin_call()
+    }
+
+    /// Closes the stream for a capture that is about to begin there. Waits for calls on other threads, but no longer than
+    /// [`CALLS_END_WITHIN`]: this thread may be inside of one.
+    pub(crate) fn close_for_capture(&self) -> Result<Closed<'_>, PoolError> {
+        self.0.borrows.close(0)
+    }
+
+    /// The same for the caller's [`Call`], if that `joins` a capture.
+    pub(crate) fn close_to_join(&self, joins: bool) -> Result<Option<Closed<'_>>, PoolError> {
+        if joins { self.0.borrows.close(1).map(Some) } else { Ok(None) }
+    }
+
+    /// Closes streams for the end of their capture. If a call takes longer than [`CALLS_END_WITHIN`], the capture ends in
+    /// its middle, because nobody else would end it: then none is closed. No stream may be named twice.
+    pub(crate) fn close_for_end(streams: &[Stream]) -> Vec<Closed<'_>> {
+        let start = Instant::now();
+        loop {
+            // All of them or none: a call on one may be about to begin another on the next.
+            let closed: Option<Vec<_>> =
+                streams.iter().map(|stream| stream.0.borrows.try_close(stream.0.borrows.lock())).collect();
+            match closed {
+                Some(closed) => return closed,
+                None if start.elapsed() >= CALLS_END_WITHIN => return Vec::new(),
+                None => std::thread::sleep(PAUSE),
+            }
+        }
+    }
+}
+
+impl Borrows {
+    fn lock(&self) -> MutexGuard<'_, Counts> {
+        self.counts.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn begin_call(&self) -> Call<'_> {
+        self.calls.fetch_add(1, Ordering::SeqCst);
+        let call = Call(self);
+        if self.is_closed.load(Ordering::SeqCst) { self.begin_behind(call) } else { call }
+    }
+
+    /// Begins the call once the stream is open: it can't be closed again while the lock is held here.
+    #[cold]
+    fn begin_behind<'a>(&'a self, call: Call<'a>) -> Call<'a> {
+        drop(call);
+        let _open = self.lock();
+        self.calls.fetch_add(1, Ordering::SeqCst);
+        Call(self)
+    }
+
+    /// Closes the stream to all calls but the caller's own, of which there are `joiners`.
+    fn close(&self, joiners: usize) -> Result<Closed<'_>, PoolError> {
+        let start = Instant::now();
+        let mut counts = self.lock();
+        counts.joiners += joiners;
+        let operation = loop {
+            if counts.borrows > 0 {
+                break "a copy to or from borrowed memory that has yet to end";
+            }
+            if let Some(mut closed) = self.try_close(counts) {
+                closed.counts.joiners -= joiners;
+                return Ok(closed);
+            }
+            let is_late = start.elapsed() >= CALLS_END_WITHIN;
+            if !is_late {
+                std::thread::sleep(PAUSE);
+            }
+            counts = self.lock();
+            if is_late {
+                break "work that another call is just queueing on the stream";
+            }
+        };
+        counts.joiners -= joiners;
+        Err(PoolError::NotInCapture { operation })
+    }
+
+    /// `None`, and the stream stays open, if a call goes on.
+    fn try_close<'a>(&'a self, counts: MutexGuard<'a, Counts>) -> Option<Closed<'a>> {
+        self.is_closed.store(true, Ordering::SeqCst);
+        let closed = Closed { borrows: self, counts };
+        let start = Instant::now();
+        // Calls that would begin wait: without that, threads that queue work all the time would leave no gap.
+        while self.calls.load(Ordering::SeqCst) > closed.counts.joiners {
+            if start.elapsed() >= CLOSING_MAX {
+                return None;
+            }
+            std::thread::yield_now();
+        }
+        Some(closed)
+    }
+
+    /// Waits until no call is left. No new one gets far: the stream is retired.
+    pub(super) fn wait_for_all(&self) {
+        let mut counts = self.lock();
+        self.is_awaited.store(true, Ordering::SeqCst);
+        while counts.borrows + self.calls.load(Ordering::SeqCst) > 0 {
+            counts = self.ended.wait(counts).unwrap_or_else(PoisonError::into_inner);
+        }
+    }
+}
+
+impl Drop for Call<'_> {
+    fn drop(&mut self) {
+        self.0.calls.fetch_sub(1, Ordering::SeqCst);
+        if self.0.is_awaited.load(Ordering::SeqCst) {
+            // Under the lock: between the other thread's look at the count and its sleep it would be missed.
+            let _counts = self.0.lock();
+            self.0.ended.notify_all();
+        }
+    }
+}
+
+impl Drop for Closed<'_> {
+    fn drop(&mut self) {
+        self.borrows.is_closed.store(false, Ordering::SeqCst);
+    }
+}
+
+impl Borrow<'_> {
+    fn end(mut self, operation: &'static str) -> Result<(), PoolError> {
+        let device = self.stream.device();
+        device.upkeep().before_wait();
+        self.wait().map_err(|error| match error.code() {
+            code if is_of_capture(code) => PoolError::NotInCapture { operation },
+            _ => error.into(),
+        })?;
+        let _bound = device.enter()?;
+        device.after_wait();
+        device.watch().note(OrderEvent::StreamDone(self.stream.id()));
+        Ok(())
+    }
+
+    /// Returns when nothing that was queued on the stream runs any more: an error tells why it was not done, or that the work
+    /// was captured.
+    fn wait(&mut self) -> Result<(), DriverError> {
+        let device = self.stream.device();
+        let mut waited = self.stream.finish();
+        for _ in 0..TRIES {
+            if waited.is_ok() {
+                break;
+            }
+            waited = self.stream.finish();
+        }
+        if let Err(error) = waited {
+            // The driver does not say what the stream does. The device can be asked, and be waited for by other ways.
+            if let Err(cause) = device.settle(Work::OfKnownStreams, Patience::Borrowed) {
+                give_up(self.stream, cause);
+            }
+            let is_done = !device.is_context_gone() && !is_of_capture(error.code());
+            waited = if is_done { Ok(()) } else { Err(error) };
+        }
+        self.is_over = true;
+        waited
+    }
+}
+
+impl Drop for Borrow<'_> {
+    fn drop(&mut self) {
+        if !self.is_over {
+            // The caller has another error, or panics: only the wait counts.
+            let _ = self.wait();
+        }
+        self.stream.0.borrows.lock().borrows -= 1;
+        self.stream.0.borrows.ended.notify_all();
+    }
+}
+
+/// The caller would get back memory that the device may still use, and no panic can prevent that.
+fn give_up(stream: &Stream, cause: DriverError) -> ! {
+    let _ = writeln!(
+        std::io::stderr(),
+        "gpumem: {} may still use borrowed memory, and the driver refuses to wait ({cause}); aborting, because returning would \
+         give the memory back under use",
+        stream.id()
+    );
+    std::process::abort()
+}
+
+/// How often a refused wait for the stream is repeated before the device is waited for.
+const TRIES: usize = 3;
+/// How long the beginning or the end of a capture waits for a call that queues work. The driver takes microseconds for one, and
+/// longer only where its queue is full.
+const CALLS_END_WITHIN: Duration = Duration::from_millis(250);
+/// How long calls are kept from beginning to see whether others end.
+const CLOSING_MAX: Duration = Duration::from_micros(50);
+const PAUSE: Duration = Duration::from_micros(20);

@@ -1,0 +1,89 @@
+//! [`StreamBuilder`]: a stream of this crate's own, made to order.
+
+use super::borrow::Borrows;
+use super::{Inner, Kind, Stream, foreign};
+use crate::device::{Device, Handle, Life, StreamParts};
+use crate::error::PoolError;
+use core::sync::atomic::{AtomicBool, AtomicU64};
+use gpumem_sys::types::{CUstream, CUstream_flags};
+use std::sync::Arc;
+
+/// Sets up a [`Stream`]; see [`Stream::builder`].
+///
+/// ```
+/// use gpumem_pool::{Device, Stream};
+/// use gpumem_sim::SimConfig;
+///
+/// let device = Device::new(&gpumem_sim::driver(SimConfig::new())?, 0)?;
+/// let urgent = Stream::builder(&device).priority(-1).no_waits().build()?;
+/// assert!(urgent.is_complete()?);
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+#[derive(Clone, Debug)]
+#[must_use = "nothing happens before `build`"]
+pub struct StreamBuilder {
+    pub(super) device: Device,
+    priority: i32,
+    pub(super) no_waits: bool,
+}
+
+impl StreamBuilder {
+    pub(super) fn new(device: &Device) -> Self {
+        Self { device: device.clone(), priority: 0, no_waits: false }
+    }
+
+    /// How urgent its work is: less is more urgent, and 0, the default, the least. The driver takes the nearest that it
+    /// has.
+    pub fn priority(mut self, priority: i32) -> Self {
+        self.priority = priority;
+        self
+    }
+
+    /// The pool never makes this stream wait for another, or another for this, on its own account. For streams that run
+    /// a kernel which waits for other work: with a wait behind it neither would end. Costs reuse where memory is short.
+    pub fn no_waits(mut self) -> Self {
+        self.no_waits = true;
+        self
+    }
+
+    /// Makes the stream, independent of the legacy default stream.
+    ///
+    /// # Errors
+    ///
+    /// [`PoolError::TooManyStreams`], or what the driver says.
+    pub fn build(self) -> Result<Stream, PoolError> {
+        let Self { device, priority, no_waits } = self;
+        let _bound = device.enter()?;
+        let (mut raw, flags) = (core::ptr::null_mut(), CUstream_flags::CU_STREAM_NON_BLOCKING.0);
+        // SAFETY: `raw` outlives the call, and the context is current.
+        unsafe { device.driver().cuStreamCreateWithPriority(&mut raw, flags, priority)? };
+        let opened = foreign::driver_id(&device, raw).and_then(|driver_id| {
+            let parts = StreamParts { raw, life: Life::Owned, no_waits, is_blocking: false };
+            Ok((driver_id, device.clocks().open(&device, &parts)?))
+        });
+        let (driver_id, id) = opened.inspect_err(|_| destroy(&device, raw))?;
+        let stream = Stream(Arc::new(Inner {
+            device: device.clone(),
+            raw: Handle(raw),
+            id,
+            driver_id,
+            kind: Kind::Owned,
+            is_retired: AtomicBool::new(false),
+            near_id: AtomicU64::new(id.as_u64()),
+            borrows: Borrows::default(),
+            unmarked_bytes: AtomicU64::new(0),
+            due_bytes: AtomicU64::new(super::UNMARKED_MIN_BYTES),
+        }));
+        device.clocks().name(driver_id, &stream);
+        Ok(stream)
+    }
+}
+
+/// Destroys a stream whose handle nobody passes again.
+pub(super) fn destroy(device: &Device, raw: CUstream) {
+    // Without its context the stream is gone already.
+    let Ok(_bound) = device.enter() else { return };
+    let _guard = device.driver().teardown();
+    // SAFETY: the caller's promise. There is nobody to tell of a failure.
+    let _ = unsafe { device.driver().cuStreamDestroy_v2(raw) };
+}

@@ -1,0 +1,254 @@
+//! Streams of others: another library's, the context's legacy stream, a thread's own.
+//!
+//! The owner of such a stream may destroy it, or capture it, at any time. So the driver is called with its handle only in
+//! calls that name the stream, the last of them [`Stream::retire`]: they mark it where something is pending there that
+//! another stream may want, and make it wait. An owner who promises more ([`Stream::from_raw_long_lived`]) has a stream that is
+//! marked and waited for in any call, like one of this crate's, with or without a clone.
+//!
+//! The driver's handle may come again for another stream, its id does not: two wraps of one stream are clones, and a stream
+//! that was wrapped before is known again.
+
+use super::borrow::Borrows;
+use super::{Inner, Kind, Stream, StreamBuilder};
+use crate::device::{Device, Handle, Life, StreamId, StreamParts};
+use crate::error::PoolError;
+use core::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use gpumem_sys::DriverError;
+use gpumem_sys::types::{CUstream, CUstream_flags};
+use std::sync::{Arc, Weak};
+
+/// A stream that may be gone.
+#[derive(Clone)]
+pub(crate) struct WeakStream(Weak<Inner>);
+
+impl Stream {
+    /// Wraps a stream that another library made and will destroy: cudarc, cuBLAS, PyTorch. Null and the driver's two
+    /// special handles become [`Stream::legacy`] and [`Stream::per_thread`]; a handle that this crate made is its stream.
+    ///
+    /// The driver is called with the stream's handle only in calls that name it: allocations on it, [`Block::free_on`],
+    /// [`Block::record_use`], waits, queries and events. Those let the stream wait for others whose memory it gets, and mark
+    /// it, so that others can get its memory. What was freed on it and is not marked becomes free for other streams at the
+    /// next such call, when it is retired, or when the whole device is waited for. [`StreamBuilder::no_waits`] switches the
+    /// waits off ([`StreamBuilder::wrap`]); a stream that outlives the device is better wrapped by
+    /// [`Stream::from_raw_long_lived`].
+    ///
+    /// [`Block::free_on`]: crate::Block::free_on
+    /// [`Block::record_use`]: crate::Block::record_use
+    ///
+    /// # Safety
+    ///
+    /// - `raw` is a stream of this device's primary context, alive in every call that names the result or a clone.
+    /// - Before it is destroyed, either [`Stream::retire`] has returned, or no call names it any more.
+    /// - Work that uses a block of the pool's is queued on it only while a clone lives that is not retired.
+    ///
+    /// # Errors
+    ///
+    /// [`PoolError::WrongDevice`] for a stream of another context, [`PoolError::TooManyStreams`], or
+    /// [`PoolError::Driver`] if a call fails.
+    pub unsafe fn from_raw(device: &Device, raw: CUstream) -> Result<Self, PoolError> {
+        // SAFETY: the caller's promise.
+        unsafe { Self::builder(device).wrap(raw) }
+    }
+
+    /// Wraps a stream of another library that lives as long as the device is open here: one that its library never destroys,
+    /// such as PyTorch's. It is marked, waited for and made to wait like a stream of this crate's
+    /// ([`StreamBuilder::no_waits`] switches the waits off: [`StreamBuilder::wrap_long_lived`]), whether a clone lives or not: a
+    /// shim that has only the handle may wrap it in every call.
+    ///
+    /// Null is the context's default stream, which lives as long as the context. The handle of the calling thread's own stream
+    /// is [`Stream::per_thread`], which is never long-lived: on other threads the handle means another stream. For a stream
+    /// that [`Stream::from_raw`] has wrapped before, the promise counts from here on, for all clones.
+    ///
+    /// ```
+    /// use gpumem_pool::{Device, Pool, Stream, sys::types::CUstream};
+    /// use gpumem_sim::SimConfig;
+    ///
+    /// let device = Device::new(&gpumem_sim::driver(SimConfig::new())?, 0)?;
+    /// let pool = Pool::new(&device)?;
+    /// // SAFETY: the default stream lives as long as the context.
+    /// let stream = unsafe { Stream::from_raw_long_lived(&device, std::ptr::null_mut::<()>() as CUstream)? };
+    /// let block = pool.alloc(1 << 20, &stream)?;
+    /// # drop(block);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
+    /// # Safety
+    ///
+    /// `raw` is a stream of this device's primary context. Until [`Stream::retire`] has returned, or the last [`Device`] of
+    /// that context is gone (every pool, block, stream and event holds one), it is not destroyed.
+    ///
+    /// # Errors
+    ///
+    /// As [`Stream::from_raw`].
+    pub unsafe fn from_raw_long_lived(device: &Device, raw: CUstream) -> Result<Self, PoolError> {
+        // SAFETY: the caller's promise.
+        unsafe { Self::builder(device).wrap_long_lived(raw) }
+    }
+
+    /// The default stream of the device's context, with which streams of others that did not opt out are in order.
+    /// [`Stream::new`] opts out.
+    ///
+    /// # Errors
+    ///
+    /// [`PoolError::TooManyStreams`], or what the driver says.
+    pub fn legacy(device: &Device) -> Result<Self, PoolError> {
+        Self::wrap(device, LEGACY as CUstream, Kind::Foreign, (Life::Named, false))
+    }
+
+    /// The calling thread's own default stream. Calls that name it on another thread are [`PoolError::WrongThread`]:
+    /// there the driver's handle means another stream.
+    ///
+    /// # Errors
+    ///
+    /// [`PoolError::TooManyStreams`], or what the driver says.
+    pub fn per_thread(device: &Device) -> Result<Self, PoolError> {
+        Self::wrap_per_thread(device, false)
+    }
+
+    /// Says that the stream's owner is about to destroy it: what it has queued so far is the last that counts. Without
+    /// this, what was freed on it is used again only after the whole device has been waited for. A stream that was made
+    /// here does this by itself. Waits for calls on other threads that are inside of [`Stream::run_borrowed`] with it, or that
+    /// are just queueing work on it.
+    ///
+    /// # Errors
+    ///
+    /// [`PoolError::StreamRetired`] the second time, [`PoolError::WrongThread`].
+    pub fn retire(&self) -> Result<(), PoolError> {
+        self.check_usable()?;
+        if self.0.kind != Kind::Owned && !self.0.is_retired.swap(true, Ordering::SeqCst) {
+            self.0.near_id.store(0, Ordering::SeqCst);
+            // The handle is the owner's to destroy once this returns, and a call that began before may still use it.
+            self.0.borrows.wait_for_all();
+            self.clocks().retire(self.id(), self.0.driver_id);
+        }
+        Ok(())
+    }
+
+    /// The one that is known by the driver's id, else a new one.
+    fn wrap(
+        device: &Device,
+        raw: CUstream,
+        kind: Kind,
+        (life, no_waits): (Life, bool),
+    ) -> Result<Self, PoolError> {
+        let _bound = device.enter()?;
+        let mut driver_id = driver_id(device, raw)?;
+        if driver_id.is_none() && life == Life::Long {
+            // No other stream has its handle until it is retired. The default stream's is the same in every context.
+            let handle = if raw as usize == LEGACY { device.context() as usize } else { raw as usize };
+            driver_id = Some(handle as u64);
+        }
+        let is_blocking = is_blocking(device, raw);
+        let parts = StreamParts { raw, life, no_waits, is_blocking };
+        let make = |id: StreamId| {
+            let is_retired = AtomicBool::new(false);
+            let near_id = AtomicU64::new(if kind == Kind::Foreign { id.as_u64() } else { 0 });
+            Self(Arc::new(Inner {
+                device: device.clone(),
+                raw: Handle(raw),
+                id,
+                driver_id,
+                kind,
+                is_retired,
+                near_id,
+                borrows: Borrows::default(),
+                unmarked_bytes: AtomicU64::new(0),
+                due_bytes: AtomicU64::new(super::UNMARKED_MIN_BYTES),
+            }))
+        };
+        device.clocks().find_or_open(device, &parts, driver_id, make)
+    }
+
+    fn wrap_per_thread(device: &Device, no_waits: bool) -> Result<Self, PoolError> {
+        let kind = Kind::OfThread(std::thread::current().id());
+        Self::wrap(device, PER_THREAD as CUstream, kind, (Life::Named, no_waits))
+    }
+
+    pub(crate) fn downgrade(&self) -> WeakStream {
+        WeakStream(Arc::downgrade(&self.0))
+    }
+}
+
+impl StreamBuilder {
+    /// [`Stream::from_raw`], with what was asked for here: [`StreamBuilder::no_waits`] counts for all clones from now on,
+    /// [`StreamBuilder::priority`] has no effect.
+    ///
+    /// # Safety
+    ///
+    /// As [`Stream::from_raw`].
+    ///
+    /// # Errors
+    ///
+    /// As [`Stream::from_raw`].
+    pub unsafe fn wrap(self, raw: CUstream) -> Result<Stream, PoolError> {
+        self.wrap_for(raw, Life::Named)
+    }
+
+    /// [`Stream::from_raw_long_lived`], with what was asked for here, as by [`StreamBuilder::wrap`].
+    ///
+    /// # Safety
+    ///
+    /// As [`Stream::from_raw_long_lived`].
+    ///
+    /// # Errors
+    ///
+    /// As [`Stream::from_raw`].
+    pub unsafe fn wrap_long_lived(self, raw: CUstream) -> Result<Stream, PoolError> {
+        self.wrap_for(raw, Life::Long)
+    }
+
+    /// The caller has the owner's promise for this life.
+    fn wrap_for(self, raw: CUstream, life: Life) -> Result<Stream, PoolError> {
+        let Self { device, no_waits, .. } = self;
+        let raw = match raw as usize {
+            0 => LEGACY as CUstream,
+            PER_THREAD => return Stream::wrap_per_thread(&device, no_waits),
+            _ => raw,
+        };
+        if raw as usize != LEGACY {
+            let _bound = device.enter()?;
+            let mut context = core::ptr::null_mut();
+            // SAFETY: `context` outlives the call; the stream is alive, as the owner has promised of calls that name it.
+            unsafe { device.driver().cuStreamGetCtx(raw, &mut context)? };
+            if context != device.context() {
+                return Err(PoolError::WrongDevice {
+                    expected: format!("a stream of {device}"),
+                    found: "another context".into(),
+                });
+            }
+        }
+        Stream::wrap(&device, raw, Kind::Foreign, (life, no_waits))
+    }
+}
+
+impl WeakStream {
+    pub(crate) fn upgrade(&self) -> Option<Stream> {
+        self.0.upgrade().map(Stream)
+    }
+}
+
+/// The driver's name for a stream. The device's context is current.
+pub(super) fn driver_id(device: &Device, raw: CUstream) -> Result<Option<u64>, PoolError> {
+    let mut id = 0;
+    // SAFETY: `id` outlives the call, and the caller has an alive stream or a special handle.
+    match unsafe { device.driver().cuStreamGetId(raw, &mut id) } {
+        Ok(()) => Ok(Some(id)),
+        Err(DriverError::Missing { .. }) => Ok(None),
+        Err(error) => Err(error.into()),
+    }
+}
+
+/// Whether the legacy stream waits for it, as far as the driver says. The device's context is current.
+fn is_blocking(device: &Device, raw: CUstream) -> bool {
+    if matches!(raw as usize, LEGACY | PER_THREAD) {
+        return true;
+    }
+    let mut flags = 0;
+    // SAFETY: `flags` outlives the call, and the caller has an alive stream.
+    let answer = unsafe { device.driver().cuStreamGetFlags(raw, &mut flags) };
+    answer.is_ok() && flags & CUstream_flags::CU_STREAM_NON_BLOCKING.0 == 0
+}
+
+/// `CU_STREAM_LEGACY` and `CU_STREAM_PER_THREAD`, which are macros in the driver's header.
+pub(crate) const LEGACY: usize = 1;
+const PER_THREAD: usize = 2;

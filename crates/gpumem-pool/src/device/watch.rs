@@ -1,0 +1,60 @@
+//! [`Watch`]: observers of the waits on a device's streams. Without one, a wait costs a look at a flag.
+
+use core::sync::atomic::{AtomicBool, Ordering};
+use gpumem_heap::order::StreamId;
+use gpumem_sys::types::CUevent;
+use std::sync::{Arc, PoisonError, RwLock, Weak};
+
+/// What a program does that orders streams, or that shows what they have done.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum OrderEvent {
+    /// A stream waits for all work of another.
+    Wait { stream: StreamId, source: StreamId },
+    /// An event is recorded in a stream.
+    Mark { event: CUevent, stream: StreamId },
+    /// A stream waits for an event.
+    WaitForMark { stream: StreamId, event: CUevent },
+    /// The host has seen that a stream's work is done.
+    StreamDone(StreamId),
+    /// The host has seen that an event has been passed.
+    MarkDone(CUevent),
+    /// The host has waited for the device.
+    DeviceDone,
+}
+
+/// Records what orders streams.
+pub(crate) trait OrderObserver: Send + Sync {
+    fn note(&self, event: OrderEvent);
+}
+
+#[derive(Default)]
+pub(crate) struct Watch {
+    is_on: AtomicBool,
+    observers: RwLock<Vec<Weak<dyn OrderObserver>>>,
+}
+
+impl Watch {
+    /// Adds an observer, once.
+    pub(crate) fn add(&self, observer: &Arc<dyn OrderObserver>) {
+        let mut observers = self.observers.write().unwrap_or_else(PoisonError::into_inner);
+        observers.retain(|known| known.strong_count() > 0);
+        let own = Arc::as_ptr(observer).cast::<()>();
+        if !observers.iter().any(|known| core::ptr::eq(known.as_ptr().cast::<()>(), own)) {
+            observers.push(Arc::downgrade(observer));
+        }
+        self.is_on.store(true, Ordering::Relaxed);
+    }
+
+    #[inline]
+    pub(crate) fn note(&self, event: OrderEvent) {
+        if self.is_on.load(Ordering::Relaxed) {
+            self.publish(event);
+        }
+    }
+
+    #[cold]
+    fn publish(&self, event: OrderEvent) {
+        let observers = self.observers.read().unwrap_or_else(PoisonError::into_inner);
+        observers.iter().filter_map(Weak::upgrade).for_each(|observer| observer.note(event));
+    }
+}

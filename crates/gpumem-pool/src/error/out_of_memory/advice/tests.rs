@@ -1,0 +1,151 @@
+//! Reports of many programs, each with the advice that is right for it, and no other.
+
+mod cases;
+
+use super::*;
+use crate::config::BackendKind;
+use crate::error::{Growth, Maker, ProcessUsage};
+use Advice::*;
+use cases::cases;
+
+const MIB: u64 = 1 << 20;
+const GIB: u64 = 1 << 30;
+
+/// A pool of `caching` that nothing else uses the device with but a context of 600 MiB: in use, cached, and requested, on a
+/// device of so much.
+fn alone(total_bytes: u64, in_use_bytes: u64, cached_bytes: u64, requested_bytes: u64) -> OutOfMemory {
+    beside(600 * MIB, total_bytes, in_use_bytes, cached_bytes, requested_bytes)
+}
+
+/// The same with so much held by others.
+fn beside(
+    others_bytes: u64,
+    total_bytes: u64,
+    in_use_bytes: u64,
+    cached_bytes: u64,
+    requested_bytes: u64,
+) -> OutOfMemory {
+    OutOfMemory {
+        requested_bytes,
+        in_use_bytes,
+        block_count: 100,
+        reserved_bytes: in_use_bytes + cached_bytes,
+        device_free_bytes: total_bytes.saturating_sub(others_bytes + in_use_bytes + cached_bytes),
+        device_total_bytes: total_bytes,
+        maker: Maker { backend: Some(BackendKind::Caching), can_map: true, ..Maker::default() },
+        ..OutOfMemory::default()
+    }
+}
+
+fn limited(limit_bytes: u64, report: OutOfMemory) -> OutOfMemory {
+    OutOfMemory { refused_by: RefusedBy::HardLimit, limit_bytes: Some(limit_bytes), ..report }
+}
+
+fn leaking(report: OutOfMemory) -> OutOfMemory {
+    let to_bytes = report.in_use_bytes;
+    let growth = Growth {
+        from_bytes: to_bytes - to_bytes / 5,
+        to_bytes,
+        allocation_count: 400,
+        kept_count: 10,
+        is_leak: true,
+    };
+    OutOfMemory { growth: Some(growth), ..report }
+}
+
+/// The same of a program that keeps half of its blocks, or all.
+fn growing(is_leak: bool, report: OutOfMemory) -> OutOfMemory {
+    let leaking = leaking(report);
+    let kept_count = if is_leak { 200 } else { 400 };
+    OutOfMemory { growth: leaking.growth.map(|growth| Growth { kept_count, is_leak, ..growth }), ..leaking }
+}
+
+fn pending(pending_bytes: u64, report: OutOfMemory) -> OutOfMemory {
+    OutOfMemory { pending_bytes, ..report }
+}
+
+fn of(kind: MemoryKind, report: OutOfMemory) -> OutOfMemory {
+    OutOfMemory { kind, ..report }
+}
+
+fn by(backend: BackendKind, report: OutOfMemory) -> OutOfMemory {
+    let maker = Maker { backend: Some(backend), ..Maker::default() };
+    OutOfMemory { maker, ..report }
+}
+
+fn private(report: OutOfMemory) -> OutOfMemory {
+    OutOfMemory { refused_by: RefusedBy::Quota, ..report }
+}
+
+fn shared(limit_others_bytes: u64, report: OutOfMemory) -> OutOfMemory {
+    OutOfMemory { limit_others_bytes, ..report }
+}
+
+fn margin(limit_others_bytes: u64, report: OutOfMemory) -> OutOfMemory {
+    let limit_bytes = report.device_total_bytes / 16 * 15;
+    OutOfMemory { refused_by: RefusedBy::Margin, ..shared(limit_others_bytes, limited(limit_bytes, report)) }
+}
+
+#[test]
+fn each_program_gets_the_advice_that_is_right_for_it() {
+    for (program, report, advice, says, never) in cases() {
+        let text = report.advised();
+        assert_eq!(report.advice(), advice, "{program}:\n{report}");
+        assert!(text.contains(says), "{program}: {says:?} is missing: {text}");
+        assert!(!text.contains(never), "{program}: {never:?} is wrong: {text}");
+    }
+}
+
+/// What a limit's advice promises is enough, and none is given that could not be followed.
+#[test]
+fn advice_can_be_followed() {
+    for (program, report, advice, ..) in cases() {
+        match advice {
+            RaiseTheLimit => assert!(report.needed_bytes() > report.limit_bytes.unwrap(), "{program}"),
+            FreeTheDevice => {
+                assert!(report.others_bytes() >= GIB || report.other_pools_bytes > 0, "{program}");
+            }
+            TryDifferently => assert!(report.device_free_bytes >= report.requested_bytes, "{program}"),
+            Oversubscribe => assert_eq!(report.refused_by, RefusedBy::Margin, "{program}"),
+            DropGraphs => assert!(report.graph_bytes > report.in_use_bytes / 2, "{program}"),
+            WaitForWork => assert!(report.pending_bytes >= report.requested_bytes, "{program}"),
+            _ => {}
+        }
+    }
+}
+
+#[test]
+fn a_process_that_is_known_is_named() {
+    let named = |in_use_bytes| {
+        let mut process = ProcessUsage::default();
+        process.id = Some(4711);
+        process.name = Some("python3".into());
+        process.in_use_bytes = in_use_bytes;
+        OutOfMemory { processes: vec![process], ..beside(14 * GIB, 24 * GIB, 9 * GIB, 0, 2 * GIB) }
+            .to_string()
+    };
+    let known = named(Some(13 * GIB));
+    assert!(known.contains("    process       13.000 GiB  python3 (process 4711)\n"), "{known}");
+    assert!(known.contains("first of all python3 (process 4711): end it"), "{known}");
+    let unknown = named(None);
+    assert!(unknown.contains("    process          unknown  python3 (process 4711)\n"), "{unknown}");
+    assert!(unknown.contains("nvidia-smi"), "{unknown}");
+}
+
+#[test]
+fn sums_beyond_a_word_are_no_trouble() {
+    let huge = OutOfMemory {
+        requested_bytes: u64::MAX,
+        in_use_bytes: u64::MAX,
+        reserved_bytes: u64::MAX,
+        pending_bytes: u64::MAX,
+        device_free_bytes: u64::MAX,
+        limit_others_bytes: u64::MAX,
+        ..OutOfMemory::default()
+    };
+    for limit_bytes in [None, Some(0), Some(u64::MAX)] {
+        let _ = OutOfMemory { limit_bytes, ..huge.clone() }.to_string();
+        let idle = OutOfMemory { device_total_bytes: u64::MAX, in_use_bytes: 0, ..huge.clone() };
+        let _ = OutOfMemory { limit_bytes, ..idle }.to_string();
+    }
+}

@@ -1,0 +1,294 @@
+//! [`Family`]: the limit that a pool and its private pools keep together. Pure.
+//!
+//! Each pool has a node, with its limit; a private pool's hangs below that of the pool it was made from. What a pool
+//! takes is admitted by its own node and by all above, each in one atomic step, so that no threads can pass any limit.
+
+use crate::config::MemoryKind;
+use crate::error::{Passed, RefusedBy};
+use core::fmt;
+use core::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError, Weak};
+
+pub(crate) struct Family {
+    /// `u64::MAX` is no limit.
+    limit_bytes: AtomicU64,
+    /// Whether it has ever been set below what was held.
+    was_lowered: AtomicBool,
+    held_bytes: AtomicU64,
+    above: Option<Arc<Family>>,
+    /// The pools that keep memory, of the topmost node.
+    members: Mutex<Vec<Weak<dyn Member>>>,
+}
+
+/// A pool that keeps memory which no block holds.
+pub(crate) trait Member: Send + Sync {
+    /// Before the device is waited for: puts what threads keep at hand where the wait counts for it.
+    fn before_giving(&self);
+
+    /// Whose memory it keeps.
+    fn kind(&self) -> MemoryKind;
+
+    /// Gives it back, as far as it is known to be unused. Where the device is not known to be idle, what is released by
+    /// calls that wait for it stays. The device's context is current.
+    fn give_back_all(&self, is_idle: bool);
+
+    /// What it keeps of the device's own memory, in no block. The device's context is current.
+    fn cached_bytes(&self) -> u64;
+
+    /// What of that is not in the device's account, which has what was admitted.
+    fn uncounted_bytes(&self) -> u64;
+}
+
+impl fmt::Debug for Family {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Family")
+            .field("limit_bytes", &self.limit_bytes)
+            .field("held_bytes", &self.held_bytes)
+            .field("above", &self.above)
+            .finish_non_exhaustive()
+    }
+}
+
+impl Family {
+    pub(crate) fn new(limit_bytes: u64, above: Option<Arc<Self>>) -> Arc<Self> {
+        Arc::new(Self {
+            limit_bytes: AtomicU64::new(limit_bytes),
+            was_lowered: AtomicBool::new(false),
+            held_bytes: AtomicU64::new(0),
+            above,
+            members: Mutex::default(),
+        })
+    }
+
+    /// Counts the bytes as held, or says which limit does not allow it.
+    pub(crate) fn admit(&self, size_bytes: u64) -> Result<(), Passed> {
+        let sum = |held: u64| held.checked_add(size_bytes).filter(|sum| *sum <= self.admitted_bytes());
+        // Acquire pairs with the release in `give_back`: the driver has taken back what makes room for this.
+        let admitted = self.held_bytes.fetch_update(Ordering::SeqCst, Ordering::SeqCst, sum);
+        let held_bytes = admitted.map_err(|held_bytes| self.passed(held_bytes))? + size_bytes;
+        // The limit may have become a lower one after it was looked at. Either this sees it, or what was counted above was
+        // held before it was set.
+        if held_bytes > self.admitted_bytes() {
+            self.held_bytes.fetch_sub(size_bytes, Ordering::AcqRel);
+            return Err(self.passed(held_bytes - size_bytes));
+        }
+        let Some(above) = &self.above else { return Ok(()) };
+        above.admit(size_bytes).inspect_err(|_| {
+            self.held_bytes.fetch_sub(size_bytes, Ordering::AcqRel);
+        })
+    }
+
+    /// The limit of this node.
+    pub(crate) fn limit_bytes(&self) -> u64 {
+        self.limit_bytes.load(Ordering::SeqCst)
+    }
+
+    /// The same, unless that is to be a mistake.
+    fn admitted_bytes(&self) -> u64 {
+        #[cfg(gpumem_planted_bugs)]
+        if crate::injected_bugs::has(crate::injected_bugs::Bug::LimitOffByOne) {
+            return self.limit_bytes().saturating_add(2 << 20);
+        }
+        self.limit_bytes()
+    }
+
+    /// From now on nothing is admitted beyond this. Says how much more than that is held.
+    pub(crate) fn set_limit_bytes(&self, limit_bytes: u64) -> u64 {
+        self.limit_bytes.store(limit_bytes, Ordering::SeqCst);
+        let excess_bytes = self.held_bytes.load(Ordering::SeqCst).saturating_sub(limit_bytes);
+        if excess_bytes > 0 {
+            self.was_lowered.store(true, Ordering::Relaxed);
+        }
+        excess_bytes
+    }
+
+    /// Whether so much may be held, as far as this node goes: also what was held before the limit became a lower one.
+    pub(crate) fn allows(&self, held_bytes: u64) -> bool {
+        held_bytes <= self.limit_bytes() || self.was_lowered.load(Ordering::Relaxed)
+    }
+
+    /// After the driver has taken them back.
+    pub(crate) fn give_back(&self, size_bytes: u64) {
+        self.held_bytes.fetch_sub(size_bytes, Ordering::AcqRel);
+        if let Some(above) = &self.above {
+            above.give_back(size_bytes);
+        }
+    }
+
+    /// How much more may be held.
+    pub(crate) fn room_bytes(&self) -> u64 {
+        let own_bytes = self.limit_bytes().saturating_sub(self.held_bytes.load(Ordering::Relaxed));
+        self.above.as_ref().map_or(own_bytes, |above| own_bytes.min(above.room_bytes()))
+    }
+
+    /// Whether more may be held once others of the family hold less.
+    pub(crate) fn is_short_of_others(&self) -> bool {
+        let own_bytes = self.limit_bytes().saturating_sub(self.held_bytes.load(Ordering::Relaxed));
+        self.above.as_ref().is_none_or(|above| above.room_bytes() < own_bytes)
+    }
+
+    /// The limit that so many bytes more would pass, if there is one.
+    pub(crate) fn full_for(&self, size_bytes: u64) -> Option<Passed> {
+        match self.is_full_for(size_bytes) {
+            true => Some(self.passed(self.held_bytes.load(Ordering::Relaxed))),
+            false => self.above.as_ref()?.full_for(size_bytes),
+        }
+    }
+
+    /// This node's limit, for a report.
+    pub(crate) fn passed(&self, held_bytes: u64) -> Passed {
+        let by = if self.above.is_some() { RefusedBy::Quota } else { RefusedBy::HardLimit };
+        Passed { by, limit_bytes: self.limit_bytes(), held_bytes }
+    }
+
+    /// Whether a refusal was by this node's limit.
+    pub(crate) fn is_of(&self, by: RefusedBy, limit_bytes: Option<u64>) -> bool {
+        let own = self.passed(0);
+        own.by == by && Some(own.limit_bytes) == limit_bytes
+    }
+
+    pub(crate) fn above(&self) -> Option<&Arc<Self>> {
+        self.above.as_ref()
+    }
+
+    /// Whether this node's own limit does not allow so many bytes more.
+    pub(crate) fn is_full_for(&self, size_bytes: u64) -> bool {
+        self.held_bytes.load(Ordering::Relaxed).saturating_add(size_bytes) > self.limit_bytes()
+    }
+
+    pub(crate) fn add_member(&self, member: Weak<dyn Member>) {
+        if let Some(above) = &self.above {
+            return above.add_member(member);
+        }
+        let mut members = self.members.lock().unwrap_or_else(PoisonError::into_inner);
+        members.retain(|other| other.strong_count() > 0);
+        members.push(member);
+    }
+
+    /// All of the whole family.
+    pub(crate) fn members(&self) -> Vec<Arc<dyn Member>> {
+        match &self.above {
+            Some(above) => above.members(),
+            None => {
+                let members = self.members.lock().unwrap_or_else(PoisonError::into_inner);
+                members.iter().filter_map(Weak::upgrade).collect()
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn quota(limit_bytes: u64, held_bytes: u64) -> Passed {
+        Passed { by: RefusedBy::Quota, limit_bytes, held_bytes }
+    }
+
+    fn limit(limit_bytes: u64, held_bytes: u64) -> Passed {
+        Passed { by: RefusedBy::HardLimit, limit_bytes, held_bytes }
+    }
+
+    #[test]
+    fn every_limit_above_holds_and_a_refusal_counts_nothing() {
+        let root = Family::new(100, None);
+        let (left, right) =
+            (Family::new(70, Some(Arc::clone(&root))), Family::new(70, Some(Arc::clone(&root))));
+        assert_eq!(left.admit(71), Err(quota(70, 0)));
+        assert_eq!(left.admit(60), Ok(()));
+        assert_eq!((right.full_for(41), right.full_for(71)), (Some(limit(100, 60)), Some(quota(70, 0))));
+        assert_eq!(right.full_for(40), None);
+        assert_eq!(right.admit(41), Err(limit(100, 60)));
+        assert_eq!(right.admit(40), Ok(()));
+        assert_eq!(root.admit(1), Err(limit(100, 100)));
+        left.give_back(60);
+        assert_eq!(right.admit(30), Ok(()));
+        assert_eq!(right.admit(u64::MAX), Err(quota(70, 70)));
+        assert_eq!(root.admit(30), Ok(()));
+    }
+
+    #[test]
+    fn a_lower_limit_holds_for_what_comes() {
+        let family = Family::new(u64::MAX, None);
+        assert_eq!(family.admit(100), Ok(()));
+        assert_eq!(family.set_limit_bytes(60), 40);
+        assert_eq!((family.room_bytes(), family.admit(1)), (0, Err(limit(60, 100))));
+        family.give_back(50);
+        assert_eq!((family.admit(11), family.admit(10)), (Err(limit(60, 50)), Ok(())));
+        assert_eq!(family.set_limit_bytes(70), 0);
+        assert_eq!(family.admit(10), Ok(()));
+    }
+
+    /// Threads take and give back while the limit goes down and up. As long as it is down, nobody has what it forbids.
+    #[test]
+    fn a_limit_that_changes_is_exact() {
+        let family = Family::new(16, None);
+        // Odd from when the limit has been set to 3 until it is about to be raised.
+        let phase = AtomicU64::new(0);
+        let rounds = if cfg!(miri) { 5 } else { 100 };
+        std::thread::scope(|scope| {
+            for size_bytes in [4, 5, 1, 2] {
+                let (family, phase) = (&family, &phase);
+                scope.spawn(move || {
+                    while phase.load(Ordering::SeqCst) < 2 * rounds {
+                        let before = phase.load(Ordering::SeqCst);
+                        if family.admit(size_bytes).is_ok() {
+                            let was_low = before % 2 == 1 && phase.load(Ordering::SeqCst) == before;
+                            assert!(size_bytes <= 3 || !was_low);
+                            family.give_back(size_bytes);
+                        }
+                    }
+                });
+            }
+            for _ in 0..rounds {
+                family.set_limit_bytes(3);
+                phase.fetch_add(1, Ordering::SeqCst);
+                std::thread::yield_now();
+                phase.fetch_add(1, Ordering::SeqCst);
+                family.set_limit_bytes(16);
+            }
+        });
+        assert_eq!(family.held_bytes.load(Ordering::Relaxed), 0);
+    }
+
+    #[test]
+    fn a_part_is_short_of_others_where_the_whole_has_less_room() {
+        let whole = Family::new(100, None);
+        let part = Family::new(60, Some(whole.clone()));
+        assert!(whole.is_short_of_others());
+        assert!(!part.is_short_of_others());
+        part.admit(50).unwrap();
+        whole.admit(40).unwrap();
+        assert_eq!((part.room_bytes(), whole.room_bytes()), (10, 10));
+        assert!(!part.is_short_of_others());
+        whole.admit(1).unwrap();
+        assert!(part.is_short_of_others());
+    }
+
+    #[test]
+    fn sums_beyond_a_word_are_refused() {
+        let family = Family::new(u64::MAX, None);
+        assert_eq!(family.admit(u64::MAX - 1), Ok(()));
+        assert_eq!(family.admit(2), Err(limit(u64::MAX, u64::MAX - 1)));
+    }
+
+    #[test]
+    fn sixteen_threads_never_pass_the_limit() {
+        let (family, held_bytes) = (Family::new(10, None), AtomicU64::new(0));
+        std::thread::scope(|scope| {
+            for size_bytes in 1..=16 {
+                let (family, held_bytes) = (&family, &held_bytes);
+                scope.spawn(move || {
+                    for _ in 0..if cfg!(miri) { 20 } else { 2_000 } {
+                        if family.admit(size_bytes).is_ok() {
+                            assert!(held_bytes.fetch_add(size_bytes, Ordering::AcqRel) + size_bytes <= 10);
+                            held_bytes.fetch_sub(size_bytes, Ordering::AcqRel);
+                            family.give_back(size_bytes);
+                        }
+                    }
+                });
+            }
+        });
+        assert_eq!(family.room_bytes(), 10);
+    }
+}

@@ -1,0 +1,252 @@
+//! [`GraphMemory`]: the memory that captures, and the graphs made by them, keep from other use.
+//!
+//! Kept under a graph's number, until its last handle is dropped ([`Captures`](crate::device::captures::Captures)):
+//!
+//! - *Chunks*: memory that was allocated while the stream captured. Each is an ordinary block of its pool, allocated on a
+//!   stream that never captures; what the program holds are parts of it, whose bits say [`GRAPH_BIT`]. Parts that are
+//!   dropped during the capture serve later allocations of the same stream in the same capture. A part may outlive the
+//!   graph: then the chunk goes with its last part. Launches write to its place: they come after it once it is dropped.
+//! - *Outside* blocks that were used in the capture, or dropped while one of their streams was part of it. While the
+//!   program has one, only its address is noted here; dropped, the block itself is kept.
+//!
+//! What goes, goes with the marks of all streams that the graph was launched on: bits, as in a block.
+//!
+//! One lock, under which neither the driver nor a pool is called: what is to be freed is handed out first.
+
+mod chunk;
+
+use crate::backend::{Freed, Piece};
+use crate::device::{Clocks, GRAPH_BIT, Stream, StreamId, StreamIndex, clock::uses};
+use crate::pool::{Block, State, StateRef};
+use chunk::Chunk;
+pub(crate) use chunk::rounded;
+use gpumem_sys::types::CUdeviceptr;
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+
+/// The memory that the captures and graphs of one machine keep.
+pub(crate) struct GraphMemory {
+    clocks: Arc<Clocks>,
+    table: Mutex<Table>,
+}
+
+#[derive(Default)]
+struct Table {
+    graphs: BTreeMap<u64, GraphEntry>,
+    /// By address, as are the two kinds of memory below: what is alive has one of its own, on the whole machine.
+    chunks: BTreeMap<CUdeviceptr, Chunk>,
+    outside: BTreeMap<CUdeviceptr, Outside>,
+}
+
+/// A graph, from the beginning of its capture to its last handle.
+#[derive(Default)]
+struct GraphEntry {
+    retained: Vec<RetainedBlock>,
+}
+
+/// A block that the program has dropped.
+struct RetainedBlock {
+    pool: StateRef,
+    freed: Freed,
+}
+
+/// A block that graphs use, and that the program or one of those graphs has.
+#[derive(Default)]
+struct Outside {
+    graphs: Vec<u64>,
+    /// Where graphs that are gone have been launched.
+    uses: u64,
+}
+
+/// Memory that no graph keeps any more. Dropping it frees it, with no lock held.
+#[derive(Default)]
+#[must_use = "to be dropped when the lock is free"]
+struct Released {
+    chunks: Vec<Chunk>,
+    retained: Vec<RetainedBlock>,
+    source: Option<Stream>,
+}
+
+impl GraphMemory {
+    /// The one of a machine, for as long as a pool or a graph of the machine lives.
+    pub(crate) fn of(clocks: &Arc<Clocks>) -> Arc<Self> {
+        static MACHINES: Mutex<Vec<Weak<GraphMemory>>> = Mutex::new(Vec::new());
+        let mut machines = MACHINES.lock().unwrap_or_else(PoisonError::into_inner);
+        let live: Vec<_> = machines.iter().filter_map(Weak::upgrade).collect();
+        let found = live.iter().find(|memory| Arc::ptr_eq(&memory.clocks, clocks)).cloned();
+        machines.retain(|memory| memory.strong_count() > 0);
+        let memory = found.unwrap_or_else(|| {
+            let memory = Arc::new(Self { clocks: Arc::clone(clocks), table: Mutex::default() });
+            machines.push(Arc::downgrade(&memory));
+            memory
+        });
+        // The end of another machine's must not find the list locked.
+        drop(machines);
+        memory
+    }
+
+    /// The clocks of the machine.
+    pub(crate) fn clocks(&self) -> &Arc<Clocks> {
+        &self.clocks
+    }
+
+    /// A capture has begun.
+    pub(crate) fn begin(&self, graph: u64) {
+        self.table().graphs.insert(graph, GraphEntry::default());
+    }
+
+    /// Drops a handle of a graph; with the last one, what only this graph keeps is freed.
+    pub(crate) fn drop_handle(&self, graph: u64) {
+        if let Some((launched, source)) = self.clocks.captures().drop_handle(graph) {
+            let mut released = self.table().let_go(graph, launched);
+            released.source = source;
+            // Dropped here, where the lock is free.
+            drop(released);
+        }
+    }
+
+    /// A part that was dropped in the same capture on the same stream.
+    pub(crate) fn take_part(
+        &self,
+        graph: u64,
+        pool: StateRef,
+        size_bytes: u64,
+        home: StreamId,
+    ) -> Option<CUdeviceptr> {
+        let mut table = self.table();
+        table.graphs.get(&graph)?;
+        self.clocks.captures().add_member(graph, home.stream_index());
+        let chunks = table.chunks.values_mut().filter(|chunk| chunk.serves(graph, pool, home));
+        let fitting = chunks.filter_map(|chunk| Some((chunk.best_fit(size_bytes)?, chunk)));
+        let (_, chunk) = fitting.min_by_key(|((free_bytes, _), _)| *free_bytes)?;
+        chunk.take(size_bytes)
+    }
+
+    /// A new chunk, all of which is handed out.
+    pub(crate) fn add_chunk(&self, graph: u64, pool: StateRef, block: Block, home: StreamId) {
+        let chunk = Chunk::new(graph, pool, block, home);
+        let mut table = self.table();
+        self.clocks.captures().add_home(graph, home.stream_index());
+        table.chunks.insert(chunk.address(), chunk);
+    }
+
+    /// A block is used in a capture: its memory stays for the graph.
+    pub(crate) fn note_use(&self, graph: u64, address: CUdeviceptr, slot: Option<StreamIndex>) {
+        let mut table = self.table();
+        if !table.graphs.contains_key(&graph) {
+            return;
+        }
+        if let Some(slot) = slot {
+            self.clocks.captures().add_member(graph, slot);
+        }
+        let graphs = match table.chunk_at(address) {
+            Some(chunk) => &mut chunk.graphs,
+            None => &mut table.outside.entry(address).or_default().graphs,
+        };
+        if !graphs.contains(&graph) {
+            graphs.push(graph);
+        }
+    }
+
+    /// A block with [`GRAPH_BIT`] has been dropped, and its streams are in these captures. What is left to be freed in the
+    /// pool's way, if no graph has a say.
+    pub(crate) fn drop_noted(&self, graphs: &[u64], pool: StateRef, freed: Freed) -> Option<Freed> {
+        for graph in graphs {
+            self.note_use(*graph, freed.piece.address, None);
+        }
+        let mut table = self.table();
+        if let Some(chunk) = table.chunk_at(freed.piece.address) {
+            chunk.drop_part(&freed);
+            let (base, is_over, graphs) = (chunk.address(), chunk.is_over(), chunk.graphs.clone());
+            self.launch_after(&graphs, &freed);
+            let released = is_over.then(|| table.chunks.remove(&base));
+            drop(table);
+            drop(released);
+            return None;
+        }
+        table.drop_outside(pool, freed)
+    }
+
+    /// A block is dropped whose streams are in captures: it stays for their graphs.
+    pub(crate) fn keep(&self, graphs: &[u64], pool: StateRef, mut freed: Freed) -> Option<Freed> {
+        let mut table = self.table();
+        let known = graphs.iter().filter(|graph| table.graphs.contains_key(graph)).copied().collect();
+        freed.uses |= GRAPH_BIT;
+        table.outside.insert(freed.piece.address, Outside { graphs: known, uses: 0 });
+        table.drop_outside(pool, freed)
+    }
+
+    /// A part of a chunk is dropped: launches write to its place again, of which its user knew no more than the address. They
+    /// come after what was done with it outside of captures.
+    fn launch_after(&self, graphs: &[u64], freed: &Freed) {
+        let freed = Freed { uses: freed.uses & !GRAPH_BIT, ..*freed };
+        for graph in graphs {
+            self.clocks.captures().add_after_parts(*graph, freed.stamps(&self.clocks), &self.clocks);
+        }
+    }
+
+    /// The block that a live part of a graph's memory lies in, and its pool.
+    pub(crate) fn chunk_of(&self, address: CUdeviceptr) -> Option<(StateRef, Piece)> {
+        self.table().chunk_at(address).map(|chunk| chunk.whole())
+    }
+
+    /// What is kept of a pool's memory that the program has dropped: all of it is to be had when no graph is left.
+    pub(crate) fn kept_bytes(&self, pool: &State) -> u64 {
+        let is_of = |other: &StateRef| core::ptr::eq(&raw const **other, pool);
+        let table = self.table();
+        let chunks = table.chunks.values().filter_map(|chunk| chunk.kept_bytes(is_of));
+        let retained =
+            table.graphs.values().flat_map(|entry| &entry.retained).filter(|block| is_of(&block.pool));
+        chunks.chain(retained.map(|block| block.freed.size_bytes)).fold(0, u64::saturating_add)
+    }
+
+    fn table(&self) -> MutexGuard<'_, Table> {
+        self.table.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Table {
+    fn chunk_at(&mut self, address: CUdeviceptr) -> Option<&mut Chunk> {
+        let (_, chunk) = self.chunks.range_mut(..=address).next_back()?;
+        Some(chunk).filter(|chunk| chunk.contains(address))
+    }
+
+    /// To the first of the graphs that use it, or out of here.
+    fn drop_outside(&mut self, pool: StateRef, freed: Freed) -> Option<Freed> {
+        let outside = self.outside.get(&freed.piece.address);
+        let holder = outside.and_then(|outside| outside.graphs.first());
+        if let Some(entry) = holder.and_then(|graph| self.graphs.get_mut(graph)) {
+            // Who says that all work on it is done does not speak of launches to come.
+            entry.retained.push(RetainedBlock { pool, freed: Freed { is_complete: false, ..freed } });
+            return None;
+        }
+        let uses = self.outside.remove(&freed.piece.address).map_or(0, |outside| outside.uses);
+        Some(Freed { uses: uses::joined(freed.uses & !GRAPH_BIT, uses), ..freed })
+    }
+
+    fn let_go(&mut self, graph: u64, launched: u64) -> Released {
+        let Some(entry) = self.graphs.remove(&graph) else { return Released::default() };
+        self.chunks.values_mut().for_each(|chunk| chunk.let_go(graph, launched));
+        let over: Vec<_> =
+            self.chunks.iter().filter(|(_, chunk)| chunk.is_over()).map(|(base, _)| *base).collect();
+        let chunks = over.iter().filter_map(|base| self.chunks.remove(base)).collect();
+        for outside in self.outside.values_mut() {
+            if let Some(at) = outside.graphs.iter().position(|other| *other == graph) {
+                outside.graphs.remove(at);
+                outside.uses = uses::joined(outside.uses, launched);
+            }
+        }
+        Released { chunks, retained: entry.retained, source: None }
+    }
+}
+
+impl Drop for Released {
+    fn drop(&mut self) {
+        self.chunks.clear();
+        for RetainedBlock { pool, freed } in self.retained.drain(..) {
+            // As if it were dropped now: another graph may use it too.
+            pool.free(&freed);
+        }
+        self.source = None;
+    }
+}

@@ -1,0 +1,30 @@
+//! [`Observer`]: a function of the program, called with refusals.
+
+use crate::error::PoolError;
+use crate::reclaim::Outermost;
+use core::cell::Cell;
+use core::fmt;
+use std::sync::Arc;
+
+/// Who is told of a refusal before the request returns.
+#[derive(Clone)]
+pub(crate) struct Observer(pub(crate) Arc<dyn Fn(&PoolError) + Send + Sync>);
+
+impl Observer {
+    /// But not of the requests of an observer.
+    pub(crate) fn tell(&self, refusal: &PoolError) {
+        if let Some(_telling) = Outermost::begin(&IS_TELLING) {
+            (self.0)(refusal);
+        }
+    }
+}
+
+thread_local! {
+    static IS_TELLING: Cell<bool> = const { Cell::new(false) };
+}
+
+impl fmt::Debug for Observer {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Observer")
+    }
+}

@@ -1,0 +1,47 @@
+//! [`Pool::private`]: a pool within a pool's limit.
+
+use crate::backend::Source;
+use crate::config::Limit;
+use crate::error::PoolError;
+use crate::pool::Pool;
+use std::sync::Arc;
+
+impl Pool {
+    /// A pool of its own for one part of a program: built as this one was, with memory that is mixed with nobody's, its
+    /// own numbers, and a hard limit of its own, the quota. What it holds counts against this pool's hard limit too, if
+    /// there is one, and both may be refused because of the other. When that limit is reached, what any of the pools
+    /// keeps without using it is given back first (`caching`), so a quota is a right to ask and no reserve.
+    ///
+    /// A quota above this pool's limit is cut down to it. Either pool may go first.
+    ///
+    /// ```
+    /// use gpumem_pool::{Device, Pool, PoolError, Stream};
+    /// use gpumem_sim::SimConfig;
+    ///
+    /// let device = Device::new(&gpumem_sim::driver(SimConfig::new())?, 0)?;
+    /// let pool = Pool::builder(&device).hard_limit(64 << 20).build()?;
+    /// let stream = Stream::new(&device)?;
+    ///
+    /// let cache = pool.private(24 << 20)?;
+    /// let held = cache.alloc(20 << 20, &stream)?;
+    /// assert!(matches!(cache.alloc(8 << 20, &stream), Err(PoolError::LimitReached { .. })));
+    /// assert!(matches!(pool.alloc(50 << 20, &stream), Err(PoolError::LimitReached { .. })));
+    /// let other = pool.alloc(40 << 20, &stream)?;
+    /// # drop((held, other));
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// As [`PoolBuilder::build`](crate::PoolBuilder::build).
+    pub fn private(&self, quota: impl Into<Limit>) -> Result<Self, PoolError> {
+        let quota_bytes = quota.into().resolve_for(self.kind(), self.device().total_bytes())?;
+        let quota_bytes = self.0.limits().hard_bytes().map_or(quota_bytes, |limit| limit.min(quota_bytes));
+        let mut setup = self.0.setup().clone();
+        setup.parent = Some(Arc::clone(self.0.limits().family()));
+        setup.config.backend = Some(self.backend());
+        setup.config.hard_limit = Some(quota_bytes.into());
+        setup.config.plain_segments |= self.0.backend().has_plain_segments();
+        Self::build(setup)
+    }
+}

@@ -1,0 +1,285 @@
+//! [`ExportedBlock`] and [`ImportedBlock`]: memory of one process in another, on Linux.
+//!
+//! A block lies in one or more handles, which are what the driver exports, each as a file descriptor. The other process maps
+//! them side by side, as they are here, and finds the block at the same place in them.
+
+use crate::backend::{Source, Underlying};
+use crate::device::{Device, Patience, Relaxed, Work};
+use crate::error::PoolError;
+use crate::pool::Block;
+use core::ffi::c_void;
+use core::fmt;
+use gpumem_sys::DriverError;
+use gpumem_sys::types::{
+    CUdeviceptr, CUmemAccess_flags, CUmemAccessDesc, CUmemAllocationHandleType, CUmemLocation,
+    CUmemLocationType,
+};
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+
+/// A block's memory, for another process: descriptors to be sent there (over a socket, or by inheritance), and the numbers
+/// that say where the block is in them.
+#[derive(Debug)]
+#[non_exhaustive]
+pub struct ExportedBlock {
+    /// What the block lies in, from its start to its end.
+    pub handles: Vec<ExportedHandle>,
+    /// Where in the first of them it starts.
+    pub offset_bytes: u64,
+    /// How large it is.
+    pub size_bytes: u64,
+}
+
+/// A piece of physical memory.
+#[derive(Debug)]
+#[non_exhaustive]
+pub struct ExportedHandle {
+    /// It keeps the memory, as long as it is open.
+    pub descriptor: OwnedFd,
+    /// All of it.
+    pub size_bytes: u64,
+}
+
+impl ExportedBlock {
+    /// What arrived in another process, put together again.
+    #[must_use]
+    pub fn new(handles: Vec<ExportedHandle>, offset_bytes: u64, size_bytes: u64) -> Self {
+        Self { handles, offset_bytes, size_bytes }
+    }
+}
+
+impl ExportedHandle {
+    /// The same.
+    #[must_use]
+    pub fn new(descriptor: OwnedFd, size_bytes: u64) -> Self {
+        Self { descriptor, size_bytes }
+    }
+}
+
+impl Block {
+    /// Names the block's memory to other processes. It is pinned from here on, as by [`Block::pin_backing`].
+    ///
+    /// They can use all of the handles that the block lies in, and so whatever other blocks of the pool lie there: a pool
+    /// of its own for what is shared keeps the rest apart ([`Pool::private`](crate::Pool::private)). Order between processes
+    /// is theirs to make. The pool may give the block's place to another once this one is dropped: keep it until the others
+    /// are done.
+    ///
+    /// ```
+    /// use gpumem_pool::{BackendKind, Device, ImportedBlock, Pool, Stream};
+    /// use gpumem_sim::SimConfig;
+    ///
+    /// # #[cfg(feature = "backend-caching")] {
+    /// let device = Device::new(&gpumem_sim::driver(SimConfig::new())?, 0)?;
+    /// let pool = Pool::builder(&device).backend(BackendKind::Caching).exportable().build()?;
+    /// let block = pool.alloc(3 << 20, &Stream::new(&device)?)?;
+    /// let exported = block.export()?;
+    ///
+    /// // … the descriptors and the numbers go to another process, where …
+    /// let imported = ImportedBlock::new(&device, exported)?;
+    /// assert_eq!(imported.size_bytes(), 3 << 20);
+    /// # }
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// [`PoolError::NotExportable`] unless the pool was made with
+    /// [`PoolBuilder::exportable`](crate::PoolBuilder::exportable), or what the driver says.
+    pub fn export(&self) -> Result<ExportedBlock, PoolError> {
+        if self.size_bytes() == 0 {
+            return Ok(ExportedBlock::new(Vec::new(), 0, 0));
+        }
+        let (pool, piece) = self.state().behind(self.piece());
+        let backing = pool.backend().backing(piece);
+        let Underlying { handles, offset_bytes } = backing.ok_or(PoolError::NotExportable)?;
+        let offset_bytes = offset_bytes + (self.address() - piece.address);
+        let driver = self.device().driver();
+        let _bound = self.device().enter()?;
+        let mut exported = Vec::new();
+        for (handle, size_bytes) in handles {
+            let mut descriptor = -1_i32;
+            let place = (&raw mut descriptor).cast();
+            // SAFETY: for this type of handle the driver writes an `int`, which `descriptor` is and which outlives the call; the
+            // block, which is alive, keeps the handle.
+            unsafe { driver.cuMemExportToShareableHandle(place, handle, POSIX, 0)? };
+            // SAFETY: the export has opened the descriptor for its caller, who owns it and has told nobody else of it.
+            let descriptor = unsafe { OwnedFd::from_raw_fd(descriptor) };
+            exported.push(ExportedHandle { descriptor, size_bytes });
+        }
+        Ok(ExportedBlock::new(exported, offset_bytes, self.size_bytes()))
+    }
+}
+
+/// A block of another process (or of this one) that a device of this one may use, for as long as this lives.
+///
+/// Its drop waits for the device, also under a capture, and then unmaps the memory. A capture that this thread has begun is
+/// ended if nothing else lets the wait succeed ([`PoolError::CaptureBroken`] at its end). If the wait stays impossible for two
+/// seconds, because another thread captures or because the driver refuses, the memory stays mapped, and the next
+/// [`Device::synchronize`], registration or import reports [`PoolError::Kept`].
+///
+/// The memory is there for as long as anybody has it mapped, or a descriptor of it open: a process that ends, or is killed,
+/// takes it from no other. But nobody is told: what it had queued may be done or not.
+#[must_use = "dropping it takes the memory away"]
+pub struct ImportedBlock {
+    device: Device,
+    /// Of the first handle.
+    base: CUdeviceptr,
+    addresses_bytes: u64,
+    /// The sizes of those that are mapped, side by side.
+    mapped: Vec<u64>,
+    /// Whether the device has access, so that work may use the memory.
+    is_open: bool,
+    offset_bytes: u64,
+    size_bytes: u64,
+}
+
+impl ImportedBlock {
+    /// Maps what another process has exported. The device is the same one as there, or one with a link to it.
+    ///
+    /// # Errors
+    ///
+    /// [`PoolError::OutOfBounds`] for numbers that don't fit each other; [`PoolError::Kept`] for an earlier drop;
+    /// [`PoolError::DeviceLost`] or [`PoolError::Driver`] if a call fails.
+    pub fn new(device: &Device, exported: ExportedBlock) -> Result<Self, PoolError> {
+        device.take_kept()?;
+        let ExportedBlock { handles, offset_bytes, size_bytes } = exported;
+        let sum = |sum: u64, handle: &ExportedHandle| sum.checked_add(handle.size_bytes);
+        let all_bytes = handles.iter().try_fold(0, sum).unwrap_or(0);
+        let end = offset_bytes.saturating_add(size_bytes);
+        if end > all_bytes {
+            return Err(PoolError::OutOfBounds { start: offset_bytes, end, size_bytes: all_bytes });
+        }
+        let mut imported = Self {
+            device: device.clone(),
+            base: 0,
+            addresses_bytes: 0,
+            mapped: Vec::new(),
+            is_open: false,
+            offset_bytes,
+            size_bytes,
+        };
+        if all_bytes > 0 {
+            let _bound = device.enter()?;
+            let _relaxed = Relaxed::enter(device.driver())?;
+            // What is done when one of these fails the drop undoes.
+            imported.reserve(all_bytes)?;
+            handles.iter().try_for_each(|handle| imported.map(handle))?;
+            imported.open()?;
+        }
+        Ok(imported)
+    }
+
+    fn reserve(&mut self, size_bytes: u64) -> Result<(), PoolError> {
+        // SAFETY: `base` outlives the call, and the context is current.
+        unsafe { self.device.driver().cuMemAddressReserve(&mut self.base, size_bytes as usize, 0, 0, 0)? };
+        self.addresses_bytes = size_bytes;
+        Ok(())
+    }
+
+    fn map(&mut self, handle: &ExportedHandle) -> Result<(), PoolError> {
+        let (driver, size) = (self.device.driver(), handle.size_bytes as usize);
+        let address = self.base + self.mapped.iter().sum::<u64>();
+        let mut raw = 0;
+        let descriptor: *mut c_void =
+            core::ptr::without_provenance_mut(handle.descriptor.as_raw_fd() as usize);
+        // SAFETY: `raw` outlives the call; for this type of handle the driver takes the descriptor's number in the pointer's
+        // place, and `handle` keeps the descriptor open.
+        unsafe { driver.cuMemImportFromShareableHandle(&mut raw, descriptor, POSIX)? };
+        // SAFETY: `reserve` has reserved the addresses for this block alone, the handles before this one end at `address`, and
+        // the sum of all sizes is what was reserved.
+        let mapped = unsafe { driver.cuMemMap(address, size, 0, raw, 0) };
+        if mapped.is_ok() {
+            self.mapped.push(handle.size_bytes);
+        }
+        // SAFETY: the import above has counted the handle once. A mapping keeps the memory by itself.
+        let released = unsafe { driver.cuMemRelease(raw) };
+        Ok(mapped.and(released)?)
+    }
+
+    fn open(&mut self) -> Result<(), PoolError> {
+        let access = CUmemAccessDesc {
+            location: CUmemLocation {
+                type_: CUmemLocationType::CU_MEM_LOCATION_TYPE_DEVICE,
+                id: self.device.raw(),
+            },
+            flags: CUmemAccess_flags::CU_MEM_ACCESS_FLAGS_PROT_READWRITE,
+        };
+        let size = self.addresses_bytes as usize;
+        // SAFETY: `access` outlives the call, and `map` has mapped all of the addresses.
+        unsafe { self.device.driver().cuMemSetAccess(self.base, size, &access, 1)? };
+        self.is_open = true;
+        Ok(())
+    }
+
+    /// Where the block starts in this process; 0 for an empty one.
+    #[must_use]
+    pub fn address(&self) -> CUdeviceptr {
+        if self.size_bytes == 0 { 0 } else { self.base + self.offset_bytes }
+    }
+
+    /// How many bytes it has.
+    #[must_use]
+    pub fn size_bytes(&self) -> u64 {
+        self.size_bytes
+    }
+
+    /// The device that may use it here.
+    #[must_use]
+    pub fn device(&self) -> &Device {
+        &self.device
+    }
+}
+
+impl ImportedBlock {
+    /// Waits until no work uses the memory, and unmaps it.
+    fn unmap(&mut self) -> Result<(), DriverError> {
+        if self.addresses_bytes == 0 {
+            return Ok(());
+        }
+        let device = &self.device;
+        if self.is_open {
+            device.settle(Work::OfDevice, Patience::Owned)?;
+        }
+        let driver = device.driver();
+        let give_back = |call: &dyn Fn() -> Result<(), DriverError>| {
+            device.give_back(Patience::Owned, || {
+                let _bound = device.enter()?;
+                let _relaxed = Relaxed::enter(driver)?;
+                call()
+            })
+        };
+        // The last one first: what is left when the driver refuses is still the beginning of the addresses.
+        while let Some(size_bytes) = self.mapped.last().copied() {
+            let address = self.base + self.mapped.iter().sum::<u64>() - size_bytes;
+            // SAFETY: this handle was mapped at this address by `map`, and no work uses it.
+            give_back(&|| unsafe { driver.cuMemUnmap(address, size_bytes as usize) })?;
+            self.mapped.pop();
+        }
+        let (base, size) = (self.base, self.addresses_bytes as usize);
+        // SAFETY: the addresses were reserved by `reserve`, and nothing is mapped there any more.
+        give_back(&|| unsafe { driver.cuMemAddressFree(base, size) })?;
+        self.addresses_bytes = 0;
+        Ok(())
+    }
+}
+
+impl Drop for ImportedBlock {
+    fn drop(&mut self) {
+        if let Err(cause) = self.unmap() {
+            let (what, address) = ("an imported block", self.base);
+            let size_bytes = self.addresses_bytes;
+            self.device.report_kept(PoolError::Kept { what, address, size_bytes, cause });
+        }
+    }
+}
+
+impl fmt::Debug for ImportedBlock {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("ImportedBlock")
+            .field("address", &format_args!("{:#x}", self.address()))
+            .field("size_bytes", &self.size_bytes)
+            .field("device", &self.device)
+            .finish_non_exhaustive()
+    }
+}
+
+const POSIX: CUmemAllocationHandleType = CUmemAllocationHandleType::CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR;

@@ -1,0 +1,243 @@
+//! [`State`]: what a pool is, and how long: until no handle and no block of it is left, as its [`Lifetime`] counts them.
+//!
+//! What it does lies in its parts: `blocks`, handed out and taken back; `room`, limits and what is given back; `relief`, for
+//! when there is none; `adapted`, with adaptors around; `status`.
+
+mod adapted;
+mod blocks;
+mod captured;
+mod relief;
+mod room;
+mod status;
+
+use crate::backend::{Backend, NOWHERE, Source};
+use crate::config::{BackendKind, Config, MemoryKind};
+use crate::device::{Clocks, Device, Stream};
+use crate::error::PoolError;
+use crate::limits::Limits;
+use crate::pool::{GraphMemory, Peak, Setup, Stack};
+use crate::reclaim::contained::contained;
+use crate::stats::Tags;
+use core::ops::Deref;
+use core::ptr::NonNull;
+use core::sync::atomic::{AtomicU64, Ordering};
+use gpumem_heap::sync::Lifetime;
+use std::sync::{Arc, OnceLock};
+
+/// What a pool is, for as long as a handle or a block lives.
+pub(crate) struct State {
+    device: Device,
+    /// The device's.
+    clocks: Arc<Clocks>,
+    /// Where threads have this pool's memory at hand; nowhere if something concerns every block: adaptors, a failure.
+    near: AtomicU64,
+    setup: Setup,
+    /// Whether the host may use the memory, as the device says.
+    is_for_host: bool,
+    graph_memory: Arc<GraphMemory>,
+    backend: Backend,
+    limits: Limits,
+    tags: Tags,
+    /// If that was asked for: the stack's innermost.
+    peak: Option<Arc<Peak>>,
+    /// What stands around the backend, if anything does.
+    stack: Option<Stack>,
+    poison: OnceLock<PoolError>,
+    lifetime: Lifetime,
+}
+
+/// A pointer to a state that somebody keeps alive: a handle of the pool, or a block that is counted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(transparent)]
+pub(crate) struct StateRef(NonNull<State>);
+
+// SAFETY: a state may be used and taken down by any thread: all of it is `Send` and `Sync`, which `shared` checks.
+unsafe impl Send for StateRef {}
+// SAFETY: a shared pointer gives access to a shared state, which any thread may use: it is `Sync`, which `shared` checks.
+unsafe impl Sync for StateRef {}
+
+const _: () = {
+    const fn shared<T: Send + Sync>() {}
+    shared::<State>();
+};
+
+impl StateRef {
+    /// A new state, with one handle.
+    pub(crate) fn new(setup: Setup, is_for_host: bool, backend: Backend, limits: Limits) -> Self {
+        let device = setup.device.clone();
+        let tags = Tags::new();
+        let counts_apart = setup.config.exact_peaks && backend.kind() == BackendKind::Caching;
+        let peak = counts_apart.then(Arc::<Peak>::default);
+        let mut adaptors = setup.adaptors.clone();
+        peak.iter().for_each(|peak| adaptors.insert(0, Arc::clone(peak) as _));
+        let stack = Stack::new(&adaptors, tags.names());
+        if let Some(stack) = &stack {
+            stack.open(&device);
+        }
+        let state = State {
+            clocks: Arc::clone(device.clocks()),
+            graph_memory: GraphMemory::of(device.clocks()),
+            device,
+            near: AtomicU64::new(if stack.is_none() { backend.near() } else { NOWHERE }),
+            setup,
+            is_for_host,
+            backend,
+            limits,
+            tags,
+            peak,
+            stack,
+            poison: OnceLock::new(),
+            lifetime: Lifetime::new(),
+        };
+        Self(NonNull::from(Box::leak(Box::new(state))))
+    }
+
+    /// One more handle.
+    pub(crate) fn add_handle(self) -> Self {
+        self.lifetime.add_handle();
+        self
+    }
+
+    /// One handle less; it is not used again.
+    pub(crate) fn drop_handle(self) {
+        if !self.lifetime.drop_handle() {
+            return;
+        }
+        if let Some(stack) = &self.stack {
+            stack.close();
+        }
+        if self.lifetime.close(self.backend.close()) {
+            self.take_down();
+        }
+    }
+
+    /// One block less; it is not used again.
+    fn drop_block(self) {
+        if self.lifetime.count_off() {
+            self.take_down();
+        }
+    }
+
+    /// Nobody is left.
+    fn take_down(self) {
+        // SAFETY: it came from a box in `new`. No handle is left, and every block has been counted off, so this is the
+        // only pointer that is still used; the lifetime says so once.
+        let mut state = unsafe { Box::from_raw(self.0.as_ptr()) };
+        // In a drop: an adaptor's own may panic, and each of them ends.
+        let adaptors = core::mem::take(&mut state.setup.adaptors);
+        drop(state.stack.take());
+        adaptors.into_iter().for_each(|adaptor| drop(contained(|| drop(adaptor))));
+        drop(contained(|| drop(state)));
+    }
+}
+
+impl Deref for StateRef {
+    type Target = State;
+
+    #[inline]
+    fn deref(&self) -> &State {
+        // SAFETY: whoever has the pointer is a handle or a block that has not been counted off, so the state is alive.
+        unsafe { self.0.as_ref() }
+    }
+}
+
+impl State {
+    pub(crate) fn device(&self) -> &Device {
+        &self.device
+    }
+
+    pub(crate) fn backend(&self) -> &Backend {
+        &self.backend
+    }
+
+    pub(crate) fn setup(&self) -> &Setup {
+        &self.setup
+    }
+
+    pub(crate) fn config(&self) -> &Config {
+        &self.setup.config
+    }
+
+    /// Whether the host may use the memory.
+    pub(crate) fn is_for_host(&self) -> bool {
+        self.is_for_host
+    }
+
+    pub(crate) fn graph_memory(&self) -> &Arc<GraphMemory> {
+        &self.graph_memory
+    }
+
+    pub(crate) fn tags(&self) -> &Tags {
+        &self.tags
+    }
+
+    pub(crate) fn limits(&self) -> &Limits {
+        &self.limits
+    }
+
+    pub(crate) fn poison(&self) -> Option<&PoolError> {
+        self.poison.get()
+    }
+
+    #[inline]
+    pub(crate) fn check_usable(&self) -> Result<(), PoolError> {
+        match (self.poison.get(), self.device.lost()) {
+            (None, None) => Ok(()),
+            (Some(poison), _) => Err(poison.clone()),
+            (None, Some(cause)) => Err(PoolError::DeviceLost(cause)),
+        }
+    }
+
+    /// Where something may be taken and laid without a further look; `None` while there is something to look at first.
+    #[inline(always)]
+    fn undisturbed(&self) -> Option<u64> {
+        if self.clocks.captures().slow_path().is_none() {
+            Some(self.near.load(Ordering::Relaxed))
+        } else {
+            None
+        }
+    }
+
+    /// Whether streams have to be asked first what they do.
+    #[inline]
+    pub(crate) fn has_captures(&self) -> bool {
+        self.clocks.captures().is_open()
+    }
+
+    /// Whether a request needs no other look than that of the adaptors.
+    #[inline]
+    fn has_only_adaptors_to_ask(&self, stream: &Stream) -> bool {
+        // A device that is known to be lost asks for attention.
+        self.clocks.captures().slow_path().is_none()
+            && self.poison.get().is_none()
+            && stream.is_owned()
+            && *stream.device() == self.device
+    }
+
+    #[inline]
+    fn check_stream(&self, stream: &Stream) -> Result<(), PoolError> {
+        stream.check_usable()?;
+        if *stream.device() == self.device { Ok(()) } else { Err(self.device.mismatch(stream.device())) }
+    }
+
+    /// What any request is looked at for.
+    pub(crate) fn check_request(&self, size_bytes: u64, stream: &Stream) -> Result<(), PoolError> {
+        self.check_usable()?;
+        self.check_stream(stream)?;
+        self.explained(self.check_size(size_bytes))
+    }
+
+    fn check_size(&self, size_bytes: u64) -> Result<(), PoolError> {
+        let device_bytes = self.device.total_bytes();
+        // The driver decides about memory that need not fit into the device.
+        let is_bounded_by_device = match self.setup.config.kind {
+            MemoryKind::Device => true,
+            MemoryKind::Unified => !self.setup.config.oversubscribes,
+            MemoryKind::Host => false,
+        };
+        match is_bounded_by_device && size_bytes > device_bytes {
+            true => Err(PoolError::TooLarge { requested_bytes: size_bytes, device_bytes }),
+            false => Ok(()),
+        }
+    }
+}

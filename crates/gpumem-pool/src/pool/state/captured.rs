@@ -1,0 +1,98 @@
+//! The pool while streams capture: allocations that belong to a graph, and frees that a graph has a say in.
+
+use crate::backend::{Freed, Piece};
+use crate::config::ALIGNMENT_MIN;
+use crate::device::{Clocks, GRAPH_BIT, Part, Stream, StreamIndex};
+use crate::error::PoolError;
+use crate::pool::{Block, StateRef, graph_memory::rounded};
+use std::sync::Arc;
+
+impl StateRef {
+    /// An allocation on a stream that may be part of a capture, checked like any other; `None` if it is not.
+    pub(crate) fn alloc_captured(
+        self,
+        size_bytes: u64,
+        alignment: u64,
+        stream: &Stream,
+    ) -> Result<Option<Block>, PoolError> {
+        let Some(graph) = stream.captures_for()? else { return Ok(None) };
+        let memory = self.graph_memory();
+        let part = |address| {
+            let block = Block::new(self, Piece::new(address, 0, Piece::NO_CLASS), size_bytes, stream.id());
+            block.add_uses(GRAPH_BIT);
+            block
+        };
+        if alignment <= ALIGNMENT_MIN
+            && let Some(address) = memory.take_part(graph, self, size_bytes, stream.id())
+        {
+            return Ok(Some(part(address)));
+        }
+        let source = stream.source_of(graph)?;
+        let chunk = self.alloc_aligned(rounded(size_bytes), alignment, &source)?;
+        let address = chunk.address();
+        memory.add_chunk(graph, self, chunk, stream.id());
+        Ok(Some(part(address)))
+    }
+
+    /// A free while streams capture, or of a block that a graph uses. What is left to be freed in the usual way, if
+    /// anything. After `None` the pool may be gone.
+    pub(crate) fn free_captured(self, freed: Freed) -> Option<Freed> {
+        // The pool may end here, but not what its graphs are kept in.
+        let memory = Arc::clone(self.graph_memory());
+        let clocks = memory.clocks();
+        let is_noted = freed.uses & GRAPH_BIT != 0;
+        let graphs = if clocks.captures().is_open() { captures_of(clocks, &freed) } else { Vec::new() };
+        match (is_noted, graphs.is_empty()) {
+            (true, _) => memory.drop_noted(&graphs, self, freed),
+            (false, true) => Some(freed),
+            (false, false) => memory.keep(&graphs, self, freed),
+        }
+    }
+}
+
+impl Block {
+    /// A use while streams capture: if this one does, the memory stays for the graph.
+    #[cold]
+    pub(crate) fn note_use(&self, stream: &Stream) {
+        // The handle or the slot of a stream that this thread cannot use may belong to another stream by now.
+        if stream.check_usable().is_err() {
+            return;
+        }
+        let pool = self.state();
+        let memory = pool.graph_memory();
+        // A stream of another machine has no work with this block.
+        if !Arc::ptr_eq(stream.device().clocks(), memory.clocks()) {
+            return;
+        }
+        let (graph, slot) = match stream.captures_for() {
+            Ok(graph) => (graph, Some(stream.stream_index())),
+            // The driver did not answer, and the use may be part of a capture: the block is kept for the open one.
+            Err(_) => (stream.clocks().captures().capture_of(stream.stream_index(), true), None),
+        };
+        if let Some(graph) = graph
+            && self.size_bytes() > 0
+        {
+            self.add_uses(GRAPH_BIT);
+            memory.note_use(graph, self.address(), slot);
+        }
+    }
+}
+
+/// The captures that a block's streams are part of now.
+fn captures_of(clocks: &Clocks, freed: &Freed) -> Vec<u64> {
+    let slots = core::iter::once(freed.home.stream_index()).chain(clocks.used(freed.uses));
+    let mut graphs: Vec<u64> = slots.filter_map(|slot| capture_of(clocks, slot)).collect();
+    graphs.sort_unstable();
+    graphs.dedup();
+    graphs
+}
+
+fn capture_of(clocks: &Clocks, slot: StreamIndex) -> Option<u64> {
+    match clocks.own_part(slot) {
+        Some(Part::In(graph)) => Some(graph).filter(|graph| clocks.captures().knows(*graph)),
+        Some(Part::Broken) => clocks.captures().capture_of(slot, true),
+        Some(Part::Runs) => None,
+        // Another library's stream is not asked about in a call that does not name it.
+        None => clocks.captures().capture_of(slot, false),
+    }
+}

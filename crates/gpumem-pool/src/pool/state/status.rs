@@ -1,0 +1,65 @@
+//! What a pool says of itself, put together from its backend, its tags and its device.
+
+use super::State;
+use crate::backend::Source;
+use crate::device::StreamId;
+use crate::error::PoolError;
+use crate::stats::{Status, StreamUsage, TagSum, TagUsage};
+use gpumem_heap::counters::Counters;
+
+impl State {
+    pub(crate) fn status(&self) -> Result<Status, PoolError> {
+        let device = self.device.memory_info()?;
+        let reserved = self.backend.reserved()?;
+        let counts = self.backend.counts();
+        let in_use_peak_bytes = match &self.peak {
+            Some(peak) => peak.bytes().max(counts.in_use_bytes),
+            None => counts.in_use_peak_bytes,
+        };
+        let tag = |TagSum { name, counters, peak_bytes }: TagSum| TagUsage {
+            tag: (*name).into(),
+            in_use_bytes: counters.in_use_bytes(),
+            peak_bytes,
+            block_count: counters.block_count(),
+            allocation_count: counters.allocation_count(),
+        };
+        let tags = self.tags.sums().into_iter().map(tag).collect();
+        let mut streams = self.backend.streams();
+        streams.iter_mut().for_each(|(_, sum)| *sum = sum.shown());
+        streams.retain(|(_, sum)| sum.block_count() > 0);
+        let stream = |(stream, sum): (Option<StreamId>, Counters)| StreamUsage {
+            stream,
+            in_use_bytes: sum.in_use_bytes(),
+            block_count: sum.block_count(),
+        };
+        let streams = streams.into_iter().map(stream).collect();
+        let reserved_bytes = reserved.map_or(counts.in_use_bytes, |reserved| reserved.current_bytes);
+        Ok(Status {
+            backend: self.backend.kind(),
+            kind: self.setup.config.kind,
+            plain_segments: self.backend.has_plain_segments(),
+            device_name: self.device.name().into(),
+            device_ordinal: self.device.ordinal(),
+            in_use_bytes: counts.in_use_bytes,
+            reserved_bytes,
+            cached_bytes: reserved_bytes.saturating_sub(counts.in_use_bytes),
+            in_use_peak_bytes,
+            reserved_peak_bytes: reserved.map_or(in_use_peak_bytes, |reserved| reserved.peak_bytes),
+            record_bytes: reserved.map_or(0, |reserved| reserved.record_bytes),
+            block_count: counts.block_count,
+            allocation_count: counts.allocation_count,
+            hard_limit_bytes: self.limits.hard_bytes(),
+            soft_limit_bytes: self.limits.soft_bytes(),
+            device_used_bytes: device.total_bytes.saturating_sub(device.free_bytes),
+            device_total_bytes: device.total_bytes,
+            tags,
+            streams,
+        })
+    }
+
+    pub(crate) fn reset_peaks(&self) -> Result<(), PoolError> {
+        self.tags.reset_peaks();
+        self.peak.iter().for_each(|peak| peak.reset());
+        self.backend.reset_peaks()
+    }
+}

@@ -1,0 +1,157 @@
+//! Where the pages of unified memory are: [`Block::prefetch`] and [`Block::advise`].
+
+use crate::backend::Source;
+use crate::config::{BackendKind, MemoryKind};
+use crate::device::{Device, Stream};
+use crate::error::PoolError;
+use crate::pool::Block;
+use core::ops::Range;
+use gpumem_sys::types::{CUdevice, CUdeviceptr, CUmem_advise, CUresult};
+
+/// Where pages of unified memory can be.
+#[derive(Clone, Copy, Debug)]
+#[non_exhaustive]
+pub enum Location<'a> {
+    /// In the host's memory.
+    Host,
+    /// In a device's.
+    Device(&'a Device),
+}
+
+/// What to expect of some unified memory; see [`Block::advise`].
+#[derive(Clone, Copy, Debug)]
+#[non_exhaustive]
+pub enum Expectation<'a> {
+    /// It is mostly read, so that each reader may have a copy; or no more.
+    ReadMostly(bool),
+    /// It is best kept there, whoever uses it; or nowhere in particular.
+    PreferredLocation(Option<Location<'a>>),
+    /// It is used from there, so that a way to it is kept wherever it is; or no more.
+    AccessedBy(Location<'a>, bool),
+}
+
+impl Block {
+    /// Moves the pages of a part of the block (bytes from its start) to where they will be used, as work on `stream`: in
+    /// its order, without waiting here. Where a page is changes no contents. It counts as a use of the block on `stream`.
+    ///
+    /// ```
+    /// use gpumem_pool::{Device, Location, MemoryKind, Pool, Stream};
+    /// use gpumem_sim::SimConfig;
+    ///
+    /// let device = Device::new(&gpumem_sim::driver(SimConfig::new())?, 0)?;
+    /// let pool = Pool::builder(&device).kind(MemoryKind::Unified).build()?;
+    /// let stream = Stream::new(&device)?;
+    ///
+    /// let block = pool.alloc(4 << 20, &stream)?;
+    /// block.prefetch(0..1 << 20, Location::Device(&device), &stream)?;
+    /// assert!(block.prefetch(0..(4 << 20) + 1, Location::Host, &stream).is_err());
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// [`PoolError::NotWithKind`] unless it is unified memory; [`PoolError::OutOfBounds`]; [`PoolError::WrongDevice`] for a
+    /// stream or a device of another driver; [`PoolError::StreamRetired`], [`PoolError::WrongThread`];
+    /// [`PoolError::NotInCapture`] when the stream captures; or [`PoolError::Driver`] where the driver moves no pages.
+    pub fn prefetch(&self, part: Range<u64>, to: Location<'_>, stream: &Stream) -> Result<(), PoolError> {
+        let part = self.pages(part, "be prefetched")?;
+        // Before the use is recorded: a handle that means another stream here, or none any more, would get work that the free
+        // does not wait for.
+        let _call = stream.call()?;
+        self.check_machine(stream.device())?;
+        let Some((address, size)) = part else { return Ok(()) };
+        stream.check_runs("prefetching")?;
+        let to = self.place(to)?;
+        let _bound = stream.device().enter()?;
+        self.record_use(stream);
+        let driver = stream.device().driver();
+        // SAFETY: the block has these bytes; the stream is alive, its handle means it on this thread, its context is current,
+        // and the block's free will wait for it.
+        unsafe { driver.cuMemPrefetchAsync(address, size, to, stream.raw()) }.map_err(PoolError::from)
+    }
+
+    /// Says how a part of the block (bytes from its start) will be used. That changes nothing but times.
+    ///
+    /// It is about whole pages, which neighbouring blocks may share, and stays with them when the block is dropped: take back
+    /// what should not hold for the next one there.
+    ///
+    /// ```
+    /// use gpumem_pool::{BackendKind, Device, Expectation, MemoryKind, Pool, Stream};
+    /// use gpumem_sim::SimConfig;
+    ///
+    /// let device = Device::new(&gpumem_sim::driver(SimConfig::new())?, 0)?;
+    /// let pool = Pool::builder(&device).kind(MemoryKind::Unified).backend(BackendKind::None).build()?;
+    ///
+    /// let block = pool.alloc(4 << 20, &Stream::new(&device)?)?;
+    /// block.advise(0..4 << 20, Expectation::ReadMostly(true))?;
+    /// // … many devices read it …
+    /// block.advise(0..4 << 20, Expectation::ReadMostly(false))?;
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// As [`Block::prefetch`]; [`PoolError::NotWithBackend`] where the driver takes no advice on memory of its own pools
+    /// (`native`). That of CUDA 13.0 does not: it [documents](https://docs.nvidia.com/cuda/cuda-driver-api/group__CUDA__UNIFIED.html)
+    /// advice for memory of `cuMemAllocManaged` alone, which is what `caching` and `none` have.
+    pub fn advise(&self, part: Range<u64>, expectation: Expectation<'_>) -> Result<(), PoolError> {
+        let Some((address, size)) = self.pages(part, "be advised on")? else { return Ok(()) };
+        let own = Location::Device(self.device());
+        let (advice, place) = match expectation {
+            Expectation::ReadMostly(true) => (CUmem_advise::CU_MEM_ADVISE_SET_READ_MOSTLY, own),
+            Expectation::ReadMostly(false) => (CUmem_advise::CU_MEM_ADVISE_UNSET_READ_MOSTLY, own),
+            Expectation::PreferredLocation(Some(place)) => {
+                (CUmem_advise::CU_MEM_ADVISE_SET_PREFERRED_LOCATION, place)
+            }
+            Expectation::PreferredLocation(None) => {
+                (CUmem_advise::CU_MEM_ADVISE_UNSET_PREFERRED_LOCATION, own)
+            }
+            Expectation::AccessedBy(place, true) => (CUmem_advise::CU_MEM_ADVISE_SET_ACCESSED_BY, place),
+            Expectation::AccessedBy(place, false) => (CUmem_advise::CU_MEM_ADVISE_UNSET_ACCESSED_BY, place),
+        };
+        let place = self.place(place)?;
+        let _bound = self.device().enter()?;
+        // SAFETY: the block has these bytes, and its context is current.
+        let advised = unsafe { self.device().driver().cuMemAdvise(address, size, advice, place) };
+        advised.map_err(|error| match self.state().behind(self.piece()).0.backend().kind() {
+            backend @ BackendKind::Native if NOT_ADVISED.contains(&error.code()) => {
+                let what = "take advice on unified memory";
+                PoolError::NotWithBackend { backend, what, instead: "`caching` or `none`" }
+            }
+            _ => error.into(),
+        })
+    }
+
+    /// The address and size of a part; nothing if it is empty.
+    fn pages(&self, part: Range<u64>, what: &'static str) -> Result<Option<(CUdeviceptr, usize)>, PoolError> {
+        if self.kind() != MemoryKind::Unified {
+            return Err(PoolError::NotWithKind { kind: self.kind(), what, instead: "`unified`" });
+        }
+        let Range { start, end } = part;
+        if start > end || end > self.size_bytes() {
+            return Err(PoolError::OutOfBounds { start, end, size_bytes: self.size_bytes() });
+        }
+        Ok((start < end).then(|| (self.address() + start, (end - start) as usize)))
+    }
+
+    /// As the driver numbers devices, the host before them.
+    fn place(&self, location: Location<'_>) -> Result<CUdevice, PoolError> {
+        match location {
+            Location::Host => Ok(HOST),
+            Location::Device(device) => self.check_machine(device).map(|()| device.raw()),
+        }
+    }
+
+    fn check_machine(&self, device: &Device) -> Result<(), PoolError> {
+        match device.driver().is_same_machine(self.device().driver()) {
+            true => Ok(()),
+            false => Err(self.device().mismatch(device)),
+        }
+    }
+}
+
+/// What is said of memory that is not managed, as seen and as documented. The bytes and the place have been checked.
+const NOT_ADVISED: [CUresult; 2] = [CUresult::CUDA_ERROR_NOT_SUPPORTED, CUresult::CUDA_ERROR_INVALID_VALUE];
+
+/// The driver's number for the host.
+const HOST: CUdevice = -1;

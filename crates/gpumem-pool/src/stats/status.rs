@@ -1,0 +1,280 @@
+//! [`Status`]: what a pool says of itself, at one moment.
+
+use crate::config::{BackendKind, Bytes, MemoryKind, text::on_a_line};
+use core::fmt;
+use gpumem_heap::order::StreamId;
+
+/// A pool's numbers at one moment. Exact when no other thread is allocating or freeing meanwhile.
+///
+/// Printed, it reads:
+///
+/// ```text
+/// Effective GPU memory usage: 16.35% (2.575 GiB/15.744 GiB)
+/// Memory pool usage: 8.000 KiB (32.000 MiB reserved)
+/// Memory limit: hard = 4.000 GiB
+/// Memory pool backend: native on NVIDIA H200 (device 0)
+/// ```
+///
+/// Tags follow as a table. With `{:#}` there are peaks and counts behind the usage, and a table of streams at the end.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize))]
+#[non_exhaustive]
+pub struct Status {
+    /// Where the bytes come from.
+    pub backend: BackendKind,
+    /// Whose bytes they are.
+    pub kind: MemoryKind,
+    /// Whether the backend `caching` has its memory in plain segments, for want of virtual memory or because that was
+    /// asked for ([`PoolBuilder::plain_segments`](crate::PoolBuilder::plain_segments)).
+    pub plain_segments: bool,
+    /// The vendor's name of the device.
+    pub device_name: String,
+    /// The number that the driver counts the device by.
+    pub device_ordinal: u32,
+    /// In blocks that are alive.
+    pub in_use_bytes: u64,
+    /// Held from the device: blocks, and what is kept for reuse.
+    pub reserved_bytes: u64,
+    /// Kept for reuse, frees that the device has not reached yet included.
+    pub cached_bytes: u64,
+    /// The most that was ever in use, or since [`Pool::reset_peaks`](crate::Pool::reset_peaks). Exact with
+    /// [`PoolBuilder::exact_peaks`](crate::PoolBuilder::exact_peaks), and on `native` and `none`; else an upper bound:
+    /// `caching` counts all that its heap has handed out, which is never more than
+    /// [`reserved_peak_bytes`](Self::reserved_peak_bytes). Sizes are rounded up there, and what threads have freed and keep
+    /// at hand is among it: of blocks up to 1 MiB, no more in all than [`magazine_share`](crate::Dials::magazine_share) and
+    /// [`magazine_bytes_min`](crate::Dials::magazine_bytes_min) allow; of larger ones, the last four of each thread and
+    /// stream, and what [`large_share`](crate::Dials::large_share) lets them keep.
+    pub in_use_peak_bytes: u64,
+    /// The most that was ever reserved.
+    pub reserved_peak_bytes: u64,
+    /// Host memory of the heap's records: about 100 bytes for each block and each free stretch between blocks, 160 for each
+    /// piece of physical memory, 13 for each 2 MiB of addresses, 5 KiB for each stream and size of block, small or large.
+    /// Beside it, what threads keep at hand takes 6 KiB for each thread and stream, and 16 bytes for each such block.
+    pub record_bytes: u64,
+    /// Blocks that are alive, empty ones not counted.
+    pub block_count: u64,
+    /// Blocks ever handed out, empty ones not counted.
+    pub allocation_count: u64,
+    /// The most that blocks may hold together, if there is such a limit.
+    pub hard_limit_bytes: Option<u64>,
+    /// The reserve down to which cached memory is given back, if it has such a limit.
+    pub soft_limit_bytes: Option<u64>,
+    /// In use on the whole device, by anyone.
+    pub device_used_bytes: u64,
+    /// All the device has.
+    pub device_total_bytes: u64,
+    /// What has been allocated in scopes ([`Pool::scope`](crate::Pool::scope)), in the order of the first of each name.
+    pub tags: Vec<TagUsage>,
+    /// What blocks of each stream hold, of those that have any.
+    pub streams: Vec<StreamUsage>,
+}
+
+/// What the blocks of one tag come to.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize))]
+#[non_exhaustive]
+pub struct TagUsage {
+    /// The scopes' name.
+    pub tag: String,
+    /// In blocks that are alive.
+    pub in_use_bytes: u64,
+    /// The most that was ever in use, or since [`Pool::reset_peaks`](crate::Pool::reset_peaks). Exact if one thread allocates for
+    /// the tag and frees what has it, else off by up to 1 MiB for each thread.
+    pub peak_bytes: u64,
+    /// Blocks that are alive.
+    pub block_count: u64,
+    /// Blocks ever handed out.
+    pub allocation_count: u64,
+}
+
+/// What the blocks of one stream come to.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize))]
+#[non_exhaustive]
+pub struct StreamUsage {
+    /// Their home. Nothing stands for all streams that are gone.
+    pub stream: Option<StreamId>,
+    /// In blocks that are alive.
+    pub in_use_bytes: u64,
+    /// Blocks that are alive.
+    pub block_count: u64,
+}
+
+impl fmt::Display for Status {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let share = match self.device_total_bytes {
+            0 => 0.0,
+            total => 100.0 * self.device_used_bytes as f64 / total as f64,
+        };
+        let (used, total) = (Bytes(self.device_used_bytes), Bytes(self.device_total_bytes));
+        writeln!(f, "Effective GPU memory usage: {share:.2}% ({used}/{total})")?;
+        let (in_use, reserved) = (Bytes(self.in_use_bytes), Bytes(self.reserved_bytes));
+        writeln!(f, "Memory pool usage: {in_use} ({reserved} reserved)")?;
+        if f.alternate() {
+            let (in_use, reserved) = (Bytes(self.in_use_peak_bytes), Bytes(self.reserved_peak_bytes));
+            writeln!(f, "Memory pool peaks: {in_use} ({reserved} reserved)")?;
+            writeln!(f, "Memory pool blocks: {} (of {} ever)", self.block_count, self.allocation_count)?;
+        }
+        match (self.soft_limit_bytes.map(Bytes), self.hard_limit_bytes.map(Bytes)) {
+            (Some(soft), Some(hard)) => writeln!(f, "Memory limit: soft = {soft}, hard = {hard}")?,
+            (Some(soft), None) => writeln!(f, "Memory limit: soft = {soft}")?,
+            (None, Some(hard)) => writeln!(f, "Memory limit: hard = {hard}")?,
+            (None, None) => {}
+        }
+        let kind = match self.kind {
+            MemoryKind::Device => "",
+            MemoryKind::Unified => " of unified memory",
+            MemoryKind::Host => " of host memory",
+        };
+        let segments = if self.plain_segments { " (plain segments)" } else { "" };
+        write!(
+            f,
+            "Memory pool backend: {}{segments}{kind} on {} (device {})",
+            self.backend, self.device_name, self.device_ordinal
+        )?;
+        let tags = self.tags.iter().map(|tag| {
+            let bytes = [tag.in_use_bytes, tag.peak_bytes].map(|bytes| Bytes(bytes).to_string());
+            (on_a_line(&tag.tag), bytes, tag.block_count)
+        });
+        table(f, ["tag", "in use", "peak"], tags)?;
+        if f.alternate() {
+            let name =
+                |stream: &StreamUsage| stream.stream.map_or("gone".into(), |id| id.as_u64().to_string());
+            let streams = self
+                .streams
+                .iter()
+                .map(|stream| (name(stream), [Bytes(stream.in_use_bytes).to_string()], stream.block_count));
+            table(f, ["stream", "in use"], streams)?;
+        }
+        Ok(())
+    }
+}
+
+/// Nothing if there are no rows. The last column is of blocks.
+fn table<const HEADINGS: usize, const CELLS: usize>(
+    f: &mut fmt::Formatter<'_>,
+    headings: [&str; HEADINGS],
+    rows: impl Iterator<Item = (String, [String; CELLS], u64)>,
+) -> fmt::Result {
+    let rows: Vec<_> = rows.collect();
+    let (Some(widest), Some((title, headings))) =
+        (rows.iter().map(|(name, ..)| name.chars().count()).max(), headings.split_first())
+    else {
+        return Ok(());
+    };
+    let width = widest.max(title.len());
+    write!(f, "\n  {title:<width$}")?;
+    headings.iter().try_for_each(|heading| write!(f, " {heading:>14}"))?;
+    write!(f, " {:>8}", "blocks")?;
+    rows.iter().try_for_each(|(name, cells, block_count)| {
+        write!(f, "\n  {name:<width$}")?;
+        cells.iter().try_for_each(|cell| write!(f, " {cell:>14}"))?;
+        write!(f, " {block_count:>8}")
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn seeds_status() -> Status {
+        Status {
+            backend: BackendKind::Native,
+            kind: MemoryKind::Device,
+            plain_segments: false,
+            device_name: "Quadro RTX 5000".into(),
+            device_ordinal: 0,
+            in_use_bytes: 8 << 10,
+            reserved_bytes: 32 << 20,
+            cached_bytes: (32 << 20) - (8 << 10),
+            in_use_peak_bytes: 8 << 10,
+            reserved_peak_bytes: 32 << 20,
+            record_bytes: 0,
+            block_count: 1,
+            allocation_count: 1,
+            hard_limit_bytes: None,
+            soft_limit_bytes: None,
+            device_used_bytes: 2_764_885_200,
+            device_total_bytes: 16_904_991_277,
+            tags: Vec::new(),
+            streams: Vec::new(),
+        }
+    }
+
+    #[test]
+    fn it_reads_like_the_seed() {
+        let text = seeds_status().to_string();
+        let lines: Vec<&str> = text.lines().collect();
+        assert_eq!(lines[0], "Effective GPU memory usage: 16.36% (2.575 GiB/15.744 GiB)");
+        assert_eq!(lines[1], "Memory pool usage: 8.000 KiB (32.000 MiB reserved)");
+        assert_eq!(lines[2], "Memory pool backend: native on Quadro RTX 5000 (device 0)");
+        assert_eq!(lines.len(), 3);
+    }
+
+    #[test]
+    fn limits_are_named_where_there_are_any() {
+        let hard = Status { hard_limit_bytes: Some(4 << 30), ..seeds_status() };
+        assert!(hard.to_string().contains("\nMemory limit: hard = 4.000 GiB\n"));
+        let both = Status { soft_limit_bytes: Some(1 << 30), ..hard };
+        assert!(both.to_string().contains("\nMemory limit: soft = 1.000 GiB, hard = 4.000 GiB\n"));
+        let none = Status { in_use_bytes: 0, reserved_bytes: 0, device_total_bytes: 0, ..seeds_status() };
+        assert!(none.to_string().contains("Memory pool usage: 0 bytes (0 bytes reserved)"), "{none}");
+    }
+
+    fn with_usage() -> Status {
+        let tag = |tag: &str, in_use_bytes, block_count| TagUsage {
+            tag: tag.into(),
+            in_use_bytes,
+            peak_bytes: 2 * in_use_bytes,
+            block_count,
+            allocation_count: 9,
+        };
+        let stream = |stream, in_use_bytes| StreamUsage { stream, in_use_bytes, block_count: 1 };
+        Status {
+            tags: vec![tag("weights", 6 << 20, 4), tag("a", 2 << 10, 1)],
+            streams: vec![stream(None, 100), stream(Some(StreamId::from_u64(65_537)), 3 << 20)],
+            ..seeds_status()
+        }
+    }
+
+    #[test]
+    fn tags_are_a_table_and_peaks_and_streams_more_on_demand() {
+        let text = with_usage().to_string();
+        let lines: Vec<&str> = text.lines().skip(3).collect();
+        assert_eq!(
+            lines,
+            [
+                "  tag             in use           peak   blocks",
+                "  weights      6.000 MiB     12.000 MiB        4",
+                "  a            2.000 KiB      4.000 KiB        1",
+            ]
+        );
+        let text = format!("{:#}", with_usage());
+        let lines: Vec<&str> = text.lines().collect();
+        assert_eq!(
+            lines[2..4],
+            ["Memory pool peaks: 8.000 KiB (32.000 MiB reserved)", "Memory pool blocks: 1 (of 1 ever)"]
+        );
+        let lines: Vec<&str> = text.lines().skip(8).collect();
+        assert_eq!(
+            lines,
+            [
+                "  stream         in use   blocks",
+                "  gone        100 bytes        1",
+                "  65537       3.000 MiB        1",
+            ]
+        );
+    }
+
+    #[cfg(feature = "serde")]
+    #[test]
+    fn it_can_be_serialised() {
+        let value = serde_json::to_value(with_usage()).unwrap();
+        assert_eq!((&value["backend"], &value["kind"]), (&"native".into(), &"device".into()));
+        assert_eq!(value["device_total_bytes"], 16_904_991_277_u64);
+        assert_eq!((&value["tags"][1]["tag"], &value["tags"][1]["peak_bytes"]), (&"a".into(), &4096.into()));
+        assert_eq!(value["streams"][0]["stream"], serde_json::Value::Null);
+        assert_eq!(value["streams"][1]["stream"], 65_537);
+        assert_eq!(value["hard_limit_bytes"], serde_json::Value::Null);
+    }
+}

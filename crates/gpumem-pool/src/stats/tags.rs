@@ -1,0 +1,278 @@
+//! [`Tags`]: what blocks are for, as the scopes say that they are allocated in, and how much each tag has.
+//!
+//! A pool numbers its tags from 1; blocks outside of scopes have none, and pay nothing but a look at that. Every thread
+//! counts for itself, in a share for each pool and tag, which it finds in a small table; the pool lists them all. When a
+//! thread ends, its shares go to the next thread that counts for the same tag.
+
+mod names;
+mod share;
+
+pub(crate) use names::Names;
+pub(crate) use share::Share;
+
+use crate::error::Holder;
+use core::cell::{Cell, RefCell};
+use core::sync::atomic::{AtomicU64, Ordering};
+use gpumem_heap::counters::Counters;
+use share::Peak;
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+/// The tags of one pool.
+pub(crate) struct Tags {
+    /// Of no other pool, ever: by this threads find their shares.
+    serial: u64,
+    names: Arc<Names>,
+    book: Mutex<Book>,
+}
+
+#[derive(Default)]
+struct Book {
+    /// By tag.
+    shares: BTreeMap<u16, Vec<Arc<Share>>>,
+    peaks: BTreeMap<u16, Arc<Peak>>,
+    /// What threads counted that were past keeping shares.
+    elsewhere: BTreeMap<u16, Counters>,
+}
+
+/// What a tag has.
+#[derive(Clone)]
+pub(crate) struct TagSum {
+    pub(crate) name: Arc<str>,
+    pub(crate) counters: Counters,
+    /// The most bytes that it had, a little more or less where several threads count.
+    pub(crate) peak_bytes: u64,
+}
+
+impl Tags {
+    pub(crate) fn new() -> Self {
+        static NEXT: AtomicU64 = AtomicU64::new(1);
+        Self { serial: NEXT.fetch_add(1, Ordering::Relaxed), names: Arc::default(), book: Mutex::default() }
+    }
+
+    pub(crate) fn serial(&self) -> u64 {
+        self.serial
+    }
+
+    pub(crate) fn names(&self) -> &Arc<Names> {
+        &self.names
+    }
+
+    /// Lets `count` have this thread's share of a tag.
+    #[inline]
+    pub(crate) fn count(&self, tag: u16, count: impl FnOnce(&Share)) {
+        let near = NEAR.with(|near| near[place(self.serial, tag)].get());
+        if near.serial == self.serial && near.tag == tag {
+            // SAFETY: an entry stands in the table only while this thread's map keeps the share: what leaves the map, or
+            // the end of the thread, clears the table first.
+            return count(unsafe { &*near.share });
+        }
+        self.count_far(tag, count);
+    }
+
+    #[cold]
+    fn count_far(&self, tag: u16, count: impl FnOnce(&Share)) {
+        let kept = SHARES.try_with(|shares| shares.try_borrow_mut().ok().map(|mut kept| kept.get(self, tag)));
+        match kept.ok().flatten() {
+            Some(share) => {
+                let near = Near { serial: self.serial, tag, share: Arc::as_ptr(&share) };
+                NEAR.with(|table| table[place(self.serial, tag)].set(near));
+                count(&share);
+            }
+            None => {
+                let mut book = self.book();
+                let share = Share::new(book.peaks.entry(tag).or_default());
+                count(&share);
+                share.tell();
+                let sum = book.elsewhere.entry(tag).or_default();
+                *sum = *sum + share.counters();
+            }
+        }
+    }
+
+    /// A share that nobody has, for the calling thread.
+    fn adopt(&self, tag: u16) -> Arc<Share> {
+        let mut book = self.book();
+        let is_left = |share: &Share| {
+            share.is_owned.compare_exchange(false, true, Ordering::Acquire, Ordering::Relaxed).is_ok()
+        };
+        let Book { shares, peaks, .. } = &mut *book;
+        let shares = shares.entry(tag).or_default();
+        if let Some(share) = shares.iter().find(|share| is_left(share)) {
+            return Arc::clone(share);
+        }
+        let share = Arc::new(Share::new(peaks.entry(tag).or_default()));
+        shares.push(Arc::clone(&share));
+        share
+    }
+
+    /// What each tag has that was ever counted, in the order of their first scopes.
+    pub(crate) fn sums(&self) -> Vec<TagSum> {
+        let (names, book) = (self.names.all(), self.book());
+        let mut sums = vec![(Counters::default(), 0_u64); names.len() + 1];
+        for (tag, shares) in &book.shares {
+            let Some((sum, untold_bytes)) = sums.get_mut(usize::from(*tag)) else { continue };
+            for share in shares {
+                *sum = *sum + share.counters();
+                *untold_bytes = untold_bytes.wrapping_add(share.untold_peak_bytes());
+            }
+        }
+        for (tag, counters) in &book.elsewhere {
+            if let Some((sum, _)) = sums.get_mut(usize::from(*tag)) {
+                *sum = *sum + *counters;
+            }
+        }
+        let counted = book.peaks.iter().filter_map(|(tag, peak)| {
+            let (counters, untold_bytes) = *sums.get(usize::from(*tag))?;
+            let name = Arc::clone(names.get(usize::from(*tag).checked_sub(1)?)?);
+            Some(TagSum { name, counters: counters.shown(), peak_bytes: peak.bytes(untold_bytes) })
+        });
+        counted.collect()
+    }
+
+    /// From now on peaks are of what comes.
+    pub(crate) fn reset_peaks(&self) {
+        let book = self.book();
+        book.shares.values().flatten().for_each(|share| share.reset_peak());
+        book.peaks.values().for_each(|peak| peak.reset());
+    }
+
+    /// Those that hold most, for a report.
+    pub(crate) fn holders(&self) -> Vec<Holder> {
+        let mut sums = self.sums();
+        sums.retain(|sum| sum.counters.in_use_bytes() > 0);
+        sums.sort_by_key(|sum| core::cmp::Reverse(sum.counters.in_use_bytes()));
+        sums.truncate(HOLDER_COUNT_MAX);
+        let holder = |TagSum { name, counters, .. }: TagSum| Holder {
+            tag: (*name).into(),
+            in_use_bytes: counters.in_use_bytes(),
+            block_count: counters.block_count(),
+        };
+        sums.into_iter().map(holder).collect()
+    }
+
+    fn book(&self) -> MutexGuard<'_, Book> {
+        self.book.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+#[derive(Clone, Copy)]
+struct Near {
+    serial: u64,
+    tag: u16,
+    share: *const Share,
+}
+
+/// No pool has the serial 0.
+const NOTHING: Near = Near { serial: 0, tag: 0, share: core::ptr::null() };
+
+/// As many tags as a thread uses at a time without a longer look.
+const NEAR_COUNT: usize = 8;
+
+#[inline]
+fn place(serial: u64, tag: u16) -> usize {
+    serial.wrapping_mul(3).wrapping_add(u64::from(tag)) as usize % NEAR_COUNT
+}
+
+/// All shares of this thread.
+struct Kept {
+    shares: BTreeMap<(u64, u16), Arc<Share>>,
+    /// As many are looked through for those of pools that are gone.
+    due_count: usize,
+}
+
+impl Kept {
+    fn get(&mut self, tags: &Tags, tag: u16) -> Arc<Share> {
+        if let Some(share) = self.shares.get(&(tags.serial, tag)) {
+            return Arc::clone(share);
+        }
+        if self.shares.len() >= self.due_count {
+            forget_near();
+            // Those of pools that are gone are kept by nobody else.
+            self.shares.retain(|_, share| Arc::strong_count(share) > 1);
+            self.due_count = DUE_COUNT_MIN.max(2 * self.shares.len());
+        }
+        let share = tags.adopt(tag);
+        self.shares.insert((tags.serial, tag), Arc::clone(&share));
+        share
+    }
+}
+
+impl Drop for Kept {
+    fn drop(&mut self) {
+        forget_near();
+        self.shares.values().for_each(|share| share.is_owned.store(false, Ordering::Release));
+    }
+}
+
+fn forget_near() {
+    NEAR.with(|near| near.iter().for_each(|entry| entry.set(NOTHING)));
+}
+
+thread_local! {
+    static NEAR: [Cell<Near>; NEAR_COUNT] = const { [const { Cell::new(NOTHING) }; NEAR_COUNT] };
+    static SHARES: RefCell<Kept> = const { RefCell::new(Kept { shares: BTreeMap::new(), due_count: DUE_COUNT_MIN }) };
+}
+
+/// As few are not looked through.
+const DUE_COUNT_MIN: usize = 16;
+
+/// As many as a report names.
+const HOLDER_COUNT_MAX: usize = 5;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn sums(tags: &Tags) -> Vec<(String, u64, u64)> {
+        let sum = |TagSum { name, counters, .. }: TagSum| {
+            (name.to_string(), counters.in_use_bytes(), counters.block_count())
+        };
+        tags.sums().into_iter().map(sum).collect()
+    }
+
+    #[test]
+    fn threads_count_apart_and_leave_their_shares() {
+        let tags = Tags::new();
+        let tag = tags.names().number("a");
+        for _ in 0..3 {
+            std::thread::scope(|scope| {
+                scope.spawn(|| tags.count(tag, |share| share.count_out(100))).join().unwrap();
+                scope.spawn(|| tags.count(tag, |share| share.count_in(40)));
+            });
+        }
+        assert_eq!(sums(&tags), [("a".into(), 180, 0)]);
+        assert!(tags.book().shares.values().flatten().count() < 6, "nobody takes what is left");
+    }
+
+    #[test]
+    fn pools_that_are_gone_leave_nothing() {
+        let count = |tags: &Tags| tags.count(tags.names().number("a"), |share| share.count_out(1));
+        let kept = || SHARES.with(|shares| shares.borrow().shares.len());
+        (0..100).for_each(|_| count(&Tags::new()));
+        assert!(kept() <= DUE_COUNT_MIN);
+    }
+
+    #[test]
+    fn a_thread_past_its_destructors_counts_too() {
+        struct Late(Arc<Tags>);
+        impl Drop for Late {
+            fn drop(&mut self) {
+                self.0.count(1, |share| share.count_out(7));
+            }
+        }
+        thread_local!(static LATE: RefCell<Option<Late>> = const { RefCell::new(None) });
+        let tags = Arc::new(Tags::new());
+        tags.names().number("a");
+        std::thread::spawn({
+            let tags = Arc::clone(&tags);
+            move || {
+                LATE.with(|late| *late.borrow_mut() = Some(Late(Arc::clone(&tags))));
+                tags.count(1, |share| share.count_out(7));
+            }
+        })
+        .join()
+        .unwrap();
+        assert_eq!(sums(&tags), [("a".into(), 14, 2)]);
+    }
+}
