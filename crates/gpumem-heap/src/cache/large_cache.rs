@@ -119,6 +119,7 @@ impl LargeCache {
     }
 
     /// The index of the smallest block that is large enough, within the allowed excess.
+    #[inline]
     fn nearest(&self, size_bytes: u64) -> Option<usize> {
         if !self.keeps() {
             return None;
@@ -130,6 +131,7 @@ impl LargeCache {
         (excess <= u32::from(self.retention.excess_steps)).then_some(place as usize)
     }
 
+    #[inline]
     fn remove(&mut self, place: usize) -> Option<LargeBlock> {
         let last = self.list.pop()?;
         let end = self.list.len();
@@ -164,6 +166,7 @@ impl LargeCache {
     }
 
     /// True if blocks are retained. Then a block may be larger than the request.
+    #[inline]
     pub(super) fn keeps(&self) -> bool {
         self.retention.keep_bytes > 0
     }
