@@ -26,7 +26,7 @@ impl Heap {
                 self.check_memory(index, *id, record)?;
                 if record.kind == Kind::Live {
                     expect(self.allows(index, record.start, record.size_bytes), || {
-                        format!("record {id} is cut from a segment that is kept whole")
+                        format!("record {id} lies in a segment that must not be split")
                     })?;
                     live_count += 1;
                     live_bytes += record.size_bytes;
@@ -38,15 +38,15 @@ impl Heap {
             record_count += ids.len();
         }
         expect(record_count == self.records.count(), || {
-            format!("{record_count} records tile, {} exist", self.records.count())
+            format!("{record_count} records are part of a space, {} exist", self.records.count())
         })?;
         expect(live_bytes == self.used_bytes, || {
             format!("{live_bytes} bytes are live, {} counted", self.used_bytes)
         })?;
-        expect(self.used_bytes <= self.used_peak_bytes, || "more is used than ever".into())?;
+        expect(self.used_bytes <= self.used_peak_bytes, || "used_bytes exceeds its peak".into())?;
         for (set, count) in self.records.sets.shares().filter(|(_, count)| *count > 0) {
             expect(shares.get(&set) == Some(&count), || {
-                format!("set {set:?} is counted {count} times, carried {:?}", shares.get(&set))
+                format!("set {set:?} has {count} references, {:?} records carry it", shares.get(&set))
             })?;
         }
         self.check_free_va_ranges()?;
@@ -61,17 +61,17 @@ impl Heap {
             let mut place = 0;
             for (slot, count) in self.pages.free_va_ranges(index).iter() {
                 expect(slot >= place && count > 0, || {
-                    format!("free_range {slot} of space {index} should be part of another")
+                    format!("free range {slot} of space {index} touches another")
                 })?;
                 place = slot + count + 1;
                 expect(slot + count <= end, || {
-                    format!("free_range {slot} lies behind the end of space {index}")
+                    format!("free range {slot} lies behind the end of space {index}")
                 })?;
                 let mapped = (slot..slot + count).find(|slot| {
                     self.pages.mapping_at(index, *slot).is_some() || self.is_resident(index, *slot)
                 });
                 expect(mapped.is_none(), || {
-                    format!("slot {mapped:?} of space {index} is mapped and a free_range")
+                    format!("slot {mapped:?} of space {index} is mapped and in a free range")
                 })?;
             }
         }
@@ -116,9 +116,11 @@ impl Heap {
         expect(reserved_bytes == self.pages.reserved_bytes, || {
             format!("{reserved_bytes} bytes of handles, {} counted", self.pages.reserved_bytes)
         })?;
-        expect(self.lost.check(), || "the sum of what the driver would not take back".into())?;
-        expect(self.segments.iter().all(Segments::is_consistent), || "segments touch, or their sum".into())?;
-        expect(self.reserved_bytes() <= self.reserved_peak_bytes, || "more is reserved than ever".into())
+        expect(self.lost.check(), || "the size of lost handles is wrong".into())?;
+        expect(self.segments.iter().all(Segments::is_consistent), || {
+            "segments touch, or their size is wrong".into()
+        })?;
+        expect(self.reserved_bytes() <= self.reserved_peak_bytes, || "reserved_bytes exceeds its peak".into())
     }
 
     /// Checks that each byte of a page with several mappings is resident in one of them.
@@ -183,15 +185,17 @@ fn check_tiling(index: usize, space: &Space, records: &Records) -> Result<Vec<u3
     let (mut place, mut prev) = (0, NONE);
     let mut starts = vec![NONE; (space.end() >> PAGE_SHIFT) as usize];
     for id in &ids {
-        let record = records.get(*id).ok_or_else(|| format!("record {id} tiles and is unused"))?;
+        let record = records.get(*id).ok_or_else(|| format!("record {id} is part of a space and unused"))?;
         expect(record.start == place && record.size_bytes > 0, || {
             format!("record {id} starts at {}, not {place}", record.start)
         })?;
         expect(usize::from(record.space) == index, || format!("record {id} is of another space"))?;
         expect(record.prev == prev, || format!("record {id} follows {}, not {prev}", record.prev))?;
-        expect(prev == NONE || records[prev].next == *id, || format!("record {prev} doesn't know {id}"))?;
+        expect(prev == NONE || records[prev].next == *id, || {
+            format!("the next of record {prev} is not {id}")
+        })?;
         expect(prev == NONE || !records[prev].joins(record), || {
-            format!("records {prev} and {id} should be one")
+            format!("records {prev} and {id} should be merged")
         })?;
         let first = &mut starts[(record.start >> PAGE_SHIFT) as usize];
         *first = if *first == NONE { *id } else { *first };
@@ -211,13 +215,13 @@ fn check_lists(index: usize, space: &Space, records: &Records, ids: &[u32]) -> R
     let mut listed = 0;
     for (owner, fit) in space.fits_by_owner() {
         expect(fit.is_consistent(records), || {
-            format!("lists of owner {owner} in space {index}: the bits are wrong")
+            format!("lists of owner {owner} in space {index}: the bitmaps are wrong")
         })?;
         for id in fit.ids(records, 0) {
             listed += 1;
             let record = records.get(id).ok_or_else(|| format!("record {id} is listed and unused"))?;
             expect(record.kind == Kind::Free && record.owner.index() == owner, || {
-                format!("record {id} is in another's list")
+                format!("record {id} is in another owner's list")
             })?;
             expect(listed <= free, || format!("space {index} lists more than {free} records"))?;
         }

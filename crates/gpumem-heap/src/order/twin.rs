@@ -5,21 +5,21 @@ use super::{Order, Stamp, StreamId, StreamIndex};
 use proptest::prelude::*;
 use std::collections::BTreeSet;
 
-/// What a program does, by stream. A stream queues an operation of its own before each stamp and each mark, so that the
-/// two can't coincide: there the numbers are coarser than the sets, on the safe side.
+/// The steps of a program, by stream. A stream queues an operation of its own before each stamp and each marker, so that the two
+/// differ: in between the numbers are coarser than the sets, on the safe side.
 #[derive(Clone, Debug)]
 enum Step {
-    /// Something is freed on the stream.
+    /// A block is freed on the stream.
     Stamp(u16),
     /// An event is recorded.
     Mark(u16),
-    /// The stream waits for one of the events, and the driver agrees or not.
+    /// The stream waits for an event; the driver accepts or refuses.
     Wait(u16, usize, bool),
-    /// One of the events has been passed.
+    /// An event is complete.
     Seen(usize),
     /// The host waits for the stream.
     Finish(u16),
-    /// The stream ends, is waited for, and another gets its index.
+    /// The stream ends, the host waits for it, and another stream gets its index.
     Replace(u16),
 }
 
@@ -29,7 +29,7 @@ type Set = BTreeSet<Operation>;
 /// Everything that is ordered before, written out.
 #[derive(Default)]
 struct Twin {
-    /// For each index, all that comes before its stream's next operation.
+    /// For each stream, all operations before its next operation.
     before: [Set; STREAM_COUNT as usize],
     complete: Set,
     operation_count: u32,

@@ -34,7 +34,7 @@ impl Lifetime {
 
     /// Closes the count after the last handle, with the number of blocks that the backend had counted and that are alive. Returns
     /// true if no block is left.
-    #[must_use = "who is told so ends the state"]
+    #[must_use = "if true, the caller ends the state"]
     pub fn close(&self, alive: u64) -> bool {
         self.remaining.fetch_add(alive, Ordering::Relaxed);
         self.take(OPEN)
@@ -47,7 +47,7 @@ impl Lifetime {
 
     /// Counts the free of a block that the backend does not count, or no longer counts. Returns true if it was the last; if not,
     /// the state may be gone by the time this returns.
-    #[must_use = "who is told so ends the state"]
+    #[must_use = "if true, the caller ends the state"]
     pub fn count_off(&self) -> bool {
         self.take(1)
     }

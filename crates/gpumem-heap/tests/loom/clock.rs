@@ -1,4 +1,4 @@
-//! The clocks: what a yes means to who reads it.
+//! The clocks: what a `true` guarantees to its reader.
 
 use gpumem_heap::order::{Epochs, Order, Stamp, StreamId, StreamIndex};
 use loom::sync::atomic::{AtomicBool, Ordering};
@@ -16,7 +16,7 @@ const THIRD: StreamIndex = StreamIndex(3);
 fn clocks() -> Arc<Epochs> {
     let epochs = Arc::new(Epochs::new());
     epochs.open(stream());
-    // The model knows atomics only where it sees that they were made: before the threads.
+    // The model knows only atomics that were made before its threads.
     for slot in [SLOT, OTHER, THIRD] {
         epochs.raise_order(slot, &[Stamp::new(slot, 0)]);
         epochs.stamp(slot);
@@ -24,8 +24,8 @@ fn clocks() -> Arc<Epochs> {
     epochs
 }
 
-/// A thread queues work and stamps it; another makes a mark. A stamp that the mark covers was taken when the work was
-/// queued before the mark.
+/// A thread queues work and takes its stamp; another makes a marker. If the marker covers the stamp, the work was queued before the
+/// marker.
 #[test]
 fn a_mark_covers_the_work_behind_every_stamp_that_it_closes() {
     loom::model(|| {
@@ -47,7 +47,7 @@ fn a_mark_covers_the_work_behind_every_stamp_that_it_closes() {
     });
 }
 
-/// Who sees that a stamp is ordered before a stream queues there behind the wait.
+/// A thread that reads that a stamp is ordered before a stream queues its work there behind the wait.
 #[test]
 fn an_order_that_is_seen_has_been_queued() {
     loom::model(|| {
@@ -68,7 +68,7 @@ fn an_order_that_is_seen_has_been_queued() {
     });
 }
 
-/// Two marks at once: each closes an epoch of its own, and what was known of a third stream goes along with both.
+/// Two markers at once: each closes an epoch of its own, and both carry what was known of a third stream.
 #[test]
 fn marks_made_at_once_close_different_epochs() {
     loom::model(|| {
@@ -86,8 +86,8 @@ fn marks_made_at_once_close_different_epochs() {
     });
 }
 
-/// A stream has ended; its last mark is passed, and its slot goes to another, while a block of the former is dropped:
-/// that block's stamp is complete only once the work is, and work of the new stream is not.
+/// A stream has ended, its last marker is complete, and its index passes to another stream, while a block of the former is dropped:
+/// that block's stamp is complete only once its work is, and work of the new stream is not.
 #[test]
 fn a_slot_that_goes_to_another_stream_misleads_nobody() {
     loom::model(|| {

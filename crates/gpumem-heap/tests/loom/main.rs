@@ -1,5 +1,5 @@
-//! The lock of a thread's magazines, the order of a stamp behind the pieces that it covers, the clocks, and the end of a pool, in every
-//! interleaving that the memory model allows. Compiled with `--cfg gpumem_loom` only.
+//! The lock of a thread's magazines, the order of a stamp behind the blocks that it covers, the clocks, and the end of a pool, in
+//! every interleaving that the memory model allows. Compiled with `--cfg gpumem_loom` only.
 
 #![cfg(gpumem_loom)]
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
@@ -12,14 +12,14 @@ use loom::sync::Arc;
 use loom::sync::atomic::{AtomicU64, Ordering};
 use loom::thread;
 
-/// The owner's way to the value; one thread of a test is it, at any time.
+/// The owner's access to the value; at any time one thread of a test is the owner.
 #[allow(unsafe_code)]
 fn own<T, R>(locked: &BiasedLock<T>, work: impl FnOnce(&mut T) -> R) -> Option<R> {
     // SAFETY: each test has one thread that calls this, and others only when that has ended.
     unsafe { locked.own(work) }
 }
 
-/// The same without waiting.
+/// The owner's access without waiting.
 #[allow(unsafe_code)]
 fn try_own<T, R>(locked: &BiasedLock<T>, work: impl FnOnce(&mut T) -> R) -> Option<R> {
     // SAFETY: as in `own`.
@@ -34,7 +34,7 @@ fn close<T, R>(locked: &BiasedLock<T>, work: impl FnOnce(&mut T) -> R) -> Option
     revoke_all([((), locked)]).pop().map(|((), revoked)| revoked.close(work))
 }
 
-/// An owner and another at one value.
+/// An owner and another thread at one value.
 fn an_owner_and_another() {
     loom::model(|| {
         let pair = Arc::new(BiasedLock::new((0, 0)));
@@ -61,7 +61,7 @@ fn nobody_sees_half_a_change() {
     an_owner_and_another();
 }
 
-/// Loom sees two threads at one value.
+/// Loom reports two threads at one value.
 #[test]
 #[should_panic(expected = "Causality violation")]
 fn without_the_light_barrier_both_are_at_the_value() {
@@ -92,7 +92,7 @@ fn one_barrier_does_for_several() {
     });
 }
 
-/// A value goes from one owner to the next while another takes it away for a moment.
+/// A value passes from one owner to the next while another thread revokes it for a moment.
 #[test]
 fn an_owner_after_another() {
     loom::model(|| {
@@ -126,8 +126,8 @@ fn what_was_put_in_before_the_close_is_found_by_the_close_and_nothing_comes_late
     });
 }
 
-/// A thread queues work and then puts a piece in; another ticks: it opens an epoch, then records an event, which covers
-/// what is queued by then. Whoever takes the piece out and then reads the epoch has a stamp whose event covers the work.
+/// A thread queues work and then puts a block in; another makes a marker: it opens an epoch, then records an event, which covers
+/// what is queued by then. A thread that takes the block out and then reads the epoch has a stamp whose event covers the work.
 #[test]
 fn a_stamp_read_after_the_piece_has_left_covers_the_work_before_its_free() {
     loom::model(|| {

@@ -1,15 +1,15 @@
-//! The end of a pool: after all that anybody does to it, and once.
+//! The end of a pool comes once, after everything that threads did to it.
 
 use gpumem_heap::sync::Lifetime;
 use loom::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use loom::sync::{Arc, Mutex};
 use loom::thread;
 
-/// A pool with a backend that counts: blocks alive, until it is closed.
+/// A pool with a backend that counts live blocks until it is closed.
 struct Pool {
     lifetime: Lifetime,
     backend: Mutex<Option<u64>>,
-    /// Written by each before he counts, with no order of its own.
+    /// Written by each thread before it counts, with no order of its own.
     touched: [AtomicBool; 3],
     end_count: AtomicU64,
 }
@@ -55,7 +55,7 @@ impl Pool {
     }
 }
 
-/// Three threads have more orders than there is time for: those in which a thread is interrupted three times at most.
+/// Three threads have more orders than there is time for: only those in which a thread is interrupted three times at most.
 fn model(body: impl Fn() + Send + Sync + 'static) {
     let mut builder = loom::model::Builder::new();
     builder.preemption_bound = Some(3);

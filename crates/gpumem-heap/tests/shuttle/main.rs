@@ -1,5 +1,5 @@
-//! Magazines, depot and drain under many random schedules: no block is lost, none is in two hands, and no more is held than
-//! the cap allows. Compiled with `--cfg gpumem_shuttle` only. The test `climbs` of the pool has the whole pool.
+//! Magazines, depot and drain under many random schedules: no block is lost, none has two holders, and no more is held than the cap
+//! allows. Compiled with `--cfg gpumem_shuttle` only. The test `climbs` of the pool covers the whole pool.
 
 #![cfg(gpumem_shuttle)]
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
@@ -15,8 +15,7 @@ const SCHEDULES: usize = 100;
 const PAUSES: usize = 4;
 const CAP_BYTES: u64 = 128 << 10;
 
-/// Runs a body under many random schedules, and under others in which threads stand still for long. A failure prints the
-/// schedule's seed.
+/// Runs a body under many random schedules, and under others in which threads pause for long. A failure prints the schedule's seed.
 fn check(body: fn()) {
     run(RandomScheduler::new(SCHEDULES), body);
     run(PctScheduler::new(PAUSES, SCHEDULES), body);
@@ -24,12 +23,12 @@ fn check(body: fn()) {
 
 fn run(scheduler: impl Scheduler + 'static, body: impl Fn() + Send + Sync + 'static) {
     let mut config = shuttle::Config::new();
-    // A pool is built on the stack before it is moved.
+    // The caches are built on the stack before they are moved.
     config.stack_size = 1 << 20;
     shuttle::Runner::new(scheduler, config).run(body);
 }
 
-/// The heap behind the pool: it has everything, and knows which blocks are in somebody's hands.
+/// The heap behind the caches: it never runs out, and knows which blocks are held.
 struct World {
     pool: ThreadCaches<u64>,
     next_record: AtomicU32,
@@ -81,7 +80,7 @@ impl World {
         self.back.lock().unwrap().extend(spill);
     }
 
-    /// Everything that was ever handed out is back, once.
+    /// Checks that every block that was ever handed out is back, once.
     fn check_all_back(&self) {
         self.drain();
         assert_eq!(self.pool.granted_bytes(), 0);
@@ -91,13 +90,13 @@ impl World {
         assert_eq!(records, (0..self.next_record.load(Ordering::SeqCst)).collect::<Vec<_>>());
     }
 
-    /// What the heap handed out it would have counted itself.
+    /// Blocks that the heap handed out; a real heap would have counted them.
     fn heap_count(&self) -> u64 {
         u64::from(self.next_record.load(Ordering::SeqCst))
     }
 }
 
-/// The calling thread's view of a cache that it has adopted.
+/// The calling thread's access to a cache that it has adopted.
 #[allow(unsafe_code)]
 fn own(cache: &ThreadCache) -> OwnerGuard<'_> {
     // SAFETY: each thread here uses the caches that it has adopted itself, until it hands them over.
@@ -152,7 +151,7 @@ fn a_producer_and_a_consumer() {
     });
 }
 
-/// What is freed while the pool closes is counted by the close or refused, never both and never neither.
+/// A free during the close is counted by the close or refused, never both and never neither.
 #[test]
 fn frees_while_the_front_closes() {
     check(|| {
@@ -179,7 +178,7 @@ fn frees_while_the_front_closes() {
     });
 }
 
-/// One thread's caches go to the next, with what is in them.
+/// A thread's caches pass to the next thread, with their blocks.
 #[test]
 fn threads_that_come_and_go() {
     check(|| {

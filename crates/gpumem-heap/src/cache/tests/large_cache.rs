@@ -1,4 +1,4 @@
-//! [`LargeCache`]: what is handed out again, and what leaves for the heap.
+//! [`LargeCache`]: which blocks are handed out again, and which leave for the heap.
 
 use crate::block::HeapBlock;
 use crate::cache::large_cache::{CLOSE_STEPS, LOOSE_STEPS, LargeBlock, LargeCache, Retention, SizeStep};
@@ -29,7 +29,7 @@ fn the_block_that_went_out_last_comes_out_again_if_it_came_back_last() {
         assert_eq!(recent.take(64), None);
         assert!(recent.put(large(3, 64)));
     }
-    // Another of the same size was freed since: where a block goes is the heap's to say.
+    // Another block of this size was freed since: the heap decides where the request is placed.
     assert!(recent.put(large(4, 64)));
     assert_eq!(recent.take(64), None);
 }
@@ -90,7 +90,7 @@ fn a_set_keeps_no_more_than_it_was_told() {
     assert_eq!(left, [0, 1, 2]);
     assert!((10..13).all(|record| recent.put(large(record, 10 * MIB))));
     assert!(!recent.put(large(13, 10 * MIB)) && !recent.put(large(14, u64::MAX)));
-    // And no more than it can look through.
+    // The number of blocks is limited by what a search can read.
     recent.note_out(99, loosely(u64::MAX));
     let put = (100..999).take_while(|record| recent.put(large(*record, 2 * MIB))).count();
     assert_eq!(recent.as_slice().len(), 10 + put);

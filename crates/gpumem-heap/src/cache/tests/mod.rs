@@ -1,5 +1,5 @@
-//! Tests of the pool's parts. They are not in the parts' files because the models in `tests/loom` and `tests/shuttle`
-//! compile those over other threads, outside of which they can't run.
+//! Tests of the thread caches' parts. They lie here because the models in `tests/loom` and `tests/shuttle` compile the parts over
+//! other threads, which these tests cannot use.
 
 mod budget;
 mod counters;
@@ -11,7 +11,7 @@ mod thread_caches;
 
 use super::thread_cache::{OwnerGuard, ThreadCache};
 
-/// The test's view of a cache of its own.
+/// The test's access to a cache that it owns.
 #[allow(unsafe_code)]
 fn own(cache: &ThreadCache) -> OwnerGuard<'_> {
     // SAFETY: a test uses each of its caches on one thread, and not within the work that it gives to a view.

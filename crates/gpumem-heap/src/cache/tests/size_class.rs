@@ -3,7 +3,7 @@
 use crate::size_class::SizeClass;
 use proptest::prelude::*;
 
-/// The naive twin: the first class, counted upwards, that the request fits in.
+/// The naive twin: the first class, counted upwards, that fits the request.
 fn first_fit(size_bytes: u64) -> Option<SizeClass> {
     let mut classes = (0..).map_while(SizeClass::at);
     classes.find(|class| class.size_bytes() >= size_bytes).filter(|_| size_bytes > 0)

@@ -41,7 +41,7 @@ fn nothing_goes_in_beyond_the_allowance() {
     assert!(!own(&cache).put(class(256), 256, block(9)));
     assert_eq!(own(&cache).take(class(4096), 4096), Some(block(1)));
     own(&cache).with(|magazines| magazines.make_space(class(256))).unwrap();
-    // What left makes room for others of the same bytes together.
+    // The blocks that left make room for others of equal size.
     assert!(own(&cache).put(class(256), 256, block(9)));
     assert_eq!(own(&cache).with(|magazines| magazines.room_bytes()), Some(4096 - 256));
     assert_eq!(own(&cache).with(|magazines| magazines.held_bytes()), Some(256));
@@ -61,7 +61,7 @@ fn a_full_stack_gives_up_its_older_half_with_the_allowance() {
     assert_eq!(own(&cache).with(|magazines| magazines.held_bytes()), Some(8 << 20));
 }
 
-/// A batch need not be full, so a stack may come to any length.
+/// A batch need not be full, so a stack may have any length.
 #[test]
 fn a_stack_that_is_a_little_short_of_its_longest_grows_by_that_little() {
     let largest = class(1 << 20);
@@ -124,7 +124,7 @@ fn only_one_thread_adopts_what_another_left() {
     assert!(!cache.adopt());
 }
 
-/// The owner hands out and takes back, while another takes all away again and again.
+/// The owner takes and puts, while another thread removes everything again and again.
 #[test]
 fn an_owner_and_a_drainer_lose_nothing() {
     let cache = filled(class(256), 4);
@@ -145,7 +145,7 @@ fn an_owner_and_a_drainer_lose_nothing() {
         let mut next = 5;
         while !drainer.is_finished() {
             for _ in 0..count {
-                // It fails while the other is at the cache, and when all is gone.
+                // Fails while the other thread has revoked the cache, and when it is empty.
                 let block = cache.take(class(256), 256).unwrap_or_else(|| {
                     next += 1;
                     block(next - 1)
@@ -167,7 +167,7 @@ fn an_owner_and_a_drainer_lose_nothing() {
     });
 }
 
-/// What is told of the records' host memory ([`Status::record_bytes`](crate::Status::record_bytes)).
+/// The host memory of a cache, which the pool reports as `Status::record_bytes`.
 #[test]
 fn a_set_takes_six_kibibytes() {
     assert!(size_of::<ThreadCache>() <= 6 << 10, "{}", size_of::<ThreadCache>());

@@ -12,7 +12,7 @@ fn class(size_bytes: u64) -> SizeClass {
     SizeClass::of(size_bytes).unwrap()
 }
 
-/// A pool over a heap that has everything: records are numbers, stamps say on which stream a block was freed.
+/// Thread caches over a heap that never runs out: records are numbers, stamps name the stream on which a block was freed.
 struct World {
     pool: ThreadCaches<u64>,
     caches: Vec<Arc<ThreadCache>>,
@@ -187,7 +187,7 @@ fn step() -> impl Strategy<Value = Step> {
 proptest! {
     #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::with_cases(64) })]
 
-    /// The naive twin is a list of what is live: everything else must come back in a drain, once.
+    /// The naive twin is a list of live blocks: everything else must come back in a drain, once.
     #[test]
     fn no_piece_is_lost_or_handed_out_twice(steps in prop::collection::vec(step(), 1..400)) {
         let mut world = World::new(1 << 20, [0, 1, 2].iter().flat_map(|stream| [10 + stream; 2]));

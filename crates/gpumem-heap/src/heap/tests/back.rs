@@ -1,4 +1,4 @@
-//! What the heap gives back.
+//! What the heap releases.
 
 use super::super::Request;
 use super::pair::{Pair, Step};
@@ -71,7 +71,7 @@ fn what_was_reserved_ahead_is_the_heaps_own_and_there() {
     assert_eq!(pair.heap.keepable_bytes(), ahead_bytes / 1000 * 1000);
     pair.heap.trim(0, &pair.known, &mut pair.driver).unwrap();
     assert_eq!(pair.heap.keepable_bytes(), 0);
-    // Whatever it grows to from here on, somebody needed.
+    // All growth from here on was needed.
     let requests =
         [3, 5].map(|mib| Request { size_bytes: mib << 20, alignment: 256, stream: StreamIndex(0) });
     let blocks = requests.map(|request| pair.climb(&request).unwrap());

@@ -1,10 +1,10 @@
-//! Naive clocks: who knows what of whom.
+//! Naive clocks: which stream knows what of which other stream.
 
 use crate::order::{Order, Stamp, StreamIndex};
 
 pub(super) const STREAMS: usize = 3;
 
-/// What the clocks would say: epochs, of each stream what each knows of the others, and what is complete.
+/// What clocks would tell: epochs, what each stream knows of the others, and what is complete.
 #[derive(Default)]
 pub(super) struct Known {
     pub(super) epoch: [u64; STREAMS],
@@ -13,7 +13,7 @@ pub(super) struct Known {
 }
 
 impl Known {
-    /// A stream waits for another, and so for what that has waited for.
+    /// A stream waits for another, and so for everything that the other has waited for.
     pub(super) fn wait(&mut self, waiter: usize, on: usize) {
         let seen = self.ordered[on];
         for (mine, seen) in self.ordered[waiter].iter_mut().zip(seen) {

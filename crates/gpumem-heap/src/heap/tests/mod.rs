@@ -24,7 +24,7 @@ fn a_program_that_repeats_itself_asks_the_driver_no_more() {
     let layers: Vec<u64> = (0..24_u64).map(|i| ((i * i * 37) % 23 + 1) << 20).collect();
     let mut mapped = Vec::new();
     for _ in 0..16 {
-        // Forwards, what each layer makes is kept; backwards, each is used for something smaller, and let go.
+        // Forwards, the blocks of each layer are kept; backwards, each is used for something smaller, and freed.
         let mut kept = Vec::new();
         for layer_bytes in &layers {
             let scratch = take(&mut pair, layer_bytes * 2);

@@ -1,4 +1,4 @@
-//! A heap beside naive twins: a driver, clocks, and a list of who used which physical bytes last.
+//! A heap beside naive twins: a driver, clocks, and a list of the last uses of physical bytes.
 
 use super::super::fit::UNIT_BYTES;
 use super::super::space::PAGE_BYTES;
@@ -17,7 +17,7 @@ pub(super) enum Step {
         alignment: u64,
         stream: usize,
     },
-    /// Which of the live ones; how many streams used it; whether all that is known to be complete.
+    /// Which live block; how many streams used it; whether all its uses are known to be complete.
     Give {
         index: usize,
         uses: usize,
@@ -64,7 +64,7 @@ pub(super) struct Pair {
     pub(super) driver: Twin,
     pub(super) known: Known,
     pub(super) live: Vec<(HeapBlock, u64, usize)>,
-    /// The host uses what is handed out.
+    /// The blocks are for the host.
     pub(super) is_for_host: bool,
     /// The most that may be reserved.
     pub(super) limit_bytes: u64,
@@ -137,7 +137,7 @@ impl Pair {
     }
 
     fn take(&mut self, size_bytes: u64, alignment: u64, stream: usize) {
-        // A heap of segments leaves other alignments to its caller.
+        // Other alignments than that of a segment are the caller's business.
         let alignment = if self.driver.next_segment.is_some() { UNIT_BYTES } else { alignment };
         let index = if self.is_for_host { StreamIndex::HOST } else { StreamIndex(stream as u16) };
         let request = Request { size_bytes, alignment, stream: index };
@@ -210,11 +210,11 @@ impl Pair {
         block
     }
 
-    /// A block as large as the largest that is told to be free can be had, and nothing new is made for it.
+    /// A block as large as the largest free block that is reported can be taken, and nothing new is created for it.
     pub(super) fn has_what_it_says_is_free(&mut self) {
         let Self { heap, driver, known, .. } = self;
         let (size_bytes, reserved_bytes) = (heap.largest_free_bytes(known), heap.reserved_bytes());
-        // Smaller ones have another space.
+        // Smaller blocks have another space.
         if size_bytes <= PAGE_BYTES {
             return;
         }
@@ -233,7 +233,7 @@ impl Pair {
             .map(|slot| Stamp::new(StreamIndex(slot as u16), self.known.epoch[slot]))
             .collect();
         if complete {
-            // What is complete now includes everything on home so far.
+            // What is complete now includes everything on the owner stream so far.
             self.known.observe(home);
             self.heap.give(block.record, &[]);
         } else {
@@ -249,7 +249,7 @@ pub(super) fn overlaps(a: &(u64, u64, u64), b: &(u64, u64, u64)) -> bool {
     a.0 == b.0 && a.1 < b.2 && b.1 < a.2
 }
 
-/// What is left of some places when one is taken out.
+/// What is left of some ranges when one is taken out.
 pub(super) fn without(places: &[(u64, u64, u64)], taken: &(u64, u64, u64)) -> Vec<(u64, u64, u64)> {
     let mut rest = Vec::new();
     for place in places {

@@ -19,7 +19,7 @@ fn pages(pair: &Pair) -> u64 {
     pair.heap.reserved_bytes() / PAGE_BYTES
 }
 
-/// Another stream's page, and a block that leaves half a page behind it, of what its stream has used before.
+/// A page of another stream, and a block that leaves half a page behind it, of memory that its stream has used before.
 fn begun() -> Pair {
     let mut pair = Pair::new(Tuning::TIGHT);
     take(&mut pair, 1.0, 1);
@@ -35,7 +35,7 @@ fn a_block_starts_with_what_its_stream_left_of_a_page() {
     let mut pair = begun();
     take(&mut pair, 4.5, 0);
     assert_eq!((pages(&pair), pair.heap.pages.shared().count()), (8, 1));
-    // Once nobody holds any of it, the page is whole again wherever it is wanted.
+    // Once all of it is free, the page is whole again in any mapping.
     give(&mut pair, 1);
     give(&mut pair, 1);
     take(&mut pair, 7.0, 0);
@@ -68,7 +68,7 @@ fn what_is_asked_for_at_an_alignment_starts_there() {
     pair.heap.check().unwrap();
 }
 
-/// Two pages that another stream has left in part: the end of one is free, and the start of the other.
+/// Two pages that another stream uses in part: the end of one is free, and the start of the other.
 fn at_its_limit(pages: u64) -> Pair {
     let mut pair = Pair { limit_bytes: pages * PAGE_BYTES, ..Pair::new(Tuning::FAST) };
     for size in [0.75, 0.75, 2.0, 1.0] {

@@ -1,4 +1,4 @@
-//! What the heap keeps of itself on the host; the bounds are those of [`heap`](super::super).
+//! The heap's host memory; the bounds are those of [`heap`](super::super).
 
 use super::super::Request;
 use super::super::space::PAGE_SHIFT;
@@ -33,8 +33,8 @@ fn blocks_take_a_hundred_bytes_each() {
     assert!(record_bytes <= block_bytes, "{record_bytes} bytes");
 }
 
-/// Nothing that was queued is ever known to be done, and no block has the size of another: no mapping can be unmapped, and few
-/// can be used again.
+/// Nothing queued is ever known to be complete, and no two blocks have the same size: no mapping can be unmapped, and few can be
+/// reused.
 #[test]
 fn mappings_that_must_stay_take_little() {
     let mut pair = Pair::new(Tuning::TIGHT);

@@ -1,14 +1,14 @@
-//! A naive driver: what is mapped, created and accessible, in sorted maps. It says where physical bytes are.
+//! A naive driver: created, mapped and accessible memory in sorted maps. It tells where physical bytes are.
 
 use super::super::space::PAGE_BYTES;
 use crate::memory::{PhysicalMemory, RawHandle};
 use std::collections::BTreeMap;
 
-/// The call fails that a test said.
+/// The failure that a test asked for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Refused;
 
-/// What the driver has mapped and created, and when it refuses.
+/// Created and mapped memory, and when a call fails.
 #[derive(Default)]
 pub(super) struct Twin {
     pub(super) created: BTreeMap<u64, u64>,
@@ -16,9 +16,9 @@ pub(super) struct Twin {
     pub(super) mapped: BTreeMap<u64, (u64, u64)>,
     pub(super) accessible: BTreeMap<u64, u64>,
     pub(super) next: u64,
-    /// Where the next segment lies: there are no handles then.
+    /// The address of the next segment; there are no handles then.
     pub(super) next_segment: Option<u64>,
-    /// The calls until one fails, none of those that undo.
+    /// The calls until one fails; calls that undo others do not count.
     pub(super) fails_in: Option<u32>,
 }
 
@@ -37,7 +37,7 @@ impl Twin {
         }
     }
 
-    /// The physical bytes behind a stretch of addresses: handle, start, end.
+    /// The physical bytes behind an address range: handle, start, end.
     pub(super) fn physical(&self, address: u64, size_bytes: u64) -> Vec<(u64, u64, u64)> {
         let (mut place, end) = (address, address + size_bytes);
         let mut found = Vec::new();
@@ -60,7 +60,7 @@ impl PhysicalMemory for Twin {
         self.refuse()?;
         if let Some(address) = &mut self.next_segment {
             let here = *address;
-            // Some lie side by side.
+            // Some are adjacent.
             *address += size_bytes + if size_bytes.is_multiple_of(3) { PAGE_BYTES } else { 0 };
             self.created.insert(here, size_bytes);
             self.mapped.insert(here, (size_bytes, here));
@@ -90,7 +90,7 @@ impl PhysicalMemory for Twin {
     }
 
     fn unmap(&mut self, address: u64, size_bytes: u64) -> Result<(), Refused> {
-        // Undoing comes right after a failure, so it is not refused.
+        // Calls that undo come right after a failure, so they do not fail.
         self.refuse()?;
         assert_eq!(self.mapped.remove(&address).unwrap().0, size_bytes, "a mapping is unmapped whole");
         self.accessible.remove(&address);
