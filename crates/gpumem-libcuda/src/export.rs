@@ -3,7 +3,7 @@
 #![allow(non_snake_case, clippy::too_many_arguments)]
 
 use crate::process;
-use gpumem_sys::types::*;
+use gpumem_sim::sys::types::*;
 
 macro_rules! export {
     ($( [$since:literal] fn $name:ident($($arg:ident: $kind:ty),* $(,)?); )*) => {
@@ -26,4 +26,4 @@ macro_rules! export {
     };
 }
 
-gpumem_sys::for_each_driver_fn!(export!);
+gpumem_sim::sys::for_each_driver_fn!(export!);

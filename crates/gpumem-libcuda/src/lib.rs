@@ -13,7 +13,7 @@
 //! LD_LIBRARY_PATH=$PWD/target/drop-in GPUMEM_SIM_SEED=7 GPUMEM_SIM_DEVICES=2 some-cuda-program
 //! ```
 //!
-//! This crate decides nothing. Behaviour belongs to the simulator in `gpumem-sys`; Rust code that can take a driver as
+//! This crate decides nothing. Behaviour belongs to the simulator in `gpumem-sim`; Rust code that can take a driver as
 //! an argument is better tested with that crate. Programs built on it recognise this library by
 //! [`gpumem_simulator`] and refuse to take it for a GPU.
 

@@ -1,8 +1,8 @@
 //! The one simulator of this process. It is never dropped: at exit the program's threads and static destructors
 //! may still be calling. What it has found against the program is said then, since nobody can ask for it.
 
+use gpumem_sim::sys::{Driver, Table};
 use gpumem_sim::{Finding, SimConfig, SimError};
-use gpumem_sys::{Driver, Table};
 use std::fmt::Write as _;
 use std::io::Write as _;
 use std::sync::OnceLock;

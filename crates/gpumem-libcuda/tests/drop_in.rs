@@ -6,8 +6,8 @@
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 use gpumem_sim::SimError;
-use gpumem_sys::types::CUdevice_attribute;
-use gpumem_sys::{CUresult, Driver, LoadError, Table};
+use gpumem_sim::sys::types::CUdevice_attribute;
+use gpumem_sim::sys::{CUresult, Driver, LoadError, Table};
 use std::path::PathBuf;
 use std::process::{Command, Output};
 

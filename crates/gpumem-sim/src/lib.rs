@@ -82,6 +82,8 @@ mod entry;
 #[allow(unsafe_code)]
 mod driver;
 
+pub use gpumem_sys as sys;
+
 pub use crate::config::choices::{Choice, Schedule};
 pub use crate::config::cost::Costs;
 pub use crate::config::environment::VARIABLES;
