@@ -1,14 +1,11 @@
 //! The order of the layers and the features they promise, compared with what cargo makes of the manifests.
 
+use crate::rooms::LAYERS;
 use crate::tidy::Finding;
 use anyhow::Result;
 use cargo_metadata::semver::VersionReq;
 use cargo_metadata::{Dependency, DependencyKind, MetadataCommand, Package};
 use std::path::Path;
-
-/// Lowest first. A crate names only crates before it, in its tests too.
-pub(crate) const LAYERS: [&str; 7] =
-    ["gpumem-heap", "gpumem-sys", "gpumem-sim", "gpumem-pool", "gpumem-array", "gpumem-adapt", "gpumem"];
 
 /// The layer that others name in dev-dependencies only, with the crates that may also name it as an optional dependency.
 const FOR_TESTS: (&str, [&str; 2]) = ("gpumem-sim", ["gpumem-array", "gpumem"]);

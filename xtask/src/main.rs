@@ -13,6 +13,7 @@ mod mutants;
 mod packages;
 mod plots;
 mod programs;
+mod rooms;
 mod table;
 mod tidy;
 mod wheel;

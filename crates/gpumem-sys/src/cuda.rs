@@ -2,6 +2,7 @@
 //! exit handlers of its own.
 
 use crate::driver::{Driver, DriverKind};
+use crate::env;
 use crate::error::{DriverError, LoadError};
 use crate::table::Table;
 use crate::types::CUresult;
@@ -16,8 +17,34 @@ const NAMES: &[&str] = &["libcuda.so.1", "libcuda.so"];
 /// Exported by this project's drop-in library, so that it is never taken for a GPU.
 const MARKER: &[u8] = b"gpumem_simulator\0";
 
+impl Driver {
+    /// The vendor's driver, loaded and initialised on first use.
+    ///
+    /// # Errors
+    ///
+    /// [`LoadError::NoLibrary`] without a library, [`LoadError::NoDevice`] without a GPU, [`LoadError::Start`] if the
+    /// driver does not initialise, [`LoadError::Impostor`] if the library is gpumem's drop-in.
+    pub fn cuda() -> Result<Self, LoadError> {
+        driver()
+    }
+
+    /// The driver that `GPUMEM_DRIVER` names: `cuda`, also when unset. For `sim` call `gpumem_sim::from_env`.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`Driver::cuda`]; [`LoadError::SimulatorRequested`] for `sim`; [`LoadError::UnknownDriver`] for another
+    /// name; [`LoadError::Env`] for an unknown `GPUMEM_…` variable or a value that is not Unicode.
+    pub fn from_env() -> Result<Self, LoadError> {
+        match env::read(env::VARIABLES, "GPUMEM_DRIVER")?.as_deref() {
+            None | Some("cuda") => Self::cuda(),
+            Some("sim") => Err(LoadError::SimulatorRequested),
+            Some(other) => Err(LoadError::UnknownDriver(other.to_string())),
+        }
+    }
+}
+
 /// The driver of this process. A failure is not remembered: a driver may be installed or a GPU freed meanwhile.
-pub(crate) fn driver() -> Result<Driver, LoadError> {
+fn driver() -> Result<Driver, LoadError> {
     static DRIVER: Mutex<Option<Driver>> = Mutex::new(None);
     let mut slot = DRIVER.lock().unwrap_or_else(PoisonError::into_inner);
     if let Some(driver) = &*slot {

@@ -1,9 +1,7 @@
 //! [`Driver`]: a cheap, cloneable handle to a filled table and to the state behind it.
 
-use crate::error::LoadError;
 use crate::process::ProcessUsage;
 use crate::table::Table;
-use crate::{cuda, env};
 use core::any::Any;
 use core::fmt;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -62,30 +60,6 @@ pub trait Extension: Any + Send + Sync {
 }
 
 impl Driver {
-    /// The vendor's driver, loaded and initialised on first use.
-    ///
-    /// # Errors
-    ///
-    /// [`LoadError::NoLibrary`] without a library, [`LoadError::NoDevice`] without a GPU, [`LoadError::Start`] if the
-    /// driver does not initialise, [`LoadError::Impostor`] if the library is gpumem's drop-in.
-    pub fn cuda() -> Result<Self, LoadError> {
-        cuda::driver()
-    }
-
-    /// The driver that `GPUMEM_DRIVER` names: `cuda`, also when unset. For `sim` call `gpumem_sim::from_env`.
-    ///
-    /// # Errors
-    ///
-    /// Those of [`Driver::cuda`]; [`LoadError::SimulatorRequested`] for `sim`; [`LoadError::UnknownDriver`] for another
-    /// name; [`LoadError::Env`] for an unknown `GPUMEM_…` variable or a value that is not Unicode.
-    pub fn from_env() -> Result<Self, LoadError> {
-        match env::read(env::VARIABLES, "GPUMEM_DRIVER")?.as_deref() {
-            None | Some("cuda") => Self::cuda(),
-            Some("sim") => Err(LoadError::SimulatorRequested),
-            Some(other) => Err(LoadError::UnknownDriver(other.to_string())),
-        }
-    }
-
     /// A driver whose table another crate has filled, with the state that its functions need.
     ///
     /// Drivers that share one `extension` are one machine, see [`Driver::is_same_machine`].

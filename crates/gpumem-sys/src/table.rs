@@ -1,13 +1,12 @@
 //! [`Table`]: one optional C function pointer for each function of the driver. The only seam in the project.
 //!
 //! The table does not know who fills it. The vendor's library, the simulator and a test's counting wrapper all
-//! come in through [`Table::load`] or by setting fields. A function that is absent is data: calling it through
-//! [`Driver`] gives [`DriverError::Missing`], never a panic.
+//! come in through [`Table::load`] or by setting fields. A function that is absent is data: calling it through a
+//! [`Driver`](crate::Driver) returns [`DriverError::Missing`](crate::DriverError::Missing), never a panic.
 
 #![allow(non_snake_case, non_camel_case_types, clippy::too_many_arguments)]
 
-use crate::driver::Driver;
-use crate::error::{CudaVersion, DriverError};
+use crate::error::CudaVersion;
 use crate::generated::types::*;
 use core::ffi::c_void;
 
@@ -68,37 +67,6 @@ macro_rules! table {
                 let present = [$(self.$name.is_some()),*];
                 Self::SYMBOLS.iter().zip(present).filter(|(_, present)| *present).map(|(symbol, _)| symbol)
             }
-        }
-
-        /// The driver's functions by their own names, with the result code as a `Result`.
-        ///
-        /// What each does, and what it asks of its caller, is on its page of the vendor's
-        /// [driver API](https://docs.nvidia.com/cuda/cuda-driver-api/).
-        impl Driver {
-            $(
-                #[doc = concat!("`", stringify!($name), "`")]
-                ///
-                /// # Errors
-                ///
-                /// The driver's result code, or [`DriverError::Missing`] where the driver has no such function.
-                ///
-                /// # Safety
-                ///
-                /// What the driver's documentation asks: valid handles, pointers to memory of the right size that
-                /// lives as long as the call (or the work it queues) needs it.
-                #[inline]
-                pub unsafe fn $name(&self, $($arg: $kind),*) -> Result<(), DriverError> {
-                    let Some(function) = self.table().$name else {
-                        return Err(DriverError::Missing {
-                            call: stringify!($name),
-                            since: CudaVersion($since),
-                        });
-                    };
-                    // SAFETY: the caller's promise is the one that this function asks for.
-                    let code = unsafe { function($($arg),*) };
-                    DriverError::check(stringify!($name), code)
-                }
-            )*
         }
     };
 }

@@ -55,7 +55,7 @@ pub(crate) fn run() -> Result<()> {
 }
 
 /// Every text file of the repository by its path from the root.
-type Files = BTreeMap<String, String>;
+pub(crate) type Files = BTreeMap<String, String>;
 
 fn check(files: &Files) -> Vec<Finding> {
     let mut findings = Vec::new();
@@ -74,6 +74,7 @@ fn check(files: &Files) -> Vec<Finding> {
             findings.extend(docs::named_tests(path, text, files));
         }
     }
+    findings.extend(crate::rooms::check(files));
     findings.extend(unsafety::layers_deny(files));
     findings.extend(ptx::check(files));
     findings.extend(crate::plots::check(files));

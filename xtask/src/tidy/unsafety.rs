@@ -5,7 +5,7 @@
 
 use super::source::Source;
 use super::{Files, Finding};
-use crate::layers::LAYERS;
+use crate::rooms::LAYERS;
 
 const REASON: &str = "say above it, after `// SAFETY:`, why its contract holds here";
 /// What was true above need not be true here, and nobody looks again when one of the two changes.
@@ -106,7 +106,7 @@ fn is_promised_elsewhere(source: &Source, index: usize) -> bool {
 /// The layers deny `unsafe_code`, so that each module that needs it says so; the raw driver is unsafe throughout.
 pub(super) fn layers_deny(files: &Files) -> Vec<Finding> {
     let advice = "add `#![deny(unsafe_code)]`, and `#[allow(unsafe_code)]` to the modules that need it";
-    let above = LAYERS.iter().filter(|layer| **layer != "gpumem-sys");
+    let above = LAYERS.iter().filter(|layer| *layer != "gpumem-sys");
     let above = above.map(|layer| format!("crates/{layer}/src/lib.rs"));
     let lacking = above.filter(|path| {
         let text = files.get(path).map(String::as_str).unwrap_or("#![deny(unsafe_code)]");

@@ -1,7 +1,9 @@
 //! [`driver`] and the choices between the simulator and the vendor's driver.
 
+use crate::config::SimConfig;
 use crate::config::environment::VARIABLES;
-use crate::{Sim, SimConfig, SimError};
+use crate::config::error::SimError;
+use crate::sim::Sim;
 use core::any::Any;
 use gpumem_sys::{Driver, DriverKind, Extension, LoadError, ProcessUsage, env};
 use std::sync::Arc;
