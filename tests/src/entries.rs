@@ -5,7 +5,7 @@
 
 use crate::pool::adaptor::{Budget, Failures, Fallback, Fill, Guard, Tracking};
 use crate::pool::{
-    BackendKind, Block, CaptureMode, Device, Event, Expectation, HostMemory, ImportedBlock, Location,
+    BackendKind, Block, CaptureMode, Device, Event, HostMemory, ImportedBlock, Location, MemoryAdvice,
     MemoryKind, Pool, PoolError, Reclaimable, Stream,
 };
 use crate::sys::Driver;
@@ -182,8 +182,8 @@ pub const ENTRIES: &[(&str, Entry)] = &[
     }),
     ("Block: prefetch advise", |stage| {
         let block = stage.unified()?;
-        block.advise(0..MIB, Expectation::ReadMostly(true))?;
-        block.advise(0..MIB, Expectation::ReadMostly(false))?;
+        block.advise(0..MIB, MemoryAdvice::ReadMostly(true))?;
+        block.advise(0..MIB, MemoryAdvice::ReadMostly(false))?;
         block.prefetch(0..MIB, Location::Device(&stage.device), &stage.streams[0])
     }),
     ("a drop with nothing else in use", |stage| {
@@ -262,11 +262,11 @@ pub const ENTRIES: &[(&str, Entry)] = &[
 /// Functions that ask the driver for nothing, or that every stage has called.
 pub const PLAIN: &str = "
     address size_bytes stream_id device raw id ordinal name total_bytes compute_capability driver context kind backend
-    host_ptr stream max_bytes is_host_accessible oversubscribe exact_peaks hard_limit soft_limit profile dials exportable rdma
+    host_ptr stream max_bytes is_host_accessible oversubscribe exact_peaks hard_limit soft_limit profile tuning exportable rdma
     on_out_of_memory plain_segments adaptor resolve out_of_memory advice cached_bytes others_bytes of growth_slack
     growth_slack_max window_allowance handle_bytes_max growth_divisor rounding_divisor split_bytes_max magazine_share
     magazine_bytes_min large_share error into_value synchronize_for_drop queue_work
-    tag usage notices release_budget trim_when_idle poll_budget inserted_waits empty_windows_max wait_deadline";
+    tag usage ignored_options release_budget trim_when_idle poll_budget inserted_waits empty_windows_max wait_deadline";
 
 /// What the device lacks is no failure.
 fn unless_missing<E: Into<PoolError>>(outcome: Result<(), E>) -> Result<(), PoolError> {

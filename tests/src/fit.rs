@@ -3,7 +3,7 @@
 //! Each program runs under every profile with a hard limit of a multiple of its peak live bytes, on a simulator. A
 //! program that `tight` completes and another profile does not is a difference, and says what was in the way.
 
-use crate::pool::{Dials, OutOfMemory, Profile};
+use crate::pool::{OutOfMemory, Profile, Tuning};
 use crate::replay::{Outcome, ReplayError, Setup, TraceLimit, replay};
 use crate::trace::{Trace, random_program};
 use core::fmt;
@@ -133,7 +133,7 @@ pub fn compare(seed: u64, factor: f64) -> Result<Comparison, ReplayError> {
 pub fn fit(trace: &Trace, factor: f64, profile: Profile) -> Result<Fit, ReplayError> {
     let driver = gpumem_sim::driver(SimConfig::h200().races(false))?;
     let setup = Setup {
-        dials: Dials::of(profile).inserted_waits(false),
+        tuning: Tuning::of(profile).inserted_waits(false),
         hard_limit: Some(TraceLimit::TimesPeak(factor).of(trace)),
         ..Setup::default()
     };

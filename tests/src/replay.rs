@@ -15,7 +15,7 @@
 //! reading the clock around each driver call (some 50 ns a call).
 
 use crate::meter::{self, Calls, Reading};
-use crate::pool::{BackendKind, Block, Device, Dials, Limit, Notice, Pool, PoolError, Stream};
+use crate::pool::{BackendKind, Block, Device, IgnoredOption, Limit, Pool, PoolError, Stream, Tuning};
 use crate::sys::Driver;
 use crate::sys::types::{CUstream, CUstream_flags};
 use crate::trace::{Event, Peaks, Trace};
@@ -70,7 +70,7 @@ pub struct Setup {
     /// The pool's backend; its default, if none is given.
     pub backend: Option<BackendKind>,
     /// What the backend `caching` trades.
-    pub dials: Dials,
+    pub tuning: Tuning,
     /// The pool's hard limit.
     pub hard_limit: Option<Limit>,
     /// Options of the pool by name, over all of these.
@@ -137,7 +137,7 @@ pub struct Outcome {
     /// The events without the driver's calls.
     pub host_time: Duration,
     /// The options that had no effect.
-    pub notices: Vec<Notice>,
+    pub ignored_options: Vec<IgnoredOption>,
 }
 
 impl Outcome {
@@ -220,14 +220,14 @@ pub fn replay(
         late_calls: end.since(&middle).calls,
         driver_time,
         host_time: run.host_time,
-        notices: pool.notices(),
+        ignored_options: pool.ignored_options(),
     })
 }
 
 fn build(device: &Device, setup: &Setup) -> Result<Pool, PoolError> {
     // Who asks hears that nothing is over: a pool at its limit would ask until its deadline, for each block anew.
-    let dials = setup.dials.clone().wait_deadline(Duration::ZERO);
-    let mut builder = Pool::builder(device).dials(dials);
+    let tuning = setup.tuning.clone().wait_deadline(Duration::ZERO);
+    let mut builder = Pool::builder(device).tuning(tuning);
     if let Some(backend) = setup.backend {
         builder = builder.backend(backend);
     }

@@ -7,7 +7,7 @@ use gpumem_tests::backends::backends;
 use gpumem_tests::cases;
 use gpumem_tests::gate::Gate;
 use gpumem_tests::pool::{
-    BackendKind, Block, BorrowedHostMemory, Device, Expectation, HostMemory, Location, MemoryKind, Pool,
+    BackendKind, Block, BorrowedHostMemory, Device, HostMemory, Location, MemoryAdvice, MemoryKind, Pool,
     PoolError, Stream,
 };
 use gpumem_tests::sys::types::{CUdevice_attribute, CUmem_range_attribute};
@@ -133,7 +133,7 @@ cases! {
             if pool.kind() == MemoryKind::Host {
                 let refused = block.prefetch(0..MIB, Location::Host, &stream);
                 assert!(matches!(refused, Err(PoolError::NotWithKind { .. })), "{refused:?}");
-                assert!(block.advise(0..MIB, Expectation::ReadMostly(true)).is_err());
+                assert!(block.advise(0..MIB, MemoryAdvice::ReadMostly(true)).is_err());
                 continue;
             }
             let here = Location::Device(&device);
@@ -148,15 +148,15 @@ cases! {
                 block.prefetch(0..4 * MIB, here, &stream).unwrap();
             }
             for expectation in [
-                Expectation::ReadMostly(true),
-                Expectation::ReadMostly(false),
-                Expectation::PreferredLocation(Some(Location::Host)),
-                Expectation::PreferredLocation(Some(here)),
-                Expectation::PreferredLocation(None),
-                Expectation::AccessedBy(here, true),
-                Expectation::AccessedBy(here, false),
-                Expectation::AccessedBy(Location::Host, true),
-                Expectation::AccessedBy(Location::Host, false),
+                MemoryAdvice::ReadMostly(true),
+                MemoryAdvice::ReadMostly(false),
+                MemoryAdvice::PreferredLocation(Some(Location::Host)),
+                MemoryAdvice::PreferredLocation(Some(here)),
+                MemoryAdvice::PreferredLocation(None),
+                MemoryAdvice::AccessedBy(here, true),
+                MemoryAdvice::AccessedBy(here, false),
+                MemoryAdvice::AccessedBy(Location::Host, true),
+                MemoryAdvice::AccessedBy(Location::Host, false),
             ] {
                 match block.advise(MIB..3 * MIB, expectation) {
                     Err(error @ PoolError::NotWithBackend { .. }) => assert!(!takes_advice, "{error}"),
@@ -169,7 +169,7 @@ cases! {
             for part in [0..4 * MIB + 1, 4 * MIB + 1..4 * MIB + 1, 0..u64::MAX] {
                 let refused = block.prefetch(part.clone(), here, &stream);
                 assert!(matches!(refused, Err(PoolError::OutOfBounds { size_bytes, .. }) if size_bytes == 4 * MIB));
-                assert!(block.advise(part, Expectation::ReadMostly(true)).is_err());
+                assert!(block.advise(part, MemoryAdvice::ReadMostly(true)).is_err());
             }
             block.prefetch(4 * MIB..4 * MIB, here, &stream).unwrap();
         }

@@ -9,8 +9,8 @@ use gpumem_sim::SimConfig;
 use gpumem_tests::backends::{Setting, settings};
 use gpumem_tests::meter::{metered, metered_and_failing, reading};
 use gpumem_tests::pool::{
-    BackendKind, Block, CaptureMode, Device, Dials, Event, Graph, GraphExec, GrowableBlock, MemoryKind, Pool,
-    PoolError, Profile, Stream,
+    BackendKind, Block, CaptureMode, Device, Event, Graph, GraphExec, GrowableBlock, MemoryKind, Pool,
+    PoolError, Profile, Stream, Tuning,
 };
 use gpumem_tests::sys::{CUresult, Driver};
 use std::time::Duration;
@@ -372,8 +372,8 @@ impl Drop for Told {
 fn any_mapping_of_several_fails_and_all_are_undone() {
     let pool_of = |driver: &Driver| {
         let device = Device::new(driver, 0).unwrap();
-        let dials = Dials::default().handle_bytes_max(2 * MIB);
-        let pool = Pool::builder(&device).backend(BackendKind::Caching).dials(dials).build().unwrap();
+        let tuning = Tuning::default().handle_bytes_max(2 * MIB);
+        let pool = Pool::builder(&device).backend(BackendKind::Caching).tuning(tuning).build().unwrap();
         let stream = Stream::new(&device).unwrap();
         (pool, stream)
     };

@@ -5,7 +5,7 @@
 use gpumem_sim::SimConfig;
 use gpumem_tests::backends::backends;
 use gpumem_tests::fit;
-use gpumem_tests::pool::{BackendKind, Device, Dials, Limit, Profile};
+use gpumem_tests::pool::{BackendKind, Device, Limit, Profile, Tuning};
 use gpumem_tests::replay::{Outcome, Setup, StreamKind, TraceLimit, replay};
 use gpumem_tests::sys::Driver;
 use gpumem_tests::trace::{Event, Synthetic, Trace};
@@ -52,8 +52,8 @@ fn a_recorded_program_may_bring_its_own_streams() {
         for may_wait in [false, true].into_iter().filter(|may_wait| has_several || !may_wait) {
             let of = |streams| {
                 let driver = gpumem_sim::driver(SimConfig::h200().races(false)).unwrap();
-                let dials = Dials::of(Profile::Balanced).inserted_waits(may_wait);
-                let setup = Setup { dials, may_wait, streams, ..Setup::default() };
+                let tuning = Tuning::of(Profile::Balanced).inserted_waits(may_wait);
+                let setup = Setup { tuning, may_wait, streams, ..Setup::default() };
                 replay(&trace, &driver, &setup, |_| ()).unwrap()
             };
             let [own, foreign, long_lived] =
@@ -97,7 +97,7 @@ fn the_events_of_every_trace_bear_its_header_out() {
 fn a_program_that_repeats_itself_comes_to_rest() {
     let driver = gpumem_sim::driver(SimConfig::h200().races(false)).unwrap();
     for profile in [Profile::Fast, Profile::Balanced, Profile::Tight] {
-        let setup = Setup { dials: Dials::of(profile), ..Setup::default() };
+        let setup = Setup { tuning: Tuning::of(profile), ..Setup::default() };
         let outcome = replay(
             &Synthetic::Periodic.trace(1, Synthetic::Periodic.usual_round_count()),
             &driver,
@@ -176,7 +176,7 @@ fn options_by_name_reach_the_pool() {
     let driver = gpumem_sim::driver(SimConfig::h200().races(false)).unwrap();
     let setup = Setup { conf: "backend:none,max_split_size_mb:64".into(), ..Setup::default() };
     let outcome = replay(&Synthetic::Kv.trace(0, 2), &driver, &setup, |_| ()).unwrap();
-    assert_eq!((outcome.backend, outcome.notices.len()), (BackendKind::None, 1));
+    assert_eq!((outcome.backend, outcome.ignored_options.len()), (BackendKind::None, 1));
     let setup = Setup { conf: "max_split_size:64".into(), ..Setup::default() };
     let error = replay(&Synthetic::Kv.trace(0, 2), &driver, &setup, |_| ()).unwrap_err().to_string();
     assert!(error.contains("did you mean max_split_size_mb?"), "{error}");

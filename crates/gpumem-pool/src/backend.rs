@@ -27,8 +27,8 @@ use gpumem_heap::counters::Counters;
 use gpumem_sys::DriverError;
 use gpumem_sys::types::{CUdeviceptr, CUmemGenericAllocationHandle};
 #[cfg(feature = "backend-native")]
-use native::NativeCalls;
-use none::NoneCalls;
+use native::NativeAllocator;
+use none::PlainAllocator;
 
 /// A source of device memory. Every method may be called by any threads at once, with any context current.
 #[enum_dispatch]
@@ -36,20 +36,25 @@ pub(crate) trait Source {
     fn kind(&self) -> BackendKind;
 
     /// Memory for work queued on `stream` from now on.
-    fn alloc(&self, size_bytes: u64, stream: &Stream) -> Result<Piece, PoolError>;
+    fn alloc(&self, size_bytes: u64, stream: &Stream) -> Result<Allocation, PoolError>;
 
     /// The same at an alignment of more than 256, a power of two.
-    fn alloc_aligned(&self, size_bytes: u64, alignment: u64, stream: &Stream) -> Result<Piece, PoolError>;
+    fn alloc_aligned(
+        &self,
+        size_bytes: u64,
+        alignment: u64,
+        stream: &Stream,
+    ) -> Result<Allocation, PoolError>;
 
     /// Lets another device, which has a link to ours, use what was and will be handed out.
     fn enable_peer_access(&self, peer: &Device) -> Result<(), PoolError>;
 
-    /// Keeps the physical memory of a live piece where it is.
-    fn pin(&self, piece: Piece) -> Result<(), PoolError>;
+    /// Keeps the physical memory of a live allocation where it is.
+    fn pin(&self, allocation: Allocation) -> Result<(), PoolError>;
 
-    /// What a live piece lies in, if that can be named to other processes.
+    /// What a live allocation lies in, if that can be named to other processes.
     #[cfg_attr(not(unix), allow(dead_code, reason = "only exports ask for it, which are for Unix"))]
-    fn backing(&self, _piece: Piece) -> Option<Underlying> {
+    fn backing(&self, _piece: Allocation) -> Option<Underlying> {
         None
     }
 
@@ -59,7 +64,7 @@ pub(crate) trait Source {
     }
 
     /// Takes back a block that is being dropped. Never waits and never panics, except that `none` waits.
-    fn free(&self, freed: &Freed) -> Taken;
+    fn free(&self, freed: &FreeRequest) -> FreeOutcome;
 
     /// Holds at least so much from the device, if the backend keeps memory.
     fn reserve(&self, _size_bytes: u64) -> Result<(), PoolError> {
@@ -72,13 +77,13 @@ pub(crate) trait Source {
     }
 
     /// The pool has no handle any more, so that nobody allocates. Returns how many blocks are alive of those that the
-    /// backend counts; of each that is freed from here on it says [`Taken::counted`] is false. Called once.
+    /// backend counts; of each that is freed from here on it says [`FreeOutcome::counted`] is false. Called once.
     fn close(&self) -> u64;
 
     /// Whether the backend counts its blocks itself. If not, the pool counts each.
     fn counts_blocks(&self) -> bool;
 
-    /// Whether freed memory stays with the backend, which so is one of its device's members.
+    /// Whether freed memory stays with the backend, which so is one of its device's trimmables.
     fn keeps_memory(&self) -> bool;
 
     fn counts(&self) -> Counts;
@@ -130,7 +135,7 @@ pub(crate) trait Growing {
 /// They have memory in whole units of this.
 pub(crate) const GROWTH_UNIT_BYTES: u64 = 2 << 20;
 
-/// Physical memory under a piece: handles side by side, by the driver's names, each with its size.
+/// Physical memory under an allocation: handles side by side, by the driver's names, each with its size.
 #[cfg_attr(not(unix), allow(dead_code, reason = "only exports ask for it, which are for Unix"))]
 #[derive(Clone, Debug)]
 pub(crate) struct Underlying {
@@ -143,13 +148,13 @@ pub(crate) struct Underlying {
 /// likes. In a block there may be a tag with them. They are one word: the processor waits for what it reads from memory in
 /// another width than it has just been written in, and blocks are moved a lot.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Piece {
+pub(crate) struct Allocation {
     pub(crate) address: CUdeviceptr,
     /// From the lowest bit: 32 of the record, 16 of the class, 16 of the tag.
     mark: u64,
 }
 
-impl Piece {
+impl Allocation {
     /// No memory, and of no class.
     pub(crate) const EMPTY: Self = Self::new(0, 0, Self::NO_CLASS);
 
@@ -225,21 +230,21 @@ const TAG_SHIFT: u32 = 48;
 
 /// A block that is being dropped, not empty.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Freed {
-    pub(crate) piece: Piece,
+pub(crate) struct FreeRequest {
+    pub(crate) allocation: Allocation,
     pub(crate) size_bytes: u64,
     /// The stream that it was allocated on, which may be gone.
-    pub(crate) home: StreamId,
+    pub(crate) owner_stream: StreamId,
     /// The other streams that used it, as [`Clocks::uses`] reads them.
     pub(crate) uses: u64,
     /// Whoever drops it knows that no work uses it any more.
     pub(crate) is_complete: bool,
 }
 
-impl Freed {
-    /// The uses that are not known to be done, home's first.
+impl FreeRequest {
+    /// The uses that are not known to be done, the owner stream's first.
     pub(crate) fn stamps(&self, clocks: &Clocks) -> impl Iterator<Item = Stamp> {
-        let uses = (!self.is_complete).then(|| clocks.uses(self.home, self.uses));
+        let uses = (!self.is_complete).then(|| clocks.uses(self.owner_stream, self.uses));
         uses.into_iter().flatten()
     }
 }
@@ -247,7 +252,7 @@ impl Freed {
 /// What became of a free.
 #[derive(Debug)]
 #[must_use = "a failure poisons the pool"]
-pub(crate) struct Taken {
+pub(crate) struct FreeOutcome {
     /// After an error nothing was freed: the block is leaked, and was not counted.
     pub(crate) result: Result<(), DriverError>,
     /// Whether the backend counted the block off. Once this is true, the pool may be gone: it is not touched again.
@@ -278,55 +283,66 @@ pub(crate) enum Backend {
     #[cfg(feature = "backend-caching")]
     Caching(CachingBackend),
     #[cfg(feature = "backend-native")]
-    Native(Direct<NativeCalls>),
-    None(Direct<NoneCalls>),
+    Native(Direct<NativeAllocator>),
+    None(Direct<PlainAllocator>),
 }
 
 /// What takes no lock that threads share, and no driver call. Always part of their callers: what they pass is in registers
 /// then. They are told the backend's [`near`](Backend::near), so that none has to look for it.
 impl Backend {
-    /// Where threads have at hand what is free of this backend's; [`NOWHERE`] if they have nothing.
+    /// Where threads have at hand what is free of this backend's; [`NO_CACHE`] if they have nothing.
     pub(crate) fn near(&self) -> u64 {
         match self {
             #[cfg(feature = "backend-caching")]
             Self::Caching(caching) => caching.near(),
-            _ => NOWHERE,
+            _ => NO_CACHE,
         }
     }
 
     /// What [`Source::alloc`] gives, where it is at hand. Of a stream that this thread has not been seen to use with this
     /// pool, nothing is.
     #[inline(always)]
-    pub(crate) fn hit(near: u64, size_bytes: u64, near_id: u64) -> Option<Piece> {
+    pub(crate) fn hit(near: u64, size_bytes: u64, fast_path_id: u64) -> Option<Allocation> {
         #[cfg(feature = "backend-caching")]
-        return CachingBackend::hit(near, size_bytes, near_id);
+        return CachingBackend::hit(near, size_bytes, fast_path_id);
         #[cfg(not(feature = "backend-caching"))]
         {
-            let _ = (near, size_bytes, near_id);
+            let _ = (near, size_bytes, fast_path_id);
             None
         }
     }
 
-    /// [`Source::free`] of a small block that only home has used, if there is room for it at hand; false if there is not.
+    /// [`Source::free`] of a small block that only the owner stream has used, if there is room for it at hand; false if there is not.
     /// Once it is true, the pool may be gone.
     #[inline(always)]
-    pub(crate) fn put_back_small(near: u64, piece: &Piece, size_bytes: u64, home: StreamId) -> bool {
+    pub(crate) fn put_back_small(
+        near: u64,
+        allocation: &Allocation,
+        size_bytes: u64,
+        owner_stream: StreamId,
+    ) -> bool {
         #[cfg(feature = "backend-caching")]
-        return CachingBackend::put_back_small(near, piece, size_bytes, home);
+        return CachingBackend::put_back_small(near, allocation, size_bytes, owner_stream);
         #[cfg(not(feature = "backend-caching"))]
         {
-            let _ = (near, piece, size_bytes, home);
+            let _ = (near, allocation, size_bytes, owner_stream);
             false
         }
     }
 
     /// The same of any size.
-    pub(crate) fn put_back(&self, near: u64, piece: &Piece, size_bytes: u64, home: StreamId) -> bool {
+    pub(crate) fn put_back(
+        &self,
+        near: u64,
+        allocation: &Allocation,
+        size_bytes: u64,
+        owner_stream: StreamId,
+    ) -> bool {
         match self {
             #[cfg(feature = "backend-caching")]
-            Self::Caching(caching) => caching.put_back(near, piece, size_bytes, home),
+            Self::Caching(caching) => caching.put_back(near, allocation, size_bytes, owner_stream),
             _ => {
-                let _ = (near, piece, size_bytes, home);
+                let _ = (near, allocation, size_bytes, owner_stream);
                 false
             }
         }
@@ -334,7 +350,7 @@ impl Backend {
 }
 
 /// Where no thread has anything.
-pub(crate) const NOWHERE: u64 = u64::MAX;
+pub(crate) const NO_CACHE: u64 = u64::MAX;
 
 impl Backend {
     /// The one that was asked for, else the best that is built and that the device can carry.
@@ -376,7 +392,7 @@ fn caching(_: &Device, _: &Config, _: &Limits) -> Result<Backend, PoolError> {
 
 fn none(device: &Device, config: &Config, limits: &Limits) -> Result<Backend, PoolError> {
     check_not_exported(BackendKind::None, config.handle_use)?;
-    Ok(Direct::new(device, config, limits, NoneCalls::new(config.kind)).into())
+    Ok(Direct::new(device, config, limits, PlainAllocator::new(config.kind)).into())
 }
 
 fn check_not_exported(backend: BackendKind, handle_use: HandleUse) -> Result<(), PoolError> {
@@ -392,7 +408,7 @@ fn native(device: &Device, config: &Config, limits: &Limits) -> Result<Backend, 
     if config.handle_use.rdma {
         return Err(native::cannot_pin());
     }
-    Ok(Direct::new(device, config, limits, NativeCalls::new(device, config, limits)?).into())
+    Ok(Direct::new(device, config, limits, NativeAllocator::new(device, config, limits)?).into())
 }
 
 #[cfg(not(feature = "backend-native"))]

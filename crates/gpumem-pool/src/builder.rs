@@ -6,7 +6,7 @@
 //! | unified memory beyond the margin | [`PoolBuilder::oversubscribe`] | | no |
 //! | plain segments | [`PoolBuilder::plain_segments`] | | where there is no virtual memory |
 //! | backend | [`PoolBuilder::backend`] | `GPUMEM_POOL` | the first of `caching`, `native` and `none` that is built and works |
-//! | profile | [`PoolBuilder::profile`], dial by dial [`PoolBuilder::dials`] | `GPUMEM_PROFILE` | `balanced` |
+//! | profile | [`PoolBuilder::profile`], option by option [`PoolBuilder::tuning`] | `GPUMEM_PROFILE` | `balanced` |
 //! | hard limit | [`PoolBuilder::hard_limit`] | `GPUMEM_HARD_LIMIT` | none |
 //! | trace | [`PoolBuilder::adaptor`] with a [`Trace`] | `GPUMEM_TRACE` | none |
 //! | exact peaks | [`PoolBuilder::exact_peaks`] | | upper bounds |
@@ -21,7 +21,7 @@ mod environment;
 pub use environment::VARIABLES;
 
 use crate::adaptor::Adaptor;
-use crate::config::{BackendKind, Config, Dials, Limit, MemoryKind, Profile, conf, conf::ConfigError};
+use crate::config::{BackendKind, Config, Limit, MemoryKind, Profile, Tuning, conf, conf::ConfigError};
 use crate::device::Device;
 use crate::error::PoolError;
 use crate::pool::{Observer, Pool, Setup};
@@ -78,7 +78,7 @@ impl PoolBuilder {
     }
 
     /// Sets options by name: `key:value,…`; [`conf`] has the table. Those that have no effect on the pool's
-    /// backend are told of by [`Pool::notices`].
+    /// backend are told of by [`Pool::ignored_options`].
     ///
     /// ```
     /// use gpumem_pool::{Device, Pool};
@@ -87,7 +87,7 @@ impl PoolBuilder {
     /// let device = Device::new(&gpumem_sim::driver(SimConfig::new())?, 0)?;
     /// let builder = Pool::builder(&device).conf("backend:none, max_split_size_mb:128")?;
     /// let pool = builder.build()?;
-    /// assert!(pool.notices()[0].to_string().starts_with("max_split_size_mb has no effect on the backend none"));
+    /// assert!(pool.ignored_options()[0].to_string().starts_with("max_split_size_mb has no effect on the backend none"));
     /// let mistake = Pool::builder(&device).conf("max_split_size:128").unwrap_err();
     /// assert!(mistake.to_string().contains("did you mean max_split_size_mb?"));
     /// # Ok::<(), Box<dyn std::error::Error>>(())
@@ -203,12 +203,12 @@ impl PoolBuilder {
     /// `native` only `poll_budget` means something, of memory that the host may use.
     pub fn profile(mut self, profile: Profile) -> Self {
         self.setup.config.asked.push("profile");
-        self.dials(Dials::of(profile))
+        self.tuning(Tuning::of(profile))
     }
 
-    /// The same dial by dial.
-    pub fn dials(mut self, dials: Dials) -> Self {
-        self.setup.config.dials = dials;
+    /// The same option by option.
+    pub fn tuning(mut self, tuning: Tuning) -> Self {
+        self.setup.config.tuning = tuning;
         self
     }
 
@@ -234,7 +234,7 @@ impl PoolBuilder {
         self
     }
 
-    /// Calls `observer` with every error of this pool that says there is not so much memory: [`PoolError::OutOfMemory`] and
+    /// DriverAllocator `observer` with every error of this pool that says there is not so much memory: [`PoolError::OutOfMemory`] and
     /// [`PoolError::LimitReached`], which have a report ([`PoolError::out_of_memory`]), [`PoolError::TooLarge`] and
     /// [`PoolError::OverBudget`]. It is told once, on the thread that asks, before the request returns, and not of what was
     /// refused on the way to memory that was had in the end. No lock is held: it may look at the pool, and free what it has of
@@ -266,7 +266,7 @@ impl PoolBuilder {
     /// what can't deal with mapped memory, such as `cuIpcGetMemHandle` or older tools. It does so by itself where virtual
     /// memory management is missing or refused; [`Status::plain_segments`](crate::Status::plain_segments) says.
     ///
-    /// Nothing is mapped elsewhere then, so what is free between blocks stays there ([`Dials::split_bytes_max`] keeps small blocks
+    /// Nothing is mapped elsewhere then, so what is free between blocks stays there ([`Tuning::split_bytes_max`] keeps small blocks
     /// out of large segments), and only a segment that is free as a
     /// whole goes back to the driver, whose plain free waits for the device: so may [`Pool::trim_to`] and the end of the
     /// pool.

@@ -4,32 +4,32 @@ pub(crate) mod alignment;
 pub(crate) mod backend_kind;
 pub(crate) mod bytes;
 pub mod conf;
-#[cfg_attr(
-    not(feature = "backend-caching"),
-    allow(dead_code, reason = "what only the caching backend asks for")
-)]
-pub(crate) mod dials;
-#[cfg_attr(
-    not(feature = "backend-caching"),
-    allow(dead_code, reason = "what only the caching backend asks for")
-)]
-pub(crate) mod divisions;
 pub(crate) mod kind;
 pub(crate) mod limit;
 pub(crate) mod pool_id;
+#[cfg_attr(
+    not(feature = "backend-caching"),
+    allow(dead_code, reason = "what only the caching backend asks for")
+)]
+pub(crate) mod size_rounding;
 pub(crate) mod text;
+#[cfg_attr(
+    not(feature = "backend-caching"),
+    allow(dead_code, reason = "what only the caching backend asks for")
+)]
+pub(crate) mod tuning;
 
 pub(crate) use alignment::ALIGNMENT_MIN;
 pub use backend_kind::BackendKind;
 pub(crate) use backend_kind::HandleUse;
 pub use bytes::Bytes;
 pub(crate) use conf::ConfigError;
-pub use dials::{Dials, Profile};
-pub use divisions::{Divisions, DivisionsError};
 pub use kind::MemoryKind;
 pub(crate) use limit::FORMS;
 pub use limit::Limit;
 pub(crate) use pool_id::PoolId;
+pub use size_rounding::{SizeRounding, SizeRoundingError};
+pub use tuning::{Profile, Tuning};
 
 use core::time::Duration;
 
@@ -42,7 +42,7 @@ pub(crate) struct Config {
     pub(crate) hard_limit: Option<Limit>,
     pub(crate) soft_limit: Option<Limit>,
     pub(crate) idle_after: Option<Duration>,
-    pub(crate) dials: Dials,
+    pub(crate) tuning: Tuning,
     pub(crate) handle_use: HandleUse,
     pub(crate) plain_segments: bool,
     /// Whether memory that can be mapped was asked for.

@@ -6,12 +6,13 @@
 
 pub(crate) mod captures;
 pub(crate) mod capturing;
-#[allow(dead_code, reason = "what only the caching backend asks for")]
-pub(crate) mod clock;
 pub(crate) mod context;
 pub(crate) mod deadline;
 pub(crate) mod event;
 pub(crate) mod host_memory;
+pub(crate) mod maintenance;
+#[allow(dead_code, reason = "what only the caching backend asks for")]
+pub(crate) mod order;
 pub(crate) mod processes;
 #[cfg_attr(
     not(feature = "backend-caching"),
@@ -19,30 +20,29 @@ pub(crate) mod processes;
 )]
 pub(crate) mod slow_path_flag;
 pub(crate) mod stream;
-pub(crate) mod upkeep;
 pub(crate) mod watch;
 
 mod settle;
 mod wait;
 
 pub(crate) use captures::Captures;
-pub use clock::StreamId;
-pub(crate) use clock::{
-    Clocks, GRAPH_BIT, Life, MarkEvent, Observation, Order, Part, Stamp, StreamIndex, StreamParts,
-};
 pub(crate) use context::Handle;
-pub use context::{Bound, Relaxed};
+pub use context::{CaptureModeGuard, ContextGuard};
 pub use event::Event;
 pub use host_memory::{BorrowedHostMemory, HostBuffer, HostBufferMut, HostMemory, HostMemoryError};
+pub(crate) use maintenance::{DeferredRelease, HowFar, Idle, Maintenance, Waiting};
+pub use order::StreamId;
+pub(crate) use order::{
+    Clocks, GRAPH_BIT, Life, MarkerEvent, Observation, Order, Part, Stamp, StreamIndex, StreamParts,
+};
 pub(crate) use slow_path_flag::SlowPathFlag;
 pub(crate) use stream::{LEGACY, WeakStream};
 pub use stream::{Stream, StreamBuilder};
-pub(crate) use upkeep::{HowFar, Idle, Left, Upkeep, Waiting};
 pub(crate) use watch::{OrderEvent, OrderObserver};
 
 use crate::config::Bytes;
 use crate::error::{PoolError, UnfinishedStream, is_sticky};
-use crate::limits::Account;
+use crate::limits::DeviceBudget;
 use crate::reclaim::{Reclaimable, Registration};
 use core::cmp::Reverse;
 use core::ffi::{CStr, c_char, c_int};
@@ -91,9 +91,9 @@ struct Inner {
 
 /// What all that were opened of one GPU share, as they share its memory.
 struct Common {
-    upkeep: Upkeep,
+    maintenance: Maintenance,
     watch: Watch,
-    account: Arc<Account>,
+    budget: Arc<DeviceBudget>,
     /// Held together by those who wait for all of the GPU, and alone by whoever begins a capture there.
     quiet: RwLock<()>,
     /// Memory that was kept instead of being given back, and not yet reported.
@@ -243,7 +243,7 @@ impl Device {
     /// # Errors
     ///
     /// What the driver says.
-    pub fn bind(&self) -> Result<Bound<'_>, PoolError> {
+    pub fn bind(&self) -> Result<ContextGuard<'_>, PoolError> {
         Ok(self.enter()?)
     }
 
@@ -255,15 +255,15 @@ impl Device {
     /// # Errors
     ///
     /// What the driver says.
-    pub fn relax(&self) -> Result<Relaxed<'_>, PoolError> {
-        Ok(Relaxed::enter(self.driver())?)
+    pub fn relax(&self) -> Result<CaptureModeGuard<'_>, PoolError> {
+        Ok(CaptureModeGuard::enter(self.driver())?)
     }
 
     /// Asks `holder` from now on when memory of this device is short, until it or the registration is gone. All
     /// that were opened of one GPU share what is registered.
     pub fn register_reclaimable<T: Reclaimable + 'static>(&self, holder: &Arc<T>) -> Registration {
         let holder: Weak<dyn Reclaimable> = Arc::<T>::downgrade(holder);
-        Registration::new(self.upkeep().registry(), holder)
+        Registration::new(self.maintenance().registry(), holder)
     }
 
     /// The error for something that belongs to `found` where this device was expected.
@@ -291,8 +291,8 @@ impl Device {
         unfinished
     }
 
-    pub(crate) fn enter(&self) -> Result<Bound<'_>, DriverError> {
-        Bound::enter(self.driver(), self.context())
+    pub(crate) fn enter(&self) -> Result<ContextGuard<'_>, DriverError> {
+        ContextGuard::enter(self.driver(), self.context())
     }
 
     /// Keeps an error that says that the context is lost: what asks the driver for nothing would not see it.
@@ -311,16 +311,16 @@ impl Device {
     }
 
     /// What its pools hold.
-    pub(crate) fn account(&self) -> &Arc<Account> {
-        &self.0.common.account
+    pub(crate) fn budget(&self) -> &Arc<DeviceBudget> {
+        &self.0.common.budget
     }
 
     pub(crate) fn watch(&self) -> &Watch {
         &self.0.common.watch
     }
 
-    pub(crate) fn upkeep(&self) -> &Upkeep {
-        &self.0.common.upkeep
+    pub(crate) fn maintenance(&self) -> &Maintenance {
+        &self.0.common.maintenance
     }
 
     /// What is ordered and what is done, on all streams of the machine.
@@ -335,9 +335,16 @@ impl Device {
 
 impl Common {
     fn new(total_bytes: u64) -> Self {
-        let account = Arc::new(Account::new(total_bytes));
+        let budget = Arc::new(DeviceBudget::new(total_bytes));
         let (quiet, kept, kept_memory) = (RwLock::default(), Mutex::default(), Mutex::default());
-        Self { upkeep: Upkeep::default(), watch: Watch::default(), account, quiet, kept, kept_memory }
+        Self {
+            maintenance: Maintenance::default(),
+            watch: Watch::default(),
+            budget,
+            quiet,
+            kept,
+            kept_memory,
+        }
     }
 }
 
@@ -367,13 +374,13 @@ impl Inner {
     fn give_back_what_is_left(&self) {
         // Who else has opened the GPU gives it back in his own time.
         let has_heir = self.clocks.devices().iter().any(|other| other.context() == self.context.0);
-        if has_heir || !self.common.upkeep.has_left() {
+        if has_heir || !self.common.maintenance.has_left() {
             return;
         }
-        let Ok(_bound) = Bound::enter(&self.driver, self.context.0) else { return };
+        let Ok(_bound) = ContextGuard::enter(&self.driver, self.context.0) else { return };
         // SAFETY: the context is current and alive.
         if unsafe { self.driver.cuCtxSynchronize() }.is_ok() {
-            self.common.upkeep.finish(&self.driver, &self.clocks);
+            self.common.maintenance.finish(&self.driver, &self.clocks);
         }
     }
 }

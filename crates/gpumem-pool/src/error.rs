@@ -6,7 +6,7 @@ pub(crate) mod out_of_memory;
 pub use out_of_memory::{
     Advice, Attempt, Growth, Holder, OutOfMemory, ProcessUsage, RefusedBy, UnfinishedStream,
 };
-pub(crate) use out_of_memory::{GrowthLog, Maker, Passed, Sample};
+pub(crate) use out_of_memory::{GrowthLog, LimitExceeded, Maker, Sample};
 
 use crate::config::{ALIGNMENT_MIN, BackendKind, Bytes, ConfigError, MemoryKind};
 use gpumem_sys::env::EnvError;

@@ -6,7 +6,7 @@
 //! - *Blocks allocated while their stream captures* belong to the graph. Their addresses stay as they are, and their
 //!   memory goes nowhere else, until the graph and all its executables are gone. Within the capture, a block that is
 //!   dropped makes room for later ones of its stream.
-//! - *Other blocks* that are used in the capture ([`Block::record_use`](crate::Block::record_use), also on their home
+//! - *Other blocks* that are used in the capture ([`Block::record_use`](crate::Block::record_use), also on their owner stream
 //!   stream) or dropped while one of their streams is part of it, stay as long.
 //! - Everything else goes on as ever, on any thread.
 //!

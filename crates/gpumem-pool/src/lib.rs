@@ -11,7 +11,7 @@
 //!
 //! | room | what is in it |
 //! | --- | --- |
-//! | `config` | how a pool is set up: [`Limit`], [`MemoryKind`], [`BackendKind`], [`Profile`], [`Dials`], options by name ([`conf`]) |
+//! | `config` | how a pool is set up: [`Limit`], [`MemoryKind`], [`BackendKind`], [`Profile`], [`Tuning`], options by name ([`conf`]) |
 //! | `error` | [`PoolError`]; [`OutOfMemory`], why a request was refused, with advice |
 //! | `limits` | how many bytes a pool may hold, alone and together with others |
 //! | `stats` | counters, tags, [`Status`] |
@@ -88,11 +88,13 @@ mod stats;
 pub mod trace;
 
 pub use builder::{PoolBuilder, VARIABLES};
-pub use config::conf::{ConfigError, Notice};
-pub use config::{BackendKind, Bytes, Dials, Divisions, DivisionsError, Limit, MemoryKind, Profile, conf};
+pub use config::conf::{ConfigError, IgnoredOption};
+pub use config::{
+    BackendKind, Bytes, Limit, MemoryKind, Profile, SizeRounding, SizeRoundingError, Tuning, conf,
+};
 pub use device::{
-    BorrowedHostMemory, Bound, Device, Event, HostBuffer, HostBufferMut, HostMemory, HostMemoryError,
-    MemoryInfo, Relaxed, Stream, StreamBuilder, StreamId,
+    BorrowedHostMemory, CaptureModeGuard, ContextGuard, Device, Event, HostBuffer, HostBufferMut, HostMemory,
+    HostMemoryError, MemoryInfo, Stream, StreamBuilder, StreamId,
 };
 pub use error::{
     Advice, Attempt, Growth, Holder, OutOfMemory, PoolError, ProcessUsage, RefusedBy, UnfinishedStream,
@@ -101,7 +103,7 @@ pub use error::{
 #[doc(hidden)]
 pub use gpumem_heap::injected_bugs;
 pub use graph::{Capture, CaptureMode, Graph, GraphExec};
-pub use pool::{Block, BlockToken, Expectation, GrowableBlock, Location, Pool, RawBlock, Scope, ScopeUsage};
+pub use pool::{Block, BlockToken, GrowableBlock, Location, MemoryAdvice, Pool, RawBlock, Scope, ScopeUsage};
 #[cfg(unix)]
 pub use pool::{ExportedBlock, ExportedHandle, ImportedBlock};
 pub use reclaim::{Reclaimable, Registration};

@@ -4,24 +4,24 @@
     not(feature = "backend-caching"),
     allow(dead_code, reason = "what only the caching backend asks for")
 )]
-pub(crate) mod account;
+pub(crate) mod admission;
 #[cfg_attr(
     not(feature = "backend-caching"),
     allow(dead_code, reason = "what only the caching backend asks for")
 )]
-pub(crate) mod dues;
+pub(crate) mod device_budget;
 #[cfg_attr(
     not(feature = "backend-caching"),
     allow(dead_code, reason = "what only the caching backend asks for")
 )]
-pub(crate) mod family;
+pub(crate) mod limit_node;
 
-pub(crate) use account::Account;
-pub(crate) use dues::Dues;
-pub(crate) use family::{Family, Member};
+pub(crate) use admission::Admission;
+pub(crate) use device_budget::DeviceBudget;
+pub(crate) use limit_node::{LimitNode, Trimmable};
 
 use crate::config::{ConfigError, Limit, MemoryKind};
-use crate::error::{Passed, PoolError};
+use crate::error::{LimitExceeded, PoolError};
 use core::sync::atomic::{AtomicU64, Ordering};
 use std::sync::Arc;
 
@@ -29,7 +29,7 @@ use std::sync::Arc;
 #[derive(Clone, Debug)]
 pub(crate) struct Limits {
     /// Keeps the hard one.
-    family: Arc<Family>,
+    node: Arc<LimitNode>,
     soft_bytes: Arc<AtomicU64>,
 }
 
@@ -57,26 +57,26 @@ impl Limits {
         }
     }
 
-    pub(crate) fn new(family: Arc<Family>, soft_bytes: u64) -> Self {
-        Self { family, soft_bytes: Arc::new(AtomicU64::new(soft_bytes)) }
+    pub(crate) fn new(node: Arc<LimitNode>, soft_bytes: u64) -> Self {
+        Self { node, soft_bytes: Arc::new(AtomicU64::new(soft_bytes)) }
     }
 
-    pub(crate) fn family(&self) -> &Arc<Family> {
-        &self.family
+    pub(crate) fn node(&self) -> &Arc<LimitNode> {
+        &self.node
     }
 
     pub(crate) fn hard_bytes(&self) -> Option<u64> {
-        Some(self.family.limit_bytes()).filter(|limit_bytes| *limit_bytes != NO_LIMIT)
+        Some(self.node.limit_bytes()).filter(|limit_bytes| *limit_bytes != NO_LIMIT)
     }
 
     /// A part of what may be held: of the hard limit, or of the device where that is less.
     pub(crate) fn part_bytes(&self, share: f64, device_bytes: u64) -> u64 {
-        (self.family.limit_bytes().min(device_bytes) as f64 * share) as u64
+        (self.node.limit_bytes().min(device_bytes) as f64 * share) as u64
     }
 
     /// The hard limit, if there is one, for the report of a request that it refused with so much held.
-    pub(crate) fn passed(&self, held_bytes: u64) -> Option<Passed> {
-        self.hard_bytes().map(|_| self.family.passed(held_bytes))
+    pub(crate) fn passed(&self, held_bytes: u64) -> Option<LimitExceeded> {
+        self.hard_bytes().map(|_| self.node.passed(held_bytes))
     }
 
     pub(crate) fn soft_bytes(&self) -> Option<u64> {

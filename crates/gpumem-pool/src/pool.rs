@@ -29,13 +29,13 @@ pub use scope::{Scope, ScopeUsage};
 #[cfg(unix)]
 pub use sharing::{ExportedBlock, ExportedHandle, ImportedBlock};
 pub(crate) use state::{State, StateRef};
-pub use unified::{Expectation, Location};
+pub use unified::{Location, MemoryAdvice};
 
 use crate::backend::{Backend, Source};
-use crate::config::{BackendKind, Config, Limit, MemoryKind, conf, conf::Notice};
+use crate::config::{BackendKind, Config, Limit, MemoryKind, conf, conf::IgnoredOption};
 use crate::device::{Device, Stream};
 use crate::error::PoolError;
-use crate::limits::{Family, Limits};
+use crate::limits::{LimitNode, Limits};
 use crate::stats::Status;
 use core::fmt;
 use gpumem_sys::types::CUdevice_attribute;
@@ -69,7 +69,7 @@ pub(crate) struct Setup {
     /// Innermost first.
     pub(crate) adaptors: Vec<Arc<dyn Adaptor>>,
     /// The limit of another pool that this pool's memory counts against too.
-    pub(crate) parent: Option<Arc<Family>>,
+    pub(crate) parent: Option<Arc<LimitNode>>,
     pub(crate) observer: Option<Observer>,
 }
 
@@ -79,7 +79,7 @@ impl Pool {
         let is_for_host = check_kind(config.kind, device)?;
         let soft_limit_bytes = Limits::resolve(config.soft_limit, config.kind, device.total_bytes())?;
         let hard_limit_bytes = Limits::resolve_hard(config.hard_limit, config.kind, device.total_bytes())?;
-        let limits = Limits::new(Family::new(hard_limit_bytes, parent.clone()), soft_limit_bytes);
+        let limits = Limits::new(LimitNode::new(hard_limit_bytes, parent.clone()), soft_limit_bytes);
         let backend = Backend::new(device, config, &limits)?;
         let peers = setup.peers.clone();
         let pool = Self(StateRef::new(setup, is_for_host, backend, limits));
@@ -108,11 +108,11 @@ impl Pool {
         self.0.backend().kind()
     }
 
-    /// The options that were given, by name, builder or environment, and have no effect on its backend. Dials that were set all
-    /// together ([`PoolBuilder::dials`](crate::PoolBuilder::dials)) are not told apart.
+    /// The options that were given, by name, builder or environment, and have no effect on its backend. Tuning options that were set all
+    /// together ([`PoolBuilder::tuning`](crate::PoolBuilder::tuning)) are not told apart.
     #[must_use]
-    pub fn notices(&self) -> Vec<Notice> {
-        conf::notices(self.0.config(), self.backend(), self.0.backend().growing().is_some())
+    pub fn ignored_options(&self) -> Vec<IgnoredOption> {
+        conf::ignored_options(self.0.config(), self.backend(), self.0.backend().growing().is_some())
     }
 
     /// Whose memory it hands out.

@@ -6,12 +6,12 @@
 //! without asking anybody again. What one of them does wrong, by an error or by a panic, is kept from the others and from
 //! the caller: the report of the request says it, if that is refused after all.
 
-pub(crate) mod contained;
+pub(crate) mod catch_panic;
 
-pub(crate) use contained::Outermost;
+pub(crate) use catch_panic::ReentrancyGuard;
 
 use crate::config::MemoryKind;
-use crate::reclaim::contained::contained;
+use crate::reclaim::catch_panic::catch_panic;
 use core::cell::Cell;
 use core::fmt;
 use core::time::Duration;
@@ -148,7 +148,7 @@ impl Registry {
     /// Asks all holders that can help a kind of memory, and says what went wrong; `None` if there are none, or if a holder
     /// is asking. What holders are letting go of for other threads is waited for, until the deadline: it is room too.
     pub(crate) fn ask(&self, extent: Extent, kind: MemoryKind, until: Instant) -> Option<Vec<String>> {
-        let _asking = Outermost::begin(&IS_ASKING)?;
+        let _asking = ReentrancyGuard::begin(&IS_ASKING)?;
         let (id, holders) = self.begin();
         let asked: Vec<Asked> =
             holders.into_iter().filter_map(|holder| asked(holder, extent, kind)).collect();
@@ -189,8 +189,8 @@ type Asked = Result<(), String>;
 
 /// Asks one of them, whose end this may be. `None` if its memory does not help this kind.
 fn asked(holder: Arc<dyn Reclaimable>, extent: Extent, kind: MemoryKind) -> Option<Asked> {
-    let name = contained(|| holder.name().to_owned()).unwrap_or_else(|_| "one that has no name".into());
-    let asked = contained(move || match extent {
+    let name = catch_panic(|| holder.name().to_owned()).unwrap_or_else(|_| "one that has no name".into());
+    let asked = catch_panic(move || match extent {
         _ if !holder.helps(kind) => None,
         Extent::Purge => Some(holder.purge().map_err(|error| error.to_string())),
         Extent::Release => Some(holder.release().map_err(|error| error.to_string())),

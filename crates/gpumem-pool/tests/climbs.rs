@@ -6,7 +6,7 @@
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 use gpumem_pool::sys::Driver;
-use gpumem_pool::{BackendKind, Block, Device, Dials, MemoryKind, Pool, PoolError, Profile, Stream};
+use gpumem_pool::{BackendKind, Block, Device, MemoryKind, Pool, PoolError, Profile, Stream, Tuning};
 use gpumem_sim::SimConfig;
 use shuttle::scheduler::{PctScheduler, RandomScheduler, Scheduler};
 use shuttle::sync::atomic::{AtomicU64, Ordering::SeqCst};
@@ -22,7 +22,7 @@ const FRAME_BYTES: u64 = 2 << 20;
 
 #[derive(Clone, Copy)]
 struct Plan {
-    dials: fn() -> Dials,
+    tuning: fn() -> Tuning,
     /// What the pool has before anybody asks.
     reserved_bytes: u64,
     kind: MemoryKind,
@@ -58,7 +58,8 @@ fn crowd(plan: Plan, refused: &(impl Fn(PoolError) + Send + Clone + 'static)) {
     let device = Device::new(&gpumem_sim::driver(SimConfig::new()).unwrap(), 0).unwrap();
     // To the driver all of shuttle's threads are one: its context stays current.
     let _bound = device.bind().unwrap();
-    let builder = Pool::builder(&device).backend(BackendKind::Caching).kind(plan.kind).dials((plan.dials)());
+    let builder =
+        Pool::builder(&device).backend(BackendKind::Caching).kind(plan.kind).tuning((plan.tuning)());
     let pool = builder.hard_limit(plan.limit_bytes).build().unwrap();
     pool.reserve(plan.reserved_bytes).unwrap();
     let claimed = Arc::new(AtomicU64::new(0));
@@ -97,13 +98,13 @@ fn work(pool: &Pool, stream: &Stream, plan: Plan, claimed: &AtomicU64, turn: usi
     refused
 }
 
-const PROFILES: [fn() -> Dials; 3] =
-    [|| Dials::of(Profile::Fast), Dials::default, || Dials::of(Profile::Tight)];
+const PROFILES: [fn() -> Tuning; 3] =
+    [|| Tuning::of(Profile::Fast), Tuning::default, || Tuning::of(Profile::Tight)];
 
-fn large(dials: fn() -> Dials, kind: MemoryKind) -> Plan {
+fn large(tuning: fn() -> Tuning, kind: MemoryKind) -> Plan {
     let limit_bytes = 2 * FRAME_BYTES;
     Plan {
-        dials,
+        tuning,
         reserved_bytes: 0,
         kind,
         sizes_bytes: [FRAME_BYTES; 2],
@@ -114,41 +115,41 @@ fn large(dials: fn() -> Dials, kind: MemoryKind) -> Plan {
 
 #[test]
 fn nobody_is_refused_a_large_block() {
-    for dials in PROFILES {
-        check(large(dials, MemoryKind::Device));
+    for tuning in PROFILES {
+        check(large(tuning, MemoryKind::Device));
     }
 }
 
 #[test]
 fn nor_one_that_the_host_may_use() {
-    check(large(Dials::default, MemoryKind::Host));
+    check(large(Tuning::default, MemoryKind::Host));
 }
 
 /// Two small ones may lie in two frames, and a large one needs a third.
 #[test]
 fn nor_any_beside_small_ones_that_others_keep_at_hand() {
-    for dials in PROFILES {
-        check(mixed(dials));
+    for tuning in PROFILES {
+        check(mixed(tuning));
     }
 }
 
-fn mixed(dials: fn() -> Dials) -> Plan {
+fn mixed(tuning: fn() -> Tuning) -> Plan {
     let sizes_bytes = [FRAME_BYTES / 2, FRAME_BYTES];
-    Plan { sizes_bytes, limit_bytes: 3 * FRAME_BYTES, ..large(dials, MemoryKind::Device) }
+    Plan { sizes_bytes, limit_bytes: 3 * FRAME_BYTES, ..large(tuning, MemoryKind::Device) }
 }
 
 /// Threads keep at hand more than the heap may grow by, of what was reserved ahead: now there is plenty, now there is none.
 #[test]
 fn nor_where_threads_keep_what_was_reserved() {
     let keeping =
-        || Dials::default().growth_slack(0).growth_slack_max(0).magazine_share(1000).large_share(1000);
+        || Tuning::default().growth_slack(0).growth_slack_max(0).magazine_share(1000).large_share(1000);
     check(Plan { reserved_bytes: 3 * FRAME_BYTES, ..mixed(keeping) });
 }
 
 /// The model sees it if somebody is.
 #[test]
 fn too_little_room_is_seen() {
-    let plan = Plan { limit_bytes: FRAME_BYTES, ..large(Dials::default, MemoryKind::Device) };
+    let plan = Plan { limit_bytes: FRAME_BYTES, ..large(Tuning::default, MemoryKind::Device) };
     let count = Arc::new(Count::new(0));
     let counted = Arc::clone(&count);
     run(plan, move |_| {

@@ -16,8 +16,8 @@ pub fn case() -> impl Strategy<Value = Case> {
         prop_oneof![2 => Just(None), 3 => prop_oneof![2 * MIB..=8 * MIB, 8 * MIB..=96 * MIB].prop_map(Some)];
     let soft_limit = prop_oneof![3 => Just(None), 1 => Just(Some(0)), 1 => (0..=64 * MIB).prop_map(Some)];
     let memory = prop_oneof![Just(64 * MIB), Just(128 * MIB), Just(1024 * MIB)];
-    let dials = (any::<bool>(), weighted(0.3, 0..=2_u32));
-    let machine = (any::<u64>().no_shrink(), memory, hard_limit, soft_limit, dials);
+    let tuning = (any::<bool>(), weighted(0.3, 0..=2_u32));
+    let machine = (any::<u64>().no_shrink(), memory, hard_limit, soft_limit, tuning);
     // Last, so that what is drawn before it is what it would be without.
     let more = weighted(0.3, vec(moving(), 8..=32));
     let program = (machine, 1..=4_usize, vec(operation(), 1..=100), more);

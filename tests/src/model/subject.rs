@@ -2,7 +2,7 @@
 
 use super::adapted::Adapted;
 use super::operation::Case;
-use crate::pool::{BackendKind, Device, Dials, MemoryKind, Pool, PoolBuilder, PoolError, Profile};
+use crate::pool::{BackendKind, Device, MemoryKind, Pool, PoolBuilder, PoolError, Profile, Tuning};
 use gpumem_sim::SimConfig;
 use std::fmt;
 use std::str::FromStr;
@@ -109,27 +109,27 @@ impl Subject {
 
     /// What depends on the clock would make cases differ: what is asked is asked to the end, or not at all, and nothing is
     /// given back early. (Backends that do not trade anything ask too.)
-    fn dials(self, case: &Case) -> Dials {
+    fn tuning(self, case: &Case) -> Tuning {
         let budget = if case.polls { Duration::MAX } else { Duration::ZERO };
-        let usual = self.profile.map_or_else(Dials::default, Dials::of);
-        let dials = usual.poll_budget(budget).release_budget(Duration::ZERO);
-        let dials = match case.soft_limit_bytes {
-            Some(_) => dials.split_bytes_max(0),
-            None => dials,
+        let usual = self.profile.map_or_else(Tuning::default, Tuning::of);
+        let tuning = usual.poll_budget(budget).release_budget(Duration::ZERO);
+        let tuning = match case.soft_limit_bytes {
+            Some(_) => tuning.split_bytes_max(0),
+            None => tuning,
         };
         // Few programs have more mappings than any profile keeps, so these two mostly keep hardly any.
         let keeps_few = self.profile == Some(Profile::Tight) || self.is_adapted;
         let few = keeps_few.then_some((case.sim_seed % 3) as u32);
         match case.empty_windows_max.or(few) {
-            Some(count) => dials.empty_windows_max(count),
-            None => dials,
+            Some(count) => tuning.empty_windows_max(count),
+            None => tuning,
         }
     }
 
     /// A pool without limits.
     pub(super) fn open_plain(self, device: &Device) -> Result<Pool, PoolError> {
-        let dials = self.profile.map_or_else(Dials::default, Dials::of);
-        self.builder(device).dials(dials).build()
+        let tuning = self.profile.map_or_else(Tuning::default, Tuning::of);
+        self.builder(device).tuning(tuning).build()
     }
 
     /// The adaptors that stand around its pools.
@@ -158,7 +158,7 @@ impl Subject {
         if case.empty_windows_max.is_some() {
             builder = builder.garbage_collection_threshold(0.5);
         }
-        builder = builder.dials(self.dials(case));
+        builder = builder.tuning(self.tuning(case));
         let pool = builder.build()?;
         if self.profile == Some(Profile::Fast) && case.soft_limit_bytes.is_none() {
             let whole_bytes = self.hard_limit_bytes(case).unwrap_or(u64::MAX).min(case.memory_bytes);

@@ -90,7 +90,7 @@ pub(crate) const TARGETS: &[Target] = &[
 pub(crate) const ROOMS: &[Room] = &[
     Room {
         name: "order",
-        paths: &["crates/gpumem-heap/src/order/", "crates/gpumem-pool/src/device/clock.rs", "crates/gpumem-pool/src/device/clock/"],
+        paths: &["crates/gpumem-heap/src/order/", "crates/gpumem-pool/src/device/order.rs", "crates/gpumem-pool/src/device/order/"],
         suites: &[
             "heap-src", "pool-src", "pool", "loom", "tests/streams", "tests/stream_kinds", "tests/reuse", "tests/others_bugs", "tests/capture",
             "tests/graphs", "tests/lifetimes", "tests/kinds", "tests/threads", "tests/model", "tests/stress", "tests/calls",
@@ -100,8 +100,8 @@ pub(crate) const ROOMS: &[Room] = &[
     Room {
         name: "limits",
         paths: &[
-            "crates/gpumem-pool/src/config/limit.rs", "crates/gpumem-pool/src/limits/family.rs", "crates/gpumem-pool/src/limits/dues.rs",
-            "crates/gpumem-pool/src/limits/account.rs", "crates/gpumem-pool/src/stats/ledger.rs", "crates/gpumem-pool/src/pool/state/room.rs",
+            "crates/gpumem-pool/src/config/limit.rs", "crates/gpumem-pool/src/limits/limit_node.rs", "crates/gpumem-pool/src/limits/admission.rs",
+            "crates/gpumem-pool/src/limits/device_budget.rs", "crates/gpumem-pool/src/stats/usage_counters.rs", "crates/gpumem-pool/src/pool/state/room.rs",
             "crates/gpumem-pool/src/pool/private.rs",
         ],
         suites: &[
@@ -113,7 +113,7 @@ pub(crate) const ROOMS: &[Room] = &[
         name: "ladder",
         paths: &[
             "crates/gpumem-pool/src/backend/caching/ladder.rs", "crates/gpumem-heap/src/sync/spin_mutex.rs",
-            "crates/gpumem-pool/src/backend/caching/shared.rs", "crates/gpumem-pool/src/backend/caching/shared/",
+            "crates/gpumem-pool/src/backend/caching/caching_pool.rs", "crates/gpumem-pool/src/backend/caching/caching_pool/",
         ],
         suites: &[
             "pool-src", "pool", "tests/limits", "tests/reuse", "tests/calls", "tests/crowd", "tests/vmm", "tests/pool", "tests/refusals",
@@ -187,7 +187,7 @@ pub(crate) const ROOMS: &[Room] = &[
     Room {
         name: "reclaim",
         paths: &[
-            "crates/gpumem-pool/src/reclaim.rs", "crates/gpumem-pool/src/pool/state/relief.rs", "crates/gpumem-pool/src/device/upkeep.rs",
+            "crates/gpumem-pool/src/reclaim.rs", "crates/gpumem-pool/src/pool/state/relief.rs", "crates/gpumem-pool/src/device/maintenance.rs",
         ],
         suites: &[
             "pool-src", "pool", "tests/limits", "tests/features", "tests/kinds", "tests/lifetimes", "tests/pool", "tests/refusals",

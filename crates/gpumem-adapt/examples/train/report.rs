@@ -69,7 +69,7 @@ impl Report {
             other => format!(" of {other} memory"),
         };
         self.line("pool", &format!("{}{kind}{}", status.backend, limit.unwrap_or_default()))?;
-        pool.notices().iter().try_for_each(|notice| self.line("", &notice.to_string()))
+        pool.ignored_options().iter().try_for_each(|notice| self.line("", &notice.to_string()))
     }
 
     pub(crate) fn memory(&mut self, when: &str, status: &Status) -> Result<()> {

@@ -18,7 +18,7 @@ use gpumem_sys::{Driver, DriverError};
 /// | [`Fill::zero_on_free`] | what comes back to 0 | the same among the pool's own tenants, with the time paid at the free |
 /// | [`Fill::debug`] | one to 0xA5, the other to 0x5A | reads of what was never written, or not any more |
 ///
-/// A free sets them where its home stream can be made to: that stream is this crate's own, is alive, and may wait for the
+/// A free sets them where its owner stream can be made to: that stream is this crate's own, is alive, and may wait for the
 /// other users. The first that can't be, makes the adaptor set all blocks from then on when they are handed out, too, so
 /// that no block ever shows what another left. Memory that is fresh from the driver it leaves as the driver gives it.
 ///
@@ -80,7 +80,9 @@ impl Adaptor for Fill {
         // What was set when it was handed out may still be on its way, whatever its user knows of his own work.
         release.set_used();
         let Some(value) = self.on_free else { return };
-        let set = |driver: &Driver, home| set(driver, release.address(), value, release.size_bytes(), home);
+        let set = |driver: &Driver, owner_stream| {
+            set(driver, release.address(), value, release.size_bytes(), owner_stream)
+        };
         if !release.queue(set) {
             self.has_missed.store(true, Ordering::Relaxed);
         }
@@ -90,9 +92,9 @@ impl Adaptor for Fill {
         let (start, size_bytes) =
             (change.address() + change.from_bytes(), change.to_bytes().saturating_sub(change.from_bytes()));
         match self.value_on_alloc() {
-            Some(value) => {
-                change.do_now(After::Cut, |driver, home| set(driver, start, value, size_bytes, home))
-            }
+            Some(value) => change.do_now(After::Cut, |driver, owner_stream| {
+                set(driver, start, value, size_bytes, owner_stream)
+            }),
             // Its user does not know of what was queued when it left this memory.
             None if self.on_free.is_some() && change.is_cut_pending() => {
                 change.do_now(After::Cut, |_, _| Ok(()))
@@ -105,7 +107,7 @@ impl Adaptor for Fill {
         let Some(value) = self.on_free.filter(|_| !change.is_undone()) else { return };
         let (start, size_bytes) =
             (change.address() + change.to_bytes(), change.from_bytes().saturating_sub(change.to_bytes()));
-        if !change.queue(|driver, home| set(driver, start, value, size_bytes, home)) {
+        if !change.queue(|driver, owner_stream| set(driver, start, value, size_bytes, owner_stream)) {
             self.has_missed.store(true, Ordering::Relaxed);
         }
     }

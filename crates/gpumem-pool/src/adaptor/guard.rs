@@ -19,7 +19,7 @@ use core::fmt;
 use core::sync::atomic::{AtomicU64, Ordering};
 use ends::Ends;
 pub(super) use slots::Edges;
-use slots::{Slots, Work};
+use slots::{StreamTable, Work};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 /// Finds writes past the ends of blocks, up to 256 bytes in front and as many behind, to the byte.
@@ -29,7 +29,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 /// [`Guard::settle`] after waiting for the device to hear of everything.
 ///
 /// Blocks cost 512 bytes more and their alignment, which the pool counts as in use, four small calls of the driver and, at a
-/// free, a mark in the stream. A block is not looked at where its home stream is gone, another library's or captures when it
+/// free, a mark in the stream. A block is not looked at where its owner stream is gone, another library's or captures when it
 /// is freed, or can't wait for the block's other users, nor while 1024 looks are under way
 /// ([`Guard::unchecked_count`]). A graph's memory is looked at as a whole when the graph is gone.
 ///
@@ -59,7 +59,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 /// ```
 #[derive(Default)]
 pub struct Guard {
-    slots: Slots,
+    slots: StreamTable,
     /// Of blocks that grow.
     ends: Ends,
     found: Mutex<Vec<Damage>>,

@@ -57,8 +57,8 @@ impl Budget {
         }
         let limit_bytes = self.limit_bytes();
         let sum = |used: u64| used.checked_add(size_bytes).filter(|sum| *sum <= limit_bytes);
-        let taken = self.in_use_bytes.fetch_update(Ordering::Relaxed, Ordering::Relaxed, sum);
-        let in_use_bytes = taken.map_err(|in_use_bytes| PoolError::OverBudget {
+        let outcome = self.in_use_bytes.fetch_update(Ordering::Relaxed, Ordering::Relaxed, sum);
+        let in_use_bytes = outcome.map_err(|in_use_bytes| PoolError::OverBudget {
             requested_bytes: size_bytes,
             in_use_bytes,
             limit_bytes,
@@ -78,12 +78,12 @@ impl Adaptor for Budget {
     }
 
     fn alloc(&self, request: &Request<'_>, next: Next<'_>) -> Result<Grant, PoolError> {
-        let mut taken = Taken { budget: self, size_bytes: 0 };
-        taken.raise_to(request.size_bytes())?;
+        let mut outcome = FreeOutcome { budget: self, size_bytes: 0 };
+        outcome.raise_to(request.size_bytes())?;
         let grant = next.alloc(request)?;
         // What was granted is what comes back: that may be more.
-        taken.raise_to(grant.size_bytes())?;
-        core::mem::forget(taken);
+        outcome.raise_to(grant.size_bytes())?;
+        core::mem::forget(outcome);
         Ok(grant)
     }
 
@@ -101,12 +101,12 @@ impl Adaptor for Budget {
 }
 
 /// What counts for a request that is not granted yet: if it is not, or if another adaptor panics, no more.
-struct Taken<'a> {
+struct FreeOutcome<'a> {
     budget: &'a Budget,
     size_bytes: u64,
 }
 
-impl Taken<'_> {
+impl FreeOutcome<'_> {
     fn raise_to(&mut self, size_bytes: u64) -> Result<(), PoolError> {
         let size_bytes = counted(size_bytes);
         self.budget.take(size_bytes.saturating_sub(self.size_bytes))?;
@@ -115,7 +115,7 @@ impl Taken<'_> {
     }
 }
 
-impl Drop for Taken<'_> {
+impl Drop for FreeOutcome<'_> {
     fn drop(&mut self) {
         self.budget.give_back(self.size_bytes);
     }

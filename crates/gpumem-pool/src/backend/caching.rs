@@ -1,7 +1,7 @@
 //! `caching`: our own heap over the driver's virtual memory, behind magazines that a thread has to itself.
 //!
 //! A block of up to 1 MiB comes from the calling thread's magazine of the stream, and goes back to the freeing thread's:
-//! plain reads and writes of what nobody else touches. All else is [`Shared`]'s: what a magazine lacks or has no room for,
+//! plain reads and writes of what nobody else touches. All else is [`CachingPool`]'s: what a magazine lacks or has no room for,
 //! larger blocks, and blocks that other streams have used.
 //!
 //! | module | noun |
@@ -20,35 +20,35 @@
 //! | `sync` | what the front needs of threads |
 
 mod access;
+mod caching_pool;
 mod extent;
 mod ladder;
-mod shared;
 #[allow(unsafe_code)]
 mod vmm;
 
-use super::{Counts, Freed, Growing, Piece, Reserved, Source, Taken, Underlying};
+use super::{Allocation, Counts, FreeOutcome, FreeRequest, Growing, Reserved, Source, Underlying};
 use crate::config::{BackendKind, Config};
 use crate::device::{Device, Stream, StreamId};
 use crate::error::PoolError;
 use crate::limits::Limits;
+use caching_pool::CachingPool;
 use core::sync::atomic::{AtomicU64, Ordering};
 use gpumem_heap::cache::{self, LargeBlock, OwnerGuard, SizeStep};
 use gpumem_heap::counters::Counters;
 use gpumem_heap::{HeapBlock, SizeClass};
-use shared::Shared;
 use std::sync::Arc;
 
 pub(crate) struct CachingBackend {
     /// Never used again: what a thread remembers of a pool that is gone matches no other.
     front: u64,
-    shared: Arc<Shared>,
+    shared: Arc<CachingPool>,
 }
 
 impl CachingBackend {
     pub(super) fn new(device: &Device, config: &Config, limits: &Limits) -> Result<Self, PoolError> {
         static NEXT: AtomicU64 = AtomicU64::new(cache::KEY_STEP);
         let front = NEXT.fetch_add(cache::KEY_STEP, Ordering::Relaxed);
-        Ok(Self { front, shared: Shared::new(front, device, config, limits)? })
+        Ok(Self { front, shared: CachingPool::new(front, device, config, limits)? })
     }
 }
 
@@ -58,34 +58,45 @@ impl CachingBackend {
     }
 
     #[inline(always)]
-    pub(super) fn hit(near: u64, size_bytes: u64, near_id: u64) -> Option<Piece> {
+    pub(super) fn hit(near: u64, size_bytes: u64, fast_path_id: u64) -> Option<Allocation> {
         let Some(class) = SizeClass::of(size_bytes) else {
-            return Self::hit_large(near, size_bytes, near_id);
+            return Self::hit_large(near, size_bytes, fast_path_id);
         };
-        let piece = cache::with_cache(near, near_id, |set| set.take(class, size_bytes));
-        piece.flatten().map(|piece| of_class(class, piece))
+        let allocation = cache::with_cache(near, fast_path_id, |set| set.take(class, size_bytes));
+        allocation.flatten().map(|allocation| of_class(class, allocation))
     }
 
     #[inline(always)]
-    pub(super) fn put_back_small(near: u64, piece: &Piece, size_bytes: u64, home: StreamId) -> bool {
-        let Some(class) = SizeClass::at(piece.untagged_class()) else { return false };
+    pub(super) fn put_back_small(
+        near: u64,
+        allocation: &Allocation,
+        size_bytes: u64,
+        owner_stream: StreamId,
+    ) -> bool {
+        let Some(class) = SizeClass::at(allocation.untagged_class()) else { return false };
         let put = |set: OwnerGuard<'_>| {
-            set.put(class, size_bytes, HeapBlock { address: piece.address, record: piece.record() })
+            set.put(class, size_bytes, HeapBlock { address: allocation.address, record: allocation.record() })
         };
-        cache::with_cache(near, home.as_u64(), put) == Some(true)
+        cache::with_cache(near, owner_stream.as_u64(), put) == Some(true)
     }
 
-    pub(super) fn put_back(&self, near: u64, piece: &Piece, size_bytes: u64, home: StreamId) -> bool {
-        if SizeClass::at(piece.untagged_class()).is_some() {
-            return Self::put_back_small(near, piece, size_bytes, home);
+    pub(super) fn put_back(
+        &self,
+        near: u64,
+        allocation: &Allocation,
+        size_bytes: u64,
+        owner_stream: StreamId,
+    ) -> bool {
+        if SizeClass::at(allocation.untagged_class()).is_some() {
+            return Self::put_back_small(near, allocation, size_bytes, owner_stream);
         }
-        let Some(large) = self.shared.large(piece, size_bytes, home) else { return false };
-        cache::with_cache(near, home.as_u64(), |set| set.put_large(large)) == Some(true)
+        let Some(large) = self.shared.large(allocation, size_bytes, owner_stream) else { return false };
+        cache::with_cache(near, owner_stream.as_u64(), |set| set.put_large(large)) == Some(true)
     }
 
     #[inline(never)]
-    fn hit_large(near: u64, size_bytes: u64, near_id: u64) -> Option<Piece> {
-        cache::with_cache(near, near_id, |set| set.take_large(size_bytes)).flatten().map(of_recent)
+    fn hit_large(near: u64, size_bytes: u64, fast_path_id: u64) -> Option<Allocation> {
+        cache::with_cache(near, fast_path_id, |set| set.take_large(size_bytes)).flatten().map(of_recent)
     }
 }
 
@@ -94,15 +105,20 @@ impl Source for CachingBackend {
         BackendKind::Caching
     }
 
-    fn alloc(&self, size_bytes: u64, stream: &Stream) -> Result<Piece, PoolError> {
+    fn alloc(&self, size_bytes: u64, stream: &Stream) -> Result<Allocation, PoolError> {
         self.shared.alloc(size_bytes, stream)
     }
 
-    fn alloc_aligned(&self, size_bytes: u64, alignment: u64, stream: &Stream) -> Result<Piece, PoolError> {
+    fn alloc_aligned(
+        &self,
+        size_bytes: u64,
+        alignment: u64,
+        stream: &Stream,
+    ) -> Result<Allocation, PoolError> {
         self.shared.alloc_from_heap(size_bytes, alignment, stream)
     }
 
-    fn free(&self, freed: &Freed) -> Taken {
+    fn free(&self, freed: &FreeRequest) -> FreeOutcome {
         self.shared.free(freed)
     }
 
@@ -118,13 +134,13 @@ impl Source for CachingBackend {
         self.shared.enable_peer_access(peer)
     }
 
-    fn pin(&self, piece: Piece) -> Result<(), PoolError> {
-        self.shared.pin(piece.record());
+    fn pin(&self, allocation: Allocation) -> Result<(), PoolError> {
+        self.shared.pin(allocation.record());
         Ok(())
     }
 
-    fn backing(&self, piece: Piece) -> Option<Underlying> {
-        self.shared.backing(&piece)
+    fn backing(&self, allocation: Allocation) -> Option<Underlying> {
+        self.shared.backing(&allocation)
     }
 
     fn growing(&self) -> Option<&dyn Growing> {
@@ -178,29 +194,29 @@ impl Source for CachingBackend {
     }
 }
 
-impl Freed {
-    /// Whether home's order is all there is to it.
+impl FreeRequest {
+    /// Whether the owner stream's order is all there is to it.
     fn is_plain(&self) -> bool {
         self.uses == 0 && !self.is_complete
     }
 }
 
-fn of_class(class: SizeClass, piece: HeapBlock) -> Piece {
-    Piece::new(piece.address, piece.record, class.index() as u16)
+fn of_class(class: SizeClass, allocation: HeapBlock) -> Allocation {
+    Allocation::new(allocation.address, allocation.record, class.index() as u16)
 }
 
-fn of_recent(large: LargeBlock) -> Piece {
+fn of_recent(large: LargeBlock) -> Allocation {
     of_heap(large.block, large.step)
 }
 
 /// A large piece's class says how large it is.
-fn of_heap(piece: HeapBlock, step: SizeStep) -> Piece {
-    Piece::new(piece.address, piece.record, LARGE_FIRST + step.number())
+fn of_heap(allocation: HeapBlock, step: SizeStep) -> Allocation {
+    Allocation::new(allocation.address, allocation.record, LARGE_FIRST + step.number())
 }
 
 /// What there is of a large piece at least, as far as it is known.
-fn step_of(piece: &Piece) -> SizeStep {
-    piece.class().checked_sub(LARGE_FIRST).and_then(SizeStep::at).unwrap_or_default()
+fn step_of(allocation: &Allocation) -> SizeStep {
+    allocation.class().checked_sub(LARGE_FIRST).and_then(SizeStep::at).unwrap_or_default()
 }
 
 /// Beyond the classes of small ones.

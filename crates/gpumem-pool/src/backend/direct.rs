@@ -6,12 +6,12 @@
 
 mod eager;
 
-use super::{Counts, Freed, Piece, Reserved, Source, Taken};
+use super::{Allocation, Counts, FreeOutcome, FreeRequest, Reserved, Source};
 use crate::config::{ALIGNMENT_MIN, BackendKind, Config, MemoryKind};
-use crate::device::{Device, Idle, MarkEvent, Stream, StreamId, StreamIndex, deadline};
-use crate::error::{Attempt, GrowthLog, OutOfMemory, Passed, PoolError, Sample};
-use crate::limits::{Dues, Limits};
-use crate::stats::Ledger;
+use crate::device::{Device, Idle, MarkerEvent, Stream, StreamId, StreamIndex, deadline};
+use crate::error::{Attempt, GrowthLog, LimitExceeded, OutOfMemory, PoolError, Sample};
+use crate::limits::{Admission, Limits};
+use crate::stats::UsageCounters;
 use core::ops::Deref;
 use core::time::Duration;
 use gpumem_heap::counters::Counters;
@@ -22,7 +22,7 @@ use std::sync::{Arc, Mutex, MutexGuard, Once, PoisonError, Weak};
 use std::time::Instant;
 
 /// What a backend of this kind asks of the driver; it does nothing else, and answers in the driver's terms.
-pub(crate) trait Calls {
+pub(crate) trait DriverAllocator {
     const KIND: BackendKind;
 
     /// Whether freed memory stays reserved, so that giving it back can make room.
@@ -32,7 +32,7 @@ pub(crate) trait Calls {
     fn acquire(&self, size_bytes: u64, stream: &Stream) -> Result<CUdeviceptr, DriverError>;
 
     /// Takes memory back once all uses of it are done, those queued by now included. After an error nothing was freed.
-    fn release(&self, device: &Device, freed: &Freed) -> Result<(), DriverError>;
+    fn release(&self, device: &Device, freed: &FreeRequest) -> Result<(), DriverError>;
 
     /// Queues what was freed but had to wait for something else than a stream. Says whether there was any.
     fn sweep(&self) -> Result<bool, DriverError> {
@@ -80,15 +80,15 @@ pub(crate) trait Calls {
     fn reserved(&self, device: &Device) -> Result<Option<Reserved>, DriverError>;
 }
 
-pub(crate) struct Direct<C>(Arc<Desk<C>>);
+pub(crate) struct Direct<C>(Arc<DirectBackend<C>>);
 
 /// The backend itself, which its device knows too.
-pub(crate) struct Desk<C> {
+pub(crate) struct DirectBackend<C> {
     device: Device,
-    ledger: Ledger,
+    ledger: UsageCounters,
     /// Those whose blocks are alive.
     streams: Mutex<BTreeMap<StreamId, Counters>>,
-    dues: Dues,
+    admission: Admission,
     limits: Limits,
     growth: GrowthLog,
     idle: Idle,
@@ -96,37 +96,37 @@ pub(crate) struct Desk<C> {
     /// As [`PoolBuilder::garbage_collection_threshold`](crate::PoolBuilder::garbage_collection_threshold).
     collect_above: Option<f64>,
     /// In each stream, behind what was queued there when something was last found to be too much; see `eager`.
-    unseen: Mutex<Vec<(StreamIndex, MarkEvent)>>,
-    /// As [`Dials::wait_deadline`](crate::Dials::wait_deadline).
+    unseen: Mutex<Vec<(StreamIndex, MarkerEvent)>>,
+    /// As [`Tuning::wait_deadline`](crate::Tuning::wait_deadline).
     wait_deadline: Duration,
     calls: C,
 }
 
-impl<C: Calls + Send + Sync + 'static> Direct<C> {
+impl<C: DriverAllocator + Send + Sync + 'static> Direct<C> {
     pub(super) fn new(device: &Device, config: &Config, limits: &Limits, calls: C) -> Self {
-        let (device, dues, limits) =
-            (device.clone(), Dues::new(config, limits, device.account()), limits.clone());
+        let (device, admission, limits) =
+            (device.clone(), Admission::new(config, limits, device.budget()), limits.clone());
         let growth = GrowthLog::default();
-        let desk = Arc::new(Desk {
+        let direct = Arc::new(DirectBackend {
             device,
-            ledger: Ledger::default(),
+            ledger: UsageCounters::default(),
             streams: Mutex::default(),
-            dues,
+            admission,
             limits,
             growth,
             idle: Idle::new(config.idle_after),
             hears_of_waits: Once::new(),
             collect_above: config.collect_above,
             unseen: Mutex::default(),
-            wait_deadline: config.dials.wait_deadline,
+            wait_deadline: config.tuning.wait_deadline,
             calls,
         });
         if C::KEEPS_MEMORY {
-            let member: Weak<Desk<C>> = Arc::downgrade(&desk);
-            desk.device.upkeep().add_member(member);
-            desk.device.upkeep().add_driver_pool();
+            let member: Weak<DirectBackend<C>> = Arc::downgrade(&direct);
+            direct.device.maintenance().add_trimmable(member);
+            direct.device.maintenance().add_driver_pool();
         }
-        let direct = Self(desk);
+        let direct = Self(direct);
         if direct.idle.is_asked_for() || direct.limits.soft_bytes().is_some() {
             direct.hear_of_waits();
         }
@@ -137,33 +137,33 @@ impl<C: Calls + Send + Sync + 'static> Direct<C> {
     fn hear_of_waits(&self) {
         if C::KEEPS_MEMORY {
             self.hears_of_waits.call_once(|| {
-                let waiting: Weak<Desk<C>> = Arc::downgrade(&self.0);
-                self.device.upkeep().add_pool(waiting);
+                let waiting: Weak<DirectBackend<C>> = Arc::downgrade(&self.0);
+                self.device.maintenance().add_pool(waiting);
             });
         }
     }
 }
 
 impl<C> Deref for Direct<C> {
-    type Target = Desk<C>;
+    type Target = DirectBackend<C>;
 
-    fn deref(&self) -> &Desk<C> {
+    fn deref(&self) -> &DirectBackend<C> {
         &self.0
     }
 }
 
-impl<C: Calls> Desk<C> {
+impl<C: DriverAllocator> DirectBackend<C> {
     fn admit(&self, size_bytes: u64) -> Result<(), PoolError> {
         let refused = |passed| self.refusal(size_bytes, self.ledger.in_use_bytes(), Some(passed), Vec::new());
-        self.dues.admit(size_bytes).map_err(refused)
+        self.admission.admit(size_bytes).map_err(refused)
     }
 
-    fn count_in(&self, home: StreamId, size_bytes: u64) {
+    fn count_in(&self, owner_stream: StreamId, size_bytes: u64) {
         let mut streams = self.lock_streams();
-        let counters = streams.entry(home).or_default();
+        let counters = streams.entry(owner_stream).or_default();
         counters.count_in(size_bytes);
         if counters.block_count() == 0 {
-            streams.remove(&home);
+            streams.remove(&owner_stream);
         }
     }
 
@@ -185,12 +185,12 @@ impl<C: Calls> Desk<C> {
         match self.refusal(size_bytes, self.ledger.in_use_bytes(), None, attempts) {
             // Without the numbers, there is the driver's word.
             PoolError::Driver(_) => Err(full.into()),
-            explained => Err(explained),
+            with_report => Err(with_report),
         }
     }
 
     /// Beyond the threshold, if there is one, the driver keeps nothing idle when it takes more: that goes back first where
-    /// the counts say that more is needed, and else as soon as more was taken, for want of a piece that is large enough.
+    /// the counts say that more is needed, and else as soon as more was taken, for want of an allocation that is large enough.
     fn acquire_sparingly(&self, size_bytes: u64, stream: &Stream) -> Result<CUdeviceptr, DriverError> {
         let (Some(share), true) = (self.collect_above, C::KEEPS_MEMORY) else {
             return self.calls.acquire(size_bytes, stream);
@@ -213,10 +213,10 @@ impl<C: Calls> Desk<C> {
 
     /// Waits for the device, then gives back all that is free, of pools that have ended too.
     fn give_back(&self) -> Result<(), PoolError> {
-        self.device.finish_with_upkeep()?;
+        self.device.finish_with_maintenance()?;
         self.calls.finish_others(None)?;
         self.calls.sweep()?;
-        // This, or the upkeep before it, may have freed memory in the order of a stream of the pool's own.
+        // This, or the maintenance before it, may have freed memory in the order of a stream of the pool's own.
         self.device.finish()?;
         Ok(self.calls.trim_to(&self.device, 0)?)
     }
@@ -224,12 +224,13 @@ impl<C: Calls> Desk<C> {
     /// The same for an allocation, which waits no longer than until its deadline, and for pinned memory only where some of
     /// it waits for work.
     fn give_back_in_time(&self) -> Result<(), PoolError> {
-        let kind = self.dues.kind();
-        let needs_wait =
-            kind != MemoryKind::Host || self.calls.has_waiting() || self.device.upkeep().has_left_for(kind);
+        let kind = self.admission.kind();
+        let needs_wait = kind != MemoryKind::Host
+            || self.calls.has_waiting()
+            || self.device.maintenance().has_left_for(kind);
         if needs_wait {
             let until = deadline::until(self.wait_deadline);
-            self.device.finish_with_upkeep_until(until)?;
+            self.device.finish_with_maintenance_until(until)?;
             self.calls.finish_others(Some(until))?;
             self.calls.sweep()?;
             self.device.finish_until(until)?;
@@ -255,7 +256,7 @@ impl<C: Calls> Desk<C> {
         &self,
         requested_bytes: u64,
         in_use_bytes: u64,
-        passed: Option<Passed>,
+        passed: Option<LimitExceeded>,
         attempts: Vec<Attempt>,
     ) -> PoolError {
         let (info, reserved) = match (self.device.memory_info(), self.calls.reserved(&self.device)) {
@@ -265,7 +266,7 @@ impl<C: Calls> Desk<C> {
         };
         let reserved_bytes = reserved.map_or(in_use_bytes, |reserved| reserved.current_bytes);
         // Where the device has room, the driver's pool has refused, whose own limit counts what it reserves.
-        let is_full = |passed: &Passed| {
+        let is_full = |passed: &LimitExceeded| {
             info.free_bytes >= requested_bytes
                 && reserved_bytes.saturating_add(requested_bytes) > passed.limit_bytes
         };
@@ -289,36 +290,41 @@ impl<C: Calls> Desk<C> {
         let in_use_bytes = self.ledger.in_use_bytes();
         if self.growth.is_due(in_use_bytes) {
             let (block_count, allocation_count) = (self.ledger.block_count(), self.ledger.allocation_count());
-            let wait_count = self.device.upkeep().wait_count();
+            let wait_count = self.device.maintenance().wait_count();
             self.growth.add(in_use_bytes, Sample { in_use_bytes, block_count, allocation_count, wait_count });
         }
     }
 }
 
-impl<C: Calls + Send + Sync + 'static> Source for Direct<C> {
+impl<C: DriverAllocator + Send + Sync + 'static> Source for Direct<C> {
     fn kind(&self) -> BackendKind {
         C::KIND
     }
 
-    fn alloc(&self, size_bytes: u64, stream: &Stream) -> Result<Piece, PoolError> {
+    fn alloc(&self, size_bytes: u64, stream: &Stream) -> Result<Allocation, PoolError> {
         self.admit(size_bytes)?;
         let acquired = self.acquire(size_bytes, stream);
-        let address = acquired.inspect_err(|_| self.dues.give_back(size_bytes))?;
+        let address = acquired.inspect_err(|_| self.admission.give_back(size_bytes))?;
         self.ledger.count_out(size_bytes);
         self.lock_streams().entry(stream.id()).or_default().count_out(size_bytes);
         self.note_growth();
         self.device.serve();
-        Ok(Piece::new(address, 0, 0))
+        Ok(Allocation::new(address, 0, 0))
     }
 
-    fn alloc_aligned(&self, size_bytes: u64, alignment: u64, stream: &Stream) -> Result<Piece, PoolError> {
+    fn alloc_aligned(
+        &self,
+        size_bytes: u64,
+        alignment: u64,
+        stream: &Stream,
+    ) -> Result<Allocation, PoolError> {
         let whole = self.alloc(padded_bytes(size_bytes, alignment.ilog2()), stream)?;
         let padding_bytes = whole.address.wrapping_neg() & (alignment - 1);
         let padding_count = (padding_bytes / ALIGNMENT_MIN) as u32;
-        Ok(Piece::new(whole.address + padding_bytes, padding_count, alignment.ilog2() as u16))
+        Ok(Allocation::new(whole.address + padding_bytes, padding_count, alignment.ilog2() as u16))
     }
 
-    fn free(&self, freed: &Freed) -> Taken {
+    fn free(&self, freed: &FreeRequest) -> FreeOutcome {
         let freed = &whole(freed);
         let result = match self.calls.release(&self.device, freed) {
             // The memory goes with the driver.
@@ -328,17 +334,17 @@ impl<C: Calls + Send + Sync + 'static> Source for Direct<C> {
         // What was not freed may still be in use: it stays counted.
         if result.is_ok() {
             self.ledger.count_in(freed.size_bytes);
-            self.count_in(freed.home, freed.size_bytes);
-            self.dues.give_back(freed.size_bytes);
+            self.count_in(freed.owner_stream, freed.size_bytes);
+            self.admission.give_back(freed.size_bytes);
         }
-        Taken { result, counted: false }
+        FreeOutcome { result, counted: false }
     }
 
     fn enable_peer_access(&self, peer: &Device) -> Result<(), PoolError> {
         Ok(self.calls.enable_peer_access(&self.device, peer)?)
     }
 
-    fn pin(&self, _: Piece) -> Result<(), PoolError> {
+    fn pin(&self, _: Allocation) -> Result<(), PoolError> {
         self.calls.pin()
     }
 
@@ -398,11 +404,11 @@ impl<C: Calls + Send + Sync + 'static> Source for Direct<C> {
 }
 
 /// What was asked of the driver for a block that may be aligned.
-fn whole(freed: &Freed) -> Freed {
-    let address = freed.piece.address - u64::from(freed.piece.record()) * ALIGNMENT_MIN;
-    Freed {
-        piece: Piece { address, ..freed.piece },
-        size_bytes: padded_bytes(freed.size_bytes, u32::from(freed.piece.class())),
+fn whole(freed: &FreeRequest) -> FreeRequest {
+    let address = freed.allocation.address - u64::from(freed.allocation.record()) * ALIGNMENT_MIN;
+    FreeRequest {
+        allocation: Allocation { address, ..freed.allocation },
+        size_bytes: padded_bytes(freed.size_bytes, u32::from(freed.allocation.class())),
         ..*freed
     }
 }

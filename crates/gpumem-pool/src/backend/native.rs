@@ -22,10 +22,10 @@ mod complete;
 mod driver_pool;
 mod ordered;
 
-use super::direct::Calls;
-use super::{Freed, Reserved};
+use super::direct::DriverAllocator;
+use super::{FreeRequest, Reserved};
 use crate::config::{BackendKind, Config, MemoryKind};
-use crate::device::{Device, Relaxed, Stream};
+use crate::device::{CaptureModeGuard, Device, Stream};
 use crate::error::PoolError;
 use crate::limits::Limits;
 use chain::Chain;
@@ -37,7 +37,7 @@ use gpumem_sys::{CudaVersion, DriverError};
 use ordered::Ordered;
 use std::time::Instant;
 
-pub(crate) struct NativeCalls {
+pub(crate) struct NativeAllocator {
     device: Device,
     kind: MemoryKind,
     limits: Limits,
@@ -52,7 +52,7 @@ enum Frees {
     Complete(Complete),
 }
 
-impl NativeCalls {
+impl NativeAllocator {
     pub(super) fn new(device: &Device, config: &Config, limits: &Limits) -> Result<Self, PoolError> {
         let kind = config.kind;
         check_supported(device, kind)?;
@@ -63,7 +63,7 @@ impl NativeCalls {
             _ => UNBOUNDED,
         };
         let _bound = device.enter()?;
-        let _relaxed = Relaxed::enter(device.driver())?;
+        let _relaxed = CaptureModeGuard::enter(device.driver())?;
         let chain = Chain::new(device, kind, bound_bytes, limits.soft_bytes().unwrap_or(UNBOUNDED));
         let chain = chain.map_err(|error| match error.code() {
             // Drivers that know the function, but not the kind.
@@ -75,14 +75,14 @@ impl NativeCalls {
             _ => error.into(),
         })?;
         let frees = match kind.is_host_accessible() {
-            true => Frees::Complete(Complete::new(device, kind, config.dials.poll_budget)?),
+            true => Frees::Complete(Complete::new(device, kind, config.tuning.poll_budget)?),
             false => Frees::Ordered(Ordered::new(device)),
         };
         Ok(Self { device: device.clone(), kind, limits: limits.clone(), frees, chain })
     }
 }
 
-impl Calls for NativeCalls {
+impl DriverAllocator for NativeAllocator {
     const KIND: BackendKind = BackendKind::Native;
     const KEEPS_MEMORY: bool = true;
 
@@ -91,7 +91,7 @@ impl Calls for NativeCalls {
             ordered.before_acquire(stream)?;
         }
         let _bound = self.device.enter()?;
-        let _relaxed = Relaxed::enter(self.device.driver())?;
+        let _relaxed = CaptureModeGuard::enter(self.device.driver())?;
         match &self.frees {
             Frees::Ordered(_) => {
                 let _call = stream.hold();
@@ -112,7 +112,7 @@ impl Calls for NativeCalls {
         }
     }
 
-    fn release(&self, _: &Device, freed: &Freed) -> Result<(), DriverError> {
+    fn release(&self, _: &Device, freed: &FreeRequest) -> Result<(), DriverError> {
         match &self.frees {
             Frees::Ordered(ordered) => ordered.release(freed),
             Frees::Complete(complete) => complete.release(freed),
@@ -162,13 +162,13 @@ impl Calls for NativeCalls {
 
     fn reset_peak(&self) -> Result<(), DriverError> {
         let _bound = self.device.enter()?;
-        let _relaxed = Relaxed::enter(self.device.driver())?;
+        let _relaxed = CaptureModeGuard::enter(self.device.driver())?;
         self.chain.reset_peak()
     }
 
     fn set_soft_limit(&self, limit_bytes: Option<u64>) -> Result<(), DriverError> {
         let _bound = self.device.enter()?;
-        let _relaxed = Relaxed::enter(self.device.driver())?;
+        let _relaxed = CaptureModeGuard::enter(self.device.driver())?;
         self.chain.keep(limit_bytes.unwrap_or(UNBOUNDED))
     }
 
@@ -178,7 +178,7 @@ impl Calls for NativeCalls {
 
     fn trim_to(&self, device: &Device, keep_bytes: u64) -> Result<(), DriverError> {
         let _bound = device.enter()?;
-        let _relaxed = Relaxed::enter(device.driver())?;
+        let _relaxed = CaptureModeGuard::enter(device.driver())?;
         if let Frees::Complete(complete) = &self.frees {
             complete.wait()?;
         }
@@ -187,7 +187,7 @@ impl Calls for NativeCalls {
 
     fn reserved(&self, device: &Device) -> Result<Option<Reserved>, DriverError> {
         let _bound = device.enter()?;
-        let _relaxed = Relaxed::enter(device.driver())?;
+        let _relaxed = CaptureModeGuard::enter(device.driver())?;
         Ok(Some(Reserved {
             current_bytes: self.chain.reserved_bytes()?,
             peak_bytes: self.chain.reserved_peak_bytes()?,

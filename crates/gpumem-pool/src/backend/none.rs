@@ -4,16 +4,16 @@
 //! pools. A free waits for the devices whose streams used the block: the plain free has no place in any stream's order,
 //! and that it waits for the device by itself is what drivers do, not what they promise.
 
-use super::direct::Calls;
-use super::{Freed, Reserved, plain};
+use super::direct::DriverAllocator;
+use super::{FreeRequest, Reserved, plain};
 use crate::config::{BackendKind, MemoryKind};
-use crate::device::{Device, Order, Relaxed, Stamp, Stream};
+use crate::device::{CaptureModeGuard, Device, Order, Stamp, Stream};
 use crate::error::PoolError;
 use gpumem_sys::DriverError;
 use gpumem_sys::types::CUdeviceptr;
 use std::sync::{Mutex, PoisonError};
 
-pub(crate) struct NoneCalls {
+pub(crate) struct PlainAllocator {
     kind: MemoryKind,
     /// What the driver would not take back when it was asked, for the end of the pool.
     failed: Mutex<Option<Failed>>,
@@ -22,15 +22,15 @@ pub(crate) struct NoneCalls {
 #[derive(Debug)]
 struct Failed {
     device: Device,
-    frees: Vec<Freed>,
+    frees: Vec<FreeRequest>,
 }
 
-impl NoneCalls {
+impl PlainAllocator {
     pub(super) fn new(kind: MemoryKind) -> Self {
         Self { kind, failed: Mutex::default() }
     }
 
-    fn free(&self, device: &Device, freed: &Freed) -> Result<(), DriverError> {
+    fn free(&self, device: &Device, freed: &FreeRequest) -> Result<(), DriverError> {
         let clocks = device.clocks();
         let stamps: Vec<Stamp> = freed.stamps(clocks).collect();
         for stamp in stamps {
@@ -42,16 +42,16 @@ impl NoneCalls {
             }
         }
         let _bound = device.enter()?;
-        let _relaxed = Relaxed::enter(device.driver())?;
+        let _relaxed = CaptureModeGuard::enter(device.driver())?;
         // SAFETY: the address came from `acquire`, its one block is gone, and after a success nobody names it again. The uses of
         // the block are done; only while a capture goes on may another library's stream, which can't be marked then, have one
         // that is pending: it is the program's to order before the drop, and the driver's plain free waits for the device by
         // itself.
-        unsafe { plain::release(device.driver(), self.kind, freed.piece.address) }
+        unsafe { plain::release(device.driver(), self.kind, freed.allocation.address) }
     }
 }
 
-impl Drop for NoneCalls {
+impl Drop for PlainAllocator {
     fn drop(&mut self) {
         let failed = self.failed.get_mut().unwrap_or_else(PoisonError::into_inner).take();
         if let Some(Failed { device, frees }) = failed {
@@ -63,18 +63,18 @@ impl Drop for NoneCalls {
     }
 }
 
-impl Calls for NoneCalls {
+impl DriverAllocator for PlainAllocator {
     const KIND: BackendKind = BackendKind::None;
     const KEEPS_MEMORY: bool = false;
 
     fn acquire(&self, size_bytes: u64, stream: &Stream) -> Result<CUdeviceptr, DriverError> {
         let device = stream.device();
         let _bound = device.enter()?;
-        let _relaxed = Relaxed::enter(device.driver())?;
+        let _relaxed = CaptureModeGuard::enter(device.driver())?;
         plain::acquire(device.driver(), self.kind, size_bytes)
     }
 
-    fn release(&self, device: &Device, freed: &Freed) -> Result<(), DriverError> {
+    fn release(&self, device: &Device, freed: &FreeRequest) -> Result<(), DriverError> {
         self.free(device, freed).inspect_err(|_| {
             let mut failed = self.failed.lock().unwrap_or_else(PoisonError::into_inner);
             let failed = failed.get_or_insert_with(|| Failed { device: device.clone(), frees: Vec::new() });

@@ -102,21 +102,21 @@ fn parse<T: FromStr>(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::config::dials::{Dials, Profile};
+    use crate::config::tuning::{Profile, Tuning};
     use gpumem_sim::SimConfig;
 
     #[test]
-    fn a_profile_of_the_environment_leaves_dials_that_are_named() {
+    fn a_profile_of_the_environment_leaves_tuning_options_that_are_named() {
         let device = Device::new(&gpumem_sim::driver(SimConfig::new()).unwrap(), 0).unwrap();
-        let dials = |variables: &[(&str, &str)]| {
+        let tuning = |variables: &[(&str, &str)]| {
             let value = |name| variables.iter().find(|(other, _)| *other == name);
             let read = |name| Ok(value(name).map(|(_, value)| (*value).to_owned()));
-            PoolBuilder::from_variables(&device, read).unwrap().setup.config.dials
+            PoolBuilder::from_variables(&device, read).unwrap().setup.config.tuning
         };
         let conf = ("GPUMEM_CONF", "growth_slack:77,profile:fast");
-        assert_eq!(dials(&[conf]), Dials::of(Profile::Fast).growth_slack(77));
-        assert_eq!(dials(&[conf, ("GPUMEM_PROFILE", "tight")]), Dials::of(Profile::Tight).growth_slack(77));
-        assert_eq!(dials(&[("GPUMEM_PROFILE", "tight")]), Dials::of(Profile::Tight));
-        assert_eq!(dials(&[]), Dials::default());
+        assert_eq!(tuning(&[conf]), Tuning::of(Profile::Fast).growth_slack(77));
+        assert_eq!(tuning(&[conf, ("GPUMEM_PROFILE", "tight")]), Tuning::of(Profile::Tight).growth_slack(77));
+        assert_eq!(tuning(&[("GPUMEM_PROFILE", "tight")]), Tuning::of(Profile::Tight));
+        assert_eq!(tuning(&[]), Tuning::default());
     }
 }

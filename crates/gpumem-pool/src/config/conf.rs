@@ -5,18 +5,18 @@
 //! | `backend` | `caching`, `native`, `none`; `cudaMallocAsync` is `native`; what PyTorch calls `native` is `caching` | | | |
 //! | `no_caching` | `true`, `false` | takes the backend `none` | the same | as it is |
 //! | `kind` | `device`, `unified`, `host` | whose memory | the same | the same |
-//! | `profile` | `fast`, `balanced`, `tight` | all dials at once; dials by name win | – | – |
+//! | `profile` | `fast`, `balanced`, `tight` | all tuning options at once; tuning options by name win | – | – |
 //! | `hard_limit` | `100M`, `1.5GiB`, `50%`, `10000` | bounds what is reserved | what is in use | what is in use |
 //! | `per_process_memory_fraction` | above 0, up to 1 | the same as a share of the device | the same | the same |
 //! | `soft_limit` | as `hard_limit` | given back down to it at synchronisation | the same | – |
 //! | `garbage_collection_threshold` | between 0 and 1 | beyond this part of the hard limit (of the device, if there is none), idle memory is given back before the heap is searched further or grows | the same when the driver's pool grows | – |
-//! | `roundup_power2_divisions` | a power of two, up to 64, or a list by size: `[256:1,512:2,1024:4,>:8]`, see [`Divisions`] | blocks beyond 1 MiB are rounded up to this part of their power of two | – | – |
-//! | `max_split_size_mb` | MiB, at least 20 | over plain segments, larger blocks have a segment each ([`Dials::split_bytes_max`]); else – | – | – |
+//! | `roundup_power2_divisions` | a power of two, up to 64, or a list by size: `[256:1,512:2,1024:4,>:8]`, see [`SizeRounding`] | blocks beyond 1 MiB are rounded up to this part of their power of two | – | – |
+//! | `max_split_size_mb` | MiB, at least 20 | over plain segments, larger blocks have a segment each ([`Tuning::split_bytes_max`]); else – | – | – |
 //! | `expandable_segments` | `true`, `false` | `false` takes plain segments; `true` has no effect where there are no others | – | – |
 //! | `oversubscribe` | `true`, `false` | see [`PoolBuilder::oversubscribe`](crate::PoolBuilder::oversubscribe) | – | the same |
 //! | `exact_peaks` | `true`, `false` | see [`PoolBuilder::exact_peaks`](crate::PoolBuilder::exact_peaks) | –: they are anyway | –: likewise |
 //! | `trim_when_idle_ms` | milliseconds | see [`PoolBuilder::trim_when_idle`](crate::PoolBuilder::trim_when_idle) | the same | – |
-//! | `growth_slack`, `growth_slack_max`, `window_allowance`, `magazine_share`, `large_share` | thousandths | the dials of that name, see [`Dials`] | – | – |
+//! | `growth_slack`, `growth_slack_max`, `window_allowance`, `magazine_share`, `large_share` | thousandths | the tuning options of that name, see [`Tuning`] | – | – |
 //! | `growth_divisor`, `rounding_divisor`, `empty_windows_max` | a number | the same | – | – |
 //! | `handle_bytes_max`, `magazine_bytes_min` | bytes, with or without a unit | the same | – | – |
 //! | `poll_budget_us` | microseconds | the same | the same for memory that the host may use | – |
@@ -24,19 +24,19 @@
 //! | `wait_deadline_ms` | milliseconds | the same | the same | the same |
 //! | `inserted_waits` | `true`, `false` | the same | – | – |
 //!
-//! An option that has no effect on the pool's backend (–) is accepted, and told of by [`Pool::notices`](crate::Pool::notices).
+//! An option that has no effect on the pool's backend (–) is accepted, and told of by [`Pool::ignored_options`](crate::Pool::ignored_options).
 //! `max_split_size_mb` keeps PyTorch's large blocks from being cut up for small ones, which then keep the rest from being used
 //! whole. Where memory can be mapped, `caching` maps what is idle around a small block to where it is wanted, so there is
 //! nothing to prevent: what is held beside the blocks is the say of `profile` and `growth_slack` there. Plain segments, which
 //! memory of other kinds lies in too, are cut up like PyTorch's, and there it does the same as PyTorch's does.
 //!
 //! Keys and values may be written in any case, with spaces around them. What the builder is told last wins; of the
-//! environment, a variable of an option's own (`GPUMEM_POOL`) wins over `GPUMEM_CONF`; dials by name win over any profile.
+//! environment, a variable of an option's own (`GPUMEM_POOL`) wins over `GPUMEM_CONF`; tuning options by name win over any profile.
 
 #[cfg(test)]
 mod tests;
 
-use crate::config::{BackendKind, Config, Dials, Divisions, FORMS, Limit, Profile, divisions};
+use crate::config::{BackendKind, Config, FORMS, Limit, Profile, SizeRounding, Tuning, size_rounding};
 use core::fmt;
 use core::str::FromStr;
 use core::time::Duration;
@@ -118,7 +118,7 @@ pub enum ConfigError {
 /// An option that was given and has no effect.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
-pub struct Notice {
+pub struct IgnoredOption {
     /// The option.
     pub option: &'static str,
     /// Where it has none.
@@ -127,7 +127,7 @@ pub struct Notice {
     pub instead: &'static str,
 }
 
-impl fmt::Display for Notice {
+impl fmt::Display for IgnoredOption {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{} has no effect on the backend {}: {}", self.option, self.backend, self.instead)
     }
@@ -160,7 +160,7 @@ const KEYS: &[Key] = &[
         Some(())
     }),
     of_caching("profile", "`fast`, `balanced` or `tight`", |options, value| {
-        options.dials = Dials::of(parsed::<Profile>(value)?);
+        options.tuning = Tuning::of(parsed::<Profile>(value)?);
         Some(())
     }),
     everywhere("hard_limit", FORMS, |options, value| {
@@ -182,11 +182,11 @@ const KEYS: &[Key] = &[
     }),
     Key {
         place: |value| {
-            let error = value.parse::<Divisions>().err();
+            let error = value.parse::<SizeRounding>().err();
             error.map_or(String::new(), |error| format!(", {}", error.place()))
         },
-        ..of_caching("roundup_power2_divisions", divisions::FORMS, |options, value| {
-            options.dials.rounding = parsed(value)?;
+        ..of_caching("roundup_power2_divisions", size_rounding::FORMS, |options, value| {
+            options.tuning.rounding = parsed(value)?;
             Some(())
         })
     },
@@ -196,7 +196,7 @@ const KEYS: &[Key] = &[
         place: nowhere,
         set: |options, value| {
             let size_mib = parsed::<u32>(value).filter(|size_mib| *size_mib >= 20)?;
-            options.dials = options.dials.clone().split_bytes_max(u64::from(size_mib) << 20);
+            options.tuning = options.tuning.clone().split_bytes_max(u64::from(size_mib) << 20);
             Some(())
         },
         idle: [
@@ -242,36 +242,36 @@ const KEYS: &[Key] = &[
         options.idle_after = Some(Duration::from_millis(parsed(value)?));
         Some(())
     }),
-    of_caching("growth_slack", NUMBER, |options, value| dial(options, value, Dials::growth_slack)),
-    of_caching("growth_slack_max", NUMBER, |options, value| dial(options, value, Dials::growth_slack_max)),
-    of_windows("window_allowance", NUMBER, |options, value| dial(options, value, Dials::window_allowance)),
-    of_caching("growth_divisor", NUMBER, |options, value| dial(options, value, Dials::growth_divisor)),
-    of_caching("rounding_divisor", NUMBER, |options, value| dial(options, value, Dials::rounding_divisor)),
-    of_caching("magazine_share", NUMBER, |options, value| dial(options, value, Dials::magazine_share)),
-    of_caching("large_share", NUMBER, |options, value| dial(options, value, Dials::large_share)),
-    of_windows("empty_windows_max", NUMBER, |options, value| dial(options, value, Dials::empty_windows_max)),
+    of_caching("growth_slack", NUMBER, |options, value| tune(options, value, Tuning::growth_slack)),
+    of_caching("growth_slack_max", NUMBER, |options, value| tune(options, value, Tuning::growth_slack_max)),
+    of_windows("window_allowance", NUMBER, |options, value| tune(options, value, Tuning::window_allowance)),
+    of_caching("growth_divisor", NUMBER, |options, value| tune(options, value, Tuning::growth_divisor)),
+    of_caching("rounding_divisor", NUMBER, |options, value| tune(options, value, Tuning::rounding_divisor)),
+    of_caching("magazine_share", NUMBER, |options, value| tune(options, value, Tuning::magazine_share)),
+    of_caching("large_share", NUMBER, |options, value| tune(options, value, Tuning::large_share)),
+    of_windows("empty_windows_max", NUMBER, |options, value| tune(options, value, Tuning::empty_windows_max)),
     of_caching("handle_bytes_max", SIZE, |options, value| {
-        options.dials = options.dials.clone().handle_bytes_max(size_bytes(value)?);
+        options.tuning = options.tuning.clone().handle_bytes_max(size_bytes(value)?);
         Some(())
     }),
     of_caching("magazine_bytes_min", SIZE, |options, value| {
-        options.dials = options.dials.clone().magazine_bytes_min(size_bytes(value)?);
+        options.tuning = options.tuning.clone().magazine_bytes_min(size_bytes(value)?);
         Some(())
     }),
     of_caches("poll_budget_us", "microseconds", |options, value| {
-        options.dials.poll_budget = Duration::from_micros(parsed(value)?);
+        options.tuning.poll_budget = Duration::from_micros(parsed(value)?);
         Some(())
     }),
     of_caching("release_budget_us", "microseconds", |options, value| {
-        options.dials.release_budget = Duration::from_micros(parsed(value)?);
+        options.tuning.release_budget = Duration::from_micros(parsed(value)?);
         Some(())
     }),
     everywhere("wait_deadline_ms", "milliseconds", |options, value| {
-        options.dials = options.dials.clone().wait_deadline(Duration::from_millis(parsed(value)?));
+        options.tuning = options.tuning.clone().wait_deadline(Duration::from_millis(parsed(value)?));
         Some(())
     }),
     of_caching("inserted_waits", BOOL, |options, value| {
-        options.dials.inserted_waits = boolean(value)?;
+        options.tuning.inserted_waits = boolean(value)?;
         Some(())
     }),
 ];
@@ -301,7 +301,7 @@ fn nowhere(_: &str) -> String {
     String::new()
 }
 
-const A_DIAL_OF_CACHING: Option<&str> = Some("it is a dial of the backend caching");
+const A_DIAL_OF_CACHING: Option<&str> = Some("it is a tuning option of the backend caching");
 const NOTHING_KEPT: Option<&str> = Some("it keeps nothing");
 const EXACT_ANYWAY: Option<&str> = Some("it counts to the byte anyway");
 const BOOL: &str = "`true` or `false`";
@@ -332,7 +332,7 @@ pub(crate) fn apply(options: &mut Config, text: &str, profile: Option<Profile>) 
     given.sort_by_key(|(key, _)| key.name != "profile");
     if let Some(profile) = profile {
         given.retain(|(key, _)| key.name != "profile");
-        options.dials = Dials::of(profile);
+        options.tuning = Tuning::of(profile);
         options.asked.push("profile");
     }
     for (key, value) in given {
@@ -368,7 +368,7 @@ fn read(item: &str) -> Result<(&'static Key, &str), ConfigError> {
 }
 
 /// What was asked for and has no effect on a backend, which may be able to map memory.
-pub(crate) fn notices(options: &Config, backend: BackendKind, can_map: bool) -> Vec<Notice> {
+pub(crate) fn ignored_options(options: &Config, backend: BackendKind, can_map: bool) -> Vec<IgnoredOption> {
     let keys = KEYS.iter().filter(|key| options.asked.contains(&key.name));
     let idle = |key: &Key| {
         // Plain segments have that effect.
@@ -380,7 +380,7 @@ pub(crate) fn notices(options: &Config, backend: BackendKind, can_map: bool) -> 
             BackendKind::None => 2,
         }]
     };
-    keys.filter_map(|key| Some(Notice { option: key.name, backend, instead: idle(key)? })).collect()
+    keys.filter_map(|key| Some(IgnoredOption { option: key.name, backend, instead: idle(key)? })).collect()
 }
 
 fn parsed<T: FromStr>(value: &str) -> Option<T> {
@@ -402,8 +402,8 @@ fn size_bytes(value: &str) -> Option<u64> {
     }
 }
 
-fn dial(options: &mut Config, value: &str, set: fn(Dials, u32) -> Dials) -> Option<()> {
-    options.dials = set(options.dials.clone(), parsed(value)?);
+fn tune(options: &mut Config, value: &str, set: fn(Tuning, u32) -> Tuning) -> Option<()> {
+    options.tuning = set(options.tuning.clone(), parsed(value)?);
     Some(())
 }
 

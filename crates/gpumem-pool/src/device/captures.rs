@@ -6,7 +6,7 @@
 //! One lock, under which neither the driver nor a pool is called.
 
 use crate::device::{
-    Clocks, Device, Order, SlowPathFlag, Stamp, Stream, StreamIndex, WeakDevice, clock::uses,
+    Clocks, Device, Order, SlowPathFlag, Stamp, Stream, StreamIndex, WeakDevice, order::uses,
 };
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -41,7 +41,7 @@ struct Record {
     /// What was done outside with parts of its memory that are gone: launches come after that too.
     after_parts: Vec<Stamp>,
     /// Streams that have memory of the capture.
-    homes: BTreeSet<StreamIndex>,
+    owner_streams: BTreeSet<StreamIndex>,
     /// The stream that the capture's memory is allocated on.
     source: Option<Stream>,
     /// The streams that it has been launched on, in the form of [`uses`].
@@ -138,13 +138,13 @@ impl Captures {
             (
                 record.after.clone(),
                 record.source.as_ref().map(|source| clocks.stamp(source.stream_index())),
-                record.homes.clone(),
+                record.owner_streams.clone(),
             )
         });
         self.withdraw();
-        let (mut after, made, homes) = ended.unwrap_or_default();
+        let (mut after, made, owner_streams) = ended.unwrap_or_default();
         if let Some(made) = made {
-            after.extend(homes.into_iter().map(|home| (home, made)));
+            after.extend(owner_streams.into_iter().map(|owner_stream| (owner_stream, made)));
         }
         after
     }
@@ -216,10 +216,10 @@ impl Captures {
     }
 
     /// A stream has memory of a capture.
-    pub(crate) fn add_home(&self, graph: u64, home: StreamIndex) {
+    pub(crate) fn add_owner_stream(&self, graph: u64, owner_stream: StreamIndex) {
         self.with(graph, |record| {
-            record.members.insert(home);
-            record.homes.insert(home);
+            record.members.insert(owner_stream);
+            record.owner_streams.insert(owner_stream);
         });
     }
 

@@ -1,7 +1,7 @@
 //! Waits and queries while streams capture. A captured stream waits for nothing outside of its capture: what it is asked
 //! to wait for there, each launch waits for instead, and the stream itself once the capture has ended.
 
-use crate::device::{Device, Event, Part, Relaxed, Stream, StreamIndex};
+use crate::device::{CaptureModeGuard, Device, Event, Part, Stream, StreamIndex};
 use crate::error::PoolError;
 use gpumem_sys::DriverError;
 
@@ -37,7 +37,7 @@ impl Stream {
         match (self.part()?, other.part()?) {
             (Part::Broken, _) | (_, Part::Broken) => Err(PoolError::CaptureBroken),
             (Part::In(graph), Part::Runs) if captures.knows(graph) => {
-                let _relaxed = Relaxed::enter(self.device().driver())?;
+                let _relaxed = CaptureModeGuard::enter(self.device().driver())?;
                 captures.add_after(graph, self.stream_index(), self.clocks().marked(other.stream_index())?);
                 Ok(true)
             }
@@ -82,7 +82,7 @@ impl Stream {
                     true => Some(mark),
                     // A stream of others can't be marked later. The capture's own waits now, and stands for the event then.
                     false => {
-                        let _relaxed = Relaxed::enter(self.device().driver())?;
+                        let _relaxed = CaptureModeGuard::enter(self.device().driver())?;
                         let source = self.source_of(graph)?;
                         event.make_wait(&source)?;
                         self.clocks().marked(source.stream_index())?
@@ -113,7 +113,7 @@ impl Stream {
         match captures.source(graph) {
             Some(source) => Ok(source),
             None => {
-                let _relaxed = Relaxed::enter(device.driver())?;
+                let _relaxed = CaptureModeGuard::enter(device.driver())?;
                 Ok(captures.set_source(graph, Self::new(device)?))
             }
         }

@@ -1,6 +1,6 @@
 //! A device's context, made current on the calling thread for a while.
 //!
-//! The driver keeps a stack of contexts per thread. [`Bound`] pushes ours unless it is on top already, and pops it when
+//! The driver keeps a stack of contexts per thread. [`ContextGuard`] pushes ours unless it is on top already, and pops it when
 //! dropped: whatever was current before, nothing included, is current again. Pushing rather than replacing means that
 //! the old context is never named again, so it does not matter if its owner destroyed it meanwhile.
 
@@ -13,14 +13,14 @@ use gpumem_sys::{Driver, DriverError};
 ///
 /// Guards nest like the driver's own stack: drop the inner one first.
 #[must_use = "the context is current only while this lives"]
-pub struct Bound<'a> {
+pub struct ContextGuard<'a> {
     driver: &'a Driver,
     pushed: bool,
     /// The stack belongs to the thread: the guard stays on it.
     _thread: PhantomData<*const ()>,
 }
 
-impl<'a> Bound<'a> {
+impl<'a> ContextGuard<'a> {
     /// The caller keeps the context alive for as long as the guard lives.
     pub(crate) fn enter(driver: &'a Driver, context: CUcontext) -> Result<Self, DriverError> {
         let mut current = core::ptr::null_mut();
@@ -35,7 +35,7 @@ impl<'a> Bound<'a> {
     }
 }
 
-impl Drop for Bound<'_> {
+impl Drop for ContextGuard<'_> {
     fn drop(&mut self) {
         if self.pushed {
             let mut popped = core::ptr::null_mut();
@@ -45,9 +45,9 @@ impl Drop for Bound<'_> {
     }
 }
 
-impl fmt::Debug for Bound<'_> {
+impl fmt::Debug for ContextGuard<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Bound").field("pushed", &self.pushed).finish_non_exhaustive()
+        f.debug_struct("ContextGuard").field("pushed", &self.pushed).finish_non_exhaustive()
     }
 }
 
@@ -56,7 +56,7 @@ impl fmt::Debug for Bound<'_> {
 ///
 /// Guards nest: drop the inner one first.
 #[must_use = "it holds only while this lives"]
-pub struct Relaxed<'a> {
+pub struct CaptureModeGuard<'a> {
     driver: &'a Driver,
     /// What the thread had before; `None` for a driver that is older than capture.
     before: Option<CUstreamCaptureMode>,
@@ -64,7 +64,7 @@ pub struct Relaxed<'a> {
     _thread: PhantomData<*const ()>,
 }
 
-impl<'a> Relaxed<'a> {
+impl<'a> CaptureModeGuard<'a> {
     pub(crate) fn enter(driver: &'a Driver) -> Result<Self, DriverError> {
         let mut mode = CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_RELAXED;
         let before = match driver.table().cuThreadExchangeStreamCaptureMode {
@@ -79,13 +79,13 @@ impl<'a> Relaxed<'a> {
     }
 }
 
-impl fmt::Debug for Relaxed<'_> {
+impl fmt::Debug for CaptureModeGuard<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Relaxed").field("before", &self.before).finish_non_exhaustive()
     }
 }
 
-impl Drop for Relaxed<'_> {
+impl Drop for CaptureModeGuard<'_> {
     fn drop(&mut self) {
         if let Some(mut mode) = self.before {
             // SAFETY: `mode` outlives the call. It was the thread's before, so the driver takes it back.

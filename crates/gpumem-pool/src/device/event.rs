@@ -1,6 +1,6 @@
 //! [`Event`]: a mark in a stream, to wait for on the device or on the host.
 
-use crate::device::{Clocks, Device, Handle, OrderEvent, Relaxed, Stamp, Stream, stream::complete};
+use crate::device::{CaptureModeGuard, Clocks, Device, Handle, OrderEvent, Stamp, Stream, stream::complete};
 use crate::error::PoolError;
 use core::ffi::c_uint;
 use core::fmt;
@@ -77,7 +77,7 @@ impl Event {
     }
 
     /// Whether the mark has been passed. True for one that was never recorded. Never waits, but once a millisecond it may
-    /// take as long as the pools' [`release_budget`](crate::Dials::release_budget) to give back what is over a soft limit.
+    /// take as long as the pools' [`release_budget`](crate::Tuning::release_budget) to give back what is over a soft limit.
     ///
     /// # Errors
     ///
@@ -85,7 +85,7 @@ impl Event {
     pub fn is_complete(&self) -> Result<bool, PoolError> {
         self.check_runs("asking whether a mark has been passed")?;
         let _bound = self.device.enter()?;
-        let _relaxed = Relaxed::enter(self.device.driver())?;
+        let _relaxed = CaptureModeGuard::enter(self.device.driver())?;
         let covered = self.covered();
         // SAFETY: the event is alive.
         let is_complete =
@@ -109,8 +109,8 @@ impl Event {
     pub fn synchronize(&self) -> Result<(), PoolError> {
         self.check_runs("waiting for a mark on the host")?;
         let _bound = self.device.enter()?;
-        self.device.upkeep().before_wait();
-        let _relaxed = Relaxed::enter(self.device.driver())?;
+        self.device.maintenance().before_wait();
+        let _relaxed = CaptureModeGuard::enter(self.device.driver())?;
         let before = self.covered().clone();
         // SAFETY: the event is alive.
         self.device.noting(unsafe { self.device.driver().cuEventSynchronize(self.raw.0) })?;

@@ -5,7 +5,7 @@
 //! call is owned ([`HostMemory`]). Both wait for the device at their end. The owner keeps the buffer if it can't wait; the
 //! closure's caller gets the slice back whatever happens, so that it waits as long as it takes.
 
-use crate::device::{Device, Handle, KeptMemory, Patience, Relaxed};
+use crate::device::{CaptureModeGuard, Device, Handle, KeptMemory, Patience};
 use crate::error::PoolError;
 use buffer::Parts;
 pub use buffer::{HostBuffer, HostBufferMut};
@@ -220,7 +220,7 @@ impl<B: HostBuffer> HostMemory<B> {
 /// Takes a registration back that no work uses any more.
 fn unregister(device: &Device, host: *mut c_void) -> Result<(), DriverError> {
     let _bound = device.enter()?;
-    let _relaxed = Relaxed::enter(device.driver())?;
+    let _relaxed = CaptureModeGuard::enter(device.driver())?;
     // SAFETY: the memory was registered by `Registration::pin`, no work uses it, and the context is current.
     match unsafe { device.driver().cuMemHostUnregister(host) } {
         Err(error) if error.code() == CUresult::CUDA_ERROR_HOST_MEMORY_NOT_REGISTERED => Ok(()),
@@ -423,7 +423,7 @@ impl Registration {
     fn pin(&mut self, flags: u32) -> Result<(), DriverError> {
         let driver = self.device.driver();
         let _bound = self.device.enter()?;
-        let _relaxed = Relaxed::enter(driver)?;
+        let _relaxed = CaptureModeGuard::enter(driver)?;
         // SAFETY: the memory stays where it is until the registration has ended, and the context is current.
         unsafe { driver.cuMemHostRegister_v2(self.host, self.size_bytes as usize, flags)? };
         self.is_registered = true;

@@ -1,7 +1,7 @@
 //! Waiting at the end of a borrow: for all work of a device, captures or not, until it is done.
 
 use super::Device;
-use crate::device::{Relaxed, capturing::cut_short};
+use crate::device::{CaptureModeGuard, capturing::cut_short};
 use crate::error::{PoolError, is_of_capture, is_over};
 use core::time::Duration;
 use gpumem_sys::DriverError;
@@ -89,7 +89,7 @@ impl Device {
     /// One try. False if work may still run that can't be waited for now.
     fn try_to_settle(&self, work: Work) -> Result<bool, DriverError> {
         let _bound = self.enter()?;
-        let _relaxed = Relaxed::enter(self.driver())?;
+        let _relaxed = CaptureModeGuard::enter(self.driver())?;
         let is_captured = self.clocks().captures().captures_on(self) || self.clocks().has_capture(self);
         if work == Work::OfKnownStreams || is_captured {
             let by_markers = self.clocks().finish_everything(self);

@@ -12,7 +12,7 @@ mod foreign;
 pub use builder::StreamBuilder;
 pub(crate) use foreign::{LEGACY, WeakStream};
 
-use crate::device::{Clocks, Device, Event, Handle, OrderEvent, Relaxed, StreamId, StreamIndex};
+use crate::device::{CaptureModeGuard, Clocks, Device, Event, Handle, OrderEvent, StreamId, StreamIndex};
 use crate::error::PoolError;
 use borrow::Borrows;
 use core::fmt;
@@ -48,7 +48,7 @@ struct Inner {
     kind: Kind,
     is_retired: AtomicBool,
     /// The id, as long as a look at it is all that an allocation needs; else 0.
-    near_id: AtomicU64,
+    fast_path_id: AtomicU64,
     /// Calls on other threads that its retirement waits for.
     borrows: Borrows,
     /// What calls that named the stream allocated and freed since the last of them marked it, as far as they were counted.
@@ -113,7 +113,7 @@ impl Stream {
         self.check_usable()?;
         self.check_runs("waiting on the host")?;
         let _bound = self.device().enter()?;
-        self.device().upkeep().before_wait();
+        self.device().maintenance().before_wait();
         self.finish()?;
         self.device().after_wait();
         self.device().watch().note(OrderEvent::StreamDone(self.id()));
@@ -121,7 +121,7 @@ impl Stream {
     }
 
     /// Whether everything queued on this stream so far is done. Never waits, but once a millisecond it may take as long as
-    /// the pools' [`release_budget`](crate::Dials::release_budget) to give back what is over a soft limit.
+    /// the pools' [`release_budget`](crate::Tuning::release_budget) to give back what is over a soft limit.
     ///
     /// # Errors
     ///
@@ -130,7 +130,7 @@ impl Stream {
         self.check_usable()?;
         self.check_runs("asking whether it is done")?;
         let _bound = self.device().enter()?;
-        let _relaxed = Relaxed::enter(self.device().driver())?;
+        let _relaxed = CaptureModeGuard::enter(self.device().driver())?;
         let observation = self.clocks().observe(self.id())?;
         // SAFETY: the stream is alive, and its context current.
         let is_complete =
@@ -185,7 +185,7 @@ impl Stream {
 
     pub(crate) fn finish(&self) -> Result<(), DriverError> {
         let _bound = self.device().enter()?;
-        let _relaxed = Relaxed::enter(self.device().driver())?;
+        let _relaxed = CaptureModeGuard::enter(self.device().driver())?;
         let observation = self.clocks().observe(self.id())?;
         // SAFETY: the stream is alive, and its context current.
         self.device().noting(unsafe { self.device().driver().cuStreamSynchronize(self.raw()) })?;
@@ -219,15 +219,15 @@ impl Stream {
 
     /// Its id's number, if any thread may name it now; else 0, which then says nothing.
     #[inline]
-    pub(crate) fn near_id(&self) -> u64 {
-        self.0.near_id.load(Ordering::Relaxed)
+    pub(crate) fn fast_path_id(&self) -> u64 {
+        self.0.fast_path_id.load(Ordering::Relaxed)
     }
 
     /// Part of every call that names the stream and takes more than a look at what is cached: makes the mark that others
     /// have wanted, where only such calls can.
     #[inline]
     pub(crate) fn note_named(&self) {
-        if self.near_id() == 0 {
+        if self.fast_path_id() == 0 {
             self.mark_if_wanted();
         }
     }
@@ -238,17 +238,17 @@ impl Stream {
             return;
         }
         if !matches!(self.0.kind, Kind::OfThread(_)) {
-            self.0.near_id.store(self.id().as_u64(), Ordering::SeqCst);
+            self.0.fast_path_id.store(self.id().as_u64(), Ordering::SeqCst);
             // Another thread may have retired it meanwhile: one of the two sees what the other did.
             if self.0.is_retired.load(Ordering::SeqCst) {
-                self.0.near_id.store(0, Ordering::SeqCst);
+                self.0.fast_path_id.store(0, Ordering::SeqCst);
             }
         }
     }
 
     /// The next call that names the stream is to look whether a mark is wanted.
     pub(crate) fn look_when_named(&self) {
-        self.0.near_id.store(0, Ordering::SeqCst);
+        self.0.fast_path_id.store(0, Ordering::SeqCst);
     }
 
     /// Counts what a call that names the stream has allocated or freed there. Says whether it is time for a mark that nobody
@@ -279,7 +279,7 @@ impl Stream {
     #[cold]
     pub(crate) fn mark_named(&self) {
         if self.check_usable().is_ok() {
-            let _ = self.clocks().tick_by_user(self.stream_index());
+            let _ = self.clocks().record_marker_by_user(self.stream_index());
         }
     }
 

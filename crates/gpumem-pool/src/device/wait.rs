@@ -4,10 +4,10 @@
 //! | --- | --- |
 //! | [`Device::synchronize`], [`Stream::synchronize`](crate::Stream::synchronize), [`Event::synchronize`](crate::Event::synchronize), [`Pool::reclaim`](crate::Pool::reclaim) | nothing: the caller asked for the wait |
 //! | ends of host borrows and imported blocks, frees of backend `none`, the end of a device | nothing: safety comes first |
-//! | an allocation, a growth, [`Pool::reserve`](crate::Pool::reserve) | [`Dials::wait_deadline`](crate::Dials::wait_deadline), over all that it tries ([`deadline`](crate::device::deadline)) |
+//! | an allocation, a growth, [`Pool::reserve`](crate::Pool::reserve) | [`Tuning::wait_deadline`](crate::Tuning::wait_deadline), over all that it tries ([`deadline`](crate::device::deadline)) |
 
 use super::Device;
-use crate::device::{MarkEvent, Observation, OrderEvent, Relaxed};
+use crate::device::{CaptureModeGuard, MarkerEvent, Observation, OrderEvent};
 use crate::error::PoolError;
 use core::time::Duration;
 use gpumem_sys::DriverError;
@@ -37,7 +37,7 @@ impl Device {
         let operation = "waiting for the device";
         self.check_runs(operation)?;
         let _bound = self.enter()?;
-        self.upkeep().before_wait();
+        self.maintenance().before_wait();
         // A capture may have begun meanwhile: then part of the work has not been waited for.
         if !self.finish_whole()? {
             return Err(PoolError::NotInCapture { operation });
@@ -48,9 +48,9 @@ impl Device {
     }
 
     /// As [`Device::synchronize`], for pools: what they want to do at such a wait is done.
-    pub(crate) fn finish_with_upkeep(&self) -> Result<(), DriverError> {
+    pub(crate) fn finish_with_maintenance(&self) -> Result<(), DriverError> {
         let _bound = self.enter()?;
-        self.upkeep().before_wait();
+        self.maintenance().before_wait();
         self.finish()?;
         self.after_wait();
         Ok(())
@@ -80,10 +80,10 @@ impl Device {
         Ok(true)
     }
 
-    /// As [`Device::finish_with_upkeep`], but no longer than until a deadline: false if something was not done by then.
-    pub(crate) fn finish_with_upkeep_until(&self, until: Instant) -> Result<bool, DriverError> {
+    /// As [`Device::finish_with_maintenance`], but no longer than until a deadline: false if something was not done by then.
+    pub(crate) fn finish_with_maintenance_until(&self, until: Instant) -> Result<bool, DriverError> {
         let _bound = self.enter()?;
-        self.upkeep().before_wait();
+        self.maintenance().before_wait();
         let is_idle = self.finish_until(until)?;
         self.after_wait_until(is_idle);
         Ok(is_idle)
@@ -97,18 +97,18 @@ impl Device {
     /// others' streams without one.
     pub(crate) fn finish_until(&self, until: Instant) -> Result<bool, DriverError> {
         let _bound = self.enter()?;
-        let _relaxed = Relaxed::enter(self.driver())?;
+        let _relaxed = CaptureModeGuard::enter(self.driver())?;
         let observation = self.clocks().observe_device(self);
         // Each stream's own, before the one that covers them all.
         let mut each = Vec::new();
-        if self.upkeep().has_driver_pools() {
+        if self.maintenance().has_driver_pools() {
             self.clocks().mark_each(self, &mut each)?;
         }
         let all = match self.clocks().captures().captures_on(self) {
-            true => AllMark::Capturing,
+            true => ContextMarker::Capturing,
             false => self.mark_all()?,
         };
-        if let AllMark::Event(event) = &all {
+        if let ContextMarker::Event(event) = &all {
             let is_idle = self.finish_event_until(event, observation, until)?;
             if is_idle {
                 each.iter().try_for_each(|(_, event)| self.noting(event.show(self)))?;
@@ -117,14 +117,14 @@ impl Device {
         }
         let (is_in_time, is_covered) = self.clocks().finish_markers_until(self, until)?;
         match all {
-            AllMark::Missing if is_in_time => self.finish().map(|()| true),
+            ContextMarker::Missing if is_in_time => self.finish().map(|()| true),
             _ => Ok(is_in_time && is_covered),
         }
     }
 
     fn finish_event_until(
         &self,
-        event: &MarkEvent,
+        event: &MarkerEvent,
         observation: Observation,
         until: Instant,
     ) -> Result<bool, DriverError> {
@@ -153,11 +153,11 @@ impl Device {
     /// Whether the device has nothing to do, as far as that can be asked without a wait for work: false where it can't.
     pub(crate) fn is_idle(&self) -> Result<bool, DriverError> {
         let _bound = self.enter()?;
-        let _relaxed = Relaxed::enter(self.driver())?;
+        let _relaxed = CaptureModeGuard::enter(self.driver())?;
         match self.mark_all()? {
-            AllMark::Event(event) => self.is_passed(&event),
-            AllMark::Capturing => Ok(false),
-            AllMark::Missing => {
+            ContextMarker::Event(event) => self.is_passed(&event),
+            ContextMarker::Capturing => Ok(false),
+            ContextMarker::Missing => {
                 self.clocks().mark_streams(self)?;
                 self.clocks().poll(Duration::MAX)?;
                 Ok(self.clocks().unfinished(self).is_empty())
@@ -166,7 +166,7 @@ impl Device {
     }
 
     /// Asks for as long as an idle device takes to pass an event. The context is current.
-    fn is_passed(&self, event: &MarkEvent) -> Result<bool, DriverError> {
+    fn is_passed(&self, event: &MarkerEvent) -> Result<bool, DriverError> {
         for _ in 0..IDLE_QUERIES {
             if self.noting(event.query(self))? {
                 return Ok(true);
@@ -177,16 +177,16 @@ impl Device {
     }
 
     /// An event behind all that the streams of the context have queued, those of others included. The context is current.
-    fn mark_all(&self) -> Result<AllMark, DriverError> {
+    fn mark_all(&self) -> Result<ContextMarker, DriverError> {
         if self.driver().table().cuCtxRecordEvent.is_none() {
-            return Ok(AllMark::Missing);
+            return Ok(ContextMarker::Missing);
         }
-        let event = MarkEvent::create(self)?;
+        let event = MarkerEvent::create(self)?;
         // Last before the call: whoever begins a capture does not wait for long.
-        let Some(_quiet) = self.quiet() else { return Ok(AllMark::Capturing) };
+        let Some(_quiet) = self.quiet() else { return Ok(ContextMarker::Capturing) };
         match event.record_all(self) {
-            Ok(()) => Ok(AllMark::Event(event)),
-            Err(error) if error.code() == CUresult::CUDA_ERROR_NOT_SUPPORTED => Ok(AllMark::Missing),
+            Ok(()) => Ok(ContextMarker::Event(event)),
+            Err(error) if error.code() == CUresult::CUDA_ERROR_NOT_SUPPORTED => Ok(ContextMarker::Missing),
             Err(error) => self.noting(Err(error)),
         }
     }
@@ -194,7 +194,7 @@ impl Device {
     /// Does what is due: after an allocation that took the slow path, and after a query.
     #[inline]
     pub(crate) fn serve(&self) {
-        self.upkeep().serve(self);
+        self.maintenance().serve(self);
     }
 
     /// Keeps captures from beginning on this device; `None` if one goes on or is just beginning.
@@ -227,21 +227,21 @@ impl Device {
 
     /// The host has waited for work of this device. The context is current.
     pub(crate) fn after_wait(&self) {
-        self.upkeep().after_wait(self.driver(), self.clocks());
+        self.maintenance().after_wait(self.driver(), self.clocks());
     }
 
     /// The same after [`Device::finish_until`].
     pub(crate) fn after_wait_until(&self, is_idle: bool) {
         match is_idle {
             true => self.after_wait(),
-            false => self.upkeep().after_late_wait(self.driver(), self.clocks()),
+            false => self.maintenance().after_late_wait(self.driver(), self.clocks()),
         }
     }
 }
 
 /// What [`Device::mark_all`] came to.
-enum AllMark {
-    Event(MarkEvent),
+enum ContextMarker {
+    Event(MarkerEvent),
     /// A capture goes on or is beginning, which it would break.
     Capturing,
     /// The driver has no such event.

@@ -76,7 +76,7 @@ pub struct OutOfMemory {
     /// What was tried before giving up, in this order; once for all times that it was tried.
     pub attempts: Vec<Attempt>,
     /// The streams whose work was not done when the request had waited for as long as it may
-    /// ([`Dials::wait_deadline`](crate::Dials::wait_deadline)), the longest first. None if it did not wait so long.
+    /// ([`Tuning::wait_deadline`](crate::Tuning::wait_deadline)), the longest first. None if it did not wait so long.
     pub unfinished: Vec<UnfinishedStream>,
     /// The largest holders, by tag; untagged blocks have none.
     pub holders: Vec<Holder>,
@@ -105,7 +105,7 @@ pub enum RefusedBy {
 
 /// A limit that a request would have passed, and what all who share it hold.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Passed {
+pub(crate) struct LimitExceeded {
     pub(crate) by: RefusedBy,
     pub(crate) limit_bytes: u64,
     pub(crate) held_bytes: u64,
@@ -121,7 +121,7 @@ pub(crate) struct Maker {
     pub(crate) is_limit_above: bool,
     /// Another limit, above the one that refused, which would refuse too.
     pub(crate) limit_above_bytes: Option<u64>,
-    /// Whether its dials are those of the profile `tight`.
+    /// Whether its tuning options are those of the profile `tight`.
     pub(crate) is_tight: bool,
     /// What other pools of the device have cached: room that is not had while a limit of our own refuses.
     pub(crate) others_cached_bytes: u64,
@@ -213,8 +213,8 @@ impl OutOfMemory {
     }
 
     /// The same with the limit that refused, if one did; `own_bytes` are what this pool counts against it.
-    pub(crate) fn limited(self, passed: Option<Passed>, own_bytes: u64) -> Self {
-        let Some(Passed { by, limit_bytes, held_bytes }) = passed else { return self };
+    pub(crate) fn limited(self, passed: Option<LimitExceeded>, own_bytes: u64) -> Self {
+        let Some(LimitExceeded { by, limit_bytes, held_bytes }) = passed else { return self };
         let limit_others_bytes = held_bytes.saturating_sub(own_bytes);
         Self { refused_by: by, limit_bytes: Some(limit_bytes), limit_others_bytes, ..self }
     }

@@ -16,7 +16,7 @@ use stack::Call;
 pub use stack::Next;
 pub(crate) use stack::{Behind, Stack};
 
-use crate::backend::{Freed, Piece};
+use crate::backend::{Allocation, FreeRequest};
 pub use crate::config::pool_id::PoolId;
 use crate::device::{Device, Stream};
 use crate::error::PoolError;
@@ -168,8 +168,8 @@ impl fmt::Debug for Opening<'_> {
 }
 
 impl StateRef {
-    /// Memory through all adaptors, for a request that has been looked at; `finish` has what is no plain piece. Part of its
-    /// caller, so that a piece's fields go from the answer to where they are wanted.
+    /// Memory through all adaptors, for a request that has been looked at; `finish` has what is no plain allocation. Part of its
+    /// caller, so that an allocation's fields go from the answer to where they are wanted.
     #[inline(always)]
     pub(crate) fn alloc_adapted(
         self,
@@ -177,27 +177,27 @@ impl StateRef {
         size_bytes: u64,
         alignment: u64,
         stream: &Stream,
-        finish: impl FnOnce(Result<Piece, PoolError>) -> Result<(Piece, u64), PoolError>,
-    ) -> Result<(Piece, u64), PoolError> {
+        finish: impl FnOnce(Result<Allocation, PoolError>) -> Result<(Allocation, u64), PoolError>,
+    ) -> Result<(Allocation, u64), PoolError> {
         let call = Call { stack, pool: self, stream, tag: scope::innermost(self.tags()) };
         let request = Request::new(size_bytes, alignment, &call);
         let answer = call.begin(&request);
-        if let Some(piece) = call.plain_piece(&answer, &request) {
+        if let Some(allocation) = call.plain_allocation(&answer, &request) {
             // It is the block's now.
             core::mem::forget(answer);
-            return Ok((piece, 0));
+            return Ok((allocation, 0));
         }
         finish(call.finish(answer, &request))
     }
 
     /// A block of a pool with adaptors is dropped. The pool may be gone afterwards.
     #[inline]
-    pub(crate) fn free_adapted(self, stack: &Stack, freed: &Freed) {
-        match freed.piece.is_special() {
+    pub(crate) fn free_adapted(self, stack: &Stack, freed: &FreeRequest) {
+        match freed.allocation.is_special() {
             false => self.release_plain(stack, freed),
             true => {
                 // It is there: the number is this block's alone.
-                if let Some(holding) = stack.take_back(freed.piece.record()) {
+                if let Some(holding) = stack.take_back(freed.allocation.record()) {
                     self.release(holding, freed.uses, freed.is_complete);
                 }
             }

@@ -1,12 +1,12 @@
 //! [`Block`]: some bytes of device memory, freed in stream order when dropped.
 //!
-//! A block has a *home*: the stream it was allocated on. Its memory is there for work queued on home after the
-//! allocation, and goes back in home's order. Whoever uses it on another stream does two things: makes that stream wait
-//! for home first ([`Stream::wait_for`]), and says so with [`Block::record_use`], so that the free waits for that stream.
+//! A block has an *owner stream*: the stream it was allocated on. Its memory is there for work queued on the owner stream after the
+//! allocation, and goes back in the owner stream's order. Whoever uses it on another stream does two things: makes that stream wait
+//! for the owner stream first ([`Stream::wait_for`]), and says so with [`Block::record_use`], so that the free waits for that stream.
 
-use crate::backend::{Freed, Piece};
+use crate::backend::{Allocation, FreeRequest};
 use crate::config::MemoryKind;
-use crate::device::{Device, Stream, StreamId, clock::uses};
+use crate::device::{Device, Stream, StreamId, order::uses};
 use crate::pool::StateRef;
 use core::fmt;
 use core::mem::ManuallyDrop;
@@ -17,7 +17,7 @@ use std::sync::Arc;
 
 /// Device memory from a [`Pool`](crate::Pool).
 ///
-/// Dropping it, on any thread, queues its free on its home stream behind everything queued so far on home and on every
+/// Dropping it, on any thread, queues its free on its owner stream behind everything queued so far on the owner stream and on every
 /// stream recorded with [`Block::record_use`]. That never panics and never waits, except with the backend `none`, which
 /// has no other way. When the driver refuses the free, the block is leaked and the pool says so at its next call.
 ///
@@ -30,7 +30,7 @@ use std::sync::Arc;
 /// let (home, other) = (Stream::new(&device)?, Stream::new(&device)?);
 ///
 /// let block = pool.alloc(1 << 20, &home)?;
-/// other.wait_for(&home)?; // the memory is there once home gets to it
+/// other.wait_for(&home)?; // the memory is there once the owner stream gets to it
 /// // … queue work that uses `block.address()` on `other` …
 /// block.record_use(&other);
 /// drop(block); // the free waits, on the device, for that work
@@ -38,9 +38,9 @@ use std::sync::Arc;
 /// ```
 #[must_use = "dropping a block frees it"]
 pub struct Block {
-    piece: Piece,
+    allocation: Allocation,
     size_bytes: u64,
-    home: StreamId,
+    owner_stream: StreamId,
     /// The other streams that used it, in the form of [`uses`].
     uses: AtomicU64,
     pool: StateRef,
@@ -48,31 +48,42 @@ pub struct Block {
 
 impl Block {
     /// The block is counted already, by the backend or by the pool.
-    pub(crate) fn new(pool: StateRef, piece: Piece, size_bytes: u64, home: StreamId) -> Self {
-        Self::from_parts(piece, size_bytes, home, AtomicU64::new(0), pool)
+    pub(crate) fn new(
+        pool: StateRef,
+        allocation: Allocation,
+        size_bytes: u64,
+        owner_stream: StreamId,
+    ) -> Self {
+        Self::from_parts(allocation, size_bytes, owner_stream, AtomicU64::new(0), pool)
     }
 
     #[inline]
     pub(crate) fn from_parts(
-        piece: Piece,
+        allocation: Allocation,
         size_bytes: u64,
-        home: StreamId,
+        owner_stream: StreamId,
         uses: AtomicU64,
         pool: StateRef,
     ) -> Self {
-        Self { piece, size_bytes, home, uses, pool }
+        Self { allocation, size_bytes, owner_stream, uses, pool }
     }
 
     /// The same backwards. What they describe stays alive.
-    pub(crate) fn into_parts(self) -> (Piece, u64, StreamId, u64, StateRef) {
+    pub(crate) fn into_parts(self) -> (Allocation, u64, StreamId, u64, StateRef) {
         let block = ManuallyDrop::new(self);
-        (block.piece, block.size_bytes, block.home, block.uses.load(Ordering::Relaxed), block.pool)
+        (
+            block.allocation,
+            block.size_bytes,
+            block.owner_stream,
+            block.uses.load(Ordering::Relaxed),
+            block.pool,
+        )
     }
 
     /// Where it starts in the device's address space; 0 for an empty block. At least 256-byte aligned.
     #[must_use]
     pub fn address(&self) -> CUdeviceptr {
-        self.piece.address
+        self.allocation.address
     }
 
     /// How many bytes were asked for.
@@ -84,7 +95,7 @@ impl Block {
     /// The name of the stream it was allocated on, in whose order it is freed. That stream may be gone.
     #[must_use]
     pub fn stream_id(&self) -> StreamId {
-        self.home
+        self.owner_stream
     }
 
     /// The device that it is memory of.
@@ -103,14 +114,15 @@ impl Block {
         if stream.clocks().captures().is_open() {
             self.note_use(stream);
         }
-        if stream.id() == self.home || !Arc::ptr_eq(stream.device().clocks(), self.device().clocks()) {
+        if stream.id() == self.owner_stream || !Arc::ptr_eq(stream.device().clocks(), self.device().clocks())
+        {
             return;
         }
         self.add_uses(uses::with(0, stream.stream_index()));
         stream.note_named();
     }
 
-    /// Drops the block in a call that names `stream`: home, or another stream that uses it, which then counts as recorded.
+    /// Drops the block in a call that names `stream`: the owner stream, or another stream that uses it, which then counts as recorded.
     ///
     /// For streams of others ([`Stream::from_raw`]) that is more than a drop: the call may mark the stream, so that other
     /// streams get the memory once it is done there. Streams of this crate's, and long-lived ones, need no such call.
@@ -145,12 +157,12 @@ impl Block {
     ///
     /// # Safety
     ///
-    /// All work that uses the block is done, and so is all that was queued on its home stream before it was allocated,
+    /// All work that uses the block is done, and so is all that was queued on its owner stream before it was allocated,
     /// and the caller knows it: he has waited for it on the host.
     pub unsafe fn free_completed(self) {
-        let (piece, size_bytes, home, uses, pool) = self.into_parts();
-        let piece = pool.untag(piece, size_bytes);
-        pool.free(&Freed { piece, size_bytes, home, uses, is_complete: true });
+        let (allocation, size_bytes, owner_stream, uses, pool) = self.into_parts();
+        let allocation = pool.untag(allocation, size_bytes);
+        pool.free(&FreeRequest { allocation, size_bytes, owner_stream, uses, is_complete: true });
     }
 
     /// Whether it has been used on another stream, or in a capture.
@@ -158,13 +170,13 @@ impl Block {
         self.uses.load(Ordering::Relaxed) != 0
     }
 
-    pub(crate) fn piece(&self) -> Piece {
-        self.piece.without_tag()
+    pub(crate) fn allocation(&self) -> Allocation {
+        self.allocation.without_tag()
     }
 
     /// How many blocks of other pools lie in it, one in the other.
     pub(crate) fn nesting(&self) -> usize {
-        self.pool.nesting(self.piece())
+        self.pool.nesting(self.allocation())
     }
 
     pub(crate) fn state(&self) -> StateRef {
@@ -174,15 +186,18 @@ impl Block {
     /// Past what the thread has at hand, or for a block that is more than a size and an address. By value: so a block that
     /// goes back to where it was just taken from need not be in memory at all.
     #[inline(never)]
-    fn give_back_anyhow(pool: StateRef, piece: Piece, size_bytes: u64, home: StreamId, uses: u64) {
-        let piece = pool.untag(piece, size_bytes);
-        if let Some(stack) = pool.undisturbed_stack(uses)
+    fn drop_slow(pool: StateRef, allocation: Allocation, size_bytes: u64, owner_stream: StreamId, uses: u64) {
+        let allocation = pool.untag(allocation, size_bytes);
+        if let Some(stack) = pool.fast_path_stack(uses)
             && size_bytes > 0
         {
-            return pool.free_adapted(stack, &Freed { piece, size_bytes, home, uses, is_complete: false });
+            return pool.free_adapted(
+                stack,
+                &FreeRequest { allocation, size_bytes, owner_stream, uses, is_complete: false },
+            );
         }
-        if !(uses == 0 && pool.put_back(&piece, size_bytes, home)) {
-            pool.free(&Freed { piece, size_bytes, home, uses, is_complete: false });
+        if !(uses == 0 && pool.put_back(&allocation, size_bytes, owner_stream)) {
+            pool.free(&FreeRequest { allocation, size_bytes, owner_stream, uses, is_complete: false });
         }
     }
 }
@@ -196,7 +211,7 @@ impl Block {
 
     /// The pool whose backend has its memory.
     pub(crate) fn origin(&self) -> StateRef {
-        self.state().behind(self.piece()).0
+        self.state().behind(self.allocation()).0
     }
 
     /// Where the host finds its bytes, at the address that the device has for them too. Nothing for the device's own
@@ -216,10 +231,10 @@ impl Block {
 impl Drop for Block {
     #[inline]
     fn drop(&mut self) {
-        let Self { piece, size_bytes, home, ref mut uses, pool } = *self;
+        let Self { allocation, size_bytes, owner_stream, ref mut uses, pool } = *self;
         let uses = *uses.get_mut();
-        if !(uses == 0 && pool.put_back_small(&piece, size_bytes, home)) {
-            Self::give_back_anyhow(pool, piece, size_bytes, home, uses);
+        if !(uses == 0 && pool.put_back_small(&allocation, size_bytes, owner_stream)) {
+            Self::drop_slow(pool, allocation, size_bytes, owner_stream, uses);
         }
     }
 }
@@ -229,7 +244,7 @@ impl fmt::Debug for Block {
         f.debug_struct("Block")
             .field("address", &format_args!("{:#x}", self.address()))
             .field("size_bytes", &self.size_bytes)
-            .field("home", &self.home)
+            .field("home", &self.owner_stream)
             .field("uses", &format_args!("{:#b}", self.uses.load(Ordering::Relaxed)))
             .finish_non_exhaustive()
     }

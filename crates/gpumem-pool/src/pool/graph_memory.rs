@@ -15,8 +15,8 @@
 
 mod chunk;
 
-use crate::backend::{Freed, Piece};
-use crate::device::{Clocks, GRAPH_BIT, Stream, StreamId, StreamIndex, clock::uses};
+use crate::backend::{Allocation, FreeRequest};
+use crate::device::{Clocks, GRAPH_BIT, Stream, StreamId, StreamIndex, order::uses};
 use crate::pool::{Block, State, StateRef};
 use chunk::Chunk;
 pub(crate) use chunk::rounded;
@@ -47,7 +47,7 @@ struct GraphEntry {
 /// A block that the program has dropped.
 struct RetainedBlock {
     pool: StateRef,
-    freed: Freed,
+    freed: FreeRequest,
 }
 
 /// A block that graphs use, and that the program or one of those graphs has.
@@ -111,22 +111,22 @@ impl GraphMemory {
         graph: u64,
         pool: StateRef,
         size_bytes: u64,
-        home: StreamId,
+        owner_stream: StreamId,
     ) -> Option<CUdeviceptr> {
         let mut table = self.table();
         table.graphs.get(&graph)?;
-        self.clocks.captures().add_member(graph, home.stream_index());
-        let chunks = table.chunks.values_mut().filter(|chunk| chunk.serves(graph, pool, home));
+        self.clocks.captures().add_member(graph, owner_stream.stream_index());
+        let chunks = table.chunks.values_mut().filter(|chunk| chunk.serves(graph, pool, owner_stream));
         let fitting = chunks.filter_map(|chunk| Some((chunk.best_fit(size_bytes)?, chunk)));
         let (_, chunk) = fitting.min_by_key(|((free_bytes, _), _)| *free_bytes)?;
         chunk.take(size_bytes)
     }
 
     /// A new chunk, all of which is handed out.
-    pub(crate) fn add_chunk(&self, graph: u64, pool: StateRef, block: Block, home: StreamId) {
-        let chunk = Chunk::new(graph, pool, block, home);
+    pub(crate) fn add_chunk(&self, graph: u64, pool: StateRef, block: Block, owner_stream: StreamId) {
+        let chunk = Chunk::new(graph, pool, block, owner_stream);
         let mut table = self.table();
-        self.clocks.captures().add_home(graph, home.stream_index());
+        self.clocks.captures().add_owner_stream(graph, owner_stream.stream_index());
         table.chunks.insert(chunk.address(), chunk);
     }
 
@@ -150,12 +150,17 @@ impl GraphMemory {
 
     /// A block with [`GRAPH_BIT`] has been dropped, and its streams are in these captures. What is left to be freed in the
     /// pool's way, if no graph has a say.
-    pub(crate) fn drop_noted(&self, graphs: &[u64], pool: StateRef, freed: Freed) -> Option<Freed> {
+    pub(crate) fn drop_noted(
+        &self,
+        graphs: &[u64],
+        pool: StateRef,
+        freed: FreeRequest,
+    ) -> Option<FreeRequest> {
         for graph in graphs {
-            self.note_use(*graph, freed.piece.address, None);
+            self.note_use(*graph, freed.allocation.address, None);
         }
         let mut table = self.table();
-        if let Some(chunk) = table.chunk_at(freed.piece.address) {
+        if let Some(chunk) = table.chunk_at(freed.allocation.address) {
             chunk.drop_part(&freed);
             let (base, is_over, graphs) = (chunk.address(), chunk.is_over(), chunk.graphs.clone());
             self.launch_after(&graphs, &freed);
@@ -168,25 +173,25 @@ impl GraphMemory {
     }
 
     /// A block is dropped whose streams are in captures: it stays for their graphs.
-    pub(crate) fn keep(&self, graphs: &[u64], pool: StateRef, mut freed: Freed) -> Option<Freed> {
+    pub(crate) fn keep(&self, graphs: &[u64], pool: StateRef, mut freed: FreeRequest) -> Option<FreeRequest> {
         let mut table = self.table();
         let known = graphs.iter().filter(|graph| table.graphs.contains_key(graph)).copied().collect();
         freed.uses |= GRAPH_BIT;
-        table.outside.insert(freed.piece.address, Outside { graphs: known, uses: 0 });
+        table.outside.insert(freed.allocation.address, Outside { graphs: known, uses: 0 });
         table.drop_outside(pool, freed)
     }
 
     /// A part of a chunk is dropped: launches write to its place again, of which its user knew no more than the address. They
     /// come after what was done with it outside of captures.
-    fn launch_after(&self, graphs: &[u64], freed: &Freed) {
-        let freed = Freed { uses: freed.uses & !GRAPH_BIT, ..*freed };
+    fn launch_after(&self, graphs: &[u64], freed: &FreeRequest) {
+        let freed = FreeRequest { uses: freed.uses & !GRAPH_BIT, ..*freed };
         for graph in graphs {
             self.clocks.captures().add_after_parts(*graph, freed.stamps(&self.clocks), &self.clocks);
         }
     }
 
     /// The block that a live part of a graph's memory lies in, and its pool.
-    pub(crate) fn chunk_of(&self, address: CUdeviceptr) -> Option<(StateRef, Piece)> {
+    pub(crate) fn chunk_of(&self, address: CUdeviceptr) -> Option<(StateRef, Allocation)> {
         self.table().chunk_at(address).map(|chunk| chunk.whole())
     }
 
@@ -212,16 +217,16 @@ impl Table {
     }
 
     /// To the first of the graphs that use it, or out of here.
-    fn drop_outside(&mut self, pool: StateRef, freed: Freed) -> Option<Freed> {
-        let outside = self.outside.get(&freed.piece.address);
+    fn drop_outside(&mut self, pool: StateRef, freed: FreeRequest) -> Option<FreeRequest> {
+        let outside = self.outside.get(&freed.allocation.address);
         let holder = outside.and_then(|outside| outside.graphs.first());
         if let Some(entry) = holder.and_then(|graph| self.graphs.get_mut(graph)) {
             // Who says that all work on it is done does not speak of launches to come.
-            entry.retained.push(RetainedBlock { pool, freed: Freed { is_complete: false, ..freed } });
+            entry.retained.push(RetainedBlock { pool, freed: FreeRequest { is_complete: false, ..freed } });
             return None;
         }
-        let uses = self.outside.remove(&freed.piece.address).map_or(0, |outside| outside.uses);
-        Some(Freed { uses: uses::joined(freed.uses & !GRAPH_BIT, uses), ..freed })
+        let uses = self.outside.remove(&freed.allocation.address).map_or(0, |outside| outside.uses);
+        Some(FreeRequest { uses: uses::joined(freed.uses & !GRAPH_BIT, uses), ..freed })
     }
 
     fn let_go(&mut self, graph: u64, launched: u64) -> Released {

@@ -2,7 +2,7 @@
 
 use crate::backend::{GROWTH_UNIT_BYTES, Growing, Source};
 use crate::config::MemoryKind;
-use crate::device::{Device, Stamp, Stream, StreamId, clock::uses};
+use crate::device::{Device, Stamp, Stream, StreamId, order::uses};
 use crate::error::PoolError;
 use crate::pool::{Pool, Subject, scope};
 use core::fmt;
@@ -15,7 +15,7 @@ use std::sync::Arc;
 ///
 /// Only addresses are taken at first. Its memory counts as reserved by the pool and against its limits, in pieces of
 /// 2 MiB; what a shrunk one leaves goes back to the driver, not to other blocks. Like a [`Block`](crate::Block) it has a
-/// home stream, in whose order it is freed when dropped, and other users, who are recorded, and the tag of the scope that it is
+/// owner stream, in whose order it is freed when dropped, and other users, who are recorded, and the tag of the scope that it is
 /// made in, for which its bytes count; as a block it counts nowhere. A graph does not keep it: it must live for as long as
 /// graphs that use it are launched.
 ///
@@ -47,7 +47,7 @@ pub struct GrowableBlock {
     address: CUdeviceptr,
     size_bytes: u64,
     max_bytes: u64,
-    home: StreamId,
+    owner_stream: StreamId,
     tag: u16,
     /// The other streams that used it, in the form of [`uses`].
     uses: AtomicU64,
@@ -72,7 +72,7 @@ impl Pool {
             address,
             size_bytes: 0,
             max_bytes,
-            home: stream.id(),
+            owner_stream: stream.id(),
             tag: scope::innermost(self.0.tags()),
             uses: AtomicU64::new(0),
             cut: Vec::new(),
@@ -113,7 +113,7 @@ impl GrowableBlock {
     /// The name of the stream in whose order it is freed. That stream may be gone.
     #[must_use]
     pub fn stream_id(&self) -> StreamId {
-        self.home
+        self.owner_stream
     }
 
     /// The device that it is memory of.
@@ -143,8 +143,8 @@ impl GrowableBlock {
             });
         }
         if size_bytes > self.size_bytes {
-            let grown = self.pool.0.budgeted(|| self.grow_adapted(size_bytes));
-            self.pool.0.explained(grown)?;
+            let grown = self.pool.0.retry_over_budget(|| self.grow_adapted(size_bytes));
+            self.pool.0.with_report(grown)?;
             scope::count_change(self.pool.0.tags(), self.tag, self.size_bytes, size_bytes);
             self.size_bytes = size_bytes;
         }
@@ -153,7 +153,7 @@ impl GrowableBlock {
 
     fn grow_adapted(&self, size_bytes: u64) -> Result<(), PoolError> {
         let growing = self.pool.growing()?;
-        let grow = || self.pool.0.relieved(|| growing.grow_to(self.id, size_bytes));
+        let grow = || self.pool.0.retry_with_reclaim(|| growing.grow_to(self.id, size_bytes));
         let Some(stack) = self.pool.0.stack() else { return grow() };
         // What can't be given back now waits for the next time.
         let shrink = || drop(growing.shrink_to(self.id, self.size_bytes, &self.stamps()));
@@ -179,7 +179,7 @@ impl GrowableBlock {
 
     /// Says that work queued on `stream` uses it, as [`Block::record_use`](crate::Block::record_use) does.
     pub fn record_use(&self, stream: &Stream) {
-        if stream.id() != self.home && Arc::ptr_eq(stream.device().clocks(), self.device().clocks()) {
+        if stream.id() != self.owner_stream && Arc::ptr_eq(stream.device().clocks(), self.device().clocks()) {
             uses::add(&self.uses, uses::with(0, stream.stream_index()));
             stream.note_named();
         }
@@ -194,13 +194,13 @@ impl GrowableBlock {
 
     /// As adaptors are told of it.
     fn subject(&self) -> Subject<'_> {
-        let Self { address, ref pool, home, tag, ref uses, ref cut, .. } = *self;
+        let Self { address, ref pool, owner_stream, tag, ref uses, ref cut, .. } = *self;
         let (device, uses) = (pool.device(), uses.load(Ordering::Relaxed));
-        Subject { address, device, tag, home, uses, cut, unit_bytes: GROWTH_UNIT_BYTES }
+        Subject { address, device, tag, owner_stream, uses, cut, unit_bytes: GROWTH_UNIT_BYTES }
     }
 
     fn stamps(&self) -> Vec<Stamp> {
-        self.device().clocks().uses(self.home, self.uses.load(Ordering::Relaxed)).collect()
+        self.device().clocks().uses(self.owner_stream, self.uses.load(Ordering::Relaxed)).collect()
     }
 }
 
@@ -219,7 +219,7 @@ impl fmt::Debug for GrowableBlock {
             .field("address", &format_args!("{:#x}", self.address))
             .field("size_bytes", &self.size_bytes)
             .field("max_bytes", &self.max_bytes)
-            .field("home", &self.home)
+            .field("home", &self.owner_stream)
             .finish_non_exhaustive()
     }
 }

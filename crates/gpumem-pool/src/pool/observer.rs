@@ -1,7 +1,7 @@
 //! [`Observer`]: a function of the program, called with refusals.
 
 use crate::error::PoolError;
-use crate::reclaim::Outermost;
+use crate::reclaim::ReentrancyGuard;
 use core::cell::Cell;
 use core::fmt;
 use std::sync::Arc;
@@ -13,7 +13,7 @@ pub(crate) struct Observer(pub(crate) Arc<dyn Fn(&PoolError) + Send + Sync>);
 impl Observer {
     /// But not of the requests of an observer.
     pub(crate) fn tell(&self, refusal: &PoolError) {
-        if let Some(_telling) = Outermost::begin(&IS_TELLING) {
+        if let Some(_telling) = ReentrancyGuard::begin(&IS_TELLING) {
             (self.0)(refusal);
         }
     }

@@ -10,7 +10,7 @@ impl Pool {
     /// Lets the streams of another device use the blocks of this pool, those that there are and those to come. It can't
     /// be taken back. Each growth of the pool costs the driver's call for one device more.
     ///
-    /// Such a stream is one more user of a block: make it wait for the block's home first, and record its use.
+    /// Such a stream is one more user of a block: make it wait for the block's owner stream first, and record its use.
     /// With the backend `none` the other device may use all plain memory of this one from here on, whoever allocates it:
     /// the driver has no narrower way.
     ///

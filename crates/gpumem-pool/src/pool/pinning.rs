@@ -34,8 +34,8 @@ impl Block {
         match self.size_bytes() {
             0 => Ok(()),
             _ => {
-                let (pool, piece) = self.state().behind(self.piece());
-                pool.backend().pin(piece)
+                let (pool, allocation) = self.state().behind(self.allocation());
+                pool.backend().pin(allocation)
             }
         }
     }

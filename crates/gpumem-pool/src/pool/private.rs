@@ -38,7 +38,7 @@ impl Pool {
         let quota_bytes = quota.into().resolve_for(self.kind(), self.device().total_bytes())?;
         let quota_bytes = self.0.limits().hard_bytes().map_or(quota_bytes, |limit| limit.min(quota_bytes));
         let mut setup = self.0.setup().clone();
-        setup.parent = Some(Arc::clone(self.0.limits().family()));
+        setup.parent = Some(Arc::clone(self.0.limits().node()));
         setup.config.backend = Some(self.backend());
         setup.config.hard_limit = Some(quota_bytes.into());
         setup.config.plain_segments |= self.0.backend().has_plain_segments();

@@ -1,6 +1,6 @@
 //! [`RawBlock`]: a block as plain data, to be carried through code that knows no Rust.
 
-use crate::backend::Piece;
+use crate::backend::Allocation;
 use crate::device::StreamId;
 use crate::pool::{Block, StateRef};
 use core::sync::atomic::AtomicU64;
@@ -42,7 +42,7 @@ pub struct RawBlock {
 #[repr(C)]
 pub struct BlockToken {
     pool: StateRef,
-    home: StreamId,
+    owner_stream: StreamId,
     uses: u64,
     mark: u64,
 }
@@ -51,9 +51,9 @@ impl Block {
     /// Takes the block apart without freeing it. It counts as alive, and keeps its pool, until [`Block::from_raw`] has
     /// made a block of it again, on whatever thread.
     pub fn into_raw(self) -> RawBlock {
-        let (piece, size_bytes, home, uses, pool) = self.into_parts();
-        let token = BlockToken { pool, home, uses, mark: piece.mark() };
-        RawBlock { address: piece.address, size_bytes, token }
+        let (allocation, size_bytes, owner_stream, uses, pool) = self.into_parts();
+        let token = BlockToken { pool, owner_stream, uses, mark: allocation.mark() };
+        RawBlock { address: allocation.address, size_bytes, token }
     }
 
     /// The block that `raw` was.
@@ -62,8 +62,8 @@ impl Block {
     ///
     /// `raw` came from [`Block::into_raw`] unchanged, and no other call of this has been given it or a copy of it.
     pub unsafe fn from_raw(raw: RawBlock) -> Self {
-        let BlockToken { pool, home, uses, mark } = raw.token;
-        let piece = Piece::from_mark(raw.address, mark);
-        Self::from_parts(piece, raw.size_bytes, home, AtomicU64::new(uses), pool)
+        let BlockToken { pool, owner_stream, uses, mark } = raw.token;
+        let allocation = Allocation::from_mark(raw.address, mark);
+        Self::from_parts(allocation, raw.size_bytes, owner_stream, AtomicU64::new(uses), pool)
     }
 }

@@ -4,7 +4,7 @@
 //! them side by side, as they are here, and finds the block at the same place in them.
 
 use crate::backend::{Source, Underlying};
-use crate::device::{Device, Patience, Relaxed, Work};
+use crate::device::{CaptureModeGuard, Device, Patience, Work};
 use crate::error::PoolError;
 use crate::pool::Block;
 use core::ffi::c_void;
@@ -88,10 +88,10 @@ impl Block {
         if self.size_bytes() == 0 {
             return Ok(ExportedBlock::new(Vec::new(), 0, 0));
         }
-        let (pool, piece) = self.state().behind(self.piece());
-        let backing = pool.backend().backing(piece);
+        let (pool, allocation) = self.state().behind(self.allocation());
+        let backing = pool.backend().backing(allocation);
         let Underlying { handles, offset_bytes } = backing.ok_or(PoolError::NotExportable)?;
-        let offset_bytes = offset_bytes + (self.address() - piece.address);
+        let offset_bytes = offset_bytes + (self.address() - allocation.address);
         let driver = self.device().driver();
         let _bound = self.device().enter()?;
         let mut exported = Vec::new();
@@ -159,7 +159,7 @@ impl ImportedBlock {
         };
         if all_bytes > 0 {
             let _bound = device.enter()?;
-            let _relaxed = Relaxed::enter(device.driver())?;
+            let _relaxed = CaptureModeGuard::enter(device.driver())?;
             // What is done when one of these fails the drop undoes.
             imported.reserve(all_bytes)?;
             handles.iter().try_for_each(|handle| imported.map(handle))?;
@@ -243,7 +243,7 @@ impl ImportedBlock {
         let give_back = |call: &dyn Fn() -> Result<(), DriverError>| {
             device.give_back(Patience::Owned, || {
                 let _bound = device.enter()?;
-                let _relaxed = Relaxed::enter(driver)?;
+                let _relaxed = CaptureModeGuard::enter(driver)?;
                 call()
             })
         };

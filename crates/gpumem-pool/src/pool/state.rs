@@ -10,13 +10,13 @@ mod relief;
 mod room;
 mod status;
 
-use crate::backend::{Backend, NOWHERE, Source};
+use crate::backend::{Backend, NO_CACHE, Source};
 use crate::config::{BackendKind, Config, MemoryKind};
 use crate::device::{Clocks, Device, Stream};
 use crate::error::PoolError;
 use crate::limits::Limits;
 use crate::pool::{GraphMemory, Peak, Setup, Stack};
-use crate::reclaim::contained::contained;
+use crate::reclaim::catch_panic::catch_panic;
 use crate::stats::Tags;
 use core::ops::Deref;
 use core::ptr::NonNull;
@@ -78,7 +78,7 @@ impl StateRef {
             clocks: Arc::clone(device.clocks()),
             graph_memory: GraphMemory::of(device.clocks()),
             device,
-            near: AtomicU64::new(if stack.is_none() { backend.near() } else { NOWHERE }),
+            near: AtomicU64::new(if stack.is_none() { backend.near() } else { NO_CACHE }),
             setup,
             is_for_host,
             backend,
@@ -126,8 +126,8 @@ impl StateRef {
         // In a drop: an adaptor's own may panic, and each of them ends.
         let adaptors = core::mem::take(&mut state.setup.adaptors);
         drop(state.stack.take());
-        adaptors.into_iter().for_each(|adaptor| drop(contained(|| drop(adaptor))));
-        drop(contained(|| drop(state)));
+        adaptors.into_iter().for_each(|adaptor| drop(catch_panic(|| drop(adaptor))));
+        drop(catch_panic(|| drop(state)));
     }
 }
 
@@ -190,7 +190,7 @@ impl State {
 
     /// Where something may be taken and laid without a further look; `None` while there is something to look at first.
     #[inline(always)]
-    fn undisturbed(&self) -> Option<u64> {
+    fn fast_path_key(&self) -> Option<u64> {
         if self.clocks.captures().slow_path().is_none() {
             Some(self.near.load(Ordering::Relaxed))
         } else {
@@ -224,7 +224,7 @@ impl State {
     pub(crate) fn check_request(&self, size_bytes: u64, stream: &Stream) -> Result<(), PoolError> {
         self.check_usable()?;
         self.check_stream(stream)?;
-        self.explained(self.check_size(size_bytes))
+        self.with_report(self.check_size(size_bytes))
     }
 
     fn check_size(&self, size_bytes: u64) -> Result<(), PoolError> {

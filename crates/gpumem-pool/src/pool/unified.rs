@@ -21,7 +21,7 @@ pub enum Location<'a> {
 /// What to expect of some unified memory; see [`Block::advise`].
 #[derive(Clone, Copy, Debug)]
 #[non_exhaustive]
-pub enum Expectation<'a> {
+pub enum MemoryAdvice<'a> {
     /// It is mostly read, so that each reader may have a copy; or no more.
     ReadMostly(bool),
     /// It is best kept there, whoever uses it; or nowhere in particular.
@@ -76,16 +76,16 @@ impl Block {
     /// what should not hold for the next one there.
     ///
     /// ```
-    /// use gpumem_pool::{BackendKind, Device, Expectation, MemoryKind, Pool, Stream};
+    /// use gpumem_pool::{BackendKind, Device, MemoryAdvice, MemoryKind, Pool, Stream};
     /// use gpumem_sim::SimConfig;
     ///
     /// let device = Device::new(&gpumem_sim::driver(SimConfig::new())?, 0)?;
     /// let pool = Pool::builder(&device).kind(MemoryKind::Unified).backend(BackendKind::None).build()?;
     ///
     /// let block = pool.alloc(4 << 20, &Stream::new(&device)?)?;
-    /// block.advise(0..4 << 20, Expectation::ReadMostly(true))?;
+    /// block.advise(0..4 << 20, MemoryAdvice::ReadMostly(true))?;
     /// // … many devices read it …
-    /// block.advise(0..4 << 20, Expectation::ReadMostly(false))?;
+    /// block.advise(0..4 << 20, MemoryAdvice::ReadMostly(false))?;
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     ///
@@ -94,26 +94,26 @@ impl Block {
     /// As [`Block::prefetch`]; [`PoolError::NotWithBackend`] where the driver takes no advice on memory of its own pools
     /// (`native`). That of CUDA 13.0 does not: it [documents](https://docs.nvidia.com/cuda/cuda-driver-api/group__CUDA__UNIFIED.html)
     /// advice for memory of `cuMemAllocManaged` alone, which is what `caching` and `none` have.
-    pub fn advise(&self, part: Range<u64>, expectation: Expectation<'_>) -> Result<(), PoolError> {
+    pub fn advise(&self, part: Range<u64>, expectation: MemoryAdvice<'_>) -> Result<(), PoolError> {
         let Some((address, size)) = self.pages(part, "be advised on")? else { return Ok(()) };
         let own = Location::Device(self.device());
         let (advice, place) = match expectation {
-            Expectation::ReadMostly(true) => (CUmem_advise::CU_MEM_ADVISE_SET_READ_MOSTLY, own),
-            Expectation::ReadMostly(false) => (CUmem_advise::CU_MEM_ADVISE_UNSET_READ_MOSTLY, own),
-            Expectation::PreferredLocation(Some(place)) => {
+            MemoryAdvice::ReadMostly(true) => (CUmem_advise::CU_MEM_ADVISE_SET_READ_MOSTLY, own),
+            MemoryAdvice::ReadMostly(false) => (CUmem_advise::CU_MEM_ADVISE_UNSET_READ_MOSTLY, own),
+            MemoryAdvice::PreferredLocation(Some(place)) => {
                 (CUmem_advise::CU_MEM_ADVISE_SET_PREFERRED_LOCATION, place)
             }
-            Expectation::PreferredLocation(None) => {
+            MemoryAdvice::PreferredLocation(None) => {
                 (CUmem_advise::CU_MEM_ADVISE_UNSET_PREFERRED_LOCATION, own)
             }
-            Expectation::AccessedBy(place, true) => (CUmem_advise::CU_MEM_ADVISE_SET_ACCESSED_BY, place),
-            Expectation::AccessedBy(place, false) => (CUmem_advise::CU_MEM_ADVISE_UNSET_ACCESSED_BY, place),
+            MemoryAdvice::AccessedBy(place, true) => (CUmem_advise::CU_MEM_ADVISE_SET_ACCESSED_BY, place),
+            MemoryAdvice::AccessedBy(place, false) => (CUmem_advise::CU_MEM_ADVISE_UNSET_ACCESSED_BY, place),
         };
         let place = self.place(place)?;
         let _bound = self.device().enter()?;
         // SAFETY: the block has these bytes, and its context is current.
         let advised = unsafe { self.device().driver().cuMemAdvise(address, size, advice, place) };
-        advised.map_err(|error| match self.state().behind(self.piece()).0.backend().kind() {
+        advised.map_err(|error| match self.state().behind(self.allocation()).0.backend().kind() {
             backend @ BackendKind::Native if NOT_ADVISED.contains(&error.code()) => {
                 let what = "take advice on unified memory";
                 PoolError::NotWithBackend { backend, what, instead: "`caching` or `none`" }

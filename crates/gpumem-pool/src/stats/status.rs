@@ -41,9 +41,9 @@ pub struct Status {
     /// [`PoolBuilder::exact_peaks`](crate::PoolBuilder::exact_peaks), and on `native` and `none`; else an upper bound:
     /// `caching` counts all that its heap has handed out, which is never more than
     /// [`reserved_peak_bytes`](Self::reserved_peak_bytes). Sizes are rounded up there, and what threads have freed and keep
-    /// at hand is among it: of blocks up to 1 MiB, no more in all than [`magazine_share`](crate::Dials::magazine_share) and
-    /// [`magazine_bytes_min`](crate::Dials::magazine_bytes_min) allow; of larger ones, the last four of each thread and
-    /// stream, and what [`large_share`](crate::Dials::large_share) lets them keep.
+    /// at hand is among it: of blocks up to 1 MiB, no more in all than [`magazine_share`](crate::Tuning::magazine_share) and
+    /// [`magazine_bytes_min`](crate::Tuning::magazine_bytes_min) allow; of larger ones, the last four of each thread and
+    /// stream, and what [`large_share`](crate::Tuning::large_share) lets them keep.
     pub in_use_peak_bytes: u64,
     /// The most that was ever reserved.
     pub reserved_peak_bytes: u64,
@@ -92,7 +92,7 @@ pub struct TagUsage {
 #[cfg_attr(feature = "serde", derive(serde::Serialize))]
 #[non_exhaustive]
 pub struct StreamUsage {
-    /// Their home. Nothing stands for all streams that are gone.
+    /// Their owner stream. Nothing stands for all streams that are gone.
     pub stream: Option<StreamId>,
     /// In blocks that are alive.
     pub in_use_bytes: u64,

@@ -24,12 +24,12 @@ pub enum What {
         address: u64,
         /// How large it is.
         size_bytes: u64,
-        /// Its home.
+        /// Its owner stream.
         stream: u64,
         /// What it is for: a number that [`Recording::tag`](super::Recording::tag) has the name of. 0 is none.
         tag: u32,
     },
-    /// A block that is about to be freed, or to shrink, has been used on another stream than its home.
+    /// A block that is about to be freed, or to shrink, has been used on another stream than its owner stream.
     Use {
         /// The pool.
         pool: u32,
@@ -44,7 +44,7 @@ pub enum What {
         pool: u32,
         /// Where it started.
         address: u64,
-        /// Its home.
+        /// Its owner stream.
         stream: u64,
         /// Whether all its uses were known to be done.
         is_complete: bool,
@@ -57,7 +57,7 @@ pub enum What {
         address: u64,
         /// How large it is now; 0 at the end.
         size_bytes: u64,
-        /// Its home.
+        /// Its owner stream.
         stream: u64,
         /// As an allocation's.
         tag: u32,

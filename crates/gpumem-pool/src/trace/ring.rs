@@ -77,9 +77,9 @@ impl Ring {
 
     /// By the writer: all that is there.
     pub(super) fn take(&self, events: &mut Vec<Timed>) {
-        let (taken, put) =
+        let (outcome, put) =
             (self.taken_count.0.load(Ordering::Relaxed), self.put_count.0.load(Ordering::Acquire));
-        for count in taken..put {
+        for count in outcome..put {
             let place = &self.places[(count % EVENT_COUNT) as usize];
             let [first, words @ ..] = place.each_ref().map(|word| word.load(Ordering::Relaxed));
             if let Some(kind) = Kind::of(first as u8) {

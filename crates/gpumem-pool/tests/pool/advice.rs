@@ -4,7 +4,7 @@ use crate::bench::{built_backends, small, stand_in};
 use gpumem_pool::adaptor::Fallback;
 use gpumem_pool::sys::types::CUresult;
 use gpumem_pool::{
-    BackendKind, Block, Device, Expectation, MemoryKind, Pool, PoolBuilder, PoolError, Stream,
+    BackendKind, Block, Device, MemoryAdvice, MemoryKind, Pool, PoolBuilder, PoolError, Stream,
 };
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -14,7 +14,7 @@ stand_in!(advices, cuMemAdvise(address: CUdeviceptr, size: usize, advice: CUmem_
 const MIB: u64 = 1 << 20;
 
 fn advise(block: &Block) -> Result<(), PoolError> {
-    block.advise(0..block.size_bytes(), Expectation::ReadMostly(true))
+    block.advise(0..block.size_bytes(), MemoryAdvice::ReadMostly(true))
 }
 
 /// Whether the error names who takes advice.

@@ -26,7 +26,8 @@ fn idle_memory_beyond_the_threshold_goes_back_when_a_request_finds_none_at_hand(
             stream.synchronize().unwrap();
             let _small = pool.alloc(100, &stream).unwrap();
             let reserved_bytes = pool.status().unwrap().reserved_bytes;
-            let is_idle = pool.notices().iter().any(|notice| notice.option == "garbage_collection_threshold");
+            let is_idle =
+                pool.ignored_options().iter().any(|notice| notice.option == "garbage_collection_threshold");
             assert_eq!(is_idle, is_asked && bench.backend == BackendKind::None);
             if bench.backend == BackendKind::Caching {
                 assert_eq!(reserved_bytes <= 128 * MIB, is_asked, "{reserved_bytes}");
@@ -91,7 +92,7 @@ fn sizes_are_rounded_up_to_a_part_of_their_power_of_two() {
         let options = bench.builder().conf("roundup_power2_divisions:2").unwrap();
         let (pool, stream) = (options.build().unwrap(), bench.stream());
         let block = pool.alloc(33 * MIB, &stream).unwrap();
-        let is_idle = pool.notices().iter().any(|notice| notice.option == "roundup_power2_divisions");
+        let is_idle = pool.ignored_options().iter().any(|notice| notice.option == "roundup_power2_divisions");
         assert_eq!(is_idle, bench.backend != BackendKind::Caching);
         assert_eq!(block.size_bytes(), 33 * MIB);
         if !is_idle {
@@ -115,7 +116,7 @@ fn sizes_are_rounded_up_by_a_list() {
             let gained_bytes = pool.status().unwrap().reserved_bytes - before_bytes;
             assert_eq!(gained_bytes, rounded_mib * MIB, "for {size_mib} MiB");
         }
-        assert!(pool.notices().is_empty());
+        assert!(pool.ignored_options().is_empty());
     });
 }
 
@@ -124,12 +125,12 @@ fn what_has_no_effect_is_told() {
     on_device_memory(&small(), |bench| {
         let told = |conf: &str| -> Vec<String> {
             let pool = bench.builder().conf(conf).unwrap().build().unwrap();
-            pool.notices().iter().map(ToString::to_string).collect()
+            pool.ignored_options().iter().map(ToString::to_string).collect()
         };
         let is_idle = |conf: &str| match &told(conf)[..] {
             [] => false,
             [notice] => notice.contains(&format!("no effect on the backend {}", bench.backend)),
-            notices => panic!("{notices:?}"),
+            ignored_options => panic!("{ignored_options:?}"),
         };
         assert_eq!(is_idle("max_split_size_mb:64"), !bench.plain_segments);
         assert_eq!(is_idle("window_allowance:40"), !bench.maps());

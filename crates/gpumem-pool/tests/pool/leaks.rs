@@ -1,7 +1,7 @@
 //! Loops that keep what they should drop, and programs that only build up what they need: what the report makes of each.
 
 use crate::bench::{Bench, on_device_memory, small};
-use gpumem_pool::{Advice, Block, Dials, OutOfMemory, Pool, PoolError, Stream};
+use gpumem_pool::{Advice, Block, OutOfMemory, Pool, PoolError, Stream, Tuning};
 
 const MIB: u64 = 1 << 20;
 
@@ -16,7 +16,7 @@ impl Program {
     fn new(bench: &Bench) -> Self {
         // Use is looked at when the heap is: in a small one that should be often.
         let options =
-            bench.builder().hard_limit(400 * MIB).dials(Dials::default().handle_bytes_max(32 * MIB));
+            bench.builder().hard_limit(400 * MIB).tuning(Tuning::default().handle_bytes_max(32 * MIB));
         Self { pool: options.build().unwrap(), stream: bench.stream(), held: Vec::new() }
     }
 

@@ -1,7 +1,7 @@
 //! Streams and events.
 
 use crate::bench::{on_each_backend, small};
-use gpumem_pool::{Block, Bound, Device, Event, Pool, PoolError, Stream};
+use gpumem_pool::{Block, ContextGuard, Device, Event, Pool, PoolError, Stream};
 
 #[test]
 fn all_of_it_may_be_shared_by_threads() {
@@ -26,7 +26,7 @@ fn a_bound_context_stays_on_its_thread() {
     impl<T: Send> Asked<T> {
         const SENDS: bool = true;
     }
-    const { assert!(Asked::<Device>::SENDS && !Asked::<Bound<'static>>::SENDS) };
+    const { assert!(Asked::<Device>::SENDS && !Asked::<ContextGuard<'static>>::SENDS) };
 }
 
 #[test]

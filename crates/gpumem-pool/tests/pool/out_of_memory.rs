@@ -3,7 +3,7 @@
 use crate::bench::{Bench, on_device_memory, on_each_backend, small};
 use gpumem_pool::adaptor::{Budget, Fallback};
 use gpumem_pool::{
-    Advice, BackendKind, Block, CaptureMode, Dials, MemoryKind, Pool, PoolError, Profile, RefusedBy, Stream,
+    Advice, BackendKind, Block, CaptureMode, MemoryKind, Pool, PoolError, Profile, RefusedBy, Stream, Tuning,
 };
 use gpumem_sim::SimConfig;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -97,7 +97,7 @@ fn a_leak() {
     on_device_memory(&small(), |bench| {
         let (options, seen) = observed(bench);
         // Use is looked at when the heap is: in a small one that should be often.
-        let options = options.hard_limit(256 * MIB).dials(Dials::default().handle_bytes_max(32 * MIB));
+        let options = options.hard_limit(256 * MIB).tuning(Tuning::default().handle_bytes_max(32 * MIB));
         let (pool, stream) = (options.build().unwrap(), bench.stream());
         let mut kept = Vec::new();
         let step = |kept: &mut Vec<Block>| {

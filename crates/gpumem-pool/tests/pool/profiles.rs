@@ -1,6 +1,6 @@
-//! What profiles and dials change: how much is reserved beside what is in use.
+//! What profiles and tuning options change: how much is reserved beside what is in use.
 
-use gpumem_pool::{BackendKind, Device, Dials, Pool, Profile, Stream};
+use gpumem_pool::{BackendKind, Device, Pool, Profile, Stream, Tuning};
 use gpumem_sim::SimConfig;
 use std::sync::mpsc::channel;
 
@@ -38,9 +38,9 @@ fn tighter_profiles_reserve_less() {
 fn without_inserted_waits_streams_keep_to_themselves() {
     for (allowed, share) in [(true, 1), (false, 2)] {
         let device = device();
-        let dials =
-            Dials::of(Profile::Balanced).inserted_waits(allowed).poll_budget(std::time::Duration::ZERO);
-        let pool = Pool::builder(&device).backend(BackendKind::Caching).dials(dials).build().unwrap();
+        let tuning =
+            Tuning::of(Profile::Balanced).inserted_waits(allowed).poll_budget(std::time::Duration::ZERO);
+        let pool = Pool::builder(&device).backend(BackendKind::Caching).tuning(tuning).build().unwrap();
         let streams = [Stream::new(&device).unwrap(), Stream::new(&device).unwrap()];
         for stream in streams.iter().cycle().take(10) {
             drop(pool.alloc(64 << 20, stream).unwrap());
@@ -59,14 +59,14 @@ fn ahead(device: &Device, profile: Profile) -> Pool {
 
 #[test]
 fn a_thread_takes_what_nearly_fits_where_memory_was_reserved_ahead() {
-    let of = |profile, large_share| Dials::of(profile).large_share(large_share);
+    let of = |profile, large_share| Tuning::of(profile).large_share(large_share);
     for (profile, large_share) in
         [(Profile::Fast, 1000), (Profile::Balanced, 1000), (Profile::Fast, 0), (Profile::Balanced, 0)]
     {
         let is_whole = large_share > 0;
         let device = device();
         let builder = Pool::builder(&device).backend(BackendKind::Caching);
-        let pool = builder.dials(of(profile, large_share)).build().unwrap();
+        let pool = builder.tuning(of(profile, large_share)).build().unwrap();
         pool.reserve(GIB).unwrap();
         let stream = Stream::new(&device).unwrap();
         let (first, second) =

@@ -1,7 +1,7 @@
 //! Making room: those who registered and other pools, when memory is short; what goes back before that.
 
 use crate::bench::{built_backends, on_device_memory};
-use gpumem_pool::{BackendKind, Block, Device, Dials, Pool, PoolError, Reclaimable, Stream};
+use gpumem_pool::{BackendKind, Block, Device, Pool, PoolError, Reclaimable, Stream, Tuning};
 use gpumem_sim::SimConfig;
 use std::error::Error;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -300,8 +300,8 @@ fn what_is_over_the_soft_limit_goes_back_while_the_program_allocates() {
             return;
         }
         for (budget, is_served) in [(Duration::from_secs(1), true), (Duration::ZERO, false)] {
-            let dials = Dials::default().release_budget(budget);
-            let pool = bench.builder().dials(dials).soft_limit(64 * MIB).build().unwrap();
+            let tuning = Tuning::default().release_budget(budget);
+            let pool = bench.builder().tuning(tuning).soft_limit(64 * MIB).build().unwrap();
             let stream = bench.stream();
             let blocks: Vec<Block> = (0..20).map(|_| pool.alloc(20 * MIB, &stream).unwrap()).collect();
             drop(blocks);

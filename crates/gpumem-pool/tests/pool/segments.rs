@@ -88,16 +88,16 @@ fn a_driver_without_virtual_memory_is_met_with_plain_segments() {
 fn plain_segments_in_place_of_mapped_ones_are_told() {
     let told = |builder: PoolBuilder, conf: &str| -> Vec<String> {
         let pool = builder.backend(BackendKind::Caching).conf(conf).unwrap().build().unwrap();
-        let notices = pool.notices();
-        assert_eq!(pool.private(64 * MIB).unwrap().notices(), notices);
-        notices.iter().map(ToString::to_string).collect()
+        let ignored_options = pool.ignored_options();
+        assert_eq!(pool.private(64 * MIB).unwrap().ignored_options(), ignored_options);
+        ignored_options.iter().map(ToString::to_string).collect()
     };
-    let is_told = |notices: &[String]| match notices {
+    let is_told = |ignored_options: &[String]| match ignored_options {
         [] => false,
         [notice] => {
             notice.starts_with("expandable_segments has no effect on the backend caching: memory lies")
         }
-        notices => panic!("{notices:?}"),
+        ignored_options => panic!("{ignored_options:?}"),
     };
     for (lack, driver) in lacks() {
         let device = Device::new(&driver, 0).unwrap();
@@ -189,7 +189,7 @@ fn small_blocks_leave_large_segments_alone_where_that_is_asked_for() {
     on_segments(|bench| {
         for conf in ["handle_bytes_max:2MiB", "handle_bytes_max:2MiB,max_split_size_mb:64"] {
             let (pool, stream) = (bench.builder().conf(conf).unwrap().build().unwrap(), bench.stream());
-            assert!(pool.notices().is_empty());
+            assert!(pool.ignored_options().is_empty());
             drop(pool.alloc(600 * MIB, &stream).unwrap());
             let small: Vec<_> = [30, 64].map(|mib| pool.alloc(mib * MIB, &stream).unwrap()).into();
             let is_cut_up = pool.status().unwrap().reserved_bytes == 600 * MIB;

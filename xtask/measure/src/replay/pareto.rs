@@ -8,7 +8,7 @@
 use super::Machine;
 use crate::bench::peers::{Figure, stored};
 use anyhow::Result;
-use gpumem_tests::pool::{BackendKind, Dials, Profile};
+use gpumem_tests::pool::{BackendKind, Profile, Tuning};
 use gpumem_tests::replay::{Outcome, Setup, replay};
 use gpumem_tests::trace::Trace;
 use indicatif::{ProgressBar, ProgressStyle};
@@ -20,7 +20,7 @@ use std::thread;
 struct Point {
     label: String,
     /// Shown only if no other of its kind is better.
-    is_dial: bool,
+    is_tuning: bool,
     setup: Setup,
 }
 
@@ -29,35 +29,35 @@ struct Point {
 fn points(trace: &Trace) -> Vec<Point> {
     let mut points = Vec::new();
     for profile in [Profile::Fast, Profile::Balanced, Profile::Tight] {
-        points.push(Point::new(format!("**{profile}**"), BackendKind::Caching, Dials::of(profile), false));
+        points.push(Point::new(format!("**{profile}**"), BackendKind::Caching, Tuning::of(profile), false));
         // One stream has nobody to wait for.
         if trace.stream_count() > 1 {
             points.push(Point::new(
                 format!("**{profile}**, waits"),
                 BackendKind::Caching,
-                Dials::of(profile),
+                Tuning::of(profile),
                 true,
             ));
         }
     }
     for handle_mib in [2, 8, 32, 128] {
         for slack in [0, 3, 10, 30, 50, 100, 200] {
-            let dials = Dials::default().handle_bytes_max(handle_mib << 20).growth_slack(slack);
+            let tuning = Tuning::default().handle_bytes_max(handle_mib << 20).growth_slack(slack);
             let label = format!("handles to {handle_mib} MiB, slack {}.{} %", slack / 10, slack % 10);
-            points.push(Point { is_dial: true, ..Point::new(label, BackendKind::Caching, dials, false) });
+            points.push(Point { is_tuning: true, ..Point::new(label, BackendKind::Caching, tuning, false) });
         }
     }
-    points.push(Point::new("native".into(), BackendKind::Native, Dials::default(), false));
+    points.push(Point::new("native".into(), BackendKind::Native, Tuning::default(), false));
     points
 }
 
 impl Point {
-    fn new(label: String, backend: BackendKind, dials: Dials, may_wait: bool) -> Self {
-        let dials = dials.inserted_waits(may_wait);
+    fn new(label: String, backend: BackendKind, tuning: Tuning, may_wait: bool) -> Self {
+        let tuning = tuning.inserted_waits(may_wait);
         Self {
             label,
-            is_dial: false,
-            setup: Setup { backend: Some(backend), dials, may_wait, ..Setup::default() },
+            is_tuning: false,
+            setup: Setup { backend: Some(backend), tuning, may_wait, ..Setup::default() },
         }
     }
 }
@@ -82,7 +82,7 @@ const PREFACE: &str = "\
 # Memory against driver time
 
 This page compares the memory that the backend `caching` reserves for each recorded trace with its driver time, over its profiles and
-dials, beside PyTorch's allocators in the recorded program. `cargo xtask replay --pareto > docs/pareto.md` writes it.
+tuning, beside PyTorch's allocators in the recorded program. `cargo xtask replay --pareto > docs/pareto.md` writes it.
 
 Reserved and live are peaks; live includes deferred frees. Driver time is the simulator's virtual clock, at the prices of
 an idle and of a busy H200. The peers' reserved memory (in italics) is from the headers of the traces, their driver time from
@@ -172,7 +172,7 @@ fn is_shown(one: &Tried<'_>, tried: &[Tried<'_>]) -> bool {
     let beats = |(other_bytes, other_time)| {
         other_bytes <= bytes && other_time <= time && (other_bytes, other_time) != (bytes, time)
     };
-    !one.point.is_dial || !tried.iter().any(|other| other.point.is_dial && beats(place(other)))
+    !one.point.is_tuning || !tried.iter().any(|other| other.point.is_tuning && beats(place(other)))
 }
 
 fn table(text: &mut String, trace: &Trace, tried: &[Tried<'_>], peers: &[PeerPoint]) {
@@ -241,7 +241,7 @@ mod tests {
             .iter()
             .flat_map(|trace| [Profile::Fast, Profile::Balanced, Profile::Tight].map(|p| (trace, p)))
         {
-            let point = Point::new(String::new(), BackendKind::Caching, Dials::of(profile), false);
+            let point = Point::new(String::new(), BackendKind::Caching, Tuning::of(profile), false);
             let outcome =
                 replay(trace, &Machine::simulated(Some(false)).unwrap(), &point.setup, |_| ()).unwrap();
             let (peers, what) = (peers(trace, &stored), format!("{} {profile}: {outcome:?}", trace.name()));

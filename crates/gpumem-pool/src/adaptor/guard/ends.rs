@@ -71,7 +71,9 @@ impl Guard {
         }
         let edge = edge(change, change.to_bytes());
         let is_set = !edge.is_empty()
-            && change.queue(|driver, home| set(driver, edge.start, PATTERN, edge.end - edge.start, home));
+            && change.queue(|driver, owner_stream| {
+                set(driver, edge.start, PATTERN, edge.end - edge.start, owner_stream)
+            });
         self.ends.set(change, is_set.then_some(change.to_bytes()));
     }
 

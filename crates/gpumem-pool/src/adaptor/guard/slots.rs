@@ -1,11 +1,13 @@
-//! [`Slots`]: pinned host memory that the edges of dropped blocks are copied to.
+//! [`StreamTable`]: pinned host memory that the edges of dropped blocks are copied to.
 //!
 //! Each device has a slab of its own. A slot of it is taken by a drop, filled by the device, and free again once it has been
 //! looked at. A guard that ends leaves its slabs to their devices, which free them when nothing is copied any more.
 
 use super::{BACK_BYTES_MAX, FRONT_BYTES, PoolId};
 use crate::config::MemoryKind;
-use crate::device::{Clocks, Device, Handle, HowFar, Left, Order, Relaxed, Stamp, StreamId, WeakDevice};
+use crate::device::{
+    CaptureModeGuard, Clocks, DeferredRelease, Device, Handle, HowFar, Order, Stamp, StreamId, WeakDevice,
+};
 use crate::error::PoolError;
 use core::ffi::c_void;
 use gpumem_sys::types::{CUdeviceptr, CUstream};
@@ -13,7 +15,7 @@ use gpumem_sys::{Driver, DriverError};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 #[derive(Default)]
-pub(super) struct Slots(Mutex<Vec<Slab>>);
+pub(super) struct StreamTable(Mutex<Vec<Slab>>);
 
 /// What stood around a block, whose edges are being copied: it is gone, or has another end.
 #[derive(Clone, Copy)]
@@ -46,7 +48,7 @@ struct Filling {
 /// A block, and what its guard holds in front and behind.
 pub(super) type Done = (Edges, Vec<u8>, Vec<u8>);
 
-impl Slots {
+impl StreamTable {
     /// A slab for the device, unless it has one.
     pub(super) fn prepare(&self, device: &Device) -> Result<(), PoolError> {
         let mut slabs = self.lock();
@@ -70,16 +72,16 @@ impl Slots {
         let (start, end) = (address - front_bytes, address + size_bytes);
         let (front, back) = (slab.at(slot), slab.at(slot).wrapping_byte_add(FRONT_BYTES as usize));
         let mut is_tried = false;
-        let queued = queue(&mut |driver, home| {
+        let queued = queue(&mut |driver, owner_stream| {
             is_tried = true;
             if front_bytes > 0 {
                 // SAFETY: the slot is as long as both together and stays where it is until the copies are known to be
                 // done; the block's edges are granted, and given back behind this.
-                unsafe { driver.cuMemcpyAsync(place(front), start, front_bytes as usize, home)? };
+                unsafe { driver.cuMemcpyAsync(place(front), start, front_bytes as usize, owner_stream)? };
             }
             // SAFETY: `back` is the rest of the slot, `back_bytes` long, which stays where it is until the copies are known to be
             // done; the bytes behind the block are granted with it, and given back behind this.
-            unsafe { driver.cuMemcpyAsync(place(back), end, back_bytes as usize, home) }
+            unsafe { driver.cuMemcpyAsync(place(back), end, back_bytes as usize, owner_stream) }
         });
         if !queued {
             // After a failed try one of the copies may be under way: the slot is not used again.
@@ -90,7 +92,7 @@ impl Slots {
         let stamp = clocks.stamp_of(stream);
         slab.filling.push(Filling { slot, stamp, edges });
         // Without a mark the copies are known to be done when the stream or the device has been waited for.
-        let _ = clocks.tick(stream.stream_index());
+        let _ = clocks.record_marker(stream.stream_index());
         true
     }
 
@@ -108,7 +110,7 @@ impl Slots {
 impl Slab {
     fn new(device: &Device) -> Result<Self, PoolError> {
         let _bound = device.enter()?;
-        let _relaxed = Relaxed::enter(device.driver())?;
+        let _relaxed = CaptureModeGuard::enter(device.driver())?;
         let mut memory = core::ptr::null_mut();
         // SAFETY: `memory` outlives the call, and the context is current.
         unsafe { device.driver().cuMemHostAlloc(&mut memory, SLOT_COUNT * SLOT_BYTES, 0)? };
@@ -147,7 +149,7 @@ impl Slab {
     }
 }
 
-impl Left for Slab {
+impl DeferredRelease for Slab {
     fn kind(&self) -> MemoryKind {
         MemoryKind::Host
     }
@@ -168,12 +170,12 @@ impl Left for Slab {
     }
 }
 
-impl Drop for Slots {
+impl Drop for StreamTable {
     fn drop(&mut self) {
         for slab in self.lock().drain(..) {
             // Without its context it is gone already.
             if let Some(device) = slab.device.upgrade() {
-                device.upkeep().add_left(Box::new(slab));
+                device.maintenance().add_left(Box::new(slab));
             }
         }
     }

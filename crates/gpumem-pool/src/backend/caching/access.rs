@@ -2,7 +2,7 @@
 
 use crate::config::{Config, HandleUse, MemoryKind};
 use crate::device::Device;
-use crate::limits::{Dues, Limits};
+use crate::limits::{Admission, Limits};
 use gpumem_sys::types::{
     CUdevice, CUmemAccess_flags, CUmemAccessDesc, CUmemAllocationHandleType, CUmemAllocationProp,
     CUmemAllocationProp_st__bindgen_ty_1, CUmemAllocationType, CUmemLocation, CUmemLocationType,
@@ -31,7 +31,7 @@ pub(super) struct Access {
     memory: Memory,
     device: CUdevice,
     handle_use: HandleUse,
-    dues: Dues,
+    admission: Admission,
     /// The device's own first. It grows only under the lock of the heap, so that no mapping misses a change.
     granted: RwLock<Vec<CUmemAccessDesc>>,
 }
@@ -42,14 +42,14 @@ impl Access {
             memory,
             device: device.raw(),
             handle_use: config.handle_use,
-            dues: Dues::new(config, limits, device.account()),
+            admission: Admission::new(config, limits, device.budget()),
             granted: RwLock::new(vec![all_of(device.raw())]),
         }
     }
 
     /// What counts the same once the pool is gone, and nothing else.
     pub(super) fn remains(&self) -> Self {
-        Self { dues: self.dues.clone(), granted: RwLock::default(), ..*self }
+        Self { admission: self.admission.clone(), granted: RwLock::default(), ..*self }
     }
 
     #[cfg_attr(not(unix), allow(dead_code, reason = "only exports ask for it, which are for Unix"))]
@@ -62,8 +62,8 @@ impl Access {
     }
 
     /// What its memory counts against.
-    pub(super) fn dues(&self) -> &Dues {
-        &self.dues
+    pub(super) fn admission(&self) -> &Admission {
+        &self.admission
     }
 
     pub(super) fn grant(&self, peer: CUdevice) {

@@ -4,10 +4,10 @@
 //! An extent is mapped from its start on, handle by handle. What lies behind its size stays mapped until the work that
 //! used it is complete, which is looked at whenever an extent changes and whenever the pool gives memory back.
 
-use super::shared::{Lack, Shared};
-use super::vmm::{Said, Vmm};
+use super::caching_pool::{AllocFailure, CachingPool};
+use super::vmm::{BackingError, Vmm};
 use crate::backend::{GROWTH_UNIT_BYTES, Growing};
-use crate::device::{Order, Relaxed, Stamp, StreamIndex, deadline};
+use crate::device::{CaptureModeGuard, Order, Stamp, StreamIndex, deadline};
 use crate::error::{Attempt, PoolError};
 use gpumem_heap::heap::{Heap, Lost};
 use gpumem_heap::{PhysicalMemory, RawHandle};
@@ -194,9 +194,9 @@ impl Extent {
     }
 }
 
-impl Growing for Shared {
+impl Growing for CachingPool {
     fn add(&self, max_bytes: u64) -> Result<(u64, u64), PoolError> {
-        let _relaxed = Relaxed::enter(self.device.driver())?;
+        let _relaxed = CaptureModeGuard::enter(self.device.driver())?;
         let _bound = self.device.enter()?;
         let addresses_bytes = max_bytes.next_multiple_of(PAGE_BYTES);
         let address = self.vmm().reserve(addresses_bytes)?;
@@ -205,7 +205,7 @@ impl Growing for Shared {
 
     fn grow_to(&self, id: u64, size_bytes: u64) -> Result<(), PoolError> {
         let _request = deadline::Request::begin();
-        let _relaxed = Relaxed::enter(self.device.driver())?;
+        let _relaxed = CaptureModeGuard::enter(self.device.driver())?;
         let _bound = self.device.enter()?;
         let mut tried = self.try_grow(id, size_bytes)?;
         let mut attempts = Vec::new();
@@ -215,7 +215,7 @@ impl Growing for Shared {
             tried = self.try_grow(id, size_bytes)?;
             // What others had in their hands while this looked may be free now.
             let more_bytes = size_bytes.saturating_sub(self.extent_bytes(id));
-            let is_late = Instant::now() >= deadline::until(self.dials.wait_deadline);
+            let is_late = Instant::now() >= deadline::until(self.tuning.wait_deadline);
             if is_late || !self.may_look_again(&before, more_bytes) {
                 break;
             }
@@ -223,7 +223,9 @@ impl Growing for Shared {
         }
         // What it has is in use already.
         let more_bytes = size_bytes.saturating_sub(self.extent_bytes(id));
-        tried.map_err(|said| self.refusal(more_bytes, Lack { said, attempts, ..Lack::default() }))
+        tried.map_err(|said| {
+            self.refusal(more_bytes, AllocFailure { said, attempts, ..AllocFailure::default() })
+        })
     }
 
     fn shrink_to(&self, id: u64, size_bytes: u64, uses: &[Stamp]) -> Result<(), PoolError> {
@@ -231,7 +233,7 @@ impl Growing for Shared {
         if let Some(extent) = self.core().extents.by_id.get_mut(&id) {
             extent.cut_to(size_bytes, uses);
         }
-        let _relaxed = Relaxed::enter(self.device.driver())?;
+        let _relaxed = CaptureModeGuard::enter(self.device.driver())?;
         let _bound = self.device.enter()?;
         // What is done by now goes back at once.
         self.look(uses.iter().map(|stamp| stamp.stream_index()).collect())?;
@@ -244,14 +246,14 @@ impl Growing for Shared {
             extent.is_gone = true;
         }
         // What can't be given back now waits for the next time.
-        let Ok(_relaxed) = Relaxed::enter(self.device.driver()) else { return };
+        let Ok(_relaxed) = CaptureModeGuard::enter(self.device.driver()) else { return };
         let Ok(_bound) = self.device.enter() else { return };
         let _ = self.look(uses.iter().map(|stamp| stamp.stream_index()).collect());
         let _ = self.settle_extents();
     }
 }
 
-impl Shared {
+impl CachingPool {
     /// All that is free goes back, of those too who share a limit that is reached.
     fn make_room(&self, attempts: &mut Vec<Attempt>) -> Result<(), PoolError> {
         let (start, before_bytes) = (Instant::now(), self.reserved().current_bytes);
@@ -268,7 +270,7 @@ impl Shared {
     }
 
     /// The inner error says that limit or driver have no room; it is the driver's, if that was asked.
-    fn try_grow(&self, id: u64, size_bytes: u64) -> Result<Result<(), Option<Said>>, PoolError> {
+    fn try_grow(&self, id: u64, size_bytes: u64) -> Result<Result<(), Option<BackingError>>, PoolError> {
         let mut core = self.core();
         let core = &mut *core;
         core.extents.settle(self.clocks(), &mut self.vmm())?;

@@ -24,8 +24,8 @@
 //! in use the driver gives nothing back. When the driver has less left than our limit allows, another has taken it: then
 //! growth stops where the driver does, and the rungs below it make do with what there is.
 
-use super::shared::{Lack, Shared};
-use crate::device::{Relaxed, StreamIndex, deadline};
+use super::caching_pool::{AllocFailure, CachingPool};
+use crate::device::{CaptureModeGuard, StreamIndex, deadline};
 use crate::error::{Attempt, PoolError};
 use gpumem_heap::HeapBlock;
 use gpumem_heap::SizeClass;
@@ -64,7 +64,7 @@ impl Tried {
     }
 }
 
-type Rung = fn(&Shared, &Request, &mut Lack) -> Result<Step, PoolError>;
+type Rung = fn(&CachingPool, &Request, &mut AllocFailure) -> Result<Step, PoolError>;
 
 /// As long as memory is to be had.
 const RUNGS: [(&str, Rung); 8] = [
@@ -90,21 +90,21 @@ const LAST_RUNGS: [(&str, Rung); 4] = [
 /// failed: `lack` says then what was tried.
 #[cold]
 pub(super) fn climb(
-    shared: &Shared,
+    shared: &CachingPool,
     request: &Request,
     least_bytes: u64,
-    lack: &mut Lack,
+    lack: &mut AllocFailure,
 ) -> Result<Option<HeapBlock>, PoolError> {
-    let _relaxed = Relaxed::enter(shared.device.driver())?;
+    let _relaxed = CaptureModeGuard::enter(shared.device.driver())?;
     let _bound = shared.device.enter()?;
     let mut tried = [Tried::default(); RUNGS.len() + LAST_RUNGS.len()];
     loop {
         let before = shared.begin_look();
-        if let Some(piece) = climb_once(shared, request, least_bytes, lack, &mut tried)? {
-            return Ok(Some(piece));
+        if let Some(allocation) = climb_once(shared, request, least_bytes, lack, &mut tried)? {
+            return Ok(Some(allocation));
         }
         // What others had in their hands while this looked may be free now.
-        let is_late = Instant::now() >= deadline::until(shared.dials.wait_deadline);
+        let is_late = Instant::now() >= deadline::until(shared.tuning.wait_deadline);
         if is_late || !shared.may_look_again(&before, least_bytes) {
             let names = RUNGS.iter().chain(&LAST_RUNGS).map(|(name, _)| name);
             lack.attempts.extend(names.zip(tried).map(|(name, tried)| tried.named(name)));
@@ -115,10 +115,10 @@ pub(super) fn climb(
 }
 
 fn climb_once(
-    shared: &Shared,
+    shared: &CachingPool,
     request: &Request,
     least_bytes: u64,
-    lack: &mut Lack,
+    lack: &mut AllocFailure,
     tried: &mut [Tried],
 ) -> Result<Option<HeapBlock>, PoolError> {
     let least = Request { size_bytes: least_bytes.min(request.size_bytes), ..*request };
@@ -133,7 +133,7 @@ fn climb_once(
     let mut start = Instant::now();
     for (((_, rung), request), tried) in rungs.zip(tried) {
         let found = match rung(shared, request, lack)? {
-            Step::Found(piece) => Some(piece),
+            Step::Found(allocation) => Some(allocation),
             Step::Look(reach) => {
                 let (now_bytes, ready) = {
                     let heap = &mut shared.core().heap;
@@ -142,7 +142,7 @@ fn climb_once(
                 tried.gained_bytes += now_bytes.saturating_sub(free_bytes).max(0).unsigned_abs();
                 free_bytes = now_bytes;
                 match ready {
-                    Some(piece) => Some(piece),
+                    Some(allocation) => Some(allocation),
                     None => search_further(shared, request, reach, lack)?,
                 }
             }
@@ -160,10 +160,10 @@ fn climb_once(
 
 /// After a look at what is ready.
 fn search_further(
-    shared: &Shared,
+    shared: &CachingPool,
     request: &Request,
     reach: Reach,
-    lack: &mut Lack,
+    lack: &mut AllocFailure,
 ) -> Result<Option<HeapBlock>, PoolError> {
     let steps: &[Rung] = match reach {
         Reach::Ready => &[],
@@ -172,15 +172,19 @@ fn search_further(
         Reach::Pages => &[recycled, growth_to_limit, leftover, glued],
     };
     for step in steps {
-        if let Step::Found(piece) = step(shared, request, lack)? {
-            return Ok(Some(piece));
+        if let Step::Found(allocation) = step(shared, request, lack)? {
+            return Ok(Some(allocation));
         }
     }
     Ok(None)
 }
 
 /// Small pieces are no part of a large block.
-fn own_magazines(shared: &Shared, request: &Request, lack: &mut Lack) -> Result<Step, PoolError> {
+fn own_magazines(
+    shared: &CachingPool,
+    request: &Request,
+    lack: &mut AllocFailure,
+) -> Result<Step, PoolError> {
     Ok(ready_if(match is_small(request) {
         true => !lack.spares_magazines && shared.drain_own(),
         false => shared.drain_own_large(),
@@ -189,7 +193,7 @@ fn own_magazines(shared: &Shared, request: &Request, lack: &mut Lack) -> Result<
 
 /// Threads that free what others allocate always have a little at hand. While that is less than a handle it would be taken
 /// from them again and again, each time for a few allocations.
-fn one_handle(shared: &Shared, request: &Request, lack: &mut Lack) -> Result<Step, PoolError> {
+fn one_handle(shared: &CachingPool, request: &Request, lack: &mut AllocFailure) -> Result<Step, PoolError> {
     let is_taken_first = is_small(request) && !lack.spares_magazines;
     if !is_taken_first || !lack.has_slack {
         return Ok(Step::Nothing);
@@ -204,14 +208,18 @@ fn one_handle(shared: &Shared, request: &Request, lack: &mut Lack) -> Result<Ste
     grow(shared, request, most_bytes, lack)
 }
 
-fn all_magazines(shared: &Shared, request: &Request, lack: &mut Lack) -> Result<Step, PoolError> {
+fn all_magazines(
+    shared: &CachingPool,
+    request: &Request,
+    lack: &mut AllocFailure,
+) -> Result<Step, PoolError> {
     Ok(ready_if(match is_small(request) {
         true => !lack.spares_magazines && shared.drain_all(),
         false => shared.drain_all_recent(),
     }))
 }
 
-fn spared_magazines(shared: &Shared, _: &Request, lack: &mut Lack) -> Result<Step, PoolError> {
+fn spared_magazines(shared: &CachingPool, _: &Request, lack: &mut AllocFailure) -> Result<Step, PoolError> {
     Ok(ready_if(lack.spares_magazines && shared.drain_all()))
 }
 
@@ -220,8 +228,8 @@ fn ready_if(is_any: bool) -> Step {
 }
 
 /// Asks what is complete. Where nothing new is, streams that hold what we could use get a mark, for the next time.
-fn completed(shared: &Shared, request: &Request, _: &mut Lack) -> Result<Step, PoolError> {
-    let (clocks, budget) = (shared.clocks(), shared.dials.poll_budget);
+fn completed(shared: &CachingPool, request: &Request, _: &mut AllocFailure) -> Result<Step, PoolError> {
+    let (clocks, budget) = (shared.clocks(), shared.tuning.poll_budget);
     if budget.is_zero() || !shared.core().heap.has_pending_of_others(request) {
         return Ok(Step::Nothing);
     }
@@ -237,16 +245,20 @@ fn completed(shared: &Shared, request: &Request, _: &mut Lack) -> Result<Step, P
     Ok(Step::Nothing)
 }
 
-fn mark_pending(shared: &Shared, request: &Request) -> Result<(), PoolError> {
+fn mark_pending(shared: &CachingPool, request: &Request) -> Result<(), PoolError> {
     let clocks = shared.clocks();
     let pending = shared.core().heap.latest_pending(request, clocks);
     for stamp in pending.into_iter().filter(|stamp| clocks.stamp(stamp.stream_index()) == *stamp) {
-        clocks.tick(stamp.stream_index())?;
+        clocks.record_marker(stamp.stream_index())?;
     }
     Ok(())
 }
 
-fn growth_to_target(shared: &Shared, request: &Request, lack: &mut Lack) -> Result<Step, PoolError> {
+fn growth_to_target(
+    shared: &CachingPool,
+    request: &Request,
+    lack: &mut AllocFailure,
+) -> Result<Step, PoolError> {
     let most_bytes = {
         let heap = &shared.core().heap;
         heap.growth_target_bytes(request).min(shared.limit_bytes(heap))
@@ -254,26 +266,26 @@ fn growth_to_target(shared: &Shared, request: &Request, lack: &mut Lack) -> Resu
     grow(shared, request, most_bytes, lack)
 }
 
-fn recycled(shared: &Shared, request: &Request, _: &mut Lack) -> Result<Step, PoolError> {
+fn recycled(shared: &CachingPool, request: &Request, _: &mut AllocFailure) -> Result<Step, PoolError> {
     let (clocks, mut vmm) = (shared.clocks(), shared.vmm());
     let mut core = shared.core();
     let kept_count = core.heap.kept_mappings();
     if core.heap.is_unmapping_due(kept_count) {
         drop(core);
-        if !shared.dials.poll_budget.is_zero() {
+        if !shared.tuning.poll_budget.is_zero() {
             // This call names the stream.
-            clocks.tick_by_user(request.stream)?;
-            clocks.poll(shared.dials.poll_budget)?;
+            clocks.record_marker_by_user(request.stream)?;
+            clocks.poll(shared.tuning.poll_budget)?;
         }
         core = shared.core();
         core.heap.unmap_empty(kept_count.saturating_sub(UNMAPPED_AT_ONCE), clocks, &mut vmm)?;
     }
-    let piece = core.heap.take_recycled(request, clocks, &mut vmm)?;
-    Ok(piece.map_or(Step::Nothing, Step::Found))
+    let allocation = core.heap.take_recycled(request, clocks, &mut vmm)?;
+    Ok(allocation.map_or(Step::Nothing, Step::Found))
 }
 
-fn device_waits(shared: &Shared, request: &Request, _: &mut Lack) -> Result<Step, PoolError> {
-    if !shared.dials.inserted_waits {
+fn device_waits(shared: &CachingPool, request: &Request, _: &mut AllocFailure) -> Result<Step, PoolError> {
+    if !shared.tuning.inserted_waits {
         return Ok(Step::Nothing);
     }
     let clocks = shared.clocks();
@@ -286,7 +298,11 @@ fn device_waits(shared: &Shared, request: &Request, _: &mut Lack) -> Result<Step
     Ok(if waits.is_empty() { Step::Nothing } else { Step::Look(Reach::Recycled) })
 }
 
-fn growth_to_limit(shared: &Shared, request: &Request, lack: &mut Lack) -> Result<Step, PoolError> {
+fn growth_to_limit(
+    shared: &CachingPool,
+    request: &Request,
+    lack: &mut AllocFailure,
+) -> Result<Step, PoolError> {
     let limit_bytes = shared.limit_bytes(&shared.core().heap);
     match grow(shared, request, limit_bytes, lack)? {
         Step::Nothing => {}
@@ -308,17 +324,17 @@ fn growth_to_limit(shared: &Shared, request: &Request, lack: &mut Lack) -> Resul
 }
 
 fn grow(
-    shared: &Shared,
+    shared: &CachingPool,
     request: &Request,
     reserved_max_bytes: u64,
-    lack: &mut Lack,
+    lack: &mut AllocFailure,
 ) -> Result<Step, PoolError> {
     let mut vmm = shared.vmm();
     let grown = shared.core().heap.take_grown(request, shared.clocks(), &mut vmm, reserved_max_bytes);
     match grown {
-        Ok(piece) => {
+        Ok(allocation) => {
             lack.said = None;
-            Ok(piece.map_or(Step::Nothing, Step::Found))
+            Ok(allocation.map_or(Step::Nothing, Step::Found))
         }
         Err(error) if error.code() == CUresult::CUDA_ERROR_OUT_OF_MEMORY => {
             lack.said = Some(vmm.said(error));
@@ -328,17 +344,17 @@ fn grow(
     }
 }
 
-fn leftover(shared: &Shared, request: &Request, _: &mut Lack) -> Result<Step, PoolError> {
-    let piece =
+fn leftover(shared: &CachingPool, request: &Request, _: &mut AllocFailure) -> Result<Step, PoolError> {
+    let allocation =
         is_small(request).then(|| shared.core().heap.take_leftover(request, shared.clocks())).flatten();
-    Ok(piece.map_or(Step::Nothing, Step::Found))
+    Ok(allocation.map_or(Step::Nothing, Step::Found))
 }
 
-fn host_wait(shared: &Shared, request: &Request, _: &mut Lack) -> Result<Step, PoolError> {
+fn host_wait(shared: &CachingPool, request: &Request, _: &mut AllocFailure) -> Result<Step, PoolError> {
     shared.drain_all();
     let clocks = shared.clocks();
     let waits = shared.core().heap.blockers(request, clocks, |_| true);
-    let deadline = deadline::until(shared.dials.wait_deadline);
+    let deadline = deadline::until(shared.tuning.wait_deadline);
     if waits.is_empty() || !clocks.wait_on_host(&waits, deadline)? {
         return Ok(Step::Look(Reach::Limit));
     }
@@ -346,7 +362,7 @@ fn host_wait(shared: &Shared, request: &Request, _: &mut Lack) -> Result<Step, P
     Ok(Step::Look(Reach::Limit))
 }
 
-fn synchronised(shared: &Shared, _request: &Request, _: &mut Lack) -> Result<Step, PoolError> {
+fn synchronised(shared: &CachingPool, _request: &Request, _: &mut AllocFailure) -> Result<Step, PoolError> {
     let others = shared.short_family();
     let is_idle = shared.finish_for(&others)?;
     shared.settle_extents()?;
@@ -363,11 +379,11 @@ fn synchronised(shared: &Shared, _request: &Request, _: &mut Lack) -> Result<Ste
     Ok(Step::Look(Reach::Pages))
 }
 
-fn glued(shared: &Shared, request: &Request, _: &mut Lack) -> Result<Step, PoolError> {
+fn glued(shared: &CachingPool, request: &Request, _: &mut AllocFailure) -> Result<Step, PoolError> {
     let (clocks, mut vmm, mut core) = (shared.clocks(), shared.vmm(), shared.core());
     let most_bytes = shared.limit_bytes(&core.heap);
     match core.heap.take_glued(request, clocks, &mut vmm, most_bytes) {
-        Ok(piece) => Ok(piece.map_or(Step::Nothing, Step::Found)),
+        Ok(allocation) => Ok(allocation.map_or(Step::Nothing, Step::Found)),
         Err(error) if error.code() == CUresult::CUDA_ERROR_OUT_OF_MEMORY => Ok(Step::Nothing),
         Err(error) => Err(error.into()),
     }

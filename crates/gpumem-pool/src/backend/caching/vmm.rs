@@ -2,16 +2,16 @@
 
 use super::access::{Access, Memory};
 use crate::backend::plain;
-use crate::error::Passed;
+use crate::error::LimitExceeded;
 use gpumem_heap::{PhysicalMemory, RawHandle};
 use gpumem_sys::types::{CUmemAccessDesc, CUresult};
 use gpumem_sys::{Driver, DriverError};
 
 /// The driver's word for that it has no more memory, or a limit's in its place: others may have taken what the limit
 /// allowed a moment ago, or it has become a lower one.
-pub(super) struct Said {
+pub(super) struct BackingError {
     pub(super) error: DriverError,
-    pub(super) passed: Option<Passed>,
+    pub(super) passed: Option<LimitExceeded>,
 }
 
 /// The driver itself, for one device. Its context is current.
@@ -19,7 +19,7 @@ pub(super) struct Vmm<'a> {
     driver: &'a Driver,
     access: &'a Access,
     /// The limit that did not allow what was asked for last.
-    passed: Option<Passed>,
+    passed: Option<LimitExceeded>,
 }
 
 impl<'a> Vmm<'a> {
@@ -40,7 +40,7 @@ impl<'a> Vmm<'a> {
 
     /// Beyond the limits that the pool shares there is no memory, as far as the heap can tell.
     fn admit(&mut self, size_bytes: u64) -> Result<(), DriverError> {
-        self.passed = self.access.dues().admit(size_bytes).err();
+        self.passed = self.access.admission().admit(size_bytes).err();
         match self.passed {
             None => Ok(()),
             Some(_) => {
@@ -50,8 +50,8 @@ impl<'a> Vmm<'a> {
     }
 
     /// Who is behind an error that says that there is no more memory.
-    pub(super) fn said(&self, error: DriverError) -> Said {
-        Said { error, passed: self.passed }
+    pub(super) fn said(&self, error: DriverError) -> BackingError {
+        BackingError { error, passed: self.passed }
     }
 
     fn create_handle(&self, size_bytes: u64) -> Result<u64, DriverError> {
@@ -86,7 +86,7 @@ impl PhysicalMemory for Vmm<'_> {
             Memory::Virtual => self.create_handle(size_bytes),
             Memory::Segments(kind) => plain::acquire(self.driver, kind, size_bytes),
         };
-        created.map(RawHandle).inspect_err(|_| self.access.dues().give_back(size_bytes))
+        created.map(RawHandle).inspect_err(|_| self.access.admission().give_back(size_bytes))
     }
 
     fn map(&mut self, address: u64, size_bytes: u64, handle: RawHandle) -> Result<(), DriverError> {
@@ -116,7 +116,7 @@ impl PhysicalMemory for Vmm<'_> {
             // SAFETY: the segment was allocated here and is not named again, and the heap knows that all uses are complete.
             Memory::Segments(kind) => unsafe { plain::release(self.driver, kind, handle.0)? },
         }
-        self.access.dues().give_back(size_bytes);
+        self.access.admission().give_back(size_bytes);
         Ok(())
     }
 }

@@ -5,14 +5,14 @@
 //! the host has synchronised with. So queries and allocations do no more here than look which streams have passed an event behind
 //! their frees, once a millisecond, and `release_budget` has no meaning.
 
-use super::{Calls, Desk};
+use super::{DirectBackend, DriverAllocator};
 use crate::config::MemoryKind;
-use crate::device::{MarkEvent, Relaxed, StreamIndex, Waiting};
-use crate::limits::Member;
+use crate::device::{CaptureModeGuard, MarkerEvent, StreamIndex, Waiting};
+use crate::limits::Trimmable;
 use gpumem_sys::DriverError;
 use std::sync::{MutexGuard, PoisonError};
 
-impl<C: Calls> Desk<C> {
+impl<C: DriverAllocator> DirectBackend<C> {
     fn is_over_soft_limit(&self) -> bool {
         let is_over = |soft_bytes| match self.calls.reserved(&self.device) {
             Ok(held) => held.is_some_and(|held| held.current_bytes > soft_bytes),
@@ -49,7 +49,7 @@ impl<C: Calls> Desk<C> {
     /// Lets the driver see what streams have done since this was last asked for, without a wait. Whether that is anything.
     fn show_what_is_done(&self) -> Result<bool, DriverError> {
         let _bound = self.device.enter()?;
-        let _relaxed = Relaxed::enter(self.device.driver())?;
+        let _relaxed = CaptureModeGuard::enter(self.device.driver())?;
         let mut unseen = self.unseen();
         self.device.clocks().mark_each(&self.device, &mut unseen)?;
         let marked_count = unseen.len();
@@ -68,7 +68,7 @@ impl<C: Calls> Desk<C> {
         failed.map(|()| unseen.len() < marked_count)
     }
 
-    fn unseen(&self) -> MutexGuard<'_, Vec<(StreamIndex, MarkEvent)>> {
+    fn unseen(&self) -> MutexGuard<'_, Vec<(StreamIndex, MarkerEvent)>> {
         self.unseen.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -79,11 +79,11 @@ impl<C: Calls> Desk<C> {
     }
 }
 
-impl<C: Calls + Send + Sync> Member for Desk<C> {
+impl<C: DriverAllocator + Send + Sync> Trimmable for DirectBackend<C> {
     fn before_giving(&self) {}
 
     fn kind(&self) -> MemoryKind {
-        self.dues.kind()
+        self.admission.kind()
     }
 
     fn give_back_all(&self, _is_idle: bool) {
@@ -91,7 +91,7 @@ impl<C: Calls + Send + Sync> Member for Desk<C> {
     }
 
     fn cached_bytes(&self) -> u64 {
-        let held_bytes = match (self.dues.kind(), self.calls.reserved(&self.device)) {
+        let held_bytes = match (self.admission.kind(), self.calls.reserved(&self.device)) {
             (MemoryKind::Device, Ok(Some(held))) => held.current_bytes,
             _ => 0,
         };
@@ -104,7 +104,7 @@ impl<C: Calls + Send + Sync> Member for Desk<C> {
     }
 }
 
-impl<C: Calls + Send + Sync> Waiting for Desk<C> {
+impl<C: DriverAllocator + Send + Sync> Waiting for DirectBackend<C> {
     fn before_wait(&self) {}
 
     /// The stream that was waited for may not be the one that the driver looks at.

@@ -7,9 +7,11 @@
 //! everybody's.
 
 use super::chain::Chain;
-use crate::backend::Freed;
+use crate::backend::FreeRequest;
 use crate::config::MemoryKind;
-use crate::device::{Bound, Clocks, Device, Handle, HowFar, Left, Order, Relaxed, Stamp};
+use crate::device::{
+    CaptureModeGuard, Clocks, ContextGuard, DeferredRelease, Device, Handle, HowFar, Order, Stamp,
+};
 use core::sync::atomic::{AtomicU64, Ordering};
 use core::time::Duration;
 use gpumem_sys::types::{CUcontext, CUdeviceptr, CUresult, CUstream, CUstream_flags, CUstream_st};
@@ -87,9 +89,9 @@ impl Complete {
         Ok(address)
     }
 
-    pub(super) fn release(&self, freed: &Freed) -> Result<(), DriverError> {
+    pub(super) fn release(&self, freed: &FreeRequest) -> Result<(), DriverError> {
         let stamps: Vec<Stamp> = freed.stamps(self.device.clocks()).collect();
-        let block = Pending { address: freed.piece.address, size_bytes: freed.size_bytes, stamps };
+        let block = Pending { address: freed.allocation.address, size_bytes: freed.size_bytes, stamps };
         if block.stamps.is_empty() {
             // What fails counts as in use, and is tried again at the end of the pool.
             return self.free_now(&block).inspect_err(|_| {
@@ -107,7 +109,7 @@ impl Complete {
             return Ok(false);
         }
         let _bound = self.device.enter()?;
-        let _relaxed = Relaxed::enter(self.device.driver())?;
+        let _relaxed = CaptureModeGuard::enter(self.device.driver())?;
         let (clocks, before_count, mut failure) = (self.device.clocks(), waiting.len(), None);
         waiting.retain(|block| {
             let is_freed = failure.is_none()
@@ -162,7 +164,7 @@ impl Complete {
         unmarked.dedup();
         for stamp in unmarked {
             if is_unmarked(&stamp) {
-                clocks.tick(stamp.stream_index())?;
+                clocks.record_marker(stamp.stream_index())?;
             }
         }
         if clocks.poll(self.poll_budget)? {
@@ -173,7 +175,7 @@ impl Complete {
 
     fn free_now(&self, block: &Pending) -> Result<(), DriverError> {
         let _bound = self.device.enter()?;
-        let _relaxed = Relaxed::enter(self.device.driver())?;
+        let _relaxed = CaptureModeGuard::enter(self.device.driver())?;
         self.free(block)
     }
 
@@ -199,19 +201,19 @@ impl Drop for Complete {
         let waiting = core::mem::take(&mut *self.lock_waiting());
         if !waiting.is_empty() {
             let (kind, quiet) = (self.kind, Arc::clone(&self.quiet));
-            self.device.upkeep().add_left(Box::new(Remains { kind, quiet, waiting }));
+            self.device.maintenance().add_left(Box::new(OrphanedHeap { kind, quiet, waiting }));
         }
     }
 }
 
 /// The blocks of a pool that is gone.
-struct Remains {
+struct OrphanedHeap {
     kind: MemoryKind,
     quiet: Arc<Quiet>,
     waiting: Vec<Pending>,
 }
 
-impl Left for Remains {
+impl DeferredRelease for OrphanedHeap {
     fn kind(&self) -> MemoryKind {
         self.kind
     }
@@ -221,7 +223,7 @@ impl Left for Remains {
     }
 
     fn give_back(&mut self, driver: &Driver, clocks: &Clocks, how: HowFar) -> bool {
-        let Ok(_relaxed) = Relaxed::enter(driver) else { return false };
+        let Ok(_relaxed) = CaptureModeGuard::enter(driver) else { return false };
         let is_done = |block: &Pending| how == HowFar::All || block.is_done(clocks);
         self.waiting.retain(|block| !(is_done(block) && self.quiet.free(block.address).is_ok()));
         self.waiting.is_empty()
@@ -266,7 +268,7 @@ impl Quiet {
 impl Drop for Quiet {
     fn drop(&mut self) {
         // Without its context the stream is gone already.
-        let Ok(_bound) = Bound::enter(&self.driver, self.context) else { return };
+        let Ok(_bound) = ContextGuard::enter(&self.driver, self.context) else { return };
         let _guard = self.driver.teardown();
         // SAFETY: nobody passes it again. There is nobody to tell of a failure.
         let _ = unsafe { self.driver.cuStreamDestroy_v2(self.raw.0) };

@@ -4,7 +4,7 @@
 //! pool until its last queued free is done, so the drop waits for nothing.
 
 use crate::config::MemoryKind;
-use crate::device::{Clocks, Device, Handle, HowFar, Left, Relaxed};
+use crate::device::{CaptureModeGuard, Clocks, DeferredRelease, Device, Handle, HowFar};
 use core::ffi::{c_int, c_void};
 use gpumem_sys::types::{
     CUdevice, CUdeviceptr, CUmemAccess_flags, CUmemAccessDesc, CUmemAllocationHandleType,
@@ -151,25 +151,25 @@ impl DriverPool {
 
 impl Drop for DriverPool {
     fn drop(&mut self) {
-        let mut left = Remains { handle: Handle(self.handle.0), kind: self.kind };
+        let mut left = OrphanedHeap { handle: Handle(self.handle.0), kind: self.kind };
         let destroyed = self.device.enter().and_then(|_bound| {
-            let _relaxed = Relaxed::enter(self.device.driver())?;
+            let _relaxed = CaptureModeGuard::enter(self.device.driver())?;
             left.destroy(self.device.driver())
         });
         // There is nobody to tell: it is tried again.
         if destroyed.is_err() {
-            self.device.upkeep().add_left(Box::new(left));
+            self.device.maintenance().add_left(Box::new(left));
         }
     }
 }
 
 /// One that the driver would not destroy when it was asked.
-struct Remains {
+struct OrphanedHeap {
     handle: Handle<CUmemPoolHandle_st>,
     kind: MemoryKind,
 }
 
-impl Remains {
+impl OrphanedHeap {
     /// No capture minds it.
     fn destroy(&mut self, driver: &Driver) -> Result<(), DriverError> {
         let _guard = driver.teardown();
@@ -178,7 +178,7 @@ impl Remains {
     }
 }
 
-impl Left for Remains {
+impl DeferredRelease for OrphanedHeap {
     fn kind(&self) -> MemoryKind {
         self.kind
     }
@@ -188,7 +188,7 @@ impl Left for Remains {
     }
 
     fn give_back(&mut self, driver: &Driver, _: &Clocks, _: HowFar) -> bool {
-        let Ok(_relaxed) = Relaxed::enter(driver) else { return false };
+        let Ok(_relaxed) = CaptureModeGuard::enter(driver) else { return false };
         self.destroy(driver).is_ok()
     }
 }

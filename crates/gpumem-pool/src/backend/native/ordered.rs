@@ -1,8 +1,8 @@
 //! [`Ordered`]: frees of the device's own memory, each in a stream's order.
 
-use crate::backend::Freed;
+use crate::backend::FreeRequest;
 use crate::config::MemoryKind;
-use crate::device::{Clocks, Device, HowFar, Left, Order, Relaxed, Stamp, Stream};
+use crate::device::{CaptureModeGuard, Clocks, DeferredRelease, Device, HowFar, Order, Stamp, Stream};
 use crate::error::PoolError;
 use core::sync::atomic::{AtomicBool, Ordering};
 use gpumem_sys::types::CUdeviceptr;
@@ -11,7 +11,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 
 pub(super) struct Ordered {
     device: Device,
-    /// Frees what can't be freed in the order of its home; made on first use.
+    /// Frees what can't be freed in the order of its owner stream; made on first use.
     sweeper: Mutex<Option<Stream>>,
     waiting: Mutex<Vec<Waiting>>,
     /// What the driver would not take back, for the end of the pool.
@@ -40,7 +40,7 @@ impl Ordered {
     /// A stream is in its user's hands: what waits for it may go on.
     pub(super) fn before_acquire(&self, stream: &Stream) -> Result<(), DriverError> {
         if self.is_any_waiting.load(Ordering::Acquire) {
-            stream.clocks().tick_by_user(stream.stream_index())?;
+            stream.clocks().record_marker_by_user(stream.stream_index())?;
             self.sweep()?;
         }
         Ok(())
@@ -51,13 +51,13 @@ impl Ordered {
     }
 
     /// What fails counts as in use, and is tried again at the end of the pool.
-    pub(super) fn release(&self, freed: &Freed) -> Result<(), DriverError> {
+    pub(super) fn release(&self, freed: &FreeRequest) -> Result<(), DriverError> {
         let at_home = self.free_at_home(freed);
         if matches!(at_home, Ok(true)) {
             return Ok(());
         }
         let stamps = freed.stamps(self.device.clocks()).collect();
-        let waiting = Waiting { address: freed.piece.address, stamps };
+        let waiting = Waiting { address: freed.allocation.address, stamps };
         match at_home.and_then(|_| self.free_apart(&waiting)) {
             Ok(true) => Ok(()),
             Ok(false) => {
@@ -88,18 +88,22 @@ impl Ordered {
 
     /// In the order of the stream that the block was allocated on. False if that is gone, or another's, or may not be
     /// made to wait for the other uses.
-    fn free_at_home(&self, freed: &Freed) -> Result<bool, DriverError> {
+    fn free_at_home(&self, freed: &FreeRequest) -> Result<bool, DriverError> {
         let clocks = self.device.clocks();
-        for stamp in freed.stamps(clocks).filter(|stamp| stamp.stream_index() != freed.home.stream_index()) {
-            if !clocks.order_free(stamp, freed.home)? {
+        for stamp in
+            freed.stamps(clocks).filter(|stamp| stamp.stream_index() != freed.owner_stream.stream_index())
+        {
+            if !clocks.order_free(stamp, freed.owner_stream)? {
                 return Ok(false);
             }
         }
-        let _relaxed = Relaxed::enter(self.device.driver())?;
-        // SAFETY: the address came from the driver's pool and its one block is being dropped; home has just been made to wait
+        let _relaxed = CaptureModeGuard::enter(self.device.driver())?;
+        // SAFETY: the address came from the driver's pool and its one block is being dropped; the owner stream has just been made to wait
         // for every other stream that used it, and is alive during the call.
-        let free = |home| unsafe { self.device.driver().cuMemFreeAsync(freed.piece.address, home) };
-        Ok(clocks.with_open(freed.home, free)?.is_some())
+        let free = |owner_stream| unsafe {
+            self.device.driver().cuMemFreeAsync(freed.allocation.address, owner_stream)
+        };
+        Ok(clocks.with_open(freed.owner_stream, free)?.is_some())
     }
 
     /// In the order of a stream of the pool's own, which waits for all uses. False if one can't be waited for now.
@@ -111,7 +115,7 @@ impl Ordered {
             }
         }
         let _bound = self.device.enter()?;
-        let _relaxed = Relaxed::enter(self.device.driver())?;
+        let _relaxed = CaptureModeGuard::enter(self.device.driver())?;
         // SAFETY: the address came from the driver's pool and its one block is gone; the stream has just been made to wait for
         // every stream that used it.
         unsafe { self.device.driver().cuMemFreeAsync(waiting.address, sweeper.raw())? };
@@ -148,21 +152,21 @@ impl Drop for Ordered {
             let clocks = self.device.clocks();
             for stamp in waiting.iter().flat_map(|block| &block.stamps) {
                 if clocks.stamp(stamp.stream_index()) == *stamp {
-                    let _ = clocks.tick(stamp.stream_index());
+                    let _ = clocks.record_marker(stamp.stream_index());
                 }
             }
-            self.device.upkeep().add_left(Box::new(Remains { waiting }));
+            self.device.maintenance().add_left(Box::new(OrphanedHeap { waiting }));
         }
     }
 }
 
 /// The blocks of a pool that is gone. The pool itself may be destroyed meanwhile: the driver keeps it until its last block is
 /// back.
-struct Remains {
+struct OrphanedHeap {
     waiting: Vec<Waiting>,
 }
 
-impl Left for Remains {
+impl DeferredRelease for OrphanedHeap {
     fn kind(&self) -> MemoryKind {
         MemoryKind::Device
     }
@@ -173,7 +177,7 @@ impl Left for Remains {
     }
 
     fn give_back(&mut self, driver: &Driver, clocks: &Clocks, how: HowFar) -> bool {
-        let Ok(_relaxed) = Relaxed::enter(driver) else { return false };
+        let Ok(_relaxed) = CaptureModeGuard::enter(driver) else { return false };
         self.waiting.retain(|block| {
             let is_done = how == HowFar::All || block.stamps.iter().all(|stamp| clocks.is_complete(*stamp));
             // SAFETY: the address came from the driver's pool, its one block is gone, and all uses are complete.

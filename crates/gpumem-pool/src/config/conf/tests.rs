@@ -19,15 +19,15 @@ fn mistake(text: &str) -> String {
 fn values_arrive_whatever_their_order_and_case() {
     let options =
         applied(" Growth_Slack: 7 , PROFILE:tight,handle_bytes_max:8MiB,backend:cudaMallocAsync, ").unwrap();
-    assert_eq!(options.dials, Dials::of(Profile::Tight).growth_slack(7).handle_bytes_max(8 << 20));
+    assert_eq!(options.tuning, Tuning::of(Profile::Tight).growth_slack(7).handle_bytes_max(8 << 20));
     assert_eq!(options.backend, Some(BackendKind::Native));
     let options = applied("no_caching:True,per_process_memory_fraction:0.5,wait_deadline_ms:20").unwrap();
     assert_eq!((options.backend, options.hard_limit), (Some(BackendKind::None), Some(Limit::Percent(50.0))));
-    assert_eq!(options.dials.wait_deadline, Duration::from_millis(20));
+    assert_eq!(options.tuning.wait_deadline, Duration::from_millis(20));
     assert!(applied("").unwrap().asked.is_empty());
     let options = applied("kind:unified,roundup_power2_divisions:[64:1, >:2],no_caching:true").unwrap();
     assert_eq!((options.kind, options.backend), (MemoryKind::Unified, Some(BackendKind::None)));
-    assert_eq!(options.dials.rounding, "[64:1,>:2]".parse().unwrap());
+    assert_eq!(options.tuning.rounding, "[64:1,>:2]".parse().unwrap());
 }
 
 /// What PyTorch calls native, a cache of its own over plain memory, is what `caching` is here.
@@ -48,8 +48,8 @@ fn backends_go_by_both_projects_names() {
 fn every_option_takes_its_forms_and_says_them() {
     for key in KEYS {
         let examples = ["0.5", "8", "32", "64MiB", "true", "none", "fast", "host"];
-        let taken = examples.iter().any(|value| applied(&format!("{}:{value}", key.name)).is_ok());
-        assert!(taken, "{}", key.name);
+        let outcome = examples.iter().any(|value| applied(&format!("{}:{value}", key.name)).is_ok());
+        assert!(outcome, "{}", key.name);
         let said = mistake(&format!("{}:perhaps", key.name));
         assert!(said.contains(key.expected) && said.contains("perhaps"), "{said}");
     }
@@ -91,7 +91,7 @@ fn what_has_no_effect_is_told_for_each_backend() {
     let mut options = applied("").unwrap();
     options.asked = ["max_split_size_mb", "soft_limit", "window_allowance", "profile", "backend"].into();
     let told = |backend, can_map| {
-        notices(&options, backend, can_map).iter().map(|notice| notice.option).collect::<Vec<_>>()
+        ignored_options(&options, backend, can_map).iter().map(|notice| notice.option).collect::<Vec<_>>()
     };
     assert_eq!(told(BackendKind::Caching, true), ["max_split_size_mb"]);
     assert_eq!(told(BackendKind::Caching, false), ["window_allowance"]);
@@ -111,15 +111,15 @@ fn a_variable_of_its_own_wins_and_keeps_what_others_say() {
         };
         PoolBuilder::from_variables(&device, read).unwrap()
     };
-    let tight = Dials::of(Profile::Tight);
+    let tight = Tuning::of(Profile::Tight);
     for conf in ["growth_slack:7", "growth_slack:7,profile:fast"] {
         let options = of(&[("GPUMEM_CONF", conf), ("GPUMEM_PROFILE", "tight")]);
-        assert_eq!(options.setup.config.dials, tight.clone().growth_slack(7));
+        assert_eq!(options.setup.config.tuning, tight.clone().growth_slack(7));
     }
-    assert_eq!(of(&[("GPUMEM_CONF", "profile:tight")]).setup.config.dials, tight);
-    assert_eq!(of(&[]).setup.config.dials, Dials::default());
+    assert_eq!(of(&[("GPUMEM_CONF", "profile:tight")]).setup.config.tuning, tight);
+    assert_eq!(of(&[]).setup.config.tuning, Tuning::default());
     let options = of(&[("GPUMEM_POOL", "none"), ("GPUMEM_PROFILE", "fast"), ("GPUMEM_SOFT_LIMIT", "5%")]);
-    let told = options.build().unwrap().notices();
+    let told = options.build().unwrap().ignored_options();
     assert_eq!(told.iter().map(|notice| notice.option).collect::<Vec<_>>(), ["profile", "soft_limit"]);
 }
 
@@ -148,13 +148,13 @@ fn the_table_has_every_option_and_no_other() {
 }
 
 #[test]
-fn the_table_of_dials_has_them_all_with_what_profiles_set_them_to() {
-    let source = include_str!("../dials.rs");
+fn the_table_of_tuning_options_has_them_all_with_what_profiles_set_them_to() {
+    let source = include_str!("../tuning.rs");
     let rows = rows(source);
     assert_eq!(rows.len(), source.matches("(mut self, ").count(), "a row for each setter");
     let device = Device::new(&gpumem_sim::driver(SimConfig::new()).unwrap(), 0).unwrap();
     for (column, profile) in [Profile::Fast, Profile::Balanced, Profile::Tight].into_iter().enumerate() {
-        let mut told = Dials::default();
+        let mut told = Tuning::default();
         for (names, cells) in &rows {
             assert!(cells.len() == 5 && cells[3..].iter().all(|cell| !cell.is_empty()), "{names:?}");
             let (name, value) = (names[0], cells[column].replace([' ', '‰'], ""));
@@ -167,9 +167,9 @@ fn the_table_of_dials_has_them_all_with_what_profiles_set_them_to() {
                 "wait_deadline" => (format!("{name}_ms"), value.replace('s', "000")),
                 _ => (name.to_string(), value),
             };
-            let builder = PoolBuilder::new(&device).dials(told).conf(&format!("{key}:{value}"));
-            told = builder.unwrap_or_else(|error| panic!("{name}: {error}")).setup.config.dials;
+            let builder = PoolBuilder::new(&device).tuning(told).conf(&format!("{key}:{value}"));
+            told = builder.unwrap_or_else(|error| panic!("{name}: {error}")).setup.config.tuning;
         }
-        assert_eq!(told, Dials::of(profile));
+        assert_eq!(told, Tuning::of(profile));
     }
 }

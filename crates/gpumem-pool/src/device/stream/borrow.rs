@@ -251,7 +251,7 @@ impl Drop for Closed<'_> {
 impl Borrow<'_> {
     fn end(mut self, operation: &'static str) -> Result<(), PoolError> {
         let device = self.stream.device();
-        device.upkeep().before_wait();
+        device.maintenance().before_wait();
         self.wait().map_err(|error| match error.code() {
             code if is_of_capture(code) => PoolError::NotInCapture { operation },
             _ => error.into(),

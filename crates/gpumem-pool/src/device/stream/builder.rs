@@ -69,7 +69,7 @@ impl StreamBuilder {
             driver_id,
             kind: Kind::Owned,
             is_retired: AtomicBool::new(false),
-            near_id: AtomicU64::new(id.as_u64()),
+            fast_path_id: AtomicU64::new(id.as_u64()),
             borrows: Borrows::default(),
             unmarked_bytes: AtomicU64::new(0),
             due_bytes: AtomicU64::new(super::UNMARKED_MIN_BYTES),

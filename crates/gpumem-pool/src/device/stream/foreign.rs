@@ -116,7 +116,7 @@ impl Stream {
     pub fn retire(&self) -> Result<(), PoolError> {
         self.check_usable()?;
         if self.0.kind != Kind::Owned && !self.0.is_retired.swap(true, Ordering::SeqCst) {
-            self.0.near_id.store(0, Ordering::SeqCst);
+            self.0.fast_path_id.store(0, Ordering::SeqCst);
             // The handle is the owner's to destroy once this returns, and a call that began before may still use it.
             self.0.borrows.wait_for_all();
             self.clocks().retire(self.id(), self.0.driver_id);
@@ -142,7 +142,7 @@ impl Stream {
         let parts = StreamParts { raw, life, no_waits, is_blocking };
         let make = |id: StreamId| {
             let is_retired = AtomicBool::new(false);
-            let near_id = AtomicU64::new(if kind == Kind::Foreign { id.as_u64() } else { 0 });
+            let fast_path_id = AtomicU64::new(if kind == Kind::Foreign { id.as_u64() } else { 0 });
             Self(Arc::new(Inner {
                 device: device.clone(),
                 raw: Handle(raw),
@@ -150,7 +150,7 @@ impl Stream {
                 driver_id,
                 kind,
                 is_retired,
-                near_id,
+                fast_path_id,
                 borrows: Borrows::default(),
                 unmarked_bytes: AtomicU64::new(0),
                 due_bytes: AtomicU64::new(super::UNMARKED_MIN_BYTES),

@@ -75,7 +75,7 @@ impl OutOfMemory {
         match self.unfinished.first() {
             Some(UnfinishedStream { stream, .. }) => format!(
                 "{pending} are freed, and wait for work that was not done in time, first of all on {stream}: see what that stream \
-                 waits for, or wait longer (Dials::wait_deadline, GPUMEM_CONF=wait_deadline_ms:60000)"
+                 waits for, or wait longer (Tuning::wait_deadline, GPUMEM_CONF=wait_deadline_ms:60000)"
             ),
             None => format!(
                 "{pending} are freed, and wait for work that this request could not wait for: synchronize first, or end the \
@@ -187,7 +187,7 @@ impl OutOfMemory {
                 "it has no piece of that size, or keeps it to itself: ask for smaller blocks"
             }
             _ => {
-                "it has no piece of that size, or keeps it to itself: ask for smaller blocks, or choose GPUMEM_POOL=caching, which \
+                "it has no allocation of that size, or keeps it to itself: ask for smaller blocks, or choose GPUMEM_POOL=caching, which \
                  makes large ones of pieces"
             }
         };

@@ -1,7 +1,7 @@
 //! [`Change`]: a block that grows has more memory, or less.
 
 use super::{PoolId, Stack};
-use crate::device::{Device, Order, Relaxed, Stamp, Stream, StreamId};
+use crate::device::{CaptureModeGuard, Device, Order, Stamp, Stream, StreamId};
 use crate::error::PoolError;
 use core::fmt;
 use core::ops::Range;
@@ -26,7 +26,7 @@ pub(crate) struct Subject<'a> {
     pub(crate) address: CUdeviceptr,
     pub(crate) device: &'a Device,
     pub(crate) tag: u16,
-    pub(crate) home: StreamId,
+    pub(crate) owner_stream: StreamId,
     /// The other streams that used it.
     pub(crate) uses: u64,
     /// What may still use memory that it had once.
@@ -63,7 +63,7 @@ impl<'a> Change<'a> {
     /// The stream in whose order it is freed. It may be gone.
     #[must_use]
     pub fn stream_id(&self) -> StreamId {
-        self.subject.home
+        self.subject.owner_stream
     }
 
     /// The other streams that have used it.
@@ -115,11 +115,11 @@ impl<'a> Change<'a> {
         self.subject.cut.iter().any(|stamp| !clocks.is_complete(*stamp))
     }
 
-    /// Queues work behind all uses of the block, on its home stream, as [`Release::queue`](super::Release::queue) does.
+    /// Queues work behind all uses of the block, on its owner stream, as [`Release::queue`](super::Release::queue) does.
     pub(crate) fn queue(&self, work: impl FnOnce(&Driver, CUstream) -> Result<(), DriverError>) -> bool {
-        let (clocks, Subject { home, uses, .. }) = (self.device().clocks(), *self.subject);
-        let call = |home| work(self.device().driver(), home);
-        clocks.queue_behind(clocks.uses(home, uses), home, call).unwrap_or(false)
+        let (clocks, Subject { owner_stream, uses, .. }) = (self.device().clocks(), *self.subject);
+        let call = |owner_stream| work(self.device().driver(), owner_stream);
+        clocks.queue_behind(clocks.uses(owner_stream, uses), owner_stream, call).unwrap_or(false)
     }
 
     /// Has work done that nobody waits for in a stream's order: behind what may still use memory that the block had once, or
@@ -133,11 +133,11 @@ impl<'a> Change<'a> {
         let stamps = match after {
             After::Cut => self.subject.cut.to_vec(),
             After::Uses => {
-                let uses = clocks.uses(self.subject.home, self.subject.uses);
+                let uses = clocks.uses(self.subject.owner_stream, self.subject.uses);
                 uses.map(|stamp| clocks.that_runs(stamp)).collect()
             }
         };
-        let _relaxed = Relaxed::enter(device.driver())?;
+        let _relaxed = CaptureModeGuard::enter(device.driver())?;
         let stream = Stream::new(device)?;
         let call = |stream| work(device.driver(), stream);
         if !clocks.queue_behind(stamps.iter().copied(), stream.id(), call)? {

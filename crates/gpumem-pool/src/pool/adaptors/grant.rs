@@ -1,17 +1,17 @@
 //! [`Grant`], an adaptor's memory on its way out, and [`Release`], the same on its way back.
 //!
 //! Both are views of a [`Holding`], which says where the memory is from and how each adaptor has narrowed it. A holding that is
-//! a backend's piece as it was is nothing but the block; any other is an entry of the [`Stack`], and the block has the
+//! a backend's allocation as it was is nothing but the block; any other is an entry of the [`Stack`], and the block has the
 //! entry's number in place of a backend's record. So each block has an entry of its own, whatever other blocks start at the same
 //! address, and a holding ends with the one block that has its number.
 
 use super::stack::Call;
 use super::{PoolId, Request, Stack};
-use crate::backend::{Freed, Piece};
+use crate::backend::{Allocation, FreeRequest};
 use crate::device::{Device, StreamId};
 use crate::error::PoolError;
 use crate::pool::{Block, Pool, StateRef};
-use crate::reclaim::{contained::contained, contained::forget};
+use crate::reclaim::{catch_panic::catch_panic, catch_panic::forget};
 use core::cell::Cell;
 use core::fmt;
 use core::ops::Range;
@@ -29,13 +29,13 @@ pub struct Grant {
     pool: Option<StateRef>,
 }
 
-/// Where memory is from, and what of it may be used. In this order: what a piece is made of is not side by side, and so not
+/// Where memory is from, and what of it may be used. In this order: what an allocation is made of is not side by side, and so not
 /// read in one step, for which the processor would wait if it has just been written in two.
 #[repr(C)]
 pub(super) struct Holding {
     pub(super) address: CUdeviceptr,
     pub(super) size_bytes: u64,
-    pub(super) home: StreamId,
+    pub(super) owner_stream: StreamId,
     /// The innermost adaptor that has not had it yet is the one before this.
     level: usize,
     /// The adaptors from `level` to below this have had it on its way out, and so are told of its end.
@@ -46,7 +46,7 @@ pub(super) struct Holding {
 pub(super) enum Memory {
     /// A piece of the pool's own backend, as large as the holding: what the piece is besides its address.
     Whole(u64),
-    /// Part of such a piece, or a block of another pool.
+    /// Part of such an allocation, or a block of another pool.
     Special(Box<Special>),
     /// None any more.
     Gone,
@@ -54,7 +54,7 @@ pub(super) enum Memory {
 
 pub(super) struct Special {
     pub(super) source: Source,
-    /// Outermost last.
+    /// ReentrancyGuard last.
     narrowings: Vec<Narrowing>,
     /// How many blocks of other pools lie one in the other here.
     pub(super) nesting: usize,
@@ -64,7 +64,7 @@ pub(super) struct Special {
 
 pub(super) enum Source {
     /// The pool's own backend.
-    Own { piece: Piece, size_bytes: u64 },
+    Own { allocation: Allocation, size_bytes: u64 },
     /// A block of another pool.
     Other(Block),
 }
@@ -134,11 +134,14 @@ impl Grant {
     }
 
     fn lent(block: Block, is_fresh: bool) -> Self {
-        let (home, address, size_bytes) = (block.stream_id(), block.address(), block.size_bytes());
+        let (owner_stream, address, size_bytes) = (block.stream_id(), block.address(), block.size_bytes());
         let nesting = block.nesting() + 1;
         let special = Special { source: Source::Other(block), narrowings: Vec::new(), nesting, is_fresh };
         let memory = Memory::Special(Box::new(special));
-        Self { holding: Holding { address, size_bytes, home, level: 0, depth: 0, memory }, pool: None }
+        Self {
+            holding: Holding { address, size_bytes, owner_stream, level: 0, depth: 0, memory },
+            pool: None,
+        }
     }
 
     /// Whether the host may use it from now on: nothing that used it before is under way.
@@ -152,37 +155,37 @@ impl Grant {
 
     /// A piece of the backend's that has left the adaptor at `level`, or the backend itself inside of all adaptors.
     #[inline]
-    pub(super) fn own(call: &Call<'_>, piece: Piece, size_bytes: u64, level: usize) -> Self {
-        let (home, depth, memory) =
-            (call.stream.id(), call.stack.adaptors().len(), Memory::Whole(piece.mark()));
-        let holding = Holding { address: piece.address, size_bytes, home, level, depth, memory };
+    pub(super) fn own(call: &Call<'_>, allocation: Allocation, size_bytes: u64, level: usize) -> Self {
+        let (owner_stream, depth, memory) =
+            (call.stream.id(), call.stack.adaptors().len(), Memory::Whole(allocation.mark()));
+        let holding = Holding { address: allocation.address, size_bytes, owner_stream, level, depth, memory };
         Self { holding, pool: Some(call.pool) }
     }
 
-    /// The backend's piece and its size, if it is what the next adaptor has granted to just such a request of the one at `level`.
+    /// The backend's allocation and its size, if it is what the next adaptor has granted to just such a request of the one at `level`.
     #[inline]
     pub(super) fn plain_answer(
         &self,
         request: &Request<'_>,
         call: &Call<'_>,
         level: usize,
-    ) -> Option<(Piece, u64)> {
+    ) -> Option<(Allocation, u64)> {
         let Memory::Whole(mark) = self.holding.memory else { return None };
         let Holding { address, size_bytes, .. } = self.holding;
         let is_answer = self.pool == Some(call.pool)
             && self.holding.level == level + 1
-            && self.holding.home == request.stream().id()
+            && self.holding.owner_stream == request.stream().id()
             && size_bytes >= request.size_bytes()
             && address & (request.alignment() - 1) == 0;
-        if is_answer { Some((Piece::from_mark(address, mark), size_bytes)) } else { None }
+        if is_answer { Some((Allocation::from_mark(address, mark), size_bytes)) } else { None }
     }
 
-    /// The backend's piece, if a block of this size is no more than that.
+    /// The backend's allocation, if a block of this size is no more than that.
     #[inline]
-    pub(super) fn plain_piece(&self, size_bytes: u64) -> Option<Piece> {
+    pub(super) fn plain_allocation(&self, size_bytes: u64) -> Option<Allocation> {
         match self.holding.memory {
             Memory::Whole(mark) if self.holding.size_bytes == size_bytes => {
-                Some(Piece::from_mark(self.holding.address, mark))
+                Some(Allocation::from_mark(self.holding.address, mark))
             }
             _ => None,
         }
@@ -195,7 +198,7 @@ impl Grant {
         pool: StateRef,
         level: usize,
     ) -> Option<&'static str> {
-        let Holding { home, address, size_bytes, .. } = self.holding;
+        let Holding { owner_stream, address, size_bytes, .. } = self.holding;
         match (self.pool, self.holding.lent()) {
             (Some(own), _) if own != pool => Some("returned memory of another pool's adaptors"),
             (Some(_), _) if self.holding.level != level + 1 => {
@@ -209,7 +212,7 @@ impl Grant {
                 Some("returned a block that is lent from pool to pool too often")
             }
             _ if pool.is_for_host() && !self.is_for_host() => Some("returned memory that the host can't use"),
-            _ if home != request.stream().id() => Some("returned memory of another stream"),
+            _ if owner_stream != request.stream().id() => Some("returned memory of another stream"),
             _ if size_bytes < request.size_bytes() => Some("returned less than was asked for"),
             _ if !address.is_multiple_of(request.alignment()) => Some("returned memory that is not aligned"),
             _ => None,
@@ -275,7 +278,7 @@ pub struct Release<'a> {
     size_bytes: u64,
     /// What the adaptor had, before it narrowed it.
     whole: (CUdeviceptr, u64),
-    home: StreamId,
+    owner_stream: StreamId,
     uses: u64,
     device: &'a Device,
     pool: PoolId,
@@ -306,7 +309,7 @@ impl<'a> Release<'a> {
     /// The stream that it was allocated on, in whose order it is given back. It may be gone.
     #[must_use]
     pub fn stream_id(&self) -> StreamId {
-        self.home
+        self.owner_stream
     }
 
     /// The device that it is memory of.
@@ -331,14 +334,15 @@ impl<'a> Release<'a> {
         self.is_complete.get()
     }
 
-    /// Queues work behind all uses of the memory, on its home stream, whose context is current in the call. False if that
-    /// can't be done without waiting: home is gone, another library's or captures, or may not wait for one of the others.
+    /// Queues work behind all uses of the memory, on its owner stream, whose context is current in the call. False if that
+    /// can't be done without waiting: the owner stream is gone, another library's or captures, or may not wait for one of the others.
     pub(crate) fn queue(&self, work: impl FnOnce(&Driver, CUstream) -> Result<(), DriverError>) -> bool {
         let clocks = self.device.clocks();
-        let uses = (!self.is_complete.get()).then(|| clocks.uses(self.home, self.uses));
-        let call = |home| work(self.device.driver(), home);
+        let uses = (!self.is_complete.get()).then(|| clocks.uses(self.owner_stream, self.uses));
+        let call = |owner_stream| work(self.device.driver(), owner_stream);
         // What the driver refuses has not been done either.
-        let queued = clocks.queue_behind(uses.into_iter().flatten(), self.home, call).unwrap_or(false);
+        let queued =
+            clocks.queue_behind(uses.into_iter().flatten(), self.owner_stream, call).unwrap_or(false);
         if queued {
             self.set_used();
         }
@@ -363,9 +367,9 @@ impl fmt::Debug for Release<'_> {
 impl Holding {
     #[inline]
     fn take(&mut self) -> Self {
-        let Self { address, size_bytes, home, level, depth, ref mut memory } = *self;
+        let Self { address, size_bytes, owner_stream, level, depth, ref mut memory } = *self;
         let memory = core::mem::replace(memory, Memory::Gone);
-        Self { address, size_bytes, home, level, depth, memory }
+        Self { address, size_bytes, owner_stream, level, depth, memory }
     }
 
     /// The block of another pool that it is part of.
@@ -389,8 +393,8 @@ impl Holding {
     /// It is about to be less than all of its memory. `None` once that is gone.
     fn special(&mut self) -> Option<&mut Special> {
         if let Memory::Whole(mark) = self.memory {
-            let piece = Piece::from_mark(self.address, mark);
-            let source = Source::Own { piece, size_bytes: self.size_bytes };
+            let allocation = Allocation::from_mark(self.address, mark);
+            let source = Source::Own { allocation, size_bytes: self.size_bytes };
             let special = Special { source, narrowings: Vec::new(), nesting: 0, is_fresh: true };
             self.memory = Memory::Special(Box::new(special));
         }
@@ -413,19 +417,27 @@ impl Holding {
 }
 
 impl StateRef {
-    /// A block that is a piece of the backend's and has been dropped: tells all adaptors, outermost first, and gives it back.
+    /// A block that is an allocation of the backend's and has been dropped: tells all adaptors, outermost first, and gives it back.
     /// The pool may be gone afterwards.
-    pub(super) fn release_plain(self, stack: &Stack, freed: &Freed) {
-        let Freed { piece, size_bytes, home, uses, is_complete } = *freed;
-        let (address, is_complete) = (piece.address, Cell::new(is_complete));
+    pub(super) fn release_plain(self, stack: &Stack, freed: &FreeRequest) {
+        let FreeRequest { allocation, size_bytes, owner_stream, uses, is_complete } = *freed;
+        let (address, is_complete) = (allocation.address, Cell::new(is_complete));
         let (device, pool) = (self.device(), stack.id());
         let whole = (address, size_bytes);
-        let release =
-            Release { address, size_bytes, whole, home, uses, device, pool, is_complete: &is_complete };
+        let release = Release {
+            address,
+            size_bytes,
+            whole,
+            owner_stream,
+            uses,
+            device,
+            pool,
+            is_complete: &is_complete,
+        };
         let mut adaptors = stack.adaptors().iter();
         while !tell_free(&mut adaptors, &release) {}
         // No adaptor is at work from here on: with this, the pool and they may end.
-        self.free_own(piece, size_bytes, home, uses, is_complete.get());
+        self.free_own(allocation, size_bytes, owner_stream, uses, is_complete.get());
     }
 
     /// Tells the adaptors that have had it, and gives the memory back. The pool may be gone afterwards.
@@ -436,32 +448,32 @@ impl StateRef {
                 stack.adaptors().iter().enumerate().take(holding.depth).skip(holding.level)
             {
                 let whole = holding.widen_to(level);
-                let Holding { address, size_bytes, home, .. } = holding;
+                let Holding { address, size_bytes, owner_stream, .. } = holding;
                 let (device, pool) = (self.device(), stack.id());
                 let release = Release {
                     address,
                     size_bytes,
                     whole,
-                    home,
+                    owner_stream,
                     uses,
                     device,
                     pool,
                     is_complete: &is_complete,
                 };
                 // A drop does not panic.
-                let _ = contained(|| adaptor.free(&release));
+                let _ = catch_panic(|| adaptor.free(&release));
             }
         }
         let is_complete = is_complete.get();
         // No adaptor is at work from here on: with this, the pool and they may end.
         match holding.memory {
             Memory::Whole(mark) => {
-                let piece = Piece::from_mark(holding.address, mark);
-                self.free_own(piece, holding.size_bytes, holding.home, uses, is_complete);
+                let allocation = Allocation::from_mark(holding.address, mark);
+                self.free_own(allocation, holding.size_bytes, holding.owner_stream, uses, is_complete);
             }
             Memory::Special(special) => match special.source {
-                Source::Own { piece, size_bytes } => {
-                    self.free_own(piece, size_bytes, holding.home, uses, is_complete);
+                Source::Own { allocation, size_bytes } => {
+                    self.free_own(allocation, size_bytes, holding.owner_stream, uses, is_complete);
                 }
                 Source::Other(block) => self.free_other(block, uses, is_complete),
             },
@@ -474,12 +486,12 @@ impl StateRef {
         if !self.has_captures() {
             return self.release(holding, 0, false);
         }
-        let (address, size_bytes, home) = (holding.address, holding.size_bytes, holding.home);
+        let (address, size_bytes, owner_stream) = (holding.address, holding.size_bytes, holding.owner_stream);
         let Some(stack) = self.stack() else { return };
         match stack.add(holding) {
             Ok(record) => {
-                let piece = Piece::special(address, record);
-                self.free(&Freed { piece, size_bytes, home, uses: 0, is_complete: false });
+                let allocation = Allocation::special(address, record);
+                self.free(&FreeRequest { allocation, size_bytes, owner_stream, uses: 0, is_complete: false });
             }
             Err(holding) => self.release(holding, 0, false),
         }

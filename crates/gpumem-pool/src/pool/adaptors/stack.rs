@@ -2,12 +2,12 @@
 
 use super::grant::{Grant, Holding, Memory, Source};
 use super::{Adaptor, Change, Opening, PoolId, Request, Subject};
-use crate::backend::Piece;
+use crate::backend::Allocation;
 use crate::config::ALIGNMENT_MIN;
 use crate::device::{Device, Stream};
 use crate::error::PoolError;
 use crate::pool::{StateRef, alignment::check_alignment};
-use crate::reclaim::contained::contained;
+use crate::reclaim::catch_panic::catch_panic;
 use crate::stats::Names;
 use core::fmt;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
@@ -33,9 +33,9 @@ struct Entries {
 /// What a block is, or is part of.
 pub(crate) enum Behind {
     /// A piece of its own pool's backend.
-    Own(Piece),
+    Own(Allocation),
     /// A block of another pool, which may have adaptors too.
-    Other(StateRef, Piece),
+    Other(StateRef, Allocation),
 }
 
 /// A request of the program's, on its way through all adaptors.
@@ -85,16 +85,16 @@ impl<'a> Call<'a> {
         }
     }
 
-    /// Its answer, if that is a piece of the backend's just as large.
+    /// Its answer, if that is an allocation of the backend's just as large.
     #[inline(always)]
-    pub(super) fn plain_piece(
+    pub(super) fn plain_allocation(
         &self,
         answer: &Result<Grant, PoolError>,
         request: &Request<'_>,
-    ) -> Option<Piece> {
-        let grant = answer.as_ref().ok().filter(|_| self.is_undisturbed())?;
-        let (piece, size_bytes) = grant.plain_answer(request, self, 0)?;
-        if size_bytes == request.size_bytes() { Some(piece) } else { None }
+    ) -> Option<Allocation> {
+        let grant = answer.as_ref().ok().filter(|_| self.is_fast_path())?;
+        let (allocation, size_bytes) = grant.plain_answer(request, self, 0)?;
+        if size_bytes == request.size_bytes() { Some(allocation) } else { None }
     }
 
     /// Any other answer of it.
@@ -103,7 +103,7 @@ impl<'a> Call<'a> {
         &self,
         answer: Result<Grant, PoolError>,
         request: &Request<'_>,
-    ) -> Result<Piece, PoolError> {
+    ) -> Result<Allocation, PoolError> {
         let mut grant = answer?;
         self.check_answer(&mut grant, request, 0)?;
         self.hand_out(grant, request.size_bytes())
@@ -114,13 +114,13 @@ impl<'a> Call<'a> {
     fn ask(&self, adaptor: &dyn Adaptor, request: &Request<'_>, level: usize) -> Result<Grant, PoolError> {
         let mut answer = adaptor.alloc(request, Next { call: self, level: level + 1 });
         if let Ok(grant) = &mut answer {
-            if self.is_undisturbed()
-                && let Some((piece, size_bytes)) = grant.plain_answer(request, self, level)
+            if self.is_fast_path()
+                && let Some((allocation, size_bytes)) = grant.plain_answer(request, self, level)
             {
                 // The same in a new one, as most of it is known: the processor waits for what it copies in another width than
                 // it has just been written in.
                 core::mem::forget(answer);
-                return Ok(Grant::own(self, piece, size_bytes, level));
+                return Ok(Grant::own(self, allocation, size_bytes, level));
             }
             self.check_answer(grant, request, level)?;
         }
@@ -137,18 +137,18 @@ impl<'a> Call<'a> {
     /// From the backend, inside of all adaptors.
     #[inline(always)]
     fn alloc_own(&self, size_bytes: u64, alignment: u64) -> Result<Grant, PoolError> {
-        let piece = match self.pool.hit_own(size_bytes, alignment, self.stream) {
-            Some(piece) => piece,
+        let allocation = match self.pool.hit_own(size_bytes, alignment, self.stream) {
+            Some(allocation) => allocation,
             None => {
                 self.check_no_capture()?;
                 self.pool.alloc_own(size_bytes, alignment, self.stream)?
             }
         };
-        Ok(Grant::own(self, piece, size_bytes, self.stack.adaptors.len()))
+        Ok(Grant::own(self, allocation, size_bytes, self.stack.adaptors.len()))
     }
 
     #[inline]
-    fn is_undisturbed(&self) -> bool {
+    fn is_fast_path(&self) -> bool {
         self.stream.is_owned() && !self.pool.has_captures()
     }
 
@@ -175,17 +175,19 @@ impl<'a> Call<'a> {
     }
 
     /// A grant that has passed all adaptors leaves for a block of this size: what that is made of.
-    fn hand_out(&self, grant: Grant, size_bytes: u64) -> Result<Piece, PoolError> {
-        if let Some(piece) = grant.plain_piece(size_bytes) {
+    fn hand_out(&self, grant: Grant, size_bytes: u64) -> Result<Allocation, PoolError> {
+        if let Some(allocation) = grant.plain_allocation(size_bytes) {
             core::mem::forget(grant);
-            return Ok(piece);
+            return Ok(allocation);
         }
         let (address, stack) = (grant.address(), self.stack);
-        stack.add(grant.into_holding()).map(|number| Piece::special(address, number)).map_err(|holding| {
-            self.pool.release(holding, 0, false);
-            let reason = "returned more blocks that are not the backend's than can be counted";
-            stack.refusal(0, size_bytes, reason)
-        })
+        stack.add(grant.into_holding()).map(|number| Allocation::special(address, number)).map_err(
+            |holding| {
+                self.pool.release(holding, 0, false);
+                let reason = "returned more blocks that are not the backend's than can be counted";
+                stack.refusal(0, size_bytes, reason)
+            },
+        )
     }
 }
 
@@ -253,7 +255,7 @@ impl Stack {
     /// The last handle goes.
     pub(crate) fn close(&self) {
         // In a drop.
-        self.adaptors.iter().for_each(|adaptor| drop(contained(|| adaptor.close(self.id))));
+        self.adaptors.iter().for_each(|adaptor| drop(catch_panic(|| adaptor.close(self.id))));
     }
 
     fn refusal(&self, level: usize, requested_bytes: u64, reason: &str) -> PoolError {
@@ -271,13 +273,13 @@ impl Stack {
         self.entries().add(holding)
     }
 
-    /// What is behind a live block that is no plain piece.
+    /// What is behind a live block that is no plain allocation.
     pub(crate) fn behind(&self, number: u32) -> Option<Behind> {
         self.entries().get(number).and_then(|holding| match &holding.memory {
-            Memory::Whole(mark) => Some(Behind::Own(Piece::from_mark(holding.address, *mark))),
+            Memory::Whole(mark) => Some(Behind::Own(Allocation::from_mark(holding.address, *mark))),
             Memory::Special(special) => Some(match &special.source {
-                Source::Own { piece, .. } => Behind::Own(*piece),
-                Source::Other(block) => Behind::Other(block.state(), block.piece()),
+                Source::Own { allocation, .. } => Behind::Own(*allocation),
+                Source::Other(block) => Behind::Other(block.state(), block.allocation()),
             }),
             Memory::Gone => None,
         })
@@ -332,5 +334,5 @@ impl Stack {
 
 /// Often in a drop.
 fn tell(adaptors: &[Arc<dyn Adaptor>], change: &Change<'_>) {
-    adaptors.iter().for_each(|adaptor| drop(contained(|| adaptor.shrink(change))));
+    adaptors.iter().for_each(|adaptor| drop(catch_panic(|| adaptor.shrink(change))));
 }

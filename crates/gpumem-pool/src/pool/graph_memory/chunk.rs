@@ -1,8 +1,8 @@
 //! [`Chunk`]: a block that a capture has allocated, handed out in parts.
 
-use crate::backend::{Freed, Piece};
+use crate::backend::{Allocation, FreeRequest};
 use crate::config::ALIGNMENT_MIN;
-use crate::device::{GRAPH_BIT, StreamId, clock::uses};
+use crate::device::{GRAPH_BIT, StreamId, order::uses};
 use crate::pool::{Block, StateRef};
 use gpumem_sys::types::CUdeviceptr;
 use std::collections::BTreeMap;
@@ -13,7 +13,7 @@ pub(super) struct Chunk {
     pool: StateRef,
     /// The capture that it was made for, and the stream there.
     maker: u64,
-    home: StreamId,
+    owner_stream: StreamId,
     /// Whether the host may use it: then what it writes into a part must be there when the graph runs.
     is_for_host: bool,
     /// Those that may still use it.
@@ -27,9 +27,19 @@ pub(super) struct Chunk {
 
 impl Chunk {
     /// All of it is one part.
-    pub(super) fn new(maker: u64, pool: StateRef, block: Block, home: StreamId) -> Self {
+    pub(super) fn new(maker: u64, pool: StateRef, block: Block, owner_stream: StreamId) -> Self {
         let (is_for_host, graphs) = (block.kind().is_host_accessible(), vec![maker]);
-        Self { block, pool, maker, home, is_for_host, graphs, free: BTreeMap::new(), part_count: 1, uses: 0 }
+        Self {
+            block,
+            pool,
+            maker,
+            owner_stream,
+            is_for_host,
+            graphs,
+            free: BTreeMap::new(),
+            part_count: 1,
+            uses: 0,
+        }
     }
 
     pub(super) fn address(&self) -> CUdeviceptr {
@@ -41,8 +51,8 @@ impl Chunk {
     }
 
     /// What all of it is, and the pool that has it.
-    pub(super) fn whole(&self) -> (StateRef, Piece) {
-        (self.block.state(), self.block.piece())
+    pub(super) fn whole(&self) -> (StateRef, Allocation) {
+        (self.block.state(), self.block.allocation())
     }
 
     /// Nobody has a part, and no graph may use it.
@@ -56,8 +66,8 @@ impl Chunk {
     }
 
     /// Whether what is free in it may be handed out on this stream in this capture.
-    pub(super) fn serves(&self, capture: u64, pool: StateRef, home: StreamId) -> bool {
-        self.maker == capture && self.pool == pool && self.home == home && !self.is_for_host
+    pub(super) fn serves(&self, capture: u64, pool: StateRef, owner_stream: StreamId) -> bool {
+        self.maker == capture && self.pool == pool && self.owner_stream == owner_stream && !self.is_for_host
     }
 
     /// The smallest free range that is large enough: its size and address.
@@ -79,12 +89,12 @@ impl Chunk {
 
     /// The program has dropped a part. While the capture goes on, which it does if the chunk serves anyone, the part is
     /// free for the next allocation on the stream, unless other streams or graphs have used it.
-    pub(super) fn drop_part(&mut self, freed: &Freed) {
+    pub(super) fn drop_part(&mut self, freed: &FreeRequest) {
         self.part_count -= 1;
         let others = freed.uses & !GRAPH_BIT;
-        self.uses = uses::with(uses::joined(self.uses, others), freed.home.stream_index());
+        self.uses = uses::with(uses::joined(self.uses, others), freed.owner_stream.stream_index());
         if others == 0 && self.graphs == [self.maker] {
-            self.merge(freed.piece.address, rounded(freed.size_bytes));
+            self.merge(freed.allocation.address, rounded(freed.size_bytes));
         }
     }
 

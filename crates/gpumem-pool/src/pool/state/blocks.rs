@@ -1,7 +1,7 @@
 //! Blocks handed out and taken back: what is at hand first, then captures, adaptors and the backend.
 
 use super::StateRef;
-use crate::backend::{Backend, Freed, NOWHERE, Piece, Source};
+use crate::backend::{Allocation, Backend, FreeRequest, NO_CACHE, Source};
 use crate::config::ALIGNMENT_MIN;
 use crate::device::{GRAPH_BIT, Stream, StreamId};
 use crate::error::{PoolError, is_sticky};
@@ -14,16 +14,16 @@ impl StateRef {
     /// and the processor waits for that longer than for all the rest.
     #[inline(always)]
     pub(crate) fn alloc(self, size_bytes: u64, stream: &Stream) -> Result<Block, PoolError> {
-        let at_hand = match self.undisturbed() {
-            Some(near) => Backend::hit(near, size_bytes, stream.near_id()),
+        let at_hand = match self.fast_path_key() {
+            Some(near) => Backend::hit(near, size_bytes, stream.fast_path_id()),
             None => None,
         };
-        let (piece, uses) = match at_hand {
-            Some(piece) => (piece, 0),
-            None => self.piece(size_bytes, stream)?,
+        let (allocation, uses) = match at_hand {
+            Some(allocation) => (allocation, 0),
+            None => self.allocation(size_bytes, stream)?,
         };
         let tag = if scope::is_any_open() { self.tag(size_bytes, uses) } else { 0 };
-        Ok(Block::from_parts(piece.with_tag(tag), size_bytes, stream.id(), AtomicU64::new(uses), self))
+        Ok(Block::from_parts(allocation.with_tag(tag), size_bytes, stream.id(), AtomicU64::new(uses), self))
     }
 
     /// The tag of the scope that a block has just been allocated in, for which it counts from now on. A part of a graph's
@@ -38,16 +38,16 @@ impl StateRef {
 
     /// A piece that is being dropped counts for its tag no more, if it has one.
     #[inline]
-    pub(crate) fn untag(self, piece: Piece, size_bytes: u64) -> Piece {
-        if piece.tag() != 0 {
-            scope::count_in(&self.tags, piece.tag(), size_bytes);
+    pub(crate) fn untag(self, allocation: Allocation, size_bytes: u64) -> Allocation {
+        if allocation.tag() != 0 {
+            scope::count_in(&self.tags, allocation.tag(), size_bytes);
         }
-        piece.without_tag()
+        allocation.without_tag()
     }
 
     /// What a block is made of, and the uses that it begins with.
     #[inline(never)]
-    fn piece(self, size_bytes: u64, stream: &Stream) -> Result<(Piece, u64), PoolError> {
+    fn allocation(self, size_bytes: u64, stream: &Stream) -> Result<(Allocation, u64), PoolError> {
         if let Some(stack) = &self.stack
             && size_bytes > 0
             && self.has_only_adaptors_to_ask(stream)
@@ -59,15 +59,15 @@ impl StateRef {
         self.name(stream, size_bytes);
         if size_bytes == 0 {
             self.lifetime.count_in();
-            return Ok((Piece::EMPTY, 0));
+            return Ok((Allocation::EMPTY, 0));
         }
         if self.has_captures()
             && let Some(block) = self.alloc_captured(size_bytes, ALIGNMENT_MIN, stream)?
         {
-            let (piece, _, _, uses, _) = block.into_parts();
-            return Ok((piece, uses));
+            let (allocation, _, _, uses, _) = block.into_parts();
+            return Ok((allocation, uses));
         }
-        Ok((self.alloc_anyhow(size_bytes, ALIGNMENT_MIN, stream)?, 0))
+        Ok((self.alloc_slow(size_bytes, ALIGNMENT_MIN, stream)?, 0))
     }
 
     /// An allocation names a stream, and takes more than a look at what is cached: marks it where it can be marked in
@@ -83,10 +83,10 @@ impl StateRef {
     }
 
     /// Through the adaptors if there are any, else from the backend.
-    fn alloc_anyhow(self, size_bytes: u64, alignment: u64, stream: &Stream) -> Result<Piece, PoolError> {
+    fn alloc_slow(self, size_bytes: u64, alignment: u64, stream: &Stream) -> Result<Allocation, PoolError> {
         match &self.stack {
             Some(stack) => Ok(self.alloc_around(stack, size_bytes, alignment, stream)?.0),
-            None => self.explained(self.alloc_own(size_bytes, alignment, stream)),
+            None => self.with_report(self.alloc_own(size_bytes, alignment, stream)),
         }
     }
 
@@ -98,7 +98,7 @@ impl StateRef {
         size_bytes: u64,
         alignment: u64,
         stream: &Stream,
-    ) -> Result<(Piece, u64), PoolError> {
+    ) -> Result<(Allocation, u64), PoolError> {
         let finish = |answer| self.finish_around(answer, stack, size_bytes, alignment, stream);
         self.alloc_adapted(stack, size_bytes, alignment, stream, finish)
     }
@@ -107,19 +107,19 @@ impl StateRef {
     #[inline(never)]
     fn finish_around(
         self,
-        answer: Result<Piece, PoolError>,
+        answer: Result<Allocation, PoolError>,
         stack: &Stack,
         size_bytes: u64,
         alignment: u64,
         stream: &Stream,
-    ) -> Result<(Piece, u64), PoolError> {
+    ) -> Result<(Allocation, u64), PoolError> {
         let error = match answer {
-            Ok(piece) => return Ok((piece, 0)),
+            Ok(allocation) => return Ok((allocation, 0)),
             Err(error) => error,
         };
-        let finish = |answer: Result<Piece, _>| Ok((answer?, 0));
+        let finish = |answer: Result<Allocation, _>| Ok((answer?, 0));
         let request = || self.alloc_adapted(stack, size_bytes, alignment, stream, finish);
-        self.explained(self.retried_over_budget(Err(error), request))
+        self.with_report(self.again_over_budget(Err(error), request))
     }
 
     /// A block of the backend's, which is counted.
@@ -128,24 +128,24 @@ impl StateRef {
         size_bytes: u64,
         alignment: u64,
         stream: &Stream,
-    ) -> Result<Piece, PoolError> {
+    ) -> Result<Allocation, PoolError> {
         self.check_size(size_bytes)?;
-        let piece = self.relieved(|| match alignment <= ALIGNMENT_MIN {
+        let allocation = self.retry_with_reclaim(|| match alignment <= ALIGNMENT_MIN {
             true => self.backend.alloc(size_bytes, stream),
             false => self.backend.alloc_aligned(size_bytes, alignment, stream),
         });
-        let piece = piece.map_err(|error| error.aligned(size_bytes, alignment))?;
+        let allocation = allocation.map_err(|error| error.aligned(size_bytes, alignment))?;
         if !self.backend.counts_blocks() {
             self.lifetime.count_in();
         }
-        Ok(piece)
+        Ok(allocation)
     }
 
     /// What the thread has at hand of a backend with adaptors around: of others that has been looked for.
     #[inline(always)]
-    pub(crate) fn hit_own(self, size_bytes: u64, alignment: u64, stream: &Stream) -> Option<Piece> {
+    pub(crate) fn hit_own(self, size_bytes: u64, alignment: u64, stream: &Stream) -> Option<Allocation> {
         match alignment <= ALIGNMENT_MIN && self.clocks.captures().slow_path().is_none() {
-            true => Backend::hit(self.backend.near(), size_bytes, stream.near_id()),
+            true => Backend::hit(self.backend.near(), size_bytes, stream.fast_path_id()),
             false => None,
         }
     }
@@ -168,52 +168,57 @@ impl StateRef {
         {
             return Ok(block);
         }
-        let piece = self.alloc_anyhow(size_bytes, alignment, stream)?;
+        let allocation = self.alloc_slow(size_bytes, alignment, stream)?;
         let tag = if scope::is_any_open() { self.tag(size_bytes, 0) } else { 0 };
-        Ok(Block::new(self, piece.with_tag(tag), size_bytes, stream.id()))
+        Ok(Block::new(self, allocation.with_tag(tag), size_bytes, stream.id()))
     }
 
-    /// Called by a block's drop, when home's order is all there is to the free: false if it takes more than a look at what
+    /// Called by a block's drop, when the owner stream's order is all there is to the free: false if it takes more than a look at what
     /// the thread has, as it always does for a large block.
     #[inline(always)]
-    pub(crate) fn put_back_small(self, piece: &Piece, size_bytes: u64, home: StreamId) -> bool {
-        match self.undisturbed() {
-            Some(near) => Backend::put_back_small(near, piece, size_bytes, home),
+    pub(crate) fn put_back_small(
+        self,
+        allocation: &Allocation,
+        size_bytes: u64,
+        owner_stream: StreamId,
+    ) -> bool {
+        match self.fast_path_key() {
+            Some(near) => Backend::put_back_small(near, allocation, size_bytes, owner_stream),
             None => false,
         }
     }
 
     /// The same of any size.
-    pub(crate) fn put_back(self, piece: &Piece, size_bytes: u64, home: StreamId) -> bool {
-        match self.undisturbed() {
-            Some(near) => self.backend.put_back(near, piece, size_bytes, home),
+    pub(crate) fn put_back(self, allocation: &Allocation, size_bytes: u64, owner_stream: StreamId) -> bool {
+        match self.fast_path_key() {
+            Some(near) => self.backend.put_back(near, allocation, size_bytes, owner_stream),
             None => false,
         }
     }
 
     /// Called by a block's drop: has nobody to tell, so what fails is kept for the next call.
-    pub(crate) fn free(self, freed: &Freed) {
+    pub(crate) fn free(self, freed: &FreeRequest) {
         if freed.size_bytes == 0 {
             return self.drop_block();
         }
         if freed.uses & GRAPH_BIT != 0 || self.has_captures() {
             if let Some(freed) = self.free_captured(*freed) {
-                self.free_anyhow(&freed);
+                self.free_slow(&freed);
             }
             return;
         }
-        self.free_anyhow(freed);
+        self.free_slow(freed);
     }
 
     /// Past the adaptors if there are any, else to the backend.
-    fn free_anyhow(self, freed: &Freed) {
+    fn free_slow(self, freed: &FreeRequest) {
         match &self.stack {
             Some(stack) => self.free_adapted(stack, freed),
             None => self.free_to_backend(freed),
         }
     }
 
-    pub(super) fn free_to_backend(self, freed: &Freed) {
+    pub(super) fn free_to_backend(self, freed: &FreeRequest) {
         // Streams that used the block and can't be marked here are marked by the next calls that name them: this free waits
         // for that. Noted once it has been stamped, after which the pool may be gone.
         let is_pending = freed.uses & !GRAPH_BIT != 0 && !freed.is_complete;
@@ -224,19 +229,21 @@ impl StateRef {
         }
     }
 
-    fn free_to_backend_alone(self, freed: &Freed) {
-        let taken = self.backend.free(freed);
-        if let Err(cause) = taken.result {
+    fn free_to_backend_alone(self, freed: &FreeRequest) {
+        let outcome = self.backend.free(freed);
+        if let Err(cause) = outcome.result {
             let poison = match is_sticky(cause.code()) {
                 true => PoolError::DeviceLost(cause),
-                false => {
-                    PoolError::Poisoned { address: freed.piece.address, size_bytes: freed.size_bytes, cause }
-                }
+                false => PoolError::Poisoned {
+                    address: freed.allocation.address,
+                    size_bytes: freed.size_bytes,
+                    cause,
+                },
             };
             let _first_counts = self.poison.set(poison);
-            self.near.store(NOWHERE, Ordering::Relaxed);
+            self.near.store(NO_CACHE, Ordering::Relaxed);
         }
-        if !taken.counted {
+        if !outcome.counted {
             self.drop_block();
         }
     }

@@ -1,6 +1,6 @@
 //! The pool while streams capture: allocations that belong to a graph, and frees that a graph has a say in.
 
-use crate::backend::{Freed, Piece};
+use crate::backend::{Allocation, FreeRequest};
 use crate::config::ALIGNMENT_MIN;
 use crate::device::{Clocks, GRAPH_BIT, Part, Stream, StreamIndex};
 use crate::error::PoolError;
@@ -18,7 +18,8 @@ impl StateRef {
         let Some(graph) = stream.captures_for()? else { return Ok(None) };
         let memory = self.graph_memory();
         let part = |address| {
-            let block = Block::new(self, Piece::new(address, 0, Piece::NO_CLASS), size_bytes, stream.id());
+            let block =
+                Block::new(self, Allocation::new(address, 0, Allocation::NO_CLASS), size_bytes, stream.id());
             block.add_uses(GRAPH_BIT);
             block
         };
@@ -36,7 +37,7 @@ impl StateRef {
 
     /// A free while streams capture, or of a block that a graph uses. What is left to be freed in the usual way, if
     /// anything. After `None` the pool may be gone.
-    pub(crate) fn free_captured(self, freed: Freed) -> Option<Freed> {
+    pub(crate) fn free_captured(self, freed: FreeRequest) -> Option<FreeRequest> {
         // The pool may end here, but not what its graphs are kept in.
         let memory = Arc::clone(self.graph_memory());
         let clocks = memory.clocks();
@@ -79,8 +80,8 @@ impl Block {
 }
 
 /// The captures that a block's streams are part of now.
-fn captures_of(clocks: &Clocks, freed: &Freed) -> Vec<u64> {
-    let slots = core::iter::once(freed.home.stream_index()).chain(clocks.used(freed.uses));
+fn captures_of(clocks: &Clocks, freed: &FreeRequest) -> Vec<u64> {
+    let slots = core::iter::once(freed.owner_stream.stream_index()).chain(clocks.used(freed.uses));
     let mut graphs: Vec<u64> = slots.filter_map(|slot| capture_of(clocks, slot)).collect();
     graphs.sort_unstable();
     graphs.dedup();

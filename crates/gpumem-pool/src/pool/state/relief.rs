@@ -11,7 +11,7 @@
 
 use super::State;
 use crate::backend::Source;
-use crate::device::{Relaxed, deadline};
+use crate::device::{CaptureModeGuard, deadline};
 use crate::error::{Attempt, OutOfMemory, PoolError, RefusedBy};
 use crate::reclaim::{Extent, OTHERS_TIME_MAX};
 use std::time::Instant;
@@ -29,7 +29,10 @@ const RELIEFS: [(&str, Relief); 3] = [
 
 impl State {
     /// Makes a request, and again after each relief for as long as it is refused for want of memory.
-    pub(crate) fn relieved<T>(&self, request: impl Fn() -> Result<T, PoolError>) -> Result<T, PoolError> {
+    pub(crate) fn retry_with_reclaim<T>(
+        &self,
+        request: impl Fn() -> Result<T, PoolError>,
+    ) -> Result<T, PoolError> {
         let _request = deadline::Request::begin();
         let result = request();
         match result.as_ref().err().and_then(PoolError::out_of_memory) {
@@ -60,14 +63,17 @@ impl State {
 
     /// Makes a request through the adaptors, and again after holders were asked, for as long as a budget has no room. Others'
     /// caches are no part of it.
-    pub(crate) fn budgeted<T>(&self, request: impl Fn() -> Result<T, PoolError>) -> Result<T, PoolError> {
+    pub(crate) fn retry_over_budget<T>(
+        &self,
+        request: impl Fn() -> Result<T, PoolError>,
+    ) -> Result<T, PoolError> {
         let _request = deadline::Request::begin();
-        self.retried_over_budget(request(), request)
+        self.again_over_budget(request(), request)
     }
 
     /// Makes a request again that has been made once, with this result.
     #[cold]
-    pub(crate) fn retried_over_budget<T>(
+    pub(crate) fn again_over_budget<T>(
         &self,
         mut result: Result<T, PoolError>,
         request: impl Fn() -> Result<T, PoolError>,
@@ -92,12 +98,12 @@ impl State {
     }
 
     fn ask(&self, extent: Extent, until: Instant) -> Asked {
-        self.device.upkeep().registry().ask(extent, self.setup.config.kind, until)
+        self.device.maintenance().registry().ask(extent, self.setup.config.kind, until)
     }
 
     /// Until when this thread's request may wait.
     fn until(&self) -> Instant {
-        deadline::until(self.setup.config.dials.wait_deadline)
+        deadline::until(self.setup.config.tuning.wait_deadline)
     }
 
     /// All that other pools keep without using it, and that ended ones left, once the device is idle.
@@ -105,22 +111,22 @@ impl State {
         // Another limit may have the same number.
         let is_ours = matches!(report.refused_by, RefusedBy::HardLimit | RefusedBy::Quota)
             && report.limit_bytes == self.limits.hard_bytes()
-            && self.limits.family().is_full_for(report.requested_bytes);
+            && self.limits.node().is_full_for(report.requested_bytes);
         let kind = self.setup.config.kind;
-        let mut members = self.device.upkeep().members();
-        members.retain(|member| member.kind().helps(kind));
+        let mut trimmables = self.device.maintenance().trimmables();
+        trimmables.retain(|member| member.kind().helps(kind));
         // One is this pool.
-        let has_others = members.len() > usize::from(self.backend.keeps_memory())
-            || self.device.upkeep().has_left_for(kind);
+        let has_others = trimmables.len() > usize::from(self.backend.keeps_memory())
+            || self.device.maintenance().has_left_for(kind);
         if is_ours || !has_others {
             return None;
         }
-        members.iter().for_each(|member| member.before_giving());
-        let trimmed = Relaxed::enter(self.device.driver()).and_then(|_relaxed| {
+        trimmables.iter().for_each(|member| member.before_giving());
+        let trimmed = CaptureModeGuard::enter(self.device.driver()).and_then(|_relaxed| {
             let _bound = self.device.enter()?;
             let is_idle = self.device.finish_until(self.until())?;
             self.device.after_wait_until(is_idle);
-            members.iter().for_each(|member| member.give_back_all(is_idle));
+            trimmables.iter().for_each(|member| member.give_back_all(is_idle));
             Ok(())
         });
         Some(trimmed.err().iter().map(ToString::to_string).collect())

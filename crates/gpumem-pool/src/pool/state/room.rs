@@ -2,10 +2,10 @@
 
 use super::State;
 use crate::backend::Source;
-use crate::config::{Dials, Limit, MemoryKind, Profile};
-use crate::device::{Relaxed, processes};
+use crate::config::{Limit, MemoryKind, Profile, Tuning};
+use crate::device::{CaptureModeGuard, processes};
 use crate::error::{Advice, Maker, OutOfMemory, PoolError, RefusedBy};
-use crate::limits::{Limits, Member};
+use crate::limits::{Limits, Trimmable};
 use std::sync::Arc;
 
 /// What other pools have of the device, and what of that is in no block.
@@ -33,14 +33,14 @@ impl State {
             self.check_size(size_bytes)?;
             self.backend.reserve(size_bytes)
         };
-        self.explained(self.relieved(request))
+        self.with_report(self.retry_with_reclaim(request))
     }
 
     pub(crate) fn set_hard_limit(&self, limit: Limit) -> Result<(), PoolError> {
         self.check_usable()?;
         let limit_bytes = Limits::resolve_hard(Some(limit), self.config().kind, self.device.total_bytes())?;
         self.backend.allow_hard_limit(limit_bytes);
-        let excess_bytes = self.limits.family().set_limit_bytes(limit_bytes);
+        let excess_bytes = self.limits.node().set_limit_bytes(limit_bytes);
         if excess_bytes > 0 {
             self.backend.limits_changed()?;
             let keep_bytes = self.reserved_bytes()?.saturating_sub(excess_bytes);
@@ -62,7 +62,7 @@ impl State {
 
     /// Says who holds what in a refusal for want of memory, and shows the observer every refusal of memory: around all that
     /// answers a request, and once.
-    pub(crate) fn explained<T>(&self, result: Result<T, PoolError>) -> Result<T, PoolError> {
+    pub(crate) fn with_report<T>(&self, result: Result<T, PoolError>) -> Result<T, PoolError> {
         result.map_err(|mut error| {
             if let Some(report) = error.out_of_memory_mut() {
                 self.describe(report);
@@ -85,16 +85,16 @@ impl State {
         // As far as the device can be asked.
         let others = self.others(report).unwrap_or_default();
         report.other_pools_bytes = others.held_bytes.min(report.others_bytes());
-        let is_by_own = self.limits.family().is_of(report.refused_by, report.limit_bytes);
+        let is_by_own = self.limits.node().is_of(report.refused_by, report.limit_bytes);
         let is_by_limit = matches!(report.refused_by, RefusedBy::HardLimit | RefusedBy::Quota);
-        let above = self.limits.family().above().filter(|_| is_by_own);
+        let above = self.limits.node().above().filter(|_| is_by_own);
         report.maker = Maker {
             is_limit_above: is_by_limit && !is_by_own,
             limit_above_bytes: above
                 .and_then(|above| Some(above.full_for(report.requested_bytes)?.limit_bytes)),
             backend: Some(backend),
             can_map: self.backend.growing().is_some(),
-            is_tight: self.setup.config.dials == Dials::of(Profile::Tight),
+            is_tight: self.setup.config.tuning == Tuning::of(Profile::Tight),
             others_cached_bytes: others.cached_bytes,
         };
         if report.advice() == Advice::FreeTheDevice {
@@ -104,12 +104,12 @@ impl State {
 
     /// What other pools have of the device: all, less what is ours.
     fn others(&self, report: &OutOfMemory) -> Result<Others, PoolError> {
-        let _relaxed = Relaxed::enter(self.device.driver())?;
+        let _relaxed = CaptureModeGuard::enter(self.device.driver())?;
         let _bound = self.device.enter()?;
-        let members = self.device.upkeep().members();
-        let sum = |of: fn(&Arc<dyn Member>) -> u64| members.iter().map(of).fold(0, u64::saturating_add);
+        let trimmables = self.device.maintenance().trimmables();
+        let sum = |of: fn(&Arc<dyn Trimmable>) -> u64| trimmables.iter().map(of).fold(0, u64::saturating_add);
         let held_bytes =
-            self.device.account().device_bytes().saturating_add(sum(|pool| pool.uncounted_bytes()));
+            self.device.budget().device_bytes().saturating_add(sum(|pool| pool.uncounted_bytes()));
         let cached_bytes = sum(|pool| pool.cached_bytes());
         let is_on_device = self.setup.config.kind == MemoryKind::Device;
         let own = |bytes| if is_on_device { bytes } else { 0 };

@@ -7,7 +7,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::thread::LocalKey;
 
 /// Calls it. What it said if it panicked, which has been told of where that began.
-pub(crate) fn contained<R>(work: impl FnOnce() -> R) -> Result<R, String> {
+pub(crate) fn catch_panic<R>(work: impl FnOnce() -> R) -> Result<R, String> {
     catch_unwind(AssertUnwindSafe(work)).map_err(|payload| {
         let text = message(&*payload).to_owned();
         forget(payload);
@@ -27,16 +27,16 @@ fn message(payload: &(dyn Any + Send)) -> &str {
 }
 
 /// The outermost call of some kind on this thread, until it is dropped.
-pub(crate) struct Outermost(&'static LocalKey<Cell<bool>>);
+pub(crate) struct ReentrancyGuard(&'static LocalKey<Cell<bool>>);
 
-impl Outermost {
+impl ReentrancyGuard {
     /// `None` within such a call.
     pub(crate) fn begin(is_within: &'static LocalKey<Cell<bool>>) -> Option<Self> {
         (!is_within.replace(true)).then(|| Self(is_within))
     }
 }
 
-impl Drop for Outermost {
+impl Drop for ReentrancyGuard {
     fn drop(&mut self) {
         self.0.set(false);
     }
@@ -61,16 +61,16 @@ mod tests {
     fn the_first_is_the_outermost_until_it_ends() {
         thread_local!(static IS_WITHIN: Cell<bool> = const { Cell::new(false) });
         for _ in 0..2 {
-            let first = Outermost::begin(&IS_WITHIN);
-            assert!(first.is_some() && Outermost::begin(&IS_WITHIN).is_none());
-            assert!(Outermost::begin(&IS_WITHIN).is_none(), "the second has changed nothing");
+            let first = ReentrancyGuard::begin(&IS_WITHIN);
+            assert!(first.is_some() && ReentrancyGuard::begin(&IS_WITHIN).is_none());
+            assert!(ReentrancyGuard::begin(&IS_WITHIN).is_none(), "the second has changed nothing");
         }
     }
 
     #[test]
     fn panics_end_here_whatever_they_throw() {
-        assert_eq!(contained(|| 7), Ok(7));
-        assert_eq!(contained(|| panic!("no {}", "more")), Err::<(), _>("no more".into()));
-        assert_eq!(contained(|| panic_any(Bomb(3))), Err::<(), _>("nothing was said".into()));
+        assert_eq!(catch_panic(|| 7), Ok(7));
+        assert_eq!(catch_panic(|| panic!("no {}", "more")), Err::<(), _>("no more".into()));
+        assert_eq!(catch_panic(|| panic_any(Bomb(3))), Err::<(), _>("nothing was said".into()));
     }
 }

@@ -1,4 +1,4 @@
-//! [`Upkeep`]: what a device does for its pools where the host waits, asks whether work is done, or allocates the long way:
+//! [`Maintenance`]: what a device does for its pools where the host waits, asks whether work is done, or allocates the long way:
 //! soft limits are looked at, idle pools trimmed, and memory that pools left behind is given back.
 //!
 //! | where | how much | what is released by calls that wait for the device (plain segments, host memory) |
@@ -10,8 +10,8 @@
 //! end of the device, which has no pool any more, waits for the rest.
 
 use crate::config::MemoryKind;
-use crate::device::{Clocks, Device, Relaxed};
-use crate::limits::Member;
+use crate::device::{CaptureModeGuard, Clocks, Device};
+use crate::limits::Trimmable;
 use crate::reclaim::Registry;
 use core::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use core::time::Duration;
@@ -20,7 +20,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Instant;
 
 #[derive(Default)]
-pub(crate) struct Upkeep {
+pub(crate) struct Maintenance {
     work: Mutex<Work>,
     /// Whether there is any: looked at after every wait.
     is_needed: AtomicBool,
@@ -37,9 +37,9 @@ pub(crate) struct Upkeep {
 #[derive(Default)]
 struct Work {
     pools: Vec<Weak<dyn Waiting>>,
-    left: Vec<Box<dyn Left>>,
+    left: Vec<Box<dyn DeferredRelease>>,
     /// All pools that keep memory.
-    members: Vec<Weak<dyn Member>>,
+    trimmables: Vec<Weak<dyn Trimmable>>,
 }
 
 /// A pool that wants to know when the host has waited.
@@ -56,7 +56,7 @@ pub(crate) trait Waiting: Send + Sync {
 }
 
 /// Memory of a pool that is gone.
-pub(crate) trait Left: Send {
+pub(crate) trait DeferredRelease: Send {
     /// Whose memory it is.
     fn kind(&self) -> MemoryKind;
 
@@ -85,7 +85,7 @@ impl HowFar {
     }
 }
 
-impl Upkeep {
+impl Maintenance {
     pub(crate) fn add_pool(&self, pool: Weak<dyn Waiting>) {
         let mut work = self.work();
         work.pools.retain(|other| other.strong_count() > 0);
@@ -93,10 +93,10 @@ impl Upkeep {
         self.is_needed.store(true, Ordering::Relaxed);
     }
 
-    pub(crate) fn add_member(&self, member: Weak<dyn Member>) {
+    pub(crate) fn add_trimmable(&self, member: Weak<dyn Trimmable>) {
         let mut work = self.work();
-        work.members.retain(|other| other.strong_count() > 0);
-        work.members.push(member);
+        work.trimmables.retain(|other| other.strong_count() > 0);
+        work.trimmables.push(member);
     }
 
     /// From now on waits for the device let the driver's pools see what is done.
@@ -109,8 +109,8 @@ impl Upkeep {
     }
 
     /// All pools of the device that keep memory.
-    pub(crate) fn members(&self) -> Vec<Arc<dyn Member>> {
-        self.work().members.iter().filter_map(Weak::upgrade).collect()
+    pub(crate) fn trimmables(&self) -> Vec<Arc<dyn Trimmable>> {
+        self.work().trimmables.iter().filter_map(Weak::upgrade).collect()
     }
 
     pub(crate) fn registry(&self) -> &Arc<Registry> {
@@ -118,7 +118,7 @@ impl Upkeep {
     }
 
     /// The end of a pool.
-    pub(crate) fn add_left(&self, left: Box<dyn Left>) {
+    pub(crate) fn add_left(&self, left: Box<dyn DeferredRelease>) {
         self.work().left.push(left);
         self.is_needed.store(true, Ordering::Relaxed);
     }
@@ -164,7 +164,7 @@ impl Upkeep {
         }
         let (driver, clocks) = (device.driver(), device.clocks());
         let _bound = device.enter()?;
-        let _relaxed = Relaxed::enter(driver)?;
+        let _relaxed = CaptureModeGuard::enter(driver)?;
         clocks.poll(LEFT_POLL_BUDGET)?;
         let is_idle = self.work().left.iter().any(|left| left.waits()) && device.is_idle()?;
         let how = HowFar::Until(Instant::now() + LEFT_BUDGET);
@@ -193,7 +193,7 @@ impl Upkeep {
             return;
         }
         // What is given back here must break no capture.
-        let Ok(_relaxed) = Relaxed::enter(driver) else { return };
+        let Ok(_relaxed) = CaptureModeGuard::enter(driver) else { return };
         let mut work = self.work();
         work.left.retain_mut(|left| !left.give_back(driver, clocks, HowFar::Known));
         let pools: Vec<_> = work.pools.iter().filter_map(Weak::upgrade).collect();
@@ -207,7 +207,8 @@ impl Upkeep {
     /// The same where the device could not be waited for in time: what waits for it when it is released stays.
     pub(crate) fn after_late_wait(&self, driver: &Driver, clocks: &Clocks) {
         if self.is_needed.load(Ordering::Relaxed) {
-            let give_back = |left: &mut Box<dyn Left>| left.give_back(driver, clocks, HowFar::Known);
+            let give_back =
+                |left: &mut Box<dyn DeferredRelease>| left.give_back(driver, clocks, HowFar::Known);
             self.work().left.retain_mut(|left| left.waits() || !give_back(left));
         }
     }
@@ -272,7 +273,7 @@ impl Idle {
 /// Between two times that queries or allocations have something done.
 const SERVED_EVERY: Duration = Duration::from_millis(1);
 
-/// What ended pools left has no dials any more: as those are by default.
+/// What ended pools left has no tuning options any more: as those are by default.
 const LEFT_BUDGET: Duration = Duration::from_micros(200);
 const LEFT_POLL_BUDGET: Duration = Duration::from_micros(20);
 
@@ -292,23 +293,23 @@ mod tests {
     #[test]
     fn ended_pools_are_forgotten() {
         let device = Device::new(&gpumem_sim::driver(gpumem_sim::SimConfig::new()).unwrap(), 0).unwrap();
-        let upkeep = Upkeep::default();
+        let maintenance = Maintenance::default();
         let add = || {
             let pool: Arc<dyn Waiting> = Arc::new(Quiet);
-            upkeep.add_pool(Arc::downgrade(&pool));
+            maintenance.add_pool(Arc::downgrade(&pool));
             pool
         };
         let alive = add();
         for _ in 0..3 {
             drop(add());
         }
-        assert_eq!(upkeep.work().pools.len(), 2);
+        assert_eq!(maintenance.work().pools.len(), 2);
         let _bound = device.bind().unwrap();
-        upkeep.after_wait(device.driver(), device.clocks());
-        assert_eq!(upkeep.work().pools.len(), 1);
-        assert!(upkeep.is_needed.load(Ordering::Relaxed));
+        maintenance.after_wait(device.driver(), device.clocks());
+        assert_eq!(maintenance.work().pools.len(), 1);
+        assert!(maintenance.is_needed.load(Ordering::Relaxed));
         drop(alive);
-        upkeep.after_wait(device.driver(), device.clocks());
-        assert!(!upkeep.is_needed.load(Ordering::Relaxed));
+        maintenance.after_wait(device.driver(), device.clocks());
+        assert!(!maintenance.is_needed.load(Ordering::Relaxed));
     }
 }

@@ -4,14 +4,14 @@ use core::sync::atomic::{AtomicU64, Ordering};
 
 /// What a pool has handed out. Shared by all threads.
 #[derive(Debug, Default)]
-pub(crate) struct Ledger {
+pub(crate) struct UsageCounters {
     in_use_bytes: AtomicU64,
     in_use_peak_bytes: AtomicU64,
     block_count: AtomicU64,
     allocation_count: AtomicU64,
 }
 
-impl Ledger {
+impl UsageCounters {
     /// The driver gave a block. Its size has been admitted, and so the sum fits into a word.
     pub(crate) fn count_out(&self, size_bytes: u64) {
         let before_bytes = self.in_use_bytes.fetch_add(size_bytes, Ordering::AcqRel);
@@ -54,7 +54,7 @@ mod tests {
 
     #[test]
     fn the_peak_is_of_what_was_there_at_once() {
-        let ledger = Ledger::default();
+        let ledger = UsageCounters::default();
         ledger.count_out(60);
         ledger.count_in(60);
         ledger.count_out(40);

@@ -1,6 +1,6 @@
-//! Captures, as a stream's lane sees them: begun and ended under its lock, so that nobody makes a mark in between.
+//! Captures, as a stream's state sees them: begun and ended under its lock, so that nobody makes a mark in between.
 
-use super::lane::{Asker, Locked};
+use super::stream_state::{Asker, Locked};
 use super::{Clocks, Order, Stamp, StreamIndex};
 use crate::device::Device;
 use gpumem_sys::DriverError;
@@ -25,19 +25,19 @@ impl Clocks {
         slot: StreamIndex,
         mode: CUstreamCaptureMode,
     ) -> Result<Option<u64>, DriverError> {
-        self.with_lane(slot, |lane| {
-            let Some(raw) = lane.raw() else { return Ok(None) };
-            self.mark_before_capture(lane, slot)?;
+        self.with_stream_state(slot, |state| {
+            let Some(raw) = state.raw() else { return Ok(None) };
+            self.mark_before_capture(state, slot)?;
             // SAFETY: the stream is alive: its user names it.
-            unsafe { lane.device.driver().cuStreamBeginCapture_v2(raw, mode)? };
-            match lane.part() {
+            unsafe { state.device.driver().cuStreamBeginCapture_v2(raw, mode)? };
+            match state.part() {
                 Ok(Part::In(id)) => {
-                    lane.set_captured(id, self.stamp(slot).epoch());
+                    state.set_captured(id, self.stamp(slot).epoch());
                     Ok(Some(id))
                 }
                 other => {
                     // Nobody would end it otherwise.
-                    lane.end_capture().and_then(|graph| destroy(lane, graph))?;
+                    state.end_capture().and_then(|graph| destroy(state, graph))?;
                     other.map(|_| None)
                 }
             }
@@ -48,27 +48,27 @@ impl Clocks {
     /// Marks what is queued on a stream that its user names, unless it is done: while the stream captures, no mark can be made.
     pub(super) fn mark_before_capture(
         &self,
-        lane: &mut Locked<'_>,
+        state: &mut Locked<'_>,
         slot: StreamIndex,
     ) -> Result<(), DriverError> {
         match self.is_complete(self.stamp(slot)) {
             true => Ok(()),
-            false => lane.tick(slot, &self.epochs, Asker::User).map(drop),
+            false => state.record_marker(slot, &self.epochs, Asker::User).map(drop),
         }
     }
 
     /// After a wait that may have made a stream part of a capture, before which what it had queued was marked: all that is
     /// queued from here on is the capture's.
-    pub(super) fn note_captured(&self, lane: &mut Locked<'_>, slot: StreamIndex) {
-        if let Ok(Part::In(id)) = lane.part() {
-            lane.set_captured(id, self.stamp(slot).epoch());
+    pub(super) fn note_captured(&self, state: &mut Locked<'_>, slot: StreamIndex) {
+        if let Ok(Part::In(id)) = state.part() {
+            state.set_captured(id, self.stamp(slot).epoch());
         }
     }
 
     /// Ends the capture that was begun on a stream. Whatever comes of it, the stream runs its work again, unless this is
     /// the wrong thread.
     pub(crate) fn end_capture(&self, slot: StreamIndex) -> Result<CUgraph, DriverError> {
-        let end = || self.with_lane(slot, |lane| lane.end_capture());
+        let end = || self.with_stream_state(slot, |state| state.end_capture());
         let mut ended = end();
         for _ in 0..TRIES {
             // A broken or unjoined capture has ended with that answer. After any other it may go on, and nobody else would end it.
@@ -83,8 +83,8 @@ impl Clocks {
     /// Whether a stream of a device captures now that may be asked in any call, whoever has begun that.
     pub(crate) fn has_capture(&self, device: &Device) -> bool {
         let captures = |slot: StreamIndex| {
-            self.with_lane(slot, |lane| {
-                Ok(lane.device == *device && lane.is_ours() && lane.part()? != Part::Runs)
+            self.with_stream_state(slot, |state| {
+                Ok(state.device == *device && state.is_ours() && state.part()? != Part::Runs)
             })
         };
         self.used_slots().any(|slot| matches!(captures(slot), Ok(Some(true))))
@@ -95,16 +95,16 @@ impl Clocks {
     /// this crate from beginning.
     pub(crate) fn end_others_captures(&self, device: &Device) -> bool {
         let end = |slot: &StreamIndex| {
-            self.with_lane(*slot, |lane| {
-                let is_others = lane.device == *device
-                    && lane.is_ours()
-                    && match lane.part()? {
+            self.with_stream_state(*slot, |state| {
+                let is_others = state.device == *device
+                    && state.is_ours()
+                    && match state.part()? {
                         Part::Runs => false,
                         Part::In(graph) => !self.captures.knows(graph),
                         Part::Broken => self.captures.capture_of(*slot, false).is_none(),
                     };
                 if is_others {
-                    lane.end_capture().and_then(|graph| destroy(lane, graph))?;
+                    state.end_capture().and_then(|graph| destroy(state, graph))?;
                 }
                 Ok(is_others)
             })
@@ -115,24 +115,26 @@ impl Clocks {
 
     /// Ends a capture that this thread has begun, and throws its graph away.
     pub(crate) fn discard_capture(&self, slot: StreamIndex) -> Result<(), DriverError> {
-        self.with_lane(slot, |lane| lane.end_capture().and_then(|graph| destroy(lane, graph))).map(drop)
+        self.with_stream_state(slot, |state| state.end_capture().and_then(|graph| destroy(state, graph)))
+            .map(drop)
     }
 
     /// What a stream does now. For one that is not ours only inside a call that names it.
     pub(crate) fn part(&self, slot: StreamIndex) -> Result<Part, DriverError> {
-        self.with_lane(slot, |lane| lane.part()).map(|part| part.unwrap_or(Part::Runs))
+        self.with_stream_state(slot, |state| state.part()).map(|part| part.unwrap_or(Part::Runs))
     }
 
     /// The same from anywhere: of a stream that is not ours nothing is known.
     pub(crate) fn own_part(&self, slot: StreamIndex) -> Option<Part> {
-        self.with_lane(slot, |lane| if lane.is_ours() { lane.part().map(Some) } else { Ok(None) })
+        self.with_stream_state(slot, |state| if state.is_ours() { state.part().map(Some) } else { Ok(None) })
             .unwrap_or_default()
             .flatten()
     }
 
     /// What a stamp of now stands for that runs: of a stream of ours that captures, what it had queued before, which was marked.
     pub(crate) fn that_runs(&self, stamp: Stamp) -> Stamp {
-        let captures = self.with_lane(stamp.stream_index(), |lane| Ok(lane.is_ours() && lane.is_capturing()));
+        let captures =
+            self.with_stream_state(stamp.stream_index(), |state| Ok(state.is_ours() && state.is_capturing()));
         match captures {
             Ok(Some(true)) => Stamp::new(stamp.stream_index(), stamp.epoch().saturating_sub(1)),
             _ => stamp,
@@ -145,21 +147,22 @@ impl Clocks {
         if self.is_ordered(stamp, waiter) {
             return Ok(true);
         }
-        let Some((_device, mark)) = self.mark_for(stamp, |_| true)? else { return Ok(false) };
+        let Some((_device, mark)) = self.marker_for(stamp, |_| true)? else { return Ok(false) };
         self.queue_wait(waiter, mark.event.raw(), Some(&mark.covered)).map(|_| true)
     }
 
     /// Whether a stream can be made to wait for what a stamp stands for in a call that does not name the stamp's own stream.
     pub(crate) fn can_be_ordered(&self, stamp: Stamp) -> bool {
-        let lane = self.lanes.lock(stamp.stream_index());
-        self.is_complete(stamp) || lane.is_some_and(|lane| lane.is_ours() || lane.mark_of(stamp).is_some())
+        let state = self.stream_states.lock(stamp.stream_index());
+        self.is_complete(stamp)
+            || state.is_some_and(|state| state.is_ours() || state.marker_of(stamp).is_some())
     }
 
     /// A stamp for everything queued so far on a stream that the caller has in his hands, with a mark that covers it.
     /// `None` if it can't be marked now.
     pub(crate) fn marked(&self, slot: StreamIndex) -> Result<Option<Stamp>, DriverError> {
         let stamp = self.stamp(slot);
-        Ok(self.tick_by_user(slot)?.then_some(stamp))
+        Ok(self.record_marker_by_user(slot)?.then_some(stamp))
     }
 }
 
@@ -171,7 +174,7 @@ impl Locked<'_> {
             return Ok(Part::Runs);
         }
         let (mut status, mut id) = (Status::CU_STREAM_CAPTURE_STATUS_NONE, 0);
-        // SAFETY: both outlive the call; the stream is alive while the lane is locked, or named by its user.
+        // SAFETY: both outlive the call; the stream is alive while the state is locked, or named by its user.
         match unsafe { self.device.driver().cuStreamGetCaptureInfo(raw, &mut status, &mut id) } {
             // The null stream, which captures nothing, while a stream that it waits for does.
             Err(error) if error.code() == CUresult::CUDA_ERROR_STREAM_CAPTURE_IMPLICIT => Ok(Part::Runs),
@@ -194,12 +197,12 @@ impl Locked<'_> {
     }
 }
 
-fn destroy(lane: &Locked<'_>, graph: CUgraph) -> Result<(), DriverError> {
+fn destroy(state: &Locked<'_>, graph: CUgraph) -> Result<(), DriverError> {
     if graph.is_null() {
         return Ok(());
     }
     // SAFETY: the graph has just been made, and nobody else knows it.
-    unsafe { lane.device.driver().cuGraphDestroy(graph) }
+    unsafe { state.device.driver().cuGraphDestroy(graph) }
 }
 
 /// How often a refused end of a capture is repeated.

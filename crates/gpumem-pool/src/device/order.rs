@@ -2,30 +2,30 @@
 //!
 //! A free asks the driver nothing: it takes a [`Stamp`], the stream's slot and its epoch. Whoever wants the memory
 //! later compares two numbers ([`Order`]). Marks in the streams, which make those numbers move, are made only when
-//! somebody needs them (a *tick*), before a stream captures, since none can be made then, and by everything in this
+//! somebody needs them (a *record_marker*), before a stream captures, since none can be made then, and by everything in this
 //! crate that orders or observes streams anyway.
 //!
 //! One `Clocks` serves a machine: its devices and all threads share it, since streams of two devices may wait for each
-//! other. The numbers and their rules are [`gpumem_heap::order`]; `lane` is a stream's side of it, which calls the driver;
+//! other. The numbers and their rules are [`gpumem_heap::order`]; `state` is a stream's side of it, which calls the driver;
 //! `slots` hands slots out and takes them back.
 //!
-//! *Steps, always in this order.* A tick closes the epoch, notes what is ordered before the stream, records the event,
+//! *Steps, always in this order.* A record_marker closes the epoch, notes what is ordered before the stream, records the event,
 //! and lists it if that went well. A wait calls the driver, then raises what is ordered. A query or a wait of the host
 //! closes the epoch, calls the driver, and raises what is complete if the driver says so. In a capture nothing is raised:
 //! what is queued there runs when the graph does, if ever.
 //!
-//! *Locks.* Each lane has one, held around short calls to the driver; `Slots` has one that is taken before a lane's. A
-//! lane's lock is taken before the driver's teardown lock, and never inside it.
+//! *Locks.* Each state has one, held around short calls to the driver; `StreamTable` has one that is taken before a state's. A
+//! state's lock is taken before the driver's teardown lock, and never inside it.
 
 #[allow(unsafe_code)]
 mod capture;
 mod finish;
 #[allow(unsafe_code)]
-mod lane;
+mod marker;
 #[allow(unsafe_code)]
-mod mark;
+mod stream_state;
 #[allow(unsafe_code)]
-mod slots;
+mod stream_table;
 pub(crate) mod uses;
 mod wait;
 
@@ -36,12 +36,12 @@ pub use gpumem_heap::order::StreamId;
 use gpumem_heap::order::{Epochs, Seen};
 pub(crate) use gpumem_heap::order::{Order, Stamp, StreamIndex};
 use gpumem_sys::Driver;
-use lane::Lanes;
-pub(crate) use lane::{Life, StreamParts};
-pub(crate) use mark::MarkEvent;
-use slots::{Name, Slots};
+pub(crate) use marker::MarkerEvent;
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError, Weak};
+use stream_state::StreamStates;
+pub(crate) use stream_state::{Life, StreamParts};
+use stream_table::{Name, StreamTable};
 pub(crate) use uses::GRAPH_BIT;
 pub(crate) use wait::Observation;
 
@@ -49,14 +49,14 @@ pub(crate) use wait::Observation;
 pub(crate) struct Clocks {
     driver: Driver,
     epochs: Epochs,
-    lanes: Lanes,
-    slots: Mutex<Slots>,
+    stream_states: StreamStates,
+    slots: Mutex<StreamTable>,
     /// By the driver's id.
     names: Mutex<HashMap<u64, Name>>,
     live_count: AtomicUsize,
     /// Whether there ever was a stream that is marked only in calls that name it.
     had_named: AtomicBool,
-    /// Slots below this were ever used.
+    /// StreamTable below this were ever used.
     slot_count: AtomicUsize,
     /// Where the next poll begins.
     cursor: AtomicUsize,
@@ -87,7 +87,7 @@ impl Clocks {
         Self {
             driver: driver.clone(),
             epochs: Epochs::new(),
-            lanes: Lanes::new(),
+            stream_states: StreamStates::new(),
             slots: Mutex::default(),
             names: Mutex::default(),
             live_count: AtomicUsize::new(0),
@@ -111,12 +111,12 @@ impl Clocks {
         self.epochs.stamp_of(stream)
     }
 
-    /// The uses of a block that are not known to be done: home's, then those of the slots that are told of.
-    pub(crate) fn uses(&self, home: StreamId, uses: u64) -> impl Iterator<Item = Stamp> {
+    /// The uses of a block that are not known to be done: the owner stream's, then those of the slots that are told of.
+    pub(crate) fn uses(&self, owner_stream: StreamId, uses: u64) -> impl Iterator<Item = Stamp> {
         // A slot that is just being given to its first stream has no work yet, and nothing that could be waited for.
         let had_stream = |slot: &StreamIndex| self.epochs.stream_in(*slot) != StreamId::from_u64(0);
         let used = self.used(uses).filter(had_stream).map(|slot| self.stamp(slot));
-        core::iter::once(self.stamp_of(home)).chain(used).filter(|stamp| !self.is_complete(*stamp))
+        core::iter::once(self.stamp_of(owner_stream)).chain(used).filter(|stamp| !self.is_complete(*stamp))
     }
 
     /// The stream that has a slot, or had it last.

@@ -1,4 +1,4 @@
-//! [`Mark`]: an event in a stream, and what is done once it has been passed.
+//! [`Marker`]: an event in a stream, and what is done once it has been passed.
 
 use super::Stamp;
 use crate::device::{Device, Handle, LEGACY, WeakDevice};
@@ -7,13 +7,13 @@ use gpumem_sys::{Driver, DriverError};
 use std::time::Instant;
 
 /// A recorded event of the clocks' own, with what it covers: its stream's stamp first.
-pub(crate) struct Mark {
-    pub(super) event: MarkEvent,
+pub(crate) struct Marker {
+    pub(super) event: MarkerEvent,
     pub(super) covered: Box<[Stamp]>,
     pub(super) made_at: Instant,
 }
 
-impl Mark {
+impl Marker {
     /// The last stamp of its stream that it covers.
     pub(super) fn closed(&self) -> Stamp {
         self.covered.first().copied().unwrap_or(Stamp::COMPLETE)
@@ -21,13 +21,13 @@ impl Mark {
 }
 
 /// An event that is recorded in any stream of one device, or in all.
-pub(crate) struct MarkEvent {
+pub(crate) struct MarkerEvent {
     /// Not a clone: the device owns the clocks, and so this.
     device: WeakDevice,
     raw: Handle<CUevent_st>,
 }
 
-impl MarkEvent {
+impl MarkerEvent {
     /// The device's context is current.
     pub(crate) fn create(device: &Device) -> Result<Self, DriverError> {
         let mut raw = core::ptr::null_mut();
@@ -85,7 +85,7 @@ impl MarkEvent {
     }
 
     /// Once it has been passed: what the driver's own pools were given before it, they can release from now on. After queries
-    /// alone they keep it, and after waits for an event of [`MarkEvent::record_all`] too (seen on an H200 with CUDA 13.0).
+    /// alone they keep it, and after waits for an event of [`MarkerEvent::record_all`] too (seen on an H200 with CUDA 13.0).
     pub(crate) fn show(&self, device: &Device) -> Result<(), DriverError> {
         self.synchronize(device)
     }
@@ -104,7 +104,7 @@ impl MarkEvent {
     }
 }
 
-impl Drop for MarkEvent {
+impl Drop for MarkerEvent {
     fn drop(&mut self) {
         let Some(device) = self.device.upgrade() else { return };
         let Ok(_bound) = device.enter() else { return };

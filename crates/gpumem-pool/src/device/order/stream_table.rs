@@ -5,9 +5,9 @@
 //!
 //! No `Device` is let go of while a lock is held here: its end takes the locks again.
 
-use super::mark::MarkEvent;
+use super::marker::MarkerEvent;
 use super::{Clocks, Life, Order, Stamp, StreamId, StreamIndex, StreamParts};
-use crate::device::{Bound, Device, Relaxed, Stream, WeakDevice, WeakStream};
+use crate::device::{CaptureModeGuard, ContextGuard, Device, Stream, WeakDevice, WeakStream};
 use crate::error::PoolError;
 use core::sync::atomic::{AtomicU64, Ordering};
 use gpumem_sys::types::CUcontext;
@@ -16,7 +16,7 @@ use std::sync::{MutexGuard, PoisonError};
 
 /// What is known of slots and devices as a whole.
 #[derive(Default)]
-pub(super) struct Slots {
+pub(super) struct StreamTable {
     /// Their streams are gone; lowest first.
     retired: Vec<StreamIndex>,
     devices: Vec<WeakDevice>,
@@ -47,9 +47,9 @@ impl Clocks {
         static NEXT: AtomicU64 = AtomicU64::new(1);
         let slot = self.free_slot()?;
         let stream = StreamId::new(NEXT.fetch_add(1, Ordering::Relaxed), slot);
-        let former = self.lanes.guard(slot).open(device, parts);
+        let former = self.stream_states.guard(slot).open(device, parts);
         drop(former);
-        // From here on the slot has stamps that are not complete: whoever finds one also finds the lane to mark.
+        // From here on the slot has stamps that are not complete: whoever finds one also finds the state to mark.
         self.epochs.open(stream);
         self.add_live(parts);
         Ok(stream)
@@ -74,7 +74,7 @@ impl Clocks {
     ) -> Result<Stream, PoolError> {
         let Some(driver_id) = driver_id else {
             let stream = make(self.open(device, parts)?);
-            self.lanes.guard(stream.stream_index()).set_stream(stream.downgrade());
+            self.stream_states.guard(stream.stream_index()).set_stream(stream.downgrade());
             return Ok(stream);
         };
         // Let go of after the lock: the end of a stream takes it.
@@ -83,7 +83,7 @@ impl Clocks {
         let known = names.get(&driver_id);
         found = known.and_then(|name| name.stream.upgrade());
         if let Some(stream) = found.as_ref().filter(|stream| stream.check_usable().is_ok()) {
-            self.lanes.guard(stream.stream_index()).promise(parts);
+            self.stream_states.guard(stream.stream_index()).promise(parts);
             return Ok(stream.clone());
         }
         let is_kept = |id: StreamId| found.is_none() && self.is_kept(id, parts);
@@ -93,7 +93,7 @@ impl Clocks {
             None => self.open(device, parts)?,
         };
         let stream = make(id);
-        self.lanes.guard(stream.stream_index()).set_stream(stream.downgrade());
+        self.stream_states.guard(stream.stream_index()).set_stream(stream.downgrade());
         names.retain(|_, name| self.epochs.stream_in(name.id.stream_index()) == name.id);
         names.insert(driver_id, Name { stream: stream.downgrade(), id });
         Ok(stream)
@@ -108,10 +108,10 @@ impl Clocks {
 
     /// Whether a stream lives on without a clone, and is not retired.
     fn is_kept(&self, stream: StreamId, parts: &StreamParts) -> bool {
-        let mut lane = self.lanes.guard(stream.stream_index());
-        let is_kept = lane.is_long_lived() && self.epochs.stream_in(stream.stream_index()) == stream;
+        let mut state = self.stream_states.guard(stream.stream_index());
+        let is_kept = state.is_long_lived() && self.epochs.stream_in(stream.stream_index()) == stream;
         if is_kept {
-            lane.promise(parts);
+            state.promise(parts);
         }
         is_kept
     }
@@ -129,7 +129,7 @@ impl Clocks {
         }
         slots.retired.remove(at);
         drop(slots);
-        let former = self.lanes.guard(stream.stream_index()).open(device, parts);
+        let former = self.stream_states.guard(stream.stream_index()).open(device, parts);
         drop(former);
         self.add_live(parts);
         true
@@ -155,23 +155,23 @@ impl Clocks {
     /// is alive. It may come again. One that lives on without a clone stays as it is.
     pub(crate) fn abandon(&self, stream: StreamId, driver_id: Option<u64>, is_alive: bool) {
         let _names = driver_id.map(|_| self.names());
-        if self.lanes.guard(stream.stream_index()).is_long_lived() {
+        if self.stream_states.guard(stream.stream_index()).is_long_lived() {
             return;
         }
         if is_alive && !self.is_complete(self.stamp(stream.stream_index())) {
             self.last_mark(stream.stream_index());
-        } else if let Some(mut lane) = self.lanes.lock(stream.stream_index()) {
-            lane.forget();
+        } else if let Some(mut state) = self.stream_states.lock(stream.stream_index()) {
+            state.forget();
         }
         self.give_up(stream.stream_index());
     }
 
     fn last_mark(&self, slot: StreamIndex) {
-        let Some(mut lane) = self.lanes.lock(slot) else { return };
-        let device = lane.device.clone();
+        let Some(mut state) = self.stream_states.lock(slot) else { return };
+        let device = state.device.clone();
         match device.enter() {
-            Ok(_bound) => lane.finish(slot, &self.epochs),
-            Err(_) => lane.forget(),
+            Ok(_bound) => state.finish(slot, &self.epochs),
+            Err(_) => state.forget(),
         }
     }
 
@@ -189,10 +189,10 @@ impl Clocks {
         }
         let retired = self.slots().retired.clone();
         // A query would break captures that go on.
-        let _relaxed = Relaxed::enter(&self.driver)?;
+        let _relaxed = CaptureModeGuard::enter(&self.driver)?;
         for slot in retired {
             // What can't be asked now stays where it is.
-            if self.poll_lane(slot).is_ok_and(|moved| moved && self.is_complete(self.stamp(slot))) {
+            if self.poll_stream(slot).is_ok_and(|moved| moved && self.is_complete(self.stamp(slot))) {
                 break;
             }
         }
@@ -221,12 +221,12 @@ impl Clocks {
         self.slots().devices.retain(|device| !device.is_same(ending));
         let others = self.devices();
         let own: Vec<StreamIndex> =
-            self.used_slots().filter(|slot| self.lanes.guard(*slot).is_of(ending)).collect();
+            self.used_slots().filter(|slot| self.stream_states.guard(*slot).is_of(ending)).collect();
         if let Some(heir) = others.iter().find(|other| other.context() == context) {
-            own.iter().for_each(|slot| self.lanes.guard(*slot).move_to(heir));
+            own.iter().for_each(|slot| self.stream_states.guard(*slot).move_to(heir));
             return;
         }
-        let Ok(_bound) = Bound::enter(&self.driver, context) else { return };
+        let Ok(_bound) = ContextGuard::enter(&self.driver, context) else { return };
         let pending: Vec<Stamp> =
             own.iter().map(|slot| self.stamp(*slot)).filter(|stamp| !self.is_complete(*stamp)).collect();
         // SAFETY: the context is current and alive.
@@ -234,10 +234,10 @@ impl Clocks {
             self.epochs.raise_complete(&pending);
         }
         // Those that live on without a clone, until their device ends: it has.
-        let kept = own.iter().filter(|slot| self.lanes.guard(**slot).forget());
+        let kept = own.iter().filter(|slot| self.stream_states.guard(**slot).forget());
         kept.for_each(|slot| self.give_up(*slot));
-        let events: Vec<MarkEvent> =
-            own.iter().flat_map(|slot| self.lanes.guard(*slot).take_events()).collect();
+        let events: Vec<MarkerEvent> =
+            own.iter().flat_map(|slot| self.stream_states.guard(*slot).take_events()).collect();
         events.into_iter().for_each(|event| event.destroy(&self.driver));
     }
 
@@ -250,7 +250,7 @@ impl Clocks {
         self.names.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn slots(&self) -> MutexGuard<'_, Slots> {
+    fn slots(&self) -> MutexGuard<'_, StreamTable> {
         self.slots.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

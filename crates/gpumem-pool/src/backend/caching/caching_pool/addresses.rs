@@ -1,7 +1,7 @@
 //! The heap's addresses: of virtual memory where the driver has it; plain segments bring their own where it is missing or
 //! refused, and so does memory of other kinds.
 
-use super::remains::leave;
+use super::orphaned_heap::leave;
 use crate::backend::{caching::access::Access, caching::access::Memory, caching::vmm::Vmm};
 use crate::config::{BackendKind, Config, MemoryKind};
 use crate::device::Device;

@@ -1,4 +1,4 @@
-//! [`Divisions`]: to which part of their power of two the sizes of large blocks are rounded up. Pure.
+//! [`SizeRounding`]: to which part of their power of two the sizes of large blocks are rounded up. Pure.
 
 use core::str::FromStr;
 
@@ -6,23 +6,23 @@ use core::str::FromStr;
 /// step; smaller blocks have size classes of their own. One number for all of them, or a list by size as PyTorch takes it:
 ///
 /// ```
-/// use gpumem_pool::{Dials, Divisions};
+/// use gpumem_pool::{Tuning, SizeRounding};
 ///
 /// // Whole powers of two below 256 MiB, halves of them below 512 MiB, quarters below 1 GiB, and eighths from there on.
-/// let by_size: Divisions = "[256:1, 512:2, 1024:4, >:8]".parse()?;
-/// let dials = Dials::default().rounding_divisor(by_size);
-/// assert_eq!(dials, Dials::default().rounding_divisor("[256:1,512:2,1024:4,>:8]".parse::<Divisions>()?));
+/// let by_size: SizeRounding = "[256:1, 512:2, 1024:4, >:8]".parse()?;
+/// let tuning = Tuning::default().rounding_divisor(by_size);
+/// assert_eq!(tuning, Tuning::default().rounding_divisor("[256:1,512:2,1024:4,>:8]".parse::<SizeRounding>()?));
 ///
-/// let mistake = "[256:1, 128:2]".parse::<Divisions>().unwrap_err();
+/// let mistake = "[256:1, 128:2]".parse::<SizeRounding>().unwrap_err();
 /// assert!(mistake.to_string().contains("at character 9, `128:2`: sizes have to grow"));
-/// # Ok::<(), gpumem_pool::DivisionsError>(())
+/// # Ok::<(), gpumem_pool::SizeRoundingError>(())
 /// ```
 ///
 /// Each size is where its divisions end, in MiB and a power of two; `>` stands for all that is larger, and comes last. Without
 /// it, larger blocks are not rounded, and neither are those whose divisions are 0. So PyTorch's manual has it; its code, as
 /// of version 2.11, counts each size as the start of its interval instead, and leaves sizes alone whose divisions are 1.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Divisions {
+pub struct SizeRounding {
     /// Sizes, growing, and the divisor of all that are smaller.
     below: Vec<(u64, u32)>,
     beyond: u32,
@@ -32,7 +32,7 @@ pub struct Divisions {
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{text:?} can't be used, {}: it takes {FORMS}", self.place())]
 #[non_exhaustive]
-pub struct DivisionsError {
+pub struct SizeRoundingError {
     /// What was given.
     pub text: String,
     /// Where in it the mistake is, in characters from 1.
@@ -45,25 +45,25 @@ pub struct DivisionsError {
 pub(crate) const FORMS: &str =
     "a power of two up to 64, or a list of such by sizes in MiB ([256:1,512:2,1024:4,>:8])";
 
-impl Divisions {
+impl SizeRounding {
     /// The divisor for a size.
     pub(crate) fn of(&self, size_bytes: u64) -> u32 {
         self.below.iter().find(|(end, _)| size_bytes < *end).map_or(self.beyond, |(_, divisor)| *divisor)
     }
 }
 
-impl From<u32> for Divisions {
+impl From<u32> for SizeRounding {
     /// The same for all sizes; 0 rounds none.
     fn from(divisor: u32) -> Self {
         Self { below: Vec::new(), beyond: divisor }
     }
 }
 
-impl FromStr for Divisions {
-    type Err = DivisionsError;
+impl FromStr for SizeRounding {
+    type Err = SizeRoundingError;
 
-    fn from_str(text: &str) -> Result<Self, DivisionsError> {
-        let mistake = |start: usize, item: &str, problem| DivisionsError {
+    fn from_str(text: &str) -> Result<Self, SizeRoundingError> {
+        let mistake = |start: usize, item: &str, problem| SizeRoundingError {
             text: text.into(),
             position: text.get(..start).unwrap_or_default().chars().count() + 1,
             item: item.into(),
@@ -102,7 +102,7 @@ impl FromStr for Divisions {
     }
 }
 
-impl DivisionsError {
+impl SizeRoundingError {
     /// Where it is, and what.
     pub(crate) fn place(&self) -> String {
         format!("at character {}, `{}`: {}", self.position, self.item, self.problem)
@@ -130,14 +130,14 @@ mod tests {
 
     #[test]
     fn each_size_has_the_divisions_of_its_interval() {
-        let divisions: Divisions = "[256:1,512:2,1024:4,>:8]".parse().unwrap();
+        let divisions: SizeRounding = "[256:1,512:2,1024:4,>:8]".parse().unwrap();
         let of = |mib: u64| divisions.of(mib * MIB);
         assert_eq!([2, 255, 256, 511, 512, 1023, 1024, 1 << 30].map(of), [1, 1, 2, 2, 4, 4, 8, 8]);
         assert_eq!(divisions.of(256 * MIB - 1), 1);
-        let open: Divisions = "[ 4 : 2 ]".parse().unwrap();
+        let open: SizeRounding = "[ 4 : 2 ]".parse().unwrap();
         assert_eq!((open.of(4 * MIB - 1), open.of(4 * MIB)), (2, 0));
-        assert_eq!("16".parse(), Ok(Divisions::from(16)));
-        assert_eq!("[>:16]".parse(), Ok(Divisions::from(16)));
+        assert_eq!("16".parse(), Ok(SizeRounding::from(16)));
+        assert_eq!("[>:16]".parse(), Ok(SizeRounding::from(16)));
     }
 
     #[test]
@@ -160,7 +160,7 @@ mod tests {
             ("[>:8,256:1]", 6, "behind `>`"),
             ("[>:8,>:8]", 6, "behind `>`"),
         ] {
-            let error = text.parse::<Divisions>().unwrap_err();
+            let error = text.parse::<SizeRounding>().unwrap_err();
             assert_eq!(error.position, position, "{text}: {error}");
             assert!(error.to_string().contains(said) && error.to_string().contains(FORMS), "{text}: {error}");
         }

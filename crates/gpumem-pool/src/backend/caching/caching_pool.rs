@@ -1,4 +1,4 @@
-//! [`Shared`]: front and heap of one pool, and everything of an allocation or a free that is not a hit.
+//! [`CachingPool`]: front and heap of one pool, and everything of an allocation or a free that is not a hit.
 //!
 //! | room | noun |
 //! | --- | --- |
@@ -19,14 +19,14 @@
 //! allocate and free meanwhile; after a look that found nothing the ladder asks whether they did.
 
 mod addresses;
-mod books;
 mod drains;
 mod eager;
 mod frees;
 mod guarded;
+mod orphaned_heap;
 mod refusal;
 mod relief;
-mod remains;
+mod stats;
 mod users;
 
 use super::access::{Access, Memory};
@@ -34,8 +34,8 @@ use super::extent::Extents;
 use super::ladder;
 use super::vmm::Vmm;
 use super::{of_class, of_heap};
-use crate::backend::Piece as BlockPiece;
-use crate::config::{Config, Dials};
+use crate::backend::Allocation as BlockPiece;
+use crate::config::{Config, Tuning};
 use crate::device::{Clocks, Device, Idle, Order, Stamp, Stream, StreamId, StreamIndex};
 use crate::error::{GrowthLog, PoolError};
 use crate::limits::Limits;
@@ -50,14 +50,14 @@ use gpumem_heap::heap::{Heap, Request};
 use gpumem_heap::sync::Mutex;
 use gpumem_heap::sync::{SpinMutex, SpinMutexGuard};
 pub(super) use guarded::Core;
-pub(super) use refusal::Lack;
+pub(super) use refusal::AllocFailure;
 use std::sync::{Arc, Weak};
 
-pub(super) struct Shared {
+pub(super) struct CachingPool {
     /// The front's number, by which threads find their sets.
     id: u64,
     pub(super) device: Device,
-    pub(super) dials: Dials,
+    pub(super) tuning: Tuning,
     limits: Limits,
     access: Access,
     growth: GrowthLog,
@@ -73,28 +73,28 @@ pub(super) struct Shared {
     draining: Mutex<()>,
 }
 
-impl Shared {
+impl CachingPool {
     pub(super) fn new(
         id: u64,
         device: &Device,
         config: &Config,
         limits: &Limits,
     ) -> Result<Arc<Self>, PoolError> {
-        let mut dials = config.dials.clone();
+        let mut tuning = config.tuning.clone();
         // No stream waits in place of the host.
-        dials.inserted_waits &= !config.kind.is_host_accessible();
+        tuning.inserted_waits &= !config.kind.is_host_accessible();
         let _bound = device.enter()?;
         let (memory, ranges) = addresses::choose(device, config, limits)?;
         let access = Access::new(memory, device, config, limits);
         let mut heap = match memory {
-            Memory::Virtual => Heap::new(dials.heap, ranges),
-            Memory::Segments(_) => Heap::of_segments(dials.heap),
+            Memory::Virtual => Heap::new(tuning.heap, ranges),
+            Memory::Segments(_) => Heap::of_segments(tuning.heap),
         };
-        heap.set_limit_bytes(limits.family().limit_bytes());
+        heap.set_limit_bytes(limits.node().limit_bytes());
         let shared = Arc::new(Self {
             id,
             device: device.clone(),
-            dials,
+            tuning,
             limits: limits.clone(),
             access,
             growth: GrowthLog::default(),
@@ -110,9 +110,9 @@ impl Shared {
             shared.hear_of_waits();
         }
         let member: Weak<Self> = Arc::downgrade(&shared);
-        device.upkeep().add_member(member);
+        device.maintenance().add_trimmable(member);
         let member: Weak<Self> = Arc::downgrade(&shared);
-        limits.family().add_member(member);
+        limits.node().add_trimmable(member);
         Ok(shared)
     }
 
@@ -138,14 +138,14 @@ impl Shared {
             let near = || set.take_oversized(class, size_bytes);
             own().or_else(near).or_else(|| self.front.refill(set, class, may_have).then(own)?)
         });
-        if let Some((class, piece)) = near.flatten() {
-            return Ok(of_class(class, piece));
+        if let Some((class, allocation)) = near.flatten() {
+            return Ok(of_class(class, allocation));
         }
         let class_bytes = class.size_bytes();
         let request = Request { size_bytes: class_bytes, alignment: UNIT_BYTES, stream: slot };
         let found = self.climb(&request, class_bytes, size_bytes, None)?;
         self.count_out(stream.id(), size_bytes);
-        Ok(of_class(class, found.piece))
+        Ok(of_class(class, found.allocation))
     }
 
     /// What no magazine keeps: large blocks, and aligned ones.
@@ -162,16 +162,19 @@ impl Shared {
         };
         let least_bytes = size_bytes.saturating_add(padding_bytes);
         let request = Request {
-            size_bytes: self.dials.rounded(least_bytes),
+            size_bytes: self.tuning.rounded(least_bytes),
             alignment: heap_alignment,
             stream: self.order_of(stream),
         };
-        let Found { piece, room_bytes, retention } =
+        let Found { allocation, room_bytes, retention } =
             self.climb(&request, least_bytes, size_bytes, Some(stream.id()))?;
         self.count_out(stream.id(), size_bytes);
-        cache::with_cache(self.id, stream.id().as_u64(), |set| set.note_out(piece.record, retention));
-        let address = piece.address.next_multiple_of(alignment);
-        Ok(of_heap(HeapBlock { address, ..piece }, SizeStep::floor(room_bytes - (address - piece.address))))
+        cache::with_cache(self.id, stream.id().as_u64(), |set| set.note_out(allocation.record, retention));
+        let address = allocation.address.next_multiple_of(alignment);
+        Ok(of_heap(
+            HeapBlock { address, ..allocation },
+            SizeStep::floor(room_bytes - (address - allocation.address)),
+        ))
     }
 
     /// In whose order memory is handed out: what the host may use is the host's at once.
@@ -227,8 +230,8 @@ impl Shared {
         // Under a limit nothing is rounded up: what is over could be what another block lacks.
         let exact = Request { size_bytes: least_bytes, ..*request };
         let request = if core.heap.has_limit() { &exact } else { request };
-        if let Some(piece) = core.heap.take_ready(request, self.clocks()) {
-            return Ok(self.found(&mut core, piece));
+        if let Some(allocation) = core.heap.take_ready(request, self.clocks()) {
+            return Ok(self.found(&mut core, allocation));
         }
         drop(core);
         self.climb_further(request, least_bytes, size_bytes)
@@ -241,12 +244,12 @@ impl Shared {
         least_bytes: u64,
         size_bytes: u64,
     ) -> Result<Found, PoolError> {
-        let mut lack = Lack::default();
+        let mut lack = AllocFailure::default();
         self.collect_garbage(size_bytes)?;
-        let piece = ladder::climb(self, request, least_bytes, &mut lack)?;
-        let piece = piece.ok_or_else(|| self.refusal(size_bytes, lack))?;
+        let allocation = ladder::climb(self, request, least_bytes, &mut lack)?;
+        let allocation = allocation.ok_or_else(|| self.refusal(size_bytes, lack))?;
         let mut core = self.core();
-        let found = self.found(&mut core, piece);
+        let found = self.found(&mut core, allocation);
         self.front.set_cap(core.heap.magazine_bytes());
         let in_use_bytes = core.heap.used_bytes();
         drop(core);
@@ -255,11 +258,11 @@ impl Shared {
         Ok(found)
     }
 
-    fn found(&self, core: &mut Core, piece: HeapBlock) -> Found {
+    fn found(&self, core: &mut Core, allocation: HeapBlock) -> Found {
         core.note_peak();
         let keep_bytes = core.heap.keepable_bytes() / self.front.cache_count().max(1);
         let retention = Retention { keep_bytes, excess_steps: Self::excess_steps(&core.heap) };
-        Found { piece, room_bytes: core.heap.room_bytes(piece.record), retention }
+        Found { allocation, room_bytes: core.heap.room_bytes(allocation.record), retention }
     }
 
     /// How much larger than its request a kept block may be.
@@ -303,7 +306,7 @@ impl Shared {
 
 /// What the ladder came to.
 struct Found {
-    piece: HeapBlock,
+    allocation: HeapBlock,
     /// What there is of it.
     room_bytes: u64,
     /// What a set may keep of large blocks from now on.

@@ -1,16 +1,16 @@
-//! [`Remains`]: the heap of a pool that is gone while work was queued.
+//! [`OrphanedHeap`]: the heap of a pool that is gone while work was queued.
 
-use super::Shared;
+use super::CachingPool;
 use crate::backend::{
     caching::access::Access, caching::access::Memory, caching::extent::Extents, caching::vmm::Vmm,
 };
 use crate::config::MemoryKind;
-use crate::device::{Clocks, Device, HowFar, Left, Order, Relaxed, Stamp, StreamIndex};
+use crate::device::{CaptureModeGuard, Clocks, DeferredRelease, Device, HowFar, Order, Stamp, StreamIndex};
 use gpumem_heap::heap::Heap;
 use gpumem_heap::{RawHandle, Tuning};
 use gpumem_sys::Driver;
 
-impl Drop for Shared {
+impl Drop for CachingPool {
     fn drop(&mut self) {
         let core = self.core.get_mut();
         let pending = core.pending_slots();
@@ -20,7 +20,7 @@ impl Drop for Shared {
             Memory::Virtual => self.ranges.to_vec(),
             Memory::Segments(_) => Vec::new(),
         };
-        let mut left = Remains { access: self.access.remains(), heap, extents, ranges };
+        let mut left = OrphanedHeap { access: self.access.remains(), heap, extents, ranges };
         left.heap.set_outside_bytes(0);
         let (driver, clocks) = (self.device.driver(), self.clocks());
         // There is nobody to tell of a failure: what is not known to be done stays, and all of it where its context can't be
@@ -32,7 +32,7 @@ impl Drop for Shared {
             is_free_to_go && left.give_back(driver, clocks, HowFar::Known)
         });
         if !is_gone {
-            self.device.upkeep().add_left(Box::new(left));
+            self.device.maintenance().add_left(Box::new(left));
         }
     }
 }
@@ -48,11 +48,11 @@ pub(super) fn leave(
     if let Some((handle, size_bytes)) = handle {
         heap.lose(handle, size_bytes);
     }
-    device.upkeep().add_left(Box::new(Remains { access: access.remains(), heap, extents, ranges }));
+    device.maintenance().add_left(Box::new(OrphanedHeap { access: access.remains(), heap, extents, ranges }));
 }
 
 /// The heap of a pool that is gone, and its addresses.
-struct Remains {
+struct OrphanedHeap {
     access: Access,
     heap: Heap,
     extents: Extents,
@@ -60,9 +60,9 @@ struct Remains {
     ranges: Vec<(u64, u64)>,
 }
 
-impl Left for Remains {
+impl DeferredRelease for OrphanedHeap {
     fn kind(&self) -> MemoryKind {
-        self.access.dues().kind()
+        self.access.admission().kind()
     }
 
     fn waits(&self) -> bool {
@@ -70,7 +70,7 @@ impl Left for Remains {
     }
 
     fn give_back(&mut self, driver: &Driver, clocks: &Clocks, how: HowFar) -> bool {
-        let Ok(_relaxed) = Relaxed::enter(driver) else { return false };
+        let Ok(_relaxed) = CaptureModeGuard::enter(driver) else { return false };
         match how {
             HowFar::All => self.give_back_in(driver, &AllDone, how),
             _ => self.give_back_in(driver, clocks, how),
@@ -78,7 +78,7 @@ impl Left for Remains {
     }
 }
 
-impl Remains {
+impl OrphanedHeap {
     fn give_back_in(&mut self, driver: &Driver, order: &impl Order, how: HowFar) -> bool {
         let Self { access, heap, extents, ranges } = self;
         let mut vmm = Vmm::new(driver, access);

@@ -149,7 +149,7 @@ fn a_tick_lets_a_poll_see() {
     let stamp = bench.work(&bench.a);
     while bench.clocks().poll(Duration::from_millis(1)).unwrap() {}
     assert!(!bench.clocks().is_complete(stamp), "nothing marks it");
-    assert!(bench.clocks().tick(bench.a.stream_index()).unwrap());
+    assert!(bench.clocks().record_marker(bench.a.stream_index()).unwrap());
     let late = bench.work(&bench.a);
     assert!(!bench.clocks().poll(Duration::ZERO).unwrap(), "no time, no question");
     while !bench.clocks().is_complete(stamp) {
@@ -164,7 +164,7 @@ fn polls_of_one_stream_reach_each() {
     let bench = Bench::new();
     let stamps = [&bench.a, &bench.b].map(|stream| {
         let stamp = bench.work(stream);
-        assert!(bench.clocks().tick(stream.stream_index()).unwrap());
+        assert!(bench.clocks().record_marker(stream.stream_index()).unwrap());
         stamp
     });
     // Past the clocks.
@@ -184,7 +184,7 @@ fn a_poll_says_that_it_has_seen_something() {
     let bench = Bench::new();
     let stamps = [(); 2].map(|()| {
         let stamp = bench.work(&bench.a);
-        assert!(bench.clocks().tick(bench.a.stream_index()).unwrap());
+        assert!(bench.clocks().record_marker(bench.a.stream_index()).unwrap());
         stamp
     });
     // Past the clocks.
@@ -216,7 +216,7 @@ fn marks_that_have_been_passed_leave_their_events() {
     let device = Device::new(&driver, 0).unwrap();
     let stream = Stream::new(&device).unwrap();
     for _ in 0..20 {
-        assert!(device.clocks().tick(stream.stream_index()).unwrap());
+        assert!(device.clocks().record_marker(stream.stream_index()).unwrap());
         let _bound = device.bind().unwrap();
         // SAFETY: the stream is alive.
         unsafe { device.driver().cuStreamSynchronize(stream.raw()).unwrap() };
@@ -233,7 +233,7 @@ fn more_marks_than_are_kept_lose_nothing() {
     let mut stamps = Vec::new();
     for _ in 0..100 {
         stamps.push(bench.work(&bench.a));
-        assert!(bench.clocks().tick(bench.a.stream_index()).unwrap());
+        assert!(bench.clocks().record_marker(bench.a.stream_index()).unwrap());
     }
     let epoch = bench.clocks().stamp(bench.a.stream_index());
     assert!(bench.clocks().insert_wait(stamps[50], bench.b.stream_index()).unwrap());
@@ -268,7 +268,7 @@ fn a_stream_that_is_gone_leaves_a_mark_and_then_its_slot() {
     let stamp = clocks.stamp(a.stream_index());
     drop(a);
     assert_eq!(clocks.stamp_of(gone), stamp, "frees that come later are covered too");
-    assert!(!clocks.tick(gone.stream_index()).unwrap());
+    assert!(!clocks.record_marker(gone.stream_index()).unwrap());
     assert!(
         clocks.insert_wait(stamp, b.stream_index()).unwrap() && clocks.is_ordered(stamp, b.stream_index())
     );
@@ -351,7 +351,7 @@ fn a_failed_wait_raises_nothing() {
 fn a_capture_is_neither_broken_nor_believed() {
     let bench = Bench::new();
     let outside = bench.work(&bench.b);
-    assert!(bench.clocks().tick(bench.b.stream_index()).unwrap());
+    assert!(bench.clocks().record_marker(bench.b.stream_index()).unwrap());
     let event = Event::new(&bench.device).unwrap();
     let before = bench.work(&bench.a);
     bench.begin_capture(&bench.a);
@@ -359,7 +359,7 @@ fn a_capture_is_neither_broken_nor_believed() {
     assert!(!bench.clocks().order_free(captured, bench.b.id()).unwrap());
     assert!(bench.clocks().order_free(before, bench.b.id()).unwrap());
     assert!(bench.clocks().wait_on_host(&[before], soon()).unwrap());
-    assert!(!bench.clocks().tick(bench.a.stream_index()).unwrap());
+    assert!(!bench.clocks().record_marker(bench.a.stream_index()).unwrap());
     assert!(!bench.clocks().insert_wait(captured, bench.b.stream_index()).unwrap());
     assert!(!bench.clocks().insert_wait(outside, bench.a.stream_index()).unwrap());
     assert!(!bench.clocks().wait_on_host(&[captured], soon()).unwrap());
@@ -379,7 +379,7 @@ fn a_capture_is_neither_broken_nor_believed() {
         !bench.clocks().is_ordered(captured, fork.stream_index()) && !bench.clocks().is_complete(captured)
     );
     bench.end_capture(&bench.a);
-    assert!(bench.clocks().tick(bench.a.stream_index()).unwrap());
+    assert!(bench.clocks().record_marker(bench.a.stream_index()).unwrap());
 }
 
 #[test]
@@ -422,7 +422,7 @@ fn streams_end_while_others_tick_and_poll_and_wait() {
                 let own = Stream::new(&bench.device).unwrap();
                 while running.strong_count() > 0 {
                     for slot in bench.clocks().used_slots().filter(|slot| *slot != own.stream_index()) {
-                        bench.clocks().tick(slot).unwrap();
+                        bench.clocks().record_marker(slot).unwrap();
                         let stamp = bench.clocks().stamp(slot);
                         bench.clocks().insert_wait(stamp, own.stream_index()).unwrap();
                         bench.clocks().poll(Duration::from_micros(10)).unwrap();
@@ -453,10 +453,10 @@ fn a_stream_of_somebody_elses_is_left_alone() {
     let wrap = || unsafe { Stream::from_raw(device, raw).unwrap() };
     let foreign = wrap();
     let stamp = bench.work(&foreign);
-    assert!(!clocks.tick(foreign.stream_index()).unwrap());
+    assert!(!clocks.record_marker(foreign.stream_index()).unwrap());
     assert!(!clocks.insert_wait(stamp, bench.b.stream_index()).unwrap());
     assert!(!clocks.wait_on_host(&[stamp], soon()).unwrap());
-    assert!(clocks.tick_by_user(foreign.stream_index()).unwrap());
+    assert!(clocks.record_marker_by_user(foreign.stream_index()).unwrap());
     assert!(clocks.wait_on_host(&[stamp], soon()).unwrap() && clocks.is_complete(stamp));
 
     let (id, stamp) = (foreign.id(), bench.work(&foreign));
@@ -545,7 +545,9 @@ fn a_long_lived_stream_of_somebody_elses_is_like_ours() {
     let stamp = bench.work(&long);
     assert!(clocks.order_free(bench.work(&bench.a), long.id()).unwrap(), "a free of its user's");
     drop(long);
-    assert!(clocks.tick(id.stream_index()).unwrap() && clocks.wait_on_host(&[stamp], soon()).unwrap());
+    assert!(
+        clocks.record_marker(id.stream_index()).unwrap() && clocks.wait_on_host(&[stamp], soon()).unwrap()
+    );
     let [long, plain] = [foreign.wrap_long_lived(), foreign.wrap()];
     assert_eq!((long.id(), plain.id(), clocks.active_streams()), (id, id, 3));
     let stamp = bench.work(&long);
@@ -561,9 +563,9 @@ fn a_promise_counts_from_when_it_is_made_and_waits_stay_off() {
     let bench = Bench::new();
     let (clocks, foreign) = (bench.clocks(), Foreign::new(&bench));
     let plain = foreign.wrap();
-    assert!(!clocks.tick(plain.stream_index()).unwrap());
+    assert!(!clocks.record_marker(plain.stream_index()).unwrap());
     let long = foreign.wrap_long_lived();
-    assert!(long == plain && clocks.tick(plain.stream_index()).unwrap());
+    assert!(long == plain && clocks.record_marker(plain.stream_index()).unwrap());
     let waits = |stamp| clocks.insert_wait(stamp, bench.b.stream_index()).unwrap();
     assert!(waits(bench.work(&plain)));
     // SAFETY: the stream is alive for as long as `foreign`, which outlives its wraps' last use.
@@ -577,7 +579,7 @@ fn a_promise_counts_from_when_it_is_made_and_waits_stay_off() {
     // SAFETY: the stream is alive for as long as `other`, and retired below before that goes.
     let quiet = unsafe { Stream::builder(&bench.device).no_waits().wrap_long_lived(other.1).unwrap() };
     let stamp = bench.work(&quiet);
-    assert!(!waits(stamp) && clocks.tick(quiet.stream_index()).unwrap() && !waits(stamp));
+    assert!(!waits(stamp) && clocks.record_marker(quiet.stream_index()).unwrap() && !waits(stamp));
     quiet.retire().unwrap();
 }
 
@@ -614,9 +616,9 @@ fn a_mark_that_is_wanted_is_made_by_the_next_call_that_names_the_stream() {
     let stamp = bench.work(&stream);
     stream.note_named();
     assert!(!clocks.wait_on_host(&[stamp], soon()).unwrap(), "nobody has wanted one");
-    assert_eq!(stream.near_id(), 0);
+    assert_eq!(stream.fast_path_id(), 0);
     stream.note_named();
-    assert_ne!(stream.near_id(), 0);
+    assert_ne!(stream.fast_path_id(), 0);
     assert!(clocks.allows_wait_for(stamp) && clocks.insert_wait(stamp, bench.b.stream_index()).unwrap());
     let late = bench.work(&stream);
     assert!(!clocks.allows_wait_for(late) && !clocks.insert_wait(late, bench.b.stream_index()).unwrap());
@@ -628,10 +630,10 @@ fn a_mark_that_is_wanted_is_made_by_the_next_call_that_names_the_stream() {
     );
     foreign.begin_capture();
     stream.note_named();
-    assert_eq!((stream.near_id(), clocks.allows_wait_for(late)), (0, false), "not while it is captured");
+    assert_eq!((stream.fast_path_id(), clocks.allows_wait_for(late)), (0, false), "not while it is captured");
     foreign.end_capture();
     stream.retire().unwrap();
-    assert_eq!(stream.near_id(), 0);
+    assert_eq!(stream.fast_path_id(), 0);
 }
 
 /// The owner of a stream captures it without a word to this crate.
@@ -643,12 +645,15 @@ fn a_capture_of_the_owners_is_neither_broken_nor_believed() {
     let ours = bench.work(&bench.a);
     foreign.begin_capture();
     let captured = clocks.stamp(long.stream_index());
-    assert!(!clocks.tick(long.stream_index()).unwrap() && !clocks.tick_by_user(long.stream_index()).unwrap());
+    assert!(
+        !clocks.record_marker(long.stream_index()).unwrap()
+            && !clocks.record_marker_by_user(long.stream_index()).unwrap()
+    );
     assert!(!clocks.insert_wait(captured, bench.b.stream_index()).unwrap());
     assert!(!clocks.insert_wait(ours, long.stream_index()).unwrap());
     assert!(!clocks.wait_on_host(&[captured], soon()).unwrap());
     foreign.end_capture();
-    assert!(clocks.tick(long.stream_index()).unwrap());
+    assert!(clocks.record_marker(long.stream_index()).unwrap());
     long.retire().unwrap();
 }
 
@@ -673,7 +678,7 @@ fn a_capture_that_begins_while_a_mark_is_made_is_not_believed() {
     // SAFETY: the stream is alive until the end of this test.
     let long = unsafe { Stream::from_raw_long_lived(&device, foreign.1).unwrap() };
     let stamp = device.clocks().stamp(long.stream_index());
-    assert!(!device.clocks().tick(long.stream_index()).unwrap());
+    assert!(!device.clocks().record_marker(long.stream_index()).unwrap());
     assert!(!device.clocks().insert_wait(stamp, bench.b.stream_index()).unwrap());
     long.retire().unwrap();
     assert!(!device.clocks().wait_on_host(&[stamp], soon()).unwrap());

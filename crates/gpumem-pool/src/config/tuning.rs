@@ -1,22 +1,22 @@
-//! [`Profile`] and [`Dials`]: what the caching backend trades, in one table.
+//! [`Profile`] and [`Tuning`]: what the caching backend trades, in one table.
 //!
-//! | dial | `fast` | `balanced` | `tight` | what it means | what more of it costs |
+//! | tuning option | `fast` | `balanced` | `tight` | what it means | what more of it costs |
 //! | --- | ---: | ---: | ---: | --- | --- |
-//! | [`growth_slack`](Dials::growth_slack) | 100 ‰ | 5 ‰ | 0 ‰ | how far reserved memory may pass the most that was ever in use before idle memory is mapped anew instead | memory; less of it: driver calls |
-//! | [`growth_slack_max`](Dials::growth_slack_max) | 300 ‰ | 150 ‰ | 0 ‰ | the same for a program whose requests keep changing, once it has used up its windows | memory |
-//! | [`window_allowance`](Dials::window_allowance) | 20 ‰ | 45 ‰ | none | windows made over idle memory, of blocks beyond 1 MiB that are allocated | driver calls; less of it: memory |
-//! | [`handle_bytes_max`](Dials::handle_bytes_max) | 64 MiB | 52 MiB | 2 MiB | the largest piece of physical memory that is made at once | memory that is stuck beside what is in use; less of it: driver calls |
-//! | [`growth_divisor`](Dials::growth_divisor) | 64 | 512 | 2048 | the heap grows by at least this part of what it has | driver calls; less of it: memory |
-//! | [`rounding_divisor`](Dials::rounding_divisor) | 64 | 64 | 0 | blocks beyond 1 MiB are rounded up to this part of their power of two, or to one by their size; 0 rounds to 256 bytes only | fewer exact fits, so driver calls; less of it: memory |
-//! | [`split_bytes_max`](Dials::split_bytes_max) | none | none | none | over plain segments, blocks larger than this have a segment each, which no smaller block is cut from | memory, where sizes vary; less of it: large segments that small blocks keep from being used or given back |
-//! | [`magazine_share`](Dials::magazine_share) | 5 ‰ | 5 ‰ | 2 ‰ | what all threads may keep at hand of blocks up to 1 MiB, of what is reserved | memory; less of it: locks |
-//! | [`magazine_bytes_min`](Dials::magazine_bytes_min) | 8 MiB | 8 MiB | 1 MiB | and this much at least | memory in small heaps |
-//! | [`large_share`](Dials::large_share) | 1000 ‰ | 1000 ‰ | 1000 ‰ | how much all thread caches together may keep of larger blocks, of the memory that was reserved ahead (`Pool::reserve`) and exceeds the most that was ever in use and its slack; while there is any, a block may be a quarter larger than requested, and below 64 KiB twice as large (without slack, as in `tight`, only while a quarter of all that was ever in use is left of it; then a sixteenth, and no larger below 1 MiB) | a tighter fit inside what was reserved ahead; less of it: locks |
-//! | [`poll_budget`](Dials::poll_budget) | 20 µs | 20 µs | 20 µs | how long one allocation may ask the driver what is complete; zero never asks | time; less of it: memory that other streams have freed is had later |
-//! | [`release_budget`](Dials::release_budget) | 200 µs | 200 µs | 200 µs | how long an allocation that took the long way, or the moment before a wait of the host, may give back what is over the soft limit; zero leaves that to the ends of waits | time; less of it: memory over the soft limit for longer |
-//! | [`inserted_waits`](Dials::inserted_waits) | off | on | on | whether one stream may be made to wait for another, on the device, rather than pass the slack | concurrency of streams; off: memory |
-//! | [`empty_windows_max`](Dials::empty_windows_max) | 4096 | 4096 | 16384 | mappings kept after their memory moved on, to which it can move back for nothing; no more than 8 for each 2 MiB of memory, or 256 | host memory, 12 bytes for each frame of 2 MiB; less of it: driver calls |
-//! | [`wait_deadline`](Dials::wait_deadline) | 10 s | 10 s | 10 s | how long an allocation may wait for running work when memory is out, over all that it tries; other backends keep to it too | time before an error |
+//! | [`growth_slack`](Tuning::growth_slack) | 100 ‰ | 5 ‰ | 0 ‰ | how far reserved memory may pass the most that was ever in use before idle memory is mapped anew instead | memory; less of it: driver calls |
+//! | [`growth_slack_max`](Tuning::growth_slack_max) | 300 ‰ | 150 ‰ | 0 ‰ | the same for a program whose requests keep changing, once it has used up its windows | memory |
+//! | [`window_allowance`](Tuning::window_allowance) | 20 ‰ | 45 ‰ | none | windows made over idle memory, of blocks beyond 1 MiB that are allocated | driver calls; less of it: memory |
+//! | [`handle_bytes_max`](Tuning::handle_bytes_max) | 64 MiB | 52 MiB | 2 MiB | the largest piece of physical memory that is made at once | memory that is stuck beside what is in use; less of it: driver calls |
+//! | [`growth_divisor`](Tuning::growth_divisor) | 64 | 512 | 2048 | the heap grows by at least this part of what it has | driver calls; less of it: memory |
+//! | [`rounding_divisor`](Tuning::rounding_divisor) | 64 | 64 | 0 | blocks beyond 1 MiB are rounded up to this part of their power of two, or to one by their size; 0 rounds to 256 bytes only | fewer exact fits, so driver calls; less of it: memory |
+//! | [`split_bytes_max`](Tuning::split_bytes_max) | none | none | none | over plain segments, blocks larger than this have a segment each, which no smaller block is cut from | memory, where sizes vary; less of it: large segments that small blocks keep from being used or given back |
+//! | [`magazine_share`](Tuning::magazine_share) | 5 ‰ | 5 ‰ | 2 ‰ | what all threads may keep at hand of blocks up to 1 MiB, of what is reserved | memory; less of it: locks |
+//! | [`magazine_bytes_min`](Tuning::magazine_bytes_min) | 8 MiB | 8 MiB | 1 MiB | and this much at least | memory in small heaps |
+//! | [`large_share`](Tuning::large_share) | 1000 ‰ | 1000 ‰ | 1000 ‰ | how much all thread caches together may keep of larger blocks, of the memory that was reserved ahead (`Pool::reserve`) and exceeds the most that was ever in use and its slack; while there is any, a block may be a quarter larger than requested, and below 64 KiB twice as large (without slack, as in `tight`, only while a quarter of all that was ever in use is left of it; then a sixteenth, and no larger below 1 MiB) | a tighter fit inside what was reserved ahead; less of it: locks |
+//! | [`poll_budget`](Tuning::poll_budget) | 20 µs | 20 µs | 20 µs | how long one allocation may ask the driver what is complete; zero never asks | time; less of it: memory that other streams have freed is had later |
+//! | [`release_budget`](Tuning::release_budget) | 200 µs | 200 µs | 200 µs | how long an allocation that took the long way, or the moment before a wait of the host, may give back what is over the soft limit; zero leaves that to the ends of waits | time; less of it: memory over the soft limit for longer |
+//! | [`inserted_waits`](Tuning::inserted_waits) | off | on | on | whether one stream may be made to wait for another, on the device, rather than pass the slack | concurrency of streams; off: memory |
+//! | [`empty_windows_max`](Tuning::empty_windows_max) | 4096 | 4096 | 16384 | mappings kept after their memory moved on, to which it can move back for nothing; no more than 8 for each 2 MiB of memory, or 256 | host memory, 12 bytes for each frame of 2 MiB; less of it: driver calls |
+//! | [`wait_deadline`](Tuning::wait_deadline) | 10 s | 10 s | 10 s | how long an allocation may wait for running work when memory is out, over all that it tries; other backends keep to it too | time before an error |
 //!
 //! In a pool with a hard limit a request that fits comes before speed, in every profile and whatever was set. Handles are at most
 //! a 2,048th of the limit, and blocks are not rounded up. Once blocks have needed a thirty-second of the limit there is no slack, and
@@ -27,10 +27,10 @@ use core::fmt;
 use core::str::FromStr;
 use core::time::Duration;
 
-use crate::config::{ConfigError, Divisions};
-use gpumem_heap::{SPLIT_BYTES_MAX_MIN, Tuning};
+use crate::config::{ConfigError, SizeRounding};
+use gpumem_heap::{SPLIT_BYTES_MAX_MIN, Tuning as HeapTuning};
 
-/// A set of [`Dials`] for one aim.
+/// A set of [`Tuning`] for one aim.
 ///
 /// ```
 /// use gpumem_pool::Profile;
@@ -51,36 +51,36 @@ pub enum Profile {
     Tight,
 }
 
-/// What the caching backend trades, dial by dial. Other backends have none of this.
+/// What the caching backend trades, option by option. Other backends have none of this.
 ///
 /// ```
-/// use gpumem_pool::{Device, Dials, Pool, Profile};
+/// use gpumem_pool::{Device, Tuning, Pool, Profile};
 /// use gpumem_sim::SimConfig;
 ///
 /// let device = Device::new(&gpumem_sim::driver(SimConfig::new())?, 0)?;
-/// let dials = Dials::of(Profile::Balanced).growth_slack(50).inserted_waits(false);
-/// let pool = Pool::builder(&device).dials(dials).build()?;
+/// let tuning = Tuning::of(Profile::Balanced).growth_slack(50).inserted_waits(false);
+/// let pool = Pool::builder(&device).tuning(tuning).build()?;
 /// # drop(pool);
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 #[must_use]
-pub struct Dials {
-    pub(crate) heap: Tuning,
-    pub(crate) rounding: Divisions,
+pub struct Tuning {
+    pub(crate) heap: HeapTuning,
+    pub(crate) rounding: SizeRounding,
     pub(crate) poll_budget: Duration,
     pub(crate) release_budget: Duration,
     pub(crate) inserted_waits: bool,
     pub(crate) wait_deadline: Duration,
 }
 
-impl Dials {
+impl Tuning {
     /// All of them as a profile has them.
     pub fn of(profile: Profile) -> Self {
         let balanced = Self {
-            heap: Tuning::BALANCED,
-            rounding: Divisions::from(64),
+            heap: HeapTuning::BALANCED,
+            rounding: SizeRounding::from(64),
             poll_budget: Duration::from_micros(20),
             release_budget: Duration::from_micros(200),
             inserted_waits: true,
@@ -88,8 +88,8 @@ impl Dials {
         };
         match profile {
             Profile::Balanced => balanced,
-            Profile::Fast => Self { heap: Tuning::FAST, inserted_waits: false, ..balanced },
-            Profile::Tight => Self { heap: Tuning::TIGHT, rounding: Divisions::from(0), ..balanced },
+            Profile::Fast => Self { heap: HeapTuning::FAST, inserted_waits: false, ..balanced },
+            Profile::Tight => Self { heap: HeapTuning::TIGHT, rounding: SizeRounding::from(0), ..balanced },
         }
     }
 
@@ -99,7 +99,7 @@ impl Dials {
         self
     }
 
-    /// In thousandths of the most that was ever in use; takes the place of [`Dials::growth_slack`] while it applies.
+    /// In thousandths of the most that was ever in use; takes the place of [`Tuning::growth_slack`] while it applies.
     pub fn growth_slack_max(mut self, per_mille: u32) -> Self {
         self.heap.growth_slack_max_per_mille = per_mille;
         self
@@ -123,8 +123,8 @@ impl Dials {
         self
     }
 
-    /// A number for all sizes, 0 for no rounding but to 256 bytes; or [`Divisions`] by size.
-    pub fn rounding_divisor(mut self, divisor: impl Into<Divisions>) -> Self {
+    /// A number for all sizes, 0 for no rounding but to 256 bytes; or [`SizeRounding`] by size.
+    pub fn rounding_divisor(mut self, divisor: impl Into<SizeRounding>) -> Self {
         self.rounding = divisor.into();
         self
     }
@@ -205,7 +205,7 @@ impl Dials {
     }
 }
 
-impl Default for Dials {
+impl Default for Tuning {
     fn default() -> Self {
         Self::of(Profile::default())
     }
@@ -243,26 +243,26 @@ mod tests {
 
     #[test]
     fn rounding_keeps_to_its_part_of_a_power_of_two() {
-        let dials = Dials::default();
-        assert_eq!(dials.rounded(1 << 20), 1 << 20);
-        assert_eq!(dials.rounded((1 << 20) + 1), (1 << 20) + (1 << 14));
-        assert_eq!(dials.clone().rounding_divisor(0).rounded(12_345_677), 12_345_677);
-        assert_eq!(dials.rounded(u64::MAX), u64::MAX);
-        assert_eq!((dials.rounded(0), dials.rounded(1)), (0, 1));
-        let by_size = dials.rounding_divisor("[64:1,>:2]".parse::<Divisions>().unwrap());
+        let tuning = Tuning::default();
+        assert_eq!(tuning.rounded(1 << 20), 1 << 20);
+        assert_eq!(tuning.rounded((1 << 20) + 1), (1 << 20) + (1 << 14));
+        assert_eq!(tuning.clone().rounding_divisor(0).rounded(12_345_677), 12_345_677);
+        assert_eq!(tuning.rounded(u64::MAX), u64::MAX);
+        assert_eq!((tuning.rounded(0), tuning.rounded(1)), (0, 1));
+        let by_size = tuning.rounding_divisor("[64:1,>:2]".parse::<SizeRounding>().unwrap());
         assert_eq!([33, 65, 97].map(|mib| by_size.rounded(mib << 20) >> 20), [64, 96, 128]);
     }
 
     #[test]
-    fn dials_are_kept_to_what_works() {
-        let endless = Dials::default().wait_deadline(Duration::MAX).wait_deadline;
+    fn tuning_is_kept_to_what_works() {
+        let endless = Tuning::default().wait_deadline(Duration::MAX).wait_deadline;
         assert!(std::time::Instant::now().checked_add(endless).is_some());
-        let dials = Dials::default().handle_bytes_max(u64::MAX).growth_divisor(0);
-        assert_eq!((dials.heap.handle_max_pages, dials.heap.growth_divisor), (64, 1));
-        let dials = dials.handle_bytes_max(0).split_bytes_max(1);
-        assert_eq!((dials.heap.handle_max_pages, dials.heap.split_bytes_max), (1, 20 << 20));
-        assert_eq!(dials.clone().split_bytes_max(65 << 20).heap.split_bytes_max, 66 << 20);
-        assert_eq!(dials.split_bytes_max(u64::MAX).heap.split_bytes_max, u64::MAX);
+        let tuning = Tuning::default().handle_bytes_max(u64::MAX).growth_divisor(0);
+        assert_eq!((tuning.heap.handle_max_pages, tuning.heap.growth_divisor), (64, 1));
+        let tuning = tuning.handle_bytes_max(0).split_bytes_max(1);
+        assert_eq!((tuning.heap.handle_max_pages, tuning.heap.split_bytes_max), (1, 20 << 20));
+        assert_eq!(tuning.clone().split_bytes_max(65 << 20).heap.split_bytes_max, 66 << 20);
+        assert_eq!(tuning.split_bytes_max(u64::MAX).heap.split_bytes_max, u64::MAX);
     }
 
     #[test]

@@ -103,7 +103,7 @@ fn is_folded(uses: u64) -> bool {
 
 const LISTED_BIT: u64 = 1 << 62;
 const FOLDED_BIT: u64 = 1 << 61;
-/// Slots below this have a bit each.
+/// StreamTable below this have a bit each.
 const BITS_END: u16 = 62;
 const REMAINDERS: u16 = 60;
 const LIST_LENGTH: usize = 5;

@@ -1,10 +1,10 @@
 //! Waiting for everything that runs on a device, by markers, while a capture keeps the device itself from being waited for.
 
-use super::lane::{Asker, Locked};
-use super::mark::{Mark, MarkEvent};
+use super::marker::{Marker, MarkerEvent};
+use super::stream_state::{Asker, Locked};
 use super::wait::PAUSE_MAX;
 use super::{Clocks, Order, Stamp, StreamIndex};
-use crate::device::{Device, Part, Relaxed};
+use crate::device::{CaptureModeGuard, Device, Part};
 use gpumem_sys::DriverError;
 use std::sync::Arc;
 use std::time::Instant;
@@ -14,7 +14,7 @@ enum Cover {
     /// It is known to be done.
     Complete,
     /// By a marker in the stream.
-    Marker(Arc<Mark>),
+    Marker(Arc<Marker>),
     /// By a marker in the legacy stream, which comes after all work of blocking streams.
     Legacy,
     /// Only by waiting for the whole device.
@@ -29,7 +29,7 @@ impl Clocks {
     /// What a stream queued before it began to capture is covered by the marker made then.
     pub(crate) fn finish_everything(&self, device: &Device) -> Result<bool, DriverError> {
         let _bound = device.enter()?;
-        let _relaxed = Relaxed::enter(&self.driver)?;
+        let _relaxed = CaptureModeGuard::enter(&self.driver)?;
         let (mut markers, mut needs_legacy, mut is_covered) = (Vec::new(), false, true);
         for slot in self.used_slots() {
             match self.cover(slot, device)? {
@@ -59,7 +59,7 @@ impl Clocks {
         until: Instant,
     ) -> Result<(bool, bool), DriverError> {
         let _bound = device.enter()?;
-        let _relaxed = Relaxed::enter(&self.driver)?;
+        let _relaxed = CaptureModeGuard::enter(&self.driver)?;
         let (mut is_in_time, mut is_covered) = (true, true);
         for slot in self.used_slots() {
             match self.cover(slot, device)? {
@@ -73,55 +73,55 @@ impl Clocks {
     }
 
     fn cover(&self, slot: StreamIndex, device: &Device) -> Result<Cover, DriverError> {
-        let Some(mut lane) = self.lanes.lock(slot).filter(|lane| lane.device == *device) else {
+        let Some(mut state) = self.stream_states.lock(slot).filter(|state| state.device == *device) else {
             return Ok(Cover::Complete);
         };
         let stamp = self.stamp(slot);
-        let runs = match self.captured_from(&lane)? {
+        let runs = match self.captured_from(&state)? {
             Some(epoch) => Stamp::new(slot, epoch.saturating_sub(1)),
             None => stamp,
         };
         if self.is_complete(runs) {
             return Ok(Cover::Complete);
         }
-        if let Some(marker) = lane.mark_of(runs) {
+        if let Some(marker) = state.marker_of(runs) {
             return Ok(Cover::Marker(marker));
         }
         if runs == stamp
-            && lane.is_ours()
-            && let Some(marker) = lane.tick(slot, &self.epochs, Asker::Pool)?
+            && state.is_ours()
+            && let Some(marker) = state.record_marker(slot, &self.epochs, Asker::Pool)?
         {
             return Ok(Cover::Marker(marker));
         }
-        Ok(if lane.is_blocking() { Cover::Legacy } else { Cover::Device })
+        Ok(if state.is_blocking() { Cover::Legacy } else { Cover::Device })
     }
 
-    /// The epoch from which on all that was queued on a lane is part of a capture that goes on.
-    fn captured_from(&self, lane: &Locked<'_>) -> Result<Option<u64>, DriverError> {
-        let Some((graph, epoch)) = lane.captured().filter(|(graph, _)| self.captures.knows(*graph)) else {
+    /// The epoch from which on all that was queued on a state is part of a capture that goes on.
+    fn captured_from(&self, state: &Locked<'_>) -> Result<Option<u64>, DriverError> {
+        let Some((graph, epoch)) = state.captured().filter(|(graph, _)| self.captures.knows(*graph)) else {
             return Ok(None);
         };
         // Another library's stream stays in the capture until its end. One of ours can be asked, which is surer.
-        let is_in = !lane.is_ours() || matches!(lane.part()?, Part::In(_) | Part::Broken);
+        let is_in = !state.is_ours() || matches!(state.part()?, Part::In(_) | Part::Broken);
         Ok(is_in.then_some(epoch).filter(|_| self.captures.knows(graph)))
     }
 
     /// A marker in the legacy stream; `None` while a blocking stream captures, which the driver would break for it. The
     /// context is current.
-    fn mark_legacy(&self, device: &Device) -> Result<Option<MarkEvent>, DriverError> {
+    fn mark_legacy(&self, device: &Device) -> Result<Option<MarkerEvent>, DriverError> {
         // No capture begins between the question and the marker.
         let Some(_still) = device.keep_captures_out() else { return Ok(None) };
-        if !MarkEvent::may_mark_legacy(device) {
+        if !MarkerEvent::may_mark_legacy(device) {
             return Ok(None);
         }
-        let event = MarkEvent::create(device)?;
+        let event = MarkerEvent::create(device)?;
         event.record_legacy(device)?;
         Ok(Some(event))
     }
 }
 
 /// Where the driver refuses to wait it may still answer. The context is current.
-fn wait(device: &Device, event: &MarkEvent) -> Result<(), DriverError> {
+fn wait(device: &Device, event: &MarkerEvent) -> Result<(), DriverError> {
     let waited = event.synchronize(device);
     if waited.is_ok() || device.is_context_gone() {
         return device.noting(waited);

@@ -1,15 +1,15 @@
 //! Why an allocation failed, and how use came to be what it is.
 
-use super::super::vmm::Said;
-use super::Shared;
+use super::super::vmm::BackingError;
+use super::CachingPool;
 use crate::backend::Counts;
 use crate::error::{Attempt, OutOfMemory, PoolError, Sample};
 
 /// Why the ladder ended in nothing.
 #[derive(Default)]
-pub(in super::super) struct Lack {
+pub(in super::super) struct AllocFailure {
     /// What was said last, if that was that there is no more memory.
-    pub(in super::super) said: Option<Said>,
+    pub(in super::super) said: Option<BackingError>,
     pub(in super::super) attempts: Vec<Attempt>,
     /// Whether the heap has so much, or may grow so far, that it leaves to threads what they have at hand of small blocks.
     pub(in super::super) spares_magazines: bool,
@@ -17,8 +17,8 @@ pub(in super::super) struct Lack {
     pub(in super::super) has_slack: bool,
 }
 
-impl Shared {
-    pub(in super::super) fn refusal(&self, requested_bytes: u64, lack: Lack) -> PoolError {
+impl CachingPool {
+    pub(in super::super) fn refusal(&self, requested_bytes: u64, lack: AllocFailure) -> PoolError {
         let info = match self.device.memory_info() {
             Ok(info) => info,
             Err(error) => return lack.said.map_or(error, |said| said.error.into()),
@@ -32,7 +32,7 @@ impl Shared {
         };
         let own_limit = || self.limits.passed(reserved.current_bytes);
         let passed = match lack.said {
-            None => self.access.dues().full_for(requested_bytes).or_else(own_limit),
+            None => self.access.admission().full_for(requested_bytes).or_else(own_limit),
             Some(said) => said.passed,
         };
         let report = OutOfMemory {
@@ -58,7 +58,7 @@ impl Shared {
     pub(super) fn note_growth(&self, out_bytes: u64) {
         if self.growth.is_due(out_bytes) {
             let Counts { in_use_bytes, block_count, allocation_count, .. } = self.counts();
-            let wait_count = self.device.upkeep().wait_count();
+            let wait_count = self.device.maintenance().wait_count();
             self.growth.add(out_bytes, Sample { in_use_bytes, block_count, allocation_count, wait_count });
         }
     }

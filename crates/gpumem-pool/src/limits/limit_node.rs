@@ -1,27 +1,27 @@
-//! [`Family`]: the limit that a pool and its private pools keep together. Pure.
+//! [`LimitNode`]: the limit that a pool and its private pools keep together. Pure.
 //!
 //! Each pool has a node, with its limit; a private pool's hangs below that of the pool it was made from. What a pool
 //! takes is admitted by its own node and by all above, each in one atomic step, so that no threads can pass any limit.
 
 use crate::config::MemoryKind;
-use crate::error::{Passed, RefusedBy};
+use crate::error::{LimitExceeded, RefusedBy};
 use core::fmt;
 use core::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 
-pub(crate) struct Family {
+pub(crate) struct LimitNode {
     /// `u64::MAX` is no limit.
     limit_bytes: AtomicU64,
     /// Whether it has ever been set below what was held.
     was_lowered: AtomicBool,
     held_bytes: AtomicU64,
-    above: Option<Arc<Family>>,
+    above: Option<Arc<LimitNode>>,
     /// The pools that keep memory, of the topmost node.
-    members: Mutex<Vec<Weak<dyn Member>>>,
+    trimmables: Mutex<Vec<Weak<dyn Trimmable>>>,
 }
 
 /// A pool that keeps memory which no block holds.
-pub(crate) trait Member: Send + Sync {
+pub(crate) trait Trimmable: Send + Sync {
     /// Before the device is waited for: puts what threads keep at hand where the wait counts for it.
     fn before_giving(&self);
 
@@ -39,9 +39,9 @@ pub(crate) trait Member: Send + Sync {
     fn uncounted_bytes(&self) -> u64;
 }
 
-impl fmt::Debug for Family {
+impl fmt::Debug for LimitNode {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Family")
+        f.debug_struct("LimitNode")
             .field("limit_bytes", &self.limit_bytes)
             .field("held_bytes", &self.held_bytes)
             .field("above", &self.above)
@@ -49,19 +49,19 @@ impl fmt::Debug for Family {
     }
 }
 
-impl Family {
+impl LimitNode {
     pub(crate) fn new(limit_bytes: u64, above: Option<Arc<Self>>) -> Arc<Self> {
         Arc::new(Self {
             limit_bytes: AtomicU64::new(limit_bytes),
             was_lowered: AtomicBool::new(false),
             held_bytes: AtomicU64::new(0),
             above,
-            members: Mutex::default(),
+            trimmables: Mutex::default(),
         })
     }
 
     /// Counts the bytes as held, or says which limit does not allow it.
-    pub(crate) fn admit(&self, size_bytes: u64) -> Result<(), Passed> {
+    pub(crate) fn admit(&self, size_bytes: u64) -> Result<(), LimitExceeded> {
         let sum = |held: u64| held.checked_add(size_bytes).filter(|sum| *sum <= self.admitted_bytes());
         // Acquire pairs with the release in `give_back`: the driver has taken back what makes room for this.
         let admitted = self.held_bytes.fetch_update(Ordering::SeqCst, Ordering::SeqCst, sum);
@@ -128,7 +128,7 @@ impl Family {
     }
 
     /// The limit that so many bytes more would pass, if there is one.
-    pub(crate) fn full_for(&self, size_bytes: u64) -> Option<Passed> {
+    pub(crate) fn full_for(&self, size_bytes: u64) -> Option<LimitExceeded> {
         match self.is_full_for(size_bytes) {
             true => Some(self.passed(self.held_bytes.load(Ordering::Relaxed))),
             false => self.above.as_ref()?.full_for(size_bytes),
@@ -136,9 +136,9 @@ impl Family {
     }
 
     /// This node's limit, for a report.
-    pub(crate) fn passed(&self, held_bytes: u64) -> Passed {
+    pub(crate) fn passed(&self, held_bytes: u64) -> LimitExceeded {
         let by = if self.above.is_some() { RefusedBy::Quota } else { RefusedBy::HardLimit };
-        Passed { by, limit_bytes: self.limit_bytes(), held_bytes }
+        LimitExceeded { by, limit_bytes: self.limit_bytes(), held_bytes }
     }
 
     /// Whether a refusal was by this node's limit.
@@ -156,22 +156,22 @@ impl Family {
         self.held_bytes.load(Ordering::Relaxed).saturating_add(size_bytes) > self.limit_bytes()
     }
 
-    pub(crate) fn add_member(&self, member: Weak<dyn Member>) {
+    pub(crate) fn add_trimmable(&self, member: Weak<dyn Trimmable>) {
         if let Some(above) = &self.above {
-            return above.add_member(member);
+            return above.add_trimmable(member);
         }
-        let mut members = self.members.lock().unwrap_or_else(PoisonError::into_inner);
-        members.retain(|other| other.strong_count() > 0);
-        members.push(member);
+        let mut trimmables = self.trimmables.lock().unwrap_or_else(PoisonError::into_inner);
+        trimmables.retain(|other| other.strong_count() > 0);
+        trimmables.push(member);
     }
 
     /// All of the whole family.
-    pub(crate) fn members(&self) -> Vec<Arc<dyn Member>> {
+    pub(crate) fn trimmables(&self) -> Vec<Arc<dyn Trimmable>> {
         match &self.above {
-            Some(above) => above.members(),
+            Some(above) => above.trimmables(),
             None => {
-                let members = self.members.lock().unwrap_or_else(PoisonError::into_inner);
-                members.iter().filter_map(Weak::upgrade).collect()
+                let trimmables = self.trimmables.lock().unwrap_or_else(PoisonError::into_inner);
+                trimmables.iter().filter_map(Weak::upgrade).collect()
             }
         }
     }
@@ -181,19 +181,19 @@ impl Family {
 mod tests {
     use super::*;
 
-    fn quota(limit_bytes: u64, held_bytes: u64) -> Passed {
-        Passed { by: RefusedBy::Quota, limit_bytes, held_bytes }
+    fn quota(limit_bytes: u64, held_bytes: u64) -> LimitExceeded {
+        LimitExceeded { by: RefusedBy::Quota, limit_bytes, held_bytes }
     }
 
-    fn limit(limit_bytes: u64, held_bytes: u64) -> Passed {
-        Passed { by: RefusedBy::HardLimit, limit_bytes, held_bytes }
+    fn limit(limit_bytes: u64, held_bytes: u64) -> LimitExceeded {
+        LimitExceeded { by: RefusedBy::HardLimit, limit_bytes, held_bytes }
     }
 
     #[test]
     fn every_limit_above_holds_and_a_refusal_counts_nothing() {
-        let root = Family::new(100, None);
+        let root = LimitNode::new(100, None);
         let (left, right) =
-            (Family::new(70, Some(Arc::clone(&root))), Family::new(70, Some(Arc::clone(&root))));
+            (LimitNode::new(70, Some(Arc::clone(&root))), LimitNode::new(70, Some(Arc::clone(&root))));
         assert_eq!(left.admit(71), Err(quota(70, 0)));
         assert_eq!(left.admit(60), Ok(()));
         assert_eq!((right.full_for(41), right.full_for(71)), (Some(limit(100, 60)), Some(quota(70, 0))));
@@ -209,52 +209,52 @@ mod tests {
 
     #[test]
     fn a_lower_limit_holds_for_what_comes() {
-        let family = Family::new(u64::MAX, None);
-        assert_eq!(family.admit(100), Ok(()));
-        assert_eq!(family.set_limit_bytes(60), 40);
-        assert_eq!((family.room_bytes(), family.admit(1)), (0, Err(limit(60, 100))));
-        family.give_back(50);
-        assert_eq!((family.admit(11), family.admit(10)), (Err(limit(60, 50)), Ok(())));
-        assert_eq!(family.set_limit_bytes(70), 0);
-        assert_eq!(family.admit(10), Ok(()));
+        let node = LimitNode::new(u64::MAX, None);
+        assert_eq!(node.admit(100), Ok(()));
+        assert_eq!(node.set_limit_bytes(60), 40);
+        assert_eq!((node.room_bytes(), node.admit(1)), (0, Err(limit(60, 100))));
+        node.give_back(50);
+        assert_eq!((node.admit(11), node.admit(10)), (Err(limit(60, 50)), Ok(())));
+        assert_eq!(node.set_limit_bytes(70), 0);
+        assert_eq!(node.admit(10), Ok(()));
     }
 
     /// Threads take and give back while the limit goes down and up. As long as it is down, nobody has what it forbids.
     #[test]
     fn a_limit_that_changes_is_exact() {
-        let family = Family::new(16, None);
+        let node = LimitNode::new(16, None);
         // Odd from when the limit has been set to 3 until it is about to be raised.
         let phase = AtomicU64::new(0);
         let rounds = if cfg!(miri) { 5 } else { 100 };
         std::thread::scope(|scope| {
             for size_bytes in [4, 5, 1, 2] {
-                let (family, phase) = (&family, &phase);
+                let (node, phase) = (&node, &phase);
                 scope.spawn(move || {
                     while phase.load(Ordering::SeqCst) < 2 * rounds {
                         let before = phase.load(Ordering::SeqCst);
-                        if family.admit(size_bytes).is_ok() {
+                        if node.admit(size_bytes).is_ok() {
                             let was_low = before % 2 == 1 && phase.load(Ordering::SeqCst) == before;
                             assert!(size_bytes <= 3 || !was_low);
-                            family.give_back(size_bytes);
+                            node.give_back(size_bytes);
                         }
                     }
                 });
             }
             for _ in 0..rounds {
-                family.set_limit_bytes(3);
+                node.set_limit_bytes(3);
                 phase.fetch_add(1, Ordering::SeqCst);
                 std::thread::yield_now();
                 phase.fetch_add(1, Ordering::SeqCst);
-                family.set_limit_bytes(16);
+                node.set_limit_bytes(16);
             }
         });
-        assert_eq!(family.held_bytes.load(Ordering::Relaxed), 0);
+        assert_eq!(node.held_bytes.load(Ordering::Relaxed), 0);
     }
 
     #[test]
     fn a_part_is_short_of_others_where_the_whole_has_less_room() {
-        let whole = Family::new(100, None);
-        let part = Family::new(60, Some(whole.clone()));
+        let whole = LimitNode::new(100, None);
+        let part = LimitNode::new(60, Some(whole.clone()));
         assert!(whole.is_short_of_others());
         assert!(!part.is_short_of_others());
         part.admit(50).unwrap();
@@ -267,28 +267,28 @@ mod tests {
 
     #[test]
     fn sums_beyond_a_word_are_refused() {
-        let family = Family::new(u64::MAX, None);
-        assert_eq!(family.admit(u64::MAX - 1), Ok(()));
-        assert_eq!(family.admit(2), Err(limit(u64::MAX, u64::MAX - 1)));
+        let node = LimitNode::new(u64::MAX, None);
+        assert_eq!(node.admit(u64::MAX - 1), Ok(()));
+        assert_eq!(node.admit(2), Err(limit(u64::MAX, u64::MAX - 1)));
     }
 
     #[test]
     fn sixteen_threads_never_pass_the_limit() {
-        let (family, held_bytes) = (Family::new(10, None), AtomicU64::new(0));
+        let (node, held_bytes) = (LimitNode::new(10, None), AtomicU64::new(0));
         std::thread::scope(|scope| {
             for size_bytes in 1..=16 {
-                let (family, held_bytes) = (&family, &held_bytes);
+                let (node, held_bytes) = (&node, &held_bytes);
                 scope.spawn(move || {
                     for _ in 0..if cfg!(miri) { 20 } else { 2_000 } {
-                        if family.admit(size_bytes).is_ok() {
+                        if node.admit(size_bytes).is_ok() {
                             assert!(held_bytes.fetch_add(size_bytes, Ordering::AcqRel) + size_bytes <= 10);
                             held_bytes.fetch_sub(size_bytes, Ordering::AcqRel);
-                            family.give_back(size_bytes);
+                            node.give_back(size_bytes);
                         }
                     }
                 });
             }
         });
-        assert_eq!(family.room_bytes(), 10);
+        assert_eq!(node.room_bytes(), 10);
     }
 }

@@ -1,13 +1,13 @@
 //! Taking from threads what they keep at hand.
 
-use super::Shared;
+use super::CachingPool;
 use crate::device::Stamp;
 use gpumem_heap::cache;
 use gpumem_heap::cache::Spill;
 use gpumem_heap::sync::MutexGuard;
 use std::sync::PoisonError;
 
-impl Shared {
+impl CachingPool {
     /// What this thread keeps at hand. Says whether there was anything. Of those who drain, one after another gives to the heap
     /// what he has taken: whoever comes next finds it there.
     pub(in super::super) fn drain_own(&self) -> bool {
@@ -58,7 +58,7 @@ impl Shared {
             return false;
         }
         let mut core = self.core();
-        spill.iter().for_each(|(piece, stamp)| core.heap.give(piece.record, &[*stamp]));
+        spill.iter().for_each(|(allocation, stamp)| core.heap.give(allocation.record, &[*stamp]));
         true
     }
 }

@@ -1,18 +1,18 @@
 //! Who may use a pool's memory beyond its own device, and what must stay where it is for them.
 
-use super::Shared;
+use super::CachingPool;
 use crate::backend::{
-    Piece, Underlying, caching::access::Memory, caching::access::all_of, caching::access::none_of, plain,
+    Allocation, Underlying, caching::access::Memory, caching::access::all_of, caching::access::none_of, plain,
 };
 use crate::config::MemoryKind;
-use crate::device::{Device, Relaxed};
+use crate::device::{CaptureModeGuard, Device};
 use crate::error::PoolError;
 use gpumem_heap::heap::BlockBacking;
 
-impl Shared {
+impl CachingPool {
     /// Over what is mapped, and from now on over what will be.
     pub(in super::super) fn enable_peer_access(&self, peer: &Device) -> Result<(), PoolError> {
-        let _relaxed = Relaxed::enter(self.device.driver())?;
+        let _relaxed = CaptureModeGuard::enter(self.device.driver())?;
         if let Memory::Segments(kind) = self.access.memory() {
             return Ok(plain::enable_peer_access(&self.device, kind, peer)?);
         }
@@ -35,12 +35,14 @@ impl Shared {
         Ok(())
     }
 
-    /// What a live piece lies in, where handles were made to be exported.
+    /// What a live allocation lies in, where handles were made to be exported.
     #[cfg_attr(not(unix), allow(dead_code, reason = "only exports ask for it, which are for Unix"))]
-    pub(in super::super) fn backing(&self, piece: &Piece) -> Option<Underlying> {
+    pub(in super::super) fn backing(&self, allocation: &Allocation) -> Option<Underlying> {
         let mut core = self.core();
-        let BlockBacking { handles, offset_bytes } =
-            self.access.is_exportable().then(|| core.heap.backing(piece.record(), piece.address))??;
+        let BlockBacking { handles, offset_bytes } = self
+            .access
+            .is_exportable()
+            .then(|| core.heap.backing(allocation.record(), allocation.address))??;
         let handles = handles.into_iter().map(|(handle, size_bytes)| (handle.0, size_bytes)).collect();
         Some(Underlying { handles, offset_bytes })
     }
@@ -58,7 +60,7 @@ impl Shared {
         self.access.memory() == Memory::Virtual
     }
 
-    /// The memory under a live piece stays under its addresses alone.
+    /// The memory under a live allocation stays under its addresses alone.
     pub(in super::super) fn pin(&self, record: u32) {
         self.core().heap.pin(record);
     }

@@ -1,4 +1,4 @@
-//! [`Account`]: what all pools of a device hold, so that unified memory leaves the device room to work. Pure.
+//! [`DeviceBudget`]: what all pools of a device hold, so that unified memory leaves the device room to work. Pure.
 //!
 //! Unified memory may be larger than the device: what does not fit moves away and back, and a program that uses it all
 //! at once stands still. So it is admitted only while it and all that pools hold of the device stay a margin below what
@@ -6,17 +6,17 @@
 //! driver's own word counts.
 
 use crate::config::MemoryKind;
-use crate::error::{Passed, RefusedBy};
+use crate::error::{LimitExceeded, RefusedBy};
 use core::sync::atomic::{AtomicU64, Ordering};
 
 #[derive(Debug)]
-pub(crate) struct Account {
+pub(crate) struct DeviceBudget {
     most_bytes: u64,
     device_bytes: AtomicU64,
     unified_bytes: AtomicU64,
 }
 
-impl Account {
+impl DeviceBudget {
     pub(crate) fn new(total_bytes: u64) -> Self {
         Self {
             most_bytes: total_bytes - total_bytes / MARGIN_SHARE,
@@ -31,7 +31,7 @@ impl Account {
         kind: MemoryKind,
         size_bytes: u64,
         oversubscribes: bool,
-    ) -> Result<(), Passed> {
+    ) -> Result<(), LimitExceeded> {
         let Some(own) = self.of(kind) else { return Ok(()) };
         // First counted, then looked at: of two who come together, one at least sees the other. Nobody passes the sum; both
         // may be refused.
@@ -62,7 +62,7 @@ impl Account {
     }
 
     /// The sum that so many bytes more would pass, if they would.
-    pub(crate) fn full_for(&self, kind: MemoryKind, size_bytes: u64) -> Option<Passed> {
+    pub(crate) fn full_for(&self, kind: MemoryKind, size_bytes: u64) -> Option<LimitExceeded> {
         let has_room = self.room_bytes(kind).is_some_and(|room_bytes| room_bytes >= size_bytes);
         (!has_room).then(|| self.margin())
     }
@@ -78,8 +78,8 @@ impl Account {
         self.device_bytes.load(Ordering::SeqCst)
     }
 
-    fn margin(&self) -> Passed {
-        Passed { by: RefusedBy::Margin, limit_bytes: self.most_bytes, held_bytes: self.held_bytes() }
+    fn margin(&self) -> LimitExceeded {
+        LimitExceeded { by: RefusedBy::Margin, limit_bytes: self.most_bytes, held_bytes: self.held_bytes() }
     }
 
     fn of(&self, kind: MemoryKind) -> Option<&AtomicU64> {
@@ -99,32 +99,32 @@ mod tests {
     use super::*;
     use MemoryKind::{Device, Host, Unified};
 
-    fn margin(held_bytes: u64) -> Passed {
-        Passed { by: RefusedBy::Margin, limit_bytes: 1500, held_bytes }
+    fn margin(held_bytes: u64) -> LimitExceeded {
+        LimitExceeded { by: RefusedBy::Margin, limit_bytes: 1500, held_bytes }
     }
 
     #[test]
     fn unified_memory_leaves_a_margin_beside_what_is_reserved() {
-        let account = Account::new(1600);
+        let budget = DeviceBudget::new(1600);
         assert_eq!(
-            account.admit(Device, 1600, false),
+            budget.admit(Device, 1600, false),
             Ok(()),
             "without unified memory it is the driver's say"
         );
-        assert_eq!(account.admit(Unified, 1, false), Err(margin(1600)));
-        account.give_back(Device, 600);
-        assert_eq!(account.admit(Unified, 400, false), Ok(()));
-        assert_eq!(account.admit(Unified, 101, false), Err(margin(1400)));
+        assert_eq!(budget.admit(Unified, 1, false), Err(margin(1600)));
+        budget.give_back(Device, 600);
+        assert_eq!(budget.admit(Unified, 400, false), Ok(()));
+        assert_eq!(budget.admit(Unified, 101, false), Err(margin(1400)));
         assert_eq!(
-            (account.room_bytes(Device), account.full_for(Device, 101)),
+            (budget.room_bytes(Device), budget.full_for(Device, 101)),
             (Some(100), Some(margin(1400)))
         );
-        assert_eq!(account.admit(Device, 101, false), Err(margin(1400)));
-        assert_eq!(account.admit(Device, 101, true), Ok(()));
-        assert_eq!((account.room_bytes(Device), account.admit(Host, u64::MAX, false)), (None, Ok(())));
-        account.give_back(Unified, 400);
+        assert_eq!(budget.admit(Device, 101, false), Err(margin(1400)));
+        assert_eq!(budget.admit(Device, 101, true), Ok(()));
+        assert_eq!((budget.room_bytes(Device), budget.admit(Host, u64::MAX, false)), (None, Ok(())));
+        budget.give_back(Unified, 400);
         assert_eq!(
-            (account.admit(Device, 1600, false), account.full_for(Unified, 0)),
+            (budget.admit(Device, 1600, false), budget.full_for(Unified, 0)),
             (Ok(()), Some(margin(2701)))
         );
     }

@@ -1,9 +1,9 @@
 //! Everything that makes the clocks move: marks, waits of streams, queries and waits of the host.
 
-use super::lane::{Asker, Locked};
-use super::mark::{Mark, MarkEvent};
+use super::marker::{Marker, MarkerEvent};
+use super::stream_state::{Asker, Locked};
 use super::{Clocks, Order, Stamp, StreamId, StreamIndex};
-use crate::device::{Device, Relaxed, WeakStream};
+use crate::device::{CaptureModeGuard, Device, WeakStream};
 use core::sync::atomic::Ordering;
 use core::time::Duration;
 use gpumem_sys::DriverError;
@@ -18,11 +18,11 @@ pub(crate) struct Observation(Option<Box<[Stamp]>>);
 impl Clocks {
     /// Makes a mark in a stream, for anyone who wants what was freed there. False if it may not be made now: the
     /// stream is being captured, is gone, or is marked only in calls that name it. The next such call makes it then.
-    pub(crate) fn tick(&self, slot: StreamIndex) -> Result<bool, DriverError> {
-        let _relaxed = Relaxed::enter(&self.driver)?;
-        let ticked = self.with_lane(slot, |lane| {
-            let mark = lane.tick(slot, &self.epochs, Asker::Pool)?;
-            Ok((mark.is_some(), if mark.is_some() { None } else { lane.want() }))
+    pub(crate) fn record_marker(&self, slot: StreamIndex) -> Result<bool, DriverError> {
+        let _relaxed = CaptureModeGuard::enter(&self.driver)?;
+        let ticked = self.with_stream_state(slot, |state| {
+            let mark = state.record_marker(slot, &self.epochs, Asker::Pool)?;
+            Ok((mark.is_some(), if mark.is_some() { None } else { state.want() }))
         })?;
         let (is_marked, named) = ticked.unwrap_or_default();
         tell(named);
@@ -30,14 +30,16 @@ impl Clocks {
     }
 
     /// The same by somebody who was handed the stream for this call, which allows it on another's too.
-    pub(crate) fn tick_by_user(&self, slot: StreamIndex) -> Result<bool, DriverError> {
-        self.with_lane(slot, |lane| Ok(lane.tick(slot, &self.epochs, Asker::User)?.is_some()))
-            .map(Option::unwrap_or_default)
+    pub(crate) fn record_marker_by_user(&self, slot: StreamIndex) -> Result<bool, DriverError> {
+        self.with_stream_state(slot, |state| {
+            Ok(state.record_marker(slot, &self.epochs, Asker::User)?.is_some())
+        })
+        .map(Option::unwrap_or_default)
     }
 
     /// Whether a stream is marked only in calls that name it.
     pub(crate) fn is_named_only(&self, slot: StreamIndex) -> bool {
-        self.lanes.lock(slot).is_some_and(|lane| lane.is_named_only())
+        self.stream_states.lock(slot).is_some_and(|state| state.is_named_only())
     }
 
     /// What is pending on these streams waits for marks that only calls that name them can make: the next ones do. For
@@ -45,7 +47,7 @@ impl Clocks {
     pub(crate) fn want_marks(&self, slots: impl Iterator<Item = StreamIndex>) {
         if self.has_named_streams() {
             slots.for_each(|slot| {
-                let named = self.lanes.try_lock(slot).and_then(|mut lane| lane.want());
+                let named = self.stream_states.try_lock(slot).and_then(|mut state| state.want());
                 tell(named);
             });
         }
@@ -55,10 +57,10 @@ impl Clocks {
     /// being captured, or the driver refuses.
     pub(crate) fn mark_if_wanted(&self, slot: StreamIndex) -> bool {
         // Locked once more below: the context is entered for a mark alone.
-        match self.lanes.lock(slot).is_some_and(|lane| lane.is_wanted()) {
+        match self.stream_states.lock(slot).is_some_and(|state| state.is_wanted()) {
             false => true,
             // What fails shows at the next call that the driver answers.
-            true => self.tick_by_user(slot).unwrap_or(false),
+            true => self.record_marker_by_user(slot).unwrap_or(false),
         }
     }
 
@@ -76,24 +78,26 @@ impl Clocks {
 
     /// Each stream is asked about once at most.
     fn poll_while(&self, goes_on: impl Fn(usize) -> bool) -> Result<bool, DriverError> {
-        let _relaxed = Relaxed::enter(&self.driver)?;
+        let _relaxed = CaptureModeGuard::enter(&self.driver)?;
         let mut moved = false;
         let count = self.slot_count.load(Ordering::Acquire);
         let first = self.cursor.load(Ordering::Relaxed);
         for step in (0..count).take_while(|step| goes_on(*step)) {
             let index = (first + step) % count;
-            moved |= self.poll_lane(StreamIndex(index as u16))?;
+            moved |= self.poll_stream(StreamIndex(index as u16))?;
             self.cursor.store(index + 1, Ordering::Relaxed);
         }
         Ok(moved)
     }
 
-    /// Asks about one lane's marks until one is still ahead. A lane that somebody else has is left to him.
-    pub(super) fn poll_lane(&self, slot: StreamIndex) -> Result<bool, DriverError> {
-        let Some(mut lane) = self.lanes.try_lock(slot).filter(Locked::has_marks) else { return Ok(false) };
-        let device = lane.device.clone();
+    /// Asks about one state's marks until one is still ahead. A state that somebody else has is left to him.
+    pub(super) fn poll_stream(&self, slot: StreamIndex) -> Result<bool, DriverError> {
+        let Some(mut state) = self.stream_states.try_lock(slot).filter(Locked::has_marks) else {
+            return Ok(false);
+        };
+        let device = state.device.clone();
         let _bound = device.enter()?;
-        lane.poll(&self.epochs)
+        state.poll(&self.epochs)
     }
 
     /// Makes `waiter`, which the caller was handed for this call, wait on the device for what the stamp stands for: for the
@@ -102,17 +106,17 @@ impl Clocks {
         if self.is_ordered(stamp, waiter) {
             return Ok(true);
         }
-        let _relaxed = Relaxed::enter(&self.driver)?;
-        let allows = |lane: &Locked<'_>| lane.allows_waits() && !lane.is_capturing();
-        if self.with_lane(waiter, |lane| Ok(allows(lane)))? != Some(true) {
+        let _relaxed = CaptureModeGuard::enter(&self.driver)?;
+        let allows = |state: &Locked<'_>| state.allows_waits() && !state.is_capturing();
+        if self.with_stream_state(waiter, |state| Ok(allows(state)))? != Some(true) {
             return Ok(false);
         }
-        let Some((_device, mark)) = self.mark_for(stamp, |lane| lane.allows_waits())? else {
+        let Some((_device, mark)) = self.marker_for(stamp, |state| state.allows_waits())? else {
             return Ok(false);
         };
         // Asked again: the lock was free meanwhile, and a capture may have begun.
-        let waited = self.with_lane(waiter, |lane| {
-            let counts = allows(lane) && lane.queue_wait(mark.event.raw())?;
+        let waited = self.with_stream_state(waiter, |state| {
+            let counts = allows(state) && state.queue_wait(mark.event.raw())?;
             if counts {
                 self.epochs.raise_order(waiter, &mark.covered);
             }
@@ -128,13 +132,14 @@ impl Clocks {
         let (source, slot) = (stamp.stream_index(), waiter.stream_index());
         let Some(waiter_captures) = self.open_capture(waiter)? else { return Ok(false) };
         if waiter_captures {
-            let source_captures = self.with_lane(source, |lane| Ok(lane.is_ours() && lane.is_capturing()))?;
+            let source_captures =
+                self.with_stream_state(source, |state| Ok(state.is_ours() && state.is_capturing()))?;
             return Ok(source_captures == Some(true) && self.queue_fork(slot, source)?);
         }
         if self.is_ordered(stamp, slot) {
             return Ok(true);
         }
-        let Some((_device, mark)) = self.mark_for(stamp, |_| true)? else { return Ok(false) };
+        let Some((_device, mark)) = self.marker_for(stamp, |_| true)? else { return Ok(false) };
         self.queue_wait(slot, mark.event.raw(), Some(&mark.covered))?;
         // Not if it ended meanwhile, and another stream has been made to wait.
         Ok(self.open_capture(waiter)?.is_some())
@@ -142,9 +147,9 @@ impl Clocks {
 
     /// Whether a stream that is ours, alive and allows waits is being captured; `None` if it is not all that.
     fn open_capture(&self, stream: StreamId) -> Result<Option<bool>, DriverError> {
-        let is_capturing = self.with_lane(stream.stream_index(), |lane| {
-            let is_open = self.is_open(lane, stream) && lane.allows_waits();
-            Ok(is_open.then(|| lane.is_capturing()))
+        let is_capturing = self.with_stream_state(stream.stream_index(), |state| {
+            let is_open = self.is_open(state, stream) && state.allows_waits();
+            Ok(is_open.then(|| state.is_capturing()))
         });
         is_capturing.map(Option::flatten)
     }
@@ -155,8 +160,8 @@ impl Clocks {
         stream: StreamId,
         call: impl FnOnce(CUstream) -> Result<T, DriverError>,
     ) -> Result<Option<T>, DriverError> {
-        let called = self.with_lane(stream.stream_index(), |lane| {
-            let raw = lane.raw().filter(|_| self.is_open(lane, stream));
+        let called = self.with_stream_state(stream.stream_index(), |state| {
+            let raw = state.raw().filter(|_| self.is_open(state, stream));
             raw.map(call).transpose()
         });
         called.map(Option::flatten)
@@ -170,34 +175,35 @@ impl Clocks {
         stream: StreamId,
         call: impl FnOnce(CUstream) -> Result<(), DriverError>,
     ) -> Result<bool, DriverError> {
-        let _relaxed = Relaxed::enter(&self.driver)?;
+        let _relaxed = CaptureModeGuard::enter(&self.driver)?;
         for stamp in stamps.filter(|stamp| stamp.stream_index() != stream.stream_index()) {
             if self.open_capture(stream)? != Some(false) || !self.order_free(stamp, stream)? {
                 return Ok(false);
             }
         }
-        let queued = self.with_lane(stream.stream_index(), |lane| {
-            let raw = lane.raw().filter(|_| self.is_open(lane, stream) && !lane.is_capturing());
+        let queued = self.with_stream_state(stream.stream_index(), |state| {
+            let raw = state.raw().filter(|_| self.is_open(state, stream) && !state.is_capturing());
             raw.map(call).transpose()
         });
         Ok(queued?.flatten().is_some())
     }
 
-    fn is_open(&self, lane: &Locked<'_>, stream: StreamId) -> bool {
-        lane.is_ours() && self.epochs.stream_in(stream.stream_index()) == stream
+    fn is_open(&self, state: &Locked<'_>, stream: StreamId) -> bool {
+        state.is_ours() && self.epochs.stream_in(stream.stream_index()) == stream
     }
 
     /// The device that a slot's stream is of, or was.
     pub(crate) fn device_of(&self, slot: StreamIndex) -> Option<Device> {
-        self.lanes.lock(slot).map(|lane| lane.device.clone())
+        self.stream_states.lock(slot).map(|state| state.device.clone())
     }
 
     /// Waits on the host for everything that the stamps stand for. False if the deadline came first, or if a stream
     /// may not be marked now, so that there is nothing to wait for but the whole device.
     pub(crate) fn wait_on_host(&self, stamps: &[Stamp], deadline: Instant) -> Result<bool, DriverError> {
-        let _relaxed = Relaxed::enter(&self.driver)?;
+        let _relaxed = CaptureModeGuard::enter(&self.driver)?;
         let pending = stamps.iter().filter(|stamp| !self.is_complete(**stamp));
-        let marks: Vec<_> = pending.map(|stamp| self.mark_for(*stamp, |_| true)).collect::<Result<_, _>>()?;
+        let marks: Vec<_> =
+            pending.map(|stamp| self.marker_for(*stamp, |_| true)).collect::<Result<_, _>>()?;
         for mark in marks {
             let Some((device, mark)) = mark else { return Ok(false) };
             if !self.wait_for_mark(&device, mark, deadline)? {
@@ -211,7 +217,7 @@ impl Clocks {
     pub(super) fn wait_for_mark(
         &self,
         device: &Device,
-        mark: Arc<Mark>,
+        mark: Arc<Marker>,
         deadline: Instant,
     ) -> Result<bool, DriverError> {
         let _bound = device.enter()?;
@@ -232,31 +238,31 @@ impl Clocks {
 
     /// Makes a mark in each stream of a device that is ours and has work without one, unless it captures.
     pub(crate) fn mark_streams(&self, device: &Device) -> Result<(), DriverError> {
-        let _relaxed = Relaxed::enter(&self.driver)?;
+        let _relaxed = CaptureModeGuard::enter(&self.driver)?;
         for slot in self.unfinished_slots(device) {
-            self.mark_for(self.stamp(slot), |lane| lane.is_ours())?;
+            self.marker_for(self.stamp(slot), |state| state.is_ours())?;
         }
         Ok(())
     }
 
-    /// Adds an event of its own, for [`MarkEvent::show`], for each stream of a device that has none yet: of ours, and unless
+    /// Adds an event of its own, for [`MarkerEvent::show`], for each stream of a device that has none yet: of ours, and unless
     /// it captures.
     pub(crate) fn mark_each(
         &self,
         device: &Device,
-        marks: &mut Vec<(StreamIndex, MarkEvent)>,
+        marks: &mut Vec<(StreamIndex, MarkerEvent)>,
     ) -> Result<(), DriverError> {
         let _bound = device.enter()?;
-        let _relaxed = Relaxed::enter(&self.driver)?;
+        let _relaxed = CaptureModeGuard::enter(&self.driver)?;
         let marked_count = marks.len();
         for slot in self.used_slots() {
             if marks[..marked_count].iter().any(|(marked, _)| *marked == slot) {
                 continue;
             }
-            if let Some(mut lane) = self.lanes.lock(slot).filter(|lane| lane.device == *device)
-                && lane.may_mark(Asker::Pool)
+            if let Some(mut state) = self.stream_states.lock(slot).filter(|state| state.device == *device)
+                && state.may_mark(Asker::Pool)
             {
-                marks.extend(lane.record_apart()?.map(|event| (slot, event)));
+                marks.extend(state.record_apart()?.map(|event| (slot, event)));
             }
         }
         Ok(())
@@ -267,9 +273,9 @@ impl Clocks {
     pub(crate) fn unfinished(&self, device: &Device) -> Vec<(StreamId, Option<Instant>)> {
         let mut unfinished = Vec::new();
         for slot in self.unfinished_slots(device) {
-            let Some(lane) = self.lanes.lock(slot) else { continue };
-            let marked_at = lane.oldest_mark();
-            if marked_at.is_some() || lane.is_live() && !lane.is_ours() {
+            let Some(state) = self.stream_states.lock(slot) else { continue };
+            let marked_at = state.oldest_mark();
+            if marked_at.is_some() || state.is_live() && !state.is_ours() {
                 unfinished.push((self.stream_in(slot), marked_at));
             }
         }
@@ -277,27 +283,28 @@ impl Clocks {
     }
 
     fn unfinished_slots(&self, device: &Device) -> Vec<StreamIndex> {
-        let is_of = |slot: &StreamIndex| self.lanes.lock(*slot).is_some_and(|lane| lane.device == *device);
+        let is_of =
+            |slot: &StreamIndex| self.stream_states.lock(*slot).is_some_and(|state| state.device == *device);
         self.used_slots().filter(|slot| !self.is_complete(self.stamp(*slot)) && is_of(slot)).collect()
     }
 
     /// The earliest mark that covers a stamp, or a new one; with the device that its event needs. `None` if there is
-    /// none and none may be made, or if the lane does not please.
-    pub(super) fn mark_for(
+    /// none and none may be made, or if the state does not please.
+    pub(super) fn marker_for(
         &self,
         stamp: Stamp,
         pleases: impl Fn(&Locked<'_>) -> bool,
-    ) -> Result<Option<(Device, Arc<Mark>)>, DriverError> {
-        let found = self.with_lane(stamp.stream_index(), |lane| {
-            if !pleases(lane) {
+    ) -> Result<Option<(Device, Arc<Marker>)>, DriverError> {
+        let found = self.with_stream_state(stamp.stream_index(), |state| {
+            if !pleases(state) {
                 return Ok((None, None));
             }
-            let mark = match lane.mark_of(stamp) {
-                None => lane.tick(stamp.stream_index(), &self.epochs, Asker::Pool)?,
+            let mark = match state.marker_of(stamp) {
+                None => state.record_marker(stamp.stream_index(), &self.epochs, Asker::Pool)?,
                 found => found,
             };
-            let named = if mark.is_some() { None } else { lane.want() };
-            Ok((mark.map(|mark| (lane.device.clone(), mark)), named))
+            let named = if mark.is_some() { None } else { state.want() };
+            Ok((mark.map(|mark| (state.device.clone(), mark)), named))
         })?;
         let (found, named) = found.unwrap_or_default();
         tell(named);
@@ -306,9 +313,9 @@ impl Clocks {
 
     /// Whether a wait on the device for what the stamp stands for can be queued in a call that does not name its stream.
     pub(crate) fn allows_wait_for(&self, stamp: Stamp) -> bool {
-        let lane = self.lanes.lock(stamp.stream_index());
-        lane.is_none_or(|lane| {
-            lane.allows_waits() && (!lane.is_named_only() || lane.mark_of(stamp).is_some())
+        let state = self.stream_states.lock(stamp.stream_index());
+        state.is_none_or(|state| {
+            state.allows_waits() && (!state.is_named_only() || state.marker_of(stamp).is_some())
         })
     }
 
@@ -320,13 +327,13 @@ impl Clocks {
         event: CUevent,
         covered: Option<&[Stamp]>,
     ) -> Result<bool, DriverError> {
-        let raised = self.with_lane(waiter, |lane| {
+        let raised = self.with_stream_state(waiter, |state| {
             if covered.is_none() {
-                self.mark_before_capture(lane, waiter)?;
+                self.mark_before_capture(state, waiter)?;
             }
-            let counts = lane.queue_wait(event)?;
+            let counts = state.queue_wait(event)?;
             if covered.is_none() && counts {
-                self.note_captured(lane, waiter);
+                self.note_captured(state, waiter);
             }
             if counts && let Some(covered) = covered {
                 self.epochs.raise_order(waiter, covered);
@@ -343,7 +350,9 @@ impl Clocks {
         waiter: StreamIndex,
         source: StreamIndex,
     ) -> Result<bool, DriverError> {
-        let mark = self.with_lane(source, |lane| lane.tick(source, &self.epochs, Asker::User))?.flatten();
+        let mark = self
+            .with_stream_state(source, |state| state.record_marker(source, &self.epochs, Asker::User))?
+            .flatten();
         let Some(mark) = mark else { return self.queue_fork(waiter, source) };
         self.queue_wait(waiter, mark.event.raw(), Some(&mark.covered))?;
         Ok(true)
@@ -352,7 +361,7 @@ impl Clocks {
     /// Makes a stream wait for another that is being captured, which raises nothing: the driver makes it part of the
     /// capture, or refuses.
     fn queue_fork(&self, waiter: StreamIndex, source: StreamIndex) -> Result<bool, DriverError> {
-        let Some(event) = self.with_lane(source, |lane| lane.record_apart())?.flatten() else {
+        let Some(event) = self.with_stream_state(source, |state| state.record_apart())?.flatten() else {
             return Ok(false);
         };
         self.queue_wait(waiter, event.raw(), None)?;
@@ -365,16 +374,16 @@ impl Clocks {
         slot: StreamIndex,
         event: CUevent,
     ) -> Result<Option<Box<[Stamp]>>, DriverError> {
-        self.with_lane(slot, |lane| lane.record(slot, &self.epochs, event)).map(Option::flatten)
+        self.with_stream_state(slot, |state| state.record(slot, &self.epochs, event)).map(Option::flatten)
     }
 
     /// Before the driver is asked about a stream, by its user. If another thread has retired it meanwhile, and another stream
     /// has its slot, nothing of that is seen.
     pub(crate) fn observe(&self, stream: StreamId) -> Result<Observation, DriverError> {
         let slot = stream.stream_index();
-        let covered = self.with_lane(slot, |lane| {
+        let covered = self.with_stream_state(slot, |state| {
             let is_its_own = self.epochs.stream_in(slot) == stream;
-            Ok(if is_its_own { lane.close(slot, &self.epochs, Asker::User) } else { None })
+            Ok(if is_its_own { state.close(slot, &self.epochs, Asker::User) } else { None })
         })?;
         Ok(Observation(covered.flatten()))
     }
@@ -383,12 +392,13 @@ impl Clocks {
     pub(crate) fn observe_device(&self, device: &Device) -> Observation {
         let mut all = Vec::new();
         for slot in self.used_slots() {
-            let Some(mut lane) = self.lanes.lock(slot).filter(|lane| lane.device == *device) else {
+            let Some(mut state) = self.stream_states.lock(slot).filter(|state| state.device == *device)
+            else {
                 continue;
             };
-            if !lane.is_live() {
+            if !state.is_live() {
                 all.push(self.stamp(slot));
-            } else if let Some(covered) = lane.close_untouched(slot, &self.epochs) {
+            } else if let Some(covered) = state.close_untouched(slot, &self.epochs) {
                 all.extend(covered);
             }
         }
@@ -399,8 +409,8 @@ impl Clocks {
     pub(crate) fn saw_device(&self, device: &Device, observation: Observation) {
         self.saw(observation);
         for slot in self.used_slots() {
-            let lane = self.lanes.lock(slot).filter(|lane| lane.device == *device);
-            lane.into_iter().for_each(|mut lane| lane.settle(&self.epochs));
+            let state = self.stream_states.lock(slot).filter(|state| state.device == *device);
+            state.into_iter().for_each(|mut state| state.settle(&self.epochs));
         }
     }
 
@@ -414,16 +424,16 @@ impl Clocks {
         self.epochs.raise_complete(covered);
     }
 
-    /// Works on a lane with its context current. `None` if the slot's device is gone.
-    pub(super) fn with_lane<T>(
+    /// Works on a state with its context current. `None` if the slot's device is gone.
+    pub(super) fn with_stream_state<T>(
         &self,
         slot: StreamIndex,
         work: impl FnOnce(&mut Locked<'_>) -> Result<T, DriverError>,
     ) -> Result<Option<T>, DriverError> {
-        let Some(mut lane) = self.lanes.lock(slot) else { return Ok(None) };
-        let device = lane.device.clone();
+        let Some(mut state) = self.stream_states.lock(slot) else { return Ok(None) };
+        let device = state.device.clone();
         let _bound = device.enter()?;
-        work(&mut lane).map(Some)
+        work(&mut state).map(Some)
     }
 }
 

@@ -1,11 +1,11 @@
 //! What a pool says of itself: its sums, and whether they agree.
 
-use super::Shared;
+use super::CachingPool;
 use crate::backend::{Counts, Reserved};
 use crate::device::{Stamp, StreamId};
 use gpumem_heap::counters::Counters;
 
-impl Shared {
+impl CachingPool {
     pub(in super::super) fn counts(&self) -> Counts {
         let (sum, core) = (self.front.counters().shown(), self.core());
         // While others allocate and free, some of what they do is seen and some is not.
@@ -58,10 +58,10 @@ impl Shared {
                 core.heap.used_bytes()
             ));
         }
-        let (family, reserved_bytes) = (self.limits.family(), core.heap.reserved_bytes());
-        match family.allows(reserved_bytes) {
+        let (node, reserved_bytes) = (self.limits.node(), core.heap.reserved_bytes());
+        match node.allows(reserved_bytes) {
             true => Ok(()),
-            false => Err(format!("{reserved_bytes} bytes reserved, {} allowed", family.limit_bytes())),
+            false => Err(format!("{reserved_bytes} bytes reserved, {} allowed", node.limit_bytes())),
         }
     }
 }

@@ -1,11 +1,11 @@
 //! How a pool takes memory before it is asked for, and gives back what nobody needs.
 
-use super::{Core, Lack, Shared};
+use super::{AllocFailure, CachingPool, Core};
 use crate::backend::{Counts, caching::access::Memory};
 use crate::config::MemoryKind;
-use crate::device::{Relaxed, StreamIndex, deadline};
+use crate::device::{CaptureModeGuard, StreamIndex, deadline};
 use crate::error::PoolError;
-use crate::limits::Member;
+use crate::limits::Trimmable;
 use core::sync::atomic::Ordering;
 use core::time::Duration;
 use gpumem_heap::heap::Heap;
@@ -14,7 +14,7 @@ use gpumem_sys::DriverError;
 use gpumem_sys::types::CUresult;
 use std::sync::{Arc, Weak};
 
-impl Shared {
+impl CachingPool {
     /// Grows until so much is reserved for blocks, as large blocks will want it: in few handles, side by side. What ended pools
     /// have left, and others under the same limit don't use, is had once the device is idle.
     pub(in super::super) fn reserve(&self, size_bytes: u64) -> Result<(), PoolError> {
@@ -22,7 +22,7 @@ impl Shared {
             Err(error) if error.out_of_memory().is_some() => {
                 let others = self.short_family();
                 {
-                    let _relaxed = Relaxed::enter(self.device.driver())?;
+                    let _relaxed = CaptureModeGuard::enter(self.device.driver())?;
                     let _bound = self.device.enter()?;
                     let is_idle = self.finish_for(&others)?;
                     self.settle_extents()?;
@@ -39,7 +39,7 @@ impl Shared {
         if missing_bytes == 0 {
             return Ok(());
         }
-        let _relaxed = Relaxed::enter(self.device.driver())?;
+        let _relaxed = CaptureModeGuard::enter(self.device.driver())?;
         let _bound = self.device.enter()?;
         let mut vmm = self.vmm();
         let mut core = self.core_with_limit();
@@ -49,7 +49,7 @@ impl Shared {
             Err(error) if error.code() != CUresult::CUDA_ERROR_OUT_OF_MEMORY => return Err(error.into()),
             _ => {
                 drop(core);
-                return Err(self.refusal(missing_bytes, Lack::default()));
+                return Err(self.refusal(missing_bytes, AllocFailure::default()));
             }
         }
         Ok(())
@@ -58,17 +58,17 @@ impl Shared {
     /// Waits for the device, up to the deadline: whether all is done. Pinned memory is not waited for where nothing of it
     /// waits for work, in this pool, in others under the same limit or in what ended pools left: work can't make room
     /// for it otherwise.
-    pub(in super::super) fn finish_for(&self, others: &[Arc<dyn Member>]) -> Result<bool, DriverError> {
-        let kind = self.access.dues().kind();
+    pub(in super::super) fn finish_for(&self, others: &[Arc<dyn Trimmable>]) -> Result<bool, DriverError> {
+        let kind = self.access.admission().kind();
         let needs_wait = kind != MemoryKind::Host
             || !others.is_empty()
-            || self.device.upkeep().has_left_for(kind)
+            || self.device.maintenance().has_left_for(kind)
             || !self.core().pending_slots().is_empty();
         if !needs_wait {
             return self.device.is_idle();
         }
-        self.device.upkeep().before_wait();
-        let is_idle = self.device.finish_until(deadline::until(self.dials.wait_deadline))?;
+        self.device.maintenance().before_wait();
+        let is_idle = self.device.finish_until(deadline::until(self.tuning.wait_deadline))?;
         self.device.after_wait_until(is_idle);
         Ok(is_idle)
     }
@@ -81,7 +81,7 @@ impl Shared {
     /// Without a wait: marks tell what is done by now. Plain segments go back by calls that wait for the device.
     pub(in super::super) fn trim_to(&self, keep_bytes: u64) -> Result<(), PoolError> {
         self.drain_all();
-        let _relaxed = Relaxed::enter(self.device.driver())?;
+        let _relaxed = CaptureModeGuard::enter(self.device.driver())?;
         let _bound = self.device.enter()?;
         let pending = self.core().pending_slots();
         self.look(pending)?;
@@ -101,7 +101,7 @@ impl Shared {
 
     /// Marks streams, and asks about each stream's marks which have been passed.
     pub(in super::super) fn look(&self, slots: Vec<StreamIndex>) -> Result<(), DriverError> {
-        slots.into_iter().try_for_each(|slot| self.clocks().tick(slot).map(drop))?;
+        slots.into_iter().try_for_each(|slot| self.clocks().record_marker(slot).map(drop))?;
         self.clocks().poll(Duration::MAX).map(drop)
     }
 
@@ -113,8 +113,8 @@ impl Shared {
     pub(in super::super) fn reclaim(&self) -> Result<(), PoolError> {
         // First: what is freed into the heap later is known to be done only later.
         self.drain_all();
-        self.device.finish_with_upkeep()?;
-        let _relaxed = Relaxed::enter(self.device.driver())?;
+        self.device.finish_with_maintenance()?;
+        let _relaxed = CaptureModeGuard::enter(self.device.driver())?;
         let _bound = self.device.enter()?;
         Ok(self.trim(0)?)
     }
@@ -137,14 +137,14 @@ impl Shared {
     pub(in super::super) fn limit_bytes(&self, heap: &Heap) -> u64 {
         #[cfg(gpumem_planted_bugs)]
         if crate::injected_bugs::has(crate::injected_bugs::Bug::LimitOffByOne) {
-            return self.limits.family().limit_bytes().saturating_add(2 << 20);
+            return self.limits.node().limit_bytes().saturating_add(2 << 20);
         }
-        heap.reserved_bytes().saturating_add(self.access.dues().room_bytes())
+        heap.reserved_bytes().saturating_add(self.access.admission().room_bytes())
     }
 
     /// Locks the heap, and sets how much it may reserve by now under the pool's hard limit and those above it, if there are any.
     pub(in super::super) fn core_with_limit(&self) -> SpinMutexGuard<'_, Core> {
-        let room_bytes = self.limits.family().room_bytes();
+        let room_bytes = self.limits.node().room_bytes();
         let mut core = self.core();
         let limit_bytes = match room_bytes > ROOM_MAX_BYTES {
             true => u64::MAX,
@@ -171,24 +171,24 @@ impl Shared {
 
     /// Other pools under a limit that keeps this one from growing, ready to give back what they keep unused once the
     /// device has been waited for.
-    pub(in super::super) fn short_family(&self) -> Vec<Arc<dyn Member>> {
-        let short = Some(self.limits.family()).filter(|family| family.is_short_of_others());
-        let mut members = short.map(|family| family.members()).unwrap_or_default();
-        members.retain(|member| !core::ptr::addr_eq(Arc::as_ptr(member), self));
-        members.iter().for_each(|member| member.before_giving());
-        members
+    pub(in super::super) fn short_family(&self) -> Vec<Arc<dyn Trimmable>> {
+        let short = Some(self.limits.node()).filter(|node| node.is_short_of_others());
+        let mut trimmables = short.map(|node| node.trimmables()).unwrap_or_default();
+        trimmables.retain(|member| !core::ptr::addr_eq(Arc::as_ptr(member), self));
+        trimmables.iter().for_each(|member| member.before_giving());
+        trimmables
     }
 
     /// More than the hard limit is reserved where that has been lowered.
     pub(super) fn soft_bytes(&self) -> u64 {
-        self.limits.soft_bytes().unwrap_or(u64::MAX).min(self.limits.family().limit_bytes())
+        self.limits.soft_bytes().unwrap_or(u64::MAX).min(self.limits.node().limit_bytes())
     }
 
     /// From now on the device tells when the host waits.
     pub(in super::super) fn hear_of_waits(self: &Arc<Self>) {
         if !self.hears_of_waits.swap(true, Ordering::Relaxed) {
             let waiting: Weak<Self> = Arc::downgrade(self);
-            self.device.upkeep().add_pool(waiting);
+            self.device.maintenance().add_pool(waiting);
         }
     }
 }
@@ -198,13 +198,13 @@ pub(in super::super) struct Look {
     counts: Counts,
 }
 
-impl Member for Shared {
+impl Trimmable for CachingPool {
     fn before_giving(&self) {
         self.drain_all();
     }
 
     fn kind(&self) -> MemoryKind {
-        self.access.dues().kind()
+        self.access.admission().kind()
     }
 
     fn give_back_all(&self, is_idle: bool) {
@@ -220,7 +220,7 @@ impl Member for Shared {
     }
 
     fn cached_bytes(&self) -> u64 {
-        match self.access.dues().kind() {
+        match self.access.admission().kind() {
             MemoryKind::Device => self.reserved().current_bytes.saturating_sub(self.counts().in_use_bytes),
             _ => 0,
         }

@@ -1,0 +1,57 @@
+//! [`Admission`]: what a pool's memory counts against beside its own numbers: limits that it shares with other pools.
+
+use crate::config::{Config, MemoryKind};
+use crate::error::LimitExceeded;
+use crate::limits::{DeviceBudget, LimitNode, Limits};
+use std::sync::Arc;
+
+#[derive(Clone, Debug)]
+pub(crate) struct Admission {
+    node: Arc<LimitNode>,
+    budget: Arc<DeviceBudget>,
+    kind: MemoryKind,
+    oversubscribes: bool,
+}
+
+impl Admission {
+    pub(crate) fn new(config: &Config, limits: &Limits, budget: &Arc<DeviceBudget>) -> Self {
+        Self {
+            node: Arc::clone(limits.node()),
+            budget: Arc::clone(budget),
+            kind: config.kind,
+            oversubscribes: config.oversubscribes,
+        }
+    }
+
+    /// Whose memory it is that counts.
+    pub(crate) fn kind(&self) -> MemoryKind {
+        self.kind
+    }
+
+    /// Counts the bytes as held, or says which limit does not allow it.
+    pub(crate) fn admit(&self, size_bytes: u64) -> Result<(), LimitExceeded> {
+        self.budget.admit(self.kind, size_bytes, self.oversubscribes)?;
+        self.node.admit(size_bytes).inspect_err(|_| self.budget.give_back(self.kind, size_bytes))
+    }
+
+    /// After the driver has taken them back.
+    pub(crate) fn give_back(&self, size_bytes: u64) {
+        self.budget.give_back(self.kind, size_bytes);
+        self.node.give_back(size_bytes);
+    }
+
+    /// How much more may be held.
+    pub(crate) fn room_bytes(&self) -> u64 {
+        let family_bytes = self.node.room_bytes();
+        match self.oversubscribes {
+            true => family_bytes,
+            false => family_bytes.min(self.budget.room_bytes(self.kind).unwrap_or(0)),
+        }
+    }
+
+    /// The limit that so many bytes more would pass, if there is one.
+    pub(crate) fn full_for(&self, size_bytes: u64) -> Option<LimitExceeded> {
+        let budget = || self.budget.full_for(self.kind, size_bytes).filter(|_| !self.oversubscribes);
+        self.node.full_for(size_bytes).or_else(budget)
+    }
+}
