@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 /// Folders below the target folder, each with the last step that uses it. Steps that share `debug` are not listed.
 #[rustfmt::skip]
 const LAST_USED: &[(&str, &[&str])] = &[
-    ("models", &["gpumem_loom", "gpumem_shuttle"]),
+    ("models", &["gpumem_loom", "gpumem_shuttle", "gpumem_planted_bugs"]),
     ("docs", &["doc"]),
     ("kernels", &["xtask"]),
     ("interop", &["interop", "release"]),
