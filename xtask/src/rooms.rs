@@ -192,10 +192,17 @@ impl<'a> Module<'a> {
         rooms: &[Room],
         at_root: &BTreeMap<String, String>,
     ) -> Option<Finding> {
+        let is_room = |name: &String| rooms.iter().any(|room| room.name == *name);
         let star = "*".to_string();
         let first = import.path.first().unwrap_or(&star);
-        let target =
-            at_root.get(first).filter(|_| rooms.iter().all(|room| room.name != *first)).unwrap_or(first);
+        let target = match at_root.get(first) {
+            Some(origin) if !is_room(first) => origin,
+            _ => first,
+        };
+        // `lib.rs` has the name from another crate.
+        if target != first && !is_room(target) {
+            return None;
+        }
         let room = &rooms[own];
         if *target == room.name {
             return None;
@@ -214,7 +221,8 @@ impl<'a> Module<'a> {
             "room `{}` imports `crate::{written}` from {whence}, which {LIST} does not allow",
             room.name
         );
-        let advice = "move the item below both, or take what you need as an argument";
+        let advice =
+            "move the item to a room below both, take it as an argument, or list the room if it is above";
         (!is_allowed).then(|| Finding::new(self.path, import.line, what, advice))
     }
 }
@@ -466,6 +474,8 @@ mod tests {
         assert_eq!(found(&[lib, ("middle.rs", "use crate::Bottom;")]), [""; 0]);
         assert!(found(&[lib, ("middle.rs", "use crate::Top;")])[0].contains("from `high`"));
         assert!(found(&[lib, ("middle.rs", "use crate::Own;")])[0].contains("from `lib.rs`"));
+        let lib = ("lib.rs", "pub use other_crate::part;");
+        assert_eq!(found(&[lib, ("low.rs", "use crate::part::Of;")]), [""; 0]);
         let with_macro = ("low.rs", "macro_rules! each { () => {}; }");
         assert_eq!(found(&[with_macro, ("middle.rs", "crate::each!();")]), [""; 0]);
     }
