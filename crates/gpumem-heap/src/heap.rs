@@ -174,7 +174,7 @@ impl Heap {
             [stamp] if stamp != Stamp::COMPLETE => {
                 stamps::Pending { owner: Owner::of(stamp.stream_index()), stamp }
             }
-            _ => self.records.sets.pending(uses),
+            _ => self.records.stamp_sets.pending(uses),
         };
         self.spaces[usize::from(space)].give(&mut self.records, record, pending);
     }

@@ -44,7 +44,7 @@ impl Heap {
             format!("{live_bytes} bytes are live, {} counted", self.used_bytes)
         })?;
         expect(self.used_bytes <= self.used_peak_bytes, || "used_bytes exceeds its peak".into())?;
-        for (set, count) in self.records.sets.shares().filter(|(_, count)| *count > 0) {
+        for (set, count) in self.records.stamp_sets.shares().filter(|(_, count)| *count > 0) {
             expect(shares.get(&set) == Some(&count), || {
                 format!("set {set:?} has {count} references, {:?} records carry it", shares.get(&set))
             })?;

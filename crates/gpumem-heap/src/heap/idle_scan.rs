@@ -44,7 +44,7 @@ impl<O: Order> View<'_, O> {
         let pending = Pending { owner: record.owner, stamp: record.stamp };
         record.kind == Kind::Free
             && (self.with_ready || record.owner != Owner::READY)
-            && self.records.sets.is_usable(pending, self.stream, self.order)
+            && self.records.stamp_sets.is_usable(pending, self.stream, self.order)
     }
 }
 

@@ -188,7 +188,7 @@ impl Pages {
         self.empty_count
     }
 
-    /// Sets the pages that are resident in a mapping, as a whole and in part.
+    /// StampSets the pages that are resident in a mapping, as a whole and in part.
     pub(super) fn set_resident(&mut self, id: MappingId, resident: (u64, u64)) {
         let page_count = self.handle(self.handle_of(id)).page_count;
         let mappings = &mut self.mappings[id.space()];
@@ -273,7 +273,7 @@ pub(super) fn move_pages(
             let start = base + u64::from(first) * PAGE_BYTES;
             let end = start + u64::from(count) * PAGE_BYTES;
             spaces[id.space()].vacate(records, start, end, |records, start, end, pending| {
-                stamps.extend_from_slice(records.sets.stamps(&pending));
+                stamps.extend_from_slice(records.stamp_sets.stamps(&pending));
                 moved.push((start - base, end - base, pending));
             });
         }

@@ -175,7 +175,7 @@ pub(super) fn move_partial_page(
     let mut moved: Vec<(u64, u64, Pending)> = Vec::new();
     let mut stamps: Vec<Stamp> = Vec::new();
     spaces[partial.mapping.space()].vacate(records, from, end, |records, start, end, pending| {
-        stamps.extend_from_slice(records.sets.stamps(&pending));
+        stamps.extend_from_slice(records.stamp_sets.stamps(&pending));
         moved.push((start - from_base, end - from_base, pending));
     });
     pages.note_departed(partial.handle, &stamps);

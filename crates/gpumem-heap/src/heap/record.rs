@@ -5,7 +5,7 @@
 //! needs no search, and a free record is in the list of its size. A record takes 48 bytes, and its index stays the same for as long
 //! as its block lives.
 
-use super::stamps::{Owner, Sets};
+use super::stamps::{Owner, StampSets};
 use crate::order::Stamp;
 
 /// No record.
@@ -65,12 +65,12 @@ pub(super) struct Records {
     /// The first unused record; they are linked by `next`.
     unused: u32,
     unused_count: usize,
-    pub(super) sets: Sets,
+    pub(super) stamp_sets: StampSets,
 }
 
 impl Records {
     pub(super) fn new() -> Self {
-        Self { list: Vec::new(), unused: NONE, unused_count: 0, sets: Sets::default() }
+        Self { list: Vec::new(), unused: NONE, unused_count: 0, stamp_sets: StampSets::default() }
     }
 
     pub(super) fn add(&mut self, record: Record) -> u32 {
@@ -105,7 +105,7 @@ impl Records {
 
     /// The host memory of the records.
     pub(super) fn size_bytes(&self) -> usize {
-        self.list.capacity() * size_of::<Record>() + self.sets.size_bytes()
+        self.list.capacity() * size_of::<Record>() + self.stamp_sets.size_bytes()
     }
 }
 

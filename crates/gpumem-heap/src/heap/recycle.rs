@@ -14,7 +14,7 @@ use crate::order::Order;
 
 /// How idle memory can come to the addresses of a block.
 enum Found {
-    Revived(Remap),
+    Remapped(Remap),
     /// What the new mappings extend, and the mappings.
     Planned(Option<Extension>, MappingPlan),
 }
@@ -97,7 +97,7 @@ impl Heap {
                 continue;
             }
             match self.find_idle(space_of(request), (moved_bytes, alignment), &view, &scan) {
-                Some(Found::Revived(found)) => {
+                Some(Found::Remapped(found)) => {
                     for (mapping, mask) in found.moves {
                         move_pages(&mut self.pages, &mut self.spaces, &mut self.records, mapping, mask);
                     }
@@ -124,7 +124,7 @@ impl Heap {
         scan: &IdleScan,
     ) -> Option<Found> {
         let found = remap(scan, &self.pages, (index, &self.spaces[index]), place, view);
-        found.map(Found::Revived).or_else(|| {
+        found.map(Found::Remapped).or_else(|| {
             let (place, row) = self.plan(index, place, scan, view)?;
             Some(Found::Planned(place, row))
         })

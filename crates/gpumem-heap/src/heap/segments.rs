@@ -204,7 +204,8 @@ impl Heap {
     ) -> Result<(), M::Error> {
         let (start, size_bytes) = (slot << PAGE_SHIFT, page_count << PAGE_SHIFT);
         backing.release(raw, size_bytes)?;
-        let drop_uses = |records: &mut Records, _: u64, _: u64, pending: Pending| records.sets.drop(pending);
+        let drop_uses =
+            |records: &mut Records, _: u64, _: u64, pending: Pending| records.stamp_sets.drop(pending);
         self.spaces[space].vacate(&mut self.records, start, start + size_bytes, drop_uses);
         self.pages.free_va_ranges_mut(space).add(slot, page_count + WALL_PAGES);
         if let Some(segments) = &mut self.segments {

@@ -251,7 +251,7 @@ impl Space {
 
     fn drop_pending(&mut self, records: &mut Records, id: u32) {
         let Record { owner, stamp, .. } = records[id];
-        records.sets.drop(Pending { owner, stamp });
+        records.stamp_sets.drop(Pending { owner, stamp });
         (records[id].owner, records[id].stamp) = (Owner::READY, Stamp::COMPLETE);
     }
 
@@ -277,7 +277,7 @@ impl Space {
     /// Splits a record in two, and returns the second.
     fn split(&mut self, records: &mut Records, id: u32, place: u64) -> u32 {
         let record = records[id];
-        records.sets.share(Pending { owner: record.owner, stamp: record.stamp });
+        records.stamp_sets.share(Pending { owner: record.owner, stamp: record.stamp });
         let size_bytes = record.end() - place;
         let second = records.add(Record { start: place, size_bytes, prev: id, ..record });
         records[id].size_bytes -= size_bytes;
@@ -300,7 +300,7 @@ impl Space {
         record.next = gone.next;
         record.stamp = record.stamp.max(gone.stamp);
         if gone.kind == Kind::Free && gone.owner == Owner::MULTI_STREAM {
-            records.sets.drop(Pending { owner: gone.owner, stamp: gone.stamp });
+            records.stamp_sets.drop(Pending { owner: gone.owner, stamp: gone.stamp });
         }
         match gone.next {
             NONE => self.last = id,

@@ -1,4 +1,4 @@
-//! [`Owner`] and [`Sets`]: what a free record waits for.
+//! [`Owner`] and [`StampSets`]: what a free record waits for.
 //!
 //! Nearly every free waits for one stream, and carries one stamp. A free of a block that several streams used carries a set of
 //! stamps, which is kept here once and shared by the records that were split from it.
@@ -43,12 +43,12 @@ impl Pending {
 
 /// The sets of stamps in use, with reference counts.
 #[derive(Debug, Default)]
-pub(super) struct Sets {
+pub(super) struct StampSets {
     list: Vec<(u32, Box<[Stamp]>)>,
     unused: Vec<usize>,
 }
 
-impl Sets {
+impl StampSets {
     /// What a free with these uses waits for.
     pub(super) fn pending(&mut self, uses: &[Stamp]) -> Pending {
         let mut stamps: Vec<Stamp> = uses.iter().copied().filter(|stamp| *stamp != Stamp::COMPLETE).collect();

@@ -85,7 +85,12 @@ impl Heap {
         let records = ids.map(|id| &self.records[id]).filter(|record| record.kind == Kind::Free);
         let pending = records.map(|record| Pending { owner: record.owner, stamp: record.stamp });
         let streams = pending.flat_map(|pending| {
-            self.records.sets.stamps(&pending).iter().map(|stamp| stamp.stream_index()).collect::<Vec<_>>()
+            self.records
+                .stamp_sets
+                .stamps(&pending)
+                .iter()
+                .map(|stamp| stamp.stream_index())
+                .collect::<Vec<_>>()
         });
         streams.collect::<BTreeSet<_>>().into_iter().collect()
     }
@@ -102,9 +107,9 @@ impl Heap {
                     continue;
                 };
                 let pending = Pending { owner: record.owner, stamp: record.stamp };
-                if record.owner != Owner::READY && self.records.sets.is_complete(pending, order) {
+                if record.owner != Owner::READY && self.records.stamp_sets.is_complete(pending, order) {
                     space.unlink(&mut self.records, id);
-                    self.records.sets.drop(pending);
+                    self.records.stamp_sets.drop(pending);
                     space.give(&mut self.records, id, Pending::READY);
                 }
             }
@@ -145,7 +150,7 @@ impl Heap {
         let (space, start) = (last.space(), u64::from(last.slot()) << PAGE_SHIFT);
         let end = start + u64::from(page_count) * PAGE_BYTES;
         self.spaces[space]
-            .vacate(&mut self.records, start, end, |records, _, _, pending| records.sets.drop(pending));
+            .vacate(&mut self.records, start, end, |records, _, _, pending| records.stamp_sets.drop(pending));
         self.pages.set_resident(last, (0, 0));
         self.pages.remove_mapping(last);
         let raw = self.pages.handle(handle).raw;

@@ -74,8 +74,12 @@ impl Heap {
         let ids = self.spaces.iter().flat_map(|space| space.fits()).flat_map(|fit| fit.ids(&self.records, 0));
         for record in ids.map(|id| &self.records[id]).filter(|record| record.kind == Kind::Free) {
             let pending = Pending { owner: record.owner, stamp: record.stamp };
-            for stamp in
-                self.records.sets.stamps(&pending).iter().filter(|stamp| !order.is_ordered(**stamp, stream))
+            for stamp in self
+                .records
+                .stamp_sets
+                .stamps(&pending)
+                .iter()
+                .filter(|stamp| !order.is_ordered(**stamp, stream))
             {
                 epochs.entry(stamp.stream_index().0).or_default().push(stamp.epoch());
             }
