@@ -1,4 +1,4 @@
-//! What a simulated machine is made of, and where that can be said.
+//! The settings of an instance, from a builder or from the environment.
 
 pub(crate) mod choices;
 pub(crate) mod cost;
@@ -13,7 +13,7 @@ use crate::config::rules::Rule;
 use gpumem_sys::env::{EnvError, parse_size};
 use std::collections::BTreeSet;
 
-/// What a simulated machine is made of.
+/// The settings of an instance.
 ///
 /// ```
 /// use gpumem_sim::SimConfig;
@@ -55,7 +55,7 @@ impl SimConfig {
         }
     }
 
-    /// One device with as much memory as an H200 and its costs. Host memory is needed for what is touched only.
+    /// One device with the memory and the costs of an H200. Only memory that is touched needs host memory.
     ///
     /// ```
     /// # use gpumem_sim::SimConfig;
@@ -67,49 +67,49 @@ impl SimConfig {
         Self::new().memory_bytes(143_771 << 20).costs(Costs::h200())
     }
 
-    /// One device with 64 MiB, which is soon full.
+    /// One device with 64 MiB, to test a device that is full.
     pub fn small() -> Self {
         Self::new().memory_bytes(64 << 20)
     }
 
-    /// Chooses the order in which queued work runs, among all that streams and events allow.
+    /// Sets the seed, which selects one order of queued work among all orders that streams and events allow.
     pub fn seed(mut self, seed: u64) -> Self {
         self.seed = seed;
         self
     }
 
-    /// In which of the orders that are allowed queued work runs; [`Schedule::Random`] unless this says otherwise.
+    /// Sets the schedule of queued work (default [`Schedule::Random`]).
     pub fn schedule(mut self, schedule: Schedule) -> Self {
         self.schedule = schedule;
         self
     }
 
-    /// Adds an injected fault. [`driver`](crate::driver) refuses one that could never apply.
+    /// Adds an injected fault. [`driver`](crate::driver) refuses a rule that can never apply.
     pub fn rule(mut self, rule: Rule) -> Self {
         self.rules.push(rule);
         self
     }
 
-    /// How many devices there are, at most [`DEVICES_MAX`]; zero is a machine without a GPU.
+    /// Sets the number of devices, at most [`DEVICES_MAX`]; 0 is a machine without a GPU.
     pub fn devices(mut self, count: u32) -> Self {
         self.device_count = count;
         self
     }
 
-    /// The memory of each device, at most [`MEMORY_BYTES_MAX`]. It costs host memory only where it is touched.
+    /// Sets the memory of each device, at most [`MEMORY_BYTES_MAX`]. Only memory that is touched needs host memory.
     pub fn memory_bytes(mut self, size_bytes: u64) -> Self {
         self.memory_bytes = size_bytes;
         self
     }
 
-    /// What work costs on the virtual clock, [`Costs::h200`] unless this says otherwise.
+    /// Sets the costs of calls and work on the virtual clock (default [`Costs::h200`]).
     pub fn costs(mut self, costs: Costs) -> Self {
         self.costs = costs;
         self
     }
 
-    /// Takes the link between two devices away: neither can be given access to the other's memory, and copies between
-    /// them go through the host. Every two devices are linked unless this says otherwise.
+    /// Removes the link between two devices: neither can access the other's memory, and copies between them go through the host. By
+    /// default every two devices are linked.
     ///
     /// ```
     /// # use gpumem_sim::SimConfig;
@@ -128,31 +128,30 @@ impl SimConfig {
         self
     }
 
-    /// Whether races are looked for, which they are unless this says no. It costs some speed.
+    /// Turns race detection on or off (default on). Without it the simulator is faster.
     pub fn races(mut self, is_looking: bool) -> Self {
         self.is_looking_for_races = is_looking;
         self
     }
 
-    /// Whether reads of device memory that nobody has written are findings. Off unless asked: programs may copy
-    /// padding, and new memory reads as zeros or as old bytes on a GPU too. Needs races to be looked for.
+    /// Reports reads of device memory that was never written (default off, because programs copy padding). Needs race detection.
     pub fn uninitialised(mut self, is_looking: bool) -> Self {
         self.is_unwritten_wanted = is_looking;
         self
     }
 
-    /// Whether findings say where an allocation was made by the functions that the thread was in, besides the call's
-    /// number and the thread's name. Off unless asked: each allocation costs some microseconds more.
+    /// Records the call stack of each allocation, which findings then show (default off). Each allocation takes some microseconds
+    /// longer.
     pub fn backtraces(mut self, takes: bool) -> Self {
         self.takes_backtraces = takes;
         self
     }
 
-    /// What the `GPUMEM_SIM_…` variables say, else the defaults.
+    /// The settings of the `GPUMEM_SIM_…` variables, and defaults for those that are unset.
     ///
     /// # Errors
     ///
-    /// An unknown `GPUMEM_…` variable, or a value that does not parse.
+    /// [`EnvError::UnknownVariable`] for an unknown `GPUMEM_…` name; [`EnvError::BadValue`] for a value that does not parse.
     pub fn from_env() -> Result<Self, EnvError> {
         let mut config = Self::new();
         if let Some(value) = read(SEED)? {
@@ -183,10 +182,10 @@ impl Default for SimConfig {
     }
 }
 
-/// As many devices as a simulated machine can have.
+/// The largest number of devices.
 pub const DEVICES_MAX: u32 = 64;
 
-/// As much memory as a simulated device can have: 4 TiB.
+/// The largest memory of a device: 4 TiB.
 pub const MEMORY_BYTES_MAX: u64 = crate::base::address::DEVICE_SPACE_BYTES / 2;
 
 const SEED: &str = "GPUMEM_SIM_SEED";

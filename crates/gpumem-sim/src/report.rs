@@ -1,4 +1,4 @@
-//! What an instance holds at a moment: live memory, queued work, faults. For tests to look at and to print.
+//! [`Report`]: the contents of an instance at a moment, for tests to check and to print.
 
 pub(crate) mod finding;
 pub(crate) mod origins;
@@ -8,17 +8,17 @@ use crate::config::rules::Rule;
 use crate::report::finding::{Finding, Origin};
 use core::fmt;
 
-/// What an instance holds. Printed when a test fails.
+/// The contents of an instance, and the findings. Print it when a test fails.
 #[derive(Clone, Debug, PartialEq)]
 #[non_exhaustive]
 pub struct Report {
     /// The seed that decides the order of queued work.
     pub seed: u64,
-    /// In which of the orders that are allowed queued work runs.
+    /// The schedule of queued work.
     pub schedule: Schedule,
-    /// The faults on purpose.
+    /// The injected faults.
     pub rules: Vec<Rule>,
-    /// What the program has allocated and not freed, by address.
+    /// Memory that the program has allocated and not freed, by address.
     pub allocations: Vec<LiveAllocation>,
     /// Streams that the program made and did not destroy.
     pub stream_count: usize,
@@ -34,11 +34,11 @@ pub struct Report {
     pub reservation_count: usize,
     /// Operations that have not run.
     pub queued_count: usize,
-    /// What went wrong while queued work ran, oldest first.
+    /// Faults of queued work as texts, oldest first.
     pub faults: Vec<String>,
-    /// What is wrong with the program, oldest first, as far as it was kept.
+    /// The findings that were kept, oldest first.
     pub findings: Vec<Finding>,
-    /// How many more findings there were, of the same operations or beyond what is kept.
+    /// The number of further findings: repeated ones between two operations, and those beyond the limit.
     pub more_findings_count: usize,
     pub(crate) leaks: Vec<Origin>,
 }
@@ -49,11 +49,11 @@ pub struct Report {
 pub struct LiveAllocation {
     /// Its first address.
     pub address: u64,
-    /// Its size as asked for.
+    /// The requested size.
     pub size_bytes: u64,
     /// The device it belongs to.
     pub device: u32,
-    /// What kind it is.
+    /// The kind of allocation.
     pub kind: AllocationKind,
 }
 
@@ -65,8 +65,7 @@ pub enum AllocationKind {
     Device,
     /// A memory pool.
     Pool,
-    /// Another address of memory that was exported, one's own or another's: `cuMemPoolImportPointer`,
-    /// `cuIpcOpenMemHandle`.
+    /// A second address of exported memory: `cuMemPoolImportPointer`, `cuIpcOpenMemHandle`.
     Imported,
     /// An allocation node of a graph.
     Graph,
@@ -78,13 +77,13 @@ pub enum AllocationKind {
     Managed,
     /// A handle of virtual memory management, mapped.
     Mapped,
-    /// A handle that is mapped nowhere; its number stands for the address.
+    /// An unmapped handle; `address` is its number.
     Handle,
 }
 
 impl Report {
-    /// What nobody has told the program: races and the like, and, since this is asked at its end, what was not freed.
-    /// A test fails if there is any.
+    /// The findings that no return code reported, such as races, and memory that was not freed: call this at the end of a test. The list
+    /// is empty for a correct program.
     #[must_use]
     pub fn silent_findings(&self) -> Vec<Finding> {
         let leaks = self.leaks.iter().map(|allocation| Finding::Leak { allocation: allocation.clone() });

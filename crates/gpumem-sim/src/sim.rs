@@ -16,10 +16,10 @@ use core::time::Duration;
 use gpumem_sys::Table;
 use std::sync::Arc;
 
-/// A handle to a running simulated machine. Clones share it; it is gone with the last one.
+/// A handle to a running instance of the simulator. Clones share the instance; it ends with the last of them.
 ///
-/// A kernel of the machine may look at it ([`Sim::report`], [`Sim::choices`], [`Sim::seed`]). What would change it
-/// does nothing there, and the kernel fails with a text that says so.
+/// A kernel of the instance may read it ([`Sim::report`], [`Sim::choices`], [`Sim::seed`]). Functions that change the instance do
+/// nothing inside of a kernel, and the kernel fails with a text that names the function.
 #[derive(Clone)]
 pub struct Sim(Arc<Shared>);
 
@@ -31,7 +31,7 @@ impl Sim {
         Ok((Self(shared), table))
     }
 
-    /// Makes kernels known, which modules loaded later or before then find by name. The last of a name counts.
+    /// Registers kernels. Modules find them by name, whether loaded before or after. The last kernel of a name wins.
     pub fn register(&self, kernels: &'static [Kernel]) {
         let named = kernels.iter().map(|kernel| (kernel.name, *kernel));
         self.0.change("register", |machine| machine.kernels.extend(named));
@@ -43,7 +43,7 @@ impl Sim {
         self.0.look(|machine| machine.config.seed)
     }
 
-    /// The host's place on the virtual clock: what all calls so far have cost it, and what it has waited for.
+    /// The host's time on the virtual clock: the cost of all calls so far, and the waits.
     ///
     /// ```
     /// use gpumem_sim::SimConfig;
@@ -61,8 +61,8 @@ impl Sim {
         Duration::from_nanos(self.0.look(|machine| machine.host_ns))
     }
 
-    /// Another process takes free memory of a device, as much as there is of `size_bytes`. Says how much it got; of a
-    /// device that does not exist, nothing.
+    /// Takes free memory of a device as another process would: `size_bytes`, or less if less is free. Returns the number of bytes
+    /// taken; 0 for a device that does not exist.
     ///
     /// ```
     /// use gpumem_sim::SimConfig;
@@ -71,7 +71,7 @@ impl Sim {
     /// let sim = gpumem_sim::Sim::of(&driver).ok_or("not a simulator")?;
     /// assert_eq!(sim.take_memory(0, 48 << 20), 48 << 20);
     /// assert_eq!(sim.take_memory(0, 48 << 20), 16 << 20);
-    /// // From here on every allocation is out of memory, until
+    /// // Every allocation is out of memory until the memory is returned.
     /// assert_eq!(sim.return_memory(0, u64::MAX), 64 << 20);
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
@@ -79,18 +79,18 @@ impl Sim {
         self.0.change("take_memory", |machine| machine.take_memory(device, size_bytes))
     }
 
-    /// What [`Sim::take_memory`] took is free again, as much of it as there is of `size_bytes`. Says how much.
+    /// Returns memory that [`Sim::take_memory`] took: `size_bytes`, or less if less is taken. Returns the number of bytes.
     pub fn return_memory(&self, device: u32, size_bytes: u64) -> u64 {
         self.0.change("return_memory", |machine| machine.return_memory(device, size_bytes))
     }
 
-    /// What [`Sim::take_memory`] has taken of a device and not given back.
+    /// The bytes of a device that [`Sim::take_memory`] has taken and that are not returned.
     #[must_use]
     pub fn others_bytes(&self, device: u32) -> u64 {
         self.0.look(|machine| machine.others_bytes(device))
     }
 
-    /// What the machine holds now.
+    /// The contents of the instance at this moment, and the findings so far.
     #[must_use]
     pub fn report(&self) -> Report {
         self.0.look(Machine::report)
@@ -113,13 +113,13 @@ impl Sim {
         self.0.look(|machine| machine.schedule.choices().to_vec())
     }
 
-    /// Takes the findings out of the report: for a test that is wrong on purpose.
+    /// Removes the findings from the report and returns them, for tests that provoke findings.
     pub fn take_findings(&self) -> Vec<Finding> {
         self.0.change("take_findings", |machine| machine.findings.take())
     }
 
-    /// Says that the host reads memory that devices write, pinned memory say, which no call of the driver shows. A
-    /// copy into it that nothing orders before this is found as a race.
+    /// Declares that the host reads memory that devices write, such as pinned memory: no call of the driver shows it. A copy into that
+    /// memory that is not ordered before this call is reported as a race.
     pub fn host_reads<T>(&self, memory: *const T, len: usize) {
         let size_bytes = len.saturating_mul(size_of::<T>());
         self.0.change("host_reads", |machine| {
@@ -127,7 +127,7 @@ impl Sim {
         });
     }
 
-    /// Says that the host writes memory that devices reach. As [`Sim::host_reads`].
+    /// Declares that the host writes memory that devices access; see [`Sim::host_reads`].
     pub fn host_writes<T>(&self, memory: *const T, len: usize) {
         let size_bytes = len.saturating_mul(size_of::<T>());
         self.0.change("host_writes", |machine| {

@@ -9,7 +9,7 @@
 use core::fmt;
 use core::str::FromStr;
 
-/// In which of the orders that streams and events allow queued work runs.
+/// The order in which queued work runs, among those that streams and events allow.
 ///
 /// ```
 /// use gpumem_sim::{Schedule, SimConfig};
@@ -22,14 +22,14 @@ use core::str::FromStr;
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Schedule {
-    /// As the seed says.
+    /// An order drawn from the seed.
     #[default]
     Random,
-    /// As late as possible: nothing runs until somebody waits, and then only what that takes.
+    /// As late as possible: work runs only when a call waits, and only as much as the wait needs.
     Late,
-    /// As early as possible: everything has run when the call that queued it returns.
+    /// As early as possible: work has run when the call that queued it returns.
     Early,
-    /// By these choices, one after the other; 0 where the list has ended.
+    /// These choices, one after the other, and 0 after the end of the list.
     Choices(Vec<u32>),
 }
 
@@ -37,15 +37,14 @@ pub enum Schedule {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Choice {
-    /// Which alternative was taken, from 0.
+    /// The alternative taken, from 0.
     pub taken: u32,
-    /// How many there were, at least 2.
+    /// The number of alternatives, at least 2.
     pub count: u32,
 }
 
 impl Schedule {
-    /// The schedule after the one that came to these choices, in the order in which all are tried; none after the
-    /// last.
+    /// The schedule after the one that made these choices, in an order that visits every schedule; `None` after the last.
     #[must_use]
     pub fn next(choices: &[Choice]) -> Option<Self> {
         let last = choices.iter().rposition(|choice| choice.taken + 1 < choice.count)?;

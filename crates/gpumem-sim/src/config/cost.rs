@@ -4,7 +4,7 @@
 //! The clock is for elapsed times and never decides an order. The host's clock advances with every call and jumps when
 //! the host waits; a stream's advances with its work.
 
-/// What work costs on the virtual clock of a simulated machine. Rates are bytes a microsecond, which is MB/s.
+/// The costs of calls and work on the virtual clock. Rates are bytes per microsecond, which is MB/s.
 ///
 /// ```
 /// use gpumem_sim::{Costs, SimConfig};
@@ -21,9 +21,9 @@ pub struct Costs {
     /// Calls of the driver, in percent of what they cost beside an H200: alone, while the device is busy, and with
     /// other threads in the driver.
     pub calls_percent: u64,
-    /// Whether calls cost what they cost beside a busy device: always, never, or (`None`) while any stream has work.
+    /// Whether calls cost as much as with a busy device: always, never, or (`None`) while any stream has work.
     pub is_busy: Option<bool>,
-    /// Starting a kernel. What it does inside is not priced.
+    /// Starting a kernel. Its computation costs nothing.
     pub launch_ns: u64,
     /// Recording an event, waiting for one, allocating and freeing in stream order.
     pub mark_ns: u64,
@@ -47,7 +47,7 @@ pub struct Costs {
     pub fill_ns: u64,
     /// A memset.
     pub fill_bytes_per_us: u64,
-    /// Bringing pages of managed memory to a device that uses them.
+    /// Page faults: moving pages of managed memory to the device that uses them.
     pub fault_bytes_per_us: u64,
     /// Moving pages of managed memory to a device ahead of use.
     pub prefetch_bytes_per_us: u64,

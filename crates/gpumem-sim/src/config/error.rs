@@ -5,29 +5,29 @@ use crate::config::{DEVICES_MAX, MEMORY_BYTES_MAX};
 use gpumem_sys::LoadError;
 use gpumem_sys::env::EnvError;
 
-/// A simulator could not be set up, or the vendor's driver not be loaded.
+/// The error of a simulator that could not start, or of a vendor's driver that could not be loaded.
 #[derive(Clone, Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum SimError {
-    /// Every slot for an instance is taken.
+    /// The process has as many instances as it can have.
     #[error("{0} simulators are alive, the most that one process can hold; drop one first")]
     TooManyInstances(usize),
-    /// More devices than a machine can have.
+    /// More devices than [`DEVICES_MAX`].
     #[error("a simulator has at most {DEVICES_MAX} devices, not {count}")]
     TooManyDevices {
-        /// The number asked for.
+        /// The requested number.
         count: u32,
     },
-    /// More memory than a device can have.
+    /// More memory than [`MEMORY_BYTES_MAX`].
     #[error("a device of the simulator has at most {MEMORY_BYTES_MAX} bytes, not {size_bytes}")]
     TooMuchMemory {
-        /// The size asked for.
+        /// The requested size.
         size_bytes: u64,
     },
-    /// A rule that could never apply.
+    /// A rule that can never apply.
     #[error(transparent)]
     Rule(#[from] RuleError),
-    /// The vendor's driver was asked for and could not be loaded, or `GPUMEM_DRIVER` names none.
+    /// The vendor's driver was requested and could not be loaded, or `GPUMEM_DRIVER` names no driver.
     #[error(transparent)]
     Load(#[from] LoadError),
     /// An unknown `GPUMEM_…` variable, or a value that does not parse.

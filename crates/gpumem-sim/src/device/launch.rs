@@ -18,7 +18,7 @@ use std::any::Any;
 use std::borrow::Cow;
 use std::sync::Arc;
 
-/// A Rust function that stands in for the entry of a module with its name.
+/// A Rust function that runs in place of the PTX entry of the same name.
 ///
 /// ```
 /// use gpumem_sim::{Kernel, KernelFault, Launch};
@@ -40,12 +40,12 @@ use std::sync::Arc;
 pub struct Kernel {
     /// The name of the entry.
     pub name: &'static str,
-    /// What it does.
+    /// The function.
     pub run: fn(&mut Launch<'_>) -> Result<(), KernelFault>,
 }
 
 impl Kernel {
-    /// A kernel, for a `static` table of them.
+    /// A kernel, for use in a `static` table.
     #[must_use]
     pub const fn new(name: &'static str, run: fn(&mut Launch<'_>) -> Result<(), KernelFault>) -> Self {
         Self { name, run }
@@ -58,7 +58,7 @@ impl fmt::Debug for Kernel {
     }
 }
 
-/// Why a kernel could not go on. Its context is lost.
+/// The error of a kernel that stopped. Its context is lost.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{text}")]
 pub struct KernelFault {
@@ -86,7 +86,7 @@ impl KernelFault {
         Self { kind: FaultKind::Kernel, code: NOT_PERMITTED, text, allocation: None }
     }
 
-    /// What the context answers from then on.
+    /// The code that later calls in the context return.
     #[must_use]
     pub fn code(&self) -> CUresult {
         self.code
@@ -111,7 +111,7 @@ pub(crate) trait LaunchMemory {
     ) -> Result<(Bytes, bool), KernelFault>;
 }
 
-/// One launch, as its kernel sees it.
+/// The launch that a kernel runs for: its shape, its parameters and the memory that it may access.
 pub struct Launch<'a> {
     memory: &'a dyn LaunchMemory,
     context: Handle,
@@ -200,7 +200,7 @@ impl<'a> Launch<'a> {
     ///
     /// # Errors
     ///
-    /// The entry has no more parameters, or the next one has another size.
+    /// [`KernelFault`] if the entry has no more parameters, or if the next one has another size.
     pub fn arg<T: AnyBitPattern>(&mut self) -> Result<T, KernelFault> {
         let index = self.next;
         let parameters = &self.queued.signature.parameters;
@@ -228,7 +228,7 @@ impl<'a> Launch<'a> {
     ///
     /// # Errors
     ///
-    /// They are not all in one allocation that is alive and that the device may use, or are misaligned.
+    /// [`KernelFault`] unless the range lies in one live allocation that the device may use, and is aligned.
     pub fn read<T: Pod>(&self, address: u64, len: usize) -> Result<&'a [Cell<T>], KernelFault> {
         self.range(false, address, len)
     }
@@ -237,7 +237,7 @@ impl<'a> Launch<'a> {
     ///
     /// # Errors
     ///
-    /// As [`Launch::read`].
+    /// [`KernelFault`] as for [`Launch::read`]; also for memory that is registered for reading only.
     pub fn write<T: Pod>(&self, address: u64, len: usize) -> Result<&'a [Cell<T>], KernelFault> {
         self.range(true, address, len)
     }

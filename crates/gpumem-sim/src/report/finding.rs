@@ -5,57 +5,57 @@ use crate::report::origins::CallStack;
 use core::fmt;
 use gpumem_sys::types::CUresult;
 
-/// Something that is wrong with a program.
+/// An error in the program under test.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Finding {
-    /// Two accesses to the same bytes, one of them a write, that nothing orders. The call that asked for either
-    /// succeeded, as on a GPU.
+    /// Two accesses to the same bytes, at least one of them a write, that nothing orders. Both calls succeeded, as on a GPU.
     Race {
-        /// The one that ran first under this schedule.
+        /// The access that ran first under this schedule.
         first: Access,
-        /// The one that ran second.
+        /// The access that ran second.
         second: Access,
-        /// The first of the bytes, as the second access named it.
+        /// The address of the first such byte in the second access.
         address: u64,
-        /// Their number.
+        /// The number of bytes.
         size_bytes: u64,
-        /// The allocation that they are in.
+        /// The allocation of the bytes.
         allocation: Option<Origin>,
     },
-    /// Device memory was read that nobody has written. Looked for only if asked.
+    /// Device memory was read that was never written. Reported with
+    /// [`SimConfig::uninitialised`](crate::SimConfig::uninitialised).
     Uninitialised {
-        /// The reading.
+        /// The read.
         access: Access,
         /// The first unwritten byte.
         address: u64,
         /// The number of unwritten bytes.
         size_bytes: u64,
-        /// The allocation that they are in.
+        /// The allocation of the bytes.
         allocation: Option<Origin>,
     },
-    /// Queued work could not be done, and its context is lost; later calls said so.
+    /// Queued work failed, and its context is lost; later calls returned the error.
     Fault {
-        /// What kind of fault.
+        /// The kind of fault.
         kind: FaultKind,
-        /// What the context answers.
+        /// The code that later calls return.
         code: CUresult,
-        /// What happened, to which allocation.
+        /// The fault and the allocation, in words.
         text: String,
-        /// The allocation that is or was at the address in question.
+        /// The allocation that is or was at the address.
         allocation: Option<Origin>,
     },
-    /// A call was wrong in itself, and its return code said so.
+    /// A call was wrong by itself, and its return code reported it.
     Refused {
-        /// What was wrong.
+        /// The kind of misuse.
         misuse: Misuse,
         /// The function that was called.
         call: &'static str,
-        /// What it answered.
+        /// The returned code.
         code: CUresult,
-        /// The address passed, 0 where none is to blame.
+        /// The address passed; 0 if the misuse is not about an address.
         address: u64,
-        /// The allocation that was or is there.
+        /// The allocation that is or was at the address.
         allocation: Option<Origin>,
     },
     /// Memory that was allocated and not freed.
@@ -65,7 +65,7 @@ pub enum Finding {
     },
 }
 
-/// Why queued work could not be done.
+/// The reason why queued work failed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum FaultKind {
@@ -89,15 +89,15 @@ pub enum FaultKind {
     Kernel,
     /// A rule took the device away.
     DeviceLost,
-    /// The process that stands in for the device has no room to go on.
+    /// The host has no memory or address space left to simulate the device.
     Host,
 }
 
-/// What was wrong with a call.
+/// The way in which a call was wrong.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Misuse {
-    /// It freed what was freed before.
+    /// It freed memory that was freed before.
     DoubleFree,
     /// It freed an address that the driver never gave out, or one inside an allocation.
     ForeignFree,
@@ -113,21 +113,21 @@ pub enum Misuse {
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Access {
-    /// What it did.
+    /// The kind of access.
     pub kind: AccessKind,
-    /// The stream, as the program knows it; none for the host.
+    /// The handle of the stream; `None` for the host.
     pub stream: Option<u64>,
     /// The stream's number in the order of first use, from 1; 0 for the host.
     pub stream_number: u32,
-    /// Which operation of the stream it was, from 1.
+    /// The number of the operation on its stream, from 1.
     pub position: u64,
-    /// Which call of the driver asked for it, counted from 1.
+    /// The number of the call of the driver that queued it, from 1.
     pub call: u64,
-    /// The address of the first byte in question as this access named it.
+    /// The address of the first such byte in this access.
     pub address: u64,
 }
 
-/// What an access did.
+/// The kind of an access.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum AccessKind {
@@ -145,44 +145,44 @@ pub enum AccessKind {
     Allocation,
     /// Memory was freed.
     Free,
-    /// Memory of the program's own was unregistered.
+    /// Registered host memory was unregistered.
     Unregister,
     /// A handle was mapped at an address.
     Map,
-    /// A mapping was taken away.
+    /// A mapping was removed.
     Unmap,
     /// A stream wrote a value.
     ValueWrite,
     /// A stream waited for a value.
     ValueWait,
-    /// The host read, as [`Sim::host_reads`](crate::Sim::host_reads) was told.
+    /// The host read, declared by [`Sim::host_reads`](crate::Sim::host_reads).
     HostRead,
-    /// The host wrote, as [`Sim::host_writes`](crate::Sim::host_writes) was told.
+    /// The host wrote, declared by [`Sim::host_writes`](crate::Sim::host_writes).
     HostWrite,
 }
 
-/// An allocation and where it was made.
+/// An allocation, and the call that made it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Origin {
     /// Its first address.
     pub address: u64,
-    /// Its size as asked for.
+    /// The requested size.
     pub size_bytes: u64,
     /// The device that it belongs to.
     pub device: u32,
-    /// What kind it is.
+    /// The kind of allocation.
     pub kind: AllocationKind,
-    /// Which call of the driver made it, counted from 1.
+    /// The number of the call of the driver that made it, from 1.
     pub call: u64,
     /// The name of the thread that made it.
     pub thread: String,
-    /// What the thread was doing there, if [`SimConfig::backtraces`](crate::SimConfig::backtraces) asked for it.
+    /// The call stack, with [`SimConfig::backtraces`](crate::SimConfig::backtraces).
     pub stack: Option<CallStack>,
 }
 
 impl Finding {
-    /// What it is, in two or three words.
+    /// A name for the kind of finding, of two or three words.
     #[must_use]
     pub fn name(&self) -> &'static str {
         match self {
@@ -194,7 +194,7 @@ impl Finding {
         }
     }
 
-    /// Whether no return code tells the program of it. On a GPU it would go unnoticed, so it fails a test by itself.
+    /// Whether no return code reports it. On a GPU such an error goes unnoticed, so it should fail a test.
     #[must_use]
     pub fn is_silent(&self) -> bool {
         matches!(self, Self::Race { .. } | Self::Uninitialised { .. } | Self::Leak { .. })

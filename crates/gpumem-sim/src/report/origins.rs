@@ -40,8 +40,8 @@ impl Origins {
     }
 }
 
-/// The functions that a thread was in when it called the driver, innermost first. Shown, it names those of the
-/// program, with file and line where the program has them: neither the driver's own nor the standard library's.
+/// The call stack of a thread in a call of the driver, innermost function first. `Display` shows the functions of the program, with file
+/// and line if known, and leaves out those of this crate and of the standard library.
 #[derive(Clone)]
 pub struct CallStack(Arc<Backtrace>);
 
@@ -119,8 +119,18 @@ fn is_programs(file: &Path) -> bool {
 }
 
 /// How the names begin of functions that are not the program's.
-const STRANGERS: &[&str] =
-    &["gpumem_sys::", "<gpumem_sys::", "std::", "core::", "alloc::", "test::", "__", "_start"];
+const STRANGERS: &[&str] = &[
+    "gpumem_sim::",
+    "<gpumem_sim::",
+    "gpumem_sys::",
+    "<gpumem_sys::",
+    "std::",
+    "core::",
+    "alloc::",
+    "test::",
+    "__",
+    "_start",
+];
 
 const STRANGE_FILES: &[&str] = &["/rustc/", "/library/std/", "/library/core/", "/library/test/"];
 
