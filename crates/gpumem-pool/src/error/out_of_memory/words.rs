@@ -187,7 +187,7 @@ impl OutOfMemory {
                 "it has no piece of that size, or keeps it to itself: ask for smaller blocks"
             }
             _ => {
-                "it has no allocation of that size, or keeps it to itself: ask for smaller blocks, or choose GPUMEM_POOL=caching, which \
+                "it has no piece of that size, or keeps it to itself: ask for smaller blocks, or choose GPUMEM_POOL=caching, which \
                  makes large ones of pieces"
             }
         };
