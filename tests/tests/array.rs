@@ -35,7 +35,7 @@ cases! {
         let mut matrix = GpuArray::from_array(&gpu, &host).unwrap();
         let middle = matrix.slice_axis(Axis(0), Slice::from(2..4)).unwrap();
         assert_eq!(middle.to_array().unwrap(), arr2(&[[6.0, 7.0, 8.0], [9.0, 10.0, 11.0]]));
-        let ones = GpuArray::full(&gpu, (2, 3), 1.0f32).unwrap();
+        let ones = GpuArray::from_elem(&gpu, (2, 3), 1.0f32).unwrap();
         matrix.slice_axis_mut(Axis(0), Slice::from(2..4)).unwrap().assign(&ones).unwrap();
         let mut expected = host;
         expected.slice_axis_mut(Axis(0), Slice::from(2..4)).fill(1.0);
@@ -60,11 +60,11 @@ cases! {
     /// Arrays move between threads, each with a stream of its own.
     fn threads(driver: &Driver) {
         let gpu = gpu(driver);
-        let shared = GpuArray::full(&gpu, 100_000, 3.0f64).unwrap();
+        let shared = GpuArray::from_elem(&gpu, 100_000, 3.0f64).unwrap();
         let sums: Vec<f64> = std::thread::scope(|scope| {
             let run = |i: usize| {
                 let (gpu, shared) = (gpu.fork().unwrap(), &shared);
-                scope.spawn(move || (shared.on(&gpu) * i as f64).sum().unwrap().item().unwrap())
+                scope.spawn(move || (shared.on(&gpu) * i as f64).sum().unwrap().into_scalar().unwrap())
             };
             let threads: Vec<_> = (0..4).map(run).collect();
             threads.into_iter().map(|thread| thread.join().unwrap()).collect()

@@ -70,7 +70,7 @@ mod cuda {
         let driver = Driver::cuda().unwrap();
         let device = Device::new(&driver, 0).unwrap();
         let gpu = Gpu::new(&Pool::new(&device).unwrap()).unwrap();
-        let array = GpuArray::full(&gpu, 1000, 7i32).unwrap();
+        let array = GpuArray::from_elem(&gpu, 1000, 7i32).unwrap();
         std::thread::scope(|scope| {
             scope.spawn(|| {
                 let theirs = CudaContext::new(0).unwrap();

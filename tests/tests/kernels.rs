@@ -130,8 +130,8 @@ macro_rules! reductions {
                     let (b, host_b) = array::<$kind>(gpu, len, 8);
                     let sum: $kind = host_a.iter().sum();
                     let dot: $kind = host_a.iter().zip(&host_b).map(|(a, b)| a * b).sum();
-                    assert_eq!(a.sum().unwrap().item().unwrap(), sum, "{len}");
-                    assert_eq!(a.dot(&b).unwrap().item().unwrap(), dot, "{len}");
+                    assert_eq!(a.sum().unwrap().into_scalar().unwrap(), sum, "{len}");
+                    assert_eq!(a.dot(&b).unwrap().into_scalar().unwrap(), dot, "{len}");
                 }
             }
         }
@@ -168,9 +168,9 @@ cases! {
         let size: f64 = host.iter().map(|&value| f64::from(value.abs())).sum();
         for gpu in &both(driver) {
             let array = GpuArray::from_slice(gpu, &host).unwrap();
-            let sum = array.sum().unwrap().item().unwrap();
+            let sum = array.sum().unwrap().into_scalar().unwrap();
             assert!((f64::from(sum) - exact).abs() < size * 1e-6, "{sum} for {exact}");
-            assert_eq!(array.sum().unwrap().item().unwrap().to_bits(), sum.to_bits());
+            assert_eq!(array.sum().unwrap().into_scalar().unwrap().to_bits(), sum.to_bits());
         }
     }
 
@@ -183,10 +183,10 @@ cases! {
                 let got = wide.to_vec().unwrap();
                 assert!(got[1..=len].iter().all(|&value| value == u64::MAX - 5));
                 assert_eq!((got[0], got[len + 1]), (0, 0));
-                assert_eq!(GpuArray::full(gpu, len, 77u8).unwrap().to_vec().unwrap(), vec![77u8; len]);
-                assert_eq!(GpuArray::full(gpu, len, -7i16).unwrap().to_vec().unwrap(), vec![-7i16; len]);
-                assert_eq!(GpuArray::full(gpu, len, 1.5f32).unwrap().to_vec().unwrap(), vec![1.5f32; len]);
-                assert_eq!(GpuArray::full(gpu, len, true).unwrap().to_vec().unwrap(), vec![true; len]);
+                assert_eq!(GpuArray::from_elem(gpu, len, 77u8).unwrap().to_vec().unwrap(), vec![77u8; len]);
+                assert_eq!(GpuArray::from_elem(gpu, len, -7i16).unwrap().to_vec().unwrap(), vec![-7i16; len]);
+                assert_eq!(GpuArray::from_elem(gpu, len, 1.5f32).unwrap().to_vec().unwrap(), vec![1.5f32; len]);
+                assert_eq!(GpuArray::from_elem(gpu, len, true).unwrap().to_vec().unwrap(), vec![true; len]);
             }
         }
     }

@@ -30,13 +30,13 @@ fn main() -> Result<(), Box<dyn Error>> {
 fn main_job(bench: &Bench<'_>) -> Result<(), Box<dyn Error>> {
     let gpu = bench.gpu;
     let batches = if gpu.device().driver().kind() == DriverKind::Cuda { 64 } else { 4 };
-    let table = GpuArray::full(gpu, (2048 * batches, 1000), 0.5_f32)?;
+    let table = GpuArray::from_elem(gpu, (2048 * batches, 1000), 0.5_f32)?;
     let batch = |round: usize| {
         let first = (round % batches * 2048).cast_signed();
         table.slice_axis(Axis(0), Slice::from(first..first + 2048))
     };
-    let w = GpuArray::full(gpu, 1000, 0.25_f32)?;
-    let r = GpuArray::full(gpu, 2048, 0.125_f32)?;
+    let w = GpuArray::from_elem(gpu, 1000, 0.25_f32)?;
+    let r = GpuArray::from_elem(gpu, 2048, 0.125_f32)?;
     let bytes = 2048 * 1000 * 4;
     bench.run("x · w, 2048 × 1000", bytes, |round| batch(round)?.dot(&w).map(drop))?;
     bench.run("xᵀ · r, 2048 × 1000", bytes, |round| batch(round)?.t().dot(&r).map(drop))?;
@@ -59,21 +59,21 @@ fn main_job(bench: &Bench<'_>) -> Result<(), Box<dyn Error>> {
 fn large(bench: &Bench<'_>) -> Result<(), Box<dyn Error>> {
     let gpu = bench.gpu;
     let n = if gpu.device().driver().kind() == DriverKind::Cuda { 1 << 28 } else { 1 << 22 };
-    let a = GpuArray::full(gpu, n, 0.5_f32)?;
-    let b = GpuArray::full(gpu, n, 0.25_f32)?;
+    let a = GpuArray::from_elem(gpu, n, 0.5_f32)?;
+    let b = GpuArray::from_elem(gpu, n, 0.25_f32)?;
     let mut c = GpuArray::<f32, Ix1>::zeros(gpu, n)?;
     bench.run("c += a, large", n * 12, |_| c.try_add_assign(&a))?;
     bench.run("c *= 0.5, large", n * 8, |_| c.try_mul_assign_scalar(0.5))?;
     bench.run("sum, large", n * 4, |_| a.sum().map(drop))?;
     bench.run("dot, large", n * 8, |_| a.dot(&b).map(drop))?;
     let x: GpuArray<f32, Ix2> = a.into_shape((n / 1024, 1024))?;
-    let v = GpuArray::full(gpu, 1024, 1.0_f32)?;
-    let u = GpuArray::full(gpu, n / 1024, 1.0_f32)?;
+    let v = GpuArray::from_elem(gpu, 1024, 1.0_f32)?;
+    let u = GpuArray::from_elem(gpu, n / 1024, 1.0_f32)?;
     bench.run("x · v, large × 1024", n * 4, |_| x.dot(&v).map(drop))?;
     bench.run("xᵀ · u, large × 1024", n * 4, |_| x.t().dot(&u).map(drop))?;
     let wide: GpuArray<f32, Ix2> = x.into_shape((16, n / 16))?;
-    let v = GpuArray::full(gpu, n / 16, 1.0_f32)?;
-    let u = GpuArray::full(gpu, 16, 1.0_f32)?;
+    let v = GpuArray::from_elem(gpu, n / 16, 1.0_f32)?;
+    let u = GpuArray::from_elem(gpu, 16, 1.0_f32)?;
     bench.run("x · v, 16 × large", n * 4, |_| wide.dot(&v).map(drop))?;
     bench.run("xᵀ · u, 16 × large", n * 4, |_| wide.t().dot(&u).map(drop))?;
     Ok(())
@@ -82,7 +82,7 @@ fn large(bench: &Bench<'_>) -> Result<(), Box<dyn Error>> {
 /// What tracking costs when two streams take turns, and what it costs when one stream is alone: nothing to see.
 fn crossing(bench: &Bench<'_>) -> Result<(), Box<dyn Error>> {
     let (gpu, other) = (bench.gpu, bench.gpu.fork()?);
-    let mut a = GpuArray::full(gpu, 256, 1.0_f32)?;
+    let mut a = GpuArray::from_elem(gpu, 256, 1.0_f32)?;
     bench.run("a += 1, one stream", 0, |_| a.try_add_assign_scalar(1.0))?;
     bench.run("a += 1, two streams in turn", 0, |round| {
         let gpu = if round % 2 == 0 { gpu } else { &other };

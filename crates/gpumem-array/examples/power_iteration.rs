@@ -31,7 +31,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         vector = matrix.dot(&vector)? * scale;
     }
     let image = matrix.dot(&vector)?;
-    let eigenvalue = vector.dot(&image)?.item()? / vector.dot(&vector)?.item()?;
+    let eigenvalue = vector.dot(&image)?.into_scalar()? / vector.dot(&vector)?.into_scalar()?;
     println!("largest eigenvalue: {eigenvalue:.6}, expected {}", SIZE + 1);
     assert!((eigenvalue - (SIZE + 1) as f64).abs() < 1e-6);
     println!("{}", pool.status()?);

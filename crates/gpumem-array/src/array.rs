@@ -3,16 +3,22 @@
 //! The elements always lie side by side, by rows unless they came from a host array by columns. Dropping an array frees
 //! its memory in the order of the streams that used it; nothing waits.
 
+#[allow(unsafe_code)] // `assume_init`
+mod uninit;
+pub(crate) mod view;
+
+pub use uninit::UninitArray;
+pub use view::{AsView, AsViewMut, GpuView, GpuViewMut};
+
+use crate::array::view::describe;
 use crate::element::Element;
 use crate::error::ArrayError;
 use crate::gpu::Gpu;
-use crate::layout::{Layout, Order};
-use crate::track::Storage;
-use crate::uninit::UninitArray;
-use crate::view::{GpuView, GpuViewMut, describe};
+use crate::layout::Layout;
+use crate::storage::Storage;
 use core::fmt;
 use core::marker::PhantomData;
-use ndarray::{ArrayBase, Axis, Data, Dimension, IntoDimension, Ix1, Slice};
+use ndarray::{Axis, Dimension, IntoDimension, Slice};
 
 /// Elements of type `T` on a device, in the shape of an `ndarray` dimension `D`.
 ///
@@ -22,7 +28,7 @@ use ndarray::{ArrayBase, Axis, Data, Dimension, IntoDimension, Ix1, Slice};
 ///
 /// let gpu = Gpu::new(&Pool::new(&Device::new(&gpumem_sim::driver(SimConfig::new())?, 0)?)?)?;
 /// let a = GpuArray::from_array(&gpu, &array![[1.0_f32, 2.0], [3.0, 4.0]])?;
-/// let b = GpuArray::full(&gpu, (2, 2), 10.0_f32)?;
+/// let b = GpuArray::from_elem(&gpu, (2, 2), 10.0_f32)?;
 /// let c = &a * &b - 1.0; // operators panic where `try_mul`, `try_sub_scalar` give an error
 /// assert_eq!(c.to_array()?, array![[9.0, 19.0], [29.0, 39.0]]);
 /// # Ok::<(), Box<dyn std::error::Error>>(())
@@ -50,77 +56,7 @@ pub struct GpuArray<T, D> {
     element: PhantomData<T>,
 }
 
-impl<T: Element> GpuArray<T, Ix1> {
-    /// A copy of a slice. Returns when the slice may be changed again, which is when the copy is done.
-    ///
-    /// # Errors
-    ///
-    /// Out of memory, or what the driver says.
-    pub fn from_slice(gpu: &Gpu, elements: &[T]) -> Result<Self, ArrayError> {
-        Self::uninit(gpu, elements.len())?.copy_from_slice(elements)
-    }
-}
-
 impl<T: Element, D: Dimension> GpuArray<T, D> {
-    /// A copy of an `ndarray` array or view. Returns when the copy is done.
-    ///
-    /// What lies side by side by rows or by columns keeps its order; anything else is gathered by rows first.
-    ///
-    /// # Errors
-    ///
-    /// Out of memory, or what the driver says.
-    pub fn from_array<S: Data<Elem = T>>(gpu: &Gpu, array: &ArrayBase<S, D>) -> Result<Self, ArrayError> {
-        let dim = array.raw_dim();
-        if let Some(elements) = array.as_slice() {
-            return UninitArray::with_order(gpu, dim, Order::Row)?.copy_from_slice(elements);
-        }
-        if let Some(elements) = array.t().as_slice() {
-            return UninitArray::with_order(gpu, dim, Order::Column)?.copy_from_slice(elements);
-        }
-        // First the device's memory: a view that repeats its elements can be larger than any memory, and the host's
-        // allocator would end the program over it.
-        let target = UninitArray::with_order(gpu, dim, Order::Row)?;
-        let elements: Vec<T> = array.iter().copied().collect();
-        target.copy_from_slice(&elements)
-    }
-
-    /// All bytes zero: the number zero, or `false`.
-    ///
-    /// # Errors
-    ///
-    /// Out of memory, [`ArrayError::TooManyElements`], or what the driver says.
-    pub fn zeros<S: IntoDimension<Dim = D>>(gpu: &Gpu, shape: S) -> Result<Self, ArrayError> {
-        Self::uninit(gpu, shape)?.zeroed()
-    }
-
-    /// Every element the same.
-    ///
-    /// # Errors
-    ///
-    /// As [`GpuArray::zeros`].
-    pub fn full<S: IntoDimension<Dim = D>>(gpu: &Gpu, shape: S, value: T) -> Result<Self, ArrayError> {
-        Self::uninit(gpu, shape)?.fill(value)
-    }
-
-    /// Memory that has to be written before it becomes an array.
-    ///
-    /// # Errors
-    ///
-    /// Out of memory, or [`ArrayError::TooManyElements`].
-    pub fn uninit<S: IntoDimension<Dim = D>>(gpu: &Gpu, shape: S) -> Result<UninitArray<T, D>, ArrayError> {
-        UninitArray::with_order(gpu, shape.into_dimension(), Order::Row)
-    }
-
-    /// A copy on the device.
-    ///
-    /// # Errors
-    ///
-    /// Out of memory, or what the driver says.
-    pub fn try_clone(&self) -> Result<Self, ArrayError> {
-        let order = self.layout.order().unwrap_or(Order::Row);
-        UninitArray::with_order(&self.gpu, self.raw_dim(), order)?.assign(self)
-    }
-
     /// The same memory with another shape, read by rows.
     ///
     /// # Errors
@@ -254,18 +190,26 @@ impl<T: Element, D: Dimension> GpuArray<T, D> {
         })
     }
 
+    pub(crate) fn layout(&self) -> &Layout<D> {
+        &self.layout
+    }
+
     pub(crate) fn storage(&self) -> &Storage {
         &self.storage
     }
 }
 
-/// # Panics
-///
-/// When the copy can't be made, out of memory say; [`GpuArray::try_clone`] gives an error instead.
-impl<T: Element, D: Dimension> Clone for GpuArray<T, D> {
-    #[track_caller]
-    fn clone(&self) -> Self {
-        crate::ops::operators::done(self.try_clone())
+impl<T: Element, D: Dimension> AsView for GpuArray<T, D> {
+    type Elem = T;
+    type Dim = D;
+    fn as_view(&self) -> GpuView<'_, T, D> {
+        self.view()
+    }
+}
+
+impl<T: Element, D: Dimension> AsViewMut for GpuArray<T, D> {
+    fn as_view_mut(&mut self) -> GpuViewMut<'_, T, D> {
+        self.view_mut()
     }
 }
 

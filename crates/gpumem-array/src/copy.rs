@@ -3,15 +3,15 @@
 //! Host memory here is always borrowed, so every copy to or from it is queued inside of [`Stream::run_borrowed`], which
 //! returns only when the device is done with it.
 
-use crate::array::GpuArray;
+use crate::array::{AsView, GpuArray, GpuView, GpuViewMut, UninitArray};
 use crate::element::Element;
-use crate::error::ArrayError;
-use crate::layout::{Layout, Order};
-use crate::track::{Access, queue};
-use crate::view::{AsView, GpuView, GpuViewMut};
+use crate::error::{ArrayError, or_panic};
+use crate::gpu::Gpu;
+use crate::layout::{Layout, Order, same_shape};
+use crate::storage::{Access, queue};
 use gpumem_pool::sys::types::CUdeviceptr;
 use gpumem_pool::{PoolError, Stream};
-use ndarray::{Array, Dimension, Ix0, ShapeBuilder};
+use ndarray::{Array, ArrayBase, Data, Dimension, Ix0, Ix1, ShapeBuilder};
 
 impl<T: Element, D: Dimension> GpuView<'_, T, D> {
     /// The elements by rows. Waits for everything queued on the stream so far.
@@ -47,12 +47,55 @@ impl<T: Element> GpuView<'_, T, Ix0> {
     /// # Errors
     ///
     /// As [`GpuView::to_vec`].
-    pub fn item(&self) -> Result<T, ArrayError> {
+    pub fn into_scalar(self) -> Result<T, ArrayError> {
         Ok(self.to_array()?.into_scalar())
     }
 }
 
+impl<T: Element> GpuArray<T, Ix1> {
+    /// A copy of a slice. Returns when the slice may be changed again, which is when the copy is done.
+    ///
+    /// # Errors
+    ///
+    /// Out of memory, or what the driver says.
+    pub fn from_slice(gpu: &Gpu, elements: &[T]) -> Result<Self, ArrayError> {
+        Self::uninit(gpu, elements.len())?.copy_from_slice(elements)
+    }
+}
+
 impl<T: Element, D: Dimension> GpuArray<T, D> {
+    /// A copy of an `ndarray` array or view. Returns when the copy is done.
+    ///
+    /// What lies side by side by rows or by columns keeps its order; anything else is gathered by rows first.
+    ///
+    /// # Errors
+    ///
+    /// Out of memory, or what the driver says.
+    pub fn from_array<S: Data<Elem = T>>(gpu: &Gpu, array: &ArrayBase<S, D>) -> Result<Self, ArrayError> {
+        let dim = array.raw_dim();
+        if let Some(elements) = array.as_slice() {
+            return UninitArray::with_order(gpu, dim, Order::Row)?.copy_from_slice(elements);
+        }
+        if let Some(elements) = array.t().as_slice() {
+            return UninitArray::with_order(gpu, dim, Order::Column)?.copy_from_slice(elements);
+        }
+        // First the device's memory: a view that repeats its elements can be larger than any memory, and the host's
+        // allocator would end the program over it.
+        let target = UninitArray::with_order(gpu, dim, Order::Row)?;
+        let elements: Vec<T> = array.iter().copied().collect();
+        target.copy_from_slice(&elements)
+    }
+
+    /// A copy on the device.
+    ///
+    /// # Errors
+    ///
+    /// Out of memory, or what the driver says.
+    pub fn try_clone(&self) -> Result<Self, ArrayError> {
+        let order = self.layout().order().unwrap_or(Order::Row);
+        UninitArray::with_order(self.gpu(), self.raw_dim(), order)?.assign(self)
+    }
+
     /// The elements by rows; see [`GpuView::to_vec`].
     ///
     /// # Errors
@@ -91,13 +134,47 @@ impl<T: Element, D: Dimension> GpuArray<T, D> {
 }
 
 impl<T: Element> GpuArray<T, Ix0> {
-    /// The only element; see [`GpuView::item`].
+    /// The only element; see [`GpuView::into_scalar`].
     ///
     /// # Errors
     ///
     /// As there.
-    pub fn item(&self) -> Result<T, ArrayError> {
-        self.view().item()
+    pub fn into_scalar(self) -> Result<T, ArrayError> {
+        self.view().into_scalar()
+    }
+}
+
+/// # Panics
+///
+/// When the copy can't be made, out of memory say; [`GpuArray::try_clone`] gives an error instead.
+impl<T: Element, D: Dimension> Clone for GpuArray<T, D> {
+    #[track_caller]
+    fn clone(&self) -> Self {
+        or_panic(self.try_clone())
+    }
+}
+
+impl<T: Element, D: Dimension> UninitArray<T, D> {
+    /// A copy of a slice, in the order in which the elements lie in memory (by rows). Returns when the copy is done.
+    ///
+    /// # Errors
+    ///
+    /// [`ArrayError::Shape`] when the lengths differ, or what the driver says; the memory is freed then.
+    pub fn copy_from_slice(self, elements: &[T]) -> Result<GpuArray<T, D>, ArrayError> {
+        let mut array = self.into_unwritten();
+        upload(&mut array.view_mut(), elements)?;
+        Ok(array)
+    }
+
+    /// A copy of an array or view on the device.
+    ///
+    /// # Errors
+    ///
+    /// As [`GpuArray::assign`]; the memory is freed then.
+    pub fn assign<A: AsView<Elem = T>>(self, source: &A) -> Result<GpuArray<T, D>, ArrayError> {
+        let mut array = self.into_unwritten();
+        array.view_mut().assign(source)?;
+        Ok(array)
     }
 }
 
@@ -221,18 +298,6 @@ fn check_runs(stream: &Stream, operation: &'static str) -> Result<(), PoolError>
 /// The copies, as errors name them.
 const UPLOAD: &str = "an upload from borrowed memory";
 const DOWNLOAD: &str = "a download";
-
-pub(crate) fn same_shape<D: Dimension, E: Dimension>(
-    operation: &'static str,
-    left: &Layout<D>,
-    right: &Layout<E>,
-) -> Result<(), ArrayError> {
-    if left.shape() == right.shape() {
-        return Ok(());
-    }
-    let (left, right) = (left.shape().to_vec(), right.shape().to_vec());
-    Err(ArrayError::Shape { operation, left, right, expected: "both must have the same shape" })
-}
 
 fn gaps<D: Dimension>(layout: &Layout<D>, operation: &'static str) -> ArrayError {
     layout.not_contiguous(

@@ -132,3 +132,12 @@ impl From<DriverError> for ArrayError {
         Self::Pool(error.into())
     }
 }
+
+/// The value, or a panic at the caller's line: for operators and `Clone`, which cannot return an error.
+#[track_caller]
+pub(crate) fn or_panic<T>(result: Result<T, ArrayError>) -> T {
+    match result {
+        Ok(value) => value,
+        Err(error) => panic!("{error}"),
+    }
+}

@@ -3,13 +3,11 @@
 //! A module is unloaded with the last of its clones and functions, after waiting for the device: a kernel that is still
 //! queued would lose its code.
 
-pub(crate) mod launch;
 pub(crate) mod library;
 #[cfg(feature = "sim")]
 mod twins;
 
 use crate::error::ArrayError;
-use crate::kernel::launch::{Launch, LaunchShape};
 use core::fmt;
 use gpumem_pool::sys::types::{CUfunc_st, CUfunction, CUmod_st, CUresult};
 use gpumem_pool::{Device, PoolError};
@@ -68,11 +66,6 @@ impl Module {
 }
 
 impl Function {
-    /// Begins a launch of this kernel; arguments follow in the order of its parameters.
-    pub fn launch(&self, shape: LaunchShape) -> Launch<'_> {
-        Launch::new(self, shape)
-    }
-
     /// The name in the PTX.
     #[must_use]
     pub fn name(&self) -> &str {

@@ -135,6 +135,19 @@ impl<D: Dimension> Layout<D> {
     }
 }
 
+/// Refuses operands of different shapes.
+pub(crate) fn same_shape<D: Dimension, E: Dimension>(
+    operation: &'static str,
+    left: &Layout<D>,
+    right: &Layout<E>,
+) -> Result<(), ArrayError> {
+    if left.shape() == right.shape() {
+        return Ok(());
+    }
+    let (left, right) = (left.shape().to_vec(), right.shape().to_vec());
+    Err(ArrayError::Shape { operation, left, right, expected: "both must have the same shape" })
+}
+
 /// Start and end from the front, or nothing when they lie outside.
 fn ends(slice: Slice, len: usize) -> Option<(usize, usize)> {
     let from_front = |index: isize| match index < 0 {

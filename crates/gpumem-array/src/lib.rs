@@ -5,16 +5,20 @@
 //! [`Gpu::synchronize`] wait. Nobody writes a synchronisation: each array knows the stream that wrote it last and the
 //! streams that read it since, and a stream that comes to it waits, on the device, for those alone.
 //!
-//! | module | noun |
+//! The rooms of the sources, each of which imports only rooms above it:
+//!
+//! | room | contents |
 //! | --- | --- |
-//! | `gpu` | [`Gpu`]: what an array lives on |
-//! | `array`, `uninit` | [`GpuArray`], the owner; [`UninitArray`], an owner of memory that may only be written |
-//! | `view`, `layout` | [`GpuView`], [`GpuViewMut`]: parts of an array; shapes, strides and slices |
-//! | `track` | the memory, and who has to wait for whom |
-//! | `copy` | between host and device |
-//! | `ops` | arithmetic, sums, products, fill, assign |
-//! | `kernel` | [`Module`], [`Function`], [`Launch`]: kernels of ours and of the user |
-//! | `element`, `error` | [`Element`], [`Numeric`]; [`ArrayError`] |
+//! | `error` | [`ArrayError`] |
+//! | `element` | [`Element`], [`Numeric`]: types that arrays hold |
+//! | `layout` | shapes, strides, slices |
+//! | `kernel` | [`Module`], [`Function`]: loaded kernels, those of this crate among them |
+//! | `gpu` | [`Gpu`]: a pool, a stream, and loaded kernels |
+//! | `storage` | the memory of an array, and the streams that a use waits for |
+//! | `array` | [`GpuArray`], [`UninitArray`], and the views [`GpuView`] and [`GpuViewMut`] |
+//! | `copy` | copies from and to host memory, and between arrays |
+//! | `ops` | fill, arithmetic, sums, products |
+//! | `launch` | [`Launch`]: launches of your own kernels |
 //!
 //! ```
 //! use gpumem_array::{Gpu, GpuArray, ndarray::array, pool::{Device, Pool}};
@@ -27,7 +31,7 @@
 //! let w = GpuArray::from_slice(&gpu, &[10.0, 1.0])?;
 //! let y = x.dot(&w)? + 0.5;
 //! assert_eq!(y.to_vec()?, [12.5, 34.5]);
-//! assert_eq!(y.sum()?.item()?, 47.0);
+//! assert_eq!(y.sum()?.into_scalar()?, 47.0);
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 //!
@@ -45,28 +49,25 @@ pub use ndarray;
 mod array;
 #[allow(unsafe_code)] // queues copies to and from host memory
 mod copy;
-#[allow(unsafe_code)] // says which types are plain bytes
+#[allow(unsafe_code)] // implements `Element` for types that are plain bytes
 mod element;
 mod error;
 mod gpu;
 #[allow(unsafe_code)] // loads and launches kernels
 mod kernel;
+#[allow(unsafe_code)] // launches the user's kernels
+mod launch;
 mod layout;
 #[allow(unsafe_code)] // launches kernels with the addresses of arrays
 mod ops;
-mod track;
-#[allow(unsafe_code)] // `assume_init`
-mod uninit;
-mod view;
+mod storage;
 
-pub use array::GpuArray;
+pub use array::{AsView, AsViewMut, GpuArray, GpuView, GpuViewMut, UninitArray};
 pub use element::{Element, Numeric};
 pub use error::ArrayError;
 pub use gpu::Gpu;
-pub use kernel::launch::{Launch, LaunchShape};
 pub use kernel::{Function, Module};
-pub use uninit::UninitArray;
-pub use view::{AsView, AsViewMut, GpuView, GpuViewMut};
+pub use launch::{Launch, LaunchShape};
 
 /// The example of the README.
 #[cfg(doctest)]

@@ -64,7 +64,7 @@ proptest! {
         let x = GpuArray::from_array(&gpu, &a).unwrap();
         let right = GpuArray::from_array(&gpu, &arr0(one)).unwrap();
         prop_assert_eq!(bits(&(&x - &right).to_array().unwrap()), bits(&(&a - one)));
-        let left = GpuArray::full(&gpu, Dim(vec![1; shape.len()]), one).unwrap();
+        let left = GpuArray::from_elem(&gpu, Dim(vec![1; shape.len()]), one).unwrap();
         prop_assert_eq!(bits(&(&left / &x).to_array().unwrap()), bits(&(one / &a)));
         prop_assert_eq!(bits(&(left / x).to_array().unwrap()), bits(&(one / &a)));
     }

@@ -179,7 +179,7 @@ fn a_capture_begins_while_a_module_is_unloaded() {
     let pool = Pool::new(&device).unwrap();
     let gpu = Gpu::with_stream(&pool, &Stream::legacy(&device).unwrap()).unwrap();
     let captured = Stream::new(&device).unwrap();
-    let work = GpuArray::<f32, _>::full(&gpu, 64, 1.0).unwrap();
+    let work = GpuArray::<f32, _>::from_elem(&gpu, 64, 1.0).unwrap();
     let module = gpu.module(include_str!("../kernels/fill.ptx")).unwrap();
     let before = *UNLOADED.lock().unwrap();
     let ((tell, told), (answer, answered)) = (channel(), channel());

@@ -17,7 +17,7 @@ use support::{gpu, gpu_with};
 
 fn there_and_back<T: Element + PartialEq + std::fmt::Debug>(gpu: &Gpu, elements: &[T]) {
     assert_eq!(GpuArray::from_slice(gpu, elements).unwrap().to_vec().unwrap(), elements);
-    assert_eq!(GpuArray::<T, _>::full(gpu, 5, elements[0]).unwrap().to_vec().unwrap(), [elements[0]; 5]);
+    assert_eq!(GpuArray::<T, _>::from_elem(gpu, 5, elements[0]).unwrap().to_vec().unwrap(), [elements[0]; 5]);
 }
 
 #[test]
@@ -88,7 +88,7 @@ fn arrays_without_elements_work_everywhere() {
     assert_eq!(empty.dot(&three).unwrap().to_vec().unwrap(), []);
     let none = GpuArray::<f32, _>::from_slice(&gpu, &[]).unwrap();
     assert_eq!(empty.t().dot(&none).unwrap().to_vec().unwrap(), [0.0; 3]);
-    assert_eq!(none.sum().unwrap().item().unwrap(), 0.0);
+    assert_eq!(none.sum().unwrap().into_scalar().unwrap(), 0.0);
     let mut target = none.try_clone().unwrap();
     target.fill(1.0).unwrap();
     target.assign(&none).unwrap();
@@ -165,7 +165,7 @@ static TWINS: [gpumem_sim::Kernel; 1] = [gpumem_sim::Kernel::new("poke", |launch
 fn scalars_come_back_as_items() {
     let gpu = gpu();
     let scalar: GpuArray<f64, Ix0> = GpuArray::from_array(&gpu, &arr0(2.5)).unwrap();
-    assert_eq!(scalar.item().unwrap(), 2.5);
+    assert_eq!(scalar.view().into_scalar().unwrap(), 2.5);
     assert_eq!(scalar.into_shape((1, 1)).unwrap().shape(), [1, 1]);
 }
 

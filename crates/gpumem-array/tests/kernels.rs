@@ -57,7 +57,7 @@ fn launches_are_ordered_like_any_operation() {
         let other = home.fork().unwrap();
         let (axpy, ramp) = (function(&home, "axpy").unwrap(), function(&home, "ramp").unwrap());
         let n = 100;
-        let x = GpuArray::full(&home, n, 2.0_f32).unwrap();
+        let x = GpuArray::from_elem(&home, n, 2.0_f32).unwrap();
         let mut y = GpuArray::<f32, _>::uninit(&other, n).unwrap();
         let launch = ramp.launch(LaunchShape::for_len(n)).write_uninit(&mut y).scalar(n as u64);
         // SAFETY: the kernel's parameters, within the array; it writes all of it, so it is initialised after.
@@ -128,7 +128,7 @@ fn devices_do_not_mix() {
     let gpu = |ordinal| Gpu::new(&Pool::new(&Device::new(&driver, ordinal).unwrap()).unwrap()).unwrap();
     let (first, second) = (gpu(0), gpu(1));
     let (mut a, b) =
-        (GpuArray::full(&first, 3, 1.0_f32).unwrap(), GpuArray::full(&second, 3, 1.0_f32).unwrap());
+        (GpuArray::from_elem(&first, 3, 1.0_f32).unwrap(), GpuArray::from_elem(&second, 3, 1.0_f32).unwrap());
     let wrong = |error: ArrayError| {
         assert!(matches!(error, ArrayError::WrongDevice { .. }), "{error}");
         assert!(error.to_string().contains("device 1"), "{error}");

@@ -39,8 +39,8 @@ proptest! {
         let part = Slice::from(from..);
         let (x, y) = (x.slice_axis(Axis(0), part).unwrap(), y.slice_axis(Axis(0), part).unwrap());
         let (a, b) = (a.slice_axis(Axis(0), part), b.slice_axis(Axis(0), part));
-        prop_assert_eq!(x.sum().unwrap().item().unwrap(), a.sum());
-        prop_assert_eq!(x.dot(&y).unwrap().item().unwrap(), a.dot(&b));
+        prop_assert_eq!(x.sum().unwrap().into_scalar().unwrap(), a.sum());
+        prop_assert_eq!(x.dot(&y).unwrap().into_scalar().unwrap(), a.dot(&b));
     }
 
     #[test]
@@ -93,8 +93,8 @@ fn every_numeric_type() {
         let u = GpuArray::from_slice(gpu, &[10, 1].map(T::from)).unwrap();
         assert_eq!(m.dot(&v).unwrap().to_vec().unwrap(), [5, 11].map(T::from));
         assert_eq!(m.t().dot(&u).unwrap().to_vec().unwrap(), [14, 25, 36].map(T::from));
-        assert_eq!(v.dot(&v).unwrap().item().unwrap(), T::from(6));
-        assert_eq!(m.sum().unwrap().item().unwrap(), T::from(21));
+        assert_eq!(v.dot(&v).unwrap().into_scalar().unwrap(), T::from(6));
+        assert_eq!(m.sum().unwrap().into_scalar().unwrap(), T::from(21));
     }
     let gpu = gpu();
     check::<f32>(&gpu);

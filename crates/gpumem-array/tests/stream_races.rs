@@ -156,30 +156,30 @@ fn a_capture_that_begins_during_an_operation_begins_after_it() {
     let (_turn, driver) = machine();
     let gpu = Gpu::new(&Pool::new(&Device::new(&driver, 0).unwrap()).unwrap()).unwrap();
     gpu.preload::<f32>().unwrap();
-    let ones = Array::full(&gpu, LEN, 1.0).unwrap();
-    let matrix = GpuArray::<f32, _>::full(&gpu, (4, 8192), 1.0).unwrap();
-    let vector = Array::full(&gpu, 8192, 1.0).unwrap();
+    let ones = Array::from_elem(&gpu, LEN, 1.0).unwrap();
+    let matrix = GpuArray::<f32, _>::from_elem(&gpu, (4, 8192), 1.0).unwrap();
+    let vector = Array::from_elem(&gpu, 8192, 1.0).unwrap();
     let all = |array: &Array| array.to_vec().unwrap().iter().fold(0.0, |sum: f32, value| sum + value);
     let operations: [(&str, f32, &dyn Fn() -> Array); 8] = [
         ("bytes", 0.0, &|| Array::zeros(&gpu, LEN).unwrap()),
-        ("words", LEN as f32, &|| Array::full(&gpu, LEN, 1.0).unwrap()),
+        ("words", LEN as f32, &|| Array::from_elem(&gpu, LEN, 1.0).unwrap()),
         ("a copy", LEN as f32, &|| ones.try_clone().unwrap()),
         ("a kernel", 2.0 * LEN as f32, &|| ones.try_add(&ones).unwrap()),
         ("a kernel with a scalar", 3.0 * LEN as f32, &|| ones.try_add_scalar(2.0).unwrap()),
         ("two kernels", LEN as f32, &|| {
             let sum = captured(gpu.stream(), || ones.sum().unwrap());
-            Array::from_slice(&gpu, &[sum.item().unwrap()]).unwrap()
+            Array::from_slice(&gpu, &[sum.into_scalar().unwrap()]).unwrap()
         }),
         ("rows", 4.0 * 8192.0, &|| matrix.dot(&vector).unwrap()),
         ("in place", 3.0 * LEN as f32, &|| {
-            let mut array = Array::full(&gpu, LEN, 2.0).unwrap();
+            let mut array = Array::from_elem(&gpu, LEN, 2.0).unwrap();
             captured(gpu.stream(), || array.try_add_assign(&ones).unwrap());
             array
         }),
     ];
     for (name, sum, operation) in operations {
         // What lies where the result will be.
-        drop(Array::full(&gpu, LEN, 42.0).unwrap());
+        drop(Array::from_elem(&gpu, LEN, 42.0).unwrap());
         let result = match name {
             "two kernels" | "in place" => operation(),
             _ => captured(gpu.stream(), operation),
@@ -187,7 +187,7 @@ fn a_capture_that_begins_during_an_operation_begins_after_it() {
         assert_eq!(all(&result), sum, "{name}");
         // The next user of the memory of arrays that are gone.
         drop(result);
-        let next = Array::full(&gpu, LEN, 7.0).unwrap();
+        let next = Array::from_elem(&gpu, LEN, 7.0).unwrap();
         assert_eq!(all(&next), 7.0 * LEN as f32, "{name}");
     }
     assert_eq!(gpumem_sim::Sim::of(&driver).unwrap().report().findings, []);
@@ -198,7 +198,7 @@ fn a_stream_that_joins_a_capture_during_an_operation_joins_after_it() {
     let (_turn, driver) = machine();
     let gpu = Gpu::new(&Pool::new(&Device::new(&driver, 0).unwrap()).unwrap()).unwrap();
     let captures = Stream::new(gpu.device()).unwrap();
-    drop(Array::full(&gpu, LEN, 42.0).unwrap());
+    drop(Array::from_elem(&gpu, LEN, 42.0).unwrap());
     let zeros = while_queueing(
         || Array::zeros(&gpu, LEN).unwrap(),
         |until_done| {
@@ -221,7 +221,7 @@ fn a_capture_that_ends_during_an_operation_ends_after_it() {
     let gpu = Gpu::new(&Pool::new(&Device::new(&driver, 0).unwrap()).unwrap()).unwrap();
     let other = gpu.fork().unwrap();
     let mut target = Array::zeros(&gpu, LEN).unwrap();
-    let source = Array::full(&other, LEN, 5.0).unwrap();
+    let source = Array::from_elem(&other, LEN, 5.0).unwrap();
     let ((began, has_begun), (copied, is_copied)) = (channel(), channel());
     let ((tell, told), (answer, answered)) = (channel(), channel());
     let ((tell_ended, told_ended), (_never, nothing)) = (channel(), channel());

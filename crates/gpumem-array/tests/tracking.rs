@@ -99,7 +99,7 @@ fn the_free_waits_for_a_stream_that_only_read() {
         let result = array.on(&reader).try_mul_scalar(6).unwrap();
         drop(array);
         // The pool may well give the same memory again.
-        let other = GpuArray::full(&home, LEN, -1).unwrap();
+        let other = GpuArray::from_elem(&home, LEN, -1).unwrap();
         assert_eq!(result.to_vec().unwrap(), [42; LEN], "replay: GPUMEM_SIM_SEED={seed}");
         assert_eq!(other.to_vec().unwrap(), [-1; LEN]);
     }
@@ -132,7 +132,7 @@ fn threads_share_what_they_read() {
                     for _ in 0..10 {
                         let scaled = shared.on(&gpu).try_mul_scalar(thread).unwrap();
                         let sum = (0..LEN as i64).sum::<i64>() + round * LEN as i64;
-                        assert_eq!(scaled.sum().unwrap().item().unwrap(), sum * thread);
+                        assert_eq!(scaled.sum().unwrap().into_scalar().unwrap(), sum * thread);
                     }
                 });
             }
@@ -167,7 +167,7 @@ fn two_simulators_run_side_by_side() {
     let threads = (0..2).map(|value| {
         std::thread::spawn(move || {
             let gpu = gpu_with(SimConfig::new().seed(value));
-            let array = GpuArray::full(&gpu, LEN, value as f64).unwrap();
+            let array = GpuArray::from_elem(&gpu, LEN, value as f64).unwrap();
             (&array + 1.0).to_vec().unwrap()
         })
     });

@@ -144,7 +144,7 @@ pub(crate) fn parameter<T>(value: &T) -> *mut c_void {
     core::ptr::from_ref(value).cast_mut().cast()
 }
 
-/// Queues a kernel on a stream, inside of [`queue`](crate::track::queue).
+/// Queues a kernel on a stream, inside of [`queue`](crate::storage::queue).
 ///
 /// # Safety
 ///

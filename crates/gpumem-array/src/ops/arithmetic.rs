@@ -3,15 +3,14 @@
 //! Results live where the left operand does. An operand with one element stands for as many as the other has: that is
 //! how a sum, which stays on the device, is used without a download.
 
-use crate::array::GpuArray;
+use crate::array::{AsView, GpuArray, GpuView, GpuViewMut};
 use crate::element::{Element, Numeric};
 use crate::error::ArrayError;
 use crate::gpu::Gpu;
 use crate::kernel::library::{Kernel, launch, parameter};
 use crate::layout::{Layout, Order};
 use crate::ops::blocks;
-use crate::track::{Access, Storage, queue};
-use crate::view::{AsView, GpuView, GpuViewMut};
+use crate::storage::{Access, Storage, queue};
 use ndarray::Dimension;
 
 /// One of the four operations: the kernels that do it.

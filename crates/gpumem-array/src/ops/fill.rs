@@ -2,17 +2,37 @@
 //!
 //! The driver's own memset takes values of 1, 2 and 4 bytes; a kernel takes those of 8.
 
-use crate::array::GpuArray;
+use crate::array::{GpuArray, GpuViewMut, UninitArray};
 use crate::copy;
 use crate::element::Element;
 use crate::error::ArrayError;
+use crate::gpu::Gpu;
 use crate::kernel::library::{launch, parameter};
 use crate::ops::blocks;
-use crate::track::{Access, queue};
-use crate::view::GpuViewMut;
-use ndarray::Dimension;
+use crate::storage::{Access, queue};
+use ndarray::{Dimension, IntoDimension};
 
 impl<T: Element, D: Dimension> GpuArray<T, D> {
+    /// All bytes zero: the number zero, or `false`.
+    ///
+    /// # Errors
+    ///
+    /// Out of memory, [`ArrayError::TooManyElements`], or what the driver says.
+    pub fn zeros<S: IntoDimension<Dim = D>>(gpu: &Gpu, shape: S) -> Result<Self, ArrayError> {
+        let mut array = Self::uninit(gpu, shape)?.into_unwritten();
+        array.view_mut().zero()?;
+        Ok(array)
+    }
+
+    /// Every element the same.
+    ///
+    /// # Errors
+    ///
+    /// As [`GpuArray::zeros`].
+    pub fn from_elem<S: IntoDimension<Dim = D>>(gpu: &Gpu, shape: S, value: T) -> Result<Self, ArrayError> {
+        Self::uninit(gpu, shape)?.fill(value)
+    }
+
     /// Sets every element; see [`GpuViewMut::fill`].
     ///
     /// # Errors
@@ -20,6 +40,19 @@ impl<T: Element, D: Dimension> GpuArray<T, D> {
     /// As there.
     pub fn fill(&mut self, value: T) -> Result<(), ArrayError> {
         self.view_mut().fill(value)
+    }
+}
+
+impl<T: Element, D: Dimension> UninitArray<T, D> {
+    /// Every element the same.
+    ///
+    /// # Errors
+    ///
+    /// What the driver says; the memory is freed then.
+    pub fn fill(self, value: T) -> Result<GpuArray<T, D>, ArrayError> {
+        let mut array = self.into_unwritten();
+        array.view_mut().fill(value)?;
+        Ok(array)
     }
 }
 

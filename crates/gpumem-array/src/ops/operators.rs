@@ -3,22 +3,12 @@
 //! The left operand is an array or view by reference, which makes a new array, or an array by value, which is
 //! overwritten where its shape allows. The right one is an array, a view or a number. A number on the left works too.
 
-use crate::array::GpuArray;
+use crate::array::{AsView, GpuArray, GpuView, GpuViewMut};
 use crate::element::Numeric;
-use crate::error::ArrayError;
+use crate::error::{ArrayError, or_panic};
 use crate::ops::arithmetic::{ADD, DIV, MUL, Operation, SUB, Side, arrays_in_place, scalar_in_place};
-use crate::view::{AsView, GpuView, GpuViewMut};
 use core::ops::{Add, AddAssign, Div, DivAssign, Mul, MulAssign, Sub, SubAssign};
 use ndarray::Dimension;
-
-/// The value, or a panic at the caller's line.
-#[track_caller]
-pub(crate) fn done<T>(result: Result<T, ArrayError>) -> T {
-    match result {
-        Ok(value) => value,
-        Err(error) => panic!("{error}"),
-    }
-}
 
 /// Overwrites an owned left operand, or makes a new array when the right one is larger.
 fn owned<T: Numeric, D: Dimension, B: AsView<Elem = T>>(
@@ -45,7 +35,7 @@ macro_rules! binary {
                 type Output = GpuArray<T, D>;
                 #[track_caller]
                 fn $method(self, right: $right) -> GpuArray<T, D> {
-                    done(self.$try(&right))
+                    or_panic(self.$try(&right))
                 }
             }
 
@@ -56,7 +46,7 @@ macro_rules! binary {
                 type Output = GpuArray<T, D>;
                 #[track_caller]
                 fn $method(self, right: $right) -> GpuArray<T, D> {
-                    done(self.$try(&right))
+                    or_panic(self.$try(&right))
                 }
             }
 
@@ -68,7 +58,7 @@ macro_rules! binary {
                 #[track_caller]
                 fn $method(self, right: $right) -> GpuArray<T, D> {
                     let make = |left: &GpuArray<T, D>, right: &$right| left.$try(right);
-                    done(owned($operation, self, &right, make))
+                    or_panic(owned($operation, self, &right, make))
                 }
             }
         )*
@@ -84,7 +74,7 @@ macro_rules! assign {
             impl<T: Numeric, D: Dimension, E: Dimension> $trait<$right> for GpuArray<T, D> {
                 #[track_caller]
                 fn $method(&mut self, right: $right) {
-                    done(self.$try(&right))
+                    or_panic(self.$try(&right))
                 }
             }
 
@@ -94,7 +84,7 @@ macro_rules! assign {
             impl<T: Numeric, D: Dimension, E: Dimension> $trait<$right> for GpuViewMut<'_, T, D> {
                 #[track_caller]
                 fn $method(&mut self, right: $right) {
-                    done(self.$try(&right))
+                    or_panic(self.$try(&right))
                 }
             }
         )*
@@ -110,7 +100,7 @@ macro_rules! scalar_right {
             type Output = GpuArray<T, D>;
             #[track_caller]
             fn $method(self, right: T) -> GpuArray<T, D> {
-                done(self.$try(right))
+                or_panic(self.$try(right))
             }
         }
 
@@ -121,7 +111,7 @@ macro_rules! scalar_right {
             type Output = GpuArray<T, D>;
             #[track_caller]
             fn $method(self, right: T) -> GpuArray<T, D> {
-                done(self.$try(right))
+                or_panic(self.$try(right))
             }
         }
 
@@ -133,7 +123,7 @@ macro_rules! scalar_right {
             #[track_caller]
             fn $method(mut self, right: T) -> GpuArray<T, D> {
                 let result = scalar_in_place($operation, Side::Right, &mut self.view_mut(), right);
-                done(result);
+                or_panic(result);
                 self
             }
         }
@@ -144,7 +134,7 @@ macro_rules! scalar_right {
         impl<T: Numeric, D: Dimension> $assign_trait<T> for GpuArray<T, D> {
             #[track_caller]
             fn $assign(&mut self, right: T) {
-                done(self.$try_assign(right))
+                or_panic(self.$try_assign(right))
             }
         }
 
@@ -154,7 +144,7 @@ macro_rules! scalar_right {
         impl<T: Numeric, D: Dimension> $assign_trait<T> for GpuViewMut<'_, T, D> {
             #[track_caller]
             fn $assign(&mut self, right: T) {
-                done(self.$try_assign(right))
+                or_panic(self.$try_assign(right))
             }
         }
     };
@@ -170,7 +160,7 @@ macro_rules! scalar_left {
                 type Output = GpuArray<$number, D>;
                 #[track_caller]
                 fn $method(self, right: &GpuArray<$number, D>) -> GpuArray<$number, D> {
-                    done(right.$try(self))
+                    or_panic(right.$try(self))
                 }
             }
 
@@ -181,7 +171,7 @@ macro_rules! scalar_left {
                 type Output = GpuArray<$number, D>;
                 #[track_caller]
                 fn $method(self, right: GpuView<'_, $number, D>) -> GpuArray<$number, D> {
-                    done(right.$try(self))
+                    or_panic(right.$try(self))
                 }
             }
 
@@ -193,7 +183,7 @@ macro_rules! scalar_left {
                 #[track_caller]
                 fn $method(self, mut right: GpuArray<$number, D>) -> GpuArray<$number, D> {
                     let result = scalar_in_place($operation, Side::Left, &mut right.view_mut(), self);
-                    done(result);
+                    or_panic(result);
                     right
                 }
             }

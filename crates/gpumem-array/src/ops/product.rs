@@ -3,7 +3,7 @@
 //! Some kernels sum along contiguous rows, others along columns. Where that would make too few blocks to fill a device,
 //! the sums are split into parts, which a second launch adds up.
 
-use crate::array::GpuArray;
+use crate::array::{AsView, GpuArray, GpuView};
 use crate::element::Numeric;
 use crate::error::ArrayError;
 use crate::gpu::Gpu;
@@ -11,8 +11,7 @@ use crate::kernel::library::{Kernel, launch, parameter};
 use crate::layout::{Layout, Order};
 use crate::ops::blocks;
 use crate::ops::reduce::{Terms, reduce};
-use crate::track::{Access, Storage, queue};
-use crate::view::{AsView, GpuView};
+use crate::storage::{Access, Storage, queue};
 use core::ffi::c_void;
 use ndarray::{Dimension, Ix1, Ix2};
 

@@ -2,16 +2,14 @@
 //!
 //! The result stays on the device, as an array without axes.
 
-use crate::array::GpuArray;
-use crate::copy::same_shape;
+use crate::array::{AsView, GpuArray, GpuView};
 use crate::element::Numeric;
 use crate::error::ArrayError;
 use crate::gpu::Gpu;
 use crate::kernel::Function;
 use crate::kernel::library::{Kernel, launch, parameter};
-use crate::layout::{Layout, Order};
-use crate::track::{Access, Storage, queue};
-use crate::view::{AsView, GpuView};
+use crate::layout::{Layout, Order, same_shape};
+use crate::storage::{Access, Storage, queue};
 use gpumem_pool::sys::DriverError;
 use gpumem_pool::sys::types::CUstream;
 use ndarray::{Dimension, Ix0, Ix1};

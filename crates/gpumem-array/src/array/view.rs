@@ -4,12 +4,11 @@
 //! and transposing it touches nothing but these numbers. The methods of the array types that read are all here; the
 //! owner forwards to them.
 
-use crate::array::GpuArray;
 use crate::element::Element;
 use crate::error::ArrayError;
 use crate::gpu::Gpu;
 use crate::layout::Layout;
-use crate::track::Storage;
+use crate::storage::Storage;
 use core::fmt;
 use core::marker::PhantomData;
 use ndarray::{Axis, Dimension, IntoDimension, Slice};
@@ -277,20 +276,6 @@ impl<T: Element, D: Dimension> AsView for GpuViewMut<'_, T, D> {
 }
 
 impl<T: Element, D: Dimension> AsViewMut for GpuViewMut<'_, T, D> {
-    fn as_view_mut(&mut self) -> GpuViewMut<'_, T, D> {
-        self.view_mut()
-    }
-}
-
-impl<T: Element, D: Dimension> AsView for GpuArray<T, D> {
-    type Elem = T;
-    type Dim = D;
-    fn as_view(&self) -> GpuView<'_, T, D> {
-        self.view()
-    }
-}
-
-impl<T: Element, D: Dimension> AsViewMut for GpuArray<T, D> {
     fn as_view_mut(&mut self) -> GpuViewMut<'_, T, D> {
         self.view_mut()
     }

@@ -1,12 +1,11 @@
 //! [`Launch`]: the arguments of one launch of a user's kernel, checked and tracked like our own operations.
 
+use crate::array::{AsView, AsViewMut, UninitArray};
 use crate::element::Element;
 use crate::error::ArrayError;
 use crate::gpu::Gpu;
 use crate::kernel::{Function, library};
-use crate::track::{Access, Storage, queue};
-use crate::uninit::UninitArray;
-use crate::view::{AsView, AsViewMut};
+use crate::storage::{Access, Storage, queue};
 use core::ffi::c_void;
 use ndarray::Dimension;
 
@@ -99,8 +98,15 @@ pub struct Launch<'a> {
     uses: Vec<(&'a Storage, Access)>,
 }
 
+impl Function {
+    /// Begins a launch of this kernel; arguments follow in the order of its parameters.
+    pub fn launch(&self, shape: LaunchShape) -> Launch<'_> {
+        Launch::new(self, shape)
+    }
+}
+
 impl<'a> Launch<'a> {
-    pub(crate) fn new(function: &'a Function, shape: LaunchShape) -> Self {
+    fn new(function: &'a Function, shape: LaunchShape) -> Self {
         Self {
             function,
             shape,

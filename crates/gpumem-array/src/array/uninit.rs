@@ -1,15 +1,14 @@
 //! [`UninitArray`]: memory that nobody has written yet, and that can only be written.
 
 use crate::array::GpuArray;
-use crate::copy;
+use crate::array::view::describe;
 use crate::element::Element;
 use crate::error::ArrayError;
 use crate::gpu::Gpu;
 use crate::layout::{Layout, Order};
-use crate::track::Storage;
-use crate::view::AsView;
+use crate::storage::Storage;
 use core::fmt;
-use ndarray::Dimension;
+use ndarray::{Dimension, IntoDimension};
 
 /// An array in the making: what writes all of it turns it into a [`GpuArray`].
 ///
@@ -34,45 +33,21 @@ use ndarray::Dimension;
 #[must_use = "memory that is neither written nor used"]
 pub struct UninitArray<T, D>(GpuArray<T, D>);
 
+impl<T: Element, D: Dimension> GpuArray<T, D> {
+    /// Memory that has to be written before it becomes an array.
+    ///
+    /// # Errors
+    ///
+    /// Out of memory, or [`ArrayError::TooManyElements`].
+    pub fn uninit<S: IntoDimension<Dim = D>>(gpu: &Gpu, shape: S) -> Result<UninitArray<T, D>, ArrayError> {
+        UninitArray::with_order(gpu, shape.into_dimension(), Order::Row)
+    }
+}
+
 impl<T: Element, D: Dimension> UninitArray<T, D> {
     pub(crate) fn with_order(gpu: &Gpu, dim: D, order: Order) -> Result<Self, ArrayError> {
         let layout = Layout::dense(dim, order, size_of::<T>())?;
         Ok(Self(GpuArray::unwritten(gpu, layout)?))
-    }
-
-    /// Every element the same.
-    ///
-    /// # Errors
-    ///
-    /// What the driver says; the memory is freed then.
-    pub fn fill(mut self, value: T) -> Result<GpuArray<T, D>, ArrayError> {
-        self.0.view_mut().fill(value)?;
-        Ok(self.0)
-    }
-
-    pub(crate) fn zeroed(mut self) -> Result<GpuArray<T, D>, ArrayError> {
-        self.0.view_mut().zero()?;
-        Ok(self.0)
-    }
-
-    /// A copy of a slice, in the order in which the elements lie in memory (by rows). Returns when the copy is done.
-    ///
-    /// # Errors
-    ///
-    /// [`ArrayError::Shape`] when the lengths differ, or what the driver says; the memory is freed then.
-    pub fn copy_from_slice(mut self, elements: &[T]) -> Result<GpuArray<T, D>, ArrayError> {
-        copy::upload(&mut self.0.view_mut(), elements)?;
-        Ok(self.0)
-    }
-
-    /// A copy of an array or view on the device.
-    ///
-    /// # Errors
-    ///
-    /// As [`GpuArray::assign`]; the memory is freed then.
-    pub fn assign<A: AsView<Elem = T>>(mut self, source: &A) -> Result<GpuArray<T, D>, ArrayError> {
-        self.0.view_mut().assign(source)?;
-        Ok(self.0)
     }
 
     /// An array of what is there.
@@ -110,6 +85,11 @@ impl<T: Element, D: Dimension> UninitArray<T, D> {
         self.0.address()
     }
 
+    /// The memory as an array, for what writes all of it or drops it.
+    pub(crate) fn into_unwritten(self) -> GpuArray<T, D> {
+        self.0
+    }
+
     pub(crate) fn storage(&self) -> &Storage {
         self.0.storage()
     }
@@ -117,6 +97,6 @@ impl<T: Element, D: Dimension> UninitArray<T, D> {
 
 impl<T: Element, D: Dimension> fmt::Debug for UninitArray<T, D> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        crate::view::describe(f, "UninitArray", &self.0.view())
+        describe(f, "UninitArray", &self.0.view())
     }
 }

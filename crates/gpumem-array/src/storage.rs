@@ -32,22 +32,22 @@ pub(crate) enum Access {
 pub(crate) struct Storage {
     block: Block,
     /// Where the block was allocated, on whose order the memory exists at all.
-    home: Stream,
+    owner_stream: Stream,
     track: Mutex<Track>,
 }
 
 #[derive(Default)]
 struct Track {
-    /// The stream that wrote last; `None` is home.
+    /// The stream that wrote last; `None` is the owner stream.
     writer: Option<Stream>,
     /// Streams other than the writer that have read since, each ordered after the write.
     readers: Vec<Stream>,
 }
 
 impl Storage {
-    /// `home` is the stream that the block was allocated on.
-    pub(crate) fn new(block: Block, home: &Stream) -> Self {
-        Self { block, home: home.clone(), track: Mutex::default() }
+    /// `owner_stream` is the stream that the block was allocated on.
+    pub(crate) fn new(block: Block, owner_stream: &Stream) -> Self {
+        Self { block, owner_stream: owner_stream.clone(), track: Mutex::default() }
     }
 
     pub(crate) fn address(&self) -> u64 {
@@ -72,7 +72,7 @@ impl Storage {
     }
 
     fn order_read(&self, track: &mut Track, stream: &Stream) -> Result<(), PoolError> {
-        let writer = track.writer.as_ref().unwrap_or(&self.home);
+        let writer = track.writer.as_ref().unwrap_or(&self.owner_stream);
         if writer == stream || track.readers.contains(stream) {
             return Ok(());
         }
@@ -83,7 +83,7 @@ impl Storage {
     }
 
     fn order_write(&self, track: &mut Track, stream: &Stream) -> Result<(), PoolError> {
-        let writer = track.writer.as_ref().unwrap_or(&self.home);
+        let writer = track.writer.as_ref().unwrap_or(&self.owner_stream);
         if writer == stream && track.readers.is_empty() {
             return Ok(());
         }
@@ -93,7 +93,7 @@ impl Storage {
         }
         self.block.record_use(stream);
         track.readers.clear();
-        track.writer = Some(stream.clone()).filter(|stream| *stream != self.home);
+        track.writer = Some(stream.clone()).filter(|stream| *stream != self.owner_stream);
         Ok(())
     }
 
