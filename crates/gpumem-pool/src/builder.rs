@@ -1,4 +1,4 @@
-//! How a pool is set up: [`PoolBuilder`], and [`BackendKind`], which names where the bytes come from.
+//! [`PoolBuilder`]: sets up a pool.
 //!
 //! | option | builder | environment | default |
 //! | --- | --- | --- | --- |
@@ -14,7 +14,8 @@
 //! | soft limit | [`PoolBuilder::soft_limit`] | `GPUMEM_SOFT_LIMIT` | none |
 //! | any of them, and PyTorch's knobs, by name | [`PoolBuilder::conf`] | `GPUMEM_CONF` | see [`conf`] |
 //!
-//! The builder wins over the environment, and the environment, which only `from_env` reads, over the default.
+//! The builder wins over the environment, and the environment wins over the default. Only `from_env` reads the
+//! environment.
 
 mod environment;
 
@@ -34,31 +35,31 @@ use std::sync::Arc;
 #[must_use = "nothing happens before `build`"]
 pub struct PoolBuilder {
     pub(crate) setup: Setup,
-    /// Around all adaptors.
+    /// The outermost adaptor, around all others.
     pub(crate) trace: Option<Arc<Trace>>,
 }
 
 impl Pool {
-    /// A pool with the defaults; the environment is not read.
+    /// Creates a pool with the defaults, without reading the environment.
     ///
     /// # Errors
     ///
-    /// What the driver says.
+    /// As [`PoolBuilder::build`] with the defaults: [`PoolError::Driver`] if a driver call fails.
     pub fn new(device: &Device) -> Result<Self, PoolError> {
         Self::builder(device).build()
     }
 
-    /// A pool as `GPUMEM_CONF`, `GPUMEM_KIND`, `GPUMEM_POOL`, `GPUMEM_PROFILE`, `GPUMEM_HARD_LIMIT`, `GPUMEM_SOFT_LIMIT`
-    /// and `GPUMEM_TRACE` say.
+    /// Creates a pool as configured by `GPUMEM_CONF`, `GPUMEM_KIND`, `GPUMEM_POOL`, `GPUMEM_PROFILE`,
+    /// `GPUMEM_HARD_LIMIT`, `GPUMEM_SOFT_LIMIT` and `GPUMEM_TRACE`.
     ///
     /// # Errors
     ///
-    /// As [`PoolBuilder::from_env`] and [`PoolBuilder::build`].
+    /// [`PoolError::Env`] for an invalid or unknown `GPUMEM_…` variable, and all errors of [`PoolBuilder::build`].
     pub fn from_env(device: &Device) -> Result<Self, PoolError> {
         PoolBuilder::from_env(device)?.build()
     }
 
-    /// Starts from the defaults; the environment is not read.
+    /// Starts from the defaults, without reading the environment.
     pub fn builder(device: &Device) -> PoolBuilder {
         PoolBuilder::new(device)
     }
@@ -77,8 +78,8 @@ impl PoolBuilder {
         Self { setup, trace: None }
     }
 
-    /// Sets options by name: `key:value,…`; [`conf`] has the table. Those that have no effect on the pool's
-    /// backend are told of by [`Pool::ignored_options`].
+    /// Sets named options: `key:value,…`; [`conf`] lists them. [`Pool::ignored_options`] lists the given options that
+    /// have no effect on the pool's backend.
     ///
     /// ```
     /// use gpumem_pool::{Device, Pool};
@@ -95,43 +96,44 @@ impl PoolBuilder {
     ///
     /// # Errors
     ///
-    /// [`ConfigError`], which says what is wrong and what is right.
+    /// [`ConfigError`] for an unknown, repeated, contradictory or malformed option.
     pub fn conf(mut self, text: &str) -> Result<Self, ConfigError> {
         conf::apply(&mut self.setup.config, text, None)?;
         Ok(self)
     }
 
-    /// Gives idle memory back before an allocation that finds none at hand, as long as more than this part of the hard limit
-    /// (of the device, if there is none) is reserved. Of the driver's pool, the backend `native`, nobody knows what it has at
-    /// hand: there idle memory goes back when it takes more than that, a moment before or after. `none` keeps nothing.
+    /// Releases idle memory before an allocation that finds no cached block, while more than this share of the hard
+    /// limit (of the device, if there is none) is reserved. The backend `native` cannot see what the driver's pool has
+    /// cached: it releases idle memory when the driver's pool grows beyond the threshold, shortly before or after. The
+    /// backend `none` caches nothing.
     pub fn garbage_collection_threshold(mut self, share: f64) -> Self {
         self.setup.config.collect_above = Some(share.clamp(0.0, 1.0));
         self.setup.config.asked.push("garbage_collection_threshold");
         self
     }
 
-    /// Chooses whose memory the pool hands out. Every backend has all kinds; `native` has them where the driver has pools of
-    /// them, which is since CUDA 12.6 for the host's and 13.0 for unified memory.
+    /// Chooses the kind of memory. Every backend supports all kinds; `native` needs a driver with pools of the kind:
+    /// CUDA 12.6 for host memory, 13.0 for unified memory.
     ///
-    /// Memory that the host may use comes again when every use is complete, and until then the pool grows: only at its hard
-    /// limit does it wait. Nothing else bounds host memory, so give such a pool one.
+    /// Host-accessible memory is reused only when every use is complete. Until then the pool grows, and waits only at
+    /// its hard limit. Nothing else bounds host memory, so set a hard limit for such a pool.
     pub fn kind(mut self, kind: MemoryKind) -> Self {
         self.setup.config.kind = kind;
         self
     }
 
-    /// Lets the pool's memory pass the margin that unified memory keeps to: without this, unified memory and all that
-    /// pools of the same [`Device`] hold stay below 15/16 of the device's memory, together. Beyond what the device has free,
-    /// pages move back and forth, and a program that uses them all at once may stand still. A block of unified memory may be
-    /// larger than the device then.
+    /// Allows the pool to exceed the margin of unified memory. Without this, unified memory and all pools of this
+    /// [`Device`] together stay below 15/16 of the device's memory. Beyond the device's free memory, pages move back
+    /// and forth, and a program that uses them all at once may come to a standstill. With this, a block of unified
+    /// memory may be larger than the device.
     pub fn oversubscribe(mut self) -> Self {
         self.setup.config.oversubscribes = true;
         self
     }
 
-    /// Counts the most that is in use to the byte ([`Status::in_use_peak_bytes`](crate::Status::in_use_peak_bytes)), where
-    /// the backend `caching` tells an upper bound: so each block goes the longer way, as with an adaptor. The others count so
-    /// anyway.
+    /// Makes the peak of memory in use ([`Status::in_use_peak_bytes`](crate::Status::in_use_peak_bytes)) exact to the
+    /// byte, where the backend `caching` otherwise reports an upper bound. The cost: every allocation and free takes
+    /// the slow path, as with an adaptor. The peaks of the other backends are always exact.
     ///
     /// ```
     /// use gpumem_pool::{Device, Pool, Profile, Stream};
@@ -151,32 +153,32 @@ impl PoolBuilder {
         self
     }
 
-    /// Chooses the backend. One that is not built in, or that the device can't carry, is an error of
-    /// [`PoolBuilder::build`]; left alone, the best that works is taken.
+    /// Chooses the backend. [`PoolBuilder::build`] fails if it is not built in or the device does not support it. By
+    /// default the first of `caching`, `native` and `none` that works is used.
     pub fn backend(mut self, backend: BackendKind) -> Self {
         self.setup.config.backend = Some(backend);
         self
     }
 
-    /// Never hands out more than this at a time. Each pool has its own limit, for its own kind of memory; one of host
-    /// memory is in bytes, since a share would be one of the device's.
+    /// Sets the hard limit: the pool never exceeds it. Each pool has its own limit, for its kind of memory. A limit of
+    /// host memory is given in bytes, because a share refers to device memory.
     pub fn hard_limit(mut self, limit: impl Into<Limit>) -> Self {
         self.setup.config.hard_limit = Some(limit.into());
         self
     }
 
-    /// Gives cached memory back at synchronisation points until no more than this is reserved. The backend `none`
-    /// caches nothing, so there it has no effect.
+    /// Sets the soft limit: at synchronisation points, cached memory is released until at most this much is reserved.
+    /// Without effect on the backend `none`, which caches nothing.
     pub fn soft_limit(mut self, limit: impl Into<Limit>) -> Self {
         self.setup.config.soft_limit = Some(limit.into());
         self.setup.config.asked.push("soft_limit");
         self
     }
 
-    /// Gives back all that the pool keeps and no block holds, once `after` has passed without an allocation. No thread
-    /// watches: it is noticed where the host waits for a stream or the device or asks whether work is done, and where another pool of the device
-    /// allocates the long way. An allocation does not look at a clock either: the time begins at the first such moment after
-    /// it. The backend `none` keeps nothing.
+    /// Releases all cached memory once `after` has passed without an allocation. There is no background thread. The
+    /// idle time is checked when the host waits for a stream or the device, when it queries whether work is complete,
+    /// and when another pool of the device allocates on the slow path. An allocation does not read the clock: the idle
+    /// time begins at the first such moment after it. Without effect on the backend `none`, which caches nothing.
     ///
     /// ```
     /// use gpumem_pool::{Device, Pool, Stream};
@@ -199,46 +201,48 @@ impl PoolBuilder {
         self
     }
 
-    /// Chooses what the caching backend trades: memory, driver calls, time. Other backends have little such choice: to
-    /// `native` only `poll_budget` means something, of memory that the host may use.
+    /// Chooses the trade-off between memory, driver calls and time. It affects the caching backend; `native` uses only
+    /// `poll_budget`, for host-accessible memory, and all backends use `wait_deadline`.
     pub fn profile(mut self, profile: Profile) -> Self {
         self.setup.config.asked.push("profile");
         self.tuning(Tuning::of(profile))
     }
 
-    /// The same option by option.
+    /// Sets the tuning options one by one instead of by [`PoolBuilder::profile`].
     pub fn tuning(mut self, tuning: Tuning) -> Self {
         self.setup.config.tuning = tuning;
         self
     }
 
-    /// Lets the streams of these devices use the pool's blocks; see [`Pool::enable_peer_access`].
+    /// Gives the streams of these devices access to the pool's blocks; see [`Pool::enable_peer_access`].
     pub fn peer_access(mut self, peers: &[Device]) -> Self {
         self.setup.peers = peers.to_vec();
         self
     }
 
-    /// Makes memory that can be handed to other processes as file descriptors: the driver names the handle under a
-    /// block's address (`cuMemRetainAllocationHandle`) and exports it (`cuMemExportToShareableHandle`), with all blocks that
-    /// lie in it. Only the backend `caching` can; see [`Block::pin_backing`](crate::Block::pin_backing).
+    /// Creates memory that can be handed to other processes as file descriptors. The driver finds the handle under a
+    /// block's address (`cuMemRetainAllocationHandle`) and exports it (`cuMemExportToShareableHandle`), with all blocks
+    /// that lie in it. Only the backend `caching` supports this; see [`Block::pin_backing`](crate::Block::pin_backing).
     pub fn exportable(mut self) -> Self {
         self.setup.config.handle_use.exportable = true;
         self
     }
 
-    /// Makes memory that network cards can reach by themselves, once it is pinned; see
-    /// [`Block::pin_backing`](crate::Block::pin_backing). The backend `none` does so anyway, `native` can't, and
-    /// `caching` can where the device's driver can.
+    /// Creates memory that network cards can access directly once it is pinned; see
+    /// [`Block::pin_backing`](crate::Block::pin_backing). Memory of the backend `none` always supports this. The
+    /// backend `native` does not. The backend `caching` does if the device's driver does.
     pub fn rdma(mut self) -> Self {
         self.setup.config.handle_use.rdma = true;
         self
     }
 
-    /// DriverAllocator `observer` with every error of this pool that says there is not so much memory: [`PoolError::OutOfMemory`] and
+    /// Calls `observer` with every error of this pool that reports a lack of memory: [`PoolError::OutOfMemory`] and
     /// [`PoolError::LimitReached`], which have a report ([`PoolError::out_of_memory`]), [`PoolError::TooLarge`] and
-    /// [`PoolError::OverBudget`]. It is told once, on the thread that asks, before the request returns, and not of what was
-    /// refused on the way to memory that was had in the end. No lock is held: it may look at the pool, and free what it has of
-    /// it. Of requests that it makes itself it is not told, and its panics are the caller's.
+    /// [`PoolError::OverBudget`].
+    ///
+    /// The call happens once, on the requesting thread, before the request returns. Refusals along the way of a request
+    /// that succeeds in the end are not reported. No lock is held, so the observer may inspect the pool and free
+    /// blocks. Its own requests are not reported to it. Its panics propagate to the caller.
     ///
     /// ```
     /// use gpumem_pool::{Device, Pool, Stream};
@@ -254,7 +258,7 @@ impl PoolBuilder {
     /// assert!(pool.alloc(96 << 20, &stream).is_err() && pool.alloc(2 << 30, &stream).is_err());
     /// let log = log.lock().unwrap();
     /// assert!(log[0].contains("the limit of 64.000 MiB refused 96.000 MiB"), "{log:?}");
-    /// assert!(log[1].contains("more than the 1.000 GiB that the device has"), "{log:?}");
+    /// assert!(log[1].contains("the device has only 1.000 GiB"), "{log:?}");
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     pub fn on_out_of_memory(mut self, observer: impl Fn(&PoolError) + Send + Sync + 'static) -> Self {
@@ -262,14 +266,14 @@ impl PoolBuilder {
         self
     }
 
-    /// Lets the backend `caching` take its memory in plain segments (`cuMemAlloc`) even where it could map handles: for
-    /// what can't deal with mapped memory, such as `cuIpcGetMemHandle` or older tools. It does so by itself where virtual
-    /// memory management is missing or refused; [`Status::plain_segments`](crate::Status::plain_segments) says.
+    /// Makes the backend `caching` use plain segments (`cuMemAlloc`) even where it could map handles, for software that
+    /// cannot handle mapped memory, such as `cuIpcGetMemHandle` or older tools. Plain segments are the default where
+    /// virtual memory management is missing or refused; [`Status::plain_segments`](crate::Status::plain_segments)
+    /// reports which applies.
     ///
-    /// Nothing is mapped elsewhere then, so what is free between blocks stays there ([`Tuning::split_bytes_max`] keeps small blocks
-    /// out of large segments), and only a segment that is free as a
-    /// whole goes back to the driver, whose plain free waits for the device: so may [`Pool::trim_to`] and the end of the
-    /// pool.
+    /// Plain segments cannot be remapped, so free memory between blocks stays there ([`Tuning::split_bytes_max`] keeps
+    /// small blocks out of large segments). Only a segment that is free as a whole can be released, and the driver's
+    /// plain free waits for the device: [`Pool::trim_to`] and dropping the pool may wait therefore.
     ///
     /// ```
     /// use gpumem_pool::{BackendKind, Device, Pool, Stream};
@@ -289,7 +293,7 @@ impl PoolBuilder {
         self
     }
 
-    /// Puts an adaptor around the pool, and around those that were put there before: the last one is asked first. See
+    /// Adds an adaptor around the pool and the adaptors added before: the last one sees a request first. See
     /// [`adaptor`](crate::adaptor).
     ///
     /// ```
@@ -312,13 +316,19 @@ impl PoolBuilder {
         self
     }
 
-    /// Makes the pool.
+    /// Creates the pool.
     ///
     /// # Errors
     ///
-    /// [`PoolError::BackendNotBuilt`], [`PoolError::BackendUnsupported`], [`PoolError::KindUnsupported`],
-    /// [`PoolError::LimitTooSmall`], [`ConfigError::LimitSyntax`] for a share that is none, [`ConfigError::ShareOfHost`], [`PoolError::NoPeerAccess`], [`PoolError::NotWithBackend`], or
-    /// what the driver says.
+    /// - [`PoolError::BackendNotBuilt`], [`PoolError::BackendUnsupported`] or [`PoolError::KindUnsupported`] if the
+    ///   backend or the kind is unavailable.
+    /// - [`PoolError::NotWithBackend`] or [`PoolError::NotWithKind`] if the backend or the kind lacks a requested
+    ///   property.
+    /// - [`PoolError::LimitTooSmall`] for a hard limit below the minimum.
+    /// - [`PoolError::Config`] with [`ConfigError::LimitSyntax`] for a share outside 0 to 100 %, or
+    ///   [`ConfigError::ShareOfHost`] for a share of host memory.
+    /// - [`PoolError::NoPeerAccess`] if a peer device has no link.
+    /// - [`PoolError::Driver`] if a driver call fails.
     pub fn build(mut self) -> Result<Pool, PoolError> {
         self.setup.adaptors.extend(self.trace.take().map(|trace| trace as _));
         Pool::build(self.setup)

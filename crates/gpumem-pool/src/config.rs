@@ -1,4 +1,4 @@
-//! How a pool is set up: values that a program or its environment gives, and their text forms. Pure.
+//! The configuration of a pool: values given by a program or its environment, and their text forms. Pure.
 
 pub(crate) mod alignment;
 pub(crate) mod backend_kind;
@@ -7,16 +7,10 @@ pub mod conf;
 pub(crate) mod kind;
 pub(crate) mod limit;
 pub(crate) mod pool_id;
-#[cfg_attr(
-    not(feature = "backend-caching"),
-    allow(dead_code, reason = "what only the caching backend asks for")
-)]
+#[cfg_attr(not(feature = "backend-caching"), allow(dead_code, reason = "used only by the caching backend"))]
 pub(crate) mod size_rounding;
 pub(crate) mod text;
-#[cfg_attr(
-    not(feature = "backend-caching"),
-    allow(dead_code, reason = "what only the caching backend asks for")
-)]
+#[cfg_attr(not(feature = "backend-caching"), allow(dead_code, reason = "used only by the caching backend"))]
 pub(crate) mod tuning;
 
 pub(crate) use alignment::ALIGNMENT_MIN;
@@ -33,11 +27,11 @@ pub use tuning::{Profile, Tuning};
 
 use core::time::Duration;
 
-/// What a pool is to be, and what it is from its making on.
+/// The configuration of a pool, immutable once the pool is built.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Config {
     pub(crate) kind: MemoryKind,
-    /// `None` takes the first that is built and works.
+    /// `None` selects the first backend that is built in and works.
     pub(crate) backend: Option<BackendKind>,
     pub(crate) hard_limit: Option<Limit>,
     pub(crate) soft_limit: Option<Limit>,
@@ -45,12 +39,12 @@ pub(crate) struct Config {
     pub(crate) tuning: Tuning,
     pub(crate) handle_use: HandleUse,
     pub(crate) plain_segments: bool,
-    /// Whether memory that can be mapped was asked for.
+    /// Whether memory that can be remapped was requested explicitly.
     pub(crate) expandable_segments: bool,
     pub(crate) oversubscribes: bool,
     pub(crate) exact_peaks: bool,
-    /// Beyond this part of what may be reserved, idle memory is given back before there is more.
+    /// Above this fraction of the memory that may be reserved, idle memory is released before the pool grows.
     pub(crate) collect_above: Option<f64>,
-    /// The names of options that were given, of all those that may have no effect.
+    /// The names of the options that were given, among those that some backends ignore.
     pub(crate) asked: Vec<&'static str>,
 }

@@ -1,4 +1,4 @@
-//! [`PoolError`]: what a correct program can meet, and what it can do then.
+//! [`PoolError`]: the errors that a correct program can meet, each with the action to take.
 
 pub(crate) mod damage;
 pub(crate) mod out_of_memory;
@@ -13,240 +13,248 @@ use gpumem_sys::env::EnvError;
 use gpumem_sys::types::CUresult;
 use gpumem_sys::{DriverError, LoadError};
 
-/// Something in this layer failed. The text says what to do next.
+/// An operation of the pool layer failed. The text states the problem, the cause and the action.
 #[derive(Clone, Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum PoolError {
-    /// The device is full, after everything that could be given back was. Freeing something, here or elsewhere, may help;
-    /// the report says what most likely does.
+    /// The device has no free memory, even after the pool released and reclaimed everything it could. Freeing memory,
+    /// here or in another process, may help; the report's advice names the most likely remedy.
     #[error("{0}")]
     OutOfMemory(Box<OutOfMemory>),
-    /// Larger than the device. Trying again never helps. Unified memory may be
+    /// The request is larger than the device's memory, so a retry never succeeds. Unified memory may exceed the device
     /// ([`PoolBuilder::oversubscribe`](crate::PoolBuilder::oversubscribe)).
     #[error(
-        "{} requested, more than the {} that the device has; split the data",
+        "{} requested, but the device has only {}; split the data into smaller blocks",
         Bytes(*.requested_bytes), Bytes(*.device_bytes)
     )]
     TooLarge {
-        /// What was asked for.
+        /// The requested size.
         requested_bytes: u64,
-        /// All the device has.
+        /// The device's total memory.
         device_bytes: u64,
     },
-    /// A hard limit refused it, after everything that could be given back was. Freeing something, or raising the limit,
-    /// helps.
+    /// A hard limit or quota refused the request, even after the pool released and reclaimed everything it could.
+    /// Freeing memory or raising the limit helps.
     #[error("{0}")]
     LimitReached(Box<OutOfMemory>),
-    /// The budget of an adaptor refused it. Freeing something, or raising the budget, helps.
+    /// The budget of an adaptor refused the request. Freeing memory or raising the budget helps.
     #[error(
-        "a budget of {} refused {} with {} in use; drop arrays, or raise it with Budget::set_limit",
+        "the budget of {} refused {} with {} in use; free memory, or raise the budget with Budget::set_limit",
         Bytes(*.limit_bytes), Bytes(*.requested_bytes), Bytes(*.in_use_bytes)
     )]
     OverBudget {
-        /// What was asked for, rounded up as it is counted.
+        /// The requested size, rounded up as the budget counts it.
         requested_bytes: u64,
-        /// Counted against the budget at that moment.
+        /// The bytes counted against the budget when it refused.
         in_use_bytes: u64,
-        /// The budget.
+        /// The limit of the budget.
         limit_bytes: u64,
     },
-    /// Somebody wrote past an end of a block that has been freed since. Nothing is wrong with this request.
+    /// A write passed an end of a block that has been freed since. The present request is correct.
     #[error(
-        "{0}; look for the kernel or copy that did it, with compute-sanitizer or `Guard::settle` after each"
+        "{0}; find the kernel or copy that wrote there, with compute-sanitizer or `Guard::settle` after each"
     )]
     Damaged(damage::Damage),
-    /// An adaptor refused it.
+    /// An adaptor refused the request.
     #[error("the adaptor `{adaptor}` refused {}: it {reason}", Bytes(*.requested_bytes))]
     Refused {
-        /// The adaptor's name.
+        /// The name of the adaptor.
         adaptor: String,
-        /// What was asked of it.
+        /// The size requested of the adaptor.
         requested_bytes: u64,
-        /// What it did, as the end of a sentence.
+        /// The adaptor's reason, as the end of a sentence that begins with "it".
         reason: String,
     },
-    /// An alignment that no block can have.
-    #[error("{alignment} is no alignment: use a power of two up to {largest}")]
+    /// The requested alignment is not a power of two, or is too large.
+    #[error("invalid alignment {alignment}; expected a power of two up to {largest}")]
     BadAlignment {
-        /// What was asked for.
+        /// The requested alignment.
         alignment: u64,
-        /// The largest there is.
+        /// The largest supported alignment.
         largest: u64,
     },
-    /// A growable block was made for less.
+    /// The request exceeds the maximum that the growable block was created with.
     #[error(
-        "{} requested of a growable block that was made for {}; ask Pool::growable for more addresses, which cost nothing",
+        "{} requested of a growable block whose maximum is {}; give Pool::growable a larger maximum, which reserves only \
+         addresses",
         Bytes(*.requested_bytes), Bytes(*.maximum_bytes)
     )]
     BeyondMaximum {
-        /// What was asked for.
+        /// The requested size.
         requested_bytes: u64,
-        /// What it was made for.
+        /// The maximum given to [`Pool::growable`](crate::Pool::growable).
         maximum_bytes: u64,
     },
-    /// This backend has no way to do it; another one has.
-    #[error("the backend `{backend}` can't {what}; use the backend {instead}")]
+    /// The pool's backend does not support the operation; another backend does.
+    #[error("the backend `{backend}` cannot {what}; use the backend {instead}")]
     NotWithBackend {
         /// The pool's backend.
         backend: BackendKind,
-        /// What was asked for.
+        /// The operation, as an infinitive.
         what: &'static str,
-        /// The backends that can.
+        /// The backends that support the operation.
         instead: &'static str,
     },
-    /// The pool is over plain segments, because the driver has no virtual memory or because that was asked for.
+    /// The operation needs virtual memory management, and the pool uses plain segments: the driver has nothing else, or
+    /// [`PoolBuilder::plain_segments`](crate::PoolBuilder::plain_segments) was called.
     #[error(
-        "a pool over plain segments can't {what}: that takes virtual memory management; use a driver and a device that \
-         have it, and no PoolBuilder::plain_segments"
+        "a pool over plain segments cannot {what}, which needs virtual memory management; use a driver and a device that \
+         support it, without PoolBuilder::plain_segments"
     )]
     NeedsVirtualMemory {
-        /// What was asked for.
+        /// The operation, as an infinitive.
         what: &'static str,
     },
-    /// Memory of this kind has no such thing.
-    #[error("memory of the kind `{kind}` can't {what}; use a pool of the kind {instead}")]
+    /// Memory of the pool's kind does not support the operation.
+    #[error("memory of the kind `{kind}` cannot {what}; use a pool of the kind {instead}")]
     NotWithKind {
         /// The pool's kind.
         kind: MemoryKind,
-        /// What was asked for.
+        /// The operation, as an infinitive.
         what: &'static str,
-        /// The kinds that can.
+        /// The kinds that support the operation.
         instead: &'static str,
     },
-    /// This device or its driver has no memory of the kind.
-    #[error("there is no memory of the kind `{kind}` here ({reason}); use `device` or `host`")]
+    /// The device or its driver has no memory of this kind.
+    #[error("memory of the kind `{kind}` is unavailable here ({reason}); use `device` or `host`")]
     KindUnsupported {
-        /// What was asked for.
+        /// The requested kind.
         kind: MemoryKind,
-        /// What is missing.
+        /// The missing capability.
         reason: String,
     },
-    /// The device has no way to use the program's own memory like that.
+    /// The device does not support this use of the program's own host memory.
     #[error("{device} {what}; use {instead}, or copy")]
     NoHostAccess {
-        /// Which.
+        /// The device.
         device: String,
-        /// What it lacks.
+        /// The missing capability, as the end of a sentence about the device.
         what: &'static str,
-        /// What it may have.
+        /// The kind of host memory that may work.
         instead: &'static str,
     },
-    /// The block's pool was not made for other processes.
+    /// The block's pool was built without [`PoolBuilder::exportable`](crate::PoolBuilder::exportable).
     #[error(
-        "this block can't be exported: make its pool with PoolBuilder::exportable, and the backend `caching`"
+        "this block cannot be exported; build its pool with PoolBuilder::exportable and the backend `caching`"
     )]
     NotExportable,
-    /// A part of a block that is not within it.
-    #[error("bytes {start} to {end} are not within the {size_bytes} bytes of the block")]
+    /// A range is not within the block.
+    #[error(
+        "bytes {start} to {end} are outside the block, which has {size_bytes} bytes; use a range within the block"
+    )]
     OutOfBounds {
-        /// Where the part was to start.
+        /// The requested start.
         start: u64,
-        /// Where it was to end.
+        /// The requested end.
         end: u64,
-        /// What the block has.
+        /// The size of the block.
         size_bytes: u64,
     },
-    /// Nothing connects the two devices so that one could use the other's memory.
-    #[error("{peer} can't use the memory of {device}: they have no link; copy through the host")]
+    /// No link connects the two devices, so neither can access the other's memory.
+    #[error("{peer} cannot access the memory of {device}: no link connects them; copy through the host")]
     NoPeerAccess {
-        /// Whose memory it is.
+        /// The device that owns the memory.
         device: String,
-        /// Who was to use it.
+        /// The device that was to access it.
         peer: String,
     },
-    /// A hard limit or a quota that nothing useful fits into.
+    /// A hard limit or quota is below the smallest accepted value.
     #[error(
-        "a hard limit or quota of {} leaves room for nothing: the least is {}; raise it where it was set, by \
-         GPUMEM_HARD_LIMIT, PoolBuilder::hard_limit, Pool::private or Pool::set_hard_limit",
+        "a hard limit or quota of {} is too small: the minimum is {}; raise it where it was set (GPUMEM_HARD_LIMIT, \
+         PoolBuilder::hard_limit, Pool::private or Pool::set_hard_limit)",
         Bytes(*.limit_bytes), Bytes(*.minimum_bytes)
     )]
     LimitTooSmall {
-        /// What was given, in bytes of this device.
+        /// The given limit, in bytes of this device.
         limit_bytes: u64,
-        /// The smallest that is accepted.
+        /// The smallest accepted limit.
         minimum_bytes: u64,
     },
-    /// The backend exists, but this program was built without it.
+    /// The backend exists, but this program was built without its cargo feature.
     #[error(
-        "this program was built without the backend `{backend}`; enable the feature `{feature}`, or use `none`"
+        "this program was built without the backend `{backend}`; enable the cargo feature `{feature}`, or use the backend \
+         `none`"
     )]
     BackendNotBuilt {
-        /// What was asked for.
+        /// The requested backend.
         backend: BackendKind,
         /// The cargo feature that builds it.
         feature: &'static str,
     },
-    /// The backend is built, but this device or its driver can't carry it.
+    /// The backend is built in, but this device or its driver does not support it.
     #[error(
         "the backend `{backend}` does not work here ({reason}); update the driver, or use the backend `none`"
     )]
     BackendUnsupported {
-        /// What was asked for.
+        /// The requested backend.
         backend: BackendKind,
-        /// What is missing.
+        /// The missing capability.
         reason: String,
     },
-    /// The driver has fewer devices.
+    /// The driver has no device with this ordinal.
     #[error(
-        "there is no device {ordinal}: the driver has {count}, counted from 0; check CUDA_VISIBLE_DEVICES"
+        "device {ordinal} does not exist: the driver has {count} devices, numbered from 0; check CUDA_VISIBLE_DEVICES"
     )]
     NoSuchDevice {
-        /// What was asked for.
+        /// The requested ordinal.
         ordinal: u32,
-        /// How many there are.
+        /// The number of devices.
         count: u32,
     },
-    /// Two things that must be on one device are not.
-    #[error("{expected} was expected, and this belongs to {found}; make both from the same Device")]
+    /// Two objects that must belong to one device belong to different devices or contexts.
+    #[error("expected {expected}, but this object belongs to {found}; create both from one Device")]
     WrongDevice {
-        /// Where it should have been.
+        /// The expected device.
         expected: String,
-        /// Where it is.
+        /// The actual device or context.
         found: String,
     },
-    /// As many streams of this machine are alive, or have work left, as can be kept apart.
+    /// The number of streams that are alive or have unfinished work reached the maximum that the pool layer can track.
     #[error(
-        "{limit} streams are alive or have work left, and more can't be kept apart; drop some, share them, or synchronize \
-         the device"
+        "too many streams: {limit} are alive or have unfinished work, which is the maximum; drop some, share them, or \
+         synchronize the device"
     )]
     TooManyStreams {
-        /// How many there may be.
+        /// The maximum number of streams.
         limit: usize,
     },
-    /// The stream's owner was about to destroy it.
-    #[error("this stream was retired: its owner destroys it; wrap another one")]
+    /// The stream was retired, because its owner is about to destroy it.
+    #[error("this stream was retired because its owner destroys it; wrap another stream")]
     StreamRetired,
-    /// A thread's own default stream, named on another thread.
-    #[error("this is another thread's default stream; use it there, or make a stream with Stream::new")]
+    /// A thread named another thread's default stream.
+    #[error(
+        "this is the default stream of another thread; use it there, or create a stream with Stream::new"
+    )]
     WrongThread,
-    /// It can't be part of a graph, and a capture goes on. The capture is as it was.
-    #[error("{operation} can't be part of a graph; do it before the capture begins or after it ends")]
+    /// The operation cannot be part of a graph, and a capture is active. The capture is unchanged.
+    #[error("{operation} cannot be part of a graph; do it before the capture begins or after it ends")]
     NotInCapture {
-        /// What was asked for.
+        /// The refused operation.
         operation: &'static str,
     },
-    /// A call that can't be part of a graph was made in the capture, and broke it.
+    /// A call that cannot be part of a graph was made during the capture and broke it.
     #[error(
-        "this capture is broken: something was called in it that can't be part of a graph; end it, and capture again \
+        "this capture is broken: a call that cannot be part of a graph was made during it; end it, and capture again \
          without that call"
     )]
     CaptureBroken,
-    /// A stream joined the capture and was not waited for before its end.
+    /// A stream joined the capture, and the capturing stream did not wait for it before the end.
     #[error(
-        "this capture gave no graph: a stream that joined it has work that nothing waits for; make the stream that \
-         captures wait for it before the end"
+        "this capture produced no graph: a stream that joined it has work that the capturing stream does not wait for; \
+         make the capturing stream wait for that stream before the capture ends"
     )]
     CaptureUnjoined,
-    /// A time was asked of an event that keeps none.
-    #[error("this event keeps no time; make it with Event::with_timing")]
+    /// The elapsed time of an event that records no time was requested.
+    #[error("this event records no time; create it with Event::with_timing")]
     NotTimed,
-    /// The context is dead: a kernel failed, or the hardware did. Nothing on it can be used or freed any more.
-    #[error("the device's context is lost ({0}); nothing on it can be saved, restart the process")]
+    /// The context is lost, because a kernel or the hardware failed. Nothing on it can be used or freed.
+    #[error("the device's context and everything on it are lost ({0}); restart the process")]
     DeviceLost(DriverError),
-    /// A free failed earlier, so the pool's books and the driver's disagree. The block was leaked rather than reused.
+    /// An earlier free failed, so the pool's bookkeeping and the driver's differ. The block was leaked rather than
+    /// reused.
     #[error(
-        "this pool can't be used any more: freeing {} at {address:#x} failed ({cause}), and the block was leaked; make a \
-         new pool, and check what else frees or resets things on this device",
+        "this pool is unusable: freeing {} at {address:#x} failed ({cause}), and the block was leaked; create a new pool, \
+         and check what else frees memory or resets the device",
         Bytes(*.size_bytes)
     )]
     Poisoned {
@@ -254,15 +262,15 @@ pub enum PoolError {
         address: u64,
         /// Its size.
         size_bytes: u64,
-        /// What the driver said.
+        /// The driver's error.
         cause: DriverError,
     },
-    /// Host memory or an imported block was dropped, and the device could not be waited for. The memory stays registered or
-    /// mapped rather than being given back under use. The next [`Device::synchronize`](crate::Device::synchronize) that succeeds
-    /// gives a [`HostMemory`](crate::HostMemory) back whose elements have no drop; other memory is leaked. Nothing is wrong with
-    /// this call: repeat it.
+    /// Host memory or an imported block was dropped, and waiting for the device failed. The memory stays registered or
+    /// mapped, because the device may still use it. The next successful
+    /// [`Device::synchronize`](crate::Device::synchronize) releases a [`HostMemory`](crate::HostMemory) whose elements
+    /// need no drop; other memory is leaked. The call that returns this error is correct: repeat it.
     #[error(
-        "{what} at {address:#x} ({}) was kept when it was dropped, because the device could not be waited for ({cause}); end \
+        "{what} at {address:#x} ({}) stays allocated after its drop, because waiting for the device failed ({cause}); end \
          captures of other threads before such a drop, and repeat this call, which reports each case once",
         Bytes(*.size_bytes)
     )]
@@ -273,30 +281,30 @@ pub enum PoolError {
         address: u64,
         /// Its size.
         size_bytes: u64,
-        /// What kept the wait, or the return, from succeeding.
+        /// The error of the failed wait or release.
         cause: DriverError,
     },
-    /// There is no driver to use.
+    /// No driver could be loaded.
     #[error(transparent)]
     Load(#[from] LoadError),
-    /// Options by name that can't be used.
+    /// A named option is invalid.
     #[error(transparent)]
     Config(#[from] ConfigError),
-    /// The environment holds something of ours that can't be used.
+    /// A `GPUMEM_…` environment variable is invalid.
     #[error(transparent)]
     Env(#[from] EnvError),
-    /// The driver refused a call.
+    /// A driver call failed.
     #[error(transparent)]
     Driver(DriverError),
 }
 
 impl PoolError {
-    /// Of something that only the device's own memory has.
+    /// The operation exists only for device memory.
     pub(crate) fn not_with_kind(kind: MemoryKind, what: &'static str) -> Self {
         Self::NotWithKind { kind, what, instead: "`device`" }
     }
 
-    /// By whom the request was refused that this report is of.
+    /// Picks the variant for a report: [`PoolError::LimitReached`] if a limit refused, else [`PoolError::OutOfMemory`].
     pub(crate) fn refused(report: OutOfMemory) -> Self {
         match report.limit_bytes {
             Some(_) => Self::LimitReached(Box::new(report)),
@@ -304,7 +312,7 @@ impl PoolError {
         }
     }
 
-    /// The same with a report that says what the request was before its backend added to it.
+    /// Restores the requested size and alignment in the report: the backend saw a larger request.
     pub(crate) fn aligned(mut self, size_bytes: u64, alignment: u64) -> Self {
         if let Some(report) = self.out_of_memory_mut()
             && alignment > ALIGNMENT_MIN
@@ -314,12 +322,12 @@ impl PoolError {
         self
     }
 
-    /// Takes what its report says was tried.
+    /// Moves the attempts out of the report.
     pub(crate) fn take_attempts(&mut self) -> Vec<Attempt> {
         self.out_of_memory_mut().map(|report| core::mem::take(&mut report.attempts)).unwrap_or_default()
     }
 
-    /// The same with a report that says what was tried.
+    /// Sets the attempts of the report.
     pub(crate) fn after(mut self, attempts: Vec<Attempt>) -> Self {
         if let Some(report) = self.out_of_memory_mut() {
             report.attempts = attempts;
@@ -327,7 +335,7 @@ impl PoolError {
         self
     }
 
-    /// The report of a request that was refused for want of memory; nothing for any other error.
+    /// The report of a request that was refused because memory or a limit ran out; `None` for every other error.
     #[must_use]
     pub fn out_of_memory(&self) -> Option<&OutOfMemory> {
         match self {
@@ -336,7 +344,7 @@ impl PoolError {
         }
     }
 
-    /// Whether memory was refused, for whatever reason: another size, or memory from elsewhere, may do.
+    /// Whether the size was refused, for any reason. A smaller request, or other memory, may succeed.
     pub(crate) fn is_want_of_memory(&self) -> bool {
         matches!(self, Self::TooLarge { .. } | Self::OverBudget { .. }) || self.out_of_memory().is_some()
     }
@@ -355,20 +363,20 @@ impl From<DriverError> for PoolError {
     }
 }
 
-/// Whether the code says that no work runs any more: the context is lost or destroyed, or the driver shuts down.
+/// Whether no work can run after this code: the context is lost or destroyed, or the driver is shutting down.
 pub(crate) fn is_over(code: CUresult) -> bool {
     is_sticky(code) || OVER.contains(&code)
 }
 
 const OVER: [CUresult; 2] = [CUresult::CUDA_ERROR_DEINITIALIZED, CUresult::CUDA_ERROR_INVALID_CONTEXT];
 
-/// Whether the code is the driver's answer for a capture that is in the way.
+/// Whether the driver returns this code because of an active capture.
 pub(crate) fn is_of_capture(code: CUresult) -> bool {
     (CUresult::CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED.0..=CUresult::CUDA_ERROR_STREAM_CAPTURE_WRONG_THREAD.0)
         .contains(&code.0)
 }
 
-/// Whether the code stays with the context: every later call on it returns the same.
+/// Whether every later call on the context returns this code again.
 pub(crate) fn is_sticky(code: CUresult) -> bool {
     STICKY.contains(&code)
 }

@@ -1,4 +1,5 @@
-//! The environment variables of a pool, which only [`PoolBuilder::from_env`] reads: [`VARIABLES`].
+//! The environment variables that [`PoolBuilder::from_env`] reads: [`VARIABLES`]. Nothing else in this crate reads
+//! them.
 
 use super::PoolBuilder;
 use crate::config::{FORMS, conf};
@@ -13,41 +14,38 @@ use std::sync::Arc;
 pub const VARIABLES: &[Variable] = &[
     Variable {
         name: "GPUMEM_POOL",
-        meaning: "caching | native | none: which backend a pool takes (default the first that is built and works)",
+        meaning: "caching | native | none: the backend of a pool (default: the first that is built in and works)",
     },
     Variable {
         name: "GPUMEM_KIND",
-        meaning: "device | unified | host: whose memory a pool hands out (default device)",
+        meaning: "device | unified | host: the kind of memory of a pool (default device)",
     },
     Variable {
         name: "GPUMEM_PROFILE",
-        meaning: "fast | balanced | tight: what the caching backend trades (default balanced)",
+        meaning: "fast | balanced | tight: the trade-off of the caching backend (default balanced)",
     },
     Variable {
         name: "GPUMEM_CONF",
-        meaning: "key:value,…: any option of a pool by its name, PyTorch's knobs among them",
+        meaning: "key:value,…: any option of a pool by name, PyTorch's allocator options among them",
     },
     Variable {
         name: "GPUMEM_SOFT_LIMIT",
-        meaning: "100M, 1.5GiB, 50%, 10000: cached memory above it is given back",
+        meaning: "100M, 1.5GiB, 50%, 10000: cached memory above this is released at synchronisation",
     },
-    Variable {
-        name: "GPUMEM_HARD_LIMIT",
-        meaning: "100M, 1.5GiB, 50%, 10000: the pool never hands out more",
-    },
+    Variable { name: "GPUMEM_HARD_LIMIT", meaning: "100M, 1.5GiB, 50%, 10000: the hard limit of a pool" },
     Variable {
         name: "GPUMEM_TRACE",
-        meaning: "a file, %p in it is the process: what pools are asked for is recorded, for `cargo xtask replay`",
+        meaning: "a file (%p becomes the process id) that records the requests of pools, for `cargo xtask replay`",
     },
 ];
 
 impl PoolBuilder {
-    /// Starts from `GPUMEM_CONF`, `GPUMEM_KIND`, `GPUMEM_POOL`, `GPUMEM_PROFILE`, `GPUMEM_HARD_LIMIT`, `GPUMEM_SOFT_LIMIT` and
-    /// `GPUMEM_TRACE`; what is set on the builder wins.
+    /// Starts from `GPUMEM_CONF`, `GPUMEM_KIND`, `GPUMEM_POOL`, `GPUMEM_PROFILE`, `GPUMEM_HARD_LIMIT`,
+    /// `GPUMEM_SOFT_LIMIT` and `GPUMEM_TRACE`. Later calls on the builder win.
     ///
     /// # Errors
     ///
-    /// [`PoolError::Env`] for an unknown `GPUMEM_…` variable or a value that can't be used.
+    /// [`PoolError::Env`] for an unknown `GPUMEM_…` variable or an invalid value.
     pub fn from_env(device: &Device) -> Result<Self, PoolError> {
         Self::from_variables(device, |name| env::read(VARIABLES, name))
     }
@@ -77,7 +75,7 @@ impl PoolBuilder {
     }
 }
 
-/// Pools of one process record into one file.
+/// All pools of a process record into one file.
 fn trace(path: String) -> Result<Arc<Trace>, EnvError> {
     Trace::shared(path.as_ref()).map_err(|error| EnvError::BadValue {
         name: "GPUMEM_TRACE",
@@ -86,7 +84,7 @@ fn trace(path: String) -> Result<Arc<Trace>, EnvError> {
     })
 }
 
-/// The variable's value, with its name in the error: who set it should find it.
+/// Parses a variable. The error names the variable, so that its setting can be found.
 fn parse<T: FromStr>(
     read: impl Fn(&'static str) -> Result<Option<String>, EnvError>,
     name: &'static str,

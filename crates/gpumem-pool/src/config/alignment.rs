@@ -1,4 +1,4 @@
-//! How blocks are aligned.
+//! The alignment of blocks.
 
-/// What every block has.
+/// The alignment of every block, in bytes.
 pub(crate) const ALIGNMENT_MIN: u64 = 256;

@@ -1,28 +1,28 @@
-//! [`BackendKind`]: where a pool's bytes come from.
+//! [`BackendKind`]: the source of a pool's memory.
 
 use crate::config::ConfigError;
 use core::fmt;
 use core::str::FromStr;
 
-/// What physical memory is made for, beside being used here.
+/// Uses of physical memory outside this process's own kernels.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct HandleUse {
     pub(crate) exportable: bool,
     pub(crate) rdma: bool,
 }
 
-/// Where a pool's bytes come from.
+/// The source of a pool's memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize), serde(rename_all = "lowercase"))]
 #[non_exhaustive]
 pub enum BackendKind {
-    /// Our own heap over the driver's virtual memory, or over plain segments where there is none, with caches that each
-    /// thread has to itself. Feature `backend-caching`.
+    /// A heap over the driver's virtual memory, or over plain segments where that is missing, with a cache for each
+    /// thread. Feature `backend-caching`.
     Caching,
-    /// The driver's own stream-ordered pool. Feature `backend-native`.
+    /// The driver's stream-ordered pool. Feature `backend-native`.
     Native,
-    /// `cuMemAlloc` and `cuMemFree`, with nothing kept: for debugging tools, and for drivers without pools. Freeing
-    /// waits for the device.
+    /// `cuMemAlloc` and `cuMemFree` without caching, for debugging tools and for drivers without pools. Freeing waits
+    /// for the device.
     None,
 }
 

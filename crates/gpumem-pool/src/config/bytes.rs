@@ -1,4 +1,4 @@
-//! A number of bytes, printed for people: binary units, three decimals unless told otherwise.
+//! A number of bytes, printed in binary units, with three decimals by default.
 
 use core::fmt;
 
@@ -15,14 +15,14 @@ use core::fmt;
 pub struct Bytes(pub u64);
 
 impl Bytes {
-    /// So many at least that what is printed is no less.
+    /// The smallest number of bytes that is at least `self` and prints as such, without rounding down.
     pub(crate) fn rounded_up(self) -> Self {
         let unit = u128::from(self.unit().map_or(1000, |(unit, _)| unit));
         let thousandths = (u128::from(self.0) * 1000).div_ceil(unit);
         Self(u64::try_from((thousandths * unit).div_ceil(1000)).unwrap_or(u64::MAX))
     }
 
-    /// None is a byte.
+    /// The largest unit that fits; `None` below 1 KiB.
     fn unit(self) -> Option<(u64, &'static str)> {
         self.0.checked_ilog2()?.checked_div(10)?.checked_sub(1).map(|index| UNITS[index as usize])
     }
@@ -35,7 +35,7 @@ impl fmt::Display for Bytes {
             (count, None) => f.pad(&format!("{count} bytes")),
             (count, Some((unit, name))) => {
                 let decimals = f.precision().unwrap_or(3);
-                // Padded without the precision, which would cut the text.
+                // `pad` would apply the precision to the text and truncate it.
                 let text = format!("{:.decimals$} {name}", count as f64 / unit as f64);
                 match f.width() {
                     Some(width) => write!(f, "{text:>width$}"),

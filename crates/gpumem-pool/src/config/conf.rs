@@ -1,37 +1,41 @@
-//! The options of a pool by name: `key:value,…`, as [`PoolBuilder::conf`](crate::PoolBuilder::conf) and `GPUMEM_CONF` take them.
+//! The named options of a pool: `key:value,…`, for [`PoolBuilder::conf`](crate::PoolBuilder::conf) and `GPUMEM_CONF`.
 //!
 //! | key | value | `caching` | `native` | `none` |
 //! | --- | --- | --- | --- | --- |
-//! | `backend` | `caching`, `native`, `none`; `cudaMallocAsync` is `native`; what PyTorch calls `native` is `caching` | | | |
-//! | `no_caching` | `true`, `false` | takes the backend `none` | the same | as it is |
-//! | `kind` | `device`, `unified`, `host` | whose memory | the same | the same |
-//! | `profile` | `fast`, `balanced`, `tight` | all tuning options at once; tuning options by name win | – | – |
-//! | `hard_limit` | `100M`, `1.5GiB`, `50%`, `10000` | bounds what is reserved | what is in use | what is in use |
-//! | `per_process_memory_fraction` | above 0, up to 1 | the same as a share of the device | the same | the same |
-//! | `soft_limit` | as `hard_limit` | given back down to it at synchronisation | the same | – |
-//! | `garbage_collection_threshold` | between 0 and 1 | beyond this part of the hard limit (of the device, if there is none), idle memory is given back before the heap is searched further or grows | the same when the driver's pool grows | – |
-//! | `roundup_power2_divisions` | a power of two, up to 64, or a list by size: `[256:1,512:2,1024:4,>:8]`, see [`SizeRounding`] | blocks beyond 1 MiB are rounded up to this part of their power of two | – | – |
-//! | `max_split_size_mb` | MiB, at least 20 | over plain segments, larger blocks have a segment each ([`Tuning::split_bytes_max`]); else – | – | – |
-//! | `expandable_segments` | `true`, `false` | `false` takes plain segments; `true` has no effect where there are no others | – | – |
-//! | `oversubscribe` | `true`, `false` | see [`PoolBuilder::oversubscribe`](crate::PoolBuilder::oversubscribe) | – | the same |
-//! | `exact_peaks` | `true`, `false` | see [`PoolBuilder::exact_peaks`](crate::PoolBuilder::exact_peaks) | –: they are anyway | –: likewise |
-//! | `trim_when_idle_ms` | milliseconds | see [`PoolBuilder::trim_when_idle`](crate::PoolBuilder::trim_when_idle) | the same | – |
-//! | `growth_slack`, `growth_slack_max`, `window_allowance`, `magazine_share`, `large_share` | thousandths | the tuning options of that name, see [`Tuning`] | – | – |
-//! | `growth_divisor`, `rounding_divisor`, `empty_windows_max` | a number | the same | – | – |
-//! | `handle_bytes_max`, `magazine_bytes_min` | bytes, with or without a unit | the same | – | – |
-//! | `poll_budget_us` | microseconds | the same | the same for memory that the host may use | – |
-//! | `release_budget_us` | microseconds | the same | –: the driver gives back all at once, when the host has waited | – |
-//! | `wait_deadline_ms` | milliseconds | the same | the same | the same |
-//! | `inserted_waits` | `true`, `false` | the same | – | – |
+//! | `backend` | `caching`, `native`, `none`; `cudaMallocAsync` is `native`; PyTorch's `native` is `caching` | | | |
+//! | `no_caching` | `true`, `false` | selects the backend `none` | as `caching` | no change |
+//! | `kind` | `device`, `unified`, `host` | the kind of memory | as `caching` | as `caching` |
+//! | `profile` | `fast`, `balanced`, `tight` | sets all tuning options; tuning options by name win | – | – |
+//! | `hard_limit` | `100M`, `1.5GiB`, `50%`, `10000` | bounds reserved memory | bounds memory in use | bounds memory in use |
+//! | `per_process_memory_fraction` | above 0, up to 1 | the hard limit as a share of the device | as `caching` | as `caching` |
+//! | `soft_limit` | as `hard_limit` | cached memory above it is released at synchronisation | as `caching` | – |
+//! | `garbage_collection_threshold` | between 0 and 1 | above this share of the hard limit (of the device, if there is none), idle memory is released before the heap is searched further or grows | idle memory above the threshold is released when the driver's pool grows | – |
+//! | `roundup_power2_divisions` | a power of two, up to 64, or a list by size: `[256:1,512:2,1024:4,>:8]`, see [`SizeRounding`] | blocks above 1 MiB are rounded up to a multiple of this part of their power of two | – | – |
+//! | `max_split_size_mb` | MiB, at least 20 | over plain segments, each larger block has its own segment ([`Tuning::split_bytes_max`]); otherwise – | – | – |
+//! | `expandable_segments` | `true`, `false` | `false` selects plain segments; `true` has no effect where only plain segments exist | – | – |
+//! | `oversubscribe` | `true`, `false` | see [`PoolBuilder::oversubscribe`](crate::PoolBuilder::oversubscribe) | – | as `caching` |
+//! | `exact_peaks` | `true`, `false` | see [`PoolBuilder::exact_peaks`](crate::PoolBuilder::exact_peaks) | –: peaks are always exact | –: peaks are always exact |
+//! | `trim_when_idle_ms` | milliseconds | see [`PoolBuilder::trim_when_idle`](crate::PoolBuilder::trim_when_idle) | as `caching` | – |
+//! | `growth_slack`, `growth_slack_max`, `window_allowance`, `magazine_share`, `large_share` | thousandths | the tuning option of this name, see [`Tuning`] | – | – |
+//! | `growth_divisor`, `rounding_divisor`, `empty_windows_max` | a number | the tuning option of this name | – | – |
+//! | `handle_bytes_max`, `magazine_bytes_min` | bytes, with or without a unit | the tuning option of this name | – | – |
+//! | `poll_budget_us` | microseconds | the tuning option `poll_budget` | as `caching`, for host-accessible memory | – |
+//! | `release_budget_us` | microseconds | the tuning option `release_budget` | –: the driver releases everything at once when the host has waited | – |
+//! | `wait_deadline_ms` | milliseconds | the tuning option `wait_deadline` | as `caching` | as `caching` |
+//! | `inserted_waits` | `true`, `false` | the tuning option of this name | – | – |
 //!
-//! An option that has no effect on the pool's backend (–) is accepted, and told of by [`Pool::ignored_options`](crate::Pool::ignored_options).
-//! `max_split_size_mb` keeps PyTorch's large blocks from being cut up for small ones, which then keep the rest from being used
-//! whole. Where memory can be mapped, `caching` maps what is idle around a small block to where it is wanted, so there is
-//! nothing to prevent: what is held beside the blocks is the say of `profile` and `growth_slack` there. Plain segments, which
-//! memory of other kinds lies in too, are cut up like PyTorch's, and there it does the same as PyTorch's does.
+//! An option without effect on the pool's backend (–) is accepted, and
+//! [`Pool::ignored_options`](crate::Pool::ignored_options) lists it.
 //!
-//! Keys and values may be written in any case, with spaces around them. What the builder is told last wins; of the
-//! environment, a variable of an option's own (`GPUMEM_POOL`) wins over `GPUMEM_CONF`; tuning options by name win over any profile.
+//! In PyTorch, `max_split_size_mb` prevents small blocks from splitting large ones, which would make the rest unusable
+//! as a whole. Over virtual memory, `caching` remaps the idle memory around a small block to where it is needed, so the
+//! option has no effect there; `profile` and `growth_slack` bound the memory that is reserved beyond the blocks. Plain
+//! segments, which also hold the other kinds of memory, are split like PyTorch's, and there the option works as in
+//! PyTorch.
+//!
+//! Keys and values are case-insensitive, and spaces around them are ignored. The last call on the builder wins. In the
+//! environment, a variable for one option (`GPUMEM_POOL`) wins over `GPUMEM_CONF`. Tuning options by name win over any
+//! profile.
 
 #[cfg(test)]
 mod tests;
@@ -42,75 +46,75 @@ use core::str::FromStr;
 use core::time::Duration;
 use gpumem_sys::env;
 
-/// A setting that can't be used.
+/// An option or value is invalid.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 #[non_exhaustive]
 pub enum ConfigError {
-    /// A limit that can't be read.
-    #[error("{value:?} is no memory limit: use {FORMS}")]
+    /// The limit is not a size or a share.
+    #[error("invalid memory limit {value:?}; expected {FORMS}")]
     LimitSyntax {
-        /// What was given.
+        /// The given text.
         value: String,
     },
-    /// A limit of host memory that is a share.
+    /// A limit of host memory is given as a share.
     #[error(
-        "{limit} is no limit for host memory, which is no part of the device's: use bytes (10000), with or without a unit \
-         (100M, 1.5GiB)"
+        "invalid limit {limit} for host memory, because a share refers to device memory; expected bytes (10000), with or \
+         without a unit (100M, 1.5GiB)"
     )]
     ShareOfHost {
-        /// What was given.
+        /// The given limit.
         limit: Limit,
     },
-    /// No kind of memory has this name.
-    #[error("{name:?} names no kind of memory; use `device`, `unified` or `host`")]
+    /// The kind of memory is unknown.
+    #[error("unknown kind of memory {name:?}; expected `device`, `unified` or `host`")]
     UnknownKind {
-        /// What was given.
+        /// The given name.
         name: String,
     },
-    /// No backend has this name.
-    #[error("{name:?} names no backend of the pool; use `caching`, `native` or `none`")]
+    /// The backend is unknown.
+    #[error("unknown backend {name:?}; expected `caching`, `native` or `none`")]
     UnknownBackend {
-        /// What was given.
+        /// The given name.
         name: String,
     },
-    /// No profile has this name.
-    #[error("{name:?} names no profile of the pool; use `fast`, `balanced` or `tight`")]
+    /// The profile is unknown.
+    #[error("unknown profile {name:?}; expected `fast`, `balanced` or `tight`")]
     UnknownProfile {
-        /// What was given.
+        /// The given name.
         name: String,
     },
-    /// No option has this name.
-    #[error("no option is called {key:?}{}; there are {}", did_you_mean(.nearest), known())]
+    /// The option is unknown.
+    #[error("unknown option {key:?}{}; the options are {}", did_you_mean(.nearest), known())]
     UnknownKey {
-        /// What was given.
+        /// The given name.
         key: String,
-        /// One that is spelled almost like it.
+        /// The option with the most similar name, if one is close.
         nearest: Option<&'static str>,
     },
-    /// An option without a value.
-    #[error("{item:?} is no option: write key:value, and commas between options")]
+    /// An option has no value.
+    #[error("the option {item:?} has no value; expected key:value, with commas between options")]
     NoValue {
-        /// What was given.
+        /// The given text.
         item: String,
     },
-    /// A value that can't be read, or that is out of range.
-    #[error("{key}:{value} can't be used{place}: it takes {expected}")]
+    /// A value is malformed or out of range.
+    #[error("invalid option {key}:{value}{place}; expected {expected}")]
     BadValue {
         /// The option.
         key: &'static str,
-        /// What was given.
+        /// The given value.
         value: String,
-        /// Where in a list the mistake is, and what; else nothing.
+        /// The position of the mistake in a list, and the mistake; empty for other values.
         place: String,
-        /// The forms that it takes.
+        /// The valid forms.
         expected: &'static str,
     },
-    /// The same option twice, or two that say opposite things.
-    #[error("{key} is given twice, or contradicts {other}: leave one")]
+    /// An option is given twice, or two options contradict each other.
+    #[error("{key} is given twice or contradicts {other}; keep one of them")]
     Twice {
         /// The option.
         key: &'static str,
-        /// What it can't stand beside.
+        /// The other option.
         other: &'static str,
     },
 }
@@ -121,9 +125,9 @@ pub enum ConfigError {
 pub struct IgnoredOption {
     /// The option.
     pub option: &'static str,
-    /// Where it has none.
+    /// The pool's backend, which ignores the option.
     pub backend: BackendKind,
-    /// What serves instead, or why nothing has to.
+    /// The alternative, or the reason why the option is unnecessary.
     pub instead: &'static str,
 }
 
@@ -133,14 +137,15 @@ impl fmt::Display for IgnoredOption {
     }
 }
 
-/// An option: how its value is read, and where it has an effect.
+/// An option: the parser of its value, and the backends that ignore it.
 struct Key {
     name: &'static str,
     expected: &'static str,
     set: Set,
-    /// Where in a value that can't be used the mistake is.
+    /// Locates the mistake in an invalid value.
     place: fn(&str) -> String,
-    /// What is said where it has none: on `caching`, `native` and `none`, and on `caching` where memory can't be mapped.
+    /// The text of [`IgnoredOption::instead`] where the option has no effect: on `caching`, `native` and `none`, and on
+    /// `caching` over plain segments.
     idle: [Option<&'static str>; 4],
 }
 
@@ -201,24 +206,24 @@ const KEYS: &[Key] = &[
         },
         idle: [
             Some(
-                "idle memory around small blocks is mapped to where a large one needs it; set profile:tight to hold less",
+                "idle memory around small blocks is remapped for large blocks; set profile:tight to reserve less",
             ),
             Some(
-                "the driver's pool places its blocks itself; set backend:caching, where small blocks lose nothing",
+                "the driver's pool places blocks itself; set backend:caching, where small blocks waste no memory around them",
             ),
             NOTHING_KEPT,
             None,
         ],
     },
     Key {
-        // Told to those who asked for other ones.
+        // The last text is for programs that requested expandable segments.
         idle: [
             None,
-            A_DIAL_OF_CACHING,
+            ONLY_CACHING,
             NOTHING_KEPT,
             Some(
                 "memory lies in plain segments, because this driver or device has no virtual memory management or refuses it, \
-                 or because the pool is of a kind of memory that is never mapped",
+                 or because memory of this kind is never mapped",
             ),
         ],
         ..of_caching("expandable_segments", BOOL, |options, value| {
@@ -283,13 +288,13 @@ const fn everywhere(name: &'static str, expected: &'static str, set: Set) -> Key
 }
 
 const fn of_caching(name: &'static str, expected: &'static str, set: Set) -> Key {
-    let idle = [None, A_DIAL_OF_CACHING, NOTHING_KEPT, None];
+    let idle = [None, ONLY_CACHING, NOTHING_KEPT, None];
     Key { name, expected, set, place: nowhere, idle }
 }
 
 const fn of_windows(name: &'static str, expected: &'static str, set: Set) -> Key {
     let Key { idle: [caching, native, none, _], .. } = of_caching(name, expected, set);
-    let idle = [caching, native, none, Some("no memory is mapped anew where it lies in plain segments")];
+    let idle = [caching, native, none, Some("memory in plain segments is never remapped")];
     Key { name, expected, set, place: nowhere, idle }
 }
 
@@ -301,21 +306,22 @@ fn nowhere(_: &str) -> String {
     String::new()
 }
 
-const A_DIAL_OF_CACHING: Option<&str> = Some("it is a tuning option of the backend caching");
-const NOTHING_KEPT: Option<&str> = Some("it keeps nothing");
-const EXACT_ANYWAY: Option<&str> = Some("it counts to the byte anyway");
+const ONLY_CACHING: Option<&str> = Some("only the backend caching has this tuning option");
+const NOTHING_KEPT: Option<&str> = Some("this backend caches nothing");
+const EXACT_ANYWAY: Option<&str> = Some("its peaks are always exact");
 const BOOL: &str = "`true` or `false`";
 const NUMBER: &str = "a number";
 const SIZE: &str = "bytes, with or without a unit (2097152, 64MiB)";
 
-/// Options that say the same thing.
+/// Pairs of options that set one property.
 const ALIKE: [(&str, &str); 3] = [
     ("hard_limit", "per_process_memory_fraction"),
     ("backend", "no_caching"),
     ("rounding_divisor", "roundup_power2_divisions"),
 ];
 
-/// Sets everything that a text names, the profile first: this one, if it has been chosen elsewhere.
+/// Applies the options of `text`, the profile first. A `profile` argument, chosen elsewhere, replaces the one in
+/// `text`.
 pub(crate) fn apply(options: &mut Config, text: &str, profile: Option<Profile>) -> Result<(), ConfigError> {
     let items = items(text).map(str::trim).filter(|item| !item.is_empty());
     let mut given = items.map(read).collect::<Result<Vec<_>, _>>()?;
@@ -348,7 +354,7 @@ pub(crate) fn apply(options: &mut Config, text: &str, profile: Option<Profile>) 
     Ok(())
 }
 
-/// Between commas that are in no list.
+/// Splits at the commas outside of lists.
 fn items(text: &str) -> impl Iterator<Item = &str> {
     let mut is_in_list = false;
     text.split(move |letter| {
@@ -367,11 +373,11 @@ fn read(item: &str) -> Result<(&'static Key, &str), ConfigError> {
     Ok((key, value.trim()))
 }
 
-/// What was asked for and has no effect on a backend, which may be able to map memory.
+/// The given options that have no effect on a backend. `can_map` states whether its memory can be remapped.
 pub(crate) fn ignored_options(options: &Config, backend: BackendKind, can_map: bool) -> Vec<IgnoredOption> {
     let keys = KEYS.iter().filter(|key| options.asked.contains(&key.name));
     let idle = |key: &Key| {
-        // Plain segments have that effect.
+        // The pool uses plain segments, as requested.
         let is_as_asked = key.name == "expandable_segments" && !options.expandable_segments;
         key.idle[match backend {
             BackendKind::Caching if !can_map && !is_as_asked => 3,

@@ -1,53 +1,37 @@
-//! [`MemoryKind`]: whose memory a pool hands out, and what the host may do with it.
+//! [`MemoryKind`]: the kind of memory that a pool allocates, and its use by the host.
 
 use crate::config::ConfigError;
 use core::fmt;
 use core::str::FromStr;
 
-/// Whose memory a pool hands out. Each pool has one kind, and its limits are for that alone.
-///
-/// ```
-/// use gpumem_pool::{Device, MemoryKind, Pool, Stream};
-/// use gpumem_sim::SimConfig;
-///
-/// let device = Device::new(&gpumem_sim::driver(SimConfig::new())?, 0)?;
-/// let pool = Pool::builder(&device).kind(MemoryKind::Host).hard_limit(64 << 20).build()?;
-/// let stream = Stream::new(&device)?;
-///
-/// let block = pool.alloc(4096, &stream)?;
-/// let host = block.host_ptr().ok_or("pinned memory is the host's too")?;
-/// // SAFETY: the block has these bytes to itself, and no work uses them yet.
-/// unsafe { host.write_bytes(7, 4096) };
-/// // … queue work that uses `block.address()` on `stream` …
-/// assert_eq!("unified".parse::<MemoryKind>()?, MemoryKind::Unified);
-/// # Ok::<(), Box<dyn std::error::Error>>(())
-/// ```
+/// The kind of memory that a pool allocates. Each pool has one kind, and its limits apply to that kind alone.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize), serde(rename_all = "lowercase"))]
 #[non_exhaustive]
 pub enum MemoryKind {
-    /// The device's own. Only work on streams can use it.
+    /// Device memory. Only work on streams can access it.
     #[default]
     Device,
-    /// Managed memory: one address for the host and all devices, and pages that move to whoever uses them.
+    /// Managed memory: one address for the host and all devices. Pages migrate to the processor that accesses them.
     Unified,
-    /// Pinned host memory, which copies are fastest from and to, and which devices can use where it is.
+    /// Pinned host memory: the fastest source and destination of copies. Devices can access it in place.
     ///
-    /// Of the backend `native` it is the host's alone to the driver's copies, though kernels use it: name it as the host's end
-    /// of a copy, or let the driver look at the addresses (`cuMemcpyAsync`), as the array layer does.
+    /// With the backend `native`, the driver's copy functions treat it as host memory only, although kernels can access
+    /// it: pass it as the host side of a copy, or use a copy that derives the direction from the addresses
+    /// (`cuMemcpyAsync`), as the array layer does.
     Host,
 }
 
 impl MemoryKind {
-    /// Whether the host may follow its addresses. Such memory is handed out again only when every earlier use of it is
-    /// complete: the host's next access is in no stream's order.
+    /// Whether the host may dereference its addresses. Such memory is reused only when every earlier use is complete,
+    /// because the host's next access is not ordered by any stream.
     #[must_use]
     pub fn is_host_accessible(self) -> bool {
         self != Self::Device
     }
 
-    /// Whether memory of this kind that is released makes room for a kind which is short. Unified memory counts as the
-    /// device's: its pages may be there.
+    /// Whether releasing memory of this kind makes room for the kind `short`. Unified memory counts as device memory,
+    /// because its pages may be on the device.
     pub(crate) fn helps(self, short: Self) -> bool {
         (self == Self::Host) == (short == Self::Host)
     }

@@ -1,4 +1,4 @@
-//! [`Limit`]: an amount of device memory as people write it, `1.5GiB` or `50%`. Pure.
+//! [`Limit`]: an amount of device memory in text form, `1.5GiB` or `50%`. Pure.
 
 use crate::config::{ConfigError, MemoryKind};
 use core::fmt;
@@ -18,27 +18,27 @@ use gpumem_sys::env::{parse_number, parse_size};
 #[derive(Clone, Copy, Debug, PartialEq)]
 #[non_exhaustive]
 pub enum Limit {
-    /// So many bytes.
+    /// A number of bytes.
     Bytes(u64),
     /// A share of the device's memory, from 0 to 100.
     Percent(f64),
 }
 
-/// The forms that a limit may take, for error texts.
+/// The text forms of a limit, for error texts.
 pub(crate) const FORMS: &str =
     "a number of bytes (10000), with a unit (100M, 1.5GiB), or a share of the device's memory (50%)";
 
 impl Limit {
-    /// The bytes that it means on a device with `total_bytes`, rounded down.
+    /// The limit in bytes on a device with `total_bytes`, rounded down.
     ///
     /// # Errors
     ///
-    /// [`ConfigError::LimitSyntax`] for a share that is not within 0 to 100 %.
+    /// [`ConfigError::LimitSyntax`] if a share is outside 0 to 100 %.
     pub fn resolve(self, total_bytes: u64) -> Result<u64, ConfigError> {
         match self {
             Self::Bytes(count) => Ok(count),
             Self::Percent(share) if (0.0..=100.0).contains(&share) => {
-                // A float has 53 bits: beyond 8 PiB the product may round up past the whole.
+                // An `f64` has 53 bits: beyond 8 PiB the product may round up past the total.
                 Ok(((total_bytes as f64 * (share / 100.0)) as u64).min(total_bytes))
             }
             Self::Percent(_) => Err(ConfigError::LimitSyntax { value: self.to_string() }),
@@ -47,7 +47,7 @@ impl Limit {
 }
 
 impl Limit {
-    /// The same for a pool of a kind: host memory is no part of the device's.
+    /// Like [`Limit::resolve`], but refuses a share for host memory, which is not part of the device's memory.
     pub(crate) fn resolve_for(self, kind: MemoryKind, device_bytes: u64) -> Result<u64, ConfigError> {
         match (self, kind) {
             (Self::Percent(_), MemoryKind::Host) => Err(ConfigError::ShareOfHost { limit: self }),
@@ -75,7 +75,7 @@ impl From<u64> for Limit {
     }
 }
 
-/// What parses back to the same limit: the largest binary unit that divides the number, or a share.
+/// Prints a text that parses to an equal limit: the largest binary unit that divides the number, or a share.
 impl fmt::Display for Limit {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match *self {
@@ -93,7 +93,7 @@ impl fmt::Display for Limit {
     }
 }
 
-/// Of the binary units, smallest first.
+/// The prefixes of the binary units, smallest first.
 const PREFIXES: [&str; 6] = ["K", "M", "G", "T", "P", "E"];
 
 #[cfg(test)]
@@ -188,7 +188,7 @@ mod tests {
             prop_assert_eq!(parsed(&limit.to_string()), Some(limit));
         }
 
-        /// The naive twin: the same arithmetic in 128 bits and whole numbers.
+        /// The naive twin: 128-bit integer arithmetic.
         #[test]
         fn whole_numbers_with_a_unit_are_exact(count in any::<u64>(), unit in 0..UNITS.len(), shift in 0_u32..64) {
             let (name, unit_bytes) = UNITS[unit];

@@ -1,14 +1,14 @@
-//! [`PoolId`]: the name of a pool.
+//! [`PoolId`]: the identity of a pool.
 
 use core::fmt;
 use core::sync::atomic::{AtomicU64, Ordering};
 
-/// Names a pool: unique in the process, and never used again.
+/// Identifies a pool: unique in the process, never reused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct PoolId(u64);
 
 impl PoolId {
-    /// A name that no pool has had.
+    /// Returns a new identity.
     pub(crate) fn next() -> Self {
         static POOL_COUNT: AtomicU64 = AtomicU64::new(0);
         Self(POOL_COUNT.fetch_add(1, Ordering::Relaxed) + 1)

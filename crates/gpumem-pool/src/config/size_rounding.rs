@@ -1,49 +1,50 @@
-//! [`SizeRounding`]: to which part of their power of two the sizes of large blocks are rounded up. Pure.
+//! [`SizeRounding`]: how the sizes of large blocks are rounded up. Pure.
 
 use core::str::FromStr;
 
-/// Into how many steps each power of two is divided for the sizes of blocks beyond 1 MiB, which are rounded up to the next
-/// step; smaller blocks have size classes of their own. One number for all of them, or a list by size as PyTorch takes it:
+/// The number of steps per power of two for block sizes above 1 MiB. Sizes are rounded up to the next step; smaller
+/// blocks have size classes. The value is one number for all sizes, or a list by size in PyTorch's syntax:
 ///
 /// ```
 /// use gpumem_pool::{Tuning, SizeRounding};
 ///
-/// // Whole powers of two below 256 MiB, halves of them below 512 MiB, quarters below 1 GiB, and eighths from there on.
+/// // Whole powers of two below 256 MiB, halves of them below 512 MiB, quarters below 1 GiB, and eighths above.
 /// let by_size: SizeRounding = "[256:1, 512:2, 1024:4, >:8]".parse()?;
 /// let tuning = Tuning::default().rounding_divisor(by_size);
 /// assert_eq!(tuning, Tuning::default().rounding_divisor("[256:1,512:2,1024:4,>:8]".parse::<SizeRounding>()?));
 ///
 /// let mistake = "[256:1, 128:2]".parse::<SizeRounding>().unwrap_err();
-/// assert!(mistake.to_string().contains("at character 9, `128:2`: sizes have to grow"));
+/// assert!(mistake.to_string().contains("at character 9, `128:2`: sizes must increase"));
 /// # Ok::<(), gpumem_pool::SizeRoundingError>(())
 /// ```
 ///
-/// Each size is where its divisions end, in MiB and a power of two; `>` stands for all that is larger, and comes last. Without
-/// it, larger blocks are not rounded, and neither are those whose divisions are 0. So PyTorch's manual has it; its code, as
-/// of version 2.11, counts each size as the start of its interval instead, and leaves sizes alone whose divisions are 1.
+/// Each size is the exclusive end of its interval, in MiB, and a power of two. `>` stands for all larger sizes and
+/// comes last. Without it, larger blocks are not rounded. A divisor of 0 rounds nothing. This follows PyTorch's manual.
+/// PyTorch's code, as of version 2.11, treats each size as the start of its interval, and does not round sizes whose
+/// divisor is 1.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SizeRounding {
-    /// Sizes, growing, and the divisor of all that are smaller.
+    /// Increasing sizes, each with the divisor of the sizes below it.
     below: Vec<(u64, u32)>,
     beyond: u32,
 }
 
-/// A list of divisions that can't be used.
+/// A size rounding is invalid.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("{text:?} can't be used, {}: it takes {FORMS}", self.place())]
+#[error("invalid size rounding {text:?}, {}; expected {FORMS}", self.place())]
 #[non_exhaustive]
 pub struct SizeRoundingError {
-    /// What was given.
+    /// The given text.
     pub text: String,
-    /// Where in it the mistake is, in characters from 1.
+    /// The position of the mistake, in characters from 1.
     pub position: usize,
     item: String,
     problem: &'static str,
 }
 
-/// What divisions may look like.
+/// The valid forms, for error texts.
 pub(crate) const FORMS: &str =
-    "a power of two up to 64, or a list of such by sizes in MiB ([256:1,512:2,1024:4,>:8])";
+    "a power of two up to 64, or a list of them by size in MiB ([256:1,512:2,1024:4,>:8])";
 
 impl SizeRounding {
     /// The divisor for a size.
@@ -53,7 +54,7 @@ impl SizeRounding {
 }
 
 impl From<u32> for SizeRounding {
-    /// The same for all sizes; 0 rounds none.
+    /// One divisor for all sizes; 0 rounds none.
     fn from(divisor: u32) -> Self {
         Self { below: Vec::new(), beyond: divisor }
     }
@@ -72,28 +73,28 @@ impl FromStr for SizeRounding {
         let Some(list) = text.strip_prefix('[') else {
             return divisor(text).map(Self::from).ok_or_else(|| mistake(0, text, NO_DIVISOR));
         };
-        let list = list.strip_suffix(']').ok_or_else(|| mistake(0, "[", "it is not closed"))?;
+        let list = list.strip_suffix(']').ok_or_else(|| mistake(0, "[", "the list is not closed by `]`"))?;
         let (mut divisions, mut is_complete, mut end) = (Self::from(0), false, 1);
         for item in list.split(',') {
             let start = end + item.len() - item.trim_start().len();
             let bad = |problem| mistake(start, item.trim(), problem);
             end += item.len() + 1;
             if is_complete {
-                return Err(bad("nothing comes behind `>`"));
+                return Err(bad("no item may follow `>`"));
             }
-            let (size, count) = item.split_once(':').ok_or_else(|| bad("it is no `size:divisions`"))?;
+            let (size, count) = item.split_once(':').ok_or_else(|| bad("expected `size:divisions`"))?;
             let divisor = divisor(count).ok_or_else(|| bad(NO_DIVISOR))?;
             if size.trim() == ">" {
                 (divisions.beyond, is_complete) = (divisor, true);
                 continue;
             }
-            let size_bytes = size_bytes(size).ok_or_else(|| bad("sizes are powers of two, in MiB"))?;
+            let size_bytes = size_bytes(size).ok_or_else(|| bad("sizes must be powers of two, in MiB"))?;
             match divisions.below.last() {
                 Some((last_bytes, _)) if *last_bytes == size_bytes => {
-                    return Err(bad("this size has been there"));
+                    return Err(bad("this size is listed twice"));
                 }
                 Some((last_bytes, _)) if *last_bytes > size_bytes => {
-                    return Err(bad("sizes have to grow"));
+                    return Err(bad("sizes must increase"));
                 }
                 _ => divisions.below.push((size_bytes, divisor)),
             }
@@ -103,7 +104,7 @@ impl FromStr for SizeRounding {
 }
 
 impl SizeRoundingError {
-    /// Where it is, and what.
+    /// The position and the mistake.
     pub(crate) fn place(&self) -> String {
         format!("at character {}, `{}`: {}", self.position, self.item, self.problem)
     }
@@ -120,7 +121,7 @@ fn size_bytes(text: &str) -> Option<u64> {
     text.trim().parse::<u64>().ok().filter(|size_mib| size_mib.is_power_of_two())?.checked_mul(1 << 20)
 }
 
-const NO_DIVISOR: &str = "divisions are a power of two up to 64, or 0";
+const NO_DIVISOR: &str = "divisions must be a power of two up to 64, or 0";
 
 #[cfg(test)]
 mod tests {
@@ -151,14 +152,14 @@ mod tests {
             ("[]", 2, "size:divisions"),
             ("[256:1,]", 8, "size:divisions"),
             ("[256]", 2, "size:divisions"),
-            ("[256:1,256:2]", 8, "has been there"),
-            ("[512:1, 256:2]", 9, "have to grow"),
-            ("[300:1]", 2, "sizes are powers of two"),
-            ("[0:1]", 2, "sizes are powers of two"),
-            ("[9223372036854775808:1]", 2, "sizes are powers of two"),
-            ("[256:3]", 2, "divisions are a power of two"),
-            ("[>:8,256:1]", 6, "behind `>`"),
-            ("[>:8,>:8]", 6, "behind `>`"),
+            ("[256:1,256:2]", 8, "listed twice"),
+            ("[512:1, 256:2]", 9, "must increase"),
+            ("[300:1]", 2, "sizes must be powers of two"),
+            ("[0:1]", 2, "sizes must be powers of two"),
+            ("[9223372036854775808:1]", 2, "sizes must be powers of two"),
+            ("[256:3]", 2, "divisions must be a power of two"),
+            ("[>:8,256:1]", 6, "follow `>`"),
+            ("[>:8,>:8]", 6, "follow `>`"),
         ] {
             let error = text.parse::<SizeRounding>().unwrap_err();
             assert_eq!(error.position, position, "{text}: {error}");

@@ -1,6 +1,6 @@
-//! Text that comes from a program, as reports print it.
+//! Text from the program, prepared for reports.
 
-/// A name in a line of a table: without what would begin another, or do something to a terminal.
+/// Escapes control characters, which would start a new line or control a terminal.
 pub(crate) fn on_a_line(name: &str) -> String {
     let shown = |letter: char| match letter.is_control() {
         true => letter.escape_default().to_string(),

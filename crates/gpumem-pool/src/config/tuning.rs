@@ -1,27 +1,27 @@
-//! [`Profile`] and [`Tuning`]: what the caching backend trades, in one table.
+//! [`Profile`] and [`Tuning`]: the trade-offs of the caching backend.
 //!
-//! | tuning option | `fast` | `balanced` | `tight` | what it means | what more of it costs |
+//! | tuning option | `fast` | `balanced` | `tight` | meaning | cost of a larger value |
 //! | --- | ---: | ---: | ---: | --- | --- |
-//! | [`growth_slack`](Tuning::growth_slack) | 100 ‰ | 5 ‰ | 0 ‰ | how far reserved memory may pass the most that was ever in use before idle memory is mapped anew instead | memory; less of it: driver calls |
-//! | [`growth_slack_max`](Tuning::growth_slack_max) | 300 ‰ | 150 ‰ | 0 ‰ | the same for a program whose requests keep changing, once it has used up its windows | memory |
-//! | [`window_allowance`](Tuning::window_allowance) | 20 ‰ | 45 ‰ | none | windows made over idle memory, of blocks beyond 1 MiB that are allocated | driver calls; less of it: memory |
-//! | [`handle_bytes_max`](Tuning::handle_bytes_max) | 64 MiB | 52 MiB | 2 MiB | the largest piece of physical memory that is made at once | memory that is stuck beside what is in use; less of it: driver calls |
-//! | [`growth_divisor`](Tuning::growth_divisor) | 64 | 512 | 2048 | the heap grows by at least this part of what it has | driver calls; less of it: memory |
-//! | [`rounding_divisor`](Tuning::rounding_divisor) | 64 | 64 | 0 | blocks beyond 1 MiB are rounded up to this part of their power of two, or to one by their size; 0 rounds to 256 bytes only | fewer exact fits, so driver calls; less of it: memory |
-//! | [`split_bytes_max`](Tuning::split_bytes_max) | none | none | none | over plain segments, blocks larger than this have a segment each, which no smaller block is cut from | memory, where sizes vary; less of it: large segments that small blocks keep from being used or given back |
-//! | [`magazine_share`](Tuning::magazine_share) | 5 ‰ | 5 ‰ | 2 ‰ | what all threads may keep at hand of blocks up to 1 MiB, of what is reserved | memory; less of it: locks |
-//! | [`magazine_bytes_min`](Tuning::magazine_bytes_min) | 8 MiB | 8 MiB | 1 MiB | and this much at least | memory in small heaps |
-//! | [`large_share`](Tuning::large_share) | 1000 ‰ | 1000 ‰ | 1000 ‰ | how much all thread caches together may keep of larger blocks, of the memory that was reserved ahead (`Pool::reserve`) and exceeds the most that was ever in use and its slack; while there is any, a block may be a quarter larger than requested, and below 64 KiB twice as large (without slack, as in `tight`, only while a quarter of all that was ever in use is left of it; then a sixteenth, and no larger below 1 MiB) | a tighter fit inside what was reserved ahead; less of it: locks |
-//! | [`poll_budget`](Tuning::poll_budget) | 20 µs | 20 µs | 20 µs | how long one allocation may ask the driver what is complete; zero never asks | time; less of it: memory that other streams have freed is had later |
-//! | [`release_budget`](Tuning::release_budget) | 200 µs | 200 µs | 200 µs | how long an allocation that took the long way, or the moment before a wait of the host, may give back what is over the soft limit; zero leaves that to the ends of waits | time; less of it: memory over the soft limit for longer |
-//! | [`inserted_waits`](Tuning::inserted_waits) | off | on | on | whether one stream may be made to wait for another, on the device, rather than pass the slack | concurrency of streams; off: memory |
-//! | [`empty_windows_max`](Tuning::empty_windows_max) | 4096 | 4096 | 16384 | mappings kept after their memory moved on, to which it can move back for nothing; no more than 8 for each 2 MiB of memory, or 256 | host memory, 12 bytes for each frame of 2 MiB; less of it: driver calls |
-//! | [`wait_deadline`](Tuning::wait_deadline) | 10 s | 10 s | 10 s | how long an allocation may wait for running work when memory is out, over all that it tries; other backends keep to it too | time before an error |
+//! | [`growth_slack`](Tuning::growth_slack) | 100 ‰ | 5 ‰ | 0 ‰ | how far reserved memory may exceed the peak in use before idle memory is remapped instead | memory; smaller: driver calls |
+//! | [`growth_slack_max`](Tuning::growth_slack_max) | 300 ‰ | 150 ‰ | 0 ‰ | the growth slack of a program whose requests keep changing, once its allowance of mappings is used up | memory |
+//! | [`window_allowance`](Tuning::window_allowance) | 20 ‰ | 45 ‰ | none | mappings created over idle memory, per allocated block above 1 MiB | driver calls; smaller: memory |
+//! | [`handle_bytes_max`](Tuning::handle_bytes_max) | 64 MiB | 52 MiB | 2 MiB | the largest handle of physical memory that is created at once | idle memory that cannot be released beside memory in use; smaller: driver calls |
+//! | [`growth_divisor`](Tuning::growth_divisor) | 64 | 512 | 2048 | the heap grows by at least its size divided by this number | driver calls; smaller: memory |
+//! | [`rounding_divisor`](Tuning::rounding_divisor) | 64 | 64 | 0 | block sizes above 1 MiB are rounded up to a multiple of their power of two divided by this number, which may depend on the size; 0 rounds to 256 bytes only | fewer exact fits, so driver calls; smaller: memory |
+//! | [`split_bytes_max`](Tuning::split_bytes_max) | none | none | none | over plain segments, each larger block has its own segment, which no smaller block shares | memory, where sizes vary; smaller: large segments that small blocks keep from being reused or released |
+//! | [`magazine_share`](Tuning::magazine_share) | 5 ‰ | 5 ‰ | 2 ‰ | the part of the reserved memory that all threads together may cache in blocks up to 1 MiB | memory; smaller: locks |
+//! | [`magazine_bytes_min`](Tuning::magazine_bytes_min) | 8 MiB | 8 MiB | 1 MiB | the lower bound of that cache | memory in small heaps |
+//! | [`large_share`](Tuning::large_share) | 1000 ‰ | 1000 ‰ | 1000 ‰ | how much all thread caches together may keep of larger blocks, as a part of the memory that was reserved ahead (`Pool::reserve`) and exceeds the peak in use and its slack; while any of that memory remains, a block may be a quarter larger than requested, and below 64 KiB twice as large (without slack, as in `tight`: only while it is at least a quarter of the peak in use; after that, a sixteenth larger, and below 1 MiB exact) | a tighter fit inside the memory reserved ahead; smaller: locks |
+//! | [`poll_budget`](Tuning::poll_budget) | 20 µs | 20 µs | 20 µs | how long one allocation may query the driver for completed work; zero disables the queries | time; smaller: memory freed on other streams is reused later |
+//! | [`release_budget`](Tuning::release_budget) | 200 µs | 200 µs | 200 µs | how long an allocation on the slow path, or the start of a host wait, may release memory above the soft limit; zero leaves that to the ends of waits | time; smaller: memory stays above the soft limit longer |
+//! | [`inserted_waits`](Tuning::inserted_waits) | off | on | on | whether the pool may make one stream wait for another on the device rather than exceed the slack | concurrency of streams; off: memory |
+//! | [`empty_windows_max`](Tuning::empty_windows_max) | 4096 | 4096 | 16384 | mappings kept after their memory moved on, so that it can move back without a driver call; at most 8 for each 2 MiB of memory, or 256 | host memory, 12 bytes for each page of 2 MiB; smaller: driver calls |
+//! | [`wait_deadline`](Tuning::wait_deadline) | 10 s | 10 s | 10 s | how long an allocation may wait for running work when memory is out, over all its attempts; all backends respect it | time before an error |
 //!
-//! In a pool with a hard limit a request that fits comes before speed, in every profile and whatever was set. Handles are at most
-//! a 2,048th of the limit, and blocks are not rounded up. Once blocks have needed a thirty-second of the limit there is no slack, and
-//! once they have needed half of it, handles, growth and magazines are those of `tight` too. Some thousand misses after the blocks
-//! were freed, the profile's own values apply again.
+//! In a pool with a hard limit, serving a request that fits takes precedence over speed, in every profile and with any
+//! tuning. Handles are at most 1/2048 of the limit, and blocks are not rounded up. Once blocks have needed 1/32 of the
+//! limit, there is no slack. Once they have needed half of it, handles, growth and magazines are those of `tight`. A
+//! few thousand misses after the blocks were freed, the profile's own values apply again.
 
 use core::fmt;
 use core::str::FromStr;
@@ -30,39 +30,21 @@ use core::time::Duration;
 use crate::config::{ConfigError, SizeRounding};
 use gpumem_heap::{SPLIT_BYTES_MAX_MIN, Tuning as HeapTuning};
 
-/// A set of [`Tuning`] for one aim.
-///
-/// ```
-/// use gpumem_pool::Profile;
-///
-/// assert_eq!("tight".parse::<Profile>()?, Profile::Tight);
-/// assert_eq!(Profile::default().to_string(), "balanced");
-/// # Ok::<(), gpumem_pool::ConfigError>(())
-/// ```
+/// A preset of [`Tuning`].
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Profile {
-    /// The fewest driver calls; reserves up to a tenth more than was ever in use.
+    /// Fewest driver calls; reserves up to a tenth more than the peak in use.
     Fast,
-    /// Hardly more than is in use, for hardly any driver time.
+    /// Little more memory than is in use, and little driver time.
     #[default]
     Balanced,
-    /// As little as possible, whatever the driver calls cost.
+    /// Least memory, at any cost in driver calls.
     Tight,
 }
 
-/// What the caching backend trades, option by option. Other backends have none of this.
-///
-/// ```
-/// use gpumem_pool::{Device, Tuning, Pool, Profile};
-/// use gpumem_sim::SimConfig;
-///
-/// let device = Device::new(&gpumem_sim::driver(SimConfig::new())?, 0)?;
-/// let tuning = Tuning::of(Profile::Balanced).growth_slack(50).inserted_waits(false);
-/// let pool = Pool::builder(&device).tuning(tuning).build()?;
-/// # drop(pool);
-/// # Ok::<(), Box<dyn std::error::Error>>(())
-/// ```
+/// The trade-offs of the caching backend. Other backends use only [`wait_deadline`](Tuning::wait_deadline) and, for
+/// `native` with host-accessible memory, [`poll_budget`](Tuning::poll_budget).
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 #[must_use]
@@ -76,7 +58,7 @@ pub struct Tuning {
 }
 
 impl Tuning {
-    /// All of them as a profile has them.
+    /// The values of a profile.
     pub fn of(profile: Profile) -> Self {
         let balanced = Self {
             heap: HeapTuning::BALANCED,
@@ -93,25 +75,26 @@ impl Tuning {
         }
     }
 
-    /// In thousandths of the most that was ever in use. Without any, streams that share the heap don't share pieces of 2 MiB.
+    /// In thousandths of the peak in use. With zero, streams that share the heap do not share pages of 2 MiB.
     pub fn growth_slack(mut self, per_mille: u32) -> Self {
         self.heap.growth_slack_per_mille = per_mille;
         self
     }
 
-    /// In thousandths of the most that was ever in use; takes the place of [`Tuning::growth_slack`] while it applies.
+    /// In thousandths of the peak in use; replaces [`Tuning::growth_slack`] while it applies.
     pub fn growth_slack_max(mut self, per_mille: u32) -> Self {
         self.heap.growth_slack_max_per_mille = per_mille;
         self
     }
 
-    /// In thousandths: 40 is one window in 25 blocks. A program starts with 512 windows, and saves up no more.
+    /// In thousandths: 40 is one mapping per 25 blocks. A program starts with an allowance of 512 mappings and
+    /// accumulates no more.
     pub fn window_allowance(mut self, per_mille: u32) -> Self {
         self.heap.mapping_allowance_per_mille = per_mille;
         self
     }
 
-    /// Rounded to 2 MiB, and to between 2 and 128 MiB.
+    /// Rounded to 2 MiB, and clamped to 2 to 128 MiB.
     pub fn handle_bytes_max(mut self, size_bytes: u64) -> Self {
         self.heap.handle_max_pages = (size_bytes >> 21).clamp(1, 64) as u32;
         self
@@ -123,21 +106,21 @@ impl Tuning {
         self
     }
 
-    /// A number for all sizes, 0 for no rounding but to 256 bytes; or [`SizeRounding`] by size.
+    /// A number for all sizes, where 0 rounds to 256 bytes only, or a [`SizeRounding`] by size.
     pub fn rounding_divisor(mut self, divisor: impl Into<SizeRounding>) -> Self {
         self.rounding = divisor.into();
         self
     }
 
-    /// Rounded up to 2 MiB, and 20 MiB at least; a block may leave over as much as that of its segment. It is PyTorch's
-    /// `max_split_size_mb`. Where memory can be mapped it says nothing: what is cut up is not lost there.
+    /// Rounded up to 2 MiB, and at least 20 MiB. A larger block may leave at most this much of its segment unused. It
+    /// corresponds to PyTorch's `max_split_size_mb`. Without effect over virtual memory, where splitting loses nothing.
     pub fn split_bytes_max(mut self, size_bytes: u64) -> Self {
         let rounded_bytes = size_bytes.checked_next_multiple_of(2 << 20).unwrap_or(u64::MAX);
         self.heap.split_bytes_max = rounded_bytes.max(SPLIT_BYTES_MAX_MIN);
         self
     }
 
-    /// In thousandths of what is reserved.
+    /// In thousandths of the reserved memory.
     pub fn magazine_share(mut self, per_mille: u32) -> Self {
         self.heap.magazine_share_per_mille = per_mille;
         self
@@ -149,53 +132,57 @@ impl Tuning {
         self
     }
 
-    /// In thousandths of what was reserved ahead, beyond the most that was ever in use and its slack. Zero keeps no more than
-    /// the last few, each for a request of its size.
+    /// In thousandths of the memory reserved ahead that exceeds the peak in use and its slack. With zero, a thread
+    /// cache keeps only the last few large blocks, each for a request of its size.
     pub fn large_share(mut self, per_mille: u32) -> Self {
         self.heap.large_share_per_mille = per_mille;
         self
     }
 
-    /// Zero never asks: then other streams' frees are had only where the program itself orders or observes streams.
+    /// With zero, memory freed on other streams is reused only where the program itself orders or observes streams.
     pub fn poll_budget(mut self, budget: Duration) -> Self {
         self.poll_budget = budget;
         self
     }
 
-    /// Zero gives back only where the host has waited.
+    /// With zero, memory is released only where the host has waited.
     pub fn release_budget(mut self, budget: Duration) -> Self {
         self.release_budget = budget;
         self
     }
 
-    /// Streams that allow no waits are left alone either way.
+    /// Streams that allow no waits never get any.
     pub fn inserted_waits(mut self, allowed: bool) -> Self {
         self.inserted_waits = allowed;
         self
     }
 
-    /// Beyond it some are unmapped, each in its turn, as far as the last uses of what left them are known to be complete.
+    /// Mappings beyond this number are removed in turn, once the last uses of the memory that left them are known to be
+    /// complete.
     pub fn empty_windows_max(mut self, count: u32) -> Self {
         self.heap.empty_mappings_max = count;
         self
     }
 
-    /// Zero never waits. A request that has waited for so long is refused, and its report names the streams whose work was
-    /// not done ([`OutOfMemory::unfinished`](crate::OutOfMemory::unfinished)).
+    /// With zero, an allocation never waits. A request that reaches the deadline is refused, and its report names the
+    /// streams with unfinished work ([`OutOfMemory::unfinished`](crate::OutOfMemory::unfinished)).
     ///
-    /// It bounds [`Pool::alloc`](crate::Pool::alloc) and its kin, [`Pool::reserve`](crate::Pool::reserve) and
-    /// [`GrowableBlock::grow_to`](crate::GrowableBlock::grow_to), holders and other pools that they ask included. What it does
-    /// not bound: waits that the caller asks for (`synchronize`, [`Pool::reclaim`](crate::Pool::reclaim)), the ends of
-    /// [`HostMemory`](crate::HostMemory) and [`ImportedBlock`](crate::ImportedBlock), frees of the backend `none`, calls of the
-    /// driver that wait by themselves (as `cuMemAlloc` may), the waits of [`Fill`](crate::adaptor::Fill) and
-    /// [`Guard`](crate::adaptor::Guard) for the uses of a block that grows, and, with drivers before CUDA 12.5, work on other libraries'
-    /// streams.
+    /// The deadline bounds [`Pool::alloc`](crate::Pool::alloc) and its variants,
+    /// [`Pool::reserve`](crate::Pool::reserve) and [`GrowableBlock::grow_to`](crate::GrowableBlock::grow_to), including
+    /// reclaim callbacks and other pools that they run. It does not bound:
+    ///
+    /// - waits that the caller requests (`synchronize`, [`Pool::reclaim`](crate::Pool::reclaim));
+    /// - drops of [`HostMemory`](crate::HostMemory) and [`ImportedBlock`](crate::ImportedBlock), and frees of the
+    ///   backend `none`;
+    /// - driver calls that wait by themselves (as `cuMemAlloc` may);
+    /// - waits of [`Fill`](crate::adaptor::Fill) and [`Guard`](crate::adaptor::Guard) for the uses of a growable block;
+    /// - with drivers before CUDA 12.5, work on other libraries' streams.
     pub fn wait_deadline(mut self, deadline: Duration) -> Self {
         self.wait_deadline = deadline.min(DEADLINE_MAX);
         self
     }
 
-    /// What a large block takes.
+    /// The rounded size of a large block.
     pub(crate) fn rounded(&self, size_bytes: u64) -> u64 {
         let step = match self.rounding.of(size_bytes) {
             0 => 1,
@@ -234,7 +221,7 @@ impl fmt::Display for Profile {
     }
 }
 
-/// A century: added to any time, it is still one.
+/// A century: adding it to an `Instant` cannot overflow.
 const DEADLINE_MAX: Duration = Duration::from_secs(100 * 365 * 24 * 3600);
 
 #[cfg(test)]

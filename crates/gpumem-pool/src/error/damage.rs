@@ -1,38 +1,38 @@
-//! [`Damage`]: what [`Guard`](crate::adaptor::Guard) finds.
+//! [`Damage`]: an out-of-bounds write that [`Guard`](crate::adaptor::Guard) detected.
 
 use crate::config::{Bytes, PoolId};
 use core::fmt;
 use gpumem_heap::order::StreamId;
 use gpumem_sys::types::CUdeviceptr;
 
-/// Somebody wrote past an end of a block.
+/// A write passed an end of a block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Damage {
-    /// Where the block started.
+    /// The address of the block.
     pub address: CUdeviceptr,
-    /// How large it was.
+    /// The size of the block.
     pub size_bytes: u64,
-    /// The stream that it was of.
+    /// The stream that the block was allocated on.
     pub stream: StreamId,
-    /// The pool that it was of.
+    /// The pool of the block.
     pub pool: PoolId,
-    /// At which end.
+    /// The end that was passed.
     pub side: Side,
-    /// How many bytes lie between the block and the nearest byte that was written.
+    /// The number of bytes between the block and the nearest overwritten byte.
     pub distance_bytes: u64,
-    /// How many of the guard's bytes were written.
+    /// The number of overwritten guard bytes.
     pub count: u64,
-    /// What the nearest one holds.
+    /// The value of the nearest overwritten byte.
     pub found: u8,
 }
 
 /// An end of a block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Side {
-    /// Its first byte's.
+    /// Before the first byte.
     Before,
-    /// Its last byte's.
+    /// After the last byte.
     Behind,
 }
 
@@ -41,11 +41,11 @@ impl fmt::Display for Damage {
         let Self { address, size_bytes, stream, distance_bytes, count, found, .. } = *self;
         let side = match self.side {
             Side::Before => "before",
-            Side::Behind => "behind",
+            Side::Behind => "after",
         };
         write!(
             f,
-            "{count} bytes {side} a block of {} at {address:#x}, of {stream}, were written: the nearest is \
+            "{count} bytes {side} a block of {} at {address:#x}, of {stream}, were overwritten: the nearest is \
              {distance_bytes} bytes from it and holds {found:#04x}",
             Bytes(size_bytes)
         )

@@ -1,4 +1,4 @@
-//! [`OutOfMemory`]: a refused request in numbers, as a short table, and with one line of advice.
+//! [`OutOfMemory`]: a refused request in numbers, printed as a short table with one line of advice.
 
 mod advice;
 mod growth;
@@ -13,7 +13,7 @@ pub use gpumem_sys::ProcessUsage;
 pub use growth::Growth;
 pub(crate) use growth::{GrowthLog, Sample};
 
-/// Why a request was refused, at the moment of its refusal: after everything that could be given back was.
+/// The state of the pool and the device when a request was refused, after all attempts to make room.
 ///
 /// Printed, it is a table that ends with [`OutOfMemory::advice`]:
 ///
@@ -36,74 +36,75 @@ pub(crate) use growth::{GrowthLog, Sample};
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct OutOfMemory {
-    /// What was asked for.
+    /// The requested size.
     pub requested_bytes: u64,
-    /// What its start had to be a multiple of, if that was more than every block has; else 0.
+    /// The requested alignment if it exceeds the alignment of every block, else 0.
     pub alignment: u64,
-    /// Whose memory was asked for.
+    /// The requested kind of memory.
     pub kind: MemoryKind,
-    /// Who refused.
+    /// The limit, device or adaptor that refused.
     pub refused_by: RefusedBy,
-    /// The limit that refused. Nothing if the device did.
+    /// The limit that refused; `None` if the device refused.
     pub limit_bytes: Option<u64>,
-    /// What other pools hold that count against the same limit.
+    /// Bytes that other pools count against that limit.
     pub limit_others_bytes: u64,
-    /// In blocks of this pool.
+    /// Bytes in blocks of this pool.
     pub in_use_bytes: u64,
-    /// How many those are.
+    /// The number of blocks, growable ones excluded.
     pub block_count: u64,
-    /// What of that is in blocks that grow, which are not among those.
+    /// The part of [`OutOfMemory::in_use_bytes`] in growable blocks.
     pub growable_bytes: u64,
-    /// What of it no block of the program has any more, and is kept for captures and graphs.
+    /// The part of [`OutOfMemory::in_use_bytes`] that the program has freed and that captures and graphs retain.
     pub graph_bytes: u64,
-    /// Held from the device by this pool, blocks included.
+    /// Bytes that this pool holds from the device, blocks included.
     pub reserved_bytes: u64,
-    /// Free in the pool, but waiting for work that the device has not done.
+    /// Bytes that are free in the pool but wait for unfinished work of the device.
     pub pending_bytes: u64,
-    /// Behind the ends of blocks, whose sizes are rounded up: no block of its own fits there.
+    /// Bytes after the ends of blocks whose sizes were rounded up. They are too small for a block of their own.
     pub rounding_bytes: u64,
-    /// The largest block that what is free in the pool would have made. Nothing where the driver keeps that to itself.
+    /// The largest block that fits the pool's free memory; `None` where the driver does not report it.
     pub largest_free_bytes: Option<u64>,
-    /// Free on the device, as the driver sees it.
+    /// Free memory on the device, as the driver reports it.
     pub device_free_bytes: u64,
-    /// All the device has.
+    /// The device's total memory.
     pub device_total_bytes: u64,
-    /// What other pools of the same [`Device`](crate::Device) hold, a part of [`OutOfMemory::others_bytes`].
+    /// Bytes held by other pools of this [`Device`](crate::Device), a part of [`OutOfMemory::others_bytes`].
     pub other_pools_bytes: u64,
-    /// The other processes on the device, the largest first, as far as they are known: asked for only where what others hold
-    /// is in the way, and only with the feature `nvml`, or of the simulator.
+    /// The known other processes on the device, the largest first. They are looked up only if memory outside this pool
+    /// is in the way, and only with the feature `nvml` or on the simulator.
     pub processes: Vec<ProcessUsage>,
-    /// What was tried before giving up, in this order; once for all times that it was tried.
+    /// The attempts to make room, in order. Repeated attempts are merged into one entry.
     pub attempts: Vec<Attempt>,
-    /// The streams whose work was not done when the request had waited for as long as it may
-    /// ([`Tuning::wait_deadline`](crate::Tuning::wait_deadline)), the longest first. None if it did not wait so long.
+    /// The streams whose work was unfinished when the request reached its deadline
+    /// ([`Tuning::wait_deadline`](crate::Tuning::wait_deadline)), the longest wait first. Empty if the request did not
+    /// reach it.
     pub unfinished: Vec<UnfinishedStream>,
-    /// The largest holders, by tag; untagged blocks have none.
+    /// The largest holders by tag; untagged blocks are excluded.
     pub holders: Vec<Holder>,
-    /// How use has grown, if it has in the way of a program that leaks.
+    /// The growth of memory in use, if it resembles a leak.
     pub growth: Option<Growth>,
     pub(crate) maker: Maker,
 }
 
-/// Who refused a request.
+/// The cause of a refusal.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum RefusedBy {
     /// The driver, which has no such memory left.
     #[default]
     Device,
-    /// The hard limit of the pool, or of the one that this private pool was made from.
+    /// The hard limit of the pool or, for a private pool, of its parent.
     HardLimit,
     /// The quota of a private pool.
     Quota,
-    /// The margin that unified memory and what pools hold of the device keep below what the device has; see
+    /// The margin of device memory that unified memory and all pools leave free; see
     /// [`PoolBuilder::oversubscribe`](crate::PoolBuilder::oversubscribe).
     Margin,
-    /// Nobody for want of memory: [`Failures`](crate::adaptor::Failures), which try what a program does then.
+    /// The adaptor [`Failures`](crate::adaptor::Failures), which injects failures for tests.
     OnPurpose,
 }
 
-/// A limit that a request would have passed, and what all who share it hold.
+/// A limit that a request would exceed, and the bytes that all its pools hold.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct LimitExceeded {
     pub(crate) by: RefusedBy,
@@ -111,43 +112,43 @@ pub(crate) struct LimitExceeded {
     pub(crate) held_bytes: u64,
 }
 
-/// What advice asks of the pool that refused.
+/// The properties of the refusing pool that the advice depends on.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Maker {
     pub(crate) backend: Option<BackendKind>,
-    /// Whether what is idle can be mapped elsewhere.
+    /// Whether idle memory can be remapped.
     pub(crate) can_map: bool,
-    /// Whether the limit is not its own, but one that it was made below.
+    /// Whether the limit belongs to the parent pool.
     pub(crate) is_limit_above: bool,
-    /// Another limit, above the one that refused, which would refuse too.
+    /// A parent's limit that would refuse too.
     pub(crate) limit_above_bytes: Option<u64>,
-    /// Whether its tuning options are those of the profile `tight`.
+    /// Whether the tuning options are those of the profile `tight`.
     pub(crate) is_tight: bool,
-    /// What other pools of the device have cached: room that is not had while a limit of our own refuses.
+    /// Bytes cached by other pools of the device. They are not reclaimed while one of this pool's limits refuses.
     pub(crate) others_cached_bytes: u64,
 }
 
-/// Something that could have made room.
+/// An attempt to make room.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Attempt {
-    /// What was done.
+    /// The name of the attempt.
     pub name: &'static str,
-    /// What it gave back: to the pool's free memory, or to the device.
+    /// Bytes returned to the pool's free memory or to the device.
     pub gained_bytes: u64,
-    /// How long it took.
+    /// The duration.
     pub took: Duration,
-    /// What went wrong meanwhile, in words: others' failures, which were no reason to give up.
+    /// Failures of reclaim callbacks or other pools during the attempt. They did not end the request.
     pub failures: Vec<String>,
 }
 
 impl Attempt {
-    /// It is not worth a line.
+    /// Whether the attempt gained nothing and reported no failure: it gets no row of its own.
     fn is_idle(&self) -> bool {
         self.gained_bytes == 0 && self.failures.is_empty()
     }
 
-    /// What is tried again is one with what it was the first time.
+    /// Adds the attempt, or merges it into an earlier attempt of this name.
     pub(crate) fn add_to(self, attempts: &mut Vec<Self>) {
         match attempts.iter_mut().find(|earlier| earlier.name == self.name) {
             None => attempts.push(self),
@@ -160,14 +161,14 @@ impl Attempt {
     }
 }
 
-/// A stream whose work was not done in time; see [`OutOfMemory::unfinished`].
+/// A stream whose work was unfinished at the deadline; see [`OutOfMemory::unfinished`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct UnfinishedStream {
-    /// Its name.
+    /// The stream.
     pub stream: StreamId,
-    /// How long ago work was queued there that is not done, at least. Nothing for a stream of others, which can't be asked: that
-    /// one may be done.
+    /// The minimum age of the unfinished work. `None` for another library's stream, which cannot be queried: its work
+    /// may be complete.
     pub queued_ago: Option<Duration>,
 }
 
@@ -177,42 +178,42 @@ impl fmt::Display for UnfinishedStream {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self.queued_ago {
             Some(queued_ago) => {
-                write!(f, "{}, where work queued {queued_ago:.1?} ago is not done", self.stream)
+                write!(f, "{}, whose work queued {queued_ago:.1?} ago is unfinished", self.stream)
             }
-            None => write!(f, "{}, which is another library's and may be done", self.stream),
+            None => write!(f, "{}, a stream of another library whose work may be complete", self.stream),
         }
     }
 }
 
-/// What the blocks of one tag hold.
+/// The memory of one tag's blocks.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Holder {
-    /// Whose they are.
+    /// The tag.
     pub tag: String,
-    /// What they hold.
+    /// Bytes in blocks with this tag.
     pub in_use_bytes: u64,
-    /// How many they are.
+    /// The number of those blocks.
     pub block_count: u64,
 }
 
 impl OutOfMemory {
-    /// Reserved, and in no block.
+    /// Bytes that are reserved but in no block.
     #[must_use]
     pub fn cached_bytes(&self) -> u64 {
         self.reserved_bytes.saturating_sub(self.in_use_bytes)
     }
 
-    /// In use on the device by anybody but this pool: other processes, other pools and libraries of this one, and what the
-    /// driver itself takes. The driver tells no more than the sum. Of unified memory nobody knows where its pages are: they
-    /// count as if they were all on the device.
+    /// Bytes in use on the device outside this pool: other processes, other pools and libraries of this process, and
+    /// the driver. The driver reports only the sum. All unified memory counts as if it were on the device, because the
+    /// driver does not report where its pages are.
     #[must_use]
     pub fn others_bytes(&self) -> u64 {
         let own_bytes = if self.kind == MemoryKind::Host { 0 } else { self.reserved_bytes };
         self.device_total_bytes.saturating_sub(self.device_free_bytes).saturating_sub(own_bytes)
     }
 
-    /// The same with the limit that refused, if one did; `own_bytes` are what this pool counts against it.
+    /// Adds the limit that refused, if any. `own_bytes` are the bytes that this pool counts against it.
     pub(crate) fn limited(self, passed: Option<LimitExceeded>, own_bytes: u64) -> Self {
         let Some(LimitExceeded { by, limit_bytes, held_bytes }) = passed else { return self };
         let limit_others_bytes = held_bytes.saturating_sub(own_bytes);
@@ -234,7 +235,7 @@ impl fmt::Display for OutOfMemory {
         let mut row = |name: &str, bytes: u64, more: &str| known(name, Some(bytes), more);
         row("in use", self.in_use_bytes, &self.blocks())?;
         if self.graph_bytes > 0 {
-            row("  graphs", self.graph_bytes, "dropped by the program, and kept for what it has captured")?;
+            row("  graphs", self.graph_bytes, "freed by the program, retained by captures and graphs")?;
         }
         for (name, holder) in names.iter().zip(&self.holders) {
             row(name, holder.in_use_bytes, &words::blocks(holder.block_count))?;
@@ -242,19 +243,19 @@ impl fmt::Display for OutOfMemory {
         let largest = self
             .largest_free_bytes
             .filter(|_| self.cached_bytes() > 0)
-            .map(|largest| format!("the largest piece {}", Bytes(largest)));
+            .map(|largest| format!("largest free block {}", Bytes(largest)));
         row("cached", self.cached_bytes(), &largest.unwrap_or_default())?;
         if self.pending_bytes > 0 {
-            row("  pending", self.pending_bytes, "freed, and waiting for the device")?;
+            row("  pending", self.pending_bytes, "freed, waiting for work on the device")?;
         }
         if self.rounding_bytes > self.reserved_bytes / NOTABLE {
-            row("  rounding", self.rounding_bytes, "behind blocks, whose sizes are rounded up")?;
+            row("  rounding", self.rounding_bytes, "after blocks whose sizes are rounded up")?;
         }
         row("reserved", self.reserved_bytes, "")?;
         if self.limit_others_bytes > 0 {
-            row("sharers", self.limit_others_bytes, "in other pools that count against the same limit")?;
+            row("sharers", self.limit_others_bytes, "in other pools that share the limit")?;
         }
-        // Host memory is no part of the device's.
+        // Pinned host memory is not device memory.
         if self.kind != MemoryKind::Host {
             row("others", self.others_bytes(), "other pools, libraries and processes")?;
             if self.other_pools_bytes > 0 {
@@ -287,8 +288,8 @@ impl fmt::Display for OutOfMemory {
     }
 }
 
-/// More streams than this are a number.
+/// At most this many unfinished streams are listed; the others are counted.
 const UNFINISHED_SHOWN: usize = 4;
 
-/// Less than this part of what is reserved is not worth a row.
+/// Rounding gets a row if it exceeds this fraction (1/64) of the reserved bytes.
 const NOTABLE: u64 = 64;

@@ -22,7 +22,7 @@ fn says_who(advised: Result<(), PoolError>) -> bool {
     let said = advised.as_ref().map_err(ToString::to_string).err().unwrap_or_default();
     matches!(advised, Err(PoolError::NotWithBackend { backend: BackendKind::Native, .. }))
         && said.contains(
-            "the backend `native` can't take advice on unified memory; use the backend `caching` or `none`",
+            "the backend `native` cannot take advice on unified memory; use the backend `caching` or `none`",
         )
 }
 

@@ -134,7 +134,7 @@ fn a_failed_free_poisons_the_pool_and_leaks_the_block() {
             let PoolError::Poisoned { address, size_bytes, cause } = error else { panic!("{error:?}") };
             assert_eq!((address, size_bytes), (bad_address, 1 << 20));
             assert_eq!(cause.code(), CUresult::CUDA_ERROR_INVALID_VALUE);
-            assert!(error.to_string().contains("make a new pool"), "{error}");
+            assert!(error.to_string().contains("create a new pool"), "{error}");
         }
         drop(good);
         let status = pool.status().unwrap();

@@ -50,7 +50,7 @@ fn a_loop_that_keeps_some_of_what_it_makes_leaks() {
                 });
                 assert_eq!(report.advice(), Advice::FindTheLeak, "1 of {}:\n{report}", others + 1);
                 let text = report.to_string();
-                assert!(text.contains("if all of it is needed at once, "), "{text}");
+                assert!(text.contains("if all of them are needed at once, "), "{text}");
             }
         }
     });
@@ -74,7 +74,7 @@ fn blocks_that_are_made_at_once_are_no_leak() {
     on_device_memory(&small(), |bench| {
         let report = Program::new(bench).runs(|program, _| program.keep(2 * MIB));
         assert_eq!(report.advice(), Advice::RaiseTheLimit, "{report}");
-        assert!(report.to_string().contains("blocks all stayed; if a loop makes them"), "{report}");
+        assert!(report.to_string().contains("blocks are still in use; if a loop allocates them"), "{report}");
     });
 }
 

@@ -46,7 +46,7 @@ fn a_limit_that_nothing_fits_into_is_a_mistake() {
             assert!(
                 matches!(error, PoolError::LimitTooSmall { minimum_bytes, .. } if minimum_bytes == 2 << 20)
             );
-            assert!(error.to_string().contains("the least is 2.000 MiB"), "{error}");
+            assert!(error.to_string().contains("the minimum is 2.000 MiB"), "{error}");
         }
         for share in [f64::NAN, 200.0, -1.0] {
             assert!(matches!(

@@ -24,7 +24,7 @@ pub(crate) fn refused(bench: &Bench, name: &str, error: &PoolError, seen: &Mutex
         let mut settings = insta::Settings::clone_current();
         settings.set_prepend_module_to_snapshot(false);
         settings.add_filter(r"in [0-9.]+(ns|µs|ms|s)\n", "in TIME\n");
-        settings.add_filter(r"nothing, in [0-9.]+(ns|µs|ms|s):", "nothing, in TIME:");
+        settings.add_filter(r"success, in [0-9.]+(ns|µs|ms|s):", "success, in TIME:");
         settings.add_filter(r" \([0-9.]+(ns|µs|ms|s)\)", "");
         settings.bind(|| insta::assert_snapshot!(format!("{name}_{}", bench.backend), report));
     }
@@ -148,7 +148,7 @@ fn a_model_that_is_too_large() {
         }
         assert_eq!(report.advice(), Advice::NeedLess, "{report}");
         let own = gpumem_pool::Bytes(report.device_total_bytes - report.others_bytes());
-        let all = format!("are more than the {own} that this device has for this pool: use smaller");
+        let all = format!("is more than the {own} that this device has for this pool: use smaller");
         assert!(report.to_string().contains(&all), "{report}");
     });
 }

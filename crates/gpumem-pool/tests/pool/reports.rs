@@ -38,14 +38,14 @@ fn limits_and_quotas_are_named_with_where_they_were_set() {
                 "{texts:?}: {said}"
             );
         };
-        let here = "where Pool::private made this pool, or by its Pool::set_hard_limit";
+        let here = "at Pool::private, or with Pool::set_hard_limit";
         says(
             private.alloc(102 * MIB, &stream).unwrap_err(),
             RefusedBy::Quota,
             &["the quota of 100.000 MiB refused", "102.000 MiB or more", here],
             "GPUMEM",
         );
-        let both = "and with it the limit of 300.000 MiB of the pool that this one was made from";
+        let both = "and also the parent pool's limit of 300.000 MiB";
         says(
             whole.alloc(301 * MIB, &stream).unwrap_err(),
             RefusedBy::Quota,
@@ -53,18 +53,18 @@ fn limits_and_quotas_are_named_with_where_they_were_set() {
             "GPUMEM",
         );
         let held = private.alloc(80 * MIB, &stream).unwrap();
-        let there = "where Pool::private made that pool, or by its Pool::set_hard_limit";
+        let there = "at the parent's Pool::private, or with Pool::set_hard_limit of the parent";
         says(
             nested.alloc(40 * MIB, &stream).unwrap_err(),
             RefusedBy::Quota,
-            &["the quota of 100.000 MiB of the pool that this one was made from", there],
+            &["the quota of 100.000 MiB of the parent pool", there],
             "GPUMEM",
         );
         let more = pool.alloc(210 * MIB, &stream).unwrap();
         says(
             private.alloc(18 * MIB, &stream).unwrap_err(),
             RefusedBy::HardLimit,
-            &["the limit of 300.000 MiB of the pool that this one was made from", "or that pool's"],
+            &["the limit of 300.000 MiB of the parent pool", "of the parent"],
             "Pool::private",
         );
         drop((held, more));
@@ -193,11 +193,11 @@ fn blocks_that_grow() {
         let Ok(mut block) = pool.growable(1 << 30, &stream) else { return };
         block.grow_to(100 * MIB).unwrap();
         let error = block.grow_to(130 * MIB).unwrap_err();
-        assert!(error.to_string().contains("in use         100.000 MiB  in blocks that grow\n"), "{error}");
+        assert!(error.to_string().contains("in use         100.000 MiB  in growable blocks\n"), "{error}");
         assert!(error.to_string().contains("raise it to 130.000 MiB or more"), "{error}");
         let _other = pool.alloc(MIB, &stream).unwrap();
         let error = pool.alloc(50 * MIB, &stream).unwrap_err();
-        assert!(error.to_string().contains("101.000 MiB  in 1 block, and in some that grow\n"), "{error}");
+        assert!(error.to_string().contains("101.000 MiB  in 1 block, and in growable ones\n"), "{error}");
     });
 }
 

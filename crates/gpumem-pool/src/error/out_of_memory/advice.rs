@@ -1,48 +1,49 @@
-//! [`Advice`]: the one thing that would help most in this case.
+//! [`Advice`]: the one action that helps most. The first row that applies decides, with exceptions for limits; see
+//! `advice_below` and `advice_for_device`.
 //!
-//! | what is so | advice |
+//! | situation | advice |
 //! | --- | --- |
-//! | most of what is in use is kept for graphs alone, and would do | drop graphs |
-//! | use grows with every step, and an empty pool would have had room | find the leak |
-//! | what is free waits for work that could not be waited for | wait for it |
-//! | there is enough, of the limit or of what the pool keeps | it is in pieces |
-//! | the device has as much free, and its driver does not give it | try differently |
+//! | graphs alone retain most of the memory in use, and releasing it would suffice | drop graphs |
+//! | use grows with every step, and an empty pool could serve the request | find the leak |
+//! | the free memory waits for work that the request could not wait for | wait for it |
+//! | the limit or the pool's cached memory would suffice | it is fragmented |
+//! | the device has enough free memory, and its driver refuses it | try differently |
 //! | the margin of unified memory refused | oversubscribe |
-//! | a limit refused, and the device has the memory, or other pools only keep it | raise it |
-//! | others have what is missing, and more than a context takes | free the device |
-//! | else | need less |
+//! | a limit refused, and the device has the memory, or other pools only cache it | raise it |
+//! | other users hold the missing memory, and more than a context takes | free the device |
+//! | otherwise | need less |
 
 use super::{OutOfMemory, RefusedBy};
 use crate::config::{ALIGNMENT_MIN, BackendKind, MemoryKind};
 
-/// What would help most.
+/// The action that helps most.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Advice {
-    /// The device has the memory; our limit is lower.
+    /// The device has the memory; the pool's limit is lower.
     RaiseTheLimit,
-    /// Somebody else has what is missing: another process, or another pool of this one.
+    /// Another process, or another pool of this process, holds the missing memory.
     FreeTheDevice,
-    /// Enough is free, but in pieces.
+    /// Enough memory is free, but it is fragmented.
     Defragment,
-    /// The device has as much free as was asked for, and its driver did not give it: in smaller blocks, or by another backend, it
-    /// may.
+    /// The device has enough free memory, but its driver refused the request. Smaller blocks or another backend may
+    /// succeed.
     TryDifferently,
-    /// The program keeps a little more at every step.
+    /// The program keeps more blocks after every step.
     FindTheLeak,
-    /// Most of what is in use was dropped, and is kept for what has been captured.
+    /// Captures and graphs retain most of the memory in use; the program has freed it.
     DropGraphs,
-    /// The program wants more than there is.
+    /// The program needs more memory than is available.
     NeedLess,
-    /// What is kept free for unified memory to work in is in the way.
+    /// The margin that unified memory leaves free refused the request.
     Oversubscribe,
-    /// What is free waits for work on the device that this request could not wait for, because a capture goes on or because the
-    /// work was not done in time.
+    /// Free memory waits for work on the device that this request could not wait for, because a capture is active or
+    /// because the work did not finish in time.
     WaitForWork,
 }
 
 impl OutOfMemory {
-    /// What would help most in this case.
+    /// The action that helps most in this case.
     #[must_use]
     pub fn advice(&self) -> Advice {
         match self.limit_bytes {
@@ -52,7 +53,7 @@ impl OutOfMemory {
         }
     }
 
-    /// One of our limits refused.
+    /// The advice if a limit refused.
     fn advice_below(&self, limit_bytes: u64) -> Advice {
         let own_bytes = limit_bytes.saturating_sub(self.limit_others_bytes);
         if self.would_graphs_do(own_bytes) {
@@ -62,9 +63,9 @@ impl OutOfMemory {
             return Advice::FindTheLeak;
         }
         if self.needed_bytes() <= limit_bytes {
-            let at_hand_bytes = own_bytes.saturating_sub(self.held_bytes());
+            let available_bytes = own_bytes.saturating_sub(self.held_bytes());
             let is_pending =
-                self.is_pending() || at_hand_bytes.saturating_sub(self.pending_bytes) < self.wanted_bytes();
+                self.is_pending() || available_bytes.saturating_sub(self.pending_bytes) < self.wanted_bytes();
             return if is_pending { Advice::WaitForWork } else { Advice::Defragment };
         }
         match () {
@@ -75,7 +76,7 @@ impl OutOfMemory {
         }
     }
 
-    /// The driver refused.
+    /// The advice if the driver refused.
     fn advice_for_device(&self) -> Advice {
         let free_bytes = if self.is_on_device() { self.device_free_bytes } else { 0 };
         let wanted_bytes = self.wanted_bytes();
@@ -84,7 +85,7 @@ impl OutOfMemory {
         let in_pieces_bytes = self.idle_bytes().saturating_sub(self.pending_bytes);
         let is_there = in_pieces_bytes.saturating_add(free_bytes) >= wanted_bytes;
         let room_bytes = self.reserved_bytes.saturating_add(free_bytes);
-        // A few percent are always idle somewhere: that is not why there is no more.
+        // A few percent are always idle somewhere, and do not explain a refusal.
         let is_much_idle = in_pieces_bytes >= self.reserved_bytes / MUCH_IDLE;
         match () {
             () if self.would_graphs_do(room_bytes) => Advice::DropGraphs,
@@ -98,8 +99,8 @@ impl OutOfMemory {
         }
     }
 
-    /// What the request would bring use to, of the limit that refused or of this pool alone: what is taken of the driver for it,
-    /// if that is known.
+    /// The use that the request would lead to: of the limit that refused, or of this pool alone. Rounded up to the unit
+    /// that the backend takes from the driver, if that is known.
     pub(super) fn needed_bytes(&self) -> u64 {
         let own_bytes = self.held_bytes().saturating_add(self.wanted_bytes());
         let taken_bytes = match self.maker.backend {
@@ -109,30 +110,30 @@ impl OutOfMemory {
         taken_bytes.unwrap_or(own_bytes).saturating_add(self.limit_others_bytes)
     }
 
-    /// What blocks take, and their rounding with them.
+    /// The bytes of blocks, rounding included.
     fn held_bytes(&self) -> u64 {
         self.in_use_bytes.saturating_add(self.rounding_bytes)
     }
 
-    /// Reserved, and nothing's.
+    /// Reserved bytes that belong to no block.
     fn idle_bytes(&self) -> u64 {
         self.cached_bytes().saturating_sub(self.rounding_bytes)
     }
 
-    /// What the request takes: to have an aligned start, some more than was asked for.
+    /// The bytes that the request takes: an aligned start needs more than the requested size.
     pub(super) fn wanted_bytes(&self) -> u64 {
         let had_bytes =
             if self.maker.backend == Some(BackendKind::Caching) { 2 << 20 } else { ALIGNMENT_MIN };
         self.requested_bytes.saturating_add(self.alignment.saturating_sub(had_bytes))
     }
 
-    /// Whether it is graphs that most of what is in use is kept for, and the request would fit where that is.
+    /// Whether graphs retain most of the memory in use, and the request would fit without it.
     fn would_graphs_do(&self, room_bytes: u64) -> bool {
         let others_bytes = self.held_bytes().saturating_sub(self.graph_bytes);
         self.graph_bytes > others_bytes && others_bytes.saturating_add(self.wanted_bytes()) <= room_bytes
     }
 
-    /// Whether use has grown like a leak, and that is what is in the way of a request: with nothing in use it would fit.
+    /// Whether use has grown like a leak that explains the refusal: with nothing in use the request would fit.
     fn leaks_into(&self, room_bytes: u64) -> bool {
         self.growth.as_ref().is_some_and(|growth| growth.is_leak) && self.wanted_bytes() <= room_bytes
     }
@@ -141,12 +142,12 @@ impl OutOfMemory {
         self.pending_bytes > 0 && self.pending_bytes >= self.wanted_bytes()
     }
 
-    /// Whether what the device has free says anything of this memory.
+    /// Whether the device's free memory is relevant for this kind.
     fn is_on_device(&self) -> bool {
         self.kind == MemoryKind::Device
     }
 
-    /// With less left than this, no driver gives anything.
+    /// With less free memory than this, every driver refuses.
     fn driver_unit_bytes(&self) -> u64 {
         if self.maker.backend == Some(BackendKind::Native) { 32 << 20 } else { 2 << 20 }
     }
@@ -156,13 +157,13 @@ impl OutOfMemory {
         !self.is_on_device() || beyond_bytes <= self.obtainable_bytes()
     }
 
-    /// What the device has free, or would have if a limit did not refuse first.
+    /// The device's free memory, and what it could reclaim from other pools if no limit refused first.
     fn obtainable_bytes(&self) -> u64 {
         self.device_free_bytes.saturating_add(self.maker.others_cached_bytes)
     }
 
-    /// Whether what others have would do, all of it if it is only pieces that are in the way. A context and libraries of our own
-    /// are no others; another pool of this program always is.
+    /// Whether the memory of other users would suffice, or all of it if only fragmentation is in the way. The context
+    /// and libraries of this process do not count as other users; another pool of this program always does.
     fn are_others_in_the_way(&self) -> bool {
         let room_bytes = self.idle_bytes().saturating_add(self.obtainable_bytes());
         let missing_bytes = match self.wanted_bytes().saturating_sub(room_bytes) {
@@ -175,16 +176,16 @@ impl OutOfMemory {
             && (would_do(others_bytes, self.context_bytes()) || would_do(self.other_pools_bytes, 1))
     }
 
-    /// What a context and libraries of our own may take, by the size of the device.
+    /// An upper bound for this process's context and libraries, by the size of the device.
     pub(super) fn context_bytes(&self) -> u64 {
         (self.device_total_bytes / 20).max((self.device_total_bytes / 4).min(CONTEXT_BYTES))
     }
 }
 
-/// The driver takes a few hundred MiB for each context, and libraries some more.
+/// The driver takes a few hundred MiB for each context, and libraries add to that.
 const CONTEXT_BYTES: u64 = 1 << 30;
 
-/// This part of what is reserved is much to be idle.
+/// Idle memory beyond this fraction (1/8) of the reserved bytes explains a refusal.
 const MUCH_IDLE: u64 = 8;
 
 #[cfg(test)]

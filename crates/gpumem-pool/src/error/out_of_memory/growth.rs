@@ -1,18 +1,19 @@
-//! [`GrowthLog`]: how use came to be what it is, in a few samples, and whether that looks like a leak. Pure.
+//! [`GrowthLog`]: samples of the memory in use, and a heuristic for leaks. Pure.
 //!
-//! A sample is taken whenever use has passed the last one by a part of itself. What is meant by a leak is a program that works
-//! in steps, and has more blocks after each. Counts don't tell that from one that still builds up what it needs, but for this:
+//! A sample is taken whenever use exceeds the previous sample by a fraction of itself. A leak is a program that works
+//! in steps and keeps more blocks after each. A program that builds up its working set also keeps blocks; the counts
+//! tell the two apart as follows:
 //!
-//! | of what was allocated between two samples, there stays | and | so it is |
+//! | kept of the blocks allocated between two samples | and | so it is |
 //! | --- | --- | --- |
-//! | a quarter or less | something at every sample | a leak: what a program builds up comes with a temporary or two |
-//! | half or less | the same again and again | a leak, unless all of it is needed at once: the advice says so |
-//! | more, or all | the same, and the host waits for the device every few blocks | likewise: who builds up has nothing to wait for |
-//! | more, or all | the same | growth that is told, and no leak |
-//! | any other | | nothing to tell |
+//! | a quarter or less | some at every sample | a leak: building up comes with only a temporary or two |
+//! | half or less | alike | a leak, unless all of it is needed at once: the advice states both |
+//! | more, or all | alike, and the host waits for the device every few blocks | likewise: building up needs no waits |
+//! | more, or all | alike | reported growth, but not a leak |
+//! | any other | | not reported |
 //!
-//! *The same again and again* is some blocks at every sample, of one mean size. A model's layers are few and of many sizes; that
-//! they repeat themselves does not make them alike, because samples are taken at parts of use that vary.
+//! *Alike* means some blocks at every sample, of one mean size. A model's layers are few and of many sizes. Their
+//! repetition does not make them alike, because the fraction of use between samples varies.
 
 use crate::config::Bytes;
 use core::fmt;
@@ -20,24 +21,24 @@ use core::sync::atomic::{AtomicU64, Ordering};
 use std::collections::VecDeque;
 use std::sync::{Mutex, PoisonError};
 
-/// How use grew over the last steps of a program that frees most of what it allocates.
+/// The growth of memory in use over the last steps of a program.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Growth {
-    /// In use at first.
+    /// Bytes in use at the first sample.
     pub from_bytes: u64,
-    /// In use at last.
+    /// Bytes in use at the last sample.
     pub to_bytes: u64,
-    /// What was allocated in between.
+    /// Blocks allocated in between.
     pub allocation_count: u64,
-    /// What of that was still there at last.
+    /// Blocks in use at the last sample beyond those of the first.
     pub kept_count: u64,
-    /// Whether a program grows like that which leaks. If not, it may as well build up what it needs.
+    /// Whether the growth resembles a leak. If not, the program may be building up its working set.
     pub is_leak: bool,
 }
 
 impl Growth {
-    /// Whether so little stays of what is allocated that it can't be what a program builds up.
+    /// Whether too few blocks stay for a program that builds up its working set.
     pub(super) fn is_sure(&self) -> bool {
         self.allocation_count >= STEP_COUNT.saturating_mul(self.kept_count)
     }
@@ -48,27 +49,27 @@ impl fmt::Display for Growth {
         let Self { from_bytes, to_bytes, allocation_count, kept_count, .. } = self;
         write!(f, "use grew steadily from {} to {}: ", Bytes(*from_bytes), Bytes(*to_bytes))?;
         match kept_count < allocation_count {
-            true => write!(f, "of the last {allocation_count} blocks, {kept_count} stayed")?,
-            false => write!(f, "the last {kept_count} blocks all stayed")?,
+            true => write!(f, "{kept_count} of the last {allocation_count} blocks are still in use")?,
+            false => write!(f, "all of the last {kept_count} blocks are still in use")?,
         }
-        if self.is_leak { Ok(()) } else { f.write_str("; if a loop makes them, it keeps them") }
+        if self.is_leak { Ok(()) } else { f.write_str("; if a loop allocates them, it leaks") }
     }
 }
 
-/// A pool's counts when its use had grown.
+/// A pool's counters at one moment.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Sample {
     pub(crate) in_use_bytes: u64,
     pub(crate) block_count: u64,
     pub(crate) allocation_count: u64,
-    /// How often the host has waited for the device.
+    /// The number of times that the host has waited for the device.
     pub(crate) wait_count: u64,
 }
 
-/// The last samples.
+/// The most recent samples.
 #[derive(Debug, Default)]
 pub(crate) struct GrowthLog {
-    /// From here on the next one is due.
+    /// The use at which the next sample is due.
     due_bytes: AtomicU64,
     samples: Mutex<Samples>,
 }
@@ -76,18 +77,18 @@ pub(crate) struct GrowthLog {
 #[derive(Debug, Default)]
 struct Samples {
     last: VecDeque<Sample>,
-    /// All that there ever were.
+    /// The number of samples ever taken.
     count: usize,
 }
 
 impl GrowthLog {
-    /// Whether so much in use is worth a sample.
+    /// Whether this use makes a sample due.
     #[inline]
     pub(crate) fn is_due(&self, in_use_bytes: u64) -> bool {
         in_use_bytes >= self.due_bytes.load(Ordering::Relaxed).max(1)
     }
 
-    /// One that was due with so much in use, by the measure that it was due by.
+    /// Adds a sample that `seen_bytes` made due. The next one is due relative to `seen_bytes`.
     pub(crate) fn add(&self, seen_bytes: u64, sample: Sample) {
         let mut samples = self.samples.lock().unwrap_or_else(PoisonError::into_inner);
         if samples.last.len() == SAMPLE_COUNT {
@@ -99,7 +100,7 @@ impl GrowthLog {
         self.due_bytes.fetch_max(seen_bytes.saturating_add(seen_bytes / part + 1), Ordering::Relaxed);
     }
 
-    /// The growth from the first sample to the last, if it is one to tell of, and use has not fallen below it since.
+    /// The growth from the first sample to the last, if the module's table reports it and use has not fallen since.
     pub(crate) fn steady(&self, in_use_bytes: u64) -> Option<Growth> {
         let samples = self.samples.lock().unwrap_or_else(PoisonError::into_inner);
         let (first, last) = (samples.last.front()?, samples.last.back()?);
@@ -122,7 +123,7 @@ impl GrowthLog {
     }
 }
 
-/// One sample, and a later one.
+/// A sample and a later one.
 struct Pair<'a>(&'a Sample, &'a Sample);
 
 impl<'a> From<(&'a Sample, &'a Sample)> for Pair<'a> {
@@ -148,7 +149,7 @@ impl Pair<'_> {
         self.kept_count() > 0 && self.allocated_count() >= STEP_COUNT.saturating_mul(self.kept_count())
     }
 
-    /// Whether enough blocks stay to be compared, and their mean size is that of all.
+    /// Whether enough blocks stay for a comparison, and their mean size equals that of all.
     fn is_like(&self, all: &Self) -> bool {
         let cross = |bytes: u64, count: u64| u128::from(bytes) * u128::from(count);
         let (own, other) =
@@ -156,7 +157,8 @@ impl Pair<'_> {
         self.kept_count() >= LIKE_COUNT && own.abs_diff(other) <= other / LIKE_PART
     }
 
-    /// One is freed for each that stays, or nearly: one that was freed since may belong to a step before.
+    /// Whether about one block is freed for each that stays. A block freed since may belong to an earlier step, hence 9
+    /// of 10.
     fn frees_as_it_keeps(&self) -> bool {
         let freed_count = self.allocated_count().saturating_sub(self.kept_count());
         freed_count.saturating_mul(10) >= self.kept_count().saturating_mul(9)
@@ -168,20 +170,22 @@ impl Pair<'_> {
     }
 }
 
-/// So many are allocated for each that stays: one that is loaded may come with a temporary or two, to be converted in.
+/// A leaking step allocates at least this many blocks for each that stays. Loading one tensor may take a temporary or
+/// two for conversion, which stays below this.
 const STEP_COUNT: u64 = 4;
 
-/// So many in a row are no accident.
+/// This many samples in a row are not a coincidence.
 const SAMPLE_COUNT: usize = 8;
-/// From one to the next, use grows by one of these parts, in turn: no program has a rhythm like that.
+/// Use grows by one of these fractions between samples, in turn. No program has this rhythm, so steps and samples do
+/// not align.
 const SAMPLE_PARTS: [u64; 11] = [32, 24, 43, 28, 37, 25, 47, 30, 40, 27, 35];
 
-/// Fewer have no mean size.
+/// Fewer blocks give no meaningful mean size.
 const LIKE_COUNT: u64 = 4;
-/// By this part it may differ: a temporary may be there at one sample, and not at the next.
+/// Mean sizes may differ by this fraction: a temporary may be alive at one sample and not at the next.
 const LIKE_PART: u128 = 64;
 
-/// Who waits for the device at its steps keeps no more than so many blocks at each.
+/// A program that waits for the device at each step keeps at most this many blocks per step.
 const WAIT_BLOCKS: u64 = 8;
 
 #[cfg(test)]
@@ -198,7 +202,8 @@ mod tests {
         log
     }
 
-    /// A program that keeps the first of so many blocks at each step, of sizes that come in turn, and may wait after each.
+    /// A program that keeps the first of `step_count` blocks at each step, with sizes in turn, and may wait after each
+    /// step.
     fn loops(sizes: &[u64], step_count: u64, waits: bool) -> Option<Growth> {
         let (log, mut now) = (GrowthLog::default(), Sample::default());
         for (step, kept_bytes) in sizes.iter().cycle().take(600).enumerate() {

@@ -181,7 +181,7 @@ fn damage_is_told() {
                     let error = next.unwrap_err();
                     assert!(matches!(error, PoolError::Damaged(damage) if damage.distance_bytes == 1));
                     let text = error.to_string();
-                    assert!(text.starts_with("1 bytes behind a block of 1000 bytes at 0x"), "{text}");
+                    assert!(text.starts_with("1 bytes after a block of 1000 bytes at 0x"), "{text}");
                     assert!(text.contains("1 bytes from it and holds 0x42"), "{text}");
                     drop(pool.alloc(1000, &home).unwrap());
                 }

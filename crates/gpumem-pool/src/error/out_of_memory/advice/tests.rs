@@ -126,7 +126,7 @@ fn a_process_that_is_known_is_named() {
     };
     let known = named(Some(13 * GIB));
     assert!(known.contains("    process       13.000 GiB  python3 (process 4711)\n"), "{known}");
-    assert!(known.contains("first of all python3 (process 4711): end it"), "{known}");
+    assert!(known.contains("the largest is python3 (process 4711): end it"), "{known}");
     let unknown = named(None);
     assert!(unknown.contains("    process          unknown  python3 (process 4711)\n"), "{unknown}");
     assert!(unknown.contains("nvidia-smi"), "{unknown}");

@@ -19,7 +19,7 @@ pub(super) fn cases() -> Vec<Case> {
             seed(6 * GIB),
             FreeTheDevice,
             "nvidia-smi",
-            "pieces",
+            "fragmented",
         ),
         ("a batch that is too large", alone(24 * GIB, 18 * GIB, 0, 8 * GIB), NeedLess, "26.000 GiB", "limit"),
         (
@@ -76,14 +76,14 @@ pub(super) fn cases() -> Vec<Case> {
             limited(12 * GIB, alone(24 * GIB, 11 * GIB, 0, 2 * GIB)),
             RaiseTheLimit,
             "raise it to 13.000 GiB",
-            "pieces",
+            "fragmented",
         ),
         (
             "a block beyond the limit",
             limited(GIB, alone(24 * GIB, 0, 0, 2 * GIB)),
             RaiseTheLimit,
             "raise it to 2.000 GiB",
-            "pieces",
+            "fragmented",
         ),
         (
             "a limit, and no room beyond it",
@@ -97,7 +97,7 @@ pub(super) fn cases() -> Vec<Case> {
             limited(10 * GIB, beside(12 * GIB, 24 * GIB, 9 * GIB, 0, 4 * GIB)),
             FreeTheDevice,
             "raise it to 13.000 GiB",
-            "pieces",
+            "fragmented",
         ),
         (
             "pieces below a limit",
@@ -138,20 +138,20 @@ pub(super) fn cases() -> Vec<Case> {
             },
             RaiseTheLimit,
             "raise it to 9.000 GiB",
-            "pieces",
+            "fragmented",
         ),
         (
             "an aligned block below a limit",
             OutOfMemory { alignment: 512 * MIB, ..limited(GIB, alone(24 * GIB, 0, 0, 768 * MIB)) },
             RaiseTheLimit,
             "raise it to 1.249 GiB",
-            "pieces",
+            "fragmented",
         ),
         (
             "graphs that nobody launches",
             OutOfMemory { graph_bytes: 10 * GIB, ..alone(24 * GIB, 18 * GIB, 0, 8 * GIB) },
             DropGraphs,
-            "10.000 GiB are kept for what was captured",
+            "captures and graphs retain 10.000 GiB",
             "batches",
         ),
         (
@@ -182,7 +182,7 @@ pub(super) fn cases() -> Vec<Case> {
             "pieces of the device",
             alone(16 * GIB, 9 * GIB, 5 * GIB, 3 * GIB),
             Defragment,
-            "in pieces",
+            "fragmented",
             "raise",
         ),
         (
@@ -196,28 +196,28 @@ pub(super) fn cases() -> Vec<Case> {
             "the same of the driver's pool, beside others",
             by(Native, beside(7 * GIB, 16 * GIB, 5 * GIB, 0, 3 * GIB)),
             TryDifferently,
-            "counts 4.000 GiB free",
+            "reports 4.000 GiB free",
             "nvidia",
         ),
         (
             "a driver that gives no handle of what it has",
             beside(7 * GIB, 16 * GIB, 5 * GIB, 0, 3 * GIB),
             TryDifferently,
-            "keeps that to itself",
-            "pieces",
+            "may withhold that memory",
+            "fragmented",
         ),
         (
             "less left than the driver gives out at once",
             by(Native, beside(7 * GIB, 16 * GIB, 9 * GIB - 20 * MIB, 0, MIB)),
             FreeTheDevice,
             "nvidia-smi",
-            "counts",
+            "reports",
         ),
         (
             "pieces, and others who have little more",
             beside(3 * GIB, 16 * GIB, 9 * GIB, 4 * GIB, 3 * GIB),
             Defragment,
-            "in pieces",
+            "fragmented",
             "nvidia",
         ),
         (
@@ -238,14 +238,15 @@ pub(super) fn cases() -> Vec<Case> {
             "half of all blocks are kept, below a limit",
             growing(true, limited(8 * GIB, alone(24 * GIB, 8 * GIB, 0, 64 * MIB))),
             FindTheLeak,
-            "if all of it is needed at once, the device has room that the limit forbids: raise it to 8.063 GiB",
+            "if all of them are needed at once, the device has free memory, but the request \
+             would exceed the pool's limit: raise it to 8.063 GiB",
             "batches",
         ),
         (
             "half of all blocks are kept, and the device is full",
             growing(true, alone(16 * GIB, 15 * GIB, 0, 512 * MIB)),
             FindTheLeak,
-            "if a loop does that, drop it, or give steps a scope",
+            "if a loop leaves them allocated, free them, or run each step in a scope",
             "raise",
         ),
         (
@@ -274,20 +275,20 @@ pub(super) fn cases() -> Vec<Case> {
             pending(3 * GIB, alone(16 * GIB, 12 * GIB, 3 * GIB, 2 * GIB)),
             WaitForWork,
             "capture",
-            "pieces",
+            "fragmented",
         ),
         (
             "freed in a capture, below a limit",
             pending(2 * GIB, limited(8 * GIB, alone(24 * GIB, 6 * GIB, 2 * GIB, 2 * GIB))),
             WaitForWork,
-            "2.000 GiB are freed",
+            "2.000 GiB of freed memory waits",
             "raise it",
         ),
         (
             "pieces, one of them pending",
             pending(GIB, limited(8 * GIB, alone(24 * GIB, 4 * GIB, 4 * GIB, 2 * GIB))),
             Defragment,
-            "pieces",
+            "fragmented",
             "raise",
         ),
         (
@@ -304,8 +305,8 @@ pub(super) fn cases() -> Vec<Case> {
                 ..private(limited(GIB, alone(24 * GIB, 0, 0, GIB + 1)))
             },
             RaiseTheLimit,
-            "raise it to 1.001 GiB or more (where Pool::private made this pool, or by its Pool::set_hard_limit), and with it the \
-             limit of 1.000 GiB of the pool that this one was made from",
+            "raise it to 1.001 GiB or more (at Pool::private, or with Pool::set_hard_limit), and also the parent \
+             pool's limit of 1.000 GiB",
             "GPUMEM_HARD_LIMIT",
         ),
         (
@@ -315,7 +316,7 @@ pub(super) fn cases() -> Vec<Case> {
                 ..shared(7 * GIB, limited(8 * GIB, alone(24 * GIB, 0, 0, 2 * GIB)))
             },
             RaiseTheLimit,
-            "or that pool's Pool::set_hard_limit",
+            "Pool::set_hard_limit of the parent",
             "Pool::private",
         ),
         (
@@ -323,7 +324,7 @@ pub(super) fn cases() -> Vec<Case> {
             shared(6 * GIB, limited(8 * GIB, alone(24 * GIB, GIB, 0, 2 * GIB))),
             RaiseTheLimit,
             "other pools hold 6.000 GiB",
-            "pieces",
+            "fragmented",
         ),
         (
             "unified memory as large as the device",
@@ -371,7 +372,7 @@ pub(super) fn cases() -> Vec<Case> {
             "more pinned memory than the host has",
             of(Host, beside(15 * GIB, 16 * GIB, 60 * GIB, 0, 8 * GIB)),
             NeedLess,
-            "more than the host has to pin",
+            "more than the host can pin",
             "nvidia",
         ),
     ]
