@@ -2,8 +2,7 @@
 //!
 //! Where more than one operation could run next, or a call could end before any does, there is a choice. Under
 //! [`Schedule::Choices`] a list says what is taken, and every choice is recorded with the number of alternatives;
-//! whoever counts such a list up, as one counts a number up digit by digit, runs a program under every schedule there
-//! is. Choices are few only for small programs: two streams with three operations each, under six calls, have
+//! a caller that counts such a list up, digit by digit, runs a program under every possible schedule. Choices are few only for small programs: two streams with three operations each, under six calls, have
 //! hundreds.
 
 use core::fmt;

@@ -7,15 +7,12 @@ use gpumem_sys::env::{EnvError, Variable};
 pub const VARIABLES: &[Variable] = &[
     Variable {
         name: "GPUMEM_SIM_SEED",
-        meaning: "a number: the order in which the simulator runs queued work",
+        meaning: "a number: the seed that decides the order of queued work (default 0)",
     },
-    Variable {
-        name: "GPUMEM_SIM_DEVICES",
-        meaning: "a number: how many devices the simulator has (default 1)",
-    },
+    Variable { name: "GPUMEM_SIM_DEVICES", meaning: "a number: the number of simulated devices (default 1)" },
     Variable {
         name: "GPUMEM_SIM_SCHEDULE",
-        meaning: "random | late | early | 0.2.1: in which of the allowed orders queued work runs (default random)",
+        meaning: "random | late | early | 0.2.1: the order in which queued work runs, among the allowed ones (default random)",
     },
     Variable {
         name: "GPUMEM_SIM_RULES",
@@ -23,9 +20,12 @@ pub const VARIABLES: &[Variable] = &[
     },
     Variable {
         name: "GPUMEM_SIM_BACKTRACES",
-        meaning: "1 | 0: whether its findings show the call stacks of allocations (default 0)",
+        meaning: "1 | 0: whether findings show the call stacks of allocations (default 0)",
     },
-    Variable { name: "GPUMEM_SIM_MEMORY", meaning: "8GiB: the memory of each of its devices" },
+    Variable {
+        name: "GPUMEM_SIM_MEMORY",
+        meaning: "8GiB: the memory of each simulated device (default 8GiB)",
+    },
 ];
 
 /// Reads one of [`VARIABLES`].

@@ -1,4 +1,4 @@
-//! [`SimError`]: why there is no driver.
+//! [`SimError`]: the errors of starting a simulator.
 
 use crate::config::rules::RuleError;
 use crate::config::{DEVICES_MAX, MEMORY_BYTES_MAX};
@@ -10,16 +10,18 @@ use gpumem_sys::env::EnvError;
 #[non_exhaustive]
 pub enum SimError {
     /// The process has as many instances as it can have.
-    #[error("{0} simulators are alive, the most that one process can hold; drop one first")]
+    #[error("too many simulators: a process can have {0}; drop one first")]
     TooManyInstances(usize),
     /// More devices than [`DEVICES_MAX`].
-    #[error("a simulator has at most {DEVICES_MAX} devices, not {count}")]
+    #[error("invalid device count {count}; a simulator has at most {DEVICES_MAX} devices")]
     TooManyDevices {
         /// The requested number.
         count: u32,
     },
     /// More memory than [`MEMORY_BYTES_MAX`].
-    #[error("a device of the simulator has at most {MEMORY_BYTES_MAX} bytes, not {size_bytes}")]
+    #[error(
+        "invalid device memory of {size_bytes} bytes; a device of the simulator has at most {MEMORY_BYTES_MAX} bytes"
+    )]
     TooMuchMemory {
         /// The requested size.
         size_bytes: u64,

@@ -1,17 +1,18 @@
-//! Rules: faults on purpose. Every call of the driver is offered to the rules; the first verdict wins.
+//! Rules: injected faults. Each call of the driver is compared with all rules; if several make it fail, the first one decides the
+//! code.
 //!
-//! A rule names a call, says which of its occurrences it means, and what happens then. Each effect, and what a correct
-//! program makes of it:
+//! A rule has a call, the occurrences of the call that it applies to, and an effect. The effects, and the behaviour of a correct
+//! program:
 //!
 //! | effect | stands for | a correct program |
 //! | --- | --- | --- |
-//! | [`Effect::Fail`] | the driver refuses, now | hands the error on, keeps what it had, and can go on afterwards |
-//! | [`Effect::TakeMemory`] | another process takes memory | gives back what it caches and retries, or reports out of memory |
-//! | [`Effect::LoseDevice`] | an error of the hardware | reports the device as lost, frees nothing there, never waits for ever |
-//! | [`Effect::Delay`] | a stream falls behind | waits with events or synchronisation, never with luck |
+//! | [`Effect::Fail`] | the driver refuses a call | returns the error, keeps its state, and can continue |
+//! | [`Effect::TakeMemory`] | another process takes memory | releases its caches and retries, or reports out of memory |
+//! | [`Effect::LoseDevice`] | a hardware error | reports the device as lost, frees nothing there, and never waits forever |
+//! | [`Effect::Delay`] | a stream falls behind | waits with events or synchronisation |
 //!
-//! Rules compose: several may meet one call, each counts for itself, and all their effects happen. Chance comes from
-//! the instance's seed, so a failure repeats with seed, schedule and rules.
+//! Several rules may apply to one call. Each counts calls on its own, and all effects happen. Probabilities use the seed of the
+//! instance, so a failure repeats with its seed, schedule and rules.
 
 use crate::base::random::Random;
 use crate::base::symbol::is_revision;
@@ -19,12 +20,12 @@ use core::fmt;
 use gpumem_sys::env::parse_size;
 use gpumem_sys::types::CUresult;
 
-/// An injected fault: which calls it applies to, and what happens to them.
+/// An injected fault: the calls that it applies to, and its effect.
 ///
 /// Written `CALL=EFFECT`, `CALL#NTH=EFFECT` (that occurrence only), `CALL#NTH+=EFFECT` (that occurrence and every later
-/// one) or `CALL%PROBABILITY=EFFECT`. `CALL` is a function's name: `cuMemAlloc` means every revision (`cuMemAlloc_v2`),
-/// `cuMemAlloc_v2` only that one, and `cuMemAlloc*` every function whose name begins so. Effects are `fail:CODE`,
-/// `take:BYTES@DEVICE`, `lose@DEVICE`, `lose:CODE@DEVICE` and `delay:OPERATIONS@STREAM`; `@0` may be left out.
+/// one) or `CALL%PROBABILITY=EFFECT`. `CALL` is the name of a function: `cuMemAlloc` matches every revision (`cuMemAlloc_v2`),
+/// `cuMemAlloc_v2` only that one, and `cuMemAlloc*` every function whose name begins with it. Effects are `fail:CODE`,
+/// `take:BYTES@DEVICE`, `lose@DEVICE`, `lose:CODE@DEVICE` and `delay:OPERATIONS@STREAM`; `@0` may be omitted.
 ///
 /// ```
 /// use gpumem_sim::{Effect, Rule};
@@ -41,7 +42,7 @@ use gpumem_sys::types::CUresult;
 #[derive(Clone, Debug, PartialEq)]
 #[must_use]
 pub struct Rule {
-    /// A function's name, or the beginning of one and a star.
+    /// The name of a function, or a prefix and a star.
     pub(crate) call: String,
     pub(crate) when: When,
     pub(crate) effect: Effect,
@@ -55,27 +56,27 @@ pub(crate) enum When {
     Chance(f64),
 }
 
-/// What a rule does.
+/// The effect of a rule.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Effect {
-    /// The call does nothing and answers this, which is not the code of success.
+    /// The call does nothing and returns this code, which is not `CUDA_SUCCESS`.
     Fail(CUresult),
-    /// So much of a device's free memory is gone, or all that is free if it is less. The call goes on.
+    /// Another process takes this much free memory of a device, or all if less is free. The call continues.
     TakeMemory {
         /// The device.
         device: u32,
         /// The number of bytes.
         size_bytes: u64,
     },
-    /// Every context of a device answers this from now on, this call included, until it is destroyed.
+    /// Every call on a context of the device returns this code, from this call on, until the context is destroyed.
     LoseDevice {
         /// The device.
         device: u32,
-        /// What it answers.
+        /// The returned code.
         code: CUresult,
     },
-    /// A stream does not run while others have something to do, for so many of their operations.
+    /// A stream pauses for this many operations of other streams, as long as other streams have work.
     Delay {
         /// The stream's number in the order of first use, from 1, as findings name it.
         stream_number: u32,
@@ -85,20 +86,20 @@ pub enum Effect {
 }
 
 impl Rule {
-    /// A rule about every call of a function in any revision, of one revision (`cuMemAlloc_v2`), or, where the name ends
-    /// in `*`, of all functions that begin like it. [`driver`](crate::driver) refuses a rule whose name fits no
-    /// function of the simulator.
+    /// Creates a rule for every call of a function in any revision, of one revision (`cuMemAlloc_v2`), or, if the name ends in `*`,
+    /// of all functions with that prefix. [`driver`](crate::driver) refuses a rule whose name matches no function of the
+    /// simulator.
     pub fn new(call: impl Into<String>, effect: Effect) -> Self {
         Self { call: call.into(), when: When::Always, effect }
     }
 
-    /// Only the `nth` of these calls, from 1.
+    /// Restricts the rule to the `nth` of these calls, from 1.
     pub fn nth(mut self, nth: u64) -> Self {
         self.when = When::Nth(nth);
         self
     }
 
-    /// The `nth` of these calls, from 1, and every later one.
+    /// Restricts the rule to the `nth` of these calls, from 1, and every later one.
     ///
     /// ```
     /// # use gpumem_sys::CUresult;
@@ -111,7 +112,7 @@ impl Rule {
         self
     }
 
-    /// Each of these calls with this probability, from 0 to 1.
+    /// Applies the rule to each of these calls with a probability from 0 to 1.
     pub fn chance(mut self, probability: f64) -> Self {
         self.when = When::Chance(probability);
         self
@@ -124,66 +125,66 @@ impl Rule {
         }
     }
 
-    /// Several rules, as `GPUMEM_SIM_RULES` has them.
+    /// Parses several rules, in the syntax of `GPUMEM_SIM_RULES`.
     pub(crate) fn parse_list(text: &str) -> Result<Vec<Self>, RuleError> {
         text.split(';').map(str::parse).collect()
     }
 }
 
-/// A rule that can't be read, or that could never apply.
+/// A rule is malformed or can never apply.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum RuleError {
-    /// It is not written as rules are.
+    /// The text is not a rule.
     #[error(
-        "{rule:?} is not a rule; write CALL=EFFECT, CALL#3=EFFECT (the third call), CALL#3+=EFFECT (from the third on) or CALL%0.01=EFFECT, where EFFECT is fail:CODE, take:SIZE@DEVICE, lose@DEVICE or delay:OPERATIONS@STREAM"
+        "invalid rule {rule:?}; expected CALL=EFFECT, CALL#3=EFFECT (the third call), CALL#3+=EFFECT (from the third on) or CALL%0.01=EFFECT, where EFFECT is fail:CODE, take:SIZE@DEVICE, lose@DEVICE or delay:OPERATIONS@STREAM"
     )]
     Malformed {
-        /// What was written.
+        /// The text.
         rule: String,
     },
-    /// No function has this name, so the rule could never apply.
-    #[error("no function of the driver is called {call}{}", did_you_mean(.nearest))]
+    /// No function of the driver has this name.
+    #[error("unknown function {call} in a rule{}", did_you_mean(.nearest))]
     UnknownCall {
         /// The name.
         call: String,
-        /// A name that is spelled almost like it.
+        /// A known name with a similar spelling.
         nearest: Option<String>,
     },
-    /// The simulator lacks the function, so the rule could never apply.
-    #[error("the simulator has no {call}, so no call of it can fail; leave the rule out")]
+    /// The simulator lacks the function.
+    #[error("the simulator has no {call}, so its rule can never apply; remove the rule")]
     LackingCall {
         /// The name.
         call: String,
     },
-    /// Calls are counted from 1.
-    #[error("the rule about {call} names call 0; calls are counted from 1")]
+    /// The rule is for call 0; calls are counted from 1.
+    #[error("the rule for {call} is for call 0; calls are counted from 1")]
     ZerothCall {
         /// The name.
         call: String,
     },
-    /// Its code is that of success: the call would do nothing and claim to have done it, and no caller could know.
-    #[error("the rule about {call} fails with CUDA_SUCCESS, which is no failure; use another code")]
+    /// The code of the rule is `CUDA_SUCCESS`, so the caller could not detect that the call did nothing.
+    #[error("the rule for {call} fails with CUDA_SUCCESS, which is not an error; use another code")]
     NoFailure {
         /// The name.
         call: String,
     },
-    /// The probability is not one.
-    #[error("the rule about {call} has a probability outside 0 to 1")]
+    /// The probability is not between 0 and 1.
+    #[error("the probability of the rule for {call} is out of range; use a number from 0 to 1")]
     BadChance {
         /// The name.
         call: String,
     },
-    /// The device does not exist, so the rule could never apply.
+    /// The device does not exist.
     #[error(
-        "the rule about {call} is for device {device}, and there are {count}; devices are counted from 0"
+        "the rule for {call} is for device {device}, but the simulator has {count}; devices are counted from 0"
     )]
     UnknownDevice {
         /// The name.
         call: String,
         /// The device.
         device: u32,
-        /// How many devices there are.
+        /// The number of devices.
         count: u32,
     },
 }
@@ -192,7 +193,7 @@ fn did_you_mean(nearest: &Option<String>) -> String {
     nearest.as_ref().map(|name| format!("; did you mean {name}?")).unwrap_or_default()
 }
 
-/// The rules of an instance, and how far each has counted.
+/// The rules of an instance, each with the number of matching calls so far.
 pub(crate) struct Rules {
     pub(crate) rules: Vec<(Rule, u64)>,
     random: Random,
@@ -204,7 +205,7 @@ impl Rules {
         Self { rules, random: Random::new(seed ^ OTHER_CHANCE) }
     }
 
-    /// What happens at this call.
+    /// The effects at this call.
     pub(crate) fn effects(&mut self, call: &str) -> Vec<Effect> {
         let mut effects = Vec::new();
         for (rule, seen_count) in self.rules.iter_mut().filter(|(rule, _)| rule.names(call)) {
@@ -283,7 +284,7 @@ fn parse_effect(text: &str) -> Option<Effect> {
     }
 }
 
-/// A number, or a name with or without what all names begin with.
+/// A number, or a name with or without `CUDA_ERROR_`.
 fn parse_code(text: &str) -> Option<CUresult> {
     if let Ok(number) = text.parse() {
         return Some(CUresult(number));
@@ -292,7 +293,7 @@ fn parse_code(text: &str) -> Option<CUresult> {
     CUresult::NAMES.iter().find(|(_, name)| is_meant(name)).map(|(code, _)| *code)
 }
 
-/// Makes the rules' numbers others than the schedule's.
+/// Separates the random numbers of rules from those of the schedule.
 const OTHER_CHANCE: u64 = 0x5DEE_CE66_D1CE_4E5B;
 
 #[cfg(test)]
@@ -346,7 +347,9 @@ mod tests {
         assert!(!text("cuCoffeeMachineStart=fail:2").contains("did you mean"));
         assert!(text("cuArrayCreate=fail:2").contains("simulator has no cuArrayCreate"));
         assert!(text("cuInit#0=fail:2").contains("counted from 1"));
-        assert!(text("cuInit=fail:0").contains("no failure") && text("cuInit=lose:0").contains("no failure"));
+        assert!(
+            text("cuInit=fail:0").contains("not an error") && text("cuInit=lose:0").contains("not an error")
+        );
         assert!(text("cuInit#0+=fail:2").contains("counted from 1"));
     }
 

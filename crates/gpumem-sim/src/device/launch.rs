@@ -1,4 +1,4 @@
-//! Kernels: Rust functions that stand in for a module's entries, and what they see of their launch.
+//! Kernels: Rust functions that replace the entries of a module, and the launch as they see it.
 //!
 //! A kernel runs once for a whole launch, not once a thread: it reads its parameters in the order of the PTX
 //! signature, asks for the ranges of device memory that they point to, and computes what the grid would have. Ranges
@@ -205,10 +205,7 @@ impl<'a> Launch<'a> {
         let index = self.next;
         let parameters = &self.queued.signature.parameters;
         let Some(parameter) = parameters.get(index) else {
-            return Err(KernelFault::new(format!(
-                "it has {} parameters and asks for more",
-                parameters.len()
-            )));
+            return Err(KernelFault::new(format!("it reads more than its {} parameters", parameters.len())));
         };
         let end = parameter.offset_bytes + parameter.size_bytes;
         let bytes = self.queued.parameters.get(parameter.offset_bytes..end).unwrap_or_default();
@@ -252,7 +249,7 @@ impl<'a> Launch<'a> {
         self.touched.borrow_mut().push(Touch { is_write, address, size_bytes, bytes });
         if is_read_only {
             return self.copied(bytes.0, len).ok_or_else(|| KernelFault::new(format!(
-                "it reads memory that is registered for reading only as {}, which is aligned to more than 16 bytes",
+                "it reads memory that is registered read-only as {}, which is aligned to more than 16 bytes",
                 core::any::type_name::<T>()
             )));
         }

@@ -30,7 +30,7 @@ impl Machine {
         for context in self.contexts.values_mut().filter(|context| context.device == device as usize) {
             context.error = context.error.or(Some(code));
         }
-        let text = format!("a rule took device {device} away");
+        let text = format!("a rule made device {device} fail");
         self.note_fault(Fault { kind: FaultKind::DeviceLost, code, text, allocation: None });
     }
 }

@@ -1,4 +1,4 @@
-//! Findings: what the simulator has to say against a program, in a form that tests can look at and people can read.
+//! Findings: the errors of a program that the simulator detected, for tests and for readers.
 
 use crate::report::AllocationKind;
 use crate::report::origins::CallStack;
@@ -230,12 +230,12 @@ impl FaultKind {
             Self::UseBeforeAllocation => "use before the allocation",
             Self::FreeBeforeAllocation => "free before the allocation",
             Self::OutOfBounds => "use out of bounds",
-            Self::NoAllocation => "use of no allocation",
+            Self::NoAllocation => "use of an unallocated address",
             Self::WrongDevice => "use of another device's memory",
             Self::ReadOnly => "write to read-only memory",
             Self::Kernel => "kernel failure",
             Self::DeviceLost => "lost device",
-            Self::Host => "no room in this process",
+            Self::Host => "out of host memory",
         }
     }
 }
@@ -244,7 +244,7 @@ impl Misuse {
     fn name(self) -> &'static str {
         match self {
             Self::DoubleFree => "double free",
-            Self::ForeignFree => "free of no allocation",
+            Self::ForeignFree => "free of an unknown address",
             Self::FreeOnLostDevice => "free on a lost device",
             Self::WrongDevice => "use of another device's memory",
             Self::InsideCapture => "use inside a capture",
@@ -265,11 +265,11 @@ impl fmt::Display for Finding {
                 show_allocation(f, allocation)
             }
             Self::Fault { code, text, allocation, .. } => {
-                write!(f, "{text}; the context answers {code}")?;
+                write!(f, "{text}; the context returns {code}")?;
                 show_allocation(f, allocation)
             }
             Self::Refused { call, code, address, allocation, .. } => {
-                write!(f, "{call}({address:#x}) answered {code}")?;
+                write!(f, "{call}({address:#x}) returned {code}")?;
                 show_allocation(f, allocation)
             }
             Self::Leak { allocation } => write!(f, "{allocation}"),

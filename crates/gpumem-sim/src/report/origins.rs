@@ -8,7 +8,7 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-/// What is remembered of calls that allocated.
+/// The calls that allocated, while their allocations may be reported.
 #[derive(Default)]
 pub(crate) struct Origins {
     is_on: bool,
@@ -90,7 +90,7 @@ struct Frame<'a> {
     place: Option<&'a str>,
 }
 
-/// What the standard library prints: a line with number and name, and one with the place if it is known.
+/// Parses the text of a backtrace: a line with number and name, and one with the place if it is known.
 fn frames(text: &str) -> Vec<Frame<'_>> {
     let mut frames = Vec::new();
     for line in text.lines().map(str::trim) {

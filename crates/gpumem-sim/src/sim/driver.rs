@@ -1,4 +1,4 @@
-//! [`driver`] and the choices between the simulator and the vendor's driver.
+//! [`driver`], and functions that choose between the simulator and the vendor's driver.
 
 use crate::config::SimConfig;
 use crate::config::environment::VARIABLES;
@@ -8,26 +8,29 @@ use core::any::Any;
 use gpumem_sys::{Driver, DriverKind, Extension, LoadError, ProcessUsage, env};
 use std::sync::Arc;
 
-/// Starts a simulator: its devices, memory and queues are shared with no other instance.
+/// Starts a simulator. It shares devices, memory and queues with no other instance.
 ///
 /// # Errors
 ///
-/// [`SimError::TooManyInstances`], [`SimError::TooManyDevices`], [`SimError::TooMuchMemory`], and [`SimError::Rule`] for a
-/// rule that could never apply.
+/// - [`SimError::TooManyInstances`] if the process has as many simulators as it can have.
+/// - [`SimError::TooManyDevices`], [`SimError::TooMuchMemory`] if `config` exceeds [`DEVICES_MAX`](crate::DEVICES_MAX) or
+///   [`MEMORY_BYTES_MAX`](crate::MEMORY_BYTES_MAX).
+/// - [`SimError::Rule`] if a rule can never apply.
 pub fn driver(config: SimConfig) -> Result<Driver, SimError> {
     let (sim, table) = Sim::start(config)?;
-    // SAFETY: each entry behaves as the vendor documents it, on every thread; it finds its instance by itself, and answers
-    // that the driver is shut down once that is gone.
+    // SAFETY: each entry behaves as the vendor documents it, on every thread; it finds its instance by itself, and returns
+    // that the driver is shut down once the instance has ended.
     Ok(unsafe { Driver::from_parts(table, DriverKind::Sim, Some(Arc::new(sim))) })
 }
 
-/// The driver that `GPUMEM_DRIVER` names: the vendor's for `cuda`, also when unset, or for `sim` a simulator that the
-/// `GPUMEM_SIM_…` variables set up.
+/// Returns the driver that `GPUMEM_DRIVER` names: the vendor's driver for `cuda`, which is the default, or for `sim` a simulator that
+/// the `GPUMEM_SIM_…` variables configure.
 ///
 /// # Errors
 ///
-/// [`SimError::Load`] where [`Driver::from_env`] fails; for the simulator [`SimError::Env`] for an unknown `GPUMEM_…`
-/// variable or a value that does not parse, and those of [`driver`].
+/// - [`SimError::Load`] if [`Driver::from_env`] fails.
+/// - [`SimError::Env`] if a `GPUMEM_…` variable is unknown or invalid.
+/// - [`SimError::TooManyInstances`], [`SimError::Rule`] if the simulator does not start; see [`driver`].
 pub fn from_env() -> Result<Driver, SimError> {
     env::register(VARIABLES);
     match Driver::from_env() {
@@ -36,16 +39,16 @@ pub fn from_env() -> Result<Driver, SimError> {
     }
 }
 
-/// [`from_env`] where `GPUMEM_DRIVER` is set. Where it is not: the vendor's driver, or on a machine without its library or
-/// without a GPU, a simulator that the `GPUMEM_SIM_…` variables set up.
+/// Like [`from_env`] if `GPUMEM_DRIVER` is set. Otherwise returns the vendor's driver, or, on a machine without its library or
+/// without a GPU, a simulator that the `GPUMEM_SIM_…` variables configure.
 ///
-/// For tests, examples and tools. Print [`Driver::kind`], so that nothing runs on a simulator unnoticed. A library takes a
+/// For tests, examples and tools. Print [`Driver::kind`], so that no run on a simulator goes unnoticed. A library should take a
 /// `Driver` from its caller.
 ///
 /// # Errors
 ///
-/// Those of [`from_env`]. [`LoadError::Start`] and [`LoadError::Impostor`] among them: a machine whose driver is broken is
-/// not one without a GPU.
+/// [`SimError::Load`], [`SimError::Env`], [`SimError::TooManyInstances`], [`SimError::Rule`]; see [`from_env`]. A driver that is
+/// installed but broken ([`LoadError::Start`], [`LoadError::Impostor`]) is an error and does not select the simulator.
 pub fn driver_or_sim() -> Result<Driver, SimError> {
     env::register(VARIABLES);
     let is_named = env::read(env::VARIABLES, "GPUMEM_DRIVER")?.is_some();
@@ -58,7 +61,7 @@ pub fn driver_or_sim() -> Result<Driver, SimError> {
 }
 
 impl Sim {
-    /// The simulator behind a driver, to register kernels with or to look into; `None` for the vendor's driver.
+    /// Returns the simulator behind a driver, to register kernels or inspect its state; `None` for the vendor's driver.
     ///
     /// ```
     /// use gpumem_sim::{Sim, SimConfig};

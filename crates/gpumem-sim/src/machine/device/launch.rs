@@ -75,7 +75,7 @@ impl LaunchMemory for Machine {
             return refuse(kind, ILLEGAL_ADDRESS, why, allocation);
         };
         if self.may_use(context, &allocation) != Some(true) {
-            let why = format!("{address:#x} is another device's and not shared with this one");
+            let why = format!("{address:#x} is memory of another device, without peer access");
             return refuse(FaultKind::WrongDevice, ILLEGAL_ADDRESS, why, Some(allocation));
         }
         if is_write && allocation.owner.is_read_only() {
@@ -89,7 +89,7 @@ impl LaunchMemory for Machine {
         }
         let bytes = allocation.bytes_at(address);
         if !bytes.0.addr().is_multiple_of(align_bytes) {
-            let why = format!("{address:#x} is no multiple of {align_bytes}");
+            let why = format!("{address:#x} is not aligned to {align_bytes} bytes");
             return refuse(FaultKind::Kernel, CUresult::CUDA_ERROR_MISALIGNED_ADDRESS, why, Some(allocation));
         }
         Ok((bytes, allocation.owner.is_read_only()))

@@ -12,13 +12,13 @@ use crate::stream::operation::Operation;
 use gpumem_sys::types::CUmemPool_attribute as Attribute;
 
 impl Machine {
-    /// The ladder: this stream's own frees, those that it is behind, what is free for all, new memory, another
+    /// The ladder: frees of this stream, frees that happen before its next operation, memory free for all streams, new memory, another
     /// stream's free with a wait.
     pub(crate) fn pool_take(&mut self, handle: Handle, size_bytes: u64, stream: Handle) -> Answer<u64> {
         if let Some(base) = self.pool_take_own(handle, size_bytes, stream) {
             return Ok(base);
         }
-        if let Some(base) = self.pool_take_behind(handle, size_bytes, stream) {
+        if let Some(base) = self.pool_take_happens_before(handle, size_bytes, stream) {
             return Ok(base);
         }
         if let Some(base) = self.pool_take_free(handle, size_bytes) {
@@ -37,7 +37,7 @@ impl Machine {
         Some(base)
     }
 
-    fn pool_take_behind(&mut self, handle: Handle, size_bytes: u64, stream: Handle) -> Option<u64> {
+    fn pool_take_happens_before(&mut self, handle: Handle, size_bytes: u64, stream: Handle) -> Option<u64> {
         let pool = self.pools.get(handle).filter(|pool| pool.policies.follows_events)?;
         if pool.pending.is_empty() {
             return None;

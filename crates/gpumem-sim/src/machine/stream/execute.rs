@@ -187,11 +187,12 @@ impl Fault {
 }
 
 /// What a fault says that is nobody's but this process's.
-pub(crate) const HOST_IS_FULL: &str = "this process can't map the memory that the work uses";
+pub(crate) const HOST_IS_FULL: &str =
+    "the host is out of memory or address space for the memory that the work uses";
 
 /// Why a write to memory that was registered for reading only fails.
 pub(crate) fn read_only(address: u64) -> String {
-    format!("{address:#x} is host memory that was registered for devices to read only")
+    format!("{address:#x} is host memory that is registered read-only")
 }
 
 fn freed_early(allocation: Origin) -> Fault {
