@@ -1,4 +1,4 @@
-//! The driver's functions as methods of [`Driver`], each with its result code as a `Result`.
+//! The driver's functions as methods of [`Driver`], which return a `Result`.
 
 #![allow(non_snake_case, clippy::too_many_arguments)]
 
@@ -8,22 +8,22 @@ use crate::generated::types::*;
 
 macro_rules! calls {
     ($( [$since:literal] fn $name:ident($($arg:ident: $kind:ty),* $(,)?); )*) => {
-        /// The driver's functions by their own names, with the result code as a `Result`.
+        /// The driver's functions under their own names, with the result code as a `Result`.
         ///
-        /// What each does, and what it asks of its caller, is on its page of the vendor's
+        /// The vendor documents behaviour and conditions of each in the
         /// [driver API](https://docs.nvidia.com/cuda/cuda-driver-api/).
         impl Driver {
             $(
-                #[doc = concat!("`", stringify!($name), "`")]
+                #[doc = concat!("Calls `", stringify!($name), "`.")]
                 ///
                 /// # Errors
                 ///
-                /// The driver's result code, or [`DriverError::Missing`] where the driver has no such function.
+                /// [`DriverError::Failed`] if the driver returns an error code, [`DriverError::Missing`] if it lacks the function.
                 ///
                 /// # Safety
                 ///
-                /// What the driver's documentation asks: valid handles, pointers to memory of the right size that
-                /// lives as long as the call (or the work it queues) needs it.
+                /// The conditions of the driver's documentation hold: handles are valid, and pointers are to memory of the right size that
+                /// lives as long as the call, or the work that it queues, needs it.
                 #[inline]
                 pub unsafe fn $name(&self, $($arg: $kind),*) -> Result<(), DriverError> {
                     let Some(function) = self.table().$name else {
@@ -32,7 +32,7 @@ macro_rules! calls {
                             since: CudaVersion($since),
                         });
                     };
-                    // SAFETY: the caller's promise is the one that this function asks for.
+                    // SAFETY: the caller guarantees the conditions of this function.
                     let code = unsafe { function($($arg),*) };
                     DriverError::check(stringify!($name), code)
                 }

@@ -1,4 +1,4 @@
-//! Result codes ↔ names and words: the one place where a number becomes text. Never asks the driver.
+//! Names and texts of result codes, without a call of the driver.
 
 use crate::generated::codes::NAMES;
 use crate::types::CUresult;
@@ -8,46 +8,44 @@ impl CUresult {
     /// Every result code of `cuda.h`, with its name.
     pub const NAMES: &'static [(Self, &'static str)] = NAMES;
 
-    /// The code's name in `cuda.h`, or `None` for one that a newer driver made up.
+    /// The name of the code in `cuda.h`; `None` for a code of a newer driver.
     #[must_use]
     pub fn name(self) -> Option<&'static str> {
         NAMES.iter().find(|(code, _)| *code == self).map(|(_, name)| *name)
     }
 
-    /// What the code means, in a few words.
+    /// The meaning of the code, in a few words.
     #[must_use]
     pub fn text(self) -> &'static str {
         match self {
             Self::CUDA_SUCCESS => "no error",
-            Self::CUDA_ERROR_INVALID_VALUE => "an argument is out of range, or a pointer is not known",
+            Self::CUDA_ERROR_INVALID_VALUE => "an argument is out of range, or a pointer is unknown",
             Self::CUDA_ERROR_OUT_OF_MEMORY => "not enough memory",
             Self::CUDA_ERROR_NOT_INITIALIZED => "cuInit was not called",
             Self::CUDA_ERROR_DEINITIALIZED => "the driver is shutting down",
             Self::CUDA_ERROR_STUB_LIBRARY => "this is a stub library, not a driver",
             Self::CUDA_ERROR_NO_DEVICE => "no GPU was found",
             Self::CUDA_ERROR_INVALID_DEVICE => "no such device",
-            Self::CUDA_ERROR_INVALID_IMAGE => "the module's image can't be read",
-            Self::CUDA_ERROR_INVALID_CONTEXT => "no context is current, or it is gone",
-            Self::CUDA_ERROR_NO_BINARY_FOR_GPU => "the module holds no code for this GPU",
+            Self::CUDA_ERROR_INVALID_IMAGE => "the module image is invalid",
+            Self::CUDA_ERROR_INVALID_CONTEXT => "no context is current, or it was destroyed",
+            Self::CUDA_ERROR_NO_BINARY_FOR_GPU => "the module contains no code for this GPU",
             Self::CUDA_ERROR_INVALID_PTX => "the PTX could not be compiled",
             Self::CUDA_ERROR_UNSUPPORTED_PTX_VERSION => "the PTX is newer than this driver",
-            Self::CUDA_ERROR_INVALID_HANDLE => "the handle is not valid here",
-            Self::CUDA_ERROR_NOT_FOUND => "no such name",
+            Self::CUDA_ERROR_INVALID_HANDLE => "invalid handle",
+            Self::CUDA_ERROR_NOT_FOUND => "name not found",
             Self::CUDA_ERROR_NOT_READY => "work is still pending",
-            Self::CUDA_ERROR_ILLEGAL_ADDRESS => {
-                "a kernel touched memory that it may not; the context is lost"
-            }
-            Self::CUDA_ERROR_LAUNCH_OUT_OF_RESOURCES => "a launch asked for more than the device has",
+            Self::CUDA_ERROR_ILLEGAL_ADDRESS => "a kernel accessed an invalid address; the context is lost",
+            Self::CUDA_ERROR_LAUNCH_OUT_OF_RESOURCES => "a launch needs more resources than the device has",
             Self::CUDA_ERROR_LAUNCH_FAILED => "a kernel failed; the context is lost",
-            Self::CUDA_ERROR_PEER_ACCESS_ALREADY_ENABLED => "peer access is on already",
-            Self::CUDA_ERROR_PEER_ACCESS_NOT_ENABLED => "peer access is off",
-            Self::CUDA_ERROR_CONTEXT_IS_DESTROYED => "the context is gone",
+            Self::CUDA_ERROR_PEER_ACCESS_ALREADY_ENABLED => "peer access is already enabled",
+            Self::CUDA_ERROR_PEER_ACCESS_NOT_ENABLED => "peer access is not enabled",
+            Self::CUDA_ERROR_CONTEXT_IS_DESTROYED => "the context was destroyed",
             Self::CUDA_ERROR_NOT_PERMITTED => "not permitted",
             Self::CUDA_ERROR_NOT_SUPPORTED => "not supported by this driver or device",
             Self::CUDA_ERROR_SYSTEM_NOT_READY => "the system is not ready",
-            Self::CUDA_ERROR_DEVICE_UNAVAILABLE => "the device is busy or not available",
-            Self::CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED => "not allowed while a stream captures",
-            Self::CUDA_ERROR_STREAM_CAPTURE_INVALIDATED => "the capture was broken by an earlier error",
+            Self::CUDA_ERROR_DEVICE_UNAVAILABLE => "the device is busy or unavailable",
+            Self::CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED => "not permitted while a stream captures",
+            Self::CUDA_ERROR_STREAM_CAPTURE_INVALIDATED => "an earlier error invalidated the capture",
             Self::CUDA_ERROR_UNKNOWN => "unknown error",
             _ => "see the driver's documentation",
         }

@@ -1,5 +1,5 @@
-//! Fills the table from the vendor's library. Loaded once a process and never unloaded: the driver keeps threads and
-//! exit handlers of its own.
+//! Fills the table from the vendor's library. The library is loaded once per process and never unloaded, because the driver has
+//! threads and exit handlers of its own.
 
 use crate::driver::{Driver, DriverKind};
 use crate::env;
@@ -14,26 +14,28 @@ const NAMES: &[&str] = &["nvcuda.dll"];
 #[cfg(not(windows))]
 const NAMES: &[&str] = &["libcuda.so.1", "libcuda.so"];
 
-/// Exported by this project's drop-in library, so that it is never taken for a GPU.
+/// The symbol that the drop-in library of this project exports, so that it is not mistaken for the vendor's driver.
 const MARKER: &[u8] = b"gpumem_simulator\0";
 
 impl Driver {
-    /// The vendor's driver, loaded and initialised on first use.
+    /// Returns the vendor's driver, loaded and initialised at the first call.
     ///
     /// # Errors
     ///
-    /// [`LoadError::NoLibrary`] without a library, [`LoadError::NoDevice`] without a GPU, [`LoadError::Start`] if the
-    /// driver does not initialise, [`LoadError::Impostor`] if the library is gpumem's drop-in.
+    /// [`LoadError::NoLibrary`] if there is no library, [`LoadError::NoDevice`] if there is no GPU, [`LoadError::Start`] if the
+    /// driver does not initialise, [`LoadError::Impostor`] if the library is the drop-in of `gpumem-libcuda`.
     pub fn cuda() -> Result<Self, LoadError> {
         driver()
     }
 
-    /// The driver that `GPUMEM_DRIVER` names: `cuda`, also when unset. For `sim` call `gpumem_sim::from_env`.
+    /// Returns the driver that `GPUMEM_DRIVER` names: `cuda`, which is also the default. For `sim` call `gpumem_sim::from_env`.
     ///
     /// # Errors
     ///
-    /// Those of [`Driver::cuda`]; [`LoadError::SimulatorRequested`] for `sim`; [`LoadError::UnknownDriver`] for another
-    /// name; [`LoadError::Env`] for an unknown `GPUMEM_…` variable or a value that is not Unicode.
+    /// - [`LoadError::NoLibrary`], [`LoadError::NoDevice`], [`LoadError::Start`], [`LoadError::Impostor`]; see [`Driver::cuda`].
+    /// - [`LoadError::SimulatorRequested`] for `sim`.
+    /// - [`LoadError::UnknownDriver`] for another name.
+    /// - [`LoadError::Env`] if a `GPUMEM_…` variable is unknown, or the value is not Unicode.
     pub fn from_env() -> Result<Self, LoadError> {
         match env::read(env::VARIABLES, "GPUMEM_DRIVER")?.as_deref() {
             None | Some("cuda") => Self::cuda(),
@@ -43,7 +45,7 @@ impl Driver {
     }
 }
 
-/// The driver of this process. A failure is not remembered: a driver may be installed or a GPU freed meanwhile.
+/// The driver of this process. A failure is not cached, because a driver may be installed or a GPU freed later.
 fn driver() -> Result<Driver, LoadError> {
     static DRIVER: Mutex<Option<Driver>> = Mutex::new(None);
     let mut slot = DRIVER.lock().unwrap_or_else(PoisonError::into_inner);
@@ -70,17 +72,17 @@ fn open() -> Result<&'static Library, LoadError> {
     Err(LoadError::NoLibrary { reason: reasons.join("; ") })
 }
 
-/// The library of that name, from where the system keeps its own.
+/// The library of that name in the system's folder.
 #[cfg(windows)]
 fn load(name: &str) -> Result<Library, libloading::Error> {
     use libloading::os::windows::{LOAD_LIBRARY_SEARCH_SYSTEM32, Library as WindowsLibrary};
-    // The default search would begin in the program's folder and go through the current one and `PATH`, where anybody may
-    // have put a library of that name. The driver is installed in System32.
+    // The default search begins in the program's folder and includes the current one and `PATH`, where another program may have put a
+    // library of that name. The driver is installed in System32.
     // SAFETY: loading the vendor's driver runs its initialisers, which every CUDA program does.
     unsafe { WindowsLibrary::load_with_flags(name, LOAD_LIBRARY_SEARCH_SYSTEM32) }.map(Library::from)
 }
 
-/// The library of that name, by the loader's search path.
+/// The library of that name on the loader's search path.
 #[cfg(not(windows))]
 fn load(name: &str) -> Result<Library, libloading::Error> {
     // SAFETY: loading the vendor's driver runs its initialisers, which every CUDA program does.
@@ -88,7 +90,7 @@ fn load(name: &str) -> Result<Library, libloading::Error> {
 }
 
 fn start(library: &'static Library) -> Result<Driver, LoadError> {
-    // SAFETY: only the symbol's presence is looked at.
+    // SAFETY: the symbol is not dereferenced.
     if unsafe { library.get::<*const ()>(MARKER) }.is_ok() {
         return Err(LoadError::Impostor);
     }
@@ -110,7 +112,7 @@ fn start(library: &'static Library) -> Result<Driver, LoadError> {
     }
 }
 
-/// A stub is installed with a toolkit, on machines that only build.
+/// Whether the error means that there is no GPU. A toolkit installs a stub library on machines that only build.
 fn is_without_gpu(error: &DriverError) -> bool {
     matches!(error.code(), CUresult::CUDA_ERROR_NO_DEVICE | CUresult::CUDA_ERROR_STUB_LIBRARY)
 }

@@ -1,4 +1,4 @@
-//! [`Driver`]: a cheap, cloneable handle to a filled table and to the state behind it.
+//! [`Driver`]: a cheap, cloneable handle to a function table and the state behind it.
 
 use crate::process::ProcessUsage;
 use crate::table::Table;
@@ -6,9 +6,9 @@ use core::any::Any;
 use core::fmt;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-/// A driver: the table of its functions, and the state that keeps them callable.
+/// A driver: the table of its functions, and the state that they need.
 ///
-/// Clones share the table. The vendor's library is loaded once a process and never unloaded. A driver made by
+/// Clones share the table. The vendor's library is loaded once per process and never unloaded. A driver made by
 /// [`Driver::from_parts`] owns its [`Extension`] until its last clone is dropped.
 #[derive(Clone)]
 pub struct Driver(Arc<Inner>);
@@ -18,23 +18,23 @@ struct Inner {
     kind: DriverKind,
     /// Its address identifies the machine; `None` for the vendor's driver, of which a process has one.
     extension: Option<Arc<dyn Extension>>,
-    /// Shared with every table made from this one: they all take down the same objects.
+    /// Shared with every table made from this one, because they destroy the same objects.
     teardown: Arc<Mutex<()>>,
 }
 
-/// Which kind of driver fills a table.
+/// The kind of driver that fills a table.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum DriverKind {
-    /// The vendor's library, with real GPUs.
+    /// The vendor's library, with GPUs.
     Cuda,
     /// A simulator on the host, such as that of the crate `gpumem-sim`.
     Sim,
 }
 
-/// The state behind a table that the vendor's library did not fill: dropped with the last clone of its [`Driver`].
+/// The state behind a table that another crate filled. It is dropped with the last clone of its [`Driver`].
 ///
-/// The crate that made the driver finds its own type again by [`Any`]:
+/// The crate that created the driver downcasts to its own type with [`Any`]:
 ///
 /// ```
 /// use gpumem_sys::{Driver, DriverKind, Extension, Table};
@@ -51,8 +51,8 @@ pub enum DriverKind {
 /// # Ok::<(), &str>(())
 /// ```
 pub trait Extension: Any + Send + Sync {
-    /// The processes that have memory of a device, as the vendor's management library reports them for a GPU. Empty
-    /// unless implemented.
+    /// The processes that have memory on a device, as the vendor's management library reports them for a GPU. The default is
+    /// empty.
     fn processes(&self, device: u32) -> Vec<ProcessUsage> {
         let _ = device;
         Vec::new()
@@ -60,16 +60,16 @@ pub trait Extension: Any + Send + Sync {
 }
 
 impl Driver {
-    /// A driver whose table another crate has filled, with the state that its functions need.
+    /// Creates a driver from a table that the caller has filled, and the state that its functions need.
     ///
-    /// Drivers that share one `extension` are one machine, see [`Driver::is_same_machine`].
+    /// Drivers that share one `extension` are one machine; see [`Driver::is_same_machine`].
     ///
     /// # Safety
     ///
     /// - Each function in `table` behaves as the vendor documents it for the symbol of its field, and is callable from
     ///   every thread as long as a clone of `extension` lives (without one, for the rest of the process).
-    /// - The table's handles and addresses belong to this machine alone: a table with `DriverKind::Cuda` and no
-    ///   `extension` is one of the vendor's driver.
+    /// - The handles and addresses that the functions return belong to this machine alone: a table with `DriverKind::Cuda` and
+    ///   no `extension` is the vendor's driver.
     #[must_use]
     pub unsafe fn from_parts(table: Table, kind: DriverKind, extension: Option<Arc<dyn Extension>>) -> Self {
         Self(Arc::new(Inner { table, kind, extension, teardown: Arc::default() }))
@@ -81,26 +81,26 @@ impl Driver {
         self.0.kind
     }
 
-    /// The state that [`Driver::from_parts`] was given; `None` for the vendor's driver.
+    /// The state that was passed to [`Driver::from_parts`]; `None` for the vendor's driver.
     #[must_use]
     pub fn extension(&self) -> Option<&dyn Extension> {
         self.0.extension.as_deref()
     }
 
-    /// The raw table.
+    /// The function table.
     #[must_use]
     #[inline]
     pub fn table(&self) -> &Table {
         &self.0.table
     }
 
-    /// The same driver with some functions wrapped, replaced or taken away: `change` gets a copy of the table.
+    /// Creates a driver for the same machine with some functions wrapped, replaced or removed: `change` edits a copy of the table.
     ///
-    /// For tests that count or fail calls.
+    /// For tests that count calls or make them fail.
     ///
     /// # Safety
     ///
-    /// Whatever `change` puts into a field has the behaviour that the driver documents for that function.
+    /// Every function that `change` puts into a field behaves as the driver documents it.
     #[must_use]
     pub unsafe fn with_table(&self, change: impl FnOnce(&mut Table)) -> Self {
         let mut table = self.0.table;
@@ -110,9 +110,9 @@ impl Driver {
         Self(Arc::new(Inner { table, kind: *kind, extension, teardown }))
     }
 
-    /// Whether both reach the same devices: the vendor's driver, or one simulator, through whatever table.
+    /// Whether both drivers reach the same devices, through the vendor's driver or one simulator, even with different tables.
     ///
-    /// A handle of one machine means nothing to another, and the vendor's driver would follow a foreign one.
+    /// A handle is valid on its own machine only. The vendor's driver dereferences a foreign handle without a check.
     #[must_use]
     pub fn is_same_machine(&self, other: &Self) -> bool {
         match (&self.0.extension, &other.0.extension) {
@@ -122,17 +122,16 @@ impl Driver {
         }
     }
 
-    /// Held around the destruction of streams, events and contexts: the vendor's driver crashes when several threads
-    /// take things down at once.
+    /// Locks the destruction of streams, events and contexts. The vendor's driver crashes if several threads destroy objects at the
+    /// same time.
     ///
-    /// The lock is not reentrant: a stream or an event of the layers above that is dropped while its own thread holds
-    /// the guard waits forever.
+    /// The lock is not reentrant: a stream or an event of the layers above deadlocks if it is dropped on a thread that holds the guard.
     pub fn teardown(&self) -> MutexGuard<'_, ()> {
         self.0.teardown.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-/// Whether both handles reach the same table.
+/// Whether both are clones of one handle.
 impl PartialEq for Driver {
     fn eq(&self, other: &Self) -> bool {
         Arc::ptr_eq(&self.0, &other.0)

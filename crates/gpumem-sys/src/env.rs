@@ -1,8 +1,8 @@
-//! The environment variables of this project: the registry of their names, and how they are read.
+//! The environment variables of this project: a registry of their names, and functions that read them.
 //!
-//! Only constructors named `from_env…` read them. Each crate has a list of its own variables and registers it with its first
-//! read. Each read first refuses `GPUMEM_…` names that are neither registered nor [`RESERVED`], so that a typing error is
-//! not a silent default. The crate that owns a variable parses its value.
+//! Only constructors named `from_env…` read variables. Each crate has a list of its own variables and registers it with its first
+//! read. Each read refuses `GPUMEM_…` names that are neither registered nor [`RESERVED`], so that a misspelt name is not ignored.
+//! The crate that owns a variable parses its value.
 
 mod size;
 
@@ -11,24 +11,24 @@ pub use size::{parse_number, parse_size};
 use std::ffi::OsStr;
 use std::sync::{Mutex, PoisonError};
 
-/// One variable: its name and what it is for.
+/// An environment variable.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Variable {
     /// The name.
     pub name: &'static str,
-    /// Values and meaning, on one line.
+    /// Its values and meaning, in one line.
     pub meaning: &'static str,
 }
 
 /// The variables that this crate reads.
 pub const VARIABLES: &[Variable] = &[Variable {
     name: "GPUMEM_DRIVER",
-    meaning: "cuda | sim: which driver `from_env` takes (default cuda); sim in programs with the crate gpumem-sim",
+    meaning: "cuda | sim: the driver that `from_env` returns (default cuda); sim in programs with the crate gpumem-sim",
 }];
 
-/// Names that belong to crates above this one. They are accepted before their crate has registered them, because a program
-/// may choose its driver first, and in programs without that crate. A name that ends with `_` stands for all that begin
-/// with it, until one of them is registered.
+/// Names of crates above this one. They are accepted before their crate has registered them, because a program may choose its driver
+/// first, and in programs without that crate. A name that ends with `_` is a prefix: it stands for all names that begin with it,
+/// until one of them is registered.
 pub const RESERVED: &[&str] = &[
     "GPUMEM_POOL",
     "GPUMEM_KIND",
@@ -43,7 +43,7 @@ pub const RESERVED: &[&str] = &[
 /// The lists of the crates that have registered.
 static REGISTERED: Mutex<Vec<&'static [Variable]>> = Mutex::new(Vec::new());
 
-/// Adds a crate's variables to those that are known. Once is enough, and more often does no harm.
+/// Adds the variables of a crate to the registry. Repeated calls have no effect.
 pub fn register(variables: &'static [Variable]) {
     let mut registered = REGISTERED.lock().unwrap_or_else(PoisonError::into_inner);
     if !registered.contains(&variables) {
@@ -51,7 +51,7 @@ pub fn register(variables: &'static [Variable]) {
     }
 }
 
-/// Every name that is known now: those registered, this crate's own, and the reserved ones that no registered name replaces.
+/// All known names: the registered ones, those of this crate, and the reserved ones that no registered name replaces.
 fn known_names() -> Vec<&'static str> {
     let registered = REGISTERED.lock().unwrap_or_else(PoisonError::into_inner);
     let lists = registered.iter().copied().chain([VARIABLES]);
@@ -64,31 +64,31 @@ fn known_names() -> Vec<&'static str> {
     names
 }
 
-/// Whether a variable is the known one, or of the known family.
+/// Whether `name` is the known name, or begins with the known prefix.
 fn is_of(name: &str, known: &str) -> bool {
     name == known || known.ends_with('_') && name.starts_with(known)
 }
 
-/// The environment holds something of ours that can't be used.
+/// A `GPUMEM_…` variable is unknown or has an invalid value.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum EnvError {
-    /// A name that starts like ours but is none of ours.
+    /// A name begins with `GPUMEM_` but is unknown.
     #[error("unknown environment variable {name}{}; unset it or correct its name (known: {})", did_you_mean(.nearest), known().join(", "))]
     UnknownVariable {
-        /// The name found.
+        /// The name.
         name: String,
-        /// A known name that is spelled almost like it.
+        /// A known name with a similar spelling.
         nearest: Option<&'static str>,
     },
-    /// A value that does not parse.
-    #[error("{name}={value:?} can't be used: {expected}")]
+    /// A value is invalid.
+    #[error("invalid {name}={value:?}: {expected}")]
     BadValue {
         /// The variable.
         name: &'static str,
         /// Its value.
         value: String,
-        /// What would be accepted.
+        /// The values that are accepted.
         expected: String,
     },
 }
@@ -97,21 +97,21 @@ fn did_you_mean(nearest: &Option<&'static str>) -> String {
     nearest.map(|name| format!(", did you mean {name}?")).unwrap_or_default()
 }
 
-/// As they are listed for people: a family as `GPUMEM_SIM_…`.
+/// The names as errors list them, a prefix as `GPUMEM_SIM_…`.
 fn known() -> Vec<String> {
     let shown = |name: &str| if name.ends_with('_') { format!("{name}…") } else { name.to_string() };
     known_names().into_iter().map(shown).collect()
 }
 
-/// Registers a crate's `variables` and reads the one called `name`, after checking that no unknown `GPUMEM_…` name is set.
-/// Empty counts as unset.
+/// Registers the `variables` of a crate, checks that no unknown `GPUMEM_…` name is set, and reads the variable `name`. An empty value
+/// counts as unset.
 ///
 /// In a program that has more rights than its caller (setuid, setgid or file capabilities: `AT_SECURE` on Linux) every
-/// variable counts as unset, so that the caller can't choose a file that the program writes.
+/// variable counts as unset, so that the caller cannot choose a file that the program writes.
 ///
 /// # Errors
 ///
-/// [`EnvError::UnknownVariable`] for any unknown name; [`EnvError::BadValue`] for a value that is not Unicode.
+/// [`EnvError::UnknownVariable`] if any `GPUMEM_…` name is unknown; [`EnvError::BadValue`] if the value is not Unicode.
 pub fn read(variables: &'static [Variable], name: &'static str) -> Result<Option<String>, EnvError> {
     debug_assert!(variables.iter().any(|variable| variable.name == name), "{name} is not in the list");
     register(variables);
@@ -125,12 +125,12 @@ pub fn read(variables: &'static [Variable], name: &'static str) -> Result<Option
         Some(Err(value)) => Err(EnvError::BadValue {
             name,
             value: value.to_string_lossy().into_owned(),
-            expected: "it is not valid Unicode".into(),
+            expected: "expected valid Unicode".into(),
         }),
     }
 }
 
-/// Whether the environment is that of a caller with fewer rights.
+/// Whether the process has more rights than the caller that set its environment.
 #[cfg(target_os = "linux")]
 #[allow(unsafe_code)]
 fn is_secure() -> bool {
@@ -164,14 +164,14 @@ fn nearest(name: &str, known: &[&'static str]) -> Option<&'static str> {
     nearest_of(name, known.iter().copied().filter(|known| !known.ends_with('_')))
 }
 
-/// The known name with the fewest edits, of those that somebody who mistyped it, or left words out, may have meant.
+/// Returns the known name with the fewest edits to `name`: at most three, or any number if the words of `name` are among its words.
 #[must_use]
 pub fn nearest_of(name: &str, known: impl Iterator<Item = &'static str>) -> Option<&'static str> {
     let ranked = known.map(|known| (strsim::levenshtein(name, known), known));
     ranked.filter(|(edits, known)| *edits <= 3 || is_shortened(name, known)).min().map(|(_, known)| known)
 }
 
-/// Whether all its words are the other's, in that order.
+/// Whether all words of `name` are words of `known`, in that order.
 fn is_shortened(name: &str, known: &str) -> bool {
     let mut words = known.split('_');
     name.split('_').all(|word| words.any(|other| other == word))

@@ -1,9 +1,9 @@
-//! What can go wrong at this layer: a call that the driver refused, and a driver that could not be had.
+//! The errors of this layer: [`DriverError`] for calls, [`LoadError`] for loading a driver.
 
 use crate::types::CUresult;
 use core::fmt;
 
-/// A CUDA version as the driver counts: 13000 is 13.0, 11020 is 11.2.
+/// A CUDA version as the driver encodes it: 13000 is 13.0, 11020 is 11.2.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct CudaVersion(pub u32);
 
@@ -13,34 +13,34 @@ impl fmt::Display for CudaVersion {
     }
 }
 
-/// A call to the driver that did not succeed.
+/// A driver call failed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum DriverError {
-    /// The driver refused the call.
+    /// The driver returned an error code.
     #[error("{call}: {code}")]
     Failed {
         /// The function that was called.
         call: &'static str,
-        /// What it returned.
+        /// The code that it returned.
         code: CUresult,
     },
-    /// The installed driver has no such function. A newer one has.
+    /// The installed driver has no such function; a newer driver has it.
     #[error("this driver has no {call}, which CUDA {since} introduced; update the driver")]
     Missing {
         /// The function that was called.
         call: &'static str,
-        /// The version that introduced it.
+        /// The CUDA version that introduced it.
         since: CudaVersion,
     },
 }
 
 impl DriverError {
-    /// `Ok` for success, else the code with the name of the call.
+    /// Converts a result code into a `Result`, with the name of the call.
     ///
     /// # Errors
     ///
-    /// [`DriverError::Failed`] for every code but `CUDA_SUCCESS`.
+    /// [`DriverError::Failed`] for every code except `CUDA_SUCCESS`.
     #[inline]
     pub fn check(call: &'static str, code: CUresult) -> Result<(), Self> {
         if code == CUresult::CUDA_SUCCESS { Ok(()) } else { Err(Self::Failed { call, code }) }
@@ -55,14 +55,14 @@ impl DriverError {
         }
     }
 
-    /// Whether the process or the driver is shutting down, so that there is nothing left to give back.
+    /// Whether the process or the driver is shutting down, which frees everything that could be freed.
     #[must_use]
     pub fn is_shutdown(&self) -> bool {
         self.code() == CUresult::CUDA_ERROR_DEINITIALIZED
     }
 }
 
-/// No driver could be had.
+/// No driver could be loaded.
 #[derive(Clone, Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum LoadError {
@@ -71,7 +71,7 @@ pub enum LoadError {
         "no NVIDIA driver on this machine ({reason}); install one, or set GPUMEM_DRIVER=sim in a program that has the simulator (crate gpumem-sim)"
     )]
     NoLibrary {
-        /// What the loader said of each name that it tried.
+        /// The loader's error for each library name that it tried.
         reason: String,
     },
     /// A driver is installed but finds no GPU.
@@ -79,27 +79,26 @@ pub enum LoadError {
         "the NVIDIA driver finds no GPU ({0}); check `nvidia-smi` and CUDA_VISIBLE_DEVICES, or set GPUMEM_DRIVER=sim in a program that has the simulator (crate gpumem-sim)"
     )]
     NoDevice(DriverError),
-    /// A driver is installed but does not start.
+    /// A driver is installed but does not initialise.
     #[error(
         "the NVIDIA driver does not start ({0}); check `nvidia-smi`, or set GPUMEM_DRIVER=sim in a program that has the simulator (crate gpumem-sim)"
     )]
     Start(DriverError),
-    /// The library found under the driver's name is this project's own drop-in.
+    /// The library with the driver's name is the drop-in of this project.
     #[error(
-        "the library found as libcuda is gpumem's simulator, not the vendor's driver; take it off the library path"
+        "the library found as libcuda is gpumem's simulator, not the vendor's driver; remove it from the library path"
     )]
     Impostor,
     /// `GPUMEM_DRIVER` names no driver.
-    #[error("GPUMEM_DRIVER={0:?} names no driver; use `cuda` or `sim`")]
+    #[error("invalid GPUMEM_DRIVER={0:?}; expected `cuda` or `sim`")]
     UnknownDriver(String),
-    /// `GPUMEM_DRIVER=sim`, which [`Driver::from_env`](crate::Driver::from_env) cannot obey: the simulator is in a crate
-    /// above this one.
+    /// `GPUMEM_DRIVER=sim`: [`Driver::from_env`](crate::Driver::from_env) has no simulator, which is in a crate above this one.
     #[error(
-        "GPUMEM_DRIVER=sim asks for the simulator, which `gpumem_sys::Driver::from_env` does not have; call \
-         `gpumem_sim::from_env` (crate gpumem-sim) in its place, or unset GPUMEM_DRIVER"
+        "GPUMEM_DRIVER=sim selects the simulator, which `gpumem_sys::Driver::from_env` does not include; call \
+         `gpumem_sim::from_env` (crate gpumem-sim) instead, or unset GPUMEM_DRIVER"
     )]
     SimulatorRequested,
-    /// The environment holds something of ours that can't be used.
+    /// A `GPUMEM_…` variable is unknown or has an invalid value.
     #[error(transparent)]
     Env(#[from] crate::env::EnvError),
 }

@@ -1,11 +1,11 @@
 //! The raw CUDA driver API for Rust, loaded at run time.
 //!
 //! [`Driver`] is a table of the driver's functions. [`Driver::cuda`] fills it from the vendor's library. Other crates fill
-//! one through [`Driver::from_parts`]: `gpumem-sim` does so with a simulator that runs on any machine. Everything above
-//! goes through the table, so the same code, `unsafe` included, runs on both.
+//! one through [`Driver::from_parts`]: `gpumem-sim` does so with a simulator that runs on any machine. All calls go through
+//! the table, so the same code, `unsafe` included, runs on both.
 //!
-//! This crate makes no choices: the caller picks the driver, a function that a driver lacks is an error value, and nothing
-//! is printed. Only [`Driver::from_env`] reads the environment.
+//! The caller chooses the driver. A function that a driver lacks is an error value. The crate prints nothing, and only
+//! [`Driver::from_env`] reads the environment.
 //!
 //! ```
 //! use gpumem_sys::{Driver, LoadError};

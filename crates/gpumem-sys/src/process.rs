@@ -2,15 +2,15 @@
 
 use core::fmt;
 
-/// A process that has memory of a device.
+/// A process that has memory on a device.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct ProcessUsage {
-    /// Its process number, as the system of the management library counts: a container may have others.
+    /// Its process ID on the host of the management library, which may differ from the ID in a container.
     pub id: Option<u32>,
-    /// Its name, if this system knows its number.
+    /// Its name, if this system knows the ID.
     pub name: Option<String>,
-    /// Its memory on the device, if the device's owner reports it.
+    /// Its memory on the device, if the management library reports it.
     pub in_use_bytes: Option<u64>,
 }
 

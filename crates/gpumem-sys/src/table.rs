@@ -1,7 +1,7 @@
-//! [`Table`]: one optional C function pointer for each function of the driver. The only seam in the project.
+//! [`Table`]: one optional C function pointer for each function of the driver. All drivers are plugged in here.
 //!
-//! The table does not know who fills it. The vendor's library, the simulator and a test's counting wrapper all
-//! come in through [`Table::load`] or by setting fields. A function that is absent is data: calling it through a
+//! The vendor's library, the simulator and wrappers of tests fill a table through [`Table::load`] or its fields. A function that a
+//! driver lacks is `None`: calling it through a
 //! [`Driver`](crate::Driver) returns [`DriverError::Missing`](crate::DriverError::Missing), never a panic.
 
 #![allow(non_snake_case, non_camel_case_types, clippy::too_many_arguments)]
@@ -10,18 +10,18 @@ use crate::error::CudaVersion;
 use crate::generated::types::*;
 use core::ffi::c_void;
 
-/// One function of the driver: the name under which its library exports it, and since when.
+/// A function of the driver: its exported name, and the CUDA version that introduced it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Symbol {
     /// The exported name, revision suffix included (`cuMemAlloc_v2`).
     pub name: &'static str,
-    /// The CUDA version that first had it.
+    /// The CUDA version that introduced it.
     pub since: CudaVersion,
 }
 
 macro_rules! table {
     ($( [$since:literal] fn $name:ident($($arg:ident: $kind:ty),* $(,)?); )*) => {
-        /// The driver's functions, each present or not.
+        /// The driver's functions; `None` for a function that the driver lacks.
         #[repr(C)]
         #[derive(Clone, Copy, Default)]
         #[allow(missing_docs)]
@@ -34,11 +34,11 @@ macro_rules! table {
             pub const SYMBOLS: &'static [Symbol] =
                 &[$(Symbol { name: stringify!($name), since: CudaVersion($since) }),*];
 
-            /// Asks `find` for the address of each function; null means that it is absent.
+            /// Fills a table with the addresses that `find` returns; null means that the driver lacks the function.
             ///
             /// # Safety
             ///
-            /// Every address that `find` returns is null or that of a function with the signature `cuda.h` gives for
+            /// Every address that `find` returns is null, or the address of a function with the signature that `cuda.h` declares for
             /// the symbol, callable for as long as the table is used.
             pub unsafe fn load(mut find: impl FnMut(&Symbol) -> *const c_void) -> Self {
                 let mut symbols = Self::SYMBOLS.iter();

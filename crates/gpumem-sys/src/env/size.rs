@@ -1,9 +1,10 @@
-//! Sizes as people write them: `100M`, `1.5GiB`, `10000`. Limits, options and variables share this parser.
+//! Parsers of sizes such as `100M`, `1.5GiB`, `10000`. Limits, options and variables use them.
 
-/// The bytes that a size stands for, rounded down: digits, with a point if a unit follows, and a unit in upper or lower case.
+/// Parses a size and returns its bytes, rounded down. A size is a number and an optional unit in upper or lower case; a decimal
+/// point requires a unit larger than a byte.
 ///
 /// `KiB` to `EiB` are binary. `KB` to `EB` and the bare letters are decimal, as on a disk: `100M` is a hundred million bytes.
-/// `None` for any other text, for a part of a byte, and beyond [`u64::MAX`].
+/// Returns `None` for any other text, and for sizes beyond [`u64::MAX`].
 ///
 /// ```
 /// use gpumem_sys::env::parse_size;
@@ -28,7 +29,7 @@ pub fn parse_size(text: &str) -> Option<u64> {
     (product < u64::MAX as f64).then_some(product as u64)
 }
 
-/// A number of digits with at most one point. Signs, exponents, infinity and NaN, which [`f64`] would parse, are refused.
+/// Parses a number of digits with at most one decimal point. Signs, exponents, infinity and NaN, which [`f64`] accepts, are refused.
 ///
 /// ```
 /// use gpumem_sys::env::parse_number;
@@ -42,7 +43,7 @@ pub fn parse_number(text: &str) -> Option<f64> {
     is_plain.then(|| text.parse().ok()).flatten().filter(|value: &f64| value.is_finite())
 }
 
-/// The bytes of a unit in upper case; none is bytes.
+/// The size of a unit in upper case; an empty unit is one byte.
 fn unit_bytes(unit: &str) -> Option<u64> {
     let stem = unit.strip_suffix('B').unwrap_or(unit);
     let (prefix, base) = match stem.strip_suffix('I') {
