@@ -1,14 +1,14 @@
-//! [`Adapt`]: the one operation of this crate.
+//! [`Adapt`]: the operation of this crate.
 
 use crate::AdaptError;
 
-/// Rebuilds a value with its arrays moved to `To`, its own type kept.
+/// Rebuilds a value with its arrays moved to `To`, and keeps its type.
 ///
-/// `To` is where the arrays go: a [`Gpu`](crate::array::Gpu), [`Host`](crate::Host) or [`HostVec`](crate::HostVec).
-/// Uploads and downloads have finished when the call returns. When a part of a value fails, the parts that were
-/// already moved are released and the error says which part it was.
+/// `To` is the target: a [`Gpu`](crate::array::Gpu), [`Host`](crate::Host) or [`HostVec`](crate::HostVec). Uploads and downloads
+/// are complete when the call returns. If a part of a value fails, the parts that were already moved are released, and the
+/// error names the part.
 ///
-/// A struct takes part by being generic over its storage, which a field of type `Vec<f32>` could never be:
+/// A struct can be adapted if it is generic over its storage (a field of type `Vec<f32>` cannot become device memory):
 ///
 /// ```
 /// use gpumem_sim::SimConfig;
@@ -41,18 +41,19 @@ use crate::AdaptError;
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 pub trait Adapt<To> {
-    /// The same kind of value over the storage of `To`.
+    /// This type with the storage of `To`.
     type Adapted;
 
-    /// The value with its arrays copied to `to`.
+    /// Copies the value, with its arrays moved to `to`.
     ///
     /// # Errors
     ///
-    /// [`AdaptError`], when an array can't be moved: no memory, or the driver refused.
+    /// [`AdaptError::Array`] if an array cannot be moved, because the allocation or a driver call fails; [`AdaptError::Within`] if
+    /// that array is a part of the value.
     fn adapt(&self, to: &To) -> Result<Self::Adapted, AdaptError>;
 }
 
-/// A reference stands for what it refers to: `(&inputs, &targets)` adapts without giving either away.
+/// A reference adapts like its target: `(&inputs, &targets)` adapts both and moves neither.
 impl<To, A: Adapt<To> + ?Sized> Adapt<To> for &A {
     type Adapted = A::Adapted;
 

@@ -1,6 +1,6 @@
-//! The rules for arrays themselves: slices, `Vec`s and `ndarray` arrays up, GPU arrays down.
+//! `Adapt` for arrays: uploads of slices, `Vec`s and `ndarray` arrays, downloads of GPU arrays.
 //!
-//! From host to host there are rules too, so that code generic over `To` works on either side.
+//! Copies from host to host are implemented too, so that code generic over `To` works on both sides.
 
 use crate::{Adapt, AdaptError, Host, HostVec};
 use gpumem_array::ndarray::{Array, Array1, ArrayBase, ArrayView1, Data, Dimension, Ix1};
@@ -30,7 +30,7 @@ impl<T: Element> Adapt<HostVec> for [T] {
     }
 }
 
-/// What a slice does, done by everything that is one.
+/// Implements `Adapt` for types that contain a slice.
 macro_rules! like_slices {
     ($([$($parameters:tt)*] $container:ty),*) => {$(
         impl<To, T: Element, $($parameters)*> Adapt<To> for $container
@@ -72,7 +72,7 @@ impl<T: Element, S: Data<Elem = T>> Adapt<HostVec> for ArrayBase<S, Ix1> {
     }
 }
 
-/// Downloads, of whole arrays and of views.
+/// Implements downloads of arrays and of views.
 macro_rules! downloads {
     ($([$($lifetime:lifetime)?] $storage:ident),*) => {$(
         impl<T: Element, D: Dimension> Adapt<Host> for $storage<$($lifetime,)? T, D> {

@@ -1,4 +1,4 @@
-//! The rules for what holds other values: tuples and options; and for scalars, which go nowhere.
+//! `Adapt` for tuples, options, and scalars, which are copied unchanged.
 
 use crate::{Adapt, AdaptError};
 
@@ -12,7 +12,7 @@ impl<To, A: Adapt<To>> Adapt<To> for Option<A> {
 
 macro_rules! tuples {
     ($($(($name:ident $index:tt $place:literal))+;)*) => {$(
-        /// Each element by its own rule.
+        /// Adapts each element.
         impl<To, $($name: Adapt<To>),+> Adapt<To> for ($($name,)+) {
             type Adapted = ($($name::Adapted,)+);
 
@@ -34,7 +34,7 @@ tuples! {
 
 macro_rules! scalars {
     ($($scalar:ty)*) => {$(
-        /// A scalar is a kernel's argument by value: it stays as it is.
+        /// Copies the scalar, which kernels take by value.
         impl<To> Adapt<To> for $scalar {
             type Adapted = Self;
 

@@ -1,9 +1,9 @@
-//! Why a value could not be moved, and which part of it.
+//! [`AdaptError`]: why a value could not be moved, and the part that failed.
 
 use gpumem_array::ArrayError;
 use std::borrow::Cow;
 
-/// A value could not be moved; what had been moved of it is released again.
+/// A value could not be moved. Parts that were already moved are released.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum AdaptError {
@@ -13,21 +13,21 @@ pub enum AdaptError {
     /// A part of the value could not be moved.
     #[error("{part}: {reason}")]
     Within {
-        /// Which part, in the words of the value: a field, a place in a tuple.
+        /// The part, as named by the value: a field, a place in a tuple.
         part: Cow<'static, str>,
-        /// What went wrong there. The text above has it already, so it is no `source` that would be printed twice.
+        /// The error of that part. It is not a `source`, because the text above includes it.
         reason: Box<AdaptError>,
     },
 }
 
 impl AdaptError {
-    /// The same error, said of a part of a larger value; for implementations of [`Adapt`](crate::Adapt).
+    /// Adds the name of the part that failed; for implementations of [`Adapt`](crate::Adapt).
     #[must_use]
     pub fn within(self, part: impl Into<Cow<'static, str>>) -> Self {
         Self::Within { part: part.into(), reason: Box::new(self) }
     }
 
-    /// What the array layer said, whichever part it was: match on this to decide what to do.
+    /// Returns the error of the array layer, without the names of parts.
     #[must_use]
     pub fn cause(&self) -> &ArrayError {
         match self {

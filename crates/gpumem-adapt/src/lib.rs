@@ -1,8 +1,7 @@
-//! Whole values to and from the GPU, their type kept.
+//! Moves whole values to and from the GPU and keeps their type.
 //!
-//! [`Adapt`] rebuilds a value with its arrays moved to where they are asked for: `to` a [`Gpu`](array::Gpu), to the
-//! [`Host`] as `ndarray` arrays, or to [`HostVec`] as `Vec`s. Tuples, options, references, wrappers such as
-//! [`Diagonal`] and structs generic over their storage come out as what they were.
+//! [`Adapt`] rebuilds a value with its arrays moved to a target: a [`Gpu`](array::Gpu), the [`Host`] as `ndarray` arrays, or
+//! [`HostVec`] as `Vec`s. Tuples, options, wrappers such as [`Diagonal`] and structs generic over their storage keep their type.
 //!
 //! ```
 //! use gpumem_sim::SimConfig;
@@ -20,7 +19,7 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 //!
-//! Nothing here launches kernels or decides where memory comes from: that is [`mod@array`] and its [`array::pool`].
+//! This crate launches no kernels and allocates no memory itself: [`mod@array`] and its [`array::pool`] do.
 //!
 //! # Features
 //!

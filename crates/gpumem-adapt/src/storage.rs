@@ -1,4 +1,4 @@
-//! Where arrays can be moved to on the host, and what a wrapper asks of the array inside it.
+//! Targets on the host, and the trait that wrappers require of their array.
 
 use gpumem_array::ndarray::{Array1, ArrayView1, Ix1};
 use gpumem_array::{Element, GpuArray, GpuView};
@@ -11,18 +11,18 @@ pub struct Host;
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct HostVec;
 
-/// One-dimensional storage: what a wrapper such as [`Diagonal`](crate::Diagonal) asks of the array inside it.
+/// One-dimensional storage, which wrappers such as [`Diagonal`](crate::Diagonal) require of their array.
 ///
-/// Nothing here reads an element, so that it costs the same wherever they live.
+/// The methods read no elements, so they cost the same on host and device.
 #[expect(clippy::len_without_is_empty, reason = "every storage has an `is_empty` of its own")]
 pub trait Storage {
-    /// What it holds.
+    /// The element type.
     type Elem;
 
-    /// How many of them.
+    /// The number of elements.
     fn len(&self) -> usize;
 
-    /// Its type as a reader would write it: `Vec<f32>`, `GpuArray<f32, Ix1>`.
+    /// The type without paths: `Vec<f32>`, `GpuArray<f32, Ix1>`.
     fn type_name() -> String;
 }
 

@@ -1,7 +1,7 @@
 //! [`GpuArray`]: the owner of elements on a device.
 //!
-//! The elements always lie side by side, by rows unless they came from a host array by columns. Dropping an array frees
-//! its memory in the order of the streams that used it; nothing waits.
+//! The elements are contiguous, in row-major order unless they came from a column-major host array. Dropping an array frees its
+//! memory in the order of the streams that used it, without a wait.
 
 #[allow(unsafe_code)] // `assume_init`
 mod uninit;
@@ -29,12 +29,12 @@ use ndarray::{Axis, Dimension, IntoDimension, Slice};
 /// let gpu = Gpu::new(&Pool::new(&Device::new(&gpumem_sim::driver(SimConfig::new())?, 0)?)?)?;
 /// let a = GpuArray::from_array(&gpu, &array![[1.0_f32, 2.0], [3.0, 4.0]])?;
 /// let b = GpuArray::from_elem(&gpu, (2, 2), 10.0_f32)?;
-/// let c = &a * &b - 1.0; // operators panic where `try_mul`, `try_sub_scalar` give an error
+/// let c = &a * &b - 1.0; // operators panic where `try_mul`, `try_sub_scalar` return an error
 /// assert_eq!(c.to_array()?, array![[9.0, 19.0], [29.0, 39.0]]);
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 ///
-/// Device memory can't be reached from the host by mistake: there is no indexing and no slice.
+/// The host cannot read device memory by mistake: there is no indexing and no slice.
 ///
 /// ```compile_fail,E0608
 /// # use gpumem_array::{GpuArray, ndarray::Ix1};
@@ -57,46 +57,47 @@ pub struct GpuArray<T, D> {
 }
 
 impl<T: Element, D: Dimension> GpuArray<T, D> {
-    /// The same memory with another shape, read by rows.
+    /// Changes the shape without a copy. The elements are taken in row-major order.
     ///
     /// # Errors
     ///
-    /// As [`GpuView::reshape`]; the array is dropped then.
+    /// [`ArrayError::Shape`] if the number of elements differs, [`ArrayError::TooManyElements`] if the shape exceeds the address space,
+    /// [`ArrayError::NotContiguous`] if the array is in column-major order. On an error the array is dropped.
     pub fn into_shape<S: IntoDimension>(self, shape: S) -> Result<GpuArray<T, S::Dim>, ArrayError> {
         let layout = self.layout.reshaped(shape.into_dimension(), size_of::<T>())?;
         Ok(GpuArray { gpu: self.gpu, storage: self.storage, layout, element: PhantomData })
     }
 
-    /// The same array, from now on used through the stream of another `Gpu`.
+    /// Moves the array to the stream of another `Gpu` on the same device.
     ///
     /// # Errors
     ///
-    /// [`ArrayError::WrongDevice`]; the array is dropped then.
+    /// [`ArrayError::WrongDevice`] if `gpu` is on another device. On an error the array is dropped.
     pub fn into_gpu(mut self, gpu: &Gpu) -> Result<Self, ArrayError> {
         gpu.check(self.storage.device())?;
         self.gpu = gpu.clone();
         Ok(self)
     }
 
-    /// Everything, to read.
+    /// A view of all elements.
     #[must_use]
     pub fn view(&self) -> GpuView<'_, T, D> {
         GpuView::new(&self.gpu, &self.storage, self.layout.clone())
     }
 
-    /// Everything, to read and write.
+    /// A mutable view of all elements.
     #[must_use]
     pub fn view_mut(&mut self) -> GpuViewMut<'_, T, D> {
         GpuViewMut::new(&self.gpu, &self.storage, self.layout.clone())
     }
 
-    /// Everything, used through the stream of another `Gpu`; see [`GpuView::on`].
+    /// A view of all elements, used through the stream of another `Gpu`; see [`GpuView::on`].
     #[must_use]
     pub fn on<'b>(&'b self, gpu: &'b Gpu) -> GpuView<'b, T, D> {
         self.view().on(gpu)
     }
 
-    /// Everything, written through the stream of another `Gpu`.
+    /// A mutable view of all elements, used through the stream of another `Gpu`.
     #[must_use]
     pub fn on_mut<'b>(&'b mut self, gpu: &'b Gpu) -> GpuViewMut<'b, T, D> {
         self.view_mut().on_mut(gpu)
@@ -108,31 +109,31 @@ impl<T: Element, D: Dimension> GpuArray<T, D> {
         self.layout.shape()
     }
 
-    /// The shape as `ndarray` has it.
+    /// The shape as an `ndarray` dimension.
     #[must_use]
     pub fn raw_dim(&self) -> D {
         self.layout.dim.clone()
     }
 
-    /// How many axes there are.
+    /// The number of axes.
     #[must_use]
     pub fn ndim(&self) -> usize {
         self.shape().len()
     }
 
-    /// How many elements there are.
+    /// The number of elements.
     #[must_use]
     pub fn len(&self) -> usize {
         self.layout.len()
     }
 
-    /// Whether there are no elements.
+    /// Whether the array has no elements.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
-    /// Where operations on this array are queued, and where their results live.
+    /// The `Gpu` that operations on this array are queued on, and that their results belong to.
     #[must_use]
     pub fn gpu(&self) -> &Gpu {
         &self.gpu
@@ -144,40 +145,41 @@ impl<T: Element, D: Dimension> GpuArray<T, D> {
         self.view().address()
     }
 
-    /// The elements that `slice` takes of an axis; see [`GpuView::slice_axis`].
+    /// A view of the elements that `slice` selects on an axis; see [`GpuView::slice_axis`].
     ///
     /// # Errors
     ///
-    /// As there.
+    /// [`ArrayError::Slice`] if the axis does not exist, the slice exceeds it, or the step is zero.
     pub fn slice_axis(&self, axis: Axis, slice: Slice) -> Result<GpuView<'_, T, D>, ArrayError> {
         self.view().slice_axis(axis, slice)
     }
 
-    /// The elements that `slice` takes of an axis, to write; see [`GpuView::slice_axis`].
+    /// A mutable view of the elements that `slice` selects on an axis; see [`GpuView::slice_axis`].
     ///
     /// # Errors
     ///
-    /// As there.
+    /// [`ArrayError::Slice`] if the axis does not exist, the slice exceeds it, or the step is zero.
     pub fn slice_axis_mut(&mut self, axis: Axis, slice: Slice) -> Result<GpuViewMut<'_, T, D>, ArrayError> {
         self.view_mut().slice_axis_mut(axis, slice)
     }
 
-    /// The axes in reverse order: of a matrix, the transpose.
+    /// A view with the axes in reverse order; for a matrix, the transpose.
     #[must_use]
     pub fn t(&self) -> GpuView<'_, T, D> {
         self.view().t()
     }
 
-    /// The same elements with another shape; see [`GpuView::reshape`].
+    /// A view of the elements with another shape; see [`GpuView::reshape`].
     ///
     /// # Errors
     ///
-    /// As there.
+    /// [`ArrayError::Shape`] if the number of elements differs, [`ArrayError::TooManyElements`] if the shape exceeds the address space,
+    /// [`ArrayError::NotContiguous`] if the array is in column-major order.
     pub fn reshape<S: IntoDimension>(&self, shape: S) -> Result<GpuView<'_, T, S::Dim>, ArrayError> {
         self.view().reshape(shape)
     }
 
-    /// Memory for elements, not written yet: only for results that are written before anybody sees them.
+    /// Uninitialised memory. The caller writes all elements before the array leaves this crate.
     pub(crate) fn unwritten(gpu: &Gpu, layout: Layout<D>) -> Result<Self, ArrayError> {
         // `Layout` has checked that the product fits.
         let size_bytes = (layout.len() * size_of::<T>()) as u64;

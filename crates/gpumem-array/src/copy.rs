@@ -1,7 +1,7 @@
-//! Between host and device, and from one place on the device to another.
+//! Copies between host and device, and between arrays on a device.
 //!
-//! Host memory here is always borrowed, so every copy to or from it is queued inside of [`Stream::run_borrowed`], which
-//! returns only when the device is done with it.
+//! The host memory is borrowed, so every copy to or from it is queued in [`Stream::run_borrowed`], which returns when the copy is
+//! complete.
 
 use crate::array::{AsView, GpuArray, GpuView, GpuViewMut, UninitArray};
 use crate::element::Element;
@@ -14,12 +14,15 @@ use gpumem_pool::{PoolError, Stream};
 use ndarray::{Array, ArrayBase, Data, Dimension, Ix0, Ix1, ShapeBuilder};
 
 impl<T: Element, D: Dimension> GpuView<'_, T, D> {
-    /// The elements by rows. Waits for everything queued on the stream so far.
+    /// Downloads the elements in row-major order. Waits for all work queued on the stream so far.
     ///
     /// # Errors
     ///
-    /// [`ArrayError::NotContiguous`] for a view with gaps; [`ArrayError::InvalidElement`]; [`ArrayError::HostFull`]; or
-    /// what the driver says, the failure of earlier work included.
+    /// - [`ArrayError::NotContiguous`] if the view is not contiguous.
+    /// - [`ArrayError::WrongDevice`] if the view is used through a `Gpu` on another device.
+    /// - [`ArrayError::InvalidElement`] if the device wrote bytes that are not a valid `T`.
+    /// - [`ArrayError::HostFull`] if the host is out of memory.
+    /// - [`ArrayError::Pool`] if the stream captures, or if a driver call or earlier work failed.
     pub fn to_vec(&self) -> Result<Vec<T>, ArrayError> {
         match self.layout().is_dense(Order::Row) {
             true => download(self),
@@ -27,11 +30,12 @@ impl<T: Element, D: Dimension> GpuView<'_, T, D> {
         }
     }
 
-    /// The elements in their shape. Waits for everything queued on the stream so far.
+    /// Downloads the elements in their shape. Waits for all work queued on the stream so far.
     ///
     /// # Errors
     ///
-    /// As [`GpuView::to_vec`].
+    /// [`ArrayError::NotContiguous`], [`ArrayError::WrongDevice`], [`ArrayError::InvalidElement`], [`ArrayError::HostFull`],
+    /// [`ArrayError::Pool`]; see [`GpuView::to_vec`].
     pub fn to_array(&self) -> Result<Array<T, D>, ArrayError> {
         let Some(order) = self.layout().order() else { return Err(gaps(self.layout(), "download")) };
         let elements = download(self)?;
@@ -42,35 +46,37 @@ impl<T: Element, D: Dimension> GpuView<'_, T, D> {
 }
 
 impl<T: Element> GpuView<'_, T, Ix0> {
-    /// The only element. Waits for everything queued on the stream so far.
+    /// Downloads the only element. Waits for all work queued on the stream so far.
     ///
     /// # Errors
     ///
-    /// As [`GpuView::to_vec`].
+    /// [`ArrayError::WrongDevice`], [`ArrayError::InvalidElement`], [`ArrayError::Pool`]; see [`GpuView::to_vec`].
     pub fn into_scalar(self) -> Result<T, ArrayError> {
         Ok(self.to_array()?.into_scalar())
     }
 }
 
 impl<T: Element> GpuArray<T, Ix1> {
-    /// A copy of a slice. Returns when the slice may be changed again, which is when the copy is done.
+    /// Uploads a slice. Returns when the copy is complete.
     ///
     /// # Errors
     ///
-    /// Out of memory, or what the driver says.
+    /// [`ArrayError::Pool`] if the allocation or a driver call fails, or if the stream captures.
     pub fn from_slice(gpu: &Gpu, elements: &[T]) -> Result<Self, ArrayError> {
         Self::uninit(gpu, elements.len())?.copy_from_slice(elements)
     }
 }
 
 impl<T: Element, D: Dimension> GpuArray<T, D> {
-    /// A copy of an `ndarray` array or view. Returns when the copy is done.
+    /// Uploads an `ndarray` array or view. Returns when the copy is complete.
     ///
-    /// What lies side by side by rows or by columns keeps its order; anything else is gathered by rows first.
+    /// An array that is contiguous in row-major or column-major order keeps its order. Other arrays are first gathered in row-major
+    /// order.
     ///
     /// # Errors
     ///
-    /// Out of memory, or what the driver says.
+    /// [`ArrayError::TooManyElements`] if the shape exceeds the address space (a broadcast view can); [`ArrayError::Pool`] if the
+    /// allocation or a driver call fails, or if the stream captures.
     pub fn from_array<S: Data<Elem = T>>(gpu: &Gpu, array: &ArrayBase<S, D>) -> Result<Self, ArrayError> {
         let dim = array.raw_dim();
         if let Some(elements) = array.as_slice() {
@@ -79,66 +85,67 @@ impl<T: Element, D: Dimension> GpuArray<T, D> {
         if let Some(elements) = array.t().as_slice() {
             return UninitArray::with_order(gpu, dim, Order::Column)?.copy_from_slice(elements);
         }
-        // First the device's memory: a view that repeats its elements can be larger than any memory, and the host's
-        // allocator would end the program over it.
+        // The device's memory first: a broadcast view can be larger than any memory, and a failing allocation on the host aborts the
+        // program.
         let target = UninitArray::with_order(gpu, dim, Order::Row)?;
         let elements: Vec<T> = array.iter().copied().collect();
         target.copy_from_slice(&elements)
     }
 
-    /// A copy on the device.
+    /// Copies the array on the device.
     ///
     /// # Errors
     ///
-    /// Out of memory, or what the driver says.
+    /// [`ArrayError::Pool`] if the allocation or a driver call fails.
     pub fn try_clone(&self) -> Result<Self, ArrayError> {
         let order = self.layout().order().unwrap_or(Order::Row);
         UninitArray::with_order(self.gpu(), self.raw_dim(), order)?.assign(self)
     }
 
-    /// The elements by rows; see [`GpuView::to_vec`].
+    /// Downloads the elements in row-major order; see [`GpuView::to_vec`].
     ///
     /// # Errors
     ///
-    /// As there.
+    /// [`ArrayError::InvalidElement`], [`ArrayError::HostFull`], [`ArrayError::Pool`]; see [`GpuView::to_vec`].
     pub fn to_vec(&self) -> Result<Vec<T>, ArrayError> {
         self.view().to_vec()
     }
 
-    /// The elements in their shape; see [`GpuView::to_array`].
+    /// Downloads the elements in their shape; see [`GpuView::to_array`].
     ///
     /// # Errors
     ///
-    /// As there.
+    /// [`ArrayError::InvalidElement`], [`ArrayError::HostFull`], [`ArrayError::Pool`]; see [`GpuView::to_vec`].
     pub fn to_array(&self) -> Result<Array<T, D>, ArrayError> {
         self.view().to_array()
     }
 
-    /// Copies a slice over all of this array; see [`GpuViewMut::copy_from_slice`].
+    /// Overwrites the array with a slice; see [`GpuViewMut::copy_from_slice`].
     ///
     /// # Errors
     ///
-    /// As there.
+    /// [`ArrayError::Shape`] if the lengths differ, [`ArrayError::Pool`] if the stream captures or a driver call fails.
     pub fn copy_from_slice(&mut self, elements: &[T]) -> Result<(), ArrayError> {
         self.view_mut().copy_from_slice(elements)
     }
 
-    /// Copies elements of the same shape over all of this array; see [`GpuViewMut::assign`].
+    /// Overwrites the array with elements of the same shape; see [`GpuViewMut::assign`].
     ///
     /// # Errors
     ///
-    /// As there.
+    /// [`ArrayError::Shape`], [`ArrayError::WrongDevice`], [`ArrayError::NotContiguous`], [`ArrayError::Pool`]; see
+    /// [`GpuViewMut::assign`].
     pub fn assign<A: AsView<Elem = T>>(&mut self, source: &A) -> Result<(), ArrayError> {
         self.view_mut().assign(source)
     }
 }
 
 impl<T: Element> GpuArray<T, Ix0> {
-    /// The only element; see [`GpuView::into_scalar`].
+    /// Downloads the only element; see [`GpuView::into_scalar`]. To keep the array, call it on a [view](GpuArray::view).
     ///
     /// # Errors
     ///
-    /// As there.
+    /// [`ArrayError::WrongDevice`], [`ArrayError::InvalidElement`], [`ArrayError::Pool`]; see [`GpuView::to_vec`].
     pub fn into_scalar(self) -> Result<T, ArrayError> {
         self.view().into_scalar()
     }
@@ -146,7 +153,7 @@ impl<T: Element> GpuArray<T, Ix0> {
 
 /// # Panics
 ///
-/// When the copy can't be made, out of memory say; [`GpuArray::try_clone`] gives an error instead.
+/// If the allocation or the copy fails; [`GpuArray::try_clone`] returns an error instead.
 impl<T: Element, D: Dimension> Clone for GpuArray<T, D> {
     #[track_caller]
     fn clone(&self) -> Self {
@@ -155,22 +162,24 @@ impl<T: Element, D: Dimension> Clone for GpuArray<T, D> {
 }
 
 impl<T: Element, D: Dimension> UninitArray<T, D> {
-    /// A copy of a slice, in the order in which the elements lie in memory (by rows). Returns when the copy is done.
+    /// Uploads a slice, whose elements are in the order of memory (row-major). Returns when the copy is complete.
     ///
     /// # Errors
     ///
-    /// [`ArrayError::Shape`] when the lengths differ, or what the driver says; the memory is freed then.
+    /// [`ArrayError::Shape`] if the lengths differ, [`ArrayError::Pool`] if the stream captures or a driver call fails. On an error
+    /// the memory is freed.
     pub fn copy_from_slice(self, elements: &[T]) -> Result<GpuArray<T, D>, ArrayError> {
         let mut array = self.into_unwritten();
         upload(&mut array.view_mut(), elements)?;
         Ok(array)
     }
 
-    /// A copy of an array or view on the device.
+    /// Copies an array or view on the device.
     ///
     /// # Errors
     ///
-    /// As [`GpuArray::assign`]; the memory is freed then.
+    /// [`ArrayError::Shape`], [`ArrayError::WrongDevice`], [`ArrayError::NotContiguous`], [`ArrayError::Pool`]; see
+    /// [`GpuViewMut::assign`]. On an error the memory is freed.
     pub fn assign<A: AsView<Elem = T>>(self, source: &A) -> Result<GpuArray<T, D>, ArrayError> {
         let mut array = self.into_unwritten();
         array.view_mut().assign(source)?;
@@ -179,12 +188,14 @@ impl<T: Element, D: Dimension> UninitArray<T, D> {
 }
 
 impl<T: Element, D: Dimension> GpuViewMut<'_, T, D> {
-    /// Copies elements of the same shape over all of this view, on the device.
+    /// Overwrites the view with elements of the same shape, on the device.
     ///
     /// # Errors
     ///
-    /// [`ArrayError::Shape`], [`ArrayError::WrongDevice`], or [`ArrayError::NotContiguous`] unless both lie side by side
-    /// in the same order.
+    /// - [`ArrayError::Shape`] if the shapes differ.
+    /// - [`ArrayError::WrongDevice`] if `source` is on another device.
+    /// - [`ArrayError::NotContiguous`] unless both are contiguous in the same order.
+    /// - [`ArrayError::Pool`] if a driver call fails.
     pub fn assign<A: AsView<Elem = T>>(&mut self, source: &A) -> Result<(), ArrayError> {
         let source = source.as_view();
         same_shape("assign", self.layout(), source.layout())?;
@@ -201,18 +212,19 @@ impl<T: Element, D: Dimension> GpuViewMut<'_, T, D> {
         self.storage().order(gpu.stream(), Access::Write)?;
         let (to, from, size_bytes) = (self.address(), source.address(), self.len() * size_of::<T>());
         queue(gpu, [source.storage(), self.storage()], |stream| {
-            // SAFETY: both lie side by side within their blocks, alive and on this device, and differ, since one is borrowed
+            // SAFETY: both are contiguous within their blocks, alive and on this device, and differ, since one is borrowed
             // exclusively; the stream has been ordered after what conflicts.
             unsafe { gpu.device().driver().cuMemcpyAsync(to, from, size_bytes, stream) }
         })
     }
 
-    /// Copies a slice over all of this view, in the order of memory. Returns when the copy is done.
+    /// Overwrites the view with a slice, in the order of memory. Returns when the copy is complete.
     ///
     /// # Errors
     ///
-    /// [`ArrayError::Shape`] when the lengths differ, [`ArrayError::NotContiguous`] for a view with gaps, or what the
-    /// driver says.
+    /// [`ArrayError::Shape`] if the lengths differ, [`ArrayError::NotContiguous`] if the view is not contiguous,
+    /// [`ArrayError::WrongDevice`] if the view is used through a `Gpu` on another device, [`ArrayError::Pool`] if the stream captures or
+    /// a driver call fails.
     pub fn copy_from_slice(&mut self, elements: &[T]) -> Result<(), ArrayError> {
         upload(self, elements)
     }
@@ -289,8 +301,8 @@ fn download<T: Element, D: Dimension>(source: &GpuView<'_, T, D>) -> Result<Vec<
     Ok(elements)
 }
 
-/// Refuses a copy before it is ordered behind others, which could make the stream part of their capture: a graph would touch
-/// the host's memory at every launch, long after this call. `run_borrowed` looks again.
+/// Refuses a copy if the stream captures, because the graph would use the host's memory at every launch, long after this call. The
+/// check comes before the waits, which could make the stream join a capture. `run_borrowed` checks again.
 fn check_runs(stream: &Stream, operation: &'static str) -> Result<(), PoolError> {
     if stream.is_capturing()? { Err(PoolError::NotInCapture { operation }) } else { Ok(()) }
 }
@@ -302,6 +314,6 @@ const DOWNLOAD: &str = "a download";
 fn gaps<D: Dimension>(layout: &Layout<D>, operation: &'static str) -> ArrayError {
     layout.not_contiguous(
         operation,
-        "take whole rows (slices of the first axis), or slice and transpose on the host before uploading",
+        "use whole rows (slices of the first axis), or slice and transpose on the host before the upload",
     )
 }

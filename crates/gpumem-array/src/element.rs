@@ -1,17 +1,17 @@
-//! [`Element`]: what an array may hold; [`Numeric`]: what this crate's kernels calculate with.
+//! [`Element`]: the types that arrays hold; [`Numeric`]: those that the kernels of this crate calculate with.
 
-/// A type whose values travel between host and device as their bytes.
+/// A type whose values are copied between host and device as bytes.
 ///
 /// # Safety
 ///
 /// - The type has no padding: every byte of a value is initialised.
-/// - Every pattern of bytes is a valid value, but for those that [`Element::first_invalid`] finds. All zeros is valid.
+/// - Every pattern of bytes is a valid value, except those that [`Element::first_invalid`] finds. All zeros is valid.
 /// - Its size is not zero.
 /// - It holds no pointers or references into host memory that device code could follow.
 pub unsafe trait Element: Copy + Send + Sync + 'static {
-    /// The index of the first element that is no valid value, in memory that the device wrote.
+    /// Returns the index of the first element in `bytes`, written by the device, that is not a valid value.
     ///
-    /// The default says that there is none; it is right for numbers.
+    /// The default returns `None`, which is correct for numbers.
     #[must_use]
     fn first_invalid(bytes: &[u8]) -> Option<usize> {
         let _ = bytes;
@@ -36,13 +36,13 @@ unsafe impl Element for bool {
     }
 }
 
-/// An element that arrays can be calculated with: `f32`, `f64`, `i32`, `i64`.
+/// An element type with arithmetic: `f32`, `f64`, `i32`, `i64`.
 ///
-/// Integers wrap around; an integer divided by zero is zero.
+/// Integers wrap on overflow; an integer divided by zero is zero.
 pub trait Numeric: Element + sealed::Sealed {}
 
 pub(crate) mod sealed {
-    /// Which of the compiled kernels fits.
+    /// The index of the compiled kernels of a type.
     pub trait Sealed {
         const KIND: super::Kind;
     }

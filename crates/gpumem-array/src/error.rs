@@ -1,32 +1,34 @@
-//! [`ArrayError`]: what a correct program can meet in this layer, and what it can do then.
+//! [`ArrayError`]: the errors of this layer.
 
 use gpumem_pool::PoolError;
 use gpumem_pool::sys::DriverError;
 
-/// Something in this layer failed. The text says what to do next.
+/// An operation on arrays failed. The text states the problem and what to do about it.
 #[derive(Clone, Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum ArrayError {
-    /// The shapes do not fit each other.
-    #[error("{operation}: shapes {left:?} and {right:?} do not fit; {expected}")]
+    /// The shapes of two operands are incompatible.
+    #[error("{operation}: incompatible shapes {left:?} and {right:?}; {expected}")]
     Shape {
-        /// What was asked for.
+        /// The operation.
         operation: &'static str,
-        /// The shape of the left operand, or of what there is.
+        /// The shape of the left operand, or of the array.
         left: Vec<usize>,
-        /// The shape of the right operand, or of what was asked for.
+        /// The shape of the right operand, or the one requested.
         right: Vec<usize>,
-        /// What would fit.
+        /// The shapes that are accepted.
         expected: &'static str,
     },
-    /// A shape with more elements than can be addressed.
-    #[error("shape {shape:?} has more elements than memory can hold; split the data")]
+    /// A shape has more elements than an address space.
+    #[error("shape {shape:?} exceeds the address space; split the data")]
     TooManyElements {
         /// The shape.
         shape: Vec<usize>,
     },
-    /// A slice that reaches beyond its axis, or has a step of zero.
-    #[error("{slice} does not fit axis {axis} of shape {shape:?}")]
+    /// A slice exceeds its axis, has a step of zero, or names an axis that does not exist.
+    #[error(
+        "invalid {slice} on axis {axis} of shape {shape:?}; bounds must be inside an existing axis, and the step must not be zero"
+    )]
     Slice {
         /// The slice.
         slice: String,
@@ -35,79 +37,82 @@ pub enum ArrayError {
         /// The shape of the view.
         shape: Vec<usize>,
     },
-    /// The operation needs elements that lie side by side.
+    /// The operation requires contiguous elements.
     #[error(
-        "{operation}: a view of shape {shape:?} with strides {strides:?} has gaps or another order of axes; {hint}"
+        "{operation}: the view of shape {shape:?} with strides {strides:?} is not contiguous in a suitable order; {hint}"
     )]
     NotContiguous {
-        /// What was asked for.
+        /// The operation.
         operation: &'static str,
         /// The shape of the view.
         shape: Vec<usize>,
         /// Its strides, in elements.
         strides: Vec<isize>,
-        /// What would work.
+        /// An alternative that works.
         hint: &'static str,
     },
-    /// Two things that must be on one device are not.
+    /// An array, stream or kernel is on another device than the operation.
     #[error(
-        "{expected} was expected, and this is on {found}; download the array and upload it to the other device"
+        "wrong device: expected {expected}, found {found}; to move an array, download it and upload it to the other device"
     )]
     WrongDevice {
-        /// Where it should have been.
+        /// The device of the operation.
         expected: String,
-        /// Where it is.
+        /// The device of the array, stream or kernel.
         found: String,
     },
-    /// The device wrote bytes that are no value of the element type.
+    /// The device wrote bytes that are not a valid value of the element type.
     #[error(
-        "element {index} that came back from the device is no valid {kind}; check the kernel that wrote it"
+        "element {index} downloaded from the device is not a valid {kind}; check the kernel that wrote it"
     )]
     InvalidElement {
-        /// The first such element.
+        /// The index of the first such element.
         index: usize,
         /// The element type.
         kind: &'static str,
     },
-    /// The host has no room for what the device holds.
-    #[error("the host has no room for {size_bytes} bytes; download the array in slices")]
+    /// The host has no memory for the elements of a download.
+    #[error("out of host memory: a download needs {size_bytes} bytes; download the array in slices")]
     HostFull {
-        /// What the elements take.
+        /// The size of the elements.
         size_bytes: usize,
     },
-    /// A module has no kernel of this name.
+    /// A module has no kernel of this name, or the simulator has no Rust function for it.
     #[error(
-        "no kernel {name:?} in this module; check the name (extern \"C\"); on the simulator register a Rust function of that name (for gpumem-array's own kernels enable its feature `sim`)"
+        "no kernel {name:?} in the module; check the name (the kernel must be extern \"C\"); on the simulator, register a Rust function of that name (for the kernels of gpumem-array, enable its feature `sim`)"
     )]
     NoSuchKernel {
-        /// What was asked for.
+        /// The name.
         name: String,
     },
-    /// PTX or a name with a zero byte inside.
-    #[error("{what} has a zero byte inside")]
+    /// PTX text or a kernel name contains a zero byte.
+    #[error("{what} contains a zero byte; remove it")]
     ZeroByte {
-        /// Which of the two.
+        /// The text: PTX or a name.
         what: &'static str,
     },
-    /// A launch that no device can run.
-    #[error("a launch with grid {grid:?} and blocks of {block:?} threads: {reason}")]
+    /// A launch exceeds the limits of every device.
+    #[error("invalid launch with grid {grid:?} and blocks of {block:?} threads: {reason}")]
     LaunchShape {
         /// The grid, in blocks.
         grid: [u32; 3],
         /// A block, in threads.
         block: [u32; 3],
-        /// What is wrong with it.
+        /// The limit that the launch exceeds.
         reason: &'static str,
     },
-    /// More kernel arguments than a launch holds.
-    #[error("a launch takes {limit} arguments and {limit_bytes} bytes of them; pass more through an array")]
+    /// A launch has too many arguments.
+    #[error(
+        "too many kernel arguments: a launch takes at most {limit} arguments and {limit_bytes} bytes; pass more through an array"
+    )]
     TooManyArguments {
-        /// The most arguments.
+        /// The maximum number of arguments.
         limit: usize,
-        /// The most bytes, each argument rounded up to 8.
+        /// The maximum size of all arguments, each rounded up to 8 bytes.
         limit_bytes: usize,
     },
-    /// The layer below failed.
+    /// An error of the pool or the driver: out of memory, a failed call, a stream that is retired, captures, or belongs to
+    /// another thread.
     #[error(transparent)]
     Pool(#[from] PoolError),
     /// The simulator did not start.

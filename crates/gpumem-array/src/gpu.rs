@@ -1,7 +1,7 @@
-//! [`Gpu`]: what arrays live on: a pool, one of the device's streams, and this crate's kernels.
+//! [`Gpu`]: a pool, a stream of its device, and the kernels of this crate.
 //!
-//! A clone is the same stream; [`Gpu::fork`] is another stream of the same pool. Everything queued through one `Gpu`
-//! runs in the order it was queued in.
+//! A clone has the same stream; [`Gpu::fork`] creates another stream on the same pool. Work queued through one `Gpu` runs in the
+//! order in which it was queued.
 
 use crate::element::Numeric;
 use crate::error::ArrayError;
@@ -11,9 +11,10 @@ use core::fmt;
 use gpumem_pool::{Device, Pool, Stream};
 use std::sync::Arc;
 
-/// A device's pool, a stream of it, and kernels. Clones are cheap and share all three.
+/// A pool, a stream of its device, and loaded kernels. Clones are cheap and share all three.
 ///
-/// Arrays hold clones. When the last of a `Gpu` and its forks goes, the kernels are unloaded, which waits for the device.
+/// Each array holds a clone. When the last clone of a `Gpu` and of its forks is dropped, the kernels are unloaded, which waits for
+/// the device.
 ///
 /// ```
 /// use gpumem_array::{Gpu, GpuArray, pool::{Device, Pool}};
@@ -38,34 +39,34 @@ struct Inner {
 }
 
 impl Gpu {
-    /// The pool's device, with a new stream and kernels of its own; [`Gpu::fork`] shares them.
+    /// Creates a `Gpu` on a pool, with a new stream and kernels of its own. [`Gpu::fork`] shares the kernels.
     ///
     /// # Errors
     ///
-    /// What the driver says.
+    /// [`ArrayError::Pool`] if the stream cannot be created.
     pub fn new(pool: &Pool) -> Result<Self, ArrayError> {
         let stream = Stream::new(pool.device())?;
         Self::with_stream(pool, &stream)
     }
 
-    /// The pool's device, with a stream that exists.
+    /// Creates a `Gpu` on a pool and an existing stream.
     ///
     /// # Errors
     ///
-    /// [`ArrayError::WrongDevice`], when the stream is another device's.
+    /// [`ArrayError::WrongDevice`] if the stream is on another device than the pool.
     pub fn with_stream(pool: &Pool, stream: &Stream) -> Result<Self, ArrayError> {
         check_device(pool.device(), stream.device())?;
         let library = Arc::new(Library::new(pool.device()));
         Ok(Self(Arc::new(Inner { library, pool: pool.clone(), stream: stream.clone() })))
     }
 
-    /// Device 0 of the driver that `GPUMEM_DRIVER` names, with a pool set up by the environment. `GPUMEM_DRIVER=sim` needs
-    /// the feature `sim`.
+    /// Creates a `Gpu` on device 0 of the driver that `GPUMEM_DRIVER` names, with a pool that the environment configures.
+    /// `GPUMEM_DRIVER=sim` requires the feature `sim`.
     ///
     /// # Errors
     ///
-    /// [`ArrayError::Pool`] without a driver or a device, and for a variable that cannot be used; with the feature `sim`,
-    /// [`ArrayError::Sim`] if the simulator does not start.
+    /// [`ArrayError::Pool`] if there is no driver or no device, or if an environment variable is unknown or invalid; with the
+    /// feature `sim`, `ArrayError::Sim` if the simulator does not start.
     pub fn from_env() -> Result<Self, ArrayError> {
         #[cfg(feature = "sim")]
         let driver = gpumem_sim::from_env()?;
@@ -74,24 +75,24 @@ impl Gpu {
         Self::new(&Pool::from_env(&Device::new(&driver, 0)?)?)
     }
 
-    /// The same pool and kernels, with a new stream.
+    /// Creates a `Gpu` with the pool and kernels of this one, and a new stream.
     ///
     /// # Errors
     ///
-    /// What the driver says.
+    /// [`ArrayError::Pool`] if the stream cannot be created.
     pub fn fork(&self) -> Result<Self, ArrayError> {
         let Inner { library, pool, .. } = &*self.0;
         let stream = Stream::new(pool.device())?;
         Ok(Self(Arc::new(Inner { library: library.clone(), pool: pool.clone(), stream })))
     }
 
-    /// Where the memory comes from.
+    /// The pool that arrays are allocated from.
     #[must_use]
     pub fn pool(&self) -> &Pool {
         &self.0.pool
     }
 
-    /// Where the work is queued.
+    /// The stream that work is queued on.
     #[must_use]
     pub fn stream(&self) -> &Stream {
         &self.0.stream
@@ -107,31 +108,32 @@ impl Gpu {
     ///
     /// # Errors
     ///
-    /// What the driver says, the failure of earlier work included.
+    /// [`ArrayError::Pool`] if the wait or earlier work failed, or if the stream is retired, captures, or belongs to another thread.
     pub fn synchronize(&self) -> Result<(), ArrayError> {
         Ok(self.0.stream.synchronize()?)
     }
 
     /// Loads kernels from PTX.
     ///
-    /// The driver translates the whole text during this call, which can take a tenth of a second. On the simulator each kernel
-    /// needs a Rust twin, registered with `gpumem_sim::Sim::register`.
+    /// The driver compiles the whole text during this call, which can take a tenth of a second. On the simulator each kernel
+    /// requires a Rust twin, registered with `gpumem_sim::Sim::register`.
     ///
     /// # Errors
     ///
-    /// What the driver says of the text.
+    /// [`ArrayError::ZeroByte`] if the text contains a zero byte, [`ArrayError::Pool`] if the driver refuses the text.
     pub fn module(&self, ptx: &str) -> Result<Module, ArrayError> {
         Module::load(self.device(), ptx)
     }
 
-    /// Loads all of this crate's kernels for one element type, which otherwise happens piece by piece at their first use.
+    /// Loads all kernels of this crate for one element type. Otherwise each kernel is loaded at its first use.
     ///
-    /// The vendor's driver translates them for its device the first time on a machine, about a quarter of a second, and
-    /// keeps the result for later runs.
+    /// The vendor's driver compiles them for its device the first time on a machine, in about a quarter of a second, and
+    /// caches the result for later runs.
     ///
     /// # Errors
     ///
-    /// What the driver says.
+    /// [`ArrayError::Pool`] if the driver cannot load them; [`ArrayError::NoSuchKernel`] on the simulator without the feature
+    /// `sim`.
     pub fn preload<T: Numeric>(&self) -> Result<(), ArrayError> {
         self.library().preload(T::KIND)
     }
@@ -140,7 +142,7 @@ impl Gpu {
         &self.0.library
     }
 
-    /// Refuses what is on another device.
+    /// Returns an error unless `found` is the device of this `Gpu`.
     pub(crate) fn check(&self, found: &Device) -> Result<(), ArrayError> {
         check_device(self.device(), found)
     }
@@ -157,7 +159,7 @@ fn place(device: &Device) -> String {
     format!("{device} of the {}", device.driver().kind())
 }
 
-/// Whether both queue on the same stream.
+/// Whether both have the same stream.
 impl PartialEq for Gpu {
     fn eq(&self, other: &Self) -> bool {
         self.stream().id() == other.stream().id()

@@ -1,7 +1,7 @@
-//! [`Module`] and [`Function`]: kernels that the driver has loaded, ours and the user's.
+//! [`Module`] and [`Function`]: loaded kernels of this crate and of the user.
 //!
-//! A module is unloaded with the last of its clones and functions, after waiting for the device: a kernel that is still
-//! queued would lose its code.
+//! A module is unloaded when the last of its clones and functions is dropped. The drop waits for the device, because a queued kernel
+//! still needs its code.
 
 pub(crate) mod library;
 #[cfg(feature = "sim")]
@@ -16,7 +16,7 @@ use std::sync::Arc;
 
 /// Kernels loaded from one PTX text; see [`Gpu::module`](crate::Gpu::module). Clones share them.
 ///
-/// Dropping the last clone, when no [`Function`] of it is left either, waits for the device.
+/// Dropping the last clone and the last [`Function`] of a module waits for the device.
 #[derive(Clone)]
 pub struct Module(Arc<Loaded>);
 
@@ -25,7 +25,7 @@ struct Loaded {
     raw: Handle<CUmod_st>,
 }
 
-/// One kernel of a [`Module`], which it keeps loaded.
+/// A kernel of a [`Module`]. It keeps the module loaded.
 #[derive(Clone)]
 pub struct Function {
     module: Module,
@@ -43,11 +43,12 @@ impl Module {
         Ok(Self(Arc::new(Loaded { device: device.clone(), raw: Handle(raw) })))
     }
 
-    /// The kernel of this name.
+    /// Returns the kernel of this name.
     ///
     /// # Errors
     ///
-    /// [`ArrayError::NoSuchKernel`]; on the simulator also when no twin is registered for it.
+    /// [`ArrayError::NoSuchKernel`] if the module has no such kernel, or if no twin of it is registered on the simulator;
+    /// [`ArrayError::ZeroByte`] if the name contains a zero byte; [`ArrayError::Pool`] if a driver call fails.
     pub fn function(&self, name: &str) -> Result<Function, ArrayError> {
         let text = CString::new(name).map_err(|_| ArrayError::ZeroByte { what: "the kernel's name" })?;
         let Loaded { device, raw: module } = &*self.0;
@@ -83,12 +84,11 @@ impl Function {
 
 impl Drop for Loaded {
     fn drop(&mut self) {
-        // Without its context the module is gone already. While a capture goes on, the device can't be waited for: the module
-        // stays loaded.
+        // The end of a context unloads its modules. During a capture the device cannot be waited for, and the module stays loaded.
         let unload = || -> Result<(), PoolError> {
             let _bound = self.device.bind()?;
             self.device.synchronize_for_drop()?;
-            // A capture may have begun since; it has none of the module's kernels, and this breaks it in no mode.
+            // A capture may have begun since. It has none of the module's kernels, and with relaxed mode the unload does not break it.
             let _relaxed = self.device.relax()?;
             let _guard = self.device.driver().teardown();
             // SAFETY: the last handle is going, so that no kernel of the module can be launched any more, and everything that
@@ -112,7 +112,7 @@ impl fmt::Debug for Function {
     }
 }
 
-/// A handle of the driver's, which any thread may pass to it.
+/// A handle of the driver, which any thread may pass to it.
 struct Handle<T>(*mut T);
 
 impl<T> Clone for Handle<T> {

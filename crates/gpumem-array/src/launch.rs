@@ -1,4 +1,4 @@
-//! [`Launch`]: the arguments of one launch of a user's kernel, checked and tracked like our own operations.
+//! [`Launch`]: the arguments of one launch of a user's kernel, checked and tracked like the operations of this crate.
 
 use crate::array::{AsView, AsViewMut, UninitArray};
 use crate::element::Element;
@@ -9,21 +9,21 @@ use crate::storage::{Access, Storage, queue};
 use core::ffi::c_void;
 use ndarray::Dimension;
 
-/// How many threads a kernel runs on: a grid of blocks of threads.
+/// The threads of a launch: a grid of blocks of threads.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LaunchShape {
-    /// Blocks in each direction.
+    /// The number of blocks in each dimension.
     pub grid: [u32; 3],
-    /// Threads of a block in each direction.
+    /// The number of threads of a block in each dimension.
     pub block: [u32; 3],
-    /// Shared memory of a block beyond what the kernel declares.
+    /// Dynamic shared memory of a block, in addition to what the kernel declares.
     pub shared_bytes: u32,
 }
 
 impl LaunchShape {
-    /// At least one thread for each of `len` elements, in blocks of 256; no launch at all for none.
+    /// At least one thread for each of `len` elements, in blocks of 256. For `len` 0 the grid is empty and nothing is launched.
     ///
-    /// Beyond 2³¹ blocks the grid stays at that, so a kernel for such lengths has to stride by the grid.
+    /// The grid has at most 2³¹ − 1 blocks, so a kernel for longer arrays must stride by the grid.
     #[must_use]
     pub fn for_len(len: usize) -> Self {
         let blocks = len.div_ceil(Self::THREADS as usize).min(GRID_MAX[0] as usize);
@@ -34,13 +34,13 @@ impl LaunchShape {
 
     fn check(&self) -> Result<(), ArrayError> {
         let reason = if self.block.contains(&0) {
-            "a block has at least one thread in each direction"
+            "a block needs at least one thread in each dimension"
         } else if self.block.iter().zip(BLOCK_MAX).any(|(count, max)| *count > max) {
-            "a block has at most 1024, 1024 and 64 threads in the three directions"
+            "a block has at most 1024, 1024 and 64 threads in the three dimensions"
         } else if self.block.iter().product::<u32>() > BLOCK_MAX[0] {
             "a block has at most 1024 threads"
         } else if self.grid.iter().zip(GRID_MAX).any(|(count, max)| *count > max) {
-            "a grid has at most 2147483647, 65535 and 65535 blocks in the three directions"
+            "a grid has at most 2147483647, 65535 and 65535 blocks in the three dimensions"
         } else {
             return Ok(());
         };
@@ -48,7 +48,7 @@ impl LaunchShape {
     }
 }
 
-/// A launch in the making: arguments are added in the order of the kernel's parameters, then [`Launch::enqueue`].
+/// The builder of a launch. Add arguments in the order of the kernel's parameters, then call [`Launch::enqueue`].
 ///
 /// ```
 /// use gpumem_array::{Gpu, GpuArray, LaunchShape, pool::{Device, Pool}};
@@ -88,10 +88,10 @@ impl LaunchShape {
 pub struct Launch<'a> {
     function: &'a Function,
     shape: LaunchShape,
-    /// The arguments' bytes, each begun at a multiple of 8.
+    /// The bytes of the arguments, each aligned to 8.
     words: [u64; WORDS_MAX],
     words_used: usize,
-    /// Where each argument begins.
+    /// The index of the first word of each argument.
     starts: [u8; ARGUMENTS_MAX],
     count: usize,
     overflow: bool,
@@ -99,7 +99,7 @@ pub struct Launch<'a> {
 }
 
 impl Function {
-    /// Begins a launch of this kernel; arguments follow in the order of its parameters.
+    /// Starts to build a launch of this kernel. Add its arguments in the order of its parameters.
     pub fn launch(&self, shape: LaunchShape) -> Launch<'_> {
         Launch::new(self, shape)
     }
@@ -119,27 +119,27 @@ impl<'a> Launch<'a> {
         }
     }
 
-    /// The address of an array that the kernel reads: that of a view's first element.
+    /// Adds the address of an array that the kernel reads. For a view it is the address of the first element.
     pub fn read<A: AsView + ?Sized>(mut self, array: &'a A) -> Self {
         let view = array.as_view();
         self.uses.push((view.storage(), Access::Read));
         self.scalar(view.address())
     }
 
-    /// The address of an array that the kernel writes, and may read.
+    /// Adds the address of an array that the kernel writes, and may read.
     pub fn write<A: AsViewMut + ?Sized>(mut self, array: &'a mut A) -> Self {
         let view = array.as_view_mut();
         self.uses.push((view.storage(), Access::Write));
         self.scalar(view.address())
     }
 
-    /// The address of an array that the kernel writes for the first time.
+    /// Adds the address of an uninitialised array that the kernel writes.
     pub fn write_uninit<T: Element, D: Dimension>(mut self, array: &'a mut UninitArray<T, D>) -> Self {
         self.uses.push((array.storage(), Access::Write));
         self.scalar(array.address())
     }
 
-    /// A value, copied now. A struct of the user's goes this way too, once it is an [`Element`].
+    /// Adds a value, copied now. A struct can be passed if it implements [`Element`].
     pub fn scalar<T: Element>(mut self, value: T) -> Self {
         let words = size_of::<T>().div_ceil(8);
         if self.count == ARGUMENTS_MAX || self.words_used + words > WORDS_MAX {
@@ -155,20 +155,22 @@ impl<'a> Launch<'a> {
         self
     }
 
-    /// Queues the kernel on the stream of `gpu`, which waits for exactly the uses of the arrays that it must. Returns at
-    /// once. A grid with a zero in it queues nothing.
+    /// Queues the kernel on the stream of `gpu` and returns at once. The stream first waits, on the device, for conflicting uses of
+    /// the arrays on other streams. A grid with a zero dimension queues nothing.
     ///
     /// # Errors
     ///
-    /// [`ArrayError::WrongDevice`], [`ArrayError::LaunchShape`], [`ArrayError::TooManyArguments`]; [`ArrayError::Pool`] for
-    /// a stream that is retired or another thread's own; or what the driver says.
+    /// - [`ArrayError::WrongDevice`] if the kernel or an array is on another device than `gpu`.
+    /// - [`ArrayError::LaunchShape`] if the grid or block exceeds the limits of every device.
+    /// - [`ArrayError::TooManyArguments`] if the arguments exceed 32, or 512 bytes.
+    /// - [`ArrayError::Pool`] if the stream is retired or belongs to another thread, or if a driver call fails.
     ///
     /// # Safety
     ///
     /// - The arguments are those of the kernel, in number, order and type.
-    /// - The kernel touches no memory but that of its arguments, within their bounds, and writes only what was passed by
+    /// - The kernel accesses only the memory of its arguments, within their bounds, and writes only what was passed by
     ///   [`Launch::write`] or [`Launch::write_uninit`].
-    /// - What it writes are valid values of the array's element type.
+    /// - The values that it writes are valid values of the array's element type.
     pub unsafe fn enqueue(self, gpu: &Gpu) -> Result<(), ArrayError> {
         if self.overflow {
             return Err(ArrayError::TooManyArguments { limit: ARGUMENTS_MAX, limit_bytes: 8 * WORDS_MAX });
@@ -178,7 +180,7 @@ impl<'a> Launch<'a> {
         for (storage, _) in &self.uses {
             gpu.check(storage.device())?;
         }
-        // Arrays check the stream when they are ordered, and there may be none.
+        // Ordering an array checks the stream, but a launch may have no array.
         gpu.stream().is_capturing()?;
         if self.shape.grid.contains(&0) {
             return Ok(());

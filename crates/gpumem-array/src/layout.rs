@@ -1,7 +1,7 @@
-//! [`Layout`]: where the elements of a view lie: shape, strides and offset, all in elements.
+//! [`Layout`]: shape, strides and offset of a view, all in elements.
 //!
 //! Shapes are `ndarray` dimensions, and slicing follows its rules. Sizes are checked when a shape is made, so that the
-//! arithmetic on layouts can't overflow afterwards.
+//! arithmetic on layouts cannot overflow afterwards.
 
 use crate::error::ArrayError;
 use ndarray::{Axis, Dimension, Slice};
@@ -15,7 +15,7 @@ pub(crate) struct Layout<D> {
     pub(crate) offset: usize,
 }
 
-/// The order of elements that lie side by side.
+/// The order of contiguous elements.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Order {
     /// The last index moves fastest.
@@ -25,10 +25,10 @@ pub(crate) enum Order {
 }
 
 impl<D: Dimension> Layout<D> {
-    /// Elements of `size_bytes` side by side.
+    /// Contiguous elements of `size_bytes` each.
     pub(crate) fn dense(dim: D, order: Order, size_bytes: usize) -> Result<Self, ArrayError> {
         let too_many = || ArrayError::TooManyElements { shape: dim.slice().to_vec() };
-        // Zero lengths do not excuse the others: strides are products of them.
+        // Zero lengths are skipped, because strides are products of the other lengths.
         let mut lens = dim.slice().iter().copied().filter(|len| *len > 0);
         let bytes = lens.try_fold(size_bytes.max(1), usize::checked_mul);
         bytes.filter(|bytes| isize::try_from(*bytes).is_ok()).ok_or_else(too_many)?;
@@ -60,12 +60,12 @@ impl<D: Dimension> Layout<D> {
         self.strides.slice().iter().map(|stride| stride.cast_signed())
     }
 
-    /// The order of the elements if they lie side by side; one that fits both counts as by rows.
+    /// The order of the elements if they are contiguous; `Row` if both orders apply.
     pub(crate) fn order(&self) -> Option<Order> {
         [Order::Row, Order::Column].into_iter().find(|order| self.is_dense(*order))
     }
 
-    /// Whether the elements lie side by side in this order.
+    /// Whether the elements are contiguous in this order.
     pub(crate) fn is_dense(&self, order: Order) -> bool {
         let axes = self.shape().iter().copied().zip(self.strides());
         self.len() == 0
@@ -75,7 +75,7 @@ impl<D: Dimension> Layout<D> {
             }
     }
 
-    /// An order in which both lie side by side.
+    /// An order in which both are contiguous.
     pub(crate) fn common_order<E: Dimension>(&self, other: &Layout<E>) -> Option<Order> {
         [Order::Row, Order::Column].into_iter().find(|order| self.is_dense(*order) && other.is_dense(*order))
     }
@@ -92,7 +92,7 @@ impl<D: Dimension> Layout<D> {
         self
     }
 
-    /// The elements that `slice` takes of `axis`, by `ndarray`'s rules: negative ends count from the back.
+    /// The elements that `slice` takes of `axis`, by `ndarray`'s rules: negative indices count from the end.
     pub(crate) fn slice_axis(mut self, axis: Axis, slice: Slice) -> Result<Self, ArrayError> {
         let refuse = |layout: &Self| ArrayError::Slice {
             slice: format!("{slice:?}"),
@@ -117,10 +117,10 @@ impl<D: Dimension> Layout<D> {
         Ok(self)
     }
 
-    /// The same elements with another shape, read by rows.
+    /// The elements with another shape, in row-major order.
     pub(crate) fn reshaped<E: Dimension>(&self, dim: E, size_bytes: usize) -> Result<Layout<E>, ArrayError> {
         if !self.is_dense(Order::Row) {
-            return Err(self.not_contiguous("reshape", "reshape before slicing or transposing"));
+            return Err(self.not_contiguous("reshape", "reshape the array before slicing or transposing it"));
         }
         let layout = Layout::dense(dim, Order::Row, size_bytes)?;
         if layout.len() != self.len() {
@@ -128,7 +128,7 @@ impl<D: Dimension> Layout<D> {
                 operation: "reshape",
                 left: self.shape().to_vec(),
                 right: layout.shape().to_vec(),
-                expected: "both must have the same number of elements",
+                expected: "the numbers of elements must be equal",
             });
         }
         Ok(Layout { offset: self.offset, ..layout })
@@ -145,10 +145,10 @@ pub(crate) fn same_shape<D: Dimension, E: Dimension>(
         return Ok(());
     }
     let (left, right) = (left.shape().to_vec(), right.shape().to_vec());
-    Err(ArrayError::Shape { operation, left, right, expected: "both must have the same shape" })
+    Err(ArrayError::Shape { operation, left, right, expected: "the shapes must be equal" })
 }
 
-/// Start and end from the front, or nothing when they lie outside.
+/// Start and end counted from the front; `None` if one of them is outside.
 fn ends(slice: Slice, len: usize) -> Option<(usize, usize)> {
     let from_front = |index: isize| match index < 0 {
         true => len.checked_sub(index.unsigned_abs()),
@@ -159,8 +159,8 @@ fn ends(slice: Slice, len: usize) -> Option<(usize, usize)> {
     (end <= len && slice.step != 0).then_some((start, end))
 }
 
-/// Whether each axis, from the fastest to the slowest, steps over all before it. An axis of one element may step
-/// anyhow.
+/// Whether the stride of each axis, from the fastest to the slowest, is the product of the lengths before it. The stride of an
+/// axis with one element does not matter.
 fn side_by_side(axes: impl Iterator<Item = (usize, isize)>) -> bool {
     let mut expected = 1;
     for (len, stride) in axes.filter(|(len, _)| *len != 1) {

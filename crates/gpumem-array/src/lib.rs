@@ -2,8 +2,8 @@
 //!
 //! A [`Gpu`] is a pool, a stream and the kernels of this crate. A [`GpuArray<T, D>`](GpuArray) holds elements on it,
 //! with the shapes and slicing of [`ndarray`]. Operations are queued and return at once; only uploads, downloads and
-//! [`Gpu::synchronize`] wait. Nobody writes a synchronisation: each array knows the stream that wrote it last and the
-//! streams that read it since, and a stream that comes to it waits, on the device, for those alone.
+//! [`Gpu::synchronize`] wait. Programs need no explicit synchronisation: each array records the stream of its last write and the
+//! streams that have read it since, and another stream that uses the array waits for exactly those, on the device.
 //!
 //! The rooms of the sources, each of which imports only rooms above it:
 //!
@@ -38,7 +38,8 @@
 //! # Features
 //!
 //! `backend-caching` and `backend-native` (both default) choose the backends of the pool. `sim` (not default) has the kernels of this
-//! crate as Rust functions, for arrays on the simulator of `gpumem-sim`.
+//! crate as Rust functions, for arrays on the simulator of `gpumem-sim`. Without it, operations that launch a kernel fail there with
+//! [`ArrayError::NoSuchKernel`].
 
 #![cfg_attr(docsrs, feature(doc_cfg))]
 #![deny(unsafe_code)]

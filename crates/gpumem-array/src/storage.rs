@@ -1,17 +1,15 @@
-//! [`Storage`]: the memory of one array, and who has to wait for whom.
+//! [`Storage`]: the memory of one array, and the order of its uses.
 //!
-//! It knows the stream that wrote last and the streams that read since. A stream about to use the memory waits, on the
-//! device, for what it must: a reader for the writer, a writer for the writer and all readers; readers never for each
-//! other. The event that is waited for is recorded at the crossing, not at each use, so a program with one stream makes
-//! no call to the driver here.
+//! A storage records the stream of the last write and the streams that have read since. Before another stream uses the memory,
+//! it waits on the device: a reader for the writer, a writer for the writer and all readers; readers never wait for each other.
+//! The event that a stream waits for is recorded when another stream needs it, not at each use, so a program with one stream
+//! makes no driver call here.
 //!
-//! Why it is enough that the event comes late: it covers whatever its stream holds by then, and a use that this crate
-//! has queued is held by then. Two uses of which one writes can't be queued at the same time, since writing borrows the
-//! array exclusively.
+//! The late event is sufficient: it covers everything that its stream holds by then, which includes every use that this crate has
+//! queued. Two uses of which one writes cannot be queued at the same time, because a write borrows the array exclusively.
 //!
-//! A capture that another thread begins is another matter: it may come between the waits and the work. So the work is queued in
-//! a call that keeps captures of the stream from beginning and ending ([`queue`]), and there the stream is asked whether the
-//! work becomes part of a graph, which then keeps the memory.
+//! Another thread may begin a capture between the waits and the work. So [`queue`] queues the work in a call during which no
+//! capture of the stream begins or ends. There it checks whether the work becomes part of a graph, which then keeps the memory.
 
 use crate::error::ArrayError;
 use crate::gpu::Gpu;
@@ -20,18 +18,18 @@ use gpumem_pool::sys::types::CUstream;
 use gpumem_pool::{Block, Device, PoolError, Stream};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-/// What work is about to do with memory.
+/// How work uses memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Access {
     Read,
-    /// Writing, and reading if it likes.
+    /// Writes, and possibly reads.
     Write,
 }
 
 /// A block and its uses so far.
 pub(crate) struct Storage {
     block: Block,
-    /// Where the block was allocated, on whose order the memory exists at all.
+    /// The stream that the block was allocated on: in its order the memory exists.
     owner_stream: Stream,
     track: Mutex<Track>,
 }
@@ -58,8 +56,8 @@ impl Storage {
         self.block.device()
     }
 
-    /// Makes `stream` wait for what `access` needs, and notes the use. To be called before the work is queued ([`queue`]), while
-    /// the array is borrowed: shared for reading, exclusively for writing.
+    /// Makes `stream` wait for the uses that `access` conflicts with, and records the use. Call it before the work is queued
+    /// ([`queue`]), while the array is borrowed: shared for reading, exclusively for writing.
     pub(crate) fn order(&self, stream: &Stream, access: Access) -> Result<(), PoolError> {
         if self.block.size_bytes() == 0 {
             return Ok(());
@@ -87,7 +85,7 @@ impl Storage {
         if writer == stream && track.readers.is_empty() {
             return Ok(());
         }
-        // The writer may have read since it wrote, without being listed: it is waited for even by a listed reader.
+        // The writer may have read since its write, without being in the list, so a listed reader waits for it too.
         for other in track.readers.iter().chain([writer]).filter(|other| *other != stream) {
             stream.wait_for(other)?;
         }
@@ -102,8 +100,8 @@ impl Storage {
     }
 }
 
-/// Has `work` queue work on the stream of `gpu` that uses the memory of `uses` and no other. The stream has been ordered for it
-/// ([`Storage::order`]), and belongs to no capture that `uses` are not kept for. `work` calls the driver and nothing else.
+/// Calls `work`, which queues work on the stream of `gpu`. The work uses only the memory of `uses`, and the stream has been ordered
+/// for it ([`Storage::order`]). If the stream captures, the graph keeps the memory of `uses`. `work` only calls the driver.
 pub(crate) fn queue<'a>(
     gpu: &Gpu,
     uses: impl IntoIterator<Item = &'a Storage>,
@@ -112,9 +110,9 @@ pub(crate) fn queue<'a>(
     let stream = gpu.stream();
     let _bound = gpu.device().bind()?;
     let queued = stream.queue_work(|raw| {
-        // Here: before the call, another thread could still begin a capture.
+        // Checked inside of the call: before it, another thread could still begin a capture.
         if stream.is_capturing()? {
-            // The graph keeps the memory, also where no wait was needed.
+            // The graph keeps the memory, even if no wait was needed.
             uses.into_iter().for_each(|storage| storage.block.record_use(stream));
         }
         work(raw).map_err(PoolError::from)

@@ -141,7 +141,7 @@ fn what_does_not_fit_is_refused() {
 }
 
 #[test]
-#[should_panic(expected = "add: shapes [2] and [3] do not fit")]
+#[should_panic(expected = "add: incompatible shapes [2] and [3]")]
 fn operators_panic_with_the_error() {
     let gpu = gpu();
     let _ = GpuArray::from_slice(&gpu, &[1, 2]).unwrap() + GpuArray::from_slice(&gpu, &[1, 2, 3]).unwrap();

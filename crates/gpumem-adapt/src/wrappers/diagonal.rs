@@ -6,8 +6,8 @@ use core::fmt;
 
 /// A square matrix of which only the diagonal is stored, as an array of any kind.
 ///
-/// It prints as a matrix on either side; from the device, printing downloads the diagonal. Matrices of more than
-/// twelve rows are abridged, unless asked for in full (`{:#}`). `Debug` shows the storage and downloads nothing.
+/// `Display` prints a matrix, and downloads the diagonal if it is on the device. Matrices of more than twelve rows are abridged,
+/// except with `{:#}`. `Debug` shows the storage and downloads nothing.
 ///
 /// ```
 /// use gpumem_adapt::Diagonal;
@@ -21,7 +21,7 @@ pub struct Diagonal<A> {
 }
 
 impl<A> Diagonal<A> {
-    /// The matrix with this diagonal.
+    /// Creates the matrix with this diagonal.
     pub fn new(diagonal: A) -> Self {
         Self { diagonal }
     }
@@ -31,12 +31,12 @@ impl<A> Diagonal<A> {
         &self.diagonal
     }
 
-    /// The array that holds the diagonal, to be changed.
+    /// The array that holds the diagonal, mutable.
     pub fn diagonal_mut(&mut self) -> &mut A {
         &mut self.diagonal
     }
 
-    /// The array that held the diagonal.
+    /// Returns the array that holds the diagonal.
     #[must_use]
     pub fn into_diagonal(self) -> A {
         self.diagonal
@@ -44,7 +44,7 @@ impl<A> Diagonal<A> {
 }
 
 impl<A: Storage> Diagonal<A> {
-    /// Rows and columns.
+    /// The numbers of rows and columns.
     #[must_use]
     pub fn shape(&self) -> [usize; 2] {
         [self.diagonal.len(); 2]
@@ -73,8 +73,8 @@ where
                 let texts: Vec<String> = values.iter().map(|value| format!("{value:?}")).collect();
                 write!(f, ":{}", print::diagonal(&texts, f.alternate()))
             }
-            // An error from here would make `to_string` panic.
-            Err(error) => write!(f, ", which can't be shown: {error}"),
+            // Not returned as an error, which would make `to_string` panic.
+            Err(error) => write!(f, ", not shown: {error}"),
         }
     }
 }

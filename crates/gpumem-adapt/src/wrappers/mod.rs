@@ -1,4 +1,4 @@
-//! Matrices described by fewer numbers than they have: each wraps an array and keeps its type wherever that goes.
+//! Matrices that store fewer numbers than they have elements. Each wraps an array and keeps its type when the array is moved.
 
 mod diagonal;
 mod print;

@@ -1,4 +1,4 @@
-//! [`UninitArray`]: memory that nobody has written yet, and that can only be written.
+//! [`UninitArray`]: uninitialised memory, which can only be written.
 
 use crate::array::GpuArray;
 use crate::array::view::describe;
@@ -10,7 +10,7 @@ use crate::storage::Storage;
 use core::fmt;
 use ndarray::{Dimension, IntoDimension};
 
-/// An array in the making: what writes all of it turns it into a [`GpuArray`].
+/// An uninitialised array. Methods that write all of it return a [`GpuArray`].
 ///
 /// ```
 /// use gpumem_array::{Gpu, GpuArray, pool::{Device, Pool}};
@@ -22,7 +22,7 @@ use ndarray::{Dimension, IntoDimension};
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 ///
-/// It can't be read:
+/// It cannot be read:
 ///
 /// ```compile_fail,E0599
 /// # use gpumem_array::{UninitArray, ndarray::Ix1};
@@ -34,11 +34,11 @@ use ndarray::{Dimension, IntoDimension};
 pub struct UninitArray<T, D>(GpuArray<T, D>);
 
 impl<T: Element, D: Dimension> GpuArray<T, D> {
-    /// Memory that has to be written before it becomes an array.
+    /// Allocates uninitialised memory, which must be written before it becomes an array.
     ///
     /// # Errors
     ///
-    /// Out of memory, or [`ArrayError::TooManyElements`].
+    /// [`ArrayError::TooManyElements`] if the shape exceeds the address space, [`ArrayError::Pool`] if the allocation fails.
     pub fn uninit<S: IntoDimension<Dim = D>>(gpu: &Gpu, shape: S) -> Result<UninitArray<T, D>, ArrayError> {
         UninitArray::with_order(gpu, shape.into_dimension(), Order::Row)
     }
@@ -50,7 +50,7 @@ impl<T: Element, D: Dimension> UninitArray<T, D> {
         Ok(Self(GpuArray::unwritten(gpu, layout)?))
     }
 
-    /// An array of what is there.
+    /// Converts into an array without a write.
     ///
     /// # Safety
     ///
@@ -67,25 +67,25 @@ impl<T: Element, D: Dimension> UninitArray<T, D> {
         self.0.shape()
     }
 
-    /// How many elements there is room for.
+    /// The number of elements.
     #[must_use]
     pub fn len(&self) -> usize {
         self.0.len()
     }
 
-    /// Whether there is room for none.
+    /// Whether the array has no elements.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.0.is_empty()
     }
 
-    /// The device address of the first element, zero where there is none.
+    /// The device address of the first element; zero if there are no elements.
     #[must_use]
     pub fn address(&self) -> u64 {
         self.0.address()
     }
 
-    /// The memory as an array, for what writes all of it or drops it.
+    /// Converts into an array, for callers that write all of it or drop it.
     pub(crate) fn into_unwritten(self) -> GpuArray<T, D> {
         self.0
     }

@@ -1,8 +1,7 @@
-//! [`GpuView`] and [`GpuViewMut`]: all or part of an array, seen through a stream, without owning it.
+//! [`GpuView`] and [`GpuViewMut`]: all or part of an array, borrowed, on a stream.
 //!
-//! A view is an address, a shape with strides, and the [`Gpu`] that operations on it are queued on. Making one, slicing
-//! and transposing it touches nothing but these numbers. The methods of the array types that read are all here; the
-//! owner forwards to them.
+//! A view is an address, a shape with strides, and the [`Gpu`] that operations on it are queued on. Creating, slicing and transposing
+//! a view changes only these numbers. All reading methods are implemented for views; the owner forwards to them.
 
 use crate::element::Element;
 use crate::error::ArrayError;
@@ -13,7 +12,7 @@ use core::fmt;
 use core::marker::PhantomData;
 use ndarray::{Axis, Dimension, IntoDimension, Slice};
 
-/// All or part of a [`GpuArray`], to read.
+/// A view of all or part of a [`GpuArray`](crate::GpuArray).
 ///
 /// ```
 /// use gpumem_array::{Gpu, GpuArray, ndarray::{array, Axis, Slice}, pool::{Device, Pool}};
@@ -33,7 +32,7 @@ pub struct GpuView<'a, T, D> {
     element: PhantomData<T>,
 }
 
-/// All or part of a [`GpuArray`], to read and write. There is no other view of the array meanwhile.
+/// A mutable view of all or part of a [`GpuArray`](crate::GpuArray). While it exists, the array has no other view.
 ///
 /// ```compile_fail,E0502
 /// # use gpumem_array::{ArrayError, GpuArray, ndarray::Ix1};
@@ -49,19 +48,19 @@ pub struct GpuViewMut<'a, T, D> {
     unique: PhantomData<&'a mut T>,
 }
 
-/// What can be read as a [`GpuView`]: arrays and views, and references to them.
+/// Types that can be borrowed as a [`GpuView`]: arrays and views, and references to them.
 pub trait AsView {
-    /// The type of the elements.
+    /// The element type.
     type Elem: Element;
-    /// The kind of shape.
+    /// The dimension type.
     type Dim: Dimension;
-    /// A view of everything.
+    /// A view of all elements.
     fn as_view(&self) -> GpuView<'_, Self::Elem, Self::Dim>;
 }
 
-/// What can be written through a [`GpuViewMut`].
+/// Types that can be borrowed as a [`GpuViewMut`].
 pub trait AsViewMut: AsView {
-    /// A view of everything, to write.
+    /// A mutable view of all elements.
     fn as_view_mut(&mut self) -> GpuViewMut<'_, Self::Elem, Self::Dim>;
 }
 
@@ -76,37 +75,38 @@ impl<'a, T: Element, D: Dimension> GpuView<'a, T, D> {
         self.layout.shape()
     }
 
-    /// The shape as `ndarray` has it.
+    /// The shape as an `ndarray` dimension.
     #[must_use]
     pub fn raw_dim(&self) -> D {
         self.layout.dim.clone()
     }
 
-    /// How many axes there are.
+    /// The number of axes.
     #[must_use]
     pub fn ndim(&self) -> usize {
         self.shape().len()
     }
 
-    /// How many elements there are.
+    /// The number of elements.
     #[must_use]
     pub fn len(&self) -> usize {
         self.layout.len()
     }
 
-    /// Whether there are no elements.
+    /// Whether the view has no elements.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
-    /// Where operations on this view are queued, and where their results live.
+    /// The `Gpu` that operations on this view are queued on, and that their results belong to.
     #[must_use]
     pub fn gpu(&self) -> &'a Gpu {
         self.gpu
     }
 
-    /// The same elements, used through the stream of another `Gpu`, which waits on the device for what it must.
+    /// A view of these elements, used through the stream of another `Gpu`. That stream waits, on the device, for conflicting uses
+    /// on other streams.
     #[must_use]
     pub fn on<'b>(&self, gpu: &'b Gpu) -> GpuView<'b, T, D>
     where
@@ -115,42 +115,42 @@ impl<'a, T: Element, D: Dimension> GpuView<'a, T, D> {
         GpuView::new(gpu, self.storage, self.layout.clone())
     }
 
-    /// The same view for a shorter time.
+    /// Reborrows the view for a shorter lifetime.
     #[must_use]
     pub fn view(&self) -> GpuView<'_, T, D> {
         self.clone()
     }
 
-    /// The elements that `slice` takes of an axis, by `ndarray`'s rules.
+    /// A view of the elements that `slice` selects on an axis, by `ndarray`'s rules.
     ///
     /// # Errors
     ///
-    /// [`ArrayError::Slice`], when there is no such axis, the slice reaches beyond it, or its step is zero.
+    /// [`ArrayError::Slice`] if the axis does not exist, the slice exceeds it, or the step is zero.
     pub fn slice_axis(&self, axis: Axis, slice: Slice) -> Result<Self, ArrayError> {
         Ok(Self::new(self.gpu, self.storage, self.layout.clone().slice_axis(axis, slice)?))
     }
 
-    /// The axes in reverse order: of a matrix, the transpose.
+    /// A view with the axes in reverse order; for a matrix, the transpose.
     #[must_use]
     pub fn t(&self) -> Self {
         Self::new(self.gpu, self.storage, self.layout.clone().transposed())
     }
 
-    /// The same elements with another shape, read by rows.
+    /// A view of the elements with another shape, in row-major order.
     ///
     /// # Errors
     ///
-    /// [`ArrayError::Shape`] when the number of elements differs, [`ArrayError::NotContiguous`] when they do not lie
-    /// side by side by rows.
+    /// [`ArrayError::Shape`] if the number of elements differs, [`ArrayError::TooManyElements`] if the shape exceeds the address space,
+    /// [`ArrayError::NotContiguous`] if the elements are not contiguous in row-major order.
     pub fn reshape<S: IntoDimension>(&self, shape: S) -> Result<GpuView<'a, T, S::Dim>, ArrayError> {
         let layout = self.layout.reshaped(shape.into_dimension(), size_of::<T>())?;
         Ok(GpuView::new(self.gpu, self.storage, layout))
     }
 
-    /// The device address of the first element, for kernels and other libraries; zero for an array without elements.
+    /// The device address of the first element, for kernels and other libraries; zero if there are no elements.
     ///
-    /// The address says nothing of when the memory may be used: only [`Launch`](crate::Launch) and the operations of
-    /// this crate keep track.
+    /// A use through the address is not ordered with other streams: only [`Launch`](crate::Launch) and the operations of this crate
+    /// are tracked.
     #[must_use]
     pub fn address(&self) -> u64 {
         match self.storage.address() {
@@ -169,18 +169,18 @@ impl<'a, T: Element, D: Dimension> GpuView<'a, T, D> {
 }
 
 impl<'a, T: Element, D: Dimension> GpuViewMut<'a, T, D> {
-    /// `storage` is borrowed exclusively by whoever calls, for `'a`.
+    /// The caller borrows `storage` exclusively for `'a`.
     pub(crate) fn new(gpu: &'a Gpu, storage: &'a Storage, layout: Layout<D>) -> Self {
         Self { view: GpuView::new(gpu, storage, layout), unique: PhantomData }
     }
 
-    /// The same view for a shorter time.
+    /// Reborrows the view for a shorter lifetime.
     #[must_use]
     pub fn view_mut(&mut self) -> GpuViewMut<'_, T, D> {
         GpuViewMut { view: self.view.clone(), unique: PhantomData }
     }
 
-    /// The same elements, used through the stream of another `Gpu`.
+    /// A mutable view of these elements, used through the stream of another `Gpu`.
     #[must_use]
     pub fn on_mut<'b>(self, gpu: &'b Gpu) -> GpuViewMut<'b, T, D>
     where
@@ -189,9 +189,9 @@ impl<'a, T: Element, D: Dimension> GpuViewMut<'a, T, D> {
         GpuViewMut { view: self.view.on(gpu), unique: PhantomData }
     }
 
-    // Not `Deref`: a view that outlives this borrow would be a second one beside it.
+    // Not `Deref`, because a view that outlives this borrow would alias it.
 
-    /// The same elements, to read for a while.
+    /// A view of these elements, for as long as this one is borrowed.
     #[must_use]
     pub fn view(&self) -> GpuView<'_, T, D> {
         self.view.clone()
@@ -203,25 +203,25 @@ impl<'a, T: Element, D: Dimension> GpuViewMut<'a, T, D> {
         self.view.shape()
     }
 
-    /// The shape as `ndarray` has it.
+    /// The shape as an `ndarray` dimension.
     #[must_use]
     pub fn raw_dim(&self) -> D {
         self.view.raw_dim()
     }
 
-    /// How many elements there are.
+    /// The number of elements.
     #[must_use]
     pub fn len(&self) -> usize {
         self.view.len()
     }
 
-    /// Whether there are no elements.
+    /// Whether the view has no elements.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.view.is_empty()
     }
 
-    /// Where operations on this view are queued.
+    /// The `Gpu` that operations on this view are queued on.
     #[must_use]
     pub fn gpu(&self) -> &'a Gpu {
         self.view.gpu
@@ -233,11 +233,11 @@ impl<'a, T: Element, D: Dimension> GpuViewMut<'a, T, D> {
         self.view.address()
     }
 
-    /// The elements that `slice` takes of an axis, to write; see [`GpuView::slice_axis`].
+    /// A mutable view of the elements that `slice` selects on an axis; see [`GpuView::slice_axis`].
     ///
     /// # Errors
     ///
-    /// As there.
+    /// [`ArrayError::Slice`] if the axis does not exist, the slice exceeds it, or the step is zero.
     pub fn slice_axis_mut(self, axis: Axis, slice: Slice) -> Result<Self, ArrayError> {
         Ok(Self { view: self.view.slice_axis(axis, slice)?, unique: PhantomData })
     }
@@ -301,7 +301,7 @@ impl<T: Element, D: Dimension> fmt::Debug for GpuViewMut<'_, T, D> {
     }
 }
 
-/// What is known without asking the device.
+/// Prints the shape and place of a view, without access to the device.
 pub(crate) fn describe<T: Element, D: Dimension>(
     f: &mut fmt::Formatter<'_>,
     name: &str,

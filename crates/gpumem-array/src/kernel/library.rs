@@ -1,7 +1,6 @@
-//! [`Library`]: this crate's own kernels on one device, loaded when they are first used.
+//! [`Library`]: the kernels of this crate on one device, loaded at their first use.
 //!
-//! One module a family and element type, because a driver translates a whole module at once: a program pays for what it
-//! uses.
+//! Each family and element type is a module of its own, because a driver compiles a whole module at once.
 
 use crate::element::Kind;
 use crate::error::ArrayError;
@@ -128,7 +127,7 @@ impl Library {
         Ok(self.fill.get_or_init(|| function))
     }
 
-    /// The module, loaded now unless it is already. Threads that want the same one wait here for one loading.
+    /// The module, loaded if it is not yet. Threads that need a module wait while another thread loads it.
     fn family(&self, family: usize, kind: Kind) -> Result<Module, ArrayError> {
         let mut modules = self.modules.lock().unwrap_or_else(PoisonError::into_inner);
         let slot = &mut modules[kind as usize][family];
@@ -150,8 +149,8 @@ pub(crate) fn parameter<T>(value: &T) -> *mut c_void {
 ///
 /// - The stream is alive and of the function's device, whose context is current.
 /// - `parameters` point to values of the types and in the order of the kernel's parameters, alive during the call.
-/// - What the kernel does with them is sound: addresses are of live memory of the device that is large enough, and the
-///   stream has been ordered after whatever conflicts.
+/// - The kernel uses them soundly: addresses are of live memory of the device that is large enough, and the stream has been
+///   ordered after conflicting accesses.
 pub(crate) unsafe fn launch(
     function: &Function,
     stream: CUstream,

@@ -1,7 +1,7 @@
 //! Element-wise `+ - * /` of two arrays, and of an array and a number.
 //!
-//! Results live where the left operand does. An operand with one element stands for as many as the other has: that is
-//! how a sum, which stays on the device, is used without a download.
+//! Results belong to the `Gpu` of the left operand. An operand with one element is broadcast, so a sum, which stays on the device, is
+//! used without a download.
 
 use crate::array::{AsView, GpuArray, GpuView, GpuViewMut};
 use crate::element::{Element, Numeric};
@@ -13,13 +13,13 @@ use crate::ops::blocks;
 use crate::storage::{Access, Storage, queue};
 use ndarray::Dimension;
 
-/// One of the four operations: the kernels that do it.
+/// One of the four operations, with its kernels.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Operation {
     name: &'static str,
     arrays: Kernel,
     scalar_right: Kernel,
-    /// Addition and multiplication do not care which side the scalar is on.
+    /// The kernel of `scalar_right` if the operation is commutative.
     scalar_left: Kernel,
 }
 
@@ -52,12 +52,15 @@ macro_rules! methods {
     ($($operation:ident $symbol:literal: $arrays:ident $scalar:ident $left:ident $assign:ident $assign_scalar:ident;)*) => {
         impl<T: Numeric, D: Dimension> GpuView<'_, T, D> {
             $(
-                #[doc = concat!("`self ", $symbol, " other`, element by element, with an operand of one element used for all.")]
+                #[doc = concat!("`self ", $symbol, " other`, element by element. An operand with one element is broadcast.")]
                 ///
                 /// # Errors
                 ///
-                /// [`ArrayError::Shape`], [`ArrayError::NotContiguous`] unless both lie side by side in the same order,
-                /// [`ArrayError::WrongDevice`], out of memory, or what the driver says.
+                /// - [`ArrayError::Shape`] if the shapes differ and neither operand has one element.
+                /// - [`ArrayError::NotContiguous`] unless both operands are contiguous in the same order.
+                /// - [`ArrayError::WrongDevice`] if an operand is on another device.
+                /// - [`ArrayError::Pool`] if the allocation or a driver call fails.
+                /// - [`ArrayError::NoSuchKernel`] on the simulator without the feature `sim`.
                 pub fn $arrays<B: AsView<Elem = T>>(&self, other: &B) -> Result<GpuArray<T, D>, ArrayError> {
                     arrays($operation, self, &other.as_view())
                 }
@@ -66,7 +69,10 @@ macro_rules! methods {
                 ///
                 /// # Errors
                 ///
-                /// [`ArrayError::NotContiguous`] for a view with gaps, out of memory, or what the driver says.
+                /// - [`ArrayError::NotContiguous`] if the view is not contiguous.
+                /// - [`ArrayError::WrongDevice`] if the view is used through a `Gpu` on another device.
+                /// - [`ArrayError::Pool`] if the allocation or a driver call fails.
+                /// - [`ArrayError::NoSuchKernel`] on the simulator without the feature `sim`.
                 pub fn $scalar(&self, value: T) -> Result<GpuArray<T, D>, ArrayError> {
                     scalar($operation, Side::Right, self, value)
                 }
@@ -75,7 +81,10 @@ macro_rules! methods {
                 ///
                 /// # Errors
                 ///
-                /// [`ArrayError::NotContiguous`] for a view with gaps, out of memory, or what the driver says.
+                /// - [`ArrayError::NotContiguous`] if the view is not contiguous.
+                /// - [`ArrayError::WrongDevice`] if the view is used through a `Gpu` on another device.
+                /// - [`ArrayError::Pool`] if the allocation or a driver call fails.
+                /// - [`ArrayError::NoSuchKernel`] on the simulator without the feature `sim`.
                 pub fn $left(&self, value: T) -> Result<GpuArray<T, D>, ArrayError> {
                     scalar($operation, Side::Left, self, value)
                 }
@@ -84,12 +93,15 @@ macro_rules! methods {
 
         impl<T: Numeric, D: Dimension> GpuViewMut<'_, T, D> {
             $(
-                #[doc = concat!("`self ", $symbol, "= other`, element by element, with an `other` of one element used for all.")]
+                #[doc = concat!("`self ", $symbol, "= other`, element by element. An `other` with one element is broadcast.")]
                 ///
                 /// # Errors
                 ///
-                /// [`ArrayError::Shape`], [`ArrayError::NotContiguous`] unless both lie side by side in the same order,
-                /// [`ArrayError::WrongDevice`], or what the driver says.
+                /// - [`ArrayError::Shape`] if the shapes differ and `other` has more than one element.
+                /// - [`ArrayError::NotContiguous`] unless both operands are contiguous in the same order.
+                /// - [`ArrayError::WrongDevice`] if an operand is on another device.
+                /// - [`ArrayError::Pool`] if a driver call fails.
+                /// - [`ArrayError::NoSuchKernel`] on the simulator without the feature `sim`.
                 pub fn $assign<B: AsView<Elem = T>>(&mut self, other: &B) -> Result<(), ArrayError> {
                     arrays_in_place($operation, self, &other.as_view())
                 }
@@ -98,7 +110,10 @@ macro_rules! methods {
                 ///
                 /// # Errors
                 ///
-                /// [`ArrayError::NotContiguous`] for a view with gaps, or what the driver says.
+                /// - [`ArrayError::NotContiguous`] if the view is not contiguous.
+                /// - [`ArrayError::WrongDevice`] if the view is used through a `Gpu` on another device.
+                /// - [`ArrayError::Pool`] if a driver call fails.
+                /// - [`ArrayError::NoSuchKernel`] on the simulator without the feature `sim`.
                 pub fn $assign_scalar(&mut self, value: T) -> Result<(), ArrayError> {
                     scalar_in_place($operation, Side::Right, self, value)
                 }
@@ -111,7 +126,8 @@ macro_rules! methods {
                 ///
                 /// # Errors
                 ///
-                /// As there.
+                /// [`ArrayError::Shape`], [`ArrayError::NotContiguous`], [`ArrayError::WrongDevice`], [`ArrayError::Pool`], [`ArrayError::NoSuchKernel`];
+                #[doc = concat!("see [`GpuView::", stringify!($arrays), "`].")]
                 pub fn $arrays<B: AsView<Elem = T>>(&self, other: &B) -> Result<GpuArray<T, D>, ArrayError> {
                     self.view().$arrays(other)
                 }
@@ -120,7 +136,8 @@ macro_rules! methods {
                 ///
                 /// # Errors
                 ///
-                /// As there.
+                /// [`ArrayError::Pool`], [`ArrayError::NoSuchKernel`];
+                #[doc = concat!("see [`GpuView::", stringify!($scalar), "`].")]
                 pub fn $scalar(&self, value: T) -> Result<GpuArray<T, D>, ArrayError> {
                     self.view().$scalar(value)
                 }
@@ -129,7 +146,8 @@ macro_rules! methods {
                 ///
                 /// # Errors
                 ///
-                /// As there.
+                /// [`ArrayError::Pool`], [`ArrayError::NoSuchKernel`];
+                #[doc = concat!("see [`GpuView::", stringify!($left), "`].")]
                 pub fn $left(&self, value: T) -> Result<GpuArray<T, D>, ArrayError> {
                     self.view().$left(value)
                 }
@@ -138,7 +156,8 @@ macro_rules! methods {
                 ///
                 /// # Errors
                 ///
-                /// As there.
+                /// [`ArrayError::Shape`], [`ArrayError::NotContiguous`], [`ArrayError::WrongDevice`], [`ArrayError::Pool`], [`ArrayError::NoSuchKernel`];
+                #[doc = concat!("see [`GpuViewMut::", stringify!($assign), "`].")]
                 pub fn $assign<B: AsView<Elem = T>>(&mut self, other: &B) -> Result<(), ArrayError> {
                     self.view_mut().$assign(other)
                 }
@@ -147,7 +166,8 @@ macro_rules! methods {
                 ///
                 /// # Errors
                 ///
-                /// As there.
+                /// [`ArrayError::Pool`], [`ArrayError::NoSuchKernel`];
+                #[doc = concat!("see [`GpuViewMut::", stringify!($assign_scalar), "`].")]
                 pub fn $assign_scalar(&mut self, value: T) -> Result<(), ArrayError> {
                     self.view_mut().$assign_scalar(value)
                 }
@@ -163,7 +183,7 @@ methods! {
     DIV "/": try_div try_div_scalar try_scalar_div try_div_assign try_div_assign_scalar;
 }
 
-/// Which side of an operation the scalar is on.
+/// The side of an operation that the scalar is on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Side {
     Left,
@@ -200,7 +220,12 @@ pub(crate) fn arrays_in_place<T: Numeric, D: Dimension, E: Dimension>(
 ) -> Result<(), ArrayError> {
     let (dim, _) = fit(operation, &target.view(), right)?;
     if dim != target.raw_dim() {
-        return Err(misfit(operation, target.shape(), right.shape(), "the left side can't grow"));
+        return Err(misfit(
+            operation,
+            target.shape(),
+            right.shape(),
+            "an operation in place keeps the shape of the left operand",
+        ));
     }
     let gpu = target.gpu();
     gpu.check(target.storage().device())?;
@@ -232,7 +257,7 @@ fn scalar<T: Numeric, D: Dimension>(
     }
     array.storage().order(gpu.stream(), Access::Read)?;
     let (uses, addresses) = ([array.storage(), result.storage()], [result.address(), array.address()]);
-    // SAFETY: both lie side by side with as many elements, alive on this device and named, and the stream has been ordered.
+    // SAFETY: both are contiguous with as many elements, alive on this device and named, and the stream has been ordered.
     unsafe { launch_scalar(gpu, uses, (operation, side), addresses, value, result.len())? };
     Ok(result)
 }
@@ -253,7 +278,7 @@ pub(crate) fn scalar_in_place<T: Numeric, D: Dimension>(
     }
     target.storage().order(gpu.stream(), Access::Write)?;
     let (uses, address) = ([target.storage(), target.storage()], target.address());
-    // SAFETY: the target lies side by side, alive on this device and named, and the stream has been ordered; each of its elements
+    // SAFETY: the target is contiguous, alive on this device and named, and the stream has been ordered; each of its elements
     // is read and then written by one thread.
     unsafe { launch_scalar(gpu, uses, (operation, side), [address, address], value, target.len()) }
 }
@@ -278,7 +303,7 @@ fn fit<T: Element, D: Dimension, E: Dimension>(
         dim.slice_mut().copy_from_slice(right.shape());
         return Ok((dim, dense(right.layout().order())?));
     }
-    let expected = "both must have the same shape, or one of them one element";
+    let expected = "the shapes must be equal, or one operand must have one element";
     Err(misfit(operation, left.shape(), right.shape(), expected))
 }
 
@@ -287,10 +312,10 @@ fn misfit(operation: Operation, left: &[usize], right: &[usize], expected: &'sta
 }
 
 fn gaps<D: Dimension>(operation: Operation, layout: &Layout<D>) -> ArrayError {
-    layout.not_contiguous(operation.name, "give both operands whole rows in the same order of axes")
+    layout.not_contiguous(operation.name, "use whole rows of both operands, in the same order of axes")
 }
 
-/// Where a kernel finds an operand: an element a step, or the same one with a step of zero.
+/// The address and step of an operand. With a step of zero its only element is broadcast.
 struct Operand {
     address: u64,
     step: u32,
@@ -352,7 +377,7 @@ unsafe fn launch_scalar<T: Numeric>(
     queue(gpu, uses, |stream| unsafe { launch(function, stream, shape::<T>(len), &mut parameters) })
 }
 
-/// A thread for each 16 bytes.
+/// One thread for each 16 bytes.
 fn shape<T>(len: usize) -> ([u32; 3], [u32; 3], u32) {
     ([blocks(len * size_of::<T>(), 16 * 256), 1, 1], [256, 1, 1], 0)
 }

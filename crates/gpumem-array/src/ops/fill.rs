@@ -1,4 +1,4 @@
-//! Setting every element to one value.
+//! Sets every element to one value.
 //!
 //! The driver's own memset takes values of 1, 2 and 4 bytes; a kernel takes those of 8.
 
@@ -13,42 +13,45 @@ use crate::storage::{Access, queue};
 use ndarray::{Dimension, IntoDimension};
 
 impl<T: Element, D: Dimension> GpuArray<T, D> {
-    /// All bytes zero: the number zero, or `false`.
+    /// Creates an array with all bytes zero: the number zero, or `false`.
     ///
     /// # Errors
     ///
-    /// Out of memory, [`ArrayError::TooManyElements`], or what the driver says.
+    /// [`ArrayError::TooManyElements`] if the shape exceeds the address space, [`ArrayError::Pool`] if the allocation or a driver call
+    /// fails.
     pub fn zeros<S: IntoDimension<Dim = D>>(gpu: &Gpu, shape: S) -> Result<Self, ArrayError> {
         let mut array = Self::uninit(gpu, shape)?.into_unwritten();
         array.view_mut().zero()?;
         Ok(array)
     }
 
-    /// Every element the same.
+    /// Creates an array with every element set to `value`.
     ///
     /// # Errors
     ///
-    /// As [`GpuArray::zeros`].
+    /// [`ArrayError::TooManyElements`] if the shape exceeds the address space; [`ArrayError::Pool`] if the allocation or a driver call
+    /// fails; for elements of 8 bytes [`ArrayError::NoSuchKernel`] on the simulator without the feature `sim`.
     pub fn from_elem<S: IntoDimension<Dim = D>>(gpu: &Gpu, shape: S, value: T) -> Result<Self, ArrayError> {
         Self::uninit(gpu, shape)?.fill(value)
     }
 
-    /// Sets every element; see [`GpuViewMut::fill`].
+    /// Sets every element to `value`; see [`GpuViewMut::fill`].
     ///
     /// # Errors
     ///
-    /// As there.
+    /// [`ArrayError::Pool`] if a driver call fails; for elements of 8 bytes [`ArrayError::NoSuchKernel`] on the simulator without the feature `sim`.
     pub fn fill(&mut self, value: T) -> Result<(), ArrayError> {
         self.view_mut().fill(value)
     }
 }
 
 impl<T: Element, D: Dimension> UninitArray<T, D> {
-    /// Every element the same.
+    /// Sets every element to `value`.
     ///
     /// # Errors
     ///
-    /// What the driver says; the memory is freed then.
+    /// [`ArrayError::Pool`] if a driver call fails; for elements of 8 bytes [`ArrayError::NoSuchKernel`] on the simulator without the feature `sim`. On an
+    /// error the memory is freed.
     pub fn fill(self, value: T) -> Result<GpuArray<T, D>, ArrayError> {
         let mut array = self.into_unwritten();
         array.view_mut().fill(value)?;
@@ -57,13 +60,16 @@ impl<T: Element, D: Dimension> UninitArray<T, D> {
 }
 
 impl<T: Element, D: Dimension> GpuViewMut<'_, T, D> {
-    /// Sets every element.
+    /// Sets every element to `value`.
     ///
-    /// Elements of 1, 2, 4 and 8 bytes are set on the device; others are made on the host and uploaded.
+    /// Elements of 1, 2, 4 and 8 bytes are set on the device; others are uploaded from the host.
     ///
     /// # Errors
     ///
-    /// [`ArrayError::NotContiguous`] for a view with gaps, or what the driver says.
+    /// - [`ArrayError::NotContiguous`] if the view is not contiguous.
+    /// - [`ArrayError::WrongDevice`] if the view is used through a `Gpu` on another device.
+    /// - [`ArrayError::Pool`] if a driver call fails, or if elements are uploaded while the stream captures.
+    /// - For elements of 8 bytes [`ArrayError::NoSuchKernel`] on the simulator without the feature `sim`.
     pub fn fill(&mut self, value: T) -> Result<(), ArrayError> {
         // SAFETY: an element has no padding, so each of its bytes is initialised.
         let bytes = unsafe { core::slice::from_raw_parts((&raw const value).cast::<u8>(), size_of::<T>()) };
@@ -85,7 +91,7 @@ impl<T: Element, D: Dimension> GpuViewMut<'_, T, D> {
     /// Sets the first `count` patterns, which lie within the view.
     fn set(&mut self, pattern: Pattern, count: usize) -> Result<(), ArrayError> {
         if self.layout().order().is_none() {
-            return Err(self.layout().not_contiguous("fill", "fill whole rows: slices of the first axis"));
+            return Err(self.layout().not_contiguous("fill", "fill whole rows (slices of the first axis)"));
         }
         let gpu = self.gpu();
         gpu.check(self.storage().device())?;

@@ -1,7 +1,7 @@
-//! `+ - * /` and their assigning forms. They panic where the `try_…` methods of the arrays give an error.
+//! `+ - * /` and their assigning forms. They panic where the `try_…` methods of the arrays return an error.
 //!
-//! The left operand is an array or view by reference, which makes a new array, or an array by value, which is
-//! overwritten where its shape allows. The right one is an array, a view or a number. A number on the left works too.
+//! The left operand is an array by reference or a view, and the result a new array; or an array by value, which is overwritten if the
+//! result has its shape. The right operand is an array, a view or a number. A number can also be the left operand.
 
 use crate::array::{AsView, GpuArray, GpuView, GpuViewMut};
 use crate::element::Numeric;
@@ -10,7 +10,7 @@ use crate::ops::arithmetic::{ADD, DIV, MUL, Operation, SUB, Side, arrays_in_plac
 use core::ops::{Add, AddAssign, Div, DivAssign, Mul, MulAssign, Sub, SubAssign};
 use ndarray::Dimension;
 
-/// Overwrites an owned left operand, or makes a new array when the right one is larger.
+/// Overwrites an owned left operand, or creates a new array if the right one is larger.
 fn owned<T: Numeric, D: Dimension, B: AsView<Elem = T>>(
     operation: Operation,
     mut left: GpuArray<T, D>,
@@ -30,7 +30,7 @@ macro_rules! binary {
         $(
             /// # Panics
             ///
-            #[doc = concat!("Where `", stringify!($try), "` would return an error.")]
+            #[doc = concat!("If `", stringify!($try), "` returns an error.")]
             impl<T: Numeric, D: Dimension, E: Dimension> $trait<$right> for &GpuArray<T, D> {
                 type Output = GpuArray<T, D>;
                 #[track_caller]
@@ -41,7 +41,7 @@ macro_rules! binary {
 
             /// # Panics
             ///
-            #[doc = concat!("Where `", stringify!($try), "` would return an error.")]
+            #[doc = concat!("If `", stringify!($try), "` returns an error.")]
             impl<T: Numeric, D: Dimension, E: Dimension> $trait<$right> for GpuView<'_, T, D> {
                 type Output = GpuArray<T, D>;
                 #[track_caller]
@@ -52,7 +52,7 @@ macro_rules! binary {
 
             /// # Panics
             ///
-            #[doc = concat!("Where `", stringify!($try), "` would return an error.")]
+            #[doc = concat!("If `", stringify!($try), "` returns an error.")]
             impl<T: Numeric, D: Dimension, E: Dimension> $trait<$right> for GpuArray<T, D> {
                 type Output = GpuArray<T, D>;
                 #[track_caller]
@@ -70,7 +70,7 @@ macro_rules! assign {
         $(
             /// # Panics
             ///
-            #[doc = concat!("Where `", stringify!($try), "` would return an error.")]
+            #[doc = concat!("If `", stringify!($try), "` returns an error.")]
             impl<T: Numeric, D: Dimension, E: Dimension> $trait<$right> for GpuArray<T, D> {
                 #[track_caller]
                 fn $method(&mut self, right: $right) {
@@ -80,7 +80,7 @@ macro_rules! assign {
 
             /// # Panics
             ///
-            #[doc = concat!("Where `", stringify!($try), "` would return an error.")]
+            #[doc = concat!("If `", stringify!($try), "` returns an error.")]
             impl<T: Numeric, D: Dimension, E: Dimension> $trait<$right> for GpuViewMut<'_, T, D> {
                 #[track_caller]
                 fn $method(&mut self, right: $right) {
@@ -95,7 +95,7 @@ macro_rules! scalar_right {
     ($trait:ident $method:ident $try:ident $operation:ident, $assign_trait:ident $assign:ident $try_assign:ident) => {
         /// # Panics
         ///
-        #[doc = concat!("Where `", stringify!($try), "` would return an error.")]
+        #[doc = concat!("If `", stringify!($try), "` returns an error.")]
         impl<T: Numeric, D: Dimension> $trait<T> for &GpuArray<T, D> {
             type Output = GpuArray<T, D>;
             #[track_caller]
@@ -106,7 +106,7 @@ macro_rules! scalar_right {
 
         /// # Panics
         ///
-        #[doc = concat!("Where `", stringify!($try), "` would return an error.")]
+        #[doc = concat!("If `", stringify!($try), "` returns an error.")]
         impl<T: Numeric, D: Dimension> $trait<T> for GpuView<'_, T, D> {
             type Output = GpuArray<T, D>;
             #[track_caller]
@@ -117,7 +117,7 @@ macro_rules! scalar_right {
 
         /// # Panics
         ///
-        #[doc = concat!("Where `", stringify!($try), "` would return an error.")]
+        #[doc = concat!("If `", stringify!($try), "` returns an error.")]
         impl<T: Numeric, D: Dimension> $trait<T> for GpuArray<T, D> {
             type Output = GpuArray<T, D>;
             #[track_caller]
@@ -130,7 +130,7 @@ macro_rules! scalar_right {
 
         /// # Panics
         ///
-        #[doc = concat!("Where `", stringify!($try_assign), "` would return an error.")]
+        #[doc = concat!("If `", stringify!($try_assign), "` returns an error.")]
         impl<T: Numeric, D: Dimension> $assign_trait<T> for GpuArray<T, D> {
             #[track_caller]
             fn $assign(&mut self, right: T) {
@@ -140,7 +140,7 @@ macro_rules! scalar_right {
 
         /// # Panics
         ///
-        #[doc = concat!("Where `", stringify!($try_assign), "` would return an error.")]
+        #[doc = concat!("If `", stringify!($try_assign), "` returns an error.")]
         impl<T: Numeric, D: Dimension> $assign_trait<T> for GpuViewMut<'_, T, D> {
             #[track_caller]
             fn $assign(&mut self, right: T) {
@@ -155,7 +155,7 @@ macro_rules! scalar_left {
         $(
             /// # Panics
             ///
-            #[doc = concat!("Where `", stringify!($try), "` would return an error.")]
+            #[doc = concat!("If `", stringify!($try), "` returns an error.")]
             impl<D: Dimension> $trait<&GpuArray<$number, D>> for $number {
                 type Output = GpuArray<$number, D>;
                 #[track_caller]
@@ -166,7 +166,7 @@ macro_rules! scalar_left {
 
             /// # Panics
             ///
-            #[doc = concat!("Where `", stringify!($try), "` would return an error.")]
+            #[doc = concat!("If `", stringify!($try), "` returns an error.")]
             impl<D: Dimension> $trait<GpuView<'_, $number, D>> for $number {
                 type Output = GpuArray<$number, D>;
                 #[track_caller]
@@ -177,7 +177,7 @@ macro_rules! scalar_left {
 
             /// # Panics
             ///
-            #[doc = concat!("Where `", stringify!($try), "` would return an error.")]
+            #[doc = concat!("If `", stringify!($try), "` returns an error.")]
             impl<D: Dimension> $trait<GpuArray<$number, D>> for $number {
                 type Output = GpuArray<$number, D>;
                 #[track_caller]

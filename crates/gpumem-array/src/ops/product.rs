@@ -1,7 +1,7 @@
-//! Matrix times vector, for matrices by rows and by columns.
+//! Matrix times vector, for matrices in row-major and column-major order.
 //!
-//! Some kernels sum along contiguous rows, others along columns. Where that would make too few blocks to fill a device,
-//! the sums are split into parts, which a second launch adds up.
+//! Some kernels sum along contiguous rows, others along columns. If there are too few blocks to fill a device, the sums are split
+//! into parts, which a second launch adds.
 
 use crate::array::{AsView, GpuArray, GpuView};
 use crate::element::Numeric;
@@ -16,14 +16,17 @@ use core::ffi::c_void;
 use ndarray::{Dimension, Ix1, Ix2};
 
 impl<T: Numeric> GpuView<'_, T, Ix2> {
-    /// The matrix times a vector. Both `x.dot(&w)` and `x.t().dot(&r)` read the matrix where it lies.
+    /// Multiplies the matrix by a vector. Both `x.dot(&w)` and `x.t().dot(&r)` read the matrix in place, without a copy.
     ///
     /// Floats are summed in an order that depends on the shape alone; integers wrap.
     ///
     /// # Errors
     ///
-    /// [`ArrayError::Shape`], [`ArrayError::NotContiguous`] when neither rows nor columns lie side by side or the vector
-    /// does not, [`ArrayError::WrongDevice`], out of memory, or what the driver says.
+    /// - [`ArrayError::Shape`] if the length of the vector is not the number of columns.
+    /// - [`ArrayError::NotContiguous`] if neither the rows nor the columns of the matrix are contiguous, or the vector is not.
+    /// - [`ArrayError::WrongDevice`] if `vector` is on another device.
+    /// - [`ArrayError::Pool`] if the allocation or a driver call fails.
+    /// - [`ArrayError::NoSuchKernel`] on the simulator without the feature `sim`.
     pub fn dot<B: AsView<Elem = T, Dim = Ix1>>(&self, vector: &B) -> Result<GpuArray<T, Ix1>, ArrayError> {
         let vector = vector.as_view();
         let (row_count, column_count) = self.raw_dim().into_pattern();
@@ -32,11 +35,11 @@ impl<T: Numeric> GpuView<'_, T, Ix2> {
                 operation: "dot",
                 left: self.shape().to_vec(),
                 right: vector.shape().to_vec(),
-                expected: "the vector must be as long as the matrix has columns",
+                expected: "the length of the vector must equal the number of columns",
             });
         }
         if !vector.layout().is_dense(Order::Row) {
-            return Err(vector.layout().not_contiguous("dot", "take a slice of the vector with step 1"));
+            return Err(vector.layout().not_contiguous("dot", "use a slice of the vector with step 1"));
         }
         let gpu = self.gpu();
         gpu.check(self.storage().device())?;
@@ -49,7 +52,7 @@ impl<T: Numeric> GpuView<'_, T, Ix2> {
         vector.storage().order(gpu.stream(), Access::Read)?;
         let (x, v) = (self.address(), vector.address());
         let uses = [self.storage(), vector.storage()];
-        // SAFETY: `path` describes where the matrix lies in live memory of this device, the vector lies side by side and
+        // SAFETY: `path` describes where the matrix lies in live memory of this device, the vector is contiguous and
         // has a factor for each column of the view; both are named, and the stream has been ordered to read them.
         unsafe {
             match path {
@@ -64,24 +67,25 @@ impl<T: Numeric> GpuView<'_, T, Ix2> {
 }
 
 impl<T: Numeric> GpuArray<T, Ix2> {
-    /// The matrix times a vector; see [`GpuView::dot`].
+    /// Multiplies the matrix by a vector; see [`GpuView::dot`].
     ///
     /// # Errors
     ///
-    /// As there.
+    /// [`ArrayError::Shape`], [`ArrayError::NotContiguous`], [`ArrayError::WrongDevice`], [`ArrayError::Pool`],
+    /// [`ArrayError::NoSuchKernel`]; see [`GpuView::dot`].
     pub fn dot<B: AsView<Elem = T, Dim = Ix1>>(&self, vector: &B) -> Result<GpuArray<T, Ix1>, ArrayError> {
         self.view().dot(vector)
     }
 }
 
-/// Which kernel reads a matrix where it lies. Steps are in elements.
+/// The kernel that reads a matrix in place. Steps are in elements.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Path {
     /// A single contiguous row: a dot product.
     One,
-    /// Rows lie side by side: each result is the sum along one.
+    /// Rows are contiguous: each result is the sum along one row.
     Rows { row_step: u64 },
-    /// Columns lie side by side: they are the rows of the matrix in memory.
+    /// Columns are contiguous: they are the rows of the matrix in memory.
     Columns { row_step: u64 },
 }
 
@@ -90,7 +94,7 @@ impl Path {
     fn of(layout: &Layout<Ix2>) -> Result<Self, ArrayError> {
         let (row_count, column_count) = layout.dim.into_pattern();
         let refuse =
-            || layout.not_contiguous("dot", "slice with step 1, so that rows or columns lie side by side");
+            || layout.not_contiguous("dot", "slice with step 1, so that rows or columns are contiguous");
         // The step of an axis with one element does not matter.
         let step = |(len, stride): (&usize, isize)| match len {
             1 => Ok(None),
@@ -137,7 +141,7 @@ unsafe fn along_rows<T: Numeric>(
     Ok(result)
 }
 
-/// A block a row, or several where there are few rows.
+/// One block for each row, or several if there are few rows.
 ///
 /// # Safety
 ///
@@ -223,7 +227,7 @@ unsafe fn along_columns<T: Numeric>(
     Ok(result)
 }
 
-/// Of a kernel whose parameters are all words.
+/// The parameters of a kernel that takes only words.
 fn parameters<const COUNT: usize>(words: &[u64; COUNT]) -> [*mut c_void; COUNT] {
     words.each_ref().map(parameter)
 }
@@ -244,9 +248,9 @@ fn warp_a_row(row_count: usize) -> ([u32; 3], [u32; 3], u32) {
 const ROW_LANES: u32 = 8;
 /// Threads on one row in `rows_block`.
 const WIDE: u32 = 256;
-/// From here on a whole block works on a row.
+/// Longer rows are summed by a whole block each.
 const LONG_ROW: usize = 4096;
-/// With so few rows one warp each leaves the device idle, unless the rows are short.
+/// With fewer rows, one warp for each leaves the device idle, unless the rows are short.
 const FEW_ROWS: usize = 1024;
 const SHORT_ROW: usize = 512;
 /// Eight loads of four elements for each thread.

@@ -1,4 +1,4 @@
-//! Sums of one array and dot products of two, in an order that depends on the length alone.
+//! Sums of one array and dot products of two. The order of the additions depends on the length alone.
 //!
 //! The result stays on the device, as an array without axes.
 
@@ -15,14 +15,17 @@ use gpumem_pool::sys::types::CUstream;
 use ndarray::{Dimension, Ix0, Ix1};
 
 impl<T: Numeric, D: Dimension> GpuView<'_, T, D> {
-    /// The sum of all elements, on the device; zero for none. Integers wrap.
+    /// Sums all elements, on the device. The sum of no elements is zero; integers wrap.
     ///
     /// # Errors
     ///
-    /// [`ArrayError::NotContiguous`] for a view with gaps, out of memory, or what the driver says.
+    /// - [`ArrayError::NotContiguous`] if the view is not contiguous.
+    /// - [`ArrayError::WrongDevice`] if the view is used through a `Gpu` on another device.
+    /// - [`ArrayError::Pool`] if the allocation or a driver call fails.
+    /// - [`ArrayError::NoSuchKernel`] on the simulator without the feature `sim`.
     pub fn sum(&self) -> Result<GpuArray<T, Ix0>, ArrayError> {
         if self.layout().order().is_none() {
-            return Err(self.layout().not_contiguous("sum", "sum whole rows: slices of the first axis"));
+            return Err(self.layout().not_contiguous("sum", "sum whole rows (slices of the first axis)"));
         }
         let gpu = self.gpu();
         gpu.check(self.storage().device())?;
@@ -30,35 +33,39 @@ impl<T: Numeric, D: Dimension> GpuView<'_, T, D> {
             return GpuArray::zeros(gpu, ());
         }
         self.storage().order(gpu.stream(), Access::Read)?;
-        // SAFETY: the elements lie side by side in live memory of this device, which is named, and the stream has been ordered.
+        // SAFETY: the elements are contiguous in live memory of this device, which is named, and the stream has been ordered.
         unsafe { reduce(gpu, &[self.storage()], Terms::Elements(self.address()), self.len()) }
     }
 }
 
 impl<T: Numeric, D: Dimension> GpuArray<T, D> {
-    /// The sum of all elements, on the device; see [`GpuView::sum`].
+    /// Sums all elements, on the device; see [`GpuView::sum`].
     ///
     /// # Errors
     ///
-    /// As there.
+    /// [`ArrayError::Pool`] if the allocation or a driver call fails; [`ArrayError::NoSuchKernel`] on the simulator
+    /// without the feature `sim`.
     pub fn sum(&self) -> Result<GpuArray<T, Ix0>, ArrayError> {
         self.view().sum()
     }
 }
 
 impl<T: Numeric> GpuView<'_, T, Ix1> {
-    /// The sum of the products of two vectors' elements, on the device.
+    /// Computes the dot product of two vectors, on the device.
     ///
     /// # Errors
     ///
-    /// [`ArrayError::Shape`], [`ArrayError::NotContiguous`] for a vector with gaps, [`ArrayError::WrongDevice`], out of
-    /// memory, or what the driver says.
+    /// - [`ArrayError::Shape`] if the lengths differ.
+    /// - [`ArrayError::NotContiguous`] if a vector is not contiguous.
+    /// - [`ArrayError::WrongDevice`] if `other` is on another device.
+    /// - [`ArrayError::Pool`] if the allocation or a driver call fails.
+    /// - [`ArrayError::NoSuchKernel`] on the simulator without the feature `sim`.
     pub fn dot<B: AsView<Elem = T, Dim = Ix1>>(&self, other: &B) -> Result<GpuArray<T, Ix0>, ArrayError> {
         let other = other.as_view();
         same_shape("dot", self.layout(), other.layout())?;
         for view in [self, &other] {
             if !view.layout().is_dense(Order::Row) {
-                return Err(view.layout().not_contiguous("dot", "take a slice with step 1"));
+                return Err(view.layout().not_contiguous("dot", "use a slice with step 1"));
             }
         }
         let gpu = self.gpu();
@@ -71,30 +78,31 @@ impl<T: Numeric> GpuView<'_, T, Ix1> {
         other.storage().order(gpu.stream(), Access::Read)?;
         let (uses, terms) =
             ([self.storage(), other.storage()], Terms::Products(self.address(), other.address()));
-        // SAFETY: both vectors lie side by side in live memory of this device, which is named, and the stream has been ordered.
+        // SAFETY: both vectors are contiguous in live memory of this device, which is named, and the stream has been ordered.
         unsafe { reduce(gpu, &uses, terms, self.len()) }
     }
 }
 
 impl<T: Numeric> GpuArray<T, Ix1> {
-    /// The sum of the products of two vectors' elements, on the device; see [`GpuView::dot`].
+    /// Computes the dot product of two vectors, on the device; see [`GpuView::dot`].
     ///
     /// # Errors
     ///
-    /// As there.
+    /// [`ArrayError::Shape`], [`ArrayError::NotContiguous`], [`ArrayError::WrongDevice`], [`ArrayError::Pool`],
+    /// [`ArrayError::NoSuchKernel`]; see [`GpuView::dot`].
     pub fn dot<B: AsView<Elem = T, Dim = Ix1>>(&self, other: &B) -> Result<GpuArray<T, Ix0>, ArrayError> {
         self.view().dot(other)
     }
 }
 
-/// What is added up: addresses of as many elements each.
+/// The terms of a sum: addresses of as many elements each.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Terms {
     Elements(u64),
     Products(u64, u64),
 }
 
-/// One launch for what a block does quickly, else one that leaves a sum for each block and one over those.
+/// One launch if one block is fast enough; otherwise a launch that computes a sum for each block, and another that adds those.
 ///
 /// # Safety
 ///
@@ -160,7 +168,7 @@ unsafe fn reduce_once(
     }
 }
 
-/// The kernels are compiled for this many.
+/// The block size that the kernels are compiled for.
 const THREADS: u32 = 256;
 /// Up to here a second launch costs more than it saves.
 const ONE_BLOCK_MAX: usize = 32 << 10;
