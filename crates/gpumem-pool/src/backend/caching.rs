@@ -1,23 +1,15 @@
-//! `caching`: our own heap over the driver's virtual memory, behind magazines that a thread has to itself.
+//! The backend `caching`: thread caches and a heap (`gpumem-heap`) over the driver's virtual memory, or over plain segments.
 //!
-//! A block of up to 1 MiB comes from the calling thread's magazine of the stream, and goes back to the freeing thread's:
-//! plain reads and writes of what nobody else touches. All else is [`CachingPool`]'s: what a magazine lacks or has no room for,
-//! larger blocks, and blocks that other streams have used.
+//! A block of up to 1 MiB comes from the calling thread's magazine for the stream, and a freed one goes to the freeing thread's:
+//! plain reads and writes of memory that no other thread touches. Every other case takes the slow path through
+//! [`CachingPool`]: a magazine that is empty or full, larger blocks, and blocks that other streams have used.
 //!
-//! | module | noun |
+//! | module | content |
 //! | --- | --- |
-//! | `shared` | front and heap of one pool, put together |
-//! | `class` | size classes of blocks up to 1 MiB |
-//! | `thread`, `set`, `magazine`, `lock`, `barrier` | what a thread keeps at hand of a stream's freed blocks; how others get at it |
-//! | `recent` | the last few larger blocks that came back |
-//! | `depot`, `budget` | batches that wander between threads; how much all of this may hold |
-//! | `front` | magazines and depot of one pool |
-//! | `heap` | all that is larger, and what the front is filled from: addresses, handles, mappings |
-//! | `ladder` | what an allocation does that found nothing at hand, rung by rung |
+//! | `caching_pool` | the thread caches and the heap of one pool, with its limits and what it gives back |
+//! | `ladder` | the slow path of an allocation, rung by rung |
 //! | `extent` | blocks that grow in place |
-//! | `vmm`, `access` | the driver's calls for physical memory; who may use it |
-//! | `gate` | the heap's lock |
-//! | `sync` | what the front needs of threads |
+//! | `vmm`, `access` | the driver's calls for physical memory; which devices may use it |
 
 mod access;
 mod caching_pool;

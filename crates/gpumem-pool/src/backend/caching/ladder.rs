@@ -1,28 +1,30 @@
-//! The ladder: what an allocation does that found nothing at hand. Cheapest first, and a fresh search after each rung.
+//! The ladder: the slow path of an allocation. The cheapest rung comes first, and each rung is followed by a new search.
 //!
-//! | rung | where the memory comes from | what it costs |
+//! | rung | where the memory comes from | cost |
 //! | --- | --- | --- |
-//! | `own_magazines` | what this thread keeps at hand: for a large block, its large ones only | its next hits |
-//! | `one_handle` | for a small block, the driver, up to 2 MiB beyond the target below, if there is slack at all and other threads keep less at hand, but not nothing | memory |
-//! | `all_magazines` | what all threads keep at hand: for a large block, of large ones only | their next hits |
-//! | `completed` | other streams' frees whose marks have been passed | queries, within a budget |
-//! | `growth_to_target` | the driver, up to the most that was ever in use and the slack | a handle or a few |
-//! | `recycled` | idle memory, moved or mapped under other addresses | a mapping or a few |
-//! | `spared_magazines` | what all keep at hand for a small block, where the slack is more than they hold, or plenty is ready | their next hits |
-//! | `device_waits` | other streams' frees, behind waits that the device makes | concurrency of streams |
-//! | `growth_to_limit` | the driver, and all that is idle and fits beside it | memory |
-//! | `leftover` | for a small block, free memory between larger ones | larger blocks, later |
-//! | `host_wait` | the same frees, once the host has seen them done | the caller's time, up to the deadline |
-//! | `synchronised` | all that is free once the device is idle, or at the deadline; given back and taken anew; near a limit, also the free ends of pages that other blocks hold | everybody's time |
+//! | `own_magazines` | the blocks that this thread has cached; for a large block, its large ones only | its next hits |
+//! | `one_handle` | for a small block, one handle from the driver, up to 2 MiB beyond the target of `growth_to_target`, if the profile has slack and other threads have cached less than that, but not nothing | memory |
+//! | `all_magazines` | the blocks that all threads have cached; for a large block, large ones only | their next hits |
+//! | `completed` | blocks freed by other streams whose markers have been passed | queries, within a budget |
+//! | `growth_to_target` | the driver, up to the peak in use and the slack | one handle or a few |
+//! | `recycled` | idle memory, moved or mapped to other addresses | one mapping or a few |
+//! | `spared_magazines` | for a small block, the blocks that all threads have cached, where the slack is larger than their sum or much is ready | their next hits |
+//! | `device_waits` | blocks freed by other streams, behind waits between the streams | concurrency of streams |
+//! | `growth_to_limit` | the driver, and all idle memory that fits beside it | memory |
+//! | `leftover` | for a small block, free memory between larger blocks | larger blocks, later |
+//! | `host_wait` | the blocks of `device_waits`, once the host has waited for them | the caller's time, up to the deadline |
+//! | `synchronised` | all memory that is free once the device is idle, or at the deadline; released and reallocated; near a limit, also the free ends of pages that other blocks hold | everybody's time |
 //!
-//! Over segments nothing can be moved or mapped elsewhere: `recycled` finds only what has been there all along. For memory that
-//! the host may use, only what is complete is free: `completed` marks first what it asks about, and `device_waits` does nothing.
+//! Over segments no memory can be moved or mapped elsewhere, so `recycled` finds only what was free before. Of memory that the
+//! host may use, only blocks whose work is complete are free: `completed` records the markers that it then queries, and
+//! `device_waits` does nothing.
 //!
-//! Below the last rung others are asked for room (`state/relief`), and all of this begins anew.
+//! Below the last rung the pool asks the registered reclaim callbacks and the device's other pools for memory
+//! (`pool/state/relief`), and the ladder starts again.
 //!
-//! No rung breaks a handle up: one that is idle can be mapped as it is, beside parts of others, and of one that is partly
-//! in use the driver gives nothing back. When the driver has less left than our limit allows, another has taken it: then
-//! growth stops where the driver does, and the rungs below it make do with what there is.
+//! No rung splits a handle: an idle handle can be mapped as it is, beside parts of others, and the driver releases no part
+//! of a handle. When the driver has less memory left than the pool's limit allows, growth stops where the driver does, and
+//! the rungs below it search what the pool has.
 
 use super::caching_pool::{AllocFailure, CachingPool};
 use crate::device::{CaptureModeGuard, StreamIndex, deadline};
