@@ -1,4 +1,4 @@
-//! What every room uses: result codes, handles, the address space, free ranges, random numbers, names of functions, and the
+//! Items that all rooms use: result codes, handles, the address space, free ranges, random numbers, names of functions, and the
 //! calling thread.
 
 pub(crate) mod address;

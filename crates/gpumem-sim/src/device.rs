@@ -1,7 +1,7 @@
-//! Devices: what they say about themselves, and what they own.
+//! Devices: their attributes, and the objects that they own.
 //!
-//! A device of the simulator answers like an H200 whose memory has another size. Capabilities that the simulator
-//! does not have answer 0, so that a program takes its other way.
+//! A device of the simulator has the attributes of an H200, except its memory size. Capabilities that the simulator lacks are
+//! reported as 0, so that programs use their alternative.
 
 pub(crate) mod context;
 #[allow(unsafe_code)]
@@ -13,10 +13,10 @@ pub(crate) mod settings;
 use crate::backing::pages;
 use gpumem_sys::types::CUdevice_attribute as Attribute;
 
-/// What every device is called.
+/// The name of every device.
 pub(crate) const NAME: &str = "gpumem simulated device";
 
-/// A number that tells a device of an instance from every other.
+/// A number that identifies a device among all instances.
 pub(crate) fn uuid(instance: u64, device: usize) -> [u8; 16] {
     let mut bytes = *b"gpumem\0\0\0\0\0\0\0\0\0\0";
     bytes[6..14].copy_from_slice(&instance.to_be_bytes());

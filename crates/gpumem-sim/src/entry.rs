@@ -73,7 +73,7 @@ macro_rules! entries {
         $(
             /// # Safety
             ///
-            /// What the driver's documentation asks of the caller of this function.
+            /// The conditions that the driver's documentation states for this function.
             // Once, not once in the thunk of every slot.
             #[inline(never)]
             #[allow(non_snake_case, clippy::too_many_arguments)]

@@ -50,7 +50,7 @@ pub(crate) struct Node {
     pub(crate) told: Told,
 }
 
-/// What a node does.
+/// The operation of a node.
 #[derive(Clone)]
 pub(crate) enum Work {
     /// A kernel, a copy, a memset, a host function, or nothing but a place in the order.

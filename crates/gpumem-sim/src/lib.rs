@@ -10,7 +10,7 @@
 //! forgot to wait is wrong for some seed, and every time for that seed. A thread that waits for the device without calling
 //! the driver, for example by polling pinned memory, waits forever: work runs only inside of calls.
 //!
-//! **Misuse is refused.** What the driver can check at the call gets the driver's return code. What shows only when work runs,
+//! **Misuse is refused.** A mistake that the driver can check at the call gets the driver's return code. One that shows only when work runs,
 //! such as memory that was freed, is not yet allocated in stream order, or is too short, ends the context with a sticky
 //! error, and [`Sim::report`] names the allocation.
 //!

@@ -81,7 +81,7 @@ pub(crate) struct Machine {
     pub(crate) call_name: &'static str,
     /// The streams that have been used.
     pub(crate) stream_number: u32,
-    /// What went wrong while work ran, in words.
+    /// The texts of faults of queued work.
     pub(crate) faults: Vec<String>,
 }
 

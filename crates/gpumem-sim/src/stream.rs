@@ -45,7 +45,7 @@ pub(crate) struct Stream {
     pub(crate) happens_before: HappensBefore,
 }
 
-/// What a stream is to its context.
+/// The role of a stream in its context.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Role {
     /// The null stream, which waits for the blocking streams and they for it.

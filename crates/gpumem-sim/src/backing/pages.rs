@@ -246,10 +246,10 @@ mod linux {
 
     const PAGE_BYTES: usize = 4096;
 
-    /// What the system calls a file of the simulator's among the descriptors of a process.
+    /// The name of a file of the simulator among the descriptors of a process, as the system reports it.
     const LINK: &[u8] = b"/memfd:gpumem (deleted)";
 
-    /// What a label takes at the end of a file.
+    /// The size of a label at the end of a file.
     const LABEL_BYTES: u64 = PAGE_BYTES as u64;
 
     fn out_of_memory(_: Errno) -> gpumem_sys::types::CUresult {

@@ -9,7 +9,7 @@ use std::hash::{BuildHasher, Hasher, RandomState};
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// What a ticket names, and where it is found.
+/// The object of a ticket, and where it is found.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Ticket {
     pub(crate) kind: TicketKind,
@@ -27,7 +27,7 @@ pub(crate) struct Ticket {
     pub(crate) size_bytes: u64,
 }
 
-/// What a ticket names.
+/// The kind of object of a ticket.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum TicketKind {
     /// A file: one handle of virtual memory management.

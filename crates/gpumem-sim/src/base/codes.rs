@@ -2,7 +2,7 @@
 
 use gpumem_sys::types::CUresult;
 
-/// What a call of the driver comes to, before it is turned into a code.
+/// The result of a call of the driver, before it is converted into a code.
 pub(crate) type Answer<T> = Result<T, CUresult>;
 
 pub(crate) const INVALID_VALUE: CUresult = CUresult::CUDA_ERROR_INVALID_VALUE;

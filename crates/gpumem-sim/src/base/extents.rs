@@ -1,7 +1,6 @@
-//! Free ranges of a stretch of addresses: best fit, neighbours merged. Pure arithmetic.
+//! Free ranges of an address space: best fit, neighbours merged. Pure arithmetic.
 //!
-//! It knows no memory and no streams. Ranges that must never merge (two separate mappings) are kept apart by their
-//! owner, who leaves a gap of addresses between them.
+//! Ranges that must not merge (two separate mappings) are separated by their owner, who leaves a gap of addresses between them.
 
 use std::collections::{BTreeMap, BTreeSet};
 

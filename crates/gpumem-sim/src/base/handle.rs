@@ -1,8 +1,8 @@
 //! Handles, and the table behind each kind of them.
 //!
-//! What the driver hands out as `CUstream`, `CUevent` and so on is a number: kind, place in the table, generation,
-//! instance. A handle that was destroyed, is of another kind or belongs to another instance that is alive is not
-//! found, so it can be refused instead of followed. None equals the driver's pseudo handles (1 and 2) or null.
+//! A `CUstream`, `CUevent` or other handle of the driver is a number here: kind, index in the table, generation, instance. A handle
+//! that was destroyed, is of another kind, or belongs to another live instance is not found, so it is refused, not dereferenced. No
+//! handle equals null or the pseudo handles of the driver (1 and 2).
 
 use crate::base::codes::{Answer, OUT_OF_MEMORY};
 use core::fmt;
@@ -15,7 +15,7 @@ impl Handle {
     /// Names nothing.
     pub(crate) const NONE: Self = Self(0);
 
-    /// What a caller passed as a handle; may be anything.
+    /// A handle as the caller passed it, unchecked.
     pub(crate) fn from_ptr<T>(handle: *mut T) -> Self {
         Self(handle.addr() as u64)
     }
@@ -45,7 +45,7 @@ impl fmt::Debug for Handle {
     }
 }
 
-/// What a handle names; the low bits of its number.
+/// The kind of object of a handle: the low bits of its number.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Kind {
     Context = 3,

@@ -7,11 +7,11 @@ use std::collections::BTreeMap;
 use std::ffi::CString;
 use std::sync::OnceLock;
 
-/// What a search for a function came to.
+/// The result of a search for a function.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Found {
     Function(*mut c_void),
-    /// There is one, but not in the version of CUDA that was asked for.
+    /// The function exists, but not in the requested version of CUDA.
     TooNew,
     Unknown,
 }

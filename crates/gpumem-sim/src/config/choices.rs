@@ -1,9 +1,9 @@
-//! Schedules as their users name them, and the choices that one came to.
+//! Schedules, and the choices that a schedule made.
 //!
-//! Where more than one operation could run next, or a call could end before any does, there is a choice. Under
-//! [`Schedule::Choices`] a list says what is taken, and every choice is recorded with the number of alternatives;
-//! a caller that counts such a list up, digit by digit, runs a program under every possible schedule. Choices are few only for small programs: two streams with three operations each, under six calls, have
-//! hundreds.
+//! There is a choice if several operations could run next, or if a call could return before any runs. Under
+//! [`Schedule::Choices`] a list gives the alternative to take at each choice, and each choice is recorded with the number of its
+//! alternatives. A caller that counts such a list up, digit by digit, runs a program under every possible schedule. This is
+//! feasible for small programs only: two streams with three operations each, under six calls, have hundreds of schedules.
 
 use core::fmt;
 use core::str::FromStr;

@@ -1,8 +1,8 @@
-//! What work costs on the virtual clock: on the device as fixed cost and bytes a microsecond, here; on the host by the
-//! call, in `machine/call_cost.rs`.
+//! The cost of work on the virtual clock. Here are the costs on the device, as fixed cost and bytes per microsecond; the costs of
+//! calls on the host are in `machine/call_cost.rs`.
 //!
 //! The clock is for elapsed times and never decides an order. The host's clock advances with every call and jumps when
-//! the host waits; a stream's advances with its work.
+//! the host waits; the clock of a stream advances with its work.
 
 /// The costs of calls and work on the virtual clock. Rates are bytes per microsecond, which is MB/s.
 ///

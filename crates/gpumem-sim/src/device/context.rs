@@ -17,7 +17,7 @@ pub(crate) struct Context {
     pub(crate) legacy: Handle,
     /// The per-thread default streams, made when first used.
     pub(crate) of_thread: BTreeMap<ThreadKey, Handle>,
-    /// What went wrong; every later call answers it.
+    /// The error that every later call returns.
     pub(crate) error: Option<CUresult>,
     /// The contexts whose plain memory this one may use.
     pub(crate) peers: BTreeSet<Handle>,

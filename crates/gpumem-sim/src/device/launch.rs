@@ -80,7 +80,7 @@ impl KernelFault {
         }
     }
 
-    /// It asked for what a kernel may not do.
+    /// The kernel called a function that kernels may not call.
     pub(crate) fn refused(call: &str) -> Self {
         let text = format!("it called `Sim::{call}`, which changes the machine that runs it");
         Self { kind: FaultKind::Kernel, code: NOT_PERMITTED, text, allocation: None }
@@ -117,7 +117,7 @@ pub struct Launch<'a> {
     context: Handle,
     queued: &'a QueuedLaunch,
     next: usize,
-    /// What it has asked for so far.
+    /// The ranges that the kernel has requested so far.
     touched: RefCell<Vec<Touch>>,
     copies: &'a Copies,
 }
@@ -143,7 +143,7 @@ impl Copies {
     }
 }
 
-/// A range that a kernel asked for.
+/// A range that a kernel requested.
 #[derive(Clone, Copy)]
 pub(crate) struct Touch {
     pub(crate) is_write: bool,
@@ -158,7 +158,7 @@ pub(crate) struct QueuedLaunch {
     pub(crate) function: Handle,
     pub(crate) kernel: Kernel,
     pub(crate) signature: Arc<Signature>,
-    /// The parameters, packed as the signature says, copied at the call.
+    /// The parameters, packed by the signature, copied at the call.
     pub(crate) parameters: Box<[u8]>,
     pub(crate) shape: Shape,
 }
@@ -173,7 +173,7 @@ impl<'a> Launch<'a> {
         Self { memory, context, queued, next: 0, touched: RefCell::default(), copies }
     }
 
-    /// The ranges that the kernel asked for.
+    /// The ranges that the kernel requested.
     pub(crate) fn into_touched(self) -> Vec<Touch> {
         self.touched.into_inner()
     }
@@ -286,7 +286,7 @@ impl fmt::Debug for Launch<'_> {
     }
 }
 
-/// What a panic said. A payload of another type is never dropped: its drop may panic, wait for the lock that is held
+/// The message of a panic. A payload of another type is never dropped: its drop may panic, wait for the lock that is held
 /// here, or give memory back through the driver, which is in a call.
 pub(crate) fn panic_text(panic: Box<dyn Any + Send>) -> Cow<'static, str> {
     let panic = match panic.downcast::<&'static str>() {

@@ -56,5 +56,5 @@ impl Shape {
     }
 }
 
-/// What every kernel is said to need.
+/// The registers per thread that every kernel reports.
 pub(crate) const REGISTERS_PER_THREAD: i32 = 32;

@@ -1,7 +1,7 @@
-//! What the simulator needs to know of a module's PTX: its version, its target, and each entry's parameters.
+//! Parses the PTX of a module: its version, its target, and the parameters of each entry.
 //!
-//! The same text goes to the real driver, which compiles the bodies; here a Rust function stands in for each, and the
-//! signature says how the caller's parameters are packed. Pure.
+//! The vendor's driver compiles the same text. Here a Rust function replaces each body, and the signature gives the layout of the
+//! caller's parameters. Pure.
 
 use crate::base::codes::{Answer, INVALID_IMAGE, INVALID_PTX, NO_BINARY_FOR_GPU, UNSUPPORTED_PTX_VERSION};
 use std::collections::BTreeMap;
@@ -135,9 +135,9 @@ fn without_comments(text: &str) -> String {
     clean
 }
 
-/// What the device runs, as `major * 10 + minor`.
+/// The compute capability of the device, as `major * 10 + minor`.
 pub(crate) const COMPUTE_CAPABILITY: u32 = 90;
-/// What a driver of CUDA 13.0 reads.
+/// The PTX version that a driver of CUDA 13.0 accepts.
 const PTX_VERSION_MAX: (u32, u32) = (9, 0);
 const FAT_BINARY_MAGIC: [u8; 4] = [0x50, 0xED, 0x55, 0xBA];
 

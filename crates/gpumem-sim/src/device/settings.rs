@@ -1,4 +1,4 @@
-//! What a program may set a context to and read back. Nothing here behaves differently for it.
+//! Settings of a context that a program can write and read back. They have no effect on the simulator.
 
 use crate::base::codes::{Answer, INVALID_VALUE};
 use gpumem_sys::types::{CUfunc_cache, CUlimit};

@@ -1,9 +1,9 @@
-//! Arguments of entries: plain values as they come, and pointers with the caller's promise.
+//! Arguments of entries: plain values, and pointers with the caller's guarantee.
 //!
-//! A body of an entry is safe code. What the driver's documentation asks of a caller is taken over once, where the thunk
-//! makes a [`Target`] or a [`Source`] of a pointer; reading and writing through those is safe and refuses null. Pointers
-//! to several values, whose number is another argument, stay raw: who follows them says in a block of its own where the
-//! number comes from. Handles and addresses that are never followed stay raw too.
+//! The body of an entry is safe code. The conditions of the driver's documentation are taken over once, where the thunk makes a
+//! [`Target`] or a [`Source`] of a pointer; reading and writing through those is safe and refuses null. Pointers to several values,
+//! whose number is another argument, stay raw: code that dereferences them states in its own block where the number comes from.
+//! Handles and addresses that are never dereferenced stay raw too.
 
 use crate::base::codes::{Answer, INVALID_VALUE};
 use gpumem_sys::types::*;

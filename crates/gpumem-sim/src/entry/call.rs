@@ -1,9 +1,9 @@
-//! One call of the driver: from the slot of its table to the instance, under the instance's lock, and back to a code.
+//! One call of the driver: from the slot of its table to the instance, under the lock of the instance, and back to a result code.
 //!
-//! Queued work runs only here: a little at the end of each call, as the seed's pace says, and as much as it takes
-//! where a call waits. Host functions run without the lock and on threads of their own, so that they may wait for
-//! threads that call the driver; while one runs, its stream counts as busy, and a thread that needs what stands behind
-//! it sleeps until it is done. Kernels run under the lock. Neither may call the driver: such a call is refused.
+//! Queued work runs only here: a little at the end of each call, at the pace that the seed draws, and as much as needed in a call
+//! that waits. Host functions run without the lock on threads of their own, so that they may wait for threads that call the
+//! driver. While one runs, its stream counts as busy, and a thread that needs later work of the stream sleeps until it is
+//! complete. Kernels run under the lock. Neither may call the driver: such a call is refused.
 
 use crate::base::codes::{Answer, NOT_PERMITTED, NOT_READY, UNKNOWN};
 use crate::base::handle::Handle;
@@ -72,7 +72,7 @@ impl Call<'_> {
         &self.shared.table
     }
 
-    /// Lets some queued work run, as the seed's pace says.
+    /// Runs some queued work, at the pace that the seed draws.
     fn progress(&mut self) {
         let count = self.progress_count();
         self.schedule.set_may_stop(true);

@@ -183,7 +183,7 @@ entries! {
 ///
 /// # Safety
 ///
-/// What `cuLaunchKernel` asks for.
+/// The conditions of `cuLaunchKernel` hold.
 unsafe fn launch(
     call: &mut Call<'_>,
     function: CUfunction,
@@ -223,7 +223,7 @@ unsafe fn text<'a>(source: *const c_char) -> Answer<&'a CStr> {
 ///
 /// # Safety
 ///
-/// What `cuLaunchKernel` asks for.
+/// The conditions of `cuLaunchKernel` hold.
 pub(crate) unsafe fn packed(
     call: &mut Call<'_>,
     function: Handle,

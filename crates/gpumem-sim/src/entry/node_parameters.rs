@@ -1,4 +1,4 @@
-//! What nodes of graphs do, told back.
+//! Returns the parameters of graph nodes.
 
 use crate::base::handle::Handle;
 use crate::entry::argument::{Target, put};

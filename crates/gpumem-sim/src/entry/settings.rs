@@ -1,4 +1,4 @@
-//! What contexts and functions are set to.
+//! Settings of contexts and functions.
 
 use crate::base::codes::INVALID_CONTEXT;
 use crate::base::handle::Handle;

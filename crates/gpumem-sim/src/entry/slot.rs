@@ -1,9 +1,8 @@
 //! Slots: how a bare C function pointer finds its instance.
 //!
-//! A driver's entries are plain C functions without a user argument. Each exists once for every slot, the slot being a
-//! const parameter, so the function's own address says which instance is meant. A slot is taken by
-//! [`Sim::start`](crate::Sim::start) and free again when the last handle to the instance is gone; an entry of a free slot
-//! answers that the driver is shut down.
+//! The entries of a driver are plain C functions without a user argument. Each exists once for every slot, with the slot as a const
+//! parameter, so the address of the function identifies the instance. A slot is taken by [`Sim::start`](crate::Sim::start) and
+//! released with the last handle to the instance; an entry of a free slot returns that the driver is shut down.
 
 use crate::base::codes::{Answer, DEINITIALIZED, NOT_INITIALIZED};
 use crate::config::error::SimError;

@@ -1,7 +1,7 @@
-//! What the nodes of a graph were given, told back to the program.
+//! Returns the parameters of graph nodes to the program.
 //!
-//! Nodes keep operations, not the structures that they were made of, so a copy is told with the offsets of its box
-//! taken into the addresses, and one that was captured looks like one made by hand.
+//! Nodes keep operations, not the structures that they were made of. So the parameters of a copy have the offsets of its box
+//! added to the addresses, and a captured node looks like one that was added explicitly.
 
 use core::ffi::c_void;
 

@@ -1,8 +1,8 @@
-//! What calls cost the host on the virtual clock: alone, while the device is busy, for each thread that is in the
-//! driver at the same time, and by size.
+//! The cost of calls for the host on the virtual clock: alone, while the device is busy, for each thread that is in the driver at
+//! the same time, and by size.
 //!
-//! The driver serialises on one lock, so a call takes longer by about the same for every other thread. A call that is
-//! not in the table costs as much as the cheap ones that touch the device.
+//! The driver serialises on one lock, so each other thread adds about the same cost to a call. A call that is not in the table
+//! costs as much as the cheap calls that reach the device.
 
 use crate::machine::Machine;
 

@@ -35,7 +35,7 @@ impl Machine {
         }
     }
 
-    /// What was not given back: what is allocated or mapped, and handles that are mapped nowhere.
+    /// The leaks: memory that is allocated or mapped, and handles that are mapped nowhere.
     fn leaks(&self) -> Vec<Origin> {
         let is_live =
             |found: &&Allocation| found.owner != Owner::Graph || self.graph_memory_is_live(found.base);

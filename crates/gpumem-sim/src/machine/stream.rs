@@ -92,14 +92,14 @@ impl Machine {
         self.streams.get(point.stream).is_none_or(|stream| stream.done_count >= point.position)
     }
 
-    /// The host knows that a stream has run dry: its clock is not earlier.
+    /// The host has observed that a stream is empty: advances the host's clock.
     pub(crate) fn host_saw_stream(&mut self, handle: Handle) {
         self.host_learns_stream(handle);
         let stream_ns = self.streams.get(handle).map_or(0, |stream| stream.time_ns);
         self.host_ns = self.host_ns.max(stream_ns);
     }
 
-    /// The host knows that every stream of a context has run dry.
+    /// The host has observed that every stream of a context is empty.
     pub(crate) fn host_saw_context(&mut self, context: Handle) {
         self.host_learns_context(context);
         let of_context = self.streams.iter().filter(|(_, stream)| stream.context == context);

@@ -12,7 +12,7 @@ pub(crate) struct Device {
     pub(crate) total_bytes: u64,
     /// Plain chunks, the pools' segments, handles, and what other processes have.
     pub(crate) reserved_bytes: u64,
-    /// What other processes have.
+    /// The memory of other processes.
     pub(crate) others_bytes: u64,
     /// Addresses without memory behind them.
     pub(crate) space: Extents,

@@ -1,17 +1,16 @@
 //! Memory at a second address: blocks of imported pools, and plain memory that another process has opened.
 //!
-//! An import costs the device nothing, since whoever allocated the memory counts it, and goes before the memory does:
-//! that is the program's duty. A block of a pool of one's own is the same bytes to the race detector, and work that
-//! follows the import after the block was freed faults. Of another instance, in this process or another, there are only the
-//! bytes: what it does and when is not seen here, as it is not by the driver. The bytes stay when the exporter of a pool is
-//! killed, where the vendor's driver takes them away and calls their addresses invalid.
+//! An import costs the device nothing, because the exporter counts the memory. The program must end the import before the memory
+//! is freed. A block of a pool of the same instance is the same bytes for the race detector, and work through the import after the
+//! free of the block faults. For another instance, in this process or another, only the bytes are shared: its accesses are not
+//! observed, as the driver does not observe them either. The bytes stay when the exporter of a pool is killed; the vendor's driver
+//! removes them and reports their addresses as invalid.
 //!
-//! **Two instances of one process have a lock each**, so work of both on the same bytes could run at once on two threads.
-//! Safe code does not get there: another instance's memory is an address, and all that follows it are unsafe calls of the
-//! driver, whose condition is that the program orders what its processes do to shared memory. Where it does, no two
-//! accesses are at once: the work of the first ran under its instance's lock, which was given back before the wait for that
-//! work returned, and the second queues its own after it was told. Where it does not, it breaks that condition, and the
-//! bytes are anybody's, as on a device.
+//! **Two instances of one process have a lock each**, so work of both on the same bytes could run at the same time on two threads.
+//! Safe code cannot do that: the memory of another instance is an address, used by unsafe calls of the driver, whose condition is
+//! that the program orders the accesses of its processes to shared memory. If it does, no two accesses overlap: the work of the
+//! first ran under the lock of its instance, which was released before the wait for that work returned, and the second queues its
+//! own work after that. If it does not, it breaks the condition, and the bytes are undefined, as on a device.
 
 use crate::backing::ticket::Ticket;
 use crate::backing::{Backing, Bytes};

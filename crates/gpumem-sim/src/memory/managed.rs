@@ -18,7 +18,7 @@ pub(crate) struct Managed {
     pub(crate) lingering: Vec<Backing>,
     /// What is on each device. Cells here and below: work that reads the books also moves pages.
     resident_bytes: Vec<Cell<u64>>,
-    /// What the running operation has spent on faults.
+    /// The time that the running operation has spent on faults.
     pub(crate) fault_ns: Cell<u64>,
 }
 
@@ -63,7 +63,7 @@ impl Managed {
         self.allocations.insert(base, Pages { backing, groups });
     }
 
-    /// What is on a device.
+    /// The bytes on a device.
     pub(crate) fn resident_bytes(&self, device: usize) -> u64 {
         self.resident_bytes.get(device).map_or(0, Cell::get)
     }

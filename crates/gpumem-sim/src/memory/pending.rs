@@ -1,7 +1,7 @@
-//! Blocks of a pool that were freed and that not everybody may have yet: the free is queued, or was only just passed.
+//! Freed blocks of a pool that are not free for all streams yet: the free is queued, or has run but is not known to be complete.
 //!
-//! Their own stream may take them again at once, whole or in part: what it queues comes after the free. Who else may,
-//! and when what is left of a block is anybody's, the pool decides (`pool/reuse.rs`). Pure.
+//! The stream of a block may reuse it at once, entirely or in part, because its next operation comes after the free. The pool
+//! (`pool_reuse.rs`) decides when other streams may. Pure.
 
 use crate::base::handle::Handle;
 use crate::order::Point;
@@ -40,7 +40,7 @@ impl Pending {
         (*owner == stream).then_some(*base)
     }
 
-    /// The first block that is large enough, whoever freed it.
+    /// The first block that is large enough, freed on any stream.
     pub(crate) fn of_any(&self, size_bytes: u64) -> Option<u64> {
         self.by_base.iter().find(|(_, (found, _))| *found >= size_bytes).map(|(&base, _)| base)
     }

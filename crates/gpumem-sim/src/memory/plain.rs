@@ -15,7 +15,7 @@ use std::collections::BTreeMap;
 #[derive(Default)]
 pub(crate) struct Plain {
     pub(crate) chunks: BTreeMap<u64, Chunk>,
-    /// What is free in the chunks for small blocks.
+    /// The free ranges in the chunks for small blocks.
     pub(crate) free: Extents,
 }
 
@@ -38,7 +38,7 @@ pub(crate) fn round_up(size_bytes: u64, multiple: u64) -> Answer<u64> {
     size_bytes.checked_next_multiple_of(multiple).filter(|&bytes| bytes < 1 << 60).ok_or(OUT_OF_MEMORY)
 }
 
-/// What the addresses of allocations are multiples of.
+/// The alignment of allocations.
 pub(crate) const ALIGNMENT_BYTES: u64 = 512;
 /// Addresses that stay unused behind each mapping.
 pub(crate) const GAP_BYTES: u64 = CHUNK_BYTES;

@@ -1,10 +1,10 @@
-//! Memory pools: stream-ordered allocation, reuse, and when memory goes back to the device.
+//! Memory pools: stream-ordered allocation, reuse, and the release of memory to the device.
 //!
-//! A pool reserves segments of 32 MiB or more. Who may have a block again that was freed says `reuse`. A program can't
-//! rely on it, so all that it decides is how much memory is reserved, and what a missing wait does.
+//! A pool reserves segments of 32 MiB or more. `pool_reuse` decides which streams may reuse a freed block. The policies affect the
+//! amount of reserved memory and the result of a missing wait; a correct program does not rely on them.
 //!
-//! Segments that are free whole go back at synchronisation, down to the release threshold, when the pool is trimmed,
-//! or when the device has no memory left for somebody else.
+//! Segments that are entirely free are released at synchronisation, down to the release threshold, when the pool is trimmed, or
+//! when another allocation finds the device full.
 
 use crate::backing::{Backing, Bytes};
 use crate::base::extents::Extents;
@@ -24,7 +24,7 @@ pub(crate) struct Pool {
     /// The most it may reserve.
     pub(crate) bytes_max: u64,
     pub(crate) segments: BTreeMap<u64, Segment>,
-    /// What any stream may have.
+    /// The ranges that are free for all streams.
     pub(crate) free: Extents,
     pub(crate) pending: Pending,
     pub(crate) reserved: Gauge,

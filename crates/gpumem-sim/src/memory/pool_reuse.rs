@@ -1,16 +1,16 @@
-//! Who may have a block that was freed, and when: the three policies of a pool, each a switch.
+//! The three reuse policies of a pool, each a switch: which streams may reuse a freed block, and when.
 //!
-//! A stream may always have again what it freed itself: what it queues comes after the free. To any other stream a
-//! block goes
-//! - *following events*, if an event or the legacy stream's order puts that stream's next operation behind the free,
-//!   run or not;
+//! A stream may always reuse a block that it freed itself, because its next operation comes after the free. Another stream may
+//! reuse the block
+//! - *following events*, if the free happens before its next operation, by an event or the order of the legacy stream, even if
+//!   the free has not run;
 //! - *opportunistically*, if the free has run;
-//! - by *internal dependencies*, if the pool can't grow: the stream is made to wait for the free.
+//! - by *internal dependencies*, if the pool cannot grow: the stream is made to wait for the free.
 //!
-//! With all three off there is one way left: the host has synchronised with the free.
+//! With all three off, a block is reused by other streams once the host has synchronised with the free.
 //!
-//! The opportunistic switch counts at the moment when a free runs. What it finds off stays [`Pool::pending`], whose
-//! blocks go to those who are behind them; what it finds on is anybody's from then on.
+//! The opportunistic switch is read when a free runs. If it is off, the block stays in [`Pool::pending`], for streams that the free
+//! happens before; if it is on, the block is free for all streams.
 
 use crate::base::codes::{Answer, INVALID_VALUE};
 use gpumem_sys::types::CUmemPool_attribute as Attribute;

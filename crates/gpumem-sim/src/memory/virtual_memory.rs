@@ -19,7 +19,7 @@ use crate::memory::window::Windows;
 use gpumem_sys::types::CUmemAllocationProp_st__bindgen_ty_1 as AllocationFlags;
 use std::collections::BTreeMap;
 
-/// What an instance has reserved and created.
+/// The reservations and handles of an instance.
 pub(crate) struct VirtualMemory {
     pub(crate) reservations: BTreeMap<u64, Reservation>,
     pub(crate) handles: Slab<Physical>,

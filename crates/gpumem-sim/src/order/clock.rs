@@ -1,17 +1,15 @@
-//! Vector clocks: what has surely happened before what, whatever order the schedule chose.
+//! Vector clocks: which accesses are ordered, whatever order the schedule chose.
 //!
-//! Each stream counts its operations; the host counts its calls. What a stream or the host *knows* is, for each
-//! stream, up to which operation that one's work is over, and up to which call the host was when it asked for work.
-//! An operation knows what its stream knew, what the host knew at the call that queued it, and what stood at the
-//! points it waited for; the host knows what it has synchronised with. An access is ordered before another if the
-//! other's stream knows it.
+//! Each stream counts its operations, and the host counts its calls. The clock of a stream or of the host holds, for each
+//! stream, the last operation that happens before its next one, and the last host call that does. An operation takes the clock
+//! of its stream, the host's clock at the call that queued it, and the clocks of the points that it waited for. The host's clock
+//! advances when it synchronises. An access is ordered before another if the clock of the other's stream includes it.
 //!
-//! All host threads share one clock, that is they count as ordered by the instance's lock. How threads of a program
-//! hand things over (channels, mutexes, joins) can't be seen from here, and a detector that cries wolf at each of
-//! them is switched off. What this misses is a race between two host threads' calls; what it never does is accuse a
-//! program whose threads are in order.
+//! All host threads share one clock, so they count as ordered by the lock of the instance. The simulator cannot observe how
+//! threads synchronise with each other (channels, mutexes, joins), and reports of ordered threads would be false. So races
+//! between the calls of two host threads are not detected, but a program whose threads are ordered has no false report.
 //!
-//! Clocks are copied only where they change: a snapshot shares its numbers with the stream that it was taken of.
+//! Clocks are copied on write: a snapshot shares its numbers with the stream that it was taken of.
 
 use crate::base::handle::Handle;
 use std::collections::BTreeMap;
@@ -27,16 +25,16 @@ pub(crate) struct Epoch {
 /// The host's place among the clocks; streams count from 0.
 pub(crate) const HOST: u32 = u32::MAX;
 
-/// What a stream, an operation or the host knows to be over.
+/// The vector clock of a stream, an operation or the host: all that happens before it.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Knowledge {
-    /// By slot: up to which operation.
+pub(crate) struct VectorClock {
+    /// By slot: the last operation that happens before.
     streams: Arc<Vec<u64>>,
-    /// Up to which call.
+    /// The last call that happens before.
     pub(crate) host: u64,
 }
 
-impl Knowledge {
+impl VectorClock {
     pub(crate) fn covers(&self, epoch: Epoch) -> bool {
         match epoch.slot {
             HOST => self.host >= epoch.time,
@@ -44,7 +42,7 @@ impl Knowledge {
         }
     }
 
-    /// Takes over what another knows; whether any of it about streams was news.
+    /// Merges another clock into this one. Returns whether the part about streams advanced.
     pub(crate) fn learn(&mut self, other: &Self) -> bool {
         self.host = self.host.max(other.host);
         let is_known =
@@ -81,20 +79,20 @@ impl Knowledge {
 /// A stream at one of its points.
 #[derive(Clone, Debug)]
 pub(crate) struct Snapshot {
-    knows: Knowledge,
+    knows: VectorClock,
     at: Epoch,
 }
 
 /// Where a snapshot will be once the operation that it belongs to has run.
 pub(crate) type Mark = Arc<OnceLock<Snapshot>>;
 
-/// What an operation carries to its turn.
+/// The clock that an operation keeps until it runs.
 #[derive(Default)]
 pub(crate) struct Order {
     /// The call that queued it.
     pub(crate) call: u64,
     /// What the host has learned since the last operation queued on the stream, and the legacy stream's order.
-    pub(crate) learns: Option<Box<Knowledge>>,
+    pub(crate) learns: Option<Box<VectorClock>>,
     /// The point that it waits for.
     pub(crate) waits_for: Option<Mark>,
     /// Whoever waits for this operation.
@@ -110,7 +108,7 @@ pub(crate) struct StreamClock {
     pub(crate) number: u32,
     /// The slot's time when the stream got it.
     pub(crate) base: u64,
-    pub(crate) knows: Knowledge,
+    pub(crate) knows: VectorClock,
     /// Which state of the host's knowledge the last operation queued here carries.
     pub(crate) host_version: u64,
     /// Up to which operation the legacy stream knows this one, and this one the legacy stream, while idle.
@@ -137,7 +135,7 @@ impl StreamClock {
 /// The clocks that are no stream's: the host's, and those of streams that are gone.
 #[derive(Default)]
 pub(crate) struct Clocks {
-    pub(crate) host: Knowledge,
+    pub(crate) host: VectorClock,
     pub(crate) host_version: u64,
     /// Streams that were destroyed and that the host has not synchronised with since.
     pub(crate) gone: Vec<Gone>,

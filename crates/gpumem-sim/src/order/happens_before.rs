@@ -1,12 +1,12 @@
-//! What a stream's next operation comes after, as far as the program has said so by now.
+//! The points that happen before the next operation of a stream, as far as the program has ordered them.
 //!
-//! `clock.rs` knows what was in order when work *runs*, and only while races are looked for. A pool has to know at the
-//! call whether a stream that asks for memory is behind another stream's free that may still be queued. So each stream
-//! keeps the points that it was made to wait for, and what those were behind in turn; an event takes along what its
-//! stream knew where it was recorded. What is kept is shared until it changes, and costs nothing where nobody waits.
+//! `clock.rs` has the order when work *runs*, and only while races are detected. A pool needs to determine at the call whether a
+//! free of another stream, which may still be queued, happens before the allocation. So each stream keeps the points that it was
+//! made to wait for, and those that happen before them; an event keeps the points of its stream at the record. The points are
+//! shared until they change, and cost nothing in programs without waits.
 //!
-//! It errs on one side only: where a wait names a point in the middle of a stream without an event, what lies before
-//! that point on third streams is not known, and the pool takes other memory.
+//! The result may be incomplete, never wrong: if a wait names a point in the middle of a stream without an event, the points of
+//! third streams before it are unknown, and the pool takes other memory.
 
 use crate::base::handle::Handle;
 use crate::order::Point;

@@ -1,17 +1,16 @@
-//! Race detection: every access of queued work is held against what touched the same bytes before.
+//! Race detection: each access of queued work is compared with earlier accesses to the same bytes.
 //!
-//! Two accesses to the same bytes, at least one of them a write, must be ordered by something that holds under every
-//! schedule: one stream's own order, an event that was recorded and waited for, a synchronisation or a successful
-//! query by the host between the two calls, the legacy stream's rules. If nothing does, it is a race, whatever order
-//! the seed chose this time. The call that asked for the work succeeds and the work is done, as on a GPU; what is
-//! found is kept for [`Sim::report`](crate::Sim::report).
+//! Two accesses to the same bytes, at least one of them a write, must be ordered under every schedule: by the order of one
+//! stream, an event that was recorded and waited for, a synchronisation or a successful query by the host between the two calls,
+//! or the rules of the legacy stream. Otherwise they are a race, whatever order the seed chose. The call succeeds and the work is
+//! done, as on a GPU; the finding is kept for [`Sim::report`](crate::Sim::report).
 //!
-//! Allocating in stream order and freeing count as writes of the whole block, so a use that nothing orders after the
-//! allocation, or before the free, is found even if it ran at a good moment. With the free the history of its bytes
-//! ends: that the pool hands them out again only when the free is behind the new owner's first use is the driver's
-//! affair, and orders nothing else.
+//! A stream-ordered allocation and a free count as writes of the whole block, so a use that is not ordered after the allocation,
+//! or before the free, is detected even if it ran in time. A free ends the history of its bytes: the driver orders the free
+//! before the first use of the next owner, and nothing else.
 //!
-//! The parts: `clock` knows what is ordered, `shadow` who touched what, `usage` through which mapping, `finding` what is said about it.
+//! The parts: `clock` has the order, `shadow` the accesses to bytes, `usage` the accesses through each mapping, `finding` the
+//! reports.
 
 use crate::base::handle::Handle;
 use crate::order::clock::Clocks;
@@ -19,7 +18,7 @@ use crate::order::shadow::{Shadow, Trace};
 use crate::order::usage::Usage;
 use crate::report::finding::{Access, Finding};
 
-/// What the detector of one instance knows.
+/// The detector of one instance.
 #[derive(Default)]
 pub(crate) struct Races {
     pub(crate) clocks: Clocks,
@@ -28,7 +27,7 @@ pub(crate) struct Races {
     pub(crate) is_unwritten_wanted: bool,
 }
 
-/// What has been found, up to a number that a person may read.
+/// The findings, up to a readable number.
 #[derive(Default)]
 pub(crate) struct Findings {
     list: Vec<Finding>,

@@ -1,10 +1,10 @@
-//! Who touched which bytes: the last writer of each range, and who has read it since. Pure.
+//! The accesses to bytes: the last writer of each range, and the readers since. Pure.
 //!
-//! Ranges are those of the bytes themselves, not of the addresses by which programs reach them, so that two mappings
-//! of the same memory meet here. Neighbours with the same history are one range; an access splits ranges at its ends.
+//! Ranges are of the bytes themselves, not of their addresses, so that two mappings of the same memory share a history.
+//! Neighbours with the same history are one range; an access splits ranges at its ends.
 //!
-//! A reader is forgotten when one that is ordered after it reads too: whatever write comes later and conflicts with
-//! the first conflicts with the second, or is ordered after both. A writer is forgotten when the next one writes.
+//! A reader is dropped when a reader that is ordered after it reads too: a later write that conflicts with the first one
+//! conflicts with the second one, or is ordered after both. A writer is dropped at the next write.
 
 use crate::base::handle::Handle;
 use crate::order::clock::Epoch;
@@ -22,13 +22,13 @@ pub(crate) struct Trace {
     pub(crate) stream_number: u32,
     /// In the stream, from 1.
     pub(crate) position: u64,
-    /// The call that asked for it.
+    /// The number of the call that queued it.
     pub(crate) call: u64,
     /// The address of the byte 0 of this process's memory as the access saw it: tells mappings of one memory apart.
     pub(crate) shift: u64,
 }
 
-/// The histories of all bytes that anybody has touched.
+/// The histories of all bytes that were accessed.
 #[derive(Default)]
 pub(crate) struct Shadow {
     /// By first byte.
@@ -46,7 +46,7 @@ struct History {
 pub(crate) type Conflict = (Range<u64>, Trace);
 
 impl Shadow {
-    /// A write. What it conflicts with and is not ordered after goes to `conflicts`.
+    /// Records a write. Accesses that it conflicts with and is not ordered after go to `conflicts`.
     pub(crate) fn write(
         &mut self,
         bytes: Range<u64>,
@@ -117,7 +117,7 @@ impl Shadow {
         }
     }
 
-    /// The part of the bytes that nobody has written, if there is one.
+    /// The part of the bytes that was never written, if there is one.
     pub(crate) fn unwritten(&self, bytes: Range<u64>) -> Option<Range<u64>> {
         let mut at = bytes.start;
         let before =

@@ -1,9 +1,9 @@
-//! What each mapping of virtual memory has been used for: the uses that somebody who takes it away must know to be over.
+//! The uses of each mapping of virtual memory, which must be complete before it is unmapped.
 //!
-//! `shadow.rs` remembers bytes, which are the same through every mapping of a handle, and forgets a use when a
-//! later one is ordered after it. For an unmapping that is too little: the later use may have come through another
-//! mapping. So each mapping has its own uses here, whole, since it goes whole; and the call that made it, so that work
-//! queued for what was at the address before is told from its own.
+//! `shadow.rs` records bytes, which are the same through every mapping of a handle, and drops a use when a later one is ordered
+//! after it. That is not sufficient for an unmapping: the later use may have come through another mapping. So each mapping has
+//! its own uses here, as a whole, because it is unmapped as a whole. It also has the call that made it, which separates its uses
+//! from work queued for an earlier mapping at its address.
 
 use crate::order::shadow::Trace;
 use std::collections::BTreeMap;

@@ -1,5 +1,5 @@
-//! Where allocations were made: the call's number in the allocation itself; the thread's name and, if asked for, its
-//! call stack here, for as long as anybody may ask.
+//! The origins of allocations. The number of the call is in the allocation itself; the name of the thread and, with
+//! [`SimConfig::backtraces`](crate::SimConfig::backtraces), its call stack are kept here while the allocation may be reported.
 
 use crate::base::thread::ThreadKey;
 use core::fmt;

@@ -1,12 +1,12 @@
 //! Stream capture: work that a stream records as nodes of a graph instead of queueing it.
 //!
-//! A [`Capture`] begins on one stream, its origin. Other streams join by waiting for an event that was recorded in it
-//! and leave when it ends; each knows the nodes that its next one comes after ([`Joined`]). What would tie something
-//! captured to something that runs is refused, and breaks the capture: it answers `INVALIDATED` from then on, and its
-//! end gives no graph.
+//! A [`Capture`] begins on one stream, its origin. Other streams join by a wait for an event that was recorded in it, and leave
+//! when it ends; each has the nodes that its next node depends on ([`Joined`]). A call that would make captured work depend on
+//! queued work, or the reverse, is refused and invalidates the capture: later calls return `INVALIDATED`, and its end returns no
+//! graph.
 //!
-//! Calls that may wait for the device behind the program's back (allocation, queries of other streams) are refused as
-//! the modes say: the capture's own, given when it began, and the calling thread's, which can be exchanged.
+//! Calls that may wait for the device implicitly (allocation, queries of other streams) are refused according to two modes: that
+//! of the capture, given at its begin, and that of the calling thread, which can be exchanged.
 
 use crate::base::handle::Handle;
 use crate::base::thread::ThreadKey;
@@ -37,7 +37,7 @@ pub(crate) struct Capture {
 pub(crate) struct Joined {
     pub(crate) id: u64,
     pub(crate) graph: Handle,
-    /// What the next node comes after.
+    /// The nodes that the next node depends on.
     pub(crate) after: Vec<Handle>,
     /// The same, as it was last shown to the program, which may keep the pointer until its next call.
     pub(crate) shown: Vec<usize>,
@@ -50,7 +50,7 @@ pub(crate) struct CapturedAt {
     pub(crate) after: Vec<Handle>,
 }
 
-/// What a program may know about the capture on a stream.
+/// The capture on a stream, as the program can query it.
 pub(crate) struct CaptureInfo {
     pub(crate) id: u64,
     pub(crate) graph: Handle,

@@ -1,7 +1,7 @@
-//! Events: marks in a stream's order, and times on the virtual clock.
+//! Events: marks in the order of a stream, and times on the virtual clock.
 //!
-//! An event stands for the point where it was last recorded; a wait takes that point at the call, so recording again
-//! later changes nothing for it. An event that was never recorded counts as done.
+//! An event stands for the point where it was last recorded. A wait takes that point at the call, so a later record does not
+//! change the wait. An event that was never recorded counts as complete.
 
 use crate::base::handle::Handle;
 use crate::order::Point;
@@ -21,9 +21,9 @@ pub(crate) struct Event {
     pub(crate) time_ns: Option<u64>,
     /// Where in a capture it was last recorded, if it was in one.
     pub(crate) captured: Option<CapturedAt>,
-    /// What that point comes after.
+    /// The points that happen before that point.
     pub(crate) happens_before: HappensBefore,
-    /// What the stream knows at that point, once it is there.
+    /// The clock of the stream at that point, once it is reached.
     pub(crate) mark: Option<Mark>,
 }
 

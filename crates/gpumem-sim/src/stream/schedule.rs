@@ -1,9 +1,9 @@
-//! Which queued operation runs next: any that streams and events allow, as the schedule decides.
+//! Chooses the queued operation that runs next, among those that streams and events allow.
 //!
-//! With [`Schedule::Random`] the seed draws two things. The *pace* is how much runs by itself at each call of the driver, from nothing (work is
-//! done only when somebody waits for it) to everything in sight. The *order* comes in bursts: a stream runs for a
-//! while before another is drawn, so that both fine interleavings and one stream far ahead of another are common. A
-//! queue is finite like the real one: a stream with [`QUEUE_MAX`] operations, or too much staged memory, runs some.
+//! With [`Schedule::Random`] the seed draws two things. The *pace* is the amount of work that runs at each call of the driver, from
+//! none (work runs only during waits) to all that is ready. The *order* comes in bursts: a stream runs for a while before another
+//! is drawn, so that both fine interleavings and one stream far ahead of another are common. A queue is finite as on a GPU: a
+//! stream with [`QUEUE_MAX`] operations, or too much staged memory, runs some.
 
 use crate::base::handle::Handle;
 use crate::base::random::Random;
@@ -13,11 +13,11 @@ use crate::stream::operation::HostCall;
 /// What the seed decides, and where it stands.
 pub(crate) struct Scheduler {
     pub(crate) mode: Schedule,
-    /// What came of the choices so far.
+    /// The choices so far.
     choices: Vec<Choice>,
     /// A call may end now, with work left to run.
     pub(crate) may_stop: bool,
-    /// The stream that somebody waits for.
+    /// The stream that a call waits for.
     pub(crate) goal: Option<Handle>,
     /// Streams that rules hold back, by number, and for how many operations.
     pub(crate) delays: Vec<(u32, u64)>,
@@ -36,11 +36,11 @@ enum Pace {
     Always,
 }
 
-/// What one step came to.
+/// The result of one step.
 pub(crate) enum Step {
     /// An operation ran.
     Ran,
-    /// A host function is due: the caller runs it without the lock, then says so.
+    /// A host function is due: the caller runs it without the lock, then reports its end.
     Call(Handle, HostCall),
     /// Everything that is left stands behind a host function that another thread is running, or behind a value that
     /// is still to be written.

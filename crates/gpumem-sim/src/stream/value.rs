@@ -1,8 +1,7 @@
 //! Values in memory that streams wait for and write.
 //!
-//! A wait looks at its value whenever the schedule comes by, so whoever writes it lets the stream go on: work of
-//! another stream, or the host through pinned memory. Nothing promises that anybody will: a wait for what nobody
-//! writes lasts forever, as it does on a GPU.
+//! A wait checks its value whenever the schedule reaches it. The value is written by work of another stream, or by the host
+//! through pinned memory. A wait for a value that is never written lasts forever, as on a GPU.
 
 use crate::base::codes::{Answer, INVALID_VALUE};
 
@@ -14,7 +13,7 @@ pub(crate) struct Value {
     pub(crate) value: u64,
 }
 
-/// What a wait asks of its value.
+/// The condition of a wait.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Condition {
     /// Not before it, counting round.

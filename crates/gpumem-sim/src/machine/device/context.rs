@@ -119,7 +119,7 @@ impl Machine {
         Ok(self.contexts.get(context).ok_or(INVALID_CONTEXT)?.device)
     }
 
-    /// What a context that has failed answers to everything.
+    /// The code that a failed context returns to every call.
     pub(crate) fn check_context(&self, handle: Handle) -> Answer<()> {
         self.contexts.get(handle).ok_or(INVALID_CONTEXT)?.error.map_or(Ok(()), Err)
     }

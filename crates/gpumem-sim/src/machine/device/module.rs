@@ -78,7 +78,7 @@ impl Machine {
         }
     }
 
-    /// Queues a kernel; `parameters` are packed as its signature says.
+    /// Queues a kernel; `parameters` are packed by its signature.
     pub(crate) fn launch(
         &mut self,
         stream: Handle,

@@ -1,8 +1,8 @@
-//! The machine as a running kernel finds it when it asks by a [`Sim`](crate::Sim) handle.
+//! Access to the machine from a running kernel through a [`Sim`](crate::Sim) handle.
 //!
-//! A kernel runs under its machine's lock, on the thread that holds it; waiting for the lock there would be for ever.
-//! So while one runs, its thread knows which machine that is: a look is a look at that one, and a change is refused,
-//! which ends the kernel in a fault that says so. Threads that a kernel starts are not the kernel, and wait.
+//! A kernel runs on the thread that holds the lock of its machine, so a second lock there would deadlock. So the thread records
+//! the machine while a kernel runs: a read uses it directly, and a change is refused and ends the kernel with a fault. Threads
+//! that a kernel starts take the lock like others, and wait.
 
 use crate::machine::Machine;
 use core::cell::Cell;
@@ -19,7 +19,7 @@ pub(crate) struct View<'a> {
 struct Running {
     machine: *const Machine,
     instance: u64,
-    /// What it has called that would have changed the machine.
+    /// The function that it called and that would have changed the machine.
     refused: Option<&'static str>,
 }
 

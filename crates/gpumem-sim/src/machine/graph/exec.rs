@@ -115,7 +115,7 @@ impl Machine {
         Ok(lanes)
     }
 
-    /// What is queued still runs.
+    /// Queued launches still run.
     pub(crate) fn exec_destroy(&mut self, handle: Handle) -> Answer<()> {
         let exec = self.graphs.execs.remove(handle).ok_or(INVALID_VALUE)?;
         for lane in exec.lanes {

@@ -175,7 +175,7 @@ impl Machine {
         self.graphs.memory_use.entry(device).or_default().reserved.current -= mapped_bytes;
     }
 
-    /// What an allocation node queues.
+    /// The operation of an allocation node.
     pub(crate) fn graph_memory_launch_alloc(&mut self, base: u64) -> Answer<Operation> {
         let memory = self.graph_memory(base)?;
         memory.is_live = !memory.is_freed_within;
@@ -185,7 +185,7 @@ impl Machine {
         Ok(Operation::Alloc(allocation))
     }
 
-    /// What a free node queues.
+    /// The operation of a free node.
     pub(crate) fn graph_memory_launch_free(&mut self, base: u64) -> Answer<Operation> {
         let memory = self.graph_memory(base)?;
         memory.is_live = false;

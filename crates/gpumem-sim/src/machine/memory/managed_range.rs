@@ -1,4 +1,4 @@
-//! What a program can ask about a range of managed memory: the attributes that hold for all of its pages.
+//! The attributes of a range of managed memory that hold for all of its pages.
 
 use crate::base::codes::{Answer, INVALID_VALUE};
 use crate::machine::Machine;

@@ -1,4 +1,4 @@
-//! What an address is: the attributes of a pointer.
+//! The attributes of a pointer.
 
 use crate::backing::pages;
 use crate::base::codes::{Answer, INVALID_VALUE};

@@ -79,7 +79,7 @@ impl Machine {
         self.pool_close_if_empty(handle);
     }
 
-    /// The host knows that all of some streams has run that was queued, and so what they were behind.
+    /// The host has observed that all work of some streams is complete, and so the points that happen before it.
     pub(crate) fn pools_seen(&mut self, is_meant: impl Fn(Handle, &Stream) -> bool) {
         if !self.has_hesitant_pools() {
             return;
@@ -94,7 +94,7 @@ impl Machine {
         self.pools_learn(&seen);
     }
 
-    /// The host knows that an event is done.
+    /// The host has observed that an event is complete.
     pub(crate) fn pools_seen_event(&mut self, event: Handle) {
         if let Some(event) = self.events.get(event).filter(|_| self.has_hesitant_pools())
             && let Some(point) = event.point
@@ -111,7 +111,8 @@ impl Machine {
         self.pools.iter().any(|(_, pool)| is_hesitant(pool))
     }
 
-    /// What the host knows to be free is free for all. Nobody waits for a stream that is gone, so that counts as known.
+    /// Memory whose free the host has observed is free for all streams. A destroyed stream counts as observed, because nothing can wait
+    /// for it.
     fn pools_learn(&mut self, seen: &HappensBefore) {
         let streams = &self.streams;
         for pool in self.pools.values_mut() {

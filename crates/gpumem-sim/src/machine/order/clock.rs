@@ -3,13 +3,13 @@
 use crate::base::handle::Handle;
 use crate::machine::Machine;
 use crate::order::Point;
-use crate::order::clock::{Gone, HOST, Knowledge, Mark, Order};
+use crate::order::clock::{Gone, HOST, Mark, Order, VectorClock};
 use crate::stream::operation::Operation;
 use crate::stream::{Queued, Role, Stream};
 use std::sync::{Arc, OnceLock};
 
 impl Machine {
-    /// What an operation that is queued now carries, with races looked for.
+    /// The clock of an operation that is queued now, if races are detected.
     pub(crate) fn order_of(&mut self, handle: Handle, operation: &Operation) -> Order {
         self.number_stream(handle);
         if self.races.is_none() {
@@ -59,7 +59,7 @@ impl Machine {
     }
 
     /// What the implicit order of the legacy stream says about streams that have nothing left to wait for.
-    fn legacy_knowledge(&mut self, handle: Handle) -> Option<Knowledge> {
+    fn legacy_knowledge(&mut self, handle: Handle) -> Option<VectorClock> {
         let stream = self.streams.get(handle)?;
         let (context, role, is_blocking) = (stream.context, stream.role, stream.is_blocking());
         let mut knowledge = None;
@@ -70,13 +70,13 @@ impl Machine {
                     other.clock.before_legacy = other.done_count;
                     let snapshot = other.snapshot();
                     snapshot.map(|snapshot| {
-                        knowledge.get_or_insert_with(Knowledge::default).learn_snapshot(&snapshot)
+                        knowledge.get_or_insert_with(VectorClock::default).learn_snapshot(&snapshot)
                     });
                 }
             }
             let gone = self.races.as_ref().map_or(&[][..], |races| &races.clocks.gone);
             for gone in gone.iter().filter(|gone| gone.context == context && gone.is_blocking) {
-                knowledge.get_or_insert_with(Knowledge::default).learn_snapshot(&gone.end);
+                knowledge.get_or_insert_with(VectorClock::default).learn_snapshot(&gone.end);
             }
         } else if is_blocking {
             let legacy = self.contexts.get(context)?.legacy;
@@ -85,7 +85,7 @@ impl Machine {
             let stream = self.streams.get_mut(handle)?;
             if stream.clock.after_legacy < done_count {
                 stream.clock.after_legacy = done_count;
-                knowledge.get_or_insert_with(Knowledge::default).learn_snapshot(&snapshot);
+                knowledge.get_or_insert_with(VectorClock::default).learn_snapshot(&snapshot);
             }
         }
         knowledge
@@ -109,7 +109,7 @@ impl Machine {
         Some(queued.order.mark.get_or_insert_default().clone())
     }
 
-    /// An operation's turn has come: its stream knows what it carries.
+    /// An operation runs: merges its clock into that of its stream.
     pub(crate) fn order_before(&mut self, handle: Handle, queued: &mut Queued) -> Order {
         let order = core::mem::take(&mut queued.order);
         if self.races.is_none() {

@@ -113,7 +113,7 @@ impl Machine {
         }
     }
 
-    /// The program says that it touches memory itself. What no device can reach is nobody's business.
+    /// The program declares an access of the host. Memory that no device can reach is ignored.
     pub(crate) fn host_touches(&mut self, kind: AccessKind, address: usize, size_bytes: usize) {
         let (address, size_bytes) = (address as u64, size_bytes as u64);
         self.call_count += 1;
@@ -255,6 +255,6 @@ fn range_of(bytes: Bytes, size_bytes: u64) -> Range<u64> {
 /// can hold.
 const FILE_SPACE: u64 = 1 << 62;
 
-/// What calls answer that a capture forbids or that break one.
+/// The codes of calls that a capture forbids or that invalidate one.
 const CAPTURE_CODES: RangeInclusive<u32> =
     CUresult::CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED.0..=CUresult::CUDA_ERROR_STREAM_CAPTURE_WRONG_THREAD.0;

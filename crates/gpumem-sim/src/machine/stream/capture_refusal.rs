@@ -1,4 +1,4 @@
-//! What captures refuse, and what breaks them: asked before a call does anything.
+//! Calls that captures refuse or that invalidate them, checked before a call has an effect.
 
 use crate::base::codes::{
     Answer, CAPTURE_IMPLICIT, CAPTURE_INVALIDATED, CAPTURE_UNSUPPORTED, CAPTURED_EVENT, INVALID_HANDLE,

@@ -99,7 +99,7 @@ impl Machine {
         }
     }
 
-    /// The host knows that an event is done: its clock is not earlier.
+    /// The host has observed that an event is complete: advances the host's clock.
     pub(crate) fn host_saw_event(&mut self, event: Handle) {
         self.host_learns_event(event);
         let event_ns = self.events.get(event).and_then(|event| event.time_ns);

@@ -1,8 +1,8 @@
-//! What an operation does when its turn comes.
+//! Runs one operation.
 //!
-//! Addresses are looked up here, in the device's view of memory. Work that touches what it may not ends its context:
-//! the fault is kept for the report, every later call on the context answers the error, and what is still queued
-//! there does nothing but keep the books (events, allocations, frees).
+//! Addresses are resolved here, in the device's view of memory. An invalid access ends its context: the fault is kept for the
+//! report, every later call on the context returns the error, and operations that are still queued there only update the
+//! records (events, allocations, frees).
 
 use crate::backing::Bytes;
 use crate::base::address::is_device_address;
@@ -16,12 +16,12 @@ use crate::stream::Queued;
 use crate::stream::operation::{CopyRows, Fill, Operation};
 use gpumem_sys::types::CUresult;
 
-/// Why work failed, and what its context answers from then on.
+/// The fault of failed work, and the code that its context returns from then on.
 pub(crate) struct Fault {
     pub(crate) kind: FaultKind,
     pub(crate) code: CUresult,
     pub(crate) text: String,
-    /// What is or was at the address in question.
+    /// The allocation that is or was at the address.
     pub(crate) allocation: Option<Box<Origin>>,
 }
 
@@ -180,17 +180,17 @@ impl Machine {
 }
 
 impl Fault {
-    /// The process that stands in for the device has no room.
+    /// The host is out of memory.
     pub(crate) fn of_host(code: CUresult) -> Self {
         Self { kind: FaultKind::Host, code, text: HOST_IS_FULL.into(), allocation: None }
     }
 }
 
-/// What a fault says that is nobody's but this process's.
+/// The text of a fault that the program did not cause.
 pub(crate) const HOST_IS_FULL: &str =
     "the host is out of memory or address space for the memory that the work uses";
 
-/// Why a write to memory that was registered for reading only fails.
+/// The text of a fault: a write to memory that is registered read-only.
 pub(crate) fn read_only(address: u64) -> String {
     format!("{address:#x} is host memory that is registered read-only")
 }

@@ -13,7 +13,7 @@ impl Machine {
         if self.active.is_empty() { 0 } else { self.schedule.allowance() }
     }
 
-    /// How many run when somebody asks whether work is done and it is not: sometimes one, so that polling ends.
+    /// The number of operations to run at a query whose work is not complete: sometimes one, so that polling ends.
     pub(crate) fn poll_count(&mut self) -> usize {
         match self.schedule.mode {
             Schedule::Random => self.schedule.random.below(3),
