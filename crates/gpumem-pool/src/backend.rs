@@ -1,8 +1,8 @@
-//! Where a pool's bytes come from: one enum, and the trait that its variants share.
+//! [`Backend`] supplies a pool with device memory. It is one enum, whose variants implement [`Source`].
 //!
-//! The pool has checked a request before it comes here: the stream is the device's, and the size is neither zero nor
-//! beyond the device. Limits, the ladder on a miss and the counts are the backend's: `native` and `none`, which ask the
-//! driver for each block, share theirs in `direct`.
+//! The pool validates each request before it calls the backend: the stream belongs to the pool's device, and the size
+//! is neither zero nor larger than the device. The backend applies the limits, climbs the ladder on a miss, and keeps
+//! the counters. `native` and `none` call the driver for each block, and share that code in `direct`.
 
 #[cfg(feature = "backend-caching")]
 mod caching;
@@ -30,15 +30,21 @@ use gpumem_sys::types::{CUdeviceptr, CUmemGenericAllocationHandle};
 use native::NativeAllocator;
 use none::PlainAllocator;
 
-/// A source of device memory. Every method may be called by any threads at once, with any context current.
+/// A source of device memory. Any number of threads may call any method at the same time, with any context current.
 #[enum_dispatch]
 pub(crate) trait Source {
     fn kind(&self) -> BackendKind;
 
-    /// Memory for work queued on `stream` from now on.
+    /// Allocates memory for work that is queued on `stream` from now on.
+    ///
+    /// # Errors
+    ///
+    /// `PoolError::LimitReached` if a limit refuses the request, and the ladder finds no free memory.
+    /// `PoolError::OutOfMemory` if the driver refuses it instead.
+    /// `PoolError::Driver` or `PoolError::DeviceLost` if another call fails.
     fn alloc(&self, size_bytes: u64, stream: &Stream) -> Result<Allocation, PoolError>;
 
-    /// The same at an alignment of more than 256, a power of two.
+    /// Like [`alloc`](Self::alloc), at an alignment of more than 256, which is a power of two.
     fn alloc_aligned(
         &self,
         size_bytes: u64,
@@ -46,123 +52,127 @@ pub(crate) trait Source {
         stream: &Stream,
     ) -> Result<Allocation, PoolError>;
 
-    /// Lets another device, which has a link to ours, use what was and will be handed out.
+    /// Gives a peer device access to all memory of the pool, present and future. The peer has a link to the pool's
+    /// device.
     fn enable_peer_access(&self, peer: &Device) -> Result<(), PoolError>;
 
-    /// Keeps the physical memory of a live allocation where it is.
+    /// Pins the physical memory of a live allocation under its addresses.
     fn pin(&self, allocation: Allocation) -> Result<(), PoolError>;
 
-    /// What a live allocation lies in, if that can be named to other processes.
+    /// The physical memory under a live allocation, if it can be exported to other processes.
     #[cfg_attr(not(unix), allow(dead_code, reason = "only exports ask for it, which are for Unix"))]
     fn backing(&self, _piece: Allocation) -> Option<Underlying> {
         None
     }
 
-    /// Blocks that grow in place, if the backend has them.
+    /// The interface to blocks that grow in place, if the backend supports them.
     fn growing(&self) -> Option<&dyn Growing> {
         None
     }
 
-    /// Takes back a block that is being dropped. Never waits and never panics, except that `none` waits.
+    /// Takes back a block that is being dropped. Never panics. Never waits, except in `none`.
     fn free(&self, freed: &FreeRequest) -> FreeOutcome;
 
-    /// Holds at least so much from the device, if the backend keeps memory.
+    /// Reserves at least `size_bytes` from the device, if the backend keeps memory.
     fn reserve(&self, _size_bytes: u64) -> Result<(), PoolError> {
         Ok(())
     }
 
-    /// Says the first thing that contradicts another, if the backend keeps books. Exact when nothing else uses the pool.
+    /// Checks the backend's counters and returns the first contradiction. Exact while nothing else uses the pool.
     fn check(&self) -> Result<(), String> {
         Ok(())
     }
 
-    /// The pool has no handle any more, so that nobody allocates. Returns how many blocks are alive of those that the
-    /// backend counts; of each that is freed from here on it says [`FreeOutcome::counted`] is false. Called once.
+    /// Ends allocation, when the last handle to the pool is dropped. Called once. Returns the number of live blocks
+    /// that the backend counts. When such a block is freed later, [`FreeOutcome::counted`] is false.
     fn close(&self) -> u64;
 
-    /// Whether the backend counts its blocks itself. If not, the pool counts each.
+    /// Whether the backend counts its blocks itself. Otherwise, the pool counts each block.
     fn counts_blocks(&self) -> bool;
 
-    /// Whether freed memory stays with the backend, which so is one of its device's trimmables.
+    /// Whether freed memory stays reserved by the backend. Such a backend is one of its device's trimmables.
     fn keeps_memory(&self) -> bool;
 
     fn counts(&self) -> Counts;
 
-    /// What has been counted for each stream whose blocks are alive, and together under `None` for those that are gone.
+    /// The counters of each stream that has live blocks. The entry `None` sums the streams that are gone.
     fn streams(&self) -> Vec<(Option<StreamId>, Counters)>;
 
-    /// From now on peaks are of what comes.
+    /// Resets the peak counters.
     fn reset_peaks(&self) -> Result<(), PoolError>;
 
-    /// Whether it keeps memory in plain segments, for want of virtual memory or because that was asked for.
+    /// Whether the backend keeps memory in plain segments, because virtual memory is unavailable or because the
+    /// configuration requests segments.
     fn has_plain_segments(&self) -> bool {
         false
     }
 
-    /// The hard limit is about to become this.
+    /// Called before the hard limit changes to `limit_bytes`.
     fn allow_hard_limit(&self, _limit_bytes: u64) {}
 
-    /// The soft limit has changed, or more is held than a changed hard limit allows.
+    /// Called after the soft limit has changed, and when more memory is reserved than a changed hard limit allows.
     fn limits_changed(&self) -> Result<(), PoolError> {
         Ok(())
     }
 
-    /// Gives back what is free beyond `keep_bytes`.
+    /// Returns free memory to the driver until `keep_bytes` are reserved.
     fn trim_to(&self, keep_bytes: u64) -> Result<(), PoolError>;
 
-    /// Waits for the device, then gives back all that no block holds.
+    /// Waits for the device, then returns all memory that no block holds to the driver.
     fn reclaim(&self) -> Result<(), PoolError>;
 
-    /// What is held from the device; `None` where that is what the blocks hold.
+    /// The memory reserved from the device. `None` if the backend reserves only the memory of live blocks.
     fn reserved(&self) -> Result<Option<Reserved>, PoolError>;
 }
 
-/// Stretches of addresses whose memory grows and shrinks at their end, each by its number.
+/// Address ranges whose memory grows and shrinks at the end. Each range has an id.
 pub(crate) trait Growing {
-    /// Addresses for so many bytes, not zero: their number and where they start.
+    /// Reserves addresses for `max_bytes`, which is not zero. Returns the id of the range and its first address.
     fn add(&self, max_bytes: u64) -> Result<(u64, CUdeviceptr), PoolError>;
 
-    /// Memory up to a size within the addresses, or no change.
+    /// Maps memory up to `size_bytes` within the range. After an error, the range is unchanged.
     fn grow_to(&self, id: u64, size_bytes: u64) -> Result<(), PoolError>;
 
-    /// No memory behind a size, once these uses are done.
+    /// Releases the memory behind `size_bytes`, once these uses are complete.
     fn shrink_to(&self, id: u64, size_bytes: u64, uses: &[Stamp]) -> Result<(), PoolError>;
 
-    /// Neither memory nor addresses, once these uses are done.
+    /// Releases the memory and the addresses of the range, once these uses are complete.
     fn remove(&self, id: u64, uses: &[Stamp]);
 }
 
-/// They have memory in whole units of this.
+/// The unit in which ranges map memory.
 pub(crate) const GROWTH_UNIT_BYTES: u64 = 2 << 20;
 
-/// Physical memory under an allocation: handles side by side, by the driver's names, each with its size.
+/// Physical memory under an allocation: adjacent handles, as the driver names them, each with its size.
 #[cfg_attr(not(unix), allow(dead_code, reason = "only exports ask for it, which are for Unix"))]
 #[derive(Clone, Debug)]
 pub(crate) struct Underlying {
     pub(crate) handles: Vec<(CUmemGenericAllocationHandle, u64)>,
-    /// Where in the first of them the piece starts.
+    /// The offset of the allocation in the first handle.
     pub(crate) offset_bytes: u64,
 }
 
-/// What a backend hands out: an address, and a record and a class that come back with the block and mean what the backend
-/// likes. In a block there may be a tag with them. They are one word: the processor waits for what it reads from memory in
-/// another width than it has just been written in, and blocks are moved a lot.
+/// An allocation of a backend: an address, a record and a class. The backend defines the record and the class, and
+/// gets both back with the block. A block may add a tag.
+///
+/// Record, class and tag share one word, because blocks are moved a lot: the processor stalls when it reads memory in
+/// another width than the last write.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Allocation {
     pub(crate) address: CUdeviceptr,
-    /// From the lowest bit: 32 of the record, 16 of the class, 16 of the tag.
+    /// From the lowest bit: 32 bits of record, 16 of class, 16 of tag.
     mark: u64,
 }
 
 impl Allocation {
-    /// No memory, and of no class.
+    /// No memory and no class.
     pub(crate) const EMPTY: Self = Self::new(0, 0, Self::NO_CLASS);
 
-    /// No memory of a backend's own: an empty block, or a part of what a graph keeps.
+    /// The class of allocations without backend memory: an empty block, or a part of the memory that a graph retains.
     pub(crate) const NO_CLASS: u16 = u16::MAX;
 
-    /// What adaptors know more of than a backend: the record is a number of the pool's own
-    /// [`Stack`](crate::pool::adaptors::Stack). No backend has such a class.
+    /// The class of blocks that adaptors track: the record is an index into the pool's own
+    /// [`Stack`](crate::pool::adaptors::Stack). No backend uses this class.
     const SPECIAL: u16 = u16::MAX - 1;
 
     #[inline]
@@ -170,7 +180,7 @@ impl Allocation {
         Self { address, mark: record as u64 | (class as u64) << CLASS_SHIFT }
     }
 
-    /// A block that the pool's adaptors have a number for.
+    /// A block that the pool's adaptors track under `number`.
     pub(crate) fn special(address: CUdeviceptr, number: u32) -> Self {
         Self::new(address, number, Self::SPECIAL)
     }
@@ -190,32 +200,32 @@ impl Allocation {
         (self.mark >> CLASS_SHIFT) as u16
     }
 
-    /// The class of one without a tag; with one, more than any class.
+    /// The class, if there is no tag. With a tag, a value greater than every class.
     #[cfg(feature = "backend-caching")]
     #[inline]
     pub(crate) fn untagged_class(self) -> usize {
         (self.mark >> CLASS_SHIFT) as usize
     }
 
-    /// 0 is none.
+    /// The tag. 0 means that there is none.
     #[inline]
     pub(crate) fn tag(self) -> u16 {
         (self.mark >> TAG_SHIFT) as u16
     }
 
-    /// The same, which has none yet, with a tag.
+    /// Adds a tag to an allocation that has none.
     #[inline]
     pub(crate) fn with_tag(self, tag: u16) -> Self {
         Self { mark: self.mark | u64::from(tag) << TAG_SHIFT, ..self }
     }
 
-    /// As the backend knows it.
+    /// The allocation as the backend returned it.
     #[inline]
     pub(crate) fn without_tag(self) -> Self {
         Self { mark: self.mark & ((1 << TAG_SHIFT) - 1), ..self }
     }
 
-    /// All but the address, to be put together again.
+    /// Record, class and tag as one word, for [`from_mark`](Self::from_mark).
     pub(crate) fn mark(self) -> u64 {
         self.mark
     }
@@ -228,53 +238,54 @@ impl Allocation {
 const CLASS_SHIFT: u32 = 32;
 const TAG_SHIFT: u32 = 48;
 
-/// A block that is being dropped, not empty.
+/// A non-empty block that is being dropped.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct FreeRequest {
     pub(crate) allocation: Allocation,
     pub(crate) size_bytes: u64,
-    /// The stream that it was allocated on, which may be gone.
+    /// The stream that the block was allocated on. The stream may be gone.
     pub(crate) owner_stream: StreamId,
-    /// The other streams that used it, as [`Clocks::uses`] reads them.
+    /// The other streams that used the block, in the encoding that [`Clocks::uses`] reads.
     pub(crate) uses: u64,
-    /// Whoever drops it knows that no work uses it any more.
+    /// Whether the caller guarantees that all uses of the block are complete.
     pub(crate) is_complete: bool,
 }
 
 impl FreeRequest {
-    /// The uses that are not known to be done, the owner stream's first.
+    /// The uses that may still be pending. The owner stream's comes first.
     pub(crate) fn stamps(&self, clocks: &Clocks) -> impl Iterator<Item = Stamp> {
         let uses = (!self.is_complete).then(|| clocks.uses(self.owner_stream, self.uses));
         uses.into_iter().flatten()
     }
 }
 
-/// What became of a free.
+/// The outcome of a free.
 #[derive(Debug)]
 #[must_use = "a failure poisons the pool"]
 pub(crate) struct FreeOutcome {
-    /// After an error nothing was freed: the block is leaked, and was not counted.
+    /// After an error the block is leaked: it is not freed, and it stays in the counters.
     pub(crate) result: Result<(), DriverError>,
-    /// Whether the backend counted the block off. Once this is true, the pool may be gone: it is not touched again.
+    /// Whether the backend has removed the block from its counters. Once this is true, the pool may be gone, so the
+    /// caller does not access it again.
     pub(crate) counted: bool,
 }
 
-/// Exact when no other thread is allocating or freeing meanwhile.
+/// Usage counters. Exact while no other thread allocates or frees.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Counts {
     pub(crate) in_use_bytes: u64,
-    /// An upper bound: [`Status::in_use_peak_bytes`](crate::Status::in_use_peak_bytes) says how near.
+    /// An upper bound. [`Status::in_use_peak_bytes`](crate::Status::in_use_peak_bytes) documents its accuracy.
     pub(crate) in_use_peak_bytes: u64,
     pub(crate) block_count: u64,
     pub(crate) allocation_count: u64,
 }
 
-/// What a backend holds from the device, for blocks and for reuse.
+/// The memory that a backend has reserved from the device, for live blocks and for reuse.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Reserved {
     pub(crate) current_bytes: u64,
     pub(crate) peak_bytes: u64,
-    /// Host memory of the backend's own records.
+    /// The host memory of the backend's records.
     pub(crate) record_bytes: u64,
 }
 
@@ -287,10 +298,11 @@ pub(crate) enum Backend {
     None(Direct<PlainAllocator>),
 }
 
-/// What takes no lock that threads share, and no driver call. Always part of their callers: what they pass is in registers
-/// then. They are told the backend's [`near`](Backend::near), so that none has to look for it.
+/// The fast paths: they take no lock that threads share, and make no driver call. They are inlined into their
+/// callers, so that arguments stay in registers. Callers pass the backend's [`near`](Backend::near), which saves a
+/// look-up.
 impl Backend {
-    /// Where threads have at hand what is free of this backend's; [`NO_CACHE`] if they have nothing.
+    /// The key of this backend's thread caches. [`NO_CACHE`] if the backend has none.
     pub(crate) fn near(&self) -> u64 {
         match self {
             #[cfg(feature = "backend-caching")]
@@ -299,61 +311,62 @@ impl Backend {
         }
     }
 
-    /// What [`Source::alloc`] gives, where it is at hand. Of a stream that this thread has not been seen to use with this
-    /// pool, nothing is.
+    /// [`Source::alloc`] from the calling thread's cache; `None` on a miss. A stream that the thread has not yet used
+    /// with this pool always misses.
     #[inline(always)]
-    pub(crate) fn hit(near: u64, size_bytes: u64, fast_path_id: u64) -> Option<Allocation> {
+    pub(crate) fn hit(cache_key: u64, size_bytes: u64, fast_path_id: u64) -> Option<Allocation> {
         #[cfg(feature = "backend-caching")]
-        return CachingBackend::hit(near, size_bytes, fast_path_id);
+        return CachingBackend::hit(cache_key, size_bytes, fast_path_id);
         #[cfg(not(feature = "backend-caching"))]
         {
-            let _ = (near, size_bytes, fast_path_id);
+            let _ = (cache_key, size_bytes, fast_path_id);
             None
         }
     }
 
-    /// [`Source::free`] of a small block that only the owner stream has used, if there is room for it at hand; false if there is not.
-    /// Once it is true, the pool may be gone.
+    /// [`Source::free`] into the calling thread's cache, for a small block that only the owner stream has used.
+    /// Returns false if the cache has no room. Once this returns true, the pool may be gone.
     #[inline(always)]
     pub(crate) fn put_back_small(
-        near: u64,
+        cache_key: u64,
         allocation: &Allocation,
         size_bytes: u64,
         owner_stream: StreamId,
     ) -> bool {
         #[cfg(feature = "backend-caching")]
-        return CachingBackend::put_back_small(near, allocation, size_bytes, owner_stream);
+        return CachingBackend::put_back_small(cache_key, allocation, size_bytes, owner_stream);
         #[cfg(not(feature = "backend-caching"))]
         {
-            let _ = (near, allocation, size_bytes, owner_stream);
+            let _ = (cache_key, allocation, size_bytes, owner_stream);
             false
         }
     }
 
-    /// The same of any size.
+    /// Like [`put_back_small`](Self::put_back_small), for any size.
     pub(crate) fn put_back(
         &self,
-        near: u64,
+        cache_key: u64,
         allocation: &Allocation,
         size_bytes: u64,
         owner_stream: StreamId,
     ) -> bool {
         match self {
             #[cfg(feature = "backend-caching")]
-            Self::Caching(caching) => caching.put_back(near, allocation, size_bytes, owner_stream),
+            Self::Caching(caching) => caching.put_back(cache_key, allocation, size_bytes, owner_stream),
             _ => {
-                let _ = (near, allocation, size_bytes, owner_stream);
+                let _ = (cache_key, allocation, size_bytes, owner_stream);
                 false
             }
         }
     }
 }
 
-/// Where no thread has anything.
+/// The key of a backend without thread caches. It matches no cache.
 pub(crate) const NO_CACHE: u64 = u64::MAX;
 
 impl Backend {
-    /// The one that was asked for, else the best that is built and that the device can carry.
+    /// Creates the configured backend. Without a configured one, creates the best backend that is compiled in and
+    /// that the device supports.
     pub(crate) fn new(device: &Device, config: &Config, limits: &Limits) -> Result<Self, PoolError> {
         let caching = || caching(device, config, limits);
         let native = || native(device, config, limits);
@@ -367,7 +380,7 @@ impl Backend {
     }
 }
 
-/// The next best, where this one is not built in or the device can't carry it.
+/// Tries the next backend if this one is not compiled in or the device does not support it.
 fn instead(
     error: PoolError,
     next: impl FnOnce() -> Result<Backend, PoolError>,

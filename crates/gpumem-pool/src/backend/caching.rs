@@ -31,36 +31,37 @@ use gpumem_heap::{HeapBlock, SizeClass};
 use std::sync::Arc;
 
 pub(crate) struct CachingBackend {
-    /// Never used again: what a thread remembers of a pool that is gone matches no other.
-    front: u64,
-    shared: Arc<CachingPool>,
+    /// The key of the thread caches. Keys are never reused, so an entry that a thread caches of a dropped pool
+    /// matches no other pool.
+    cache_key: u64,
+    pool: Arc<CachingPool>,
 }
 
 impl CachingBackend {
     pub(super) fn new(device: &Device, config: &Config, limits: &Limits) -> Result<Self, PoolError> {
         static NEXT: AtomicU64 = AtomicU64::new(cache::KEY_STEP);
-        let front = NEXT.fetch_add(cache::KEY_STEP, Ordering::Relaxed);
-        Ok(Self { front, shared: CachingPool::new(front, device, config, limits)? })
+        let cache_key = NEXT.fetch_add(cache::KEY_STEP, Ordering::Relaxed);
+        Ok(Self { cache_key, pool: CachingPool::new(cache_key, device, config, limits)? })
     }
 }
 
 impl CachingBackend {
     pub(super) fn near(&self) -> u64 {
-        self.front
+        self.cache_key
     }
 
     #[inline(always)]
-    pub(super) fn hit(near: u64, size_bytes: u64, fast_path_id: u64) -> Option<Allocation> {
+    pub(super) fn hit(cache_key: u64, size_bytes: u64, fast_path_id: u64) -> Option<Allocation> {
         let Some(class) = SizeClass::of(size_bytes) else {
-            return Self::hit_large(near, size_bytes, fast_path_id);
+            return Self::hit_large(cache_key, size_bytes, fast_path_id);
         };
-        let allocation = cache::with_cache(near, fast_path_id, |set| set.take(class, size_bytes));
+        let allocation = cache::with_cache(cache_key, fast_path_id, |set| set.take(class, size_bytes));
         allocation.flatten().map(|allocation| of_class(class, allocation))
     }
 
     #[inline(always)]
     pub(super) fn put_back_small(
-        near: u64,
+        cache_key: u64,
         allocation: &Allocation,
         size_bytes: u64,
         owner_stream: StreamId,
@@ -69,26 +70,26 @@ impl CachingBackend {
         let put = |set: OwnerGuard<'_>| {
             set.put(class, size_bytes, HeapBlock { address: allocation.address, record: allocation.record() })
         };
-        cache::with_cache(near, owner_stream.as_u64(), put) == Some(true)
+        cache::with_cache(cache_key, owner_stream.as_u64(), put) == Some(true)
     }
 
     pub(super) fn put_back(
         &self,
-        near: u64,
+        cache_key: u64,
         allocation: &Allocation,
         size_bytes: u64,
         owner_stream: StreamId,
     ) -> bool {
         if SizeClass::at(allocation.untagged_class()).is_some() {
-            return Self::put_back_small(near, allocation, size_bytes, owner_stream);
+            return Self::put_back_small(cache_key, allocation, size_bytes, owner_stream);
         }
-        let Some(large) = self.shared.large(allocation, size_bytes, owner_stream) else { return false };
-        cache::with_cache(near, owner_stream.as_u64(), |set| set.put_large(large)) == Some(true)
+        let Some(large) = self.pool.large(allocation, size_bytes, owner_stream) else { return false };
+        cache::with_cache(cache_key, owner_stream.as_u64(), |set| set.put_large(large)) == Some(true)
     }
 
     #[inline(never)]
-    fn hit_large(near: u64, size_bytes: u64, fast_path_id: u64) -> Option<Allocation> {
-        cache::with_cache(near, fast_path_id, |set| set.take_large(size_bytes)).flatten().map(of_recent)
+    fn hit_large(cache_key: u64, size_bytes: u64, fast_path_id: u64) -> Option<Allocation> {
+        cache::with_cache(cache_key, fast_path_id, |set| set.take_large(size_bytes)).flatten().map(of_recent)
     }
 }
 
@@ -98,7 +99,7 @@ impl Source for CachingBackend {
     }
 
     fn alloc(&self, size_bytes: u64, stream: &Stream) -> Result<Allocation, PoolError> {
-        self.shared.alloc(size_bytes, stream)
+        self.pool.alloc(size_bytes, stream)
     }
 
     fn alloc_aligned(
@@ -107,45 +108,45 @@ impl Source for CachingBackend {
         alignment: u64,
         stream: &Stream,
     ) -> Result<Allocation, PoolError> {
-        self.shared.alloc_from_heap(size_bytes, alignment, stream)
+        self.pool.alloc_from_heap(size_bytes, alignment, stream)
     }
 
     fn free(&self, freed: &FreeRequest) -> FreeOutcome {
-        self.shared.free(freed)
+        self.pool.free(freed)
     }
 
     fn reserve(&self, size_bytes: u64) -> Result<(), PoolError> {
-        self.shared.reserve(size_bytes)
+        self.pool.reserve(size_bytes)
     }
 
     fn check(&self) -> Result<(), String> {
-        self.shared.check()
+        self.pool.check()
     }
 
     fn enable_peer_access(&self, peer: &Device) -> Result<(), PoolError> {
-        self.shared.enable_peer_access(peer)
+        self.pool.enable_peer_access(peer)
     }
 
     fn pin(&self, allocation: Allocation) -> Result<(), PoolError> {
-        self.shared.pin(allocation.record());
+        self.pool.pin(allocation.record());
         Ok(())
     }
 
     fn backing(&self, allocation: Allocation) -> Option<Underlying> {
-        self.shared.backing(&allocation)
+        self.pool.backing(&allocation)
     }
 
     fn growing(&self) -> Option<&dyn Growing> {
-        if self.shared.can_map() { Some(&*self.shared) } else { None }
+        if self.pool.can_map() { Some(&*self.pool) } else { None }
     }
 
     fn limits_changed(&self) -> Result<(), PoolError> {
-        self.shared.hear_of_waits();
+        self.pool.hear_of_waits();
         Ok(())
     }
 
     fn close(&self) -> u64 {
-        self.shared.close()
+        self.pool.close()
     }
 
     fn counts_blocks(&self) -> bool {
@@ -157,37 +158,37 @@ impl Source for CachingBackend {
     }
 
     fn counts(&self) -> Counts {
-        self.shared.counts()
+        self.pool.counts()
     }
 
     fn streams(&self) -> Vec<(Option<StreamId>, Counters)> {
-        self.shared.streams()
+        self.pool.streams()
     }
 
     fn reset_peaks(&self) -> Result<(), PoolError> {
-        self.shared.reset_peaks();
+        self.pool.reset_peaks();
         Ok(())
     }
 
     fn has_plain_segments(&self) -> bool {
-        self.shared.has_plain_segments()
+        self.pool.has_plain_segments()
     }
 
     fn trim_to(&self, keep_bytes: u64) -> Result<(), PoolError> {
-        self.shared.trim_to(keep_bytes)
+        self.pool.trim_to(keep_bytes)
     }
 
     fn reclaim(&self) -> Result<(), PoolError> {
-        self.shared.reclaim()
+        self.pool.reclaim()
     }
 
     fn reserved(&self) -> Result<Option<Reserved>, PoolError> {
-        Ok(Some(self.shared.reserved()))
+        Ok(Some(self.pool.reserved()))
     }
 }
 
 impl FreeRequest {
-    /// Whether the owner stream's order is all there is to it.
+    /// Whether the free has to wait for the owner stream alone.
     fn is_plain(&self) -> bool {
         self.uses == 0 && !self.is_complete
     }
@@ -201,15 +202,15 @@ fn of_recent(large: LargeBlock) -> Allocation {
     of_heap(large.block, large.step)
 }
 
-/// A large piece's class says how large it is.
+/// The class of a large block encodes its minimum size.
 fn of_heap(allocation: HeapBlock, step: SizeStep) -> Allocation {
     Allocation::new(allocation.address, allocation.record, LARGE_FIRST + step.number())
 }
 
-/// What there is of a large piece at least, as far as it is known.
+/// A lower bound of a large block's size, as far as its class encodes one.
 fn step_of(allocation: &Allocation) -> SizeStep {
     allocation.class().checked_sub(LARGE_FIRST).and_then(SizeStep::at).unwrap_or_default()
 }
 
-/// Beyond the classes of small ones.
+/// The first class of large blocks, beyond the classes of small ones.
 const LARGE_FIRST: u16 = 256;

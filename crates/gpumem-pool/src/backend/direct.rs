@@ -1,8 +1,10 @@
-//! [`Direct`]: a backend that asks the driver for each block, with the count and the ladder that such backends share.
+//! [`Direct`]: a backend that calls the driver for each block. `native` and `none` share its counters and its ladder.
 //!
-//! The hard limit bounds what blocks hold. Every request is admitted before the driver is asked; a free counts from the
-//! moment it is dropped, so that waiting for it could not make room. When the device is full, it is waited for once, and what the
-//! driver keeps for reuse is given back, and what pools left that have ended; nothing else here waits.
+//! The hard limit bounds the memory of live blocks. Every request is admitted before the driver is called. A free is
+//! counted as soon as the block is dropped, so waiting for the free would not make room under the limit.
+//!
+//! When the device is full, an allocation waits for the device once. It then releases the memory that the driver
+//! keeps for reuse, and the memory that ended pools have left. Nothing else here waits.
 
 mod eager;
 
@@ -21,83 +23,94 @@ use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, Once, PoisonError, Weak};
 use std::time::Instant;
 
-/// What a backend of this kind asks of the driver; it does nothing else, and answers in the driver's terms.
+/// The driver calls of one backend. An implementation does nothing else, and returns the driver's errors.
 pub(crate) trait DriverAllocator {
     const KIND: BackendKind;
 
-    /// Whether freed memory stays reserved, so that giving it back can make room.
+    /// Whether freed memory stays reserved, so that a trim can make room.
     const KEEPS_MEMORY: bool;
 
-    /// Memory for work queued on `stream` from now on.
+    /// Allocates memory for work that is queued on `stream` from now on.
+    ///
+    /// # Errors
+    ///
+    /// The [`DriverError`] of the call that failed; its code is `CUDA_ERROR_OUT_OF_MEMORY` if there is no room.
     fn acquire(&self, size_bytes: u64, stream: &Stream) -> Result<CUdeviceptr, DriverError>;
 
-    /// Takes memory back once all uses of it are done, those queued by now included. After an error nothing was freed.
+    /// Frees memory once all its uses are complete, including uses that are queued at the time of the call. After an
+    /// error, nothing has been freed.
     fn release(&self, device: &Device, freed: &FreeRequest) -> Result<(), DriverError>;
 
-    /// Queues what was freed but had to wait for something else than a stream. Says whether there was any.
+    /// Queues the frees that could not yet be placed in a stream's order. Returns whether any has been queued.
     fn sweep(&self) -> Result<bool, DriverError> {
         Ok(false)
     }
 
-    /// The same after a look at what is complete; marks what is not, for the next time.
+    /// Like [`sweep`](Self::sweep), after polling for completed work. Records markers for pending work, so that a
+    /// later poll can detect its completion.
     fn look(&self) -> Result<(), DriverError> {
         Ok(())
     }
 
-    /// Whether anything that was released waits for work.
+    /// Whether any released memory still waits for work.
     fn has_waiting(&self) -> bool {
         false
     }
 
-    /// Waits for work of other devices that keeps what was released from being taken back, up to a deadline if there is one.
+    /// Waits for work of other devices that delays released memory, up to the deadline if there is one.
     fn finish_others(&self, _until: Option<Instant>) -> Result<(), DriverError> {
         Ok(())
     }
 
-    /// Lets another device use the memory that was and will be acquired.
+    /// Gives another device access to acquired memory, present and future.
     fn enable_peer_access(&self, device: &Device, peer: &Device) -> Result<(), DriverError>;
 
-    /// The hard limit is about to become this.
+    /// Called before the hard limit changes to `limit_bytes`.
     fn allow_hard_limit(&self, _limit_bytes: u64) {}
 
-    /// From now on what is kept beyond this is given back when the host waits.
+    /// Sets the soft limit. Memory kept beyond it is released when the host waits.
     fn set_soft_limit(&self, _limit_bytes: Option<u64>) -> Result<(), DriverError> {
         Ok(())
     }
 
-    /// The driver's own peak, if it has one, begins anew.
+    /// Resets the driver's own peak counter, if it has one.
     fn reset_peak(&self) -> Result<(), DriverError> {
         Ok(())
     }
 
-    /// Keeps acquired memory where it is.
+    /// Pins acquired memory under its addresses.
+    ///
+    /// # Errors
+    ///
+    /// `PoolError::NotWithBackend` if the backend cannot pin memory.
     fn pin(&self) -> Result<(), PoolError>;
 
-    /// Gives back what is free beyond `keep_bytes`.
+    /// Returns free memory to the device until `keep_bytes` are reserved.
     fn trim_to(&self, device: &Device, keep_bytes: u64) -> Result<(), DriverError>;
 
-    /// What is held from the device; `None` where that is what the blocks hold.
+    /// The memory reserved from the device. `None` if the backend reserves only the memory of live blocks.
     fn reserved(&self, device: &Device) -> Result<Option<Reserved>, DriverError>;
 }
 
 pub(crate) struct Direct<C>(Arc<DirectBackend<C>>);
 
-/// The backend itself, which its device knows too.
+/// The backend itself. Its device holds weak references to it.
 pub(crate) struct DirectBackend<C> {
     device: Device,
-    ledger: UsageCounters,
-    /// Those whose blocks are alive.
+    counters: UsageCounters,
+    /// The counters of streams that have live blocks.
     streams: Mutex<BTreeMap<StreamId, Counters>>,
     admission: Admission,
     limits: Limits,
     growth: GrowthLog,
     idle: Idle,
     hears_of_waits: Once,
-    /// As [`PoolBuilder::garbage_collection_threshold`](crate::PoolBuilder::garbage_collection_threshold).
+    /// See [`PoolBuilder::garbage_collection_threshold`](crate::PoolBuilder::garbage_collection_threshold).
     collect_above: Option<f64>,
-    /// In each stream, behind what was queued there when something was last found to be too much; see `eager`.
+    /// Events that the driver has not yet been shown, each queued in its stream when the pool last held too much
+    /// memory; see `eager`.
     unseen: Mutex<Vec<(StreamIndex, MarkerEvent)>>,
-    /// As [`Tuning::wait_deadline`](crate::Tuning::wait_deadline).
+    /// See [`Tuning::wait_deadline`](crate::Tuning::wait_deadline).
     wait_deadline: Duration,
     calls: C,
 }
@@ -109,7 +122,7 @@ impl<C: DriverAllocator + Send + Sync + 'static> Direct<C> {
         let growth = GrowthLog::default();
         let direct = Arc::new(DirectBackend {
             device,
-            ledger: UsageCounters::default(),
+            counters: UsageCounters::default(),
             streams: Mutex::default(),
             admission,
             limits,
@@ -133,7 +146,7 @@ impl<C: DriverAllocator + Send + Sync + 'static> Direct<C> {
         direct
     }
 
-    /// From now on the pool is told when the host has waited, if that can matter to it.
+    /// Registers the pool for notifications of host waits, if the backend keeps memory.
     fn hear_of_waits(&self) {
         if C::KEEPS_MEMORY {
             self.hears_of_waits.call_once(|| {
@@ -154,7 +167,8 @@ impl<C> Deref for Direct<C> {
 
 impl<C: DriverAllocator> DirectBackend<C> {
     fn admit(&self, size_bytes: u64) -> Result<(), PoolError> {
-        let refused = |passed| self.refusal(size_bytes, self.ledger.in_use_bytes(), Some(passed), Vec::new());
+        let refused =
+            |passed| self.refusal(size_bytes, self.counters.in_use_bytes(), Some(passed), Vec::new());
         self.admission.admit(size_bytes).map_err(refused)
     }
 
@@ -171,7 +185,7 @@ impl<C: DriverAllocator> DirectBackend<C> {
         self.streams.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The ladder: what is free now, then what giving back frees, then an error that explains.
+    /// The ladder: memory that is free now, then memory that a trim releases, then an error with a report.
     fn acquire(&self, size_bytes: u64, stream: &Stream) -> Result<CUdeviceptr, PoolError> {
         let full = match self.acquire_sparingly(size_bytes, stream) {
             Err(error) if is_full(&error) => error,
@@ -182,27 +196,30 @@ impl<C: DriverAllocator> DirectBackend<C> {
             Err(error) if is_full(&error) => {}
             other => return Ok(other?),
         }
-        match self.refusal(size_bytes, self.ledger.in_use_bytes(), None, attempts) {
-            // Without the numbers, there is the driver's word.
+        match self.refusal(size_bytes, self.counters.in_use_bytes(), None, attempts) {
+            // Without the numbers for a report, the driver's own error is returned.
             PoolError::Driver(_) => Err(full.into()),
             with_report => Err(with_report),
         }
     }
 
-    /// Beyond the threshold, if there is one, the driver keeps nothing idle when it takes more: that goes back first where
-    /// the counts say that more is needed, and else as soon as more was taken, for want of an allocation that is large enough.
+    /// Allocates, and trims memory that is idle beyond the garbage collection threshold, if there is one.
+    ///
+    /// If the counters show that the driver must reserve more memory, the trim comes before the allocation. If the
+    /// driver reserves more although the counters show enough, no free range was large enough; the trim then follows
+    /// at once.
     fn acquire_sparingly(&self, size_bytes: u64, stream: &Stream) -> Result<CUdeviceptr, DriverError> {
         let (Some(share), true) = (self.collect_above, C::KEEPS_MEMORY) else {
             return self.calls.acquire(size_bytes, stream);
         };
         let keep_bytes = self.limits.part_bytes(share, self.device.total_bytes());
         let before_bytes = self.calls.reserved(&self.device)?.map_or(0, |held| held.current_bytes);
-        let has_enough = self.ledger.in_use_bytes().saturating_add(size_bytes) <= before_bytes;
+        let has_enough = self.counters.in_use_bytes().saturating_add(size_bytes) <= before_bytes;
         if !has_enough && before_bytes.saturating_add(size_bytes) > keep_bytes {
             self.calls.trim_to(&self.device, keep_bytes.saturating_sub(size_bytes))?;
         }
         let address = self.calls.acquire(size_bytes, stream)?;
-        // The block is there, so what fails now is for the next call to say.
+        // The block is allocated, so a failed trim is left to the next call.
         if let Ok(Some(after)) = self.calls.reserved(&self.device)
             && after.current_bytes > before_bytes.max(keep_bytes)
         {
@@ -211,18 +228,18 @@ impl<C: DriverAllocator> DirectBackend<C> {
         Ok(address)
     }
 
-    /// Waits for the device, then gives back all that is free, of pools that have ended too.
+    /// Waits for the device, then releases all free memory, including that of ended pools.
     fn give_back(&self) -> Result<(), PoolError> {
         self.device.finish_with_maintenance()?;
         self.calls.finish_others(None)?;
         self.calls.sweep()?;
-        // This, or the maintenance before it, may have freed memory in the order of a stream of the pool's own.
+        // The sweep, or the maintenance before it, may have queued frees on a stream of the pool's own.
         self.device.finish()?;
         Ok(self.calls.trim_to(&self.device, 0)?)
     }
 
-    /// The same for an allocation, which waits no longer than until its deadline, and for pinned memory only where some of
-    /// it waits for work.
+    /// Like [`give_back`](Self::give_back), for an allocation: the wait ends at the allocation's deadline. Pinned
+    /// memory is waited for only if some of it is pending.
     fn give_back_in_time(&self) -> Result<(), PoolError> {
         let kind = self.admission.kind();
         let needs_wait = kind != MemoryKind::Host
@@ -265,7 +282,7 @@ impl<C: DriverAllocator> DirectBackend<C> {
             (_, Err(error)) => return error.into(),
         };
         let reserved_bytes = reserved.map_or(in_use_bytes, |reserved| reserved.current_bytes);
-        // Where the device has room, the driver's pool has refused, whose own limit counts what it reserves.
+        // If the device has room, the refusal came from the driver's pool. Its bound counts reserved memory.
         let is_full = |passed: &LimitExceeded| {
             info.free_bytes >= requested_bytes
                 && reserved_bytes.saturating_add(requested_bytes) > passed.limit_bytes
@@ -274,7 +291,7 @@ impl<C: DriverAllocator> DirectBackend<C> {
         let report = OutOfMemory {
             requested_bytes,
             in_use_bytes,
-            block_count: self.ledger.block_count(),
+            block_count: self.counters.block_count(),
             reserved_bytes,
             device_free_bytes: info.free_bytes,
             device_total_bytes: info.total_bytes,
@@ -287,9 +304,10 @@ impl<C: DriverAllocator> DirectBackend<C> {
     }
 
     fn note_growth(&self) {
-        let in_use_bytes = self.ledger.in_use_bytes();
+        let in_use_bytes = self.counters.in_use_bytes();
         if self.growth.is_due(in_use_bytes) {
-            let (block_count, allocation_count) = (self.ledger.block_count(), self.ledger.allocation_count());
+            let (block_count, allocation_count) =
+                (self.counters.block_count(), self.counters.allocation_count());
             let wait_count = self.device.maintenance().wait_count();
             self.growth.add(in_use_bytes, Sample { in_use_bytes, block_count, allocation_count, wait_count });
         }
@@ -305,7 +323,7 @@ impl<C: DriverAllocator + Send + Sync + 'static> Source for Direct<C> {
         self.admit(size_bytes)?;
         let acquired = self.acquire(size_bytes, stream);
         let address = acquired.inspect_err(|_| self.admission.give_back(size_bytes))?;
-        self.ledger.count_out(size_bytes);
+        self.counters.count_out(size_bytes);
         self.lock_streams().entry(stream.id()).or_default().count_out(size_bytes);
         self.note_growth();
         self.device.serve();
@@ -327,13 +345,13 @@ impl<C: DriverAllocator + Send + Sync + 'static> Source for Direct<C> {
     fn free(&self, freed: &FreeRequest) -> FreeOutcome {
         let freed = &whole(freed);
         let result = match self.calls.release(&self.device, freed) {
-            // The memory goes with the driver.
+            // The driver is shutting down, and releases the memory itself.
             Err(cause) if cause.is_shutdown() => Ok(()),
             other => other,
         };
-        // What was not freed may still be in use: it stays counted.
+        // Memory that was not freed may still be in use, so it stays counted.
         if result.is_ok() {
-            self.ledger.count_in(freed.size_bytes);
+            self.counters.count_in(freed.size_bytes);
             self.count_in(freed.owner_stream, freed.size_bytes);
             self.admission.give_back(freed.size_bytes);
         }
@@ -373,10 +391,10 @@ impl<C: DriverAllocator + Send + Sync + 'static> Source for Direct<C> {
 
     fn counts(&self) -> Counts {
         Counts {
-            in_use_bytes: self.ledger.in_use_bytes(),
-            in_use_peak_bytes: self.ledger.in_use_peak_bytes(),
-            block_count: self.ledger.block_count(),
-            allocation_count: self.ledger.allocation_count(),
+            in_use_bytes: self.counters.in_use_bytes(),
+            in_use_peak_bytes: self.counters.in_use_peak_bytes(),
+            block_count: self.counters.block_count(),
+            allocation_count: self.counters.allocation_count(),
         }
     }
 
@@ -385,7 +403,7 @@ impl<C: DriverAllocator + Send + Sync + 'static> Source for Direct<C> {
     }
 
     fn reset_peaks(&self) -> Result<(), PoolError> {
-        self.ledger.reset_peak();
+        self.counters.reset_peak();
         Ok(self.calls.reset_peak()?)
     }
 
@@ -403,7 +421,7 @@ impl<C: DriverAllocator + Send + Sync + 'static> Source for Direct<C> {
     }
 }
 
-/// What was asked of the driver for a block that may be aligned.
+/// The driver's allocation under a block that may be aligned.
 fn whole(freed: &FreeRequest) -> FreeRequest {
     let address = freed.allocation.address - u64::from(freed.allocation.record()) * ALIGNMENT_MIN;
     FreeRequest {
@@ -413,7 +431,8 @@ fn whole(freed: &FreeRequest) -> FreeRequest {
     }
 }
 
-/// Room for the size wherever the driver's block starts; an exponent of 0 says that any start will do.
+/// The size with padding for the alignment, wherever the driver's allocation starts. An exponent of 0 means no
+/// alignment.
 fn padded_bytes(size_bytes: u64, alignment_exponent: u32) -> u64 {
     size_bytes.saturating_add((1_u64 << alignment_exponent).saturating_sub(ALIGNMENT_MIN))
 }

@@ -1,21 +1,27 @@
-//! `native`: the driver's own stream-ordered pool, of the kind of memory that was asked for.
+//! `native`: the driver's own stream-ordered pool, for the configured kind of memory.
 //!
-//! Each of our pools has a driver pool of its own rather than the device's default one, so that limits and thresholds
-//! are ours alone. Allocations and frees are queued like any other work, and neither waits. The driver keeps freed
-//! memory reserved up to the release threshold, which is our soft limit, and looks at it whenever the host synchronises.
+//! Each pool creates a driver pool of its own instead of using the device's default pool, so that limits and
+//! thresholds apply to it alone. Allocations and frees are queued like other work, and neither waits. The driver
+//! keeps freed memory reserved up to the release threshold, which is the pool's soft limit, and applies the threshold
+//! when the host synchronises.
 //!
-//! A hard limit also bounds what the driver may reserve for the pool. Seen on an H200 with CUDA 13.0: the bound is
-//! rounded up to 32 MiB, one beyond the device's memory is refused as out of memory, and within it free memory is not
-//! moved together: a request that finds only smaller pieces fails although our own count has room for it. The driver
-//! rounds each block to 512 bytes. The piece that we add on top covers the rounding, not the scattering. That bound can't
-//! be changed, so a limit that is raised may take a further driver pool: see `chain`. A limit that is lowered leaves it as it
-//! is: blocks are held to the lower one, by our own count.
+//! A hard limit also bounds the memory that the driver may reserve for the pool. On an H200 with CUDA 13.0:
+//!
+//! - The driver rounds the bound up to 32 MiB.
+//! - The driver refuses a bound beyond the device's memory as out of memory.
+//! - Within the bound, the driver does not move free memory together: a request that finds only smaller free ranges
+//!   fails, although the pool's own counter has room for it.
+//! - The driver rounds each block to 512 bytes.
+//!
+//! The bound is one growth unit larger than the limit. That covers the rounding, but not the fragmentation. A driver
+//! pool's bound is fixed, so a raised limit may need another driver pool: see `chain`. A lowered limit leaves the
+//! bound unchanged, and the pool's own counter applies the lower limit to blocks.
 //!
 //! | kind | the driver's pool | bounded by it | frees |
 //! | --- | --- | --- | --- |
-//! | device | of the device, since CUDA 11.2 | yes | in the order of streams: `ordered` |
+//! | device | of the device, since CUDA 11.2 | yes | in stream order: `ordered` |
 //! | host | of the host, since CUDA 12.6; all devices are given access | yes | once all uses are complete: `complete` |
-//! | unified | managed, with no place of its own, since CUDA 13.0 | no: what is held is kept below the limit here | the same |
+//! | unified | managed, without a fixed location, since CUDA 13.0 | no: `complete` keeps held memory below the limit | like host: `complete` |
 
 mod chain;
 mod complete;
@@ -41,12 +47,12 @@ pub(crate) struct NativeAllocator {
     device: Device,
     kind: MemoryKind,
     limits: Limits,
-    /// Before the chain: what is freed in its drop is the chain's.
+    /// Declared before the chain, so that it drops first: its drop frees memory of the chain.
     frees: Frees,
     chain: Chain,
 }
 
-/// When memory goes back to the driver.
+/// When freed memory returns to the driver.
 enum Frees {
     Ordered(Ordered),
     Complete(Complete),
@@ -66,7 +72,7 @@ impl NativeAllocator {
         let _relaxed = CaptureModeGuard::enter(device.driver())?;
         let chain = Chain::new(device, kind, bound_bytes, limits.soft_bytes().unwrap_or(UNBOUNDED));
         let chain = chain.map_err(|error| match error.code() {
-            // Drivers that know the function, but not the kind.
+            // The driver has the function, but does not support the kind.
             CUresult::CUDA_ERROR_INVALID_VALUE | CUresult::CUDA_ERROR_NOT_SUPPORTED
                 if kind != MemoryKind::Device =>
             {
@@ -95,7 +101,8 @@ impl DriverAllocator for NativeAllocator {
         match &self.frees {
             Frees::Ordered(_) => {
                 let _call = stream.hold();
-                // Another thread may have begun it since the request was looked at: the memory would be there in launches alone.
+                // Another thread may have begun a capture after the request was checked. Memory allocated then would
+                // exist only in launches of the graph.
                 if stream.clocks().captures().is_open() {
                     match stream.captures_for() {
                         Ok(None) => {}
@@ -148,7 +155,7 @@ impl DriverAllocator for NativeAllocator {
     }
 
     fn enable_peer_access(&self, device: &Device, peer: &Device) -> Result<(), DriverError> {
-        // All else is everybody's.
+        // Every device can access the other kinds already.
         if self.kind != MemoryKind::Device {
             return Ok(());
         }
@@ -196,7 +203,7 @@ impl DriverAllocator for NativeAllocator {
     }
 }
 
-/// The driver's pool takes memory from handles that nobody else can name.
+/// The error for pinning: the handles of the driver's pool are private to it, and cannot be named.
 pub(super) fn cannot_pin() -> PoolError {
     PoolError::NotWithBackend {
         backend: BackendKind::Native,
@@ -208,7 +215,7 @@ pub(super) fn cannot_pin() -> PoolError {
 fn check_supported(device: &Device, kind: MemoryKind) -> Result<(), PoolError> {
     let table = device.driver().table();
     let has = |attribute| match device.attribute(attribute) {
-        // Drivers that are older than the attribute.
+        // The driver is older than the attribute.
         Err(PoolError::Driver(error)) if error.code() == CUresult::CUDA_ERROR_INVALID_VALUE => Ok(false),
         other => other.map(|value| value != 0),
     };
@@ -231,7 +238,7 @@ fn unsupported(device: &Device, kind: MemoryKind) -> PoolError {
     PoolError::BackendUnsupported { backend: BackendKind::Native, reason }
 }
 
-/// What the driver may reserve below a limit. It takes no bound for managed memory.
+/// The bound on the driver's reserved memory for a limit. Managed pools accept no bound.
 fn bound_bytes(device: &Device, kind: MemoryKind, limit_bytes: u64) -> u64 {
     match kind {
         MemoryKind::Device => chain::bound_bytes(limit_bytes, device.total_bytes()),
@@ -248,5 +255,5 @@ fn driver_version(device: &Device) -> Result<CudaVersion, DriverError> {
 }
 
 const CAPTURE_BEGUN: CUresult = CUresult::CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
-/// The field is ignored before.
+/// The first version that applies `maxSize`; older drivers ignore the field.
 const MAX_SIZE_SINCE: CudaVersion = CudaVersion(12_020);

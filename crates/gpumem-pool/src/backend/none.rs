@@ -1,8 +1,8 @@
-//! `none`: every block is an allocation of its own, and nothing is kept.
+//! `none`: every block is an allocation of its own, and nothing is cached.
 //!
-//! For debugging tools that watch allocations, for interfaces that refuse stream-ordered memory, and for drivers without
-//! pools. A free waits for the devices whose streams used the block: the plain free has no place in any stream's order,
-//! and that it waits for the device by itself is what drivers do, not what they promise.
+//! This backend is for debugging tools that track allocations, for interfaces that reject stream-ordered memory, and
+//! for drivers without pools. A free waits for the devices whose streams used the block, because the plain free is
+//! not stream-ordered. Drivers wait for the device in that call, but do not promise it.
 
 use super::direct::DriverAllocator;
 use super::{FreeRequest, Reserved, plain};
@@ -15,7 +15,7 @@ use std::sync::{Mutex, PoisonError};
 
 pub(crate) struct PlainAllocator {
     kind: MemoryKind,
-    /// What the driver would not take back when it was asked, for the end of the pool.
+    /// Frees that failed. They are retried when the pool ends.
     failed: Mutex<Option<Failed>>,
 }
 
@@ -43,10 +43,10 @@ impl PlainAllocator {
         }
         let _bound = device.enter()?;
         let _relaxed = CaptureModeGuard::enter(device.driver())?;
-        // SAFETY: the address came from `acquire`, its one block is gone, and after a success nobody names it again. The uses of
-        // the block are done; only while a capture goes on may another library's stream, which can't be marked then, have one
-        // that is pending: it is the program's to order before the drop, and the driver's plain free waits for the device by
-        // itself.
+        // SAFETY: the address came from `acquire`, its only block is gone, and the address is not used again after a
+        // success. The uses of the block are complete, with one exception: during a capture, another library's stream
+        // can't be marked and may have a pending use. The program must order that use before the drop, and the
+        // driver's plain free waits for the device.
         unsafe { plain::release(device.driver(), self.kind, freed.allocation.address) }
     }
 }
@@ -56,7 +56,7 @@ impl Drop for PlainAllocator {
         let failed = self.failed.get_mut().unwrap_or_else(PoisonError::into_inner).take();
         if let Some(Failed { device, frees }) = failed {
             for freed in &frees {
-                // There is nobody to tell of a failure.
+                // A drop cannot report a failure.
                 let _ = self.free(&device, freed);
             }
         }
@@ -86,7 +86,7 @@ impl DriverAllocator for PlainAllocator {
         plain::enable_peer_access(device, self.kind, peer)
     }
 
-    /// The driver never moves what `cuMemAlloc` has given.
+    /// The driver never moves memory from `cuMemAlloc`.
     fn pin(&self) -> Result<(), PoolError> {
         Ok(())
     }

@@ -1,4 +1,4 @@
-//! Memory that is neither mapped nor in any stream's order: the driver's calls for each kind of it.
+//! Plain memory: neither mapped nor stream-ordered. One driver call allocates each [`MemoryKind`].
 
 use crate::config::MemoryKind;
 use crate::device::Device;
@@ -6,7 +6,11 @@ use core::ffi::c_void;
 use gpumem_sys::types::{CUdeviceptr, CUmemAttach_flags, CUresult};
 use gpumem_sys::{Driver, DriverError};
 
-/// Memory for the device whose context is current; pinned host memory for all devices.
+/// Allocates memory of the device whose context is current, or pinned host memory that all devices can access.
+///
+/// # Errors
+///
+/// The [`DriverError`] of the call that failed.
 pub(super) fn acquire(
     driver: &Driver,
     kind: MemoryKind,
@@ -23,7 +27,7 @@ pub(super) fn acquire(
             MemoryKind::Host => {
                 let mut host: *mut c_void = core::ptr::null_mut();
                 driver.cuMemHostAlloc(&mut host, size, PORTABLE | MAPPED)?;
-                // Where addresses are shared by host and devices, which is everywhere with 64 bits, it has one.
+                // Host and devices share one address space on every 64-bit platform, so devices use the host address.
                 address = host.expose_provenance() as CUdeviceptr;
             }
         }
@@ -31,12 +35,12 @@ pub(super) fn acquire(
     Ok(address)
 }
 
-/// Gives it back. Drivers wait for the device here, whether or not any of its work uses the memory.
+/// Frees plain memory. Drivers wait for the device here, whether or not any of its work uses the memory.
 ///
 /// # Safety
 ///
-/// The address came from [`acquire`] with this kind and under this context, all work that used the memory is done, and
-/// nobody names it again.
+/// The address came from [`acquire`] with this kind and under this context, all work that used the memory is
+/// complete, and the address is not used again.
 pub(super) unsafe fn release(
     driver: &Driver,
     kind: MemoryKind,
@@ -53,7 +57,7 @@ pub(super) unsafe fn release(
     }
 }
 
-/// Lets another device use all memory of a kind that this one has. All but its own anybody can use anyway.
+/// Gives a peer device access to all plain device memory of a device. Every device can access the other kinds anyway.
 pub(super) fn enable_peer_access(
     device: &Device,
     kind: MemoryKind,
@@ -71,6 +75,6 @@ pub(super) fn enable_peer_access(
     }
 }
 
-/// Pinned for every context, and with an address for devices.
+/// Flags of `cuMemHostAlloc`: pinned for every context, and mapped into the devices' address space.
 const PORTABLE: u32 = 1;
 const MAPPED: u32 = 2;

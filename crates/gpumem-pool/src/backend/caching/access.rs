@@ -1,4 +1,5 @@
-//! [`Access`]: how a pool has its memory and for what, which devices may use it, and what it counts against.
+//! [`Access`]: the type and purpose of a pool's memory, the devices with access to it, and the limits it counts
+//! against.
 
 use crate::config::{Config, HandleUse, MemoryKind};
 use crate::device::Device;
@@ -9,12 +10,12 @@ use gpumem_sys::types::{
 };
 use std::sync::{PoisonError, RwLock};
 
-/// How a heap has its memory.
+/// The type of a heap's memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Memory {
-    /// Handles, mapped where they are needed.
+    /// Handles, mapped where the heap needs them.
     Virtual,
-    /// Segments, each where the driver puts it.
+    /// Segments, each at the address that the driver chooses.
     Segments(MemoryKind),
 }
 
@@ -32,7 +33,8 @@ pub(super) struct Access {
     device: CUdevice,
     handle_use: HandleUse,
     admission: Admission,
-    /// The device's own first. It grows only under the lock of the heap, so that no mapping misses a change.
+    /// The devices with access; the pool's own device comes first. Entries are added only under the heap's lock, so
+    /// that no mapping misses a change.
     granted: RwLock<Vec<CUmemAccessDesc>>,
 }
 
@@ -47,7 +49,7 @@ impl Access {
         }
     }
 
-    /// What counts the same once the pool is gone, and nothing else.
+    /// A copy for an orphaned heap: it counts against the same limits, and grants no access.
     pub(super) fn remains(&self) -> Self {
         Self { admission: self.admission.clone(), granted: RwLock::default(), ..*self }
     }
@@ -61,7 +63,7 @@ impl Access {
         self.memory
     }
 
-    /// What its memory counts against.
+    /// The limits that the memory counts against.
     pub(super) fn admission(&self) -> &Admission {
         &self.admission
     }
@@ -78,7 +80,7 @@ impl Access {
         work(&self.granted.read().unwrap_or_else(PoisonError::into_inner))
     }
 
-    /// What a handle is made with.
+    /// The properties for creating a handle.
     pub(super) fn props(&self) -> CUmemAllocationProp {
         let requested = match self.handle_use.exportable {
             true => CUmemAllocationHandleType::CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR,
@@ -97,7 +99,7 @@ impl Access {
     }
 }
 
-/// Reading and writing.
+/// Read and write access for a device.
 pub(super) fn all_of(device: CUdevice) -> CUmemAccessDesc {
     CUmemAccessDesc {
         location: location(device),
@@ -105,7 +107,7 @@ pub(super) fn all_of(device: CUdevice) -> CUmemAccessDesc {
     }
 }
 
-/// Neither.
+/// No access for a device.
 pub(super) fn none_of(device: CUdevice) -> CUmemAccessDesc {
     CUmemAccessDesc { location: location(device), flags: CUmemAccess_flags::CU_MEM_ACCESS_FLAGS_PROT_NONE }
 }

@@ -1,22 +1,23 @@
-//! [`CachingPool`]: front and heap of one pool, and everything of an allocation or a free that is not a hit.
+//! [`CachingPool`]: the thread caches and the heap of one pool, and the slow paths of allocation and free.
 //!
-//! | room | noun |
+//! | module | contents |
 //! | --- | --- |
-//! | `frees` | what comes back and finds no room at hand |
-//! | `drains` | taking from threads what they keep at hand |
-//! | `guarded` | what the heap's lock guards |
-//! | `books` | what the pool says of itself |
-//! | `refusal` | why an allocation failed |
-//! | `relief` | taking memory before it is asked for, and giving it back |
-//! | `eager` | giving back before anybody is short |
-//! | `users` | other devices, and what stays in its place for them |
-//! | `addresses` | the heap's addresses, or that it has none of its own |
-//! | `remains` | the heap of a pool that is gone |
+//! | `frees` | frees that the thread caches have no room for |
+//! | `drains` | draining the thread caches into the heap |
+//! | `guarded` | the state under the heap's lock |
+//! | `stats` | the pool's counters, and their check |
+//! | `refusal` | the report of a failed allocation |
+//! | `relief` | reserving memory ahead, and releasing it |
+//! | `eager` | releasing memory before it is short |
+//! | `users` | peer access, export and pinning |
+//! | `addresses` | reserving the heap's addresses, or the choice of plain segments |
+//! | `orphaned_heap` | the heap of a pool that is gone |
 //!
-//! *Locks.* The heap has one, `core`. Whoever holds it calls the driver at most for physical memory. The front's locks are
-//! never taken while it is held. Who drains others holds `draining` from what he takes out to where he puts it, and takes
-//! `core` inside. So what is free is in the front or in the heap whenever anybody looks, but for what other threads
-//! allocate and free meanwhile; after a look that found nothing the ladder asks whether they did.
+//! *Locks.* `core` is the heap's lock. Its holder makes no driver calls except those for physical memory. The locks
+//! of [`ThreadCaches`] are never taken while `core` is held. A thread that drains caches holds `draining` from the
+//! first removed block until the blocks are in the heap, and takes `core` within that time. So every search finds all
+//! free memory in the thread caches or in the heap, except what other threads allocate and free meanwhile. After a
+//! search that found nothing, the ladder checks whether they did.
 
 mod addresses;
 mod drains;
@@ -54,34 +55,34 @@ pub(super) use refusal::AllocFailure;
 use std::sync::{Arc, Weak};
 
 pub(super) struct CachingPool {
-    /// The front's number, by which threads find their sets.
-    id: u64,
+    /// The key of the pool's caches in the thread-local tables.
+    cache_key: u64,
     pub(super) device: Device,
     pub(super) tuning: Tuning,
     limits: Limits,
     access: Access,
     growth: GrowthLog,
-    /// As [`PoolBuilder::garbage_collection_threshold`](crate::PoolBuilder::garbage_collection_threshold).
+    /// See [`PoolBuilder::garbage_collection_threshold`](crate::PoolBuilder::garbage_collection_threshold).
     collect_above: Option<f64>,
     idle: Idle,
-    /// Whether the device tells this pool when the host waits.
+    /// Whether the device notifies this pool of host waits.
     hears_of_waits: AtomicBool,
-    /// The heap's addresses.
+    /// The heap's address ranges, as address and size.
     ranges: [(u64, u64); 2],
-    front: ThreadCaches<Stamp>,
+    thread_caches: ThreadCaches<Stamp>,
     core: SpinMutex<Core>,
     draining: Mutex<()>,
 }
 
 impl CachingPool {
     pub(super) fn new(
-        id: u64,
+        cache_key: u64,
         device: &Device,
         config: &Config,
         limits: &Limits,
     ) -> Result<Arc<Self>, PoolError> {
         let mut tuning = config.tuning.clone();
-        // No stream waits in place of the host.
+        // A wait that is inserted in a stream does not make the host wait.
         tuning.inserted_waits &= !config.kind.is_host_accessible();
         let _bound = device.enter()?;
         let (memory, ranges) = addresses::choose(device, config, limits)?;
@@ -91,8 +92,8 @@ impl CachingPool {
             Memory::Segments(_) => Heap::of_segments(tuning.heap),
         };
         heap.set_limit_bytes(limits.node().limit_bytes());
-        let shared = Arc::new(Self {
-            id,
+        let pool = Arc::new(Self {
+            cache_key,
             device: device.clone(),
             tuning,
             limits: limits.clone(),
@@ -102,60 +103,60 @@ impl CachingPool {
             idle: Idle::new(config.idle_after),
             hears_of_waits: AtomicBool::new(false),
             ranges,
-            front: ThreadCaches::new(heap.magazine_bytes()),
+            thread_caches: ThreadCaches::new(heap.magazine_bytes()),
             core: SpinMutex::new(Core { heap, extents: Extents::default(), out_peak_bytes: 0 }),
             draining: Mutex::new(()),
         });
-        if limits.soft_bytes().is_some() || shared.idle.is_asked_for() {
-            shared.hear_of_waits();
+        if limits.soft_bytes().is_some() || pool.idle.is_asked_for() {
+            pool.hear_of_waits();
         }
-        let member: Weak<Self> = Arc::downgrade(&shared);
+        let member: Weak<Self> = Arc::downgrade(&pool);
         device.maintenance().add_trimmable(member);
-        let member: Weak<Self> = Arc::downgrade(&shared);
+        let member: Weak<Self> = Arc::downgrade(&pool);
         limits.node().add_trimmable(member);
-        Ok(shared)
+        Ok(pool)
     }
 
     pub(super) fn alloc(&self, size_bytes: u64, stream: &Stream) -> Result<BlockPiece, PoolError> {
-        // Magazines and depot know what is ordered, and not what is complete.
+        // Magazines and depot track the order of streams, and not completion on the host.
         match SizeClass::of(size_bytes).filter(|_| !self.is_for_host()) {
             Some(class) => self.alloc_small(class, size_bytes, stream),
             None => self.alloc_from_heap(size_bytes, UNIT_BYTES, stream),
         }
     }
 
-    /// What the thread's magazine did not have: from the depot, or from the heap.
+    /// The slow path of a small allocation, after a miss in the thread's magazine: the depot, then the heap.
     fn alloc_small(
         &self,
         class: SizeClass,
         size_bytes: u64,
         stream: &Stream,
     ) -> Result<BlockPiece, PoolError> {
-        let slot = stream.stream_index();
-        let near = self.with_cache_or_adopt(stream.id(), |set| {
-            let may_have = |stamp: &Stamp| self.clocks().is_ordered(*stamp, slot);
+        let stream_index = stream.stream_index();
+        let cached = self.with_cache_or_adopt(stream.id(), |set| {
+            let may_have = |stamp: &Stamp| self.clocks().is_ordered(*stamp, stream_index);
             let own = || Some((class, set.take(class, size_bytes)?));
-            let near = || set.take_oversized(class, size_bytes);
-            own().or_else(near).or_else(|| self.front.refill(set, class, may_have).then(own)?)
+            let oversized = || set.take_oversized(class, size_bytes);
+            own().or_else(oversized).or_else(|| self.thread_caches.refill(set, class, may_have).then(own)?)
         });
-        if let Some((class, allocation)) = near.flatten() {
+        if let Some((class, allocation)) = cached.flatten() {
             return Ok(of_class(class, allocation));
         }
         let class_bytes = class.size_bytes();
-        let request = Request { size_bytes: class_bytes, alignment: UNIT_BYTES, stream: slot };
+        let request = Request { size_bytes: class_bytes, alignment: UNIT_BYTES, stream: stream_index };
         let found = self.climb(&request, class_bytes, size_bytes, None)?;
         self.count_out(stream.id(), size_bytes);
         Ok(of_class(class, found.allocation))
     }
 
-    /// What no magazine keeps: large blocks, and aligned ones.
+    /// Allocates a large or an aligned block, which magazines do not hold.
     pub(super) fn alloc_from_heap(
         &self,
         size_bytes: u64,
         alignment: u64,
         stream: &Stream,
     ) -> Result<BlockPiece, PoolError> {
-        // The heap doesn't know where the driver will put a segment: there has to be room for the alignment.
+        // The driver chooses the address of a segment, so the size includes room for the alignment.
         let (padding_bytes, heap_alignment) = match self.access.memory() {
             Memory::Virtual => (0, alignment),
             Memory::Segments(_) => (alignment - UNIT_BYTES, UNIT_BYTES),
@@ -169,7 +170,9 @@ impl CachingPool {
         let Found { allocation, room_bytes, retention } =
             self.climb(&request, least_bytes, size_bytes, Some(stream.id()))?;
         self.count_out(stream.id(), size_bytes);
-        cache::with_cache(self.id, stream.id().as_u64(), |set| set.note_out(allocation.record, retention));
+        cache::with_cache(self.cache_key, stream.id().as_u64(), |set| {
+            set.note_out(allocation.record, retention)
+        });
         let address = allocation.address.next_multiple_of(alignment);
         Ok(of_heap(
             HeapBlock { address, ..allocation },
@@ -177,7 +180,8 @@ impl CachingPool {
         ))
     }
 
-    /// In whose order memory is handed out: what the host may use is the host's at once.
+    /// The stream in whose order the block is allocated. Host-accessible memory is allocated in the host's order,
+    /// because the host may use it at once.
     fn order_of(&self, stream: &Stream) -> StreamIndex {
         #[cfg(gpumem_planted_bugs)]
         if crate::injected_bugs::has(crate::injected_bugs::Bug::HostInStreamOrder) {
@@ -186,14 +190,15 @@ impl CachingPool {
         if self.is_for_host() { StreamIndex::HOST } else { stream.stream_index() }
     }
 
-    /// The heap has handed out a block.
+    /// Counts a block that the heap has handed out.
     fn count_out(&self, stream: StreamId, size_bytes: u64) {
         if self.with_cache_or_adopt(stream, |set| set.count_out(size_bytes)) != Some(true) {
-            self.front.count_out(stream.as_u64(), size_bytes);
+            self.thread_caches.count_out(stream.as_u64(), size_bytes);
         }
     }
 
-    /// This thread's set for a stream, unless the stream is long gone or the thread at its end.
+    /// Runs `work` on this thread's cache for a stream, and adopts a cache if there is none. `None` if the stream is
+    /// gone and has no cache here, or if the thread is ending.
     fn with_cache_or_adopt<R>(&self, stream: StreamId, work: impl FnOnce(OwnerGuard<'_>) -> R) -> Option<R> {
         let adopt = || {
             let is_gone = |stream| self.stamp_of(stream) == Stamp::COMPLETE;
@@ -201,18 +206,19 @@ impl CachingPool {
                 return None;
             }
             let mut spill = Vec::new();
-            let kept_bytes = self.front.purge(is_gone, |stream| self.stamp_of(stream), &mut spill);
+            let kept_bytes = self.thread_caches.purge(is_gone, |stream| self.stamp_of(stream), &mut spill);
             if kept_bytes > 0 {
                 self.core().heap.note_kept(kept_bytes, 0);
             }
             self.give_all(spill);
-            self.front.adopt(stream.as_u64())
+            self.thread_caches.adopt(stream.as_u64())
         };
-        cache::with_cache_or_adopt(self.id, stream.as_u64(), adopt, work)
+        cache::with_cache_or_adopt(self.cache_key, stream.as_u64(), adopt, work)
     }
 
-    /// The ladder: what is free, with what the stream has freed most recently, cheapest first, and a fresh search after
-    /// each rung. Of the request, so many bytes would do; the block is given `size_bytes`.
+    /// Searches the heap's ready memory, including the large blocks that this thread's cache does not retain; then
+    /// climbs the ladder, cheapest rung first, with a new search after each rung. A block of `least_bytes` satisfies
+    /// the request. `size_bytes` is the block's own size, for garbage collection and reports.
     fn climb(
         &self,
         request: &Request,
@@ -222,12 +228,13 @@ impl CachingPool {
     ) -> Result<Found, PoolError> {
         let mut core = self.core();
         if let Some(stream) = recent_of {
-            // With the heap locked: whoever looks for memory finds it in the set or there, and never in somebody's hands.
+            // The heap is locked during the transfer, so a search finds each block either in the cache or in the
+            // heap.
             let give = |set: OwnerGuard<'_>| set.empty_unkept(|large| core.give_large(large));
-            let kept = cache::with_cache(self.id, stream.as_u64(), give).unwrap_or_default();
+            let kept = cache::with_cache(self.cache_key, stream.as_u64(), give).unwrap_or_default();
             core.heap.note_kept(kept.0, kept.1);
         }
-        // Under a limit nothing is rounded up: what is over could be what another block lacks.
+        // Under a limit the size is not rounded up, because another block may need the excess.
         let exact = Request { size_bytes: least_bytes, ..*request };
         let request = if core.heap.has_limit() { &exact } else { request };
         if let Some(allocation) = core.heap.take_ready(request, self.clocks()) {
@@ -244,13 +251,13 @@ impl CachingPool {
         least_bytes: u64,
         size_bytes: u64,
     ) -> Result<Found, PoolError> {
-        let mut lack = AllocFailure::default();
+        let mut failure = AllocFailure::default();
         self.collect_garbage(size_bytes)?;
-        let allocation = ladder::climb(self, request, least_bytes, &mut lack)?;
-        let allocation = allocation.ok_or_else(|| self.refusal(size_bytes, lack))?;
+        let allocation = ladder::climb(self, request, least_bytes, &mut failure)?;
+        let allocation = allocation.ok_or_else(|| self.refusal(size_bytes, failure))?;
         let mut core = self.core();
         let found = self.found(&mut core, allocation);
-        self.front.set_cap(core.heap.magazine_bytes());
+        self.thread_caches.set_cap(core.heap.magazine_bytes());
         let in_use_bytes = core.heap.used_bytes();
         drop(core);
         self.note_growth(in_use_bytes);
@@ -260,17 +267,17 @@ impl CachingPool {
 
     fn found(&self, core: &mut Core, allocation: HeapBlock) -> Found {
         core.note_peak();
-        let keep_bytes = core.heap.keepable_bytes() / self.front.cache_count().max(1);
+        let keep_bytes = core.heap.keepable_bytes() / self.thread_caches.cache_count().max(1);
         let retention = Retention { keep_bytes, excess_steps: Self::excess_steps(&core.heap) };
         Found { allocation, room_bytes: core.heap.room_bytes(allocation.record), retention }
     }
 
-    /// How much larger than its request a kept block may be.
+    /// How much larger than its request a cached block may be.
     fn excess_steps(heap: &Heap) -> u16 {
         if heap.tuning().has_slack() {
             LOOSE_STEPS
         } else if heap.has_limit() {
-            // Near a limit, what a block has beyond its request is part of what has to fit.
+            // Near a limit, the excess of a block over its request counts towards what must fit.
             0
         } else if heap.is_far_ahead() {
             LOOSE_STEPS
@@ -279,10 +286,10 @@ impl CachingPool {
         }
     }
 
-    /// Nobody allocates any more. Returns how many blocks are alive; from now on their frees are counted elsewhere.
+    /// Ends allocation. Returns the number of live blocks. Later frees are counted elsewhere.
     pub(super) fn close(&self) -> u64 {
         let mut spill = Vec::new();
-        let counters = self.front.close(|stream| self.stamp_of(stream), &mut spill);
+        let counters = self.thread_caches.close(|stream| self.stamp_of(stream), &mut spill);
         self.give_all(spill);
         counters.block_count()
     }
@@ -304,14 +311,14 @@ impl CachingPool {
     }
 }
 
-/// What the ladder came to.
+/// The result of a search.
 struct Found {
     allocation: HeapBlock,
-    /// What there is of it.
+    /// The usable size of the block.
     room_bytes: u64,
-    /// What a set may keep of large blocks from now on.
+    /// The large blocks that a cache may retain from now on.
     retention: Retention,
 }
 
-/// Every block starts at a multiple of it, and each size class is one.
+/// The alignment of every block. Every size class is a multiple of it.
 const UNIT_BYTES: u64 = 256;

@@ -1,8 +1,8 @@
-//! [`Extents`]: stretches of addresses whose memory grows and shrinks at their end. Under the lock of the heap, beside
-//! it: they share its limit and nothing else.
+//! [`Extents`]: address ranges whose memory grows and shrinks at the end. The heap's lock protects them. They share
+//! the heap's limit and are otherwise independent of the heap.
 //!
-//! An extent is mapped from its start on, handle by handle. What lies behind its size stays mapped until the work that
-//! used it is complete, which is looked at whenever an extent changes and whenever the pool gives memory back.
+//! An extent maps handles from its start on. Memory behind its size stays mapped until the work that used it is
+//! complete. That is checked whenever an extent changes and whenever the pool releases memory.
 
 use super::caching_pool::{AllocFailure, CachingPool};
 use super::vmm::{BackingError, Vmm};
@@ -20,22 +20,22 @@ use std::time::Instant;
 pub(super) struct Extents {
     by_id: BTreeMap<u64, Extent>,
     last_id: u64,
-    /// What the driver would not take back when it was asked.
+    /// Handles that the driver failed to release.
     lost: Lost,
-    /// Nothing is mapped there: address and size.
+    /// Address ranges that the driver failed to free, as address and size. Nothing is mapped there.
     lost_addresses: Vec<(u64, u64)>,
 }
 
 struct Extent {
     address: u64,
     addresses_bytes: u64,
-    /// Side by side from the start: each with its size.
+    /// Adjacent handles from the start, each with its size.
     handles: Vec<(RawHandle, u64)>,
     mapped_bytes: u64,
-    /// How far devices have access.
+    /// The size, from the start, to which devices have access.
     open_bytes: u64,
     size_bytes: u64,
-    /// The last uses of what lies behind the size.
+    /// The last uses of the memory behind the size.
     cut: Vec<Stamp>,
     is_gone: bool,
 }
@@ -57,7 +57,7 @@ impl Extents {
         self.last_id
     }
 
-    /// What the driver has made for them and has not got back.
+    /// The memory that the driver has created for extents and that has not been released.
     pub(super) fn reserved_bytes(&self) -> u64 {
         self.lost.bytes() + self.by_id.values().map(|extent| extent.mapped_bytes).sum::<u64>()
     }
@@ -66,14 +66,14 @@ impl Extents {
         self.by_id.values().map(|extent| extent.size_bytes).sum()
     }
 
-    /// Where they are mapped, and how far.
+    /// The mapped ranges, as address and size.
     pub(super) fn mappings(&self) -> impl Iterator<Item = (u64, u64)> {
         let mapped = self.by_id.values().filter(|extent| extent.mapped_bytes > 0);
         mapped.map(|extent| (extent.address, extent.mapped_bytes))
     }
 
-    /// Gives back what lies behind their sizes and is not used any more, and the addresses of those that are gone. What
-    /// fails is tried again the next time; returns the first failure.
+    /// Releases unused memory behind the sizes of extents, and the addresses of removed extents. Tries all of them,
+    /// and returns the first failure. The next call retries what failed.
     pub(super) fn settle(&mut self, order: &impl Order, vmm: &mut Vmm<'_>) -> Result<(), DriverError> {
         let Self { by_id, lost, lost_addresses, .. } = self;
         let mut settled = Ok(());
@@ -96,12 +96,12 @@ impl Extents {
         settled
     }
 
-    /// Gives back handles that the driver would not take back before, as far as it does now; returns the first failure.
+    /// Retries handles that the driver failed to release. Returns the first failure.
     pub(super) fn release_lost(&mut self, vmm: &mut Vmm<'_>) -> Result<(), DriverError> {
         self.lost.release(vmm)
     }
 
-    /// Says the first thing that contradicts another.
+    /// Checks the extents' counters against each other and returns the first contradiction.
     pub(super) fn check(&self, heap: &Heap) -> Result<(), String> {
         for (id, extent) in &self.by_id {
             let handles_bytes: u64 = extent.handles.iter().map(|(_, size_bytes)| size_bytes).sum();
@@ -118,7 +118,7 @@ impl Extents {
         }
     }
 
-    /// The streams that they wait for.
+    /// The streams with pending uses of memory behind a size.
     pub(super) fn pending_slots(&self) -> impl Iterator<Item = StreamIndex> {
         self.by_id.values().flat_map(|extent| &extent.cut).map(|stamp| stamp.stream_index())
     }
@@ -133,7 +133,7 @@ impl Extent {
         self.cut.iter().all(|stamp| order.is_complete(*stamp))
     }
 
-    /// Maps new handles up to a size, or leaves everything as it was.
+    /// Maps new handles up to `end_bytes`. After an error, the extent is unchanged.
     fn map_up_to(&mut self, end_bytes: u64, lost: &mut Lost, vmm: &mut Vmm<'_>) -> Result<(), DriverError> {
         let (start_bytes, open_bytes) = (self.mapped_bytes, self.open_bytes);
         let handle_bytes = (end_bytes / HANDLE_SHARE).clamp(PAGE_BYTES, HANDLE_MAX_BYTES);
@@ -147,7 +147,7 @@ impl Extent {
             asked.and_then(|()| vmm.set_access(self.address + open_bytes, self.mapped_bytes - open_bytes));
         match asked {
             Ok(()) => self.open_bytes = self.mapped_bytes,
-            // What can't be undone stays mapped and counted, for the next time.
+            // Memory that cannot be unmapped now stays mapped and counted, for the next call.
             Err(_) => self.unmap_behind(start_bytes, lost, vmm).unwrap_or(()),
         }
         asked
@@ -167,7 +167,7 @@ impl Extent {
         mapped
     }
 
-    /// Gives back the handles that lie behind `size_bytes` as a whole.
+    /// Releases the handles that lie completely behind `size_bytes`.
     fn unmap_behind(
         &mut self,
         size_bytes: u64,
@@ -213,7 +213,7 @@ impl Growing for CachingPool {
             let before = self.begin_look();
             self.make_room(&mut attempts)?;
             tried = self.try_grow(id, size_bytes)?;
-            // What others had in their hands while this looked may be free now.
+            // Memory that other threads held during the search may be free now.
             let more_bytes = size_bytes.saturating_sub(self.extent_bytes(id));
             let is_late = Instant::now() >= deadline::until(self.tuning.wait_deadline);
             if is_late || !self.may_look_again(&before, more_bytes) {
@@ -221,7 +221,7 @@ impl Growing for CachingPool {
             }
             std::thread::yield_now();
         }
-        // What it has is in use already.
+        // The extent's present memory is already counted as in use.
         let more_bytes = size_bytes.saturating_sub(self.extent_bytes(id));
         tried.map_err(|said| {
             self.refusal(more_bytes, AllocFailure { said, attempts, ..AllocFailure::default() })
@@ -229,13 +229,13 @@ impl Growing for CachingPool {
     }
 
     fn shrink_to(&self, id: u64, size_bytes: u64, uses: &[Stamp]) -> Result<(), PoolError> {
-        // First: the block is smaller from here on, whatever fails.
+        // This comes first: the block is smaller from here on, even if a later step fails.
         if let Some(extent) = self.core().extents.by_id.get_mut(&id) {
             extent.cut_to(size_bytes, uses);
         }
         let _relaxed = CaptureModeGuard::enter(self.device.driver())?;
         let _bound = self.device.enter()?;
-        // What is done by now goes back at once.
+        // Memory whose uses are complete is released at once.
         self.look(uses.iter().map(|stamp| stamp.stream_index()).collect())?;
         Ok(self.settle_extents()?)
     }
@@ -245,7 +245,7 @@ impl Growing for CachingPool {
             extent.cut_to(0, uses);
             extent.is_gone = true;
         }
-        // What can't be given back now waits for the next time.
+        // The next change of an extent retries what fails now.
         let Ok(_relaxed) = CaptureModeGuard::enter(self.device.driver()) else { return };
         let Ok(_bound) = self.device.enter() else { return };
         let _ = self.look(uses.iter().map(|stamp| stamp.stream_index()).collect());
@@ -254,11 +254,11 @@ impl Growing for CachingPool {
 }
 
 impl CachingPool {
-    /// All that is free goes back, of those too who share a limit that is reached.
+    /// Releases all free memory, including that of other pools under a limit that is reached.
     fn make_room(&self, attempts: &mut Vec<Attempt>) -> Result<(), PoolError> {
         let (start, before_bytes) = (Instant::now(), self.reserved().current_bytes);
         let others = self.short_family();
-        // First: what is freed into the heap later is known to be done only later.
+        // This comes before the wait: memory that enters the heap after the wait is not covered by it.
         self.drain_all();
         let is_idle = self.finish_for(&others)?;
         self.trim(0)?;
@@ -269,7 +269,8 @@ impl CachingPool {
         Ok(())
     }
 
-    /// The inner error says that limit or driver have no room; it is the driver's, if that was asked.
+    /// Grows the extent once. The inner error means that a limit or the driver has no room; it holds the driver's
+    /// error if the driver was called.
     fn try_grow(&self, id: u64, size_bytes: u64) -> Result<Result<(), Option<BackingError>>, PoolError> {
         let mut core = self.core();
         let core = &mut *core;
@@ -305,7 +306,7 @@ impl CachingPool {
         self.core().extents.by_id.get(&id).map_or(0, |extent| extent.size_bytes)
     }
 
-    /// The device's context is current.
+    /// Like [`Extents::settle`]; the device's context must be current.
     pub(super) fn settle_extents(&self) -> Result<(), DriverError> {
         let mut core = self.core();
         let core = &mut *core;
@@ -315,9 +316,9 @@ impl CachingPool {
     }
 }
 
-/// Physical memory comes in pieces of this.
+/// The unit of physical memory.
 const PAGE_BYTES: u64 = GROWTH_UNIT_BYTES;
 
-/// A handle is this part of the extent, so that little stays when it shrinks.
+/// A handle is at most this fraction of the extent, so that little excess memory stays mapped after a shrink.
 const HANDLE_SHARE: u64 = 16;
 const HANDLE_MAX_BYTES: u64 = 64 << 20;

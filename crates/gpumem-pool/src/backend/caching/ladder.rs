@@ -35,10 +35,10 @@ use gpumem_heap::heap::Request;
 use gpumem_sys::types::CUresult;
 use std::time::{Duration, Instant};
 
-/// What a rung came to.
+/// The outcome of a rung.
 enum Step {
     Found(HeapBlock),
-    /// Something may be free now that was not: to be looked for as far as this.
+    /// More memory may be free now. The search continues up to this reach.
     Look(Reach),
     Nothing,
 }
@@ -49,11 +49,11 @@ enum Reach {
     Ready,
     Recycled,
     Limit,
-    /// And into pages that others hold in part.
+    /// The limit, and then the free parts of pages that other blocks use.
     Pages,
 }
 
-/// What a rung has given back, and what it took, each time that it was climbed.
+/// The memory that a rung has released and the time it took, summed over all passes of one request.
 #[derive(Clone, Copy, Default)]
 struct Tried {
     gained_bytes: u64,
@@ -68,7 +68,7 @@ impl Tried {
 
 type Rung = fn(&CachingPool, &Request, &mut AllocFailure) -> Result<Step, PoolError>;
 
-/// As long as memory is to be had.
+/// The rungs while memory is available.
 const RUNGS: [(&str, Rung); 8] = [
     ("drain this thread's magazines", own_magazines),
     ("grow by one handle", one_handle),
@@ -80,7 +80,7 @@ const RUNGS: [(&str, Rung); 8] = [
     ("make the stream wait for others", device_waits),
 ];
 
-/// When it is short: for the very bytes that were asked for, without rounding.
+/// The rungs when memory is short. They serve the exact request, without rounding.
 const LAST_RUNGS: [(&str, Rung); 4] = [
     ("grow to the limit", growth_to_limit),
     ("use what large blocks left over", leftover),
@@ -88,28 +88,32 @@ const LAST_RUNGS: [(&str, Rung); 4] = [
     ("wait for the device and trim", synchronised),
 ];
 
-/// A piece for a request that nothing at hand was found for, or for so many bytes at least; `None` when all rungs have
-/// failed: `lack` says then what was tried.
+/// The slow path of an allocation: finds a block for the request, or one of at least `least_bytes`. `None` when all
+/// rungs have failed; `failure` then lists the attempts.
+///
+/// # Errors
+///
+/// `PoolError::Driver` or `PoolError::DeviceLost` if a call fails for another reason than a lack of memory.
 #[cold]
 pub(super) fn climb(
-    shared: &CachingPool,
+    pool: &CachingPool,
     request: &Request,
     least_bytes: u64,
-    lack: &mut AllocFailure,
+    failure: &mut AllocFailure,
 ) -> Result<Option<HeapBlock>, PoolError> {
-    let _relaxed = CaptureModeGuard::enter(shared.device.driver())?;
-    let _bound = shared.device.enter()?;
+    let _relaxed = CaptureModeGuard::enter(pool.device.driver())?;
+    let _bound = pool.device.enter()?;
     let mut tried = [Tried::default(); RUNGS.len() + LAST_RUNGS.len()];
     loop {
-        let before = shared.begin_look();
-        if let Some(allocation) = climb_once(shared, request, least_bytes, lack, &mut tried)? {
+        let before = pool.begin_look();
+        if let Some(allocation) = climb_once(pool, request, least_bytes, failure, &mut tried)? {
             return Ok(Some(allocation));
         }
-        // What others had in their hands while this looked may be free now.
-        let is_late = Instant::now() >= deadline::until(shared.tuning.wait_deadline);
-        if is_late || !shared.may_look_again(&before, least_bytes) {
+        // Memory that other threads held during the search may be free now.
+        let is_late = Instant::now() >= deadline::until(pool.tuning.wait_deadline);
+        if is_late || !pool.may_look_again(&before, least_bytes) {
             let names = RUNGS.iter().chain(&LAST_RUNGS).map(|(name, _)| name);
-            lack.attempts.extend(names.zip(tried).map(|(name, tried)| tried.named(name)));
+            failure.attempts.extend(names.zip(tried).map(|(name, tried)| tried.named(name)));
             return Ok(None);
         }
         std::thread::yield_now();
@@ -117,35 +121,35 @@ pub(super) fn climb(
 }
 
 fn climb_once(
-    shared: &CachingPool,
+    pool: &CachingPool,
     request: &Request,
     least_bytes: u64,
-    lack: &mut AllocFailure,
+    failure: &mut AllocFailure,
     tried: &mut [Tried],
 ) -> Result<Option<HeapBlock>, PoolError> {
     let least = Request { size_bytes: least_bytes.min(request.size_bytes), ..*request };
     let rungs = RUNGS.iter().map(|rung| (rung, request)).chain(LAST_RUNGS.iter().map(|rung| (rung, &least)));
     let mut free_bytes = {
-        let heap = &mut shared.core_with_limit().heap;
-        // Looked at once: other threads may change it before the rung that makes up for it.
-        lack.spares_magazines = is_small(request) && heap.spares_magazines();
-        lack.has_slack = heap.tuning().has_slack();
+        let heap = &mut pool.core_with_limit().heap;
+        // Read once, because other threads may change it before the rung that compensates for it.
+        failure.spares_magazines = is_small(request) && heap.spares_magazines();
+        failure.has_slack = heap.tuning().has_slack();
         heap.free_bytes(request.stream)
     };
     let mut start = Instant::now();
     for (((_, rung), request), tried) in rungs.zip(tried) {
-        let found = match rung(shared, request, lack)? {
+        let found = match rung(pool, request, failure)? {
             Step::Found(allocation) => Some(allocation),
             Step::Look(reach) => {
                 let (now_bytes, ready) = {
-                    let heap = &mut shared.core().heap;
-                    (heap.free_bytes(request.stream), heap.take_ready(request, shared.clocks()))
+                    let heap = &mut pool.core().heap;
+                    (heap.free_bytes(request.stream), heap.take_ready(request, pool.clocks()))
                 };
                 tried.gained_bytes += now_bytes.saturating_sub(free_bytes).max(0).unsigned_abs();
                 free_bytes = now_bytes;
                 match ready {
                     Some(allocation) => Some(allocation),
-                    None => search_further(shared, request, reach, lack)?,
+                    None => search_further(pool, request, reach, failure)?,
                 }
             }
             Step::Nothing => None,
@@ -160,12 +164,12 @@ fn climb_once(
     Ok(None)
 }
 
-/// After a look at what is ready.
+/// Searches beyond ready memory, after a search of ready memory has failed.
 fn search_further(
-    shared: &CachingPool,
+    pool: &CachingPool,
     request: &Request,
     reach: Reach,
-    lack: &mut AllocFailure,
+    failure: &mut AllocFailure,
 ) -> Result<Option<HeapBlock>, PoolError> {
     let steps: &[Rung] = match reach {
         Reach::Ready => &[],
@@ -174,82 +178,84 @@ fn search_further(
         Reach::Pages => &[recycled, growth_to_limit, leftover, glued],
     };
     for step in steps {
-        if let Step::Found(allocation) = step(shared, request, lack)? {
+        if let Step::Found(allocation) = step(pool, request, failure)? {
             return Ok(Some(allocation));
         }
     }
     Ok(None)
 }
 
-/// Small pieces are no part of a large block.
+/// Small blocks cannot form a large block, so a large request drains large blocks only.
 fn own_magazines(
-    shared: &CachingPool,
+    pool: &CachingPool,
     request: &Request,
-    lack: &mut AllocFailure,
+    failure: &mut AllocFailure,
 ) -> Result<Step, PoolError> {
     Ok(ready_if(match is_small(request) {
-        true => !lack.spares_magazines && shared.drain_own(),
-        false => shared.drain_own_large(),
+        true => !failure.spares_magazines && pool.drain_own(),
+        false => pool.drain_own_large(),
     }))
 }
 
-/// Threads that free what others allocate always have a little at hand. While that is less than a handle it would be taken
-/// from them again and again, each time for a few allocations.
-fn one_handle(shared: &CachingPool, request: &Request, lack: &mut AllocFailure) -> Result<Step, PoolError> {
-    let is_taken_first = is_small(request) && !lack.spares_magazines;
-    if !is_taken_first || !lack.has_slack {
+/// Threads that free blocks of other threads always cache a few. While they cache less than one handle, draining them
+/// would recur every few allocations, so the heap grows by one handle instead.
+fn one_handle(pool: &CachingPool, request: &Request, failure: &mut AllocFailure) -> Result<Step, PoolError> {
+    let is_taken_first = is_small(request) && !failure.spares_magazines;
+    if !is_taken_first || !failure.has_slack {
         return Ok(Step::Nothing);
     }
-    if !(1..HANDLE_BYTES).contains(&shared.kept_by_others_bytes()) {
+    if !(1..HANDLE_BYTES).contains(&pool.kept_by_others_bytes()) {
         return Ok(Step::Nothing);
     }
     let most_bytes = {
-        let heap = &shared.core().heap;
-        heap.growth_target_bytes(request).saturating_add(HANDLE_BYTES).min(shared.limit_bytes(heap))
+        let heap = &pool.core().heap;
+        heap.growth_target_bytes(request).saturating_add(HANDLE_BYTES).min(pool.limit_bytes(heap))
     };
-    grow(shared, request, most_bytes, lack)
+    grow(pool, request, most_bytes, failure)
 }
 
 fn all_magazines(
-    shared: &CachingPool,
+    pool: &CachingPool,
     request: &Request,
-    lack: &mut AllocFailure,
+    failure: &mut AllocFailure,
 ) -> Result<Step, PoolError> {
     Ok(ready_if(match is_small(request) {
-        true => !lack.spares_magazines && shared.drain_all(),
-        false => shared.drain_all_recent(),
+        true => !failure.spares_magazines && pool.drain_all(),
+        false => pool.drain_all_recent(),
     }))
 }
 
-fn spared_magazines(shared: &CachingPool, _: &Request, lack: &mut AllocFailure) -> Result<Step, PoolError> {
-    Ok(ready_if(lack.spares_magazines && shared.drain_all()))
+fn spared_magazines(pool: &CachingPool, _: &Request, failure: &mut AllocFailure) -> Result<Step, PoolError> {
+    Ok(ready_if(failure.spares_magazines && pool.drain_all()))
 }
 
 fn ready_if(is_any: bool) -> Step {
     if is_any { Step::Look(Reach::Ready) } else { Step::Nothing }
 }
 
-/// Asks what is complete. Where nothing new is, streams that hold what we could use get a mark, for the next time.
-fn completed(shared: &CachingPool, request: &Request, _: &mut AllocFailure) -> Result<Step, PoolError> {
-    let (clocks, budget) = (shared.clocks(), shared.tuning.poll_budget);
-    if budget.is_zero() || !shared.core().heap.has_pending_of_others(request) {
+/// Polls for completed work. If nothing new is complete, records markers in the streams whose memory the request
+/// could use, for the next poll.
+fn completed(pool: &CachingPool, request: &Request, _: &mut AllocFailure) -> Result<Step, PoolError> {
+    let (clocks, budget) = (pool.clocks(), pool.tuning.poll_budget);
+    if budget.is_zero() || !pool.core().heap.has_pending_of_others(request) {
         return Ok(Step::Nothing);
     }
-    // The host has no stream of its own to turn to, and the driver's other memory is dear: what is idle now is seen now.
+    // A host request has no stream whose own memory it could use, and other driver memory is expensive. Markers
+    // before the poll detect idle memory at once.
     if request.stream == StreamIndex::HOST {
-        mark_pending(shared, request)?;
+        mark_pending(pool, request)?;
     }
     if clocks.poll(budget)? {
-        shared.core().heap.settle(clocks);
+        pool.core().heap.settle(clocks);
         return Ok(Step::Look(Reach::Ready));
     }
-    mark_pending(shared, request)?;
+    mark_pending(pool, request)?;
     Ok(Step::Nothing)
 }
 
-fn mark_pending(shared: &CachingPool, request: &Request) -> Result<(), PoolError> {
-    let clocks = shared.clocks();
-    let pending = shared.core().heap.latest_pending(request, clocks);
+fn mark_pending(pool: &CachingPool, request: &Request) -> Result<(), PoolError> {
+    let clocks = pool.clocks();
+    let pending = pool.core().heap.latest_pending(request, clocks);
     for stamp in pending.into_iter().filter(|stamp| clocks.stamp(stamp.stream_index()) == *stamp) {
         clocks.record_marker(stamp.stream_index())?;
     }
@@ -257,43 +263,43 @@ fn mark_pending(shared: &CachingPool, request: &Request) -> Result<(), PoolError
 }
 
 fn growth_to_target(
-    shared: &CachingPool,
+    pool: &CachingPool,
     request: &Request,
-    lack: &mut AllocFailure,
+    failure: &mut AllocFailure,
 ) -> Result<Step, PoolError> {
     let most_bytes = {
-        let heap = &shared.core().heap;
-        heap.growth_target_bytes(request).min(shared.limit_bytes(heap))
+        let heap = &pool.core().heap;
+        heap.growth_target_bytes(request).min(pool.limit_bytes(heap))
     };
-    grow(shared, request, most_bytes, lack)
+    grow(pool, request, most_bytes, failure)
 }
 
-fn recycled(shared: &CachingPool, request: &Request, _: &mut AllocFailure) -> Result<Step, PoolError> {
-    let (clocks, mut vmm) = (shared.clocks(), shared.vmm());
-    let mut core = shared.core();
+fn recycled(pool: &CachingPool, request: &Request, _: &mut AllocFailure) -> Result<Step, PoolError> {
+    let (clocks, mut vmm) = (pool.clocks(), pool.vmm());
+    let mut core = pool.core();
     let kept_count = core.heap.kept_mappings();
     if core.heap.is_unmapping_due(kept_count) {
         drop(core);
-        if !shared.tuning.poll_budget.is_zero() {
-            // This call names the stream.
+        if !pool.tuning.poll_budget.is_zero() {
+            // The caller passed the stream to this call, so the stream may be marked.
             clocks.record_marker_by_user(request.stream)?;
-            clocks.poll(shared.tuning.poll_budget)?;
+            clocks.poll(pool.tuning.poll_budget)?;
         }
-        core = shared.core();
+        core = pool.core();
         core.heap.unmap_empty(kept_count.saturating_sub(UNMAPPED_AT_ONCE), clocks, &mut vmm)?;
     }
     let allocation = core.heap.take_recycled(request, clocks, &mut vmm)?;
     Ok(allocation.map_or(Step::Nothing, Step::Found))
 }
 
-fn device_waits(shared: &CachingPool, request: &Request, _: &mut AllocFailure) -> Result<Step, PoolError> {
-    if !shared.tuning.inserted_waits {
+fn device_waits(pool: &CachingPool, request: &Request, _: &mut AllocFailure) -> Result<Step, PoolError> {
+    if !pool.tuning.inserted_waits {
         return Ok(Step::Nothing);
     }
-    let clocks = shared.clocks();
-    let waits = shared.core().heap.blockers(request, clocks, |stamp| clocks.allows_wait_for(stamp));
+    let clocks = pool.clocks();
+    let waits = pool.core().heap.blockers(request, clocks, |stamp| clocks.allows_wait_for(stamp));
     for stamp in &waits {
-        if !shared.clocks().insert_wait(*stamp, request.stream)? {
+        if !pool.clocks().insert_wait(*stamp, request.stream)? {
             return Ok(Step::Nothing);
         }
     }
@@ -301,89 +307,89 @@ fn device_waits(shared: &CachingPool, request: &Request, _: &mut AllocFailure) -
 }
 
 fn growth_to_limit(
-    shared: &CachingPool,
+    pool: &CachingPool,
     request: &Request,
-    lack: &mut AllocFailure,
+    failure: &mut AllocFailure,
 ) -> Result<Step, PoolError> {
-    let limit_bytes = shared.limit_bytes(&shared.core().heap);
-    match grow(shared, request, limit_bytes, lack)? {
+    let limit_bytes = pool.limit_bytes(&pool.core().heap);
+    match grow(pool, request, limit_bytes, failure)? {
         Step::Nothing => {}
         found => return Ok(found),
     }
-    // Others may have taken what the limit allows.
-    let Ok(info) = shared.device.memory_info() else { return Ok(Step::Nothing) };
-    let most_bytes = shared.core().heap.reserved_bytes().saturating_add(info.free_bytes);
+    // Other pools or processes may use the memory that the limit allows.
+    let Ok(info) = pool.device.memory_info() else { return Ok(Step::Nothing) };
+    let most_bytes = pool.core().heap.reserved_bytes().saturating_add(info.free_bytes);
     if most_bytes >= limit_bytes {
         return Ok(Step::Nothing);
     }
-    let said = lack.said.take();
-    let step = grow(shared, request, most_bytes, lack)?;
+    let said = failure.said.take();
+    let step = grow(pool, request, most_bytes, failure)?;
     if let Step::Nothing = step {
-        // It is for want of the driver's memory that this was looked for.
-        lack.said = lack.said.take().or(said);
+        // The driver's lack of memory caused the second attempt, so its error is kept.
+        failure.said = failure.said.take().or(said);
     }
     Ok(step)
 }
 
 fn grow(
-    shared: &CachingPool,
+    pool: &CachingPool,
     request: &Request,
     reserved_max_bytes: u64,
-    lack: &mut AllocFailure,
+    failure: &mut AllocFailure,
 ) -> Result<Step, PoolError> {
-    let mut vmm = shared.vmm();
-    let grown = shared.core().heap.take_grown(request, shared.clocks(), &mut vmm, reserved_max_bytes);
+    let mut vmm = pool.vmm();
+    let grown = pool.core().heap.take_grown(request, pool.clocks(), &mut vmm, reserved_max_bytes);
     match grown {
         Ok(allocation) => {
-            lack.said = None;
+            failure.said = None;
             Ok(allocation.map_or(Step::Nothing, Step::Found))
         }
         Err(error) if error.code() == CUresult::CUDA_ERROR_OUT_OF_MEMORY => {
-            lack.said = Some(vmm.said(error));
+            failure.said = Some(vmm.said(error));
             Ok(Step::Nothing)
         }
         Err(error) => Err(error.into()),
     }
 }
 
-fn leftover(shared: &CachingPool, request: &Request, _: &mut AllocFailure) -> Result<Step, PoolError> {
+fn leftover(pool: &CachingPool, request: &Request, _: &mut AllocFailure) -> Result<Step, PoolError> {
     let allocation =
-        is_small(request).then(|| shared.core().heap.take_leftover(request, shared.clocks())).flatten();
+        is_small(request).then(|| pool.core().heap.take_leftover(request, pool.clocks())).flatten();
     Ok(allocation.map_or(Step::Nothing, Step::Found))
 }
 
-fn host_wait(shared: &CachingPool, request: &Request, _: &mut AllocFailure) -> Result<Step, PoolError> {
-    shared.drain_all();
-    let clocks = shared.clocks();
-    let waits = shared.core().heap.blockers(request, clocks, |_| true);
-    let deadline = deadline::until(shared.tuning.wait_deadline);
+fn host_wait(pool: &CachingPool, request: &Request, _: &mut AllocFailure) -> Result<Step, PoolError> {
+    pool.drain_all();
+    let clocks = pool.clocks();
+    let waits = pool.core().heap.blockers(request, clocks, |_| true);
+    let deadline = deadline::until(pool.tuning.wait_deadline);
     if waits.is_empty() || !clocks.wait_on_host(&waits, deadline)? {
         return Ok(Step::Look(Reach::Limit));
     }
-    shared.core().heap.settle(clocks);
+    pool.core().heap.settle(clocks);
     Ok(Step::Look(Reach::Limit))
 }
 
-fn synchronised(shared: &CachingPool, _request: &Request, _: &mut AllocFailure) -> Result<Step, PoolError> {
-    let others = shared.short_family();
-    let is_idle = shared.finish_for(&others)?;
-    shared.settle_extents()?;
+fn synchronised(pool: &CachingPool, _request: &Request, _: &mut AllocFailure) -> Result<Step, PoolError> {
+    let others = pool.short_family();
+    let is_idle = pool.finish_for(&others)?;
+    pool.settle_extents()?;
     others.iter().for_each(|other| other.give_back_all(is_idle));
-    let (clocks, mut vmm) = (shared.clocks(), shared.vmm());
-    let mut core = shared.core();
-    // A handle that the driver refuses to take back is no reason to refuse this request: others may suffice.
+    let (clocks, mut vmm) = (pool.clocks(), pool.vmm());
+    let mut core = pool.core();
+    // A handle that the driver fails to release does not fail this request, because other memory may suffice.
     let _ = core.heap.release_lost(&mut vmm);
     core.heap.settle(clocks);
     core.heap.unmap_empty(0, clocks, &mut vmm)?;
-    if is_idle || shared.releases_at_once() {
+    if is_idle || pool.releases_at_once() {
         let _ = core.heap.trim(0, clocks, &mut vmm);
     }
     Ok(Step::Look(Reach::Pages))
 }
 
-fn glued(shared: &CachingPool, request: &Request, _: &mut AllocFailure) -> Result<Step, PoolError> {
-    let (clocks, mut vmm, mut core) = (shared.clocks(), shared.vmm(), shared.core());
-    let most_bytes = shared.limit_bytes(&core.heap);
+fn glued(pool: &CachingPool, request: &Request, _: &mut AllocFailure) -> Result<Step, PoolError> {
+    let (clocks, mut vmm, mut core) = (pool.clocks(), pool.vmm(), pool.core());
+    let most_bytes = pool.limit_bytes(&core.heap);
     match core.heap.take_glued(request, clocks, &mut vmm, most_bytes) {
         Ok(allocation) => Ok(allocation.map_or(Step::Nothing, Step::Found)),
         Err(error) if error.code() == CUresult::CUDA_ERROR_OUT_OF_MEMORY => Ok(Step::Nothing),
@@ -395,8 +401,9 @@ fn is_small(request: &Request) -> bool {
     request.size_bytes <= SizeClass::SIZE_BYTES_MAX
 }
 
-/// The smallest.
+/// The smallest handle.
 const HANDLE_BYTES: u64 = 2 << 20;
 
-/// So that no allocation pays for many others.
+/// The number of mappings below the kept count that are unmapped at once: few, so that no allocation pays for many
+/// others.
 const UNMAPPED_AT_ONCE: usize = 16;

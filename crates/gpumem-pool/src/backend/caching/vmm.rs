@@ -1,4 +1,4 @@
-//! The driver's calls for physical memory and addresses.
+//! The driver calls for physical memory and addresses.
 
 use super::access::{Access, Memory};
 use crate::backend::plain;
@@ -7,18 +7,18 @@ use gpumem_heap::{PhysicalMemory, RawHandle};
 use gpumem_sys::types::{CUmemAccessDesc, CUresult};
 use gpumem_sys::{Driver, DriverError};
 
-/// The driver's word for that it has no more memory, or a limit's in its place: others may have taken what the limit
-/// allowed a moment ago, or it has become a lower one.
+/// An out-of-memory error of the driver, or a limit that replaces it. A limit can refuse memory that it allowed a
+/// moment ago, because other pools have used it up or because the limit was lowered.
 pub(super) struct BackingError {
     pub(super) error: DriverError,
     pub(super) passed: Option<LimitExceeded>,
 }
 
-/// The driver itself, for one device. Its context is current.
+/// The driver calls for one device, whose context is current.
 pub(super) struct Vmm<'a> {
     driver: &'a Driver,
     access: &'a Access,
-    /// The limit that did not allow what was asked for last.
+    /// The limit that refused the last request, if one did.
     passed: Option<LimitExceeded>,
 }
 
@@ -27,7 +27,7 @@ impl<'a> Vmm<'a> {
         Self { driver, access, passed: None }
     }
 
-    /// For one device, the others keep what they have.
+    /// Sets the access of one device. The access of other devices is unchanged.
     pub(super) fn set_access_of(
         &self,
         address: u64,
@@ -38,7 +38,8 @@ impl<'a> Vmm<'a> {
         unsafe { self.driver.cuMemSetAccess(address, size_bytes as usize, access, 1) }
     }
 
-    /// Beyond the limits that the pool shares there is no memory, as far as the heap can tell.
+    /// Admits `size_bytes` against the limits that the pool shares. The heap sees a refusal as a driver that is out
+    /// of memory.
     fn admit(&mut self, size_bytes: u64) -> Result<(), DriverError> {
         self.passed = self.access.admission().admit(size_bytes).err();
         match self.passed {
@@ -49,7 +50,7 @@ impl<'a> Vmm<'a> {
         }
     }
 
-    /// Who is behind an error that says that there is no more memory.
+    /// Adds the limit, if any, that caused an out-of-memory error.
     pub(super) fn said(&self, error: DriverError) -> BackingError {
         BackingError { error, passed: self.passed }
     }
@@ -57,12 +58,12 @@ impl<'a> Vmm<'a> {
     fn create_handle(&self, size_bytes: u64) -> Result<u64, DriverError> {
         let props = self.access.props();
         let mut handle = 0;
-        // SAFETY: both outlive the call.
+        // SAFETY: `handle` and `props` outlive the call.
         unsafe { self.driver.cuMemCreate(&mut handle, size_bytes as usize, &props, 0)? };
         Ok(handle)
     }
 
-    /// Addresses for so many bytes, with nothing behind them.
+    /// Reserves addresses for `size_bytes`, with nothing mapped.
     pub(super) fn reserve(&self, size_bytes: u64) -> Result<u64, DriverError> {
         let mut address = 0;
         // SAFETY: `address` outlives the call.
@@ -70,7 +71,7 @@ impl<'a> Vmm<'a> {
         Ok(address)
     }
 
-    /// Gives addresses back behind which nothing is mapped.
+    /// Frees addresses that have nothing mapped.
     pub(super) fn free(&self, address: u64, size_bytes: u64) -> Result<(), DriverError> {
         // SAFETY: the range came from `reserve`, and its heap is empty.
         unsafe { self.driver.cuMemAddressFree(address, size_bytes as usize) }
@@ -90,7 +91,7 @@ impl PhysicalMemory for Vmm<'_> {
     }
 
     fn map(&mut self, address: u64, size_bytes: u64, handle: RawHandle) -> Result<(), DriverError> {
-        // SAFETY: the heap has the addresses to itself and knows that nothing is mapped there; the handle is alive.
+        // SAFETY: the heap owns the addresses and ensures that nothing is mapped there; the handle is alive.
         unsafe { self.driver.cuMemMap(address, size_bytes as usize, 0, handle.0, 0) }
     }
 
@@ -111,9 +112,10 @@ impl PhysicalMemory for Vmm<'_> {
 
     fn release(&mut self, handle: RawHandle, size_bytes: u64) -> Result<(), DriverError> {
         match self.access.memory() {
-            // SAFETY: the handle was created here, and is not named again.
+            // SAFETY: the handle was created here, and is not used again.
             Memory::Virtual => unsafe { self.driver.cuMemRelease(handle.0)? },
-            // SAFETY: the segment was allocated here and is not named again, and the heap knows that all uses are complete.
+            // SAFETY: the segment was allocated here and is not used again, and the heap ensures that all uses are
+            // complete.
             Memory::Segments(kind) => unsafe { plain::release(self.driver, kind, handle.0)? },
         }
         self.access.admission().give_back(size_bytes);

@@ -1,9 +1,10 @@
-//! What goes back without being asked for: what is over the soft limit, and what an idle pool keeps.
+//! Eager release: memory over the soft limit, and the memory of an idle pool, returns to the driver without a
+//! request.
 //!
-//! The driver has a threshold for each pool, and gives back all that is over it when the host waits for a stream that
-//! something was freed on. Between such waits there is nothing to be had: seen on an H200 with CUDA 13.0, a trim finds only what
-//! the host has synchronised with. So queries and allocations do no more here than look which streams have passed an event behind
-//! their frees, once a millisecond, and `release_budget` has no meaning.
+//! Each driver pool has a release threshold. When the host waits for a stream with queued frees, the driver releases
+//! all memory beyond the threshold. Between such waits, a trim releases only memory whose frees the host has
+//! synchronised with (seen on an H200 with CUDA 13.0). Queries and allocations therefore only check, once a
+//! millisecond, which streams have passed an event behind their frees. `release_budget` has no effect here.
 
 use super::{DirectBackend, DriverAllocator};
 use crate::config::MemoryKind;
@@ -22,11 +23,12 @@ impl<C: DriverAllocator> DirectBackend<C> {
     }
 
     fn is_idle(&self) -> bool {
-        self.idle.is_over(|| self.ledger.allocation_count())
+        self.idle.is_over(|| self.counters.allocation_count())
     }
 
-    /// Gives back what is over the soft limit, or all that an idle pool keeps. The driver gives back what was freed before an
-    /// event that the host has waited for. So one is left in each stream, and waited for once it has been passed.
+    /// Releases memory over the soft limit, or all cached memory of an idle pool. The driver releases only memory
+    /// that was freed before an event that the host has waited for. So this records an event in each stream, and
+    /// waits for the event once the stream has passed it.
     fn release_excess(&self) -> Result<(), DriverError> {
         let is_idle = self.is_idle();
         if !(is_idle || self.is_over_soft_limit()) {
@@ -36,7 +38,7 @@ impl<C: DriverAllocator> DirectBackend<C> {
         self.calls.look()?;
         self.calls.trim_to(&self.device, keep_bytes)?;
         let held_bytes = self.calls.reserved(&self.device)?.map_or(0, |held| held.current_bytes);
-        let has_excess = held_bytes > keep_bytes.max(self.ledger.in_use_bytes());
+        let has_excess = held_bytes > keep_bytes.max(self.counters.in_use_bytes());
         if has_excess && self.show_what_is_done()? {
             self.give_back_what_is_free(keep_bytes);
         }
@@ -46,7 +48,8 @@ impl<C: DriverAllocator> DirectBackend<C> {
         Ok(())
     }
 
-    /// Lets the driver see what streams have done since this was last asked for, without a wait. Whether that is anything.
+    /// Shows the driver the work that streams have completed since the last call, without a wait. Returns whether
+    /// there is any.
     fn show_what_is_done(&self) -> Result<bool, DriverError> {
         let _bound = self.device.enter()?;
         let _relaxed = CaptureModeGuard::enter(self.device.driver())?;
@@ -72,7 +75,7 @@ impl<C: DriverAllocator> DirectBackend<C> {
         self.unseen.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// What can't be given back now is not to be had.
+    /// A failure leaves the memory reserved.
     fn give_back_what_is_free(&self, keep_bytes: u64) {
         let _ = self.calls.sweep();
         let _ = self.calls.trim_to(&self.device, keep_bytes);
@@ -95,10 +98,10 @@ impl<C: DriverAllocator + Send + Sync> Trimmable for DirectBackend<C> {
             (MemoryKind::Device, Ok(Some(held))) => held.current_bytes,
             _ => 0,
         };
-        held_bytes.saturating_sub(self.ledger.in_use_bytes())
+        held_bytes.saturating_sub(self.counters.in_use_bytes())
     }
 
-    /// Blocks have been admitted, and what the driver keeps beside them has not.
+    /// Live blocks have been admitted. The memory that the driver keeps beside them has not.
     fn uncounted_bytes(&self) -> u64 {
         self.cached_bytes()
     }
@@ -107,7 +110,7 @@ impl<C: DriverAllocator + Send + Sync> Trimmable for DirectBackend<C> {
 impl<C: DriverAllocator + Send + Sync> Waiting for DirectBackend<C> {
     fn before_wait(&self) {}
 
-    /// The stream that was waited for may not be the one that the driver looks at.
+    /// The host may have waited for another stream than the one that the driver checks.
     fn after_wait(&self) {
         if self.is_over_soft_limit() {
             self.give_back_what_is_free(self.limits.soft_bytes().unwrap_or(u64::MAX));
@@ -119,7 +122,7 @@ impl<C: DriverAllocator + Send + Sync> Waiting for DirectBackend<C> {
     }
 
     fn serve(&self) {
-        // What can't be given back now is tried again later.
+        // A later call retries what fails now.
         let _ = self.release_excess();
     }
 }

@@ -1,17 +1,17 @@
-//! [`Chain`]: the driver's pools behind one of ours, one of which allocates while the others run out.
+//! [`Chain`]: the driver pools behind one pool. One of them allocates while the earlier ones empty.
 //!
-//! What a driver's pool may reserve is settled when it is made. So a hard limit that is raised takes a second pool once the
-//! first refuses: the first keeps its blocks, and gives back whatever is free as a whole. Until it is empty, and destroyed,
-//! the two share one bound, which holds whatever any thread does: what earlier pools have reserved, which only falls, and
-//! all that the new one may ever reserve are within it together.
+//! The bound of a driver pool is fixed when the pool is created. So a raised hard limit needs a second driver pool
+//! once the first refuses a request. The first one keeps its blocks, and releases free memory as whole growth units.
+//! The two share one bound until the first is empty and destroyed. The bound holds whatever any thread does: the
+//! memory reserved by earlier pools, which only falls, plus the new pool's own bound never exceed it.
 //!
 //! | step, for a request that the current pool refuses | allowed if |
 //! | --- | --- |
-//! | holes of an earlier pool | all that it may reserve fits into the bound too |
-//! | a new pool in the place of the current one | that may reserve no more, and the bound leaves room for the request |
+//! | free memory of an earlier pool | that pool's whole bound fits into the shared bound too |
+//! | a new pool that replaces the current one | the current pool's bound is exhausted, and the shared bound leaves room for the request |
 //!
-//! While there is one pool, and the limit has not been raised, none of this happens: an allocation looks at a lock that
-//! nobody takes.
+//! While there is one driver pool, and the limit has not been raised, neither step happens: an allocation reads an
+//! uncontended lock.
 
 use super::driver_pool::{DriverPool, UNBOUNDED};
 use crate::backend::direct::is_full;
@@ -23,9 +23,9 @@ use gpumem_sys::types::{CUdeviceptr, CUstream};
 use std::sync::{PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
 pub(super) struct Chain {
-    /// What all pools together may reserve. It never goes down.
+    /// The bound on the memory that all driver pools together may reserve. It never falls.
     bound_bytes: AtomicU64,
-    /// Written to by whoever changes which pools there are, or what they may reserve.
+    /// Write-locked to change the set of pools or their bounds.
     pools: RwLock<Pools>,
 }
 
@@ -33,13 +33,13 @@ struct Pools {
     device: Device,
     kind: MemoryKind,
     current: DriverPool,
-    /// Those that have been replaced and have blocks yet.
+    /// Replaced pools that still have blocks.
     earlier: Vec<DriverPool>,
-    /// Who may use what they hand out.
+    /// The devices with access to the pools' memory.
     peers: Vec<Device>,
-    /// What all of them may keep for reuse when the host has waited.
+    /// The bytes that all pools together may keep for reuse when the host has waited.
     keep_bytes: u64,
-    /// The most that was reserved before the last change.
+    /// The peak of reserved memory before the last change.
     peak_bytes: u64,
 }
 
@@ -64,7 +64,7 @@ impl Chain {
         Ok(Self { bound_bytes: AtomicU64::new(bound_bytes), pools: RwLock::new(pools) })
     }
 
-    /// From now on so much may be reserved, or what was allowed before if that is more.
+    /// Raises the bound to `bound_bytes`, if that is higher.
     pub(super) fn raise(&self, bound_bytes: u64) {
         self.bound_bytes.fetch_max(bound_bytes, Ordering::AcqRel);
     }
@@ -111,7 +111,8 @@ impl Chain {
         self.read().reserved_bytes()
     }
 
-    /// Never less than the most that was reserved at a time; more if an earlier pool gave back before the current one grew.
+    /// The peak of reserved memory. It is never too low, and too high if an earlier pool released memory before the
+    /// current one grew.
     pub(super) fn reserved_peak_bytes(&self) -> Result<u64, DriverError> {
         self.read().reserved_peak_bytes()
     }
@@ -136,12 +137,12 @@ impl Chain {
 }
 
 impl Pools {
-    /// Whether what the current pool refuses may be had of another, or of one to come.
+    /// Whether an earlier pool or a new one may meet a request that the current pool refuses.
     fn may_be_others(&self, bound_bytes: u64) -> bool {
         !self.earlier.is_empty() || self.current.max_bytes() < bound_bytes
     }
 
-    /// Nothing if there is no room anywhere.
+    /// Allocates from an earlier pool or from a new one. `None` if neither has room.
     fn acquire_elsewhere(
         &mut self,
         size_bytes: u64,
@@ -161,7 +162,7 @@ impl Pools {
         }
     }
 
-    /// Whether the bound holds even if an earlier pool grows as far as it may.
+    /// Whether the shared bound holds even if an earlier pool grows to its own bound.
     fn leaves_room_for(&self, pool: &DriverPool, bound_bytes: u64) -> Result<bool, DriverError> {
         let others_bytes = self.earlier_bytes()?.saturating_sub(pool.reserved_bytes()?);
         let most_bytes =
@@ -169,7 +170,8 @@ impl Pools {
         Ok(most_bytes <= bound_bytes)
     }
 
-    /// Makes a pool with room for a request, if it is for want of that that the current one refuses, and there is room.
+    /// Replaces the current pool by one with room for the request. Does so only if the current pool's own bound
+    /// causes the refusal, and the shared bound has room.
     fn replace_current(&mut self, size_bytes: u64, bound_bytes: u64) -> Result<bool, DriverError> {
         self.end_empty()?;
         self.current.trim_to(0)?;
@@ -179,7 +181,7 @@ impl Pools {
         if own_bytes.saturating_add(growth_bytes) <= self.current.max_bytes() || room_bytes < growth_bytes {
             return Ok(false);
         }
-        // If that is enough, all others may still grow as far as they might.
+        // If the remainder is enough, all other pools may still grow to their bounds.
         let theirs_bytes = self.all().map(DriverPool::max_bytes).fold(0, u64::saturating_add);
         let rest_bytes = whole_pieces(bound_bytes.saturating_sub(theirs_bytes));
         let max_bytes = match bound_bytes {
@@ -199,7 +201,7 @@ impl Pools {
         Ok(true)
     }
 
-    /// Gives back what earlier pools have free, and ends those that have nothing left.
+    /// Trims the earlier pools, and destroys those that are empty.
     fn end_empty(&mut self) -> Result<(), DriverError> {
         if self.earlier.is_empty() {
             return Ok(());
@@ -226,7 +228,7 @@ impl Pools {
         self.current.set_threshold(keep_bytes)
     }
 
-    /// Before pools come or go.
+    /// Records the peak. Called before a pool is created or destroyed.
     fn note_peak(&mut self) -> Result<(), DriverError> {
         self.peak_bytes = self.reserved_peak_bytes()?;
         self.all().try_for_each(DriverPool::reset_peak)
@@ -249,15 +251,16 @@ impl Pools {
     }
 }
 
-/// What the driver may reserve for a pool that hands out `limit_bytes`: it grows by whole pieces, and what it refuses then
-/// our own count has already admitted. The device's size is a bound that needs no keeping.
+/// The bound for a driver pool that hands out `limit_bytes`. The driver reserves whole growth units, and the pool's
+/// own counter has already admitted each request, so the bound is rounded up and has one unit to spare. A bound of
+/// the device's size or more is left out, since the device enforces it.
 pub(super) fn bound_bytes(limit_bytes: u64, device_bytes: u64) -> u64 {
     let bound_bytes =
         limit_bytes.checked_next_multiple_of(PIECE_BYTES).and_then(|bound| bound.checked_add(PIECE_BYTES));
     bound_bytes.filter(|bound_bytes| *bound_bytes < device_bytes).unwrap_or(UNBOUNDED)
 }
 
-/// What was allocated; nothing if there was no room.
+/// The allocation; `None` if there was no room.
 fn granted(result: Result<CUdeviceptr, DriverError>) -> Result<Option<CUdeviceptr>, DriverError> {
     match result {
         Err(error) if is_full(&error) => Ok(None),
@@ -277,5 +280,5 @@ fn whole_pieces(bytes: u64) -> u64 {
     bytes - bytes % PIECE_BYTES
 }
 
-/// What the driver's pool grows by.
+/// The growth unit of a driver pool.
 const PIECE_BYTES: u64 = 32 << 20;

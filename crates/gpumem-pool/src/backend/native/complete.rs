@@ -1,10 +1,11 @@
-//! [`Complete`]: allocations and frees of memory that the host may use too.
+//! [`Complete`]: allocations and frees of host-accessible memory.
 //!
-//! The driver's pool hands a block out again in the order of the stream that it was freed on, at once, while the device may
-//! still use it. The host's next access is in no stream's order. So blocks are allocated and freed on a stream of the pool's
-//! own, where nothing else is ever queued, and freed there once every use is known to be complete; until then they wait
-//! here. What is allocated there is allocated as soon as the stream says that it has nothing left to do, and is then
-//! everybody's.
+//! The driver's pool reuses a freed block at once in the order of the stream that it was freed on, while the device
+//! may still use it. The host's accesses are in no stream's order, so stream-ordered reuse is not safe for them.
+//!
+//! Blocks are therefore allocated and freed on a stream of the pool's own, the quiet stream, where no other work is
+//! queued. A block is freed there once all its uses are complete; until then it waits here. An allocation is ready
+//! when the quiet stream is idle, and every stream and the host may then use it.
 
 use super::chain::Chain;
 use crate::backend::FreeRequest;
@@ -24,35 +25,35 @@ pub(super) struct Complete {
     kind: MemoryKind,
     quiet: Arc<Quiet>,
     waiting: Mutex<Vec<Pending>>,
-    /// What the driver would not take back, for the end of the pool.
+    /// Frees that failed. They are retried when the pool ends.
     failed: Mutex<Vec<Pending>>,
-    /// What the driver has not got back yet, blocks that are alive included.
+    /// The bytes that have not been returned to the driver, including live blocks.
     held_bytes: AtomicU64,
-    /// How long one allocation may ask the driver what is complete.
+    /// The time that one allocation may spend on polling for completed work.
     poll_budget: Duration,
 }
 
-/// Memory whose block is gone, and the uses that are not known to be complete.
+/// Memory of a dropped block, with the uses that may still be pending.
 struct Pending {
     address: CUdeviceptr,
     size_bytes: u64,
     stamps: Vec<Stamp>,
 }
 
-/// A stream that never has anything to wait for.
+/// A stream on which no work is queued, so that its allocations and frees are complete almost at once.
 struct Quiet {
     driver: Driver,
     context: CUcontext,
     raw: Handle<CUstream_st>,
 }
 
-// SAFETY: the context is named, never followed; the driver takes such names from any thread.
+// SAFETY: the context pointer is passed to the driver and never dereferenced; the driver accepts it from any thread.
 unsafe impl Send for Quiet {}
-// SAFETY: a shared one passes the names on unchanged, and the driver locks what threads share behind them.
+// SAFETY: a shared reference passes the handles on unchanged, and the driver locks the state behind them.
 unsafe impl Sync for Quiet {}
 
 impl Complete {
-    /// The device's context is current.
+    /// Requires the device's context to be current.
     pub(super) fn new(device: &Device, kind: MemoryKind, poll_budget: Duration) -> Result<Self, DriverError> {
         Ok(Self {
             device: device.clone(),
@@ -65,7 +66,8 @@ impl Complete {
         })
     }
 
-    /// Memory that nobody uses and that is there for everybody now, as long as no more than `most_bytes` are held.
+    /// Allocates memory that is unused and ready for every stream and the host, if no more than `most_bytes` are then
+    /// held.
     pub(super) fn acquire(
         &self,
         chain: &Chain,
@@ -81,7 +83,7 @@ impl Complete {
         let address = acquired.inspect_err(|_| {
             self.held_bytes.fetch_sub(size_bytes, Ordering::AcqRel);
         })?;
-        // After an error it is nobody's.
+        // After an error the memory has no owner, so it waits to be freed.
         let unused = |_: &DriverError| {
             self.lock_waiting().push(Pending { address, size_bytes, stamps: Vec::new() });
         };
@@ -93,7 +95,7 @@ impl Complete {
         let stamps: Vec<Stamp> = freed.stamps(self.device.clocks()).collect();
         let block = Pending { address: freed.allocation.address, size_bytes: freed.size_bytes, stamps };
         if block.stamps.is_empty() {
-            // What fails counts as in use, and is tried again at the end of the pool.
+            // After a failure the memory counts as in use, and the free is retried when the pool ends.
             return self.free_now(&block).inspect_err(|_| {
                 self.failed.lock().unwrap_or_else(PoisonError::into_inner).push(block);
             });
@@ -102,7 +104,7 @@ impl Complete {
         Ok(())
     }
 
-    /// Frees what is known to be done. Says whether there was any.
+    /// Frees the waiting blocks whose uses are complete. Returns whether there were any.
     pub(super) fn sweep(&self) -> Result<bool, DriverError> {
         let mut waiting = self.lock_waiting();
         if waiting.is_empty() {
@@ -120,17 +122,17 @@ impl Complete {
         failure.map_or(Ok(waiting.len() < before_count), Err)
     }
 
-    /// Lets the driver see that what was freed is free: it gives nothing else back.
+    /// Waits for the quiet stream. The driver releases only memory whose frees the host has synchronised with.
     pub(super) fn wait(&self) -> Result<(), DriverError> {
         self.quiet.wait()
     }
 
-    /// Whether anything waits for its uses.
+    /// Whether any freed block waits for its uses.
     pub(super) fn has_waiting(&self) -> bool {
         !self.lock_waiting().is_empty()
     }
 
-    /// Waits for the devices whose work uses what waits here, up to a deadline if there is one.
+    /// Waits for the devices whose work uses waiting blocks, up to the deadline if there is one.
     pub(super) fn finish(&self, until: Option<Instant>) -> Result<(), DriverError> {
         let stamps: Vec<Stamp> =
             self.lock_waiting().iter().flat_map(|block| block.stamps.iter().copied()).collect();
@@ -149,14 +151,15 @@ impl Complete {
         Ok(())
     }
 
-    /// Asks what is complete, and marks the streams of what is not, for the next time.
+    /// Polls for completed work and frees the blocks it used. Records markers in streams with pending uses, so that a
+    /// later poll can detect their completion.
     pub(super) fn free_what_may_be_done(&self) -> Result<(), DriverError> {
         if self.lock_waiting().is_empty() {
             return Ok(());
         }
         self.sweep()?;
         let clocks = self.device.clocks();
-        // Of each stream only what was used last is without a mark.
+        // Only the latest stamp of a stream can lack a marker.
         let is_unmarked = |stamp: &Stamp| clocks.stamp(stamp.stream_index()) == *stamp;
         let mut unmarked: Vec<Stamp> =
             self.lock_waiting().iter().flat_map(|block| &block.stamps).copied().collect();
@@ -190,13 +193,13 @@ impl Complete {
     }
 }
 
-/// What work may still use stays with the device. The pool itself may be destroyed meanwhile: the driver keeps it until
-/// its last block is back.
+/// Pending memory is handed to the device's maintenance. The driver pool may be destroyed before it: the driver keeps
+/// the pool until its last block is freed.
 impl Drop for Complete {
     fn drop(&mut self) {
         let failed = core::mem::take(self.failed.get_mut().unwrap_or_else(PoisonError::into_inner));
         self.lock_waiting().extend(failed);
-        // Marks tell the device when the rest is done.
+        // Markers let the device detect when the pending work is complete.
         let _ = self.free_what_may_be_done();
         let waiting = core::mem::take(&mut *self.lock_waiting());
         if !waiting.is_empty() {
@@ -206,7 +209,7 @@ impl Drop for Complete {
     }
 }
 
-/// The blocks of a pool that is gone.
+/// The pending blocks of a pool that is gone.
 struct OrphanedHeap {
     kind: MemoryKind,
     quiet: Arc<Quiet>,
@@ -236,16 +239,16 @@ impl Pending {
     }
 }
 
-/// The device's context is current in all but the drop.
+/// Requires the device's context to be current, except in the drop.
 impl Quiet {
     fn new(device: &Device) -> Result<Self, DriverError> {
         let mut raw: CUstream = core::ptr::null_mut();
-        // SAFETY: the place outlives the call.
+        // SAFETY: `raw` outlives the call.
         unsafe { device.driver().cuStreamCreate(&mut raw, CUstream_flags::CU_STREAM_NON_BLOCKING.0)? };
         Ok(Self { driver: device.driver().clone(), context: device.context(), raw: Handle(raw) })
     }
 
-    /// Once this returns, everything that was queued here is done: it has nothing to wait for, so that is soon.
+    /// Ensures that all work queued on the stream is complete. The stream has nothing to wait for, so that is soon.
     fn settle(&self) -> Result<(), DriverError> {
         // SAFETY: the stream is alive.
         match unsafe { self.driver.cuStreamQuery(self.raw.0) } {
@@ -260,22 +263,22 @@ impl Quiet {
     }
 
     fn free(&self, address: CUdeviceptr) -> Result<(), DriverError> {
-        // SAFETY: the address was allocated on this stream, its one block is gone, and all uses are complete.
+        // SAFETY: the address was allocated on this stream, its only block is gone, and all uses are complete.
         unsafe { self.driver.cuMemFreeAsync(address, self.raw.0) }
     }
 }
 
 impl Drop for Quiet {
     fn drop(&mut self) {
-        // Without its context the stream is gone already.
+        // Without its context, the stream is gone already.
         let Ok(_bound) = ContextGuard::enter(&self.driver, self.context) else { return };
         let _guard = self.driver.teardown();
-        // SAFETY: nobody passes it again. There is nobody to tell of a failure.
+        // SAFETY: the stream is not used again. A drop cannot report a failure.
         let _ = unsafe { self.driver.cuStreamDestroy_v2(self.raw.0) };
     }
 }
 
-/// As the driver says it.
+/// The error that the driver returns when it is out of memory.
 fn full() -> DriverError {
     DriverError::Failed { call: "cuMemAllocFromPoolAsync", code: CUresult::CUDA_ERROR_OUT_OF_MEMORY }
 }

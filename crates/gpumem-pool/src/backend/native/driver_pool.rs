@@ -1,7 +1,7 @@
-//! [`DriverPool`]: one memory pool of the driver's, by the calls that there are for it.
+//! [`DriverPool`]: one memory pool of the driver, and the calls that use it.
 //!
-//! The device's context is current in all of them but the drop, and no capture minds them. The driver keeps a destroyed
-//! pool until its last queued free is done, so the drop waits for nothing.
+//! All functions except the drop require the device's context to be current. No capture is affected by the calls. The
+//! driver keeps a destroyed pool until its last queued free is complete, so the drop never waits.
 
 use crate::config::MemoryKind;
 use crate::device::{CaptureModeGuard, Clocks, DeferredRelease, Device, Handle, HowFar};
@@ -20,12 +20,12 @@ pub(super) struct DriverPool {
     max_bytes: u64,
 }
 
-/// So many bytes at most are no bound.
+/// The value that stands for no bound.
 pub(super) const UNBOUNDED: u64 = u64::MAX;
 
 impl DriverPool {
-    /// One that never reserves more than `max_bytes`, a multiple of what it grows by. Of the host's memory all devices may
-    /// use it, of a device's own that one.
+    /// Creates a pool that never reserves more than `max_bytes`, a multiple of the pool's growth unit. All devices
+    /// can access a pool of host memory. Only its own device can access a pool of device memory.
     pub(super) fn new(device: &Device, kind: MemoryKind, max_bytes: u64) -> Result<Self, DriverError> {
         let pinned = CUmemAllocationType::CU_MEM_ALLOCATION_TYPE_PINNED;
         let (memory, place, id) = match kind {
@@ -41,12 +41,12 @@ impl DriverPool {
             allocType: memory,
             handleTypes: CUmemAllocationHandleType::CU_MEM_HANDLE_TYPE_NONE,
             location: CUmemLocation { type_: place, id },
-            // Zero is the driver's word for no bound.
+            // Zero means no bound.
             maxSize: if max_bytes == UNBOUNDED { 0 } else { max_bytes as usize },
             ..Default::default()
         };
         let mut pool: CUmemoryPool = core::ptr::null_mut();
-        // SAFETY: both outlive the call.
+        // SAFETY: `pool` and `props` outlive the call.
         unsafe { device.driver().cuMemPoolCreate(&mut pool, &props)? };
         // From here on `Drop` destroys the pool, whatever fails.
         let pool = Self { device: device.clone(), kind, handle: Handle(pool), max_bytes };
@@ -64,12 +64,12 @@ impl DriverPool {
         Ok(pool)
     }
 
-    /// What it may reserve; [`UNBOUNDED`] if nothing keeps it.
+    /// The bound on reserved memory; [`UNBOUNDED`] if there is none.
     pub(super) fn max_bytes(&self) -> u64 {
         self.max_bytes
     }
 
-    /// Tells pools that are alive apart.
+    /// An identifier that is unique among live pools.
     pub(super) fn id(&self) -> usize {
         self.handle.0.addr()
     }
@@ -109,7 +109,7 @@ impl DriverPool {
         unsafe { self.device.driver().cuMemPoolSetAccess(self.handle.0, &access, 1) }
     }
 
-    /// What is kept beyond this is given back whenever the host waits.
+    /// Sets the release threshold. When the host waits, the driver releases free memory beyond it.
     pub(super) fn set_threshold(&self, keep_bytes: u64) -> Result<(), DriverError> {
         self.set(CUmemPool_attribute::CU_MEMPOOL_ATTR_RELEASE_THRESHOLD, keep_bytes)
     }
@@ -124,7 +124,7 @@ impl DriverPool {
         self.bytes(CUmemPool_attribute::CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT)
     }
 
-    /// The most that was reserved since this was last reset.
+    /// The peak of reserved memory since the last reset.
     pub(super) fn reserved_peak_bytes(&self) -> Result<u64, DriverError> {
         self.bytes(CUmemPool_attribute::CU_MEMPOOL_ATTR_RESERVED_MEM_HIGH)
     }
@@ -143,7 +143,7 @@ impl DriverPool {
     fn bytes(&self, attribute: CUmemPool_attribute) -> Result<u64, DriverError> {
         let mut value = 0_u64;
         let place: *mut c_void = (&raw mut value).cast();
-        // SAFETY: the pool is alive; every attribute asked for here is a 64-bit count, which `value` has room for.
+        // SAFETY: the pool is alive; every attribute read here is a 64-bit count, which fits in `value`.
         unsafe { self.device.driver().cuMemPoolGetAttribute(self.handle.0, attribute, place)? };
         Ok(value)
     }
@@ -156,24 +156,24 @@ impl Drop for DriverPool {
             let _relaxed = CaptureModeGuard::enter(self.device.driver())?;
             left.destroy(self.device.driver())
         });
-        // There is nobody to tell: it is tried again.
+        // A drop cannot report a failure, so the device's maintenance retries the call.
         if destroyed.is_err() {
             self.device.maintenance().add_left(Box::new(left));
         }
     }
 }
 
-/// One that the driver would not destroy when it was asked.
+/// A pool that the driver failed to destroy.
 struct OrphanedHeap {
     handle: Handle<CUmemPoolHandle_st>,
     kind: MemoryKind,
 }
 
 impl OrphanedHeap {
-    /// No capture minds it.
+    /// Destroys the pool. No capture is affected by the call.
     fn destroy(&mut self, driver: &Driver) -> Result<(), DriverError> {
         let _guard = driver.teardown();
-        // SAFETY: nobody else passes it again; blocks that are alive are named by their addresses alone.
+        // SAFETY: the handle is not used again; live blocks are named by their addresses alone.
         unsafe { driver.cuMemPoolDestroy(self.handle.0) }
     }
 }

@@ -1,4 +1,4 @@
-//! [`Ordered`]: frees of the device's own memory, each in a stream's order.
+//! [`Ordered`]: frees of device memory, each in the order of a stream.
 
 use crate::backend::FreeRequest;
 use crate::config::MemoryKind;
@@ -11,16 +11,16 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 
 pub(super) struct Ordered {
     device: Device,
-    /// Frees what can't be freed in the order of its owner stream; made on first use.
+    /// The stream for blocks that can't be freed in the order of their owner stream. Created on first use.
     sweeper: Mutex<Option<Stream>>,
     waiting: Mutex<Vec<Waiting>>,
-    /// What the driver would not take back, for the end of the pool.
+    /// Frees that failed. They are retried when the pool ends.
     failed: Mutex<Vec<Waiting>>,
-    /// Whether anything waits: looked at when memory is asked for.
+    /// Whether any free is waiting. Each allocation checks it.
     is_any_waiting: AtomicBool,
 }
 
-/// Memory whose block is gone, and the uses that are not known to be done.
+/// Memory of a dropped block, with the uses that may still be pending.
 struct Waiting {
     address: CUdeviceptr,
     stamps: Vec<Stamp>,
@@ -37,7 +37,8 @@ impl Ordered {
         }
     }
 
-    /// A stream is in its user's hands: what waits for it may go on.
+    /// Records a marker in the stream and queues the frees that waited for it. The caller of the allocation has
+    /// passed the stream, so the pool may use it during this call.
     pub(super) fn before_acquire(&self, stream: &Stream) -> Result<(), DriverError> {
         if self.is_any_waiting.load(Ordering::Acquire) {
             stream.clocks().record_marker_by_user(stream.stream_index())?;
@@ -50,7 +51,7 @@ impl Ordered {
         self.is_any_waiting.load(Ordering::Acquire)
     }
 
-    /// What fails counts as in use, and is tried again at the end of the pool.
+    /// After a failure the memory counts as in use, and the free is retried when the pool ends.
     pub(super) fn release(&self, freed: &FreeRequest) -> Result<(), DriverError> {
         let at_home = self.free_at_home(freed);
         if matches!(at_home, Ok(true)) {
@@ -72,7 +73,7 @@ impl Ordered {
         }
     }
 
-    /// Frees that had to wait for a stream that the pool may not touch.
+    /// Queues the waiting frees whose streams the pool may now wait for. Returns whether any has been queued.
     pub(super) fn sweep(&self) -> Result<bool, DriverError> {
         let mut waiting = self.lock_waiting();
         let (before_count, mut index) = (waiting.len(), 0);
@@ -86,8 +87,8 @@ impl Ordered {
         Ok(waiting.len() < before_count)
     }
 
-    /// In the order of the stream that the block was allocated on. False if that is gone, or another's, or may not be
-    /// made to wait for the other uses.
+    /// Frees a block in the order of its owner stream. Returns false if that stream is gone, belongs to another
+    /// library, or may not wait for the other uses.
     fn free_at_home(&self, freed: &FreeRequest) -> Result<bool, DriverError> {
         let clocks = self.device.clocks();
         for stamp in
@@ -98,15 +99,16 @@ impl Ordered {
             }
         }
         let _relaxed = CaptureModeGuard::enter(self.device.driver())?;
-        // SAFETY: the address came from the driver's pool and its one block is being dropped; the owner stream has just been made to wait
-        // for every other stream that used it, and is alive during the call.
+        // SAFETY: the address came from the driver's pool and its only block is being dropped; the owner stream waits
+        // for every other stream that used the block, and is alive during the call.
         let free = |owner_stream| unsafe {
             self.device.driver().cuMemFreeAsync(freed.allocation.address, owner_stream)
         };
         Ok(clocks.with_open(freed.owner_stream, free)?.is_some())
     }
 
-    /// In the order of a stream of the pool's own, which waits for all uses. False if one can't be waited for now.
+    /// Frees a block in the order of the pool's own stream, which waits for all uses. Returns false if that stream
+    /// can't wait for one of the uses now.
     fn free_apart(&self, waiting: &Waiting) -> Result<bool, DriverError> {
         let Some(sweeper) = self.sweeper()? else { return Ok(false) };
         for stamp in &waiting.stamps {
@@ -116,13 +118,13 @@ impl Ordered {
         }
         let _bound = self.device.enter()?;
         let _relaxed = CaptureModeGuard::enter(self.device.driver())?;
-        // SAFETY: the address came from the driver's pool and its one block is gone; the stream has just been made to wait for
-        // every stream that used it.
+        // SAFETY: the address came from the driver's pool and its only block is gone; the sweeper stream waits for
+        // every stream that used the block.
         unsafe { self.device.driver().cuMemFreeAsync(waiting.address, sweeper.raw())? };
         Ok(true)
     }
 
-    /// `None` while there are too many streams.
+    /// The pool's own stream, created on first use. `None` while there are too many streams.
     fn sweeper(&self) -> Result<Option<Stream>, DriverError> {
         let mut sweeper = self.sweeper.lock().unwrap_or_else(PoisonError::into_inner);
         if sweeper.is_none() {
@@ -140,7 +142,7 @@ impl Ordered {
     }
 }
 
-/// What work may still use, or the driver would not take back, stays with the device.
+/// Memory that is pending, or that the driver failed to free, is handed to the device's maintenance.
 impl Drop for Ordered {
     fn drop(&mut self) {
         let failed = core::mem::take(self.failed.get_mut().unwrap_or_else(PoisonError::into_inner));
@@ -148,7 +150,7 @@ impl Drop for Ordered {
         let _ = self.sweep();
         let waiting = core::mem::take(&mut *self.lock_waiting());
         if !waiting.is_empty() {
-            // Marks tell the device when the rest is done, where they can be made.
+            // Markers let the device detect when the pending work is complete, where streams can be marked.
             let clocks = self.device.clocks();
             for stamp in waiting.iter().flat_map(|block| &block.stamps) {
                 if clocks.stamp(stamp.stream_index()) == *stamp {
@@ -160,8 +162,8 @@ impl Drop for Ordered {
     }
 }
 
-/// The blocks of a pool that is gone. The pool itself may be destroyed meanwhile: the driver keeps it until its last block is
-/// back.
+/// The pending blocks of a pool that is gone. The driver pool may be destroyed before them: the driver keeps it until
+/// its last block is freed.
 struct OrphanedHeap {
     waiting: Vec<Waiting>,
 }
@@ -171,7 +173,8 @@ impl DeferredRelease for OrphanedHeap {
         MemoryKind::Device
     }
 
-    /// There is no stream to free it on: each may be gone, and one of its own would keep its device.
+    /// The release call waits for the device, because there is no stream to queue the free on: every stream may be
+    /// gone, and a stream created here would keep its device alive.
     fn waits(&self) -> bool {
         true
     }
@@ -180,7 +183,7 @@ impl DeferredRelease for OrphanedHeap {
         let Ok(_relaxed) = CaptureModeGuard::enter(driver) else { return false };
         self.waiting.retain(|block| {
             let is_done = how == HowFar::All || block.stamps.iter().all(|stamp| clocks.is_complete(*stamp));
-            // SAFETY: the address came from the driver's pool, its one block is gone, and all uses are complete.
+            // SAFETY: the address came from the driver's pool, its only block is gone, and all uses are complete.
             !(is_done && unsafe { driver.cuMemFree_v2(block.address) }.is_ok())
         });
         self.waiting.is_empty()

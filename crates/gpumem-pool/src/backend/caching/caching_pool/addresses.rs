@@ -1,5 +1,5 @@
-//! The heap's addresses: of virtual memory where the driver has it; plain segments bring their own where it is missing or
-//! refused, and so does memory of other kinds.
+//! Reserves the heap's addresses where the driver supports virtual memory. Plain segments bring their own addresses.
+//! They replace virtual memory where it is missing or refused, and they hold all host-accessible memory.
 
 use super::orphaned_heap::leave;
 use crate::backend::{caching::access::Access, caching::access::Memory, caching::vmm::Vmm};
@@ -11,10 +11,15 @@ use gpumem_heap::PhysicalMemory;
 use gpumem_sys::DriverError;
 use gpumem_sys::types::{CUdevice_attribute, CUresult};
 
-/// Where two ranges of addresses begin, for small blocks and for others, and their sizes.
+/// Two address ranges, each as address and size: one for small blocks and one for large blocks.
 type Ranges = [(u64, u64); 2];
 
-/// How the pool has its memory, and the addresses reserved for it. The device's context is current.
+/// Chooses the type of the pool's memory, and reserves its addresses. The device's context must be current.
+///
+/// # Errors
+///
+/// `PoolError::BackendUnsupported` if the configuration requires exportable or RDMA-capable memory that the device
+/// lacks.
 pub(super) fn choose(
     device: &Device,
     config: &Config,
@@ -36,7 +41,8 @@ pub(super) fn choose(
     }
 }
 
-/// The inner error says why there is none. A device may claim to have it, and refuse all the same.
+/// Reserves addresses for virtual memory. The inner error is the reason why virtual memory is unavailable. A device
+/// may report support and still refuse the calls.
 fn virtual_memory(
     device: &Device,
     config: &Config,
@@ -63,7 +69,8 @@ fn virtual_memory(
     })
 }
 
-/// Makes the smallest handle, and gives it back. One that there is no memory for is no refusal.
+/// Creates and releases the smallest handle. Returns the error if the driver refuses it; a lack of memory is not a
+/// refusal.
 fn refusal_to_create(
     device: &Device,
     access: &Access,
@@ -111,7 +118,8 @@ fn reserve_ranges(device: &Device, access: &Access, vmm: &Vmm<'_>) -> Result<Ran
     Ok([small, large])
 }
 
-/// So many times the device's memory, or less where other pools have the addresses: where a range begins, and its size.
+/// Reserves `times` units of addresses, or fewer where other pools have used up the address space. Returns address
+/// and size.
 fn reserve_range(vmm: &Vmm<'_>, unit_bytes: u64, times: u64) -> Result<(u64, u64), DriverError> {
     let size_bytes = unit_bytes * times;
     match vmm.reserve(size_bytes) {
@@ -127,8 +135,9 @@ const NOT_PERMITTED: CUresult = CUresult::CUDA_ERROR_NOT_PERMITTED;
 const OUT_OF_MEMORY: CUresult = CUresult::CUDA_ERROR_OUT_OF_MEMORY;
 
 const HANDLE_BYTES_MIN: u64 = 2 << 20;
-/// Addresses cost nothing but that there are 128 TiB of them, for all pools and whoever else is in the process.
+/// Multiples of the device's memory that the ranges reserve. Addresses are free, but the process has only 128 TiB of
+/// them.
 const SMALL_TIMES: u64 = 2;
 const LARGE_TIMES: u64 = 4;
-/// What the device has is rounded up to this.
+/// The unit to which the device's memory is rounded up.
 const RANGE_UNIT_BYTES: u64 = 8 << 30;

@@ -1,4 +1,4 @@
-//! Taking from threads what they keep at hand.
+//! Draining the thread caches into the heap.
 
 use super::CachingPool;
 use crate::device::Stamp;
@@ -8,44 +8,44 @@ use gpumem_heap::sync::MutexGuard;
 use std::sync::PoisonError;
 
 impl CachingPool {
-    /// What this thread keeps at hand. Says whether there was anything. Of those who drain, one after another gives to the heap
-    /// what he has taken: whoever comes next finds it there.
+    /// Drains this thread's caches. Returns whether there was anything. Drains run one after another, and each ends
+    /// with its blocks in the heap, where the next one finds them.
     pub(in super::super) fn drain_own(&self) -> bool {
         let _turn = self.draining();
         let mut spill = Vec::new();
-        cache::each_cache(self.id, |set| {
-            self.front.drain_own(set, |stream| self.stamp_of(stream), &mut spill)
+        cache::each_cache(self.cache_key, |set| {
+            self.thread_caches.drain_own(set, |stream| self.stamp_of(stream), &mut spill)
         });
         self.give_all(spill)
     }
 
-    /// What other threads may keep at hand, after [`drain_own`](Self::drain_own).
+    /// The bytes that other threads may cache, after [`drain_own`](Self::drain_own).
     pub(in super::super) fn kept_by_others_bytes(&self) -> u64 {
-        self.front.allowance_bytes()
+        self.thread_caches.allowance_bytes()
     }
 
-    /// The same, of blocks beyond the classes only.
+    /// Like [`drain_own`](Self::drain_own), for large blocks only.
     pub(in super::super) fn drain_own_large(&self) -> bool {
         let (mut is_any, mut core) = (false, self.core());
-        cache::each_cache(self.id, |set| {
+        cache::each_cache(self.cache_key, |set| {
             is_any |= set.has_large();
             set.empty_large(|large| core.give_large(large));
         });
         is_any
     }
 
-    /// The same, of all threads.
+    /// Like [`drain_own_large`](Self::drain_own_large), for all threads.
     pub(in super::super) fn drain_all_recent(&self) -> bool {
         let _turn = self.draining();
         let mut spill = Vec::new();
-        self.front.drain_large(&mut spill);
+        self.thread_caches.drain_large(&mut spill);
         self.give_all(spill)
     }
 
     pub(in super::super) fn drain_all(&self) -> bool {
         let _turn = self.draining();
         let mut spill = Vec::new();
-        self.front.drain(|stream| self.stamp_of(stream), &mut spill);
+        self.thread_caches.drain(|stream| self.stamp_of(stream), &mut spill);
         self.give_all(spill)
     }
 

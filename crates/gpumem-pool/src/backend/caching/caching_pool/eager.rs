@@ -1,4 +1,4 @@
-//! Eager release: what nobody needs goes back a little at a time, before anybody is short.
+//! Eager release: unused memory returns to the driver in small steps, before memory is short.
 
 use super::CachingPool;
 use crate::device::{CaptureModeGuard, Waiting};
@@ -7,8 +7,8 @@ use core::time::Duration;
 use std::time::Instant;
 
 impl CachingPool {
-    /// Gives back what is kept beyond so much, within a time, and in one step at least. What streams may still use is marked,
-    /// and had the next time. Says whether that was all that can be had now.
+    /// Releases memory beyond `keep_bytes` within a time budget, in at least one step. Records markers for pending
+    /// memory, which a later call can then release. Returns whether no more can be released now.
     fn release_down_to(&self, keep_bytes: u64, budget: Duration) -> Result<bool, PoolError> {
         let start = Instant::now();
         let mut reserved_bytes = self.reserved().current_bytes;
@@ -43,10 +43,10 @@ impl CachingPool {
     }
 }
 
-// What can't be given back now stays for the next time; a failure comes back at the next call of the user's.
+// A later call retries what fails now. The user's next call reports a failure.
 impl Waiting for CachingPool {
     fn before_wait(&self) {
-        // What is not served now is in the heap by the end of the wait.
+        // Drained blocks that are still pending are ready in the heap at the end of the wait.
         if self.reserved().current_bytes > self.soft_bytes() {
             self.drain_all();
         }
@@ -58,7 +58,7 @@ impl Waiting for CachingPool {
             let _ = self.trim(self.soft_bytes());
         }
         if self.is_idle() {
-            // What can't be given back now is tried again later.
+            // A later call retries what fails now.
             let _ = self.trim_to(0);
             self.idle.begin_again();
         }
@@ -66,12 +66,12 @@ impl Waiting for CachingPool {
 
     fn serve(&self) {
         let _ = self.release_down_to(self.soft_bytes(), self.tuning.release_budget);
-        // After a failure too, it is tried again after the same time.
+        // After a failure, too, the next try comes after the same time.
         if self.is_idle() && self.release_down_to(0, self.tuning.release_budget).unwrap_or(true) {
             self.idle.begin_again();
         }
     }
 }
 
-/// What is given back between two looks at the clock: a few handles.
+/// The bytes released between two checks of the clock: a few handles.
 const RELEASE_STEP_BYTES: u64 = 64 << 20;

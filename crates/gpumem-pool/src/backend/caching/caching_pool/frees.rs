@@ -1,4 +1,4 @@
-//! What comes back and finds no room at hand.
+//! The slow path of a free.
 
 use super::CachingPool;
 use crate::backend::{Allocation as BlockPiece, FreeOutcome, FreeRequest, caching::step_of};
@@ -10,7 +10,7 @@ use gpumem_heap::cache::OwnerGuard;
 use gpumem_heap::cache::{LargeBlock, SizeStep};
 
 impl CachingPool {
-    /// What the thread's magazine had no room for, and blocks that don't go there.
+    /// Frees a block that the thread's magazine has no room for, or that magazines do not hold.
     pub(in super::super) fn free(&self, freed: &FreeRequest) -> FreeOutcome {
         let counted = match SizeClass::at(usize::from(freed.allocation.class())) {
             _ if !freed.is_plain() => false,
@@ -26,35 +26,37 @@ impl CachingPool {
 
     fn free_small(&self, class: SizeClass, freed: &FreeRequest) -> bool {
         let mut spill = Vec::new();
-        let make_way =
-            |set: OwnerGuard<'_>| self.front.make_way(set, class, |stream| self.stamp_of(stream), &mut spill);
+        let make_way = |set: OwnerGuard<'_>| {
+            self.thread_caches.make_way(set, class, |stream| self.stamp_of(stream), &mut spill)
+        };
         let is_made = self.with_cache_or_adopt(freed.owner_stream, make_way) == Some(true);
         self.give_all(spill);
         let allocation = HeapBlock { address: freed.allocation.address, record: freed.allocation.record() };
-        // Last of all: it counts.
+        // This comes last, because it removes the block from the counters; the pool may then be gone.
         is_made
-            && cache::with_cache(self.id, freed.owner_stream.as_u64(), |set| {
+            && cache::with_cache(self.cache_key, freed.owner_stream.as_u64(), |set| {
                 set.put(class, freed.size_bytes, allocation)
             }) == Some(true)
     }
 
-    /// Some make way.
+    /// Caches a large block. Older large blocks make room for it.
     fn free_large(&self, freed: &FreeRequest) -> bool {
         let Some(large) = self.large(&freed.allocation, freed.size_bytes, freed.owner_stream) else {
             return false;
         };
         if self.with_cache_or_adopt(freed.owner_stream, |set| set.has_large()) == Some(true) {
             let mut core = self.core();
-            cache::with_cache(self.id, freed.owner_stream.as_u64(), |set| {
+            cache::with_cache(self.cache_key, freed.owner_stream.as_u64(), |set| {
                 set.make_way_large(|large| core.give_large(large))
             });
         }
-        // Last of all: it counts.
-        cache::with_cache(self.id, freed.owner_stream.as_u64(), |set| set.put_large(large)) == Some(true)
+        // This comes last, because it removes the block from the counters; the pool may then be gone.
+        cache::with_cache(self.cache_key, freed.owner_stream.as_u64(), |set| set.put_large(large))
+            == Some(true)
     }
 
-    /// What a set keeps of a block beyond the classes that only the owner stream has used; `None` if it is not one, if the owner stream is gone, or
-    /// if the host may use it, who follows no stream's order.
+    /// The cache entry for a large block that only the owner stream has used. `None` if the block is not large, if
+    /// the owner stream is gone, or if the memory is host-accessible, because the host follows no stream's order.
     #[inline(always)]
     pub(in super::super) fn large(
         &self,
@@ -80,10 +82,10 @@ impl CachingPool {
         self.core().heap.give(record, &stamps);
     }
 
-    /// The last touch, if it says true.
+    /// Removes the block from the counters. Once this returns true, the pool may be gone.
     fn count_in(&self, freed: &FreeRequest) -> bool {
         let count = |set: OwnerGuard<'_>| set.count_in(freed.size_bytes);
         self.with_cache_or_adopt(freed.owner_stream, count) == Some(true)
-            || self.front.count_in(freed.owner_stream.as_u64(), freed.size_bytes)
+            || self.thread_caches.count_in(freed.owner_stream.as_u64(), freed.size_bytes)
     }
 }

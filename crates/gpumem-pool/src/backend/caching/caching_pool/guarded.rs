@@ -1,4 +1,4 @@
-//! [`Core`]: what the heap's lock protects.
+//! [`Core`]: the state under the heap's lock.
 
 use crate::backend::caching::extent::Extents;
 use crate::device::StreamIndex;
@@ -8,7 +8,7 @@ use gpumem_heap::heap::Heap;
 pub(in super::super) struct Core {
     pub(in super::super) heap: Heap,
     pub(in super::super) extents: Extents,
-    /// The most that the heap has had out; what magazines hold is part of it.
+    /// The peak of the memory that the heap has handed out. It includes cached blocks.
     pub(super) out_peak_bytes: u64,
 }
 

@@ -1,4 +1,4 @@
-//! [`OrphanedHeap`]: the heap of a pool that is gone while work was queued.
+//! [`OrphanedHeap`]: the heap of a pool that is dropped while work is queued.
 
 use super::CachingPool;
 use crate::backend::{
@@ -23,11 +23,12 @@ impl Drop for CachingPool {
         let mut left = OrphanedHeap { access: self.access.remains(), heap, extents, ranges };
         left.heap.set_outside_bytes(0);
         let (driver, clocks) = (self.device.driver(), self.clocks());
-        // There is nobody to tell of a failure: what is not known to be done stays, and all of it where its context can't be
-        // entered now.
+        // A drop cannot report a failure. Pending memory stays for the device's maintenance, and so does all memory
+        // if the context can't be entered now.
         let is_gone = self.device.enter().is_ok_and(|_bound| {
             let _ = self.look(pending);
-            // Calls that release segments wait for the device, and no drop does: a busy device keeps them for later.
+            // The calls that release segments wait for the device, and a drop must not wait. On a busy device the
+            // segments stay for later.
             let is_free_to_go = !left.waits() || self.device.is_idle().unwrap_or(false);
             is_free_to_go && left.give_back(driver, clocks, HowFar::Known)
         });
@@ -37,7 +38,7 @@ impl Drop for CachingPool {
     }
 }
 
-/// What a pool that was not made in the end had made, and the driver would not take back.
+/// Hands over memory and addresses of a pool whose creation failed, where the driver failed to release them.
 pub(super) fn leave(
     device: &Device,
     access: &Access,
@@ -56,7 +57,7 @@ struct OrphanedHeap {
     access: Access,
     heap: Heap,
     extents: Extents,
-    /// Without those that have been given back.
+    /// The address ranges that have not been freed.
     ranges: Vec<(u64, u64)>,
 }
 
@@ -82,7 +83,7 @@ impl OrphanedHeap {
     fn give_back_in(&mut self, driver: &Driver, order: &impl Order, how: HowFar) -> bool {
         let Self { access, heap, extents, ranges } = self;
         let mut vmm = Vmm::new(driver, access);
-        // A failure of one keeps nothing of the others from going back; it is tried again the next time.
+        // One failure does not keep the rest from being released. The next call retries it.
         let _ = extents.settle(order, &mut vmm);
         let _ = extents.release_lost(&mut vmm);
         let _ = heap.release_lost(&mut vmm);
@@ -100,16 +101,16 @@ impl OrphanedHeap {
         if !extents.is_empty() || heap.reserved_bytes() > 0 {
             return false;
         }
-        // Nothing is mapped any more. What was given back is not named again.
+        // Nothing is mapped any more. Freed ranges are not used again.
         ranges.retain(|(address, size_bytes)| vmm.free(*address, *size_bytes).is_err());
         ranges.is_empty()
     }
 }
 
-/// What goes back between two looks at the clock: a few handles.
+/// The bytes released between two checks of the deadline: a few handles.
 const STEP_BYTES: u64 = 64 << 20;
 
-/// The order of a device that has been waited for.
+/// The order of an idle device: all stamps are complete.
 struct AllDone;
 
 impl Order for AllDone {

@@ -1,27 +1,28 @@
-//! Why an allocation failed, and how use came to be what it is.
+//! The report of a failed allocation, and the samples of growth that it includes.
 
 use super::super::vmm::BackingError;
 use super::CachingPool;
 use crate::backend::Counts;
 use crate::error::{Attempt, OutOfMemory, PoolError, Sample};
 
-/// Why the ladder ended in nothing.
+/// The reason why the ladder found no memory.
 #[derive(Default)]
 pub(in super::super) struct AllocFailure {
-    /// What was said last, if that was that there is no more memory.
+    /// The last error, if it was a lack of memory.
     pub(in super::super) said: Option<BackingError>,
     pub(in super::super) attempts: Vec<Attempt>,
-    /// Whether the heap has so much, or may grow so far, that it leaves to threads what they have at hand of small blocks.
+    /// Whether the heap leaves small blocks in the thread caches, because it has enough free memory or may still grow
+    /// enough.
     pub(in super::super) spares_magazines: bool,
-    /// Whether the heap may hold more than was ever in use.
+    /// Whether the heap may reserve more than its peak of use.
     pub(in super::super) has_slack: bool,
 }
 
 impl CachingPool {
-    pub(in super::super) fn refusal(&self, requested_bytes: u64, lack: AllocFailure) -> PoolError {
+    pub(in super::super) fn refusal(&self, requested_bytes: u64, failure: AllocFailure) -> PoolError {
         let info = match self.device.memory_info() {
             Ok(info) => info,
-            Err(error) => return lack.said.map_or(error, |said| said.error.into()),
+            Err(error) => return failure.said.map_or(error, |said| said.error.into()),
         };
         let (counts, reserved) = (self.counts(), self.reserved());
         let (pending_bytes, largest_free_bytes, used_bytes, growable_bytes) = {
@@ -31,7 +32,7 @@ impl CachingPool {
             (heap.pending_bytes(), largest_free_bytes, heap.used_bytes(), core.extents.size_bytes())
         };
         let own_limit = || self.limits.passed(reserved.current_bytes);
-        let passed = match lack.said {
+        let passed = match failure.said {
             None => self.access.admission().full_for(requested_bytes).or_else(own_limit),
             Some(said) => said.passed,
         };
@@ -46,7 +47,7 @@ impl CachingPool {
             largest_free_bytes: Some(largest_free_bytes),
             device_free_bytes: info.free_bytes,
             device_total_bytes: info.total_bytes,
-            attempts: lack.attempts,
+            attempts: failure.attempts,
             growth: self.growth.steady(counts.in_use_bytes),
             unfinished: self.device.unfinished_of_request(),
             ..OutOfMemory::default()
@@ -54,7 +55,8 @@ impl CachingPool {
         PoolError::refused(report.limited(passed, reserved.current_bytes))
     }
 
-    /// Of what the heap has out; what magazines hold is part of it, and little.
+    /// Samples the growth of the memory that the heap has handed out. It includes cached blocks, which are small in
+    /// sum.
     pub(super) fn note_growth(&self, out_bytes: u64) {
         if self.growth.is_due(out_bytes) {
             let Counts { in_use_bytes, block_count, allocation_count, .. } = self.counts();

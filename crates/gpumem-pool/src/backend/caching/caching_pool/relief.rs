@@ -1,4 +1,4 @@
-//! How a pool takes memory before it is asked for, and gives back what nobody needs.
+//! Reserving memory ahead, and releasing unused memory.
 
 use super::{AllocFailure, CachingPool, Core};
 use crate::backend::{Counts, caching::access::Memory};
@@ -15,8 +15,14 @@ use gpumem_sys::types::CUresult;
 use std::sync::{Arc, Weak};
 
 impl CachingPool {
-    /// Grows until so much is reserved for blocks, as large blocks will want it: in few handles, side by side. What ended pools
-    /// have left, and others under the same limit don't use, is had once the device is idle.
+    /// Reserves memory until `size_bytes` are available to blocks, in few adjacent handles, as large blocks need. If
+    /// there is too little, waits for the device and then takes the memory of ended pools, and the unused memory of
+    /// other pools under the same limit.
+    ///
+    /// # Errors
+    ///
+    /// `PoolError::LimitReached` if a limit refuses the memory. `PoolError::OutOfMemory` if the driver refuses it.
+    /// `PoolError::Driver` or `PoolError::DeviceLost` if another call fails.
     pub(in super::super) fn reserve(&self, size_bytes: u64) -> Result<(), PoolError> {
         match self.reserve_at_once(size_bytes) {
             Err(error) if error.out_of_memory().is_some() => {
@@ -45,7 +51,7 @@ impl CachingPool {
         let mut core = self.core_with_limit();
         let most_bytes = self.limit_bytes(&core.heap);
         match core.heap.reserve(missing_bytes, &mut vmm, most_bytes) {
-            Ok(true) => self.front.set_cap(core.heap.magazine_bytes()),
+            Ok(true) => self.thread_caches.set_cap(core.heap.magazine_bytes()),
             Err(error) if error.code() != CUresult::CUDA_ERROR_OUT_OF_MEMORY => return Err(error.into()),
             _ => {
                 drop(core);
@@ -55,9 +61,10 @@ impl CachingPool {
         Ok(())
     }
 
-    /// Waits for the device, up to the deadline: whether all is done. Pinned memory is not waited for where nothing of it
-    /// waits for work, in this pool, in others under the same limit or in what ended pools left: work can't make room
-    /// for it otherwise.
+    /// Waits for the device, up to the deadline. Returns whether all work is done.
+    ///
+    /// Pinned memory is waited for only if some of it is pending, in this pool, in others under the same limit or in
+    /// ended pools: otherwise the completion of work cannot make room for it.
     pub(in super::super) fn finish_for(&self, others: &[Arc<dyn Trimmable>]) -> Result<bool, DriverError> {
         let kind = self.access.admission().kind();
         let needs_wait = kind != MemoryKind::Host
@@ -73,12 +80,13 @@ impl CachingPool {
         Ok(is_idle)
     }
 
-    /// Whether memory goes back to the driver without a wait for the device: not that of plain segments.
+    /// Whether the driver releases the memory without a wait for the device. Plain segments need that wait.
     pub(in super::super) fn releases_at_once(&self) -> bool {
         self.access.memory() == Memory::Virtual
     }
 
-    /// Without a wait: marks tell what is done by now. Plain segments go back by calls that wait for the device.
+    /// Trims without a wait for work: markers detect what is complete. Plain segments are the exception, because the
+    /// calls that release them wait for the device.
     pub(in super::super) fn trim_to(&self, keep_bytes: u64) -> Result<(), PoolError> {
         self.drain_all();
         let _relaxed = CaptureModeGuard::enter(self.device.driver())?;
@@ -88,7 +96,7 @@ impl CachingPool {
         Ok(self.trim(keep_bytes)?)
     }
 
-    /// Gives back what is idle beyond a part of what may be reserved, if that was asked for. Waits for nothing.
+    /// Releases idle memory beyond the garbage collection threshold, if one is set. Never waits.
     pub(in super::super) fn collect_garbage(&self, size_bytes: u64) -> Result<(), PoolError> {
         let Some(share) = self.collect_above else { return Ok(()) };
         let keep_bytes = self.limits.part_bytes(share, self.device.total_bytes());
@@ -99,19 +107,20 @@ impl CachingPool {
         }
     }
 
-    /// Marks streams, and asks about each stream's marks which have been passed.
+    /// Records a marker in each stream, and polls which markers have been passed.
     pub(in super::super) fn look(&self, slots: Vec<StreamIndex>) -> Result<(), DriverError> {
         slots.into_iter().try_for_each(|slot| self.clocks().record_marker(slot).map(drop))?;
         self.clocks().poll(Duration::MAX).map(drop)
     }
 
-    /// Whether memory can be released now without a wait for work: none for that of plain segments while there is any.
+    /// Whether memory can be released now without a wait for work. Plain segments can be released only while the
+    /// device is idle.
     pub(super) fn may_release(&self) -> Result<bool, DriverError> {
         Ok(self.releases_at_once() || self.device.is_idle()?)
     }
 
     pub(in super::super) fn reclaim(&self) -> Result<(), PoolError> {
-        // First: what is freed into the heap later is known to be done only later.
+        // This comes before the wait: memory that enters the heap after the wait is not covered by it.
         self.drain_all();
         self.device.finish_with_maintenance()?;
         let _relaxed = CaptureModeGuard::enter(self.device.driver())?;
@@ -119,8 +128,8 @@ impl CachingPool {
         Ok(self.trim(0)?)
     }
 
-    /// Gives back what is idle beyond so much, and tries again what the driver would not take back before. All of it is tried;
-    /// returns the first failure.
+    /// Releases idle memory beyond `keep_bytes`, and retries handles that the driver failed to release. Tries
+    /// everything, and returns the first failure.
     pub(in super::super) fn trim(&self, keep_bytes: u64) -> Result<(), DriverError> {
         let settled = self.settle_extents();
         let mut vmm = self.vmm();
@@ -129,11 +138,11 @@ impl CachingPool {
         let released = core.extents.release_lost(&mut vmm).and(core.heap.release_lost(&mut vmm));
         core.heap.set_outside_bytes(core.extents.reserved_bytes());
         let trimmed = core.heap.trim(keep_bytes, self.clocks(), &mut vmm);
-        self.front.set_cap(core.heap.magazine_bytes());
+        self.thread_caches.set_cap(core.heap.magazine_bytes());
         settled.and(released).and(trimmed.map(drop))
     }
 
-    /// What may be reserved now, by our own limit and those that we share.
+    /// The bytes that may be reserved now, under the pool's own limit and the limits that it shares.
     pub(in super::super) fn limit_bytes(&self, heap: &Heap) -> u64 {
         #[cfg(gpumem_planted_bugs)]
         if crate::injected_bugs::has(crate::injected_bugs::Bug::LimitOffByOne) {
@@ -142,7 +151,8 @@ impl CachingPool {
         heap.reserved_bytes().saturating_add(self.access.admission().room_bytes())
     }
 
-    /// Locks the heap, and sets how much it may reserve by now under the pool's hard limit and those above it, if there are any.
+    /// Locks the heap, and updates the heap's limit from the pool's hard limit and the limits above it, if there are
+    /// any.
     pub(in super::super) fn core_with_limit(&self) -> SpinMutexGuard<'_, Core> {
         let room_bytes = self.limits.node().room_bytes();
         let mut core = self.core();
@@ -154,13 +164,13 @@ impl CachingPool {
         core
     }
 
-    /// Before memory is looked for everywhere.
+    /// The state before a search of all memory.
     pub(in super::super) fn begin_look(&self) -> Look {
         Look { counts: self.counts() }
     }
 
-    /// Whether a look that found nothing may find something now: others have allocated or freed meanwhile, and what
-    /// blocks have leaves room for so many bytes.
+    /// Whether a search that found nothing may succeed now: other threads have allocated or freed since it began, and
+    /// live blocks leave room for `size_bytes`.
     pub(in super::super) fn may_look_again(&self, before: &Look, size_bytes: u64) -> bool {
         let counts = self.counts();
         let moves = |counts: &Counts| (counts.allocation_count, counts.block_count);
@@ -169,8 +179,8 @@ impl CachingPool {
             && counts.in_use_bytes.saturating_add(size_bytes) <= whole_bytes
     }
 
-    /// Other pools under a limit that keeps this one from growing, ready to give back what they keep unused once the
-    /// device has been waited for.
+    /// The other pools under a limit that keeps this pool from growing. They are prepared to release unused memory
+    /// once the device has been waited for.
     pub(in super::super) fn short_family(&self) -> Vec<Arc<dyn Trimmable>> {
         let short = Some(self.limits.node()).filter(|node| node.is_short_of_others());
         let mut trimmables = short.map(|node| node.trimmables()).unwrap_or_default();
@@ -179,12 +189,12 @@ impl CachingPool {
         trimmables
     }
 
-    /// More than the hard limit is reserved where that has been lowered.
+    /// The soft limit, or the hard limit if that is lower. A lowered hard limit can be below the reserved memory.
     pub(super) fn soft_bytes(&self) -> u64 {
         self.limits.soft_bytes().unwrap_or(u64::MAX).min(self.limits.node().limit_bytes())
     }
 
-    /// From now on the device tells when the host waits.
+    /// Registers the pool for notifications of host waits.
     pub(in super::super) fn hear_of_waits(self: &Arc<Self>) {
         if !self.hears_of_waits.swap(true, Ordering::Relaxed) {
             let waiting: Weak<Self> = Arc::downgrade(self);
@@ -193,7 +203,7 @@ impl CachingPool {
     }
 }
 
-/// What there was before a look.
+/// The counters before a search.
 pub(in super::super) struct Look {
     counts: Counts,
 }
@@ -209,12 +219,12 @@ impl Trimmable for CachingPool {
 
     fn give_back_all(&self, is_idle: bool) {
         if is_idle || self.releases_at_once() {
-            // What can't be given back now is not to be had.
+            // A failure leaves the memory reserved.
             let _ = self.trim(0);
         }
     }
 
-    /// All that it holds has been admitted.
+    /// All reserved memory has been admitted.
     fn uncounted_bytes(&self) -> u64 {
         0
     }
@@ -227,5 +237,5 @@ impl Trimmable for CachingPool {
     }
 }
 
-/// More room than this is no limit: no device has as much.
+/// More room than this is not a limit, because no device has as much memory.
 const ROOM_MAX_BYTES: u64 = 1 << 60;

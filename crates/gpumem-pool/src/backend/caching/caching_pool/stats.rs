@@ -1,4 +1,4 @@
-//! What a pool says of itself: its sums, and whether they agree.
+//! The pool's counters, and the check that they agree.
 
 use super::CachingPool;
 use crate::backend::{Counts, Reserved};
@@ -7,8 +7,8 @@ use gpumem_heap::counters::Counters;
 
 impl CachingPool {
     pub(in super::super) fn counts(&self) -> Counts {
-        let (sum, core) = (self.front.counters().shown(), self.core());
-        // While others allocate and free, some of what they do is seen and some is not.
+        let (sum, core) = (self.thread_caches.counters().shown(), self.core());
+        // While other threads allocate and free, the sums may include only part of their operations.
         let in_use_bytes = sum.in_use_bytes().min(core.heap.used_bytes()) + core.extents.size_bytes();
         Counts {
             in_use_bytes,
@@ -18,9 +18,9 @@ impl CachingPool {
         }
     }
 
-    /// By stream; together under `None` what was on streams that are gone.
+    /// The counters of each stream. The entry `None` sums the streams that are gone.
     pub(in super::super) fn streams(&self) -> Vec<(Option<StreamId>, Counters)> {
-        let streams = self.front.streams(|stream| self.stamp_of(stream) == Stamp::COMPLETE);
+        let streams = self.thread_caches.streams(|stream| self.stamp_of(stream) == Stamp::COMPLETE);
         streams.into_iter().map(|(stream, counters)| (stream.map(StreamId::from_u64), counters)).collect()
     }
 
@@ -40,10 +40,10 @@ impl CachingPool {
         }
     }
 
-    /// As [`Source::check`](crate::backend::Source::check).
+    /// See [`Source::check`](crate::backend::Source::check).
     pub(in super::super) fn check(&self) -> Result<(), String> {
-        let held_count = self.front.check()?;
-        let sum = self.front.counters();
+        let held_count = self.thread_caches.check()?;
+        let sum = self.thread_caches.counters();
         let core = self.core();
         let out_count = core.heap.check()?;
         core.extents.check(&core.heap)?;

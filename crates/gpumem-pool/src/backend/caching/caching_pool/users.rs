@@ -1,4 +1,4 @@
-//! Who may use a pool's memory beyond its own device, and what must stay where it is for them.
+//! Access to a pool's memory from other devices and processes, and pinning for them.
 
 use super::CachingPool;
 use crate::backend::{
@@ -10,7 +10,7 @@ use crate::error::PoolError;
 use gpumem_heap::heap::BlockBacking;
 
 impl CachingPool {
-    /// Over what is mapped, and from now on over what will be.
+    /// Gives a peer device access to all mapped memory, present and future.
     pub(in super::super) fn enable_peer_access(&self, peer: &Device) -> Result<(), PoolError> {
         let _relaxed = CaptureModeGuard::enter(self.device.driver())?;
         if let Memory::Segments(kind) = self.access.memory() {
@@ -25,7 +25,7 @@ impl CachingPool {
         for (index, (address, size_bytes)) in mappings.iter().enumerate() {
             if let Err(error) = vmm.set_access_of(*address, *size_bytes, &all_of(peer.raw())) {
                 for (address, size_bytes) in &mappings[..index] {
-                    // Where even this fails, the peer may use what nobody gives it.
+                    // If this fails too, the peer keeps an access that was not granted.
                     let _ = vmm.set_access_of(*address, *size_bytes, &none_of(peer.raw()));
                 }
                 return Err(error.into());
@@ -35,7 +35,7 @@ impl CachingPool {
         Ok(())
     }
 
-    /// What a live allocation lies in, where handles were made to be exported.
+    /// The physical memory under a live allocation, if the handles are exportable.
     #[cfg_attr(not(unix), allow(dead_code, reason = "only exports ask for it, which are for Unix"))]
     pub(in super::super) fn backing(&self, allocation: &Allocation) -> Option<Underlying> {
         let mut core = self.core();
@@ -51,7 +51,7 @@ impl CachingPool {
         self.access.memory() == Memory::Segments(MemoryKind::Device)
     }
 
-    /// Whether the host may use what is handed out: then only what is complete is free.
+    /// Whether the memory is host-accessible. If so, only complete memory is free.
     pub(in super::super) fn is_for_host(&self) -> bool {
         self.access.memory().kind().is_host_accessible()
     }
@@ -60,7 +60,7 @@ impl CachingPool {
         self.access.memory() == Memory::Virtual
     }
 
-    /// The memory under a live allocation stays under its addresses alone.
+    /// Pins the physical memory of a live allocation under its addresses.
     pub(in super::super) fn pin(&self, record: u32) {
         self.core().heap.pin(record);
     }
