@@ -1,8 +1,8 @@
 //! [`Device`]: one GPU and its primary context.
 //!
-//! The primary context is the one that the CUDA runtime, cudarc, PyTorch and every other library of the process use, so
-//! memory and streams can be shared with them. It is retained here and released with the last clone; whatever needs the
-//! context alive (streams, events, pools, blocks) holds a clone.
+//! The CUDA runtime, cudarc, PyTorch and every other library of the process use the primary context, so memory and
+//! streams can be shared with them. It is retained here and released with the last clone. Every object that needs the
+//! context (stream, event, pool, block) holds a clone.
 
 pub(crate) mod captures;
 pub(crate) mod capturing;
@@ -11,13 +11,10 @@ pub(crate) mod deadline;
 pub(crate) mod event;
 pub(crate) mod host_memory;
 pub(crate) mod maintenance;
-#[allow(dead_code, reason = "what only the caching backend asks for")]
+#[allow(dead_code, reason = "used only by the caching backend")]
 pub(crate) mod order;
 pub(crate) mod processes;
-#[cfg_attr(
-    not(feature = "backend-caching"),
-    allow(dead_code, reason = "what only the caching backend asks for")
-)]
+#[cfg_attr(not(feature = "backend-caching"), allow(dead_code, reason = "used only by the caching backend"))]
 pub(crate) mod slow_path_flag;
 pub(crate) mod stream;
 pub(crate) mod watch;
@@ -54,7 +51,7 @@ use std::sync::{Arc, Mutex, OnceLock, RwLock, Weak};
 use std::time::Instant;
 use watch::Watch;
 
-/// One GPU, through its primary context. Clones share it.
+/// One GPU, used through its primary context. Clones share it.
 ///
 /// ```
 /// use gpumem_pool::Device;
@@ -69,7 +66,7 @@ use watch::Watch;
 #[derive(Clone)]
 pub struct Device(Arc<Inner>);
 
-/// A device that may be gone.
+/// A weak reference to a device.
 #[derive(Clone, Default)]
 pub(crate) struct WeakDevice(Weak<Inner>);
 
@@ -79,7 +76,7 @@ struct Inner {
     clocks: Arc<Clocks>,
     own: WeakDevice,
     common: Arc<Common>,
-    /// What killed the context, once that has been seen.
+    /// The error that destroyed the context, once a call has returned it.
     lost: OnceLock<DriverError>,
     ordinal: u32,
     raw: CUdevice,
@@ -89,35 +86,35 @@ struct Inner {
     compute_capability: (u32, u32),
 }
 
-/// What all that were opened of one GPU share, as they share its memory.
+/// The state shared by all `Device`s opened on one GPU, because they share its memory.
 struct Common {
     maintenance: Maintenance,
     watch: Watch,
     budget: Arc<DeviceBudget>,
-    /// Held together by those who wait for all of the GPU, and alone by whoever begins a capture there.
+    /// Held shared while the host waits for the whole GPU, and exclusively while a capture begins there.
     quiet: RwLock<()>,
-    /// Memory that was kept instead of being given back, and not yet reported.
+    /// Reports of memory that could not be released, not yet returned to a caller.
     kept: Mutex<Vec<PoolError>>,
-    /// The same memory, as far as it can be given back later.
+    /// The memory of those reports that can be released later.
     kept_memory: Mutex<Vec<KeptMemory>>,
 }
 
-/// How much memory a device has, and how much of it is free, whoever uses the rest.
+/// The total and free memory of a device, over all processes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct MemoryInfo {
-    /// Free now.
+    /// The free memory.
     pub free_bytes: u64,
-    /// All of it.
+    /// The total memory.
     pub total_bytes: u64,
 }
 
 impl Device {
-    /// How many devices the driver has.
+    /// The number of devices that the driver has.
     ///
     /// # Errors
     ///
-    /// What the driver says.
+    /// [`PoolError::Driver`] if the call fails.
     pub fn count(driver: &Driver) -> Result<u32, PoolError> {
         let mut count: c_int = 0;
         // SAFETY: `count` outlives the call.
@@ -125,14 +122,15 @@ impl Device {
         Ok(u32::try_from(count).unwrap_or(0))
     }
 
-    /// Opens a device, counted from zero, and retains its primary context.
+    /// Opens the device with this ordinal, counted from 0, and retains its primary context.
     ///
     /// The first opening of a device in a process creates the context, which takes the vendor's driver a tenth of a
     /// second.
     ///
     /// # Errors
     ///
-    /// [`PoolError::NoSuchDevice`], or what the driver says when the context can't be had.
+    /// - [`PoolError::NoSuchDevice`] if the driver has no device with this ordinal.
+    /// - [`PoolError::Driver`] if a call fails, for example because the context cannot be created.
     pub fn new(driver: &Driver, ordinal: u32) -> Result<Self, PoolError> {
         let count = Self::count(driver)?;
         let index = c_int::try_from(ordinal).ok().filter(|_| ordinal < count);
@@ -146,7 +144,7 @@ impl Device {
         let minor = attribute(driver, raw, CUdevice_attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR)?;
         let compute_capability = (u32::try_from(major).unwrap_or(0), u32::try_from(minor).unwrap_or(0));
 
-        // Last, so that no failure above has a context to release.
+        // Retained last, so that no earlier failure has a context to release.
         let mut context = core::ptr::null_mut();
         // SAFETY: `context` outlives the call; the release is in `Inner::drop`.
         unsafe { driver.cuDevicePrimaryCtxRetain(&mut context, raw)? };
@@ -172,40 +170,40 @@ impl Device {
         Ok(device)
     }
 
-    /// The number that the driver counts this device by.
+    /// The ordinal of this device in the driver.
     #[must_use]
     pub fn ordinal(&self) -> u32 {
         self.0.ordinal
     }
 
-    /// The vendor's name for it.
+    /// The vendor's name for the device.
     #[must_use]
     pub fn name(&self) -> &str {
         &self.0.name
     }
 
-    /// All of its memory.
+    /// The total memory of the device.
     #[must_use]
     pub fn total_bytes(&self) -> u64 {
         self.0.total_bytes
     }
 
-    /// Major and minor version of what it can run: (9, 0) for an H200.
+    /// The compute capability, major and minor: (9, 0) for an H200.
     #[must_use]
     pub fn compute_capability(&self) -> (u32, u32) {
         self.0.compute_capability
     }
 
-    /// A number that the driver tells about the device.
+    /// Queries an attribute of the device.
     ///
     /// # Errors
     ///
-    /// What the driver says.
+    /// [`PoolError::Driver`] if the call fails.
     pub fn attribute(&self, attribute: CUdevice_attribute) -> Result<i32, PoolError> {
         Ok(self::attribute(self.driver(), self.raw(), attribute)?)
     }
 
-    /// The driver that it was opened with.
+    /// The driver that the device was opened with.
     #[must_use]
     pub fn driver(&self) -> &Driver {
         &self.0.driver
@@ -217,17 +215,17 @@ impl Device {
         self.0.raw
     }
 
-    /// The primary context, alive for as long as this device is.
+    /// The primary context, alive as long as this device.
     #[must_use]
     pub fn context(&self) -> CUcontext {
         self.0.context.0
     }
 
-    /// How much memory is free, as the driver sees it: other pools and other processes count.
+    /// The free and total memory, as the driver reports it: other pools and processes count.
     ///
     /// # Errors
     ///
-    /// What the driver says.
+    /// [`PoolError::Driver`] if a call fails, [`PoolError::DeviceLost`] if the context is lost.
     pub fn memory_info(&self) -> Result<MemoryInfo, PoolError> {
         let _bound = self.enter()?;
         let (mut free, mut total) = (0_usize, 0_usize);
@@ -236,37 +234,37 @@ impl Device {
         Ok(MemoryInfo { free_bytes: free as u64, total_bytes: total as u64 })
     }
 
-    /// Makes the context current on this thread until the guard is dropped, which brings back what was current before.
+    /// Makes the context current on this thread until the guard is dropped, which restores the previous context.
     ///
-    /// Only raw driver calls need it: everything in this crate does it by itself.
+    /// Only raw driver calls need this; this crate binds the context itself.
     ///
     /// # Errors
     ///
-    /// What the driver says.
+    /// [`PoolError::Driver`] if a call fails, [`PoolError::DeviceLost`] if the context is lost.
     pub fn bind(&self) -> Result<ContextGuard<'_>, PoolError> {
         Ok(self.enter()?)
     }
 
-    /// Until the guard is dropped, this thread's calls to the driver break no capture by waiting for the device behind the
-    /// program's back: allocating, loading kernels.
+    /// Switches this thread to the relaxed capture mode until the guard is dropped. In that mode, driver calls that may
+    /// wait for the device, such as allocations and kernel loading, do not break a capture.
     ///
-    /// Only raw driver calls need it: everything in this crate does it by itself.
+    /// Only raw driver calls need this; this crate switches the mode itself.
     ///
     /// # Errors
     ///
-    /// What the driver says.
+    /// [`PoolError::Driver`] if the call fails.
     pub fn relax(&self) -> Result<CaptureModeGuard<'_>, PoolError> {
         Ok(CaptureModeGuard::enter(self.driver())?)
     }
 
-    /// Asks `holder` from now on when memory of this device is short, until it or the registration is gone. All
-    /// that were opened of one GPU share what is registered.
+    /// Registers reclaim callbacks of `holder`, which run when memory of this device is short, until `holder` or the
+    /// registration is dropped. All `Device`s opened on one GPU share the registrations.
     pub fn register_reclaimable<T: Reclaimable + 'static>(&self, holder: &Arc<T>) -> Registration {
         let holder: Weak<dyn Reclaimable> = Arc::<T>::downgrade(holder);
         Registration::new(self.maintenance().registry(), holder)
     }
 
-    /// The error for something that belongs to `found` where this device was expected.
+    /// The error for an object of `found` where an object of this device was expected.
     pub(crate) fn mismatch(&self, found: &Self) -> PoolError {
         PoolError::WrongDevice {
             expected: format!("{self} of the {}", self.driver().kind()),
@@ -274,8 +272,8 @@ impl Device {
         }
     }
 
-    /// The streams whose work was not done when this thread's request had waited for as long as it may, the longest first.
-    /// None if it did not wait so long.
+    /// The streams with unfinished work if this thread's request reached its deadline, the longest wait first; else
+    /// empty.
     pub(crate) fn unfinished_of_request(&self) -> Vec<UnfinishedStream> {
         if !deadline::has_passed() {
             return Vec::new();
@@ -295,7 +293,7 @@ impl Device {
         ContextGuard::enter(self.driver(), self.context())
     }
 
-    /// Keeps an error that says that the context is lost: what asks the driver for nothing would not see it.
+    /// Records an error that states that the context is lost. Paths that make no driver call would not notice it.
     pub(crate) fn noting<T>(&self, result: Result<T, DriverError>) -> Result<T, DriverError> {
         result.inspect_err(|error| {
             if is_sticky(error.code()) {
@@ -305,12 +303,12 @@ impl Device {
         })
     }
 
-    /// What killed the context, as far as this device's calls have seen.
+    /// The error that destroyed the context, as far as this device's calls have returned it.
     pub(crate) fn lost(&self) -> Option<DriverError> {
         self.0.lost.get().copied()
     }
 
-    /// What its pools hold.
+    /// The memory held by the device's pools.
     pub(crate) fn budget(&self) -> &Arc<DeviceBudget> {
         &self.0.common.budget
     }
@@ -323,7 +321,7 @@ impl Device {
         &self.0.common.maintenance
     }
 
-    /// What is ordered and what is done, on all streams of the machine.
+    /// Stream order and completion, over all streams of the machine.
     pub(crate) fn clocks(&self) -> &Arc<Clocks> {
         &self.0.clocks
     }
@@ -363,16 +361,16 @@ impl Drop for Inner {
         self.give_back_what_is_left();
         self.clocks.close_device(&self.own, self.context.0);
         let _guard = self.driver.teardown();
-        // SAFETY: the context was retained once for this value. There is nobody to tell of a failure, which means that
-        // the driver is shutting down or that the context is lost.
+        // SAFETY: the context was retained once for this value. The error is ignored: it means that the driver is
+        // shutting down or that the context is lost, and a drop cannot report it.
         let _ = unsafe { self.driver.cuDevicePrimaryCtxRelease_v2(self.raw) };
     }
 }
 
 impl Inner {
-    /// Of pools that ended while work was queued.
+    /// Releases the memory of pools that were dropped while work was queued.
     fn give_back_what_is_left(&self) {
-        // Who else has opened the GPU gives it back in his own time.
+        // Another `Device` of this GPU releases it later.
         let has_heir = self.clocks.devices().iter().any(|other| other.context() == self.context.0);
         if has_heir || !self.common.maintenance.has_left() {
             return;
@@ -385,7 +383,7 @@ impl Inner {
     }
 }
 
-/// Whether both are the same GPU in the same driver: they share one primary context.
+/// Whether both are one GPU of one driver: such devices share one primary context.
 impl PartialEq for Device {
     #[inline]
     fn eq(&self, other: &Self) -> bool {

@@ -1,7 +1,7 @@
-//! [`Captures`]: the captures of a machine, and the graphs that they become.
+//! [`Captures`]: the captures of a machine and the graphs made from them.
 //!
-//! A capture has a number, the driver's; its graph and each executable of the graph have the same number, and its record stays
-//! until the last of them is dropped. The memory that a graph keeps is the pool's business.
+//! A capture is identified by the driver's number for it. Its graph and all executables of the graph share the number,
+//! and the record stays until the last of them is dropped. The pool manages the memory that a graph keeps.
 //!
 //! One lock, under which neither the driver nor a pool is called.
 
@@ -15,63 +15,63 @@ use std::thread::ThreadId;
 /// The captures and graphs of one machine.
 #[derive(Default)]
 pub(crate) struct Captures {
-    /// Counts the captures that go on. While there is none, no stream's record is looked up.
+    /// Counts the active captures. While there is none, no stream's record is looked up.
     slow_path: SlowPathFlag,
     table: Mutex<BTreeMap<u64, Record>>,
 }
 
-/// A capture, and then a graph with its executables.
+/// A capture, and then its graph and executables.
 #[derive(Default)]
 struct Record {
     handle_count: usize,
     is_open: bool,
-    /// Its end has begun: streams may run their work again.
+    /// The end of the capture has begun: its streams may run work again.
     is_ending: bool,
-    /// Where it began: the stream, and the thread that has to end it.
+    /// The stream that the capture began on, and the thread that must end it.
     origin: Option<(StreamIndex, ThreadId)>,
-    /// Those of the members.
+    /// The devices of the members.
     devices: Vec<WeakDevice>,
-    /// Streams that are known to be part of the capture.
+    /// The streams that are known to be part of the capture.
     members: BTreeSet<StreamIndex>,
-    /// The stream where the capture began and those that have joined it. Owned ones live until it ends: the driver breaks a
-    /// capture when one of its streams is destroyed.
+    /// The first stream of the capture and the streams that joined it. The clones keep owned streams alive until the
+    /// capture ends: the driver breaks a capture when one of its streams is destroyed.
     streams: Vec<Stream>,
-    /// What launches come after; and the streams, which come after it too once they run again.
+    /// Work that launches must follow, by stream. The streams themselves must follow it once they run work again.
     after: Vec<(StreamIndex, Stamp)>,
-    /// What was done outside with parts of its memory that are gone: launches come after that too.
+    /// Uses, outside the graph, of parts of its memory that were released: launches must follow them too.
     after_parts: Vec<Stamp>,
-    /// Streams that have memory of the capture.
+    /// The streams that own memory of the capture.
     owner_streams: BTreeSet<StreamIndex>,
     /// The stream that the capture's memory is allocated on.
     source: Option<Stream>,
-    /// The streams that it has been launched on, in the form of [`uses`].
+    /// The streams that the graph was launched on, as a word of [`uses`].
     launched: u64,
 }
 
 impl Captures {
-    /// Whether any capture goes on that was begun through this crate.
+    /// Whether a capture that this crate began is active.
     #[inline]
     pub(crate) fn is_open(&self) -> bool {
         self.slow_path.has_captures()
     }
 
-    /// The machine's.
+    /// The slow-path flag of the machine.
     #[inline]
     pub(crate) fn slow_path(&self) -> &SlowPathFlag {
         &self.slow_path
     }
 
-    /// A capture is about to begin: from now on streams are asked about.
+    /// Announces a capture before it begins. From here on, streams are checked for captures.
     pub(crate) fn announce(&self) {
         self.slow_path.add_capture();
     }
 
-    /// It was announced, and did not begin or has ended.
+    /// Withdraws an announcement: the capture did not begin, or has ended.
     pub(crate) fn withdraw(&self) {
         self.slow_path.remove_capture();
     }
 
-    /// A capture has begun. One handle, to be given back by [`Captures::drop_handle`].
+    /// Adds the record of a capture that has begun, with one handle; [`Captures::drop_handle`] drops it.
     pub(crate) fn begin(&self, graph: u64, stream: &Stream) {
         let members = BTreeSet::from([stream.stream_index()]);
         let devices = vec![stream.device().downgrade()];
@@ -82,7 +82,7 @@ impl Captures {
         self.table().insert(graph, record);
     }
 
-    /// A stream has become part of a capture.
+    /// Adds a stream that has joined a capture.
     pub(crate) fn join(&self, graph: u64, stream: &Stream) {
         let device = stream.device().downgrade();
         self.with(graph, |record| {
@@ -96,19 +96,19 @@ impl Captures {
         });
     }
 
-    /// The streams of a capture that goes on, each once, always in the same order.
+    /// The streams of an active capture, each once, always in one order.
     pub(crate) fn members(&self, graph: u64) -> Vec<Stream> {
         let mut streams = self.with(graph, |record| record.streams.clone()).unwrap_or_default();
         streams.sort_unstable_by_key(Stream::id);
         streams
     }
 
-    /// The capture's end begins. False if it had begun before.
+    /// Marks the capture as ending. False if its end had begun before.
     pub(crate) fn end_begins(&self, graph: u64) -> bool {
         self.with(graph, |record| !core::mem::replace(&mut record.is_ending, true)).unwrap_or(false)
     }
 
-    /// The captures that go on, of which streams of a device are part, and that this thread has begun; with their first streams.
+    /// The active captures that this thread has begun and that include streams of `device`, each with its first stream.
     pub(crate) fn begun_here(&self, device: &Device) -> Vec<(u64, StreamIndex)> {
         let thread = std::thread::current().id();
         let open: Vec<_> = {
@@ -118,7 +118,7 @@ impl Captures {
                 open.filter_map(|(graph, record)| Some((*graph, record.origin?, record.devices.clone())));
             begun.filter(|(_, (_, by), _)| *by == thread).collect()
         };
-        // Devices are let go of after the lock: the end of one takes others.
+        // Devices are dropped after the lock: dropping the last clone takes other locks.
         let is_of = |devices: Vec<WeakDevice>| {
             devices.iter().filter_map(WeakDevice::upgrade).any(|other| other == *device)
         };
@@ -127,11 +127,11 @@ impl Captures {
             .collect()
     }
 
-    /// The capture has ended. Its streams still have to wait for what they were asked to wait for meanwhile, and for
-    /// the memory that they have allocated.
+    /// Ends the capture. Returns the waits that its streams still need: those requested during the capture, and waits
+    /// for the memory that they have allocated.
     pub(crate) fn end(&self, graph: u64, clocks: &Clocks) -> Vec<(StreamIndex, Stamp)> {
         let streams = self.with(graph, |record| core::mem::take(&mut record.streams));
-        // Outside of the lock: with the last clone a stream is destroyed.
+        // Dropped outside the lock: dropping the last clone destroys a stream.
         drop(streams);
         let ended = self.with(graph, |record| {
             record.is_open = false;
@@ -153,17 +153,17 @@ impl Captures {
         self.with(graph, |record| record.handle_count += 1);
     }
 
-    /// Whether it is a capture that goes on and was begun through this crate.
+    /// Whether `graph` is an active capture that this crate began.
     pub(crate) fn knows(&self, graph: u64) -> bool {
         self.table().get(&graph).is_some_and(|record| record.is_open && !record.is_ending)
     }
 
-    /// Whether a capture goes on that streams of this device are part of.
+    /// Whether an active capture includes streams of this device.
     pub(crate) fn captures_on(&self, device: &Device) -> bool {
         if !self.is_open() {
             return false;
         }
-        // Let go of after the lock: the end of a device takes others.
+        // Dropped after the lock: dropping the last clone of a device takes other locks.
         let open: Vec<_> = self
             .table()
             .values()
@@ -173,8 +173,8 @@ impl Captures {
         open.iter().filter_map(WeakDevice::upgrade).any(|other| other == *device)
     }
 
-    /// A capture that a stream belongs to, by what is noted of it. For a broken one that nobody knows of, any that goes
-    /// on: what it keeps too long it gives back in the end.
+    /// The capture that a stream belongs to, by the records. For a broken capture without a record, any active capture:
+    /// memory that this one retains too long is released at its end.
     pub(crate) fn capture_of(&self, slot: StreamIndex, is_broken: bool) -> Option<u64> {
         let table = self.table();
         let mut open = table.iter().filter(|(_, record)| record.is_open);
@@ -182,13 +182,13 @@ impl Captures {
         member.or_else(|| open.next().filter(|_| is_broken)).map(|(graph, _)| *graph)
     }
 
-    /// A stream of the capture is to come after this: launches do, and the stream itself once it runs again.
+    /// Makes launches, and the stream itself once it runs work again, follow these stamps.
     pub(crate) fn add_after(&self, graph: u64, slot: StreamIndex, stamps: impl IntoIterator<Item = Stamp>) {
         self.with(graph, |record| record.after.extend(stamps.into_iter().map(|stamp| (slot, stamp))));
     }
 
-    /// Notes a launch that is about to be made; what it comes after, and what it comes after where that can be waited for:
-    /// another library's stream can't always.
+    /// Records a launch that is about to be made. Returns the stamps that it must follow, and those that it must follow
+    /// only where a wait for them is possible: another library's stream cannot always be waited for.
     pub(crate) fn launch(&self, graph: u64, on: StreamIndex, clocks: &Clocks) -> (Vec<Stamp>, Vec<Stamp>) {
         let noted = self.with(graph, |record| {
             record.launched = uses::with(record.launched, on);
@@ -199,23 +199,23 @@ impl Captures {
         noted.unwrap_or_default()
     }
 
-    /// The stream that a capture's chunks are allocated on, once one has been put there.
+    /// The stream that a capture's chunks are allocated on, if it was set.
     pub(crate) fn source(&self, graph: u64) -> Option<Stream> {
         self.with(graph, |record| record.source.clone()).flatten()
     }
 
-    /// Puts one there, unless another thread has been faster; the one that counts.
+    /// Sets that stream, unless another thread has set it first. Returns the stream in effect.
     pub(crate) fn set_source(&self, graph: u64, source: Stream) -> Stream {
         let kept = self.with(graph, |record| record.source.get_or_insert_with(|| source.clone()).clone());
         kept.unwrap_or(source)
     }
 
-    /// A stream takes part in a capture.
+    /// Adds a member stream.
     pub(crate) fn add_member(&self, graph: u64, slot: StreamIndex) {
         self.with(graph, |record| record.members.insert(slot));
     }
 
-    /// A stream has memory of a capture.
+    /// Adds a stream that owns memory of the capture.
     pub(crate) fn add_owner_stream(&self, graph: u64, owner_stream: StreamIndex) {
         self.with(graph, |record| {
             record.members.insert(owner_stream);
@@ -223,7 +223,7 @@ impl Captures {
         });
     }
 
-    /// Launches come after these uses of the graph's memory, as far as they are not part of its capture.
+    /// Makes launches follow these uses of the graph's memory, except those that are part of its capture.
     pub(crate) fn add_after_parts(&self, graph: u64, stamps: impl Iterator<Item = Stamp>, clocks: &Clocks) {
         self.with(graph, |record| {
             let (is_open, members) = (record.is_open, &record.members);
@@ -234,8 +234,8 @@ impl Captures {
         });
     }
 
-    /// One handle less. With the last, the streams that the graph was launched on, in the form of [`uses`], and the stream that
-    /// its memory was allocated on, which must outlive that memory.
+    /// Drops one handle. For the last one, returns the streams that the graph was launched on, as a word of [`uses`],
+    /// and the stream that its memory was allocated on, which must outlive that memory.
     pub(crate) fn drop_handle(&self, graph: u64) -> Option<(u64, Option<Stream>)> {
         let mut table = self.table();
         let record = table.get_mut(&graph)?;

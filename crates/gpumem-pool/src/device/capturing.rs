@@ -1,22 +1,22 @@
-//! Waits and queries while streams capture. A captured stream waits for nothing outside of its capture: what it is asked
-//! to wait for there, each launch waits for instead, and the stream itself once the capture has ended.
+//! Waits and queries while streams capture. A captured stream cannot wait for work outside its capture. Such a wait is
+//! deferred: each launch performs it instead, and so does the stream itself once the capture has ended.
 
 use crate::device::{CaptureModeGuard, Device, Event, Part, Stream, StreamIndex};
 use crate::error::PoolError;
 use gpumem_sys::DriverError;
 
 impl Stream {
-    /// What is done now with what is queued on it; the caller has it in his hands.
+    /// Whether work queued on the stream now runs or is captured. The call must name the stream.
     pub(crate) fn part(&self) -> Result<Part, PoolError> {
         Ok(self.clocks().part(self.stream_index())?)
     }
 
-    /// Whether a wait could make it part of a capture now: one goes on, and it is part of none.
+    /// Whether a wait could make the stream join a capture: one is active, and the stream is in none.
     pub(crate) fn may_join(&self) -> Result<bool, PoolError> {
         Ok(self.clocks().captures().is_open() && self.part()? == Part::Runs)
     }
 
-    /// Refuses what the driver would break a capture for.
+    /// Refuses an operation that would make the driver break the capture.
     pub(crate) fn check_runs(&self, operation: &'static str) -> Result<(), PoolError> {
         if !self.clocks().captures().is_open() {
             return Ok(());
@@ -28,7 +28,7 @@ impl Stream {
         }
     }
 
-    /// Whether a wait for another stream has been left to the launches.
+    /// Whether a wait for another stream was deferred to the launches.
     pub(crate) fn defers_wait_for(&self, other: &Stream) -> Result<bool, PoolError> {
         if !self.clocks().captures().is_open() || self == other {
             return Ok(false);
@@ -48,7 +48,7 @@ impl Stream {
         }
     }
 
-    /// After a wait that may have made it part of a capture, on a device where none was perhaps.
+    /// Records the capture that a wait may have made the stream join. Its device may have had no capture before.
     pub(crate) fn note_joined(&self) {
         let captures = self.clocks().captures();
         if captures.is_open()
@@ -58,14 +58,14 @@ impl Stream {
         }
     }
 
-    /// Whether a wait for an event has been left to the launches.
+    /// Whether a wait for an event was deferred to the launches.
     pub(crate) fn defers_wait(&self, event: &Event) -> Result<bool, PoolError> {
         let captures = self.clocks().captures();
         let captured_in = event.captured_in();
-        // The driver would break the capture that the stream is part of: a mark of another capture has no place outside it.
+        // The driver would break the stream's capture: an event recorded in another capture is meaningless outside it.
         if captured_in.is_some_and(|graph| !captures.knows(graph)) {
             return Err(PoolError::NotInCapture {
-                operation: "waiting for a mark of a capture that has ended",
+                operation: "waiting for an event of a capture that has ended",
             });
         }
         if !captures.is_open() {
@@ -80,7 +80,8 @@ impl Stream {
             (Part::In(graph), Some(mark)) if captures.knows(graph) => {
                 let waited_for = match self.clocks().can_be_ordered(mark) {
                     true => Some(mark),
-                    // A stream of others can't be marked later. The capture's own waits now, and stands for the event then.
+                    // Another library's stream may not be marked later. The capture's own stream waits now, and stands
+                    // for the event.
                     false => {
                         let _relaxed = CaptureModeGuard::enter(self.device().driver())?;
                         let source = self.source_of(graph)?;
@@ -97,7 +98,7 @@ impl Stream {
 }
 
 impl Device {
-    /// Refuses what the driver would break captures of this device for.
+    /// Refuses an operation that would make the driver break captures of this device.
     pub(crate) fn check_runs(&self, operation: &'static str) -> Result<(), PoolError> {
         match self.clocks().captures().captures_on(self) {
             true => Err(PoolError::NotInCapture { operation }),
@@ -119,7 +120,7 @@ impl Stream {
         }
     }
 
-    /// The capture that it is part of, if that was begun here.
+    /// The capture that the stream is part of, if this crate began it.
     pub(crate) fn captures_for(&self) -> Result<Option<u64>, PoolError> {
         let captures = self.clocks().captures();
         match self.part()? {
@@ -132,32 +133,32 @@ impl Stream {
     }
 }
 
-/// Ends a capture that this thread has begun, which kept the end of a borrow from waiting for the device: the borrowed memory
-/// comes before the graph. [`Capture::end`](crate::Capture::end) says that the capture is broken.
+/// Ends a capture that this thread has begun and that prevents the wait at the end of a borrow: the borrowed memory
+/// takes precedence over the graph. [`Capture::end`](crate::Capture::end) reports the capture as broken.
 pub(crate) fn cut_short(device: &Device, graph: u64, origin: StreamIndex) {
     let clocks = device.clocks();
     let members = clocks.captures().members(graph);
     let _alone = Stream::close_for_end(&members);
     if clocks.captures().end_begins(graph) {
-        // If the driver refuses, the next try to wait finds that out.
+        // If the driver refuses, the next attempt to wait fails and reports it.
         let _ = clocks.discard_capture(origin);
         let _ = run_again(device, graph, origin);
     }
 }
 
-/// The capture is over: its streams wait for what they were asked to wait for meanwhile.
+/// Queues the deferred waits on the streams of a capture that is over.
 pub(crate) fn run_again(device: &Device, graph: u64, origin: StreamIndex) -> Result<(), DriverError> {
     let clocks = device.clocks();
     let waits = clocks.captures().end(graph, clocks);
     let ours =
         waits.into_iter().filter(|(slot, _)| *slot == origin || clocks.own_part(*slot) == Some(Part::Runs));
     let mut refused = None;
-    // Every wait is tried, also behind one that was refused.
+    // Every wait is tried, even after one was refused.
     for (slot, stamp) in ours {
         refused = clocks.order_launch(stamp, slot).err().or(refused);
     }
     match refused {
-        // Nothing asks for these waits again, and blocks of the capture may live on: the host waits instead.
+        // No later call repeats these waits, and blocks of the capture may live on: the host waits instead.
         Some(error) if !clocks.finish_everything(device)? => Err(error),
         _ => Ok(()),
     }

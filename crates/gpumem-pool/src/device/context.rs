@@ -1,27 +1,27 @@
-//! A device's context, made current on the calling thread for a while.
+//! Guards that make a device's context current on the calling thread, or relax its capture mode.
 //!
-//! The driver keeps a stack of contexts per thread. [`ContextGuard`] pushes ours unless it is on top already, and pops it when
-//! dropped: whatever was current before, nothing included, is current again. Pushing rather than replacing means that
-//! the old context is never named again, so it does not matter if its owner destroyed it meanwhile.
+//! The driver keeps a stack of contexts for each thread. [`ContextGuard`] pushes the device's context unless it is on
+//! top already, and pops it when dropped, which restores the previous state, including an empty stack. Pushing rather
+//! than replacing means that the previous context is never named again, so its owner may destroy it meanwhile.
 
 use core::fmt;
 use core::marker::PhantomData;
 use gpumem_sys::types::{CUcontext, CUstreamCaptureMode};
 use gpumem_sys::{Driver, DriverError};
 
-/// A device's context is current on this thread for as long as this lives; see [`Device::bind`](crate::Device::bind).
+/// Keeps a device's context current on this thread; see [`Device::bind`](crate::Device::bind).
 ///
-/// Guards nest like the driver's own stack: drop the inner one first.
+/// Guards nest like the driver's stack: drop the inner one first.
 #[must_use = "the context is current only while this lives"]
 pub struct ContextGuard<'a> {
     driver: &'a Driver,
     pushed: bool,
-    /// The stack belongs to the thread: the guard stays on it.
+    /// The context stack belongs to the thread, so the guard must not be sent.
     _thread: PhantomData<*const ()>,
 }
 
 impl<'a> ContextGuard<'a> {
-    /// The caller keeps the context alive for as long as the guard lives.
+    /// The caller keeps the context alive as long as the guard.
     pub(crate) fn enter(driver: &'a Driver, context: CUcontext) -> Result<Self, DriverError> {
         let mut current = core::ptr::null_mut();
         // SAFETY: `current` outlives the call.
@@ -39,7 +39,8 @@ impl Drop for ContextGuard<'_> {
     fn drop(&mut self) {
         if self.pushed {
             let mut popped = core::ptr::null_mut();
-            // SAFETY: `popped` outlives the call. A failure means that the stack is gone, and so is what we pushed.
+            // SAFETY: `popped` outlives the call. A failure means that the stack is gone, and the pushed context with
+            // it.
             let _ = unsafe { self.driver.cuCtxPopCurrent_v2(&mut popped) };
         }
     }
@@ -51,16 +52,17 @@ impl fmt::Debug for ContextGuard<'_> {
     }
 }
 
-/// While this lives, the driver lets this thread do what a capture anywhere would else forbid, and be broken by: the
-/// pool asks about events and makes memory whatever its callers are doing. See [`Device::relax`](crate::Device::relax).
+/// Keeps this thread in the relaxed capture mode, in which the driver allows calls that an active capture would
+/// otherwise forbid and be broken by. The pool queries events and allocates memory in this mode, whether its callers
+/// capture or not. See [`Device::relax`](crate::Device::relax).
 ///
 /// Guards nest: drop the inner one first.
 #[must_use = "it holds only while this lives"]
 pub struct CaptureModeGuard<'a> {
     driver: &'a Driver,
-    /// What the thread had before; `None` for a driver that is older than capture.
+    /// The thread's previous mode; `None` for a driver older than captures.
     before: Option<CUstreamCaptureMode>,
-    /// The mode belongs to the thread: the guard stays on it.
+    /// The mode belongs to the thread, so the guard must not be sent.
     _thread: PhantomData<*const ()>,
 }
 
@@ -81,24 +83,25 @@ impl<'a> CaptureModeGuard<'a> {
 
 impl fmt::Debug for CaptureModeGuard<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Relaxed").field("before", &self.before).finish_non_exhaustive()
+        f.debug_struct("CaptureModeGuard").field("before", &self.before).finish_non_exhaustive()
     }
 }
 
 impl Drop for CaptureModeGuard<'_> {
     fn drop(&mut self) {
         if let Some(mut mode) = self.before {
-            // SAFETY: `mode` outlives the call. It was the thread's before, so the driver takes it back.
+            // SAFETY: `mode` outlives the call. It is the thread's previous mode, so the driver accepts it.
             let _ = unsafe { self.driver.cuThreadExchangeStreamCaptureMode(&mut mode) };
         }
     }
 }
 
-/// A handle of the driver's: an opaque name that any thread may pass to the driver.
+/// An opaque driver handle, which any thread may pass to the driver.
 pub(crate) struct Handle<T>(pub(crate) *mut T);
 
-// SAFETY: the pointer is never followed on our side. The driver documents its entry points as callable from any thread
-// with handles made on any other, and it locks what it shares.
+// SAFETY: this crate never dereferences the pointer. The driver documents its entry points as callable from any thread
+// with handles created on any other, and locks its shared state.
 unsafe impl<T> Send for Handle<T> {}
-// SAFETY: a shared one gives away only the name; two threads that pass it at once are served by the driver's own locks.
+// SAFETY: a shared reference gives access to the pointer value only; the driver's locks serve two threads that pass it
+// at once.
 unsafe impl<T> Sync for Handle<T> {}

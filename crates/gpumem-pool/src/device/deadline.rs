@@ -1,6 +1,6 @@
-//! How long a request may wait for running work: one deadline over all rungs, retries and pools that it asks.
+//! The deadline of a request: one bound for all waits for running work, over all rungs, retries and pools.
 //!
-//! It begins with the request's first wait, so that a request which needs none does not look at a clock.
+//! It begins at the first wait of the request, so that a request without waits does not read the clock.
 
 use core::cell::Cell;
 use core::time::Duration;
@@ -8,7 +8,7 @@ use std::time::Instant;
 
 #[derive(Clone, Copy)]
 enum Deadline {
-    /// No request is under way on this thread.
+    /// No request is active on this thread.
     Outside,
     /// The request has not waited yet.
     NotBegun,
@@ -19,8 +19,8 @@ thread_local! {
     static DEADLINE: Cell<Deadline> = const { Cell::new(Deadline::Outside) };
 }
 
-/// A request of this thread, until it is dropped. A request within another one, such as by a registered holder that is
-/// asked for memory, shares the outer one's deadline.
+/// A request of this thread, active until it is dropped. A nested request, such as an allocation in a reclaim callback,
+/// shares the outer request's deadline.
 #[must_use = "dropping it ends the request"]
 pub(crate) struct Request {
     is_outermost: bool,
@@ -46,7 +46,8 @@ impl Drop for Request {
     }
 }
 
-/// Until when this thread's request may wait: so long from its first call of this on, or less if an outer one may.
+/// The deadline of this thread's request: `patience` after the first call in the request, or an outer request's earlier
+/// deadline.
 pub(crate) fn until(patience: Duration) -> Instant {
     let latest = Instant::now() + patience;
     match DEADLINE.get() {
@@ -59,7 +60,7 @@ pub(crate) fn until(patience: Duration) -> Instant {
     }
 }
 
-/// Whether this thread's request has waited for as long as it may.
+/// Whether this thread's request has reached its deadline.
 pub(crate) fn has_passed() -> bool {
     matches!(DEADLINE.get(), Deadline::At(deadline) if Instant::now() >= deadline)
 }

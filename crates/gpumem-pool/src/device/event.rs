@@ -1,4 +1,4 @@
-//! [`Event`]: a mark in a stream, to wait for on the device or on the host.
+//! [`Event`]: a point in a stream's work that the device or the host can wait for.
 
 use crate::device::{CaptureModeGuard, Clocks, Device, Handle, OrderEvent, Stamp, Stream, stream::complete};
 use crate::error::PoolError;
@@ -9,63 +9,64 @@ use gpumem_sys::DriverError;
 use gpumem_sys::types::{CUevent, CUevent_flags, CUevent_st};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-/// A mark that a stream passes when everything queued before it is done.
+/// A CUDA event: complete once all work queued before its last record is done.
 ///
-/// Dropping one that is waited for is safe: the wait stands.
+/// Dropping an event that a stream waits for is safe: the wait stays in effect.
 pub struct Event {
     device: Device,
     raw: Handle<CUevent_st>,
     timed: bool,
-    /// What is done once the mark has been passed, as the clocks have it; `None` before the first record and in a
-    /// capture. Locked from the driver's call to the note of it, so that the two belong together.
+    /// The stamps that are complete once the event is; `None` before the first record and after a record in a capture.
+    /// Locked from the driver call until the stamps are stored, so that both belong together.
     covered: Mutex<Option<Arc<[Stamp]>>>,
-    /// Whether it was last recorded in a capture. The driver would break that if it were asked about the event.
+    /// Whether it was last recorded in a capture. Querying it would make the driver break that capture.
     is_captured: AtomicBool,
-    /// The capture of this crate in which it was last recorded; 0 if that was in none.
+    /// The capture, begun by this crate, in which it was last recorded; else 0.
     captured_in: AtomicU64,
     /// Whether a record was ever attempted.
     is_recorded: AtomicBool,
 }
 
 impl Event {
-    /// An event that keeps no time, which is the cheaper kind.
+    /// Creates an event without timing, which costs less than one with timing.
     ///
     /// # Errors
     ///
-    /// What the driver says.
+    /// [`PoolError::Driver`] if a call fails, [`PoolError::DeviceLost`] if the context is lost.
     pub fn new(device: &Device) -> Result<Self, PoolError> {
         Ok(Self::create(device, false)?)
     }
 
-    /// An event that remembers when it was passed; see [`Event::elapsed_ms_since`].
+    /// Creates an event that records the time of its completion; see [`Event::elapsed_ms_since`].
     ///
     /// # Errors
     ///
-    /// What the driver says.
+    /// [`PoolError::Driver`] if a call fails, [`PoolError::DeviceLost`] if the context is lost.
     pub fn with_timing(device: &Device) -> Result<Self, PoolError> {
         Ok(Self::create(device, true)?)
     }
 
-    /// The device that it was made for.
+    /// The device of the event.
     #[must_use]
     pub fn device(&self) -> &Device {
         &self.device
     }
 
-    /// The driver's handle, alive for as long as this event is.
+    /// The driver's handle, alive as long as this event.
     ///
-    /// Whoever hands it to the driver himself may wait for it and ask about it. Recording it is for [`Event::record`]
-    /// alone: the pool takes memory to be free where the last record that it saw has been waited for.
+    /// Raw driver calls may wait for it and query it. Record it only with [`Event::record`]: the pool considers memory
+    /// free once the last record that it observed has been waited for.
     #[must_use]
     pub fn raw(&self) -> CUevent {
         self.raw.0
     }
 
-    /// Marks the point that `stream` has been filled to. A later record moves the mark.
+    /// Records the event behind all work queued on `stream` so far. A later record replaces this one.
     ///
     /// # Errors
     ///
-    /// [`PoolError::WrongDevice`] when the stream is another device's, else as [`Stream::synchronize`].
+    /// - [`PoolError::WrongDevice`] if the stream belongs to another device.
+    /// - All errors of [`Stream::synchronize`].
     pub fn record(&self, stream: &Stream) -> Result<(), PoolError> {
         let _call = stream.call()?;
         if stream.device() != self.device() {
@@ -76,14 +77,17 @@ impl Event {
         Ok(())
     }
 
-    /// Whether the mark has been passed. True for one that was never recorded. Never waits, but once a millisecond it may
-    /// take as long as the pools' [`release_budget`](crate::Tuning::release_budget) to give back what is over a soft limit.
+    /// Whether the last recorded work is complete; true for an event that was never recorded.
+    ///
+    /// It never waits, but once a millisecond it may take up to the pools'
+    /// [`release_budget`](crate::Tuning::release_budget) to release memory above a soft limit.
     ///
     /// # Errors
     ///
-    /// What the driver says, the failure of earlier work included.
+    /// - [`PoolError::NotInCapture`] if the event was last recorded in a capture and a capture is active.
+    /// - [`PoolError::Driver`] or [`PoolError::DeviceLost`] if the query or earlier work failed.
     pub fn is_complete(&self) -> Result<bool, PoolError> {
-        self.check_runs("asking whether a mark has been passed")?;
+        self.check_runs("querying an event")?;
         let _bound = self.device.enter()?;
         let _relaxed = CaptureModeGuard::enter(self.device.driver())?;
         let covered = self.covered();
@@ -101,20 +105,21 @@ impl Event {
         Ok(is_complete)
     }
 
-    /// Waits on the host until the mark has been passed.
+    /// Waits on the host until the last recorded work is complete.
     ///
     /// # Errors
     ///
-    /// What the driver says, the failure of earlier work included.
+    /// - [`PoolError::NotInCapture`] if the event was last recorded in a capture and a capture is active.
+    /// - [`PoolError::Driver`] or [`PoolError::DeviceLost`] if the wait or earlier work failed.
     pub fn synchronize(&self) -> Result<(), PoolError> {
-        self.check_runs("waiting for a mark on the host")?;
+        self.check_runs("waiting for an event on the host")?;
         let _bound = self.device.enter()?;
         self.device.maintenance().before_wait();
         let _relaxed = CaptureModeGuard::enter(self.device.driver())?;
         let before = self.covered().clone();
         // SAFETY: the event is alive.
         self.device.noting(unsafe { self.device.driver().cuEventSynchronize(self.raw.0) })?;
-        // Recorded anew meanwhile, it may have been waited for at another mark than the one noted.
+        // If another thread recorded it meanwhile, the wait may have been for another record than the stored one.
         let after = self.covered();
         if let (Some(before), Some(after)) = (before, after.as_ref())
             && Arc::ptr_eq(&before, after)
@@ -127,12 +132,13 @@ impl Event {
         Ok(())
     }
 
-    /// Milliseconds on the device from the other mark to this one; both must have been passed.
+    /// The device time in milliseconds from the record of `start` to the record of this event. Both must be complete.
     ///
     /// # Errors
     ///
-    /// [`PoolError::NotTimed`] for events made by [`Event::new`], [`PoolError::WrongDevice`] for those of two devices,
-    /// or what the driver says: `CUDA_ERROR_NOT_READY` when a mark is still ahead.
+    /// - [`PoolError::NotTimed`] if an event was created by [`Event::new`].
+    /// - [`PoolError::WrongDevice`] if the events belong to two devices.
+    /// - [`PoolError::Driver`] if a call fails: with `CUDA_ERROR_NOT_READY` if an event is not complete.
     pub fn elapsed_ms_since(&self, start: &Event) -> Result<f32, PoolError> {
         if !(self.timed && start.timed) {
             return Err(PoolError::NotTimed);
@@ -175,10 +181,10 @@ impl Event {
     pub(crate) fn queue_record(&self, stream: &Stream) -> Result<(), DriverError> {
         let mut covered = self.covered();
         self.is_recorded.store(true, Ordering::Release);
-        // A capture that is broken takes no record.
+        // A broken capture takes no record.
         let graph =
             if self.clocks().captures().is_open() { stream.captures_for().ok().flatten() } else { None };
-        // If the record fails, there is no telling where the mark is.
+        // After a failed record, the recorded point is unknown.
         *covered = None;
         *covered = self.clocks().record(stream.stream_index(), self.raw.0)?.map(Arc::from);
         self.captured_in.store(graph.filter(|_| covered.is_none()).unwrap_or(0), Ordering::Release);
@@ -198,12 +204,12 @@ impl Event {
         }
     }
 
-    /// The last stamp that it covers, unless it was never recorded, or in a capture.
+    /// The last stamp that it covers; `None` if it was never recorded, or in a capture.
     pub(crate) fn mark(&self) -> Option<Stamp> {
         self.covered().as_ref().and_then(|covered| covered.first().copied())
     }
 
-    /// The capture of this crate in which it was last recorded.
+    /// The capture, begun by this crate, in which it was last recorded.
     pub(crate) fn captured_in(&self) -> Option<u64> {
         Some(self.captured_in.load(Ordering::Acquire)).filter(|graph| *graph != 0)
     }
@@ -224,11 +230,11 @@ impl Event {
 
 impl Drop for Event {
     fn drop(&mut self) {
-        // Without its context the event is gone already.
+        // Without its context, the event no longer exists.
         let Ok(_bound) = self.device.enter() else { return };
         let _guard = self.device.driver().teardown();
-        // SAFETY: nobody passes the handle again; the driver keeps what pending waits need. There is nobody to tell of
-        // a failure.
+        // SAFETY: the handle is not used after this; the driver keeps the state that pending waits need. The error is
+        // ignored, because a drop cannot report it.
         let _ = unsafe { self.device.driver().cuEventDestroy_v2(self.raw.0) };
     }
 }

@@ -1,9 +1,9 @@
-//! [`HostMemory`] and [`BorrowedHostMemory`]: memory of the program's own that devices use where it is.
+//! [`HostMemory`] and [`BorrowedHostMemory`]: the program's own memory, which devices access in place.
 //!
-//! Memory that a device may still write must not be the program's again. No guard over a borrow can promise that, because a
-//! guard can be forgotten: so a borrow ends with a closure ([`Device::with_host_memory`]), and a buffer that outlives the
-//! call is owned ([`HostMemory`]). Both wait for the device at their end. The owner keeps the buffer if it can't wait; the
-//! closure's caller gets the slice back whatever happens, so that it waits as long as it takes.
+//! Memory that a device may still write must not return to the program. A guard over a borrow cannot ensure that,
+//! because a guard can be forgotten. A borrow therefore ends with a closure ([`Device::with_host_memory`]), and a
+//! buffer that outlives the call is owned ([`HostMemory`]). Both wait for the device at their end. If the wait fails,
+//! the owner keeps the buffer. The closure's caller gets the slice back in any case, so that wait has no bound.
 
 use crate::device::{CaptureModeGuard, Device, Handle, KeptMemory, Patience};
 use crate::error::PoolError;
@@ -20,25 +20,26 @@ use std::io::Write;
 
 mod buffer;
 
-/// A buffer of the program's own (`Vec<T>`, `Box<[T]>`, `&'static mut [T]`; for devices that only read also `Arc<[T]>` and
-/// `&'static [T]`) with an address for devices. It belongs to this value until [`HostMemory::into_inner`].
+/// A buffer of the program (`Vec<T>`, `Box<[T]>`, `&'static mut [T]`; for memory that devices only read, also
+/// `Arc<[T]>` and `&'static [T]`) with an address for devices. This value owns it until [`HostMemory::into_inner`].
 ///
-/// Its drop waits until the streams of all open devices have done their work, also under a capture, and then gives the buffer
-/// back to the allocator. These are the streams that a [`Stream`](crate::Stream) stands for or stood for. Markers in the streams
-/// are enough for this crate's, long-lived, retired and blocking ones, and break no capture, whoever has begun it and wherever.
-/// Only a non-blocking stream of [`Stream::from_raw`](crate::Stream::from_raw) that is not retired has to be waited for with its
+/// The drop waits until the streams of all open devices have done their work, even during a capture, and then frees the
+/// buffer. These are the streams that a [`Stream`](crate::Stream) represents or represented. For owned, long-lived,
+/// retired and blocking streams the drop waits for markers, which break no capture of any thread or library. Only a
+/// non-blocking stream of [`Stream::from_raw`](crate::Stream::from_raw) that is not retired requires a wait for its
 /// whole context:
 ///
-/// - A capture that this thread has begun through this crate is ended for that ([`PoolError::CaptureBroken`] at its end), and
-///   any other that is known (through this crate, or on a long-lived stream) is waited for.
-/// - A capture that another library has begun on another stream can't be seen. The driver refuses the wait and breaks the capture
-///   (`CUDA_ERROR_STREAM_CAPTURE_INVALIDATED` at its end), and the drop waits for that end. Retire such streams first, or wrap
-///   them by [`Stream::from_raw_long_lived`](crate::Stream::from_raw_long_lived), where a capture must stay whole.
+/// - A capture that this thread has begun through this crate is ended for that ([`PoolError::CaptureBroken`] at its
+///   end). Any other known capture (through this crate, or on a long-lived stream) is waited for.
+/// - A capture that another library has begun on another stream is not visible. The driver refuses the wait and breaks
+///   the capture (`CUDA_ERROR_STREAM_CAPTURE_INVALIDATED` at its end), and the drop waits for that end. If such a
+///   capture must stay intact, retire such streams first, or wrap them by
+///   [`Stream::from_raw_long_lived`](crate::Stream::from_raw_long_lived).
 ///
-/// If the wait stays impossible for two seconds, because another thread captures or because the driver refuses, the buffer stays
-/// registered, and the next [`Device::synchronize`], registration or import reports [`PoolError::Kept`]. The first
-/// [`Device::synchronize`] after the report that succeeds gives the buffer back, unless its elements have a drop: those are
-/// leaked. [`core::mem::forget`] leaks the buffer.
+/// If the wait stays impossible for two seconds, because another thread captures or because the driver refuses, the
+/// buffer stays registered, and the next [`Device::synchronize`], registration or import returns [`PoolError::Kept`].
+/// The first successful [`Device::synchronize`] after that report frees the buffer, unless its elements need a drop:
+/// then the buffer is leaked. [`core::mem::forget`] leaks the buffer.
 ///
 /// ```
 /// use gpumem_pool::{Device, HostMemory, Stream};
@@ -63,27 +64,27 @@ pub struct HostMemory<B: HostBuffer> {
     buffer: PhantomData<B>,
 }
 
-/// A borrowed slice with an address for devices, inside of [`Device::with_host_memory`].
+/// A borrowed slice with an address for devices, inside [`Device::with_host_memory`].
 pub struct BorrowedHostMemory<'a, T> {
     registration: Registration,
     slice: PhantomData<&'a mut [T]>,
 }
 
-/// An error of [`HostMemory`], with the value that the call was given. It turns into the [`PoolError`] by `?`.
+/// An error of [`HostMemory`], with the value that was passed to the call. `?` converts it to its [`PoolError`].
 pub struct HostMemoryError<V>(Box<(PoolError, V)>);
 
-/// What the driver knows of some host memory.
+/// Host memory as the driver sees it.
 struct Registration {
     device: Device,
     host: *mut c_void,
     address: CUdeviceptr,
     size_bytes: u64,
     is_registered: bool,
-    /// Whether it has ended, so that no work uses the memory.
+    /// Whether the registration has ended, so that no work uses the memory.
     is_over: bool,
 }
 
-/// The way in which devices find the memory.
+/// How devices access the memory.
 #[derive(Clone, Copy)]
 enum Access {
     ReadWrite,
@@ -92,63 +93,70 @@ enum Access {
 }
 
 impl<B: HostBufferMut> HostMemory<B> {
-    /// Pins a buffer with the driver, for all devices. That takes time: 27 µs a MiB on an H200's host, once the memory has
-    /// been touched. An empty buffer has no address, and costs nothing.
+    /// Pins a buffer with the driver, for all devices. This takes time: 27 µs per MiB on an H200's host, once the
+    /// memory has been touched. An empty buffer has no address, and costs nothing.
     ///
     /// # Errors
     ///
-    /// With the buffer: [`PoolError::Driver`] if the driver refuses, for example because part of it is pinned already;
-    /// [`PoolError::DeviceLost`]; [`PoolError::Kept`] for an earlier drop.
+    /// The error contains the buffer.
+    ///
+    /// - [`PoolError::Driver`] if the driver refuses, for example because part of the buffer is pinned already.
+    /// - [`PoolError::DeviceLost`] if the context is lost.
+    /// - [`PoolError::Kept`] for an earlier drop.
     pub fn register(device: &Device, buffer: B) -> Result<Self, HostMemoryError<B>> {
         Self::new(device, buffer, Access::ReadWrite)
     }
 
-    /// Takes a buffer as it is: the device follows the host's addresses by itself, page by page.
+    /// Uses a buffer without pinning: the device accesses host memory page by page.
     ///
     /// # Errors
     ///
-    /// With the buffer: [`PoolError::NoHostAccess`] where the device can't, as on most machines whose device is behind a bus;
-    /// [`PoolError::Kept`] for an earlier drop.
+    /// The error contains the buffer.
+    ///
+    /// - [`PoolError::NoHostAccess`] if the device does not support this; most devices behind a bus do not.
+    /// - [`PoolError::Kept`] for an earlier drop.
     pub fn pageable(device: &Device, buffer: B) -> Result<Self, HostMemoryError<B>> {
         Self::new(device, buffer, Access::Pageable)
     }
 }
 
 impl<B: HostBuffer> HostMemory<B> {
-    /// Like [`HostMemory::register`], for memory that devices only read: the host may go on reading it too.
+    /// Like [`HostMemory::register`], for memory that devices only read; the host may continue to read it.
     ///
     /// # Errors
     ///
-    /// Those of [`HostMemory::register`]; [`PoolError::NoHostAccess`] where the device has no such registration.
+    /// All errors of [`HostMemory::register`], and [`PoolError::NoHostAccess`] if the device does not support read-only
+    /// registration.
     pub fn register_read_only(device: &Device, buffer: B) -> Result<Self, HostMemoryError<B>> {
         Self::new(device, buffer, Access::ReadOnly)
     }
 
     fn new(device: &Device, buffer: B, access: Access) -> Result<Self, HostMemoryError<B>> {
         let parts = buffer.into_parts();
-        // SAFETY: the parts are the buffer's, whose memory stays where it is until the registration has ended.
+        // SAFETY: the parts belong to the buffer, whose memory does not move until the registration has ended.
         match unsafe { Registration::new(device, parts.start.cast(), parts.size_bytes(), access) } {
             Ok(registration) => Ok(Self { registration, parts, buffer: PhantomData }),
             Err(error) => {
-                // SAFETY: the parts came from such a buffer, once, and the driver knows nothing of them.
+                // SAFETY: the parts came from such a buffer, once, and the driver holds no registration of them.
                 Err(HostMemoryError::new(error, unsafe { B::from_parts(parts) }))
             }
         }
     }
 
-    /// Waits for all devices that are open, and gives the buffer back, which the driver then no longer knows.
+    /// Waits for all open devices, unregisters the buffer, and returns it.
     ///
     /// # Errors
     ///
-    /// With this value, which still has the buffer: [`PoolError::Driver`] if the device can't be waited for, because another
-    /// thread captures or because the driver refuses. Trying again may help.
+    /// The error contains this value, which still owns the buffer. [`PoolError::Driver`] if the wait fails, because
+    /// another thread captures or because the driver refuses; a retry may succeed.
     pub fn into_inner(mut self) -> Result<B, HostMemoryError<Self>> {
         match self.registration.end(Patience::Owned) {
             Ok(()) => {
                 let this = ManuallyDrop::new(self);
-                // SAFETY: the registration is read once, and never dropped where it was.
+                // SAFETY: the registration is read once, and never dropped in its old place.
                 drop(unsafe { core::ptr::read(&this.registration) });
-                // SAFETY: the parts came from such a buffer, once, no work uses them, and the drop, which would too, never runs.
+                // SAFETY: the parts came from such a buffer, once, and no work uses them. `self` is never dropped,
+                // which would free them too.
                 Ok(unsafe { B::from_parts(this.parts) })
             }
             Err(error) => Err(HostMemoryError::new(error.into(), self)),
@@ -157,21 +165,21 @@ impl<B: HostBuffer> HostMemory<B> {
 
     /// The address for devices; 0 for an empty buffer.
     ///
-    /// Work that uses it is queued on streams that a [`Stream`](crate::Stream) stands for, of a device that a [`Device`] has
-    /// opened: those are what the drop waits for. What a device writes must be values that the elements can have.
+    /// Use it only in work on streams that a [`Stream`](crate::Stream) represents, of a device that a [`Device`] has
+    /// opened: the drop waits for those. Devices must write only values that are valid for the element type.
     #[must_use]
     pub fn address(&self) -> CUdeviceptr {
         self.registration.address
     }
 
-    /// The number of bytes.
+    /// The size in bytes.
     #[must_use]
     pub fn size_bytes(&self) -> u64 {
         self.registration.size_bytes
     }
 
-    /// The address for the host. Wait before you follow it for work that writes there, and write nothing that devices only
-    /// read.
+    /// The address for the host. Before you dereference it, wait for work that writes there. Do not write memory that
+    /// devices only read.
     #[must_use]
     pub fn host_ptr(&self) -> *mut B::Element {
         self.parts.start
@@ -194,7 +202,7 @@ impl<B: HostBuffer> Drop for HostMemory<B> {
 }
 
 impl<B: HostBuffer> HostMemory<B> {
-    /// Leaves the buffer to a later wait, unless its elements have a drop, which may be bound to this thread.
+    /// Leaves the buffer to a later wait, unless its elements need a drop, which may be bound to this thread.
     fn keep(&self) {
         if core::mem::needs_drop::<B::Element>() {
             return;
@@ -203,12 +211,13 @@ impl<B: HostBuffer> HostMemory<B> {
         let (start, free) = (Handle(start), buffer::free::<B> as unsafe fn(*mut c_void, usize, usize));
         let mut is_registered = self.registration.is_registered;
         let give_back = move |device: &Device| {
-            // As a whole: the pointer alone may not go to another thread.
+            // Captures the whole `Handle`: the pointer alone is not `Send`.
             let Handle(start) = &start;
             is_registered = is_registered && unregister(device, *start).is_err();
             if !is_registered {
-                // SAFETY: the parts came from such a buffer, once, and its drop left them to this call, which is made again
-                // only where it has failed. No work uses them, the driver does not know them, and elements need no drop.
+                // SAFETY: the parts came from such a buffer, once, and its drop left them to this closure, which is
+                // called again only after a failure. No work uses them, the driver holds no registration, and the
+                // elements need no drop.
                 unsafe { free(*start, length, capacity) };
             }
             !is_registered
@@ -217,7 +226,7 @@ impl<B: HostBuffer> HostMemory<B> {
     }
 }
 
-/// Takes a registration back that no work uses any more.
+/// Unregisters memory that no work uses.
 fn unregister(device: &Device, host: *mut c_void) -> Result<(), DriverError> {
     let _bound = device.enter()?;
     let _relaxed = CaptureModeGuard::enter(device.driver())?;
@@ -229,13 +238,13 @@ fn unregister(device: &Device, host: *mut c_void) -> Result<(), DriverError> {
 }
 
 impl Device {
-    /// Pins a slice with the driver, for all devices, while `body` runs: `body` gets its address for devices. The slice is
-    /// the caller's again when this returns, or panics with `body`: the same streams as at the drop of [`HostMemory`] are waited
-    /// for first, and the same captures minded.
+    /// Pins a slice with the driver, for all devices, while `body` runs: `body` receives its address for devices.
+    /// Before this returns or unwinds, it waits for the streams that the drop of [`HostMemory`] waits for, with the
+    /// rules for captures described there.
     ///
-    /// The wait has no bound. A capture that another thread has begun is waited for where it is in the way. One that was begun
-    /// without this crate on a long-lived stream is ended after half a minute, if the driver lets this thread do so: this
-    /// thread may have begun it.
+    /// The wait has no bound. A capture of another thread that prevents it is waited for. A capture that was begun
+    /// without this crate on a long-lived stream is ended after half a minute, if the driver lets this thread do so,
+    /// because this thread may have begun it.
     ///
     /// ```
     /// use gpumem_pool::{Device, Stream};
@@ -254,7 +263,7 @@ impl Device {
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     ///
-    /// The address can't leave the closure with a promise that the memory is there:
+    /// The address cannot leave the closure with a lifetime that outlasts the registration:
     ///
     /// ```compile_fail
     /// # use gpumem_pool::Device;
@@ -272,13 +281,16 @@ impl Device {
     ///
     /// # Errors
     ///
-    /// Before `body` runs: [`PoolError::Driver`] if the driver refuses, for example because part of the slice is pinned
-    /// already; [`PoolError::DeviceLost`]; [`PoolError::Kept`] for an earlier drop.
+    /// Before `body` runs:
+    ///
+    /// - [`PoolError::Driver`] if the driver refuses, for example because part of the slice is pinned already.
+    /// - [`PoolError::DeviceLost`] if the context is lost.
+    /// - [`PoolError::Kept`] for an earlier drop.
     ///
     /// # Aborts
     ///
-    /// If the driver, whose context is not lost, refuses every way to wait, or to take the pins out, for half a minute. The
-    /// caller would get back memory that a device may write.
+    /// If the context is not lost and the driver refuses every way to wait, or to unpin the memory, for half a minute.
+    /// Returning would give the caller memory that a device may write.
     pub fn with_host_memory<T, R>(
         &self,
         slice: &mut [T],
@@ -289,15 +301,16 @@ impl Device {
         unsafe { self.with_memory(slice.as_mut_ptr(), size_bytes, Access::ReadWrite, body) }
     }
 
-    /// Like [`Device::with_host_memory`], for memory that devices only read: the host may go on reading it too.
+    /// Like [`Device::with_host_memory`], for memory that devices only read; the host may continue to read it.
     ///
     /// # Errors
     ///
-    /// Those of [`Device::with_host_memory`]; [`PoolError::NoHostAccess`] where the device has no such registration.
+    /// All errors of [`Device::with_host_memory`], and [`PoolError::NoHostAccess`] if the device does not support
+    /// read-only registration.
     ///
     /// # Aborts
     ///
-    /// When [`Device::with_host_memory`] does.
+    /// As [`Device::with_host_memory`].
     pub fn with_host_memory_read_only<T, R>(
         &self,
         slice: &[T],
@@ -308,16 +321,16 @@ impl Device {
         unsafe { self.with_memory(slice.as_ptr().cast_mut(), size_bytes, Access::ReadOnly, body) }
     }
 
-    /// Like [`Device::with_host_memory`], without pins: the device follows the host's addresses by itself, page by page.
+    /// Like [`Device::with_host_memory`], without pinning: the device accesses host memory page by page.
     ///
     /// # Errors
     ///
-    /// [`PoolError::NoHostAccess`] where the device can't, as on most machines whose device is behind a bus;
-    /// [`PoolError::Kept`] for an earlier drop.
+    /// - [`PoolError::NoHostAccess`] if the device does not support this; most devices behind a bus do not.
+    /// - [`PoolError::Kept`] for an earlier drop.
     ///
     /// # Aborts
     ///
-    /// When [`Device::with_host_memory`] does.
+    /// As [`Device::with_host_memory`].
     pub fn with_host_memory_pageable<T, R>(
         &self,
         slice: &mut [T],
@@ -330,7 +343,7 @@ impl Device {
 
     /// # Safety
     ///
-    /// The memory is borrowed until this returns, alone unless devices only read it.
+    /// The memory is borrowed until this returns, exclusively unless devices only read it.
     unsafe fn with_memory<T, R>(
         &self,
         start: *mut T,
@@ -352,14 +365,14 @@ impl<T> BorrowedHostMemory<'_, T> {
         self.registration.address
     }
 
-    /// The number of bytes.
+    /// The size in bytes.
     #[must_use]
     pub fn size_bytes(&self) -> u64 {
         self.registration.size_bytes
     }
 
-    /// The address for the host. Wait before you follow it for work that writes there, and write nothing that devices only
-    /// read.
+    /// The address for the host. Before you dereference it, wait for work that writes there. Do not write memory that
+    /// devices only read.
     #[must_use]
     pub fn host_ptr(&self) -> *mut T {
         self.registration.host.cast()
@@ -374,13 +387,13 @@ impl<T> Drop for BorrowedHostMemory<'_, T> {
     }
 }
 
-/// The slice's owner would get memory back that a device may still write, and no panic can prevent that.
+/// Aborts: the slice's owner would get memory back that a device may still write, and a panic cannot prevent that.
 fn give_up(registration: &Registration, cause: DriverError) -> ! {
     let Registration { device, host, size_bytes, .. } = registration;
     let _ = writeln!(
         std::io::stderr(),
         "gpumem: {size_bytes} bytes at {host:p} are still registered with {device}, whose driver refuses to wait ({cause}); \
-         aborting, because returning would give the memory back under use"
+         aborting, because returning would release memory that the device may still use"
     );
     std::process::abort()
 }
@@ -388,8 +401,8 @@ fn give_up(registration: &Registration, cause: DriverError) -> ! {
 impl Registration {
     /// # Safety
     ///
-    /// The memory stays where it is, and nobody but devices uses it in a way that conflicts with them, until
-    /// [`Registration::end`] has succeeded.
+    /// Until [`Registration::end`] has succeeded, the memory does not move, and only devices use it in a conflicting
+    /// way.
     unsafe fn new(
         device: &Device,
         host: *mut c_void,
@@ -407,7 +420,8 @@ impl Registration {
             None => this.address = host.expose_provenance() as CUdeviceptr,
             Some(flags) => {
                 if let Err(error) = this.pin(flags) {
-                    // No work has the address. What can't be taken back stays pinned, and says so later.
+                    // No work has the address. If unregistering fails, the memory stays pinned, and a later call
+                    // reports it.
                     if let Err(cause) = this.unregister(Patience::Owned) {
                         let (what, address) = ("host memory", host.addr() as u64);
                         this.device.report_kept(PoolError::Kept { what, address, size_bytes, cause });
@@ -419,19 +433,19 @@ impl Registration {
         Ok(this)
     }
 
-    /// Registers the memory and finds its address. No capture minds.
+    /// Registers the memory and finds its address. Breaks no capture.
     fn pin(&mut self, flags: u32) -> Result<(), DriverError> {
         let driver = self.device.driver();
         let _bound = self.device.enter()?;
         let _relaxed = CaptureModeGuard::enter(driver)?;
-        // SAFETY: the memory stays where it is until the registration has ended, and the context is current.
+        // SAFETY: the memory does not move until the registration has ended, and the context is current.
         unsafe { driver.cuMemHostRegister_v2(self.host, self.size_bytes as usize, flags)? };
         self.is_registered = true;
         // SAFETY: `address` outlives the call, and the memory is registered.
         unsafe { driver.cuMemHostGetDevicePointer_v2(&mut self.address, self.host, 0) }
     }
 
-    /// Waits until no work uses the memory, and takes the registration back.
+    /// Waits until no work uses the memory, and unregisters it.
     fn end(&mut self, patience: Patience) -> Result<(), DriverError> {
         if self.size_bytes == 0 || self.is_over {
             return Ok(());
@@ -442,7 +456,7 @@ impl Registration {
         Ok(())
     }
 
-    /// No work uses the memory.
+    /// Unregisters memory that no work uses.
     fn unregister(&mut self, patience: Patience) -> Result<(), DriverError> {
         if !self.is_registered {
             return Ok(());
@@ -455,17 +469,17 @@ impl Registration {
 }
 
 impl Access {
-    /// Refuses what the device can't do.
+    /// Refuses an access that the device does not support.
     fn check(self, device: &Device) -> Result<(), PoolError> {
         let (attribute, what) = match self {
             Self::ReadWrite => return Ok(()),
             Self::ReadOnly => (
                 CUdevice_attribute::CU_DEVICE_ATTRIBUTE_READ_ONLY_HOST_REGISTER_SUPPORTED,
-                "can't have host memory for reading only",
+                "does not support read-only registration of host memory",
             ),
             Self::Pageable => (
                 CUdevice_attribute::CU_DEVICE_ATTRIBUTE_PAGEABLE_MEMORY_ACCESS,
-                "can't follow the host's addresses",
+                "does not support access to pageable host memory",
             ),
         };
         match device.attribute(attribute)? {
@@ -477,7 +491,7 @@ impl Access {
         }
     }
 
-    /// The driver's; `None` if the memory is not registered.
+    /// The driver's flags; `None` if the memory is not registered.
     fn flags(self) -> Option<u32> {
         match self {
             Self::ReadWrite => Some(PORTABLE | MAPPED),
@@ -492,13 +506,14 @@ impl<V> HostMemoryError<V> {
         Self(Box::new((error, value)))
     }
 
-    /// The error itself.
+    /// The error.
     #[must_use]
     pub fn error(&self) -> &PoolError {
         &self.0.0
     }
 
-    /// The value that the call was given: the buffer of a registration, the [`HostMemory`] of [`HostMemory::into_inner`].
+    /// The value that was passed to the call: the buffer of a registration, or the [`HostMemory`] of
+    /// [`HostMemory::into_inner`].
     pub fn into_value(self) -> V {
         self.0.1
     }
@@ -550,15 +565,16 @@ impl Registration {
     }
 }
 
-// SAFETY: the driver takes calls about host memory from any thread, and `host` is only passed to it. What the memory itself
-// allows is decided by the buffer or slice, in the impls below.
+// SAFETY: the driver accepts calls about host memory from any thread, and `host` is only passed to it. The impls below
+// decide what the buffer or slice itself allows.
 unsafe impl Send for Registration {}
-// SAFETY: a shared registration gives away numbers and a pointer, which is `unsafe` to follow, and changes nothing.
+// SAFETY: a shared registration exposes numbers and a pointer, which is `unsafe` to dereference, and is never
+// modified.
 unsafe impl Sync for Registration {}
 
 // SAFETY: it owns the buffer that `parts` came from, and nothing else that is bound to a thread.
 unsafe impl<B: HostBuffer + Send> Send for HostMemory<B> {}
-// SAFETY: a shared one gives no safe way to the elements, and a buffer that may be shared may be read through it.
+// SAFETY: a shared reference gives no safe access to the elements, and a `Sync` buffer may be read through it.
 unsafe impl<B: HostBuffer + Sync> Sync for HostMemory<B> {}
 
 /// The driver's flags: for every context, with an address for devices, which only read.

@@ -1,13 +1,14 @@
-//! [`Maintenance`]: what a device does for its pools where the host waits, asks whether work is done, or allocates the long way:
-//! soft limits are looked at, idle pools trimmed, and memory that pools left behind is given back.
+//! [`Maintenance`]: the work that a device does for its pools when the host waits, when it queries completion, and when
+//! an allocation takes the slow path: enforcing soft limits, trimming idle pools, and releasing the memory of dropped
+//! pools.
 //!
-//! | where | how much | what is released by calls that wait for the device (plain segments, host memory) |
+//! | when | how much | memory whose release waits for the device (plain segments, host memory) |
 //! | --- | --- | --- |
-//! | after a wait of the host | all that is due | released |
-//! | after a query, and after an allocation that took the slow path | once a millisecond, for `release_budget` | only while the device is idle |
+//! | after a host wait | everything that is due | released |
+//! | after a query, and after an allocation on the slow path | once a millisecond, for `release_budget` | released only while the device is idle |
 //!
-//! A pool ends without waiting. What queued work may still use stays here, with the device, until that work is done; the
-//! end of the device, which has no pool any more, waits for the rest.
+//! Dropping a pool does not wait. Memory that queued work may still use stays with the device until that work is done.
+//! Dropping the device, which has no pools then, waits for the rest.
 
 use crate::config::MemoryKind;
 use crate::device::{CaptureModeGuard, Clocks, Device};
@@ -22,15 +23,15 @@ use std::time::Instant;
 #[derive(Default)]
 pub(crate) struct Maintenance {
     work: Mutex<Work>,
-    /// Whether there is any: looked at after every wait.
+    /// Whether any work is registered: checked after every wait.
     is_needed: AtomicBool,
-    /// Whether a pool of the device has, or had, its memory from one of the driver's.
+    /// Whether a pool of the device uses, or used, a memory pool of the driver.
     has_driver_pools: AtomicBool,
-    /// How often the host has waited.
+    /// The number of host waits.
     wait_count: AtomicU64,
-    /// When a query or an allocation last had anything done.
+    /// The last time that a query or an allocation did maintenance.
     served_at: Mutex<Option<Instant>>,
-    /// Who can make room on the device.
+    /// The registered reclaim callbacks of the device.
     registry: Arc<Registry>,
 }
 
@@ -38,44 +39,43 @@ pub(crate) struct Maintenance {
 struct Work {
     pools: Vec<Weak<dyn Waiting>>,
     left: Vec<Box<dyn DeferredRelease>>,
-    /// All pools that keep memory.
+    /// All pools that cache memory.
     trimmables: Vec<Weak<dyn Trimmable>>,
 }
 
-/// A pool that wants to know when the host has waited.
+/// A pool that does maintenance around host waits.
 pub(crate) trait Waiting: Send + Sync {
-    /// The host is about to wait for a stream or the device.
+    /// Called before the host waits for a stream or the device.
     fn before_wait(&self);
 
-    /// The host has waited for a stream or the device. The device's context is current.
+    /// Called after the host has waited for a stream or the device. The device's context is current.
     fn after_wait(&self);
 
-    /// A pool of the device has allocated the long way, this one or another, or the host has asked whether work is done.
-    /// Neither may take long, and a query never waits.
+    /// Called after any pool of the device allocated on the slow path, or after the host queried completion. Both
+    /// callers must return soon, and a query must not wait.
     fn serve(&self);
 }
 
-/// Memory of a pool that is gone.
+/// Memory of a dropped pool.
 pub(crate) trait DeferredRelease: Send {
-    /// Whose memory it is.
+    /// The kind of memory.
     fn kind(&self) -> MemoryKind;
 
     /// Whether the calls that release it wait for the device.
     fn waits(&self) -> bool;
 
-    /// Gives back what no work uses any more, as far as that is known. True once nothing is left. The device's context is
-    /// current.
+    /// Releases memory that is known to be unused. True once nothing is left. The device's context is current.
     fn give_back(&mut self, driver: &Driver, clocks: &Clocks, how: HowFar) -> bool;
 }
 
-/// How far memory of ended pools is given back.
+/// The extent to which memory of dropped pools is released.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum HowFar {
-    /// What the clocks know to be unused, for no longer than this.
+    /// Memory that the clocks know to be unused, until this time.
     Until(Instant),
-    /// What the clocks know to be unused.
+    /// Memory that the clocks know to be unused.
     Known,
-    /// All of it: all work of the device is done.
+    /// All memory: all work of the device is done.
     All,
 }
 
@@ -99,7 +99,7 @@ impl Maintenance {
         work.trimmables.push(member);
     }
 
-    /// From now on waits for the device let the driver's pools see what is done.
+    /// From here on, host waits also show the driver's memory pools which work is done.
     pub(crate) fn add_driver_pool(&self) {
         self.has_driver_pools.store(true, Ordering::Relaxed);
     }
@@ -108,7 +108,7 @@ impl Maintenance {
         self.has_driver_pools.load(Ordering::Relaxed)
     }
 
-    /// All pools of the device that keep memory.
+    /// All pools of the device that cache memory.
     pub(crate) fn trimmables(&self) -> Vec<Arc<dyn Trimmable>> {
         self.work().trimmables.iter().filter_map(Weak::upgrade).collect()
     }
@@ -117,13 +117,13 @@ impl Maintenance {
         &self.registry
     }
 
-    /// The end of a pool.
+    /// Takes over the memory of a dropped pool.
     pub(crate) fn add_left(&self, left: Box<dyn DeferredRelease>) {
         self.work().left.push(left);
         self.is_needed.store(true, Ordering::Relaxed);
     }
 
-    /// The host is about to wait.
+    /// Runs before a host wait.
     pub(crate) fn before_wait(&self) {
         self.wait_count.fetch_add(1, Ordering::Relaxed);
         if self.is_needed.load(Ordering::Relaxed) {
@@ -132,13 +132,13 @@ impl Maintenance {
         }
     }
 
-    /// How often the host has begun to wait, for a stream, a mark or the device.
+    /// The number of host waits that have begun, for a stream, an event or the device.
     pub(crate) fn wait_count(&self) -> u64 {
         self.wait_count.load(Ordering::Relaxed)
     }
 
-    /// A pool of the device has allocated the long way, or the host has asked whether work is done: does what is due, for a
-    /// short time. One look at a flag where no pool of the device wants anything.
+    /// Runs after a slow-path allocation or a query: does due maintenance for a short time. Costs one load of a flag if
+    /// no pool of the device has any.
     #[inline]
     pub(crate) fn serve(&self, device: &Device) {
         if self.is_needed.load(Ordering::Relaxed) {
@@ -153,11 +153,11 @@ impl Maintenance {
         }
         let pools: Vec<_> = self.work().pools.iter().filter_map(Weak::upgrade).collect();
         pools.iter().for_each(|pool| pool.serve());
-        // What can't be done now is done later.
+        // A failure is ignored: the next call tries again.
         let _ = self.serve_left(device);
     }
 
-    /// Gives back some of what ended pools left.
+    /// Releases some of the memory of dropped pools.
     fn serve_left(&self, device: &Device) -> Result<(), DriverError> {
         if !self.has_left() {
             return Ok(());
@@ -176,9 +176,9 @@ impl Maintenance {
         Ok(())
     }
 
-    /// So that callers spend no more than a part of their time on this.
+    /// Whether maintenance is due, so that callers spend only a part of their time on it.
     fn is_due(&self) -> bool {
-        // Whoever has it is at it.
+        // If another thread holds the lock, that thread does the maintenance.
         let Ok(mut served_at) = self.served_at.try_lock() else { return false };
         let is_due = served_at.is_none_or(|served_at| served_at.elapsed() >= SERVED_EVERY);
         if is_due {
@@ -187,24 +187,25 @@ impl Maintenance {
         is_due
     }
 
-    /// The host has waited. The device's context is current.
+    /// Runs after a host wait. The device's context is current.
     pub(crate) fn after_wait(&self, driver: &Driver, clocks: &Clocks) {
         if !self.is_needed.load(Ordering::Relaxed) {
             return;
         }
-        // What is given back here must break no capture.
+        // Releasing memory here must not break a capture.
         let Ok(_relaxed) = CaptureModeGuard::enter(driver) else { return };
         let mut work = self.work();
         work.left.retain_mut(|left| !left.give_back(driver, clocks, HowFar::Known));
         let pools: Vec<_> = work.pools.iter().filter_map(Weak::upgrade).collect();
         work.pools.retain(|pool| pool.strong_count() > 0);
         self.is_needed.store(!(work.pools.is_empty() && work.left.is_empty()), Ordering::Relaxed);
-        // A pool may end here, if its last handle went meanwhile: that takes the lock.
+        // Unlocked first: if a pool's last handle was dropped meanwhile, the pool is dropped here and takes the lock.
         drop(work);
         pools.iter().for_each(|pool| pool.after_wait());
     }
 
-    /// The same where the device could not be waited for in time: what waits for it when it is released stays.
+    /// Like [`Maintenance::after_wait`], for a wait that ended at its deadline: memory whose release waits for the
+    /// device stays.
     pub(crate) fn after_late_wait(&self, driver: &Driver, clocks: &Clocks) {
         if self.is_needed.load(Ordering::Relaxed) {
             let give_back =
@@ -213,19 +214,19 @@ impl Maintenance {
         }
     }
 
-    /// Whether a pool left memory behind.
+    /// Whether a dropped pool left memory behind.
     pub(crate) fn has_left(&self) -> bool {
         !self.work().left.is_empty()
     }
 
-    /// Whether a pool left memory behind that helps a kind which is short.
+    /// Whether a dropped pool left memory behind whose release helps this kind.
     pub(crate) fn has_left_for(&self, kind: MemoryKind) -> bool {
         self.work().left.iter().any(|left| left.kind().helps(kind))
     }
 
-    /// The end of the device: all its work is done.
+    /// Releases everything when the device is dropped: all its work is done.
     pub(crate) fn finish(&self, driver: &Driver, clocks: &Clocks) {
-        // What can't be given back goes with the context.
+        // Memory that cannot be released goes with the context.
         for mut left in self.work().left.drain(..) {
             left.give_back(driver, clocks, HowFar::All);
         }
@@ -236,10 +237,10 @@ impl Maintenance {
     }
 }
 
-/// Whether a pool has gone without an allocation for so long that it gives back what it keeps.
+/// Detects that a pool has gone without an allocation for its idle time.
 pub(crate) struct Idle {
     after: Option<Duration>,
-    /// How often it had allocated when that was last seen to change, and when that was.
+    /// The allocation count when it was last seen to change, and the time of that.
     seen: Mutex<(u64, Instant)>,
 }
 
@@ -248,12 +249,12 @@ impl Idle {
         Self { after, seen: Mutex::new((0, Instant::now())) }
     }
 
-    /// Whether there is a time at all.
+    /// Whether an idle time is configured.
     pub(crate) fn is_asked_for(&self) -> bool {
         self.after.is_some()
     }
 
-    /// Whether the time has passed without an allocation, since the last one or since [`Idle::begin_again`].
+    /// Whether the idle time has passed since the last allocation or [`Idle::begin_again`].
     pub(crate) fn is_over(&self, allocation_count: impl FnOnce() -> u64) -> bool {
         let Some(after) = self.after else { return false };
         let mut seen = self.seen.lock().unwrap_or_else(PoisonError::into_inner);
@@ -264,16 +265,16 @@ impl Idle {
         seen.1.elapsed() >= after
     }
 
-    /// What an idle pool keeps has been given back as far as possible: the time starts again.
+    /// Restarts the idle time, after the cached memory was released as far as possible.
     pub(crate) fn begin_again(&self) {
         self.seen.lock().unwrap_or_else(PoisonError::into_inner).1 = Instant::now();
     }
 }
 
-/// Between two times that queries or allocations have something done.
+/// The minimum time between two rounds of maintenance by queries or allocations.
 const SERVED_EVERY: Duration = Duration::from_millis(1);
 
-/// What ended pools left has no tuning options any more: as those are by default.
+/// Budgets for memory of dropped pools, whose tuning options are gone: the defaults of those options.
 const LEFT_BUDGET: Duration = Duration::from_micros(200);
 const LEFT_POLL_BUDGET: Duration = Duration::from_micros(20);
 
@@ -289,7 +290,7 @@ mod tests {
         fn serve(&self) {}
     }
 
-    /// A device that outlives many pools keeps no trace of them.
+    /// A device that outlives many pools keeps no references to them.
     #[test]
     fn ended_pools_are_forgotten() {
         let device = Device::new(&gpumem_sim::driver(gpumem_sim::SimConfig::new()).unwrap(), 0).unwrap();

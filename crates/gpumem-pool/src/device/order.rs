@@ -1,21 +1,21 @@
-//! [`Clocks`]: which uses of memory are ordered before a stream's next operation, and which are done.
+//! [`Clocks`]: which uses of memory are ordered before a stream's next operation, and which are complete.
 //!
-//! A free asks the driver nothing: it takes a [`Stamp`], the stream's slot and its epoch. Whoever wants the memory
-//! later compares two numbers ([`Order`]). Marks in the streams, which make those numbers move, are made only when
-//! somebody needs them (a *record_marker*), before a stream captures, since none can be made then, and by everything in this
-//! crate that orders or observes streams anyway.
+//! A free makes no driver call: it takes a [`Stamp`], the stream's index and its epoch. A later request for the memory
+//! compares two numbers ([`Order`]). Markers, events in the streams that advance those numbers, are recorded only when
+//! a request needs one, before a stream captures (a capturing stream takes none), and by every operation of this crate
+//! that orders or observes streams.
 //!
-//! One `Clocks` serves a machine: its devices and all threads share it, since streams of two devices may wait for each
-//! other. The numbers and their rules are [`gpumem_heap::order`]; `state` is a stream's side of it, which calls the driver;
-//! `slots` hands slots out and takes them back.
+//! One `Clocks` serves a machine: its devices and all threads share it, because streams of two devices may wait for
+//! each other. [`gpumem_heap::order`] has the numbers and their rules. `stream_state` is a stream's side, which calls
+//! the driver. `stream_table` assigns stream indices and takes them back.
 //!
-//! *Steps, always in this order.* A record_marker closes the epoch, notes what is ordered before the stream, records the event,
-//! and lists it if that went well. A wait calls the driver, then raises what is ordered. A query or a wait of the host
-//! closes the epoch, calls the driver, and raises what is complete if the driver says so. In a capture nothing is raised:
-//! what is queued there runs when the graph does, if ever.
+//! *Steps, always in this order.* Recording a marker closes the epoch, stores what is ordered before the stream,
+//! records the event, and lists the marker if that succeeded. A stream's wait calls the driver, then raises the order.
+//! A query or wait of the host closes the epoch, calls the driver, and raises completion if the driver reports it.
+//! During a capture nothing is raised: captured work runs when the graph is launched, if ever.
 //!
-//! *Locks.* Each state has one, held around short calls to the driver; `StreamTable` has one that is taken before a state's. A
-//! state's lock is taken before the driver's teardown lock, and never inside it.
+//! *Locks.* Each state has a lock, held around short driver calls. The lock of `StreamTable` is taken before a state's
+//! lock. A state's lock is taken before the driver's teardown lock, and never inside it.
 
 #[allow(unsafe_code)]
 mod capture;
@@ -51,23 +51,23 @@ pub(crate) struct Clocks {
     epochs: Epochs,
     stream_states: StreamStates,
     slots: Mutex<StreamTable>,
-    /// By the driver's id.
+    /// By the driver's unique stream id.
     names: Mutex<HashMap<u64, Name>>,
     live_count: AtomicUsize,
-    /// Whether there ever was a stream that is marked only in calls that name it.
+    /// Whether there was ever a stream that only calls naming it may mark.
     had_named: AtomicBool,
-    /// StreamTable below this were ever used.
+    /// All stream indices ever used are below this.
     slot_count: AtomicUsize,
-    /// Where the next poll begins.
+    /// The index at which the next poll begins.
     cursor: AtomicUsize,
-    /// What captures, and graphs made by them, keep from being used otherwise.
+    /// The active captures and the graphs made from captures.
     captures: Captures,
-    /// What the last check found.
+    /// The values of the last [`Clocks::check`].
     seen: Mutex<Seen>,
 }
 
 impl Clocks {
-    /// The one of the machine behind a driver, for as long as anybody holds it.
+    /// The clocks of a driver's machine. They exist as long as a device holds them.
     pub(crate) fn of(driver: &Driver) -> Arc<Self> {
         static MACHINES: Mutex<Vec<Weak<Clocks>>> = Mutex::new(Vec::new());
         let mut machines = MACHINES.lock().unwrap_or_else(PoisonError::into_inner);
@@ -78,7 +78,7 @@ impl Clocks {
         if !live.iter().any(|known| Arc::ptr_eq(known, &clocks)) {
             machines.push(Arc::downgrade(&clocks));
         }
-        // The last holder of another machine's may have let go meanwhile: its end must not find the list locked.
+        // Unlocked first: another machine's clocks may be dropped here, and that must not find the list locked.
         drop(machines);
         clocks
     }
@@ -99,37 +99,39 @@ impl Clocks {
         }
     }
 
-    /// Stands for everything queued on the slot's stream by now.
+    /// A stamp for everything queued on the stream so far.
     #[inline]
     pub(crate) fn stamp(&self, slot: StreamIndex) -> Stamp {
         self.epochs.stamp(slot)
     }
 
-    /// The same by the stream's name, or [`Stamp::COMPLETE`] if its slot has gone to another: then its work is complete.
+    /// Like [`Clocks::stamp`], by identity. [`Stamp::COMPLETE`] if the index belongs to another stream now: then the
+    /// work is complete.
     #[inline]
     pub(crate) fn stamp_of(&self, stream: StreamId) -> Stamp {
         self.epochs.stamp_of(stream)
     }
 
-    /// The uses of a block that are not known to be done: the owner stream's, then those of the slots that are told of.
+    /// The uses of a block that are not known to be complete: the owner stream's, then those of the streams in the word
+    /// `uses`.
     pub(crate) fn uses(&self, owner_stream: StreamId, uses: u64) -> impl Iterator<Item = Stamp> {
-        // A slot that is just being given to its first stream has no work yet, and nothing that could be waited for.
+        // An index that is being given to its first stream has no work yet.
         let had_stream = |slot: &StreamIndex| self.epochs.stream_in(*slot) != StreamId::from_u64(0);
         let used = self.used(uses).filter(had_stream).map(|slot| self.stamp(slot));
         core::iter::once(self.stamp_of(owner_stream)).chain(used).filter(|stamp| !self.is_complete(*stamp))
     }
 
-    /// The stream that has a slot, or had it last.
+    /// The stream that has this index, or had it last.
     pub(crate) fn stream_in(&self, slot: StreamIndex) -> StreamId {
         self.epochs.stream_in(slot)
     }
 
-    /// The slots that [`uses`] tells of.
+    /// The stream indices in a word of [`uses`].
     pub(crate) fn used(&self, uses: u64) -> impl Iterator<Item = StreamIndex> + use<> {
         uses::slots(uses, self.slot_count.load(Ordering::Acquire))
     }
 
-    /// The streams that [`uses`] tells of.
+    /// The streams in a word of [`uses`].
     pub(crate) fn users(&self, uses: u64) -> impl Iterator<Item = StreamId> {
         let slots = if uses == 0 { None } else { Some(self.used(uses)) };
         slots.into_iter().flatten().map(|slot| self.stream_in(slot))
@@ -140,18 +142,18 @@ impl Clocks {
         &self.captures
     }
 
-    /// Whether no clock has gone back since this was last asked: says the first that has.
+    /// Checks that no clock has gone back since the last check. The error names the first that has.
     pub(crate) fn check(&self) -> Result<(), String> {
         let mut seen = self.seen.lock().unwrap_or_else(PoisonError::into_inner);
         self.epochs.check(self.slot_count.load(Ordering::Acquire), &mut seen)
     }
 
-    /// Whether streams may be about that are marked only in calls that name them.
+    /// Whether there may be streams that only calls naming them may mark.
     pub(crate) fn has_named_streams(&self) -> bool {
         self.had_named.load(Ordering::Relaxed)
     }
 
-    /// Streams that are alive. With only one, nothing ever needs a mark.
+    /// The number of live streams. With only one, no marker is ever needed.
     pub(crate) fn active_streams(&self) -> usize {
         self.live_count.load(Ordering::Relaxed)
     }

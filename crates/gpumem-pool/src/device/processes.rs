@@ -1,13 +1,13 @@
-//! Who else has memory of a device, asked when a request is refused because of them.
+//! The other processes with memory on a device, looked up when their memory causes a refusal.
 //!
-//! The driver tells no more than a sum. With the feature `nvml`, the vendor's management library is asked, which is loaded once
-//! and kept; where it is missing, or names nobody, there is the sum. A driver with an extension, such as the
-//! simulator, lists its processes itself.
+//! The driver reports only a sum. With the feature `nvml`, the vendor's management library is queried; it is loaded
+//! once and stays loaded. If it is missing or reports no process, the report has only the sum. A driver with an
+//! extension, such as the simulator, lists its processes itself.
 
 use crate::device::Device;
 use gpumem_sys::ProcessUsage;
 
-/// All but this one, as far as they are known, the largest first.
+/// The known processes except this one, the largest first.
 pub(crate) fn of(device: &Device) -> Vec<ProcessUsage> {
     let mut processes = on(device);
     processes.retain(|process| process.id != Some(std::process::id()) && process.in_use_bytes != Some(0));
@@ -16,7 +16,7 @@ pub(crate) fn of(device: &Device) -> Vec<ProcessUsage> {
     processes
 }
 
-/// A table should stay one.
+/// Limits the length of the table.
 const COUNT_MAX: usize = 5;
 
 fn on(device: &Device) -> Vec<ProcessUsage> {
@@ -39,11 +39,11 @@ mod nvml {
     use nvml_wrapper::struct_wrappers::device::ProcessInfo;
     use std::sync::OnceLock;
 
-    /// `None` where the library is missing or says nothing.
+    /// `None` if the library is missing or a query fails.
     pub(super) fn on(device: &Device) -> Option<Vec<ProcessUsage>> {
         static LIBRARY: OnceLock<Option<Nvml>> = OnceLock::new();
         let nvml = LIBRARY.get_or_init(|| Nvml::init().ok()).as_ref()?;
-        // The driver's numbers are of what is visible to this program.
+        // NVML's indices include devices hidden from this program, so the device is found by its PCI address.
         let part = |attribute| device.attribute(attribute).ok();
         let place = format!(
             "{:08x}:{:02x}:{:02x}.0",

@@ -1,39 +1,40 @@
-//! [`SlowPathFlag`]: one word that says whether anything is going on that every allocation and every free has to look at.
+//! [`SlowPathFlag`]: one word that sends every allocation and every free to the slow path.
 //!
-//! There is one for a machine, with its clocks. It is read by all threads all the time, and written when a capture begins
-//! or ends and when a device is lost: so it has its cache line to itself, which stays with every processor that reads it.
+//! There is one for a machine, with its clocks. All threads read it constantly, and it is written only when a capture
+//! begins or ends and when a device is lost. It has a cache line of its own, which therefore stays shared in the caches
+//! of all readers.
 
 use core::sync::atomic::{AtomicU64, Ordering};
 
-/// The number of captures that go on, and [`LOST`].
+/// The number of active captures, and [`LOST`].
 #[derive(Debug, Default)]
 #[repr(align(128))]
 pub(crate) struct SlowPathFlag(AtomicU64);
 
 impl SlowPathFlag {
-    /// Whether nothing goes on.
+    /// Whether the fast path is allowed: no capture is active and no device is lost.
     #[inline]
     pub(crate) fn is_none(&self) -> bool {
         self.0.load(Ordering::Acquire) == 0
     }
 
-    /// Whether any capture goes on that was begun through this crate.
+    /// Whether a capture that this crate began is active.
     #[inline]
     pub(crate) fn has_captures(&self) -> bool {
         self.0.load(Ordering::Acquire) & !LOST != 0
     }
 
-    /// A capture is about to begin.
+    /// Counts a capture that is about to begin.
     pub(crate) fn add_capture(&self) {
         self.0.fetch_add(1, Ordering::AcqRel);
     }
 
-    /// One has ended.
+    /// Removes a capture that has ended.
     pub(crate) fn remove_capture(&self) {
         self.0.fetch_sub(1, Ordering::AcqRel);
     }
 
-    /// A device of the machine answers no more: from now on pools ask theirs.
+    /// Records that a device of the machine is lost. From here on, pools check their device.
     pub(crate) fn add_lost(&self) {
         self.0.fetch_or(LOST, Ordering::AcqRel);
     }

@@ -1,9 +1,9 @@
-//! [`Stream`]: a queue of the device's, in whose order memory is allocated, used and freed.
+//! [`Stream`]: a queue of work on a device. Memory is allocated, used and freed in its order.
 //!
-//! Most streams are this crate's own: made here, destroyed with the last clone. Blocks don't hold them: dropping "the"
-//! stream while blocks live on it is safe, and destroying one with work queued does not lose the work. A stream of
-//! somebody else's (`foreign`) is never destroyed here. It is touched only in calls that name it, unless its owner has
-//! promised that it lives as long as the device.
+//! Most streams are owned: created here, destroyed with the last clone. Blocks do not hold them: a stream may be
+//! dropped while blocks on it are alive, and destroying a stream does not lose its queued work. A stream of another
+//! library (`foreign`) is never destroyed here. The driver is called with its handle only in calls that name the
+//! stream, unless its owner has promised that it lives as long as the device.
 
 mod borrow;
 mod builder;
@@ -32,7 +32,7 @@ use std::thread::ThreadId;
 /// let (compute, copy) = (Stream::new(&device)?, Stream::new(&device)?);
 /// let uploaded = Event::new(&device)?;
 /// uploaded.record(&copy)?;
-/// compute.wait(&uploaded)?; // on the device: the host goes on
+/// compute.wait(&uploaded)?; // on the device: the host continues
 /// compute.synchronize()?;
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
@@ -43,60 +43,62 @@ struct Inner {
     device: Device,
     raw: Handle<CUstream_st>,
     id: StreamId,
-    /// The driver's own name for it, which is never used again either; `None` for drivers before CUDA 12.0.
+    /// The driver's unique id of the stream, never reused; `None` for drivers before CUDA 12.0.
     driver_id: Option<u64>,
     kind: Kind,
     is_retired: AtomicBool,
-    /// The id, as long as a look at it is all that an allocation needs; else 0.
+    /// The id, while the fast path may compare it; else 0.
     fast_path_id: AtomicU64,
-    /// Calls on other threads that its retirement waits for.
+    /// Calls on other threads that [`Stream::retire`] waits for.
     borrows: Borrows,
-    /// What calls that named the stream allocated and freed since the last of them marked it, as far as they were counted.
+    /// The bytes that calls naming the stream allocated and freed since the last of them marked it, as far as they were
+    /// counted.
     unmarked_bytes: AtomicU64,
-    /// At how many of them the next mark is due, as far as is known: a look at the pool tells more.
+    /// The unmarked bytes at which the next marker is due, as of the last query of the pool.
     due_bytes: AtomicU64,
 }
 
-/// Whose a stream is.
+/// The owner of a stream.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Kind {
-    /// Made here, and destroyed with its last clone.
+    /// Created here, and destroyed with its last clone.
     Owned,
-    /// Somebody else's, or the context's legacy stream. The clocks know how long it lives.
+    /// A stream of another library, or the context's legacy stream. The clocks store its lifetime.
     Foreign,
-    /// Its handle means another stream on every other thread.
+    /// A thread's default stream: its handle means another stream on every other thread.
     OfThread(ThreadId),
 }
 
 impl Stream {
-    /// A new stream, independent of the legacy default stream.
+    /// Creates a stream, independent of the legacy default stream.
     ///
     /// # Errors
     ///
-    /// [`PoolError::TooManyStreams`], or what the driver says.
+    /// - [`PoolError::TooManyStreams`] if the maximum number of streams is alive or has unfinished work.
+    /// - [`PoolError::Driver`] if a call fails.
     pub fn new(device: &Device) -> Result<Self, PoolError> {
         Self::builder(device).build()
     }
 
-    /// Starts from what [`Stream::new`] makes.
+    /// Starts from the defaults of [`Stream::new`].
     pub fn builder(device: &Device) -> StreamBuilder {
         StreamBuilder::new(device)
     }
 
-    /// The device whose work it queues.
+    /// The device of the stream.
     #[inline]
     #[must_use]
     pub fn device(&self) -> &Device {
         &self.0.device
     }
 
-    /// The driver's handle. Of a stream that was made here it is alive for as long as a clone of this is.
+    /// The driver's handle. The handle of an owned stream is alive as long as a clone of the stream.
     #[must_use]
     pub fn raw(&self) -> CUstream {
         self.0.raw.0
     }
 
-    /// Its name, unique in the process.
+    /// Its identity, unique in the process.
     #[inline]
     #[must_use]
     pub fn id(&self) -> StreamId {
@@ -107,8 +109,10 @@ impl Stream {
     ///
     /// # Errors
     ///
-    /// What the driver says, the failure of earlier work included; [`PoolError::StreamRetired`],
-    /// [`PoolError::WrongThread`].
+    /// - [`PoolError::StreamRetired`] if the stream was retired.
+    /// - [`PoolError::WrongThread`] if it is another thread's default stream.
+    /// - [`PoolError::NotInCapture`] or [`PoolError::CaptureBroken`] if the stream is capturing.
+    /// - [`PoolError::Driver`] or [`PoolError::DeviceLost`] if a call or earlier work failed.
     pub fn synchronize(&self) -> Result<(), PoolError> {
         self.check_usable()?;
         self.check_runs("waiting on the host")?;
@@ -120,15 +124,17 @@ impl Stream {
         Ok(())
     }
 
-    /// Whether everything queued on this stream so far is done. Never waits, but once a millisecond it may take as long as
-    /// the pools' [`release_budget`](crate::Tuning::release_budget) to give back what is over a soft limit.
+    /// Whether everything queued on this stream so far is done.
+    ///
+    /// It never waits, but once a millisecond it may take up to the pools'
+    /// [`release_budget`](crate::Tuning::release_budget) to release memory above a soft limit.
     ///
     /// # Errors
     ///
-    /// As [`Stream::synchronize`].
+    /// All errors of [`Stream::synchronize`].
     pub fn is_complete(&self) -> Result<bool, PoolError> {
         self.check_usable()?;
-        self.check_runs("asking whether it is done")?;
+        self.check_runs("querying a stream")?;
         let _bound = self.device().enter()?;
         let _relaxed = CaptureModeGuard::enter(self.device().driver())?;
         let observation = self.clocks().observe(self.id())?;
@@ -143,13 +149,17 @@ impl Stream {
         Ok(is_complete)
     }
 
-    /// Makes work queued on this stream from now on wait, on the device, for what the event marks. The host goes on.
+    /// Makes work queued on this stream from now on wait, on the device, for the event. The host continues.
     ///
-    /// The event may be another device's. One that was never recorded is waited for by nobody.
+    /// The event may belong to another device. A wait for an event that was never recorded has no effect.
     ///
     /// # Errors
     ///
-    /// [`PoolError::WrongDevice`] when the event belongs to another driver, else as [`Stream::synchronize`].
+    /// - [`PoolError::WrongDevice`] if the event belongs to another driver.
+    /// - [`PoolError::NotInCapture`] if the wait would break a capture, and [`PoolError::CaptureBroken`] if the
+    ///   stream's capture is broken.
+    /// - [`PoolError::StreamRetired`], [`PoolError::WrongThread`], [`PoolError::Driver`] and [`PoolError::DeviceLost`]
+    ///   as for [`Stream::synchronize`].
     pub fn wait(&self, event: &Event) -> Result<(), PoolError> {
         let _call = self.call()?;
         check_driver(self.device(), event.device())?;
@@ -164,11 +174,11 @@ impl Stream {
         Ok(())
     }
 
-    /// Makes work queued on this stream from now on wait, on the device, for everything queued on the other so far.
+    /// Makes work queued on this stream from now on wait, on the device, for everything queued on `other` so far.
     ///
     /// # Errors
     ///
-    /// As [`Stream::wait`].
+    /// As [`Stream::wait`], for both streams.
     pub fn wait_for(&self, other: &Stream) -> Result<(), PoolError> {
         let _calls = (self.call()?, other.call()?);
         check_driver(self.device(), other.device())?;
@@ -196,11 +206,11 @@ impl Stream {
     pub(crate) fn queue_wait_for(&self, other: &Stream) -> Result<(), PoolError> {
         let is_queued = self.id() == other.id()
             || self.clocks().queue_wait_for(self.stream_index(), other.stream_index())?;
-        // Another thread may have retired it since that was looked at.
+        // Another thread may have retired the stream since the check.
         if is_queued { Ok(()) } else { Err(PoolError::StreamRetired) }
     }
 
-    /// Whether this call may touch it: it has not been retired, and its handle means this stream on this thread.
+    /// Refuses a stream that was retired, or that is another thread's default stream.
     #[inline]
     pub(crate) fn check_usable(&self) -> Result<(), PoolError> {
         match self.0.kind {
@@ -211,20 +221,20 @@ impl Stream {
         }
     }
 
-    /// Whether it was made here, and so may be named by any thread for as long as it is there.
+    /// Whether it was created here, so that any thread may use it as long as it exists.
     #[inline]
     pub(crate) fn is_owned(&self) -> bool {
         self.0.kind == Kind::Owned
     }
 
-    /// Its id's number, if any thread may name it now; else 0, which then says nothing.
+    /// The number of its id while any thread may use the fast path for it; else 0, which carries no information.
     #[inline]
     pub(crate) fn fast_path_id(&self) -> u64 {
         self.0.fast_path_id.load(Ordering::Relaxed)
     }
 
-    /// Part of every call that names the stream and takes more than a look at what is cached: makes the mark that others
-    /// have wanted, where only such calls can.
+    /// Part of every call that names the stream and takes more than a lookup in a cache: records a marker that other
+    /// streams have requested and that only such calls can record.
     #[inline]
     pub(crate) fn note_named(&self) {
         if self.fast_path_id() == 0 {
@@ -239,20 +249,21 @@ impl Stream {
         }
         if !matches!(self.0.kind, Kind::OfThread(_)) {
             self.0.fast_path_id.store(self.id().as_u64(), Ordering::SeqCst);
-            // Another thread may have retired it meanwhile: one of the two sees what the other did.
+            // Another thread may have retired it meanwhile: at least one of the two threads sees the other's store.
             if self.0.is_retired.load(Ordering::SeqCst) {
                 self.0.fast_path_id.store(0, Ordering::SeqCst);
             }
         }
     }
 
-    /// The next call that names the stream is to look whether a mark is wanted.
+    /// Makes the next call that names the stream check whether a marker was requested.
     pub(crate) fn look_when_named(&self) {
         self.0.fast_path_id.store(0, Ordering::SeqCst);
     }
 
-    /// Counts what a call that names the stream has allocated or freed there. Says whether it is time for a mark that nobody
-    /// has asked for: others can make none, and what was freed would stay this stream's. `share_bytes` is what may stay so.
+    /// Counts bytes that a call naming the stream has allocated or freed there. True if a marker is due without a
+    /// request: other calls cannot record one, and without it freed memory would stay with this stream. `share_bytes`
+    /// is the amount that may.
     #[inline]
     pub(crate) fn is_mark_due(&self, size_bytes: u64, share_bytes: impl FnOnce() -> u64) -> bool {
         self.0.kind != Kind::Owned && self.is_turnover_due(size_bytes, share_bytes)
@@ -261,11 +272,11 @@ impl Stream {
     fn is_turnover_due(&self, size_bytes: u64, share_bytes: impl FnOnce() -> u64) -> bool {
         let unmarked_bytes = &self.0.unmarked_bytes;
         let sum_bytes = unmarked_bytes.fetch_add(size_bytes, Ordering::Relaxed).saturating_add(size_bytes);
-        // Also while it is the only stream: the next one may be this one's heir.
+        // Also while it is the only stream: another stream may inherit its memory later.
         if sum_bytes < self.0.due_bytes.load(Ordering::Relaxed) {
             return false;
         }
-        // Looked at once for each mark, or twice where the pool has grown: the look takes its lock.
+        // Queried once for each marker, or twice if the pool has grown, because the query takes the pool's lock.
         let due_bytes = share_bytes().max(UNMARKED_MIN_BYTES);
         self.0.due_bytes.store(due_bytes, Ordering::Relaxed);
         if sum_bytes < due_bytes {
@@ -275,7 +286,7 @@ impl Stream {
         self.clocks().is_named_only(self.stream_index())
     }
 
-    /// Marks the stream in a call that names it. What fails shows at the next call that the driver answers.
+    /// Records a marker in a call that names the stream. A failure is reported by the next driver call.
     #[cold]
     pub(crate) fn mark_named(&self) {
         if self.check_usable().is_ok() {
@@ -300,8 +311,8 @@ impl Drop for Inner {
                 builder::destroy(&self.device, self.raw.0);
             }
             _ if *self.is_retired.get_mut() => {}
-            // Another's may not be marked any more: what is queued there counts as done once the device has been waited
-            // for. A thread's own is alive as long as the thread.
+            // Another library's stream must not be marked here: its queued work counts as done once the device has been
+            // waited for. A thread's default stream is alive as long as the thread.
             kind => {
                 let is_alive = kind == Kind::OfThread(std::thread::current().id());
                 self.device.clocks().abandon(self.id, self.driver_id, is_alive);
@@ -328,11 +339,11 @@ impl fmt::Debug for Stream {
     }
 }
 
-/// A stream that is marked only in calls that name it is marked no more often than this, unless others want its memory:
-/// a mark takes the driver about a microsecond.
+/// A stream that only calls naming it may mark is marked at most once per this many bytes, unless other streams request
+/// its memory: a marker takes the driver about a microsecond.
 const UNMARKED_MIN_BYTES: u64 = 32 << 20;
 
-/// A query's answer: "not ready" is an answer, anything else that failed is an error.
+/// Turns the result of a query into a bool: `CUDA_ERROR_NOT_READY` is `false`, any other failure is an error.
 pub(crate) fn complete(answer: Result<(), DriverError>) -> Result<bool, PoolError> {
     match answer {
         Ok(()) => Ok(true),
@@ -341,7 +352,7 @@ pub(crate) fn complete(answer: Result<(), DriverError>) -> Result<bool, PoolErro
     }
 }
 
-/// A handle of the simulator's must never reach the vendor's driver, which would follow it.
+/// Refuses objects of different drivers: the vendor's driver would dereference a handle of the simulator.
 fn check_driver(device: &Device, other: &Device) -> Result<(), PoolError> {
     if device.driver().is_same_machine(other.driver()) { Ok(()) } else { Err(device.mismatch(other)) }
 }

@@ -1,10 +1,10 @@
-//! Waiting for all of a device, and captures that such a wait must not break.
+//! Waits for a whole device, which must not break captures.
 //!
 //! | wait | bounded by |
 //! | --- | --- |
-//! | [`Device::synchronize`], [`Stream::synchronize`](crate::Stream::synchronize), [`Event::synchronize`](crate::Event::synchronize), [`Pool::reclaim`](crate::Pool::reclaim) | nothing: the caller asked for the wait |
-//! | ends of host borrows and imported blocks, frees of backend `none`, the end of a device | nothing: safety comes first |
-//! | an allocation, a growth, [`Pool::reserve`](crate::Pool::reserve) | [`Tuning::wait_deadline`](crate::Tuning::wait_deadline), over all that it tries ([`deadline`](crate::device::deadline)) |
+//! | [`Device::synchronize`], [`Stream::synchronize`](crate::Stream::synchronize), [`Event::synchronize`](crate::Event::synchronize), [`Pool::reclaim`](crate::Pool::reclaim) | nothing: the caller requests the wait |
+//! | ends of host borrows and imported blocks, frees of backend `none`, the drop of a device | nothing: safety takes precedence |
+//! | an allocation, a growth, [`Pool::reserve`](crate::Pool::reserve) | [`Tuning::wait_deadline`](crate::Tuning::wait_deadline), over all its attempts ([`deadline`](crate::device::deadline)) |
 
 use super::Device;
 use crate::device::{CaptureModeGuard, MarkerEvent, Observation, OrderEvent};
@@ -16,14 +16,14 @@ use std::sync::{RwLockReadGuard, RwLockWriteGuard, TryLockError};
 use std::time::Instant;
 
 impl Device {
-    /// Waits on the host until everything queued on the device so far is done. Then gives back host memory that was kept when it
-    /// was dropped ([`PoolError::Kept`]).
+    /// Waits on the host until everything queued on the device so far is done. Then releases host memory that could not
+    /// be released when it was dropped ([`PoolError::Kept`]).
     ///
     /// # Errors
     ///
-    /// [`PoolError::NotInCapture`] while a capture goes on on the device; [`PoolError::Kept`] once for each registration or
-    /// import that could not be given back when it was dropped; [`PoolError::DeviceLost`] or [`PoolError::Driver`] if the
-    /// wait or earlier work failed.
+    /// - [`PoolError::NotInCapture`] while a capture is active on the device.
+    /// - [`PoolError::Kept`] once for each registration or import that could not be released when it was dropped.
+    /// - [`PoolError::DeviceLost`] or [`PoolError::Driver`] if the wait or earlier work failed.
     pub fn synchronize(&self) -> Result<(), PoolError> {
         self.take_kept()?;
         self.synchronize_for_drop()?;
@@ -31,14 +31,15 @@ impl Device {
         Ok(())
     }
 
-    /// As [`Device::synchronize`], for the drops of other layers: reports of memory that was kept stay for the program.
+    /// Like [`Device::synchronize`], for drops in other layers: leaves the reports of kept memory to the program's own
+    /// calls.
     #[doc(hidden)]
     pub fn synchronize_for_drop(&self) -> Result<(), PoolError> {
         let operation = "waiting for the device";
         self.check_runs(operation)?;
         let _bound = self.enter()?;
         self.maintenance().before_wait();
-        // A capture may have begun meanwhile: then part of the work has not been waited for.
+        // A capture may have begun meanwhile; then part of the work was not waited for.
         if !self.finish_whole()? {
             return Err(PoolError::NotInCapture { operation });
         }
@@ -47,7 +48,7 @@ impl Device {
         Ok(())
     }
 
-    /// As [`Device::synchronize`], for pools: what they want to do at such a wait is done.
+    /// Like [`Device::synchronize`], for pools: includes the maintenance of a host wait.
     pub(crate) fn finish_with_maintenance(&self) -> Result<(), DriverError> {
         let _bound = self.enter()?;
         self.maintenance().before_wait();
@@ -56,8 +57,8 @@ impl Device {
         Ok(())
     }
 
-    /// While a capture goes on on the device, what markers cover is all that can be waited for: not the work of another
-    /// library's non-blocking stream.
+    /// Waits for the device. While a capture is active on it, only work behind markers can be waited for, which
+    /// excludes the work of another library's non-blocking stream.
     pub(crate) fn finish(&self) -> Result<(), DriverError> {
         match self.finish_whole()? {
             true => Ok(()),
@@ -65,14 +66,14 @@ impl Device {
         }
     }
 
-    /// Waits for all of the device. False, without waiting, while a capture goes on there.
+    /// Waits for all work of the device. False, without waiting, while a capture is active there.
     fn finish_whole(&self) -> Result<bool, DriverError> {
         if self.clocks().captures().captures_on(self) {
             return Ok(false);
         }
         let _bound = self.enter()?;
         let observation = self.clocks().observe_device(self);
-        // Last before the call: whoever begins a capture does not wait for long.
+        // Taken just before the call: a thread that begins a capture does not wait for long.
         let Some(_quiet) = self.quiet() else { return Ok(false) };
         // SAFETY: the context is current and alive.
         self.noting(unsafe { self.driver().cuCtxSynchronize() })?;
@@ -80,7 +81,7 @@ impl Device {
         Ok(true)
     }
 
-    /// As [`Device::finish_with_maintenance`], but no longer than until a deadline: false if something was not done by then.
+    /// Like [`Device::finish_with_maintenance`], until a deadline: false if some work was not done by then.
     pub(crate) fn finish_with_maintenance_until(&self, until: Instant) -> Result<bool, DriverError> {
         let _bound = self.enter()?;
         self.maintenance().before_wait();
@@ -89,17 +90,17 @@ impl Device {
         Ok(is_idle)
     }
 
-    /// As [`Device::finish`], but no longer than until a deadline: false if something was not done by then. What streams of
-    /// ours have done by then is known to be complete in either case.
+    /// Like [`Device::finish`], until a deadline: false if some work was not done by then. In either case, work that
+    /// owned and long-lived streams have done by then is known to be complete.
     ///
-    /// The driver's waits have no deadline, so an event behind all work of the context is asked about, ever less often.
-    /// Drivers before CUDA 12.5 have no such event: there only streams of ours are waited for up to the deadline, and work of
-    /// others' streams without one.
+    /// The driver's waits have no deadline, so an event behind all work of the context is queried at growing intervals.
+    /// Drivers before CUDA 12.5 have no such event: there only known streams are waited for until the deadline, and
+    /// work of other libraries' streams without one.
     pub(crate) fn finish_until(&self, until: Instant) -> Result<bool, DriverError> {
         let _bound = self.enter()?;
         let _relaxed = CaptureModeGuard::enter(self.driver())?;
         let observation = self.clocks().observe_device(self);
-        // Each stream's own, before the one that covers them all.
+        // Each stream's own events, before the one that covers them all.
         let mut each = Vec::new();
         if self.maintenance().has_driver_pools() {
             self.clocks().mark_each(self, &mut each)?;
@@ -136,7 +137,8 @@ impl Device {
             }
             let now = Instant::now();
             let is_late = now >= until;
-            // Where it takes longer, streams are told apart: what some have done counts, and reports name the others.
+            // If the wait takes longer, streams are marked one by one: completed work of some then counts, and reports
+            // name the others.
             if !has_marks && (is_late || pause >= PAUSE_MAX) {
                 self.clocks().mark_streams(self)?;
                 has_marks = true;
@@ -150,7 +152,8 @@ impl Device {
         }
     }
 
-    /// Whether the device has nothing to do, as far as that can be asked without a wait for work: false where it can't.
+    /// Whether the device is idle, as far as that can be queried without waiting for work; false if it cannot be
+    /// queried.
     pub(crate) fn is_idle(&self) -> Result<bool, DriverError> {
         let _bound = self.enter()?;
         let _relaxed = CaptureModeGuard::enter(self.driver())?;
@@ -165,7 +168,7 @@ impl Device {
         }
     }
 
-    /// Asks for as long as an idle device takes to pass an event. The context is current.
+    /// Queries an event for as long as an idle device takes to complete it. The context is current.
     fn is_passed(&self, event: &MarkerEvent) -> Result<bool, DriverError> {
         for _ in 0..IDLE_QUERIES {
             if self.noting(event.query(self))? {
@@ -176,13 +179,13 @@ impl Device {
         Ok(false)
     }
 
-    /// An event behind all that the streams of the context have queued, those of others included. The context is current.
+    /// An event behind all work queued on the context's streams, other libraries' included. The context is current.
     fn mark_all(&self) -> Result<ContextMarker, DriverError> {
         if self.driver().table().cuCtxRecordEvent.is_none() {
             return Ok(ContextMarker::Missing);
         }
         let event = MarkerEvent::create(self)?;
-        // Last before the call: whoever begins a capture does not wait for long.
+        // Taken just before the call: a thread that begins a capture does not wait for long.
         let Some(_quiet) = self.quiet() else { return Ok(ContextMarker::Capturing) };
         match event.record_all(self) {
             Ok(()) => Ok(ContextMarker::Event(event)),
@@ -191,18 +194,18 @@ impl Device {
         }
     }
 
-    /// Does what is due: after an allocation that took the slow path, and after a query.
+    /// Does due maintenance, after an allocation on the slow path and after a query.
     #[inline]
     pub(crate) fn serve(&self) {
         self.maintenance().serve(self);
     }
 
-    /// Keeps captures from beginning on this device; `None` if one goes on or is just beginning.
+    /// Prevents captures from beginning on this device; `None` if one is active or beginning.
     pub(super) fn quiet(&self) -> Option<RwLockReadGuard<'_, ()>> {
         self.keep_captures_out().filter(|_| !self.clocks().captures().captures_on(self))
     }
 
-    /// Keeps captures from beginning on this device, whether others go on or not; `None` if one is just beginning.
+    /// Prevents captures from beginning on this device, whether others are active or not; `None` if one is beginning.
     pub(crate) fn keep_captures_out(&self) -> Option<RwLockReadGuard<'_, ()>> {
         match self.0.common.quiet.try_read() {
             Ok(quiet) => Some(quiet),
@@ -211,8 +214,9 @@ impl Device {
         }
     }
 
-    /// For whoever begins a capture on this device, until others can know of it: a wait for the device that had found none
-    /// would break it. The driver looks where a wait begins, so of one that goes on, only the beginning is waited for.
+    /// Held while a capture begins on this device, until other threads can see it: a wait for the device that found no
+    /// capture would break it. The driver checks for captures when a wait begins, so only the beginning of such a wait
+    /// is waited for.
     pub(crate) fn begin_capture(&self) -> Option<RwLockWriteGuard<'_, ()>> {
         let start = Instant::now();
         loop {
@@ -225,12 +229,12 @@ impl Device {
         }
     }
 
-    /// The host has waited for work of this device. The context is current.
+    /// Runs maintenance after the host has waited for work of this device. The context is current.
     pub(crate) fn after_wait(&self) {
         self.maintenance().after_wait(self.driver(), self.clocks());
     }
 
-    /// The same after [`Device::finish_until`].
+    /// Like [`Device::after_wait`], after [`Device::finish_until`].
     pub(crate) fn after_wait_until(&self, is_idle: bool) {
         match is_idle {
             true => self.after_wait(),
@@ -239,21 +243,21 @@ impl Device {
     }
 }
 
-/// What [`Device::mark_all`] came to.
+/// The result of [`Device::mark_all`].
 enum ContextMarker {
     Event(MarkerEvent),
-    /// A capture goes on or is beginning, which it would break.
+    /// A capture is active or beginning, which the event would break.
     Capturing,
-    /// The driver has no such event.
+    /// The driver has no event that covers a context.
     Missing,
 }
 
-/// By then a thread that is about to wait for the device has been let in by the driver.
+/// By then, the driver has begun the wait of a thread that was about to wait for the device.
 const WAIT_BEGINS_WITHIN: Duration = Duration::from_millis(250);
 const PAUSE: Duration = Duration::from_micros(20);
 
-/// An idle device takes some microseconds to pass an event.
+/// An idle device takes some microseconds to complete an event.
 const IDLE_QUERIES: usize = 64;
 
-/// Between two questions, in the long run.
+/// The longest pause between two queries.
 const PAUSE_MAX: Duration = Duration::from_micros(200);

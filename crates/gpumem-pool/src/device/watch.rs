@@ -1,28 +1,28 @@
-//! [`Watch`]: observers of the waits on a device's streams. Without one, a wait costs a look at a flag.
+//! [`Watch`]: observers of the waits on a device's streams. Without an observer, a wait costs one load of a flag.
 
 use core::sync::atomic::{AtomicBool, Ordering};
 use gpumem_heap::order::StreamId;
 use gpumem_sys::types::CUevent;
 use std::sync::{Arc, PoisonError, RwLock, Weak};
 
-/// What a program does that orders streams, or that shows what they have done.
+/// An operation of the program that orders streams or observes their completion.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum OrderEvent {
     /// A stream waits for all work of another.
     Wait { stream: StreamId, source: StreamId },
-    /// An event is recorded in a stream.
+    /// An event is recorded on a stream.
     Mark { event: CUevent, stream: StreamId },
     /// A stream waits for an event.
     WaitForMark { stream: StreamId, event: CUevent },
-    /// The host has seen that a stream's work is done.
+    /// The host has observed that a stream's work is done.
     StreamDone(StreamId),
-    /// The host has seen that an event has been passed.
+    /// The host has observed that an event is complete.
     MarkDone(CUevent),
     /// The host has waited for the device.
     DeviceDone,
 }
 
-/// Records what orders streams.
+/// Records the operations that order streams.
 pub(crate) trait OrderObserver: Send + Sync {
     fn note(&self, event: OrderEvent);
 }

@@ -1,4 +1,4 @@
-//! The buffers that [`HostMemory`](super::HostMemory) can own: their memory stays where it is when they are moved.
+//! The buffers that [`HostMemory`](super::HostMemory) can own: moving the buffer does not move its memory.
 
 use core::ffi::c_void;
 use core::mem::ManuallyDrop;
@@ -8,10 +8,10 @@ use std::sync::Arc;
 /// `&'static mut [T]` and `&'static [T]`.
 pub trait HostBuffer: Buffer {}
 
-/// A buffer that nobody else can reach, so that devices may write it.
+/// A buffer with exclusive access to its memory, so that devices may write it.
 pub trait HostBufferMut: HostBuffer {}
 
-/// A buffer taken apart.
+/// The raw parts of a buffer.
 pub struct Parts<T> {
     pub(super) start: *mut T,
     length: usize,
@@ -35,7 +35,7 @@ impl<T> Parts<T> {
         (self.length * size_of::<T>()) as u64
     }
 
-    /// Start, length and capacity, for a time when the element's type is not known.
+    /// Start, length and capacity without the element type.
     pub(super) fn erased(&self) -> (*mut c_void, usize, usize) {
         (self.start.cast(), self.length, self.capacity)
     }
@@ -49,11 +49,11 @@ impl<T> Parts<T> {
 ///
 /// # Safety
 ///
-/// The numbers are those of the parts of such a buffer, which was not made again from them. On another thread than the buffer's:
-/// its elements need no drop.
+/// The values are the parts of such a buffer, and the buffer was not rebuilt from them. On another thread than the
+/// buffer's, the elements need no drop.
 pub(super) unsafe fn free<B: HostBuffer>(start: *mut c_void, length: usize, capacity: usize) {
     let parts = Parts { start: start.cast(), length, capacity };
-    // SAFETY: the parts came from such a buffer, and only once, by the caller's promise.
+    // SAFETY: the caller guarantees that the parts came from such a buffer, and only once.
     drop(unsafe { B::from_parts(parts) });
 }
 
@@ -62,7 +62,7 @@ pub(super) mod sealed {
 
     /// # Safety
     ///
-    /// The memory that the parts name stays where it is, and is the buffer's, until [`Buffer::from_parts`].
+    /// The memory of the parts does not move, and belongs to the buffer, until [`Buffer::from_parts`].
     pub unsafe trait Buffer: Sized {
         type Element;
 
@@ -77,7 +77,7 @@ pub(super) mod sealed {
 
 use sealed::Buffer;
 
-// SAFETY: a vector that is not touched keeps its allocation.
+// SAFETY: a vector that is not modified keeps its allocation.
 unsafe impl<T> Buffer for Vec<T> {
     type Element = T;
 
@@ -92,7 +92,7 @@ unsafe impl<T> Buffer for Vec<T> {
     }
 }
 
-// SAFETY: `Box::into_raw` gives the allocation away until `Box::from_raw`.
+// SAFETY: `Box::into_raw` gives up the allocation until `Box::from_raw`.
 unsafe impl<T> Buffer for Box<[T]> {
     type Element = T;
 
@@ -122,7 +122,7 @@ unsafe impl<T> Buffer for Arc<[T]> {
     }
 }
 
-// SAFETY: the memory is there until the program ends, and the exclusive borrow has been given away.
+// SAFETY: the memory is valid until the program ends, and the exclusive borrow has been given up.
 unsafe impl<T> Buffer for &'static mut [T] {
     type Element = T;
 
@@ -131,12 +131,12 @@ unsafe impl<T> Buffer for &'static mut [T] {
     }
 
     unsafe fn from_parts(parts: Parts<T>) -> Self {
-        // SAFETY: pointer and length are those of the exclusive borrow that was given away.
+        // SAFETY: pointer and length are those of the exclusive borrow that was given up.
         unsafe { &mut *parts.slice() }
     }
 }
 
-// SAFETY: the memory is there until the program ends.
+// SAFETY: the memory is valid until the program ends.
 unsafe impl<T> Buffer for &'static [T] {
     type Element = T;
 
@@ -145,7 +145,7 @@ unsafe impl<T> Buffer for &'static [T] {
     }
 
     unsafe fn from_parts(parts: Parts<T>) -> Self {
-        // SAFETY: pointer and length are those of the shared borrow, which was never anything more.
+        // SAFETY: pointer and length are those of the shared borrow, which was never exclusive.
         unsafe { &*parts.slice() }
     }
 }

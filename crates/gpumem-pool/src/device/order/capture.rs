@@ -1,4 +1,4 @@
-//! Captures, as a stream's state sees them: begun and ended under its lock, so that nobody makes a mark in between.
+//! Captures at the level of a stream's state: begun and ended under its lock, so that no marker is recorded in between.
 
 use super::stream_state::{Asker, Locked};
 use super::{Clocks, Order, Stamp, StreamIndex};
@@ -6,20 +6,20 @@ use crate::device::Device;
 use gpumem_sys::DriverError;
 use gpumem_sys::types::{CUgraph, CUresult, CUstreamCaptureMode, CUstreamCaptureStatus as Status};
 
-/// What a stream does with what is queued on it now.
+/// What happens to work that is queued on a stream now.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Part {
     /// It runs.
     Runs,
-    /// It becomes part of a capture, of which this is the driver's number.
+    /// It becomes part of a capture with this number of the driver's.
     In(u64),
-    /// Nothing can be queued: the capture is broken, and has not been ended yet.
+    /// It is refused: the capture is broken and has not been ended yet.
     Broken,
 }
 
 impl Clocks {
-    /// Begins a capture on a stream that the caller has in his hands; the driver's number for it. `None` if the stream
-    /// is gone. What is queued there by then is marked first: while the stream captures, it can be waited for all the same.
+    /// Begins a capture on a stream that the call names. Returns the driver's number for it; `None` if the stream is
+    /// gone. Work queued before is marked first: it can then be waited for while the stream captures.
     pub(crate) fn begin_capture(
         &self,
         slot: StreamIndex,
@@ -28,7 +28,7 @@ impl Clocks {
         self.with_stream_state(slot, |state| {
             let Some(raw) = state.raw() else { return Ok(None) };
             self.mark_before_capture(state, slot)?;
-            // SAFETY: the stream is alive: its user names it.
+            // SAFETY: the stream is alive, because its user named it.
             unsafe { state.device.driver().cuStreamBeginCapture_v2(raw, mode)? };
             match state.part() {
                 Ok(Part::In(id)) => {
@@ -36,7 +36,7 @@ impl Clocks {
                     Ok(Some(id))
                 }
                 other => {
-                    // Nobody would end it otherwise.
+                    // Ended here, because no later operation would end it.
                     state.end_capture().and_then(|graph| destroy(state, graph))?;
                     other.map(|_| None)
                 }
@@ -45,7 +45,8 @@ impl Clocks {
         .map(Option::flatten)
     }
 
-    /// Marks what is queued on a stream that its user names, unless it is done: while the stream captures, no mark can be made.
+    /// Marks the work queued on a stream that the call names, unless it is complete: a capturing stream takes no
+    /// marker.
     pub(super) fn mark_before_capture(
         &self,
         state: &mut Locked<'_>,
@@ -57,21 +58,22 @@ impl Clocks {
         }
     }
 
-    /// After a wait that may have made a stream part of a capture, before which what it had queued was marked: all that is
-    /// queued from here on is the capture's.
+    /// Records that a wait may have made the stream join a capture. The work queued before was marked; everything
+    /// queued from here on belongs to the capture.
     pub(super) fn note_captured(&self, state: &mut Locked<'_>, slot: StreamIndex) {
         if let Ok(Part::In(id)) = state.part() {
             state.set_captured(id, self.stamp(slot).epoch());
         }
     }
 
-    /// Ends the capture that was begun on a stream. Whatever comes of it, the stream runs its work again, unless this is
-    /// the wrong thread.
+    /// Ends the capture that was begun on a stream. Afterwards the stream runs work again, even if the capture failed,
+    /// unless this is the wrong thread.
     pub(crate) fn end_capture(&self, slot: StreamIndex) -> Result<CUgraph, DriverError> {
         let end = || self.with_stream_state(slot, |state| state.end_capture());
         let mut ended = end();
         for _ in 0..TRIES {
-            // A broken or unjoined capture has ended with that answer. After any other it may go on, and nobody else would end it.
+            // A broken or unjoined capture has ended with that error. After any other error it may be active, and no
+            // later operation would end it.
             if ended.is_ok() || matches!(self.part(slot), Ok(Part::Runs)) {
                 break;
             }
@@ -80,7 +82,7 @@ impl Clocks {
         Ok(ended?.unwrap_or(core::ptr::null_mut()))
     }
 
-    /// Whether a stream of a device captures now that may be asked in any call, whoever has begun that.
+    /// Whether any owned or long-lived stream of a device is capturing, in a capture of any thread or library.
     pub(crate) fn has_capture(&self, device: &Device) -> bool {
         let captures = |slot: StreamIndex| {
             self.with_stream_state(slot, |state| {
@@ -90,9 +92,9 @@ impl Clocks {
         self.used_slots().any(|slot| matches!(captures(slot), Ok(Some(true))))
     }
 
-    /// Ends captures on a device's streams that were begun without this crate, where the driver lets this thread end them (its
-    /// own, and relaxed ones of any thread), and throws their graphs away. False if there is none. The caller keeps captures of
-    /// this crate from beginning.
+    /// Ends captures on a device's streams that were begun without this crate, where the driver lets this thread end
+    /// them (its own, and relaxed ones of any thread), and discards their graphs. False if there is none. The caller
+    /// prevents captures of this crate from beginning.
     pub(crate) fn end_others_captures(&self, device: &Device) -> bool {
         let end = |slot: &StreamIndex| {
             self.with_stream_state(*slot, |state| {
@@ -109,29 +111,30 @@ impl Clocks {
                 Ok(is_others)
             })
         };
-        // A stream that joined a capture can't end it: the driver refuses that, and takes its origin.
+        // A stream that joined a capture cannot end it: the driver refuses that, and accepts its first stream.
         self.used_slots().filter(|slot| matches!(end(slot), Ok(Some(true)))).count() > 0
     }
 
-    /// Ends a capture that this thread has begun, and throws its graph away.
+    /// Ends a capture that this thread has begun, and discards its graph.
     pub(crate) fn discard_capture(&self, slot: StreamIndex) -> Result<(), DriverError> {
         self.with_stream_state(slot, |state| state.end_capture().and_then(|graph| destroy(state, graph)))
             .map(drop)
     }
 
-    /// What a stream does now. For one that is not ours only inside a call that names it.
+    /// The capture state of a stream. For another library's stream, only inside a call that names it.
     pub(crate) fn part(&self, slot: StreamIndex) -> Result<Part, DriverError> {
         self.with_stream_state(slot, |state| state.part()).map(|part| part.unwrap_or(Part::Runs))
     }
 
-    /// The same from anywhere: of a stream that is not ours nothing is known.
+    /// Like [`Clocks::part`], in any call: `None` for another library's stream.
     pub(crate) fn own_part(&self, slot: StreamIndex) -> Option<Part> {
         self.with_stream_state(slot, |state| if state.is_ours() { state.part().map(Some) } else { Ok(None) })
             .unwrap_or_default()
             .flatten()
     }
 
-    /// What a stamp of now stands for that runs: of a stream of ours that captures, what it had queued before, which was marked.
+    /// The part of a current stamp that runs. For an owned or long-lived stream that is capturing, that is the marked
+    /// work queued before the capture.
     pub(crate) fn that_runs(&self, stamp: Stamp) -> Stamp {
         let captures =
             self.with_stream_state(stamp.stream_index(), |state| Ok(state.is_ours() && state.is_capturing()));
@@ -141,8 +144,7 @@ impl Clocks {
         }
     }
 
-    /// Makes a stream that the caller has in his hands wait for what the stamp stands for. False if its stream can't be
-    /// marked now.
+    /// Makes a stream that the call names wait for a stamp. False if the stamp's stream cannot be marked now.
     pub(crate) fn order_launch(&self, stamp: Stamp, waiter: StreamIndex) -> Result<bool, DriverError> {
         if self.is_ordered(stamp, waiter) {
             return Ok(true);
@@ -151,15 +153,15 @@ impl Clocks {
         self.queue_wait(waiter, mark.event.raw(), Some(&mark.covered)).map(|_| true)
     }
 
-    /// Whether a stream can be made to wait for what a stamp stands for in a call that does not name the stamp's own stream.
+    /// Whether a stream can be made to wait for a stamp in a call that does not name the stamp's stream.
     pub(crate) fn can_be_ordered(&self, stamp: Stamp) -> bool {
         let state = self.stream_states.lock(stamp.stream_index());
         self.is_complete(stamp)
             || state.is_some_and(|state| state.is_ours() || state.marker_of(stamp).is_some())
     }
 
-    /// A stamp for everything queued so far on a stream that the caller has in his hands, with a mark that covers it.
-    /// `None` if it can't be marked now.
+    /// A stamp for everything queued so far on a stream that the call names, with a marker that covers it. `None` if
+    /// the stream cannot be marked now.
     pub(crate) fn marked(&self, slot: StreamIndex) -> Result<Option<Stamp>, DriverError> {
         let stamp = self.stamp(slot);
         Ok(self.record_marker_by_user(slot)?.then_some(stamp))
@@ -167,16 +169,16 @@ impl Clocks {
 }
 
 impl Locked<'_> {
-    /// What the stream does now, by the driver. The context is current.
+    /// The capture state of the stream, as the driver reports it. The context is current.
     pub(super) fn part(&self) -> Result<Part, DriverError> {
         let Some(raw) = self.raw() else { return Ok(Part::Runs) };
         if self.device.driver().table().cuStreamGetCaptureInfo.is_none() {
             return Ok(Part::Runs);
         }
         let (mut status, mut id) = (Status::CU_STREAM_CAPTURE_STATUS_NONE, 0);
-        // SAFETY: both outlive the call; the stream is alive while the state is locked, or named by its user.
+        // SAFETY: both outlive the call; the stream is alive while the state is locked, or its user named it.
         match unsafe { self.device.driver().cuStreamGetCaptureInfo(raw, &mut status, &mut id) } {
-            // The null stream, which captures nothing, while a stream that it waits for does.
+            // The null stream captures nothing itself, while a stream that it synchronizes with does.
             Err(error) if error.code() == CUresult::CUDA_ERROR_STREAM_CAPTURE_IMPLICIT => Ok(Part::Runs),
             answer => answer.map(|()| match status {
                 Status::CU_STREAM_CAPTURE_STATUS_NONE => Part::Runs,
@@ -186,11 +188,11 @@ impl Locked<'_> {
         }
     }
 
-    /// The context is current. The graph is the caller's.
+    /// Ends the capture and passes the graph to the caller. The context is current.
     fn end_capture(&self) -> Result<CUgraph, DriverError> {
         let mut graph = core::ptr::null_mut();
         if let Some(raw) = self.raw() {
-            // SAFETY: `graph` outlives the call; the stream is alive: its user names it.
+            // SAFETY: `graph` outlives the call; the stream is alive, because its user named it.
             unsafe { self.device.driver().cuStreamEndCapture(raw, &mut graph)? };
         }
         Ok(graph)
@@ -201,7 +203,7 @@ fn destroy(state: &Locked<'_>, graph: CUgraph) -> Result<(), DriverError> {
     if graph.is_null() {
         return Ok(());
     }
-    // SAFETY: the graph has just been made, and nobody else knows it.
+    // SAFETY: the graph has just been created, and no other code has its handle.
     unsafe { state.device.driver().cuGraphDestroy(graph) }
 }
 

@@ -1,4 +1,4 @@
-//! Waiting for everything that runs on a device, by markers, while a capture keeps the device itself from being waited for.
+//! Waiting, by markers, for everything that runs on a device, while a capture prevents a wait for the device itself.
 
 use super::marker::{Marker, MarkerEvent};
 use super::stream_state::{Asker, Locked};
@@ -11,22 +11,22 @@ use std::time::Instant;
 
 /// How a stream's work can be waited for.
 enum Cover {
-    /// It is known to be done.
+    /// It is known to be complete.
     Complete,
     /// By a marker in the stream.
     Marker(Arc<Marker>),
-    /// By a marker in the legacy stream, which comes after all work of blocking streams.
+    /// By a marker in the legacy stream, which follows all work of blocking streams.
     Legacy,
-    /// Only by waiting for the whole device.
+    /// Only by a wait for the whole device.
     Device,
 }
 
 impl Clocks {
-    /// Waits on the host until everything that was queued on a device by now, and runs, is done. False if a stream may have
-    /// work that only a wait for the whole device covers: one of another library's, which nobody names in this call, or one
+    /// Waits on the host until all running work queued on a device so far is done. False if a stream may have work that
+    /// only a wait for the whole device covers: another library's stream, which this call does not name, or a stream
     /// that joined a capture without this crate.
     ///
-    /// What a stream queued before it began to capture is covered by the marker made then.
+    /// Work that a stream queued before it began to capture is covered by the marker recorded then.
     pub(crate) fn finish_everything(&self, device: &Device) -> Result<bool, DriverError> {
         let _bound = device.enter()?;
         let _relaxed = CaptureModeGuard::enter(&self.driver)?;
@@ -50,8 +50,8 @@ impl Clocks {
         Ok(is_covered)
     }
 
-    /// As [`Clocks::finish_everything`], but no longer than until a deadline, and without a marker in the legacy stream, behind
-    /// which later work of others would have to wait. Whether all that markers cover was done in time, and whether that is
+    /// Like [`Clocks::finish_everything`], until a deadline, and without a marker in the legacy stream, which would
+    /// delay later work of other streams. Returns whether all marked work was done in time, and whether markers cover
     /// everything.
     pub(crate) fn finish_markers_until(
         &self,
@@ -64,7 +64,7 @@ impl Clocks {
         for slot in self.used_slots() {
             match self.cover(slot, device)? {
                 Cover::Complete => {}
-                // After a late one the others are asked about all the same: what they have done counts.
+                // After a late stream the others are still queried: their completed work counts.
                 Cover::Marker(marker) => is_in_time &= self.wait_for_mark(device, marker, until)?,
                 Cover::Legacy | Cover::Device => is_covered = false,
             }
@@ -96,20 +96,21 @@ impl Clocks {
         Ok(if state.is_blocking() { Cover::Legacy } else { Cover::Device })
     }
 
-    /// The epoch from which on all that was queued on a state is part of a capture that goes on.
+    /// The first epoch whose work is part of a capture that is still active.
     fn captured_from(&self, state: &Locked<'_>) -> Result<Option<u64>, DriverError> {
         let Some((graph, epoch)) = state.captured().filter(|(graph, _)| self.captures.knows(*graph)) else {
             return Ok(None);
         };
-        // Another library's stream stays in the capture until its end. One of ours can be asked, which is surer.
+        // Another library's stream stays in the capture until its end. An owned or long-lived stream is queried, which
+        // is more reliable.
         let is_in = !state.is_ours() || matches!(state.part()?, Part::In(_) | Part::Broken);
         Ok(is_in.then_some(epoch).filter(|_| self.captures.knows(graph)))
     }
 
-    /// A marker in the legacy stream; `None` while a blocking stream captures, which the driver would break for it. The
-    /// context is current.
+    /// Records a marker in the legacy stream. `None` while a blocking stream captures, because the marker would break
+    /// the capture. The context is current.
     fn mark_legacy(&self, device: &Device) -> Result<Option<MarkerEvent>, DriverError> {
-        // No capture begins between the question and the marker.
+        // No capture begins between the query and the marker.
         let Some(_still) = device.keep_captures_out() else { return Ok(None) };
         if !MarkerEvent::may_mark_legacy(device) {
             return Ok(None);
@@ -120,7 +121,7 @@ impl Clocks {
     }
 }
 
-/// Where the driver refuses to wait it may still answer. The context is current.
+/// Waits for an event. Where the driver refuses the wait, the event is queried instead. The context is current.
 fn wait(device: &Device, event: &MarkerEvent) -> Result<(), DriverError> {
     let waited = event.synchronize(device);
     if waited.is_ok() || device.is_context_gone() {

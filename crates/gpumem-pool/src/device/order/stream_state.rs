@@ -1,7 +1,8 @@
-//! [`StreamState`]: a slot's stream as the driver knows it, and the marks that the clocks have made there.
+//! [`StreamState`]: the driver's side of a stream index, and the markers that the clocks have recorded in the stream.
 //!
-//! A state's lock keeps three things apart that may come from different threads: making a mark, waiting for one, and the
-//! end of the stream or the beginning of a capture. Whoever holds it finds the stream alive or gone, and it stays so.
+//! A state's lock separates three operations that may come from different threads: recording a marker, waiting for one,
+//! and the end of the stream or the beginning of a capture. While the lock is held, the stream stays alive or stays
+//! gone.
 
 use super::marker::{Marker, MarkerEvent};
 use super::{Order, Stamp, StreamIndex};
@@ -13,39 +14,40 @@ use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, TryLockError};
 use std::time::Instant;
 
-/// What a new stream is, to the clocks.
+/// The properties of a new stream that the clocks need.
 pub(crate) struct StreamParts {
     pub(crate) raw: CUstream,
     pub(crate) life: Life,
-    /// The pool makes it wait for nothing, and nothing wait for it, on its own account.
+    /// The pool inserts no waits into it, and no waits for it.
     pub(crate) no_waits: bool,
-    /// Whether the legacy stream's work comes after its work.
+    /// Whether the legacy stream's work follows its work.
     pub(crate) is_blocking: bool,
 }
 
 /// When the driver may be called with a stream's handle.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Life {
-    /// Until its last clone is dropped: it is this crate's own.
+    /// Until its last clone is dropped: this crate owns it.
     Owned,
-    /// Until it is retired, or the last device of its context ends: its owner has promised that, and needs no clone here.
+    /// Until it is retired, or the last device of its context is dropped: its owner has promised that, and no clone is
+    /// needed.
     Long,
     /// In calls that name it: its owner may destroy it at any other time.
     Named,
 }
 
-/// One for each slot ever used.
+/// One state for each stream index ever used.
 pub(super) struct StreamStates(Box<[OnceLock<Box<Mutex<StreamState>>>]>);
 
 pub(super) struct StreamState {
-    /// `None` where no stream has the slot, or it is gone.
+    /// `None` if no stream has the index, or its stream is gone.
     stream: Option<LiveStream>,
     device: WeakDevice,
-    /// Whether the stream is blocking, or was before it went.
+    /// Whether the stream is blocking, or was before it was gone.
     is_blocking: bool,
-    /// The capture that the stream is known to have become part of last, and the first epoch whose work is the capture's.
+    /// The last capture that the stream is known to have joined, and the first epoch whose work is part of it.
     captured: Option<(u64, u64)>,
-    /// Marks that are not known to be passed, oldest first.
+    /// Markers that are not known to be complete, oldest first.
     ring: VecDeque<Arc<Marker>>,
     spare: Vec<MarkerEvent>,
 }
@@ -54,22 +56,23 @@ struct LiveStream {
     raw: Handle<CUstream_st>,
     life: Life,
     no_waits: bool,
-    /// A marker was wanted and could not be made outside of calls that name the stream: the next such call makes it.
+    /// A marker was requested that only calls naming the stream can record: the next such call records it.
     is_wanted: bool,
-    /// For the flag that sends the next such call here. Set for streams that are marked in such calls alone.
+    /// Sends the next such call to the slow path. Set for streams that only calls naming them may mark.
     stream: Option<WeakStream>,
 }
 
-/// Who wants a mark made.
+/// The origin of a request for a marker.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum Asker {
-    /// Who was handed the stream for this call: it is alive, and what its user does is his business.
+    /// A call that names the stream: it is alive, and its user is responsible for the order of calls.
     User,
-    /// Anyone else, at any time.
+    /// Any other call, at any time.
     Pool,
 }
 
-/// A state, locked, and its device, which so outlives the lock: its end would take the lock again.
+/// A locked state and its device. The clone keeps the device alive past the lock, because dropping the device takes the
+/// lock.
 pub(super) struct Locked<'a> {
     state: MutexGuard<'a, StreamState>,
     pub(super) device: Device,
@@ -80,12 +83,12 @@ impl StreamStates {
         Self((0..StreamIndex::COUNT_MAX).map(|_| OnceLock::new()).collect())
     }
 
-    /// `None` where the slot was never used, or its device is gone. The host has no state.
+    /// Locks a state. `None` if the index was never used, or its device is gone. The host has no state.
     pub(super) fn lock(&self, slot: StreamIndex) -> Option<Locked<'_>> {
         if slot == StreamIndex::HOST { None } else { Self::with_device(self.guard(slot)) }
     }
 
-    /// The same, and `None` also while somebody else has it.
+    /// Like [`StreamStates::lock`], and `None` also if another thread holds the lock.
     pub(super) fn try_lock(&self, slot: StreamIndex) -> Option<Locked<'_>> {
         match self.state(slot).try_lock() {
             Ok(state) => Self::with_device(state),
@@ -94,7 +97,7 @@ impl StreamStates {
         }
     }
 
-    /// Whatever has become of the device.
+    /// Locks a state, even if its device is gone.
     pub(super) fn guard(&self, slot: StreamIndex) -> MutexGuard<'_, StreamState> {
         self.state(slot).lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -116,7 +119,8 @@ impl StreamState {
         Self { stream: None, device, is_blocking: false, captured: None, ring, spare: Vec::new() }
     }
 
-    /// A new stream has the slot. What the former one leaves behind is complete, and is returned, to be dropped where no lock is held.
+    /// Gives the index to a new stream. Returns the former stream's state, which is complete, to be dropped where no
+    /// lock is held.
     pub(super) fn open(&mut self, device: &Device, parts: &StreamParts) -> Self {
         let StreamParts { raw, life, no_waits, is_blocking } = *parts;
         let stream = LiveStream { raw: Handle(raw), life, no_waits, is_wanted: false, stream: None };
@@ -135,14 +139,14 @@ impl StreamState {
         self.stream.as_ref().is_some_and(|stream| stream.life == Life::Long)
     }
 
-    /// Where to reach the handles of a stream that is marked only in calls that name it.
+    /// Stores the clones' shared part, for a stream that only calls naming it may mark.
     pub(super) fn set_stream(&mut self, stream: WeakStream) {
         if let Some(state) = self.stream.as_mut().filter(|state| state.life == Life::Named) {
             state.stream = Some(stream);
         }
     }
 
-    /// The stream's owner promises more, or asks for less, than when the slot was given to it.
+    /// Applies another wrap of the stream: a longer promised life, or fewer inserted waits.
     pub(super) fn promise(&mut self, parts: &StreamParts) {
         if let Some(stream) = &mut self.stream {
             stream.no_waits |= parts.no_waits;
@@ -152,19 +156,19 @@ impl StreamState {
         }
     }
 
-    /// The stream is gone and was not marked. Says whether there was one.
+    /// Records that the stream is gone without a last marker. False if there was none.
     pub(super) fn forget(&mut self) -> bool {
         self.stream.take().is_some()
     }
 
-    /// Another holder of the same context takes over what is pending.
+    /// Moves the pending markers to another `Device` of the context.
     pub(super) fn move_to(&mut self, heir: &Device) {
         self.device = heir.downgrade();
         let marks = self.ring.iter_mut().filter_map(Arc::get_mut).map(|mark| &mut mark.event);
         marks.chain(&mut self.spare).for_each(|event| event.move_to(heir));
     }
 
-    /// All of its events, which nobody else holds: the device is at its end.
+    /// Takes all events while the device is being dropped: nothing else holds them.
     pub(super) fn take_events(&mut self) -> Vec<MarkerEvent> {
         let marks = self.ring.drain(..).filter_map(Arc::into_inner).map(|mark| mark.event);
         marks.chain(self.spare.drain(..)).collect()
@@ -172,22 +176,23 @@ impl StreamState {
 }
 
 impl Locked<'_> {
-    /// Whether a stream has the slot.
+    /// Whether a stream has the index.
     pub(super) fn is_live(&self) -> bool {
         self.state.stream.is_some()
     }
 
-    /// Whether the stream is alive, and may be marked in any call.
+    /// Whether the stream is owned or long-lived, so that any call may mark it.
     pub(super) fn is_ours(&self) -> bool {
         self.state.stream.as_ref().is_some_and(|stream| stream.life != Life::Named)
     }
 
-    /// Whether the stream is alive as far as calls that name it know, and must not be touched in others.
+    /// Whether only calls that name the stream may touch it.
     pub(super) fn is_named_only(&self) -> bool {
         self.state.stream.as_ref().is_some_and(|stream| stream.life == Life::Named)
     }
 
-    /// Notes that a marker is wanted that only a call that names the stream can make. The stream's handles are to be told.
+    /// Requests a marker that only a call naming the stream can record. Returns the stream whose fast path must be
+    /// disabled.
     pub(super) fn want(&mut self) -> Option<WeakStream> {
         let stream = self.state.stream.as_mut().filter(|stream| stream.life == Life::Named)?;
         stream.is_wanted = true;
@@ -199,12 +204,12 @@ impl Locked<'_> {
         self.state.stream.as_ref().is_some_and(|stream| stream.is_wanted)
     }
 
-    /// The driver's handle, alive while the state is locked if the stream is ours.
+    /// The driver's handle. It is alive while the state is locked if the stream is owned or long-lived.
     pub(super) fn raw(&self) -> Option<CUstream> {
         self.state.stream.as_ref().map(|stream| stream.raw.0)
     }
 
-    /// Whether there is anything to ask the driver about.
+    /// Whether there are markers to query.
     pub(super) fn has_marks(&self) -> bool {
         !self.state.ring.is_empty()
     }
@@ -214,7 +219,7 @@ impl Locked<'_> {
         self.state.is_blocking
     }
 
-    /// The last capture that the stream is known to have become part of, and the first epoch whose work is the capture's.
+    /// The last capture that the stream is known to have joined, and the first epoch whose work is part of it.
     pub(super) fn captured(&self) -> Option<(u64, u64)> {
         self.state.captured
     }
@@ -223,19 +228,19 @@ impl Locked<'_> {
         self.state.captured = Some((graph, epoch));
     }
 
-    /// Whether waits may be put into the stream, or for it, that nobody asked for.
+    /// Whether the pool may insert waits into the stream, and waits for it.
     pub(super) fn allows_waits(&self) -> bool {
         self.state.stream.as_ref().is_none_or(|stream| !stream.no_waits)
     }
 
-    /// Whether this asker may make a mark now.
+    /// Whether a marker may be recorded now for this origin.
     pub(super) fn may_mark(&self, asker: Asker) -> bool {
         let stream = self.state.stream.as_ref();
         stream.is_some_and(|stream| stream.life != Life::Named || asker == Asker::User)
             && !self.is_capturing()
     }
 
-    /// Whether what is queued now becomes part of a graph. The context is current.
+    /// Whether work queued now becomes part of a graph. The context is current.
     pub(super) fn is_capturing(&self) -> bool {
         let Some(stream) = &self.state.stream else { return false };
         let driver = self.device.driver();
@@ -243,23 +248,23 @@ impl Locked<'_> {
             return false;
         }
         let mut status = CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE;
-        // SAFETY: `status` outlives the call; the stream is alive while the state is locked, or named by its user.
+        // SAFETY: `status` outlives the call; the stream is alive while the state is locked, or its user named it.
         let answer = unsafe { driver.cuStreamIsCapturing(stream.raw.0, &mut status) };
         answer.is_err() || status != CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE
     }
 
-    /// Closes the epoch, if this asker may make a mark: what a call to the driver from now on covers.
+    /// Closes the epoch, if a marker may be recorded for this origin: the next driver call covers the returned stamps.
     pub(super) fn close(&mut self, slot: StreamIndex, epochs: &Epochs, asker: Asker) -> Option<Box<[Stamp]>> {
         if self.may_mark(asker) { epochs.close(slot) } else { None }
     }
 
-    /// The same before a wait for the whole device, which asks nothing of the stream itself.
+    /// Like [`Locked::close`], before a wait for the whole device, which does not touch the stream itself.
     pub(super) fn close_untouched(&mut self, slot: StreamIndex, epochs: &Epochs) -> Option<Box<[Stamp]>> {
         let stream = self.state.stream.as_ref()?;
         if stream.life != Life::Named && self.is_capturing() { None } else { epochs.close(slot) }
     }
 
-    /// A record_marker: a mark behind everything queued so far. `None` if this asker may not make one.
+    /// Records a marker behind everything queued so far. `None` if none may be recorded for this origin.
     pub(super) fn record_marker(
         &mut self,
         slot: StreamIndex,
@@ -284,17 +289,17 @@ impl Locked<'_> {
         self.state.stream.as_ref().is_some_and(|stream| stream.life == Life::Owned)
     }
 
-    /// The last mark, made by who destroys the stream next: from here on it is gone.
+    /// Records the last marker before the stream is destroyed. From here on the stream counts as gone.
     pub(super) fn finish(&mut self, slot: StreamIndex, epochs: &Epochs) {
         if let Some(raw) = self.raw().filter(|_| self.may_mark(Asker::User)) {
             let covered = epochs.close_for_good(slot);
-            // Unmarked, it counts as complete once the device has been waited for.
+            // Without this marker, the work counts as complete once the device has been waited for.
             let _ = self.event().and_then(|event| self.mark(event, covered, raw));
         }
         self.forget();
     }
 
-    /// The stream is gone and was not marked.
+    /// Records that the stream is gone without a last marker.
     pub(super) fn forget(&mut self) {
         self.state.forget();
     }
@@ -311,7 +316,7 @@ impl Locked<'_> {
         }
     }
 
-    /// `None` if the stream has turned out to be captured.
+    /// Records the event. `None` if the stream turns out to be capturing.
     fn mark(
         &mut self,
         event: MarkerEvent,
@@ -319,8 +324,8 @@ impl Locked<'_> {
         raw: CUstream,
     ) -> Result<Option<Arc<Marker>>, DriverError> {
         event.record(&self.device, raw)?;
-        // The owner of a stream may have begun a capture, on another thread, since the driver was asked: then the event stands
-        // for nothing that runs. (The captures of this crate begin under the state's lock.)
+        // The owner of a stream may have begun a capture on another thread since the query: then the event covers no
+        // work that runs. (Captures of this crate begin under the state's lock.)
         if !self.is_owned() && self.is_capturing() {
             self.state.spare.push(event);
             return Ok(None);
@@ -340,7 +345,7 @@ impl Locked<'_> {
         mark
     }
 
-    /// Every other mark goes: the next one covers what it did, only later.
+    /// Removes every other marker: the next one covers its work, only later.
     fn thin_out(&mut self) {
         let marks = core::mem::take(&mut self.state.ring);
         for (index, mark) in marks.into_iter().enumerate() {
@@ -348,24 +353,24 @@ impl Locked<'_> {
         }
     }
 
-    /// An event that somebody still waits for is not recorded again.
+    /// Makes the marker's event available again, unless another thread still waits for it.
     fn recycle(&mut self, mark: Arc<Marker>) {
         if let Some(mark) = Arc::into_inner(mark) {
             self.state.spare.push(mark.event);
         }
     }
 
-    /// The earliest mark that covers a stamp of this slot.
+    /// The earliest marker that covers a stamp of this stream.
     pub(super) fn marker_of(&self, stamp: Stamp) -> Option<Arc<Marker>> {
         self.state.ring.iter().find(|mark| mark.closed().epoch() >= stamp.epoch()).cloned()
     }
 
-    /// When the oldest mark was made that is not known to be passed.
+    /// When the oldest marker that is not known to be complete was recorded.
     pub(super) fn oldest_mark(&self) -> Option<Instant> {
         self.state.ring.front().map(|mark| mark.made_at)
     }
 
-    /// Asks the driver about marks, oldest first, until one is still ahead. Says whether any has been passed.
+    /// Queries markers, oldest first, until one is incomplete. True if any was complete.
     pub(super) fn poll(&mut self, epochs: &Epochs) -> Result<bool, DriverError> {
         let mut moved = false;
         self.settle(epochs);
@@ -378,7 +383,7 @@ impl Locked<'_> {
         Ok(moved)
     }
 
-    /// Lets go of marks that are known to be passed, and of all events where no stream will want them again.
+    /// Removes markers that are known to be complete, and all spare events once no stream will use them.
     pub(super) fn settle(&mut self, epochs: &Epochs) {
         while self.state.ring.front().is_some_and(|mark| epochs.is_complete(mark.closed())) {
             self.state.ring.pop_front().into_iter().for_each(|mark| self.recycle(mark));
@@ -388,18 +393,18 @@ impl Locked<'_> {
         }
     }
 
-    /// Queues a wait for an event that is alive. Says whether the order counts from here on: not in a capture.
+    /// Queues a wait for a live event. True if the order takes effect now: not in a capture.
     pub(super) fn queue_wait(&self, event: CUevent) -> Result<bool, DriverError> {
         let Some(stream) = &self.state.stream else { return Ok(false) };
-        // Before the call, which may make the stream part of the event's capture.
+        // Queried before the call, which may make the stream join the event's capture.
         let is_capturing = self.is_capturing();
-        // SAFETY: the stream is alive while the state is locked, or named by its user; the caller keeps the event alive,
-        // and the driver what it needs of it beyond the call.
+        // SAFETY: the stream is alive while the state is locked, or its user named it. The caller keeps the event alive
+        // during the call, and the driver keeps what it needs beyond it.
         unsafe { self.device.driver().cuStreamWaitEvent(stream.raw.0, event, 0)? };
         Ok(!is_capturing)
     }
 
-    /// Records an event that stands for nothing but itself. `None` if the stream is gone.
+    /// Records a new event without closing the epoch. `None` if the stream is gone.
     pub(super) fn record_apart(&mut self) -> Result<Option<MarkerEvent>, DriverError> {
         let Some(raw) = self.raw() else { return Ok(None) };
         let event = MarkerEvent::create(&self.device)?;
@@ -407,7 +412,7 @@ impl Locked<'_> {
         Ok(Some(event))
     }
 
-    /// Records an event of the user's. What it covers, unless it became part of a capture.
+    /// Records an event of the user. Returns the stamps that it covers; `None` if it became part of a capture.
     pub(super) fn record(
         &mut self,
         slot: StreamIndex,
@@ -416,11 +421,11 @@ impl Locked<'_> {
     ) -> Result<Option<Box<[Stamp]>>, DriverError> {
         let Some(raw) = self.raw() else { return Ok(None) };
         let covered = self.close(slot, epochs, Asker::User);
-        // SAFETY: the caller keeps the event alive; the stream is named by its user.
+        // SAFETY: the caller keeps the event alive; the stream is alive, because its user named it.
         unsafe { self.device.driver().cuEventRecord(event, raw)? };
         Ok(covered)
     }
 }
 
-/// Marks that a state keeps; beyond it, older ones become coarser.
+/// The maximum number of markers of a state; beyond it, older markers are thinned out.
 const RING_LENGTH_MAX: usize = 16;

@@ -1,9 +1,9 @@
-//! Who has which slot: streams that come and go, and devices that end.
+//! The assignment of stream indices, over the lives of streams and devices.
 //!
-//! A stream that ends leaves its last mark behind. Its slot goes to another stream once that mark has been passed, so
-//! that no stamp of the former stream can be taken for work of the new one that is still queued.
+//! A stream that ends leaves a last marker behind. Its index goes to another stream once that marker is complete, so
+//! that no stamp of the former stream can be mistaken for queued work of the new one.
 //!
-//! No `Device` is let go of while a lock is held here: its end takes the locks again.
+//! No `Device` is dropped while a lock is held here: dropping the last clone takes these locks again.
 
 use super::marker::MarkerEvent;
 use super::{Clocks, Life, Order, Stamp, StreamId, StreamIndex, StreamParts};
@@ -14,15 +14,15 @@ use gpumem_sys::types::CUcontext;
 use std::collections::HashMap;
 use std::sync::{MutexGuard, PoisonError};
 
-/// What is known of slots and devices as a whole.
+/// The free indices and the open devices.
 #[derive(Default)]
 pub(super) struct StreamTable {
-    /// Their streams are gone; lowest first.
+    /// The indices whose streams are gone; lowest first.
     retired: Vec<StreamIndex>,
     devices: Vec<WeakDevice>,
 }
 
-/// A stream by the driver's id: the wrap that is alive, or the slot that the last one had.
+/// A stream by the driver's unique id: the live wrap, or the identity of the last one.
 pub(super) struct Name {
     stream: WeakStream,
     id: StreamId,
@@ -33,23 +33,23 @@ impl Clocks {
         self.slots().devices.push(device.downgrade());
     }
 
-    /// All that are open. Not to be let go of under a lock of the clocks.
+    /// All open devices. Do not drop them under a lock of the clocks.
     pub(crate) fn devices(&self) -> Vec<Device> {
         self.slots().devices.iter().filter_map(WeakDevice::upgrade).collect()
     }
 
-    /// Gives a new stream its slot and name. It is alive until [`Clocks::retire`].
+    /// Gives a new stream its index and identity. It is alive until [`Clocks::retire`].
     ///
     /// # Errors
     ///
-    /// [`PoolError::TooManyStreams`].
+    /// [`PoolError::TooManyStreams`] if all indices are in use.
     pub(crate) fn open(&self, device: &Device, parts: &StreamParts) -> Result<StreamId, PoolError> {
         static NEXT: AtomicU64 = AtomicU64::new(1);
         let slot = self.free_slot()?;
         let stream = StreamId::new(NEXT.fetch_add(1, Ordering::Relaxed), slot);
         let former = self.stream_states.guard(slot).open(device, parts);
         drop(former);
-        // From here on the slot has stamps that are not complete: whoever finds one also finds the state to mark.
+        // From here on the index has incomplete stamps: a thread that finds one also finds the state to mark.
         self.epochs.open(stream);
         self.add_live(parts);
         Ok(stream)
@@ -58,13 +58,13 @@ impl Clocks {
     fn add_live(&self, parts: &StreamParts) {
         self.live_count.fetch_add(1, Ordering::Relaxed);
         if parts.life == Life::Named {
-            // Never fewer: a stream that comes again, or is promised to live longer, changes nothing of what may be pending.
+            // Never unset: a stream that is wrapped again, or is promised a longer life, may still have pending memory.
             self.had_named.store(true, Ordering::Relaxed);
         }
     }
 
-    /// The stream that the driver knows by this id, if anyone holds it; else one that `make` makes of its slot and name.
-    /// One that was let go of without its last mark gets its former slot and name, if that is still to be had.
+    /// The live stream with this driver id, else one that `make` creates from an index and identity. A stream that was
+    /// abandoned without a last marker gets its former index and identity if they are still free.
     pub(crate) fn find_or_open(
         &self,
         device: &Device,
@@ -77,7 +77,7 @@ impl Clocks {
             self.stream_states.guard(stream.stream_index()).set_stream(stream.downgrade());
             return Ok(stream);
         };
-        // Let go of after the lock: the end of a stream takes it.
+        // Dropped after the lock: dropping the last clone of a stream takes it.
         let found;
         let mut names = self.names();
         let known = names.get(&driver_id);
@@ -99,7 +99,7 @@ impl Clocks {
         Ok(stream)
     }
 
-    /// Notes the driver's id of a stream that has been made here: somebody may come with its handle.
+    /// Stores the driver id of an owned stream: its handle may be wrapped later.
     pub(crate) fn name(&self, driver_id: Option<u64>, stream: &Stream) {
         if let Some(driver_id) = driver_id {
             self.names().insert(driver_id, Name { stream: stream.downgrade(), id: stream.id() });
@@ -116,14 +116,14 @@ impl Clocks {
         is_kept
     }
 
-    /// Takes a stream up again that has been abandoned, unless its slot has gone to another.
+    /// Reopens an abandoned stream, unless its index has gone to another.
     fn adopt(&self, stream: StreamId, device: &Device, parts: &StreamParts) -> bool {
         let mut slots = self.slots();
         let at = slots.retired.binary_search(&stream.stream_index());
         let Some(at) = at.ok().filter(|_| self.epochs.stream_in(stream.stream_index()) == stream) else {
             return false;
         };
-        // What is queued from now on is not what waits of the host have seen meanwhile.
+        // Work queued from now on is not covered by the host waits made meanwhile.
         if self.epochs.close(stream.stream_index()).is_none() {
             return false;
         }
@@ -135,10 +135,10 @@ impl Clocks {
         true
     }
 
-    /// The stream is about to end: makes its last mark. From here on nobody else touches it.
+    /// Records the last marker of a stream that is about to end. From here on no other code touches it.
     ///
-    /// Nobody is there to tell of a failure. Without the mark, what the stream has queued counts as complete once the
-    /// device has been waited for.
+    /// A failure cannot be reported. Without the marker, the stream's queued work counts as complete once the device
+    /// has been waited for.
     pub(crate) fn retire(&self, stream: StreamId, driver_id: Option<u64>) {
         let slot = stream.stream_index();
         if let Some(driver_id) = driver_id {
@@ -151,8 +151,8 @@ impl Clocks {
         self.give_up(slot);
     }
 
-    /// Nobody holds the stream, whose owner may have destroyed it: it is not touched, unless the caller knows that it
-    /// is alive. It may come again. One that lives on without a clone stays as it is.
+    /// Closes a stream without clones, whose owner may have destroyed it. It is not touched, unless the caller knows
+    /// that it is alive. It may be wrapped again. A stream that lives on without a clone is unchanged.
     pub(crate) fn abandon(&self, stream: StreamId, driver_id: Option<u64>, is_alive: bool) {
         let _names = driver_id.map(|_| self.names());
         if self.stream_states.guard(stream.stream_index()).is_long_lived() {
@@ -182,16 +182,16 @@ impl Clocks {
         slots.retired.insert(at, slot);
     }
 
-    /// The lowest that can be had: low slots are cheap to name in a block.
+    /// The lowest free index: low indices are cheap to store in a block.
     fn free_slot(&self) -> Result<StreamIndex, PoolError> {
         if let Some(slot) = self.take_complete() {
             return Ok(slot);
         }
         let retired = self.slots().retired.clone();
-        // A query would break captures that go on.
+        // A query would break active captures.
         let _relaxed = CaptureModeGuard::enter(&self.driver)?;
         for slot in retired {
-            // What can't be asked now stays where it is.
+            // A stream that cannot be queried now keeps its index.
             if self.poll_stream(slot).is_ok_and(|moved| moved && self.is_complete(self.stamp(slot))) {
                 break;
             }
@@ -215,8 +215,9 @@ impl Clocks {
         Ok(StreamIndex(next as u16))
     }
 
-    /// The end of a device, before its context is released. What is pending on its streams goes to another holder of
-    /// the context; if there is none but the machine has other devices, whose pools may ask for it, it is waited for.
+    /// Closes a device before its context is released. Pending work on its streams goes to another `Device` of the
+    /// context. If there is none but the machine has other devices, whose pools may ask for the work's completion, it
+    /// is waited for.
     pub(crate) fn close_device(&self, ending: &WeakDevice, context: CUcontext) {
         self.slots().devices.retain(|device| !device.is_same(ending));
         let others = self.devices();
@@ -233,7 +234,7 @@ impl Clocks {
         if !pending.is_empty() && !others.is_empty() && unsafe { self.driver.cuCtxSynchronize() }.is_ok() {
             self.epochs.raise_complete(&pending);
         }
-        // Those that live on without a clone, until their device ends: it has.
+        // Long-lived streams live until their device is dropped, which is now.
         let kept = own.iter().filter(|slot| self.stream_states.guard(**slot).forget());
         kept.for_each(|slot| self.give_up(*slot));
         let events: Vec<MarkerEvent> =
@@ -245,7 +246,7 @@ impl Clocks {
         (0..self.slot_count.load(Ordering::Acquire)).map(|index| StreamIndex(index as u16))
     }
 
-    /// Taken before the lock of the slots.
+    /// Taken before the lock of the stream table.
     fn names(&self) -> MutexGuard<'_, HashMap<u64, Name>> {
         self.names.lock().unwrap_or_else(PoisonError::into_inner)
     }

@@ -1,25 +1,24 @@
-//! The streams that have used a block, in one word. Pure.
+//! The set of streams that have used a block, in one word. Pure.
 //!
-//! While all of them have low slots, each is a bit. Once one has a high slot, up to five are listed by their numbers;
-//! beyond five they are *folded*: a bit stands for every slot with the same remainder, which costs a wait for streams
-//! that have nothing to do with the block. Low slots are handed out first, so a program needs many streams, and a block
-//! many users, before that happens.
+//! While all indices are low, each is a bit. With a high index, up to five indices are listed. Beyond five, the set is
+//! *folded*: a bit stands for every index with one remainder, which causes waits for streams that have not used the
+//! block. Low indices are assigned first, so this takes a program with many streams and a block with many users.
 //!
 //! | bits 63, 62, 61 | the rest |
 //! | --- | --- |
-//! | any, 0, any | a bit for each slot up to 61 |
-//! | any, 1, 0 | five numbers of 12 bits; a list that is shorter repeats its first |
+//! | any, 0, any | a bit for each index up to 61 |
+//! | any, 1, 0 | five numbers of 12 bits; a shorter list repeats its first |
 //! | any, 1, 1 | a bit for each remainder of 60 |
 //!
-//! The last bit belongs to nobody's slot: it makes the block a graph's business; see [`GraphMemory`](crate::pool::GraphMemory).
+//! Bit 63 belongs to no index: it marks a use by a graph; see [`GraphMemory`](crate::pool::GraphMemory).
 
 use super::StreamIndex;
 use core::sync::atomic::{AtomicU64, Ordering};
 
-/// A use that makes the block a graph's business.
+/// Marks a use by a graph.
 pub(crate) const GRAPH_BIT: u64 = 1 << 63;
 
-/// One more stream.
+/// Adds a stream to a set.
 #[inline]
 pub(crate) fn with(uses: u64, slot: StreamIndex) -> u64 {
     if uses & LISTED_BIT == 0 && slot.0 < BITS_END {
@@ -28,15 +27,14 @@ pub(crate) fn with(uses: u64, slot: StreamIndex) -> u64 {
     with_listed(uses, slot)
 }
 
-/// Adds streams to those of a block. Its drop comes after all such calls by whoever owns the block: they need no order
-/// of their own.
+/// Adds streams to the set of a block. Relaxed: the block's owner already orders all such calls before the drop.
 #[inline]
 pub(crate) fn add(uses: &AtomicU64, more: u64) {
     let sum = |uses| Some(joined(uses, more)).filter(|sum| *sum != uses);
     let _news = uses.fetch_update(Ordering::Relaxed, Ordering::Relaxed, sum);
 }
 
-/// The streams of both.
+/// The union of two sets.
 #[inline]
 pub(crate) fn joined(uses: u64, more: u64) -> u64 {
     if (uses | more) & LISTED_BIT == 0 { uses | more } else { joined_listed(uses, more) }
@@ -52,7 +50,7 @@ fn joined_listed(uses: u64, more: u64) -> u64 {
     sum | flags
 }
 
-/// The streams: in ascending order or as listed, each once. `slot_count` is how many slots there are.
+/// The indices in a set, each once: in ascending order or as listed. `slot_count` is the number of indices in use.
 pub(crate) fn slots(uses: u64, slot_count: usize) -> impl Iterator<Item = StreamIndex> {
     let is_folded = is_folded(uses);
     let all = if is_folded { 0..slot_count as u16 } else { 0..0 };
@@ -79,7 +77,7 @@ fn with_listed(uses: u64, slot: StreamIndex) -> u64 {
     uses & GRAPH_BIT | LISTED_BIT | list
 }
 
-/// Of what is not folded.
+/// The indices in a set that is not folded.
 fn exact(uses: u64) -> impl Iterator<Item = StreamIndex> {
     let is_listed = uses & LISTED_BIT != 0;
     let bits = (0..BITS_END).filter(move |slot| !is_listed && uses >> slot & 1 != 0).map(StreamIndex);
@@ -103,7 +101,7 @@ fn is_folded(uses: u64) -> bool {
 
 const LISTED_BIT: u64 = 1 << 62;
 const FOLDED_BIT: u64 = 1 << 61;
-/// StreamTable below this have a bit each.
+/// Indices below this have a bit each.
 const BITS_END: u16 = 62;
 const REMAINDERS: u16 = 60;
 const LIST_LENGTH: usize = 5;
@@ -130,7 +128,7 @@ mod tests {
         set
     }
 
-    /// Whether a word names these, and others only where it must.
+    /// Whether a word contains these indices, and others only where folding requires it.
     fn agrees(uses: u64, twin: &BTreeSet<u16>) -> bool {
         let found = set(uses);
         match twin.len() <= LIST_LENGTH || twin.iter().all(|slot| *slot < BITS_END) {

@@ -1,4 +1,4 @@
-//! Everything that makes the clocks move: marks, waits of streams, queries and waits of the host.
+//! The operations that advance the clocks: markers, waits of streams, queries and waits of the host.
 
 use super::marker::{Marker, MarkerEvent};
 use super::stream_state::{Asker, Locked};
@@ -11,13 +11,14 @@ use gpumem_sys::types::{CUevent, CUstream};
 use std::sync::Arc;
 use std::time::Instant;
 
-/// What a query or a wait of the host is about to show, noted before the driver is asked.
-#[must_use = "what was seen is reported with `Clocks::saw`"]
+/// The stamps that a query or wait of the host is about to show as complete, collected before the driver call.
+#[must_use = "report the result with `Clocks::saw`"]
 pub(crate) struct Observation(Option<Box<[Stamp]>>);
 
 impl Clocks {
-    /// Makes a mark in a stream, for anyone who wants what was freed there. False if it may not be made now: the
-    /// stream is being captured, is gone, or is marked only in calls that name it. The next such call makes it then.
+    /// Records a marker in a stream, for any request that needs memory freed there. False if none may be recorded now:
+    /// the stream is capturing, is gone, or only calls naming it may mark it. In the last case, the next such call
+    /// records it.
     pub(crate) fn record_marker(&self, slot: StreamIndex) -> Result<bool, DriverError> {
         let _relaxed = CaptureModeGuard::enter(&self.driver)?;
         let ticked = self.with_stream_state(slot, |state| {
@@ -29,7 +30,8 @@ impl Clocks {
         Ok(is_marked)
     }
 
-    /// The same by somebody who was handed the stream for this call, which allows it on another's too.
+    /// Like [`Clocks::record_marker`], in a call that names the stream, which allows markers in another library's
+    /// stream too.
     pub(crate) fn record_marker_by_user(&self, slot: StreamIndex) -> Result<bool, DriverError> {
         self.with_stream_state(slot, |state| {
             Ok(state.record_marker(slot, &self.epochs, Asker::User)?.is_some())
@@ -37,13 +39,13 @@ impl Clocks {
         .map(Option::unwrap_or_default)
     }
 
-    /// Whether a stream is marked only in calls that name it.
+    /// Whether only calls that name the stream may mark it.
     pub(crate) fn is_named_only(&self, slot: StreamIndex) -> bool {
         self.stream_states.lock(slot).is_some_and(|state| state.is_named_only())
     }
 
-    /// What is pending on these streams waits for marks that only calls that name them can make: the next ones do. For
-    /// drops: waits for nobody. A stream that another thread is marking just now is left to whoever asks for its memory.
+    /// Requests markers from the next calls that name these streams, for memory that is pending there. For drops: never
+    /// blocks. A stream whose state another thread holds is skipped; a later request for its memory marks it.
     pub(crate) fn want_marks(&self, slots: impl Iterator<Item = StreamIndex>) {
         if self.has_named_streams() {
             slots.for_each(|slot| {
@@ -53,30 +55,31 @@ impl Clocks {
         }
     }
 
-    /// A call that names a stream makes the mark that others have wanted. False if one is still wanted: the stream is
-    /// being captured, or the driver refuses.
+    /// Records a requested marker in a call that names the stream. False if it is still requested: the stream is
+    /// capturing, or the driver refuses.
     pub(crate) fn mark_if_wanted(&self, slot: StreamIndex) -> bool {
-        // Locked once more below: the context is entered for a mark alone.
+        // Locked again below: the context is entered only if a marker is recorded.
         match self.stream_states.lock(slot).is_some_and(|state| state.is_wanted()) {
             false => true,
-            // What fails shows at the next call that the driver answers.
+            // A failure is reported by the next driver call.
             true => self.record_marker_by_user(slot).unwrap_or(false),
         }
     }
 
-    /// Asks the driver which marks have been passed, oldest first, stream by stream, until the time is over; no time is
-    /// no question. Says whether anything is complete that was not known to be.
+    /// Queries which markers are complete, oldest first, stream by stream, until the budget is used up; a zero budget
+    /// makes no query. True if anything is newly known to be complete.
     pub(crate) fn poll(&self, budget: Duration) -> Result<bool, DriverError> {
         let start = Instant::now();
         self.poll_while(|_| start.elapsed() < budget)
     }
 
-    /// The same for so many streams, the next time for those after them: whatever the time, the same is asked.
+    /// Like [`Clocks::poll`], for `stream_count` streams, beginning after those of the last call. Independent of time,
+    /// so the queries are reproducible.
     pub(crate) fn poll_next(&self, stream_count: usize) -> Result<bool, DriverError> {
         self.poll_while(|asked_count| asked_count < stream_count)
     }
 
-    /// Each stream is asked about once at most.
+    /// Queries each stream at most once.
     fn poll_while(&self, goes_on: impl Fn(usize) -> bool) -> Result<bool, DriverError> {
         let _relaxed = CaptureModeGuard::enter(&self.driver)?;
         let mut moved = false;
@@ -90,7 +93,7 @@ impl Clocks {
         Ok(moved)
     }
 
-    /// Asks about one state's marks until one is still ahead. A state that somebody else has is left to him.
+    /// Queries the markers of one state until one is incomplete. Skips a state that another thread holds.
     pub(super) fn poll_stream(&self, slot: StreamIndex) -> Result<bool, DriverError> {
         let Some(mut state) = self.stream_states.try_lock(slot).filter(Locked::has_marks) else {
             return Ok(false);
@@ -100,8 +103,8 @@ impl Clocks {
         state.poll(&self.epochs)
     }
 
-    /// Makes `waiter`, which the caller was handed for this call, wait on the device for what the stamp stands for: for the
-    /// earliest mark that covers it, or a new one. False if a stream forbids it, or can't be marked in this call.
+    /// Makes `waiter`, which this call names, wait on the device for a stamp: for the earliest marker that covers it,
+    /// or a new one. False if a stream forbids waits, or cannot be marked in this call.
     pub(crate) fn insert_wait(&self, stamp: Stamp, waiter: StreamIndex) -> Result<bool, DriverError> {
         if self.is_ordered(stamp, waiter) {
             return Ok(true);
@@ -114,7 +117,7 @@ impl Clocks {
         let Some((_device, mark)) = self.marker_for(stamp, |state| state.allows_waits())? else {
             return Ok(false);
         };
-        // Asked again: the lock was free meanwhile, and a capture may have begun.
+        // Queried again: the lock was free meanwhile, and a capture may have begun.
         let waited = self.with_stream_state(waiter, |state| {
             let counts = allows(state) && state.queue_wait(mark.event.raw())?;
             if counts {
@@ -125,9 +128,9 @@ impl Clocks {
         waited.map(Option::unwrap_or_default)
     }
 
-    /// The same for a free, which its user has asked for: a stream that allows no waits is waited for too. False if the
-    /// waiter is gone, another's or allows no waits, if the stamp's stream would have to be marked and may not be now, or if
-    /// the waiter is being captured and that stream is not.
+    /// Like [`Clocks::insert_wait`], for a free that the user has requested: streams that forbid inserted waits are
+    /// waited for too. False if the waiter is gone, another library's or forbids waits, if the stamp's stream would
+    /// need a marker and cannot take one now, or if the waiter is capturing and that stream is not.
     pub(crate) fn order_free(&self, stamp: Stamp, waiter: StreamId) -> Result<bool, DriverError> {
         let (source, slot) = (stamp.stream_index(), waiter.stream_index());
         let Some(waiter_captures) = self.open_capture(waiter)? else { return Ok(false) };
@@ -141,11 +144,11 @@ impl Clocks {
         }
         let Some((_device, mark)) = self.marker_for(stamp, |_| true)? else { return Ok(false) };
         self.queue_wait(slot, mark.event.raw(), Some(&mark.covered))?;
-        // Not if it ended meanwhile, and another stream has been made to wait.
+        // False if the waiter ended meanwhile, and its index's new stream was made to wait.
         Ok(self.open_capture(waiter)?.is_some())
     }
 
-    /// Whether a stream that is ours, alive and allows waits is being captured; `None` if it is not all that.
+    /// Whether a stream is capturing; `None` unless it is alive, owned or long-lived, and allows waits.
     fn open_capture(&self, stream: StreamId) -> Result<Option<bool>, DriverError> {
         let is_capturing = self.with_stream_state(stream.stream_index(), |state| {
             let is_open = self.is_open(state, stream) && state.allows_waits();
@@ -154,7 +157,8 @@ impl Clocks {
         is_capturing.map(Option::flatten)
     }
 
-    /// Calls the driver with a stream that is ours, which is alive meanwhile. `None` if it is gone, or another's.
+    /// Calls the driver with an owned or long-lived stream, which stays alive meanwhile. `None` if it is gone or
+    /// another library's.
     pub(crate) fn with_open<T>(
         &self,
         stream: StreamId,
@@ -167,8 +171,8 @@ impl Clocks {
         called.map(Option::flatten)
     }
 
-    /// Queues work on a stream behind what the stamps stand for. False if it is gone, another's or captures, or can't be
-    /// made to wait for one of them.
+    /// Queues work on a stream behind the stamps. False if the stream is gone, another library's or capturing, or
+    /// cannot be made to wait for one of them.
     pub(crate) fn queue_behind(
         &self,
         stamps: impl Iterator<Item = Stamp>,
@@ -192,13 +196,13 @@ impl Clocks {
         state.is_ours() && self.epochs.stream_in(stream.stream_index()) == stream
     }
 
-    /// The device that a slot's stream is of, or was.
+    /// The device of the index's stream, or of the last stream that had it.
     pub(crate) fn device_of(&self, slot: StreamIndex) -> Option<Device> {
         self.stream_states.lock(slot).map(|state| state.device.clone())
     }
 
-    /// Waits on the host for everything that the stamps stand for. False if the deadline came first, or if a stream
-    /// may not be marked now, so that there is nothing to wait for but the whole device.
+    /// Waits on the host for the stamps. False if the deadline came first, or if a stream cannot be marked now, so that
+    /// only a wait for the whole device would cover it.
     pub(crate) fn wait_on_host(&self, stamps: &[Stamp], deadline: Instant) -> Result<bool, DriverError> {
         let _relaxed = CaptureModeGuard::enter(&self.driver)?;
         let pending = stamps.iter().filter(|stamp| !self.is_complete(**stamp));
@@ -213,7 +217,8 @@ impl Clocks {
         Ok(stamps.iter().all(|stamp| self.is_complete(*stamp)))
     }
 
-    /// The driver has no wait with an end: it is asked again and again, ever less often.
+    /// Queries a marker at growing intervals until it is complete or the deadline has passed: the driver has no wait
+    /// with a timeout.
     pub(super) fn wait_for_mark(
         &self,
         device: &Device,
@@ -236,7 +241,7 @@ impl Clocks {
         Ok(true)
     }
 
-    /// Makes a mark in each stream of a device that is ours and has work without one, unless it captures.
+    /// Records a marker in each owned or long-lived stream of a device that has unmarked work and is not capturing.
     pub(crate) fn mark_streams(&self, device: &Device) -> Result<(), DriverError> {
         let _relaxed = CaptureModeGuard::enter(&self.driver)?;
         for slot in self.unfinished_slots(device) {
@@ -245,8 +250,8 @@ impl Clocks {
         Ok(())
     }
 
-    /// Adds an event of its own, for [`MarkerEvent::show`], for each stream of a device that has none yet: of ours, and unless
-    /// it captures.
+    /// Adds a separate event, for [`MarkerEvent::show`], for each owned or long-lived stream of a device that has none
+    /// in `marks` yet and is not capturing.
     pub(crate) fn mark_each(
         &self,
         device: &Device,
@@ -268,8 +273,9 @@ impl Clocks {
         Ok(())
     }
 
-    /// The streams of a device whose work is not known to be done, each with when its oldest mark was made that has not been
-    /// passed: no mark is made in others' streams. Of ours that have no mark, all work before the last one is done.
+    /// The streams of a device whose work is not known to be complete, each with the time of its oldest incomplete
+    /// marker. Other libraries' streams have no marker. For an owned or long-lived stream without one, all work before
+    /// the last marker is complete.
     pub(crate) fn unfinished(&self, device: &Device) -> Vec<(StreamId, Option<Instant>)> {
         let mut unfinished = Vec::new();
         for slot in self.unfinished_slots(device) {
@@ -288,8 +294,8 @@ impl Clocks {
         self.used_slots().filter(|slot| !self.is_complete(self.stamp(*slot)) && is_of(slot)).collect()
     }
 
-    /// The earliest mark that covers a stamp, or a new one; with the device that its event needs. `None` if there is
-    /// none and none may be made, or if the state does not please.
+    /// The earliest marker that covers a stamp, or a new one, with the device that its event needs. `None` if there is
+    /// none and none may be recorded, or if the predicate `pleases` rejects the state.
     pub(super) fn marker_for(
         &self,
         stamp: Stamp,
@@ -311,7 +317,7 @@ impl Clocks {
         Ok(found)
     }
 
-    /// Whether a wait on the device for what the stamp stands for can be queued in a call that does not name its stream.
+    /// Whether a wait for the stamp can be queued in a call that does not name the stamp's stream.
     pub(crate) fn allows_wait_for(&self, stamp: Stamp) -> bool {
         let state = self.stream_states.lock(stamp.stream_index());
         state.is_none_or(|state| {
@@ -319,8 +325,8 @@ impl Clocks {
         })
     }
 
-    /// Makes a stream wait for an event that is alive and covers these. Says whether the order counts. One that nothing is known
-    /// of may be a capture's, which the stream joins then: what is queued there by then is marked first.
+    /// Makes a stream wait for a live event that covers these stamps. True if the order takes effect now. An event
+    /// without known stamps may belong to a capture, which the stream joins then: its queued work is marked first.
     pub(crate) fn queue_wait(
         &self,
         waiter: StreamIndex,
@@ -343,8 +349,8 @@ impl Clocks {
         raised.map(Option::unwrap_or_default)
     }
 
-    /// Makes a stream wait for everything queued so far on another that the caller has in his hands. False if that has
-    /// been retired.
+    /// Makes a stream wait for everything queued so far on another stream that the call names. False if that was
+    /// retired.
     pub(crate) fn queue_wait_for(
         &self,
         waiter: StreamIndex,
@@ -358,7 +364,7 @@ impl Clocks {
         Ok(true)
     }
 
-    /// Makes a stream wait for another that is being captured, which raises nothing: the driver makes it part of the
+    /// Makes a stream wait for another one that is capturing. Nothing is raised: the driver makes the waiter join the
     /// capture, or refuses.
     fn queue_fork(&self, waiter: StreamIndex, source: StreamIndex) -> Result<bool, DriverError> {
         let Some(event) = self.with_stream_state(source, |state| state.record_apart())?.flatten() else {
@@ -368,7 +374,8 @@ impl Clocks {
         Ok(true)
     }
 
-    /// Records an event of the user's on a stream that he has in his hands. What it covers; `None` in a capture.
+    /// Records an event of the user on a stream that the call names. Returns the stamps that it covers; `None` in a
+    /// capture.
     pub(crate) fn record(
         &self,
         slot: StreamIndex,
@@ -377,8 +384,8 @@ impl Clocks {
         self.with_stream_state(slot, |state| state.record(slot, &self.epochs, event)).map(Option::flatten)
     }
 
-    /// Before the driver is asked about a stream, by its user. If another thread has retired it meanwhile, and another stream
-    /// has its slot, nothing of that is seen.
+    /// Prepares a query of a stream in a call that names it. If another thread has retired it meanwhile and its index
+    /// belongs to another stream, the observation is empty.
     pub(crate) fn observe(&self, stream: StreamId) -> Result<Observation, DriverError> {
         let slot = stream.stream_index();
         let covered = self.with_stream_state(slot, |state| {
@@ -388,7 +395,7 @@ impl Clocks {
         Ok(Observation(covered.flatten()))
     }
 
-    /// Before the driver is asked about a whole device: its streams, and those that are gone.
+    /// Prepares a query of a whole device: of its streams, and of those that are gone.
     pub(crate) fn observe_device(&self, device: &Device) -> Observation {
         let mut all = Vec::new();
         for slot in self.used_slots() {
@@ -405,7 +412,7 @@ impl Clocks {
         Observation(Some(all.into()))
     }
 
-    /// The driver has said that a device is done.
+    /// Records that the driver reported a device as complete.
     pub(crate) fn saw_device(&self, device: &Device, observation: Observation) {
         self.saw(observation);
         for slot in self.used_slots() {
@@ -414,17 +421,17 @@ impl Clocks {
         }
     }
 
-    /// The driver has said that it is done.
+    /// Records that the driver reported the observed work as complete.
     pub(crate) fn saw(&self, observation: Observation) {
         self.raise_complete(&observation.0.unwrap_or_default());
     }
 
-    /// A mark that covers these has been passed.
+    /// Records that a marker covering these stamps is complete.
     pub(crate) fn raise_complete(&self, covered: &[Stamp]) {
         self.epochs.raise_complete(covered);
     }
 
-    /// Works on a state with its context current. `None` if the slot's device is gone.
+    /// Locks a state with its context current. `None` if the device is gone.
     pub(super) fn with_stream_state<T>(
         &self,
         slot: StreamIndex,
@@ -437,7 +444,8 @@ impl Clocks {
     }
 }
 
-/// The next call that names the stream is to look here. With no lock held: this may be its last handle.
+/// Makes the next call that names the stream check for a requested marker. Called without a lock: this may drop the
+/// last handle.
 fn tell(stream: Option<WeakStream>) {
     if let Some(stream) = stream.and_then(|stream| stream.upgrade()) {
         stream.look_when_named();

@@ -1,9 +1,10 @@
-//! [`Stream::run_borrowed`]: work on memory that its caller has only borrowed; and calls that queue work on a stream that
-//! another thread may retire, or capture.
+//! [`Stream::run_borrowed`]: work on memory that the caller has borrowed. Also calls that queue work on a stream that
+//! another thread may retire or capture.
 //!
-//! A call looks at the stream first (is it retired, does it capture?) and then queues its work. Whatever changes the answer
-//! comes before the look or after the work: the beginning and the end of a capture, a wait that makes the stream join one, and
-//! the stream's retirement. A call counts itself in an atomic; the others take the lock, close the stream, and look at the count.
+//! A call first checks the stream (is it retired, does it capture?) and then queues its work. Operations that change
+//! the result of the check must come before the check or after the work: the beginning and the end of a capture, a wait
+//! that makes the stream join one, and the stream's retirement. A call counts itself in an atomic. The other operations
+//! take the lock, close the stream, and read the count.
 
 use super::Stream;
 use crate::device::{OrderEvent, Patience, Work};
@@ -16,15 +17,15 @@ use std::io::Write;
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
-/// Calls on a stream that its retirement waits for, and that no capture begins or ends in the middle of.
+/// The calls on a stream. Retirement waits for them, and no capture begins or ends during them.
 #[derive(Default)]
 pub(super) struct Borrows {
-    /// Calls that are queueing work, a mark or a wait.
+    /// Calls that are queueing work, a marker or a wait.
     calls: AtomicUsize,
-    /// Whether calls wait for the lock before they begin. Set by the thread that has it. Each call counts itself before it looks
-    /// here, and each closer sets this before it looks at the count: at least one of the two sees the other.
+    /// Whether new calls wait for the lock. Set by the thread that holds it. Each call counts itself before it reads
+    /// this flag, and each closer sets the flag before it reads the count: at least one of the two sees the other.
     is_closed: AtomicBool,
-    /// Whether a thread waits for `ended`, in the same order.
+    /// Whether a thread waits for `ended`, with the order of `is_closed`.
     is_awaited: AtomicBool,
     counts: Mutex<Counts>,
     ended: Condvar,
@@ -32,33 +33,34 @@ pub(super) struct Borrows {
 
 #[derive(Default)]
 struct Counts {
-    /// Calls that have queued work which uses memory of their callers'. Until they have waited for it, the stream neither
-    /// captures nor retires: the work would run when nobody waits any more, or could not be waited for.
+    /// Calls that have queued work on their callers' memory. Until they have waited for it, the stream neither captures
+    /// nor retires: otherwise the work would run after the wait, or could not be waited for.
     borrows: usize,
-    /// Of the counted calls, those that wait to make the stream join a capture. None of them has looked at the stream yet.
+    /// The counted calls that wait to make the stream join a capture. None of them has checked the stream yet.
     joiners: usize,
 }
 
-/// A call that names a stream: meanwhile the stream is not retired, and neither begins nor ends to capture.
+/// A call that names a stream. While it is alive, the stream is not retired, and neither begins nor ends a capture.
 #[must_use = "the stream may be retired or captured as soon as this is dropped"]
 pub(crate) struct Call<'a>(&'a Borrows);
 
-/// A stream in no call at all. Calls that begin wait until this is dropped.
+/// A stream without calls. Calls that begin wait until this is dropped.
 #[must_use = "calls begin as soon as this is dropped"]
 pub(crate) struct Closed<'a> {
     borrows: &'a Borrows,
     counts: MutexGuard<'a, Counts>,
 }
 
-/// One such call. Dropped, it waits until the stream's work is done.
+/// A call that has queued work on borrowed memory. Its drop waits until the stream's work is done.
 struct Borrow<'a> {
     stream: &'a Stream,
     is_over: bool,
 }
 
 impl Stream {
-    /// Has `queue` queue work on this stream that uses memory of the caller's, and waits until that work is done, also if
-    /// `queue` panics. The stream is alive and captures nothing meanwhile; `queue` must not retire it or begin a capture on it.
+    /// Calls `queue`, which queues work on this stream that uses memory of the caller, and waits until that work is
+    /// done, even if `queue` panics. Meanwhile the stream is alive and does not capture; `queue` must not retire it or
+    /// begin a capture on it.
     ///
     /// ```
     /// use gpumem_pool::{Device, Pool, Stream};
@@ -78,13 +80,23 @@ impl Stream {
     ///
     /// # Errors
     ///
-    /// Before `queue` runs: [`PoolError::NotInCapture`], which names `operation`, and [`PoolError::CaptureBroken`] while the
-    /// stream captures; [`PoolError::StreamRetired`], [`PoolError::WrongThread`]. After it: [`PoolError::DeviceLost`], or
-    /// [`PoolError::NotInCapture`] if a capture that was begun without this crate has taken the work: it is broken.
+    /// Before `queue` runs:
+    ///
+    /// - [`PoolError::NotInCapture`], which names `operation`, or [`PoolError::CaptureBroken`] if the stream is
+    ///   capturing.
+    /// - [`PoolError::StreamRetired`] if the stream was retired.
+    /// - [`PoolError::WrongThread`] if it is another thread's default stream.
+    ///
+    /// After `queue` has run:
+    ///
+    /// - [`PoolError::DeviceLost`] if the context is lost.
+    /// - [`PoolError::NotInCapture`] if a capture that was begun without this crate has captured the work; that capture
+    ///   is broken.
     ///
     /// # Aborts
     ///
-    /// If the driver, whose context is not lost, refuses every way to wait for half a minute. The caller would get back memory
+    /// If the context is not lost and the driver refuses every way to wait for half a minute. Returning would give the
+    /// caller memory that the device may still use.
     /// that the device may still use.
     pub fn run_borrowed<R>(
         &self,
@@ -99,56 +111,58 @@ impl Stream {
 
     fn borrow_for(&self, operation: &'static str) -> Result<Borrow<'_>, PoolError> {
         let mut counts = self.0.borrows.lock();
-        // Under the lock: neither a capture nor the end of the stream comes in between.
+        // Under the lock: no capture and no retirement can come in between.
         self.check_usable()?;
         self.check_runs(operation)?;
         counts.borrows += 1;
         Ok(Borrow { stream: self, is_over: false })
     }
 
-    /// Has `queue` queue work on this stream. Meanwhile the stream is not retired, and captures or not as when `queue` began:
-    /// [`Stream::retire`], [`Stream::begin_capture`], [`Capture::end`](crate::Capture::end) and waits that make the stream join a
-    /// capture wait on other threads until `queue` returns (captures for a quarter of a second). `queue` must call none of them
-    /// itself, nor wait for a thread that does.
+    /// Calls `queue`, which queues work on this stream. Until it returns, the stream is not retired, and its capture
+    /// state does not change: [`Stream::retire`], [`Stream::begin_capture`], [`Capture::end`](crate::Capture::end) and
+    /// waits that make the stream join a capture block on other threads (captures for at most a quarter of a second).
+    /// `queue` must neither make these calls nor wait for a thread that does.
     ///
     /// # Errors
     ///
-    /// [`PoolError::StreamRetired`], [`PoolError::WrongThread`].
+    /// [`PoolError::StreamRetired`] if the stream was retired, [`PoolError::WrongThread`] if it is another thread's
+    /// default stream.
     #[doc(hidden)]
     pub fn queue_work<R>(&self, queue: impl FnOnce(CUstream) -> R) -> Result<R, PoolError> {
         let _call = self.call()?;
         Ok(queue(self.raw()))
     }
 
-    /// As [`Stream::check_usable`], and it stays so until this is dropped, as does whether the stream captures.
+    /// Like [`Stream::check_usable`]. The result, and whether the stream captures, stay valid until the call is
+    /// dropped.
     pub(crate) fn call(&self) -> Result<Call<'_>, PoolError> {
         let call = self.hold();
         self.check_usable()?;
         Ok(call)
     }
 
-    /// A call on a stream that has been looked at.
+    /// Begins a call on a stream that the caller has checked.
     pub(crate) fn hold(&self) -> Call<'_> {
         self.0.borrows.begin_call()
     }
 
-    /// Closes the stream for a capture that is about to begin there. Waits for calls on other threads, but no longer than
-    /// [`CALLS_END_WITHIN`]: this thread may be inside of one.
+    /// Closes the stream for a capture that is about to begin. Waits for calls on other threads, but at most
+    /// [`CALLS_END_WITHIN`]: this thread may itself be inside of one.
     pub(crate) fn close_for_capture(&self) -> Result<Closed<'_>, PoolError> {
         self.0.borrows.close(0)
     }
 
-    /// The same for the caller's [`Call`], if that `joins` a capture.
+    /// Like [`Stream::close_for_capture`], for a wait that `joins` a capture; the caller holds one [`Call`].
     pub(crate) fn close_to_join(&self, joins: bool) -> Result<Option<Closed<'_>>, PoolError> {
         if joins { self.0.borrows.close(1).map(Some) } else { Ok(None) }
     }
 
-    /// Closes streams for the end of their capture. If a call takes longer than [`CALLS_END_WITHIN`], the capture ends in
-    /// its middle, because nobody else would end it: then none is closed. No stream may be named twice.
+    /// Closes streams for the end of their capture. If a call takes longer than [`CALLS_END_WITHIN`], none is closed,
+    /// and the capture ends during that call: no later operation would end it. The streams must be distinct.
     pub(crate) fn close_for_end(streams: &[Stream]) -> Vec<Closed<'_>> {
         let start = Instant::now();
         loop {
-            // All of them or none: a call on one may be about to begin another on the next.
+            // All or none: a call on one stream may be about to begin another on the next.
             let closed: Option<Vec<_>> =
                 streams.iter().map(|stream| stream.0.borrows.try_close(stream.0.borrows.lock())).collect();
             match closed {
@@ -171,7 +185,7 @@ impl Borrows {
         if self.is_closed.load(Ordering::SeqCst) { self.begin_behind(call) } else { call }
     }
 
-    /// Begins the call once the stream is open: it can't be closed again while the lock is held here.
+    /// Begins the call once the stream is open: it cannot be closed again while the lock is held here.
     #[cold]
     fn begin_behind<'a>(&'a self, call: Call<'a>) -> Call<'a> {
         drop(call);
@@ -180,14 +194,14 @@ impl Borrows {
         Call(self)
     }
 
-    /// Closes the stream to all calls but the caller's own, of which there are `joiners`.
+    /// Closes the stream to all calls except the caller's `joiners`.
     fn close(&self, joiners: usize) -> Result<Closed<'_>, PoolError> {
         let start = Instant::now();
         let mut counts = self.lock();
         counts.joiners += joiners;
         let operation = loop {
             if counts.borrows > 0 {
-                break "a copy to or from borrowed memory that has yet to end";
+                break "an unfinished copy to or from borrowed memory";
             }
             if let Some(mut closed) = self.try_close(counts) {
                 closed.counts.joiners -= joiners;
@@ -199,19 +213,19 @@ impl Borrows {
             }
             counts = self.lock();
             if is_late {
-                break "work that another call is just queueing on the stream";
+                break "work that another call is queueing on the stream";
             }
         };
         counts.joiners -= joiners;
         Err(PoolError::NotInCapture { operation })
     }
 
-    /// `None`, and the stream stays open, if a call goes on.
+    /// `None` if a call is active; the stream stays open.
     fn try_close<'a>(&'a self, counts: MutexGuard<'a, Counts>) -> Option<Closed<'a>> {
         self.is_closed.store(true, Ordering::SeqCst);
         let closed = Closed { borrows: self, counts };
         let start = Instant::now();
-        // Calls that would begin wait: without that, threads that queue work all the time would leave no gap.
+        // New calls wait meanwhile: otherwise threads that queue work constantly would leave no gap.
         while self.calls.load(Ordering::SeqCst) > closed.counts.joiners {
             if start.elapsed() >= CLOSING_MAX {
                 return None;
@@ -221,7 +235,7 @@ impl Borrows {
         Some(closed)
     }
 
-    /// Waits until no call is left. No new one gets far: the stream is retired.
+    /// Waits until no call is left. New calls stop at the check, because the stream is retired.
     pub(super) fn wait_for_all(&self) {
         let mut counts = self.lock();
         self.is_awaited.store(true, Ordering::SeqCst);
@@ -235,7 +249,8 @@ impl Drop for Call<'_> {
     fn drop(&mut self) {
         self.0.calls.fetch_sub(1, Ordering::SeqCst);
         if self.0.is_awaited.load(Ordering::SeqCst) {
-            // Under the lock: between the other thread's look at the count and its sleep it would be missed.
+            // Under the lock: between the other thread's read of the count and its sleep, the notification would be
+            // missed.
             let _counts = self.0.lock();
             self.0.ended.notify_all();
         }
@@ -262,8 +277,8 @@ impl Borrow<'_> {
         Ok(())
     }
 
-    /// Returns when nothing that was queued on the stream runs any more: an error tells why it was not done, or that the work
-    /// was captured.
+    /// Returns once no work queued on the stream runs. An error states why the work was not done, or that it was
+    /// captured.
     fn wait(&mut self) -> Result<(), DriverError> {
         let device = self.stream.device();
         let mut waited = self.stream.finish();
@@ -274,7 +289,7 @@ impl Borrow<'_> {
             waited = self.stream.finish();
         }
         if let Err(error) = waited {
-            // The driver does not say what the stream does. The device can be asked, and be waited for by other ways.
+            // The state of the stream is unknown. The device can be queried, and waited for in other ways.
             if let Err(cause) = device.settle(Work::OfKnownStreams, Patience::Borrowed) {
                 give_up(self.stream, cause);
             }
@@ -289,7 +304,7 @@ impl Borrow<'_> {
 impl Drop for Borrow<'_> {
     fn drop(&mut self) {
         if !self.is_over {
-            // The caller has another error, or panics: only the wait counts.
+            // The caller returns another error or panics: only the wait matters.
             let _ = self.wait();
         }
         self.stream.0.borrows.lock().borrows -= 1;
@@ -297,12 +312,12 @@ impl Drop for Borrow<'_> {
     }
 }
 
-/// The caller would get back memory that the device may still use, and no panic can prevent that.
+/// Aborts: the caller would get memory back that the device may still use, and a panic cannot prevent that.
 fn give_up(stream: &Stream, cause: DriverError) -> ! {
     let _ = writeln!(
         std::io::stderr(),
-        "gpumem: {} may still use borrowed memory, and the driver refuses to wait ({cause}); aborting, because returning would \
-         give the memory back under use",
+        "gpumem: {} may still use borrowed memory, and the driver refuses to wait for it ({cause}); aborting, because \
+         returning would release the memory during that use",
         stream.id()
     );
     std::process::abort()
@@ -310,9 +325,9 @@ fn give_up(stream: &Stream, cause: DriverError) -> ! {
 
 /// How often a refused wait for the stream is repeated before the device is waited for.
 const TRIES: usize = 3;
-/// How long the beginning or the end of a capture waits for a call that queues work. The driver takes microseconds for one, and
-/// longer only where its queue is full.
+/// How long the beginning or the end of a capture waits for a call that queues work. The driver takes microseconds for
+/// one, and longer only if its queue is full.
 const CALLS_END_WITHIN: Duration = Duration::from_millis(250);
-/// How long calls are kept from beginning to see whether others end.
+/// How long new calls are held back to see whether active ones end.
 const CLOSING_MAX: Duration = Duration::from_micros(50);
 const PAUSE: Duration = Duration::from_micros(20);

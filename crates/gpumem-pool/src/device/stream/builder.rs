@@ -1,4 +1,4 @@
-//! [`StreamBuilder`]: a stream of this crate's own, made to order.
+//! [`StreamBuilder`]: creates owned streams with options.
 
 use super::borrow::Borrows;
 use super::{Inner, Kind, Stream, foreign};
@@ -32,25 +32,27 @@ impl StreamBuilder {
         Self { device: device.clone(), priority: 0, no_waits: false }
     }
 
-    /// How urgent its work is: less is more urgent, and 0, the default, the least. The driver takes the nearest that it
-    /// has.
+    /// The priority: smaller numbers are more urgent, and 0, the default, is the least urgent. The driver uses the
+    /// nearest priority that it supports.
     pub fn priority(mut self, priority: i32) -> Self {
         self.priority = priority;
         self
     }
 
-    /// The pool never makes this stream wait for another, or another for this, on its own account. For streams that run
-    /// a kernel which waits for other work: with a wait behind it neither would end. Costs reuse where memory is short.
+    /// Prevents the pool from inserting waits into this stream, or waits for it into other streams. For streams that
+    /// run a kernel which waits for other work: an inserted wait could deadlock. The cost is less reuse when memory is
+    /// short.
     pub fn no_waits(mut self) -> Self {
         self.no_waits = true;
         self
     }
 
-    /// Makes the stream, independent of the legacy default stream.
+    /// Creates the stream, independent of the legacy default stream.
     ///
     /// # Errors
     ///
-    /// [`PoolError::TooManyStreams`], or what the driver says.
+    /// - [`PoolError::TooManyStreams`] if the maximum number of streams is alive or has unfinished work.
+    /// - [`PoolError::Driver`] if a call fails.
     pub fn build(self) -> Result<Stream, PoolError> {
         let Self { device, priority, no_waits } = self;
         let _bound = device.enter()?;
@@ -79,11 +81,11 @@ impl StreamBuilder {
     }
 }
 
-/// Destroys a stream whose handle nobody passes again.
+/// Destroys a stream whose handle is not used after this.
 pub(super) fn destroy(device: &Device, raw: CUstream) {
-    // Without its context the stream is gone already.
+    // Without its context, the stream no longer exists.
     let Ok(_bound) = device.enter() else { return };
     let _guard = device.driver().teardown();
-    // SAFETY: the caller's promise. There is nobody to tell of a failure.
+    // SAFETY: the caller does not use the handle after this. The error is ignored, because a drop cannot report it.
     let _ = unsafe { device.driver().cuStreamDestroy_v2(raw) };
 }

@@ -1,12 +1,13 @@
-//! Streams of others: another library's, the context's legacy stream, a thread's own.
+//! Streams that this crate does not own: another library's, the context's legacy stream, a thread's default stream.
 //!
-//! The owner of such a stream may destroy it, or capture it, at any time. So the driver is called with its handle only in
-//! calls that name the stream, the last of them [`Stream::retire`]: they mark it where something is pending there that
-//! another stream may want, and make it wait. An owner who promises more ([`Stream::from_raw_long_lived`]) has a stream that is
-//! marked and waited for in any call, like one of this crate's, with or without a clone.
+//! The owner of such a stream may destroy or capture it at any time. The driver is therefore called with its handle
+//! only in calls that name the stream, the last of them [`Stream::retire`]. These calls mark it if memory is pending
+//! there that another stream may want, and make it wait. If the owner promises a longer life
+//! ([`Stream::from_raw_long_lived`]), any call may mark the stream and wait for it, as for an owned stream, with or
+//! without a clone.
 //!
-//! The driver's handle may come again for another stream, its id does not: two wraps of one stream are clones, and a stream
-//! that was wrapped before is known again.
+//! The driver may reuse a handle for another stream, but not an id: two wraps of one stream are clones, and a stream
+//! that was wrapped before is recognised.
 
 use super::borrow::Borrows;
 use super::{Inner, Kind, Stream, StreamBuilder};
@@ -17,20 +18,21 @@ use gpumem_sys::DriverError;
 use gpumem_sys::types::{CUstream, CUstream_flags};
 use std::sync::{Arc, Weak};
 
-/// A stream that may be gone.
+/// A weak reference to a stream.
 #[derive(Clone)]
 pub(crate) struct WeakStream(Weak<Inner>);
 
 impl Stream {
-    /// Wraps a stream that another library made and will destroy: cudarc, cuBLAS, PyTorch. Null and the driver's two
-    /// special handles become [`Stream::legacy`] and [`Stream::per_thread`]; a handle that this crate made is its stream.
+    /// Wraps a stream that another library (cudarc, cuBLAS, PyTorch) created and will destroy. Null and the driver's
+    /// two special handles become [`Stream::legacy`] and [`Stream::per_thread`]; the handle of an owned stream becomes
+    /// a clone of it.
     ///
     /// The driver is called with the stream's handle only in calls that name it: allocations on it, [`Block::free_on`],
-    /// [`Block::record_use`], waits, queries and events. Those let the stream wait for others whose memory it gets, and mark
-    /// it, so that others can get its memory. What was freed on it and is not marked becomes free for other streams at the
-    /// next such call, when it is retired, or when the whole device is waited for. [`StreamBuilder::no_waits`] switches the
-    /// waits off ([`StreamBuilder::wrap`]); a stream that outlives the device is better wrapped by
-    /// [`Stream::from_raw_long_lived`].
+    /// [`Block::record_use`], waits, queries and events. These calls make the stream wait for the streams whose memory
+    /// it reuses, and mark it, so that other streams can reuse its memory. Memory that was freed on it and is not
+    /// marked becomes available to other streams at the next such call, when the stream is retired, or when the whole
+    /// device is waited for. [`StreamBuilder::no_waits`] disables the waits ([`StreamBuilder::wrap`]). For a stream
+    /// that outlives the device, prefer [`Stream::from_raw_long_lived`].
     ///
     /// [`Block::free_on`]: crate::Block::free_on
     /// [`Block::record_use`]: crate::Block::record_use
@@ -38,26 +40,28 @@ impl Stream {
     /// # Safety
     ///
     /// - `raw` is a stream of this device's primary context, alive in every call that names the result or a clone.
-    /// - Before it is destroyed, either [`Stream::retire`] has returned, or no call names it any more.
-    /// - Work that uses a block of the pool's is queued on it only while a clone lives that is not retired.
+    /// - Before it is destroyed, either [`Stream::retire`] has returned, or no later call names it.
+    /// - Work that uses a block of the pool is queued on it only while a clone lives that is not retired.
     ///
     /// # Errors
     ///
-    /// [`PoolError::WrongDevice`] for a stream of another context, [`PoolError::TooManyStreams`], or
-    /// [`PoolError::Driver`] if a call fails.
+    /// - [`PoolError::WrongDevice`] for a stream of another context.
+    /// - [`PoolError::TooManyStreams`] if the maximum number of streams is alive or has unfinished work.
+    /// - [`PoolError::Driver`] if a call fails.
     pub unsafe fn from_raw(device: &Device, raw: CUstream) -> Result<Self, PoolError> {
         // SAFETY: the caller's promise.
         unsafe { Self::builder(device).wrap(raw) }
     }
 
-    /// Wraps a stream of another library that lives as long as the device is open here: one that its library never destroys,
-    /// such as PyTorch's. It is marked, waited for and made to wait like a stream of this crate's
-    /// ([`StreamBuilder::no_waits`] switches the waits off: [`StreamBuilder::wrap_long_lived`]), whether a clone lives or not: a
-    /// shim that has only the handle may wrap it in every call.
+    /// Wraps a stream of another library that lives as long as the device is open here: one that its library never
+    /// destroys, such as PyTorch's. The pool marks it, waits for it and makes it wait as for an owned stream, with or
+    /// without a clone ([`StreamBuilder::no_waits`] disables the waits: [`StreamBuilder::wrap_long_lived`]). A shim
+    /// that has only the handle may wrap it in every call.
     ///
-    /// Null is the context's default stream, which lives as long as the context. The handle of the calling thread's own stream
-    /// is [`Stream::per_thread`], which is never long-lived: on other threads the handle means another stream. For a stream
-    /// that [`Stream::from_raw`] has wrapped before, the promise counts from here on, for all clones.
+    /// Null is the context's default stream, which lives as long as the context. The handle of the calling thread's
+    /// default stream becomes [`Stream::per_thread`], which is never long-lived: on other threads the handle means
+    /// another stream. For a stream that [`Stream::from_raw`] has wrapped before, the promise takes effect now, for all
+    /// clones.
     ///
     /// ```
     /// use gpumem_pool::{Device, Pool, Stream, sys::types::CUstream};
@@ -85,46 +89,50 @@ impl Stream {
         unsafe { Self::builder(device).wrap_long_lived(raw) }
     }
 
-    /// The default stream of the device's context, with which streams of others that did not opt out are in order.
-    /// [`Stream::new`] opts out.
+    /// The default stream of the device's context. It is ordered with the streams of other libraries that are not
+    /// non-blocking. A stream of [`Stream::new`] is non-blocking.
     ///
     /// # Errors
     ///
-    /// [`PoolError::TooManyStreams`], or what the driver says.
+    /// - [`PoolError::TooManyStreams`] if the maximum number of streams is alive or has unfinished work.
+    /// - [`PoolError::Driver`] if a call fails.
     pub fn legacy(device: &Device) -> Result<Self, PoolError> {
         Self::wrap(device, LEGACY as CUstream, Kind::Foreign, (Life::Named, false))
     }
 
-    /// The calling thread's own default stream. Calls that name it on another thread are [`PoolError::WrongThread`]:
-    /// there the driver's handle means another stream.
+    /// The calling thread's default stream. Calls that name it on another thread return [`PoolError::WrongThread`],
+    /// because the driver's handle means another stream there.
     ///
     /// # Errors
     ///
-    /// [`PoolError::TooManyStreams`], or what the driver says.
+    /// - [`PoolError::TooManyStreams`] if the maximum number of streams is alive or has unfinished work.
+    /// - [`PoolError::Driver`] if a call fails.
     pub fn per_thread(device: &Device) -> Result<Self, PoolError> {
         Self::wrap_per_thread(device, false)
     }
 
-    /// Says that the stream's owner is about to destroy it: what it has queued so far is the last that counts. Without
-    /// this, what was freed on it is used again only after the whole device has been waited for. A stream that was made
-    /// here does this by itself. Waits for calls on other threads that are inside of [`Stream::run_borrowed`] with it, or that
-    /// are just queueing work on it.
+    /// Declares that the stream's owner is about to destroy it: only work queued so far counts. Without this call,
+    /// memory freed on it is reused only after the whole device has been waited for. An owned stream does this itself.
+    ///
+    /// Waits for calls on other threads that are inside [`Stream::run_borrowed`] with the stream, or that are queueing
+    /// work on it.
     ///
     /// # Errors
     ///
-    /// [`PoolError::StreamRetired`] the second time, [`PoolError::WrongThread`].
+    /// - [`PoolError::StreamRetired`] if the stream was retired before.
+    /// - [`PoolError::WrongThread`] if it is another thread's default stream.
     pub fn retire(&self) -> Result<(), PoolError> {
         self.check_usable()?;
         if self.0.kind != Kind::Owned && !self.0.is_retired.swap(true, Ordering::SeqCst) {
             self.0.fast_path_id.store(0, Ordering::SeqCst);
-            // The handle is the owner's to destroy once this returns, and a call that began before may still use it.
+            // Once this returns, the owner may destroy the handle, and a call that began before may still use it.
             self.0.borrows.wait_for_all();
             self.clocks().retire(self.id(), self.0.driver_id);
         }
         Ok(())
     }
 
-    /// The one that is known by the driver's id, else a new one.
+    /// Returns the known stream with this driver id, else a new one.
     fn wrap(
         device: &Device,
         raw: CUstream,
@@ -134,7 +142,8 @@ impl Stream {
         let _bound = device.enter()?;
         let mut driver_id = driver_id(device, raw)?;
         if driver_id.is_none() && life == Life::Long {
-            // No other stream has its handle until it is retired. The default stream's is the same in every context.
+            // No other stream has its handle until it is retired. The default stream's handle is equal in every
+            // context.
             let handle = if raw as usize == LEGACY { device.context() as usize } else { raw as usize };
             driver_id = Some(handle as u64);
         }
@@ -170,8 +179,8 @@ impl Stream {
 }
 
 impl StreamBuilder {
-    /// [`Stream::from_raw`], with what was asked for here: [`StreamBuilder::no_waits`] counts for all clones from now on,
-    /// [`StreamBuilder::priority`] has no effect.
+    /// Like [`Stream::from_raw`], with this builder's options: [`StreamBuilder::no_waits`] applies to all clones from
+    /// now on, [`StreamBuilder::priority`] has no effect.
     ///
     /// # Safety
     ///
@@ -184,7 +193,7 @@ impl StreamBuilder {
         self.wrap_for(raw, Life::Named)
     }
 
-    /// [`Stream::from_raw_long_lived`], with what was asked for here, as by [`StreamBuilder::wrap`].
+    /// Like [`Stream::from_raw_long_lived`], with this builder's options as for [`StreamBuilder::wrap`].
     ///
     /// # Safety
     ///
@@ -197,7 +206,7 @@ impl StreamBuilder {
         self.wrap_for(raw, Life::Long)
     }
 
-    /// The caller has the owner's promise for this life.
+    /// The caller passes on the owner's promise for this life.
     fn wrap_for(self, raw: CUstream, life: Life) -> Result<Stream, PoolError> {
         let Self { device, no_waits, .. } = self;
         let raw = match raw as usize {
@@ -208,7 +217,8 @@ impl StreamBuilder {
         if raw as usize != LEGACY {
             let _bound = device.enter()?;
             let mut context = core::ptr::null_mut();
-            // SAFETY: `context` outlives the call; the stream is alive, as the owner has promised of calls that name it.
+            // SAFETY: `context` outlives the call; the owner has promised that the stream is alive in calls that name
+            // it.
             unsafe { device.driver().cuStreamGetCtx(raw, &mut context)? };
             if context != device.context() {
                 return Err(PoolError::WrongDevice {
@@ -227,7 +237,7 @@ impl WeakStream {
     }
 }
 
-/// The driver's name for a stream. The device's context is current.
+/// The driver's unique id of a stream. The device's context is current.
 pub(super) fn driver_id(device: &Device, raw: CUstream) -> Result<Option<u64>, PoolError> {
     let mut id = 0;
     // SAFETY: `id` outlives the call, and the caller has an alive stream or a special handle.
@@ -238,7 +248,7 @@ pub(super) fn driver_id(device: &Device, raw: CUstream) -> Result<Option<u64>, P
     }
 }
 
-/// Whether the legacy stream waits for it, as far as the driver says. The device's context is current.
+/// Whether the driver reports that the legacy stream waits for it. The device's context is current.
 fn is_blocking(device: &Device, raw: CUstream) -> bool {
     if matches!(raw as usize, LEGACY | PER_THREAD) {
         return true;
