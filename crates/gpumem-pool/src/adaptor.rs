@@ -1,27 +1,27 @@
-//! Adaptors, to put around a pool with [`PoolBuilder::adaptor`](crate::PoolBuilder::adaptor).
+//! Adaptors, which [`PoolBuilder::adaptor`](crate::PoolBuilder::adaptor) adds around a pool.
 //!
-//! [`Adaptor`]: one behaviour around what a pool hands out, such as a limit of its own, a record, or bytes that guard a
-//! block's ends. Any number of them stand one around the other, and the innermost around the backend.
+//! [`Adaptor`]: a behaviour around allocation and free, such as a budget, a log, or guard bytes at the ends of blocks.
+//! Any number of adaptors can be nested, the innermost around the backend.
 //!
-//! A request goes inwards, adaptor by adaptor, as a [`Request`] that each may change; what the backend grants comes back
-//! outwards as a [`Grant`] that each may narrow, or replace by memory of another pool. What leaves the outermost becomes an
-//! ordinary [`Block`](crate::Block). When that is dropped, each adaptor hears of it from the outside in, as a [`Release`], before the
-//! backend gets the memory back.
+//! A request goes inwards, adaptor by adaptor, as a [`Request`] that each may change. The backend's memory comes back
+//! outwards as a [`Grant`] that each may narrow, or replace by memory of another pool. The outermost grant becomes an
+//! ordinary [`Block`](crate::Block). When that is dropped, each adaptor is notified from the outside in, by a
+//! [`Release`], before the backend gets the memory back.
 //!
-//! *What an adaptor can't do.* None of this is `unsafe`, and no adaptor, however wrong, can hand out memory that somebody
-//! else has: a [`Grant`] is owned and comes from the pool alone, a [`Release`] is only looked at, and the pool compares what
-//! an adaptor returns with what was asked of it: pool, stream, size and alignment. What does not fit is an error that names
-//! the adaptor. What is behind a block that an adaptor has narrowed or brought in belongs to that block alone: the block has
-//! its number, which no other block has, and its drop ends it. A wrong adaptor can refuse everything, keep memory for ever, or
-//! wait; a panic in an allocation is the caller's, one in a drop ends there.
+//! *What an adaptor cannot do.* None of this is `unsafe`, and an incorrect adaptor cannot hand out memory that is in
+//! use: a [`Grant`] is owned and comes from the pool alone, a [`Release`] is read-only, and the pool compares an
+//! adaptor's result with the request: pool, stream, size and alignment. A mismatch is an error that names the adaptor.
+//! The memory under a block that an adaptor has narrowed or replaced belongs to that block alone: the block has a
+//! unique number, and its drop ends it. An incorrect adaptor can refuse every request, keep memory forever, or block. A
+//! panic in an allocation propagates to the caller; a panic in a drop is caught.
 //!
-//! *What they see.* Every block but empty ones, in the order of the calls. Memory that is allocated while its stream captures
-//! is a part of a chunk that the graph keeps: adaptors see the chunk when it is allocated, on a stream that never captures,
-//! and when it goes with its graph, and not its parts; nothing that they queue becomes part of a graph. Outside blocks that a
-//! graph keeps go when the graph does. Blocks that grow are asked about before they do ([`Adaptor::grow`]). A private pool has
-//! the very adaptors of the pool that it was made from. Which pool something belongs to, each can be asked ([`PoolId`]).
+//! *What adaptors see.* Every block except empty ones, in the order of the calls. Memory allocated while its stream
+//! captures is part of a chunk that the graph keeps. Adaptors see the chunk, not its parts: when it is allocated, on a
+//! stream that never captures, and when it is released with its graph. Nothing that they queue becomes part of a graph.
+//! Outside blocks that a graph keeps are released with the graph. Growable blocks are checked before they grow
+//! ([`Adaptor::grow`]). A private pool uses its parent's adaptors. Every object names its pool ([`PoolId`]).
 //!
-//! A pool without adaptors has none of this: it looks at a flag that it looks at anyway.
+//! A pool without adaptors has no cost for them: it checks a flag that it checks anyway.
 
 mod failures;
 mod fallback;

@@ -12,7 +12,7 @@
 //! | exact peaks | [`PoolBuilder::exact_peaks`] | | upper bounds |
 //! | idle time | [`PoolBuilder::trim_when_idle`] | | never |
 //! | soft limit | [`PoolBuilder::soft_limit`] | `GPUMEM_SOFT_LIMIT` | none |
-//! | any of them, and PyTorch's knobs, by name | [`PoolBuilder::conf`] | `GPUMEM_CONF` | see [`conf`] |
+//! | any of them, and PyTorch's allocator options, by name | [`PoolBuilder::conf`] | `GPUMEM_CONF` | see [`conf`] |
 //!
 //! The builder wins over the environment, and the environment wins over the default. Only `from_env` reads the
 //! environment.

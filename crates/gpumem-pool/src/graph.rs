@@ -1,20 +1,20 @@
-//! [`Capture`], [`Graph`], [`GraphExec`]: work that is recorded once and launched as often as wanted.
+//! [`Capture`], [`Graph`], [`GraphExec`]: work that is recorded once and launched many times.
 //!
-//! Between [`Stream::begin_capture`] and [`Capture::end`], what is queued on the stream becomes part of a graph instead of
-//! running. Memory takes part in that:
+//! Between [`Stream::begin_capture`] and [`Capture::end`], work queued on the stream becomes part of a graph instead of
+//! running. The memory that it uses is handled as follows:
 //!
-//! - *Blocks allocated while their stream captures* belong to the graph. Their addresses stay as they are, and their
-//!   memory goes nowhere else, until the graph and all its executables are gone. Within the capture, a block that is
-//!   dropped makes room for later ones of its stream.
-//! - *Other blocks* that are used in the capture ([`Block::record_use`](crate::Block::record_use), also on their owner stream
-//!   stream) or dropped while one of their streams is part of it, stay as long.
-//! - Everything else goes on as ever, on any thread.
+//! - *Blocks allocated while their stream captures* belong to the graph. Their addresses stay valid, and their memory
+//!   is not reused elsewhere, until the graph and all its executables are dropped. Within the capture, the memory of a
+//!   dropped block is reused for later blocks of its stream.
+//! - *Other blocks* that are used in the capture ([`Block::record_use`](crate::Block::record_use), also on their owner
+//!   stream), or dropped while one of their streams is part of it, are retained as long.
+//! - All other operations are unaffected, on any thread.
 //!
-//! A launch is work of the stream that it is launched on. Memory that goes back after the graph's end waits for all
+//! A launch is work of the stream that it is launched on. Memory that is released after the graph's end waits for all
 //! launches.
 //!
-//! What can't be part of a graph is refused before the driver sees it, which would break the capture. Captures that are
-//! begun by other means than [`Stream::begin_capture`] are not seen here.
+//! An operation that cannot be part of a graph is refused before it reaches the driver, which would break the capture.
+//! Captures that are not begun by [`Stream::begin_capture`] are not visible here.
 
 use crate::device::{Device, Handle, Part, Stream, capturing::run_again};
 use crate::error::PoolError;
@@ -25,21 +25,21 @@ use gpumem_sys::DriverError;
 use gpumem_sys::types::{CUgraph, CUgraph_st, CUgraphExec_st, CUresult, CUstreamCaptureMode};
 use std::sync::{Arc, Mutex, PoisonError};
 
-/// What other calls to the driver may do to a capture that goes on. The pool's own calls are safe in every mode.
+/// How other driver calls affect an active capture. The pool's own calls are safe in every mode.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum CaptureMode {
-    /// A call that may wait for the device breaks it, on any thread that has not chosen otherwise.
+    /// A call that may wait for the device breaks the capture, on any thread that has not chosen another mode.
     #[default]
     Global,
-    /// Such a call breaks it on this thread only.
+    /// Such a call breaks the capture on this thread only.
     ThreadLocal,
-    /// No such call breaks it.
+    /// No such call breaks the capture.
     Relaxed,
 }
 
-/// A capture that goes on. Dropped, it ends without a graph, and the stream runs its work again.
+/// An active capture. Dropping it ends it without a graph, and the stream runs work again.
 ///
-/// It stays on its thread: the driver ends a capture only where it began.
+/// It cannot be sent to another thread: the driver ends a capture only on the thread that began it.
 ///
 /// ```compile_fail
 /// # use gpumem_pool::Capture;
@@ -55,7 +55,7 @@ pub struct Capture {
     _thread: PhantomData<*const ()>,
 }
 
-/// What a stream has captured, with the memory that it uses.
+/// The work that a stream has captured, with the memory that it uses.
 ///
 /// ```
 /// use gpumem_pool::{CaptureMode, Device, Pool, Stream};
@@ -65,28 +65,28 @@ pub struct Capture {
 /// let (pool, stream) = (Pool::new(&device)?, Stream::new(&device)?);
 ///
 /// let capture = stream.begin_capture(CaptureMode::Global)?;
-/// let scratch = pool.alloc(1 << 20, &stream)?; // the graph's from now on
+/// let scratch = pool.alloc(1 << 20, &stream)?; // owned by the graph
 /// // … queue work that uses `scratch.address()` on `stream` …
 /// drop(scratch);
 /// let exec = capture.end()?.instantiate()?;
-/// // SAFETY: what was queued uses only memory of the graph's own.
+/// // SAFETY: the captured work uses only memory of the graph.
 /// unsafe { exec.launch(&stream)? };
 /// stream.synchronize()?;
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 pub struct Graph {
-    /// The driver leaves it to its callers that one thread at a time uses a graph.
+    /// The driver requires that only one thread at a time uses a graph.
     raw: Mutex<Handle<CUgraph_st>>,
     hold: Hold,
 }
 
-/// A graph that can be launched, independent of the [`Graph`] that it was made from.
+/// A graph that can be launched, independent of the [`Graph`] that it was created from.
 pub struct GraphExec {
     raw: Mutex<Handle<CUgraphExec_st>>,
     hold: Hold,
 }
 
-/// Keeps what a graph keeps.
+/// Keeps a graph's memory and its device alive.
 struct Hold {
     device: Device,
     memory: Arc<GraphMemory>,
@@ -94,19 +94,23 @@ struct Hold {
 }
 
 impl Stream {
-    /// Begins to record what is queued on this stream, instead of running it. Streams that are made to wait for it join.
+    /// Begins to capture the work queued on this stream, instead of running it. Streams that are made to wait for this
+    /// stream join the capture.
     ///
-    /// A call on another thread that is just queueing work on this stream is waited for, so that all of its work runs. So does
-    /// the capture's end, so that all of it is recorded.
+    /// It waits for calls on other threads that are queueing work on this stream, so that all of their work runs. The
+    /// end of the capture waits for such calls too, so that all of their work is captured.
     ///
     /// # Errors
     ///
-    /// [`PoolError::NotInCapture`] when the stream captures already, during a copy to or from borrowed memory, and when another
-    /// call has not done queueing work on the stream within a quarter of a second; else as [`Stream::synchronize`].
+    /// - [`PoolError::NotInCapture`] if the stream is already capturing, during a copy to or from borrowed memory, or
+    ///   if another call does not finish queueing work on the stream within a quarter of a second.
+    /// - [`PoolError::CaptureBroken`] if the stream's capture is broken, or the driver does not report the new one.
+    /// - [`PoolError::StreamRetired`], [`PoolError::WrongThread`], [`PoolError::Driver`] and [`PoolError::DeviceLost`]
+    ///   as for [`Stream::synchronize`].
     pub fn begin_capture(&self, mode: CaptureMode) -> Result<Capture, PoolError> {
         self.check_usable()?;
         let captures = self.clocks().captures();
-        // Until the capture is known below: a call that queues work looks for it first.
+        // Held until the capture is recorded below: a call that queues work checks for it first.
         let _alone = self.close_for_capture()?;
         let _quiet = self.device().begin_capture();
         captures.announce();
@@ -122,12 +126,13 @@ impl Stream {
         Ok(Capture { stream: self.clone(), hold, is_ended: false, _thread: PhantomData })
     }
 
-    /// Whether what is queued on this stream now becomes part of a graph whose capture was begun by
-    /// [`Stream::begin_capture`], on this stream or on one that it has waited for.
+    /// Whether work queued on this stream now becomes part of a capture, which [`Stream::begin_capture`] began on this
+    /// stream or on one that it has waited for.
     ///
     /// # Errors
     ///
-    /// As [`Stream::synchronize`].
+    /// [`PoolError::StreamRetired`], [`PoolError::WrongThread`], [`PoolError::Driver`] and [`PoolError::DeviceLost`] as
+    /// for [`Stream::synchronize`].
     pub fn is_capturing(&self) -> Result<bool, PoolError> {
         self.check_usable()?;
         Ok(self.clocks().captures().is_open() && self.part()? != Part::Runs)
@@ -145,16 +150,19 @@ impl CaptureMode {
 }
 
 impl Capture {
-    /// Ends it. Whatever comes of that, the stream runs its work again.
+    /// Ends the capture. In any case, the stream runs work again.
     ///
     /// # Errors
     ///
-    /// [`PoolError::CaptureBroken`], [`PoolError::CaptureUnjoined`], or what the driver says.
+    /// - [`PoolError::CaptureBroken`] if the capture is broken.
+    /// - [`PoolError::CaptureUnjoined`] if a stream that joined it has work that the capturing stream does not wait
+    ///   for.
+    /// - [`PoolError::Driver`] or [`PoolError::DeviceLost`] if a driver call fails.
     pub fn end(mut self) -> Result<Graph, PoolError> {
         self.finish()
     }
 
-    /// The stream on which it began.
+    /// The stream on which the capture began.
     #[must_use]
     pub fn stream(&self) -> &Stream {
         &self.stream
@@ -164,10 +172,10 @@ impl Capture {
         self.is_ended = true;
         let clocks = self.stream.clocks();
         let members = clocks.captures().members(self.hold.graph);
-        // Until the streams wait for all that they were asked to wait for: a call that looks at them now finds all of that.
+        // Held until the deferred waits are queued: a call that checks the streams later finds all of them.
         let _alone = Stream::close_for_end(&members);
         if !clocks.captures().end_begins(self.hold.graph) {
-            // The end of a borrow has cut it short.
+            // The end of a borrow has ended the capture early.
             return Err(PoolError::CaptureBroken);
         }
         let ended = clocks.end_capture(self.stream.stream_index());
@@ -197,18 +205,18 @@ impl Drop for Capture {
 }
 
 impl Graph {
-    /// Makes it ready to be launched. May be done more than once.
+    /// Creates an executable of the graph. It can be called more than once.
     ///
     /// # Errors
     ///
-    /// What the driver says.
+    /// [`PoolError::Driver`] if a call fails, [`PoolError::DeviceLost`] if the context is lost.
     pub fn instantiate(&self) -> Result<GraphExec, PoolError> {
         let device = &self.hold.device;
         let _bound = device.enter()?;
         let raw = self.raw.lock().unwrap_or_else(PoisonError::into_inner);
         let driver = device.driver();
         let mut exec = core::ptr::null_mut();
-        // SAFETY: `exec` outlives the call; the graph is alive, and nobody else uses it now.
+        // SAFETY: `exec` outlives the call; the graph is alive, and the lock keeps other threads from using it.
         unsafe {
             match driver.table().cuGraphInstantiateWithFlags {
                 Some(_) => driver.cuGraphInstantiateWithFlags(&mut exec, raw.0, 0)?,
@@ -221,7 +229,7 @@ impl Graph {
         Ok(GraphExec { raw: Mutex::new(Handle(exec)), hold: self.hold.clone() })
     }
 
-    /// The driver's handle, alive for as long as this graph is. Only one thread at a time may use it.
+    /// The driver's handle, alive as long as this graph. Only one thread at a time may use it.
     #[must_use]
     pub fn raw(&self) -> CUgraph {
         self.raw.lock().unwrap_or_else(PoisonError::into_inner).0
@@ -229,18 +237,22 @@ impl Graph {
 }
 
 impl GraphExec {
-    /// Queues everything that was captured on `stream`. Returns at once. Launches of one executable never overlap.
+    /// Queues the captured work on `stream` and returns at once. Launches of one executable never overlap.
     ///
     /// # Errors
     ///
-    /// [`PoolError::WrongDevice`]; [`PoolError::NotInCapture`] when the stream captures, or one that it has to wait for; else as
-    /// [`Stream::synchronize`].
+    /// - [`PoolError::WrongDevice`] if the stream belongs to another device.
+    /// - [`PoolError::NotInCapture`] if the stream, or a stream that it must wait for, is capturing.
+    /// - [`PoolError::CaptureBroken`] if the stream's capture is broken.
+    /// - [`PoolError::StreamRetired`], [`PoolError::WrongThread`], [`PoolError::Driver`] and [`PoolError::DeviceLost`]
+    ///   as for [`Stream::synchronize`].
     ///
     /// # Safety
     ///
-    /// As for queueing the work by hand: what it does to memory is ordered before and after whatever conflicts with it,
-    /// on this stream or by waits. Only for waits that were asked for during the capture, for streams and events outside, and
-    /// for blocks that were allocated in it and are dropped, it is enough that the launch follows. Memory of others than a pool, and kernels, are still there.
+    /// The requirements are those of queueing the captured work directly: its memory accesses are ordered before and
+    /// after all conflicting accesses, by this stream or by waits. It is sufficient that the launch follows the
+    /// conflicting work in three cases: the waits requested during the capture for streams and events outside it, and
+    /// blocks that were allocated in it and dropped. Kernels, and memory that no pool manages, still exist.
     pub unsafe fn launch(&self, stream: &Stream) -> Result<(), PoolError> {
         let device = &self.hold.device;
         let _call = stream.call()?;
@@ -250,7 +262,7 @@ impl GraphExec {
         stream.check_runs("launching a graph")?;
         let clocks = stream.clocks();
         let (after, after_parts) = clocks.captures().launch(self.hold.graph, stream.stream_index(), clocks);
-        // Of another library's stream nobody can say from here when it is done.
+        // The completion of another library's stream cannot be determined here.
         let after_parts = after_parts.into_iter().filter(|stamp| clocks.can_be_ordered(*stamp));
         for stamp in after.into_iter().chain(after_parts) {
             if !clocks.order_launch(stamp, stream.stream_index())? {
@@ -259,8 +271,8 @@ impl GraphExec {
         }
         let _bound = device.enter()?;
         let raw = self.raw.lock().unwrap_or_else(PoisonError::into_inner);
-        // SAFETY: executable and stream are alive, and nobody else uses the executable now; the memory that it was
-        // captured with is kept until it is gone, and then until this launch is done.
+        // SAFETY: executable and stream are alive, and the lock keeps other threads from using the executable. The
+        // captured memory is kept until the executable is dropped, and then until this launch is done.
         unsafe { device.driver().cuGraphLaunch(raw.0, stream.raw())? };
         Ok(())
     }
@@ -269,7 +281,7 @@ impl GraphExec {
 impl Drop for Graph {
     fn drop(&mut self) {
         let raw = self.raw.get_mut().unwrap_or_else(PoisonError::into_inner).0;
-        // SAFETY: nobody passes the handle again; executables don't need the graph.
+        // SAFETY: the handle is not used after this; executables do not need the graph.
         self.hold.destroy(|driver| unsafe { driver.cuGraphDestroy(raw) });
     }
 }
@@ -277,15 +289,15 @@ impl Drop for Graph {
 impl Drop for GraphExec {
     fn drop(&mut self) {
         let raw = self.raw.get_mut().unwrap_or_else(PoisonError::into_inner).0;
-        // SAFETY: nobody passes the handle again; the driver keeps what launches that are queued need.
+        // SAFETY: the handle is not used after this; the driver keeps the state that queued launches need.
         self.hold.destroy(|driver| unsafe { driver.cuGraphExecDestroy(raw) });
     }
 }
 
 impl Hold {
-    /// Destroys an object of the driver's. There is nobody to tell of a failure.
+    /// Destroys a driver object. The error is ignored, because a drop cannot report it.
     fn destroy(&self, destroy: impl FnOnce(&gpumem_sys::Driver) -> Result<(), DriverError>) {
-        // Without its context it is gone already.
+        // Without its context, the object no longer exists.
         let Ok(_bound) = self.device.enter() else { return };
         let _guard = self.device.driver().teardown();
         let _ = destroy(self.device.driver());

@@ -1,26 +1,26 @@
-//! Stream-ordered GPU memory: devices, streams, events, and a pool that hands out blocks.
+//! Stream-ordered GPU memory: devices, streams, events, and a pool of memory blocks.
 //!
-//! A [`Pool`] gives a [`Block`] of device memory that belongs to a [`Stream`]: work queued on that stream may use it at
-//! once, and dropping it frees it in the stream's order, without waiting. Which bytes are free, on which stream and
-//! when, is this layer's business; what the bytes mean is not: the pool never reads or writes what it hands out.
+//! A [`Pool`] allocates [`Block`]s of device memory, each on a [`Stream`]. Work queued on that stream may use the block
+//! at once, and dropping the block frees it in the stream's order, without waiting. The pool tracks which bytes are
+//! free on which stream; it never reads or writes them.
 //!
-//! Everything here works on any thread, whatever CUDA context is current there, and leaves that context as it was.
+//! Every function works on any thread with any current CUDA context, and restores that context.
 //!
-//! The rooms of this crate, the lowest first. A room imports only from rooms above it in this table, which `cargo xtask tidy`
-//! checks:
+//! The rooms of this crate, the lowest first. A room imports only from rooms above it in this table, which
+//! `cargo xtask tidy` checks:
 //!
-//! | room | what is in it |
+//! | room | content |
 //! | --- | --- |
-//! | `config` | how a pool is set up: [`Limit`], [`MemoryKind`], [`BackendKind`], [`Profile`], [`Tuning`], options by name ([`conf`]) |
-//! | `error` | [`PoolError`]; [`OutOfMemory`], why a request was refused, with advice |
-//! | `limits` | how many bytes a pool may hold, alone and together with others |
+//! | `config` | the configuration of a pool: [`Limit`], [`MemoryKind`], [`BackendKind`], [`Profile`], [`Tuning`], options by name ([`conf`]) |
+//! | `error` | [`PoolError`]; [`OutOfMemory`], the report of a refused request, with advice |
+//! | `limits` | how many bytes a pool may hold, alone and together with other pools |
 //! | `stats` | counters, tags, [`Status`] |
-//! | `reclaim` | [`Reclaimable`]: what a program can do without when memory is short |
+//! | `reclaim` | [`Reclaimable`]: callbacks that release memory of the program when a device is out of memory |
 //! | `device` | [`Device`], [`Stream`], [`Event`], [`HostMemory`]; which work is ordered and which is complete; maintenance while the host waits |
-//! | `backend` | where the bytes come from: `caching`, `native`, `none` |
+//! | `backend` | the sources of memory: `caching`, `native`, `none` |
 //! | `pool` | [`Pool`], [`Block`], and how a request runs: adaptors, backend, graphs |
-//! | [`trace`] | a record of all that a pool does |
-//! | [`adaptor`] | behaviour around a pool: budgets, injected failures, guards, fills, tracking, another pool |
+//! | [`trace`] | recording and reading the requests of pools |
+//! | [`adaptor`] | behaviours around a pool: budgets, injected failures, guard bytes, fills, tracking, fallback to another pool |
 //! | `graph` | [`Capture`], [`Graph`], [`GraphExec`]: work recorded once and launched often, with its memory |
 //! | `builder` | [`PoolBuilder`], and the environment variables |
 //!
@@ -50,22 +50,23 @@
 //!
 //! # Systems
 //!
-//! Everything is there on Linux. Elsewhere:
+//! Linux supports everything. On other systems:
 //!
-//! - the simulator has no virtual memory management, so [`BackendKind::Caching`] works over plain segments there; the
-//!   status says so. Over the vendor's driver on Windows it works as on Linux;
-//! - blocks can't be exported to other processes, and on Windows `ExportedBlock` and `ImportedBlock` don't exist;
-//! - a [`trace::Trace`] does not lock its file: two processes that name one file spoil it, so put `%p` into the name;
-//! - the threads' caches have no barrier of the system's, and make fences of their own instead.
+//! - The simulator has no virtual memory management, so [`BackendKind::Caching`] uses plain segments with it;
+//!   [`Status::plain_segments`] is true. With the vendor's driver on Windows it works as on Linux.
+//! - Blocks cannot be exported to other processes, and on Windows `ExportedBlock` and `ImportedBlock` do not exist.
+//! - A [`trace::Trace`] does not lock its file: two processes that use one file corrupt it, so put `%p` into the name.
+//! - Thread caches cannot use the system's process-wide memory barrier, and execute fences instead.
 //!
 //! # Forked processes
 //!
-//! A driver does not survive `fork`: every call of it answers `CUDA_ERROR_NOT_INITIALIZED` in the child. The child has copies
-//! of the locks, too, some of them held by threads that it lacks. It must neither use nor drop devices, streams, pools and
-//! blocks of its parent: it may `exec`, or leave by `_exit`. Fork before the first [`Device`] is made, or start a new process.
+//! A driver does not survive `fork`: every driver call returns `CUDA_ERROR_NOT_INITIALIZED` in the child. The child
+//! also has copies of locks that may be held by threads which do not exist there. It must neither use nor drop devices,
+//! streams, pools and blocks of its parent; it may call `exec` or `_exit`. Fork before the first [`Device`] is created,
+//! or start a new process.
 
 #![cfg_attr(docsrs, feature(doc_cfg))]
-// `unsafe` is calling the driver, in the modules that own one kind of its objects each.
+// `unsafe` is limited to the modules that call the driver, each of which owns one kind of driver object.
 #![deny(unsafe_code)]
 
 pub use gpumem_sys as sys;

@@ -1,19 +1,10 @@
-//! Limits: how many bytes a pool may hold, alone and together with others. Pure.
+//! Limits: how many bytes a pool may hold, alone and together with other pools. Pure.
 
-#[cfg_attr(
-    not(feature = "backend-caching"),
-    allow(dead_code, reason = "what only the caching backend asks for")
-)]
+#[cfg_attr(not(feature = "backend-caching"), allow(dead_code, reason = "used only by the caching backend"))]
 pub(crate) mod admission;
-#[cfg_attr(
-    not(feature = "backend-caching"),
-    allow(dead_code, reason = "what only the caching backend asks for")
-)]
+#[cfg_attr(not(feature = "backend-caching"), allow(dead_code, reason = "used only by the caching backend"))]
 pub(crate) mod device_budget;
-#[cfg_attr(
-    not(feature = "backend-caching"),
-    allow(dead_code, reason = "what only the caching backend asks for")
-)]
+#[cfg_attr(not(feature = "backend-caching"), allow(dead_code, reason = "used only by the caching backend"))]
 pub(crate) mod limit_node;
 
 pub(crate) use admission::Admission;
@@ -25,16 +16,16 @@ use crate::error::{LimitExceeded, PoolError};
 use core::sync::atomic::{AtomicU64, Ordering};
 use std::sync::Arc;
 
-/// The limits of one pool as they are now. Clones are the same limits.
+/// The current limits of one pool. Clones share them.
 #[derive(Clone, Debug)]
 pub(crate) struct Limits {
-    /// Keeps the hard one.
+    /// Enforces the hard limit.
     node: Arc<LimitNode>,
     soft_bytes: Arc<AtomicU64>,
 }
 
 impl Limits {
-    /// What an option comes to on a device; nothing is no limit.
+    /// The bytes of an optional limit on a device; [`NO_LIMIT`] for `None`.
     pub(crate) fn resolve(
         limit: Option<Limit>,
         kind: MemoryKind,
@@ -43,7 +34,7 @@ impl Limits {
         limit.map_or(Ok(NO_LIMIT), |limit| limit.resolve_for(kind, device_bytes))
     }
 
-    /// As [`Limits::resolve`], where some memory has to be allowed.
+    /// Like [`Limits::resolve`], for a hard limit, which must allow some memory.
     pub(crate) fn resolve_hard(
         limit: Option<Limit>,
         kind: MemoryKind,
@@ -69,12 +60,12 @@ impl Limits {
         Some(self.node.limit_bytes()).filter(|limit_bytes| *limit_bytes != NO_LIMIT)
     }
 
-    /// A part of what may be held: of the hard limit, or of the device where that is less.
+    /// A share of the hard limit, or of the device's memory if that is less.
     pub(crate) fn part_bytes(&self, share: f64, device_bytes: u64) -> u64 {
         (self.node.limit_bytes().min(device_bytes) as f64 * share) as u64
     }
 
-    /// The hard limit, if there is one, for the report of a request that it refused with so much held.
+    /// The hard limit, if there is one, for the report of a request that it refused at this level of held bytes.
     pub(crate) fn passed(&self, held_bytes: u64) -> Option<LimitExceeded> {
         self.hard_bytes().map(|_| self.node.passed(held_bytes))
     }
@@ -88,8 +79,8 @@ impl Limits {
     }
 }
 
-/// As many bytes as this are no limit.
+/// This number of bytes means no limit.
 const NO_LIMIT: u64 = u64::MAX;
 
-/// The driver hands out physical memory in pieces of 2 MiB: below that, a limit leaves room for nothing.
+/// The driver allocates physical memory in pages of 2 MiB: a lower limit could not hold one.
 const HARD_LIMIT_MIN_BYTES: u64 = 2 << 20;

@@ -1,10 +1,13 @@
-//! [`Reclaimable`]: what a program holds of a device's memory and can do without: library handles, workspaces, caches.
+//! Reclaim callbacks: memory of a device that a program can do without, such as library handles, workspaces and caches.
 //!
-//! Whoever has some registers it with the [`Device`](crate::Device). It is asked when an allocation of any pool of that device would fail
-//! otherwise, and by [`Pool::reclaim`](crate::Pool::reclaim): first everybody to purge, and if that was not enough everybody
-//! to release. Only holders whose memory helps the kind of that pool are asked ([`Reclaimable::helps`]). No lock is held then, so all of this crate may be used; only an allocation that fails within is refused
-//! without asking anybody again. What one of them does wrong, by an error or by a panic, is kept from the others and from
-//! the caller: the report of the request says it, if that is refused after all.
+//! An owner of such memory implements [`Reclaimable`] and registers it with the [`Device`](crate::Device). The
+//! callbacks run when an allocation of any pool of that device would otherwise fail, and in
+//! [`Pool::reclaim`](crate::Pool::reclaim): first all [`Reclaimable::purge`], and if that was not enough all
+//! [`Reclaimable::release`]. Only holders whose memory helps the pool's kind are called ([`Reclaimable::helps`]).
+//!
+//! No lock is held during a callback, so it may use all of this crate, except that an allocation which fails inside it
+//! is refused without further callbacks. An error or panic of one holder does not affect the others or the caller. The
+//! report of the request names it, if the request is refused.
 
 pub(crate) mod catch_panic;
 
@@ -20,7 +23,8 @@ use std::error::Error;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Instant;
 
-/// Something that can make room on a device. A thread that allocates calls it, with all locks that it holds at that moment.
+/// Reclaim callbacks of a holder of device memory. They run on the allocating thread, which may hold locks of the
+/// program.
 ///
 /// ```
 /// use gpumem_pool::{Block, Device, Pool, Reclaimable, Stream};
@@ -28,12 +32,12 @@ use std::time::Instant;
 /// use std::error::Error;
 /// use std::sync::{Arc, Mutex};
 ///
-/// /// What was computed before, for as long as there is room for it.
+/// /// Earlier results, kept as long as there is room for them.
 /// struct Cache(Mutex<Vec<Block>>);
 ///
 /// impl Reclaimable for Cache {
 ///     fn purge(&self) -> Result<(), Box<dyn Error + Send + Sync>> {
-///         // The thread that asks may have the lock.
+///         // The allocating thread may hold the lock.
 ///         Ok(self.0.try_lock().map_err(|error| error.to_string())?.clear())
 ///     }
 /// }
@@ -51,38 +55,38 @@ use std::time::Instant;
 /// # Ok::<(), Box<dyn Error>>(())
 /// ```
 pub trait Reclaimable: Send + Sync {
-    /// What it is called in reports.
+    /// The name in reports.
     fn name(&self) -> &str {
         core::any::type_name::<Self>()
     }
 
-    /// Whether releasing what it holds makes room for memory of this kind. It is asked for no other.
+    /// Whether releasing this holder's memory makes room for memory of this kind. The callbacks run for no other kind.
     ///
-    /// Unless overridden, it is taken to hold memory of the device, which helps the device's own memory and unified
-    /// memory. A cache of pinned blocks overrides this with `kind == MemoryKind::Host`.
+    /// By default the holder has device memory, which helps device memory and unified memory. A cache of pinned blocks
+    /// overrides this with `kind == MemoryKind::Host`.
     fn helps(&self, kind: MemoryKind) -> bool {
         kind != MemoryKind::Host
     }
 
-    /// Lets go of what is cheap to have again. May be called by several threads at once.
+    /// Releases memory that is cheap to restore. Several threads may call this at once.
     ///
     /// # Errors
     ///
-    /// Anything, for the report.
+    /// Any error; the report of the request includes it.
     fn purge(&self) -> Result<(), Box<dyn Error + Send + Sync>>;
 
-    /// Lets go of all that it can do without, whatever it costs to have it again; of what [`Reclaimable::purge`] does if
-    /// there is no more. May be called by several threads at once.
+    /// Releases all memory that the holder can do without, at any cost. By default this calls [`Reclaimable::purge`].
+    /// Several threads may call this at once.
     ///
     /// # Errors
     ///
-    /// Anything, for the report.
+    /// Any error; the report of the request includes it.
     fn release(&self) -> Result<(), Box<dyn Error + Send + Sync>> {
         self.purge()
     }
 }
 
-/// For as long as this lives, and the other too, a [`Reclaimable`] is asked. A call that is under way on another thread may
+/// Keeps a [`Reclaimable`] registered until this or the holder is dropped. A call that is active on another thread may
 /// end later.
 #[must_use = "dropping it ends the registration"]
 pub struct Registration {
@@ -108,11 +112,11 @@ impl fmt::Debug for Registration {
     }
 }
 
-/// All that are registered with a device.
+/// The holders that are registered with a device.
 #[derive(Default)]
 pub(crate) struct Registry {
     entries: Mutex<Entries>,
-    /// Told when somebody has asked.
+    /// Notified when a round of callbacks has ended.
     asked: Condvar,
 }
 
@@ -120,11 +124,11 @@ pub(crate) struct Registry {
 struct Entries {
     list: Vec<(u64, Weak<dyn Reclaimable>)>,
     last_id: u64,
-    /// Threads that are asking, by a number of each.
+    /// The numbers of the active rounds of callbacks, one for each thread.
     asking: BTreeSet<u64>,
 }
 
-/// How far one of them goes.
+/// Which callback runs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Extent {
     Purge,
@@ -145,8 +149,9 @@ impl Registry {
         self.entries().list.retain(|(other, _)| *other != id);
     }
 
-    /// Asks all holders that can help a kind of memory, and says what went wrong; `None` if there are none, or if a holder
-    /// is asking. What holders are letting go of for other threads is waited for, until the deadline: it is room too.
+    /// Runs the callbacks of all holders that can help a kind of memory, and returns their failures. `None` if there
+    /// are none, or inside a callback. Rounds of other threads are waited for, until the deadline, because they make
+    /// room too.
     pub(crate) fn ask(&self, extent: Extent, kind: MemoryKind, until: Instant) -> Option<Vec<String>> {
         let _asking = ReentrancyGuard::begin(&IS_ASKING)?;
         let (id, holders) = self.begin();
@@ -165,14 +170,14 @@ impl Registry {
         (id, entries.list.iter().filter_map(|(_, holder)| holder.upgrade()).collect())
     }
 
-    /// Whether others were asking.
+    /// Ends a round, and waits for those of other threads. False if there were none.
     fn end(&self, id: u64, until: Instant) -> bool {
         let mut entries = self.entries();
         entries.asking.remove(&id);
         let others = entries.asking.clone();
         self.asked.notify_all();
         let is_any_left = |entries: &mut Entries| !entries.asking.is_disjoint(&others);
-        // One that waits for this thread is not waited for for ever.
+        // The wait is bounded: another round may itself wait for this thread.
         let patience = until.saturating_duration_since(Instant::now()).min(OTHERS_TIME_MAX);
         let waited = self.asked.wait_timeout_while(entries, patience, is_any_left);
         drop(waited.unwrap_or_else(PoisonError::into_inner));
@@ -184,12 +189,12 @@ impl Registry {
     }
 }
 
-/// What a holder answered: a failure in words.
+/// The result of a callback; a failure as text.
 type Asked = Result<(), String>;
 
-/// Asks one of them, whose end this may be. `None` if its memory does not help this kind.
+/// Runs one callback. `None` if the holder's memory does not help this kind. The holder may be dropped here.
 fn asked(holder: Arc<dyn Reclaimable>, extent: Extent, kind: MemoryKind) -> Option<Asked> {
-    let name = catch_panic(|| holder.name().to_owned()).unwrap_or_else(|_| "one that has no name".into());
+    let name = catch_panic(|| holder.name().to_owned()).unwrap_or_else(|_| "an unnamed holder".into());
     let asked = catch_panic(move || match extent {
         _ if !holder.helps(kind) => None,
         Extent::Purge => Some(holder.purge().map_err(|error| error.to_string())),
@@ -202,9 +207,10 @@ fn asked(holder: Arc<dyn Reclaimable>, extent: Extent, kind: MemoryKind) -> Opti
 }
 
 thread_local! {
-    /// What is asked may allocate, but not ask in its turn.
+    /// Set during callbacks: they may allocate, but must not run callbacks in turn.
     static IS_ASKING: Cell<bool> = const { Cell::new(false) };
 }
 
-/// How long the calls of other threads are waited for: as long as running work is.
+/// The longest wait for callbacks of other threads: that of [`Tuning::wait_deadline`](crate::Tuning::wait_deadline) by
+/// default.
 pub(crate) const OTHERS_TIME_MAX: Duration = Duration::from_secs(10);

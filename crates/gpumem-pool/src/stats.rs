@@ -1,4 +1,4 @@
-//! Counters of what a pool hands out, by tag and by stream, and the [`Status`] that they add up to.
+//! Counters of a pool's memory, by tag and by stream, and the [`Status`] that sums them up.
 
 pub(crate) mod status;
 #[allow(unsafe_code)]

@@ -1,22 +1,21 @@
-//! [`Trace`]: what a program asks of its pools, written to a file while it runs; [`Recording`]: such a file, read.
+//! [`Trace`]: records the requests of a program to its pools in a file while it runs. [`Recording`]: reads such a file.
 //!
 //! ```text
-//! a thread ─▶ its ring (4096 events, nobody else's) ─▶ the writer's thread ─▶ chunks in the file
+//! a thread ─▶ its own ring (4096 events) ─▶ the writer's thread ─▶ chunks in the file
 //! ```
 //!
-//! An event is a clock reading and a few stores: no lock, no call of the driver or of the file's. A ring that is full, because
-//! the disk is slow or full, drops events and counts them. The writer empties the rings every 50 ms, or when one is half
-//! full, and each chunk is whole by itself: after a crash what had been written is read, and the end says how it ended.
-//! An event has a tag by its number; the writer asks the pool for a name once, and writes it before the events that are the
-//! first to have it.
+//! Recording an event takes a clock reading and a few stores: no lock, no driver call, no file access. If a ring is
+//! full, because the disk is slow or full, events are dropped and counted. The writer empties the rings every 50 ms,
+//! and when a ring is half full. Each chunk is self-contained: after a crash, all written chunks can be read, and
+//! [`Recording::tail`] describes the end. An event stores its tag as a number. The writer gets the name from the pool
+//! once, and writes it before the first events with that tag.
 //!
-//! | file | noun |
+//! | file | content |
 //! | --- | --- |
-//! | `event` | what happened, as the user reads it and as it lies in a ring |
-//! | `ring` | a thread's events on their way to the writer |
-//! | `recorder` | all rings of a file, and the thread that writes |
+//! | `event` | an event, in the form for users and in the form for rings |
+//! | `ring` | one thread's events on their way to the writer |
+//! | `recorder` | all rings of a file, and the writer's thread |
 //! | `format` | chunks as bytes; `read`: files as events |
-//! | `watch` | who is told of waits on a device's streams |
 
 mod event;
 mod format;
@@ -40,15 +39,16 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 
-/// Records allocations and frees of the pools that it stands around, with what they are for ([`Pool::scope`](crate::Pool::scope)),
-/// and the waits on streams of their [`Device`](crate::Device)s (clones included), into a file.
+/// Records the allocations and frees of its pools, with their tags ([`Pool::scope`](crate::Pool::scope)), and the waits
+/// on streams of their [`Device`](crate::Device)s (clones included), in a file.
 ///
-/// `cargo xtask replay FILE` puts it through a pool of any setting; [`Recording::read`] reads it. With `GPUMEM_TRACE=FILE` pools
-/// that are made `from_env` record without a line of code. Of blocks that grow every size is recorded, and nothing of empty ones;
-/// a graph's memory is as adaptors see it: one block on a stream of the graph's own.
+/// `cargo xtask replay FILE` replays the file with a pool of any configuration; [`Recording::read`] reads it. With
+/// `GPUMEM_TRACE=FILE`, pools created by `from_env` record without any code. Every size of a growable block is
+/// recorded; empty blocks are not. A graph's memory is recorded as adaptors see it: as one block on a stream of the
+/// graph's own.
 ///
-/// The file is complete up to 50 ms before a crash, and to the end of each pool: its last handle waits for the writer, for a
-/// second at most. A process that is forked off records nothing.
+/// After a crash the file is complete up to 50 ms before it. It is also complete at the end of each pool: dropping the
+/// last handle waits for the writer, for at most a second. A forked process records nothing.
 ///
 /// ```
 /// use gpumem_pool::trace::{Recording, Trace, What};
@@ -76,25 +76,26 @@ pub struct Trace {
 }
 
 impl Trace {
-    /// Creates the file, or empties a trace that is there. `%p` in its name stands for the number of the process. A named pipe
-    /// or a character device is written from beginning to end, and so is a pipe of this process by its descriptor
+    /// Creates the file, or truncates an existing trace. `%p` in its name is replaced by the process id. A named pipe
+    /// or a character device is written sequentially, and so is a pipe of this process named by its descriptor
     /// (`/proc/self/fd/3`).
     ///
-    /// No other file loses its bytes: symbolic links are not followed, and a file that is neither empty nor a trace is refused.
-    /// On Linux a trace locks its file. On other systems it does not, and two processes that name one file spoil it; `%p`
-    /// keeps them apart.
+    /// No other file is overwritten: symbolic links are not followed, and a file that is neither empty nor a trace is
+    /// refused. On Linux a trace locks its file. On other systems it does not, and two processes that use one file
+    /// corrupt it; `%p` keeps them apart.
     ///
     /// # Errors
     ///
-    /// [`io::ErrorKind::AlreadyExists`] for a symbolic link and for a file that is not a trace; [`io::ErrorKind::ResourceBusy`]
-    /// if another trace is being recorded there (on Linux); another error of the system if the file can't be opened or written,
-    /// or its writer's thread can't be started.
+    /// - [`io::ErrorKind::AlreadyExists`] for a symbolic link and for a file that is not a trace.
+    /// - [`io::ErrorKind::ResourceBusy`] if another trace is being recorded in the file (on Linux).
+    /// - Any other [`io::Error`] if the file cannot be opened or written, or the writer's thread cannot be started.
     pub fn create(path: impl AsRef<Path>) -> io::Result<Arc<Self>> {
         let path = numbered(path.as_ref());
         Ok(Arc::new(Self { recorder: Recorder::start(&path)?, path }))
     }
 
-    /// The same for all pools of the process that name the file: what one of them records does not end with it.
+    /// Like [`Trace::create`], with one trace for all pools of the process that use the file. It is kept until the
+    /// process ends, so a later pool does not truncate it.
     pub(crate) fn shared(path: &Path) -> io::Result<Arc<Self>> {
         static SHARED: Mutex<BTreeMap<PathBuf, Arc<Trace>>> = Mutex::new(BTreeMap::new());
         let path = numbered(path);
@@ -107,19 +108,19 @@ impl Trace {
         Ok(trace)
     }
 
-    /// The file.
+    /// The path of the file.
     #[must_use]
     pub fn path(&self) -> &Path {
         &self.path
     }
 
-    /// Waits until everything recorded so far is in the file. False if it is not after this time, or if writing has
-    /// failed since the last time.
+    /// Waits until everything recorded so far is in the file. False after the timeout, or if a write has failed since
+    /// the last flush.
     pub fn flush(&self, timeout: Duration) -> bool {
         self.recorder.flush(timeout)
     }
 
-    /// Events that were lost: their ring was full, or they could not be written.
+    /// The number of lost events: their ring was full, or they could not be written.
     #[must_use]
     pub fn dropped_count(&self) -> u64 {
         self.recorder.dropped_count()
@@ -139,7 +140,7 @@ impl Trace {
     }
 }
 
-/// A tag above its pool.
+/// Packs a tag and its pool into a word, the tag in the upper half.
 fn whose(pool: PoolId, tag: u16) -> u64 {
     u64::from(number(pool)) | u64::from(tag) << 32
 }

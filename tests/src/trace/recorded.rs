@@ -297,7 +297,7 @@ mod tests {
         let notes = cut.disagreements();
         assert!(notes.len() == 1 && notes[0].contains("cut short at byte"), "{notes:?}");
         let error = Trace::read_from(&bytes[..12], &path).unwrap_err().to_string();
-        assert!(error.contains("this is no trace of gpumem"), "{error}");
+        assert!(error.contains("this file is not a gpumem trace"), "{error}");
         // Without the names, which are chunks of their own.
         let (mut nameless, mut rest) = (Vec::new(), &bytes[..]);
         while let Some(start) = rest.windows(4).position(|bytes| bytes == b"gmtn") {

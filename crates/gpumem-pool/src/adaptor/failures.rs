@@ -1,4 +1,4 @@
-//! [`Failures`]: allocations that fail on purpose, to see what a program does then.
+//! [`Failures`]: injected allocation failures, for testing a program's error handling.
 
 use super::{Adaptor, Change, Grant, Next, Request};
 use crate::device::Device;
@@ -6,7 +6,7 @@ use crate::error::{OutOfMemory, PoolError, RefusedBy};
 use core::fmt;
 use core::sync::atomic::{AtomicU64, Ordering};
 
-/// Fails some of the allocations that pass, as if the device were full; [`Failures::with_error`] chooses another error.
+/// Makes some allocations fail as if the device were full; [`Failures::with_error`] chooses another error.
 ///
 /// ```
 /// use gpumem_pool::{Device, Pool, PoolError, Stream, adaptor::Failures};
@@ -40,50 +40,51 @@ enum Rule {
 }
 
 impl Failures {
-    /// The `number`th alone, counted from 1.
+    /// Fails only allocation `number`, counted from 1.
     #[must_use]
     pub fn nth(number: u64) -> Self {
         Self::new(Rule::Nth(number))
     }
 
-    /// Every `count`th, so all for 1 and none for 0.
+    /// Fails every `count`th allocation: all for 1, none for 0.
     #[must_use]
     pub fn every(count: u64) -> Self {
         Self::new(Rule::Every(count))
     }
 
-    /// This share of them, from 0 to 1: the same ones for the same seed, by their number.
+    /// Fails this share of the allocations, from 0 to 1. The choice depends only on the seed and the number of the
+    /// allocation.
     #[must_use]
     pub fn share(share: f64, seed: u64) -> Self {
         Self::new(Rule::Share { share, seed })
     }
 
-    /// Those of more than so many bytes.
+    /// Fails allocations of more than this many bytes.
     #[must_use]
     pub fn above(size_bytes: u64) -> Self {
         Self::new(Rule::Above(size_bytes))
     }
 
-    /// Those that this says. It is not asked about blocks that grow.
+    /// Fails the allocations for which `fails` returns true. It is not called for growable blocks.
     #[must_use]
     pub fn when(fails: impl Fn(&Request<'_>) -> bool + Send + Sync + 'static) -> Self {
         Self::new(Rule::When(Box::new(fails)))
     }
 
-    /// They fail with what this makes of their size.
+    /// Sets the error of failed allocations: `error` receives the requested size.
     #[must_use]
     pub fn with_error(mut self, error: impl Fn(u64) -> PoolError + Send + Sync + 'static) -> Self {
         self.error = Some(Box::new(error));
         self
     }
 
-    /// How many have been looked at.
+    /// The number of allocations seen.
     #[must_use]
     pub fn seen_count(&self) -> u64 {
         self.seen_count.load(Ordering::Relaxed)
     }
 
-    /// How many have failed here.
+    /// The number of allocations failed by this adaptor.
     #[must_use]
     pub fn failed_count(&self) -> u64 {
         self.failed_count.load(Ordering::Relaxed)
@@ -135,7 +136,7 @@ impl fmt::Debug for Failures {
             Rule::Every(count) => format!("every {count}"),
             Rule::Share { share, seed } => format!("a share of {share}, seed {seed}"),
             Rule::Above(size_bytes) => format!("above {size_bytes} bytes"),
-            Rule::When(_) => "when a function says so".into(),
+            Rule::When(_) => "when a function returns true".into(),
         };
         f.debug_struct("Failures")
             .field("rule", &format_args!("{rule}"))
@@ -145,7 +146,7 @@ impl fmt::Debug for Failures {
     }
 }
 
-/// From 0 to 1, by the seed and the number alone (splitmix64).
+/// A number from 0 to 1 that depends only on the arguments (splitmix64).
 fn die(seed: u64, number: u64) -> f64 {
     let mut bits = seed.wrapping_add(number.wrapping_mul(0x9e37_79b9_7f4a_7c15));
     bits = (bits ^ bits >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
@@ -153,7 +154,7 @@ fn die(seed: u64, number: u64) -> f64 {
     (bits ^ bits >> 31) as f64 / u64::MAX as f64
 }
 
-/// What a pool says when the device is full and nothing of it is the pool's.
+/// The error of a pool that holds nothing on a full device.
 fn device_full(requested_bytes: u64, device: &Device) -> PoolError {
     let device_total_bytes = device.total_bytes();
     PoolError::OutOfMemory(Box::new(OutOfMemory {

@@ -1,4 +1,4 @@
-//! [`Fallback`]: another pool, for when there is no memory in this one.
+//! [`Fallback`]: allocates from another pool if this one is out of memory.
 
 use super::{Adaptor, Grant, Next, Request};
 use crate::error::PoolError;
@@ -6,11 +6,11 @@ use crate::pool::Pool;
 use core::fmt;
 use core::sync::atomic::{AtomicU64, Ordering};
 
-/// Takes from another pool what can't be had from its own for want of memory: the device is full, or a limit or budget
-/// refuses. Any pool of the same device will do: one of another kind of memory, another backend, another quota.
+/// Allocates from another pool if its own pool lacks memory: the device is full, or a limit or budget refuses. The
+/// other pool may be any pool of the device: one with another kind of memory, another backend or another quota.
 ///
-/// What comes from there is a block like any other. It counts in that pool's numbers, and is freed there, behind its uses.
-/// When that pool has none either, the error is the first one's.
+/// The result is an ordinary block. It counts in the other pool's numbers, and is freed there, after its uses. If the
+/// other pool lacks memory too, the first pool's error is returned.
 ///
 /// ```
 /// use gpumem_pool::{Device, Pool, Stream, adaptor::Fallback};
@@ -33,13 +33,13 @@ pub struct Fallback {
 }
 
 impl Fallback {
-    /// To this pool.
+    /// Falls back to this pool.
     #[must_use]
     pub fn new(pool: &Pool) -> Self {
         Self { pool: pool.clone(), taken_count: AtomicU64::new(0) }
     }
 
-    /// How many blocks have come from there.
+    /// The number of blocks allocated from the other pool.
     #[must_use]
     pub fn taken_count(&self) -> u64 {
         self.taken_count.load(Ordering::Relaxed)

@@ -1,4 +1,4 @@
-//! [`Fill`]: bytes of every block set to a value, when it is handed out or when it comes back.
+//! [`Fill`]: sets the bytes of every block to a value, at allocation or at free.
 
 use super::{Adaptor, Change, Grant, Next, Release, Request};
 use crate::device::Stream;
@@ -9,50 +9,51 @@ use core::sync::atomic::{AtomicBool, Ordering};
 use gpumem_sys::types::{CUdeviceptr, CUstream};
 use gpumem_sys::{Driver, DriverError};
 
-/// Sets the bytes of blocks, in stream order: when they are handed out, before whatever their stream does next; when they
-/// come back, after all that used them.
+/// Sets the bytes of blocks, in stream order: at allocation, before later work of their stream; at free, after all
+/// uses.
 ///
-/// | | sets | for |
+/// | | sets | purpose |
 /// | --- | --- | --- |
-/// | [`Fill::zero_on_alloc`] | what is handed out to 0 | one tenant must not read another's bytes, the driver's included |
-/// | [`Fill::zero_on_free`] | what comes back to 0 | the same among the pool's own tenants, with the time paid at the free |
-/// | [`Fill::debug`] | one to 0xA5, the other to 0x5A | reads of what was never written, or not any more |
+/// | [`Fill::zero_on_alloc`] | allocated memory to 0 | one tenant must not read another's bytes, including those left by the driver |
+/// | [`Fill::zero_on_free`] | freed memory to 0 | isolation among the pool's own tenants, with the cost at the free |
+/// | [`Fill::debug`] | allocated memory to 0xA5, freed memory to 0x5A | reads of uninitialised or freed memory |
 ///
-/// A free sets them where its owner stream can be made to: that stream is this crate's own, is alive, and may wait for the
-/// other users. The first that can't be, makes the adaptor set all blocks from then on when they are handed out, too, so
-/// that no block ever shows what another left. Memory that is fresh from the driver it leaves as the driver gives it.
+/// A free sets the bytes if work can be queued on its owner stream: it is owned by this crate, is alive, and may wait
+/// for the other users. After the first block for which this is impossible, the adaptor also sets all blocks at
+/// allocation, so that no block exposes the contents of another. Memory that is new from the driver keeps the driver's
+/// contents.
 ///
-/// A graph's memory is set when it is allocated and when it goes with the graph: not between the launches, nor between the
-/// parts that a capture makes of it. Of blocks that grow, what they have more is set before they have it, which the growth
-/// waits for, and what they leave when they leave it.
+/// A graph's memory is set when it is allocated and when it is released with the graph. It is not set between launches,
+/// or between the parts that a capture makes of it. A growable block's new part is set before the growth returns, which
+/// waits for that, and its released part when it is released.
 #[derive(Default)]
 pub struct Fill {
     on_alloc: Option<u8>,
     on_free: Option<u8>,
-    /// Whether a block has come back that could not be set.
+    /// Whether a freed block could not be set.
     has_missed: AtomicBool,
 }
 
 impl Fill {
-    /// Zeroes what is handed out.
+    /// Sets allocated memory to 0.
     #[must_use]
     pub fn zero_on_alloc() -> Self {
         Self { on_alloc: Some(0), ..Self::default() }
     }
 
-    /// Zeroes what comes back.
+    /// Sets freed memory to 0.
     #[must_use]
     pub fn zero_on_free() -> Self {
         Self { on_free: Some(0), ..Self::default() }
     }
 
-    /// Sets both, to bytes that are seen at once.
+    /// Sets both, to conspicuous values.
     #[must_use]
     pub fn debug() -> Self {
         Self { on_alloc: Some(0xA5), on_free: Some(0x5A), ..Self::default() }
     }
 
-    /// Whether all blocks are set when they are handed out because one could not be when it came back.
+    /// Whether all blocks are set at allocation because one could not be set at free.
     #[must_use]
     pub fn has_missed(&self) -> bool {
         self.has_missed.load(Ordering::Relaxed)
@@ -77,7 +78,7 @@ impl Adaptor for Fill {
     }
 
     fn free(&self, release: &Release<'_>) {
-        // What was set when it was handed out may still be on its way, whatever its user knows of his own work.
+        // The fill at allocation may still be queued, even if the block's user knows that its own work is complete.
         release.set_used();
         let Some(value) = self.on_free else { return };
         let set = |driver: &Driver, owner_stream| {
@@ -95,7 +96,7 @@ impl Adaptor for Fill {
             Some(value) => change.do_now(After::Cut, |driver, owner_stream| {
                 set(driver, start, value, size_bytes, owner_stream)
             }),
-            // Its user does not know of what was queued when it left this memory.
+            // The user of the block does not know of the fill that was queued when this memory was released.
             None if self.on_free.is_some() && change.is_cut_pending() => {
                 change.do_now(After::Cut, |_, _| Ok(()))
             }
@@ -123,7 +124,7 @@ impl fmt::Debug for Fill {
     }
 }
 
-/// Bytes of memory that was just granted on a stream, which the caller has in his hands.
+/// Sets bytes of memory that was just granted on a stream, which the call names.
 pub(super) fn set_now(
     stream: &Stream,
     grant: &Grant,
@@ -133,22 +134,25 @@ pub(super) fn set_now(
 ) -> Result<(), PoolError> {
     if grant.is_for_host() {
         let host: *mut u8 = core::ptr::with_exposed_provenance_mut(address as usize);
-        // SAFETY: the range is granted, and what used it before is done; the host has it at the same address. Its user may
-        // write there as soon as he has it, so this may not be left to the stream.
+        // SAFETY: the range is granted, and its earlier uses are complete; the host has it at this address. The user
+        // may write there as soon as the block is returned, so the write must not be queued on the stream.
         unsafe { host.write_bytes(value, size_bytes as usize) };
         return Ok(());
     }
     let _bound = stream.device().enter()?;
     let _call = stream.call()?;
-    // Another thread may have begun it since the request was looked at: the graph would fill the memory at each launch, and
-    // nothing before.
+    // Another thread may have begun a capture since the request was checked. The graph would then fill the memory at
+    // each launch, and not before.
     if stream.clocks().captures().is_open() && stream.captures_for()?.is_some() {
-        return Err(PoolError::NotInCapture { operation: "filling memory that was asked for before it" });
+        return Err(PoolError::NotInCapture {
+            operation: "filling memory that was requested before the capture",
+        });
     }
     Ok(set(stream.device().driver(), address, value, size_bytes, stream.raw())?)
 }
 
-/// The memory is granted or about to be released, and so nobody else's; the stream is alive, and its context current.
+/// Queues a fill. The memory is granted or about to be released, so only the caller uses it; the stream is alive, and
+/// its context current.
 pub(super) fn set(
     driver: &Driver,
     address: CUdeviceptr,
@@ -156,7 +160,7 @@ pub(super) fn set(
     size_bytes: u64,
     stream: CUstream,
 ) -> Result<(), DriverError> {
-    // SAFETY: by the caller's promises the range is granted to nobody else and is given back behind this fill, and the stream is
-    // alive with its context current.
+    // SAFETY: the caller guarantees that the range is granted to it alone and is released behind this fill, and that
+    // the stream is alive with its context current.
     unsafe { driver.cuMemsetD8Async(address, value, size_bytes as usize, stream) }
 }

@@ -1,11 +1,12 @@
-//! [`Guard`]: bytes before and behind each block that nobody may write, looked at when the block comes back.
+//! [`Guard`]: guard bytes before and after each block, checked when the block is freed.
 //!
 //! ```text
 //! granted: [ front: 256, or the alignment ][ the block ][ to the next 256, and 256 more ]
 //! ```
 //!
-//! The drop of a block may not wait. So it queues copies of the edges behind all uses, into a slot of pinned host memory, and
-//! gives the block back behind those. Whoever allocates next, or asks, looks at the slots whose copies are done.
+//! The drop of a block must not wait. It queues copies of the edges behind all uses, into pinned host memory, and
+//! releases the block behind the copies. The next allocation, or a call of [`Guard::settle`], checks the completed
+//! copies.
 
 mod ends;
 mod slots;
@@ -19,23 +20,28 @@ use core::fmt;
 use core::sync::atomic::{AtomicU64, Ordering};
 use ends::Ends;
 pub(super) use slots::Edges;
-use slots::{StreamTable, Work};
+use slots::{Slots, Work};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-/// Finds writes past the ends of blocks, up to 256 bytes in front and as many behind, to the byte.
+/// Detects writes past the ends of blocks, up to 256 bytes before and after, to the byte.
 ///
-/// What it finds is told to the observer ([`Guard::on_damage`]); without one it is the error of the next allocation or growth,
-/// [`PoolError::Damaged`], once for each block. It is found once the device has got to the end of the block's uses, so call
-/// [`Guard::settle`] after waiting for the device to hear of everything.
+/// Damage is reported to the observer ([`Guard::on_damage`]). Without one it is the error of the next allocation or
+/// growth, [`PoolError::Damaged`], once for each block. It is detected once the device has completed the block's uses,
+/// so call [`Guard::settle`] after waiting for the device to get all reports.
 ///
-/// Blocks cost 512 bytes more and their alignment, which the pool counts as in use, four small calls of the driver and, at a
-/// free, a mark in the stream. A block is not looked at where its owner stream is gone, another library's or captures when it
-/// is freed, or can't wait for the block's other users, nor while 1024 looks are under way
-/// ([`Guard::unchecked_count`]). A graph's memory is looked at as a whole when the graph is gone.
+/// Each block takes its alignment and 512 bytes more, which the pool counts as in use, four small driver calls and, at
+/// a free, a marker in the stream. A block is not checked in these cases ([`Guard::unchecked_count`]):
 ///
-/// A block that grows has its guard behind its end alone, in what is left of the last of its pieces of 2 MiB: up to 512 bytes, and
-/// none if its size is a multiple of that, for what lies behind is not its memory. Whenever the end moves it is looked at and set
-/// anew; a growth waits for the work that uses the block, so that it can.
+/// - at the free, its owner stream is gone, belongs to another library, is capturing, or cannot wait for the block's
+///   other users;
+/// - 1024 checks are pending.
+///
+/// A graph's memory is checked as a whole when the graph is dropped.
+///
+/// A growable block has guard bytes only after its end, in the rest of its last page of 2 MiB: up to 512 bytes, and
+/// none if its size is a multiple of the page, because the memory after it belongs to another block. Whenever the end
+/// moves, the guard bytes are checked and set again. A growth waits for the work that uses the block, to make that
+/// possible.
 ///
 /// ```
 /// use gpumem_pool::{Device, Pool, Stream, adaptor::{Guard, Side}};
@@ -49,7 +55,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 ///
 /// let block = pool.alloc(1000, &stream)?;
 /// let _bound = device.bind()?;
-/// // SAFETY: it is not: one byte too many, which is the guard's.
+/// // SAFETY: none, to show the damage: one byte too many overwrites a guard byte.
 /// unsafe { device.driver().cuMemsetD8Async(block.address(), 7, 1001, stream.raw())? };
 /// drop(block);
 /// device.synchronize()?;
@@ -59,46 +65,47 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 /// ```
 #[derive(Default)]
 pub struct Guard {
-    slots: StreamTable,
-    /// Of blocks that grow.
+    slots: Slots,
+    /// The ends of growable blocks.
     ends: Ends,
     found: Mutex<Vec<Damage>>,
-    on_damage: Option<Box<Tell>>,
+    on_damage: Option<Box<Callback>>,
     unchecked_count: AtomicU64,
     checked_count: AtomicU64,
 }
 
-type Tell = dyn Fn(&Damage) + Send + Sync;
+type Callback = dyn Fn(&Damage) + Send + Sync;
 
 impl Guard {
-    /// Without an observer.
+    /// Creates a guard without an observer.
     #[must_use]
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// Calls this for every damage instead of failing an allocation or a growth. On the thread that finds it, with no lock held.
+    /// Calls `callback` for every damage instead of failing an allocation or a growth, on the thread that detects it, with
+    /// no lock held.
     #[must_use]
-    pub fn on_damage(mut self, tell: impl Fn(&Damage) + Send + Sync + 'static) -> Self {
-        self.on_damage = Some(Box::new(tell));
+    pub fn on_damage(mut self, callback: impl Fn(&Damage) + Send + Sync + 'static) -> Self {
+        self.on_damage = Some(Box::new(callback));
         self
     }
 
-    /// Looks at what the device is done with, without waiting, and takes what was found since the last time. With an observer
-    /// there is nothing to take: it has heard it all.
+    /// Checks all completed copies, without waiting, and returns the damage detected since the last call. With an
+    /// observer the result is empty.
     #[must_use]
     pub fn settle(&self) -> Vec<Damage> {
         self.look();
         core::mem::take(&mut *self.found())
     }
 
-    /// Blocks that were found to be as they should, or not.
+    /// The number of checked blocks, damaged or not.
     #[must_use]
     pub fn checked_count(&self) -> u64 {
         self.checked_count.load(Ordering::Relaxed)
     }
 
-    /// Blocks that could not be looked at.
+    /// The number of blocks that could not be checked.
     #[must_use]
     pub fn unchecked_count(&self) -> u64 {
         self.unchecked_count.load(Ordering::Relaxed)
@@ -107,11 +114,11 @@ impl Guard {
     fn look(&self) {
         for (edges, front, back) in self.slots.done() {
             self.checked_count.fetch_add(1, Ordering::Relaxed);
-            // Nearest first: the front backwards.
+            // Nearest byte first: the front in reverse.
             let front = front.iter().rev();
             for damage in [edges.damage(Side::Before, front), edges.damage(Side::Behind, back.iter())] {
                 match (damage, &self.on_damage) {
-                    (Some(damage), Some(tell)) => tell(&damage),
+                    (Some(damage), Some(callback)) => callback(&damage),
                     (Some(damage), None) => self.found().push(damage),
                     (None, _) => {}
                 }
@@ -140,7 +147,7 @@ impl Adaptor for Guard {
         let whole = request.with_size(request.size_bytes().saturating_add(more_bytes));
         let mut grant = next.alloc(&whole)?;
         if !grant.narrow(front_bytes, request.size_bytes()) {
-            // A pool of more than 2^63 bytes.
+            // Only for requests of more than 2^63 bytes.
             return Err(PoolError::TooLarge {
                 requested_bytes: whole.size_bytes(),
                 device_bytes: request.device().total_bytes(),
@@ -153,14 +160,14 @@ impl Adaptor for Guard {
     }
 
     fn free(&self, release: &Release<'_>) {
-        // What was set when it was handed out may still be on its way.
+        // The fill at allocation may still be queued.
         release.set_used();
         let (address, size_bytes) = (release.address(), release.size_bytes());
         let (stream, pool) = (release.stream_id(), release.pool());
         let (front_bytes, back_bytes) = (FRONT_BYTES, back_bytes(size_bytes));
         let edges = Edges { address, size_bytes, front_bytes, back_bytes, stream, pool };
-        // An outer adaptor may forward the free of a block that this guard never saw allocated. That block has no edges,
-        // and the memory around it belongs to others.
+        // An outer adaptor may forward the free of a block whose allocation this guard did not see. Such a block has no
+        // guard bytes, and the memory around it belongs to other blocks.
         let whole = release.whole();
         let is_own = address.checked_sub(front_bytes).is_some_and(|start| whole.start <= start)
             && (address + size_bytes).checked_add(back_bytes).is_some_and(|end| end <= whole.end);
@@ -193,7 +200,7 @@ impl Guard {
 }
 
 impl Edges {
-    /// The guard's bytes at one side, the nearest first.
+    /// The damage among the guard bytes of one side, the nearest first.
     fn damage<'a>(
         &self,
         side: Side,
@@ -217,15 +224,15 @@ impl fmt::Debug for Guard {
     }
 }
 
-/// Up to where the block's own unit ends, and one more.
+/// The guard bytes after a block: the rest of its last unit of 256 bytes, and one more unit.
 fn back_bytes(size_bytes: u64) -> u64 {
     (size_bytes.wrapping_neg() & (ALIGNMENT_MIN - 1)) + ALIGNMENT_MIN
 }
 
-/// What is set and looked at in front of a block, whatever its alignment.
+/// The guard bytes before a block, for every alignment.
 const FRONT_BYTES: u64 = ALIGNMENT_MIN;
 
 const BACK_BYTES_MAX: u64 = 2 * ALIGNMENT_MIN;
 
-/// What the guards hold: not what memory usually does.
+/// The value of the guard bytes: a value that memory rarely holds.
 const PATTERN: u8 = 0xFB;

@@ -1,4 +1,4 @@
-//! [`Budget`]: no more than so many bytes at a time, for whatever shares it.
+//! [`Budget`]: a bound on the bytes in use at a time, over everything that shares it.
 
 use super::{Adaptor, Change, Grant, Next, Release, Request};
 use crate::config::ALIGNMENT_MIN;
@@ -6,13 +6,13 @@ use crate::error::PoolError;
 use core::fmt;
 use core::sync::atomic::{AtomicU64, Ordering};
 
-/// Refuses what would bring the bytes in use above a limit, with [`PoolError::OverBudget`]. Exact for any number of threads:
-/// a block counts from before it is made until it is dropped.
+/// Refuses requests that would bring the bytes in use above a limit, with [`PoolError::OverBudget`]. It is exact for
+/// any number of threads: a block counts from before its allocation until it is dropped.
 ///
-/// Unlike [`PoolBuilder::hard_limit`](crate::PoolBuilder::hard_limit), which bounds what one pool takes from the device,
-/// this counts what blocks hold, each size rounded up to 256, and may stand around any number of pools, of devices and
-/// kinds of memory, which then share it. It counts what passes through: bytes that adaptors inside of it add are not its
-/// own, and memory that one of them brings in is.
+/// [`PoolBuilder::hard_limit`](crate::PoolBuilder::hard_limit) bounds the memory that one pool takes from the device. A
+/// budget instead counts the bytes of blocks, each size rounded up to 256, and may be shared by any number of pools,
+/// over devices and kinds of memory. It counts the requests that pass through it: bytes added by inner adaptors do not
+/// count, and memory from other pools that an inner adaptor returns does.
 #[derive(Default)]
 pub struct Budget {
     limit_bytes: AtomicU64,
@@ -21,13 +21,13 @@ pub struct Budget {
 }
 
 impl Budget {
-    /// With so many bytes.
+    /// Creates a budget of this many bytes.
     #[must_use]
     pub fn new(limit_bytes: u64) -> Self {
         Self { limit_bytes: limit_bytes.into(), ..Self::default() }
     }
 
-    /// Another limit from here on. Below what is in use, it refuses everything until enough is freed.
+    /// Changes the limit. If it is below the bytes in use, every request is refused until enough is freed.
     pub fn set_limit(&self, limit_bytes: u64) {
         self.limit_bytes.store(limit_bytes, Ordering::Relaxed);
     }
@@ -38,20 +38,20 @@ impl Budget {
         self.limit_bytes.load(Ordering::Relaxed)
     }
 
-    /// What counts against it now.
+    /// The bytes that count against the limit now.
     #[must_use]
     pub fn in_use_bytes(&self) -> u64 {
         self.in_use_bytes.load(Ordering::Relaxed)
     }
 
-    /// The most that ever did.
+    /// The peak of those bytes.
     #[must_use]
     pub fn in_use_peak_bytes(&self) -> u64 {
         self.in_use_peak_bytes.load(Ordering::Relaxed)
     }
 
     fn take(&self, size_bytes: u64) -> Result<(), PoolError> {
-        // The limit may be a lower one by now: no more is no more.
+        // Always allowed, even if the limit was lowered below the bytes in use.
         if size_bytes == 0 {
             return Ok(());
         }
@@ -78,12 +78,12 @@ impl Adaptor for Budget {
     }
 
     fn alloc(&self, request: &Request<'_>, next: Next<'_>) -> Result<Grant, PoolError> {
-        let mut outcome = FreeOutcome { budget: self, size_bytes: 0 };
-        outcome.raise_to(request.size_bytes())?;
+        let mut reservation = Reservation { budget: self, size_bytes: 0 };
+        reservation.raise_to(request.size_bytes())?;
         let grant = next.alloc(request)?;
-        // What was granted is what comes back: that may be more.
-        outcome.raise_to(grant.size_bytes())?;
-        core::mem::forget(outcome);
+        // The grant's size is counted, because the free counts it, and it may exceed the request.
+        reservation.raise_to(grant.size_bytes())?;
+        core::mem::forget(reservation);
         Ok(grant)
     }
 
@@ -100,13 +100,14 @@ impl Adaptor for Budget {
     }
 }
 
-/// What counts for a request that is not granted yet: if it is not, or if another adaptor panics, no more.
-struct FreeOutcome<'a> {
+/// The bytes counted for a request in progress. Its drop uncounts them, if the request is refused or an inner adaptor
+/// panics.
+struct Reservation<'a> {
     budget: &'a Budget,
     size_bytes: u64,
 }
 
-impl FreeOutcome<'_> {
+impl Reservation<'_> {
     fn raise_to(&mut self, size_bytes: u64) -> Result<(), PoolError> {
         let size_bytes = counted(size_bytes);
         self.budget.take(size_bytes.saturating_sub(self.size_bytes))?;
@@ -115,7 +116,7 @@ impl FreeOutcome<'_> {
     }
 }
 
-impl Drop for FreeOutcome<'_> {
+impl Drop for Reservation<'_> {
     fn drop(&mut self) {
         self.budget.give_back(self.size_bytes);
     }
@@ -130,7 +131,7 @@ impl fmt::Debug for Budget {
     }
 }
 
-/// In whole units of what a block is aligned to; what can't be rounded up is more than there is anyway.
+/// Rounds up to the alignment of blocks. A size that cannot be rounded up exceeds any memory.
 fn counted(size_bytes: u64) -> u64 {
     size_bytes.checked_next_multiple_of(ALIGNMENT_MIN).unwrap_or(size_bytes)
 }

@@ -1,4 +1,4 @@
-//! [`Tracking`]: which blocks are alive, and where they come from.
+//! [`Tracking`]: the live blocks, and where they were allocated.
 
 use super::{Adaptor, Change, Grant, Next, PoolId, Release, Request};
 use crate::config::Bytes;
@@ -10,7 +10,7 @@ use std::backtrace::Backtrace;
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-/// Knows every block that is alive, with the thread that asked for it and, if wanted, the calls that led there.
+/// Tracks every live block, with its allocating thread and, optionally, a backtrace.
 ///
 /// ```
 /// use gpumem_pool::{Device, Pool, Stream, adaptor::Tracking};
@@ -30,20 +30,20 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 pub struct Tracking {
     books: Mutex<Books>,
     has_backtraces: bool,
-    on_end: Option<Box<Tell>>,
+    on_end: Option<Box<Callback>>,
 }
 
-type Tell = dyn Fn(&LiveBlocks) + Send + Sync;
+type Callback = dyn Fn(&LiveBlocks) + Send + Sync;
 
 #[derive(Default)]
 struct Books {
-    /// By pool, address and number: the outermost of blocks that lie one in the other has the highest.
+    /// By pool, address and number. Of nested blocks, the outermost has the highest number.
     live: BTreeMap<(PoolId, CUdeviceptr, u64), LiveBlock>,
     count: u64,
 }
 
 impl Books {
-    /// The block that starts there, the outermost of several.
+    /// The block that starts at this address, the outermost of several.
     fn find(&mut self, pool: PoolId, address: CUdeviceptr) -> Option<&mut LiveBlock> {
         let (_, block) = self.live.range_mut((pool, address, 0)..=(pool, address, u64::MAX)).next_back()?;
         Some(block)
@@ -56,59 +56,59 @@ impl Books {
     }
 }
 
-/// Blocks that are alive, the largest first. Printed, a list of the first ones with what is known of them.
+/// Live blocks, the largest first. Printed, a list of the first ones with their details.
 #[derive(Clone, Debug, Default)]
 pub struct LiveBlocks {
     /// All of them.
     pub blocks: Vec<LiveBlock>,
 }
 
-/// A block that is alive.
+/// A live block.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct LiveBlock {
-    /// Its number among all that were tracked, from 1.
+    /// Its number among all tracked blocks, from 1.
     pub number: u64,
-    /// Where it starts.
+    /// The address.
     pub address: CUdeviceptr,
-    /// How large it is. For one that grows, how large it is now.
+    /// The size; for a growable block, the current one.
     pub size_bytes: u64,
-    /// The stream that it is of.
+    /// The stream that the block was allocated on.
     pub stream: StreamId,
-    /// What it is for: the name of the scope that it was asked for in.
+    /// The tag: the name of the scope in which it was allocated.
     pub tag: Option<Arc<str>>,
-    /// The pool that it is of.
+    /// The pool of the block.
     pub pool: PoolId,
-    /// The thread that asked for it, if it has a name.
+    /// The name of the allocating thread, if it has one.
     pub thread: Option<Arc<str>>,
-    /// The calls that led there, if those are wanted.
+    /// The backtrace of the allocation, with [`Tracking::with_backtraces`].
     pub backtrace: Option<Arc<Backtrace>>,
 }
 
 impl Tracking {
-    /// Without backtraces.
+    /// Creates a tracker without backtraces.
     #[must_use]
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// Keeps the calls that led to each allocation, which takes microseconds each. Names of functions are looked up when
-    /// they are printed.
+    /// Captures a backtrace of each allocation, which takes microseconds each. Function names are resolved when it is
+    /// printed.
     #[must_use]
     pub fn with_backtraces(mut self) -> Self {
         self.has_backtraces = true;
         self
     }
 
-    /// Calls this with the blocks of a pool that are alive when its last handle goes, if there are any. They keep the pool's
-    /// memory until they are dropped.
+    /// Calls `callback` when the last handle of a pool is dropped, with the blocks of that pool that are still alive, if
+    /// there are any. They keep the pool's memory until they are dropped.
     #[must_use]
-    pub fn on_end(mut self, tell: impl Fn(&LiveBlocks) + Send + Sync + 'static) -> Self {
-        self.on_end = Some(Box::new(tell));
+    pub fn on_end(mut self, callback: impl Fn(&LiveBlocks) + Send + Sync + 'static) -> Self {
+        self.on_end = Some(Box::new(callback));
         self
     }
 
-    /// All that are alive now.
+    /// The blocks that are alive now.
     #[must_use]
     pub fn live(&self) -> LiveBlocks {
         LiveBlocks::of(self.books().live.values().cloned().collect())
@@ -141,7 +141,7 @@ impl LiveBlocks {
         Self { blocks }
     }
 
-    /// What they hold together.
+    /// The sum of their sizes.
     #[must_use]
     pub fn size_bytes(&self) -> u64 {
         self.blocks.iter().map(|block| block.size_bytes).sum()
@@ -187,11 +187,11 @@ impl Adaptor for Tracking {
     }
 
     fn close(&self, pool: PoolId) {
-        let Some(tell) = &self.on_end else { return };
+        let Some(callback) = &self.on_end else { return };
         let of_pool: Vec<_> =
             self.books().live.values().filter(|block| block.pool == pool).cloned().collect();
         if !of_pool.is_empty() {
-            tell(&LiveBlocks::of(of_pool));
+            callback(&LiveBlocks::of(of_pool));
         }
     }
 }
@@ -236,5 +236,5 @@ impl fmt::Display for LiveBlock {
     }
 }
 
-/// How many a printed list has.
+/// The maximum number of printed blocks.
 const SHOWN_COUNT: usize = 20;

@@ -5,6 +5,23 @@ use core::fmt;
 use core::str::FromStr;
 
 /// The kind of memory that a pool allocates. Each pool has one kind, and its limits apply to that kind alone.
+///
+/// ```
+/// use gpumem_pool::{Device, MemoryKind, Pool, Stream};
+/// use gpumem_sim::SimConfig;
+///
+/// let device = Device::new(&gpumem_sim::driver(SimConfig::new())?, 0)?;
+/// let pool = Pool::builder(&device).kind(MemoryKind::Host).hard_limit(64 << 20).build()?;
+/// let stream = Stream::new(&device)?;
+///
+/// let block = pool.alloc(4096, &stream)?;
+/// let host = block.host_ptr().ok_or("pinned memory is the host's too")?;
+/// // SAFETY: the block has these bytes to itself, and no work uses them yet.
+/// unsafe { host.write_bytes(7, 4096) };
+/// // … queue work that uses `block.address()` on `stream` …
+/// assert_eq!("unified".parse::<MemoryKind>()?, MemoryKind::Unified);
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize), serde(rename_all = "lowercase"))]
 #[non_exhaustive]

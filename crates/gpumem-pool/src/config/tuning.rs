@@ -31,6 +31,14 @@ use crate::config::{ConfigError, SizeRounding};
 use gpumem_heap::{SPLIT_BYTES_MAX_MIN, Tuning as HeapTuning};
 
 /// A preset of [`Tuning`].
+///
+/// ```
+/// use gpumem_pool::Profile;
+///
+/// assert_eq!("tight".parse::<Profile>()?, Profile::Tight);
+/// assert_eq!(Profile::default().to_string(), "balanced");
+/// # Ok::<(), gpumem_pool::ConfigError>(())
+/// ```
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Profile {
@@ -45,6 +53,17 @@ pub enum Profile {
 
 /// The trade-offs of the caching backend. Other backends use only [`wait_deadline`](Tuning::wait_deadline) and, for
 /// `native` with host-accessible memory, [`poll_budget`](Tuning::poll_budget).
+///
+/// ```
+/// use gpumem_pool::{Device, Tuning, Pool, Profile};
+/// use gpumem_sim::SimConfig;
+///
+/// let device = Device::new(&gpumem_sim::driver(SimConfig::new())?, 0)?;
+/// let tuning = Tuning::of(Profile::Balanced).growth_slack(50).inserted_waits(false);
+/// let pool = Pool::builder(&device).tuning(tuning).build()?;
+/// # drop(pool);
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 #[must_use]

@@ -1,4 +1,4 @@
-//! [`Admission`]: what a pool's memory counts against beside its own numbers: limits that it shares with other pools.
+//! [`Admission`]: the limits that a pool's memory counts against: its own, its parents', and the device's budget.
 
 use crate::config::{Config, MemoryKind};
 use crate::error::LimitExceeded;
@@ -23,24 +23,24 @@ impl Admission {
         }
     }
 
-    /// Whose memory it is that counts.
+    /// The kind of memory that is counted.
     pub(crate) fn kind(&self) -> MemoryKind {
         self.kind
     }
 
-    /// Counts the bytes as held, or says which limit does not allow it.
+    /// Counts the bytes as held, or returns the limit that refuses.
     pub(crate) fn admit(&self, size_bytes: u64) -> Result<(), LimitExceeded> {
         self.budget.admit(self.kind, size_bytes, self.oversubscribes)?;
         self.node.admit(size_bytes).inspect_err(|_| self.budget.give_back(self.kind, size_bytes))
     }
 
-    /// After the driver has taken them back.
+    /// Uncounts bytes, after the driver has released them.
     pub(crate) fn give_back(&self, size_bytes: u64) {
         self.budget.give_back(self.kind, size_bytes);
         self.node.give_back(size_bytes);
     }
 
-    /// How much more may be held.
+    /// The bytes that may still be admitted.
     pub(crate) fn room_bytes(&self) -> u64 {
         let family_bytes = self.node.room_bytes();
         match self.oversubscribes {
@@ -49,7 +49,7 @@ impl Admission {
         }
     }
 
-    /// The limit that so many bytes more would pass, if there is one.
+    /// The limit that this many further bytes would exceed, if any.
     pub(crate) fn full_for(&self, size_bytes: u64) -> Option<LimitExceeded> {
         let budget = || self.budget.full_for(self.kind, size_bytes).filter(|_| !self.oversubscribes);
         self.node.full_for(size_bytes).or_else(budget)

@@ -1,9 +1,10 @@
-//! [`DeviceBudget`]: what all pools of a device hold, so that unified memory leaves the device room to work. Pure.
+//! [`DeviceBudget`]: the bytes that all pools of a device hold, and the margin of free memory that unified memory
+//! needs. Pure.
 //!
-//! Unified memory may be larger than the device: what does not fit moves away and back, and a program that uses it all
-//! at once stands still. So it is admitted only while it and all that pools hold of the device stay a margin below what
-//! the device has. Device memory is admitted against the same sum, as long as there is unified memory; without it the
-//! driver's own word counts.
+//! Unified memory may exceed the device: the excess moves away and back, and a program that uses all of it at once
+//! comes to a standstill. It is therefore admitted only while the sum of unified memory and all device memory of pools
+//! stays a margin below the device's memory. Device memory is admitted against this sum as long as there is unified
+//! memory; otherwise only the driver decides.
 
 use crate::config::MemoryKind;
 use crate::error::{LimitExceeded, RefusedBy};
@@ -25,7 +26,7 @@ impl DeviceBudget {
         }
     }
 
-    /// Counts the bytes as held, or says what they would pass.
+    /// Counts the bytes as held, or returns the margin if the sum would exceed it.
     pub(crate) fn admit(
         &self,
         kind: MemoryKind,
@@ -33,8 +34,8 @@ impl DeviceBudget {
         oversubscribes: bool,
     ) -> Result<(), LimitExceeded> {
         let Some(own) = self.of(kind) else { return Ok(()) };
-        // First counted, then looked at: of two who come together, one at least sees the other. Nobody passes the sum; both
-        // may be refused.
+        // Counted first, then compared: of two concurrent requests, at least one sees the other. The sum is never
+        // exceeded; both may be refused.
         own.fetch_add(size_bytes, Ordering::SeqCst);
         match oversubscribes || self.room_bytes(kind).is_some() {
             true => Ok(()),
@@ -45,14 +46,14 @@ impl DeviceBudget {
         }
     }
 
-    /// After the driver has taken them back.
+    /// Uncounts bytes, after the driver has released them.
     pub(crate) fn give_back(&self, kind: MemoryKind, size_bytes: u64) {
         if let Some(own) = self.of(kind) {
             own.fetch_sub(size_bytes, Ordering::SeqCst);
         }
     }
 
-    /// How much more of a kind may be held; nothing if that is too much already.
+    /// The bytes of a kind that may still be admitted; `None` if the sum is exceeded already.
     pub(crate) fn room_bytes(&self, kind: MemoryKind) -> Option<u64> {
         let has_unified = || self.unified_bytes.load(Ordering::SeqCst) > 0;
         if kind == MemoryKind::Host || kind == MemoryKind::Device && !has_unified() {
@@ -61,19 +62,19 @@ impl DeviceBudget {
         self.most_bytes.checked_sub(self.held_bytes())
     }
 
-    /// The sum that so many bytes more would pass, if they would.
+    /// The margin, if this many further bytes would exceed the sum.
     pub(crate) fn full_for(&self, kind: MemoryKind, size_bytes: u64) -> Option<LimitExceeded> {
         let has_room = self.room_bytes(kind).is_some_and(|room_bytes| room_bytes >= size_bytes);
         (!has_room).then(|| self.margin())
     }
 
-    /// What all pools hold, of the device and of unified memory.
+    /// The device and unified memory that all pools hold.
     pub(crate) fn held_bytes(&self) -> u64 {
         let unified_bytes = self.unified_bytes.load(Ordering::SeqCst);
         self.device_bytes.load(Ordering::SeqCst).saturating_add(unified_bytes)
     }
 
-    /// What pools hold of the device's own memory.
+    /// The device memory that all pools hold.
     pub(crate) fn device_bytes(&self) -> u64 {
         self.device_bytes.load(Ordering::SeqCst)
     }
@@ -91,7 +92,7 @@ impl DeviceBudget {
     }
 }
 
-/// The margin is this part of the device: what the driver, kernels and the display take has room in it.
+/// The margin is this part of the device (1/16): it holds what the driver, kernels and the display take.
 const MARGIN_SHARE: u64 = 16;
 
 #[cfg(test)]

@@ -1,7 +1,8 @@
-//! [`LimitNode`]: the limit that a pool and its private pools keep together. Pure.
+//! [`LimitNode`]: the limit that a pool and its private pools share. Pure.
 //!
-//! Each pool has a node, with its limit; a private pool's hangs below that of the pool it was made from. What a pool
-//! takes is admitted by its own node and by all above, each in one atomic step, so that no threads can pass any limit.
+//! Each pool has a node with its limit. The node of a private pool is below the node of its parent pool. Each node,
+//! from the pool's up to the topmost, admits the pool's memory in one atomic step, so that concurrent threads cannot
+//! exceed any limit.
 
 use crate::config::MemoryKind;
 use crate::error::{LimitExceeded, RefusedBy};
@@ -10,32 +11,32 @@ use core::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 
 pub(crate) struct LimitNode {
-    /// `u64::MAX` is no limit.
+    /// `u64::MAX` means no limit.
     limit_bytes: AtomicU64,
-    /// Whether it has ever been set below what was held.
+    /// Whether the limit was ever set below the held bytes.
     was_lowered: AtomicBool,
     held_bytes: AtomicU64,
     above: Option<Arc<LimitNode>>,
-    /// The pools that keep memory, of the topmost node.
+    /// The pools that cache memory; used in the topmost node only.
     trimmables: Mutex<Vec<Weak<dyn Trimmable>>>,
 }
 
-/// A pool that keeps memory which no block holds.
+/// A pool that caches memory beside its blocks.
 pub(crate) trait Trimmable: Send + Sync {
-    /// Before the device is waited for: puts what threads keep at hand where the wait counts for it.
+    /// Called before a wait for the device: moves the thread caches' memory to where the wait makes it releasable.
     fn before_giving(&self);
 
-    /// Whose memory it keeps.
+    /// The kind of the cached memory.
     fn kind(&self) -> MemoryKind;
 
-    /// Gives it back, as far as it is known to be unused. Where the device is not known to be idle, what is released by
-    /// calls that wait for it stays. The device's context is current.
+    /// Releases the cached memory that is known to be unused. Unless the device is known to be idle, memory whose
+    /// release waits for the device stays. The device's context is current.
     fn give_back_all(&self, is_idle: bool);
 
-    /// What it keeps of the device's own memory, in no block. The device's context is current.
+    /// The cached device memory. The device's context is current.
     fn cached_bytes(&self) -> u64;
 
-    /// What of that is not in the device's account, which has what was admitted.
+    /// The part of it that is missing in the device's budget, which counts only admitted bytes.
     fn uncounted_bytes(&self) -> u64;
 }
 
@@ -60,14 +61,14 @@ impl LimitNode {
         })
     }
 
-    /// Counts the bytes as held, or says which limit does not allow it.
+    /// Counts the bytes as held, or returns the limit that refuses.
     pub(crate) fn admit(&self, size_bytes: u64) -> Result<(), LimitExceeded> {
         let sum = |held: u64| held.checked_add(size_bytes).filter(|sum| *sum <= self.admitted_bytes());
-        // Acquire pairs with the release in `give_back`: the driver has taken back what makes room for this.
+        // Acquire pairs with the release in `give_back`: the driver has released the memory that makes room for this.
         let admitted = self.held_bytes.fetch_update(Ordering::SeqCst, Ordering::SeqCst, sum);
         let held_bytes = admitted.map_err(|held_bytes| self.passed(held_bytes))? + size_bytes;
-        // The limit may have become a lower one after it was looked at. Either this sees it, or what was counted above was
-        // held before it was set.
+        // The limit may have been lowered since the check above. Either this check sees the new limit, or the bytes
+        // were held before it was set.
         if held_bytes > self.admitted_bytes() {
             self.held_bytes.fetch_sub(size_bytes, Ordering::AcqRel);
             return Err(self.passed(held_bytes - size_bytes));
@@ -83,7 +84,7 @@ impl LimitNode {
         self.limit_bytes.load(Ordering::SeqCst)
     }
 
-    /// The same, unless that is to be a mistake.
+    /// The limit of this node, unless a bug is injected.
     fn admitted_bytes(&self) -> u64 {
         #[cfg(gpumem_planted_bugs)]
         if crate::injected_bugs::has(crate::injected_bugs::Bug::LimitOffByOne) {
@@ -92,7 +93,7 @@ impl LimitNode {
         self.limit_bytes()
     }
 
-    /// From now on nothing is admitted beyond this. Says how much more than that is held.
+    /// Sets the limit for later admissions. Returns how many held bytes exceed it.
     pub(crate) fn set_limit_bytes(&self, limit_bytes: u64) -> u64 {
         self.limit_bytes.store(limit_bytes, Ordering::SeqCst);
         let excess_bytes = self.held_bytes.load(Ordering::SeqCst).saturating_sub(limit_bytes);
@@ -102,12 +103,12 @@ impl LimitNode {
         excess_bytes
     }
 
-    /// Whether so much may be held, as far as this node goes: also what was held before the limit became a lower one.
+    /// Whether this node may hold so many bytes: within the limit, or admitted before the limit was lowered.
     pub(crate) fn allows(&self, held_bytes: u64) -> bool {
         held_bytes <= self.limit_bytes() || self.was_lowered.load(Ordering::Relaxed)
     }
 
-    /// After the driver has taken them back.
+    /// Uncounts bytes, after the driver has released them.
     pub(crate) fn give_back(&self, size_bytes: u64) {
         self.held_bytes.fetch_sub(size_bytes, Ordering::AcqRel);
         if let Some(above) = &self.above {
@@ -115,19 +116,19 @@ impl LimitNode {
         }
     }
 
-    /// How much more may be held.
+    /// The bytes that may still be admitted.
     pub(crate) fn room_bytes(&self) -> u64 {
         let own_bytes = self.limit_bytes().saturating_sub(self.held_bytes.load(Ordering::Relaxed));
         self.above.as_ref().map_or(own_bytes, |above| own_bytes.min(above.room_bytes()))
     }
 
-    /// Whether more may be held once others of the family hold less.
+    /// Whether other pools under a shared limit would have to release memory for this pool to hold more.
     pub(crate) fn is_short_of_others(&self) -> bool {
         let own_bytes = self.limit_bytes().saturating_sub(self.held_bytes.load(Ordering::Relaxed));
         self.above.as_ref().is_none_or(|above| above.room_bytes() < own_bytes)
     }
 
-    /// The limit that so many bytes more would pass, if there is one.
+    /// The limit that this many further bytes would exceed, if any.
     pub(crate) fn full_for(&self, size_bytes: u64) -> Option<LimitExceeded> {
         match self.is_full_for(size_bytes) {
             true => Some(self.passed(self.held_bytes.load(Ordering::Relaxed))),
@@ -141,7 +142,7 @@ impl LimitNode {
         LimitExceeded { by, limit_bytes: self.limit_bytes(), held_bytes }
     }
 
-    /// Whether a refusal was by this node's limit.
+    /// Whether a refusal names this node's limit.
     pub(crate) fn is_of(&self, by: RefusedBy, limit_bytes: Option<u64>) -> bool {
         let own = self.passed(0);
         own.by == by && Some(own.limit_bytes) == limit_bytes
@@ -151,7 +152,7 @@ impl LimitNode {
         self.above.as_ref()
     }
 
-    /// Whether this node's own limit does not allow so many bytes more.
+    /// Whether this node's own limit refuses this many further bytes.
     pub(crate) fn is_full_for(&self, size_bytes: u64) -> bool {
         self.held_bytes.load(Ordering::Relaxed).saturating_add(size_bytes) > self.limit_bytes()
     }
@@ -165,7 +166,7 @@ impl LimitNode {
         trimmables.push(member);
     }
 
-    /// All of the whole family.
+    /// All pools under the topmost node.
     pub(crate) fn trimmables(&self) -> Vec<Arc<dyn Trimmable>> {
         match &self.above {
             Some(above) => above.trimmables(),
@@ -219,11 +220,11 @@ mod tests {
         assert_eq!(node.admit(10), Ok(()));
     }
 
-    /// Threads take and give back while the limit goes down and up. As long as it is down, nobody has what it forbids.
+    /// Threads admit and release while the limit goes down and up. While it is down, no admission above it succeeds.
     #[test]
     fn a_limit_that_changes_is_exact() {
         let node = LimitNode::new(16, None);
-        // Odd from when the limit has been set to 3 until it is about to be raised.
+        // Odd from the moment the limit has been set to 3 until it is about to be raised.
         let phase = AtomicU64::new(0);
         let rounds = if cfg!(miri) { 5 } else { 100 };
         std::thread::scope(|scope| {

@@ -1,12 +1,12 @@
-//! Others' code, called where its panics must end: in drops, and where the rest has to be heard too. And where it must not be
-//! called from within itself.
+//! Guards around user code. [`catch_panic`] stops its panics, in drops and where later steps must run.
+//! [`ReentrancyGuard`] detects calls from within itself.
 
 use core::cell::Cell;
 use std::any::Any;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::thread::LocalKey;
 
-/// Calls it. What it said if it panicked, which has been told of where that began.
+/// Runs `work`. If it panics, returns the panic's message; the panic hook has already reported the place.
 pub(crate) fn catch_panic<R>(work: impl FnOnce() -> R) -> Result<R, String> {
     catch_unwind(AssertUnwindSafe(work)).map_err(|payload| {
         let text = message(&*payload).to_owned();
@@ -15,7 +15,7 @@ pub(crate) fn catch_panic<R>(work: impl FnOnce() -> R) -> Result<R, String> {
     })
 }
 
-/// Drops what was thrown, which may panic then; what that throws is not dropped.
+/// Drops a panic payload. If its drop panics, that payload is leaked.
 #[cold]
 pub(crate) fn forget(payload: Box<dyn Any + Send>) {
     let _ = catch_unwind(AssertUnwindSafe(|| drop(payload))).map_err(core::mem::forget);
@@ -23,14 +23,14 @@ pub(crate) fn forget(payload: Box<dyn Any + Send>) {
 
 fn message(payload: &(dyn Any + Send)) -> &str {
     let owned = || payload.downcast_ref::<String>().map(String::as_str);
-    payload.downcast_ref::<&str>().copied().or_else(owned).unwrap_or("nothing was said")
+    payload.downcast_ref::<&str>().copied().or_else(owned).unwrap_or("no message")
 }
 
-/// The outermost call of some kind on this thread, until it is dropped.
+/// Marks the outermost call of one kind on this thread, until it is dropped.
 pub(crate) struct ReentrancyGuard(&'static LocalKey<Cell<bool>>);
 
 impl ReentrancyGuard {
-    /// `None` within such a call.
+    /// `None` inside such a call.
     pub(crate) fn begin(is_within: &'static LocalKey<Cell<bool>>) -> Option<Self> {
         (!is_within.replace(true)).then(|| Self(is_within))
     }
@@ -71,6 +71,6 @@ mod tests {
     fn panics_end_here_whatever_they_throw() {
         assert_eq!(catch_panic(|| 7), Ok(7));
         assert_eq!(catch_panic(|| panic!("no {}", "more")), Err::<(), _>("no more".into()));
-        assert_eq!(catch_panic(|| panic_any(Bomb(3))), Err::<(), _>("nothing was said".into()));
+        assert_eq!(catch_panic(|| panic_any(Bomb(3))), Err::<(), _>("no message".into()));
     }
 }

@@ -1,10 +1,10 @@
-//! [`Status`]: what a pool says of itself, at one moment.
+//! [`Status`]: a pool's counters at one moment.
 
 use crate::config::{BackendKind, Bytes, MemoryKind, text::on_a_line};
 use core::fmt;
 use gpumem_heap::order::StreamId;
 
-/// A pool's numbers at one moment. Exact when no other thread is allocating or freeing meanwhile.
+/// A pool's counters at one moment. They are exact while no other thread allocates or frees.
 ///
 /// Printed, it reads:
 ///
@@ -15,88 +15,90 @@ use gpumem_heap::order::StreamId;
 /// Memory pool backend: native on NVIDIA H200 (device 0)
 /// ```
 ///
-/// Tags follow as a table. With `{:#}` there are peaks and counts behind the usage, and a table of streams at the end.
+/// Tags follow as a table. `{:#}` adds peaks and counts after the usage, and a table of streams at the end.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize))]
 #[non_exhaustive]
 pub struct Status {
-    /// Where the bytes come from.
+    /// The backend of the pool.
     pub backend: BackendKind,
-    /// Whose bytes they are.
+    /// The kind of memory.
     pub kind: MemoryKind,
-    /// Whether the backend `caching` has its memory in plain segments, for want of virtual memory or because that was
-    /// asked for ([`PoolBuilder::plain_segments`](crate::PoolBuilder::plain_segments)).
+    /// Whether the backend `caching` uses plain segments: virtual memory is unavailable, or
+    /// [`PoolBuilder::plain_segments`](crate::PoolBuilder::plain_segments) was called.
     pub plain_segments: bool,
-    /// The vendor's name of the device.
+    /// The vendor's name for the device.
     pub device_name: String,
-    /// The number that the driver counts the device by.
+    /// The ordinal of the device in the driver.
     pub device_ordinal: u32,
-    /// In blocks that are alive.
+    /// Bytes in live blocks.
     pub in_use_bytes: u64,
-    /// Held from the device: blocks, and what is kept for reuse.
+    /// Bytes held from the device: blocks and cached memory.
     pub reserved_bytes: u64,
-    /// Kept for reuse, frees that the device has not reached yet included.
+    /// Bytes cached for reuse, including freed memory that waits for work on the device.
     pub cached_bytes: u64,
-    /// The most that was ever in use, or since [`Pool::reset_peaks`](crate::Pool::reset_peaks). Exact with
-    /// [`PoolBuilder::exact_peaks`](crate::PoolBuilder::exact_peaks), and on `native` and `none`; else an upper bound:
-    /// `caching` counts all that its heap has handed out, which is never more than
-    /// [`reserved_peak_bytes`](Self::reserved_peak_bytes). Sizes are rounded up there, and what threads have freed and keep
-    /// at hand is among it: of blocks up to 1 MiB, no more in all than [`magazine_share`](crate::Tuning::magazine_share) and
-    /// [`magazine_bytes_min`](crate::Tuning::magazine_bytes_min) allow; of larger ones, the last four of each thread and
-    /// stream, and what [`large_share`](crate::Tuning::large_share) lets them keep.
+    /// The peak of memory in use, ever or since [`Pool::reset_peaks`](crate::Pool::reset_peaks).
+    ///
+    /// It is exact with [`PoolBuilder::exact_peaks`](crate::PoolBuilder::exact_peaks), and on `native` and `none`.
+    /// Otherwise it is an upper bound: `caching` counts all memory that its heap has allocated, which is never more
+    /// than [`reserved_peak_bytes`](Self::reserved_peak_bytes). That includes rounding, and the freed blocks in thread
+    /// caches. Blocks up to 1 MiB are bounded in total by [`magazine_share`](crate::Tuning::magazine_share) and
+    /// [`magazine_bytes_min`](crate::Tuning::magazine_bytes_min). Larger blocks are the last four of each thread and
+    /// stream, and those that [`large_share`](crate::Tuning::large_share) allows.
     pub in_use_peak_bytes: u64,
-    /// The most that was ever reserved.
+    /// The peak of reserved memory.
     pub reserved_peak_bytes: u64,
-    /// Host memory of the heap's records: about 100 bytes for each block and each free stretch between blocks, 160 for each
-    /// piece of physical memory, 13 for each 2 MiB of addresses, 5 KiB for each stream and size of block, small or large.
-    /// Beside it, what threads keep at hand takes 6 KiB for each thread and stream, and 16 bytes for each such block.
+    /// Host memory of the heap's records: about 100 bytes for each block and each free range between blocks, 160 for
+    /// each handle of physical memory, 13 for each 2 MiB of addresses, and 5 KiB for each stream and class of blocks,
+    /// small or large. In addition, thread caches take 6 KiB for each thread and stream, and 16 bytes for each cached
+    /// block.
     pub record_bytes: u64,
-    /// Blocks that are alive, empty ones not counted.
+    /// The number of live blocks, empty ones excluded.
     pub block_count: u64,
-    /// Blocks ever handed out, empty ones not counted.
+    /// The number of allocations ever made, empty ones excluded.
     pub allocation_count: u64,
-    /// The most that blocks may hold together, if there is such a limit.
+    /// The hard limit, if there is one.
     pub hard_limit_bytes: Option<u64>,
-    /// The reserve down to which cached memory is given back, if it has such a limit.
+    /// The soft limit, if there is one: cached memory above it is released.
     pub soft_limit_bytes: Option<u64>,
-    /// In use on the whole device, by anyone.
+    /// Memory in use on the whole device, over all processes.
     pub device_used_bytes: u64,
-    /// All the device has.
+    /// The total memory of the device.
     pub device_total_bytes: u64,
-    /// What has been allocated in scopes ([`Pool::scope`](crate::Pool::scope)), in the order of the first of each name.
+    /// The usage by tag ([`Pool::scope`](crate::Pool::scope)), in the order of each tag's first scope.
     pub tags: Vec<TagUsage>,
-    /// What blocks of each stream hold, of those that have any.
+    /// The usage of each stream that has blocks.
     pub streams: Vec<StreamUsage>,
 }
 
-/// What the blocks of one tag come to.
+/// The memory of one tag's blocks.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize))]
 #[non_exhaustive]
 pub struct TagUsage {
-    /// The scopes' name.
+    /// The name of the scopes.
     pub tag: String,
-    /// In blocks that are alive.
+    /// Bytes in live blocks.
     pub in_use_bytes: u64,
-    /// The most that was ever in use, or since [`Pool::reset_peaks`](crate::Pool::reset_peaks). Exact if one thread allocates for
-    /// the tag and frees what has it, else off by up to 1 MiB for each thread.
+    /// The peak of memory in use, ever or since [`Pool::reset_peaks`](crate::Pool::reset_peaks). It is exact if one
+    /// thread allocates for the tag and frees its blocks, otherwise off by up to 1 MiB for each thread.
     pub peak_bytes: u64,
-    /// Blocks that are alive.
+    /// The number of live blocks.
     pub block_count: u64,
-    /// Blocks ever handed out.
+    /// The number of allocations ever made.
     pub allocation_count: u64,
 }
 
-/// What the blocks of one stream come to.
+/// The memory of one stream's blocks.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize))]
 #[non_exhaustive]
 pub struct StreamUsage {
-    /// Their owner stream. Nothing stands for all streams that are gone.
+    /// The owner stream; `None` for all streams that are gone.
     pub stream: Option<StreamId>,
-    /// In blocks that are alive.
+    /// Bytes in live blocks.
     pub in_use_bytes: u64,
-    /// Blocks that are alive.
+    /// The number of live blocks.
     pub block_count: u64,
 }
 
@@ -150,7 +152,7 @@ impl fmt::Display for Status {
     }
 }
 
-/// Nothing if there are no rows. The last column is of blocks.
+/// Prints a table; nothing without rows. The last column counts blocks.
 fn table<const HEADINGS: usize, const CELLS: usize>(
     f: &mut fmt::Formatter<'_>,
     headings: [&str; HEADINGS],

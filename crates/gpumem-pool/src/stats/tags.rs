@@ -1,8 +1,8 @@
-//! [`Tags`]: what blocks are for, as the scopes say that they are allocated in, and how much each tag has.
+//! [`Tags`]: the memory of each tag, as named by the scopes in which blocks are allocated.
 //!
-//! A pool numbers its tags from 1; blocks outside of scopes have none, and pay nothing but a look at that. Every thread
-//! counts for itself, in a share for each pool and tag, which it finds in a small table; the pool lists them all. When a
-//! thread ends, its shares go to the next thread that counts for the same tag.
+//! A pool numbers its tags from 1. Blocks outside scopes have tag 0 and cost only the check for it. Every thread has
+//! its own counters, a share for each pool and tag, which it finds in a small table. The pool lists all shares. When a
+//! thread ends, its shares go to the next thread that counts for the tag.
 
 mod names;
 mod share;
@@ -20,7 +20,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 /// The tags of one pool.
 pub(crate) struct Tags {
-    /// Of no other pool, ever: by this threads find their shares.
+    /// Unique to the pool, never reused: threads find their shares by it.
     serial: u64,
     names: Arc<Names>,
     book: Mutex<Book>,
@@ -31,16 +31,16 @@ struct Book {
     /// By tag.
     shares: BTreeMap<u16, Vec<Arc<Share>>>,
     peaks: BTreeMap<u16, Arc<Peak>>,
-    /// What threads counted that were past keeping shares.
+    /// Counts of threads whose thread-local storage was gone.
     elsewhere: BTreeMap<u16, Counters>,
 }
 
-/// What a tag has.
+/// The sum of one tag.
 #[derive(Clone)]
 pub(crate) struct TagSum {
     pub(crate) name: Arc<str>,
     pub(crate) counters: Counters,
-    /// The most bytes that it had, a little more or less where several threads count.
+    /// The peak of its bytes; approximate if several threads count.
     pub(crate) peak_bytes: u64,
 }
 
@@ -58,13 +58,13 @@ impl Tags {
         &self.names
     }
 
-    /// Lets `count` have this thread's share of a tag.
+    /// Calls `count` with this thread's share of a tag.
     #[inline]
     pub(crate) fn count(&self, tag: u16, count: impl FnOnce(&Share)) {
         let near = NEAR.with(|near| near[place(self.serial, tag)].get());
         if near.serial == self.serial && near.tag == tag {
-            // SAFETY: an entry stands in the table only while this thread's map keeps the share: what leaves the map, or
-            // the end of the thread, clears the table first.
+            // SAFETY: an entry is in the table only while this thread's map holds the share: removals from the map and
+            // the end of the thread clear the table first.
             return count(unsafe { &*near.share });
         }
         self.count_far(tag, count);
@@ -83,14 +83,14 @@ impl Tags {
                 let mut book = self.book();
                 let share = Share::new(book.peaks.entry(tag).or_default());
                 count(&share);
-                share.tell();
+                share.publish();
                 let sum = book.elsewhere.entry(tag).or_default();
                 *sum = *sum + share.counters();
             }
         }
     }
 
-    /// A share that nobody has, for the calling thread.
+    /// A share without an owner, or a new one, for the calling thread.
     fn adopt(&self, tag: u16) -> Arc<Share> {
         let mut book = self.book();
         let is_left = |share: &Share| {
@@ -106,15 +106,15 @@ impl Tags {
         share
     }
 
-    /// What each tag has that was ever counted, in the order of their first scopes.
+    /// The sums of all tags ever counted, in the order of their first scopes.
     pub(crate) fn sums(&self) -> Vec<TagSum> {
         let (names, book) = (self.names.all(), self.book());
         let mut sums = vec![(Counters::default(), 0_u64); names.len() + 1];
         for (tag, shares) in &book.shares {
-            let Some((sum, untold_bytes)) = sums.get_mut(usize::from(*tag)) else { continue };
+            let Some((sum, unpublished_bytes)) = sums.get_mut(usize::from(*tag)) else { continue };
             for share in shares {
                 *sum = *sum + share.counters();
-                *untold_bytes = untold_bytes.wrapping_add(share.untold_peak_bytes());
+                *unpublished_bytes = unpublished_bytes.wrapping_add(share.unpublished_peak_bytes());
             }
         }
         for (tag, counters) in &book.elsewhere {
@@ -123,21 +123,21 @@ impl Tags {
             }
         }
         let counted = book.peaks.iter().filter_map(|(tag, peak)| {
-            let (counters, untold_bytes) = *sums.get(usize::from(*tag))?;
+            let (counters, unpublished_bytes) = *sums.get(usize::from(*tag))?;
             let name = Arc::clone(names.get(usize::from(*tag).checked_sub(1)?)?);
-            Some(TagSum { name, counters: counters.shown(), peak_bytes: peak.bytes(untold_bytes) })
+            Some(TagSum { name, counters: counters.shown(), peak_bytes: peak.bytes(unpublished_bytes) })
         });
         counted.collect()
     }
 
-    /// From now on peaks are of what comes.
+    /// Resets the peaks to the current use.
     pub(crate) fn reset_peaks(&self) {
         let book = self.book();
         book.shares.values().flatten().for_each(|share| share.reset_peak());
         book.peaks.values().for_each(|peak| peak.reset());
     }
 
-    /// Those that hold most, for a report.
+    /// The largest holders, for a report.
     pub(crate) fn holders(&self) -> Vec<Holder> {
         let mut sums = self.sums();
         sums.retain(|sum| sum.counters.in_use_bytes() > 0);
@@ -163,10 +163,10 @@ struct Near {
     share: *const Share,
 }
 
-/// No pool has the serial 0.
+/// An empty entry: no pool has serial 0.
 const NOTHING: Near = Near { serial: 0, tag: 0, share: core::ptr::null() };
 
-/// As many tags as a thread uses at a time without a longer look.
+/// The number of tags that a thread finds without a lookup in its map.
 const NEAR_COUNT: usize = 8;
 
 #[inline]
@@ -177,7 +177,7 @@ fn place(serial: u64, tag: u16) -> usize {
 /// All shares of this thread.
 struct Kept {
     shares: BTreeMap<(u64, u16), Arc<Share>>,
-    /// As many are looked through for those of pools that are gone.
+    /// At this number of shares, those of dropped pools are removed.
     due_count: usize,
 }
 
@@ -188,7 +188,7 @@ impl Kept {
         }
         if self.shares.len() >= self.due_count {
             forget_near();
-            // Those of pools that are gone are kept by nobody else.
+            // Shares of dropped pools have no other holder.
             self.shares.retain(|_, share| Arc::strong_count(share) > 1);
             self.due_count = DUE_COUNT_MIN.max(2 * self.shares.len());
         }
@@ -214,10 +214,10 @@ thread_local! {
     static SHARES: RefCell<Kept> = const { RefCell::new(Kept { shares: BTreeMap::new(), due_count: DUE_COUNT_MIN }) };
 }
 
-/// As few are not looked through.
+/// The minimum number of shares before a removal pass.
 const DUE_COUNT_MIN: usize = 16;
 
-/// As many as a report names.
+/// The number of tags that a report names.
 const HOLDER_COUNT_MAX: usize = 5;
 
 #[cfg(test)]

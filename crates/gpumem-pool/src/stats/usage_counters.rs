@@ -1,8 +1,9 @@
-//! The count of what a pool has handed out. Pure: it never sees a driver, and keeps no limit, which is the family's to keep.
+//! Counters of a pool's live blocks. Pure: they make no driver call and enforce no limit, which
+//! [`LimitNode`](crate::limits::LimitNode) does.
 
 use core::sync::atomic::{AtomicU64, Ordering};
 
-/// What a pool has handed out. Shared by all threads.
+/// The counters of one pool. Shared by all threads.
 #[derive(Debug, Default)]
 pub(crate) struct UsageCounters {
     in_use_bytes: AtomicU64,
@@ -12,7 +13,7 @@ pub(crate) struct UsageCounters {
 }
 
 impl UsageCounters {
-    /// The driver gave a block. Its size has been admitted, and so the sum fits into a word.
+    /// Counts an allocation. Its size has been admitted, so the sum cannot overflow.
     pub(crate) fn count_out(&self, size_bytes: u64) {
         let before_bytes = self.in_use_bytes.fetch_add(size_bytes, Ordering::AcqRel);
         self.in_use_peak_bytes.fetch_max(before_bytes + size_bytes, Ordering::Relaxed);
@@ -20,10 +21,10 @@ impl UsageCounters {
         self.allocation_count.fetch_add(1, Ordering::Relaxed);
     }
 
-    /// It took one back.
+    /// Counts a free.
     pub(crate) fn count_in(&self, size_bytes: u64) {
         let before_bytes = self.in_use_bytes.fetch_sub(size_bytes, Ordering::AcqRel);
-        debug_assert!(before_bytes >= size_bytes, "more bytes came back than went out");
+        debug_assert!(before_bytes >= size_bytes, "more bytes freed than allocated");
         self.block_count.fetch_sub(1, Ordering::Relaxed);
     }
 

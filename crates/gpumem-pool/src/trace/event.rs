@@ -1,103 +1,103 @@
-//! [`Event`]: what happened, and [`Raw`]: the same in four words and a kind, as it lies in rings and files.
+//! [`Event`]: a recorded event. [`Raw`]: its form in rings and files, a kind and four words.
 
-/// Something that was recorded.
+/// A recorded event.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Event {
-    /// When, in nanoseconds since the trace began.
+    /// The time, in nanoseconds since the trace began.
     pub time_ns: u64,
-    /// Which thread, counted in the order of their first events.
+    /// The thread, numbered in the order of first events.
     pub thread: u32,
-    /// What happened.
+    /// The recorded operation.
     pub what: What,
 }
 
-/// What happened. Streams, pools and the driver's events are named by numbers that mean nothing else.
+/// A recorded operation. Streams, pools and the driver's events are identified by opaque numbers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum What {
-    /// A block was handed out.
+    /// A block was allocated.
     Alloc {
         /// The pool.
         pool: u32,
-        /// Where it starts.
+        /// The address.
         address: u64,
-        /// How large it is.
+        /// The size.
         size_bytes: u64,
-        /// Its owner stream.
+        /// The owner stream.
         stream: u64,
-        /// What it is for: a number that [`Recording::tag`](super::Recording::tag) has the name of. 0 is none.
+        /// The number of its tag, which [`Recording::tag`](super::Recording::tag) maps to the name; 0 for none.
         tag: u32,
     },
-    /// A block that is about to be freed, or to shrink, has been used on another stream than its owner stream.
+    /// A block that is about to be freed, or to shrink, has been used on a stream other than its owner stream.
     Use {
         /// The pool.
         pool: u32,
-        /// Where it starts.
+        /// The address.
         address: u64,
         /// The other stream.
         stream: u64,
     },
-    /// A block was dropped.
+    /// A block was freed.
     Free {
         /// The pool.
         pool: u32,
-        /// Where it started.
+        /// The address.
         address: u64,
-        /// Its owner stream.
+        /// The owner stream.
         stream: u64,
-        /// Whether all its uses were known to be done.
+        /// Whether all its uses were known to be complete.
         is_complete: bool,
     },
-    /// A block that grows in place has another size.
+    /// A growable block changed its size.
     Resize {
         /// The pool.
         pool: u32,
-        /// Where it starts.
+        /// The address.
         address: u64,
-        /// How large it is now; 0 at the end.
+        /// The new size; 0 at its end.
         size_bytes: u64,
-        /// Its owner stream.
+        /// The owner stream.
         stream: u64,
-        /// As an allocation's.
+        /// The number of its tag, as for an allocation.
         tag: u32,
     },
-    /// A stream was made to wait for all that another had queued.
+    /// A stream was made to wait for all work queued on another.
     Wait {
-        /// The one that waits.
+        /// The waiting stream.
         stream: u64,
-        /// The other.
+        /// The other stream.
         source: u64,
     },
     /// An event of the driver's was recorded.
     Mark {
         /// The event.
         event: u64,
-        /// Where.
+        /// The stream that it was recorded on.
         stream: u64,
     },
-    /// A stream was made to wait for where an event was last recorded.
+    /// A stream was made to wait for the last record of an event.
     WaitForMark {
         /// The event.
         event: u64,
-        /// The stream that waits.
+        /// The waiting stream.
         stream: u64,
     },
-    /// The host has seen that all a stream had queued is done.
+    /// The host has observed that all work queued on a stream is done.
     StreamDone {
         /// The stream.
         stream: u64,
     },
-    /// The host has seen that an event has been passed.
+    /// The host has observed that an event is complete.
     MarkDone {
         /// The event.
         event: u64,
     },
-    /// The host has waited for everything on a device.
+    /// The host has waited for all work of a device.
     DeviceDone,
 }
 
-/// Which of them, by its number in a file.
+/// The kind of an event, by its number in a file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub(super) enum Kind {
@@ -113,7 +113,7 @@ pub(super) enum Kind {
     Resize = 10,
 }
 
-/// An event without its time: an address or an event, a size or another number, a stream, and pool and tag.
+/// An event without its time: address or event, size or other number, stream, and pool with tag.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Raw {
     pub(super) kind: Kind,
@@ -139,7 +139,7 @@ impl Kind {
 }
 
 impl Raw {
-    /// The pool and the tag of what has one.
+    /// The pool and the tag, if the event has a tag.
     pub(super) fn tag(self) -> Option<(u32, u32)> {
         let [.., whose] = self.words;
         let (pool, tag) = (whose as u32, (whose >> 32) as u32);
@@ -165,7 +165,7 @@ impl Raw {
 }
 
 impl What {
-    /// Of events at the same nanosecond on several threads, the memory is given back before it is handed out.
+    /// Orders events with equal times on several threads: memory is freed before it is allocated.
     pub(super) fn rank(&self) -> u8 {
         match self {
             Self::Alloc { .. } => 1,

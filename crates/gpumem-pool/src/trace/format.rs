@@ -1,4 +1,4 @@
-//! A trace's bytes. Pure.
+//! The byte format of a trace. Pure.
 //!
 //! ```text
 //! file:   "GPUMEMTR" version:u32 process:u32 crc:u32, chunks
@@ -7,10 +7,11 @@
 //! event:  kind:u8 time address value stream pool tag
 //! ```
 //!
-//! Whole numbers of fixed length are little-endian. Those of an event are of seven bits a byte, the last without its top bit;
-//! time and address are what they are more than in the event before, the address with its sign in the lowest bit. A crc
-//! covers what stands before it, and in a chunk the payload too. `dropped` is what the thread had lost by then. A pool's tags
-//! are numbers from 1 on; the name of one, UTF-8 of 256 bytes at most, stands before the first chunk of events that has it.
+//! Integers of fixed length are little-endian. The integers of an event have seven bits per byte; the top bit is clear
+//! in the last byte. Time and address are differences to the previous event, the address with its sign in the lowest
+//! bit. A crc covers the bytes before it, and in a chunk also the payload. `dropped` is the number of events that the
+//! thread has lost so far. A pool's tags are numbered from 1. The name of a tag, UTF-8 of at most 256 bytes, precedes
+//! the first chunk of events with that tag.
 //!
 //! Version 1 had no names, and every tag was 0.
 
@@ -18,7 +19,7 @@ use super::event::{Kind, Raw};
 use super::read::Flaw;
 use super::ring::Timed;
 
-/// Whether a file that begins with these bytes is a trace, of whatever version.
+/// Whether a file that begins with these bytes is a trace, of any version.
 #[must_use]
 pub fn is_trace(start: &[u8]) -> bool {
     start.starts_with(MAGIC)
@@ -32,7 +33,7 @@ pub(super) fn header() -> Vec<u8> {
     bytes
 }
 
-/// Of a chunk, all before its payload.
+/// The part of a chunk before its payload.
 pub(super) struct ChunkHeader {
     pub(super) payload_bytes: usize,
     is_name: bool,
@@ -42,7 +43,7 @@ pub(super) struct ChunkHeader {
     crc: u32,
 }
 
-/// What a chunk says.
+/// The content of a chunk.
 pub(super) enum Content {
     Events { thread: u32, dropped_count: u64, events: Vec<Timed> },
     Name { pool: u32, tag: u32, name: String },
@@ -66,7 +67,7 @@ pub(super) fn add_chunk(bytes: &mut Vec<u8>, thread: u32, dropped_count: u64, ev
     add_whole(bytes, EVENTS_MAGIC, numbers, [dropped_count, start_ns], &payload);
 }
 
-/// A name that is too long is cut.
+/// Adds the name of a tag; a name that is too long is truncated.
 pub(super) fn add_name(bytes: &mut Vec<u8>, pool: u32, tag: u32, name: &str) {
     let end = (0..=NAME_BYTES_MAX.min(name.len())).rev().find(|end| name.is_char_boundary(*end));
     let (name, _) = name.split_at(end.unwrap_or(0));
@@ -89,14 +90,14 @@ pub(super) fn add_whole(
     bytes.extend(payload);
 }
 
-/// `None` for what is no header of a file, else its version.
+/// The version of a file header; `None` for other bytes.
 pub(super) fn version(header: &[u8; HEADER_BYTES]) -> Option<u32> {
     let (covered, found) = header.split_at(HEADER_BYTES - 4);
     let is_whole = is_trace(header) && crc(&[covered]) == u32_at(found, 0);
     is_whole.then(|| u32_at(header, MAGIC.len()))
 }
 
-/// `None` for what is no header of a chunk.
+/// Parses a chunk header; `None` for other bytes.
 pub(super) fn chunk_header(bytes: &[u8; CHUNK_HEADER_BYTES]) -> Option<ChunkHeader> {
     let header = ChunkHeader {
         payload_bytes: u32_at(bytes, 4) as usize,
@@ -110,7 +111,7 @@ pub(super) fn chunk_header(bytes: &[u8; CHUNK_HEADER_BYTES]) -> Option<ChunkHead
     (is_known && header.payload_bytes <= PAYLOAD_BYTES_MAX).then_some(header)
 }
 
-/// What a chunk says, or what is wrong with it.
+/// Parses a chunk.
 pub(super) fn content(
     header: &ChunkHeader,
     header_bytes: &[u8; CHUNK_HEADER_BYTES],
@@ -162,7 +163,7 @@ fn number(rest: &mut &[u8]) -> Option<u64> {
         let (byte, more) = rest.split_first()?;
         *rest = more;
         let bits = u64::from(byte & 0x7F);
-        // Of the tenth byte only the lowest bit has a place.
+        // Only the lowest bit of the tenth byte fits.
         if place == 63 && bits > 1 {
             return None;
         }
@@ -174,7 +175,7 @@ fn number(rest: &mut &[u8]) -> Option<u64> {
     None
 }
 
-/// Small for what is a little more or less than 0.
+/// Zigzag coding: small differences of either sign become small numbers.
 fn signed(difference: u64) -> u64 {
     difference << 1 ^ ((difference as i64) >> 63) as u64
 }
@@ -191,7 +192,7 @@ fn u64_at(bytes: &[u8], at: usize) -> u64 {
     bytes.get(at..).and_then(|bytes| bytes.first_chunk()).map_or(0, |bytes| u64::from_le_bytes(*bytes))
 }
 
-/// CRC-32 (IEEE 802.3) of all parts, one after the other.
+/// CRC-32 (IEEE 802.3) of the concatenated parts.
 pub(super) fn crc(parts: &[&[u8]]) -> u32 {
     let bytes = parts.iter().flat_map(|part| part.iter());
     !bytes.fold(!0, |crc, byte| crc >> 8 ^ CRC_TABLE[usize::from(crc as u8 ^ byte)])
@@ -218,7 +219,7 @@ const NAME_MAGIC: &[u8; 4] = b"gmtn";
 pub(super) const VERSION: u32 = 2;
 pub(super) const HEADER_BYTES: usize = 20;
 pub(super) const CHUNK_HEADER_BYTES: usize = 36;
-/// A ring's events at their longest are 200 KiB.
+/// Larger than any written payload: a full ring takes at most 200 KiB.
 const PAYLOAD_BYTES_MAX: usize = 1 << 20;
 pub(super) const NAME_BYTES_MAX: usize = 256;
 const EVENT_BYTES_USUAL: usize = 20;

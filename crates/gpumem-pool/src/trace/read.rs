@@ -1,4 +1,4 @@
-//! [`Recording`]: the events of a trace's file, all threads' in the order of their times.
+//! [`Recording`]: the events of a trace file, of all threads, in the order of their times.
 
 use super::event::Event;
 use super::format::{self, CHUNK_HEADER_BYTES, Content, HEADER_BYTES, NAME_BYTES_MAX};
@@ -9,79 +9,81 @@ use std::fs::File;
 use std::io::{self, BufReader, Read};
 use std::path::Path;
 
-/// What was recorded.
+/// The content of a trace file.
 #[derive(Clone, Debug, Default)]
 #[non_exhaustive]
 pub struct Recording {
-    /// All of it, earliest first.
+    /// All events, earliest first.
     pub events: Vec<Event>,
-    /// Events that were lost while recording.
+    /// The number of events that were lost while recording.
     pub dropped_count: u64,
-    /// The end of the file, if it can't be read.
+    /// The unreadable end of the file, if there is one.
     pub tail: Option<Tail>,
     /// By pool and number.
     names: BTreeMap<(u32, u32), String>,
 }
 
-/// The end of a file that can't be read: a process was killed while it wrote, or the file was cut or changed.
+/// The unreadable end of a file: a process was killed while writing, or the file was truncated or changed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Tail {
-    /// Where it begins, in bytes.
+    /// Its offset in bytes.
     pub offset: u64,
-    /// How many events stand before it, and were read.
+    /// The number of events read before it.
     pub read_count: u64,
-    /// What is wrong there.
+    /// The reason.
     pub flaw: Flaw,
 }
 
-/// Why the end of a trace can't be read.
+/// The reason why the end of a trace is unreadable.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Flaw {
-    /// The file ends in the middle of a chunk.
+    /// The file ends within a chunk.
     Cut,
-    /// What is there is no chunk, or another than was written.
+    /// The bytes are not a valid chunk.
     Damaged,
-    /// A tag's name that is longer than any that is written.
+    /// The name of a tag is too long.
     NameTooLong,
-    /// A tag's name that is not UTF-8.
+    /// The name of a tag is not UTF-8.
     NameNotText,
 }
 
-/// A file that is no trace.
+/// The file cannot be read as a trace.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum ReadError {
-    /// The file can't be read.
+    /// Reading the file failed.
     #[error(transparent)]
     Io(#[from] io::Error),
-    /// Something else, or too short for a header.
-    #[error("this is no trace of gpumem: it does not begin like one; record one with GPUMEM_TRACE=FILE")]
+    /// The file is not a trace, or is too short for a header.
+    #[error("this file is not a gpumem trace: its header is missing; record a trace with GPUMEM_TRACE=FILE")]
     Foreign,
-    /// Made by a newer program.
+    /// The file was recorded by a newer version.
     #[error(
-        "this trace has version {found}, and only version {known} is known here; use the program that made it"
+        "this trace has version {found}, but this program reads only versions up to {known}; use the program that recorded it"
     )]
     Version {
-        /// The file's.
+        /// The version of the file.
         found: u32,
-        /// Ours.
+        /// The newest version that this program reads.
         known: u32,
     },
 }
 
 impl Recording {
-    /// Reads a file. One that was cut short, or is damaged somewhere, is read up to there; see [`Recording::tail`].
+    /// Reads a file. A file that is truncated or damaged is read up to the damage; see [`Recording::tail`].
     ///
     /// # Errors
     ///
-    /// [`ReadError`], when nothing of it can be read.
+    /// - [`ReadError::Io`] if reading fails.
+    /// - [`ReadError::Foreign`] if the file is not a trace.
+    /// - [`ReadError::Version`] if the file was recorded by a newer version.
     pub fn read(path: impl AsRef<Path>) -> Result<Self, ReadError> {
         Self::read_from(BufReader::with_capacity(1 << 16, File::open(path)?))
     }
 
-    /// Reads what a file would hold.
+    /// Reads the content of a trace file from another source.
     ///
     /// # Errors
     ///
@@ -99,13 +101,13 @@ impl Recording {
         let mut reader = Reader { source, offset, dropped, read };
         while reader.chunk()? {}
         let Reader { dropped, mut read, .. } = reader;
-        // Each thread's own order is that of its times.
+        // The times of each thread's events increase, so sorting keeps each thread's order.
         read.events.sort_by_key(|event| (event.time_ns, event.what.rank()));
         read.dropped_count = dropped.values().fold(0, |sum: u64, count| sum.saturating_add(*count));
         Ok(read)
     }
 
-    /// The name of a pool's tag. `None` for one that the file does not name, such as 0, which is none.
+    /// The name of a pool's tag; `None` if the file does not name it, as for tag 0, which means no tag.
     #[must_use]
     pub fn tag(&self, pool: u32, tag: u32) -> Option<&str> {
         self.names.get(&(pool, tag)).map(String::as_str)
@@ -115,13 +117,13 @@ impl Recording {
 struct Reader<S> {
     source: S,
     offset: u64,
-    /// By thread: each chunk says what the thread had lost by then.
+    /// By thread: each chunk has the number of events that its thread has lost so far.
     dropped: BTreeMap<u32, u64>,
     read: Recording,
 }
 
 impl<S: Read> Reader<S> {
-    /// The next chunk. False at the end, of the file or of what can be read.
+    /// Reads the next chunk. False at the end of the file, or of its readable part.
     fn chunk(&mut self) -> Result<bool, ReadError> {
         let mut bytes = [0; CHUNK_HEADER_BYTES];
         let found = fill(&mut self.source, &mut bytes)?;
@@ -158,7 +160,7 @@ impl<S: Read> Reader<S> {
     }
 }
 
-/// As much as there is; less than asked for only at the end of the file.
+/// Fills the buffer; returns less only at the end of the source.
 fn fill(source: &mut impl Read, bytes: &mut [u8]) -> io::Result<usize> {
     let mut count = 0;
     while let Some(rest) = bytes.get_mut(count..).filter(|rest| !rest.is_empty()) {
@@ -180,9 +182,9 @@ impl fmt::Display for Tail {
             Flaw::Damaged => write!(f, "the trace is damaged from byte {offset} on")?,
             Flaw::NameTooLong => write!(
                 f,
-                "a tag's name at byte {offset} of the trace is longer than the {NAME_BYTES_MAX} bytes that one has at most"
+                "the name of a tag at byte {offset} of the trace is longer than the maximum of {NAME_BYTES_MAX} bytes"
             )?,
-            Flaw::NameNotText => write!(f, "a tag's name at byte {offset} of the trace is not UTF-8")?,
+            Flaw::NameNotText => write!(f, "the name of a tag at byte {offset} of the trace is not UTF-8")?,
         }
         write!(f, "; the {read_count} events before were read")
     }

@@ -22,23 +22,23 @@ pub(super) struct Recorder {
     /// Unique in the process.
     number: u64,
     start: Instant,
-    /// Another process, forked off, has no writer.
+    /// The id of the process. A forked child has no writer thread.
     process: u32,
     rings: Mutex<Rings>,
-    /// What the pools' tags are called.
+    /// The names of the pools' tags.
     pools: Mutex<Vec<NamesOfPool>>,
     writer: OnceLock<Thread>,
-    /// How often a flush was asked for, and which of them was served.
+    /// The number of requested and completed flushes.
     flushes: Mutex<Flushes>,
     served: Condvar,
-    /// Of rings that are gone.
+    /// The losses of rings that were removed.
     dropped_count: AtomicU64,
 }
 
 struct Rings {
     all: Vec<Arc<Ring>>,
     thread_count: u32,
-    /// For threads that can have none of their own; whoever uses it holds the lock.
+    /// For threads that cannot have a ring of their own. Used under the lock.
     common: Arc<Ring>,
 }
 
@@ -48,9 +48,9 @@ type NamesOfPool = (u32, Arc<Names>);
 struct Flushes {
     asked_count: u64,
     served_count: u64,
-    /// Since the last time that somebody was told.
+    /// Whether a write has failed since the last flush that reported it.
     has_failed: bool,
-    /// The writer ends once it has served all.
+    /// The writer ends once it has completed all flushes.
     is_over: bool,
 }
 
@@ -76,7 +76,7 @@ impl OrderObserver for Recorder {
 }
 
 impl Recorder {
-    /// Makes the file and starts the writer.
+    /// Creates the file and starts the writer.
     pub(super) fn start(path: &Path) -> io::Result<Arc<Self>> {
         static COUNT: AtomicU64 = AtomicU64::new(0);
         let mut file = open(path)?;
@@ -100,12 +100,12 @@ impl Recorder {
         Ok(recorder)
     }
 
-    /// Of a pool whose tags' names are these.
+    /// Adds a pool with the names of its tags.
     pub(super) fn add_pool(&self, pool: u32, names: &Arc<Names>) {
         self.pools().push((pool, Arc::clone(names)));
     }
 
-    /// What has just happened on this thread.
+    /// Records an event of this thread.
     #[inline]
     pub(super) fn record(&self, raw: Raw) {
         let now_ns = self.start.elapsed().as_nanos() as u64;
@@ -121,7 +121,7 @@ impl Recorder {
         }
     }
 
-    /// On a thread that has no ring yet, or none any more.
+    /// Records an event on a thread that has no ring yet, or whose thread-local storage is gone.
     #[cold]
     fn record_first(&self, now_ns: u64, raw: Raw, may_have_ring: bool) {
         let mut rings = self.rings();
@@ -145,13 +145,13 @@ impl Recorder {
 
     #[cold]
     fn look(&self, level: Level) {
-        // A full one has been told of when it was half full.
+        // A full ring woke the writer when it was half full.
         if let (Level::Half, Some(writer)) = (level, self.writer.get()) {
             writer.unpark();
         }
     }
 
-    /// Waits for the writer to have written all that is recorded now.
+    /// Waits until the writer has written everything recorded so far.
     pub(super) fn flush(&self, timeout: Duration) -> bool {
         self.ask(timeout, false)
     }
@@ -171,7 +171,7 @@ impl Recorder {
         !timed_out.timed_out() && !core::mem::take(&mut flushes.has_failed)
     }
 
-    /// The same, and the writer ends.
+    /// Flushes, and ends the writer.
     pub(super) fn finish(&self, timeout: Duration) {
         self.ask(timeout, true);
         self.rings().all.iter().for_each(|ring| ring.close());
@@ -200,20 +200,20 @@ impl Recorder {
     }
 }
 
-/// The only one that takes events out, and that has the file.
+/// The writer: it alone takes events out of the rings and accesses the file.
 struct Writer {
     recorder: Arc<Recorder>,
     file: File,
     events: Vec<Timed>,
     bytes: Vec<u8>,
-    /// The tags whose names are in the file, by pool, of pools that are there.
+    /// The tags whose names are in the file, by pool, for pools that exist.
     named: BTreeSet<(u32, u32)>,
 }
 
 impl Writer {
     fn run(mut self) {
         loop {
-            // Before the rings: what was recorded before it was asked for is written.
+            // Read before the rings: events recorded before the flush was requested are written.
             let asked_count = self.recorder.flushes().asked_count;
             let is_written = self.write_all();
             let mut flushes = self.recorder.flushes();
@@ -234,9 +234,9 @@ impl Writer {
         }
     }
 
-    /// All rings, a chunk each. Says whether none of it was lost.
+    /// Writes all rings, a chunk each. False if any events were lost.
     fn write_all(&mut self) -> bool {
-        // Before the rings: a pool that is gone has put all its events there.
+        // Read before the rings: a pool that is gone has put all its events there.
         let is_gone = |(_, names): &&NamesOfPool| Arc::strong_count(names) == 1;
         let gone: Vec<u32> = self.recorder.pools().iter().filter(is_gone).map(|(pool, _)| *pool).collect();
         let written = self.write_rings();
@@ -249,11 +249,11 @@ impl Writer {
 
     fn write_rings(&mut self) -> bool {
         let rings = self.recorder.rings().all.clone();
-        // All, whatever becomes of the first.
+        // All rings, even after one has failed.
         let written = rings.iter().map(|ring| self.write(ring)).filter(|is_written| !is_written).count() == 0;
         drop(rings);
         self.recorder.rings().all.retain(|ring| {
-            // Held here and by nobody else: its thread is gone.
+            // This list is the only holder: the ring's thread is gone.
             let is_left = Arc::strong_count(ring) == 1 && ring.is_empty();
             if is_left {
                 self.recorder.dropped_count.fetch_add(ring.dropped_count(), Ordering::Relaxed);
@@ -280,7 +280,7 @@ impl Writer {
         is_written
     }
 
-    /// Names of the tags that these events are the first to have. In the file once the bytes are.
+    /// Adds the names of tags that appear first in these events. They are in the file once the bytes are.
     fn add_names(&mut self) -> BTreeSet<(u32, u32)> {
         let tags = self.events.iter().filter_map(|event| event.raw.tag());
         let new: BTreeSet<_> = tags.filter(|tag| !self.named.contains(tag)).collect();
@@ -298,9 +298,9 @@ impl Writer {
         new
     }
 
-    /// A chunk as a whole, or nothing of it: one that is cut short would hide all behind it.
+    /// Appends whole chunks or nothing: a truncated chunk would make all later ones unreadable.
     fn append(&mut self) -> io::Result<()> {
-        // A pipe has no place to come back to.
+        // A pipe has no position to return to.
         let end = self.file.stream_position().ok();
         self.file.write_all(&self.bytes).inspect_err(|_| {
             if let Some(end) = end {
@@ -311,9 +311,10 @@ impl Writer {
     }
 }
 
-/// The file, empty, and locked for this trace while it is open. A file that is not a trace keeps its bytes.
+/// Opens the file, empty, and locks it for this trace while it is open. A file that is not a trace is left unchanged.
 fn open(path: &Path) -> io::Result<File> {
-    // A pipe is not opened for reading: its opening waits for the reader, and its end is told by writing.
+    // A pipe is not opened for reading, so that opening waits for the reader, and a closed reader is detected by
+    // writing.
     let is_special = std::fs::symlink_metadata(path).is_ok_and(|found| is_stream(found.file_type()));
     let is_own = is_own_descriptor(path);
     let is_readable = !is_special && !is_own;
@@ -323,7 +324,7 @@ fn open(path: &Path) -> io::Result<File> {
         no_links(&mut options, path)?;
     }
     let mut file = options.open(path)?;
-    // What was opened counts, whatever lies at the path by now.
+    // The opened file is checked, not the path, which may name another file by now.
     let found = file.metadata()?;
     if !found.is_file() {
         return if is_stream(found.file_type()) && !is_readable { Ok(file) } else { Err(not_a_trace(path)) };
@@ -332,7 +333,7 @@ fn open(path: &Path) -> io::Result<File> {
         return Err(not_a_trace(path));
     }
     if is_locked(&file) {
-        let said = "another trace is being recorded there: put %p in the name, for the process's number";
+        let said = "another trace is being recorded in this file: put %p, the process id, into its name";
         return Err(io::Error::new(io::ErrorKind::ResourceBusy, said));
     }
     let mut start = Vec::new();
@@ -348,11 +349,11 @@ fn open(path: &Path) -> io::Result<File> {
 fn not_a_trace(path: &Path) -> io::Error {
     let path = path.display();
     let said =
-        format!("{path} exists and is not a trace, so it is left alone: remove it or name another file");
+        format!("{path} exists and is not a trace, so it is left unchanged: remove it, or name another file");
     io::Error::new(io::ErrorKind::AlreadyExists, said)
 }
 
-/// A descriptor of this process by its name: a link, but to nothing that another could have put there.
+/// Whether the path names a descriptor of this process: a link, but one that no other process could have created.
 fn is_own_descriptor(path: &Path) -> bool {
     let is_number = |name: &std::ffi::OsStr| name.to_str().is_some_and(|name| name.parse::<u32>().is_ok());
     let parent = path.parent();
@@ -361,7 +362,8 @@ fn is_own_descriptor(path: &Path) -> bool {
         && [Some(Path::new("/proc/self/fd")), Some(Path::new("/dev/fd"))].contains(&parent)
 }
 
-/// A pipe or a terminal, `/dev/null` included: written from beginning to end, and no harm done by it.
+/// Whether the file is a pipe or a terminal, `/dev/null` included: it is written sequentially and holds no data to
+/// overwrite.
 #[cfg(unix)]
 fn is_stream(kind: std::fs::FileType) -> bool {
     use std::os::unix::fs::FileTypeExt;
@@ -373,14 +375,15 @@ fn is_stream(_: std::fs::FileType) -> bool {
     false
 }
 
-/// Refuses a symbolic link: it may have been put there by somebody else, and lead to a file that only this process may write.
+/// Refuses a symbolic link: another user may have created it, and it may lead to a file that only this process may
+/// write.
 fn no_links(options: &mut OpenOptions, path: &Path) -> io::Result<()> {
     if std::fs::symlink_metadata(path).is_ok_and(|found| found.is_symlink()) {
         let path = path.display();
-        let said = format!("{path} is a symbolic link, which a trace does not follow: name the file itself");
+        let said = format!("{path} is a symbolic link, which a trace does not follow: name the target file");
         return Err(io::Error::new(io::ErrorKind::AlreadyExists, said));
     }
-    // One that is put there from here on is not followed either, where the system can be told so.
+    // A link created from here on is not followed either, where the system supports that.
     #[cfg(target_os = "linux")]
     std::os::unix::fs::OpenOptionsExt::custom_flags(options, rustix::fs::OFlags::NOFOLLOW.bits() as i32);
     #[cfg(windows)]
@@ -389,20 +392,20 @@ fn no_links(options: &mut OpenOptions, path: &Path) -> io::Result<()> {
     Ok(())
 }
 
-/// Opens a link instead of what it leads to.
+/// Opens a link instead of its target.
 #[cfg(windows)]
 const FILE_FLAG_OPEN_REPARSE_POINT: u32 = 0x0020_0000;
 
-/// By somebody else; as far as the system says, from here on by us.
+/// Whether another process holds the lock. If not, takes it, where the system supports locks.
 #[cfg(target_os = "linux")]
 fn is_locked(file: &File) -> bool {
     flock(file, FlockOperation::NonBlockingLockExclusive) == Err(rustix::io::Errno::WOULDBLOCK)
 }
 
-/// Also for processes that were forked off.
+/// Releases the lock, also for forked processes.
 #[cfg(target_os = "linux")]
 fn unlock(file: &File) {
-    // It goes with the file otherwise.
+    // On failure, closing the file releases it.
     let _ = flock(file, FlockOperation::Unlock);
 }
 
@@ -414,8 +417,8 @@ fn is_locked(_: &File) -> bool {
 #[cfg(not(target_os = "linux"))]
 fn unlock(_: &File) {}
 
-/// Between two looks at the rings.
+/// The time between two passes over the rings.
 const PAUSE: Duration = Duration::from_millis(50);
 
-/// More threads than this share a ring.
+/// Beyond this number of rings, threads share one.
 const RING_COUNT_MAX: usize = 1024;

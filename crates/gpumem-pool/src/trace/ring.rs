@@ -1,23 +1,24 @@
-//! [`Ring`]: a thread's events on their way to the writer. One thread puts in, one takes out, and neither waits.
+//! [`Ring`]: one thread's events on their way to the writer. One thread puts events in, one takes them out, and neither
+//! waits.
 
 use super::event::{Kind, Raw};
 use core::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 pub(super) struct Ring {
     places: Box<[[AtomicU64; WORD_COUNT]]>,
-    /// How many have been put in, by its thread alone.
+    /// The number of events put in; written by the ring's thread alone.
     put_count: Line<AtomicU64>,
-    /// How many have been taken out, by the writer alone.
+    /// The number of events taken out; written by the writer alone.
     taken_count: Line<AtomicU64>,
-    /// When the last one was put in: none is later than the next.
+    /// The time of the last event. The next one is later.
     last_ns: AtomicU64,
     dropped_count: AtomicU64,
-    /// Nobody writes any more what is put in.
+    /// Whether the writer has ended, so that further events are not written.
     is_closed: AtomicBool,
     pub(super) thread: u32,
 }
 
-/// On cache lines of its own.
+/// Puts a value on a cache line of its own.
 #[repr(align(128))]
 struct Line<T>(T);
 
@@ -28,13 +29,13 @@ pub(super) struct Timed {
     pub(super) raw: Raw,
 }
 
-/// How full it is after an event has been put in.
+/// How full the ring is after a put.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Level {
     Fine,
     /// It has just become half full.
     Half,
-    /// The event is lost.
+    /// It was full, and the event is lost.
     Full,
 }
 
@@ -52,17 +53,17 @@ impl Ring {
         }
     }
 
-    /// By its own thread.
+    /// Puts an event in. Called by the ring's thread only.
     #[inline]
     pub(super) fn put(&self, now_ns: u64, raw: Raw) -> Level {
         let count = self.put_count.0.load(Ordering::Relaxed);
-        // Acquire: the writer has read what lay there before.
+        // Acquire: the writer has read the entry that this event overwrites.
         let used_count = count - self.taken_count.0.load(Ordering::Acquire);
         if used_count >= EVENT_COUNT {
             self.dropped_count.fetch_add(1, Ordering::Relaxed);
             return Level::Full;
         }
-        // The same thread's next event is later, whatever the clock's grain.
+        // A thread's events have increasing times, whatever the resolution of the clock.
         let time_ns = now_ns.max(self.last_ns.load(Ordering::Relaxed) + 1);
         self.last_ns.store(time_ns, Ordering::Relaxed);
         let place = &self.places[(count % EVENT_COUNT) as usize];
@@ -70,12 +71,12 @@ impl Ring {
         for (place, word) in place[1..].iter().zip(raw.words) {
             place.store(word, Ordering::Relaxed);
         }
-        // Release: who sees the count sees the event.
+        // Release: a thread that sees the count sees the event.
         self.put_count.0.store(count + 1, Ordering::Release);
         if used_count + 1 == EVENT_COUNT / 2 { Level::Half } else { Level::Fine }
     }
 
-    /// By the writer: all that is there.
+    /// Takes all events out. Called by the writer only.
     pub(super) fn take(&self, events: &mut Vec<Timed>) {
         let (outcome, put) =
             (self.taken_count.0.load(Ordering::Relaxed), self.put_count.0.load(Ordering::Acquire));
@@ -97,7 +98,7 @@ impl Ring {
         self.dropped_count.load(Ordering::Relaxed)
     }
 
-    /// The writer could not write so many.
+    /// Counts taken events that could not be written.
     pub(super) fn drop_more(&self, count: u64) {
         self.dropped_count.fetch_add(count, Ordering::Relaxed);
     }
@@ -111,8 +112,8 @@ impl Ring {
     }
 }
 
-/// A time with its kind, and four more.
+/// Time with kind, and four more words.
 const WORD_COUNT: usize = 5;
 
-/// 160 KiB a thread.
+/// 160 KiB for each thread.
 pub(super) const EVENT_COUNT: u64 = 4096;

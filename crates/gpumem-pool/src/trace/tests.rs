@@ -21,7 +21,7 @@ fn timed() -> impl Strategy<Value = Timed> {
     })
 }
 
-/// What a file is made of.
+/// The content of a chunk.
 #[derive(Clone, Debug)]
 enum Chunk {
     Events(Vec<Timed>),
@@ -44,7 +44,7 @@ impl Chunk {
     }
 }
 
-/// A file of chunks, and what is in it.
+/// A file of chunks, and its content.
 fn file() -> impl Strategy<Value = (Vec<u8>, Vec<Chunk>)> {
     let events = proptest::collection::vec(timed(), 1..20).prop_map(Chunk::Events);
     let name = (0..3_u32, 1..3_u32, "\\PC{0,12}").prop_map(|(pool, tag, name)| Chunk::Name(pool, tag, name));
@@ -82,7 +82,7 @@ proptest! {
         }
     }
 
-    /// Cut anywhere, all whole chunks are read, and the end says so.
+    /// A file truncated anywhere is read up to its last whole chunk, and the tail reports the cut.
     #[test]
     fn a_cut_file_is_read_up_to_the_cut((bytes, chunks) in file(), at in any::<prop::sample::Index>()) {
         let cut = at.index(bytes.len());
@@ -106,7 +106,7 @@ proptest! {
         }
     }
 
-    /// A changed byte is found, and what stands before its chunk is read.
+    /// A changed byte is detected, and the chunks before it are read.
     #[test]
     fn a_changed_byte_is_found((mut bytes, chunks) in file(), at in any::<prop::sample::Index>(), flip in 1_u8..) {
         let at = at.index(bytes.len());
@@ -146,13 +146,13 @@ fn other_files_are_refused_with_a_reason() {
     assert!(error.contains("version 3"), "{error}");
 }
 
-/// What a file holds from its header on.
+/// Reads a file with these bytes after its header.
 fn read(chunks: &[u8]) -> Recording {
     let bytes = [format::header(), chunks.to_vec()].concat();
     Recording::read_from(&bytes[..]).unwrap()
 }
 
-/// A chunk of a name whose bytes are these, whole by its crc.
+/// A chunk that names a tag by these bytes, with a valid crc.
 fn name_chunk(bytes: &[u8]) -> Vec<u8> {
     let mut chunk = Vec::new();
     format::add_whole(&mut chunk, b"gmtn", [3, 5], [0; 2], bytes);
@@ -168,7 +168,7 @@ fn names_that_are_none_are_told_of() {
     assert_eq!((recording.tag(3, 5), recording.tag(3, 0), recording.tail), (Some("weights"), None, None));
 
     for (bytes, flaw, says) in [
-        (&[b'x'; 257][..], Flaw::NameTooLong, "is longer than the 256 bytes"),
+        (&[b'x'; 257][..], Flaw::NameTooLong, "is longer than the maximum of 256 bytes"),
         (b"wei\xFFghts", Flaw::NameNotText, "is not UTF-8"),
     ] {
         let tail = read(&[whole.clone(), name_chunk(bytes)].concat()).tail.unwrap();
@@ -194,7 +194,7 @@ fn long_names_are_cut_between_characters() {
     assert_eq!((lengths, recording.tail), ([Some(256), Some(255), Some(0)], None));
 }
 
-/// What was written before there were names.
+/// A file of version 1, which has no names.
 #[test]
 fn a_file_of_the_first_version_is_read() {
     let mut bytes = format::header();
@@ -231,7 +231,7 @@ fn scratch(name: &str) -> std::path::PathBuf {
     std::env::temp_dir().join(format!("gpumem-{}-{name}.trace", std::process::id()))
 }
 
-/// Threads come and go; each one's events are in its order, and nothing is kept of those that are gone.
+/// Threads come and go; each thread's events keep their order, and the rings of ended threads are removed.
 #[test]
 fn every_thread_is_heard() {
     let path = scratch("threads");
@@ -269,7 +269,7 @@ fn every_thread_is_heard() {
     std::fs::remove_file(path).unwrap();
 }
 
-/// Each name once, and before what has it; nothing is kept of pools that are gone.
+/// Each name is written once, and before its first event; the names of dropped pools are removed.
 #[test]
 fn tags_are_named_before_they_are_used() {
     let path = scratch("names");
@@ -300,7 +300,7 @@ fn tags_are_named_before_they_are_used() {
     std::fs::remove_file(path).unwrap();
 }
 
-/// What can't be written is counted, the program goes on, and no more memory is used.
+/// Events that cannot be written are counted, the program continues, and memory use stays bounded.
 #[test]
 #[cfg(target_os = "linux")]
 fn a_full_disk_loses_events_and_nothing_else() {
@@ -310,7 +310,7 @@ fn a_full_disk_loses_events_and_nothing_else() {
     if !made.is_ok_and(|status| status.success()) {
         return;
     }
-    // Once nobody reads a pipe any more, every chunk fails.
+    // Once the pipe has no reader, every chunk fails.
     let reader = std::thread::spawn({
         let path = path.clone();
         move || {

@@ -112,8 +112,8 @@ fn whoever_fails_keeps_nobody_from_making_room() {
         for failed in [
             "error: it is busy",
             "panic panicked: it broke",
-            "one that has no name panicked",
-            "worse panicked: nothing was said",
+            "an unnamed holder panicked",
+            "worse panicked: no message",
         ] {
             assert!(report.contains(failed), "{report}");
         }

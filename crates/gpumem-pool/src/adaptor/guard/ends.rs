@@ -1,6 +1,6 @@
-//! [`Ends`]: where blocks that grow end, and have a guard behind it.
+//! [`Ends`]: the guard bytes after growable blocks.
 //!
-//! The guard takes nothing that is not there: it lies in the last piece of the block's memory, behind what may be used of it.
+//! They need no memory of their own: they lie in the last page of the block's memory, after its usable part.
 
 use super::{BACK_BYTES_MAX, Edges, Guard, PATTERN};
 use crate::adaptor::{Change, fill::set};
@@ -11,12 +11,12 @@ use gpumem_sys::types::CUdeviceptr;
 use std::collections::BTreeMap;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-/// By the block's address: the size at which it has a guard.
+/// By the block's address: the size at which it has guard bytes.
 #[derive(Default)]
 pub(super) struct Ends(Mutex<BTreeMap<CUdeviceptr, u64>>);
 
 impl Ends {
-    /// It has a guard at this size, or has none any more.
+    /// Stores the size at which the block has guard bytes; `None` for none.
     fn set(&self, change: &Change<'_>, size_bytes: Option<u64>) {
         match size_bytes {
             Some(size_bytes) => self.lock().insert(change.address(), size_bytes),
@@ -34,12 +34,12 @@ impl Ends {
 }
 
 impl Guard {
-    /// A block is to have another end: looks at the one that it has, once all that was queued is done.
+    /// Before a growth: checks the guard bytes at the present end, once all queued work is done.
     pub(super) fn leave_end(&self, change: &Change<'_>) -> Result<(), PoolError> {
         if self.ends.has(change, change.from_bytes()) {
             let edge = edge(change, change.from_bytes());
             self.look_at_end(change);
-            // If it does not grow after all, it keeps its end.
+            // Set again for the case that the growth fails: the block then keeps its end.
             change.do_now(After::Uses, |driver, stream| {
                 set(driver, edge.start, PATTERN, edge.end - edge.start, stream)
             })?;
@@ -51,7 +51,7 @@ impl Guard {
         }
     }
 
-    /// A block has another end.
+    /// After a growth: sets the guard bytes at the new end.
     pub(super) fn guard_end(&self, change: &Change<'_>) -> Result<(), PoolError> {
         let edge = edge(change, change.to_bytes());
         self.ends.set(change, None);
@@ -64,7 +64,7 @@ impl Guard {
         Ok(())
     }
 
-    /// A block is about to have another end, and nobody may wait.
+    /// At a shrink, which must not wait: queues the check of the present end, and sets the guard bytes at the new one.
     pub(super) fn move_end(&self, change: &Change<'_>) {
         if !change.is_undone() && self.ends.has(change, change.from_bytes()) {
             self.look_at_end(change);
@@ -87,7 +87,7 @@ impl Guard {
     }
 }
 
-/// What is looked at behind the end of a block of so many bytes.
+/// The guard bytes after the end of a block of this size.
 fn edge(change: &Change<'_>, size_bytes: u64) -> Range<CUdeviceptr> {
     let Range { start, end } = change.slack(size_bytes);
     start..end.min(start + BACK_BYTES_MAX)

@@ -1,7 +1,7 @@
-//! [`StreamTable`]: pinned host memory that the edges of dropped blocks are copied to.
+//! [`Slots`]: pinned host memory into which the edges of dropped blocks are copied.
 //!
-//! Each device has a slab of its own. A slot of it is taken by a drop, filled by the device, and free again once it has been
-//! looked at. A guard that ends leaves its slabs to their devices, which free them when nothing is copied any more.
+//! Each device has a slab. A drop takes a slot of it, the device fills it, and after the check it is free again. When a
+//! guard is dropped, its slabs go to their devices, which free them once all copies are complete.
 
 use super::{BACK_BYTES_MAX, FRONT_BYTES, PoolId};
 use crate::config::MemoryKind;
@@ -15,9 +15,9 @@ use gpumem_sys::{Driver, DriverError};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 #[derive(Default)]
-pub(super) struct StreamTable(Mutex<Vec<Slab>>);
+pub(super) struct Slots(Mutex<Vec<Slab>>);
 
-/// What stood around a block, whose edges are being copied: it is gone, or has another end.
+/// The edges of a block that are being copied. The block is freed by now, or has another end.
 #[derive(Clone, Copy)]
 pub(crate) struct Edges {
     pub(super) address: CUdeviceptr,
@@ -45,11 +45,11 @@ struct Filling {
     edges: Edges,
 }
 
-/// A block, and what its guard holds in front and behind.
+/// A block, and the guard bytes before and after it.
 pub(super) type Done = (Edges, Vec<u8>, Vec<u8>);
 
-impl StreamTable {
-    /// A slab for the device, unless it has one.
+impl Slots {
+    /// Allocates a slab for the device, unless it has one.
     pub(super) fn prepare(&self, device: &Device) -> Result<(), PoolError> {
         let mut slabs = self.lock();
         if !slabs.iter().any(|slab| slab.is_of(device)) {
@@ -58,7 +58,7 @@ impl StreamTable {
         Ok(())
     }
 
-    /// Has `queue` queue copies of a block's edges, which are the guard's, behind its uses. False if that can't be done now.
+    /// Queues copies of a block's guard bytes behind its uses, by `queue`. False if that is impossible now.
     pub(super) fn fill(
         &self,
         device: &Device,
@@ -75,28 +75,28 @@ impl StreamTable {
         let queued = queue(&mut |driver, owner_stream| {
             is_tried = true;
             if front_bytes > 0 {
-                // SAFETY: the slot is as long as both together and stays where it is until the copies are known to be
-                // done; the block's edges are granted, and given back behind this.
+                // SAFETY: the slot is as long as both parts together, and does not move until the copies are known to
+                // be complete. The block's edges are granted, and released behind this copy.
                 unsafe { driver.cuMemcpyAsync(place(front), start, front_bytes as usize, owner_stream)? };
             }
-            // SAFETY: `back` is the rest of the slot, `back_bytes` long, which stays where it is until the copies are known to be
-            // done; the bytes behind the block are granted with it, and given back behind this.
+            // SAFETY: `back` is the rest of the slot, `back_bytes` long, which does not move until the copies are known
+            // to be complete. The bytes after the block are granted with it, and released behind this copy.
             unsafe { driver.cuMemcpyAsync(place(back), end, back_bytes as usize, owner_stream) }
         });
         if !queued {
-            // After a failed try one of the copies may be under way: the slot is not used again.
+            // After a failed attempt, one of the copies may be queued: the slot is not used again.
             slab.free.extend((!is_tried).then_some(slot));
             return false;
         }
         let clocks = device.clocks();
         let stamp = clocks.stamp_of(stream);
         slab.filling.push(Filling { slot, stamp, edges });
-        // Without a mark the copies are known to be done when the stream or the device has been waited for.
+        // Without a marker, the copies are known to be complete once the stream or the device has been waited for.
         let _ = clocks.record_marker(stream.stream_index());
         true
     }
 
-    /// Those whose copies are done.
+    /// The blocks whose copies are complete.
     pub(super) fn done(&self) -> Vec<Done> {
         let mut slabs = self.lock();
         slabs.iter_mut().flat_map(Slab::done).collect()
@@ -131,14 +131,14 @@ impl Slab {
             return Vec::new();
         }
         let Some(device) = self.device.upgrade() else { return Vec::new() };
-        // A driver that does not answer has not finished anything either.
+        // A failed query completes nothing.
         let _ = device.clocks().poll_next(POLLED_AT_ONCE);
         let is_complete = |filling: &mut Filling| device.clocks().is_complete(filling.stamp);
         let done: Vec<Filling> = self.filling.extract_if(.., is_complete).collect();
         let done = done.into_iter().map(|Filling { slot, edges, .. }| {
             let read = |offset_bytes: u64, size_bytes: u64| -> Vec<u8> {
                 let bytes: *const u8 = self.at(slot).wrapping_byte_add(offset_bytes as usize).cast();
-                // SAFETY: the copies into the slot are done, and nothing else writes it; it is as long as that.
+                // SAFETY: the copies into the slot are complete, no other code writes it, and it is at least this long.
                 unsafe { core::slice::from_raw_parts(bytes, size_bytes as usize).to_vec() }
             };
             let edge_bytes = (read(0, edges.front_bytes), read(FRONT_BYTES, edges.back_bytes));
@@ -165,15 +165,15 @@ impl DeferredRelease for Slab {
         if !(how == HowFar::All || self.free.len() == SLOT_COUNT) {
             return false;
         }
-        // SAFETY: no copy is under way, and nobody has the memory's address. What fails is tried again.
+        // SAFETY: no copy is pending, and no other code has the address. A failure is retried later.
         unsafe { driver.cuMemFreeHost(self.memory.0) }.is_ok()
     }
 }
 
-impl Drop for StreamTable {
+impl Drop for Slots {
     fn drop(&mut self) {
         for slab in self.lock().drain(..) {
-            // Without its context it is gone already.
+            // Without its context, the memory no longer exists.
             if let Some(device) = slab.device.upgrade() {
                 device.maintenance().add_left(Box::new(slab));
             }
@@ -181,7 +181,8 @@ impl Drop for StreamTable {
     }
 }
 
-/// Where a copy goes, whose ends the driver looks at: of some memory it takes no address as a device's.
+/// The destination of a copy as the driver's address type. The driver determines from the address that it is host
+/// memory.
 fn place(host: *mut c_void) -> CUdeviceptr {
     host.expose_provenance() as CUdeviceptr
 }
@@ -189,6 +190,6 @@ fn place(host: *mut c_void) -> CUdeviceptr {
 const SLOT_BYTES: usize = (FRONT_BYTES + BACK_BYTES_MAX) as usize;
 const SLOT_COUNT: usize = 1024;
 
-/// How many streams to ask the driver about at an allocation. No clock decides: whoever looks for a mistake runs his program
-/// again, and wants the same.
+/// The number of streams queried at an allocation. A number rather than a time, so that a program under investigation
+/// behaves reproducibly.
 const POLLED_AT_ONCE: usize = 16;

@@ -1,4 +1,4 @@
-//! Options by name, as they are read, and the mistakes that are told.
+//! Named options: parsing, and the texts of errors.
 
 use super::*;
 use crate::PoolBuilder;
@@ -30,7 +30,7 @@ fn values_arrive_whatever_their_order_and_case() {
     assert_eq!(options.tuning.rounding, "[64:1,>:2]".parse().unwrap());
 }
 
-/// What PyTorch calls native, a cache of its own over plain memory, is what `caching` is here.
+/// PyTorch's `native`, its own cache over plain memory, is `caching` here.
 #[test]
 fn backends_go_by_both_projects_names() {
     for (name, backend) in [
@@ -43,7 +43,7 @@ fn backends_go_by_both_projects_names() {
     }
 }
 
-/// Each example is a value that the option takes; a word that none takes is refused with what it does take.
+/// One of the examples is valid for each option; an invalid word is refused with the valid forms.
 #[test]
 fn every_option_takes_its_forms_and_says_them() {
     for key in KEYS {
@@ -128,7 +128,7 @@ fn a_variable_of_its_own_wins_and_keeps_what_others_say() {
     assert_eq!(told.iter().map(|notice| notice.option).collect::<Vec<_>>(), ["profile", "soft_limit"]);
 }
 
-/// Of each row of a table in a file's own documentation: the names in its first cell, and the cells behind it.
+/// The rows of a table in a file's documentation: the names in the first cell, and the other cells.
 fn rows(source: &'static str) -> Vec<(Vec<&'static str>, Vec<&'static str>)> {
     let lines = source.lines().filter_map(|line| line.strip_prefix("//! | ")?.strip_suffix(" |"));
     let row = |line: &'static str| {
@@ -163,9 +163,9 @@ fn the_table_of_tuning_options_has_them_all_with_what_profiles_set_them_to() {
         for (names, cells) in &rows {
             assert!(cells.len() == 5 && cells[3..].iter().all(|cell| !cell.is_empty()), "{names:?}");
             let (name, value) = (names[0], cells[column].replace([' ', '‰'], ""));
-            // As `GPUMEM_CONF` writes them.
+            // In the form of `GPUMEM_CONF`.
             let (key, value) = match name {
-                // Nothing keeps to it, or is kept from it.
+                // `none` has no numeric form.
                 "split_bytes_max" | "window_allowance" if value == "none" => continue,
                 "inserted_waits" => (name.into(), (value == "on").to_string()),
                 "poll_budget" | "release_budget" => (format!("{name}_us"), value.replace("µs", "")),

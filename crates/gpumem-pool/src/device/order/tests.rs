@@ -1,4 +1,4 @@
-//! The clocks on the simulator: what each call that orders or observes lets a reader know.
+//! The clocks on the simulator: what each ordering or observing call makes visible.
 
 use super::*;
 use crate::{Device, Event, Stream};
@@ -8,7 +8,7 @@ use gpumem_sys::DriverError;
 use gpumem_sys::types::{CUstream, CUstreamCaptureMode, CUstreamCaptureStatus};
 use std::time::Instant;
 
-/// A machine where nothing runs before somebody waits, unless a test asks for luck.
+/// A machine on which queued work runs only in waits, unless a test sets a pace.
 struct Bench {
     device: Device,
     a: Stream,
@@ -37,15 +37,15 @@ impl Bench {
         self.device.clocks()
     }
 
-    /// Queues work, so that a stream is not idle, and stamps it.
+    /// Queues work, so that the stream is not idle, and stamps it.
     fn work(&self, stream: &Stream) -> Stamp {
         let _bound = self.device.bind().unwrap();
-        // SAFETY: the memory is alive. Each test works on it with one stream at a time, or with none that matters.
+        // SAFETY: the memory is alive. Each test uses it on one stream at a time, or ignores its contents.
         unsafe { self.device.driver().cuMemsetD8Async(self.address, 0, 64, stream.raw()).unwrap() };
         self.clocks().stamp(stream.stream_index())
     }
 
-    /// Nothing that is queued on the stream from now on runs before [`Bench::let_go`].
+    /// Blocks work queued on the stream from now on until [`Bench::let_go`].
     fn hold_up(&self, stream: &Stream) {
         let (driver, _bound) = (self.device.driver(), self.device.bind().unwrap());
         // SAFETY: the memory is alive, and nothing else works on this part of it.
@@ -67,7 +67,7 @@ impl Bench {
         self.clocks().begin_capture(stream.stream_index(), mode).unwrap();
     }
 
-    /// Ends a capture that nothing has broken.
+    /// Ends an intact capture.
     fn end_capture(&self, stream: &Stream) {
         let _bound = self.device.bind().unwrap();
         let (mut graph, mut status) = (core::ptr::null_mut(), CUstreamCaptureStatus(0));
@@ -158,7 +158,7 @@ fn a_tick_lets_a_poll_see() {
     assert!(!bench.clocks().is_complete(late));
 }
 
-/// Polls of a few streams each reach all of them in turn.
+/// Repeated polls of a few streams each reach all streams in turn.
 #[test]
 fn polls_of_one_stream_reach_each() {
     let bench = Bench::new();
@@ -167,7 +167,7 @@ fn polls_of_one_stream_reach_each() {
         assert!(bench.clocks().record_marker(stream.stream_index()).unwrap());
         stamp
     });
-    // Past the clocks.
+    // Without the clocks.
     let _bound = bench.device.bind().unwrap();
     // SAFETY: the context is current.
     unsafe { bench.device.driver().cuCtxSynchronize().unwrap() };
@@ -178,7 +178,7 @@ fn polls_of_one_stream_reach_each() {
     assert!(stamps.iter().all(|stamp| bench.clocks().is_complete(*stamp)));
 }
 
-/// One look that passes several marks says that something has moved.
+/// A single poll that finds several complete markers reports progress.
 #[test]
 fn a_poll_says_that_it_has_seen_something() {
     let bench = Bench::new();
@@ -187,7 +187,7 @@ fn a_poll_says_that_it_has_seen_something() {
         assert!(bench.clocks().record_marker(bench.a.stream_index()).unwrap());
         stamp
     });
-    // Past the clocks.
+    // Without the clocks.
     let _bound = bench.device.bind().unwrap();
     // SAFETY: the stream is alive.
     unsafe { bench.device.driver().cuStreamSynchronize(bench.a.raw()).unwrap() };
@@ -197,7 +197,7 @@ fn a_poll_says_that_it_has_seen_something() {
     assert!(!bench.clocks().poll(Duration::MAX).unwrap());
 }
 
-/// The events of marks that have been passed are recorded again: a stream needs few, however often it is marked.
+/// The events of complete markers are reused: a stream needs few, however often it is marked.
 #[test]
 fn marks_that_have_been_passed_leave_their_events() {
     type Create = unsafe extern "C" fn(*mut gpumem_sys::types::CUevent, u32) -> gpumem_sys::types::CUresult;
@@ -226,7 +226,7 @@ fn marks_that_have_been_passed_leave_their_events() {
     assert!((1..=3).contains(&created), "{created}");
 }
 
-/// The marks are thinned out; each stamp is still covered by one of those that stay.
+/// Markers are thinned out; each stamp is still covered by a remaining one.
 #[test]
 fn more_marks_than_are_kept_lose_nothing() {
     let bench = Bench::new();
@@ -300,7 +300,7 @@ fn a_slot_with_work_left_is_not_given_away() {
     assert!(bench.clocks().used_slots().count() < 20, "slots are used again");
 }
 
-/// However many others are not done, the slot of one that is goes to the next.
+/// The index of a complete stream is reused, however many other streams are incomplete.
 #[test]
 fn streams_that_come_and_go_beside_unfinished_ones_take_no_more_slots() {
     let bench = Bench::with(SimConfig::new().schedule(Schedule::Early));
@@ -322,7 +322,7 @@ fn a_wait_for_a_stream_that_has_been_retired_is_no_wait() {
     let other = Stream::legacy(&bench.device).unwrap();
     bench.a.queue_wait_for(&other).unwrap();
     other.retire().unwrap();
-    // As if another thread had done that just now.
+    // As if another thread had just retired it.
     assert!(matches!(bench.a.queue_wait_for(&other), Err(crate::PoolError::StreamRetired)));
 }
 
@@ -346,7 +346,7 @@ fn a_failed_wait_raises_nothing() {
     assert!(!device.clocks().is_ordered(stamp, b.stream_index()));
 }
 
-/// A stream that is being captured is left alone, and so is the capture while the pool asks about other streams.
+/// A capturing stream is not marked, and polling other streams does not break the capture.
 #[test]
 fn a_capture_is_neither_broken_nor_believed() {
     let bench = Bench::new();
@@ -395,7 +395,7 @@ fn what_a_device_leaves_pending_goes_on_or_is_waited_for() {
     }
 }
 
-/// What is pending on a device that ends counts as complete only if the wait for it has succeeded.
+/// Pending work on a dropped device counts as complete only if the wait for it has succeeded.
 #[test]
 fn a_device_that_could_not_be_waited_for_leaves_nothing_complete() {
     use gpumem_sim::{Effect, Rule};
@@ -409,12 +409,12 @@ fn a_device_that_could_not_be_waited_for_leaves_nothing_complete() {
     assert!(!first.clocks().is_complete(stamp));
 }
 
-/// Marks from other threads in streams that come and go.
+/// Markers from other threads, in short-lived streams.
 #[test]
 fn streams_end_while_others_tick_and_poll_and_wait() {
     let bench = Bench::new();
     std::thread::scope(|scope| {
-        // Ends with this, even if by a panic: the threads go on as long.
+        // Dropped with this scope, even by a panic: the threads run as long.
         let running = Arc::new(());
         for _ in 0..3 {
             let (bench, running) = (&bench, Arc::downgrade(&running));
@@ -441,7 +441,7 @@ fn streams_end_while_others_tick_and_poll_and_wait() {
     assert_eq!(bench.clocks().active_streams(), 2);
 }
 
-/// Another's stream is marked only by who names it; without a last mark its slot waits for the device.
+/// Only calls naming another library's stream mark it; without a last marker its index waits for the device.
 #[test]
 fn a_stream_of_somebody_elses_is_left_alone() {
     let bench = Bench::new();
@@ -476,11 +476,11 @@ fn a_stream_of_somebody_elses_is_left_alone() {
     let again = wrap();
     assert_ne!(again.id(), id, "the handle is the same, the stream may not be");
     assert_eq!(clocks.active_streams(), 3);
-    // SAFETY: nobody names it any more.
+    // SAFETY: no later call names it.
     unsafe { device.driver().cuStreamDestroy_v2(raw).unwrap() };
 }
 
-/// A stream as another library makes it, which is destroyed at the end of each test.
+/// A stream of another library, destroyed at the end of each test.
 struct Foreign<'a>(&'a Bench, CUstream);
 
 impl<'a> Foreign<'a> {
@@ -497,11 +497,11 @@ impl<'a> Foreign<'a> {
     }
 
     fn wrap_long_lived(&self) -> Stream {
-        // SAFETY: each test retires it before it goes, or lets the device go first.
+        // SAFETY: each test retires it before it is dropped, or drops the device first.
         unsafe { Stream::from_raw_long_lived(&self.0.device, self.1).unwrap() }
     }
 
-    /// As its owner captures: not through this crate.
+    /// Begins a capture as the stream's owner does, without this crate.
     fn begin_capture(&self) {
         let mode = CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_RELAXED;
         let _bound = self.0.device.bind().unwrap();
@@ -527,7 +527,7 @@ impl Drop for Foreign<'_> {
     }
 }
 
-/// Marked, waited for and made to wait like one of ours, with and without a clone.
+/// A long-lived stream is marked, waited for and made to wait like an owned one, with and without a clone.
 #[test]
 fn a_long_lived_stream_of_somebody_elses_is_like_ours() {
     let bench = Bench::new();
@@ -583,7 +583,7 @@ fn a_promise_counts_from_when_it_is_made_and_waits_stay_off() {
     quiet.retire().unwrap();
 }
 
-/// One that lives as long as its device leaves nothing behind when that ends.
+/// A long-lived stream leaves nothing behind when its device is dropped.
 #[test]
 fn a_long_lived_stream_goes_with_its_device() {
     let driver = gpumem_sim::driver(SimConfig::new().devices(2)).unwrap();
@@ -607,7 +607,8 @@ fn a_long_lived_stream_goes_with_its_device() {
     assert_eq!(slots.len(), 1, "its slot goes to the next");
 }
 
-/// What others want of a stream that only its users may touch, its users give in the next call that names it.
+/// A marker that other streams request, and that only calls naming the stream can record, is recorded by the next such
+/// call.
 #[test]
 fn a_mark_that_is_wanted_is_made_by_the_next_call_that_names_the_stream() {
     let bench = Bench::new();
@@ -622,7 +623,7 @@ fn a_mark_that_is_wanted_is_made_by_the_next_call_that_names_the_stream() {
     assert!(clocks.allows_wait_for(stamp) && clocks.insert_wait(stamp, bench.b.stream_index()).unwrap());
     let late = bench.work(&stream);
     assert!(!clocks.allows_wait_for(late) && !clocks.insert_wait(late, bench.b.stream_index()).unwrap());
-    // Its own waits, too, in calls that name it.
+    // Such calls also insert the stream's own waits.
     let ours = bench.work(&bench.a);
     assert!(
         clocks.insert_wait(ours, stream.stream_index()).unwrap()
@@ -636,7 +637,7 @@ fn a_mark_that_is_wanted_is_made_by_the_next_call_that_names_the_stream() {
     assert_eq!(stream.fast_path_id(), 0);
 }
 
-/// The owner of a stream captures it without a word to this crate.
+/// The owner of a stream begins a capture without this crate.
 #[test]
 fn a_capture_of_the_owners_is_neither_broken_nor_believed() {
     let bench = Bench::new();
@@ -657,7 +658,7 @@ fn a_capture_of_the_owners_is_neither_broken_nor_believed() {
     long.retire().unwrap();
 }
 
-/// The driver says that a stream runs its work, and a moment later that it is captured: the event in between marks nothing.
+/// The driver reports no capture, and a moment later a capture: the event recorded in between marks nothing.
 #[test]
 fn a_capture_that_begins_while_a_mark_is_made_is_not_believed() {
     static QUERIES: AtomicUsize = AtomicUsize::new(0);
@@ -672,7 +673,7 @@ fn a_capture_that_begins_while_a_mark_is_made_is_not_believed() {
     }
     let bench = Bench::new();
     let foreign = Foreign::new(&bench);
-    // SAFETY: what is said is what the driver may say while the stream's owner captures it on another thread.
+    // SAFETY: the driver may report this sequence while the stream's owner begins a capture on another thread.
     let driver = unsafe { bench.device.driver().with_table(|table| table.cuStreamIsCapturing = Some(late)) };
     let device = Device::new(&driver, 0).unwrap();
     // SAFETY: the stream is alive until the end of this test.
@@ -684,7 +685,8 @@ fn a_capture_that_begins_while_a_mark_is_made_is_not_believed() {
     assert!(!device.clocks().wait_on_host(&[stamp], soon()).unwrap());
 }
 
-/// Another thread retires a stream while this one waits for it: what is seen is not of the stream that has its slot then.
+/// Another thread retires a stream while this one waits for it: the observation does not count for the next stream with
+/// its index.
 #[test]
 fn a_wait_for_a_stream_whose_slot_has_gone_to_another_sees_nothing_of_that() {
     let bench = Bench::new();
@@ -695,7 +697,7 @@ fn a_wait_for_a_stream_whose_slot_has_gone_to_another_sees_nothing_of_that() {
     assert_eq!(next.stream_index(), gone.stream_index());
     bench.hold_up(&next);
     let stamp = bench.work(&next);
-    // As if it had been retired after a look whether it was.
+    // As if it had been retired after the check.
     gone.finish().unwrap();
     let is_complete = bench.clocks().is_complete(stamp);
     bench.let_go();

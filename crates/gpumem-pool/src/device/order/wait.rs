@@ -26,7 +26,7 @@ impl Clocks {
             Ok((mark.is_some(), if mark.is_some() { None } else { state.want() }))
         })?;
         let (is_marked, named) = ticked.unwrap_or_default();
-        tell(named);
+        disable_fast_path(named);
         Ok(is_marked)
     }
 
@@ -50,7 +50,7 @@ impl Clocks {
         if self.has_named_streams() {
             slots.for_each(|slot| {
                 let named = self.stream_states.try_lock(slot).and_then(|mut state| state.want());
-                tell(named);
+                disable_fast_path(named);
             });
         }
     }
@@ -313,7 +313,7 @@ impl Clocks {
             Ok((mark.map(|mark| (state.device.clone(), mark)), named))
         })?;
         let (found, named) = found.unwrap_or_default();
-        tell(named);
+        disable_fast_path(named);
         Ok(found)
     }
 
@@ -446,7 +446,7 @@ impl Clocks {
 
 /// Makes the next call that names the stream check for a requested marker. Called without a lock: this may drop the
 /// last handle.
-fn tell(stream: Option<WeakStream>) {
+fn disable_fast_path(stream: Option<WeakStream>) {
     if let Some(stream) = stream.and_then(|stream| stream.upgrade()) {
         stream.look_when_named();
     }

@@ -1,5 +1,5 @@
-//! [`Names`]: a pool's tags by number, for whoever meets the number: its books, its adaptors, a trace's writer. They outlive
-//! the pool where somebody keeps them.
+//! [`Names`]: a pool's tags by number, for its counters, its adaptors and a trace's writer. Shared ownership lets them
+//! outlive the pool.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -15,7 +15,7 @@ struct Book {
 }
 
 impl Names {
-    /// The number of a name, from 1 on. When there are too many names, further ones share the last number.
+    /// The number of a name, from 1. If there are too many names, further ones share the last number.
     pub(crate) fn number(&self, name: &str) -> u16 {
         let mut book = self.book();
         if let Some(number) = book.numbers.get(name) {
@@ -31,13 +31,13 @@ impl Names {
         number
     }
 
-    /// `None` for a number that no name has.
+    /// The name of a number; `None` if the number is unused.
     pub(crate) fn get(&self, tag: u16) -> Option<Arc<str>> {
         let index = usize::from(tag).wrapping_sub(1);
         self.book().names.get(index).cloned()
     }
 
-    /// All, tag 1 first.
+    /// All names, tag 1 first.
     pub(crate) fn all(&self) -> Vec<Arc<str>> {
         self.book().names.clone()
     }
@@ -47,10 +47,10 @@ impl Names {
     }
 }
 
-/// A block has 16 bits for its tag, and 0 is none.
+/// A block stores its tag in 16 bits, and 0 means no tag.
 const TAG_COUNT_MAX: usize = u16::MAX as usize;
 
-/// What names beyond the last number have together.
+/// The shared name of all names beyond the last number.
 const OTHERS: &str = "(others)";
 
 #[cfg(test)]

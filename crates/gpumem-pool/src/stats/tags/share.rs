@@ -1,59 +1,60 @@
-//! [`Share`]: what one thread has counted for a tag; [`Peak`]: the most that all threads had together.
+//! [`Share`]: one thread's counters for a tag. [`Peak`]: the peak over all threads.
 //!
-//! A thread alone writes its share, and knows exactly how high that rose. It tells the others when it has moved by
-//! [`STRIDE_BYTES`], so that blocks which come and go cost nobody a shared count. So a tag's peak is exact if one thread counts
-//! for it; of several, what each has told and what it has not may be from different moments, two strides apart at most.
+//! Only its thread writes a share, and it tracks its own peak exactly. It publishes its count when that has moved by
+//! [`STRIDE_BYTES`], so that short-lived blocks cost no access to a shared counter. A tag's peak is therefore exact if
+//! one thread counts for it. With several threads, the published and unpublished counts may stem from different
+//! moments, at most two strides apart for each thread.
 
 use core::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use gpumem_heap::counters::{Counters, LocalCounters};
 use std::sync::Arc;
 
-/// A tally that one thread at a time writes.
+/// Counters that one thread at a time writes.
 pub(crate) struct Share {
     tally: LocalCounters,
-    /// What the tally had when all were told last.
-    told_bytes: AtomicU64,
-    /// The most that it has had since.
+    /// The count that was published last.
+    published_bytes: AtomicU64,
+    /// The highest count since then.
     high_bytes: AtomicU64,
     pub(super) is_owned: AtomicBool,
     peak: Arc<Peak>,
 }
 
-/// Of one tag.
+/// The peak of one tag.
 #[derive(Default)]
 pub(super) struct Peak {
-    /// The sum of all that was told. May be less than nothing, for a moment.
-    told_bytes: AtomicU64,
+    /// The sum of all published counts. It may be negative for a moment.
+    published_bytes: AtomicU64,
     peak_bytes: AtomicU64,
 }
 
 impl Share {
-    /// The calling thread's.
+    /// Creates a share owned by the calling thread.
     pub(super) fn new(peak: &Arc<Peak>) -> Self {
         Self {
             tally: LocalCounters::default(),
-            told_bytes: AtomicU64::new(0),
+            published_bytes: AtomicU64::new(0),
             high_bytes: AtomicU64::new(0),
             is_owned: AtomicBool::new(true),
             peak: Arc::clone(peak),
         }
     }
 
-    /// A block of so many bytes was handed out.
+    /// Counts an allocation.
     #[inline]
     pub(crate) fn count_out(&self, size_bytes: u64) {
         self.tally.count_out(size_bytes);
         self.note();
     }
 
-    /// A block of so many bytes came back.
+    /// Counts a free.
     #[inline]
     pub(crate) fn count_in(&self, size_bytes: u64) {
         self.tally.count_in(size_bytes);
         self.note();
     }
 
-    /// Something that is no block of its own has more bytes than before, or fewer.
+    /// Counts a change in size that is not a block of its own.
     pub(crate) fn change(&self, from_bytes: u64, to_bytes: u64) {
         self.tally.change(from_bytes, to_bytes);
         self.note();
@@ -69,36 +70,39 @@ impl Share {
         if above(in_use_bytes, self.high_bytes.load(Ordering::Relaxed)) > 0 {
             self.high_bytes.store(in_use_bytes, Ordering::Relaxed);
         }
-        if above(in_use_bytes, self.told_bytes.load(Ordering::Relaxed)).unsigned_abs() >= STRIDE_BYTES {
-            self.tell();
+        if above(in_use_bytes, self.published_bytes.load(Ordering::Relaxed)).unsigned_abs() >= STRIDE_BYTES {
+            self.publish();
         }
     }
 
     #[cold]
-    pub(super) fn tell(&self) {
-        let (in_use_bytes, told_bytes) = (self.tally.in_use_bytes(), self.told_bytes.load(Ordering::Relaxed));
-        let before_bytes =
-            self.peak.told_bytes.fetch_add(in_use_bytes.wrapping_sub(told_bytes), Ordering::Relaxed);
-        self.peak.raise(before_bytes.wrapping_add(self.untold_peak_bytes()));
-        self.told_bytes.store(in_use_bytes, Ordering::Relaxed);
+    pub(super) fn publish(&self) {
+        let (in_use_bytes, published_bytes) =
+            (self.tally.in_use_bytes(), self.published_bytes.load(Ordering::Relaxed));
+        let before_bytes = self
+            .peak
+            .published_bytes
+            .fetch_add(in_use_bytes.wrapping_sub(published_bytes), Ordering::Relaxed);
+        self.peak.raise(before_bytes.wrapping_add(self.unpublished_peak_bytes()));
+        self.published_bytes.store(in_use_bytes, Ordering::Relaxed);
         self.high_bytes.store(in_use_bytes, Ordering::Relaxed);
     }
 
-    /// How far it has risen above what all were told; less than nothing if it has only sunk since.
-    pub(super) fn untold_peak_bytes(&self) -> u64 {
-        self.high_bytes.load(Ordering::Relaxed).wrapping_sub(self.told_bytes.load(Ordering::Relaxed))
+    /// How far the count has risen above the published count; negative if it has only fallen since.
+    pub(super) fn unpublished_peak_bytes(&self) -> u64 {
+        self.high_bytes.load(Ordering::Relaxed).wrapping_sub(self.published_bytes.load(Ordering::Relaxed))
     }
 
-    /// From now on its peak is of what comes.
+    /// Resets the peak to the current count.
     pub(super) fn reset_peak(&self) {
         self.high_bytes.store(self.tally.in_use_bytes(), Ordering::Relaxed);
     }
 }
 
 impl Peak {
-    /// The most that there ever was, with what shares have not told by now.
-    pub(super) fn bytes(&self, untold_bytes: u64) -> u64 {
-        self.raise(self.told_bytes.load(Ordering::Relaxed).wrapping_add(untold_bytes))
+    /// The peak, including the shares' unpublished bytes.
+    pub(super) fn bytes(&self, unpublished_bytes: u64) -> u64 {
+        self.raise(self.published_bytes.load(Ordering::Relaxed).wrapping_add(unpublished_bytes))
     }
 
     pub(super) fn reset(&self) {
@@ -111,13 +115,13 @@ impl Peak {
     }
 }
 
-/// How much more one count is than another: counts wrap around.
+/// The signed difference of two counts, which wrap around.
 #[inline]
 fn above(bytes: u64, other_bytes: u64) -> i64 {
     bytes.wrapping_sub(other_bytes).cast_signed()
 }
 
-/// Few blocks that a thread has at hand are larger.
+/// The change at which a count is published. Most cached blocks are smaller, so their use publishes nothing.
 const STRIDE_BYTES: u64 = 512 << 10;
 
 #[cfg(test)]
@@ -128,11 +132,12 @@ mod tests {
     const LARGE: u64 = 3 * STRIDE_BYTES;
 
     fn peak_bytes(peak: &Peak, shares: &[Share]) -> u64 {
-        peak.bytes(shares.iter().fold(0, |sum, share| sum.wrapping_add(share.untold_peak_bytes())))
+        peak.bytes(shares.iter().fold(0, |sum, share| sum.wrapping_add(share.unpublished_peak_bytes())))
     }
 
     proptest! {
-        /// Exact with one share; with several never below what is in use, and off by two strides for each share.
+        /// Exact with one share. With several, never below the current use, and off by at most two strides for each
+        /// share.
         #[test]
         fn peaks_are_as_near_as_they_say(
             count in 1_usize..4,

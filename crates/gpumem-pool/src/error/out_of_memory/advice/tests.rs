@@ -1,4 +1,4 @@
-//! Reports of many programs, each with the advice that is right for it, and no other.
+//! Reports of many programs, each with the only advice that is right for it.
 
 mod cases;
 
@@ -11,13 +11,12 @@ use cases::cases;
 const MIB: u64 = 1 << 20;
 const GIB: u64 = 1 << 30;
 
-/// A pool of `caching` that nothing else uses the device with but a context of 600 MiB: in use, cached, and requested, on a
-/// device of so much.
+/// A `caching` pool alone on the device, beside a context of 600 MiB.
 fn alone(total_bytes: u64, in_use_bytes: u64, cached_bytes: u64, requested_bytes: u64) -> OutOfMemory {
     beside(600 * MIB, total_bytes, in_use_bytes, cached_bytes, requested_bytes)
 }
 
-/// The same with so much held by others.
+/// A `caching` pool beside other users that hold `others_bytes`.
 fn beside(
     others_bytes: u64,
     total_bytes: u64,
@@ -53,7 +52,7 @@ fn leaking(report: OutOfMemory) -> OutOfMemory {
     OutOfMemory { growth: Some(growth), ..report }
 }
 
-/// The same of a program that keeps half of its blocks, or all.
+/// A program that keeps half of its blocks, or all.
 fn growing(is_leak: bool, report: OutOfMemory) -> OutOfMemory {
     let leaking = leaking(report);
     let kept_count = if is_leak { 200 } else { 400 };
@@ -96,7 +95,7 @@ fn each_program_gets_the_advice_that_is_right_for_it() {
     }
 }
 
-/// What a limit's advice promises is enough, and none is given that could not be followed.
+/// The limit that the advice proposes is sufficient, and every advice can be followed.
 #[test]
 fn advice_can_be_followed() {
     for (program, report, advice, ..) in cases() {

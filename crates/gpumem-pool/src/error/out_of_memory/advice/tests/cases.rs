@@ -1,14 +1,14 @@
-//! The programs.
+//! The programs, one case each.
 
 use super::*;
 
-/// What the program does, its report, the advice, and what that has to say, and what it must not.
+/// The program, its report, the advice, a text that it must contain, and a text that it must not contain.
 pub(super) type Case = (&'static str, OutOfMemory, Advice, &'static str, &'static str);
 
 pub(super) fn cases() -> Vec<Case> {
     use BackendKind::{Caching, Native, None as Plain};
     use MemoryKind::{Host, Unified};
-    // As the device of the seeds' users: 10.76 GiB, of which they have 4.29 in use and 4.46 reserved.
+    // A device of 10.76 GiB of which the program has 4.29 in use and 4.46 reserved.
     let seed = |others_bytes| OutOfMemory {
         device_free_bytes: 10 * MIB,
         ..beside(others_bytes, 11_018 * MIB, 4_393 * MIB, 174 * MIB, 20 * MIB)
