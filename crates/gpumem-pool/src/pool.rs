@@ -1,5 +1,5 @@
-//! [`Pool`]: the front door. A handle to a `State`, which has the backend and outlives the last handle for as long as
-//! blocks live.
+//! [`Pool`]: a handle to a `State`. The state owns the backend and lives until the last handle and the last block
+//! are gone.
 
 pub(crate) mod adaptors;
 mod alignment;
@@ -41,7 +41,7 @@ use core::fmt;
 use gpumem_sys::types::CUdevice_attribute;
 use std::sync::Arc;
 
-/// Hands out [`Block`]s of one device's memory. Clones share it; blocks keep it alive.
+/// Allocates [`Block`]s of one device's memory. Clones share the pool; blocks keep it alive.
 ///
 /// ```
 /// use gpumem_pool::{Device, Pool, PoolError, Stream};
@@ -60,15 +60,16 @@ use std::sync::Arc;
 /// ```
 pub struct Pool(pub(crate) StateRef);
 
-/// What a pool is made of, and what it knows of its making as long as it lives.
+/// The device, configuration, adaptors and parent limit that a pool is built from. The pool keeps them for its
+/// lifetime.
 #[derive(Clone, Debug)]
 pub(crate) struct Setup {
     pub(crate) device: Device,
     pub(crate) config: Config,
     pub(crate) peers: Vec<Device>,
-    /// Innermost first.
+    /// The adaptors, innermost first.
     pub(crate) adaptors: Vec<Arc<dyn Adaptor>>,
-    /// The limit of another pool that this pool's memory counts against too.
+    /// The limit of a parent pool, which this pool's memory also counts against.
     pub(crate) parent: Option<Arc<LimitNode>>,
     pub(crate) observer: Option<Observer>,
 }
@@ -87,104 +88,121 @@ impl Pool {
         Ok(pool)
     }
 
-    /// Allocates on `stream`: work queued there from now on may use the memory, whose contents are whatever they were.
+    /// Allocates `size_bytes` on `stream`. Work queued on `stream` after this call may use the memory. Its contents
+    /// are unspecified.
     ///
-    /// Zero bytes are a block at address 0 and cost no driver call. When the device is full, what the pool can give back
-    /// is given back first, which waits for the device, and then others are asked for room
-    /// ([`Reclaimable`](crate::Reclaimable)). Nothing else here waits.
+    /// A request for zero bytes returns a block at address 0 and costs no driver call. When the device or the limit is
+    /// full, the pool waits for the device and gives back its cached memory. If that is not enough, it runs the
+    /// registered reclaim callbacks ([`Reclaimable`](crate::Reclaimable)), trims the device's other pools, and retries.
+    /// No other allocation waits.
     ///
     /// # Errors
     ///
-    /// [`PoolError::OutOfMemory`], [`PoolError::TooLarge`], [`PoolError::LimitReached`]; [`PoolError::WrongDevice`] for
-    /// another device's stream; [`PoolError::DeviceLost`] or [`PoolError::Poisoned`] after an earlier failure.
+    /// - [`PoolError::OutOfMemory`] if the device has no free memory.
+    /// - [`PoolError::LimitReached`] if a hard limit or quota refuses.
+    /// - [`PoolError::TooLarge`] if the request exceeds the device's memory.
+    /// - [`PoolError::WrongDevice`] for another device's stream.
+    /// - [`PoolError::StreamRetired`] or [`PoolError::WrongThread`] if this thread cannot use the stream.
+    /// - [`PoolError::DeviceLost`] or [`PoolError::Poisoned`] after an earlier failure.
+    /// - [`PoolError::Refused`], [`PoolError::OverBudget`] or another error of an adaptor.
+    /// - [`PoolError::Driver`] if a call fails.
     #[inline]
     pub fn alloc(&self, size_bytes: u64, stream: &Stream) -> Result<Block, PoolError> {
         self.0.alloc(size_bytes, stream)
     }
 
-    /// Where the bytes come from.
+    /// Returns the pool's backend.
     #[must_use]
     pub fn backend(&self) -> BackendKind {
         self.0.backend().kind()
     }
 
-    /// The options that were given, by name, builder or environment, and have no effect on its backend. Tuning options that were set all
-    /// together ([`PoolBuilder::tuning`](crate::PoolBuilder::tuning)) are not told apart.
+    /// Returns the options that were set, by name, builder or environment, and that have no effect on this backend.
+    /// Tuning options that were set together ([`PoolBuilder::tuning`](crate::PoolBuilder::tuning)) are reported as
+    /// one.
     #[must_use]
     pub fn ignored_options(&self) -> Vec<IgnoredOption> {
         conf::ignored_options(self.0.config(), self.backend(), self.0.backend().growing().is_some())
     }
 
-    /// Whose memory it hands out.
+    /// Returns the kind of the pool's memory.
     #[must_use]
     pub fn kind(&self) -> MemoryKind {
         self.0.config().kind
     }
 
-    /// The device whose memory it hands out, or which uses it.
+    /// Returns the device that owns the pool's memory, or that uses it (host memory).
     #[must_use]
     pub fn device(&self) -> &Device {
         self.0.device()
     }
 
-    /// The pool's numbers now. Works on a poisoned pool too.
+    /// Returns the pool's current counters. Works on a poisoned pool too.
     ///
     /// # Errors
     ///
-    /// What the driver says.
+    /// [`PoolError::Driver`] or [`PoolError::DeviceLost`] if a call fails.
     pub fn status(&self) -> Result<Status, PoolError> {
         self.0.status()
     }
 
-    /// From now on the peaks that [`Pool::status`] tells are of what comes.
+    /// Resets the peak counters reported by [`Pool::status`].
     ///
     /// # Errors
     ///
-    /// What the driver says, which keeps a peak of its own for `native`.
+    /// [`PoolError::Driver`] or [`PoolError::DeviceLost`] if a call fails: with `native`, the driver keeps a peak
+    /// too.
     pub fn reset_peaks(&self) -> Result<(), PoolError> {
         self.0.reset_peaks()
     }
 
-    /// Makes the pool hold at least `size_bytes` from the device, so that blocks up to that sum need no driver call for
-    /// memory. Waits for nothing, unless device or limit are full. The backend `caching` does it; `native` and `none` grow with their blocks alone.
+    /// Reserves memory from the device until the pool holds at least `size_bytes`, so that blocks up to that sum
+    /// need no driver call for memory. Waits only if the device or the limit is full. Only the backend `caching`
+    /// reserves ahead; `native` and `none` grow with each block.
     ///
     /// # Errors
     ///
-    /// As [`Pool::alloc`], when so much can't be had.
+    /// - [`PoolError::OutOfMemory`] if the device has too little free memory.
+    /// - [`PoolError::LimitReached`] if a hard limit or quota refuses.
+    /// - [`PoolError::TooLarge`] if `size_bytes` exceeds the device's memory.
+    /// - [`PoolError::DeviceLost`] or [`PoolError::Poisoned`] after an earlier failure.
+    /// - [`PoolError::Driver`] if a call fails.
     pub fn reserve(&self, size_bytes: u64) -> Result<(), PoolError> {
         self.0.reserve(size_bytes)
     }
 
-    /// Compares everything the pool knows with everything else it knows, and says the first contradiction. For tests and
-    /// for debugging: it walks all of the pool's records, and its device's clocks, which never go back; it is exact only while
-    /// nothing else uses the pool. The backends `native` and `none` keep no records of their own.
+    /// Verifies the pool's internal records against each other. Meant for tests and debugging: it walks all records
+    /// of the pool, and verifies that the device's clocks only move forward. The result is exact only while the
+    /// pool is otherwise unused. The backends `native` and `none` keep no records of their own.
     ///
     /// # Errors
     ///
-    /// What contradicts what, in words.
+    /// A description of the first inconsistency.
     pub fn check(&self) -> Result<(), String> {
         self.0.device().clocks().check()?;
         self.0.backend().check()
     }
 
-    /// Asks all that is registered with the device ([`Reclaimable`](crate::Reclaimable)) for what it can do without, waits for
-    /// the device, then gives back all memory that no block holds. Returns how many bytes were given back.
+    /// Runs the reclaim callbacks registered with the device ([`Reclaimable`](crate::Reclaimable)), waits for the
+    /// device, then gives back all memory that no block holds. Returns the number of bytes given back.
     ///
-    /// Allocating does this by itself when the device is full; call it to leave room for others.
+    /// An allocation does this by itself when the device is full. Call it to leave room for other users of the
+    /// device.
     ///
     /// # Errors
     ///
-    /// What the driver says, or [`PoolError::Poisoned`] after an earlier failure.
+    /// - [`PoolError::DeviceLost`] or [`PoolError::Poisoned`] after an earlier failure.
+    /// - [`PoolError::Driver`] if a call fails.
     pub fn reclaim(&self) -> Result<u64, PoolError> {
         self.0.reclaim()
     }
 
-    /// Changes the hard limit, which [`PoolBuilder::hard_limit`](crate::PoolBuilder::hard_limit) describes, for all clones and all threads: once this
-    /// returns, nothing is added beyond it. `Limit::Bytes(u64::MAX)` is no limit any more. A share of the device is what
-    /// PyTorch calls the fraction of a process's memory.
+    /// Changes the hard limit ([`PoolBuilder::hard_limit`](crate::PoolBuilder::hard_limit)) for all clones and all
+    /// threads. After this call returns, the pool does not grow beyond the limit. `Limit::Bytes(u64::MAX)` removes
+    /// the limit. A share of the device corresponds to PyTorch's per-process memory fraction.
     ///
-    /// When the pool has more than that already, what no block holds is given back: now as far as that goes without waiting,
-    /// and later, when more has been freed, whenever the host waits. Until then the pool does not grow.
+    /// When the pool already holds more, memory that no block holds is given back. What needs no wait is given back
+    /// now; the rest follows, as blocks are freed, whenever the host waits. Until then the pool does not grow.
     ///
     /// ```
     /// use gpumem_pool::{Device, Limit, Pool, PoolError, Stream};
@@ -204,28 +222,37 @@ impl Pool {
     ///
     /// # Errors
     ///
-    /// [`PoolError::LimitTooSmall`], [`ConfigError::LimitSyntax`](crate::ConfigError::LimitSyntax) for a share that is none, [`ConfigError::ShareOfHost`](crate::ConfigError::ShareOfHost). What the driver says: the limit
-    /// holds then, and what could be given back may still be there.
+    /// - [`PoolError::LimitTooSmall`] if the limit is below the smallest accepted value.
+    /// - [`ConfigError::LimitSyntax`](crate::ConfigError::LimitSyntax) for an invalid share.
+    /// - [`ConfigError::ShareOfHost`](crate::ConfigError::ShareOfHost) for a share of host memory.
+    /// - [`PoolError::DeviceLost`] or [`PoolError::Poisoned`] after an earlier failure.
+    /// - [`PoolError::Driver`] if a call fails. The limit is in force then, and memory that could be given back may
+    ///   remain.
     pub fn set_hard_limit(&self, limit: impl Into<Limit>) -> Result<(), PoolError> {
         self.0.set_hard_limit(limit.into())
     }
 
-    /// Changes the soft limit, which [`PoolBuilder::soft_limit`](crate::PoolBuilder::soft_limit) describes. What is cached beyond it is given back now as far
-    /// as that goes without waiting, and later whenever the host waits. `Limit::Bytes(u64::MAX)` is no limit any more.
+    /// Changes the soft limit ([`PoolBuilder::soft_limit`](crate::PoolBuilder::soft_limit)). Cached memory beyond
+    /// it is given back: what needs no wait now, the rest whenever the host waits. `Limit::Bytes(u64::MAX)` removes
+    /// the limit.
     ///
     /// # Errors
     ///
-    /// [`ConfigError::LimitSyntax`](crate::ConfigError::LimitSyntax) for a share that is none, [`ConfigError::ShareOfHost`](crate::ConfigError::ShareOfHost), or what the driver says.
+    /// - [`ConfigError::LimitSyntax`](crate::ConfigError::LimitSyntax) for an invalid share.
+    /// - [`ConfigError::ShareOfHost`](crate::ConfigError::ShareOfHost) for a share of host memory.
+    /// - [`PoolError::DeviceLost`] or [`PoolError::Poisoned`] after an earlier failure.
+    /// - [`PoolError::Driver`] if a call fails.
     pub fn set_soft_limit(&self, limit: impl Into<Limit>) -> Result<(), PoolError> {
         self.0.set_soft_limit(limit.into())
     }
 
-    /// Gives back memory that no block holds until `keep_bytes` are reserved, or as near to it as blocks, and frees
-    /// that the device has not reached yet, allow. Does not wait. Returns how many bytes were given back.
+    /// Gives back memory that no block holds until `keep_bytes` are reserved. Live blocks, and frees that the
+    /// device has not reached yet, may keep more reserved. Does not wait. Returns the number of bytes given back.
     ///
     /// # Errors
     ///
-    /// As [`Pool::reclaim`].
+    /// - [`PoolError::DeviceLost`] or [`PoolError::Poisoned`] after an earlier failure.
+    /// - [`PoolError::Driver`] if a call fails.
     pub fn trim_to(&self, keep_bytes: u64) -> Result<u64, PoolError> {
         self.0.trim_to(keep_bytes)
     }
@@ -255,7 +282,8 @@ impl fmt::Debug for Pool {
     }
 }
 
-/// What pools of this kind need of a device. Says whether the host may use their memory while the device works.
+/// Checks that the device supports pools of this kind. Returns whether the host may use their memory while the
+/// device works.
 fn check_kind(kind: MemoryKind, device: &Device) -> Result<bool, PoolError> {
     let unsupported = |reason: String| PoolError::KindUnsupported { kind, reason };
     match kind {

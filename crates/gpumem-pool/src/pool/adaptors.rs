@@ -1,4 +1,4 @@
-//! How a pool's adaptors are called: see [`adaptor`](crate::adaptor).
+//! The calls of a pool's adaptors; see [`adaptor`](crate::adaptor).
 
 mod change;
 mod grant;
@@ -27,13 +27,13 @@ use crate::stats::Names;
 use core::fmt;
 use std::sync::Arc;
 
-/// One behaviour around what a pool hands out; see [`PoolBuilder::adaptor`](crate::PoolBuilder::adaptor) and the ones that
-/// are there: [`Budget`](crate::adaptor::Budget), [`Failures`](crate::adaptor::Failures), [`Guard`](crate::adaptor::Guard),
-/// [`Fill`](crate::adaptor::Fill), [`Tracking`](crate::adaptor::Tracking), [`Fallback`](crate::adaptor::Fallback),
-/// [`Trace`](crate::adaptor::Trace).
+/// A behaviour around a pool's allocations and frees; see [`PoolBuilder::adaptor`](crate::PoolBuilder::adaptor).
+/// The crate provides [`Budget`](crate::adaptor::Budget), [`Failures`](crate::adaptor::Failures),
+/// [`Guard`](crate::adaptor::Guard), [`Fill`](crate::adaptor::Fill), [`Tracking`](crate::adaptor::Tracking),
+/// [`Fallback`](crate::adaptor::Fallback) and [`Trace`](crate::adaptor::Trace).
 ///
-/// Hooks are called by any threads at once, `free` inside of drops. They may use this crate in any way, other pools
-/// included; using the very pool that calls them calls them again.
+/// Any threads may call the hooks concurrently, and `free` runs inside drops. Hooks may use this crate in any way,
+/// including other pools. A hook that uses its own pool is called again for that use.
 ///
 /// ```
 /// use gpumem_pool::{Device, Pool, PoolError, Stream};
@@ -72,58 +72,60 @@ use std::sync::Arc;
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 pub trait Adaptor: Send + Sync {
-    /// What errors and `Debug` call it.
+    /// Returns the name for errors and `Debug`.
     fn name(&self) -> &str {
         core::any::type_name::<Self>()
     }
 
-    /// A pool is made with it.
+    /// Called when a pool is built with this adaptor.
     fn open(&self, opening: &Opening<'_>) {
         let _ = opening;
     }
 
-    /// Memory for a request: from `next`, usually, or from another pool ([`Grant::from_block`]).
+    /// Returns memory for a request, usually from `next`, or from another pool ([`Grant::from_block`]).
     ///
     /// # Errors
     ///
-    /// Whatever it refuses, [`PoolError::Refused`] if nothing else fits. What it was granted and does not return is freed.
+    /// The adaptor's refusal: [`PoolError::Refused`] if no other variant fits. Grants that are not returned are
+    /// freed.
     fn alloc(&self, request: &Request<'_>, next: Next<'_>) -> Result<Grant, PoolError> {
         next.alloc(request)
     }
 
-    /// Memory that it returned from [`Adaptor::alloc`] is about to be given back. Books are changed here, so before somebody
-    /// else can have the same address. Must not wait.
+    /// Called before memory that the adaptor returned from [`Adaptor::alloc`] is given back. Update bookkeeping
+    /// here, before another allocation can get this address. Must not wait.
     fn free(&self, release: &Release<'_>) {
         let _ = release;
     }
 
-    /// A block that grows is about to have more memory.
+    /// Called before a growable block gets more memory.
     ///
     /// # Errors
     ///
-    /// Whatever it refuses. Those that had agreed before hear of [`Adaptor::shrink`] then.
+    /// The adaptor's refusal. [`Adaptor::shrink`] is then called on the adaptors that have already agreed.
     fn grow(&self, change: &Change<'_>) -> Result<(), PoolError> {
         let _ = change;
         Ok(())
     }
 
-    /// It has it, and its user not yet. The innermost hears of it first.
+    /// Called after a growable block has got more memory, and before the program may use it. The innermost adaptor
+    /// is called first.
     ///
     /// # Errors
     ///
-    /// Whatever it could not do. The block becomes as small as it was then.
+    /// The failure of the adaptor. The block then returns to its earlier size.
     fn grown(&self, change: &Change<'_>) -> Result<(), PoolError> {
         let _ = change;
         Ok(())
     }
 
-    /// A block that grows is about to have less memory, in the end none; or it has not become as large as it was to be
+    /// Called before a growable block loses memory, in the end all of it. Also called when a growth fails
     /// ([`Change::is_undone`]). Must not wait.
     fn shrink(&self, change: &Change<'_>) {
         let _ = change;
     }
 
-    /// The last handle of a pool goes. Its blocks that are still there are freed later.
+    /// Called when the last handle of a pool is dropped. Blocks that are still alive are freed later.
     fn close(&self, pool: PoolId) {
         let _ = pool;
     }
@@ -135,7 +137,7 @@ impl fmt::Debug for dyn Adaptor {
     }
 }
 
-/// A pool that is made with an adaptor.
+/// A pool that is built with an adaptor.
 #[derive(Clone, Copy)]
 pub struct Opening<'a> {
     device: &'a Device,
@@ -143,19 +145,19 @@ pub struct Opening<'a> {
 }
 
 impl<'a> Opening<'a> {
-    /// Its name, for as long as it lives.
+    /// Returns the pool's identifier, which is constant for the pool's lifetime.
     #[must_use]
     pub fn pool(&self) -> PoolId {
         self.stack.id()
     }
 
-    /// Its device.
+    /// Returns the pool's device.
     #[must_use]
     pub fn device(&self) -> &'a Device {
         self.device
     }
 
-    /// Of its tags, present ones and to come.
+    /// Returns the names of the pool's tags, including those added later.
     pub(crate) fn names(&self) -> &'a Arc<Names> {
         self.stack.names()
     }
@@ -168,8 +170,9 @@ impl fmt::Debug for Opening<'_> {
 }
 
 impl StateRef {
-    /// Memory through all adaptors, for a request that has been looked at; `finish` has what is no plain allocation. Part of its
-    /// caller, so that an allocation's fields go from the answer to where they are wanted.
+    /// Allocates through all adaptors, for a request that has been checked. `finish` handles every answer that is
+    /// not a plain allocation. Inlined, so that the allocation's fields go straight from the answer to where the
+    /// caller needs them.
     #[inline(always)]
     pub(crate) fn alloc_adapted(
         self,
@@ -183,20 +186,20 @@ impl StateRef {
         let request = Request::new(size_bytes, alignment, &call);
         let answer = call.begin(&request);
         if let Some(allocation) = call.plain_allocation(&answer, &request) {
-            // It is the block's now.
+            // The allocation belongs to the block now.
             core::mem::forget(answer);
             return Ok((allocation, 0));
         }
         finish(call.finish(answer, &request))
     }
 
-    /// A block of a pool with adaptors is dropped. The pool may be gone afterwards.
+    /// Frees a block of a pool with adaptors. The pool may be gone afterwards.
     #[inline]
     pub(crate) fn free_adapted(self, stack: &Stack, freed: &FreeRequest) {
         match freed.allocation.is_special() {
             false => self.release_plain(stack, freed),
             true => {
-                // It is there: the number is this block's alone.
+                // The entry exists, because its number belongs to this block alone.
                 if let Some(holding) = stack.take_back(freed.allocation.record()) {
                     self.release(holding, freed.uses, freed.is_complete);
                 }

@@ -1,15 +1,16 @@
-//! [`Pool::alloc_aligned`]: blocks that start at a multiple of more than 256.
+//! [`Pool::alloc_aligned`]: blocks aligned to more than 256 bytes.
 
 use crate::device::Stream;
 use crate::error::PoolError;
 use crate::pool::{Block, Pool};
 
 impl Pool {
-    /// As [`Pool::alloc`], with the start of the block at a multiple of `alignment`, a power of two up to 1 GiB. Every
-    /// block has 256 anyway; a smaller alignment changes nothing.
+    /// Like [`Pool::alloc`], with a start address that is a multiple of `alignment`, a power of two up to 1 GiB.
+    /// Every block is aligned to 256 bytes; a smaller alignment has no effect.
     ///
-    /// `caching` finds such a place, and beyond 2 MiB may reserve memory in front of it, which other blocks then use;
-    /// `native` and `none` have to ask the driver for as much more, which counts as in use.
+    /// `caching` looks for a matching address. For alignments beyond 2 MiB it may reserve memory in front of the
+    /// block, which other blocks then use. `native` and `none` request up to `alignment` more bytes from the
+    /// driver, which count as in use.
     ///
     /// ```
     /// use gpumem_pool::{Device, Pool, PoolError, Stream};
@@ -26,7 +27,8 @@ impl Pool {
     ///
     /// # Errors
     ///
-    /// [`PoolError::BadAlignment`], and as [`Pool::alloc`].
+    /// [`PoolError::BadAlignment`] if `alignment` is not a power of two or exceeds 1 GiB; else the errors of
+    /// [`Pool::alloc`].
     pub fn alloc_aligned(
         &self,
         size_bytes: u64,
@@ -45,5 +47,5 @@ pub(crate) fn check_alignment(alignment: u64) -> Result<(), PoolError> {
     }
 }
 
-/// Far beyond what a page of the device's memory has.
+/// The largest supported alignment, far larger than any page of device memory.
 const ALIGNMENT_MAX: u64 = 1 << 30;

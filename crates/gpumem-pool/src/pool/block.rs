@@ -1,8 +1,9 @@
-//! [`Block`]: some bytes of device memory, freed in stream order when dropped.
+//! [`Block`]: a range of device memory, freed in stream order when dropped.
 //!
-//! A block has an *owner stream*: the stream it was allocated on. Its memory is there for work queued on the owner stream after the
-//! allocation, and goes back in the owner stream's order. Whoever uses it on another stream does two things: makes that stream wait
-//! for the owner stream first ([`Stream::wait_for`]), and says so with [`Block::record_use`], so that the free waits for that stream.
+//! A block has an *owner stream*: the stream it was allocated on. Work queued on the owner stream after the
+//! allocation may use the memory, and the free is ordered on the owner stream. To use the block on another stream,
+//! make that stream wait for the owner stream first ([`Stream::wait_for`]), and record the use with
+//! [`Block::record_use`], so that the free waits for that stream.
 
 use crate::backend::{Allocation, FreeRequest};
 use crate::config::MemoryKind;
@@ -15,11 +16,13 @@ use core::sync::atomic::{AtomicU64, Ordering};
 use gpumem_sys::types::CUdeviceptr;
 use std::sync::Arc;
 
-/// Device memory from a [`Pool`](crate::Pool).
+/// Device memory allocated from a [`Pool`](crate::Pool).
 ///
-/// Dropping it, on any thread, queues its free on its owner stream behind everything queued so far on the owner stream and on every
-/// stream recorded with [`Block::record_use`]. That never panics and never waits, except with the backend `none`, which
-/// has no other way. When the driver refuses the free, the block is leaked and the pool says so at its next call.
+/// A drop, on any thread, queues the free on the owner stream. The free is ordered behind all work queued so far on
+/// the owner stream and on every stream recorded with [`Block::record_use`]. A drop never panics. It never waits,
+/// except with the backend `none`, which has no asynchronous free. When the driver refuses the free, the block is
+/// leaked, and the pool's next call returns [`PoolError::Poisoned`](crate::PoolError::Poisoned) or
+/// [`PoolError::DeviceLost`](crate::PoolError::DeviceLost).
 ///
 /// ```
 /// use gpumem_pool::{Device, Pool, Stream};
@@ -30,7 +33,7 @@ use std::sync::Arc;
 /// let (home, other) = (Stream::new(&device)?, Stream::new(&device)?);
 ///
 /// let block = pool.alloc(1 << 20, &home)?;
-/// other.wait_for(&home)?; // the memory is there once the owner stream gets to it
+/// other.wait_for(&home)?; // the memory is valid once the owner stream reaches the allocation
 /// // … queue work that uses `block.address()` on `other` …
 /// block.record_use(&other);
 /// drop(block); // the free waits, on the device, for that work
@@ -41,13 +44,13 @@ pub struct Block {
     allocation: Allocation,
     size_bytes: u64,
     owner_stream: StreamId,
-    /// The other streams that used it, in the form of [`uses`].
+    /// The other streams that used the block, in the format of [`uses`].
     uses: AtomicU64,
     pool: StateRef,
 }
 
 impl Block {
-    /// The block is counted already, by the backend or by the pool.
+    /// Creates a block that the backend or the pool has already counted.
     pub(crate) fn new(
         pool: StateRef,
         allocation: Allocation,
@@ -68,7 +71,7 @@ impl Block {
         Self { allocation, size_bytes, owner_stream, uses, pool }
     }
 
-    /// The same backwards. What they describe stays alive.
+    /// Splits the block into the arguments of `from_parts`, without freeing it. The pool and the memory stay alive.
     pub(crate) fn into_parts(self) -> (Allocation, u64, StreamId, u64, StateRef) {
         let block = ManuallyDrop::new(self);
         (
@@ -80,36 +83,37 @@ impl Block {
         )
     }
 
-    /// Where it starts in the device's address space; 0 for an empty block. At least 256-byte aligned.
+    /// Returns the start address in the device's address space; 0 for an empty block. The address is at least
+    /// 256-byte aligned.
     #[must_use]
     pub fn address(&self) -> CUdeviceptr {
         self.allocation.address
     }
 
-    /// How many bytes were asked for.
+    /// Returns the requested number of bytes.
     #[must_use]
     pub fn size_bytes(&self) -> u64 {
         self.size_bytes
     }
 
-    /// The name of the stream it was allocated on, in whose order it is freed. That stream may be gone.
+    /// Returns the identifier of the owner stream. The stream itself may no longer exist.
     #[must_use]
     pub fn stream_id(&self) -> StreamId {
         self.owner_stream
     }
 
-    /// The device that it is memory of.
+    /// Returns the pool's device.
     #[must_use]
     pub fn device(&self) -> &Device {
         self.pool.device()
     }
 
-    /// Says that work queued on `stream` uses this block: the free will wait for all that is queued there by the time
+    /// Records that work queued on `stream` uses this block. The free waits for all work queued on `stream` until
     /// the block is dropped.
     ///
-    /// Call it once for each stream, at any time before the drop. Home need not be recorded, except in a capture: there a
-    /// use on any stream says that the block stays for the graph; see [`Graph`](crate::Graph). A stream of another driver
-    /// can't reach this memory, so recording one does nothing.
+    /// Call it once for each stream, at any time before the drop. The owner stream needs no record, except in a
+    /// capture: a recorded use on any capturing stream keeps the block for the graph; see [`Graph`](crate::Graph).
+    /// Recording a stream of another driver has no effect, because such a stream cannot access this memory.
     pub fn record_use(&self, stream: &Stream) {
         if stream.clocks().captures().is_open() {
             self.note_use(stream);
@@ -122,10 +126,12 @@ impl Block {
         stream.note_named();
     }
 
-    /// Drops the block in a call that names `stream`: the owner stream, or another stream that uses it, which then counts as recorded.
+    /// Frees the block in a call that names `stream`: the owner stream, or another stream that uses the block. The
+    /// other stream counts as recorded.
     ///
-    /// For streams of others ([`Stream::from_raw`]) that is more than a drop: the call may mark the stream, so that other
-    /// streams get the memory once it is done there. Streams of this crate's, and long-lived ones, need no such call.
+    /// For streams of another library ([`Stream::from_raw`]), this call may also record a marker on the stream.
+    /// Other streams can then reuse the memory once the stream has reached the marker. Streams created by this
+    /// crate, and long-lived streams, do not need this call.
     ///
     /// ```
     /// use gpumem_pool::{Device, Pool, Stream, sys::types::CUstream};
@@ -134,7 +140,7 @@ impl Block {
     /// let device = Device::new(&gpumem_sim::driver(SimConfig::new())?, 0)?;
     /// let pool = Pool::new(&device)?;
     /// # let raw = std::ptr::null_mut::<()>() as CUstream;
-    /// // SAFETY: the stream outlives its wrap.
+    /// // SAFETY: the stream outlives its wrapper.
     /// let stream = unsafe { Stream::from_raw(&device, raw)? };
     /// let block = pool.alloc(1 << 20, &stream)?;
     /// block.free_on(&stream);
@@ -143,7 +149,7 @@ impl Block {
     pub fn free_on(self, stream: &Stream) {
         self.record_use(stream);
         let is_due = self.pool.is_mark_due(self.size_bytes, stream);
-        // The mark covers the free only if it comes after it. The pool may be gone by then.
+        // The marker covers the free only if it is recorded after it. The drop may end the pool.
         drop(self);
         if is_due { stream.mark_named() } else { stream.note_named() }
     }
@@ -153,19 +159,19 @@ impl Block {
         uses::add(&self.uses, more);
     }
 
-    /// Drops the block without waiting, on the device, for its uses: the next user may have the memory at once.
+    /// Frees the block without ordering the free behind its uses. The memory can be reused immediately.
     ///
     /// # Safety
     ///
-    /// All work that uses the block is done, and so is all that was queued on its owner stream before it was allocated,
-    /// and the caller knows it: he has waited for it on the host.
+    /// All work that uses the block, and all work queued on its owner stream before the allocation, must be
+    /// complete. The caller must have synchronised on the host.
     pub unsafe fn free_completed(self) {
         let (allocation, size_bytes, owner_stream, uses, pool) = self.into_parts();
         let allocation = pool.untag(allocation, size_bytes);
         pool.free(&FreeRequest { allocation, size_bytes, owner_stream, uses, is_complete: true });
     }
 
-    /// Whether it has been used on another stream, or in a capture.
+    /// Whether the block was used on another stream, or in a capture.
     pub(crate) fn is_recorded(&self) -> bool {
         self.uses.load(Ordering::Relaxed) != 0
     }
@@ -174,7 +180,7 @@ impl Block {
         self.allocation.without_tag()
     }
 
-    /// How many blocks of other pools lie in it, one in the other.
+    /// Returns how deeply blocks of other pools are nested in this block.
     pub(crate) fn nesting(&self) -> usize {
         self.pool.nesting(self.allocation())
     }
@@ -183,8 +189,8 @@ impl Block {
         self.pool
     }
 
-    /// Past what the thread has at hand, or for a block that is more than a size and an address. By value: so a block that
-    /// goes back to where it was just taken from need not be in memory at all.
+    /// The slow path of a drop: the thread's cache cannot take the block, or the block carries more than a size and
+    /// an address. Takes the fields by value, so that on the fast path the block stays in registers.
     #[inline(never)]
     fn drop_slow(pool: StateRef, allocation: Allocation, size_bytes: u64, owner_stream: StreamId, uses: u64) {
         let allocation = pool.untag(allocation, size_bytes);
@@ -203,24 +209,26 @@ impl Block {
 }
 
 impl Block {
-    /// Whose memory it is. Of a block that another pool lent ([`Fallback`](crate::adaptor::Fallback)), that pool's kind.
+    /// Returns the kind of the block's memory. For a block that another pool lent
+    /// ([`Fallback`](crate::adaptor::Fallback)), this is that pool's kind.
     #[must_use]
     pub fn kind(&self) -> MemoryKind {
         self.origin().config().kind
     }
 
-    /// The pool whose backend has its memory.
+    /// Returns the pool whose backend owns the memory.
     pub(crate) fn origin(&self) -> StateRef {
         self.state().behind(self.allocation()).0
     }
 
-    /// Where the host finds its bytes, at the address that the device has for them too. Nothing for the device's own
-    /// memory and for an empty block, and for unified memory where host and device can't use it at once
+    /// Returns a host pointer to the block, equal to its device address. `None` for device memory and for an empty
+    /// block. `None` also for unified memory that host and device cannot access at once
     /// (`CONCURRENT_MANAGED_ACCESS` is 0).
     ///
-    /// A block is the host's from the start: what used its memory before is complete. Whoever follows the pointer makes
-    /// sure that the block is alive, and that work which uses it is waited for: before reading what it writes, and before
-    /// writing what it uses. An adaptor that fills blocks does so as work on the stream.
+    /// The host may use a block from the start: earlier users of its memory are complete. Before dereferencing the
+    /// pointer, the caller must ensure that the block is alive, and must wait for work that uses it: before a read,
+    /// for work that writes the block; before a write, for work that uses the block. An adaptor that fills blocks
+    /// does so as work on the stream.
     #[must_use]
     pub fn host_ptr(&self) -> Option<NonNull<u8>> {
         let address = if self.origin().is_for_host() { self.address() } else { 0 };
@@ -250,5 +258,5 @@ impl fmt::Debug for Block {
     }
 }
 
-// What a program holds by the thousand.
+// Programs hold thousands of blocks, so a block stays small.
 const _: () = assert!(size_of::<Block>() <= 48);

@@ -1,17 +1,20 @@
 //! [`GraphMemory`]: the memory that captures, and the graphs made by them, keep from other use.
 //!
-//! Kept under a graph's number, until its last handle is dropped ([`Captures`](crate::device::captures::Captures)):
+//! Memory is kept under a graph's number until the graph's last handle is dropped
+//! ([`Captures`](crate::device::captures::Captures)):
 //!
-//! - *Chunks*: memory that was allocated while the stream captured. Each is an ordinary block of its pool, allocated on a
-//!   stream that never captures; what the program holds are parts of it, whose bits say [`GRAPH_BIT`]. Parts that are
-//!   dropped during the capture serve later allocations of the same stream in the same capture. A part may outlive the
-//!   graph: then the chunk goes with its last part. Launches write to its place: they come after it once it is dropped.
-//! - *Outside* blocks that were used in the capture, or dropped while one of their streams was part of it. While the
-//!   program has one, only its address is noted here; dropped, the block itself is kept.
+//! - *Chunks*: memory that was allocated while the stream captured. Each chunk is an ordinary block of its pool,
+//!   allocated on a stream that never captures. The program holds parts of it, which are marked with [`GRAPH_BIT`].
+//!   Parts dropped during the capture serve later allocations of that stream in that capture. A part may outlive
+//!   the graph; the chunk is then freed with its last part. Launches write to the place of a dropped part, and are
+//!   therefore ordered after it.
+//! - *Outside* blocks, which were used in the capture, or dropped while one of their streams was part of it. While
+//!   the program holds such a block, only its address is recorded here. After the drop, the block itself is kept.
 //!
-//! What goes, goes with the marks of all streams that the graph was launched on: bits, as in a block.
+//! The free of kept memory waits for all streams that the graph was launched on. They are bits, as in a block.
 //!
-//! One lock, under which neither the driver nor a pool is called: what is to be freed is handed out first.
+//! One lock protects the tables. Neither the driver nor a pool is called under it: memory to be freed is moved out
+//! first.
 
 mod chunk;
 
@@ -33,7 +36,7 @@ pub(crate) struct GraphMemory {
 #[derive(Default)]
 struct Table {
     graphs: BTreeMap<u64, GraphEntry>,
-    /// By address, as are the two kinds of memory below: what is alive has one of its own, on the whole machine.
+    /// By address, like `outside`: live memory has a unique address on the whole machine.
     chunks: BTreeMap<CUdeviceptr, Chunk>,
     outside: BTreeMap<CUdeviceptr, Outside>,
 }
@@ -44,21 +47,21 @@ struct GraphEntry {
     retained: Vec<RetainedBlock>,
 }
 
-/// A block that the program has dropped.
+/// A block that the program has dropped and a graph keeps.
 struct RetainedBlock {
     pool: StateRef,
     freed: FreeRequest,
 }
 
-/// A block that graphs use, and that the program or one of those graphs has.
+/// A block that graphs use, and that the program or one of those graphs holds.
 #[derive(Default)]
 struct Outside {
     graphs: Vec<u64>,
-    /// Where graphs that are gone have been launched.
+    /// The streams on which graphs that are gone were launched.
     uses: u64,
 }
 
-/// Memory that no graph keeps any more. Dropping it frees it, with no lock held.
+/// Memory that no graph keeps any more. A drop frees it, and must run with no lock held.
 #[derive(Default)]
 #[must_use = "to be dropped when the lock is free"]
 struct Released {
@@ -68,7 +71,7 @@ struct Released {
 }
 
 impl GraphMemory {
-    /// The one of a machine, for as long as a pool or a graph of the machine lives.
+    /// Returns the graph memory of a machine, which lives as long as a pool or a graph of the machine.
     pub(crate) fn of(clocks: &Arc<Clocks>) -> Arc<Self> {
         static MACHINES: Mutex<Vec<Weak<GraphMemory>>> = Mutex::new(Vec::new());
         let mut machines = MACHINES.lock().unwrap_or_else(PoisonError::into_inner);
@@ -80,32 +83,32 @@ impl GraphMemory {
             machines.push(Arc::downgrade(&memory));
             memory
         });
-        // The end of another machine's must not find the list locked.
+        // Dropping another machine's graph memory must not find the list locked.
         drop(machines);
         memory
     }
 
-    /// The clocks of the machine.
+    /// Returns the clocks of the machine.
     pub(crate) fn clocks(&self) -> &Arc<Clocks> {
         &self.clocks
     }
 
-    /// A capture has begun.
+    /// Records the begin of a capture.
     pub(crate) fn begin(&self, graph: u64) {
         self.table().graphs.insert(graph, GraphEntry::default());
     }
 
-    /// Drops a handle of a graph; with the last one, what only this graph keeps is freed.
+    /// Drops a handle of a graph. The last handle frees the memory that only this graph keeps.
     pub(crate) fn drop_handle(&self, graph: u64) {
         if let Some((launched, source)) = self.clocks.captures().drop_handle(graph) {
             let mut released = self.table().let_go(graph, launched);
             released.source = source;
-            // Dropped here, where the lock is free.
+            // Dropped here, after the lock has been released.
             drop(released);
         }
     }
 
-    /// A part that was dropped in the same capture on the same stream.
+    /// Reuses a part that was dropped in this capture on this stream.
     pub(crate) fn take_part(
         &self,
         graph: u64,
@@ -122,7 +125,7 @@ impl GraphMemory {
         chunk.take(size_bytes)
     }
 
-    /// A new chunk, all of which is handed out.
+    /// Adds a new chunk, which is handed out whole.
     pub(crate) fn add_chunk(&self, graph: u64, pool: StateRef, block: Block, owner_stream: StreamId) {
         let chunk = Chunk::new(graph, pool, block, owner_stream);
         let mut table = self.table();
@@ -130,7 +133,7 @@ impl GraphMemory {
         table.chunks.insert(chunk.address(), chunk);
     }
 
-    /// A block is used in a capture: its memory stays for the graph.
+    /// Records the use of a block in a capture: its memory stays for the graph.
     pub(crate) fn note_use(&self, graph: u64, address: CUdeviceptr, slot: Option<StreamIndex>) {
         let mut table = self.table();
         if !table.graphs.contains_key(&graph) {
@@ -148,8 +151,8 @@ impl GraphMemory {
         }
     }
 
-    /// A block with [`GRAPH_BIT`] has been dropped, and its streams are in these captures. What is left to be freed in the
-    /// pool's way, if no graph has a say.
+    /// Handles the drop of a block with [`GRAPH_BIT`], whose streams are in these captures. Returns the request if
+    /// the pool must free the block, because no graph keeps it.
     pub(crate) fn drop_noted(
         &self,
         graphs: &[u64],
@@ -172,7 +175,7 @@ impl GraphMemory {
         table.drop_outside(pool, freed)
     }
 
-    /// A block is dropped whose streams are in captures: it stays for their graphs.
+    /// Keeps a dropped block whose streams are in captures for their graphs.
     pub(crate) fn keep(&self, graphs: &[u64], pool: StateRef, mut freed: FreeRequest) -> Option<FreeRequest> {
         let mut table = self.table();
         let known = graphs.iter().filter(|graph| table.graphs.contains_key(graph)).copied().collect();
@@ -181,8 +184,8 @@ impl GraphMemory {
         table.drop_outside(pool, freed)
     }
 
-    /// A part of a chunk is dropped: launches write to its place again, of which its user knew no more than the address. They
-    /// come after what was done with it outside of captures.
+    /// Orders launches after the uses of a dropped part outside of captures. Launches write to the part's place again,
+    /// and nothing else orders them after those uses, because the part's user had only its address.
     fn launch_after(&self, graphs: &[u64], freed: &FreeRequest) {
         let freed = FreeRequest { uses: freed.uses & !GRAPH_BIT, ..*freed };
         for graph in graphs {
@@ -190,12 +193,13 @@ impl GraphMemory {
         }
     }
 
-    /// The block that a live part of a graph's memory lies in, and its pool.
+    /// Returns the chunk that contains a live part, and the chunk's pool.
     pub(crate) fn chunk_of(&self, address: CUdeviceptr) -> Option<(StateRef, Allocation)> {
         self.table().chunk_at(address).map(|chunk| chunk.whole())
     }
 
-    /// What is kept of a pool's memory that the program has dropped: all of it is to be had when no graph is left.
+    /// Returns the bytes of a pool that graphs keep and the program has dropped. All of them become available when
+    /// no graph is left.
     pub(crate) fn kept_bytes(&self, pool: &State) -> u64 {
         let is_of = |other: &StateRef| core::ptr::eq(&raw const **other, pool);
         let table = self.table();
@@ -216,12 +220,12 @@ impl Table {
         Some(chunk).filter(|chunk| chunk.contains(address))
     }
 
-    /// To the first of the graphs that use it, or out of here.
+    /// Moves the block to the first of the graphs that use it. Returns the request if there is none.
     fn drop_outside(&mut self, pool: StateRef, freed: FreeRequest) -> Option<FreeRequest> {
         let outside = self.outside.get(&freed.allocation.address);
         let holder = outside.and_then(|outside| outside.graphs.first());
         if let Some(entry) = holder.and_then(|graph| self.graphs.get_mut(graph)) {
-            // Who says that all work on it is done does not speak of launches to come.
+            // A caller that guarantees completion covers past work, not future launches.
             entry.retained.push(RetainedBlock { pool, freed: FreeRequest { is_complete: false, ..freed } });
             return None;
         }
@@ -249,7 +253,7 @@ impl Drop for Released {
     fn drop(&mut self) {
         self.chunks.clear();
         for RetainedBlock { pool, freed } in self.retained.drain(..) {
-            // As if it were dropped now: another graph may use it too.
+            // The block is freed as if it were dropped now, because another graph may use it too.
             pool.free(&freed);
         }
         self.source = None;

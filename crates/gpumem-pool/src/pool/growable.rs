@@ -10,14 +10,14 @@ use core::sync::atomic::{AtomicU64, Ordering};
 use gpumem_sys::types::CUdeviceptr;
 use std::sync::Arc;
 
-/// A stretch of device memory that can grow in place, up to a size that is known from the start: what it holds stays
-/// where it is, and no pointer changes.
+/// A range of device memory that can grow in place, up to a maximum size given at creation. Its contents stay where
+/// they are, and pointers to them stay valid.
 ///
-/// Only addresses are taken at first. Its memory counts as reserved by the pool and against its limits, in pieces of
-/// 2 MiB; what a shrunk one leaves goes back to the driver, not to other blocks. Like a [`Block`](crate::Block) it has a
-/// owner stream, in whose order it is freed when dropped, and other users, who are recorded, and the tag of the scope that it is
-/// made in, for which its bytes count; as a block it counts nowhere. A graph does not keep it: it must live for as long as
-/// graphs that use it are launched.
+/// At creation only addresses are reserved. Its memory counts as reserved by the pool and against its limits, in
+/// units of 2 MiB. Memory that a shrink removes goes back to the driver, not to other blocks. Like a
+/// [`Block`](crate::Block), a growable block has an owner stream, in whose order it is freed when dropped. Uses on
+/// other streams are recorded, and its bytes count for the tag of the scope that it was created in. It is not
+/// counted as a block. A graph does not keep it: it must live as long as graphs that use it are launched.
 ///
 /// ```
 /// use gpumem_pool::{BackendKind, Device, Pool, Stream};
@@ -49,20 +49,25 @@ pub struct GrowableBlock {
     max_bytes: u64,
     owner_stream: StreamId,
     tag: u16,
-    /// The other streams that used it, in the form of [`uses`].
+    /// The other streams that used the block, in the format of [`uses`].
     uses: AtomicU64,
-    /// When it last shrank: what might still use the memory that it left.
+    /// Stamps taken at the last shrink: the work that might still use the removed memory.
     cut: Vec<Stamp>,
 }
 
 impl Pool {
-    /// Addresses for up to `max_bytes`, without memory yet; see [`GrowableBlock`].
+    /// Reserves addresses for up to `max_bytes`, without memory; see [`GrowableBlock`].
     ///
     /// # Errors
     ///
-    /// [`PoolError::NotWithBackend`] unless the backend is `caching`; [`PoolError::NeedsVirtualMemory`] where that is over
-    /// plain segments, [`PoolError::NotWithKind`] for unified and host memory; [`PoolError::TooLarge`] for more than the device
-    /// has; [`PoolError::WrongDevice`] for another device's stream; or what the driver says.
+    /// - [`PoolError::NotWithBackend`] unless the backend is `caching`.
+    /// - [`PoolError::NeedsVirtualMemory`] if `caching` uses plain segments.
+    /// - [`PoolError::NotWithKind`] for unified and host memory.
+    /// - [`PoolError::TooLarge`] if `max_bytes` exceeds the device's memory.
+    /// - [`PoolError::WrongDevice`] for another device's stream.
+    /// - [`PoolError::StreamRetired`] or [`PoolError::WrongThread`] if this thread cannot use the stream.
+    /// - [`PoolError::DeviceLost`] or [`PoolError::Poisoned`] after an earlier failure.
+    /// - [`PoolError::Driver`] if a call fails.
     pub fn growable(&self, max_bytes: u64, stream: &Stream) -> Result<GrowableBlock, PoolError> {
         self.0.check_request(max_bytes, stream)?;
         let (id, address) = self.growing()?.add(max_bytes.max(1))?;
@@ -92,48 +97,57 @@ impl Pool {
 }
 
 impl GrowableBlock {
-    /// Where it starts in the device's address space, for as long as it lives: a multiple of 2 MiB.
+    /// Returns the start address in the device's address space: a multiple of 2 MiB, constant for the block's
+    /// lifetime.
     #[must_use]
     pub fn address(&self) -> CUdeviceptr {
         self.address
     }
 
-    /// How many bytes of it may be used.
+    /// Returns the current size: the number of bytes that may be used.
     #[must_use]
     pub fn size_bytes(&self) -> u64 {
         self.size_bytes
     }
 
-    /// How far it can grow.
+    /// Returns the maximum size.
     #[must_use]
     pub fn max_bytes(&self) -> u64 {
         self.max_bytes
     }
 
-    /// The name of the stream in whose order it is freed. That stream may be gone.
+    /// Returns the identifier of the owner stream. The stream itself may no longer exist.
     #[must_use]
     pub fn stream_id(&self) -> StreamId {
         self.owner_stream
     }
 
-    /// The device that it is memory of.
+    /// Returns the pool's device.
     #[must_use]
     pub fn device(&self) -> &Device {
         self.pool.device()
     }
 
-    /// Has at least `size_bytes` from here on, for all work queued from now on; the new bytes hold whatever they hold. One
-    /// that is as large already stays so. When limit or device are full, what the pool can give back is given back first,
-    /// which waits for the device. [`Fill`](crate::adaptor::Fill) and [`Guard`](crate::adaptor::Guard) make it wait, too.
+    /// Grows the block to at least `size_bytes`, for all work queued after this call. The contents of the new bytes
+    /// are unspecified. A block that is already large enough stays unchanged. When the limit or the device is full,
+    /// the pool waits for the device and gives back its cached memory first. [`Fill`](crate::adaptor::Fill) and
+    /// [`Guard`](crate::adaptor::Guard) also wait.
     ///
-    /// What it had before it shrank it may get again at once: work that used that is this block's own, and what is queued
-    /// from now on comes behind it only as far as their streams are in order.
+    /// Memory that an earlier shrink removed may be added again immediately. The earlier work on that memory
+    /// belongs to this block, so new work comes after it only if their streams are ordered.
     ///
     /// # Errors
     ///
-    /// [`PoolError::BeyondMaximum`], [`PoolError::LimitReached`], [`PoolError::OutOfMemory`], [`PoolError::DeviceLost`]
-    /// or [`PoolError::Poisoned`], or what an adaptor says: `Fill` and `Guard` [`PoolError::NotInCapture`] while a stream
-    /// captures and this block has left memory meanwhile. It is as large as before then.
+    /// The block keeps its size after an error.
+    ///
+    /// - [`PoolError::BeyondMaximum`] if `size_bytes` exceeds the maximum.
+    /// - [`PoolError::LimitReached`] if a hard limit or quota refuses.
+    /// - [`PoolError::OutOfMemory`] if the device has no free memory.
+    /// - [`PoolError::NotInCapture`] from `Fill` or `Guard`, if a stream captures and the block has shrunk
+    ///   meanwhile.
+    /// - [`PoolError::Refused`], [`PoolError::OverBudget`] or another error of an adaptor.
+    /// - [`PoolError::DeviceLost`] or [`PoolError::Poisoned`] after an earlier failure.
+    /// - [`PoolError::Driver`] if a call fails.
     pub fn grow_to(&mut self, size_bytes: u64) -> Result<(), PoolError> {
         self.pool.0.check_usable()?;
         if size_bytes > self.max_bytes {
@@ -155,18 +169,19 @@ impl GrowableBlock {
         let growing = self.pool.growing()?;
         let grow = || self.pool.0.retry_with_reclaim(|| growing.grow_to(self.id, size_bytes));
         let Some(stack) = self.pool.0.stack() else { return grow() };
-        // What can't be given back now waits for the next time.
+        // Memory that cannot be given back now is given back at the next opportunity.
         let shrink = || drop(growing.shrink_to(self.id, self.size_bytes, &self.stamps()));
         stack.grow(&self.subject(), (self.size_bytes, size_bytes), grow, shrink)
     }
 
-    /// Has at most `size_bytes` from here on: no work that is queued from now on may use what lies behind. What queued
-    /// work may still use stays until that is done; what is done goes back now, the rest when this changes again, or the
-    /// pool gives memory back. Handles go as a whole: up to a sixteenth of it may stay.
+    /// Shrinks the block to at most `size_bytes`: work queued after this call must not use the bytes behind. Memory
+    /// that queued work may still use stays until that work is complete. Unused memory is given back now, the rest
+    /// at the next change of the block or when the pool gives memory back. Handles are released as a whole, so up
+    /// to a sixteenth of the block may stay.
     ///
     /// # Errors
     ///
-    /// What the driver says; it is as small as asked for even so.
+    /// [`PoolError::Driver`] or [`PoolError::DeviceLost`] if a call fails. The block has its new size even then.
     pub fn shrink_to(&mut self, size_bytes: u64) -> Result<(), PoolError> {
         if size_bytes >= self.size_bytes {
             return Ok(());
@@ -177,7 +192,7 @@ impl GrowableBlock {
         self.pool.growing()?.shrink_to(self.id, size_bytes, &self.cut)
     }
 
-    /// Says that work queued on `stream` uses it, as [`Block::record_use`](crate::Block::record_use) does.
+    /// Records that work queued on `stream` uses the block, like [`Block::record_use`](crate::Block::record_use).
     pub fn record_use(&self, stream: &Stream) {
         if stream.id() != self.owner_stream && Arc::ptr_eq(stream.device().clocks(), self.device().clocks()) {
             uses::add(&self.uses, uses::with(0, stream.stream_index()));
@@ -192,7 +207,7 @@ impl GrowableBlock {
         scope::count_change(self.pool.0.tags(), self.tag, self.size_bytes, to_bytes);
     }
 
-    /// As adaptors are told of it.
+    /// Returns the view of the block that adaptors receive.
     fn subject(&self) -> Subject<'_> {
         let Self { address, ref pool, owner_stream, tag, ref uses, ref cut, .. } = *self;
         let (device, uses) = (pool.device(), uses.load(Ordering::Relaxed));

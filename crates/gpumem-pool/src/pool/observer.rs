@@ -1,4 +1,4 @@
-//! [`Observer`]: a function of the program, called with refusals.
+//! [`Observer`]: a function of the program that is called with refusals.
 
 use crate::error::PoolError;
 use crate::reclaim::ReentrancyGuard;
@@ -6,12 +6,12 @@ use core::cell::Cell;
 use core::fmt;
 use std::sync::Arc;
 
-/// Who is told of a refusal before the request returns.
+/// A callback that receives each refusal before the request returns.
 #[derive(Clone)]
 pub(crate) struct Observer(pub(crate) Arc<dyn Fn(&PoolError) + Send + Sync>);
 
 impl Observer {
-    /// But not of the requests of an observer.
+    /// Calls the observer, except for requests made inside an observer.
     pub(crate) fn tell(&self, refusal: &PoolError) {
         if let Some(_telling) = ReentrancyGuard::begin(&IS_TELLING) {
             (self.0)(refusal);

@@ -1,4 +1,4 @@
-//! [`Pool::enable_peer_access`]: memory of one device that others may use.
+//! [`Pool::enable_peer_access`]: access to a pool's memory from other devices.
 
 use crate::backend::Source;
 use crate::device::Device;
@@ -7,12 +7,12 @@ use crate::pool::Pool;
 use core::ffi::c_int;
 
 impl Pool {
-    /// Lets the streams of another device use the blocks of this pool, those that there are and those to come. It can't
-    /// be taken back. Each growth of the pool costs the driver's call for one device more.
+    /// Lets the streams of another device use this pool's blocks, existing and future ones. Access cannot be
+    /// revoked. Each growth of the pool then costs the access call for one more device.
     ///
-    /// Such a stream is one more user of a block: make it wait for the block's owner stream first, and record its use.
-    /// With the backend `none` the other device may use all plain memory of this one from here on, whoever allocates it:
-    /// the driver has no narrower way.
+    /// Use a block on such a stream as on any other stream: make it wait for the block's owner stream first, and
+    /// record the use. With the backend `none`, the other device may from then on use all plain memory of this
+    /// device, whichever pool or library allocates it, because the driver has no narrower setting.
     ///
     /// ```
     /// use gpumem_pool::{Device, Pool, PoolError, Stream};
@@ -35,9 +35,11 @@ impl Pool {
     ///
     /// # Errors
     ///
-    /// [`PoolError::NoPeerAccess`] for a device without a link to this one, or of another driver;
-    /// [`PoolError::DeviceLost`] or [`PoolError::Poisoned`] after an earlier failure; or what the driver says. After an
-    /// error the other device has no access that it did not have before.
+    /// After an error, the other device has only the access that it had before.
+    ///
+    /// - [`PoolError::NoPeerAccess`] for a device without a link to this one, or of another driver.
+    /// - [`PoolError::DeviceLost`] or [`PoolError::Poisoned`] after an earlier failure.
+    /// - [`PoolError::Driver`] if a call fails.
     pub fn enable_peer_access(&self, peer: &Device) -> Result<(), PoolError> {
         self.0.check_usable()?;
         let device = self.device();
@@ -51,7 +53,7 @@ impl Pool {
     }
 }
 
-/// Whether the driver has a way for `peer` to use the memory of `device`.
+/// Whether the driver supports access of `peer` to the memory of `device`.
 fn can_reach(device: &Device, peer: &Device) -> Result<bool, PoolError> {
     if !device.driver().is_same_machine(peer.driver()) {
         return Ok(false);

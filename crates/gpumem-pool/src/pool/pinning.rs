@@ -1,17 +1,18 @@
-//! [`Block::pin_backing`]: memory that others know by its physical place.
+//! [`Block::pin_backing`]: fixes the physical memory behind a block.
 
 use crate::backend::Source;
 use crate::error::PoolError;
 use crate::pool::Block;
 
 impl Block {
-    /// Makes the physical memory under the block stay where it is: nothing of it is mapped elsewhere, moved or given
-    /// back while the block lives, and the pool uses it under these addresses alone for as long as it keeps it after
-    /// that. For those who register addresses with a network card, or hand the memory to another process.
+    /// Pins the physical memory under the block. While the block lives, the memory is not mapped elsewhere, moved
+    /// or given back. After that, for as long as the pool keeps the memory, it stays at these addresses. Use this
+    /// before registering the address with a network card, or before another process maps the memory.
     ///
-    /// What others may do with it is chosen when the pool is made: [`PoolBuilder::rdma`](crate::PoolBuilder::rdma),
-    /// [`PoolBuilder::exportable`](crate::PoolBuilder::exportable). Memory that is pinned can't be used for blocks of
-    /// other sizes as freely: pin what must be, not everything.
+    /// What other devices and processes may do with the memory is chosen when the pool is built:
+    /// [`PoolBuilder::rdma`](crate::PoolBuilder::rdma),
+    /// [`PoolBuilder::exportable`](crate::PoolBuilder::exportable). Pinned memory is harder to reuse for blocks of
+    /// other sizes, so pin only what needs it.
     ///
     /// ```
     /// use gpumem_pool::{BackendKind, Device, Pool, Stream};
@@ -29,7 +30,7 @@ impl Block {
     ///
     /// # Errors
     ///
-    /// [`PoolError::NotWithBackend`] where the driver's own pool decides what lies where (`native`).
+    /// [`PoolError::NotWithBackend`] if the driver's own pool decides the placement (`native`).
     pub fn pin_backing(&self) -> Result<(), PoolError> {
         match self.size_bytes() {
             0 => Ok(()),

@@ -1,4 +1,4 @@
-//! [`Pool::private`]: a pool within a pool's limit.
+//! [`Pool::private`]: a pool within another pool's limit.
 
 use crate::backend::Source;
 use crate::config::Limit;
@@ -7,12 +7,13 @@ use crate::pool::Pool;
 use std::sync::Arc;
 
 impl Pool {
-    /// A pool of its own for one part of a program: built as this one was, with memory that is mixed with nobody's, its
-    /// own numbers, and a hard limit of its own, the quota. What it holds counts against this pool's hard limit too, if
-    /// there is one, and both may be refused because of the other. When that limit is reached, what any of the pools
-    /// keeps without using it is given back first (`caching`), so a quota is a right to ask and no reserve.
+    /// Builds a separate pool for one part of a program. The new pool has this pool's configuration, separate
+    /// memory, separate counters and a hard limit of its own, the quota. Its memory also counts against this pool's
+    /// hard limit, if there is one, so either pool may be refused because of the other. When that limit is reached,
+    /// cached memory of any of the pools is given back first (`caching`). A quota is therefore an upper bound, not
+    /// a reservation.
     ///
-    /// A quota above this pool's limit is cut down to it. Either pool may go first.
+    /// A quota above this pool's limit is reduced to that limit. The pools may be dropped in either order.
     ///
     /// ```
     /// use gpumem_pool::{Device, Pool, PoolError, Stream};
@@ -33,7 +34,10 @@ impl Pool {
     ///
     /// # Errors
     ///
-    /// As [`PoolBuilder::build`](crate::PoolBuilder::build).
+    /// - [`ConfigError::LimitSyntax`](crate::ConfigError::LimitSyntax) for an invalid share.
+    /// - [`ConfigError::ShareOfHost`](crate::ConfigError::ShareOfHost) for a share of host memory.
+    /// - The errors of [`PoolBuilder::build`](crate::PoolBuilder::build), such as [`PoolError::LimitTooSmall`] for
+    ///   a quota below the smallest accepted value.
     pub fn private(&self, quota: impl Into<Limit>) -> Result<Self, PoolError> {
         let quota_bytes = quota.into().resolve_for(self.kind(), self.device().total_bytes())?;
         let quota_bytes = self.0.limits().hard_bytes().map_or(quota_bytes, |limit| limit.min(quota_bytes));

@@ -1,4 +1,4 @@
-//! [`RawBlock`]: a block as plain data, to be carried through code that knows no Rust.
+//! [`RawBlock`]: a block as plain data, for passing through code in other languages.
 
 use crate::backend::Allocation;
 use crate::device::StreamId;
@@ -6,7 +6,7 @@ use crate::pool::{Block, StateRef};
 use core::sync::atomic::AtomicU64;
 use gpumem_sys::types::CUdeviceptr;
 
-/// What [`Block::into_raw`] leaves: plain data, without a drop. The block goes on to live, and its pool with it.
+/// The result of [`Block::into_raw`]: plain data without a drop. The block stays alive, and so does its pool.
 ///
 /// ```
 /// use gpumem_pool::{Block, Device, Pool, Stream};
@@ -18,7 +18,7 @@ use gpumem_sys::types::CUdeviceptr;
 /// let raw = pool.alloc(4096, &stream)?.into_raw();
 /// assert_eq!(pool.status()?.in_use_bytes, 4096);
 /// let carried = std::thread::spawn(move || (raw.address, raw)).join().unwrap();
-/// // SAFETY: it came from `into_raw`, and is turned back once.
+/// // SAFETY: `carried.1` came from `into_raw`, and is converted back once.
 /// let block = unsafe { Block::from_raw(carried.1) };
 /// assert_eq!(block.address(), carried.0);
 /// drop(block);
@@ -29,15 +29,15 @@ use gpumem_sys::types::CUdeviceptr;
 #[repr(C)]
 #[must_use = "the block stays alive for ever unless `Block::from_raw` takes this back"]
 pub struct RawBlock {
-    /// Where it starts in the device's address space; 0 for an empty block.
+    /// The start address in the device's address space; 0 for an empty block.
     pub address: CUdeviceptr,
-    /// How many bytes were asked for.
+    /// The requested number of bytes.
     pub size_bytes: u64,
-    /// What the pool has to know of it.
+    /// The pool's data about the block.
     pub token: BlockToken,
 }
 
-/// Of a [`RawBlock`]: which pool it belongs to, and who has used it. To be kept as it is.
+/// The pool and the recorded uses of a [`RawBlock`]. Pass it on unchanged.
 #[derive(Clone, Copy, Debug)]
 #[repr(C)]
 pub struct BlockToken {
@@ -48,19 +48,20 @@ pub struct BlockToken {
 }
 
 impl Block {
-    /// Takes the block apart without freeing it. It counts as alive, and keeps its pool, until [`Block::from_raw`] has
-    /// made a block of it again, on whatever thread.
+    /// Converts the block to plain data without freeing it. The block counts as alive, and keeps its pool alive,
+    /// until [`Block::from_raw`] converts it back, on any thread.
     pub fn into_raw(self) -> RawBlock {
         let (allocation, size_bytes, owner_stream, uses, pool) = self.into_parts();
         let token = BlockToken { pool, owner_stream, uses, mark: allocation.mark() };
         RawBlock { address: allocation.address, size_bytes, token }
     }
 
-    /// The block that `raw` was.
+    /// Converts `raw` back to a block.
     ///
     /// # Safety
     ///
-    /// `raw` came from [`Block::into_raw`] unchanged, and no other call of this has been given it or a copy of it.
+    /// `raw` must be an unchanged result of [`Block::into_raw`]. Neither `raw` nor a copy of it may be passed to
+    /// this function more than once.
     pub unsafe fn from_raw(raw: RawBlock) -> Self {
         let BlockToken { pool, owner_stream, uses, mark } = raw.token;
         let allocation = Allocation::from_mark(raw.address, mark);

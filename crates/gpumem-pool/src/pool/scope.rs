@@ -1,4 +1,4 @@
-//! [`Scope`]: says what a thread's allocations are for, and how many there were.
+//! [`Scope`]: tags a thread's allocations and counts them.
 
 use crate::pool::Pool;
 use crate::stats::Tags;
@@ -6,9 +6,9 @@ use core::cell::{Cell, RefCell};
 use core::fmt;
 use core::marker::PhantomData;
 
-/// As long as it is there, what this thread allocates from the pool carries a tag; see [`Pool::scope`].
+/// While a scope is alive, the blocks that this thread allocates from the pool carry a tag; see [`Pool::scope`].
 ///
-/// It stays on its thread:
+/// A scope stays on its thread:
 ///
 /// ```compile_fail
 /// # use gpumem_pool::Scope;
@@ -20,35 +20,36 @@ use core::marker::PhantomData;
 pub struct Scope {
     pool: Pool,
     tag: u16,
-    /// Of no other scope of this thread.
+    /// A number unique among the scopes of this thread.
     number: u64,
     _thread: PhantomData<*const ()>,
 }
 
-/// What one thread allocated and freed in a scope, of blocks that were allocated in scopes of the same pool. A scope within
-/// the scope adds its own when it ends.
+/// The allocations and frees of one thread within a scope, for blocks that were allocated in scopes of the same
+/// pool. A nested scope adds its usage when it ends.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize))]
 #[non_exhaustive]
 pub struct ScopeUsage {
-    /// Allocated, in all, by blocks that grow too.
+    /// The sum of allocated bytes, including growable blocks.
     pub allocated_bytes: u64,
-    /// By so many blocks, of those that do not grow.
+    /// The number of allocated blocks, without growable blocks.
     pub allocation_count: u64,
-    /// Freed, in all: also what was allocated before, in another scope.
+    /// The sum of freed bytes, including blocks that were allocated earlier in another scope.
     pub freed_bytes: u64,
-    /// By so many blocks, of those that do not grow.
+    /// The number of freed blocks, without growable blocks.
     pub free_count: u64,
-    /// How far use rose above what it was at the beginning.
+    /// The highest rise of the bytes in use above their level at the beginning of the scope.
     pub peak_bytes: u64,
 }
 
 impl Pool {
-    /// Until what this returns is dropped, what the calling thread allocates from this pool counts for a tag, in
-    /// [`Status::tags`](crate::Status::tags) and among the holders of a report on missing memory. Of scopes within each other
-    /// the innermost counts. Scopes of the same name share their tag, on all threads.
+    /// Opens a scope. Until the scope is dropped, the calling thread's allocations from this pool count for its
+    /// tag, in [`Status::tags`](crate::Status::tags) and among the holders in an out-of-memory report. In nested
+    /// scopes, the innermost tag counts. Scopes of one name share their tag, on all threads.
     ///
-    /// A block keeps its tag, whoever frees it. What is allocated outside of scopes has none, and costs what it did.
+    /// A block keeps its tag, whichever thread frees it. Allocations outside of scopes have no tag, and scopes add
+    /// no cost to them.
     ///
     /// ```
     /// use gpumem_pool::{Device, Pool, Stream};
@@ -73,7 +74,7 @@ impl Pool {
         let tag = tags.names().number(name);
         let number = NEXT.replace(NEXT.get() + 1);
         let frame = Frame { number, serial: tags.serial(), tag, usage: ScopeUsage::default(), rise_bytes: 0 };
-        // A thread past its destructors has no scopes.
+        // A thread whose destructors have run has no scopes.
         if FRAMES.try_with(|frames| frames.borrow_mut().push(frame)).is_ok() {
             OPEN.set(OPEN.get() + 1);
         }
@@ -82,13 +83,13 @@ impl Pool {
 }
 
 impl Scope {
-    /// The name that its blocks count for.
+    /// Returns the name that this scope's blocks count for.
     #[must_use]
     pub fn tag(&self) -> String {
         self.pool.0.tags().names().get(self.tag).map(|name| (*name).into()).unwrap_or_default()
     }
 
-    /// What there was until now.
+    /// Returns the usage so far.
     #[must_use]
     pub fn usage(&self) -> ScopeUsage {
         let usage = |frames: &RefCell<Vec<Frame>>| {
@@ -98,7 +99,7 @@ impl Scope {
         FRAMES.try_with(usage).ok().flatten().unwrap_or_default()
     }
 
-    /// Ends it; what there was.
+    /// Ends the scope and returns its usage.
     pub fn end(self) -> ScopeUsage {
         self.usage()
     }
@@ -115,7 +116,7 @@ impl Drop for Scope {
                 outer.add(&ended);
             }
         });
-        // A thread past its destructors has no frames any more.
+        // A thread whose destructors have run has no frames.
         let _ = removed;
     }
 }
@@ -126,14 +127,14 @@ impl fmt::Debug for Scope {
     }
 }
 
-/// A scope that goes on.
+/// An open scope.
 struct Frame {
     number: u64,
-    /// The pool's.
+    /// The serial number of the pool's tags.
     serial: u64,
     tag: u16,
     usage: ScopeUsage,
-    /// What was allocated, without what was freed.
+    /// The allocated bytes minus the freed bytes.
     rise_bytes: i64,
 }
 
@@ -148,7 +149,7 @@ impl Frame {
         self.change(size_bytes, 0);
     }
 
-    /// Something has more bytes than before, or fewer.
+    /// Counts a change of a block's size.
     fn change(&mut self, from_bytes: u64, to_bytes: u64) {
         let (more_bytes, fewer_bytes) =
             (to_bytes.saturating_sub(from_bytes), from_bytes.saturating_sub(to_bytes));
@@ -159,7 +160,7 @@ impl Frame {
         self.usage.peak_bytes = self.usage.peak_bytes.max(self.rise_bytes.max(0).unsigned_abs());
     }
 
-    /// One within it has ended.
+    /// Adds the usage of a nested scope that has ended.
     fn add(&mut self, inner: &Self) {
         let peak_bytes =
             self.rise_bytes.saturating_add_unsigned(inner.usage.peak_bytes).max(0).unsigned_abs();
@@ -172,13 +173,13 @@ impl Frame {
     }
 }
 
-/// Whether this thread is in any scope, of whatever pool.
+/// Whether this thread has an open scope, of any pool.
 #[inline]
 pub(crate) fn is_any_open() -> bool {
     OPEN.get() > 0
 }
 
-/// The tag of the innermost scope of the pool, or 0 if there is none.
+/// Returns the tag of the pool's innermost scope, or 0 without one.
 pub(crate) fn innermost(tags: &Tags) -> u16 {
     match is_any_open() {
         true => with_innermost(tags, |frame| frame.tag).unwrap_or(0),
@@ -186,7 +187,7 @@ pub(crate) fn innermost(tags: &Tags) -> u16 {
     }
 }
 
-/// Counts an allocation for the innermost scope of the pool; its tag, or 0 if there is none.
+/// Counts an allocation for the pool's innermost scope. Returns its tag, or 0 without one.
 pub(crate) fn count_out(tags: &Tags, size_bytes: u64) -> u16 {
     let tag = with_innermost(tags, |frame| {
         frame.count_out(size_bytes);
@@ -198,7 +199,7 @@ pub(crate) fn count_out(tags: &Tags, size_bytes: u64) -> u16 {
     tag.unwrap_or(0)
 }
 
-/// Counts a free of a block that has a tag.
+/// Counts the free of a tagged block.
 pub(crate) fn count_in(tags: &Tags, tag: u16, size_bytes: u64) {
     tags.count(tag, |share| share.count_in(size_bytes));
     if is_any_open() {
@@ -206,7 +207,7 @@ pub(crate) fn count_in(tags: &Tags, tag: u16, size_bytes: u64) {
     }
 }
 
-/// Counts a change of a block that grows, for its tag.
+/// Counts a change of a growable block for its tag.
 pub(crate) fn count_change(tags: &Tags, tag: u16, from_bytes: u64, to_bytes: u64) {
     if tag == 0 || from_bytes == to_bytes {
         return;
@@ -235,7 +236,7 @@ thread_local! {
 mod tests {
     use super::*;
 
-    /// A server is in the same scope for years.
+    /// A server may stay in one scope for years, so the sums saturate.
     #[test]
     fn sums_beyond_a_word_stay_there() {
         let frame = || Frame { number: 0, serial: 0, tag: 1, usage: ScopeUsage::default(), rise_bytes: 0 };

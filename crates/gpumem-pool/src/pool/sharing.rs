@@ -1,7 +1,7 @@
-//! [`ExportedBlock`] and [`ImportedBlock`]: memory of one process in another, on Linux.
+//! [`ExportedBlock`] and [`ImportedBlock`]: memory shared between processes, on Linux.
 //!
-//! A block lies in one or more handles, which are what the driver exports, each as a file descriptor. The other process maps
-//! them side by side, as they are here, and finds the block at the same place in them.
+//! A block lies in one or more driver handles. Each handle is exported as a file descriptor. The other process maps
+//! the handles side by side, as they are mapped here, and finds the block at its offset.
 
 use crate::backend::{Source, Underlying};
 use crate::device::{CaptureModeGuard, Device, Patience, Work};
@@ -16,31 +16,31 @@ use gpumem_sys::types::{
 };
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 
-/// A block's memory, for another process: descriptors to be sent there (over a socket, or by inheritance), and the numbers
-/// that say where the block is in them.
+/// A block's memory, exported to another process: file descriptors to send there (over a socket, or by
+/// inheritance), and the position of the block within them.
 #[derive(Debug)]
 #[non_exhaustive]
 pub struct ExportedBlock {
-    /// What the block lies in, from its start to its end.
+    /// The handles that contain the block, from its start to its end.
     pub handles: Vec<ExportedHandle>,
-    /// Where in the first of them it starts.
+    /// The offset of the block in the first handle.
     pub offset_bytes: u64,
-    /// How large it is.
+    /// The size of the block.
     pub size_bytes: u64,
 }
 
-/// A piece of physical memory.
+/// A handle to physical memory.
 #[derive(Debug)]
 #[non_exhaustive]
 pub struct ExportedHandle {
-    /// It keeps the memory, as long as it is open.
+    /// The file descriptor, which keeps the memory alive while it is open.
     pub descriptor: OwnedFd,
-    /// All of it.
+    /// The size of the handle's memory.
     pub size_bytes: u64,
 }
 
 impl ExportedBlock {
-    /// What arrived in another process, put together again.
+    /// Reassembles an exported block from data that arrived in another process.
     #[must_use]
     pub fn new(handles: Vec<ExportedHandle>, offset_bytes: u64, size_bytes: u64) -> Self {
         Self { handles, offset_bytes, size_bytes }
@@ -48,7 +48,7 @@ impl ExportedBlock {
 }
 
 impl ExportedHandle {
-    /// The same.
+    /// Reassembles an exported handle from data that arrived in another process.
     #[must_use]
     pub fn new(descriptor: OwnedFd, size_bytes: u64) -> Self {
         Self { descriptor, size_bytes }
@@ -56,12 +56,13 @@ impl ExportedHandle {
 }
 
 impl Block {
-    /// Names the block's memory to other processes. It is pinned from here on, as by [`Block::pin_backing`].
+    /// Exports the block's memory to other processes. The memory is pinned from then on, as by
+    /// [`Block::pin_backing`].
     ///
-    /// They can use all of the handles that the block lies in, and so whatever other blocks of the pool lie there: a pool
-    /// of its own for what is shared keeps the rest apart ([`Pool::private`](crate::Pool::private)). Order between processes
-    /// is theirs to make. The pool may give the block's place to another once this one is dropped: keep it until the others
-    /// are done.
+    /// The other processes can access all of the handles that contain the block, including other blocks of the pool
+    /// that lie there. Share from a separate pool to avoid this ([`Pool::private`](crate::Pool::private)). The
+    /// processes must order their accesses themselves. After this block is dropped, the pool may reuse its memory,
+    /// so keep the block until the other processes are done.
     ///
     /// ```
     /// use gpumem_pool::{BackendKind, Device, ImportedBlock, Pool, Stream};
@@ -82,8 +83,9 @@ impl Block {
     ///
     /// # Errors
     ///
-    /// [`PoolError::NotExportable`] unless the pool was made with
-    /// [`PoolBuilder::exportable`](crate::PoolBuilder::exportable), or what the driver says.
+    /// - [`PoolError::NotExportable`] unless the pool was built with
+    ///   [`PoolBuilder::exportable`](crate::PoolBuilder::exportable).
+    /// - [`PoolError::DeviceLost`] or [`PoolError::Driver`] if a call fails.
     pub fn export(&self) -> Result<ExportedBlock, PoolError> {
         if self.size_bytes() == 0 {
             return Ok(ExportedBlock::new(Vec::new(), 0, 0));
@@ -98,10 +100,10 @@ impl Block {
         for (handle, size_bytes) in handles {
             let mut descriptor = -1_i32;
             let place = (&raw mut descriptor).cast();
-            // SAFETY: for this type of handle the driver writes an `int`, which `descriptor` is and which outlives the call; the
-            // block, which is alive, keeps the handle.
+            // SAFETY: for this type of handle the driver writes an `int`, which `descriptor` is and which outlives
+            // the call. The block, which is alive, keeps the handle.
             unsafe { driver.cuMemExportToShareableHandle(place, handle, POSIX, 0)? };
-            // SAFETY: the export has opened the descriptor for its caller, who owns it and has told nobody else of it.
+            // SAFETY: the export has opened the descriptor for its caller, which owns it and has not shared it.
             let descriptor = unsafe { OwnedFd::from_raw_fd(descriptor) };
             exported.push(ExportedHandle { descriptor, size_bytes });
         }
@@ -109,22 +111,24 @@ impl Block {
     }
 }
 
-/// A block of another process (or of this one) that a device of this one may use, for as long as this lives.
+/// A block of another process (or of this one), mapped for a device of this process as long as this value lives.
 ///
-/// Its drop waits for the device, also under a capture, and then unmaps the memory. A capture that this thread has begun is
-/// ended if nothing else lets the wait succeed ([`PoolError::CaptureBroken`] at its end). If the wait stays impossible for two
-/// seconds, because another thread captures or because the driver refuses, the memory stays mapped, and the next
-/// [`Device::synchronize`], registration or import reports [`PoolError::Kept`].
+/// Its drop waits for the device, also during a capture, and then unmaps the memory. If only ending this thread's
+/// capture lets the wait succeed, the drop ends it, and the end of the capture returns
+/// [`PoolError::CaptureBroken`]. If the wait stays impossible for two seconds, because another thread captures or
+/// because the driver refuses, the memory stays mapped, and the next [`Device::synchronize`], registration or
+/// import reports [`PoolError::Kept`].
 ///
-/// The memory is there for as long as anybody has it mapped, or a descriptor of it open: a process that ends, or is killed,
-/// takes it from no other. But nobody is told: what it had queued may be done or not.
+/// The memory exists as long as any process has it mapped or has its descriptor open. The end of one process, even
+/// by a signal, does not take the memory from the others. The others get no notification: work that the process had
+/// queued may or may not be complete.
 #[must_use = "dropping it takes the memory away"]
 pub struct ImportedBlock {
     device: Device,
-    /// Of the first handle.
+    /// The start address of the first handle.
     base: CUdeviceptr,
     addresses_bytes: u64,
-    /// The sizes of those that are mapped, side by side.
+    /// The sizes of the handles that are mapped, side by side.
     mapped: Vec<u64>,
     /// Whether the device has access, so that work may use the memory.
     is_open: bool,
@@ -133,12 +137,14 @@ pub struct ImportedBlock {
 }
 
 impl ImportedBlock {
-    /// Maps what another process has exported. The device is the same one as there, or one with a link to it.
+    /// Maps a block that another process has exported. The device must be the exporting device, or one with a link
+    /// to it.
     ///
     /// # Errors
     ///
-    /// [`PoolError::OutOfBounds`] for numbers that don't fit each other; [`PoolError::Kept`] for an earlier drop;
-    /// [`PoolError::DeviceLost`] or [`PoolError::Driver`] if a call fails.
+    /// - [`PoolError::OutOfBounds`] if the block does not fit into its handles.
+    /// - [`PoolError::Kept`] for an earlier drop.
+    /// - [`PoolError::DeviceLost`] or [`PoolError::Driver`] if a call fails.
     pub fn new(device: &Device, exported: ExportedBlock) -> Result<Self, PoolError> {
         device.take_kept()?;
         let ExportedBlock { handles, offset_bytes, size_bytes } = exported;
@@ -160,7 +166,7 @@ impl ImportedBlock {
         if all_bytes > 0 {
             let _bound = device.enter()?;
             let _relaxed = CaptureModeGuard::enter(device.driver())?;
-            // What is done when one of these fails the drop undoes.
+            // If a call fails, the drop undoes the earlier ones.
             imported.reserve(all_bytes)?;
             handles.iter().try_for_each(|handle| imported.map(handle))?;
             imported.open()?;
@@ -181,11 +187,11 @@ impl ImportedBlock {
         let mut raw = 0;
         let descriptor: *mut c_void =
             core::ptr::without_provenance_mut(handle.descriptor.as_raw_fd() as usize);
-        // SAFETY: `raw` outlives the call; for this type of handle the driver takes the descriptor's number in the pointer's
-        // place, and `handle` keeps the descriptor open.
+        // SAFETY: `raw` outlives the call. For this type of handle the driver takes the descriptor's number in
+        // place of the pointer, and `handle` keeps the descriptor open.
         unsafe { driver.cuMemImportFromShareableHandle(&mut raw, descriptor, POSIX)? };
-        // SAFETY: `reserve` has reserved the addresses for this block alone, the handles before this one end at `address`, and
-        // the sum of all sizes is what was reserved.
+        // SAFETY: `reserve` has reserved the addresses for this block alone. The earlier handles end at `address`,
+        // and the sum of all sizes is the reserved size.
         let mapped = unsafe { driver.cuMemMap(address, size, 0, raw, 0) };
         if mapped.is_ok() {
             self.mapped.push(handle.size_bytes);
@@ -210,19 +216,19 @@ impl ImportedBlock {
         Ok(())
     }
 
-    /// Where the block starts in this process; 0 for an empty one.
+    /// Returns the start address of the block in this process; 0 for an empty block.
     #[must_use]
     pub fn address(&self) -> CUdeviceptr {
         if self.size_bytes == 0 { 0 } else { self.base + self.offset_bytes }
     }
 
-    /// How many bytes it has.
+    /// Returns the size of the block.
     #[must_use]
     pub fn size_bytes(&self) -> u64 {
         self.size_bytes
     }
 
-    /// The device that may use it here.
+    /// Returns the device that may use the block in this process.
     #[must_use]
     pub fn device(&self) -> &Device {
         &self.device
@@ -247,7 +253,8 @@ impl ImportedBlock {
                 call()
             })
         };
-        // The last one first: what is left when the driver refuses is still the beginning of the addresses.
+        // Unmaps the last handle first: if the driver refuses, the remaining handles are still at the beginning of
+        // the addresses.
         while let Some(size_bytes) = self.mapped.last().copied() {
             let address = self.base + self.mapped.iter().sum::<u64>() - size_bytes;
             // SAFETY: this handle was mapped at this address by `map`, and no work uses it.

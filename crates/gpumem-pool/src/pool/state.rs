@@ -1,7 +1,9 @@
-//! [`State`]: what a pool is, and how long: until no handle and no block of it is left, as its [`Lifetime`] counts them.
+//! [`State`]: the shared state of a pool. It lives until no handle and no block of the pool is left, as its
+//! [`Lifetime`] counts them.
 //!
-//! What it does lies in its parts: `blocks`, handed out and taken back; `room`, limits and what is given back; `relief`, for
-//! when there is none; `adapted`, with adaptors around; `status`.
+//! Its methods are in the submodules. `blocks`: allocation and free. `room`: limits, and memory given back or
+//! reserved ahead. `relief`: retries when memory is short. `adapted`: pools with adaptors. `captured`: streams that
+//! capture. `status`: the counters.
 
 mod adapted;
 mod blocks;
@@ -24,36 +26,38 @@ use core::sync::atomic::{AtomicU64, Ordering};
 use gpumem_heap::sync::Lifetime;
 use std::sync::{Arc, OnceLock};
 
-/// What a pool is, for as long as a handle or a block lives.
+/// The shared state of a pool, alive as long as a handle or a block of it.
 pub(crate) struct State {
     device: Device,
-    /// The device's.
+    /// The clocks of `device`.
     clocks: Arc<Clocks>,
-    /// Where threads have this pool's memory at hand; nowhere if something concerns every block: adaptors, a failure.
+    /// The key of this pool's thread caches. `NO_CACHE` if every block must take the slow path: for adaptors, or
+    /// after a failure.
     near: AtomicU64,
     setup: Setup,
-    /// Whether the host may use the memory, as the device says.
+    /// Whether the host may use the memory, as the device reports.
     is_for_host: bool,
     graph_memory: Arc<GraphMemory>,
     backend: Backend,
     limits: Limits,
     tags: Tags,
-    /// If that was asked for: the stack's innermost.
+    /// The innermost adaptor, if exact peaks were requested.
     peak: Option<Arc<Peak>>,
-    /// What stands around the backend, if anything does.
+    /// The adaptors around the backend, if any.
     stack: Option<Stack>,
     poison: OnceLock<PoolError>,
     lifetime: Lifetime,
 }
 
-/// A pointer to a state that somebody keeps alive: a handle of the pool, or a block that is counted.
+/// A pointer to a state that a handle of the pool, or a counted block, keeps alive.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(transparent)]
 pub(crate) struct StateRef(NonNull<State>);
 
-// SAFETY: a state may be used and taken down by any thread: all of it is `Send` and `Sync`, which `shared` checks.
+// SAFETY: any thread may use and drop a state: all of it is `Send` and `Sync`, which `shared` checks.
 unsafe impl Send for StateRef {}
-// SAFETY: a shared pointer gives access to a shared state, which any thread may use: it is `Sync`, which `shared` checks.
+// SAFETY: a shared pointer gives shared access to the state, which any thread may use: it is `Sync`, which `shared`
+// checks.
 unsafe impl Sync for StateRef {}
 
 const _: () = {
@@ -62,7 +66,7 @@ const _: () = {
 };
 
 impl StateRef {
-    /// A new state, with one handle.
+    /// Creates a state with one handle.
     pub(crate) fn new(setup: Setup, is_for_host: bool, backend: Backend, limits: Limits) -> Self {
         let device = setup.device.clone();
         let tags = Tags::new();
@@ -92,13 +96,13 @@ impl StateRef {
         Self(NonNull::from(Box::leak(Box::new(state))))
     }
 
-    /// One more handle.
+    /// Counts one more handle.
     pub(crate) fn add_handle(self) -> Self {
         self.lifetime.add_handle();
         self
     }
 
-    /// One handle less; it is not used again.
+    /// Drops one handle. The caller does not use it again.
     pub(crate) fn drop_handle(self) {
         if !self.lifetime.drop_handle() {
             return;
@@ -111,19 +115,19 @@ impl StateRef {
         }
     }
 
-    /// One block less; it is not used again.
+    /// Drops one block. The caller does not use the pointer again.
     fn drop_block(self) {
         if self.lifetime.count_off() {
             self.take_down();
         }
     }
 
-    /// Nobody is left.
+    /// Destroys the state, after the last handle and the last block.
     fn take_down(self) {
-        // SAFETY: it came from a box in `new`. No handle is left, and every block has been counted off, so this is the
-        // only pointer that is still used; the lifetime says so once.
+        // SAFETY: the pointer came from a box in `new`. No handle is left and every block has been counted off, so
+        // this is the only pointer still in use. The lifetime returns true only once.
         let mut state = unsafe { Box::from_raw(self.0.as_ptr()) };
-        // In a drop: an adaptor's own may panic, and each of them ends.
+        // This runs in a drop. The drop of an adaptor may panic, and each adaptor must be dropped nevertheless.
         let adaptors = core::mem::take(&mut state.setup.adaptors);
         drop(state.stack.take());
         adaptors.into_iter().for_each(|adaptor| drop(catch_panic(|| drop(adaptor))));
@@ -136,7 +140,8 @@ impl Deref for StateRef {
 
     #[inline]
     fn deref(&self) -> &State {
-        // SAFETY: whoever has the pointer is a handle or a block that has not been counted off, so the state is alive.
+        // SAFETY: the pointer belongs to a handle, or to a block that has not been counted off, so the state is
+        // alive.
         unsafe { self.0.as_ref() }
     }
 }
@@ -188,7 +193,7 @@ impl State {
         }
     }
 
-    /// Where something may be taken and laid without a further look; `None` while there is something to look at first.
+    /// Returns the cache key for the fast path, or `None` while the slow path must run first.
     #[inline(always)]
     fn fast_path_key(&self) -> Option<u64> {
         if self.clocks.captures().slow_path().is_none() {
@@ -198,16 +203,16 @@ impl State {
         }
     }
 
-    /// Whether streams have to be asked first what they do.
+    /// Whether a capture may be active, so that each stream's capture state must be queried first.
     #[inline]
     pub(crate) fn has_captures(&self) -> bool {
         self.clocks.captures().is_open()
     }
 
-    /// Whether a request needs no other look than that of the adaptors.
+    /// Whether a request needs no checks besides the adaptors.
     #[inline]
     fn has_only_adaptors_to_ask(&self, stream: &Stream) -> bool {
-        // A device that is known to be lost asks for attention.
+        // A lost device sets the slow-path flag.
         self.clocks.captures().slow_path().is_none()
             && self.poison.get().is_none()
             && stream.is_owned()
@@ -220,7 +225,7 @@ impl State {
         if *stream.device() == self.device { Ok(()) } else { Err(self.device.mismatch(stream.device())) }
     }
 
-    /// What any request is looked at for.
+    /// Performs the checks that apply to every request.
     pub(crate) fn check_request(&self, size_bytes: u64, stream: &Stream) -> Result<(), PoolError> {
         self.check_usable()?;
         self.check_stream(stream)?;
@@ -229,7 +234,8 @@ impl State {
 
     fn check_size(&self, size_bytes: u64) -> Result<(), PoolError> {
         let device_bytes = self.device.total_bytes();
-        // The driver decides about memory that need not fit into the device.
+        // Unified memory with oversubscription and host memory need not fit into the device; the driver decides
+        // about them.
         let is_bounded_by_device = match self.setup.config.kind {
             MemoryKind::Device => true,
             MemoryKind::Unified => !self.setup.config.oversubscribes,

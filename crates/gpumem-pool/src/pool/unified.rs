@@ -1,4 +1,4 @@
-//! Where the pages of unified memory are: [`Block::prefetch`] and [`Block::advise`].
+//! Placement of unified memory: [`Block::prefetch`] and [`Block::advise`].
 
 use crate::backend::Source;
 use crate::config::{BackendKind, MemoryKind};
@@ -8,31 +8,33 @@ use crate::pool::Block;
 use core::ops::Range;
 use gpumem_sys::types::{CUdevice, CUdeviceptr, CUmem_advise, CUresult};
 
-/// Where pages of unified memory can be.
+/// A location of unified memory pages.
 #[derive(Clone, Copy, Debug)]
 #[non_exhaustive]
 pub enum Location<'a> {
-    /// In the host's memory.
+    /// Host memory.
     Host,
-    /// In a device's.
+    /// The memory of a device.
     Device(&'a Device),
 }
 
-/// What to expect of some unified memory; see [`Block::advise`].
+/// Expected usage of a range of unified memory; see [`Block::advise`].
 #[derive(Clone, Copy, Debug)]
 #[non_exhaustive]
 pub enum MemoryAdvice<'a> {
-    /// It is mostly read, so that each reader may have a copy; or no more.
+    /// With true, the range is mostly read, so each reader may have its own copy. False removes the advice.
     ReadMostly(bool),
-    /// It is best kept there, whoever uses it; or nowhere in particular.
+    /// The preferred location of the range, for every user. `None` removes the advice.
     PreferredLocation(Option<Location<'a>>),
-    /// It is used from there, so that a way to it is kept wherever it is; or no more.
+    /// With true, the range is accessed from this location, so a mapping is kept there wherever the pages are.
+    /// False removes the advice.
     AccessedBy(Location<'a>, bool),
 }
 
 impl Block {
-    /// Moves the pages of a part of the block (bytes from its start) to where they will be used, as work on `stream`: in
-    /// its order, without waiting here. Where a page is changes no contents. It counts as a use of the block on `stream`.
+    /// Moves the pages of a range of the block (bytes from its start) to where they will be used. The move is work
+    /// on `stream`, in stream order, and this call does not wait. A move does not change the contents. It counts as
+    /// a use of the block on `stream`.
     ///
     /// ```
     /// use gpumem_pool::{Device, Location, MemoryKind, Pool, Stream};
@@ -50,13 +52,16 @@ impl Block {
     ///
     /// # Errors
     ///
-    /// [`PoolError::NotWithKind`] unless it is unified memory; [`PoolError::OutOfBounds`]; [`PoolError::WrongDevice`] for a
-    /// stream or a device of another driver; [`PoolError::StreamRetired`], [`PoolError::WrongThread`];
-    /// [`PoolError::NotInCapture`] when the stream captures; or [`PoolError::Driver`] where the driver moves no pages.
+    /// - [`PoolError::NotWithKind`] unless the block is unified memory.
+    /// - [`PoolError::OutOfBounds`] if the range is not within the block.
+    /// - [`PoolError::WrongDevice`] for a stream or a device of another driver.
+    /// - [`PoolError::StreamRetired`] or [`PoolError::WrongThread`] if this thread cannot use the stream.
+    /// - [`PoolError::NotInCapture`] if the stream captures.
+    /// - [`PoolError::Driver`] if the driver cannot move pages, or if another call fails.
     pub fn prefetch(&self, part: Range<u64>, to: Location<'_>, stream: &Stream) -> Result<(), PoolError> {
         let part = self.pages(part, "be prefetched")?;
-        // Before the use is recorded: a handle that means another stream here, or none any more, would get work that the free
-        // does not wait for.
+        // This check precedes `record_use`. A handle that is retired, or that names another stream on this thread,
+        // would get work that the free does not wait for.
         let _call = stream.call()?;
         self.check_machine(stream.device())?;
         let Some((address, size)) = part else { return Ok(()) };
@@ -65,15 +70,16 @@ impl Block {
         let _bound = stream.device().enter()?;
         self.record_use(stream);
         let driver = stream.device().driver();
-        // SAFETY: the block has these bytes; the stream is alive, its handle means it on this thread, its context is current,
-        // and the block's free will wait for it.
+        // SAFETY: the block has these bytes; the stream is alive, its handle is valid on this thread, its context
+        // is current, and the block's free will wait for it.
         unsafe { driver.cuMemPrefetchAsync(address, size, to, stream.raw()) }.map_err(PoolError::from)
     }
 
-    /// Says how a part of the block (bytes from its start) will be used. That changes nothing but times.
+    /// Advises the driver how a range of the block (bytes from its start) will be used. Advice affects performance
+    /// only.
     ///
-    /// It is about whole pages, which neighbouring blocks may share, and stays with them when the block is dropped: take back
-    /// what should not hold for the next one there.
+    /// Advice applies to whole pages, which neighbouring blocks may share. It stays with the pages when the block
+    /// is dropped: remove advice that should not apply to the next block there.
     ///
     /// ```
     /// use gpumem_pool::{BackendKind, Device, MemoryAdvice, MemoryKind, Pool, Stream};
@@ -91,9 +97,14 @@ impl Block {
     ///
     /// # Errors
     ///
-    /// As [`Block::prefetch`]; [`PoolError::NotWithBackend`] where the driver takes no advice on memory of its own pools
-    /// (`native`). That of CUDA 13.0 does not: it [documents](https://docs.nvidia.com/cuda/cuda-driver-api/group__CUDA__UNIFIED.html)
-    /// advice for memory of `cuMemAllocManaged` alone, which is what `caching` and `none` have.
+    /// - [`PoolError::NotWithKind`] unless the block is unified memory.
+    /// - [`PoolError::OutOfBounds`] if the range is not within the block.
+    /// - [`PoolError::WrongDevice`] for a location on a device of another driver.
+    /// - [`PoolError::NotWithBackend`] with `native`, if the driver takes no advice on memory of its own pools. The
+    ///   driver of CUDA 13.0 takes none: it
+    ///   [documents](https://docs.nvidia.com/cuda/cuda-driver-api/group__CUDA__UNIFIED.html) advice only for memory
+    ///   of `cuMemAllocManaged`, which `caching` and `none` use.
+    /// - [`PoolError::Driver`] if a call fails.
     pub fn advise(&self, part: Range<u64>, expectation: MemoryAdvice<'_>) -> Result<(), PoolError> {
         let Some((address, size)) = self.pages(part, "be advised on")? else { return Ok(()) };
         let own = Location::Device(self.device());
@@ -122,7 +133,7 @@ impl Block {
         })
     }
 
-    /// The address and size of a part; nothing if it is empty.
+    /// Returns the address and size of a range; `None` if the range is empty.
     fn pages(&self, part: Range<u64>, what: &'static str) -> Result<Option<(CUdeviceptr, usize)>, PoolError> {
         if self.kind() != MemoryKind::Unified {
             return Err(PoolError::NotWithKind { kind: self.kind(), what, instead: "`unified`" });
@@ -134,7 +145,7 @@ impl Block {
         Ok((start < end).then(|| (self.address() + start, (end - start) as usize)))
     }
 
-    /// As the driver numbers devices, the host before them.
+    /// Returns the driver's number of a location: the device's ordinal, or `HOST`.
     fn place(&self, location: Location<'_>) -> Result<CUdevice, PoolError> {
         match location {
             Location::Host => Ok(HOST),
@@ -150,7 +161,8 @@ impl Block {
     }
 }
 
-/// What is said of memory that is not managed, as seen and as documented. The bytes and the place have been checked.
+/// The driver's error codes for advice on memory that is not managed: the observed one and the documented one. The
+/// bytes and the location have been checked before.
 const NOT_ADVISED: [CUresult; 2] = [CUresult::CUDA_ERROR_NOT_SUPPORTED, CUresult::CUDA_ERROR_INVALID_VALUE];
 
 /// The driver's number for the host.

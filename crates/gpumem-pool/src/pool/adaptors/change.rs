@@ -1,4 +1,4 @@
-//! [`Change`]: a block that grows has more memory, or less.
+//! [`Change`]: a growable block grows or shrinks.
 
 use super::{PoolId, Stack};
 use crate::device::{CaptureModeGuard, Device, Order, Stamp, Stream, StreamId};
@@ -10,7 +10,7 @@ use gpumem_sys::{Driver, DriverError};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// How the memory of a [`GrowableBlock`](crate::GrowableBlock) changes.
+/// A change of the memory of a [`GrowableBlock`](crate::GrowableBlock).
 #[derive(Clone, Copy)]
 pub struct Change<'a> {
     from_bytes: u64,
@@ -27,69 +27,69 @@ pub(crate) struct Subject<'a> {
     pub(crate) device: &'a Device,
     pub(crate) tag: u16,
     pub(crate) owner_stream: StreamId,
-    /// The other streams that used it.
+    /// The other streams that used the block.
     pub(crate) uses: u64,
-    /// What may still use memory that it had once.
+    /// Stamps of the work that may still use memory removed by an earlier shrink.
     pub(crate) cut: &'a [Stamp],
-    /// It has memory in whole units of this.
+    /// The block's memory grows and shrinks in multiples of this.
     pub(crate) unit_bytes: u64,
 }
 
 impl<'a> Change<'a> {
-    /// Where it starts, for as long as it lives.
+    /// Returns the block's start address, which is constant for its lifetime.
     #[must_use]
     pub fn address(&self) -> CUdeviceptr {
         self.subject.address
     }
 
-    /// Its size before.
+    /// Returns the block's size before the change.
     #[must_use]
     pub fn from_bytes(&self) -> u64 {
         self.from_bytes
     }
 
-    /// Its size afterwards.
+    /// Returns the block's size after the change.
     #[must_use]
     pub fn to_bytes(&self) -> u64 {
         self.to_bytes
     }
 
-    /// Whether this takes back a growth that has not come about: nobody has had the memory.
+    /// Whether this change undoes a growth that failed. The new memory was never used.
     #[must_use]
     pub fn is_undone(&self) -> bool {
         self.is_undone
     }
 
-    /// The stream in whose order it is freed. It may be gone.
+    /// Returns the block's owner stream. The stream itself may no longer exist.
     #[must_use]
     pub fn stream_id(&self) -> StreamId {
         self.subject.owner_stream
     }
 
-    /// The other streams that have used it.
+    /// Returns the other streams that have used the block.
     pub fn users(&self) -> impl Iterator<Item = StreamId> + use<'a> {
         self.subject.device.clocks().users(self.subject.uses)
     }
 
-    /// The pool's device.
+    /// Returns the pool's device.
     #[must_use]
     pub fn device(&self) -> &'a Device {
         self.subject.device
     }
 
-    /// The pool that it is of.
+    /// Returns the identifier of the block's pool.
     #[must_use]
     pub fn pool(&self) -> PoolId {
         self.stack.id()
     }
 
-    /// What it is for: the name of the scope that it was made in.
+    /// Returns the block's tag: the name of the scope that the block was created in.
     #[must_use]
     pub fn tag(&self) -> Option<Arc<str>> {
         self.stack.names().get(self.subject.tag)
     }
 
-    /// The same by number; 0 is none.
+    /// Returns the number of the block's tag; 0 means no tag.
     pub(crate) fn tag_number(&self) -> u16 {
         self.subject.tag
     }
@@ -98,32 +98,34 @@ impl<'a> Change<'a> {
         Self { from_bytes, to_bytes, subject, stack, is_undone: false }
     }
 
-    /// Backwards.
+    /// Returns the opposite change.
     pub(super) fn backwards(self, is_undone: bool) -> Self {
         Self { from_bytes: self.to_bytes, to_bytes: self.from_bytes, is_undone, ..self }
     }
 
-    /// The bytes between its end, at this size, and the end of its memory: its own, and nobody's to use.
+    /// Returns the range between the end of the block at this size and the end of its memory. The range belongs to
+    /// the block, and no work may use it.
     pub(crate) fn slack(&self, size_bytes: u64) -> Range<CUdeviceptr> {
         let end_bytes = size_bytes.next_multiple_of(self.subject.unit_bytes);
         self.address() + size_bytes..self.address() + end_bytes
     }
 
-    /// Whether memory that it had once may still be in use.
+    /// Whether queued work may still use memory removed by an earlier shrink.
     pub(crate) fn is_cut_pending(&self) -> bool {
         let clocks = self.device().clocks();
         self.subject.cut.iter().any(|stamp| !clocks.is_complete(*stamp))
     }
 
-    /// Queues work behind all uses of the block, on its owner stream, as [`Release::queue`](super::Release::queue) does.
+    /// Queues work on the owner stream behind all uses of the block, like
+    /// [`Release::queue`](super::Release::queue).
     pub(crate) fn queue(&self, work: impl FnOnce(&Driver, CUstream) -> Result<(), DriverError>) -> bool {
         let (clocks, Subject { owner_stream, uses, .. }) = (self.device().clocks(), *self.subject);
         let call = |owner_stream| work(self.device().driver(), owner_stream);
         clocks.queue_behind(clocks.uses(owner_stream, uses), owner_stream, call).unwrap_or(false)
     }
 
-    /// Has work done that nobody waits for in a stream's order: behind what may still use memory that the block had once, or
-    /// behind all that uses it. It is done when this returns.
+    /// Executes work outside the owner stream's order, behind pending uses of removed memory or behind all uses of
+    /// the block. The work is complete when this returns.
     pub(crate) fn do_now(
         &self,
         after: After,
@@ -142,7 +144,8 @@ impl<'a> Change<'a> {
         let call = |stream| work(device.driver(), stream);
         if !clocks.queue_behind(stamps.iter().copied(), stream.id(), call)? {
             device.finish()?;
-            // A stream that captures can't be waited for, whatever it had queued before. A look at what is there may be early.
+            // A capturing stream cannot be waited for, not even for work queued before the capture. The completion
+            // check below may miss work that is just finishing.
             if matches!(after, After::Cut) && !stamps.iter().all(|stamp| clocks.is_complete(*stamp)) {
                 let operation = "growing into memory that its stream's earlier work may still use";
                 return Err(PoolError::NotInCapture { operation });
@@ -150,20 +153,20 @@ impl<'a> Change<'a> {
             clocks.queue_behind(core::iter::empty(), stream.id(), call)?;
         }
         let stamp = clocks.stamp(stream.stream_index());
-        // Whoever has the memory next must not meet this work. So where one way to wait fails, there is another.
+        // The next user of the memory must not overlap this work. If one way to wait fails, the other one runs.
         let wait = || clocks.wait_on_host(&[stamp], Instant::now() + WAIT_MAX);
         stream.synchronize().or_else(|error| if wait()? { Ok(()) } else { Err(error) })
     }
 }
 
-/// What work comes after.
+/// The uses that `do_now` orders its work behind.
 #[derive(Clone, Copy)]
 pub(crate) enum After {
     Cut,
     Uses,
 }
 
-/// A fill or a copy takes no longer.
+/// An upper bound of the time for a fill or a copy.
 const WAIT_MAX: Duration = Duration::from_secs(10);
 
 impl fmt::Debug for Change<'_> {

@@ -1,9 +1,10 @@
-//! [`Grant`], an adaptor's memory on its way out, and [`Release`], the same on its way back.
+//! [`Grant`]: memory that passes through the adaptors to the program. [`Release`]: memory on its way back.
 //!
-//! Both are views of a [`Holding`], which says where the memory is from and how each adaptor has narrowed it. A holding that is
-//! a backend's allocation as it was is nothing but the block; any other is an entry of the [`Stack`], and the block has the
-//! entry's number in place of a backend's record. So each block has an entry of its own, whatever other blocks start at the same
-//! address, and a holding ends with the one block that has its number.
+//! Both are views of a [`Holding`], which records the source of the memory and how each adaptor has narrowed it. A
+//! holding that is an unchanged backend allocation needs no record besides the block. Any other holding is an entry
+//! of the [`Stack`], and its block stores the entry's number in place of the backend's record. Each such block
+//! therefore has its own entry, even if other blocks start at the same address, and the holding ends with that
+//! block.
 
 use super::stack::Call;
 use super::{PoolId, Request, Stack};
@@ -20,99 +21,106 @@ use gpumem_sys::{Driver, DriverError};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 
-/// Memory that an adaptor has from the next, or from elsewhere, and hands on. Dropped, it is given back.
+/// Memory that an adaptor obtained from the next adaptor, or from another source, and passes on. Dropping the grant
+/// gives the memory back.
 #[must_use = "dropping it gives the memory back"]
 pub struct Grant {
-    /// Taken on the way out.
+    /// Moved out when the grant becomes a block or is dropped.
     holding: Holding,
-    /// The pool whose adaptors it passes; none yet if it is another pool's block that was just brought in.
+    /// The pool whose adaptors the grant passes. `None` for another pool's block that has not passed an adaptor
+    /// yet.
     pool: Option<StateRef>,
 }
 
-/// Where memory is from, and what of it may be used. In this order: what an allocation is made of is not side by side, and so not
-/// read in one step, for which the processor would wait if it has just been written in two.
+/// The source of the memory, and the range that may be used. The fields of an allocation are deliberately not
+/// adjacent. The compiler would read adjacent fields in one wide load, and such a load stalls right after two
+/// narrower stores.
 #[repr(C)]
 pub(super) struct Holding {
     pub(super) address: CUdeviceptr,
     pub(super) size_bytes: u64,
     pub(super) owner_stream: StreamId,
-    /// The innermost adaptor that has not had it yet is the one before this.
+    /// The level of the last adaptor that the holding has left. The next one on the way out is at `level - 1`.
     level: usize,
-    /// The adaptors from `level` to below this have had it on its way out, and so are told of its end.
+    /// The end of the levels, from `level`, whose adaptors the holding has passed on its way out. Those adaptors
+    /// are notified of its free.
     depth: usize,
     pub(super) memory: Memory,
 }
 
 pub(super) enum Memory {
-    /// A piece of the pool's own backend, as large as the holding: what the piece is besides its address.
+    /// An allocation of the pool's own backend, as large as the holding. The value holds the allocation's data
+    /// besides its address.
     Whole(u64),
-    /// Part of such an allocation, or a block of another pool.
+    /// Part of a backend allocation, or a block of another pool.
     Special(Box<Special>),
-    /// None any more.
+    /// No memory: it has been moved out.
     Gone,
 }
 
 pub(super) struct Special {
     pub(super) source: Source,
-    /// ReentrancyGuard last.
+    /// The outermost narrowing last.
     narrowings: Vec<Narrowing>,
-    /// How many blocks of other pools lie one in the other here.
+    /// How deeply blocks of other pools are nested here.
     pub(super) nesting: usize,
-    /// Nobody has used it since its pool handed it out: what used it before is complete, if the host may use it.
+    /// Whether the memory is unused since its pool allocated it. If so, and if the host may use it, earlier users
+    /// are complete.
     is_fresh: bool,
 }
 
 pub(super) enum Source {
-    /// The pool's own backend.
+    /// An allocation of the pool's own backend.
     Own { allocation: Allocation, size_bytes: u64 },
     /// A block of another pool.
     Other(Block),
 }
 
-/// What an adaptor had before it took the edges away.
+/// The range of an adaptor before it narrowed the memory.
 struct Narrowing {
     level: usize,
     address: CUdeviceptr,
     size_bytes: u64,
 }
 
-/// How many blocks may lie one in the other: each is freed by the one around it.
+/// The maximum nesting of blocks. The free of each block frees the block within it.
 pub(super) const NESTING_MAX: usize = 64;
 
 impl Grant {
-    /// A block of another pool instead of memory of this one. It must be of the request's device and stream, and not be
-    /// recorded as used elsewhere.
+    /// Creates a grant from a block of another pool. The block must be on the request's device and stream, and must
+    /// have no recorded uses on other streams.
     ///
-    /// Work that its stream still has queued may use it. Where the host may use its memory too, the request therefore waits
-    /// for that stream; [`Grant::from_pool`] does not have to.
+    /// Work queued on the block's stream may still use the block. If the host may use its memory too, the request
+    /// therefore waits for that stream; [`Grant::from_pool`] avoids the wait.
     pub fn from_block(block: Block) -> Self {
         Self::lent(block, false)
     }
 
-    /// Memory of another pool, allocated now as the request says.
+    /// Allocates memory from another pool for the request.
     ///
     /// # Errors
     ///
-    /// As [`Pool::alloc_aligned`].
+    /// The errors of [`Pool::alloc_aligned`].
     pub fn from_pool(pool: &Pool, request: &Request<'_>) -> Result<Self, PoolError> {
         let block = pool.alloc_aligned(request.size_bytes(), request.alignment(), request.stream())?;
         Ok(Self::lent(block, true))
     }
 
-    /// Where it starts.
+    /// Returns the start address.
     #[must_use]
     pub fn address(&self) -> CUdeviceptr {
         self.holding.address
     }
 
-    /// How many bytes whoever gets it may use, at least as many as asked for.
+    /// Returns the usable size in bytes, which is at least the requested size.
     #[must_use]
     pub fn size_bytes(&self) -> u64 {
         self.holding.size_bytes
     }
 
-    /// Keeps the first `front_bytes`, and all that is behind the next `size_bytes`, from whoever gets it: the adaptor that
-    /// does so finds them in [`Release::whole`]. False, and no change, if there is not as much, or if nothing would be left.
+    /// Narrows the grant to `size_bytes` after the first `front_bytes`. The bytes before and after are hidden from
+    /// the outer adaptors and the program; the adaptor that narrows the grant finds them in [`Release::whole`].
+    /// Returns false, without a change, if the grant is too small or if `size_bytes` is 0.
     #[must_use = "false if there is not as much"]
     pub fn narrow(&mut self, front_bytes: u64, size_bytes: u64) -> bool {
         let holding = &mut self.holding;
@@ -121,7 +129,8 @@ impl Grant {
         if !is_within || size_bytes == 0 {
             return false;
         }
-        // Of the adaptor that has it now; one after the other they count as one.
+        // The narrowing belongs to the adaptor that has the grant now. Repeated narrowings by one adaptor are
+        // recorded as one.
         let level = holding.level.saturating_sub(1);
         let (address, whole_bytes) = (holding.address, holding.size_bytes);
         let Some(special) = holding.special() else { return false };
@@ -144,7 +153,7 @@ impl Grant {
         }
     }
 
-    /// Whether the host may use it from now on: nothing that used it before is under way.
+    /// Whether the host may use the memory immediately, because all earlier uses are complete.
     pub(crate) fn is_for_host(&self) -> bool {
         let pool = match self.holding.lent() {
             Some(block) => Some(block.origin()),
@@ -153,7 +162,8 @@ impl Grant {
         pool.is_some_and(|pool| pool.is_for_host())
     }
 
-    /// A piece of the backend's that has left the adaptor at `level`, or the backend itself inside of all adaptors.
+    /// Creates a grant for a backend allocation that has left the adaptor at `level`, or that comes directly from
+    /// the backend.
     #[inline]
     pub(super) fn own(call: &Call<'_>, allocation: Allocation, size_bytes: u64, level: usize) -> Self {
         let (owner_stream, depth, memory) =
@@ -162,7 +172,8 @@ impl Grant {
         Self { holding, pool: Some(call.pool) }
     }
 
-    /// The backend's allocation and its size, if it is what the next adaptor has granted to just such a request of the one at `level`.
+    /// Returns the backend's allocation and its size, if the grant is an unchanged answer of the next adaptor that
+    /// matches this request of the adaptor at `level`.
     #[inline]
     pub(super) fn plain_answer(
         &self,
@@ -180,7 +191,7 @@ impl Grant {
         if is_answer { Some((Allocation::from_mark(address, mark), size_bytes)) } else { None }
     }
 
-    /// The backend's allocation, if a block of this size is no more than that.
+    /// Returns the backend's allocation, if a block of this size needs nothing else.
     #[inline]
     pub(super) fn plain_allocation(&self, size_bytes: u64) -> Option<Allocation> {
         match self.holding.memory {
@@ -191,7 +202,8 @@ impl Grant {
         }
     }
 
-    /// What keeps it from being the answer of the adaptor at `level` to a request of this pool, in words.
+    /// Returns why the grant is not a valid answer of the adaptor at `level` to a request of this pool, or `None`
+    /// if it is valid.
     pub(super) fn mismatch(
         &self,
         request: &Request<'_>,
@@ -219,7 +231,7 @@ impl Grant {
         }
     }
 
-    /// Whether work that is still queued may use it, though the host may as soon as it has it.
+    /// Whether queued work may still use the memory although the host may access it immediately.
     pub(super) fn is_pending_for_host(&self) -> bool {
         let is_fresh = match &self.holding.memory {
             Memory::Special(special) => special.is_fresh,
@@ -228,7 +240,7 @@ impl Grant {
         self.pool.is_none() && !is_fresh && self.is_for_host()
     }
 
-    /// It leaves the adaptor at `level`.
+    /// Marks the grant as having left the adaptor at `level`.
     pub(super) fn pass(&mut self, pool: StateRef, level: usize) {
         if self.pool.is_none() {
             self.bring_in(pool, level);
@@ -236,7 +248,7 @@ impl Grant {
         self.holding.level = level;
     }
 
-    /// Another pool's block becomes one of this pool.
+    /// Counts another pool's block as a block of this pool.
     fn bring_in(&mut self, pool: StateRef, level: usize) {
         self.holding.depth = level + 1;
         if let Memory::Special(special) = &mut self.holding.memory {
@@ -246,7 +258,7 @@ impl Grant {
         pool.count_other();
     }
 
-    /// It becomes a block.
+    /// Takes the holding, which becomes a block.
     pub(super) fn into_holding(mut self) -> Holding {
         self.holding.take()
     }
@@ -272,75 +284,76 @@ impl fmt::Debug for Grant {
     }
 }
 
-/// Memory that is about to be given back, as the adaptor that is told had returned it.
+/// Memory that is about to be given back, with the address and size that the notified adaptor returned.
 pub struct Release<'a> {
     address: CUdeviceptr,
     size_bytes: u64,
-    /// What the adaptor had, before it narrowed it.
+    /// The adaptor's range before it narrowed the memory.
     whole: (CUdeviceptr, u64),
     owner_stream: StreamId,
     uses: u64,
     device: &'a Device,
     pool: PoolId,
-    /// False from where an adaptor has queued work of its own on it.
+    /// Set to false as soon as an adaptor queues work on the memory.
     is_complete: &'a Cell<bool>,
 }
 
 impl<'a> Release<'a> {
-    /// Where it starts.
+    /// Returns the start address.
     #[must_use]
     pub fn address(&self) -> CUdeviceptr {
         self.address
     }
 
-    /// As many bytes as the adaptor had left of it.
+    /// Returns the size in bytes that the adaptor passed on.
     #[must_use]
     pub fn size_bytes(&self) -> u64 {
         self.size_bytes
     }
 
-    /// All of it: with what the adaptor itself has kept from the block ([`Grant::narrow`]).
+    /// Returns the whole range, including the bytes that the adaptor itself hid ([`Grant::narrow`]).
     #[must_use]
     pub fn whole(&self) -> Range<CUdeviceptr> {
         let (address, size_bytes) = self.whole;
         address..address + size_bytes
     }
 
-    /// The stream that it was allocated on, in whose order it is given back. It may be gone.
+    /// Returns the owner stream, in whose order the memory is freed. The stream itself may no longer exist.
     #[must_use]
     pub fn stream_id(&self) -> StreamId {
         self.owner_stream
     }
 
-    /// The device that it is memory of.
+    /// Returns the pool's device.
     #[must_use]
     pub fn device(&self) -> &'a Device {
         self.device
     }
 
-    /// The pool that handed it out.
+    /// Returns the identifier of the pool that allocated the memory.
     #[must_use]
     pub fn pool(&self) -> PoolId {
         self.pool
     }
 
-    /// The other streams that have used it.
+    /// Returns the other streams that have used the memory.
     pub fn users(&self) -> impl Iterator<Item = StreamId> + use<'a> {
         self.device.clocks().users(self.uses)
     }
 
-    /// Whether whoever dropped it knew that all uses are done.
+    /// Whether all uses are complete, as the caller of the free has guaranteed.
     pub(crate) fn is_complete(&self) -> bool {
         self.is_complete.get()
     }
 
-    /// Queues work behind all uses of the memory, on its owner stream, whose context is current in the call. False if that
-    /// can't be done without waiting: the owner stream is gone, another library's or captures, or may not wait for one of the others.
+    /// Queues work on the owner stream behind all uses of the memory. The stream's context is current during the
+    /// call. Returns false if that would need a wait: the owner stream is gone, belongs to another library or
+    /// captures, or must not wait for one of the other streams.
     pub(crate) fn queue(&self, work: impl FnOnce(&Driver, CUstream) -> Result<(), DriverError>) -> bool {
         let clocks = self.device.clocks();
         let uses = (!self.is_complete.get()).then(|| clocks.uses(self.owner_stream, self.uses));
         let call = |owner_stream| work(self.device.driver(), owner_stream);
-        // What the driver refuses has not been done either.
+        // A call that the driver refuses has queued nothing.
         let queued =
             clocks.queue_behind(uses.into_iter().flatten(), self.owner_stream, call).unwrap_or(false);
         if queued {
@@ -349,7 +362,7 @@ impl<'a> Release<'a> {
         queued
     }
 
-    /// The device still works on it, whatever its last user knew.
+    /// Marks the memory as in use by the device, whatever the free guaranteed.
     pub(crate) fn set_used(&self) {
         self.is_complete.set(false);
     }
@@ -372,7 +385,7 @@ impl Holding {
         Self { address, size_bytes, owner_stream, level, depth, memory }
     }
 
-    /// The block of another pool that it is part of.
+    /// Returns the block of another pool that contains this memory.
     pub(super) fn lent(&self) -> Option<&Block> {
         match &self.memory {
             Memory::Special(special) => match &special.source {
@@ -390,7 +403,7 @@ impl Holding {
         }
     }
 
-    /// It is about to be less than all of its memory. `None` once that is gone.
+    /// Converts the memory to `Special`, before a narrowing. Returns `None` once the memory is gone.
     fn special(&mut self) -> Option<&mut Special> {
         if let Memory::Whole(mark) = self.memory {
             let allocation = Allocation::from_mark(self.address, mark);
@@ -404,7 +417,7 @@ impl Holding {
         }
     }
 
-    /// Takes back what adaptors outside of `level` had narrowed; what the one at `level` had.
+    /// Undoes the narrowings of the adaptors outside `level`. Returns the whole range of the adaptor at `level`.
     fn widen_to(&mut self, level: usize) -> (CUdeviceptr, u64) {
         let Self { address, size_bytes, memory, .. } = self;
         let Memory::Special(special) = memory else { return (*address, *size_bytes) };
@@ -417,8 +430,8 @@ impl Holding {
 }
 
 impl StateRef {
-    /// A block that is an allocation of the backend's and has been dropped: tells all adaptors, outermost first, and gives it back.
-    /// The pool may be gone afterwards.
+    /// Frees a block that is a backend allocation: notifies all adaptors, outermost first, and gives the memory
+    /// back. The pool may be gone afterwards.
     pub(super) fn release_plain(self, stack: &Stack, freed: &FreeRequest) {
         let FreeRequest { allocation, size_bytes, owner_stream, uses, is_complete } = *freed;
         let (address, is_complete) = (allocation.address, Cell::new(is_complete));
@@ -436,11 +449,12 @@ impl StateRef {
         };
         let mut adaptors = stack.adaptors().iter();
         while !tell_free(&mut adaptors, &release) {}
-        // No adaptor is at work from here on: with this, the pool and they may end.
+        // No adaptor runs after this point, so the free may end the pool and its adaptors.
         self.free_own(allocation, size_bytes, owner_stream, uses, is_complete.get());
     }
 
-    /// Tells the adaptors that have had it, and gives the memory back. The pool may be gone afterwards.
+    /// Notifies the adaptors that the holding has passed, and gives the memory back. The pool may be gone
+    /// afterwards.
     pub(super) fn release(self, mut holding: Holding, uses: u64, is_complete: bool) {
         let is_complete = Cell::new(is_complete);
         if let Some(stack) = self.stack() {
@@ -460,12 +474,12 @@ impl StateRef {
                     pool,
                     is_complete: &is_complete,
                 };
-                // A drop does not panic.
+                // A drop must not panic.
                 let _ = catch_panic(|| adaptor.free(&release));
             }
         }
         let is_complete = is_complete.get();
-        // No adaptor is at work from here on: with this, the pool and they may end.
+        // No adaptor runs after this point, so the free may end the pool and its adaptors.
         match holding.memory {
             Memory::Whole(mark) => {
                 let allocation = Allocation::from_mark(holding.address, mark);
@@ -481,7 +495,8 @@ impl StateRef {
         }
     }
 
-    /// An adaptor has dropped what it was granted. While streams capture, that stays for a graph as a block does.
+    /// Frees a grant that an adaptor has dropped. While streams capture, the memory stays for a graph as a block's
+    /// memory does.
     fn drop_granted(self, holding: Holding) {
         if !self.has_captures() {
             return self.release(holding, 0, false);
@@ -498,9 +513,10 @@ impl StateRef {
     }
 }
 
-/// Tells adaptors of a free, as far as the first that panics: false if that was not the last. A drop does not panic.
+/// Notifies adaptors of a free, up to and including the first that panics. Returns false if a panic cut the loop
+/// short. A drop must not panic.
 fn tell_free(adaptors: &mut core::slice::Iter<'_, Arc<dyn super::Adaptor>>, release: &Release<'_>) -> bool {
-    // What has panicked is not asked again.
+    // The iterator has moved past an adaptor that panicked, so it is not called again.
     let tell = || {
         for adaptor in adaptors.by_ref() {
             adaptor.free(release);

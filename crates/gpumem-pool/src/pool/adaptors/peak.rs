@@ -1,8 +1,9 @@
-//! [`Peak`]: the most that a pool's blocks ever had together, to the byte.
+//! [`Peak`]: the exact maximum of a pool's bytes in use.
 //!
-//! The backend `caching` knows an upper bound ([`Status::in_use_peak_bytes`](crate::Status::in_use_peak_bytes)), because the
-//! short way of an allocation compares nothing. A pool that was built with [`PoolBuilder::exact_peaks`](crate::PoolBuilder::exact_peaks)
-//! has this around its backend, inside of all other adaptors, and goes the longer way.
+//! The backend `caching` tracks only an upper bound
+//! ([`Status::in_use_peak_bytes`](crate::Status::in_use_peak_bytes)), because the fast path of an allocation
+//! updates no peak. A pool built with [`PoolBuilder::exact_peaks`](crate::PoolBuilder::exact_peaks) has this
+//! adaptor directly around its backend, inside all other adaptors, and takes the slow path.
 
 use super::{Adaptor, Change, Grant, Next, Release, Request};
 use crate::error::PoolError;
@@ -19,7 +20,7 @@ impl Peak {
         self.peak_bytes.load(Ordering::Relaxed)
     }
 
-    /// From now on it is of what comes.
+    /// Resets the peak to the bytes in use now.
     pub(crate) fn reset(&self) {
         self.peak_bytes.store(self.in_use_bytes.load(Ordering::Relaxed), Ordering::Relaxed);
     }
@@ -39,7 +40,7 @@ impl Adaptor for Peak {
         "peak"
     }
 
-    /// What is refused never counts.
+    /// Refused requests are not counted.
     fn alloc(&self, request: &Request<'_>, next: Next<'_>) -> Result<Grant, PoolError> {
         let grant = next.alloc(request)?;
         self.add(grant.size_bytes());
@@ -56,7 +57,7 @@ impl Adaptor for Peak {
     }
 
     fn shrink(&self, change: &Change<'_>) {
-        // A growth that did not come about was not counted.
+        // An undone growth was never counted.
         if !change.is_undone() {
             self.subtract(change.from_bytes() - change.to_bytes());
         }

@@ -1,4 +1,4 @@
-//! [`Request`]: what is asked of an adaptor.
+//! [`Request`]: the parameters of an allocation that passes through the adaptors.
 
 use super::PoolId;
 use super::stack::Call;
@@ -7,7 +7,7 @@ use crate::device::{Device, Stream};
 use core::fmt;
 use std::sync::Arc;
 
-/// What is asked of an adaptor, and what it asks of the next.
+/// A request that an adaptor receives, and that it passes to the next adaptor.
 #[derive(Clone, Copy)]
 pub struct Request<'a> {
     size_bytes: u64,
@@ -16,54 +16,54 @@ pub struct Request<'a> {
 }
 
 impl<'a> Request<'a> {
-    /// How many bytes, more than zero.
+    /// Returns the requested number of bytes, which is greater than zero.
     #[must_use]
     pub fn size_bytes(&self) -> u64 {
         self.size_bytes
     }
 
-    /// At a multiple of this: a power of two, 256 or more.
+    /// Returns the requested alignment: a power of two, 256 or more.
     #[must_use]
     pub fn alignment(&self) -> u64 {
         self.alignment
     }
 
-    /// The stream whose work may use it.
+    /// Returns the stream whose work may use the memory.
     #[must_use]
     pub fn stream(&self) -> &'a Stream {
         self.call.stream
     }
 
-    /// The pool's device.
+    /// Returns the pool's device.
     #[must_use]
     pub fn device(&self) -> &'a Device {
         self.call.stream.device()
     }
 
-    /// The pool that is asked.
+    /// Returns the identifier of the pool.
     #[must_use]
     pub fn pool(&self) -> PoolId {
         self.call.stack.id()
     }
 
-    /// What it is for: the name of the scope that it is asked in ([`Pool::scope`](crate::Pool::scope)).
+    /// Returns the request's tag: the name of the current scope ([`Pool::scope`](crate::Pool::scope)).
     #[must_use]
     pub fn tag(&self) -> Option<Arc<str>> {
         self.call.stack.names().get(self.call.tag)
     }
 
-    /// The same by number; 0 is none.
+    /// Returns the number of the request's tag; 0 means no tag.
     pub(crate) fn tag_number(&self) -> u16 {
         self.call.tag
     }
 
-    /// The same for another size. Zero is one byte.
+    /// Returns this request with another size. A size of zero becomes one byte.
     #[must_use]
     pub fn with_size(self, size_bytes: u64) -> Self {
         Self { size_bytes: size_bytes.max(1), ..self }
     }
 
-    /// The same at another alignment; [`Next::alloc`](super::Next::alloc) refuses one that is none.
+    /// Returns this request with another alignment; [`Next::alloc`](super::Next::alloc) refuses an invalid one.
     #[must_use]
     pub fn with_alignment(self, alignment: u64) -> Self {
         Self { alignment: alignment.max(ALIGNMENT_MIN), ..self }

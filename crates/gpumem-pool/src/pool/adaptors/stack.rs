@@ -1,4 +1,4 @@
-//! [`Stack`]: a pool's adaptors, outermost first, and what it has to know of blocks that are no plain pieces of its backend.
+//! [`Stack`]: a pool's adaptors, outermost first, and the records of blocks that are not plain backend allocations.
 
 use super::grant::{Grant, Holding, Memory, Source};
 use super::{Adaptor, Change, Opening, PoolId, Request, Subject};
@@ -15,30 +15,30 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 pub(crate) struct Stack {
     id: PoolId,
-    /// Of the pool's tags.
+    /// The names of the pool's tags.
     names: Arc<Names>,
     adaptors: Box<[Arc<dyn Adaptor>]>,
-    /// What is behind blocks that are no plain pieces of the backend.
+    /// The holdings of blocks that are not plain backend allocations.
     entries: Mutex<Entries>,
 }
 
-/// Each belongs to the one block that has its number for a record. No address tells them apart: blocks that lie one in the
-/// other may start at the same.
+/// Holdings by number. Each belongs to the one block whose record is its number. An address would not identify a
+/// holding: nested blocks may start at one address.
 #[derive(Default)]
 struct Entries {
     all: Vec<Option<Holding>>,
     free: Vec<u32>,
 }
 
-/// What a block is, or is part of.
+/// The memory that a block is, or is part of.
 pub(crate) enum Behind {
-    /// A piece of its own pool's backend.
+    /// An allocation of the backend of the block's own pool.
     Own(Allocation),
     /// A block of another pool, which may have adaptors too.
     Other(StateRef, Allocation),
 }
 
-/// A request of the program's, on its way through all adaptors.
+/// A request of the program, on its way through all adaptors.
 pub(super) struct Call<'a> {
     pub(super) stack: &'a Stack,
     pub(super) pool: StateRef,
@@ -46,7 +46,7 @@ pub(super) struct Call<'a> {
     pub(super) tag: u16,
 }
 
-/// The adaptors inside of one, and the backend.
+/// The adaptors inside the current one, and the backend.
 #[derive(Clone, Copy)]
 pub struct Next<'a> {
     call: &'a Call<'a>,
@@ -54,16 +54,19 @@ pub struct Next<'a> {
 }
 
 impl Next<'_> {
-    /// Asks the next. May be called as often as one likes: what is not returned is given back.
+    /// Passes a request to the next adaptor or to the backend. May be called any number of times: grants that are
+    /// not returned are given back.
     ///
     /// # Errors
     ///
-    /// As [`Pool::alloc`](crate::Pool::alloc); [`PoolError::BadAlignment`]; what an adaptor says, or
-    /// [`PoolError::Refused`] for one that returns what does not fit; [`PoolError::NotInCapture`] if an adaptor lets the
-    /// stream begin to capture.
+    /// - The errors of [`Pool::alloc`](crate::Pool::alloc).
+    /// - [`PoolError::BadAlignment`] for an invalid alignment.
+    /// - [`PoolError::Refused`] if an adaptor returns memory that does not match the request.
+    /// - [`PoolError::NotInCapture`] if an adaptor lets the stream begin a capture.
+    /// - Any other error of an adaptor.
     pub fn alloc(&self, request: &Request<'_>) -> Result<Grant, PoolError> {
         let Self { call, level } = *self;
-        // All but size and alignment is the call's: the request may be another one's.
+        // Only size and alignment come from `request`, which may belong to another call.
         let (size_bytes, alignment) = (request.size_bytes(), request.alignment());
         if alignment > ALIGNMENT_MIN || !call.stream.is_owned() {
             call.check_request(alignment)?;
@@ -76,7 +79,7 @@ impl Next<'_> {
 }
 
 impl<'a> Call<'a> {
-    /// From the outermost adaptor, for a request that has been looked at.
+    /// Starts at the outermost adaptor, with a request that has been checked.
     #[inline(always)]
     pub(super) fn begin(&self, request: &Request<'_>) -> Result<Grant, PoolError> {
         match self.stack.adaptors.first() {
@@ -85,7 +88,7 @@ impl<'a> Call<'a> {
         }
     }
 
-    /// Its answer, if that is an allocation of the backend's just as large.
+    /// Returns the allocation of an answer that is a plain backend allocation of exactly the requested size.
     #[inline(always)]
     pub(super) fn plain_allocation(
         &self,
@@ -97,7 +100,7 @@ impl<'a> Call<'a> {
         if size_bytes == request.size_bytes() { Some(allocation) } else { None }
     }
 
-    /// Any other answer of it.
+    /// Handles every other answer of `begin`.
     #[inline(never)]
     pub(super) fn finish(
         &self,
@@ -109,7 +112,7 @@ impl<'a> Call<'a> {
         self.hand_out(grant, request.size_bytes())
     }
 
-    /// From the adaptor at `level`.
+    /// Calls the adaptor at `level`.
     #[inline]
     fn ask(&self, adaptor: &dyn Adaptor, request: &Request<'_>, level: usize) -> Result<Grant, PoolError> {
         let mut answer = adaptor.alloc(request, Next { call: self, level: level + 1 });
@@ -117,8 +120,8 @@ impl<'a> Call<'a> {
             if self.is_fast_path()
                 && let Some((allocation, size_bytes)) = grant.plain_answer(request, self, level)
             {
-                // The same in a new one, as most of it is known: the processor waits for what it copies in another width than
-                // it has just been written in.
+                // Builds a new grant from known values instead of copying the answer. The copy would load the
+                // fields in another width than they were just stored in, which stalls the processor.
                 core::mem::forget(answer);
                 return Ok(Grant::own(self, allocation, size_bytes, level));
             }
@@ -130,11 +133,11 @@ impl<'a> Call<'a> {
     #[cold]
     fn check_request(&self, alignment: u64) -> Result<(), PoolError> {
         check_alignment(alignment)?;
-        // Whoever asks may be on another thread than the program, or may have retired the stream.
+        // The adaptor may call from another thread than the program, or may have retired the stream.
         self.stream.check_usable()
     }
 
-    /// From the backend, inside of all adaptors.
+    /// Allocates from the backend, inside all adaptors.
     #[inline(always)]
     fn alloc_own(&self, size_bytes: u64, alignment: u64) -> Result<Grant, PoolError> {
         let allocation = match self.pool.hit_own(size_bytes, alignment, self.stream) {
@@ -152,7 +155,7 @@ impl<'a> Call<'a> {
         self.stream.is_owned() && !self.pool.has_captures()
     }
 
-    /// No adaptor is asked for a stream that captures; but one can begin it.
+    /// Adaptors are never called for a capturing stream, but an adaptor can begin a capture.
     fn check_no_capture(&self) -> Result<(), PoolError> {
         match self.pool.has_captures() && self.stream.captures_for()?.is_some() {
             true => Err(PoolError::NotInCapture { operation: "allocating after an adaptor began it" }),
@@ -174,7 +177,7 @@ impl<'a> Call<'a> {
         Ok(())
     }
 
-    /// A grant that has passed all adaptors leaves for a block of this size: what that is made of.
+    /// Converts a grant that has passed all adaptors to the allocation of a block of this size.
     fn hand_out(&self, grant: Grant, size_bytes: u64) -> Result<Allocation, PoolError> {
         if let Some(allocation) = grant.plain_allocation(size_bytes) {
             core::mem::forget(grant);
@@ -198,7 +201,7 @@ impl fmt::Debug for Next<'_> {
 }
 
 impl Entries {
-    /// Its number. Not if there is none left.
+    /// Returns the number of the new entry, or the holding if no number is left.
     fn add(&mut self, holding: Holding) -> Result<u32, Holding> {
         let free = self.free.pop();
         let Some(number) = free.or_else(|| u32::try_from(self.all.len()).ok()) else { return Err(holding) };
@@ -221,7 +224,7 @@ impl Entries {
 }
 
 impl Stack {
-    /// `None` where there are no adaptors; they were added innermost first.
+    /// Returns `None` without adaptors. `added` lists them innermost first.
     pub(crate) fn new(added: &[Arc<dyn Adaptor>], names: &Arc<Names>) -> Option<Self> {
         if added.is_empty() {
             return None;
@@ -246,15 +249,15 @@ impl Stack {
         &self.adaptors
     }
 
-    /// A pool has been made with it.
+    /// Notifies the adaptors that a pool was built with this stack.
     pub(crate) fn open(&self, device: &Device) {
         let opening = Opening { device, stack: self };
         self.adaptors.iter().for_each(|adaptor| adaptor.open(&opening));
     }
 
-    /// The last handle goes.
+    /// Notifies the adaptors that the last handle is dropped.
     pub(crate) fn close(&self) {
-        // In a drop.
+        // A drop must not panic.
         self.adaptors.iter().for_each(|adaptor| drop(catch_panic(|| adaptor.close(self.id))));
     }
 
@@ -263,17 +266,17 @@ impl Stack {
         PoolError::Refused { adaptor, requested_bytes, reason: reason.into() }
     }
 
-    /// What a block had behind it, which has been dropped.
+    /// Removes and returns the holding of a block that has been dropped.
     pub(super) fn take_back(&self, number: u32) -> Option<Holding> {
         self.entries().take(number)
     }
 
-    /// Keeps what has a number from here on.
+    /// Stores a holding and returns its number.
     pub(super) fn add(&self, holding: Holding) -> Result<u32, Holding> {
         self.entries().add(holding)
     }
 
-    /// What is behind a live block that is no plain allocation.
+    /// Returns the memory behind a live block that is not a plain allocation.
     pub(crate) fn behind(&self, number: u32) -> Option<Behind> {
         self.entries().get(number).and_then(|holding| match &holding.memory {
             Memory::Whole(mark) => Some(Behind::Own(Allocation::from_mark(holding.address, *mark))),
@@ -285,12 +288,12 @@ impl Stack {
         })
     }
 
-    /// How many blocks of other pools lie in such a block, one in the other.
+    /// Returns how deeply blocks of other pools are nested in the block with this number.
     pub(crate) fn nesting(&self, number: u32) -> usize {
         self.entries().get(number).map_or(0, Holding::nesting)
     }
 
-    /// Grows a block that grows, if all agree; `shrink` takes back what did not please them in the end.
+    /// Grows a growable block if all adaptors agree. `shrink` undoes the growth if an adaptor refuses afterwards.
     pub(crate) fn grow(
         &self,
         subject: &Subject<'_>,
@@ -320,7 +323,7 @@ impl Stack {
         Ok(())
     }
 
-    /// Such a block is about to shrink.
+    /// Notifies the adaptors that a growable block is about to shrink.
     pub(crate) fn shrink(&self, subject: &Subject<'_>, from_bytes: u64, to_bytes: u64) {
         if from_bytes != to_bytes {
             tell(&self.adaptors, &Change::new(subject, self, from_bytes, to_bytes));
@@ -332,7 +335,7 @@ impl Stack {
     }
 }
 
-/// Often in a drop.
+/// Notifies adaptors of a shrink. This often runs in a drop, so panics are caught.
 fn tell(adaptors: &[Arc<dyn Adaptor>], change: &Change<'_>) {
     adaptors.iter().for_each(|adaptor| drop(catch_panic(|| adaptor.shrink(change))));
 }

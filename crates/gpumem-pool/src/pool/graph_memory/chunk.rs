@@ -1,4 +1,4 @@
-//! [`Chunk`]: a block that a capture has allocated, handed out in parts.
+//! [`Chunk`]: a block allocated for a capture and handed out in parts.
 
 use crate::backend::{Allocation, FreeRequest};
 use crate::config::ALIGNMENT_MIN;
@@ -8,25 +8,26 @@ use gpumem_sys::types::CUdeviceptr;
 use std::collections::BTreeMap;
 
 pub(super) struct Chunk {
-    /// Freed with what `uses` says once the chunk is dropped.
+    /// Freed with the recorded `uses` when the chunk is dropped.
     block: Block,
     pool: StateRef,
-    /// The capture that it was made for, and the stream there.
+    /// The capture that the chunk was allocated for; `owner_stream` is the allocating stream there.
     maker: u64,
     owner_stream: StreamId,
-    /// Whether the host may use it: then what it writes into a part must be there when the graph runs.
+    /// Whether the host may use the memory. If so, what the host writes into a part must be there when the graph
+    /// runs.
     is_for_host: bool,
-    /// Those that may still use it.
+    /// The graphs that may still use the chunk.
     pub(super) graphs: Vec<u64>,
-    /// Sizes by address. Neighbours have been merged.
+    /// The free ranges: sizes by address. Adjacent ranges are merged.
     free: BTreeMap<CUdeviceptr, u64>,
     part_count: usize,
-    /// Streams on which it was used outside of captures, in the form of [`uses`].
+    /// The streams on which the chunk was used outside of captures, in the format of [`uses`].
     uses: u64,
 }
 
 impl Chunk {
-    /// All of it is one part.
+    /// Creates a chunk that consists of one part in use.
     pub(super) fn new(maker: u64, pool: StateRef, block: Block, owner_stream: StreamId) -> Self {
         let (is_for_host, graphs) = (block.kind().is_host_accessible(), vec![maker]);
         Self {
@@ -50,33 +51,33 @@ impl Chunk {
         address - self.block.address() < self.block.size_bytes()
     }
 
-    /// What all of it is, and the pool that has it.
+    /// Returns the whole allocation, and the pool that owns it.
     pub(super) fn whole(&self) -> (StateRef, Allocation) {
         (self.block.state(), self.block.allocation())
     }
 
-    /// Nobody has a part, and no graph may use it.
+    /// Whether no part is in use, and no graph may use the chunk.
     pub(super) fn is_over(&self) -> bool {
         self.part_count == 0 && self.graphs.is_empty()
     }
 
-    /// Its size if it is such a pool's, and nobody but graphs has a part.
+    /// Returns the chunk's size if it belongs to a matching pool and only graphs keep it.
     pub(super) fn kept_bytes(&self, is_of: impl Fn(&StateRef) -> bool) -> Option<u64> {
         (self.part_count == 0 && is_of(&self.pool)).then(|| self.block.size_bytes())
     }
 
-    /// Whether what is free in it may be handed out on this stream in this capture.
+    /// Whether free ranges of the chunk may be allocated on this stream in this capture.
     pub(super) fn serves(&self, capture: u64, pool: StateRef, owner_stream: StreamId) -> bool {
         self.maker == capture && self.pool == pool && self.owner_stream == owner_stream && !self.is_for_host
     }
 
-    /// The smallest free range that is large enough: its size and address.
+    /// Returns the size and address of the smallest free range that is large enough.
     pub(super) fn best_fit(&self, size_bytes: u64) -> Option<(u64, CUdeviceptr)> {
         let fitting = self.free.iter().filter(|(_, free_bytes)| **free_bytes >= rounded(size_bytes));
         fitting.map(|(address, free_bytes)| (*free_bytes, *address)).min()
     }
 
-    /// The beginning of that range.
+    /// Allocates from the beginning of the best-fitting range.
     pub(super) fn take(&mut self, size_bytes: u64) -> Option<CUdeviceptr> {
         let (free_bytes, address) = self.best_fit(size_bytes)?;
         self.free.remove(&address);
@@ -87,8 +88,9 @@ impl Chunk {
         Some(address)
     }
 
-    /// The program has dropped a part. While the capture goes on, which it does if the chunk serves anyone, the part is
-    /// free for the next allocation on the stream, unless other streams or graphs have used it.
+    /// Handles the drop of a part. During the capture, the part becomes free for the next allocation on the stream,
+    /// unless other streams or graphs have used it. After the capture the chunk serves no allocation, so the free
+    /// range has no effect.
     pub(super) fn drop_part(&mut self, freed: &FreeRequest) {
         self.part_count -= 1;
         let others = freed.uses & !GRAPH_BIT;
@@ -111,7 +113,7 @@ impl Chunk {
         self.free.insert(address, size_bytes);
     }
 
-    /// A graph is gone, which was launched on these streams.
+    /// Removes a graph, which was launched on these streams.
     pub(super) fn let_go(&mut self, graph: u64, launched: u64) {
         if let Some(at) = self.graphs.iter().position(|other| *other == graph) {
             self.graphs.remove(at);
@@ -126,8 +128,8 @@ impl Drop for Chunk {
     }
 }
 
-/// What a part takes of a chunk.
+/// Returns the bytes that a part occupies in a chunk.
 pub(crate) fn rounded(size_bytes: u64) -> u64 {
-    // Of what is too large, so much is too.
+    // A size that overflows stays as it is, and is refused as too large.
     size_bytes.checked_next_multiple_of(ALIGNMENT_MIN).unwrap_or(size_bytes)
 }

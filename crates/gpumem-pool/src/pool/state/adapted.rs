@@ -1,4 +1,4 @@
-//! The state of a pool with adaptors: what stands between them and the backend.
+//! The state of a pool with adaptors: the calls between the adaptors and the backend.
 
 use super::{State, StateRef};
 use crate::backend::{Allocation, FreeRequest};
@@ -6,7 +6,7 @@ use crate::device::{GRAPH_BIT, StreamId};
 use crate::pool::{Behind, Block, Stack};
 
 impl StateRef {
-    /// Past all adaptors, an allocation of the backend's.
+    /// Frees an allocation of the backend, after all adaptors.
     pub(crate) fn free_own(
         self,
         allocation: Allocation,
@@ -22,23 +22,24 @@ impl StateRef {
         }
     }
 
-    /// Another pool's block, which one of ours was.
+    /// Frees another pool's block that a block of this pool consisted of.
     pub(crate) fn free_other(self, block: Block, uses: u64, is_complete: bool) {
         block.add_uses(uses);
         match is_complete {
-            // SAFETY: whoever dropped our block has promised it, and this was its memory.
+            // SAFETY: the caller that dropped this pool's block has guaranteed completion, and the lent block is
+            // its memory.
             true => unsafe { block.free_completed() },
             false => drop(block),
         }
         self.drop_block();
     }
 
-    /// A block of another pool becomes one of ours.
+    /// Counts a block of another pool as a block of this pool.
     pub(crate) fn count_other(self) {
         self.lifetime.count_in();
     }
 
-    /// The backend's allocation that a live block is, or is part of, and the pool that has it.
+    /// Returns the backend allocation that a live block is, or is part of, and the pool that owns it.
     pub(crate) fn behind(self, allocation: Allocation) -> (Self, Allocation) {
         if allocation.class() == Allocation::NO_CLASS {
             let chunk = self.graph_memory.chunk_of(allocation.address);
@@ -52,7 +53,7 @@ impl StateRef {
         }
     }
 
-    /// How many blocks of other pools lie in a live block, one in the other.
+    /// Returns how deeply blocks of other pools are nested in a live block.
     pub(crate) fn nesting(self, allocation: Allocation) -> usize {
         let stack = self.stack.as_ref().filter(|_| allocation.is_special());
         stack.map_or(0, |stack| stack.nesting(allocation.record()))
@@ -65,7 +66,8 @@ impl State {
         self.stack.as_ref()
     }
 
-    /// The adaptors, if they are all that is between a block and its pool: no graph has a say in what is done with it.
+    /// Returns the adaptors if they are the only stage between a block and the backend: no graph may keep the
+    /// block.
     #[inline]
     pub(crate) fn fast_path_stack(&self, uses: u64) -> Option<&Stack> {
         let stack = self.stack.as_ref()?;

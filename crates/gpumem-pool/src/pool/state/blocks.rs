@@ -1,4 +1,4 @@
-//! Blocks handed out and taken back: what is at hand first, then captures, adaptors and the backend.
+//! Allocation and free of blocks: the thread's cache first, then captures, adaptors and the backend.
 
 use super::StateRef;
 use crate::backend::{Allocation, Backend, FreeRequest, NO_CACHE, Source};
@@ -9,9 +9,9 @@ use crate::pool::{Block, Stack, scope};
 use core::sync::atomic::{AtomicU64, Ordering};
 
 impl StateRef {
-    /// What is at hand needs no look at anything that threads share. Always part of its caller, which so has the block's
-    /// fields where it wants them: a block that comes back through memory is copied in wider pieces than it was written in,
-    /// and the processor waits for that longer than for all the rest.
+    /// Allocates a block. A hit in the thread's cache reads nothing that threads share. Always inlined, so that the
+    /// block's fields stay in registers: a block returned through memory is copied in wider pieces than it was
+    /// written in, and that store-forwarding stall costs more than the rest of the allocation.
     #[inline(always)]
     pub(crate) fn alloc(self, size_bytes: u64, stream: &Stream) -> Result<Block, PoolError> {
         let at_hand = match self.fast_path_key() {
@@ -26,8 +26,8 @@ impl StateRef {
         Ok(Block::from_parts(allocation.with_tag(tag), size_bytes, stream.id(), AtomicU64::new(uses), self))
     }
 
-    /// The tag of the scope that a block has just been allocated in, for which it counts from now on. A part of a graph's
-    /// memory has none, for all of that has one.
+    /// Counts a new block for the current scope and returns its tag. A part of a graph's memory gets no tag,
+    /// because its chunk has one.
     #[inline(never)]
     fn tag(self, size_bytes: u64, uses: u64) -> u16 {
         match size_bytes > 0 && uses & GRAPH_BIT == 0 {
@@ -36,7 +36,7 @@ impl StateRef {
         }
     }
 
-    /// A piece that is being dropped counts for its tag no more, if it has one.
+    /// Counts a block that is being dropped as freed for its tag, if it has one.
     #[inline]
     pub(crate) fn untag(self, allocation: Allocation, size_bytes: u64) -> Allocation {
         if allocation.tag() != 0 {
@@ -45,7 +45,7 @@ impl StateRef {
         allocation.without_tag()
     }
 
-    /// What a block is made of, and the uses that it begins with.
+    /// Returns a new allocation and its initial uses.
     #[inline(never)]
     fn allocation(self, size_bytes: u64, stream: &Stream) -> Result<(Allocation, u64), PoolError> {
         if let Some(stack) = &self.stack
@@ -70,19 +70,19 @@ impl StateRef {
         Ok((self.alloc_slow(size_bytes, ALIGNMENT_MIN, stream)?, 0))
     }
 
-    /// An allocation names a stream, and takes more than a look at what is cached: marks it where it can be marked in
-    /// such calls alone, and others want its memory or may soon.
+    /// Handles a call that names a stream and takes the slow path. Marks the stream now if it can be marked only in
+    /// such calls, and if other streams want its memory or may soon.
     fn name(self, stream: &Stream, size_bytes: u64) {
         if self.is_mark_due(size_bytes, stream) { stream.mark_named() } else { stream.note_named() }
     }
 
-    /// Whether a call that names a stream is to mark it, after so many bytes more: what has been used since the
-    /// last mark may be an eighth of the pool.
+    /// Whether a call that names `stream` must mark it, after `size_bytes` more: an eighth of the pool may be used
+    /// between two markers.
     pub(crate) fn is_mark_due(self, size_bytes: u64, stream: &Stream) -> bool {
         stream.is_mark_due(size_bytes, || self.reserved_bytes().unwrap_or(0) / 8)
     }
 
-    /// Through the adaptors if there are any, else from the backend.
+    /// Allocates through the adaptors if there are any, else from the backend.
     fn alloc_slow(self, size_bytes: u64, alignment: u64, stream: &Stream) -> Result<Allocation, PoolError> {
         match &self.stack {
             Some(stack) => Ok(self.alloc_around(stack, size_bytes, alignment, stream)?.0),
@@ -90,7 +90,7 @@ impl StateRef {
         }
     }
 
-    /// Through the adaptors. No other stream has used it yet.
+    /// Allocates through the adaptors. The new block has no uses on other streams.
     #[inline(always)]
     fn alloc_around(
         self,
@@ -103,7 +103,7 @@ impl StateRef {
         self.alloc_adapted(stack, size_bytes, alignment, stream, finish)
     }
 
-    /// Asks again where a budget has no room.
+    /// Handles a refusal by a budget: runs the reclaim callbacks and retries.
     #[inline(never)]
     fn finish_around(
         self,
@@ -122,7 +122,7 @@ impl StateRef {
         self.with_report(self.again_over_budget(Err(error), request))
     }
 
-    /// A block of the backend's, which is counted.
+    /// Allocates from the backend and counts the block.
     pub(crate) fn alloc_own(
         self,
         size_bytes: u64,
@@ -141,7 +141,7 @@ impl StateRef {
         Ok(allocation)
     }
 
-    /// What the thread has at hand of a backend with adaptors around: of others that has been looked for.
+    /// Allocates from the thread's cache in a pool with adaptors. A pool without adaptors has already looked there.
     #[inline(always)]
     pub(crate) fn hit_own(self, size_bytes: u64, alignment: u64, stream: &Stream) -> Option<Allocation> {
         match alignment <= ALIGNMENT_MIN && self.clocks.captures().slow_path().is_none() {
@@ -150,7 +150,7 @@ impl StateRef {
         }
     }
 
-    /// At a power of two.
+    /// Allocates at a multiple of `alignment`, which must be a power of two.
     pub(crate) fn alloc_aligned(
         self,
         size_bytes: u64,
@@ -173,8 +173,8 @@ impl StateRef {
         Ok(Block::new(self, allocation.with_tag(tag), size_bytes, stream.id()))
     }
 
-    /// Called by a block's drop, when the owner stream's order is all there is to the free: false if it takes more than a look at what
-    /// the thread has, as it always does for a large block.
+    /// Called by a block's drop, when the free is ordered on the owner stream alone. Returns false if the thread's
+    /// cache cannot take the block, as for every large block.
     #[inline(always)]
     pub(crate) fn put_back_small(
         self,
@@ -188,7 +188,7 @@ impl StateRef {
         }
     }
 
-    /// The same of any size.
+    /// Like `put_back_small`, for any size.
     pub(crate) fn put_back(self, allocation: &Allocation, size_bytes: u64, owner_stream: StreamId) -> bool {
         match self.fast_path_key() {
             Some(near) => self.backend.put_back(near, allocation, size_bytes, owner_stream),
@@ -196,7 +196,7 @@ impl StateRef {
         }
     }
 
-    /// Called by a block's drop: has nobody to tell, so what fails is kept for the next call.
+    /// Called by a block's drop, which cannot return an error: a failure is kept for the next call.
     pub(crate) fn free(self, freed: &FreeRequest) {
         if freed.size_bytes == 0 {
             return self.drop_block();
@@ -210,7 +210,7 @@ impl StateRef {
         self.free_slow(freed);
     }
 
-    /// Past the adaptors if there are any, else to the backend.
+    /// Frees through the adaptors if there are any, else to the backend.
     fn free_slow(self, freed: &FreeRequest) {
         match &self.stack {
             Some(stack) => self.free_adapted(stack, freed),
@@ -219,8 +219,9 @@ impl StateRef {
     }
 
     pub(super) fn free_to_backend(self, freed: &FreeRequest) {
-        // Streams that used the block and can't be marked here are marked by the next calls that name them: this free waits
-        // for that. Noted once it has been stamped, after which the pool may be gone.
+        // Streams that used the block and cannot be marked here are marked by the next calls that name them, and
+        // this free waits for those markers. The request for markers follows the free's stamps, after which the
+        // pool may be gone.
         let is_pending = freed.uses & !GRAPH_BIT != 0 && !freed.is_complete;
         let device = (is_pending && self.clocks.has_named_streams()).then(|| self.device().clone());
         self.free_to_backend_alone(freed);

@@ -1,4 +1,4 @@
-//! The pool while streams capture: allocations that belong to a graph, and frees that a graph has a say in.
+//! The pool while streams capture: allocations that belong to a graph, and frees of memory that a graph may keep.
 
 use crate::backend::{Allocation, FreeRequest};
 use crate::config::ALIGNMENT_MIN;
@@ -8,7 +8,8 @@ use crate::pool::{Block, StateRef, graph_memory::rounded};
 use std::sync::Arc;
 
 impl StateRef {
-    /// An allocation on a stream that may be part of a capture, checked like any other; `None` if it is not.
+    /// Allocates on a stream that may be part of a capture, for a request that has been checked. Returns `None` if
+    /// the stream does not capture.
     pub(crate) fn alloc_captured(
         self,
         size_bytes: u64,
@@ -35,10 +36,10 @@ impl StateRef {
         Ok(Some(part(address)))
     }
 
-    /// A free while streams capture, or of a block that a graph uses. What is left to be freed in the usual way, if
-    /// anything. After `None` the pool may be gone.
+    /// Handles a free while streams capture, or of a block that a graph uses. Returns the request if the block is
+    /// still to be freed in the usual way. After `None` the pool may be gone.
     pub(crate) fn free_captured(self, freed: FreeRequest) -> Option<FreeRequest> {
-        // The pool may end here, but not what its graphs are kept in.
+        // This call may end the pool, but the graph memory must outlive it.
         let memory = Arc::clone(self.graph_memory());
         let clocks = memory.clocks();
         let is_noted = freed.uses & GRAPH_BIT != 0;
@@ -52,22 +53,22 @@ impl StateRef {
 }
 
 impl Block {
-    /// A use while streams capture: if this one does, the memory stays for the graph.
+    /// Records a use while streams capture: if `stream` does, the memory stays for the graph.
     #[cold]
     pub(crate) fn note_use(&self, stream: &Stream) {
-        // The handle or the slot of a stream that this thread cannot use may belong to another stream by now.
+        // The handle or the index of a stream that this thread cannot use may belong to another stream by now.
         if stream.check_usable().is_err() {
             return;
         }
         let pool = self.state();
         let memory = pool.graph_memory();
-        // A stream of another machine has no work with this block.
+        // A stream of another machine cannot have work that uses this block.
         if !Arc::ptr_eq(stream.device().clocks(), memory.clocks()) {
             return;
         }
         let (graph, slot) = match stream.captures_for() {
             Ok(graph) => (graph, Some(stream.stream_index())),
-            // The driver did not answer, and the use may be part of a capture: the block is kept for the open one.
+            // The query failed and the use may be part of a capture, so the block is kept for the open one.
             Err(_) => (stream.clocks().captures().capture_of(stream.stream_index(), true), None),
         };
         if let Some(graph) = graph
@@ -79,7 +80,7 @@ impl Block {
     }
 }
 
-/// The captures that a block's streams are part of now.
+/// Returns the captures that a block's streams are part of now.
 fn captures_of(clocks: &Clocks, freed: &FreeRequest) -> Vec<u64> {
     let slots = core::iter::once(freed.owner_stream.stream_index()).chain(clocks.used(freed.uses));
     let mut graphs: Vec<u64> = slots.filter_map(|slot| capture_of(clocks, slot)).collect();
@@ -93,7 +94,7 @@ fn capture_of(clocks: &Clocks, slot: StreamIndex) -> Option<u64> {
         Some(Part::In(graph)) => Some(graph).filter(|graph| clocks.captures().knows(*graph)),
         Some(Part::Broken) => clocks.captures().capture_of(slot, true),
         Some(Part::Runs) => None,
-        // Another library's stream is not asked about in a call that does not name it.
+        // A stream of another library is queried only in calls that name it.
         None => clocks.captures().capture_of(slot, false),
     }
 }

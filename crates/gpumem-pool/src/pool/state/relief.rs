@@ -1,13 +1,13 @@
-//! What a pool does when its backend has done all that it can by itself: it asks others to make room.
+//! Retries after the backend has run out of memory: the pool reclaims memory elsewhere and repeats the request.
 //!
-//! | who | when | what it costs |
+//! | source | when | cost |
 //! | --- | --- | --- |
-//! | holders that registered: purge, then release | always | what they had cached |
-//! | other pools of the device | where not our own limit refuses | their caches, and a wait for the device |
+//! | registered reclaim callbacks: purge, then release | always | their cached memory |
+//! | other pools of the device | unless this pool's own limit refused | their caches, and a wait for the device |
 //!
-//! Only those are asked whose memory helps the kind that is short: the device's memory and unified memory help each other,
-//! pinned memory helps pinned memory. After each the request is made again, from the beginning. No lock is held. All of it
-//! has one deadline.
+//! Only sources whose memory helps the requested kind take part: device memory and unified memory help each other,
+//! pinned memory helps pinned memory. After each source, the request is repeated from the beginning. No lock is
+//! held. All retries share one deadline.
 
 use super::State;
 use crate::backend::Source;
@@ -16,7 +16,7 @@ use crate::error::{Attempt, OutOfMemory, PoolError, RefusedBy};
 use crate::reclaim::{Extent, OTHERS_TIME_MAX};
 use std::time::Instant;
 
-/// What went wrong; `None` if there is nobody to ask.
+/// The failures of a source; `None` if there is no source.
 type Asked = Option<Vec<String>>;
 
 type Relief = fn(&State, &OutOfMemory) -> Asked;
@@ -28,7 +28,7 @@ const RELIEFS: [(&str, Relief); 3] = [
 ];
 
 impl State {
-    /// Makes a request, and again after each relief for as long as it is refused for want of memory.
+    /// Runs a request. While it fails for lack of memory, runs the next source and repeats it.
     pub(crate) fn retry_with_reclaim<T>(
         &self,
         request: impl Fn() -> Result<T, PoolError>,
@@ -61,8 +61,8 @@ impl State {
         result.map_err(|error| error.after(attempts))
     }
 
-    /// Makes a request through the adaptors, and again after holders were asked, for as long as a budget has no room. Others'
-    /// caches are no part of it.
+    /// Runs a request through the adaptors. While a budget refuses it, runs the reclaim callbacks and repeats it.
+    /// Other pools' caches do not count against the budget, so they are not trimmed.
     pub(crate) fn retry_over_budget<T>(
         &self,
         request: impl Fn() -> Result<T, PoolError>,
@@ -71,7 +71,7 @@ impl State {
         self.again_over_budget(request(), request)
     }
 
-    /// Makes a request again that has been made once, with this result.
+    /// Repeats a request that has already failed once with this result.
     #[cold]
     pub(crate) fn again_over_budget<T>(
         &self,
@@ -89,10 +89,10 @@ impl State {
         result
     }
 
-    /// Asks everybody who is registered for all that they can do without.
+    /// Runs all registered reclaim callbacks to their full extent.
     pub(super) fn ask_holders(&self) {
         for extent in [Extent::Purge, Extent::Release] {
-            // Who fails is no worse than who has nothing.
+            // A callback that fails is treated like one that has nothing to release.
             let _ = self.ask(extent, Instant::now() + OTHERS_TIME_MAX);
         }
     }
@@ -101,21 +101,22 @@ impl State {
         self.device.maintenance().registry().ask(extent, self.setup.config.kind, until)
     }
 
-    /// Until when this thread's request may wait.
+    /// Returns the deadline for waits of this thread's request.
     fn until(&self) -> Instant {
         deadline::until(self.setup.config.tuning.wait_deadline)
     }
 
-    /// All that other pools keep without using it, and that ended ones left, once the device is idle.
+    /// Waits until the device is idle, then releases the cached memory of other pools, and the memory left by pools
+    /// that ended.
     fn trim_others(&self, report: &OutOfMemory) -> Asked {
-        // Another limit may have the same number.
+        // The comparison of limits is not sufficient alone: another limit may have the same value.
         let is_ours = matches!(report.refused_by, RefusedBy::HardLimit | RefusedBy::Quota)
             && report.limit_bytes == self.limits.hard_bytes()
             && self.limits.node().is_full_for(report.requested_bytes);
         let kind = self.setup.config.kind;
         let mut trimmables = self.device.maintenance().trimmables();
         trimmables.retain(|member| member.kind().helps(kind));
-        // One is this pool.
+        // One of the entries is this pool itself.
         let has_others = trimmables.len() > usize::from(self.backend.keeps_memory())
             || self.device.maintenance().has_left_for(kind);
         if is_ours || !has_others {
@@ -132,7 +133,8 @@ impl State {
         Some(trimmed.err().iter().map(ToString::to_string).collect())
     }
 
-    /// Free on the device, and what our blocks don't hold: a measure of what is gained.
+    /// Returns the device's free bytes minus this pool's bytes in use. The difference before and after a source
+    /// measures its gain.
     fn room(&self) -> i64 {
         let free_bytes = self.device.memory_info().map_or(0, |info| info.free_bytes);
         i64::try_from(free_bytes).unwrap_or(0)

@@ -1,4 +1,4 @@
-//! How much a pool may have and keeps: limits that change, memory that is given back or taken ahead.
+//! The size of a pool: changes of its limits, memory given back and memory reserved ahead.
 
 use super::State;
 use crate::backend::Source;
@@ -8,7 +8,7 @@ use crate::error::{Advice, Maker, OutOfMemory, PoolError, RefusedBy};
 use crate::limits::{Limits, Trimmable};
 use std::sync::Arc;
 
-/// What other pools have of the device, and what of that is in no block.
+/// The memory that other pools hold on the device, and how much of it is cached.
 #[derive(Default)]
 struct Others {
     held_bytes: u64,
@@ -60,8 +60,8 @@ impl State {
         }
     }
 
-    /// Says who holds what in a refusal for want of memory, and shows the observer every refusal of memory: around all that
-    /// answers a request, and once.
+    /// Adds the holders to an out-of-memory report, and passes each refusal for lack of memory to the observer.
+    /// Called once, around everything that answers a request.
     pub(crate) fn with_report<T>(&self, result: Result<T, PoolError>) -> Result<T, PoolError> {
         result.map_err(|mut error| {
             if let Some(report) = error.out_of_memory_mut() {
@@ -76,13 +76,13 @@ impl State {
         })
     }
 
-    /// What only the pool knows of a refusal by its backend.
+    /// Adds the facts that only the pool has to a refusal by its backend.
     fn describe(&self, report: &mut OutOfMemory) {
         let (kind, backend) = (self.setup.config.kind, self.backend.kind());
         report.kind = kind;
         report.holders = self.tags.holders();
         report.graph_bytes = self.graph_memory.kept_bytes(self).min(report.in_use_bytes);
-        // As far as the device can be asked.
+        // Stays empty if the device query fails.
         let others = self.others(report).unwrap_or_default();
         report.other_pools_bytes = others.held_bytes.min(report.others_bytes());
         let is_by_own = self.limits.node().is_of(report.refused_by, report.limit_bytes);
@@ -102,7 +102,7 @@ impl State {
         }
     }
 
-    /// What other pools have of the device: all, less what is ours.
+    /// Returns the memory of other pools on the device: the total minus this pool's own.
     fn others(&self, report: &OutOfMemory) -> Result<Others, PoolError> {
         let _relaxed = CaptureModeGuard::enter(self.device.driver())?;
         let _bound = self.device.enter()?;
@@ -126,7 +126,7 @@ impl State {
         Ok(before_bytes.saturating_sub(self.reserved_bytes()?))
     }
 
-    /// A backend that reserves nothing beyond its blocks leaves this to its count.
+    /// Returns the reserved bytes. For a backend that reserves only its blocks, these are the bytes in use.
     pub(super) fn reserved_bytes(&self) -> Result<u64, PoolError> {
         let reserved = self.backend.reserved()?;
         Ok(reserved.map_or_else(|| self.backend.counts().in_use_bytes, |reserved| reserved.current_bytes))

@@ -1,4 +1,4 @@
-//! What a pool says of itself, put together from its backend, its tags and its device.
+//! The status of a pool, collected from its backend, its tags and its device.
 
 use super::State;
 use crate::backend::Source;
