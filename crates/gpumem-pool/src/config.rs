@@ -7,10 +7,8 @@ pub mod conf;
 pub(crate) mod kind;
 pub(crate) mod limit;
 pub(crate) mod pool_id;
-#[cfg_attr(not(feature = "backend-caching"), allow(dead_code, reason = "used only by the caching backend"))]
 pub(crate) mod size_rounding;
 pub(crate) mod text;
-#[cfg_attr(not(feature = "backend-caching"), allow(dead_code, reason = "used only by the caching backend"))]
 pub(crate) mod tuning;
 
 pub(crate) use alignment::ALIGNMENT_MIN;

@@ -11,10 +11,8 @@ pub(crate) mod deadline;
 pub(crate) mod event;
 pub(crate) mod host_memory;
 pub(crate) mod maintenance;
-#[allow(dead_code, reason = "used only by the caching backend")]
 pub(crate) mod order;
 pub(crate) mod processes;
-#[cfg_attr(not(feature = "backend-caching"), allow(dead_code, reason = "used only by the caching backend"))]
 pub(crate) mod slow_path_flag;
 pub(crate) mod stream;
 pub(crate) mod watch;

@@ -1,10 +1,7 @@
 //! Limits: how many bytes a pool may hold, alone and together with other pools. Pure.
 
-#[cfg_attr(not(feature = "backend-caching"), allow(dead_code, reason = "used only by the caching backend"))]
 pub(crate) mod admission;
-#[cfg_attr(not(feature = "backend-caching"), allow(dead_code, reason = "used only by the caching backend"))]
 pub(crate) mod device_budget;
-#[cfg_attr(not(feature = "backend-caching"), allow(dead_code, reason = "used only by the caching backend"))]
 pub(crate) mod limit_node;
 
 pub(crate) use admission::Admission;

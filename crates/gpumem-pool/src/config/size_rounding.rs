@@ -48,6 +48,7 @@ pub(crate) const FORMS: &str =
 
 impl SizeRounding {
     /// The divisor for a size.
+    #[cfg(any(test, feature = "backend-caching"))]
     pub(crate) fn of(&self, size_bytes: u64) -> u32 {
         self.below.iter().find(|(end, _)| size_bytes < *end).map_or(self.beyond, |(_, divisor)| *divisor)
     }

@@ -202,6 +202,7 @@ impl Tuning {
     }
 
     /// The rounded size of a large block.
+    #[cfg(any(test, feature = "backend-caching"))]
     pub(crate) fn rounded(&self, size_bytes: u64) -> u64 {
         let step = match self.rounding.of(size_bytes) {
             0 => 1,

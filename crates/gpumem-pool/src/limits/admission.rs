@@ -41,6 +41,7 @@ impl Admission {
     }
 
     /// The bytes that may still be admitted.
+    #[cfg(feature = "backend-caching")]
     pub(crate) fn room_bytes(&self) -> u64 {
         let family_bytes = self.node.room_bytes();
         match self.oversubscribes {
@@ -50,6 +51,7 @@ impl Admission {
     }
 
     /// The limit that this many further bytes would exceed, if any.
+    #[cfg(feature = "backend-caching")]
     pub(crate) fn full_for(&self, size_bytes: u64) -> Option<LimitExceeded> {
         let budget = || self.budget.full_for(self.kind, size_bytes).filter(|_| !self.oversubscribes);
         self.node.full_for(size_bytes).or_else(budget)

@@ -63,6 +63,7 @@ impl DeviceBudget {
     }
 
     /// The margin, if this many further bytes would exceed the sum.
+    #[cfg(any(test, feature = "backend-caching"))]
     pub(crate) fn full_for(&self, kind: MemoryKind, size_bytes: u64) -> Option<LimitExceeded> {
         let has_room = self.room_bytes(kind).is_some_and(|room_bytes| room_bytes >= size_bytes);
         (!has_room).then(|| self.margin())

@@ -8,7 +8,9 @@ use crate::config::MemoryKind;
 use crate::error::{LimitExceeded, RefusedBy};
 use core::fmt;
 use core::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::sync::Arc;
+#[cfg(feature = "backend-caching")]
+use std::sync::{Mutex, PoisonError, Weak};
 
 pub(crate) struct LimitNode {
     /// `u64::MAX` means no limit.
@@ -18,6 +20,7 @@ pub(crate) struct LimitNode {
     held_bytes: AtomicU64,
     above: Option<Arc<LimitNode>>,
     /// The pools that cache memory; used in the topmost node only.
+    #[cfg(feature = "backend-caching")]
     trimmables: Mutex<Vec<Weak<dyn Trimmable>>>,
 }
 
@@ -57,6 +60,7 @@ impl LimitNode {
             was_lowered: AtomicBool::new(false),
             held_bytes: AtomicU64::new(0),
             above,
+            #[cfg(feature = "backend-caching")]
             trimmables: Mutex::default(),
         })
     }
@@ -104,6 +108,7 @@ impl LimitNode {
     }
 
     /// Whether this node may hold so many bytes: within the limit, or admitted before the limit was lowered.
+    #[cfg(feature = "backend-caching")]
     pub(crate) fn allows(&self, held_bytes: u64) -> bool {
         held_bytes <= self.limit_bytes() || self.was_lowered.load(Ordering::Relaxed)
     }
@@ -117,12 +122,14 @@ impl LimitNode {
     }
 
     /// The bytes that may still be admitted.
+    #[cfg(any(test, feature = "backend-caching"))]
     pub(crate) fn room_bytes(&self) -> u64 {
         let own_bytes = self.limit_bytes().saturating_sub(self.held_bytes.load(Ordering::Relaxed));
         self.above.as_ref().map_or(own_bytes, |above| own_bytes.min(above.room_bytes()))
     }
 
     /// Whether other pools under a shared limit would have to release memory for this pool to hold more.
+    #[cfg(any(test, feature = "backend-caching"))]
     pub(crate) fn is_short_of_others(&self) -> bool {
         let own_bytes = self.limit_bytes().saturating_sub(self.held_bytes.load(Ordering::Relaxed));
         self.above.as_ref().is_none_or(|above| above.room_bytes() < own_bytes)
@@ -157,6 +164,7 @@ impl LimitNode {
         self.held_bytes.load(Ordering::Relaxed).saturating_add(size_bytes) > self.limit_bytes()
     }
 
+    #[cfg(feature = "backend-caching")]
     pub(crate) fn add_trimmable(&self, member: Weak<dyn Trimmable>) {
         if let Some(above) = &self.above {
             return above.add_trimmable(member);
@@ -167,6 +175,7 @@ impl LimitNode {
     }
 
     /// All pools under the topmost node.
+    #[cfg(feature = "backend-caching")]
     pub(crate) fn trimmables(&self) -> Vec<Arc<dyn Trimmable>> {
         match &self.above {
             Some(above) => above.trimmables(),

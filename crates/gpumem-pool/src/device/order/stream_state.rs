@@ -304,11 +304,6 @@ impl Locked<'_> {
         self.state.forget();
     }
 
-    /// Whether the stream lives on without a clone.
-    pub(super) fn is_long_lived(&self) -> bool {
-        self.state.is_long_lived()
-    }
-
     fn event(&mut self) -> Result<MarkerEvent, DriverError> {
         match self.state.spare.pop() {
             Some(event) => Ok(event),

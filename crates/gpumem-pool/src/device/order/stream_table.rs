@@ -56,7 +56,6 @@ impl Clocks {
     }
 
     fn add_live(&self, parts: &StreamParts) {
-        self.live_count.fetch_add(1, Ordering::Relaxed);
         if parts.life == Life::Named {
             // Never unset: a stream that is wrapped again, or is promised a longer life, may still have pending memory.
             self.had_named.store(true, Ordering::Relaxed);
@@ -176,7 +175,6 @@ impl Clocks {
     }
 
     fn give_up(&self, slot: StreamIndex) {
-        self.live_count.fetch_sub(1, Ordering::Relaxed);
         let mut slots = self.slots();
         let at = slots.retired.partition_point(|other| *other < slot);
         slots.retired.insert(at, slot);

@@ -105,6 +105,7 @@ impl Clocks {
 
     /// Makes `waiter`, which this call names, wait on the device for a stamp: for the earliest marker that covers it,
     /// or a new one. False if a stream forbids waits, or cannot be marked in this call.
+    #[cfg(any(test, feature = "backend-caching"))]
     pub(crate) fn insert_wait(&self, stamp: Stamp, waiter: StreamIndex) -> Result<bool, DriverError> {
         if self.is_ordered(stamp, waiter) {
             return Ok(true);
@@ -159,6 +160,7 @@ impl Clocks {
 
     /// Calls the driver with an owned or long-lived stream, which stays alive meanwhile. `None` if it is gone or
     /// another library's.
+    #[cfg(feature = "backend-native")]
     pub(crate) fn with_open<T>(
         &self,
         stream: StreamId,
@@ -318,6 +320,7 @@ impl Clocks {
     }
 
     /// Whether a wait for the stamp can be queued in a call that does not name the stamp's stream.
+    #[cfg(any(test, feature = "backend-caching"))]
     pub(crate) fn allows_wait_for(&self, stamp: Stamp) -> bool {
         let state = self.stream_states.lock(stamp.stream_index());
         state.is_none_or(|state| {
