@@ -104,7 +104,7 @@ fn sources(folder: &std::path::Path) -> Vec<std::path::PathBuf> {
     for entry in std::fs::read_dir(folder).unwrap() {
         let path = entry.unwrap().path();
         let name = path.file_stem().unwrap().to_string_lossy().into_owned();
-        let is_inner = ["backend", "adaptor", "planted", "trace", "clock"].contains(&name.as_str());
+        let is_inner = ["backend", "adaptor", "adaptors", "trace", "order"].contains(&name.as_str());
         match path.is_dir() {
             _ if is_inner => {}
             true => found.extend(sources(&path)),
