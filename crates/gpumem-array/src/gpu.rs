@@ -159,7 +159,7 @@ fn place(device: &Device) -> String {
     format!("{device} of the {}", device.driver().kind())
 }
 
-/// Whether both have the same stream.
+/// Two `Gpu`s are equal if they have the same stream.
 impl PartialEq for Gpu {
     fn eq(&self, other: &Self) -> bool {
         self.stream().id() == other.stream().id()

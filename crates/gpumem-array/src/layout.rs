@@ -159,8 +159,8 @@ fn ends(slice: Slice, len: usize) -> Option<(usize, usize)> {
     (end <= len && slice.step != 0).then_some((start, end))
 }
 
-/// Whether the stride of each axis, from the fastest to the slowest, is the product of the lengths before it. The stride of an
-/// axis with one element does not matter.
+/// Whether the elements are contiguous: the axes come from the fastest to the slowest, and each stride must be the product
+/// of the lengths of the axes before it. The stride of an axis with one element does not matter.
 fn side_by_side(axes: impl Iterator<Item = (usize, isize)>) -> bool {
     let mut expected = 1;
     for (len, stride) in axes.filter(|(len, _)| *len != 1) {

@@ -1,6 +1,6 @@
-//! What another thread does to a stream between an operation's look at it and the work that the operation queues. A capture that
-//! it begins, joins or ends has all of the work or none, and a graph never has memory that it does not keep. The last mark of a
-//! stream that it retires, behind which other streams get the memory, comes after the work.
+//! Another thread changes a stream after an operation has checked it and before the operation queues its work. A capture that the
+//! thread begins, joins or ends contains all of the work or none of it, and a graph keeps all memory that it uses. If the thread
+//! retires the stream, the stream's last marker comes after the work, and other streams reuse the memory only after that marker.
 
 #![allow(clippy::unwrap_used)] // helpers of tests are tests too
 

@@ -119,9 +119,10 @@ impl Stream {
             begun.ok_or(PoolError::CaptureBroken)
         });
         let graph = begun.inspect_err(|_| captures.withdraw())?;
-        captures.begin(graph, self);
+        // First the memory: from the moment that the capture is known, dropped blocks of its streams are kept for it.
         let memory = GraphMemory::of(self.device().clocks());
         memory.begin(graph);
+        captures.begin(graph, self);
         let hold = Hold { device: self.device().clone(), memory, graph };
         Ok(Capture { stream: self.clone(), hold, is_ended: false, _thread: PhantomData })
     }

@@ -72,7 +72,7 @@ impl Kernels {
     }
 }
 
-/// What the simulator runs under the kernels' names.
+/// The functions that the simulator runs in place of the kernels.
 mod twins {
     use gpumem_sim::{Kernel, KernelFault, Launch};
 

@@ -1,6 +1,6 @@
 //! [`Budget`]: limits the combined size of a pool's magazines and depot.
 //!
-//! What holds blocks (a thread cache or a batch) has an *allowance* in bytes. The budget grants it before blocks are put in, and
+//! Each thread cache and each batch has an *allowance* in bytes. The budget grants it before blocks are put in, and
 //! takes it back after they have left; blocks that move between a magazine and the depot take their allowance along. So the bytes
 //! held never exceed the sum of the allowances, which never exceeds the cap, however many threads there are. A lower cap takes
 //! nothing away by itself: no more is granted until enough has been given back.

@@ -6,7 +6,7 @@
 //! put:  this thread's cache ── full ───▶ its older half to the depot ── no allowance ──▶ the caller goes to the heap
 //! ```
 //!
-//! Of larger blocks each cache keeps the last few ([`LargeCache`](super::large_cache::LargeCache)).
+//! Each cache also keeps the last few larger blocks that were freed ([`LargeCache`](super::large_cache::LargeCache)).
 //!
 //! Blocks that leave for the heap are collected in a [`Spill`], each with its stamp. `S` is the type of the stamp. The caches read
 //! a stamp, through a function of the caller, when blocks leave a cache.
