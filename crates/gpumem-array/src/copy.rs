@@ -208,8 +208,8 @@ impl<T: Element, D: Dimension> GpuViewMut<'_, T, D> {
         if self.is_empty() {
             return Ok(());
         }
-        source.storage().order(gpu.stream(), Access::Read)?;
-        self.storage().order(gpu.stream(), Access::Write)?;
+        source.storage().order(gpu, Access::Read)?;
+        self.storage().order(gpu, Access::Write)?;
         let (to, from, size_bytes) = (self.address(), source.address(), self.len() * size_of::<T>());
         queue(gpu, [source.storage(), self.storage()], |stream| {
             // SAFETY: both are contiguous within their blocks, alive and on this device, and differ, since one is borrowed
@@ -252,7 +252,7 @@ pub(crate) fn upload<T: Element, D: Dimension>(
         return Ok(());
     }
     check_runs(gpu.stream(), UPLOAD)?;
-    target.storage().order(gpu.stream(), Access::Write)?;
+    target.storage().order(gpu, Access::Write)?;
     let _bound = gpu.device().bind()?;
     let (driver, to) = (gpu.device().driver(), target.address());
     let from = elements.as_ptr().expose_provenance() as CUdeviceptr;
@@ -279,7 +279,7 @@ fn download<T: Element, D: Dimension>(source: &GpuView<'_, T, D>) -> Result<Vec<
     let size_bytes = len * size_of::<T>();
     check_runs(gpu.stream(), DOWNLOAD)?;
     elements.try_reserve_exact(len).map_err(|_| ArrayError::HostFull { size_bytes })?;
-    source.storage().order(gpu.stream(), Access::Read)?;
+    source.storage().order(gpu, Access::Read)?;
     let _bound = gpu.device().bind()?;
     let (driver, from) = (gpu.device().driver(), source.address());
     let to = elements.as_mut_ptr().expose_provenance() as CUdeviceptr;

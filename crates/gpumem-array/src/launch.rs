@@ -186,7 +186,7 @@ impl<'a> Launch<'a> {
             return Ok(());
         }
         for (storage, access) in &self.uses {
-            storage.order(gpu.stream(), *access)?;
+            storage.order(gpu, *access)?;
         }
         let mut parameters = [core::ptr::null_mut::<c_void>(); ARGUMENTS_MAX];
         for (parameter, start) in parameters.iter_mut().zip(&self.starts[..self.count]) {

@@ -56,17 +56,18 @@ impl Storage {
         self.block.device()
     }
 
-    /// Makes `stream` wait for the uses that `access` conflicts with, and records the use. Call it before the work is queued
+    /// Makes the stream of `gpu` wait for the uses that `access` conflicts with, and records the use. Call it before the work is queued
     /// ([`queue`]), while the array is borrowed: shared for reading, exclusively for writing.
-    pub(crate) fn order(&self, stream: &Stream, access: Access) -> Result<(), PoolError> {
+    pub(crate) fn order(&self, gpu: &Gpu, access: Access) -> Result<(), ArrayError> {
         if self.block.size_bytes() == 0 {
             return Ok(());
         }
-        let mut track = self.lock();
+        let (mut track, stream) = (self.lock(), gpu.stream());
         match access {
-            Access::Read => self.order_read(&mut track, stream),
-            Access::Write => self.order_write(&mut track, stream),
+            Access::Read => self.order_read(&mut track, stream)?,
+            Access::Write => self.order_write(&mut track, stream)?,
         }
+        Ok(())
     }
 
     fn order_read(&self, track: &mut Track, stream: &Stream) -> Result<(), PoolError> {

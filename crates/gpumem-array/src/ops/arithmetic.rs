@@ -203,8 +203,8 @@ fn arrays<T: Numeric, D: Dimension, E: Dimension>(
     if result.is_empty() {
         return Ok(result);
     }
-    left.storage().order(gpu.stream(), Access::Read)?;
-    right.storage().order(gpu.stream(), Access::Read)?;
+    left.storage().order(gpu, Access::Read)?;
+    right.storage().order(gpu, Access::Read)?;
     let operands = [Operand::of(left, result.len()), Operand::of(right, result.len())];
     let uses = [left.storage(), right.storage(), result.storage()];
     // SAFETY: `fit` has checked that each operand has as many elements as the result, or one; all are alive on this
@@ -233,8 +233,8 @@ pub(crate) fn arrays_in_place<T: Numeric, D: Dimension, E: Dimension>(
     if target.is_empty() {
         return Ok(());
     }
-    right.storage().order(gpu.stream(), Access::Read)?;
-    target.storage().order(gpu.stream(), Access::Write)?;
+    right.storage().order(gpu, Access::Read)?;
+    target.storage().order(gpu, Access::Write)?;
     let operands = [Operand { address: target.address(), step: 1 }, Operand::of(right, target.len())];
     let uses = [right.storage(), target.storage(), target.storage()];
     // SAFETY: `fit` has checked that the right side has as many elements as the target, or one; both are alive on this device and
@@ -255,7 +255,7 @@ fn scalar<T: Numeric, D: Dimension>(
     if result.is_empty() {
         return Ok(result);
     }
-    array.storage().order(gpu.stream(), Access::Read)?;
+    array.storage().order(gpu, Access::Read)?;
     let (uses, addresses) = ([array.storage(), result.storage()], [result.address(), array.address()]);
     // SAFETY: both are contiguous with as many elements, alive on this device and named, and the stream has been ordered.
     unsafe { launch_scalar(gpu, uses, (operation, side), addresses, value, result.len())? };
@@ -276,7 +276,7 @@ pub(crate) fn scalar_in_place<T: Numeric, D: Dimension>(
     if target.is_empty() {
         return Ok(());
     }
-    target.storage().order(gpu.stream(), Access::Write)?;
+    target.storage().order(gpu, Access::Write)?;
     let (uses, address) = ([target.storage(), target.storage()], target.address());
     // SAFETY: the target is contiguous, alive on this device and named, and the stream has been ordered; each of its elements
     // is read and then written by one thread.

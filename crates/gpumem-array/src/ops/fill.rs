@@ -100,7 +100,7 @@ impl<T: Element, D: Dimension> GpuViewMut<'_, T, D> {
         }
         let (driver, address) = (gpu.device().driver(), self.address());
         let wide = if let Pattern::Eight(_) = pattern { Some(gpu.library().fill()?) } else { None };
-        self.storage().order(gpu.stream(), Access::Write)?;
+        self.storage().order(gpu, Access::Write)?;
         queue(gpu, [self.storage()], |stream| {
             // SAFETY: the patterns lie within a live block of this device, aligned to their size as elements are; the stream has
             // been ordered after what conflicts. The kernel's parameters are an address, a value and a count of 8 bytes.

@@ -48,8 +48,8 @@ impl<T: Numeric> GpuView<'_, T, Ix2> {
             return GpuArray::zeros(gpu, row_count);
         }
         let path = Path::of(self.layout())?;
-        self.storage().order(gpu.stream(), Access::Read)?;
-        vector.storage().order(gpu.stream(), Access::Read)?;
+        self.storage().order(gpu, Access::Read)?;
+        vector.storage().order(gpu, Access::Read)?;
         let (x, v) = (self.address(), vector.address());
         let uses = [self.storage(), vector.storage()];
         // SAFETY: `path` describes where the matrix lies in live memory of this device, the vector is contiguous and

@@ -32,7 +32,7 @@ impl<T: Numeric, D: Dimension> GpuView<'_, T, D> {
         if self.is_empty() {
             return GpuArray::zeros(gpu, ());
         }
-        self.storage().order(gpu.stream(), Access::Read)?;
+        self.storage().order(gpu, Access::Read)?;
         // SAFETY: the elements are contiguous in live memory of this device, which is named, and the stream has been ordered.
         unsafe { reduce(gpu, &[self.storage()], Terms::Elements(self.address()), self.len()) }
     }
@@ -74,8 +74,8 @@ impl<T: Numeric> GpuView<'_, T, Ix1> {
         if self.is_empty() {
             return GpuArray::zeros(gpu, ());
         }
-        self.storage().order(gpu.stream(), Access::Read)?;
-        other.storage().order(gpu.stream(), Access::Read)?;
+        self.storage().order(gpu, Access::Read)?;
+        other.storage().order(gpu, Access::Read)?;
         let (uses, terms) =
             ([self.storage(), other.storage()], Terms::Products(self.address(), other.address()));
         // SAFETY: both vectors are contiguous in live memory of this device, which is named, and the stream has been ordered.
