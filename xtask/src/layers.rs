@@ -27,7 +27,16 @@ const FEATURES: [(&str, &[(&str, bool)]); 6] = [
         "gpumem-pool",
         &[("backend-caching", true), ("backend-native", true), ("serde", false), ("nvml", false)],
     ),
-    ("gpumem-array", &[("backend-caching", false), ("backend-native", false), ("sim", false)]),
+    (
+        "gpumem-array",
+        &[
+            ("backend-caching", false),
+            ("backend-native", false),
+            ("sim", false),
+            ("half", false),
+            ("complex", false),
+        ],
+    ),
     ("gpumem-adapt", &[("backend-caching", false), ("backend-native", false), ("sim", false)]),
     (
         "gpumem",
@@ -38,6 +47,8 @@ const FEATURES: [(&str, &[(&str, bool)]); 6] = [
             ("sim", false),
             ("backend-caching", false),
             ("backend-native", false),
+            ("half", false),
+            ("complex", false),
             ("serde", false),
             ("nvml", false),
         ],

@@ -11,7 +11,7 @@ pub use uninit::UninitArray;
 pub use view::{AsView, AsViewMut, GpuView, GpuViewMut};
 
 use crate::array::view::describe;
-use crate::element::Element;
+use crate::element::{Element, check_layout};
 use crate::error::ArrayError;
 use crate::gpu::Gpu;
 use crate::layout::Layout;
@@ -181,6 +181,7 @@ impl<T: Element, D: Dimension> GpuArray<T, D> {
 
     /// Uninitialised memory. The caller writes all elements before the array leaves this crate.
     pub(crate) fn unwritten(gpu: &Gpu, layout: Layout<D>) -> Result<Self, ArrayError> {
+        const { check_layout::<T>() };
         // `Layout` has checked that the product fits.
         let size_bytes = (layout.len() * size_of::<T>()) as u64;
         let block = gpu.pool().alloc(size_bytes, gpu.stream())?;

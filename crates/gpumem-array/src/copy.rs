@@ -4,7 +4,7 @@
 //! complete.
 
 use crate::array::{AsView, GpuArray, GpuView, GpuViewMut, UninitArray};
-use crate::element::Element;
+use crate::element::{Element, first_invalid};
 use crate::error::{ArrayError, or_panic};
 use crate::gpu::Gpu;
 use crate::layout::{Layout, Order, same_shape};
@@ -289,14 +289,13 @@ fn download<T: Element, D: Dimension>(source: &GpuView<'_, T, D>) -> Result<Vec<
         unsafe { driver.cuMemcpyAsync(to, from, size_bytes, raw) }
     })?;
     queued.map_err(PoolError::from)?;
-    // SAFETY: the copy has succeeded and is done, so these bytes of the vector's allocation are initialised, and any bytes are
-    // values of `u8`. Nothing else uses the vector while the slice lives.
-    let bytes = unsafe { core::slice::from_raw_parts(elements.as_ptr().cast::<u8>(), size_bytes) };
-    if let Some(index) = T::first_invalid(bytes) {
+    // SAFETY: the copy has succeeded and is done, so all bytes of these elements are initialised. `Bits` has the layout of `T`, and any
+    // initialised bytes are a valid value of it. Nothing else uses the vector while the slice lives.
+    let bits = unsafe { core::slice::from_raw_parts(elements.as_ptr().cast::<T::Bits>(), len) };
+    if let Some(index) = first_invalid::<T>(bits) {
         return Err(ArrayError::InvalidElement { index, kind: core::any::type_name::<T>() });
     }
-    // SAFETY: `len` elements have been written and are valid values: an `Element` says so of all bytes but those that
-    // were just looked for.
+    // SAFETY: `len` elements have been written, and the check above found each to be a valid value.
     unsafe { elements.set_len(len) };
     Ok(elements)
 }

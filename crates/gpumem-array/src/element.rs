@@ -1,39 +1,115 @@
 //! [`Element`]: the types that arrays hold; [`Numeric`]: those that the kernels of this crate calculate with.
 
+use bytemuck::{CheckedBitPattern, NoUninit, Zeroable};
+
 /// A type whose values are copied between host and device as bytes.
 ///
-/// # Safety
+/// It is implemented for every type that [`bytemuck`] describes as plain bytes: without padding ([`NoUninit`]), valid with all bytes
+/// zero ([`Zeroable`]), and with a check for its invalid values, if it has any ([`CheckedBitPattern`]). You cannot implement it
+/// yourself; derive the three traits of `bytemuck` instead, without `unsafe`.
 ///
-/// - The type has no padding: every byte of a value is initialised.
-/// - Every pattern of bytes is a valid value, except those that [`Element::first_invalid`] finds. All zeros is valid.
-/// - Its size is not zero.
-/// - It holds no pointers or references into host memory that device code could follow.
-pub unsafe trait Element: Copy + Send + Sync + 'static {
-    /// Returns the index of the first element in `bytes`, written by the device, that is not a valid value.
-    ///
-    /// The default returns `None`, which is correct for numbers.
-    #[must_use]
-    fn first_invalid(bytes: &[u8]) -> Option<usize> {
-        let _ = bytes;
-        None
-    }
+/// | included | |
+/// | --- | --- |
+/// | numbers | `f32`, `f64`, integers of 8 to 128 bits, `usize`, `isize`, `Wrapping<T>` |
+/// | checked when downloaded | `bool`, `char`, your enums |
+/// | `Option<NonZeroU32>` and its like | zero is `None` |
+/// | with the feature `half` | `half::f16`, `half::bf16` |
+/// | with the feature `complex` | `num_complex::Complex<T>` |
+/// | arrays, vectors of SIMD | `[T; N]` of plain numbers |
+/// | your structs | `#[repr(C)]`, no padding, every field included |
+/// | your enums | `#[repr(u8)]` (or another integer), no data, a variant with value zero |
+///
+/// | excluded | reason |
+/// | --- | --- |
+/// | references, pointers, `Box`, `Vec`, `String` | they point into host memory |
+/// | `NonZeroU32` and its like | zeroed memory is not a valid value: use `Option<NonZeroU32>` |
+/// | tuples, structs with padding | padding has no defined bytes: add fields that fill it, and `#[repr(C)]` |
+/// | enums with data, or without a variant of value zero | not every byte is defined, or zeroed memory is not a valid value |
+/// | `[bool; N]`, `[char; N]` | `bytemuck` has no check for arrays of such types: use `[u8; N]`, or one more axis |
+/// | `Cell`, atomics | values on the device cannot change through a shared reference |
+/// | types without a size | does not compile where an array is allocated; see below |
+/// | alignment above 256 bytes | does not compile: allocations are aligned to 256 bytes |
+///
+/// ```
+/// use bytemuck::{CheckedBitPattern, NoUninit, Zeroable};
+/// use gpumem_array::{Gpu, GpuArray, pool::{Device, Pool}};
+/// use gpumem_sim::SimConfig;
+///
+/// #[derive(Clone, Copy, Debug, PartialEq, NoUninit, CheckedBitPattern, Zeroable)]
+/// #[repr(u8)]
+/// enum Spin {
+///     Down = 0,
+///     Up = 1,
+/// }
+///
+/// let gpu = Gpu::new(&Pool::new(&Device::new(&gpumem_sim::driver(SimConfig::new())?, 0)?)?)?;
+/// let spins = GpuArray::from_slice(&gpu, &[Spin::Up, Spin::Down])?;
+/// assert_eq!(spins.to_vec()?, [Spin::Up, Spin::Down]);
+/// let points = GpuArray::from_elem(&gpu, 2, [1.0_f32, 2.0, 3.0])?;
+/// assert_eq!(points.to_vec()?, [[1.0, 2.0, 3.0]; 2]);
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+///
+/// An element has no references:
+///
+/// ```compile_fail,E0277
+/// # use gpumem_array::{ArrayError, Gpu, GpuArray, ndarray::Ix1};
+/// fn names(gpu: &Gpu) -> Result<GpuArray<&'static str, Ix1>, ArrayError> {
+///     GpuArray::from_slice(gpu, &["a"])
+/// }
+/// ```
+///
+/// It has a size:
+///
+/// ```compile_fail,E0080
+/// # use gpumem_array::{ArrayError, Gpu, GpuArray, ndarray::Ix1};
+/// fn nothing(gpu: &Gpu) -> Result<GpuArray<(), Ix1>, ArrayError> {
+///     GpuArray::zeros(gpu, 3)
+/// }
+/// # fn main() {
+/// #     let _ = nothing as fn(&Gpu) -> _;
+/// # }
+/// ```
+///
+/// It is aligned to 256 bytes at most:
+///
+/// ```compile_fail,E0080
+/// # use gpumem_array::{ArrayError, Gpu, GpuArray, ndarray::Ix1};
+/// #[derive(Clone, Copy, bytemuck::NoUninit, bytemuck::AnyBitPattern, bytemuck::Zeroable)]
+/// #[repr(C, align(512))]
+/// struct Page([u8; 512]);
+/// fn pages(gpu: &Gpu) -> Result<GpuArray<Page, Ix1>, ArrayError> {
+///     GpuArray::zeros(gpu, 3)
+/// }
+/// # fn main() {
+/// #     let _ = pages as fn(&Gpu) -> _;
+/// # }
+/// ```
+#[diagnostic::on_unimplemented(
+    message = "`{Self}` cannot be an element of an array on a GPU",
+    label = "not plain bytes",
+    note = "derive `NoUninit`, `CheckedBitPattern` and `Zeroable` of `bytemuck`; the documentation of `Element` lists the types \
+            that are excluded, with alternatives"
+)]
+pub trait Element: NoUninit + CheckedBitPattern + Zeroable + Send + Sync {}
+
+impl<T: NoUninit + CheckedBitPattern + Zeroable + Send + Sync> Element for T {}
+
+/// Fails to compile unless arrays of this type can be allocated.
+pub(crate) const fn check_layout<T>() {
+    assert!(size_of::<T>() > 0, "an element of an array must have a size: use a type of at least one byte");
+    assert!(
+        align_of::<T>() <= ALIGNMENT_MAX,
+        "the alignment of an element must be at most 256 bytes: pool allocations are aligned to 256 bytes"
+    );
 }
 
-macro_rules! elements {
-    ($($kind:ty),*) => {
-        $(
-            // SAFETY: a primitive number: no padding, every pattern of bytes is a value, not empty.
-            unsafe impl Element for $kind {}
-        )*
-    };
-}
-elements!(f32, f64, i8, i16, i32, i64, u8, u16, u32, u64);
+/// The alignment of every allocation of a pool.
+const ALIGNMENT_MAX: usize = 256;
 
-// SAFETY: one byte without padding; the patterns other than 0 and 1 are found below.
-unsafe impl Element for bool {
-    fn first_invalid(bytes: &[u8]) -> Option<usize> {
-        bytes.iter().position(|byte| *byte > 1)
-    }
+/// Returns the index of the first invalid value.
+pub(crate) fn first_invalid<T: Element>(bits: &[T::Bits]) -> Option<usize> {
+    bits.iter().position(|bits| !T::is_valid_bit_pattern(bits))
 }
 
 /// An element type with arithmetic: `f32`, `f64`, `i32`, `i64`.

@@ -1,7 +1,7 @@
 //! [`Launch`]: the arguments of one launch of a user's kernel, checked and tracked like the operations of this crate.
 
 use crate::array::{AsView, AsViewMut, UninitArray};
-use crate::element::Element;
+use crate::element::{Element, check_layout};
 use crate::error::ArrayError;
 use crate::gpu::Gpu;
 use crate::kernel::{Function, library};
@@ -139,16 +139,16 @@ impl<'a> Launch<'a> {
         self.scalar(array.address())
     }
 
-    /// Adds a value, copied now. A struct can be passed if it implements [`Element`].
+    /// Adds a value, copied now. A struct can be passed if it is an [`Element`].
     pub fn scalar<T: Element>(mut self, value: T) -> Self {
+        const { check_layout::<T>() };
         let words = size_of::<T>().div_ceil(8);
         if self.count == ARGUMENTS_MAX || self.words_used + words > WORDS_MAX {
             self.overflow = true;
             return self;
         }
-        let target = self.words[self.words_used..].as_mut_ptr().cast::<u8>();
-        // SAFETY: an element has no padding, so all its bytes can be read; `words` words are free at the target.
-        unsafe { core::ptr::copy_nonoverlapping((&raw const value).cast::<u8>(), target, size_of::<T>()) };
+        let target = bytemuck::cast_slice_mut::<u64, u8>(&mut self.words[self.words_used..]);
+        target[..size_of::<T>()].copy_from_slice(bytemuck::bytes_of(&value));
         self.starts[self.count] = self.words_used as u8;
         self.count += 1;
         self.words_used += words;

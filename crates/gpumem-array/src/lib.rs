@@ -39,18 +39,19 @@
 //!
 //! `backend-caching` and `backend-native` (both default) choose the backends of the pool. `sim` (not default) has the kernels of this
 //! crate as Rust functions, for arrays on the simulator of `gpumem-sim`. Without it, operations that launch a kernel fail there with
-//! [`ArrayError::NoSuchKernel`].
+//! [`ArrayError::NoSuchKernel`]. `half` and `complex` (not default) allow elements of the crates of those names: `f16`, `bf16`,
+//! `Complex<f32>`, `Complex<f64>`.
 
 #![cfg_attr(docsrs, feature(doc_cfg))]
 #![deny(unsafe_code)]
 
+pub use bytemuck;
 pub use gpumem_pool as pool;
 pub use ndarray;
 
 mod array;
 #[allow(unsafe_code)] // queues copies to and from host memory
 mod copy;
-#[allow(unsafe_code)] // implements `Element` for types that are plain bytes
 mod element;
 mod error;
 mod gpu;

@@ -7,46 +7,13 @@ mod support;
 use gpumem_array::ndarray::{Array, Array2, Axis, Ix0, Ix2, IxDyn, Slice, arr0, array};
 use gpumem_array::pool::sys::types::{CUdeviceptr, CUresult, CUstream};
 use gpumem_array::pool::{CaptureMode, Device, Pool, PoolError};
-use gpumem_array::{ArrayError, Element, Gpu, GpuArray, LaunchShape};
+use gpumem_array::{ArrayError, Gpu, GpuArray};
 use gpumem_sim::SimConfig;
 use proptest::prelude::*;
 use std::ffi::c_void;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, Ordering};
 use support::{gpu, gpu_with};
-
-fn there_and_back<T: Element + PartialEq + std::fmt::Debug>(gpu: &Gpu, elements: &[T]) {
-    assert_eq!(GpuArray::from_slice(gpu, elements).unwrap().to_vec().unwrap(), elements);
-    assert_eq!(GpuArray::<T, _>::from_elem(gpu, 5, elements[0]).unwrap().to_vec().unwrap(), [elements[0]; 5]);
-}
-
-#[test]
-fn every_element_type() {
-    let gpu = gpu();
-    there_and_back(&gpu, &[1.5_f32, -0.0]);
-    there_and_back(&gpu, &[1.5_f64, f64::MIN_POSITIVE]);
-    there_and_back(&gpu, &[i8::MIN, 1]);
-    there_and_back(&gpu, &[i16::MIN, 1]);
-    there_and_back(&gpu, &[i32::MIN, 1]);
-    there_and_back(&gpu, &[i64::MIN, 1]);
-    there_and_back(&gpu, &[u8::MAX, 1]);
-    there_and_back(&gpu, &[u16::MAX, 1]);
-    there_and_back(&gpu, &[u32::MAX, 1]);
-    there_and_back(&gpu, &[u64::MAX, 1]);
-    there_and_back(&gpu, &[true, false]);
-}
-
-/// An element of a user's, of a size that no memset takes.
-#[derive(Clone, Copy, Debug, PartialEq)]
-#[repr(C)]
-struct Point([f32; 3]);
-// SAFETY: three floats, no padding, every pattern of bytes is a value.
-unsafe impl Element for Point {}
-
-#[test]
-fn elements_of_the_users_own() {
-    there_and_back(&gpu(), &[Point([1.0, 2.0, 3.0]), Point([4.0, 5.0, 6.0])]);
-}
 
 proptest! {
     #[test]
@@ -133,33 +100,6 @@ fn copies_that_can_not_be_are_refused() {
     capture.end().unwrap();
     assert_eq!(target.to_vec().unwrap(), [0; 4]);
 }
-
-#[test]
-fn a_bool_that_is_none_does_not_reach_rust() {
-    let gpu = gpu();
-    let mut flags = GpuArray::from_slice(&gpu, &[true, false, true]).unwrap();
-    if let Some(sim) = gpumem_sim::Sim::of(gpu.device().driver()) {
-        sim.register(&TWINS);
-    }
-    let poke = gpu.module(POKE).unwrap().function("poke").unwrap();
-    let launch = poke.launch(LaunchShape::for_len(1)).write(&mut flags).scalar(2_u8);
-    // SAFETY: it breaks the promise about values on purpose: nothing but the check below looks at them.
-    unsafe { launch.enqueue(&gpu).unwrap() };
-    let error = flags.to_vec().unwrap_err();
-    assert!(matches!(error, ArrayError::InvalidElement { index: 1, kind: "bool" }), "{error}");
-}
-
-const POKE: &str = "
-    .version 7.8
-    .target sm_70
-    .address_size 64
-    .visible .entry poke(.param .u64 bytes, .param .u8 value) { ret; }";
-
-static TWINS: [gpumem_sim::Kernel; 1] = [gpumem_sim::Kernel::new("poke", |launch| {
-    let (bytes, value) = (launch.arg::<u64>()?, launch.arg::<u8>()?);
-    launch.write::<u8>(bytes + 1, 1)?[0].set(value);
-    Ok(())
-})];
 
 #[test]
 fn scalars_come_back_as_items() {

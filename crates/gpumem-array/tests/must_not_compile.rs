@@ -1,4 +1,4 @@
-//! Programs that the borrow checker refuses: lifetimes of views and of host memory that devices use.
+//! Programs that the compiler refuses: lifetimes of views and of host memory that devices use, and types that arrays cannot hold.
 //!
 //! The expected messages are those of the stable compiler. `TRYBUILD=overwrite` writes them again after an update.
 

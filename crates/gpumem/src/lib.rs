@@ -12,7 +12,8 @@
 //! | `sim` | `sim` | `gpumem-sim` | a driver without a GPU, for tests |
 //!
 //! A layer turns on those that it needs. `backend-caching` and `backend-native` (both default) select the pool's backends; without
-//! them it has only `none`. `serde` and `nvml` are features of the pool. No feature links to CUDA: the driver's library is loaded at
+//! them it has only `none`. `half` and `complex` allow elements of the crates of those names (`num-complex`). `serde` and `nvml` are
+//! features of the pool. No feature links to CUDA: the driver's library is loaded at
 //! run time.
 //!
 //! # A pool

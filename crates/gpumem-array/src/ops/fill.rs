@@ -71,9 +71,7 @@ impl<T: Element, D: Dimension> GpuViewMut<'_, T, D> {
     /// - [`ArrayError::Pool`] if a driver call fails, or if elements are uploaded while the stream captures.
     /// - For elements of 8 bytes [`ArrayError::NoSuchKernel`] on the simulator without the feature `sim`.
     pub fn fill(&mut self, value: T) -> Result<(), ArrayError> {
-        // SAFETY: an element has no padding, so each of its bytes is initialised.
-        let bytes = unsafe { core::slice::from_raw_parts((&raw const value).cast::<u8>(), size_of::<T>()) };
-        let pattern = match *bytes {
+        let pattern = match *bytemuck::bytes_of(&value) {
             [a] => Pattern::One(a),
             [a, b] => Pattern::Two(u16::from_ne_bytes([a, b])),
             [a, b, c, d] => Pattern::Four(u32::from_ne_bytes([a, b, c, d])),
