@@ -40,7 +40,7 @@ impl Stage {
         let growable = pool.growable(8 * MIB, &own).unwrap();
         let array = GpuArray::zeros(&Gpu::with_stream(&pool, &own).unwrap(), 4).unwrap();
         // What the entries load is loaded.
-        array.try_mul_scalar(2.0).unwrap();
+        array.try_mul(2.0).unwrap();
         Self { device, pool, own, event, block, unified, growable, array }
     }
 }
@@ -71,7 +71,7 @@ const ENTRIES: &[Entry] = &[
     ("Stream::begin_capture", Refused, |_, stream| stream.begin_capture(CaptureMode::Relaxed).map(drop)),
     ("Event::record", Fine, |stage, stream| stage.event.record(stream)),
     ("GpuArray, an operation", Fine, |stage, stream| {
-        of_array(on(stage, stream).and_then(|gpu| stage.array.on(&gpu).try_mul_scalar(2.0).map(drop)))
+        of_array(on(stage, stream).and_then(|gpu| stage.array.on(&gpu).try_mul(2.0).map(drop)))
     }),
     ("GpuArray, an upload", Refused, |stage, stream| {
         of_array(on(stage, stream).and_then(|gpu| GpuArray::from_slice(&gpu, &[1.0_f32]).map(drop)))

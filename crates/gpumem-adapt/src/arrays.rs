@@ -3,6 +3,7 @@
 //! Copies from host to host are implemented too, so that code generic over `To` works on both sides.
 
 use crate::{Adapt, AdaptError, Host, HostVec};
+use gpumem_array::kind::Kind;
 use gpumem_array::ndarray::{Array, Array1, ArrayBase, ArrayView1, Data, Dimension, Ix1};
 use gpumem_array::{Element, Gpu, GpuArray, GpuView};
 
@@ -74,8 +75,8 @@ impl<T: Element, S: Data<Elem = T>> Adapt<HostVec> for ArrayBase<S, Ix1> {
 
 /// Implements downloads of arrays and of views.
 macro_rules! downloads {
-    ($([$($lifetime:lifetime)?] $storage:ident),*) => {$(
-        impl<T: Element, D: Dimension> Adapt<Host> for $storage<$($lifetime,)? T, D> {
+    ($([$($parameters:tt)*] $storage:ty, $vector:ty);* $(;)?) => {$(
+        impl<T: Element, D: Dimension, $($parameters)*> Adapt<Host> for $storage {
             type Adapted = Array<T, D>;
 
             fn adapt(&self, _: &Host) -> Result<Self::Adapted, AdaptError> {
@@ -83,7 +84,7 @@ macro_rules! downloads {
             }
         }
 
-        impl<T: Element> Adapt<HostVec> for $storage<$($lifetime,)? T, Ix1> {
+        impl<T: Element, $($parameters)*> Adapt<HostVec> for $vector {
             type Adapted = Vec<T>;
 
             fn adapt(&self, _: &HostVec) -> Result<Self::Adapted, AdaptError> {
@@ -93,4 +94,7 @@ macro_rules! downloads {
     )*};
 }
 
-downloads!([] GpuArray, ['_] GpuView);
+downloads! {
+    [K: Kind] GpuArray<T, D, K>, GpuArray<T, Ix1, K>;
+    [] GpuView<'_, T, D>, GpuView<'_, T, Ix1>;
+}

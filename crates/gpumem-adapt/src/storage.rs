@@ -1,7 +1,7 @@
 //! Targets on the host, and the trait that wrappers require of their array.
 
 use gpumem_array::ndarray::{Array1, ArrayView1, Ix1};
-use gpumem_array::{Element, GpuArray, GpuView};
+use gpumem_array::{Element, GpuArray, GpuView, PinnedArray, UnifiedArray};
 
 /// The host, as `ndarray` arrays: a target of [`Adapt`](crate::Adapt).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -47,6 +47,8 @@ storages! {
     [] Array1<T>, "Array1<{}>";
     [] ArrayView1<'_, T>, "ArrayView1<{}>";
     [Element] GpuArray<T, Ix1>, "GpuArray<{}, Ix1>";
+    [Element] UnifiedArray<T, Ix1>, "UnifiedArray<{}, Ix1>";
+    [Element] PinnedArray<T, Ix1>, "PinnedArray<{}, Ix1>";
     [Element] GpuView<'_, T, Ix1>, "GpuView<{}, Ix1>";
 }
 

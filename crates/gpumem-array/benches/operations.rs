@@ -63,7 +63,7 @@ fn large(bench: &Bench<'_>) -> Result<(), Box<dyn Error>> {
     let b = GpuArray::from_elem(gpu, n, 0.25_f32)?;
     let mut c = GpuArray::<f32, Ix1>::zeros(gpu, n)?;
     bench.run("c += a, large", n * 12, |_| c.try_add_assign(&a))?;
-    bench.run("c *= 0.5, large", n * 8, |_| c.try_mul_assign_scalar(0.5))?;
+    bench.run("c *= 0.5, large", n * 8, |_| c.try_mul_assign(0.5))?;
     bench.run("sum, large", n * 4, |_| a.sum().map(drop))?;
     bench.run("dot, large", n * 8, |_| a.dot(&b).map(drop))?;
     let x: GpuArray<f32, Ix2> = a.into_shape((n / 1024, 1024))?;
@@ -83,10 +83,10 @@ fn large(bench: &Bench<'_>) -> Result<(), Box<dyn Error>> {
 fn crossing(bench: &Bench<'_>) -> Result<(), Box<dyn Error>> {
     let (gpu, other) = (bench.gpu, bench.gpu.fork()?);
     let mut a = GpuArray::from_elem(gpu, 256, 1.0_f32)?;
-    bench.run("a += 1, one stream", 0, |_| a.try_add_assign_scalar(1.0))?;
+    bench.run("a += 1, one stream", 0, |_| a.try_add_assign(1.0))?;
     bench.run("a += 1, two streams in turn", 0, |round| {
         let gpu = if round % 2 == 0 { gpu } else { &other };
-        a.on_mut(gpu).try_add_assign_scalar(1.0)
+        a.on_mut(gpu).try_add_assign(1.0)
     })?;
     Ok(())
 }

@@ -3,24 +3,29 @@
 //! The elements are contiguous, in row-major order unless they came from a column-major host array. Dropping an array frees its
 //! memory in the order of the streams that used it, without a wait.
 
+#[allow(unsafe_code)] // slices of memory that the host can access
+mod host;
 #[allow(unsafe_code)] // `assume_init`
 mod uninit;
 pub(crate) mod view;
 
+pub use host::HostIndex;
 pub use uninit::UninitArray;
 pub use view::{AsView, AsViewMut, GpuView, GpuViewMut};
 
 use crate::array::view::describe;
 use crate::element::{Element, check_layout};
 use crate::error::ArrayError;
-use crate::gpu::Gpu;
+use crate::gpu::{Gpu, Place};
+use crate::kind::{self, Device, Kind};
 use crate::layout::Layout;
 use crate::storage::Storage;
 use core::fmt;
 use core::marker::PhantomData;
+use gpumem_pool::MemoryKind;
 use ndarray::{Axis, Dimension, IntoDimension, Slice};
 
-/// Elements of type `T` on a device, in the shape of an `ndarray` dimension `D`.
+/// Elements of type `T` on a device, in the shape of an `ndarray` dimension `D` and in memory of the kind `K`.
 ///
 /// ```
 /// use gpumem_array::{Gpu, GpuArray, ndarray::array, pool::{Device, Pool}};
@@ -29,14 +34,31 @@ use ndarray::{Axis, Dimension, IntoDimension, Slice};
 /// let gpu = Gpu::new(&Pool::new(&Device::new(&gpumem_sim::driver(SimConfig::new())?, 0)?)?)?;
 /// let a = GpuArray::from_array(&gpu, &array![[1.0_f32, 2.0], [3.0, 4.0]])?;
 /// let b = GpuArray::from_elem(&gpu, (2, 2), 10.0_f32)?;
-/// let c = &a * &b - 1.0; // operators panic where `try_mul`, `try_sub_scalar` return an error
+/// let c = &a * &b - 1.0; // operators panic where `try_mul`, `try_sub` return an error
 /// assert_eq!(c.to_array()?, array![[9.0, 19.0], [29.0, 39.0]]);
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 ///
-/// The host cannot read device memory by mistake: there is no indexing and no slice.
+/// # Kinds of memory
 ///
-/// ```compile_fail,E0608
+/// The first argument of a constructor decides the kind: a [`Gpu`] for device memory, [`Gpu::unified`] or [`Gpu::pinned`] for memory
+/// that the host can access ([`UnifiedArray`], [`PinnedArray`]). Those have slices and indices: [`GpuArray::as_slice`],
+/// [`GpuArray::as_array`], `array[index]`.
+///
+/// ```
+/// use gpumem_array::{Gpu, GpuArray, UnifiedArray, ndarray::Ix1, pool::{Device, Pool}};
+/// use gpumem_sim::SimConfig;
+///
+/// let gpu = Gpu::new(&Pool::new(&Device::new(&gpumem_sim::driver(SimConfig::new())?, 0)?)?)?;
+/// let mut x: UnifiedArray<f32, Ix1> = GpuArray::zeros(&gpu.unified(), 3)?;
+/// x[1] = 5.0;
+/// assert_eq!((&x + 1.0).to_vec()?, [1.0, 6.0, 1.0]); // the sum is in device memory
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+///
+/// The host cannot read device memory by mistake. Indexing a device array does not compile, and the message tells what to do instead.
+///
+/// ```compile_fail,E0277
 /// # use gpumem_array::{GpuArray, ndarray::Ix1};
 /// fn first(array: &GpuArray<f32, Ix1>) -> f32 {
 ///     array[0]
@@ -49,21 +71,27 @@ use ndarray::{Axis, Dimension, IntoDimension, Slice};
 ///     array
 /// }
 /// ```
-pub struct GpuArray<T, D> {
+pub struct GpuArray<T, D, K = Device> {
     gpu: Gpu,
     storage: Storage,
     layout: Layout<D>,
-    element: PhantomData<T>,
+    element: PhantomData<(T, K)>,
 }
 
-impl<T: Element, D: Dimension> GpuArray<T, D> {
+/// An array in unified memory; see [`Gpu::unified`].
+pub type UnifiedArray<T, D> = GpuArray<T, D, kind::Unified>;
+
+/// An array in pinned host memory; see [`Gpu::pinned`].
+pub type PinnedArray<T, D> = GpuArray<T, D, kind::Pinned>;
+
+impl<T: Element, D: Dimension, K: Kind> GpuArray<T, D, K> {
     /// Changes the shape without a copy. The elements are taken in row-major order.
     ///
     /// # Errors
     ///
     /// [`ArrayError::Shape`] if the number of elements differs, [`ArrayError::TooManyElements`] if the shape exceeds the address space,
     /// [`ArrayError::NotContiguous`] if the array is in column-major order. On an error the array is dropped.
-    pub fn into_shape<S: IntoDimension>(self, shape: S) -> Result<GpuArray<T, S::Dim>, ArrayError> {
+    pub fn into_shape<S: IntoDimension>(self, shape: S) -> Result<GpuArray<T, S::Dim, K>, ArrayError> {
         let layout = self.layout.reshaped(shape.into_dimension(), size_of::<T>())?;
         Ok(GpuArray { gpu: self.gpu, storage: self.storage, layout, element: PhantomData })
     }
@@ -180,17 +208,32 @@ impl<T: Element, D: Dimension> GpuArray<T, D> {
     }
 
     /// Uninitialised memory. The caller writes all elements before the array leaves this crate.
-    pub(crate) fn unwritten(gpu: &Gpu, layout: Layout<D>) -> Result<Self, ArrayError> {
+    pub(crate) fn unwritten<P: Place<Kind = K> + ?Sized>(
+        place: &P,
+        layout: Layout<D>,
+    ) -> Result<Self, ArrayError> {
         const { check_layout::<T>() };
+        let gpu = place.gpu();
         // `Layout` has checked that the product fits.
         let size_bytes = (layout.len() * size_of::<T>()) as u64;
-        let block = gpu.pool().alloc(size_bytes, gpu.stream())?;
+        let block = gpu.pool_of(K::MEMORY)?.alloc(size_bytes, gpu.stream())?;
         Ok(Self {
             gpu: gpu.clone(),
             storage: Storage::new(block, gpu.stream()),
             layout,
             element: PhantomData,
         })
+    }
+
+    /// The array as one of kind [`Device`], if it is one.
+    pub(crate) fn into_device(self) -> Result<GpuArray<T, D>, Self> {
+        match K::MEMORY {
+            MemoryKind::Device => {
+                let Self { gpu, storage, layout, .. } = self;
+                Ok(GpuArray { gpu, storage, layout, element: PhantomData })
+            }
+            _ => Err(self),
+        }
     }
 
     pub(crate) fn layout(&self) -> &Layout<D> {
@@ -202,7 +245,7 @@ impl<T: Element, D: Dimension> GpuArray<T, D> {
     }
 }
 
-impl<T: Element, D: Dimension> AsView for GpuArray<T, D> {
+impl<T: Element, D: Dimension, K: Kind> AsView for GpuArray<T, D, K> {
     type Elem = T;
     type Dim = D;
     fn as_view(&self) -> GpuView<'_, T, D> {
@@ -210,14 +253,14 @@ impl<T: Element, D: Dimension> AsView for GpuArray<T, D> {
     }
 }
 
-impl<T: Element, D: Dimension> AsViewMut for GpuArray<T, D> {
+impl<T: Element, D: Dimension, K: Kind> AsViewMut for GpuArray<T, D, K> {
     fn as_view_mut(&mut self) -> GpuViewMut<'_, T, D> {
         self.view_mut()
     }
 }
 
-impl<T: Element, D: Dimension> fmt::Debug for GpuArray<T, D> {
+impl<T: Element, D: Dimension, K: Kind> fmt::Debug for GpuArray<T, D, K> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        describe(f, "GpuArray", &self.view())
+        describe(f, "GpuArray", K::NAME, &self.view())
     }
 }

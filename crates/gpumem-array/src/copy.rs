@@ -6,7 +6,8 @@
 use crate::array::{AsView, GpuArray, GpuView, GpuViewMut, UninitArray};
 use crate::element::{Element, first_invalid};
 use crate::error::{ArrayError, or_panic};
-use crate::gpu::Gpu;
+use crate::gpu::Place;
+use crate::kind::Kind;
 use crate::layout::{Layout, Order, same_shape};
 use crate::storage::{Access, queue};
 use gpumem_pool::sys::types::CUdeviceptr;
@@ -56,18 +57,18 @@ impl<T: Element> GpuView<'_, T, Ix0> {
     }
 }
 
-impl<T: Element> GpuArray<T, Ix1> {
+impl<T: Element, K: Kind> GpuArray<T, Ix1, K> {
     /// Uploads a slice. Returns when the copy is complete.
     ///
     /// # Errors
     ///
     /// [`ArrayError::Pool`] if the allocation or a driver call fails, or if the stream captures.
-    pub fn from_slice(gpu: &Gpu, elements: &[T]) -> Result<Self, ArrayError> {
-        Self::uninit(gpu, elements.len())?.copy_from_slice(elements)
+    pub fn from_slice<P: Place<Kind = K> + ?Sized>(place: &P, elements: &[T]) -> Result<Self, ArrayError> {
+        Self::uninit(place, elements.len())?.copy_from_slice(elements)
     }
 }
 
-impl<T: Element, D: Dimension> GpuArray<T, D> {
+impl<T: Element, D: Dimension, K: Kind> GpuArray<T, D, K> {
     /// Uploads an `ndarray` array or view. Returns when the copy is complete.
     ///
     /// An array that is contiguous in row-major or column-major order keeps its order. Other arrays are first gathered in row-major
@@ -77,29 +78,33 @@ impl<T: Element, D: Dimension> GpuArray<T, D> {
     ///
     /// [`ArrayError::TooManyElements`] if the shape exceeds the address space (a broadcast view can); [`ArrayError::Pool`] if the
     /// allocation or a driver call fails, or if the stream captures.
-    pub fn from_array<S: Data<Elem = T>>(gpu: &Gpu, array: &ArrayBase<S, D>) -> Result<Self, ArrayError> {
+    pub fn from_array<P, S>(place: &P, array: &ArrayBase<S, D>) -> Result<Self, ArrayError>
+    where
+        P: Place<Kind = K> + ?Sized,
+        S: Data<Elem = T>,
+    {
         let dim = array.raw_dim();
         if let Some(elements) = array.as_slice() {
-            return UninitArray::with_order(gpu, dim, Order::Row)?.copy_from_slice(elements);
+            return UninitArray::with_order(place, dim, Order::Row)?.copy_from_slice(elements);
         }
         if let Some(elements) = array.t().as_slice() {
-            return UninitArray::with_order(gpu, dim, Order::Column)?.copy_from_slice(elements);
+            return UninitArray::with_order(place, dim, Order::Column)?.copy_from_slice(elements);
         }
         // The device's memory first: a broadcast view can be larger than any memory, and a failing allocation on the host aborts the
         // program.
-        let target = UninitArray::with_order(gpu, dim, Order::Row)?;
+        let target = UninitArray::with_order(place, dim, Order::Row)?;
         let elements: Vec<T> = array.iter().copied().collect();
         target.copy_from_slice(&elements)
     }
 
-    /// Copies the array on the device.
+    /// Copies the array on the device, in memory of the same kind.
     ///
     /// # Errors
     ///
     /// [`ArrayError::Pool`] if the allocation or a driver call fails.
     pub fn try_clone(&self) -> Result<Self, ArrayError> {
         let order = self.layout().order().unwrap_or(Order::Row);
-        UninitArray::with_order(self.gpu(), self.raw_dim(), order)?.assign(self)
+        UninitArray::with_order(&self.gpu().memory::<K>(), self.raw_dim(), order)?.assign(self)
     }
 
     /// Downloads the elements in row-major order; see [`GpuView::to_vec`].
@@ -140,7 +145,7 @@ impl<T: Element, D: Dimension> GpuArray<T, D> {
     }
 }
 
-impl<T: Element> GpuArray<T, Ix0> {
+impl<T: Element, K: Kind> GpuArray<T, Ix0, K> {
     /// Downloads the only element; see [`GpuView::into_scalar`]. To keep the array, call it on a [view](GpuArray::view).
     ///
     /// # Errors
@@ -154,21 +159,21 @@ impl<T: Element> GpuArray<T, Ix0> {
 /// # Panics
 ///
 /// If the allocation or the copy fails; [`GpuArray::try_clone`] returns an error instead.
-impl<T: Element, D: Dimension> Clone for GpuArray<T, D> {
+impl<T: Element, D: Dimension, K: Kind> Clone for GpuArray<T, D, K> {
     #[track_caller]
     fn clone(&self) -> Self {
         or_panic(self.try_clone())
     }
 }
 
-impl<T: Element, D: Dimension> UninitArray<T, D> {
+impl<T: Element, D: Dimension, K: Kind> UninitArray<T, D, K> {
     /// Uploads a slice, whose elements are in the order of memory (row-major). Returns when the copy is complete.
     ///
     /// # Errors
     ///
     /// [`ArrayError::Shape`] if the lengths differ, [`ArrayError::Pool`] if the stream captures or a driver call fails. On an error
     /// the memory is freed.
-    pub fn copy_from_slice(self, elements: &[T]) -> Result<GpuArray<T, D>, ArrayError> {
+    pub fn copy_from_slice(self, elements: &[T]) -> Result<GpuArray<T, D, K>, ArrayError> {
         let mut array = self.into_unwritten();
         upload(&mut array.view_mut(), elements)?;
         Ok(array)
@@ -180,7 +185,7 @@ impl<T: Element, D: Dimension> UninitArray<T, D> {
     ///
     /// [`ArrayError::Shape`], [`ArrayError::WrongDevice`], [`ArrayError::NotContiguous`], [`ArrayError::Pool`]; see
     /// [`GpuViewMut::assign`]. On an error the memory is freed.
-    pub fn assign<A: AsView<Elem = T>>(self, source: &A) -> Result<GpuArray<T, D>, ArrayError> {
+    pub fn assign<A: AsView<Elem = T>>(self, source: &A) -> Result<GpuArray<T, D, K>, ArrayError> {
         let mut array = self.into_unwritten();
         array.view_mut().assign(source)?;
         Ok(array)

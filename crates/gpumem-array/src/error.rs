@@ -91,6 +91,20 @@ pub enum ArrayError {
         /// The text: PTX or a name.
         what: &'static str,
     },
+    /// The host cannot access unified memory of this device.
+    #[error(
+        "the host cannot access unified memory of {device} while the device works (it has no concurrent managed access); use pinned memory, or download the array"
+    )]
+    NoHostAccess {
+        /// The device.
+        device: String,
+    },
+    /// A `Gpu` has a pool for this kind of memory already.
+    #[error("the Gpu has a pool for memory of kind {kind} already; set its pool before the first allocation")]
+    PoolInUse {
+        /// The kind.
+        kind: String,
+    },
     /// A launch exceeds the limits of every device.
     #[error("invalid launch with grid {grid:?} and blocks of {block:?} threads: {reason}")]
     LaunchShape {

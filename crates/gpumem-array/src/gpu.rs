@@ -1,15 +1,20 @@
 //! [`Gpu`]: a pool, a stream of its device, and the kernels of this crate.
 //!
-//! A clone has the same stream; [`Gpu::fork`] creates another stream on the same pool. Work queued through one `Gpu` runs in the
-//! order in which it was queued.
+//! A clone has the same stream; [`Gpu::fork`] creates another stream, and [`Gpu::here`] has one for each thread. All of them share the
+//! pools and the kernels. Work queued through one `Gpu` runs in the order in which it was queued.
 
 use crate::element::Numeric;
 use crate::error::ArrayError;
 use crate::kernel::Module;
 use crate::kernel::library::Library;
+use crate::kind::{self, Kind, Pinned, Unified};
+use core::cell::RefCell;
 use core::fmt;
-use gpumem_pool::{Device, Pool, Stream};
-use std::sync::Arc;
+use core::marker::PhantomData;
+use gpumem_pool::{Device, MemoryKind, Pool, Stream};
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
+use std::thread::ThreadId;
 
 /// A pool, a stream of its device, and loaded kernels. Clones are cheap and share all three.
 ///
@@ -25,7 +30,7 @@ use std::sync::Arc;
 /// let other = gpu.fork()?; // another stream
 ///
 /// let a = GpuArray::from_slice(&gpu, &[1, 2, 3])?;
-/// let doubled = a.on(&other).try_mul_scalar(2)?; // `other` waits for `a`, on the device
+/// let doubled = a.on(&other).try_mul(2)?; // `other` waits for `a`, on the device
 /// assert_eq!(doubled.to_vec()?, [2, 4, 6]);
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
@@ -33,9 +38,68 @@ use std::sync::Arc;
 pub struct Gpu(Arc<Inner>);
 
 struct Inner {
-    library: Arc<Library>,
-    pool: Pool,
+    shared: Arc<Shared>,
     stream: Stream,
+}
+
+/// Memory of one kind that arrays are allocated from; see [`Gpu::unified`] and [`Gpu::pinned`].
+#[derive(Clone, Copy, Debug)]
+pub struct Memory<'a, K> {
+    gpu: &'a Gpu,
+    kind: PhantomData<K>,
+}
+
+/// A place for new arrays: a [`Gpu`] for arrays of kind [`Device`](kind::Device), or its [`Memory`] of another kind.
+pub trait Place: sealed::Sealed {
+    /// The kind of the arrays.
+    type Kind: Kind;
+    /// The `Gpu` that the arrays belong to.
+    fn gpu(&self) -> &Gpu;
+}
+
+mod sealed {
+    pub trait Sealed {}
+    impl Sealed for super::Gpu {}
+    impl<K> Sealed for super::Memory<'_, K> {}
+    impl<P: Sealed + ?Sized> Sealed for &P {}
+}
+
+impl Place for Gpu {
+    type Kind = kind::Device;
+    fn gpu(&self) -> &Gpu {
+        self
+    }
+}
+
+impl<K: Kind> Place for Memory<'_, K> {
+    type Kind = K;
+    fn gpu(&self) -> &Gpu {
+        self.gpu
+    }
+}
+
+impl<P: Place + ?Sized> Place for &P {
+    type Kind = P::Kind;
+    fn gpu(&self) -> &Gpu {
+        (**self).gpu()
+    }
+}
+
+/// What all forks have in common.
+struct Shared {
+    library: Library,
+    pool: Pool,
+    unified: OnceLock<Pool>,
+    pinned: OnceLock<Pool>,
+    streams: Mutex<ThreadStreams>,
+}
+
+/// Streams of [`Gpu::here`].
+#[derive(Default)]
+struct ThreadStreams {
+    used: HashMap<ThreadId, Stream>,
+    /// Streams of threads that have ended.
+    idle: Vec<Stream>,
 }
 
 impl Gpu {
@@ -56,18 +120,34 @@ impl Gpu {
     /// [`ArrayError::WrongDevice`] if the stream is on another device than the pool.
     pub fn with_stream(pool: &Pool, stream: &Stream) -> Result<Self, ArrayError> {
         check_device(pool.device(), stream.device())?;
-        let library = Arc::new(Library::new(pool.device()));
-        Ok(Self(Arc::new(Inner { library, pool: pool.clone(), stream: stream.clone() })))
+        let shared = Shared {
+            library: Library::new(pool.device()),
+            pool: pool.clone(),
+            unified: OnceLock::new(),
+            pinned: OnceLock::new(),
+            streams: Mutex::default(),
+        };
+        Ok(Self(Arc::new(Inner { shared: Arc::new(shared), stream: stream.clone() })))
     }
 
-    /// Creates a `Gpu` on device 0 of the driver that `GPUMEM_DRIVER` names, with a pool that the environment configures.
-    /// `GPUMEM_DRIVER=sim` requires the feature `sim`.
+    /// Opens device 0 of the driver that `GPUMEM_DRIVER` names, with a pool that the environment configures.
+    /// `GPUMEM_DRIVER=sim` requires the feature `sim`. With `GPUMEM_KIND` set, memory of that kind backs arrays of kind
+    /// [`Device`](kind::Device).
+    ///
+    /// ```no_run
+    /// use gpumem_array::{Gpu, GpuArray};
+    ///
+    /// let gpu = Gpu::open()?;
+    /// let x = GpuArray::from_elem(&gpu, (2, 3), 1.5_f32)?;
+    /// assert_eq!(x.sum()?.into_scalar()?, 9.0);
+    /// # Ok::<(), gpumem_array::ArrayError>(())
+    /// ```
     ///
     /// # Errors
     ///
     /// [`ArrayError::Pool`] if there is no driver or no device, or if an environment variable is unknown or invalid; with the
     /// feature `sim`, `ArrayError::Sim` if the simulator does not start.
-    pub fn from_env() -> Result<Self, ArrayError> {
+    pub fn open() -> Result<Self, ArrayError> {
         #[cfg(feature = "sim")]
         let driver = gpumem_sim::from_env()?;
         #[cfg(not(feature = "sim"))]
@@ -75,21 +155,132 @@ impl Gpu {
         Self::new(&Pool::from_env(&Device::new(&driver, 0)?)?)
     }
 
-    /// Creates a `Gpu` with the pool and kernels of this one, and a new stream.
+    /// Creates a `Gpu` with the pools and kernels of this one, and a new stream.
     ///
     /// # Errors
     ///
     /// [`ArrayError::Pool`] if the stream cannot be created.
     pub fn fork(&self) -> Result<Self, ArrayError> {
-        let Inner { library, pool, .. } = &*self.0;
-        let stream = Stream::new(pool.device())?;
-        Ok(Self(Arc::new(Inner { library: library.clone(), pool: pool.clone(), stream })))
+        Ok(self.with(Stream::new(self.device())?))
     }
 
-    /// The pool that arrays are allocated from.
+    /// The `Gpu` of this thread: with the pools and kernels of this one, and a stream that belongs to the calling thread. Every call
+    /// on one thread returns the same stream. A thread that starts later may get the stream of a thread that has ended.
+    ///
+    /// ```
+    /// use gpumem_array::{Gpu, GpuArray, pool::{Device, Pool}};
+    /// use gpumem_sim::SimConfig;
+    ///
+    /// let gpu = Gpu::new(&Pool::new(&Device::new(&gpumem_sim::driver(SimConfig::new())?, 0)?)?)?;
+    /// let x = GpuArray::from_slice(&gpu, &[1, 2, 3])?;
+    /// std::thread::scope(|scope| {
+    ///     for factor in 1..4 {
+    ///         let (gpu, x) = (&gpu, &x);
+    ///         scope.spawn(move || {
+    ///             let here = gpu.here().unwrap(); // threads do not wait for each other
+    ///             assert_eq!(x.on(&here).try_mul(factor).unwrap().to_vec().unwrap(), [factor, 2 * factor, 3 * factor]);
+    ///         });
+    ///     }
+    /// });
+    /// assert_eq!(gpu.here()?, gpu.here()?);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// [`ArrayError::Pool`] if the stream cannot be created.
+    pub fn here(&self) -> Result<Self, ArrayError> {
+        let thread = std::thread::current().id();
+        let known = self.0.shared.streams().used.get(&thread).cloned();
+        let stream = match known {
+            Some(stream) => stream,
+            None => self.adopt_thread(thread)?,
+        };
+        Ok(self.with(stream))
+    }
+
+    fn with(&self, stream: Stream) -> Self {
+        Self(Arc::new(Inner { shared: self.0.shared.clone(), stream }))
+    }
+
+    /// Gives this thread a stream until the thread ends.
+    fn adopt_thread(&self, thread: ThreadId) -> Result<Stream, ArrayError> {
+        let idle = self.0.shared.streams().idle.pop();
+        let stream = match idle {
+            Some(stream) => stream,
+            None => Stream::new(self.device())?,
+        };
+        // While the thread ends, its stream cannot be given back any more; it stays until the last fork is dropped.
+        let _ = ENDS.try_with(|ends| {
+            let mut ends = ends.0.borrow_mut();
+            ends.retain(|gpu| gpu.strong_count() > 0);
+            ends.push(Arc::downgrade(&self.0.shared));
+        });
+        self.0.shared.streams().used.insert(thread, stream.clone());
+        Ok(stream)
+    }
+
+    /// Unified memory of this `Gpu`, for arrays that host and devices access at one address. Its pool is created at the first
+    /// allocation, without limits; [`Gpu::set_pool`] chooses another.
+    ///
+    /// ```
+    /// use gpumem_array::{Gpu, GpuArray, pool::{Device, Pool}};
+    /// use gpumem_sim::SimConfig;
+    ///
+    /// let gpu = Gpu::new(&Pool::new(&Device::new(&gpumem_sim::driver(SimConfig::new())?, 0)?)?)?;
+    /// let mut x = GpuArray::from_slice(&gpu.unified(), &[1.0_f32, 2.0, 3.0])?;
+    /// x *= 2.0; // on the device
+    /// assert_eq!(x[2], 6.0); // on the host, after one wait
+    /// assert_eq!(x.as_slice()?.iter().sum::<f32>(), 12.0);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    #[must_use]
+    pub fn unified(&self) -> Memory<'_, Unified> {
+        self.memory()
+    }
+
+    /// Pinned host memory of this `Gpu`. Its pool is created at the first allocation, without limits; [`Gpu::set_pool`] chooses
+    /// another.
+    #[must_use]
+    pub fn pinned(&self) -> Memory<'_, Pinned> {
+        self.memory()
+    }
+
+    /// Memory of the kind `K`; see [`Gpu::unified`] and [`Gpu::pinned`].
+    #[must_use]
+    pub fn memory<K: Kind>(&self) -> Memory<'_, K> {
+        Memory { gpu: self, kind: PhantomData }
+    }
+
+    /// Sets the pool of unified or of pinned memory, according to the kind of `pool`, for this `Gpu` and all of its forks.
+    ///
+    /// ```
+    /// use gpumem_array::{Gpu, PinnedArray, pool::{Device, Limit, MemoryKind, Pool}};
+    /// use gpumem_sim::SimConfig;
+    ///
+    /// let device = Device::new(&gpumem_sim::driver(SimConfig::new())?, 0)?;
+    /// let gpu = Gpu::new(&Pool::new(&device)?)?;
+    /// let pinned = Pool::builder(&device).kind(MemoryKind::Host).hard_limit(Limit::Bytes(64 << 20)).build()?;
+    /// gpu.set_pool(&pinned)?;
+    /// assert!(PinnedArray::<u8, _>::zeros(&gpu.pinned(), 65 << 20).is_err());
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// [`ArrayError::WrongDevice`] if the pool is on another device, [`ArrayError::PoolInUse`] if there is a pool for this kind
+    /// already: set it before the first allocation. The pool of kind `device` is set by [`Gpu::new`].
+    pub fn set_pool(&self, pool: &Pool) -> Result<(), ArrayError> {
+        self.check(pool.device())?;
+        let in_use = || ArrayError::PoolInUse { kind: pool.kind().to_string() };
+        let slot = self.0.shared.slot(pool.kind()).ok_or_else(in_use)?;
+        slot.set(pool.clone()).map_err(|_| in_use())
+    }
+
+    /// The pool that arrays of kind [`Device`](kind::Device) are allocated from.
     #[must_use]
     pub fn pool(&self) -> &Pool {
-        &self.0.pool
+        &self.0.shared.pool
     }
 
     /// The stream that work is queued on.
@@ -101,7 +292,7 @@ impl Gpu {
     /// The device.
     #[must_use]
     pub fn device(&self) -> &Device {
-        self.0.pool.device()
+        self.0.shared.pool.device()
     }
 
     /// Waits on the host until everything queued on this stream so far is done.
@@ -139,12 +330,58 @@ impl Gpu {
     }
 
     pub(crate) fn library(&self) -> &Library {
-        &self.0.library
+        &self.0.shared.library
+    }
+
+    /// The pool of arrays of one kind.
+    pub(crate) fn pool_of(&self, kind: MemoryKind) -> Result<&Pool, ArrayError> {
+        let Some(slot) = self.0.shared.slot(kind) else { return Ok(self.pool()) };
+        if let Some(pool) = slot.get() {
+            return Ok(pool);
+        }
+        let pool = match self.pool().kind() == kind {
+            true => self.pool().clone(),
+            false => Pool::builder(self.device()).kind(kind).build()?,
+        };
+        // If another thread was faster, its pool is used, and this one, without blocks, is dropped.
+        Ok(slot.get_or_init(|| pool))
     }
 
     /// Returns an error unless `found` is the device of this `Gpu`.
     pub(crate) fn check(&self, found: &Device) -> Result<(), ArrayError> {
         check_device(self.device(), found)
+    }
+}
+
+impl Shared {
+    /// The pool of a kind other than `device`.
+    fn slot(&self, kind: MemoryKind) -> Option<&OnceLock<Pool>> {
+        match kind {
+            MemoryKind::Unified => Some(&self.unified),
+            MemoryKind::Host => Some(&self.pinned),
+            _ => None,
+        }
+    }
+
+    fn streams(&self) -> MutexGuard<'_, ThreadStreams> {
+        self.streams.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+thread_local!(static ENDS: ThreadEnd = const { ThreadEnd(RefCell::new(Vec::new())) });
+
+/// Gives the streams of a thread back when the thread ends. It keeps nothing alive.
+struct ThreadEnd(RefCell<Vec<Weak<Shared>>>);
+
+impl Drop for ThreadEnd {
+    fn drop(&mut self) {
+        let thread = std::thread::current().id();
+        for shared in self.0.get_mut().drain(..).filter_map(|shared| shared.upgrade()) {
+            let mut streams = shared.streams();
+            if let Some(stream) = streams.used.remove(&thread) {
+                streams.idle.push(stream);
+            }
+        }
     }
 }
 

@@ -5,6 +5,7 @@ use crate::element::{Element, check_layout};
 use crate::error::ArrayError;
 use crate::gpu::Gpu;
 use crate::kernel::{Function, library};
+use crate::kind::Kind;
 use crate::storage::{Access, Storage, queue};
 use core::ffi::c_void;
 use ndarray::Dimension;
@@ -134,7 +135,10 @@ impl<'a> Launch<'a> {
     }
 
     /// Adds the address of an uninitialised array that the kernel writes.
-    pub fn write_uninit<T: Element, D: Dimension>(mut self, array: &'a mut UninitArray<T, D>) -> Self {
+    pub fn write_uninit<T: Element, D: Dimension, K: Kind>(
+        mut self,
+        array: &'a mut UninitArray<T, D, K>,
+    ) -> Self {
         self.uses.push((array.storage(), Access::Write));
         self.scalar(array.address())
     }

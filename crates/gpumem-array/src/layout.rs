@@ -60,6 +60,11 @@ impl<D: Dimension> Layout<D> {
         self.strides.slice().iter().map(|stride| stride.cast_signed())
     }
 
+    /// The strides as `ndarray` keeps them.
+    pub(crate) fn raw_strides(&self) -> D {
+        self.strides.clone()
+    }
+
     /// The order of the elements if they are contiguous; `Row` if both orders apply.
     pub(crate) fn order(&self) -> Option<Order> {
         [Order::Row, Order::Column].into_iter().find(|order| self.is_dense(*order))

@@ -11,9 +11,10 @@
 //! | --- | --- |
 //! | `error` | [`ArrayError`] |
 //! | `element` | [`Element`], [`Numeric`]: types that arrays hold |
+//! | `kind` | [`kind`]: device, unified and pinned memory as types |
 //! | `layout` | shapes, strides, slices |
 //! | `kernel` | [`Module`], [`Function`]: loaded kernels, those of this crate among them |
-//! | `gpu` | [`Gpu`]: a pool, a stream, and loaded kernels |
+//! | `gpu` | [`Gpu`]: pools, a stream, and loaded kernels |
 //! | `storage` | the memory of an array, and the streams that a use waits for |
 //! | `array` | [`GpuArray`], [`UninitArray`], and the views [`GpuView`] and [`GpuViewMut`] |
 //! | `copy` | copies from and to host memory, and between arrays |
@@ -57,6 +58,7 @@ mod error;
 mod gpu;
 #[allow(unsafe_code)] // loads and launches kernels
 mod kernel;
+pub mod kind;
 #[allow(unsafe_code)] // launches the user's kernels
 mod launch;
 mod layout;
@@ -64,12 +66,15 @@ mod layout;
 mod ops;
 mod storage;
 
-pub use array::{AsView, AsViewMut, GpuArray, GpuView, GpuViewMut, UninitArray};
+pub use array::{
+    AsView, AsViewMut, GpuArray, GpuView, GpuViewMut, HostIndex, PinnedArray, UnifiedArray, UninitArray,
+};
 pub use element::{Element, Numeric};
 pub use error::ArrayError;
-pub use gpu::Gpu;
+pub use gpu::{Gpu, Memory, Place};
 pub use kernel::{Function, Module};
 pub use launch::{Launch, LaunchShape};
+pub use ops::Operand;
 
 /// The example of the README.
 #[cfg(doctest)]

@@ -2,9 +2,12 @@
 
 pub(crate) mod arithmetic;
 pub(crate) mod fill;
+mod operand;
 pub(crate) mod operators;
 pub(crate) mod product;
 pub(crate) mod reduce;
+
+pub use operand::Operand;
 
 /// The number of blocks of `threads` threads for `len` items of work, at least one. Kernels stride by the grid, so fewer blocks
 /// are correct too.

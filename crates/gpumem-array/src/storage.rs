@@ -13,6 +13,8 @@
 
 use crate::error::ArrayError;
 use crate::gpu::Gpu;
+use core::ptr::NonNull;
+use core::sync::atomic::{AtomicU8, Ordering};
 use gpumem_pool::sys::DriverError;
 use gpumem_pool::sys::types::CUstream;
 use gpumem_pool::{Block, Device, PoolError, Stream};
@@ -32,6 +34,8 @@ pub(crate) struct Storage {
     /// The stream that the block was allocated on: in its order the memory exists.
     owner_stream: Stream,
     track: Mutex<Track>,
+    /// What the host may do without a wait: 0 nothing, 1 read, 2 read and write. Changed while [`Storage::track`] is locked.
+    host: AtomicU8,
 }
 
 #[derive(Default)]
@@ -45,7 +49,7 @@ struct Track {
 impl Storage {
     /// `owner_stream` is the stream that the block was allocated on.
     pub(crate) fn new(block: Block, owner_stream: &Stream) -> Self {
-        Self { block, owner_stream: owner_stream.clone(), track: Mutex::default() }
+        Self { block, owner_stream: owner_stream.clone(), track: Mutex::default(), host: AtomicU8::new(0) }
     }
 
     pub(crate) fn address(&self) -> u64 {
@@ -63,11 +67,41 @@ impl Storage {
             return Ok(());
         }
         let (mut track, stream) = (self.lock(), gpu.stream());
+        // The borrow of the array keeps the host from using it at this moment.
+        let left = if access == Access::Read { self.host.load(Ordering::Relaxed).min(1) } else { 0 };
+        self.host.store(left, Ordering::Relaxed);
         match access {
             Access::Read => self.order_read(&mut track, stream)?,
             Access::Write => self.order_write(&mut track, stream)?,
         }
         Ok(())
+    }
+
+    /// The address for the host, if the host can access the memory while the device works.
+    pub(crate) fn host_ptr(&self) -> Option<NonNull<u8>> {
+        self.block.host_ptr()
+    }
+
+    /// Whether the host has waited for all uses that `access` conflicts with, and none has been queued since.
+    #[inline]
+    pub(crate) fn is_ready_for_host(&self, access: Access) -> bool {
+        self.host.load(Ordering::Acquire) >= host_level(access)
+    }
+
+    /// The host has waited ([`Storage::wait_on_host`]).
+    pub(crate) fn set_ready_for_host(&self, access: Access) {
+        self.host.fetch_max(host_level(access), Ordering::Release);
+    }
+
+    /// Waits on the host for the uses that `access` conflicts with. The array is borrowed, shared for reading, exclusively for writing.
+    pub(crate) fn wait_on_host(&self, access: Access) -> Result<(), PoolError> {
+        let streams = {
+            let track = self.lock();
+            let writer = track.writer.as_ref().unwrap_or(&self.owner_stream);
+            let readers = track.readers.iter().filter(|_| access == Access::Write);
+            readers.chain([writer]).cloned().collect::<Vec<_>>()
+        };
+        streams.iter().try_for_each(Stream::synchronize)
     }
 
     fn order_read(&self, track: &mut Track, stream: &Stream) -> Result<(), PoolError> {
@@ -98,6 +132,13 @@ impl Storage {
 
     fn lock(&self) -> MutexGuard<'_, Track> {
         self.track.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+fn host_level(access: Access) -> u8 {
+    match access {
+        Access::Read => 1,
+        Access::Write => 2,
     }
 }
 

@@ -136,7 +136,7 @@ fn what_does_not_fit_is_refused() {
     let square = GpuArray::from_array(&gpu, &Array2::<i32>::ones((3, 3))).unwrap();
     let mixed = square.try_add(&square.t()).unwrap_err();
     assert!(matches!(mixed, ArrayError::NotContiguous { .. }), "{mixed}");
-    let gaps = square.slice_axis(Axis(1), Slice::from(..2)).unwrap().try_add_scalar(1).unwrap_err();
+    let gaps = square.slice_axis(Axis(1), Slice::from(..2)).unwrap().try_add(1).unwrap_err();
     assert!(gaps.to_string().contains("strides [3, 1]"), "{gaps}");
 }
 

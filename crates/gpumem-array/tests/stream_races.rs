@@ -165,7 +165,7 @@ fn a_capture_that_begins_during_an_operation_begins_after_it() {
         ("words", LEN as f32, &|| Array::from_elem(&gpu, LEN, 1.0).unwrap()),
         ("a copy", LEN as f32, &|| ones.try_clone().unwrap()),
         ("a kernel", 2.0 * LEN as f32, &|| ones.try_add(&ones).unwrap()),
-        ("a kernel with a scalar", 3.0 * LEN as f32, &|| ones.try_add_scalar(2.0).unwrap()),
+        ("a kernel with a scalar", 3.0 * LEN as f32, &|| ones.try_add(2.0).unwrap()),
         ("two kernels", LEN as f32, &|| {
             let sum = captured(gpu.stream(), || ones.sum().unwrap());
             Array::from_slice(&gpu, &[sum.into_scalar().unwrap()]).unwrap()
@@ -301,7 +301,7 @@ fn memory_is_filled_before_a_capture_that_begins_meanwhile() {
 fn memory_goes_on_behind_the_last_operation_of_a_retired_stream() {
     type Operation = fn(&mut Array, &Array);
     let operations: [(&str, Operation); 3] = [
-        ("a kernel", |array, _| array.try_add_assign_scalar(1.0).unwrap()),
+        ("a kernel", |array, _| array.try_add_assign(1.0).unwrap()),
         ("a fill", |array, _| array.fill(1.0).unwrap()),
         ("a copy", |array, source| array.assign(source).unwrap()),
     ];

@@ -61,7 +61,7 @@ fn step(pairs: &mut [Pair], gpu: &Gpu, choices: &mut Choices) {
             target.host.iter_mut().zip(&source.host).for_each(|(a, b)| *a = a.wrapping_add(*b));
         }
         _ => {
-            pairs[target].device.on_mut(gpu).try_mul_assign_scalar(number).unwrap();
+            pairs[target].device.on_mut(gpu).try_mul_assign(number).unwrap();
             pairs[target].host.iter_mut().for_each(|value| *value = value.wrapping_mul(number));
         }
     }
@@ -96,7 +96,7 @@ fn the_free_waits_for_a_stream_that_only_read() {
         let home = gpu_with(SimConfig::new().seed(seed));
         let reader = home.fork().unwrap();
         let array = GpuArray::from_slice(&home, &[7_i32; LEN]).unwrap();
-        let result = array.on(&reader).try_mul_scalar(6).unwrap();
+        let result = array.on(&reader).try_mul(6).unwrap();
         drop(array);
         // The pool may well give the same memory again.
         let other = GpuArray::from_elem(&home, LEN, -1).unwrap();
@@ -111,8 +111,8 @@ fn a_writer_that_read_after_writing_is_waited_for() {
         let first = gpu_with(SimConfig::new().seed(seed));
         let second = first.fork().unwrap();
         let mut array = GpuArray::from_slice(&first, &[5_i32; LEN]).unwrap();
-        let early = array.on(&second).try_add_scalar(0).unwrap();
-        let late = array.try_add_scalar(1).unwrap(); // the writer's own stream, not listed as a reader
+        let early = array.on(&second).try_add(0).unwrap();
+        let late = array.try_add(1).unwrap(); // the writer's own stream, not listed as a reader
         array.on_mut(&second).fill(0).unwrap();
         assert_eq!(late.to_vec().unwrap(), [6; LEN], "replay: GPUMEM_SIM_SEED={seed}");
         assert_eq!(early.to_vec().unwrap(), [5; LEN]);
@@ -130,14 +130,14 @@ fn threads_share_what_they_read() {
                 let (gpu, shared) = (gpu.fork().unwrap(), &shared);
                 scope.spawn(move || {
                     for _ in 0..10 {
-                        let scaled = shared.on(&gpu).try_mul_scalar(thread).unwrap();
+                        let scaled = shared.on(&gpu).try_mul(thread).unwrap();
                         let sum = (0..LEN as i64).sum::<i64>() + round * LEN as i64;
                         assert_eq!(scaled.sum().unwrap().into_scalar().unwrap(), sum * thread);
                     }
                 });
             }
         });
-        shared.try_add_assign_scalar(1).unwrap(); // no thread is left to read the old values, but streams may be
+        shared.try_add_assign(1).unwrap(); // no thread is left to read the old values, but streams may be
     }
 }
 

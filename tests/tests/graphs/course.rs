@@ -151,10 +151,10 @@ cases! {
             let mut x = GpuArray::from_slice(&gpu, &[1.0_f32, 2.0, 3.0]).unwrap();
             // Written elsewhere: launches wait for that.
             let other = gpu.fork().unwrap();
-            let y = x.on(&other).try_mul_scalar(10.0).unwrap();
+            let y = x.on(&other).try_mul(10.0).unwrap();
             let capture = gpu.stream().begin_capture(CaptureMode::Global).unwrap();
             let sum = x.on(&gpu).try_add(&y).unwrap();
-            let result = sum.try_mul_scalar(2.0).unwrap();
+            let result = sum.try_mul(2.0).unwrap();
             drop((sum, y));
             assert!(result.to_vec().is_err() && x.copy_from_slice(&[0.0; 3]).is_err());
             let exec = executable(capture);

@@ -4,7 +4,8 @@ use crate::array::GpuArray;
 use crate::array::view::describe;
 use crate::element::Element;
 use crate::error::ArrayError;
-use crate::gpu::Gpu;
+use crate::gpu::Place;
+use crate::kind::{Device, Kind};
 use crate::layout::{Layout, Order};
 use crate::storage::Storage;
 use core::fmt;
@@ -31,23 +32,31 @@ use ndarray::{Dimension, IntoDimension};
 /// }
 /// ```
 #[must_use = "memory that is neither written nor used"]
-pub struct UninitArray<T, D>(GpuArray<T, D>);
+pub struct UninitArray<T, D, K = Device>(GpuArray<T, D, K>);
 
-impl<T: Element, D: Dimension> GpuArray<T, D> {
+impl<T: Element, D: Dimension, K: Kind> GpuArray<T, D, K> {
     /// Allocates uninitialised memory, which must be written before it becomes an array.
     ///
     /// # Errors
     ///
     /// [`ArrayError::TooManyElements`] if the shape exceeds the address space, [`ArrayError::Pool`] if the allocation fails.
-    pub fn uninit<S: IntoDimension<Dim = D>>(gpu: &Gpu, shape: S) -> Result<UninitArray<T, D>, ArrayError> {
-        UninitArray::with_order(gpu, shape.into_dimension(), Order::Row)
+    pub fn uninit<P, S>(place: &P, shape: S) -> Result<UninitArray<T, D, K>, ArrayError>
+    where
+        P: Place<Kind = K> + ?Sized,
+        S: IntoDimension<Dim = D>,
+    {
+        UninitArray::with_order(place, shape.into_dimension(), Order::Row)
     }
 }
 
-impl<T: Element, D: Dimension> UninitArray<T, D> {
-    pub(crate) fn with_order(gpu: &Gpu, dim: D, order: Order) -> Result<Self, ArrayError> {
+impl<T: Element, D: Dimension, K: Kind> UninitArray<T, D, K> {
+    pub(crate) fn with_order<P: Place<Kind = K> + ?Sized>(
+        place: &P,
+        dim: D,
+        order: Order,
+    ) -> Result<Self, ArrayError> {
         let layout = Layout::dense(dim, order, size_of::<T>())?;
-        Ok(Self(GpuArray::unwritten(gpu, layout)?))
+        Ok(Self(GpuArray::unwritten(place, layout)?))
     }
 
     /// Converts into an array without a write.
@@ -57,7 +66,7 @@ impl<T: Element, D: Dimension> UninitArray<T, D> {
     /// All elements have been written with valid values, by kernels that were queued through
     /// [`Launch::write_uninit`](crate::Launch::write_uninit) or have finished.
     #[must_use]
-    pub unsafe fn assume_init(self) -> GpuArray<T, D> {
+    pub unsafe fn assume_init(self) -> GpuArray<T, D, K> {
         self.0
     }
 
@@ -86,7 +95,7 @@ impl<T: Element, D: Dimension> UninitArray<T, D> {
     }
 
     /// Converts into an array, for callers that write all of it or drop it.
-    pub(crate) fn into_unwritten(self) -> GpuArray<T, D> {
+    pub(crate) fn into_unwritten(self) -> GpuArray<T, D, K> {
         self.0
     }
 
@@ -95,8 +104,8 @@ impl<T: Element, D: Dimension> UninitArray<T, D> {
     }
 }
 
-impl<T: Element, D: Dimension> fmt::Debug for UninitArray<T, D> {
+impl<T: Element, D: Dimension, K: Kind> fmt::Debug for UninitArray<T, D, K> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        describe(f, "UninitArray", &self.0.view())
+        describe(f, "UninitArray", K::NAME, &self.0.view())
     }
 }

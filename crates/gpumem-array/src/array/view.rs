@@ -291,26 +291,30 @@ impl<A: AsView + ?Sized> AsView for &A {
 
 impl<T: Element, D: Dimension> fmt::Debug for GpuView<'_, T, D> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        describe(f, "GpuView", self)
+        describe(f, "GpuView", "", self)
     }
 }
 
 impl<T: Element, D: Dimension> fmt::Debug for GpuViewMut<'_, T, D> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        describe(f, "GpuViewMut", &self.view)
+        describe(f, "GpuViewMut", "", &self.view)
     }
 }
 
-/// Prints the shape and place of a view, without access to the device.
+/// Prints the shape and place of a view, without access to the device. `kind` is empty for views, which have none.
 pub(crate) fn describe<T: Element, D: Dimension>(
     f: &mut fmt::Formatter<'_>,
     name: &str,
+    kind: &str,
     view: &GpuView<'_, T, D>,
 ) -> fmt::Result {
-    f.debug_struct(name)
-        .field("element", &core::any::type_name::<T>())
+    let mut fields = f.debug_struct(name);
+    fields
+        .field("element", &format_args!("{}", core::any::type_name::<T>()))
         .field("shape", &view.shape())
-        .field("strides", &view.layout.strides().collect::<Vec<_>>())
-        .field("gpu", view.gpu)
-        .finish_non_exhaustive()
+        .field("strides", &view.layout.strides().collect::<Vec<_>>());
+    if !kind.is_empty() {
+        fields.field("kind", &format_args!("{kind}"));
+    }
+    fields.field("gpu", view.gpu).finish_non_exhaustive()
 }

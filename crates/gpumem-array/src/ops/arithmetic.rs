@@ -3,13 +3,15 @@
 //! Results belong to the `Gpu` of the left operand. An operand with one element is broadcast, so a sum, which stays on the device, is
 //! used without a download.
 
-use crate::array::{AsView, GpuArray, GpuView, GpuViewMut};
+use crate::array::{GpuArray, GpuView, GpuViewMut};
 use crate::element::{Element, Numeric};
 use crate::error::ArrayError;
 use crate::gpu::Gpu;
 use crate::kernel::library::{Kernel, launch, parameter};
+use crate::kind::Kind;
 use crate::layout::{Layout, Order};
 use crate::ops::blocks;
+use crate::ops::operand::{Operand, Source};
 use crate::storage::{Access, Storage, queue};
 use ndarray::Dimension;
 
@@ -49,7 +51,7 @@ pub(crate) const DIV: Operation = Operation {
 };
 
 macro_rules! methods {
-    ($($operation:ident $symbol:literal: $arrays:ident $scalar:ident $left:ident $assign:ident $assign_scalar:ident;)*) => {
+    ($($operation:ident $symbol:literal: $try:ident $assign:ident;)*) => {
         impl<T: Numeric, D: Dimension> GpuView<'_, T, D> {
             $(
                 #[doc = concat!("`self ", $symbol, " other`, element by element. An operand with one element is broadcast.")]
@@ -61,32 +63,8 @@ macro_rules! methods {
                 /// - [`ArrayError::WrongDevice`] if an operand is on another device.
                 /// - [`ArrayError::Pool`] if the allocation or a driver call fails.
                 /// - [`ArrayError::NoSuchKernel`] on the simulator without the feature `sim`.
-                pub fn $arrays<B: AsView<Elem = T>>(&self, other: &B) -> Result<GpuArray<T, D>, ArrayError> {
-                    arrays($operation, self, &other.as_view())
-                }
-
-                #[doc = concat!("`self ", $symbol, " value`, element by element.")]
-                ///
-                /// # Errors
-                ///
-                /// - [`ArrayError::NotContiguous`] if the view is not contiguous.
-                /// - [`ArrayError::WrongDevice`] if the view is used through a `Gpu` on another device.
-                /// - [`ArrayError::Pool`] if the allocation or a driver call fails.
-                /// - [`ArrayError::NoSuchKernel`] on the simulator without the feature `sim`.
-                pub fn $scalar(&self, value: T) -> Result<GpuArray<T, D>, ArrayError> {
-                    scalar($operation, Side::Right, self, value)
-                }
-
-                #[doc = concat!("`value ", $symbol, " self`, element by element.")]
-                ///
-                /// # Errors
-                ///
-                /// - [`ArrayError::NotContiguous`] if the view is not contiguous.
-                /// - [`ArrayError::WrongDevice`] if the view is used through a `Gpu` on another device.
-                /// - [`ArrayError::Pool`] if the allocation or a driver call fails.
-                /// - [`ArrayError::NoSuchKernel`] on the simulator without the feature `sim`.
-                pub fn $left(&self, value: T) -> Result<GpuArray<T, D>, ArrayError> {
-                    scalar($operation, Side::Left, self, value)
+                pub fn $try<B: Operand<T>>(&self, other: B) -> Result<GpuArray<T, D>, ArrayError> {
+                    apply($operation, self, &other)
                 }
             )*
         }
@@ -102,54 +80,22 @@ macro_rules! methods {
                 /// - [`ArrayError::WrongDevice`] if an operand is on another device.
                 /// - [`ArrayError::Pool`] if a driver call fails.
                 /// - [`ArrayError::NoSuchKernel`] on the simulator without the feature `sim`.
-                pub fn $assign<B: AsView<Elem = T>>(&mut self, other: &B) -> Result<(), ArrayError> {
-                    arrays_in_place($operation, self, &other.as_view())
-                }
-
-                #[doc = concat!("`self ", $symbol, "= value`, element by element.")]
-                ///
-                /// # Errors
-                ///
-                /// - [`ArrayError::NotContiguous`] if the view is not contiguous.
-                /// - [`ArrayError::WrongDevice`] if the view is used through a `Gpu` on another device.
-                /// - [`ArrayError::Pool`] if a driver call fails.
-                /// - [`ArrayError::NoSuchKernel`] on the simulator without the feature `sim`.
-                pub fn $assign_scalar(&mut self, value: T) -> Result<(), ArrayError> {
-                    scalar_in_place($operation, Side::Right, self, value)
+                pub fn $assign<B: Operand<T>>(&mut self, other: B) -> Result<(), ArrayError> {
+                    apply_in_place($operation, self, &other)
                 }
             )*
         }
 
-        impl<T: Numeric, D: Dimension> GpuArray<T, D> {
+        impl<T: Numeric, D: Dimension, K: Kind> GpuArray<T, D, K> {
             $(
-                #[doc = concat!("`self ", $symbol, " other`; see [`GpuView::", stringify!($arrays), "`].")]
+                #[doc = concat!("`self ", $symbol, " other`; see [`GpuView::", stringify!($try), "`]. The result is in device memory.")]
                 ///
                 /// # Errors
                 ///
                 /// [`ArrayError::Shape`], [`ArrayError::NotContiguous`], [`ArrayError::WrongDevice`], [`ArrayError::Pool`], [`ArrayError::NoSuchKernel`];
-                #[doc = concat!("see [`GpuView::", stringify!($arrays), "`].")]
-                pub fn $arrays<B: AsView<Elem = T>>(&self, other: &B) -> Result<GpuArray<T, D>, ArrayError> {
-                    self.view().$arrays(other)
-                }
-
-                #[doc = concat!("`self ", $symbol, " value`; see [`GpuView::", stringify!($scalar), "`].")]
-                ///
-                /// # Errors
-                ///
-                /// [`ArrayError::Pool`], [`ArrayError::NoSuchKernel`];
-                #[doc = concat!("see [`GpuView::", stringify!($scalar), "`].")]
-                pub fn $scalar(&self, value: T) -> Result<GpuArray<T, D>, ArrayError> {
-                    self.view().$scalar(value)
-                }
-
-                #[doc = concat!("`value ", $symbol, " self`; see [`GpuView::", stringify!($left), "`].")]
-                ///
-                /// # Errors
-                ///
-                /// [`ArrayError::Pool`], [`ArrayError::NoSuchKernel`];
-                #[doc = concat!("see [`GpuView::", stringify!($left), "`].")]
-                pub fn $left(&self, value: T) -> Result<GpuArray<T, D>, ArrayError> {
-                    self.view().$left(value)
+                #[doc = concat!("see [`GpuView::", stringify!($try), "`].")]
+                pub fn $try<B: Operand<T>>(&self, other: B) -> Result<GpuArray<T, D>, ArrayError> {
+                    self.view().$try(other)
                 }
 
                 #[doc = concat!("`self ", $symbol, "= other`; see [`GpuViewMut::", stringify!($assign), "`].")]
@@ -158,18 +104,8 @@ macro_rules! methods {
                 ///
                 /// [`ArrayError::Shape`], [`ArrayError::NotContiguous`], [`ArrayError::WrongDevice`], [`ArrayError::Pool`], [`ArrayError::NoSuchKernel`];
                 #[doc = concat!("see [`GpuViewMut::", stringify!($assign), "`].")]
-                pub fn $assign<B: AsView<Elem = T>>(&mut self, other: &B) -> Result<(), ArrayError> {
+                pub fn $assign<B: Operand<T>>(&mut self, other: B) -> Result<(), ArrayError> {
                     self.view_mut().$assign(other)
-                }
-
-                #[doc = concat!("`self ", $symbol, "= value`; see [`GpuViewMut::", stringify!($assign_scalar), "`].")]
-                ///
-                /// # Errors
-                ///
-                /// [`ArrayError::Pool`], [`ArrayError::NoSuchKernel`];
-                #[doc = concat!("see [`GpuViewMut::", stringify!($assign_scalar), "`].")]
-                pub fn $assign_scalar(&mut self, value: T) -> Result<(), ArrayError> {
-                    self.view_mut().$assign_scalar(value)
                 }
             )*
         }
@@ -177,10 +113,49 @@ macro_rules! methods {
 }
 
 methods! {
-    ADD "+": try_add try_add_scalar try_scalar_add try_add_assign try_add_assign_scalar;
-    SUB "-": try_sub try_sub_scalar try_scalar_sub try_sub_assign try_sub_assign_scalar;
-    MUL "*": try_mul try_mul_scalar try_scalar_mul try_mul_assign try_mul_assign_scalar;
-    DIV "/": try_div try_div_scalar try_scalar_div try_div_assign try_div_assign_scalar;
+    ADD "+": try_add try_add_assign;
+    SUB "-": try_sub try_sub_assign;
+    MUL "*": try_mul try_mul_assign;
+    DIV "/": try_div try_div_assign;
+}
+
+macro_rules! reversed {
+    ($($operation:ident $symbol:literal: $try:ident;)*) => {
+        impl<T: Numeric, D: Dimension> GpuView<'_, T, D> {
+            $(
+                #[doc = concat!("`value ", $symbol, " self`, element by element: the operation with the number on the left.")]
+                ///
+                /// # Errors
+                ///
+                /// - [`ArrayError::NotContiguous`] if the view is not contiguous.
+                /// - [`ArrayError::WrongDevice`] if the view is used through a `Gpu` on another device.
+                /// - [`ArrayError::Pool`] if the allocation or a driver call fails.
+                /// - [`ArrayError::NoSuchKernel`] on the simulator without the feature `sim`.
+                pub fn $try(&self, value: T) -> Result<GpuArray<T, D>, ArrayError> {
+                    scalar($operation, Side::Left, self, value)
+                }
+            )*
+        }
+
+        impl<T: Numeric, D: Dimension, K: Kind> GpuArray<T, D, K> {
+            $(
+                #[doc = concat!("`value ", $symbol, " self`; see [`GpuView::", stringify!($try), "`].")]
+                ///
+                /// # Errors
+                ///
+                /// [`ArrayError::Pool`], [`ArrayError::NoSuchKernel`];
+                #[doc = concat!("see [`GpuView::", stringify!($try), "`].")]
+                pub fn $try(&self, value: T) -> Result<GpuArray<T, D>, ArrayError> {
+                    self.view().$try(value)
+                }
+            )*
+        }
+    };
+}
+
+reversed! {
+    SUB "-": try_rsub;
+    DIV "/": try_rdiv;
 }
 
 /// The side of an operation that the scalar is on.
@@ -188,6 +163,65 @@ methods! {
 pub(crate) enum Side {
     Left,
     Right,
+}
+
+/// A new array: `left` with the operand.
+pub(crate) fn apply<T: Numeric, D: Dimension, B: Operand<T>>(
+    operation: Operation,
+    left: &GpuView<'_, T, D>,
+    right: &B,
+) -> Result<GpuArray<T, D>, ArrayError> {
+    match right.source() {
+        Source::View(right) => arrays(operation, left, &right),
+        Source::Scalar(value) => scalar(operation, Side::Right, left, value),
+    }
+}
+
+/// `target` with the operand, in place.
+pub(crate) fn apply_in_place<T: Numeric, D: Dimension, B: Operand<T>>(
+    operation: Operation,
+    target: &mut GpuViewMut<'_, T, D>,
+    right: &B,
+) -> Result<(), ArrayError> {
+    match right.source() {
+        Source::View(right) => arrays_in_place(operation, target, &right),
+        Source::Scalar(value) => scalar_in_place(operation, Side::Right, target, value),
+    }
+}
+
+/// An owned array with the operand: in place, or in a new array if the operand is larger or the array is not in device memory.
+pub(crate) fn apply_owned<T: Numeric, D: Dimension, K: Kind, B: Operand<T>>(
+    operation: Operation,
+    left: GpuArray<T, D, K>,
+    right: &B,
+) -> Result<GpuArray<T, D>, ArrayError> {
+    let mut left = match left.into_device() {
+        Ok(left) => left,
+        Err(left) => return apply(operation, &left.view(), right),
+    };
+    if let Source::View(view) = right.source()
+        && view.len() != 1
+        && view.shape() != left.shape()
+    {
+        return apply(operation, &left.view(), right);
+    }
+    apply_in_place(operation, &mut left.view_mut(), right)?;
+    Ok(left)
+}
+
+/// A number with an owned array.
+pub(crate) fn scalar_owned<T: Numeric, D: Dimension, K: Kind>(
+    operation: Operation,
+    value: T,
+    right: GpuArray<T, D, K>,
+) -> Result<GpuArray<T, D>, ArrayError> {
+    match right.into_device() {
+        Ok(mut right) => {
+            scalar_in_place(operation, Side::Left, &mut right.view_mut(), value)?;
+            Ok(right)
+        }
+        Err(right) => scalar(operation, Side::Left, &right.view(), value),
+    }
 }
 
 fn arrays<T: Numeric, D: Dimension, E: Dimension>(
@@ -205,7 +239,7 @@ fn arrays<T: Numeric, D: Dimension, E: Dimension>(
     }
     left.storage().order(gpu, Access::Read)?;
     right.storage().order(gpu, Access::Read)?;
-    let operands = [Operand::of(left, result.len()), Operand::of(right, result.len())];
+    let operands = [Input::of(left, result.len()), Input::of(right, result.len())];
     let uses = [left.storage(), right.storage(), result.storage()];
     // SAFETY: `fit` has checked that each operand has as many elements as the result, or one; all are alive on this
     // device and named, and the stream has been ordered.
@@ -213,7 +247,7 @@ fn arrays<T: Numeric, D: Dimension, E: Dimension>(
     Ok(result)
 }
 
-pub(crate) fn arrays_in_place<T: Numeric, D: Dimension, E: Dimension>(
+fn arrays_in_place<T: Numeric, D: Dimension, E: Dimension>(
     operation: Operation,
     target: &mut GpuViewMut<'_, T, D>,
     right: &GpuView<'_, T, E>,
@@ -235,14 +269,14 @@ pub(crate) fn arrays_in_place<T: Numeric, D: Dimension, E: Dimension>(
     }
     right.storage().order(gpu, Access::Read)?;
     target.storage().order(gpu, Access::Write)?;
-    let operands = [Operand { address: target.address(), step: 1 }, Operand::of(right, target.len())];
+    let operands = [Input { address: target.address(), step: 1 }, Input::of(right, target.len())];
     let uses = [right.storage(), target.storage(), target.storage()];
     // SAFETY: `fit` has checked that the right side has as many elements as the target, or one; both are alive on this device and
     // named, and the stream has been ordered; each element of the target is read and then written by one thread.
     unsafe { launch_arrays::<T>(gpu, uses, operation, target.address(), operands, target.len()) }
 }
 
-fn scalar<T: Numeric, D: Dimension>(
+pub(crate) fn scalar<T: Numeric, D: Dimension>(
     operation: Operation,
     side: Side,
     array: &GpuView<'_, T, D>,
@@ -262,7 +296,7 @@ fn scalar<T: Numeric, D: Dimension>(
     Ok(result)
 }
 
-pub(crate) fn scalar_in_place<T: Numeric, D: Dimension>(
+fn scalar_in_place<T: Numeric, D: Dimension>(
     operation: Operation,
     side: Side,
     target: &mut GpuViewMut<'_, T, D>,
@@ -315,13 +349,13 @@ fn gaps<D: Dimension>(operation: Operation, layout: &Layout<D>) -> ArrayError {
     layout.not_contiguous(operation.name, "use whole rows of both operands, in the same order of axes")
 }
 
-/// The address and step of an operand. With a step of zero its only element is broadcast.
-struct Operand {
+/// The address and step of a kernel's operand. With a step of zero its only element is broadcast.
+struct Input {
     address: u64,
     step: u32,
 }
 
-impl Operand {
+impl Input {
     fn of<T: Element, D: Dimension>(view: &GpuView<'_, T, D>, len: usize) -> Self {
         Self { address: view.address(), step: u32::from(view.len() == len) }
     }
@@ -336,7 +370,7 @@ unsafe fn launch_arrays<T: Numeric>(
     uses: [&Storage; 3],
     operation: Operation,
     out: u64,
-    [left, right]: [Operand; 2],
+    [left, right]: [Input; 2],
     len: usize,
 ) -> Result<(), ArrayError> {
     let n = len as u64;

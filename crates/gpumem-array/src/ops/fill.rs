@@ -6,21 +6,26 @@ use crate::array::{GpuArray, GpuViewMut, UninitArray};
 use crate::copy;
 use crate::element::Element;
 use crate::error::ArrayError;
-use crate::gpu::Gpu;
+use crate::gpu::Place;
 use crate::kernel::library::{launch, parameter};
+use crate::kind::Kind;
 use crate::ops::blocks;
 use crate::storage::{Access, queue};
 use ndarray::{Dimension, IntoDimension};
 
-impl<T: Element, D: Dimension> GpuArray<T, D> {
+impl<T: Element, D: Dimension, K: Kind> GpuArray<T, D, K> {
     /// Creates an array with all bytes zero: the number zero, or `false`.
     ///
     /// # Errors
     ///
     /// [`ArrayError::TooManyElements`] if the shape exceeds the address space, [`ArrayError::Pool`] if the allocation or a driver call
     /// fails.
-    pub fn zeros<S: IntoDimension<Dim = D>>(gpu: &Gpu, shape: S) -> Result<Self, ArrayError> {
-        let mut array = Self::uninit(gpu, shape)?.into_unwritten();
+    pub fn zeros<P, S>(place: &P, shape: S) -> Result<Self, ArrayError>
+    where
+        P: Place<Kind = K> + ?Sized,
+        S: IntoDimension<Dim = D>,
+    {
+        let mut array = Self::uninit(place, shape)?.into_unwritten();
         array.view_mut().zero()?;
         Ok(array)
     }
@@ -31,8 +36,12 @@ impl<T: Element, D: Dimension> GpuArray<T, D> {
     ///
     /// [`ArrayError::TooManyElements`] if the shape exceeds the address space; [`ArrayError::Pool`] if the allocation or a driver call
     /// fails; for elements of 8 bytes [`ArrayError::NoSuchKernel`] on the simulator without the feature `sim`.
-    pub fn from_elem<S: IntoDimension<Dim = D>>(gpu: &Gpu, shape: S, value: T) -> Result<Self, ArrayError> {
-        Self::uninit(gpu, shape)?.fill(value)
+    pub fn from_elem<P, S>(place: &P, shape: S, value: T) -> Result<Self, ArrayError>
+    where
+        P: Place<Kind = K> + ?Sized,
+        S: IntoDimension<Dim = D>,
+    {
+        Self::uninit(place, shape)?.fill(value)
     }
 
     /// Sets every element to `value`; see [`GpuViewMut::fill`].
@@ -45,14 +54,14 @@ impl<T: Element, D: Dimension> GpuArray<T, D> {
     }
 }
 
-impl<T: Element, D: Dimension> UninitArray<T, D> {
+impl<T: Element, D: Dimension, K: Kind> UninitArray<T, D, K> {
     /// Sets every element to `value`.
     ///
     /// # Errors
     ///
     /// [`ArrayError::Pool`] if a driver call fails; for elements of 8 bytes [`ArrayError::NoSuchKernel`] on the simulator without the feature `sim`. On an
     /// error the memory is freed.
-    pub fn fill(self, value: T) -> Result<GpuArray<T, D>, ArrayError> {
+    pub fn fill(self, value: T) -> Result<GpuArray<T, D, K>, ArrayError> {
         let mut array = self.into_unwritten();
         array.view_mut().fill(value)?;
         Ok(array)

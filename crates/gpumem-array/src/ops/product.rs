@@ -8,6 +8,7 @@ use crate::element::Numeric;
 use crate::error::ArrayError;
 use crate::gpu::Gpu;
 use crate::kernel::library::{Kernel, launch, parameter};
+use crate::kind::Kind;
 use crate::layout::{Layout, Order};
 use crate::ops::blocks;
 use crate::ops::reduce::{Terms, reduce};
@@ -66,7 +67,7 @@ impl<T: Numeric> GpuView<'_, T, Ix2> {
     }
 }
 
-impl<T: Numeric> GpuArray<T, Ix2> {
+impl<T: Numeric, K: Kind> GpuArray<T, Ix2, K> {
     /// Multiplies the matrix by a vector; see [`GpuView::dot`].
     ///
     /// # Errors

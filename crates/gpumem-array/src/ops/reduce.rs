@@ -8,6 +8,7 @@ use crate::error::ArrayError;
 use crate::gpu::Gpu;
 use crate::kernel::Function;
 use crate::kernel::library::{Kernel, launch, parameter};
+use crate::kind::Kind;
 use crate::layout::{Layout, Order, same_shape};
 use crate::storage::{Access, Storage, queue};
 use gpumem_pool::sys::DriverError;
@@ -38,7 +39,7 @@ impl<T: Numeric, D: Dimension> GpuView<'_, T, D> {
     }
 }
 
-impl<T: Numeric, D: Dimension> GpuArray<T, D> {
+impl<T: Numeric, D: Dimension, K: Kind> GpuArray<T, D, K> {
     /// Sums all elements, on the device; see [`GpuView::sum`].
     ///
     /// # Errors
@@ -83,7 +84,7 @@ impl<T: Numeric> GpuView<'_, T, Ix1> {
     }
 }
 
-impl<T: Numeric> GpuArray<T, Ix1> {
+impl<T: Numeric, K: Kind> GpuArray<T, Ix1, K> {
     /// Computes the dot product of two vectors, on the device; see [`GpuView::dot`].
     ///
     /// # Errors

@@ -1,0 +1,198 @@
+//! Host access to arrays in unified and pinned memory: slices, `ndarray` views and indices.
+//!
+//! Each access first waits on the host for the uses that it conflicts with: a read for writes, a write for all uses. While a slice
+//! lives, the array is borrowed, shared for a read and exclusively for a write, so no conflicting work can be queued. The storage
+//! remembers that the host has waited, so that later accesses are as fast as those of a slice.
+
+use crate::array::GpuArray;
+use crate::element::{Element, first_invalid};
+use crate::error::{ArrayError, or_panic};
+use crate::kind::{HostAccess, Kind};
+use crate::layout::Layout;
+use crate::storage::Access;
+use core::ops::{Index, IndexMut};
+use core::ptr::NonNull;
+use ndarray::{ArrayView, ArrayViewMut, Dimension, NdIndex, ShapeBuilder};
+
+impl<T: Element, D: Dimension, K: Kind> GpuArray<T, D, K> {
+    /// The elements as a slice, in the order of memory: row-major, unless the array came from a column-major host array. Waits for the
+    /// writes on the device that are queued so far, once.
+    ///
+    /// ```
+    /// use gpumem_array::{Gpu, GpuArray, pool::{Device, Pool}};
+    /// use gpumem_sim::SimConfig;
+    ///
+    /// let gpu = Gpu::new(&Pool::new(&Device::new(&gpumem_sim::driver(SimConfig::new())?, 0)?)?)?;
+    /// let x = GpuArray::from_elem(&gpu.pinned(), 1000, 2_i64)?;
+    /// assert_eq!(x.as_slice()?.iter().sum::<i64>(), 2000);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// - [`ArrayError::NoHostAccess`] for unified memory of a device without concurrent managed access.
+    /// - [`ArrayError::InvalidElement`] if the device wrote bytes that are not a valid `T`.
+    /// - [`ArrayError::Pool`] if the stream of a write captures, or if a driver call or earlier work failed.
+    pub fn as_slice(&self) -> Result<&[T], ArrayError>
+    where
+        K: HostAccess,
+    {
+        let first = self.ready(Access::Read)?;
+        // SAFETY: `ready` has returned the address of the elements, which are valid values, and no work that writes them is queued.
+        // None can be queued while the array is borrowed.
+        Ok(unsafe { core::slice::from_raw_parts(first.as_ptr(), self.len()) })
+    }
+
+    /// The elements as a mutable slice, in the order of memory. Waits for all uses on the device that are queued so far, once.
+    ///
+    /// # Errors
+    ///
+    /// As [`GpuArray::as_slice`]: [`ArrayError::NoHostAccess`], [`ArrayError::InvalidElement`], [`ArrayError::Pool`].
+    pub fn as_mut_slice(&mut self) -> Result<&mut [T], ArrayError>
+    where
+        K: HostAccess,
+    {
+        let first = self.ready(Access::Write)?;
+        // SAFETY: as in `as_slice`; no work that reads them is queued either, and the array is borrowed exclusively.
+        Ok(unsafe { core::slice::from_raw_parts_mut(first.as_ptr(), self.len()) })
+    }
+
+    /// The elements as an `ndarray` view, without a copy. Waits like [`GpuArray::as_slice`].
+    ///
+    /// ```
+    /// use gpumem_array::{Gpu, GpuArray, ndarray::{Axis, array}, pool::{Device, Pool}};
+    /// use gpumem_sim::SimConfig;
+    ///
+    /// let gpu = Gpu::new(&Pool::new(&Device::new(&gpumem_sim::driver(SimConfig::new())?, 0)?)?)?;
+    /// let x = GpuArray::from_array(&gpu.unified(), &array![[1, 2], [3, 4]])?;
+    /// assert_eq!(x.as_array()?.sum_axis(Axis(0)), array![4, 6]);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// As [`GpuArray::as_slice`]: [`ArrayError::NoHostAccess`], [`ArrayError::InvalidElement`], [`ArrayError::Pool`].
+    pub fn as_array(&self) -> Result<ArrayView<'_, T, D>, ArrayError>
+    where
+        K: HostAccess,
+    {
+        let first = self.ready(Access::Read)?;
+        // SAFETY: as in `as_slice`. The strides of an array are those of contiguous elements.
+        Ok(unsafe { ArrayView::from_shape_ptr(shape(self.layout()), first.as_ptr()) })
+    }
+
+    /// The elements as a mutable `ndarray` view, without a copy. Waits like [`GpuArray::as_mut_slice`].
+    ///
+    /// # Errors
+    ///
+    /// As [`GpuArray::as_slice`]: [`ArrayError::NoHostAccess`], [`ArrayError::InvalidElement`], [`ArrayError::Pool`].
+    pub fn as_array_mut(&mut self) -> Result<ArrayViewMut<'_, T, D>, ArrayError>
+    where
+        K: HostAccess,
+    {
+        let first = self.ready(Access::Write)?;
+        // SAFETY: as in `as_mut_slice`. The strides of an array are those of contiguous elements.
+        Ok(unsafe { ArrayViewMut::from_shape_ptr(shape(self.layout()), first.as_ptr()) })
+    }
+
+    /// The address of the elements, when the host may access them. They are valid values.
+    #[inline]
+    fn ready(&self, access: Access) -> Result<NonNull<T>, ArrayError>
+    where
+        K: HostAccess,
+    {
+        if !self.storage().is_ready_for_host(access) {
+            self.wait_for_device(access)?;
+        }
+        Ok(self.storage().host_ptr().map_or(NonNull::dangling(), NonNull::cast))
+    }
+
+    #[cold]
+    fn wait_for_device(&self, access: Access) -> Result<(), ArrayError> {
+        if self.is_empty() {
+            return Ok(());
+        }
+        let device = self.storage().device();
+        let Some(first) = self.storage().host_ptr() else {
+            return Err(ArrayError::NoHostAccess { device: device.to_string() });
+        };
+        self.storage().wait_on_host(access)?;
+        // SAFETY: the host may read the elements now. All their bytes are initialised, as the device or the host has written all of an
+        // array, and `Bits` has the layout of `T` and accepts any bytes.
+        let bits = unsafe { core::slice::from_raw_parts(first.cast::<T::Bits>().as_ptr(), self.len()) };
+        if let Some(index) = first_invalid::<T>(bits) {
+            return Err(ArrayError::InvalidElement { index, kind: core::any::type_name::<T>() });
+        }
+        self.storage().set_ready_for_host(access);
+        Ok(())
+    }
+}
+
+fn shape<D: Dimension>(layout: &Layout<D>) -> ndarray::StrideShape<D> {
+    layout.dim.clone().strides(layout.raw_strides())
+}
+
+/// Indices of an array whose kind of memory the host can access: those of `ndarray`, such as `3` or `[1, 2]`.
+pub trait HostIndex<D: Dimension, K: Kind>: sealed::Sealed<D> {
+    #[doc(hidden)]
+    fn element<T: Element>(self, array: &GpuArray<T, D, K>) -> &T;
+    #[doc(hidden)]
+    fn element_mut<T: Element>(self, array: &mut GpuArray<T, D, K>) -> &mut T;
+}
+
+mod sealed {
+    use ndarray::{Dimension, NdIndex};
+    pub trait Sealed<D> {}
+    impl<D: Dimension, I: NdIndex<D>> Sealed<D> for I {}
+}
+
+impl<D: Dimension, K: HostAccess, I: NdIndex<D> + Clone> HostIndex<D, K> for I {
+    #[inline]
+    #[track_caller]
+    fn element<T: Element>(self, array: &GpuArray<T, D, K>) -> &T {
+        let view = or_panic(array.as_array());
+        let Some(element) = view.get_ptr(self.clone()) else { out_of_bounds(&self, array.shape()) };
+        // SAFETY: an element of the view, which is valid while the array is borrowed.
+        unsafe { &*element }
+    }
+
+    #[inline]
+    #[track_caller]
+    fn element_mut<T: Element>(self, array: &mut GpuArray<T, D, K>) -> &mut T {
+        let mut view = or_panic(array.as_array_mut());
+        match view.get_mut_ptr(self.clone()) {
+            // SAFETY: an element of the view, which is valid while the array is borrowed exclusively.
+            Some(element) => unsafe { &mut *element },
+            None => out_of_bounds(&self, array.shape()),
+        }
+    }
+}
+
+#[cold]
+#[track_caller]
+fn out_of_bounds(index: &impl core::fmt::Debug, shape: &[usize]) -> ! {
+    panic!("index {index:?} is out of bounds of shape {shape:?}")
+}
+
+/// # Panics
+///
+/// If the index is out of bounds, or where [`GpuArray::as_array`] returns an error.
+impl<T: Element, D: Dimension, K: Kind, I: HostIndex<D, K>> Index<I> for GpuArray<T, D, K> {
+    type Output = T;
+    #[inline]
+    #[track_caller]
+    fn index(&self, index: I) -> &T {
+        index.element(self)
+    }
+}
+
+/// # Panics
+///
+/// If the index is out of bounds, or where [`GpuArray::as_array_mut`] returns an error.
+impl<T: Element, D: Dimension, K: Kind, I: HostIndex<D, K>> IndexMut<I> for GpuArray<T, D, K> {
+    #[inline]
+    #[track_caller]
+    fn index_mut(&mut self, index: I) -> &mut T {
+        index.element_mut(self)
+    }
+}
