@@ -17,6 +17,7 @@ mod tree;
 use crate::table;
 use anyhow::{Context, Result, bail};
 use plan::{Plan, Results};
+pub(crate) use report::equivalents;
 use std::path::{Path, PathBuf};
 
 #[derive(clap::Args)]
@@ -80,8 +81,8 @@ pub(crate) fn run(args: Args) -> Result<()> {
     report::print(&plan, &done, &list)
 }
 
-/// The mutants that do what the original does.
-const EQUIVALENT: &str = "tests/mutants.md";
+/// The list of mutants without effect.
+pub(crate) const EQUIVALENT: &str = "tests/mutants.md";
 
 fn show(plan: &Plan, number: usize, folder: &Path) -> Result<()> {
     let Some(mutant) = plan.mutants.iter().find(|mutant| mutant.number == number) else {

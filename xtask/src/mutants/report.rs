@@ -12,8 +12,8 @@ const LEAST_PERCENT: f64 = 95.0;
 /// A mutant that does what the original does, as the list of equivalent mutants says.
 #[derive(Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Equivalent {
-    file: String,
-    before: String,
+    pub(crate) file: String,
+    pub(crate) before: String,
     after: String,
 }
 

@@ -5,6 +5,7 @@
 
 mod docs;
 mod leftovers;
+mod mutants;
 mod ptx;
 mod source;
 mod unsafety;
@@ -77,6 +78,7 @@ fn check(files: &Files) -> Vec<Finding> {
     findings.extend(crate::rooms::check(files));
     findings.extend(unsafety::layers_deny(files));
     findings.extend(ptx::check(files));
+    findings.extend(mutants::check(files));
     findings.extend(crate::plots::check(files));
     findings
 }
