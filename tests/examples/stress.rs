@@ -1,19 +1,19 @@
-//! The stress test for as long as wanted: many threads on many streams, each block filled and checked by kernels.
+//! The stress test for a given time: many threads on many streams; kernels fill and check each block.
 //!
-//! Goes round over the backends and their profiles, a fresh pool and other random choices each round, prints what each round did, and
-//! fails when a block held what it should not, a guard was written or the simulator found a race.
+//! Each round has a new pool with the next backend and profile, and new random choices. The program prints the work of each round. It
+//! fails if a block has wrong contents, a guard byte was written, or the simulator found a race.
 
-#![allow(clippy::print_stdout, reason = "a program that says what it does")]
+#![allow(clippy::print_stdout, reason = "a program that prints its progress")]
 
 use anyhow::{Context, Result, ensure};
 use clap::{Parser, ValueEnum};
-use gpumem_tests::backends::{Setting, settings};
-use gpumem_tests::pattern::Wrong;
+use gpumem_tests::driver::wait_after_query::wait_after_query;
+use gpumem_tests::fixtures::backends::{Setting, settings};
+use gpumem_tests::fixtures::pattern::Wrong;
 use gpumem_tests::pool::adaptor::Guard;
 use gpumem_tests::pool::{BackendKind, Device, Limit, Profile};
 use gpumem_tests::stress::{Done, Mistake, Plan, Until, run};
 use gpumem_tests::sys::DriverKind;
-use gpumem_tests::told::told;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -23,16 +23,16 @@ use std::time::{Duration, Instant};
 #[derive(Parser)]
 #[command(name = "stress")]
 struct Options {
-    /// For how long, all together.
+    /// The total time.
     #[arg(long, default_value_t = 10.0)]
     seconds: f64,
-    /// For how long at most on one pool.
+    /// The maximum time of one round.
     #[arg(long, default_value_t = 10.0)]
     round_seconds: f64,
-    /// Threads that allocate, use and free.
+    /// The number of threads.
     #[arg(long, default_value_t = 16)]
     threads: usize,
-    /// Streams that they share.
+    /// The number of streams, shared by all threads.
     #[arg(long, default_value_t = 16)]
     streams: usize,
     /// Only this backend [default: all that are built in, in turns].
@@ -44,42 +44,45 @@ struct Options {
     /// The largest block [default: 64MiB on a GPU, 1MiB on the simulator].
     #[arg(long, value_name = "SIZE")]
     size_max: Option<Limit>,
-    /// What blocks hold together at most [default: 8GiB on a GPU, 64MiB on the simulator].
+    /// The maximum size of all live blocks together [default: 8GiB on a GPU, 64MiB on the simulator].
     #[arg(long, value_name = "SIZE")]
     budget: Option<Limit>,
-    /// The pools' hard limit.
+    /// The hard limit of the pools.
     #[arg(long, value_name = "LIMIT")]
     hard_limit: Option<Limit>,
-    /// Decides the random choices.
+    /// The seed of the random choices.
     #[arg(long, default_value_t = 1)]
     seed: u64,
-    /// Puts guards around all blocks, which are looked at when the blocks come back.
+    /// Puts guard bytes around all blocks, and checks them when the blocks are freed.
     #[arg(long)]
     guard: bool,
-    /// Has a wait follow whatever the driver answers, for a checker that follows nothing else.
+    /// Waits for an event after each successful query of it, for compute-sanitizer, which ignores such queries.
     #[arg(long)]
-    told: bool,
-    /// What the program forgets on purpose; it fails then.
+    wait_after_query: bool,
+    /// A deliberate mistake; the run must fail.
     #[arg(long)]
     mistake: Option<Forgotten>,
 }
 
 #[derive(Clone, Copy, ValueEnum)]
 enum Forgotten {
-    /// Waiting for the stream that used a block last.
+    /// Omits the wait for the stream that used a block last.
     Wait,
-    /// Telling a block which streams use it.
+    /// Omits `record_use`.
     RecordUse,
-    /// Where a block ends: a byte behind it is written (only with --guard).
+    /// Writes a byte behind a block (only with --guard).
     End,
 }
 
 fn main() -> Result<()> {
     let options = Options::parse();
     let needs_guard = matches!(options.mistake, Some(Forgotten::End));
-    ensure!(options.guard || !needs_guard, "what is written behind a block is another's without --guard");
+    ensure!(
+        options.guard || !needs_guard,
+        "--mistake end needs --guard: without guard bytes the program would write into another block"
+    );
     let driver = gpumem_sim::driver_or_sim()?;
-    let driver = if options.told { told(&driver) } else { driver };
+    let driver = if options.wait_after_query { wait_after_query(&driver) } else { driver };
     let device = Device::new(&driver, 0)?;
     println!("{}: {device}", driver.kind());
     let is_wanted = |setting: &Setting| {

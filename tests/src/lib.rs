@@ -1,36 +1,46 @@
-//! Shared by the tests across layers.
+//! Support for the tests across layers: one room for each kind of helper.
 
-pub mod backends;
-pub mod bench;
-pub mod cases;
-pub mod counted;
-pub mod crowd;
-pub mod entries;
-pub mod fit;
-pub mod gate;
-pub mod meter;
+/// Helpers for tests of the driver itself, and drivers that count, fail or wait.
+pub mod driver {
+    pub mod call_counter;
+    pub mod memory_counter;
+    pub mod raw;
+    pub mod stream_gate;
+    pub mod vmm;
+    pub mod wait_after_query;
+}
+
+/// Pools on every backend, blocks with known contents, and all entry points of the pool.
+pub mod fixtures {
+    pub mod backends;
+    pub mod entry_points;
+    pub mod pattern;
+    pub mod pool_fixture;
+}
+
+/// How a test runs: on both drivers, under many seeds, or in every order.
+pub mod harness {
+    pub mod cases;
+    pub mod schedules;
+    pub mod seeds;
+}
+
 pub mod model;
-pub mod pattern;
 mod random;
-pub mod raw;
 pub mod replay;
-pub mod schedules;
-pub mod seeds;
 pub mod stress;
-pub mod told;
 pub mod trace;
-pub mod vmm;
 
 pub use gpumem_adapt as adapt;
 pub use gpumem_adapt::array;
 pub use gpumem_adapt::array::pool;
 pub use gpumem_adapt::array::pool::sys;
 
-/// The folder of this package: where cargo says it is while it runs tests, which is elsewhere once a test program was carried
-/// to another machine.
+/// The folder of this package: the one that cargo names while it runs tests, because a test program may have been copied to another
+/// machine after it was built.
 pub fn folder() -> std::path::PathBuf {
-    let said = std::env::var_os("CARGO_MANIFEST_DIR");
-    said.map_or_else(|| env!("CARGO_MANIFEST_DIR").into(), Into::into)
+    let named = std::env::var_os("CARGO_MANIFEST_DIR");
+    named.map_or_else(|| env!("CARGO_MANIFEST_DIR").into(), Into::into)
 }
 
 /// The README's example, as a doctest.

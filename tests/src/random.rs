@@ -1,6 +1,6 @@
-//! [`Random`]: numbers for programs that only have to be different each time, and the same for the same seed.
+//! [`Random`]: pseudo-random numbers from a seed.
 
-/// Numbers that are random enough (xorshift); not from 0.
+/// An xorshift generator. The seed is not 0.
 pub(crate) struct Random(pub(crate) u64);
 
 impl Random {

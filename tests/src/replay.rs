@@ -14,7 +14,9 @@
 //! what passes inside calls of the driver. The loop that reads the trace and keeps the blocks is part of it, and so is
 //! reading the clock around each driver call (some 50 ns a call).
 
-use crate::meter::{self, Calls, Reading};
+pub mod profiles;
+
+use crate::driver::call_counter::{self, Calls, Reading};
 use crate::pool::{BackendKind, Block, Device, IgnoredOption, Limit, Pool, PoolError, Stream, Tuning};
 use crate::sys::Driver;
 use crate::sys::types::{CUstream, CUstream_flags};
@@ -194,17 +196,17 @@ pub fn replay(
     setup: &Setup,
     told: impl FnMut(u64),
 ) -> Result<Outcome, ReplayError> {
-    let driver = meter::metered_and_busy(driver);
+    let driver = call_counter::count_calls_busy(driver);
     let device = Device::new(&driver, 0)?;
     let streams = Streams::new(&device, setup, trace.stream_count())?;
-    let (before, begin) = (meter::reading(), virtual_time(&driver));
+    let (before, begin) = (call_counter::reading(), virtual_time(&driver));
     let pool = build(&device, setup)?;
     let mut run = Run::new(trace, &pool, &streams, told);
     let (early, late) = trace.events().split_at(trace.events().len() / 2);
     run.events(early)?;
-    let middle = meter::reading();
+    let middle = call_counter::reading();
     run.events(late)?;
-    let end = meter::reading();
+    let end = call_counter::reading();
     let driver_time = match (begin, virtual_time(&driver)) {
         (Some(begin), Some(end)) => end - begin,
         _ => end.since(&before).took,
@@ -312,12 +314,12 @@ impl<'a, F: FnMut(u64)> Run<'a, F> {
 
     fn events(&mut self, events: &[Event]) -> Result<(), ReplayError> {
         for some in events.chunks(EVENTS_BETWEEN_LOOKS) {
-            let (begin, start) = (meter::reading(), Instant::now());
+            let (begin, start) = (call_counter::reading(), Instant::now());
             for event in some {
                 self.event(event)?;
                 self.done_count += 1;
             }
-            let (took, driver) = (start.elapsed(), Reading::since(&meter::reading(), &begin));
+            let (took, driver) = (start.elapsed(), Reading::since(&call_counter::reading(), &begin));
             self.host_time += took.saturating_sub(driver.took);
             (self.told)(self.done_count as u64);
         }

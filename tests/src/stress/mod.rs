@@ -7,9 +7,10 @@
 //! thread and number, so whatever a pool hands out too early is overwritten by something else and found, at the latest
 //! by the check before the free.
 
+pub mod limit;
 mod worker;
 
-use crate::pattern::{Ledger, Patterns, Wrong};
+use crate::fixtures::pattern::{Ledger, Patterns, Wrong};
 use crate::pool::{Device, Pool, PoolError, Stream};
 use std::fmt;
 use std::sync::atomic::AtomicU64;

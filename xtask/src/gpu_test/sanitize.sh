@@ -45,7 +45,7 @@ checked() {
 races=(--track-stream-ordered-races all)
 stress=("$here/examples/stress" --seconds "$seconds" --threads 8 --streams 8 --size-max 4MiB --budget 1GiB)
 checked none -- "${stress[@]}" --backend none
-checked native "${races[@]}" -- "${stress[@]}" --backend native --told
+checked native "${races[@]}" -- "${stress[@]}" --backend native --wait-after-query
 for suite in kernels array adapt; do
     checked none -- "$here/tests/$suite" cuda:: --test-threads=1
     checked native "${races[@]}" -- "$here/tests/$suite" cuda:: --test-threads=1

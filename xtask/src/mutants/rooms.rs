@@ -59,7 +59,7 @@ pub(crate) const TARGETS: &[Target] = &[
     target("tests/conformance", TESTS, "conformance"),
     target("tests/contexts", TESTS, "contexts"),
     target("tests/copies", TESTS, "copies"),
-    target("tests/crowd", TESTS, "crowd"),
+    target("tests/limit_stress", TESTS, "limit_stress"),
     target("tests/features", TESTS, "features"),
     target("tests/foreign", TESTS, "foreign"),
     target("tests/graphs", TESTS, "graphs"),
@@ -72,7 +72,6 @@ pub(crate) const TARGETS: &[Target] = &[
     target("tests/peers", TESTS, "peers"),
     target("tests/pool", TESTS, "pool"),
     target("tests/pool_kinds", TESTS, "pool_kinds"),
-    target("tests/refusals", TESTS, "refusals"),
     target("tests/replay", TESTS, "replay"),
     target("tests/reuse", TESTS, "reuse"),
     target("tests/service", TESTS, "service"),
@@ -105,8 +104,8 @@ pub(crate) const ROOMS: &[Room] = &[
             "crates/gpumem-pool/src/pool/private.rs",
         ],
         suites: &[
-            "pool-src", "pool", "tests/limits", "tests/crowd", "tests/kinds", "tests/pool", "tests/pool_kinds", "tests/features",
-            "tests/settings", "tests/managed", "tests/refusals", "tests/model", "tests/others_bugs", "tests/reuse",
+            "pool-src", "pool", "tests/limits", "tests/limit_stress", "tests/kinds", "tests/pool", "tests/pool_kinds", "tests/features",
+            "tests/settings", "tests/managed", "tests/model", "tests/others_bugs", "tests/reuse",
         ],
     },
     Room {
@@ -116,7 +115,7 @@ pub(crate) const ROOMS: &[Room] = &[
             "crates/gpumem-pool/src/backend/caching/caching_pool.rs", "crates/gpumem-pool/src/backend/caching/caching_pool/",
         ],
         suites: &[
-            "pool-src", "pool", "tests/limits", "tests/reuse", "tests/calls", "tests/crowd", "tests/vmm", "tests/pool", "tests/refusals",
+            "pool-src", "pool", "tests/limits", "tests/reuse", "tests/calls", "tests/limit_stress", "tests/vmm", "tests/pool",
             "tests/others_bugs", "tests/lifetimes", "tests/kinds", "tests/model", "tests/replay", "tests/threads", "tests/stress",
             "tests/settings", "shuttle", "tests/features", "tests/sharing",
         ],
@@ -127,7 +126,7 @@ pub(crate) const ROOMS: &[Room] = &[
             "crates/gpumem-heap/src/heap.rs", "crates/gpumem-heap/src/heap/", "crates/gpumem-pool/src/backend/caching/extent.rs",
         ],
         suites: &[
-            "heap-src", "pool-src", "pool", "tests/reuse", "tests/calls", "tests/vmm", "tests/pool", "tests/limits", "tests/refusals",
+            "heap-src", "pool-src", "pool", "tests/reuse", "tests/calls", "tests/vmm", "tests/pool", "tests/limits",
             "tests/others_bugs", "tests/kinds", "tests/lifetimes", "tests/model", "tests/replay", "tests/settings", "tests/stress",
             "tests/features", "tests/sharing", "tests/threads",
         ],
@@ -190,7 +189,7 @@ pub(crate) const ROOMS: &[Room] = &[
             "crates/gpumem-pool/src/reclaim.rs", "crates/gpumem-pool/src/pool/state/relief.rs", "crates/gpumem-pool/src/device/maintenance.rs",
         ],
         suites: &[
-            "pool-src", "pool", "tests/limits", "tests/features", "tests/kinds", "tests/lifetimes", "tests/pool", "tests/refusals",
+            "pool-src", "pool", "tests/limits", "tests/features", "tests/kinds", "tests/lifetimes", "tests/pool",
             "tests/others_bugs", "tests/adaptors", "tests/model", "tests/reuse", "tests/service",
         ],
     },

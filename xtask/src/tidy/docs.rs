@@ -51,7 +51,7 @@ const TEST_FOLDERS: [(&str, &str); 6] = [
     ("sim/", "crates/gpumem-sim/tests/sim/"),
     ("array/", "crates/gpumem-array/tests/"),
     ("adapt/", "crates/gpumem-adapt/tests/"),
-    ("tests/", "tests/tests/"),
+    ("tests/", "tests/"),
 ];
 
 /// Code like `crates/gpumem-pool/src/pool/block.rs`: a plain path from the root into one of the folders with sources.

@@ -1,5 +1,5 @@
-//! The hard limit: exact, and never in the way of memory that is only on its way back. Of many threads, with a driver that
-//! counts, see `limits` and `crowd` of the workspace's tests.
+//! The hard limit: exact, and never in the way of memory that is only on its way back. For many threads, with a driver that
+//! counts, see the suites `limits` and `limit_stress` of the workspace.
 
 use crate::bench::{on_device_memory, on_each_backend, small};
 use gpumem_pool::{BackendKind, ConfigError, Device, Limit, PoolError, Stream};

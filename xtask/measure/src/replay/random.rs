@@ -2,8 +2,8 @@
 
 use crate::table;
 use anyhow::{Result, ensure};
-use gpumem_tests::fit::{self, Comparison, Counts, PROFILES};
 use gpumem_tests::replay::TraceLimit;
+use gpumem_tests::replay::profiles::{self, Comparison, Counts, PROFILES};
 use indicatif::{ProgressBar, ProgressStyle};
 use std::sync::Mutex;
 
@@ -15,7 +15,7 @@ pub(super) fn run(first: u64, count: u64, limits: &[TraceLimit]) -> Result<()> {
     let progress = ProgressBar::new(count * factors.len() as u64);
     progress.set_style(ProgressStyle::with_template("{bar:40} {human_pos}/{human_len} {eta}")?);
     let all = Mutex::new(Vec::new());
-    fit::compare_all(first..first + count, &factors, jobs, |comparison| {
+    profiles::compare_all(first..first + count, &factors, jobs, |comparison| {
         progress.inc(1);
         all.lock().unwrap_or_else(std::sync::PoisonError::into_inner).push(comparison);
     })?;

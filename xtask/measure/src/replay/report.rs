@@ -150,7 +150,7 @@ pub(crate) fn driver_share(trace: &Trace, outcome: &Outcome) -> Option<f64> {
     trace.header().run_seconds.map(|seconds| outcome.driver_time.as_secs_f64() / seconds)
 }
 
-fn mapping_calls(calls: &gpumem_tests::meter::Calls) -> u64 {
+fn mapping_calls(calls: &gpumem_tests::driver::call_counter::Calls) -> u64 {
     calls.cuMemCreate + calls.cuMemMap + calls.cuMemUnmap
 }
 

@@ -1,0 +1,43 @@
+//! The README shows what the examples of this crate print.
+
+#[path = "../examples/missing_wait.rs"]
+#[expect(dead_code, reason = "the main function of an example")]
+mod missing_wait;
+#[path = "../examples/out_of_memory.rs"]
+#[expect(dead_code, reason = "the main function of an example")]
+mod out_of_memory;
+#[path = "../examples/pool.rs"]
+#[expect(dead_code, reason = "the main function of an example")]
+mod pool;
+
+use gpumem::sim::SimConfig;
+
+/// Runs on a thread called `main`, as the examples do: findings name their thread.
+fn shown(output: impl FnOnce() -> String + Send + 'static) {
+    let thread = std::thread::Builder::new().name("main".into()).spawn(output).expect("a thread starts");
+    let output = words(&thread.join().expect("the example fails"));
+    let readme =
+        std::fs::read_to_string(concat!(env!("CARGO_MANIFEST_DIR"), "/../../README.md")).expect("the README");
+    assert!(words(&readme).contains(&output), "the README shows another output than\n{output}");
+}
+
+/// Without line breaks, and without times and addresses, which differ from run to run.
+fn words(text: &str) -> String {
+    let is_stable = |word: &&str| !word.contains("µs") && !word.contains("0x");
+    text.split_whitespace().filter(is_stable).collect::<Vec<_>>().join(" ")
+}
+
+#[test]
+fn the_status_is_that_of_the_example() {
+    shown(|| pool::status(&gpumem::sim::driver(SimConfig::new()).unwrap()).unwrap().to_string());
+}
+
+#[test]
+fn the_report_is_that_of_the_example() {
+    shown(|| out_of_memory::refusal(&gpumem::sim::driver(SimConfig::new()).unwrap()).unwrap().to_string());
+}
+
+#[test]
+fn the_race_is_that_of_the_example() {
+    shown(|| missing_wait::race().unwrap().to_string());
+}

@@ -1,0 +1,330 @@
+//! The driver's pools of pinned host memory and of managed memory, by its own calls. Each case holds on the simulator
+//! and on an H200 with CUDA 13.0, where all of it was seen first.
+
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+use gpumem_tests::cases;
+use gpumem_tests::driver::raw::{Raw, code};
+use gpumem_tests::driver::stream_gate::StreamGate;
+use gpumem_tests::sys::CUresult;
+use gpumem_tests::sys::types::*;
+use std::ptr::null_mut;
+
+const MIB: usize = 1 << 20;
+const SUCCESS: CUresult = CUresult::CUDA_SUCCESS;
+const INVALID_VALUE: CUresult = CUresult::CUDA_ERROR_INVALID_VALUE;
+const NOT_SUPPORTED: CUresult = CUresult::CUDA_ERROR_NOT_SUPPORTED;
+const PINNED: CUmemAllocationType = CUmemAllocationType::CU_MEM_ALLOCATION_TYPE_PINNED;
+const MANAGED: CUmemAllocationType = CUmemAllocationType::CU_MEM_ALLOCATION_TYPE_MANAGED;
+const NOWHERE: CUmemLocationType = CUmemLocationType::CU_MEM_LOCATION_TYPE_NONE;
+const DEVICE: CUmemLocationType = CUmemLocationType::CU_MEM_LOCATION_TYPE_DEVICE;
+const HOST: CUmemLocationType = CUmemLocationType::CU_MEM_LOCATION_TYPE_HOST;
+const NODE: CUmemLocationType = CUmemLocationType::CU_MEM_LOCATION_TYPE_HOST_NUMA;
+const FILES: CUmemAllocationHandleType = CUmemAllocationHandleType::CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR;
+const RESERVED: CUmemPool_attribute = CUmemPool_attribute::CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT;
+
+/// Both kinds that the host may use.
+const KINDS: [(CUmemAllocationType, CUmemLocationType); 2] = [(PINNED, HOST), (MANAGED, NOWHERE)];
+
+/// A machine, a stream, and one pool.
+struct Fixture {
+    raw: Raw,
+    stream: CUstream,
+    pool: CUmemoryPool,
+}
+
+/// What a pool with these properties is, or why there is none.
+fn create(raw: &Raw, props: CUmemPoolProps) -> Result<CUmemoryPool, CUresult> {
+    let mut pool = null_mut();
+    // SAFETY: locals outlive the call.
+    match code(unsafe { raw.driver.cuMemPoolCreate(&mut pool, &props) }) {
+        SUCCESS => Ok(pool),
+        refused => Err(refused),
+    }
+}
+
+fn props(kind: CUmemAllocationType, place: CUmemLocationType, id: i32) -> CUmemPoolProps {
+    let location = CUmemLocation { type_: place, id };
+    CUmemPoolProps { allocType: kind, location, ..Default::default() }
+}
+
+impl Fixture {
+    /// A pool that device 0 may use.
+    fn new(
+        driver: &gpumem_tests::sys::Driver,
+        (kind, place): (CUmemAllocationType, CUmemLocationType),
+    ) -> Self {
+        let raw = Raw::new(driver).unwrap();
+        let (stream, pool) = (raw.stream().unwrap(), create(&raw, props(kind, place, 0)).unwrap());
+        let fixture = Self { raw, stream, pool };
+        assert_eq!(fixture.grant(DEVICE), SUCCESS);
+        fixture
+    }
+
+    fn grant(&self, place: CUmemLocationType) -> CUresult {
+        let access = CUmemAccessDesc {
+            location: CUmemLocation { type_: place, id: 0 },
+            flags: CUmemAccess_flags::CU_MEM_ACCESS_FLAGS_PROT_READWRITE,
+        };
+        // SAFETY: the pool is alive, and the local outlives the call.
+        code(unsafe { self.raw.driver.cuMemPoolSetAccess(self.pool, &access, 1) })
+    }
+
+    fn access(&self, place: CUmemLocationType) -> CUmemAccess_flags {
+        let (mut flags, mut location) = (CUmemAccess_flags(9), CUmemLocation { type_: place, id: 0 });
+        // SAFETY: the pool is alive, and both locals outlive the call.
+        unsafe { self.raw.driver.cuMemPoolGetAccess(&mut flags, self.pool, &mut location).unwrap() };
+        flags
+    }
+
+    fn alloc(&self, size_bytes: usize) -> u64 {
+        let mut address = 0;
+        // SAFETY: pool and stream are alive as long as the fixture, and `address` outlives the call.
+        unsafe {
+            self.raw
+                .driver
+                .cuMemAllocFromPoolAsync(&mut address, size_bytes, self.pool, self.stream)
+                .unwrap();
+        }
+        address
+    }
+
+    fn free(&self, address: u64) {
+        // SAFETY: it was allocated here, and is freed once.
+        unsafe { self.raw.driver.cuMemFreeAsync(address, self.stream).unwrap() };
+    }
+
+    fn fill(&self, address: u64, value: u8, size_bytes: usize) -> CUresult {
+        // SAFETY: who fills has that many bytes there, or is refused.
+        code(unsafe { self.raw.driver.cuMemsetD8Async(address, value, size_bytes, self.stream) })
+    }
+
+    fn sync(&self) {
+        // SAFETY: the stream is alive.
+        unsafe { self.raw.driver.cuStreamSynchronize(self.stream).unwrap() };
+    }
+
+    fn reserved_bytes(&self) -> u64 {
+        let mut value = 0_u64;
+        // SAFETY: the pool is alive, and the attribute has 64 bits.
+        unsafe {
+            self.raw.driver.cuMemPoolGetAttribute(self.pool, RESERVED, (&raw mut value).cast()).unwrap()
+        };
+        value
+    }
+
+    fn end(self) {
+        self.sync();
+        // SAFETY: neither is used again.
+        unsafe {
+            self.raw.driver.cuMemPoolDestroy(self.pool).unwrap();
+            self.raw.driver.cuStreamDestroy_v2(self.stream).unwrap();
+        }
+    }
+}
+
+fn host_write(address: u64, value: u8, size_bytes: usize) {
+    let host = std::ptr::with_exposed_provenance_mut::<u8>(address as usize);
+    // SAFETY: the block is alive, the host's too, and no work uses it now.
+    unsafe { host.write_bytes(value, size_bytes) };
+}
+
+fn host_sees(address: u64, value: u8, size_bytes: usize) -> bool {
+    let host = std::ptr::with_exposed_provenance::<u8>(address as usize);
+    // SAFETY: callers pass a live block of this size that the host has at this address, and no work writes it now.
+    unsafe { std::slice::from_raw_parts(host, size_bytes) }.iter().all(|byte| *byte == value)
+}
+
+cases! {
+    /// Which pools there are.
+    fn kinds_of_pools(driver: &Driver) {
+        let raw = Raw::new(driver).unwrap();
+        for (kind, place, id) in [
+            (PINNED, DEVICE, 0),
+            (PINNED, HOST, 0),
+            (PINNED, HOST, 5),
+            (PINNED, NODE, 0),
+            (MANAGED, NOWHERE, 0),
+            (MANAGED, DEVICE, 0),
+            (MANAGED, HOST, 0),
+            (MANAGED, NODE, 0),
+        ] {
+            let pool = create(&raw, props(kind, place, id)).unwrap();
+            // SAFETY: it is not used again.
+            unsafe { driver.cuMemPoolDestroy(pool).unwrap() };
+        }
+        for (kind, place, id) in [
+            (PINNED, NOWHERE, 0),
+            (PINNED, DEVICE, 77),
+            (PINNED, NODE, 99),
+            (PINNED, NODE, -1),
+            (PINNED, CUmemLocationType::CU_MEM_LOCATION_TYPE_HOST_NUMA_CURRENT, 0),
+            (MANAGED, DEVICE, 77),
+            (CUmemAllocationType::CU_MEM_ALLOCATION_TYPE_INVALID, DEVICE, 0),
+            (CUmemAllocationType(3), DEVICE, 0),
+        ] {
+            assert_eq!(create(&raw, props(kind, place, id)), Err(INVALID_VALUE), "{kind:?} {place:?} {id}");
+        }
+    }
+
+    /// A pool of pinned memory has a bound if it is given one; a managed one can't have one, and neither can be shared.
+    fn what_they_can_not_have(driver: &Driver) {
+        let raw = Raw::new(driver).unwrap();
+        for (kind, place) in KINDS {
+            let shared = CUmemPoolProps { handleTypes: FILES, ..props(kind, place, 0) };
+            assert_eq!(create(&raw, shared), Err(INVALID_VALUE));
+        }
+        let bounded = |(kind, place)| CUmemPoolProps { maxSize: 40 * MIB, ..props(kind, place, 0) };
+        assert_eq!(create(&raw, bounded(KINDS[1])), Err(INVALID_VALUE));
+        let pool = create(&raw, bounded(KINDS[0])).unwrap();
+        let fixture = Fixture { stream: raw.stream().unwrap(), raw, pool };
+        let blocks: Vec<_> = (0..64).map(|_| fixture.alloc(MIB)).collect();
+        let mut address = 0;
+        // SAFETY: a local outlives the call.
+        let more = unsafe { driver.cuMemAllocFromPoolAsync(&mut address, MIB, pool, fixture.stream) };
+        assert_eq!(code(more), CUresult::CUDA_ERROR_OUT_OF_MEMORY);
+        assert_eq!(fixture.reserved_bytes(), 64 * MIB as u64);
+        blocks.into_iter().for_each(|address| fixture.free(address));
+        fixture.end();
+    }
+
+    /// The host uses a block at once; devices use pinned memory once they were given access, and managed memory anyway.
+    fn who_may_use_them(driver: &Driver) {
+        for kind in KINDS {
+            let raw = Raw::new(driver).unwrap();
+            let pool = create(&raw, props(kind.0, kind.1, 0)).unwrap();
+            let fixture = Fixture { stream: raw.stream().unwrap(), raw, pool };
+            let address = fixture.alloc(MIB);
+            host_write(address, 3, MIB);
+            assert!(host_sees(address, 3, MIB));
+            let none = CUmemAccess_flags::CU_MEM_ACCESS_FLAGS_PROT_NONE;
+            let all = CUmemAccess_flags::CU_MEM_ACCESS_FLAGS_PROT_READWRITE;
+            let is_pinned = kind.0 == PINNED;
+            assert_eq!(fixture.access(DEVICE), none);
+            assert_eq!(fixture.access(HOST), if is_pinned { all } else { none });
+            assert_eq!(fixture.fill(address, 4, MIB), if is_pinned { INVALID_VALUE } else { SUCCESS });
+            assert_eq!(fixture.grant(DEVICE), SUCCESS);
+            assert_eq!(fixture.grant(HOST), SUCCESS);
+            assert_eq!((fixture.access(DEVICE), fixture.access(HOST)), (all, all));
+            assert_eq!(fixture.fill(address, 5, MIB), SUCCESS);
+            fixture.sync();
+            assert!(host_sees(address, 5, MIB));
+            fixture.free(address);
+            fixture.end();
+        }
+        let fixture = Fixture::new(driver, (PINNED, DEVICE));
+        assert_eq!(fixture.grant(HOST), NOT_SUPPORTED);
+        fixture.end();
+    }
+
+    /// What the driver says of their addresses. Pinned memory of a pool is the host's to it: a copy from it as a device's is
+    /// refused, one that asks the addresses what they are is not.
+    fn pointers_and_copies(driver: &Driver) {
+        for kind in KINDS {
+            let fixture = Fixture::new(driver, kind);
+            let address = fixture.alloc(MIB);
+            fixture.sync();
+            host_write(address, 7, MIB);
+            let is_pinned = kind.0 == PINNED;
+            let attribute = |attribute| {
+                let mut value = 0_u64;
+                // SAFETY: no attribute that is asked for here has more than 64 bits.
+                let code = code(unsafe { driver.cuPointerGetAttribute((&raw mut value).cast(), attribute, address) });
+                (code, value)
+            };
+            let memory_type = if is_pinned { CUmemorytype::CU_MEMORYTYPE_HOST } else { CUmemorytype::CU_MEMORYTYPE_DEVICE };
+            assert_eq!(attribute(CUpointer_attribute::CU_POINTER_ATTRIBUTE_MEMORY_TYPE), (SUCCESS, memory_type.0.into()));
+            assert_eq!(attribute(CUpointer_attribute::CU_POINTER_ATTRIBUTE_CONTEXT), (SUCCESS, 0));
+            assert_eq!(attribute(CUpointer_attribute::CU_POINTER_ATTRIBUTE_HOST_POINTER), (SUCCESS, address));
+            assert_eq!(
+                attribute(CUpointer_attribute::CU_POINTER_ATTRIBUTE_IS_MANAGED),
+                (SUCCESS, u64::from(!is_pinned))
+            );
+            assert_eq!(attribute(CUpointer_attribute::CU_POINTER_ATTRIBUTE_MEMPOOL_HANDLE).0, SUCCESS);
+            assert_ne!(attribute(CUpointer_attribute::CU_POINTER_ATTRIBUTE_MEMPOOL_HANDLE).1, 0);
+            let (plain, mut byte) = (fixture.raw.alloc(MIB).unwrap(), 0_u8);
+            // SAFETY: all of it is alive until the stream was waited for.
+            unsafe {
+                let down = code(driver.cuMemcpyDtoH_v2((&raw mut byte).cast(), address, 1));
+                assert_eq!(down, if is_pinned { INVALID_VALUE } else { SUCCESS });
+                driver.cuMemcpyAsync(plain, address, MIB, fixture.stream).unwrap();
+                fixture.sync();
+                assert_eq!(fixture.raw.read(plain, MIB).unwrap(), vec![7; MIB]);
+                driver.cuMemFree_v2(plain).unwrap();
+                driver.cuMemFree_v2(address).unwrap();
+            }
+            fixture.end();
+        }
+    }
+
+    /// Managed memory of a pool moves on purpose, but takes no advice.
+    fn pages(driver: &Driver) {
+        let fixture = Fixture::new(driver, KINDS[1]);
+        let address = fixture.alloc(MIB);
+        host_write(address, 9, MIB);
+        // SAFETY: the block is alive.
+        unsafe {
+            driver.cuMemPrefetchAsync(address, MIB, 0, fixture.stream).unwrap();
+            driver.cuMemPrefetchAsync(address, MIB, -1, fixture.stream).unwrap();
+            let advice = CUmem_advise::CU_MEM_ADVISE_SET_READ_MOSTLY;
+            assert_eq!(code(driver.cuMemAdvise(address, MIB, advice, 0)), NOT_SUPPORTED);
+            assert_eq!(code(driver.cuStreamAttachMemAsync(fixture.stream, address, 0, 1)), INVALID_VALUE);
+        }
+        fixture.sync();
+        assert!(host_sees(address, 9, MIB));
+        fixture.free(address);
+        fixture.end();
+        let fixture = Fixture::new(driver, KINDS[0]);
+        let address = fixture.alloc(MIB);
+        // SAFETY: the block has so many bytes, the stream is alive, and what the driver can't do it refuses.
+        unsafe {
+            assert_eq!(code(driver.cuMemPrefetchAsync(address, MIB, 0, fixture.stream)), INVALID_VALUE);
+            let advice = CUmem_advise::CU_MEM_ADVISE_SET_READ_MOSTLY;
+            assert_eq!(code(driver.cuMemAdvise(address, MIB, advice, 0)), INVALID_VALUE);
+        }
+        fixture.free(address);
+        fixture.end();
+    }
+
+    /// A stream has again at once what it freed, though the device still uses it: the host's next write is not safe there.
+    fn a_free_on_a_stream_is_not_for_the_host(driver: &Driver) {
+        for kind in KINDS {
+            let fixture = Fixture::new(driver, kind);
+            fixture.free(fixture.alloc(MIB));
+            fixture.sync();
+            // SAFETY: the stream is alive, and its context current.
+            let gate = unsafe { StreamGate::close(driver, fixture.stream).unwrap() };
+            let used = fixture.alloc(MIB);
+            assert_eq!(fixture.fill(used, 1, MIB), SUCCESS);
+            fixture.free(used);
+            let again = fixture.alloc(MIB);
+            assert_eq!(again, used);
+            assert!(gate.open());
+            fixture.sync();
+            assert!(host_sees(again, 1, MIB));
+            fixture.free(again);
+            fixture.end();
+        }
+    }
+
+    /// What is free goes back by a trim, and at a synchronisation beyond the threshold.
+    fn they_give_back(driver: &Driver) {
+        for kind in KINDS {
+            let fixture = Fixture::new(driver, kind);
+            fixture.free(fixture.alloc(70 * MIB));
+            fixture.sync();
+            assert_eq!(fixture.reserved_bytes(), 0);
+            let mut keep_bytes = u64::MAX;
+            let threshold = CUmemPool_attribute::CU_MEMPOOL_ATTR_RELEASE_THRESHOLD;
+            // SAFETY: the pool is alive, and the attribute has 64 bits.
+            unsafe { driver.cuMemPoolSetAttribute(fixture.pool, threshold, (&raw mut keep_bytes).cast()).unwrap() };
+            fixture.free(fixture.alloc(70 * MIB));
+            fixture.sync();
+            assert!(fixture.reserved_bytes() >= 70 * MIB as u64);
+            // SAFETY: the pool is alive.
+            unsafe { driver.cuMemPoolTrimTo(fixture.pool, 0).unwrap() };
+            assert_eq!(fixture.reserved_bytes(), 0);
+            fixture.end();
+        }
+    }
+}

@@ -1,0 +1,57 @@
+//! What a driver asks of the threads that call it, and which threads it has of its own.
+
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+use gpumem_tests::cases;
+use gpumem_tests::driver::raw::{Raw, code};
+use gpumem_tests::driver::stream_gate::StreamGate;
+use gpumem_tests::sys::CUresult;
+use std::ptr::null_mut;
+
+cases! {
+    /// An event knows its context: any thread may ask for it, wait for it and destroy it. Libraries that queue work on
+    /// a thread of their own hand events to their callers for that.
+    fn an_event_is_waited_for_without_a_current_context(driver: &Driver) {
+        let raw = Raw::new(driver).unwrap();
+        let (stream, event) = (raw.stream().unwrap(), raw.event().unwrap());
+        let address = raw.alloc(1 << 20).unwrap();
+        // SAFETY: the stream, the event and the memory are alive; numbers carry the handle to the thread.
+        unsafe {
+            driver.cuMemsetD8Async(address, 1, 1 << 20, stream).unwrap();
+            driver.cuEventRecord(event, stream).unwrap();
+            let event = event.expose_provenance();
+            std::thread::scope(|scope| {
+                scope.spawn(|| {
+                    let (event, mut current) = (std::ptr::with_exposed_provenance_mut(event), null_mut());
+                    driver.cuCtxGetCurrent(&mut current).unwrap();
+                    assert!(current.is_null());
+                    driver.cuEventSynchronize(event).unwrap();
+                    driver.cuEventQuery(event).unwrap();
+                    driver.cuEventDestroy_v2(event).unwrap();
+                });
+            });
+            driver.cuMemFree_v2(address).unwrap();
+            driver.cuStreamDestroy_v2(stream).unwrap();
+        }
+    }
+
+    /// A host function may wait for the thread that queued it: that thread's calls go on meanwhile.
+    fn a_host_function_waits_for_the_thread_that_queued_it(driver: &Driver) {
+        let raw = Raw::new(driver).unwrap();
+        let (stream, event, other) = (raw.stream().unwrap(), raw.event().unwrap(), raw.stream().unwrap());
+        // SAFETY: the handles are alive.
+        unsafe {
+            let gate = StreamGate::close(driver, stream).unwrap();
+            driver.cuEventRecord(event, stream).unwrap();
+            for _ in 0..20 {
+                assert_eq!(code(driver.cuEventQuery(event)), CUresult::CUDA_ERROR_NOT_READY);
+                driver.cuStreamSynchronize(other).unwrap();
+            }
+            assert!(gate.open());
+            driver.cuEventSynchronize(event).unwrap();
+            driver.cuEventDestroy_v2(event).unwrap();
+            driver.cuStreamDestroy_v2(stream).unwrap();
+            driver.cuStreamDestroy_v2(other).unwrap();
+        }
+    }
+}

@@ -1,0 +1,246 @@
+//! Every entry that takes a stream refuses one that must not be named there, before the driver sees its handle: a stream
+//! that has been retired, another thread's own, another device's; and one that captures where a graph can't have the work.
+
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+#![forbid(unsafe_code)]
+
+use gpumem_sim::SimConfig;
+use gpumem_tests::array::{Gpu, GpuArray};
+use gpumem_tests::driver::call_counter::{count_calls, reading};
+use gpumem_tests::pool::adaptor::{Adaptor, Release};
+use gpumem_tests::pool::{
+    BackendKind, Block, CaptureMode, Device, Event, GrowableBlock, Location, MemoryKind, Pool, PoolError,
+    Stream, StreamId,
+};
+use gpumem_tests::sys::Driver;
+use std::sync::{Arc, Mutex};
+
+const MIB: u64 = 1 << 20;
+
+struct Stage {
+    device: Device,
+    pool: Pool,
+    own: Stream,
+    event: Event,
+    block: Block,
+    unified: Block,
+    growable: GrowableBlock,
+    array: GpuArray<f32, gpumem_tests::array::ndarray::Ix1>,
+}
+
+impl Stage {
+    fn new(driver: &Driver) -> Self {
+        let device = Device::new(driver, 0).unwrap();
+        let pool = Pool::builder(&device).backend(BackendKind::Caching).build().unwrap();
+        let own = Stream::new(&device).unwrap();
+        let event = Event::new(&device).unwrap();
+        let block = pool.alloc(MIB, &own).unwrap();
+        let unified = Pool::builder(&device).kind(MemoryKind::Unified).build().unwrap();
+        let unified = unified.alloc(MIB, &own).unwrap();
+        let growable = pool.growable(8 * MIB, &own).unwrap();
+        let array = GpuArray::zeros(&Gpu::with_stream(&pool, &own).unwrap(), 4).unwrap();
+        // What the entries load is loaded.
+        array.try_mul(2.0).unwrap();
+        Self { device, pool, own, event, block, unified, growable, array }
+    }
+}
+
+/// What an entry says of a stream that captures.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum InCapture {
+    Refused,
+    Fine,
+}
+use InCapture::{Fine, Refused};
+
+type Entry = (&'static str, InCapture, fn(&Stage, &Stream) -> Result<(), PoolError>);
+
+const ENTRIES: &[Entry] = &[
+    ("Pool::alloc", Fine, |stage, stream| stage.pool.alloc(1000, stream).map(drop)),
+    ("Pool::alloc, large", Fine, |stage, stream| stage.pool.alloc(9 * MIB, stream).map(drop)),
+    ("Pool::alloc, empty", Fine, |stage, stream| stage.pool.alloc(0, stream).map(drop)),
+    ("Pool::alloc_aligned", Fine, |stage, stream| stage.pool.alloc_aligned(1000, 4096, stream).map(drop)),
+    ("Pool::growable", Fine, |stage, stream| stage.pool.growable(MIB, stream).map(drop)),
+    ("Block::prefetch", Refused, |stage, stream| stage.unified.prefetch(0..MIB, Location::Host, stream)),
+    ("Stream::synchronize", Refused, |_, stream| stream.synchronize()),
+    ("Stream::is_complete", Refused, |_, stream| stream.is_complete().map(drop)),
+    ("Stream::is_capturing", Fine, |_, stream| stream.is_capturing().map(drop)),
+    ("Stream::wait", Fine, |stage, stream| stream.wait(&stage.event)),
+    ("Stream::wait_for", Fine, |stage, stream| stream.wait_for(&stage.own)),
+    ("Stream::wait_for, the other", Fine, |stage, stream| stage.own.wait_for(stream)),
+    ("Stream::begin_capture", Refused, |_, stream| stream.begin_capture(CaptureMode::Relaxed).map(drop)),
+    ("Event::record", Fine, |stage, stream| stage.event.record(stream)),
+    ("GpuArray, an operation", Fine, |stage, stream| {
+        of_array(on(stage, stream).and_then(|gpu| stage.array.on(&gpu).try_mul(2.0).map(drop)))
+    }),
+    ("GpuArray, an upload", Refused, |stage, stream| {
+        of_array(on(stage, stream).and_then(|gpu| GpuArray::from_slice(&gpu, &[1.0_f32]).map(drop)))
+    }),
+    ("GpuArray, a download", Refused, |stage, stream| {
+        of_array(on(stage, stream).and_then(|gpu| stage.array.on(&gpu).to_vec().map(drop)))
+    }),
+    ("GpuArray, zeros", Fine, |stage, stream| {
+        of_array(on(stage, stream).and_then(|gpu| GpuArray::<f32, _>::zeros(&gpu, 4).map(drop)))
+    }),
+];
+
+type Outcome<T> = Result<T, gpumem_tests::array::ArrayError>;
+
+fn on(stage: &Stage, stream: &Stream) -> Outcome<Gpu> {
+    Gpu::with_stream(&stage.pool, stream)
+}
+
+fn of_array(outcome: Outcome<()>) -> Result<(), PoolError> {
+    use gpumem_tests::array::ArrayError;
+    outcome.map_err(|error| match error {
+        ArrayError::Pool(error) => error,
+        ArrayError::WrongDevice { expected, found } => PoolError::WrongDevice { expected, found },
+        other => panic!("{other}"),
+    })
+}
+
+/// These say nothing; what they record must not reach the driver either.
+fn record(stage: &Stage, stream: &Stream) {
+    stage.block.record_use(stream);
+    stage.growable.record_use(stream);
+    stage.pool.alloc(MIB, &stage.own).unwrap().free_on(stream);
+}
+
+fn driver(device_count: u32) -> Driver {
+    gpumem_sim::driver(SimConfig::new().devices(device_count as _)).unwrap()
+}
+
+/// Calls every entry, and says which did not refuse as they should.
+fn refused(stage: &Stage, stream: &Stream, is_right: fn(&PoolError) -> bool) -> Vec<String> {
+    let wrong = ENTRIES.iter().filter_map(|(name, _, entry)| match entry(stage, stream) {
+        Err(error) if is_right(&error) => None,
+        other => Some(format!("{name}: {other:?}")),
+    });
+    wrong.collect()
+}
+
+/// Calls of the driver that take a stream.
+fn stream_calls() -> u64 {
+    let calls = reading().calls;
+    calls.cuMemPrefetchAsync
+        + calls.cuStreamIsCapturing
+        + calls.cuStreamGetCaptureInfo
+        + calls.cuStreamSynchronize
+        + calls.cuStreamQuery
+        + calls.cuStreamWaitEvent
+        + calls.cuEventRecord
+        + calls.cuMemcpyAsync
+        + calls.cuLaunchKernel
+        + calls.cuMemsetD8Async
+        + calls.cuMemsetD32Async
+        + calls.cuStreamBeginCapture_v2
+}
+
+#[test]
+fn a_stream_that_has_been_retired() {
+    let driver = count_calls(&driver(1));
+    let stage = Stage::new(&driver);
+    for stream in [Stream::legacy(&stage.device).unwrap(), Stream::per_thread(&stage.device).unwrap()] {
+        stream.retire().unwrap();
+        let before = stream_calls();
+        assert_eq!(refused(&stage, &stream, |error| matches!(error, PoolError::StreamRetired)), [""; 0]);
+        assert_eq!(stream_calls(), before, "calls with its handle");
+        // Another has its slot by now, perhaps.
+        record(&stage, &stream);
+    }
+    stage.device.synchronize().unwrap();
+}
+
+#[test]
+fn another_threads_own_stream() {
+    let driver = driver(1);
+    let stage = Stage::new(&driver);
+    let theirs = std::thread::scope(|scope| {
+        let theirs = scope.spawn(|| Stream::per_thread(&stage.device).unwrap());
+        theirs.join().unwrap()
+    });
+    assert_eq!(refused(&stage, &theirs, |error| matches!(error, PoolError::WrongThread)), [""; 0]);
+    record(&stage, &theirs);
+}
+
+/// Where a capture goes on, streams are asked what they do; this thread's own is not the one that is meant.
+#[test]
+fn a_use_by_another_threads_own_stream_is_not_asked_about() {
+    let driver = driver(1);
+    let stage = Stage::new(&driver);
+    let (mine, theirs) = std::thread::scope(|scope| {
+        let theirs = scope.spawn(|| Stream::per_thread(&stage.device).unwrap()).join().unwrap();
+        (Stream::per_thread(&stage.device).unwrap(), theirs)
+    });
+    let capture = mine.begin_capture(CaptureMode::Relaxed).unwrap();
+    let block = stage.pool.alloc(9 * MIB, &stage.own).unwrap();
+    block.record_use(&theirs);
+    let graph = capture.end().unwrap();
+    drop(block);
+    stage.device.synchronize().unwrap();
+    stage.pool.trim_to(0).unwrap();
+    let reserved_bytes = stage.pool.status().unwrap().reserved_bytes;
+    assert!(reserved_bytes < 9 * MIB, "the graph keeps what its capture never used: {reserved_bytes}");
+    drop(graph);
+}
+
+#[test]
+fn another_devices_stream() {
+    let driver = driver(2);
+    let stage = Stage::new(&driver);
+    let theirs = Stream::new(&Device::new(&driver, 1).unwrap()).unwrap();
+    // Of one machine, streams wait for each other, and work on one device's stream may use another's memory.
+    let across = ["Stream::", "Block::prefetch"];
+    let wrong = refused(&stage, &theirs, |error| matches!(error, PoolError::WrongDevice { .. }));
+    let wrong: Vec<String> =
+        wrong.into_iter().filter(|line| !across.iter().any(|name| line.starts_with(name))).collect();
+    assert_eq!(wrong, [""; 0]);
+    record(&stage, &theirs);
+    let elsewhere = Stream::new(&Device::new(&self::driver(1), 0).unwrap()).unwrap();
+    let moved = stage.unified.prefetch(0..MIB, Location::Host, &elsewhere);
+    assert!(matches!(moved, Err(PoolError::WrongDevice { .. })), "{moved:?}");
+}
+
+/// A capture is never broken by an entry, whether that is refused or becomes part of it.
+#[test]
+fn a_stream_that_captures() {
+    for (name, expected, entry) in ENTRIES {
+        let stage = Stage::new(&driver(1));
+        stage.event.record(&stage.own).unwrap();
+        let stream = Stream::new(&stage.device).unwrap();
+        let capture = stream.begin_capture(CaptureMode::Relaxed).unwrap();
+        let outcome = entry(&stage, &stream);
+        match expected {
+            Refused => assert!(matches!(outcome, Err(PoolError::NotInCapture { .. })), "{name}: {outcome:?}"),
+            Fine => assert!(outcome.is_ok(), "{name}: {outcome:?}"),
+        }
+        // One that has been waited for is part of the capture, and joins it again.
+        if name.ends_with("the other") {
+            stream.wait_for(&stage.own).unwrap();
+        }
+        assert!(capture.end().is_ok(), "{name}");
+    }
+}
+
+/// A prefetch counts as a use of the block on its stream: the free waits for it.
+#[test]
+fn the_free_waits_for_a_prefetch() {
+    let stage = Stage::new(&driver(1));
+    let (other, users) = (Stream::new(&stage.device).unwrap(), Arc::new(Users::default()));
+    let pool = Pool::builder(&stage.device).kind(MemoryKind::Unified).adaptor(users.clone()).build().unwrap();
+    let block = pool.alloc(MIB, &stage.own).unwrap();
+    block.prefetch(0..MIB, Location::Host, &stage.own).unwrap();
+    block.prefetch(0..MIB, Location::Host, &other).unwrap();
+    drop(block);
+    assert_eq!(*users.0.lock().unwrap(), [other.id()]);
+}
+
+/// The streams that blocks were used on when they were freed, home apart.
+#[derive(Default)]
+struct Users(Mutex<Vec<StreamId>>);
+
+impl Adaptor for Users {
+    fn free(&self, release: &Release<'_>) {
+        self.0.lock().unwrap().extend(release.users());
+    }
+}

@@ -1,0 +1,115 @@
+//! Whatever context is current on a thread, every entry point of the pool's crate works there and leaves it as it was.
+
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+use gpumem_tests::cases;
+use gpumem_tests::fixtures::backends::backends;
+use gpumem_tests::fixtures::entry_points::{ENTRIES, PLAIN, Stage, is_missing};
+use gpumem_tests::pool::Device;
+use gpumem_tests::sys::Driver;
+use gpumem_tests::sys::types::CUcontext;
+use std::collections::BTreeSet;
+use std::ptr::null_mut;
+
+cases! {
+    #[serial_test::serial]
+    fn a_thread_without_a_context_stays_without(driver: &Driver) {
+        each_entry(driver, null_mut());
+    }
+
+    /// One of somebody else's making, on the same device.
+    #[serial_test::serial]
+    fn another_context_stays_current(driver: &Driver) {
+        let (mut device, mut context) = (0, null_mut());
+        // SAFETY: both outlive the calls, and the context is destroyed when nothing of ours is in it: it never was.
+        unsafe {
+            driver.cuInit(0).unwrap();
+            driver.cuDeviceGet(&mut device, 0).unwrap();
+            driver.cuCtxCreate_v2(&mut context, 0, device).unwrap();
+            let mut popped = null_mut();
+            driver.cuCtxPopCurrent_v2(&mut popped).unwrap();
+        }
+        each_entry(driver, context);
+        // SAFETY: the context was created for this case, and is neither current on this thread nor used again.
+        unsafe { driver.cuCtxDestroy_v2(context).unwrap() };
+    }
+
+    /// As other libraries have it current that share the device's primary context.
+    #[serial_test::serial]
+    fn the_devices_own_context_stays_current(driver: &Driver) {
+        let device = Device::new(driver, 0).unwrap();
+        each_entry(driver, device.context());
+    }
+}
+
+/// Calls all of them on a thread that has this context, or none.
+fn each_entry(driver: &Driver, context: CUcontext) {
+    let device = Device::new(driver, 0).unwrap();
+    let context = context.expose_provenance();
+    for backend in backends(&device) {
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                let set = std::ptr::with_exposed_provenance_mut(context);
+                // SAFETY: the context is alive, or none at all.
+                unsafe { driver.cuCtxSetCurrent(set).unwrap() };
+                let stage = Stage::new(driver, backend).unwrap();
+                assert_eq!(current(driver), context, "{backend}: making pools and streams");
+                for (name, entry) in ENTRIES {
+                    let outcome = entry(&stage);
+                    assert_eq!(current(driver), context, "{backend}: {name}");
+                    if let Err(error) = &outcome {
+                        assert!(is_missing(error), "{backend}: {name}: {error}");
+                    }
+                }
+                drop(stage);
+                assert_eq!(current(driver), context, "{backend}: the end of everything");
+            });
+        });
+    }
+}
+
+fn current(driver: &Driver) -> usize {
+    let mut context = null_mut();
+    // SAFETY: `context` outlives the call.
+    unsafe { driver.cuCtxGetCurrent(&mut context).unwrap() };
+    context.addr()
+}
+
+/// A function that is added to the crate is added to the table.
+#[test]
+fn every_public_function_has_an_entry() {
+    let root = gpumem_tests::folder().join("../crates/gpumem-pool/src");
+    let words = |text: &str| text.split_whitespace().map(str::to_string).collect::<BTreeSet<_>>();
+    let known: BTreeSet<String> =
+        ENTRIES.iter().flat_map(|(name, _)| words(name)).chain(words(PLAIN)).collect();
+    let mut missing = BTreeSet::new();
+    for file in sources(&root) {
+        let text = std::fs::read_to_string(&file).unwrap();
+        for line in text.lines().map(str::trim_start) {
+            let function = ["pub fn ", "pub unsafe fn ", "pub const fn "]
+                .iter()
+                .find_map(|start| line.strip_prefix(start));
+            let Some(name) = function.and_then(|rest| rest.split(['(', '<']).next()) else { continue };
+            if !known.contains(name) {
+                missing.insert(format!("{name} in {}", file.display()));
+            }
+        }
+    }
+    assert!(missing.is_empty(), "no entry in tests/src/entries.rs for {missing:#?}");
+}
+
+/// Backends have no public interface, adaptors are entered through the pool, and mistakes are planted by the search alone.
+fn sources(folder: &std::path::Path) -> Vec<std::path::PathBuf> {
+    let mut found = Vec::new();
+    for entry in std::fs::read_dir(folder).unwrap() {
+        let path = entry.unwrap().path();
+        let name = path.file_stem().unwrap().to_string_lossy().into_owned();
+        let is_inner = ["backend", "adaptor", "adaptors", "trace", "order"].contains(&name.as_str());
+        match path.is_dir() {
+            _ if is_inner => {}
+            true => found.extend(sources(&path)),
+            false => found.push(path),
+        }
+    }
+    found
+}

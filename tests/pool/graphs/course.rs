@@ -1,0 +1,264 @@
+//! How captures and launches go: what runs when, what is waited for, what is refused and what breaks.
+
+use crate::fixture::{MODES, SIZE_BYTES, each_fixture, each_fixture_with, executable, refused};
+use gpumem_tests::array::{Gpu, GpuArray};
+use gpumem_tests::cases;
+use gpumem_tests::fixtures::backends::backends;
+use gpumem_tests::pool::{CaptureMode, Device, Event, Pool, PoolError, Stream};
+
+cases! {
+    /// What was captured runs at each launch, in memory of the graph's own, in every mode.
+    #[serial_test::serial]
+    fn a_graph_runs_at_every_launch(driver: &Driver) {
+        for mode in MODES {
+            each_fixture(driver, |fixture| {
+                let (input, output) = (fixture.alloc(), fixture.alloc());
+                let capture = fixture.stream.begin_capture(mode).unwrap();
+                let scratch = fixture.alloc();
+                fixture.copy(&input, &scratch, &fixture.stream);
+                fixture.copy(&scratch, &output, &fixture.stream);
+                drop(scratch);
+                let exec = executable(capture);
+                for round in 1..=3 {
+                    fixture.fill(&input, round, &fixture.stream);
+                    fixture.launch(&exec, &fixture.stream);
+                    assert_eq!(fixture.read(&output, &fixture.stream), round);
+                }
+            });
+        }
+    }
+
+    /// Streams come and go beside a capture, which stays whole.
+    #[serial_test::serial]
+    fn streams_come_and_go_beside_a_capture(driver: &Driver) {
+        each_fixture(driver, |fixture| {
+            for mode in MODES {
+                let capture = fixture.stream.begin_capture(mode).unwrap();
+                for _ in 0..3 {
+                    let stream = Stream::new(&fixture.device).unwrap();
+                    drop(fixture.pool.alloc(SIZE_BYTES, &stream).unwrap());
+                }
+                drop(capture.end().unwrap());
+            }
+        });
+    }
+
+    /// Dropped unfinished, a capture leaves the stream as it was, and gives back what it had.
+    #[serial_test::serial]
+    fn an_unfinished_capture(driver: &Driver) {
+        each_fixture(driver, |fixture| {
+            let before = fixture.in_use_bytes();
+            let capture = fixture.capture();
+            let block = fixture.alloc();
+            fixture.fill(&block, 1, &fixture.stream);
+            drop(block);
+            drop(capture);
+            assert!(!fixture.stream.is_capturing().unwrap());
+            assert_eq!(fixture.in_use_bytes(), before);
+            let block = fixture.alloc();
+            fixture.fill(&block, 2, &fixture.stream);
+            assert_eq!(fixture.read(&block, &fixture.stream), 2);
+        });
+    }
+
+    /// What can't be captured is refused, and the capture goes on.
+    #[serial_test::serial]
+    fn refusals_leave_a_capture_whole(driver: &Driver) {
+        each_fixture(driver, |fixture| {
+            let event = Event::new(&fixture.device).unwrap();
+            let warm = fixture.capture_of_nothing();
+            let capture = fixture.capture();
+            let block = fixture.alloc();
+            fixture.fill(&block, 4, &fixture.stream);
+            refused(fixture.stream.synchronize());
+            refused(fixture.stream.is_complete());
+            refused(fixture.device.synchronize());
+            refused(fixture.stream.begin_capture(CaptureMode::Global));
+            // SAFETY: the graph is empty.
+            refused(unsafe { warm.launch(&fixture.stream) });
+            event.record(&fixture.stream).unwrap();
+            refused(event.is_complete());
+            refused(event.synchronize());
+            let elsewhere = fixture.other.begin_capture(CaptureMode::Global).unwrap();
+            refused(fixture.stream.wait_for(&fixture.other));
+            drop(elsewhere);
+            let exec = executable(capture);
+            fixture.launch(&exec, &fixture.stream);
+            assert_eq!(fixture.read(&block, &fixture.stream), 4);
+        });
+    }
+
+    /// Waits for what is outside become waits of the launches.
+    #[serial_test::serial]
+    fn waits_for_the_outside(driver: &Driver) {
+        each_fixture(driver, |fixture| {
+            let (input, output) = (fixture.alloc(), fixture.alloc());
+            let event = Event::new(&fixture.device).unwrap();
+            fixture.other.wait_for(&fixture.stream).unwrap();
+            for uses_event in [false, true] {
+                fixture.fill(&input, 40 + u8::from(uses_event), &fixture.other);
+                event.record(&fixture.other).unwrap();
+                let capture = fixture.capture();
+                match uses_event {
+                    true => fixture.stream.wait(&event).unwrap(),
+                    false => fixture.stream.wait_for(&fixture.other).unwrap(),
+                }
+                fixture.copy(&input, &output, &fixture.stream);
+                let exec = executable(capture);
+                fixture.launch(&exec, &fixture.stream);
+                assert_eq!(fixture.read(&output, &fixture.stream), 40 + u8::from(uses_event));
+            }
+            input.record_use(&fixture.other);
+        });
+    }
+
+    /// So does a wait for another library's stream, which only calls that name it can mark; and the stream waits, too, once
+    /// the capture has ended.
+    #[serial_test::serial]
+    fn waits_for_anothers_event(driver: &Driver) {
+        for launches in [true, false] {
+            each_fixture(driver, |fixture| {
+                let (input, output) = (fixture.alloc(), fixture.alloc());
+                let (foreign, event) = (fixture.foreign(), Event::new(&fixture.device).unwrap());
+                foreign.wait_for(&fixture.stream).unwrap();
+                fixture.fill(&input, 7, &foreign);
+                event.record(&foreign).unwrap();
+                let capture = fixture.capture();
+                fixture.stream.wait(&event).unwrap();
+                if launches {
+                    fixture.copy(&input, &output, &fixture.stream);
+                }
+                let exec = executable(capture);
+                match launches {
+                    true => fixture.launch(&exec, &fixture.stream),
+                    false => fixture.copy(&input, &output, &fixture.stream),
+                }
+                assert_eq!(fixture.read(&output, &fixture.stream), 7);
+                input.record_use(&foreign);
+                fixture.end_foreign(foreign);
+            });
+        }
+    }
+
+    /// Arrays compute in a capture what they compute outside; what needs the host is refused and breaks nothing.
+    #[serial_test::serial]
+    fn arrays_in_a_capture(driver: &Driver) {
+        let device = Device::new(driver, 0).unwrap();
+        for backend in backends(&device) {
+            let pool = Pool::builder(&device).backend(backend).build().unwrap();
+            let gpu = Gpu::new(&pool).unwrap();
+            gpu.preload::<f32>().unwrap();
+            let mut x = GpuArray::from_slice(&gpu, &[1.0_f32, 2.0, 3.0]).unwrap();
+            // Written elsewhere: launches wait for that.
+            let other = gpu.fork().unwrap();
+            let y = x.on(&other).try_mul(10.0).unwrap();
+            let capture = gpu.stream().begin_capture(CaptureMode::Global).unwrap();
+            let sum = x.on(&gpu).try_add(&y).unwrap();
+            let result = sum.try_mul(2.0).unwrap();
+            drop((sum, y));
+            assert!(result.to_vec().is_err() && x.copy_from_slice(&[0.0; 3]).is_err());
+            let exec = executable(capture);
+            for round in 1..=3 {
+                x.copy_from_slice(&[round as f32; 3]).unwrap();
+                // SAFETY: the stream of the arrays orders all uses.
+                unsafe { exec.launch(gpu.stream()).unwrap() };
+                let round = round as f32;
+                assert_eq!(result.to_vec().unwrap(), [10.0, 20.0, 30.0].map(|y| 2.0 * (round + y)), "{backend}");
+            }
+        }
+    }
+
+    /// A capture that somebody else's call has broken says so, and its memory comes back.
+    #[serial_test::serial]
+    fn a_broken_capture(driver: &Driver) {
+        each_fixture_with(driver, 2, |fixture| {
+            let before = fixture.in_use_bytes();
+            let outside = fixture.alloc();
+            let capture = fixture.capture();
+            let inside = fixture.alloc();
+            let bound = fixture.device.bind().unwrap();
+            // SAFETY: the stream is alive.
+            unsafe { driver.cuStreamSynchronize(fixture.stream.raw()).unwrap_err() };
+            drop(bound);
+            let error = fixture.pool.alloc(SIZE_BYTES, &fixture.stream).unwrap_err();
+            assert!(matches!(error, PoolError::CaptureBroken), "{error}");
+            drop((outside, inside));
+            let error = capture.end().unwrap_err();
+            assert!(matches!(error, PoolError::CaptureBroken), "{error}");
+            assert_eq!(fixture.in_use_bytes(), before);
+            let block = fixture.alloc();
+            fixture.fill(&block, 2, &fixture.stream);
+            assert_eq!(fixture.read(&block, &fixture.stream), 2);
+        });
+    }
+
+    /// A stream that joined must be waited for before the end.
+    #[serial_test::serial]
+    fn an_unjoined_capture(driver: &Driver) {
+        each_fixture_with(driver, 1, |fixture| {
+            let block = fixture.alloc();
+            let capture = fixture.capture();
+            fixture.fill(&block, 1, &fixture.stream);
+            fixture.other.wait_for(&fixture.stream).unwrap();
+            fixture.fill(&block, 2, &fixture.other);
+            let error = capture.end().unwrap_err();
+            assert!(matches!(error, PoolError::CaptureUnjoined), "{error}");
+            fixture.fill(&block, 3, &fixture.stream);
+            assert_eq!(fixture.read(&block, &fixture.stream), 3);
+        });
+    }
+
+    /// Other threads allocate, use, free and wait as ever while one captures, in every mode.
+    #[serial_test::serial]
+    fn other_threads_go_on(driver: &Driver) {
+        for mode in MODES {
+            each_fixture(driver, |fixture| {
+                let capture = fixture.stream.begin_capture(mode).unwrap();
+                let inside = fixture.alloc();
+                std::thread::scope(|scope| {
+                    for value in 0..2_u8 {
+                        let fixture = &fixture;
+                        scope.spawn(move || {
+                            let stream = Stream::new(&fixture.device).unwrap();
+                            for size_bytes in [1 << 10, 3 << 20, 20 << 20] {
+                                let block = fixture.pool.alloc(size_bytes, &stream).unwrap();
+                                fixture.fill(&block, value, &stream);
+                                assert_eq!(fixture.read(&block, &stream), value);
+                                assert!(stream.is_complete().unwrap());
+                            }
+                        });
+                    }
+                });
+                fixture.fill(&inside, 8, &fixture.stream);
+                let exec = executable(capture);
+                fixture.launch(&exec, &fixture.stream);
+                assert_eq!(fixture.read(&inside, &fixture.stream), 8);
+            });
+        }
+    }
+
+    /// An executable is launched on several streams, and its memory comes back behind all of them.
+    #[serial_test::serial]
+    fn launches_on_several_streams(driver: &Driver) {
+        each_fixture(driver, |fixture| {
+            let before = fixture.in_use_bytes();
+            let capture = fixture.capture();
+            let block = fixture.alloc();
+            fixture.fill(&block, 1, &fixture.stream);
+            drop(block);
+            let exec = executable(capture);
+            let streams: Vec<_> = (0..3).map(|_| Stream::new(&fixture.device).unwrap()).collect();
+            for (index, stream) in streams.iter().enumerate() {
+                if let Some(former) = index.checked_sub(1) {
+                    stream.wait_for(&streams[former]).unwrap();
+                }
+                fixture.launch(&exec, stream);
+            }
+            drop(exec);
+            assert_eq!(fixture.in_use_bytes(), before);
+            let block = fixture.alloc();
+            fixture.fill(&block, 2, &fixture.stream);
+            assert_eq!(fixture.read(&block, &fixture.stream), 2);
+        });
+    }
+}

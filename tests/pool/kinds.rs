@@ -1,0 +1,236 @@
+//! Unified and pinned host memory from a pool, and the program's own: on either driver, in small sizes. More managed memory
+//! than a card has free can bring a machine to a stand, so what asks for much here is refused before the driver is asked.
+
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+use gpumem_tests::cases;
+use gpumem_tests::driver::stream_gate::StreamGate;
+use gpumem_tests::fixtures::backends::backends;
+use gpumem_tests::pool::{
+    BackendKind, Block, BorrowedHostMemory, Device, HostMemory, Location, MemoryAdvice, MemoryKind, Pool,
+    PoolError, Stream,
+};
+use gpumem_tests::sys::types::{CUdevice_attribute, CUmem_range_attribute};
+
+const MIB: u64 = 1 << 20;
+const FOR_HOST: [MemoryKind; 2] = [MemoryKind::Unified, MemoryKind::Host];
+
+/// Each backend with each of these kinds.
+fn pools(device: &Device) -> Vec<Pool> {
+    let of = |backend| {
+        FOR_HOST.map(|kind| {
+            let pool = Pool::builder(device).backend(backend).kind(kind).hard_limit(64 * MIB);
+            pool.build().unwrap()
+        })
+    };
+    backends(device).into_iter().flat_map(of).collect()
+}
+
+fn fill(address: u64, value: u8, size_bytes: u64, stream: &Stream) {
+    let _bound = stream.device().bind().unwrap();
+    let driver = stream.device().driver();
+    // SAFETY: who owns the bytes waits for the stream before he gives them back.
+    unsafe { driver.cuMemsetD8Async(address, value, size_bytes as usize, stream.raw()).unwrap() };
+}
+
+/// The number of the device that all pages of a block were last moved to, or -1 for the host.
+fn last_prefetched_to(block: &Block, device: &Device) -> i32 {
+    let attribute = CUmem_range_attribute::CU_MEM_RANGE_ATTRIBUTE_LAST_PREFETCH_LOCATION;
+    let (_bound, mut value) = (device.bind().unwrap(), 99_i32);
+    let place = (&raw mut value).cast();
+    // SAFETY: the attribute is an `int`, which the local is, and the block has these bytes.
+    unsafe {
+        let (address, size) = (block.address(), block.size_bytes() as usize);
+        device.driver().cuMemRangeGetAttribute(place, 4, attribute, address, size).unwrap();
+    }
+    value
+}
+
+fn host_write(block: &Block, value: u8) {
+    // SAFETY: nothing that was queued uses the block.
+    unsafe { block.host_ptr().unwrap().write_bytes(value, block.size_bytes() as usize) };
+}
+
+fn host_sees(block: &Block, value: u8) -> bool {
+    let host = block.host_ptr().unwrap().as_ptr();
+    // SAFETY: what was queued for the block is done.
+    let bytes = unsafe { std::slice::from_raw_parts(host, block.size_bytes() as usize) };
+    bytes.iter().all(|byte| *byte == value)
+}
+
+/// What the device reads from an address.
+fn device_sees(address: u64, stream: &Stream) -> u8 {
+    let pool = Pool::builder(stream.device()).backend(BackendKind::None).build().unwrap();
+    let copy = pool.alloc(1, stream).unwrap();
+    let _bound = stream.device().bind().unwrap();
+    let (driver, mut byte) = (stream.device().driver(), 0_u8);
+    // SAFETY: both are alive until the stream has been waited for, and the local is.
+    unsafe {
+        driver.cuMemcpyAsync(copy.address(), address, 1, stream.raw()).unwrap();
+        stream.synchronize().unwrap();
+        driver.cuMemcpyDtoH_v2((&raw mut byte).cast(), copy.address(), 1).unwrap();
+    }
+    byte
+}
+
+cases! {
+    /// Both sides use a block at one address.
+    fn host_and_device_share_a_block(driver: &Driver) {
+        let device = Device::new(driver, 0).unwrap();
+        let stream = Stream::new(&device).unwrap();
+        for pool in pools(&device) {
+            for (value, size_bytes) in [(1, 300), (2, MIB), (3, 3 * MIB + 1)] {
+                let block = pool.alloc(size_bytes, &stream).unwrap();
+                host_write(&block, value);
+                assert_eq!(device_sees(block.address() + size_bytes - 1, &stream), value, "{pool:?}");
+                fill(block.address(), value + 100, size_bytes, &stream);
+                stream.synchronize().unwrap();
+                assert!(host_sees(&block, value + 100), "{pool:?}");
+            }
+            pool.check().unwrap();
+        }
+    }
+
+    /// While a stream has yet to use what was freed, nobody gets it, the same stream neither.
+    fn what_queued_work_uses_is_not_handed_out(driver: &Driver) {
+        let device = Device::new(driver, 0).unwrap();
+        let stream = Stream::new(&device).unwrap();
+        for pool in pools(&device) {
+            // A free waits there.
+            if pool.backend() == BackendKind::None {
+                continue;
+            }
+            // The place is known, and idle.
+            drop(pool.alloc(2 * MIB, &stream).unwrap());
+            stream.synchronize().unwrap();
+            let bound = device.bind().unwrap();
+            // SAFETY: the stream is alive, and its context current.
+            let gate = unsafe { StreamGate::close(driver, stream.raw()).unwrap() };
+            drop(bound);
+            let used = pool.alloc(2 * MIB, &stream).unwrap();
+            fill(used.address(), 9, 2 * MIB, &stream);
+            drop(used);
+            let block = pool.alloc(2 * MIB, &stream).unwrap();
+            host_write(&block, 1);
+            assert!(gate.open(), "something waited for the stream");
+            stream.synchronize().unwrap();
+            assert!(host_sees(&block, 1), "{pool:?}");
+            drop(block);
+            stream.synchronize().unwrap();
+            let reserved_bytes = pool.status().unwrap().reserved_bytes;
+            drop([(); 2].map(|()| pool.alloc(2 * MIB, &stream).unwrap()));
+            assert_eq!(pool.status().unwrap().reserved_bytes, reserved_bytes, "{pool:?}");
+        }
+    }
+
+    /// Pages move on purpose, within bounds, and only where there are pages.
+    fn pages_move_and_are_advised_on(driver: &Driver) {
+        let device = Device::new(driver, 0).unwrap();
+        let stream = Stream::new(&device).unwrap();
+        for pool in pools(&device) {
+            let block = pool.alloc(4 * MIB, &stream).unwrap();
+            host_write(&block, 5);
+            if pool.kind() == MemoryKind::Host {
+                let refused = block.prefetch(0..MIB, Location::Host, &stream);
+                assert!(matches!(refused, Err(PoolError::NotWithKind { .. })), "{refused:?}");
+                assert!(block.advise(0..MIB, MemoryAdvice::ReadMostly(true)).is_err());
+                continue;
+            }
+            let here = Location::Device(&device);
+            let takes_advice = pool.backend() != BackendKind::Native;
+            block.prefetch(0..4 * MIB, here, &stream).unwrap();
+            assert_eq!(device_sees(block.address() + MIB, &stream), 5);
+            if takes_advice {
+                assert_eq!(last_prefetched_to(&block, &device), device.raw());
+                block.prefetch(0..4 * MIB, Location::Host, &stream).unwrap();
+                stream.synchronize().unwrap();
+                assert_eq!(last_prefetched_to(&block, &device), -1);
+                block.prefetch(0..4 * MIB, here, &stream).unwrap();
+            }
+            for expectation in [
+                MemoryAdvice::ReadMostly(true),
+                MemoryAdvice::ReadMostly(false),
+                MemoryAdvice::PreferredLocation(Some(Location::Host)),
+                MemoryAdvice::PreferredLocation(Some(here)),
+                MemoryAdvice::PreferredLocation(None),
+                MemoryAdvice::AccessedBy(here, true),
+                MemoryAdvice::AccessedBy(here, false),
+                MemoryAdvice::AccessedBy(Location::Host, true),
+                MemoryAdvice::AccessedBy(Location::Host, false),
+            ] {
+                match block.advise(MIB..3 * MIB, expectation) {
+                    Err(error @ PoolError::NotWithBackend { .. }) => assert!(!takes_advice, "{error}"),
+                    advised => advised.unwrap(),
+                }
+            }
+            block.prefetch(MIB..2 * MIB, Location::Host, &stream).unwrap();
+            stream.synchronize().unwrap();
+            assert!(host_sees(&block, 5));
+            for part in [0..4 * MIB + 1, 4 * MIB + 1..4 * MIB + 1, 0..u64::MAX] {
+                let refused = block.prefetch(part.clone(), here, &stream);
+                assert!(matches!(refused, Err(PoolError::OutOfBounds { size_bytes, .. }) if size_bytes == 4 * MIB));
+                assert!(block.advise(part, MemoryAdvice::ReadMostly(true)).is_err());
+            }
+            block.prefetch(4 * MIB..4 * MIB, here, &stream).unwrap();
+        }
+    }
+
+    /// The margin below what the device has is kept before the driver is asked for anything.
+    fn unified_memory_leaves_a_margin(driver: &Driver) {
+        let device = Device::new(driver, 0).unwrap();
+        let stream = Stream::new(&device).unwrap();
+        for backend in backends(&device) {
+            let pool = Pool::builder(&device).backend(backend).kind(MemoryKind::Unified).build().unwrap();
+            let most_bytes = device.total_bytes() - device.total_bytes() / 16;
+            for size_bytes in [most_bytes + 1, device.total_bytes()] {
+                let Err(PoolError::LimitReached(report)) = pool.alloc(size_bytes, &stream) else {
+                    panic!("{size_bytes} bytes should have been refused")
+                };
+                assert_eq!(report.limit_bytes, Some(most_bytes));
+            }
+            assert_eq!(pool.status().unwrap().reserved_bytes, 0);
+        }
+    }
+
+    /// The program's own memory, pinned: the device writes it, and it is the program's again.
+    fn a_slice_is_registered(driver: &Driver) {
+        let device = Device::new(driver, 0).unwrap();
+        let stream = Stream::new(&device).unwrap();
+        let mut table = vec![1_u32; 300_000];
+        device
+            .with_host_memory(&mut table, |shared| {
+                assert_eq!(shared.size_bytes(), 1_200_000);
+                assert_eq!(device_sees(shared.address(), &stream), 1);
+                fill(shared.address(), 2, shared.size_bytes(), &stream);
+                // No wait: the end of the closure has to.
+            })
+            .unwrap();
+        assert!(table.iter().all(|value| *value == 0x0202_0202));
+        // It is the program's own again, and can be pinned again, for longer than a call.
+        let owned = HostMemory::register(&device, table).unwrap();
+        fill(owned.address(), 3, owned.size_bytes(), &stream);
+        let table = owned.into_inner().unwrap();
+        assert!(table.iter().all(|value| *value == 0x0303_0303));
+        assert_eq!(HostMemory::register(&device, Vec::<u8>::new()).unwrap().address(), 0);
+        match device.with_host_memory_read_only(&table, |shared| (device_sees(shared.address() + 4, &stream), table[1])) {
+            Ok(seen) => assert_eq!(seen, (3, 0x0303_0303)),
+            Err(error) => assert!(matches!(error, PoolError::NoHostAccess { .. }), "{error}"),
+        }
+    }
+
+    /// Memory as it is, where the device follows the host's addresses; a clear word where it does not.
+    fn a_slice_as_it_is(driver: &Driver) {
+        let device = Device::new(driver, 0).unwrap();
+        let stream = Stream::new(&device).unwrap();
+        let mut table = vec![1_u8; 100_000];
+        let can = device.attribute(CUdevice_attribute::CU_DEVICE_ATTRIBUTE_PAGEABLE_MEMORY_ACCESS).unwrap() != 0;
+        let used = |shared: &BorrowedHostMemory<'_, u8>| fill(shared.address(), 3, shared.size_bytes(), &stream);
+        match device.with_host_memory_pageable(&mut table, used) {
+            Ok(()) => assert!(can && table.iter().all(|value| *value == 3)),
+            Err(error) => {
+                assert!(!can && matches!(error, PoolError::NoHostAccess { .. }), "{error}");
+                assert!(error.to_string().contains("HostMemory::register"), "{error}");
+            }
+        }
+    }
+}

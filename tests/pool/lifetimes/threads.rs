@@ -1,0 +1,167 @@
+//! Blocks and threads: freed by any, at any time of a thread's life, and stranded with none.
+
+use gpumem_tests::cases;
+use gpumem_tests::fixtures::pool_fixture::{MIB, PoolFixture};
+use gpumem_tests::pool::{Block, Pool, Stream};
+use std::cell::RefCell;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering::SeqCst};
+use std::sync::mpsc::channel;
+
+cases! {
+    /// Threads that never allocated, and touch no context, free what others did.
+    fn freed_by_threads_that_never_allocated(driver: &Driver) {
+        PoolFixture::each(driver, |options| options.hard_limit(64 * MIB), |fixture| {
+            let streams = [fixture.stream(), fixture.stream()];
+            for round in 0..10 {
+                let blocks = (0..40_u64).map(|key| fixture.filled(700 << (key % 12), key, &streams[key as usize % 2]));
+                let mut blocks: Vec<_> = blocks.collect();
+                std::thread::scope(|scope| {
+                    while let Some(some) = blocks.len().checked_sub(10) {
+                        let some = blocks.split_off(some);
+                        scope.spawn(move || drop(some));
+                    }
+                });
+                let whole = fixture.filled(60 * MIB, round, &streams[round as usize % 2]);
+                fixture.check(&whole, round, &streams[round as usize % 2]);
+            }
+            assert_eq!(fixture.pool.status().unwrap().in_use_bytes, 0);
+        });
+    }
+
+    /// Blocks that lie in a thread's own storage go when the thread ends: before anything that the pool keeps there, and
+    /// after it is gone. Both may still allocate.
+    fn freed_while_a_thread_ends(driver: &Driver) {
+        PoolFixture::each(driver, |options| options, |fixture| {
+            let count = Arc::new(AtomicU64::new(0));
+            for round in 0..20 {
+                let (pool, stream, count) = (fixture.pool.clone(), fixture.stream(), count.clone());
+                let watched = fixture.filled(3000, round, &stream);
+                let ending = move || {
+                    // What is touched first goes last.
+                    EARLY.with_borrow_mut(|early| assert!(early.is_none()));
+                    let blocks = || [300, 3000, 70_000, 2 * MIB].map(|size| pool.alloc(size, &stream).unwrap()).into();
+                    drop::<Vec<Block>>(blocks());
+                    let hoard = || {
+                        let (pool, stream, blocks, count) = (pool.clone(), stream.clone(), blocks(), count.clone());
+                        Some(Hoard { pool, stream, blocks, count })
+                    };
+                    LATE.with_borrow_mut(|late| *late = hoard());
+                    EARLY.with_borrow_mut(|early| *early = hoard());
+                    stream
+                };
+                let stream = std::thread::spawn(ending).join().unwrap();
+                fixture.check(&watched, round, &stream);
+            }
+            assert_eq!(count.load(SeqCst), 40, "each hoard could allocate once more");
+            assert_eq!(fixture.pool.status().unwrap().in_use_bytes, 0);
+        });
+    }
+
+    /// A thread that waits for ever with all that it has freed keeps none of it from others.
+    fn a_parked_thread_strands_nothing(driver: &Driver) {
+        PoolFixture::each(driver, |options| options.hard_limit(32 * MIB), |fixture| {
+            let (wake, parked) = channel::<()>();
+            let (tell, told) = channel();
+            let stream = &fixture.stream();
+            let others = (0..60).map(|key| fixture.filled(100_000, key, stream)).collect::<Vec<_>>();
+            std::thread::scope(|scope| {
+                scope.spawn(move || {
+                    let own = (0..200).map(|key| fixture.filled(100_000, key, stream)).collect::<Vec<_>>();
+                    drop((own, others));
+                    tell.send(()).unwrap();
+                    let _never = parked.recv();
+                });
+                told.recv().unwrap();
+                for round in 0..3 {
+                    let whole = fixture.filled(30 * MIB, round, stream);
+                    fixture.check(&whole, round, stream);
+                    drop(whole);
+                    let small: Vec<_> = (0..250).map(|key| fixture.filled(100_000, key, stream)).collect();
+                    drop(small);
+                }
+                drop(wake);
+            });
+        });
+    }
+
+    /// Nor does a thread that has ended: many come, allocate, free and go.
+    fn ended_threads_strand_nothing(driver: &Driver) {
+        PoolFixture::each(driver, |options| options.hard_limit(16 * MIB), |fixture| {
+            let stream = &fixture.stream();
+            for round in 0..60 {
+                std::thread::scope(|scope| {
+                    scope.spawn(|| drop((0..16_u64).map(|key| fixture.filled(2000 << (key % 6), key, stream)).collect::<Vec<_>>()));
+                });
+                if round % 20 == 19 {
+                    drop(fixture.filled(14 * MIB, round, stream));
+                }
+            }
+            assert_eq!(fixture.pool.status().unwrap().in_use_bytes, 0);
+        });
+    }
+
+    /// A thread's own default stream goes with the thread, and holds no memory that was freed on it: nobody has to wait
+    /// for the whole device, where another stream may never end.
+    fn default_streams_of_ended_threads_hold_nothing(driver: &Driver) {
+        PoolFixture::each(driver, |options| options.hard_limit(48 * MIB), |fixture| {
+            if fixture.is("none") {
+                // A plain free waits for the device: that is the driver's.
+                return;
+            }
+            let (next, bystander) = (fixture.stream(), fixture.stream());
+            let gate = crate::close(fixture, &bystander);
+            for round in 0..5 {
+                let block = std::thread::scope(|scope| {
+                    let work = || fixture.filled(40 * MIB, round, &Stream::per_thread(&fixture.device).unwrap());
+                    scope.spawn(work).join().unwrap()
+                });
+                drop(block);
+                let taken = fixture.filled(40 * MIB, round + 100, &next);
+                fixture.check(&taken, round + 100, &next);
+            }
+            next.synchronize().unwrap();
+            assert!(gate.open(), "it waited for the whole device");
+        });
+    }
+
+    /// More threads than any table of them may hold at once, all with blocks.
+    fn hundreds_of_threads(driver: &Driver) {
+        PoolFixture::each(driver, |options| options, |fixture| {
+            let stream = &fixture.stream();
+            std::thread::scope(|scope| {
+                for key in 0..300 {
+                    scope.spawn(move || {
+                        let block = fixture.filled(1000 + key, key, stream);
+                        fixture.check(&block, key, stream);
+                        let kept = fixture.alloc(500, stream);
+                        drop((block, fixture.alloc(2000, stream), kept));
+                    });
+                }
+            });
+            let status = fixture.pool.status().unwrap();
+            assert_eq!((status.in_use_bytes, status.allocation_count), (0, 900));
+        });
+    }
+}
+
+thread_local! {
+    static EARLY: RefCell<Option<Hoard>> = const { RefCell::new(None) };
+    static LATE: RefCell<Option<Hoard>> = const { RefCell::new(None) };
+}
+
+/// Frees, allocates and frees once more in its drop.
+struct Hoard {
+    pool: Pool,
+    stream: Stream,
+    blocks: Vec<Block>,
+    count: Arc<AtomicU64>,
+}
+
+impl Drop for Hoard {
+    fn drop(&mut self) {
+        self.blocks.clear();
+        let again = [3000, 2 << 20].map(|size_bytes| self.pool.alloc(size_bytes, &self.stream));
+        self.count.fetch_add(u64::from(again.iter().all(Result::is_ok)), SeqCst);
+    }
+}

@@ -1,0 +1,198 @@
+//! The beginnings of recorded traces, replayed through every backend on both drivers.
+
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+use gpumem_sim::SimConfig;
+use gpumem_tests::fixtures::backends::backends;
+use gpumem_tests::pool::{BackendKind, Device, Limit, Profile, Tuning};
+use gpumem_tests::replay::profiles;
+use gpumem_tests::replay::{Outcome, Setup, StreamKind, TraceLimit, replay};
+use gpumem_tests::sys::Driver;
+use gpumem_tests::trace::{Event, Synthetic, Trace};
+
+gpumem_tests::cases! {
+    /// Three streams and deferred frees, of which the beginning has some.
+    fn the_beginning_of_a_trace_goes_through_every_backend(driver: &Driver) {
+        let trace = prefetch().prefix(6000);
+        assert!(trace.events().iter().any(|event| matches!(event, Event::Complete { .. })));
+        for backend in backends(&Device::new(driver, 0).unwrap()) {
+            let outcome = run(&trace, driver, backend);
+            assert_eq!((outcome.backend, outcome.operation_count), (backend, trace.operation_count()));
+            assert!(outcome.peak_reserved_bytes >= trace.peaks().live_incl_deferred_bytes, "{outcome:?}");
+            assert!(outcome.driver_time.as_nanos() > 0 && outcome.calls.total() > 0, "{outcome:?}");
+        }
+    }
+}
+
+fn run(trace: &Trace, driver: &Driver, backend: BackendKind) -> Outcome {
+    let setup = Setup { backend: Some(backend), ..Setup::default() };
+    replay(trace, driver, &setup, |_| ()).unwrap()
+}
+
+/// In the program itself, so that it is there on a machine that has nothing else.
+fn prefetch() -> Trace {
+    let bytes: &[u8] = include_bytes!("../traces/prefetch_record_stream.csv.gz");
+    Trace::read_from(bytes, "prefetch_record_stream.csv.gz").unwrap()
+}
+
+fn recorded() -> Vec<Trace> {
+    let folder = std::fs::read_dir(gpumem_tests::folder().join("traces")).unwrap();
+    let files = folder.map(|entry| entry.unwrap().path()).filter(|path| path.extension().unwrap() == "gz");
+    let traces: Vec<Trace> = files.map(|file| Trace::read(file).unwrap()).collect();
+    assert_eq!(traces.len(), 6);
+    traces
+}
+
+/// Streams of another library that live as long as the device are as good as the pool's own; others no worse than what the
+/// recorded program's allocator makes of its own.
+#[test]
+fn a_recorded_program_may_bring_its_own_streams() {
+    for trace in recorded() {
+        let has_several = trace.stream_count() > 1;
+        for may_wait in [false, true].into_iter().filter(|may_wait| has_several || !may_wait) {
+            let of = |streams| {
+                let driver = gpumem_sim::driver(SimConfig::h200().races(false)).unwrap();
+                let tuning = Tuning::of(Profile::Balanced).inserted_waits(may_wait);
+                let setup = Setup { tuning, may_wait, streams, ..Setup::default() };
+                replay(&trace, &driver, &setup, |_| ()).unwrap()
+            };
+            let [own, foreign, long_lived] =
+                [StreamKind::Own, StreamKind::Foreign, StreamKind::LongLived].map(of);
+            let name = format!("{}, waits: {may_wait}", trace.name());
+            let reserved = |outcome: &Outcome| outcome.peak_reserved_bytes as f64;
+            assert!(reserved(&long_lived) <= 1.01 * reserved(&own), "{name}: {long_lived:?}");
+            let took = |outcome: &Outcome| outcome.driver_time.as_secs_f64();
+            assert!(took(&long_lived) <= 1.01 * took(&own), "{name}: {long_lived:?}");
+            let expandable = trace.header().peers().find(|peer| peer.name == "expandable").unwrap();
+            assert!(foreign.peak_reserved_bytes <= expandable.peak_reserved_bytes, "{name}: {foreign:?}");
+            assert!(took(&foreign) <= 0.01 * trace.header().run_seconds.unwrap(), "{name}: {foreign:?}");
+        }
+    }
+}
+
+#[test]
+fn the_kinds_of_streams_have_names() {
+    for (name, kind) in StreamKind::ALL {
+        assert_eq!((name.parse::<StreamKind>().unwrap(), kind.to_string()), (kind, name.into()));
+    }
+    let error = "others".parse::<StreamKind>().unwrap_err().to_string();
+    assert!(error.contains("own, foreign or long-lived"), "{error}");
+}
+
+#[test]
+fn the_events_of_every_trace_bear_its_header_out() {
+    let traces = recorded();
+    for trace in &traces {
+        assert_eq!(trace.disagreements(), Vec::<String>::new(), "{}", trace.name());
+        assert_eq!(trace.header().peers().count(), 3, "{}", trace.name());
+        assert!(trace.header().run_seconds.is_some(), "{}", trace.name());
+        let floor = trace.floor_bytes() as f64 / trace.peaks().live_incl_deferred_bytes as f64;
+        let expected = if trace.name() == "prefetch_record_stream" { 1.230 } else { 1.0 };
+        assert!((floor - expected).abs() < 0.0005, "{}: {floor}", trace.name());
+    }
+}
+
+/// The second half of a periodic program needs no memory of the driver.
+#[test]
+fn a_program_that_repeats_itself_comes_to_rest() {
+    let driver = gpumem_sim::driver(SimConfig::h200().races(false)).unwrap();
+    for profile in [Profile::Fast, Profile::Balanced, Profile::Tight] {
+        let setup = Setup { tuning: Tuning::of(profile), ..Setup::default() };
+        let outcome = replay(
+            &Synthetic::Periodic.trace(1, Synthetic::Periodic.usual_round_count()),
+            &driver,
+            &setup,
+            |_| (),
+        )
+        .unwrap();
+        let late = outcome.late_calls;
+        assert_eq!((late.cuMemCreate, late.cuMemMap, late.cuMemUnmap), (0, 0, 0), "{profile}");
+        assert!(outcome.ratio() < 1.02, "{profile}: {}", outcome.ratio());
+    }
+}
+
+#[test]
+fn what_a_limit_refuses_is_told_with_its_line() {
+    let driver = gpumem_sim::driver(SimConfig::h200().races(false)).unwrap();
+    let setup = Setup {
+        backend: Some(BackendKind::None),
+        hard_limit: Some(Limit::Bytes(64 << 20)),
+        ..Setup::default()
+    };
+    let error = replay(&Synthetic::Periodic.trace(0, 1), &driver, &setup, |_| ()).unwrap_err().to_string();
+    assert!(error.starts_with("periodic, line ") && error.contains("limit of 64.000 MiB"), "{error}");
+}
+
+/// A pool that its limit keeps short of memory waits for the device, and not for what never comes.
+#[test]
+fn a_limit_is_kept_by_waiting_for_the_device() {
+    let trace = prefetch().prefix(6000);
+    let driver = gpumem_sim::driver(SimConfig::h200().races(false)).unwrap();
+    let free = run(&trace, &driver, BackendKind::Caching);
+    let limit_bytes = trace.floor_bytes().next_multiple_of(2 << 20);
+    assert!(free.device_wait_count() == 0 && free.peak_reserved_bytes > limit_bytes, "{free:?}");
+    let setup = Setup { hard_limit: Some(Limit::Bytes(limit_bytes)), ..Setup::default() };
+    let tight = replay(&trace, &driver, &setup, |_| ()).unwrap();
+    assert!(tight.device_wait_count() > 0 && tight.peak_reserved_bytes <= limit_bytes, "{tight:?}");
+}
+
+/// At 2 % more than the most that is live, every profile has what fits.
+#[test]
+fn every_recorded_trace_fits_at_its_limit_under_every_profile() {
+    let traces = recorded();
+    let tasks = traces.iter().flat_map(|trace| profiles::PROFILES.map(|profile| (trace, profile)));
+    for (trace, profile) in tasks {
+        let fit = profiles::run(trace, 1.02, profile).unwrap();
+        assert!(fit.is_complete(), "{} under {profile}: {fit}", trace.name());
+    }
+}
+
+/// `cargo xtask replay --random` has many more.
+#[test]
+fn random_programs_that_fit_under_tight_fit_under_every_profile() {
+    let mut counts = profiles::Counts::default();
+    for (seed, factor) in (1..81).zip([1.02, 1.05, 1.1].into_iter().cycle()) {
+        counts.add(&profiles::compare(seed, factor).unwrap());
+    }
+    assert!(counts.completed[0] > 40, "{counts:?}");
+    assert!(counts.share(1) >= 0.99 && counts.share(2) >= 0.99, "{counts:?}");
+}
+
+#[test]
+fn limits_of_traces_are_amounts_or_multiples_of_their_peaks() {
+    let trace = Synthetic::Kv.trace(0, 2);
+    let of = |text: &str| text.parse::<TraceLimit>().map(|limit| limit.of(&trace));
+    let peak_bytes = trace.peaks().live_incl_deferred_bytes;
+    assert_eq!(of(" 1x ").unwrap(), Limit::Bytes(peak_bytes));
+    assert_eq!(of("1.5X").unwrap(), Limit::Bytes(peak_bytes + peak_bytes / 2));
+    assert_eq!(of("1.5GiB").unwrap(), Limit::Bytes(3 << 29));
+    for wrong in ["x", "0x", "-1x", "infx", "nanx", "lots"] {
+        assert!(of(wrong).unwrap_err().to_string().contains("1.5GiB"), "{wrong}");
+    }
+}
+
+#[test]
+fn options_by_name_reach_the_pool() {
+    let driver = gpumem_sim::driver(SimConfig::h200().races(false)).unwrap();
+    let setup = Setup { conf: "backend:none,max_split_size_mb:64".into(), ..Setup::default() };
+    let outcome = replay(&Synthetic::Kv.trace(0, 2), &driver, &setup, |_| ()).unwrap();
+    assert_eq!((outcome.backend, outcome.ignored_options.len()), (BackendKind::None, 1));
+    let setup = Setup { conf: "max_split_size:64".into(), ..Setup::default() };
+    let error = replay(&Synthetic::Kv.trace(0, 2), &driver, &setup, |_| ()).unwrap_err().to_string();
+    assert!(error.contains("did you mean max_split_size_mb?"), "{error}");
+}
+
+/// The price of a call is that of a busy device where the machine is told so, and the virtual clock shows it.
+#[test]
+fn driver_time_is_the_virtual_clocks() {
+    let trace = Synthetic::Kv.trace(0, 2);
+    let at = |is_busy, calls_percent| {
+        let mut costs = gpumem_sim::Costs::h200();
+        (costs.is_busy, costs.calls_percent) = (Some(is_busy), calls_percent);
+        let driver = gpumem_sim::driver(SimConfig::h200().races(false).costs(costs)).unwrap();
+        run(&trace, &driver, BackendKind::None).driver_time
+    };
+    assert_eq!(at(false, 100), at(false, 100));
+    assert_eq!(at(false, 100) * 3, at(false, 300));
+    assert!(at(true, 100) >= at(false, 100));
+}
