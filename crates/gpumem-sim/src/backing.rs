@@ -1,4 +1,4 @@
-//! Host memory that stands in for a device's memory: reserved whole, paid for page by page as it is touched.
+//! Host memory that represents a device's memory: reserved as a whole, and committed page by page on first use.
 
 #[allow(unsafe_code)]
 pub(crate) mod pages;
@@ -12,24 +12,23 @@ use memmap2::MmapMut as Map;
 use memmap2::MmapOptions;
 use std::collections::BTreeMap;
 
-/// Miri knows no mappings of this kind, but an allocation of zeros is as good to it.
+/// Miri does not support such mappings; an allocation of zeros has the same effect.
 #[cfg(miri)]
 #[derive(Debug)]
 struct Map(*mut u8, std::alloc::Layout);
 
-/// One mapping. Its bytes start as zeros and go back to the system with it.
+/// One mapping. Its bytes are zeros at first. Its drop returns it to the system.
 #[derive(Debug)]
 pub(crate) struct Backing {
     _map: Map,
     size_bytes: u64,
     bytes: Bytes,
-    /// Others may have it too.
+    /// Whether other processes may have the mapping's file.
     is_shared: bool,
 }
 
-/// A few mappings that a device has no use for now. Taking pages from the system costs far more than anything else
-/// here, and a pool whose threshold is 0 would do so after every synchronisation. What is taken again still holds its
-/// old bytes, as on a real device.
+/// Mappings that are kept for reuse. To get pages from the system is by far the most expensive operation of this crate, and a pool with
+/// the threshold 0 would do it after every synchronisation. A reused mapping still has its old bytes, like memory of a real device.
 #[derive(Default)]
 pub(crate) struct Spares {
     by_size: BTreeMap<u64, Vec<Backing>>,
@@ -37,11 +36,11 @@ pub(crate) struct Spares {
 }
 
 impl Spares {
-    /// A mapping of this size, used before or new.
+    /// A mapping of this size, reused or new.
     ///
     /// # Errors
     ///
-    /// As [`Backing::new`].
+    /// The code of [`Backing::new`].
     pub(crate) fn take(&mut self, size_bytes: u64) -> Answer<Backing> {
         match self.by_size.get_mut(&size_bytes).and_then(Vec::pop) {
             Some(backing) => {
@@ -52,7 +51,7 @@ impl Spares {
         }
     }
 
-    /// Keeps a mapping, or gives it back to the system if enough are kept, or if others may have it too.
+    /// Keeps a mapping for reuse. Returns it to the system if enough are kept, or if other processes may have its file.
     pub(crate) fn give(&mut self, backing: Backing) {
         let size_bytes = backing.size_bytes;
         if !backing.is_shared && self.kept_bytes + size_bytes <= SPARE_BYTES_MAX {
@@ -62,15 +61,15 @@ impl Spares {
     }
 }
 
-/// Where some bytes begin. Says nothing about their number or whether they are still there: [`crate::memory`] does.
+/// The address of some bytes. Their number and lifetime are recorded in [`crate::memory`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Bytes(pub(crate) *mut u8);
 
-// SAFETY: an address is a number, which may be sent anywhere. Who follows it says why it may.
+// SAFETY: an address is a number, which any thread may have. Code that dereferences it states why it may.
 unsafe impl Send for Bytes {}
 
 impl Bytes {
-    /// The address `offset_bytes` further on.
+    /// The address plus `offset_bytes`.
     pub(crate) fn at(self, offset_bytes: u64) -> Self {
         Self(self.0.wrapping_add(offset_bytes as usize))
     }
@@ -79,23 +78,23 @@ impl Bytes {
 impl Backing {
     /// # Errors
     ///
-    /// `OUT_OF_MEMORY` where the host has no room, not even for the addresses.
+    /// `OUT_OF_MEMORY` if the host has no memory or no addresses.
     pub(crate) fn new(size_bytes: u64) -> Answer<Self> {
         let len = usize::try_from(size_bytes).map_err(|_| OUT_OF_MEMORY)?;
         let mut map = map(len)?;
         Ok(Self { bytes: Bytes(map.as_mut_ptr()), _map: map, size_bytes, is_shared: false })
     }
 
-    /// A piece of a file that others may have as well.
+    /// Maps a part of a file that other processes may have as well.
     #[cfg(all(target_os = "linux", not(miri)))]
     pub(crate) fn of_file(mut map: Map, size_bytes: u64) -> Self {
         Self { bytes: Bytes(map.as_mut_ptr()), _map: map, size_bytes, is_shared: true }
     }
 
-    /// Makes it the memory of a file, where it is, with its bytes.
+    /// Replaces the mapping by a file with the same bytes, at the same address.
     pub(crate) fn share(&mut self, file: &PageFile) -> Answer<()> {
-        // SAFETY: the mapping is this one's, whole. Work and kernels follow its addresses only while they borrow the
-        // machine, which the caller has to itself.
+        // SAFETY: this object owns the whole mapping. Work and kernels dereference its addresses only while they borrow the
+        // machine, which the caller has exclusively.
         unsafe { file.take_over(self.bytes, self.size_bytes)? };
         self.is_shared = true;
         Ok(())
@@ -110,7 +109,7 @@ impl Backing {
     }
 }
 
-/// Without the reservation taken off, the system refuses more than its memory even if little is ever touched.
+/// Does not reserve swap: otherwise the system refuses mappings larger than its memory, even if few pages are used.
 #[cfg(not(miri))]
 fn map(len: usize) -> Answer<Map> {
     MmapOptions::new().len(len).no_reserve_swap().map_anon().map_err(|_| OUT_OF_MEMORY)
@@ -139,11 +138,11 @@ impl Drop for Map {
     }
 }
 
-// SAFETY: it owns its allocation, which any thread may use and give back.
+// SAFETY: it owns its allocation, which any thread may use and free.
 #[cfg(miri)]
 unsafe impl Send for Map {}
 
-/// The host memory that one device may keep without a use.
+/// The maximum of unused host memory that is kept for each device.
 const SPARE_BYTES_MAX: u64 = 128 << 20;
 
 #[cfg(test)]

@@ -1,7 +1,7 @@
-//! The C functions of the table: decode the arguments, call the machine, encode the answer. No logic.
+//! The C functions of the table: each decodes its arguments, calls the machine and encodes the result.
 //!
-//! Each file lists its functions once in `entries!`. From a line of the list come the body, which runs under the
-//! instance's lock, and a thunk for each slot, which only adds the slot's number.
+//! Each file lists its functions once in `entries!`. A line of the list makes the body, which runs under the instance's lock, and a
+//! thunk for each slot, which adds the slot's number.
 
 pub(crate) mod any_node;
 pub(crate) mod argument;
@@ -36,7 +36,7 @@ use crate::base::handle::Handle;
 use crate::entry::argument::{Argument, take_at};
 use gpumem_sys::Table;
 
-/// The table whose functions reach the instance in a slot.
+/// The table of functions for the instance in a slot.
 pub(crate) fn table<const SLOT: usize>() -> Table {
     let mut table = Table::default();
     device::install::<SLOT>(&mut table);
@@ -66,21 +66,21 @@ pub(crate) fn table<const SLOT: usize>() -> Table {
 
 /// Defines entries: the function that runs a body under the instance's lock, and a thunk for each slot.
 ///
-/// A body is safe code. Its arguments have the types that the list names ([`Argument`]); a body that follows a raw pointer
-/// says in a block of its own why it may.
+/// A body is safe code. Its arguments have the types in the list ([`Argument`]); a body that dereferences a raw pointer states why it
+/// may in a block of its own.
 macro_rules! entries {
     ($( fn $name:ident($call:ident $(, $arg:ident: $kind:ty)* $(,)?) $body:block )*) => {
         $(
             /// # Safety
             ///
             /// The conditions that the driver's documentation states for this function.
-            // Once, not once in the thunk of every slot.
+            // One function for all slots, so that the body is compiled once.
             #[inline(never)]
             #[allow(non_snake_case, clippy::too_many_arguments)]
             unsafe fn $name(slot: usize, $($arg: <$kind as crate::entry::Argument>::Raw),*) -> CUresult {
                 const COST: crate::machine::call_cost::CallCost = crate::machine::call_cost::CallCost::of(stringify!($name));
-                // SAFETY: the caller promises what the function's documentation asks: of a pointer that the list calls
-                // a target or a source, that it is null or good for one value of its type until the call returns.
+                // SAFETY: the caller guarantees the conditions in the function's documentation: a pointer that is a target or a
+                // source in the list is null, or valid for one value of its type until the call returns.
                 $( let $arg = unsafe { <$kind as crate::entry::Argument>::of($arg) }; )*
                 crate::entry::call::enter(slot, stringify!($name), COST, |$call| $body)
             }
@@ -92,7 +92,7 @@ macro_rules! entries {
                 unsafe extern "C" fn thunk<const SLOT: usize>(
                     $($arg: <$kind as crate::entry::Argument>::Raw),*
                 ) -> CUresult {
-                    // SAFETY: the caller's promise is the one that the function asks for.
+                    // SAFETY: the caller guarantees the conditions of the function.
                     unsafe { $name(SLOT, $($arg),*) }
                 }
                 thunk::<SLOT>
@@ -106,9 +106,9 @@ use entries;
 ///
 /// # Safety
 ///
-/// The pointer is null, or leads to `count` of them.
+/// The pointer is null or points to `count` handles.
 unsafe fn handles<T>(source: *const *mut T, count: usize) -> Answer<Vec<Handle>> {
-    // SAFETY: not null, which is refused before this is called, so the caller promises `count` of them.
+    // SAFETY: null was refused before, so the caller guarantees `count` handles.
     let take_one = |index| unsafe { take_at(source.wrapping_add(index)).map(Handle::from_ptr) };
     if source.is_null() && count > 0 {
         return Err(INVALID_VALUE);

@@ -13,7 +13,7 @@ use crate::base::codes::{Answer, INVALID_VALUE};
 use crate::base::handle::{Handle, Kind, Slab};
 pub(crate) use crate::graph::exec::Exec;
 pub(crate) use crate::graph::memory::{GraphMemory, MemoryUse};
-use crate::graph::parameters::Told;
+use crate::graph::parameters::ParameterPointers;
 use crate::stream::operation::Operation;
 use gpumem_sys::types::CUgraphNodeType as NodeType;
 use std::collections::BTreeMap;
@@ -47,7 +47,7 @@ pub(crate) struct Node {
     pub(crate) context: Handle,
     pub(crate) work: Work,
     pub(crate) after: Vec<Handle>,
-    pub(crate) told: Told,
+    pub(crate) parameter_pointers: ParameterPointers,
 }
 
 /// The operation of a node.

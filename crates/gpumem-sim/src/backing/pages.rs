@@ -1,11 +1,11 @@
-//! Pages of this process for virtual memory management: one file without a name that holds the bytes of every handle,
-//! and ranges of addresses into which pieces of it are mapped.
+//! Pages of this process for virtual memory management: one anonymous file with the bytes of all handles, and ranges of addresses
+//! into which parts of the file are mapped.
 //!
-//! A piece mapped at two addresses is the same pages, so aliases are coherent as on a device; pieces mapped side by
-//! side are one slice, so a copy or a kernel goes over them as over any memory. Addresses cost nothing, and the file
-//! has the pages that were touched. Memory that programs may hand to others is in files of its own, whose last bytes say
-//! what they hold: a descriptor of one is what is handed over. Where the system lacks such files, programs are told that
-//! the device has no virtual memory management and shares nothing.
+//! A part that is mapped at two addresses has the same pages, so aliases are coherent as on a device. Parts that are mapped side by
+//! side form one slice, so copies and kernels treat them like other memory. Addresses cost nothing, and the file has only the pages
+//! that were used. Memory that programs may export is in files of its own, each with a label in its last bytes; a descriptor of the
+//! file is what is exported. On systems without such files, the device reports that it has no virtual memory management and shares
+//! nothing.
 
 #[cfg(all(target_os = "linux", not(miri)))]
 pub(crate) use linux::AddressRange;
@@ -16,7 +16,7 @@ pub(crate) use missing::AddressRange;
 #[cfg(not(all(target_os = "linux", not(miri))))]
 pub(crate) use missing::PageFile;
 
-/// Whether this system has what it takes.
+/// Whether this system supports such files.
 pub(crate) const IS_SUPPORTED: bool = cfg!(all(target_os = "linux", not(miri)));
 
 #[cfg(all(target_os = "linux", not(miri)))]
@@ -35,7 +35,7 @@ mod linux {
     use rustix::mm::{MapFlags, ProtFlags, mmap, mmap_anonymous, munmap};
     use std::os::fd::{AsRawFd, BorrowedFd, IntoRawFd, OwnedFd};
 
-    /// A file in memory, paid for where it was written.
+    /// A file in memory that has only the pages that were written.
     #[derive(Debug)]
     pub(crate) struct PageFile(OwnedFd);
 
@@ -46,8 +46,8 @@ mod linux {
             Ok(Self(file))
         }
 
-        /// A file for others to have, as large as its label says. Its size can't change any more, whoever has it: what
-        /// is mapped stays there.
+        /// Creates a file for export, as large as its label states. The size is sealed, so mapped parts stay valid whatever other
+        /// processes do.
         pub(crate) fn labelled(label: &Ticket) -> Answer<Self> {
             let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
             let file = memfd_create("gpumem", flags).map_err(out_of_memory)?;
@@ -58,35 +58,35 @@ mod linux {
             if written_bytes == TICKET_BYTES { Ok(Self(file)) } else { Err(OUT_OF_MEMORY) }
         }
 
-        /// A file that somebody has handed over, with its label. The descriptor stays the caller's.
+        /// Opens an exported file by its descriptor, and reads its label. The caller keeps the descriptor.
         ///
         /// # Errors
         ///
-        /// `INVALID_VALUE` where the descriptor is closed, or not of such a file.
+        /// `INVALID_VALUE` if the descriptor is closed or is not of an exported file.
         pub(crate) fn open(descriptor: i32, kind: TicketKind) -> Answer<(Self, Ticket)> {
             if descriptor < 0 {
                 return Err(INVALID_VALUE);
             }
-            // SAFETY: it is not -1, and the driver asks its caller for a descriptor that is open during the call. Of one
-            // that is not, the system says so: nothing but the copy is made of it.
+            // SAFETY: the descriptor is not -1, and the driver requires that it is open during the call. The system refuses to
+            // duplicate a closed one, and nothing else is done with it.
             let given = unsafe { BorrowedFd::borrow_raw(descriptor) };
             let own = fcntl_dupfd_cloexec(given, 0).map_err(|_| INVALID_VALUE)?;
             Self(own).checked(kind)
         }
 
-        /// A file that another process has open, with its label.
+        /// Opens a file of another process, and reads its label.
         ///
-        /// A ticket may be forged, and opening what it names would have effects of its own: on a pipe, a terminal or a
-        /// device. So the file is only located first, and opened if it is a nameless one of the simulator's.
+        /// A ticket may be forged, and opening an arbitrary file has effects: on a pipe, a terminal or a device. So the file is
+        /// located first, and opened only if it is an anonymous file of the simulator.
         ///
         /// # Errors
         ///
-        /// `INVALID_VALUE` where there is no such file, or it is not one that was exported.
+        /// `INVALID_VALUE` if the file does not exist or was not exported.
         pub(crate) fn open_of_process(ticket: &Ticket, kind: TicketKind) -> Answer<(Self, Ticket)> {
             let path = format!("/proc/{}/fd/{}", ticket.pid, ticket.descriptor);
             let located =
                 open(path, OFlags::PATH | OFlags::CLOEXEC, Mode::empty()).map_err(|_| INVALID_VALUE)?;
-            // From here on it is this file, whatever the other process does with its descriptor.
+            // `located` stays this file, whatever the other process does with its descriptor.
             let path = format!("/proc/self/fd/{}", located.as_raw_fd());
             let name = readlink(&path, Vec::new()).map_err(|_| INVALID_VALUE)?;
             let has_no_name = fstat(&located).is_ok_and(|stat| stat.st_nlink == 0);
@@ -108,42 +108,42 @@ mod linux {
             if is_whole { Ok((self, label)) } else { Err(INVALID_VALUE) }
         }
 
-        /// A descriptor for the program to hand over and to close.
+        /// A descriptor that the program passes on and closes.
         pub(crate) fn export(&self) -> Answer<i32> {
             fcntl_dupfd_cloexec(&self.0, 0).map(IntoRawFd::into_raw_fd).map_err(out_of_memory)
         }
 
-        /// Where another process finds the file among what this one has open.
+        /// The path of the file for another process, among the open files of this one.
         pub(crate) fn descriptor(&self) -> u32 {
             self.0.as_raw_fd() as u32
         }
 
-        /// A piece of a labelled file at an address of this process.
+        /// Maps a part of a labelled file.
         ///
         /// # Errors
         ///
-        /// `INVALID_VALUE` for a piece that is not in the file, `OUT_OF_MEMORY` where the process has no room.
+        /// `INVALID_VALUE` for a part that is not in the file, `OUT_OF_MEMORY` if the process has no addresses or memory.
         pub(crate) fn backing(&self, offset_bytes: u64, size_bytes: u64) -> Answer<Backing> {
             let len = usize::try_from(size_bytes).map_err(|_| OUT_OF_MEMORY)?;
             let file_bytes = fstat(&self.0).map_err(|_| INVALID_VALUE)?.st_size as u64;
             offset_bytes.checked_add(size_bytes).filter(|&end| end <= file_bytes).ok_or(INVALID_VALUE)?;
-            // SAFETY: the piece is in the file, and the size of a labelled file is sealed. Its bytes are device memory,
-            // which other instances write too; here they are followed as raw addresses, or as cells while a kernel runs.
+            // SAFETY: the part is in the file, and the size of a labelled file is sealed. Its bytes are device memory, which other
+            // instances may write; this process accesses them through raw addresses, or as cells while a kernel runs.
             let map = unsafe { MmapOptions::new().offset(offset_bytes).len(len).map_mut(&self.0) };
             Ok(Backing::of_file(map.map_err(|_| OUT_OF_MEMORY)?, size_bytes))
         }
 
-        /// Takes a mapping's bytes over and puts the file in its place, at the same address.
+        /// Copies a mapping's bytes to the file and maps the file in its place, at the same address.
         ///
         /// # Safety
         ///
-        /// A mapping of `size_bytes` begins there, which is the caller's to replace; nothing reads or writes it meanwhile.
+        /// A mapping of `size_bytes` begins at the address, and the caller may replace it; nothing reads or writes it meanwhile.
         pub(crate) unsafe fn take_over(&self, bytes: Bytes, size_bytes: u64) -> Answer<()> {
             let len = usize::try_from(size_bytes).map_err(|_| OUT_OF_MEMORY)?;
-            // SAFETY: the caller promises a mapping of that size, which nothing writes meanwhile.
+            // SAFETY: the caller guarantees a mapping of that size, which nothing writes meanwhile.
             let old = unsafe { core::slice::from_raw_parts(bytes.0, len) };
             for (index, page) in old.chunks(PAGE_BYTES).enumerate() {
-                // What is zero is so in the file, and costs nothing there.
+                // Zeros need no copy: they cost no page in the file.
                 if page.iter().any(|&byte| byte != 0) {
                     let written_bytes = pwrite(&self.0, page, (index * PAGE_BYTES) as u64);
                     written_bytes.ok().filter(|&written| written == page.len()).ok_or(OUT_OF_MEMORY)?;
@@ -151,30 +151,30 @@ mod linux {
             }
             let access = ProtFlags::READ | ProtFlags::WRITE;
             let flags = MapFlags::SHARED | MapFlags::FIXED | MapFlags::NORESERVE;
-            // SAFETY: what is replaced is the mapping that the caller may replace, whole, by the same bytes; the slice of
-            // the old ones ended with the loop.
+            // SAFETY: the caller may replace the mapping as a whole; the new one has the same bytes, and the slice of the old ones
+            // ended with the loop.
             let mapped = unsafe { mmap(bytes.0.cast(), len, access, flags, &self.0, 0) };
             mapped.map(drop).map_err(out_of_memory)
         }
 
-        /// Gives the pages of a piece back; it reads as zeros from then on.
+        /// Releases the pages of a part, which reads as zeros from then on.
         pub(crate) fn discard(&self, offset_bytes: u64, size_bytes: u64) {
             let flags = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
-            // A system that refuses keeps the pages until the file goes, and the next owner sees old bytes, which
-            // fresh device memory may hold anyway.
+            // If the system refuses, the pages stay until the file is closed, and the next owner reads old bytes, which new
+            // device memory may have anyway.
             let _ = fallocate(&self.0, flags, offset_bytes, size_bytes);
         }
     }
 
-    /// Addresses of this process that nothing else gets, without pages until a piece of the file is mapped.
+    /// Reserved addresses of this process, without pages until a part of the file is mapped.
     #[derive(Debug)]
     pub(crate) struct AddressRange {
         base: *mut c_void,
         len: usize,
     }
 
-    // SAFETY: the range belongs to no thread. Mapping and unmapping are calls of the system, which any thread may make,
-    // and who follows the addresses is `Bytes`' concern.
+    // SAFETY: the range belongs to no thread. Mapping and unmapping are system calls that any thread may make, and `Bytes` governs
+    // who dereferences the addresses.
     unsafe impl Send for AddressRange {}
 
     impl AddressRange {
@@ -190,7 +190,7 @@ mod linux {
             Bytes(self.base.cast())
         }
 
-        /// Puts a piece of the file at an offset of the range.
+        /// Maps a part of the file at an offset of the range.
         ///
         /// # Safety
         ///
@@ -205,13 +205,13 @@ mod linux {
             let (at, len) = self.part(offset_bytes, size_bytes)?;
             let access = ProtFlags::READ | ProtFlags::WRITE;
             let flags = MapFlags::SHARED | MapFlags::FIXED | MapFlags::NORESERVE;
-            // SAFETY: what is replaced lies in this range, which nobody else maps, and the caller promises that nothing
+            // SAFETY: the replaced part lies in this range, which only this object maps, and the caller guarantees that nothing
             // refers to it.
             let mapped = unsafe { mmap(at, len, access, flags, &file.0, file_offset_bytes) };
             mapped.map(drop).map_err(out_of_memory)
         }
 
-        /// Takes what is mapped at an offset away; touching it faults from then on.
+        /// Unmaps a part of the range. An access faults from then on.
         ///
         /// # Safety
         ///
@@ -219,7 +219,7 @@ mod linux {
         pub(crate) unsafe fn unmap(&self, offset_bytes: u64, size_bytes: u64) -> Answer<()> {
             let (at, len) = self.part(offset_bytes, size_bytes)?;
             let flags = MapFlags::PRIVATE | MapFlags::FIXED | MapFlags::NORESERVE;
-            // SAFETY: what is replaced lies in this range, which nobody else maps, and the caller promises that nothing
+            // SAFETY: the replaced part lies in this range, which only this object maps, and the caller guarantees that nothing
             // refers to it.
             let mapped = unsafe { mmap_anonymous(at, len, ProtFlags::empty(), flags) };
             mapped.map(drop).map_err(out_of_memory)
@@ -234,14 +234,14 @@ mod linux {
 
     impl Drop for AddressRange {
         fn drop(&mut self) {
-            // SAFETY: the range was reserved for this object, whatever is mapped in it by now. It goes when its
-            // reservation is freed, which asks for nothing to be mapped there, or with the whole machine. It can only fail
-            // for addresses that were never mapped.
+            // SAFETY: the range was reserved for this object, whatever is mapped in it now. It is unmapped when its reservation is
+            // freed, which requires that nothing is mapped there, or with the whole machine. The call can only fail for addresses
+            // that were never mapped.
             let _ = unsafe { munmap(self.base, self.len) };
         }
     }
 
-    /// What stays as it is in a file for others.
+    /// The seals of an exported file.
     const SEALS: SealFlags = SealFlags::SHRINK.union(SealFlags::GROW).union(SealFlags::SEAL);
 
     const PAGE_BYTES: usize = 4096;
@@ -271,10 +271,10 @@ mod linux {
                 range.map(4 * PIECE, PIECE, &file, PIECE).unwrap();
             }
             let read = |offset: u64| {
-                // SAFETY: only asked for what is mapped.
+                // SAFETY: called for mapped parts only.
                 unsafe { range.bytes().at(offset).0.read() }
             };
-            // SAFETY: it is mapped and nothing else uses it.
+            // SAFETY: the part is mapped and nothing else uses it.
             unsafe { range.bytes().0.write(7) };
             assert_eq!(read(4 * PIECE), 7);
             // SAFETY: nothing refers to it.
@@ -282,11 +282,11 @@ mod linux {
             assert_eq!(read(4 * PIECE), 7);
             file.discard(PIECE, PIECE);
             assert_eq!(read(4 * PIECE), 0);
-            // SAFETY: it is not a part of the range, and refused.
+            // SAFETY: the call refuses it, because it is not a part of the range.
             assert_eq!(unsafe { range.map(1 << 42, PIECE, &file, 0) }, Err(OUT_OF_MEMORY));
         }
 
-        /// The system tells a watcher of every opening.
+        /// The system reports every opening of a file to a watcher.
         #[test]
         fn a_forged_ticket_opens_nothing() {
             use rustix::fs::inotify::{self, CreateFlags, WatchFlags};
@@ -326,23 +326,23 @@ mod linux {
             let own = file.export().unwrap();
             assert_eq!(PageFile::open(own, TicketKind::Pool).unwrap().1, label);
             assert_eq!(PageFile::open(own, TicketKind::Physical).err(), Some(INVALID_VALUE));
-            // SAFETY: `export` made it, and nobody else has it.
+            // SAFETY: `export` made the descriptor, and nothing else has it.
             let own = unsafe { <OwnedFd as std::os::fd::FromRawFd>::from_raw_fd(own) };
             assert_eq!(ftruncate(&own, 4096), Err(Errno::PERM));
 
-            // The same bytes in a file whose size may change.
+            // The same bytes in a file whose size is not sealed.
             let open = memfd_create("open", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING).unwrap();
             let small = Ticket::new(TicketKind::Pool, 0, 0, 0);
             pwrite(&open, &small.encode(), 0).unwrap();
             ftruncate(&open, LABEL_BYTES).unwrap();
             let open = open.into_raw_fd();
             assert_eq!(PageFile::open(open, TicketKind::Pool).err(), Some(INVALID_VALUE));
-            // SAFETY: `into_raw_fd` gave it, and nobody else has it.
+            // SAFETY: `into_raw_fd` gave the descriptor, and nothing else has it.
             let open = unsafe { <OwnedFd as std::os::fd::FromRawFd>::from_raw_fd(open) };
             fcntl_add_seals(&open, SEALS).unwrap();
             let open = open.into_raw_fd();
             assert_eq!(PageFile::open(open, TicketKind::Pool).unwrap().1, small);
-            // SAFETY: `into_raw_fd` gave it, and nobody else has it.
+            // SAFETY: `into_raw_fd` gave the descriptor, and nothing else has it.
             drop(unsafe { <OwnedFd as std::os::fd::FromRawFd>::from_raw_fd(open) });
 
             for foreign in [-1, i32::MIN, i32::MAX, 1_000_000, 1] {
@@ -359,7 +359,7 @@ mod missing {
     use crate::base::codes::{Answer, NOT_SUPPORTED};
     use core::convert::Infallible;
 
-    /// There are none.
+    /// Such files do not exist on this system.
     #[derive(Debug)]
     pub(crate) struct PageFile(Infallible);
 
@@ -394,7 +394,7 @@ mod missing {
 
         /// # Safety
         ///
-        /// Nothing is asked: there is no such object.
+        /// No condition: there is no such object.
         pub(crate) unsafe fn take_over(&self, _bytes: Bytes, _size_bytes: u64) -> Answer<()> {
             match self.0 {}
         }
@@ -404,7 +404,7 @@ mod missing {
         }
     }
 
-    /// There are none.
+    /// Such ranges do not exist on this system.
     #[derive(Debug)]
     pub(crate) struct AddressRange(Infallible);
 
@@ -419,14 +419,14 @@ mod missing {
 
         /// # Safety
         ///
-        /// Nothing is asked: there is no such object.
+        /// No condition: there is no such object.
         pub(crate) unsafe fn map(&self, _: u64, _: u64, _: &PageFile, _: u64) -> Answer<()> {
             match self.0 {}
         }
 
         /// # Safety
         ///
-        /// Nothing is asked: there is no such object.
+        /// No condition: there is no such object.
         pub(crate) unsafe fn unmap(&self, _: u64, _: u64) -> Answer<()> {
             match self.0 {}
         }

@@ -1,28 +1,28 @@
-//! Tickets: the 64 bytes by which something of an instance is named outside of it.
+//! Tickets: the 64 bytes that name an object of an instance to other processes.
 //!
-//! They label the files that are handed out as descriptors, and they are what the driver's handles for other processes
-//! hold. A ticket comes back through the program and may be anything by then: one that was not written here, or was
-//! changed or cut short on its way, is refused by its checksum. Pure, but for the number that this process draws.
+//! A ticket is the label of an exported file, and the content of the driver's handles for other processes. It comes back through the
+//! program, which may have changed it: a ticket that no instance wrote, or that was changed or truncated, is refused by its checksum.
+//! Without side effects, except for the random number that identifies this process.
 
 use crate::base::codes::{Answer, INVALID_VALUE};
 use std::hash::{BuildHasher, Hasher, RandomState};
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// The object of a ticket, and where it is found.
+/// The object of a ticket, and its location.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Ticket {
     pub(crate) kind: TicketKind,
-    /// Tells processes apart, also where their numbers repeat.
+    /// Identifies the process, even if process numbers are reused.
     pub(crate) process: u64,
     pub(crate) pid: u32,
     pub(crate) instance: u32,
     pub(crate) device: u32,
-    /// What the process numbers its shared things by, none twice.
+    /// The object's number in its process. Numbers are never reused.
     pub(crate) id: u64,
-    /// The file's descriptor in the process that wrote this, where it is to be fetched from there.
+    /// The file's descriptor in the process that wrote the ticket, if other processes open the file from there.
     pub(crate) descriptor: u32,
-    /// The place in the file.
+    /// The offset in the file.
     pub(crate) offset_bytes: u64,
     pub(crate) size_bytes: u64,
 }
@@ -45,7 +45,7 @@ pub(crate) enum TicketKind {
 }
 
 impl Ticket {
-    /// For something of an instance of this process, with a number of its own.
+    /// Creates a ticket for an object of an instance of this process, with a new number.
     pub(crate) fn new(kind: TicketKind, instance: u64, device: usize, size_bytes: u64) -> Self {
         static NEXT: AtomicU64 = AtomicU64::new(1);
         Self {
@@ -61,23 +61,23 @@ impl Ticket {
         }
     }
 
-    /// For a part of what this one names, told by its place in the file.
+    /// Creates a ticket for a part of this file, by its offset.
     pub(crate) fn part(&self, kind: TicketKind, offset_bytes: u64, size_bytes: u64) -> Self {
         Self { kind, offset_bytes, size_bytes, ..*self }
     }
 
-    /// Whether a part lies in the file that this one labels.
+    /// Whether a part lies in the file that this ticket labels.
     pub(crate) fn has_part(&self, part: &Self) -> bool {
         let end_bytes = part.offset_bytes.checked_add(part.size_bytes);
         self.is_about(part) && part.size_bytes > 0 && end_bytes.is_some_and(|end| end <= self.size_bytes)
     }
 
-    /// Whether an instance wrote it: this one, in this process, which a fork of it is not.
+    /// Whether this process wrote the ticket. A forked child is another process.
     pub(crate) fn is_of(&self, instance: u64) -> bool {
         self.process == process() && self.pid == std::process::id() && self.instance == instance as u32
     }
 
-    /// Whether both were written by one instance about one thing.
+    /// Whether both tickets were written by one instance for one object.
     pub(crate) fn is_about(&self, other: &Self) -> bool {
         (self.process, self.pid, self.id) == (other.process, other.pid, other.id)
     }
@@ -102,7 +102,7 @@ impl Ticket {
 
     /// # Errors
     ///
-    /// `INVALID_VALUE` for anything that [`Ticket::encode`] did not make.
+    /// `INVALID_VALUE` for bytes that [`Ticket::encode`] did not make.
     pub(crate) fn decode(bytes: &[u8; TICKET_BYTES]) -> Answer<Self> {
         let mut words = [0; TICKET_BYTES / 8];
         for (word, source) in words.iter_mut().zip(bytes.as_chunks().0) {
@@ -134,19 +134,19 @@ impl Ticket {
     }
 }
 
-/// A number that no other process has drawn.
+/// A random number that identifies this process.
 fn process() -> u64 {
     static DRAWN: OnceLock<u64> = OnceLock::new();
     *DRAWN.get_or_init(|| RandomState::new().build_hasher().finish())
 }
 
-/// Not against forgery: the program that passes tickets on may read and write the memory behind them anyway.
+/// A checksum. It does not protect from forgery: the program that passes tickets on may access the memory behind them anyway.
 fn checksum(words: &[u64]) -> u64 {
     let mix = |sum: u64, word: &u64| (sum ^ word).wrapping_mul(0x9E37_79B9_7F4A_7C15).rotate_left(29);
     words.iter().fold(u64::from(MAGIC), mix)
 }
 
-/// The size of all the driver's handles for other processes.
+/// The size of each of the driver's handles for other processes.
 pub(crate) const TICKET_BYTES: usize = 64;
 
 const MAGIC: u32 = u32::from_le_bytes(*b"gpum");

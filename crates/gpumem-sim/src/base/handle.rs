@@ -20,7 +20,7 @@ impl Handle {
         Self(handle.addr() as u64)
     }
 
-    /// The same for the handles that are numbers.
+    /// For the handles that are numbers.
     pub(crate) fn from_bits(handle: u64) -> Self {
         Self(handle)
     }

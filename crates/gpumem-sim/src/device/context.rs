@@ -1,4 +1,4 @@
-//! Contexts: who owns streams and memory, which one is current on a thread, and what happens when one fails.
+//! Contexts: the owners of streams and memory, the current context of a thread, and failed contexts.
 //!
 //! A thread's stack of contexts is kept here, under the thread's number, not in the thread: it dies with the
 //! instance, and a destructor of a thread-local may still call the driver.
@@ -19,7 +19,7 @@ pub(crate) struct Context {
     pub(crate) of_thread: BTreeMap<ThreadKey, Handle>,
     /// The error that every later call returns.
     pub(crate) error: Option<CUresult>,
-    /// The contexts whose plain memory this one may use.
+    /// The contexts whose plain memory this context may use.
     pub(crate) peers: BTreeSet<Handle>,
     pub(crate) settings: Settings,
 }

@@ -22,7 +22,7 @@ pub(crate) struct Signature {
     pub(crate) size_bytes: usize,
 }
 
-/// Where a parameter lies.
+/// The position of a parameter.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Parameter {
     pub(crate) offset_bytes: usize,

@@ -1,4 +1,4 @@
-//! Nodes of any kind through one structure: adding them, and giving them other work.
+//! Graph nodes of any kind through one structure: how they are added and changed.
 
 use crate::base::codes::{Answer, INVALID_VALUE, NOT_SUPPORTED};
 use crate::base::handle::Handle;
@@ -79,20 +79,20 @@ entries! {
     }
 }
 
-/// What a caller wants, if its reserved parts are zero as they have to be.
+/// The parameters of the caller, if the reserved fields are zero as required.
 fn known(parameters: Target<CUgraphNodeParams>) -> Answer<CUgraphNodeParams> {
     let wish = take(parameters)?;
     if wish.reserved0 == [0; 3] && wish.reserved2 == 0 { Ok(wish) } else { Err(INVALID_VALUE) }
 }
 
-/// Edges here are all plain ones.
+/// Edges without data: the only kind that the simulator supports.
 ///
 /// # Safety
 ///
-/// The pointer is null or leads to that many.
+/// The pointer is null or points to that many edges.
 unsafe fn check_plain(edges: *const CUgraphEdgeData, count: usize) -> Answer<()> {
     for index in (0..count).take_while(|_| !edges.is_null()) {
-        // SAFETY: not null, so the caller promises as many.
+        // SAFETY: not null, so the caller guarantees that many edges.
         let edge = unsafe { take_at(edges.wrapping_add(index))? };
         if (edge.from_port, edge.to_port, edge.type_) != (0, 0, 0) {
             return Err(NOT_SUPPORTED);
@@ -101,11 +101,11 @@ unsafe fn check_plain(edges: *const CUgraphEdgeData, count: usize) -> Answer<()>
     Ok(())
 }
 
-/// Adds a node; what the driver answers goes into the structure.
+/// Adds a node; results of the driver are written to the structure.
 ///
 /// # Safety
 ///
-/// The structure says its type, and what that type's documentation asks for holds.
+/// The structure states its type, and the conditions of that type's documentation hold.
 unsafe fn add(
     call: &mut Call<'_>,
     graph: Handle,
@@ -117,7 +117,7 @@ unsafe fn add(
     }
     let kind = wish.type_;
     let wished = &mut wish.__bindgen_anon_1;
-    // SAFETY: of the union, the part that the type names is the one that was written.
+    // SAFETY: the type names the part of the union that was written.
     unsafe {
         match kind {
             NodeType::CU_GRAPH_NODE_TYPE_EMPTY => {
@@ -125,7 +125,7 @@ unsafe fn add(
                 call.graph_add(graph, context, Work::Queue(Operation::Nothing), after)
             }
             NodeType::CU_GRAPH_NODE_TYPE_GRAPH => {
-                // Zero is what a caller of an older driver leaves there.
+                // Callers of an older driver leave zero there.
                 if wished.graph.ownership.0 > Ownership::CU_GRAPH_CHILD_GRAPH_OWNERSHIP_CLONE.0 {
                     return Err(NOT_SUPPORTED);
                 }
@@ -152,9 +152,9 @@ unsafe fn add(
     }
 }
 
-/// The event of a node that records one or waits for one, and which of the two.
+/// The event of a node that records or waits for one, and which of the two the node does.
 fn event_of(wish: &CUgraphNodeParams) -> Option<(Handle, bool)> {
-    // SAFETY: of the union, the part that the type names is the one that was written.
+    // SAFETY: the type names the part of the union that was written.
     unsafe {
         match wish.type_ {
             NodeType::CU_GRAPH_NODE_TYPE_EVENT_RECORD => {
@@ -172,10 +172,10 @@ fn event_of(wish: &CUgraphNodeParams) -> Option<(Handle, bool)> {
 ///
 /// # Safety
 ///
-/// As for [`add`].
+/// The conditions of [`add`].
 unsafe fn queue(call: &mut Call<'_>, wish: &CUgraphNodeParams) -> Answer<Queue> {
     let wished = &wish.__bindgen_anon_1;
-    // SAFETY: of the union, the part that the type names is the one that was written.
+    // SAFETY: the type names the part of the union that was written.
     unsafe {
         match wish.type_ {
             NodeType::CU_GRAPH_NODE_TYPE_KERNEL => {

@@ -15,14 +15,14 @@ pub(crate) trait Argument {
 
     /// # Safety
     ///
-    /// For a [`Target`] or a [`Source`]: what their `new` asks. Nothing for other types.
+    /// For a [`Target`] or a [`Source`]: the conditions of its `new`. None for other types.
     unsafe fn of(raw: Self::Raw) -> Self;
 }
 
-/// Where a caller wants one value.
+/// A place for one value of the caller.
 pub(crate) struct Target<T>(*mut T);
 
-/// Where a caller has one value.
+/// One value of the caller.
 pub(crate) struct Source<T>(*const T);
 
 impl<T> Target<T> {
@@ -37,41 +37,41 @@ impl<T> Target<T> {
         self.0.is_null()
     }
 
-    /// The same place for a value of another type.
+    /// This place for a value of another type.
     ///
     /// # Safety
     ///
-    /// As for [`Target::new`], for the other type.
+    /// The conditions of [`Target::new`] for the other type.
     pub(crate) unsafe fn cast<U>(self) -> Target<U> {
         Target(self.0.cast())
     }
 }
 
-/// Writes an answer to where the caller wants it.
+/// Writes a result to a place of the caller.
 pub(crate) fn put<T>(target: Target<T>, value: T) -> Answer<()> {
     check_place(target)?;
-    // SAFETY: not null, so whoever made the target promised that a `T` may be written there.
+    // SAFETY: not null, so the caller of `Target::new` guaranteed that a `T` may be written there.
     unsafe { target.0.write_unaligned(value) };
     Ok(())
 }
 
-/// The same where the caller may do without.
+/// Like [`put`], and accepts null.
 pub(crate) fn put_if_wanted<T>(target: Target<T>, value: T) -> Answer<()> {
     if target.is_null() { Ok(()) } else { put(target, value) }
 }
 
-/// Before something is made whose handle a caller wants: there has to be a place for it.
+/// Checks the place for a new handle before the object is created.
 pub(crate) fn check_place<T>(target: Target<T>) -> Answer<()> {
     if target.is_null() { Err(INVALID_VALUE) } else { Ok(()) }
 }
 
-/// Reads what a caller points to.
+/// Reads a value of the caller.
 pub(crate) fn take<T: Copy>(source: impl Into<Source<T>>) -> Answer<T> {
     let Source(pointer) = source.into();
     if pointer.is_null() {
         return Err(INVALID_VALUE);
     }
-    // SAFETY: not null, so whoever made the source promised that a `T` may be read there.
+    // SAFETY: not null, so the caller of `Source::new` guaranteed that a `T` may be read there.
     Ok(unsafe { pointer.read_unaligned() })
 }
 
@@ -81,7 +81,7 @@ pub(crate) fn take<T: Copy>(source: impl Into<Source<T>>) -> Answer<T> {
 ///
 /// The pointer is null, or one `T` may be written through it.
 pub(crate) unsafe fn put_at<T>(target: *mut T, value: T) -> Answer<()> {
-    // SAFETY: the caller's promise is the one that a target needs.
+    // SAFETY: the caller guarantees the condition of a target.
     put(unsafe { Target::new(target) }, value)
 }
 
@@ -110,7 +110,7 @@ impl<T> Clone for Source<T> {
 
 impl<T> Copy for Source<T> {}
 
-/// What may be written may be read back: no page of the driver's documentation has a place for writing only.
+/// A target may also be read: the driver's documentation has no write-only pointers.
 impl<T> From<Target<T>> for Source<T> {
     fn from(target: Target<T>) -> Self {
         Self(target.0)
@@ -121,7 +121,7 @@ impl<T> Argument for Target<T> {
     type Raw = *mut T;
 
     unsafe fn of(raw: *mut T) -> Self {
-        // SAFETY: the caller's promise is the one that is asked for.
+        // SAFETY: the caller guarantees the conditions of the call.
         unsafe { Self::new(raw) }
     }
 }

@@ -46,7 +46,7 @@ pub(crate) fn enter(
         Err(code) => return code,
     };
     let other_threads = shared.threads.fetch_add(1, Ordering::Relaxed);
-    // A panic would be a bug of ours; it may not unwind into the caller, who expects C.
+    // A panic would be a bug of the simulator. It must not unwind into the caller, which is C code.
     let answer = catch_unwind(AssertUnwindSafe(|| {
         let mut call = Call { machine: Some(shared.lock()), shared: &shared, thread: ThreadKey::current() };
         call.charge_call(cost, other_threads);
@@ -80,21 +80,21 @@ impl Call<'_> {
         self.schedule.set_may_stop(false);
     }
 
-    /// Runs queued work until something has happened.
+    /// Runs queued work until a condition holds.
     pub(crate) fn wait_until(&mut self, is_done: impl Fn(&Machine) -> bool) -> Answer<()> {
         while !is_done(self) {
             match self.step() {
                 Step::Ran => {}
                 Step::Call(stream, call) => self.call_host(stream, call),
                 Step::Busy => self.sleep(),
-                // Every wait is for something queued before, so this is not reached.
+                // Each wait is for work that is queued, so this is not reached.
                 Step::Idle => return Err(UNKNOWN),
             }
         }
         Ok(())
     }
 
-    /// Waits for a point, if there is one; afterwards its context may have failed.
+    /// Waits for a point, if there is one. Its context may fail meanwhile.
     pub(crate) fn wait_for(&mut self, point: Option<Point>) -> Answer<()> {
         let Some(point) = point else { return Ok(()) };
         let context = self.streams.get(point.stream).map(|stream| stream.context);
@@ -103,7 +103,7 @@ impl Call<'_> {
         context.map_or(Ok(()), |context| self.check_context(context))
     }
 
-    /// Waits for a point, and as much as that takes.
+    /// Waits for a point, and runs the work that it depends on.
     pub(crate) fn wait_for_point(&mut self, point: Point) -> Answer<()> {
         self.schedule.set_goal(Some(point.stream));
         let answer = self.wait_until(|machine| machine.is_done(point));
@@ -125,14 +125,14 @@ impl Call<'_> {
         Ok(())
     }
 
-    /// Waits for all work there is.
+    /// Waits for all queued work.
     pub(crate) fn wait_for_all(&mut self) -> Answer<()> {
         self.wait_until(|machine| machine.active.is_empty())?;
         self.host_learns_all();
         Ok(())
     }
 
-    /// Whether something has happened; if not, some work may run, so that asking again and again ends.
+    /// Whether a point is reached. If not, some work may run, so that repeated queries end.
     pub(crate) fn poll(&mut self, is_done: impl Fn(&Machine) -> bool) -> Answer<()> {
         if is_done(self) {
             return Ok(());
@@ -142,19 +142,19 @@ impl Call<'_> {
         Err(NOT_READY)
     }
 
-    /// Before work is queued: a stream whose queue is full makes its caller wait, and a capture may refuse.
+    /// Waits while the stream's queue is full. A capture may refuse the work.
     pub(crate) fn make_room(&mut self, stream: Handle) -> Answer<()> {
         self.capture_check(stream)?;
         self.wait_until(|machine| !machine.is_full(stream))
     }
 
-    /// Before a call that may wait for the device: a capture may refuse it.
+    /// Refuses a call that may wait for the device, if a capture forbids it.
     pub(crate) fn refuse_unsafe(&mut self) -> Answer<()> {
         let thread = self.thread;
         self.capture_check_unsafe(thread)
     }
 
-    /// The same for a call that a capture takes as a node when it names a stream of its own.
+    /// Like [`Self::refuse_unsafe`], unless the call names a capturing stream, whose capture records the call as a node.
     pub(crate) fn refuse_outside_capture(&mut self, stream: Handle) -> Answer<()> {
         if self.is_capturing(stream) { Ok(()) } else { self.refuse_unsafe() }
     }
@@ -176,8 +176,8 @@ impl Call<'_> {
         }
     }
 
-    /// Gives the lock away until some thread's host function has returned, or for a moment: a value that streams wait
-    /// for may be written by anybody.
+    /// Releases the lock until a host function has returned, or for a short time: any thread may write a value that streams wait
+    /// for.
     fn sleep(&mut self) {
         if let Some(machine) = self.machine.take() {
             let woken = self.shared.returned.wait_timeout(machine, MOMENT);
@@ -206,5 +206,5 @@ impl DerefMut for Call<'_> {
     }
 }
 
-/// How long a call sleeps before it looks again.
+/// The time that a call sleeps between two checks.
 const MOMENT: Duration = Duration::from_millis(1);

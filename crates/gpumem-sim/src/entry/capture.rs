@@ -83,7 +83,7 @@ entries! {
         edges: Target<*const CUgraphEdgeData>,
         count: *mut usize,
     ) {
-        // No edge carries data here.
+        // No edge has data.
         put_if_wanted(edges, null())?;
         // SAFETY: the caller has room for a value behind each pointer that is not null.
         unsafe { info(call, stream, (status, id, graph, nodes, count)) }
@@ -124,7 +124,7 @@ entries! {
 type InfoTargets =
     (*mut CUstreamCaptureStatus, *mut cuuint64_t, *mut CUgraph, *mut *const CUgraphNode, *mut usize);
 
-/// Writes what is known about the capture on a stream; all but the status only where it is wanted.
+/// Writes the state of a capture. Only the status is required; other null pointers are skipped.
 ///
 /// # Safety
 ///
@@ -137,12 +137,12 @@ unsafe fn info(
     let thread = call.thread;
     let stream = call.stream(thread, Handle::from_ptr(stream))?;
     let found = call.capture_status(stream)?;
-    // SAFETY: the caller promises that it is null or may be written.
+    // SAFETY: the caller guarantees that it is null or may be written.
     unsafe { put_at(status, found)? };
     let Some(CaptureInfo { id: found, graph: of, after, after_count }) = call.capture_info(stream)? else {
         return Ok(());
     };
-    // SAFETY: the caller promises of each that it is null or may be written.
+    // SAFETY: the caller guarantees that each is null or may be written.
     unsafe {
         put_if_wanted(Target::new(id), found)?;
         put_if_wanted(Target::new(graph), of.to_ptr())?;

@@ -1,7 +1,7 @@
-//! Starting the driver, and what devices say about themselves.
+//! Initialisation, and the properties of devices.
 //!
-//! A simulated machine is ready from its start, as the vendor's driver is once `Driver::cuda` has returned; `cuInit`
-//! only says whether there is a device.
+//! A simulated machine is initialised from its start, like NVIDIA's driver once `Driver::cuda` has returned. `cuInit` only reports
+//! whether there is a device.
 
 use crate::base::codes::{INVALID_DEVICE, INVALID_VALUE, NO_DEVICE};
 use crate::device;

@@ -84,7 +84,7 @@ entries! {
     }
 }
 
-/// Runs what was recorded in an event that other processes can see.
+/// Runs the work before the recording of an interprocess event.
 pub(crate) fn run_if_shared(call: &mut Call<'_>, event: Handle) -> Answer<()> {
     call.ipc_event_due(event).map_or(Ok(()), |point| call.wait_for_point(point))
 }

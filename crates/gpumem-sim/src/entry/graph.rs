@@ -184,13 +184,13 @@ entries! {
     }
 }
 
-/// Writes some nodes: their number if there is nowhere for themselves, else as many as there is room for.
+/// Writes nodes: only their number if `nodes` is null, otherwise as many as there is room for.
 ///
 /// # Safety
 ///
 /// `count` is null or may be read and written; `nodes` is null or has room for that many.
 unsafe fn put_all(found: &[Handle], nodes: *mut CUgraphNode, count: *mut usize) -> Answer<()> {
-    // SAFETY: the caller promises `count`, and where there are nodes room for as many as it says.
+    // SAFETY: the caller guarantees `count`, and room for as many nodes as it says.
     unsafe {
         if nodes.is_null() {
             return put_at(count, found.len());
@@ -203,7 +203,7 @@ unsafe fn put_all(found: &[Handle], nodes: *mut CUgraphNode, count: *mut usize) 
     }
 }
 
-/// Writes some edges, as [`put_all`] does nodes.
+/// Writes edges, like [`put_all`].
 ///
 /// # Safety
 ///
@@ -218,7 +218,7 @@ unsafe fn put_edges(
         return Err(INVALID_VALUE);
     }
     let (sources, targets): (Vec<Handle>, Vec<Handle>) = found.iter().copied().unzip();
-    // SAFETY: the caller promises room for as many as `count` says, which is written back before it is read again.
+    // SAFETY: the caller guarantees room for as many as `count` says, which is written back before it is read again.
     unsafe {
         let room = if from.is_null() { 0 } else { take_at(count)? };
         put_plain_edges(data, found.len(), count)?;
@@ -242,14 +242,14 @@ unsafe fn put_all_with_edges(
     data: *mut CUgraphEdgeData,
     count: *mut usize,
 ) -> Answer<()> {
-    // SAFETY: the caller promises room for as many as `count` says, which is written last.
+    // SAFETY: the caller guarantees room for as many as `count` says, which is written last.
     unsafe {
         put_plain_edges(data, found.len(), count)?;
         put_all(found, nodes, count)
     }
 }
 
-/// Edges here are all plain ones.
+/// Edges without data: the only kind that the simulator supports.
 ///
 /// # Safety
 ///
@@ -258,7 +258,7 @@ unsafe fn put_plain_edges(data: *mut CUgraphEdgeData, found: usize, count: *mut 
     if data.is_null() {
         return Ok(());
     }
-    // SAFETY: not null, so the caller promises room for as many as `count` says.
+    // SAFETY: not null, so the caller guarantees room for as many as `count` says.
     unsafe {
         for index in 0..take_at(count)?.min(found) {
             put_at(data.add(index), CUgraphEdgeData::default())?;
@@ -269,12 +269,12 @@ unsafe fn put_plain_edges(data: *mut CUgraphEdgeData, found: usize, count: *mut 
 
 /// # Safety
 ///
-/// Each pointer is null or leads to that many nodes.
+/// Each pointer is null or points to that many nodes.
 unsafe fn edges(
     from: *const CUgraphNode,
     to: *const CUgraphNode,
     count: usize,
 ) -> Answer<Vec<(Handle, Handle)>> {
-    // SAFETY: the caller promises of each that it is null or leads to `count` nodes.
+    // SAFETY: the caller guarantees of each that it is null or points to `count` nodes.
     unsafe { Ok(handles(from, count)?.into_iter().zip(handles(to, count)?).collect()) }
 }

@@ -1,5 +1,4 @@
-//! Host functions, which run on threads of the driver's own: one may wait for the very thread whose call made it due,
-//! as long as that thread goes on.
+//! Host functions, which run on threads of the driver: a host function may wait for the thread whose driver call started it.
 
 use crate::base::handle::Handle;
 use crate::base::thread::Inside;
@@ -10,8 +9,8 @@ use core::time::Duration;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, MutexGuard, PoisonError};
 
-/// Starts a host function that is due and gives it the lock away until it has returned, or lasts too long. One that
-/// returns in time has thus returned at the same point in every run of a program.
+/// Starts a host function that is due, and releases the lock until the function has returned or a time limit is reached. A function
+/// that returns in time has returned at the same point in every run of a program.
 pub(crate) fn run<'a>(
     shared: &'a Arc<Shared>,
     machine: MutexGuard<'a, Machine>,
@@ -27,7 +26,7 @@ pub(crate) fn run<'a>(
             let waited = shared.returned.wait_timeout_while(machine, PATIENCE, is_running);
             waited.unwrap_or_else(PoisonError::into_inner).0
         }
-        // No thread is to be had, so this one does it.
+        // No thread can be started, so this one runs the function.
         Err(_) => {
             drop(machine);
             invoke(shared, stream, call, &has_returned);
@@ -39,7 +38,7 @@ pub(crate) fn run<'a>(
 fn invoke(shared: &Shared, stream: Handle, call: HostCall, has_returned: &AtomicBool) {
     {
         let _inside = Inside::enter();
-        // SAFETY: the program asked for this call with this argument, and its turn in the stream has come.
+        // SAFETY: the program requested this call with this argument, and the stream has reached it.
         unsafe { call.invoke() };
     }
     let mut machine = shared.lock();
@@ -48,6 +47,6 @@ fn invoke(shared: &Shared, stream: Handle, call: HostCall, has_returned: &Atomic
     shared.returned.notify_all();
 }
 
-/// How long a call waits for a host function that it does not need. Long, so that only one that really waits for
-/// something outlasts it.
+/// The time that a call waits for a host function on which it does not depend. Long, so that only a function that waits for something
+/// else exceeds it.
 const PATIENCE: Duration = Duration::from_millis(250);

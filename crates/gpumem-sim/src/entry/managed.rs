@@ -20,7 +20,7 @@ entries! {
         put(target, call.managed_alloc(context, size_bytes as u64, flags)?)
     }
 
-    // With concurrent access from everywhere, attaching memory to a stream restricts nobody.
+    // All devices have concurrent access, so attaching memory to a stream restricts no access.
     fn cuStreamAttachMemAsync(
         call,
         stream: CUstream,
@@ -143,12 +143,12 @@ fn prefetch(
 ///
 /// # Safety
 ///
-/// The pointer is null or as many numbers may be written to it.
+/// The pointer is null, or that many numbers may be written to it.
 unsafe fn put_all(data: *mut c_void, values: &[i32]) -> Answer<()> {
     let data = data.cast::<i32>();
     for (index, value) in values.iter().enumerate() {
         let target = if data.is_null() { data } else { data.wrapping_add(index) };
-        // SAFETY: null, or within the room that the caller promises.
+        // SAFETY: null, or within the room that the caller guarantees.
         unsafe { put_at(target, *value)? };
     }
     Ok(())

@@ -1,4 +1,4 @@
-//! Device and pinned memory, and what an address is.
+//! Device and pinned memory, and attributes of addresses.
 
 use crate::base::codes::{Answer, INVALID_VALUE, NOT_SUPPORTED, OUT_OF_MEMORY};
 use crate::base::handle::Handle;
@@ -105,8 +105,8 @@ entries! {
     fn cuMemHostUnregister(call, host: *mut c_void) {
         call.context(call.thread)?;
         call.refuse_unsafe()?;
-        // The work runs, so that it finds its memory. That the host has waited is not learned from it: no driver
-        // promises that unregistering waits.
+        // Runs the work, so that the work finds its memory. The host does not count as synchronised by this call: the driver does
+        // not document that unregistering waits.
         call.wait_until(|machine| machine.active.is_empty())?;
         call.host_unregister(host.addr() as u64)
     }
@@ -132,7 +132,7 @@ entries! {
         address: CUdeviceptr,
     ) {
         call.context(call.thread)?;
-        // It is host memory to the driver.
+        // The driver treats it as host memory.
         let is_range = |found: &Allocation| !matches!(found.owner, Owner::PinnedPool(_));
         let found = call.memory.known(address, 1).filter(is_range).ok_or(crate::base::codes::NOT_FOUND)?;
         put_if_wanted(base, found.base)?;
@@ -183,7 +183,7 @@ fn free(call: &mut Call<'_>, address: CUdeviceptr) -> Answer<()> {
 
 fn free_on(call: &mut Call<'_>, address: CUdeviceptr, stream: Handle) -> Answer<()> {
     if call.is_managed(address) && !call.is_capturing(stream) {
-        // The host may follow the address too, so it can't be taken away in a stream's order.
+        // The host may also access the address, so it cannot be freed in a stream's order.
         call.device_allocation(address)?;
         call.wait_for_all()?;
         return call.free(address);
@@ -191,13 +191,13 @@ fn free_on(call: &mut Call<'_>, address: CUdeviceptr, stream: Handle) -> Answer<
     call.free_async(address, stream)
 }
 
-/// Writes an attribute as wide as it is.
+/// Writes an attribute in its width.
 ///
 /// # Safety
 ///
 /// The pointer is null or may be written with a value of the attribute's type.
 unsafe fn put_pointer_value(data: *mut c_void, value: PointerValue) -> Answer<()> {
-    // SAFETY: the caller promises room for a value of the attribute's type, which is this one's.
+    // SAFETY: the caller guarantees room for a value of the attribute's type, which is the type of the value.
     unsafe {
         match value {
             PointerValue::Bool(value) => put_at(data.cast::<u8>(), u8::from(value)),

@@ -28,7 +28,7 @@ entries! {
     fn cuModuleLoadData(call, target: Target<CUmodule>, image: *const c_void) {
         check_place(target)?;
         let context = call.context(call.thread)?;
-        // SAFETY: the caller has an image there, which ends in NUL if it is one that can be loaded here.
+        // SAFETY: the caller has an image there. An image that can be loaded ends in NUL.
         let image = unsafe { text(image.cast())? };
         put(target, call.module_load(context, image.to_bytes())?.to_ptr())
     }
@@ -43,7 +43,7 @@ entries! {
     ) {
         check_place(target)?;
         let context = call.context(call.thread)?;
-        // SAFETY: the caller has an image there, which ends in NUL if it is one that can be loaded here.
+        // SAFETY: the caller has an image there. An image that can be loaded ends in NUL.
         let image = unsafe { text(image.cast())? };
         put(target, call.module_load(context, image.to_bytes())?.to_ptr())
     }
@@ -116,7 +116,7 @@ entries! {
         unsafe { launch(call, function, shape, stream, (parameters, extra)) }
     }
 
-    // A kernel runs for its whole grid at once, so all its threads are there.
+    // A kernel runs for its whole grid at once, so all its threads are resident.
     fn cuLaunchCooperativeKernel(
         call,
         function: CUfunction,
@@ -144,7 +144,7 @@ entries! {
     ) {
         let config = take(config)?;
         for index in 0..config.numAttrs as usize {
-            // SAFETY: there are `numAttrs`, and each begins with what it is about.
+            // SAFETY: there are `numAttrs` attributes, and each begins with its kind.
             let attribute =
                 unsafe { take_at(config.attrs.wrapping_add(index).cast::<CUlaunchAttributeID>())? };
             if !WITHOUT_EFFECT.contains(&attribute) {
@@ -193,29 +193,29 @@ unsafe fn launch(
 ) -> Answer<()> {
     let (thread, function) = (call.thread, Handle::from_ptr(function));
     let stream = call.stream(thread, Handle::from_ptr(stream))?;
-    // SAFETY: the caller promises what `cuLaunchKernel` asks for.
+    // SAFETY: the caller guarantees the conditions of `cuLaunchKernel`.
     let packed = unsafe { packed(call, function, parameters, extra)? };
     call.make_room(stream)?;
     call.launch(stream, function, shape, packed)
 }
 
-/// What a launch may ask for and get here as it is.
+/// The launch attributes that the simulator accepts.
 const WITHOUT_EFFECT: [CUlaunchAttributeID; 3] = [
     CUlaunchAttributeID::CU_LAUNCH_ATTRIBUTE_IGNORE,
     CUlaunchAttributeID::CU_LAUNCH_ATTRIBUTE_COOPERATIVE,
     CUlaunchAttributeID::CU_LAUNCH_ATTRIBUTE_PRIORITY,
 ];
 
-/// A C string of the caller's.
+/// A C string of the caller.
 ///
 /// # Safety
 ///
-/// The pointer is null or leads to a string that ends in NUL and outlives the call.
+/// The pointer is null or points to a string that ends in NUL and outlives the call.
 unsafe fn text<'a>(source: *const c_char) -> Answer<&'a CStr> {
     if source.is_null() {
         return Err(INVALID_VALUE);
     }
-    // SAFETY: not null, so the caller promises a string.
+    // SAFETY: not null, so the caller guarantees a string.
     Ok(unsafe { CStr::from_ptr(source) })
 }
 
@@ -231,7 +231,7 @@ pub(crate) unsafe fn packed(
     extra: *mut *mut c_void,
 ) -> Answer<Box<[u8]>> {
     let signature = &call.function(function)?.signature;
-    // SAFETY: the caller promises what `cuLaunchKernel` asks for: that one of the two lists, for this function.
+    // SAFETY: the caller guarantees the conditions of `cuLaunchKernel`: one of the two lists, for this function.
     unsafe { if extra.is_null() { pack(signature, parameters) } else { unpack_extra(signature, extra) } }
 }
 
@@ -239,20 +239,20 @@ pub(crate) unsafe fn packed(
 ///
 /// # Safety
 ///
-/// The pointer is null or leads to as many pointers as the signature has parameters, each to that parameter's bytes.
+/// The pointer is null or points to one pointer for each parameter of the signature, each to that parameter's bytes.
 unsafe fn pack(signature: &Signature, parameters: *mut *mut c_void) -> Answer<Box<[u8]>> {
     let mut packed = vec![0; signature.size_bytes].into_boxed_slice();
     for (index, parameter) in signature.parameters.iter().enumerate() {
         if parameters.is_null() {
             return Err(INVALID_VALUE);
         }
-        // SAFETY: the caller promises one pointer for each parameter.
+        // SAFETY: the caller guarantees one pointer for each parameter.
         let source = unsafe { take_at(parameters.add(index))? };
         if source.is_null() {
             return Err(INVALID_VALUE);
         }
         let target = &mut packed[parameter.offset_bytes..][..parameter.size_bytes];
-        // SAFETY: the caller promises that it leads to the parameter's bytes; ours were just made.
+        // SAFETY: the caller guarantees that the pointer points to the parameter's bytes; the target was allocated above.
         unsafe { core::ptr::copy_nonoverlapping(source.cast(), target.as_mut_ptr(), target.len()) };
     }
     Ok(packed)
@@ -262,17 +262,17 @@ unsafe fn pack(signature: &Signature, parameters: *mut *mut c_void) -> Answer<Bo
 ///
 /// # Safety
 ///
-/// The pointer leads to a list of keys and values that ends as the driver asks.
+/// The pointer points to a list of keys and values with the end that the driver requires.
 unsafe fn unpack_extra(signature: &Signature, extra: *mut *mut c_void) -> Answer<Box<[u8]>> {
     let (mut buffer, mut size_bytes) = (core::ptr::null::<u8>(), 0);
     for index in (0..).step_by(2).take(EXTRA_PAIRS_MAX) {
-        // SAFETY: the list goes on until its end was read.
+        // SAFETY: the list continues until its end was read.
         let (key, value) = unsafe { (take_at(extra.add(index))?.addr(), extra.add(index + 1)) };
         match key {
             EXTRA_END => break,
             // SAFETY: a key other than the end has a value.
             EXTRA_POINTER => buffer = unsafe { take_at(value)? }.cast(),
-            // SAFETY: a key other than the end has a value, and this one's leads to a size.
+            // SAFETY: a key other than the end has a value; the value of this key points to a size.
             EXTRA_SIZE => size_bytes = unsafe { take_at(take_at(value)?.cast::<usize>())? },
             _ => return Err(INVALID_VALUE),
         }
@@ -283,7 +283,7 @@ unsafe fn unpack_extra(signature: &Signature, extra: *mut *mut c_void) -> Answer
     if signature.size_bytes == 0 {
         return Ok(Box::default());
     }
-    // SAFETY: the caller promises that many bytes there, of which these are the first.
+    // SAFETY: the caller guarantees that many bytes, of which these are the first.
     Ok(unsafe { core::slice::from_raw_parts(buffer, signature.size_bytes) }.into())
 }
 

@@ -1,4 +1,4 @@
-//! The nodes of graphs: adding them by hand, each kind its own way, and giving them other work.
+//! Graph nodes: one function for each kind that adds a node, and one that changes it.
 
 use crate::base::codes::{Answer, INVALID_CONTEXT, INVALID_VALUE, NOT_SUPPORTED};
 use crate::base::handle::Handle;
@@ -199,7 +199,7 @@ entries! {
         parameters: Target<CUDA_MEM_ALLOC_NODE_PARAMS>,
     ) {
         let mut wish = take(parameters)?;
-        // SAFETY: the caller has `count` nodes there, and as many descriptions as the parameters say.
+        // SAFETY: the caller has `count` nodes there, and as many access descriptions as the parameters say.
         let (after, place) = unsafe {
             let descriptions = (wish.accessDescs, wish.accessDescCount);
             (handles(after, count)?, alloc_place(call, &wish.poolProps, descriptions)?)
@@ -225,18 +225,18 @@ entries! {
     }
 }
 
-/// Adds the node that some queueing is captured as.
+/// Adds a node for work that a stream would queue.
 ///
 /// # Safety
 ///
-/// `target` is null or may be written; `after` is null or leads to `count` nodes.
+/// `target` is null or may be written; `after` is null or points to `count` nodes.
 unsafe fn add(
     call: &mut Call<'_>,
     target: *mut CUgraphNode,
     (graph, after, count): (CUgraph, *const CUgraphNode, usize),
     (context, queue): Queue,
 ) -> Answer<()> {
-    // SAFETY: the caller promises both: that the target may be written, and as many nodes.
+    // SAFETY: the caller guarantees both: the target may be written, and there are that many nodes.
     unsafe {
         put_at(target, null_mut())?;
         let after = handles(after, count)?;
@@ -244,11 +244,11 @@ unsafe fn add(
     }
 }
 
-/// Where a node is to allocate: on a device, for that device.
+/// The location of an allocation node: a device, with access for that device.
 ///
 /// # Safety
 ///
-/// The descriptions are null or as many as is said.
+/// The descriptions are null, or as many as `count` says.
 pub(crate) unsafe fn alloc_place(
     call: &Call<'_>,
     props: &CUmemPoolProps,
@@ -260,7 +260,7 @@ pub(crate) unsafe fn alloc_place(
     }
     let device = call.device_index(props.location.id)?;
     for index in 0..count {
-        // SAFETY: the caller promises `count` descriptions, or none, which is refused as null.
+        // SAFETY: the caller guarantees `count` descriptions, or none, which is refused as null.
         let wish = unsafe { take_at(descriptions.wrapping_add(index))? };
         if usize::try_from(wish.location.id) != Ok(device) {
             return Err(NOT_SUPPORTED);
@@ -269,14 +269,14 @@ pub(crate) unsafe fn alloc_place(
     Ok((device, context))
 }
 
-/// The context of some work, and what queues it.
+/// The context of some work, and the operation that the work queues.
 pub(crate) type Queue = (Handle, Box<dyn FnOnce(&mut Machine, Handle) -> Answer<()>>);
 
 /// The context of a kernel, and its launch.
 ///
 /// # Safety
 ///
-/// The parameters are what `cuLaunchKernel` asks for.
+/// The parameters satisfy the conditions of `cuLaunchKernel`.
 pub(crate) unsafe fn kernel(call: &mut Call<'_>, parameters: CUDA_KERNEL_NODE_PARAMS) -> Answer<Queue> {
     let function = Handle::from_ptr(parameters.func);
     let context = call.function(function)?.context;
@@ -285,7 +285,7 @@ pub(crate) unsafe fn kernel(call: &mut Call<'_>, parameters: CUDA_KERNEL_NODE_PA
         block: [parameters.blockDimX, parameters.blockDimY, parameters.blockDimZ],
         shared_bytes: parameters.sharedMemBytes,
     };
-    // SAFETY: the caller promises what `cuLaunchKernel` asks for.
+    // SAFETY: the caller guarantees the conditions of `cuLaunchKernel`.
     let packed = unsafe { packed(call, function, parameters.kernelParams, parameters.extra)? };
     Ok((context, Box::new(move |machine, stream| machine.launch(stream, function, shape, packed))))
 }
@@ -336,7 +336,7 @@ pub(crate) fn memset(
     Ok((context, Box::new(move |machine, stream| machine.fill(stream, fill, false).map(drop))))
 }
 
-/// The context that a host function is put on, and the call.
+/// The context of a host function, and the call.
 pub(crate) fn host(call: &mut Call<'_>, parameters: CUDA_HOST_NODE_PARAMS) -> Answer<Queue> {
     let context = call.context(call.thread)?;
     let run = HostFunction::Plain(parameters.fn_.ok_or(INVALID_VALUE)?);

@@ -47,7 +47,7 @@ entries! {
         shared_bytes: usize,
         limit: c_int,
     ) {
-        // SAFETY: the function is null or takes any size of a block.
+        // SAFETY: the function is null or accepts any block size.
         let found = unsafe { best_block(call, function, (shared_of_block, shared_bytes), limit)? };
         put(grid_blocks, found.0)?;
         put(block_threads, found.1)
@@ -64,7 +64,7 @@ entries! {
         flags: c_uint,
     ) {
         check_flags(flags)?;
-        // SAFETY: the function is null or takes any size of a block.
+        // SAFETY: the function is null or accepts any block size.
         let found = unsafe { best_block(call, function, (shared_of_block, shared_bytes), limit)? };
         put(grid_blocks, found.0)?;
         put(block_threads, found.1)
@@ -83,11 +83,11 @@ entries! {
     }
 }
 
-/// The best grid and block.
+/// The grid and block with the highest occupancy.
 ///
 /// # Safety
 ///
-/// The function, if there is one, may be called with any size of a block.
+/// The function, if there is one, accepts any block size.
 unsafe fn best_block(
     call: &Call<'_>,
     function: CUfunction,
@@ -95,10 +95,10 @@ unsafe fn best_block(
     limit: c_int,
 ) -> Answer<(c_int, c_int)> {
     call.context(call.thread)?;
-    // The program's function may not call the driver, which is locked.
+    // The program's function must not call the driver, which is locked.
     let _inside = Inside::enter();
     let shared = |threads| match shared_of_block {
-        // SAFETY: the caller promises that it may be called with any size of a block.
+        // SAFETY: the caller guarantees that the function accepts any block size.
         Some(shared_of_block) => unsafe { shared_of_block(threads) },
         None => shared_bytes,
     };

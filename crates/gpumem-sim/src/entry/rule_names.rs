@@ -36,7 +36,7 @@ impl Rule {
         })
     }
 
-    /// The name, star included, that was probably meant.
+    /// The most similar known name, star included.
     fn nearest(&self) -> Option<String> {
         match self.call.strip_suffix('*') {
             None => nearest_of(&self.call, calls().iter().flat_map(|call| [plain_name(call), call]))
@@ -53,13 +53,13 @@ impl Rule {
     }
 }
 
-/// The functions that the simulator has.
+/// The functions that the simulator supports.
 fn calls() -> &'static [&'static str] {
     static CALLS: OnceLock<Vec<&'static str>> = OnceLock::new();
     CALLS.get_or_init(|| entry::table::<0>().present().map(|symbol| symbol.name).collect())
 }
 
-/// Refuses rules that could never apply to a machine with so many devices.
+/// Refuses rules that can never apply to a machine with this many devices.
 pub(crate) fn check_all(rules: &[Rule], device_count: u32) -> Result<(), RuleError> {
     for rule in rules {
         rule.check()?;
@@ -81,7 +81,7 @@ impl FromStr for Rule {
     /// # Errors
     ///
     /// [`RuleError::Malformed`] for text of another form; [`RuleError::UnknownCall`], [`RuleError::LackingCall`] and
-    /// [`RuleError::ZerothCall`] for a rule that could never apply; [`RuleError::NoFailure`] for one that fails with success.
+    /// [`RuleError::ZerothCall`] for a rule that can never apply; [`RuleError::NoFailure`] for one that fails with success.
     fn from_str(text: &str) -> Result<Self, RuleError> {
         let rule =
             parse(text.trim()).ok_or_else(|| RuleError::Malformed { rule: text.trim().to_string() })?;

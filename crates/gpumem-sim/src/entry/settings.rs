@@ -45,7 +45,7 @@ entries! {
         put(config, CUsharedconfig::CU_SHARED_MEM_CONFIG_FOUR_BYTE_BANK_SIZE)
     }
 
-    // Banks have one size on every device of the last ten years: accepted, and without effect.
+    // All current devices have one bank size: the call is accepted and has no effect.
     fn cuCtxSetSharedMemConfig(call, _config: CUsharedconfig) {
         call.context(call.thread).map(drop)
     }

@@ -1,4 +1,4 @@
-//! Pools, plain memory and events that are handed to others.
+//! Pools, plain memory and events that processes share.
 
 use crate::backing::pages;
 use crate::base::codes::{Answer, INVALID_VALUE, NOT_SUPPORTED};
@@ -27,7 +27,7 @@ entries! {
         if flags != 0 {
             return Err(INVALID_VALUE);
         }
-        // SAFETY: a handle of the one type that there is, a file descriptor, is an `int`.
+        // SAFETY: a file descriptor, the only type of handle, is an `int`.
         put(unsafe { target.cast::<i32>() }, call.pool_export(Handle::from_ptr(pool))?)
     }
 
@@ -109,7 +109,7 @@ entries! {
     }
 }
 
-/// Whether this system lets processes have each other's memory.
+/// Whether this system lets processes share memory.
 fn check_processes() -> Answer<()> {
     if pages::IS_SUPPORTED { Ok(()) } else { Err(NOT_SUPPORTED) }
 }

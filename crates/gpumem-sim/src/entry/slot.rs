@@ -15,30 +15,30 @@ use gpumem_sys::Table;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, TryLockError, Weak};
 
-/// An instance, as its handles and its entries see it.
+/// An instance, shared by its handles and its entries.
 pub(crate) struct Shared {
     machine: Mutex<Machine>,
     pub(crate) instance: u64,
-    /// Told whenever a host function has returned.
+    /// Notified whenever a host function has returned.
     pub(crate) returned: Condvar,
     pub(crate) table: Table,
-    /// How many threads are in the driver, waiting for the lock included.
+    /// The number of threads in the driver, including those that wait for the lock.
     pub(crate) threads: AtomicU64,
 }
 
 impl Shared {
-    /// The state. A panic while it was held has been turned into an error; what it left is still consistent enough to
-    /// look at.
+    /// The state. A panic while the lock was held has been turned into an error; the state that it left is consistent enough to be
+    /// read.
     pub(crate) fn lock(&self) -> MutexGuard<'_, Machine> {
         self.machine.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Reads the state, also from inside of a kernel.
+    /// Reads the state. A kernel may call it.
     pub(crate) fn look<T>(&self, mut look: impl FnMut(&Machine) -> T) -> T {
         view::with(self.instance, &mut look).unwrap_or_else(|| look(&self.lock()))
     }
 
-    /// Changes the state. Refused from inside of a kernel, which then fails.
+    /// Changes the state. A call from a kernel is refused, and the kernel fails.
     pub(crate) fn change<T: Default>(&self, call: &'static str, change: impl FnOnce(&mut Machine) -> T) -> T {
         if view::refuse(self.instance, call) { T::default() } else { change(&mut self.lock()) }
     }
@@ -55,14 +55,14 @@ pub(crate) fn take(config: SimConfig) -> Result<Arc<Shared>, SimError> {
     rule_names::check_all(&config.rules, config.device_count)?;
     static STARTED: AtomicU64 = AtomicU64::new(0);
     for (slot, holder) in SLOTS.iter().enumerate() {
-        // A slot that is being looked up is in use; in a forked child it may stay locked for ever.
+        // A slot whose lock is held is in use. In a forked child it may stay locked for ever.
         let mut holder = match holder.try_lock() {
             Ok(holder) => holder,
             Err(TryLockError::Poisoned(holder)) => holder.into_inner(),
             Err(TryLockError::WouldBlock) => continue,
         };
         if holder.strong_count() == 0 {
-            // Handles keep only the low bits: with the slot in them, no two that are alive at once share their handles.
+            // Handles keep only the low bits. The slot is part of them, so no two live instances have equal handles.
             let instance = STARTED.fetch_add(1, Ordering::Relaxed) * SLOTS.len() as u64 + slot as u64;
             let shared = Arc::new(Shared {
                 machine: Mutex::new(Machine::new(config, slot, instance)),
@@ -83,8 +83,8 @@ pub(crate) fn take(config: SimConfig) -> Result<Arc<Shared>, SimError> {
 ///
 /// # Errors
 ///
-/// `NOT_INITIALIZED` in a process that was forked off the one that started the instance, where a lock may be held by a
-/// thread that does not exist; `DEINITIALIZED` where there is no instance any more.
+/// `NOT_INITIALIZED` in a process that was forked from the one that started the instance: a thread that does not exist in the child
+/// may hold the lock. `DEINITIALIZED` if the instance has ended.
 pub(crate) fn find(slot: usize) -> Answer<Arc<Shared>> {
     let (holder, process) = SLOTS.get(slot).zip(PROCESSES.get(slot)).ok_or(DEINITIALIZED)?;
     let process = process.load(Ordering::Relaxed);

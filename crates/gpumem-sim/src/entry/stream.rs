@@ -98,7 +98,7 @@ entries! {
         Ok(())
     }
 
-    // The older form, which a graph can't hold.
+    // The older form, which a graph cannot contain.
     fn cuStreamAddCallback(
         call,
         stream: CUstream,

@@ -69,14 +69,14 @@ entries! {
         }
         let mut wishes = Vec::new();
         for index in 0..count as usize {
-            // SAFETY: there are `count`, and of each union the part that its kind names was written.
+            // SAFETY: there are `count` operations, and the kind of each names the part of the union that was written.
             wishes.push(unsafe { parse(&take_at(operations.wrapping_add(index))?)? });
         }
         queue(call, stream, &wishes)
     }
 }
 
-/// Queues waits, where there is a condition, and writes.
+/// Queues writes, and waits if there is a condition.
 fn queue(call: &mut Call<'_>, stream: CUstream, wishes: &[(Value, Option<Condition>)]) -> Answer<()> {
     let thread = call.thread;
     let stream = call.stream(thread, Handle::from_ptr(stream))?;
@@ -95,10 +95,10 @@ fn check_write_flags(flags: c_uint) -> Answer<()> {
 ///
 /// # Safety
 ///
-/// The member of the union that its kind names is the one that was written.
+/// The kind names the member of the union that was written.
 unsafe fn parse(operation: &CUstreamBatchMemOpParams) -> Answer<(Value, Option<Condition>)> {
     use CUstreamBatchMemOpType as Kind;
-    // SAFETY: every member begins with the kind; the caller promises the member of that kind.
+    // SAFETY: each member begins with the kind; the caller guarantees the member of that kind.
     unsafe {
         let kind = operation.operation;
         let is_wide =
@@ -123,5 +123,5 @@ unsafe fn parse(operation: &CUstreamBatchMemOpParams) -> Answer<(Value, Option<C
     }
 }
 
-/// As many operations as one batch may have.
+/// The maximum number of operations in a batch.
 const BATCH_MAX: c_uint = 256;

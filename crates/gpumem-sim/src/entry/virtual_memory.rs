@@ -30,7 +30,7 @@ entries! {
         }
     }
 
-    // The hint is no more than that: addresses are the simulator's choice.
+    // The address is only a hint: the simulator chooses addresses.
     fn cuMemAddressReserve(
         call,
         target: Target<CUdeviceptr>,
@@ -99,7 +99,7 @@ entries! {
         if flags != 0 || target.is_null() {
             return Err(INVALID_VALUE);
         }
-        // SAFETY: a handle of the one type that there is, a file descriptor, is an `int`.
+        // SAFETY: a file descriptor, the only type of handle, is an `int`.
         put(unsafe { target.cast::<i32>() }, call.physical_export(Handle::from_bits(handle))?)
     }
 
@@ -147,7 +147,7 @@ entries! {
         if wishes.is_null() || count == 0 {
             return Err(INVALID_VALUE);
         }
-        // SAFETY: not null, so the caller has `count` of them there.
+        // SAFETY: not null, so the caller guarantees `count` of them.
         let wishes = unsafe { (0..count).map(|index| take_at(wishes.wrapping_add(index))).collect::<Answer<Vec<_>>>()? };
         call.set_access(base, size_bytes as u64, &wishes)
     }
@@ -162,7 +162,7 @@ entries! {
     }
 }
 
-/// What there is of the ways to share memory.
+/// The supported ways to share memory.
 pub(crate) fn check_shareable(handle_type: CUmemAllocationHandleType) -> Answer<()> {
     match handle_type {
         CUmemAllocationHandleType::CU_MEM_HANDLE_TYPE_NONE => Err(INVALID_VALUE),
@@ -171,7 +171,7 @@ pub(crate) fn check_shareable(handle_type: CUmemAllocationHandleType) -> Answer<
     }
 }
 
-/// A descriptor, which the driver takes as a number in a pointer's clothes: 0 is a null pointer to it.
+/// A descriptor, which the driver takes as a number in a pointer: 0 is a null pointer.
 pub(crate) fn descriptor(shareable: *mut c_void) -> Answer<i32> {
     if shareable.is_null() {
         return Err(INVALID_VALUE);

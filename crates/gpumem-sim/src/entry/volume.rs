@@ -44,7 +44,7 @@ entries! {
         failed: Target<usize>,
         stream: CUstream,
     ) {
-        // No copy in particular, until one is.
+        // Reports no particular copy until one fails.
         put_if_wanted(failed, usize::MAX)?;
         // SAFETY: there are `attribute_count` starts, or none.
         unsafe { check_attributes(attributes, attribute_starts, attribute_count, count)? };
@@ -85,7 +85,7 @@ fn copy_3d(call: &mut Call<'_>, stream: CUstream, copy: &CUDA_MEMCPY3D, is_block
     call.wait_for(point)
 }
 
-/// The same copy without the contexts, which the addresses tell anyway. They have to be there.
+/// The copy without its contexts, which follow from the addresses. The contexts must exist.
 fn of_peers(call: &Call<'_>, copy: &CUDA_MEMCPY3D_PEER) -> Answer<CUDA_MEMCPY3D> {
     check_context(call, copy.srcMemoryType, copy.srcContext)?;
     check_context(call, copy.dstMemoryType, copy.dstContext)?;
@@ -124,12 +124,12 @@ fn check_context(call: &Call<'_>, kind: CUmemorytype, context: CUcontext) -> Ans
     if is_device && !is_known { Err(INVALID_CONTEXT) } else { Ok(()) }
 }
 
-/// Attributes are promises about the sources, and pageable sources are always read at the call; so they have only to
-/// be well formed.
+/// Checks that attributes are well formed. They have no other effect: they are guarantees about the sources, and pageable sources
+/// are always read during the call.
 ///
 /// # Safety
 ///
-/// The starts are null or as many as is said.
+/// The starts are null, or as many as `attribute_count` says.
 unsafe fn check_attributes(
     attributes: *mut CUmemcpyAttributes,
     starts: *mut usize,
@@ -141,7 +141,7 @@ unsafe fn check_attributes(
     }
     let mut before = None;
     for index in 0..attribute_count {
-        // SAFETY: null, or the caller promises `attribute_count` of them.
+        // SAFETY: null, or the caller guarantees `attribute_count` of them.
         let start = unsafe { take_at(starts.wrapping_add(index))? };
         let is_next = before.map_or(start == 0, |before| before < start && start < count);
         if !is_next {
@@ -164,7 +164,7 @@ unsafe fn copy_one(
     if targets.is_null() || sources.is_null() || sizes.is_null() || stream.is_null() {
         return Err(INVALID_VALUE);
     }
-    // SAFETY: not null, so the caller promises as many.
+    // SAFETY: not null, so the caller guarantees that many elements.
     let (target, source, size_bytes) = unsafe {
         (
             take_at(targets.wrapping_add(index))?,

@@ -13,7 +13,7 @@ use gpumem_sys::types::CUgraphExecUpdateResult as UpdateResult;
 
 /// One executable.
 pub(crate) struct Exec {
-    /// What it was made of; may be gone.
+    /// The graph that it was made of, which may be destroyed.
     pub(crate) graph: Handle,
     pub(crate) flags: u64,
     pub(crate) steps: Vec<Step>,

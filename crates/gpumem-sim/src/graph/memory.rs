@@ -23,17 +23,17 @@ pub(crate) struct GraphMemory {
     pub(crate) backing: Backing,
     /// The node, and the executable that was made of its graph.
     pub(crate) holder_count: u32,
-    /// A node of the same graph frees it, so nobody else may.
+    /// A node of the graph frees it, so the program must not.
     pub(crate) is_freed_within: bool,
     /// Launched and not freed, as the program sees it.
     pub(crate) is_live: bool,
-    /// Launches whose free has not run.
+    /// The launches whose free has not run.
     pub(crate) pending_count: u64,
     /// Counted against the device's capacity.
     pub(crate) is_resident: bool,
 }
 
-/// What a device's graphs use.
+/// The memory of a device's graphs.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct MemoryUse {
     pub(crate) used: Gauge,

@@ -5,11 +5,11 @@
 
 use core::ffi::c_void;
 
-/// Pointers to the parameters of a kernel, as they were last told. The program may keep them until the node changes.
+/// Pointers to the parameters of a kernel, as last returned to the program, which may keep them until the node changes.
 #[derive(Default)]
-pub(crate) struct Told(pub(crate) Vec<*mut c_void>);
+pub(crate) struct ParameterPointers(pub(crate) Vec<*mut c_void>);
 
-// SAFETY: the list only keeps alive what it was told; nobody here follows its pointers.
-unsafe impl Send for Told {}
+// SAFETY: the list is only kept alive; this crate does not dereference its pointers.
+unsafe impl Send for ParameterPointers {}
 
 pub(crate) type PlainFunction = unsafe extern "C" fn(*mut c_void);

@@ -19,7 +19,7 @@ impl Machine {
         taken_bytes
     }
 
-    /// What another process has of a device's memory.
+    /// The memory of a device that another process has.
     pub(crate) fn others_bytes(&self, device: u32) -> u64 {
         self.devices.get(device as usize).map_or(0, |found| found.others_bytes)
     }

@@ -7,7 +7,7 @@ pub(crate) mod parameters;
 
 use crate::base::codes::{Answer, INVALID_HANDLE, INVALID_VALUE, NOT_SUPPORTED};
 use crate::base::handle::Handle;
-use crate::graph::parameters::Told;
+use crate::graph::parameters::ParameterPointers;
 use crate::graph::{Graph, Node, Work};
 use crate::machine::Machine;
 use crate::stream::capture::Joined;
@@ -20,7 +20,7 @@ impl Machine {
         self.graphs.graphs.insert(Graph::default())
     }
 
-    /// Executables that were made of it live on, and so does memory that it allocated and nobody freed.
+    /// Its executables stay, and so does memory that it allocated and that is not freed.
     pub(crate) fn graph_destroy(&mut self, handle: Handle) -> Answer<()> {
         let graph = self.graphs.graphs.remove(handle).ok_or(INVALID_VALUE)?;
         for node in graph.nodes {
@@ -33,7 +33,7 @@ impl Machine {
         match self.graphs.nodes.remove(handle).map(|node| node.work) {
             Some(Work::Alloc(base)) => self.graph_memory_unhold(base),
             Some(Work::Child(graph)) => {
-                // Only its node knows it, so it is there.
+                // Only its node refers to it, so it exists.
                 let _ = self.graph_destroy(graph);
             }
             _ => {}
@@ -85,7 +85,13 @@ impl Machine {
     ) -> Answer<Handle> {
         self.graph_check_nodes(graph, &after)?;
         let is_memory = matches!(work, Work::Alloc(_) | Work::Free(_));
-        let node = self.graphs.nodes.insert(Node { graph, context, work, after, told: Told::default() })?;
+        let node = self.graphs.nodes.insert(Node {
+            graph,
+            context,
+            work,
+            after,
+            parameter_pointers: ParameterPointers::default(),
+        })?;
         let graph = self.graphs.graphs.get_mut(graph).ok_or(INVALID_VALUE)?;
         graph.nodes.push(node);
         graph.has_memory |= is_memory;
@@ -162,7 +168,7 @@ impl Machine {
         found
     }
 
-    /// As many as the program may destroy.
+    /// The references of the program.
     pub(crate) fn graph_count(&self) -> usize {
         self.graphs.graphs.iter().filter(|(_, graph)| !graph.is_child).count()
     }

@@ -1,4 +1,4 @@
-//! Frees of every kind of memory, and what a destroyed context leaves behind.
+//! Frees of every kind of memory, and the end of the memory of a destroyed context.
 
 pub(crate) mod host;
 pub(crate) mod import;
@@ -23,7 +23,7 @@ use crate::memory::{Allocation, GONE_MAX};
 use crate::order::Point;
 
 impl Machine {
-    /// Takes away what a context owns, and with a primary context what its device's pools have handed out.
+    /// Frees the memory of a context; for a primary context, also the blocks of its device's pools.
     pub(crate) fn memory_forget(&mut self, context: Handle, device: Option<usize>) {
         let owned = |allocation: &&Allocation| match allocation.owner {
             Owner::Pool(_) | Owner::PinnedPool(_) | Owner::ManagedPool(_) | Owner::Imported(_) => {
@@ -35,7 +35,7 @@ impl Machine {
         };
         let bases: Vec<u64> = self.memory.at_call.values().filter(owned).map(|found| found.base).collect();
         for base in bases {
-            // Each is known, so none can be refused.
+            // Each address is allocated, so no free can fail.
             let _ = self.free_any(base);
         }
         if let Some(device) = device {
@@ -43,7 +43,7 @@ impl Machine {
         }
     }
 
-    /// Frees device memory or pinned memory of either kind, once nothing uses it.
+    /// Frees device memory or pinned memory of either kind, once its uses are complete.
     fn free_any(&mut self, base: u64) -> Answer<()> {
         let owner = self.memory.at_call.get(&base).ok_or(INVALID_VALUE)?.owner;
         match owner {
@@ -67,7 +67,7 @@ impl Machine {
         }
     }
 
-    /// Frees device memory for the host and the device at once. The device's work has run.
+    /// Frees device memory for the host and the device at once. The device's work is complete.
     pub(crate) fn free(&mut self, base: u64) -> Answer<()> {
         let allocation = self.device_allocation(base)?;
         self.retire(base);
@@ -75,7 +75,7 @@ impl Machine {
         Ok(())
     }
 
-    /// The device memory that begins at an address and can be freed there. What is mapped is unmapped instead.
+    /// The freeable device memory that begins at an address. Mapped memory is not freeable: it is unmapped.
     pub(crate) fn device_allocation(&self, base: u64) -> Answer<Allocation> {
         let found = *self.memory.at_call.get(&base).ok_or(INVALID_VALUE)?;
         match found.owner {
@@ -94,7 +94,7 @@ impl Machine {
         }
     }
 
-    /// The host's side of a free: the address may not be passed to the driver any more.
+    /// The host's side of a free: from now on the program may not pass the address to the driver.
     pub(crate) fn retire(&mut self, base: u64) {
         // A graph keeps its addresses.
         if self.memory.at_call.get(&base).is_some_and(|found| found.owner == Owner::Graph) {
@@ -110,12 +110,12 @@ impl Machine {
         }
     }
 
-    /// The point at which the device will have the memory, if it has not been there yet.
+    /// The point at which the device allocates the memory, if the point is not reached yet.
     pub(crate) fn unborn(&self, allocation: &Allocation) -> Option<Point> {
         allocation.born.filter(|&born| !self.is_done(born))
     }
 
-    /// The device's side: the bytes may be handed out again. `at` is the point of a free in stream order.
+    /// The device's side of a free: the bytes may be reused. `at` is the point of a stream-ordered free.
     pub(crate) fn release(&mut self, allocation: &Allocation, at: Option<Point>) {
         match self.unborn(allocation) {
             Some(born) => self.memory.stillborn.push(born),

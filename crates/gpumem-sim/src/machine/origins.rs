@@ -26,7 +26,7 @@ impl Machine {
         self.origin_made(found.base, found.size_bytes, (found.device, found.owner.kind()), found.call)
     }
 
-    /// What is known of an allocation, or of a handle by its number.
+    /// The origin of an allocation, or of a handle by its number.
     pub(crate) fn origin_made(
         &self,
         address: u64,

@@ -70,7 +70,7 @@ impl Device {
         self.map_with(size_bytes, |spares| spares.take(size_bytes))
     }
 
-    /// The same with memory from elsewhere.
+    /// Like `map`, with memory of the caller.
     pub(crate) fn map_with(
         &mut self,
         size_bytes: u64,

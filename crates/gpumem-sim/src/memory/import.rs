@@ -19,19 +19,19 @@ use crate::order::Point;
 
 /// One import.
 pub(crate) struct Import {
-    /// The pool that it came through; none of what was opened by a handle.
+    /// The imported pool; `NONE` for memory opened by a handle.
     pub(crate) pool: Handle,
     pub(crate) source: Source,
-    /// What it takes of the device's addresses.
+    /// The size of its range of device addresses.
     pub(crate) space_bytes: u64,
-    /// What was opened, and how often.
+    /// The ticket of the opened handle, and the number of openings.
     pub(crate) opened: Option<(Ticket, u32)>,
 }
 
-/// Whose memory it is.
+/// The owner of the memory.
 pub(crate) enum Source {
-    /// A block of this instance: its address, and when it was allocated, for addresses are used again.
+    /// A block of this instance: its address, and the point of its allocation, because addresses are reused.
     Own { base: u64, born: Option<Point>, bytes: Bytes },
-    /// Another's, mapped by this process.
+    /// Memory of another instance, mapped by this process.
     Foreign(Backing),
 }

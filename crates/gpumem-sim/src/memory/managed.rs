@@ -14,9 +14,9 @@ use std::collections::BTreeMap;
 /// All managed memory of an instance.
 pub(crate) struct Managed {
     pub(crate) allocations: BTreeMap<u64, Pages>,
-    /// Host memory that is gone, while work was queued that may follow its addresses.
+    /// Freed host memory that queued work may still access.
     pub(crate) lingering: Vec<Backing>,
-    /// What is on each device. Cells here and below: work that reads the books also moves pages.
+    /// The resident bytes of each device. Cells, because work that holds a shared reference also moves pages.
     resident_bytes: Vec<Cell<u64>>,
     /// The time that the running operation has spent on faults.
     pub(crate) fault_ns: Cell<u64>,
@@ -28,7 +28,7 @@ pub(crate) struct Pages {
     pub(crate) groups: Vec<Cell<Group>>,
 }
 
-/// What is known of [`GROUP_BYTES`] of pages.
+/// The state of [`GROUP_BYTES`] of pages.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Group {
     /// None before anything but the host has used them.
@@ -40,7 +40,7 @@ pub(crate) struct Group {
     pub(crate) accessed_by: u128,
 }
 
-/// Where pages can be.
+/// A place for pages.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Place {
     Host,
@@ -82,7 +82,7 @@ impl Managed {
         pages.groups.get(first as usize..=last as usize).ok_or(INVALID_VALUE)
     }
 
-    /// Moves groups, and says how many bytes that were elsewhere.
+    /// Moves groups. Returns the number of moved bytes.
     pub(crate) fn bring(&self, groups: &[Cell<Group>], to: Place) -> u64 {
         let mut moved_bytes = 0;
         for cell in groups {

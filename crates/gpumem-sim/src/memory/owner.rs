@@ -1,9 +1,9 @@
-//! [`Owner`]: which call an allocation came from, and so who may free it and use it.
+//! [`Owner`]: the call that made an allocation, which determines how it may be freed and used.
 
 use crate::base::handle::Handle;
 use crate::report::AllocationKind;
 
-/// Where an allocation came from.
+/// The origin of an allocation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Owner {
     /// `cuMemAlloc`.

@@ -61,7 +61,7 @@ impl Pending {
         None
     }
 
-    /// Takes what is left of a block whose free, at this point, has run: what its stream has not taken again.
+    /// Removes the rest of a block whose free, at this point, has run: the part that its stream has not reused.
     pub(crate) fn take_freed(&mut self, base: u64, size_bytes: u64, at: Point) -> Vec<(u64, u64)> {
         let pieces = self.by_base.range(base..base + size_bytes);
         let freed = pieces.filter(|(_, (_, freed))| *freed == at).map(|(&base, _)| base);
@@ -76,7 +76,7 @@ impl Pending {
         meant.into_iter().filter_map(|base| Some((base, self.remove(base)?.0))).collect()
     }
 
-    /// How much of a range is in blocks whose frees are meant.
+    /// The bytes of a range that are in blocks with such a free.
     pub(crate) fn bytes_within(&self, base: u64, size_bytes: u64, is_meant: impl Fn(Point) -> bool) -> u64 {
         let within = self.by_base.range(base..base + size_bytes);
         within.filter(|(_, (_, freed))| is_meant(*freed)).map(|(_, (found, _))| found).sum()

@@ -17,7 +17,7 @@ use std::collections::{BTreeMap, BTreeSet};
 /// One pool.
 pub(crate) struct Pool {
     pub(crate) kind: PoolKind,
-    /// Whose memory it hands out, or from where it was made.
+    /// The device of its memory, or of its creator for other kinds.
     pub(crate) device: usize,
     pub(crate) is_default: bool,
     pub(crate) is_closing: bool,
@@ -89,7 +89,7 @@ impl Pool {
         (address - base < segment.size_bytes).then(|| segment.backing.bytes().at(address - base))
     }
 
-    /// Where an address of the pool lies in its file.
+    /// The offset of an address in the file of the pool.
     pub(crate) fn file_offset_of(&self, address: u64) -> Option<u64> {
         let (base, segment) = self.segments.range(..=address).next_back()?;
         Some(segment.file_offset_bytes + (address - base))

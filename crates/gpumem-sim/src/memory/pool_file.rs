@@ -12,13 +12,13 @@ use crate::base::extents::Extents;
 use crate::memory::device::Device;
 use gpumem_sys::types::CUmemAllocationHandleType as HandleType;
 
-/// Who else may have the memory of a pool.
+/// The access of other processes to the memory of a pool.
 pub(crate) enum Sharing {
-    /// Nobody.
+    /// No access.
     Private,
-    /// Whoever gets a descriptor of the file.
+    /// Access for each process that gets a descriptor of the file.
     Exportable(PoolFile),
-    /// It is somebody's exportable pool.
+    /// An exportable pool of another instance.
     Imported { file: PageFile, label: Ticket },
 }
 
@@ -26,9 +26,9 @@ pub(crate) enum Sharing {
 pub(crate) struct PoolFile {
     pub(crate) file: PageFile,
     label: Ticket,
-    /// What no segment has of it.
+    /// The parts of the file that no segment uses.
     pieces: Extents,
-    /// Before, nobody could have imported it, and its blocks have no names.
+    /// Before the first export, no process can have imported it, and its blocks have no tickets.
     pub(crate) was_exported: bool,
 }
 

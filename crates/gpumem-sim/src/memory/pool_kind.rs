@@ -1,4 +1,4 @@
-//! Whose memory a pool hands out, and who may use it.
+//! Kinds of pools, and the users of their memory.
 //!
 //! | kind | its segments | used by devices | used by the host |
 //! | --- | --- | --- | --- |
@@ -12,7 +12,7 @@
 use crate::base::handle::Handle;
 use crate::memory::owner::Owner;
 
-/// Whose memory a pool hands out.
+/// The kind of a pool's memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum PoolKind {
     Device,
@@ -30,7 +30,7 @@ impl PoolKind {
     }
 }
 
-/// Who uses memory.
+/// A user of memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum User {
     Device(usize),

@@ -15,7 +15,7 @@
 use crate::base::codes::{Answer, INVALID_VALUE};
 use gpumem_sys::types::CUmemPool_attribute as Attribute;
 
-/// The switches of a pool; all are on unless the program says otherwise.
+/// The reuse policies of a pool; all are on by default.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Policies {
     pub(crate) follows_events: bool,

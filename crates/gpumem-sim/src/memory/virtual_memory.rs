@@ -27,7 +27,7 @@ pub(crate) struct VirtualMemory {
     pub(crate) space: Extents,
     /// Made with the first handle, as many bytes as `pieces` gives out.
     pub(crate) file: Option<PageFile>,
-    /// What no handle has of the file.
+    /// The parts of the file that no handle uses.
     pub(crate) pieces: Extents,
     pub(crate) windows: Windows,
 }
@@ -44,7 +44,7 @@ pub(crate) struct Reservation {
 pub(crate) struct Physical {
     pub(crate) device: usize,
     pub(crate) size_bytes: u64,
-    /// Its place in the instance's file; also of a handle whose bytes are elsewhere, so that no two have the same.
+    /// Its offset in the instance's file. A handle with a file of its own has an offset too, so that offsets are unique.
     pub(crate) file_offset_bytes: u64,
     /// Its own file, if it is to be shared.
     pub(crate) shared: Option<Shared>,
@@ -89,7 +89,7 @@ impl VirtualMemory {
         self.handles.get_mut(handle).filter(|physical| physical.holder_count > 0).ok_or(INVALID_VALUE)
     }
 
-    /// Where the bytes of a mapping lie in the file, which is the same for all mappings of its handle.
+    /// The offset of a mapping's bytes in the file, which is the same for all mappings of its handle.
     pub(crate) fn file_offset_of(&self, mapping: &Allocation) -> Option<u64> {
         let Owner::Mapped { handle, .. } = mapping.owner else { return None };
         self.handles.get(handle).map(|physical| physical.file_offset_bytes)

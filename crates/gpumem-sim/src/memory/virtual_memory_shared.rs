@@ -1,8 +1,8 @@
-//! Handles that are to be shared: each has a file of its own, and a descriptor of it is what is exported.
+//! Exportable handles: each has a file of its own, and the program exports a descriptor of the file.
 //!
-//! Whoever imports a descriptor, here, in another instance or in another process, is another holder of the same memory.
-//! It counts against the device of the instance that created it, and against no other's. The file is there for as long
-//! as anybody has it open, so the bytes outlive their creator.
+//! Each import of a descriptor, in this instance, another instance or another process, is another reference to the memory.
+//! The memory counts only against the device of the instance that created it. The file exists as long as any process has
+//! it open, so the bytes may outlive their creator.
 
 use crate::backing::pages::PageFile;
 use crate::backing::ticket::{Ticket, TicketKind};
@@ -13,16 +13,16 @@ use crate::memory::owner::Owner;
 use crate::memory::virtual_memory::{Physical, VirtualMemory};
 use gpumem_sys::types::CUmemAllocationHandleType as HandleType;
 
-/// Memory that others may have as well.
+/// Memory that other processes may have as well.
 pub(crate) struct Shared {
     pub(crate) file: PageFile,
     pub(crate) label: Ticket,
-    /// Whoever created it counts it.
+    /// Imported memory counts at its creator.
     pub(crate) is_imported: bool,
 }
 
 impl VirtualMemory {
-    /// The file that has the bytes of a mapping, and where in it.
+    /// The file with the bytes of a mapping, and their offset.
     pub(crate) fn pages_of(&self, mapping: &Allocation) -> Option<(&PageFile, u64)> {
         let Owner::Mapped { handle, .. } = mapping.owner else { return None };
         let physical = self.handles.get(handle)?;

@@ -18,7 +18,7 @@ use std::sync::{Arc, OnceLock};
 /// A moment of a stream, or of the host.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Epoch {
-    pub(crate) slot: u32,
+    pub(crate) stream_index: u32,
     pub(crate) time: u64,
 }
 
@@ -28,7 +28,7 @@ pub(crate) const HOST: u32 = u32::MAX;
 /// The vector clock of a stream, an operation or the host: all that happens before it.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct VectorClock {
-    /// By slot: the last operation that happens before.
+    /// The last operation that happens before, by stream index.
     streams: Arc<Vec<u64>>,
     /// The last call that happens before.
     pub(crate) host: u64,
@@ -36,17 +36,18 @@ pub(crate) struct VectorClock {
 
 impl VectorClock {
     pub(crate) fn covers(&self, epoch: Epoch) -> bool {
-        match epoch.slot {
+        match epoch.stream_index {
             HOST => self.host >= epoch.time,
-            slot => self.streams.get(slot as usize).is_some_and(|&time| time >= epoch.time),
+            stream_index => self.streams.get(stream_index as usize).is_some_and(|&time| time >= epoch.time),
         }
     }
 
     /// Merges another clock into this one. Returns whether the part about streams advanced.
-    pub(crate) fn learn(&mut self, other: &Self) -> bool {
+    pub(crate) fn merge(&mut self, other: &Self) -> bool {
         self.host = self.host.max(other.host);
-        let is_known =
-            |(slot, &time): (usize, &u64)| self.streams.get(slot).map_or(time == 0, |&own| own >= time);
+        let is_known = |(stream_index, &time): (usize, &u64)| {
+            self.streams.get(stream_index).map_or(time == 0, |&own| own >= time)
+        };
         if Arc::ptr_eq(&self.streams, &other.streams) || other.streams.iter().enumerate().all(is_known) {
             return false;
         }
@@ -58,32 +59,32 @@ impl VectorClock {
         true
     }
 
-    pub(crate) fn learn_epoch(&mut self, epoch: Epoch) -> bool {
+    pub(crate) fn merge_epoch(&mut self, epoch: Epoch) -> bool {
         if self.covers(epoch) {
             return false;
         }
         let streams = Arc::make_mut(&mut self.streams);
-        if streams.len() <= epoch.slot as usize {
-            streams.resize(epoch.slot as usize + 1, 0);
+        if streams.len() <= epoch.stream_index as usize {
+            streams.resize(epoch.stream_index as usize + 1, 0);
         }
-        streams[epoch.slot as usize] = epoch.time;
+        streams[epoch.stream_index as usize] = epoch.time;
         true
     }
 
-    pub(crate) fn learn_snapshot(&mut self, snapshot: &Snapshot) -> bool {
-        let learned = self.learn(&snapshot.knows);
-        self.learn_epoch(snapshot.at) || learned
+    pub(crate) fn merge_snapshot(&mut self, snapshot: &Snapshot) -> bool {
+        let is_merged = self.merge(&snapshot.vector);
+        self.merge_epoch(snapshot.at) || is_merged
     }
 }
 
 /// A stream at one of its points.
 #[derive(Clone, Debug)]
 pub(crate) struct Snapshot {
-    knows: VectorClock,
+    vector: VectorClock,
     at: Epoch,
 }
 
-/// Where a snapshot will be once the operation that it belongs to has run.
+/// The place of a snapshot that exists once its operation has run.
 pub(crate) type Mark = Arc<OnceLock<Snapshot>>;
 
 /// The clock that an operation keeps until it runs.
@@ -91,27 +92,27 @@ pub(crate) type Mark = Arc<OnceLock<Snapshot>>;
 pub(crate) struct Order {
     /// The call that queued it.
     pub(crate) call: u64,
-    /// What the host has learned since the last operation queued on the stream, and the legacy stream's order.
-    pub(crate) learns: Option<Box<VectorClock>>,
+    /// The host's clock, if it has advanced since the last operation queued on the stream, and the legacy stream's order.
+    pub(crate) host_clock: Option<Box<VectorClock>>,
     /// The point that it waits for.
     pub(crate) waits_for: Option<Mark>,
-    /// Whoever waits for this operation.
+    /// The snapshot for operations that wait for this one.
     pub(crate) mark: Option<Mark>,
 }
 
 /// A stream's clock.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct StreamClock {
-    /// Given with the first operation.
-    pub(crate) slot: Option<u32>,
+    /// Assigned with the first operation.
+    pub(crate) stream_index: Option<u32>,
     /// Among the streams in the order of first use, from 1.
     pub(crate) number: u32,
-    /// The slot's time when the stream got it.
+    /// The time of the stream index when the stream got it.
     pub(crate) base: u64,
-    pub(crate) knows: VectorClock,
-    /// Which state of the host's knowledge the last operation queued here carries.
+    pub(crate) vector: VectorClock,
+    /// The version of the host's clock in the last operation queued here.
     pub(crate) host_version: u64,
-    /// Up to which operation the legacy stream knows this one, and this one the legacy stream, while idle.
+    /// The last operation of this stream in the legacy stream's clock, and the reverse, while idle.
     pub(crate) before_legacy: u64,
     pub(crate) after_legacy: u64,
 }
@@ -119,30 +120,30 @@ pub(crate) struct StreamClock {
 impl StreamClock {
     /// Whether an access is ordered before what the stream does now.
     pub(crate) fn covers(&self, epoch: Epoch) -> bool {
-        self.slot == Some(epoch.slot) || self.knows.covers(epoch)
+        self.stream_index == Some(epoch.stream_index) || self.vector.covers(epoch)
     }
 
     pub(crate) fn snapshot(&self, position: u64) -> Option<Snapshot> {
         let at = self.epoch(position)?;
-        Some(Snapshot { knows: self.knows.clone(), at })
+        Some(Snapshot { vector: self.vector.clone(), at })
     }
 
     pub(crate) fn epoch(&self, position: u64) -> Option<Epoch> {
-        Some(Epoch { slot: self.slot?, time: self.base + position })
+        Some(Epoch { stream_index: self.stream_index?, time: self.base + position })
     }
 }
 
-/// The clocks that are no stream's: the host's, and those of streams that are gone.
+/// The clocks of the host and of destroyed streams.
 #[derive(Default)]
 pub(crate) struct Clocks {
     pub(crate) host: VectorClock,
     pub(crate) host_version: u64,
     /// Streams that were destroyed and that the host has not synchronised with since.
     pub(crate) gone: Vec<Gone>,
-    /// Slots whose last owner is over for everybody, each with its time.
+    /// Stream indices for reuse, each with its time: the host's clock includes all work of the last owner.
     vacant: Vec<Epoch>,
-    slot_count: u32,
-    /// What the streams knew that last wrote the values in memory that others wait for.
+    index_count: u32,
+    /// The snapshots of the streams that last wrote the values in memory for which other streams wait.
     pub(crate) values: BTreeMap<u64, Snapshot>,
 }
 
@@ -154,14 +155,14 @@ pub(crate) struct Gone {
 }
 
 impl Clocks {
-    pub(crate) fn host_learns(&mut self, snapshot: Option<Snapshot>) {
-        if snapshot.is_some_and(|snapshot| self.host.learn_snapshot(&snapshot)) {
+    pub(crate) fn host_merges(&mut self, snapshot: Option<Snapshot>) {
+        if snapshot.is_some_and(|snapshot| self.host.merge_snapshot(&snapshot)) {
             self.host_version += 1;
         }
     }
 
-    /// A slot for a new stream: whatever its last owner did is known to the host, and so to all that it queues now.
-    pub(crate) fn slot(&mut self) -> Epoch {
+    /// A stream index for a new stream. The host's clock includes all work of the last owner, and so does all new work.
+    pub(crate) fn assign_index(&mut self) -> Epoch {
         let host = &self.host;
         let vacant = &mut self.vacant;
         self.gone.retain(|gone| {
@@ -172,8 +173,8 @@ impl Clocks {
             !is_over
         });
         self.vacant.pop().unwrap_or_else(|| {
-            self.slot_count += 1;
-            Epoch { slot: self.slot_count - 1, time: 0 }
+            self.index_count += 1;
+            Epoch { stream_index: self.index_count - 1, time: 0 }
         })
     }
 }

@@ -27,7 +27,7 @@ impl HappensBefore {
         Some(self.0[self.place(stream).ok()?].position)
     }
 
-    pub(crate) fn learn(&mut self, point: Point) {
+    pub(crate) fn add(&mut self, point: Point) {
         match self.place(point.stream) {
             Ok(index) if self.0[index].position >= point.position => {}
             Ok(index) => Arc::make_mut(&mut self.0)[index] = point,
@@ -35,11 +35,11 @@ impl HappensBefore {
         }
     }
 
-    pub(crate) fn learn_all(&mut self, other: &Self) {
+    pub(crate) fn merge(&mut self, other: &Self) {
         if self.0.is_empty() {
             self.0 = other.0.clone();
         } else if !Arc::ptr_eq(&self.0, &other.0) {
-            other.0.iter().for_each(|&point| self.learn(point));
+            other.0.iter().for_each(|&point| self.add(point));
         }
     }
 
@@ -47,7 +47,7 @@ impl HappensBefore {
         self.0.binary_search_by_key(&stream, |point| point.stream)
     }
 
-    /// Worth a look at whether all of its streams are still there: at 64, 128, … of them.
+    /// Whether destroyed streams should be removed: at 64, 128, … streams.
     pub(crate) fn is_crowded(&self) -> bool {
         self.0.len() >= CROWD && self.0.len().is_power_of_two()
     }
@@ -71,7 +71,7 @@ mod tests {
     fn of_each_stream_the_latest_point_counts() {
         let mut happens_before = HappensBefore::default();
         for known in [point(3, 5), point(1, 2), point(3, 4)] {
-            happens_before.learn(known);
+            happens_before.add(known);
         }
         assert!(happens_before.covers(point(3, 5)) && happens_before.covers(point(1, 1)));
         assert!(!happens_before.covers(point(3, 6)) && !happens_before.covers(point(2, 1)));
@@ -80,12 +80,12 @@ mod tests {
     #[test]
     fn what_was_taken_along_does_not_change_afterwards() {
         let mut stream = HappensBefore::default();
-        stream.learn(point(1, 1));
+        stream.add(point(1, 1));
         let event = stream.clone();
-        stream.learn(point(1, 9));
+        stream.add(point(1, 9));
         let mut waiter = HappensBefore::default();
-        waiter.learn(point(2, 7));
-        waiter.learn_all(&event);
+        waiter.add(point(2, 7));
+        waiter.merge(&event);
         assert!(waiter.covers(point(1, 1)) && waiter.covers(point(2, 7)) && !waiter.covers(point(1, 2)));
     }
 }

@@ -95,5 +95,5 @@ impl Trace {
     }
 }
 
-/// As many findings as are kept; the rest is counted.
+/// The maximum number of findings that are kept; the others are counted.
 const FINDINGS_MAX: usize = 64;

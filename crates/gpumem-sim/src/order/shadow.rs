@@ -24,7 +24,7 @@ pub(crate) struct Trace {
     pub(crate) position: u64,
     /// The number of the call that queued it.
     pub(crate) call: u64,
-    /// The address of the byte 0 of this process's memory as the access saw it: tells mappings of one memory apart.
+    /// The address of byte 0 of this process's memory in the mapping of the access: distinguishes mappings of one memory.
     pub(crate) shift: u64,
 }
 
@@ -95,7 +95,7 @@ impl Shadow {
         self.merge_all(bytes);
     }
 
-    /// Who wrote a byte last.
+    /// The last writer of a byte.
     pub(crate) fn last_writer(&self, byte: u64) -> Option<Epoch> {
         let (_, history) = self.ranges.range(..=byte).next_back()?;
         history.write.filter(|_| byte < history.end).map(|write| write.epoch)
@@ -189,13 +189,13 @@ mod tests {
     use super::*;
     use crate::base::random::Random;
 
-    fn trace(slot: u32, time: u64) -> Trace {
-        let epoch = Epoch { slot, time };
+    fn trace(stream_index: u32, time: u64) -> Trace {
+        let epoch = Epoch { stream_index, time };
         Trace {
             epoch,
             kind: AccessKind::Memset,
             stream: None,
-            stream_number: slot,
+            stream_number: stream_index,
             position: time,
             call: time,
             shift: 0,
@@ -203,7 +203,7 @@ mod tests {
     }
 
     fn found(conflicts: &[Conflict]) -> Vec<(Range<u64>, u32)> {
-        conflicts.iter().map(|(range, trace)| (range.clone(), trace.epoch.slot)).collect()
+        conflicts.iter().map(|(range, trace)| (range.clone(), trace.epoch.stream_index)).collect()
     }
 
     #[test]
@@ -212,7 +212,7 @@ mod tests {
         let mut conflicts = Vec::new();
         shadow.write(0..100, trace(0, 1), |_| false, &mut conflicts);
         shadow.read(10..20, trace(1, 1), |_| true, &mut conflicts);
-        shadow.read(15..30, trace(2, 1), |epoch| epoch.slot == 0, &mut conflicts);
+        shadow.read(15..30, trace(2, 1), |epoch| epoch.stream_index == 0, &mut conflicts);
         assert_eq!(found(&conflicts), []);
         shadow.write(18..19, trace(3, 1), |_| false, &mut conflicts);
         assert_eq!(found(&conflicts), [(18..19, 0), (18..19, 1), (18..19, 2)]);
@@ -253,24 +253,27 @@ mod tests {
             let mut bytes: Vec<Vec<(bool, Epoch)>> = vec![Vec::new(); 32];
             let mut clocks = [[0u64; 3]; 3];
             for _ in 0..40 {
-                let slot = random.below(3);
+                let stream_index = random.below(3);
                 if random.one_in(3) {
                     let other = clocks[random.below(3)];
-                    clocks[slot].iter_mut().zip(other).for_each(|(own, other)| *own = (*own).max(other));
+                    clocks[stream_index]
+                        .iter_mut()
+                        .zip(other)
+                        .for_each(|(own, other)| *own = (*own).max(other));
                 }
-                clocks[slot][slot] += 1;
-                let clock = clocks[slot];
-                let is_ordered = |epoch: Epoch| clock[epoch.slot as usize] >= epoch.time;
+                clocks[stream_index][stream_index] += 1;
+                let clock = clocks[stream_index];
+                let is_ordered = |epoch: Epoch| clock[epoch.stream_index as usize] >= epoch.time;
                 let start = random.below(31);
                 let end = start + 1 + random.below(31 - start);
                 let is_write = random.one_in(2);
-                let epoch = Epoch { slot: slot as u32, time: clock[slot] };
+                let epoch = Epoch { stream_index: stream_index as u32, time: clock[stream_index] };
                 let is_race = bytes[start..end]
                     .iter()
                     .flatten()
                     .any(|&(is_other_write, other)| (is_write || is_other_write) && !is_ordered(other));
                 bytes[start..end].iter_mut().for_each(|byte| byte.push((is_write, epoch)));
-                let (mut conflicts, trace) = (Vec::new(), trace(epoch.slot, epoch.time));
+                let (mut conflicts, trace) = (Vec::new(), trace(epoch.stream_index, epoch.time));
                 let range = start as u64..end as u64;
                 if is_write {
                     shadow.write(range, trace, is_ordered, &mut conflicts);
@@ -279,7 +282,7 @@ mod tests {
                 }
                 assert!(conflicts.is_empty() || is_race);
                 if is_race {
-                    // Later verdicts may differ: after a race, who was forgotten depends on the order.
+                    // Later verdicts may differ: after a race, the forgotten access depends on the order.
                     assert!(!conflicts.is_empty());
                     break;
                 }

@@ -39,11 +39,11 @@ pub(crate) struct Joined {
     pub(crate) graph: Handle,
     /// The nodes that the next node depends on.
     pub(crate) after: Vec<Handle>,
-    /// The same, as it was last shown to the program, which may keep the pointer until its next call.
+    /// The nodes as last returned to the program, which may keep the pointer until its next call.
     pub(crate) shown: Vec<usize>,
 }
 
-/// Where an event was recorded that was recorded in a capture.
+/// The place in a capture at which an event was recorded.
 #[derive(Clone)]
 pub(crate) struct CapturedAt {
     pub(crate) id: u64,

@@ -15,11 +15,11 @@ pub(crate) struct Event {
     pub(crate) flags: u32,
     /// Other processes know it.
     pub(crate) is_shared: bool,
-    /// Where it was last recorded.
+    /// The point of the last record.
     pub(crate) point: Option<Point>,
     /// When the last recording that ran did so.
     pub(crate) time_ns: Option<u64>,
-    /// Where in a capture it was last recorded, if it was in one.
+    /// The place of the last record, if it was in a capture.
     pub(crate) captured: Option<CapturedAt>,
     /// The points that happen before that point.
     pub(crate) happens_before: HappensBefore,

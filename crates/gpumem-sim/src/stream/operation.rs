@@ -28,7 +28,7 @@ pub(crate) enum Operation {
     Call(HostCall),
     /// Marks an event.
     Record { event: Handle },
-    /// Nothing behind it runs before the point is done. `event` says whose time counts, if one was named.
+    /// The operations behind it run once the point is complete. `event` is the named event, whose time counts.
     Wait { point: Point, event: Option<Handle> },
     /// Nothing behind it runs before a value in memory is as asked.
     WaitValue(Value, Condition),
@@ -95,7 +95,7 @@ pub(crate) struct HostCall {
 pub(crate) enum HostFunction {
     /// Not called in a context that has failed.
     Plain(unsafe extern "C" fn(*mut c_void)),
-    /// Told of the stream, as the program named it, and of what has become of its context.
+    /// Called with the stream as the program named it, and the status of its context.
     Callback { run: unsafe extern "C" fn(CUstream, CUresult, *mut c_void), stream: Handle, status: CUresult },
 }
 

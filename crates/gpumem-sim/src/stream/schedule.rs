@@ -10,7 +10,7 @@ use crate::base::random::Random;
 use crate::config::choices::{Choice, Schedule};
 use crate::stream::operation::HostCall;
 
-/// What the seed decides, and where it stands.
+/// The state of the schedule.
 pub(crate) struct Scheduler {
     pub(crate) mode: Schedule,
     /// The choices so far.
@@ -70,12 +70,12 @@ impl Scheduler {
         &self.choices
     }
 
-    /// Says which stream a wait is for, or that it is over.
+    /// Sets the stream of a wait; `None` ends the wait.
     pub(crate) fn set_goal(&mut self, goal: Option<Handle>) {
         self.goal = goal;
     }
 
-    /// Says whether what runs next is up to nobody's wait.
+    /// Sets whether no wait needs the next operation.
     pub(crate) fn set_may_stop(&mut self, may_stop: bool) {
         self.may_stop = may_stop;
     }
@@ -84,7 +84,7 @@ impl Scheduler {
         self.delays.push((stream_number, step_count));
     }
 
-    /// One of so many alternatives, as the list says.
+    /// One of `count` alternatives, from the list.
     pub(crate) fn choose(&mut self, count: usize) -> usize {
         if count < 2 {
             return 0;

@@ -22,7 +22,7 @@ impl Machine {
         Ok(())
     }
 
-    /// What a context that goes has loaded goes with it.
+    /// Unloads the modules of a destroyed context.
     pub(crate) fn modules_forget(&mut self, context: Handle) {
         self.modules.retain(|module| module.context != context);
         self.functions.retain(|function| function.context != context);

@@ -60,6 +60,6 @@ const WARPS_MAX: u64 = 64;
 const BLOCKS_MAX: u64 = 32;
 const REGISTERS: u64 = 65_536;
 const SHARED_BYTES_TOTAL: u64 = 228 << 10;
-/// What the system takes of each block's.
+/// The shared memory of each block that the system uses.
 const SHARED_BYTES_RESERVED: u64 = 1 << 10;
 const MULTIPROCESSORS: i32 = 132;

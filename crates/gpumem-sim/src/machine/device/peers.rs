@@ -1,4 +1,4 @@
-//! Peers: which devices are linked, and whose memory a device may use.
+//! Peers: linked devices, and their access to each other's memory.
 //!
 //! Access to another device's memory is granted in three ways, by the kind of memory: to a context for all plain
 //! memory of another (here), to a device for a pool (`pool`), to a device for a mapping (`virtual_memory`). Each needs
@@ -24,7 +24,7 @@ impl Machine {
         if device == owner || self.is_linked(device, owner) { Ok(()) } else { Err(INVALID_DEVICE) }
     }
 
-    /// What two devices can do together; all that are linked are linked alike.
+    /// The attributes of a link between two devices. All links are equal.
     pub(crate) fn peer_attribute(&self, attribute: Attribute, device: usize, peer: usize) -> Answer<i32> {
         if device == peer {
             return Err(INVALID_DEVICE);

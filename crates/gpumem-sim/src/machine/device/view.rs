@@ -14,7 +14,7 @@ pub(crate) struct View<'a> {
     machine: PhantomData<&'a Machine>,
 }
 
-/// Whose kernel a thread runs.
+/// The instance whose kernel a thread runs.
 #[derive(Clone, Copy)]
 struct Running {
     machine: *const Machine,

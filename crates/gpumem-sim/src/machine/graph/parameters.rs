@@ -13,14 +13,14 @@ use gpumem_sys::types::{CUDA_KERNEL_NODE_PARAMS, CUDA_MEMCPY3D, CUmemorytype};
 
 impl Machine {
     pub(crate) fn node_kernel(&mut self, node: Handle) -> Answer<CUDA_KERNEL_NODE_PARAMS> {
-        let Node { work: Work::Queue(Operation::Launch(launch)), told, .. } =
+        let Node { work: Work::Queue(Operation::Launch(launch)), parameter_pointers, .. } =
             self.graphs.nodes.get_mut(node).ok_or(INVALID_VALUE)?
         else {
             return Err(INVALID_VALUE);
         };
         let start = launch.parameters.as_mut_ptr();
         let offsets = launch.signature.parameters.iter().map(|parameter| parameter.offset_bytes);
-        told.0 = offsets.map(|offset_bytes| start.wrapping_add(offset_bytes).cast()).collect();
+        parameter_pointers.0 = offsets.map(|offset_bytes| start.wrapping_add(offset_bytes).cast()).collect();
         let (shape, [grid_x, grid_y, grid_z]) = (&launch.shape, launch.shape.grid);
         let [block_x, block_y, block_z] = shape.block;
         Ok(CUDA_KERNEL_NODE_PARAMS {
@@ -32,7 +32,7 @@ impl Machine {
             blockDimY: block_y,
             blockDimZ: block_z,
             sharedMemBytes: shape.shared_bytes,
-            kernelParams: told.0.as_mut_ptr(),
+            kernelParams: parameter_pointers.0.as_mut_ptr(),
             extra: null_mut(),
             kern: null_mut(),
             ctx: null_mut(),

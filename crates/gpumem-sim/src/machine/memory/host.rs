@@ -1,6 +1,6 @@
-//! Pinned host memory: the driver's own, and the program's registered for the device's use.
+//! Pinned host memory: allocated by the driver, or registered by the program.
 //!
-//! Both have one address for the host and the devices, of every context.
+//! Both kinds have one address for the host and for the devices of all contexts.
 
 use crate::backing::{Backing, Bytes};
 use crate::base::address::is_device_address;
@@ -29,7 +29,7 @@ impl Machine {
         Ok(base)
     }
 
-    /// The devices' work has run.
+    /// The devices' work is complete.
     pub(crate) fn host_free(&mut self, base: u64) -> Answer<()> {
         let size_bytes = self.host.get(&base).ok_or(INVALID_VALUE)?.size_bytes();
         self.charge_pages(size_bytes, UNPIN_NS_PER_MIB);
@@ -59,7 +59,7 @@ impl Machine {
         self.pin(context, base, size_bytes, Owner::Registered { flags })
     }
 
-    /// The devices' work has run. Uses that the host has not waited for are findings.
+    /// The devices' work is complete. Uses that the host has not waited for are findings.
     pub(crate) fn host_unregister(&mut self, base: u64) -> Answer<()> {
         match self.memory.at_call.get(&base).copied() {
             Some(Allocation { owner: Owner::Registered { .. }, size_bytes, .. }) => {
@@ -72,7 +72,7 @@ impl Machine {
         }
     }
 
-    /// The pinned allocation that an address lies in, with its flags.
+    /// The pinned allocation that contains an address, with its flags.
     pub(crate) fn host_flags(&self, address: u64) -> Answer<u32> {
         match self.memory.known(address, 1).map(|found| found.owner) {
             Some(Owner::Host { flags } | Owner::Registered { flags }) => Ok(flags),

@@ -12,7 +12,7 @@ use crate::memory::plain::{GAP_BYTES, round_up};
 use crate::memory::pool_file::Sharing;
 
 impl Machine {
-    /// Another address for a block, through the pool that was imported for it.
+    /// Adds an address for a block of an imported pool.
     pub(crate) fn pool_import_pointer(&mut self, pool: Handle, bytes: &[u8; TICKET_BYTES]) -> Answer<u64> {
         let found = self.pool(pool)?;
         let Sharing::Imported { file, label } = &found.sharing else { return Err(INVALID_VALUE) };
@@ -32,7 +32,7 @@ impl Machine {
         Ok(base)
     }
 
-    /// The block of this instance that a ticket names, as long as it is there.
+    /// The block of this instance that a ticket names, if it is still allocated.
     fn own_block(&self, part: &Ticket) -> Answer<Source> {
         let is_exporter = |found: &crate::memory::pool::Pool| {
             found.sharing.exported_as().is_some_and(|label| label.is_about(part))
@@ -68,7 +68,7 @@ impl Machine {
         Ok(base)
     }
 
-    /// A block of a pool is gone for the device: so are the imports of it.
+    /// Removes the imports of a pool's block that the device has freed.
     pub(crate) fn imports_lose(&mut self, block: &Allocation) {
         let is_of_block = |import: &Import| matches!(import.source, Source::Own { base, born, .. } if (base, born) == (block.base, block.born));
         for (&base, _) in self.imports.iter().filter(|(_, import)| is_of_block(import)) {
@@ -76,17 +76,17 @@ impl Machine {
         }
     }
 
-    /// Whether an address is another one for memory of this instance, whose history goes on without it.
+    /// Whether an address is an import of memory of this instance, whose access history is kept at the original address.
     pub(crate) fn is_alias(&self, base: u64) -> bool {
         self.imports.get(&base).is_some_and(|import| matches!(import.source, Source::Own { .. }))
     }
 
-    /// Whether blocks that came through a pool are still there.
+    /// Whether blocks of an imported pool are still allocated.
     pub(crate) fn has_imports(&self, pool: Handle) -> bool {
         self.imports.values().any(|import| import.pool == pool)
     }
 
-    /// What was opened by a handle goes, however often it was opened.
+    /// Removes all imports through a handle, however often it was opened.
     pub(crate) fn import_close(&mut self, base: u64) {
         if let Some(found) = self.memory.at_call.get(&base).copied() {
             self.retire(base);
@@ -94,7 +94,7 @@ impl Machine {
         }
     }
 
-    /// An address is nobody's any more.
+    /// Removes an address.
     pub(crate) fn import_release(&mut self, base: u64) {
         let Some(import) = self.imports.remove(&base) else { return };
         let pool = self.pools.get(import.pool).map(|pool| pool.device);

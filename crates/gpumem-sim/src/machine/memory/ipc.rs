@@ -1,13 +1,11 @@
-//! Plain memory and events by handles that other processes open.
+//! Plain memory and events through handles that other processes open.
 //!
-//! A handle of memory names the file that an allocation's chunk has become; whoever opens it fetches the file from the
-//! process that wrote the handle. That process itself is refused, as by the driver. Another instance counts as another
-//! process, wherever it runs.
+//! A handle of memory names the file of an allocation's chunk. A process that opens the handle gets the file from the process that
+//! wrote it. As in the driver, that process itself cannot open it. Another instance counts as another process, in this process too.
 //!
-//! **An event that others can see is done when its recording returns**: the call runs the work before it. So the events
-//! need nothing in common, and nobody waits for a process that is not calling its driver. A program that relies on the
-//! event sees what it may see on a device; one that forgets it may not be found out, and what others do is in no
-//! race report.
+//! **The recording of an interprocess event returns once the event is complete**: the call runs the work before it. So the processes
+//! share no state for events, and no process waits for one that makes no driver call. A program that waits for the event has the same
+//! guarantees as on a device. A missing wait may go unnoticed, and race reports have no accesses of other processes.
 
 use crate::backing::pages::PageFile;
 use crate::backing::ticket::{TICKET_BYTES, Ticket, TicketKind};
@@ -20,13 +18,13 @@ use crate::order::Point;
 use crate::stream::event::{DISABLE_TIMING, INTERPROCESS};
 
 impl Machine {
-    /// What names plain memory to other processes.
+    /// The ticket of plain memory, for other processes.
     pub(crate) fn ipc_export(&mut self, address: u64) -> Answer<Ticket> {
         let found = self.memory.known(address, 1).ok_or(INVALID_VALUE)?;
         if found.owner == Owner::Plain { self.plain_export(&found) } else { Err(INVALID_VALUE) }
     }
 
-    /// An address for memory of another process, for a context; the same one if it has opened that already.
+    /// The address of memory of another process in a context; the existing address if the context has opened the memory before.
     pub(crate) fn ipc_open(&mut self, context: Handle, bytes: &[u8; TICKET_BYTES]) -> Answer<u64> {
         let ticket = Ticket::decode_as(TicketKind::Plain, bytes).map_err(|_| INVALID_HANDLE)?;
         if ticket.is_of(self.instance) {
@@ -47,7 +45,7 @@ impl Machine {
         self.import_insert(Handle::NONE, Source::Foreign(backing), memory, context, Some(ticket))
     }
 
-    /// What a context has opened, once more.
+    /// Counts a further opening in a context.
     fn ipc_opened(&mut self, context: Handle, ticket: &Ticket) -> Option<u64> {
         let memory = &self.memory;
         let is_of = |base: &u64| memory.at_call.get(base).is_some_and(|found| found.context == context);
@@ -60,7 +58,7 @@ impl Machine {
         })
     }
 
-    /// One opening less. The device to wait for, before the address goes, if that was the last.
+    /// Counts one opening less. After the last one, returns the device to wait for before the address is removed.
     pub(crate) fn ipc_unopen(&mut self, base: u64) -> Answer<Option<usize>> {
         let device = self.memory.at_call.get(&base).ok_or(INVALID_VALUE)?.device;
         let import = self.imports.get_mut(&base).and_then(|import| import.opened.as_mut());
@@ -69,7 +67,7 @@ impl Machine {
         Ok((*count == 0).then_some(device))
     }
 
-    /// What names an event to other processes.
+    /// The ticket of an event, for other processes.
     pub(crate) fn ipc_export_event(&mut self, event: Handle) -> Answer<Ticket> {
         let instance = self.instance;
         let found = self.events.get_mut(event).ok_or(INVALID_HANDLE)?;
@@ -82,7 +80,7 @@ impl Machine {
         Ok(Ticket::new(TicketKind::Event, instance, device, 0))
     }
 
-    /// An event of another process, for a context.
+    /// Opens an event of another process in a context.
     pub(crate) fn ipc_open_event(&mut self, context: Handle, bytes: &[u8; TICKET_BYTES]) -> Answer<Handle> {
         let ticket = Ticket::decode_as(TicketKind::Event, bytes).map_err(|_| INVALID_HANDLE)?;
         if ticket.is_of(self.instance) {
@@ -95,7 +93,7 @@ impl Machine {
         Ok(event)
     }
 
-    /// The work that has to run before a call returns: what was recorded in an event that others can see.
+    /// The work that must run before a call returns: the work before a recording of an interprocess event.
     pub(crate) fn ipc_event_due(&self, event: Handle) -> Option<Point> {
         let event = self.events.get(event).filter(|event| event.is_shared)?;
         event.point.filter(|&point| !self.is_done(point))

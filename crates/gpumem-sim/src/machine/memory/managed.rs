@@ -34,7 +34,7 @@ impl Machine {
         Ok(base)
     }
 
-    /// The address means nothing any more. Frees wait for all work; a context that is destroyed waits for its own only.
+    /// Removes the address. Frees wait for all work; the end of a context waits only for the context's own work.
     pub(crate) fn managed_release(&mut self, base: u64) {
         let Some(pages) = self.managed.allocations.remove(&base) else { return };
         pages.groups.iter().for_each(|cell| self.managed.leave(cell.get().resident));
@@ -43,7 +43,7 @@ impl Machine {
         }
     }
 
-    /// Keeps host memory whose addresses mean nothing any more for as long as work may follow them.
+    /// Keeps host memory of removed addresses until no work can access it.
     pub(crate) fn linger(&mut self, backing: Backing) {
         self.managed.lingering.push(backing);
         if self.active.is_empty() {
@@ -51,17 +51,17 @@ impl Machine {
         }
     }
 
-    /// Whether it is managed memory of its own, of no pool.
+    /// Whether the address is of a managed allocation that belongs to no pool.
     pub(crate) fn is_managed(&self, address: u64) -> bool {
         self.memory.known(address, 1).is_some_and(|found| found.owner == Owner::Managed)
     }
 
-    /// What a device has free for the program to ask for.
+    /// The free memory of a device that the program can allocate.
     pub(crate) fn reported_free_bytes(&self, device: usize) -> u64 {
         self.devices[device].free_bytes().saturating_sub(self.managed.resident_bytes(device))
     }
 
-    /// A device's work uses memory that may be managed.
+    /// Moves managed pages for an access by a device.
     pub(crate) fn managed_touch(&self, context: Handle, address: u64, size_bytes: u64) {
         let Some(device) = self.contexts.get(context).map(|context| context.device) else { return };
         let Ok(groups) = self.managed.groups(address, size_bytes) else { return };
@@ -77,7 +77,7 @@ impl Machine {
         self.managed.fault_ns.set(self.managed.fault_ns.get() + self.config.costs.of_faults(moved_bytes));
     }
 
-    /// Queues a move.
+    /// Queues a migration.
     pub(crate) fn managed_prefetch(
         &mut self,
         (address, size_bytes): (u64, u64),
@@ -92,7 +92,7 @@ impl Machine {
         Ok(())
     }
 
-    /// The move's turn has come.
+    /// Runs a queued migration.
     pub(crate) fn execute_prefetch(&self, address: u64, size_bytes: u64, to: Place) -> u64 {
         let Ok(groups) = self.managed.groups(address, size_bytes) else { return 0 };
         let moved_bytes = self.managed.bring(groups, to);
@@ -102,12 +102,12 @@ impl Machine {
         self.config.costs.of_prefetch(to == Place::Host, moved_bytes)
     }
 
-    /// Managed pages make room for everything else on a device.
+    /// Evicts managed pages of a device to make room for other memory.
     pub(crate) fn managed_fit(&self, device: usize) {
         self.managed.evict(device, self.devices[device].free_bytes());
     }
 
-    /// Keeps what a program says about its use of a range.
+    /// Records the program's advice for a range.
     pub(crate) fn managed_advise(
         &self,
         (address, size_bytes): (u64, u64),
@@ -144,7 +144,7 @@ impl Machine {
         Ok(())
     }
 
-    /// A range of managed memory, not empty and inside one allocation.
+    /// A range of managed memory that is not empty and lies in one allocation.
     pub(crate) fn check_managed(&self, address: u64, size_bytes: u64) -> Answer<()> {
         match self.memory.known(address, size_bytes).map(|found| found.owner) {
             Some(owner) if owner.is_managed() && size_bytes > 0 => Ok(()),
@@ -152,7 +152,7 @@ impl Machine {
         }
     }
 
-    /// The place that a device's number names; −1 is the host.
+    /// The place that a device number names; −1 is the host.
     pub(crate) fn place_of_device(&self, device: i32) -> Answer<Place> {
         if device == HOST_NUMBER { Ok(Place::Host) } else { self.device_index(device).map(Place::Device) }
     }

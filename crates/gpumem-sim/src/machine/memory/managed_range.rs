@@ -1,4 +1,4 @@
-//! The attributes of a range of managed memory that hold for all of its pages.
+//! Attributes of a range of managed memory, reported if all of its pages agree.
 
 use crate::base::codes::{Answer, INVALID_VALUE};
 use crate::machine::Machine;
@@ -6,8 +6,8 @@ use crate::memory::managed::{Group, HOST_BIT, Place};
 use gpumem_sys::types::{CUmem_range_attribute as Attribute, CUmemLocationType as LocationType};
 
 impl Machine {
-    /// An attribute as the numbers that the driver writes: one, or for the devices that access a range as many as
-    /// there is room for.
+    /// An attribute as the driver writes it: one number, or for the devices that access a range as many numbers as the caller has
+    /// room for.
     pub(crate) fn managed_attribute(
         &self,
         attribute: Attribute,
@@ -53,7 +53,7 @@ impl Machine {
         })
     }
 
-    /// What all groups of a range agree on.
+    /// The value on which all groups of a range agree.
     fn common<T: PartialEq>(
         &self,
         address: u64,
@@ -94,7 +94,7 @@ fn kind(place: Option<Place>) -> i32 {
     kind.0 as i32
 }
 
-/// The host has no number of its own.
+/// The number of a place. The host is reported as 0.
 fn id(place: Option<Place>) -> i32 {
     match place {
         Some(Place::Device(device)) => device as i32,
@@ -103,5 +103,5 @@ fn id(place: Option<Place>) -> i32 {
     }
 }
 
-/// No device and not the host either.
+/// The number for neither a device nor the host.
 const NO_DEVICE: i32 = -2;

@@ -11,7 +11,7 @@ use crate::memory::owner::Owner;
 use crate::memory::plain::{ALIGNMENT_BYTES, Chunk, SMALL_BYTES_MAX, round_up};
 
 impl Machine {
-    /// Device memory for any stream at once.
+    /// Allocates device memory for all streams at once.
     pub(crate) fn alloc(&mut self, context: Handle, size_bytes: u64) -> Answer<u64> {
         if size_bytes == 0 {
             return Err(INVALID_VALUE);
@@ -50,7 +50,7 @@ impl Machine {
         Ok(base)
     }
 
-    /// What names an allocation to other processes. Its chunk becomes a file that they can open.
+    /// The ticket of an allocation, for other processes. Its chunk becomes a file that they can open.
     pub(crate) fn plain_export(&mut self, found: &Allocation) -> Answer<Ticket> {
         let instance = self.instance;
         let chunks = &mut self.devices[found.device].plain.chunks;
@@ -84,8 +84,7 @@ impl Machine {
         }
     }
 
-    /// Counts memory against a device's capacity, after the pools have given back what they hold for nothing if that
-    /// is what it takes.
+    /// Counts memory against a device's capacity. If too little is free, the pools first release their unused memory.
     pub(crate) fn admit(&mut self, index: usize, size_bytes: u64) -> Answer<()> {
         if self.devices[index].free_bytes() < size_bytes {
             self.pools_trim(index);

@@ -8,22 +8,22 @@ use crate::memory::Allocation;
 use crate::memory::owner::Owner;
 use gpumem_sys::types::{CUmemorytype, CUpointer_attribute as Attribute};
 
-/// An attribute's value, as wide as the driver writes it.
+/// The value of an attribute, in the width that the driver writes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum PointerValue {
     Bool(bool),
     Int(u32),
     Long(u64),
-    /// Asked for something that the simulator does not keep.
+    /// An attribute that the simulator does not support.
     Unsupported,
 }
 
 impl Machine {
-    /// An attribute of a known address; of an unknown one, an error.
+    /// An attribute of a known address; an error for an unknown address.
     pub(crate) fn pointer_attribute(&self, attribute: Attribute, address: u64) -> Answer<PointerValue> {
         let found = self.memory.known(address, 1).ok_or(INVALID_VALUE)?;
         match self.pointer_value(attribute, &found, address)? {
-            // A device's memory has no address for the host, and pinned memory of a pool none for devices.
+            // Device memory has no host address, and pinned memory of a pool has no device address.
             PointerValue::Long(0)
                 if attribute == Attribute::CU_POINTER_ATTRIBUTE_HOST_POINTER
                     || attribute == Attribute::CU_POINTER_ATTRIBUTE_DEVICE_POINTER =>
@@ -34,7 +34,7 @@ impl Machine {
         }
     }
 
-    /// The form that asks for several at once: an unknown address has zeros.
+    /// For the call that returns several attributes at once: zeros for an unknown address.
     pub(crate) fn pointer_attribute_or_zero(
         &self,
         attribute: Attribute,
@@ -67,7 +67,7 @@ impl Machine {
 fn value(attribute: Attribute, found: &Allocation, address: u64) -> Answer<PointerValue> {
     let (is_host, is_managed) = (found.owner.is_host(), found.owner.is_managed());
     Ok(match attribute {
-        // Memory of a pool belongs to no context, and neither does what is mapped.
+        // Memory of pools and mapped memory belong to no context.
         Attribute::CU_POINTER_ATTRIBUTE_CONTEXT
             if found.owner.pool().is_some()
                 || matches!(found.owner, Owner::Imported(_) | Owner::Mapped { .. }) =>

@@ -1,4 +1,4 @@
-//! Stream-ordered allocation and free, growth, trimming and attributes of pools.
+//! Stream-ordered allocation and free; growth, trimming and attributes of pools.
 
 use crate::base::address::CHUNK_BYTES;
 use crate::base::codes::{
@@ -15,7 +15,7 @@ use crate::stream::operation::Operation;
 use gpumem_sys::types::CUmemPool_attribute as Attribute;
 
 impl Machine {
-    /// The pool that `cuMemAllocAsync` takes from on a stream.
+    /// The pool from which `cuMemAllocAsync` allocates on a stream.
     pub(crate) fn pool_of_stream(&self, stream: Handle) -> Answer<Handle> {
         let device = self.streams.get(stream).ok_or(INVALID_HANDLE)?.device;
         Ok(self.devices.get(device).ok_or(INVALID_DEVICE)?.pool)
@@ -25,13 +25,13 @@ impl Machine {
         self.pools.get(handle).filter(|pool| !pool.is_closing).ok_or(INVALID_VALUE)
     }
 
-    /// A pool that allocates, as one that was imported does not.
+    /// A pool that can allocate, which an imported one cannot.
     pub(crate) fn pool_to_take_from(&self, handle: Handle) -> Answer<&Pool> {
         self.pool(handle)
             .and_then(|pool| if pool.sharing.is_imported() { Err(INVALID_VALUE) } else { Ok(pool) })
     }
 
-    /// The pool goes when the last of its blocks is back.
+    /// Destroys the pool once its last block is freed.
     pub(crate) fn pool_destroy(&mut self, handle: Handle) -> Answer<()> {
         if self.pool(handle)?.is_default {
             return Err(INVALID_VALUE);
@@ -56,7 +56,7 @@ impl Machine {
         }
     }
 
-    /// Memory in a stream's order.
+    /// Allocates memory in a stream's order.
     pub(crate) fn alloc_async(&mut self, pool: Handle, size_bytes: u64, stream: Handle) -> Answer<u64> {
         let (kind, device) = self.pool_to_take_from(pool).map(|pool| (pool.kind, pool.device))?;
         if self.is_capturing(stream) {
@@ -127,14 +127,14 @@ impl Machine {
         Ok(())
     }
 
-    /// The program has given a block back, though its bytes may still be in use.
+    /// The program has freed a block; the device may still use its bytes.
     pub(crate) fn pool_retire(&mut self, handle: Handle, size_bytes: u64) {
         if let Some(pool) = self.pools.get_mut(handle) {
             pool.used.current -= size_bytes;
         }
     }
 
-    /// Gives idle segments back until no more than this is reserved, or none is idle.
+    /// Releases idle segments until at most this much is reserved.
     pub(crate) fn pool_trim(&mut self, handle: Handle, keep_bytes: u64) {
         while let Some(pool) = self.pools.get_mut(handle).filter(|pool| pool.reserved.current > keep_bytes)
             && let Some((base, size_bytes)) = pool.idle_segment()
@@ -149,7 +149,7 @@ impl Machine {
         }
     }
 
-    /// As [`Self::pool_trim`], with the segments that are idle but for the policies.
+    /// Like [`Self::pool_trim`], and also releases segments that only the reuse policies keep.
     pub(crate) fn pool_trim_all(&mut self, handle: Handle, keep_bytes: u64) {
         if self.pools.get(handle).is_some_and(|pool| pool.reserved.current > keep_bytes) {
             self.pool_clear_segments(handle);
@@ -157,7 +157,7 @@ impl Machine {
         self.pool_trim(handle, keep_bytes);
     }
 
-    /// The device needs memory: every pool gives back what it can.
+    /// Releases all unused memory of every pool, because the device needs memory.
     pub(crate) fn pools_trim(&mut self, device: usize) {
         for handle in self.pools.handles() {
             let is_its = |pool: &Pool| pool.kind == PoolKind::Device && pool.device == device;
@@ -167,7 +167,7 @@ impl Machine {
         }
     }
 
-    /// Somebody has synchronised: what exceeds the release thresholds goes back.
+    /// Releases memory beyond the release thresholds, after a synchronisation.
     pub(crate) fn pools_synchronised(&mut self) {
         for handle in self.pools.handles() {
             if let Some(keep_bytes) = self.pools.get(handle).map(|pool| pool.release_threshold_bytes) {
@@ -176,7 +176,7 @@ impl Machine {
         }
     }
 
-    /// An attribute of 32 bits (the policies) or 64.
+    /// An attribute of 32 bits (the reuse policies) or 64 bits.
     pub(crate) fn pool_attribute(&self, handle: Handle, attribute: Attribute) -> Answer<PoolValue> {
         let pool = self.pool(handle)?;
         Ok(match attribute {
@@ -189,7 +189,7 @@ impl Machine {
         })
     }
 
-    /// Whether an attribute is read and written as 32 bits.
+    /// Whether an attribute has 32 bits.
     pub(crate) fn is_policy(attribute: Attribute) -> bool {
         Policies::default().switch(attribute).is_ok()
     }

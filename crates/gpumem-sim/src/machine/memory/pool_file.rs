@@ -10,7 +10,7 @@ use crate::memory::pool::Pool;
 use crate::memory::pool_file::{PoolFile, Sharing};
 
 impl Machine {
-    /// A descriptor of an exportable pool.
+    /// Creates a descriptor of an exportable pool.
     pub(crate) fn pool_export(&mut self, pool: Handle) -> Answer<i32> {
         let found = self.pools.get_mut(pool).filter(|pool| !pool.is_closing).ok_or(INVALID_VALUE)?;
         match &mut found.sharing {
@@ -23,7 +23,7 @@ impl Machine {
         }
     }
 
-    /// The pool that a descriptor is of.
+    /// The pool of a descriptor.
     pub(crate) fn pool_import(&mut self, descriptor: i32) -> Answer<Handle> {
         let (file, label) = PageFile::open(descriptor, TicketKind::Pool)?;
         let device = self.device_index(label.device as i32)?;
@@ -31,7 +31,7 @@ impl Machine {
         self.pools.insert(Pool::new(device, false, 0).shared(sharing))
     }
 
-    /// What names a block of an exportable pool to whoever imports the pool.
+    /// The ticket of a block of an exportable pool, for processes that import the pool.
     pub(crate) fn pool_export_pointer(&self, address: u64) -> Answer<Ticket> {
         let found = self.memory.at_call.get(&address).ok_or(INVALID_VALUE)?;
         let Owner::Pool(pool) = found.owner else { return Err(INVALID_VALUE) };

@@ -14,7 +14,7 @@ use gpumem_sys::types::{
 };
 
 impl Machine {
-    /// `home` is the device of who asks, where the properties name none.
+    /// `home` is the device of the caller's context, for properties that name no device.
     pub(crate) fn pool_create(&mut self, props: &CUmemPoolProps, home: usize) -> Answer<Handle> {
         let (kind, device) = self.pool_kind(props, home)?;
         let is_private = props.handleTypes == HandleType::CU_MEM_HANDLE_TYPE_NONE;
@@ -34,7 +34,7 @@ impl Machine {
     fn pool_kind(&self, props: &CUmemPoolProps, home: usize) -> Answer<(PoolKind, usize)> {
         let CUmemLocation { type_: place, id } = props.location;
         let device = || self.device_index(id).map_err(|_| INVALID_VALUE);
-        // There is one node.
+        // The host has one NUMA node.
         let is_node = place == Location::CU_MEM_LOCATION_TYPE_HOST_NUMA && id == 0;
         let is_host = place == Location::CU_MEM_LOCATION_TYPE_HOST || is_node;
         match (props.allocType, place) {
@@ -54,7 +54,7 @@ impl Machine {
         }
     }
 
-    /// Lets somebody use a pool's memory, or no more; who has it has access for good.
+    /// Grants or revokes access to a pool. The own device of a pool of device memory keeps its access.
     pub(crate) fn pool_set_access(&mut self, handle: Handle, user: User, flags: Access) -> Answer<()> {
         let (kind, owner) = self.pool(handle).map(|pool| (pool.kind, pool.device))?;
         match user {
@@ -80,7 +80,7 @@ impl Machine {
         Ok(())
     }
 
-    /// What was granted; managed memory is there for all without it.
+    /// The granted access. Managed memory needs no grant.
     pub(crate) fn pool_access(&self, handle: Handle, user: User) -> Answer<Access> {
         let pool = self.pool(handle)?;
         let has_access = match user {
@@ -96,7 +96,7 @@ impl Machine {
         })
     }
 
-    /// Who a location means.
+    /// The user that a location names.
     pub(crate) fn user(&self, location: &CUmemLocation) -> Answer<User> {
         match location.type_ {
             Location::CU_MEM_LOCATION_TYPE_DEVICE => self.device_index(location.id).map(User::Device),
@@ -107,7 +107,7 @@ impl Machine {
         }
     }
 
-    /// Memory for a segment, and where it begins.
+    /// Creates the memory of a segment, and returns its address.
     pub(crate) fn segment_map(&mut self, handle: Handle, size_bytes: u64) -> Answer<(u64, Segment)> {
         let (kind, device) =
             self.pools.get(handle).map(|pool| (pool.kind, pool.device)).ok_or(INVALID_VALUE)?;
@@ -118,7 +118,7 @@ impl Machine {
                 pool.sharing.map(&mut self.devices[device], size_bytes)?;
             return Ok((base, Segment { backing, size_bytes, file_offset_bytes }));
         }
-        // What two segments have free never merges.
+        // Free ranges of two segments never merge.
         let backing = Backing::new(size_bytes.checked_add(GAP_BYTES).ok_or(INVALID_VALUE)?)?;
         let base = backing.bytes().0.expose_provenance() as u64;
         if kind == PoolKind::Managed {
@@ -136,7 +136,7 @@ impl Machine {
         self.linger(segment.backing);
     }
 
-    /// Whether an address that is the host's too is one of a pool's.
+    /// Whether a host-accessible address belongs to a pool.
     pub(crate) fn is_in_pool(&self, address: u64) -> bool {
         let holds = |pool: &Pool| pool.kind != PoolKind::Device && pool.bytes_at(address).is_some();
         self.pools.iter().any(|(_, pool)| holds(pool))

@@ -12,8 +12,8 @@ use crate::stream::operation::Operation;
 use gpumem_sys::types::CUmemPool_attribute as Attribute;
 
 impl Machine {
-    /// The ladder: frees of this stream, frees that happen before its next operation, memory free for all streams, new memory, another
-    /// stream's free with a wait.
+    /// Searches in this order: frees of this stream, frees that happen before its next operation, memory that is free for all streams, new
+    /// memory, another stream's free with a wait.
     pub(crate) fn pool_take(&mut self, handle: Handle, size_bytes: u64, stream: Handle) -> Answer<u64> {
         if let Some(base) = self.pool_take_own(handle, size_bytes, stream) {
             return Ok(base);
@@ -42,7 +42,7 @@ impl Machine {
         if pool.pending.is_empty() {
             return None;
         }
-        // What the legacy stream's order puts before the allocation, which is about to be queued.
+        // The work that the legacy stream orders before the allocation, which is queued next.
         self.order_with_legacy(stream);
         let pool = self.pools.get(handle)?;
         let base = pool.pending.of_known(size_bytes, |other| self.happens_before_of(stream, other))?;
@@ -62,13 +62,13 @@ impl Machine {
         Some(base)
     }
 
-    /// A free has run: what no stream has taken again meanwhile is free for all, if the pool is opportunistic.
+    /// A free has run. If the pool is opportunistic, memory that its stream has not reused becomes free for all streams.
     pub(crate) fn pool_release(&mut self, handle: Handle, base: u64, size_bytes: u64, at: Option<Point>) {
         let Some(pool) = self.pools.get_mut(handle) else { return };
         let size_bytes = size_bytes.next_multiple_of(ALIGNMENT_BYTES);
         match at {
             None => pool.free.give(base, size_bytes),
-            // A pool that closes hands nothing out.
+            // A destroyed pool reuses nothing.
             Some(at) if pool.policies.is_opportunistic || pool.is_closing => {
                 for (piece, piece_bytes) in pool.pending.take_freed(base, size_bytes, at) {
                     pool.free.give(piece, piece_bytes);
@@ -87,11 +87,11 @@ impl Machine {
         let mut seen = HappensBefore::default();
         for (handle, stream) in self.streams.iter().filter(|(handle, stream)| is_meant(*handle, stream)) {
             if stream.is_idle() {
-                seen.learn_all(&stream.happens_before);
+                seen.merge(&stream.happens_before);
             }
-            seen.learn(Point { stream: handle, position: stream.done_count });
+            seen.add(Point { stream: handle, position: stream.done_count });
         }
-        self.pools_learn(&seen);
+        self.pools_free_seen(&seen);
     }
 
     /// The host has observed that an event is complete.
@@ -100,12 +100,12 @@ impl Machine {
             && let Some(point) = event.point
         {
             let mut seen = event.happens_before.clone();
-            seen.learn(point);
-            self.pools_learn(&seen);
+            seen.add(point);
+            self.pools_free_seen(&seen);
         }
     }
 
-    /// Whether a pool keeps blocks back whose free has run.
+    /// Whether a pool keeps blocks whose free has run.
     fn has_hesitant_pools(&self) -> bool {
         let is_hesitant = |pool: &Pool| !pool.policies.is_opportunistic && !pool.pending.is_empty();
         self.pools.iter().any(|(_, pool)| is_hesitant(pool))
@@ -113,7 +113,7 @@ impl Machine {
 
     /// Memory whose free the host has observed is free for all streams. A destroyed stream counts as observed, because nothing can wait
     /// for it.
-    fn pools_learn(&mut self, seen: &HappensBefore) {
+    fn pools_free_seen(&mut self, seen: &HappensBefore) {
         let streams = &self.streams;
         for pool in self.pools.values_mut() {
             let is_known = |_, freed: Point| seen.covers(freed) || streams.get(freed.stream).is_none();
@@ -123,7 +123,7 @@ impl Machine {
         }
     }
 
-    /// Turns a switch.
+    /// Sets a reuse policy.
     pub(crate) fn pool_set_policy(&mut self, handle: Handle, policy: Attribute, is_on: bool) -> Answer<()> {
         let pool = self.pools.get_mut(handle).ok_or(INVALID_VALUE)?;
         *pool.policies.switch(policy)? = is_on;
@@ -133,7 +133,8 @@ impl Machine {
         Ok(())
     }
 
-    /// Where memory is to leave the pool, blocks whose free has run don't keep a segment that is free but for them.
+    /// Before memory is released: in segments that have only free memory and blocks whose free has run, makes those blocks free for all
+    /// streams.
     pub(crate) fn pool_clear_segments(&mut self, handle: Handle) {
         let Some(pool) = self.pools.get(handle).filter(|pool| !pool.policies.is_opportunistic) else {
             return;
@@ -148,7 +149,7 @@ impl Machine {
         }
     }
 
-    /// Blocks whose free has run are free for all.
+    /// Makes blocks whose free has run free for all streams.
     fn pool_free_passed(&mut self, handle: Handle, is_meant: impl Fn(u64) -> bool) {
         let Some(pool) = self.pools.get_mut(handle) else { return };
         let mut pending = core::mem::take(&mut pool.pending);

@@ -21,7 +21,7 @@ use gpumem_sys::types::{
 };
 
 impl Machine {
-    /// Addresses without memory.
+    /// Reserves addresses without memory.
     pub(crate) fn address_reserve(&mut self, size_bytes: u64, alignment_bytes: u64) -> Answer<u64> {
         check_size(size_bytes)?;
         if alignment_bytes != 0 && !alignment_bytes.is_power_of_two() {
@@ -39,7 +39,7 @@ impl Machine {
         Ok(base)
     }
 
-    /// Gives a reservation back, whole and with nothing mapped in it.
+    /// Frees a whole reservation in which nothing is mapped.
     pub(crate) fn address_free(&mut self, base: u64, size_bytes: u64) -> Answer<()> {
         let all = &mut self.virtual_memory;
         let reservation = all.reservations.get(&base).ok_or(INVALID_VALUE)?;
@@ -52,7 +52,7 @@ impl Machine {
         Ok(())
     }
 
-    /// Physical memory without an address.
+    /// Creates physical memory without an address.
     pub(crate) fn physical_create(
         &mut self,
         size_bytes: u64,
@@ -76,7 +76,7 @@ impl Machine {
         Ok(handle)
     }
 
-    /// The device that properties name; what they ask for otherwise has to be what there is.
+    /// The device that the properties name. Other properties must have supported values.
     pub(crate) fn check_properties(&self, properties: &CUmemAllocationProp) -> Answer<usize> {
         if properties.type_ != CUmemAllocationType::CU_MEM_ALLOCATION_TYPE_PINNED {
             return Err(INVALID_VALUE);
@@ -100,7 +100,7 @@ impl Machine {
         }
     }
 
-    /// One holder less; afterwards the handle is not the program's if that was the last.
+    /// Releases one reference of the program. After the last one, the program cannot use the handle.
     pub(crate) fn physical_release(&mut self, handle: Handle) -> Answer<()> {
         self.virtual_memory.held(handle)?.holder_count -= 1;
         self.physical_free_if_unused(handle);
@@ -126,7 +126,7 @@ impl Machine {
         self.charge_pages(physical.size_bytes, RELEASE_NS_PER_MIB);
     }
 
-    /// The handle behind an address, with one holder more.
+    /// The handle that is mapped at an address, with one reference more.
     pub(crate) fn physical_retain(&mut self, address: u64) -> Answer<Handle> {
         let found = self.memory.known(address, 1).ok_or(INVALID_VALUE)?;
         let Owner::Mapped { handle, .. } = found.owner else { return Err(INVALID_VALUE) };
@@ -148,7 +148,7 @@ impl Machine {
         })
     }
 
-    /// Puts a handle, whole, at reserved addresses that are vacant.
+    /// Maps a whole handle at reserved addresses where nothing is mapped.
     pub(crate) fn map(&mut self, base: u64, size_bytes: u64, handle: Handle) -> Answer<()> {
         check_size(size_bytes)?;
         if !base.is_multiple_of(CHUNK_BYTES) || !is_vacant(&self.memory, base, size_bytes) {
@@ -178,7 +178,7 @@ impl Machine {
         Ok(())
     }
 
-    /// Takes whole mappings away, one or several in a row. What is queued for them faults when it runs.
+    /// Unmaps one or several adjacent mappings, each as a whole. Queued work that accesses them faults when it runs.
     pub(crate) fn unmap(&mut self, base: u64, size_bytes: u64) -> Answer<()> {
         let mappings = self.mappings(base, size_bytes)?;
         self.close_windows(base, size_bytes)?;
@@ -196,8 +196,8 @@ impl Machine {
         Ok(())
     }
 
-    /// Says which devices may use whole mappings, one or several in a row; devices that are not named keep what they
-    /// have.
+    /// Sets the devices' access to one or several adjacent mappings, each as a whole. Devices that are not named keep their
+    /// access.
     pub(crate) fn set_access(
         &mut self,
         base: u64,
@@ -228,7 +228,7 @@ impl Machine {
         Ok(())
     }
 
-    /// What a device may do with a mapped address.
+    /// The access of a device to a mapped address.
     pub(crate) fn access(&self, address: u64, location: &CUmemLocation) -> Answer<Access> {
         let device = self.location_device(location)?;
         match self.memory.known(address, 1).map(|found| found.owner) {
@@ -240,7 +240,7 @@ impl Machine {
         }
     }
 
-    /// The mappings that make up a range, whole and without a gap.
+    /// The mappings of a range, each as a whole and without a gap.
     fn mappings(&self, base: u64, size_bytes: u64) -> Answer<Vec<Allocation>> {
         check_size(size_bytes)?;
         let end = base.checked_add(size_bytes).ok_or(INVALID_VALUE)?;
@@ -256,13 +256,13 @@ impl Machine {
     }
 }
 
-/// Whether nothing is mapped in a range of reserved addresses.
+/// Whether a range of reserved addresses has no mapping.
 fn is_vacant(memory: &Memory, base: u64, size_bytes: u64) -> bool {
     let last = base.saturating_add(size_bytes - 1);
     memory.at_call.range(..=last).next_back().is_none_or(|(_, found)| found.end() <= base)
 }
 
-/// Everything is a multiple of the granularity.
+/// Addresses and sizes are multiples of the granularity.
 pub(crate) fn check_size(size_bytes: u64) -> Answer<()> {
     if size_bytes > 0 && size_bytes.is_multiple_of(CHUNK_BYTES) { Ok(()) } else { Err(INVALID_VALUE) }
 }

@@ -11,12 +11,12 @@ use crate::memory::virtual_memory_shared::Shared;
 use gpumem_sys::types::CUmemAllocationProp_st__bindgen_ty_1 as AllocationFlags;
 
 impl Machine {
-    /// A descriptor of a handle that was created to be shared.
+    /// Creates a descriptor of an exportable handle.
     pub(crate) fn physical_export(&mut self, handle: Handle) -> Answer<i32> {
         self.virtual_memory.held(handle)?.shared.as_ref().ok_or(INVALID_VALUE)?.file.export()
     }
 
-    /// What a descriptor opens: a handle that is known with one holder more, or a new one.
+    /// Imports a descriptor: a known handle with one reference more, or a new one.
     pub(crate) fn physical_import(&mut self, descriptor: i32) -> Answer<Handle> {
         let (file, label) = PageFile::open(descriptor, TicketKind::Physical)?;
         let device = self.device_index(label.device as i32)?;

@@ -1,4 +1,4 @@
-//! Opens mappings in this process before their bytes are used.
+//! Opens mappings in this process before their bytes are accessed.
 
 use crate::base::codes::Answer;
 use crate::machine::Machine;
@@ -6,7 +6,7 @@ use crate::memory::Allocation;
 use std::collections::btree_map::Entry;
 
 impl Machine {
-    /// Makes sure that this process can follow addresses that were found alive, until the operation that runs is over.
+    /// Opens the mappings of live addresses, so that this process can access them until the current operation is complete.
     pub(crate) fn open_windows(&self, found: &Allocation, address: u64, size_bytes: u64) -> Answer<()> {
         if !found.is_mapped() {
             return Ok(());
@@ -23,16 +23,16 @@ impl Machine {
         Ok(())
     }
 
-    /// Nothing follows any address now.
+    /// Closes mappings while no operation accesses any.
     pub(crate) fn close_windows_if_many(&self) {
         let mut open = self.virtual_memory.windows.0.borrow_mut();
         if open.len() > WINDOWS_MAX {
-            // One that can't be closed stays open.
+            // A mapping that cannot be closed stays open.
             open.retain(|&base, &mut size_bytes| self.virtual_memory.hide(base, size_bytes).is_err());
         }
     }
 
-    /// Mappings are about to go, whole.
+    /// Closes mappings that are about to be unmapped, each as a whole.
     pub(crate) fn close_windows(&self, base: u64, size_bytes: u64) -> Answer<()> {
         let mut open = self.virtual_memory.windows.0.borrow_mut();
         if open.range(base..base + size_bytes).next().is_none() {
@@ -46,6 +46,6 @@ impl Machine {
     }
 }
 
-/// As many as stay open from one operation to the next. Each may split its surroundings in two, and other instances
-/// have theirs.
+/// The maximum number of mappings that stay open between operations. Each may split a mapping of the process in two, and other
+/// instances have open mappings too.
 const WINDOWS_MAX: usize = 4096;

@@ -1,4 +1,4 @@
-//! Vector clocks at work: what streams and the host learn from waits, events, values and synchronisation.
+//! Vector clocks: how waits, events, values and synchronisation merge the clocks of streams and of the host.
 
 use crate::base::handle::Handle;
 use crate::machine::Machine;
@@ -27,26 +27,26 @@ impl Machine {
             return Order::default();
         };
         let clocks = &mut races.clocks;
-        if stream.clock.slot.is_none() {
-            let vacant = clocks.slot();
-            (stream.clock.slot, stream.clock.base) = (Some(vacant.slot), vacant.time);
+        if stream.clock.stream_index.is_none() {
+            let vacant = clocks.assign_index();
+            (stream.clock.stream_index, stream.clock.base) = (Some(vacant.stream_index), vacant.time);
         }
-        let mut learns = legacy;
+        let mut host_clock = legacy;
         if stream.clock.host_version != clocks.host_version {
             stream.clock.host_version = clocks.host_version;
-            learns.get_or_insert_default().learn(&clocks.host);
+            host_clock.get_or_insert_default().merge(&clocks.host);
         }
-        Order { call: self.call_count, learns: learns.map(Box::new), waits_for, mark: None }
+        Order { call: self.call_count, host_clock: host_clock.map(Box::new), waits_for, mark: None }
     }
 
-    /// A stream of the simulator's own, which is no stream of the program's: it has no number among those, and knows what
-    /// streams of its context have done that are gone.
+    /// Sets the clock of an internal stream: it has no number among the program's streams, and comes after all work of
+    /// destroyed streams of its context.
     pub(crate) fn clock_stands_apart(&mut self, handle: Handle, context: Handle) {
         let Some(stream) = self.streams.get_mut(handle) else { return };
         stream.clock.number = u32::MAX;
         let gone = self.races.as_ref().map_or(&[][..], |races| &races.clocks.gone);
         for gone in gone.iter().filter(|gone| gone.context == context) {
-            stream.clock.knows.learn_snapshot(&gone.end);
+            stream.clock.vector.merge_snapshot(&gone.end);
         }
     }
 
@@ -58,7 +58,7 @@ impl Machine {
         }
     }
 
-    /// What the implicit order of the legacy stream says about streams that have nothing left to wait for.
+    /// The clock by the implicit order of the legacy stream, for streams without pending work.
     fn legacy_knowledge(&mut self, handle: Handle) -> Option<VectorClock> {
         let stream = self.streams.get(handle)?;
         let (context, role, is_blocking) = (stream.context, stream.role, stream.is_blocking());
@@ -70,13 +70,13 @@ impl Machine {
                     other.clock.before_legacy = other.done_count;
                     let snapshot = other.snapshot();
                     snapshot.map(|snapshot| {
-                        knowledge.get_or_insert_with(VectorClock::default).learn_snapshot(&snapshot)
+                        knowledge.get_or_insert_with(VectorClock::default).merge_snapshot(&snapshot)
                     });
                 }
             }
             let gone = self.races.as_ref().map_or(&[][..], |races| &races.clocks.gone);
             for gone in gone.iter().filter(|gone| gone.context == context && gone.is_blocking) {
-                knowledge.get_or_insert_with(VectorClock::default).learn_snapshot(&gone.end);
+                knowledge.get_or_insert_with(VectorClock::default).merge_snapshot(&gone.end);
             }
         } else if is_blocking {
             let legacy = self.contexts.get(context)?.legacy;
@@ -85,14 +85,14 @@ impl Machine {
             let stream = self.streams.get_mut(handle)?;
             if stream.clock.after_legacy < done_count {
                 stream.clock.after_legacy = done_count;
-                knowledge.get_or_insert_with(VectorClock::default).learn_snapshot(&snapshot);
+                knowledge.get_or_insert_with(VectorClock::default).merge_snapshot(&snapshot);
             }
         }
         knowledge
     }
 
-    /// What waiting for a point teaches. A point that was passed before anybody asked for it teaches what its stream
-    /// knows by now.
+    /// The snapshot to merge after a wait for a point. For a point that was passed before the wait, the present clock of
+    /// its stream.
     fn lesson_of(&mut self, point: Point) -> Option<Mark> {
         self.mark_at(point).or_else(|| {
             let snapshot = self.streams.get(point.stream)?.clock.snapshot(point.position)?;
@@ -116,18 +116,18 @@ impl Machine {
             return order;
         }
         let Some(stream) = self.streams.get_mut(handle) else { return order };
-        let knows = &mut stream.clock.knows;
-        knows.host = knows.host.max(order.call);
-        if let Some(learns) = &order.learns {
-            knows.learn(learns);
+        let vector = &mut stream.clock.vector;
+        vector.host = vector.host.max(order.call);
+        if let Some(host_clock) = &order.host_clock {
+            vector.merge(host_clock);
         }
         if let Some(snapshot) = order.waits_for.as_ref().and_then(|mark| mark.get()) {
-            knows.learn_snapshot(snapshot);
+            vector.merge_snapshot(snapshot);
         }
         order
     }
 
-    /// An operation has run: whoever waits for it may look.
+    /// An operation has run: publishes its snapshot for the operations that wait for it.
     pub(crate) fn order_after(&mut self, handle: Handle, order: &Order) {
         let Some(mark) = &order.mark else { return };
         if let Some(stream) = self.streams.get(handle)
@@ -152,20 +152,20 @@ impl Machine {
     pub(crate) fn clock_learns_value(&mut self, place: u64, may_be_hosts: bool) {
         let (Some(running), call_count) = (self.running, self.call_count) else { return };
         let (Some(races), Some(stream)) = (&self.races, self.streams.get_mut(running.stream)) else { return };
-        let knows = &mut stream.clock.knows;
+        let vector = &mut stream.clock.vector;
         if let Some(snapshot) = races.clocks.values.get(&place) {
-            knows.learn_snapshot(snapshot);
+            vector.merge_snapshot(snapshot);
         }
-        if let Some(writer) = races.shadow.last_writer(place).filter(|writer| writer.slot != HOST) {
-            knows.learn_epoch(writer);
+        if let Some(writer) = races.shadow.last_writer(place).filter(|writer| writer.stream_index != HOST) {
+            vector.merge_epoch(writer);
         }
         if may_be_hosts {
-            knows.learn(&races.clocks.host);
-            knows.host = call_count;
+            vector.merge(&races.clocks.host);
+            vector.host = call_count;
         }
     }
 
-    /// A stream leaves; what it did has to be remembered until the host knows it.
+    /// A stream is destroyed. Its clock is kept until the host's clock includes it.
     pub(crate) fn clock_gone(&mut self, stream: &Stream) {
         let Some(races) = &mut self.races else { return };
         if let Some(end) = stream.snapshot() {
@@ -178,7 +178,7 @@ impl Machine {
     pub(crate) fn host_learns_stream(&mut self, handle: Handle) {
         self.pools_seen(|seen, _| seen == handle);
         if let (Some(races), Some(stream)) = (&mut self.races, self.streams.get(handle)) {
-            races.clocks.host_learns(stream.snapshot());
+            races.clocks.host_merges(stream.snapshot());
         }
     }
 
@@ -186,7 +186,7 @@ impl Machine {
         self.pools_seen_event(event);
         let mark = self.events.get(event).and_then(|event| event.mark.as_ref());
         if let (Some(races), Some(mark)) = (&mut self.races, mark) {
-            races.clocks.host_learns(mark.get().cloned());
+            races.clocks.host_merges(mark.get().cloned());
         }
     }
 
@@ -210,21 +210,21 @@ impl Machine {
         self.pools_seen(|_, stream| is_meant(stream));
         let Some(races) = &mut self.races else { return };
         for (_, stream) in self.streams.iter().filter(|(_, stream)| is_meant(stream)) {
-            races.clocks.host_learns(stream.snapshot());
+            races.clocks.host_merges(stream.snapshot());
         }
         let ends = races.clocks.gone.iter().filter(|gone| is_gone_meant(gone)).map(|gone| gone.end.clone());
         for end in ends.collect::<Vec<_>>() {
-            races.clocks.host_learns(Some(end));
+            races.clocks.host_merges(Some(end));
         }
     }
 
-    /// A host function of a stream has returned: it is host code that ran behind the stream's work and before the
-    /// rest of it, so each side knows what the other did.
+    /// A host function of a stream has returned: host code that ran after the stream's work and before the rest of it,
+    /// so the clocks of stream and host include each other.
     pub(crate) fn host_function_ran(&mut self, handle: Handle) {
         let call_count = self.call_count;
         let (Some(races), Some(stream)) = (&mut self.races, self.streams.get_mut(handle)) else { return };
-        stream.clock.knows.learn(&races.clocks.host);
-        stream.clock.knows.host = call_count;
-        races.clocks.host_learns(stream.clock.snapshot(stream.done_count + 1));
+        stream.clock.vector.merge(&races.clocks.host);
+        stream.clock.vector.host = call_count;
+        races.clocks.host_merges(stream.clock.snapshot(stream.done_count + 1));
     }
 }

@@ -15,8 +15,8 @@ impl Machine {
         };
         let Some(stream) = self.streams.get_mut(handle) else { return };
         let before = stream.happens_before.0.len();
-        stream.happens_before.learn_all(&happens_before);
-        stream.happens_before.learn(point);
+        stream.happens_before.merge(&happens_before);
+        stream.happens_before.add(point);
         if stream.happens_before.0.len() > before && stream.happens_before.is_crowded() {
             let mut happens_before = core::mem::take(&mut stream.happens_before);
             happens_before.retain(|point| self.streams.get(point.stream).is_some());
@@ -26,7 +26,7 @@ impl Machine {
         }
     }
 
-    /// What a point comes after, if it is the end of its stream.
+    /// The points before a point, if it is the end of its stream.
     fn happens_before_end(&self, point: Point) -> HappensBefore {
         let stream = self.streams.get(point.stream).filter(|stream| stream.queued_count == point.position);
         stream.map(|stream| stream.happens_before.clone()).unwrap_or_default()
@@ -38,7 +38,7 @@ impl Machine {
         stream.happens_before.known(other).max(self.happens_before_by_legacy(stream, other))
     }
 
-    /// The same by the implicit order of the legacy stream, for which nothing is queued where all has run.
+    /// The points before it by the implicit order of the legacy stream. Streams without pending work are included here.
     fn happens_before_by_legacy(&self, stream: &Stream, other: Handle) -> Option<u64> {
         if stream.role == Role::Legacy {
             let other = self.streams.get(other)?;

@@ -70,10 +70,10 @@ impl Machine {
             return;
         }
         let shift = address.wrapping_sub(range.start);
-        let epoch = Epoch { slot: HOST, time: call };
+        let epoch = Epoch { stream_index: HOST, time: call };
         let trace = Trace { epoch, kind, stream: None, stream_number: 0, position: 0, call, shift };
         let Races { clocks, shadow, .. } = races;
-        let is_ordered = |epoch: Epoch| epoch.slot == HOST || clocks.host.covers(epoch);
+        let is_ordered = |epoch: Epoch| epoch.stream_index == HOST || clocks.host.covers(epoch);
         let mut conflicts = Vec::new();
         match kind {
             AccessKind::HostRead => shadow.read(range, trace, is_ordered, &mut conflicts),
@@ -128,7 +128,7 @@ impl Machine {
         self.findings.add(Finding::Fault { kind, code, text, allocation: allocation.map(|origin| *origin) });
     }
 
-    /// Says what was wrong with a call that frees, if it was refused for that.
+    /// Reports the mistake of a refused free.
     pub(crate) fn note_if_refused<T>(&mut self, address: u64, answer: Answer<T>) -> Answer<T> {
         let code = match &answer {
             Err(code) if address != 0 => *code,
@@ -144,7 +144,7 @@ impl Machine {
         answer
     }
 
-    /// Says that a call names another device's memory without access, if it was refused for that.
+    /// Reports a call that was refused because it names memory of another device without access.
     pub(crate) fn note_if_foreign<T>(&mut self, address: u64, answer: Answer<T>) -> Answer<T> {
         if answer.as_ref().is_err_and(|&code| code == INVALID_VALUE) {
             self.note_refused(Misuse::WrongDevice, INVALID_VALUE, address);
@@ -152,7 +152,7 @@ impl Machine {
         answer
     }
 
-    /// Says that a call is not allowed during a capture, if it was refused for that.
+    /// Reports a call that was refused because a capture forbids it.
     pub(crate) fn note_if_capture_forbids(&mut self, code: CUresult) {
         if CAPTURE_CODES.contains(&code.0) {
             self.note_refused(Misuse::InsideCapture, code, 0);
@@ -181,8 +181,8 @@ impl Machine {
         })
     }
 
-    /// Where the bytes behind an address are remembered. For all but mapped handles that is where they lie in this
-    /// process; what is mapped is remembered by its place in the file of handles, a piece for each handle.
+    /// The places of an address range in the access history: the addresses in this process; for mapped handles, the offsets
+    /// in the file of handles, one piece for each handle.
     fn each_piece(
         &mut self,
         kind: AccessKind,
@@ -216,7 +216,7 @@ impl Machine {
         }
     }
 
-    /// Where the byte at an address is remembered.
+    /// The place of an address in the access history.
     pub(crate) fn place_of(&self, address: u64, found: &Allocation) -> u64 {
         match self.virtual_memory.file_offset_of(found) {
             Some(start) => FILE_SPACE + start + (address - found.base),
@@ -251,8 +251,7 @@ fn range_of(bytes: Bytes, size_bytes: u64) -> Range<u64> {
     start..start + size_bytes
 }
 
-/// Where the file of mapped handles begins among the places that bytes are remembered by: behind all that a process
-/// can hold.
+/// The first place of the file of handles in the access history: above all addresses of a process.
 const FILE_SPACE: u64 = 1 << 62;
 
 /// The codes of calls that a capture forbids or that invalidate one.

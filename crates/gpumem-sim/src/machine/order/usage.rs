@@ -39,8 +39,8 @@ impl Machine {
         }
     }
 
-    /// A mapping is about to go, at a call that waits for nothing: what was done through it has to be over, as far as
-    /// the host knows. What other mappings of the same memory are used for does not matter, and its history goes on.
+    /// A mapping is removed by a call that does not wait: all accesses through it must be complete by the host's
+    /// clock. Accesses through other mappings of the memory do not matter, and the access history is kept.
     pub(crate) fn note_unmapped(&mut self, mapping: &Allocation) {
         let trace = self.host_trace(AccessKind::Unmap, mapping.base);
         let Some(races) = &mut self.races else { return };
@@ -74,7 +74,7 @@ impl Machine {
     /// An access of the host at this call; the address stands for the byte 0.
     fn host_trace(&self, kind: AccessKind, address: u64) -> Trace {
         let call = self.call_count;
-        let epoch = Epoch { slot: HOST, time: call };
+        let epoch = Epoch { stream_index: HOST, time: call };
         Trace { epoch, kind, stream: None, stream_number: 0, position: 0, call, shift: address }
     }
 }

@@ -163,7 +163,7 @@ impl Machine {
         Ok(())
     }
 
-    /// What a stream captures. The null stream may not be asked while a blocking stream captures; asking is harmless.
+    /// The capture of a stream. A query of the null stream while a blocking stream captures is refused and has no effect.
     pub(crate) fn capture_status(&self, stream: Handle) -> Answer<Status> {
         if !self.captures_implied_by(stream).is_empty() {
             return Err(CAPTURE_IMPLICIT);
@@ -223,7 +223,7 @@ impl Machine {
         Ok(before.unwrap_or(Mode::CU_STREAM_CAPTURE_MODE_GLOBAL))
     }
 
-    /// Captures whose origin went with its context.
+    /// Captures whose origin was destroyed with its context.
     pub(crate) fn captures_forget(&mut self) {
         let streams = &self.streams;
         let gone = self.captures.live.iter().filter(|(_, capture)| streams.get(capture.origin).is_none());
@@ -232,7 +232,7 @@ impl Machine {
             self.capture_leave(id);
             let Some(capture) = self.captures.live.remove(&id) else { continue };
             if capture.owns_graph {
-                // The program never had the handle, so nobody has destroyed it.
+                // The program never had the handle, so it is not destroyed.
                 let _ = self.graph_destroy(capture.graph);
             }
         }

@@ -22,12 +22,12 @@ pub(crate) enum Direction {
     HostToDevice,
     DeviceToHost,
     DeviceToDevice,
-    /// Whatever the addresses say.
+    /// The kind follows from the addresses.
     Any,
 }
 
 impl Direction {
-    /// What a copy of rows says of its ends.
+    /// The ends of a copy of rows.
     fn of_types(source: CUmemorytype, target: CUmemorytype) -> Self {
         use CUmemorytype as Type;
         match (source, target) {
@@ -204,7 +204,7 @@ impl Machine {
         Ok((is_blocking && matches!(end, End::Pinned | End::PinnedPool(_) | End::Managed)).then_some(point))
     }
 
-    /// What an address is to the program now. A device address has to be inside an allocation, with all its bytes;
+    /// The kind of memory at an address. A device range must lie in one allocation;
     /// host memory ends before the devices' addresses begin.
     fn end(&self, address: u64, size_bytes: u64) -> Answer<End> {
         match self.memory.known(address, size_bytes) {
@@ -276,7 +276,7 @@ impl Machine {
             _ if allocation.device == context.device => true,
             Owner::Host { .. } | Owner::Registered { .. } => true,
             Owner::Plain => context.peers.contains(&allocation.context),
-            // Opening has given access, to whoever opened it.
+            // Opening has given access to the context that opened it.
             Owner::Opened => allocation.context == handle,
             Owner::Graph => false,
             Owner::Pool(pool) | Owner::Imported(pool) => {
@@ -292,7 +292,7 @@ impl Route {
     }
 }
 
-/// Where a box of rows begins in memory, and how rows and slices of rows follow each other.
+/// The first address of a box of rows, and the distances of rows and slices.
 #[derive(Clone, Copy, Default)]
 struct Volume {
     base: u64,

@@ -50,8 +50,8 @@ impl Machine {
         Ok(())
     }
 
-    /// Records an event behind all that the streams of its context have queued: on a stream that waits for each of them,
-    /// and that nothing else knows.
+    /// Records an event behind all queued work of the streams of its context: on an internal stream that waits for each of
+    /// them.
     pub(crate) fn event_record_context(&mut self, event: Handle, context: Handle) -> Answer<()> {
         if self.events.get(event).ok_or(INVALID_HANDLE)?.context != context {
             return Err(INVALID_HANDLE);

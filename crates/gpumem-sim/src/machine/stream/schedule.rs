@@ -101,7 +101,7 @@ impl Machine {
     }
 
     /// This stream if its first operation is ready; else the one that it waits for, or that one's, which must come
-    /// first anyway. None if a host function is in the way, or a value that nobody has written.
+    /// first anyway. `None` if it waits for a host function, or for a value that is not written yet.
     fn runnable(&self, stream: Handle) -> Option<Handle> {
         let mut at = stream;
         loop {
@@ -119,8 +119,8 @@ impl Machine {
         }
     }
 
-    /// The host function at the head of a stream, which then counts as busy. Skipped in a context that has failed, but
-    /// for callbacks, which are told.
+    /// The host function at the head of a stream, which then counts as busy. In a context that has failed, host functions
+    /// are skipped and callbacks get the error.
     fn due_call(&mut self, handle: Handle) -> Option<HostCall> {
         let stream = self.streams.get_mut(handle)?;
         let Operation::Call(mut call) = stream.queue.front()?.operation else { return None };
@@ -166,8 +166,8 @@ impl Machine {
     }
 }
 
-/// As many operations as a stream holds before a call waits.
+/// The maximum number of queued operations of a stream; then a call waits.
 const QUEUE_MAX: usize = 4096;
 
-/// As much pageable memory as queued copies hold before a call waits.
+/// The maximum of pageable memory held by queued copies; then a call waits.
 const STAGED_BYTES_MAX: u64 = 64 << 20;

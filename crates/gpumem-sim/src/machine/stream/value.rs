@@ -55,8 +55,8 @@ impl Machine {
         condition.is_met(found, wish)
     }
 
-    /// A value is written, or a wait for one is over: its memory has to be there. Such accesses race with nothing; who
-    /// waited knows what the writer knew.
+    /// Writes a value, or ends a wait for one. Its memory must exist. Such accesses are no races; the clock of a waiting
+    /// stream includes that of the writer.
     pub(crate) fn execute_value(&mut self, wish: &Value, is_write: bool) -> Result<u64, Fault> {
         let size_bytes = wish.size_bytes();
         let Some(found) = self.memory.live(wish.address, size_bytes) else {
