@@ -1,5 +1,5 @@
-//! One handle at two addresses: what is written through one is read through the other, in every order that the pool
-//! relies on when it hands memory on under another address. Zero wrong words, whatever the number of rounds.
+//! One handle at two addresses: writes through one are read through the other, in every order on which the pool relies when it
+//! reuses memory at another address. No word may be wrong in any round.
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 

@@ -1,4 +1,4 @@
-//! Calls that programs make in passing: memory with a pitch, callbacks, occupancy, names on the bus. Each case holds on
+//! Calls that programs make beside the main ones: memory with a pitch, callbacks, occupancy, bus identifiers. Each case holds on
 //! the simulator and on a GPU.
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]

@@ -1,6 +1,5 @@
-//! Two devices of one host: whose memory a device may use, and how it is told that it may not. Each case holds on the
-//! simulator and on GPUs. A machine with one GPU has no peers, so there the cases pass without a look; the
-//! simulator always has two.
+//! Two devices of one host: access to each other's memory, and the errors without access. Each case holds on the simulator and on
+//! GPUs. On a machine with one GPU the cases pass without a check; the simulator always has two devices.
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 

@@ -168,7 +168,7 @@ cases! {
     }
 
     /// A pool of pinned memory has a bound if it is given one; a managed one can't have one, and neither can be shared.
-    fn what_they_can_not_have(driver: &Driver) {
+    fn unsupported_properties(driver: &Driver) {
         let raw = Raw::new(driver).unwrap();
         for (kind, place) in KINDS {
             let shared = CUmemPoolProps { handleTypes: FILES, ..props(kind, place, 0) };
@@ -189,7 +189,7 @@ cases! {
     }
 
     /// The host uses a block at once; devices use pinned memory once they were given access, and managed memory anyway.
-    fn who_may_use_them(driver: &Driver) {
+    fn access_of_devices_and_host(driver: &Driver) {
         for kind in KINDS {
             let raw = Raw::new(driver).unwrap();
             let pool = create(&raw, props(kind.0, kind.1, 0)).unwrap();
@@ -308,7 +308,7 @@ cases! {
     }
 
     /// What is free goes back by a trim, and at a synchronisation beyond the threshold.
-    fn they_give_back(driver: &Driver) {
+    fn memory_is_released(driver: &Driver) {
         for kind in KINDS {
             let fixture = Fixture::new(driver, kind);
             fixture.free(fixture.alloc(70 * MIB));

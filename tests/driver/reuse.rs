@@ -1,5 +1,5 @@
-//! Whose freed blocks a stream of its own order may have, by the reuse policies of a pool. Each case turns off the
-//! policies that depend on how far the device has come, so that what is left is the same on every machine.
+//! The reuse policies of a stream-ordered pool: the freed blocks that another stream may reuse. Each case turns off the policies
+//! that depend on the progress of the device, so that the result is the same on every machine.
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 

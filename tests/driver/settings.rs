@@ -1,4 +1,4 @@
-//! What a context can be set to, and modules from files: calls that other libraries make in passing.
+//! Settings of contexts, and modules from files: calls that other libraries make.
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 

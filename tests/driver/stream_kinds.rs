@@ -1,5 +1,5 @@
-//! The kinds of streams: the null stream and who waits for it, one stream a thread, priorities; host functions, and
-//! values in memory that streams wait for.
+//! Kinds of streams: the null stream and the streams that wait for it, per-thread default streams, priorities; host functions,
+//! and values in memory for which streams wait.
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 

@@ -1,4 +1,4 @@
-//! What a driver asks of the threads that call it, and which threads it has of its own.
+//! Requirements of the driver on the threads that call it, and the driver's own threads.
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 

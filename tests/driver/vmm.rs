@@ -1,5 +1,5 @@
-//! Virtual memory management: reserved addresses, handles, mappings, access, and what is refused. Each case holds on
-//! the simulator and on a GPU; what a GPU answers is in the project's measurements.
+//! Virtual memory management: reserved addresses, handles, mappings, access, and refused calls. Each case holds on the simulator
+//! and on a GPU; the project's measurements have the results of a GPU.
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
@@ -186,7 +186,7 @@ cases! {
     }
 
     /// An address that is reserved and not mapped is no memory, and neither can be freed as plain memory.
-    fn what_is_not_mapped(driver: &Driver) {
+    fn addresses_that_are_not_mapped(driver: &Driver) {
         let Some(gpu) = Vmm::new(driver) else { return };
         let base = gpu.reserve(PIECE).unwrap();
         assert_eq!(code(gpu.grant(base, PIECE)), INVALID_VALUE);

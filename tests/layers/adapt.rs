@@ -1,4 +1,4 @@
-//! Whole values to the device and back on either driver.
+//! Whole values moved to the device and back, on both drivers.
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 

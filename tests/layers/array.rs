@@ -1,4 +1,4 @@
-//! Arrays end to end on either driver: round trips, views, and tracking across streams and threads.
+//! Arrays end to end on both drivers: round trips, views, and tracking across streams and threads.
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 

@@ -1,5 +1,5 @@
-//! Beside another user of the driver in the same process: cudarc shares the device's context and finds it as it left
-//! it. On a GPU only; cudarc loads the vendor's library by itself.
+//! Another user of the driver in the process: cudarc shares the device's context and finds it unchanged. On a GPU only; cudarc
+//! loads NVIDIA's library itself.
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 

@@ -1,5 +1,6 @@
-//! Every entry that takes a stream refuses one that must not be named there, before the driver sees its handle: a stream
-//! that has been retired, another thread's own, another device's; and one that captures where a graph can't have the work.
+//! Every entry point with a stream argument refuses a stream that it cannot use, before the driver gets the handle: a retired
+//! stream, a per-thread stream of another thread, a stream of another device; and a capturing stream if the graph cannot contain
+//! the work.
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 #![forbid(unsafe_code)]

@@ -1,4 +1,4 @@
-//! Adaptors around every backend, on either driver.
+//! Adaptors around every backend, on both drivers.
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
@@ -239,7 +239,7 @@ cases! {
     }
 
     /// A block behind a guard's bytes, and one that another pool has lent, are exported as themselves.
-    fn what_is_exported_is_the_block(driver: &Driver) {
+    fn the_exported_memory_is_the_block(driver: &Driver) {
         let device = Device::new(driver, 0).unwrap();
         let spare = match Pool::builder(&device).exportable().adaptor(Arc::new(Guard::new())).build() {
             // Built without the backend that can.

@@ -1,4 +1,4 @@
-//! Whatever context is current on a thread, every entry point of the pool's crate works there and leaves it as it was.
+//! Every entry point of the pool's crate works with any current context or none, and leaves the context unchanged.
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 

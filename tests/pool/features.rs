@@ -1,5 +1,5 @@
-//! What a pool offers beyond blocks: places, sizes that change, other devices, quotas. On either driver and with every
-//! backend. A machine with one GPU has no peers, so there that case passes without a look.
+//! Features of a pool beyond blocks: alignment, blocks that grow, other devices, quotas. On both drivers and with every backend.
+//! On a machine with one GPU, the case with two devices passes without a check.
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 

@@ -153,7 +153,7 @@ cases! {
     }
 
     /// A stream frees, and is named no more: another gets the memory without a wait for the device.
-    fn what_a_stream_freed_before_it_fell_silent_is_had_by_others(driver: &Driver) {
+    fn memory_freed_on_a_stream_that_makes_no_more_calls_is_reused_by_others(driver: &Driver) {
         let device = Device::new(driver, 0).unwrap();
         let raw = Raw::new(driver).unwrap();
         let [first, second] = [raw.stream().unwrap(), raw.stream().unwrap()];

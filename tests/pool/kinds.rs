@@ -1,5 +1,5 @@
-//! Unified and pinned host memory from a pool, and the program's own: on either driver, in small sizes. More managed memory
-//! than a card has free can bring a machine to a stand, so what asks for much here is refused before the driver is asked.
+//! Unified and pinned host memory from a pool, and host memory of the program: on both drivers, in small sizes. More managed
+//! memory than a GPU has free can stall a machine, so large requests here are refused before a driver call.
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
@@ -92,7 +92,7 @@ cases! {
     }
 
     /// While a stream has yet to use what was freed, nobody gets it, the same stream neither.
-    fn what_queued_work_uses_is_not_handed_out(driver: &Driver) {
+    fn memory_that_queued_work_uses_is_not_reused(driver: &Driver) {
         let device = Device::new(driver, 0).unwrap();
         let stream = Stream::new(&device).unwrap();
         for pool in pools(&device) {

@@ -1,4 +1,5 @@
-//! Hard limits that go up and down, on either driver: never a byte above, and never a refusal where there is room.
+//! Hard limits that are raised and lowered, on both drivers: the pool never holds more than the limit, and refuses no request
+//! that fits.
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 

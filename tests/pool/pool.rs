@@ -1,4 +1,4 @@
-//! The pool as its users see it, on either driver and with either backend.
+//! The pool's public interface, on both drivers and with every backend.
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 

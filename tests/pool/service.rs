@@ -1,5 +1,4 @@
-//! A pool in a program that serves: one that never waits for work but asks whether it is done, and whose work may hang. On
-//! either driver.
+//! A pool in a server program: one that never waits for work but queries it, and whose work may hang. On both drivers.
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
@@ -136,7 +135,7 @@ cases! {
     }
 
     /// The same for what a pool left that ended while its work was queued.
-    fn what_an_ended_pool_left_goes_back_by_queries(driver: &Driver) {
+    fn memory_of_an_ended_pool_is_released_by_queries(driver: &Driver) {
         let plain = Device::new(driver, 0).unwrap();
         for setting in settings(&plain).into_iter().filter(|setting| setting.backend != BackendKind::None) {
             let counted = MemoryCounter::new(driver);

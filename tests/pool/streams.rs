@@ -1,4 +1,5 @@
-//! Forgetting to wait: wrong for some seed of the simulator, and always for that seed; right with the wait.
+//! A program without a necessary wait fails under some seed of the simulator, and under that seed every time; with the wait it
+//! passes.
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
@@ -46,13 +47,13 @@ cases! {
 
 /// With the wait, no seed sees the old bytes.
 #[test]
-fn no_seed_breaks_the_program_that_waits() {
+fn the_program_with_the_wait_passes_under_every_seed() {
     gpumem_tests::for_each_seed!(1_000, |driver: &Driver, _| assert_eq!(hand_over(driver, true), 2));
 }
 
 /// Without the wait, some seed sees the old bytes, every time, and says how to see them again.
 #[test]
-fn some_seed_breaks_the_program_that_forgets() {
+fn the_program_without_the_wait_fails_under_some_seed() {
     let found = gpumem_tests::find_failing_seed!(1_000, |driver: &Driver, _| {
         assert_eq!(hand_over(driver, false), 2, "the copy saw old bytes");
         // Here it is the bytes that tell.
@@ -64,7 +65,7 @@ fn some_seed_breaks_the_program_that_forgets() {
 
 /// Without the wait, the first seed tells, whatever it made of the bytes.
 #[test]
-fn the_program_that_forgets_is_found_out_at_once() {
+fn the_race_of_the_program_without_the_wait_is_found_under_the_first_seed() {
     let found = gpumem_tests::find_failing_seed!(1, |driver: &Driver, _| {
         hand_over(driver, false);
     });

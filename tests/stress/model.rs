@@ -1,4 +1,4 @@
-//! Random programs over the pool against its twin; see `gpumem_tests::model`. `cargo xtask fuzz` does more of the same.
+//! Random programs over the pool, compared with its twin; see `gpumem_tests::model`. `cargo xtask fuzz` runs more of them.
 
 use gpumem_tests::model::{Search, Subject};
 use gpumem_tests::sys::CUresult;
@@ -50,7 +50,7 @@ fn a_seed_always_makes_the_same_program() {
 }
 
 #[test]
-fn a_search_stops_when_told() {
+fn a_search_stops_on_request() {
     let coverage = Search::seeds(0, u64::MAX)
         .run(|coverage| if coverage.seeds < 3 { ControlFlow::Continue(()) } else { ControlFlow::Break(()) })
         .unwrap();

@@ -1,4 +1,4 @@
-//! The beginnings of recorded traces, replayed through every backend on both drivers.
+//! The first part of recorded traces, replayed through every backend on both drivers.
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
@@ -112,7 +112,7 @@ fn a_program_that_repeats_itself_comes_to_rest() {
 }
 
 #[test]
-fn what_a_limit_refuses_is_told_with_its_line() {
+fn a_refused_allocation_is_reported_with_its_line() {
     let driver = gpumem_sim::driver(SimConfig::h200().races(false)).unwrap();
     let setup = Setup {
         backend: Some(BackendKind::None),

@@ -1,4 +1,4 @@
-//! The stress test, short; `cargo run --release -p gpumem-tests --example stress` runs it for as long as wanted.
+//! A short version of the stress test. For a longer one, use `cargo run --release -p gpumem-tests --example stress`.
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
@@ -83,7 +83,7 @@ cases! {
 
 /// What a program forgets is found, whatever the backend makes of it.
 #[test]
-fn what_is_forgotten_is_found() {
+fn deliberate_mistakes_are_found() {
     for mistake in [Mistake::NoWait, Mistake::NoRecordUse] {
         let machine = || {
             let driver = gpumem_sim::driver(SimConfig::new()).unwrap();

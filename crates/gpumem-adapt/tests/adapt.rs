@@ -73,7 +73,7 @@ fn a_value_on_the_host_adapts_to_the_host() {
 }
 
 #[test]
-fn a_failing_part_releases_the_others_and_says_which_it_was() {
+fn a_failing_part_releases_the_others_and_is_named() {
     let driver = gpumem_sim::driver(SimConfig::new()).unwrap();
     let device = Device::new(&driver, 0).unwrap();
     let pool = Pool::builder(&device).hard_limit(40 << 20).build().unwrap();
@@ -127,7 +127,7 @@ type Copy = unsafe extern "C" fn(CUdeviceptr, CUdeviceptr, usize, CUstream) -> C
 static COPY: Mutex<Option<Copy>> = Mutex::new(None);
 
 #[test]
-fn a_diagonal_that_cannot_be_downloaded_says_so() {
+fn a_diagonal_that_cannot_be_downloaded_prints_the_error() {
     let driver = gpumem_sim::driver(SimConfig::new()).unwrap();
     *COPY.lock().unwrap() = driver.table().cuMemcpyAsync;
     // SAFETY: the stand-in does what the driver documents, and returns one of its codes.

@@ -27,7 +27,7 @@ fn random_data_is_learned_within_a_limit_and_on_either_backend() {
 }
 
 #[test]
-fn it_runs_in_memory_of_any_kind_and_says_which() {
+fn it_runs_in_memory_of_any_kind_and_prints_the_kind() {
     for kind in ["unified", "host"] {
         let run = train(&["--epochs", "2"], &[SIM[0], ("GPUMEM_KIND", kind)]);
         assert!(run.succeeded().contains(&format!(" of {kind} memory\n")), "{}", run.stdout);

@@ -58,7 +58,7 @@ proptest! {
     }
 
     #[test]
-    fn one_element_stands_for_all(shape in shapes(), seeds in any::<(i32, i32)>()) {
+    fn one_element_is_broadcast(shape in shapes(), seeds in any::<(i32, i32)>()) {
         let gpu = gpu();
         let (a, one) = (float(&filled(&shape, seeds.0)), (seeds.1 >> 16) as f32);
         let x = GpuArray::from_array(&gpu, &a).unwrap();

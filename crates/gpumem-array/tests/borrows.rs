@@ -1,5 +1,5 @@
-//! Copies from and to memory that is only borrowed return when the device is done with it, whatever other threads do to the
-//! stream meanwhile. The stream is retired, or begins to capture, right after the driver has queued the copy.
+//! Copies of borrowed memory return once the device has finished them, whatever other threads do to the stream meanwhile. Another
+//! thread retires the stream or begins a capture right after the driver has queued the copy.
 
 #![allow(clippy::unwrap_used)] // helpers of tests are tests too
 

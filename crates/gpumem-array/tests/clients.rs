@@ -1,4 +1,4 @@
-//! Programs without `unsafe` that would get host memory back while a device may use it, if a destructor were what keeps it.
+//! Programs without `unsafe` that would access host memory while a device may use it, if a destructor had to prevent that.
 
 #![forbid(unsafe_code)]
 #![allow(clippy::unwrap_used)] // helpers of tests are tests too
@@ -77,7 +77,7 @@ fn a_capture_that_is_open_stays_whole() {
 
 /// An error keeps what the call was given.
 #[test]
-fn a_buffer_that_can_not_be_registered_comes_back() {
+fn a_buffer_that_cannot_be_registered_is_returned() {
     let gpu = gpu();
     let table: &'static [u8] = Vec::leak(vec![1_u8; 4096]);
     let first = HostMemory::register_read_only(gpu.device(), table).unwrap();

@@ -1,4 +1,4 @@
-//! Host and device: what goes up comes back, whatever its type, shape and order.
+//! Copies between host and device: every type, shape and order keeps its contents.
 
 #![allow(clippy::unwrap_used)] // helpers of tests are tests too
 
@@ -81,7 +81,7 @@ fn parts_can_be_written_and_read() {
 }
 
 #[test]
-fn copies_that_can_not_be_are_refused() {
+fn impossible_copies_are_refused() {
     let (gpu, elsewhere) = (gpu(), gpu_with(SimConfig::new()));
     let mut target = GpuArray::<i32, _>::zeros(&gpu, 4).unwrap();
     let (longer, foreign) =
@@ -159,7 +159,7 @@ unsafe extern "C" fn copy_and_complain(
 static COMPLAINS: AtomicBool = AtomicBool::new(false);
 
 #[test]
-fn borrowed_memory_is_let_go_of_even_when_the_copy_fails() {
+fn borrowed_memory_is_released_even_if_the_copy_fails() {
     for seed in 0..100 {
         let driver = gpumem_sim::driver(SimConfig::new().seed(seed)).unwrap();
         *COPY.lock().unwrap() = driver.table().cuMemcpyAsync;

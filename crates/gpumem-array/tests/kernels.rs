@@ -1,4 +1,4 @@
-//! Kernels of the user's own, and what goes wrong with them.
+//! Kernels of the user, and their errors.
 
 #![allow(clippy::unwrap_used)] // helpers of tests are tests too
 
@@ -93,7 +93,7 @@ fn nothing_runs_for_a_length_of_zero() {
 }
 
 #[test]
-fn what_can_not_run_is_refused() {
+fn invalid_launches_are_refused() {
     let gpu = gpu();
     assert!(matches!(function(&gpu, "absent"), Err(ArrayError::NoSuchKernel { name }) if name == "absent"));
     let twin = function(&gpu, "no_twin").unwrap_err();
@@ -112,7 +112,7 @@ fn what_can_not_run_is_refused() {
 }
 
 #[test]
-fn a_kernel_that_goes_astray_loses_the_context() {
+fn a_faulting_kernel_loses_the_context() {
     let gpu = gpu();
     let wild = function(&gpu, "wild").unwrap();
     let mut y = GpuArray::<u8, _>::zeros(&gpu, 8).unwrap();

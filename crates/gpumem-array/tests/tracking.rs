@@ -1,5 +1,5 @@
-//! Several streams and threads, and nobody writes a synchronisation: results are right in every order of execution that
-//! the simulator's seeds choose.
+//! Several streams and threads without explicit synchronisation: results are correct in every order that the simulator's seeds
+//! choose.
 
 #![allow(clippy::unwrap_used)] // helpers of tests are tests too
 

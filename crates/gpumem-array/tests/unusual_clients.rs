@@ -29,7 +29,7 @@ impl Adaptor for HalfGuarded {
 
 /// In front of such a block there may be no memory at all, which ended the process where the host has it.
 #[test]
-fn a_guard_reads_nothing_that_it_has_not_kept() {
+fn a_guard_reads_only_its_own_bytes() {
     let gpu = gpu();
     for kind in [MemoryKind::Device, MemoryKind::Unified, MemoryKind::Host] {
         let adaptor = Arc::new(HalfGuarded(Guard::new()));
@@ -99,7 +99,7 @@ fn waits_for_marks_break_no_capture() {
 
 /// A stream that has joined a capture and been waited for there is of no more use to the program.
 #[test]
-fn a_stream_that_joined_a_capture_may_go() {
+fn a_stream_that_joined_a_capture_may_be_dropped() {
     let gpu = gpu();
     for mode in [CaptureMode::Global, CaptureMode::ThreadLocal, CaptureMode::Relaxed] {
         let before = gpumem_sim::Sim::of(gpu.device().driver()).unwrap().report().stream_count;

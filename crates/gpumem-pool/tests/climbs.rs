@@ -114,20 +114,20 @@ fn large(tuning: fn() -> Tuning, kind: MemoryKind) -> Plan {
 }
 
 #[test]
-fn nobody_is_refused_a_large_block() {
+fn no_large_block_is_refused() {
     for tuning in PROFILES {
         check(large(tuning, MemoryKind::Device));
     }
 }
 
 #[test]
-fn nor_one_that_the_host_may_use() {
+fn no_host_accessible_block_is_refused() {
     check(large(Tuning::default, MemoryKind::Host));
 }
 
 /// Two small ones may lie in two frames, and a large one needs a third.
 #[test]
-fn nor_any_beside_small_ones_that_others_keep_at_hand() {
+fn no_block_is_refused_beside_small_blocks_cached_by_others() {
     for tuning in PROFILES {
         check(mixed(tuning));
     }
@@ -140,7 +140,7 @@ fn mixed(tuning: fn() -> Tuning) -> Plan {
 
 /// Threads keep at hand more than the heap may grow by, of what was reserved ahead: now there is plenty, now there is none.
 #[test]
-fn nor_where_threads_keep_what_was_reserved() {
+fn no_block_is_refused_where_threads_cache_reserved_memory() {
     let keeping =
         || Tuning::default().growth_slack(0).growth_slack_max(0).magazine_share(1000).large_share(1000);
     check(Plan { reserved_bytes: 3 * FRAME_BYTES, ..mixed(keeping) });
@@ -148,7 +148,7 @@ fn nor_where_threads_keep_what_was_reserved() {
 
 /// The model sees it if somebody is.
 #[test]
-fn too_little_room_is_seen() {
+fn a_limit_that_is_too_low_is_detected() {
     let plan = Plan { limit_bytes: FRAME_BYTES, ..large(Tuning::default, MemoryKind::Device) };
     let count = Arc::new(Count::new(0));
     let counted = Arc::clone(&count);

@@ -1,4 +1,4 @@
-//! What the cases of this suite share: two streams to capture on, and what to say of a capture.
+//! Helpers: two streams to capture on, and the states of a capture.
 
 pub(crate) use CUstreamCaptureMode as Mode;
 pub(crate) use CUstreamCaptureStatus as Status;

@@ -126,7 +126,7 @@ cases! {
 
     /// And looking at a pool, or trimming it.
     #[serial_test::serial]
-    fn asking_a_pool(driver: &Driver) {
+    fn querying_a_pool(driver: &Driver) {
         for mode in [GLOBAL, THREAD_LOCAL] {
             breaks(driver, mode, UNSUPPORTED, |fixture| code(used_bytes(fixture).map(drop)));
             // SAFETY: the pool is the device's own.
@@ -141,7 +141,7 @@ cases! {
 
     /// Asking for the state of a stream outside of the capture.
     #[serial_test::serial]
-    fn asking_another_stream(driver: &Driver) {
+    fn querying_another_stream(driver: &Driver) {
         for mode in [GLOBAL, THREAD_LOCAL] {
             // SAFETY: the stream is alive.
             breaks(driver, mode, UNSUPPORTED, |fixture| code(unsafe { fixture.cuStreamQuery(fixture.other) }));
@@ -154,7 +154,7 @@ cases! {
 
     /// Asking for the state of an event outside of the capture.
     #[serial_test::serial]
-    fn asking_an_outside_event(driver: &Driver) {
+    fn querying_an_outside_event(driver: &Driver) {
         for mode in [GLOBAL, THREAD_LOCAL] {
             // SAFETY: the event is alive.
             breaks(driver, mode, UNSUPPORTED, |fixture| code(unsafe { fixture.cuEventQuery(fixture.event) }));
@@ -167,7 +167,7 @@ cases! {
 
     /// A capturing stream has nothing to ask about or to wait for, in any mode.
     #[serial_test::serial]
-    fn asking_the_capturing_stream(driver: &Driver) {
+    fn querying_the_capturing_stream(driver: &Driver) {
         for mode in [GLOBAL, THREAD_LOCAL, RELAXED] {
             // SAFETY: the stream is alive.
             breaks(driver, mode, UNSUPPORTED, |fixture| code(unsafe { fixture.cuStreamQuery(fixture.stream) }));
@@ -201,7 +201,7 @@ cases! {
 
     /// An event that was recorded in a capture stands for no work.
     #[serial_test::serial]
-    fn asking_a_captured_event(driver: &Driver) {
+    fn querying_a_captured_event(driver: &Driver) {
         breaks(driver, RELAXED, CAPTURED_EVENT, |fixture| {
             fixture.record(fixture.stream);
             // SAFETY: the event is alive.

@@ -40,7 +40,7 @@ cases! {
 
     /// Memset, copy and host function say what they were given; so do allocations and frees.
     #[serial_test::serial]
-    fn what_nodes_were_given(driver: &Driver) {
+    fn parameters_of_nodes(driver: &Driver) {
         let fixture = Fixture::new(driver);
         let (a, b) = (fixture.raw.alloc(SIZE_BYTES).unwrap(), fixture.raw.alloc(SIZE_BYTES).unwrap());
         let mut graph = null_mut();

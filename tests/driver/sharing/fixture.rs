@@ -1,4 +1,4 @@
-//! What the cases of this suite share: a device, and what can be handed over of it.
+//! Helpers: a device, and memory of it that can be exported.
 
 use gpumem_tests::driver::raw::Raw;
 use gpumem_tests::sys::types::*;

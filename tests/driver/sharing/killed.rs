@@ -24,7 +24,7 @@ const BLOCK_BYTES: u64 = 300_000;
 cases! {
     /// Who has exported a block goes on with it, and with the pool, and can export again, when an importer is killed in the
     /// middle of its work.
-    fn who_imported_a_block_is_killed(driver: &Driver) {
+    fn the_importer_of_a_block_is_killed(driver: &Driver) {
         let (device, stream) = device_and_stream(driver);
         if generation() > 0 {
             let block = imported(&device, inherited());
@@ -38,7 +38,7 @@ cases! {
         for _ in 0..2 {
             set(block.address(), 1, BLOCK_BYTES as usize, &stream);
             let (descriptor, numbers) = exported(&block);
-            let case = (module_path!(), "who_imported_a_block_is_killed");
+            let case = (module_path!(), "the_importer_of_a_block_is_killed");
             dies_at_work(&mut Other::start(driver, case, descriptor, &numbers));
             assert_eq!(bytes_of(block.address(), &stream), [1, 2, 2, 1]);
         }
@@ -53,8 +53,8 @@ cases! {
     }
 
     /// What is imported stays, and can be imported again, when the process that it came from is killed.
-    fn who_exported_a_block_is_killed(driver: &Driver) {
-        let case = (module_path!(), "who_exported_a_block_is_killed");
+    fn the_exporter_of_a_block_is_killed(driver: &Driver) {
+        let case = (module_path!(), "the_exporter_of_a_block_is_killed");
         let (device, stream) = device_and_stream(driver);
         let pool = exportable(&device);
         match generation() {
@@ -89,7 +89,7 @@ cases! {
     }
 
     /// A pool of the driver's goes on when an importer of it is killed.
-    fn who_imported_a_pool_is_killed(driver: &Driver) {
+    fn the_importer_of_a_pool_is_killed(driver: &Driver) {
         let (gpu, stream) = Sharing::with_stream(driver);
         if generation() > 0 {
             let pool = gpu.import_pool(inherited().as_raw_fd()).unwrap();
@@ -107,7 +107,7 @@ cases! {
             driver.cuStreamSynchronize(stream).unwrap();
             let descriptor = gpu.export_pool(pool).unwrap();
             let data = gpu.export_pointer(block).unwrap().reserved;
-            let case = (module_path!(), "who_imported_a_pool_is_killed");
+            let case = (module_path!(), "the_importer_of_a_pool_is_killed");
             dies_at_work(&mut Other::start(driver, case, descriptor, &data));
             assert_eq!(gpu.read(block + PIECE as u64 - 1, 1).unwrap(), [1]);
             driver.cuMemFreeAsync(block, stream).unwrap();
@@ -120,8 +120,8 @@ cases! {
     }
 
     /// A block of a pool of the driver's stays with its importer when the exporter is killed.
-    fn who_exported_a_pool_is_killed(driver: &Driver) {
-        let case = (module_path!(), "who_exported_a_pool_is_killed");
+    fn the_exporter_of_a_pool_is_killed(driver: &Driver) {
+        let case = (module_path!(), "the_exporter_of_a_pool_is_killed");
         let (gpu, stream) = Sharing::with_stream(driver);
         match generation() {
             0 => outlives(Other::start(driver, case, Stdio::null(), &[])),
@@ -170,7 +170,7 @@ cases! {
     }
 
     /// Plain memory goes on when a process that has opened it is killed.
-    fn who_opened_plain_memory_is_killed(driver: &Driver) {
+    fn the_process_that_opened_plain_memory_is_killed(driver: &Driver) {
         let gpu = Sharing::new(driver);
         if generation() > 0 {
             let (stream, memory) = (gpu.stream(), open(driver, child_part(0)).unwrap());
@@ -184,7 +184,7 @@ cases! {
         unsafe {
             driver.cuMemsetD8_v2(memory, 1, PIECE).unwrap();
             driver.cuCtxSynchronize().unwrap();
-            let case = (module_path!(), "who_opened_plain_memory_is_killed");
+            let case = (module_path!(), "the_process_that_opened_plain_memory_is_killed");
             dies_at_work(&mut Other::start(driver, case, Stdio::null(), &handle_of(driver, memory)));
             assert_eq!(gpu.read(memory + PIECE as u64 - 1, 1).unwrap(), [1]);
             driver.cuMemFree_v2(memory).unwrap();
@@ -193,11 +193,11 @@ cases! {
 
     /// The simulator keeps plain memory for who has it open, and says of what it can't find any more that the handle is
     /// not valid. What the vendor's does is not documented.
-    fn whose_plain_memory_it_was_is_killed(driver: &Driver) {
+    fn the_owner_of_plain_memory_is_killed(driver: &Driver) {
         if driver.kind() == DriverKind::Cuda {
             return;
         }
-        let case = (module_path!(), "whose_plain_memory_it_was_is_killed");
+        let case = (module_path!(), "the_owner_of_plain_memory_is_killed");
         let gpu = Sharing::new(driver);
         match generation() {
             0 => outlives(Other::start(driver, case, Stdio::null(), &[])),

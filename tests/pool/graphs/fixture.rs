@@ -1,4 +1,4 @@
-//! What the cases of this suite share: a pool with two streams, for each backend, and a look at the driver at the end.
+//! Helpers: a pool with two streams, for each backend, and a check of the simulator's report at the end.
 
 use gpumem_sim::Finding;
 use gpumem_tests::fixtures::backends::backends;

@@ -1,5 +1,5 @@
-//! The pool while streams capture, and the memory of graphs: on either driver, with every backend. One case at a time: on
-//! a GPU they share a process, and what one asks the driver for would break another's capture.
+//! The pool during captures, and the memory of graphs: on both drivers, with every backend. The cases run one at a time: on a GPU
+//! they share a process, and driver calls of one case would break the capture of another.
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 

@@ -1,4 +1,4 @@
-//! Who may outlive whom: blocks and their pools, streams, threads, contexts, and the process itself; with every backend.
+//! Order of destruction: blocks and their pools, streams, threads, contexts, and the process; with every backend.
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 

@@ -1,5 +1,5 @@
-//! The bugs of others: what users of RMM, CuPy, PyTorch and CUDA.jl met, as tests that hold for every backend. Each
-//! names the thread that tells of it. `orders`: who waits for whom; `room`: what fits; `refusals`: errors.
+//! Bugs that users of RMM, CuPy, PyTorch and CUDA.jl reported, as tests for every backend. Each test names the report. `orders`:
+//! waits between streams; `room`: requests that must fit; `refusals`: errors.
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 

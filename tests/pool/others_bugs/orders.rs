@@ -59,7 +59,7 @@ cases! {
 
     /// RMM's arena waited on the host for the stream of every large free; CuPy's pool can't wait at all in a free, and
     /// neither may ours, whatever the stream is doing.
-    fn a_free_waits_for_nobody(driver: &Driver) {
+    fn a_free_does_not_wait(driver: &Driver) {
         PoolFixture::each(driver, |options| options, |fixture| {
             if fixture.is("none") {
                 // A plain free waits for the device: that is the driver's.

@@ -11,7 +11,7 @@ cases! {
     /// rapidsai/rmm#1134, #813, NVIDIA/cudf-spark#1054: "out of memory", and nothing about how much was asked for.
     /// JuliaGPU/CUDA.jl#2898: and the next call failed for it.
     #[serial_test::file_serial(gpumem_whole_device)]
-    fn a_lack_of_memory_says_what_is_lacking(driver: &Driver) {
+    fn an_out_of_memory_error_states_the_requested_bytes(driver: &Driver) {
         PoolFixture::each(driver, |options| options, |fixture| {
             if fixture.pool.kind() == MemoryKind::Host {
                 // The host may well have as much.
@@ -138,7 +138,7 @@ fn is_poisoned(pool: &Pool, stream: &Stream) -> bool {
 
 /// pytorch/pytorch#122068, #112569, #130486: asking for the numbers of the message failed, and that was all one heard.
 #[test]
-fn a_lack_of_memory_is_told_without_the_numbers() {
+fn out_of_memory_is_reported_even_without_the_numbers() {
     // Unified memory has its margin, and host memory is not the device's.
     for setting in built().into_iter().filter(|setting| setting.kind == MemoryKind::Device) {
         let rule = Rule::new("cuMemGetInfo*", Effect::Fail(CUresult::CUDA_ERROR_UNKNOWN));

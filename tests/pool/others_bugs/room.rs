@@ -116,7 +116,7 @@ cases! {
     }
 
     /// cupy/cupy#7678: a limit that was reached by what was merely cached refused a request that had room.
-    fn what_is_cached_is_not_in_use(driver: &Driver) {
+    fn cached_memory_is_not_in_use(driver: &Driver) {
         PoolFixture::each(driver, |options| options.soft_limit(16 * MIB).hard_limit(64 * MIB), |fixture| {
             let stream = fixture.stream();
             for size in [40, 3, 60, 20, 50] {
@@ -128,7 +128,7 @@ cases! {
 
     /// rapidsai/rmm#145, #571, #724: a pool that never gave anything back, however much another library needed it.
     #[serial_test::file_serial(gpumem_whole_device)]
-    fn what_is_given_back_is_there_for_others(driver: &Driver) {
+    fn released_memory_is_available_to_others(driver: &Driver) {
         PoolFixture::each(driver, |options| options, |fixture| {
             let stream = fixture.stream();
             let before = fixture.device.memory_info().unwrap().free_bytes;
@@ -228,7 +228,7 @@ cases! {
 /// pytorch/pytorch#95823, #150517, #171662, vllm-project/vllm#56410: pinned blocks were rounded up to powers of two, and took
 /// twice the host memory that was asked for.
 #[test]
-fn pinned_blocks_take_what_was_asked_for() {
+fn pinned_blocks_take_the_requested_size() {
     let driver = gpumem_sim::driver(SimConfig::new()).unwrap();
     let device = Device::new(&driver, 0).unwrap();
     let stream = Stream::new(&device).unwrap();

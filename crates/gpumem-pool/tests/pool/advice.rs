@@ -1,6 +1,6 @@
-//! Advice on unified memory, where nobody takes it.
+//! Advice on unified memory, with backends that do not support it.
 
-use crate::bench::{built_backends, small, stand_in};
+use crate::fixture::{built_backends, small, stand_in};
 use gpumem_pool::adaptor::Fallback;
 use gpumem_pool::sys::types::CUresult;
 use gpumem_pool::{
@@ -28,7 +28,7 @@ fn says_who(advised: Result<(), PoolError>) -> bool {
 
 /// Whatever the driver says of memory that is its own pools', and whoever has handed it out.
 #[test]
-fn on_memory_of_the_driver_s_pools_it_is_refused_with_who_takes_it() {
+fn advice_on_memory_of_driver_pools_is_refused_with_the_supporting_backends() {
     // SAFETY: the stand-in calls the function that it replaces, or fails without doing anything.
     let driver = unsafe { gpumem_sim::driver(small()).unwrap().with_table(advices::install) };
     let device = Device::new(&driver, 0).unwrap();

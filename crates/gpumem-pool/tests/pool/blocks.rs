@@ -1,6 +1,6 @@
 //! Blocks: sizes, contents, order of frees, order of drops.
 
-use crate::bench::{Bench, on_device_memory, on_each_backend, small};
+use crate::fixture::{Fixture, on_device_memory, on_each_backend, small};
 use gpumem_pool::{Block, Device, Event, Pool, PoolError, Stream};
 use gpumem_sim::SimConfig;
 
@@ -22,7 +22,7 @@ fn a_block_is_memory_of_its_own() {
 }
 
 #[test]
-fn zero_bytes_are_a_block_and_nothing_to_the_books() {
+fn zero_bytes_are_a_block_and_count_as_nothing() {
     on_each_backend(&small(), |bench| {
         let (pool, stream) = (bench.pool(), bench.stream());
         let empty = pool.alloc(0, &stream).unwrap();
@@ -34,7 +34,7 @@ fn zero_bytes_are_a_block_and_nothing_to_the_books() {
 }
 
 #[test]
-fn what_can_never_fit_is_told_apart() {
+fn a_request_larger_than_the_device_has_its_own_error() {
     on_device_memory(&small(), |bench| {
         let (pool, stream) = (bench.pool(), bench.stream());
         for size_bytes in [(1 << 30) + 1, 1 << 63, i64::MAX as u64, u64::MAX] {
@@ -50,7 +50,7 @@ fn what_can_never_fit_is_told_apart() {
 }
 
 #[test]
-fn a_full_device_says_so_and_recovers() {
+fn a_full_device_is_an_error_and_recovers() {
     on_device_memory(&small(), |bench| {
         let (pool, stream) = (bench.pool(), bench.stream());
         let held = pool.alloc(700 << 20, &stream).unwrap();
@@ -205,7 +205,7 @@ fn status_follows_blocks_and_peaks_stay() {
 }
 
 #[test]
-fn reclaiming_gives_back_what_no_block_holds() {
+fn reclaim_releases_all_unused_memory() {
     on_each_backend(&small(), |bench| {
         let (pool, stream) = (bench.pool(), bench.stream());
         let kept = pool.alloc(1 << 20, &stream).unwrap();
@@ -225,7 +225,7 @@ fn reclaiming_gives_back_what_no_block_holds() {
 }
 
 #[test]
-fn trimming_keeps_what_it_is_told() {
+fn trim_keeps_the_given_amount() {
     on_each_backend(&small(), |bench| {
         let (pool, stream) = (bench.pool(), bench.stream());
         drop(pool.alloc(200 << 20, &stream).unwrap());
@@ -266,7 +266,7 @@ fn a_pool_outlives_its_handles_for_its_blocks() {
     });
 }
 
-fn caches(bench: &Bench) -> bool {
+fn caches(bench: &Fixture) -> bool {
     bench.backend != gpumem_pool::BackendKind::None
 }
 

@@ -1,6 +1,6 @@
-//! Host memory and imported blocks end only when no work uses them any more: whichever stream the work is on, whatever
-//! captures, and whatever the driver refuses. Work runs only when somebody waits for it here, and the functions that give
-//! memory back look whether it has run by then: the simulator's own waits can't hide a missing one of ours.
+//! Borrows of host memory and imported blocks end only when all work that uses them is complete: on every stream, during every
+//! capture, and if the driver refuses calls. Work runs only in waits here, and the functions that release memory check whether it
+//! has run, so that a wait inside the simulator cannot hide a missing wait of the pool.
 
 use gpumem_pool::sys::types::{CUdeviceptr, CUresult, CUstream, CUstreamCaptureMode};
 use gpumem_pool::sys::{Driver, Table};
@@ -334,7 +334,7 @@ impl Others<'_> {
 
 /// Markers cover all work of streams that are known here, so that the whole device need not be waited for.
 #[test]
-fn the_end_leaves_captures_of_other_libraries_whole() {
+fn the_end_breaks_no_capture_of_another_library() {
     let known = [Whose::Ours, Whose::Dropped, Whose::ForeignRetired, Whose::Legacy, Whose::ForeignBlocking];
     let cases = RAW_MODES.into_iter().flat_map(|mode| known.map(|whose| (mode, whose)));
     for (mode, whose) in cases {
@@ -395,7 +395,7 @@ fn the_end_waits_for_a_capture_of_another_library_on_a_long_lived_stream() {
 
 /// An owner does not wait for another thread's capture for ever: it keeps the buffer, and says so.
 #[test]
-fn an_owner_that_can_not_wait_keeps_the_buffer_and_says_so() {
+fn an_owner_that_cannot_wait_keeps_the_buffer_and_reports_it() {
     let rig = Rig::new(&[]);
     let captured = Stream::new(&rig.device).unwrap();
     std::thread::scope(|scope| {

@@ -1,6 +1,6 @@
-//! Captures beside whoever waits for all of the device: they are kept whole.
+//! Captures beside calls that wait for the whole device: the captures stay valid.
 
-use crate::bench::{on_device_memory, on_each_backend_with, small};
+use crate::fixture::{on_device_memory, on_each_backend_with, small};
 use gpumem_pool::sys::{CUresult, Table};
 use gpumem_pool::{BackendKind, CaptureMode, Device, Event, Pool, PoolError, Stream};
 use gpumem_sim::SimConfig;

@@ -1,8 +1,8 @@
-//! Options by name, as they work on each backend.
+//! Options by name, and their effect on each backend.
 
-use crate::bench::{on_device_memory, small};
+use crate::fixture::{on_device_memory, small};
 #[cfg(feature = "backend-native")]
-use crate::bench::{on_each_backend_with, stand_in};
+use crate::fixture::{on_each_backend_with, stand_in};
 use gpumem_pool::BackendKind;
 #[cfg(feature = "backend-native")]
 use {
@@ -13,7 +13,7 @@ use {
 const MIB: u64 = 1 << 20;
 
 #[test]
-fn idle_memory_beyond_the_threshold_goes_back_when_a_request_finds_none_at_hand() {
+fn idle_memory_beyond_the_threshold_is_released_at_a_cache_miss() {
     on_device_memory(&small(), |bench| {
         for is_asked in [false, true] {
             let conf = if is_asked {
@@ -121,7 +121,7 @@ fn sizes_are_rounded_up_by_a_list() {
 }
 
 #[test]
-fn what_has_no_effect_is_told() {
+fn options_without_effect_are_reported() {
     on_device_memory(&small(), |bench| {
         let told = |conf: &str| -> Vec<String> {
             let pool = bench.builder().conf(conf).unwrap().build().unwrap();
@@ -141,7 +141,7 @@ fn what_has_no_effect_is_told() {
 }
 
 #[test]
-fn nothing_is_kept_where_that_is_asked_for() {
+fn without_caching_a_pool_retains_no_memory() {
     on_device_memory(&small(), |bench| {
         let options = bench.builder().conf("no_caching:true").unwrap();
         let (pool, stream) = (options.build().unwrap(), bench.stream());

@@ -1,12 +1,12 @@
-//! The context of the calling thread: any or none, found as it was left.
+//! The current context of the calling thread: any or none, and unchanged by every call.
 
-use crate::bench::{Bench, on_each_backend, small};
+use crate::fixture::{Fixture, on_each_backend, small};
 use gpumem_pool::sys::Driver;
 use gpumem_pool::sys::types::CUcontext;
 use gpumem_pool::{Device, Event, Stream};
 
 /// Everything that this crate's public interface does.
-fn every_entry(bench: &Bench) {
+fn every_entry(bench: &Fixture) {
     let device = Device::new(&bench.driver, 0).unwrap();
     device.memory_info().unwrap();
     let (home, other) = (Stream::new(&device).unwrap(), Stream::new(&device).unwrap());

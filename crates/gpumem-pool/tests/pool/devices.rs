@@ -1,11 +1,11 @@
-//! Devices: several of them, several machines, and what must not be mixed.
+//! Several devices, several simulated machines, and objects of one used with another.
 
-use crate::bench::{built_backends, on_each_backend, small};
+use crate::fixture::{built_backends, on_each_backend, small};
 use gpumem_pool::{Device, Event, Pool, PoolError, Stream};
 use gpumem_sim::SimConfig;
 
 #[test]
-fn a_device_tells_what_it_is() {
+fn a_device_reports_its_properties() {
     let driver = gpumem_sim::driver(SimConfig::new().devices(2).memory_bytes(3 << 30)).unwrap();
     assert_eq!(Device::count(&driver).unwrap(), 2);
     let device = Device::new(&driver, 1).unwrap();

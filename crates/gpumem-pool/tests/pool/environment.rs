@@ -1,7 +1,7 @@
-//! What the environment says: read by `from_env` alone, and beaten by the builder.
+//! Environment variables: only `from_env` reads them, and the builder overrides them.
 //!
-//! A test process must not change its own environment while other tests run, so each case runs this program again with
-//! the variables set and only the test at the end selected.
+//! A test process must not change its own environment while other tests run, so each case starts this program again
+//! with the variables set, and selects only the test at the end.
 
 use gpumem_pool::{BackendKind, Device, MemoryKind, Pool, PoolBuilder};
 use gpumem_sim::SimConfig;
@@ -83,7 +83,7 @@ fn the_environment_is_read_by_from_env_and_beaten_by_the_builder() {
 }
 
 #[test]
-fn mistakes_name_the_variable_and_what_it_takes() {
+fn errors_name_the_variable_and_its_values() {
     for (name, value, expected) in [
         ("GPUMEM_HARD_LIMIT", "lots", "100M, 1.5GiB"),
         ("GPUMEM_SOFT_LIMIT", "-1", "100M, 1.5GiB"),

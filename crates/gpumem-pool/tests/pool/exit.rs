@@ -1,6 +1,6 @@
-//! The end of a process, with blocks still alive: in a static, and in a thread's own storage.
+//! The end of a process with live blocks: in a static, and in thread-local storage.
 
-use crate::bench::built_backends;
+use crate::fixture::built_backends;
 use gpumem_pool::{Block, Device, Pool, Stream};
 use gpumem_sim::SimConfig;
 use std::cell::RefCell;

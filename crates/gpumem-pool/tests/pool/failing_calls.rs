@@ -1,8 +1,8 @@
 //! Each driver call fails once, in a program that uses every part of a pool: the pool undoes the operation, a second attempt succeeds,
 //! and no memory is lost. And when another process takes memory, the pool releases its own and retries.
 
-use crate::bench::built_backends;
 use crate::call_counter::{calls, count_calls};
+use crate::fixture::built_backends;
 #[cfg(feature = "backend-caching")]
 use gpumem_pool::Tuning;
 use gpumem_pool::sys::{CUresult, Driver};

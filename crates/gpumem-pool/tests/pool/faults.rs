@@ -1,6 +1,6 @@
-//! A driver that fails: what the pool says, and that its books stay right.
+//! A driver that fails: the errors of the pool, and its counters afterwards.
 
-use crate::bench::{Bench, on_each_backend_with, small, stand_in};
+use crate::fixture::{Fixture, on_each_backend_with, small, stand_in};
 use gpumem_pool::sys::types::CUresult;
 use gpumem_pool::sys::{DriverError, Table};
 use gpumem_pool::{BackendKind, Event, PoolError, Stream};
@@ -37,14 +37,14 @@ fn install(table: &mut Table) {
 }
 
 /// The stand-ins are shared by the tests of this file, which so run one after another.
-fn on_a_failing_driver(body: impl Fn(&Bench)) {
+fn on_a_failing_driver(body: impl Fn(&Fixture)) {
     static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
     let _turn: MutexGuard<'_, ()> = ONE_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner);
     on_each_backend_with(&small(), install, body);
 }
 
 /// What the backend under test allocates or frees with.
-fn alloc_fault(bench: &Bench) -> &'static AtomicU32 {
+fn alloc_fault(bench: &Fixture) -> &'static AtomicU32 {
     match bench.backend {
         BackendKind::None => &plain_alloc::FAIL_WITH,
         BackendKind::Caching if bench.plain_segments => &plain_alloc::FAIL_WITH,
@@ -53,7 +53,7 @@ fn alloc_fault(bench: &Bench) -> &'static AtomicU32 {
     }
 }
 
-fn free_fault(bench: &Bench) -> &'static AtomicU32 {
+fn free_fault(bench: &Fixture) -> &'static AtomicU32 {
     match bench.backend {
         BackendKind::None => &plain_free::FAIL_WITH,
         _ => &pool_free::FAIL_WITH,
@@ -61,7 +61,7 @@ fn free_fault(bench: &Bench) -> &'static AtomicU32 {
 }
 
 /// Whether a free is a call of the driver's, which can fail. That of `caching` is none.
-fn frees_by_call(bench: &Bench) -> bool {
+fn frees_by_call(bench: &Fixture) -> bool {
     bench.backend != BackendKind::Caching
 }
 
@@ -96,7 +96,7 @@ fn a_refused_allocation_leaves_no_trace() {
 
 /// A full device is asked twice, with a wait between, and with a trim by a backend that keeps memory.
 #[test]
-fn a_full_device_is_asked_again_once_it_is_idle() {
+fn an_allocation_is_retried_once_a_full_device_is_idle() {
     on_a_failing_driver(|bench| {
         let (pool, stream) = (bench.pool(), bench.stream());
         set(alloc_fault(bench), CUresult::CUDA_ERROR_OUT_OF_MEMORY);
@@ -225,7 +225,7 @@ fn a_dead_context_is_a_lost_device() {
 
 /// The real thing rather than a stand-in: work that goes astray kills the simulated context.
 #[test]
-fn work_that_goes_astray_is_met_by_every_entry() {
+fn faulting_work_is_reported_by_every_entry() {
     on_a_failing_driver(|bench| {
         let (pool, stream, other) = (bench.pool(), bench.stream(), bench.stream());
         let (block, kept) = (pool.alloc(4096, &stream).unwrap(), pool.alloc(4096, &stream).unwrap());
@@ -241,7 +241,7 @@ fn work_that_goes_astray_is_met_by_every_entry() {
 }
 
 /// Queues a kernel that reads where nothing is.
-fn queue_a_fault(bench: &Bench, stream: &Stream) {
+fn queue_a_fault(bench: &Fixture, stream: &Stream) {
     static KERNELS: &[Kernel] = &[Kernel::new("astray", |launch| launch.read::<u8>(8, 1).map(drop))];
     gpumem_sim::Sim::of(&bench.driver).unwrap().register(KERNELS);
     let ptx = c".version 8.0\n.target sm_70\n.address_size 64\n.visible .entry astray()\n{ ret; }\n";
@@ -260,7 +260,7 @@ fn queue_a_fault(bench: &Bench, stream: &Stream) {
 }
 
 #[test]
-fn a_context_that_can_not_be_entered_breaks_nothing() {
+fn a_context_that_cannot_be_made_current_breaks_nothing() {
     on_a_failing_driver(|bench| {
         let (pool, stream) = (bench.pool(), bench.stream());
         let (block, event) = (pool.alloc(4096, &stream).unwrap(), Event::new(&bench.device).unwrap());

@@ -1,6 +1,6 @@
-//! Aligned blocks, blocks as plain data, and memory that stays where it is.
+//! Aligned blocks, blocks as plain data, and pinned physical memory.
 
-use crate::bench::{on_device_memory, on_each_backend, on_each_backend_with, small, stand_in};
+use crate::fixture::{on_device_memory, on_each_backend, on_each_backend_with, small, stand_in};
 use gpumem_pool::sys::types::CUmemAllocationHandleType;
 use gpumem_pool::{BackendKind, Block, PoolError};
 use gpumem_sim::SimConfig;
@@ -8,7 +8,7 @@ use std::os::fd::FromRawFd;
 use std::sync::atomic::Ordering;
 
 #[test]
-fn a_block_starts_where_it_was_asked_to() {
+fn a_block_has_the_requested_alignment() {
     on_each_backend(&small(), |bench| {
         let (pool, stream) = (bench.pool(), bench.stream());
         let mut blocks: Vec<(Block, u8)> = Vec::new();
@@ -37,7 +37,7 @@ fn a_block_starts_where_it_was_asked_to() {
 }
 
 #[test]
-fn what_is_no_alignment_is_told_apart() {
+fn an_invalid_alignment_has_its_own_error() {
     on_device_memory(&small(), |bench| {
         let (pool, stream) = (bench.pool(), bench.stream());
         for alignment in [0, 3, 100, 257, (1 << 30) + 1, 1 << 31, 1 << 63, u64::MAX] {
@@ -118,7 +118,7 @@ fn a_block_as_plain_data_is_alive_and_keeps_its_pool() {
 }
 
 #[test]
-fn what_is_pinned_is_neither_moved_nor_mapped_elsewhere() {
+fn pinned_memory_is_neither_moved_nor_remapped() {
     on_each_backend(&small(), |bench| {
         let pool = bench.builder().hard_limit(256 << 20).build().unwrap();
         let stream = bench.stream();
@@ -185,7 +185,7 @@ fn a_pinned_handle_is_mapped_once() {
 }
 
 #[test]
-fn memory_for_others_is_asked_for_or_refused() {
+fn exportable_memory_needs_an_exportable_pool() {
     on_device_memory(&small(), |bench| {
         let stream = bench.stream();
         match bench.builder().exportable().build() {

@@ -1,11 +1,11 @@
-//! What the tests share: a simulated machine with one backend to try, and driver functions that count and fail.
+//! Helpers: a simulated machine with one backend to test, and driver functions that count their calls or fail.
 
 use gpumem_pool::sys::{Driver, Table};
 use gpumem_pool::{BackendKind, Block, Device, MemoryKind, Pool, PoolBuilder, Stream};
 use gpumem_sim::SimConfig;
 
 /// One simulated machine, its first device, and the backend under test.
-pub(crate) struct Bench {
+pub(crate) struct Fixture {
     pub(crate) driver: Driver,
     pub(crate) device: Device,
     pub(crate) backend: BackendKind,
@@ -15,18 +15,18 @@ pub(crate) struct Bench {
     pub(crate) seed: u64,
 }
 
-/// Runs a body for each backend, and each kind of memory that it has, under several schedules. A failure says which.
-pub(crate) fn on_each_backend(config: &SimConfig, body: impl Fn(&Bench)) {
+/// Runs a body for each backend and each of its kinds of memory, under several seeds. A failure prints them.
+pub(crate) fn on_each_backend(config: &SimConfig, body: impl Fn(&Fixture)) {
     on_each_of(subjects(), config, |_| (), body);
 }
 
-/// The same for the device's own memory alone.
-pub(crate) fn on_device_memory(config: &SimConfig, body: impl Fn(&Bench)) {
+/// Like [`on_each_backend`], for device memory only.
+pub(crate) fn on_device_memory(config: &SimConfig, body: impl Fn(&Fixture)) {
     on_each_backend_with(config, |_| (), body);
 }
 
-/// That with some functions of the driver changed by `change`, which is called once for each machine.
-pub(crate) fn on_each_backend_with(config: &SimConfig, change: impl Fn(&mut Table), body: impl Fn(&Bench)) {
+/// Like [`on_device_memory`], with functions of the driver replaced by `change`, which is called once for each machine.
+pub(crate) fn on_each_backend_with(config: &SimConfig, change: impl Fn(&mut Table), body: impl Fn(&Fixture)) {
     let subjects = subjects().into_iter().filter(|(.., kind)| *kind == MemoryKind::Device).collect();
     on_each_of(subjects, config, change, body);
 }
@@ -35,7 +35,7 @@ fn on_each_of(
     subjects: Vec<(BackendKind, bool, MemoryKind)>,
     config: &SimConfig,
     change: impl Fn(&mut Table),
-    body: impl Fn(&Bench),
+    body: impl Fn(&Fixture),
 ) {
     for (backend, plain_segments, kind) in subjects {
         // The same code runs for all kinds: one schedule shows what differs.
@@ -44,10 +44,10 @@ fn on_each_of(
             // SAFETY: what the tests put in calls the function that it replaces, or fails without doing anything.
             let driver = unsafe { driver.with_table(&change) };
             let device = Device::new(&driver, 0).unwrap();
-            let bench = Bench { driver, device, backend, plain_segments, kind, seed };
-            let told = Told(&bench);
+            let bench = Fixture { driver, device, backend, plain_segments, kind, seed };
+            let printed = PrintOnPanic(&bench);
             body(&bench);
-            drop(told);
+            drop(printed);
         }
     }
 }
@@ -75,7 +75,7 @@ pub(crate) fn small() -> SimConfig {
 
 const SEED_COUNT: u64 = 6;
 
-impl Bench {
+impl Fixture {
     pub(crate) fn builder(&self) -> PoolBuilder {
         let builder = Pool::builder(&self.device).backend(self.backend).kind(self.kind);
         if self.plain_segments { builder.plain_segments() } else { builder }
@@ -123,13 +123,13 @@ impl Bench {
     }
 }
 
-/// Names the machine when a body panics.
-struct Told<'a>(&'a Bench);
+/// Prints the machine if a body panics.
+struct PrintOnPanic<'a>(&'a Fixture);
 
-impl Drop for Told<'_> {
+impl Drop for PrintOnPanic<'_> {
     fn drop(&mut self) {
         if std::thread::panicking() {
-            let Bench { backend, plain_segments, kind, seed, .. } = self.0;
+            let Fixture { backend, plain_segments, kind, seed, .. } = self.0;
             eprintln!("backend {backend}, plain segments {plain_segments}, {kind} memory, seed {seed}");
         }
     }

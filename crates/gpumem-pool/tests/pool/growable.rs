@@ -1,6 +1,6 @@
 //! Blocks that grow in place.
 
-use crate::bench::{Bench, on_each_backend, on_each_backend_with, small, stand_in};
+use crate::fixture::{Fixture, on_each_backend, on_each_backend_with, small, stand_in};
 use gpumem_pool::sys::types::CUresult;
 use gpumem_pool::{GrowableBlock, Pool, PoolError, Stream};
 use gpumem_sim::SimConfig;
@@ -8,11 +8,11 @@ use std::sync::atomic::Ordering;
 
 const MIB: u64 = 1 << 20;
 
-pub(crate) fn on_caching(body: impl Fn(&Bench)) {
+pub(crate) fn on_caching(body: impl Fn(&Fixture)) {
     on_caching_with(&small(), body);
 }
 
-pub(crate) fn on_caching_with(config: &SimConfig, body: impl Fn(&Bench)) {
+pub(crate) fn on_caching_with(config: &SimConfig, body: impl Fn(&Fixture)) {
     on_each_backend(config, |bench| {
         if bench.maps() {
             body(bench);
@@ -21,7 +21,7 @@ pub(crate) fn on_caching_with(config: &SimConfig, body: impl Fn(&Bench)) {
 }
 
 pub(crate) fn fill(
-    bench: &Bench,
+    bench: &Fixture,
     block: &GrowableBlock,
     range: std::ops::Range<u64>,
     value: u8,
@@ -33,7 +33,7 @@ pub(crate) fn fill(
     unsafe { bench.driver.cuMemsetD8Async(address, value, count, stream.raw()).unwrap() };
 }
 
-pub(crate) fn byte(bench: &Bench, block: &GrowableBlock, at: u64, stream: &Stream) -> u8 {
+pub(crate) fn byte(bench: &Fixture, block: &GrowableBlock, at: u64, stream: &Stream) -> u8 {
     stream.synchronize().unwrap();
     let _bound = stream.device().bind().unwrap();
     let mut value = 0_u8;
@@ -65,7 +65,7 @@ fn only_one_backend_has_them() {
 }
 
 #[test]
-fn it_grows_in_place_and_keeps_what_it_holds() {
+fn it_grows_in_place_and_keeps_its_contents() {
     on_caching(|bench| {
         let (pool, stream) = (bench.pool(), bench.stream());
         let mut block = pool.growable(512 * MIB, &stream).unwrap();
@@ -97,7 +97,7 @@ fn it_grows_in_place_and_keeps_what_it_holds() {
 }
 
 #[test]
-fn what_is_reserved_ahead_is_for_other_blocks() {
+fn memory_reserved_ahead_serves_other_blocks() {
     on_caching(|bench| {
         let (pool, stream) = (bench.pool(), bench.stream());
         let mut block = pool.growable(64 * MIB, &stream).unwrap();
@@ -111,7 +111,7 @@ fn what_is_reserved_ahead_is_for_other_blocks() {
 }
 
 #[test]
-fn what_it_leaves_waits_for_all_who_used_it() {
+fn its_memory_is_released_after_all_uses() {
     on_caching(|bench| {
         let (pool, home, other) = (bench.pool(), bench.stream(), bench.stream());
         let mut block = pool.growable(64 * MIB, &home).unwrap();
@@ -161,7 +161,7 @@ fn it_counts_against_the_limit_with_the_pools_blocks() {
 }
 
 #[test]
-fn a_refused_growth_says_what_was_tried() {
+fn a_refused_growth_reports_every_step() {
     on_caching(|bench| {
         let (pool, stream) = (bench.builder().hard_limit(64 * MIB).build().unwrap(), bench.stream());
         drop(pool.alloc(20 * MIB, &stream).unwrap());

@@ -1,8 +1,8 @@
-//! Unified and pinned host memory: what sets it apart from the device's own.
+//! Unified and pinned host memory: the differences to device memory.
 
 #[cfg(feature = "backend-native")]
-use crate::bench::stand_in;
-use crate::bench::{Bench, on_each_backend, small};
+use crate::fixture::stand_in;
+use crate::fixture::{Fixture, on_each_backend, small};
 use gpumem_pool::sys::types::{CUdevice_attribute, CUresult};
 use gpumem_pool::{
     Advice, BackendKind, Block, CaptureMode, ConfigError, Device, Limit, MemoryKind, OutOfMemory, Pool,
@@ -13,7 +13,7 @@ use gpumem_sim::{Schedule, SimConfig};
 const MIB: u64 = 1 << 20;
 
 /// On a machine that runs work only when somebody waits for it.
-fn on_host_memory(body: impl Fn(&Bench)) {
+fn on_host_memory(body: impl Fn(&Fixture)) {
     on_each_backend(&small().schedule(Schedule::Late), |bench| {
         if bench.kind.is_host_accessible() {
             body(bench);
@@ -37,7 +37,7 @@ fn holds(block: &Block, value: u8) -> bool {
 }
 
 #[test]
-fn a_block_says_whose_memory_it_is() {
+fn a_block_names_its_kind_of_memory() {
     on_each_backend(&small(), |bench| {
         let (pool, stream) = (bench.pool(), bench.stream());
         let block = pool.alloc(5000, &stream).unwrap();
@@ -59,7 +59,7 @@ fn a_block_says_whose_memory_it_is() {
 /// The host's write is in no stream's order: a block that queued work still uses must not be handed out, to the same stream
 /// neither.
 #[test]
-fn memory_comes_again_when_every_use_is_complete() {
+fn memory_is_reused_when_every_use_is_complete() {
     on_host_memory(|bench| {
         let (pool, stream) = (bench.pool(), bench.stream());
         for (round, size_bytes) in [300, 70_000, 3 * MIB, 50 * MIB].into_iter().enumerate() {
@@ -120,7 +120,7 @@ fn at_the_limit_the_host_waits() {
 /// While a stream captures, nobody can wait for the default stream: what it still uses is not to be had, and that is said at
 /// once.
 #[test]
-fn what_a_capture_keeps_from_being_waited_for_is_refused_at_once() {
+fn a_wait_that_a_capture_forbids_is_refused_at_once() {
     on_host_memory(|bench| {
         let pool = bench.builder().hard_limit(32 * MIB).build().unwrap();
         let (default, stream) = (Stream::legacy(&bench.device).unwrap(), bench.stream());
@@ -143,7 +143,7 @@ fn what_a_capture_keeps_from_being_waited_for_is_refused_at_once() {
 
 /// Threads that write on the host what others' queued work has just let go of, at a limit that makes them share.
 #[test]
-fn no_queued_work_reaches_what_the_host_has_written() {
+fn no_queued_work_overwrites_bytes_of_the_host() {
     on_host_memory(|bench| {
         let pool = bench.builder().hard_limit(48 * MIB).build().unwrap();
         std::thread::scope(|scope| {
@@ -224,7 +224,7 @@ fn each_kind_has_its_own_budget() {
 fn host_memory_may_be_more_than_the_device_has() {
     let device = Device::new(&gpumem_sim::driver(SimConfig::small()).unwrap(), 0).unwrap();
     let stream = Stream::new(&device).unwrap();
-    for backend in crate::bench::built_backends() {
+    for backend in crate::fixture::built_backends() {
         let pool = Pool::builder(&device).backend(backend).kind(MemoryKind::Host).build().unwrap();
         let held = [(); 3].map(|()| pool.alloc(40 * MIB, &stream).unwrap());
         let free_bytes = device.memory_info().unwrap().free_bytes;
@@ -239,7 +239,7 @@ fn host_memory_may_be_more_than_the_device_has() {
 /// Unified memory and what pools hold of the device stay below it together, unless somebody asks.
 #[test]
 fn unified_memory_leaves_the_device_a_margin() {
-    for backend in crate::bench::built_backends() {
+    for backend in crate::fixture::built_backends() {
         let device = Device::new(&gpumem_sim::driver(small()).unwrap(), 0).unwrap();
         let stream = Stream::new(&device).unwrap();
         let builder = || Pool::builder(&device).backend(backend);
@@ -294,7 +294,7 @@ fn at_the_limit_the_host_waits_for_other_devices_too() {
 
 /// A pool may end while work uses what was its memory: that goes back once the work is done.
 #[test]
-fn a_pool_that_ends_leaves_what_work_uses() {
+fn an_ended_pool_keeps_memory_that_work_uses() {
     on_host_memory(|bench| {
         let (stream, other) = (bench.stream(), bench.stream());
         let pool = bench.pool();
@@ -319,7 +319,7 @@ stand_in!(pools, cuMemPoolCreate(pool: *mut CUmemoryPool, props: *const CUmemPoo
 /// A driver that is older than pools of a kind says so, and where nothing is asked of the backend another is taken.
 #[cfg(feature = "backend-native")]
 #[test]
-fn drivers_without_pools_of_a_kind_are_told() {
+fn drivers_without_pools_of_a_kind_are_reported() {
     // SAFETY: the stand-in calls what it replaces, or fails without doing anything.
     let driver = unsafe { gpumem_sim::driver(small()).unwrap().with_table(pools::install) };
     let device = Device::new(&driver, 0).unwrap();
@@ -340,7 +340,7 @@ fn drivers_without_pools_of_a_kind_are_told() {
 }
 
 #[test]
-fn what_a_kind_or_a_backend_can_not_do_is_said() {
+fn unsupported_operations_of_kinds_and_backends_are_errors() {
     #[cfg(feature = "backend-caching")]
     {
         let device = Device::new(&gpumem_sim::driver(small()).unwrap(), 0).unwrap();

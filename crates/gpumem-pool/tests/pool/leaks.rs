@@ -1,6 +1,6 @@
-//! Loops that keep what they should drop, and programs that only build up what they need: what the report makes of each.
+//! Loops that keep blocks they should drop, programs that only build up what they need, and the report for each.
 
-use crate::bench::{Bench, on_device_memory, small};
+use crate::fixture::{Fixture, on_device_memory, small};
 use gpumem_pool::{Advice, Block, OutOfMemory, Pool, PoolError, Stream, Tuning};
 
 const MIB: u64 = 1 << 20;
@@ -13,7 +13,7 @@ struct Program {
 }
 
 impl Program {
-    fn new(bench: &Bench) -> Self {
+    fn new(bench: &Fixture) -> Self {
         // Use is looked at when the heap is: in a small one that should be often.
         let options =
             bench.builder().hard_limit(400 * MIB).tuning(Tuning::default().handle_bytes_max(32 * MIB));
@@ -38,7 +38,7 @@ impl Program {
 
 /// One of two, or of three, blocks of any size, beside a model or not.
 #[test]
-fn a_loop_that_keeps_some_of_what_it_makes_leaks() {
+fn a_loop_that_keeps_some_of_its_blocks_leaks() {
     on_device_memory(&small(), |bench| {
         for (size_bytes, model_mib) in [(2 * MIB, 0), (MIB, 100), (200 << 10, 150)] {
             for others in [1, 2] {
@@ -58,7 +58,7 @@ fn a_loop_that_keeps_some_of_what_it_makes_leaks() {
 
 /// All of its blocks, at steps whose end the host waits for.
 #[test]
-fn a_loop_that_keeps_all_that_it_makes_leaks() {
+fn a_loop_that_keeps_all_its_blocks_leaks() {
     on_device_memory(&small(), |bench| {
         let report = Program::new(bench).runs(|program, _| {
             program.keep(2 * MIB)?;
@@ -80,7 +80,7 @@ fn blocks_that_are_made_at_once_are_no_leak() {
 
 /// What has been dropped since grows no more.
 #[test]
-fn growth_that_is_over_is_not_told() {
+fn growth_that_has_ended_is_not_reported() {
     on_device_memory(&small(), |bench| {
         let mut program = Program::new(bench);
         let step = |program: &mut Program| program.keep(2 * MIB).and_then(|()| program.use_shortly(2 * MIB));

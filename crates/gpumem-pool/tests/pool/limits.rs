@@ -1,7 +1,7 @@
 //! The hard limit: exact, and never in the way of memory that is only on its way back. For many threads, with a driver that
 //! counts, see the suites `limits` and `limit_stress` of the workspace.
 
-use crate::bench::{on_device_memory, on_each_backend, small};
+use crate::fixture::{on_device_memory, on_each_backend, small};
 use gpumem_pool::{BackendKind, ConfigError, Device, Limit, PoolError, Stream};
 
 #[test]
@@ -37,7 +37,7 @@ fn a_share_is_of_the_device() {
 }
 
 #[test]
-fn a_limit_that_nothing_fits_into_is_a_mistake() {
+fn a_limit_that_no_block_fits_into_is_an_error() {
     on_device_memory(&small(), |bench| {
         for limit in
             [Limit::Bytes(0), Limit::Bytes((2 << 20) - 1), Limit::Percent(0.0), "1KiB".parse().unwrap()]
@@ -107,7 +107,7 @@ fn the_limit_may_change() {
 
 /// A limit one byte below what idle memory is reserved gives memory back at once.
 #[test]
-fn a_limit_just_below_what_is_kept_takes_effect() {
+fn a_limit_just_below_the_reserved_memory_takes_effect() {
     on_each_backend(&small(), |bench| {
         let (pool, stream) = (bench.pool(), bench.stream());
         drop(pool.alloc(8 << 20, &stream).unwrap());
@@ -138,7 +138,7 @@ fn a_limit_that_a_pool_was_built_with_may_change() {
 
 /// What a raised limit adds is for other devices as well, kept to the soft limit, and counted in the peak.
 #[test]
-fn what_a_raised_limit_adds_is_like_the_rest() {
+fn memory_above_a_raised_limit_is_like_the_rest() {
     on_each_backend(&small().devices(2), |bench| {
         let peer = Device::new(&bench.driver, 1).unwrap();
         let pool = bench

@@ -1,5 +1,5 @@
-//! The pool through its public interface, on the simulator: every body on every backend that is built in, under
-//! several schedules.
+//! The pool through its public interface, on the simulator. Most tests run with every backend that is built in, under several
+//! seeds.
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking, in its helpers too")]
 #![allow(clippy::print_stdout, clippy::print_stderr, reason = "libtest shows it with the failed test")]
@@ -7,7 +7,6 @@
 mod adaptors;
 #[cfg(feature = "backend-native")]
 mod advice;
-mod bench;
 mod blocks;
 mod borrows;
 mod call_counter;
@@ -20,6 +19,7 @@ mod exit;
 mod failing_calls;
 mod faults;
 mod features;
+mod fixture;
 mod growable;
 mod kinds;
 mod leaks;

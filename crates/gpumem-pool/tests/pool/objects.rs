@@ -1,6 +1,6 @@
 //! Streams and events.
 
-use crate::bench::{on_each_backend, small};
+use crate::fixture::{on_each_backend, small};
 use gpumem_pool::{Block, ContextGuard, Device, Event, Pool, PoolError, Stream};
 
 #[test]
@@ -99,7 +99,7 @@ fn only_timed_events_tell_time() {
 }
 
 #[test]
-fn debug_output_names_things_and_asks_nobody() {
+fn debug_output_makes_no_driver_call() {
     on_each_backend(&small(), |bench| {
         let (pool, stream) = (bench.pool(), bench.stream());
         let block = pool.alloc(4096, &stream).unwrap();

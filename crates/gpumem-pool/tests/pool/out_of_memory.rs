@@ -1,6 +1,6 @@
-//! What a refused request says: six programs that run out of memory for six reasons, each with its own advice.
+//! The report of a refused request: six programs that run out of memory for six reasons, each with its own advice.
 
-use crate::bench::{Bench, on_device_memory, on_each_backend, small};
+use crate::fixture::{Fixture, on_device_memory, on_each_backend, small};
 use gpumem_pool::adaptor::{Budget, Fallback};
 use gpumem_pool::{
     Advice, BackendKind, Block, CaptureMode, MemoryKind, Pool, PoolError, Profile, RefusedBy, Stream, Tuning,
@@ -13,7 +13,12 @@ use std::sync::{Arc, Mutex, PoisonError};
 const MIB: u64 = 1 << 20;
 
 /// The report of the first refusal of the program, which the observer was shown too; as text, it is the snapshot's.
-pub(crate) fn refused(bench: &Bench, name: &str, error: &PoolError, seen: &Mutex<Vec<PoolError>>) -> Advice {
+pub(crate) fn refused(
+    bench: &Fixture,
+    name: &str,
+    error: &PoolError,
+    seen: &Mutex<Vec<PoolError>>,
+) -> Advice {
     let report = error.out_of_memory().expect("it is about memory");
     let shown = seen.lock().unwrap().last().and_then(PoolError::out_of_memory).cloned();
     assert_eq!(shown.as_ref(), Some(report), "the observer is shown what is returned");
@@ -31,7 +36,7 @@ pub(crate) fn refused(bench: &Bench, name: &str, error: &PoolError, seen: &Mutex
     report.advice()
 }
 
-pub(crate) fn observed(bench: &Bench) -> (gpumem_pool::PoolBuilder, Arc<Mutex<Vec<PoolError>>>) {
+pub(crate) fn observed(bench: &Fixture) -> (gpumem_pool::PoolBuilder, Arc<Mutex<Vec<PoolError>>>) {
     let seen = Arc::new(Mutex::new(Vec::new()));
     let told = Arc::clone(&seen);
     (bench.builder().on_out_of_memory(move |error| told.lock().unwrap().push(error.clone())), seen)
@@ -191,7 +196,7 @@ fn the_margin_of_unified_memory() {
 
 /// Whose the memory is that counts against a limit, and that is on the device.
 #[test]
-fn other_pools_are_told_apart() {
+fn other_pools_are_listed_by_name() {
     on_device_memory(&small(), |bench| {
         let (pool, stream) = (bench.builder().hard_limit(256 * MIB).build().unwrap(), bench.stream());
         let private = pool.private(200 * MIB).unwrap();
@@ -217,7 +222,7 @@ fn other_pools_are_told_apart() {
 
 /// Whoever says no: the device's size, a limit, a quota, a budget, or a growth of any of them. And nothing else.
 #[test]
-fn the_observer_hears_of_every_refusal_once() {
+fn the_observer_is_called_once_for_each_refusal() {
     on_each_backend(&small(), |bench| {
         let (options, seen) = observed(bench);
         let budget = Arc::new(Budget::new(96 * MIB));
@@ -271,7 +276,7 @@ fn the_observer_hears_of_every_refusal_once() {
 
 /// What was refused first is no refusal where memory comes from elsewhere, or was freed in time.
 #[test]
-fn what_is_had_in_the_end_is_no_refusal() {
+fn a_request_that_succeeds_after_a_retry_is_no_refusal() {
     on_each_backend(&small(), |bench| {
         let (options, seen) = observed(bench);
         let spare = bench.builder().hard_limit(128 * MIB).build().unwrap();
@@ -290,7 +295,7 @@ fn what_is_had_in_the_end_is_no_refusal() {
 
 /// Memory that other pools only keep is there once the limit allows it.
 #[test]
-fn a_limit_is_in_the_way_before_what_others_have_cached() {
+fn a_limit_is_reported_before_memory_cached_by_other_pools() {
     on_device_memory(&small(), |bench| {
         let (other, stream) = (bench.pool(), bench.stream());
         let _small = other.alloc(20 * MIB, &stream).unwrap();
@@ -322,7 +327,7 @@ fn the_observer_may_use_the_pool() {
 
 /// One that asks for what there is not is not told of that again and again, and its panic is the caller's.
 #[test]
-fn an_observer_is_not_told_of_its_own_requests() {
+fn an_observer_is_not_called_for_its_own_requests() {
     type Kept = Mutex<Option<(Pool, Stream)>>;
     on_each_backend(&SimConfig::new().memory_bytes(1 << 30), |bench| {
         let (kept, told) = (Arc::new(Kept::default()), Arc::new(AtomicU32::new(0)));

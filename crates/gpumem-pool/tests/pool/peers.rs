@@ -1,6 +1,6 @@
-//! Memory of one device that another may use.
+//! Memory of one device that another device may use.
 
-use crate::bench::{Bench, on_device_memory, on_each_backend, on_each_backend_with, small, stand_in};
+use crate::fixture::{Fixture, on_device_memory, on_each_backend, on_each_backend_with, small, stand_in};
 use gpumem_pool::sys::types::CUresult;
 use gpumem_pool::{Block, Device, PoolError, Stream};
 use gpumem_sim::SimConfig;
@@ -10,7 +10,7 @@ fn pair() -> SimConfig {
 }
 
 /// Whether another device may write the block.
-fn may_write(bench: &Bench, block: &Block, home: &Stream, stream: &Stream) -> bool {
+fn may_write(bench: &Fixture, block: &Block, home: &Stream, stream: &Stream) -> bool {
     stream.wait_for(home).unwrap();
     let _bound = stream.device().bind().unwrap();
     // SAFETY: the block is alive, and its free will wait for the stream.
@@ -23,7 +23,7 @@ fn may_write(bench: &Bench, block: &Block, home: &Stream, stream: &Stream) -> bo
 }
 
 #[test]
-fn a_peer_may_use_what_is_there_and_what_comes() {
+fn a_peer_may_use_present_and_future_memory() {
     on_device_memory(&pair(), |bench| {
         let (pool, home) = (bench.pool(), bench.stream());
         let peer = Device::new(&bench.driver, 1).unwrap();

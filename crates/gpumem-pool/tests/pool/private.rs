@@ -1,6 +1,6 @@
-//! Pools within a pool's limit.
+//! Private pools, within the limit of another pool.
 
-use crate::bench::{on_device_memory, on_each_backend, small};
+use crate::fixture::{on_device_memory, on_each_backend, small};
 use gpumem_pool::{BackendKind, Block, ConfigError, Limit, Pool, PoolError};
 
 const MIB: u64 = 1 << 20;
@@ -20,7 +20,7 @@ fn held(pool: &Pool) -> u64 {
 }
 
 #[test]
-fn a_quota_is_its_own_and_part_of_the_whole() {
+fn a_quota_also_counts_against_the_parent() {
     on_device_memory(&small(), |bench| {
         let pool = bench.builder().hard_limit(64 * MIB).build().unwrap();
         let (left, right) = (pool.private(40 * MIB).unwrap(), pool.private(Limit::Percent(90.0)).unwrap());
@@ -69,7 +69,7 @@ fn small_blocks_of_one_make_room_for_another() {
 
 /// What others under the limit have and don't use is no reason to refuse a reservation.
 #[test]
-fn a_reservation_is_given_what_others_have_cached() {
+fn a_reservation_reclaims_memory_cached_by_other_pools() {
     on_each_backend(&small(), |bench| {
         let (pool, stream) = (bench.builder().hard_limit(48 * MIB).build().unwrap(), bench.stream());
         let private = pool.private(32 * MIB).unwrap();
@@ -82,7 +82,7 @@ fn a_reservation_is_given_what_others_have_cached() {
 }
 
 #[test]
-fn whoever_ends_leaves_room() {
+fn an_ended_pool_leaves_its_memory_to_others() {
     on_each_backend(&small(), |bench| {
         let pool = bench.builder().hard_limit(32 * MIB).build().unwrap();
         let stream = bench.stream();

@@ -1,4 +1,4 @@
-//! What profiles and tuning options change: how much is reserved beside what is in use.
+//! The effect of profiles and tuning options on the reserved memory.
 
 use gpumem_pool::{BackendKind, Device, Pool, Profile, Stream, Tuning};
 use gpumem_sim::SimConfig;
@@ -58,7 +58,7 @@ fn ahead(device: &Device, profile: Profile) -> Pool {
 }
 
 #[test]
-fn a_thread_takes_what_nearly_fits_where_memory_was_reserved_ahead() {
+fn a_thread_reuses_a_close_fit_from_memory_reserved_ahead() {
     let of = |profile, large_share| Tuning::of(profile).large_share(large_share);
     for (profile, large_share) in
         [(Profile::Fast, 1000), (Profile::Balanced, 1000), (Profile::Fast, 0), (Profile::Balanced, 0)]
@@ -87,7 +87,7 @@ fn a_thread_takes_what_nearly_fits_where_memory_was_reserved_ahead() {
 }
 
 #[test]
-fn what_a_thread_keeps_at_hand_is_there_for_others() {
+fn memory_cached_by_a_thread_is_available_to_others() {
     let device = device();
     let pool = ahead(&device, Profile::Fast);
     let ((tell, told), (wake, parked)) = (channel(), channel::<()>());

@@ -1,6 +1,6 @@
-//! Making room: those who registered and other pools, when memory is short; what goes back before that.
+//! Reclaim callbacks and other pools when memory is short, and memory that is released before that.
 
-use crate::bench::{built_backends, on_device_memory};
+use crate::fixture::{built_backends, on_device_memory};
 use gpumem_pool::{BackendKind, Block, Device, Pool, PoolError, Reclaimable, Stream, Tuning};
 use gpumem_sim::SimConfig;
 use std::error::Error;
@@ -43,7 +43,7 @@ impl Reclaimable for Shelf {
 }
 
 #[test]
-fn those_who_registered_make_room_as_far_as_it_takes() {
+fn reclaim_callbacks_run_until_enough_is_free() {
     on_device_memory(&cramped(), |bench| {
         let (pool, stream, shelf) = (bench.pool(), bench.stream(), Arc::new(Shelf::default()));
         let registration = bench.device.register_reclaimable(&shelf);
@@ -100,7 +100,7 @@ impl Drop for Worse {
 }
 
 #[test]
-fn whoever_fails_keeps_nobody_from_making_room() {
+fn a_failing_callback_does_not_stop_the_others() {
     on_device_memory(&cramped(), |bench| {
         let (pool, stream, shelf) = (bench.pool(), bench.stream(), Arc::new(Shelf::default()));
         let broken = ["error", "panic", "name", "worse"].map(|how| Arc::new(Broken(how)));
@@ -123,7 +123,7 @@ fn whoever_fails_keeps_nobody_from_making_room() {
 
 /// What the pool's own ladder brought before others were asked is not forgotten when that was not enough either.
 #[test]
-fn a_report_has_all_that_was_tried() {
+fn a_report_lists_every_step() {
     on_device_memory(&cramped(), |bench| {
         let (pool, stream, other) = (bench.pool(), bench.stream(), bench.stream());
         let broken = Arc::new(Broken("error"));
@@ -149,7 +149,7 @@ fn a_report_has_all_that_was_tried() {
 
 /// What a holder gives up may be had only by a wait: the report has what the ladder gained the second time, too.
 #[test]
-fn a_report_has_what_was_tried_after_others_were_asked() {
+fn a_report_lists_the_steps_after_a_reclaim() {
     on_device_memory(&cramped(), |bench| {
         let (pool, stream, other) = (bench.pool(), bench.stream(), bench.stream());
         let shelf = Arc::new(Shelf::default());
@@ -185,7 +185,7 @@ fn a_limit_of_one_s_own_takes_nothing_from_others() {
 
 /// The context may go on without us: another library has it as well.
 #[test]
-fn the_end_of_a_device_gives_back_what_its_pools_left() {
+fn the_end_of_a_device_releases_memory_of_its_ended_pools() {
     on_device_memory(&cramped(), |bench| {
         let driver = gpumem_sim::driver(cramped().seed(bench.seed)).unwrap();
         let (mut context, mut free_bytes, mut total_bytes) = (std::ptr::null_mut(), 0, 0);
@@ -235,7 +235,7 @@ impl Reclaimable for Busy {
 }
 
 #[test]
-fn whoever_is_asked_may_use_the_pool() {
+fn a_reclaim_callback_may_use_the_pool() {
     on_device_memory(&cramped(), |bench| {
         let (pool, stream) = (bench.pool(), bench.stream());
         let busy = Arc::new(Busy {
@@ -252,7 +252,7 @@ fn whoever_is_asked_may_use_the_pool() {
 }
 
 #[test]
-fn a_holder_that_is_gone_is_not_asked() {
+fn a_dropped_reclaimable_is_not_called() {
     let device = Device::new(&gpumem_sim::driver(cramped()).unwrap(), 0).unwrap();
     let shelf = Arc::new(Shelf::default());
     let registration = device.register_reclaimable(&shelf);
@@ -279,7 +279,7 @@ fn pools_of_a_device_make_room_for_each_other() {
 }
 
 #[test]
-fn errors_of_others_are_not_asked_about() {
+fn errors_other_than_out_of_memory_run_no_callback() {
     let device = Device::new(&gpumem_sim::driver(cramped()).unwrap(), 0).unwrap();
     let shelf = Arc::new(Shelf::default());
     let _registration = device.register_reclaimable(&shelf);
@@ -294,7 +294,7 @@ fn wait_a_little() {
 }
 
 #[test]
-fn what_is_over_the_soft_limit_goes_back_while_the_program_allocates() {
+fn memory_above_the_soft_limit_is_released_during_allocations() {
     on_device_memory(&SimConfig::new().memory_bytes(1024 * MIB), |bench| {
         if bench.backend != BackendKind::Caching {
             return;

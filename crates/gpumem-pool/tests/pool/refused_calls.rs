@@ -1,4 +1,4 @@
-//! A call of the driver fails while captures and the ends of borrows meet.
+//! Driver calls that fail while captures and ends of borrows overlap.
 
 use gpumem_pool::sys::CUresult;
 use gpumem_pool::{CaptureMode, Device, HostMemory, PoolError, Stream};
@@ -80,7 +80,7 @@ fn a_capture_of_this_thread_ends_before_the_process_does() {
 /// `record_use` can't return an error, so it must not lose the use: the block's memory would go to another while the graph's
 /// launches still write it.
 #[test]
-fn a_use_in_a_capture_is_kept_though_the_driver_can_not_be_asked() {
+fn a_use_in_a_capture_counts_even_if_the_capture_state_is_unavailable() {
     let mut tried = 0;
     for nth in 1..8 {
         let device = device(&format!("cuStreamGetCaptureInfo#{nth}=fail:OUT_OF_MEMORY"));

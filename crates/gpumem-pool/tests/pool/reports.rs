@@ -1,6 +1,6 @@
-//! What a refused request says where the reason is an unusual one.
+//! The report of a refused request with an unusual reason.
 
-use crate::bench::{on_device_memory, on_each_backend, small};
+use crate::fixture::{on_device_memory, on_each_backend, small};
 use crate::out_of_memory::{observed, refused, until_refused};
 use gpumem_pool::sys::CUresult;
 use gpumem_pool::{Advice, BackendKind, CaptureMode, Limit, MemoryKind, PoolError, RefusedBy};
@@ -10,7 +10,7 @@ const MIB: u64 = 1 << 20;
 
 /// The driver has as much free as is asked for, and gives nothing: that is nobody else's doing.
 #[test]
-fn a_driver_that_keeps_what_it_has() {
+fn a_driver_that_refuses_although_memory_is_free() {
     let full = || Effect::Fail(CUresult::CUDA_ERROR_OUT_OF_MEMORY);
     let config = ["cuMemAlloc*", "cuMemCreate"].map(|call| Rule::new(call, full()));
     let config = config.into_iter().fold(small(), |config, rule| config.rule(rule));
@@ -112,7 +112,7 @@ fn an_odd_limit_is_too_low_where_the_last_handle_does_not_fit() {
 /// What another pool keeps because of a small block is this program's, and no other process's.
 #[cfg(feature = "backend-native")]
 #[test]
-fn what_another_pool_can_not_give_back_is_this_program_s() {
+fn memory_that_another_pool_cannot_release_is_reported_as_this_program_s() {
     on_device_memory(&small(), |bench| {
         if bench.backend != BackendKind::Native {
             return;
@@ -156,7 +156,7 @@ fn memory_that_graphs_keep() {
 
 /// What a start at a large multiple takes beside the block is part of what there is no room for.
 #[test]
-fn an_aligned_request_is_told_as_it_was_made() {
+fn an_aligned_request_is_reported_as_requested() {
     on_device_memory(&small(), |bench| {
         let (pool, stream) = (bench.builder().hard_limit(64 * MIB).build().unwrap(), bench.stream());
         let error = pool.alloc_aligned(40 * MIB, 32 * MIB, &stream).unwrap_err();
@@ -203,7 +203,7 @@ fn blocks_that_grow() {
 
 /// Each rung of the ladder has been climbed before a request is refused, and says so: also when it was for nothing.
 #[test]
-fn every_rung_is_told() {
+fn every_rung_is_reported() {
     on_device_memory(&small(), |bench| {
         let (pool, stream, other) = (bench.pool(), bench.stream(), bench.stream());
         let held = pool.alloc(600 * MIB, &stream).unwrap();

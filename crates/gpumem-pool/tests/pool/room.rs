@@ -1,6 +1,6 @@
-//! Who makes room for whom: no request fails for want of what somebody has and could give back.
+//! Memory that one pool caches serves requests of others: no request fails while cached memory could be released.
 
-use crate::bench::{Bench, built_backends, on_device_memory, on_each_backend, small};
+use crate::fixture::{Fixture, built_backends, on_device_memory, on_each_backend, small};
 use gpumem_pool::adaptor::Budget;
 use gpumem_pool::{BackendKind, Block, Device, MemoryKind, Pool, PoolError, Reclaimable, Stream};
 use gpumem_sim::SimConfig;
@@ -32,7 +32,7 @@ impl Reclaimable for Shelf {
 }
 
 #[test]
-fn holders_are_asked_before_a_budget_refuses() {
+fn reclaim_callbacks_run_before_a_budget_refuses() {
     on_each_backend(&small(), |bench| {
         let (stream, shelf) = (bench.stream(), Arc::new(Shelf::default()));
         let budget = Arc::new(Budget::new(64 * MIB));
@@ -55,7 +55,7 @@ fn holders_are_asked_before_a_budget_refuses() {
 
 /// A pool that ended while its work was queued gives way to one of any backend.
 #[test]
-fn what_an_ended_pool_left_is_had() {
+fn memory_of_an_ended_pool_is_reused() {
     on_device_memory(&cramped().schedule("late".parse().unwrap()), |bench| {
         for backend in built_backends() {
             let (pool, stream) = (bench.pool(), bench.stream());
@@ -84,7 +84,7 @@ fn devices_that_were_opened_apart_make_room_for_each_other() {
         let (pool, stream, shelf) = (bench.pool(), bench.stream(), Arc::new(Shelf::default()));
         let _registration = other.register_reclaimable(&shelf);
         drop(pool.alloc(40 * MIB, &stream).unwrap());
-        let others = Bench { driver: bench.driver.clone(), device: other, ..*bench };
+        let others = Fixture { driver: bench.driver.clone(), device: other, ..*bench };
         let (others_pool, others_stream) = (others.pool(), others.stream());
         let block = others_pool.alloc(40 * MIB, &others_stream).unwrap();
         shelf.0.lock().unwrap().push(block);
@@ -105,7 +105,7 @@ fn a_limit_like_the_one_that_refuses_is_not_taken_for_it() {
 
 /// The same where the one who refuses is the margin, before the driver is asked.
 #[test]
-fn what_an_ended_pool_left_is_no_part_of_the_margin() {
+fn memory_of_an_ended_pool_does_not_count_as_margin() {
     let config = cramped().schedule("late".parse().unwrap());
     for backend in built_backends() {
         let device = Device::new(&gpumem_sim::driver(config.clone()).unwrap(), 0).unwrap();
@@ -125,7 +125,7 @@ fn what_an_ended_pool_left_is_no_part_of_the_margin() {
 
 /// A block that grows asks for what it lacks: its own limit allows that, and others have it.
 #[test]
-fn growth_is_asked_of_others_for_what_it_lacks() {
+fn a_growth_reclaims_the_missing_memory() {
     on_device_memory(&cramped(), |bench| {
         let (pool, stream) = (bench.builder().hard_limit(40 * MIB).build().unwrap(), bench.stream());
         let Ok(mut growable) = pool.growable(60 * MIB, &stream) else { return };

@@ -1,6 +1,6 @@
-//! What a pool says by tag, by stream and by scope, and peaks that begin anew.
+//! Counters by tag, by stream and by scope, and peaks that are reset.
 
-use crate::bench::{on_each_backend, small};
+use crate::fixture::{on_each_backend, small};
 use gpumem_pool::adaptor::Guard;
 use gpumem_pool::{CaptureMode, Pool, PoolError, Profile, Scope, ScopeUsage};
 use std::collections::VecDeque;
@@ -159,7 +159,7 @@ fn blocks_that_grow_count_for_their_tag() {
 
 /// A graph's memory counts as a whole, for as long as the graph keeps it.
 #[test]
-fn what_a_graph_keeps_counts_until_it_is_gone() {
+fn memory_of_a_graph_counts_until_the_graph_ends() {
     on_each_backend(&small(), |bench| {
         if bench.kind != gpumem_pool::MemoryKind::Device {
             return;
@@ -198,7 +198,7 @@ fn a_refusal_names_the_largest_holders() {
 }
 
 #[test]
-fn streams_have_what_their_blocks_hold() {
+fn status_counts_blocks_by_stream() {
     on_each_backend(&small(), |bench| {
         let (pool, one, two) = (bench.pool(), bench.stream(), bench.stream());
         let streams = || {
@@ -232,7 +232,7 @@ fn streams_have_what_their_blocks_hold() {
 }
 
 #[test]
-fn peaks_begin_anew() {
+fn peaks_can_be_reset() {
     on_each_backend(&small(), |bench| {
         let (pool, stream) = (bench.pool(), bench.stream());
         drop(pool.alloc(100 << 20, &stream).unwrap());
@@ -252,7 +252,7 @@ fn peaks_begin_anew() {
 
 /// Whatever is kept at hand, and whatever stands around the backend.
 #[test]
-fn a_peak_is_exact_where_that_is_asked_for() {
+fn a_peak_is_exact_on_request() {
     on_each_backend(&small(), |bench| {
         let builder = bench.builder().profile(Profile::Fast).hard_limit(512 * MIB).exact_peaks();
         let (pool, stream) = (builder.adaptor(Arc::new(Guard::new())).build().unwrap(), bench.stream());

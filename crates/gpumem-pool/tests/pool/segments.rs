@@ -1,6 +1,6 @@
-//! The caching backend without virtual memory: when it falls back, and what it does then.
+//! The caching backend without virtual memory: when it uses plain segments, and how they behave.
 
-use crate::bench::{Bench, on_each_backend, small};
+use crate::fixture::{Fixture, on_each_backend, small};
 use gpumem_pool::sys::types::{CUdevice, CUdevice_attribute, CUresult};
 use gpumem_pool::sys::{Driver, Table};
 use gpumem_pool::{BackendKind, Device, Pool, PoolBuilder, PoolError, Profile, Stream};
@@ -85,7 +85,7 @@ fn a_driver_without_virtual_memory_is_met_with_plain_segments() {
 
 /// Mapped memory that was asked for by name and is not to be had is told, like any option that has no effect.
 #[test]
-fn plain_segments_in_place_of_mapped_ones_are_told() {
+fn plain_segments_in_place_of_mapped_ones_are_reported() {
     let told = |builder: PoolBuilder, conf: &str| -> Vec<String> {
         let pool = builder.backend(BackendKind::Caching).conf(conf).unwrap().build().unwrap();
         let ignored_options = pool.ignored_options();
@@ -124,7 +124,7 @@ fn virtual_memory_is_taken_where_there_is_some() {
     }
 }
 
-fn on_segments(body: impl Fn(&Bench)) {
+fn on_segments(body: impl Fn(&Fixture)) {
     on_each_backend(&small(), |bench| {
         if bench.plain_segments {
             body(bench);
@@ -185,7 +185,7 @@ fn small_segments_make_way_for_a_large_block() {
 
 /// A block that stays keeps the segment that it was cut from; one that may not be cut up, only nearly its size has.
 #[test]
-fn small_blocks_leave_large_segments_alone_where_that_is_asked_for() {
+fn large_segments_can_be_reserved_for_large_blocks() {
     on_segments(|bench| {
         for conf in ["handle_bytes_max:2MiB", "handle_bytes_max:2MiB,max_split_size_mb:64"] {
             let (pool, stream) = (bench.builder().conf(conf).unwrap().build().unwrap(), bench.stream());
@@ -211,7 +211,7 @@ fn small_blocks_leave_large_segments_alone_where_that_is_asked_for() {
 
 /// What is reserved in advance serves all sizes that may share a segment.
 #[test]
-fn what_is_reserved_may_be_cut_up() {
+fn reserved_memory_may_be_split() {
     on_segments(|bench| {
         let options = bench.builder().conf("max_split_size_mb:64").unwrap();
         let (pool, stream) = (options.build().unwrap(), bench.stream());

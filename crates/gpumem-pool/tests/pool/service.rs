@@ -1,7 +1,7 @@
-//! What a program relies on that serves for days: requests are refused in time and ask only those who can help, and nothing
-//! that the driver refuses once is lost.
+//! Long-running programs: requests are refused in time and run only callbacks that can help, and memory that the driver refused
+//! to release once is not lost.
 
-use crate::bench::{built_backends, on_each_backend, stand_in};
+use crate::fixture::{built_backends, on_each_backend, stand_in};
 use gpumem_pool::sys::types::CUresult;
 use gpumem_pool::{BackendKind, Device, GrowableBlock, MemoryKind, Pool, PoolError, Reclaimable, Stream};
 use gpumem_sim::{Effect, Rule, SimConfig};
@@ -97,7 +97,7 @@ fn waits_need_no_event_of_the_context() {
 
 /// Calls that release an ended pool's memory wait for the device, so queries make them only while it is idle.
 #[test]
-fn what_an_ended_pool_left_waits_for_an_idle_device() {
+fn memory_of_an_ended_pool_is_released_when_the_device_is_idle() {
     on_each_backend(&SimConfig::new(), |bench| {
         let (busy, stream, pool) = (bench.stream(), bench.stream(), bench.pool());
         let block = pool.alloc(4 * MIB, &stream).unwrap();
@@ -161,7 +161,7 @@ impl Reclaimable for Workspace {
 /// A refused request for pinned memory leaves caches of device memory alone, asks for no device memory, and waits for no
 /// work that could not help.
 #[test]
-fn a_refused_pinned_request_asks_only_those_that_can_help() {
+fn a_refused_pinned_request_reclaims_only_pinned_memory() {
     for backend in built_backends() {
         let driver = gpumem_sim::driver(SimConfig::new().memory_bytes(256 * MIB)).unwrap();
         let device = Device::new(&driver, 0).unwrap();
@@ -312,7 +312,7 @@ fn a_handle_that_is_never_taken_back_is_reported_each_time() {
 
 /// So do segments, and what other backends free.
 #[test]
-fn what_the_driver_would_not_free_goes_back_with_the_pool_at_the_latest() {
+fn memory_that_the_driver_refused_to_free_is_freed_by_the_end_of_the_pool() {
     on_each_backend(&SimConfig::new().memory_bytes(256 * MIB), |bench| {
         for call in
             ["cuMemFree_v2", "cuMemFreeHost", "cuMemFreeAsync", "cuMemPoolDestroy", "cuMemAddressFree"]
@@ -344,7 +344,7 @@ fn what_the_driver_would_not_free_goes_back_with_the_pool_at_the_latest() {
 /// Addresses of blocks that grow are tried again like their memory.
 #[cfg(feature = "backend-caching")]
 #[test]
-fn what_a_growable_block_leaves_is_given_back_later() {
+fn memory_of_a_growable_block_is_released_later() {
     for (call, nth) in [("cuMemRelease", 2), ("cuMemUnmap", 1), ("cuMemAddressFree", 1)] {
         let device = failing(call, nth);
         let pool = Pool::builder(&device).backend(BackendKind::Caching).build().unwrap();

@@ -1,6 +1,6 @@
-//! Random programs that are always short of memory: no request fails which a reclaim by hand would have saved.
+//! Random programs that are always short of memory: no request fails that an explicit reclaim would have saved.
 
-use crate::bench::{Bench, on_each_backend};
+use crate::fixture::{Fixture, on_each_backend};
 use crate::growable;
 use crate::reclaim::cramped;
 use gpumem_pool::{BackendKind, Block, GrowableBlock, Pool, PoolBuilder, Profile, Stream, Tuning};
@@ -46,7 +46,7 @@ fn no_growth_fails_that_a_reclaim_would_have_saved() {
 
 /// Under a limit of the pool's own, which other pools' memory has no part in.
 #[test]
-fn no_growth_fails_for_what_its_pool_has_cached() {
+fn no_growth_fails_while_its_pool_has_cached_memory() {
     growable::on_caching(|bench| {
         let (pool, stream) = (bench.builder().hard_limit(48 * MIB).build().unwrap(), bench.stream());
         let mut growing = [(); 2].map(|()| pool.growable(60 * MIB, &stream).unwrap());
@@ -71,7 +71,7 @@ fn no_growth_fails_for_what_its_pool_has_cached() {
 }
 
 /// Returns how often a request was refused.
-fn run(bench: &Bench, builder: PoolBuilder, mut random: Random, grows: bool) -> u32 {
+fn run(bench: &Fixture, builder: PoolBuilder, mut random: Random, grows: bool) -> u32 {
     let parent = builder.clone().hard_limit(48 * MIB).build().unwrap();
     let pools = [
         parent.private(30 * MIB).unwrap(),

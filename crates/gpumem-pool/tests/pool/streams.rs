@@ -1,24 +1,25 @@
-//! Kinds of streams: with priority, without waits, somebody else's, the default ones; and pools whose streams are gone.
+//! Kinds of streams: with priority, without inserted waits, of other libraries, default streams; and pools whose streams are
+//! destroyed.
 
-use crate::bench::{Bench, on_each_backend, small};
+use crate::fixture::{Fixture, on_each_backend, small};
 use gpumem_pool::sys::types::CUstream;
 use gpumem_pool::{BackendKind, CaptureMode, Device, Event, PoolError, Stream};
 
 /// A stream that the library knows nothing of.
-fn make(bench: &Bench) -> CUstream {
+fn make(bench: &Fixture) -> CUstream {
     let (_bound, mut raw) = (bench.device.bind().unwrap(), std::ptr::null_mut());
     // SAFETY: `raw` outlives the call.
     unsafe { bench.driver.cuStreamCreate(&mut raw, 1).unwrap() };
     raw
 }
 
-fn destroy(bench: &Bench, raw: CUstream) {
+fn destroy(bench: &Fixture, raw: CUstream) {
     let _bound = bench.device.bind().unwrap();
     // SAFETY: each test destroys what it has made once, and names it no more.
     unsafe { bench.driver.cuStreamDestroy_v2(raw).unwrap() };
 }
 
-fn wrap(bench: &Bench, raw: CUstream) -> Stream {
+fn wrap(bench: &Fixture, raw: CUstream) -> Stream {
     // SAFETY: each test keeps the stream until nothing names it any more.
     unsafe { Stream::from_raw(&bench.device, raw).unwrap() }
 }
@@ -37,7 +38,7 @@ fn a_priority_is_the_nearest_that_there_is() {
 }
 
 #[test]
-fn a_wrap_is_known_by_the_stream_and_not_by_its_handle() {
+fn a_wrapped_handle_is_its_stream() {
     on_each_backend(&small().devices(2), |bench| {
         let (own, raw) = (bench.stream(), make(bench));
         let foreign = wrap(bench, raw);

@@ -1,6 +1,6 @@
-//! Threads: a pool, its streams and its blocks in use by many at once.
+//! A pool, its streams and its blocks used by many threads at once.
 
-use crate::bench::{on_each_backend, small};
+use crate::fixture::{on_each_backend, small};
 use gpumem_pool::{BackendKind, Block};
 use gpumem_sim::SimConfig;
 use std::sync::mpsc::sync_channel;
@@ -89,7 +89,7 @@ fn many_threads_wait_for_one_stream() {
 }
 
 #[test]
-fn large_blocks_that_a_thread_has_just_freed_are_nobody_elses_lack() {
+fn large_blocks_cached_by_a_thread_are_available_to_others() {
     let memory_bytes = 64 << 20;
     on_each_backend(&SimConfig::new().memory_bytes(memory_bytes), |bench| {
         // What the other thread has may lie in the only segment that is large enough, the driver's or ours.

@@ -1,6 +1,6 @@
-//! What is recorded of a program, and what is left of it when the program dies.
+//! The recorded trace of a program, and the trace of a program that is killed.
 
-use crate::bench::{built_backends, on_each_backend, small};
+use crate::fixture::{built_backends, on_each_backend, small};
 use gpumem_pool::adaptor::{Adaptor, Grant, Next, Request};
 use gpumem_pool::trace::{Recording, Trace, What};
 use gpumem_pool::{CaptureMode, Device, Event, Pool, PoolError, Stream};
@@ -15,7 +15,7 @@ fn scratch(name: &str) -> PathBuf {
 }
 
 #[test]
-fn what_happens_is_recorded_in_order() {
+fn events_are_recorded_in_order() {
     on_each_backend(&small(), |bench| {
         let path = scratch(&format!("order-{}-{}-{}", bench.backend, bench.plain_segments, bench.kind));
         let trace = Trace::create(&path).unwrap();
@@ -259,7 +259,7 @@ fn works_until_it_is_killed() {
 }
 
 #[test]
-fn a_killed_process_leaves_what_it_had_written() {
+fn the_trace_of_a_killed_process_is_readable() {
     let path = scratch("killed");
     let mut process = child("works_until_it_is_killed", path.to_str().unwrap()).spawn().unwrap();
     let start = Instant::now();
@@ -373,7 +373,7 @@ fn a_trace_has_its_file_to_itself() {
 }
 
 #[test]
-fn what_is_not_a_trace_keeps_its_bytes() {
+fn a_file_that_is_not_a_trace_is_not_overwritten() {
     let (path, empty) = (scratch("foreign"), scratch("empty"));
     std::fs::write(&path, [7; 1 << 16]).unwrap();
     let error = Trace::create(&path).unwrap_err();

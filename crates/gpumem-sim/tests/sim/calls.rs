@@ -1,4 +1,4 @@
-//! Calls that programs make in passing.
+//! Calls that most programs make beside the main ones.
 
 use super::*;
 use gpumem_sim::{Kernel, KernelFault, Launch};

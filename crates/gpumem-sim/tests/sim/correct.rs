@@ -1,5 +1,4 @@
-//! Correct programs, of the kinds that a careless detector would accuse: nothing is found under any seed. Beside some
-//! of them the wrong twin.
+//! Correct programs that a careless detector would accuse: no findings under any seed. Some have an incorrect twin.
 
 use super::races::{NOTHING, RACE, found};
 use super::*;

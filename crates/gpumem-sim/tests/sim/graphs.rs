@@ -1,4 +1,4 @@
-//! Graphs on many schedules: everything that a graph's edges allow happens for some seed, and nothing else for any.
+//! Graphs under many schedules: every order that a graph's edges allow happens under some seed, and no other order under any.
 
 use super::*;
 use std::collections::BTreeSet;

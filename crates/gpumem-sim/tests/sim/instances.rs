@@ -1,4 +1,4 @@
-//! Instances: as many as there are slots, apart from each other, whatever threads do.
+//! Instances: one for each slot, isolated from each other, whatever threads do.
 
 use super::*;
 use gpumem_sim::SimError;

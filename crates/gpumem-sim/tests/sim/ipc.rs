@@ -1,4 +1,4 @@
-//! Plain memory and events by handles for other processes, for which other instances stand here.
+//! Handles of plain memory and events for other processes, for which other instances stand in.
 
 #![cfg(target_os = "linux")]
 

@@ -1,5 +1,5 @@
-//! A device that is lost at any call of a program: nothing hangs, everything on the context answers so, and with the
-//! context everything is given back.
+//! A device that is lost at any call of a program: nothing hangs, every call on the context returns the error, and the end of the
+//! context frees everything.
 
 use super::*;
 use gpumem_sim::{Effect, Finding, Rule};

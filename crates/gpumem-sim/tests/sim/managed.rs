@@ -1,4 +1,4 @@
-//! Managed memory on the simulator: what only it can show.
+//! Managed memory on the simulator: tests that a GPU cannot run.
 
 use super::clock::elapsed_ms;
 use super::*;

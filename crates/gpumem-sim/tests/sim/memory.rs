@@ -1,4 +1,4 @@
-//! Capacity, bytes, and misuse of memory.
+//! Capacity, contents, and incorrect use of memory.
 
 use super::*;
 

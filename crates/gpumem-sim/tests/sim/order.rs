@@ -1,4 +1,4 @@
-//! What runs before what: everything that streams and events allow happens for some seed, and nothing else for any.
+//! Execution order: every order that streams and events allow happens under some seed, and no other order under any.
 
 use super::*;
 use std::sync::mpsc::{Receiver, channel};

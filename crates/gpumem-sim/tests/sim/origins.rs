@@ -1,4 +1,4 @@
-//! Where an allocation was made, in the findings about it.
+//! The origin of an allocation, in the findings about it.
 
 use super::*;
 use gpumem_sim::{Finding, Kernel, Schedule};

@@ -1,4 +1,4 @@
-//! The race detector: what is a race, under every schedule alike, and what is none.
+//! The race detector: races are found under every schedule, and ordered accesses are never reported.
 
 use super::*;
 use gpumem_sim::{AccessKind, Finding};

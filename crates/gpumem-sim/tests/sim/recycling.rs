@@ -1,5 +1,5 @@
-//! Handles recycled by aliasing, as a caching allocator does: a handle is mapped where it is needed, its old mapping
-//! stays behind and goes once its uses are over.
+//! Handles recycled by aliasing, as in a caching allocator: a handle is mapped at a new address, and its old mapping is unmapped
+//! once all uses are complete.
 
 #![cfg(target_os = "linux")]
 
@@ -153,7 +153,7 @@ fn blocks_stitched_from_recycled_handles_are_clean_and_hold_their_bytes() {
 }
 
 #[test]
-fn what_is_mapped_twice_counts_once_and_until_the_last_mapping_goes() {
+fn memory_mapped_twice_counts_once_until_the_last_unmap() {
     let gpu = machine(SimConfig::new().memory_bytes(64 << 20));
     let before = free_bytes(&gpu);
     let (old, new) = aliased(&gpu);

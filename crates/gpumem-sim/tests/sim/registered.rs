@@ -1,4 +1,4 @@
-//! Memory of the program's own, registered with the driver.
+//! Memory of the program, registered with the driver.
 
 use super::*;
 use gpumem_sim::{Access, AccessKind, FaultKind, Finding};
@@ -45,7 +45,7 @@ fn unregistering_what_queued_work_still_uses_is_a_finding_and_the_work_is_done()
 }
 
 #[test]
-fn a_read_that_nobody_waited_for_is_a_use_too() {
+fn an_unsynchronised_read_is_a_use_too() {
     let (gpu, bytes) = (seeded(1), cells(64));
     let (stream, host, memory) = (gpu.stream(), gpu.register(&bytes, READ_ONLY), gpu.alloc(64));
     gpu.upload_from(stream, memory, host as *const u8, 64);

@@ -130,7 +130,7 @@ fn the_legacy_streams_order_is_followed_too() {
 }
 
 #[test]
-fn what_the_host_has_synchronised_with_is_anybodys() {
+fn memory_that_the_host_has_synchronised_with_is_free_for_all() {
     for on in On::all() {
         let freed = Freed::new(Schedule::Late, on, 0, false);
         freed.gpu.sync(freed.a);
@@ -166,7 +166,7 @@ fn a_switch_turned_on_again_frees_what_has_run() {
 }
 
 #[test]
-fn memory_that_nobody_uses_goes_back_whatever_the_policies() {
+fn unused_memory_is_released_under_all_policies() {
     for on in On::all() {
         let freed = Freed::new(Schedule::Early, on, 0, false);
         // SAFETY: handles are checked by the driver under test.

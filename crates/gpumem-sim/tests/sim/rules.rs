@@ -1,4 +1,4 @@
-//! Faults on purpose.
+//! Injected faults.
 
 use super::*;
 use gpumem_sim::{Effect, FaultKind, Finding, Rule, Schedule};
@@ -47,7 +47,7 @@ fn another_process_takes_memory() {
 }
 
 #[test]
-fn a_lost_device_answers_so_until_its_context_is_gone() {
+fn a_lost_device_returns_its_error_until_its_context_is_destroyed() {
     let lost = CUresult::CUDA_ERROR_ECC_UNCORRECTABLE;
     let rule = Rule::new("cuMemsetD8Async", Effect::LoseDevice { device: 0, code: lost }).nth(2);
     let gpu = machine(SimConfig::new().devices(2).rule(rule));

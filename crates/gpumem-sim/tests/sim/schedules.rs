@@ -1,4 +1,4 @@
-//! Schedules other than the seed's: the two ends, and all there are.
+//! Schedules without a seed: the two extremes, and all schedules of a program.
 
 use super::*;
 use gpumem_sim::Schedule;
@@ -17,7 +17,7 @@ fn peek(gpu: &Machine) -> u8 {
 }
 
 #[test]
-fn late_runs_nothing_before_somebody_waits_and_early_everything() {
+fn late_runs_nothing_before_a_wait_and_early_everything() {
     assert_eq!(peek(&scheduled(Schedule::Late)), 0);
     assert_eq!(peek(&scheduled(Schedule::Early)), 5);
 }

@@ -1,5 +1,5 @@
-//! Ten bugs that a GPU hides, planted in small programs: each is found and called by its name under every seed, and
-//! its corrected twin is clean under 10,000.
+//! Ten bugs that a GPU hides, in small programs: each is found and named under every seed, and its corrected twin has no finding
+//! under 10,000 seeds.
 
 use super::*;
 use gpumem_sim::{Effect, Finding, Rule};

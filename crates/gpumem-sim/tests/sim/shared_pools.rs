@@ -1,4 +1,4 @@
-//! Pools and their blocks, handed to other instances and back.
+//! Pools and their blocks, exported to other instances and back.
 
 #![cfg(target_os = "linux")]
 
@@ -167,7 +167,7 @@ fn an_imported_pool_allocates_nothing() {
 }
 
 #[test]
-fn what_is_no_export_is_refused() {
+fn a_file_that_is_no_export_is_refused() {
     let gpu = seeded(6);
     let stream = gpu.stream();
     let (exporter, importer, block, _) = shared(&gpu, &gpu, stream);
@@ -252,7 +252,7 @@ fn unordered_uses_and_frees_of_an_import_are_found() {
 }
 
 #[test]
-fn the_memory_goes_back_to_the_device_and_comes_again() {
+fn the_memory_is_released_to_the_device_and_reused() {
     let gpu = machine(SimConfig::new().memory_bytes(128 << 20));
     let before = free_bytes(&gpu);
     let stream = gpu.stream();

@@ -1,4 +1,4 @@
-//! Memory that is handed to other instances and processes, as far as it takes the simulator to show it.
+//! Memory exported to other instances and processes: tests that need the simulator.
 
 #![cfg(target_os = "linux")]
 
@@ -153,7 +153,7 @@ fn an_import_is_an_alias_to_the_race_detector() {
 }
 
 #[test]
-fn what_is_no_export_is_refused() {
+fn a_file_that_is_no_export_is_refused() {
     let gpu = machine(SimConfig::new().devices(2));
     let file = File::open(std::env::current_exe().unwrap()).unwrap();
     for foreign in [-1, i32::MAX, 100_000, file.as_raw_fd()] {
@@ -191,7 +191,7 @@ fn what_is_no_export_is_refused() {
 }
 
 #[test]
-fn attributes_say_what_can_be_shared() {
+fn attributes_list_the_supported_handle_types() {
     let gpu = seeded(1);
     use CUdevice_attribute as Attribute;
     assert_eq!(

@@ -1,4 +1,4 @@
-//! Virtual memory management on the simulator: what only it can show.
+//! Virtual memory management on the simulator: tests that a GPU cannot run.
 
 #![cfg(target_os = "linux")]
 

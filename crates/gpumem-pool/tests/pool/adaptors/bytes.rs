@@ -1,7 +1,7 @@
 //! Adaptors that write and read the bytes of blocks.
 
 use super::MIB;
-use crate::bench::{Bench, on_each_backend, on_each_backend_with, small, stand_in};
+use crate::fixture::{Fixture, on_each_backend, on_each_backend_with, small, stand_in};
 use gpumem_pool::adaptor::{Fill, Guard, Side};
 use gpumem_pool::sys::types::CUresult;
 use gpumem_pool::{Block, CaptureMode, PoolError, Stream};
@@ -9,7 +9,7 @@ use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex};
 
 /// Writes around a block: `at` counts from its start.
-fn poke(bench: &Bench, block: &Block, at: i64, value: u8, stream: &Stream) {
+fn poke(bench: &Fixture, block: &Block, at: i64, value: u8, stream: &Stream) {
     let _bound = stream.device().bind().unwrap();
     let address = block.address().wrapping_add_signed(at);
     // SAFETY: the guard's bytes are granted with the block.
@@ -17,7 +17,7 @@ fn poke(bench: &Bench, block: &Block, at: i64, value: u8, stream: &Stream) {
 }
 
 /// Blocks of many sizes, again and again, on two streams that hand memory to each other.
-fn nobody_sees_anothers_bytes(bench: &Bench, fill: Fill) {
+fn no_block_shows_bytes_of_another(bench: &Fixture, fill: Fill) {
     let fill = Arc::new(fill);
     let pool = bench.builder().adaptor(fill.clone()).build().unwrap();
     let streams = [bench.stream(), bench.stream()];
@@ -47,17 +47,17 @@ fn nobody_sees_anothers_bytes(bench: &Bench, fill: Fill) {
 
 #[test]
 fn zeroes_on_alloc() {
-    on_each_backend(&small(), |bench| nobody_sees_anothers_bytes(bench, Fill::zero_on_alloc()));
+    on_each_backend(&small(), |bench| no_block_shows_bytes_of_another(bench, Fill::zero_on_alloc()));
 }
 
 #[test]
 fn zeroes_on_free() {
-    on_each_backend(&small(), |bench| nobody_sees_anothers_bytes(bench, Fill::zero_on_free()));
+    on_each_backend(&small(), |bench| no_block_shows_bytes_of_another(bench, Fill::zero_on_free()));
 }
 
 /// A promise that all work is done does not cover what the adaptor queued.
 #[test]
-fn what_was_queued_on_allocation_is_behind_the_free() {
+fn work_queued_at_the_allocation_is_ordered_before_the_free() {
     on_each_backend(&small(), |bench| {
         let pool = bench.builder().adaptor(Arc::new(Fill::zero_on_alloc())).build().unwrap();
         let (home, other) = (bench.stream(), bench.stream());
@@ -74,7 +74,7 @@ fn what_was_queued_on_allocation_is_behind_the_free() {
 
 /// A free that can't be followed by work on its stream is made up for at the next allocations.
 #[test]
-fn what_can_not_be_set_at_the_free_is_set_later() {
+fn bytes_that_cannot_be_filled_at_the_free_are_filled_later() {
     on_each_backend(&small(), |bench| {
         let fill = Arc::new(Fill::zero_on_free());
         let pool = bench.builder().adaptor(fill.clone()).build().unwrap();
@@ -120,7 +120,7 @@ fn debug_bytes_are_seen() {
 }
 
 #[test]
-fn a_guard_says_what_was_written() {
+fn a_guard_reports_the_written_bytes() {
     on_each_backend(&small(), |bench| {
         let guard = Arc::new(Guard::new());
         let (pool, home) = (bench.builder().adaptor(guard.clone()).build().unwrap(), bench.stream());
@@ -163,7 +163,7 @@ fn a_guard_says_what_was_written() {
 
 /// It is the error of the next allocation, once, or the observer's business.
 #[test]
-fn damage_is_told() {
+fn damage_is_reported() {
     on_each_backend(&small(), |bench| {
         let heard = Arc::new(Mutex::new(Vec::new()));
         let ear = heard.clone();
@@ -195,7 +195,7 @@ fn damage_is_told() {
 
 /// Threads' blocks, a graph's, those of streams that are gone or another's, and more at once than there are slots.
 #[test]
-fn guards_look_at_what_they_can() {
+fn guards_check_the_bytes_that_they_can_read() {
     on_each_backend(&small(), |bench| {
         if bench.seed > 1 {
             return;
@@ -243,7 +243,7 @@ stand_in!(host, cuMemHostAlloc(target: *mut *mut core::ffi::c_void, count: usize
 
 /// Each call that an adaptor makes may fail: an allocation says so and leaves nothing, a drop does what it can.
 #[test]
-fn what_the_driver_refuses_is_told_or_made_up_for() {
+fn a_refused_fill_is_reported_or_repeated() {
     let install = |table: &mut gpumem_pool::sys::Table| {
         fills::install(table);
         copies::install(table);

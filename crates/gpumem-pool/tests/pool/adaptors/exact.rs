@@ -1,9 +1,9 @@
-//! What each adaptor counts, to the byte and to the block, and where exactly it begins to refuse.
+//! The counters of each adaptor, to the byte and to the block, and the exact point at which it refuses.
 
 #![forbid(unsafe_code)]
 
 use super::{MIB, Wrong};
-use crate::bench::{on_device_memory, on_each_backend, small};
+use crate::fixture::{on_device_memory, on_each_backend, small};
 use gpumem_pool::adaptor::{
     Adaptor, Budget, Change, Failures, Fallback, Grant, Next, Release, Request, Tracking,
 };
@@ -91,7 +91,7 @@ fn a_budget_refuses_from_the_first_byte_too_many() {
 }
 
 #[test]
-fn a_budget_counts_what_blocks_grow_by() {
+fn a_budget_counts_growth() {
     on_device_memory(&small(), |bench| {
         let budget = Arc::new(Budget::new(6 * MIB));
         let fails = Arc::new(Failures::above(5 * MIB));
@@ -116,7 +116,7 @@ fn a_budget_counts_what_blocks_grow_by() {
 }
 
 #[test]
-fn failures_count_what_they_look_at() {
+fn failures_count_the_requests_that_they_examine() {
     on_device_memory(&small(), |bench| {
         let failures = Arc::new(Failures::above(4096));
         let (pool, stream) = (bench.builder().adaptor(failures.clone()).build().unwrap(), bench.stream());
@@ -175,7 +175,7 @@ impl Adaptor for Seen {
 
 /// Each adaptor gets back what it had returned, and knows what it had kept; others' edges are not its own.
 #[test]
-fn edges_come_back_to_whom_they_belong() {
+fn grants_are_returned_to_their_adaptor() {
     on_each_backend(&small(), |bench| {
         let seen = [(); 2].map(|()| Arc::new(Seen::default()));
         let plain = Wrong(|request: &Request<'_>, next: Next<'_>| next.alloc(request));
@@ -193,7 +193,7 @@ fn edges_come_back_to_whom_they_belong() {
 
 /// Blocks that lie one in the other start at one address, and are tracked each for itself.
 #[test]
-fn tracking_knows_blocks_at_one_address_apart() {
+fn tracking_distinguishes_blocks_at_one_address() {
     thread_local!(static IS_INNER: Cell<bool> = const { Cell::new(false) });
     on_each_backend(&small(), |bench| {
         let (tracking, own) = (Arc::new(Tracking::new()), Arc::new(Mutex::new(None::<Pool>)));

@@ -1,14 +1,14 @@
-//! What adaptors do with blocks that grow.
+//! Adaptors and blocks that grow.
 
 use super::{Ear, MIB};
-use crate::bench::Bench;
+use crate::fixture::Fixture;
 use crate::growable::{byte, fill, on_caching};
 use gpumem_pool::adaptor::{Adaptor, Budget, Change, Failures, Fill, Guard, Side, Tracking};
 use gpumem_pool::{CaptureMode, Event, GrowableBlock, PoolError, Stream};
 use std::sync::{Arc, Mutex};
 
 #[test]
-fn they_are_asked_before_and_told_after() {
+fn adaptors_run_before_and_after_a_growth() {
     on_caching(|bench| {
         let budget = Arc::new(Budget::new(10 * MIB));
         let (ears, heard) = Ear::pair();
@@ -55,7 +55,7 @@ impl Adaptor for Fickle {
 
 /// A growth that does not please in the end is taken back by all, the pool included; and no panic leaves a drop.
 #[test]
-fn what_does_not_please_in_the_end_is_taken_back() {
+fn a_growth_that_an_adaptor_rejects_is_undone() {
     on_caching(|bench| {
         let fickle = Arc::new(Fickle(Mutex::new("")));
         let guards = [(); 2].map(|()| Arc::new(Guard::new()));
@@ -98,7 +98,7 @@ fn what_does_not_please_in_the_end_is_taken_back() {
 }
 
 /// Some of its bytes.
-fn bytes(bench: &Bench, block: &GrowableBlock, range: std::ops::Range<u64>, stream: &Stream) -> [u8; 3] {
+fn bytes(bench: &Fixture, block: &GrowableBlock, range: std::ops::Range<u64>, stream: &Stream) -> [u8; 3] {
     [range.start, range.start.midpoint(range.end), range.end - 1].map(|at| byte(bench, block, at, stream))
 }
 
@@ -134,7 +134,7 @@ fn new_bytes_are_set_and_stay_the_users() {
 
 /// Where home can't do it, what is left is made up for by what comes.
 #[test]
-fn what_home_can_not_set_is_set_later() {
+fn bytes_that_the_owner_stream_cannot_fill_are_filled_later() {
     on_caching(|bench| {
         for is_gone in [true, false] {
             let fill_adaptor = Arc::new(Fill::zero_on_free());
@@ -156,7 +156,7 @@ fn what_home_can_not_set_is_set_later() {
 }
 
 /// One byte behind the end, by a stream whose work is queued.
-fn poke(bench: &Bench, block: &GrowableBlock, behind: u64, stream: &Stream) {
+fn poke(bench: &Fixture, block: &GrowableBlock, behind: u64, stream: &Stream) {
     let at = block.size_bytes() + behind;
     fill(bench, block, at..at + 1, 9, stream);
 }
@@ -269,7 +269,7 @@ fn growth_while_a_stream_captures() {
 /// What was queued before a capture, by the block's users and by adaptors, is waited for while that goes on: on the stream
 /// that captures, and on one that has joined it.
 #[test]
-fn growth_into_what_was_left_before_a_capture() {
+fn growth_into_memory_freed_before_a_capture() {
     on_caching(|bench| {
         for (captures_home, joins) in
             [true, false].map(|home| ["", "stream", "event"].map(|how| (home, how))).concat()

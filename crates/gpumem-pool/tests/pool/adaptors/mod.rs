@@ -1,4 +1,4 @@
-//! What stands around a pool, and what a wrong adaptor can't do.
+//! Adaptors around a pool, and the limits of incorrect adaptors.
 
 mod bytes;
 mod exact;
@@ -9,7 +9,7 @@ mod refusals;
 mod tracking;
 mod wrong;
 
-use crate::bench::{Bench, on_each_backend, small};
+use crate::fixture::{Fixture, on_each_backend, small};
 use gpumem_pool::adaptor::{Adaptor, Budget, Change, Grant, Next, PoolId, Release, Request};
 use gpumem_pool::{Block, CaptureMode, MemoryKind, Pool, PoolError, Stream};
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -66,7 +66,7 @@ impl Adaptor for Ear {
 }
 
 #[test]
-fn the_last_that_is_added_is_asked_first() {
+fn the_last_added_adaptor_is_called_first() {
     on_each_backend(&small(), |bench| {
         let (ears, heard) = Ear::pair();
         let builder = ears.iter().fold(bench.builder(), |builder, ear| builder.adaptor(ear.clone()));
@@ -95,7 +95,7 @@ fn the_last_that_is_added_is_asked_first() {
 
 /// Blocks are asked for and given back in every way there is.
 #[test]
-fn every_way_leads_through_the_adaptors() {
+fn every_kind_of_request_passes_the_adaptors() {
     on_each_backend(&small(), |bench| {
         let budget = Arc::new(Budget::new(100 * MIB));
         let (ears, _) = Ear::pair();
@@ -199,7 +199,7 @@ where
 }
 
 /// How it is refused, beneath an adaptor whose books must come out even.
-fn refusal<F>(bench: &Bench, stream: &Stream, wrong: F) -> String
+fn refusal<F>(bench: &Fixture, stream: &Stream, wrong: F) -> String
 where
     F: Fn(&Request<'_>, Next<'_>) -> Result<Grant, PoolError> + Send + Sync + 'static,
 {
@@ -213,7 +213,7 @@ where
 }
 
 #[test]
-fn what_does_not_fit_is_refused_and_given_back() {
+fn a_grant_that_does_not_fit_is_refused_and_freed() {
     on_each_backend(&small(), |bench| {
         let (home, other) = (bench.stream(), bench.stream());
         let says = |text: String, what: &str| {
@@ -271,7 +271,7 @@ fn what_does_not_fit_is_refused_and_given_back() {
 
 /// Kept memory may be handed out once, to whom it was granted; what is left of it ends with the adaptor.
 #[test]
-fn what_an_adaptor_keeps_is_safe() {
+fn a_block_that_an_adaptor_keeps_is_safe() {
     on_each_backend(&small(), |bench| {
         let kept = Arc::new(Mutex::new(Vec::new()));
         let hoard = Arc::clone(&kept);
@@ -309,7 +309,7 @@ fn what_an_adaptor_keeps_is_safe() {
 
 /// Memory of another pool lives in ours as any: counted there, freed behind our uses.
 #[test]
-fn another_pools_blocks_pass_for_ours() {
+fn blocks_of_another_pool_are_accepted_as_grants() {
     on_each_backend(&small(), |bench| {
         let other_pool = bench.pool();
         let lender = other_pool.clone();

@@ -1,7 +1,7 @@
 //! All adaptors at once, in many orders, under random use.
 
 use super::MIB;
-use crate::bench::{Bench, on_each_backend, small};
+use crate::fixture::{Fixture, on_each_backend, small};
 use gpumem_pool::adaptor::{Adaptor, Budget, Failures, Fallback, Fill, Guard, Tracking};
 use gpumem_pool::{Block, PoolError, Stream};
 use std::sync::Arc;
@@ -12,7 +12,7 @@ fn next(state: &mut u64, end: u64) -> u64 {
     (*state >> 33) % end
 }
 
-fn use_at_random(bench: &Bench, order: &mut u64) {
+fn use_at_random(bench: &Fixture, order: &mut u64) {
     let spare = bench.builder().hard_limit(64 * MIB).build().unwrap();
     let (guard, tracking) = (Arc::new(Guard::new()), Arc::new(Tracking::new()));
     let (budget, fallback) = (Arc::new(Budget::new(24 * MIB)), Arc::new(Fallback::new(&spare)));

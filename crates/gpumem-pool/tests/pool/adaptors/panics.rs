@@ -1,7 +1,7 @@
-//! Adaptors that panic: a drop goes on, the others hear what they have to, and nothing is counted for ever.
+//! Adaptors that panic: a drop continues, the other adaptors are called, and no counter is wrong.
 
 use super::MIB;
-use crate::bench::{Bench, on_each_backend, small};
+use crate::fixture::{Fixture, on_each_backend, small};
 use gpumem_pool::PoolError;
 use gpumem_pool::adaptor::{Adaptor, Budget, Change, Grant, Next, PoolId, Release, Request};
 use std::panic::{AssertUnwindSafe, catch_unwind, panic_any};
@@ -51,7 +51,7 @@ impl Adaptor for Breaks {
 }
 
 /// Between two budgets.
-fn broken(bench: &Bench, hook: &'static str) -> (gpumem_pool::Pool, [Arc<Budget>; 2]) {
+fn broken(bench: &Fixture, hook: &'static str) -> (gpumem_pool::Pool, [Arc<Budget>; 2]) {
     let budgets = [(); 2].map(|()| Arc::new(Budget::new(100 * MIB)));
     let builder = bench.builder().adaptor(budgets[0].clone()).adaptor(Arc::new(Breaks(hook)));
     (builder.adaptor(budgets[1].clone()).build().unwrap(), budgets)

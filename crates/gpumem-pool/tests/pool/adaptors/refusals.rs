@@ -1,7 +1,7 @@
-//! Adaptors that refuse, and the one that knows where else to ask.
+//! Adaptors that refuse requests, and the one that forwards them to another pool.
 
 use super::MIB;
-use crate::bench::{on_each_backend, small};
+use crate::fixture::{on_each_backend, small};
 use gpumem_pool::adaptor::{Budget, Failures, Fallback};
 use gpumem_pool::{BackendKind, Block, CaptureMode, Location, MemoryKind, Pool, PoolError};
 use std::sync::Arc;
@@ -83,7 +83,7 @@ fn a_budget_is_exact_for_any_number_of_threads() {
 }
 
 #[test]
-fn a_fallback_is_asked_when_there_is_no_memory() {
+fn a_fallback_serves_requests_when_memory_is_short() {
     on_each_backend(&small(), |bench| {
         let spare = bench.builder().hard_limit(16 * MIB).build().unwrap();
         let fallback = Arc::new(Fallback::new(&spare));
@@ -140,7 +140,7 @@ fn a_lent_block_is_like_any_other() {
 }
 
 #[test]
-fn lent_memory_says_whose_it_is() {
+fn lent_memory_names_its_pool() {
     on_each_backend(&small(), |bench| {
         let stream = bench.stream();
         for kind in [MemoryKind::Device, MemoryKind::Unified, MemoryKind::Host] {

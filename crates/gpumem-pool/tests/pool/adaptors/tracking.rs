@@ -1,12 +1,12 @@
-//! Who knows what is alive.
+//! The adaptor that lists live blocks.
 
 use super::MIB;
-use crate::bench::{on_each_backend, small};
+use crate::fixture::{on_each_backend, small};
 use gpumem_pool::adaptor::Tracking;
 use std::sync::{Arc, Mutex};
 
 #[test]
-fn what_is_alive_is_known() {
+fn live_blocks_are_listed() {
     on_each_backend(&small(), |bench| {
         let told = Arc::new(Mutex::new(Vec::new()));
         let teller = told.clone();
@@ -49,7 +49,7 @@ fn a_name_to_find(pool: &gpumem_pool::Pool, stream: &gpumem_pool::Stream) -> gpu
 }
 
 #[test]
-fn backtraces_name_who_asked() {
+fn backtraces_name_the_caller() {
     on_each_backend(&small(), |bench| {
         if bench.seed > 0 {
             return;
@@ -64,7 +64,7 @@ fn backtraces_name_who_asked() {
 }
 
 #[test]
-fn blocks_that_grow_are_known_too() {
+fn growable_blocks_are_tracked() {
     on_each_backend(&small(), |bench| {
         let tracking = Arc::new(Tracking::new());
         let pool = bench.builder().adaptor(tracking.clone()).hard_limit(32 * MIB).build().unwrap();

@@ -1,10 +1,9 @@
-//! Adaptors that are wrong in the ways that safe code allows: whatever they return, no two live blocks share memory, and
-//! what nobody holds is freed.
+//! Incorrect adaptors within safe code: whatever they return, no two live blocks share memory, and unused memory is freed.
 
 #![forbid(unsafe_code)]
 
 use super::{MIB, Wrong};
-use crate::bench::{Bench, on_each_backend, small};
+use crate::fixture::{Fixture, on_each_backend, small};
 use gpumem_pool::adaptor::{Adaptor, Budget, Fallback, Fill, Grant, Guard, Next, Release, Request, Tracking};
 use gpumem_pool::{Block, Capture, CaptureMode, MemoryKind, Pool, PoolBuilder, PoolError, Stream};
 use std::cell::Cell;
@@ -67,7 +66,7 @@ impl Drop for Knotted {
 struct Held(Vec<(Block, u8, Stream)>);
 
 impl Held {
-    fn add(&mut self, bench: &Bench, block: Block, value: u8, stream: &Stream) {
+    fn add(&mut self, bench: &Fixture, block: Block, value: u8, stream: &Stream) {
         let (start, end) = (block.address(), block.address() + block.size_bytes());
         for (other, ..) in &self.0 {
             let is_apart = end <= other.address() || other.address() + other.size_bytes() <= start;
@@ -77,7 +76,7 @@ impl Held {
         self.0.push((block, value, stream.clone()));
     }
 
-    fn check(&self, bench: &Bench) {
+    fn check(&self, bench: &Fixture) {
         for (block, value, stream) in &self.0 {
             assert!(bench.holds(block, *value, stream), "{block:?} has been overwritten");
         }
@@ -243,7 +242,7 @@ fn blocks_lie_in_each_other_only_so_deep() {
 
 /// What an adaptor does to the stream of a request, before the next is asked or after.
 fn disturbed(
-    bench: &Bench,
+    bench: &Fixture,
     stream: &Stream,
     is_before: bool,
     disturb: impl Fn(&Stream) + Send + Sync + 'static,
@@ -289,7 +288,7 @@ fn a_stream_that_an_adaptor_changes_is_refused() {
 
 /// A thread's default stream is another one on every other thread.
 #[test]
-fn another_thread_can_not_ask_the_next_for_a_threads_own_stream() {
+fn another_thread_cannot_request_on_a_per_thread_stream() {
     on_each_backend(&small(), |bench| {
         let elsewhere = Wrong(|request: &Request<'_>, next: Next<'_>| {
             std::thread::scope(|scope| scope.spawn(|| next.alloc(request)).join().unwrap())
@@ -545,7 +544,7 @@ fn whatever_an_adaptor_returns_no_two_blocks_share_memory() {
     });
 }
 
-fn at_random(bench: &Bench, seed: u64) {
+fn at_random(bench: &Fixture, seed: u64) {
     let streams = vec![bench.stream(), bench.stream()];
     let guard = Arc::new(Guard::new());
     let others = vec![bench.pool(), bench.builder().adaptor(guard.clone()).build().unwrap()];
