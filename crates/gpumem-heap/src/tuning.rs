@@ -22,8 +22,6 @@ pub struct Tuning {
     pub magazine_share_per_mille: u32,
     /// The least combined capacity of magazines and depot, in bytes.
     pub magazine_bytes_min: u64,
-    /// The large blocks that thread caches may retain, in thousandths of the memory that was reserved ahead and never needed.
-    pub large_share_per_mille: u32,
     /// The most mappings that stay after their memory has moved to another one.
     pub empty_mappings_max: u32,
 }
@@ -39,7 +37,6 @@ impl Tuning {
         split_bytes_max: u64::MAX,
         magazine_share_per_mille: 5,
         magazine_bytes_min: 8 << 20,
-        large_share_per_mille: 1000,
         empty_mappings_max: 4096,
     };
 
@@ -78,7 +75,6 @@ impl Tuning {
                 size_bytes => (size_bytes / PAGE_BYTES * PAGE_BYTES).max(SPLIT_BYTES_MAX_MIN),
             },
             magazine_share_per_mille: self.magazine_share_per_mille.min(PER_MILLE_MAX),
-            large_share_per_mille: self.large_share_per_mille.min(PER_MILLE_MAX),
             ..*self
         }
     }

@@ -141,8 +141,7 @@ fn mixed(tuning: fn() -> Tuning) -> Plan {
 /// Threads keep at hand more than the heap may grow by, of what was reserved ahead: now there is plenty, now there is none.
 #[test]
 fn no_block_is_refused_where_threads_cache_reserved_memory() {
-    let keeping =
-        || Tuning::default().growth_slack(0).growth_slack_max(0).magazine_share(1000).large_share(1000);
+    let keeping = || Tuning::default().growth_slack(0).growth_slack_max(0).magazine_share(1000);
     check(Plan { reserved_bytes: 3 * FRAME_BYTES, ..mixed(keeping) });
 }
 

@@ -186,16 +186,14 @@ impl Heap {
         self.kept_bytes = (self.kept_bytes + now_bytes).saturating_sub(before_bytes);
     }
 
-    /// The bytes of large blocks that thread caches may retain: a part of the memory that was reserved ahead and never needed.
+    /// The bytes of large blocks that thread caches may retain: the memory that was reserved ahead and never needed.
     pub fn keepable_bytes(&mut self) -> u64 {
         let needed_bytes = self.used_bytes.saturating_sub(self.kept_bytes);
         self.needed_peak_bytes = self.needed_peak_bytes.max(needed_bytes);
         let slack_bytes = self.needed_peak_bytes / 1000 * u64::from(self.tuning().growth_slack_per_mille);
         let needed_bytes = self.needed_peak_bytes + slack_bytes;
         self.reserved_ahead_bytes = self.reserved_ahead_bytes.min(self.blocks_bytes());
-        let spare_bytes = self.reserved_ahead_bytes.saturating_sub(needed_bytes);
-        self.keepable_bytes =
-            (spare_bytes / 1000).saturating_mul(u64::from(self.tuning().large_share_per_mille));
+        self.keepable_bytes = self.reserved_ahead_bytes.saturating_sub(needed_bytes);
         self.keepable_bytes
     }
 

@@ -16,7 +16,7 @@
 //! | `oversubscribe` | `true`, `false` | see [`PoolBuilder::oversubscribe`](crate::PoolBuilder::oversubscribe) | – | as `caching` |
 //! | `exact_peaks` | `true`, `false` | see [`PoolBuilder::exact_peaks`](crate::PoolBuilder::exact_peaks) | –: peaks are always exact | –: peaks are always exact |
 //! | `trim_when_idle_ms` | milliseconds | see [`PoolBuilder::trim_when_idle`](crate::PoolBuilder::trim_when_idle) | as `caching` | – |
-//! | `growth_slack`, `growth_slack_max`, `window_allowance`, `magazine_share`, `large_share` | thousandths | the tuning option of this name, see [`Tuning`] | – | – |
+//! | `growth_slack`, `growth_slack_max`, `window_allowance`, `magazine_share` | thousandths | the tuning option of this name, see [`Tuning`] | – | – |
 //! | `growth_divisor`, `rounding_divisor`, `empty_windows_max` | a number | the tuning option of this name | – | – |
 //! | `handle_bytes_max`, `magazine_bytes_min` | bytes, with or without a unit | the tuning option of this name | – | – |
 //! | `poll_budget_us` | microseconds | the tuning option `poll_budget` | as `caching`, for host-accessible memory | – |
@@ -253,7 +253,6 @@ const KEYS: &[Key] = &[
     of_caching("growth_divisor", NUMBER, |options, value| tune(options, value, Tuning::growth_divisor)),
     of_caching("rounding_divisor", NUMBER, |options, value| tune(options, value, Tuning::rounding_divisor)),
     of_caching("magazine_share", NUMBER, |options, value| tune(options, value, Tuning::magazine_share)),
-    of_caching("large_share", NUMBER, |options, value| tune(options, value, Tuning::large_share)),
     of_windows("empty_windows_max", NUMBER, |options, value| tune(options, value, Tuning::empty_windows_max)),
     of_caching("handle_bytes_max", SIZE, |options, value| {
         options.tuning = options.tuning.clone().handle_bytes_max(size_bytes(value)?);

@@ -11,7 +11,6 @@
 //! | [`split_bytes_max`](Tuning::split_bytes_max) | none | none | none | over plain segments, each larger block has its own segment, which no smaller block shares | memory, where sizes vary; smaller: large segments that small blocks keep from being reused or released |
 //! | [`magazine_share`](Tuning::magazine_share) | 5 ‰ | 5 ‰ | 2 ‰ | the part of the reserved memory that all threads together may cache in blocks up to 1 MiB | memory; smaller: locks |
 //! | [`magazine_bytes_min`](Tuning::magazine_bytes_min) | 8 MiB | 8 MiB | 1 MiB | the lower bound of that cache | memory in small heaps |
-//! | [`large_share`](Tuning::large_share) | 1000 ‰ | 1000 ‰ | 1000 ‰ | how much all thread caches together may keep of larger blocks, as a part of the memory that was reserved ahead (`Pool::reserve`) and exceeds the peak in use and its slack; while any of that memory remains, a block may be a quarter larger than requested, and below 64 KiB twice as large (without slack, as in `tight`: only while it is at least a quarter of the peak in use; after that, a sixteenth larger, and below 1 MiB exact) | a tighter fit inside the memory reserved ahead; smaller: locks |
 //! | [`poll_budget`](Tuning::poll_budget) | 20 µs | 20 µs | 20 µs | how long one allocation may query the driver for completed work; zero disables the queries | time; smaller: memory freed on other streams is reused later |
 //! | [`release_budget`](Tuning::release_budget) | 200 µs | 200 µs | 200 µs | how long an allocation on the slow path, or the start of a host wait, may release memory above the soft limit; zero leaves that to the ends of waits | time; smaller: memory stays above the soft limit longer |
 //! | [`inserted_waits`](Tuning::inserted_waits) | off | on | on | whether the pool may make one stream wait for another on the device rather than exceed the slack | concurrency of streams; off: memory |
@@ -148,13 +147,6 @@ impl Tuning {
     /// In bytes.
     pub fn magazine_bytes_min(mut self, size_bytes: u64) -> Self {
         self.heap.magazine_bytes_min = size_bytes;
-        self
-    }
-
-    /// In thousandths of the memory reserved ahead that exceeds the peak in use and its slack. With zero, a thread
-    /// cache keeps only the last few large blocks, each for a request of its size.
-    pub fn large_share(mut self, per_mille: u32) -> Self {
-        self.heap.large_share_per_mille = per_mille;
         self
     }
 

@@ -44,7 +44,7 @@ pub struct Status {
     /// than [`reserved_peak_bytes`](Self::reserved_peak_bytes). That includes rounding, and the freed blocks in thread
     /// caches. Blocks up to 1 MiB are bounded in total by [`magazine_share`](crate::Tuning::magazine_share) and
     /// [`magazine_bytes_min`](crate::Tuning::magazine_bytes_min). Larger blocks are the last four of each thread and
-    /// stream, and those that [`large_share`](crate::Tuning::large_share) allows.
+    /// stream, and, while memory that was reserved ahead was never needed, as much as that.
     pub in_use_peak_bytes: u64,
     /// The peak of reserved memory.
     pub reserved_peak_bytes: u64,

@@ -59,15 +59,15 @@ fn ahead(device: &Device, profile: Profile) -> Pool {
 
 #[test]
 fn a_thread_reuses_a_close_fit_from_memory_reserved_ahead() {
-    let of = |profile, large_share| Tuning::of(profile).large_share(large_share);
-    for (profile, large_share) in
-        [(Profile::Fast, 1000), (Profile::Balanced, 1000), (Profile::Fast, 0), (Profile::Balanced, 0)]
+    for (profile, is_whole) in
+        [(Profile::Fast, true), (Profile::Balanced, true), (Profile::Fast, false), (Profile::Balanced, false)]
     {
-        let is_whole = large_share > 0;
         let device = device();
         let builder = Pool::builder(&device).backend(BackendKind::Caching);
-        let pool = builder.tuning(of(profile, large_share)).build().unwrap();
-        pool.reserve(GIB).unwrap();
+        let pool = builder.profile(profile).build().unwrap();
+        if is_whole {
+            pool.reserve(GIB).unwrap();
+        }
         let stream = Stream::new(&device).unwrap();
         let (first, second) =
             (pool.alloc(40 * MIB, &stream).unwrap(), pool.alloc(60 * MIB, &stream).unwrap());

@@ -18,7 +18,7 @@ fn no_request_fails_that_a_reclaim_would_have_saved() {
         let profiles = [Profile::Fast, Profile::Balanced, Profile::Tight].map(Tuning::of);
         // Threads keep at hand more than the heap may grow by, of both sizes.
         let keeping = Tuning::default().growth_slack(0).growth_slack_max(0);
-        let keeping = keeping.magazine_share(1000).magazine_bytes_min(64 * MIB).large_share(1000);
+        let keeping = keeping.magazine_share(1000).magazine_bytes_min(64 * MIB);
         let count = if bench.backend == BackendKind::Caching { 4 } else { 1 };
         for (index, tuning) in profiles.into_iter().chain([keeping]).take(count).enumerate() {
             let random = Random(bench.seed << 8 | index as u64);
