@@ -5,7 +5,7 @@
 
 mod support;
 
-use gpumem_array::pool::adaptor::{Adaptor, Change, Fill, Grant, Guard, Next, Release, Request};
+use gpumem_array::pool::adaptor::{Adaptor, Budget, Change, Grant, Guard, Next, Release, Request};
 use gpumem_array::pool::{CaptureMode, Event, MemoryKind, Pool, PoolError, Stream};
 use std::sync::Arc;
 use support::gpu;
@@ -45,8 +45,8 @@ fn a_guard_reads_only_its_own_bytes() {
     }
 }
 
-/// Calls the hooks of a fill at the wrong moments.
-struct Muddled(Fill);
+/// Calls the hooks of a budget at the wrong moments.
+struct Muddled(Budget);
 
 impl Adaptor for Muddled {
     fn grow(&self, change: &Change<'_>) -> Result<(), PoolError> {
@@ -55,18 +55,18 @@ impl Adaptor for Muddled {
     }
 
     fn shrink(&self, change: &Change<'_>) {
-        let _nothing_has_grown = self.0.grown(change);
+        let _more_than_nothing = self.0.grow(change);
     }
 }
 
 #[test]
-fn a_fill_of_less_than_nothing_is_none() {
+fn a_budget_of_less_than_nothing_is_none() {
     // The other backends have no blocks that grow.
     if !cfg!(feature = "backend-caching") {
         return;
     }
     let gpu = gpu();
-    let pool = Pool::builder(gpu.device()).adaptor(Arc::new(Muddled(Fill::debug()))).build().unwrap();
+    let pool = Pool::builder(gpu.device()).adaptor(Arc::new(Muddled(Budget::new(1)))).build().unwrap();
     let mut block = pool.growable(16 << 20, gpu.stream()).unwrap();
     block.grow_to(5 << 20).unwrap();
     block.shrink_to(1 << 20).unwrap();

@@ -140,9 +140,6 @@ pub(crate) trait Growing {
     fn remove(&self, id: u64, uses: &[Stamp]);
 }
 
-/// The unit in which ranges map memory.
-pub(crate) const GROWTH_UNIT_BYTES: u64 = 2 << 20;
-
 /// Physical memory under an allocation: adjacent handles, as the driver names them, each with its size.
 #[cfg_attr(not(unix), allow(dead_code, reason = "only exports ask for it, which are for Unix"))]
 #[derive(Clone, Debug)]

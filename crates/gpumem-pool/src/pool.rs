@@ -18,7 +18,7 @@ pub(crate) mod state;
 pub(crate) mod unified;
 
 pub(crate) use adaptors::{
-    Adaptor, After, Behind, Change, Grant, Next, Opening, Peak, PoolId, Release, Request, Stack, Subject,
+    Adaptor, Behind, Change, Grant, Next, Opening, Peak, PoolId, Release, Request, Stack, Subject,
 };
 pub use block::Block;
 pub(crate) use graph_memory::GraphMemory;
@@ -159,6 +159,9 @@ impl Pool {
     /// Reserves memory from the device until the pool holds at least `size_bytes`, so that blocks up to that sum
     /// need no driver call for memory. Waits only if the device or the limit is full. Only the backend `caching`
     /// reserves ahead; `native` and `none` grow with each block.
+    ///
+    /// Thread caches keep large blocks in memory that was reserved ahead and never needed. While there is such memory,
+    /// a block may be a quarter larger than requested, and below 64 KiB twice as large.
     ///
     /// # Errors
     ///

@@ -95,6 +95,8 @@ impl World<'_> {
             Ok(()) => Ok(()),
             Err(PoolError::Driver(_)) if seen.refused().is_some() => Ok(()),
             Err(error) if !shrinks && self.is_adaptors_right(&error, size_bytes - before_bytes) => Ok(()),
+            // The fill does not support growable blocks.
+            Err(PoolError::Refused { adaptor, .. }) if self.adapted.is_some() && adaptor == "fill" => Ok(()),
             Err(PoolError::LimitReached { .. } | PoolError::OutOfMemory { .. }) if !shrinks => {
                 self.growth_is_impossible(index, size_bytes, seen.refused().is_some())
             }

@@ -3,7 +3,6 @@
 use super::{Adaptor, Change, Grant, Next, Release, Request};
 use crate::device::Stream;
 use crate::error::PoolError;
-use crate::pool::After;
 use core::fmt;
 use core::sync::atomic::{AtomicBool, Ordering};
 use gpumem_sys::types::{CUdeviceptr, CUstream};
@@ -24,8 +23,7 @@ use gpumem_sys::{Driver, DriverError};
 /// contents.
 ///
 /// A graph's memory is set when it is allocated and when it is released with the graph. It is not set between launches,
-/// or between the parts that a capture makes of it. A growable block's new part is set before the growth returns, which
-/// waits for that, and its released part when it is released.
+/// or between the parts that a capture makes of it. Growable blocks are refused ([`PoolError::Refused`]).
 #[derive(Default)]
 pub struct Fill {
     on_alloc: Option<u8>,
@@ -89,28 +87,8 @@ impl Adaptor for Fill {
         }
     }
 
-    fn grown(&self, change: &Change<'_>) -> Result<(), PoolError> {
-        let (start, size_bytes) =
-            (change.address() + change.from_bytes(), change.to_bytes().saturating_sub(change.from_bytes()));
-        match self.value_on_alloc() {
-            Some(value) => change.do_now(After::Cut, |driver, owner_stream| {
-                set(driver, start, value, size_bytes, owner_stream)
-            }),
-            // The user of the block does not know of the fill that was queued when this memory was released.
-            None if self.on_free.is_some() && change.is_cut_pending() => {
-                change.do_now(After::Cut, |_, _| Ok(()))
-            }
-            None => Ok(()),
-        }
-    }
-
-    fn shrink(&self, change: &Change<'_>) {
-        let Some(value) = self.on_free.filter(|_| !change.is_undone()) else { return };
-        let (start, size_bytes) =
-            (change.address() + change.to_bytes(), change.from_bytes().saturating_sub(change.to_bytes()));
-        if !change.queue(|driver, owner_stream| set(driver, start, value, size_bytes, owner_stream)) {
-            self.has_missed.store(true, Ordering::Relaxed);
-        }
+    fn grow(&self, change: &Change<'_>) -> Result<(), PoolError> {
+        Err(change.refused(self.name(), "does not set the bytes of growable blocks"))
     }
 }
 

@@ -8,26 +8,22 @@
 //! releases the block behind the copies. The next allocation, or a call of [`Guard::settle`], checks the completed
 //! copies.
 
-mod ends;
 mod slots;
 
 use super::fill::set_now;
 use super::{Adaptor, Change, Damage, Grant, Next, PoolId, Release, Request, Side};
 use crate::config::ALIGNMENT_MIN;
-use crate::device::Device;
 use crate::error::PoolError;
 use core::fmt;
 use core::sync::atomic::{AtomicU64, Ordering};
-use ends::Ends;
-pub(super) use slots::Edges;
-use slots::{Slots, Work};
+use slots::{Edges, Slots};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 /// Detects writes past the ends of blocks, up to 256 bytes before and after, to the byte.
 ///
-/// Damage is reported to the observer ([`Guard::on_damage`]). Without one it is the error of the next allocation or
-/// growth, [`PoolError::Damaged`], once for each block. It is detected once the device has completed the block's uses,
-/// so call [`Guard::settle`] after waiting for the device to get all reports.
+/// Damage is reported to the observer ([`Guard::on_damage`]). Without one it is the error of the next allocation,
+/// [`PoolError::Damaged`], once for each block. It is detected once the device has completed the block's uses, so call
+/// [`Guard::settle`] after waiting for the device to get all reports.
 ///
 /// Each block takes its alignment and 512 bytes more, which the pool counts as in use, four small driver calls and, at
 /// a free, a marker in the stream. A block is not checked in these cases ([`Guard::unchecked_count`]):
@@ -36,12 +32,8 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 ///   other users;
 /// - 1024 checks are pending.
 ///
-/// A graph's memory is checked as a whole when the graph is dropped.
-///
-/// A growable block has guard bytes only after its end, in the rest of its last page of 2 MiB: up to 512 bytes, and
-/// none if its size is a multiple of the page, because the memory after it belongs to another block. Whenever the end
-/// moves, the guard bytes are checked and set again. A growth waits for the work that uses the block, to make that
-/// possible.
+/// A graph's memory is checked as a whole when the graph is dropped. Growable blocks are refused
+/// ([`PoolError::Refused`]).
 ///
 /// ```
 /// use gpumem_pool::{Device, Pool, Stream, adaptor::{Guard, Side}};
@@ -66,8 +58,6 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 #[derive(Default)]
 pub struct Guard {
     slots: Slots,
-    /// The ends of growable blocks.
-    ends: Ends,
     found: Mutex<Vec<Damage>>,
     on_damage: Option<Box<Callback>>,
     unchecked_count: AtomicU64,
@@ -83,8 +73,8 @@ impl Guard {
         Self::default()
     }
 
-    /// Calls `callback` for every damage instead of failing an allocation or a growth, on the thread that detects it, with
-    /// no lock held.
+    /// Calls `callback` for every damage instead of failing an allocation, on the thread that detects it, with no lock
+    /// held.
     #[must_use]
     pub fn on_damage(mut self, callback: impl Fn(&Damage) + Send + Sync + 'static) -> Self {
         self.on_damage = Some(Box::new(callback));
@@ -164,38 +154,20 @@ impl Adaptor for Guard {
         release.set_used();
         let (address, size_bytes) = (release.address(), release.size_bytes());
         let (stream, pool) = (release.stream_id(), release.pool());
-        let (front_bytes, back_bytes) = (FRONT_BYTES, back_bytes(size_bytes));
-        let edges = Edges { address, size_bytes, front_bytes, back_bytes, stream, pool };
+        let back_bytes = back_bytes(size_bytes);
+        let edges = Edges { address, size_bytes, back_bytes, stream, pool };
         // An outer adaptor may forward the free of a block whose allocation this guard did not see. Such a block has no
         // guard bytes, and the memory around it belongs to other blocks.
         let whole = release.whole();
-        let is_own = address.checked_sub(front_bytes).is_some_and(|start| whole.start <= start)
+        let is_own = address.checked_sub(FRONT_BYTES).is_some_and(|start| whole.start <= start)
             && (address + size_bytes).checked_add(back_bytes).is_some_and(|end| end <= whole.end);
-        match is_own {
-            true => self.look_later(release.device(), edges, |copies| release.queue(copies)),
-            false => drop(self.unchecked_count.fetch_add(1, Ordering::Relaxed)),
+        if !(is_own && self.slots.fill(release, edges)) {
+            self.unchecked_count.fetch_add(1, Ordering::Relaxed);
         }
     }
 
     fn grow(&self, change: &Change<'_>) -> Result<(), PoolError> {
-        self.slots.prepare(change.device())?;
-        self.leave_end(change)
-    }
-
-    fn grown(&self, change: &Change<'_>) -> Result<(), PoolError> {
-        self.guard_end(change)
-    }
-
-    fn shrink(&self, change: &Change<'_>) {
-        self.move_end(change);
-    }
-}
-
-impl Guard {
-    fn look_later(&self, device: &Device, edges: Edges, queue: impl FnOnce(&mut Work<'_>) -> bool) {
-        if !self.slots.fill(device, edges, queue) {
-            self.unchecked_count.fetch_add(1, Ordering::Relaxed);
-        }
+        Err(change.refused(self.name(), "does not guard growable blocks"))
     }
 }
 

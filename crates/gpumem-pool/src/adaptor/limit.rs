@@ -92,11 +92,11 @@ impl Adaptor for Budget {
     }
 
     fn grow(&self, change: &Change<'_>) -> Result<(), PoolError> {
-        self.take(counted(change.to_bytes()) - counted(change.from_bytes()))
+        self.take(counted(change.to_bytes()).saturating_sub(counted(change.from_bytes())))
     }
 
     fn shrink(&self, change: &Change<'_>) {
-        self.give_back(counted(change.from_bytes()) - counted(change.to_bytes()));
+        self.give_back(counted(change.from_bytes()).saturating_sub(counted(change.to_bytes())));
     }
 }
 

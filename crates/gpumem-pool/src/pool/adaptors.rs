@@ -6,7 +6,6 @@ mod peak;
 mod request;
 mod stack;
 
-pub(crate) use change::After;
 pub use change::Change;
 pub(crate) use change::Subject;
 pub use grant::{Grant, Release};

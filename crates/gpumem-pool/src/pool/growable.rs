@@ -1,6 +1,6 @@
 //! [`GrowableBlock`]: contiguous addresses whose memory grows and shrinks at the end.
 
-use crate::backend::{GROWTH_UNIT_BYTES, Growing, Source};
+use crate::backend::{Growing, Source};
 use crate::config::MemoryKind;
 use crate::device::{Device, Stamp, Stream, StreamId, order::uses};
 use crate::error::PoolError;
@@ -51,8 +51,6 @@ pub struct GrowableBlock {
     tag: u16,
     /// The other streams that used the block, in the format of [`uses`].
     uses: AtomicU64,
-    /// Stamps taken at the last shrink: the work that might still use the removed memory.
-    cut: Vec<Stamp>,
 }
 
 impl Pool {
@@ -80,7 +78,6 @@ impl Pool {
             owner_stream: stream.id(),
             tag: scope::innermost(self.0.tags()),
             uses: AtomicU64::new(0),
-            cut: Vec::new(),
         })
     }
 
@@ -130,8 +127,7 @@ impl GrowableBlock {
 
     /// Grows the block to at least `size_bytes`, for all work queued after this call. The contents of the new bytes
     /// are unspecified. A block that is already large enough stays unchanged. When the limit or the device is full,
-    /// the pool waits for the device and gives back its cached memory first. [`Fill`](crate::adaptor::Fill) and
-    /// [`Guard`](crate::adaptor::Guard) also wait.
+    /// the pool waits for the device and gives back its cached memory first.
     ///
     /// Memory that an earlier shrink removed may be added again immediately. The earlier work on that memory
     /// belongs to this block, so new work comes after it only if their streams are ordered.
@@ -143,9 +139,8 @@ impl GrowableBlock {
     /// - [`PoolError::BeyondMaximum`] if `size_bytes` exceeds the maximum.
     /// - [`PoolError::LimitReached`] if a hard limit or quota refuses.
     /// - [`PoolError::OutOfMemory`] if the device has no free memory.
-    /// - [`PoolError::NotInCapture`] from `Fill` or `Guard`, if a stream captures and the block has shrunk
-    ///   meanwhile.
-    /// - [`PoolError::Refused`], [`PoolError::OverBudget`] or another error of an adaptor.
+    /// - [`PoolError::Refused`] in a pool with [`Fill`](crate::adaptor::Fill) or [`Guard`](crate::adaptor::Guard).
+    /// - [`PoolError::OverBudget`] or another error of an adaptor.
     /// - [`PoolError::DeviceLost`] or [`PoolError::Poisoned`] after an earlier failure.
     /// - [`PoolError::Driver`] if a call fails.
     pub fn grow_to(&mut self, size_bytes: u64) -> Result<(), PoolError> {
@@ -188,8 +183,7 @@ impl GrowableBlock {
         }
         self.tell_of_shrinking(size_bytes);
         self.size_bytes = size_bytes;
-        self.cut = self.stamps();
-        self.pool.growing()?.shrink_to(self.id, size_bytes, &self.cut)
+        self.pool.growing()?.shrink_to(self.id, size_bytes, &self.stamps())
     }
 
     /// Records that work queued on `stream` uses the block, like [`Block::record_use`](crate::Block::record_use).
@@ -209,9 +203,8 @@ impl GrowableBlock {
 
     /// Returns the view of the block that adaptors receive.
     fn subject(&self) -> Subject<'_> {
-        let Self { address, ref pool, owner_stream, tag, ref uses, ref cut, .. } = *self;
-        let (device, uses) = (pool.device(), uses.load(Ordering::Relaxed));
-        Subject { address, device, tag, owner_stream, uses, cut, unit_bytes: GROWTH_UNIT_BYTES }
+        let Self { address, ref pool, owner_stream, tag, ref uses, .. } = *self;
+        Subject { address, device: pool.device(), tag, owner_stream, uses: uses.load(Ordering::Relaxed) }
     }
 
     fn stamps(&self) -> Vec<Stamp> {

@@ -275,6 +275,7 @@ fn a_peak_is_exact_on_request() {
         drop(blocks);
         pool.reset_peaks().unwrap();
         assert_eq!(peak_bytes(&pool), 0);
+        let pool = bench.builder().hard_limit(512 * MIB).exact_peaks().build().unwrap();
         if let Ok(mut block) = pool.growable(700 * MIB, &stream) {
             block.grow_to(30 * MIB).unwrap();
             block.shrink_to(7 * MIB).unwrap();

@@ -3,33 +3,29 @@
 //! Each device has a slab. A drop takes a slot of it, the device fills it, and after the check it is free again. When a
 //! guard is dropped, its slabs go to their devices, which free them once all copies are complete.
 
-use super::{BACK_BYTES_MAX, FRONT_BYTES, PoolId};
+use super::{BACK_BYTES_MAX, FRONT_BYTES, PoolId, Release};
 use crate::config::MemoryKind;
 use crate::device::{
     CaptureModeGuard, Clocks, DeferredRelease, Device, Handle, HowFar, Order, Stamp, StreamId, WeakDevice,
 };
 use crate::error::PoolError;
 use core::ffi::c_void;
-use gpumem_sys::types::{CUdeviceptr, CUstream};
-use gpumem_sys::{Driver, DriverError};
+use gpumem_sys::Driver;
+use gpumem_sys::types::CUdeviceptr;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 #[derive(Default)]
 pub(super) struct Slots(Mutex<Vec<Slab>>);
 
-/// The edges of a block that are being copied. The block is freed by now, or has another end.
+/// The edges of a freed block that are being copied.
 #[derive(Clone, Copy)]
 pub(crate) struct Edges {
     pub(super) address: CUdeviceptr,
     pub(super) size_bytes: u64,
-    pub(super) front_bytes: u64,
     pub(super) back_bytes: u64,
     pub(super) stream: StreamId,
     pub(super) pool: PoolId,
 }
-
-/// Work on a stream.
-pub(super) type Work<'a> = dyn FnMut(&Driver, CUstream) -> Result<(), DriverError> + 'a;
 
 struct Slab {
     device: WeakDevice,
@@ -58,37 +54,30 @@ impl Slots {
         Ok(())
     }
 
-    /// Queues copies of a block's guard bytes behind its uses, by `queue`. False if that is impossible now.
-    pub(super) fn fill(
-        &self,
-        device: &Device,
-        edges: Edges,
-        queue: impl FnOnce(&mut Work<'_>) -> bool,
-    ) -> bool {
+    /// Queues copies of a block's guard bytes behind its uses. False if that is impossible now.
+    pub(super) fn fill(&self, release: &Release<'_>, edges: Edges) -> bool {
         let mut slabs = self.lock();
-        let Some(slab) = slabs.iter_mut().find(|slab| slab.is_of(device)) else { return false };
+        let Some(slab) = slabs.iter_mut().find(|slab| slab.is_of(release.device())) else { return false };
         let Some(slot) = slab.free.pop() else { return false };
-        let Edges { address, size_bytes, front_bytes, back_bytes, stream, .. } = edges;
-        let (start, end) = (address - front_bytes, address + size_bytes);
+        let Edges { address, size_bytes, back_bytes, stream, .. } = edges;
+        let (start, end) = (address - FRONT_BYTES, address + size_bytes);
         let (front, back) = (slab.at(slot), slab.at(slot).wrapping_byte_add(FRONT_BYTES as usize));
         let mut is_tried = false;
-        let queued = queue(&mut |driver, owner_stream| {
+        let queued = release.queue(|driver, owner_stream| {
             is_tried = true;
-            if front_bytes > 0 {
-                // SAFETY: the slot is as long as both parts together, and does not move until the copies are known to
-                // be complete. The block's edges are granted, and released behind this copy.
-                unsafe { driver.cuMemcpyAsync(place(front), start, front_bytes as usize, owner_stream)? };
+            // SAFETY: the slot is as long as both parts together, and does not move until the copies are known to be
+            // complete. The block's edges are granted with it, and released behind these copies.
+            unsafe {
+                driver.cuMemcpyAsync(place(front), start, FRONT_BYTES as usize, owner_stream)?;
+                driver.cuMemcpyAsync(place(back), end, back_bytes as usize, owner_stream)
             }
-            // SAFETY: `back` is the rest of the slot, `back_bytes` long, which does not move until the copies are known
-            // to be complete. The bytes after the block are granted with it, and released behind this copy.
-            unsafe { driver.cuMemcpyAsync(place(back), end, back_bytes as usize, owner_stream) }
         });
         if !queued {
             // After a failed attempt, one of the copies may be queued: the slot is not used again.
             slab.free.extend((!is_tried).then_some(slot));
             return false;
         }
-        let clocks = device.clocks();
+        let clocks = release.device().clocks();
         let stamp = clocks.stamp_of(stream);
         slab.filling.push(Filling { slot, stamp, edges });
         // Without a marker, the copies are known to be complete once the stream or the device has been waited for.
@@ -141,7 +130,7 @@ impl Slab {
                 // SAFETY: the copies into the slot are complete, no other code writes it, and it is at least this long.
                 unsafe { core::slice::from_raw_parts(bytes, size_bytes as usize).to_vec() }
             };
-            let edge_bytes = (read(0, edges.front_bytes), read(FRONT_BYTES, edges.back_bytes));
+            let edge_bytes = (read(0, FRONT_BYTES), read(FRONT_BYTES, edges.back_bytes));
             self.free.push(slot);
             (edges, edge_bytes.0, edge_bytes.1)
         });

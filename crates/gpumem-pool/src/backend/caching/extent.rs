@@ -6,7 +6,7 @@
 
 use super::caching_pool::{AllocFailure, CachingPool};
 use super::vmm::{BackingError, Vmm};
-use crate::backend::{GROWTH_UNIT_BYTES, Growing};
+use crate::backend::Growing;
 use crate::device::{CaptureModeGuard, Order, Stamp, StreamIndex, deadline};
 use crate::error::{Attempt, PoolError};
 use gpumem_heap::heap::{Heap, Lost};
@@ -317,7 +317,7 @@ impl CachingPool {
 }
 
 /// The unit of physical memory.
-const PAGE_BYTES: u64 = GROWTH_UNIT_BYTES;
+const PAGE_BYTES: u64 = 2 << 20;
 
 /// A handle is at most this fraction of the extent, so that little excess memory stays mapped after a shrink.
 const HANDLE_SHARE: u64 = 16;

@@ -133,17 +133,6 @@ impl Clocks {
             .flatten()
     }
 
-    /// The part of a current stamp that runs. For an owned or long-lived stream that is capturing, that is the marked
-    /// work queued before the capture.
-    pub(crate) fn that_runs(&self, stamp: Stamp) -> Stamp {
-        let captures =
-            self.with_stream_state(stamp.stream_index(), |state| Ok(state.is_ours() && state.is_capturing()));
-        match captures {
-            Ok(Some(true)) => Stamp::new(stamp.stream_index(), stamp.epoch().saturating_sub(1)),
-            _ => stamp,
-        }
-    }
-
     /// Makes a stream that the call names wait for a stamp. False if the stamp's stream cannot be marked now.
     pub(crate) fn order_launch(&self, stamp: Stamp, waiter: StreamIndex) -> Result<bool, DriverError> {
         if self.is_ordered(stamp, waiter) {
