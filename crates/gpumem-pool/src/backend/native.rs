@@ -27,6 +27,7 @@ mod chain;
 mod complete;
 mod driver_pool;
 mod ordered;
+mod pending_frees;
 
 use super::direct::DriverAllocator;
 use super::{FreeRequest, Reserved};
@@ -142,8 +143,8 @@ impl DriverAllocator for NativeAllocator {
 
     fn has_waiting(&self) -> bool {
         match &self.frees {
-            Frees::Ordered(ordered) => ordered.has_waiting(),
-            Frees::Complete(complete) => complete.has_waiting(),
+            Frees::Ordered(ordered) => ordered.pending.has_waiting(),
+            Frees::Complete(complete) => complete.pending.has_waiting(),
         }
     }
 

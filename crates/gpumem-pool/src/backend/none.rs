@@ -7,7 +7,7 @@
 use super::direct::DriverAllocator;
 use super::{FreeRequest, Reserved, plain};
 use crate::config::{BackendKind, MemoryKind};
-use crate::device::{CaptureModeGuard, Device, Order, Stamp, Stream};
+use crate::device::{CaptureModeGuard, Device, Stamp, Stream};
 use crate::error::PoolError;
 use gpumem_sys::DriverError;
 use gpumem_sys::types::CUdeviceptr;
@@ -32,15 +32,8 @@ impl PlainAllocator {
 
     fn free(&self, device: &Device, freed: &FreeRequest) -> Result<(), DriverError> {
         let clocks = device.clocks();
-        let stamps: Vec<Stamp> = freed.stamps(clocks).collect();
-        for stamp in stamps {
-            // One wait completes the stamps of all streams of a device.
-            if !clocks.is_complete(stamp)
-                && let Some(user) = clocks.device_of(stamp.stream_index())
-            {
-                user.finish()?;
-            }
-        }
+        let uses: Vec<Stamp> = freed.stamps(clocks).collect();
+        clocks.finish_stamps(&uses, None)?;
         let _bound = device.enter()?;
         let _relaxed = CaptureModeGuard::enter(device.driver())?;
         // SAFETY: the address came from `acquire`, its only block is gone, and the address is not used again after a

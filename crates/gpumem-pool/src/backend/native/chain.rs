@@ -70,19 +70,16 @@ impl Chain {
     }
 
     pub(super) fn acquire(&self, size_bytes: u64, stream: CUstream) -> Result<CUdeviceptr, DriverError> {
-        let (refusal, refused_by) = {
+        let refusal = {
             let pools = self.read();
             match pools.current.acquire(size_bytes, stream) {
-                Err(refusal) if is_full(&refusal) && pools.may_be_others(self.bound_bytes()) => {
-                    (refusal, pools.current.id())
-                }
+                Err(refusal) if is_full(&refusal) && pools.may_be_others(self.bound_bytes()) => refusal,
                 other => return other,
             }
         };
         let mut pools = self.write();
-        if pools.current.id() != refused_by
-            && let Some(found) = granted(pools.current.acquire(size_bytes, stream))?
-        {
+        // Another thread may have replaced the pool meanwhile.
+        if let Some(found) = granted(pools.current.acquire(size_bytes, stream))? {
             return Ok(found);
         }
         pools.acquire_elsewhere(size_bytes, stream, self.bound_bytes())?.ok_or(refusal)

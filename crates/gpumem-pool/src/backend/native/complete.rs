@@ -8,36 +8,26 @@
 //! when the quiet stream is idle, and every stream and the host may then use it.
 
 use super::chain::Chain;
+use super::pending_frees::{PendingFree, PendingFrees};
 use crate::backend::FreeRequest;
 use crate::config::MemoryKind;
-use crate::device::{
-    CaptureModeGuard, Clocks, ContextGuard, DeferredRelease, Device, Handle, HowFar, Order, Stamp,
-};
+use crate::device::{CaptureModeGuard, ContextGuard, Device, Handle};
 use core::sync::atomic::{AtomicU64, Ordering};
 use core::time::Duration;
 use gpumem_sys::types::{CUcontext, CUdeviceptr, CUresult, CUstream, CUstream_flags, CUstream_st};
 use gpumem_sys::{Driver, DriverError};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::time::Instant;
 
 pub(super) struct Complete {
     device: Device,
     kind: MemoryKind,
     quiet: Arc<Quiet>,
-    waiting: Mutex<Vec<Pending>>,
-    /// Frees that failed. They are retried when the pool ends.
-    failed: Mutex<Vec<Pending>>,
+    pub(super) pending: PendingFrees,
     /// The bytes that have not been returned to the driver, including live blocks.
     held_bytes: AtomicU64,
     /// The time that one allocation may spend on polling for completed work.
     poll_budget: Duration,
-}
-
-/// Memory of a dropped block, with the uses that may still be pending.
-struct Pending {
-    address: CUdeviceptr,
-    size_bytes: u64,
-    stamps: Vec<Stamp>,
 }
 
 /// A stream on which no work is queued, so that its allocations and frees are complete almost at once.
@@ -59,8 +49,7 @@ impl Complete {
             device: device.clone(),
             kind,
             quiet: Arc::new(Quiet::new(device)?),
-            waiting: Mutex::default(),
-            failed: Mutex::default(),
+            pending: PendingFrees::default(),
             held_bytes: AtomicU64::new(0),
             poll_budget,
         })
@@ -85,41 +74,31 @@ impl Complete {
         })?;
         // After an error the memory has no owner, so it waits to be freed.
         let unused = |_: &DriverError| {
-            self.lock_waiting().push(Pending { address, size_bytes, stamps: Vec::new() });
+            self.pending.add(PendingFree { address, size_bytes, stamps: Vec::new() });
         };
         self.quiet.settle().inspect_err(unused)?;
         Ok(address)
     }
 
+    /// After a failure the memory counts as in use, and the free is retried when the pool ends.
     pub(super) fn release(&self, freed: &FreeRequest) -> Result<(), DriverError> {
-        let stamps: Vec<Stamp> = freed.stamps(self.device.clocks()).collect();
-        let block = Pending { address: freed.allocation.address, size_bytes: freed.size_bytes, stamps };
-        if block.stamps.is_empty() {
-            // After a failure the memory counts as in use, and the free is retried when the pool ends.
-            return self.free_now(&block).inspect_err(|_| {
-                self.failed.lock().unwrap_or_else(PoisonError::into_inner).push(block);
-            });
+        let free = PendingFree::new(freed, self.device.clocks());
+        if !free.stamps.is_empty() {
+            self.pending.add(free);
+            return Ok(());
         }
-        self.lock_waiting().push(block);
-        Ok(())
+        self.free_now(&free).inspect_err(|_| self.pending.add_failed(free))
     }
 
     /// Frees the waiting blocks whose uses are complete. Returns whether there were any.
     pub(super) fn sweep(&self) -> Result<bool, DriverError> {
-        let mut waiting = self.lock_waiting();
-        if waiting.is_empty() {
+        if !self.pending.has_waiting() {
             return Ok(false);
         }
         let _bound = self.device.enter()?;
         let _relaxed = CaptureModeGuard::enter(self.device.driver())?;
-        let (clocks, before_count, mut failure) = (self.device.clocks(), waiting.len(), None);
-        waiting.retain(|block| {
-            let is_freed = failure.is_none()
-                && block.is_done(clocks)
-                && self.free(block).inspect_err(|error| failure = Some(*error)).is_ok();
-            !is_freed
-        });
-        failure.map_or(Ok(waiting.len() < before_count), Err)
+        let clocks = self.device.clocks();
+        self.pending.sweep(|free| Ok(free.is_complete(clocks) && self.free(free).map(|()| true)?))
     }
 
     /// Waits for the quiet stream. The driver releases only memory whose frees the host has synchronised with.
@@ -127,115 +106,46 @@ impl Complete {
         self.quiet.wait()
     }
 
-    /// Whether any freed block waits for its uses.
-    pub(super) fn has_waiting(&self) -> bool {
-        !self.lock_waiting().is_empty()
-    }
-
     /// Waits for the devices whose work uses waiting blocks, up to the deadline if there is one.
     pub(super) fn finish(&self, until: Option<Instant>) -> Result<(), DriverError> {
-        let stamps: Vec<Stamp> =
-            self.lock_waiting().iter().flat_map(|block| block.stamps.iter().copied()).collect();
-        let clocks = self.device.clocks();
-        for stamp in stamps {
-            // One wait completes the stamps of all streams of a device.
-            if !clocks.is_complete(stamp)
-                && let Some(user) = clocks.device_of(stamp.stream_index())
-            {
-                match until {
-                    None => user.finish()?,
-                    Some(until) => drop(user.finish_until(until)?),
-                }
-            }
-        }
-        Ok(())
+        self.device.clocks().finish_stamps(&self.pending.stamps(), until)
     }
 
     /// Polls for completed work and frees the blocks it used. Records markers in streams with pending uses, so that a
     /// later poll can detect their completion.
     pub(super) fn free_what_may_be_done(&self) -> Result<(), DriverError> {
-        if self.lock_waiting().is_empty() {
+        if !self.pending.has_waiting() {
             return Ok(());
         }
         self.sweep()?;
-        let clocks = self.device.clocks();
-        // Only the latest stamp of a stream can lack a marker.
-        let is_unmarked = |stamp: &Stamp| clocks.stamp(stamp.stream_index()) == *stamp;
-        let mut unmarked: Vec<Stamp> =
-            self.lock_waiting().iter().flat_map(|block| &block.stamps).copied().collect();
-        unmarked.retain(is_unmarked);
-        unmarked.dedup();
-        for stamp in unmarked {
-            if is_unmarked(&stamp) {
-                clocks.record_marker(stamp.stream_index())?;
-            }
-        }
-        if clocks.poll(self.poll_budget)? {
+        self.pending.record_markers(self.device.clocks())?;
+        if self.device.clocks().poll(self.poll_budget)? {
             self.sweep()?;
         }
         Ok(())
     }
 
-    fn free_now(&self, block: &Pending) -> Result<(), DriverError> {
+    fn free_now(&self, free: &PendingFree) -> Result<(), DriverError> {
         let _bound = self.device.enter()?;
         let _relaxed = CaptureModeGuard::enter(self.device.driver())?;
-        self.free(block)
+        self.free(free)
     }
 
-    fn free(&self, block: &Pending) -> Result<(), DriverError> {
-        self.quiet.free(block.address)?;
-        self.held_bytes.fetch_sub(block.size_bytes, Ordering::AcqRel);
+    /// Requires the device's context to be current.
+    fn free(&self, free: &PendingFree) -> Result<(), DriverError> {
+        self.quiet.free(free.address)?;
+        self.held_bytes.fetch_sub(free.size_bytes, Ordering::AcqRel);
         Ok(())
     }
-
-    fn lock_waiting(&self) -> MutexGuard<'_, Vec<Pending>> {
-        self.waiting.lock().unwrap_or_else(PoisonError::into_inner)
-    }
 }
 
-/// Pending memory is handed to the device's maintenance. The driver pool may be destroyed before it: the driver keeps
-/// the pool until its last block is freed.
 impl Drop for Complete {
     fn drop(&mut self) {
-        let failed = core::mem::take(self.failed.get_mut().unwrap_or_else(PoisonError::into_inner));
-        self.lock_waiting().extend(failed);
+        self.pending.retry_failed();
         // Markers let the device detect when the pending work is complete.
         let _ = self.free_what_may_be_done();
-        let waiting = core::mem::take(&mut *self.lock_waiting());
-        if !waiting.is_empty() {
-            let (kind, quiet) = (self.kind, Arc::clone(&self.quiet));
-            self.device.maintenance().add_left(Box::new(OrphanedHeap { kind, quiet, waiting }));
-        }
-    }
-}
-
-/// The pending blocks of a pool that is gone.
-struct OrphanedHeap {
-    kind: MemoryKind,
-    quiet: Arc<Quiet>,
-    waiting: Vec<Pending>,
-}
-
-impl DeferredRelease for OrphanedHeap {
-    fn kind(&self) -> MemoryKind {
-        self.kind
-    }
-
-    fn waits(&self) -> bool {
-        false
-    }
-
-    fn give_back(&mut self, driver: &Driver, clocks: &Clocks, how: HowFar) -> bool {
-        let Ok(_relaxed) = CaptureModeGuard::enter(driver) else { return false };
-        let is_done = |block: &Pending| how == HowFar::All || block.is_done(clocks);
-        self.waiting.retain(|block| !(is_done(block) && self.quiet.free(block.address).is_ok()));
-        self.waiting.is_empty()
-    }
-}
-
-impl Pending {
-    fn is_done(&self, clocks: &Clocks) -> bool {
-        self.stamps.iter().all(|stamp| clocks.is_complete(*stamp))
+        let quiet = Arc::clone(&self.quiet);
+        self.pending.leave_to(&self.device, (self.kind, false), move |_, address| quiet.free(address));
     }
 }
 

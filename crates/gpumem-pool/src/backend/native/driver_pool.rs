@@ -69,11 +69,6 @@ impl DriverPool {
         self.max_bytes
     }
 
-    /// An identifier that is unique among live pools.
-    pub(super) fn id(&self) -> usize {
-        self.handle.0.addr()
-    }
-
     pub(super) fn acquire(&self, size_bytes: u64, stream: CUstream) -> Result<CUdeviceptr, DriverError> {
         let (mut address, size) = (0, size_bytes as usize);
         // SAFETY: `address` outlives the call; pool and stream are alive.
@@ -151,7 +146,7 @@ impl DriverPool {
 
 impl Drop for DriverPool {
     fn drop(&mut self) {
-        let mut left = OrphanedHeap { handle: Handle(self.handle.0), kind: self.kind };
+        let mut left = OrphanedDriverPool { handle: Handle(self.handle.0), kind: self.kind };
         let destroyed = self.device.enter().and_then(|_bound| {
             let _relaxed = CaptureModeGuard::enter(self.device.driver())?;
             left.destroy(self.device.driver())
@@ -164,12 +159,12 @@ impl Drop for DriverPool {
 }
 
 /// A pool that the driver failed to destroy.
-struct OrphanedHeap {
+struct OrphanedDriverPool {
     handle: Handle<CUmemPoolHandle_st>,
     kind: MemoryKind,
 }
 
-impl OrphanedHeap {
+impl OrphanedDriverPool {
     /// Destroys the pool. No capture is affected by the call.
     fn destroy(&mut self, driver: &Driver) -> Result<(), DriverError> {
         let _guard = driver.teardown();
@@ -178,7 +173,7 @@ impl OrphanedHeap {
     }
 }
 
-impl DeferredRelease for OrphanedHeap {
+impl DeferredRelease for OrphanedDriverPool {
     fn kind(&self) -> MemoryKind {
         self.kind
     }

@@ -1,73 +1,54 @@
 //! [`Ordered`]: frees of device memory, each in the order of a stream.
 
+use super::pending_frees::{PendingFree, PendingFrees};
 use crate::backend::FreeRequest;
 use crate::config::MemoryKind;
-use crate::device::{CaptureModeGuard, Clocks, DeferredRelease, Device, HowFar, Order, Stamp, Stream};
+use crate::device::{Device, Stamp, Stream, StreamId};
 use crate::error::PoolError;
-use core::sync::atomic::{AtomicBool, Ordering};
+use gpumem_sys::DriverError;
 use gpumem_sys::types::CUdeviceptr;
-use gpumem_sys::{Driver, DriverError};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Mutex, PoisonError};
 
 pub(super) struct Ordered {
     device: Device,
     /// The stream for blocks that can't be freed in the order of their owner stream. Created on first use.
     sweeper: Mutex<Option<Stream>>,
-    waiting: Mutex<Vec<Waiting>>,
-    /// Frees that failed. They are retried when the pool ends.
-    failed: Mutex<Vec<Waiting>>,
-    /// Whether any free is waiting. Each allocation checks it.
-    is_any_waiting: AtomicBool,
-}
-
-/// Memory of a dropped block, with the uses that may still be pending.
-struct Waiting {
-    address: CUdeviceptr,
-    stamps: Vec<Stamp>,
+    pub(super) pending: PendingFrees,
 }
 
 impl Ordered {
     pub(super) fn new(device: &Device) -> Self {
-        Self {
-            device: device.clone(),
-            sweeper: Mutex::default(),
-            waiting: Mutex::default(),
-            failed: Mutex::default(),
-            is_any_waiting: AtomicBool::new(false),
-        }
+        Self { device: device.clone(), sweeper: Mutex::default(), pending: PendingFrees::default() }
     }
 
     /// Records a marker in the stream and queues the frees that waited for it. The caller of the allocation has
     /// passed the stream, so the pool may use it during this call.
     pub(super) fn before_acquire(&self, stream: &Stream) -> Result<(), DriverError> {
-        if self.is_any_waiting.load(Ordering::Acquire) {
+        if self.pending.has_waiting() {
             stream.clocks().record_marker_by_user(stream.stream_index())?;
             self.sweep()?;
         }
         Ok(())
     }
 
-    pub(super) fn has_waiting(&self) -> bool {
-        self.is_any_waiting.load(Ordering::Acquire)
-    }
-
-    /// After a failure the memory counts as in use, and the free is retried when the pool ends.
+    /// Frees a block in the order of its owner stream. Where that is impossible, because the stream is gone, belongs to
+    /// another library, captures, or may not wait for the other uses, in the order of the pool's own stream. After a
+    /// failure the memory counts as in use.
     pub(super) fn release(&self, freed: &FreeRequest) -> Result<(), DriverError> {
-        let at_home = self.free_at_home(freed);
-        if matches!(at_home, Ok(true)) {
+        let clocks = self.device.clocks();
+        let freed_in_order = self.free(freed.allocation.address, freed.stamps(clocks), freed.owner_stream);
+        if matches!(freed_in_order, Ok(true)) {
             return Ok(());
         }
-        let stamps = freed.stamps(self.device.clocks()).collect();
-        let waiting = Waiting { address: freed.allocation.address, stamps };
-        match at_home.and_then(|_| self.free_apart(&waiting)) {
+        let pending = PendingFree::new(freed, clocks);
+        match freed_in_order.and_then(|_| self.free_apart(&pending)) {
             Ok(true) => Ok(()),
             Ok(false) => {
-                self.lock_waiting().push(waiting);
-                self.is_any_waiting.store(true, Ordering::Release);
+                self.pending.add(pending);
                 Ok(())
             }
             Err(error) => {
-                self.failed.lock().unwrap_or_else(PoisonError::into_inner).push(waiting);
+                self.pending.add_failed(pending);
                 Err(error)
             }
         }
@@ -75,53 +56,27 @@ impl Ordered {
 
     /// Queues the waiting frees whose streams the pool may now wait for. Returns whether any has been queued.
     pub(super) fn sweep(&self) -> Result<bool, DriverError> {
-        let mut waiting = self.lock_waiting();
-        let (before_count, mut index) = (waiting.len(), 0);
-        while let Some(block) = waiting.get(index) {
-            match self.free_apart(block)? {
-                true => drop(waiting.swap_remove(index)),
-                false => index += 1,
-            }
-        }
-        self.is_any_waiting.store(!waiting.is_empty(), Ordering::Release);
-        Ok(waiting.len() < before_count)
+        self.pending.sweep(|pending| self.free_apart(pending))
     }
 
-    /// Frees a block in the order of its owner stream. Returns false if that stream is gone, belongs to another
-    /// library, or may not wait for the other uses.
-    fn free_at_home(&self, freed: &FreeRequest) -> Result<bool, DriverError> {
-        let clocks = self.device.clocks();
-        for stamp in
-            freed.stamps(clocks).filter(|stamp| stamp.stream_index() != freed.owner_stream.stream_index())
-        {
-            if !clocks.order_free(stamp, freed.owner_stream)? {
-                return Ok(false);
-            }
-        }
-        let _relaxed = CaptureModeGuard::enter(self.device.driver())?;
-        // SAFETY: the address came from the driver's pool and its only block is being dropped; the owner stream waits
-        // for every other stream that used the block, and is alive during the call.
-        let free = |owner_stream| unsafe {
-            self.device.driver().cuMemFreeAsync(freed.allocation.address, owner_stream)
-        };
-        Ok(clocks.with_open(freed.owner_stream, free)?.is_some())
-    }
-
-    /// Frees a block in the order of the pool's own stream, which waits for all uses. Returns false if that stream
-    /// can't wait for one of the uses now.
-    fn free_apart(&self, waiting: &Waiting) -> Result<bool, DriverError> {
+    /// Frees a block in the order of the pool's own stream. Returns false if that stream can't wait for one of the uses
+    /// now.
+    fn free_apart(&self, pending: &PendingFree) -> Result<bool, DriverError> {
         let Some(sweeper) = self.sweeper()? else { return Ok(false) };
-        for stamp in &waiting.stamps {
-            if !self.device.clocks().order_free(*stamp, sweeper.id())? {
-                return Ok(false);
-            }
-        }
-        let _bound = self.device.enter()?;
-        let _relaxed = CaptureModeGuard::enter(self.device.driver())?;
-        // SAFETY: the address came from the driver's pool and its only block is gone; the sweeper stream waits for
-        // every stream that used the block.
-        unsafe { self.device.driver().cuMemFreeAsync(waiting.address, sweeper.raw())? };
-        Ok(true)
+        self.free(pending.address, pending.stamps.iter().copied(), sweeper.id())
+    }
+
+    /// Queues a free on a stream, behind all uses. Returns false if that is impossible now.
+    fn free(
+        &self,
+        address: CUdeviceptr,
+        uses: impl Iterator<Item = Stamp>,
+        stream: StreamId,
+    ) -> Result<bool, DriverError> {
+        // SAFETY: the address came from the driver's pool and its only block is gone or being dropped; the stream is
+        // alive during the call, and waits for every stream that used the block.
+        let free = |stream| unsafe { self.device.driver().cuMemFreeAsync(address, stream) };
+        self.device.clocks().queue_behind(uses, stream, free)
     }
 
     /// The pool's own stream, created on first use. `None` while there are too many streams.
@@ -136,56 +91,19 @@ impl Ordered {
         }
         Ok(sweeper.clone())
     }
-
-    fn lock_waiting(&self) -> MutexGuard<'_, Vec<Waiting>> {
-        self.waiting.lock().unwrap_or_else(PoisonError::into_inner)
-    }
 }
 
-/// Memory that is pending, or that the driver failed to free, is handed to the device's maintenance.
 impl Drop for Ordered {
     fn drop(&mut self) {
-        let failed = core::mem::take(self.failed.get_mut().unwrap_or_else(PoisonError::into_inner));
-        self.lock_waiting().extend(failed);
+        self.pending.retry_failed();
         let _ = self.sweep();
-        let waiting = core::mem::take(&mut *self.lock_waiting());
-        if !waiting.is_empty() {
-            // Markers let the device detect when the pending work is complete, where streams can be marked.
-            let clocks = self.device.clocks();
-            for stamp in waiting.iter().flat_map(|block| &block.stamps) {
-                if clocks.stamp(stamp.stream_index()) == *stamp {
-                    let _ = clocks.record_marker(stamp.stream_index());
-                }
-            }
-            self.device.maintenance().add_left(Box::new(OrphanedHeap { waiting }));
-        }
-    }
-}
-
-/// The pending blocks of a pool that is gone. The driver pool may be destroyed before them: the driver keeps it until
-/// its last block is freed.
-struct OrphanedHeap {
-    waiting: Vec<Waiting>,
-}
-
-impl DeferredRelease for OrphanedHeap {
-    fn kind(&self) -> MemoryKind {
-        MemoryKind::Device
-    }
-
-    /// The release call waits for the device, because there is no stream to queue the free on: every stream may be
-    /// gone, and a stream created here would keep its device alive.
-    fn waits(&self) -> bool {
-        true
-    }
-
-    fn give_back(&mut self, driver: &Driver, clocks: &Clocks, how: HowFar) -> bool {
-        let Ok(_relaxed) = CaptureModeGuard::enter(driver) else { return false };
-        self.waiting.retain(|block| {
-            let is_done = how == HowFar::All || block.stamps.iter().all(|stamp| clocks.is_complete(*stamp));
-            // SAFETY: the address came from the driver's pool, its only block is gone, and all uses are complete.
-            !(is_done && unsafe { driver.cuMemFree_v2(block.address) }.is_ok())
+        // Markers let the device detect when the pending work is complete, where streams can be marked.
+        let _ = self.pending.record_markers(self.device.clocks());
+        // The release call waits for the device, because there is no stream to queue the free on: every stream may be
+        // gone, and a stream created here would keep its device alive.
+        // SAFETY: the address came from the driver's pool, its only block is gone, and all uses are complete.
+        self.pending.leave_to(&self.device, (MemoryKind::Device, true), |driver, address| unsafe {
+            driver.cuMemFree_v2(address)
         });
-        self.waiting.is_empty()
     }
 }

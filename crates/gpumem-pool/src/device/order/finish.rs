@@ -72,6 +72,22 @@ impl Clocks {
         Ok((is_in_time, is_covered))
     }
 
+    /// Waits on the host for the devices that have the work of these stamps, until a deadline if there is one.
+    pub(crate) fn finish_stamps(&self, stamps: &[Stamp], until: Option<Instant>) -> Result<(), DriverError> {
+        for stamp in stamps {
+            // One wait completes the stamps of all streams of a device.
+            if !self.is_complete(*stamp)
+                && let Some(user) = self.device_of(stamp.stream_index())
+            {
+                match until {
+                    None => user.finish()?,
+                    Some(until) => drop(user.finish_until(until)?),
+                }
+            }
+        }
+        Ok(())
+    }
+
     fn cover(&self, slot: StreamIndex, device: &Device) -> Result<Cover, DriverError> {
         let Some(mut state) = self.stream_states.lock(slot).filter(|state| state.device == *device) else {
             return Ok(Cover::Complete);

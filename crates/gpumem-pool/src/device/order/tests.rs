@@ -356,8 +356,8 @@ fn a_capture_is_neither_broken_nor_believed() {
     let before = bench.work(&bench.a);
     bench.begin_capture(&bench.a);
     let captured = bench.work(&bench.a);
-    assert!(!bench.clocks().order_free(captured, bench.b.id()).unwrap());
-    assert!(bench.clocks().order_free(before, bench.b.id()).unwrap());
+    assert!(!bench.clocks().order_request(captured, bench.b.id()).unwrap());
+    assert!(bench.clocks().order_request(before, bench.b.id()).unwrap());
     assert!(bench.clocks().wait_on_host(&[before], soon()).unwrap());
     assert!(!bench.clocks().record_marker(bench.a.stream_index()).unwrap());
     assert!(!bench.clocks().insert_wait(captured, bench.b.stream_index()).unwrap());
@@ -371,7 +371,7 @@ fn a_capture_is_neither_broken_nor_believed() {
     let before = [&fork, &other_fork].map(|stream| bench.work(stream));
     fork.wait(&event).unwrap();
     other_fork.wait_for(&fork).unwrap();
-    assert!(bench.clocks().order_free(before[0], bench.b.id()).unwrap());
+    assert!(bench.clocks().order_request(before[0], bench.b.id()).unwrap());
     assert!(bench.clocks().wait_on_host(&before, soon()).unwrap());
     fork.wait_for(&other_fork).unwrap();
     bench.a.wait_for(&fork).unwrap();
@@ -543,7 +543,7 @@ fn a_long_lived_stream_of_somebody_elses_is_like_ours() {
             && clocks.is_ordered(ours, long.stream_index())
     );
     let stamp = bench.work(&long);
-    assert!(clocks.order_free(bench.work(&bench.a), long.id()).unwrap(), "a free of its user's");
+    assert!(clocks.order_request(bench.work(&bench.a), long.id()).unwrap(), "a free of its user's");
     drop(long);
     assert!(
         clocks.record_marker(id.stream_index()).unwrap() && clocks.wait_on_host(&[stamp], soon()).unwrap()

@@ -103,21 +103,36 @@ impl Clocks {
         state.poll(&self.epochs)
     }
 
-    /// Makes `waiter`, which this call names, wait on the device for a stamp: for the earliest marker that covers it,
-    /// or a new one. False if a stream forbids waits, or cannot be marked in this call.
+    /// Makes `waiter`, which this call names, wait on the device for a stamp. False if either stream forbids inserted
+    /// waits, if the waiter captures, or if the stamp's stream cannot be marked in this call.
     #[cfg(any(test, feature = "backend-caching"))]
     pub(crate) fn insert_wait(&self, stamp: Stamp, waiter: StreamIndex) -> Result<bool, DriverError> {
+        self.wait_on_device(stamp, waiter, |_| true, |source| source.allows_waits())
+    }
+
+    /// Like [`Clocks::insert_wait`], for work that the program has requested, and in a call that does not name the
+    /// waiter: the stamp's stream may forbid inserted waits, the waiter must be owned or long-lived.
+    pub(super) fn order_request(&self, stamp: Stamp, waiter: StreamId) -> Result<bool, DriverError> {
+        self.wait_on_device(stamp, waiter.stream_index(), |state| self.is_open(state, waiter), |_| true)
+    }
+
+    /// Makes a stream wait on the device for a stamp: for the earliest marker that covers it, or a new one.
+    fn wait_on_device(
+        &self,
+        stamp: Stamp,
+        waiter: StreamIndex,
+        may_wait: impl Fn(&Locked<'_>) -> bool,
+        may_be_marked: impl Fn(&Locked<'_>) -> bool,
+    ) -> Result<bool, DriverError> {
         if self.is_ordered(stamp, waiter) {
             return Ok(true);
         }
         let _relaxed = CaptureModeGuard::enter(&self.driver)?;
-        let allows = |state: &Locked<'_>| state.allows_waits() && !state.is_capturing();
+        let allows = |state: &Locked<'_>| may_wait(state) && state.allows_waits() && !state.is_capturing();
         if self.with_stream_state(waiter, |state| Ok(allows(state)))? != Some(true) {
             return Ok(false);
         }
-        let Some((_device, mark)) = self.marker_for(stamp, |state| state.allows_waits())? else {
-            return Ok(false);
-        };
+        let Some((_device, mark)) = self.marker_for(stamp, may_be_marked)? else { return Ok(false) };
         // Queried again: the lock was free meanwhile, and a capture may have begun.
         let waited = self.with_stream_state(waiter, |state| {
             let counts = allows(state) && state.queue_wait(mark.event.raw())?;
@@ -127,50 +142,6 @@ impl Clocks {
             Ok(counts)
         });
         waited.map(Option::unwrap_or_default)
-    }
-
-    /// Like [`Clocks::insert_wait`], for a free that the user has requested: streams that forbid inserted waits are
-    /// waited for too. False if the waiter is gone, another library's or forbids waits, if the stamp's stream would
-    /// need a marker and cannot take one now, or if the waiter is capturing and that stream is not.
-    pub(crate) fn order_free(&self, stamp: Stamp, waiter: StreamId) -> Result<bool, DriverError> {
-        let (source, slot) = (stamp.stream_index(), waiter.stream_index());
-        let Some(waiter_captures) = self.open_capture(waiter)? else { return Ok(false) };
-        if waiter_captures {
-            let source_captures =
-                self.with_stream_state(source, |state| Ok(state.is_ours() && state.is_capturing()))?;
-            return Ok(source_captures == Some(true) && self.queue_fork(slot, source)?);
-        }
-        if self.is_ordered(stamp, slot) {
-            return Ok(true);
-        }
-        let Some((_device, mark)) = self.marker_for(stamp, |_| true)? else { return Ok(false) };
-        self.queue_wait(slot, mark.event.raw(), Some(&mark.covered))?;
-        // False if the waiter ended meanwhile, and its index's new stream was made to wait.
-        Ok(self.open_capture(waiter)?.is_some())
-    }
-
-    /// Whether a stream is capturing; `None` unless it is alive, owned or long-lived, and allows waits.
-    fn open_capture(&self, stream: StreamId) -> Result<Option<bool>, DriverError> {
-        let is_capturing = self.with_stream_state(stream.stream_index(), |state| {
-            let is_open = self.is_open(state, stream) && state.allows_waits();
-            Ok(is_open.then(|| state.is_capturing()))
-        });
-        is_capturing.map(Option::flatten)
-    }
-
-    /// Calls the driver with an owned or long-lived stream, which stays alive meanwhile. `None` if it is gone or
-    /// another library's.
-    #[cfg(feature = "backend-native")]
-    pub(crate) fn with_open<T>(
-        &self,
-        stream: StreamId,
-        call: impl FnOnce(CUstream) -> Result<T, DriverError>,
-    ) -> Result<Option<T>, DriverError> {
-        let called = self.with_stream_state(stream.stream_index(), |state| {
-            let raw = state.raw().filter(|_| self.is_open(state, stream));
-            raw.map(call).transpose()
-        });
-        called.map(Option::flatten)
     }
 
     /// Queues work on a stream behind the stamps. False if the stream is gone, another library's or capturing, or
@@ -183,10 +154,11 @@ impl Clocks {
     ) -> Result<bool, DriverError> {
         let _relaxed = CaptureModeGuard::enter(&self.driver)?;
         for stamp in stamps.filter(|stamp| stamp.stream_index() != stream.stream_index()) {
-            if self.open_capture(stream)? != Some(false) || !self.order_free(stamp, stream)? {
+            if !self.order_request(stamp, stream)? {
                 return Ok(false);
             }
         }
+        // In a call that does not name the stream, so it must be owned or long-lived. It stays alive during the call.
         let queued = self.with_stream_state(stream.stream_index(), |state| {
             let raw = state.raw().filter(|_| self.is_open(state, stream) && !state.is_capturing());
             raw.map(call).transpose()

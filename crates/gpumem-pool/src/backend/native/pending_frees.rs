@@ -1,0 +1,138 @@
+//! [`PendingFrees`]: memory of dropped blocks that the driver does not have back yet.
+
+use crate::backend::FreeRequest;
+use crate::config::MemoryKind;
+use crate::device::{CaptureModeGuard, Clocks, DeferredRelease, Device, HowFar, Order, Stamp};
+use core::sync::atomic::{AtomicBool, Ordering};
+use gpumem_sys::types::CUdeviceptr;
+use gpumem_sys::{Driver, DriverError};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+/// Memory of a dropped block, with the uses that may still be pending.
+pub(super) struct PendingFree {
+    pub(super) address: CUdeviceptr,
+    pub(super) size_bytes: u64,
+    pub(super) stamps: Vec<Stamp>,
+}
+
+/// The frees that wait for their uses, and those that failed.
+#[derive(Default)]
+pub(super) struct PendingFrees {
+    waiting: Mutex<Vec<PendingFree>>,
+    /// Frees that failed. They are retried when the pool ends.
+    failed: Mutex<Vec<PendingFree>>,
+    /// Whether any free is waiting. Each allocation checks it.
+    has_waiting: AtomicBool,
+}
+
+impl PendingFree {
+    pub(super) fn new(freed: &FreeRequest, clocks: &Clocks) -> Self {
+        let stamps = freed.stamps(clocks).collect();
+        Self { address: freed.allocation.address, size_bytes: freed.size_bytes, stamps }
+    }
+
+    pub(super) fn is_complete(&self, clocks: &Clocks) -> bool {
+        self.stamps.iter().all(|stamp| clocks.is_complete(*stamp))
+    }
+}
+
+impl PendingFrees {
+    pub(super) fn has_waiting(&self) -> bool {
+        self.has_waiting.load(Ordering::Acquire)
+    }
+
+    pub(super) fn add(&self, free: PendingFree) {
+        self.lock().push(free);
+        self.has_waiting.store(true, Ordering::Release);
+    }
+
+    /// Adds a free that failed. Its memory counts as in use.
+    pub(super) fn add_failed(&self, free: PendingFree) {
+        self.failed.lock().unwrap_or_else(PoisonError::into_inner).push(free);
+    }
+
+    /// The uses of all waiting frees.
+    pub(super) fn stamps(&self) -> Vec<Stamp> {
+        self.lock().iter().flat_map(|free| free.stamps.iter().copied()).collect()
+    }
+
+    /// Removes each waiting free for which `free` returns true. Returns whether any was removed.
+    pub(super) fn sweep(
+        &self,
+        free: impl Fn(&PendingFree) -> Result<bool, DriverError>,
+    ) -> Result<bool, DriverError> {
+        let mut waiting = self.lock();
+        let (before_count, mut index) = (waiting.len(), 0);
+        while let Some(pending) = waiting.get(index) {
+            match free(pending)? {
+                true => drop(waiting.swap_remove(index)),
+                false => index += 1,
+            }
+        }
+        self.has_waiting.store(!waiting.is_empty(), Ordering::Release);
+        Ok(waiting.len() < before_count)
+    }
+
+    /// Records markers in streams with pending uses, so that their completion can be detected.
+    pub(super) fn record_markers(&self, clocks: &Clocks) -> Result<(), DriverError> {
+        let mut stamps = self.stamps();
+        // Only the latest stamp of a stream can lack a marker.
+        let is_unmarked = |stamp: &Stamp| clocks.stamp(stamp.stream_index()) == *stamp;
+        stamps.retain(is_unmarked);
+        for stamp in stamps {
+            if is_unmarked(&stamp) {
+                clocks.record_marker(stamp.stream_index())?;
+            }
+        }
+        Ok(())
+    }
+
+    /// At the end of the pool: frees that failed wait again.
+    pub(super) fn retry_failed(&self) {
+        let failed = core::mem::take(&mut *self.failed.lock().unwrap_or_else(PoisonError::into_inner));
+        failed.into_iter().for_each(|free| self.add(free));
+    }
+
+    /// At the end of the pool: hands the remaining memory to the device's maintenance, which calls `release` for each
+    /// address. The driver pool may be destroyed before that: the driver keeps it until its last block is freed.
+    pub(super) fn leave_to(
+        &self,
+        device: &Device,
+        (kind, waits): (MemoryKind, bool),
+        release: impl Fn(&Driver, CUdeviceptr) -> Result<(), DriverError> + Send + 'static,
+    ) {
+        let frees = core::mem::take(&mut *self.lock());
+        if !frees.is_empty() {
+            device.maintenance().add_left(Box::new(OrphanedFrees { kind, waits, frees, release }));
+        }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Vec<PendingFree>> {
+        self.waiting.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// The pending frees of a pool that is gone.
+struct OrphanedFrees<F> {
+    kind: MemoryKind,
+    waits: bool,
+    frees: Vec<PendingFree>,
+    release: F,
+}
+
+impl<F: Fn(&Driver, CUdeviceptr) -> Result<(), DriverError> + Send> DeferredRelease for OrphanedFrees<F> {
+    fn kind(&self) -> MemoryKind {
+        self.kind
+    }
+
+    fn waits(&self) -> bool {
+        self.waits
+    }
+
+    fn give_back(&mut self, driver: &Driver, clocks: &Clocks, how: HowFar) -> bool {
+        let Ok(_relaxed) = CaptureModeGuard::enter(driver) else { return false };
+        let is_done = |free: &PendingFree| how == HowFar::All || free.is_complete(clocks);
+        self.frees.retain(|free| !(is_done(free) && (self.release)(driver, free.address).is_ok()));
+        self.frees.is_empty()
+    }
+}
