@@ -308,8 +308,7 @@ impl<C: DriverAllocator> DirectBackend<C> {
         if self.growth.is_due(in_use_bytes) {
             let (block_count, allocation_count) =
                 (self.counters.block_count(), self.counters.allocation_count());
-            let wait_count = self.device.maintenance().wait_count();
-            self.growth.add(in_use_bytes, Sample { in_use_bytes, block_count, allocation_count, wait_count });
+            self.growth.add(in_use_bytes, Sample { in_use_bytes, block_count, allocation_count });
         }
     }
 }

@@ -14,7 +14,7 @@ use crate::config::MemoryKind;
 use crate::device::{CaptureModeGuard, Clocks, Device};
 use crate::limits::Trimmable;
 use crate::reclaim::Registry;
-use core::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use core::sync::atomic::{AtomicBool, Ordering};
 use core::time::Duration;
 use gpumem_sys::{Driver, DriverError};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
@@ -27,8 +27,6 @@ pub(crate) struct Maintenance {
     is_needed: AtomicBool,
     /// Whether a pool of the device uses, or used, a memory pool of the driver.
     has_driver_pools: AtomicBool,
-    /// The number of host waits.
-    wait_count: AtomicU64,
     /// The last time that a query or an allocation did maintenance.
     served_at: Mutex<Option<Instant>>,
     /// The registered reclaim callbacks of the device.
@@ -125,16 +123,10 @@ impl Maintenance {
 
     /// Runs before a host wait.
     pub(crate) fn before_wait(&self) {
-        self.wait_count.fetch_add(1, Ordering::Relaxed);
         if self.is_needed.load(Ordering::Relaxed) {
             let pools: Vec<_> = self.work().pools.iter().filter_map(Weak::upgrade).collect();
             pools.iter().for_each(|pool| pool.before_wait());
         }
-    }
-
-    /// The number of host waits that have begun, for a stream, an event or the device.
-    pub(crate) fn wait_count(&self) -> u64 {
-        self.wait_count.load(Ordering::Relaxed)
     }
 
     /// Runs after a slow-path allocation or a query: does due maintenance for a short time. Costs one load of a flag if

@@ -1,6 +1,6 @@
 //! The sentences of an [`OutOfMemory`]: the headline and the advice.
 
-use super::{Advice, Attempt, Growth, Maker, OutOfMemory, RefusedBy, UnfinishedStream};
+use super::{Advice, Attempt, Maker, OutOfMemory, RefusedBy, UnfinishedStream};
 use crate::config::{BackendKind, Bytes, MemoryKind};
 use core::time::Duration;
 
@@ -57,7 +57,11 @@ impl OutOfMemory {
                  GraphExec), or allocate memory that several graphs use in turn before the captures",
                 Bytes(self.graph_bytes)
             ),
-            Advice::FindTheLeak => self.find_the_leak(),
+            Advice::FindTheLeak => {
+                "each step of the program leaves blocks allocated: free them, or run each step in a scope \
+                 (Pool::scope) and check in the status which tag grows"
+                    .into()
+            }
             Advice::NeedLess if self.kind == MemoryKind::Host => format!(
                 "{needed} is more than the host can pin: pin less, or use pageable memory (HostMemory::pageable)"
             ),
@@ -97,19 +101,6 @@ impl OutOfMemory {
             "unified memory and all pools of the device must together leave a margin of it free{others}: {drop}let this pool \
              exceed the margin (PoolBuilder::oversubscribe, GPUMEM_CONF=oversubscribe:true); pages may then move back and \
              forth"
-        )
-    }
-
-    fn find_the_leak(&self) -> String {
-        let how =
-            "free them, or run each step in a scope (Pool::scope) and check in the status which tag grows";
-        if self.growth.as_ref().is_none_or(Growth::is_sure) {
-            return format!("each step of the program leaves blocks allocated: {how}");
-        }
-        let otherwise = Self { growth: None, ..self.clone() }.advised();
-        format!(
-            "blocks of similar sizes accumulate: if a loop leaves them allocated, {how}; if all of them are needed at once, \
-             {otherwise}"
         )
     }
 

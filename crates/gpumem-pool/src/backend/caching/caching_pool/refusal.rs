@@ -60,8 +60,7 @@ impl CachingPool {
     pub(super) fn note_growth(&self, out_bytes: u64) {
         if self.growth.is_due(out_bytes) {
             let Counts { in_use_bytes, block_count, allocation_count, .. } = self.counts();
-            let wait_count = self.device.maintenance().wait_count();
-            self.growth.add(out_bytes, Sample { in_use_bytes, block_count, allocation_count, wait_count });
+            self.growth.add(out_bytes, Sample { in_use_bytes, block_count, allocation_count });
         }
     }
 }

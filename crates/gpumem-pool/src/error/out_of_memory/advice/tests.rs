@@ -53,10 +53,10 @@ fn leaking(report: OutOfMemory) -> OutOfMemory {
 }
 
 /// A program that keeps half of its blocks, or all.
-fn growing(is_leak: bool, report: OutOfMemory) -> OutOfMemory {
+fn growing(kept_count: u64, report: OutOfMemory) -> OutOfMemory {
     let leaking = leaking(report);
-    let kept_count = if is_leak { 200 } else { 400 };
-    OutOfMemory { growth: leaking.growth.map(|growth| Growth { kept_count, is_leak, ..growth }), ..leaking }
+    let growth = leaking.growth.map(|growth| Growth { kept_count, is_leak: false, ..growth });
+    OutOfMemory { growth, ..leaking }
 }
 
 fn pending(pending_bytes: u64, report: OutOfMemory) -> OutOfMemory {
