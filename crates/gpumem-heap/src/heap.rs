@@ -67,6 +67,7 @@ use crate::order::{Stamp, StreamIndex};
 use crate::tuning::Tuning;
 use careful::TuningByLimit;
 use fit::UNIT_BYTES;
+pub use free_va_ranges::FreeVaRanges;
 pub use lost::Lost;
 use pages::Pages;
 pub use pinning::BlockBacking;

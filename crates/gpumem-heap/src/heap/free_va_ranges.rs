@@ -1,25 +1,27 @@
-//! [`FreeVaRanges`]: ranges of addresses that were used before and where nothing is mapped now.
+//! [`FreeVaRanges`]: free ranges of addresses. The heap counts in pages, for addresses that were used before and where nothing is
+//! mapped now.
 
 use std::collections::BTreeMap;
 
-/// First page and number of pages of each range. No two ranges touch.
+/// Start and length of each range, in one unit. No two ranges touch.
 #[derive(Debug, Default)]
-pub(super) struct FreeVaRanges {
+pub struct FreeVaRanges {
     list: BTreeMap<u64, u64>,
 }
 
 impl FreeVaRanges {
-    /// The first range with so many pages.
-    pub(super) fn find(&self, page_count: u64) -> Option<u64> {
+    /// The start of the first range of this length.
+    pub fn find(&self, page_count: u64) -> Option<u64> {
         self.iter().find(|(_, count)| *count >= page_count).map(|(slot, _)| slot)
     }
 
-    /// First page and number of pages of each range.
-    pub(super) fn iter(&self) -> impl Iterator<Item = (u64, u64)> {
+    /// Start and length of each range, by address.
+    pub fn iter(&self) -> impl Iterator<Item = (u64, u64)> {
         self.list.iter().map(|(slot, count)| (*slot, *count))
     }
 
-    pub(super) fn add(&mut self, mut slot: u64, mut count: u64) {
+    /// Adds a range, and merges it with its neighbours.
+    pub fn add(&mut self, mut slot: u64, mut count: u64) {
         if let Some(behind) = self.list.remove(&(slot + count)) {
             count += behind;
         }
@@ -30,8 +32,8 @@ impl FreeVaRanges {
         self.list.insert(slot, count);
     }
 
-    /// Removes a range where something is mapped now. Pages that are in no free range are left alone.
-    pub(super) fn fill(&mut self, slot: u64, count: u64) {
+    /// Removes a range that is in use now. Does nothing unless one free range covers it.
+    pub fn fill(&mut self, slot: u64, count: u64) {
         let Some((start, free_range_count)) =
             self.list.range(..=slot).next_back().map(|(slot, count)| (*slot, *count))
         else {

@@ -28,7 +28,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 /// ```
 #[derive(Default)]
 pub struct Tracking {
-    books: Mutex<Books>,
+    table: Mutex<LiveTable>,
     has_backtraces: bool,
     on_end: Option<Box<Callback>>,
 }
@@ -36,13 +36,13 @@ pub struct Tracking {
 type Callback = dyn Fn(&LiveBlocks) + Send + Sync;
 
 #[derive(Default)]
-struct Books {
+struct LiveTable {
     /// By pool, address and number. Of nested blocks, the outermost has the highest number.
     live: BTreeMap<(PoolId, CUdeviceptr, u64), LiveBlock>,
     count: u64,
 }
 
-impl Books {
+impl LiveTable {
     /// The block that starts at this address, the outermost of several.
     fn find(&mut self, pool: PoolId, address: CUdeviceptr) -> Option<&mut LiveBlock> {
         let (_, block) = self.live.range_mut((pool, address, 0)..=(pool, address, u64::MAX)).next_back()?;
@@ -111,7 +111,7 @@ impl Tracking {
     /// The blocks that are alive now.
     #[must_use]
     pub fn live(&self) -> LiveBlocks {
-        LiveBlocks::of(self.books().live.values().cloned().collect())
+        LiveBlocks::of(self.lock().live.values().cloned().collect())
     }
 
     fn add(
@@ -123,15 +123,15 @@ impl Tracking {
     ) {
         let thread = std::thread::current().name().map(Arc::from);
         let backtrace = self.has_backtraces.then(|| Arc::new(Backtrace::force_capture()));
-        let mut books = self.books();
-        books.count += 1;
-        let number = books.count;
+        let mut table = self.lock();
+        table.count += 1;
+        let number = table.count;
         let block = LiveBlock { number, address, size_bytes, stream, tag, pool, thread, backtrace };
-        books.live.insert((pool, address, number), block);
+        table.live.insert((pool, address, number), block);
     }
 
-    fn books(&self) -> MutexGuard<'_, Books> {
-        self.books.lock().unwrap_or_else(PoisonError::into_inner)
+    fn lock(&self) -> MutexGuard<'_, LiveTable> {
+        self.table.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -161,25 +161,25 @@ impl Adaptor for Tracking {
     }
 
     fn free(&self, release: &Release<'_>) {
-        self.books().remove(release.pool(), release.address());
+        self.lock().remove(release.pool(), release.address());
     }
 
     fn grow(&self, change: &Change<'_>) -> Result<(), PoolError> {
         if change.from_bytes() == 0 {
             let whole = (change.address(), change.to_bytes());
             self.add(whole, change.stream_id(), change.tag(), change.pool());
-        } else if let Some(block) = self.books().find(change.pool(), change.address()) {
+        } else if let Some(block) = self.lock().find(change.pool(), change.address()) {
             block.size_bytes = change.to_bytes();
         }
         Ok(())
     }
 
     fn shrink(&self, change: &Change<'_>) {
-        let mut books = self.books();
+        let mut table = self.lock();
         match change.to_bytes() {
-            0 => books.remove(change.pool(), change.address()),
+            0 => table.remove(change.pool(), change.address()),
             to_bytes => {
-                if let Some(block) = books.find(change.pool(), change.address()) {
+                if let Some(block) = table.find(change.pool(), change.address()) {
                     block.size_bytes = to_bytes;
                 }
             }
@@ -188,8 +188,7 @@ impl Adaptor for Tracking {
 
     fn close(&self, pool: PoolId) {
         let Some(callback) = &self.on_end else { return };
-        let of_pool: Vec<_> =
-            self.books().live.values().filter(|block| block.pool == pool).cloned().collect();
+        let of_pool: Vec<_> = self.lock().live.values().filter(|block| block.pool == pool).cloned().collect();
         if !of_pool.is_empty() {
             callback(&LiveBlocks::of(of_pool));
         }
@@ -199,7 +198,7 @@ impl Adaptor for Tracking {
 impl fmt::Debug for Tracking {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Tracking")
-            .field("live_count", &self.books().live.len())
+            .field("live_count", &self.lock().live.len())
             .field("has_backtraces", &self.has_backtraces)
             .finish_non_exhaustive()
     }

@@ -23,11 +23,11 @@ pub(crate) struct Tags {
     /// Unique to the pool, never reused: threads find their shares by it.
     serial: u64,
     names: Arc<Names>,
-    book: Mutex<Book>,
+    all: Mutex<TagShares>,
 }
 
 #[derive(Default)]
-struct Book {
+struct TagShares {
     /// By tag.
     shares: BTreeMap<u16, Vec<Arc<Share>>>,
     peaks: BTreeMap<u16, Arc<Peak>>,
@@ -47,7 +47,7 @@ pub(crate) struct TagSum {
 impl Tags {
     pub(crate) fn new() -> Self {
         static NEXT: AtomicU64 = AtomicU64::new(1);
-        Self { serial: NEXT.fetch_add(1, Ordering::Relaxed), names: Arc::default(), book: Mutex::default() }
+        Self { serial: NEXT.fetch_add(1, Ordering::Relaxed), names: Arc::default(), all: Mutex::default() }
     }
 
     pub(crate) fn serial(&self) -> u64 {
@@ -61,30 +61,30 @@ impl Tags {
     /// Calls `count` with this thread's share of a tag.
     #[inline]
     pub(crate) fn count(&self, tag: u16, count: impl FnOnce(&Share)) {
-        let near = NEAR.with(|near| near[place(self.serial, tag)].get());
-        if near.serial == self.serial && near.tag == tag {
+        let cached = CACHE.with(|cache| cache[place(self.serial, tag)].get());
+        if cached.serial == self.serial && cached.tag == tag {
             // SAFETY: an entry is in the table only while this thread's map holds the share: removals from the map and
             // the end of the thread clear the table first.
-            return count(unsafe { &*near.share });
+            return count(unsafe { &*cached.share });
         }
-        self.count_far(tag, count);
+        self.count_slow(tag, count);
     }
 
     #[cold]
-    fn count_far(&self, tag: u16, count: impl FnOnce(&Share)) {
+    fn count_slow(&self, tag: u16, count: impl FnOnce(&Share)) {
         let kept = SHARES.try_with(|shares| shares.try_borrow_mut().ok().map(|mut kept| kept.get(self, tag)));
         match kept.ok().flatten() {
             Some(share) => {
-                let near = Near { serial: self.serial, tag, share: Arc::as_ptr(&share) };
-                NEAR.with(|table| table[place(self.serial, tag)].set(near));
+                let cached = CachedShare { serial: self.serial, tag, share: Arc::as_ptr(&share) };
+                CACHE.with(|cache| cache[place(self.serial, tag)].set(cached));
                 count(&share);
             }
             None => {
-                let mut book = self.book();
-                let share = Share::new(book.peaks.entry(tag).or_default());
+                let mut all = self.lock();
+                let share = Share::new(all.peaks.entry(tag).or_default());
                 count(&share);
                 share.publish();
-                let sum = book.elsewhere.entry(tag).or_default();
+                let sum = all.elsewhere.entry(tag).or_default();
                 *sum = *sum + share.counters();
             }
         }
@@ -92,11 +92,11 @@ impl Tags {
 
     /// A share without an owner, or a new one, for the calling thread.
     fn adopt(&self, tag: u16) -> Arc<Share> {
-        let mut book = self.book();
+        let mut all = self.lock();
         let is_left = |share: &Share| {
             share.is_owned.compare_exchange(false, true, Ordering::Acquire, Ordering::Relaxed).is_ok()
         };
-        let Book { shares, peaks, .. } = &mut *book;
+        let TagShares { shares, peaks, .. } = &mut *all;
         let shares = shares.entry(tag).or_default();
         if let Some(share) = shares.iter().find(|share| is_left(share)) {
             return Arc::clone(share);
@@ -108,21 +108,21 @@ impl Tags {
 
     /// The sums of all tags ever counted, in the order of their first scopes.
     pub(crate) fn sums(&self) -> Vec<TagSum> {
-        let (names, book) = (self.names.all(), self.book());
+        let (names, all) = (self.names.all(), self.lock());
         let mut sums = vec![(Counters::default(), 0_u64); names.len() + 1];
-        for (tag, shares) in &book.shares {
+        for (tag, shares) in &all.shares {
             let Some((sum, unpublished_bytes)) = sums.get_mut(usize::from(*tag)) else { continue };
             for share in shares {
                 *sum = *sum + share.counters();
                 *unpublished_bytes = unpublished_bytes.wrapping_add(share.unpublished_peak_bytes());
             }
         }
-        for (tag, counters) in &book.elsewhere {
+        for (tag, counters) in &all.elsewhere {
             if let Some((sum, _)) = sums.get_mut(usize::from(*tag)) {
                 *sum = *sum + *counters;
             }
         }
-        let counted = book.peaks.iter().filter_map(|(tag, peak)| {
+        let counted = all.peaks.iter().filter_map(|(tag, peak)| {
             let (counters, unpublished_bytes) = *sums.get(usize::from(*tag))?;
             let name = Arc::clone(names.get(usize::from(*tag).checked_sub(1)?)?);
             Some(TagSum { name, counters: counters.shown(), peak_bytes: peak.bytes(unpublished_bytes) })
@@ -132,9 +132,9 @@ impl Tags {
 
     /// Resets the peaks to the current use.
     pub(crate) fn reset_peaks(&self) {
-        let book = self.book();
-        book.shares.values().flatten().for_each(|share| share.reset_peak());
-        book.peaks.values().for_each(|peak| peak.reset());
+        let all = self.lock();
+        all.shares.values().flatten().for_each(|share| share.reset_peak());
+        all.peaks.values().for_each(|peak| peak.reset());
     }
 
     /// The largest holders, for a report.
@@ -151,43 +151,43 @@ impl Tags {
         sums.into_iter().map(holder).collect()
     }
 
-    fn book(&self) -> MutexGuard<'_, Book> {
-        self.book.lock().unwrap_or_else(PoisonError::into_inner)
+    fn lock(&self) -> MutexGuard<'_, TagShares> {
+        self.all.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
 #[derive(Clone, Copy)]
-struct Near {
+struct CachedShare {
     serial: u64,
     tag: u16,
     share: *const Share,
 }
 
 /// An empty entry: no pool has serial 0.
-const NOTHING: Near = Near { serial: 0, tag: 0, share: core::ptr::null() };
+const EMPTY: CachedShare = CachedShare { serial: 0, tag: 0, share: core::ptr::null() };
 
 /// The number of tags that a thread finds without a lookup in its map.
-const NEAR_COUNT: usize = 8;
+const CACHE_COUNT: usize = 8;
 
 #[inline]
 fn place(serial: u64, tag: u16) -> usize {
-    serial.wrapping_mul(3).wrapping_add(u64::from(tag)) as usize % NEAR_COUNT
+    serial.wrapping_mul(3).wrapping_add(u64::from(tag)) as usize % CACHE_COUNT
 }
 
 /// All shares of this thread.
-struct Kept {
+struct OwnShares {
     shares: BTreeMap<(u64, u16), Arc<Share>>,
     /// At this number of shares, those of dropped pools are removed.
     due_count: usize,
 }
 
-impl Kept {
+impl OwnShares {
     fn get(&mut self, tags: &Tags, tag: u16) -> Arc<Share> {
         if let Some(share) = self.shares.get(&(tags.serial, tag)) {
             return Arc::clone(share);
         }
         if self.shares.len() >= self.due_count {
-            forget_near();
+            clear_cache();
             // Shares of dropped pools have no other holder.
             self.shares.retain(|_, share| Arc::strong_count(share) > 1);
             self.due_count = DUE_COUNT_MIN.max(2 * self.shares.len());
@@ -198,20 +198,20 @@ impl Kept {
     }
 }
 
-impl Drop for Kept {
+impl Drop for OwnShares {
     fn drop(&mut self) {
-        forget_near();
+        clear_cache();
         self.shares.values().for_each(|share| share.is_owned.store(false, Ordering::Release));
     }
 }
 
-fn forget_near() {
-    NEAR.with(|near| near.iter().for_each(|entry| entry.set(NOTHING)));
+fn clear_cache() {
+    CACHE.with(|cache| cache.iter().for_each(|entry| entry.set(EMPTY)));
 }
 
 thread_local! {
-    static NEAR: [Cell<Near>; NEAR_COUNT] = const { [const { Cell::new(NOTHING) }; NEAR_COUNT] };
-    static SHARES: RefCell<Kept> = const { RefCell::new(Kept { shares: BTreeMap::new(), due_count: DUE_COUNT_MIN }) };
+    static CACHE: [Cell<CachedShare>; CACHE_COUNT] = const { [const { Cell::new(EMPTY) }; CACHE_COUNT] };
+    static SHARES: RefCell<OwnShares> = const { RefCell::new(OwnShares { shares: BTreeMap::new(), due_count: DUE_COUNT_MIN }) };
 }
 
 /// The minimum number of shares before a removal pass.
@@ -242,7 +242,7 @@ mod tests {
             });
         }
         assert_eq!(sums(&tags), [("a".into(), 180, 0)]);
-        assert!(tags.book().shares.values().flatten().count() < 6, "nobody takes what is left");
+        assert!(tags.lock().shares.values().flatten().count() < 6, "nobody takes what is left");
     }
 
     #[test]

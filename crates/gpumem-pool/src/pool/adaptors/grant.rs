@@ -448,7 +448,7 @@ impl StateRef {
             is_complete: &is_complete,
         };
         let mut adaptors = stack.adaptors().iter();
-        while !tell_free(&mut adaptors, &release) {}
+        while !notify_free(&mut adaptors, &release) {}
         // No adaptor runs after this point, so the free may end the pool and its adaptors.
         self.free_own(allocation, size_bytes, owner_stream, uses, is_complete.get());
     }
@@ -515,7 +515,7 @@ impl StateRef {
 
 /// Notifies adaptors of a free, up to and including the first that panics. Returns false if a panic cut the loop
 /// short. A drop must not panic.
-fn tell_free(adaptors: &mut core::slice::Iter<'_, Arc<dyn super::Adaptor>>, release: &Release<'_>) -> bool {
+fn notify_free(adaptors: &mut core::slice::Iter<'_, Arc<dyn super::Adaptor>>, release: &Release<'_>) -> bool {
     // The iterator has moved past an adaptor that panicked, so it is not called again.
     let tell = || {
         for adaptor in adaptors.by_ref() {

@@ -305,17 +305,17 @@ impl Stack {
         for (level, adaptor) in self.adaptors.iter().enumerate() {
             let answer = catch_unwind(AssertUnwindSafe(|| adaptor.grow(&change)));
             if !matches!(answer, Ok(Ok(()))) {
-                tell(&self.adaptors[..level], &change.backwards(true));
+                notify_shrink(&self.adaptors[..level], &change.backwards(true));
                 return answer.unwrap_or_else(|payload| resume_unwind(payload));
             }
         }
-        grow().inspect_err(|_| tell(&self.adaptors, &change.backwards(true)))?;
+        grow().inspect_err(|_| notify_shrink(&self.adaptors, &change.backwards(true)))?;
         for (level, adaptor) in self.adaptors.iter().enumerate().rev() {
             let answer = catch_unwind(AssertUnwindSafe(|| adaptor.grown(&change)));
             if !matches!(answer, Ok(Ok(()))) {
                 let (without, with) = self.adaptors.split_at(level + 1);
-                tell(without, &change.backwards(true));
-                tell(with, &change.backwards(false));
+                notify_shrink(without, &change.backwards(true));
+                notify_shrink(with, &change.backwards(false));
                 shrink();
                 return answer.unwrap_or_else(|payload| resume_unwind(payload));
             }
@@ -326,7 +326,7 @@ impl Stack {
     /// Notifies the adaptors that a growable block is about to shrink.
     pub(crate) fn shrink(&self, subject: &Subject<'_>, from_bytes: u64, to_bytes: u64) {
         if from_bytes != to_bytes {
-            tell(&self.adaptors, &Change::new(subject, self, from_bytes, to_bytes));
+            notify_shrink(&self.adaptors, &Change::new(subject, self, from_bytes, to_bytes));
         }
     }
 
@@ -336,6 +336,6 @@ impl Stack {
 }
 
 /// Notifies adaptors of a shrink. This often runs in a drop, so panics are caught.
-fn tell(adaptors: &[Arc<dyn Adaptor>], change: &Change<'_>) {
+fn notify_shrink(adaptors: &[Arc<dyn Adaptor>], change: &Change<'_>) {
     adaptors.iter().for_each(|adaptor| drop(catch_panic(|| adaptor.shrink(change))));
 }

@@ -4,8 +4,8 @@ use crate::backend::{Allocation, FreeRequest};
 use crate::config::ALIGNMENT_MIN;
 use crate::device::{GRAPH_BIT, StreamId, order::uses};
 use crate::pool::{Block, StateRef};
+use gpumem_heap::heap::FreeVaRanges;
 use gpumem_sys::types::CUdeviceptr;
-use std::collections::BTreeMap;
 
 pub(super) struct Chunk {
     /// Freed with the recorded `uses` when the chunk is dropped.
@@ -19,8 +19,8 @@ pub(super) struct Chunk {
     is_for_host: bool,
     /// The graphs that may still use the chunk.
     pub(super) graphs: Vec<u64>,
-    /// The free ranges: sizes by address. Adjacent ranges are merged.
-    free: BTreeMap<CUdeviceptr, u64>,
+    /// The free ranges, in bytes.
+    free: FreeVaRanges,
     part_count: usize,
     /// The streams on which the chunk was used outside of captures, in the format of [`uses`].
     uses: u64,
@@ -37,7 +37,7 @@ impl Chunk {
             owner_stream,
             is_for_host,
             graphs,
-            free: BTreeMap::new(),
+            free: FreeVaRanges::default(),
             part_count: 1,
             uses: 0,
         }
@@ -73,17 +73,14 @@ impl Chunk {
 
     /// Returns the size and address of the smallest free range that is large enough.
     pub(super) fn best_fit(&self, size_bytes: u64) -> Option<(u64, CUdeviceptr)> {
-        let fitting = self.free.iter().filter(|(_, free_bytes)| **free_bytes >= rounded(size_bytes));
-        fitting.map(|(address, free_bytes)| (*free_bytes, *address)).min()
+        let fitting = self.free.iter().filter(|(_, free_bytes)| *free_bytes >= rounded(size_bytes));
+        fitting.map(|(address, free_bytes)| (free_bytes, address)).min()
     }
 
     /// Allocates from the beginning of the best-fitting range.
     pub(super) fn take(&mut self, size_bytes: u64) -> Option<CUdeviceptr> {
-        let (free_bytes, address) = self.best_fit(size_bytes)?;
-        self.free.remove(&address);
-        if free_bytes > rounded(size_bytes) {
-            self.free.insert(address + rounded(size_bytes), free_bytes - rounded(size_bytes));
-        }
+        let (_, address) = self.best_fit(size_bytes)?;
+        self.free.fill(address, rounded(size_bytes));
         self.part_count += 1;
         Some(address)
     }
@@ -96,21 +93,8 @@ impl Chunk {
         let others = freed.uses & !GRAPH_BIT;
         self.uses = uses::with(uses::joined(self.uses, others), freed.owner_stream.stream_index());
         if others == 0 && self.graphs == [self.maker] {
-            self.merge(freed.allocation.address, rounded(freed.size_bytes));
+            self.free.add(freed.allocation.address, rounded(freed.size_bytes));
         }
-    }
-
-    fn merge(&mut self, mut address: CUdeviceptr, mut size_bytes: u64) {
-        if let Some(next_bytes) = self.free.remove(&(address + size_bytes)) {
-            size_bytes += next_bytes;
-        }
-        if let Some((&before, &before_bytes)) = self.free.range(..address).next_back()
-            && before + before_bytes == address
-        {
-            self.free.remove(&before);
-            (address, size_bytes) = (before, before_bytes + size_bytes);
-        }
-        self.free.insert(address, size_bytes);
     }
 
     /// Removes a graph, which was launched on these streams.
