@@ -32,7 +32,7 @@ pub(crate) use order::{
 };
 pub(crate) use slow_path_flag::SlowPathFlag;
 pub(crate) use stream::{LEGACY, WeakStream};
-pub use stream::{Stream, StreamBuilder};
+pub use stream::{Stream, StreamBuilder, StreamPoint};
 pub(crate) use watch::{OrderEvent, OrderObserver};
 
 use crate::config::Bytes;

@@ -95,7 +95,7 @@ pub use config::{
 };
 pub use device::{
     BorrowedHostMemory, CaptureModeGuard, ContextGuard, Device, Event, HostBuffer, HostBufferMut, HostMemory,
-    HostMemoryError, MemoryInfo, Stream, StreamBuilder, StreamId,
+    HostMemoryError, MemoryInfo, Stream, StreamBuilder, StreamId, StreamPoint,
 };
 pub use error::{
     Advice, Attempt, Growth, Holder, OutOfMemory, PoolError, ProcessUsage, RefusedBy, UnfinishedStream,

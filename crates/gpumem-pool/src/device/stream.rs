@@ -8,9 +8,11 @@
 mod borrow;
 mod builder;
 mod foreign;
+mod point;
 
 pub use builder::StreamBuilder;
 pub(crate) use foreign::{LEGACY, WeakStream};
+pub use point::StreamPoint;
 
 use crate::device::{CaptureModeGuard, Clocks, Device, Event, Handle, OrderEvent, StreamId, StreamIndex};
 use crate::error::PoolError;
@@ -201,6 +203,16 @@ impl Stream {
         self.device().noting(unsafe { self.device().driver().cuStreamSynchronize(self.raw()) })?;
         self.clocks().saw(observation);
         Ok(())
+    }
+
+    /// Like [`Stream::finish`], but without later work of other threads, where a marker can be waited for.
+    fn finish_so_far(&self) -> Result<(), DriverError> {
+        let is_done = {
+            let _bound = self.device().enter()?;
+            let _relaxed = CaptureModeGuard::enter(self.device().driver())?;
+            self.clocks().synchronize_so_far(self.stream_index())
+        };
+        if matches!(is_done, Ok(true)) { Ok(()) } else { self.finish() }
     }
 
     pub(crate) fn queue_wait_for(&self, other: &Stream) -> Result<(), PoolError> {

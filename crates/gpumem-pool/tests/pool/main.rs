@@ -27,6 +27,7 @@ mod limits;
 mod objects;
 mod out_of_memory;
 mod peers;
+mod points;
 mod private;
 #[cfg(feature = "backend-caching")]
 mod profiles;

@@ -7,6 +7,7 @@
 use super::marker::{Marker, MarkerEvent};
 use super::{Order, Stamp, StreamIndex};
 use crate::device::{Device, Handle, WeakDevice, WeakStream};
+use core::sync::atomic::AtomicU32;
 use gpumem_heap::order::Epochs;
 use gpumem_sys::DriverError;
 use gpumem_sys::types::{CUevent, CUstream, CUstream_st, CUstreamCaptureStatus};
@@ -37,7 +38,15 @@ pub(crate) enum Life {
 }
 
 /// One state for each stream index ever used.
-pub(super) struct StreamStates(Box<[OnceLock<Box<Mutex<StreamState>>>]>);
+pub(super) struct StreamStates(Box<[OnceLock<Box<Entry>>]>);
+
+struct Entry {
+    state: Mutex<StreamState>,
+    /// How many more markers are worth recording before another stream asks for them: see [`Clocks::has_waiters`].
+    ///
+    /// [`Clocks::has_waiters`]: super::Clocks::has_waiters
+    awaited_count: AtomicU32,
+}
 
 pub(super) struct StreamState {
     /// `None` if no stream has the index, or its stream is gone.
@@ -102,9 +111,21 @@ impl StreamStates {
         self.state(slot).lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    /// See [`Clocks::has_waiters`](super::Clocks::has_waiters). The host has no entry.
+    #[inline]
+    pub(super) fn awaited_count(&self, slot: StreamIndex) -> &AtomicU32 {
+        &self.entry(slot).awaited_count
+    }
+
     fn state(&self, slot: StreamIndex) -> &Mutex<StreamState> {
-        self.0[usize::from(slot.0) % StreamIndex::COUNT_MAX]
-            .get_or_init(|| Box::new(Mutex::new(StreamState::empty())))
+        &self.entry(slot).state
+    }
+
+    #[inline]
+    fn entry(&self, slot: StreamIndex) -> &Entry {
+        self.0[usize::from(slot.0) % StreamIndex::COUNT_MAX].get_or_init(|| {
+            Box::new(Entry { state: Mutex::new(StreamState::empty()), awaited_count: AtomicU32::new(0) })
+        })
     }
 
     fn with_device(state: MutexGuard<'_, StreamState>) -> Option<Locked<'_>> {
@@ -202,6 +223,11 @@ impl Locked<'_> {
     /// Whether the next call that names the stream is to mark it.
     pub(super) fn is_wanted(&self) -> bool {
         self.state.stream.as_ref().is_some_and(|stream| stream.is_wanted)
+    }
+
+    /// Whether any call may make another stream wait for the stream.
+    pub(super) fn is_live_and_ours(&self) -> bool {
+        self.is_live() && self.is_ours()
     }
 
     /// The driver's handle. It is alive while the state is locked if the stream is owned or long-lived.

@@ -49,6 +49,7 @@ impl Clocks {
         let stream = StreamId::new(NEXT.fetch_add(1, Ordering::Relaxed), slot);
         let former = self.stream_states.guard(slot).open(device, parts);
         drop(former);
+        self.stream_states.awaited_count(slot).store(0, Ordering::Relaxed);
         // From here on the index has incomplete stamps: a thread that finds one also finds the state to mark.
         self.epochs.open(stream);
         self.add_live(parts);

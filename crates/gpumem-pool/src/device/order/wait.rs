@@ -342,12 +342,86 @@ impl Clocks {
 
     /// Makes a stream wait for another one that is capturing. Nothing is raised: the driver makes the waiter join the
     /// capture, or refuses.
-    fn queue_fork(&self, waiter: StreamIndex, source: StreamIndex) -> Result<bool, DriverError> {
+    pub(crate) fn queue_fork(&self, waiter: StreamIndex, source: StreamIndex) -> Result<bool, DriverError> {
         let Some(event) = self.with_stream_state(source, |state| state.record_apart())?.flatten() else {
             return Ok(false);
         };
         self.queue_wait(waiter, event.raw(), None)?;
         Ok(true)
+    }
+
+    /// Makes `waiter`, which this call names, wait on the device for a stamp: for the earliest marker that covers it, or
+    /// a new one. Streams that forbid inserted waits are waited for too. False if the stamp's stream is gone, or cannot
+    /// be marked in a call that does not name it.
+    pub(crate) fn wait_for_stamp(&self, stamp: Stamp, waiter: StreamIndex) -> Result<bool, DriverError> {
+        if self.is_ordered(stamp, waiter) {
+            return Ok(true);
+        }
+        let source = stamp.stream_index();
+        self.stream_states.awaited_count(source).store(MARKERS_AHEAD, Ordering::Relaxed);
+        let _relaxed = CaptureModeGuard::enter(&self.driver)?;
+        if let Some((_device, mark)) = self.marker_for(stamp, |_| true)? {
+            return self.queue_wait(waiter, mark.event.raw(), Some(&mark.covered)).map(|_| true);
+        }
+        let is_ours = self.stream_states.lock(source).is_some_and(|state| state.is_live_and_ours());
+        // The stream is in a capture that was begun without this crate: the waiter joins it, or the driver refuses.
+        if is_ours { self.queue_fork(waiter, source) } else { Ok(false) }
+    }
+
+    /// Waits on the host for the earliest marker that covers a stamp, or a new one. False if there is none and none may
+    /// be recorded now. The context is current.
+    pub(crate) fn synchronize_stamp(&self, stamp: Stamp) -> Result<bool, DriverError> {
+        let _relaxed = CaptureModeGuard::enter(&self.driver)?;
+        let Some((device, mark)) = self.marker_for(stamp, |_| true)? else {
+            return Ok(self.is_complete(stamp));
+        };
+        self.synchronize_marker(&device, &mark)?;
+        Ok(true)
+    }
+
+    /// Waits on the host for everything queued so far on a stream that the call names, but not for later work of other
+    /// threads. False if no marker may be recorded now.
+    pub(crate) fn synchronize_so_far(&self, slot: StreamIndex) -> Result<bool, DriverError> {
+        let found = self.with_stream_state(slot, |state| {
+            let mark = state.record_marker(slot, &self.epochs, Asker::User)?;
+            Ok(mark.map(|mark| (state.device.clone(), mark)))
+        })?;
+        let Some((device, mark)) = found.flatten() else { return Ok(false) };
+        self.synchronize_marker(&device, &mark)?;
+        Ok(true)
+    }
+
+    fn synchronize_marker(&self, device: &Device, mark: &Marker) -> Result<(), DriverError> {
+        let _bound = device.enter()?;
+        device.noting(mark.event.synchronize(device))?;
+        self.epochs.raise_complete(&mark.covered);
+        Ok(())
+    }
+
+    /// Whether a stream can be waited for up to a stamp later on: there is a marker, which this call may record.
+    pub(crate) fn ensure_marker(&self, stamp: Stamp) -> Result<bool, DriverError> {
+        let _relaxed = CaptureModeGuard::enter(&self.driver)?;
+        Ok(self.marker_for(stamp, |_| true)?.is_some())
+    }
+
+    /// Whether other streams have waited for the stream lately, so that its next work is worth a marker of its own. A
+    /// marker costs about a microsecond, so each wait is followed by [`MARKERS_AHEAD`] of them at most.
+    #[inline]
+    pub(crate) fn has_waiters(&self, slot: StreamIndex) -> bool {
+        self.stream_states.awaited_count(slot).load(Ordering::Relaxed) > 0
+    }
+
+    /// Counts a marker that was recorded for later waiters.
+    pub(crate) fn use_up_waiter(&self, slot: StreamIndex) {
+        let less = |count: u32| count.checked_sub(1);
+        let count = self.stream_states.awaited_count(slot);
+        let _news = count.fetch_update(Ordering::Relaxed, Ordering::Relaxed, less);
+    }
+
+    /// Whether the work that a stamp stands for is part of a capture of this crate that is active.
+    pub(crate) fn is_captured(&self, stamp: Stamp) -> bool {
+        let captured = self.stream_states.lock(stamp.stream_index()).and_then(|state| state.captured());
+        captured.is_some_and(|(graph, epoch)| stamp.epoch() >= epoch && self.captures.knows(graph))
     }
 
     /// Records an event of the user on a stream that the call names. Returns the stamps that it covers; `None` in a
@@ -428,5 +502,7 @@ fn disable_fast_path(stream: Option<WeakStream>) {
     }
 }
 
+/// How many markers of a stream are recorded ahead of waits after each wait of another stream.
+const MARKERS_AHEAD: u32 = 64;
 const PAUSE_MIN: Duration = Duration::from_micros(1);
 pub(super) const PAUSE_MAX: Duration = Duration::from_micros(100);

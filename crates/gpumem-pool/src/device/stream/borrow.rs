@@ -59,7 +59,7 @@ struct Borrow<'a> {
 
 impl Stream {
     /// Calls `queue`, which queues work on this stream that uses memory of the caller, and waits until that work is
-    /// done, even if `queue` panics. Meanwhile the stream is alive and does not capture; `queue` must not retire it or
+    /// done, even if `queue` panics, but not for what other threads queue later. Meanwhile the stream is alive and does not capture; `queue` must not retire it or
     /// begin a capture on it.
     ///
     /// ```
@@ -97,7 +97,6 @@ impl Stream {
     ///
     /// If the context is not lost and the driver refuses every way to wait for half a minute. Returning would give the
     /// caller memory that the device may still use.
-    /// that the device may still use.
     pub fn run_borrowed<R>(
         &self,
         operation: &'static str,
@@ -281,7 +280,7 @@ impl Borrow<'_> {
     /// captured.
     fn wait(&mut self) -> Result<(), DriverError> {
         let device = self.stream.device();
-        let mut waited = self.stream.finish();
+        let mut waited = self.stream.finish_so_far();
         for _ in 0..TRIES {
             if waited.is_ok() {
                 break;
