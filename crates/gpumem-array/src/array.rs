@@ -226,6 +226,7 @@ impl<T: Element, D: Dimension, K: Kind> GpuArray<T, D, K> {
     }
 
     /// The array as one of kind [`Device`], if it is one.
+    #[allow(clippy::result_large_err, reason = "the error is the array itself")]
     pub(crate) fn into_device(self) -> Result<GpuArray<T, D>, Self> {
         match K::MEMORY {
             MemoryKind::Device => {

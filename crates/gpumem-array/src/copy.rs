@@ -9,7 +9,7 @@ use crate::error::{ArrayError, or_panic};
 use crate::gpu::Place;
 use crate::kind::Kind;
 use crate::layout::{Layout, Order, same_shape};
-use crate::storage::{Access, queue};
+use crate::storage::{Access, queue, record_complete};
 use gpumem_pool::sys::types::CUdeviceptr;
 use gpumem_pool::{PoolError, Stream};
 use ndarray::{Array, ArrayBase, Data, Dimension, Ix0, Ix1, ShapeBuilder};
@@ -266,7 +266,9 @@ pub(crate) fn upload<T: Element, D: Dimension>(
         // function returns, and `run_borrowed` returns when the copy is done.
         unsafe { driver.cuMemcpyAsync(to, from, size_of_val(elements), raw) }
     })?;
-    Ok(queued.map_err(PoolError::from)?)
+    queued.map_err(PoolError::from)?;
+    record_complete(gpu.stream(), target.storage());
+    Ok(())
 }
 
 /// The elements in the order of memory.

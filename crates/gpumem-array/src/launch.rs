@@ -89,73 +89,49 @@ impl LaunchShape {
 pub struct Launch<'a> {
     function: &'a Function,
     shape: LaunchShape,
-    /// The bytes of the arguments, each aligned to 8.
-    words: [u64; WORDS_MAX],
-    words_used: usize,
-    /// The index of the first word of each argument.
-    starts: [u8; ARGUMENTS_MAX],
-    count: usize,
-    overflow: bool,
-    uses: Vec<(&'a Storage, Access)>,
+    arguments: Arguments<'a>,
 }
 
 impl Function {
     /// Starts to build a launch of this kernel. Add its arguments in the order of its parameters.
+    #[inline]
     pub fn launch(&self, shape: LaunchShape) -> Launch<'_> {
-        Launch::new(self, shape)
+        Launch { function: self, shape, arguments: Arguments::default() }
     }
 }
 
 impl<'a> Launch<'a> {
-    fn new(function: &'a Function, shape: LaunchShape) -> Self {
-        Self {
-            function,
-            shape,
-            words: [0; WORDS_MAX],
-            words_used: 0,
-            starts: [0; ARGUMENTS_MAX],
-            count: 0,
-            overflow: false,
-            uses: Vec::with_capacity(4),
-        }
-    }
-
     /// Adds the address of an array that the kernel reads. For a view it is the address of the first element.
+    #[inline]
     pub fn read<A: AsView + ?Sized>(mut self, array: &'a A) -> Self {
         let view = array.as_view();
-        self.uses.push((view.storage(), Access::Read));
-        self.scalar(view.address())
+        self.arguments.push_array(view.storage(), Access::Read, view.address());
+        self
     }
 
     /// Adds the address of an array that the kernel writes, and may read.
+    #[inline]
     pub fn write<A: AsViewMut + ?Sized>(mut self, array: &'a mut A) -> Self {
         let view = array.as_view_mut();
-        self.uses.push((view.storage(), Access::Write));
-        self.scalar(view.address())
+        self.arguments.push_array(view.storage(), Access::Write, view.address());
+        self
     }
 
     /// Adds the address of an uninitialised array that the kernel writes.
+    #[inline]
     pub fn write_uninit<T: Element, D: Dimension, K: Kind>(
         mut self,
         array: &'a mut UninitArray<T, D, K>,
     ) -> Self {
-        self.uses.push((array.storage(), Access::Write));
-        self.scalar(array.address())
+        self.arguments.push_array(array.storage(), Access::Write, array.address());
+        self
     }
 
     /// Adds a value, copied now. A struct can be passed if it is an [`Element`].
+    #[inline]
     pub fn scalar<T: Element>(mut self, value: T) -> Self {
         const { check_layout::<T>() };
-        let words = size_of::<T>().div_ceil(8);
-        if self.count == ARGUMENTS_MAX || self.words_used + words > WORDS_MAX {
-            self.overflow = true;
-            return self;
-        }
-        let target = bytemuck::cast_slice_mut::<u64, u8>(&mut self.words[self.words_used..]);
-        target[..size_of::<T>()].copy_from_slice(bytemuck::bytes_of(&value));
-        self.starts[self.count] = self.words_used as u8;
-        self.count += 1;
-        self.words_used += words;
+        self.arguments.push(bytemuck::bytes_of(&value));
         self
     }
 
@@ -176,39 +152,191 @@ impl<'a> Launch<'a> {
     ///   [`Launch::write`] or [`Launch::write_uninit`].
     /// - The values that it writes are valid values of the array's element type.
     pub unsafe fn enqueue(self, gpu: &Gpu) -> Result<(), ArrayError> {
-        if self.overflow {
+        let Self { function, shape, ref arguments } = self;
+        if arguments.is_refused() {
             return Err(ArrayError::TooManyArguments { limit: ARGUMENTS_MAX, limit_bytes: 8 * WORDS_MAX });
         }
-        self.shape.check()?;
-        gpu.check(self.function.device())?;
-        for (storage, _) in &self.uses {
+        shape.check()?;
+        gpu.check(function.device())?;
+        for (storage, _) in arguments.uses() {
             gpu.check(storage.device())?;
         }
         // Ordering an array checks the stream, but a launch may have no array.
         gpu.stream().is_capturing()?;
-        if self.shape.grid.contains(&0) {
+        if shape.grid.contains(&0) {
             return Ok(());
         }
-        for (storage, access) in &self.uses {
-            storage.order(gpu, *access)?;
+        for (storage, access) in arguments.uses() {
+            storage.order(gpu, access)?;
         }
-        let mut parameters = [core::ptr::null_mut::<c_void>(); ARGUMENTS_MAX];
-        for (parameter, start) in parameters.iter_mut().zip(&self.starts[..self.count]) {
-            *parameter = library::parameter(&self.words[usize::from(*start)]);
-        }
-        let LaunchShape { grid, block, shared_bytes } = self.shape;
-        let shape = (grid, block, shared_bytes);
-        queue(gpu, self.uses.iter().map(|(storage, _)| *storage), |stream| {
-            // SAFETY: the parameters point into `self.words`, which outlives the call; the stream is that of `gpu`, on whose
-            // device the function is, and has been ordered after what conflicts; types, bounds and values are the caller's
-            // promise.
-            unsafe { library::launch(self.function, stream, shape, &mut parameters[..self.count]) }
+        let LaunchShape { grid, block, shared_bytes } = shape;
+        arguments.with_parameters(|parameters| {
+            let uses = arguments.uses().map(|(storage, _)| storage);
+            queue(gpu, uses, |stream| {
+                // SAFETY: the parameters point into `arguments`, which outlive the call; the stream is that of `gpu`, on whose
+                // device the function is, and has been ordered after what conflicts; types, bounds and values are the caller's
+                // promise.
+                unsafe { library::launch(function, stream, (grid, block, shared_bytes), parameters) }
+            })
         })
     }
 }
 
+/// The arguments of a launch. Those of most kernels fit into the value itself, which is small, because each method of the builder
+/// moves it.
+#[derive(Default)]
+struct Arguments<'a> {
+    /// The bytes of the arguments, each aligned to 8.
+    words: [u64; WORDS_INLINE],
+    word_count: u8,
+    /// The index of the first word of each argument.
+    starts: [u8; ARGUMENTS_INLINE],
+    count: u8,
+    uses: [Option<&'a Storage>; USES_INLINE],
+    use_count: u8,
+    /// A bit for each use that writes.
+    writes: u32,
+    /// All arguments, once they do not fit.
+    many: Option<Box<Many<'a>>>,
+}
+
+/// The arguments of a launch with many of them.
+struct Many<'a> {
+    words: [u64; WORDS_MAX],
+    word_count: usize,
+    starts: [u8; ARGUMENTS_MAX],
+    count: usize,
+    uses: Vec<(&'a Storage, Access)>,
+    /// Whether there were too many arguments.
+    is_refused: bool,
+}
+
+impl<'a> Arguments<'a> {
+    #[inline]
+    fn push_array(&mut self, storage: &'a Storage, access: Access, address: u64) {
+        let index = usize::from(self.use_count);
+        match self.uses.get_mut(index).filter(|_| self.many.is_none()) {
+            Some(slot) => {
+                *slot = Some(storage);
+                self.writes |= u32::from(access == Access::Write) << index;
+                self.use_count += 1;
+            }
+            None => self.many().uses.push((storage, access)),
+        }
+        self.push(&address.to_ne_bytes());
+    }
+
+    #[inline]
+    fn push(&mut self, bytes: &[u8]) {
+        let (first, word_count) = (usize::from(self.word_count), bytes.len().div_ceil(8));
+        let start = self.starts.get_mut(usize::from(self.count)).filter(|_| self.many.is_none());
+        match (start, self.words.get_mut(first..first + word_count)) {
+            (Some(start), Some(words)) => {
+                *start = self.word_count;
+                put(words, bytes);
+                self.count += 1;
+                self.word_count += word_count as u8;
+            }
+            _ => self.many().push(bytes),
+        }
+    }
+
+    /// Moves the arguments so far to the heap.
+    #[cold]
+    fn many(&mut self) -> &mut Many<'a> {
+        let Self { words: inline_words, starts: inline_starts, uses, writes, .. } = *self;
+        let (word_count, count) = (self.word_count.into(), self.count.into());
+        self.many.get_or_insert_with(|| {
+            let (mut words, mut starts) = ([0; WORDS_MAX], [0; ARGUMENTS_MAX]);
+            words[..WORDS_INLINE].copy_from_slice(&inline_words);
+            starts[..ARGUMENTS_INLINE].copy_from_slice(&inline_starts);
+            let uses = inline_uses(&uses, writes).collect();
+            Box::new(Many { words, word_count, starts, count, uses, is_refused: false })
+        })
+    }
+
+    fn count(&self) -> usize {
+        self.many.as_ref().map_or(self.count.into(), |many| many.count)
+    }
+
+    fn is_refused(&self) -> bool {
+        self.many.as_ref().is_some_and(|many| many.is_refused)
+    }
+
+    #[inline]
+    fn uses(&self) -> impl Iterator<Item = (&'a Storage, Access)> {
+        let (inline, many) = match &self.many {
+            Some(many) => (&[][..], many.uses.as_slice()),
+            None => (&self.uses[..usize::from(self.use_count)], &[][..]),
+        };
+        inline_uses(inline, self.writes).chain(many.iter().copied())
+    }
+
+    /// Calls `launch` with the addresses of all arguments.
+    #[inline]
+    fn with_parameters<R>(&self, launch: impl FnOnce(&mut [*mut c_void]) -> R) -> R {
+        match &self.many {
+            None => {
+                let starts = &self.starts[..usize::from(self.count)];
+                let mut parameters = [core::ptr::null_mut(); ARGUMENTS_INLINE];
+                launch(point(&mut parameters, starts, &self.words))
+            }
+            Some(many) => {
+                let mut parameters = [core::ptr::null_mut(); ARGUMENTS_MAX];
+                launch(point(&mut parameters, &many.starts[..many.count], &many.words))
+            }
+        }
+    }
+}
+
+impl Many<'_> {
+    fn push(&mut self, bytes: &[u8]) {
+        let word_count = bytes.len().div_ceil(8);
+        let words = self.words.get_mut(self.word_count..self.word_count + word_count);
+        match (self.starts.get_mut(self.count), words) {
+            (Some(start), Some(words)) => {
+                *start = self.word_count as u8;
+                put(words, bytes);
+                self.count += 1;
+                self.word_count += word_count;
+            }
+            _ => self.is_refused = true,
+        }
+    }
+}
+
+#[inline]
+fn inline_uses<'a>(uses: &[Option<&'a Storage>], writes: u32) -> impl Iterator<Item = (&'a Storage, Access)> {
+    uses.iter().flatten().enumerate().map(move |(index, storage)| {
+        (*storage, if writes >> index & 1 == 0 { Access::Read } else { Access::Write })
+    })
+}
+
+/// Copies an argument to the words that are reserved for it.
+#[inline]
+fn put(words: &mut [u64], bytes: &[u8]) {
+    for (word, bytes) in words.iter_mut().zip(bytes.chunks(8)) {
+        let mut whole = [0; 8];
+        whole[..bytes.len()].copy_from_slice(bytes);
+        *word = u64::from_ne_bytes(whole);
+    }
+}
+
+/// Fills in the address of each argument.
+#[inline]
+fn point<'p>(parameters: &'p mut [*mut c_void], starts: &[u8], words: &[u64]) -> &'p mut [*mut c_void] {
+    for (parameter, start) in parameters.iter_mut().zip(starts) {
+        // An argument may take several words.
+        *parameter = words[usize::from(*start)..].as_ptr().cast_mut().cast();
+    }
+    &mut parameters[..starts.len()]
+}
+
 const ARGUMENTS_MAX: usize = 32;
 const WORDS_MAX: usize = 64;
+const ARGUMENTS_INLINE: usize = 10;
+const WORDS_INLINE: usize = 12;
+const USES_INLINE: usize = 6;
 const BLOCK_MAX: [u32; 3] = [1024, 1024, 64];
 const GRID_MAX: [u32; 3] = [i32::MAX as u32, 65_535, 65_535];
 
@@ -217,7 +345,7 @@ impl core::fmt::Debug for Launch<'_> {
         f.debug_struct("Launch")
             .field("function", &self.function.name())
             .field("shape", &self.shape)
-            .field("arguments", &self.count)
+            .field("arguments", &self.arguments.count())
             .finish_non_exhaustive()
     }
 }

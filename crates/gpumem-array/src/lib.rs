@@ -2,8 +2,8 @@
 //!
 //! A [`Gpu`] is a pool, a stream and the kernels of this crate. A [`GpuArray<T, D>`](GpuArray) holds elements on it,
 //! with the shapes and slicing of [`ndarray`]. Operations are queued and return at once; only uploads, downloads and
-//! [`Gpu::synchronize`] wait. Programs need no explicit synchronisation: each array records the stream of its last write and the
-//! streams that have read it since, and another stream that uses the array waits for exactly those, on the device.
+//! [`Gpu::synchronize`] wait. Programs need no explicit synchronisation: each array records the points of its last write and
+//! of the reads since in their streams, and another stream that uses the array waits for exactly those, on the device.
 //!
 //! The rooms of the sources, each of which imports only rooms above it:
 //!

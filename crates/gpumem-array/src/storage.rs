@@ -1,24 +1,28 @@
 //! [`Storage`]: the memory of one array, and the order of its uses.
 //!
-//! A storage records the stream of the last write and the streams that have read since. Before another stream uses the memory,
-//! it waits on the device: a reader for the writer, a writer for the writer and all readers; readers never wait for each other.
-//! The event that a stream waits for is recorded when another stream needs it, not at each use, so a program with one stream
-//! makes no driver call here.
+//! A storage records the point of the last write in its stream, and the points of the reads since, one for each stream
+//! ([`StreamPoint`]). Before another stream uses the memory, it waits on the device: a reader for the write, a writer for the write
+//! and all reads; readers never wait for each other. A use by a stream that is ordered already is a few loads, without a lock and
+//! without a driver call.
 //!
-//! The late event is sufficient: it covers everything that its stream holds by then, which includes every use that this crate has
-//! queued. Two uses of which one writes cannot be queued at the same time, because a write borrows the array exclusively.
+//! A wait for a point uses a marker in the point's stream, and includes what was queued before that marker. A program with one
+//! stream needs no marker, so markers are recorded when another stream asks for one. Some writes get theirs at once, because
+//! another stream is likely to wait for them while later work is queued: copies from pinned memory, writes on a stream that other
+//! streams have waited for, and writes to memory of another stream.
 //!
 //! Another thread may begin a capture between the waits and the work. So [`queue`] queues the work in a call during which no
-//! capture of the stream begins or ends. There it checks whether the work becomes part of a graph, which then keeps the memory.
+//! capture of the stream begins or ends. There it checks whether the work becomes part of a graph, which then keeps the memory. In
+//! the same call it stores the points, which exist only once the work is queued. Until then, a write counts as the stream's latest
+//! work ([`Stream::latest_point`]), which is sufficient, but may make other streams wait for more.
 
 use crate::error::ArrayError;
 use crate::gpu::Gpu;
 use core::ptr::NonNull;
-use core::sync::atomic::{AtomicU8, Ordering};
+use core::sync::atomic::{AtomicU8, AtomicU64, Ordering};
 use gpumem_pool::sys::DriverError;
 use gpumem_pool::sys::types::CUstream;
-use gpumem_pool::{Block, Device, PoolError, Stream};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use gpumem_pool::{Block, Device, MemoryKind, PoolError, Stream, StreamPoint};
+use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 
 /// How work uses memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -31,25 +35,38 @@ pub(crate) enum Access {
 /// A block and its uses so far.
 pub(crate) struct Storage {
     block: Block,
-    /// The stream that the block was allocated on: in its order the memory exists.
-    owner_stream: Stream,
-    track: Mutex<Track>,
-    /// What the host may do without a wait: 0 nothing, 1 read, 2 read and write. Changed while [`Storage::track`] is locked.
+    /// The latest point of the stream that the block was allocated on.
+    owner: StreamPoint,
+    /// Whether it is host memory: copies from there take long.
+    is_host: bool,
+    /// The point of the last write. At first that of the allocation: in its stream's order the memory exists.
+    write: AtomicU64,
+    /// The points of reads since, one for each stream, without a gap; 0 is none. Only a write clears them.
+    reads: [AtomicU64; INLINE_READS],
+    /// What the host may do without a wait: 0 nothing, 1 read, 2 read and write. Always 0 for device memory.
     host: AtomicU8,
+    more: OnceLock<Box<Mutex<More>>>,
 }
 
+/// What few arrays need.
 #[derive(Default)]
-struct Track {
-    /// The stream that wrote last; `None` is the owner stream.
-    writer: Option<Stream>,
-    /// Streams other than the writer that have read since, each ordered after the write.
-    readers: Vec<Stream>,
+struct More {
+    /// The points of reads since the last write by further streams.
+    reads: Vec<StreamPoint>,
+    /// Streams of other libraries that have used the memory: they can only be waited for by name.
+    foreign: Vec<Stream>,
 }
 
 impl Storage {
     /// `owner_stream` is the stream that the block was allocated on.
     pub(crate) fn new(block: Block, owner_stream: &Stream) -> Self {
-        Self { block, owner_stream: owner_stream.clone(), track: Mutex::default(), host: AtomicU8::new(0) }
+        let owner = owner_stream.latest_point();
+        let (write, reads) = (AtomicU64::new(owner.to_bits()), Default::default());
+        let is_host = block.kind() == MemoryKind::Host;
+        let storage =
+            Self { block, owner, is_host, write, reads, host: AtomicU8::new(0), more: OnceLock::new() };
+        storage.keep_foreign(owner_stream);
+        storage
     }
 
     pub(crate) fn address(&self) -> u64 {
@@ -60,19 +77,22 @@ impl Storage {
         self.block.device()
     }
 
-    /// Makes the stream of `gpu` wait for the uses that `access` conflicts with, and records the use. Call it before the work is queued
-    /// ([`queue`]), while the array is borrowed: shared for reading, exclusively for writing.
+    /// Makes the stream of `gpu` wait for the uses that `access` conflicts with. Call it before the work is queued ([`queue`]),
+    /// while the array is borrowed: shared for reading, exclusively for writing.
+    #[inline]
     pub(crate) fn order(&self, gpu: &Gpu, access: Access) -> Result<(), ArrayError> {
+        let (stream, write) = (gpu.stream(), load(&self.write));
         if self.block.size_bytes() == 0 {
             return Ok(());
         }
-        let (mut track, stream) = (self.lock(), gpu.stream());
-        // The borrow of the array keeps the host from using it at this moment.
-        let left = if access == Access::Read { self.host.load(Ordering::Relaxed).min(1) } else { 0 };
-        self.host.store(left, Ordering::Relaxed);
-        match access {
-            Access::Read => self.order_read(&mut track, stream)?,
-            Access::Write => self.order_write(&mut track, stream)?,
+        // The borrow of the array keeps the host from using it at this moment. Threads that only read write nothing here.
+        let left = if access == Access::Read { host_level(Access::Read) } else { 0 };
+        if self.host.load(Ordering::Relaxed) > left {
+            self.host.store(left, Ordering::Relaxed);
+        }
+        self.wait(stream, write)?;
+        if access == Access::Write {
+            self.order_write(stream, write)?;
         }
         Ok(())
     }
@@ -93,45 +113,128 @@ impl Storage {
         self.host.fetch_max(host_level(access), Ordering::Release);
     }
 
-    /// Waits on the host for the uses that `access` conflicts with. The array is borrowed, shared for reading, exclusively for writing.
+    /// Waits on the host for the uses that `access` conflicts with. The array is borrowed, shared for reading, exclusively for
+    /// writing.
     pub(crate) fn wait_on_host(&self, access: Access) -> Result<(), PoolError> {
-        let streams = {
-            let track = self.lock();
-            let writer = track.writer.as_ref().unwrap_or(&self.owner_stream);
-            let readers = track.readers.iter().filter(|_| access == Access::Write);
-            readers.chain([writer]).cloned().collect::<Vec<_>>()
-        };
-        streams.iter().try_for_each(Stream::synchronize)
-    }
-
-    fn order_read(&self, track: &mut Track, stream: &Stream) -> Result<(), PoolError> {
-        let writer = track.writer.as_ref().unwrap_or(&self.owner_stream);
-        if writer == stream || track.readers.contains(stream) {
-            return Ok(());
+        self.finish(load(&self.write))?;
+        if access == Access::Write {
+            let inline = self.reads.iter().map(load).take_while(|read| *read != NONE);
+            let more = self.more.get().map(|more| lock(more).reads.clone()).unwrap_or_default();
+            inline.chain(more).try_for_each(|read| self.finish(read))?;
         }
-        stream.wait_for(writer)?;
-        self.block.record_use(stream);
-        track.readers.push(stream.clone());
         Ok(())
     }
 
-    fn order_write(&self, track: &mut Track, stream: &Stream) -> Result<(), PoolError> {
-        let writer = track.writer.as_ref().unwrap_or(&self.owner_stream);
-        if writer == stream && track.readers.is_empty() {
+    fn finish(&self, point: StreamPoint) -> Result<(), PoolError> {
+        if self.device().synchronize_point(point)? {
             return Ok(());
         }
-        // The writer may have read since its write, without being in the list, so a listed reader waits for it too.
-        for other in track.readers.iter().chain([writer]).filter(|other| *other != stream) {
-            stream.wait_for(other)?;
+        let foreign = self.more.get().map(|more| lock(more).foreign.clone()).unwrap_or_default();
+        match foreign.iter().find(|foreign| foreign.latest_point().has_stream_of(point)) {
+            Some(foreign) => foreign.synchronize(),
+            None => self.device().synchronize_for_drop(),
         }
-        self.block.record_use(stream);
-        track.readers.clear();
-        track.writer = Some(stream.clone()).filter(|stream| *stream != self.owner_stream);
+    }
+
+    /// The array is borrowed exclusively, so no other thread uses the points.
+    fn order_write(&self, stream: &Stream, write: StreamPoint) -> Result<(), PoolError> {
+        for read in self.reads.iter().map(load).take_while(|read| *read != NONE) {
+            self.wait(stream, read)?;
+        }
+        if let Some(more) = self.more.get() {
+            let mut more = lock(more);
+            for read in &more.reads {
+                wait_or_finish(stream, *read, &more.foreign)?;
+            }
+            more.reads.clear();
+        }
+        let latest = stream.latest_point();
+        if !write.has_stream_of(latest) {
+            self.block.record_use(stream);
+            self.keep_foreign(stream);
+        }
+        for read in self.reads.iter().take_while(|read| load(read) != NONE) {
+            read.store(NONE.to_bits(), Ordering::Relaxed);
+        }
+        self.write.store(latest.to_bits(), Ordering::Relaxed);
         Ok(())
     }
 
-    fn lock(&self) -> MutexGuard<'_, Track> {
-        self.track.lock().unwrap_or_else(PoisonError::into_inner)
+    #[inline]
+    fn wait(&self, stream: &Stream, point: StreamPoint) -> Result<(), PoolError> {
+        match stream.wait_for_point(point)? {
+            true => Ok(()),
+            false => self.wait_by_name(stream, point),
+        }
+    }
+
+    #[cold]
+    fn wait_by_name(&self, stream: &Stream, point: StreamPoint) -> Result<(), PoolError> {
+        let foreign = self.more.get().map(|more| lock(more).foreign.clone()).unwrap_or_default();
+        wait_or_finish(stream, point, &foreign)
+    }
+
+    /// Stores the point of work that uses the memory and has been queued on `stream`. Returns whether that was a write.
+    #[inline]
+    fn record(&self, stream: &Stream, point: StreamPoint) -> bool {
+        let write = load(&self.write);
+        if write == stream.latest_point() {
+            self.write.store(point.to_bits(), Ordering::Relaxed);
+            return true;
+        }
+        // A stream that only reads finds its point here, and writes nothing that other threads read.
+        for read in &self.reads {
+            let mut found = load(read);
+            if found == NONE {
+                let empty = (NONE.to_bits(), point.to_bits());
+                match read.compare_exchange(empty.0, empty.1, Ordering::AcqRel, Ordering::Acquire) {
+                    Ok(_) => {
+                        self.note_reader(stream);
+                        return false;
+                    }
+                    Err(other) => found = StreamPoint::from_bits(other),
+                }
+            }
+            if found.has_stream_of(point) {
+                // Points of one stream are in the order of their words.
+                if found != point {
+                    read.fetch_max(point.to_bits(), Ordering::AcqRel);
+                }
+                return false;
+            }
+        }
+        self.record_read_slow(stream, point);
+        false
+    }
+
+    #[cold]
+    fn record_read_slow(&self, stream: &Stream, point: StreamPoint) {
+        let mut more = self.lock_more();
+        let device = self.device();
+        more.reads.retain(|read| !read.has_stream_of(point) && !device.is_point_complete(*read));
+        more.reads.push(point);
+        drop(more);
+        self.note_reader(stream);
+    }
+
+    /// A stream has read for the first time since the last write.
+    fn note_reader(&self, stream: &Stream) {
+        self.block.record_use(stream);
+        self.keep_foreign(stream);
+    }
+
+    fn keep_foreign(&self, stream: &Stream) {
+        if stream.is_foreign() {
+            let mut more = self.lock_more();
+            if !more.foreign.contains(stream) {
+                more.foreign.push(stream.clone());
+            }
+        }
+    }
+
+    #[cold]
+    fn lock_more(&self) -> MutexGuard<'_, More> {
+        lock(self.more.get_or_init(Box::default))
     }
 }
 
@@ -142,8 +245,36 @@ fn host_level(access: Access) -> u8 {
     }
 }
 
-/// Calls `work`, which queues work on the stream of `gpu`. The work uses only the memory of `uses`, and the stream has been ordered
-/// for it ([`Storage::order`]). If the stream captures, the graph keeps the memory of `uses`. `work` only calls the driver.
+/// Waits for a point by the name of its stream. If the stream is gone and left no marker, the host waits for the device.
+#[cold]
+fn wait_or_finish(stream: &Stream, point: StreamPoint, foreign: &[Stream]) -> Result<(), PoolError> {
+    if stream.wait_for_point(point)? {
+        return Ok(());
+    }
+    match foreign.iter().find(|foreign| foreign.latest_point().has_stream_of(point)) {
+        Some(foreign) => stream.wait_for(foreign),
+        None => stream.device().synchronize_for_drop(),
+    }
+}
+
+fn lock(more: &Mutex<More>) -> MutexGuard<'_, More> {
+    more.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+#[inline]
+fn load(point: &AtomicU64) -> StreamPoint {
+    StreamPoint::from_bits(point.load(Ordering::Acquire))
+}
+
+/// No work.
+const NONE: StreamPoint = StreamPoint::COMPLETE;
+/// With the write, they fill a cache line.
+const INLINE_READS: usize = 7;
+
+/// Calls `work`, which queues work on the stream of `gpu`, and records the uses. The work uses only the memory of `uses`, and the
+/// stream has been ordered for it ([`Storage::order`]). If the stream captures, the graph keeps the memory of `uses`. `work` only
+/// calls the driver.
+#[inline]
 pub(crate) fn queue<'a>(
     gpu: &Gpu,
     uses: impl IntoIterator<Item = &'a Storage>,
@@ -151,13 +282,38 @@ pub(crate) fn queue<'a>(
 ) -> Result<(), ArrayError> {
     let stream = gpu.stream();
     let _bound = gpu.device().bind()?;
+    let (mut has_written, mut has_read_host, mut is_elsewhere) = (false, false, false);
     let queued = stream.queue_work(|raw| {
         // Checked inside of the call: before it, another thread could still begin a capture.
-        if stream.is_capturing()? {
-            // The graph keeps the memory, even if no wait was needed.
-            uses.into_iter().for_each(|storage| storage.block.record_use(stream));
+        let is_capturing = stream.is_capturing()?;
+        let queued = work(raw).map_err(PoolError::from);
+        // Also after an error: part of the work may have been queued.
+        let point = stream.point();
+        for storage in uses {
+            let is_write = storage.record(stream, point);
+            has_written |= is_write;
+            has_read_host |= !is_write && storage.is_host;
+            is_elsewhere |= is_write && !storage.owner.has_stream_of(point);
+            if is_capturing {
+                // The graph keeps the memory, even if no wait was needed.
+                storage.block.record_use(stream);
+            }
         }
-        work(raw).map_err(PoolError::from)
+        queued
     })?;
+    if has_written && (has_read_host || is_elsewhere || stream.has_waiters()) {
+        mark(stream);
+    }
     Ok(queued?)
+}
+
+/// Records that the write for which `stream` has been ordered ([`Storage::order`]) is complete: the host has waited for it.
+pub(crate) fn record_complete(stream: &Stream, target: &Storage) {
+    let _has_written = target.record(stream, StreamPoint::COMPLETE);
+}
+
+/// The next driver call reports a failure, and waiters record a marker of their own.
+#[cold]
+fn mark(stream: &Stream) {
+    let _ = stream.mark();
 }

@@ -1,0 +1,159 @@
+//! What a launch costs on the host: the argument list, the waits between streams, and the call of the driver, whose functions are
+//! stubs that return at once. The time of the bare stub is subtracted.
+//!
+//! `cargo bench -p gpumem-array --bench tracking`. `GPUMEM_BENCH_ROUNDS` sets the number of repetitions.
+
+#![allow(clippy::print_stdout, reason = "printing is the purpose of a benchmark")]
+
+use core::ffi::{c_uint, c_void};
+use gpumem_array::ndarray::Ix1;
+use gpumem_array::pool::sys::types::{CUcontext, CUfunction, CUresult, CUstream};
+use gpumem_array::pool::{Device, Pool};
+use gpumem_array::{ArrayError, Function, Gpu, GpuArray, LaunchShape};
+use gpumem_sim::{Kernel, Sim, SimConfig};
+use std::error::Error;
+use std::hint::black_box;
+use std::sync::atomic::{AtomicPtr, Ordering};
+use std::sync::{Arc, Barrier};
+use std::time::Instant;
+
+const PTX: &str = "
+    .version 7.8
+    .target sm_70
+    .address_size 64
+    .visible .entry axpy(.param .u64 y, .param .u64 a, .param .u64 b, .param .f32 factor, .param .u64 n) { ret; }";
+static TWIN: [Kernel; 1] = [Kernel::new("axpy", |_| Ok(()))];
+
+/// The context of the device, which the stubs report as current on every thread.
+static CONTEXT: AtomicPtr<c_void> = AtomicPtr::new(std::ptr::null_mut());
+
+unsafe extern "C" fn get_current(context: *mut CUcontext) -> CUresult {
+    // SAFETY: the caller passes the address of a context.
+    unsafe { context.write(CONTEXT.load(Ordering::Relaxed).cast()) };
+    CUresult::CUDA_SUCCESS
+}
+
+#[allow(clippy::too_many_arguments, reason = "the driver's signature")]
+unsafe extern "C" fn launch(
+    function: CUfunction,
+    _: c_uint,
+    _: c_uint,
+    _: c_uint,
+    _: c_uint,
+    _: c_uint,
+    _: c_uint,
+    _: c_uint,
+    stream: CUstream,
+    parameters: *mut *mut c_void,
+    _: *mut *mut c_void,
+) -> CUresult {
+    black_box((function, stream, parameters));
+    CUresult::CUDA_SUCCESS
+}
+
+fn main() -> Result<(), Box<dyn Error>> {
+    let rounds = std::env::var("GPUMEM_BENCH_ROUNDS").ok().and_then(|text| text.parse().ok()).unwrap_or(50);
+    let sim = gpumem_sim::driver(SimConfig::new())?;
+    if let Some(sim) = Sim::of(&sim) {
+        sim.register(&TWIN);
+    }
+    // SAFETY: the stubs have the signatures of the functions that they replace, and queue nothing.
+    let driver = unsafe {
+        sim.with_table(|table| {
+            table.cuLaunchKernel = Some(launch);
+            table.cuCtxGetCurrent = Some(get_current);
+        })
+    };
+    let real = Device::new(&sim, 0)?;
+    let _bound = real.bind()?;
+    let device = Device::new(&driver, 0)?;
+    CONTEXT.store(device.context().cast(), Ordering::Relaxed);
+    let gpu = Gpu::new(&Pool::new(&device)?)?;
+    let axpy = gpu.module(PTX)?.function("axpy")?;
+    let (a, b) = (GpuArray::from_elem(&gpu, LEN, 1.0_f32)?, GpuArray::from_elem(&gpu, LEN, 2.0_f32)?);
+
+    let bare_ns = best_ns(rounds, || bare(&gpu));
+    let mut y = GpuArray::<f32, _>::zeros(&gpu, LEN)?;
+    let one_ns = best_ns(rounds, || step(&axpy, &gpu, &mut y, &a, &b)) - bare_ns;
+    println!("bare stub                        {bare_ns:>7.1} ns");
+    println!("three arrays, one stream         {one_ns:>7.1} ns");
+
+    let mut gpus = Vec::new();
+    for _ in 0..2 {
+        gpus.push((gpu.fork()?, GpuArray::<f32, _>::zeros(&gpu, LEN)?));
+    }
+    let mut alone_ns = f64::INFINITY;
+    if let Some((gpu, y)) = gpus.first_mut() {
+        alone_ns = best_ns(rounds, || step(&axpy, gpu, y, &a, &b)) - bare_ns;
+    }
+    println!("two of them of another stream    {alone_ns:>7.1} ns");
+    let barrier = Arc::new(Barrier::new(gpus.len()));
+    let both_ns = std::thread::scope(|scope| {
+        let threads: Vec<_> = gpus
+            .iter_mut()
+            .map(|(gpu, y)| {
+                let (barrier, axpy, a, b) = (Arc::clone(&barrier), &axpy, &a, &b);
+                scope.spawn(move || {
+                    barrier.wait();
+                    best_ns(rounds, || step(axpy, gpu, y, a, b)) - bare_ns
+                })
+            })
+            .collect();
+        threads.into_iter().map(|thread| thread.join().unwrap_or(f64::NAN)).fold(0.0, f64::max)
+    });
+    println!("the same on two threads at once  {both_ns:>7.1} ns, {:.2} × one", both_ns / alone_ns);
+    Ok(())
+}
+
+/// `y = a + factor * b` on the stream of `gpu`.
+fn step(
+    axpy: &Function,
+    gpu: &Gpu,
+    y: &mut GpuArray<f32, Ix1>,
+    a: &GpuArray<f32, Ix1>,
+    b: &GpuArray<f32, Ix1>,
+) -> Result<(), ArrayError> {
+    let launch = axpy.launch(LaunchShape::for_len(LEN)).write(y).read(a).read(b);
+    // SAFETY: the arguments are those of the kernel, which does nothing.
+    unsafe { launch.scalar(0.5_f32).scalar(LEN as u64).enqueue(gpu) }
+}
+
+fn bare(gpu: &Gpu) -> Result<(), ArrayError> {
+    let mut parameters = [std::ptr::null_mut(); 5];
+    // SAFETY: the stub uses none of its arguments.
+    unsafe {
+        gpu.device().driver().cuLaunchKernel(
+            black_box(std::ptr::null_mut()),
+            1,
+            1,
+            1,
+            256,
+            1,
+            1,
+            0,
+            gpu.stream().raw(),
+            parameters.as_mut_ptr(),
+            std::ptr::null_mut(),
+        )?;
+    }
+    Ok(())
+}
+
+/// The least time of a call, over many batches: other programs only ever add to it.
+fn best_ns(rounds: usize, mut call: impl FnMut() -> Result<(), ArrayError>) -> f64 {
+    let mut best = f64::INFINITY;
+    for _ in 0..rounds {
+        let begin = Instant::now();
+        for _ in 0..BATCH {
+            if let Err(error) = call() {
+                println!("{error}");
+                return f64::NAN;
+            }
+        }
+        best = best.min(begin.elapsed().as_secs_f64() * 1e9 / BATCH as f64);
+    }
+    best
+}
+
+const LEN: usize = 256;
+const BATCH: usize = 20_000;

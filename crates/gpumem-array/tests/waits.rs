@@ -1,0 +1,175 @@
+//! Waits are as long as the work that they are for: a consumer does not wait for what its producer's stream queues behind, and a
+//! download does not wait for what another thread queues behind it. Durations are those of the simulator's virtual clock.
+
+#![allow(clippy::unwrap_used)] // helpers of tests are tests too
+
+mod support;
+
+use gpumem_array::ndarray::Ix1;
+use gpumem_array::pool::sys::Table;
+use gpumem_array::pool::sys::types::{CUdeviceptr, CUevent, CUresult, CUstream};
+use gpumem_array::pool::{Device, MemoryKind, Pool};
+use gpumem_array::{Gpu, GpuArray};
+use gpumem_sim::{Sim, SimConfig};
+use std::cell::Cell;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Mutex, PoisonError};
+use std::time::Duration;
+use support::gpu;
+
+/// 4 MiB: an upload takes 76 µs.
+const LEN: usize = 1 << 20;
+
+fn host_time(gpu: &Gpu) -> Duration {
+    Sim::of(gpu.device().driver()).unwrap().host_time()
+}
+
+/// Asserts that the durations differ by less than 5 %.
+fn assert_equal(times: &[Duration]) {
+    let (least, most) = (times.iter().min().unwrap(), times.iter().max().unwrap());
+    assert!(*most < *least * 105 / 100, "{times:?}");
+}
+
+/// Arrays in pinned host memory.
+fn batches(gpu: &Gpu, count: usize) -> Vec<GpuArray<f32, Ix1>> {
+    let pool = Pool::builder(gpu.device()).kind(MemoryKind::Host).build().unwrap();
+    let host = Gpu::with_stream(&pool, gpu.stream()).unwrap();
+    let batches: Vec<_> =
+        (0..count).map(|index| GpuArray::from_slice(&host, &vec![index as f32; LEN]).unwrap()).collect();
+    gpu.device().synchronize().unwrap();
+    batches
+}
+
+/// The time from the first of `ahead` uploads on a stream of their own until the host has the sum of the first.
+fn first_sum(ahead: usize, prepare: impl Fn(&Gpu, &Gpu), target_of: impl Fn(&Gpu, &Gpu) -> Gpu) -> Duration {
+    let gpu = gpu();
+    let copy = gpu.fork().unwrap();
+    let batches = batches(&gpu, ahead);
+    gpu.preload::<f32>().unwrap();
+    let owner = target_of(&gpu, &copy);
+    let mut arrays: Vec<_> = (0..ahead).map(|_| GpuArray::<f32, _>::zeros(&owner, LEN).unwrap()).collect();
+    prepare(&gpu, &copy);
+    gpu.device().synchronize().unwrap();
+    let begin = host_time(&gpu);
+    for (array, batch) in arrays.iter_mut().zip(&batches) {
+        array.on_mut(&copy).assign(batch).unwrap();
+    }
+    let sum = arrays[0].on(&gpu).sum().unwrap();
+    assert_eq!(sum.into_scalar().unwrap(), 0.0);
+    let time = host_time(&gpu) - begin;
+    for (index, array) in arrays.iter().enumerate() {
+        assert_eq!(array.on(&gpu).sum().unwrap().into_scalar().unwrap(), index as f32 * LEN as f32);
+    }
+    time
+}
+
+#[test]
+fn the_first_batch_does_not_wait_for_those_behind() {
+    let times: Vec<_> =
+        [1, 2, 4, 8].into_iter().map(|ahead| first_sum(ahead, |_, _| {}, |gpu, _| gpu.clone())).collect();
+    assert_equal(&times);
+    let times: Vec<_> =
+        [1, 2, 4, 8].into_iter().map(|ahead| first_sum(ahead, |_, _| {}, |_, copy| copy.clone())).collect();
+    assert_equal(&times);
+}
+
+/// The producer's work is on the device alone. Its stream has been waited for, so its writes can be waited for one by one.
+#[test]
+fn a_producer_that_was_waited_for_is_waited_for_exactly() {
+    let first = |ahead: usize| {
+        let gpu = gpu();
+        let producer = gpu.fork().unwrap();
+        gpu.preload::<f32>().unwrap();
+        let source = GpuArray::from_elem(&producer, LEN, 1.0_f32).unwrap();
+        assert_eq!(source.on(&gpu).sum().unwrap().into_scalar().unwrap(), LEN as f32);
+        gpu.device().synchronize().unwrap();
+        let begin = host_time(&gpu);
+        let arrays: Vec<_> = (0..ahead).map(|_| source.try_clone().unwrap()).collect();
+        let sum = arrays[0].on(&gpu).sum().unwrap();
+        // The calls of the host take time too, so what counts is when the device is done with it.
+        let queued = host_time(&gpu) - begin;
+        assert_eq!(sum.into_scalar().unwrap(), LEN as f32);
+        (queued, host_time(&gpu) - begin)
+    };
+    let (_, one) = first(1);
+    let (queued, eight) = first(8);
+    // A copy takes 9 µs within the device.
+    assert!(eight < one.max(queued) + Duration::from_micros(20), "{one:?} {queued:?} {eight:?}");
+}
+
+#[test]
+fn a_program_with_one_stream_records_no_event() {
+    static RECORDED: AtomicU64 = AtomicU64::new(0);
+    static REAL: Mutex<Option<Table>> = Mutex::new(None);
+    unsafe extern "C" fn record(event: CUevent, stream: CUstream) -> CUresult {
+        RECORDED.fetch_add(1, Ordering::SeqCst);
+        let real = REAL.lock().unwrap_or_else(PoisonError::into_inner).and_then(|table| table.cuEventRecord);
+        // SAFETY: the arguments are those of the function that is replaced.
+        real.map_or(CUresult::CUDA_ERROR_NOT_FOUND, |real| unsafe { real(event, stream) })
+    }
+    let driver = gpumem_sim::driver(SimConfig::new()).unwrap();
+    *REAL.lock().unwrap() = Some(*driver.table());
+    // SAFETY: the stand-in calls the function that it replaces.
+    let driver = unsafe { driver.with_table(|table| table.cuEventRecord = Some(record)) };
+    let gpu = Gpu::new(&Pool::new(&Device::new(&driver, 0).unwrap()).unwrap()).unwrap();
+    let mut a = GpuArray::from_elem(&gpu, 100, 1.0_f32).unwrap();
+    let b = GpuArray::from_elem(&gpu, 100, 2.0_f32).unwrap();
+    for _ in 0..10 {
+        a.try_add_assign(&b).unwrap();
+        let _sum = a.sum().unwrap();
+    }
+    gpu.synchronize().unwrap();
+    assert_eq!(RECORDED.load(Ordering::SeqCst), 0);
+    let other = gpu.fork().unwrap();
+    let _sum = a.on(&other).sum().unwrap();
+    assert_eq!(RECORDED.load(Ordering::SeqCst), 0, "the host has waited for all of it");
+    a.try_add_assign(&b).unwrap();
+    let recorded = RECORDED.load(Ordering::SeqCst);
+    let other = gpu.fork().unwrap();
+    for _ in 0..10 {
+        let _sum = a.on(&other).sum().unwrap();
+    }
+    assert_eq!(RECORDED.load(Ordering::SeqCst), recorded + 1, "one wait is enough for all reads");
+}
+
+#[test]
+fn a_download_waits_for_its_own_copy_alone() {
+    // What this thread queues on the stream right behind its next copy from a device, before it waits for the copy.
+    thread_local! {
+        static BEHIND: Cell<Option<(CUdeviceptr, usize)>> = const { Cell::new(None) };
+    }
+    static REAL: Mutex<Option<Table>> = Mutex::new(None);
+    unsafe extern "C" fn record(event: CUevent, stream: CUstream) -> CUresult {
+        let table = REAL.lock().unwrap_or_else(PoisonError::into_inner).unwrap();
+        // SAFETY: the arguments are those of the function that is replaced; the block lives longer than the queued fills.
+        unsafe {
+            let recorded = table.cuEventRecord.unwrap()(event, stream);
+            if let Some((address, size)) = BEHIND.take() {
+                (0..100).for_each(|_| {
+                    let _queued = table.cuMemsetD8Async.unwrap()(address, 1, size, stream);
+                });
+            }
+            recorded
+        }
+    }
+    let driver = gpumem_sim::driver(SimConfig::new()).unwrap();
+    *REAL.lock().unwrap() = Some(*driver.table());
+    // SAFETY: the stand-in calls the function that it replaces.
+    let driver = unsafe { driver.with_table(|table| table.cuEventRecord = Some(record)) };
+    let gpu = Gpu::new(&Pool::new(&Device::new(&driver, 0).unwrap()).unwrap()).unwrap();
+    let large = GpuArray::<u8, _>::zeros(&gpu, 64 << 20).unwrap();
+    let small = GpuArray::from_elem(&gpu, (), 5_i32).unwrap();
+    gpu.synchronize().unwrap();
+    let begin = host_time(&gpu);
+    assert_eq!(small.view().into_scalar().unwrap(), 5);
+    let alone = host_time(&gpu) - begin;
+    BEHIND.set(Some((large.address(), large.len())));
+    let begin = host_time(&gpu);
+    assert_eq!(small.view().into_scalar().unwrap(), 5);
+    // 100 fills of 64 MiB take 2 ms on the device; 100 calls take the host some of that.
+    let beside = host_time(&gpu) - begin;
+    gpu.synchronize().unwrap();
+    let whole = host_time(&gpu) - begin;
+    assert!(BEHIND.get().is_none());
+    assert!(beside < alone + whole / 2, "{alone:?} {beside:?} {whole:?}");
+}
