@@ -73,7 +73,7 @@ cases! {
         pair.finish([kernels, copies])
     }
 
-    /// What a read through one address has put into caches does not outlive a write through the other.
+    /// Cache lines of a read through one address do not survive a write through the other.
     fn with_warm_caches(driver: &Driver) -> Result<(), DriverError> {
         let Some(mut pair) = Pair::new(driver) else { return Ok(()) };
         let stream = pair.stream()?;
@@ -205,9 +205,9 @@ struct Pair {
     gpu: Vmm,
     patterns: Patterns,
     ledger: Ledger,
-    /// Of the handle and each mapping.
+    /// The size of the handle and of each mapping.
     whole_bytes: usize,
-    /// Of each pattern.
+    /// The size of each pattern.
     size_bytes: usize,
     rounds: usize,
     handle: u64,
@@ -241,7 +241,7 @@ impl Pair {
     }
 
     fn unmap(&self, place: usize) -> Result<(), DriverError> {
-        // SAFETY: what was queued for that address is done; each case says why.
+        // SAFETY: all work queued for that address is complete; each case states why.
         unsafe { self.gpu.driver.cuMemUnmap(self.at[place], self.whole_bytes) }
     }
 
@@ -280,7 +280,7 @@ impl Pair {
         unsafe { self.gpu.driver.cuEventDestroy_v2(event) }
     }
 
-    /// The same with an event of the first stream's context.
+    /// With an event of the first stream's context.
     fn order_after(
         &self,
         event: CUevent,

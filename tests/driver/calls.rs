@@ -42,7 +42,7 @@ cases! {
         assert_eq!(code(empty), INVALID_VALUE);
     }
 
-    /// A callback runs in its stream's order and is told that all is well.
+    /// A callback runs in its stream's order and gets the status of success.
     fn callbacks(driver: &Driver) {
         let gpu = Raw::new(driver).unwrap();
         let (stream, seen) = (gpu.stream().unwrap(), AtomicU32::new(0));
@@ -57,7 +57,7 @@ cases! {
         }
     }
 
-    /// What a multiprocessor holds of a kernel that does nothing, and the best size of its blocks.
+    /// The occupancy of an empty kernel, and its best block size.
     fn occupancy(driver: &Driver) {
         let _gpu = Raw::new(driver).unwrap();
         let (module, function) = nothing(driver);

@@ -29,7 +29,7 @@ cases! {
             dstZ: 2,
             ..host_to_device(source.as_ptr(), address, [3, 2, 2])
         };
-        // SAFETY: the addresses are live and as large as the copy says; the calls return when the host's part is done.
+        // SAFETY: the ranges are live and cover the copy; the calls return when the host's part is complete.
         unsafe {
             driver.cuMemsetD8_v2(address, 99, device_bytes).unwrap();
             driver.cuMemcpy3D_v2(&up).unwrap();
@@ -60,7 +60,7 @@ cases! {
             Depth: 2,
             ..Default::default()
         };
-        // SAFETY: the places are live and as large as the copy says until the stream is waited for; both are destroyed once, then.
+        // SAFETY: the ranges are live and cover the copy until the wait for the stream; both are destroyed once, after it.
         unsafe {
             driver.cuMemcpy3DAsync_v2(&down, stream).unwrap();
             driver.cuStreamSynchronize(stream).unwrap();

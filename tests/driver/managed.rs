@@ -15,7 +15,7 @@ const NOWHERE: i32 = -2;
 const INVALID_VALUE: CUresult = CUresult::CUDA_ERROR_INVALID_VALUE;
 
 cases! {
-    /// The device says that host and device may use it at once.
+    /// The device reports concurrent access by host and device.
     fn attributes(driver: &Driver) {
         let raw = Raw::new(driver).unwrap();
         for attribute in [
@@ -40,7 +40,7 @@ cases! {
         }
     }
 
-    /// What one side writes the other reads, through the same address.
+    /// Host and device read each other's writes through one address.
     fn host_and_device_share_an_address(driver: &Driver) {
         let raw = Raw::new(driver).unwrap();
         let (address, host) = managed(&raw, MIB);
@@ -56,7 +56,7 @@ cases! {
         }
     }
 
-    /// A pointer says that it is managed, and is its own on either side.
+    /// A pointer is reported as managed, with equal addresses for host and device.
     fn pointers(driver: &Driver) {
         let raw = Raw::new(driver).unwrap();
         let (address, _) = managed(&raw, MIB);

@@ -182,7 +182,7 @@ fn access(id: i32) -> CUmemAccessDesc {
     }
 }
 
-/// Devices 0 and 1 with their primary contexts; one of them is current, as [`Pair::enter`] says.
+/// Devices 0 and 1 with their primary contexts. [`Pair::enter`] makes one of them current.
 struct Pair {
     driver: Driver,
     contexts: [CUcontext; 2],
@@ -214,7 +214,7 @@ impl Pair {
         unsafe { self.driver.cuCtxSetCurrent(self.contexts[device]).unwrap() };
     }
 
-    /// A MiB of a device, whose context is current afterwards.
+    /// Allocates a MiB on a device and leaves the device's context current.
     fn alloc(&self, device: usize) -> u64 {
         let mut address = 0;
         self.enter(device);
@@ -245,7 +245,7 @@ impl Pair {
         pool
     }
 
-    /// The last byte of a MiB of a device, whose context is current afterwards. Its work is done.
+    /// Waits for a device, reads the last byte of a MiB there, and leaves the device's context current.
     fn last_byte(&self, device: usize, address: u64) -> u8 {
         let mut byte = 0_u8;
         self.enter(device);

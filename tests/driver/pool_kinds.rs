@@ -33,7 +33,7 @@ struct Fixture {
     pool: CUmemoryPool,
 }
 
-/// What a pool with these properties is, or why there is none.
+/// Creates a pool with these properties.
 fn create(raw: &Raw, props: CUmemPoolProps) -> Result<CUmemoryPool, CUresult> {
     let mut pool = null_mut();
     // SAFETY: locals outlive the call.
@@ -95,7 +95,7 @@ impl Fixture {
     }
 
     fn fill(&self, address: u64, value: u8, size_bytes: usize) -> CUresult {
-        // SAFETY: who fills has that many bytes there, or is refused.
+        // SAFETY: the caller has that many bytes there, or the call is refused.
         code(unsafe { self.raw.driver.cuMemsetD8Async(address, value, size_bytes, self.stream) })
     }
 
@@ -228,7 +228,7 @@ cases! {
             let is_pinned = kind.0 == PINNED;
             let attribute = |attribute| {
                 let mut value = 0_u64;
-                // SAFETY: no attribute that is asked for here has more than 64 bits.
+                // SAFETY: no attribute queried here has more than 64 bits.
                 let code = code(unsafe { driver.cuPointerGetAttribute((&raw mut value).cast(), attribute, address) });
                 (code, value)
             };
@@ -307,7 +307,7 @@ cases! {
         }
     }
 
-    /// What is free goes back by a trim, and at a synchronisation beyond the threshold.
+    /// A trim releases free memory, and a synchronisation releases free memory beyond the threshold.
     fn memory_is_released(driver: &Driver) {
         for kind in KINDS {
             let fixture = Fixture::new(driver, kind);

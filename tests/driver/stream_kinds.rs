@@ -187,7 +187,7 @@ cases! {
         }
     }
 
-    /// What is not aligned is refused.
+    /// Unaligned sizes and addresses are refused.
     fn values_that_are_refused(driver: &Driver) {
         let raw = Raw::new(driver).unwrap();
         let (stream, memory) = (raw.stream().unwrap(), raw.alloc(16).unwrap());

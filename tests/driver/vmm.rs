@@ -12,7 +12,7 @@ use gpumem_tests::sys::types::*;
 const INVALID_VALUE: CUresult = CUresult::CUDA_ERROR_INVALID_VALUE;
 
 cases! {
-    /// Two MiB, whichever is asked for, and the device says that it can.
+    /// 2 MiB for both kinds, and the device reports support.
     fn granularity(driver: &Driver) {
         let Some(gpu) = Vmm::new(driver) else { return };
         for option in [
@@ -142,7 +142,7 @@ cases! {
         }
     }
 
-    /// A handle can be asked back from its address, also after the program has released it: the mapping keeps it.
+    /// The handle of an address can be retrieved even after the program has released it: the mapping keeps it.
     fn a_mapping_keeps_its_handle(driver: &Driver) {
         let Some(gpu) = Vmm::new(driver) else { return };
         let (base, handle) = (gpu.reserve(PIECE).unwrap(), gpu.create(PIECE).unwrap());

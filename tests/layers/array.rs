@@ -14,7 +14,7 @@ fn gpu(driver: &Driver) -> Gpu {
 }
 
 cases! {
-    /// What goes up comes down, whatever the shape, order or size.
+    /// An upload and a download return equal elements, for any shape, order and size.
     fn round_trips(driver: &Driver) {
         let gpu = gpu(driver);
         let cube = Array3::from_shape_fn((3, 4, 5), |(i, j, k)| (i * 100 + j * 10 + k) as f64);

@@ -40,13 +40,13 @@ impl Stage {
         let unified = unified.alloc(MIB, &own).unwrap();
         let growable = pool.growable(8 * MIB, &own).unwrap();
         let array = GpuArray::zeros(&Gpu::with_stream(&pool, &own).unwrap(), 4).unwrap();
-        // What the entries load is loaded.
+        // Loads the kernels that the entries use.
         array.try_mul(2.0).unwrap();
         Self { device, pool, own, event, block, unified, growable, array }
     }
 }
 
-/// What an entry says of a stream that captures.
+/// The result of an entry on a capturing stream.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum InCapture {
     Refused,
@@ -111,7 +111,7 @@ fn driver(device_count: u32) -> Driver {
     gpumem_sim::driver(SimConfig::new().devices(device_count as _)).unwrap()
 }
 
-/// Calls every entry, and says which did not refuse as they should.
+/// Calls every entry, and returns those without the expected error.
 fn refused(stage: &Stage, stream: &Stream, is_right: fn(&PoolError) -> bool) -> Vec<String> {
     let wrong = ENTRIES.iter().filter_map(|(name, _, entry)| match entry(stage, stream) {
         Err(error) if is_right(&error) => None,
@@ -164,7 +164,7 @@ fn another_threads_own_stream() {
     record(&stage, &theirs);
 }
 
-/// Where a capture goes on, streams are asked what they do; this thread's own is not the one that is meant.
+/// During a capture the state of streams is queried; this thread's per-thread stream is not the recorded one.
 #[test]
 fn a_use_by_another_threads_own_stream_is_not_asked_about() {
     let driver = driver(1);
@@ -190,7 +190,7 @@ fn another_devices_stream() {
     let driver = driver(2);
     let stage = Stage::new(&driver);
     let theirs = Stream::new(&Device::new(&driver, 1).unwrap()).unwrap();
-    // Of one machine, streams wait for each other, and work on one device's stream may use another's memory.
+    // Streams of one machine wait for each other, and work on a stream of one device may use memory of another.
     let across = ["Stream::", "Block::prefetch"];
     let wrong = refused(&stage, &theirs, |error| matches!(error, PoolError::WrongDevice { .. }));
     let wrong: Vec<String> =

@@ -25,7 +25,7 @@ fn pools(device: &Device, adaptors: Vec<Arc<dyn Adaptor>>) -> impl Iterator<Item
 
 fn write(address: u64, value: u8, size_bytes: u64, stream: &Stream) {
     let _bound = stream.device().bind().unwrap();
-    // SAFETY: who owns the bytes is freed behind this stream.
+    // SAFETY: the owner of the bytes is freed after the work of this stream.
     unsafe {
         let driver = stream.device().driver();
         driver.cuMemsetD8Async(address, value, size_bytes as usize, stream.raw()).unwrap();
@@ -44,7 +44,7 @@ fn read(address: u64, size_bytes: u64, stream: &Stream) -> Vec<u8> {
     bytes
 }
 
-/// Returns a block of the pool that asks it, once for each request.
+/// Returns a block of the requesting pool, once for each request.
 #[derive(Default)]
 struct Nest {
     pool: Mutex<Option<Pool>>,
@@ -151,7 +151,7 @@ cases! {
         }
     }
 
-    /// What fails on purpose costs nothing.
+    /// An injected failure costs no memory.
     fn failures_leave_nothing(driver: &Driver) {
         let device = Device::new(driver, 0).unwrap();
         let (budget, failures) = (Arc::new(Budget::new(1 << 30)), Arc::new(Failures::share(0.5, 3)));
@@ -167,7 +167,7 @@ cases! {
         assert!(failures.failed_count() > 10 && failures.failed_count() < failures.seen_count() - 10);
     }
 
-    /// Nobody sees another's bytes, whichever end they are set at.
+    /// No block shows bytes of another, filled at the allocation or at the free.
     fn bytes_are_zeroed(driver: &Driver) {
         let device = Device::new(driver, 0).unwrap();
         for fill in [Fill::zero_on_alloc(), Fill::zero_on_free()] {

@@ -17,7 +17,7 @@ cases! {
         each_entry(driver, null_mut());
     }
 
-    /// One of somebody else's making, on the same device.
+    /// A context of another library, on the same device.
     #[serial_test::serial]
     fn another_context_stays_current(driver: &Driver) {
         let (mut device, mut context) = (0, null_mut());
@@ -34,7 +34,7 @@ cases! {
         unsafe { driver.cuCtxDestroy_v2(context).unwrap() };
     }
 
-    /// As other libraries have it current that share the device's primary context.
+    /// The primary context, as other libraries make it current.
     #[serial_test::serial]
     fn the_devices_own_context_stays_current(driver: &Driver) {
         let device = Device::new(driver, 0).unwrap();

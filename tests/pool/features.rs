@@ -11,11 +11,11 @@ use gpumem_tests::sys::Driver;
 
 const MIB: u64 = 1 << 20;
 
-/// Has `stream` write some bytes; says what the driver says.
+/// Queues a write on `stream`, and returns the driver's result.
 fn write(address: u64, value: u8, size_bytes: u64, stream: &Stream) -> bool {
     let _bound = stream.device().bind().unwrap();
     let driver = stream.device().driver();
-    // SAFETY: who owns the bytes waits for the stream before he gives them back.
+    // SAFETY: the owner of the bytes waits for the stream before it frees them.
     unsafe { driver.cuMemsetD8Async(address, value, size_bytes as usize, stream.raw()).is_ok() }
 }
 
@@ -58,7 +58,7 @@ cases! {
         }
     }
 
-    /// Blocks start where they were asked to, and go through plain data and back.
+    /// Blocks have the requested alignment, and convert to plain data and back.
     fn places_and_plain_data(driver: &Driver) {
         let device = Device::new(driver, 0).unwrap();
         for backend in backends(&device) {
@@ -76,7 +76,7 @@ cases! {
         }
     }
 
-    /// A block grows in place, shrinks, and grows again; where there is none, the error says so.
+    /// A block grows in place, shrinks, and grows again; a backend without growable blocks returns its error.
     fn growing_in_place(driver: &Driver) {
         let device = Device::new(driver, 0).unwrap();
         for backend in backends(&device) {

@@ -28,7 +28,7 @@ enum How {
     LongLived,
 }
 
-/// What such an interface keeps.
+/// The state of such an interface.
 struct Shim {
     how: How,
     device: Device,

@@ -29,7 +29,7 @@ fn pools(device: &Device) -> Vec<Pool> {
 fn fill(address: u64, value: u8, size_bytes: u64, stream: &Stream) {
     let _bound = stream.device().bind().unwrap();
     let driver = stream.device().driver();
-    // SAFETY: who owns the bytes waits for the stream before he gives them back.
+    // SAFETY: the owner of the bytes waits for the stream before it frees them.
     unsafe { driver.cuMemsetD8Async(address, value, size_bytes as usize, stream.raw()).unwrap() };
 }
 
@@ -58,7 +58,7 @@ fn host_sees(block: &Block, value: u8) -> bool {
     bytes.iter().all(|byte| *byte == value)
 }
 
-/// What the device reads from an address.
+/// The bytes that the device reads from an address.
 fn device_sees(address: u64, stream: &Stream) -> u8 {
     let pool = Pool::builder(stream.device()).backend(BackendKind::None).build().unwrap();
     let copy = pool.alloc(1, stream).unwrap();
@@ -91,7 +91,7 @@ cases! {
         }
     }
 
-    /// While a stream has yet to use what was freed, nobody gets it, the same stream neither.
+    /// While a stream has pending uses of freed memory, the memory is not reused, not even on that stream.
     fn memory_that_queued_work_uses_is_not_reused(driver: &Driver) {
         let device = Device::new(driver, 0).unwrap();
         let stream = Stream::new(&device).unwrap();
@@ -175,7 +175,7 @@ cases! {
         }
     }
 
-    /// The margin below what the device has is kept before the driver is asked for anything.
+    /// A request beyond the margin is refused before a driver call.
     fn unified_memory_leaves_a_margin(driver: &Driver) {
         let device = Device::new(driver, 0).unwrap();
         let stream = Stream::new(&device).unwrap();

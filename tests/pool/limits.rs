@@ -13,10 +13,10 @@ use std::sync::Arc;
 
 const MIB: u64 = 1 << 20;
 
-/// What the driver's pool grows by, and may have beyond a limit.
+/// The growth step of the driver's pool, by which it may exceed a limit.
 const PIECE_BYTES: u64 = 32 * MIB;
 
-/// A pool whose limit changes, and what it should be like.
+/// A pool whose limit changes, and the expected state.
 struct Subject {
     pool: Pool,
     streams: [Stream; 2],
@@ -27,9 +27,9 @@ struct Subject {
 
 #[derive(Clone, Debug)]
 enum Step {
-    /// Of a number of MiB, on one of the streams.
+    /// Allocates a number of MiB, on one of the streams.
     Alloc(u64, usize),
-    /// What was allocated at this place, if so much is.
+    /// The allocation with this index, if it exists.
     Free(usize),
     SetLimit(u64),
     Synchronize(usize),
@@ -51,7 +51,7 @@ impl Subject {
         self.blocks.iter().map(Block::size_bytes).sum()
     }
 
-    /// Says whether an allocation was refused.
+    /// Whether an allocation was refused.
     fn take(&mut self, step: &Step) -> Result<bool, PoolError> {
         match *step {
             Step::Alloc(size_mib, stream) => match self.pool.alloc(size_mib * MIB, &self.streams[stream]) {
@@ -87,7 +87,7 @@ impl Subject {
     }
 }
 
-/// What a pool may hold of its device whose limit was never higher.
+/// The memory that a pool may hold if its limit was never higher.
 fn most_reserved_bytes(pool: &Pool, highest_bytes: u64) -> u64 {
     match pool.backend() {
         BackendKind::Native => highest_bytes.next_multiple_of(PIECE_BYTES) + PIECE_BYTES,
@@ -145,7 +145,7 @@ fn step() -> impl Strategy<Value = Step> {
 proptest! {
     #![proptest_config(ProptestConfig { cases: 48, failure_persistence: None, ..ProptestConfig::default() })]
 
-    /// The driver's own pools are the ones whose bound can't be changed.
+    /// The limit of a driver pool cannot be changed.
     #[test]
     fn no_refusal_where_there_is_room(
         seed in 0..1000_u64,
@@ -159,7 +159,7 @@ proptest! {
         }
     }
 
-    /// Of all sizes: what is scattered may not serve, but nothing is ever above.
+    /// Blocks of all sizes: fragmentation may refuse requests, but the limit is never exceeded.
     #[test]
     fn never_a_byte_above(
         seed in 0..1000_u64,
@@ -183,7 +183,7 @@ proptest! {
     }
 }
 
-/// What one of many threads does, and how often it was refused.
+/// The work of one thread; returns the number of refused requests.
 fn wants_too_much(pool: &Pool, stream: &Stream, thread: u64, limit_bytes: u64) -> u64 {
     let (mut held, mut refused_count) = (Vec::new(), 0);
     for step in 0..40 {
@@ -210,7 +210,7 @@ fn device(seed: u64, is_late: bool) -> Device {
 }
 
 cases! {
-    /// A limit that is raised has the room that it says: for one large block, and for many, with small ones in the way.
+    /// A raised limit can be used fully: for one large block, and for many, with small blocks between.
     fn a_limit_is_raised(driver: &Driver) {
         let device = Device::new(driver, 0).unwrap();
         let stream = Stream::new(&device).unwrap();
@@ -225,7 +225,7 @@ cases! {
             let many: Vec<_> = (0..24).map(|_| pool.alloc(8 * MIB, &stream).unwrap()).collect();
             assert!(matches!(pool.alloc(1, &stream), Err(PoolError::LimitReached(_))), "{backend}");
             assert!(pool.status().unwrap().reserved_bytes <= most_reserved_bytes(&pool, 256 * MIB));
-            // What is left of the first is in the way of nothing.
+            // The rest of the first is no obstacle.
             let mut weights = weights;
             weights.truncate(1);
             drop(many);

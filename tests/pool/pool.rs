@@ -117,7 +117,7 @@ cases! {
         }
     }
 
-    /// The hard limit refuses what would pass it, says so, and lets the next request through that fits.
+    /// The hard limit refuses a request beyond it with its error, and serves the next request that fits.
     fn hard_limit(driver: &Driver) {
         let device = Device::new(driver, 0).unwrap();
         for backend in backends() {
@@ -129,7 +129,7 @@ cases! {
             assert!(matches!(error, PoolError::LimitReached { .. }), "{backend}: {error}");
             let small = pool.alloc(16 * MIB, &stream).unwrap();
             drop((held, small));
-            // What was just dropped must not stand in the way.
+            // The block that was just dropped must not prevent the request.
             let whole = pool.alloc(120 * MIB, &stream).unwrap();
             assert!(pool.status().unwrap().reserved_bytes >= whole.size_bytes());
         }

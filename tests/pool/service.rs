@@ -11,7 +11,7 @@ use std::time::Duration;
 
 const MIB: u64 = 1 << 20;
 
-/// Asks until something is so, as a server does that has nothing else to do. False if it never is.
+/// Queries until a condition holds, like an idle server. Returns false after the time limit.
 fn polls_until(event: &Event, is_so: impl Fn() -> bool) -> bool {
     (0..POLL_COUNT).any(|_| {
         event.is_complete().unwrap();
@@ -95,7 +95,7 @@ cases! {
         device.synchronize().unwrap();
     }
 
-    /// A soft limit is served where a program asks whether work is done.
+    /// Queries of work apply a soft limit.
     fn a_soft_limit_is_served_by_queries(driver: &Driver) {
         let device = Device::new(driver, 0).unwrap();
         for setting in settings(&device).into_iter().filter(|setting| setting.backend != BackendKind::None) {
@@ -120,7 +120,7 @@ cases! {
         }
     }
 
-    /// The same for a pool that is idle.
+    /// Queries trim a pool that is idle.
     fn an_idle_pool_is_trimmed_by_queries(driver: &Driver) {
         let device = Device::new(driver, 0).unwrap();
         for setting in settings(&device).into_iter().filter(|setting| setting.backend != BackendKind::None) {
@@ -134,7 +134,7 @@ cases! {
         }
     }
 
-    /// The same for what a pool left that ended while its work was queued.
+    /// Queries release memory of a pool that ended while its work was queued.
     fn memory_of_an_ended_pool_is_released_by_queries(driver: &Driver) {
         let plain = Device::new(driver, 0).unwrap();
         for setting in settings(&plain).into_iter().filter(|setting| setting.backend != BackendKind::None) {
@@ -155,7 +155,7 @@ cases! {
         }
     }
 
-    /// Polls of a program whose pools want nothing ask the driver for nothing more.
+    /// If no maintenance is due, queries make no additional driver calls.
     fn queries_cost_nothing_where_nothing_is_due(driver: &Driver) {
         use gpumem_tests::driver::call_counter::{count_calls, reading};
         let driver = count_calls(driver);
@@ -166,7 +166,7 @@ cases! {
             let (blocks, event) = used_blocks(&device, &pool, &stream, 2);
             drop(blocks);
             event.synchronize().unwrap();
-            // What the pool before it has left goes back here, and not in a query.
+            // Memory of the previous pool is released here, not in a query.
             device.synchronize().unwrap();
             std::thread::sleep(Duration::from_millis(2));
             let before = reading();

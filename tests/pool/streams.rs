@@ -51,7 +51,7 @@ fn the_program_with_the_wait_passes_under_every_seed() {
     gpumem_tests::for_each_seed!(1_000, |driver: &Driver, _| assert_eq!(hand_over(driver, true), 2));
 }
 
-/// Without the wait, some seed sees the old bytes, every time, and says how to see them again.
+/// Without the wait, some seed reads the old bytes every time, and the failure has the command that repeats it.
 #[test]
 fn the_program_without_the_wait_fails_under_some_seed() {
     let found = gpumem_tests::find_failing_seed!(1_000, |driver: &Driver, _| {
@@ -63,7 +63,7 @@ fn the_program_without_the_wait_fails_under_some_seed() {
     assert!(found.command.starts_with(&format!("GPUMEM_SIM_SEED={} cargo test", found.seed)), "{found:?}");
 }
 
-/// Without the wait, the first seed tells, whatever it made of the bytes.
+/// Without the wait, the first seed reports the race, whatever bytes it reads.
 #[test]
 fn the_race_of_the_program_without_the_wait_is_found_under_the_first_seed() {
     let found = gpumem_tests::find_failing_seed!(1, |driver: &Driver, _| {

@@ -27,7 +27,7 @@ use core::time::Duration;
 use gpumem_sim::Sim;
 use std::time::Instant;
 
-/// Whose the streams of a replay are.
+/// The owner of the streams of a replay.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum StreamKind {
     /// Made by the pool's crate.
@@ -79,7 +79,7 @@ pub struct Setup {
     pub conf: String,
     /// Whether the pool may make a stream wait for another to get its memory. Such waits are counted.
     pub may_wait: bool,
-    /// Whose the streams are.
+    /// The owner of the streams.
     pub streams: StreamKind,
 }
 
@@ -117,14 +117,14 @@ impl FromStr for TraceLimit {
     }
 }
 
-/// What a replay came to.
+/// The result of a replay.
 #[derive(Clone, Debug)]
 pub struct Outcome {
-    /// What handed out the memory.
+    /// The backend.
     pub backend: BackendKind,
     /// Allocations and frees.
     pub operation_count: u64,
-    /// What the program had live, counted from the trace.
+    /// The peak of live memory, counted from the trace.
     pub live: Peaks,
     /// The most that the pool held from the device.
     pub peak_reserved_bytes: u64,
@@ -179,7 +179,7 @@ pub enum ReplayError {
         name: String,
         /// Its line, if it was read from a file.
         line: usize,
-        /// What the pool said.
+        /// The error of the pool.
         error: PoolError,
     },
 }

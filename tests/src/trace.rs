@@ -22,13 +22,13 @@ pub use tags::TagSum;
 /// One line of a trace.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Event {
-    /// A block is asked for.
+    /// A block is allocated.
     Alloc {
         /// Its place among those that are there at the same time.
         slot: u32,
         /// Its stream, counted from 0 in the order of first use.
         stream: u16,
-        /// As many bytes as the program asked for.
+        /// The requested bytes.
         size_bytes: u64,
     },
     /// A block is given back to its stream, which may reuse it from here on.
@@ -41,14 +41,14 @@ pub enum Event {
         /// Its place.
         slot: u32,
     },
-    /// All work that used a block is over: anybody may have it.
+    /// All work that used a block is complete: its memory is free for all streams.
     Complete {
         /// Its place.
         slot: u32,
     },
 }
 
-/// What a program asked of its allocator.
+/// The requests of a program to its allocator.
 #[derive(Clone, Debug, Default)]
 pub struct Trace {
     header: Header,
@@ -58,7 +58,7 @@ pub struct Trace {
     peaks: Peaks,
     /// Of a recording.
     tags: Vec<TagSum>,
-    /// What is missing in a recording.
+    /// The missing part of a recording.
     notes: Vec<String>,
 }
 
@@ -72,7 +72,7 @@ pub struct Peaks {
 }
 
 impl Trace {
-    /// What its first line says.
+    /// The content of its first line.
     #[must_use]
     pub fn header(&self) -> &Header {
         &self.header

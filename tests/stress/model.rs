@@ -57,7 +57,7 @@ fn a_search_stops_on_request() {
     assert_eq!(coverage.seeds, 3);
 }
 
-/// The search has teeth: on a driver whose streams do not wait for one another it finds a short program.
+/// On a driver whose streams do not wait for each other, the search finds a short program.
 #[test]
 fn a_lost_wait_is_found_and_shrunk() {
     extern "C" fn no_wait(_: CUstream, _: CUevent, _: core::ffi::c_uint) -> CUresult {

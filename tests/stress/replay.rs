@@ -182,7 +182,7 @@ fn options_by_name_reach_the_pool() {
     assert!(error.contains("did you mean max_split_size_mb?"), "{error}");
 }
 
-/// The price of a call is that of a busy device where the machine is told so, and the virtual clock shows it.
+/// If the simulator is configured as a busy device, the virtual clock has the prices of one.
 #[test]
 fn driver_time_is_the_virtual_clocks() {
     let trace = Synthetic::Kv.trace(0, 2);

@@ -42,7 +42,7 @@ cases! {
         Ok(())
     }
 
-    /// Nobody writes where the guards are of blocks that threads and streams hand to each other.
+    /// No guard bytes are written while threads and streams pass blocks to each other.
     fn no_guard_is_written(driver: &Driver) -> Result<(), PoolError> {
         let device = Device::new(driver, 0)?;
         for setting in settings(&device) {
@@ -57,7 +57,7 @@ cases! {
         Ok(())
     }
 
-    /// And if somebody does, that is told, by an allocation or at the end.
+    /// A written guard byte is reported, by an allocation or at the end.
     fn a_guard_that_is_written_is_found(driver: &Driver) -> Result<(), PoolError> {
         let device = Device::new(driver, 0)?;
         for setting in settings(&device) {
@@ -81,7 +81,7 @@ cases! {
     }
 }
 
-/// What a program forgets is found, whatever the backend makes of it.
+/// A missing wait or use is found, on every backend.
 #[test]
 fn deliberate_mistakes_are_found() {
     for mistake in [Mistake::NoWait, Mistake::NoRecordUse] {

@@ -84,7 +84,7 @@ fn a_failing_part_releases_the_others_and_is_named() {
     assert!(error.to_string().starts_with("element 1: element 1: "), "{error}");
     assert!(matches!(error.cause(), ArrayError::Pool(PoolError::LimitReached { .. })), "{error:?}");
     assert_eq!(pool.status().unwrap().in_use_bytes, 0);
-    // What failed beside it had room, and has it again.
+    // The other part that failed had memory, and has it again.
     assert!(matches!(fits.adapt(&gpu), Ok(array) if array.len() == 4 << 20));
 }
 
@@ -109,7 +109,7 @@ fn a_part_of_an_array_on_the_device_is_downloaded_alone() {
     assert_eq!(tail.adapt(&HostVec).unwrap(), Diagonal::new(vec![2, 3]));
 }
 
-/// A driver that copies nothing any more, once it has been told so.
+/// A driver whose copies fail once a flag is set.
 unsafe extern "C" fn copy_or_refuse(
     to: CUdeviceptr,
     from: CUdeviceptr,
@@ -140,7 +140,7 @@ fn a_diagonal_that_cannot_be_downloaded_prints_the_error() {
     assert!(debug.starts_with("Diagonal"), "{debug}");
 }
 
-/// What a user with a model of their own writes.
+/// The code of a user with a model of their own.
 #[derive(Debug, PartialEq)]
 struct Layer<A> {
     weight: A,

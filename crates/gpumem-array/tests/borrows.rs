@@ -37,7 +37,7 @@ unsafe extern "C" fn copy_and_tell(
     code
 }
 
-/// On the legacy stream of a machine whose work runs only when somebody waits for it.
+/// Runs a body on the legacy stream of a machine that runs work only in waits.
 fn on_legacy(body: impl Fn(&Gpu)) {
     let _turn = ONE_AT_A_TIME.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
     let driver = gpumem_sim::driver(SimConfig::new().schedule(Schedule::Late)).unwrap();
@@ -49,7 +49,7 @@ fn on_legacy(body: impl Fn(&Gpu)) {
     body(&Gpu::with_stream(&pool, &Stream::legacy(&device).unwrap()).unwrap());
 }
 
-/// Copies while another thread does something as soon as the driver has queued the copy. Says what came of both.
+/// Runs `other` on another thread as soon as the driver has queued the copy. Returns both results.
 fn copy_while<R: Send, S>(copy: impl FnOnce() -> R, other: impl FnOnce() -> S + Send) -> (R, S)
 where
     S: Send,

@@ -13,7 +13,7 @@ use std::rc::Rc;
 use std::sync::Arc;
 use support::gpu;
 
-/// What is forgotten, or kept by a cycle, leaks its buffer, which nobody gets again.
+/// A forgotten owner, or one in a reference cycle, leaks its buffer.
 #[test]
 fn an_owner_that_never_drops_leaks_its_buffer() {
     struct Cycle {

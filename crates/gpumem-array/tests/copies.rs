@@ -139,7 +139,7 @@ type Copy = unsafe extern "C" fn(CUdeviceptr, CUdeviceptr, usize, CUstream) -> C
 /// The driver's own copy, behind [`copy_and_complain`]. Each simulator has its own.
 static COPY: Mutex<Option<Copy>> = Mutex::new(None);
 
-/// Queues the copy, and the first time says that it failed.
+/// Queues the copy, and returns an error the first time.
 unsafe extern "C" fn copy_and_complain(
     target: CUdeviceptr,
     source: CUdeviceptr,

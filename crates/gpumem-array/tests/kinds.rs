@@ -12,7 +12,7 @@ use gpumem_sim::{Schedule, SimConfig};
 use proptest::prelude::*;
 use support::{gpu, gpu_with};
 
-/// A machine whose work runs only when somebody waits for it.
+/// A machine that runs work only in waits.
 fn late() -> Gpu {
     gpu_with(SimConfig::new().schedule(Schedule::Late))
 }

@@ -99,7 +99,7 @@ unsafe extern "C" fn end_capture(stream: CUstream, graph: *mut CUgraph) -> CUres
     code
 }
 
-/// A machine with these functions, whose work runs as late as it may, for one test at a time.
+/// A machine with these functions that runs work as late as possible, for one test at a time.
 fn machine() -> (MutexGuard<'static, ()>, Driver) {
     let turn = ONE_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner);
     let driver = gpumem_sim::driver(SimConfig::new().schedule(Schedule::Late)).unwrap();
@@ -178,7 +178,7 @@ fn a_capture_that_begins_during_an_operation_begins_after_it() {
         }),
     ];
     for (name, sum, operation) in operations {
-        // What lies where the result will be.
+        // The bytes in the memory of the result.
         drop(Array::from_elem(&gpu, LEN, 42.0).unwrap());
         let result = match name {
             "two kernels" | "in place" => operation(),

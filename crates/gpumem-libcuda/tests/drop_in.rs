@@ -1,6 +1,6 @@
-//! The library as other programs meet it: opened by name from the library path, in a process of its own.
+//! The library as other programs use it: loaded by name from the library path, in a process of its own.
 //!
-//! Most tests here start this program again with the library laid out on its path, to run one of the `child` tests.
+//! Most tests start this program again with the library on its path, and run one of the `child` tests there.
 
 #![cfg(target_os = "linux")]
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]

@@ -23,17 +23,17 @@ const FRAME_BYTES: u64 = 2 << 20;
 #[derive(Clone, Copy)]
 struct Plan {
     tuning: fn() -> Tuning,
-    /// What the pool has before anybody asks.
+    /// The memory reserved before the first request.
     reserved_bytes: u64,
     kind: MemoryKind,
     /// Sizes that threads take turns with.
     sizes_bytes: [u64; 2],
     limit_bytes: u64,
-    /// What threads hold together at most.
+    /// The maximum memory of all threads together.
     claim_bytes: u64,
 }
 
-/// Nobody is refused. If somebody is, shuttle prints the schedule, and ends the process.
+/// No request is refused. If one is, shuttle prints the schedule and ends the process.
 fn check(plan: Plan) {
     run(plan, |error| panic!("refused though there is room: {error}"));
 }
@@ -83,7 +83,7 @@ fn crowd(plan: Plan, refused: &(impl Fn(PoolError) + Send + Clone + 'static)) {
     assert_eq!((status.block_count, status.in_use_bytes, status.reserved_bytes), (0, 0, 0), "{status:?}");
 }
 
-/// Claims what it is about to ask for, one block or two, of what all may have. Says what was refused.
+/// Reserves the size of its requests, one block or two, in the shared budget. Reports a refused request.
 fn work(pool: &Pool, stream: &Stream, plan: Plan, claimed: &AtomicU64, turn: usize) -> Vec<PoolError> {
     let count = 1 + turn % 2;
     let size_bytes = plan.sizes_bytes[turn / 2 % 2];
@@ -138,14 +138,14 @@ fn mixed(tuning: fn() -> Tuning) -> Plan {
     Plan { sizes_bytes, limit_bytes: 3 * FRAME_BYTES, ..large(tuning, MemoryKind::Device) }
 }
 
-/// Threads keep at hand more than the heap may grow by, of what was reserved ahead: now there is plenty, now there is none.
+/// Threads cache more of the memory reserved ahead than the heap may grow by: sometimes plenty is free, sometimes nothing.
 #[test]
 fn no_block_is_refused_where_threads_cache_reserved_memory() {
     let keeping = || Tuning::default().growth_slack(0).growth_slack_max(0).magazine_share(1000);
     check(Plan { reserved_bytes: 3 * FRAME_BYTES, ..mixed(keeping) });
 }
 
-/// The model sees it if somebody is.
+/// The model detects a refused request.
 #[test]
 fn a_limit_that_is_too_low_is_detected() {
     let plan = Plan { limit_bytes: FRAME_BYTES, ..large(Tuning::default, MemoryKind::Device) };

@@ -1,6 +1,6 @@
-//! What a large device costs the process: as much as is touched, with the detector of races on.
+//! The host memory that a large device uses: only as much as is accessed, with the race detector on.
 //!
-//! In a program of its own, so that the process's memory is this test's.
+//! A program of its own, so that no other test uses memory of the process.
 
 #![cfg(target_os = "linux")]
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]

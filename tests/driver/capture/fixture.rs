@@ -198,7 +198,7 @@ pub(crate) fn breaks(
     fixture.free([memory]);
 }
 
-/// As [`breaks`], but the capture is unharmed.
+/// Like [`breaks`], but the capture stays valid.
 #[track_caller]
 pub(crate) fn passes(driver: &Driver, mode: Mode, body: impl FnOnce(&Fixture)) {
     let fixture = Fixture::new(driver);

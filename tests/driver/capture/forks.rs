@@ -32,7 +32,7 @@ cases! {
         fixture.free(memory);
     }
 
-    /// A fork whose work nobody waits for.
+    /// A fork whose work is not joined.
     #[serial_test::serial]
     fn an_unjoined_fork(driver: &Driver) {
         let fixture = Fixture::new(driver);
@@ -65,7 +65,7 @@ cases! {
         }
     }
 
-    /// What runs can't be waited for by what is captured.
+    /// Captured work cannot wait for running work.
     #[serial_test::serial]
     fn waiting_for_an_outside_event(driver: &Driver) {
         breaks(driver, GLOBAL, ISOLATION, |fixture| {
@@ -91,7 +91,7 @@ cases! {
         assert_eq!(fixture.end_code(), INVALIDATED);
     }
 
-    /// What is known about a capture, and moving a stream about in it.
+    /// The state of a capture, and the dependencies of a stream in it.
     #[serial_test::serial]
     fn capture_info(driver: &Driver) {
         let fixture = Fixture::new(driver);

@@ -335,7 +335,7 @@ fn alloc_on_other(fixture: &Fixture) -> Result<u64, DriverError> {
 }
 
 fn free_on_other(fixture: &Fixture, memory: u64) -> Result<(), DriverError> {
-    // SAFETY: nobody uses the memory, and it is freed once.
+    // SAFETY: nothing uses the memory, and it is freed once.
     unsafe { fixture.cuMemFreeAsync(memory, fixture.other) }
 }
 

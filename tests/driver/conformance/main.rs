@@ -100,7 +100,7 @@ cases! {
         }
     }
 
-    /// What a pointer is: its kind, its device, and the range that it lies in.
+    /// The attributes of a pointer: its kind, its device, and the range that contains it.
     fn pointer_attributes(driver: &Driver) {
         let raw = Raw::new(driver).unwrap();
         let address = raw.alloc(3 * MIB).unwrap();
@@ -281,7 +281,7 @@ impl Fixture {
 
 impl Drop for Fixture {
     fn drop(&mut self) {
-        // SAFETY: the stream is alive, and nobody uses it after this.
+        // SAFETY: the stream is alive, and nothing uses it after this.
         let destroyed = unsafe { self.raw.driver.cuStreamDestroy_v2(self.stream) };
         assert!(destroyed.is_ok() || std::thread::panicking(), "{destroyed:?}");
     }

@@ -8,7 +8,7 @@ use gpumem_tests::pool::{
 use gpumem_tests::sys::Driver;
 
 cases! {
-    /// The same for a block of ours, which lies somewhere in a handle.
+    /// A block of the pool, which lies somewhere in a handle.
     fn our_block_in_another_process(driver: &Driver) {
         let (device, stream) = device_and_stream(driver);
         if is_child() {
@@ -67,7 +67,7 @@ cases! {
     }
 }
 
-/// What a program of our own begins with.
+/// The first line of a child process.
 pub(crate) fn device_and_stream(driver: &Driver) -> (Device, Stream) {
     let device = Device::new(driver, 0).unwrap();
     let stream = Stream::new(&device).unwrap();

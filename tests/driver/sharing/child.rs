@@ -14,7 +14,7 @@ pub(crate) type Case<'a> = (&'a str, &'a str);
 pub(crate) struct Other {
     process: Child,
     lines: BufReader<ChildStdout>,
-    /// What it, and processes of its own, have said.
+    /// The output of the child and of its children.
     text: String,
 }
 
@@ -35,13 +35,13 @@ impl Other {
         }
     }
 
-    /// As the system does it: nothing of it runs any more.
+    /// Kills the process, as the system does.
     pub(crate) fn kill(&mut self) {
         self.process.kill().unwrap();
         self.process.wait().unwrap();
     }
 
-    /// Until it has ended, and whoever it has started. The case must have passed in the last of them.
+    /// Waits until the process and its children have ended. The case must have passed in the last of them.
     pub(crate) fn wait_for_the_end(mut self) {
         while self.lines.read_line(&mut self.text).unwrap() > 0 {}
         assert!(self.text.contains("1 passed"), "the other process: {}", self.text);
@@ -66,7 +66,7 @@ pub(crate) fn run_child(
     Other::start(driver, (module, case), descriptor, bytes).wait_for_the_end();
 }
 
-/// Starts one that says what it says where this process does, and outlives it.
+/// Starts a process that shares this process's output and outlives it.
 pub(crate) fn leave_behind(driver: &Driver, case: Case<'_>, descriptor: impl Into<Stdio>, bytes: &[u8]) {
     drop(command(driver, case, bytes).stdin(descriptor).spawn().unwrap());
 }
@@ -88,7 +88,7 @@ pub(crate) fn say(word: &str) {
     std::io::stdout().flush().unwrap();
 }
 
-/// Says that, and does nothing more.
+/// Prints that, and does nothing more.
 pub(crate) fn say_and_stay(word: &str) -> ! {
     say(word);
     loop {

@@ -51,7 +51,7 @@ cases! {
         gpu.take_away(base, again);
     }
 
-    /// What a handle was created for is told, and the handle of an address is the one that was mapped there.
+    /// The properties of a handle are returned, and the handle of an address is the one mapped there.
     fn properties(driver: &Driver) {
         let gpu = Sharing::new(driver);
         for types in [NONE, POSIX] {

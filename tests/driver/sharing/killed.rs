@@ -52,7 +52,7 @@ cases! {
         drop(pool.alloc(BLOCK_BYTES, &stream).unwrap());
     }
 
-    /// What is imported stays, and can be imported again, when the process that it came from is killed.
+    /// An imported block stays, and can be imported again, if its exporter is killed.
     fn the_exporter_of_a_block_is_killed(driver: &Driver) {
         let case = (module_path!(), "the_exporter_of_a_block_is_killed");
         let (device, stream) = device_and_stream(driver);
@@ -180,7 +180,7 @@ cases! {
             say_and_stay("at work");
         }
         let memory = gpu.alloc(PIECE).unwrap();
-        // SAFETY: whoever has opened the memory is gone before it is freed.
+        // SAFETY: the process that opened the memory has ended before it is freed.
         unsafe {
             driver.cuMemsetD8_v2(memory, 1, PIECE).unwrap();
             driver.cuCtxSynchronize().unwrap();
@@ -231,7 +231,7 @@ cases! {
                     assert_eq!(gpu.read(memory, 1).unwrap(), [2]);
                     driver.cuIpcCloseMemHandle(memory).unwrap();
                     driver.cuIpcCloseMemHandle(memory).unwrap();
-                    // Nobody will record it again.
+                    // It is not recorded again.
                     driver.cuIpcOpenEventHandle(&mut event, handle).unwrap();
                     driver.cuEventSynchronize(event).unwrap();
                     driver.cuEventDestroy_v2(event).unwrap();
@@ -261,7 +261,7 @@ fn exportable(device: &Device) -> Option<Pool> {
     }
 }
 
-/// What another process needs of a block.
+/// The data of a block that another process needs.
 fn exported(block: &Block) -> (OwnedFd, Vec<u8>) {
     let mut exported = block.export().unwrap();
     assert_eq!(exported.handles.len(), 1);
@@ -278,7 +278,7 @@ fn imported(device: &Device, descriptor: OwnedFd) -> ImportedBlock {
     ImportedBlock::new(device, ExportedBlock::new(vec![handle], offset_bytes, BLOCK_BYTES)).unwrap()
 }
 
-/// Work that nobody waits for.
+/// Work without a wait.
 fn queue(device: &Device, stream: &Stream, address: u64, value: u8) {
     let _bound = device.bind().unwrap();
     for _ in 0..100 {

@@ -11,7 +11,7 @@ use std::process::Stdio;
 use std::ptr::null_mut;
 
 cases! {
-    /// A handle of plain memory is for other processes: the one that made it is told that its context is the wrong one.
+    /// A handle of plain memory is for other processes: its creator gets the error for a wrong context.
     fn memory_handles_at_home(driver: &Driver) {
         let gpu = Sharing::new(driver);
         let memory = gpu.alloc(PIECE).unwrap();

@@ -7,7 +7,7 @@ use gpumem_tests::fixtures::backends::backends;
 use gpumem_tests::pool::{CaptureMode, Device, Event, Pool, PoolError, Stream};
 
 cases! {
-    /// What was captured runs at each launch, in memory of the graph's own, in every mode.
+    /// Captured work runs at each launch, in memory of the graph, in every mode.
     #[serial_test::serial]
     fn a_graph_runs_at_every_launch(driver: &Driver) {
         for mode in MODES {
@@ -61,7 +61,7 @@ cases! {
         });
     }
 
-    /// What can't be captured is refused, and the capture goes on.
+    /// A call that cannot be captured is refused, and the capture continues.
     #[serial_test::serial]
     fn refusals_leave_a_capture_whole(driver: &Driver) {
         each_fixture(driver, |fixture| {
@@ -168,7 +168,7 @@ cases! {
         }
     }
 
-    /// A capture that somebody else's call has broken says so, and its memory comes back.
+    /// A capture that was invalidated by another call returns an error, and its memory is released.
     #[serial_test::serial]
     fn a_broken_capture(driver: &Driver) {
         each_fixture_with(driver, 2, |fixture| {

@@ -77,7 +77,7 @@ impl Fixture {
         copied.unwrap();
     }
 
-    /// What every byte of a block is.
+    /// The value of every byte of a block.
     pub(crate) fn read(&self, block: &Block, stream: &Stream) -> u8 {
         let mut bytes = vec![0_u8; block.size_bytes() as usize];
         let bound = self.device.bind().unwrap();
@@ -119,7 +119,7 @@ impl Fixture {
         let raw = stream.raw();
         drop(stream);
         let _bound = self.device.bind().unwrap();
-        // SAFETY: nobody names it from here on.
+        // SAFETY: nothing names it from here on.
         unsafe { self.device.driver().cuStreamDestroy_v2(raw).unwrap() };
     }
 

@@ -7,7 +7,7 @@ use gpumem_tests::pool::{Block, CaptureMode, Stream};
 use gpumem_tests::sys::CUresult;
 
 cases! {
-    /// A graph's memory goes to nobody else while the graph or an executable lives, and back to the pool after that.
+    /// Memory of a graph is reserved while the graph or an executable lives, and returns to the pool after that.
     #[serial_test::serial]
     fn memory_stays_for_the_graph(driver: &Driver) {
         each_fixture(driver, |fixture| {
@@ -32,7 +32,7 @@ cases! {
         });
     }
 
-    /// What a capture drops it has again, in pieces and together, and only on the same stream.
+    /// A capture reuses memory that it drops, split and merged, on the same stream only.
     #[serial_test::serial]
     fn a_capture_reuses_what_it_drops(driver: &Driver) {
         each_fixture(driver, |fixture| {
@@ -128,7 +128,7 @@ cases! {
             fixture.launch(&exec, &third);
             drop((exec, graph));
             assert_eq!(fixture.in_use_bytes(), before);
-            // Whoever has the memory now waits for the launch that is queued.
+            // The next user of the memory waits for the queued launch.
             for _ in 0..3 {
                 let block = fixture.alloc();
                 fixture.fill(&block, 9, &fixture.stream);
@@ -285,7 +285,7 @@ cases! {
     }
 }
 
-/// Whatever call for memory fails in a capture, the capture goes on, and nothing stays behind.
+/// If a call for memory fails in a capture, the capture continues, and no memory is lost.
 #[test]
 fn allocations_that_fail() {
     let calls = ["cuMemAlloc_v2", "cuMemAllocFromPoolAsync", "cuMemCreate", "cuMemMap", "cuMemSetAccess"];

@@ -58,7 +58,7 @@ fn lose(setting: Setting, call: &str, nth: u64) {
     }
     for size_bytes in [400, 70_000, 9 * MIB] {
         match pool.alloc(size_bytes, &home) {
-            // What is cached may still be had: no call tells that it is worth nothing.
+            // Cached memory may still be allocated.
             Err(PoolError::DeviceLost(_)) | Ok(_) => (),
             Err(error) => panic!("{setting}, {call} {nth}, afterwards: {error}"),
         }
@@ -82,7 +82,7 @@ fn work(
         {
             let _bound = pool.device().bind()?;
             let driver = pool.device().driver();
-            // SAFETY: the block is alive, and knows of the use.
+            // SAFETY: the block is alive, and the use is recorded.
             unsafe { driver.cuMemsetD8Async(block.address(), 1, 400, other.raw())? };
         }
         block.record_use(other);

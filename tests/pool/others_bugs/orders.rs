@@ -195,7 +195,7 @@ cases! {
     }
 }
 
-/// The same under many schedules.
+/// Under many schedules.
 #[test]
 fn no_seed_breaks_the_order() {
     gpumem_tests::for_each_seed!(16, |driver: &Driver, _| {

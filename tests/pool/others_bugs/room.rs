@@ -232,7 +232,7 @@ fn pinned_blocks_take_the_requested_size() {
     let driver = gpumem_sim::driver(SimConfig::new()).unwrap();
     let device = Device::new(&driver, 0).unwrap();
     let stream = Stream::new(&device).unwrap();
-    // The driver's own pool takes 32 MiB at a time, whatever it is asked for.
+    // The driver's own pool grows by 32 MiB at a time.
     for backend in backends(&device).into_iter().filter(|backend| *backend != BackendKind::Native) {
         let pool = Pool::builder(&device).backend(backend).kind(MemoryKind::Host).build().unwrap();
         let blocks = [5, 9, 17, 33, 65, 129].map(|size| pool.alloc(size * MIB, &stream).unwrap());

@@ -90,7 +90,7 @@ fn install(driver: &Driver, hides_completion: bool, fault: Option<(u64, CUresult
     unsafe { driver.with_table(wrap) }
 }
 
-/// What has reached this thread's counted driver so far; none if there is no such driver.
+/// The calls of this thread's counted driver so far; none if there is no such driver.
 #[must_use]
 pub fn reading() -> Reading {
     COUNTER.with_borrow(|counter| match counter {

@@ -48,7 +48,7 @@ impl Adapted {
 }
 
 impl World<'_> {
-    /// What guards add to a request.
+    /// The bytes that guards add to a request.
     pub(super) fn guards_bytes(&self, size_bytes: u64, alignment: u64) -> u64 {
         let unit = size_bytes.wrapping_neg() & 255;
         if self.adapted.is_some() { alignment.max(256).saturating_add(unit + 256) } else { 0 }
@@ -90,7 +90,7 @@ impl World<'_> {
         }
     }
 
-    /// What the budget counts, and the most that it may where graphs have memory.
+    /// The bytes that the budget counts, and its maximum while graphs have memory.
     fn budgeted_bytes(&self) -> (u64, u64) {
         let growing = self.growing.iter().map(|growing| growing.block.size_bytes().next_multiple_of(256));
         let known_bytes = self.twin.whole_bytes() + growing.sum::<u64>();

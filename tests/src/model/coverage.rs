@@ -6,7 +6,7 @@ use crate::pool::{Block, PoolError};
 use std::collections::BTreeSet;
 use std::fmt;
 
-/// What a search has been through.
+/// The coverage of a search.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Coverage {
     /// Seeds that were tried.
@@ -94,7 +94,7 @@ impl Coverage {
         RUNGS.iter().zip(self.rungs).map(|((name, _), count)| (*name, count))
     }
 
-    /// What another search has been through, too.
+    /// Adds the coverage of another search.
     pub(super) fn add(&mut self, other: Self) {
         self.seeds += other.seeds;
         self.operations += other.operations;

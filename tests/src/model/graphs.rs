@@ -30,7 +30,7 @@ pub(super) struct Kept {
     pub(super) graphs: Vec<u32>,
 }
 
-/// What a launch does, to blocks by their names.
+/// The effect of a launch on blocks, by their names.
 #[derive(Clone, Copy)]
 pub(super) enum Deed {
     Fill { block: u32, value: u8 },
@@ -173,7 +173,7 @@ impl World<'_> {
         pick.of(all.len()).map(|index| all[index])
     }
 
-    /// Of a block by its name, that the program or a graph has.
+    /// A block by its name, owned by the program or a graph.
     fn uses_of(&self, name: u32) -> Option<&Uses> {
         let live = self.blocks.iter().find(|live| live.name == name).map(|live| &live.uses);
         live.or_else(|| self.kept.iter().find(|kept| kept.name == name).map(|kept| &kept.uses))

@@ -65,7 +65,7 @@ pub enum Operation {
         size: Size,
         /// On which thread.
         place: Place,
-        /// What the driver refuses meanwhile.
+        /// The driver call that fails meanwhile.
         fault: Option<Fault>,
     },
     /// Drops a block.
@@ -144,7 +144,7 @@ pub enum Operation {
         stream: Pick,
         /// How far it can grow.
         max_bytes: u64,
-        /// What the driver refuses meanwhile.
+        /// The driver call that fails meanwhile.
         fault: Option<Fault>,
     },
     /// Makes one larger or smaller.
@@ -153,7 +153,7 @@ pub enum Operation {
         growable: Pick,
         /// To how much of what it can have, in thousandths.
         per_mille: u64,
-        /// What the driver refuses meanwhile.
+        /// The driver call that fails meanwhile.
         fault: Option<Fault>,
     },
     /// Fills one with a value.
@@ -183,7 +183,7 @@ pub enum Operation {
         stream: Pick,
         /// What others may do meanwhile.
         mode: CaptureMode,
-        /// What the driver refuses meanwhile.
+        /// The driver call that fails meanwhile.
         fault: Option<Fault>,
     },
     /// Makes a stream part of the capture that goes on.
@@ -202,7 +202,7 @@ pub enum Operation {
     Instantiate {
         /// Which.
         graph: Pick,
-        /// What the driver refuses meanwhile.
+        /// The driver call that fails meanwhile.
         fault: Option<Fault>,
     },
     /// Launches a graph.
@@ -213,7 +213,7 @@ pub enum Operation {
         stream: Pick,
         /// How the stream is made to wait for those that used what the graph uses.
         wait: Wait,
-        /// What the driver refuses meanwhile.
+        /// The driver call that fails meanwhile.
         fault: Option<Fault>,
     },
     /// Drops a graph; its executables stay.
@@ -235,7 +235,7 @@ pub enum Operation {
     Mark {
         /// On which stream.
         stream: Pick,
-        /// What the driver refuses meanwhile.
+        /// The driver call that fails meanwhile.
         fault: Option<Fault>,
     },
     /// Makes a stream wait for an event that was kept, which nothing needs.
@@ -244,17 +244,17 @@ pub enum Operation {
         stream: Pick,
         /// For which event.
         mark: Pick,
-        /// What the driver refuses meanwhile.
+        /// The driver call that fails meanwhile.
         fault: Option<Fault>,
     },
-    /// Asks whether an event that was kept has been passed, or waits for it on the host.
+    /// Queries an event that was kept, or waits for it on the host.
     AskMark {
         /// Which event.
         mark: Pick,
         /// Whether to wait.
         waits: bool,
     },
-    /// Asks whether a stream has come to its end.
+    /// Queries whether a stream's work is complete.
     Ask {
         /// Which.
         stream: Pick,
@@ -263,31 +263,31 @@ pub enum Operation {
     Synchronize {
         /// Which.
         stream: Pick,
-        /// What the driver refuses meanwhile.
+        /// The driver call that fails meanwhile.
         fault: Option<Fault>,
     },
     /// Waits for the device.
     SynchronizeDevice {
-        /// What the driver refuses meanwhile.
+        /// The driver call that fails meanwhile.
         fault: Option<Fault>,
     },
     /// Gives everything back that can be.
     Reclaim {
-        /// What the driver refuses meanwhile.
+        /// The driver call that fails meanwhile.
         fault: Option<Fault>,
     },
     /// Gives back down to a size.
     Trim {
         /// The size.
         keep_bytes: u64,
-        /// What the driver refuses meanwhile.
+        /// The driver call that fails meanwhile.
         fault: Option<Fault>,
     },
     /// Warms the pool up.
     Reserve {
         /// The size.
         size_bytes: u64,
-        /// What the driver refuses meanwhile.
+        /// The driver call that fails meanwhile.
         fault: Option<Fault>,
     },
     /// Another process takes free memory of the device.
@@ -299,7 +299,7 @@ pub enum Operation {
     ReturnMemory,
 }
 
-/// Whose a stream is.
+/// The owner of a stream.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
     /// The crate's own.
@@ -316,7 +316,7 @@ pub enum Kind {
     OfThread,
 }
 
-/// How much is asked for.
+/// The size of the request.
 #[derive(Clone, Copy, Debug)]
 pub enum Size {
     /// So many bytes.

@@ -100,7 +100,7 @@ impl World<'_> {
         }
     }
 
-    /// What a pool may hand out when nothing else is allocated.
+    /// The largest request that a pool can serve while nothing else is allocated.
     fn room_bytes(&self, pool: usize) -> u64 {
         let limit_bytes = self.twin.limit_bytes(self.pools[pool].books);
         let whole_bytes = limit_bytes.unwrap_or(u64::MAX).min(self.subject.machine_bytes(self.case));
@@ -119,7 +119,7 @@ impl World<'_> {
         }
     }
 
-    /// What the backend counts for a block.
+    /// The bytes that the backend counts for a block.
     fn counted_bytes(&self, request: &Request) -> u64 {
         let padding_bytes = if self.subject.is_caching() { 0 } else { request.alignment.saturating_sub(256) };
         let guards_bytes = self.guards_bytes(request.size_bytes, request.alignment);

@@ -39,9 +39,9 @@ pub struct Search {
 pub struct Failure {
     /// The seed that made it.
     pub seed: u64,
-    /// What was under test.
+    /// The subject of the test.
     pub subject: Subject,
-    /// What the pool did wrong.
+    /// The mistake of the pool.
     pub what: String,
     /// The shrunk case, as a program.
     pub program: Vec<String>,

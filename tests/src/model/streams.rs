@@ -214,7 +214,7 @@ impl Streams {
         Ok(said)
     }
 
-    /// The host waits for all who used the memory.
+    /// The host waits for all uses of the memory.
     pub(super) fn finish_uses(&self, uses: &Uses) -> Result<(), String> {
         uses.readers.iter().chain(&uses.writer).try_for_each(|user| self.finish(user))
     }

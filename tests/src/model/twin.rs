@@ -73,7 +73,7 @@ pub struct NewBlock {
     pub name: u32,
     /// Where it lies.
     pub address: u64,
-    /// How many bytes were asked for.
+    /// The requested bytes.
     pub size_bytes: u64,
     /// How many count as in use.
     pub counted_bytes: u64,

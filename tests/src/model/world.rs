@@ -25,7 +25,7 @@ use gpumem_sim::{Sim, SimConfig};
 ///
 /// # Errors
 ///
-/// What the pool did wrong, in a sentence.
+/// The mistake of the pool, in a sentence.
 pub fn run(
     case: &Case,
     subject: Subject,
@@ -88,7 +88,7 @@ pub(super) struct World<'a> {
     pub(super) sim: Sim,
     pub(super) driver: Driver,
     pub(super) device: Device,
-    /// What stands around the pools.
+    /// The adaptors around the pools.
     pub(super) adapted: Option<Adapted>,
     /// The first, and private pools.
     pub(super) pools: Vec<Handle>,
@@ -104,7 +104,7 @@ pub(super) struct World<'a> {
     /// Pinned memory that reads go to.
     pub(super) sink: *mut u8,
     pub(super) other: Other,
-    /// What another process has of the device.
+    /// The memory that another process has of the device.
     pub(super) taken_bytes: u64,
     /// Whether the driver has refused to take something back.
     pub(super) has_lost: bool,

@@ -33,7 +33,7 @@ pub struct Plan {
     pub budget_bytes: u64,
     /// Of the random choices; which thread comes first is not among them.
     pub seed: u64,
-    /// What is done wrong on purpose.
+    /// The deliberate mistake, if any.
     pub mistake: Option<Mistake>,
 }
 
@@ -46,18 +46,18 @@ pub enum Until {
     Steps(u64),
 }
 
-/// What a program may forget.
+/// A deliberate mistake.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Mistake {
     /// Streams use blocks without waiting for the stream that used them last.
     NoWait,
-    /// Blocks are not told which streams use them.
+    /// `record_use` is omitted.
     NoRecordUse,
     /// Where a block ends: the first byte behind the first few of each thread is written. Only for pools with guards, whose byte it is.
     End,
 }
 
-/// What a run did and found.
+/// The result of a run.
 #[derive(Clone, Copy, Debug, Default)]
 #[must_use = "something may have been found"]
 pub struct Done {
@@ -73,11 +73,11 @@ pub struct Done {
     pub refusals: u64,
     /// How long it took.
     pub took: Duration,
-    /// What was in blocks that should not have been.
+    /// The wrong words in blocks.
     pub wrong: Wrong,
 }
 
-/// What the threads share.
+/// The state shared by the threads.
 struct Room<'a> {
     pool: &'a Pool,
     plan: &'a Plan,

@@ -10,7 +10,7 @@ use std::sync::mpsc::{Receiver, Sender};
 /// A block with contents.
 pub(super) struct Piece {
     block: Block,
-    /// What its contents are made of.
+    /// The key of its pattern.
     key: u64,
     /// The lane that used it last, and after all others.
     lane: usize,
@@ -116,7 +116,7 @@ impl<'a> Worker<'a> {
         (0..self.held.len().div_ceil(2)).try_for_each(|_| self.finish_any())
     }
 
-    /// Another stream checks a block and fills it anew.
+    /// Another stream checks a block and fills it again.
     fn hand_over(&mut self) -> Result<(), PoolError> {
         let Some(mut piece) = self.take() else { return Ok(()) };
         let lane = self.some_lane();

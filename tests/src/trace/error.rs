@@ -12,7 +12,7 @@ pub struct TraceError {
     pub file: PathBuf,
     /// The line, counted from 1; 0 where the file can't be opened.
     pub line: u64,
-    /// What is wrong there.
+    /// The mistake in the line.
     pub problem: Problem,
 }
 
@@ -20,7 +20,7 @@ fn at(line: u64) -> String {
     if line == 0 { String::new() } else { format!(":{line}") }
 }
 
-/// What is wrong with a line of a trace.
+/// A mistake in a line of a trace.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Problem {
@@ -70,7 +70,7 @@ pub enum Problem {
         id: u64,
         /// Where it was allocated.
         stream: u64,
-        /// What the line says.
+        /// The content of the line.
         other: u64,
     },
     /// A free takes effect that was not asked for, or did before.

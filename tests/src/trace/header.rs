@@ -58,7 +58,7 @@ impl Header {
         Ok(header)
     }
 
-    /// What the peers reserved for the same run.
+    /// The memory that the peers reserved for this run.
     pub fn peers(&self) -> impl Iterator<Item = Peer> {
         self.peak_reserved_bytes.iter().map(|(key, peak_reserved_bytes)| Peer {
             name: PEERS.iter().find(|(known, _)| known == key).map_or(key.as_str(), |(_, name)| name).into(),

@@ -28,7 +28,7 @@ impl Trace {
     ///
     /// # Errors
     ///
-    /// As [`Trace::read`].
+    /// The errors of [`Trace::read`].
     pub fn read_from(mut source: impl BufRead, path: impl AsRef<Path>) -> Result<Self, TraceError> {
         let path = path.as_ref();
         let mut line = 1;

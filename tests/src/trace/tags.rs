@@ -10,11 +10,11 @@ pub struct TagSum {
     pub tag: Option<String>,
     /// Blocks.
     pub allocation_count: u64,
-    /// What they were together.
+    /// The sum of their sizes.
     pub allocated_bytes: u64,
     /// The most bytes there were at a time.
     pub peak_bytes: u64,
-    /// What was never freed.
+    /// The bytes that were never freed.
     pub left_bytes: u64,
 }
 
@@ -24,7 +24,7 @@ pub(super) struct TagSums {
     sums: Vec<TagSum>,
     /// Places among them by name.
     by_name: HashMap<Option<String>, usize>,
-    /// The same by pool and number.
+    /// By pool and number.
     by_number: HashMap<(u32, u32), usize>,
     nameless: BTreeSet<(u32, u32)>,
 }

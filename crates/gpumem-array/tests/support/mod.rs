@@ -4,13 +4,13 @@ use gpumem_array::Gpu;
 use gpumem_array::pool::{Device, Pool};
 use gpumem_sim::SimConfig;
 
-/// On a machine of its own, whose work runs in the order that the seed chooses.
+/// On a new machine, whose work runs in the order of the seed.
 pub(crate) fn gpu_with(config: SimConfig) -> Gpu {
     let device = Device::new(&gpumem_sim::driver(config).unwrap(), 0).unwrap();
     Gpu::new(&Pool::new(&device).unwrap()).unwrap()
 }
 
-/// As [`gpu_with`], with the defaults.
+/// Like [`gpu_with`], with the defaults.
 #[allow(dead_code)] // not every test file needs both
 pub(crate) fn gpu() -> Gpu {
     gpu_with(SimConfig::new())

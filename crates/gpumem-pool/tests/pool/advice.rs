@@ -17,7 +17,7 @@ fn advise(block: &Block) -> Result<(), PoolError> {
     block.advise(0..block.size_bytes(), MemoryAdvice::ReadMostly(true))
 }
 
-/// Whether the error names who takes advice.
+/// Whether the error names the backends that support advice.
 fn says_who(advised: Result<(), PoolError>) -> bool {
     let said = advised.as_ref().map_err(ToString::to_string).err().unwrap_or_default();
     matches!(advised, Err(PoolError::NotWithBackend { backend: BackendKind::Native, .. }))
@@ -26,7 +26,7 @@ fn says_who(advised: Result<(), PoolError>) -> bool {
         )
 }
 
-/// Whatever the driver says of memory that is its own pools', and whoever has handed it out.
+/// Memory of driver pools, from every source.
 #[test]
 fn advice_on_memory_of_driver_pools_is_refused_with_the_supporting_backends() {
     // SAFETY: the stand-in calls the function that it replaces, or fails without doing anything.

@@ -89,7 +89,7 @@ fn memory_on_its_way_back_counts_as_there() {
     });
 }
 
-/// The heart of it: another stream still works on the block when it is dropped, and its memory goes to somebody else.
+/// The main case: another stream still uses the block when it is dropped, and its memory is reused.
 #[test]
 fn a_free_waits_for_every_recorded_use() {
     on_each_backend(&small(), |bench| {
@@ -156,7 +156,7 @@ fn a_stream_may_be_dropped_before_its_blocks() {
 fn any_order_of_drops_is_safe() {
     on_each_backend(&small().devices(2), |bench| {
         for order in permutations(5) {
-            // Nobody else holds the second device: its context goes with the last of these.
+            // Nothing else holds the second device: its context ends with the last of these.
             let device = Device::new(&bench.driver, 1).unwrap();
             let pool = Pool::builder(&device).backend(bench.backend).build().unwrap();
             let stream = Stream::new(&device).unwrap();
@@ -176,7 +176,7 @@ fn any_order_of_drops_is_safe() {
                 things[index] = None;
             }
         }
-        // What they held is back, late frees included.
+        // Their memory is freed, late frees included.
         let device = Device::new(&bench.driver, 1).unwrap();
         device.synchronize().unwrap();
         let info = device.memory_info().unwrap();

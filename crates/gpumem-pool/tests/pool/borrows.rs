@@ -113,7 +113,7 @@ enum Form {
     Owner,
 }
 
-/// Whose stream the work is on.
+/// The kind of the stream that has the work.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Whose {
     Ours,
@@ -124,7 +124,7 @@ enum Whose {
     Legacy,
     ThisThreads,
     OtherThreads,
-    /// Of another library, in the legacy stream's order.
+    /// A stream of another library that is ordered with the legacy stream.
     ForeignBlocking,
     Foreign,
     ForeignRetired,
@@ -288,7 +288,7 @@ const RAW_MODES: [CUstreamCaptureMode; 3] = [
 ];
 
 impl Rig {
-    /// A stream that this crate knows nothing of.
+    /// A stream that this crate has no record of.
     fn raw_stream(&self, flags: u32) -> RawStream {
         let _bound = self.device.bind().unwrap();
         let mut raw = std::ptr::null_mut();
@@ -313,7 +313,7 @@ impl Others<'_> {
                 begun.send(()).unwrap();
                 let _by_itself_if_it_is_waited_for = may_end.recv_timeout(Duration::from_millis(50));
                 let mut graph = std::ptr::null_mut();
-                // SAFETY: a local outlives the call, the stream is alive, and nobody else knows the graph.
+                // SAFETY: a local outlives the call, the stream is alive, and nothing else refers to the graph.
                 unsafe {
                     let ended = driver.cuStreamEndCapture(stream.0, &mut graph);
                     if !graph.is_null() {
@@ -393,7 +393,7 @@ fn the_end_waits_for_a_capture_of_another_library_on_a_long_lived_stream() {
     }
 }
 
-/// An owner does not wait for another thread's capture for ever: it keeps the buffer, and says so.
+/// An owner's wait for another thread's capture has a time limit: then it keeps the buffer and reports it.
 #[test]
 fn an_owner_that_cannot_wait_keeps_the_buffer_and_reports_it() {
     let rig = Rig::new(&[]);
@@ -441,7 +441,7 @@ fn an_owner_that_cannot_wait_keeps_the_buffer_and_reports_it() {
     rig.assert_clean();
 }
 
-/// What the driver refuses once, or always but for markers, ends no borrow.
+/// No borrow ends early if the driver refuses a call once, or always except for markers.
 #[test]
 fn a_wait_that_the_driver_refuses_is_repeated() {
     let codes = [999, 700, 201];

@@ -58,7 +58,7 @@ fn a_capture_begins_while_another_thread_finds_no_room() {
     });
 }
 
-/// Of two who have opened a GPU one goes, with what a pool of his has left. The other's capture goes on.
+/// One of two openings of a GPU ends, with memory of an ended pool. A capture on the other one continues.
 #[test]
 fn a_device_that_is_opened_twice_ends_beside_a_capture() {
     on_device_memory(&small(), |bench| {

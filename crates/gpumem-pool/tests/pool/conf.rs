@@ -55,7 +55,7 @@ fn the_driver_s_pool_keeps_nothing_idle_when_it_grows_beyond_the_threshold() {
         };
         let reserved_mib = |pool: &Pool| pool.status().unwrap().reserved_bytes / MIB;
         for (conf, expected_mib) in [("", [576, 384]), ("garbage_collection_threshold:0.25", [320, 256])] {
-            // What is idle is less than what is asked for.
+            // The idle memory is smaller than the request.
             let whole = pool(conf);
             drop(blocks(&whole, 8));
             stream.synchronize().unwrap();

@@ -43,7 +43,7 @@ fn on_a_failing_driver(body: impl Fn(&Fixture)) {
     on_each_backend_with(&small(), install, body);
 }
 
-/// What the backend under test allocates or frees with.
+/// The driver function with which the backend allocates or frees.
 fn alloc_fault(bench: &Fixture) -> &'static AtomicU32 {
     match bench.backend {
         BackendKind::None => &plain_alloc::FAIL_WITH,
@@ -94,7 +94,7 @@ fn a_refused_allocation_leaves_no_trace() {
     });
 }
 
-/// A full device is asked twice, with a wait between, and with a trim by a backend that keeps memory.
+/// On a full device, the allocation is tried twice with a wait between, and with a trim by a backend that caches.
 #[test]
 fn an_allocation_is_retried_once_a_full_device_is_idle() {
     on_a_failing_driver(|bench| {
@@ -288,7 +288,7 @@ fn a_driver_pool_that_can_not_be_set_up_is_taken_down_again() {
     });
 }
 
-/// An old driver: `native` asked for is an error that names the way out, and by default the best that works is taken.
+/// An old driver: `native` by name is an error that names the alternative; the default is the best backend that works.
 #[test]
 fn a_driver_that_lacks_something_is_served_by_the_next_backend() {
     let without = |table: &mut Table| {

@@ -219,7 +219,7 @@ fn exportable_memory_needs_an_exportable_pool() {
         match (bench.backend, bench.builder().rdma().build()) {
             (BackendKind::Native, result) => assert!(matches!(result, Err(PoolError::NotWithBackend { .. }))),
             (BackendKind::None, result) => drop(result.unwrap()),
-            // As the device says.
+            // The value that the device reports.
             (_, result) => assert!(matches!(result, Ok(_) | Err(PoolError::BackendUnsupported { .. }))),
         }
     });

@@ -38,7 +38,7 @@ fn on_each_of(
     body: impl Fn(&Fixture),
 ) {
     for (backend, plain_segments, kind) in subjects {
-        // The same code runs for all kinds: one schedule shows what differs.
+        // All kinds run the same code: one schedule shows the differences.
         for seed in 0..if kind == MemoryKind::Device { SEED_COUNT } else { 1 } {
             let driver = gpumem_sim::driver(config.clone().seed(seed)).unwrap();
             // SAFETY: what the tests put in calls the function that it replaces, or fails without doing anything.
@@ -105,7 +105,7 @@ impl Fixture {
         }
     }
 
-    /// What the block holds once `stream` is done.
+    /// The contents of the block once `stream` is complete.
     pub(crate) fn read(&self, block: &Block, stream: &Stream) -> Vec<u8> {
         stream.synchronize().unwrap();
         let _bound = stream.device().bind().unwrap();

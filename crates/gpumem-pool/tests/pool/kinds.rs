@@ -12,7 +12,7 @@ use gpumem_sim::{Schedule, SimConfig};
 
 const MIB: u64 = 1 << 20;
 
-/// On a machine that runs work only when somebody waits for it.
+/// A simulated machine that runs work only in waits.
 fn on_host_memory(body: impl Fn(&Fixture)) {
     on_each_backend(&small().schedule(Schedule::Late), |bench| {
         if bench.kind.is_host_accessible() {
@@ -27,7 +27,7 @@ fn write(block: &Block, value: u8) {
     unsafe { block.host_ptr().unwrap().write_bytes(value, block.size_bytes() as usize) };
 }
 
-/// What the host sees.
+/// The bytes that the host reads.
 fn holds(block: &Block, value: u8) -> bool {
     // SAFETY: the block has these bytes to itself, and what was queued for it is done.
     let bytes = unsafe {
@@ -81,7 +81,7 @@ fn memory_is_reused_when_every_use_is_complete() {
     });
 }
 
-/// What is complete comes again, known by a wait or by a question.
+/// Memory is reused once its uses are complete, after a wait or a query.
 #[test]
 fn what_is_complete_needs_no_growth() {
     on_host_memory(|bench| {
@@ -236,7 +236,7 @@ fn host_memory_may_be_more_than_the_device_has() {
     }
 }
 
-/// Unified memory and what pools hold of the device stay below it together, unless somebody asks.
+/// Unified memory and reserved device memory together stay below the device's size, unless the builder allows more.
 #[test]
 fn unified_memory_leaves_the_device_a_margin() {
     for backend in crate::fixture::built_backends() {
@@ -316,7 +316,7 @@ fn an_ended_pool_keeps_memory_that_work_uses() {
 #[cfg(feature = "backend-native")]
 stand_in!(pools, cuMemPoolCreate(pool: *mut CUmemoryPool, props: *const CUmemPoolProps));
 
-/// A driver that is older than pools of a kind says so, and where nothing is asked of the backend another is taken.
+/// A driver without pools of a kind is an error for the backend by name; without a name, another backend is used.
 #[cfg(feature = "backend-native")]
 #[test]
 fn drivers_without_pools_of_a_kind_are_reported() {
@@ -360,7 +360,7 @@ fn unsupported_operations_of_kinds_and_backends_are_errors() {
 fn without_concurrent_access_the_host_is_kept_away() {
     unsafe extern "C" fn none(value: *mut i32, attribute: CUdevice_attribute, _: i32) -> CUresult {
         let has = attribute != CUdevice_attribute::CU_DEVICE_ATTRIBUTE_CONCURRENT_MANAGED_ACCESS;
-        // SAFETY: whoever asks has a place for the answer.
+        // SAFETY: the caller has a place for the result.
         unsafe { *value = i32::from(has) };
         CUresult::CUDA_SUCCESS
     }

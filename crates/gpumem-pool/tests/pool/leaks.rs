@@ -29,7 +29,7 @@ impl Program {
         self.pool.alloc(size_bytes, &self.stream).map(drop)
     }
 
-    /// What it is refused with when it does this for as long as it can.
+    /// The error of the first refused request, if it does this until one is refused.
     fn runs(mut self, mut step: impl FnMut(&mut Self, u64) -> Result<(), PoolError>) -> OutOfMemory {
         let error = (0..).find_map(|count| step(&mut self, count).err()).unwrap();
         error.out_of_memory().unwrap().clone()
@@ -72,7 +72,7 @@ fn blocks_that_are_made_at_once_are_no_leak() {
     });
 }
 
-/// What has been dropped since grows no more.
+/// Tags whose blocks were dropped do not grow.
 #[test]
 fn growth_that_has_ended_is_not_reported() {
     on_device_memory(&small(), |bench| {

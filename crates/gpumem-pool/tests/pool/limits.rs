@@ -136,7 +136,7 @@ fn a_limit_that_a_pool_was_built_with_may_change() {
     });
 }
 
-/// What a raised limit adds is for other devices as well, kept to the soft limit, and counted in the peak.
+/// Memory above a raised limit is open to peers, subject to the soft limit, and counted in the peak.
 #[test]
 fn memory_above_a_raised_limit_is_like_the_rest() {
     on_each_backend(&small().devices(2), |bench| {
@@ -180,7 +180,7 @@ fn a_share_that_is_set_later_is_of_the_device() {
     });
 }
 
-/// What private pools hold counts, whether or not there was a limit when they were made.
+/// Memory of private pools counts, whether or not a limit was set when they were created.
 #[test]
 fn a_limit_that_is_set_later_holds_for_private_pools_too() {
     on_each_backend(&small(), |bench| {

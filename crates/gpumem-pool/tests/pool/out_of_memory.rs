@@ -170,7 +170,7 @@ fn the_table_stays_one() {
         let text = pool.alloc(40 * MIB, &stream).unwrap_err().to_string();
         let ends =
             |line: &str| line.find("iB").map(|start| start + 2).or(line.find("bytes").map(|start| start + 5));
-        // What gave nothing is a sentence, and the advice below it.
+        // A step without a result is a sentence, and the advice is below it.
         let rows: Vec<_> = text.lines().skip(1).take_while(|line| !line.contains([':', '→'])).collect();
         assert!(rows.len() > 5, "{text}");
         let ends: Vec<_> = rows.iter().map(|row| ends(row)).collect();
@@ -194,7 +194,7 @@ fn the_margin_of_unified_memory() {
     });
 }
 
-/// Whose the memory is that counts against a limit, and that is on the device.
+/// The owners of the memory that counts against a limit, and of the memory on the device.
 #[test]
 fn other_pools_are_listed_by_name() {
     on_device_memory(&small(), |bench| {
@@ -220,7 +220,7 @@ fn other_pools_are_listed_by_name() {
     });
 }
 
-/// Whoever says no: the device's size, a limit, a quota, a budget, or a growth of any of them. And nothing else.
+/// For each cause: the device's size, a limit, a quota, a budget, and growths beyond them; and for no other error.
 #[test]
 fn the_observer_is_called_once_for_each_refusal() {
     on_each_backend(&small(), |bench| {
@@ -274,7 +274,7 @@ fn the_observer_is_called_once_for_each_refusal() {
     });
 }
 
-/// What was refused first is no refusal where memory comes from elsewhere, or was freed in time.
+/// A request that a fallback or a retry serves in the end is not a refusal.
 #[test]
 fn a_request_that_succeeds_after_a_retry_is_no_refusal() {
     on_each_backend(&small(), |bench| {
@@ -310,7 +310,7 @@ fn a_limit_is_reported_before_memory_cached_by_other_pools() {
     });
 }
 
-/// Whoever is told may free what is in the way: the request has failed, the next one has not.
+/// The observer may free memory: the refused request fails, the next one succeeds.
 #[test]
 fn the_observer_may_use_the_pool() {
     on_each_backend(&SimConfig::new().memory_bytes(1 << 30), |bench| {
@@ -325,7 +325,7 @@ fn the_observer_may_use_the_pool() {
     });
 }
 
-/// One that asks for what there is not is not told of that again and again, and its panic is the caller's.
+/// An observer whose own request is refused is not called for it, and its panic reaches the caller.
 #[test]
 fn an_observer_is_not_called_for_its_own_requests() {
     type Kept = Mutex<Option<(Pool, Stream)>>;
@@ -342,7 +342,7 @@ fn an_observer_is_not_called_for_its_own_requests() {
         *kept.lock().unwrap() = Some((pool.clone(), stream.clone()));
         assert!(pool.alloc(80 * MIB, &stream).is_err());
         assert_eq!(told.load(Ordering::Relaxed), 1);
-        // The observer panics now, and is told the next time all the same.
+        // The observer panics now, and is called the next time nevertheless.
         for count in 2..4 {
             let refused = catch_unwind(AssertUnwindSafe(|| pool.alloc(80 * MIB, &stream)));
             assert!(refused.is_err());

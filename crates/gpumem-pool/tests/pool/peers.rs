@@ -42,7 +42,7 @@ fn a_peer_may_use_present_and_future_memory() {
             assert!(bench.holds(block, 9, &home));
         }
         drop((before, after));
-        // What was given back and is made anew is open too.
+        // Memory that was released and created again is accessible too.
         pool.reclaim().unwrap();
         let again = pool.alloc(7 << 20, &home).unwrap();
         assert!(may_write(bench, &again, &home, &other));

@@ -46,7 +46,7 @@ fn a_quota_also_counts_against_the_parent() {
         for (value, block) in [&a, &b, &c].into_iter().enumerate() {
             assert!(bench.holds(block, value as u8, &stream));
         }
-        // What one keeps for reuse is no obstacle to another.
+        // Memory cached by one pool does not prevent a request of another.
         drop((a, b));
         let d = right.alloc(50 * MIB, &stream).unwrap();
         assert!(held(&pool) + held(&left) + held(&right) <= 64 * MIB);
@@ -54,7 +54,7 @@ fn a_quota_also_counts_against_the_parent() {
     });
 }
 
-/// What a thread keeps at hand of one pool is given back for another, too.
+/// Memory of one pool in a thread cache is released for another pool too.
 #[test]
 fn small_blocks_of_one_make_room_for_another() {
     on_each_backend(&small(), |bench| {
@@ -67,7 +67,7 @@ fn small_blocks_of_one_make_room_for_another() {
     });
 }
 
-/// What others under the limit have and don't use is no reason to refuse a reservation.
+/// Unused memory of other pools under the limit does not prevent a reservation.
 #[test]
 fn a_reservation_reclaims_memory_cached_by_other_pools() {
     on_each_backend(&small(), |bench| {

@@ -16,7 +16,7 @@ pub(crate) fn cramped() -> SimConfig {
 
 type Done = Result<(), Box<dyn Error + Send + Sync>>;
 
-/// What a program keeps for later.
+/// A cache of the program.
 #[derive(Default)]
 struct Shelf {
     cheap: Mutex<Vec<Block>>,
@@ -90,7 +90,7 @@ impl Reclaimable for Broken {
     }
 }
 
-/// What panics again.
+/// A reclaimable that panics each time.
 struct Worse;
 
 impl Drop for Worse {
@@ -121,7 +121,7 @@ fn a_failing_callback_does_not_stop_the_others() {
     });
 }
 
-/// What the pool's own ladder brought before others were asked is not forgotten when that was not enough either.
+/// The report has the steps before the reclaim callbacks, even if the callbacks did not suffice.
 #[test]
 fn a_report_lists_every_step() {
     on_device_memory(&cramped(), |bench| {
@@ -147,7 +147,7 @@ fn a_report_lists_every_step() {
     });
 }
 
-/// What a holder gives up may be had only by a wait: the report has what the ladder gained the second time, too.
+/// Memory that a callback frees may need a wait: the report has the steps of the second attempt too.
 #[test]
 fn a_report_lists_the_steps_after_a_reclaim() {
     on_device_memory(&cramped(), |bench| {
@@ -213,7 +213,7 @@ fn the_end_of_a_device_releases_memory_of_its_ended_pools() {
     });
 }
 
-/// One that is at the pool itself when it is asked.
+/// A reclaimable that uses the pool while it is called.
 struct Busy {
     pool: Mutex<Option<(Pool, Stream)>>,
     held: Mutex<Option<Block>>,
@@ -264,7 +264,7 @@ fn a_dropped_reclaimable_is_not_called() {
     drop((block, registration));
 }
 
-/// What one pool keeps without using it is another's on a full device.
+/// On a full device, unused memory of one pool serves another.
 #[test]
 fn pools_of_a_device_make_room_for_each_other() {
     on_device_memory(&cramped(), |bench| {
@@ -288,7 +288,7 @@ fn errors_other_than_out_of_memory_run_no_callback() {
     assert!(shelf.calls.lock().unwrap().is_empty());
 }
 
-/// As long as it takes until allocations may have something done again.
+/// Waits for the interval of maintenance in allocations.
 fn wait_a_little() {
     std::thread::sleep(Duration::from_millis(3));
 }
@@ -337,7 +337,7 @@ fn a_pool_that_is_idle_keeps_nothing() {
         stream.synchronize().unwrap();
         assert!(!reserved(&pool));
 
-        // Another pool's allocation says so too.
+        // An allocation of another pool reports it too.
         drop(pool.alloc(20 * MIB, &stream).unwrap());
         stream.synchronize().unwrap();
         std::thread::sleep(IDLE);

@@ -8,7 +8,7 @@ use gpumem_sim::{Effect, Rule};
 
 const MIB: u64 = 1 << 20;
 
-/// The driver has as much free as is asked for, and gives nothing: that is nobody else's doing.
+/// The driver has enough free memory and refuses the request: no other process is the cause.
 #[test]
 fn a_driver_that_refuses_although_memory_is_free() {
     let full = || Effect::Fail(CUresult::CUDA_ERROR_OUT_OF_MEMORY);
@@ -75,7 +75,7 @@ fn limits_and_quotas_are_named_with_where_they_were_set() {
     });
 }
 
-/// What a limit should be raised to is not rounded down.
+/// The proposed limit is not rounded down.
 #[test]
 fn the_limit_that_is_proposed_is_enough() {
     on_each_backend(&small(), |bench| {
@@ -109,7 +109,7 @@ fn an_odd_limit_is_too_low_where_the_last_handle_does_not_fit() {
     });
 }
 
-/// What another pool keeps because of a small block is this program's, and no other process's.
+/// Memory that another pool keeps because of a small block belongs to this program, not to another process.
 #[cfg(feature = "backend-native")]
 #[test]
 fn memory_that_another_pool_cannot_release_is_reported_as_this_program_s() {
@@ -132,7 +132,7 @@ fn memory_that_another_pool_cannot_release_is_reported_as_this_program_s() {
     });
 }
 
-/// What graphs keep can't be had by dropping blocks: those are dropped already.
+/// Dropping blocks does not free memory of graphs: the blocks are dropped already.
 #[test]
 fn memory_that_graphs_keep() {
     on_device_memory(&small(), |bench| {
@@ -154,7 +154,7 @@ fn memory_that_graphs_keep() {
     });
 }
 
-/// What a start at a large multiple takes beside the block is part of what there is no room for.
+/// The padding for a large alignment is part of the reported size.
 #[test]
 fn an_aligned_request_is_reported_as_requested() {
     on_device_memory(&small(), |bench| {
@@ -164,7 +164,7 @@ fn an_aligned_request_is_reported_as_requested() {
         assert_eq!((report.requested_bytes, report.alignment), (40 * MIB, 32 * MIB));
         assert!(error.to_string().contains("refused 40.000 MiB at a multiple of 32.000 MiB"), "{error}");
         assert_eq!(report.advice(), Advice::RaiseTheLimit, "{error}");
-        // What is proposed is enough.
+        // The proposed limit suffices.
         pool.set_hard_limit(72 * MIB).unwrap();
         drop(pool.alloc_aligned(40 * MIB, 32 * MIB, &stream).unwrap());
     });
@@ -201,7 +201,7 @@ fn blocks_that_grow() {
     });
 }
 
-/// Each rung of the ladder has been climbed before a request is refused, and says so: also when it was for nothing.
+/// Each rung of the ladder runs before a request is refused, and the report lists it, even without a result.
 #[test]
 fn every_rung_is_reported() {
     on_device_memory(&small(), |bench| {

@@ -15,7 +15,7 @@ fn cramped() -> SimConfig {
     SimConfig::new().memory_bytes(64 * MIB)
 }
 
-/// What a program can do without.
+/// Memory that a program can release.
 #[derive(Default)]
 struct Shelf(Mutex<Vec<Block>>, AtomicU32);
 
@@ -103,7 +103,7 @@ fn a_limit_like_the_one_that_refuses_is_not_taken_for_it() {
     drop(unified.alloc(40 * MIB, &stream).unwrap());
 }
 
-/// The same where the one who refuses is the margin, before the driver is asked.
+/// The request is refused by the margin of unified memory, before a driver call.
 #[test]
 fn memory_of_an_ended_pool_does_not_count_as_margin() {
     let config = cramped().schedule("late".parse().unwrap());
@@ -123,7 +123,7 @@ fn memory_of_an_ended_pool_does_not_count_as_margin() {
     }
 }
 
-/// A block that grows asks for what it lacks: its own limit allows that, and others have it.
+/// A growth within its limit reclaims the missing memory from other pools.
 #[test]
 fn a_growth_reclaims_the_missing_memory() {
     on_device_memory(&cramped(), |bench| {
@@ -154,7 +154,7 @@ impl Reclaimable for Slow {
     }
 }
 
-/// What one thread is about to be given is room for the others too.
+/// Memory that is being reclaimed for one thread also counts for the others.
 #[test]
 fn no_thread_fails_while_another_is_making_room() {
     on_each_backend(&small(), |bench| {

@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 const MIB: u64 = 1 << 20;
 
-/// Tag, bytes and blocks, as the status says.
+/// Tag, bytes and blocks in the status.
 fn tags(pool: &Pool) -> Vec<(String, u64, u64)> {
     let tags = pool.status().unwrap().tags;
     tags.into_iter().map(|tag| (tag.tag, tag.in_use_bytes, tag.block_count)).collect()
@@ -40,10 +40,10 @@ fn blocks_count_for_the_scope_that_they_were_allocated_in() {
         assert_eq!(bytes(scope.end()), (sum, 0, sum));
         let after = pool.alloc(100, &stream).unwrap();
         assert_eq!(tags(&pool), [tag("weights", sum, 6)]);
-        // What an alignment costs is nobody's.
+        // Padding for alignment counts for no tag.
         let padding_bytes = pool.status().unwrap().in_use_bytes - (sum + 200);
         assert!(padding_bytes == 0 || padding_bytes == (1 << 16) - 256, "{padding_bytes}");
-        // Whoever frees it, and in whatever form it comes back.
+        // On any thread, and in any form.
         let last = weights.pop().unwrap().into_raw();
         std::thread::scope(|scope| scope.spawn(move || drop(weights)).join().unwrap());
         assert_eq!(tags(&pool), [tag("weights", 0, 0)]);
@@ -250,7 +250,7 @@ fn peaks_can_be_reset() {
     });
 }
 
-/// Whatever is kept at hand, and whatever stands around the backend.
+/// With any cached memory, and any adaptors.
 #[test]
 fn a_peak_is_exact_on_request() {
     on_each_backend(&small(), |bench| {

@@ -15,7 +15,7 @@ type GetAttribute = unsafe extern "C" fn(*mut c_int, CUdevice_attribute, CUdevic
 /// The driver's own, for [`without_attribute`].
 static GET_ATTRIBUTE: Mutex<Option<GetAttribute>> = Mutex::new(None);
 
-/// Says that there is no virtual memory management.
+/// Reports that the device has no virtual memory management.
 unsafe extern "C" fn without_attribute(
     value: *mut c_int,
     attribute: CUdevice_attribute,
@@ -83,7 +83,7 @@ fn a_driver_without_virtual_memory_is_met_with_plain_segments() {
     }
 }
 
-/// Mapped memory that was asked for by name and is not to be had is told, like any option that has no effect.
+/// Mapped memory that is requested by name and unavailable is reported, like any option without effect.
 #[test]
 fn plain_segments_in_place_of_mapped_ones_are_reported() {
     let told = |builder: PoolBuilder, conf: &str| -> Vec<String> {
@@ -108,7 +108,7 @@ fn plain_segments_in_place_of_mapped_ones_are_reported() {
     let device = Device::new(&gpumem_sim::driver(small()).unwrap(), 0).unwrap();
     assert!(is_told(&told(Pool::builder(&device), "expandable_segments:true,kind:host")));
     assert!(!is_told(&told(Pool::builder(&device), "expandable_segments:true")));
-    // What was said last counts.
+    // The last value counts.
     assert!(!is_told(&told(Pool::builder(&device).plain_segments(), "expandable_segments:true")));
     let options = Pool::builder(&device).conf("expandable_segments:true").unwrap().plain_segments();
     assert!(!is_told(&told(options, "")));
@@ -209,7 +209,7 @@ fn large_segments_can_be_reserved_for_large_blocks() {
     });
 }
 
-/// What is reserved in advance serves all sizes that may share a segment.
+/// Memory reserved ahead serves all sizes that may share a segment.
 #[test]
 fn reserved_memory_may_be_split() {
     on_segments(|bench| {

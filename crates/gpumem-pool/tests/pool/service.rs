@@ -41,7 +41,7 @@ unsafe extern "C" fn wait(opened: *mut c_void) {
     let _ = opened.recv_timeout(Duration::from_secs(60));
 }
 
-/// Whoever is behind the hung stream, a full device or a limit: the wait for it ends.
+/// The wait for a stream that hangs ends, on a full device and at a limit.
 #[test]
 fn no_allocation_waits_for_a_full_device_beyond_its_deadline() {
     on_each_backend(&SimConfig::new().memory_bytes(128 * MIB), |bench| {
@@ -58,7 +58,7 @@ fn no_allocation_waits_for_a_full_device_beyond_its_deadline() {
         let is_named = report.unfinished.iter().any(|unfinished| unfinished.stream == hung.id());
         match bench.kind {
             MemoryKind::Device => assert!(is_named, "{error}"),
-            // The margin refuses before anybody waits, or after.
+            // The margin refuses before a wait, or after.
             MemoryKind::Unified => {}
             // Nothing of it waits for work.
             _ => assert!(!is_named, "{error}"),
@@ -148,7 +148,7 @@ impl Reclaimable for Cache {
     }
 }
 
-/// One that says nothing of kinds.
+/// A reclaimable that names no kind of memory.
 struct Workspace(AtomicU32);
 
 impl Reclaimable for Workspace {
@@ -200,7 +200,7 @@ fn a_refused_pinned_request_reclaims_only_pinned_memory() {
         assert_eq!(kept(), before, "{backend}");
         drop(held);
 
-        // Where memory of the device is short, those are asked, and device memory and unified memory help each other.
+        // If device memory is short, callbacks of device memory and of unified memory both run.
         let own = Pool::builder(&device).backend(backend).build().unwrap();
         drop(own.alloc(230 * MIB, &stream).unwrap());
         assert_eq!(kept()[0], 0, "{backend}");
@@ -215,7 +215,7 @@ fn a_refused_pinned_request_reclaims_only_pinned_memory() {
     }
 }
 
-/// Unified memory may be more than the device has, if that is asked for.
+/// Unified memory may be larger than the device, if the builder allows it.
 #[test]
 fn unified_memory_may_be_more_than_the_device_has() {
     for backend in built_backends() {
@@ -285,7 +285,7 @@ fn a_handle_that_was_not_taken_back_is_given_back_later() {
 #[cfg(feature = "backend-caching")]
 stand_in!(handle_release, cuMemRelease(handle: CUmemGenericAllocationHandle));
 
-/// For as long as it is refused, each reclaim says so, and a request that does not fit is refused for want of memory.
+/// While the driver refuses, each reclaim reports it, and a request that does not fit is out of memory.
 #[cfg(feature = "backend-caching")]
 #[test]
 fn a_handle_that_is_never_taken_back_is_reported_each_time() {
@@ -352,7 +352,7 @@ fn memory_of_a_growable_block_is_released_later() {
         let mut growable: GrowableBlock = pool.growable(64 * MIB, &stream).unwrap();
         growable.grow_to(40 * MIB).unwrap();
         drop(growable);
-        // The drop has nobody to tell; what it could not give back is had by the next trims.
+        // A drop cannot return the error; the next trims release the memory.
         let _ = pool.trim_to(0);
         pool.reclaim().unwrap();
         pool.check().unwrap();

@@ -16,7 +16,7 @@ fn no_request_fails_that_a_reclaim_would_have_saved() {
     let (refusal_count, run_count) = (AtomicU32::new(0), AtomicU32::new(0));
     on_each_backend(&cramped(), |bench| {
         let profiles = [Profile::Fast, Profile::Balanced, Profile::Tight].map(Tuning::of);
-        // Threads keep at hand more than the heap may grow by, of both sizes.
+        // Threads cache more than the heap may grow by, of both sizes.
         let keeping = Tuning::default().growth_slack(0).growth_slack_max(0);
         let keeping = keeping.magazine_share(1000).magazine_bytes_min(64 * MIB);
         let count = if bench.backend == BackendKind::Caching { 4 } else { 1 };
@@ -31,7 +31,7 @@ fn no_request_fails_that_a_reclaim_would_have_saved() {
     assert!(refusal_count.into_inner() > 5 * run_count.into_inner());
 }
 
-/// The same of growth in place, between allocations.
+/// With growth in place between allocations.
 #[cfg(feature = "backend-caching")]
 #[test]
 fn no_growth_fails_that_a_reclaim_would_have_saved() {

@@ -5,7 +5,7 @@ use crate::fixture::{Fixture, on_each_backend, small};
 use gpumem_pool::sys::types::CUstream;
 use gpumem_pool::{BackendKind, CaptureMode, Device, Event, PoolError, Stream};
 
-/// A stream that the library knows nothing of.
+/// A stream that the library has no record of.
 fn make(bench: &Fixture) -> CUstream {
     let (_bound, mut raw) = (bench.device.bind().unwrap(), std::ptr::null_mut());
     // SAFETY: `raw` outlives the call.

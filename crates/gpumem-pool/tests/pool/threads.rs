@@ -92,7 +92,7 @@ fn many_threads_wait_for_one_stream() {
 fn large_blocks_cached_by_a_thread_are_available_to_others() {
     let memory_bytes = 64 << 20;
     on_each_backend(&SimConfig::new().memory_bytes(memory_bytes), |bench| {
-        // What the other thread has may lie in the only segment that is large enough, the driver's or ours.
+        // The other thread's block may lie in the only segment that is large enough.
         if bench.plain_segments || bench.backend == BackendKind::Native {
             return;
         }
@@ -100,7 +100,7 @@ fn large_blocks_cached_by_a_thread_are_available_to_others() {
         let most_bytes = memory_bytes / 4 * 3;
         let block = pool.alloc(most_bytes, &stream).unwrap();
         std::thread::scope(|scope| scope.spawn(|| drop(block)).join().unwrap());
-        // Of another size, so that it is nobody's last.
+        // Another size, so that it is the last free of no thread.
         let block = pool.alloc(most_bytes - (1 << 20), &stream).unwrap();
         std::thread::scope(|scope| {
             scope.spawn(|| {

@@ -107,7 +107,7 @@ fn names(recording: &Recording) -> impl Iterator<Item = Option<&str>> {
     })
 }
 
-/// What an allocation is for, by the name of its scope: the innermost of its pool, on its thread.
+/// The tag of an allocation is the innermost scope of its pool on its thread.
 #[test]
 fn tags_are_recorded_with_their_names() {
     on_each_backend(&small(), |bench| {
@@ -167,7 +167,7 @@ fn tags_are_recorded_with_their_names() {
     });
 }
 
-/// A block that grows, with each of its sizes, who used what it left, and its tag.
+/// A growable block: each of its sizes, the users of the memory that it released, and its tag.
 #[test]
 fn blocks_that_grow_are_recorded() {
     crate::growable::on_caching(|bench| {
@@ -298,7 +298,7 @@ fn makes_pools_from_the_environment() {
             KEPT.lock().unwrap().push((pool.clone(), pool.alloc(3002, &stream).unwrap()));
         }
     }
-    // Nobody drops the last one. What is a little older than the end is in the file.
+    // The last block is not dropped. Events slightly older than the end are in the file.
     let path = std::env::var("GPUMEM_TRACE").unwrap().replace("%p", &std::process::id().to_string());
     let end = Instant::now() + Duration::from_secs(10);
     while allocated_bytes(path.as_ref()).len() < 7 && Instant::now() < end {
@@ -331,7 +331,7 @@ fn pools_from_the_environment_share_a_file() {
     assert!(text.contains("invalid GPUMEM_TRACE=\"/nowhere/at/all\": name a file"), "{text}");
 }
 
-/// The end of a trace whose pool lives on; and two traces around one pool.
+/// A trace that ends before its pool, and two traces around one pool.
 #[test]
 fn traces_end_and_pools_go_on() {
     for backend in built_backends() {
@@ -416,7 +416,7 @@ fn a_descriptor_of_a_regular_file_is_refused() {
     std::fs::remove_file(path).unwrap();
 }
 
-/// What has no places to come back to is written from its beginning to its end.
+/// A file that cannot seek is written from start to end.
 #[test]
 #[cfg(target_os = "linux")]
 fn a_trace_may_go_into_a_pipe() {

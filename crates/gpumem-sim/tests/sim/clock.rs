@@ -51,7 +51,7 @@ fn a_wait_carries_the_time_over_and_pending_events_have_none() {
     assert!(pending > 0);
 }
 
-/// What the host's clock moves on while it does something, seen on an idle stream.
+/// The advance of the host's clock during a call, measured on an idle stream.
 fn host_ns(gpu: &Machine, body: impl FnOnce()) -> f64 {
     f64::from(elapsed_ms(gpu, gpu.stream(), body)) * 1e6
 }

@@ -91,7 +91,7 @@ fn streams_that_only_the_null_stream_orders() {
     );
 }
 
-/// A value says that the work before it is done, whether a stream writes it or other work does.
+/// A value orders the work before it, whether a stream or other work writes it.
 #[test]
 fn streams_that_a_value_orders() {
     let program = |gpu: &Machine, [written, waited_for]: [u64; 2], is_memset| {

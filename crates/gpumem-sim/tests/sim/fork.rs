@@ -81,7 +81,7 @@ fn status_of_child(is_well: impl FnOnce() -> bool) -> Option<i32> {
             return Some(status);
         }
         if start.elapsed() > Duration::from_secs(20) {
-            // SAFETY: it is a child of this process that nobody has waited for yet.
+            // SAFETY: it is a child of this process, without a wait so far.
             unsafe {
                 kill(child, KILLED);
                 waitpid(child, &mut status, 0);

@@ -24,7 +24,7 @@ const PTX: &CStr = c"
 .visible .entry scribble(.param .u64 s_0, .param .u32 s_1) { ret; }
 ";
 
-/// A panic's payload whose drop looks at the machine, and then panics with another such payload.
+/// A panic payload whose drop reads the machine's state, and then panics with another such payload.
 struct Bomb;
 
 impl Drop for Bomb {

@@ -7,7 +7,7 @@ use std::ptr::without_provenance_mut;
 
 const LOST: CUresult = CUresult::CUDA_ERROR_ECC_UNCORRECTABLE;
 
-/// A little of everything; calls that fail are passed over. Says how each call on the context went.
+/// One call of each kind; failing calls are skipped. Returns the result of each call on the context.
 fn everything(gpu: &Machine) -> Vec<(&'static str, CUresult)> {
     unsafe extern "C" fn nothing(_: *mut c_void) {}
     let mut codes = Vec::new();

@@ -254,7 +254,7 @@ fn a_free_before_an_unordered_allocation_is_found_for_some_seed_and_named() {
             let _ = unsafe { gpu.cuMemFreeAsync(again, other) };
         }
         let (_, _) = (gpu.try_sync(other), gpu.try_sync(home));
-        // SAFETY: the context is retained anew.
+        // SAFETY: the context is retained again.
         unsafe {
             gpu.cuDevicePrimaryCtxReset_v2(0).unwrap();
             gpu.cuCtxSetCurrent(primary(&gpu, 0)).unwrap();

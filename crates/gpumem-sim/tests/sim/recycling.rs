@@ -271,7 +271,7 @@ fn live(gpu: &Machine) -> Result<(), DriverError> {
         first_error = first_error.and(step(gpu, &mut undo));
     }
     while let Some(undo) = undo.pop() {
-        // What fails by a rule succeeds when it is tried again.
+        // A call that fails by a rule succeeds at the second attempt.
         first_error = first_error.and(undo().or_else(|error| undo().and(Err(error))));
     }
     first_error
@@ -297,7 +297,7 @@ fn step<'a>(gpu: &'a Machine, undo: &mut Vec<Undo<'a>>) -> Result<(), DriverErro
     Ok(())
 }
 
-/// As many handles as an H200 has room for: more than this process can have mappings of its own.
+/// The number of handles that fit on an H200: more than the mappings that this process can have.
 #[test]
 fn seventy_thousand_handles_are_mapped_twice_and_used() {
     const COUNT: usize = 70_000;

@@ -61,7 +61,7 @@ impl Freed {
     }
 }
 
-/// Nothing runs before somebody waits for it; or everything at once.
+/// Work runs in waits only; or all of it at once.
 const SCHEDULES: [(Schedule, bool); 2] = [(Schedule::Late, false), (Schedule::Early, true)];
 
 /// Each schedule, and whether a free has run under it that nobody waited for, with each combination.
@@ -172,7 +172,7 @@ fn unused_memory_is_released_under_all_policies() {
         // SAFETY: handles are checked by the driver under test.
         unsafe { freed.gpu.cuMemPoolTrimTo(freed.pool, 0).unwrap() };
         assert_eq!(freed.gpu.attribute(freed.pool, RESERVED), 0, "{on:?}");
-        // And a pool goes with its last block, even if nobody synchronises.
+        // A pool ends with its last block, even without a synchronisation.
         let freed = Freed::new(Schedule::Late, on, 0, false);
         // SAFETY: handles are checked by the driver under test.
         unsafe { freed.gpu.cuMemPoolDestroy(freed.pool).unwrap() };

@@ -139,7 +139,7 @@ fn a_free_on_a_lost_device() {
                 let names: Vec<_> = findings.iter().map(Finding::name).collect();
                 assert_eq!(names, ["lost device", "free on a lost device"]);
             } else {
-                // What was there is gone with the context.
+                // The memory was freed with the context.
                 gpu.cuDevicePrimaryCtxReset_v2(0).unwrap();
             }
         }

@@ -16,7 +16,7 @@ fn poke(bench: &Fixture, block: &Block, at: i64, value: u8, stream: &Stream) {
     unsafe { bench.driver.cuMemsetD8Async(address, value, 1, stream.raw()).unwrap() };
 }
 
-/// Blocks of many sizes, again and again, on two streams that hand memory to each other.
+/// Allocates blocks of many sizes in a loop, on two streams that reuse each other's memory.
 fn no_block_shows_bytes_of_another(bench: &Fixture, fill: Fill) {
     let fill = Arc::new(fill);
     let pool = bench.builder().adaptor(fill.clone()).build().unwrap();
@@ -241,7 +241,7 @@ stand_in!(fills, cuMemsetD8Async(address: CUdeviceptr, value: u8, count: usize, 
 stand_in!(copies, cuMemcpyAsync(target: CUdeviceptr, source: CUdeviceptr, count: usize, stream: CUstream));
 stand_in!(host, cuMemHostAlloc(target: *mut *mut core::ffi::c_void, count: usize, flags: core::ffi::c_uint));
 
-/// Each call that an adaptor makes may fail: an allocation says so and leaves nothing, a drop does what it can.
+/// Each driver call of an adaptor may fail: an allocation returns the error and leaves nothing, a drop does what it can.
 #[test]
 fn a_refused_fill_is_reported_or_repeated() {
     let install = |table: &mut gpumem_pool::sys::Table| {

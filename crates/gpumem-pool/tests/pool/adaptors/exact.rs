@@ -11,7 +11,7 @@ use gpumem_pool::{Pool, PoolError};
 use std::cell::Cell;
 use std::sync::{Arc, Mutex};
 
-/// Another pool is asked for want of memory, and for nothing else.
+/// Another pool serves a request only if memory is short.
 #[test]
 fn a_fallback_lends_for_want_of_memory_alone() {
     type Make = fn(u64) -> PoolError;
@@ -77,7 +77,7 @@ fn a_budget_refuses_from_the_first_byte_too_many() {
         drop(pool.alloc(2048, &stream).unwrap());
         assert_eq!((budget.limit_bytes(), budget.in_use_peak_bytes()), (2048, 2048));
 
-        // A grant that is larger than what was asked for counts as large as it is, and may be too large.
+        // A grant that is larger than the request counts with its own size, and may be too large.
         let generous = Wrong(|request: &Request<'_>, next: Next<'_>| next.alloc(&request.with_size(1500)));
         let builder = bench.builder().adaptor(Arc::new(generous)).adaptor(budget.clone());
         let pool = builder.build().unwrap();
@@ -123,7 +123,7 @@ fn failures_count_the_requests_that_they_examine() {
         drop(pool.alloc(4096, &stream).unwrap());
         assert!(pool.alloc(4097, &stream).is_err());
         assert_eq!((failures.seen_count(), failures.failed_count()), (2, 1));
-        // By their numbers alone: about the share that was asked for, others for another seed.
+        // By the number of the request alone: about the configured share, and other requests for another seed.
         let which = |share: f64, seed: u64| -> Vec<u64> {
             let pool = bench.builder().adaptor(Arc::new(Failures::share(share, seed))).build().unwrap();
             (0..400).filter(|_| pool.alloc(256, &stream).is_err()).collect()
@@ -141,7 +141,7 @@ fn failures_count_the_requests_that_they_examine() {
     });
 }
 
-/// What one adaptor is shown of a request, a grant and a free.
+/// The requests, grants and frees that one adaptor gets.
 #[derive(Default)]
 struct Seen(Mutex<Vec<(u64, u64, u64)>>);
 
@@ -173,7 +173,7 @@ impl Adaptor for Seen {
     }
 }
 
-/// Each adaptor gets back what it had returned, and knows what it had kept; others' edges are not its own.
+/// Each adaptor gets the grants back that it returned, without the bytes that other adaptors added.
 #[test]
 fn grants_are_returned_to_their_adaptor() {
     on_each_backend(&small(), |bench| {
@@ -255,7 +255,7 @@ fn exact_peaks_are_exact() {
     });
 }
 
-/// Hears how blocks that grow change.
+/// Records the growth of blocks.
 #[derive(Default)]
 struct Changes(Mutex<Vec<(&'static str, u64, u64, bool)>>);
 

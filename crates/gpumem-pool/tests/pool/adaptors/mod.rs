@@ -17,7 +17,7 @@ use std::sync::{Arc, Mutex};
 
 const MIB: u64 = 1 << 20;
 
-/// Writes down what it hears.
+/// Records the calls that it gets.
 struct Ear(&'static str, Arc<Mutex<Vec<String>>>);
 
 impl Ear {
@@ -93,7 +93,7 @@ fn the_last_added_adaptor_is_called_first() {
     });
 }
 
-/// Blocks are asked for and given back in every way there is.
+/// Allocates and frees blocks in every way.
 #[test]
 fn every_kind_of_request_passes_the_adaptors() {
     on_each_backend(&small(), |bench| {
@@ -124,7 +124,7 @@ fn every_kind_of_request_passes_the_adaptors() {
     });
 }
 
-/// Above an adaptor that asks for what the user asked, at the user's alignment, nothing is remembered of a block.
+/// An adaptor that passes size and alignment unchanged needs no entry for a block.
 #[test]
 fn alignment_passes() {
     on_each_backend(&small(), |bench| {
@@ -182,7 +182,7 @@ fn private_pools_share_them() {
     });
 }
 
-/// An adaptor that hands out what a function makes.
+/// An adaptor that returns the grants of a function.
 struct Wrong<F>(F);
 
 impl<F> Adaptor for Wrong<F>
@@ -198,7 +198,7 @@ where
     }
 }
 
-/// How it is refused, beneath an adaptor whose books must come out even.
+/// The text of the refusal, below an adaptor whose counters must balance.
 fn refusal<F>(bench: &Fixture, stream: &Stream, wrong: F) -> String
 where
     F: Fn(&Request<'_>, Next<'_>) -> Result<Grant, PoolError> + Send + Sync + 'static,

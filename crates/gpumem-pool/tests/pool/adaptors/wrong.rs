@@ -240,7 +240,7 @@ fn blocks_lie_in_each_other_only_so_deep() {
     });
 }
 
-/// What an adaptor does to the stream of a request, before the next is asked or after.
+/// Changes to the stream of a request, before or after the next adaptor is called.
 fn disturbed(
     bench: &Fixture,
     stream: &Stream,
@@ -301,7 +301,7 @@ fn another_thread_cannot_request_on_a_per_thread_stream() {
     });
 }
 
-/// As a block that is dropped then.
+/// As a block, which is dropped then.
 #[test]
 fn a_grant_that_is_dropped_while_its_stream_captures_stays_for_the_graph() {
     on_each_backend(&small(), |bench| {
@@ -357,7 +357,7 @@ fn an_adaptor_that_panics_at_its_end_ends_there() {
 fn a_block_with_work_pending_is_complete_before_the_host_has_it() {
     on_each_backend(&small(), |bench| {
         for kind in [MemoryKind::Unified, MemoryKind::Host] {
-            // Of a pool of the device's own memory, too, that lends it.
+            // Also with a pool of device memory that lends it.
             let full = Pool::builder(&bench.device).backend(bench.backend).hard_limit(2 * MIB);
             let spare = Pool::builder(&bench.device).backend(bench.backend).kind(kind).build().unwrap();
             let lending = full.adaptor(Arc::new(Fallback::new(&spare))).build().unwrap();
@@ -381,7 +381,7 @@ fn a_block_with_work_pending_is_complete_before_the_host_has_it() {
     });
 }
 
-/// What a graph keeps is of the kind of the memory that is lent, and what the host may write has its place to itself.
+/// Memory of a graph has the kind of the lent memory, and host-accessible blocks share no bytes with other blocks.
 #[test]
 fn a_graphs_parts_are_of_the_kind_that_is_lent() {
     on_each_backend(&small(), |bench| {
@@ -396,7 +396,7 @@ fn a_graphs_parts_are_of_the_kind_that_is_lent() {
         for (at, part) in parts.iter().enumerate() {
             assert_eq!((part.kind(), part.host_ptr().is_some()), (MemoryKind::Host, true));
             assert_eq!(part.pin_backing().is_ok(), bench.backend.to_string() != "native");
-            // What the host writes there stays until the graph runs: no other part has the place.
+            // Bytes written by the host stay until the graph runs: no other part has the address.
             let is_apart = |other: &Block| part.address().abs_diff(other.address()) >= MIB / 4;
             assert!(parts[..at].iter().all(is_apart));
         }
@@ -405,7 +405,7 @@ fn a_graphs_parts_are_of_the_kind_that_is_lent() {
     });
 }
 
-/// The same at random, by a die: what it keeps, returns, forgets, cuts and throws.
+/// An adaptor that keeps, returns, forgets, narrows and panics at random.
 struct Chaos {
     own: Arc<Mutex<Option<Pool>>>,
     others: Vec<Pool>,
@@ -433,7 +433,7 @@ impl Chaos {
         (!blocks.is_empty()).then(|| blocks.remove(0))
     }
 
-    /// Of any pool, on any stream.
+    /// Allocates from any pool, on any stream.
     fn some_block(&self, size_bytes: u64) -> Option<Block> {
         let pools: Vec<Pool> = self.own().into_iter().chain(self.others.iter().cloned()).collect();
         let pool = pools.get(self.roll(pools.len() as u64) as usize)?;
