@@ -18,6 +18,7 @@ struct Counted {
 
 impl PhysicalMemory for Counted {
     type Error = Infallible;
+    type Refusal = Infallible;
 
     fn create(&mut self, _size_bytes: u64) -> Result<RawHandle, Infallible> {
         self.handles += 1;

@@ -12,12 +12,16 @@ pub trait PhysicalMemory {
     /// Why a call failed. Functions of the heap return it unchanged.
     type Error: Copy;
 
+    /// Why memory was not created: the call failed, or the caller's own limit refused it. Functions of the heap that may create
+    /// memory return it unchanged.
+    type Refusal: Copy + From<Self::Error>;
+
     /// Creates `size_bytes` of physical memory.
     ///
     /// # Errors
     ///
-    /// Any error, for example out of memory. Nothing may have been created then.
-    fn create(&mut self, size_bytes: u64) -> Result<RawHandle, Self::Error>;
+    /// Any refusal, for example out of memory. Nothing may have been created then.
+    fn create(&mut self, size_bytes: u64) -> Result<RawHandle, Self::Refusal>;
 
     /// Maps a whole handle at an address where nothing is mapped.
     ///

@@ -1,8 +1,9 @@
 //! [`Backend`] supplies a pool with device memory. It is one enum, whose variants implement [`Source`].
 //!
 //! The pool validates each request before it calls the backend: the stream belongs to the pool's device, and the size
-//! is neither zero nor larger than the device. The backend applies the limits, climbs the ladder on a miss, and keeps
-//! the counters. `native` and `none` call the driver for each block, and share that code in `direct`.
+//! is neither zero nor larger than the device. The backend applies the limits and keeps the counters. A request that finds no
+//! free memory becomes a [`Search`], which the pool's ladder continues. `native` and `none` call the driver for each block, and
+//! share that code in `direct`.
 
 #[cfg(feature = "backend-caching")]
 mod caching;
@@ -14,10 +15,11 @@ mod native;
 mod none;
 #[allow(unsafe_code)]
 mod plain;
+mod search;
 
 use crate::config::{BackendKind, Config, HandleUse};
 use crate::device::{Clocks, Device, Stamp, Stream, StreamId};
-use crate::error::PoolError;
+use crate::error::{OutOfMemory, PoolError};
 use crate::limits::Limits;
 #[cfg(feature = "backend-caching")]
 use caching::CachingBackend;
@@ -29,28 +31,33 @@ use gpumem_sys::types::{CUdeviceptr, CUmemGenericAllocationHandle};
 #[cfg(feature = "backend-native")]
 use native::NativeAllocator;
 use none::PlainAllocator;
+use search::WAIT_AND_TRIM;
+pub(crate) use search::{Answer, Search, Shortage, Step};
 
 /// A source of device memory. Any number of threads may call any method at the same time, with any context current.
 #[enum_dispatch]
 pub(crate) trait Source {
     fn kind(&self) -> BackendKind;
 
-    /// Allocates memory for work that is queued on `stream` from now on.
+    /// Allocates memory for work that is queued on `stream` from now on, at a multiple of `alignment`, which is a power of
+    /// two.
     ///
     /// # Errors
     ///
-    /// `PoolError::LimitReached` if a limit refuses the request, and the ladder finds no free memory.
-    /// `PoolError::OutOfMemory` if the driver refuses it instead.
-    /// `PoolError::Driver` or `PoolError::DeviceLost` if another call fails.
-    fn alloc(&self, size_bytes: u64, stream: &Stream) -> Result<Allocation, PoolError>;
-
-    /// Like [`alloc`](Self::alloc), at an alignment of more than 256, which is a power of two.
-    fn alloc_aligned(
-        &self,
+    /// `PoolError::Driver` or `PoolError::DeviceLost` if a call fails for another reason than a shortage of memory.
+    fn alloc<'a>(
+        &'a self,
         size_bytes: u64,
         alignment: u64,
-        stream: &Stream,
-    ) -> Result<Allocation, PoolError>;
+        stream: &'a Stream,
+    ) -> Result<Answer<'a, Allocation>, PoolError>;
+
+    /// Adds the backend's figures to the report of a request that it could not serve.
+    ///
+    /// # Errors
+    ///
+    /// `PoolError::Driver` or `PoolError::DeviceLost` if a query fails.
+    fn describe(&self, report: &mut OutOfMemory) -> Result<(), PoolError>;
 
     /// Gives a peer device access to all memory of the pool, present and future. The peer has a link to the pool's
     /// device.
@@ -74,8 +81,8 @@ pub(crate) trait Source {
     fn free(&self, freed: &FreeRequest) -> FreeOutcome;
 
     /// Reserves at least `size_bytes` from the device, if the backend keeps memory.
-    fn reserve(&self, _size_bytes: u64) -> Result<(), PoolError> {
-        Ok(())
+    fn reserve(&self, _size_bytes: u64) -> Answer<'_, ()> {
+        Answer::Found(())
     }
 
     /// Checks the backend's counters and returns the first contradiction. Exact while nothing else uses the pool.
@@ -130,8 +137,8 @@ pub(crate) trait Growing {
     /// Reserves addresses for `max_bytes`, which is not zero. Returns the id of the range and its first address.
     fn add(&self, max_bytes: u64) -> Result<(u64, CUdeviceptr), PoolError>;
 
-    /// Maps memory up to `size_bytes` within the range. After an error, the range is unchanged.
-    fn grow_to(&self, id: u64, size_bytes: u64) -> Result<(), PoolError>;
+    /// Maps memory up to `size_bytes` within the range, as the ladder finds it. After an error, the range is unchanged.
+    fn grow_to(&self, id: u64, size_bytes: u64) -> Box<dyn Search<()> + '_>;
 
     /// Releases the memory behind `size_bytes`, once these uses are complete.
     fn shrink_to(&self, id: u64, size_bytes: u64, uses: &[Stamp]) -> Result<(), PoolError>;
@@ -296,14 +303,14 @@ pub(crate) enum Backend {
 }
 
 /// The fast paths: they take no lock that threads share, and make no driver call. They are inlined into their
-/// callers, so that arguments stay in registers. Callers pass the backend's [`near`](Backend::near), which saves a
-/// look-up.
+/// callers, so that arguments stay in registers. Callers pass the backend's [`cache_key`](Backend::cache_key), which saves
+/// a look-up.
 impl Backend {
     /// The key of this backend's thread caches. [`NO_CACHE`] if the backend has none.
-    pub(crate) fn near(&self) -> u64 {
+    pub(crate) fn cache_key(&self) -> u64 {
         match self {
             #[cfg(feature = "backend-caching")]
-            Self::Caching(caching) => caching.near(),
+            Self::Caching(caching) => caching.cache_key(),
             _ => NO_CACHE,
         }
     }

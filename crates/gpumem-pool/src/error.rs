@@ -2,13 +2,15 @@
 
 pub(crate) mod damage;
 pub(crate) mod out_of_memory;
+mod refusal;
 
 pub use out_of_memory::{
     Advice, Attempt, Growth, Holder, OutOfMemory, ProcessUsage, RefusedBy, UnfinishedStream,
 };
 pub(crate) use out_of_memory::{GrowthLog, LimitExceeded, Maker, Sample};
+pub(crate) use refusal::Refusal;
 
-use crate::config::{ALIGNMENT_MIN, BackendKind, Bytes, ConfigError, MemoryKind};
+use crate::config::{BackendKind, Bytes, ConfigError, MemoryKind};
 use gpumem_sys::env::EnvError;
 use gpumem_sys::types::CUresult;
 use gpumem_sys::{DriverError, LoadError};
@@ -310,29 +312,6 @@ impl PoolError {
             Some(_) => Self::LimitReached(Box::new(report)),
             None => Self::OutOfMemory(Box::new(report)),
         }
-    }
-
-    /// Restores the requested size and alignment in the report: the backend saw a larger request.
-    pub(crate) fn aligned(mut self, size_bytes: u64, alignment: u64) -> Self {
-        if let Some(report) = self.out_of_memory_mut()
-            && alignment > ALIGNMENT_MIN
-        {
-            (report.requested_bytes, report.alignment) = (size_bytes, alignment);
-        }
-        self
-    }
-
-    /// Moves the attempts out of the report.
-    pub(crate) fn take_attempts(&mut self) -> Vec<Attempt> {
-        self.out_of_memory_mut().map(|report| core::mem::take(&mut report.attempts)).unwrap_or_default()
-    }
-
-    /// Sets the attempts of the report.
-    pub(crate) fn after(mut self, attempts: Vec<Attempt>) -> Self {
-        if let Some(report) = self.out_of_memory_mut() {
-            report.attempts = attempts;
-        }
-        self
     }
 
     /// The report of a request that was refused because memory or a limit ran out; `None` for every other error.

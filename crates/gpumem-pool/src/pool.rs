@@ -32,7 +32,7 @@ pub(crate) use state::{State, StateRef};
 pub use unified::{Location, MemoryAdvice};
 
 use crate::backend::{Backend, Source};
-use crate::config::{BackendKind, Config, Limit, MemoryKind, conf, conf::IgnoredOption};
+use crate::config::{ALIGNMENT_MIN, BackendKind, Config, Limit, MemoryKind, conf, conf::IgnoredOption};
 use crate::device::{Device, Stream};
 use crate::error::PoolError;
 use crate::limits::{LimitNode, Limits};
@@ -108,7 +108,7 @@ impl Pool {
     /// - [`PoolError::Driver`] if a call fails.
     #[inline]
     pub fn alloc(&self, size_bytes: u64, stream: &Stream) -> Result<Block, PoolError> {
-        self.0.alloc(size_bytes, stream)
+        self.0.alloc(size_bytes, ALIGNMENT_MIN, stream)
     }
 
     /// Returns the pool's backend.

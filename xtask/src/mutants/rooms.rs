@@ -111,7 +111,7 @@ pub(crate) const ROOMS: &[Room] = &[
     Room {
         name: "ladder",
         paths: &[
-            "crates/gpumem-pool/src/backend/caching/ladder.rs", "crates/gpumem-heap/src/sync/spin_mutex.rs",
+            "crates/gpumem-pool/src/backend/caching/rungs.rs", "crates/gpumem-heap/src/sync/spin_mutex.rs",
             "crates/gpumem-pool/src/backend/caching/caching_pool.rs", "crates/gpumem-pool/src/backend/caching/caching_pool/",
         ],
         suites: &[
@@ -186,7 +186,7 @@ pub(crate) const ROOMS: &[Room] = &[
     Room {
         name: "reclaim",
         paths: &[
-            "crates/gpumem-pool/src/reclaim.rs", "crates/gpumem-pool/src/pool/state/relief.rs", "crates/gpumem-pool/src/device/maintenance.rs",
+            "crates/gpumem-pool/src/reclaim.rs", "crates/gpumem-pool/src/pool/state/ladder.rs", "crates/gpumem-pool/src/device/maintenance.rs",
         ],
         suites: &[
             "pool-src", "pool", "tests/limits", "tests/features", "tests/kinds", "tests/lifetimes", "tests/pool",

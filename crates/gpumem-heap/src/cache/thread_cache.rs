@@ -21,7 +21,7 @@ use core::ops::Deref;
 pub struct ThreadCache {
     magazines: BiasedLock<Magazines>,
     /// Blocks handed out and put back here. Written by the holder of the magazines.
-    tally: LocalCounters,
+    pub(super) tally: LocalCounters,
     /// A copy of the magazines' allowance, as of the last change.
     allowance_bytes: AtomicU64,
     /// A copy of the number of large blocks, as of the last change.
@@ -194,15 +194,17 @@ impl OwnerGuard<'_> {
         put == Some(true)
     }
 
-    /// Takes a block of a slightly larger class, if the cache retains large blocks loosely ([`Retention`]).
-    pub fn take_oversized(self, class: SizeClass, size_bytes: u64) -> Option<(SizeClass, HeapBlock)> {
+    /// Like [`OwnerGuard::take`], after another thread has revoked the cache, too. If the cache retains large blocks loosely
+    /// ([`Retention`]), the block may be of a slightly larger class.
+    pub fn take_slow(self, class: SizeClass, size_bytes: u64) -> Option<(SizeClass, HeapBlock)> {
         self.with(|magazines| {
-            if !magazines.large.is_loose() {
-                return None;
-            }
-            let found = class.nearly().find_map(|near| Some((near, magazines.take(near)?)))?;
-            self.tally.count_out(size_bytes);
-            Some(found)
+            let found = match magazines.take(class) {
+                None if magazines.large.is_loose() => {
+                    class.nearly().find_map(|larger| Some((larger, magazines.take(larger)?)))
+                }
+                block => block.map(|block| (class, block)),
+            };
+            found.inspect(|_| self.tally.count_out(size_bytes))
         })?
     }
 

@@ -99,28 +99,35 @@ impl<S: Copy + From<u64>> ThreadCaches<S> {
         Some(cache)
     }
 
-    /// Fills the empty magazine of a class from the depot. False if the depot has no batch that `may_have` accepts. A cache that
-    /// runs empty allocates more than it frees, so it also gives up most of its room: allocated blocks leave theirs behind.
-    pub fn refill(&self, cache: OwnerGuard<'_>, class: SizeClass, may_have: impl Fn(&S) -> bool) -> bool {
+    /// Fills the empty magazine of a class from the depot, and takes and counts a block of it. `None` if the depot has no batch
+    /// that `may_have` accepts. A cache that runs empty allocates more than it frees, so it also gives up most of its room:
+    /// allocated blocks leave theirs behind.
+    pub fn refill(
+        &self,
+        cache: OwnerGuard<'_>,
+        class: SizeClass,
+        size_bytes: u64,
+        may_have: impl Fn(&S) -> bool,
+    ) -> Option<HeapBlock> {
         let kept_bytes = ROOM_KEPT_BYTES.max(class.size_bytes());
         let given = cache.with(|magazines| (magazines.give_up_room(kept_bytes), magazines.take_spare()));
         let (given_bytes, mut spare) = given.unwrap_or_default();
         self.budget.give_back(given_bytes);
         let Some(mut batch) = self.depot.take(class, may_have, &mut spare) else {
             cache.with(|magazines| magazines.keep_spare(spare));
-            return false;
+            return None;
         };
-        let filled = cache.with(|magazines| {
+        let taken = cache.with(|magazines| {
             magazines.refill(class, &mut batch.blocks);
             magazines.keep_spare(core::mem::take(&mut batch.blocks));
+            magazines.take(class).inspect(|_| cache.tally.count_out(size_bytes))
         });
-        if filled.is_some() {
-            return true;
+        if taken.is_none() {
+            // The cache was closed: its stream is gone. Other threads may have filled the shelf, so this can make it one batch
+            // too long.
+            self.depot.put_back(class, batch);
         }
-        // The cache was closed: its stream is gone. Other threads may have filled the shelf, so this can make it one batch too
-        // long.
-        self.depot.put_back(class, batch);
-        false
+        taken?
     }
 
     /// Makes room in a cache for one more block of a class. False if the budget allows none. The caller puts the block in

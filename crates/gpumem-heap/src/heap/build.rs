@@ -69,7 +69,7 @@ impl Heap {
         place: Option<Extension>,
         row: &MappingPlan,
         backing: &mut M,
-    ) -> Result<Option<HeapBlock>, M::Error> {
+    ) -> Result<Option<HeapBlock>, M::Refusal> {
         let row_start = match &place {
             Some(extension) => extension.row_start,
             None => self.own_place(index, row),
@@ -137,7 +137,7 @@ pub(super) fn make<M: PhysicalMemory>(
     (space, start): (usize, u64),
     row: &MappingPlan,
     backing: &mut M,
-) -> Result<bool, M::Error> {
+) -> Result<bool, M::Refusal> {
     let size_bytes = row.size_bytes(&heap.pages);
     if size_bytes == 0 {
         return Ok(true);
@@ -177,7 +177,7 @@ fn ask<M: PhysicalMemory>(
     row: &MappingPlan,
     backing: &mut M,
     done: &mut Done,
-) -> Result<(), M::Error> {
+) -> Result<(), M::Refusal> {
     for page_count in &row.new {
         done.created.push((backing.create(u64::from(*page_count) << PAGE_SHIFT)?, *page_count));
     }
@@ -197,7 +197,7 @@ fn ask<M: PhysicalMemory>(
         done.mapped.push((address, size_bytes));
         address += size_bytes;
     }
-    backing.set_access(base, address - base)
+    Ok(backing.set_access(base, address - base)?)
 }
 
 /// Undoes the calls, and returns what is still mapped. If that is anything, the new handles stay too.

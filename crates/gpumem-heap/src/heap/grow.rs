@@ -23,7 +23,7 @@ impl Heap {
         order: &impl Order,
         backing: &mut M,
         reserved_max_bytes: u64,
-    ) -> Result<Option<HeapBlock>, M::Error> {
+    ) -> Result<Option<HeapBlock>, M::Refusal> {
         if self.segments.is_some() {
             return self.take_of_new_segment(request, backing, reserved_max_bytes);
         }
@@ -65,7 +65,7 @@ impl Heap {
         order: &impl Order,
         backing: &mut M,
         reserved_max_bytes: u64,
-    ) -> Result<Option<HeapBlock>, M::Error> {
+    ) -> Result<Option<HeapBlock>, M::Refusal> {
         let Some(size_bytes) = rounded(request.size_bytes) else { return Ok(None) };
         let room = reserved_max_bytes.saturating_sub(self.reserved_bytes()) >> PAGE_SHIFT;
         let view = View { records: &self.records, stream: request.stream, order, with_ready: true };
@@ -134,7 +134,7 @@ impl Heap {
         size_bytes: u64,
         backing: &mut M,
         reserved_max_bytes: u64,
-    ) -> Result<bool, M::Error> {
+    ) -> Result<bool, M::Refusal> {
         let page_count = pages_in(size_bytes);
         let room = reserved_max_bytes.saturating_sub(self.reserved_bytes()) >> PAGE_SHIFT;
         if u64::from(page_count) > room {

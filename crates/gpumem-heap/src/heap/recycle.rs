@@ -30,7 +30,7 @@ impl Heap {
         request: &Request,
         order: &impl Order,
         backing: &mut M,
-    ) -> Result<Option<HeapBlock>, M::Error> {
+    ) -> Result<Option<HeapBlock>, M::Refusal> {
         if self.may_take_ready(request) {
             return self.take_idle(request, order, backing, true);
         }
@@ -52,7 +52,7 @@ impl Heap {
         order: &impl Order,
         backing: &mut M,
         with_ready: bool,
-    ) -> Result<Option<HeapBlock>, M::Error> {
+    ) -> Result<Option<HeapBlock>, M::Refusal> {
         let Some(size_bytes) = rounded(request.size_bytes) else { return Ok(None) };
         let view = View { records: &self.records, stream: request.stream, order, with_ready };
         let scan = IdleScan::movable(&self.pages, &self.spaces, &view);
@@ -114,7 +114,7 @@ impl Heap {
         request: &Request,
         order: &impl Order,
         backing: &mut M,
-    ) -> Result<Option<HeapBlock>, M::Error> {
+    ) -> Result<Option<HeapBlock>, M::Refusal> {
         let Some(size_bytes) = rounded(request.size_bytes).filter(|_| request.alignment <= PAGE_BYTES) else {
             return Ok(None);
         };

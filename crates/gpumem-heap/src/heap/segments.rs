@@ -80,7 +80,7 @@ impl Heap {
         request: &Request,
         backing: &mut M,
         reserved_max_bytes: u64,
-    ) -> Result<Option<HeapBlock>, M::Error> {
+    ) -> Result<Option<HeapBlock>, M::Refusal> {
         let Some(size_bytes) = rounded(request.size_bytes) else { return Ok(None) };
         let (index, needed) = (space_of(request), u64::from(pages_in(size_bytes)));
         let room = reserved_max_bytes.saturating_sub(self.reserved_bytes()) >> PAGE_SHIFT;
@@ -120,7 +120,7 @@ impl Heap {
         space: usize,
         page_count: u64,
         backing: &mut M,
-    ) -> Result<Option<u64>, M::Error> {
+    ) -> Result<Option<u64>, M::Refusal> {
         let place_count = page_count + WALL_PAGES;
         let free_range = self.pages.free_va_ranges(space).find(place_count);
         if free_range.is_none() && self.spaces[space].room_bytes() >> PAGE_SHIFT < place_count {
@@ -150,7 +150,7 @@ impl Heap {
         &mut self,
         page_count: u64,
         backing: &mut M,
-    ) -> Result<bool, M::Error> {
+    ) -> Result<bool, M::Refusal> {
         let most_pages = self.tuning().split_bytes_max >> PAGE_SHIFT;
         let mut left = page_count;
         while left > 0 {

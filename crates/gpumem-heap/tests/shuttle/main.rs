@@ -46,8 +46,7 @@ impl World {
     fn take(&self, cache: OwnerGuard<'_>, class: SizeClass) -> HeapBlock {
         let may_have = |stamp: &u64| *stamp == cache.stream();
         let near = cache.take(class, class.size_bytes());
-        let again =
-            || self.pool.refill(cache, class, may_have).then(|| cache.take(class, class.size_bytes()))?;
+        let again = || self.pool.refill(cache, class, class.size_bytes(), may_have);
         let block = near.or_else(again).unwrap_or_else(|| {
             let record = self.next_record.fetch_add(1, Ordering::SeqCst);
             HeapBlock { address: class.size_bytes(), record }

@@ -7,21 +7,21 @@
 //! | module | content |
 //! | --- | --- |
 //! | `caching_pool` | the thread caches and the heap of one pool, with its limits and what it gives back |
-//! | `ladder` | the slow path of an allocation, rung by rung |
+//! | `rungs` | a block that found no free memory: the rungs of the ladder |
 //! | `extent` | blocks that grow in place |
 //! | `vmm`, `access` | the driver's calls for physical memory; which devices may use it |
 
 mod access;
 mod caching_pool;
 mod extent;
-mod ladder;
+mod rungs;
 #[allow(unsafe_code)]
 mod vmm;
 
-use super::{Allocation, Counts, FreeOutcome, FreeRequest, Growing, Reserved, Source, Underlying};
+use super::{Allocation, Answer, Counts, FreeOutcome, FreeRequest, Growing, Reserved, Source, Underlying};
 use crate::config::{BackendKind, Config};
 use crate::device::{Device, Stream, StreamId};
-use crate::error::PoolError;
+use crate::error::{OutOfMemory, PoolError};
 use crate::limits::Limits;
 use caching_pool::CachingPool;
 use core::sync::atomic::{AtomicU64, Ordering};
@@ -46,7 +46,7 @@ impl CachingBackend {
 }
 
 impl CachingBackend {
-    pub(super) fn near(&self) -> u64 {
+    pub(super) fn cache_key(&self) -> u64 {
         self.cache_key
     }
 
@@ -98,24 +98,25 @@ impl Source for CachingBackend {
         BackendKind::Caching
     }
 
-    fn alloc(&self, size_bytes: u64, stream: &Stream) -> Result<Allocation, PoolError> {
-        self.pool.alloc(size_bytes, stream)
-    }
-
-    fn alloc_aligned(
-        &self,
+    fn alloc<'a>(
+        &'a self,
         size_bytes: u64,
         alignment: u64,
-        stream: &Stream,
-    ) -> Result<Allocation, PoolError> {
-        self.pool.alloc_from_heap(size_bytes, alignment, stream)
+        stream: &'a Stream,
+    ) -> Result<Answer<'a, Allocation>, PoolError> {
+        Ok(self.pool.alloc(size_bytes, alignment, stream))
+    }
+
+    fn describe(&self, report: &mut OutOfMemory) -> Result<(), PoolError> {
+        self.pool.describe(report);
+        Ok(())
     }
 
     fn free(&self, freed: &FreeRequest) -> FreeOutcome {
         self.pool.free(freed)
     }
 
-    fn reserve(&self, size_bytes: u64) -> Result<(), PoolError> {
+    fn reserve(&self, size_bytes: u64) -> Answer<'_, ()> {
         self.pool.reserve(size_bytes)
     }
 
@@ -141,7 +142,7 @@ impl Source for CachingBackend {
     }
 
     fn limits_changed(&self) -> Result<(), PoolError> {
-        self.pool.hear_of_waits();
+        self.pool.register_for_waits();
         Ok(())
     }
 

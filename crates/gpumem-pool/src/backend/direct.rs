@@ -3,15 +3,18 @@
 //! The hard limit bounds the memory of live blocks. Every request is admitted before the driver is called. A free is
 //! counted as soon as the block is dropped, so waiting for the free would not make room under the limit.
 //!
-//! When the device is full, an allocation waits for the device once. It then releases the memory that the driver
-//! keeps for reuse, and the memory that ended pools have left. Nothing else here waits.
+//! When the device is full, the ladder waits for the device once. It then releases the memory that the driver keeps for
+//! reuse, and the memory that ended pools have left ([`DirectSearch`]). Nothing else here waits.
 
 mod eager;
 
-use super::{Allocation, Counts, FreeOutcome, FreeRequest, Reserved, Source};
+use super::{
+    Allocation, Answer, Counts, FreeOutcome, FreeRequest, Reserved, Search, Shortage, Source, Step,
+    WAIT_AND_TRIM,
+};
 use crate::config::{ALIGNMENT_MIN, BackendKind, Config, MemoryKind};
 use crate::device::{Device, Idle, MarkerEvent, Stream, StreamId, StreamIndex, deadline};
-use crate::error::{Attempt, GrowthLog, LimitExceeded, OutOfMemory, PoolError, Sample};
+use crate::error::{GrowthLog, LimitExceeded, OutOfMemory, PoolError, Refusal, Sample};
 use crate::limits::{Admission, Limits};
 use crate::stats::UsageCounters;
 use core::ops::Deref;
@@ -104,7 +107,7 @@ pub(crate) struct DirectBackend<C> {
     limits: Limits,
     growth: GrowthLog,
     idle: Idle,
-    hears_of_waits: Once,
+    is_registered_for_waits: Once,
     /// See [`PoolBuilder::garbage_collection_threshold`](crate::PoolBuilder::garbage_collection_threshold).
     collect_above: Option<f64>,
     /// Events that the driver has not yet been shown, each queued in its stream when the pool last held too much
@@ -128,7 +131,7 @@ impl<C: DriverAllocator + Send + Sync + 'static> Direct<C> {
             limits,
             growth,
             idle: Idle::new(config.idle_after),
-            hears_of_waits: Once::new(),
+            is_registered_for_waits: Once::new(),
             collect_above: config.collect_above,
             unseen: Mutex::default(),
             wait_deadline: config.tuning.wait_deadline,
@@ -141,15 +144,15 @@ impl<C: DriverAllocator + Send + Sync + 'static> Direct<C> {
         }
         let direct = Self(direct);
         if direct.idle.is_asked_for() || direct.limits.soft_bytes().is_some() {
-            direct.hear_of_waits();
+            direct.register_for_waits();
         }
         direct
     }
 
     /// Registers the pool for notifications of host waits, if the backend keeps memory.
-    fn hear_of_waits(&self) {
+    fn register_for_waits(&self) {
         if C::KEEPS_MEMORY {
-            self.hears_of_waits.call_once(|| {
+            self.is_registered_for_waits.call_once(|| {
                 let waiting: Weak<DirectBackend<C>> = Arc::downgrade(&self.0);
                 self.device.maintenance().add_pool(waiting);
             });
@@ -166,12 +169,6 @@ impl<C> Deref for Direct<C> {
 }
 
 impl<C: DriverAllocator> DirectBackend<C> {
-    fn admit(&self, size_bytes: u64) -> Result<(), PoolError> {
-        let refused =
-            |passed| self.refusal(size_bytes, self.counters.in_use_bytes(), Some(passed), Vec::new());
-        self.admission.admit(size_bytes).map_err(refused)
-    }
-
     fn count_in(&self, owner_stream: StreamId, size_bytes: u64) {
         let mut streams = self.lock_streams();
         let counters = streams.entry(owner_stream).or_default();
@@ -183,24 +180,6 @@ impl<C: DriverAllocator> DirectBackend<C> {
 
     fn lock_streams(&self) -> MutexGuard<'_, BTreeMap<StreamId, Counters>> {
         self.streams.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    /// The ladder: memory that is free now, then memory that a trim releases, then an error with a report.
-    fn acquire(&self, size_bytes: u64, stream: &Stream) -> Result<CUdeviceptr, PoolError> {
-        let full = match self.acquire_sparingly(size_bytes, stream) {
-            Err(error) if is_full(&error) => error,
-            other => return Ok(other?),
-        };
-        let attempts = vec![self.reclaim_watched()?];
-        match self.calls.acquire(size_bytes, stream) {
-            Err(error) if is_full(&error) => {}
-            other => return Ok(other?),
-        }
-        match self.refusal(size_bytes, self.counters.in_use_bytes(), None, attempts) {
-            // Without the numbers for a report, the driver's own error is returned.
-            PoolError::Driver(_) => Err(full.into()),
-            with_report => Err(with_report),
-        }
     }
 
     /// Allocates, and trims memory that is idle beyond the garbage collection threshold, if there is one.
@@ -255,54 +234,6 @@ impl<C: DriverAllocator> DirectBackend<C> {
         Ok(self.calls.trim_to(&self.device, 0)?)
     }
 
-    fn reclaim_watched(&self) -> Result<Attempt, PoolError> {
-        let reserved_bytes =
-            || Ok::<_, PoolError>(self.calls.reserved(&self.device)?.map_or(0, |held| held.current_bytes));
-        let (start, before_bytes) = (Instant::now(), reserved_bytes()?);
-        self.give_back_in_time()?;
-        let gained_bytes = before_bytes.saturating_sub(reserved_bytes()?);
-        Ok(Attempt {
-            name: "wait for the device and trim",
-            gained_bytes,
-            took: start.elapsed(),
-            failures: Vec::new(),
-        })
-    }
-
-    fn refusal(
-        &self,
-        requested_bytes: u64,
-        in_use_bytes: u64,
-        passed: Option<LimitExceeded>,
-        attempts: Vec<Attempt>,
-    ) -> PoolError {
-        let (info, reserved) = match (self.device.memory_info(), self.calls.reserved(&self.device)) {
-            (Ok(info), Ok(reserved)) => (info, reserved),
-            (Err(error), _) => return error,
-            (_, Err(error)) => return error.into(),
-        };
-        let reserved_bytes = reserved.map_or(in_use_bytes, |reserved| reserved.current_bytes);
-        // If the device has room, the refusal came from the driver's pool. Its bound counts reserved memory.
-        let is_full = |passed: &LimitExceeded| {
-            info.free_bytes >= requested_bytes
-                && reserved_bytes.saturating_add(requested_bytes) > passed.limit_bytes
-        };
-        let pools_limit = || self.limits.passed(in_use_bytes).filter(is_full);
-        let report = OutOfMemory {
-            requested_bytes,
-            in_use_bytes,
-            block_count: self.counters.block_count(),
-            reserved_bytes,
-            device_free_bytes: info.free_bytes,
-            device_total_bytes: info.total_bytes,
-            attempts,
-            growth: self.growth.steady(in_use_bytes),
-            unfinished: self.device.unfinished_of_request(),
-            ..OutOfMemory::default()
-        };
-        PoolError::refused(report.limited(passed.or_else(pools_limit), in_use_bytes))
-    }
-
     fn note_growth(&self) {
         let in_use_bytes = self.counters.in_use_bytes();
         if self.growth.is_due(in_use_bytes) {
@@ -318,27 +249,27 @@ impl<C: DriverAllocator + Send + Sync + 'static> Source for Direct<C> {
         C::KIND
     }
 
-    fn alloc(&self, size_bytes: u64, stream: &Stream) -> Result<Allocation, PoolError> {
-        self.admit(size_bytes)?;
-        let acquired = self.acquire(size_bytes, stream);
-        let address = acquired.inspect_err(|_| self.admission.give_back(size_bytes))?;
-        self.counters.count_out(size_bytes);
-        self.lock_streams().entry(stream.id()).or_default().count_out(size_bytes);
-        self.note_growth();
-        self.device.serve();
-        Ok(Allocation::new(address, 0, 0))
-    }
-
-    fn alloc_aligned(
-        &self,
+    fn alloc<'a>(
+        &'a self,
         size_bytes: u64,
         alignment: u64,
-        stream: &Stream,
-    ) -> Result<Allocation, PoolError> {
-        let whole = self.alloc(padded_bytes(size_bytes, alignment.ilog2()), stream)?;
-        let padding_bytes = whole.address.wrapping_neg() & (alignment - 1);
-        let padding_count = (padding_bytes / ALIGNMENT_MIN) as u32;
-        Ok(Allocation::new(whole.address + padding_bytes, padding_count, alignment.ilog2() as u16))
+        stream: &'a Stream,
+    ) -> Result<Answer<'a, Allocation>, PoolError> {
+        let exponent = if alignment > ALIGNMENT_MIN { alignment.ilog2() } else { 0 };
+        let mut search = DirectSearch { backend: self, size_bytes, exponent, stream, refusal: None };
+        Ok(match search.attempt(DirectBackend::acquire_sparingly)? {
+            Some(allocation) => Answer::Found(allocation),
+            None => Answer::Short(Box::new(search)),
+        })
+    }
+
+    fn describe(&self, report: &mut OutOfMemory) -> Result<(), PoolError> {
+        let in_use_bytes = self.counters.in_use_bytes();
+        let reserved = self.calls.reserved(&self.device)?;
+        (report.in_use_bytes, report.block_count) = (in_use_bytes, self.counters.block_count());
+        report.reserved_bytes = reserved.map_or(in_use_bytes, |reserved| reserved.current_bytes);
+        report.growth = self.growth.steady(in_use_bytes);
+        Ok(())
     }
 
     fn free(&self, freed: &FreeRequest) -> FreeOutcome {
@@ -371,7 +302,7 @@ impl<C: DriverAllocator + Send + Sync + 'static> Source for Direct<C> {
 
     fn limits_changed(&self) -> Result<(), PoolError> {
         if self.limits.soft_bytes().is_some() {
-            self.hear_of_waits();
+            self.register_for_waits();
         }
         Ok(self.calls.set_soft_limit(self.limits.soft_bytes())?)
     }
@@ -438,4 +369,89 @@ fn padded_bytes(size_bytes: u64, alignment_exponent: u32) -> u64 {
 
 pub(super) fn is_full(error: &DriverError) -> bool {
     error.code() == CUresult::CUDA_ERROR_OUT_OF_MEMORY
+}
+
+/// A block that is allocated by a call of the driver. The only rung makes room on the device, so a refusal by a limit has none.
+struct DirectSearch<'a, C> {
+    backend: &'a DirectBackend<C>,
+    size_bytes: u64,
+    /// The exponent of the alignment; 0 for the alignment of every block.
+    exponent: u32,
+    stream: &'a Stream,
+    /// The refusal of the last attempt.
+    refusal: Option<Refusal>,
+}
+
+impl<C: DriverAllocator> DirectSearch<'_, C> {
+    /// Admits the block against the limits, and allocates it with `acquire`. `None` if memory is short.
+    fn attempt(
+        &mut self,
+        acquire: impl FnOnce(&DirectBackend<C>, u64, &Stream) -> Result<CUdeviceptr, DriverError>,
+    ) -> Result<Option<Allocation>, PoolError> {
+        let (backend, size_bytes) = (self.backend, padded_bytes(self.size_bytes, self.exponent));
+        let admitted = backend.admission.admit(size_bytes).map_err(Refusal::Limit);
+        let acquired = admitted.and_then(|()| {
+            let acquired = acquire(backend, size_bytes, self.stream);
+            Ok(acquired.inspect_err(|_| backend.admission.give_back(size_bytes))?)
+        });
+        self.refusal = acquired.err().map(Refusal::shortage).transpose()?;
+        let Ok(address) = acquired else { return Ok(None) };
+        backend.counters.count_out(size_bytes);
+        backend.lock_streams().entry(self.stream.id()).or_default().count_out(size_bytes);
+        backend.note_growth();
+        backend.device.serve();
+        // The free finds the driver's allocation by the padding and the class.
+        let padding_bytes = address.wrapping_neg() & ((1 << self.exponent) - 1);
+        let padding_count = (padding_bytes / ALIGNMENT_MIN) as u32;
+        Ok(Some(Allocation::new(address + padding_bytes, padding_count, self.exponent as u16)))
+    }
+
+    /// The limit of the driver's pool, if the device has room: then that limit refused. It bounds reserved memory.
+    fn limit_of_driver_pool(&self) -> Option<LimitExceeded> {
+        let backend = self.backend;
+        let in_use_bytes = backend.counters.in_use_bytes();
+        let limit = backend.limits.passed(in_use_bytes)?;
+        let free_bytes = backend.device.memory_info().ok()?.free_bytes;
+        let reserved = backend.calls.reserved(&backend.device).ok()?;
+        let reserved_bytes = reserved.map_or(in_use_bytes, |reserved| reserved.current_bytes);
+        let requested_bytes = padded_bytes(self.size_bytes, self.exponent);
+        let is_full = free_bytes >= requested_bytes
+            && reserved_bytes.saturating_add(requested_bytes) > limit.limit_bytes;
+        is_full.then_some(limit)
+    }
+}
+
+impl<C: DriverAllocator> Search<Allocation> for DirectSearch<'_, C> {
+    fn rung(&self, rung: usize) -> Option<&'static str> {
+        (rung == 0 && matches!(self.refusal, Some(Refusal::Driver(_)))).then_some(WAIT_AND_TRIM)
+    }
+
+    fn begin(&mut self, is_first: bool) -> Result<Option<Allocation>, PoolError> {
+        if is_first { Ok(None) } else { self.attempt(DirectBackend::acquire_sparingly) }
+    }
+
+    fn climb(&mut self, _rung: usize) -> Result<Step<Allocation>, PoolError> {
+        self.backend.give_back_in_time()?;
+        let acquired =
+            self.attempt(|backend, size_bytes, stream| backend.calls.acquire(size_bytes, stream))?;
+        Ok(acquired.map_or(Step::Short, Step::Found))
+    }
+
+    fn free_bytes(&self) -> Result<i64, PoolError> {
+        let reserved = self.backend.calls.reserved(&self.backend.device)?;
+        Ok(-reserved.map_or(0, |reserved| reserved.current_bytes.cast_signed()))
+    }
+
+    fn shortage(&self) -> Result<Shortage, PoolError> {
+        let limit = match self.refusal {
+            Some(Refusal::Driver(_)) => self.limit_of_driver_pool(),
+            _ => None,
+        };
+        Ok(Shortage {
+            requested_bytes: self.size_bytes,
+            alignment: if self.exponent > 0 { 1 << self.exponent } else { 0 },
+            admitted_bytes: self.backend.counters.in_use_bytes(),
+            refusal: limit.map(Refusal::Limit).or(self.refusal),
+        })
+    }
 }

@@ -147,18 +147,6 @@ impl Attempt {
     fn is_idle(&self) -> bool {
         self.gained_bytes == 0 && self.failures.is_empty()
     }
-
-    /// Adds the attempt, or merges it into an earlier attempt of this name.
-    pub(crate) fn add_to(self, attempts: &mut Vec<Self>) {
-        match attempts.iter_mut().find(|earlier| earlier.name == self.name) {
-            None => attempts.push(self),
-            Some(earlier) => {
-                earlier.gained_bytes = earlier.gained_bytes.saturating_add(self.gained_bytes);
-                earlier.took = earlier.took.saturating_add(self.took);
-                earlier.failures.extend(self.failures);
-            }
-        }
-    }
 }
 
 /// A stream whose work was unfinished at the deadline; see [`OutOfMemory::unfinished`].
@@ -171,8 +159,6 @@ pub struct UnfinishedStream {
     /// may be complete.
     pub queued_ago: Option<Duration>,
 }
-
-impl UnfinishedStream {}
 
 impl fmt::Display for UnfinishedStream {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -213,11 +199,11 @@ impl OutOfMemory {
         self.device_total_bytes.saturating_sub(self.device_free_bytes).saturating_sub(own_bytes)
     }
 
-    /// Adds the limit that refused, if any. `own_bytes` are the bytes that this pool counts against it.
-    pub(crate) fn limited(self, passed: Option<LimitExceeded>, own_bytes: u64) -> Self {
-        let Some(LimitExceeded { by, limit_bytes, held_bytes }) = passed else { return self };
-        let limit_others_bytes = held_bytes.saturating_sub(own_bytes);
-        Self { refused_by: by, limit_bytes: Some(limit_bytes), limit_others_bytes, ..self }
+    /// Adds the limit that refused. `own_bytes` are the bytes that this pool counts against it.
+    pub(crate) fn set_limit(&mut self, limit: LimitExceeded, own_bytes: u64) {
+        let LimitExceeded { by, limit_bytes, held_bytes } = limit;
+        (self.refused_by, self.limit_bytes) = (by, Some(limit_bytes));
+        self.limit_others_bytes = held_bytes.saturating_sub(own_bytes);
     }
 }
 

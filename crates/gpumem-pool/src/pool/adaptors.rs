@@ -169,9 +169,8 @@ impl fmt::Debug for Opening<'_> {
 }
 
 impl StateRef {
-    /// Allocates through all adaptors, for a request that has been checked. `finish` handles every answer that is
-    /// not a plain allocation. Inlined, so that the allocation's fields go straight from the answer to where the
-    /// caller needs them.
+    /// Allocates through all adaptors, for a request that has been checked. Returns the allocation and its initial uses:
+    /// none. Inlined, so that the allocation's fields go straight from the answer to where the caller needs them.
     #[inline(always)]
     pub(crate) fn alloc_adapted(
         self,
@@ -179,7 +178,6 @@ impl StateRef {
         size_bytes: u64,
         alignment: u64,
         stream: &Stream,
-        finish: impl FnOnce(Result<Allocation, PoolError>) -> Result<(Allocation, u64), PoolError>,
     ) -> Result<(Allocation, u64), PoolError> {
         let call = Call { stack, pool: self, stream, tag: scope::innermost(self.tags()) };
         let request = Request::new(size_bytes, alignment, &call);
@@ -189,7 +187,22 @@ impl StateRef {
             core::mem::forget(answer);
             return Ok((allocation, 0));
         }
-        finish(call.finish(answer, &request))
+        self.finish_adapted(&call, answer, &request)
+    }
+
+    /// Handles every answer that is not a plain allocation. A refusal by a budget runs the reclaim callbacks and repeats
+    /// the request.
+    #[inline(never)]
+    fn finish_adapted(
+        self,
+        call: &Call<'_>,
+        answer: Result<Grant, PoolError>,
+        request: &Request<'_>,
+    ) -> Result<(Allocation, u64), PoolError> {
+        let again = || call.finish(call.begin(request), request);
+        let finished = call.finish(answer, request);
+        let finished = finished.or_else(|error| self.retry_over_budget(error, again));
+        Ok((self.with_report(finished)?, 0))
     }
 
     /// Frees a block of a pool with adaptors. The pool may be gone afterwards.

@@ -1,5 +1,6 @@
 //! [`Pool::alloc_aligned`]: blocks aligned to more than 256 bytes.
 
+use crate::config::ALIGNMENT_MIN;
 use crate::device::Stream;
 use crate::error::PoolError;
 use crate::pool::{Block, Pool};
@@ -36,7 +37,7 @@ impl Pool {
         stream: &Stream,
     ) -> Result<Block, PoolError> {
         check_alignment(alignment)?;
-        self.0.alloc_aligned(size_bytes, alignment, stream)
+        self.0.alloc(size_bytes, alignment.max(ALIGNMENT_MIN), stream)
     }
 }
 

@@ -51,15 +51,6 @@ pub struct Block {
 
 impl Block {
     /// Creates a block that the backend or the pool has already counted.
-    pub(crate) fn new(
-        pool: StateRef,
-        allocation: Allocation,
-        size_bytes: u64,
-        owner_stream: StreamId,
-    ) -> Self {
-        Self::from_parts(allocation, size_bytes, owner_stream, AtomicU64::new(0), pool)
-    }
-
     #[inline]
     pub(crate) fn from_parts(
         allocation: Allocation,
@@ -252,7 +243,7 @@ impl fmt::Debug for Block {
         f.debug_struct("Block")
             .field("address", &format_args!("{:#x}", self.address()))
             .field("size_bytes", &self.size_bytes)
-            .field("home", &self.owner_stream)
+            .field("owner_stream", &self.owner_stream)
             .field("uses", &format_args!("{:#b}", self.uses.load(Ordering::Relaxed)))
             .finish_non_exhaustive()
     }

@@ -152,7 +152,8 @@ impl GrowableBlock {
             });
         }
         if size_bytes > self.size_bytes {
-            let grown = self.pool.0.retry_over_budget(|| self.grow_adapted(size_bytes));
+            let grow = || self.grow_adapted(size_bytes);
+            let grown = grow().or_else(|error| self.pool.0.retry_over_budget(error, grow));
             self.pool.0.with_report(grown)?;
             scope::count_change(self.pool.0.tags(), self.tag, self.size_bytes, size_bytes);
             self.size_bytes = size_bytes;
@@ -162,7 +163,7 @@ impl GrowableBlock {
 
     fn grow_adapted(&self, size_bytes: u64) -> Result<(), PoolError> {
         let growing = self.pool.growing()?;
-        let grow = || self.pool.0.retry_with_reclaim(|| growing.grow_to(self.id, size_bytes));
+        let grow = || self.pool.0.climb(&mut *growing.grow_to(self.id, size_bytes));
         let Some(stack) = self.pool.0.stack() else { return grow() };
         // Memory that cannot be given back now is given back at the next opportunity.
         let shrink = || drop(growing.shrink_to(self.id, self.size_bytes, &self.stamps()));

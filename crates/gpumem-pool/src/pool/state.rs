@@ -1,14 +1,15 @@
 //! [`State`]: the shared state of a pool. It lives until no handle and no block of the pool is left, as its
 //! [`Lifetime`] counts them.
 //!
-//! Its methods are in the submodules. `blocks`: allocation and free. `room`: limits, and memory given back or
-//! reserved ahead. `relief`: retries when memory is short. `adapted`: pools with adaptors. `captured`: streams that
-//! capture. `status`: the counters.
+//! Its methods are in the submodules. `blocks`: allocation and free. `ladder`: retries when memory is short. `report`: the
+//! error when nothing helped. `room`: limits, and memory given back or reserved ahead. `adapted`: pools with adaptors.
+//! `captured`: streams that capture. `status`: the counters.
 
 mod adapted;
 mod blocks;
 mod captured;
-mod relief;
+mod ladder;
+mod report;
 mod room;
 mod status;
 
@@ -33,7 +34,7 @@ pub(crate) struct State {
     clocks: Arc<Clocks>,
     /// The key of this pool's thread caches. `NO_CACHE` if every block must take the slow path: for adaptors, or
     /// after a failure.
-    near: AtomicU64,
+    cache_key: AtomicU64,
     setup: Setup,
     /// Whether the host may use the memory, as the device reports.
     is_for_host: bool,
@@ -82,7 +83,7 @@ impl StateRef {
             clocks: Arc::clone(device.clocks()),
             graph_memory: GraphMemory::of(device.clocks()),
             device,
-            near: AtomicU64::new(if stack.is_none() { backend.near() } else { NO_CACHE }),
+            cache_key: AtomicU64::new(if stack.is_none() { backend.cache_key() } else { NO_CACHE }),
             setup,
             is_for_host,
             backend,
@@ -197,7 +198,7 @@ impl State {
     #[inline(always)]
     fn fast_path_key(&self) -> Option<u64> {
         if self.clocks.captures().slow_path().is_none() {
-            Some(self.near.load(Ordering::Relaxed))
+            Some(self.cache_key.load(Ordering::Relaxed))
         } else {
             None
         }

@@ -34,8 +34,9 @@ impl World {
         if let Some(block) = near {
             return block;
         }
-        if self.pool.refill(cache, class, |stamp| *stamp == cache.stream()) {
-            return cache.take(class, class.size_bytes()).unwrap();
+        let batch = self.pool.refill(cache, class, class.size_bytes(), |stamp| *stamp == cache.stream());
+        if let Some(block) = batch {
+            return block;
         }
         self.heap_visits += 1;
         self.next_record += 1;

@@ -55,6 +55,7 @@ impl Twin {
 
 impl PhysicalMemory for Twin {
     type Error = Refused;
+    type Refusal = Refused;
 
     fn create(&mut self, size_bytes: u64) -> Result<RawHandle, Refused> {
         self.refuse()?;

@@ -4,17 +4,15 @@
 //! An extent maps handles from its start on. Memory behind its size stays mapped until the work that used it is
 //! complete. That is checked whenever an extent changes and whenever the pool releases memory.
 
-use super::caching_pool::{AllocFailure, CachingPool};
-use super::vmm::{BackingError, Vmm};
-use crate::backend::Growing;
-use crate::device::{CaptureModeGuard, Order, Stamp, StreamIndex, deadline};
-use crate::error::{Attempt, PoolError};
+use super::caching_pool::CachingPool;
+use super::vmm::Vmm;
+use crate::backend::{Answer, Counts, Growing, Search, Shortage, Step, WAIT_AND_TRIM};
+use crate::device::{CaptureModeGuard, Order, Stamp, StreamIndex};
+use crate::error::{PoolError, Refusal};
 use gpumem_heap::heap::{Heap, Lost};
 use gpumem_heap::{PhysicalMemory, RawHandle};
 use gpumem_sys::DriverError;
-use gpumem_sys::types::CUresult;
 use std::collections::BTreeMap;
-use std::time::Instant;
 
 #[derive(Default)]
 pub(super) struct Extents {
@@ -36,7 +34,7 @@ struct Extent {
     open_bytes: u64,
     size_bytes: u64,
     /// The last uses of the memory behind the size.
-    cut: Vec<Stamp>,
+    pending_shrink: Vec<Stamp>,
     is_gone: bool,
 }
 
@@ -50,7 +48,7 @@ impl Extents {
             mapped_bytes: 0,
             open_bytes: 0,
             size_bytes: 0,
-            cut: Vec::new(),
+            pending_shrink: Vec::new(),
             is_gone: false,
         };
         self.by_id.insert(self.last_id, extent);
@@ -78,7 +76,7 @@ impl Extents {
         let Self { by_id, lost, lost_addresses, .. } = self;
         let mut settled = Ok(());
         for extent in by_id.values_mut().filter(|extent| extent.is_settled(order)) {
-            extent.cut.clear();
+            extent.pending_shrink.clear();
             settled = settled.and(extent.unmap_behind(extent.size_bytes, lost, vmm));
         }
         by_id.retain(|_, extent| {
@@ -119,8 +117,8 @@ impl Extents {
     }
 
     /// The streams with pending uses of memory behind a size.
-    pub(super) fn pending_slots(&self) -> impl Iterator<Item = StreamIndex> {
-        self.by_id.values().flat_map(|extent| &extent.cut).map(|stamp| stamp.stream_index())
+    pub(super) fn pending_streams(&self) -> impl Iterator<Item = StreamIndex> {
+        self.by_id.values().flat_map(|extent| &extent.pending_shrink).map(|stamp| stamp.stream_index())
     }
 
     pub(super) fn is_empty(&self) -> bool {
@@ -130,11 +128,11 @@ impl Extents {
 
 impl Extent {
     fn is_settled(&self, order: &impl Order) -> bool {
-        self.cut.iter().all(|stamp| order.is_complete(*stamp))
+        self.pending_shrink.iter().all(|stamp| order.is_complete(*stamp))
     }
 
     /// Maps new handles up to `end_bytes`. After an error, the extent is unchanged.
-    fn map_up_to(&mut self, end_bytes: u64, lost: &mut Lost, vmm: &mut Vmm<'_>) -> Result<(), DriverError> {
+    fn map_up_to(&mut self, end_bytes: u64, lost: &mut Lost, vmm: &mut Vmm<'_>) -> Result<(), Refusal> {
         let (start_bytes, open_bytes) = (self.mapped_bytes, self.open_bytes);
         let handle_bytes = (end_bytes / HANDLE_SHARE).clamp(PAGE_BYTES, HANDLE_MAX_BYTES);
         let handle_bytes = 1_u64 << handle_bytes.ilog2();
@@ -143,8 +141,8 @@ impl Extent {
             let size_bytes = handle_bytes.min(end_bytes - self.mapped_bytes);
             asked = self.map_one(size_bytes, lost, vmm);
         }
-        let asked =
-            asked.and_then(|()| vmm.set_access(self.address + open_bytes, self.mapped_bytes - open_bytes));
+        let asked = asked
+            .and_then(|()| Ok(vmm.set_access(self.address + open_bytes, self.mapped_bytes - open_bytes)?));
         match asked {
             Ok(()) => self.open_bytes = self.mapped_bytes,
             // Memory that cannot be unmapped now stays mapped and counted, for the next call.
@@ -153,7 +151,7 @@ impl Extent {
         asked
     }
 
-    fn map_one(&mut self, size_bytes: u64, lost: &mut Lost, vmm: &mut Vmm<'_>) -> Result<(), DriverError> {
+    fn map_one(&mut self, size_bytes: u64, lost: &mut Lost, vmm: &mut Vmm<'_>) -> Result<(), Refusal> {
         let handle = vmm.create(size_bytes)?;
         let mapped = vmm.map(self.address + self.mapped_bytes, size_bytes, handle);
         match mapped {
@@ -164,7 +162,7 @@ impl Extent {
             Err(_) if vmm.release(handle, size_bytes).is_err() => lost.add(handle, size_bytes),
             Err(_) => {}
         }
-        mapped
+        Ok(mapped?)
     }
 
     /// Releases the handles that lie completely behind `size_bytes`.
@@ -186,11 +184,11 @@ impl Extent {
         Ok(())
     }
 
-    fn cut_to(&mut self, size_bytes: u64, uses: &[Stamp]) {
+    fn shrink_to(&mut self, size_bytes: u64, uses: &[Stamp]) {
         self.size_bytes = size_bytes;
-        self.cut
+        self.pending_shrink
             .retain(|old| !uses.iter().any(|new| new.stream_index() == old.stream_index() && *new >= *old));
-        self.cut.extend(uses);
+        self.pending_shrink.extend(uses);
     }
 }
 
@@ -203,107 +201,161 @@ impl Growing for CachingPool {
         Ok((self.core().extents.add(address, addresses_bytes), address))
     }
 
-    fn grow_to(&self, id: u64, size_bytes: u64) -> Result<(), PoolError> {
-        let _request = deadline::Request::begin();
-        let _relaxed = CaptureModeGuard::enter(self.device.driver())?;
-        let _bound = self.device.enter()?;
-        let mut tried = self.try_grow(id, size_bytes)?;
-        let mut attempts = Vec::new();
-        while tried.is_err() {
-            let before = self.begin_look();
-            self.make_room(&mut attempts)?;
-            tried = self.try_grow(id, size_bytes)?;
-            // Memory that other threads held during the search may be free now.
-            let more_bytes = size_bytes.saturating_sub(self.extent_bytes(id));
-            let is_late = Instant::now() >= deadline::until(self.tuning.wait_deadline);
-            if is_late || !self.may_look_again(&before, more_bytes) {
-                break;
-            }
-            std::thread::yield_now();
-        }
-        // The extent's present memory is already counted as in use.
-        let more_bytes = size_bytes.saturating_sub(self.extent_bytes(id));
-        tried.map_err(|said| {
-            self.refusal(more_bytes, AllocFailure { said, attempts, ..AllocFailure::default() })
-        })
+    fn grow_to(&self, id: u64, size_bytes: u64) -> Box<dyn Search<()> + '_> {
+        self.grow(Goal::Extent(id), size_bytes)
     }
 
     fn shrink_to(&self, id: u64, size_bytes: u64, uses: &[Stamp]) -> Result<(), PoolError> {
         // This comes first: the block is smaller from here on, even if a later step fails.
         if let Some(extent) = self.core().extents.by_id.get_mut(&id) {
-            extent.cut_to(size_bytes, uses);
+            extent.shrink_to(size_bytes, uses);
         }
         let _relaxed = CaptureModeGuard::enter(self.device.driver())?;
         let _bound = self.device.enter()?;
         // Memory whose uses are complete is released at once.
-        self.look(uses.iter().map(|stamp| stamp.stream_index()).collect())?;
+        self.poll_with_markers(uses.iter().map(|stamp| stamp.stream_index()).collect())?;
         Ok(self.settle_extents()?)
     }
 
     fn remove(&self, id: u64, uses: &[Stamp]) {
         if let Some(extent) = self.core().extents.by_id.get_mut(&id) {
-            extent.cut_to(0, uses);
+            extent.shrink_to(0, uses);
             extent.is_gone = true;
         }
         // The next change of an extent retries what fails now.
         let Ok(_relaxed) = CaptureModeGuard::enter(self.device.driver()) else { return };
         let Ok(_bound) = self.device.enter() else { return };
-        let _ = self.look(uses.iter().map(|stamp| stamp.stream_index()).collect());
+        let _ = self.poll_with_markers(uses.iter().map(|stamp| stamp.stream_index()).collect());
         let _ = self.settle_extents();
     }
 }
 
-impl CachingPool {
-    /// Releases all free memory, including that of other pools under a limit that is reached.
-    fn make_room(&self, attempts: &mut Vec<Attempt>) -> Result<(), PoolError> {
-        let (start, before_bytes) = (Instant::now(), self.reserved().current_bytes);
-        let others = self.short_family();
-        // This comes before the wait: memory that enters the heap after the wait is not covered by it.
-        self.drain_all();
-        let is_idle = self.finish_for(&others)?;
-        self.trim(0)?;
-        others.iter().for_each(|other| other.give_back_all(is_idle));
-        let gained_bytes = before_bytes.saturating_sub(self.reserved().current_bytes);
-        let (name, failures) = ("wait for the device and trim", Vec::new());
-        Attempt { name, gained_bytes, took: start.elapsed(), failures }.add_to(attempts);
-        Ok(())
+/// Memory that is reserved for an extent, or ahead of blocks.
+struct GrowSearch<'a> {
+    pool: &'a CachingPool,
+    goal: Goal,
+    size_bytes: u64,
+    /// The last refusal; `None` if a limit left too little for a call of the driver.
+    refusal: Option<Refusal>,
+    /// The counters at the beginning of the pass.
+    before: Counts,
+}
+
+#[derive(Clone, Copy)]
+enum Goal {
+    /// The extent with this id has the size.
+    Extent(u64),
+    /// Blocks have so much memory together, in few adjacent handles, as large blocks need.
+    Blocks,
+}
+
+impl GrowSearch<'_> {
+    /// The bytes to add. The memory that is there is already counted.
+    fn missing_bytes(&self) -> u64 {
+        let core = self.pool.core();
+        let bytes = match self.goal {
+            Goal::Extent(id) => core.extents.by_id.get(&id).map_or(0, |extent| extent.size_bytes),
+            Goal::Blocks => core.heap.blocks_bytes(),
+        };
+        self.size_bytes.saturating_sub(bytes)
     }
 
-    /// Grows the extent once. The inner error means that a limit or the driver has no room; it holds the driver's
-    /// error if the driver was called.
-    fn try_grow(&self, id: u64, size_bytes: u64) -> Result<Result<(), Option<BackingError>>, PoolError> {
-        let mut core = self.core();
+    /// `None` if a limit or the driver has no room.
+    fn grow(&mut self) -> Result<Option<()>, PoolError> {
+        let (is_grown, refusal) = match self.goal {
+            Goal::Extent(id) => self.grow_extent(id)?,
+            Goal::Blocks => self.grow_heap(),
+        };
+        self.refusal = refusal.map(Refusal::shortage).transpose()?;
+        Ok(is_grown.then_some(()))
+    }
+
+    fn grow_heap(&self) -> (bool, Option<Refusal>) {
+        let (pool, missing_bytes) = (self.pool, self.missing_bytes());
+        if missing_bytes == 0 {
+            return (true, None);
+        }
+        let mut core = pool.core_with_limit();
+        let most_bytes = pool.limit_bytes(&core.heap);
+        let reserved = core.heap.reserve(missing_bytes, &mut pool.vmm(), most_bytes);
+        pool.set_cache_cap(&core);
+        (reserved.unwrap_or(false), reserved.err())
+    }
+
+    fn grow_extent(&self, id: u64) -> Result<(bool, Option<Refusal>), PoolError> {
+        let (pool, size_bytes) = (self.pool, self.size_bytes);
+        let mut core = pool.core();
         let core = &mut *core;
-        core.extents.settle(self.clocks(), &mut self.vmm())?;
+        let mut vmm = pool.vmm();
+        core.extents.settle(pool.clocks(), &mut vmm)?;
         core.heap.set_outside_bytes(core.extents.reserved_bytes());
-        let limit_bytes = self.limit_bytes(&core.heap);
+        let limit_bytes = pool.limit_bytes(&core.heap);
         let Extents { by_id, lost, .. } = &mut core.extents;
-        let Some(extent) = by_id.get_mut(&id) else { return Ok(Ok(())) };
+        let Some(extent) = by_id.get_mut(&id) else { return Ok((true, None)) };
         let end_bytes = size_bytes.next_multiple_of(PAGE_BYTES);
         if end_bytes > extent.open_bytes {
             let missing_bytes = end_bytes.saturating_sub(extent.mapped_bytes);
             if core.heap.reserved_bytes().saturating_add(missing_bytes) > limit_bytes {
-                return Ok(Err(None));
+                return Ok((false, None));
             }
-            let mut vmm = self.vmm();
             let mapped = extent.map_up_to(end_bytes, lost, &mut vmm);
             core.heap.set_outside_bytes(core.extents.reserved_bytes());
-            match mapped {
-                Err(error) if error.code() == CUresult::CUDA_ERROR_OUT_OF_MEMORY => {
-                    return Ok(Err(Some(vmm.said(error))));
-                }
-                other => other?,
+            if let Err(refusal) = mapped {
+                return Ok((false, Some(refusal)));
             }
         }
         if let Some(extent) = core.extents.by_id.get_mut(&id) {
             extent.size_bytes = size_bytes;
         }
         core.note_peak();
-        Ok(Ok(()))
+        Ok((true, None))
+    }
+}
+
+impl Search<()> for GrowSearch<'_> {
+    fn rung(&self, rung: usize) -> Option<&'static str> {
+        (rung == 0).then_some(WAIT_AND_TRIM)
     }
 
-    fn extent_bytes(&self, id: u64) -> u64 {
-        self.core().extents.by_id.get(&id).map_or(0, |extent| extent.size_bytes)
+    fn begin(&mut self, _is_first: bool) -> Result<Option<()>, PoolError> {
+        self.before = self.pool.counts();
+        self.grow()
+    }
+
+    /// For an extent, releases all free memory. Reserving ahead counts it as available, so it stays.
+    fn climb(&mut self, _rung: usize) -> Result<Step<()>, PoolError> {
+        let is_extent = matches!(self.goal, Goal::Extent(_));
+        if is_extent {
+            // This comes before the wait: memory that enters the heap after the wait is not covered by it.
+            self.pool.drain_all();
+        }
+        self.pool.wait_for_room()?;
+        if is_extent {
+            self.pool.trim(0)?;
+        }
+        Ok(self.grow()?.map_or(Step::Short, Step::Found))
+    }
+
+    fn free_bytes(&self) -> Result<i64, PoolError> {
+        Ok(-self.pool.reserved().current_bytes.cast_signed())
+    }
+
+    fn may_repeat(&self) -> bool {
+        matches!(self.goal, Goal::Extent(_)) && self.pool.may_repeat(&self.before, self.missing_bytes())
+    }
+
+    fn shortage(&self) -> Result<Shortage, PoolError> {
+        Ok(self.pool.shortage(self.missing_bytes(), self.refusal))
+    }
+}
+
+impl CachingPool {
+    pub(super) fn reserve(&self, size_bytes: u64) -> Answer<'_, ()> {
+        Answer::Short(self.grow(Goal::Blocks, size_bytes))
+    }
+
+    fn grow(&self, goal: Goal, size_bytes: u64) -> Box<dyn Search<()> + '_> {
+        Box::new(GrowSearch { pool: self, goal, size_bytes, refusal: None, before: Counts::default() })
     }
 
     /// Like [`Extents::settle`]; the device's context must be current.

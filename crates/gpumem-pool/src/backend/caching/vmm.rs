@@ -2,29 +2,20 @@
 
 use super::access::{Access, Memory};
 use crate::backend::plain;
-use crate::error::LimitExceeded;
+use crate::error::Refusal;
 use gpumem_heap::{PhysicalMemory, RawHandle};
-use gpumem_sys::types::{CUmemAccessDesc, CUresult};
+use gpumem_sys::types::CUmemAccessDesc;
 use gpumem_sys::{Driver, DriverError};
-
-/// An out-of-memory error of the driver, or a limit that replaces it. A limit can refuse memory that it allowed a
-/// moment ago, because other pools have used it up or because the limit was lowered.
-pub(super) struct BackingError {
-    pub(super) error: DriverError,
-    pub(super) passed: Option<LimitExceeded>,
-}
 
 /// The driver calls for one device, whose context is current.
 pub(super) struct Vmm<'a> {
     driver: &'a Driver,
     access: &'a Access,
-    /// The limit that refused the last request, if one did.
-    passed: Option<LimitExceeded>,
 }
 
 impl<'a> Vmm<'a> {
     pub(super) fn new(driver: &'a Driver, access: &'a Access) -> Self {
-        Self { driver, access, passed: None }
+        Self { driver, access }
     }
 
     /// Sets the access of one device. The access of other devices is unchanged.
@@ -36,23 +27,6 @@ impl<'a> Vmm<'a> {
     ) -> Result<(), DriverError> {
         // SAFETY: `access` outlives the call; the heap has mapped the range.
         unsafe { self.driver.cuMemSetAccess(address, size_bytes as usize, access, 1) }
-    }
-
-    /// Admits `size_bytes` against the limits that the pool shares. The heap sees a refusal as a driver that is out
-    /// of memory.
-    fn admit(&mut self, size_bytes: u64) -> Result<(), DriverError> {
-        self.passed = self.access.admission().admit(size_bytes).err();
-        match self.passed {
-            None => Ok(()),
-            Some(_) => {
-                Err(DriverError::Failed { call: "cuMemCreate", code: CUresult::CUDA_ERROR_OUT_OF_MEMORY })
-            }
-        }
-    }
-
-    /// Adds the limit, if any, that caused an out-of-memory error.
-    pub(super) fn said(&self, error: DriverError) -> BackingError {
-        BackingError { error, passed: self.passed }
     }
 
     fn create_handle(&self, size_bytes: u64) -> Result<u64, DriverError> {
@@ -80,14 +54,18 @@ impl<'a> Vmm<'a> {
 
 impl PhysicalMemory for Vmm<'_> {
     type Error = DriverError;
+    type Refusal = Refusal;
 
-    fn create(&mut self, size_bytes: u64) -> Result<RawHandle, DriverError> {
-        self.admit(size_bytes)?;
+    /// A limit can refuse memory that it allowed a moment ago, because other pools have used it up or because the limit was
+    /// lowered.
+    fn create(&mut self, size_bytes: u64) -> Result<RawHandle, Refusal> {
+        self.access.admission().admit(size_bytes).map_err(Refusal::Limit)?;
         let created = match self.access.memory() {
             Memory::Virtual => self.create_handle(size_bytes),
             Memory::Segments(kind) => plain::acquire(self.driver, kind, size_bytes),
         };
-        created.map(RawHandle).inspect_err(|_| self.access.admission().give_back(size_bytes))
+        let created = created.inspect_err(|_| self.access.admission().give_back(size_bytes));
+        Ok(RawHandle(created?))
     }
 
     fn map(&mut self, address: u64, size_bytes: u64, handle: RawHandle) -> Result<(), DriverError> {

@@ -73,7 +73,7 @@ impl Next<'_> {
         }
         match call.stack.adaptors.get(level) {
             Some(adaptor) => call.ask(&**adaptor, &Request::new(size_bytes, alignment, call), level),
-            None => call.alloc_own(size_bytes, alignment),
+            None => call.alloc_inside(size_bytes, alignment),
         }
     }
 }
@@ -84,7 +84,7 @@ impl<'a> Call<'a> {
     pub(super) fn begin(&self, request: &Request<'_>) -> Result<Grant, PoolError> {
         match self.stack.adaptors.first() {
             Some(outermost) => outermost.alloc(request, Next { call: self, level: 1 }),
-            None => self.alloc_own(request.size_bytes(), request.alignment()),
+            None => self.alloc_inside(request.size_bytes(), request.alignment()),
         }
     }
 
@@ -139,12 +139,12 @@ impl<'a> Call<'a> {
 
     /// Allocates from the backend, inside all adaptors.
     #[inline(always)]
-    fn alloc_own(&self, size_bytes: u64, alignment: u64) -> Result<Grant, PoolError> {
-        let allocation = match self.pool.hit_own(size_bytes, alignment, self.stream) {
+    fn alloc_inside(&self, size_bytes: u64, alignment: u64) -> Result<Grant, PoolError> {
+        let allocation = match self.pool.hit(size_bytes, alignment, self.stream) {
             Some(allocation) => allocation,
             None => {
                 self.check_no_capture()?;
-                self.pool.alloc_own(size_bytes, alignment, self.stream)?
+                self.pool.alloc_from_backend(size_bytes, alignment, self.stream)?
             }
         };
         Ok(Grant::own(self, allocation, size_bytes, self.stack.adaptors.len()))

@@ -16,7 +16,8 @@ impl StateRef {
         is_complete: bool,
     ) {
         let is_plain = uses == 0 && !is_complete && self.clocks.captures().slow_path().is_none();
-        let put_back = || self.backend.put_back(self.backend.near(), &allocation, size_bytes, owner_stream);
+        let put_back =
+            || self.backend.put_back(self.backend.cache_key(), &allocation, size_bytes, owner_stream);
         if !(is_plain && self.poison.get().is_none() && put_back()) {
             self.free_to_backend(&FreeRequest { allocation, size_bytes, owner_stream, uses, is_complete });
         }

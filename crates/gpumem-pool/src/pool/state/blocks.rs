@@ -1,29 +1,81 @@
 //! Allocation and free of blocks: the thread's cache first, then captures, adaptors and the backend.
 
 use super::StateRef;
-use crate::backend::{Allocation, Backend, FreeRequest, NO_CACHE, Source};
+use crate::backend::{Allocation, Answer, Backend, FreeRequest, NO_CACHE, Source};
 use crate::config::ALIGNMENT_MIN;
 use crate::device::{GRAPH_BIT, Stream, StreamId};
 use crate::error::{PoolError, is_sticky};
-use crate::pool::{Block, Stack, scope};
+use crate::pool::{Block, scope};
 use core::sync::atomic::{AtomicU64, Ordering};
 
 impl StateRef {
-    /// Allocates a block. A hit in the thread's cache reads nothing that threads share. Always inlined, so that the
-    /// block's fields stay in registers: a block returned through memory is copied in wider pieces than it was
-    /// written in, and that store-forwarding stall costs more than the rest of the allocation.
+    /// Allocates a block at a multiple of `alignment`, which must be a power of two. A hit in the thread's cache reads
+    /// nothing that threads share. Always inlined, so that the block's fields stay in registers: a block returned
+    /// through memory is copied in wider pieces than it was written in, and that store-forwarding stall costs more
+    /// than the rest of the allocation.
     #[inline(always)]
-    pub(crate) fn alloc(self, size_bytes: u64, stream: &Stream) -> Result<Block, PoolError> {
-        let at_hand = match self.fast_path_key() {
-            Some(near) => Backend::hit(near, size_bytes, stream.fast_path_id()),
-            None => None,
+    pub(crate) fn alloc(self, size_bytes: u64, alignment: u64, stream: &Stream) -> Result<Block, PoolError> {
+        let cached = match self.fast_path_key() {
+            Some(key) if alignment <= ALIGNMENT_MIN => Backend::hit(key, size_bytes, stream.fast_path_id()),
+            _ => None,
         };
-        let (allocation, uses) = match at_hand {
+        let (allocation, uses) = match cached {
             Some(allocation) => (allocation, 0),
-            None => self.allocation(size_bytes, stream)?,
+            None => self.alloc_slow(size_bytes, alignment, stream)?,
         };
         let tag = if scope::is_any_open() { self.tag(size_bytes, uses) } else { 0 };
         Ok(Block::from_parts(allocation.with_tag(tag), size_bytes, stream.id(), AtomicU64::new(uses), self))
+    }
+
+    /// The slow path of an allocation: checks the request, then allocates from the graph that the stream captures, through
+    /// the adaptors, or from the backend. Returns the allocation and its initial uses.
+    #[inline(never)]
+    fn alloc_slow(
+        self,
+        size_bytes: u64,
+        alignment: u64,
+        stream: &Stream,
+    ) -> Result<(Allocation, u64), PoolError> {
+        if let Some(stack) = &self.stack
+            && size_bytes > 0
+            && self.has_only_adaptors_to_ask(stream)
+        {
+            return self.alloc_adapted(stack, size_bytes, alignment, stream);
+        }
+        self.check_usable()?;
+        self.check_stream(stream)?;
+        self.name(stream, size_bytes);
+        if size_bytes == 0 {
+            self.lifetime.count_in();
+            return Ok((Allocation::EMPTY, 0));
+        }
+        if self.has_captures()
+            && let Some(part) = self.alloc_captured(size_bytes, alignment, stream)?
+        {
+            return Ok(part);
+        }
+        match &self.stack {
+            Some(stack) => self.alloc_adapted(stack, size_bytes, alignment, stream),
+            None => Ok((self.with_report(self.alloc_from_backend(size_bytes, alignment, stream))?, 0)),
+        }
+    }
+
+    /// Allocates from the backend, inside all adaptors, and counts the block. Climbs the ladder if no memory is free.
+    pub(crate) fn alloc_from_backend(
+        self,
+        size_bytes: u64,
+        alignment: u64,
+        stream: &Stream,
+    ) -> Result<Allocation, PoolError> {
+        self.check_size(size_bytes)?;
+        let allocation = match self.backend.alloc(size_bytes, alignment, stream)? {
+            Answer::Found(allocation) => allocation,
+            Answer::Short(mut search) => self.climb(&mut *search)?,
+        };
+        if !self.backend.counts_blocks() {
+            self.lifetime.count_in();
+        }
+        Ok(allocation)
     }
 
     /// Counts a new block for the current scope and returns its tag. A part of a graph's memory gets no tag,
@@ -45,31 +97,6 @@ impl StateRef {
         allocation.without_tag()
     }
 
-    /// Returns a new allocation and its initial uses.
-    #[inline(never)]
-    fn allocation(self, size_bytes: u64, stream: &Stream) -> Result<(Allocation, u64), PoolError> {
-        if let Some(stack) = &self.stack
-            && size_bytes > 0
-            && self.has_only_adaptors_to_ask(stream)
-        {
-            return self.alloc_around(stack, size_bytes, ALIGNMENT_MIN, stream);
-        }
-        self.check_usable()?;
-        self.check_stream(stream)?;
-        self.name(stream, size_bytes);
-        if size_bytes == 0 {
-            self.lifetime.count_in();
-            return Ok((Allocation::EMPTY, 0));
-        }
-        if self.has_captures()
-            && let Some(block) = self.alloc_captured(size_bytes, ALIGNMENT_MIN, stream)?
-        {
-            let (allocation, _, _, uses, _) = block.into_parts();
-            return Ok((allocation, uses));
-        }
-        Ok((self.alloc_slow(size_bytes, ALIGNMENT_MIN, stream)?, 0))
-    }
-
     /// Handles a call that names a stream and takes the slow path. Marks the stream now if it can be marked only in
     /// such calls, and if other streams want its memory or may soon.
     fn name(self, stream: &Stream, size_bytes: u64) {
@@ -82,95 +109,13 @@ impl StateRef {
         stream.is_mark_due(size_bytes, || self.reserved_bytes().unwrap_or(0) / 8)
     }
 
-    /// Allocates through the adaptors if there are any, else from the backend.
-    fn alloc_slow(self, size_bytes: u64, alignment: u64, stream: &Stream) -> Result<Allocation, PoolError> {
-        match &self.stack {
-            Some(stack) => Ok(self.alloc_around(stack, size_bytes, alignment, stream)?.0),
-            None => self.with_report(self.alloc_own(size_bytes, alignment, stream)),
-        }
-    }
-
-    /// Allocates through the adaptors. The new block has no uses on other streams.
-    #[inline(always)]
-    fn alloc_around(
-        self,
-        stack: &Stack,
-        size_bytes: u64,
-        alignment: u64,
-        stream: &Stream,
-    ) -> Result<(Allocation, u64), PoolError> {
-        let finish = |answer| self.finish_around(answer, stack, size_bytes, alignment, stream);
-        self.alloc_adapted(stack, size_bytes, alignment, stream, finish)
-    }
-
-    /// Handles a refusal by a budget: runs the reclaim callbacks and retries.
-    #[inline(never)]
-    fn finish_around(
-        self,
-        answer: Result<Allocation, PoolError>,
-        stack: &Stack,
-        size_bytes: u64,
-        alignment: u64,
-        stream: &Stream,
-    ) -> Result<(Allocation, u64), PoolError> {
-        let error = match answer {
-            Ok(allocation) => return Ok((allocation, 0)),
-            Err(error) => error,
-        };
-        let finish = |answer: Result<Allocation, _>| Ok((answer?, 0));
-        let request = || self.alloc_adapted(stack, size_bytes, alignment, stream, finish);
-        self.with_report(self.again_over_budget(Err(error), request))
-    }
-
-    /// Allocates from the backend and counts the block.
-    pub(crate) fn alloc_own(
-        self,
-        size_bytes: u64,
-        alignment: u64,
-        stream: &Stream,
-    ) -> Result<Allocation, PoolError> {
-        self.check_size(size_bytes)?;
-        let allocation = self.retry_with_reclaim(|| match alignment <= ALIGNMENT_MIN {
-            true => self.backend.alloc(size_bytes, stream),
-            false => self.backend.alloc_aligned(size_bytes, alignment, stream),
-        });
-        let allocation = allocation.map_err(|error| error.aligned(size_bytes, alignment))?;
-        if !self.backend.counts_blocks() {
-            self.lifetime.count_in();
-        }
-        Ok(allocation)
-    }
-
     /// Allocates from the thread's cache in a pool with adaptors. A pool without adaptors has already looked there.
     #[inline(always)]
-    pub(crate) fn hit_own(self, size_bytes: u64, alignment: u64, stream: &Stream) -> Option<Allocation> {
+    pub(crate) fn hit(self, size_bytes: u64, alignment: u64, stream: &Stream) -> Option<Allocation> {
         match alignment <= ALIGNMENT_MIN && self.clocks.captures().slow_path().is_none() {
-            true => Backend::hit(self.backend.near(), size_bytes, stream.fast_path_id()),
+            true => Backend::hit(self.backend.cache_key(), size_bytes, stream.fast_path_id()),
             false => None,
         }
-    }
-
-    /// Allocates at a multiple of `alignment`, which must be a power of two.
-    pub(crate) fn alloc_aligned(
-        self,
-        size_bytes: u64,
-        alignment: u64,
-        stream: &Stream,
-    ) -> Result<Block, PoolError> {
-        if size_bytes == 0 || alignment <= ALIGNMENT_MIN {
-            return self.alloc(size_bytes, stream);
-        }
-        self.check_usable()?;
-        self.check_stream(stream)?;
-        self.name(stream, size_bytes);
-        if self.has_captures()
-            && let Some(block) = self.alloc_captured(size_bytes, alignment, stream)?
-        {
-            return Ok(block);
-        }
-        let allocation = self.alloc_slow(size_bytes, alignment, stream)?;
-        let tag = if scope::is_any_open() { self.tag(size_bytes, 0) } else { 0 };
-        Ok(Block::new(self, allocation.with_tag(tag), size_bytes, stream.id()))
     }
 
     /// Called by a block's drop, when the free is ordered on the owner stream alone. Returns false if the thread's
@@ -183,7 +128,7 @@ impl StateRef {
         owner_stream: StreamId,
     ) -> bool {
         match self.fast_path_key() {
-            Some(near) => Backend::put_back_small(near, allocation, size_bytes, owner_stream),
+            Some(key) => Backend::put_back_small(key, allocation, size_bytes, owner_stream),
             None => false,
         }
     }
@@ -191,46 +136,35 @@ impl StateRef {
     /// Like `put_back_small`, for any size.
     pub(crate) fn put_back(self, allocation: &Allocation, size_bytes: u64, owner_stream: StreamId) -> bool {
         match self.fast_path_key() {
-            Some(near) => self.backend.put_back(near, allocation, size_bytes, owner_stream),
+            Some(key) => self.backend.put_back(key, allocation, size_bytes, owner_stream),
             None => false,
         }
     }
 
-    /// Called by a block's drop, which cannot return an error: a failure is kept for the next call.
+    /// Called by a block's drop, which cannot return an error: a failure is kept for the next call. A graph may keep the
+    /// memory; else it goes through the adaptors to the backend.
     pub(crate) fn free(self, freed: &FreeRequest) {
         if freed.size_bytes == 0 {
             return self.drop_block();
         }
-        if freed.uses & GRAPH_BIT != 0 || self.has_captures() {
-            if let Some(freed) = self.free_captured(*freed) {
-                self.free_slow(&freed);
-            }
-            return;
-        }
-        self.free_slow(freed);
-    }
-
-    /// Frees through the adaptors if there are any, else to the backend.
-    fn free_slow(self, freed: &FreeRequest) {
-        match &self.stack {
-            Some(stack) => self.free_adapted(stack, freed),
-            None => self.free_to_backend(freed),
+        let freed = match freed.uses & GRAPH_BIT != 0 || self.has_captures() {
+            true => self.free_captured(*freed),
+            false => Some(*freed),
+        };
+        match (freed, &self.stack) {
+            (None, _) => {}
+            (Some(freed), Some(stack)) => self.free_adapted(stack, &freed),
+            (Some(freed), None) => self.free_to_backend(&freed),
         }
     }
 
+    /// Frees to the backend, after all adaptors. The pool may be gone afterwards.
     pub(super) fn free_to_backend(self, freed: &FreeRequest) {
         // Streams that used the block and cannot be marked here are marked by the next calls that name them, and
         // this free waits for those markers. The request for markers follows the free's stamps, after which the
         // pool may be gone.
         let is_pending = freed.uses & !GRAPH_BIT != 0 && !freed.is_complete;
         let device = (is_pending && self.clocks.has_named_streams()).then(|| self.device().clone());
-        self.free_to_backend_alone(freed);
-        if let Some(device) = device {
-            device.clocks().want_marks(device.clocks().used(freed.uses));
-        }
-    }
-
-    fn free_to_backend_alone(self, freed: &FreeRequest) {
         let outcome = self.backend.free(freed);
         if let Err(cause) = outcome.result {
             let poison = match is_sticky(cause.code()) {
@@ -242,10 +176,13 @@ impl StateRef {
                 },
             };
             let _first_counts = self.poison.set(poison);
-            self.near.store(NO_CACHE, Ordering::Relaxed);
+            self.cache_key.store(NO_CACHE, Ordering::Relaxed);
         }
         if !outcome.counted {
             self.drop_block();
+        }
+        if let Some(device) = device {
+            device.clocks().want_marks(device.clocks().used(freed.uses));
         }
     }
 }

@@ -8,29 +8,24 @@ use crate::pool::{Block, StateRef, graph_memory::rounded};
 use std::sync::Arc;
 
 impl StateRef {
-    /// Allocates on a stream that may be part of a capture, for a request that has been checked. Returns `None` if
-    /// the stream does not capture.
+    /// Allocates on a stream that may be part of a capture, for a request that has been checked. Returns the allocation
+    /// and its initial uses; `None` if the stream does not capture.
     pub(crate) fn alloc_captured(
         self,
         size_bytes: u64,
         alignment: u64,
         stream: &Stream,
-    ) -> Result<Option<Block>, PoolError> {
+    ) -> Result<Option<(Allocation, u64)>, PoolError> {
         let Some(graph) = stream.captures_for()? else { return Ok(None) };
         let memory = self.graph_memory();
-        let part = |address| {
-            let block =
-                Block::new(self, Allocation::new(address, 0, Allocation::NO_CLASS), size_bytes, stream.id());
-            block.add_uses(GRAPH_BIT);
-            block
-        };
+        let part = |address| (Allocation::new(address, 0, Allocation::NO_CLASS), GRAPH_BIT);
         if alignment <= ALIGNMENT_MIN
             && let Some(address) = memory.take_part(graph, self, size_bytes, stream.id())
         {
             return Ok(Some(part(address)));
         }
         let source = stream.source_of(graph)?;
-        let chunk = self.alloc_aligned(rounded(size_bytes), alignment, &source)?;
+        let chunk = self.alloc(rounded(size_bytes), alignment, &source)?;
         let address = chunk.address();
         memory.add_chunk(graph, self, chunk, stream.id());
         Ok(Some(part(address)))

@@ -5,7 +5,7 @@ use super::orphaned_heap::leave;
 use crate::backend::{caching::access::Access, caching::access::Memory, caching::vmm::Vmm};
 use crate::config::{BackendKind, Config, MemoryKind};
 use crate::device::Device;
-use crate::error::PoolError;
+use crate::error::{PoolError, Refusal};
 use crate::limits::Limits;
 use gpumem_heap::PhysicalMemory;
 use gpumem_sys::DriverError;
@@ -82,7 +82,9 @@ fn refusal_to_create(
             let left = (handle, HANDLE_BYTES_MIN);
             released.inspect_err(|_| leave(device, access, Some(left), Vec::new())).map(|()| None)
         }
-        Err(error) if matches!(error.code(), NOT_SUPPORTED | NOT_PERMITTED) => Ok(Some(error)),
+        Err(Refusal::Driver(error)) if matches!(error.code(), NOT_SUPPORTED | NOT_PERMITTED) => {
+            Ok(Some(error))
+        }
         Err(_) => Ok(None),
     }
 }

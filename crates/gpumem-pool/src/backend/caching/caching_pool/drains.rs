@@ -35,7 +35,7 @@ impl CachingPool {
     }
 
     /// Like [`drain_own_large`](Self::drain_own_large), for all threads.
-    pub(in super::super) fn drain_all_recent(&self) -> bool {
+    pub(in super::super) fn drain_all_large(&self) -> bool {
         let _turn = self.draining();
         let mut spill = Vec::new();
         self.thread_caches.drain_large(&mut spill);

@@ -21,8 +21,8 @@ impl CachingPool {
         self.drain_all();
         let _relaxed = CaptureModeGuard::enter(self.device.driver())?;
         let _bound = self.device.enter()?;
-        let pending = self.core().pending_slots();
-        pending.into_iter().try_for_each(|slot| self.clocks().record_marker(slot).map(drop))?;
+        let pending = self.core().pending_streams();
+        pending.into_iter().try_for_each(|stream| self.clocks().record_marker(stream).map(drop))?;
         self.clocks().poll(self.tuning.poll_budget)?;
         while reserved_bytes > keep_bytes {
             self.trim(keep_bytes.max(reserved_bytes.saturating_sub(RELEASE_STEP_BYTES)))?;

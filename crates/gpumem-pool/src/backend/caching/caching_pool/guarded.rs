@@ -17,8 +17,8 @@ impl Core {
         self.heap.give(large.block.record, &[large.stamp.into()]);
     }
 
-    pub(super) fn pending_slots(&self) -> Vec<StreamIndex> {
-        self.heap.pending_streams().into_iter().chain(self.extents.pending_slots()).collect()
+    pub(super) fn pending_streams(&self) -> Vec<StreamIndex> {
+        self.heap.pending_streams().into_iter().chain(self.extents.pending_streams()).collect()
     }
 
     pub(in super::super) fn note_peak(&mut self) {

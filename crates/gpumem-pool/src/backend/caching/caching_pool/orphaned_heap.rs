@@ -13,7 +13,7 @@ use gpumem_sys::Driver;
 impl Drop for CachingPool {
     fn drop(&mut self) {
         let core = self.core.get_mut();
-        let pending = core.pending_slots();
+        let pending = core.pending_streams();
         let heap = core::mem::replace(&mut core.heap, Heap::new(Tuning::BALANCED, [(0, 0); 2]));
         let extents = core::mem::take(&mut core.extents);
         let ranges = match self.access.memory() {
@@ -26,7 +26,7 @@ impl Drop for CachingPool {
         // A drop cannot report a failure. Pending memory stays for the device's maintenance, and so does all memory
         // if the context can't be entered now.
         let is_gone = self.device.enter().is_ok_and(|_bound| {
-            let _ = self.look(pending);
+            let _ = self.poll_with_markers(pending);
             // The calls that release segments wait for the device, and a drop must not wait. On a busy device the
             // segments stay for later.
             let is_free_to_go = !left.waits() || self.device.is_idle().unwrap_or(false);

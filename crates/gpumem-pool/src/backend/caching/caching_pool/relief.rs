@@ -1,6 +1,6 @@
-//! Reserving memory ahead, and releasing unused memory.
+//! Releasing unused memory, and the room below the limits.
 
-use super::{AllocFailure, CachingPool, Core};
+use super::{CachingPool, Core};
 use crate::backend::{Counts, caching::access::Memory};
 use crate::config::MemoryKind;
 use crate::device::{CaptureModeGuard, StreamIndex, deadline};
@@ -11,66 +11,30 @@ use core::time::Duration;
 use gpumem_heap::heap::Heap;
 use gpumem_heap::sync::SpinMutexGuard;
 use gpumem_sys::DriverError;
-use gpumem_sys::types::CUresult;
 use std::sync::{Arc, Weak};
 
 impl CachingPool {
-    /// Reserves memory until `size_bytes` are available to blocks, in few adjacent handles, as large blocks need. If
-    /// there is too little, waits for the device and then takes the memory of ended pools, and the unused memory of
-    /// other pools under the same limit.
-    ///
-    /// # Errors
-    ///
-    /// `PoolError::LimitReached` if a limit refuses the memory. `PoolError::OutOfMemory` if the driver refuses it.
-    /// `PoolError::Driver` or `PoolError::DeviceLost` if another call fails.
-    pub(in super::super) fn reserve(&self, size_bytes: u64) -> Result<(), PoolError> {
-        match self.reserve_at_once(size_bytes) {
-            Err(error) if error.out_of_memory().is_some() => {
-                let others = self.short_family();
-                {
-                    let _relaxed = CaptureModeGuard::enter(self.device.driver())?;
-                    let _bound = self.device.enter()?;
-                    let is_idle = self.finish_for(&others)?;
-                    self.settle_extents()?;
-                    others.iter().for_each(|other| other.give_back_all(is_idle));
-                }
-                self.reserve_at_once(size_bytes)
-            }
-            reserved => reserved,
-        }
-    }
-
-    fn reserve_at_once(&self, size_bytes: u64) -> Result<(), PoolError> {
-        let missing_bytes = size_bytes.saturating_sub(self.core().heap.blocks_bytes());
-        if missing_bytes == 0 {
-            return Ok(());
-        }
-        let _relaxed = CaptureModeGuard::enter(self.device.driver())?;
-        let _bound = self.device.enter()?;
-        let mut vmm = self.vmm();
-        let mut core = self.core_with_limit();
-        let most_bytes = self.limit_bytes(&core.heap);
-        match core.heap.reserve(missing_bytes, &mut vmm, most_bytes) {
-            Ok(true) => self.thread_caches.set_cap(core.heap.magazine_bytes()),
-            Err(error) if error.code() != CUresult::CUDA_ERROR_OUT_OF_MEMORY => return Err(error.into()),
-            _ => {
-                drop(core);
-                return Err(self.refusal(missing_bytes, AllocFailure::default()));
-            }
-        }
-        Ok(())
+    /// Waits for the device, up to the deadline. Then releases the memory of ended pools and of shrunk blocks, and the unused
+    /// memory of other pools under a limit that keeps this one from growing. Returns whether all work is done. The device's
+    /// context must be current.
+    pub(in super::super) fn wait_for_room(&self) -> Result<bool, PoolError> {
+        let others = self.short_family();
+        let is_idle = self.finish_for(&others)?;
+        self.settle_extents()?;
+        others.iter().for_each(|other| other.give_back_all(is_idle));
+        Ok(is_idle)
     }
 
     /// Waits for the device, up to the deadline. Returns whether all work is done.
     ///
     /// Pinned memory is waited for only if some of it is pending, in this pool, in others under the same limit or in
     /// ended pools: otherwise the completion of work cannot make room for it.
-    pub(in super::super) fn finish_for(&self, others: &[Arc<dyn Trimmable>]) -> Result<bool, DriverError> {
+    fn finish_for(&self, others: &[Arc<dyn Trimmable>]) -> Result<bool, DriverError> {
         let kind = self.access.admission().kind();
         let needs_wait = kind != MemoryKind::Host
             || !others.is_empty()
             || self.device.maintenance().has_left_for(kind)
-            || !self.core().pending_slots().is_empty();
+            || !self.core().pending_streams().is_empty();
         if !needs_wait {
             return self.device.is_idle();
         }
@@ -91,8 +55,8 @@ impl CachingPool {
         self.drain_all();
         let _relaxed = CaptureModeGuard::enter(self.device.driver())?;
         let _bound = self.device.enter()?;
-        let pending = self.core().pending_slots();
-        self.look(pending)?;
+        let pending = self.core().pending_streams();
+        self.poll_with_markers(pending)?;
         Ok(self.trim(keep_bytes)?)
     }
 
@@ -108,8 +72,8 @@ impl CachingPool {
     }
 
     /// Records a marker in each stream, and polls which markers have been passed.
-    pub(in super::super) fn look(&self, slots: Vec<StreamIndex>) -> Result<(), DriverError> {
-        slots.into_iter().try_for_each(|slot| self.clocks().record_marker(slot).map(drop))?;
+    pub(in super::super) fn poll_with_markers(&self, streams: Vec<StreamIndex>) -> Result<(), DriverError> {
+        streams.into_iter().try_for_each(|stream| self.clocks().record_marker(stream).map(drop))?;
         self.clocks().poll(Duration::MAX).map(drop)
     }
 
@@ -138,7 +102,7 @@ impl CachingPool {
         let released = core.extents.release_lost(&mut vmm).and(core.heap.release_lost(&mut vmm));
         core.heap.set_outside_bytes(core.extents.reserved_bytes());
         let trimmed = core.heap.trim(keep_bytes, self.clocks(), &mut vmm);
-        self.thread_caches.set_cap(core.heap.magazine_bytes());
+        self.set_cache_cap(core);
         settled.and(released).and(trimmed.map(drop))
     }
 
@@ -164,24 +128,18 @@ impl CachingPool {
         core
     }
 
-    /// The state before a search of all memory.
-    pub(in super::super) fn begin_look(&self) -> Look {
-        Look { counts: self.counts() }
-    }
-
-    /// Whether a search that found nothing may succeed now: other threads have allocated or freed since it began, and
-    /// live blocks leave room for `size_bytes`.
-    pub(in super::super) fn may_look_again(&self, before: &Look, size_bytes: u64) -> bool {
+    /// Whether a pass that found nothing may succeed now: since `before`, other threads have allocated or freed, and live
+    /// blocks leave room for `size_bytes`.
+    pub(in super::super) fn may_repeat(&self, before: &Counts, size_bytes: u64) -> bool {
         let counts = self.counts();
         let moves = |counts: &Counts| (counts.allocation_count, counts.block_count);
         let whole_bytes = self.limits.hard_bytes().unwrap_or(self.device.total_bytes());
-        moves(&before.counts) != moves(&counts)
-            && counts.in_use_bytes.saturating_add(size_bytes) <= whole_bytes
+        moves(before) != moves(&counts) && counts.in_use_bytes.saturating_add(size_bytes) <= whole_bytes
     }
 
     /// The other pools under a limit that keeps this pool from growing. They are prepared to release unused memory
     /// once the device has been waited for.
-    pub(in super::super) fn short_family(&self) -> Vec<Arc<dyn Trimmable>> {
+    fn short_family(&self) -> Vec<Arc<dyn Trimmable>> {
         let short = Some(self.limits.node()).filter(|node| node.is_short_of_others());
         let mut trimmables = short.map(|node| node.trimmables()).unwrap_or_default();
         trimmables.retain(|member| !core::ptr::addr_eq(Arc::as_ptr(member), self));
@@ -195,17 +153,12 @@ impl CachingPool {
     }
 
     /// Registers the pool for notifications of host waits.
-    pub(in super::super) fn hear_of_waits(self: &Arc<Self>) {
-        if !self.hears_of_waits.swap(true, Ordering::Relaxed) {
+    pub(in super::super) fn register_for_waits(self: &Arc<Self>) {
+        if !self.is_registered_for_waits.swap(true, Ordering::Relaxed) {
             let waiting: Weak<Self> = Arc::downgrade(self);
             self.device.maintenance().add_pool(waiting);
         }
     }
-}
-
-/// The counters before a search.
-pub(in super::super) struct Look {
-    counts: Counts,
 }
 
 impl Trimmable for CachingPool {

@@ -1,8 +1,9 @@
-//! The pool's counters, and the check that they agree.
+//! The pool's counters, the check that they agree, and their part in the report of a refused request.
 
 use super::CachingPool;
-use crate::backend::{Counts, Reserved};
+use crate::backend::{Counts, Reserved, Shortage};
 use crate::device::{Stamp, StreamId};
+use crate::error::{OutOfMemory, Refusal, Sample};
 use gpumem_heap::counters::Counters;
 
 impl CachingPool {
@@ -37,6 +38,40 @@ impl CachingPool {
             current_bytes: core.heap.reserved_bytes(),
             peak_bytes: core.heap.reserved_peak_bytes(),
             record_bytes: core.heap.record_bytes() as u64,
+        }
+    }
+
+    /// See [`Source::describe`](crate::backend::Source::describe).
+    pub(in super::super) fn describe(&self, report: &mut OutOfMemory) {
+        let (counts, reserved) = (self.counts(), self.reserved());
+        let (core, clocks) = (self.core(), self.clocks());
+        let (used_bytes, growable_bytes) = (core.heap.used_bytes(), core.extents.size_bytes());
+        report.in_use_bytes = counts.in_use_bytes;
+        report.block_count = counts.block_count;
+        report.growable_bytes = growable_bytes;
+        report.rounding_bytes = used_bytes.saturating_sub(counts.in_use_bytes.saturating_sub(growable_bytes));
+        report.reserved_bytes = reserved.current_bytes;
+        report.pending_bytes = core.heap.pending_bytes();
+        report.largest_free_bytes = Some(core.heap.largest_free_bytes(clocks));
+        report.growth = self.growth.steady(counts.in_use_bytes);
+    }
+
+    /// The shortage of a request that no rung could serve. Without a refusal of the driver or of the admission, the request was
+    /// larger than what the limits leave.
+    pub(in super::super) fn shortage(&self, requested_bytes: u64, refusal: Option<Refusal>) -> Shortage {
+        let admitted_bytes = self.reserved().current_bytes;
+        let own_limit = || self.limits.passed(admitted_bytes);
+        let limit = || self.access.admission().full_for(requested_bytes).or_else(own_limit);
+        let refusal = refusal.or_else(|| limit().map(Refusal::Limit));
+        Shortage { requested_bytes, alignment: 0, admitted_bytes, refusal }
+    }
+
+    /// Samples the growth of the memory that the heap has handed out. It includes cached blocks, which are small in
+    /// sum.
+    pub(in super::super) fn note_growth(&self, out_bytes: u64) {
+        if self.growth.is_due(out_bytes) {
+            let Counts { in_use_bytes, block_count, allocation_count, .. } = self.counts();
+            self.growth.add(out_bytes, Sample { in_use_bytes, block_count, allocation_count });
         }
     }
 

@@ -1,0 +1,327 @@
+//! [`BlockSearch`]: a block that found no free memory, and the rungs that make room for it. The cheapest rung comes first, and
+//! each rung is followed by a new search.
+//!
+//! | rung | where the memory comes from | cost |
+//! | --- | --- | --- |
+//! | `own_magazines` | the blocks that this thread has cached; for a large block, its large ones only | its next hits |
+//! | `one_handle` | for a small block, one handle from the driver, up to 2 MiB beyond the target of `growth_to_target`, if the profile has slack and other threads have cached less than that, but not nothing | memory |
+//! | `all_magazines` | the blocks that all threads have cached; for a large block, large ones only | their next hits |
+//! | `completed` | blocks freed by other streams whose markers have been passed | queries, within a budget |
+//! | `growth_to_target` | the driver, up to the peak in use and the slack | one handle or a few |
+//! | `recycled` | idle memory, moved or mapped to other addresses | one mapping or a few |
+//! | `spared_magazines` | for a small block, the blocks that all threads have cached, where the slack is larger than their sum or much is ready | their next hits |
+//! | `device_waits` | blocks freed by other streams, behind waits between the streams | concurrency of streams |
+//! | `growth_to_limit` | the driver, and all idle memory that fits beside it | memory |
+//! | `leftover` | for a small block, free memory between larger blocks | larger blocks, later |
+//! | `host_wait` | the blocks of `device_waits`, once the host has waited for them | the caller's time, up to the deadline |
+//! | `synchronised` | all memory that is free once the device is idle, or at the deadline; released and reallocated; near a limit, also the free ends of pages that other blocks hold | everybody's time |
+//!
+//! Over segments no memory can be moved or mapped elsewhere, so `recycled` finds only what was free before. Of memory that the
+//! host may use, only blocks whose work is complete are free: `completed` records the markers that it then queries, and
+//! `device_waits` does nothing.
+//!
+//! Behind the last rung, the ladder (`pool/state/ladder`) makes room outside of the pool, and begins again here.
+//!
+//! No rung splits a handle: an idle handle can be mapped as it is, beside parts of others, and the driver releases no part
+//! of a handle. When the driver has less memory left than the pool's limit allows, growth stops where the driver does, and
+//! the rungs below it search what the pool has.
+
+use super::caching_pool::{BlockSearch, CachingPool};
+use crate::backend::{Allocation, Search, Shortage, Step, WAIT_AND_TRIM};
+use crate::config::ALIGNMENT_MIN;
+use crate::device::{StreamIndex, deadline};
+use crate::error::{PoolError, Refusal};
+use gpumem_heap::HeapBlock;
+use gpumem_heap::SizeClass;
+use gpumem_heap::heap::Request;
+
+/// The result of a rung. `Short` means that more memory may be free now.
+type Made = Result<Step<HeapBlock>, PoolError>;
+
+type Rung = fn(&mut BlockSearch<'_>, &Request) -> Made;
+
+/// Where to search further after a rung that has made room, if no ready memory suffices.
+type Further = &'static [Rung];
+
+const RUNGS: [(&str, Rung, Further); 12] = [
+    ("drain this thread's magazines", own_magazines, &[]),
+    ("grow by one handle", one_handle, &[]),
+    ("drain all magazines", all_magazines, &[]),
+    ("ask which frees are complete", completed, &[]),
+    ("grow to the target", growth_to_target, &[]),
+    ("map idle memory anew", recycled, &[]),
+    ("drain spared magazines", spared_magazines, &[]),
+    ("make the stream wait for others", device_waits, &[recycled]),
+    ("grow to the limit", growth_to_limit, &[]),
+    ("use what large blocks left over", leftover, &[]),
+    ("wait for other streams' frees", host_wait, &[recycled, growth_to_limit, leftover]),
+    (WAIT_AND_TRIM, synchronised, &[recycled, growth_to_limit, leftover, glued]),
+];
+
+/// From this rung on memory is short, and the size is not rounded up.
+const FIRST_EXACT: usize = 8;
+
+impl BlockSearch<'_> {
+    /// Searches ready memory after a rung has made room, and then further.
+    fn search(&mut self, request: &Request, further: Further) -> Result<Option<HeapBlock>, PoolError> {
+        let ready = self.pool.core().heap.take_ready(request, self.pool.clocks());
+        if ready.is_some() {
+            return Ok(ready);
+        }
+        for step in further {
+            if let Step::Found(block) = step(self, request)? {
+                return Ok(Some(block));
+            }
+        }
+        Ok(None)
+    }
+}
+
+impl Search<Allocation> for BlockSearch<'_> {
+    fn rung(&self, rung: usize) -> Option<&'static str> {
+        RUNGS.get(rung).map(|(name, ..)| *name)
+    }
+
+    fn begin(&mut self, is_first: bool) -> Result<Option<Allocation>, PoolError> {
+        let pool = self.pool;
+        self.before = pool.counts();
+        if !is_first && let Some(found) = self.take_ready() {
+            return Ok(Some(found));
+        }
+        pool.collect_garbage(self.size_bytes)?;
+        let heap = &mut pool.core_with_limit().heap;
+        // Read once, because other threads may change it before the rung that compensates for it.
+        self.spares_magazines = is_small(&self.request) && heap.spares_magazines();
+        self.has_slack = heap.tuning().has_slack();
+        Ok(None)
+    }
+
+    fn climb(&mut self, rung: usize) -> Result<Step<Allocation>, PoolError> {
+        let Some((_, make_room, further)) = RUNGS.get(rung) else { return Ok(Step::Skipped) };
+        let request = if rung < FIRST_EXACT { self.request } else { self.exact() };
+        let found = match make_room(self, &request)? {
+            Step::Skipped => return Ok(Step::Skipped),
+            Step::Found(block) => Some(block),
+            Step::Short => self.search(&request, further)?,
+        };
+        Ok(found.map_or(Step::Short, |block| Step::Found(self.finish(block))))
+    }
+
+    fn free_bytes(&self) -> Result<i64, PoolError> {
+        Ok(self.pool.core().heap.free_bytes(self.request.stream))
+    }
+
+    fn may_repeat(&self) -> bool {
+        self.pool.may_repeat(&self.before, self.exact().size_bytes)
+    }
+
+    fn shortage(&self) -> Result<Shortage, PoolError> {
+        let alignment = if self.alignment > ALIGNMENT_MIN { self.alignment } else { 0 };
+        Ok(Shortage { alignment, ..self.pool.shortage(self.size_bytes, self.refusal) })
+    }
+}
+
+/// Small blocks cannot form a large block, so a large request drains large blocks only.
+fn own_magazines(search: &mut BlockSearch<'_>, request: &Request) -> Made {
+    Ok(ready_if(match is_small(request) {
+        true => !search.spares_magazines && search.pool.drain_own(),
+        false => search.pool.drain_own_large(),
+    }))
+}
+
+/// Threads that free blocks of other threads always cache a few. While they cache less than one handle, draining them
+/// would recur every few allocations, so the heap grows by one handle instead.
+fn one_handle(search: &mut BlockSearch<'_>, request: &Request) -> Made {
+    let pool = search.pool;
+    let is_taken_first = is_small(request) && !search.spares_magazines;
+    if !is_taken_first || !search.has_slack {
+        return Ok(Step::Skipped);
+    }
+    if !(1..HANDLE_BYTES).contains(&pool.kept_by_others_bytes()) {
+        return Ok(Step::Skipped);
+    }
+    let most_bytes = {
+        let heap = &pool.core().heap;
+        heap.growth_target_bytes(request).saturating_add(HANDLE_BYTES).min(pool.limit_bytes(heap))
+    };
+    grow(search, request, most_bytes)
+}
+
+fn all_magazines(search: &mut BlockSearch<'_>, request: &Request) -> Made {
+    Ok(ready_if(match is_small(request) {
+        true => !search.spares_magazines && search.pool.drain_all(),
+        false => search.pool.drain_all_large(),
+    }))
+}
+
+fn spared_magazines(search: &mut BlockSearch<'_>, _: &Request) -> Made {
+    Ok(ready_if(search.spares_magazines && search.pool.drain_all()))
+}
+
+fn ready_if(is_any: bool) -> Step<HeapBlock> {
+    if is_any { Step::Short } else { Step::Skipped }
+}
+
+/// Polls for completed work. If nothing new is complete, records markers in the streams whose memory the request
+/// could use, for the next poll.
+fn completed(search: &mut BlockSearch<'_>, request: &Request) -> Made {
+    let pool = search.pool;
+    let (clocks, budget) = (pool.clocks(), pool.tuning.poll_budget);
+    if budget.is_zero() || !pool.core().heap.has_pending_of_others(request) {
+        return Ok(Step::Skipped);
+    }
+    // A host request has no stream whose own memory it could use, and other driver memory is expensive. Markers
+    // before the poll detect idle memory at once.
+    if request.stream == StreamIndex::HOST {
+        mark_pending(pool, request)?;
+    }
+    if clocks.poll(budget)? {
+        pool.core().heap.settle(clocks);
+        return Ok(Step::Short);
+    }
+    mark_pending(pool, request)?;
+    Ok(Step::Skipped)
+}
+
+fn mark_pending(pool: &CachingPool, request: &Request) -> Result<(), PoolError> {
+    let clocks = pool.clocks();
+    let pending = pool.core().heap.latest_pending(request, clocks);
+    for stamp in pending.into_iter().filter(|stamp| clocks.stamp(stamp.stream_index()) == *stamp) {
+        clocks.record_marker(stamp.stream_index())?;
+    }
+    Ok(())
+}
+
+fn growth_to_target(search: &mut BlockSearch<'_>, request: &Request) -> Made {
+    let pool = search.pool;
+    let most_bytes = {
+        let heap = &pool.core().heap;
+        heap.growth_target_bytes(request).min(pool.limit_bytes(heap))
+    };
+    grow(search, request, most_bytes)
+}
+
+fn recycled(search: &mut BlockSearch<'_>, request: &Request) -> Made {
+    let pool = search.pool;
+    let (clocks, mut vmm) = (pool.clocks(), pool.vmm());
+    let mut core = pool.core();
+    let kept_count = core.heap.kept_mappings();
+    if core.heap.is_unmapping_due(kept_count) {
+        drop(core);
+        if !pool.tuning.poll_budget.is_zero() {
+            // The caller passed the stream to this call, so the stream may be marked.
+            clocks.record_marker_by_user(request.stream)?;
+            clocks.poll(pool.tuning.poll_budget)?;
+        }
+        core = pool.core();
+        core.heap.unmap_empty(kept_count.saturating_sub(UNMAPPED_AT_ONCE), clocks, &mut vmm)?;
+    }
+    unless_short(core.heap.take_recycled(request, clocks, &mut vmm))
+}
+
+fn device_waits(search: &mut BlockSearch<'_>, request: &Request) -> Made {
+    let pool = search.pool;
+    if !pool.tuning.inserted_waits {
+        return Ok(Step::Skipped);
+    }
+    let clocks = pool.clocks();
+    let waits = pool.core().heap.blockers(request, clocks, |stamp| clocks.allows_wait_for(stamp));
+    for stamp in &waits {
+        if !pool.clocks().insert_wait(*stamp, request.stream)? {
+            return Ok(Step::Skipped);
+        }
+    }
+    Ok(if waits.is_empty() { Step::Skipped } else { Step::Short })
+}
+
+fn growth_to_limit(search: &mut BlockSearch<'_>, request: &Request) -> Made {
+    let pool = search.pool;
+    let limit_bytes = pool.limit_bytes(&pool.core().heap);
+    match grow(search, request, limit_bytes)? {
+        Step::Skipped => {}
+        found => return Ok(found),
+    }
+    // Other pools or processes may use the memory that the limit allows.
+    let Ok(info) = pool.device.memory_info() else { return Ok(Step::Skipped) };
+    let most_bytes = pool.core().heap.reserved_bytes().saturating_add(info.free_bytes);
+    if most_bytes >= limit_bytes {
+        return Ok(Step::Skipped);
+    }
+    let refusal = search.refusal.take();
+    let made = grow(search, request, most_bytes)?;
+    if let Step::Skipped = made {
+        // The driver's lack of memory caused the second attempt, so its refusal is kept.
+        search.refusal = search.refusal.or(refusal);
+    }
+    Ok(made)
+}
+
+fn grow(search: &mut BlockSearch<'_>, request: &Request, reserved_max_bytes: u64) -> Made {
+    let (pool, mut vmm) = (search.pool, search.pool.vmm());
+    let grown = pool.core().heap.take_grown(request, pool.clocks(), &mut vmm, reserved_max_bytes);
+    search.refusal = grown.err().map(Refusal::shortage).transpose()?;
+    Ok(made(grown.ok().flatten()))
+}
+
+/// A shortage of memory in a rung that does not grow the heap is not what the request fails for.
+fn unless_short(taken: Result<Option<HeapBlock>, Refusal>) -> Made {
+    match taken {
+        Ok(block) => Ok(made(block)),
+        Err(refusal) => refusal.shortage().map(|_| Step::Skipped),
+    }
+}
+
+fn made(block: Option<HeapBlock>) -> Step<HeapBlock> {
+    block.map_or(Step::Skipped, Step::Found)
+}
+
+fn leftover(search: &mut BlockSearch<'_>, request: &Request) -> Made {
+    let pool = search.pool;
+    Ok(made(is_small(request).then(|| pool.core().heap.take_leftover(request, pool.clocks())).flatten()))
+}
+
+fn host_wait(search: &mut BlockSearch<'_>, request: &Request) -> Made {
+    let pool = search.pool;
+    pool.drain_all();
+    let clocks = pool.clocks();
+    let waits = pool.core().heap.blockers(request, clocks, |_| true);
+    let deadline = deadline::until(pool.tuning.wait_deadline);
+    if waits.is_empty() || !clocks.wait_on_host(&waits, deadline)? {
+        return Ok(Step::Short);
+    }
+    pool.core().heap.settle(clocks);
+    Ok(Step::Short)
+}
+
+fn synchronised(search: &mut BlockSearch<'_>, _request: &Request) -> Made {
+    let pool = search.pool;
+    let is_idle = pool.wait_for_room()?;
+    let (clocks, mut vmm) = (pool.clocks(), pool.vmm());
+    let mut core = pool.core();
+    // A handle that the driver fails to release does not fail this request, because other memory may suffice.
+    let _ = core.heap.release_lost(&mut vmm);
+    core.heap.settle(clocks);
+    core.heap.unmap_empty(0, clocks, &mut vmm)?;
+    if is_idle || pool.releases_at_once() {
+        let _ = core.heap.trim(0, clocks, &mut vmm);
+    }
+    Ok(Step::Short)
+}
+
+fn glued(search: &mut BlockSearch<'_>, request: &Request) -> Made {
+    let pool = search.pool;
+    let (clocks, mut vmm, mut core) = (pool.clocks(), pool.vmm(), pool.core());
+    let most_bytes = pool.limit_bytes(&core.heap);
+    unless_short(core.heap.take_glued(request, clocks, &mut vmm, most_bytes))
+}
+
+fn is_small(request: &Request) -> bool {
+    request.size_bytes <= SizeClass::SIZE_BYTES_MAX
+}
+
+/// The smallest handle.
+const HANDLE_BYTES: u64 = 2 << 20;
+
+/// The number of mappings below the kept count that are unmapped at once: few, so that no allocation pays for many
+/// others.
+const UNMAPPED_AT_ONCE: usize = 16;

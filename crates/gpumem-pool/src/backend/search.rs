@@ -1,0 +1,70 @@
+//! [`Search`]: a request for memory that the pool's ladder continues, after the backend has found no free memory.
+
+use crate::error::{PoolError, Refusal};
+
+/// A backend's answer to a request.
+pub(crate) enum Answer<'a, T> {
+    Found(T),
+    /// No memory is free. The ladder makes room and continues the search.
+    Short(Box<dyn Search<T> + 'a>),
+}
+
+/// A request that the ladder repeats until one of its *rungs* makes enough room. A *pass* is one climb over all rungs.
+pub(crate) trait Search<T> {
+    /// The name of a rung in reports; `None` behind the last rung. The cheapest rung comes first.
+    fn rung(&self, _rung: usize) -> Option<&'static str> {
+        None
+    }
+
+    /// Begins a pass. Searches memory that is free now, unless the backend did so just before the first pass. An error means
+    /// that a call failed for another reason than a shortage of memory.
+    fn begin(&mut self, is_first: bool) -> Result<Option<T>, PoolError>;
+
+    /// Makes room as the rung does, and searches again.
+    fn climb(&mut self, _rung: usize) -> Result<Step<T>, PoolError> {
+        Ok(Step::Skipped)
+    }
+
+    /// A measure of the free memory: a rung has gained its growth.
+    fn free_bytes(&self) -> Result<i64, PoolError> {
+        Ok(0)
+    }
+
+    /// Whether another pass may succeed, because other threads have allocated or freed memory since this one began.
+    fn may_repeat(&self) -> bool {
+        false
+    }
+
+    /// Whether an adaptor's budget refuses the request. Only reclaim callbacks help then, and the request runs through the
+    /// adaptors again, in the program's own context.
+    fn is_over_budget(&self) -> bool {
+        false
+    }
+
+    /// The shortage, for the report; the error itself if the request gets no report.
+    fn shortage(&self) -> Result<Shortage, PoolError>;
+}
+
+/// The outcome of a rung.
+pub(crate) enum Step<T> {
+    Found(T),
+    /// The rung may have made room, but not enough.
+    Short,
+    /// The rung does not apply.
+    Skipped,
+}
+
+/// A request that no rung could serve.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Shortage {
+    pub(crate) requested_bytes: u64,
+    /// The requested alignment, if it exceeds that of every block; else 0.
+    pub(crate) alignment: u64,
+    /// The bytes that the pool itself counts against its limits.
+    pub(crate) admitted_bytes: u64,
+    /// `None` if the request does not fit beside the memory that the device has left, so that the driver was not called.
+    pub(crate) refusal: Option<Refusal>,
+}
+
+/// The name of the rung that waits for the device, up to the deadline, and releases cached memory.
+pub(super) const WAIT_AND_TRIM: &str = "wait for the device and trim";

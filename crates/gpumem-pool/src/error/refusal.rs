@@ -1,0 +1,42 @@
+//! [`Refusal`]: a limit or the driver refused memory.
+
+use super::{LimitExceeded, PoolError};
+use gpumem_sys::DriverError;
+use gpumem_sys::types::CUresult;
+
+/// Why memory could not be reserved.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Refusal {
+    /// A limit refused it, and the driver was not called.
+    Limit(LimitExceeded),
+    /// A driver call failed.
+    Driver(DriverError),
+}
+
+impl Refusal {
+    /// Returns the refusal if memory is short, which the ladder can change.
+    ///
+    /// # Errors
+    ///
+    /// `PoolError::Driver` or `PoolError::DeviceLost` if a driver call failed for another reason.
+    pub(crate) fn shortage(self) -> Result<Self, PoolError> {
+        match self {
+            Self::Driver(error) if error.code() != CUresult::CUDA_ERROR_OUT_OF_MEMORY => Err(error.into()),
+            shortage => Ok(shortage),
+        }
+    }
+
+    /// Returns the limit that refused.
+    pub(crate) fn limit(self) -> Option<LimitExceeded> {
+        match self {
+            Self::Limit(limit) => Some(limit),
+            Self::Driver(_) => None,
+        }
+    }
+}
+
+impl From<DriverError> for Refusal {
+    fn from(error: DriverError) -> Self {
+        Self::Driver(error)
+    }
+}

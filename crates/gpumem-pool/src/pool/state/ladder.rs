@@ -1,0 +1,238 @@
+//! The ladder: makes room for a request that found no free memory, until it succeeds or nothing is left to try. This is the
+//! only loop that repeats a request.
+//!
+//! A pass climbs the rungs of the backend, the cheapest first; its search lists them (`backend/caching/rungs`,
+//! `backend/caching/extent`, `backend/direct`). Behind them come rungs outside of the pool, each followed by a new pass:
+//!
+//! | rung | when | cost |
+//! | --- | --- | --- |
+//! | registered reclaim callbacks: purge, then release | always | their cached memory |
+//! | other pools of the device | unless this pool's own limit or a budget refused | their caches, and a wait for the device |
+//!
+//! Only memory that helps the requested kind takes part: device memory and unified memory help each other, pinned memory helps
+//! pinned memory. No lock is held during callbacks. All waits of a request share one deadline.
+
+use super::State;
+use crate::backend::{Search, Shortage, Source, Step};
+use crate::device::{CaptureModeGuard, deadline};
+use crate::error::{Attempt, PoolError, Refusal, RefusedBy};
+use crate::reclaim::{Extent, OTHERS_TIME_MAX};
+use std::time::Instant;
+
+/// A rung outside of the pool.
+#[derive(Clone, Copy)]
+enum Outside {
+    Callbacks(Extent),
+    OtherPools,
+}
+
+const OUTSIDE: [(&str, Outside); 3] = [
+    ("ask holders to purge", Outside::Callbacks(Extent::Purge)),
+    ("ask holders to release", Outside::Callbacks(Extent::Release)),
+    ("trim other pools of the device", Outside::OtherPools),
+];
+
+impl State {
+    /// Climbs the ladder for a request, and returns what the request found.
+    ///
+    /// # Errors
+    ///
+    /// `PoolError::LimitReached` or `PoolError::OutOfMemory` with a report if no rung helps, or the search's own error.
+    /// `PoolError::Driver` or `PoolError::DeviceLost` if a call fails for another reason than a shortage of memory.
+    #[cold]
+    pub(crate) fn climb<T>(&self, search: &mut dyn Search<T>) -> Result<T, PoolError> {
+        let _request = deadline::Request::begin();
+        let mut attempts = Vec::with_capacity(ATTEMPTS_MAX);
+        let (mut outside, mut is_first) = (OUTSIDE.into_iter(), true);
+        loop {
+            if let Some(found) = self.climb_once(search, is_first, &mut attempts)? {
+                return Ok(found);
+            }
+            is_first = false;
+            // Memory that other threads held during the pass may be free now.
+            if search.may_repeat() && Instant::now() < self.deadline() {
+                std::thread::yield_now();
+                continue;
+            }
+            if !outside.any(|(name, rung)| self.climb_outside(search, name, rung, &mut attempts)) {
+                return Err(self.refusal(&search.shortage()?, attempts));
+            }
+        }
+    }
+
+    /// One pass over the backend's rungs.
+    fn climb_once<T>(
+        &self,
+        search: &mut dyn Search<T>,
+        is_first: bool,
+        attempts: &mut Vec<Attempt>,
+    ) -> Result<Option<T>, PoolError> {
+        if search.is_over_budget() {
+            return search.begin(is_first);
+        }
+        let _relaxed = CaptureModeGuard::enter(self.device.driver())?;
+        let _bound = self.device.enter()?;
+        if let Some(found) = search.begin(is_first)? {
+            return Ok(Some(found));
+        }
+        let (mut start, mut free_bytes) = (Instant::now(), None);
+        for index in 0.. {
+            let Some(name) = search.rung(index) else { break };
+            let before_bytes = match free_bytes {
+                Some(free_bytes) => free_bytes,
+                None => search.free_bytes()?,
+            };
+            let now_bytes = match search.climb(index)? {
+                Step::Found(found) => return Ok(Some(found)),
+                Step::Short => search.free_bytes()?,
+                Step::Skipped => before_bytes,
+            };
+            free_bytes = Some(now_bytes);
+            start = add(attempts, name, start, now_bytes.saturating_sub(before_bytes), Vec::new());
+        }
+        Ok(None)
+    }
+
+    /// Makes room outside of the pool. Returns whether the rung applies.
+    fn climb_outside<T>(
+        &self,
+        search: &dyn Search<T>,
+        name: &'static str,
+        rung: Outside,
+        attempts: &mut Vec<Attempt>,
+    ) -> bool {
+        let measure = || if search.is_over_budget() { 0 } else { self.room_bytes() };
+        let (start, before_bytes) = (Instant::now(), measure());
+        let failures = match rung {
+            Outside::Callbacks(extent) => self.run_callbacks(extent, self.deadline()),
+            Outside::OtherPools => search.shortage().ok().and_then(|shortage| self.trim_others(&shortage)),
+        };
+        let Some(failures) = failures else { return false };
+        add(attempts, name, start, measure().saturating_sub(before_bytes), failures);
+        true
+    }
+
+    /// Repeats a request that a budget has refused, after each round of reclaim callbacks.
+    ///
+    /// # Errors
+    ///
+    /// The last error of the request.
+    #[cold]
+    pub(crate) fn retry_over_budget<T>(
+        &self,
+        error: PoolError,
+        request: impl FnMut() -> Result<T, PoolError>,
+    ) -> Result<T, PoolError> {
+        self.climb(&mut OverBudget { error, request })
+    }
+
+    /// Runs all registered reclaim callbacks, whatever they release.
+    pub(super) fn run_all_callbacks(&self) {
+        for extent in [Extent::Purge, Extent::Release] {
+            // A callback that fails is treated like one that has nothing to release.
+            let _ = self.run_callbacks(extent, Instant::now() + OTHERS_TIME_MAX);
+        }
+    }
+
+    /// Runs the callbacks of all holders that can help, and returns their failures. `None` if there are none.
+    fn run_callbacks(&self, extent: Extent, until: Instant) -> Option<Vec<String>> {
+        self.device.maintenance().registry().ask(extent, self.setup.config.kind, until)
+    }
+
+    /// Returns the deadline for waits of this thread's request.
+    fn deadline(&self) -> Instant {
+        deadline::until(self.setup.config.tuning.wait_deadline)
+    }
+
+    /// Waits until the device is idle, then releases the cached memory of other pools, and the memory left by pools that ended.
+    /// Returns the failures; `None` if there is no such memory, or if it cannot help.
+    fn trim_others(&self, shortage: &Shortage) -> Option<Vec<String>> {
+        // The comparison of limits is not sufficient alone: another limit may have the same value.
+        let limit = shortage.refusal.and_then(Refusal::limit);
+        let is_ours = limit.is_some_and(|limit| {
+            matches!(limit.by, RefusedBy::HardLimit | RefusedBy::Quota)
+                && Some(limit.limit_bytes) == self.limits.hard_bytes()
+                && self.limits.node().is_full_for(shortage.requested_bytes)
+        });
+        let kind = self.setup.config.kind;
+        let mut trimmables = self.device.maintenance().trimmables();
+        trimmables.retain(|member| member.kind().helps(kind));
+        // One of the entries is this pool itself.
+        let has_others = trimmables.len() > usize::from(self.backend.keeps_memory())
+            || self.device.maintenance().has_left_for(kind);
+        if is_ours || !has_others {
+            return None;
+        }
+        trimmables.iter().for_each(|member| member.before_giving());
+        let trimmed = CaptureModeGuard::enter(self.device.driver()).and_then(|_relaxed| {
+            let _bound = self.device.enter()?;
+            let is_idle = self.device.finish_until(self.deadline())?;
+            self.device.after_wait_until(is_idle);
+            trimmables.iter().for_each(|member| member.give_back_all(is_idle));
+            Ok(())
+        });
+        Some(trimmed.err().iter().map(ToString::to_string).collect())
+    }
+
+    /// Returns the device's free bytes minus this pool's bytes in use. A rung outside of the pool has gained its growth.
+    fn room_bytes(&self) -> i64 {
+        let free_bytes = self.device.memory_info().map_or(0, |info| info.free_bytes);
+        i64::try_from(free_bytes).unwrap_or(0)
+            - i64::try_from(self.backend.counts().in_use_bytes).unwrap_or(0)
+    }
+}
+
+/// Adds an attempt that began at `start`, and returns its end. A rung that was climbed before adds to its earlier attempt.
+fn add(
+    attempts: &mut Vec<Attempt>,
+    name: &'static str,
+    start: Instant,
+    gained_bytes: i64,
+    failures: Vec<String>,
+) -> Instant {
+    let end = Instant::now();
+    let (gained_bytes, took) = (gained_bytes.max(0).unsigned_abs(), end - start);
+    match attempts.iter_mut().find(|earlier| earlier.name == name) {
+        None => attempts.push(Attempt { name, gained_bytes, took, failures }),
+        Some(earlier) => {
+            earlier.gained_bytes = earlier.gained_bytes.saturating_add(gained_bytes);
+            earlier.took = earlier.took.saturating_add(took);
+            earlier.failures.extend(failures);
+        }
+    }
+    end
+}
+
+/// The number of rungs: at most this many attempts need no reallocation.
+const ATTEMPTS_MAX: usize = 16;
+
+/// A request that the budget of an adaptor has refused. Each pass runs it through the adaptors again.
+struct OverBudget<F> {
+    error: PoolError,
+    request: F,
+}
+
+impl<T, F: FnMut() -> Result<T, PoolError>> Search<T> for OverBudget<F> {
+    fn is_over_budget(&self) -> bool {
+        true
+    }
+
+    fn begin(&mut self, is_first: bool) -> Result<Option<T>, PoolError> {
+        if !is_first {
+            match (self.request)() {
+                Ok(found) => return Ok(Some(found)),
+                Err(error) => self.error = error,
+            }
+        }
+        match self.error {
+            PoolError::OverBudget { requested_bytes, limit_bytes, .. } if requested_bytes <= limit_bytes => {
+                Ok(None)
+            }
+            _ => Err(self.error.clone()),
+        }
+    }
+
+    fn shortage(&self) -> Result<Shortage, PoolError> {
+        Err(self.error.clone())
+    }
+}
