@@ -123,7 +123,7 @@ impl Captures {
             devices.iter().filter_map(WeakDevice::upgrade).any(|other| other == *device)
         };
         open.into_iter()
-            .filter_map(|(graph, (slot, _), devices)| is_of(devices).then_some((graph, slot)))
+            .filter_map(|(graph, (index, _), devices)| is_of(devices).then_some((graph, index)))
             .collect()
     }
 
@@ -175,16 +175,16 @@ impl Captures {
 
     /// The capture that a stream belongs to, by the records. For a broken capture without a record, any active capture:
     /// memory that this one retains too long is released at its end.
-    pub(crate) fn capture_of(&self, slot: StreamIndex, is_broken: bool) -> Option<u64> {
+    pub(crate) fn capture_of(&self, index: StreamIndex, is_broken: bool) -> Option<u64> {
         let table = self.table();
         let mut open = table.iter().filter(|(_, record)| record.is_open);
-        let member = open.clone().find(|(_, record)| record.members.contains(&slot));
+        let member = open.clone().find(|(_, record)| record.members.contains(&index));
         member.or_else(|| open.next().filter(|_| is_broken)).map(|(graph, _)| *graph)
     }
 
     /// Makes launches, and the stream itself once it runs work again, follow these stamps.
-    pub(crate) fn add_after(&self, graph: u64, slot: StreamIndex, stamps: impl IntoIterator<Item = Stamp>) {
-        self.with(graph, |record| record.after.extend(stamps.into_iter().map(|stamp| (slot, stamp))));
+    pub(crate) fn add_after(&self, graph: u64, index: StreamIndex, stamps: impl IntoIterator<Item = Stamp>) {
+        self.with(graph, |record| record.after.extend(stamps.into_iter().map(|stamp| (index, stamp))));
     }
 
     /// Records a launch that is about to be made. Returns the stamps that it must follow, and those that it must follow
@@ -211,8 +211,8 @@ impl Captures {
     }
 
     /// Adds a member stream.
-    pub(crate) fn add_member(&self, graph: u64, slot: StreamIndex) {
-        self.with(graph, |record| record.members.insert(slot));
+    pub(crate) fn add_member(&self, graph: u64, index: StreamIndex) {
+        self.with(graph, |record| record.members.insert(index));
     }
 
     /// Adds a stream that owns memory of the capture.

@@ -150,12 +150,13 @@ pub(crate) fn cut_short(device: &Device, graph: u64, origin: StreamIndex) {
 pub(crate) fn run_again(device: &Device, graph: u64, origin: StreamIndex) -> Result<(), DriverError> {
     let clocks = device.clocks();
     let waits = clocks.captures().end(graph, clocks);
-    let ours =
-        waits.into_iter().filter(|(slot, _)| *slot == origin || clocks.own_part(*slot) == Some(Part::Runs));
+    let ours = waits
+        .into_iter()
+        .filter(|(index, _)| *index == origin || clocks.own_part(*index) == Some(Part::Runs));
     let mut refused = None;
     // Every wait is tried, even after one was refused.
-    for (slot, stamp) in ours {
-        refused = clocks.order_launch(stamp, slot).err().or(refused);
+    for (index, stamp) in ours {
+        refused = clocks.order_launch(stamp, index).err().or(refused);
     }
     match refused {
         // No later call repeats these waits, and blocks of the capture may live on: the host waits instead.

@@ -50,13 +50,13 @@ pub(crate) struct Clocks {
     driver: Driver,
     epochs: Epochs,
     stream_states: StreamStates,
-    slots: Mutex<StreamTable>,
+    table: Mutex<StreamTable>,
     /// By the driver's unique stream id.
     names: Mutex<HashMap<u64, Name>>,
     /// Whether there was ever a stream that only calls naming it may mark.
     had_named: AtomicBool,
     /// All stream indices ever used are below this.
-    slot_count: AtomicUsize,
+    index_count: AtomicUsize,
     /// The index at which the next poll begins.
     cursor: AtomicUsize,
     /// The active captures and the graphs made from captures.
@@ -87,10 +87,10 @@ impl Clocks {
             driver: driver.clone(),
             epochs: Epochs::new(),
             stream_states: StreamStates::new(),
-            slots: Mutex::default(),
+            table: Mutex::default(),
             names: Mutex::default(),
             had_named: AtomicBool::new(false),
-            slot_count: AtomicUsize::new(0),
+            index_count: AtomicUsize::new(0),
             cursor: AtomicUsize::new(0),
             captures: Captures::default(),
             seen: Mutex::default(),
@@ -99,8 +99,8 @@ impl Clocks {
 
     /// A stamp for everything queued on the stream so far.
     #[inline]
-    pub(crate) fn stamp(&self, slot: StreamIndex) -> Stamp {
-        self.epochs.stamp(slot)
+    pub(crate) fn stamp(&self, index: StreamIndex) -> Stamp {
+        self.epochs.stamp(index)
     }
 
     /// Like [`Clocks::stamp`], by identity. [`Stamp::COMPLETE`] if the index belongs to another stream now: then the
@@ -114,25 +114,25 @@ impl Clocks {
     /// `uses`.
     pub(crate) fn uses(&self, owner_stream: StreamId, uses: u64) -> impl Iterator<Item = Stamp> {
         // An index that is being given to its first stream has no work yet.
-        let had_stream = |slot: &StreamIndex| self.epochs.stream_in(*slot) != StreamId::from_u64(0);
-        let used = self.used(uses).filter(had_stream).map(|slot| self.stamp(slot));
+        let had_stream = |index: &StreamIndex| self.epochs.stream_in(*index) != StreamId::from_u64(0);
+        let used = self.used(uses).filter(had_stream).map(|index| self.stamp(index));
         core::iter::once(self.stamp_of(owner_stream)).chain(used).filter(|stamp| !self.is_complete(*stamp))
     }
 
     /// The stream that has this index, or had it last.
-    pub(crate) fn stream_in(&self, slot: StreamIndex) -> StreamId {
-        self.epochs.stream_in(slot)
+    pub(crate) fn stream_in(&self, index: StreamIndex) -> StreamId {
+        self.epochs.stream_in(index)
     }
 
     /// The stream indices in a word of [`uses`].
     pub(crate) fn used(&self, uses: u64) -> impl Iterator<Item = StreamIndex> + use<> {
-        uses::slots(uses, self.slot_count.load(Ordering::Acquire))
+        uses::indices(uses, self.index_count.load(Ordering::Acquire))
     }
 
     /// The streams in a word of [`uses`].
     pub(crate) fn users(&self, uses: u64) -> impl Iterator<Item = StreamId> {
-        let slots = if uses == 0 { None } else { Some(self.used(uses)) };
-        slots.into_iter().flatten().map(|slot| self.stream_in(slot))
+        let indices = if uses == 0 { None } else { Some(self.used(uses)) };
+        indices.into_iter().flatten().map(|index| self.stream_in(index))
     }
 
     #[inline]
@@ -143,7 +143,7 @@ impl Clocks {
     /// Checks that no clock has gone back since the last check. The error names the first that has.
     pub(crate) fn check(&self) -> Result<(), String> {
         let mut seen = self.seen.lock().unwrap_or_else(PoisonError::into_inner);
-        self.epochs.check(self.slot_count.load(Ordering::Acquire), &mut seen)
+        self.epochs.check(self.index_count.load(Ordering::Acquire), &mut seen)
     }
 
     /// Whether there may be streams that only calls naming them may mark.
@@ -155,8 +155,8 @@ impl Clocks {
     #[cfg(test)]
     pub(crate) fn active_streams(&self) -> usize {
         let is_live =
-            |slot: &StreamIndex| self.stream_states.lock(*slot).is_some_and(|state| state.is_live());
-        self.used_slots().filter(is_live).count()
+            |index: &StreamIndex| self.stream_states.lock(*index).is_some_and(|state| state.is_live());
+        self.used_indices().filter(is_live).count()
     }
 }
 

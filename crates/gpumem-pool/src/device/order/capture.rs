@@ -22,17 +22,17 @@ impl Clocks {
     /// gone. Work queued before is marked first: it can then be waited for while the stream captures.
     pub(crate) fn begin_capture(
         &self,
-        slot: StreamIndex,
+        index: StreamIndex,
         mode: CUstreamCaptureMode,
     ) -> Result<Option<u64>, DriverError> {
-        self.with_stream_state(slot, |state| {
+        self.with_stream_state(index, |state| {
             let Some(raw) = state.raw() else { return Ok(None) };
-            self.mark_before_capture(state, slot)?;
+            self.mark_before_capture(state, index)?;
             // SAFETY: the stream is alive, because its user named it.
             unsafe { state.device.driver().cuStreamBeginCapture_v2(raw, mode)? };
             match state.part() {
                 Ok(Part::In(id)) => {
-                    state.set_captured(id, self.stamp(slot).epoch());
+                    state.set_captured(id, self.stamp(index).epoch());
                     Ok(Some(id))
                 }
                 other => {
@@ -50,31 +50,31 @@ impl Clocks {
     pub(super) fn mark_before_capture(
         &self,
         state: &mut Locked<'_>,
-        slot: StreamIndex,
+        index: StreamIndex,
     ) -> Result<(), DriverError> {
-        match self.is_complete(self.stamp(slot)) {
+        match self.is_complete(self.stamp(index)) {
             true => Ok(()),
-            false => state.record_marker(slot, &self.epochs, Asker::User).map(drop),
+            false => state.record_marker(index, &self.epochs, Asker::User).map(drop),
         }
     }
 
     /// Records that a wait may have made the stream join a capture. The work queued before was marked; everything
     /// queued from here on belongs to the capture.
-    pub(super) fn note_captured(&self, state: &mut Locked<'_>, slot: StreamIndex) {
+    pub(super) fn note_captured(&self, state: &mut Locked<'_>, index: StreamIndex) {
         if let Ok(Part::In(id)) = state.part() {
-            state.set_captured(id, self.stamp(slot).epoch());
+            state.set_captured(id, self.stamp(index).epoch());
         }
     }
 
     /// Ends the capture that was begun on a stream. Afterwards the stream runs work again, even if the capture failed,
     /// unless this is the wrong thread.
-    pub(crate) fn end_capture(&self, slot: StreamIndex) -> Result<CUgraph, DriverError> {
-        let end = || self.with_stream_state(slot, |state| state.end_capture());
+    pub(crate) fn end_capture(&self, index: StreamIndex) -> Result<CUgraph, DriverError> {
+        let end = || self.with_stream_state(index, |state| state.end_capture());
         let mut ended = end();
         for _ in 0..TRIES {
             // A broken or unjoined capture has ended with that error. After any other error it may be active, and no
             // later operation would end it.
-            if ended.is_ok() || matches!(self.part(slot), Ok(Part::Runs)) {
+            if ended.is_ok() || matches!(self.part(index), Ok(Part::Runs)) {
                 break;
             }
             ended = end().or(ended);
@@ -84,26 +84,26 @@ impl Clocks {
 
     /// Whether any owned or long-lived stream of a device is capturing, in a capture of any thread or library.
     pub(crate) fn has_capture(&self, device: &Device) -> bool {
-        let captures = |slot: StreamIndex| {
-            self.with_stream_state(slot, |state| {
+        let captures = |index: StreamIndex| {
+            self.with_stream_state(index, |state| {
                 Ok(state.device == *device && state.is_ours() && state.part()? != Part::Runs)
             })
         };
-        self.used_slots().any(|slot| matches!(captures(slot), Ok(Some(true))))
+        self.used_indices().any(|index| matches!(captures(index), Ok(Some(true))))
     }
 
     /// Ends captures on a device's streams that were begun without this crate, where the driver lets this thread end
     /// them (its own, and relaxed ones of any thread), and discards their graphs. False if there is none. The caller
     /// prevents captures of this crate from beginning.
     pub(crate) fn end_others_captures(&self, device: &Device) -> bool {
-        let end = |slot: &StreamIndex| {
-            self.with_stream_state(*slot, |state| {
+        let end = |index: &StreamIndex| {
+            self.with_stream_state(*index, |state| {
                 let is_others = state.device == *device
                     && state.is_ours()
                     && match state.part()? {
                         Part::Runs => false,
                         Part::In(graph) => !self.captures.knows(graph),
-                        Part::Broken => self.captures.capture_of(*slot, false).is_none(),
+                        Part::Broken => self.captures.capture_of(*index, false).is_none(),
                     };
                 if is_others {
                     state.end_capture().and_then(|graph| destroy(state, graph))?;
@@ -112,23 +112,23 @@ impl Clocks {
             })
         };
         // A stream that joined a capture cannot end it: the driver refuses that, and accepts its first stream.
-        self.used_slots().filter(|slot| matches!(end(slot), Ok(Some(true)))).count() > 0
+        self.used_indices().filter(|index| matches!(end(index), Ok(Some(true)))).count() > 0
     }
 
     /// Ends a capture that this thread has begun, and discards its graph.
-    pub(crate) fn discard_capture(&self, slot: StreamIndex) -> Result<(), DriverError> {
-        self.with_stream_state(slot, |state| state.end_capture().and_then(|graph| destroy(state, graph)))
+    pub(crate) fn discard_capture(&self, index: StreamIndex) -> Result<(), DriverError> {
+        self.with_stream_state(index, |state| state.end_capture().and_then(|graph| destroy(state, graph)))
             .map(drop)
     }
 
     /// The capture state of a stream. For another library's stream, only inside a call that names it.
-    pub(crate) fn part(&self, slot: StreamIndex) -> Result<Part, DriverError> {
-        self.with_stream_state(slot, |state| state.part()).map(|part| part.unwrap_or(Part::Runs))
+    pub(crate) fn part(&self, index: StreamIndex) -> Result<Part, DriverError> {
+        self.with_stream_state(index, |state| state.part()).map(|part| part.unwrap_or(Part::Runs))
     }
 
     /// Like [`Clocks::part`], in any call: `None` for another library's stream.
-    pub(crate) fn own_part(&self, slot: StreamIndex) -> Option<Part> {
-        self.with_stream_state(slot, |state| if state.is_ours() { state.part().map(Some) } else { Ok(None) })
+    pub(crate) fn own_part(&self, index: StreamIndex) -> Option<Part> {
+        self.with_stream_state(index, |state| if state.is_ours() { state.part().map(Some) } else { Ok(None) })
             .unwrap_or_default()
             .flatten()
     }
@@ -151,9 +151,9 @@ impl Clocks {
 
     /// A stamp for everything queued so far on a stream that the call names, with a marker that covers it. `None` if
     /// the stream cannot be marked now.
-    pub(crate) fn marked(&self, slot: StreamIndex) -> Result<Option<Stamp>, DriverError> {
-        let stamp = self.stamp(slot);
-        Ok(self.record_marker_by_user(slot)?.then_some(stamp))
+    pub(crate) fn marked(&self, index: StreamIndex) -> Result<Option<Stamp>, DriverError> {
+        let stamp = self.stamp(index);
+        Ok(self.record_marker_by_user(index)?.then_some(stamp))
     }
 }
 

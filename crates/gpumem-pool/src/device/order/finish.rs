@@ -31,8 +31,8 @@ impl Clocks {
         let _bound = device.enter()?;
         let _relaxed = CaptureModeGuard::enter(&self.driver)?;
         let (mut markers, mut needs_legacy, mut is_covered) = (Vec::new(), false, true);
-        for slot in self.used_slots() {
-            match self.cover(slot, device)? {
+        for index in self.used_indices() {
+            match self.cover(index, device)? {
                 Cover::Complete => {}
                 Cover::Marker(marker) => markers.push(marker),
                 Cover::Legacy => needs_legacy = true,
@@ -61,8 +61,8 @@ impl Clocks {
         let _bound = device.enter()?;
         let _relaxed = CaptureModeGuard::enter(&self.driver)?;
         let (mut is_in_time, mut is_covered) = (true, true);
-        for slot in self.used_slots() {
-            match self.cover(slot, device)? {
+        for index in self.used_indices() {
+            match self.cover(index, device)? {
                 Cover::Complete => {}
                 // After a late stream the others are still queried: their completed work counts.
                 Cover::Marker(marker) => is_in_time &= self.wait_for_mark(device, marker, until)?,
@@ -88,13 +88,13 @@ impl Clocks {
         Ok(())
     }
 
-    fn cover(&self, slot: StreamIndex, device: &Device) -> Result<Cover, DriverError> {
-        let Some(mut state) = self.stream_states.lock(slot).filter(|state| state.device == *device) else {
+    fn cover(&self, index: StreamIndex, device: &Device) -> Result<Cover, DriverError> {
+        let Some(mut state) = self.stream_states.lock(index).filter(|state| state.device == *device) else {
             return Ok(Cover::Complete);
         };
-        let stamp = self.stamp(slot);
+        let stamp = self.stamp(index);
         let runs = match self.captured_from(&state)? {
-            Some(epoch) => Stamp::new(slot, epoch.saturating_sub(1)),
+            Some(epoch) => Stamp::new(index, epoch.saturating_sub(1)),
             None => stamp,
         };
         if self.is_complete(runs) {
@@ -105,7 +105,7 @@ impl Clocks {
         }
         if runs == stamp
             && state.is_ours()
-            && let Some(marker) = state.record_marker(slot, &self.epochs, Asker::Pool)?
+            && let Some(marker) = state.record_marker(index, &self.epochs, Asker::Pool)?
         {
             return Ok(Cover::Marker(marker));
         }

@@ -93,13 +93,13 @@ impl StreamStates {
     }
 
     /// Locks a state. `None` if the index was never used, or its device is gone. The host has no state.
-    pub(super) fn lock(&self, slot: StreamIndex) -> Option<Locked<'_>> {
-        if slot == StreamIndex::HOST { None } else { Self::with_device(self.guard(slot)) }
+    pub(super) fn lock(&self, index: StreamIndex) -> Option<Locked<'_>> {
+        if index == StreamIndex::HOST { None } else { Self::with_device(self.guard(index)) }
     }
 
     /// Like [`StreamStates::lock`], and `None` also if another thread holds the lock.
-    pub(super) fn try_lock(&self, slot: StreamIndex) -> Option<Locked<'_>> {
-        match self.state(slot).try_lock() {
+    pub(super) fn try_lock(&self, index: StreamIndex) -> Option<Locked<'_>> {
+        match self.state(index).try_lock() {
             Ok(state) => Self::with_device(state),
             Err(TryLockError::Poisoned(poisoned)) => Self::with_device(poisoned.into_inner()),
             Err(TryLockError::WouldBlock) => None,
@@ -107,23 +107,23 @@ impl StreamStates {
     }
 
     /// Locks a state, even if its device is gone.
-    pub(super) fn guard(&self, slot: StreamIndex) -> MutexGuard<'_, StreamState> {
-        self.state(slot).lock().unwrap_or_else(PoisonError::into_inner)
+    pub(super) fn guard(&self, index: StreamIndex) -> MutexGuard<'_, StreamState> {
+        self.state(index).lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// See [`Clocks::has_waiters`](super::Clocks::has_waiters). The host has no entry.
     #[inline]
-    pub(super) fn awaited_count(&self, slot: StreamIndex) -> &AtomicU32 {
-        &self.entry(slot).awaited_count
+    pub(super) fn awaited_count(&self, index: StreamIndex) -> &AtomicU32 {
+        &self.entry(index).awaited_count
     }
 
-    fn state(&self, slot: StreamIndex) -> &Mutex<StreamState> {
-        &self.entry(slot).state
+    fn state(&self, index: StreamIndex) -> &Mutex<StreamState> {
+        &self.entry(index).state
     }
 
     #[inline]
-    fn entry(&self, slot: StreamIndex) -> &Entry {
-        self.0[usize::from(slot.0) % StreamIndex::COUNT_MAX].get_or_init(|| {
+    fn entry(&self, index: StreamIndex) -> &Entry {
+        self.0[usize::from(index.0) % StreamIndex::COUNT_MAX].get_or_init(|| {
             Box::new(Entry { state: Mutex::new(StreamState::empty()), awaited_count: AtomicU32::new(0) })
         })
     }
@@ -280,20 +280,25 @@ impl Locked<'_> {
     }
 
     /// Closes the epoch, if a marker may be recorded for this origin: the next driver call covers the returned stamps.
-    pub(super) fn close(&mut self, slot: StreamIndex, epochs: &Epochs, asker: Asker) -> Option<Box<[Stamp]>> {
-        if self.may_mark(asker) { epochs.close(slot) } else { None }
+    pub(super) fn close(
+        &mut self,
+        index: StreamIndex,
+        epochs: &Epochs,
+        asker: Asker,
+    ) -> Option<Box<[Stamp]>> {
+        if self.may_mark(asker) { epochs.close(index) } else { None }
     }
 
     /// Like [`Locked::close`], before a wait for the whole device, which does not touch the stream itself.
-    pub(super) fn close_untouched(&mut self, slot: StreamIndex, epochs: &Epochs) -> Option<Box<[Stamp]>> {
+    pub(super) fn close_untouched(&mut self, index: StreamIndex, epochs: &Epochs) -> Option<Box<[Stamp]>> {
         let stream = self.state.stream.as_ref()?;
-        if stream.life != Life::Named && self.is_capturing() { None } else { epochs.close(slot) }
+        if stream.life != Life::Named && self.is_capturing() { None } else { epochs.close(index) }
     }
 
     /// Records a marker behind everything queued so far. `None` if none may be recorded for this origin.
     pub(super) fn record_marker(
         &mut self,
-        slot: StreamIndex,
+        index: StreamIndex,
         epochs: &Epochs,
         asker: Asker,
     ) -> Result<Option<Arc<Marker>>, DriverError> {
@@ -305,9 +310,9 @@ impl Locked<'_> {
         #[cfg(gpumem_planted_bugs)]
         if crate::injected_bugs::has(crate::injected_bugs::Bug::EventBeforeEpoch) {
             event.record(&self.device, raw)?;
-            return Ok(epochs.close(slot).map(|covered| self.keep(event, covered)));
+            return Ok(epochs.close(index).map(|covered| self.keep(event, covered)));
         }
-        let Some(covered) = epochs.close(slot) else { return Ok(None) };
+        let Some(covered) = epochs.close(index) else { return Ok(None) };
         self.mark(event, covered, raw)
     }
 
@@ -316,9 +321,9 @@ impl Locked<'_> {
     }
 
     /// Records the last marker before the stream is destroyed. From here on the stream counts as gone.
-    pub(super) fn finish(&mut self, slot: StreamIndex, epochs: &Epochs) {
+    pub(super) fn finish(&mut self, index: StreamIndex, epochs: &Epochs) {
         if let Some(raw) = self.raw().filter(|_| self.may_mark(Asker::User)) {
-            let covered = epochs.close_for_good(slot);
+            let covered = epochs.close_for_good(index);
             // Without this marker, the work counts as complete once the device has been waited for.
             let _ = self.event().and_then(|event| self.mark(event, covered, raw));
         }
@@ -436,12 +441,12 @@ impl Locked<'_> {
     /// Records an event of the user. Returns the stamps that it covers; `None` if it became part of a capture.
     pub(super) fn record(
         &mut self,
-        slot: StreamIndex,
+        index: StreamIndex,
         epochs: &Epochs,
         event: CUevent,
     ) -> Result<Option<Box<[Stamp]>>, DriverError> {
         let Some(raw) = self.raw() else { return Ok(None) };
-        let covered = self.close(slot, epochs, Asker::User);
+        let covered = self.close(index, epochs, Asker::User);
         // SAFETY: the caller keeps the event alive; the stream is alive, because its user named it.
         unsafe { self.device.driver().cuEventRecord(event, raw)? };
         Ok(covered)

@@ -30,12 +30,12 @@ pub(super) struct Name {
 
 impl Clocks {
     pub(crate) fn add_device(&self, device: &Device) {
-        self.slots().devices.push(device.downgrade());
+        self.table().devices.push(device.downgrade());
     }
 
     /// All open devices. Do not drop them under a lock of the clocks.
     pub(crate) fn devices(&self) -> Vec<Device> {
-        self.slots().devices.iter().filter_map(WeakDevice::upgrade).collect()
+        self.table().devices.iter().filter_map(WeakDevice::upgrade).collect()
     }
 
     /// Gives a new stream its index and identity. It is alive until [`Clocks::retire`].
@@ -45,11 +45,11 @@ impl Clocks {
     /// [`PoolError::TooManyStreams`] if all indices are in use.
     pub(crate) fn open(&self, device: &Device, parts: &StreamParts) -> Result<StreamId, PoolError> {
         static NEXT: AtomicU64 = AtomicU64::new(1);
-        let slot = self.free_slot()?;
-        let stream = StreamId::new(NEXT.fetch_add(1, Ordering::Relaxed), slot);
-        let former = self.stream_states.guard(slot).open(device, parts);
+        let index = self.free_slot()?;
+        let stream = StreamId::new(NEXT.fetch_add(1, Ordering::Relaxed), index);
+        let former = self.stream_states.guard(index).open(device, parts);
         drop(former);
-        self.stream_states.awaited_count(slot).store(0, Ordering::Relaxed);
+        self.stream_states.awaited_count(index).store(0, Ordering::Relaxed);
         // From here on the index has incomplete stamps: a thread that finds one also finds the state to mark.
         self.epochs.open(stream);
         self.add_live(parts);
@@ -118,8 +118,8 @@ impl Clocks {
 
     /// Reopens an abandoned stream, unless its index has gone to another.
     fn adopt(&self, stream: StreamId, device: &Device, parts: &StreamParts) -> bool {
-        let mut slots = self.slots();
-        let at = slots.retired.binary_search(&stream.stream_index());
+        let mut table = self.table();
+        let at = table.retired.binary_search(&stream.stream_index());
         let Some(at) = at.ok().filter(|_| self.epochs.stream_in(stream.stream_index()) == stream) else {
             return false;
         };
@@ -127,8 +127,8 @@ impl Clocks {
         if self.epochs.close(stream.stream_index()).is_none() {
             return false;
         }
-        slots.retired.remove(at);
-        drop(slots);
+        table.retired.remove(at);
+        drop(table);
         let former = self.stream_states.guard(stream.stream_index()).open(device, parts);
         drop(former);
         self.add_live(parts);
@@ -140,15 +140,15 @@ impl Clocks {
     /// A failure cannot be reported. Without the marker, the stream's queued work counts as complete once the device
     /// has been waited for.
     pub(crate) fn retire(&self, stream: StreamId, driver_id: Option<u64>) {
-        let slot = stream.stream_index();
+        let index = stream.stream_index();
         if let Some(driver_id) = driver_id {
             let mut names = self.names();
             if names.get(&driver_id).is_some_and(|name| name.id == stream) {
                 names.remove(&driver_id);
             }
         }
-        self.last_mark(slot);
-        self.give_up(slot);
+        self.last_mark(index);
+        self.give_up(index);
     }
 
     /// Closes a stream without clones, whose owner may have destroyed it. It is not touched, unless the caller knows
@@ -166,32 +166,32 @@ impl Clocks {
         self.give_up(stream.stream_index());
     }
 
-    fn last_mark(&self, slot: StreamIndex) {
-        let Some(mut state) = self.stream_states.lock(slot) else { return };
+    fn last_mark(&self, index: StreamIndex) {
+        let Some(mut state) = self.stream_states.lock(index) else { return };
         let device = state.device.clone();
         match device.enter() {
-            Ok(_bound) => state.finish(slot, &self.epochs),
+            Ok(_bound) => state.finish(index, &self.epochs),
             Err(_) => state.forget(),
         }
     }
 
-    fn give_up(&self, slot: StreamIndex) {
-        let mut slots = self.slots();
-        let at = slots.retired.partition_point(|other| *other < slot);
-        slots.retired.insert(at, slot);
+    fn give_up(&self, index: StreamIndex) {
+        let mut table = self.table();
+        let at = table.retired.partition_point(|other| *other < index);
+        table.retired.insert(at, index);
     }
 
     /// The lowest free index: low indices are cheap to store in a block.
     fn free_slot(&self) -> Result<StreamIndex, PoolError> {
-        if let Some(slot) = self.take_complete() {
-            return Ok(slot);
+        if let Some(index) = self.take_complete() {
+            return Ok(index);
         }
-        let retired = self.slots().retired.clone();
+        let retired = self.table().retired.clone();
         // A query would break active captures.
         let _relaxed = CaptureModeGuard::enter(&self.driver)?;
-        for slot in retired {
+        for index in retired {
             // A stream that cannot be queried now keeps its index.
-            if self.poll_stream(slot).is_ok_and(|moved| moved && self.is_complete(self.stamp(slot))) {
+            if self.poll_stream(index).is_ok_and(|moved| moved && self.is_complete(self.stamp(index))) {
                 break;
             }
         }
@@ -199,18 +199,18 @@ impl Clocks {
     }
 
     fn take_complete(&self) -> Option<StreamIndex> {
-        let mut slots = self.slots();
-        let at = slots.retired.iter().position(|slot| self.is_complete(self.stamp(*slot)))?;
-        Some(slots.retired.remove(at))
+        let mut table = self.table();
+        let at = table.retired.iter().position(|index| self.is_complete(self.stamp(*index)))?;
+        Some(table.retired.remove(at))
     }
 
     fn fresh_slot(&self) -> Result<StreamIndex, PoolError> {
-        let _one_at_a_time = self.slots();
-        let next = self.slot_count.load(Ordering::Relaxed);
+        let _one_at_a_time = self.table();
+        let next = self.index_count.load(Ordering::Relaxed);
         if next == StreamIndex::COUNT_MAX {
             return Err(PoolError::TooManyStreams { limit: StreamIndex::COUNT_MAX });
         }
-        self.slot_count.store(next + 1, Ordering::Release);
+        self.index_count.store(next + 1, Ordering::Release);
         Ok(StreamIndex(next as u16))
     }
 
@@ -218,31 +218,31 @@ impl Clocks {
     /// context. If there is none but the machine has other devices, whose pools may ask for the work's completion, it
     /// is waited for.
     pub(crate) fn close_device(&self, ending: &WeakDevice, context: CUcontext) {
-        self.slots().devices.retain(|device| !device.is_same(ending));
+        self.table().devices.retain(|device| !device.is_same(ending));
         let others = self.devices();
         let own: Vec<StreamIndex> =
-            self.used_slots().filter(|slot| self.stream_states.guard(*slot).is_of(ending)).collect();
+            self.used_indices().filter(|index| self.stream_states.guard(*index).is_of(ending)).collect();
         if let Some(heir) = others.iter().find(|other| other.context() == context) {
-            own.iter().for_each(|slot| self.stream_states.guard(*slot).move_to(heir));
+            own.iter().for_each(|index| self.stream_states.guard(*index).move_to(heir));
             return;
         }
         let Ok(_bound) = ContextGuard::enter(&self.driver, context) else { return };
         let pending: Vec<Stamp> =
-            own.iter().map(|slot| self.stamp(*slot)).filter(|stamp| !self.is_complete(*stamp)).collect();
+            own.iter().map(|index| self.stamp(*index)).filter(|stamp| !self.is_complete(*stamp)).collect();
         // SAFETY: the context is current and alive.
         if !pending.is_empty() && !others.is_empty() && unsafe { self.driver.cuCtxSynchronize() }.is_ok() {
             self.epochs.raise_complete(&pending);
         }
         // Long-lived streams live until their device is dropped, which is now.
-        let kept = own.iter().filter(|slot| self.stream_states.guard(**slot).forget());
-        kept.for_each(|slot| self.give_up(*slot));
+        let kept = own.iter().filter(|index| self.stream_states.guard(**index).forget());
+        kept.for_each(|index| self.give_up(*index));
         let events: Vec<MarkerEvent> =
-            own.iter().flat_map(|slot| self.stream_states.guard(*slot).take_events()).collect();
+            own.iter().flat_map(|index| self.stream_states.guard(*index).take_events()).collect();
         events.into_iter().for_each(|event| event.destroy(&self.driver));
     }
 
-    pub(super) fn used_slots(&self) -> impl Iterator<Item = StreamIndex> + use<> {
-        (0..self.slot_count.load(Ordering::Acquire)).map(|index| StreamIndex(index as u16))
+    pub(super) fn used_indices(&self) -> impl Iterator<Item = StreamIndex> + use<> {
+        (0..self.index_count.load(Ordering::Acquire)).map(|index| StreamIndex(index as u16))
     }
 
     /// Taken before the lock of the stream table.
@@ -250,7 +250,7 @@ impl Clocks {
         self.names.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn slots(&self) -> MutexGuard<'_, StreamTable> {
-        self.slots.lock().unwrap_or_else(PoisonError::into_inner)
+    fn table(&self) -> MutexGuard<'_, StreamTable> {
+        self.table.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

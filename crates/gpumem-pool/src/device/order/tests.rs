@@ -171,8 +171,8 @@ fn polls_of_one_stream_reach_each() {
     let _bound = bench.device.bind().unwrap();
     // SAFETY: the context is current.
     unsafe { bench.device.driver().cuCtxSynchronize().unwrap() };
-    let slot_count = bench.clocks().slot_count.load(Ordering::Acquire);
-    for _ in 0..slot_count {
+    let index_count = bench.clocks().index_count.load(Ordering::Acquire);
+    for _ in 0..index_count {
         bench.clocks().poll_next(1).unwrap();
     }
     assert!(stamps.iter().all(|stamp| bench.clocks().is_complete(*stamp)));
@@ -297,7 +297,7 @@ fn a_slot_with_work_left_is_not_given_away() {
         let next = Stream::new(&bench.device).unwrap();
         assert!(next.stream_index() != stamp.stream_index() || bench.clocks().is_complete(stamp));
     }
-    assert!(bench.clocks().used_slots().count() < 20, "slots are used again");
+    assert!(bench.clocks().used_indices().count() < 20, "indices are used again");
 }
 
 /// The index of a complete stream is reused, however many other streams are incomplete.
@@ -311,9 +311,9 @@ fn streams_that_come_and_go_beside_unfinished_ones_take_no_more_slots() {
     for _ in 0..50 {
         drop(Stream::new(&bench.device).unwrap());
     }
-    let slot_count = bench.clocks().used_slots().count();
+    let index_count = bench.clocks().used_indices().count();
     bench.let_go();
-    assert!(slot_count <= 9, "{slot_count} for two streams that live, six unfinished and one at a time");
+    assert!(index_count <= 9, "{index_count} for two streams that live, six unfinished and one at a time");
 }
 
 #[test]
@@ -421,9 +421,9 @@ fn streams_end_while_others_tick_and_poll_and_wait() {
             scope.spawn(move || {
                 let own = Stream::new(&bench.device).unwrap();
                 while running.strong_count() > 0 {
-                    for slot in bench.clocks().used_slots().filter(|slot| *slot != own.stream_index()) {
-                        bench.clocks().record_marker(slot).unwrap();
-                        let stamp = bench.clocks().stamp(slot);
+                    for index in bench.clocks().used_indices().filter(|index| *index != own.stream_index()) {
+                        bench.clocks().record_marker(index).unwrap();
+                        let stamp = bench.clocks().stamp(index);
                         bench.clocks().insert_wait(stamp, own.stream_index()).unwrap();
                         bench.clocks().poll(Duration::from_micros(10)).unwrap();
                     }
@@ -589,7 +589,7 @@ fn a_long_lived_stream_goes_with_its_device() {
     let driver = gpumem_sim::driver(SimConfig::new().devices(2)).unwrap();
     let other = Device::new(&driver, 1).unwrap();
     let clocks = Arc::clone(other.clocks());
-    let mut slots = std::collections::BTreeSet::new();
+    let mut indices = std::collections::BTreeSet::new();
     for _ in 0..3 {
         let device = Device::new(&driver, 0).unwrap();
         // SAFETY: the default stream lives as long as the context.
@@ -598,13 +598,13 @@ fn a_long_lived_stream_goes_with_its_device() {
         // SAFETY: the handle is still the default stream's, and its device is open.
         let again = unsafe { Stream::from_raw_long_lived(&device, core::ptr::null_mut()).unwrap() };
         assert_eq!((again.id(), clocks.active_streams()), (id, 1));
-        slots.insert(id.stream_index());
+        indices.insert(id.stream_index());
         drop((long, again));
         assert_eq!(clocks.active_streams(), 1, "it lives on without a clone");
         drop(device);
         assert_eq!((clocks.active_streams(), clocks.is_complete(stamp)), (0, true));
     }
-    assert_eq!(slots.len(), 1, "its slot goes to the next");
+    assert_eq!(indices.len(), 1, "its index goes to the next");
 }
 
 /// A marker that other streams request, and that only calls naming the stream can record, is recorded by the next such

@@ -20,11 +20,11 @@ pub(crate) const GRAPH_BIT: u64 = 1 << 63;
 
 /// Adds a stream to a set.
 #[inline]
-pub(crate) fn with(uses: u64, slot: StreamIndex) -> u64 {
-    if uses & LISTED_BIT == 0 && slot.0 < BITS_END {
-        return uses | 1 << slot.0;
+pub(crate) fn with(uses: u64, index: StreamIndex) -> u64 {
+    if uses & LISTED_BIT == 0 && index.0 < BITS_END {
+        return uses | 1 << index.0;
     }
-    with_listed(uses, slot)
+    with_listed(uses, index)
 }
 
 /// Adds streams to the set of a block. Relaxed: the block's owner already orders all such calls before the drop.
@@ -50,38 +50,38 @@ fn joined_listed(uses: u64, more: u64) -> u64 {
     sum | flags
 }
 
-/// The indices in a set, each once: in ascending order or as listed. `slot_count` is the number of indices in use.
-pub(crate) fn slots(uses: u64, slot_count: usize) -> impl Iterator<Item = StreamIndex> {
+/// The indices in a set, each once: in ascending order or as listed. `index_count` is the number of indices in use.
+pub(crate) fn indices(uses: u64, index_count: usize) -> impl Iterator<Item = StreamIndex> {
     let is_folded = is_folded(uses);
-    let all = if is_folded { 0..slot_count as u16 } else { 0..0 };
-    let folded = all.filter(move |slot| uses >> (slot % REMAINDERS) & 1 != 0).map(StreamIndex);
+    let all = if is_folded { 0..index_count as u16 } else { 0..0 };
+    let folded = all.filter(move |index| uses >> (index % REMAINDERS) & 1 != 0).map(StreamIndex);
     exact(if is_folded { 0 } else { uses }).chain(folded)
 }
 
 #[cold]
-fn with_listed(uses: u64, slot: StreamIndex) -> u64 {
+fn with_listed(uses: u64, index: StreamIndex) -> u64 {
     if is_folded(uses) {
-        return uses | 1 << (slot.0 % REMAINDERS);
+        return uses | 1 << (index.0 % REMAINDERS);
     }
-    if exact(uses).any(|listed| listed == slot) {
+    if exact(uses).any(|listed| listed == index) {
         return uses;
     }
-    let mut all = [slot; LIST_LENGTH];
+    let mut all = [index; LIST_LENGTH];
     for (place, listed) in (1..).zip(exact(uses)) {
         match all.get_mut(place) {
             Some(number) => *number = listed,
-            None => return folded(uses) | 1 << (slot.0 % REMAINDERS),
+            None => return folded(uses) | 1 << (index.0 % REMAINDERS),
         }
     }
-    let list = all.iter().rev().fold(0, |list, slot| list << SLOT_BITS | u64::from(slot.0));
+    let list = all.iter().rev().fold(0, |list, index| list << INDEX_BITS | u64::from(index.0));
     uses & GRAPH_BIT | LISTED_BIT | list
 }
 
 /// The indices in a set that is not folded.
 fn exact(uses: u64) -> impl Iterator<Item = StreamIndex> {
     let is_listed = uses & LISTED_BIT != 0;
-    let bits = (0..BITS_END).filter(move |slot| !is_listed && uses >> slot & 1 != 0).map(StreamIndex);
-    let number = move |place: u32| StreamIndex((uses >> (place * SLOT_BITS)) as u16 & SLOT_MASK);
+    let bits = (0..BITS_END).filter(move |index| !is_listed && uses >> index & 1 != 0).map(StreamIndex);
+    let number = move |place: u32| StreamIndex((uses >> (place * INDEX_BITS)) as u16 & INDEX_MASK);
     let list = (0..LIST_LENGTH as u32)
         .filter(move |place| is_listed && (*place == 0 || number(*place) != number(0)));
     bits.chain(list.map(number))
@@ -91,7 +91,7 @@ fn folded(uses: u64) -> u64 {
     if is_folded(uses) {
         return uses;
     }
-    let bits = exact(uses).fold(0, |bits, slot| bits | 1 << (slot.0 % REMAINDERS));
+    let bits = exact(uses).fold(0, |bits, index| bits | 1 << (index.0 % REMAINDERS));
     uses & GRAPH_BIT | LISTED_BIT | FOLDED_BIT | bits
 }
 
@@ -105,10 +105,10 @@ const FOLDED_BIT: u64 = 1 << 61;
 const BITS_END: u16 = 62;
 const REMAINDERS: u16 = 60;
 const LIST_LENGTH: usize = 5;
-const SLOT_BITS: u32 = 12;
-const SLOT_MASK: u16 = (1 << SLOT_BITS) - 1;
+const INDEX_BITS: u32 = 12;
+const INDEX_MASK: u16 = (1 << INDEX_BITS) - 1;
 
-const _: () = assert!(StreamIndex::COUNT_MAX <= 1 << SLOT_BITS && LIST_LENGTH as u32 * SLOT_BITS <= 61);
+const _: () = assert!(StreamIndex::COUNT_MAX <= 1 << INDEX_BITS && LIST_LENGTH as u32 * INDEX_BITS <= 61);
 
 #[cfg(test)]
 mod tests {
@@ -117,12 +117,12 @@ mod tests {
     use proptest::prelude::*;
     use std::collections::BTreeSet;
 
-    fn slot() -> impl Strategy<Value = u16> {
+    fn index() -> impl Strategy<Value = u16> {
         prop_oneof![0..8_u16, 50..70_u16, 0..StreamIndex::COUNT_MAX as u16]
     }
 
     fn set(uses: u64) -> BTreeSet<u16> {
-        let all: Vec<u16> = slots(uses, StreamIndex::COUNT_MAX).map(|slot| slot.0).collect();
+        let all: Vec<u16> = indices(uses, StreamIndex::COUNT_MAX).map(|index| index.0).collect();
         let set: BTreeSet<u16> = all.iter().copied().collect();
         assert_eq!(set.len(), all.len(), "each once");
         set
@@ -131,20 +131,21 @@ mod tests {
     /// Whether a word contains these indices, and others only where folding requires it.
     fn agrees(uses: u64, twin: &BTreeSet<u16>) -> bool {
         let found = set(uses);
-        match twin.len() <= LIST_LENGTH || twin.iter().all(|slot| *slot < BITS_END) {
+        match twin.len() <= LIST_LENGTH || twin.iter().all(|index| *index < BITS_END) {
             true => found == *twin,
             false => {
-                let remainders: BTreeSet<u16> = twin.iter().map(|slot| slot % REMAINDERS).collect();
-                found.is_superset(twin) && found.iter().all(|slot| remainders.contains(&(slot % REMAINDERS)))
+                let remainders: BTreeSet<u16> = twin.iter().map(|index| index % REMAINDERS).collect();
+                found.is_superset(twin)
+                    && found.iter().all(|index| remainders.contains(&(index % REMAINDERS)))
             }
         }
     }
 
     proptest! {
         #[test]
-        fn a_word_names_what_a_set_has(one in vec(slot(), 0..9), two in vec(slot(), 0..9), graph: bool) {
-            let word = |slots: &[u16]| slots.iter().fold(0, |uses, slot| with(uses, StreamIndex(*slot)));
-            let twin = |slots: &[u16]| slots.iter().copied().collect::<BTreeSet<u16>>();
+        fn a_word_names_what_a_set_has(one in vec(index(), 0..9), two in vec(index(), 0..9), graph: bool) {
+            let word = |indices: &[u16]| indices.iter().fold(0, |uses, index| with(uses, StreamIndex(*index)));
+            let twin = |indices: &[u16]| indices.iter().copied().collect::<BTreeSet<u16>>();
             let flag = if graph { GRAPH_BIT } else { 0 };
             let (a, b) = (word(&one) | flag, word(&two));
             prop_assert!(agrees(a, &twin(&one)) && agrees(b, &twin(&two)));

@@ -19,10 +19,10 @@ impl Clocks {
     /// Records a marker in a stream, for any request that needs memory freed there. False if none may be recorded now:
     /// the stream is capturing, is gone, or only calls naming it may mark it. In the last case, the next such call
     /// records it.
-    pub(crate) fn record_marker(&self, slot: StreamIndex) -> Result<bool, DriverError> {
+    pub(crate) fn record_marker(&self, index: StreamIndex) -> Result<bool, DriverError> {
         let _relaxed = CaptureModeGuard::enter(&self.driver)?;
-        let ticked = self.with_stream_state(slot, |state| {
-            let mark = state.record_marker(slot, &self.epochs, Asker::Pool)?;
+        let ticked = self.with_stream_state(index, |state| {
+            let mark = state.record_marker(index, &self.epochs, Asker::Pool)?;
             Ok((mark.is_some(), if mark.is_some() { None } else { state.want() }))
         })?;
         let (is_marked, named) = ticked.unwrap_or_default();
@@ -32,24 +32,24 @@ impl Clocks {
 
     /// Like [`Clocks::record_marker`], in a call that names the stream, which allows markers in another library's
     /// stream too.
-    pub(crate) fn record_marker_by_user(&self, slot: StreamIndex) -> Result<bool, DriverError> {
-        self.with_stream_state(slot, |state| {
-            Ok(state.record_marker(slot, &self.epochs, Asker::User)?.is_some())
+    pub(crate) fn record_marker_by_user(&self, index: StreamIndex) -> Result<bool, DriverError> {
+        self.with_stream_state(index, |state| {
+            Ok(state.record_marker(index, &self.epochs, Asker::User)?.is_some())
         })
         .map(Option::unwrap_or_default)
     }
 
     /// Whether only calls that name the stream may mark it.
-    pub(crate) fn is_named_only(&self, slot: StreamIndex) -> bool {
-        self.stream_states.lock(slot).is_some_and(|state| state.is_named_only())
+    pub(crate) fn is_named_only(&self, index: StreamIndex) -> bool {
+        self.stream_states.lock(index).is_some_and(|state| state.is_named_only())
     }
 
     /// Requests markers from the next calls that name these streams, for memory that is pending there. For drops: never
     /// blocks. A stream whose state another thread holds is skipped; a later request for its memory marks it.
-    pub(crate) fn want_marks(&self, slots: impl Iterator<Item = StreamIndex>) {
+    pub(crate) fn want_marks(&self, indices: impl Iterator<Item = StreamIndex>) {
         if self.has_named_streams() {
-            slots.for_each(|slot| {
-                let named = self.stream_states.try_lock(slot).and_then(|mut state| state.want());
+            indices.for_each(|index| {
+                let named = self.stream_states.try_lock(index).and_then(|mut state| state.want());
                 disable_fast_path(named);
             });
         }
@@ -57,12 +57,12 @@ impl Clocks {
 
     /// Records a requested marker in a call that names the stream. False if it is still requested: the stream is
     /// capturing, or the driver refuses.
-    pub(crate) fn mark_if_wanted(&self, slot: StreamIndex) -> bool {
+    pub(crate) fn mark_if_wanted(&self, index: StreamIndex) -> bool {
         // Locked again below: the context is entered only if a marker is recorded.
-        match self.stream_states.lock(slot).is_some_and(|state| state.is_wanted()) {
+        match self.stream_states.lock(index).is_some_and(|state| state.is_wanted()) {
             false => true,
             // A failure is reported by the next driver call.
-            true => self.record_marker_by_user(slot).unwrap_or(false),
+            true => self.record_marker_by_user(index).unwrap_or(false),
         }
     }
 
@@ -83,7 +83,7 @@ impl Clocks {
     fn poll_while(&self, goes_on: impl Fn(usize) -> bool) -> Result<bool, DriverError> {
         let _relaxed = CaptureModeGuard::enter(&self.driver)?;
         let mut moved = false;
-        let count = self.slot_count.load(Ordering::Acquire);
+        let count = self.index_count.load(Ordering::Acquire);
         let first = self.cursor.load(Ordering::Relaxed);
         for step in (0..count).take_while(|step| goes_on(*step)) {
             let index = (first + step) % count;
@@ -94,8 +94,8 @@ impl Clocks {
     }
 
     /// Queries the markers of one state until one is incomplete. Skips a state that another thread holds.
-    pub(super) fn poll_stream(&self, slot: StreamIndex) -> Result<bool, DriverError> {
-        let Some(mut state) = self.stream_states.try_lock(slot).filter(Locked::has_marks) else {
+    pub(super) fn poll_stream(&self, index: StreamIndex) -> Result<bool, DriverError> {
+        let Some(mut state) = self.stream_states.try_lock(index).filter(Locked::has_marks) else {
             return Ok(false);
         };
         let device = state.device.clone();
@@ -171,8 +171,8 @@ impl Clocks {
     }
 
     /// The device of the index's stream, or of the last stream that had it.
-    pub(crate) fn device_of(&self, slot: StreamIndex) -> Option<Device> {
-        self.stream_states.lock(slot).map(|state| state.device.clone())
+    pub(crate) fn device_of(&self, index: StreamIndex) -> Option<Device> {
+        self.stream_states.lock(index).map(|state| state.device.clone())
     }
 
     /// Waits on the host for the stamps. False if the deadline came first, or if a stream cannot be marked now, so that
@@ -219,8 +219,8 @@ impl Clocks {
     /// Records a marker in each owned or long-lived stream of a device that has unmarked work and is not capturing.
     pub(crate) fn mark_streams(&self, device: &Device) -> Result<(), DriverError> {
         let _relaxed = CaptureModeGuard::enter(&self.driver)?;
-        for slot in self.unfinished_slots(device) {
-            self.marker_for(self.stamp(slot), |state| state.is_ours())?;
+        for index in self.unfinished_indices(device) {
+            self.marker_for(self.stamp(index), |state| state.is_ours())?;
         }
         Ok(())
     }
@@ -235,14 +235,14 @@ impl Clocks {
         let _bound = device.enter()?;
         let _relaxed = CaptureModeGuard::enter(&self.driver)?;
         let marked_count = marks.len();
-        for slot in self.used_slots() {
-            if marks[..marked_count].iter().any(|(marked, _)| *marked == slot) {
+        for index in self.used_indices() {
+            if marks[..marked_count].iter().any(|(marked, _)| *marked == index) {
                 continue;
             }
-            if let Some(mut state) = self.stream_states.lock(slot).filter(|state| state.device == *device)
+            if let Some(mut state) = self.stream_states.lock(index).filter(|state| state.device == *device)
                 && state.may_mark(Asker::Pool)
             {
-                marks.extend(state.record_apart()?.map(|event| (slot, event)));
+                marks.extend(state.record_apart()?.map(|event| (index, event)));
             }
         }
         Ok(())
@@ -253,20 +253,21 @@ impl Clocks {
     /// the last marker is complete.
     pub(crate) fn unfinished(&self, device: &Device) -> Vec<(StreamId, Option<Instant>)> {
         let mut unfinished = Vec::new();
-        for slot in self.unfinished_slots(device) {
-            let Some(state) = self.stream_states.lock(slot) else { continue };
+        for index in self.unfinished_indices(device) {
+            let Some(state) = self.stream_states.lock(index) else { continue };
             let marked_at = state.oldest_mark();
             if marked_at.is_some() || state.is_live() && !state.is_ours() {
-                unfinished.push((self.stream_in(slot), marked_at));
+                unfinished.push((self.stream_in(index), marked_at));
             }
         }
         unfinished
     }
 
-    fn unfinished_slots(&self, device: &Device) -> Vec<StreamIndex> {
-        let is_of =
-            |slot: &StreamIndex| self.stream_states.lock(*slot).is_some_and(|state| state.device == *device);
-        self.used_slots().filter(|slot| !self.is_complete(self.stamp(*slot)) && is_of(slot)).collect()
+    fn unfinished_indices(&self, device: &Device) -> Vec<StreamIndex> {
+        let is_of = |index: &StreamIndex| {
+            self.stream_states.lock(*index).is_some_and(|state| state.device == *device)
+        };
+        self.used_indices().filter(|index| !self.is_complete(self.stamp(*index)) && is_of(index)).collect()
     }
 
     /// The earliest marker that covers a stamp, or a new one, with the device that its event needs. `None` if there is
@@ -381,9 +382,9 @@ impl Clocks {
 
     /// Waits on the host for everything queued so far on a stream that the call names, but not for later work of other
     /// threads. False if no marker may be recorded now.
-    pub(crate) fn synchronize_so_far(&self, slot: StreamIndex) -> Result<bool, DriverError> {
-        let found = self.with_stream_state(slot, |state| {
-            let mark = state.record_marker(slot, &self.epochs, Asker::User)?;
+    pub(crate) fn synchronize_so_far(&self, index: StreamIndex) -> Result<bool, DriverError> {
+        let found = self.with_stream_state(index, |state| {
+            let mark = state.record_marker(index, &self.epochs, Asker::User)?;
             Ok(mark.map(|mark| (state.device.clone(), mark)))
         })?;
         let Some((device, mark)) = found.flatten() else { return Ok(false) };
@@ -407,14 +408,14 @@ impl Clocks {
     /// Whether other streams have waited for the stream lately, so that its next work is worth a marker of its own. A
     /// marker costs about a microsecond, so each wait is followed by [`MARKERS_AHEAD`] of them at most.
     #[inline]
-    pub(crate) fn has_waiters(&self, slot: StreamIndex) -> bool {
-        self.stream_states.awaited_count(slot).load(Ordering::Relaxed) > 0
+    pub(crate) fn has_waiters(&self, index: StreamIndex) -> bool {
+        self.stream_states.awaited_count(index).load(Ordering::Relaxed) > 0
     }
 
     /// Counts a marker that was recorded for later waiters.
-    pub(crate) fn use_up_waiter(&self, slot: StreamIndex) {
+    pub(crate) fn use_up_waiter(&self, index: StreamIndex) {
         let less = |count: u32| count.checked_sub(1);
-        let count = self.stream_states.awaited_count(slot);
+        let count = self.stream_states.awaited_count(index);
         let _news = count.fetch_update(Ordering::Relaxed, Ordering::Relaxed, less);
     }
 
@@ -428,19 +429,19 @@ impl Clocks {
     /// capture.
     pub(crate) fn record(
         &self,
-        slot: StreamIndex,
+        index: StreamIndex,
         event: CUevent,
     ) -> Result<Option<Box<[Stamp]>>, DriverError> {
-        self.with_stream_state(slot, |state| state.record(slot, &self.epochs, event)).map(Option::flatten)
+        self.with_stream_state(index, |state| state.record(index, &self.epochs, event)).map(Option::flatten)
     }
 
     /// Prepares a query of a stream in a call that names it. If another thread has retired it meanwhile and its index
     /// belongs to another stream, the observation is empty.
     pub(crate) fn observe(&self, stream: StreamId) -> Result<Observation, DriverError> {
-        let slot = stream.stream_index();
-        let covered = self.with_stream_state(slot, |state| {
-            let is_its_own = self.epochs.stream_in(slot) == stream;
-            Ok(if is_its_own { state.close(slot, &self.epochs, Asker::User) } else { None })
+        let index = stream.stream_index();
+        let covered = self.with_stream_state(index, |state| {
+            let is_its_own = self.epochs.stream_in(index) == stream;
+            Ok(if is_its_own { state.close(index, &self.epochs, Asker::User) } else { None })
         })?;
         Ok(Observation(covered.flatten()))
     }
@@ -448,14 +449,14 @@ impl Clocks {
     /// Prepares a query of a whole device: of its streams, and of those that are gone.
     pub(crate) fn observe_device(&self, device: &Device) -> Observation {
         let mut all = Vec::new();
-        for slot in self.used_slots() {
-            let Some(mut state) = self.stream_states.lock(slot).filter(|state| state.device == *device)
+        for index in self.used_indices() {
+            let Some(mut state) = self.stream_states.lock(index).filter(|state| state.device == *device)
             else {
                 continue;
             };
             if !state.is_live() {
-                all.push(self.stamp(slot));
-            } else if let Some(covered) = state.close_untouched(slot, &self.epochs) {
+                all.push(self.stamp(index));
+            } else if let Some(covered) = state.close_untouched(index, &self.epochs) {
                 all.extend(covered);
             }
         }
@@ -465,8 +466,8 @@ impl Clocks {
     /// Records that the driver reported a device as complete.
     pub(crate) fn saw_device(&self, device: &Device, observation: Observation) {
         self.saw(observation);
-        for slot in self.used_slots() {
-            let state = self.stream_states.lock(slot).filter(|state| state.device == *device);
+        for index in self.used_indices() {
+            let state = self.stream_states.lock(index).filter(|state| state.device == *device);
             state.into_iter().for_each(|mut state| state.settle(&self.epochs));
         }
     }
@@ -484,10 +485,10 @@ impl Clocks {
     /// Locks a state with its context current. `None` if the device is gone.
     pub(super) fn with_stream_state<T>(
         &self,
-        slot: StreamIndex,
+        index: StreamIndex,
         work: impl FnOnce(&mut Locked<'_>) -> Result<T, DriverError>,
     ) -> Result<Option<T>, DriverError> {
-        let Some(mut state) = self.stream_states.lock(slot) else { return Ok(None) };
+        let Some(mut state) = self.stream_states.lock(index) else { return Ok(None) };
         let device = state.device.clone();
         let _bound = device.enter()?;
         work(&mut state).map(Some)
