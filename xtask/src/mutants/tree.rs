@@ -204,13 +204,15 @@ impl Tree {
                     let folder =
                         manifest.and_then(|path| Some(path.strip_prefix(&self.root).ok()?.to_path_buf()));
                     let is_library = !artifact.target.is_test();
-                    let target = targets().find(|target| {
+                    // Several, if they run different tests of the program.
+                    let of_program = targets().filter(|target| {
                         target.target == artifact.target.name
                             && target.is_library == is_library
                             && folder.as_deref() == Some(Path::new(&rooms::folder(target.package)))
                     });
-                    if let (Some(target), Some(program)) = (target, artifact.executable) {
-                        programs.insert(target.name.to_string(), program.into());
+                    if let Some(program) = artifact.executable {
+                        let program = PathBuf::from(program);
+                        programs.extend(of_program.map(|target| (target.name.to_string(), program.clone())));
                     }
                 }
                 _ => {}
