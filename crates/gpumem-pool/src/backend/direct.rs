@@ -21,7 +21,7 @@ use core::ops::Deref;
 use core::time::Duration;
 use gpumem_heap::counters::Counters;
 use gpumem_sys::DriverError;
-use gpumem_sys::types::{CUdeviceptr, CUresult};
+use gpumem_sys::types::CUdeviceptr;
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, Once, PoisonError, Weak};
 use std::time::Instant;
@@ -365,10 +365,6 @@ fn whole(freed: &FreeRequest) -> FreeRequest {
 /// alignment.
 fn padded_bytes(size_bytes: u64, alignment_exponent: u32) -> u64 {
     size_bytes.saturating_add((1_u64 << alignment_exponent).saturating_sub(ALIGNMENT_MIN))
-}
-
-pub(super) fn is_full(error: &DriverError) -> bool {
-    error.code() == CUresult::CUDA_ERROR_OUT_OF_MEMORY
 }
 
 /// A block that is allocated by a call of the driver. The only rung makes room on the device, so a refusal by a limit has none.

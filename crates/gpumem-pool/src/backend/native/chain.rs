@@ -14,12 +14,11 @@
 //! uncontended lock.
 
 use super::driver_pool::{DriverPool, UNBOUNDED};
-use crate::backend::direct::is_full;
 use crate::config::MemoryKind;
 use crate::device::Device;
 use core::sync::atomic::{AtomicU64, Ordering};
 use gpumem_sys::DriverError;
-use gpumem_sys::types::{CUdeviceptr, CUstream};
+use gpumem_sys::types::{CUdeviceptr, CUresult, CUstream};
 use std::sync::{PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
 pub(super) struct Chain {
@@ -279,3 +278,7 @@ fn whole_pieces(bytes: u64) -> u64 {
 
 /// The growth unit of a driver pool.
 const PIECE_BYTES: u64 = 32 << 20;
+
+fn is_full(error: &DriverError) -> bool {
+    error.code() == CUresult::CUDA_ERROR_OUT_OF_MEMORY
+}
