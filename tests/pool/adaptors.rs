@@ -241,13 +241,13 @@ cases! {
     /// A block behind a guard's bytes, and one that another pool has lent, are exported as themselves.
     fn the_exported_memory_is_the_block(driver: &Driver) {
         let device = Device::new(driver, 0).unwrap();
-        let spare = match Pool::builder(&device).exportable().adaptor(Arc::new(Guard::new())).build() {
+        let spare = match Pool::builder(&device).conf("exportable:true").unwrap().adaptor(Arc::new(Guard::new())).build() {
             // Built without the backend that can.
             Err(PoolError::NotWithBackend { .. }) => return,
             built => built.unwrap(),
         };
         let (budget, fallback) = (Arc::new(Budget::new(MIB)), Arc::new(Fallback::new(&spare)));
-        let builder = Pool::builder(&device).exportable().adaptor(budget).adaptor(fallback);
+        let builder = Pool::builder(&device).conf("exportable:true").unwrap().adaptor(budget).adaptor(fallback);
         let pool = builder.adaptor(Arc::new(Guard::new())).build().unwrap();
         let stream = Stream::new(&device).unwrap();
         let (own, lent) = (pool.alloc(5000, &stream).unwrap(), pool.alloc(2 * MIB, &stream).unwrap());

@@ -90,7 +90,8 @@ fn every_public_function_has_an_entry() {
                 .iter()
                 .find_map(|start| line.strip_prefix(start));
             let Some(name) = function.and_then(|rest| rest.split(['(', '<']).next()) else { continue };
-            if !known.contains(name) {
+            // The table of options generates setters of the builder, which call nothing.
+            if !known.contains(name) && name != "$name" {
                 missing.insert(format!("{name} in {}", file.display()));
             }
         }

@@ -107,7 +107,7 @@ cases! {
         let device = Device::new(driver, 0).unwrap();
         for backend in backends(&device) {
             let stream = Stream::new(&device).unwrap();
-            for builder in [Pool::builder(&device).exportable(), Pool::builder(&device).rdma()] {
+            for builder in [Pool::builder(&device).conf("exportable:true").unwrap(), Pool::builder(&device).conf("rdma:true").unwrap()] {
                 let pool = match builder.backend(backend).build() {
                     Err(PoolError::NotWithBackend { .. } | PoolError::BackendUnsupported { .. }) => continue,
                     built => built.unwrap(),

@@ -124,7 +124,7 @@ cases! {
     fn an_idle_pool_is_trimmed_by_queries(driver: &Driver) {
         let device = Device::new(driver, 0).unwrap();
         for setting in settings(&device).into_iter().filter(|setting| setting.backend != BackendKind::None) {
-            let pool = setting.builder(&device).trim_when_idle(Duration::from_millis(5)).build().unwrap();
+            let pool = setting.builder(&device).conf("trim_when_idle_ms:5").unwrap().build().unwrap();
             let stream = Stream::new(&device).unwrap();
             let (blocks, event) = used_blocks(&device, &pool, &stream, 8);
             drop(blocks);

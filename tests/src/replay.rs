@@ -17,7 +17,7 @@
 pub mod profiles;
 
 use crate::driver::call_counter::{self, Calls, Reading};
-use crate::pool::{BackendKind, Block, Device, IgnoredOption, Limit, Pool, PoolError, Stream, Tuning};
+use crate::pool::{BackendKind, Block, Device, IgnoredOption, Limit, Pool, PoolError, Stream};
 use crate::sys::Driver;
 use crate::sys::types::{CUstream, CUstream_flags};
 use crate::trace::{Event, Peaks, Trace};
@@ -71,8 +71,8 @@ impl fmt::Display for StreamKind {
 pub struct Setup {
     /// The pool's backend; its default, if none is given.
     pub backend: Option<BackendKind>,
-    /// What the backend `caching` trades.
-    pub tuning: Tuning,
+    /// Options of the pool by name, under all of the others.
+    pub tuning: String,
     /// The pool's hard limit.
     pub hard_limit: Option<Limit>,
     /// Options of the pool by name, over all of these.
@@ -228,8 +228,7 @@ pub fn replay(
 
 fn build(device: &Device, setup: &Setup) -> Result<Pool, PoolError> {
     // Who asks hears that nothing is over: a pool at its limit would ask until its deadline, for each block anew.
-    let tuning = setup.tuning.clone().wait_deadline(Duration::ZERO);
-    let mut builder = Pool::builder(device).tuning(tuning);
+    let mut builder = Pool::builder(device).conf("wait_deadline_ms:0")?.conf(&setup.tuning)?;
     if let Some(backend) = setup.backend {
         builder = builder.backend(backend);
     }

@@ -4,7 +4,7 @@
 
 use gpumem_sim::SimConfig;
 use gpumem_tests::fixtures::backends::backends;
-use gpumem_tests::pool::{BackendKind, Device, Limit, Profile, Tuning};
+use gpumem_tests::pool::{BackendKind, Device, Limit, Profile};
 use gpumem_tests::replay::profiles;
 use gpumem_tests::replay::{Outcome, Setup, StreamKind, TraceLimit, replay};
 use gpumem_tests::sys::Driver;
@@ -52,7 +52,7 @@ fn a_recorded_program_may_bring_its_own_streams() {
         for may_wait in [false, true].into_iter().filter(|may_wait| has_several || !may_wait) {
             let of = |streams| {
                 let driver = gpumem_sim::driver(SimConfig::h200().races(false)).unwrap();
-                let tuning = Tuning::of(Profile::Balanced).inserted_waits(may_wait);
+                let tuning = format!("inserted_waits:{may_wait}");
                 let setup = Setup { tuning, may_wait, streams, ..Setup::default() };
                 replay(&trace, &driver, &setup, |_| ()).unwrap()
             };
@@ -97,7 +97,7 @@ fn the_events_of_every_trace_bear_its_header_out() {
 fn a_program_that_repeats_itself_comes_to_rest() {
     let driver = gpumem_sim::driver(SimConfig::h200().races(false)).unwrap();
     for profile in [Profile::Fast, Profile::Balanced, Profile::Tight] {
-        let setup = Setup { tuning: Tuning::of(profile), ..Setup::default() };
+        let setup = Setup { tuning: format!("profile:{profile}"), ..Setup::default() };
         let outcome = replay(
             &Synthetic::Periodic.trace(1, Synthetic::Periodic.usual_round_count()),
             &driver,

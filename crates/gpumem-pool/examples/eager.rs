@@ -11,7 +11,7 @@
 
 use core::time::Duration;
 use gpumem_pool::sys::Driver;
-use gpumem_pool::{BackendKind, Block, Device, Pool, Stream, Tuning};
+use gpumem_pool::{BackendKind, Block, Device, Pool, Stream};
 use gpumem_sim::SimConfig;
 use std::error::Error;
 use std::time::Instant;
@@ -31,14 +31,10 @@ fn main() -> Result<(), Box<dyn Error>> {
         "{:<24} {:>9} {:>13} {:>13} {:>15}",
         "served", "total, s", "median, µs", "longest, µs", "reserved, MiB"
     );
-    let at_once = Tuning::default();
-    let at_last = Tuning::default()
-        .poll_budget(Duration::ZERO)
-        .release_budget(Duration::ZERO)
-        .inserted_waits(false)
-        .growth_slack(1 << 20);
-    for (name, tuning) in [("a little at a time", at_once), ("when memory runs out", at_last)] {
-        let run = Run::new(&device, tuning)?;
+    let at_once = "";
+    let at_last = "poll_budget_us:0,release_budget_us:0,inserted_waits:false,growth_slack:1000000";
+    for (name, conf) in [("a little at a time", at_once), ("when memory runs out", at_last)] {
+        let run = Run::new(&device, conf)?;
         let start = Instant::now();
         let mut steps = Vec::new();
         for _ in 0..epochs {
@@ -67,8 +63,8 @@ struct Run {
 }
 
 impl Run {
-    fn new(device: &Device, tuning: Tuning) -> Result<Self, Box<dyn Error>> {
-        let builder = Pool::builder(device).backend(BackendKind::Caching).tuning(tuning);
+    fn new(device: &Device, conf: &str) -> Result<Self, Box<dyn Error>> {
+        let builder = Pool::builder(device).backend(BackendKind::Caching).conf(conf)?;
         let pool = builder.hard_limit(4 << 30).soft_limit(2 << 30).build()?;
         let (cutting, compute) = (Stream::new(device)?, Stream::new(device)?);
         let table = pool.alloc(OBSERVATIONS * FEATURES * 4, &cutting)?;

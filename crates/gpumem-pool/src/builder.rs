@@ -1,42 +1,30 @@
-//! [`PoolBuilder`]: sets up a pool.
+//! [`PoolBuilder`]: sets up a pool, from calls, from options by name, and from the environment.
 //!
-//! | option | builder | environment | default |
-//! | --- | --- | --- | --- |
-//! | kind of memory | [`PoolBuilder::kind`] | `GPUMEM_KIND` | `device` |
-//! | unified memory beyond the margin | [`PoolBuilder::oversubscribe`] | | no |
-//! | plain segments | [`PoolBuilder::plain_segments`] | | where there is no virtual memory |
-//! | backend | [`PoolBuilder::backend`] | `GPUMEM_POOL` | the first of `caching`, `native` and `none` that is built and works |
-//! | profile | [`PoolBuilder::profile`], option by option [`PoolBuilder::tuning`] | `GPUMEM_PROFILE` | `balanced` |
-//! | hard limit | [`PoolBuilder::hard_limit`] | `GPUMEM_HARD_LIMIT` | none |
-//! | trace | [`PoolBuilder::adaptor`] with a [`Trace`] | `GPUMEM_TRACE` | none |
-//! | exact peaks | [`PoolBuilder::exact_peaks`] | | upper bounds |
-//! | idle time | [`PoolBuilder::trim_when_idle`] | | never |
-//! | soft limit | [`PoolBuilder::soft_limit`] | `GPUMEM_SOFT_LIMIT` | none |
-//! | any of them, and PyTorch's allocator options, by name | [`PoolBuilder::conf`] | `GPUMEM_CONF` | see [`conf`] |
-//!
-//! The builder wins over the environment, and the environment wins over the default. Only `from_env` reads the
-//! environment.
-
-mod environment;
-
-pub use environment::VARIABLES;
+//! [`conf`](crate::conf) lists the options. The few that most programs need have a setter, and so do those whose values
+//! have no text form. The builder wins over the environment, and the environment wins over the default. Only `from_env`
+//! reads the environment.
 
 use crate::adaptor::Adaptor;
-use crate::config::{BackendKind, Config, Limit, MemoryKind, Profile, Tuning, conf, conf::ConfigError};
+use crate::config::options::{KEYS, setters};
+use crate::config::{BackendKind, Config, ConfigError, Limit, MemoryKind, Options, Profile, VARIABLES};
 use crate::device::Device;
 use crate::error::PoolError;
 use crate::pool::{Observer, Pool, Setup};
 use crate::trace::Trace;
-use core::time::Duration;
+use gpumem_sys::env::{self, EnvError};
 use std::sync::Arc;
 
 /// Sets up a [`Pool`]; see [`Pool::builder`] and [`PoolBuilder::from_env`].
 #[derive(Clone, Debug)]
 #[must_use = "nothing happens before `build`"]
 pub struct PoolBuilder {
-    pub(crate) setup: Setup,
+    device: Device,
+    options: Options,
+    peers: Vec<Device>,
+    adaptors: Vec<Arc<dyn Adaptor>>,
+    observer: Option<Observer>,
     /// The outermost adaptor, around all others.
-    pub(crate) trace: Option<Arc<Trace>>,
+    trace: Option<Arc<Trace>>,
 }
 
 impl Pool {
@@ -67,18 +55,51 @@ impl Pool {
 
 impl PoolBuilder {
     pub(crate) fn new(device: &Device) -> Self {
-        let setup = Setup {
+        Self {
             device: device.clone(),
-            config: Config::default(),
+            options: Options::default(),
             peers: Vec::new(),
             adaptors: Vec::new(),
-            parent: None,
             observer: None,
-        };
-        Self { setup, trace: None }
+            trace: None,
+        }
     }
 
-    /// Sets named options: `key:value,…`; [`conf`] lists them. [`Pool::ignored_options`] lists the given options that
+    /// Starts from `GPUMEM_CONF`, `GPUMEM_KIND`, `GPUMEM_POOL`, `GPUMEM_PROFILE`, `GPUMEM_HARD_LIMIT`,
+    /// `GPUMEM_SOFT_LIMIT` and `GPUMEM_TRACE`. Later calls on the builder win.
+    ///
+    /// # Errors
+    ///
+    /// [`PoolError::Env`] for an unknown `GPUMEM_…` variable or an invalid value.
+    pub fn from_env(device: &Device) -> Result<Self, PoolError> {
+        Self::from_variables(device, |name| env::read(VARIABLES, name))
+    }
+
+    pub(crate) fn from_variables(
+        device: &Device,
+        read: impl Fn(&'static str) -> Result<Option<String>, EnvError>,
+    ) -> Result<Self, PoolError> {
+        let mut builder = Self::new(device);
+        if let Some(value) = read("GPUMEM_CONF")? {
+            builder.options = Options::parse(&value).map_err(|error| EnvError::BadValue {
+                name: "GPUMEM_CONF",
+                value,
+                expected: error.to_string(),
+            })?;
+        }
+        for key in KEYS {
+            let Some(name) = key.variable else { continue };
+            let Some(value) = read(name)? else { continue };
+            if key.set(&mut builder.options, &value, name).is_err() {
+                let expected = format!("expected {}", key.expected);
+                return Err(EnvError::BadValue { name, value, expected }.into());
+            }
+        }
+        builder.trace = read("GPUMEM_TRACE")?.map(trace).transpose()?;
+        Ok(builder)
+    }
+
+    /// Sets options by name: `key:value,…`; [`conf`](crate::conf) lists them. [`Pool::ignored_options`] lists the given options that
     /// have no effect on the pool's backend.
     ///
     /// ```
@@ -98,141 +119,15 @@ impl PoolBuilder {
     ///
     /// [`ConfigError`] for an unknown, repeated, contradictory or malformed option.
     pub fn conf(mut self, text: &str) -> Result<Self, ConfigError> {
-        conf::apply(&mut self.setup.config, text, None)?;
+        self.options.update(Options::parse(text)?);
         Ok(self)
     }
 
-    /// Releases idle memory before an allocation that finds no cached block, while more than this share of the hard
-    /// limit (of the device, if there is none) is reserved. The backend `native` cannot see what the driver's pool has
-    /// cached: it releases idle memory when the driver's pool grows beyond the threshold, shortly before or after. The
-    /// backend `none` caches nothing.
-    pub fn garbage_collection_threshold(mut self, share: f64) -> Self {
-        self.setup.config.collect_above = Some(share.clamp(0.0, 1.0));
-        self.setup.config.asked.push("garbage_collection_threshold");
-        self
-    }
-
-    /// Chooses the kind of memory. Every backend supports all kinds; `native` needs a driver with pools of the kind:
-    /// CUDA 12.6 for host memory, 13.0 for unified memory.
-    ///
-    /// Host-accessible memory is reused only when every use is complete. Until then the pool grows, and waits only at
-    /// its hard limit. Nothing else bounds host memory, so set a hard limit for such a pool.
-    pub fn kind(mut self, kind: MemoryKind) -> Self {
-        self.setup.config.kind = kind;
-        self
-    }
-
-    /// Allows the pool to exceed the margin of unified memory. Without this, unified memory and all pools of this
-    /// [`Device`] together stay below 15/16 of the device's memory. Beyond the device's free memory, pages move back
-    /// and forth, and a program that uses them all at once may come to a standstill. With this, a block of unified
-    /// memory may be larger than the device.
-    pub fn oversubscribe(mut self) -> Self {
-        self.setup.config.oversubscribes = true;
-        self
-    }
-
-    /// Makes the peak of memory in use ([`Status::in_use_peak_bytes`](crate::Status::in_use_peak_bytes)) exact to the
-    /// byte, where the backend `caching` otherwise reports an upper bound. The cost: every allocation and free takes
-    /// the slow path, as with an adaptor. The peaks of the other backends are always exact.
-    ///
-    /// ```
-    /// use gpumem_pool::{Device, Pool, Profile, Stream};
-    /// use gpumem_sim::SimConfig;
-    ///
-    /// let device = Device::new(&gpumem_sim::driver(SimConfig::new())?, 0)?;
-    /// let pool = Pool::builder(&device).profile(Profile::Fast).exact_peaks().build()?;
-    /// let stream = Stream::new(&device)?;
-    /// pool.reserve(256 << 20)?;
-    /// (20..30).try_for_each(|mib| pool.alloc(mib << 20, &stream).map(drop))?;
-    /// assert_eq!(pool.status()?.in_use_peak_bytes, 29 << 20);
-    /// # Ok::<(), Box<dyn std::error::Error>>(())
-    /// ```
-    pub fn exact_peaks(mut self) -> Self {
-        self.setup.config.exact_peaks = true;
-        self.setup.config.asked.push("exact_peaks");
-        self
-    }
-
-    /// Chooses the backend. [`PoolBuilder::build`] fails if it is not built in or the device does not support it. By
-    /// default the first of `caching`, `native` and `none` that works is used.
-    pub fn backend(mut self, backend: BackendKind) -> Self {
-        self.setup.config.backend = Some(backend);
-        self
-    }
-
-    /// Sets the hard limit: the pool never exceeds it. Each pool has its own limit, for its kind of memory. A limit of
-    /// host memory is given in bytes, because a share refers to device memory.
-    pub fn hard_limit(mut self, limit: impl Into<Limit>) -> Self {
-        self.setup.config.hard_limit = Some(limit.into());
-        self
-    }
-
-    /// Sets the soft limit: at synchronisation points, cached memory is released until at most this much is reserved.
-    /// Without effect on the backend `none`, which caches nothing.
-    pub fn soft_limit(mut self, limit: impl Into<Limit>) -> Self {
-        self.setup.config.soft_limit = Some(limit.into());
-        self.setup.config.asked.push("soft_limit");
-        self
-    }
-
-    /// Releases all cached memory once `after` has passed without an allocation. There is no background thread. The
-    /// idle time is checked when the host waits for a stream or the device, when it queries whether work is complete,
-    /// and when another pool of the device allocates on the slow path. An allocation does not read the clock: the idle
-    /// time begins at the first such moment after it. Without effect on the backend `none`, which caches nothing.
-    ///
-    /// ```
-    /// use gpumem_pool::{Device, Pool, Stream};
-    /// use gpumem_sim::SimConfig;
-    /// use std::time::Duration;
-    ///
-    /// let device = Device::new(&gpumem_sim::driver(SimConfig::new())?, 0)?;
-    /// let pool = Pool::builder(&device).trim_when_idle(Duration::from_millis(5)).build()?;
-    /// let stream = Stream::new(&device)?;
-    /// drop(pool.alloc(5 << 20, &stream)?);
-    /// stream.synchronize()?;
-    /// std::thread::sleep(Duration::from_millis(10));
-    /// stream.synchronize()?;
-    /// assert_eq!(pool.status()?.reserved_bytes, 0);
-    /// # Ok::<(), Box<dyn std::error::Error>>(())
-    /// ```
-    pub fn trim_when_idle(mut self, after: Duration) -> Self {
-        self.setup.config.idle_after = Some(after);
-        self.setup.config.asked.push("trim_when_idle_ms");
-        self
-    }
-
-    /// Chooses the trade-off between memory, driver calls and time. It affects the caching backend; `native` uses only
-    /// `poll_budget`, for host-accessible memory, and all backends use `wait_deadline`.
-    pub fn profile(mut self, profile: Profile) -> Self {
-        self.setup.config.asked.push("profile");
-        self.tuning(Tuning::of(profile))
-    }
-
-    /// Sets the tuning options one by one instead of by [`PoolBuilder::profile`].
-    pub fn tuning(mut self, tuning: Tuning) -> Self {
-        self.setup.config.tuning = tuning;
-        self
-    }
+    setters!();
 
     /// Gives the streams of these devices access to the pool's blocks; see [`Pool::enable_peer_access`].
     pub fn peer_access(mut self, peers: &[Device]) -> Self {
-        self.setup.peers = peers.to_vec();
-        self
-    }
-
-    /// Creates memory that can be handed to other processes as file descriptors. The driver finds the handle under a
-    /// block's address (`cuMemRetainAllocationHandle`) and exports it (`cuMemExportToShareableHandle`), with all blocks
-    /// that lie in it. Only the backend `caching` supports this; see [`Block::pin_backing`](crate::Block::pin_backing).
-    pub fn exportable(mut self) -> Self {
-        self.setup.config.handle_use.exportable = true;
-        self
-    }
-
-    /// Creates memory that network cards can access directly once it is pinned; see
-    /// [`Block::pin_backing`](crate::Block::pin_backing). Memory of the backend `none` always supports this. The
-    /// backend `native` does not. The backend `caching` does if the device's driver does.
-    pub fn rdma(mut self) -> Self {
-        self.setup.config.handle_use.rdma = true;
+        self.peers = peers.to_vec();
         self
     }
 
@@ -262,34 +157,7 @@ impl PoolBuilder {
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     pub fn on_out_of_memory(mut self, observer: impl Fn(&PoolError) + Send + Sync + 'static) -> Self {
-        self.setup.observer = Some(Observer(Arc::new(observer)));
-        self
-    }
-
-    /// Makes the backend `caching` use plain segments (`cuMemAlloc`) even where it could map handles, for software that
-    /// cannot handle mapped memory, such as `cuIpcGetMemHandle` or older tools. Plain segments are the default where
-    /// virtual memory management is missing or refused; [`Status::plain_segments`](crate::Status::plain_segments)
-    /// reports which applies.
-    ///
-    /// Plain segments cannot be remapped, so free memory between blocks stays there ([`Tuning::split_bytes_max`] keeps
-    /// small blocks out of large segments). Only a segment that is free as a whole can be released, and the driver's
-    /// plain free waits for the device: [`Pool::trim_to`] and dropping the pool may wait therefore.
-    ///
-    /// ```
-    /// use gpumem_pool::{BackendKind, Device, Pool, Stream};
-    /// use gpumem_sim::SimConfig;
-    ///
-    /// # #[cfg(feature = "backend-caching")] {
-    /// let device = Device::new(&gpumem_sim::driver(SimConfig::new())?, 0)?;
-    /// let pool = Pool::builder(&device).backend(BackendKind::Caching).plain_segments().build()?;
-    /// let block = pool.alloc(5 << 20, &Stream::new(&device)?)?;
-    /// assert!(pool.status()?.to_string().contains("caching (plain segments)"));
-    /// # }
-    /// # Ok::<(), Box<dyn std::error::Error>>(())
-    /// ```
-    pub fn plain_segments(mut self) -> Self {
-        (self.setup.config.plain_segments, self.setup.config.expandable_segments) = (true, false);
-        self.setup.config.asked.push("expandable_segments");
+        self.observer = Some(Observer(Arc::new(observer)));
         self
     }
 
@@ -312,7 +180,7 @@ impl PoolBuilder {
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     pub fn adaptor(mut self, adaptor: Arc<dyn Adaptor>) -> Self {
-        self.setup.adaptors.push(adaptor);
+        self.adaptors.push(adaptor);
         self
     }
 
@@ -330,7 +198,26 @@ impl PoolBuilder {
     /// - [`PoolError::NoPeerAccess`] if a peer device has no link.
     /// - [`PoolError::Driver`] if a driver call fails.
     pub fn build(mut self) -> Result<Pool, PoolError> {
-        self.setup.adaptors.extend(self.trace.take().map(|trace| trace as _));
-        Pool::build(self.setup)
+        self.adaptors.extend(self.trace.take().map(|trace| trace as _));
+        Pool::build(Setup {
+            config: Config::new(&self.options)?,
+            device: self.device,
+            peers: self.peers,
+            adaptors: self.adaptors,
+            parent: None,
+            observer: self.observer,
+        })
     }
 }
+
+/// All pools of a process record into one file.
+fn trace(path: String) -> Result<Arc<Trace>, EnvError> {
+    Trace::shared(path.as_ref()).map_err(|error| EnvError::BadValue {
+        name: "GPUMEM_TRACE",
+        value: path,
+        expected: format!("name a file that can be written ({error})"),
+    })
+}
+
+#[cfg(test)]
+mod tests;

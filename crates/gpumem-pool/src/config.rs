@@ -3,9 +3,11 @@
 pub(crate) mod alignment;
 pub(crate) mod backend_kind;
 pub(crate) mod bytes;
-pub mod conf;
+pub(crate) mod ignored;
 pub(crate) mod kind;
 pub(crate) mod limit;
+pub(crate) mod options;
+pub(crate) mod parse;
 pub(crate) mod pool_id;
 pub(crate) mod size_rounding;
 pub(crate) mod text;
@@ -15,13 +17,16 @@ pub(crate) use alignment::ALIGNMENT_MIN;
 pub use backend_kind::BackendKind;
 pub(crate) use backend_kind::HandleUse;
 pub use bytes::Bytes;
-pub(crate) use conf::ConfigError;
+pub use ignored::IgnoredOption;
 pub use kind::MemoryKind;
-pub(crate) use limit::FORMS;
 pub use limit::Limit;
+pub(crate) use options::Options;
+pub use options::{VARIABLES, conf};
+pub use parse::ConfigError;
 pub(crate) use pool_id::PoolId;
-pub use size_rounding::{SizeRounding, SizeRoundingError};
-pub use tuning::{Profile, Tuning};
+pub(crate) use size_rounding::SizeRounding;
+pub use tuning::Profile;
+pub(crate) use tuning::Tuning;
 
 use core::time::Duration;
 
@@ -36,13 +41,32 @@ pub(crate) struct Config {
     pub(crate) idle_after: Option<Duration>,
     pub(crate) tuning: Tuning,
     pub(crate) handle_use: HandleUse,
-    pub(crate) plain_segments: bool,
-    /// Whether memory that can be remapped was requested explicitly.
-    pub(crate) expandable_segments: bool,
+    /// `Some(false)` selects plain segments; `None` selects them where memory cannot be mapped.
+    pub(crate) expandable_segments: Option<bool>,
     pub(crate) oversubscribes: bool,
     pub(crate) exact_peaks: bool,
     /// Above this fraction of the memory that may be reserved, idle memory is released before the pool grows.
     pub(crate) collect_above: Option<f64>,
-    /// The names of the options that were given, among those that some backends ignore.
-    pub(crate) asked: Vec<&'static str>,
+    /// The options that the other fields result from.
+    pub(crate) given: Options,
+}
+
+impl Config {
+    /// The configuration with the given options, and the defaults of all others.
+    pub(crate) fn new(given: &Options) -> Result<Self, ConfigError> {
+        let mut config = Self { given: given.clone(), ..Self::default() };
+        given.clone().apply(&mut config);
+        for (limit, limit_option) in [given.hard_limit, given.soft_limit].into_iter().flatten() {
+            // Whether a limit is valid does not depend on the size of the device.
+            let checked = limit.resolve_for(config.kind, 0);
+            checked.map_err(|error| match error {
+                ConfigError::ShareOfHost { limit, .. } => {
+                    let kind_option = given.kind.map(|(_, given_as)| given_as);
+                    ConfigError::ShareOfHost { limit, limit_option: Some(limit_option), kind_option }
+                }
+                other => other,
+            })?;
+        }
+        Ok(config)
+    }
 }

@@ -24,7 +24,7 @@ pub enum PoolError {
     #[error("{0}")]
     OutOfMemory(Box<OutOfMemory>),
     /// The request is larger than the device's memory, so a retry never succeeds. Unified memory may exceed the device
-    /// ([`PoolBuilder::oversubscribe`](crate::PoolBuilder::oversubscribe)).
+    /// (the option `oversubscribe:true`).
     #[error(
         "{} requested, but the device has only {}; split the data into smaller blocks",
         Bytes(*.requested_bytes), Bytes(*.device_bytes)
@@ -98,10 +98,10 @@ pub enum PoolError {
         instead: &'static str,
     },
     /// The operation needs virtual memory management, and the pool uses plain segments: the driver has nothing else, or
-    /// [`PoolBuilder::plain_segments`](crate::PoolBuilder::plain_segments) was called.
+    /// the option `expandable_segments:false` is set.
     #[error(
         "a pool over plain segments cannot {what}, which needs virtual memory management; use a driver and a device that \
-         support it, without PoolBuilder::plain_segments"
+         support it, without the option expandable_segments:false"
     )]
     NeedsVirtualMemory {
         /// The operation, as an infinitive.
@@ -135,9 +135,9 @@ pub enum PoolError {
         /// The kind of host memory that may work.
         instead: &'static str,
     },
-    /// The block's pool was built without [`PoolBuilder::exportable`](crate::PoolBuilder::exportable).
+    /// The block's pool was built without the option `exportable:true`.
     #[error(
-        "this block cannot be exported; build its pool with PoolBuilder::exportable and the backend `caching`"
+        "this block cannot be exported; build its pool with the option exportable:true and the backend `caching`"
     )]
     NotExportable,
     /// A range is not within the block.

@@ -11,7 +11,7 @@
 //!
 //! | room | content |
 //! | --- | --- |
-//! | `config` | the configuration of a pool: [`Limit`], [`MemoryKind`], [`BackendKind`], [`Profile`], [`Tuning`], options by name ([`conf`]) |
+//! | `config` | the configuration of a pool: [`Limit`], [`MemoryKind`], [`BackendKind`], [`Profile`], options by name ([`conf`]) |
 //! | `error` | [`PoolError`]; [`OutOfMemory`], the report of a refused request, with advice |
 //! | `limits` | how many bytes a pool may hold, alone and together with other pools |
 //! | `stats` | counters, tags, [`Status`] |
@@ -88,10 +88,9 @@ mod reclaim;
 mod stats;
 pub mod trace;
 
-pub use builder::{PoolBuilder, VARIABLES};
-pub use config::conf::{ConfigError, IgnoredOption};
+pub use builder::PoolBuilder;
 pub use config::{
-    BackendKind, Bytes, Limit, MemoryKind, Profile, SizeRounding, SizeRoundingError, Tuning, conf,
+    BackendKind, Bytes, ConfigError, IgnoredOption, Limit, MemoryKind, Profile, VARIABLES, conf,
 };
 pub use device::{
     BorrowedHostMemory, CaptureModeGuard, ContextGuard, Device, Event, HostBuffer, HostBufferMut, HostMemory,

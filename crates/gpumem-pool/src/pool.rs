@@ -32,7 +32,7 @@ pub(crate) use state::{State, StateRef};
 pub use unified::{Location, MemoryAdvice};
 
 use crate::backend::{Backend, Source};
-use crate::config::{ALIGNMENT_MIN, BackendKind, Config, Limit, MemoryKind, conf, conf::IgnoredOption};
+use crate::config::{ALIGNMENT_MIN, BackendKind, Config, IgnoredOption, Limit, MemoryKind, ignored};
 use crate::device::{Device, Stream};
 use crate::error::PoolError;
 use crate::limits::{LimitNode, Limits};
@@ -117,12 +117,13 @@ impl Pool {
         self.0.backend().kind()
     }
 
-    /// Returns the options that were set, by name, builder or environment, and that have no effect on this backend.
-    /// Tuning options that were set together ([`PoolBuilder::tuning`](crate::PoolBuilder::tuning)) are reported as
-    /// one.
+    /// Returns the options that were set, by name, builder or environment, and that have no effect on this backend, a
+    /// soft limit above the hard limit among them.
     #[must_use]
     pub fn ignored_options(&self) -> Vec<IgnoredOption> {
-        conf::ignored_options(self.0.config(), self.backend(), self.0.backend().growing().is_some())
+        let (can_map, limits) = (self.0.backend().growing().is_some(), self.0.limits());
+        let is_soft_above_hard = limits.hard_bytes().is_some_and(|hard| limits.soft_bytes() > Some(hard));
+        ignored::ignored_options(self.0.config(), self.backend(), can_map, is_soft_above_hard)
     }
 
     /// Returns the kind of the pool's memory.

@@ -211,6 +211,6 @@ thread_local! {
     static IS_ASKING: Cell<bool> = const { Cell::new(false) };
 }
 
-/// The longest wait for callbacks of other threads: that of [`Tuning::wait_deadline`](crate::Tuning::wait_deadline) by
+/// The longest wait for callbacks of other threads: that of [`wait_deadline_ms`](crate::conf) by
 /// default.
 pub(crate) const OTHERS_TIME_MAX: Duration = Duration::from_secs(10);

@@ -6,7 +6,7 @@
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 use gpumem_pool::sys::Driver;
-use gpumem_pool::{BackendKind, Block, Device, MemoryKind, Pool, PoolError, Profile, Stream, Tuning};
+use gpumem_pool::{BackendKind, Block, Device, MemoryKind, Pool, PoolError, Stream};
 use gpumem_sim::SimConfig;
 use shuttle::scheduler::{PctScheduler, RandomScheduler, Scheduler};
 use shuttle::sync::atomic::{AtomicU64, Ordering::SeqCst};
@@ -22,7 +22,8 @@ const FRAME_BYTES: u64 = 2 << 20;
 
 #[derive(Clone, Copy)]
 struct Plan {
-    tuning: fn() -> Tuning,
+    /// Options by name.
+    conf: &'static str,
     /// The memory reserved before the first request.
     reserved_bytes: u64,
     kind: MemoryKind,
@@ -59,7 +60,7 @@ fn crowd(plan: Plan, refused: &(impl Fn(PoolError) + Send + Clone + 'static)) {
     // To the driver all of shuttle's threads are one: its context stays current.
     let _bound = device.bind().unwrap();
     let builder =
-        Pool::builder(&device).backend(BackendKind::Caching).kind(plan.kind).tuning((plan.tuning)());
+        Pool::builder(&device).backend(BackendKind::Caching).kind(plan.kind).conf(plan.conf).unwrap();
     let pool = builder.hard_limit(plan.limit_bytes).build().unwrap();
     pool.reserve(plan.reserved_bytes).unwrap();
     let claimed = Arc::new(AtomicU64::new(0));
@@ -98,13 +99,12 @@ fn work(pool: &Pool, stream: &Stream, plan: Plan, claimed: &AtomicU64, turn: usi
     refused
 }
 
-const PROFILES: [fn() -> Tuning; 3] =
-    [|| Tuning::of(Profile::Fast), Tuning::default, || Tuning::of(Profile::Tight)];
+const PROFILES: [&str; 3] = ["profile:fast", "profile:balanced", "profile:tight"];
 
-fn large(tuning: fn() -> Tuning, kind: MemoryKind) -> Plan {
+fn large(conf: &'static str, kind: MemoryKind) -> Plan {
     let limit_bytes = 2 * FRAME_BYTES;
     Plan {
-        tuning,
+        conf,
         reserved_bytes: 0,
         kind,
         sizes_bytes: [FRAME_BYTES; 2],
@@ -115,40 +115,40 @@ fn large(tuning: fn() -> Tuning, kind: MemoryKind) -> Plan {
 
 #[test]
 fn no_large_block_is_refused() {
-    for tuning in PROFILES {
-        check(large(tuning, MemoryKind::Device));
+    for conf in PROFILES {
+        check(large(conf, MemoryKind::Device));
     }
 }
 
 #[test]
 fn no_host_accessible_block_is_refused() {
-    check(large(Tuning::default, MemoryKind::Host));
+    check(large("", MemoryKind::Host));
 }
 
 /// Two small ones may lie in two frames, and a large one needs a third.
 #[test]
 fn no_block_is_refused_beside_small_blocks_cached_by_others() {
-    for tuning in PROFILES {
-        check(mixed(tuning));
+    for conf in PROFILES {
+        check(mixed(conf));
     }
 }
 
-fn mixed(tuning: fn() -> Tuning) -> Plan {
+fn mixed(conf: &'static str) -> Plan {
     let sizes_bytes = [FRAME_BYTES / 2, FRAME_BYTES];
-    Plan { sizes_bytes, limit_bytes: 3 * FRAME_BYTES, ..large(tuning, MemoryKind::Device) }
+    Plan { sizes_bytes, limit_bytes: 3 * FRAME_BYTES, ..large(conf, MemoryKind::Device) }
 }
 
 /// Threads cache more of the memory reserved ahead than the heap may grow by: sometimes plenty is free, sometimes nothing.
 #[test]
 fn no_block_is_refused_where_threads_cache_reserved_memory() {
-    let keeping = || Tuning::default().growth_slack(0).growth_slack_max(0).magazine_share(1000);
+    let keeping = "growth_slack:0,growth_slack_max:0,magazine_share:1000";
     check(Plan { reserved_bytes: 3 * FRAME_BYTES, ..mixed(keeping) });
 }
 
 /// The model detects a refused request.
 #[test]
 fn a_limit_that_is_too_low_is_detected() {
-    let plan = Plan { limit_bytes: FRAME_BYTES, ..large(Tuning::default, MemoryKind::Device) };
+    let plan = Plan { limit_bytes: FRAME_BYTES, ..large("", MemoryKind::Device) };
     let count = Arc::new(Count::new(0));
     let counted = Arc::clone(&count);
     run(plan, move |_| {

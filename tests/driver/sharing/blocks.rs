@@ -21,7 +21,7 @@ cases! {
             assert_eq!(bytes_of(block.address(), &stream), [1; 4]);
             return set(block.address() + 1, 2, 2, &stream);
         }
-        let builder = Pool::builder(&device).exportable();
+        let builder = Pool::builder(&device).conf("exportable:true").unwrap();
         let pool = match builder.build() {
             // Built without the backend that can.
             Err(PoolError::NotWithBackend { .. }) => return,
@@ -41,7 +41,7 @@ cases! {
     /// A large block lies in several handles, which are mapped side by side again. Numbers that don't fit are refused.
     fn our_block_imported_at_home(driver: &Driver) {
         let (device, stream) = device_and_stream(driver);
-        let pool = match Pool::builder(&device).exportable().profile(Profile::Tight).build() {
+        let pool = match Pool::builder(&device).conf("exportable:true").unwrap().profile(Profile::Tight).build() {
             Err(PoolError::NotWithBackend { .. }) => return,
             built => built.unwrap(),
         };

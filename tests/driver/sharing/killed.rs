@@ -255,7 +255,7 @@ fn dies_at_work(other: &mut Other) {
 
 /// Nothing where this was built without the backend that can.
 fn exportable(device: &Device) -> Option<Pool> {
-    match Pool::builder(device).exportable().build() {
+    match Pool::builder(device).conf("exportable:true").unwrap().build() {
         Err(PoolError::NotWithBackend { .. }) => None,
         built => Some(built.unwrap()),
     }

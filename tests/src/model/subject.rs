@@ -2,11 +2,10 @@
 
 use super::adapted::Adapted;
 use super::operation::Case;
-use crate::pool::{BackendKind, Device, MemoryKind, Pool, PoolBuilder, PoolError, Profile, Tuning};
+use crate::pool::{BackendKind, Device, MemoryKind, Pool, PoolBuilder, PoolError, Profile};
 use gpumem_sim::SimConfig;
 use std::fmt;
 use std::str::FromStr;
-use std::time::Duration;
 
 /// A backend, its kind of memory, and its profile if it has any.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -78,9 +77,9 @@ impl Subject {
         Self { plain_segments: true, ..Self::caching(Profile::Balanced) }
     }
 
-    fn builder(self, device: &Device) -> PoolBuilder {
+    fn builder(self, device: &Device) -> Result<PoolBuilder, PoolError> {
         let builder = Pool::builder(device).backend(self.backend).kind(self.kind);
-        if self.plain_segments { builder.plain_segments() } else { builder }
+        Ok(builder.conf(if self.plain_segments { "expandable_segments:false" } else { "" })?)
     }
 
     /// Whether it is our own heap.
@@ -109,27 +108,24 @@ impl Subject {
 
     /// What depends on the clock would make cases differ: what is asked is asked to the end, or not at all, and nothing is
     /// given back early. (Backends that do not trade anything ask too.)
-    fn tuning(self, case: &Case) -> Tuning {
-        let budget = if case.polls { Duration::MAX } else { Duration::ZERO };
-        let usual = self.profile.map_or_else(Tuning::default, Tuning::of);
-        let tuning = usual.poll_budget(budget).release_budget(Duration::ZERO);
-        let tuning = match case.soft_limit_bytes {
-            Some(_) => tuning.split_bytes_max(0),
-            None => tuning,
-        };
+    fn tuning(self, case: &Case) -> String {
+        let poll_budget_us = if case.polls { u64::MAX } else { 0 };
+        let mut conf = format!("poll_budget_us:{poll_budget_us},release_budget_us:0");
+        if case.soft_limit_bytes.is_some() {
+            conf += ",max_split_size_mb:20";
+        }
         // Few programs have more mappings than any profile keeps, so these two mostly keep hardly any.
         let keeps_few = self.profile == Some(Profile::Tight) || self.is_adapted;
         let few = keeps_few.then_some((case.sim_seed % 3) as u32);
-        match case.empty_windows_max.or(few) {
-            Some(count) => tuning.empty_windows_max(count),
-            None => tuning,
+        if let Some(count) = case.empty_windows_max.or(few) {
+            conf += &format!(",empty_mappings_max:{count}");
         }
+        conf
     }
 
     /// A pool without limits.
     pub(super) fn open_plain(self, device: &Device) -> Result<Pool, PoolError> {
-        let tuning = self.profile.map_or_else(Tuning::default, Tuning::of);
-        self.builder(device).tuning(tuning).build()
+        self.builder(device)?.profile(self.profile.unwrap_or_default()).build()
     }
 
     /// The adaptors that stand around its pools.
@@ -145,9 +141,9 @@ impl Subject {
         adapted: Option<&Adapted>,
     ) -> Result<Pool, PoolError> {
         let adaptors = adapted.map(Adapted::adaptors).into_iter().flatten();
-        let mut builder = adaptors.fold(self.builder(device), PoolBuilder::adaptor);
+        let mut builder = adaptors.fold(self.builder(device)?, PoolBuilder::adaptor);
         if self.is_adapted {
-            builder = builder.exact_peaks();
+            builder = builder.conf("exact_peaks:true")?;
         }
         if let Some(limit_bytes) = self.hard_limit_bytes(case) {
             builder = builder.hard_limit(limit_bytes);
@@ -156,10 +152,9 @@ impl Subject {
             builder = builder.soft_limit(limit_bytes);
         }
         if case.empty_windows_max.is_some() {
-            builder = builder.garbage_collection_threshold(0.5);
+            builder = builder.conf("garbage_collection_threshold:0.5")?;
         }
-        builder = builder.tuning(self.tuning(case));
-        let pool = builder.build()?;
+        let pool = builder.profile(self.profile.unwrap_or_default()).conf(&self.tuning(case))?.build()?;
         if self.profile == Some(Profile::Fast) && case.soft_limit_bytes.is_none() {
             let whole_bytes = self.hard_limit_bytes(case).unwrap_or(u64::MAX).min(case.memory_bytes);
             // Of that, threads keep large blocks too. Another may have the memory: then they keep less.

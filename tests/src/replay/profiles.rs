@@ -3,7 +3,7 @@
 //! Each program runs on a simulator under every profile. The limit is a multiple of the program's peak live bytes. A difference is a
 //! program that `tight` completes and another profile does not; it states the request that was refused.
 
-use crate::pool::{OutOfMemory, Profile, Tuning};
+use crate::pool::{OutOfMemory, Profile};
 use crate::replay::{Outcome, ReplayError, Setup, TraceLimit, replay};
 use crate::trace::{Trace, random_program};
 use core::fmt;
@@ -133,7 +133,7 @@ pub fn compare(seed: u64, factor: f64) -> Result<Comparison, ReplayError> {
 pub fn run(trace: &Trace, factor: f64, profile: Profile) -> Result<Fit, ReplayError> {
     let driver = gpumem_sim::driver(SimConfig::h200().races(false))?;
     let setup = Setup {
-        tuning: Tuning::of(profile).inserted_waits(false),
+        tuning: format!("profile:{profile},inserted_waits:false"),
         hard_limit: Some(TraceLimit::TimesPeak(factor).of(trace)),
         ..Setup::default()
     };

@@ -108,12 +108,12 @@ pub(crate) struct DirectBackend<C> {
     growth: GrowthLog,
     idle: Idle,
     is_registered_for_waits: Once,
-    /// See [`PoolBuilder::garbage_collection_threshold`](crate::PoolBuilder::garbage_collection_threshold).
+    /// See the option `garbage_collection_threshold` ([`conf`](crate::conf)).
     collect_above: Option<f64>,
     /// Events that the driver has not yet been shown, each queued in its stream when the pool last held too much
     /// memory; see `eager`.
     unseen: Mutex<Vec<(StreamIndex, MarkerEvent)>>,
-    /// See [`Tuning::wait_deadline`](crate::Tuning::wait_deadline).
+    /// See [`wait_deadline_ms`](crate::conf).
     wait_deadline: Duration,
     calls: C,
 }

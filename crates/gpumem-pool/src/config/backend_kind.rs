@@ -1,8 +1,6 @@
 //! [`BackendKind`]: the source of a pool's memory.
 
-use crate::config::ConfigError;
-use core::fmt;
-use core::str::FromStr;
+use crate::config::text::names;
 
 /// Uses of physical memory outside this process's own kernels.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -26,25 +24,4 @@ pub enum BackendKind {
     None,
 }
 
-impl FromStr for BackendKind {
-    type Err = ConfigError;
-
-    fn from_str(name: &str) -> Result<Self, ConfigError> {
-        match name.trim() {
-            "caching" => Ok(Self::Caching),
-            "native" => Ok(Self::Native),
-            "none" => Ok(Self::None),
-            other => Err(ConfigError::UnknownBackend { name: other.into() }),
-        }
-    }
-}
-
-impl fmt::Display for BackendKind {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.pad(match self {
-            Self::Caching => "caching",
-            Self::Native => "native",
-            Self::None => "none",
-        })
-    }
-}
+names!(BackendKind of "backend": Caching = "caching", Native = "native" | "cudamallocasync", None = "none");

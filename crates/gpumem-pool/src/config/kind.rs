@@ -1,8 +1,6 @@
 //! [`MemoryKind`]: the kind of memory that a pool allocates, and its use by the host.
 
-use crate::config::ConfigError;
-use core::fmt;
-use core::str::FromStr;
+use crate::config::text::names;
 
 /// The kind of memory that a pool allocates. Each pool has one kind, and its limits apply to that kind alone.
 ///
@@ -54,28 +52,7 @@ impl MemoryKind {
     }
 }
 
-impl FromStr for MemoryKind {
-    type Err = ConfigError;
-
-    fn from_str(name: &str) -> Result<Self, ConfigError> {
-        match name.trim() {
-            "device" => Ok(Self::Device),
-            "unified" => Ok(Self::Unified),
-            "host" => Ok(Self::Host),
-            other => Err(ConfigError::UnknownKind { name: other.into() }),
-        }
-    }
-}
-
-impl fmt::Display for MemoryKind {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.pad(match self {
-            Self::Device => "device",
-            Self::Unified => "unified",
-            Self::Host => "host",
-        })
-    }
-}
+names!(MemoryKind of "kind": Device = "device", Unified = "unified", Host = "host");
 
 #[cfg(test)]
 mod tests {

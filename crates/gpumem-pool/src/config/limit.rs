@@ -24,10 +24,6 @@ pub enum Limit {
     Percent(f64),
 }
 
-/// The text forms of a limit, for error texts.
-pub(crate) const FORMS: &str =
-    "a number of bytes (10000), with a unit (100M, 1.5GiB), or a share of the device's memory (50%)";
-
 impl Limit {
     /// The limit in bytes on a device with `total_bytes`, rounded down.
     ///
@@ -50,7 +46,9 @@ impl Limit {
     /// Like [`Limit::resolve`], but refuses a share for host memory, which is not part of the device's memory.
     pub(crate) fn resolve_for(self, kind: MemoryKind, device_bytes: u64) -> Result<u64, ConfigError> {
         match (self, kind) {
-            (Self::Percent(_), MemoryKind::Host) => Err(ConfigError::ShareOfHost { limit: self }),
+            (Self::Percent(_), MemoryKind::Host) => {
+                Err(ConfigError::ShareOfHost { limit: self, limit_option: None, kind_option: None })
+            }
             _ => self.resolve(device_bytes),
         }
     }

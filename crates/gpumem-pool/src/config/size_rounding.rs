@@ -2,49 +2,14 @@
 
 use core::str::FromStr;
 
-/// The number of steps per power of two for block sizes above 1 MiB. Sizes are rounded up to the next step; smaller
-/// blocks have size classes. The value is one number for all sizes, or a list by size in PyTorch's syntax:
-///
-/// ```
-/// use gpumem_pool::{Tuning, SizeRounding};
-///
-/// // Whole powers of two below 256 MiB, halves of them below 512 MiB, quarters below 1 GiB, and eighths above.
-/// let by_size: SizeRounding = "[256:1, 512:2, 1024:4, >:8]".parse()?;
-/// let tuning = Tuning::default().rounding_divisor(by_size);
-/// assert_eq!(tuning, Tuning::default().rounding_divisor("[256:1,512:2,1024:4,>:8]".parse::<SizeRounding>()?));
-///
-/// let mistake = "[256:1, 128:2]".parse::<SizeRounding>().unwrap_err();
-/// assert!(mistake.to_string().contains("at character 9, `128:2`: sizes must increase"));
-/// # Ok::<(), gpumem_pool::SizeRoundingError>(())
-/// ```
-///
-/// Each size is the exclusive end of its interval, in MiB, and a power of two. `>` stands for all larger sizes and
-/// comes last. Without it, larger blocks are not rounded. A divisor of 0 rounds nothing. This follows PyTorch's manual.
-/// PyTorch's code, as of version 2.11, treats each size as the start of its interval, and does not round sizes whose
-/// divisor is 1.
+/// The number of steps per power of two for block sizes above 1 MiB: one number for all sizes, or a list by size, in
+/// PyTorch's syntax. The documentation of [`conf`](crate::conf) describes it.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct SizeRounding {
+pub(crate) struct SizeRounding {
     /// Increasing sizes, each with the divisor of the sizes below it.
     below: Vec<(u64, u32)>,
     beyond: u32,
 }
-
-/// A size rounding is invalid.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("invalid size rounding {text:?}, {}; expected {FORMS}", self.place())]
-#[non_exhaustive]
-pub struct SizeRoundingError {
-    /// The given text.
-    pub text: String,
-    /// The position of the mistake, in characters from 1.
-    pub position: usize,
-    item: String,
-    problem: &'static str,
-}
-
-/// The valid forms, for error texts.
-pub(crate) const FORMS: &str =
-    "a power of two up to 64, or a list of them by size in MiB ([256:1,512:2,1024:4,>:8])";
 
 impl SizeRounding {
     /// The divisor for a size.
@@ -62,14 +27,13 @@ impl From<u32> for SizeRounding {
 }
 
 impl FromStr for SizeRounding {
-    type Err = SizeRoundingError;
+    /// The position of the mistake, in characters from 1, and the mistake.
+    type Err = String;
 
-    fn from_str(text: &str) -> Result<Self, SizeRoundingError> {
-        let mistake = |start: usize, item: &str, problem| SizeRoundingError {
-            text: text.into(),
-            position: text.get(..start).unwrap_or_default().chars().count() + 1,
-            item: item.into(),
-            problem,
+    fn from_str(text: &str) -> Result<Self, String> {
+        let mistake = |start: usize, item: &str, problem| {
+            let position = text.get(..start).unwrap_or_default().chars().count() + 1;
+            format!("at character {position}, `{item}`: {problem}")
         };
         let Some(list) = text.strip_prefix('[') else {
             return divisor(text).map(Self::from).ok_or_else(|| mistake(0, text, NO_DIVISOR));
@@ -101,13 +65,6 @@ impl FromStr for SizeRounding {
             }
         }
         Ok(divisions)
-    }
-}
-
-impl SizeRoundingError {
-    /// The position and the mistake.
-    pub(crate) fn place(&self) -> String {
-        format!("at character {}, `{}`: {}", self.position, self.item, self.problem)
     }
 }
 
@@ -163,8 +120,8 @@ mod tests {
             ("[>:8,>:8]", 6, "follow `>`"),
         ] {
             let error = text.parse::<SizeRounding>().unwrap_err();
-            assert_eq!(error.position, position, "{text}: {error}");
-            assert!(error.to_string().contains(said) && error.to_string().contains(FORMS), "{text}: {error}");
+            assert!(error.starts_with(&format!("at character {position}, `")), "{text}: {error}");
+            assert!(error.contains(said), "{text}: {error}");
         }
     }
 }

@@ -1,4 +1,4 @@
-//! Text from the program, prepared for reports.
+//! Text forms: the names of enums, and text from the program, prepared for reports.
 
 /// Escapes control characters, which would start a new line or control a terminal.
 pub(crate) fn on_a_line(name: &str) -> String {
@@ -8,6 +8,31 @@ pub(crate) fn on_a_line(name: &str) -> String {
     };
     name.chars().map(shown).collect()
 }
+
+/// Implements `FromStr`, in any case, and `Display` for the enum that is the value of an option.
+macro_rules! names {
+    ($type:ident of $option:literal: $($variant:ident = $name:literal $(| $other:literal)?),+) => {
+        impl core::str::FromStr for $type {
+            type Err = crate::config::ConfigError;
+
+            fn from_str(name: &str) -> Result<Self, Self::Err> {
+                match name.trim().to_lowercase().as_str() {
+                    $($name $(| $other)? => Ok(Self::$variant),)+
+                    _ => Err(crate::config::ConfigError::bad_value($option, name, String::new())),
+                }
+            }
+        }
+
+        impl core::fmt::Display for $type {
+            fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+                f.pad(match self {
+                    $(Self::$variant => $name,)+
+                })
+            }
+        }
+    };
+}
+pub(crate) use names;
 
 #[cfg(test)]
 mod tests {

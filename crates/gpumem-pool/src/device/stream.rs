@@ -129,7 +129,7 @@ impl Stream {
     /// Whether everything queued on this stream so far is done.
     ///
     /// It never waits, but once a millisecond it may take up to the pools'
-    /// [`release_budget`](crate::Tuning::release_budget) to release memory above a soft limit.
+    /// [`release_budget_us`](crate::conf) to release memory above a soft limit.
     ///
     /// # Errors
     ///

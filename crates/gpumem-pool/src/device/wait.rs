@@ -4,7 +4,7 @@
 //! | --- | --- |
 //! | [`Device::synchronize`], [`Stream::synchronize`](crate::Stream::synchronize), [`Event::synchronize`](crate::Event::synchronize), [`Pool::reclaim`](crate::Pool::reclaim) | nothing: the caller requests the wait |
 //! | ends of host borrows and imported blocks, frees of backend `none`, the drop of a device | nothing: safety takes precedence |
-//! | an allocation, a growth, [`Pool::reserve`](crate::Pool::reserve) | [`Tuning::wait_deadline`](crate::Tuning::wait_deadline), over all its attempts ([`deadline`](crate::device::deadline)) |
+//! | an allocation, a growth, [`Pool::reserve`](crate::Pool::reserve) | [`wait_deadline_ms`](crate::conf), over all its attempts ([`deadline`](crate::device::deadline)) |
 
 use super::Device;
 use crate::device::{CaptureModeGuard, MarkerEvent, Observation, OrderEvent};

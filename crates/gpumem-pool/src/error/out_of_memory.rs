@@ -76,7 +76,7 @@ pub struct OutOfMemory {
     /// The attempts to make room, in order. Repeated attempts are merged into one entry.
     pub attempts: Vec<Attempt>,
     /// The streams whose work was unfinished when the request reached its deadline
-    /// ([`Tuning::wait_deadline`](crate::Tuning::wait_deadline)), the longest wait first. Empty if the request did not
+    /// ([`wait_deadline_ms`](crate::conf)), the longest wait first. Empty if the request did not
     /// reach it.
     pub unfinished: Vec<UnfinishedStream>,
     /// The largest holders by tag; untagged blocks are excluded.
@@ -97,8 +97,8 @@ pub enum RefusedBy {
     HardLimit,
     /// The quota of a private pool.
     Quota,
-    /// The margin of device memory that unified memory and all pools leave free; see
-    /// [`PoolBuilder::oversubscribe`](crate::PoolBuilder::oversubscribe).
+    /// The margin of device memory that unified memory and all pools leave free; see the
+    /// option `oversubscribe` ([`conf`](crate::conf)).
     Margin,
     /// The adaptor [`Failures`](crate::adaptor::Failures), which injects failures for tests.
     OnPurpose,

@@ -9,9 +9,8 @@ impl Block {
     /// or given back. After that, for as long as the pool keeps the memory, it stays at these addresses. Use this
     /// before registering the address with a network card, or before another process maps the memory.
     ///
-    /// What other devices and processes may do with the memory is chosen when the pool is built:
-    /// [`PoolBuilder::rdma`](crate::PoolBuilder::rdma),
-    /// [`PoolBuilder::exportable`](crate::PoolBuilder::exportable). Pinned memory is harder to reuse for blocks of
+    /// What other devices and processes may do with the memory is chosen when the pool is built, by
+    /// the options `rdma` and `exportable` ([`conf`](crate::conf)). Pinned memory is harder to reuse for blocks of
     /// other sizes, so pin only what needs it.
     ///
     /// ```

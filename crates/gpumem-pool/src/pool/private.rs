@@ -45,7 +45,9 @@ impl Pool {
         setup.parent = Some(Arc::clone(self.0.limits().node()));
         setup.config.backend = Some(self.backend());
         setup.config.hard_limit = Some(quota_bytes.into());
-        setup.config.plain_segments |= self.0.backend().has_plain_segments();
+        if self.0.backend().has_plain_segments() {
+            setup.config.expandable_segments = Some(false);
+        }
         Self::build(setup)
     }
 }

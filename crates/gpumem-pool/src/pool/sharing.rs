@@ -65,12 +65,12 @@ impl Block {
     /// so keep the block until the other processes are done.
     ///
     /// ```
-    /// use gpumem_pool::{BackendKind, Device, ImportedBlock, Pool, Stream};
+    /// use gpumem_pool::{Device, ImportedBlock, Pool, Stream};
     /// use gpumem_sim::SimConfig;
     ///
     /// # #[cfg(feature = "backend-caching")] {
     /// let device = Device::new(&gpumem_sim::driver(SimConfig::new())?, 0)?;
-    /// let pool = Pool::builder(&device).backend(BackendKind::Caching).exportable().build()?;
+    /// let pool = Pool::builder(&device).conf("backend:caching, exportable:true")?.build()?;
     /// let block = pool.alloc(3 << 20, &Stream::new(&device)?)?;
     /// let exported = block.export()?;
     ///
@@ -83,8 +83,7 @@ impl Block {
     ///
     /// # Errors
     ///
-    /// - [`PoolError::NotExportable`] unless the pool was built with
-    ///   [`PoolBuilder::exportable`](crate::PoolBuilder::exportable).
+    /// - [`PoolError::NotExportable`] unless the pool was built with the option `exportable:true`.
     /// - [`PoolError::DeviceLost`] or [`PoolError::Driver`] if a call fails.
     pub fn export(&self) -> Result<ExportedBlock, PoolError> {
         if self.size_bytes() == 0 {

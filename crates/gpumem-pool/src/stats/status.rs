@@ -25,7 +25,7 @@ pub struct Status {
     /// The kind of memory.
     pub kind: MemoryKind,
     /// Whether the backend `caching` uses plain segments: virtual memory is unavailable, or
-    /// [`PoolBuilder::plain_segments`](crate::PoolBuilder::plain_segments) was called.
+    /// the option `expandable_segments:false` is set.
     pub plain_segments: bool,
     /// The vendor's name for the device.
     pub device_name: String,
@@ -39,11 +39,11 @@ pub struct Status {
     pub cached_bytes: u64,
     /// The peak of memory in use, ever or since [`Pool::reset_peaks`](crate::Pool::reset_peaks).
     ///
-    /// It is exact with [`PoolBuilder::exact_peaks`](crate::PoolBuilder::exact_peaks), and on `native` and `none`.
+    /// It is exact with the option `exact_peaks:true` ([`conf`](crate::conf)), and on `native` and `none`.
     /// Otherwise it is an upper bound: `caching` counts all memory that its heap has allocated, which is never more
     /// than [`reserved_peak_bytes`](Self::reserved_peak_bytes). That includes rounding, and the freed blocks in thread
-    /// caches. Blocks up to 1 MiB are bounded in total by [`magazine_share`](crate::Tuning::magazine_share) and
-    /// [`magazine_bytes_min`](crate::Tuning::magazine_bytes_min). Larger blocks are the last four of each thread and
+    /// caches. Blocks up to 1 MiB are bounded in total by [`magazine_share`](crate::conf) and
+    /// [`magazine_bytes_min`](crate::conf). Larger blocks are the last four of each thread and
     /// stream, and, while memory that was reserved ahead was never needed, as much as that.
     pub in_use_peak_bytes: u64,
     /// The peak of reserved memory.

@@ -559,7 +559,12 @@ fn an_imported_block_is_unmapped_when_its_work_is_done() {
         [false, true].into_iter().flat_map(|captures| EACH.map(|whose| (captures, whose)))
     {
         let rig = Rig::new(&[]);
-        let pool = Pool::builder(&rig.device).backend(BackendKind::Caching).exportable().build().unwrap();
+        let pool = Pool::builder(&rig.device)
+            .backend(BackendKind::Caching)
+            .conf("exportable:true")
+            .unwrap()
+            .build()
+            .unwrap();
         let captured = Stream::new(&rig.device).unwrap();
         let block = pool.alloc(2 << 20, &captured).unwrap();
         let imported = ImportedBlock::new(&rig.device, block.export().unwrap()).unwrap();
@@ -589,7 +594,12 @@ fn an_imported_block_is_unmapped_when_its_work_is_done() {
 #[test]
 fn an_import_that_fails_half_way_leaves_nothing() {
     let rig = Rig::new(&["cuMemMap#2=fail:2"]);
-    let pool = Pool::builder(&rig.device).backend(BackendKind::Caching).exportable().build().unwrap();
+    let pool = Pool::builder(&rig.device)
+        .backend(BackendKind::Caching)
+        .conf("exportable:true")
+        .unwrap()
+        .build()
+        .unwrap();
     let block = pool.alloc(2 << 20, &Stream::new(&rig.device).unwrap()).unwrap();
     let refused = ImportedBlock::new(&rig.device, block.export().unwrap()).map(drop);
     assert!(matches!(refused, Err(PoolError::Driver(_) | PoolError::OutOfMemory(_))), "{refused:?}");
@@ -603,7 +613,12 @@ fn an_import_that_fails_half_way_leaves_nothing() {
 fn an_imported_block_that_can_not_be_unmapped_is_reported() {
     for (rule, is_kept) in [("cuMemUnmap#1=fail:999", false), ("cuMemUnmap=fail:999", true)] {
         let rig = Rig::new(&[rule]);
-        let pool = Pool::builder(&rig.device).backend(BackendKind::Caching).exportable().build().unwrap();
+        let pool = Pool::builder(&rig.device)
+            .backend(BackendKind::Caching)
+            .conf("exportable:true")
+            .unwrap()
+            .build()
+            .unwrap();
         let block = pool.alloc(2 << 20, &Stream::new(&rig.device).unwrap()).unwrap();
         drop(ImportedBlock::new(&rig.device, block.export().unwrap()).unwrap());
         let told = ImportedBlock::new(&rig.device, block.export().unwrap());

@@ -133,7 +133,7 @@ fn options_without_effect_are_reported() {
             ignored_options => panic!("{ignored_options:?}"),
         };
         assert_eq!(is_idle("max_split_size_mb:64"), !bench.plain_segments);
-        assert_eq!(is_idle("window_allowance:40"), !bench.maps());
+        assert_eq!(is_idle("mapping_allowance:40"), !bench.maps());
         assert_eq!(is_idle("profile:tight"), bench.backend != BackendKind::Caching);
         assert!(!is_idle("kind:device"));
         assert!(told("").is_empty());

@@ -68,7 +68,7 @@ fn the_kind_of_memory_is_read_from_the_environment() {
     let shown = under(&[("GPUMEM_KIND", "managed")]);
     assert!(shown.contains("GPUMEM_KIND=\"managed\"") && shown.contains("unified"), "{shown}");
     let shown = under(&[("GPUMEM_KIND", "host"), ("GPUMEM_HARD_LIMIT", "50%"), ("GPUMEM_POOL", "none")]);
-    assert!(shown.contains("invalid limit 50% for host memory"), "{shown}");
+    assert!(shown.contains("invalid limit 50% (GPUMEM_HARD_LIMIT) for host memory (GPUMEM_KIND)"), "{shown}");
 }
 
 #[test]

@@ -4,7 +4,6 @@
 use crate::call_counter::{calls, count_calls};
 use crate::fixture::built_backends;
 #[cfg(feature = "backend-caching")]
-use gpumem_pool::Tuning;
 use gpumem_pool::sys::{CUresult, Driver};
 use gpumem_pool::{
     BackendKind, Block, CaptureMode, Device, Event, Graph, GraphExec, GrowableBlock, MemoryKind, Pool,
@@ -49,7 +48,8 @@ fn settings() -> Vec<Setting> {
 impl Setting {
     fn builder(self, device: &Device) -> PoolBuilder {
         let builder = Pool::builder(device).backend(self.backend).kind(self.kind);
-        let builder = if self.plain_segments { builder.plain_segments() } else { builder };
+        let builder =
+            if self.plain_segments { builder.conf("expandable_segments:false").unwrap() } else { builder };
         self.profile.into_iter().fold(builder, PoolBuilder::profile)
     }
 }
@@ -184,7 +184,7 @@ const PROGRAM: &[Step] = &[
         state.alloc(200_000, 0)
     }),
     ("an idle pool", |state| {
-        let idle = state.setting.builder(&state.device).trim_when_idle(Duration::ZERO).build()?;
+        let idle = state.setting.builder(&state.device).conf("trim_when_idle_ms:0")?.build()?;
         drop(idle.alloc(5 * MIB, &state.streams[0])?);
         state.idle = Some(idle);
         Ok(())
@@ -412,8 +412,8 @@ impl Drop for PrintOnPanic {
 fn any_mapping_of_several_fails_and_all_are_undone() {
     let pool_of = |driver: &Driver| {
         let device = Device::new(driver, 0).unwrap();
-        let tuning = Tuning::default().handle_bytes_max(2 * MIB);
-        let pool = Pool::builder(&device).backend(BackendKind::Caching).tuning(tuning).build().unwrap();
+        let builder = Pool::builder(&device).conf("backend:caching,handle_bytes_max:2MiB").unwrap();
+        let pool = builder.build().unwrap();
         let stream = Stream::new(&device).unwrap();
         (pool, stream)
     };

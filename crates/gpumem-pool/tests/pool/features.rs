@@ -188,7 +188,7 @@ fn a_pinned_handle_is_mapped_once() {
 fn exportable_memory_needs_an_exportable_pool() {
     on_device_memory(&small(), |bench| {
         let stream = bench.stream();
-        match bench.builder().exportable().build() {
+        match bench.builder().conf("exportable:true").unwrap().build() {
             Ok(pool) => {
                 assert_eq!(bench.backend, BackendKind::Caching);
                 let block = pool.alloc(4096, &stream).unwrap();
@@ -216,7 +216,7 @@ fn exportable_memory_needs_an_exportable_pool() {
                 assert!(matches!(error, PoolError::NotWithBackend { .. }), "{error}");
             }
         }
-        match (bench.backend, bench.builder().rdma().build()) {
+        match (bench.backend, bench.builder().conf("rdma:true").unwrap().build()) {
             (BackendKind::Native, result) => assert!(matches!(result, Err(PoolError::NotWithBackend { .. }))),
             (BackendKind::None, result) => drop(result.unwrap()),
             // The value that the device reports.

@@ -78,7 +78,7 @@ const SEED_COUNT: u64 = 6;
 impl Fixture {
     pub(crate) fn builder(&self) -> PoolBuilder {
         let builder = Pool::builder(&self.device).backend(self.backend).kind(self.kind);
-        if self.plain_segments { builder.plain_segments() } else { builder }
+        if self.plain_segments { builder.conf("expandable_segments:false").unwrap() } else { builder }
     }
 
     /// Whether pools map handles.

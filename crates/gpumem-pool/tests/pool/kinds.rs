@@ -257,7 +257,7 @@ fn unified_memory_leaves_the_device_a_margin() {
             matches!(&error, PoolError::LimitReached(report) if report.limit_bytes == Some(960 * MIB)),
             "{error}"
         );
-        let more = builder().kind(MemoryKind::Unified).oversubscribe().build().unwrap();
+        let more = builder().kind(MemoryKind::Unified).conf("oversubscribe:true").unwrap().build().unwrap();
         drop(more.alloc(500 * MIB, &stream).unwrap());
         drop(first);
         stream.synchronize().unwrap();
@@ -344,8 +344,12 @@ fn unsupported_operations_of_kinds_and_backends_are_errors() {
     #[cfg(feature = "backend-caching")]
     {
         let device = Device::new(&gpumem_sim::driver(small()).unwrap(), 0).unwrap();
-        let exported =
-            Pool::builder(&device).backend(BackendKind::Caching).kind(MemoryKind::Host).exportable().build();
+        let exported = Pool::builder(&device)
+            .backend(BackendKind::Caching)
+            .kind(MemoryKind::Host)
+            .conf("exportable:true")
+            .unwrap()
+            .build();
         assert!(matches!(exported, Err(PoolError::NotWithKind { kind: MemoryKind::Host, .. })));
     }
     // SAFETY: a function that is missing is not called.

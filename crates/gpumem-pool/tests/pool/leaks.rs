@@ -1,7 +1,7 @@
 //! Loops that keep blocks they should drop, programs that only build up what they need, and the report for each.
 
 use crate::fixture::{Fixture, on_device_memory, small};
-use gpumem_pool::{Advice, Block, OutOfMemory, Pool, PoolError, Stream, Tuning};
+use gpumem_pool::{Advice, Block, OutOfMemory, Pool, PoolError, Stream};
 
 const MIB: u64 = 1 << 20;
 
@@ -15,8 +15,7 @@ struct Program {
 impl Program {
     fn new(bench: &Fixture) -> Self {
         // Use is looked at when the heap is: in a small one that should be often.
-        let options =
-            bench.builder().hard_limit(400 * MIB).tuning(Tuning::default().handle_bytes_max(32 * MIB));
+        let options = bench.builder().hard_limit(400 * MIB).conf("handle_bytes_max:32MiB").unwrap();
         Self { pool: options.build().unwrap(), stream: bench.stream(), held: Vec::new() }
     }
 

@@ -3,7 +3,7 @@
 use crate::fixture::{Fixture, on_device_memory, on_each_backend, small};
 use gpumem_pool::adaptor::{Budget, Fallback};
 use gpumem_pool::{
-    Advice, BackendKind, Block, CaptureMode, MemoryKind, Pool, PoolError, Profile, RefusedBy, Stream, Tuning,
+    Advice, BackendKind, Block, CaptureMode, MemoryKind, Pool, PoolError, Profile, RefusedBy, Stream,
 };
 use gpumem_sim::SimConfig;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -102,7 +102,7 @@ fn a_leak() {
     on_device_memory(&small(), |bench| {
         let (options, seen) = observed(bench);
         // Use is looked at when the heap is: in a small one that should be often.
-        let options = options.hard_limit(256 * MIB).tuning(Tuning::default().handle_bytes_max(32 * MIB));
+        let options = options.hard_limit(256 * MIB).conf("handle_bytes_max:32MiB").unwrap();
         let (pool, stream) = (options.build().unwrap(), bench.stream());
         let mut kept = Vec::new();
         let step = |kept: &mut Vec<Block>| {

@@ -1,6 +1,6 @@
 //! The effect of profiles and tuning options on the reserved memory.
 
-use gpumem_pool::{BackendKind, Device, Pool, Profile, Stream, Tuning};
+use gpumem_pool::{BackendKind, Device, Pool, Profile, Stream};
 use gpumem_sim::SimConfig;
 use std::sync::mpsc::channel;
 
@@ -38,9 +38,8 @@ fn tighter_profiles_reserve_less() {
 fn without_inserted_waits_streams_keep_to_themselves() {
     for (allowed, share) in [(true, 1), (false, 2)] {
         let device = device();
-        let tuning =
-            Tuning::of(Profile::Balanced).inserted_waits(allowed).poll_budget(std::time::Duration::ZERO);
-        let pool = Pool::builder(&device).backend(BackendKind::Caching).tuning(tuning).build().unwrap();
+        let conf = format!("backend:caching,inserted_waits:{allowed},poll_budget_us:0");
+        let pool = Pool::builder(&device).conf(&conf).unwrap().build().unwrap();
         let streams = [Stream::new(&device).unwrap(), Stream::new(&device).unwrap()];
         for stream in streams.iter().cycle().take(10) {
             drop(pool.alloc(64 << 20, stream).unwrap());

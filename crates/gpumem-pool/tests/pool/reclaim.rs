@@ -1,7 +1,7 @@
 //! Reclaim callbacks and other pools when memory is short, and memory that is released before that.
 
 use crate::fixture::{built_backends, on_device_memory};
-use gpumem_pool::{BackendKind, Block, Device, Pool, PoolError, Reclaimable, Stream, Tuning};
+use gpumem_pool::{BackendKind, Block, Device, Pool, PoolError, Reclaimable, Stream};
 use gpumem_sim::SimConfig;
 use std::error::Error;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -193,7 +193,10 @@ fn the_end_of_a_device_releases_memory_of_its_ended_pools() {
         unsafe { driver.cuDevicePrimaryCtxRetain(&mut context, 0).unwrap() };
         let device = Device::new(&driver, 0).unwrap();
         let builder = Pool::builder(&device).backend(bench.backend);
-        let pool = if bench.plain_segments { builder.plain_segments() } else { builder }.build().unwrap();
+        let pool =
+            if bench.plain_segments { builder.conf("expandable_segments:false").unwrap() } else { builder }
+                .build()
+                .unwrap();
         let stream = Stream::new(&device).unwrap();
         let block = pool.alloc(8 * MIB, &stream).unwrap();
         let bound = device.bind().unwrap();
@@ -299,9 +302,8 @@ fn memory_above_the_soft_limit_is_released_during_allocations() {
         if bench.backend != BackendKind::Caching {
             return;
         }
-        for (budget, is_served) in [(Duration::from_secs(1), true), (Duration::ZERO, false)] {
-            let tuning = Tuning::default().release_budget(budget);
-            let pool = bench.builder().tuning(tuning).soft_limit(64 * MIB).build().unwrap();
+        for (conf, is_served) in [("release_budget_us:1000000", true), ("release_budget_us:0", false)] {
+            let pool = bench.builder().conf(conf).unwrap().soft_limit(64 * MIB).build().unwrap();
             let stream = bench.stream();
             let blocks: Vec<Block> = (0..20).map(|_| pool.alloc(20 * MIB, &stream).unwrap()).collect();
             drop(blocks);
@@ -322,7 +324,7 @@ fn memory_above_the_soft_limit_is_released_during_allocations() {
 fn a_pool_that_is_idle_keeps_nothing() {
     const IDLE: Duration = Duration::from_millis(30);
     on_device_memory(&cramped(), |bench| {
-        let pool = bench.builder().trim_when_idle(IDLE).build().unwrap();
+        let pool = bench.builder().conf("trim_when_idle_ms:30").unwrap().build().unwrap();
         let (stream, start) = (bench.stream(), Instant::now());
         drop(pool.alloc(20 * MIB, &stream).unwrap());
         let keeps = pool.backend() != BackendKind::None;

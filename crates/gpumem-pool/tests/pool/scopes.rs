@@ -254,7 +254,8 @@ fn peaks_can_be_reset() {
 #[test]
 fn a_peak_is_exact_on_request() {
     on_each_backend(&small(), |bench| {
-        let builder = bench.builder().profile(Profile::Fast).hard_limit(512 * MIB).exact_peaks();
+        let builder =
+            bench.builder().profile(Profile::Fast).hard_limit(512 * MIB).conf("exact_peaks:true").unwrap();
         let (pool, stream) = (builder.adaptor(Arc::new(Guard::new())).build().unwrap(), bench.stream());
         pool.reserve(300 * MIB).unwrap();
         let private = pool.private(256 * MIB).unwrap();
@@ -275,7 +276,7 @@ fn a_peak_is_exact_on_request() {
         drop(blocks);
         pool.reset_peaks().unwrap();
         assert_eq!(peak_bytes(&pool), 0);
-        let pool = bench.builder().hard_limit(512 * MIB).exact_peaks().build().unwrap();
+        let pool = bench.builder().hard_limit(512 * MIB).conf("exact_peaks:true").unwrap().build().unwrap();
         if let Ok(mut block) = pool.growable(700 * MIB, &stream) {
             block.grow_to(30 * MIB).unwrap();
             block.shrink_to(7 * MIB).unwrap();

@@ -73,7 +73,12 @@ fn a_driver_without_virtual_memory_is_met_with_plain_segments() {
 
         let error = pool.growable(MIB, &stream).unwrap_err();
         assert!(error.to_string().contains("virtual memory management"), "{lack}: {error}");
-        let error = Pool::builder(&device).backend(BackendKind::Caching).exportable().build().unwrap_err();
+        let error = Pool::builder(&device)
+            .backend(BackendKind::Caching)
+            .conf("exportable:true")
+            .unwrap()
+            .build()
+            .unwrap_err();
         assert!(matches!(&error, PoolError::BackendUnsupported { .. }), "{lack}: {error}");
 
         drop(blocks);
@@ -109,8 +114,15 @@ fn plain_segments_in_place_of_mapped_ones_are_reported() {
     assert!(is_told(&told(Pool::builder(&device), "expandable_segments:true,kind:host")));
     assert!(!is_told(&told(Pool::builder(&device), "expandable_segments:true")));
     // The last value counts.
-    assert!(!is_told(&told(Pool::builder(&device).plain_segments(), "expandable_segments:true")));
-    let options = Pool::builder(&device).conf("expandable_segments:true").unwrap().plain_segments();
+    assert!(!is_told(&told(
+        Pool::builder(&device).conf("expandable_segments:false").unwrap(),
+        "expandable_segments:true"
+    )));
+    let options = Pool::builder(&device)
+        .conf("expandable_segments:true")
+        .unwrap()
+        .conf("expandable_segments:false")
+        .unwrap();
     assert!(!is_told(&told(options, "")));
 }
 

@@ -227,7 +227,7 @@ fn unified_memory_may_be_more_than_the_device_has() {
             builder().build().unwrap().alloc(100 * MIB, &stream),
             Err(PoolError::TooLarge { .. })
         ));
-        let pool = builder().oversubscribe().build().unwrap();
+        let pool = builder().conf("oversubscribe:true").unwrap().build().unwrap();
         let block = pool.alloc(200 * MIB, &stream).unwrap();
         let aligned = pool.alloc_aligned(100 * MIB, 4 << 20, &stream).unwrap();
         assert_eq!((block.size_bytes(), aligned.address() % (4 << 20)), (200 * MIB, 0), "{backend}");
@@ -239,7 +239,8 @@ fn unified_memory_may_be_more_than_the_device_has() {
         for size_bytes in [1 << 55, 1 << 63, u64::MAX - 100] {
             assert!(pool.alloc(size_bytes, &stream).is_err(), "{backend}: {size_bytes}");
         }
-        let device_memory = Pool::builder(&device).backend(backend).oversubscribe().build().unwrap();
+        let device_memory =
+            Pool::builder(&device).backend(backend).conf("oversubscribe:true").unwrap().build().unwrap();
         assert!(matches!(device_memory.alloc(100 * MIB, &stream), Err(PoolError::TooLarge { .. })));
     }
 }
@@ -319,7 +320,11 @@ fn memory_that_the_driver_refused_to_free_is_freed_by_the_end_of_the_pool() {
         {
             let device = failing(call, 1);
             let builder = Pool::builder(&device).backend(bench.backend).kind(bench.kind);
-            let builder = if bench.plain_segments { builder.plain_segments() } else { builder };
+            let builder = if bench.plain_segments {
+                builder.conf("expandable_segments:false").unwrap()
+            } else {
+                builder
+            };
             let (pool, stream) = (builder.build().unwrap(), Stream::new(&device).unwrap());
             let blocks = [20, 40].map(|size_mib| pool.alloc(size_mib * MIB, &stream).unwrap());
             drop(blocks);

@@ -3,7 +3,7 @@
 use crate::fixture::{Fixture, on_each_backend};
 use crate::growable;
 use crate::reclaim::cramped;
-use gpumem_pool::{BackendKind, Block, GrowableBlock, Pool, PoolBuilder, Profile, Stream, Tuning};
+use gpumem_pool::{BackendKind, Block, GrowableBlock, Pool, PoolBuilder, Stream};
 use gpumem_sim::SimConfig;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -15,14 +15,13 @@ const MIB: u64 = 1 << 20;
 fn no_request_fails_that_a_reclaim_would_have_saved() {
     let (refusal_count, run_count) = (AtomicU32::new(0), AtomicU32::new(0));
     on_each_backend(&cramped(), |bench| {
-        let profiles = [Profile::Fast, Profile::Balanced, Profile::Tight].map(Tuning::of);
+        let profiles = ["profile:fast", "profile:balanced", "profile:tight"];
         // Threads cache more than the heap may grow by, of both sizes.
-        let keeping = Tuning::default().growth_slack(0).growth_slack_max(0);
-        let keeping = keeping.magazine_share(1000).magazine_bytes_min(64 * MIB);
+        let keeping = "growth_slack:0,growth_slack_max:0,magazine_share:1000,magazine_bytes_min:64MiB";
         let count = if bench.backend == BackendKind::Caching { 4 } else { 1 };
-        for (index, tuning) in profiles.into_iter().chain([keeping]).take(count).enumerate() {
+        for (index, conf) in profiles.into_iter().chain([keeping]).take(count).enumerate() {
             let random = Random(bench.seed << 8 | index as u64);
-            let refused_count = run(bench, bench.builder().tuning(tuning), random, false);
+            let refused_count = run(bench, bench.builder().conf(conf).unwrap(), random, false);
             refusal_count.fetch_add(refused_count, Ordering::Relaxed);
             run_count.fetch_add(1, Ordering::Relaxed);
         }

@@ -7,24 +7,24 @@ use gpumem_sys::env::{EnvError, Variable};
 pub const VARIABLES: &[Variable] = &[
     Variable {
         name: "GPUMEM_SIM_SEED",
-        meaning: "a number: the seed that decides the order of queued work (default 0)",
+        meaning: "a number: the seed of the order in which the simulator runs queued work (default 0)",
     },
-    Variable { name: "GPUMEM_SIM_DEVICES", meaning: "a number: the number of simulated devices (default 1)" },
+    Variable { name: "GPUMEM_SIM_DEVICES", meaning: "a number: the simulator's device count (default 1)" },
     Variable {
         name: "GPUMEM_SIM_SCHEDULE",
-        meaning: "random | late | early | 0.2.1: the order in which queued work runs, among the allowed ones (default random)",
+        meaning: "`random` (default), `late`, `early`, or explicit choices such as `0.2.1`: how the simulator orders queued work",
     },
     Variable {
         name: "GPUMEM_SIM_RULES",
-        meaning: "cuMemAlloc#3=fail:OUT_OF_MEMORY;…: injected faults in the simulator's calls (#3+ for the third and later)",
+        meaning: "faults injected into the simulator's calls, separated by `;`; see below",
     },
     Variable {
         name: "GPUMEM_SIM_BACKTRACES",
-        meaning: "1 | 0: whether findings show the call stacks of allocations (default 0)",
+        meaning: "`1` or `0` (default): whether findings of the simulator show the call stacks of allocations",
     },
     Variable {
         name: "GPUMEM_SIM_MEMORY",
-        meaning: "8GiB: the memory of each simulated device (default 8GiB)",
+        meaning: "a size such as `8GiB`: the memory of each of the simulator's devices (default 8GiB)",
     },
 ];
 

@@ -11,7 +11,7 @@ pub(crate) mod report;
 use anyhow::{Context, Result, ensure};
 use gpumem_sim::{Costs, SimConfig};
 use gpumem_sys::{Driver, DriverKind, env};
-use gpumem_tests::pool::{BackendKind, Profile, Tuning};
+use gpumem_tests::pool::{BackendKind, Profile};
 use gpumem_tests::replay::{Outcome, ReplayError, Setup, StreamKind, TraceLimit, replay};
 use gpumem_tests::trace::{Synthetic, Trace};
 use indicatif::{ProgressBar, ProgressStyle};
@@ -78,7 +78,7 @@ pub(crate) fn run(args: Args) -> Result<()> {
     ensure!(args.limit.len() < 2, "several limits are for --random only");
     let setup = Setup {
         backend: args.backend,
-        tuning: Tuning::of(args.profile.unwrap_or_default()).inserted_waits(args.waits),
+        tuning: format!("profile:{},inserted_waits:{}", args.profile.unwrap_or_default(), args.waits),
         hard_limit: None,
         conf: args.conf.clone(),
         may_wait: args.waits,

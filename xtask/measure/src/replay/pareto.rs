@@ -8,7 +8,7 @@
 use super::Machine;
 use crate::bench::peers::{Figure, stored};
 use anyhow::Result;
-use gpumem_tests::pool::{BackendKind, Profile, Tuning};
+use gpumem_tests::pool::{BackendKind, Profile};
 use gpumem_tests::replay::{Outcome, Setup, replay};
 use gpumem_tests::trace::Trace;
 use indicatif::{ProgressBar, ProgressStyle};
@@ -29,31 +29,31 @@ struct Point {
 fn points(trace: &Trace) -> Vec<Point> {
     let mut points = Vec::new();
     for profile in [Profile::Fast, Profile::Balanced, Profile::Tight] {
-        points.push(Point::new(format!("**{profile}**"), BackendKind::Caching, Tuning::of(profile), false));
+        points.push(Point::new(format!("**{profile}**"), BackendKind::Caching, of(profile), false));
         // One stream has nobody to wait for.
         if trace.stream_count() > 1 {
-            points.push(Point::new(
-                format!("**{profile}**, waits"),
-                BackendKind::Caching,
-                Tuning::of(profile),
-                true,
-            ));
+            points.push(Point::new(format!("**{profile}**, waits"), BackendKind::Caching, of(profile), true));
         }
     }
     for handle_mib in [2, 8, 32, 128] {
         for slack in [0, 3, 10, 30, 50, 100, 200] {
-            let tuning = Tuning::default().handle_bytes_max(handle_mib << 20).growth_slack(slack);
+            let tuning = format!("handle_bytes_max:{handle_mib}MiB,growth_slack:{slack}");
             let label = format!("handles to {handle_mib} MiB, slack {}.{} %", slack / 10, slack % 10);
             points.push(Point { is_tuning: true, ..Point::new(label, BackendKind::Caching, tuning, false) });
         }
     }
-    points.push(Point::new("native".into(), BackendKind::Native, Tuning::default(), false));
+    points.push(Point::new("native".into(), BackendKind::Native, String::new(), false));
     points
 }
 
+/// The options that select a profile.
+fn of(profile: Profile) -> String {
+    format!("profile:{profile}")
+}
+
 impl Point {
-    fn new(label: String, backend: BackendKind, tuning: Tuning, may_wait: bool) -> Self {
-        let tuning = tuning.inserted_waits(may_wait);
+    fn new(label: String, backend: BackendKind, tuning: String, may_wait: bool) -> Self {
+        let tuning = format!("{tuning},inserted_waits:{may_wait}");
         Self {
             label,
             is_tuning: false,
@@ -241,7 +241,7 @@ mod tests {
             .iter()
             .flat_map(|trace| [Profile::Fast, Profile::Balanced, Profile::Tight].map(|p| (trace, p)))
         {
-            let point = Point::new(String::new(), BackendKind::Caching, Tuning::of(profile), false);
+            let point = Point::new(String::new(), BackendKind::Caching, of(profile), false);
             let outcome =
                 replay(trace, &Machine::simulated(Some(false)).unwrap(), &point.setup, |_| ()).unwrap();
             let (peers, what) = (peers(trace, &stored), format!("{} {profile}: {outcome:?}", trace.name()));

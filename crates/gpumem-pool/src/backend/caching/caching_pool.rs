@@ -60,7 +60,7 @@ pub(super) struct CachingPool {
     limits: Limits,
     access: Access,
     growth: GrowthLog,
-    /// See [`PoolBuilder::garbage_collection_threshold`](crate::PoolBuilder::garbage_collection_threshold).
+    /// See the option `garbage_collection_threshold` ([`conf`](crate::conf)).
     collect_above: Option<f64>,
     idle: Idle,
     /// Whether the device notifies this pool of host waits.

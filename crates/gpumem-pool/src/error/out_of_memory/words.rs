@@ -79,7 +79,7 @@ impl OutOfMemory {
         match self.unfinished.first() {
             Some(UnfinishedStream { stream, .. }) => format!(
                 "{pending} of freed memory waits for work that did not finish in time, first on {stream}: check what that \
-                 stream waits for, or wait longer (Tuning::wait_deadline, GPUMEM_CONF=wait_deadline_ms:60000)"
+                 stream waits for, or wait longer (PoolBuilder::conf or GPUMEM_CONF: wait_deadline_ms:60000)"
             ),
             None => format!(
                 "{pending} of freed memory waits for work that this request could not wait for: synchronize first, or end \
@@ -99,7 +99,7 @@ impl OutOfMemory {
         };
         format!(
             "unified memory and all pools of the device must together leave a margin of it free{others}: {drop}let this pool \
-             exceed the margin (PoolBuilder::oversubscribe, GPUMEM_CONF=oversubscribe:true); pages may then move back and \
+             exceed the margin (PoolBuilder::conf or GPUMEM_CONF: oversubscribe:true); pages may then move back and \
              forth"
         )
     }

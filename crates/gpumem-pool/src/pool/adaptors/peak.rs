@@ -2,7 +2,7 @@
 //!
 //! The backend `caching` tracks only an upper bound
 //! ([`Status::in_use_peak_bytes`](crate::Status::in_use_peak_bytes)), because the fast path of an allocation
-//! updates no peak. A pool built with [`PoolBuilder::exact_peaks`](crate::PoolBuilder::exact_peaks) has this
+//! updates no peak. A pool built with the option `exact_peaks:true` ([`conf`](crate::conf)) has this
 //! adaptor directly around its backend, inside all other adaptors, and takes the slow path.
 
 use super::{Adaptor, Change, Grant, Next, Release, Request};

@@ -3,7 +3,7 @@
 
 use super::State;
 use crate::backend::{Shortage, Source};
-use crate::config::{MemoryKind, Profile, Tuning};
+use crate::config::{MemoryKind, Profile};
 use crate::device::{CaptureModeGuard, processes};
 use crate::error::{Advice, Attempt, Maker, OutOfMemory, PoolError, Refusal, RefusedBy};
 use crate::limits::Trimmable;
@@ -73,7 +73,7 @@ impl State {
                 .and_then(|above| Some(above.full_for(report.requested_bytes)?.limit_bytes)),
             backend: Some(backend),
             can_map: self.backend.growing().is_some(),
-            is_tight: self.setup.config.tuning == Tuning::of(Profile::Tight),
+            is_tight: self.setup.config.tuning == Profile::Tight.into(),
             others_cached_bytes: others.cached_bytes,
         };
         if report.advice() == Advice::FreeTheDevice {

@@ -229,7 +229,8 @@ fn tracking_distinguishes_blocks_at_one_address() {
 #[test]
 fn exact_peaks_are_exact() {
     on_device_memory(&small(), |bench| {
-        let (pool, stream) = (bench.builder().exact_peaks().build().unwrap(), bench.stream());
+        let (pool, stream) =
+            (bench.builder().conf("exact_peaks:true").unwrap().build().unwrap(), bench.stream());
         let peak = || pool.status().unwrap().in_use_peak_bytes;
         if bench.backend.to_string() != "caching" {
             return;

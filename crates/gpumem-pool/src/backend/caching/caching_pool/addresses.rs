@@ -32,8 +32,10 @@ pub(super) fn choose(
             false => Ok((Memory::Segments(config.kind), no_ranges)),
         };
     }
-    let found =
-        if config.plain_segments { Err(ASKED_FOR.into()) } else { virtual_memory(device, config, limits)? };
+    let found = match config.expandable_segments {
+        Some(false) => Err(ASKED_FOR.into()),
+        _ => virtual_memory(device, config, limits)?,
+    };
     match found {
         Ok(ranges) => Ok((Memory::Virtual, ranges)),
         Err(_) if !config.handle_use.exportable => Ok((Memory::Segments(MemoryKind::Device), no_ranges)),

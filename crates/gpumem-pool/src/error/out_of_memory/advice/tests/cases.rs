@@ -336,7 +336,7 @@ pub(super) fn cases() -> Vec<Case> {
             "device memory beside unified memory",
             margin(12 * GIB, alone(16 * GIB, 2 * GIB, 0, 2 * GIB)),
             Oversubscribe,
-            "PoolBuilder::oversubscribe",
+            "oversubscribe:true",
             "raise",
         ),
         (

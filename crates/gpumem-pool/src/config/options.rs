@@ -1,0 +1,376 @@
+//! The options of a pool: one table. An entry of [`options!`] reads
+//!
+//! ```text
+//! name: Type = parser("expected values") default "default" => place in `Config` on SCOPE: "description";
+//! ```
+//!
+//! and generates the field of [`Options`], the key of `GPUMEM_CONF`, the row of the documentation of [`conf`], and the
+//! value in [`Config`]. With `setter(Type), variable "GPUMEM_…"` it also generates a method of
+//! [`PoolBuilder`](crate::PoolBuilder) and an environment variable. A default of three values is that of the profiles
+//! `fast`, `balanced` and `tight`.
+
+use crate::config::ignored::{ALL, CACHES, CACHING, Instead, MAPPED, PEAKS, SEGMENTS, VIRTUAL};
+use crate::config::parse::{
+    boolean, byte_count, fraction, handle_pages, microseconds, milliseconds, named, no_caching, number,
+    rounding, share, split_bytes,
+};
+use crate::config::{BackendKind, Config, Limit, MemoryKind, Profile, SizeRounding};
+use core::time::Duration;
+use gpumem_sys::env::Variable;
+
+/// A given value, and the name under which it was given: a key, or an environment variable.
+pub(crate) type Given<T> = Option<(T, &'static str)>;
+
+/// A name in the table.
+pub(crate) struct Key {
+    pub(crate) name: &'static str,
+    pub(crate) expected: &'static str,
+    pub(crate) variable: Option<&'static str>,
+    #[cfg(test)]
+    pub(crate) default: &'static str,
+    pub(crate) instead: Instead,
+    /// The name under which the option was given.
+    pub(crate) given: fn(&Options) -> Option<&'static str>,
+    /// Parses and sets a value. The error is the position of the mistake, or empty.
+    pub(crate) set: fn(&mut Options, &str, &'static str) -> Result<(), String>,
+}
+
+/// The backends on which an option has an effect, for the documentation.
+#[rustfmt::skip]
+macro_rules! scope {
+    (ALL) => { "all" };
+    (CACHES) => { "`caching`, `native`" };
+    (CACHING) => { "`caching`" };
+    (MAPPED) => { "`caching` over virtual memory" };
+    (PEAKS) => { "`caching`; always exact with others" };
+    (SEGMENTS) => { "`caching` over plain segments" };
+    (VIRTUAL) => { "`caching`" };
+}
+
+/// A name that sets a field of [`Options`].
+macro_rules! key {
+    ($name:ident sets $field:ident = $parser:ident($expected:literal), $default:literal, $scope:ident, $($variable:literal)?) => {
+        Key {
+            name: stringify!($name),
+            expected: $expected,
+            variable: first(&[$($variable)?]),
+            #[cfg(test)]
+            default: $default,
+            instead: $scope,
+            given: |options| options.$field.as_ref().map(|(_, given_as)| *given_as),
+            set: |options, value, given_as| {
+                options.$field = Some(($parser(value)?, given_as));
+                Ok(())
+            },
+        }
+    };
+}
+
+macro_rules! options {
+    (
+        $(#[$before:meta])*
+        table {$(
+            $name:ident: $type:ty = $parser:ident($expected:literal) default $default:literal
+                => $($place:ident).+ on $scope:ident $(, setter($argument:ty), variable $variable:literal)?:
+                $text:literal;
+        )+}
+        other names {$(
+            $alias:ident for $option:ident = $alias_parser:ident($alias_expected:literal): $alias_text:literal;
+        )+}
+        $(#[$after:meta])*
+        pub mod conf;
+    ) => {
+        /// The options that were given. Values are valid, except for shares of [`Limit`], which [`Config::new`] checks.
+        #[derive(Clone, Debug, Default)]
+        pub(crate) struct Options { $(pub(crate) $name: Given<$type>,)+ }
+
+        impl Options {
+            /// Replaces the options that `later` has.
+            pub(crate) fn update(&mut self, later: Self) {
+                $(self.$name = later.$name.or(self.$name.take());)+
+            }
+
+            /// Sets the values in a configuration, in the table's order: the profile before the options that it presets.
+            pub(crate) fn apply(self, config: &mut Config) {
+                $(if let Some((value, _)) = self.$name {
+                    config.$($place).+ = value.into();
+                })+
+            }
+        }
+
+        pub(crate) const KEYS: &[Key] = &[
+            $(key!($name sets $name = $parser($expected), $default, $scope, $($variable)?),)+
+            $(key!($alias sets $option = $alias_parser($alias_expected), "", ALL,),)+
+        ];
+
+        /// The variables that [`PoolBuilder::from_env`](crate::PoolBuilder::from_env) reads.
+        pub const VARIABLES: &[Variable] = &[
+            $($(Variable {
+                name: $variable,
+                meaning: concat!($expected, "; default ", $default, ": ", $text),
+            },)?)+
+            Variable {
+                name: "GPUMEM_CONF",
+                meaning: "`key:value,…`: any options of a pool by name, PyTorch's allocator options among them; the page \
+                          `gpumem_pool::conf` lists them",
+            },
+            Variable {
+                name: "GPUMEM_TRACE",
+                meaning: "a file into which pools record their requests, for `cargo xtask replay`; `%p` in its name is the \
+                          process ID. A symbolic link is refused, and so is an existing file that is not a trace",
+            },
+        ];
+
+        /// The setters of [`PoolBuilder`](crate::PoolBuilder) for options of the table.
+        macro_rules! setters {
+            () => {
+                $($(
+                    #[doc = concat!("Sets the option `", stringify!($name), "`: ", $text, ".")]
+                    ///
+                    #[doc = concat!("In text: ", $expected, ". Default: ", $default, ". Variable: `", $variable, "`.")]
+                    pub fn $name(mut self, value: $argument) -> Self {
+                        self.options.$name = Some((value.into(), stringify!($name)));
+                        self
+                    }
+                )?)+
+            };
+        }
+        pub(crate) use setters;
+
+        $(#[$before])*
+        ///
+        /// | option | value | default | backends | meaning |
+        /// | --- | --- | --- | --- | --- |
+        $(#[doc = concat!(
+            "| `", stringify!($name), "` | ", $expected, " | ", $default, " | ", scope!($scope), " | ", $text, " |"
+        )])+
+        $(#[doc = concat!("| `", stringify!($alias), "` | ", $alias_expected, " | | all | ", $alias_text, " |")])+
+        ///
+        $(#[$after])*
+        pub mod conf {}
+    };
+}
+
+const fn first(names: &[&'static str]) -> Option<&'static str> {
+    match names {
+        [name, ..] => Some(*name),
+        [] => None,
+    }
+}
+
+options! {
+    /// The options of a pool by name: `key:value,…`, for [`PoolBuilder::conf`](crate::PoolBuilder::conf) and
+    /// `GPUMEM_CONF`.
+    ///
+    /// Keys and values are case-insensitive, and spaces around them are ignored. Of two calls on the builder, the later one
+    /// wins. In the environment, a variable for one option (`GPUMEM_POOL`) wins over `GPUMEM_CONF`. Options by name win
+    /// over the values of a profile, in any order. An option without effect on the pool's backend is accepted, and
+    /// [`Pool::ignored_options`](crate::Pool::ignored_options) lists it.
+    table {
+    kind: MemoryKind = named("`device`, `unified` or `host`") default "`device`"
+        => kind on ALL, setter(MemoryKind), variable "GPUMEM_KIND":
+        "the kind of memory. Every backend supports all kinds; `native` needs a driver with pools of the kind: CUDA 12.6 for \
+         host memory, 13.0 for unified memory. Host-accessible memory is reused only when every use is complete. Until then \
+         the pool grows, and waits only at its hard limit. Nothing else bounds host memory, so set a hard limit for it";
+    backend: BackendKind = named("`caching`, `native` or `none`") default "the first that is built in and works"
+        => backend on ALL, setter(BackendKind), variable "GPUMEM_POOL":
+        "the source of the memory. Creating the pool fails if the backend is not built in or the device does not support it. \
+         PyTorch's `cudaMallocAsync` is `native`, and PyTorch's `native` is `caching`";
+    profile: Profile = named("`fast`, `balanced` or `tight`") default "`balanced`"
+        => tuning on CACHING, setter(Profile), variable "GPUMEM_PROFILE":
+        "a preset of the options that trade memory against driver calls and time";
+    hard_limit: Limit = named("bytes (10000), with a unit (100M, 1.5GiB), or a share of the device's memory (50%)")
+        default "none" => hard_limit on ALL, setter(impl Into<Limit>), variable "GPUMEM_HARD_LIMIT":
+        "the memory that the pool never exceeds: what `caching` reserves, and what is in use with the other backends. Each \
+         pool has its own limit, for its kind of memory. A limit of host memory is given in bytes";
+    soft_limit: Limit = named("bytes (10000), with a unit (100M, 1.5GiB), or a share of the device's memory (50%)")
+        default "none" => soft_limit on CACHES, setter(impl Into<Limit>), variable "GPUMEM_SOFT_LIMIT":
+        "at synchronisation points, cached memory is released until at most this much is reserved";
+
+    garbage_collection_threshold: f64 = share("a number between 0 and 1") default "none" => collect_above on CACHES:
+        "while more than this share of the hard limit (of the device, if there is none) is reserved, an allocation that finds \
+         no cached block releases idle memory first. `native` cannot see what the driver's pool has cached: it releases idle \
+         memory when the driver's pool grows beyond the threshold, shortly before or after";
+    trim_when_idle_ms: Duration = milliseconds("milliseconds") default "never" => idle_after on CACHES:
+        "all cached memory is released once this time has passed without an allocation. There is no background thread: the \
+         time is checked when the host waits for a stream or the device, when it queries whether work is complete, and when \
+         another pool of the device allocates on the slow path. It begins at the first such moment after an allocation";
+    exact_peaks: bool = boolean("`true` or `false`") default "`false`" => exact_peaks on PEAKS:
+        "whether the peak of memory in use (`Status::in_use_peak_bytes`) is exact to the byte rather than an upper bound. The \
+         cost: every allocation and free takes the slow path, as with an adaptor";
+    oversubscribe: bool = boolean("`true` or `false`") default "`false`" => oversubscribes on ALL:
+        "whether the pool may exceed the margin of unified memory. Otherwise unified memory and all pools of a \
+         [`Device`](crate::Device) together stay below 15/16 of its memory. Beyond the device's free memory, pages move back \
+         and forth, and a program that uses them all at once may come to a standstill. A block may be larger than the device";
+    expandable_segments: bool = boolean("`true` or `false`") default "`true` where the driver maps memory"
+        => expandable_segments on VIRTUAL:
+        "`false` selects plain segments (`cuMemAlloc`), for software that cannot handle mapped memory, such as \
+         `cuIpcGetMemHandle` or older tools. Free memory between their blocks stays there, only a segment that is free as a \
+         whole can be released, and releasing waits for the device. `Status::plain_segments` reports which applies";
+    exportable: bool = boolean("`true` or `false`") default "`false`" => handle_use.exportable on ALL:
+        "whether memory can be handed to other processes as file descriptors, which only `caching` supports. The driver finds \
+         the handle under a block's address (`cuMemRetainAllocationHandle`) and exports it (`cuMemExportToShareableHandle`), \
+         with all blocks that lie in it; see [`Block::pin_backing`](crate::Block::pin_backing)";
+    rdma: bool = boolean("`true` or `false`") default "`false`" => handle_use.rdma on ALL:
+        "whether network cards can access the memory directly once it is pinned \
+         ([`Block::pin_backing`](crate::Block::pin_backing)). `caching` supports this if the driver does, `none` always, and \
+         `native` never";
+    wait_deadline_ms: Duration = milliseconds("milliseconds") default "10000" => tuning.wait_deadline on ALL:
+        "how long an allocation may wait for running work when memory is out, over all its attempts; see below";
+
+    growth_slack: u32 = number("thousandths of the peak in use") default "100, 5, 0"
+        => tuning.heap.growth_slack_per_mille on CACHING:
+        "how far reserved memory may exceed the peak in use before idle memory is remapped instead. Larger costs memory; \
+         smaller, driver calls. With 0, streams that share the heap do not share pages of 2 MiB";
+    growth_slack_max: u32 = number("thousandths of the peak in use") default "300, 150, 0"
+        => tuning.heap.growth_slack_max_per_mille on CACHING:
+        "replaces `growth_slack` for a program whose requests keep changing, once its allowance of mappings is used up. Larger \
+         costs memory";
+    mapping_allowance: u32 = number("thousandths") default "20, 45, 45"
+        => tuning.heap.mapping_allowance_per_mille on MAPPED:
+        "mappings created over idle memory, per allocated block above 1 MiB: 40 is one mapping per 25 blocks. A program \
+         starts with an allowance of 512 mappings and accumulates no more. Larger costs driver calls; smaller, memory. No \
+         effect while `growth_slack_max` is not above `growth_slack`";
+    handle_bytes_max: u32 = handle_pages("bytes, with or without a unit (2097152, 64MiB)") default "64MiB, 52MiB, 2MiB"
+        => tuning.heap.handle_max_pages on CACHING:
+        "the largest handle of physical memory that is created at once; rounded to 2 MiB, and clamped to 2 to 128 MiB. Larger \
+         costs idle memory that cannot be released beside memory in use; smaller, driver calls";
+    growth_divisor: u32 = number("a number") default "64, 512, 2048" => tuning.heap.growth_divisor on CACHING:
+        "the heap grows by at least its size divided by this number. Larger costs driver calls; smaller, memory";
+    roundup_power2_divisions: SizeRounding
+        = rounding("a power of two up to 64, or a list of them by size in MiB (`[256:1,512:2,1024:4,>:8]`)")
+        default "64, 64, 0" => tuning.rounding on CACHING:
+        "block sizes above 1 MiB are rounded up to a multiple of this part of their power of two; 0 rounds to 256 bytes only. \
+         Larger costs exact fits, so driver calls; smaller, memory. For lists, see below";
+    max_split_size_mb: u64 = split_bytes("MiB, 20 or more") default "none" => tuning.heap.split_bytes_max on SEGMENTS:
+        "over plain segments, each larger block has its own segment, which no smaller block shares; it may leave at most this \
+         much of the segment unused. Larger keeps large segments from being reused or released, because small blocks lie in \
+         them; smaller costs memory, where sizes vary";
+    magazine_share: u32 = number("thousandths of the reserved memory") default "5, 5, 2"
+        => tuning.heap.magazine_share_per_mille on CACHING:
+        "how much all threads together may cache in blocks up to 1 MiB. Larger costs memory; smaller, locks";
+    magazine_bytes_min: u64 = byte_count("bytes, with or without a unit (2097152, 64MiB)") default "8MiB, 8MiB, 1MiB"
+        => tuning.heap.magazine_bytes_min on CACHING:
+        "the lower bound of that cache. Larger costs memory in small heaps";
+    empty_mappings_max: u32 = number("a number") default "4096, 4096, 16384"
+        => tuning.heap.empty_mappings_max on MAPPED:
+        "mappings kept after their memory moved on, so that it can move back without a driver call; at most 8 for each 2 MiB \
+         of memory, or 256. Mappings beyond this number are removed in turn, once the last uses of the memory that left them \
+         are known to be complete. Larger costs host memory, 12 bytes for each page of 2 MiB; smaller, driver calls";
+    poll_budget_us: Duration = microseconds("microseconds") default "20, 20, 20" => tuning.poll_budget on CACHES:
+        "how long one allocation may query the driver for completed work; `native` does so only for host-accessible memory. \
+         Larger costs time; smaller delays the reuse of memory freed on other streams. With 0, that memory is reused only \
+         where the program itself orders or observes streams";
+    release_budget_us: Duration = microseconds("microseconds") default "200, 200, 200"
+        => tuning.release_budget on CACHING:
+        "how long an allocation on the slow path, or the start of a host wait, may release memory above the soft limit. Larger \
+         costs time; smaller keeps memory above the soft limit longer. With 0, only the ends of waits release it";
+    inserted_waits: bool = boolean("`true` or `false`") default "false, true, true" => tuning.inserted_waits on CACHING:
+        "whether the pool may make one stream wait for another on the device rather than exceed the slack. Streams that allow \
+         no waits never get any. `true` costs concurrency of streams; `false`, memory";
+    }
+    other names {
+    per_process_memory_fraction for hard_limit = fraction("a number above 0, up to 1"):
+        "PyTorch's name of a hard limit that is a share of the device's memory: 0.5 is `hard_limit:50%`";
+    no_caching for backend = no_caching("`true`"): "`no_caching:true` is `backend:none`";
+    }
+
+    /// # Limits
+    ///
+    /// In a pool with a hard limit, serving a request that fits takes precedence over speed, in every profile and with any
+    /// tuning. Handles are at most 1/2048 of the limit, and blocks are not rounded up. Once blocks have needed 1/32 of the
+    /// limit, there is no slack. Once they have needed half of it, handles, growth and magazines are those of `tight`. A few
+    /// thousand misses after the blocks were freed, the profile's own values apply again.
+    ///
+    /// # The deadline
+    ///
+    /// With `wait_deadline_ms:0`, an allocation never waits. A request that reaches the deadline is refused, and its report
+    /// names the streams with unfinished work ([`OutOfMemory::unfinished`](crate::OutOfMemory::unfinished)). The deadline
+    /// bounds [`Pool::alloc`](crate::Pool::alloc) and its variants, [`Pool::reserve`](crate::Pool::reserve) and
+    /// [`GrowableBlock::grow_to`](crate::GrowableBlock::grow_to), including reclaim callbacks and other pools that they run.
+    /// It does not bound:
+    ///
+    /// - waits that the caller requests (`synchronize`, [`Pool::reclaim`](crate::Pool::reclaim));
+    /// - drops of [`HostMemory`](crate::HostMemory) and [`ImportedBlock`](crate::ImportedBlock), and frees of the backend
+    ///   `none`;
+    /// - driver calls that wait by themselves (as `cuMemAlloc` may);
+    /// - waits of [`Fill`](crate::adaptor::Fill) and [`Guard`](crate::adaptor::Guard) for the uses of a growable block;
+    /// - with drivers before CUDA 12.5, work on other libraries' streams.
+    ///
+    /// # Rounding by size
+    ///
+    /// The list of `roundup_power2_divisions` has PyTorch's syntax. Each size is the exclusive end of its interval, in MiB,
+    /// and a power of two. `>` stands for all larger sizes and comes last. Without it, larger blocks are not rounded. A
+    /// divisor of 0 rounds nothing. This follows PyTorch's manual. PyTorch's code, as of version 2.11, treats each size as
+    /// the start of its interval, and does not round sizes whose divisor is 1.
+    ///
+    /// ```
+    /// # use gpumem_pool::{Device, Pool};
+    /// # let device = Device::new(&gpumem_sim::driver(gpumem_sim::SimConfig::new())?, 0)?;
+    /// // Whole powers of two below 256 MiB, halves of them below 512 MiB, quarters below 1 GiB, and eighths above.
+    /// Pool::builder(&device).conf("roundup_power2_divisions:[256:1, 512:2, 1024:4, >:8]")?.build()?;
+    ///
+    /// let mistake = Pool::builder(&device).conf("roundup_power2_divisions:[256:1, 128:2]").unwrap_err();
+    /// assert!(mistake.to_string().contains("at character 9, `128:2`: sizes must increase"));
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
+    /// # Small blocks in large segments
+    ///
+    /// In PyTorch, `max_split_size_mb` prevents small blocks from splitting large ones, which would make the rest unusable as
+    /// a whole. Over virtual memory, `caching` remaps the idle memory around a small block to where it is needed, so the
+    /// option has no effect there; `profile` and `growth_slack` bound the memory that is reserved beyond the blocks. Plain
+    /// segments, which also hold the other kinds of memory, are split like PyTorch's, and there the option works as in
+    /// PyTorch.
+    ///
+    /// # Examples
+    ///
+    /// Exact peaks:
+    ///
+    /// ```
+    /// use gpumem_pool::{Device, Pool, Profile, Stream};
+    /// use gpumem_sim::SimConfig;
+    ///
+    /// let device = Device::new(&gpumem_sim::driver(SimConfig::new())?, 0)?;
+    /// let pool = Pool::builder(&device).profile(Profile::Fast).conf("exact_peaks:true")?.build()?;
+    /// let stream = Stream::new(&device)?;
+    /// pool.reserve(256 << 20)?;
+    /// (20..30).try_for_each(|mib| pool.alloc(mib << 20, &stream).map(drop))?;
+    /// assert_eq!(pool.status()?.in_use_peak_bytes, 29 << 20);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
+    /// Cached memory is released when the program is idle:
+    ///
+    /// ```
+    /// use gpumem_pool::{Device, Pool, Stream};
+    /// use gpumem_sim::SimConfig;
+    /// use std::time::Duration;
+    ///
+    /// let device = Device::new(&gpumem_sim::driver(SimConfig::new())?, 0)?;
+    /// let pool = Pool::builder(&device).conf("trim_when_idle_ms:5")?.build()?;
+    /// let stream = Stream::new(&device)?;
+    /// drop(pool.alloc(5 << 20, &stream)?);
+    /// stream.synchronize()?;
+    /// std::thread::sleep(Duration::from_millis(10));
+    /// stream.synchronize()?;
+    /// assert_eq!(pool.status()?.reserved_bytes, 0);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
+    /// Plain segments:
+    ///
+    /// ```
+    /// use gpumem_pool::{BackendKind, Device, Pool, Stream};
+    /// use gpumem_sim::SimConfig;
+    ///
+    /// # #[cfg(feature = "backend-caching")] {
+    /// let device = Device::new(&gpumem_sim::driver(SimConfig::new())?, 0)?;
+    /// let pool = Pool::builder(&device).conf("backend:caching, expandable_segments:false")?.build()?;
+    /// let block = pool.alloc(5 << 20, &Stream::new(&device)?)?;
+    /// assert!(pool.status()?.to_string().contains("caching (plain segments)"));
+    /// # }
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    pub mod conf;
+}

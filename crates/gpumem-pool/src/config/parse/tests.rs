@@ -1,0 +1,159 @@
+//! Named options: parsing, and the texts of errors.
+
+use super::*;
+use crate::config::ignored::ignored_options;
+use crate::config::{Config, MemoryKind, Profile, Tuning};
+
+fn applied(text: &str) -> Result<Config, ConfigError> {
+    Config::new(&Options::parse(text)?)
+}
+
+fn mistake(text: &str) -> String {
+    applied(text).unwrap_err().to_string()
+}
+
+#[test]
+fn values_arrive_whatever_their_order_and_case() {
+    let options =
+        applied(" Growth_Slack: 7 , PROFILE:tight,handle_bytes_max:8MiB,backend:cudaMallocAsync, ").unwrap();
+    let mut tuning = Tuning::from(Profile::Tight);
+    (tuning.heap.growth_slack_per_mille, tuning.heap.handle_max_pages) = (7, 4);
+    assert_eq!(options.tuning, tuning);
+    assert_eq!(options.backend, Some(BackendKind::Native));
+    let options = applied("no_caching:True,per_process_memory_fraction:0.5,wait_deadline_ms:20").unwrap();
+    assert_eq!((options.backend, options.hard_limit), (Some(BackendKind::None), Some(Limit::Percent(50.0))));
+    assert_eq!(options.tuning.wait_deadline, Duration::from_millis(20));
+    assert_eq!(applied("").unwrap().tuning, Tuning::default());
+    let options = applied("kind:UNIFIED,roundup_power2_divisions:[64:1, >:2],no_caching:true").unwrap();
+    assert_eq!((options.kind, options.backend), (MemoryKind::Unified, Some(BackendKind::None)));
+    assert_eq!(options.tuning.rounding, "[64:1,>:2]".parse().unwrap());
+}
+
+/// PyTorch's `native`, its own cache over plain memory, is `caching` here.
+#[test]
+fn backends_go_by_both_projects_names() {
+    for (name, backend) in [
+        ("cudaMallocAsync", BackendKind::Native),
+        ("native", BackendKind::Native),
+        ("caching", BackendKind::Caching),
+        ("none", BackendKind::None),
+    ] {
+        assert_eq!(applied(&format!("backend:{name}")).unwrap().backend, Some(backend));
+    }
+}
+
+/// One of the examples is valid for each option; an invalid word is refused with the valid forms.
+#[test]
+fn every_option_takes_its_forms_and_says_them() {
+    for key in KEYS {
+        let examples = ["0.5", "8", "32", "64MiB", "true", "none", "fast", "host"];
+        let outcome = examples.iter().any(|value| applied(&format!("{}:{value}", key.name)).is_ok());
+        assert!(outcome, "{}", key.name);
+        let said = mistake(&format!("{}:perhaps", key.name));
+        assert!(said.contains(key.expected) && said.contains("perhaps"), "{said}");
+        assert!(applied(&format!("{}:", key.name)).is_err(), "{}", key.name);
+    }
+}
+
+#[test]
+fn mistakes_are_told_with_what_would_be_right() {
+    assert!(mistake("growth_slak:3").contains("did you mean growth_slack?"));
+    for (short, whole) in [
+        ("max_split_mb", "max_split_size_mb"),
+        ("garbage_collection", "garbage_collection_threshold"),
+        ("memory_fraction", "per_process_memory_fraction"),
+    ] {
+        let said = mistake(&format!("{short}:1"));
+        assert!(said.contains(&format!("did you mean {whole}?")), "{said}");
+    }
+    assert!(!mistake("something_else_entirely:3").contains("did you mean"));
+    assert!(mistake("growth_slack").contains("key:value"));
+    assert_eq!(
+        mistake("growth_slack:1,growth_slack:2"),
+        "growth_slack is given twice; keep one of the values"
+    );
+    assert!(mistake("hard_limit:1GiB,per_process_memory_fraction:0.1").contains("contradicts hard_limit"));
+    assert!(mistake("backend:native,no_caching:true").contains("contradicts backend"));
+    let unordered = mistake("growth_slack:1,roundup_power2_divisions:[256:1,128:2],kind:host");
+    assert!(
+        unordered.contains(
+            "invalid option roundup_power2_divisions:[256:1,128:2], at character 8, `128:2`: sizes"
+        ),
+        "{unordered}"
+    );
+    for text in [
+        "garbage_collection_threshold:1.5",
+        "roundup_power2_divisions:3",
+        "roundup_power2_divisions:[256:1,128:2],soft_limit:1GiB",
+        "soft_limit:1GiB,roundup_power2_divisions:[256:1,kind:host",
+        "growth_slack:-1",
+        "max_split_size_mb:8",
+        "handle_bytes_max:5%",
+    ] {
+        assert!(mistake(text).contains("expected"), "{text}");
+    }
+}
+
+#[test]
+fn what_has_no_effect_is_told_for_each_backend() {
+    let options =
+        applied("max_split_size_mb:64,soft_limit:5%,mapping_allowance:4,profile:fast,backend:none").unwrap();
+    let told = |backend, can_map| {
+        let ignored = ignored_options(&options, backend, can_map, false);
+        ignored.iter().map(|notice| notice.option).collect::<Vec<_>>()
+    };
+    assert_eq!(told(BackendKind::Caching, true), ["max_split_size_mb"]);
+    assert_eq!(told(BackendKind::Caching, false), ["mapping_allowance"]);
+    assert_eq!(told(BackendKind::Native, false), ["profile", "mapping_allowance", "max_split_size_mb"]);
+    assert_eq!(
+        told(BackendKind::None, false),
+        ["profile", "soft_limit", "mapping_allowance", "max_split_size_mb"]
+    );
+}
+
+/// The documentation lists the values of the three profiles.
+#[test]
+fn the_table_of_tuning_options_has_them_all_with_what_profiles_set_them_to() {
+    let presets = KEYS.iter().filter(|key| key.default.matches(", ").count() == 2);
+    let presets: Vec<_> = presets.map(|key| (key.name, key.default.split(", "))).collect();
+    assert_eq!(presets.len(), 12);
+    for (column, profile) in [Profile::Fast, Profile::Balanced, Profile::Tight].into_iter().enumerate() {
+        let column =
+            presets.iter().map(|(name, values)| format!("{name}:{}", values.clone().nth(column).unwrap()));
+        assert_eq!(applied(&column.collect::<Vec<_>>().join(",")).unwrap().tuning, profile.into());
+    }
+}
+
+/// A default that is a value is the default.
+#[test]
+fn options_have_the_defaults_that_the_table_lists() {
+    let shown = |mut config: Config| {
+        config.given = Options::default();
+        format!("{config:?}")
+    };
+    let plain = shown(Config::default());
+    let mut count = 0;
+    for key in KEYS {
+        if let Ok(config) = applied(&format!("{}:{}", key.name, key.default.trim_matches('`'))) {
+            assert_eq!(shown(config), plain, "{}", key.name);
+            count += 1;
+        }
+    }
+    assert_eq!(count, 7, "kind, profile, four options that are off, and the deadline");
+}
+
+#[test]
+fn values_are_kept_to_what_works() {
+    let tuning = |text: &str| applied(text).unwrap().tuning;
+    let endless = tuning("wait_deadline_ms:18446744073709551615").wait_deadline;
+    assert!(std::time::Instant::now().checked_add(endless).is_some());
+    let pages = |text| tuning(text).heap.handle_max_pages;
+    assert_eq!((pages("handle_bytes_max:16EB"), pages("handle_bytes_max:0")), (64, 1));
+    let split_bytes = |text| tuning(text).heap.split_bytes_max;
+    assert_eq!(
+        (split_bytes("max_split_size_mb:20"), split_bytes("max_split_size_mb:65")),
+        (20 << 20, 66 << 20)
+    );
+    assert!(applied("max_split_size_mb:19").is_err());
+    assert_eq!(split_bytes("max_split_size_mb:4294967295"), 1 << 52);
+}
