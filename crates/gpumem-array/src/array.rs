@@ -217,12 +217,7 @@ impl<T: Element, D: Dimension, K: Kind> GpuArray<T, D, K> {
         // `Layout` has checked that the product fits.
         let size_bytes = (layout.len() * size_of::<T>()) as u64;
         let block = gpu.pool_of(K::MEMORY)?.alloc(size_bytes, gpu.stream())?;
-        Ok(Self {
-            gpu: gpu.clone(),
-            storage: Storage::new(block, gpu.stream()),
-            layout,
-            element: PhantomData,
-        })
+        Ok(Self { gpu: gpu.clone(), storage: Storage::new(block, gpu), layout, element: PhantomData })
     }
 
     /// The array as one of kind [`Device`], if it is one.
@@ -243,6 +238,10 @@ impl<T: Element, D: Dimension, K: Kind> GpuArray<T, D, K> {
 
     pub(crate) fn storage(&self) -> &Storage {
         &self.storage
+    }
+
+    pub(crate) fn into_parts(self) -> (Storage, Layout<D>) {
+        (self.storage, self.layout)
     }
 }
 

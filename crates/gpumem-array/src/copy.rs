@@ -6,12 +6,13 @@
 use crate::array::{AsView, GpuArray, GpuView, GpuViewMut, UninitArray};
 use crate::element::{Element, first_invalid};
 use crate::error::{ArrayError, or_panic};
+use crate::gpu::Gpu;
 use crate::gpu::Place;
 use crate::kind::Kind;
 use crate::layout::{Layout, Order, same_shape};
 use crate::storage::{Access, queue, record_complete};
+use gpumem_pool::PoolError;
 use gpumem_pool::sys::types::CUdeviceptr;
-use gpumem_pool::{PoolError, Stream};
 use ndarray::{Array, ArrayBase, Data, Dimension, Ix0, Ix1, ShapeBuilder};
 
 impl<T: Element, D: Dimension> GpuView<'_, T, D> {
@@ -256,7 +257,7 @@ pub(crate) fn upload<T: Element, D: Dimension>(
     if elements.is_empty() {
         return Ok(());
     }
-    check_runs(gpu.stream(), UPLOAD)?;
+    check_runs(gpu, UPLOAD)?;
     target.storage().order(gpu, Access::Write)?;
     let _bound = gpu.device().bind()?;
     let (driver, to) = (gpu.device().driver(), target.address());
@@ -284,7 +285,7 @@ fn download<T: Element, D: Dimension>(source: &GpuView<'_, T, D>) -> Result<Vec<
         return Ok(elements);
     }
     let size_bytes = len * size_of::<T>();
-    check_runs(gpu.stream(), DOWNLOAD)?;
+    check_runs(gpu, DOWNLOAD)?;
     elements.try_reserve_exact(len).map_err(|_| ArrayError::HostFull { size_bytes })?;
     source.storage().order(gpu, Access::Read)?;
     let _bound = gpu.device().bind()?;
@@ -309,8 +310,9 @@ fn download<T: Element, D: Dimension>(source: &GpuView<'_, T, D>) -> Result<Vec<
 
 /// Refuses a copy if the stream captures, because the graph would use the host's memory at every launch, long after this call. The
 /// check comes before the waits, which could make the stream join a capture. `run_borrowed` checks again.
-fn check_runs(stream: &Stream, operation: &'static str) -> Result<(), PoolError> {
-    if stream.is_capturing()? { Err(PoolError::NotInCapture { operation }) } else { Ok(()) }
+fn check_runs(gpu: &Gpu, operation: &'static str) -> Result<(), ArrayError> {
+    gpu.check_thread()?;
+    if gpu.stream().is_capturing()? { Err(PoolError::NotInCapture { operation }.into()) } else { Ok(()) }
 }
 
 /// The copies, as errors name them.

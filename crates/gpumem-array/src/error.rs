@@ -1,5 +1,9 @@
 //! [`ArrayError`]: the errors of this layer.
 
+mod graph;
+
+pub use graph::GraphError;
+
 use gpumem_pool::PoolError;
 use gpumem_pool::sys::DriverError;
 
@@ -125,6 +129,9 @@ pub enum ArrayError {
         /// The maximum size of all arguments, each rounded up to 8 bytes.
         limit_bytes: usize,
     },
+    /// A capture or a graph was misused.
+    #[error(transparent)]
+    Graph(#[from] GraphError),
     /// An error of the pool or the driver: out of memory, a failed call, a stream that is retired, captures, or belongs to
     /// another thread.
     #[error(transparent)]

@@ -3,6 +3,8 @@
 //! A clone has the same stream; [`Gpu::fork`] creates another stream, and [`Gpu::here`] has one for each thread. All of them share the
 //! pools and the kernels. Work queued through one `Gpu` runs in the order in which it was queued.
 
+pub(crate) mod recording;
+
 use crate::element::Numeric;
 use crate::error::ArrayError;
 use crate::kernel::Module;
@@ -12,6 +14,7 @@ use core::cell::RefCell;
 use core::fmt;
 use core::marker::PhantomData;
 use gpumem_pool::{Device, MemoryKind, Pool, Stream};
+use recording::Recording;
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 use std::thread::ThreadId;
@@ -40,6 +43,8 @@ pub struct Gpu(Arc<Inner>);
 struct Inner {
     shared: Arc<Shared>,
     stream: Stream,
+    /// Of a capture on this stream, which no other `Gpu` has.
+    recording: Option<Recording>,
 }
 
 /// Memory of one kind that arrays are allocated from; see [`Gpu::unified`] and [`Gpu::pinned`].
@@ -57,7 +62,7 @@ pub trait Place: sealed::Sealed {
     fn gpu(&self) -> &Gpu;
 }
 
-mod sealed {
+pub(crate) mod sealed {
     pub trait Sealed {}
     impl Sealed for super::Gpu {}
     impl<K> Sealed for super::Memory<'_, K> {}
@@ -127,7 +132,7 @@ impl Gpu {
             pinned: OnceLock::new(),
             streams: Mutex::default(),
         };
-        Ok(Self(Arc::new(Inner { shared: Arc::new(shared), stream: stream.clone() })))
+        Ok(Self(Arc::new(Inner { shared: Arc::new(shared), stream: stream.clone(), recording: None })))
     }
 
     /// Opens device 0 of the driver that `GPUMEM_DRIVER` names, with a pool that the environment configures.
@@ -200,7 +205,13 @@ impl Gpu {
     }
 
     fn with(&self, stream: Stream) -> Self {
-        Self(Arc::new(Inner { shared: self.0.shared.clone(), stream }))
+        Self(Arc::new(Inner { shared: self.0.shared.clone(), stream, recording: None }))
+    }
+
+    /// A `Gpu` with a new stream for the capture of `recording`.
+    pub(crate) fn for_capture(&self, recording: Recording) -> Result<Self, ArrayError> {
+        let (shared, stream) = (self.0.shared.clone(), Stream::new(self.device())?);
+        Ok(Self(Arc::new(Inner { shared, stream, recording: Some(recording) })))
     }
 
     /// Gives this thread a stream until the thread ends.
@@ -299,8 +310,10 @@ impl Gpu {
     ///
     /// # Errors
     ///
-    /// [`ArrayError::Pool`] if the wait or earlier work failed, or if the stream is retired, captures, or belongs to another thread.
+    /// [`ArrayError::Pool`] if the wait or earlier work failed, or if the stream is retired, captures, or belongs to another thread;
+    /// [`ArrayError::Graph`] in the closure of a capture.
     pub fn synchronize(&self) -> Result<(), ArrayError> {
+        self.check_thread()?;
         Ok(self.0.stream.synchronize()?)
     }
 
@@ -345,6 +358,26 @@ impl Gpu {
         };
         // If another thread was faster, its pool is used, and this one, without blocks, is dropped.
         Ok(slot.get_or_init(|| pool))
+    }
+
+    /// The recording of the capture on this stream, if there is or was one.
+    #[inline]
+    pub(crate) fn recording(&self) -> Option<&Recording> {
+        self.0.recording.as_ref()
+    }
+
+    /// The number of that capture, or 0.
+    #[inline]
+    pub(crate) fn capture_id(&self) -> u64 {
+        self.0.recording.as_ref().map_or(0, Recording::id)
+    }
+
+    /// Returns an error if this thread captures on another `Gpu`.
+    pub(crate) fn check_thread(&self) -> Result<(), ArrayError> {
+        if recording::is_any_open() {
+            recording::check_thread(self.capture_id())?;
+        }
+        Ok(())
     }
 
     /// Returns an error unless `found` is the device of this `Gpu`.

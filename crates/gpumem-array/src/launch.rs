@@ -161,13 +161,17 @@ impl<'a> Launch<'a> {
         for (storage, _) in arguments.uses() {
             gpu.check(storage.device())?;
         }
-        // Ordering an array checks the stream, but a launch may have no array.
+        // Ordering an array checks the stream and the thread, but a launch may have no array.
         gpu.stream().is_capturing()?;
+        gpu.check_thread()?;
         if shape.grid.contains(&0) {
             return Ok(());
         }
         for (storage, access) in arguments.uses() {
             storage.order(gpu, access)?;
+        }
+        if let Some(recording) = gpu.recording() {
+            recording.keep(function)?;
         }
         let LaunchShape { grid, block, shared_bytes } = shape;
         arguments.with_parameters(|parameters| {

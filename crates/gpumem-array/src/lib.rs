@@ -20,6 +20,7 @@
 //! | `copy` | copies from and to host memory, and between arrays |
 //! | `ops` | fill, arithmetic, sums, products |
 //! | `launch` | [`Launch`]: launches of your own kernels |
+//! | `graph` | [`Gpu::capture`] and [`GpuGraph`]: operations that are captured once and launched many times |
 //!
 //! ```
 //! use gpumem_array::{Gpu, GpuArray, ndarray::array, pool::{Device, Pool}};
@@ -35,6 +36,34 @@
 //! assert_eq!(y.sum()?.into_scalar()?, 47.0);
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
+//!
+//! # Graphs
+//!
+//! A step that is repeated often costs less as a graph: [`Gpu::capture`] records the operations of a closure once, and each launch queues
+//! all of them in one call. The closure uses its own `Gpu`; a launch takes the arrays from outside that the closure used, as borrows; and
+//! the arrays that the closure returns are read through the launch.
+//!
+//! ```
+//! # use gpumem_array::{Gpu, GpuArray, pool::{Device, Pool}};
+//! # let driver = gpumem_sim::driver(gpumem_sim::SimConfig::new())?;
+//! # let gpu = Gpu::new(&Pool::new(&Device::new(&driver, 0)?)?)?;
+//! let mut position = GpuArray::from_slice(&gpu, &[0.0_f32, 0.0])?;
+//! let velocity = GpuArray::from_slice(&gpu, &[1.0_f32, 2.0])?;
+//!
+//! let (mut step, distance) = gpu.capture(|c| {
+//!     position.on_mut(c).try_add_assign(&velocity)?;
+//!     position.on(c).dot(&position)
+//! })?;
+//! for _ in 0..3 {
+//!     step.launch(&gpu).write(&mut position).read(&velocity).run()?;
+//! }
+//! let done = step.launch(&gpu).write(&mut position).read(&velocity).run()?;
+//! assert_eq!(done.get(&distance)?.into_scalar()?, 80.0);
+//! assert_eq!(position.to_vec()?, [4.0, 8.0]);
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
+//!
+//! A captured number keeps its value. To change it between launches, pass it as an array of one element.
 //!
 //! # Features
 //!
@@ -56,6 +85,8 @@ mod copy;
 mod element;
 mod error;
 mod gpu;
+#[allow(unsafe_code)] // launches graphs
+mod graph;
 #[allow(unsafe_code)] // loads and launches kernels
 mod kernel;
 pub mod kind;
@@ -70,8 +101,9 @@ pub use array::{
     AsView, AsViewMut, GpuArray, GpuView, GpuViewMut, HostIndex, PinnedArray, UnifiedArray, UninitArray,
 };
 pub use element::{Element, Numeric};
-pub use error::ArrayError;
+pub use error::{ArrayError, GraphError};
 pub use gpu::{Gpu, Memory, Place};
+pub use graph::{CaptureGpu, GpuGraph, GraphLaunch, Launched, Out, Outputs};
 pub use kernel::{Function, Module};
 pub use launch::{Launch, LaunchShape};
 pub use ops::Operand;

@@ -15,22 +15,16 @@
 //! the same call it stores the points, which exist only once the work is queued. Until then, a write counts as the stream's latest
 //! work ([`Stream::latest_point`]), which is sufficient, but may make other streams wait for more.
 
-use crate::error::ArrayError;
+use crate::error::{ArrayError, GraphError};
 use crate::gpu::Gpu;
+pub(crate) use crate::gpu::recording::Access;
+use crate::gpu::recording::{self, RecordedUse};
 use core::ptr::NonNull;
 use core::sync::atomic::{AtomicU8, AtomicU64, Ordering};
 use gpumem_pool::sys::DriverError;
 use gpumem_pool::sys::types::CUstream;
 use gpumem_pool::{Block, Device, MemoryKind, PoolError, Stream, StreamPoint};
 use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
-
-/// How work uses memory.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Access {
-    Read,
-    /// Writes, and possibly reads.
-    Write,
-}
 
 /// A block and its uses so far.
 pub(crate) struct Storage {
@@ -45,6 +39,10 @@ pub(crate) struct Storage {
     reads: [AtomicU64; INLINE_READS],
     /// What the host may do without a wait: 0 nothing, 1 read, 2 read and write. Always 0 for device memory.
     host: AtomicU8,
+    /// The capture that the array was made in, or 0. Such an array has no values outside of the capture.
+    capture: u64,
+    /// Identifies the storage in recordings; 0 until a capture uses it.
+    serial: AtomicU64,
     more: OnceLock<Box<Mutex<More>>>,
 }
 
@@ -58,14 +56,15 @@ struct More {
 }
 
 impl Storage {
-    /// `owner_stream` is the stream that the block was allocated on.
-    pub(crate) fn new(block: Block, owner_stream: &Stream) -> Self {
-        let owner = owner_stream.latest_point();
+    /// The block was allocated on the stream of `gpu`.
+    pub(crate) fn new(block: Block, gpu: &Gpu) -> Self {
+        let owner = gpu.stream().latest_point();
         let (write, reads) = (AtomicU64::new(owner.to_bits()), Default::default());
         let is_host = block.kind() == MemoryKind::Host;
-        let storage =
-            Self { block, owner, is_host, write, reads, host: AtomicU8::new(0), more: OnceLock::new() };
-        storage.keep_foreign(owner_stream);
+        let (host, serial, more) = (AtomicU8::new(0), AtomicU64::new(0), OnceLock::new());
+        let capture = gpu.capture_id();
+        let storage = Self { block, owner, is_host, write, reads, host, capture, serial, more };
+        storage.keep_foreign(gpu.stream());
         storage
     }
 
@@ -81,6 +80,11 @@ impl Storage {
     /// while the array is borrowed: shared for reading, exclusively for writing.
     #[inline]
     pub(crate) fn order(&self, gpu: &Gpu, access: Access) -> Result<(), ArrayError> {
+        if ((self.capture | gpu.capture_id()) != 0 || recording::is_any_open())
+            && self.is_recorded(gpu, access)?
+        {
+            return Ok(());
+        }
         let (stream, write) = (gpu.stream(), load(&self.write));
         if self.block.size_bytes() == 0 {
             return Ok(());
@@ -89,6 +93,10 @@ impl Storage {
         let left = if access == Access::Read { host_level(Access::Read) } else { 0 };
         if self.host.load(Ordering::Relaxed) > left {
             self.host.store(left, Ordering::Relaxed);
+        }
+        // A write that is not queued would leave a point in the capture, and streams that wait for it would join.
+        if access == Access::Write && stream.is_capturing()? {
+            return Err(GraphError::StreamCaptures.into());
         }
         self.wait(stream, write)?;
         if access == Access::Write {
@@ -115,7 +123,11 @@ impl Storage {
 
     /// Waits on the host for the uses that `access` conflicts with. The array is borrowed, shared for reading, exclusively for
     /// writing.
-    pub(crate) fn wait_on_host(&self, access: Access) -> Result<(), PoolError> {
+    pub(crate) fn wait_on_host(&self, access: Access) -> Result<(), ArrayError> {
+        if self.capture != 0 {
+            return Err(GraphError::ArrayOfCapture.into());
+        }
+        recording::check_thread(0)?;
         self.finish(load(&self.write))?;
         if access == Access::Write {
             let inline = self.reads.iter().map(load).take_while(|read| *read != NONE);
@@ -123,6 +135,54 @@ impl Storage {
             inline.chain(more).try_for_each(|read| self.finish(read))?;
         }
         Ok(())
+    }
+
+    /// Handles the use if it is part of a capture. False if it is not, and is ordered as usual.
+    #[cold]
+    fn is_recorded(&self, gpu: &Gpu, access: Access) -> Result<bool, ArrayError> {
+        recording::check_thread(gpu.capture_id())?;
+        let Some(recording) = gpu.recording() else {
+            return if self.capture == 0 { Ok(false) } else { Err(GraphError::ArrayOfCapture.into()) };
+        };
+        match self.capture {
+            0 if self.block.size_bytes() == 0 => recording.check()?,
+            0 => recording.note(self.whole(access))?,
+            // Only the capture's stream uses it.
+            capture if capture == recording.id() => recording.check()?,
+            _ => return Err(GraphError::ArrayOfCapture.into()),
+        }
+        Ok(true)
+    }
+
+    /// A use of all bytes.
+    fn whole(&self, access: Access) -> RecordedUse {
+        let (address, range) = (self.block.address(), 0..self.block.size_bytes());
+        RecordedUse { serial: self.serial(), address, range, access }
+    }
+
+    /// The number that identifies the storage, assigned when it is first asked for.
+    pub(crate) fn serial(&self) -> u64 {
+        static NEXT: AtomicU64 = AtomicU64::new(1);
+        match self.serial.load(Ordering::Relaxed) {
+            0 => {
+                let serial = NEXT.fetch_add(1, Ordering::Relaxed);
+                let first = self.serial.compare_exchange(0, serial, Ordering::Relaxed, Ordering::Relaxed);
+                first.map_or_else(|other| other, |_| serial)
+            }
+            serial => serial,
+        }
+    }
+
+    /// The capture that the array was made in, or 0.
+    pub(crate) fn capture_id(&self) -> u64 {
+        self.capture
+    }
+
+    /// Makes an array of a capture the result of its graph, which launches write. Before the first launch nothing has used it; that its
+    /// memory exists is what launches wait for.
+    pub(crate) fn into_result(self, gpu: &Gpu) -> Self {
+        let owner = gpu.stream().latest_point();
+        Self { owner, write: AtomicU64::new(NONE.to_bits()), capture: 0, ..self }
     }
 
     fn finish(&self, point: StreamPoint) -> Result<(), PoolError> {
@@ -272,7 +332,7 @@ const NONE: StreamPoint = StreamPoint::COMPLETE;
 const INLINE_READS: usize = 7;
 
 /// Calls `work`, which queues work on the stream of `gpu`, and records the uses. The work uses only the memory of `uses`, and the
-/// stream has been ordered for it ([`Storage::order`]). If the stream captures, the graph keeps the memory of `uses`. `work` only
+/// stream has been ordered for it ([`Storage::order`]). If `gpu` captures, the graph keeps the memory of `uses` instead. `work` only
 /// calls the driver.
 #[inline]
 pub(crate) fn queue<'a>(
@@ -280,13 +340,33 @@ pub(crate) fn queue<'a>(
     uses: impl IntoIterator<Item = &'a Storage>,
     work: impl FnOnce(CUstream) -> Result<(), DriverError>,
 ) -> Result<(), ArrayError> {
+    queue_launch(gpu, uses, |raw| work(raw).map_err(PoolError::from))
+}
+
+/// Like [`queue`], for work that calls the pool.
+#[inline]
+pub(crate) fn queue_launch<'a>(
+    gpu: &Gpu,
+    uses: impl IntoIterator<Item = &'a Storage>,
+    work: impl FnOnce(CUstream) -> Result<(), PoolError>,
+) -> Result<(), ArrayError> {
     let stream = gpu.stream();
     let _bound = gpu.device().bind()?;
     let (mut has_written, mut has_read_host, mut is_elsewhere) = (false, false, false);
     let queued = stream.queue_work(|raw| {
-        // Checked inside of the call: before it, another thread could still begin a capture.
-        let is_capturing = stream.is_capturing()?;
-        let queued = work(raw).map_err(PoolError::from);
+        // Checked inside of the call: before it, another thread could still begin or end a capture.
+        match (stream.is_capturing()?, gpu.recording()) {
+            (false, None) => {}
+            (true, None) => return Err(GraphError::StreamCaptures.into()),
+            (false, Some(_)) => return Err(GraphError::CaptureEnded.into()),
+            (true, Some(recording)) => {
+                recording.check()?;
+                // The graph keeps the memory, even if no wait was needed.
+                uses.into_iter().for_each(|storage| storage.block.record_use(stream));
+                return Ok(work(raw)?);
+            }
+        }
+        let queued = work(raw);
         // Also after an error: part of the work may have been queued.
         let point = stream.point();
         for storage in uses {
@@ -294,17 +374,13 @@ pub(crate) fn queue<'a>(
             has_written |= is_write;
             has_read_host |= !is_write && storage.is_host;
             is_elsewhere |= is_write && !storage.owner.has_stream_of(point);
-            if is_capturing {
-                // The graph keeps the memory, even if no wait was needed.
-                storage.block.record_use(stream);
-            }
         }
-        queued
+        Ok(queued?)
     })?;
     if has_written && (has_read_host || is_elsewhere || stream.has_waiters()) {
         mark(stream);
     }
-    Ok(queued?)
+    queued
 }
 
 /// Records that the write for which `stream` has been ordered ([`Storage::order`]) is complete: the host has waited for it.

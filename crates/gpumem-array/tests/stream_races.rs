@@ -220,7 +220,7 @@ fn a_capture_that_ends_during_an_operation_ends_after_it() {
     let (_turn, driver) = machine();
     let gpu = Gpu::new(&Pool::new(&Device::new(&driver, 0).unwrap()).unwrap()).unwrap();
     let other = gpu.fork().unwrap();
-    let mut target = Array::zeros(&gpu, LEN).unwrap();
+    let target = Array::zeros(&gpu, LEN).unwrap();
     let source = Array::from_elem(&other, LEN, 5.0).unwrap();
     let ((began, has_begun), (copied, is_copied)) = (channel(), channel());
     let ((tell, told), (answer, answered)) = (channel(), channel());
@@ -242,7 +242,14 @@ fn a_capture_that_ends_during_an_operation_ends_after_it() {
             let _it_may_have_failed = is_copied.recv_timeout(Duration::from_secs(1));
         });
         has_begun.recv().unwrap();
-        target.assign(&source).unwrap();
+        // Without arrays, which are not used on a stream that captures.
+        stream.wait_for(other.stream()).unwrap();
+        let _bound = gpu.device().bind().unwrap();
+        let copy = stream.queue_work(|raw| {
+            // SAFETY: both arrays have that many bytes on this device, and live until the device has been synchronised.
+            unsafe { driver.cuMemcpyAsync(target.address(), source.address(), 4 * LEN, raw) }
+        });
+        copy.unwrap().unwrap();
         copied.send(()).unwrap();
         ending.join().unwrap();
     });

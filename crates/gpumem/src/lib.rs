@@ -65,8 +65,8 @@ pub use gpumem_sys as sys;
 pub use gpumem_adapt::{Adapt, AdaptError, Diagonal, Host, HostVec};
 #[cfg(feature = "array")]
 pub use gpumem_array::{
-    ArrayError, Element, Gpu, GpuArray, GpuView, GpuViewMut, Numeric, Operand, PinnedArray, UnifiedArray,
-    UninitArray, kind, ndarray,
+    ArrayError, Element, Gpu, GpuArray, GpuGraph, GpuView, GpuViewMut, Numeric, Operand, PinnedArray,
+    UnifiedArray, UninitArray, kind, ndarray,
 };
 #[cfg(feature = "pool")]
 pub use gpumem_pool::{

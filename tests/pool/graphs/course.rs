@@ -152,18 +152,21 @@ cases! {
             // Written elsewhere: launches wait for that.
             let other = gpu.fork().unwrap();
             let y = x.on(&other).try_mul(10.0).unwrap();
-            let capture = gpu.stream().begin_capture(CaptureMode::Global).unwrap();
-            let sum = x.on(&gpu).try_add(&y).unwrap();
-            let result = sum.try_mul(2.0).unwrap();
-            drop((sum, y));
-            assert!(result.to_vec().is_err() && x.copy_from_slice(&[0.0; 3]).is_err());
-            let exec = executable(capture);
+            let (mut graph, result) = gpu
+                .capture(|c| {
+                    let sum = x.on(c).try_add(&y)?;
+                    let result = sum.try_mul(2.0)?;
+                    drop(sum);
+                    assert!(result.to_vec().is_err() && x.on_mut(c).copy_from_slice(&[0.0; 3]).is_err());
+                    Ok(result)
+                })
+                .unwrap();
             for round in 1..=3 {
                 x.copy_from_slice(&[round as f32; 3]).unwrap();
-                // SAFETY: the stream of the arrays orders all uses.
-                unsafe { exec.launch(gpu.stream()).unwrap() };
+                let done = graph.launch(&gpu).read(&x).read(&y).run().unwrap();
                 let round = round as f32;
-                assert_eq!(result.to_vec().unwrap(), [10.0, 20.0, 30.0].map(|y| 2.0 * (round + y)), "{backend}");
+                let expected = [10.0, 20.0, 30.0].map(|y| 2.0 * (round + y));
+                assert_eq!(done.get(&result).unwrap().to_vec().unwrap(), expected, "{backend}");
             }
         }
     }

@@ -1,0 +1,82 @@
+//! [`GraphError`]: misuse of captures and graphs.
+
+use core::ops::Range;
+
+/// An operation during a capture, or a launch of a graph, was refused. Nothing was queued.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum GraphError {
+    /// An array that was made in a capture was used through a `Gpu` outside of it.
+    #[error(
+        "the array was made in a capture and has no values outside of it; return it from the closure of \
+         Gpu::capture, and read it after a launch"
+    )]
+    ArrayOfCapture,
+    /// An array that was made outside of a capture was returned as its result.
+    #[error(
+        "an array that was made outside of the capture cannot be its result; pass it to each launch, or return a \
+         copy that the capture makes"
+    )]
+    ArrayFromOutside,
+    /// A `Gpu` other than the one of the capture was used in the capture's closure.
+    #[error(
+        "an operation in the closure of Gpu::capture uses another Gpu and would run at once; use the closure's Gpu \
+         (`array.on(c)`), or do the operation before the capture"
+    )]
+    OutsideCapture,
+    /// The `Gpu` of a capture was used after the capture had ended.
+    #[error("the capture of this Gpu has ended; use another Gpu, and launch the graph")]
+    CaptureEnded,
+    /// A capture was begun in the closure of another one.
+    #[error("a capture cannot begin in the closure of another capture; end that one first")]
+    NestedCapture,
+    /// The stream of the operation, or one that it must wait for, is in a capture that `Stream::begin_capture` began.
+    #[error(
+        "the stream is in a capture that Stream::begin_capture began, where arrays are not tracked; capture \
+         operations on arrays with Gpu::capture"
+    )]
+    StreamCaptures,
+    /// A launch lacks an array that the graph uses.
+    #[error(
+        "the launch lacks an array that the graph uses: bytes {range:?} of the allocation at {address:#x}; pass it \
+         with .{method}"
+    )]
+    MissingArgument {
+        /// The address of the allocation.
+        address: u64,
+        /// The bytes that the graph uses, from the start of the allocation.
+        range: Range<u64>,
+        /// The method that adds the array: `write(&mut array)` or `read(&array)`.
+        method: &'static str,
+    },
+    /// A launch has an array that the graph writes, passed for reading.
+    #[error(
+        "argument {index} of the launch is passed for reading, but the graph writes it; use .write(&mut array)"
+    )]
+    ReadOnlyArgument {
+        /// The position of the argument, from 0.
+        index: usize,
+    },
+    /// A launch has a view that does not contain all bytes that the graph uses of its array.
+    #[error(
+        "argument {index} of the launch contains bytes {found:?} of its allocation, but the graph uses bytes \
+         {expected:?}; pass the view that was captured, or the whole array"
+    )]
+    PartialArgument {
+        /// The position of the argument, from 0.
+        index: usize,
+        /// The bytes that the graph uses.
+        expected: Range<u64>,
+        /// The bytes that the argument contains.
+        found: Range<u64>,
+    },
+    /// A launch has an array that the graph does not use.
+    #[error("the graph does not use argument {index} of the launch; remove it")]
+    ExtraArgument {
+        /// The position of the argument, from 0.
+        index: usize,
+    },
+    /// The token of a result belongs to another graph.
+    #[error("the result belongs to another graph; use the tokens that Gpu::capture returned with this graph")]
+    ForeignResult,
+}

@@ -1,0 +1,195 @@
+//! [`Recording`]: the arrays and kernels from outside that a capture uses.
+//!
+//! A capture runs nothing, so it changes nothing in the order of uses of other arrays. Their uses are recorded here instead, and
+//! each launch of the graph repeats them.
+//!
+//! A thread has at most one capture at a time. During it, the thread may use only the capture's `Gpu`: an operation on another one
+//! would run at once, which a closure that describes a graph does not mean.
+
+use crate::error::GraphError;
+use crate::kernel::Function;
+use core::cell::Cell;
+use core::marker::PhantomData;
+use core::ops::Range;
+use core::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+/// How work uses memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum Access {
+    Read,
+    /// Writes, and possibly reads.
+    Write,
+}
+
+/// What a capture uses from outside.
+pub(crate) struct Recording {
+    id: u64,
+    state: Mutex<State>,
+}
+
+#[derive(Default)]
+struct State {
+    is_closed: bool,
+    uses: Vec<RecordedUse>,
+    functions: Vec<Function>,
+}
+
+/// A use of memory that was allocated outside of the capture.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct RecordedUse {
+    /// The serial number of the storage. Addresses come again; serial numbers do not.
+    pub(crate) serial: u64,
+    /// The address of the storage, for messages.
+    pub(crate) address: u64,
+    /// The bytes, from the start of the storage.
+    pub(crate) range: Range<u64>,
+    pub(crate) access: Access,
+}
+
+/// The capture of this thread, until the drop.
+pub(crate) struct OnThread(PhantomData<*const ()>);
+
+/// The number of captures on all threads. While it is 0, no thread looks for its own.
+static OPEN: AtomicUsize = AtomicUsize::new(0);
+
+thread_local! {
+    /// The id of this thread's capture, or 0.
+    static CURRENT: Cell<u64> = const { Cell::new(0) };
+}
+
+impl Recording {
+    /// Creates the recording of a capture, which is this thread's capture until the guard is dropped.
+    pub(crate) fn begin() -> Result<(Self, OnThread), GraphError> {
+        static NEXT: AtomicU64 = AtomicU64::new(1);
+        if current() != 0 {
+            return Err(GraphError::NestedCapture);
+        }
+        let id = NEXT.fetch_add(1, Ordering::Relaxed);
+        CURRENT.set(id);
+        OPEN.fetch_add(1, Ordering::Relaxed);
+        Ok((Self { id, state: Mutex::default() }, OnThread(PhantomData)))
+    }
+
+    /// The number of the capture, unique in the process and never 0.
+    pub(crate) fn id(&self) -> u64 {
+        self.id
+    }
+
+    /// Records a use. Uses of overlapping bytes become one.
+    pub(crate) fn note(&self, mut noted: RecordedUse) -> Result<(), GraphError> {
+        let mut state = self.open()?;
+        // The merged range may overlap further ones.
+        while let Some(at) = state.uses.iter().position(|other| other.overlaps(&noted)) {
+            let other = state.uses.remove(at);
+            noted.range = noted.range.start.min(other.range.start)..noted.range.end.max(other.range.end);
+            noted.access = noted.access.max(other.access);
+        }
+        state.uses.push(noted);
+        Ok(())
+    }
+
+    /// Keeps a kernel loaded as long as the graph.
+    pub(crate) fn keep(&self, function: &Function) -> Result<(), GraphError> {
+        self.open()?.functions.push(function.clone());
+        Ok(())
+    }
+
+    /// An error if the capture has ended.
+    pub(crate) fn check(&self) -> Result<(), GraphError> {
+        self.open().map(drop)
+    }
+
+    /// Closes the recording, before the driver's capture ends: a stream that runs work again finds it closed.
+    pub(crate) fn close(&self) {
+        self.lock().is_closed = true;
+    }
+
+    /// What was recorded.
+    pub(crate) fn take(&self) -> (Vec<RecordedUse>, Vec<Function>) {
+        let mut state = self.lock();
+        (core::mem::take(&mut state.uses), core::mem::take(&mut state.functions))
+    }
+
+    fn open(&self) -> Result<MutexGuard<'_, State>, GraphError> {
+        let state = self.lock();
+        if state.is_closed { Err(GraphError::CaptureEnded) } else { Ok(state) }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl RecordedUse {
+    fn overlaps(&self, other: &Self) -> bool {
+        self.serial == other.serial
+            && self.range.start < other.range.end
+            && other.range.start < self.range.end
+    }
+}
+
+impl Drop for OnThread {
+    fn drop(&mut self) {
+        CURRENT.set(0);
+        OPEN.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
+/// Whether any thread captures. A thread always sees its own capture.
+#[inline]
+pub(crate) fn is_any_open() -> bool {
+    OPEN.load(Ordering::Relaxed) != 0
+}
+
+/// Refuses an operation of this thread on a `Gpu` of the capture `id` (0 for none) while the thread captures on another.
+pub(crate) fn check_thread(id: u64) -> Result<(), GraphError> {
+    match current() {
+        0 => Ok(()),
+        open if open == id => Ok(()),
+        _ => Err(GraphError::OutsideCapture),
+    }
+}
+
+fn current() -> u64 {
+    CURRENT.get()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn noted(serial: u64, range: Range<u64>, access: Access) -> RecordedUse {
+        RecordedUse { serial, address: 0, range, access }
+    }
+
+    #[test]
+    fn uses_of_overlapping_bytes_become_one() {
+        let (recording, _on_thread) = Recording::begin().unwrap();
+        let uses = [
+            noted(1, 0..8, Access::Read),
+            noted(1, 16..24, Access::Write),
+            noted(2, 0..8, Access::Write),
+            noted(1, 4..17, Access::Read),
+            noted(1, 32..40, Access::Read),
+        ];
+        uses.into_iter().for_each(|one| recording.note(one).unwrap());
+        let expected =
+            [noted(2, 0..8, Access::Write), noted(1, 0..24, Access::Write), noted(1, 32..40, Access::Read)];
+        assert_eq!(recording.take().0, expected);
+        recording.close();
+        assert_eq!(recording.note(noted(1, 0..1, Access::Read)), Err(GraphError::CaptureEnded));
+    }
+
+    #[test]
+    fn a_thread_has_one_capture() {
+        let (recording, on_thread) = Recording::begin().unwrap();
+        assert!(is_any_open());
+        assert_eq!(Recording::begin().err(), Some(GraphError::NestedCapture));
+        assert_eq!(check_thread(0), Err(GraphError::OutsideCapture));
+        assert_eq!(check_thread(recording.id()), Ok(()));
+        std::thread::spawn(|| assert_eq!(check_thread(0), Ok(()))).join().unwrap();
+        drop(on_thread);
+        assert_eq!(check_thread(0), Ok(()));
+    }
+}

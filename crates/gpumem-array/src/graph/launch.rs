@@ -1,0 +1,210 @@
+//! [`GraphLaunch`]: the arguments of one launch of a graph, matched with what was captured; [`Launched`]: the results.
+
+use crate::array::{AsView, AsViewMut, GpuView};
+use crate::element::Element;
+use crate::error::{ArrayError, GraphError};
+use crate::gpu::Gpu;
+use crate::gpu::recording::{Access, RecordedUse};
+use crate::graph::{GpuGraph, Out};
+use crate::storage::{Storage, queue_launch};
+use core::fmt;
+use core::ops::Range;
+use gpumem_pool::PoolError;
+use ndarray::Dimension;
+
+/// The builder of a launch. Add each array that the closure of [`Gpu::capture`] used from outside, in any order, then call
+/// [`GraphLaunch::run`].
+#[must_use = "nothing runs until `run`"]
+pub struct GraphLaunch<'g, 'a> {
+    graph: &'g mut GpuGraph,
+    gpu: &'g Gpu,
+    arguments: Vec<Argument<'a>>,
+}
+
+/// A launch that was queued. It borrows the graph, because the next launch overwrites the results.
+///
+/// ```compile_fail,E0499
+/// # use gpumem_array::{ArrayError, Gpu, GpuGraph, Out, ndarray::Ix1};
+/// fn twice(gpu: &Gpu, graph: &mut GpuGraph, out: &Out<f32, Ix1>) -> Result<(), ArrayError> {
+///     let first = graph.launch(gpu).run()?;
+///     let second = graph.launch(gpu).run()?;
+///     first.get(out)?;
+///     Ok(())
+/// }
+/// ```
+pub struct Launched<'g> {
+    graph: &'g GpuGraph,
+    gpu: &'g Gpu,
+}
+
+/// An array that is passed to a launch.
+struct Argument<'a> {
+    storage: &'a Storage,
+    /// The bytes of the view, from the start of the storage.
+    range: Range<u64>,
+    access: Access,
+}
+
+impl GpuGraph {
+    /// Starts to build a launch on the stream of `gpu`.
+    pub fn launch<'g, 'a>(&'g mut self, gpu: &'g Gpu) -> GraphLaunch<'g, 'a> {
+        let arguments = Vec::with_capacity(self.uses.len());
+        GraphLaunch { graph: self, gpu, arguments }
+    }
+}
+
+impl<'g, 'a> GraphLaunch<'g, 'a> {
+    /// Adds an array that the graph reads: the array of the capture, or a view with at least the bytes that the capture used.
+    pub fn read<A: AsView + ?Sized>(mut self, array: &'a A) -> Self {
+        self.arguments.push(Argument::of(&array.as_view(), Access::Read));
+        self
+    }
+
+    /// Adds an array that the graph writes, and may read.
+    pub fn write<A: AsViewMut + ?Sized>(mut self, array: &'a mut A) -> Self {
+        let view = array.as_view_mut();
+        self.arguments.push(Argument {
+            storage: view.storage(),
+            range: bytes_of::<A::Elem, A::Dim>(view.layout()),
+            access: Access::Write,
+        });
+        self
+    }
+
+    /// Queues the graph on the stream and returns at once. The stream first waits, on the device, for conflicting uses of the arguments,
+    /// and for readers of the last launch's results, on other streams.
+    ///
+    /// # Errors
+    ///
+    /// Before anything is queued:
+    ///
+    /// - [`ArrayError::WrongDevice`] if the `Gpu` is on another device than the graph.
+    /// - [`ArrayError::Graph`] if an argument is missing, is not used by the graph, lacks bytes that the graph uses, or is passed for
+    ///   reading and written; or in the closure of a capture.
+    ///
+    /// And [`ArrayError::Pool`] if the stream captures, is retired or belongs to another thread, or if a driver call fails.
+    pub fn run(self) -> Result<Launched<'g>, ArrayError> {
+        let Self { graph, gpu, arguments } = self;
+        graph.gpu.check(gpu.device())?;
+        gpu.check_thread()?;
+        if gpu.recording().is_some() {
+            return Err(PoolError::NotInCapture { operation: "launching a graph" }.into());
+        }
+        let storages = matched(&graph.uses, &arguments)?;
+        for (storage, recorded) in storages.iter().zip(&graph.uses) {
+            storage.order(gpu, recorded.access)?;
+        }
+        for result in &graph.results {
+            result.order(gpu, Access::Write)?;
+        }
+        // SAFETY: the graph consists of operations of this crate on memory of its own, which the pool keeps, and on its arguments, which
+        // were just matched. The stream has been ordered after conflicting uses of both, and later uses are ordered after it. Kernels stay
+        // loaded as long as the graph.
+        queue_launch(gpu, storages.into_iter().chain(&graph.results), |_| unsafe {
+            graph.exec.launch(gpu.stream())
+        })?;
+        Ok(Launched { graph, gpu })
+    }
+}
+
+impl<'a> Argument<'a> {
+    fn of<T: Element, D: Dimension>(view: &GpuView<'a, T, D>, access: Access) -> Self {
+        Self { storage: view.storage(), range: bytes_of::<T, D>(view.layout()), access }
+    }
+
+    /// Whether it contains the array of a recorded use.
+    fn is_of(&self, recorded: &RecordedUse) -> bool {
+        self.storage.serial() == recorded.serial
+    }
+
+    fn contains(&self, recorded: &RecordedUse) -> bool {
+        self.is_of(recorded)
+            && self.range.start <= recorded.range.start
+            && recorded.range.end <= self.range.end
+    }
+}
+
+/// The storage for each recorded use. An argument may serve several, but each must serve one.
+fn matched<'a>(uses: &[RecordedUse], arguments: &[Argument<'a>]) -> Result<Vec<&'a Storage>, ArrayError> {
+    // Uses of no bytes are not recorded.
+    let mut is_used: Vec<_> = arguments.iter().map(|argument| argument.range.is_empty()).collect();
+    let mut storages = Vec::with_capacity(uses.len());
+    for recorded in uses {
+        let mut places = (0..arguments.len()).filter(|at| arguments[*at].contains(recorded));
+        let Some(index) = places.find(|at| arguments[*at].access >= recorded.access) else {
+            return Err(misfit(recorded, arguments).into());
+        };
+        is_used[index] = true;
+        storages.push(arguments[index].storage);
+    }
+    match is_used.iter().position(|is_used| !is_used) {
+        Some(index) => Err(GraphError::ExtraArgument { index }.into()),
+        None => Ok(storages),
+    }
+}
+
+/// Why no argument serves a recorded use.
+fn misfit(recorded: &RecordedUse, arguments: &[Argument<'_>]) -> GraphError {
+    if let Some(index) = arguments.iter().position(|argument| argument.contains(recorded)) {
+        return GraphError::ReadOnlyArgument { index };
+    }
+    let (expected, address) = (recorded.range.clone(), recorded.address);
+    match arguments.iter().position(|argument| argument.is_of(recorded)) {
+        Some(index) => GraphError::PartialArgument { index, expected, found: arguments[index].range.clone() },
+        None => {
+            let method = if recorded.access == Access::Write { "write(&mut array)" } else { "read(&array)" };
+            GraphError::MissingArgument { address, range: expected, method }
+        }
+    }
+}
+
+impl Launched<'_> {
+    /// A result of this launch, as a view on the stream of the launch. Reading it waits for the launch, on the device.
+    ///
+    /// ```compile_fail,E0505
+    /// # use gpumem_array::{ArrayError, Gpu, GpuGraph, Out, ndarray::Ix1};
+    /// fn keep(gpu: &Gpu, mut graph: GpuGraph, out: &Out<f32, Ix1>) -> Result<(), ArrayError> {
+    ///     let done = graph.launch(gpu).run()?;
+    ///     let view = done.get(out)?;
+    ///     drop(graph);
+    ///     view.to_vec()?;
+    ///     Ok(())
+    /// }
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// [`ArrayError::Graph`] if the token belongs to another graph.
+    pub fn get<T: Element, D: Dimension>(&self, out: &Out<T, D>) -> Result<GpuView<'_, T, D>, ArrayError> {
+        let result = self.graph.results.get(out.index).filter(|_| out.graph == self.graph.id);
+        let storage = result.ok_or(GraphError::ForeignResult)?;
+        Ok(GpuView::new(self.gpu, storage, out.layout.clone()))
+    }
+}
+
+/// The bytes between the first and the last element of a view, from the start of its storage.
+fn bytes_of<T, D: Dimension>(layout: &crate::layout::Layout<D>) -> Range<u64> {
+    let (mut first, mut last) = (layout.offset as i64, layout.offset as i64);
+    for (len, stride) in layout.shape().iter().zip(layout.strides()) {
+        let steps = (*len as i64 - 1).max(0) * stride as i64;
+        if steps < 0 { first += steps } else { last += steps }
+    }
+    let end = if layout.len() == 0 { first } else { last + 1 };
+    let size = size_of::<T>() as u64;
+    first as u64 * size..end as u64 * size
+}
+
+impl fmt::Debug for GraphLaunch<'_, '_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("GraphLaunch")
+            .field("graph", &self.graph)
+            .field("arguments", &self.arguments.len())
+            .finish_non_exhaustive()
+    }
+}
+
+impl fmt::Debug for Launched<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Launched").field("graph", &self.graph).finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,120 @@
+//! [`Outputs`]: what a capture returns; [`Out`]: the tokens that stand for it.
+
+use crate::array::GpuArray;
+use crate::element::Element;
+use crate::error::{ArrayError, GraphError};
+use crate::gpu::Gpu;
+use crate::kind::Kind;
+use crate::layout::Layout;
+use crate::storage::Storage;
+use core::fmt;
+use core::marker::PhantomData;
+use ndarray::Dimension;
+
+/// A result of a graph; [`Launched::get`](crate::Launched::get) gives its values.
+#[must_use = "the result can only be read with its token"]
+pub struct Out<T, D> {
+    pub(super) graph: u64,
+    pub(super) index: usize,
+    pub(super) layout: Layout<D>,
+    element: PhantomData<fn() -> T>,
+}
+
+/// The results that the closure of [`Gpu::capture`] may return: arrays, nothing, and tuples, arrays, `Vec` and `Option` of them.
+pub trait Outputs {
+    /// The tokens of the results: [`Out`] for each array.
+    type Tokens;
+
+    #[doc(hidden)]
+    fn keep(self, keeper: &mut Keeper<'_>) -> Result<Self::Tokens, ArrayError>;
+}
+
+/// Collects the results of a capture.
+#[doc(hidden)]
+pub struct Keeper<'a> {
+    graph: u64,
+    gpu: &'a Gpu,
+    results: Vec<Storage>,
+}
+
+impl<'a> Keeper<'a> {
+    /// Of the capture with this number, made by `gpu`.
+    pub(super) fn new(graph: u64, gpu: &'a Gpu) -> Self {
+        Self { graph, gpu, results: Vec::new() }
+    }
+
+    pub(super) fn into_results(self) -> Vec<Storage> {
+        self.results
+    }
+}
+
+impl<T: Element, D: Dimension, K: Kind> Outputs for GpuArray<T, D, K> {
+    type Tokens = Out<T, D>;
+
+    fn keep(self, keeper: &mut Keeper<'_>) -> Result<Out<T, D>, ArrayError> {
+        if self.storage().capture_id() != keeper.graph {
+            return Err(GraphError::ArrayFromOutside.into());
+        }
+        let (storage, layout) = self.into_parts();
+        keeper.results.push(storage.into_result(keeper.gpu));
+        Ok(Out { graph: keeper.graph, index: keeper.results.len() - 1, layout, element: PhantomData })
+    }
+}
+
+impl<R: Outputs> Outputs for Vec<R> {
+    type Tokens = Vec<R::Tokens>;
+
+    fn keep(self, keeper: &mut Keeper<'_>) -> Result<Self::Tokens, ArrayError> {
+        self.into_iter().map(|one| one.keep(keeper)).collect()
+    }
+}
+
+impl<R: Outputs> Outputs for Option<R> {
+    type Tokens = Option<R::Tokens>;
+
+    fn keep(self, keeper: &mut Keeper<'_>) -> Result<Self::Tokens, ArrayError> {
+        self.map(|one| one.keep(keeper)).transpose()
+    }
+}
+
+impl<R: Outputs, const COUNT: usize> Outputs for [R; COUNT] {
+    type Tokens = [R::Tokens; COUNT];
+
+    fn keep(self, keeper: &mut Keeper<'_>) -> Result<Self::Tokens, ArrayError> {
+        let tokens: Result<Vec<_>, _> = self.into_iter().map(|one| one.keep(keeper)).collect();
+        // As many as there were arrays.
+        tokens?.try_into().map_err(|_| GraphError::ForeignResult.into())
+    }
+}
+
+macro_rules! tuples {
+    ($(($($name:ident)*))*) => {
+        $(
+            #[allow(non_snake_case, unused_variables, reason = "the values are named as their types; there may be none")]
+            impl<$($name: Outputs),*> Outputs for ($($name,)*) {
+                type Tokens = ($($name::Tokens,)*);
+
+                fn keep(self, keeper: &mut Keeper<'_>) -> Result<Self::Tokens, ArrayError> {
+                    let ($($name,)*) = self;
+                    Ok(($($name.keep(keeper)?,)*))
+                }
+            }
+        )*
+    };
+}
+tuples! { () (A) (A B) (A B C) (A B C D) (A B C D E) (A B C D E F) (A B C D E F G) (A B C D E F G H) }
+
+impl<T, D: Clone> Clone for Out<T, D> {
+    fn clone(&self) -> Self {
+        Self { graph: self.graph, index: self.index, layout: self.layout.clone(), element: PhantomData }
+    }
+}
+
+impl<T, D: Dimension> fmt::Debug for Out<T, D> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Out")
+            .field("element", &core::any::type_name::<T>())
+            .field("shape", &self.layout.shape())
+            .finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,179 @@
+//! Captures and graphs of arrays in safe code, on either driver, and on the simulator under 200 seeds with its race detection.
+//!
+//! Three things that programs could once do without `unsafe`: read an array of a capture that never ran, let a capture spread to other
+//! streams, and launch a graph that the order of uses did not include.
+
+#![forbid(unsafe_code)]
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+use gpumem_tests::array::ndarray::Ix1;
+use gpumem_tests::array::{ArrayError, Gpu, GpuArray, GraphError};
+use gpumem_tests::pool::{CaptureMode, Device, Pool};
+use gpumem_tests::sys::Driver;
+use gpumem_tests::{cases, for_each_seed};
+
+type Vector = GpuArray<f32, Ix1>;
+
+const LEN: usize = 1 << 12;
+
+fn gpu(driver: &Driver) -> Gpu {
+    let gpu = Gpu::new(&Pool::from_env(&Device::new(driver, 0).unwrap()).unwrap()).unwrap();
+    // The driver compiles them at their first use otherwise, for longer than the rest takes.
+    gpu.preload::<f32>().unwrap();
+    gpu
+}
+
+fn filled(gpu: &Gpu, value: f32) -> Vector {
+    Vector::from_elem(gpu, LEN, value).unwrap()
+}
+
+fn check(array: &Vector, expected: f32) {
+    let values = array.to_vec().unwrap();
+    assert!(values.iter().all(|value| *value == expected), "{} instead of {expected}", values[0]);
+}
+
+fn refusal<T>(result: Result<T, ArrayError>) -> GraphError {
+    match result {
+        Err(ArrayError::Graph(error)) => error,
+        Err(error) => panic!("{error}"),
+        Ok(_) => panic!("not refused"),
+    }
+}
+
+/// What a capture would have computed cannot be read, neither before a launch nor when the capture has been dropped.
+fn values_exist_through_a_launch(driver: &Driver) {
+    let gpu = gpu(driver);
+    let x = filled(&gpu, 21.0);
+    let mut leaked = None;
+    let (mut graph, y) = gpu
+        .capture(|c| {
+            leaked = Some(x.on(c).try_add(1.0)?);
+            x.on(c).try_mul(2.0)
+        })
+        .unwrap();
+    assert_eq!(refusal(leaked.unwrap().to_vec()), GraphError::CaptureEnded);
+    let done = graph.launch(&gpu).read(&x).run().unwrap();
+    assert_eq!(done.get(&y).unwrap().to_vec().unwrap(), [42.0; LEN]);
+
+    let mut leaked = None;
+    let dropped = gpu.capture(|c| {
+        leaked = Some(filled(c, 5.0));
+        // The closure fails: there is no graph.
+        x.on(c).try_add(&Vector::zeros(c, 3)?)
+    });
+    assert!(matches!(dropped, Err(ArrayError::Shape { .. })));
+    let leaked = leaked.unwrap();
+    assert_eq!(refusal(leaked.on(&gpu).to_vec()), GraphError::ArrayOfCapture);
+    assert_eq!(refusal(leaked.to_vec()), GraphError::CaptureEnded);
+    drop(leaked);
+
+    // A capture of a stream alone knows nothing of arrays.
+    let capture = gpu.stream().begin_capture(CaptureMode::Relaxed).unwrap();
+    assert_eq!(refusal(x.try_mul(2.0)), GraphError::StreamCaptures);
+    assert_eq!(refusal(Vector::from_elem(&gpu, LEN, 1.0)), GraphError::StreamCaptures);
+    drop(capture);
+    check(&x, 21.0);
+}
+
+/// While one thread captures, others read what the capture writes, and write what it reads. Nothing of theirs joins.
+fn captures_do_not_spread(driver: &Driver) {
+    let gpu = gpu(driver);
+    let (x, mut w) = (filled(&gpu, 1.0), filled(&gpu, 10.0));
+    let (shared, mut theirs) = (filled(&gpu, 2.0), filled(&gpu, 3.0));
+    let (mut graph, sum) = gpu
+        .capture(|c| {
+            w.on_mut(c).try_add_assign(&x)?;
+            let sum = w.on(c).try_add(&shared)?;
+            std::thread::scope(|scope| {
+                scope.spawn(|| {
+                    let fork = gpu.fork().unwrap();
+                    // Written by the stream that the program captures from, and read by the capture.
+                    check(&x.on(&fork).try_add(&shared).unwrap(), 3.0);
+                    theirs.on_mut(&fork).try_add_assign(&shared).unwrap();
+                    check(&theirs, 5.0);
+                });
+            });
+            assert_eq!(refusal(w.on(&gpu).to_vec()), GraphError::OutsideCapture);
+            Ok(sum)
+        })
+        .unwrap();
+    check(&w, 10.0);
+    for round in 1..=3 {
+        let done = graph.launch(&gpu).write(&mut w).read(&x).read(&shared).run().unwrap();
+        assert_eq!(done.get(&sum).unwrap().to_vec().unwrap(), [12.0 + round as f32; LEN]);
+    }
+
+    // A stream that is captured without arrays is not waited for either.
+    let fork = gpu.fork().unwrap();
+    let capture = gpu.stream().begin_capture(CaptureMode::Relaxed).unwrap();
+    check(&w.on(&fork).try_add(1.0).unwrap(), 14.0);
+    check(&filled(&fork, 4.0), 4.0);
+    capture.end().unwrap();
+    check(&w, 13.0);
+}
+
+/// Launches on any stream come after what they need and before what needs them.
+fn launches_are_ordered(driver: &Driver) {
+    let gpu = gpu(driver);
+    let forks = [gpu.fork().unwrap(), gpu.fork().unwrap(), gpu.fork().unwrap()];
+    let (mut x, mut w) = (filled(&gpu, 0.0), filled(&gpu, 0.0));
+    let (mut graph, (y, total)) = gpu
+        .capture(|c| {
+            let y = x.on(c).try_mul(2.0)?;
+            w.on_mut(c).try_add_assign(&y)?;
+            let total = w.on(c).sum()?;
+            Ok((y, total))
+        })
+        .unwrap();
+    let (mut sum, mut copies) = (0.0, Vec::new());
+    for round in 1..=9 {
+        let (writer, launcher, reader) =
+            (&forks[round % 3], &forks[(round + 1) % 3], &forks[(round / 2) % 3]);
+        x.on_mut(writer).fill(round as f32).unwrap();
+        sum += 2.0 * round as f32;
+        let done = graph.launch(launcher).read(&x).write(&mut w).run().unwrap();
+        // Read on another stream, by work that the next launch must not overtake.
+        copies.push((done.get(&y).unwrap().on(reader).try_add(0.0).unwrap(), 2.0 * round as f32));
+        copies.push((w.on(reader).try_mul(1.0).unwrap(), sum));
+        if round % 4 == 0 {
+            let total = done.get(&total).unwrap().on(writer).into_scalar().unwrap();
+            assert_eq!(total, sum * LEN as f32);
+        }
+    }
+    // The graph runs while it and its arrays go.
+    drop((graph, x, w));
+    let _others = forks.each_ref().map(|fork| filled(fork, 42.0));
+    copies.iter().for_each(|(array, expected)| check(array, *expected));
+}
+
+cases! {
+    #[serial_test::serial]
+    fn values_exist_through_a_launch_on(driver: &Driver) {
+        values_exist_through_a_launch(driver);
+    }
+
+    #[serial_test::serial]
+    fn captures_do_not_spread_on(driver: &Driver) {
+        captures_do_not_spread(driver);
+    }
+
+    #[serial_test::serial]
+    fn launches_are_ordered_on(driver: &Driver) {
+        launches_are_ordered(driver);
+    }
+}
+
+#[test]
+fn values_exist_through_a_launch_under_every_seed() {
+    for_each_seed!(200, |driver: &Driver, _seed| values_exist_through_a_launch(driver));
+}
+
+#[test]
+fn captures_do_not_spread_under_any_seed() {
+    for_each_seed!(200, |driver: &Driver, _seed| captures_do_not_spread(driver));
+}
+
+#[test]
+fn launches_are_ordered_under_every_seed() {
+    for_each_seed!(200, |driver: &Driver, _seed| launches_are_ordered(driver));
+}
