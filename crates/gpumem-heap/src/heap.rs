@@ -9,9 +9,9 @@
 //! 3. a new mapping over idle parts of handles (steps 2 and 3 are `take_recycled`);
 //! 4. new handles, up to the bytes that the caller allows (`take_grown`).
 //!
-//! If the tuning allows no growth slack and several streams share the heap, memory is dealt to streams by the page: the rest of the
-//! pages that a large block splits belongs to the block's stream (`keeps_pages`). A page that is shared by two streams serves the
-//! large blocks of neither. Near a limit, a block may also start or end in a page that other blocks use in part (`partial_page`).
+//! If the tuning allows no growth slack and several streams share the heap, memory is dealt to streams by the page: a block of two
+//! or more pages starts at a page boundary, the rest of its last page belongs to the block's stream (`keeps_pages`), and another
+//! block of that stream may start there (`partial_page`). A page that is shared by two streams serves the large blocks of neither.
 //!
 //! Without virtual memory the spaces are filled with segments instead (`segments`), and steps 2 and 3 find nothing.
 //!

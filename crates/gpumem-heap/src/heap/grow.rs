@@ -27,30 +27,13 @@ impl Heap {
         if self.segments.is_some() {
             return self.take_of_new_segment(request, backing, reserved_max_bytes);
         }
-        let Some(size_bytes) = rounded(request.size_bytes) else { return Ok(None) };
-        let (index, alignment) = (space_of(request), request.alignment);
-        let room = reserved_max_bytes.saturating_sub(self.reserved_bytes()) >> PAGE_SHIFT;
-        let view = View { records: &self.records, stream: request.stream, order, with_ready: true };
-        let scan = IdleScan::movable(&self.pages, &self.spaces, &view);
-        let mut extensions = self.extensions(index, (size_bytes, alignment), &scan, &view);
-        let target = self.growth_target_bytes(request).saturating_sub(self.reserved_bytes()) >> PAGE_SHIFT;
-        let Some(last) = extensions.last() else { return Ok(None) };
-        let (place, row) = if last.missing_pages == 0 {
-            (extensions.pop(), MappingPlan::default())
-        } else if u64::from(last.missing_pages) <= room.min(target) {
-            let page_count = last
-                .missing_pages
-                .max(self.growth_pages(index))
-                .min(u32::try_from(room.min(target)).unwrap_or(u32::MAX));
-            let place = extensions.pop().filter(|one| one.is_worth_it(alignment));
-            (place, MappingPlan { new: self.new_handles(page_count), ..MappingPlan::default() })
-        } else {
-            match self.mixed(extensions, &scan, (size_bytes, alignment), room) {
-                Some(found) => found,
-                None => return Ok(None),
+        if self.starts_in_pages(request) {
+            let block = self.grow(request, order, backing, (reserved_max_bytes, true))?;
+            if block.is_some() || reserved_max_bytes <= self.reserved_bytes() {
+                return Ok(block);
             }
-        };
-        self.build(index, &Request { size_bytes, ..*request }, place, &row, backing)
+        }
+        self.grow(request, order, backing, (reserved_max_bytes, false))
     }
 
     /// Takes a block that starts and ends in pages which other blocks use in part, with new handles between them. For a request
@@ -78,6 +61,43 @@ impl Heap {
         }
     }
 
+    fn grow<M: PhysicalMemory>(
+        &mut self,
+        request: &Request,
+        order: &impl Order,
+        backing: &mut M,
+        (reserved_max_bytes, in_pages): (u64, bool),
+    ) -> Result<Option<HeapBlock>, M::Refusal> {
+        let alignment = if in_pages { PAGE_BYTES } else { request.alignment };
+        let Some(size_bytes) = rounded(request.size_bytes) else { return Ok(None) };
+        let index = space_of(request);
+        let room = reserved_max_bytes.saturating_sub(self.reserved_bytes()) >> PAGE_SHIFT;
+        let view = View { records: &self.records, stream: request.stream, order, with_ready: true };
+        let mut scan = IdleScan::movable(&self.pages, &self.spaces, &view);
+        if in_pages {
+            scan.ends = self.ends(index, request.stream, &scan);
+        }
+        let mut extensions = self.extensions(index, (size_bytes, alignment), &scan, &view);
+        let target = self.growth_target_bytes(request).saturating_sub(self.reserved_bytes()) >> PAGE_SHIFT;
+        let Some(last) = extensions.last() else { return Ok(None) };
+        let (place, row) = if last.missing_pages == 0 {
+            (extensions.pop(), MappingPlan::default())
+        } else if u64::from(last.missing_pages) <= room.min(target) {
+            let page_count = last
+                .missing_pages
+                .max(self.growth_pages(index))
+                .min(u32::try_from(room.min(target)).unwrap_or(u32::MAX));
+            let place = extensions.pop().filter(|one| one.is_worth_it(alignment));
+            (place, MappingPlan { new: self.new_handles(page_count), ..MappingPlan::default() })
+        } else {
+            match self.mixed(extensions, &scan, (size_bytes, alignment), room) {
+                Some(found) => found,
+                None => return Ok(None),
+            }
+        };
+        self.build(index, &Request { size_bytes, ..*request }, place, &row, backing)
+    }
+
     /// The plan with the fewest new pages.
     fn mixed(
         &self,
@@ -96,7 +116,11 @@ impl Heap {
         let fresh = (alignment <= PAGE_BYTES)
             .then(|| self.mixed_row(&scan.idle, pages_in(size_bytes), room, false))
             .flatten();
-        let all = extended.chain(fresh.map(|row| (None, row)));
+        let partial = scan.partial(size_bytes).and_then(|partial| {
+            let rest = pages_in(size_bytes - partial.size_bytes);
+            Some(MappingPlan { partial: Some(partial), ..self.mixed_row(&scan.idle, rest, room, true)? })
+        });
+        let all = extended.chain(fresh.into_iter().chain(partial).map(|row| (None, row)));
         all.min_by_key(|(_, row)| (row.new.iter().sum::<u32>(), row.mapping_count()))
     }
 

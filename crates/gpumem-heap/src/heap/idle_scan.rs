@@ -5,6 +5,7 @@
 //! be made of ([`super::plan`]).
 
 use super::pages::{Pages, ones};
+use super::partial_page::PartialPage;
 use super::record::{Kind, Record, Records};
 use super::space::{PAGE_BYTES, PAGE_SHIFT, Space};
 use super::stamps::{Owner, Pending};
@@ -23,6 +24,8 @@ pub(super) struct Idle {
 pub(super) struct IdleScan {
     /// By handle.
     pub(super) idle: Vec<Idle>,
+    /// The partial pages that a block may start with.
+    pub(super) ends: Vec<PartialPage>,
 }
 
 /// The records as work on one stream may use them.
@@ -73,7 +76,7 @@ impl IdleScan {
 
     /// Makes a scan of idle pages in any order.
     pub(super) fn of(idle: Vec<Idle>) -> Self {
-        let mut scan = Self { idle };
+        let mut scan = Self { idle, ends: Vec::new() };
         scan.merge();
         scan
     }
@@ -85,7 +88,7 @@ impl IdleScan {
             let taken = others.peek().filter(|other| other.handle == idle.handle);
             Idle { mask: idle.mask & !taken.map_or(0, |taken| taken.mask), ..*idle }
         });
-        Self { idle: masked.filter(|idle| idle.mask != 0).collect() }
+        Self { idle: masked.filter(|idle| idle.mask != 0).collect(), ends: Vec::new() }
     }
 
     pub(super) fn has(&self, handle: u32, page: u32) -> bool {

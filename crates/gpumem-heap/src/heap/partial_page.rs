@@ -1,9 +1,12 @@
-//! [`PartialPage`]: lets a block start with the free end of a page, and end with the free start of another one.
+//! [`PartialPage`]: lets a block start with the free end of a page that an earlier block of its stream left over.
 //!
-//! A block of 90.5 pages takes 91, and half a page is left behind it. At a limit, where a request would be refused otherwise, a block
-//! may start with such an end, in a new mapping of that handle, go on with new pages, and end with the free start of a further page
-//! ([`Heap::glued`]). The bytes of those pages are then resident in two mappings, each byte in one of them, until all of them are
-//! free; then they come together in the mapping that the page moves to.
+//! A block of 90.5 pages takes 91, and half a page is left behind it. If several streams share a heap without slack, such ends add
+//! up, because a page that one stream uses serves the large blocks of no other. There a block may start with the free end of its
+//! own stream's page, in a new mapping of that handle, and go on with whole pages. The bytes of that page are then resident in two
+//! mappings, each byte in one of them, until all of them are free; then they come together in the mapping that the page moves to.
+//!
+//! At a limit, where a request would be refused otherwise, a block may also end with the free start of a page, and either end may
+//! belong to any stream that is ordered before the request ([`Heap::glued`]).
 
 use super::Heap;
 use super::build::MappingPlan;
@@ -13,8 +16,8 @@ use super::mappings::MappingId;
 use super::pages::Pages;
 use super::record::{Kind, Records};
 use super::space::{PAGE_BYTES, PAGE_SHIFT, Space};
-use super::stamps::Pending;
-use crate::order::{Order, Stamp};
+use super::stamps::{Owner, Pending};
+use crate::order::{Order, Stamp, StreamIndex};
 
 /// The end of a handle that a block can start with, or the start of a handle that it can end with. The page is not idle as a whole.
 #[derive(Clone, Copy, Debug)]
@@ -43,7 +46,42 @@ impl PartialPage {
     }
 }
 
+impl IdleScan {
+    /// The smallest that a block can start with.
+    pub(super) fn partial(&self, size_bytes: u64) -> Option<PartialPage> {
+        let partial_bytes = size_bytes % PAGE_BYTES;
+        if partial_bytes == 0 {
+            return None;
+        }
+        let fitting = self.ends.iter().filter(|partial| partial.size_bytes >= partial_bytes);
+        let best = fitting.min_by_key(|partial| (partial.size_bytes, partial.handle))?;
+        Some(PartialPage { size_bytes: partial_bytes, ..*best })
+    }
+}
+
 impl Heap {
+    /// The free ends of handles that a stream owns, except pages that are idle as a whole.
+    pub(super) fn ends(&self, index: usize, stream: StreamIndex, scan: &IdleScan) -> Vec<PartialPage> {
+        let fit = self.spaces[index].fit(Owner::of(stream));
+        let ids = fit.into_iter().flat_map(|fit| fit.ids(&self.records, 0));
+        let ends = ids.filter_map(|id| {
+            let record = &self.records[id];
+            let end = record.start.next_multiple_of(PAGE_BYTES);
+            let last = end.checked_sub(PAGE_BYTES).filter(|_| record.start < end && end <= record.end())?;
+            let entry = self.pages.entry(index, last >> PAGE_SHIFT)?;
+            let (handle, page) = (entry.handle(), entry.page());
+            let is_end = page + 1 == self.pages.handle(handle).page_count;
+            let mapping = MappingId::new(index, (last >> PAGE_SHIFT) as u32 - page);
+            (is_end && !self.pages.is_pinned(handle) && !scan.has(handle, page)).then_some(PartialPage {
+                handle,
+                mapping,
+                size_bytes: end - record.start,
+                side: Side::End,
+            })
+        });
+        ends.collect()
+    }
+
     /// A row for a block that starts in the free end of one page and ends in the free start of another, with the fewest new pages
     /// between them. Each such block costs up to two mappings of memory that it has little of, so only the last steps near a limit
     /// use it.

@@ -1,8 +1,8 @@
 //! Free memory under its own addresses: a request that finds some calls nothing.
 
-use super::fit::place;
+use super::fit::{UNIT_BYTES, place};
 use super::idle_scan::{View, stretches};
-use super::space::Space;
+use super::space::{PAGE_BYTES, Space};
 use super::stamps::Owner;
 use super::{Heap, LARGE_SPACE, Request, SMALL_MAX_BYTES, rounded, space_of};
 use crate::block::HeapBlock;
@@ -12,13 +12,21 @@ impl Heap {
     /// Takes a block of memory that is free already. Calls no [`PhysicalMemory`](crate::PhysicalMemory) function.
     pub fn take_ready(&mut self, request: &Request, order: &impl Order) -> Option<HeapBlock> {
         let with_ready = self.may_take_ready(request);
-        self.take_free(space_of(request), request, order, with_ready)
+        let alignment = if self.starts_in_pages(request) { PAGE_BYTES } else { request.alignment };
+        self.take_free(space_of(request), &Request { alignment, ..*request }, order, with_ready)
     }
 
     /// True if memory is dealt to streams by the page: there is no slack, and other streams could not use what this stream leaves
     /// over of a page.
     pub(super) fn keeps_pages(&self, stream: StreamIndex) -> bool {
         self.tuning().growth_slack_per_mille == 0 && self.segments.is_none() && self.shares.has_others(stream)
+    }
+
+    /// True if a block must start at a page boundary.
+    pub(super) fn starts_in_pages(&self, request: &Request) -> bool {
+        request.size_bytes >= 2 * PAGE_BYTES
+            && request.alignment <= UNIT_BYTES
+            && self.keeps_pages(request.stream)
     }
 
     /// Takes a small block of memory that is free among the large blocks. For a request that no other step meets.

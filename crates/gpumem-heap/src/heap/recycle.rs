@@ -19,6 +19,13 @@ enum Found {
     Planned(Option<Extension>, MappingPlan),
 }
 
+/// Which memory is searched, and whether the block starts at a page boundary or with a partial page.
+#[derive(Clone, Copy)]
+struct Look {
+    with_ready: bool,
+    in_pages: bool,
+}
+
 impl Heap {
     /// Takes a block of memory that is free under other addresses. The memory moves back to an earlier mapping, or is mapped again.
     ///
@@ -31,18 +38,40 @@ impl Heap {
         order: &impl Order,
         backing: &mut M,
     ) -> Result<Option<HeapBlock>, M::Refusal> {
+        if self.starts_in_pages(request) {
+            if let Some(block) = self.recycle(request, order, backing, true)? {
+                return Ok(Some(block));
+            }
+            // A start within a page is better than growth of the heap.
+            let with_ready = self.may_take_ready(request);
+            if let Some(block) = self.take_free(space_of(request), request, order, with_ready) {
+                return Ok(Some(block));
+            }
+        }
+        self.recycle(request, order, backing, false)
+    }
+
+    fn recycle<M: PhysicalMemory>(
+        &mut self,
+        request: &Request,
+        order: &impl Order,
+        backing: &mut M,
+        in_pages: bool,
+    ) -> Result<Option<HeapBlock>, M::Refusal> {
+        let all = Look { with_ready: true, in_pages };
         if self.may_take_ready(request) {
-            return self.take_idle(request, order, backing, true);
+            return self.take_idle(request, order, backing, all);
         }
-        if let Some(block) = self.take_idle(request, order, backing, false)? {
+        if let Some(block) = self.take_idle(request, order, backing, Look { with_ready: false, in_pages })? {
             return Ok(Some(block));
         }
-        if let Some(block) = self.take_own_first(request, order, backing)? {
+        if let Some(block) = self.take_own_first(request, order, backing, in_pages)? {
             return Ok(Some(block));
         }
-        match self.take_free(space_of(request), request, order, true) {
+        let alignment = if in_pages { PAGE_BYTES } else { request.alignment };
+        match self.take_free(space_of(request), &Request { alignment, ..*request }, order, true) {
             Some(block) => Ok(Some(block)),
-            None => self.take_idle(request, order, backing, true),
+            None => self.take_idle(request, order, backing, all),
         }
     }
 
@@ -51,18 +80,23 @@ impl Heap {
         request: &Request,
         order: &impl Order,
         backing: &mut M,
-        with_ready: bool,
+        look: Look,
     ) -> Result<Option<HeapBlock>, M::Refusal> {
         let Some(size_bytes) = rounded(request.size_bytes) else { return Ok(None) };
-        let view = View { records: &self.records, stream: request.stream, order, with_ready };
-        let scan = IdleScan::movable(&self.pages, &self.spaces, &view);
+        let view =
+            View { records: &self.records, stream: request.stream, order, with_ready: look.with_ready };
+        let mut scan = IdleScan::movable(&self.pages, &self.spaces, &view);
+        if look.in_pages {
+            scan.ends = self.ends(space_of(request), request.stream, &scan);
+        }
+        let alignment = if look.in_pages { PAGE_BYTES } else { request.alignment };
         let ahead_bytes = self.ahead_bytes(space_of(request)).max(size_bytes);
         for moved_bytes in [ahead_bytes, size_bytes] {
             // The block's first and last page need not be idle.
             if scan.idle.is_empty() || scan.page_count() + 2 < pages_in(moved_bytes) {
                 continue;
             }
-            match self.find_idle(space_of(request), (moved_bytes, request.alignment), &view, &scan) {
+            match self.find_idle(space_of(request), (moved_bytes, alignment), &view, &scan) {
                 Some(Found::Remapped(found)) => {
                     for (mapping, mask) in found.moves {
                         move_pages(&mut self.pages, &mut self.spaces, &mut self.records, mapping, mask);
@@ -114,24 +148,30 @@ impl Heap {
         request: &Request,
         order: &impl Order,
         backing: &mut M,
+        in_pages: bool,
     ) -> Result<Option<HeapBlock>, M::Refusal> {
         let Some(size_bytes) = rounded(request.size_bytes).filter(|_| request.alignment <= PAGE_BYTES) else {
             return Ok(None);
         };
         let own = View { records: &self.records, stream: request.stream, order, with_ready: false };
         let own_idle = IdleScan::movable(&self.pages, &self.spaces, &own);
-        let all_idle = IdleScan::movable(&self.pages, &self.spaces, &View { with_ready: true, ..own });
+        let mut all_idle = IdleScan::movable(&self.pages, &self.spaces, &View { with_ready: true, ..own });
+        if in_pages {
+            all_idle.ends = self.ends(space_of(request), request.stream, &all_idle);
+        }
+        let partial = all_idle.partial(size_bytes);
         let sizes = |handle| self.pages.handle(handle).page_count;
-        let (mut parts, _) = plan::reach(&own_idle.idle, sizes, false);
+        let (mut parts, _) = plan::reach(&own_idle.idle, sizes, partial.is_some());
         let own_count: u32 = parts.iter().map(|part| part.count).sum();
-        let Some(rest) = pages_in(size_bytes).checked_sub(own_count).filter(|_| own_count > 0) else {
+        let page_count = pages_in(size_bytes - partial.map_or(0, |partial| partial.size_bytes));
+        let Some(rest) = page_count.checked_sub(own_count).filter(|_| own_count > 0) else {
             return Ok(None);
         };
         let Some(ready) = plan::plan(&all_idle.without(&own_idle).idle, sizes, rest, true) else {
             return Ok(None);
         };
         parts.extend(ready);
-        let row = MappingPlan { parts, ..MappingPlan::default() };
+        let row = MappingPlan { partial, parts, ..MappingPlan::default() };
         self.build(space_of(request), &Request { size_bytes, ..*request }, None, &row, backing)
     }
 
@@ -156,14 +196,27 @@ impl Heap {
         if place.1 > PAGE_BYTES {
             return extended;
         }
-        // A row that extends nothing.
-        let fresh = plan::plan(&scan.idle, sizes, pages_in(place.0), false)
-            .map(|parts| (None, MappingPlan { parts, ..MappingPlan::default() }));
+        let fresh = self.fresh(place.0, scan).map(|row| (None, row));
         match (extended, fresh) {
             (Some(extended), Some(fresh)) if fresh.1.mapping_count() < extended.1.mapping_count() => {
                 Some(fresh)
             }
             (extended, fresh) => extended.or(fresh),
+        }
+    }
+
+    /// A row that extends nothing. It starts with a partial page if that takes no more mappings.
+    fn fresh(&self, size_bytes: u64, scan: &IdleScan) -> Option<MappingPlan> {
+        let sizes = |handle| self.pages.handle(handle).page_count;
+        let plan = |size_bytes, from_start| plan::plan(&scan.idle, sizes, pages_in(size_bytes), from_start);
+        let plain = plan(size_bytes, false).map(|parts| MappingPlan { parts, ..MappingPlan::default() });
+        let partial = scan.partial(size_bytes).and_then(|partial| {
+            let parts = plan(size_bytes - partial.size_bytes, true)?;
+            Some(MappingPlan { partial: Some(partial), parts, ..MappingPlan::default() })
+        });
+        match (partial, plain) {
+            (Some(partial), Some(plain)) if plain.mapping_count() < partial.mapping_count() => Some(plain),
+            (partial, plain) => partial.or(plain),
         }
     }
 }

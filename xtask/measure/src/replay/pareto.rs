@@ -256,10 +256,8 @@ mod tests {
                     assert!(driver_share(trace, &outcome).unwrap() <= 0.01, "driver's time, {what}");
                 }
                 Profile::Tight => {
-                    // Streams share pages less well than one stream fills them.
-                    let most = if trace.stream_count() > 1 { 1.04 } else { 1.02 };
                     let floor_bytes = trace.floor_bytes() as f64;
-                    assert!(outcome.peak_reserved_bytes as f64 <= most * floor_bytes, "floor, {what}");
+                    assert!(outcome.peak_reserved_bytes as f64 <= 1.02 * floor_bytes, "floor, {what}");
                 }
                 _ => {}
             }
